@@ -1,0 +1,38 @@
+// What the launcher tells a worker, read back from the environment. Invariant: a value that does not
+// fit is one line of error naming the variable and its value; without any of the variables a process
+// is a job of one rank.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "collectives/store/store.h"
+
+namespace tessera {
+
+struct JobEnvironment {
+  int rank = 0;
+  int world_size = 1;
+  int local_rank = 0;
+  int local_world_size = 1;
+  int group_rank = 0;  // number of the node
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;     // 0: no store is served
+  std::string run_id;      // unique per job; part of every shared name
+  std::string key;         // secret that the store asks for
+  int restart_count = 0;   // 0 in the first attempt
+};
+
+/// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT,
+/// TESSERA_RUN_ID, TESSERA_STORE_KEY and TESSERA_RESTART_COUNT. Throws UserError.
+JobEnvironment job_environment();
+
+/// The job's store, seen through a prefix of this attempt, so that a process left over from an
+/// earlier attempt disturbs nobody: a MemoryStore when no launcher serves one and world_size is 1,
+/// otherwise a TcpStore. Waits at most `timeout` for the server. Throws UserError, CommError.
+std::shared_ptr<Store> connect_store(const JobEnvironment& job,
+                                     Millis timeout = std::chrono::seconds(600));
+
+/// The prefix of attempt `restart_count`; the launcher announces through the same one.
+std::string attempt_prefix(int restart_count);
+
+}  // namespace tessera

@@ -1,0 +1,22 @@
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), the two functions behind the store's handshake. Our own
+// because a cryptography library would be loaded into every rank at start for these alone; tests
+// hold it to the vectors of FIPS 180-4 and RFC 4231.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tessera::detail {
+
+using Digest = std::array<uint8_t, 32>;
+
+Digest sha256(std::string_view bytes);
+Digest hmac_sha256(std::string_view key, std::string_view message);
+/// Compares in a time that does not depend on where the digests differ.
+bool equal_digests(const Digest& a, const Digest& b);
+/// `n` bytes from the kernel's generator.
+std::string random_bytes(size_t n);
+std::string to_hex(std::string_view bytes);
+
+}  // namespace tessera::detail

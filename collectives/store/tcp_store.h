@@ -1,0 +1,34 @@
+// A rank's end of the store that the launcher serves. A call takes an idle connection, or opens one
+// when all are busy, so one thread may block in wait() while others go on. Invariant: both ends
+// prove that they hold the job's key before anything else is said; the server keeps the deadlines,
+// and the client notices when the server itself does not answer.
+#pragma once
+#include "collectives/store/store.h"
+
+namespace tessera {
+
+class TcpStore : public Store {
+ public:
+  /// Connects at once, trying for `timeout` while nobody listens. Throws CommError when nobody
+  /// answers, UserError when the host does not resolve, the peer is no Tessera store of this version
+  /// or it holds another key.
+  TcpStore(const std::string& host, int port, const std::string& key, Millis timeout);
+  ~TcpStore() override;
+
+  void multi_set(std::span<const std::string> keys, std::span<const std::string> values) override;
+  std::vector<std::string> multi_get(std::span<const std::string> keys, Millis timeout) override;
+  void wait(std::span<const std::string> keys, Millis timeout) override;
+  int64_t add(const std::string& key, int64_t delta) override;
+  int64_t append(const std::string& key, std::string_view suffix) override;
+  std::string compare_set(const std::string& key, std::string_view expected,
+                          std::string_view desired) override;
+  bool check(std::span<const std::string> keys) override;
+  bool delete_key(const std::string& key) override;
+  int64_t num_keys(const std::string& prefix = "") override;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera
