@@ -1,6 +1,6 @@
-// What the launcher tells a worker, read back from the environment. Invariant: a value that does not
-// fit is one line of error naming the variable and its value; without any of the variables a process
-// is a job of one rank.
+// What the launcher tells a worker, read back from the environment. Invariant: a value that does
+// not fit is one line of error naming the variable and its value; without any of the variables a
+// process is a job of one rank.
 #pragma once
 #include <memory>
 #include <string>
@@ -16,10 +16,10 @@ struct JobEnvironment {
   int local_world_size = 1;
   int group_rank = 0;  // number of the node
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;     // 0: no store is served
-  std::string run_id;      // unique per job; part of every shared name
-  std::string key;         // secret that the store asks for
-  int restart_count = 0;   // 0 in the first attempt
+  int master_port = 0;    // 0: no store is served
+  std::string run_id;     // unique per job; part of every shared name
+  std::string key;        // secret that the store asks for
+  int restart_count = 0;  // 0 in the first attempt
 };
 
 /// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT,

@@ -1,7 +1,8 @@
 // How the launcher tells ranks that one of them has gone. Contract: keys, seen through the store of
 // connect_store(),
 //   tessera/dead/<rank>  how a failed rank ended: "exit status 3", "signal 9 (Killed)";
-//   tessera/failed       number of the first rank that failed (set once, after its dead key), so one
+//   tessera/failed       number of the first rank that failed (set once, after its dead key), so
+//   one
 //                        blocking wait learns of a failure without polling;
 //   tessera/left/<rank>  "exit status 0": the rank finished. No failure, but it will not take part
 //                        in anything any more; what it had sent may still be under way.

@@ -1,6 +1,6 @@
 // The store: a small map of byte strings that all ranks of a job can reach, used to find each other
-// and to tell each other who died; never for tensor data. Invariant: every call that may block has a
-// deadline on the monotonic clock, and the error of a missed one names the keys that were absent.
+// and to tell each other who died; never for tensor data. Invariant: every call that may block has
+// a deadline on the monotonic clock, and the error of a missed one names the keys that were absent.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -30,9 +30,9 @@ class StoreTimeout : public CommError {
   std::vector<std::string> keys_;
 };
 
-/// All calls are atomic and may come from any thread. Keys have 1 to kMaxStoreKeyBytes bytes, values
-/// at most kMaxStoreValueBytes. Calls throw UserError for a bad argument, StoreTimeout for a missed
-/// deadline and CommError when the store cannot be reached any more.
+/// All calls are atomic and may come from any thread. Keys have 1 to kMaxStoreKeyBytes bytes,
+/// values at most kMaxStoreValueBytes. Calls throw UserError for a bad argument, StoreTimeout for a
+/// missed deadline and CommError when the store cannot be reached any more.
 class Store {
  public:
   virtual ~Store() = default;

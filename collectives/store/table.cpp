@@ -16,8 +16,9 @@ void Table::put(const std::string& key, std::string value, std::vector<Ready>& r
   auto found = values_.find(key);
   size_t before = found == values_.end() ? 0 : key.size() + found->second.size();
   size_t after = bytes_ - before + key.size() + value.size();
-  TESSERA_CHECK(after <= max_bytes_, "store: full, \"{}\" would make it {} bytes of {}; delete keys",
-                key, after, max_bytes_);
+  TESSERA_CHECK(after <= max_bytes_,
+                "store: full, \"{}\" would make it {} bytes of {}; delete keys", key, after,
+                max_bytes_);
   bytes_ = after;
   if (found != values_.end()) {
     found->second = std::move(value);

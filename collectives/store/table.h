@@ -21,7 +21,8 @@ class Table {
   /// Receives the values of a waiter's keys, or nothing if it did not ask for them.
   using Done = std::function<void(std::vector<std::string> values)>;
 
-  /// Keys and values together may take at most `max_bytes`; a call that needs more throws UserError.
+  /// Keys and values together may take at most `max_bytes`; a call that needs more throws
+  /// UserError.
   explicit Table(size_t max_bytes = size_t{256} << 20) : max_bytes_(max_bytes) {}
 
   void set(std::span<const std::string> keys, std::span<const std::string> values);
@@ -37,7 +38,8 @@ class Table {
 
   /// Calls `done` once all keys are set, possibly before returning. Returns a number for cancel().
   uint64_t wait(std::vector<std::string> keys, bool want_values, Done done);
-  /// Forgets a waiter and returns its absent keys; nullopt when its callback has run or is about to.
+  /// Forgets a waiter and returns its absent keys; nullopt when its callback has run or is about
+  /// to.
   std::optional<std::vector<std::string>> cancel(uint64_t waiter);
 
  private:
@@ -45,7 +47,7 @@ class Table {
     std::vector<std::string> keys;
     bool want_values;
     Done done;
-    size_t next = 0;       // keys before this one were set when looked at
+    size_t next = 0;        // keys before this one were set when looked at
     uint64_t removals = 0;  // removals_ at that time
   };
   struct Ready {

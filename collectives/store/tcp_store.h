@@ -10,8 +10,8 @@ namespace tessera {
 class TcpStore : public Store {
  public:
   /// Connects at once, trying for `timeout` while nobody listens. Throws CommError when nobody
-  /// answers, UserError when the host does not resolve, the peer is no Tessera store of this version
-  /// or it holds another key.
+  /// answers, UserError when the host does not resolve, the peer is no Tessera store of this
+  /// version or it holds another key.
   TcpStore(const std::string& host, int port, const std::string& key, Millis timeout);
   ~TcpStore() override;
 

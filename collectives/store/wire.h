@@ -22,7 +22,17 @@ inline constexpr size_t kHelloBytes = 8 + kNonceBytes;
 inline constexpr size_t kProofBytes = 32;
 inline constexpr uint32_t kMaxFrameBytes = 1 << 20;
 
-enum class Op : uint8_t { kSet, kGet, kWait, kAdd, kAppend, kCompareSet, kCheck, kDelete, kNumKeys };
+enum class Op : uint8_t {
+  kSet,
+  kGet,
+  kWait,
+  kAdd,
+  kAppend,
+  kCompareSet,
+  kCheck,
+  kDelete,
+  kNumKeys
+};
 enum class Status : uint8_t {
   kOk,
   kTimeout,   // followed by the absent keys
