@@ -1,0 +1,176 @@
+// The error function and the smooth activations with their derivatives, in the manner of math.h (include prelude.h and
+// math.h first). Invariant: a result never suffers from cancellation in its tail: gelu(-8), silu(-100) or erfc(9) are as
+// accurate as at 1, and at +-inf functions take their limits (silu(-inf) = -0, not NaN). Bounds, float: erf, erfc,
+// sigmoid, softplus and logsigmoid 2 ulp; silu, gelu, mish 4 ulp; gelu_tanh 4 ulp + 2^-22 |x|^3 relative below -1; the
+// derivatives cross zero and are within 2^-22 absolutely.
+#pragma once
+
+namespace tessera::fn {
+
+// ---- error function ----
+
+// exp(-a^2) times this is erfc(a): q P(q) with q = 1 / (1 + 0.4 a), for 0 <= a <= 10.2. The substitution is that of
+// Hastings 1955, "Approximations for digital computers".
+TESSERA_FN float erfcx_core(float q) {
+  float p = -0.0292030349f;
+  p = fma(p, q, 0.195887819f);
+  p = fma(p, q, -0.493813336f);
+  p = fma(p, q, 0.540770113f);
+  p = fma(p, q, -0.278823763f);
+  p = fma(p, q, 0.269091725f);
+  p = fma(p, q, 0.130707473f);
+  p = fma(p, q, 0.21469897f);
+  p = fma(p, q, 0.224978492f);
+  p = fma(p, q, 0.225705549f);
+  return p * q;
+}
+
+// erf(a) for |a| <= 1.
+TESSERA_FN float erf_core(float a) {
+  const float z = a * a;
+  float p = 7.80690316e-5f;
+  p = fma(p, z, -0.00079978531f);
+  p = fma(p, z, 0.0051871622f);
+  p = fma(p, z, -0.0268533472f);
+  p = fma(p, z, 0.112835787f);
+  p = fma(p, z, -0.37612626f);
+  p = fma(p, z, 0.128379166f);
+  return fma(p, a, a);
+}
+
+// Above 1: 1 - exp(P(a)), where the exponential is at most 0.16 and needs few bits.
+TESSERA_FN float erf(float x) {
+  const float a = at_most(abs(x), 4.0f);
+  float t = 0.000186375968f;
+  t = fma(t, a, -0.00294762384f);
+  t = fma(t, a, 0.0218379218f);
+  t = fma(t, a, -0.103106461f);
+  t = fma(t, a, -0.638145149f);
+  t = fma(t, a, -1.12708902f);
+  t = fma(t, a, -0.000341555802f);
+  const float shifted = fma(t, 1.44269502f, kShifter + 127.0f);
+  const float r = fma(shifted - (kShifter + 127.0f), -0.693147182f, t);
+  const float scale = from_bits(static_cast<int>(static_cast<unsigned>(bits(shifted)) << 23));
+  float p = 0.00829670019f;
+  p = fma(p, r, 0.0419039726f);
+  p = fma(p, r, 0.166675925f);
+  p = fma(p, r, 0.49999103f);
+  p = fma(p, r, 0.999999702f);
+  const float outer = fma(-scale, fma(p, r, 1.0f), 1.0f);
+  return copysign(a > 1.0f ? outer : erf_core(a), x);
+}
+TESSERA_FN double erf(double x) { return TESSERA_LIBM(erf)(x); }
+
+TESSERA_FN float erfc(float x) {
+  const float a = at_most(abs(x), 10.2f);
+  const float h = a * a, q = 1.0f / fma(0.4f, a, 1.0f);
+  const ExpParts e = exp_parts(-h, -fma(a, a, -h));
+  const float tail = e.value * erfcx_core(q) * e.scale * e.scale;
+  const float outer = x < 0.0f ? 2.0f - tail : tail;
+  return a < 0.5f ? 1.0f - erf_core(x) : outer;
+}
+TESSERA_FN double erfc(double x) { return TESSERA_LIBM(erfc)(x); }
+
+// ---- logistic family; e = exp(-|x|) never overflows ----
+
+TESSERA_FN float sigmoid(float x) {
+  const ExpParts p = exp_parts(-at_most(abs(x), 104.0f));
+  const float e = p.value * p.scale * p.scale;
+  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+}
+TESSERA_FN double sigmoid(double x) {
+  const double e = exp(-abs(x));
+  return (x < 0.0 ? e : 1.0) / (1.0 + e);
+}
+
+TESSERA_FN float softplus(float x) {
+  const ExpParts p = exp_parts(-at_most(abs(x), 104.0f));
+  return at_least(x, 0.0f) + log1p_core(p.value * p.scale * p.scale, 0.0f);
+}
+TESSERA_FN double softplus(double x) { return (x > 0.0 ? x : 0.0) + log1p(exp(-abs(x))); }
+
+TESSERA_FN float logsigmoid(float x) {
+  const ExpParts p = exp_parts(-at_most(abs(x), 104.0f));
+  return at_most(x, 0.0f) - log1p_core(p.value * p.scale * p.scale, 0.0f);
+}
+TESSERA_FN double logsigmoid(double x) { return (x < 0.0 ? x : 0.0) - log1p(exp(-abs(x))); }
+
+// x sigmoid(x). Below 0, x exp(x) / (1 + exp(x)) with the scale applied last: exp(x) may be denormal when x exp(x) is not.
+TESSERA_FN float silu(float x) {
+  const float y = at_least(x, -112.0f);
+  const ExpParts p = exp_parts(-at_most(abs(y), 112.0f));
+  const float quotient = y / (1.0f + p.value * p.scale * p.scale);
+  return x < 0.0f ? quotient * p.value * p.scale * p.scale : quotient;
+}
+TESSERA_FN double silu(double x) { return x < -800.0 ? -0.0 : x * sigmoid(x); }
+
+// x tanh(softplus(x)) = x w / (w + 2) with n = exp(x), w = n (n + 2).
+TESSERA_FN float mish(float x) {
+  const float y = at_least(x, -112.0f);
+  const ExpParts p = exp_parts(at_most(y, 20.0f));
+  const float n = p.value * p.scale * p.scale, n2 = n + 2.0f;
+  return y * (n2 / fma(n, n2, 2.0f)) * p.value * p.scale * p.scale;
+}
+TESSERA_FN double mish(double x) {
+  const double n = exp(x > 40.0 ? 40.0 : x), w = n * (n + 2.0);
+  return x < -800.0 ? -0.0 : x * (w / (w + 2.0));
+}
+
+// ---- gelu(x) = x Phi(x), Phi the normal distribution ----
+
+// Phi(-u) = value * scale * scale * tail for 0 <= u <= 14.4, where value * scale * scale = exp(-u^2 / 2).
+struct NormalParts {
+  float value, scale, tail;
+};
+TESSERA_FN NormalParts normal_parts(float u) {
+  const float h = u * u;
+  const ExpParts e = exp_parts(-0.5f * h, -0.5f * fma(u, u, -h));
+  return {e.value, e.scale, 0.5f * erfcx_core(1.0f / fma(0.282842726f, u, 1.0f))};
+}
+
+TESSERA_FN float gelu(float x) {
+  const float u = at_most(abs(x), 14.4f);
+  const NormalParts n = normal_parts(u);
+  const float part = u * n.tail * n.value * n.scale * n.scale;  // u Phi(-u)
+  return x < 0.0f ? -part : x - part;
+}
+TESSERA_FN double gelu(double x) { return x < -40.0 ? -0.0 : x * 0.5 * erfc(x * -0.7071067811865476); }
+
+// Phi(x) + x phi(x)
+TESSERA_FN float gelu_grad(float x) {
+  const float u = at_most(abs(x), 14.4f);
+  const NormalParts n = normal_parts(u);
+  const float part = fma(-0.398942292f, u, n.tail) * n.value * n.scale * n.scale;
+  return x < 0.0f ? part : 1.0f - part;
+}
+TESSERA_FN double gelu_grad(double x) {
+  const double u = abs(x) > 40.0 ? copysign(40.0, x) : x;
+  return 0.5 * erfc(u * -0.7071067811865476) + u * 0.3989422804014327 * exp(-0.5 * u * u);
+}
+
+// x (1 + tanh(w / 2)) / 2 = x sigmoid(w), w = sqrt(8 / pi) (x + 0.044715 x^3), as in silu.
+TESSERA_FN float gelu_tanh(float x) {
+  const float y = at_least(x, -20.0f), u = at_most(abs(x), 20.0f);
+  const ExpParts p = exp_parts(-at_most(u * fma(0.0713548139f, u * u, 1.59576917f), 112.0f));
+  const float quotient = y / (1.0f + p.value * p.scale * p.scale);
+  return x < 0.0f ? quotient * p.value * p.scale * p.scale : quotient;
+}
+TESSERA_FN double gelu_tanh(double x) {
+  return x < -20.0 ? -0.0 : x * sigmoid(x * (1.5957691216057308 + 0.07135481627260025 * x * x));
+}
+
+// sigmoid(w) + x w'(x) sigmoid(w) sigmoid(-w)
+TESSERA_FN float gelu_tanh_grad(float x) {
+  const float u = at_most(abs(x), 20.0f), z = u * u;
+  const ExpParts p = exp_parts(-at_most(u * fma(0.0713548139f, z, 1.59576917f), 112.0f));
+  const float e = p.value * p.scale * p.scale, d = 1.0f / (1.0f + e);
+  const float part = e * d * fma(-u * fma(0.214064449f, z, 1.59576917f), d, 1.0f);
+  return x < 0.0f ? part : 1.0f - part;
+}
+TESSERA_FN double gelu_tanh_grad(double x) {
+  const double u = abs(x) > 20.0 ? copysign(20.0, x) : x, z = u * u;
+  const double s = sigmoid(u * (1.5957691216057308 + 0.07135481627260025 * z));
+  return s + u * (1.5957691216057308 + 0.2140644488178007 * z) * s * (1.0 - s);
+}
+
+}  // namespace tessera::fn

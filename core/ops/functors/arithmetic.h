@@ -1,0 +1,48 @@
+// Division, remainders and powers for floats and integers, with Python's and PyTorch's conventions. Includes nothing; its
+// includer supplies prelude.h and math.h first.
+namespace tessera::fn {
+
+TESSERA_FN long abs(long x) { return x < 0 ? -x : x; }
+TESSERA_FN long floor(long x) { return x; }
+TESSERA_FN long ceil(long x) { return x; }
+TESSERA_FN long trunc(long x) { return x; }
+TESSERA_FN long rint(long x) { return x; }
+
+TESSERA_FN float fmod(float a, float b) { return TESSERA_LIBM(fmodf)(a, b); }
+TESSERA_FN double fmod(double a, double b) { return TESSERA_LIBM(fmod)(a, b); }
+/// b is not 0, which the caller has checked; b = -1 is answered without dividing, for the lowest a overflows.
+TESSERA_FN long fmod(long a, long b) { return b == -1 ? 0 : a % b; }
+
+/// a - b * floor(a / b): has the sign of b.
+template <class T>
+TESSERA_FN T remainder(T a, T b) {
+  T r = fmod(a, b);
+  return r != T(0) && (r < T(0)) != (b < T(0)) ? r + b : r;
+}
+
+/// floor(a / b), from the exact remainder so that it agrees with remainder().
+template <class T>
+TESSERA_FN T floor_divide(T a, T b) {
+  if constexpr (T(1) / T(2) == T(0)) {
+    if (b == -1) return T(0UL - (unsigned long)(a));
+    T q = a / b;
+    return a % b != 0 && (a < 0) != (b < 0) ? q - 1 : q;
+  } else {
+    T r = fmod(a, b), q = (a - r) / b;
+    q = r != T(0) && (r < T(0)) != (b < T(0)) ? q - T(1) : q;
+    T f = floor(q);
+    f = q - f > T(0.5) ? f + T(1) : f;
+    return b == T(0) ? a / b : q == T(0) ? copysign(T(0), a / b) : f;
+  }
+}
+
+/// Square-and-multiply, wrapping; a negative exponent gives 0 except for bases 1 and -1.
+TESSERA_FN long pow(long base, long exponent) {
+  unsigned long result = 1, b = (unsigned long)(base), e = (unsigned long)(exponent);
+  for (; exponent > 0 && e; e >>= 1, b *= b)
+    if (e & 1) result *= b;
+  if (exponent < 0) result = base == 1 ? 1UL : base == -1 ? (e & 1 ? ~0UL : 1UL) : 0UL;
+  return long(result);
+}
+
+}  // namespace tessera::fn

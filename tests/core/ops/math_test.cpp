@@ -1,0 +1,346 @@
+// Compares the scalar functions of core/ops/functors with the platform's double libm, over a stride of all float bit
+// patterns (denormals, infinities and NaN included) and over special values. The loops under test are the ones GCC
+// vectorises, so vector code is what gets checked. TESSERA_MATH_STRIDE=1 makes the unary sweep exhaustive (scripts/
+// check_math_all.sh), and the last tests fail if the hot loops stop being vector code.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <vector>
+
+// clang-format off: the order matters, these files include nothing
+#include "core/ops/functors/prelude.h"
+#include "core/ops/functors/math.h"
+#include "core/ops/functors/math_trig.h"
+#include "core/ops/functors/activations.h"
+// clang-format on
+
+namespace {
+
+namespace fn = tessera::fn;
+using Batch = void (*)(const float*, float*, int);
+using Batch2 = void (*)(const float*, const float*, float*, int);
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+
+// A bound is `ulp` units in the last place of the exact result, or `absolute` where that is larger.
+struct Unary {
+  const char* name;
+  Batch run;
+  double (*reference)(double);
+  double ulp;
+  double absolute = 0.0;
+};
+
+#define UNARY(name, ...)                                                                         \
+  Unary {                                                                                        \
+    #name,                                                                                       \
+        [](const float* x, float* y, int n) {                                                    \
+          for (int i = 0; i < n; ++i) y[i] = fn::name(x[i]);                                     \
+        },                                                                                       \
+        [](double x) -> double { return fn::name(x); }, __VA_ARGS__                              \
+  }
+
+// The double forms call libm, or follow the formula from there; DoubleForms below checks them on their own.
+const Unary kUnary[] = {
+    UNARY(exp, 2),
+    UNARY(exp2, 2),
+    UNARY(expm1, 2),
+    UNARY(log, 2),
+    UNARY(log2, 2),
+    UNARY(log10, 2),
+    UNARY(log1p, 2),
+    UNARY(sinh, 2),
+    UNARY(cosh, 2),
+    UNARY(tanh, 2),
+    UNARY(asinh, 2),
+    UNARY(acosh, 2),
+    UNARY(atanh, 2),
+    UNARY(rsqrt, 2),
+    UNARY(cbrt, 2),
+    UNARY(sin, 2),
+    UNARY(cos, 2),
+    UNARY(tan, 2),
+    UNARY(asin, 2),
+    UNARY(acos, 2),
+    UNARY(atan, 2),
+    UNARY(erf, 2),
+    UNARY(erfc, 2),
+    UNARY(sigmoid, 2),
+    UNARY(softplus, 2),
+    UNARY(logsigmoid, 2),
+    UNARY(silu, 4),
+    UNARY(mish, 4),
+    UNARY(gelu, 4),
+    UNARY(gelu_tanh, 4, 0x1p-24),
+    UNARY(gelu_grad, 4, 0x1p-22),
+    UNARY(gelu_tanh_grad, 4, 0x1p-22),
+};
+#undef UNARY
+
+double clamp_to_float(double v) {
+  return std::isnan(v) ? v : std::clamp(v, -0x1p128, 0x1p128);  // an overflow counts as 2^128
+}
+
+double unit_in_last_place(double v) {
+  int e = 0;
+  std::frexp(v, &e);
+  return std::ldexp(1.0, std::max(e, -125) - 24);
+}
+
+struct Worst {
+  double ulp = 0.0, absolute = 0.0;
+  float at = 0.0f;
+  void see(double error, double units, float x) {
+    absolute = std::max(absolute, error);
+    if (units > ulp) {
+      ulp = units;
+      at = x;
+    }
+  }
+};
+
+// False if `got` is not an acceptable float for the exact value `want`.
+bool acceptable(float got, double want, double ulp, double absolute, float x, Worst& worst) {
+  if (std::isnan(want) || std::isnan(got)) return std::isnan(want) && std::isnan(got);
+  if (std::isinf(want) && std::isinf(x)) return static_cast<double>(got) == want;
+  if (got == 0.0f && std::signbit(got) != std::signbit(want)) return false;
+  const double exact = clamp_to_float(want), error = std::abs(clamp_to_float(got) - exact);
+  const double units = error / unit_in_last_place(exact);
+  const bool good = units <= ulp || error <= absolute;
+  if (units > ulp && good) {
+    worst.absolute = std::max(worst.absolute, error);
+  } else {
+    worst.see(0.0, units, x);
+  }
+  return good;
+}
+
+float from_pattern(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+uint64_t stride() {
+  const char* text = std::getenv("TESSERA_MATH_STRIDE");
+  return text != nullptr ? std::strtoull(text, nullptr, 10) : 2039;
+}
+
+std::vector<float> special_values() {
+  std::vector<float> v;
+  for (float a : {0.0f, 0x1p-149f, 0x1p-148f, 3.0e-41f, 0x1.fffffcp-127f, 0x1p-126f, 1e-30f, 1e-10f, 0x1p-24f, 1e-3f,
+                  0.25f, 0.34657f, 0.5f, 0.6931f, 0x1.fffffep-1f, 1.0f, 0x1.000002p0f, 1.5f, 1.5707964f, 2.0f, 3.0f,
+                  3.1415927f, 4.0f, 9.0f, 17.3f, 20.0f, 87.3f, 88.72284f, 88.7229f, 89.41599f, 89.42f, 103.9f, 104.1f,
+                  126.0f, 127.0f, 128.0f, 149.0f, 150.0f, 65535.9f, 65536.0f, 65536.01f, 8191.9f, 8193.0f, 1e6f, 8388607.5f,
+                  8388608.0f, 16777215.0f, 16777216.0f, 0x1.f3806ep95f, 1e18f, 1e19f, 1e30f, 1.7e38f, 0x1.fffffep127f,
+                  kInfinity, kNaN}) {
+    v.push_back(a);
+    v.push_back(-a);
+  }
+  return v;
+}
+
+class UnaryTest : public testing::TestWithParam<Unary> {};
+
+TEST_P(UnaryTest, StaysWithinItsBound) {
+  const Unary& f = GetParam();
+  constexpr int kBlock = 4096;
+  std::vector<float> x(kBlock), y(kBlock);
+  Worst worst;
+  int failures = 0;
+  const auto check = [&](int n) {
+    f.run(x.data(), y.data(), n);
+    for (int i = 0; i < n; ++i) {
+      const double want = f.reference(x[i]);
+      if (!acceptable(y[i], want, f.ulp, f.absolute, x[i], worst) && ++failures <= 5) {
+        ADD_FAILURE() << f.name << "(" << x[i] << "): got " << y[i] << ", exact " << want << ", "
+                      << std::abs(y[i] - want) / unit_in_last_place(want) << " ulp";
+      }
+    }
+  };
+  const std::vector<float> special = special_values();
+  std::copy(special.begin(), special.end(), x.begin());
+  check(static_cast<int>(special.size()));
+  int filled = 0;
+  for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += stride()) {
+    x[filled++] = from_pattern(static_cast<uint32_t>(bits));
+    if (filled == kBlock) {
+      check(filled);
+      filled = 0;
+    }
+  }
+  check(filled);
+  EXPECT_EQ(failures, 0);
+  std::printf("%-15s max %.3f ulp at %a%s\n", f.name, worst.ulp, worst.at,
+              worst.absolute > 0.0 ? (", elsewhere absolute " + std::to_string(worst.absolute * 0x1p24) + " * 2^-24").c_str()
+                                   : "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Functions, UnaryTest, testing::ValuesIn(kUnary),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+uint32_t next_random(uint32_t& state) {  // xorshift32, Marsaglia 2003
+  state ^= state << 13;
+  state ^= state >> 17;
+  state ^= state << 5;
+  return state;
+}
+
+void check_binary(const char* name, Batch2 run, double (*reference)(double, double), double ulp) {
+  std::vector<float> a, b;
+  for (float u : special_values()) {
+    for (float v : special_values()) {
+      a.push_back(u);
+      b.push_back(v);
+    }
+  }
+  uint32_t state = 1;
+  for (int i = 0; i < 1'000'000; ++i) {  // any two bit patterns, then two of moderate size
+    a.push_back(from_pattern(next_random(state)));
+    b.push_back(from_pattern(next_random(state)));
+    a.push_back(static_cast<float>(next_random(state)) * 0x1p-28f);
+    b.push_back(static_cast<float>(static_cast<int32_t>(next_random(state))) * 0x1p-26f);
+  }
+  std::vector<float> y(a.size());
+  run(a.data(), b.data(), y.data(), static_cast<int>(a.size()));
+  Worst worst;
+  int failures = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    const double want = reference(a[i], b[i]);
+    const float place = std::isinf(want) ? kInfinity : a[i];
+    if (!acceptable(y[i], want, ulp, 0.0, place, worst) && ++failures <= 5) {
+      ADD_FAILURE() << name << "(" << a[i] << ", " << b[i] << "): got " << y[i] << ", exact " << want;
+    }
+  }
+  EXPECT_EQ(failures, 0);
+  std::printf("%-15s max %.3f ulp\n", name, worst.ulp);
+}
+
+TEST(Binary, Pow) {
+  check_binary(
+      "pow",
+      [](const float* x, const float* y, float* out, int n) {
+        for (int i = 0; i < n; ++i) out[i] = fn::pow(x[i], y[i]);
+      },
+      [](double x, double y) { return std::pow(x, y); }, 2);
+}
+
+TEST(Binary, Atan2) {
+  check_binary(
+      "atan2",
+      [](const float* y, const float* x, float* out, int n) {
+        for (int i = 0; i < n; ++i) out[i] = fn::atan2(y[i], x[i]);
+      },
+      [](double y, double x) { return std::atan2(y, x); }, 2);
+}
+
+TEST(Prelude, FmaRoundsOnceOnEveryTarget) {
+  uint32_t state = 7;
+  for (int i = 0; i < 1'000'000; ++i) {
+    const float a = from_pattern(next_random(state)), b = from_pattern(next_random(state));
+    float c = from_pattern(next_random(state));
+    if (i % 2 != 0) c = -a * b * (1.0f + static_cast<float>(i % 5) * 0x1p-23f);  // cancellation
+    const float want = std::fmaf(a, b, c), got = fn::fma(a, b, c);
+    if (std::isnan(want)) {
+      EXPECT_TRUE(std::isnan(got));
+    } else {
+      ASSERT_EQ(fn::bits(want), fn::bits(got)) << a << " * " << b << " + " << c;
+    }
+  }
+}
+
+TEST(Prelude, RintRoundsHalvesToEven) {
+  for (float x : special_values()) {
+    if (std::isnan(x)) continue;
+    EXPECT_EQ(fn::bits(fn::rint(x)), fn::bits(std::nearbyint(x))) << x;
+    EXPECT_EQ(fn::rint(x + 0.5), std::nearbyint(x + 0.5)) << x;
+  }
+}
+
+// The composed double forms against the same formula in long double.
+TEST(DoubleForms, AgreeWithLongDouble) {
+  const auto near = [](double got, long double want) {
+    EXPECT_LE(std::abs(static_cast<long double>(got) - want), 1e-12L * std::abs(want) + 1e-300L) << got;
+  };
+  for (long double x = -30.0L; x <= 30.0L; x += 0.37L) {
+    const double d = static_cast<double>(x);
+    const long double v = d, s = 1.0L / (1.0L + std::exp(-v));
+    const long double phi = std::exp(-0.5L * v * v) * 0.398942280401432677939946L;
+    const long double normal = 0.5L * std::erfc(-v * 0.707106781186547524400844L);
+    near(fn::sigmoid(d), s);
+    near(fn::softplus(d), std::log1p(std::exp(v)));
+    near(fn::logsigmoid(d), -std::log1p(std::exp(-v)));
+    near(fn::silu(d), v * s);
+    near(fn::mish(d), v * std::tanh(std::log1p(std::exp(v))));
+    near(fn::gelu(d), v * normal);
+    EXPECT_NEAR(fn::gelu_grad(d), static_cast<double>(normal + v * phi), 1e-14);
+    const long double c = 1.595769121605730711759784L;
+    const long double t = 1.0L / (1.0L + std::exp(-c * (v + 0.044715L * v * v * v)));
+    EXPECT_NEAR(fn::gelu_tanh(d), static_cast<double>(v * t), 1e-14 * (1.0 + std::abs(d)));
+    const long double slope = t + v * t * (1.0L - t) * c * (1.0L + 0.134145L * v * v);
+    EXPECT_NEAR(fn::gelu_tanh_grad(d), static_cast<double>(slope), 1e-13);
+  }
+}
+
+// ---- speed: a vector loop takes a fraction of the time of the same function one call at a time ----
+
+template <float (*kFunction)(float)>
+[[gnu::noinline]] void loop(const float* x, float* y, int n) {
+  for (int i = 0; i < n; ++i) y[i] = kFunction(x[i]);
+}
+
+template <float (*kFunction)(float)>
+[[gnu::noinline]] void one_by_one(const float* x, float* y, int n) {
+  for (int i = 0; i < n; ++i) {
+    float v = x[i];
+    asm volatile("" : "+m"(v));  // a scalar that the vectoriser must not touch
+    y[i] = kFunction(v);
+  }
+}
+
+double nanoseconds(Batch run) {
+  constexpr int kCount = 4096;
+  std::vector<float> x(kCount), y(kCount);
+  for (int i = 0; i < kCount; ++i) x[i] = 0.003f * static_cast<float>(i - kCount / 2) + 0.001f;
+  double best = 1e30;
+  for (int repeat = 0; repeat < 60; ++repeat) {
+    const auto start = std::chrono::steady_clock::now();
+    run(x.data(), y.data(), kCount);
+    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
+    best = std::min(best, took.count() / kCount);
+  }
+  return best;
+}
+
+#define HOT(name) \
+  { #name, loop<fn::name>, one_by_one<fn::name> }
+
+TEST(Speed, HotLoopsAreVectorCode) {
+#if !defined(__OPTIMIZE__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "needs optimised code";
+#endif
+  const struct {
+    const char* name;
+    Batch vector, scalar;
+  } hot[] = {HOT(exp), HOT(log), HOT(tanh), HOT(erf), HOT(sigmoid), HOT(silu), HOT(softplus), HOT(gelu), HOT(gelu_grad),
+             HOT(gelu_tanh), HOT(gelu_tanh_grad), HOT(rsqrt), HOT(log1p), HOT(expm1)};
+  for (const auto& f : hot) {
+    const double vector = nanoseconds(f.vector), scalar = nanoseconds(f.scalar);
+    std::printf("%-15s %6.2f ns per element, one by one %6.2f\n", f.name, vector, scalar);
+#if defined(__AVX2__)
+    EXPECT_LT(vector * 2.0, scalar) << f.name << " is no longer vectorised";
+#endif
+  }
+}
+#undef HOT
+
+}  // namespace
