@@ -1,0 +1,217 @@
+// Collectives. A collective is a value: every verb fills one Collective and hands it to one
+// virtual, submit; what stands behind (shared memory, TCP, one rank) and what stands in front
+// (fault injection, counting, logging) implement that one method. Invariants: the ranks of a group
+// make the same calls in the same order, which is checked before any data moves; every wait has a
+// deadline and its error names the absent ranks; after an error the group is dead and every later
+// call throws that first error again.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <source_location>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/base/error.h"
+#include "core/tensor/tensor.h"
+
+namespace tessera {
+
+using Millis = std::chrono::milliseconds;
+using CallSite = std::source_location;
+
+enum class CollKind : uint8_t {
+  kAllReduce,
+  kReduce,
+  kBroadcast,
+  kAllGather,
+  kGather,
+  kScatter,
+  kReduceScatter,
+  kAllToAll,
+  kBarrier,
+  kSend,
+  kRecv
+};
+inline constexpr int kNumCollKinds = 11;
+/// "all_reduce", "send", ...
+std::string_view name_of(CollKind kind);
+/// Parses what name_of prints; throws UserError naming the text.
+CollKind parse_coll_kind(std::string_view name);
+
+/// kAvg needs a floating dtype, the bitwise ones an integer or bool. In bool arithmetic a sum is
+/// "any" and a product is "all". 16-bit floats are combined in f32 and rounded once.
+enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kBitAnd, kBitOr, kBitXor };
+inline constexpr int kNumReduceOps = 8;
+std::string_view name_of(ReduceOp op);
+
+/// One call of one rank. Spans are borrowed for the duration of submit; tensors are row-major dense
+/// and of one dtype and device.
+struct Collective {
+  CollKind kind = CollKind::kBarrier;
+  ReduceOp op = ReduceOp::kSum;
+  int peer = -1;                             // root, or the other rank of send and recv
+  std::span<const Tensor> in = {};           // one tensor, or one for each rank
+  std::span<const Tensor> out = {};          // one tensor, or one for each rank
+  std::span<const int64_t> in_splits = {};   // all_to_all of one tensor: elements for each rank;
+  std::span<const int64_t> out_splits = {};  // elements from each rank; empty: even
+  Millis timeout{0};                         // 0: the group's
+  bool async = false;                        // false: submit returns when it is done
+  uint64_t seq = 0;                          // set by the group: number of the collective, from 1
+  CallSite site = CallSite::current();
+};
+
+/// A collective on its way. Its outputs carry it as their ready event, so most programs never see
+/// one: reading an output waits.
+class Work : public Event {
+ public:
+  /// Waits until the collective is done, which its own deadline bounds; throws what it failed with.
+  void wait() override = 0;
+  /// Waits at most `timeout`; false when the collective is still under way. Throws as wait().
+  virtual bool wait_for(Millis timeout) = 0;
+  /// What it failed with; null while it is under way or after success.
+  virtual std::exception_ptr error() const = 0;
+  /// Number of the collective within its group.
+  virtual uint64_t seq() const = 0;
+  /// How long it was executing, waiting for peers included; 0 until it is done.
+  virtual double elapsed_ms() const = 0;
+};
+
+/// The ranks that call collectives together. All verbs take dense tensors and throw UserError or
+/// ShapeError for arguments that cannot work (before anybody is told), CommError when a peer died,
+/// was absent at the deadline or made a different call. Reductions add up in a fixed order, the
+/// balanced tree ((r0+r1)+(r2+r3))+..., whatever the backend and the message size, so results have
+/// equal bits. A synchronous verb returns when this rank's results are there; a verb ending in
+/// _async returns at once and outputs are pending (their storage's ready event); inputs must not be
+/// changed until then. Calls on one group are executed in the order of submission.
+class ProcessGroup : public RefCounted {
+ public:
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual const std::string& name() const = 0;
+  /// "shm", "loopback", "gloo", "solo": what moves data of tensors on `device`.
+  virtual std::string_view backend(Device device = {}) const = 0;
+  /// True when submit would accept `c` as far as kind, operator, dtype and device go.
+  virtual bool supports(const Collective& c) const = 0;
+  /// The one entry. A null result never happens; a synchronous call returns a done Work.
+  virtual Ref<Work> submit(const Collective& c) = 0;
+  /// New groups of the ranks with equal `color`, ordered by `key` and then by rank in this group.
+  /// All ranks of this group call it; a negative color gets null.
+  virtual Ref<ProcessGroup> split(int color, int key = 0, CallSite site = CallSite::current()) = 0;
+  /// Kills the group: calls under way or yet to come, on every rank, throw CommError with `why`.
+  virtual void abort(const std::string& why) = 0;
+  /// Waits until everything submitted by this rank is done; throws the group's error, if any.
+  virtual void flush() = 0;
+  /// Memory for tensors that are reduced often (gradient buckets): shared with the peers where the
+  /// backend can, so that nothing is copied in; ordinary memory elsewhere. Any rank may call it.
+  virtual Ref<Storage> allocate(size_t bytes) = 0;
+  /// Rank in the world of this group's rank `r`.
+  virtual int global_rank(int r) const = 0;
+
+  // t: [..], reduced in place; every rank gets the result.
+  void all_reduce(const Tensor& t, ReduceOp op = ReduceOp::kSum, Millis timeout = {},
+                  CallSite site = CallSite::current());
+  Ref<Work> all_reduce_async(const Tensor& t, ReduceOp op = ReduceOp::kSum, Millis timeout = {},
+                             CallSite site = CallSite::current());
+  // t: [..], reduced in place on `root`; unchanged elsewhere.
+  void reduce(const Tensor& t, int root, ReduceOp op = ReduceOp::kSum, Millis timeout = {},
+              CallSite site = CallSite::current());
+  Ref<Work> reduce_async(const Tensor& t, int root, ReduceOp op = ReduceOp::kSum,
+                         Millis timeout = {}, CallSite site = CallSite::current());
+  // t: [..], overwritten with the values of `root`.
+  void broadcast(const Tensor& t, int root, Millis timeout = {},
+                 CallSite site = CallSite::current());
+  Ref<Work> broadcast_async(const Tensor& t, int root, Millis timeout = {},
+                            CallSite site = CallSite::current());
+  // in: n elements; out: size() * n elements, rank by rank.
+  void all_gather(const Tensor& out, const Tensor& in, Millis timeout = {},
+                  CallSite site = CallSite::current());
+  Ref<Work> all_gather_async(const Tensor& out, const Tensor& in, Millis timeout = {},
+                             CallSite site = CallSite::current());
+  // out: one tensor for each rank, of that rank's numel (which may differ from rank to rank).
+  void all_gather(std::span<const Tensor> out, const Tensor& in, Millis timeout = {},
+                  CallSite site = CallSite::current());
+  Ref<Work> all_gather_async(std::span<const Tensor> out, const Tensor& in, Millis timeout = {},
+                             CallSite site = CallSite::current());
+  // in: n elements; out on `root`: one tensor of size() * n elements or size() of n; empty
+  // elsewhere.
+  void gather(std::span<const Tensor> out, const Tensor& in, int root, Millis timeout = {},
+              CallSite site = CallSite::current());
+  Ref<Work> gather_async(std::span<const Tensor> out, const Tensor& in, int root,
+                         Millis timeout = {}, CallSite site = CallSite::current());
+  // in on `root`: one tensor of size() * n elements or size() of n; empty elsewhere. out: n.
+  void scatter(const Tensor& out, std::span<const Tensor> in, int root, Millis timeout = {},
+               CallSite site = CallSite::current());
+  Ref<Work> scatter_async(const Tensor& out, std::span<const Tensor> in, int root,
+                          Millis timeout = {}, CallSite site = CallSite::current());
+  // in: size() * n elements; out: n, the reduction of everybody's piece number rank().
+  void reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op = ReduceOp::kSum,
+                      Millis timeout = {}, CallSite site = CallSite::current());
+  Ref<Work> reduce_scatter_async(const Tensor& out, const Tensor& in, ReduceOp op = ReduceOp::kSum,
+                                 Millis timeout = {}, CallSite site = CallSite::current());
+  // in: one tensor for each rank, of the numel of that rank's out (which may differ).
+  void reduce_scatter(const Tensor& out, std::span<const Tensor> in, ReduceOp op = ReduceOp::kSum,
+                      Millis timeout = {}, CallSite site = CallSite::current());
+  Ref<Work> reduce_scatter_async(const Tensor& out, std::span<const Tensor> in,
+                                 ReduceOp op = ReduceOp::kSum, Millis timeout = {},
+                                 CallSite site = CallSite::current());
+  // in, out: size() * n elements; piece j of in goes to rank j.
+  void all_to_all(const Tensor& out, const Tensor& in, Millis timeout = {},
+                  CallSite site = CallSite::current());
+  Ref<Work> all_to_all_async(const Tensor& out, const Tensor& in, Millis timeout = {},
+                             CallSite site = CallSite::current());
+  // in_splits[j] elements of `in` go to rank j, out_splits[j] elements of `out` come from rank j.
+  void all_to_all(const Tensor& out, const Tensor& in, std::span<const int64_t> out_splits,
+                  std::span<const int64_t> in_splits, Millis timeout = {},
+                  CallSite site = CallSite::current());
+  Ref<Work> all_to_all_async(const Tensor& out, const Tensor& in,
+                             std::span<const int64_t> out_splits,
+                             std::span<const int64_t> in_splits, Millis timeout = {},
+                             CallSite site = CallSite::current());
+  // in, out: one tensor for each rank.
+  void all_to_all(std::span<const Tensor> out, std::span<const Tensor> in, Millis timeout = {},
+                  CallSite site = CallSite::current());
+  Ref<Work> all_to_all_async(std::span<const Tensor> out, std::span<const Tensor> in,
+                             Millis timeout = {}, CallSite site = CallSite::current());
+  /// Returns when every rank has called it.
+  void barrier(Millis timeout = {}, CallSite site = CallSite::current());
+  Ref<Work> barrier_async(Millis timeout = {}, CallSite site = CallSite::current());
+  /// `send` returns when rank `to` has taken the values (a rendezvous); `recv` when they are there.
+  /// Successive asynchronous sends and receives of a rank proceed together, so two ranks may both
+  /// send_async and then recv.
+  void send(const Tensor& t, int to, Millis timeout = {}, CallSite site = CallSite::current());
+  Ref<Work> send_async(const Tensor& t, int to, Millis timeout = {},
+                       CallSite site = CallSite::current());
+  void recv(const Tensor& t, int from, Millis timeout = {}, CallSite site = CallSite::current());
+  Ref<Work> recv_async(const Tensor& t, int from, Millis timeout = {},
+                       CallSite site = CallSite::current());
+};
+
+class Store;
+
+struct GroupOptions {
+  int rank = -1;  // -1: from the environment that tlaunch sets, as are the others
+  int world_size = -1;
+  std::shared_ptr<Store> store;  // null: the job's
+  std::string
+      backend;        // "", "shm" or "gloo" for CPU tensors; "": TESSERA_BACKEND or chosen by host
+  Millis timeout{0};  // deadline of each collective; 0: TESSERA_TIMEOUT
+  std::string name = "world";
+};
+
+/// Joins the job, makes its group the calling thread's world() and returns it. With one rank there
+/// is no store and no peer, and every verb works. Throws UserError, CommError.
+Ref<ProcessGroup> init_process_group(const GroupOptions& options = {});
+/// The calling thread's group of all ranks. A program of one rank need not call init_process_group.
+/// Throws UserError when there are more and it has not been called.
+ProcessGroup& world();
+/// The same, as a reference to keep.
+Ref<ProcessGroup> world_group();
+/// Sets or (null) forgets the calling thread's world.
+void set_world(Ref<ProcessGroup> group);
+/// Waits for what is under way and forgets the calling thread's world.
+void destroy_process_group();
+
+}  // namespace tessera
