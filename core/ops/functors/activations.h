@@ -1,29 +1,14 @@
-// The error function and the smooth activations with their derivatives, in the manner of math.h (include prelude.h and
-// math.h first). Invariant: a result never suffers from cancellation in its tail: gelu(-8), silu(-100) or erfc(9) are as
-// accurate as at 1, and at +-inf functions take their limits (silu(-inf) = -0, not NaN). Bounds, float: erf, erfc,
-// sigmoid, softplus and logsigmoid 2 ulp; silu, gelu, mish 4 ulp; gelu_tanh 4 ulp + 2^-22 |x|^3 relative below -1; the
-// derivatives cross zero and are within 2^-22 absolutely.
+// The error function and the smooth activations with their derivatives, in the manner of math.h
+// (include prelude.h and math.h first). Invariant: a result never suffers from cancellation in its
+// tail: gelu(-8), silu(-95) or erfc(9) are as accurate as at 1, and at +-inf functions take their
+// limits (silu(-inf) = -0, not NaN). Bounds, float: erf, erfc, sigmoid, softplus and logsigmoid 2
+// ulp; silu, gelu, mish 4 ulp; gelu_tanh 4 ulp or, below -2, 2^-24 absolutely; the derivatives,
+// which cross zero, 4 ulp or 2^-22 absolutely.
 #pragma once
 
 namespace tessera::fn {
 
 // ---- error function ----
-
-// exp(-a^2) times this is erfc(a): q P(q) with q = 1 / (1 + 0.4 a), for 0 <= a <= 10.2. The substitution is that of
-// Hastings 1955, "Approximations for digital computers".
-TESSERA_FN float erfcx_core(float q) {
-  float p = -0.0292030349f;
-  p = fma(p, q, 0.195887819f);
-  p = fma(p, q, -0.493813336f);
-  p = fma(p, q, 0.540770113f);
-  p = fma(p, q, -0.278823763f);
-  p = fma(p, q, 0.269091725f);
-  p = fma(p, q, 0.130707473f);
-  p = fma(p, q, 0.21469897f);
-  p = fma(p, q, 0.224978492f);
-  p = fma(p, q, 0.225705549f);
-  return p * q;
-}
 
 // erf(a) for |a| <= 1.
 TESSERA_FN float erf_core(float a) {
@@ -61,11 +46,27 @@ TESSERA_FN float erf(float x) {
 }
 TESSERA_FN double erf(double x) { return TESSERA_LIBM(erf)(x); }
 
+// From 1/2 on, exp(-a^2) p / (1 + 2 a) with p nearly constant (Shepherd, Laframboise 1981,
+// "Chebyshev approximation of (1+2x)exp(x^2)erfc(x) in 0<=x<inf"), a polynomial in q = 1 / (1 +
+// 13/32 a). The rounding errors of a^2, d = 1 + 2 a, r = 1 / d, p and p r go into the exponential,
+// with 1 / p taken as 0.87.
 TESSERA_FN float erfc(float x) {
-  const float a = at_most(abs(x), 10.2f);
-  const float h = a * a, q = 1.0f / fma(0.4f, a, 1.0f);
-  const ExpParts e = exp_parts(-h, -fma(a, a, -h));
-  const float tail = e.value * erfcx_core(q) * e.scale * e.scale;
+  const float a = at_most(abs(x), 10.2f), q = 1.0f / fma(0.40625f, a, 1.0f);
+  float p = -0.279324442f;
+  p = fma(p, q, 1.30229425f);
+  p = fma(p, q, -2.14701223f);
+  p = fma(p, q, 1.4841218f);
+  p = fma(p, q, -1.04160666f);
+  p = fma(p, q, 0.22618483f);
+  p = fma(p, q, -0.0481833145f);
+  p = fma(p, q, 0.146818727f);
+  p = fma(p, q, 0.228282943f) * q;
+  const float f = 1.12841368f + p, f_low = (1.12841368f - f) + p;
+  const float d = fma(2.0f, a, 1.0f), d_low = (2.0f * a - d) + 1.0f, r = 1.0f / d;
+  const float h = a * a, h_low = fma(a, a, -h), r_low = fma(-d, r, 1.0f) - d_low * r;
+  const float t = f * r, t_low = fma(f, r, -t);
+  const ExpParts e = exp_parts(-h, fma(0.87f, fma(t_low, d, f_low), r_low - h_low));
+  const float tail = e.value * t * e.scale * e.scale;
   const float outer = x < 0.0f ? 2.0f - tail : tail;
   return a < 0.5f ? 1.0f - erf_core(x) : outer;
 }
@@ -76,7 +77,12 @@ TESSERA_FN double erfc(double x) { return TESSERA_LIBM(erfc)(x); }
 TESSERA_FN float sigmoid(float x) {
   const ExpParts p = exp_parts(-at_most(abs(x), 104.0f));
   const float e = p.value * p.scale * p.scale;
-  return (x < 0.0f ? e : 1.0f) / (1.0f + e);
+  // One quotient n / d with first-order terms for the rounding errors of n and d; 1 / d is v or 1 -
+  // v.
+  const bool negative = x < 0.0f;
+  const float e_low = p.value_low * p.scale * p.scale, d = 1.0f + e, d_low = (1.0f - d) + e;
+  const float v = (negative ? e : 1.0f) / d;
+  return fma(fma(-v, d_low, negative ? e_low : 0.0f), negative ? 1.0f - v : v, v);
 }
 TESSERA_FN double sigmoid(double x) {
   const double e = exp(-abs(x));
@@ -89,13 +95,11 @@ TESSERA_FN float softplus(float x) {
 }
 TESSERA_FN double softplus(double x) { return (x > 0.0 ? x : 0.0) + log1p(exp(-abs(x))); }
 
-TESSERA_FN float logsigmoid(float x) {
-  const ExpParts p = exp_parts(-at_most(abs(x), 104.0f));
-  return at_most(x, 0.0f) - log1p_core(p.value * p.scale * p.scale, 0.0f);
-}
-TESSERA_FN double logsigmoid(double x) { return (x < 0.0 ? x : 0.0) - log1p(exp(-abs(x))); }
+TESSERA_FN float logsigmoid(float x) { return -softplus(-x); }
+TESSERA_FN double logsigmoid(double x) { return -softplus(-x); }
 
-// x sigmoid(x). Below 0, x exp(x) / (1 + exp(x)) with the scale applied last: exp(x) may be denormal when x exp(x) is not.
+// x sigmoid(x). Below 0, x exp(x) / (1 + exp(x)) with the scale applied last: exp(x) may be
+// denormal when x exp(x) is not.
 TESSERA_FN float silu(float x) {
   const float y = at_least(x, -112.0f);
   const ExpParts p = exp_parts(-at_most(abs(y), 112.0f));
@@ -118,23 +122,36 @@ TESSERA_FN double mish(double x) {
 
 // ---- gelu(x) = x Phi(x), Phi the normal distribution ----
 
-// Phi(-u) = value * scale * scale * tail for 0 <= u <= 14.4, where value * scale * scale = exp(-u^2 / 2).
+// Phi(-u) = value * scale * scale * tail for 0 <= u <= 14.4, where value * scale * scale = exp(-u^2
+// / 2), the rest as in erfc with 1 + u and 1 + 9/32 u.
 struct NormalParts {
   float value, scale, tail;
 };
 TESSERA_FN NormalParts normal_parts(float u) {
-  const float h = u * u;
-  const ExpParts e = exp_parts(-0.5f * h, -0.5f * fma(u, u, -h));
-  return {e.value, e.scale, 0.5f * erfcx_core(1.0f / fma(0.282842726f, u, 1.0f))};
+  const float h = u * u, q = 1.0f / fma(0.28125f, u, 1.0f);
+  float p = -0.0813468099f;
+  p = fma(p, q, 0.412586242f);
+  p = fma(p, q, -0.739014447f);
+  p = fma(p, q, 0.538867533f);
+  p = fma(p, q, -0.347161055f);
+  p = fma(p, q, 0.104034044f);
+  p = fma(p, q, 0.0175078567f);
+  p = fma(p, q, 0.083575815f);
+  p = fma(p, q, 0.11200355f) * q;
+  const float f = 0.398947269f + p, f_low = (0.398947269f - f) + p;
+  const ExpParts e = exp_parts(-0.5f * h, fma(2.2f, f_low, -0.5f * fma(u, u, -h)));
+  return {e.value, e.scale, f / (1.0f + u)};
 }
 
 TESSERA_FN float gelu(float x) {
   const float u = at_most(abs(x), 14.4f);
   const NormalParts n = normal_parts(u);
-  const float part = u * n.tail * n.value * n.scale * n.scale;  // u Phi(-u)
-  return x < 0.0f ? -part : x - part;
+  const float t = n.tail * n.value;
+  return x < 0.0f ? -u * t * n.scale * n.scale : fma(-u, t * n.scale * n.scale, x);
 }
-TESSERA_FN double gelu(double x) { return x < -40.0 ? -0.0 : x * 0.5 * erfc(x * -0.7071067811865476); }
+TESSERA_FN double gelu(double x) {
+  return x < -40.0 ? -0.0 : x * 0.5 * erfc(x * -0.7071067811865476);
+}
 
 // Phi(x) + x phi(x)
 TESSERA_FN float gelu_grad(float x) {

@@ -1,11 +1,13 @@
-// Exponentials, logarithms, powers, roots and hyperbolic functions of one scalar, as text that a compiler can turn into
-// vector code: every function is a straight line of arithmetic and selects, without tables or branches on data. Include
-// prelude.h first. Invariant: float results are within 2 ulp for every argument, denormals included, and special values
-// are those of C's Annex F; the same bits come out on every target (see prelude.h). Double forms call the platform's libm.
+// Exponentials, logarithms, powers, roots and hyperbolic functions of one scalar, as text that a
+// compiler can turn into vector code: every function is a straight line of arithmetic and selects,
+// without tables or branches on data. Include prelude.h first. Invariant: float results are within
+// 2 ulp for every argument, denormals included, and special values are those of C's Annex F; the
+// same bits come out on every target (see prelude.h). Double forms call the platform's libm.
 //
-// Common method: subtract a multiple of ln 2 held in two parts (Cody, Waite 1980, "Software Manual for the Elementary
-// Functions"), evaluate a minimax polynomial (scripts/make_math_coefficients.py prints all of them), and rebuild through
-// the exponent bits (Muller et al., "Handbook of Floating-Point Arithmetic", 2nd ed., chapter 10).
+// Common method: subtract a multiple of ln 2 held in two parts (Cody, Waite 1980, "Software Manual
+// for the Elementary Functions"), evaluate a minimax polynomial (scripts/make_math_coefficients.py
+// prints all of them), and rebuild through the exponent bits (Muller et al., "Handbook of
+// Floating-Point Arithmetic", 2nd ed., chapter 10).
 #pragma once
 
 namespace tessera::fn {
@@ -14,23 +16,30 @@ namespace tessera::fn {
 TESSERA_FN float at_most(float x, float bound) { return x > bound ? bound : x; }
 TESSERA_FN float at_least(float x, float bound) { return x < bound ? bound : x; }
 
-// 1.5 * 2^23: adding it rounds a float below 2^22 to an integer and leaves that integer in the low bits of the sum.
+// 1.5 * 2^23: adding it rounds a float below 2^22 to an integer and leaves that integer in the low
+// bits of the sum.
 constexpr float kShifter = 12582912.0f;
 
 // ---- exponentials ----
 
-// exp(x) = value * scale * scale. The scale is a power of two with half of the exponent, so that multiplying twice
-// overflows to inf and rounds once into the denormals with no test for either; value lies in [0.5, 2].
+// exp(x) = value * scale * scale. The scale is a power of two with half of the exponent, so that
+// multiplying twice overflows to inf and rounds once into the denormals with no test for either;
+// value lies in [0.5, 2]. value_low is the rounding error of value, for those that need a little
+// more.
 struct ExpParts {
-  float value, scale;
+  float value, scale, value_low;
 };
 
-// Parts of exp(x + low) for -112 <= x <= 90 and |low| far below 1. NaN stays in value.
+// Parts of exp(x + low) for -112 <= x <= 90 and |low| far below 1. NaN stays in value. The rounding
+// errors of r and of 1 + r are kept, which leaves value within 0.8 ulp and room for the functions
+// built on it.
 TESSERA_FN ExpParts exp_parts(float x, float low) {
-  const float shifted = fma(x, 0.721347511f, kShifter + 127.0f);  // x / (2 ln 2); 127 is the bias of the exponent
+  const float shifted =
+      fma(x, 0.721347511f, kShifter + 127.0f);  // x / (2 ln 2); 127 is the bias of the exponent
   const float k = shifted - (kShifter + 127.0f);
-  float r = fma(k, -1.38629436f, x);  // exact
-  r = fma(k, 3.80930842e-9f, r) + low;
+  const float r1 = fma(k, -1.38629436f, x);  // exact
+  const float rest = fma(k, 3.80930842e-9f, low), r = r1 + rest, r_low = (r1 - r) + rest;
+  const float v = 1.0f + r, v_low = (1.0f - v) + r;
   float p = 2.57939937e-5f;
   p = fma(p, r, 0.000201600167f);
   p = fma(p, r, 0.00138830568f);
@@ -38,8 +47,10 @@ TESSERA_FN ExpParts exp_parts(float x, float low) {
   p = fma(p, r, 0.0416667536f);
   p = fma(p, r, 0.166666791f);
   p = fma(p, r, 0.5f);
-  p = fma(p, r * r, r);
-  return {1.0f + p, from_bits(static_cast<int>(static_cast<unsigned>(bits(shifted)) << 23))};
+  p = fma(p, r * r, fma(r_low, v, v_low));
+  const float value = v + p,
+              scale = from_bits(static_cast<int>(static_cast<unsigned>(bits(shifted)) << 23));
+  return {value, scale, (v - value) + p};
 }
 TESSERA_FN ExpParts exp_parts(float x) { return exp_parts(x, 0.0f); }
 
@@ -66,8 +77,8 @@ TESSERA_FN float exp2(float x) {
 }
 TESSERA_FN double exp2(double x) { return TESSERA_LIBM(exp2)(x); }
 
-// exp(x) - 1 for -18 <= x <= 89: with x = k ln 2 + r it is 2^k (exp(r) - 1) + (2^k - 1), here divided by 2 so that
-// k = 128 fits. The sign of a zero is lost.
+// exp(x) - 1 for -18 <= x <= 89: with x = k ln 2 + r it is 2^k (exp(r) - 1) + (2^k - 1), here
+// divided by 2 so that k = 128 fits. The sign of a zero is lost.
 TESSERA_FN float expm1_core(float x) {
   const float shifted = fma(x, 1.44269502f, kShifter + 126.0f);
   const float k = shifted - (kShifter + 126.0f);
@@ -114,9 +125,11 @@ TESSERA_FN int log_exponent(float x) {
   return static_cast<int>(static_cast<unsigned>(bits(x)) - 0x3f2aaaabu) >> 23;
 }
 
-// x / 2^k through the exponent bits; neither x nor the result may be denormal (zero excepted if k = 0).
+// x / 2^k through the exponent bits; neither x nor the result may be denormal (zero excepted if k =
+// 0).
 TESSERA_FN float scale_down(float x, int k) {
-  return from_bits(static_cast<int>(static_cast<unsigned>(bits(x)) - (static_cast<unsigned>(k) << 23)));
+  return from_bits(
+      static_cast<int>(static_cast<unsigned>(bits(x)) - (static_cast<unsigned>(k) << 23)));
 }
 
 // For 0 < x < inf; anything else gives garbage that log_special replaces.
@@ -128,7 +141,8 @@ TESSERA_FN LogParts log_parts(float x) {
   return {static_cast<float>(e) - (tiny ? 23.0f : 0.0f), f, log1p_tail(f)};
 }
 
-// `value` where x is positive and finite, else what every logarithm gives: log 0 = -inf, log(< 0) = NaN, inf, NaN.
+// `value` where x is positive and finite, else what every logarithm gives: log 0 = -inf, log(< 0) =
+// NaN, inf, NaN.
 TESSERA_FN float log_special(float x, float value) {
   const float other = x == 0.0f ? -inf() : nan();
   value = x < inf() ? value : x;
@@ -156,8 +170,8 @@ TESSERA_FN float log10(float x) {
 }
 TESSERA_FN double log10(double x) { return TESSERA_LIBM(log10)(x); }
 
-// log(1 + x + low) for -1 < x < 2^120, |low| <= ulp(x); no special values. 1 + x = 2^k m gives k, and f = x / 2^k +
-// (2^-k - 1) is rounded once because the quotient is exact.
+// log(1 + x + low) for -1 < x < 2^120, |low| <= ulp(x); no special values. 1 + x = 2^k m gives k,
+// and f = x / 2^k + (2^-k - 1) is rounded once because the quotient is exact.
 TESSERA_FN float log1p_core(float x, float low) {
   const int k = log_exponent(1.0f + x);
   const float down = from_bits((127 - k) << 23);
@@ -167,7 +181,8 @@ TESSERA_FN float log1p_core(float x, float low) {
 }
 TESSERA_FN float log1p(float x) {
   const bool large = x > 1.0e9f;  // log(x) there, taken of x / 2^23 to stay in range
-  const float value = log1p_core(large ? x * 1.1920929e-7f - 1.0f : x, 0.0f) + (large ? 15.9423847f : 0.0f);
+  const float value =
+      log1p_core(large ? x * 1.1920929e-7f - 1.0f : x, 0.0f) + (large ? 15.9423847f : 0.0f);
   const float special = log_special(1.0f + x, value);
   return x == 0.0f ? x : special;
 }
@@ -215,8 +230,8 @@ TESSERA_FN float cosh(float x) {
 }
 TESSERA_FN double cosh(double x) { return TESSERA_LIBM(cosh)(x); }
 
-// log1p(a + t) with t = a^2 / (1 + sqrt(1 + a^2)), which is sqrt(1 + a^2) - 1 without cancellation. From 2^13 on it is
-// log(2 a) to within rounding, taken of a / 2^10 to stay in range.
+// log1p(a + t) with t = a^2 / (1 + sqrt(1 + a^2)), which is sqrt(1 + a^2) - 1 without cancellation.
+// From 2^13 on it is log(2 a) to within rounding, taken of a / 2^10 to stay in range.
 TESSERA_FN float asinh(float x) {
   const float a = abs(x);
   const bool large = a > 8192.0f;
@@ -232,7 +247,8 @@ TESSERA_FN float acosh(float x) {
   const bool large = x > 8192.0f;
   const float t = x - 1.0f, s = sqrt(t * (t + 2.0f));
   const float u = large ? x * 0.0009765625f - 1.0f : t + s;
-  const float value = log1p_core(u, large ? 0.0f : (s > t ? (s - u) + t : (t - u) + s)) + (large ? 7.62461899f : 0.0f);
+  const float value = log1p_core(u, large ? 0.0f : (s > t ? (s - u) + t : (t - u) + s)) +
+                      (large ? 7.62461899f : 0.0f);
   return x >= 1.0f ? (x < inf() ? value : x) : nan();
 }
 TESSERA_FN double acosh(double x) { return TESSERA_LIBM(acosh)(x); }
@@ -251,8 +267,9 @@ TESSERA_FN double atanh(double x) { return TESSERA_LIBM(atanh)(x); }
 TESSERA_FN float rsqrt(float x) { return 1.0f / sqrt(x); }
 TESSERA_FN double rsqrt(double x) { return 1.0 / sqrt(x); }
 
-// A third of the exponent bits is a first guess within 4 %, Halley's method cubes that error, and a step of Newton's with
-// the residual y^3 - x held in two parts squares what is left and removes the rounding errors.
+// A third of the exponent bits is a first guess within 4 %, Halley's method cubes that error, and a
+// step of Newton's with the residual y^3 - x held in two parts squares what is left and removes the
+// rounding errors.
 TESSERA_FN float cbrt(float x) {
   const float a = abs(x);
   const bool tiny = a < 1.17549435e-38f;
@@ -268,8 +285,9 @@ TESSERA_FN float cbrt(float x) {
 }
 TESSERA_FN double cbrt(double x) { return TESSERA_LIBM(cbrt)(x); }
 
-// x^y = 2^(y log2 |x|) in double, where 2^-47 of relative error in the logarithm leaves nothing for y log2 |x| < 150.
-// Product and sum are rounded separately so that targets without a double fma agree.
+// x^y = 2^(y log2 |x|) in double, where 2^-47 of relative error in the logarithm leaves nothing for
+// y log2 |x| < 150. Product and sum are rounded separately so that targets without a double fma
+// agree.
 TESSERA_FN float pow(float x, float y) {
   const float a = abs(x);
   const bool tiny = a < 1.17549435e-38f;
@@ -284,7 +302,8 @@ TESSERA_FN float pow(float x, float y) {
   p = p * z + 0.5770780207170776;
   p = p * z + 0.9617966939149852;
   p = p * z + 2.885390081777931;
-  const float edge = a > 0.0f ? (a < inf() ? 0.0f : a) : (a == 0.0f ? -inf() : a);  // log2 of 0, inf and NaN
+  const float edge =
+      a > 0.0f ? (a < inf() ? 0.0f : a) : (a == 0.0f ? -inf() : a);  // log2 of 0, inf and NaN
   double w = static_cast<double>(y) * ((k + s * p) + static_cast<double>(edge));
   w = w > 160.0 ? 160.0 : w;
   w = w < -160.0 ? -160.0 : w;
@@ -299,7 +318,8 @@ TESSERA_FN float pow(float x, float y) {
   q = q * r + 0.24022650698881046;
   q = q * r + 0.6931471805465121;
   q = q * r + 0.999999999999762;
-  const double scale = from_bits64(static_cast<long long>(static_cast<unsigned long long>(bits(shifted)) << 52));
+  const double scale =
+      from_bits64(static_cast<long long>(static_cast<unsigned long long>(bits(shifted)) << 52));
   const float magnitude = static_cast<float>(q * scale);
   const float half = 0.5f * y;
   const bool whole = rint(y) == y, odd = whole && rint(half) != half;

@@ -1,11 +1,13 @@
-// Circular functions and their inverses, in the manner of math.h (include prelude.h and math.h first). Invariant: float
-// results are within 2 ulp for every finite argument, however large: arguments up to 2^16 are reduced in float, larger
-// ones exactly in double, both without a branch in vector code.
+// Circular functions and their inverses, in the manner of math.h (include prelude.h and math.h
+// first). Invariant: float results are within 2 ulp for every finite argument, however large:
+// arguments up to 2^16 are reduced in float, larger ones exactly in double, both without a branch
+// in vector code.
 #pragma once
 
 namespace tessera::fn {
 
-// |x| = quadrant * pi/2 + r + low, |r| <= pi/4 (a little more in the last place); only quadrant mod 4 is kept.
+// |x| = quadrant * pi/2 + r + low, |r| <= pi/4 (a little more in the last place); only quadrant mod
+// 4 is kept.
 struct QuarterTurns {
   float r, low;
   int quadrant;
@@ -14,9 +16,10 @@ struct QuarterTurns {
 // p - 4 round(p / 4): a multiple of 4 quarter turns is nothing. Exact.
 TESSERA_FN double drop_turns(double p) { return p - 4.0 * rint(0.25 * p); }
 
-// Quarter turns in a, to 2^-58 for 2^16 <= a < inf: 2/pi cut into pieces of 29 bits makes all products exact, and whole
-// turns are dropped from each before they are added, the idea of Payne and Hanek 1983, "Radian reduction for trigonometric
-// functions". The pieces left overlap by less than double's precision. The result lies in (-14, 14).
+// Quarter turns in a, to 2^-58 for 2^16 <= a < inf: 2/pi cut into pieces of 29 bits makes all
+// products exact, and whole turns are dropped from each before they are added, the idea of Payne
+// and Hanek 1983, "Radian reduction for trigonometric functions". The pieces left overlap by less
+// than double's precision. The result lies in (-14, 14).
 TESSERA_FN void large_turns(double a, double& whole, double& rest) {
   const double t0 = drop_turns(a * 0x1.45f306dp-1), t1 = drop_turns(a * 0x1.9391054p-30);
   const double t2 = drop_turns(a * 0x1.4fe13abp-59), t3 = drop_turns(a * 0x1.d1f534dp-88);
@@ -30,8 +33,8 @@ TESSERA_FN QuarterTurns quarter_turns(float x) {
   const float a = abs(x);
   float shifted = fma(a, 0.636619747f, kShifter);
   const float k = shifted - kShifter;
-  // Cody and Waite with pi/2 in three parts; the first difference is exact, the second product and sum are kept with
-  // their errors.
+  // Cody and Waite with pi/2 in three parts; the first difference is exact, the second product and
+  // sum are kept with their errors.
   const float r1 = fma(k, -1.57079637f, a);
   const float t = k * 4.37113883e-8f, t_low = fma(k, 4.37113883e-8f, -t);
   const float r2 = r1 + t, back = r2 - r1, r2_low = (r1 - (r2 - back)) + (t - back);
@@ -97,7 +100,8 @@ TESSERA_FN float tan(float x) {
   p = fma(p, z, 0.133326739f);
   p = fma(p, z, 0.333333492f);
   // tan(r + low) = v + v_low; its derivative is 1 + tan^2.
-  const float tail = fma(p, z * t.r, fma(t.low, z, t.low)), v = t.r + tail, v_low = (t.r - v) + tail;
+  const float tail = fma(p, z * t.r, fma(t.low, z, t.low)), v = t.r + tail,
+              v_low = (t.r - v) + tail;
   // -1 / (v + v_low) = q + q (1 + q v + q v_low), one Newton step.
   const float q = -1.0f / v, cot = fma(q, fma(q, v_low, fma(q, v, 1.0f)), q);
   const bool odd = (t.quadrant & 1) != 0;
@@ -158,12 +162,14 @@ TESSERA_FN float atan(float x) {
 }
 TESSERA_FN double atan(double x) { return TESSERA_LIBM(atan)(x); }
 
-// The angle of (x, y): atan of the smaller over the larger, then base + or - that, base one of 0, pi/2, pi.
+// The angle of (x, y): atan of the smaller over the larger, then base + or - that, base one of 0,
+// pi/2, pi.
 TESSERA_FN float atan2(float y, float x) {
   const float ax = abs(x), ay = abs(y);
   const bool steep = ay > ax, left = bits(x) < 0;
   const float low = steep ? ax : ay, high = steep ? ay : ax;
-  const float ratio = low == high ? (high > 0.0f ? 1.0f : 0.0f) : low / high;  // also inf/inf and 0/0
+  const float ratio =
+      low == high ? (high > 0.0f ? 1.0f : 0.0f) : low / high;  // also inf/inf and 0/0
   const float v = atan_core(ratio), signed_v = steep != left ? -v : v;
   const float base = steep ? 1.57079637f : (left ? 3.14159274f : 0.0f);
   const float base_low = steep ? -4.37113883e-8f : (left ? -8.74227766e-8f : 0.0f);

@@ -1,9 +1,11 @@
-// What the scalar functors ask of a compiler: exact bit casts, one fused multiply-add, rounding and square root.
-// Included before the other files of this folder (or printed in front of them by the code generators); none of them,
-// this one included, includes anything. Invariant: every function here is exact or correctly rounded on every target, so
-// the same source gives the same bits with SSE2, AVX2, AVX-512 and CUDA, provided that the compiler neither contracts nor
-// reassociates: -ffp-contract=off (CUDA: -fmad=false), never -ffast-math. For vector code add -fno-math-errno
-// -fno-trapping-math. All functions have internal linkage because one binary holds them for several instruction sets.
+// What the scalar functors ask of a compiler: exact bit casts, one fused multiply-add, rounding and
+// square root. Included before the other files of this folder (or printed in front of them by the
+// code generators); none of them, this one included, includes anything. Invariant: every function
+// here is exact or correctly rounded on every target, so the same source gives the same bits with
+// SSE2, AVX2, AVX-512 and CUDA, provided that the compiler neither contracts nor reassociates:
+// -ffp-contract=off (CUDA: -fmad=false), never -ffast-math. For vector code add -fno-math-errno
+// -fno-trapping-math. All functions have internal linkage because one binary holds them for several
+// instruction sets.
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -37,7 +39,8 @@ TESSERA_FN double ceil(double x) { return ::ceil(x); }
 TESSERA_FN float trunc(float x) { return ::truncf(x); }
 TESSERA_FN double trunc(double x) { return ::trunc(x); }
 
-// Guards work whose result is used only where `needed` holds. A GPU branches around it; vector code has to do it anyway.
+// Guards work whose result is used only where `needed` holds. A GPU branches around it; vector code
+// has to do it anyway.
 TESSERA_FN bool rare(bool needed) { return needed; }
 
 #define TESSERA_LIBM(name) ::name
@@ -67,9 +70,10 @@ TESSERA_FN bool rare(bool) { return true; }
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 TESSERA_FN float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
-// No instruction for it: the product is exact in double, the sum is rounded to odd there, and rounding that to float
-// cannot round twice (Boldo, Melquiond 2008, "Emulation of FMA and correctly rounded sums: proved algorithms using
-// rounding to odd"). Exact in all cases and vectorises; a plain double sum would differ from a real fma now and then.
+// No instruction for it: the product is exact in double, the sum is rounded to odd there, and
+// rounding that to float cannot round twice (Boldo, Melquiond 2008, "Emulation of FMA and correctly
+// rounded sums: proved algorithms using rounding to odd"). Exact in all cases and vectorises; a
+// plain double sum would differ from a real fma now and then.
 TESSERA_FN float fma(float a, float b, float c) {
   const double product = static_cast<double>(a) * b, addend = c, sum = product + addend;
   const double back = sum - product, error = (product - (sum - back)) + (addend - back);
@@ -85,7 +89,8 @@ TESSERA_FN double fma(double a, double b, double c) { return __builtin_fma(a, b,
 TESSERA_FN float rint(float x) { return __builtin_rintf(x); }
 TESSERA_FN double rint(double x) { return __builtin_rint(x); }
 #else
-// Adding and subtracting 2^23 (2^52) leaves the nearest integer; larger numbers are integers already.
+// Adding and subtracting 2^23 (2^52) leaves the nearest integer; larger numbers are integers
+// already.
 TESSERA_FN float rint(float x) {
   const float a = abs(x), r = (a + 8388608.0f) - 8388608.0f;
   return a < 8388608.0f ? copysign(r, x) : x;

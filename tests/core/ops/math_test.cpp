@@ -1,7 +1,8 @@
-// Compares the scalar functions of core/ops/functors with the platform's double libm, over a stride of all float bit
-// patterns (denormals, infinities and NaN included) and over special values. The loops under test are the ones GCC
-// vectorises, so vector code is what gets checked. TESSERA_MATH_STRIDE=1 makes the unary sweep exhaustive (scripts/
-// check_math_all.sh), and the last tests fail if the hot loops stop being vector code.
+// Compares the scalar functions of core/ops/functors with the platform's double libm, over a stride
+// of all float bit patterns (denormals, infinities and NaN included) and over special values. The
+// loops under test are the ones GCC vectorises, so vector code is what gets checked.
+// TESSERA_MATH_STRIDE=1 makes the unary sweep exhaustive (scripts/ check_math_all.sh), and the last
+// tests fail if the hot loops stop being vector code.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,10 +17,10 @@
 #include <vector>
 
 // clang-format off: the order matters, these files include nothing
-#include "core/ops/functors/prelude.h"
+#include "core/ops/functors/activations.h"
 #include "core/ops/functors/math.h"
 #include "core/ops/functors/math_trig.h"
-#include "core/ops/functors/activations.h"
+#include "core/ops/functors/prelude.h"
 // clang-format on
 
 namespace {
@@ -40,16 +41,17 @@ struct Unary {
   double absolute = 0.0;
 };
 
-#define UNARY(name, ...)                                                                         \
-  Unary {                                                                                        \
-    #name,                                                                                       \
+#define UNARY(name, ...)                                                                       \
+  Unary {                                                                                      \
+#name,                                                                                       \
         [](const float* x, float* y, int n) {                                                    \
           for (int i = 0; i < n; ++i) y[i] = fn::name(x[i]);                                     \
         },                                                                                       \
-        [](double x) -> double { return fn::name(x); }, __VA_ARGS__                              \
+        [](double x) -> double { return fn::name(x); }, __VA_ARGS__ \
   }
 
-// The double forms call libm, or follow the formula from there; DoubleForms below checks them on their own.
+// The double forms call libm, or follow the formula from there; DoubleForms below checks them on
+// their own.
 const Unary kUnary[] = {
     UNARY(exp, 2),
     UNARY(exp2, 2),
@@ -137,12 +139,62 @@ uint64_t stride() {
 
 std::vector<float> special_values() {
   std::vector<float> v;
-  for (float a : {0.0f, 0x1p-149f, 0x1p-148f, 3.0e-41f, 0x1.fffffcp-127f, 0x1p-126f, 1e-30f, 1e-10f, 0x1p-24f, 1e-3f,
-                  0.25f, 0.34657f, 0.5f, 0.6931f, 0x1.fffffep-1f, 1.0f, 0x1.000002p0f, 1.5f, 1.5707964f, 2.0f, 3.0f,
-                  3.1415927f, 4.0f, 9.0f, 17.3f, 20.0f, 87.3f, 88.72284f, 88.7229f, 89.41599f, 89.42f, 103.9f, 104.1f,
-                  126.0f, 127.0f, 128.0f, 149.0f, 150.0f, 65535.9f, 65536.0f, 65536.01f, 8191.9f, 8193.0f, 1e6f, 8388607.5f,
-                  8388608.0f, 16777215.0f, 16777216.0f, 0x1.f3806ep95f, 1e18f, 1e19f, 1e30f, 1.7e38f, 0x1.fffffep127f,
-                  kInfinity, kNaN}) {
+  for (float a : {0.0f,
+                  0x1p-149f,
+                  0x1p-148f,
+                  3.0e-41f,
+                  0x1.fffffcp-127f,
+                  0x1p-126f,
+                  1e-30f,
+                  1e-10f,
+                  0x1p-24f,
+                  1e-3f,
+                  0.25f,
+                  0.34657f,
+                  0.5f,
+                  0.6931f,
+                  0x1.fffffep-1f,
+                  1.0f,
+                  0x1.000002p0f,
+                  1.5f,
+                  1.5707964f,
+                  2.0f,
+                  3.0f,
+                  3.1415927f,
+                  4.0f,
+                  9.0f,
+                  17.3f,
+                  20.0f,
+                  87.3f,
+                  88.72284f,
+                  88.7229f,
+                  89.41599f,
+                  89.42f,
+                  103.9f,
+                  104.1f,
+                  126.0f,
+                  127.0f,
+                  128.0f,
+                  149.0f,
+                  150.0f,
+                  65535.9f,
+                  65536.0f,
+                  65536.01f,
+                  8191.9f,
+                  8193.0f,
+                  1e6f,
+                  8388607.5f,
+                  8388608.0f,
+                  16777215.0f,
+                  16777216.0f,
+                  0x1.f3806ep95f,
+                  1e18f,
+                  1e19f,
+                  1e30f,
+                  1.7e38f,
+                  0x1.fffffep127f,
+                  kInfinity,
+                  kNaN}) {
     v.push_back(a);
     v.push_back(-a);
   }
@@ -180,9 +232,11 @@ TEST_P(UnaryTest, StaysWithinItsBound) {
   }
   check(filled);
   EXPECT_EQ(failures, 0);
-  std::printf("%-15s max %.3f ulp at %a%s\n", f.name, worst.ulp, worst.at,
-              worst.absolute > 0.0 ? (", elsewhere absolute " + std::to_string(worst.absolute * 0x1p24) + " * 2^-24").c_str()
-                                   : "");
+  std::printf(
+      "%-15s max %.3f ulp at %a%s\n", f.name, worst.ulp, worst.at,
+      worst.absolute > 0.0
+          ? (", elsewhere absolute " + std::to_string(worst.absolute * 0x1p24) + " * 2^-24").c_str()
+          : "");
 }
 
 INSTANTIATE_TEST_SUITE_P(Functions, UnaryTest, testing::ValuesIn(kUnary),
@@ -218,7 +272,8 @@ void check_binary(const char* name, Batch2 run, double (*reference)(double, doub
     const double want = reference(a[i], b[i]);
     const float place = std::isinf(want) ? kInfinity : a[i];
     if (!acceptable(y[i], want, ulp, 0.0, place, worst) && ++failures <= 5) {
-      ADD_FAILURE() << name << "(" << a[i] << ", " << b[i] << "): got " << y[i] << ", exact " << want;
+      ADD_FAILURE() << name << "(" << a[i] << ", " << b[i] << "): got " << y[i] << ", exact "
+                    << want;
     }
   }
   EXPECT_EQ(failures, 0);
@@ -269,7 +324,8 @@ TEST(Prelude, RintRoundsHalvesToEven) {
 // The composed double forms against the same formula in long double.
 TEST(DoubleForms, AgreeWithLongDouble) {
   const auto near = [](double got, long double want) {
-    EXPECT_LE(std::abs(static_cast<long double>(got) - want), 1e-12L * std::abs(want) + 1e-300L) << got;
+    EXPECT_LE(std::abs(static_cast<long double>(got) - want), 1e-12L * std::abs(want) + 1e-300L)
+        << got;
   };
   for (long double x = -30.0L; x <= 30.0L; x += 0.37L) {
     const double d = static_cast<double>(x);
@@ -291,7 +347,8 @@ TEST(DoubleForms, AgreeWithLongDouble) {
   }
 }
 
-// ---- speed: a vector loop takes a fraction of the time of the same function one call at a time ----
+// ---- speed: a vector loop takes a fraction of the time of the same function one call at a time
+// ----
 
 template <float (*kFunction)(float)>
 [[gnu::noinline]] void loop(const float* x, float* y, int n) {
@@ -322,7 +379,7 @@ double nanoseconds(Batch run) {
 }
 
 #define HOT(name) \
-  { #name, loop<fn::name>, one_by_one<fn::name> }
+  { #name, loop < fn::name>, one_by_one < fn::name> }
 
 TEST(Speed, HotLoopsAreVectorCode) {
 #if !defined(__OPTIMIZE__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -331,8 +388,10 @@ TEST(Speed, HotLoopsAreVectorCode) {
   const struct {
     const char* name;
     Batch vector, scalar;
-  } hot[] = {HOT(exp), HOT(log), HOT(tanh), HOT(erf), HOT(sigmoid), HOT(silu), HOT(softplus), HOT(gelu), HOT(gelu_grad),
-             HOT(gelu_tanh), HOT(gelu_tanh_grad), HOT(rsqrt), HOT(log1p), HOT(expm1)};
+  } hot[] = {HOT(exp),       HOT(log),       HOT(tanh),           HOT(erf),
+             HOT(sigmoid),   HOT(silu),      HOT(softplus),       HOT(gelu),
+             HOT(gelu_grad), HOT(gelu_tanh), HOT(gelu_tanh_grad), HOT(rsqrt),
+             HOT(log1p),     HOT(expm1)};
   for (const auto& f : hot) {
     const double vector = nanoseconds(f.vector), scalar = nanoseconds(f.scalar);
     std::printf("%-15s %6.2f ns per element, one by one %6.2f\n", f.name, vector, scalar);
