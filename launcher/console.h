@@ -1,0 +1,60 @@
+// What the user sees of the workers. With several ranks each line gets the prefix `[rank1] ` and
+// lines of different ranks never mix: a line is printed when it is complete. The exception is an
+// interactive stream, rank 0's when tlaunch's own output is a terminal: its bytes go out at once,
+// with a prefix after each line break or carriage return, so a progress bar redraws in place; when
+// another rank prints, the bar's line is wiped first and the bar comes back with its next redraw.
+// A single rank's bytes pass through unchanged. Invariant: bytes given are printed in order or the
+// reader has gone; nothing here blocks except flush().
+#pragma once
+#include <array>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace tessera::launcher {
+
+class Console {
+ public:
+  /// `prefix`: name the rank on each line.
+  explicit Console(bool prefix);
+
+  /// Bytes from stream 0 (stdout) or 1 (stderr) of a rank.
+  void write(int rank, int stream, bool interactive, std::string_view bytes);
+  /// The stream has ended: prints what is left of a last line without a line break.
+  void end(int rank, int stream);
+  /// A message of tlaunch's own, on stderr, on lines of its own.
+  void note(const std::string& text);
+
+  /// Bytes not yet written to stdout (0) or stderr (1).
+  size_t pending(int stream) const { return out_[stream].size() - sent_[stream]; }
+  /// Writes what can be written without blocking.
+  void pump(int stream);
+  /// Writes everything, waiting for the reader for at most `timeout_ms` without progress.
+  void flush(int timeout_ms);
+
+ private:
+  using Source = std::pair<int, int>;  // rank, stream
+  struct Line {
+    std::string held;      // not interactive: an incomplete line
+    bool started = false;  // interactive: the prefix of this line is out
+    bool redraw = false;   // interactive: this line began with a carriage return
+  };
+
+  void write_interactive(Source source, Line& line, std::string_view bytes);
+  void make_room(Source source, int stream);
+  void put(int stream, std::string_view bytes);
+  bool send(int stream);
+  std::string prefix(int rank) const;
+
+  const bool prefix_;
+  std::array<bool, 2> is_terminal_;
+  std::array<bool, 2> gone_{};  // the reader has closed
+  std::array<std::string, 2> out_;
+  std::array<size_t, 2> sent_{};
+  std::map<Source, Line> lines_;
+  Source open_{-1, 0};  // whose unfinished line the cursor is in
+  bool at_line_start_ = true;
+};
+
+}  // namespace tessera::launcher

@@ -1,0 +1,9 @@
+// tlaunch --doctor: looks at what training on this machine needs and says, per finding, what to do.
+#pragma once
+
+namespace tessera::launcher {
+
+/// Prints the findings to stdout; 0 when nothing has to be fixed, else 1.
+int run_doctor();
+
+}  // namespace tessera::launcher

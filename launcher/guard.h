@@ -1,0 +1,30 @@
+// The guard is a small process that outlives tlaunch by a moment. It holds one end of a pipe; when
+// tlaunch ends, however it ends, the pipe closes and the guard kills every worker's process group,
+// and then whatever still carries the job's key in its environment. Workers themselves die by
+// PR_SET_PDEATHSIG; the guard is for what they started. Invariant: dismissed, it kills nothing.
+#pragma once
+#include <sys/types.h>
+
+#include <string>
+
+namespace tessera::launcher {
+
+class Guard {
+ public:
+  /// Forks: call it before the process has threads. `key` is the value of TESSERA_STORE_KEY.
+  explicit Guard(const std::string& key);
+  ~Guard();
+  Guard(const Guard&) = delete;
+  Guard& operator=(const Guard&) = delete;
+
+  void watch(pid_t group);
+  void forget(pid_t group);
+  /// The job ended well: nothing is to be killed.
+  void dismiss();
+
+ private:
+  void tell(pid_t message);
+  int fd_ = -1;
+};
+
+}  // namespace tessera::launcher

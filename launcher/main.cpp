@@ -1,0 +1,162 @@
+// tlaunch: starts a program on several ranks of this machine and looks after them. The order is the
+// program: options, then the guard (it must be forked before there are threads), then the store,
+// then attempts. Invariant: tlaunch returns only when no worker is left.
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "collectives/store/environment.h"
+#include "collectives/store/tcp_server.h"
+#include "core/base/error.h"
+#include "launcher/doctor.h"
+#include "launcher/options.h"
+#include "launcher/placement.h"
+#include "launcher/supervisor.h"
+
+namespace tessera::launcher {
+namespace {
+
+using Changes = std::vector<std::pair<std::string, std::string>>;
+
+/// What the environment of a rank has that tlaunch's own has not.
+Changes rank_environment(const Options& o, const Placement& placement, int port,
+                         const std::string& key, int rank, int attempt) {
+  std::string nproc = std::to_string(o.nproc), me = std::to_string(rank);
+  Changes changes;
+  int cores = placement.ranks[size_t(rank)].cores;
+  if (!std::getenv("OMP_NUM_THREADS"))
+    changes.emplace_back("OMP_NUM_THREADS", std::to_string(cores));
+  bool user_places = std::getenv("OMP_PROC_BIND") || std::getenv("OMP_PLACES") ||
+                     std::getenv("OMP_NUM_THREADS") || std::getenv("GOMP_CPU_AFFINITY");
+  if (o.bind != Bind::kNone && cores > 1 && !placement.shared && !user_places) {
+    changes.emplace_back("OMP_PROC_BIND", "close");
+    changes.emplace_back("OMP_PLACES", "cores");
+  }
+  if (o.timeout_s > 0) changes.emplace_back("TESSERA_TIMEOUT", std::to_string(o.timeout_s));
+  changes.insert(changes.end(), o.env.begin(), o.env.end());
+  changes.insert(changes.end(), {{"RANK", me},
+                                 {"LOCAL_RANK", me},
+                                 {"WORLD_SIZE", nproc},
+                                 {"LOCAL_WORLD_SIZE", nproc},
+                                 {"GROUP_RANK", "0"},
+                                 {"MASTER_ADDR", o.host},
+                                 {"MASTER_PORT", std::to_string(port)},
+                                 {"TESSERA_RUN_ID", o.run_id},
+                                 {"TESSERA_RESTART_COUNT", std::to_string(attempt)},
+                                 {"TESSERA_STORE_KEY", key}});
+  return changes;
+}
+
+int print_plan(const Options& o, const Placement& placement) {
+  fmt::print("store: {}:{}\n", o.host, o.port ? std::to_string(o.port) : "any free port");
+  fmt::print("run: {}, up to {} restarts\n", o.run_id, o.max_restarts);
+  if (!o.log_dir.empty()) fmt::print("logs: {}/{}/attempt_0\n", o.log_dir, o.run_id);
+  std::string command = o.program;
+  for (size_t i = 1; i < o.command.size(); ++i) command += " " + o.command[i];
+  for (int rank = 0; rank < o.nproc; ++rank) {
+    const Place& place = placement.ranks[size_t(rank)];
+    fmt::print("rank {}: {}:", rank,
+               place.cpus.empty() ? "not bound" : "cpus " + cpu_list(place.cpus));
+    for (const auto& [name, value] : rank_environment(o, placement, o.port, "(secret)", rank, 0))
+      fmt::print(" {}={}", name, value);
+    fmt::print(" {}\n", command);
+  }
+  return 0;
+}
+
+/// Blocks the signals that the supervisor handles and returns a descriptor that reads them.
+int take_signals(sigset_t* before) {
+  ::signal(SIGPIPE, SIG_IGN);
+  sigset_t set;
+  sigemptyset(&set);
+  for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH}) {
+    struct sigaction action {};
+    ::sigaction(s, nullptr, &action);
+    if (action.sa_handler != SIG_IGN) sigaddset(&set, s);  // nohup means it
+  }
+  ::sigprocmask(SIG_BLOCK, &set, before);
+  int fd = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+  TESSERA_CHECK(fd >= 0, "signalfd: {}", std::strerror(errno));
+  return fd;
+}
+
+/// Takes as many open files as allowed; returns the limit before, for the workers.
+rlimit raise_open_files() {
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  rlimit raised{before.rlim_max, before.rlim_max};
+  ::setrlimit(RLIMIT_NOFILE, &raised);
+  return before;
+}
+
+int run_attempts(const Options& o, const Placement& placement, Guard& guard,
+                 const std::string& key) {
+  sigset_t mask_before;
+  int signal_fd = take_signals(&mask_before);
+  rlimit files_before = raise_open_files();
+  Console console(o.nproc > 1);
+  if (placement.shared && o.bind != Bind::kNone)
+    console.note(
+        fmt::format("tlaunch: {} ranks share {} cores, round-robin", o.nproc, placement.cores));
+  TcpStoreServer server(o.host, o.port, key);
+  for (int attempt = 0;; ++attempt) {
+    PrefixStore store(attempt_prefix(attempt), server.store());
+    auto environment = [&](int rank, int k) {
+      return merged_environment(rank_environment(o, placement, server.port(), key, rank, k));
+    };
+    Outcome outcome = Supervisor({o, placement, console, guard, store, signal_fd, files_before,
+                                  mask_before, environment},
+                                 attempt)
+                          .run();
+    if (!outcome.report.empty()) console.note(outcome.report);
+    bool again = outcome.exit_code != 0 && outcome.stop_signal == 0 && attempt < o.max_restarts;
+    if (again)
+      console.note(fmt::format("tlaunch: restarting all ranks, restart {} of {}", attempt + 1,
+                               o.max_restarts));
+    console.flush(again ? 0 : 60000);
+    if (!again) {
+      if (outcome.exit_code == 0) guard.dismiss();
+      return outcome.exit_code;
+    }
+    server.forget(attempt_prefix(attempt));
+  }
+}
+
+int run(int argc, char** argv) {
+  // Pipes must not land on 0 to 2 when those are closed.
+  for (int fd = ::open("/dev/null", O_RDWR); fd >= 0; fd = ::open("/dev/null", O_RDWR))
+    if (fd > 2) {
+      ::close(fd);
+      break;
+    }
+  int exit_code = 0;
+  std::optional<Options> options = parse_options(argc, argv, usable_cores(), &exit_code);
+  if (!options) return exit_code;
+  if (options->doctor) return run_doctor();
+  Placement placement = place_ranks(options->nproc, options->bind);
+  if (options->dry_run) return print_plan(*options, placement);
+  std::string key = make_store_key();
+  Guard guard(key);
+  return run_attempts(*options, placement, guard, key);
+}
+
+}  // namespace
+}  // namespace tessera::launcher
+
+int main(int argc, char** argv) {
+  try {
+    return tessera::launcher::run(argc, argv);
+  } catch (const tessera::Error& e) {
+    fmt::print(stderr, "tlaunch: {}\n", e.what());
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "tlaunch: {}\n", e.what());
+  }
+  return 1;
+}

@@ -1,0 +1,336 @@
+#include "launcher/options.h"
+
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <filesystem>
+
+#include "collectives/store/sha256.h"
+#include "core/base/error.h"
+#include "launcher/program.h"
+
+namespace tessera::launcher {
+namespace {
+
+constexpr int kMaxRanks = 4096;
+
+constexpr const char* kFooter = R"(
+Workers see RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
+TESSERA_RUN_ID TESSERA_RESTART_COUNT TESSERA_STORE_KEY, and OMP_NUM_THREADS unless you set it.
+PROGRAM is a path, a name on PATH, or a program beside tlaunch. Rank 0 reads tlaunch's standard
+input unless that is a terminal; the other ranks read nothing.
+Exit status: that of the worker that failed first, 128+n if signal n ended it or tlaunch.
+
+Examples:
+  tlaunch --nproc 2 train --model gpt-nano --data text:corpus.txt
+  tlaunch --nproc auto --log-dir logs --max-restarts 3 ./my_program --my-flag
+  tlaunch --doctor)";
+
+class HelpText : public CLI::Formatter {
+  std::string make_usage(const CLI::App*, std::string) const override {
+    return "Usage: tlaunch [options] PROGRAM [args]\n";
+  }
+};
+
+/// Everything as typed; checked and turned into Options by `checked`.
+struct Typed {
+  std::string nproc = "1", nnodes = "1", node_rank = "0", endpoint, run_id, max_restarts = "0";
+  std::string log_dir, tee, redirects, ranks, bind = "auto", timeout, grace = "10";
+  std::vector<std::string> env;
+  bool standalone = false, dry_run = false, doctor = false;
+};
+
+std::optional<int64_t> to_int(std::string_view text) {
+  int64_t v = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return v;
+}
+
+int int_flag(const char* flag, const std::string& text, int low, int high, const char* what) {
+  auto v = to_int(text);
+  TESSERA_CHECK(v && *v >= low && *v <= high, "{} {}: expected {} from {} to {}", flag, text, what,
+                low, high);
+  return int(*v);
+}
+
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts(1);
+  for (char c : text) {
+    if (c == at)
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  return parts;
+}
+
+int count_gpus() {
+  if (const char* visible = std::getenv("CUDA_VISIBLE_DEVICES")) {
+    std::string text = visible;
+    if (text.empty() || text == "-1") return 0;
+    return int(split(text, ',').size());
+  }
+  int n = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {
+    std::string name = entry.path().filename().string();
+    n += name.starts_with("nvidia") && to_int(name.substr(6)).has_value();
+  }
+  return n;
+}
+
+int number_of_ranks(const std::string& text, int cores) {
+  if (text == "cpu") return cores;
+  if (text == "gpu" || text == "auto") {
+    int gpus = count_gpus();
+    TESSERA_CHECK(
+        gpus > 0 || text == "auto",
+        "--nproc gpu: no GPU found (/dev/nvidia*, CUDA_VISIBLE_DEVICES); use --nproc cpu");
+    return gpus > 0 ? gpus : cores;
+  }
+  auto n = to_int(text);
+  TESSERA_CHECK(n && *n >= 1 && *n <= kMaxRanks,
+                "--nproc {}: expected a number of workers from 1 to {}, or auto, gpu or cpu", text,
+                kMaxRanks);
+  return int(*n);
+}
+
+/// "3" for all ranks, or "0:1,2:3" by rank; 0 none, 1 stdout, 2 stderr, 3 both.
+StreamModes stream_modes(const char* flag, const std::string& text, int nproc) {
+  StreamModes modes;
+  if (text.empty()) return modes;
+  for (const std::string& part : split(text, ',')) {
+    size_t colon = part.find(':');
+    auto mode = to_int(colon == std::string::npos ? part : part.substr(colon + 1));
+    auto rank =
+        colon == std::string::npos ? std::optional<int64_t>(-1) : to_int(part.substr(0, colon));
+    TESSERA_CHECK(mode && rank && *mode >= 0 && *mode <= 3 && *rank < nproc &&
+                      (colon == std::string::npos || *rank >= 0),
+                  "{} {}: expected 0 (none), 1 (stdout), 2 (stderr) or 3 (both), or RANK:MODE,... "
+                  "with ranks below {}",
+                  flag, text, nproc);
+    if (colon == std::string::npos)
+      modes.fallback = int(*mode);
+    else
+      modes.by_rank[int(*rank)] = int(*mode);
+  }
+  return modes;
+}
+
+void check_single_node(const Typed& typed) {
+  auto nodes = split(typed.nnodes, ':');
+  bool numbers = nodes.size() <= 2 && std::all_of(nodes.begin(), nodes.end(), [](const auto& n) {
+                   auto v = to_int(n);
+                   return v && *v >= 1;
+                 });
+  TESSERA_CHECK(numbers, "--nnodes {}: expected N or MIN:MAX, at least 1", typed.nnodes);
+  bool one = std::all_of(nodes.begin(), nodes.end(), [](const auto& n) { return n == "1"; });
+  TESSERA_CHECK(one, "--nnodes {}: several nodes are not available yet; use --nnodes 1",
+                typed.nnodes);
+  int node = int_flag("--node-rank", typed.node_rank, 0, 1 << 20, "a number");
+  TESSERA_CHECK(node == 0, "--node-rank {}: several nodes are not available yet; use 0", node);
+  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");
+  TESSERA_CHECK(typed.standalone || !tasks || std::string(tasks) == "1",
+                "SLURM_STEP_NUM_TASKS={}: a job of several Slurm tasks is not available yet; run "
+                "one task, or give --standalone to run a separate job in each",
+                tasks ? tasks : "");
+}
+
+void read_endpoint(const Typed& typed, Options& options) {
+  if (typed.endpoint.empty()) return;
+  TESSERA_CHECK(!typed.standalone,
+                "--standalone: chooses its own endpoint; drop it or --rdzv-endpoint {}",
+                typed.endpoint);
+  size_t colon = typed.endpoint.rfind(':');
+  auto port = colon == std::string::npos ? std::nullopt : to_int(typed.endpoint.substr(colon + 1));
+  TESSERA_CHECK(port && *port >= 0 && *port <= 65535 && colon > 0,
+                "--rdzv-endpoint {}: expected HOST:PORT with a port from 0 (any free one) to 65535",
+                typed.endpoint);
+  options.host = typed.endpoint.substr(0, colon);
+  options.port = int(*port);
+}
+
+void read_env(const Typed& typed, Options& options) {
+  static const std::set<std::string> ours = {"RANK",
+                                             "LOCAL_RANK",
+                                             "WORLD_SIZE",
+                                             "LOCAL_WORLD_SIZE",
+                                             "GROUP_RANK",
+                                             "MASTER_ADDR",
+                                             "MASTER_PORT",
+                                             "TESSERA_RESTART_COUNT",
+                                             "TESSERA_STORE_KEY",
+                                             "TESSERA_RUN_ID"};
+  for (const std::string& pair : typed.env) {
+    size_t equal = pair.find('=');
+    TESSERA_CHECK(equal != std::string::npos && equal > 0, "--env {}: expected NAME=VALUE", pair);
+    std::string name = pair.substr(0, equal);
+    TESSERA_CHECK(!ours.count(name), "--env {}: tlaunch sets {} itself; drop it", pair, name);
+    options.env.emplace_back(name, pair.substr(equal + 1));
+  }
+}
+
+std::string new_run_id() {
+  std::time_t now = std::time(nullptr);
+  std::tm local{};
+  localtime_r(&now, &local);
+  char date[32];
+  std::strftime(date, sizeof date, "%Y%m%d-%H%M%S", &local);
+  return std::string(date) + "-" + detail::to_hex(detail::random_bytes(4));
+}
+
+Options checked(const Typed& typed, int cores) {
+  Options o;
+  o.nproc = number_of_ranks(typed.nproc, cores);
+  check_single_node(typed);
+  read_endpoint(typed, o);
+  o.run_id = typed.run_id.empty() ? new_run_id() : typed.run_id;
+  TESSERA_CHECK(o.run_id.find('/') == std::string::npos && o.run_id != ".." && o.run_id != "." &&
+                    o.run_id.size() <= 128,
+                "--rdzv-id {}: names a folder of --log-dir; use up to 128 characters without /",
+                o.run_id.substr(0, 160));
+  o.max_restarts = int_flag("--max-restarts", typed.max_restarts, 0, 1 << 20, "a number");
+  o.tee = stream_modes("--tee", typed.tee, o.nproc);
+  o.redirects = stream_modes("--redirects", typed.redirects, o.nproc);
+  o.log_dir = typed.log_dir;
+  bool to_files = !typed.tee.empty() || !typed.redirects.empty();
+  if (to_files && o.log_dir.empty()) o.log_dir = "logs";
+  if (!to_files && !o.log_dir.empty()) o.tee.fallback = 3;
+  if (!typed.ranks.empty()) {
+    o.console_ranks.emplace();
+    for (const std::string& rank : split(typed.ranks, ',')) {
+      auto r = to_int(rank);
+      TESSERA_CHECK(r && *r >= 0 && *r < o.nproc,
+                    "--local-ranks-filter {}: expected ranks from 0 to {}, with commas",
+                    typed.ranks, o.nproc - 1);
+      o.console_ranks->insert(int(*r));
+    }
+  }
+  const std::map<std::string, Bind> binds = {
+      {"auto", Bind::kAuto}, {"core", Bind::kCore}, {"numa", Bind::kNuma}, {"none", Bind::kNone}};
+  auto bind = binds.find(typed.bind);
+  TESSERA_CHECK(bind != binds.end(), "--bind {}: expected auto, core, numa or none", typed.bind);
+  o.bind = bind->second;
+  if (!typed.timeout.empty())
+    o.timeout_s = int_flag("--timeout", typed.timeout, 1, 30 * 86400, "whole seconds");
+  char* end = nullptr;
+  o.grace_s = std::strtod(typed.grace.c_str(), &end);
+  TESSERA_CHECK(*end == '\0' && o.grace_s >= 0 && o.grace_s <= 86400,
+                "--grace {}: expected seconds from 0 to 86400", typed.grace);
+  read_env(typed, o);
+  o.dry_run = typed.dry_run;
+  o.doctor = typed.doctor;
+  return o;
+}
+
+void declare(CLI::App& app, Typed& t) {
+  app.add_option("--nproc,--nproc-per-node", t.nproc,
+                 "workers: N, gpu, cpu (one per core), or auto (GPUs, else cores); default 1")
+      ->type_name("N|auto|gpu|cpu");
+  app.add_option("--nnodes", t.nnodes, "nodes; several are not available yet")
+      ->type_name("N|MIN:MAX");
+  app.add_option("--node-rank", t.node_rank, "number of this node")->type_name("N");
+  app.add_option("--rdzv-endpoint", t.endpoint,
+                 "where the store listens; default 127.0.0.1 and any free port")
+      ->type_name("HOST:PORT");
+  app.add_option("--rdzv-id", t.run_id, "name of the run; default is date, time, random")
+      ->type_name("ID");
+  app.add_flag("--standalone", t.standalone, "a job of its own, whatever surrounds it");
+  app.add_option("--max-restarts", t.max_restarts, "restart all workers so often after a failure")
+      ->type_name("N");
+  app.add_option("--log-dir", t.log_dir,
+                 "keep output in DIR/<run>/attempt_<k>/rank_<r>/{stdout,stderr}.log")
+      ->type_name("DIR");
+  app.add_option("--tee", t.tee,
+                 "to file and console: 0 none, 1 stdout, 2 stderr, 3 both (with --log-dir the "
+                 "default), or by rank")
+      ->type_name("MODE|RANK:MODE,...");
+  app.add_option("--redirects", t.redirects, "to file only; same values")
+      ->type_name("MODE|RANK:MODE,...");
+  app.add_option("--local-ranks-filter", t.ranks, "show only these ranks on the console")
+      ->type_name("0,1,...");
+  app.add_option("--bind", t.bind,
+                 "pin each rank to its share of the cores, or to a NUMA node; auto: core")
+      ->type_name("auto|core|numa|none");
+  app.add_option("--timeout", t.timeout, "deadline of each collective (TESSERA_TIMEOUT)")
+      ->type_name("SECONDS");
+  app.add_option("--grace", t.grace, "time from a stop signal to SIGKILL; default 10")
+      ->type_name("SECONDS");
+  app.add_option("--env", t.env, "variable for the workers; may be repeated")
+      ->type_name("NAME=VALUE")
+      ->take_all()
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  app.add_flag("--doctor", t.doctor, "check this machine and say what to fix");
+  app.add_flag("--dry-run", t.dry_run, "print what would be run");
+  app.set_version_flag("--version", std::string("tlaunch (Tessera) ") + kVersion);
+}
+
+/// Where PROGRAM begins in argv: flags before it belong to tlaunch and have their underscores
+/// turned into dashes, everything from there on is the program's.
+std::vector<std::string> own_arguments(const CLI::App& app, int argc, char** argv,
+                                       std::vector<std::string>& command) {
+  std::vector<std::string> own;
+  int i = 1;
+  for (; i < argc; ++i) {
+    std::string arg = argv[i];
+    if (arg == "--") {
+      ++i;
+      break;
+    }
+    if (!arg.starts_with("-") || arg == "-") break;
+    size_t equal = std::min(arg.find('='), arg.size());
+    std::replace(arg.begin(), arg.begin() + std::ptrdiff_t(equal), '_', '-');
+    own.push_back(arg);
+    std::string name = arg.substr(0, equal);
+    const CLI::Option* option = app.get_option_no_throw(name);
+    TESSERA_CHECK(option,
+                  "{}: unknown flag; tlaunch --help lists them (flags of PROGRAM go after "
+                  "its name)",
+                  name);
+    if (option->get_expected_min() == 0 || equal < arg.size()) continue;
+    TESSERA_CHECK(i + 1 < argc, "{}: expects a value", name);
+    own.back() += std::string("=") + argv[++i];
+  }
+  command.assign(argv + i, argv + argc);
+  return own;
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(int argc, char** argv, int cores, int* exit_code) {
+  CLI::App app("Starts a program on several ranks and looks after them.", "tlaunch");
+  app.formatter(std::make_shared<HelpText>());
+  app.footer(kFooter);
+  Typed typed;
+  declare(app, typed);
+  try {
+    std::vector<std::string> command;
+    std::vector<std::string> own = own_arguments(app, argc, argv, command);
+    std::reverse(own.begin(), own.end());  // CLI11 takes them from the back
+    app.parse(own);
+    Options options = checked(typed, cores);
+    options.command = command;
+    if (!options.doctor) {
+      TESSERA_CHECK(!command.empty(),
+                    "PROGRAM is missing; usage: tlaunch [options] PROGRAM [args]");
+      options.program = find_program(command[0]);
+    }
+    return options;
+  } catch (const CLI::ParseError& e) {
+    *exit_code = app.exit(e) ? 2 : 0;
+  } catch (const ProgramError& e) {
+    fmt::print(stderr, "tlaunch: {}\n", e.what());
+    *exit_code = e.exit_code();
+  } catch (const UserError& e) {
+    fmt::print(stderr, "tlaunch: {}\n", e.what());
+    *exit_code = 2;
+  }
+  return std::nullopt;
+}
+
+}  // namespace tessera::launcher

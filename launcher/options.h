@@ -1,0 +1,52 @@
+// The command line of tlaunch. Invariant: what parse_options returns can be carried out as it
+// stands; anything that cannot (a bad value, a flag that is not available yet, a program that does
+// not exist) has been refused with one line, and nothing given is ignored.
+#pragma once
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace tessera::launcher {
+
+inline constexpr const char* kVersion = "0.1.0";
+
+enum class Bind { kAuto, kCore, kNuma, kNone };
+
+/// Which of a rank's streams a choice covers: bit 0 is stdout, bit 1 is stderr.
+struct StreamModes {
+  int fallback = 0;
+  std::map<int, int> by_rank;
+  int of(int rank) const {
+    auto found = by_rank.find(rank);
+    return found == by_rank.end() ? fallback : found->second;
+  }
+};
+
+struct Options {
+  int nproc = 1;
+  std::string host = "127.0.0.1";  // where the store listens
+  int port = 0;                    // 0: any free port
+  std::string run_id;
+  int max_restarts = 0;
+  std::string log_dir;                         // "": no log files
+  StreamModes tee;                             // to file and console
+  StreamModes redirects;                       // to file only
+  std::optional<std::set<int>> console_ranks;  // nullopt: all
+  Bind bind = Bind::kAuto;
+  int timeout_s = 0;  // 0: leave TESSERA_TIMEOUT alone
+  double grace_s = 10;
+  std::vector<std::pair<std::string, std::string>> env;
+  bool dry_run = false;
+  bool doctor = false;
+  std::string program;               // path to execute
+  std::vector<std::string> command;  // argv of the program
+};
+
+/// The options, or nullopt with `exit_code` set when there is nothing left to do (--help,
+/// --version, and errors, which are printed). `cores` is what --nproc cpu stands for.
+std::optional<Options> parse_options(int argc, char** argv, int cores, int* exit_code);
+
+}  // namespace tessera::launcher

@@ -1,0 +1,31 @@
+// Which cores each rank runs on. Ranks get equal, neighbouring shares of the cores this process may
+// use; with more ranks than cores they share round-robin. Invariant: no rank is bound outside the
+// affinity that tlaunch itself was started with.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "launcher/options.h"
+
+namespace tessera::launcher {
+
+struct Place {
+  std::vector<int> cpus;  // logical CPUs to pin to; empty: not pinned
+  int cores = 1;          // physical cores to compute on, for OMP_NUM_THREADS
+};
+
+struct Placement {
+  std::vector<Place> ranks;
+  int cores = 1;        // of this process
+  bool shared = false;  // ranks share cores
+};
+
+/// Physical cores that this process may use, at least 1; cheap.
+int usable_cores();
+
+Placement place_ranks(int nproc, Bind bind);
+
+/// "0-3,8" for a list of logical CPUs.
+std::string cpu_list(const std::vector<int>& cpus);
+
+}  // namespace tessera::launcher

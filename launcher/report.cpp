@@ -1,0 +1,75 @@
+#include "launcher/report.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+#include <map>
+
+#include "launcher/placement.h"
+
+namespace tessera::launcher {
+namespace {
+
+constexpr size_t kShownLines = 12;
+constexpr size_t kShownColumns = 400;
+
+/// The last lines of a worker's output, indented; what a carriage return overwrote is left out.
+std::string last_lines(const std::string& tail) {
+  std::vector<std::string> lines;
+  size_t begin = 0;
+  while (begin < tail.size()) {
+    size_t end = std::min(tail.find('\n', begin), tail.size());
+    std::string line = tail.substr(begin, end - begin);
+    begin = end + 1;
+    while (!line.empty() && line.back() == '\r') line.pop_back();
+    size_t redraw = line.rfind('\r');
+    if (redraw != std::string::npos) line.erase(0, redraw + 1);
+    if (line.size() > kShownColumns) line = line.substr(0, kShownColumns) + "...";
+    if (!line.empty()) lines.push_back(line);
+  }
+  std::string text;
+  size_t first = lines.size() - std::min(lines.size(), kShownLines);
+  for (size_t i = first; i < lines.size(); ++i) text += "    | " + lines[i] + "\n";
+  return text;
+}
+
+}  // namespace
+
+std::string rank_list(const std::vector<int>& ranks) { return cpu_list(ranks); }
+
+long count_memory_kills() {
+  std::ifstream file("/proc/vmstat");
+  std::string name;
+  for (long value; file >> name >> value;)
+    if (name == "oom_kill") return value;
+  return -1;
+}
+
+std::string failure_report(const std::vector<std::unique_ptr<Worker>>& workers,
+                           const std::vector<int>& failed, bool out_of_memory) {
+  const Worker& first = *workers[size_t(failed.front())];
+  std::string text = fmt::format("tlaunch: rank {} failed first: {} after {:.1f} s (pid {})\n",
+                                 first.rank, first.how(), first.ended_s, first.pid);
+  if (first.exit_code() == 128 + SIGKILL && out_of_memory)
+    text += "tlaunch: the kernel killed a process for lack of memory meanwhile; use less of it\n";
+  std::string lines = last_lines(first.tail);
+  text += lines.empty() ? "tlaunch: it printed nothing\n"
+                        : fmt::format("tlaunch: last output of rank {}:\n{}", first.rank, lines);
+  std::map<std::string, std::vector<int>> groups;
+  for (const auto& worker : workers) {
+    if (worker.get() == &first) continue;
+    bool own = std::find(failed.begin(), failed.end(), worker->rank) != failed.end();
+    std::string fate = own                ? "failed later: " + worker->how()
+                       : worker->failed() ? "stopped by tlaunch: " + worker->how()
+                                          : "finished";
+    groups[fate].push_back(worker->rank);
+  }
+  for (const auto& [fate, ranks] : groups)
+    text +=
+        fmt::format("tlaunch: rank{} {} {}\n", ranks.size() > 1 ? "s" : "", rank_list(ranks), fate);
+  return text;
+}
+
+}  // namespace tessera::launcher

@@ -1,0 +1,309 @@
+#include "launcher/supervisor.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/ioctl.h>
+#include <sys/signalfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+
+#include "collectives/store/liveness.h"
+#include "core/base/error.h"
+#include "launcher/report.h"
+
+namespace tessera::launcher {
+namespace {
+
+constexpr double kSurvivorsGrace_s = 2;  // for errors of their own after another rank failed
+constexpr double kLingerGrace_s = 0.5;   // for what a dead worker started and still prints
+constexpr size_t kMaxPendingBytes = 1 << 20;
+constexpr size_t kReadBytes = 256 << 10;  // from one stream before the others get their turn
+
+// Tags of epoll events: kind in the upper half, rank or stream in the lower.
+constexpr uint64_t kSignalTag = 1ull << 32, kExitTag = 2ull << 32, kStreamTag = 3ull << 32;
+
+double monotonic_s() {
+  timespec t{};
+  ::clock_gettime(CLOCK_MONOTONIC, &t);
+  return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
+}
+
+}  // namespace
+
+Supervisor::Supervisor(Job job, int attempt)
+    : job_(std::move(job)),
+      attempt_(attempt),
+      start_s_(monotonic_s()),
+      memory_kills_(count_memory_kills()) {
+  epoll_fd_ = ::epoll_create1(EPOLL_CLOEXEC);
+  null_fd_ = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  TESSERA_CHECK(epoll_fd_ >= 0 && null_fd_ >= 0, "cannot open /dev/null or epoll: {}",
+                std::strerror(errno));
+}
+
+Supervisor::~Supervisor() {
+  for (auto& worker : workers_)
+    if (worker->pid > 0 && !worker->finished) {
+      worker->finish();
+      job_.guard.forget(worker->pid);
+    }
+  ::close(epoll_fd_);
+  ::close(null_fd_);
+}
+
+double Supervisor::now_s() const { return monotonic_s() - start_s_; }
+
+void Supervisor::watch(int fd, uint64_t tag, uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = tag;
+  TESSERA_CHECK(::epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0, "epoll: {}",
+                std::strerror(errno));
+}
+
+Outcome Supervisor::run() {
+  start_all();
+  loop();
+  return outcome();
+}
+
+void Supervisor::prepare(Worker& worker) {
+  const Options& o = job_.options;
+  int redirect = o.redirects.of(worker.rank), tee = o.tee.of(worker.rank);
+  bool shown = !o.console_ranks || o.console_ranks->count(worker.rank);
+  for (int s : {0, 1}) {
+    Stream& stream = worker.streams[s];
+    stream.on_console = shown && !(redirect >> s & 1);
+    worker.open_stream(s, worker.rank == 0 && stream.on_console && ::isatty(s + 1));
+    if (!((redirect | tee) >> s & 1)) continue;
+    std::string folder =
+        fmt::format("{}/{}/attempt_{}/rank_{}", o.log_dir, o.run_id, attempt_, worker.rank);
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    TESSERA_CHECK(!error, "--log-dir: cannot create {} ({})", folder, error.message());
+    worker.open_log(s, folder + (s == 0 ? "/stdout.log" : "/stderr.log"));
+  }
+}
+
+void Supervisor::start_all() {
+  int status[2];
+  TESSERA_CHECK(::pipe2(status, O_CLOEXEC) == 0, "no pipe: {}", std::strerror(errno));
+  watch(job_.signal_fd, kSignalTag, EPOLLIN);
+  for (int rank = 0; rank < job_.options.nproc; ++rank) {
+    workers_.push_back(std::make_unique<Worker>(rank));
+    Worker& worker = *workers_.back();
+    prepare(worker);
+    SpawnRequest request;
+    request.rank = rank;
+    request.program = &job_.options.program;
+    request.command = &job_.options.command;
+    request.env = job_.environment(rank, attempt_);
+    request.cpus = job_.placement.ranks[size_t(rank)].cpus;
+    request.in = rank == 0 && !::isatty(0) ? 0 : null_fd_;
+    request.out = worker.streams[0].child_fd;
+    request.err = worker.streams[1].child_fd;
+    request.open_files = job_.open_files;
+    request.signal_mask = job_.signal_mask;
+    worker.pid = spawn(request, status[1]);
+    job_.guard.watch(worker.pid);
+    worker.close_child_ends();
+    worker.pid_fd = int(::syscall(SYS_pidfd_open, worker.pid, 0));
+    TESSERA_CHECK(worker.pid_fd >= 0, "pidfd_open: {}; Linux 5.3 or later is needed",
+                  std::strerror(errno));
+    watch(worker.pid_fd, kExitTag | uint64_t(rank), EPOLLIN);
+    for (int s : {0, 1}) watch(worker.streams[s].fd, kStreamTag | uint64_t(2 * rank + s), EPOLLIN);
+    ++unfinished_;
+  }
+  ::close(status[1]);
+  check_started(status[0]);
+}
+
+// End of file means that every worker has become the program.
+void Supervisor::check_started(int status_fd) {
+  SpawnFailure failure{};
+  ssize_t n = 0;
+  do n = ::read(status_fd, &failure, sizeof failure);
+  while (n < 0 && errno == EINTR);
+  ::close(status_fd);
+  if (n != ssize_t(sizeof failure)) return;
+  const char* advice = failure.error == ENOEXEC  ? "; a script needs a first line like #!/bin/sh"
+                       : failure.error == ENOENT ? "; does its interpreter exist?"
+                       : failure.error == E2BIG  ? "; arguments or environment are too long"
+                                                 : "";
+  detail::raise<UserError>(fmt::format("{}: cannot be executed ({}){}", job_.options.program,
+                                       std::strerror(failure.error), advice));
+}
+
+void Supervisor::loop() {
+  epoll_event events[64];
+  while (unfinished_ > 0) {
+    int n = ::epoll_wait(epoll_fd_, events, 64, wait_ms());
+    TESSERA_CHECK(n >= 0 || errno == EINTR, "epoll: {}", std::strerror(errno));
+    for (int i = 0; i < n; ++i) on_event(events[i].data.u64);
+    on_time();
+    write_console();
+  }
+}
+
+void Supervisor::on_event(uint64_t tag) {
+  uint64_t kind = tag >> 32 << 32, index = tag - kind;
+  if (kind == kSignalTag) return on_signal();
+  Worker& worker = *workers_[kind == kExitTag ? index : index / 2];
+  if (kind == kExitTag)
+    on_exit(worker);
+  else
+    on_output(worker, int(index % 2));
+}
+
+void Supervisor::on_signal() {
+  signalfd_siginfo info{};
+  if (::read(job_.signal_fd, &info, sizeof info) != ssize_t(sizeof info)) return;
+  int signal = int(info.ssi_signo);
+  bool stops = signal == SIGINT || signal == SIGTERM || signal == SIGHUP || signal == SIGQUIT;
+  if (stops) return on_stop_signal(signal);
+  if (signal == SIGWINCH) {
+    winsize size{};
+    for (int s : {0, 1})
+      if (workers_[0]->streams[s].interactive && ::ioctl(s + 1, TIOCGWINSZ, &size) == 0)
+        ::ioctl(workers_[0]->streams[s].fd, TIOCSWINSZ, &size);
+  }
+  signal_all(signal);
+}
+
+void Supervisor::on_stop_signal(int signal) {
+  const char* name = ::strsignal(signal);
+  if (stop_signal_ != 0) {
+    job_.console.note(
+        fmt::format("tlaunch: signal {} ({}) again: killing all ranks", signal, name));
+    signal_all(SIGKILL);
+    phase_ = Phase::kKilled;
+    return;
+  }
+  stop_signal_ = signal;
+  job_.console.note(fmt::format(
+      "tlaunch: signal {} ({}): passed on to all ranks, which have {:g} s; send it again to kill "
+      "them now",
+      signal, name, job_.options.grace_s));
+  signal_all(signal);
+  phase_ = Phase::kStopping;
+  phase_end_s_ = now_s() + job_.options.grace_s;
+}
+
+void Supervisor::signal_all(int signal) {
+  for (auto& worker : workers_) {
+    if (worker->finished) continue;
+    if (!worker->ended()) worker->sent_signal = signal;
+    worker->signal_group(signal);
+    if (signal == SIGTERM || signal == SIGHUP || signal == SIGINT || signal == SIGQUIT)
+      worker->signal_group(SIGCONT);  // a stopped process would not see it
+  }
+}
+
+void Supervisor::on_exit(Worker& worker) {
+  if (worker.ended() || !worker.poll_exit()) return;
+  worker.ended_s = now_s();
+  ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, worker.pid_fd, nullptr);
+  if (!worker.failed()) {
+    announce_departure(job_.store, worker.rank);
+  } else {
+    announce_death(job_.store, worker.rank, worker.how());
+    if (phase_ == Phase::kRunning || phase_ == Phase::kGrace) failed_.push_back(worker.rank);
+    if (phase_ == Phase::kRunning) {
+      phase_ = Phase::kGrace;
+      phase_end_s_ = now_s() + kSurvivorsGrace_s;
+    }
+  }
+  finish_if_done(worker);
+}
+
+void Supervisor::on_output(Worker& worker, int s) {
+  if (worker.streams[s].fd < 0) return;
+  if (worker.read_stream(s, job_.console, kReadBytes)) return;
+  worker.close_stream(s, job_.console);
+  finish_if_done(worker);
+}
+
+// A worker is done when it has ended and nobody holds its streams, or nobody but lingering
+// children, whose time is limited.
+void Supervisor::finish_if_done(Worker& worker) {
+  if (!worker.ended() || worker.finished) return;
+  bool linger = now_s() < worker.ended_s + kLingerGrace_s && phase_ != Phase::kKilled;
+  if (worker.has_open_stream() && linger) return;
+  worker.signal_group(SIGKILL);
+  for (int s : {0, 1}) {
+    if (worker.streams[s].fd < 0) continue;
+    worker.read_stream(s, job_.console, SIZE_MAX);
+    worker.close_stream(s, job_.console);
+  }
+  worker.finish();
+  job_.guard.forget(worker.pid);
+  --unfinished_;
+}
+
+void Supervisor::on_time() {
+  bool all_ended = true;
+  for (auto& worker : workers_) {
+    finish_if_done(*worker);
+    all_ended = all_ended && worker->ended();
+  }
+  if (all_ended || now_s() < phase_end_s_) return;
+  if (phase_ == Phase::kGrace) {
+    signal_all(SIGTERM);
+    phase_ = Phase::kStopping;
+    phase_end_s_ = now_s() + job_.options.grace_s;
+  } else if (phase_ == Phase::kStopping) {
+    job_.console.note("tlaunch: ranks still run after the time they had: killing them");
+    signal_all(SIGKILL);
+    phase_ = Phase::kKilled;
+  }
+}
+
+int Supervisor::wait_ms() const {
+  double wait_s = 3600;
+  if (phase_ == Phase::kGrace || phase_ == Phase::kStopping)
+    wait_s = std::min(wait_s, phase_end_s_ - now_s());
+  for (const auto& worker : workers_)
+    if (worker->ended() && !worker->finished)
+      wait_s = std::min(wait_s, worker->ended_s + kLingerGrace_s - now_s());
+  // A console that is not ready is asked again soon; it may be a file, which epoll does not take.
+  if (job_.console.pending(0) + job_.console.pending(1) > 0) wait_s = std::min(wait_s, 0.002);
+  return std::max(0, int(wait_s * 1000) + 1);
+}
+
+// Prints what the reader takes; with too much waiting for it, the workers have to wait too.
+void Supervisor::write_console() {
+  for (int s : {0, 1}) {
+    job_.console.pump(s);
+    while (job_.console.pending(s) > kMaxPendingBytes) {
+      pollfd p[2] = {{s + 1, POLLOUT, 0}, {job_.signal_fd, POLLIN, 0}};
+      ::poll(p, 2, std::min(wait_ms() + 50, 1000));
+      if (p[1].revents) break;  // a signal comes first, or a stuck reader could not be interrupted
+      job_.console.pump(s);
+      if (phase_ != Phase::kRunning) break;
+    }
+  }
+}
+
+Outcome Supervisor::outcome() const {
+  Outcome result;
+  result.stop_signal = stop_signal_;
+  if (!failed_.empty()) {
+    result.exit_code = workers_[size_t(failed_.front())]->exit_code();
+    result.report = failure_report(workers_, failed_, count_memory_kills() > memory_kills_);
+    if (!job_.options.log_dir.empty())
+      result.report += fmt::format("tlaunch: logs in {}/{}/attempt_{}\n", job_.options.log_dir,
+                                   job_.options.run_id, attempt_);
+  }
+  if (stop_signal_ != 0 && failed_.empty()) result.exit_code = 128 + stop_signal_;
+  return result;
+}
+
+}  // namespace tessera::launcher

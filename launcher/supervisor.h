@@ -1,0 +1,86 @@
+// One attempt: starts the workers and stays with them until the last has ended. A single loop on
+// one thread sees ends of processes (in the order the kernel reports them), their output, signals
+// and deadlines. After a failure it is announced in the store, survivors get 2 s to say what they
+// have to say, then SIGTERM, then SIGKILL. Invariant: when run() returns, by exception too, no
+// worker of the attempt runs and all their output has been handed to the console.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/store/store.h"
+#include "launcher/console.h"
+#include "launcher/guard.h"
+#include "launcher/options.h"
+#include "launcher/placement.h"
+#include "launcher/spawn.h"
+#include "launcher/worker.h"
+
+namespace tessera::launcher {
+
+/// What an attempt needs from the rest of tlaunch.
+struct Job {
+  const Options& options;
+  const Placement& placement;
+  Console& console;
+  Guard& guard;
+  Store& store;  // as the workers of this attempt see it
+  int signal_fd;
+  rlimit open_files;     // for the workers
+  sigset_t signal_mask;  // likewise
+  /// Environment of a rank.
+  std::function<std::vector<std::string>(int rank, int attempt)> environment;
+};
+
+struct Outcome {
+  int exit_code = 0;
+  int stop_signal = 0;  // the user's signal that ended the attempt, or 0
+  std::string report;   // "" when nothing failed
+};
+
+class Supervisor {
+ public:
+  Supervisor(Job job, int attempt);
+  ~Supervisor();
+
+  /// Throws UserError when the workers cannot be started.
+  Outcome run();
+
+ private:
+  enum class Phase { kRunning, kGrace, kStopping, kKilled };
+
+  void start_all();
+  void prepare(Worker& worker);
+  void check_started(int status_fd);
+  void watch(int fd, uint64_t tag, uint32_t events);
+  double now_s() const;
+
+  void loop();
+  void on_event(uint64_t tag);
+  void on_signal();
+  void on_stop_signal(int signal);
+  void on_exit(Worker& worker);
+  void on_output(Worker& worker, int s);
+  void on_time();
+  void finish_if_done(Worker& worker);
+  void signal_all(int signal);
+  void write_console();
+  int wait_ms() const;
+  Outcome outcome() const;
+
+  Job job_;
+  const int attempt_;
+  const double start_s_;
+  const long memory_kills_;
+  int epoll_fd_ = -1;
+  int null_fd_ = -1;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  size_t unfinished_ = 0;
+  std::vector<int> failed_;  // in order
+  Phase phase_ = Phase::kRunning;
+  double phase_end_s_ = 0;
+  int stop_signal_ = 0;
+};
+
+}  // namespace tessera::launcher

@@ -1,0 +1,66 @@
+// One worker and its two output streams, as the supervisor sees them. Invariant: `pid` stays a
+// zombie of ours, and so cannot be reused, until finish() has killed its group and reaped it.
+#pragma once
+#include <sys/types.h>
+
+#include <array>
+#include <string>
+
+#include "launcher/console.h"
+
+namespace tessera::launcher {
+
+/// A worker's stdout or stderr: a pipe, or a pseudo-terminal so that rank 0 sees a terminal.
+struct Stream {
+  int fd = -1;        // our end; -1 once it has ended
+  int child_fd = -1;  // the worker's end, until it is spawned
+  int log_fd = -1;
+  bool interactive = false;
+  bool on_console = true;
+};
+
+class Worker {
+ public:
+  explicit Worker(int rank) : rank(rank) {}
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  ~Worker();
+
+  /// Opens stream `s`; `terminal`: as a pseudo-terminal of the size of tlaunch's descriptor s + 1.
+  void open_stream(int s, bool terminal);
+  /// Opens the log file of stream `s`, in a folder that exists. Throws UserError.
+  void open_log(int s, const std::string& path);
+  /// Closes the ends that belong to the worker.
+  void close_child_ends();
+
+  /// Reads what there is (at most `max_bytes`), to console, log and tail. False at end of stream.
+  bool read_stream(int s, Console& console, size_t max_bytes);
+  void close_stream(int s, Console& console);
+  bool has_open_stream() const { return streams[0].fd >= 0 || streams[1].fd >= 0; }
+
+  /// Sends to the worker's process group, which exists as long as the worker is not finished.
+  void signal_group(int signal) const;
+  /// Looks for the end of the process without reaping it; true and sets `status` if it has ended.
+  bool poll_exit();
+  /// Kills what is left of the group and reaps the worker.
+  void finish();
+
+  bool ended() const { return ended_s >= 0; }
+  bool failed() const { return ended() && status != 0; }
+  /// "exit status 3" or "signal 9 (Killed)".
+  std::string how() const;
+  /// What a shell would report: the exit status, or 128 + signal.
+  int exit_code() const;
+
+  const int rank;
+  pid_t pid = -1;
+  int pid_fd = -1;
+  std::array<Stream, 2> streams;
+  int status = 0;       // wait status
+  double ended_s = -1;  // when, in seconds of the supervisor's clock; -1: running
+  int sent_signal = 0;  // last signal from tlaunch
+  bool finished = false;
+  std::string tail;  // last bytes of both streams
+};
+
+}  // namespace tessera::launcher
