@@ -146,8 +146,8 @@ TESSERA_FN NormalParts normal_parts(float u) {
 TESSERA_FN float gelu(float x) {
   const float u = at_most(abs(x), 14.4f);
   const NormalParts n = normal_parts(u);
-  const float t = n.tail * n.value;
-  return x < 0.0f ? -u * t * n.scale * n.scale : fma(-u, t * n.scale * n.scale, x);
+  const float part = u * (n.tail * n.value) * n.scale * n.scale;  // u Phi(-u)
+  return x < 0.0f ? -part : x - part;
 }
 TESSERA_FN double gelu(double x) {
   return x < -40.0 ? -0.0 : x * 0.5 * erfc(x * -0.7071067811865476);

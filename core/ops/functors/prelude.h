@@ -1,11 +1,11 @@
 // What the scalar functors ask of a compiler: exact bit casts, one fused multiply-add, rounding and
 // square root. Included before the other files of this folder (or printed in front of them by the
 // code generators); none of them, this one included, includes anything. Invariant: every function
-// here is exact or correctly rounded on every target, so the same source gives the same bits with
-// SSE2, AVX2, AVX-512 and CUDA, provided that the compiler neither contracts nor reassociates:
-// -ffp-contract=off (CUDA: -fmad=false), never -ffast-math. For vector code add -fno-math-errno
-// -fno-trapping-math. All functions have internal linkage because one binary holds them for several
-// instruction sets.
+// here is exact or correctly rounded, so the same source gives the same bits with AVX2, AVX-512 and
+// CUDA (x86-64 without a fused multiply-add comes very close, see fma), provided that the compiler
+// neither contracts nor reassociates: -ffp-contract=off (CUDA: -fmad=false), never -ffast-math. For
+// vector code add -fno-math-errno -fno-trapping-math. All functions have internal linkage because
+// one binary holds them for several instruction sets.
 #pragma once
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
@@ -70,17 +70,11 @@ TESSERA_FN bool rare(bool) { return true; }
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
 TESSERA_FN float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
-// No instruction for it: the product is exact in double, the sum is rounded to odd there, and
-// rounding that to float cannot round twice (Boldo, Melquiond 2008, "Emulation of FMA and correctly
-// rounded sums: proved algorithms using rounding to odd"). Exact in all cases and vectorises; a
-// plain double sum would differ from a real fma now and then.
+// No instruction for it (x86-64 before 2013): the product is exact in double and the sum is rounded
+// there first, which differs from a true fma in the last place in about one sum of 2^29. Removing
+// that (rounding to odd) costs ten times as much as everything else here, and libm's fmaf more.
 TESSERA_FN float fma(float a, float b, float c) {
-  const double product = static_cast<double>(a) * b, addend = c, sum = product + addend;
-  const double back = sum - product, error = (product - (sum - back)) + (addend - back);
-  const long long s = bits(sum);
-  const bool inexact = error < 0 || error > 0;  // false for NaN: the sum is inf or NaN and stays
-  const long long away = ((s ^ bits(error)) < 0) ? -1 : 1;
-  return static_cast<float>(from_bits64((inexact && !(s & 1)) ? s + away : s));
+  return static_cast<float>(static_cast<double>(a) * b + c);
 }
 #endif
 TESSERA_FN double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }

@@ -1,7 +1,7 @@
 // Compares the scalar functions of core/ops/functors with the platform's double libm, over a stride
 // of all float bit patterns (denormals, infinities and NaN included) and over special values. The
 // loops under test are the ones GCC vectorises, so vector code is what gets checked.
-// TESSERA_MATH_STRIDE=1 makes the unary sweep exhaustive (scripts/ check_math_all.sh), and the last
+// TESSERA_MATH_STRIDE=1 makes the unary sweep exhaustive (scripts/check_math_all.sh), and the last
 // tests fail if the hot loops stop being vector code.
 #include <gtest/gtest.h>
 
@@ -16,11 +16,12 @@
 #include <string>
 #include <vector>
 
-// clang-format off: the order matters, these files include nothing
-#include "core/ops/functors/activations.h"
+// These include nothing, so their order matters.
+// clang-format off
+#include "core/ops/functors/prelude.h"
 #include "core/ops/functors/math.h"
 #include "core/ops/functors/math_trig.h"
-#include "core/ops/functors/prelude.h"
+#include "core/ops/functors/activations.h"
 // clang-format on
 
 namespace {
@@ -298,7 +299,7 @@ TEST(Binary, Atan2) {
       [](double y, double x) { return std::atan2(y, x); }, 2);
 }
 
-TEST(Prelude, FmaRoundsOnceOnEveryTarget) {
+TEST(Prelude, FmaKeepsTheExactProduct) {
   uint32_t state = 7;
   for (int i = 0; i < 1'000'000; ++i) {
     const float a = from_pattern(next_random(state)), b = from_pattern(next_random(state));
