@@ -123,6 +123,6 @@ class Recorder:
     def write(self, folder, stem, made_by):
         metadata = {"made_by": made_by, "torch": torch.__version__}
         safetensors_io.save(folder / f"{stem}.safetensors", self.tensors, metadata)
-        cases = ",\n".join("  " + json.dumps(case) for case in self.cases)
+        cases = ",\n".join("  " + json.dumps(case, allow_nan=False) for case in self.cases)
         text = f'{{\n "metadata": {json.dumps(metadata)},\n "cases": [\n{cases}\n ]\n}}\n'
         (folder / f"{stem}.json").write_text(text)

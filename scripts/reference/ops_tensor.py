@@ -360,9 +360,8 @@ def indexing(r):
     r.add("slice/step", "x[1:7:3, ::2]", {"x": normal(8, 5)}, grads="x")
     r.add(
         "masked_fill/broadcast",
-        "torch.masked_fill(x, mask, value)",
+        "torch.masked_fill(x, mask, -inf)",
         {"x": normal(2, 3), "mask": boolean([True, False, True])},
-        {"value": -inf},
         grads="x",
     )
     r.add(
