@@ -14,9 +14,9 @@ constexpr std::pair<int, int> kNobody{-1, 0};
 
 int fd_of(int stream) { return stream + 1; }
 
-bool writable(int fd, int timeout_ms) {
-  pollfd p{fd, POLLOUT, 0};
-  return ::poll(&p, 1, timeout_ms) > 0;
+bool writable(int fd, int timeout_ms, int stop_fd = -1) {
+  pollfd p[2] = {{fd, POLLOUT, 0}, {stop_fd, POLLIN, 0}};
+  return ::poll(p, 2, timeout_ms) > 0 && p[0].revents != 0;
 }
 
 }  // namespace
@@ -137,9 +137,9 @@ void Console::pump(int stream) {
     if (!send(stream)) return;
 }
 
-void Console::flush(int timeout_ms) {
+void Console::flush(int timeout_ms, int stop_fd) {
   for (int stream : {0, 1})
-    while (pending(stream) > 0 && writable(fd_of(stream), timeout_ms))
+    while (pending(stream) > 0 && writable(fd_of(stream), timeout_ms, stop_fd))
       if (!send(stream)) break;
 }
 

@@ -30,8 +30,9 @@ class Console {
   size_t pending(int stream) const { return out_[stream].size() - sent_[stream]; }
   /// Writes what can be written without blocking.
   void pump(int stream);
-  /// Writes everything, waiting for the reader for at most `timeout_ms` without progress.
-  void flush(int timeout_ms);
+  /// Writes everything, waiting for the reader for at most `timeout_ms` without progress, or until
+  /// `stop_fd` can be read.
+  void flush(int timeout_ms, int stop_fd);
 
  private:
   using Source = std::pair<int, int>;  // rank, stream

@@ -105,6 +105,7 @@ int run_attempts(const Options& o, const Placement& placement, Guard& guard,
   if (placement.shared && o.bind != Bind::kNone)
     console.note(
         fmt::format("tlaunch: {} ranks share {} cores, round-robin", o.nproc, placement.cores));
+  console.flush(0, -1);
   TcpStoreServer server(o.host, o.port, key);
   for (int attempt = 0;; ++attempt) {
     PrefixStore store(attempt_prefix(attempt), server.store());
@@ -120,7 +121,7 @@ int run_attempts(const Options& o, const Placement& placement, Guard& guard,
     if (again)
       console.note(fmt::format("tlaunch: restarting all ranks, restart {} of {}", attempt + 1,
                                o.max_restarts));
-    console.flush(again ? 0 : 60000);
+    console.flush(again ? 0 : 60000, signal_fd);
     if (!again) {
       if (outcome.exit_code == 0) guard.dismiss();
       return outcome.exit_code;
@@ -153,8 +154,9 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   try {
     return tessera::launcher::run(argc, argv);
-  } catch (const tessera::Error& e) {
+  } catch (const tessera::UserError& e) {
     fmt::print(stderr, "tlaunch: {}\n", e.what());
+    return 2;
   } catch (const std::exception& e) {
     fmt::print(stderr, "tlaunch: {}\n", e.what());
   }

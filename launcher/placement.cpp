@@ -124,8 +124,8 @@ std::string cpu_list(const std::vector<int>& cpus) {
   for (size_t i = 0; i < cpus.size();) {
     size_t j = i;
     while (j + 1 < cpus.size() && cpus[j + 1] == cpus[j] + 1) ++j;
-    text += (i ? "," : "") + std::to_string(cpus[i]);
-    if (j > i) text += "-" + std::to_string(cpus[j]);
+    text += fmt::format("{}{}", i ? "," : "", cpus[i]);
+    if (j > i) text += fmt::format("-{}", cpus[j]);
     i = j + 1;
   }
   return text;

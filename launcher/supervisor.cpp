@@ -1,7 +1,6 @@
 #include "launcher/supervisor.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
@@ -29,6 +28,8 @@ constexpr size_t kReadBytes = 256 << 10;  // from one stream before the others g
 
 // Tags of epoll events: kind in the upper half, rank or stream in the lower.
 constexpr uint64_t kSignalTag = 1ull << 32, kExitTag = 2ull << 32, kStreamTag = 3ull << 32;
+
+uint64_t stream_tag(int rank, int s) { return kStreamTag | uint64_t(2 * rank + s); }
 
 double monotonic_s() {
   timespec t{};
@@ -225,7 +226,7 @@ void Supervisor::on_exit(Worker& worker) {
 }
 
 void Supervisor::on_output(Worker& worker, int s) {
-  if (worker.streams[s].fd < 0) return;
+  if (worker.streams[s].fd < 0 || paused_) return;
   if (worker.read_stream(s, job_.console, kReadBytes)) return;
   worker.close_stream(s, job_.console);
   finish_if_done(worker);
@@ -278,18 +279,23 @@ int Supervisor::wait_ms() const {
   return std::max(0, int(wait_s * 1000) + 1);
 }
 
-// Prints what the reader takes; with too much waiting for it, the workers have to wait too.
+// Prints what the reader takes. With too much waiting for it nothing is read from the workers, who
+// then have to wait too; ends of processes, signals and deadlines are still seen.
 void Supervisor::write_console() {
-  for (int s : {0, 1}) {
-    job_.console.pump(s);
-    while (job_.console.pending(s) > kMaxPendingBytes) {
-      pollfd p[2] = {{s + 1, POLLOUT, 0}, {job_.signal_fd, POLLIN, 0}};
-      ::poll(p, 2, std::min(wait_ms() + 50, 1000));
-      if (p[1].revents) break;  // a signal comes first, or a stuck reader could not be interrupted
-      job_.console.pump(s);
-      if (phase_ != Phase::kRunning) break;
+  for (int s : {0, 1}) job_.console.pump(s);
+  size_t pending = job_.console.pending(0) + job_.console.pending(1);
+  bool pause = pending > (paused_ ? kMaxPendingBytes / 2 : kMaxPendingBytes);
+  if (pause == paused_) return;
+  paused_ = pause;
+  for (auto& worker : workers_)
+    for (int s : {0, 1}) {
+      int fd = worker->streams[s].fd;
+      if (fd < 0) continue;
+      if (pause)
+        ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr);
+      else
+        watch(fd, stream_tag(worker->rank, s), EPOLLIN);
     }
-  }
 }
 
 Outcome Supervisor::outcome() const {

@@ -81,6 +81,7 @@ class Supervisor {
   Phase phase_ = Phase::kRunning;
   double phase_end_s_ = 0;
   int stop_signal_ = 0;
+  bool paused_ = false;  // the console has enough to print
 };
 
 }  // namespace tessera::launcher

@@ -11,7 +11,7 @@ std::string timeout_text(const std::string& call, const std::vector<std::string>
   constexpr size_t kShown = 8;
   std::string names;
   for (size_t i = 0; i < std::min(absent.size(), kShown); ++i)
-    names += (i ? ", \"" : "\"") + absent[i] + "\"";
+    names += fmt::format("{}\"{}\"", i ? ", " : "", absent[i]);
   if (absent.size() > kShown) names += fmt::format(" and {} more", absent.size() - kShown);
   return fmt::format(
       "store {}: {} of {} key{} not set within {} ms: {}; the ranks that set them have not arrived",

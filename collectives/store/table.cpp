@@ -55,6 +55,10 @@ void Table::advance(uint64_t id, std::vector<Ready>& ready) {
 void Table::set(std::span<const std::string> keys, std::span<const std::string> values) {
   TESSERA_CHECK(keys.size() == values.size(), "store set: {} keys but {} values", keys.size(),
                 values.size());
+  for (size_t i = 0; i < keys.size(); ++i) {  // all or nothing, but for a store that is full
+    check_key(keys[i]);
+    check_value(keys[i], values[i].size());
+  }
   std::vector<Ready> ready;
   {
     std::lock_guard lock(mutex_);

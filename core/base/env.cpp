@@ -1,0 +1,72 @@
+#include "core/base/env.h"
+
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "core/base/error.h"
+
+namespace tessera::env {
+namespace {
+
+constexpr Variable kTable[] = {
+    {"RANK", "0", "number of this process, 0 to WORLD_SIZE - 1 (set by tlaunch)"},
+    {"WORLD_SIZE", "1", "number of processes of the job (set by tlaunch)"},
+    {"LOCAL_RANK", "0", "number of this process on its node (set by tlaunch)"},
+    {"LOCAL_WORLD_SIZE", "1", "number of processes on this node (set by tlaunch)"},
+    {"GROUP_RANK", "0", "number of this node (set by tlaunch)"},
+    {"MASTER_ADDR", "127.0.0.1", "address of the store (set by tlaunch)"},
+    {"MASTER_PORT", "", "port of the store (set by tlaunch)"},
+    {"TESSERA_RUN_ID", "", "name of the job, part of every shared name (set by tlaunch)"},
+    {"TESSERA_RESTART_COUNT", "0", "how often tlaunch has restarted the workers"},
+    {"TESSERA_STORE_KEY", "", "per-job secret that the store asks of its clients (set by tlaunch)"},
+    {"TESSERA_TIMEOUT", "60", "deadline of each collective in seconds"},
+    {"TESSERA_LOG", "warn", "log level: debug, info, warn, error or off"},
+    {"TESSERA_ISA", "", "kernel instruction set: base, v3 or v4; default is the best the CPU has"},
+    {"TESSERA_FAULT", "", "fault injection for tests, e.g. rank=1,op=all_reduce,n=20,kill"},
+    {"TESSERA_BACKEND", "",
+     "collective backend for CPU tensors: shm or gloo; default is chosen by host"},
+    {"TESSERA_TEST_DATA", "", "folder of the data sets that some tests read"},
+    {"OMP_NUM_THREADS", "", "threads of CPU kernels per process (tlaunch sets it when unset)"},
+};
+
+bool is_one_of(const std::string& v, std::initializer_list<const char*> words) {
+  for (const char* w : words)
+    if (v == w) return true;
+  return false;
+}
+
+}  // namespace
+
+std::span<const Variable> table() { return kTable; }
+
+std::string get(const char* name, const std::string& fallback) {
+  bool known = false;
+  for (const Variable& v : kTable) known |= std::strcmp(v.name, name) == 0;
+  TESSERA_ASSERT(known, "environment variable {} is not in the table", name);
+  const char* value = std::getenv(name);
+  return value && *value ? value : fallback;
+}
+
+int64_t get_int(const char* name, int64_t fallback, int64_t low, int64_t high) {
+  std::string text = get(name);
+  if (text.empty()) return fallback;
+  int64_t v = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), v);
+  bool whole = error == std::errc() && end == text.data() + text.size();
+  TESSERA_CHECK(whole && v >= low && v <= high,
+                "{}=\"{}\": expected an integer from {} to {}; unset it or correct it", name,
+                text.substr(0, 64), low, high);
+  return v;
+}
+
+bool get_bool(const char* name, bool fallback) {
+  std::string v = get(name);
+  if (v.empty()) return fallback;
+  if (is_one_of(v, {"1", "true", "on", "yes"})) return true;
+  TESSERA_CHECK(is_one_of(v, {"0", "false", "off", "no"}), "{}=\"{}\": expected 1 or 0", name,
+                v.substr(0, 64));
+  return false;
+}
+
+}  // namespace tessera::env
