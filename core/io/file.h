@@ -1,0 +1,89 @@
+// Files. Reading names an exact range and either delivers it or throws; writing goes to a temporary
+// file that replaces the old one in a single rename. Invariant: at any moment, power loss included,
+// a reader of the final path sees either the whole old file or the whole new one.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/base/ref.h"
+
+namespace tessera::io {
+
+/// `text` in single quotes for an error message: control characters escaped, the middle of long
+/// texts elided.
+std::string quote(std::string_view text);
+
+/// A whole file in memory, by mmap. Private and writable: writes stay in memory and never reach the
+/// file. Pages are read when touched; if another process truncates the file meanwhile, touching
+/// them raises SIGBUS, as with any mmap.
+class Mapping final : public RefCounted {
+ public:
+  Mapping(std::byte* data, size_t bytes) : data_(data), bytes_(bytes) {}
+  ~Mapping() override;
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_;
+  size_t bytes_;
+};
+
+/// A regular file open for reading. Errors are UserError, begin with `who`, and name path and
+/// reason.
+class File {
+ public:
+  /// Throws unless `path` is a readable regular file (never blocks on a pipe or device).
+  static File open(const std::string& path, std::string who);
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  ~File();
+
+  const std::string& path() const { return path_; }
+  uint64_t size() const { return size_; }  // bytes, when opened
+  /// Reads exactly [offset, offset + bytes) or throws. Thread-safe.
+  void read_at(void* to, uint64_t bytes, uint64_t offset) const;
+  /// The whole file; an empty file gives an empty mapping.
+  Ref<Mapping> map() const;
+
+ private:
+  File(int fd, std::string path, std::string who, uint64_t size);
+  int fd_;
+  std::string path_, who_;
+  uint64_t size_;
+};
+
+/// The bytes of a regular file; throws UserError when it is missing, unreadable or larger than
+/// `max_bytes`.
+std::string read_file(const std::string& path, const std::string& who,
+                      uint64_t max_bytes = UINT64_MAX);
+
+/// A file that appears under its path only when it is complete: written beside it under a temporary
+/// name, then fsync, rename, and fsync of the directory. Dropped before commit() it leaves nothing
+/// behind. A symbolic link at `path` is followed, not replaced.
+class AtomicFile {
+ public:
+  /// Creates the temporary file; throws UserError when the directory is missing or not writable.
+  AtomicFile(const std::string& path, std::string who);
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile();
+
+  /// Appends. On failure (disk full, quota, ...) throws UserError with path, bytes and reason; the
+  /// old file is intact.
+  void write(const void* data, uint64_t bytes);
+  /// Makes the new file visible and durable.
+  void commit();
+
+ private:
+  [[noreturn]] void fail(const char* what, int error);
+  std::string path_, temporary_, who_;
+  int fd_ = -1;
+  uint64_t written_ = 0;
+};
+
+/// Writes `bytes` to `path` through an AtomicFile.
+void write_file(const std::string& path, std::string_view bytes, const std::string& who);
+
+}  // namespace tessera::io

@@ -1,0 +1,56 @@
+// One number for a whole model: equal if and only if (up to collisions of a 128-bit hash) names,
+// dtypes, shapes and bytes of all parameters are equal. Invariant: tensors enter in ascending order
+// of their names and whole, so the hash does not depend on how they were sharded, ordered or
+// stored.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/tensor/tensor.h"
+
+struct XXH3_state_s;
+
+namespace tessera::io {
+
+struct NamedTensor {
+  std::string name;
+  Tensor tensor;
+};
+
+/// XXH3-128 (Collet, xxHash) over, per tensor: u64 length of the name, the name, the dtype's name
+/// ("f32") padded with zeros to 8 bytes, u64 ndim, i64 extents, then the elements in C order; all
+/// integers little-endian.
+class ParamsHasher {
+ public:
+  ParamsHasher();
+  ~ParamsHasher();
+  ParamsHasher(ParamsHasher&&) noexcept;
+
+  /// Adds a whole tensor. Throws UserError unless names come in strictly ascending byte order.
+  void add(std::string_view name, DType dtype, const Shape& shape,
+           std::span<const std::byte> bytes);
+  /// As above; `t` is on the CPU, whole (not sharded), of any strides.
+  void add(std::string_view name, const Tensor& t);
+  /// 32 lower-case hex digits, as xxh128sum prints them.
+  std::string hex() const;
+
+ private:
+  struct Free {
+    void operator()(XXH3_state_s* s) const;
+  };
+  std::unique_ptr<XXH3_state_s, Free> state_;
+  std::string last_;
+  bool any_ = false;
+};
+
+/// The hash of `tensors` given in any order. Throws UserError when a name occurs twice.
+std::string params_xxh128(std::span<const NamedTensor> tensors);
+
+/// `t` as dense CPU values without history: itself when it is that already. Throws UserError,
+/// naming `who` and `name`, for sharded tensors, other devices and tensors without values.
+Tensor dense_values(const Tensor& t, std::string_view who, std::string_view name);
+
+}  // namespace tessera::io

@@ -1,0 +1,29 @@
+// The header of a safetensors file as data: parsed from text of any origin, checked as a whole,
+// printed. Invariant: what parse_header returns is complete and consistent with the file's size;
+// nothing of the tensors has been allocated.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "core/base/function_ref.h"
+#include "core/io/safetensors.h"
+
+namespace tessera::io {
+
+struct Header {
+  Metadata metadata;
+  std::vector<TensorInfo>
+      tensors;  // in ascending order of names; offsets count from the start of the file
+};
+
+/// `source` delivers the `header_bytes` of JSON. `where` begins every error. Throws UserError
+/// unless the header is sound for a file of `file_bytes`.
+Header parse_header(FunctionRef<size_t(char*, size_t)> source, uint64_t header_bytes,
+                    uint64_t file_bytes, const std::string& where);
+
+/// JSON text of the header, padded with spaces so that 8 + its length is a multiple of 8. `tensors`
+/// in the order of their data; their offsets are set to the positions the text implies. Throws
+/// UserError for names or metadata that are not UTF-8.
+std::string print_header(std::vector<TensorInfo>& tensors, const Metadata& metadata);
+
+}  // namespace tessera::io

@@ -1,0 +1,110 @@
+// Files: exact reads, atomic replacement, and what is left after failures.
+#include "core/io/file.h"
+
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "tests/core/io/temp_folder.h"
+
+namespace tessera::io {
+namespace {
+
+TEST(File, ReadsExactRanges) {
+  TempFolder dir;
+  File f = File::open(dir.write("a", "0123456789"), "test");
+  char to[4] = {};
+  f.read_at(to, 4, 3);
+  EXPECT_EQ(std::string(to, 4), "3456");
+  expect_contains(error_of([&] { f.read_at(to, 4, 8); }), "truncated");
+  EXPECT_EQ(read_file(dir / "a", "test"), "0123456789");
+  expect_contains(error_of([&] { read_file(dir / "a", "test", 5); }), "at most 5");
+}
+
+TEST(File, OpenErrorsNamePathAndReason) {
+  TempFolder dir;
+  std::string text = error_of([&] { File::open(dir / "absent", "load"); });
+  expect_contains(text, "load: cannot open");
+  expect_contains(text, "absent': No such file");
+  expect_contains(error_of([&] { File::open(dir.str(), "load"); }), "is a folder");
+  ASSERT_EQ(mkfifo((dir / "pipe").c_str(), 0600), 0);
+  expect_contains(error_of([&] { File::open(dir / "pipe", "load"); }), "device or pipe");
+}
+
+TEST(File, MappingIsPrivate) {
+  TempFolder dir;
+  Ref<Mapping> m = File::open(dir.write("a", "hello"), "test").map();
+  m->data()[0] = std::byte('J');
+  EXPECT_EQ(dir.read("a"), "hello");
+  EXPECT_EQ(File::open(dir.write("empty", ""), "test").map()->bytes(), 0u);
+}
+
+TEST(AtomicFile, ReplacesOnlyAtCommit) {
+  TempFolder dir;
+  dir.write("a", "old");
+  {
+    AtomicFile f(dir / "a", "save");
+    f.write("new", 3);
+    EXPECT_EQ(dir.read("a"), "old");
+  }
+  EXPECT_EQ(dir.read("a"), "old");
+  EXPECT_EQ(dir.count(), 1u);
+  write_file(dir / "a", "newer", "save");
+  EXPECT_EQ(dir.read("a"), "newer");
+  EXPECT_EQ(dir.count(), 1u);
+}
+
+TEST(AtomicFile, FollowsASymbolicLink) {
+  TempFolder dir;
+  dir.write("target", "old");
+  std::filesystem::create_symlink("target", dir / "link");
+  write_file(dir / "link", "new", "save");
+  EXPECT_TRUE(std::filesystem::is_symlink(dir / "link"));
+  EXPECT_EQ(dir.read("target"), "new");
+}
+
+TEST(AtomicFile, RefusesFoldersAndMissingFolders) {
+  TempFolder dir;
+  expect_contains(error_of([&] { write_file(dir.str(), "x", "save"); }), "not a regular file");
+  expect_contains(error_of([&] { write_file(dir / "no/such", "x", "save"); }), "No such file");
+}
+
+// A file-size limit fails a write half-way just as a full disk does, and needs no disk to fill.
+TEST(AtomicFile, FailedWriteLeavesTheOldFile) {
+  TempFolder dir;
+  dir.write("a", "old");
+  pid_t child = fork();
+  if (child == 0) {
+    std::signal(SIGXFSZ, SIG_IGN);
+    rlimit limit{4096, 4096};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      write_file(dir / "a", std::string(100'000, 'x'), "save");
+    } catch (const UserError& e) {
+      std::string text = e.what();
+      bool good = text.find("save: cannot write") == 0 &&
+                  text.find("after 4096 bytes") != std::string::npos &&
+                  text.find("File too large") != std::string::npos;
+      _exit(good ? 0 : 2);
+    }
+    _exit(1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(dir.read("a"), "old");
+  EXPECT_EQ(dir.count(), 1u);
+}
+
+TEST(Quote, EscapesAndShortens) {
+  EXPECT_EQ(quote("a\nb"), "'a\\x0ab'");
+  std::string text = quote(std::string(1000, 'x'));
+  EXPECT_LT(text.size(), 300u);
+  expect_contains(text, "(1000 bytes)");
+}
+
+}  // namespace
+}  // namespace tessera::io
