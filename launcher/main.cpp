@@ -121,7 +121,7 @@ int run_attempts(const Options& o, const Placement& placement, Guard& guard,
     if (again)
       console.note(fmt::format("tlaunch: restarting all ranks, restart {} of {}", attempt + 1,
                                o.max_restarts));
-    console.flush(again ? 0 : 60000, signal_fd);
+    console.flush(again ? 0 : outcome.stop_signal ? 1000 : 60000, signal_fd);
     if (!again) {
       if (outcome.exit_code == 0) guard.dismiss();
       return outcome.exit_code;

@@ -1,0 +1,79 @@
+// What a verb is, for a backend: who gives which pieces, and who takes what from whom. Each giver
+// publishes either one piece that every taker reads or one piece for each rank; a taker copies each
+// giver's piece to a place of its own, or reduces them all into one place. Backends move bytes by
+// this table and need no code of their own for a verb. Invariant: what all ranks must agree on is
+// in CallRecord, which is compared before any piece moves.
+#pragma once
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "collectives/process_group.h"
+#include "core/base/small_vector.h"
+
+namespace tessera::detail {
+
+struct Part {
+  std::byte* data = nullptr;
+  int64_t bytes = 0;
+};
+using Parts = SmallVector<Part, 8>;
+
+/// The facts of one call. All ranks of a collective must have equal ones.
+struct CallRecord {
+  uint64_t fingerprint = 0;  // of everything below
+  uint64_t seq = 0;
+  uint64_t counts = 0;  // number of elements, or a hash of them where they differ from rank to rank
+  uint64_t site = 0;    // hash of file, line and column
+  int32_t peer = -1;    // root, or the other end of a send
+  CollKind kind = CollKind::kBarrier;
+  ReduceOp op = ReduceOp::kSum;
+  DType dtype = kF32;
+  uint8_t form = 0;  // 1: counts that differ from rank to rank
+};
+
+struct Plan {
+  CollKind kind = CollKind::kBarrier;
+  ReduceOp op = ReduceOp::kSum;
+  DType dtype = kU8;
+  int rank = 0, size = 1;
+  int giver = -1;             // the only rank that gives; -1: all
+  bool one_for_each = false;  // givers publish size() pieces, not one
+  bool takes = false;         // this rank reads something
+  bool reduces = false;       // takers reduce all givers' pieces into take[0]
+  Parts give;                 // what this rank publishes
+  Parts take;                 // where a piece of each giver goes; one place when `reduces`
+  int64_t longest = 0;        // bytes of the longest piece of any rank; -1: known after an exchange
+  CallRecord record;          // fingerprint and seq still unset
+
+  bool gives() const { return !give.empty(); }
+  bool is_p2p() const { return kind >= CollKind::kSend; }
+  bool has_splits() const { return longest < 0; }
+  /// Which of a giver's pieces this rank reads.
+  int piece() const { return one_for_each ? rank : 0; }
+  /// True when reading peers' pieces in place would race with writing this rank's results.
+  bool must_stage() const;
+};
+
+/// Checks the arguments of `c` on a group of `size` and lays out its pieces. Throws UserError,
+/// ShapeError.
+Plan make_plan(const Collective& c, int rank, int size);
+
+/// Gives `record` its number and computes its fingerprint.
+void seal(CallRecord& record, uint64_t seq);
+uint64_t hash_site(const CallSite& site);
+/// "train.cpp:88".
+std::string describe(const CallSite& site);
+
+/// Error text when the ranks' records differ, "" when they agree: every distinct call with its
+/// ranks, its call site and what differs. `blame` gets the ranks outside the majority.
+std::string compare_calls(std::span<const CallRecord> records, std::span<const std::string> sites,
+                          const std::string& group, std::vector<int>& blame);
+/// Error text when what some rank sends is not what another expects ("" otherwise). `splits` holds
+/// for each rank its bytes for, and then its bytes from, every rank.
+std::string compare_splits(std::span<const int64_t> splits, int size, const std::string& head,
+                           std::vector<int>& blame);
+/// "0, 2, 3".
+std::string join_ranks(std::span<const int> ranks);
+
+}  // namespace tessera::detail

@@ -1,0 +1,67 @@
+// Reverse-mode differentiation over the dispatch path. It sits above sharding, so a vjp sees global tensors.
+#pragma once
+#include "core/autograd/graph.h"
+#include "core/dispatch/context.h"
+
+namespace tessera {
+
+struct BackwardOptions {
+  bool retain_graph = false;  // keep what was saved, for another backward
+  bool create_graph = false;  // record the backward itself, for second derivatives (implies retain_graph)
+};
+
+/// Accumulates d(sum of roots . root_grads)/d(leaf) into every leaf's grad (or its sink). An undefined root grad stands
+/// for 1 and asks for a one-element root. Throws UserError when a root has no history or its graph was released.
+void backward(std::span<const Tensor> roots, std::span<const Tensor> root_grads = {}, BackwardOptions options = {});
+inline void backward(const Tensor& root, const Tensor& root_grad = {}, BackwardOptions options = {}) {
+  backward({&root, 1}, {&root_grad, 1}, options);
+}
+
+/// Gradients of the roots with respect to `inputs`, which need not be leaves; nothing is accumulated, no sink is called.
+/// Undefined where an input was not reached.
+Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> root_grads = {},
+             BackwardOptions options = {});
+
+/// Calls `hook` with each complete gradient of `leaf` before it is accumulated; a defined result replaces it. Returns a
+/// number for remove_hook.
+int add_hook(const Tensor& leaf, GradHook hook);
+void remove_hook(const Tensor& leaf, int number);
+
+/// Nothing is recorded while it lives.
+class NoGrad {
+ public:
+  explicit NoGrad(bool off = true)
+      : enabled_(context().enabled, LayerMask(off ? context().enabled & ~bit(Layer::kAutograd) : context().enabled | bit(Layer::kAutograd))) {}
+
+ private:
+  Scoped<LayerMask> enabled_;
+};
+/// Records again inside NoGrad.
+class EnableGrad {
+  NoGrad on_{false};
+};
+/// As NoGrad, and results may never take part in recording later: the cheapest way to evaluate.
+class InferenceMode {
+  NoGrad off_;
+  Scoped<bool> inference_{context().inference, true};
+};
+inline bool grad_enabled() { return context().enabled & bit(Layer::kAutograd); }
+
+/// A function with a derivative of its own. `forward` runs unrecorded; what `vjp` needs is kept by save(). The vjp is
+/// written in ordinary ops, so it can be differentiated again where saved inputs are involved.
+class CustomFunction : public RefCounted {
+ public:
+  virtual std::string_view name() const = 0;
+  virtual Tensors forward(std::span<const Tensor> in) = 0;
+  virtual Tensors vjp(std::span<const Tensor> saved, std::span<const Tensor> cot) = 0;
+
+ protected:
+  void save(const Tensor& t) { saved_.push_back(t); }
+
+ private:
+  friend Tensors apply(Ref<CustomFunction> f, std::span<const Tensor> in);
+  std::vector<Tensor> saved_;
+};
+Tensors apply(Ref<CustomFunction> f, std::span<const Tensor> in);
+
+}  // namespace tessera

@@ -1,0 +1,214 @@
+// Backward: nodes are visited by falling creation number, which puts every consumer before its producers, so cotangents
+// are complete when a node's turn comes. Leaves are handed over the moment their last contribution arrives.
+#include <algorithm>
+#include <atomic>
+#include <queue>
+#include <unordered_map>
+
+#include "core/autograd/autograd.h"
+#include "core/dispatch/dispatch.h"
+#include "core/ops/create.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+struct ByNumber {
+  bool operator()(const Ref<GradNode>& a, const Ref<GradNode>& b) const { return a->number < b->number; }
+};
+
+uint64_t next_run() {
+  static std::atomic<uint64_t> run{0};  // an identity, nothing depends on its order
+  return ++run;
+}
+
+void add_to(Tensor& total, Tensor g) {
+  total = total.defined() ? add(std::move(total), std::move(g)) : std::move(g);
+}
+
+class Backward {
+ public:
+  explicit Backward(BackwardOptions o) : options_(o), run_(next_run()) {}
+
+  void seed(const Tensor& root, Tensor g) {
+    GradMeta* meta = grad_meta(root);
+    TESSERA_CHECK(meta, "backward: {} has no history; it was computed without any tensor that requires grad", describe(root));
+    if (!g.defined()) {
+      TESSERA_CHECK_AS(ShapeError, root.numel() == 1, "backward: the root is {}; give a gradient for it or reduce it to one element", describe(root));
+      g = ones_like(root);
+    }
+    TESSERA_CHECK_AS(ShapeError, g.shape() == root.shape() && g.dtype() == root.dtype(), "backward: the root is {}, its gradient {}", describe(root), describe(g));
+    discover(meta);
+    roots_.push_back({Ref<GradMeta>(meta), std::move(g)});
+  }
+  /// Gradients that reach `t` are kept for result(); returns false if it has no history.
+  void watch(const Tensor& t) {
+    GradMeta* meta = grad_meta(t);
+    TESSERA_CHECK(meta, "grad: {} does not require grad", describe(t));
+    watched_.emplace(key(meta), Tensor());
+    returning_ = true;
+  }
+  Tensor result(const Tensor& t) { return watched_.at(key(grad_meta(t))); }
+
+  void run() {
+    for (auto& [meta, g] : roots_) arrive(*meta, std::move(g));
+    while (!queue_.empty()) {
+      Ref<GradNode> node = queue_.top();
+      queue_.pop();
+      visit(*node);
+    }
+  }
+
+ private:
+  // A result of a node is one place in the graph, however many handles carry it.
+  using Key = std::pair<const void*, int>;
+  struct KeyHash {
+    size_t operator()(const Key& k) const { return std::hash<const void*>()(k.first) * 31 + size_t(k.second); }
+  };
+  static Key key(GradMeta* m) { return m->producer ? Key{m->producer.get(), m->output} : Key{m, 0}; }
+
+  // Counts how many contributions each leaf will get.
+  void discover(GradMeta* root) {
+    std::vector<GradMeta*> stack{root};
+    while (!stack.empty()) {
+      GradMeta* meta = stack.back();
+      stack.pop_back();
+      if (GradNode* node = meta->producer.get()) {
+        if (node->run == run_) continue;
+        node->run = run_;
+        node->arriving.clear();
+        for (auto& in : node->inputs)
+          if (in) stack.push_back(in.get());
+      } else {
+        if (meta->run != run_) meta->run = run_, meta->pending = 0, meta->arriving = {};
+        ++meta->pending;
+      }
+    }
+  }
+
+  void arrive(GradMeta& meta, Tensor g) {
+    if (GradNode* node = meta.producer.get()) {
+      if (!g.defined()) return;
+      if (node->arriving.empty()) queue_.push(meta.producer);
+      if (node->arriving.size() <= size_t(meta.output)) node->arriving.resize(size_t(meta.output) + 1);
+      add_to(node->arriving[size_t(meta.output)], std::move(g));
+      return;
+    }
+    if (g.defined()) add_to(meta.arriving, std::move(g));
+    if (--meta.pending == 0) finish(meta);
+  }
+
+  void finish(GradMeta& leaf) {
+    Tensor g = std::exchange(leaf.arriving, {});
+    if (returning_) {
+      if (auto it = watched_.find(key(&leaf)); it != watched_.end()) it->second = std::move(g);
+      return;
+    }
+    if (!g.defined()) return;
+    for (auto& [number, hook] : leaf.hooks)
+      if (Tensor changed = hook(g); changed.defined()) g = std::move(changed);
+    if (leaf.sink) return leaf.sink->deliver(leaf.slot, std::move(g));
+    accumulate(leaf, std::move(g));
+  }
+
+  void accumulate(GradMeta& leaf, Tensor g) {
+    if (!leaf.grad.defined()) {
+      // A tensor that others see must not become a grad that is later added to in place.
+      bool ours = options_.create_graph || (g.uniquely_owned() && g.is_contiguous());
+      leaf.grad = ours ? std::move(g) : clone(g);
+    } else if (options_.create_graph) {
+      leaf.grad = add(leaf.grad, std::move(g));
+    } else {
+      Tensor sum = add(leaf.grad, std::move(g));
+      leaf.grad = std::move(sum);
+    }
+  }
+
+  void visit(GradNode& node) {
+    SmallVector<Tensor, 2> cot = std::move(node.arriving);
+    node.arriving.clear();
+    if (returning_)
+      for (size_t i = 0; i < cot.size(); ++i)
+        if (auto it = watched_.find({&node, int(i)}); it != watched_.end()) it->second = cot[i];
+    uint32_t wanted = 0;
+    for (size_t i = 0; i < node.inputs.size() && i < 32; ++i) wanted |= node.inputs[i] ? 1u << i : 0;
+    Tensors grads = node.vjp(cot, wanted);
+    cot.clear();
+    if (!options_.retain_graph && !options_.create_graph) node.release_saved();
+    for (size_t i = 0; i < node.inputs.size(); ++i)
+      if (node.inputs[i]) arrive(*node.inputs[i], i < grads.size() ? std::move(grads[i]) : Tensor());
+  }
+
+  BackwardOptions options_;
+  uint64_t run_;
+  bool returning_ = false;
+  std::vector<std::pair<Ref<GradMeta>, Tensor>> roots_;
+  std::unordered_map<Key, Tensor, KeyHash> watched_;
+  std::priority_queue<Ref<GradNode>, std::vector<Ref<GradNode>>, ByNumber> queue_;
+};
+
+Tensor at(std::span<const Tensor> list, size_t i) { return i < list.size() ? list[i] : Tensor(); }
+
+}  // namespace
+
+void backward(std::span<const Tensor> roots, std::span<const Tensor> root_grads, BackwardOptions options) {
+  NoGrad scope(!options.create_graph);
+  Backward b(options);
+  for (size_t i = 0; i < roots.size(); ++i) b.seed(roots[i], at(root_grads, i));
+  b.run();
+}
+
+Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> root_grads, BackwardOptions options) {
+  NoGrad scope(!options.create_graph);
+  Backward b(options);
+  for (const Tensor& t : inputs) b.watch(t);
+  for (size_t i = 0; i < roots.size(); ++i) b.seed(roots[i], at(root_grads, i));
+  b.run();
+  Tensors result;
+  for (const Tensor& t : inputs) result.push_back(b.result(t));
+  return result;
+}
+
+int add_hook(const Tensor& leaf, GradHook hook) {
+  GradMeta* meta = grad_meta(leaf);
+  TESSERA_CHECK(meta && !meta->producer, "add_hook: {} is not a leaf that requires grad", describe(leaf));
+  int number = meta->hooks.empty() ? 0 : meta->hooks.back().first + 1;
+  meta->hooks.emplace_back(number, std::move(hook));
+  return number;
+}
+
+void remove_hook(const Tensor& leaf, int number) {
+  if (GradMeta* meta = grad_meta(leaf)) std::erase_if(meta->hooks, [&](auto& h) { return h.first == number; });
+}
+
+bool Tensor::requires_grad() const { return grad_meta(*this) != nullptr; }
+
+Tensor& Tensor::requires_grad_(bool on) {
+  GradMeta* meta = grad_meta(*this);
+  if (on && !meta) {
+    TESSERA_CHECK(is_floating(dtype()), "requires_grad_: {} is not a float tensor", describe(*this));
+    TESSERA_CHECK(!impl()->inference, "requires_grad_: {} was made in inference mode; clone it outside", describe(*this));
+    attach_grad_meta(*this, {}, 0);
+  } else if (!on && meta) {
+    TESSERA_CHECK(!meta->producer, "requires_grad_(false): {} is not a leaf; use detach()", describe(*this));
+    impl()->autograd.reset();
+    impl()->layers &= LayerMask(~bit(Layer::kAutograd));
+  }
+  return *this;
+}
+
+Tensor Tensor::grad() const {
+  GradMeta* meta = grad_meta(*this);
+  return meta ? meta->grad : Tensor();
+}
+
+void Tensor::set_grad(Tensor g) const {
+  GradMeta* meta = grad_meta(*this);
+  TESSERA_CHECK(meta, "set_grad: {} does not require grad", describe(*this));
+  meta->grad = std::move(g);
+}
+
+void Tensor::backward() const { tessera::backward(*this); }
+
+}  // namespace tessera

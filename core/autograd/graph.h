@@ -1,0 +1,86 @@
+// The graph that backward walks. A recorded op is a GradNode; a tensor that requires grad carries a GradMeta that names
+// its producer, or is a leaf. Invariant: a node was created after the producers of its inputs, so walking nodes by falling
+// number visits every consumer first.
+#pragma once
+#include <functional>
+#include <vector>
+
+#include "core/primitive/primitive.h"
+
+namespace tessera {
+
+class GradNode;
+
+/// Where finished gradients of leaves go instead of Tensor::grad: the reducer of data parallelism, for one.
+class GradSink {
+ public:
+  virtual ~GradSink() = default;
+  /// The gradient of leaf number `slot` is complete for this backward. `grad` may be undefined: the leaf was not reached.
+  virtual void deliver(int slot, Tensor grad) = 0;
+};
+
+using GradHook = std::function<Tensor(const Tensor& grad)>;
+
+struct GradMeta final : RefCounted {
+  Ref<GradNode> producer;  // null: a leaf
+  int output = 0;          // which result of the producer
+  // Of a leaf:
+  Tensor grad;
+  GradSink* sink = nullptr;
+  int slot = 0;
+  std::vector<std::pair<int, GradHook>> hooks;
+  // Of a leaf, while one backward runs:
+  int pending = 0;
+  uint64_t run = 0;
+  Tensor arriving;
+
+  static void* operator new(size_t bytes) { return pool_allocate(bytes); }
+  static void operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }
+};
+
+/// Null when the tensor does not require grad.
+inline GradMeta* grad_meta(const Tensor& t) {
+  return t.layers() & bit(Layer::kAutograd) ? static_cast<GradMeta*>(t.impl()->autograd.get()) : nullptr;
+}
+/// Makes `t` the result `output` of `producer`, or a leaf when that is null.
+void attach_grad_meta(const Tensor& t, Ref<GradNode> producer, int output);
+
+class GradNode : public RefCounted {
+ public:
+  GradNode();
+  ~GradNode() override;
+
+  /// Cotangents of the inputs from those of the outputs (undefined = zero); `wanted` has a bit per input.
+  virtual Tensors vjp(std::span<const Tensor> cot, uint32_t wanted) = 0;
+  virtual std::string_view name() const = 0;
+  /// Frees what was saved; a second backward then throws.
+  virtual void release_saved() = 0;
+
+  const uint64_t number;                     // creation order on this thread
+  SmallVector<Ref<GradMeta>, 3> inputs;      // null where no gradient flows
+  // While one backward runs:
+  uint64_t run = 0;
+  SmallVector<Tensor, 2> arriving;
+};
+
+/// A tensor kept for backward, with the version its storage had.
+class SavedTensor {
+ public:
+  SavedTensor() = default;
+  /// Keeps the value and its history.
+  static SavedTensor input(const Tensor& t);
+  /// Keeps the value of result `output` of the node that will own this; history is tied on unpack, so no cycle arises.
+  static SavedTensor result(const Tensor& t, int output);
+  /// Keeps shape and dtype only; reading the values throws BugError.
+  static SavedTensor shape_only(const Tensor& t);
+
+  /// Throws UserError naming `op` and `what` if the storage was written since.
+  Tensor unpack(std::string_view op, const char* what, size_t index, const Ref<GradNode>& owner) const;
+
+ private:
+  Tensor tensor_;
+  uint32_t version_ = 0;
+  int8_t output_ = -1;
+};
+
+}  // namespace tessera

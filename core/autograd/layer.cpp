@@ -1,0 +1,108 @@
+// The autograd layer: runs an op in the layers below and, if an input requires grad, records a node for it.
+#include "core/autograd/autograd.h"
+#include "core/dispatch/dispatch.h"
+
+namespace tessera {
+namespace {
+
+class PrimitiveNode final : public GradNode {
+ public:
+  explicit PrimitiveNode(const PrimRef& prim) : prim_(prim) {}
+  static void* operator new(size_t bytes) { return pool_allocate(bytes); }
+  static void operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }
+
+  void save_inputs(Inputs in) {
+    SaveMask mask = prim_->saved();
+    for (size_t i = 0; i < in.size(); ++i)
+      in_.push_back(i < 32 && mask.inputs >> i & 1 ? SavedTensor::input(in[i]) : SavedTensor::shape_only(in[i]));
+  }
+  void save_outputs(std::span<const Tensor> out) {
+    SaveMask mask = prim_->saved();
+    for (size_t i = 0; i < out.size(); ++i)
+      out_.push_back(i < 32 && mask.outputs >> i & 1 ? SavedTensor::result(out[i], int(i)) : SavedTensor::shape_only(out[i]));
+  }
+
+  Tensors vjp(std::span<const Tensor> cot, uint32_t wanted) override {
+    TESSERA_CHECK(!released_, "backward: the graph of {} was released by an earlier backward; pass retain_graph", prim_->name());
+    Ref<GradNode> self(this);
+    SmallVector<Tensor, 4> in, out;
+    for (size_t i = 0; i < in_.size(); ++i) in.push_back(in_[i].unpack(prim_->name(), "input", i, self));
+    for (size_t i = 0; i < out_.size(); ++i) out.push_back(out_[i].unpack(prim_->name(), "result", i, self));
+    return prim_->vjp({in, out, cot, wanted});
+  }
+  std::string_view name() const override { return prim_->name(); }
+  void release_saved() override {
+    released_ = true;
+    in_.clear();
+    out_.clear();
+  }
+
+ private:
+  PrimRef prim_;
+  SmallVector<SavedTensor, 3> in_;
+  SmallVector<SavedTensor, 1> out_;
+  bool released_ = false;
+};
+
+Tensors autograd_layer(const PrimRef& prim, Inputs in) {
+  if (!prim->differentiable()) return dispatch_below(Layer::kAutograd, prim, in);
+  auto node = make_ref<PrimitiveNode>(prim);
+  for (const Tensor& t : in) node->inputs.push_back(Ref<GradMeta>(grad_meta(t)));
+  node->save_inputs(in);
+  Tensors out = dispatch_below(Layer::kAutograd, prim, in);
+  node->save_outputs(out);
+  for (size_t i = 0; i < out.size(); ++i)
+    if (is_floating(out[i].dtype())) attach_grad_meta(out[i], node, int(i));
+  return out;
+}
+
+class CustomNode final : public GradNode {
+ public:
+  CustomNode(Ref<CustomFunction> f, std::vector<SavedTensor> saved) : f_(std::move(f)), saved_(std::move(saved)) {}
+  Tensors vjp(std::span<const Tensor> cot, uint32_t) override {
+    TESSERA_CHECK(f_, "backward: the graph of a custom function was released by an earlier backward; pass retain_graph");
+    Tensors saved;
+    for (size_t i = 0; i < saved_.size(); ++i) saved.push_back(saved_[i].unpack(f_->name(), "saved tensor", i, {}));
+    Tensors grads = f_->vjp(saved, cot);
+    TESSERA_CHECK(grads.size() == inputs.size(), "{}: vjp returned {} gradients for {} inputs", f_->name(), grads.size(), inputs.size());
+    return grads;
+  }
+  std::string_view name() const override { return f_ ? f_->name() : "custom"; }
+  void release_saved() override {
+    f_.reset();
+    saved_.clear();
+  }
+
+ private:
+  Ref<CustomFunction> f_;
+  std::vector<SavedTensor> saved_;
+};
+
+}  // namespace
+
+Tensors apply(Ref<CustomFunction> f, std::span<const Tensor> in) {
+  bool record = false;
+  for (const Tensor& t : in) record |= grad_meta(t) != nullptr;
+  record = record && grad_enabled();
+  Tensors out;
+  {
+    NoGrad off;
+    f->saved_.clear();
+    out = f->forward(in);
+  }
+  if (!record) return out;
+  std::vector<SavedTensor> saved;
+  for (const Tensor& t : f->saved_) saved.push_back(SavedTensor::input(t));
+  f->saved_.clear();
+  auto node = make_ref<CustomNode>(std::move(f), std::move(saved));
+  for (const Tensor& t : in) node->inputs.push_back(Ref<GradMeta>(grad_meta(t)));
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = out[i].detach();  // forward may have returned an input itself
+    if (is_floating(out[i].dtype())) attach_grad_meta(out[i], node, int(i));
+  }
+  return out;
+}
+
+const LayerFn layer_functions[kNumLayers] = {nullptr, autograd_layer, nullptr};
+
+}  // namespace tessera

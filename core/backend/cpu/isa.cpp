@@ -1,0 +1,34 @@
+#include "core/backend/cpu/isa.h"
+
+#include "core/base/env.h"
+#include "core/base/error.h"
+
+namespace tessera::cpu {
+namespace {
+
+bool supported(Isa isa) {
+#ifdef __x86_64__
+  if (isa == Isa::kV4) return __builtin_cpu_supports("x86-64-v4");
+  if (isa == Isa::kV3) return __builtin_cpu_supports("x86-64-v3");
+#endif
+  return isa == Isa::kBase;
+}
+
+}  // namespace
+
+std::string_view isa_name(Isa isa) { return isa == Isa::kV4 ? "v4" : isa == Isa::kV3 ? "v3" : "base"; }
+
+Isa current_isa() {
+  static const Isa chosen = [] {
+    std::string asked = env::get("TESSERA_ISA");
+    for (Isa isa : {Isa::kV4, Isa::kV3, Isa::kBase}) {
+      if (asked.empty() ? !supported(isa) : asked != isa_name(isa)) continue;
+      TESSERA_CHECK(supported(isa), "TESSERA_ISA={}: this CPU lacks that instruction set; unset it", asked);
+      return isa;
+    }
+    throw UserError(fmt::format("TESSERA_ISA={}: expected base, v3 or v4", asked));
+  }();
+  return chosen;
+}
+
+}  // namespace tessera::cpu

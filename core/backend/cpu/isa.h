@@ -1,0 +1,39 @@
+// Instruction sets. Files under kernels/ are compiled once per set and hold nothing but loops over raw pointers; each
+// fills a table of function pointers, and simd<Table>() is the table of the set chosen at start. Invariant: kernels/ files
+// include no library header with inline functions, so code for one set cannot leak into another's callers.
+#pragma once
+#include <string_view>
+
+#include "core/backend/cpu/kernels/tables.h"
+
+namespace tessera::cpu {
+
+namespace isa {
+struct base;  // what the compiler assumes of any CPU
+struct v3;    // x86-64-v3: AVX2, FMA
+struct v4;    // x86-64-v4: AVX-512 F, BW, CD, DQ, VL
+}  // namespace isa
+
+enum class Isa { kBase, kV3, kV4 };
+
+/// The set in use: the best this CPU has, or TESSERA_ISA (throws UserError when the CPU lacks it).
+Isa current_isa();
+std::string_view isa_name(Isa isa);
+
+/// Defined by each family of kernels, once per instruction set.
+template <class Table, class I>
+const Table& isa_table();
+
+template <class Table>
+const Table& simd() {
+  static const Table& table = [&]() -> const Table& {
+#ifdef __x86_64__
+    if (current_isa() == Isa::kV4) return isa_table<Table, isa::v4>();
+    if (current_isa() == Isa::kV3) return isa_table<Table, isa::v3>();
+#endif
+    return isa_table<Table, isa::base>();
+  }();
+  return table;
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,88 @@
+// Reductions with a fixed order: a row is cut into blocks of kBlock elements, each summed in kLanes interleaved lanes, the
+// lanes and then the blocks meet in a balanced tree. The order depends on the extents only, not on threads or vector width.
+#include "core/backend/cpu/isa.h"
+#include "core/backend/cpu/kernels/tables.h"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int kLanes = 32;
+constexpr int64_t kBlock = 1024;
+
+struct Sum { template <class T> static T start() { return T(0); } template <class T> static T join(T a, T b) { return a + b; } };
+struct Prod { template <class T> static T start() { return T(1); } template <class T> static T join(T a, T b) { return a * b; } };
+struct Max {
+  template <class T> static T start() { return T(0.5) != T(0) ? T(-__builtin_inf()) : T(int64_t(1) << 63); }
+  template <class T> static T join(T a, T b) { return a > b || a != a ? a : b; }
+};
+struct Min {
+  template <class T> static T start() { return T(0.5) != T(0) ? T(__builtin_inf()) : T(~(int64_t(1) << 63)); }
+  template <class T> static T join(T a, T b) { return a < b || a != a ? a : b; }
+};
+struct Any { template <class T> static T start() { return T(0); } template <class T> static T join(T a, T b) { return T((a != T(0)) | (b != T(0))); } };
+struct All { template <class T> static T start() { return T(1); } template <class T> static T join(T a, T b) { return T((a != T(0)) & (b != T(0))); } };
+
+template <class Op, class T>
+T block(const T* x, int64_t n) {
+  T lane[kLanes];
+  for (int i = 0; i < kLanes; ++i) lane[i] = Op::template start<T>();
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes)
+    for (int i = 0; i < kLanes; ++i) lane[i] = Op::join(lane[i], x[k + i]);
+  for (int i = 0; k + i < n; ++i) lane[i] = Op::join(lane[i], x[k + i]);
+  for (int width = kLanes / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) lane[i] = Op::join(lane[i], lane[i + width]);
+  return lane[0];
+}
+
+template <class Op, class T>
+T row(const T* x, int64_t n) {
+  if (n <= kBlock) return block<Op>(x, n);
+  // Halves at a multiple of the block, the larger first: a balanced tree over blocks.
+  int64_t blocks = (n + kBlock - 1) / kBlock, left = (blocks + 1) / 2 * kBlock;
+  return Op::join(row<Op>(x, left), row<Op>(x + left, n - left));
+}
+
+// Rows of `inner` elements are joined elementwise; the tree is over runs of kRun rows.
+constexpr int64_t kRun = 32, kColumns = 256;
+template <class Op, class T>
+void columns(const T* x, T* out, int64_t n, int64_t inner, int64_t width) {
+  if (n <= kRun) {
+    for (int64_t i = 0; i < width; ++i) out[i] = Op::template start<T>();
+    for (int64_t r = 0; r < n; ++r)
+      for (int64_t i = 0; i < width; ++i) out[i] = Op::join(out[i], x[r * inner + i]);
+    return;
+  }
+  int64_t runs = (n + kRun - 1) / kRun, left = (runs + 1) / 2 * kRun;
+  T other[kColumns];
+  columns<Op>(x, out, left, inner, width);
+  columns<Op>(x + left * inner, other, n - left, inner, width);
+  for (int64_t i = 0; i < width; ++i) out[i] = Op::join(out[i], other[i]);
+}
+
+template <class Op, class T>
+void reduce(const T* x, T* out, int64_t n, int64_t inner, int64_t begin, int64_t end) {
+  for (int64_t o = begin; o < end; ++o) {
+    if (inner == 1) {
+      out[o] = row<Op>(x + o * n, n);
+      continue;
+    }
+    for (int64_t c = 0; c < inner; c += kColumns) {
+      int64_t width = inner - c < kColumns ? inner - c : kColumns;
+      columns<Op>(x + o * n * inner + c, out + o * inner + c, n, inner, width);
+    }
+  }
+}
+
+}  // namespace
+
+template <>
+const ReduceTable& isa_table<ReduceTable, isa::TESSERA_ISA>() {
+  static const ReduceTable table{
+      {reduce<Sum, float>, reduce<Prod, float>, reduce<Max, float>, reduce<Min, float>, reduce<Any, float>, reduce<All, float>},
+      {reduce<Sum, double>, reduce<Prod, double>, reduce<Max, double>, reduce<Min, double>, reduce<Any, double>, reduce<All, double>},
+      {reduce<Sum, int64_t>, reduce<Prod, int64_t>, reduce<Max, int64_t>, reduce<Min, int64_t>, reduce<Any, int64_t>, reduce<All, int64_t>}};
+  return table;
+}
+
+}  // namespace tessera::cpu

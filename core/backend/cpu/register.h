@@ -1,0 +1,11 @@
+// Registration of the CPU's kernels, one function per family; register_kernels calls them all.
+#pragma once
+#include "core/dispatch/kernel.h"
+
+namespace tessera::cpu {
+
+void register_pointwise(KernelTable& table);
+void register_reduce(KernelTable& table);
+void register_create(KernelTable& table);
+
+}  // namespace tessera::cpu

@@ -1,0 +1,21 @@
+// Data parallelism on the CPU: OpenMP is the one thread pool. Invariant: how a loop is cut never
+// depends on timing, and kernels that reduce cut by problem size, not by thread count, so results
+// do not depend on the number of threads.
+#pragma once
+#include <cstdint>
+
+#include "core/base/function_ref.h"
+
+namespace tessera {
+
+/// Threads a parallel_for of the calling thread may use (at least 1).
+int num_threads();
+/// Sets num_threads() for the calling thread. Ranks that are threads of one process use 1 each.
+void set_num_threads(int n);
+
+/// Calls body(begin, end) over a partition of [0, n) into pieces of at least `grain` items, and
+/// returns when all are done. Runs inline when one piece suffices or when already inside a
+/// parallel_for. The first exception is rethrown.
+void parallel_for(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t)> body);
+
+}  // namespace tessera

@@ -1,0 +1,148 @@
+// The eager backend: infer, plan, allocate or take over, run.
+#include "core/dispatch/backend.h"
+#include "core/dispatch/dispatch.h"
+#include "core/dispatch/kernel.h"
+#include "core/dispatch/copy.h"
+
+namespace tessera {
+namespace {
+
+using MetaPointers = SmallVector<const Meta*, 8>;
+
+MetaPointers metas_of(Inputs in) {
+  MetaPointers m;
+  for (const Tensor& t : in) m.push_back(&t.meta());
+  return m;
+}
+
+Device common_device(const PrimRef& prim, Inputs in) {
+  Device device = in.empty() ? context().stream.device : in[0].device();
+  for (const Tensor& t : in)
+    TESSERA_CHECK(t.device() == device, "{}: operands are on {} and {}; move them to one device", prim->name(),
+                  to_string(device), to_string(t.device()));
+  return device;
+}
+
+bool may_reuse(const Tensor& t, const Meta& out) {
+  return t.uniquely_owned() && t.dtype() == out.dtype && t.shape() == out.shape && t.strides() == out.strides &&
+         !t.storage()->ready();
+}
+
+// A second handle on an operand that this result may overwrite (the kernel still reads it through the first), or memory
+// of its own. After the first taker the operand's storage has two owners, so no other result takes it too.
+Tensor take_over(Inputs in, const Meta& out) {
+  for (const Tensor& t : in)
+    if (may_reuse(t, out)) return Tensor(out, t.storage(), t.offset());
+  return empty(out);
+}
+
+struct Call {
+  const Kernel& kernel;
+  Metas out;
+  Plan plan;
+};
+
+Call prepare(const PrimRef& prim, const Kernel& kernel, Inputs in) {
+  MetaPointers metas = metas_of(in);
+  Call call{kernel, prim->infer(metas), {}};
+  if (kernel.plan) kernel.plan(*prim, in, call.out, call.plan);
+  for (uint32_t m = call.plan.dense_in, i = 0; m; m >>= 1, ++i)
+    if (m & 1 && !in[i].is_contiguous()) in[i] = dense_copy(in[i]);
+  return call;
+}
+
+void execute(const PrimRef& prim, const Call& call, Inputs in, std::span<const Tensor> out) {
+  for (const Tensor& t : in)
+    if (t.storage()) t.storage()->wait_ready();
+  if (call.plan.workspace_bytes == 0) return call.kernel.run(*prim, in, out, {}, context().stream);
+  Tensor scratch = empty({int64_t(call.plan.workspace_bytes)}, kU8, out[0].device());
+  call.kernel.run(*prim, in, out, {scratch.raw(), call.plan.workspace_bytes}, context().stream);
+}
+
+class EagerBackend final : public Backend {
+ public:
+  Tensors run(const PrimRef& prim, Inputs in) override {
+    if (prim->is_view()) return mark_inference(prim->view(in));
+    Tensors out;
+    Device device = common_device(prim, in);
+    if (device.is_meta()) {
+      for (Meta& m : prim->infer(metas_of(in))) out.push_back(empty(m));
+      return mark_inference(std::move(out));
+    }
+    const Kernel& kernel = kernel_table().find(device.kind, prim->id());
+    if (!kernel) return run_decomposed(prim, in, device);
+    Call call = prepare(prim, kernel, in);
+    for (const Meta& m : call.out) out.push_back(call.plan.in_place ? take_over(in, m) : empty(m));
+    execute(prim, call, in, out);
+    return mark_inference(std::move(out));
+  }
+
+  void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override {
+    const Kernel* kernel = nullptr;
+    if (!prim->is_view()) kernel = &kernel_table().find(common_device(prim, in).kind, prim->id());
+    if (kernel && *kernel) {
+      Call call = prepare(prim, *kernel, in);
+      check_destinations(prim, dst, call.out);
+      if (writes_in_place(call, dst, in)) {
+        for (const Tensor& d : dst) d.storage()->wait_ready();
+        execute(prim, call, in, dst);
+        for (const Tensor& d : dst) d.storage()->bump_version();
+        return;
+      }
+    }
+    Tensors results = run(prim, in);
+    for (size_t i = 0; i < dst.size(); ++i) {
+      copy_values(dst[i], results[i]);
+      dst[i].storage()->bump_version();
+    }
+  }
+
+ private:
+  static Tensors mark_inference(Tensors out) {
+    if (context().inference) [[unlikely]]
+      for (Tensor& t : out) t.impl()->inference = true;
+    return out;
+  }
+  static Tensors run_decomposed(const PrimRef& prim, Inputs in, Device device) {
+    TESSERA_CHECK(prim->decomposable(), "{}: no kernel for {} and no decomposition ({})", prim->name(), to_string(device),
+                  describe(metas_of(in)));
+    Scoped<LayerMask> below_all_layers(context().enabled, 0);
+    return prim->decompose(in);
+  }
+
+  static void check_destinations(const PrimRef& prim, std::span<const Tensor> dst, const Metas& out) {
+    TESSERA_CHECK_AS(ShapeError, dst.size() == out.size(), "assign_: {} destinations for {} results of {}", dst.size(),
+                     out.size(), prim->name());
+    for (size_t i = 0; i < dst.size(); ++i)
+      TESSERA_CHECK_AS(ShapeError, dst[i].shape() == out[i].shape && dst[i].dtype() == out[i].dtype,
+                       "assign_: destination is {}, the value is {}{}", describe(dst[i]), name_of(out[i].dtype),
+                       to_string(out[i].shape));
+  }
+
+  // A kernel may write straight into a destination that no operand shares memory with, or that is the very operand the
+  // plan lets this output take over.
+  static bool writes_in_place(const Call& call, std::span<const Tensor> dst, Inputs in) {
+    for (size_t i = 0; i < dst.size(); ++i) {
+      if (!(dst[i].strides() == call.out[i].strides)) return false;
+      for (size_t k = 0; k < in.size(); ++k) {
+        if (!in[k].storage() || in[k].storage().get() != dst[i].storage().get()) continue;
+        bool same_place = in[k].offset() == dst[i].offset() && in[k].shape() == dst[i].shape() &&
+                          in[k].strides() == dst[i].strides() && in[k].dtype() == dst[i].dtype();
+        bool disjoint = in[k].is_contiguous() && dst[i].is_contiguous() && in[k].dtype() == dst[i].dtype() &&
+                        (in[k].offset() + in[k].numel() <= dst[i].offset() ||
+                         dst[i].offset() + dst[i].numel() <= in[k].offset());
+        if (!disjoint && !(same_place && call.plan.in_place)) return false;
+      }
+    }
+    return true;
+  }
+};
+
+}  // namespace
+
+Backend& eager_backend() {
+  static EagerBackend backend;
+  return backend;
+}
+
+}  // namespace tessera

@@ -1,0 +1,207 @@
+// Ops that move values between tensors of different extents: cat, split and the vjp of slice, with the copies behind
+// contiguous and clone.
+#include "core/dispatch/copy.h"
+#include "core/dispatch/dispatch.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/attributes.h"
+#include "core/ops/samples.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+// Dim `dim` is a whole loop of its own in every operand and result; the other dims are shared loops.
+AxisMap along_axes(std::span<const Shape> in, std::span<const Shape> out, int dim) {
+  AxisMap m;
+  m.jointly_linear = true;
+  const Shape& first = in[0];
+  SmallVector<int, 8> factor;
+  for (int d = 0; d < first.size(); ++d) factor.push_back(d == dim || first[d] == 1 ? -1 : m.add(Factor::kPass, first[d]));
+  auto loops = [&](const Shape& s) {
+    OperandLoops l;
+    for (int d = 0; d < s.size(); ++d) {
+      DimLoops dl;
+      if (d == dim && s[d] != 1) dl.push_back(m.add(Factor::kWhole, s[d]));
+      if (d != dim && factor[size_t(d)] >= 0) dl.push_back(factor[size_t(d)]);
+      l.push_back(dl);
+    }
+    return l;
+  };
+  for (const Shape& s : in) m.in.push_back(loops(s));
+  for (const Shape& s : out) m.out.push_back(loops(s));
+  return m;
+}
+
+class Cat final : public CatAttributes {
+ public:
+  explicit Cat(int dim) : CatAttributes(intern_op("cat"), dim) {}
+  Metas infer(MetaSpan in) const override {
+    Shape s = in[0]->shape;
+    for (size_t i = 1; i < in.size(); ++i) {
+      const Shape& t = in[i]->shape;
+      bool fits = t.size() == s.size() && in[i]->dtype == in[0]->dtype;
+      for (int d = 0; d < s.size() && fits; ++d) fits = d == dim || s[d] == t[d];
+      TESSERA_CHECK_AS(ShapeError, fits, "cat: parts {} differ outside dim {}", describe(in), dim);
+      s[dim] += t[dim];
+    }
+    return {Meta::contiguous(s, in[0]->dtype, in[0]->device)};
+  }
+  AxisMap axes(MetaSpan in) const override {
+    SmallVector<Shape, 4> shapes;
+    for (const Meta* m : in) shapes.push_back(m->shape);
+    Shape out = infer(in)[0].shape;
+    return along_axes(shapes, {&out, 1}, dim);
+  }
+  Tensors vjp(const VjpArgs& v) const override {
+    Tensors g;
+    int64_t at = 0;
+    for (size_t i = 0; i < v.in.size(); ++i) {
+      int64_t size = v.in[i].shape()[dim];
+      g.push_back(v.wants(int(i)) ? narrow(v.cot[0], dim, at, size) : Tensor());
+      at += size;
+    }
+    return g;
+  }
+  void attributes(AttributeVisitor& v) const override { v.integer("dim", dim); }
+};
+
+class Split final : public Primitive {
+ public:
+  Split(int dim, Dims sizes) : Primitive(intern_op("split")), dim_(dim), sizes_(sizes) {}
+  Metas infer(MetaSpan in) const override {
+    Metas out;
+    int64_t total = 0;
+    for (int64_t size : sizes_) {
+      Shape s = in[0]->shape;
+      s[dim_] = size;
+      total += size;
+      out.push_back(Meta::contiguous(s, in[0]->dtype, in[0]->device));
+    }
+    TESSERA_CHECK_AS(ShapeError, total == in[0]->shape[dim_], "split: sizes {} of dim {} of {} do not add up", to_string(sizes_), dim_, describe(in));
+    return out;
+  }
+  AxisMap axes(MetaSpan in) const override {
+    SmallVector<Shape, 4> shapes;
+    for (const Meta& m : infer(in)) shapes.push_back(m.shape);
+    return along_axes({&in[0]->shape, 1}, shapes, dim_);
+  }
+  bool is_view() const override { return true; }
+  Tensors view(std::span<const Tensor> operands) const override {
+    const Tensor& in = operands[0];
+    Tensors out;
+    int64_t at = 0;
+    for (int64_t size : sizes_) {
+      Shape s = in.shape();
+      s[dim_] = size;
+      out.push_back(Tensor({s, in.strides(), in.dtype(), in.device()}, in.storage(), in.offset() + at * in.strides()[dim_]));
+      at += size;
+    }
+    return out;
+  }
+  Tensors vjp(const VjpArgs& v) const override {
+    Tensors parts;
+    for (size_t i = 0; i < v.cot.size(); ++i) {
+      Shape s = v.in[0].shape();
+      s[dim_] = sizes_[int(i)];
+      parts.push_back(v.cot[i].defined() ? v.cot[i] : expand(scalar_tensor(0.0, v.in[0].dtype(), v.in[0].device()), s));
+    }
+    return {cat(parts, dim_)};
+  }
+  void attributes(AttributeVisitor& v) const override { v.integer("dim", dim_), v.dims("sizes", sizes_); }
+
+ private:
+  int dim_;
+  Dims sizes_;
+};
+
+class Unslice final : public UnsliceAttributes {
+ public:
+  Unslice(int dim, int64_t begin, int64_t step, int64_t extent)
+      : UnsliceAttributes(intern_op("unslice"), dim, begin, step, extent) {}
+  Metas infer(MetaSpan in) const override {
+    Shape s = in[0]->shape;
+    TESSERA_CHECK_AS(ShapeError, dim < s.size() && (s[dim] == 0 || begin + (s[dim] - 1) * step < extent),
+                     "unslice: {} from {} in steps of {} does not fit extent {}", describe(in), begin, step, extent);
+    s[dim] = extent;
+    return {Meta::contiguous(s, in[0]->dtype, in[0]->device)};
+  }
+  AxisMap axes(MetaSpan in) const override {
+    Shape out = infer(in)[0].shape;
+    return along_axes({&in[0]->shape, 1}, {&out, 1}, dim);
+  }
+  Tensors vjp(const VjpArgs& v) const override {
+    int64_t size = v.in[0].shape()[dim];
+    return {slice(v.cot[0], dim, begin, size ? begin + (size - 1) * step + 1 : begin, step)};
+  }
+  void attributes(AttributeVisitor& v) const override {
+    v.integer("dim", dim), v.integer("begin", begin), v.integer("step", step), v.integer("extent", extent);
+  }
+};
+
+}  // namespace
+
+Tensor contiguous(Tensor x) { return x.is_contiguous() ? x : clone(x); }
+Tensor clone(const Tensor& x) { return dispatch1(copy_primitive(), operands(Tensor(x))); }
+
+Tensor cat(std::span<const Tensor> parts, int64_t dim) {
+  TESSERA_CHECK(!parts.empty(), "cat: no parts");
+  DType t = parts[0].dtype();
+  for (const Tensor& p : parts) t = promote(t, p.dtype());
+  int d = wrap_dim(dim, parts[0].ndim(), "cat");
+  Tensors in;
+  for (const Tensor& p : parts) {
+    TESSERA_CHECK_AS(ShapeError, p.ndim() > 0, "cat: a 0-d tensor cannot be joined; use stack");
+    in.push_back(cast(p, t));
+  }
+  if (in.size() == 1) return in[0];
+  return dispatch1(PrimRef(new Cat(d)), in);
+}
+
+Tensor stack(std::span<const Tensor> parts, int64_t dim) {
+  TESSERA_CHECK(!parts.empty(), "stack: no parts");
+  Tensors in;
+  for (const Tensor& p : parts) in.push_back(unsqueeze(p, dim));
+  return cat(in, wrap_dim(dim, parts[0].ndim() + 1, "stack"));
+}
+
+Tensors split(const Tensor& x, const Dims& sizes, int64_t dim) {
+  Tensor in = x;
+  int d = wrap_dim(dim, x.ndim(), "split");
+  PrimRef prim(new Split(d, sizes));
+  const Meta* meta[] = {&x.meta()};
+  prim->infer(meta);
+  return dispatch(prim, {&in, 1});
+}
+
+Tensors chunk(const Tensor& x, int64_t pieces, int64_t dim) {
+  int d = wrap_dim(dim, x.ndim(), "chunk");
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && pieces >= 1, "chunk: {} pieces of {}", pieces, to_string(x.shape()));
+  int64_t e = x.shape()[d], size = std::max<int64_t>((e + pieces - 1) / pieces, 1);
+  Tensors out;
+  for (int64_t at = 0; at < e || out.empty(); at += size) out.push_back(narrow(x, d, at, std::min(size, e - at)));
+  return out;
+}
+
+Tensors unbind(const Tensor& x, int64_t dim) {
+  int d = wrap_dim(dim, x.ndim(), "unbind");
+  Tensors out;
+  for (int64_t i = 0; i < x.size(d); ++i) out.push_back(select(x, d, i));
+  return out;
+}
+
+Tensor unslice(const Tensor& x, int64_t dim, int64_t begin, int64_t step, int64_t extent) {
+  return dispatch1(PrimRef(new Unslice(int(dim), begin, step, extent)), operands(Tensor(x)));
+}
+
+void register_join_ops(OpRegistry& registry) {
+  registry.add("copy", [] {
+    return std::vector<Sample>{{copy_primitive(), {permute(sample_values({2, 3}, -1, 1, 1), {1, 0})}}};
+  });
+  registry.add("cat", [] {
+    return std::vector<Sample>{{PrimRef(new Cat(1)), {sample_values({2, 3}, -1, 1, 1), sample_values({2, 1}, -1, 1, 2), sample_values({2, 2}, -1, 1, 3)}}};
+  });
+  registry.add("split", [] { return std::vector<Sample>{{PrimRef(new Split(1, {1, 2, 2})), {sample_values({2, 5}, -1, 1, 1)}}}; });
+  registry.add("unslice", [] { return std::vector<Sample>{{PrimRef(new Unslice(1, 1, 2, 6)), {sample_values({2, 3}, -1, 1, 1)}}}; });
+}
+
+}  // namespace tessera

@@ -1,0 +1,27 @@
+// Methods of Tensor that are ops, spelled so that programs read well.
+#include "core/ops/pointwise.h"
+#include "core/ops/views.h"
+#include "core/tensor/element.h"
+
+namespace tessera {
+
+Tensor Tensor::to(DType dtype) const { return cast(*this, dtype); }
+Tensor Tensor::reshape(const Shape& to) const { return tessera::reshape(*this, to); }
+Tensor Tensor::transpose(int64_t a, int64_t b) const { return tessera::transpose(*this, a, b); }
+Tensor Tensor::contiguous() const { return tessera::contiguous(*this); }
+Tensor Tensor::clone() const { return tessera::clone(*this); }
+Tensor Tensor::operator[](int64_t i) const { return select(*this, 0, i); }
+
+template <class T>
+T Tensor::item() const {
+  TESSERA_CHECK_AS(ShapeError, numel() == 1, "item: {} has {} elements, not one", describe(*this), numel());
+  if constexpr (std::is_integral_v<T>) return T(read_integer(raw(), dtype()));
+  return T(read_real(raw(), dtype()));
+}
+template float Tensor::item() const;
+template double Tensor::item() const;
+template int64_t Tensor::item() const;
+template int Tensor::item() const;
+template bool Tensor::item() const;
+
+}  // namespace tessera

@@ -1,0 +1,390 @@
+// The rows of the pointwise ops: what vjp reads, how the derivative is formed, how promotion works, where to sample.
+// Broadcasting is handled once, in Pointwise: a row's derivative is written as if all operands had the result's shape.
+#include "core/ops/pointwise.h"
+
+#include <cmath>
+#include <unordered_map>
+
+#include "core/dispatch/dispatch.h"
+#include "core/ops/samples.h"
+#include "core/ops/reduce.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+using Vjp = Tensors (*)(const VjpArgs&);
+
+enum class Kind : uint8_t { kFloat, kAny, kBits, kBool };  // operands: made floats | any | integers only | any, result bool
+
+// Where samples are drawn: away from kinks, poles and the ends of domains.
+struct Domain {
+  double low = -2, high = 2;
+  double low2 = -2, high2 = 2;  // of the operands after the first
+};
+
+struct Row {
+  const char* name;
+  int arity;
+  Kind kind;
+  SaveMask saved = {};
+  Vjp vjp = nullptr;  // null: not differentiable
+  Domain domain = {};
+  uint32_t linear_in = 0;
+  bool jointly_linear = false;
+};
+
+using V = const VjpArgs&;
+constexpr SaveMask kNone{}, kX{1, 0}, kY{2, 0}, kXY{3, 0}, kXYZ{7, 0}, kOut{0, 1};
+const Tensor& x(V v) { return v.in[0]; }
+const Tensor& y(V v) { return v.in[1]; }
+const Tensor& g(V v) { return v.cot[0]; }
+const Tensor& out(V v) { return v.out[0]; }
+const PrimRef& primitive(std::string_view name);
+Tensor call(const PrimRef& p, Tensor a, Tensor b) { return dispatch1(p, operands(std::move(a), std::move(b))); }
+// `t` where `condition` holds, zero elsewhere.
+Tensor keep(Tensor condition, Tensor t) { return where(std::move(condition), t, scalar_tensor(0.0, t.dtype(), t.device())); }
+Tensors zero(V) { return {Tensor()}; }   // piecewise constant: the derivative is zero
+
+const double kLn2 = std::log(2.0), kLn10 = std::log(10.0);
+const double kSqrt2OverPi = std::sqrt(2 / M_PI), kTwoOverSqrtPi = 2 / std::sqrt(M_PI);
+
+// phi(x), the density of the standard normal distribution.
+Tensor normal_density(const Tensor& t) { return exp(square(t) * -0.5) * (1 / std::sqrt(2 * M_PI)); }
+// d/dx of gelu_tanh'(x), for its second derivative: u = sqrt(2/pi) (x + 0.044715 x^3), t = tanh(u).
+Tensor gelu_tanh_second(const Tensor& x) {
+  Tensor u1 = (square(x) * (3 * 0.044715) + 1.0) * kSqrt2OverPi, u2 = x * (6 * 0.044715 * kSqrt2OverPi);
+  Tensor t = tanh((x * square(x) * 0.044715 + x) * kSqrt2OverPi), s = 1.0 - square(t);
+  return s * u1 + x * s * (u2 * 0.5 - t * square(u1));
+}
+
+// clang-format off: one op a line
+const Row kRows[] = {
+    {"exp", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * out(v)}; }},
+    {"exp2", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * out(v) * kLn2}; }},
+    {"expm1", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * (out(v) + 1.0)}; }},
+    {"log", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / x(v)}; }, {0.3, 3}},
+    {"log2", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (x(v) * kLn2)}; }, {0.3, 3}},
+    {"log10", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (x(v) * kLn10)}; }, {0.3, 3}},
+    {"log1p", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (x(v) + 1.0)}; }, {-0.5, 3}},
+    {"sin", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * cos(x(v))}; }},
+    {"cos", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {-(g(v) * sin(x(v)))}; }},
+    {"tan", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * (square(out(v)) + 1.0)}; }, {-1, 1}},
+    {"asin", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * rsqrt(1.0 - square(x(v)))}; }, {-0.8, 0.8}},
+    {"acos", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {-(g(v) * rsqrt(1.0 - square(x(v))))}; }, {-0.8, 0.8}},
+    {"atan", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (square(x(v)) + 1.0)}; }},
+    {"sinh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * cosh(x(v))}; }},
+    {"cosh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * sinh(x(v))}; }},
+    {"tanh", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {call(primitive("tanh_grad"), g(v), out(v))}; }},
+    {"asinh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * rsqrt(square(x(v)) + 1.0)}; }},
+    {"acosh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * rsqrt(square(x(v)) - 1.0)}; }, {1.3, 3}},
+    {"atanh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (1.0 - square(x(v)))}; }, {-0.8, 0.8}},
+    {"erf", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * exp(-square(x(v))) * kTwoOverSqrtPi}; }},
+    {"erfc", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * exp(-square(x(v))) * -kTwoOverSqrtPi}; }},
+    {"sqrt", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) / (out(v) * 2.0)}; }, {0.3, 3}},
+    {"rsqrt", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * out(v) * square(out(v)) * -0.5}; }, {0.3, 3}},
+    {"reciprocal", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {-(g(v) * square(out(v)))}; }, {0.3, 3}},
+    {"sigmoid", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {call(primitive("sigmoid_grad"), g(v), out(v))}; }},
+    {"logsigmoid", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * sigmoid(-x(v))}; }},
+    {"softplus", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * sigmoid(x(v))}; }},
+    {"silu", 1, Kind::kFloat, kX, [](V v) -> Tensors { Tensor s = sigmoid(x(v)); return {g(v) * (s * (x(v) * (1.0 - s) + 1.0))}; }},
+    {"mish", 1, Kind::kFloat, kX, [](V v) -> Tensors { Tensor t = tanh(softplus(x(v))); return {g(v) * (t + x(v) * sigmoid(x(v)) * (1.0 - square(t)))}; }},
+    {"gelu", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {call(primitive("gelu_grad"), g(v), x(v))}; }},
+    {"gelu_tanh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {call(primitive("gelu_tanh_grad"), g(v), x(v))}; }},
+
+    {"neg", 1, Kind::kAny, kNone, [](V v) -> Tensors { return {-g(v)}; }, {}, 0, true},
+    {"abs", 1, Kind::kAny, kX, [](V v) -> Tensors { return {g(v) * sign(x(v))}; }, {0.3, 2}},
+    {"sign", 1, Kind::kAny, kNone, zero, {0.3, 2}},
+    {"square", 1, Kind::kAny, kX, [](V v) -> Tensors { return {g(v) * x(v) * 2.0}; }},
+    {"relu", 1, Kind::kAny, kOut, [](V v) -> Tensors { return {call(primitive("relu_grad"), g(v), out(v))}; }, {0.3, 2}},
+    {"floor", 1, Kind::kAny, kNone, zero, {0.1, 0.9}},
+    {"ceil", 1, Kind::kAny, kNone, zero, {0.1, 0.9}},
+    {"trunc", 1, Kind::kAny, kNone, zero, {0.1, 0.9}},
+    {"round", 1, Kind::kAny, kNone, zero, {0.1, 0.4}},
+    {"isnan", 1, Kind::kBool}, {"isinf", 1, Kind::kBool}, {"isfinite", 1, Kind::kBool}, {"logical_not", 1, Kind::kBool},
+    {"bitwise_not", 1, Kind::kBits},
+
+    {"add", 2, Kind::kAny, kNone, [](V v) -> Tensors { return {g(v), g(v)}; }, {}, 0, true},
+    {"sub", 2, Kind::kAny, kNone, [](V v) -> Tensors { return {g(v), v.wants(1) ? -g(v) : Tensor()}; }, {}, 0, true},
+    {"mul", 2, Kind::kAny, kXY, [](V v) -> Tensors { return {v.wants(0) ? g(v) * y(v) : Tensor(), v.wants(1) ? g(v) * x(v) : Tensor()}; }, {}, 3},
+    {"div", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor q = g(v) / y(v); return {q, v.wants(1) ? -(q * (x(v) / y(v))) : Tensor()}; }, {-2, 2, 0.5, 2}, 1},
+    {"floor_divide", 2, Kind::kAny, kNone, [](V) -> Tensors { return {Tensor(), Tensor()}; }, {0.1, 0.4, 0.5, 2}},
+    {"remainder", 2, Kind::kAny, kXY, [](V v) -> Tensors { return {g(v), v.wants(1) ? -(g(v) * floor(x(v) / y(v))) : Tensor()}; }, {1.1, 1.4, 0.6, 0.65}},
+    {"fmod", 2, Kind::kAny, kXY, [](V v) -> Tensors { return {g(v), v.wants(1) ? -(g(v) * trunc(x(v) / y(v))) : Tensor()}; }, {1.1, 1.4, 0.6, 0.65}},
+    {"pow", 2, Kind::kAny, {3, 1}, [](V v) -> Tensors {
+       Tensor zero = scalar_tensor(0.0, x(v).dtype(), x(v).device());
+       Tensor dx = v.wants(0) ? where(eq(y(v), 0), zero, g(v) * y(v) * pow(x(v), y(v) - 1.0)) : Tensor();
+       Tensor dy = v.wants(1) ? where(eq(x(v), 0), zero, g(v) * out(v) * log(x(v))) : Tensor();
+       return {dx, dy}; }, {0.5, 2}},
+    {"maximum", 2, Kind::kAny, kXY, [](V v) -> Tensors { Tensor h = keep(eq(x(v), y(v)), g(v) * 0.5); return {keep(gt(x(v), y(v)), g(v)) + h, keep(lt(x(v), y(v)), g(v)) + h}; }},
+    {"minimum", 2, Kind::kAny, kXY, [](V v) -> Tensors { Tensor h = keep(eq(x(v), y(v)), g(v) * 0.5); return {keep(lt(x(v), y(v)), g(v)) + h, keep(gt(x(v), y(v)), g(v)) + h}; }},
+    {"atan2", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor s = g(v) / (square(x(v)) + square(y(v))); return {s * y(v), -(s * x(v))}; }, {0.5, 2, 0.5, 2}},
+    {"leaky_relu", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor p = gt(x(v), 0); return {where(p, g(v), g(v) * y(v)), keep(logical_not(p), g(v) * x(v))}; }, {0.3, 2}},
+    {"elu", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor p = gt(x(v), 0); return {where(p, g(v), g(v) * y(v) * exp(x(v))), keep(logical_not(p), g(v) * expm1(x(v)))}; }, {-2, -0.3}},
+    {"tanh_grad", 2, Kind::kFloat, kXY, [](V v) -> Tensors { return {call(primitive("tanh_grad"), g(v), y(v)), g(v) * x(v) * y(v) * -2.0}; }, {}, 1},
+    {"sigmoid_grad", 2, Kind::kFloat, kXY, [](V v) -> Tensors { return {call(primitive("sigmoid_grad"), g(v), y(v)), g(v) * x(v) * (1.0 - y(v) * 2.0)}; }, {}, 1},
+    {"relu_grad", 2, Kind::kFloat, kY, [](V v) -> Tensors { return {call(primitive("relu_grad"), g(v), y(v)), Tensor()}; }, {-2, 2, 0.3, 2}, 1},
+    {"gelu_grad", 2, Kind::kFloat, kXY, [](V v) -> Tensors {
+       return {call(primitive("gelu_grad"), g(v), y(v)), v.wants(1) ? g(v) * x(v) * normal_density(y(v)) * (2.0 - square(y(v))) : Tensor()}; }, {}, 1},
+    {"gelu_tanh_grad", 2, Kind::kFloat, kXY, [](V v) -> Tensors {
+       return {call(primitive("gelu_tanh_grad"), g(v), y(v)), v.wants(1) ? g(v) * x(v) * gelu_tanh_second(y(v)) : Tensor()}; }, {}, 1},
+    {"eq", 2, Kind::kBool}, {"ne", 2, Kind::kBool}, {"lt", 2, Kind::kBool}, {"le", 2, Kind::kBool}, {"gt", 2, Kind::kBool}, {"ge", 2, Kind::kBool},
+    {"logical_and", 2, Kind::kBool}, {"logical_or", 2, Kind::kBool}, {"logical_xor", 2, Kind::kBool},
+    {"bitwise_and", 2, Kind::kBits}, {"bitwise_or", 2, Kind::kBits}, {"bitwise_xor", 2, Kind::kBits},
+    {"bitwise_left_shift", 2, Kind::kBits}, {"bitwise_right_shift", 2, Kind::kBits},
+
+    {"clamp", 3, Kind::kAny, kXYZ, [](V v) -> Tensors {
+       Tensor below = lt(x(v), y(v)), above = gt(x(v), v.in[2]);
+       return {keep(logical_not(logical_or(below, above)), g(v)), v.wants(1) ? keep(logical_and(below, logical_not(above)), g(v)) : Tensor(), v.wants(2) ? keep(above, g(v)) : Tensor()}; }},
+    {"lerp", 3, Kind::kFloat, kXYZ, [](V v) -> Tensors { return {g(v) * (1.0 - v.in[2]), g(v) * v.in[2], g(v) * (y(v) - x(v))}; }},
+    {"mul_add", 3, Kind::kAny, kXY, [](V v) -> Tensors { return {g(v) * y(v), g(v) * x(v), g(v)}; }},
+};
+// clang-format on
+
+class Pointwise final : public Primitive {
+ public:
+  explicit Pointwise(const Row& row) : Primitive(intern_op(row.name)), row_(row) {}
+
+  Metas infer(MetaSpan in) const override {
+    Shape shape = in[0]->shape;
+    for (size_t i = 1; i < in.size(); ++i) {
+      shape = broadcast(shape, in[i]->shape, row_.name);
+      TESSERA_CHECK(in[i]->dtype == in[0]->dtype, "{}: operands are {}; convert them to one dtype", row_.name, describe(in));
+    }
+    return {Meta::contiguous(shape, row_.kind == Kind::kBool ? kBool : in[0]->dtype, in[0]->device)};
+  }
+  AxisMap axes(MetaSpan in) const override {
+    Shape shape = in[0]->shape;
+    for (const Meta* m : in) shape = broadcast(shape, m->shape, row_.name);
+    AxisMap map = pointwise_axes(in, shape);
+    map.linear_in = row_.linear_in;
+    map.jointly_linear = row_.jointly_linear;
+    return map;
+  }
+  SaveMask saved() const override { return row_.saved; }
+  bool differentiable() const override { return row_.vjp != nullptr; }
+  Tensors vjp(const VjpArgs& v) const override {
+    if (!row_.vjp) return Primitive::vjp(v);
+    Tensors grads = row_.vjp(v);
+    for (size_t i = 0; i < grads.size(); ++i)
+      if (grads[i].defined() && v.wants(int(i))) grads[i] = sum_to(std::move(grads[i]), v.in[i].shape());
+    return grads;
+  }
+
+ private:
+  const Row& row_;
+};
+
+struct Entry {
+  const Row* row;
+  PrimRef prim;
+};
+const std::unordered_map<std::string_view, Entry>& entries() {
+  static const auto* map = [] {
+    auto* m = new std::unordered_map<std::string_view, Entry>;
+    for (const Row& row : kRows) m->emplace(row.name, Entry{&row, PrimRef(new Pointwise(row))});
+    return m;
+  }();
+  return *map;
+}
+const PrimRef& primitive(std::string_view name) { return entries().at(name).prim; }
+
+Tensor as_float(Tensor t) { return is_floating(t.dtype()) ? t : cast(std::move(t), context().default_dtype); }
+
+// The operand as an op of `kind` takes it.
+Tensor prepare(Kind kind, const PrimRef& p, Tensor t) {
+  if (kind == Kind::kFloat) return as_float(std::move(t));
+  if (kind == Kind::kBits)
+    TESSERA_CHECK(is_integral(t.dtype()), "{}: takes integers or bool, got {}; cast it first", p->name(), describe(t));
+  return t;
+}
+Tensor unary(const PrimRef& p, Kind kind, Tensor t) { return dispatch1(p, operands(prepare(kind, p, std::move(t)))); }
+
+Tensor binary(const PrimRef& p, Kind kind, Tensor a, Tensor b) {
+  if (a.dtype() != b.dtype() || kind == Kind::kFloat || kind == Kind::kBits) {
+    DType t = result_type(a, b);
+    if (kind == Kind::kFloat && !is_floating(t)) t = context().default_dtype;
+    a = cast(prepare(Kind::kAny, p, std::move(a)), t);
+    b = cast(std::move(b), t);
+    if (kind == Kind::kBits) a = prepare(kind, p, std::move(a));
+  }
+  return dispatch1(p, operands(std::move(a), std::move(b)));
+}
+
+DType number_dtype(Kind kind, const Tensor& a, Scalar b) {
+  DType t = result_type(a, b);
+  return kind == Kind::kFloat && !is_floating(t) ? context().default_dtype : t;
+}
+Tensor binary(const PrimRef& p, Kind kind, Tensor a, Scalar b) {
+  DType t = number_dtype(kind, a, b);
+  Tensor number = scalar_tensor(b, t, a.device());
+  return dispatch1(p, operands(cast(std::move(a), t), std::move(number)));
+}
+Tensor binary(const PrimRef& p, Kind kind, Scalar a, Tensor b) {
+  DType t = number_dtype(kind, b, a);
+  Tensor number = scalar_tensor(a, t, b.device());
+  return dispatch1(p, operands(std::move(number), cast(std::move(b), t)));
+}
+
+Tensor ternary(const PrimRef& p, Kind kind, Tensor a, Tensor b, Tensor c) {
+  DType t = result_type(a, b);
+  if (t != c.dtype()) t = a.ndim() || b.ndim() ? result_type(empty(broadcast(a.shape(), b.shape(), p->name()), t, kMeta), c) : promote(t, c.dtype());
+  if (kind == Kind::kFloat && !is_floating(t)) t = context().default_dtype;
+  return dispatch1(p, operands(cast(std::move(a), t), cast(std::move(b), t), cast(std::move(c), t)));
+}
+
+// --------------------------------------------------------------------------------------------- samples
+
+std::vector<Sample> samples_of(const Row& row, const PrimRef& prim) {
+  const Domain& d = row.domain;
+  auto draw = [&](const Shape& shape, int operand, uint64_t key) {
+    DType t = row.kind == Kind::kBits ? kI64 : kF64;
+    double low = operand ? d.low2 : d.low, high = operand ? d.high2 : d.high;
+    return row.kind == Kind::kBits ? sample_integers(shape, 0, 60, key) : cast(sample_values(shape, low, high, key), t);
+  };
+  bool smooth = row.vjp != nullptr;
+  std::vector<Sample> s;
+  if (row.arity == 1) {
+    s.push_back({prim, {draw({3, 4}, 0, 1)}, smooth});
+    s.push_back({prim, {permute(draw({3, 4}, 0, 2), {1, 0})}, smooth});
+    s.push_back({prim, {draw({}, 0, 3)}, smooth});
+  } else if (row.arity == 2) {
+    s.push_back({prim, {draw({3, 4}, 0, 1), draw({3, 4}, 1, 2)}, smooth});
+    s.push_back({prim, {draw({3, 4}, 0, 1), draw({4}, 1, 2)}, smooth});
+    s.push_back({prim, {draw({3, 1}, 0, 1), draw({2, 1, 4}, 1, 2)}, smooth});
+    s.push_back({prim, {draw({2, 3}, 0, 1), draw({}, 1, 2)}, smooth});
+  } else {
+    s.push_back({prim, {draw({3, 4}, 0, 1), draw({4}, 1, 2), draw({3, 1}, 1, 3)}, smooth});
+    s.push_back({prim, {draw({3, 4}, 0, 1), draw({}, 1, 2), draw({}, 1, 3)}, smooth});
+  }
+  return s;
+}
+
+// An op by name, found once per call site.
+struct Op {
+  const Entry& e;
+  explicit Op(const char* name) : e(entries().at(name)) {}
+  Tensor operator()(Tensor a) const { return unary(e.prim, e.row->kind, std::move(a)); }
+  template <class A, class B>
+  Tensor operator()(A a, B b) const {
+    return binary(e.prim, e.row->kind, std::move(a), std::move(b));
+  }
+  Tensor operator()(Tensor a, Tensor b, Tensor c) const {
+    return ternary(e.prim, e.row->kind, std::move(a), std::move(b), std::move(c));
+  }
+};
+
+}  // namespace
+
+// clang-format off: one op a line
+Tensor exp(Tensor x) { static const Op op("exp"); return op(std::move(x)); }
+Tensor exp2(Tensor x) { static const Op op("exp2"); return op(std::move(x)); }
+Tensor expm1(Tensor x) { static const Op op("expm1"); return op(std::move(x)); }
+Tensor log(Tensor x) { static const Op op("log"); return op(std::move(x)); }
+Tensor log2(Tensor x) { static const Op op("log2"); return op(std::move(x)); }
+Tensor log10(Tensor x) { static const Op op("log10"); return op(std::move(x)); }
+Tensor log1p(Tensor x) { static const Op op("log1p"); return op(std::move(x)); }
+Tensor sin(Tensor x) { static const Op op("sin"); return op(std::move(x)); }
+Tensor cos(Tensor x) { static const Op op("cos"); return op(std::move(x)); }
+Tensor tan(Tensor x) { static const Op op("tan"); return op(std::move(x)); }
+Tensor asin(Tensor x) { static const Op op("asin"); return op(std::move(x)); }
+Tensor acos(Tensor x) { static const Op op("acos"); return op(std::move(x)); }
+Tensor atan(Tensor x) { static const Op op("atan"); return op(std::move(x)); }
+Tensor sinh(Tensor x) { static const Op op("sinh"); return op(std::move(x)); }
+Tensor cosh(Tensor x) { static const Op op("cosh"); return op(std::move(x)); }
+Tensor tanh(Tensor x) { static const Op op("tanh"); return op(std::move(x)); }
+Tensor asinh(Tensor x) { static const Op op("asinh"); return op(std::move(x)); }
+Tensor acosh(Tensor x) { static const Op op("acosh"); return op(std::move(x)); }
+Tensor atanh(Tensor x) { static const Op op("atanh"); return op(std::move(x)); }
+Tensor erf(Tensor x) { static const Op op("erf"); return op(std::move(x)); }
+Tensor erfc(Tensor x) { static const Op op("erfc"); return op(std::move(x)); }
+Tensor sqrt(Tensor x) { static const Op op("sqrt"); return op(std::move(x)); }
+Tensor rsqrt(Tensor x) { static const Op op("rsqrt"); return op(std::move(x)); }
+Tensor reciprocal(Tensor x) { static const Op op("reciprocal"); return op(std::move(x)); }
+Tensor sigmoid(Tensor x) { static const Op op("sigmoid"); return op(std::move(x)); }
+Tensor logsigmoid(Tensor x) { static const Op op("logsigmoid"); return op(std::move(x)); }
+Tensor softplus(Tensor x) { static const Op op("softplus"); return op(std::move(x)); }
+Tensor silu(Tensor x) { static const Op op("silu"); return op(std::move(x)); }
+Tensor mish(Tensor x) { static const Op op("mish"); return op(std::move(x)); }
+Tensor gelu(Tensor x) { static const Op op("gelu"); return op(std::move(x)); }
+Tensor gelu_tanh(Tensor x) { static const Op op("gelu_tanh"); return op(std::move(x)); }
+Tensor neg(Tensor x) { static const Op op("neg"); return op(std::move(x)); }
+Tensor abs(Tensor x) { static const Op op("abs"); return op(std::move(x)); }
+Tensor sign(Tensor x) { static const Op op("sign"); return op(std::move(x)); }
+Tensor square(Tensor x) { static const Op op("square"); return op(std::move(x)); }
+Tensor relu(Tensor x) { static const Op op("relu"); return op(std::move(x)); }
+Tensor floor(Tensor x) { static const Op op("floor"); return op(std::move(x)); }
+Tensor ceil(Tensor x) { static const Op op("ceil"); return op(std::move(x)); }
+Tensor trunc(Tensor x) { static const Op op("trunc"); return op(std::move(x)); }
+Tensor round(Tensor x) { static const Op op("round"); return op(std::move(x)); }
+Tensor isnan(Tensor x) { static const Op op("isnan"); return op(std::move(x)); }
+Tensor isinf(Tensor x) { static const Op op("isinf"); return op(std::move(x)); }
+Tensor isfinite(Tensor x) { static const Op op("isfinite"); return op(std::move(x)); }
+Tensor logical_not(Tensor x) { static const Op op("logical_not"); return op(std::move(x)); }
+Tensor bitwise_not(Tensor x) { static const Op op("bitwise_not"); return op(std::move(x)); }
+
+Tensor add(Tensor a, Tensor b) { static const Op op("add"); return op(std::move(a), std::move(b)); }
+Tensor sub(Tensor a, Tensor b) { static const Op op("sub"); return op(std::move(a), std::move(b)); }
+Tensor mul(Tensor a, Tensor b) { static const Op op("mul"); return op(std::move(a), std::move(b)); }
+Tensor div(Tensor a, Tensor b) { static const Op op("div"); return op(std::move(a), std::move(b)); }
+Tensor floor_divide(Tensor a, Tensor b) { static const Op op("floor_divide"); return op(std::move(a), std::move(b)); }
+Tensor remainder(Tensor a, Tensor b) { static const Op op("remainder"); return op(std::move(a), std::move(b)); }
+Tensor fmod(Tensor a, Tensor b) { static const Op op("fmod"); return op(std::move(a), std::move(b)); }
+Tensor pow(Tensor a, Tensor b) { static const Op op("pow"); return op(std::move(a), std::move(b)); }
+Tensor maximum(Tensor a, Tensor b) { static const Op op("maximum"); return op(std::move(a), std::move(b)); }
+Tensor minimum(Tensor a, Tensor b) { static const Op op("minimum"); return op(std::move(a), std::move(b)); }
+Tensor atan2(Tensor a, Tensor b) { static const Op op("atan2"); return op(std::move(a), std::move(b)); }
+Tensor leaky_relu(Tensor a, Tensor b) { static const Op op("leaky_relu"); return op(std::move(a), std::move(b)); }
+Tensor elu(Tensor a, Tensor b) { static const Op op("elu"); return op(std::move(a), std::move(b)); }
+Tensor eq(Tensor a, Tensor b) { static const Op op("eq"); return op(std::move(a), std::move(b)); }
+Tensor ne(Tensor a, Tensor b) { static const Op op("ne"); return op(std::move(a), std::move(b)); }
+Tensor lt(Tensor a, Tensor b) { static const Op op("lt"); return op(std::move(a), std::move(b)); }
+Tensor le(Tensor a, Tensor b) { static const Op op("le"); return op(std::move(a), std::move(b)); }
+Tensor gt(Tensor a, Tensor b) { static const Op op("gt"); return op(std::move(a), std::move(b)); }
+Tensor ge(Tensor a, Tensor b) { static const Op op("ge"); return op(std::move(a), std::move(b)); }
+Tensor logical_and(Tensor a, Tensor b) { static const Op op("logical_and"); return op(std::move(a), std::move(b)); }
+Tensor logical_or(Tensor a, Tensor b) { static const Op op("logical_or"); return op(std::move(a), std::move(b)); }
+Tensor logical_xor(Tensor a, Tensor b) { static const Op op("logical_xor"); return op(std::move(a), std::move(b)); }
+Tensor bitwise_and(Tensor a, Tensor b) { static const Op op("bitwise_and"); return op(std::move(a), std::move(b)); }
+Tensor bitwise_or(Tensor a, Tensor b) { static const Op op("bitwise_or"); return op(std::move(a), std::move(b)); }
+Tensor bitwise_xor(Tensor a, Tensor b) { static const Op op("bitwise_xor"); return op(std::move(a), std::move(b)); }
+Tensor bitwise_left_shift(Tensor a, Tensor b) { static const Op op("bitwise_left_shift"); return op(std::move(a), std::move(b)); }
+Tensor bitwise_right_shift(Tensor a, Tensor b) { static const Op op("bitwise_right_shift"); return op(std::move(a), std::move(b)); }
+
+Tensor add(Tensor a, Scalar b) { static const Op op("add"); return op(std::move(a), b); }
+Tensor sub(Tensor a, Scalar b) { static const Op op("sub"); return op(std::move(a), b); }
+Tensor mul(Tensor a, Scalar b) { static const Op op("mul"); return op(std::move(a), b); }
+Tensor div(Tensor a, Scalar b) { static const Op op("div"); return op(std::move(a), b); }
+Tensor pow(Tensor a, Scalar b) { static const Op op("pow"); return op(std::move(a), b); }
+Tensor maximum(Tensor a, Scalar b) { static const Op op("maximum"); return op(std::move(a), b); }
+Tensor minimum(Tensor a, Scalar b) { static const Op op("minimum"); return op(std::move(a), b); }
+Tensor eq(Tensor a, Scalar b) { static const Op op("eq"); return op(std::move(a), b); }
+Tensor ne(Tensor a, Scalar b) { static const Op op("ne"); return op(std::move(a), b); }
+Tensor lt(Tensor a, Scalar b) { static const Op op("lt"); return op(std::move(a), b); }
+Tensor le(Tensor a, Scalar b) { static const Op op("le"); return op(std::move(a), b); }
+Tensor gt(Tensor a, Scalar b) { static const Op op("gt"); return op(std::move(a), b); }
+Tensor ge(Tensor a, Scalar b) { static const Op op("ge"); return op(std::move(a), b); }
+Tensor leaky_relu(Tensor a, Scalar b) { static const Op op("leaky_relu"); return op(std::move(a), b); }
+Tensor elu(Tensor a, Scalar b) { static const Op op("elu"); return op(std::move(a), b); }
+Tensor sub(Scalar a, Tensor b) { static const Op op("sub"); return op(a, std::move(b)); }
+Tensor div(Scalar a, Tensor b) { static const Op op("div"); return op(a, std::move(b)); }
+
+Tensor clamp(Tensor a, Tensor b, Tensor c) { static const Op op("clamp"); return op(std::move(a), std::move(b), std::move(c)); }
+Tensor lerp(Tensor a, Tensor b, Tensor c) { static const Op op("lerp"); return op(std::move(a), std::move(b), std::move(c)); }
+Tensor mul_add(Tensor a, Tensor b, Tensor c) { static const Op op("mul_add"); return op(std::move(a), std::move(b), std::move(c)); }
+// clang-format on
+
+Tensor clamp(Tensor x, Scalar low, Scalar high) {
+  DType t = result_type(empty(x.shape(), result_type(x, low), kMeta), high);
+  Tensor l = scalar_tensor(low, t, x.device()), h = scalar_tensor(high, t, x.device());
+  return clamp(std::move(x), std::move(l), std::move(h));
+}
+
+void register_pointwise_ops(OpRegistry& registry) {
+  for (const Row& row : kRows) {
+    const Entry& e = entries().at(row.name);
+    registry.add(row.name, [&e] { return samples_of(*e.row, e.prim); });
+  }
+}
+
+}  // namespace tessera

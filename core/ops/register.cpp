@@ -1,0 +1,20 @@
+// Every family of ops, by name: an op that is not registered here is not tested, and the sweep says so.
+#include "core/ops/register.h"
+
+namespace tessera {
+
+const OpRegistry& op_registry() {
+  static const OpRegistry* registry = [] {
+    auto* r = new OpRegistry;
+    register_pointwise_ops(*r);
+    register_select_ops(*r);
+    register_view_ops(*r);
+    register_join_ops(*r);
+    register_reduce_ops(*r);
+    register_create_ops(*r);
+    return r;
+  }();
+  return *registry;
+}
+
+}  // namespace tessera

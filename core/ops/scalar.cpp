@@ -1,0 +1,37 @@
+#include "core/ops/scalar.h"
+
+#include "core/dispatch/context.h"
+#include "core/tensor/element.h"
+
+namespace tessera {
+namespace {
+
+int category(DType t) { return t == kBool ? 0 : is_integral(t) ? 1 : 2; }
+
+// What `high`, the operand of higher priority, becomes when it meets one of lower priority.
+DType yield(DType high, DType low) { return category(low) > category(high) ? promote(high, low) : high; }
+
+}  // namespace
+
+DType result_type(const Tensor& a, const Tensor& b) {
+  if (a.dtype() == b.dtype()) return a.dtype();
+  if ((a.ndim() == 0) == (b.ndim() == 0)) return promote(a.dtype(), b.dtype());
+  return a.ndim() == 0 ? yield(b.dtype(), a.dtype()) : yield(a.dtype(), b.dtype());
+}
+
+DType result_type(const Tensor& a, Scalar b) {
+  DType number = b.kind() == kF64 ? context().default_dtype : b.kind();
+  return yield(a.dtype(), number);
+}
+
+Tensor scalar_tensor(Scalar value, DType dtype, Device device) {
+  Tensor t = empty({}, dtype, device);
+  if (device.is_meta()) return t;
+  if (value.kind() == kF64)
+    write_real(t.raw(), dtype, value.real());
+  else
+    write_integer(t.raw(), dtype, value.integer());
+  return t;
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+// A number that a caller writes next to a tensor, and the type promotion that follows. Invariant: a number takes part in
+// promotion by its category only (bool, integer, float), never by its width.
+#pragma once
+#include <concepts>
+
+#include "core/tensor/tensor.h"
+
+namespace tessera {
+
+class Scalar {
+ public:
+  Scalar(bool v) : kind_(kBool), integer_(v) {}
+  template <std::integral T>
+  Scalar(T v) : kind_(kI64), integer_(int64_t(v)) {}
+  template <std::floating_point T>
+  Scalar(T v) : kind_(kF64), real_(double(v)) {}
+
+  /// kBool, kI64 or kF64.
+  DType kind() const { return kind_; }
+  double real() const { return kind_ == kF64 ? real_ : double(integer_); }
+  int64_t integer() const { return kind_ == kF64 ? int64_t(real_) : integer_; }
+
+ private:
+  DType kind_;
+  union {
+    int64_t integer_;
+    double real_;
+  };
+};
+
+/// The dtype in which `a` and `b` meet: PyTorch's result_type, where a 0-d tensor yields to one with dims unless its
+/// category (bool < integer < float) is higher.
+DType result_type(const Tensor& a, const Tensor& b);
+DType result_type(const Tensor& a, Scalar b);
+
+/// A 0-d tensor of `dtype` holding `value`.
+Tensor scalar_tensor(Scalar value, DType dtype, Device device = {});
+
+}  // namespace tessera

@@ -1,0 +1,89 @@
+// Cast and where: pointwise, but their operands differ in dtype.
+#include "core/dispatch/dispatch.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/samples.h"
+
+namespace tessera {
+namespace {
+
+class Cast final : public Primitive {
+ public:
+  explicit Cast(DType to) : Primitive(intern_op("cast")), to_(to) {}
+  Metas infer(MetaSpan in) const override { return {{in[0]->shape, contiguous_strides(in[0]->shape), to_, in[0]->device}}; }
+  AxisMap axes(MetaSpan in) const override {
+    AxisMap m = pointwise_axes(in, in[0]->shape);
+    m.jointly_linear = is_floating(in[0]->dtype) && is_floating(to_);
+    return m;
+  }
+  // The operand's dtype is read from its shape-only copy.
+  Tensors vjp(const VjpArgs& v) const override {
+    if (!is_floating(v.in[0].dtype()) || !is_floating(to_)) return {Tensor()};
+    return {cast(v.cot[0], v.in[0].dtype())};
+  }
+  bool differentiable() const override { return is_floating(to_); }
+  void attributes(AttributeVisitor& v) const override { v.text("to", name_of(to_)); }
+
+ private:
+  DType to_;
+};
+
+const PrimRef& cast_primitive(DType to) {
+  static const auto* prims = [] {
+    auto* p = new SmallVector<PrimRef, kNumDTypes>;
+    for (DType t : kAllDTypes) p->push_back(PrimRef(new Cast(t)));
+    return p;
+  }();
+  return (*prims)[size_t(to)];
+}
+
+class Where final : public Primitive {
+ public:
+  Where() : Primitive(intern_op("where")) {}
+  Metas infer(MetaSpan in) const override {
+    TESSERA_CHECK(in[0]->dtype == kBool && in[1]->dtype == in[2]->dtype, "where: takes a bool condition and two values of one dtype, got {}",
+                  describe(in));
+    Shape shape = broadcast(broadcast(in[0]->shape, in[1]->shape, "where"), in[2]->shape, "where");
+    return {Meta::contiguous(shape, in[1]->dtype, in[1]->device)};
+  }
+  AxisMap axes(MetaSpan in) const override {
+    AxisMap m = pointwise_axes(in, infer(in)[0].shape);
+    return m;
+  }
+  SaveMask saved() const override { return {1, 0}; }
+  Tensors vjp(const VjpArgs& v) const override {
+    const Tensor& g = v.cot[0];
+    Tensor zero = scalar_tensor(0.0, g.dtype(), g.device());
+    return {Tensor(), v.wants(1) ? sum_to(where(v.in[0], g, zero), v.in[1].shape()) : Tensor(),
+            v.wants(2) ? sum_to(where(v.in[0], zero, g), v.in[2].shape()) : Tensor()};
+  }
+};
+
+}  // namespace
+
+Tensor cast(Tensor x, DType dtype) {
+  if (x.dtype() == dtype) return x;
+  return dispatch1(cast_primitive(dtype), operands(std::move(x)));
+}
+
+Tensor where(Tensor condition, Tensor a, Tensor b) {
+  static const PrimRef prim(new Where);
+  DType t = result_type(a, b);
+  return dispatch1(prim, operands(cast(std::move(condition), kBool), cast(std::move(a), t), cast(std::move(b), t)));
+}
+
+void register_select_ops(OpRegistry& registry) {
+  registry.add("cast", [] {
+    std::vector<Sample> s;
+    for (DType t : kAllDTypes) s.push_back({cast_primitive(t), {sample_values({3, 4}, 0.3, 2, 1)}, t == kF64});
+    s.push_back({cast_primitive(kF64), {cast(sample_values({3, 4}, -2, 2, 1), kF32)}, false});
+    return s;
+  });
+  registry.add("where", [] {
+    PrimRef prim(new Where);
+    Tensor c = gt(sample_values({3, 4}, -1, 1, 1), 0);
+    return std::vector<Sample>{{prim, {c, sample_values({3, 4}, -2, 2, 2), sample_values({4}, -2, 2, 3)}, true},
+                               {prim, {c, sample_values({}, -2, 2, 2), sample_values({3, 1}, -2, 2, 3)}, true}};
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,348 @@
+// Views as primitives. A view of a tensor that no layer watches skips the dispatch path: its strides are computed in
+// place, and no primitive is made.
+#include "core/ops/views.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/dispatch/dispatch.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reshape_axes.h"
+#include "core/ops/samples.h"
+
+namespace tessera {
+namespace {
+
+Tensor view_of(const Tensor& x, const Shape& shape, const Strides& strides, int64_t extra_offset = 0) {
+  Tensor t({shape, strides, x.dtype(), x.device()}, x.storage(), x.offset() + extra_offset);
+  t.impl()->inference = x.impl()->inference;
+  return t;
+}
+
+// Runs `V`, a value type describing one view, directly or as the primitive ViewPrimitive<V>.
+template <class V>
+class ViewPrimitive;
+template <class V>
+Tensor view(const Tensor& x, const V& v) {
+  if (bypasses_layers(x)) return v.apply(x);
+  return dispatch1(PrimRef(new ViewPrimitive<V>(v)), operands(Tensor(x)));
+}
+
+template <class V>
+class ViewPrimitive final : public Primitive {
+ public:
+  explicit ViewPrimitive(const V& v) : Primitive(op_id()), v_(v) {}
+  static OpId op_id() {
+    static const OpId id = intern_op(V::kName);
+    return id;
+  }
+  Metas infer(MetaSpan in) const override { return {Meta::contiguous(v_.shape(in[0]->shape), in[0]->dtype, in[0]->device)}; }
+  AxisMap axes(MetaSpan in) const override {
+    AxisMap m = v_.axes(in[0]->shape);
+    m.jointly_linear = true;
+    return m;
+  }
+  PrimRef localize(std::span<const Range> loops) const override { return v_.localize(loops); }
+  Tensors vjp(const VjpArgs& a) const override { return {v_.vjp(a.cot[0], a.in[0].shape())}; }
+  bool is_view() const override { return true; }
+  Tensors view(std::span<const Tensor> in) const override {
+    v_.shape(in[0].shape());
+    return {v_.apply(in[0])};
+  }
+  void attributes(AttributeVisitor& visitor) const override { v_.attributes(visitor); }
+
+ private:
+  V v_;
+};
+
+// Loops of an op that changes one dim as a whole: that dim is a loop of its own in operand and result.
+AxisMap whole_dim_axes(const Shape& in, const Shape& out, int dim) {
+  AxisMap m;
+  for (int d = 0; d < in.size(); ++d) m.add(d == dim ? Factor::kWhole : Factor::kPass, in[d]);
+  m.in.push_back(broadcast_loops(in, in));
+  m.out.push_back(m.in[0]);
+  m.out[0][size_t(dim)] = {};
+  if (out[dim] != 1) m.out[0][size_t(dim)].push_back(m.add(Factor::kWhole, out[dim]));
+  return m;
+}
+
+struct PermuteView {
+  static constexpr const char* kName = "permute";
+  Dims order;
+  Shape shape(const Shape& s) const {
+    TESSERA_CHECK_AS(ShapeError, s.size() == order.size(), "permute: order {} for shape {}", to_string(order), to_string(s));
+    Shape r;
+    for (int64_t d : order) r.push_back(s[int(d)]);
+    return r;
+  }
+  Tensor apply(const Tensor& x) const { return view_of(x, shape(x.shape()), shape(x.strides())); }
+  AxisMap axes(const Shape& s) const {
+    AxisMap m;
+    for (int64_t e : s) m.add(Factor::kPass, e);
+    m.in.push_back(broadcast_loops(s, s));
+    OperandLoops out;
+    for (int64_t d : order) out.push_back(m.in[0][size_t(d)]);
+    m.out.push_back(out);
+    return m;
+  }
+  PrimRef localize(std::span<const Range>) const { return nullptr; }
+  Tensor vjp(const Tensor& g, const Shape&) const {
+    Dims back = order;
+    for (int i = 0; i < order.size(); ++i) back[int(order[i])] = i;
+    return permute(g, back);
+  }
+  void attributes(AttributeVisitor& v) const { v.dims("order", order); }
+};
+
+struct ReshapeView {
+  static constexpr const char* kName = "reshape";
+  Shape to;
+  OperandLoops out_loops;  // of the global op, so that localize needs no shapes
+  Shape shape(const Shape& s) const {
+    TESSERA_CHECK_AS(ShapeError, numel(s) == numel(to), "reshape: {} elements of {} do not fit {}", numel(s), to_string(s), to_string(to));
+    return to;
+  }
+  Tensor apply(const Tensor& x) const {
+    std::optional<Strides> st = reshape_strides(x.shape(), x.strides(), to);
+    TESSERA_ASSERT(st, "reshape: {} with strides {} cannot be viewed as {}", to_string(x.shape()), to_string(x.strides()), to_string(to));
+    return view_of(x, to, *st);
+  }
+  AxisMap axes(const Shape& s) const { return reshape_axes(s, to); }
+  PrimRef localize(std::span<const Range> loops) const {
+    Shape s;
+    for (const DimLoops& dim : out_loops) {
+      int64_t e = 1;
+      for (int f : dim) e *= loops[size_t(f)].size;
+      s.push_back(e);
+    }
+    return PrimRef(new ViewPrimitive<ReshapeView>({s, out_loops}));
+  }
+  Tensor vjp(const Tensor& g, const Shape& s) const { return reshape(g, s); }
+  void attributes(AttributeVisitor& v) const { v.dims("to", to); }
+};
+
+struct ExpandView {
+  static constexpr const char* kName = "expand";
+  Shape to;
+  Shape shape(const Shape& s) const {
+    TESSERA_CHECK_AS(ShapeError, s.size() <= to.size() && broadcast(s, to, "expand") == to, "expand: {} does not expand to {}", to_string(s), to_string(to));
+    return to;
+  }
+  Tensor apply(const Tensor& x) const { return view_of(x, to, broadcast_strides(x.shape(), x.strides(), to)); }
+  AxisMap axes(const Shape& s) const {
+    AxisMap m;
+    for (int64_t e : to) m.add(Factor::kPass, e);
+    m.in.push_back(broadcast_loops(s, to));
+    m.out.push_back(broadcast_loops(to, to));
+    return m;
+  }
+  PrimRef localize(std::span<const Range> loops) const {
+    Shape s;
+    for (const Range& r : loops) s.push_back(r.size);
+    return PrimRef(new ViewPrimitive<ExpandView>({s}));
+  }
+  Tensor vjp(const Tensor& g, const Shape& s) const { return sum_to(g, s); }
+  void attributes(AttributeVisitor& v) const { v.dims("to", to); }
+};
+
+struct SliceView {
+  static constexpr const char* kName = "slice";
+  int dim;
+  int64_t begin, size, step;
+  Shape shape(const Shape& s) const {
+    TESSERA_CHECK_AS(ShapeError, dim < s.size() && begin >= 0 && size >= 0 && (size == 0 || begin + (size - 1) * step < s[dim]),
+                     "slice: {} elements from {} in steps of {} of dim {} of {}", size, begin, step, dim, to_string(s));
+    Shape r = s;
+    r[dim] = size;
+    return r;
+  }
+  Tensor apply(const Tensor& x) const {
+    Strides st = x.strides();
+    Shape s = x.shape();
+    s[dim] = size;
+    int64_t offset = begin * st[dim];
+    st[dim] *= step;
+    return view_of(x, s, st, offset);
+  }
+  AxisMap axes(const Shape& s) const { return whole_dim_axes(s, shape(s), dim); }
+  PrimRef localize(std::span<const Range>) const { return nullptr; }
+  Tensor vjp(const Tensor& g, const Shape& s) const { return unslice(g, dim, begin, step, s[dim]); }
+  void attributes(AttributeVisitor& v) const {
+    v.integer("dim", dim), v.integer("begin", begin), v.integer("size", size), v.integer("step", step);
+  }
+};
+
+struct SelectView {
+  static constexpr const char* kName = "select";
+  int dim;
+  int64_t index;
+  Shape shape(const Shape& s) const {
+    TESSERA_CHECK_AS(ShapeError, dim < s.size() && index < s[dim], "select: index {} of dim {} of {}", index, dim, to_string(s));
+    Shape r = s;
+    r.erase(dim);
+    return r;
+  }
+  Tensor apply(const Tensor& x) const {
+    Strides st = x.strides();
+    int64_t offset = index * st[dim];
+    st.erase(dim);
+    return view_of(x, shape(x.shape()), st, offset);
+  }
+  AxisMap axes(const Shape& s) const {
+    AxisMap m;
+    for (int d = 0; d < s.size(); ++d) m.add(d == dim ? Factor::kWhole : Factor::kPass, s[d]);
+    m.in.push_back(broadcast_loops(s, s));
+    m.out.push_back(m.in[0]);
+    m.out[0].erase(size_t(dim));
+    return m;
+  }
+  PrimRef localize(std::span<const Range>) const { return nullptr; }
+  Tensor vjp(const Tensor& g, const Shape& s) const { return unslice(unsqueeze(g, dim), dim, index, 1, s[dim]); }
+  void attributes(AttributeVisitor& v) const { v.integer("dim", dim), v.integer("index", index); }
+};
+
+int64_t wrap_index(int64_t i, int64_t extent, const char* op) {
+  TESSERA_CHECK_AS(ShapeError, i >= -extent && i < extent, "{}: index {} of a dim of extent {}", op, i, extent);
+  return i < 0 ? i + extent : i;
+}
+
+}  // namespace
+
+Tensor permute(const Tensor& x, const Dims& order) {
+  Dims o = order;
+  uint32_t seen = 0;
+  for (int64_t& d : o) {
+    d = wrap_dim(d, x.ndim(), "permute");
+    seen |= 1u << d;
+  }
+  TESSERA_CHECK_AS(ShapeError, o.size() == x.ndim() && seen == (1u << x.ndim()) - 1, "permute: order {} for shape {}; name every dim once",
+                   to_string(order), to_string(x.shape()));
+  return view(x, PermuteView{o});
+}
+
+Tensor transpose(const Tensor& x, int64_t a, int64_t b) {
+  int i = wrap_dim(a, x.ndim(), "transpose"), j = wrap_dim(b, x.ndim(), "transpose");
+  if (x.ndim() == 0) return x;
+  Dims order;
+  for (int d = 0; d < x.ndim(); ++d) order.push_back(d == i ? j : d == j ? i : d);
+  return view(x, PermuteView{order});
+}
+
+Tensor reshape(const Tensor& x, const Shape& shape) {
+  Shape to = shape;
+  int unknown = -1;
+  int64_t known = 1;
+  for (int d = 0; d < to.size(); ++d) {
+    TESSERA_CHECK_AS(ShapeError, to[d] >= -1 && (to[d] != -1 || unknown < 0), "reshape: {}; at most one extent may be -1", to_string(shape));
+    if (to[d] == -1) unknown = d;
+    else known *= to[d];
+  }
+  if (unknown >= 0) {
+    TESSERA_CHECK_AS(ShapeError, known > 0 && x.numel() % known == 0, "reshape: {} elements of {} do not fit {}", x.numel(), to_string(x.shape()), to_string(shape));
+    to[unknown] = x.numel() / known;
+  }
+  if (to == x.shape()) return x;
+  TESSERA_CHECK_AS(ShapeError, numel(to) == x.numel(), "reshape: {} elements of {} do not fit {}", x.numel(), to_string(x.shape()), to_string(shape));
+  if (!reshape_strides(x.shape(), x.strides(), to)) return reshape(clone(x), to);
+  if (bypasses_layers(x)) return ReshapeView{to, {}}.apply(x);
+  return view(x, ReshapeView{to, reshape_axes(x.shape(), to).out[0]});
+}
+
+Tensor flatten(const Tensor& x, int64_t first, int64_t last) {
+  int a = wrap_dim(first, x.ndim(), "flatten"), b = wrap_dim(last, x.ndim(), "flatten");
+  Shape to;
+  for (int d = 0; d < a; ++d) to.push_back(x.shape()[d]);
+  int64_t merged = 1;
+  for (int d = a; d <= b && d < x.ndim(); ++d) merged *= x.shape()[d];
+  to.push_back(merged);
+  for (int d = b + 1; d < x.ndim(); ++d) to.push_back(x.shape()[d]);
+  return reshape(x, to);
+}
+
+Tensor unflatten(const Tensor& x, int64_t dim, const Shape& extents) {
+  int at = wrap_dim(dim, x.ndim(), "unflatten");
+  Shape to;
+  for (int d = 0; d < x.ndim(); ++d) {
+    if (d != at) to.push_back(x.shape()[d]);
+    else for (int64_t e : extents) to.push_back(e);
+  }
+  return reshape(x, to);
+}
+
+Tensor squeeze(const Tensor& x, int64_t dim) {
+  int d = wrap_dim(dim, x.ndim(), "squeeze");
+  if (x.ndim() == 0 || x.shape()[d] != 1) return x;
+  Shape to = x.shape();
+  to.erase(d);
+  return reshape(x, to);
+}
+
+Tensor unsqueeze(const Tensor& x, int64_t dim) {
+  int d = wrap_dim(dim, x.ndim() + 1, "unsqueeze");
+  Shape to = x.shape();
+  to.insert(d, 1);
+  return reshape(x, to);
+}
+
+Tensor expand(const Tensor& x, const Shape& shape) {
+  Shape to = shape;
+  int lead = to.size() - x.ndim();
+  for (int d = 0; d < to.size(); ++d)
+    if (to[d] == -1) {
+      TESSERA_CHECK_AS(ShapeError, d >= lead, "expand: -1 in the new leading dim {} of {}", d, to_string(shape));
+      to[d] = x.shape()[d - lead];
+    }
+  if (to == x.shape()) return x;
+  ExpandView v{to};
+  v.shape(x.shape());
+  return view(x, v);
+}
+
+Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t step) {
+  int d = wrap_dim(dim, x.ndim(), "slice");
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && step >= 1, "slice: step {} of {}; steps are at least 1", step, to_string(x.shape()));
+  int64_t e = x.shape()[d];
+  auto clip = [&](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + e : i, 0, e); };
+  begin = clip(begin), end = clip(end);
+  int64_t size = end > begin ? (end - begin + step - 1) / step : 0;
+  if (size == e && step == 1) return x;
+  return view(x, SliceView{d, begin, size, step});
+}
+
+Tensor narrow(const Tensor& x, int64_t dim, int64_t begin, int64_t size) {
+  int d = wrap_dim(dim, x.ndim(), "narrow");
+  SliceView v{d, begin, size, 1};
+  v.shape(x.shape());
+  return view(x, v);
+}
+
+Tensor select(const Tensor& x, int64_t dim, int64_t index) {
+  int d = wrap_dim(dim, x.ndim(), "select");
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0, "select: a 0-d tensor has no dim to select from");
+  return view(x, SelectView{d, wrap_index(index, x.shape()[d], "select")});
+}
+
+void register_view_ops(OpRegistry& registry) {
+  auto add = [&](const char* name, auto samples) { registry.add(name, samples); };
+  add("permute", [] {
+    return std::vector<Sample>{{PrimRef(new ViewPrimitive<PermuteView>({{2, 0, 1}})), {sample_values({2, 3, 4}, -1, 1, 1)}}};
+  });
+  add("reshape", [] {
+    auto to = [](const Shape& from, const Shape& s) { return PrimRef(new ViewPrimitive<ReshapeView>({s, reshape_axes(from, s).out[0]})); };
+    return std::vector<Sample>{{to({2, 3, 4}, {6, 4}), {sample_values({2, 3, 4}, -1, 1, 1)}},
+                               {to({3, 4}, {4, 3}), {sample_values({3, 4}, -1, 1, 1)}},
+                               {to({6, 4}, {2, 3, 1, 4}), {sample_values({6, 4}, -1, 1, 1)}}};
+  });
+  add("expand", [] {
+    return std::vector<Sample>{{PrimRef(new ViewPrimitive<ExpandView>({{2, 3, 4}})), {sample_values({3, 1}, -1, 1, 1)}}};
+  });
+  add("slice", [] {
+    return std::vector<Sample>{{PrimRef(new ViewPrimitive<SliceView>({1, 1, 2, 1})), {sample_values({2, 5}, -1, 1, 1)}},
+                               {PrimRef(new ViewPrimitive<SliceView>({1, 0, 3, 2})), {sample_values({2, 5}, -1, 1, 1)}}};
+  });
+  add("select", [] {
+    return std::vector<Sample>{{PrimRef(new ViewPrimitive<SelectView>({1, 2})), {sample_values({2, 5, 3}, -1, 1, 1)}}};
+  });
+}
+
+}  // namespace tessera

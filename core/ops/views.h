@@ -1,0 +1,43 @@
+// Views and layout: the same storage seen with other shapes and strides. Nothing is copied except by reshape of a layout
+// that cannot be viewed so, contiguous, clone, cat, stack and pad. Dims may be negative (counted from the end).
+#pragma once
+#include <vector>
+
+#include "core/primitive/registry.h"
+
+namespace tessera {
+
+Tensor permute(const Tensor& x, const Dims& order);
+Tensor transpose(const Tensor& x, int64_t a, int64_t b);
+/// One extent may be -1. A view when strides allow, otherwise of a dense copy.
+Tensor reshape(const Tensor& x, const Shape& to);
+Tensor flatten(const Tensor& x, int64_t first = 0, int64_t last = -1);
+Tensor unflatten(const Tensor& x, int64_t dim, const Shape& extents);
+Tensor squeeze(const Tensor& x, int64_t dim);
+Tensor unsqueeze(const Tensor& x, int64_t dim);
+/// Repeats dims of extent 1 (and new leading dims) with stride 0. -1 keeps an extent.
+Tensor expand(const Tensor& x, const Shape& to);
+/// Elements begin, begin + step, ... below end of `dim`; negative positions count from the end.
+Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t step = 1);
+Tensor narrow(const Tensor& x, int64_t dim, int64_t begin, int64_t size);
+/// Element `index` of `dim`, which disappears.
+Tensor select(const Tensor& x, int64_t dim, int64_t index);
+/// Consecutive pieces of `dim`.
+Tensors split(const Tensor& x, const Dims& sizes, int64_t dim = 0);
+Tensors chunk(const Tensor& x, int64_t pieces, int64_t dim = 0);
+/// All elements of `dim`, which disappears.
+Tensors unbind(const Tensor& x, int64_t dim = 0);
+
+/// Row-major dense; `x` itself when it is so already.
+Tensor contiguous(Tensor x);
+/// A copy.
+Tensor clone(const Tensor& x);
+/// Joins along an existing dim (cat) or a new one (stack); dtypes are promoted.
+Tensor cat(std::span<const Tensor> parts, int64_t dim = 0);
+Tensor stack(std::span<const Tensor> parts, int64_t dim = 0);
+/// Zeros of extent `extent` in `dim`, with `x` at begin, begin + step, ...: the vjp of slice.
+Tensor unslice(const Tensor& x, int64_t dim, int64_t begin, int64_t step, int64_t extent);
+
+void register_view_ops(OpRegistry& registry);
+
+}  // namespace tessera

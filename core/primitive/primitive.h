@@ -1,0 +1,87 @@
+// What an op is. A Primitive owns only mathematics: shapes, loops, derivative, decomposition. Kernels live in a table
+// keyed by (op, device); sharding and batching follow from axes(). Invariant: a Primitive is immutable and pure.
+#pragma once
+#include <string_view>
+
+#include "core/primitive/axis_map.h"
+
+namespace tessera {
+
+class Primitive;
+using PrimRef = Ref<const Primitive>;
+
+/// Small dense number of an op's name; indexes kernel tables.
+using OpId = uint16_t;
+/// The number of `name`, the same for every call with it. Thread-safe.
+OpId intern_op(std::string_view name);
+std::string_view op_name(OpId id);
+int op_count();
+
+/// Bits of what a vjp reads. Everything else is kept as a shape without values, so a wrong mask fails loudly.
+struct SaveMask {
+  uint32_t inputs = 0, outputs = 0;
+};
+
+struct VjpArgs {
+  std::span<const Tensor> in, out;  // shape-only where SaveMask did not ask for the values
+  std::span<const Tensor> cot;      // one per output; undefined = zero
+  uint32_t wanted = ~0u;            // bit i: the gradient of input i is needed
+  bool wants(int i) const { return wanted >> i & 1; }
+};
+
+/// Visits the attributes of a primitive; equality, hashing, printing and graph files are all built on it.
+class AttributeVisitor {
+ public:
+  virtual ~AttributeVisitor() = default;
+  virtual void integer(std::string_view name, int64_t value) = 0;
+  virtual void real(std::string_view name, double value) = 0;
+  virtual void text(std::string_view name, std::string_view value) = 0;
+  virtual void dims(std::string_view name, const Dims& value) = 0;
+};
+
+class Primitive : public RefCounted {
+ public:
+  explicit Primitive(OpId id) : id_(id) {}
+  static void* operator new(size_t bytes) { return pool_allocate(bytes); }
+  static void operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }
+
+  OpId id() const { return id_; }
+  std::string_view name() const { return op_name(id_); }
+
+  /// Shapes, dtypes and device of the results; strides are set by the kernel's plan. Throws ShapeError with every shape.
+  virtual Metas infer(MetaSpan in) const = 0;
+  /// Loops of the op; the default says that nothing may be split. Verified against infer in tests.
+  virtual AxisMap axes(MetaSpan) const { return {}; }
+  /// The op one rank runs when it holds `loops[f]` of every factor f; null: the same op.
+  virtual PrimRef localize(std::span<const Range> /*loops*/) const { return nullptr; }
+
+  virtual SaveMask saved() const { return {}; }
+  /// Cotangents of the inputs from those of the outputs, in ordinary ops, so that it can be differentiated again.
+  /// An undefined result means zero. The default throws NotDifferentiable.
+  virtual Tensors vjp(const VjpArgs&) const;
+  /// False when vjp always throws: then recording is skipped and outputs carry no gradient (comparisons, argmax).
+  virtual bool differentiable() const { return true; }
+
+  /// The op in terms of others, used when a device has no kernel and by the compiler. The default throws BugError.
+  virtual Tensors decompose(std::span<const Tensor> in) const;
+  virtual bool decomposable() const { return false; }
+
+  /// Views are metadata: they have no kernel, only this. Results share the storage of `in`.
+  virtual bool is_view() const { return false; }
+  virtual Tensors view(std::span<const Tensor> in) const;
+
+  virtual void attributes(AttributeVisitor&) const {}
+
+ private:
+  OpId id_;
+};
+
+/// Same op with the same attributes.
+bool same_primitive(const Primitive& a, const Primitive& b);
+uint64_t hash_primitive(const Primitive& p);
+/// "sum(dims=[1], keepdim=1)".
+std::string to_string(const Primitive& p);
+/// "f32[2, 3], f32[3, 4]", for error texts.
+std::string describe(MetaSpan in);
+
+}  // namespace tessera

@@ -1,0 +1,254 @@
+#include "core/tensor/allocator.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "core/base/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kAlign = 64;
+constexpr size_t kHugePage = size_t(2) << 20;
+constexpr int kStepsPerDoubling = 8;  // a block is at most 1/8 larger than asked for
+constexpr int kMinShift = 9;          // the smallest class steps by 64 bytes: 8 steps up to 512
+constexpr int kClasses = (48 - kMinShift) * kStepsPerDoubling + kStepsPerDoubling;
+constexpr size_t kSmallBytes = 64 << 10;   // up to here blocks are cached per thread
+constexpr size_t kThreadCacheBlocks = 64;  // of each small class
+constexpr size_t kSlabBytes = 1 << 20;     // small blocks are carved from slabs
+
+struct SizeClass {
+  int index;
+  size_t bytes;
+};
+
+// Classes step by 64 bytes up to 512 bytes, then eight per doubling.
+SizeClass size_class(size_t bytes) {
+  bytes = std::max<size_t>(bytes, 1);
+  if (bytes <= (size_t(1) << kMinShift)) {
+    size_t step = (bytes + kAlign - 1) / kAlign;
+    return {int(step) - 1, step * kAlign};
+  }
+  int shift = std::bit_width(bytes - 1) - 1;  // 2^shift < bytes <= 2^(shift+1)
+  size_t step = size_t(1) << (shift - 3);
+  size_t k = (bytes - (size_t(1) << shift) + step - 1) / step;  // 1..8
+  return {kStepsPerDoubling + (shift - kMinShift) * kStepsPerDoubling + int(k) - 1,
+          (size_t(1) << shift) + k * step};
+}
+
+struct FreeBlock {
+  FreeBlock* next;
+};
+
+struct Counters {
+  std::atomic<int64_t> live{0}, peak{0}, system{0}, calls{0};
+};
+Counters counters;
+
+void* from_system(size_t bytes) {
+  counters.calls.fetch_add(1, std::memory_order_relaxed);
+  void* p = nullptr;
+  if (bytes >= kHugePage) {
+    // Over-map, then trim to a huge-page boundary: an unaligned mapping would get none at its ends.
+    size_t span = bytes + kHugePage;
+    void* raw = mmap(nullptr, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (raw != MAP_FAILED) {
+      auto begin = reinterpret_cast<uintptr_t>(raw),
+           aligned = (begin + kHugePage - 1) & ~(kHugePage - 1);
+      size_t rounded = (bytes + 4095) & ~size_t(4095);
+      if (aligned > begin) munmap(raw, aligned - begin);
+      if (begin + span > aligned + rounded)
+        munmap(reinterpret_cast<void*>(aligned + rounded), begin + span - aligned - rounded);
+      p = reinterpret_cast<void*>(aligned);
+      madvise(p, rounded, MADV_HUGEPAGE);
+    }
+  } else {
+    p = std::aligned_alloc(kAlign, (bytes + kAlign - 1) & ~(kAlign - 1));
+  }
+  TESSERA_CHECK(p != nullptr,
+                "allocate: the system refused {} bytes ({} bytes are held by tensors); use a "
+                "smaller model or batch",
+                bytes, counters.live.load());
+  counters.system.fetch_add(int64_t(bytes), std::memory_order_relaxed);
+  return p;
+}
+
+void to_system(void* p, size_t bytes) {
+  counters.system.fetch_sub(int64_t(bytes), std::memory_order_relaxed);
+  if (bytes >= kHugePage)
+    munmap(p, (bytes + 4095) & ~size_t(4095));
+  else
+    std::free(p);
+}
+
+// Blocks shared by all threads: large ones always, small ones when a thread's cache overflows or
+// ends.
+struct SharedLists {
+  std::mutex mutex;
+  std::array<std::vector<void*>, kClasses> free;
+  char* slab = nullptr;
+  size_t slab_left = 0;
+
+  void* take(SizeClass c) {
+    std::lock_guard lock(mutex);
+    auto& list = free[size_t(c.index)];
+    if (!list.empty()) {
+      void* p = list.back();
+      list.pop_back();
+      return p;
+    }
+    if (c.bytes > kSmallBytes) return nullptr;
+    if (slab_left < c.bytes) {  // what is left of the old slab is lost: less than one small block
+      slab = static_cast<char*>(from_system(kSlabBytes));
+      slab_left = kSlabBytes;
+    }
+    void* p = slab;
+    slab += c.bytes;
+    slab_left -= c.bytes;
+    return p;
+  }
+  void give(SizeClass c, void* p) {
+    std::lock_guard lock(mutex);
+    free[size_t(c.index)].push_back(p);
+  }
+};
+SharedLists& shared_lists() {
+  static auto* lists = new SharedLists;  // leaked: storages may die after statics
+  return *lists;
+}
+
+constexpr int kSmallClasses = kStepsPerDoubling + (16 - kMinShift) * kStepsPerDoubling;
+
+struct ThreadCache {
+  std::array<FreeBlock*, kSmallClasses> head{};
+  std::array<uint32_t, kSmallClasses> count{};
+  ~ThreadCache();
+  void flush();
+};
+// The pointer, trivially destructible, tells storages that outlive the cache (statics, thread exit)
+// that it is gone.
+thread_local bool cache_gone = false;
+thread_local ThreadCache cache;
+
+ThreadCache::~ThreadCache() {
+  flush();
+  cache_gone = true;
+}
+void ThreadCache::flush() {
+  for (int i = 0; i < kSmallClasses; ++i) {
+    while (FreeBlock* b = head[size_t(i)]) {
+      head[size_t(i)] = b->next;
+      shared_lists().give({i, 0}, b);
+    }
+    count[size_t(i)] = 0;
+  }
+}
+
+class CpuAllocator final : public Allocator {
+ public:
+  void* allocate(size_t bytes) override {
+    SizeClass c = size_class(bytes);
+    int64_t live =
+        counters.live.fetch_add(int64_t(c.bytes), std::memory_order_relaxed) + int64_t(c.bytes);
+    if (live > counters.peak.load(std::memory_order_relaxed))
+      counters.peak.store(live, std::memory_order_relaxed);
+    if (c.bytes <= kSmallBytes && !cache_gone) {
+      FreeBlock*& head = cache.head[size_t(c.index)];
+      if (head) {
+        void* p = head;
+        head = head->next;
+        --cache.count[size_t(c.index)];
+        return p;
+      }
+    }
+    if (void* p = shared_lists().take(c)) return p;
+    return from_system(c.bytes);
+  }
+  void deallocate(void* p, size_t bytes) override {
+    SizeClass c = size_class(bytes);
+    counters.live.fetch_sub(int64_t(c.bytes), std::memory_order_relaxed);
+    if (c.bytes <= kSmallBytes && !cache_gone &&
+        cache.count[size_t(c.index)] < kThreadCacheBlocks) {
+      auto* b = static_cast<FreeBlock*>(p);
+      b->next = cache.head[size_t(c.index)];
+      cache.head[size_t(c.index)] = b;
+      ++cache.count[size_t(c.index)];
+      return;
+    }
+    shared_lists().give(c, p);
+  }
+};
+
+}  // namespace
+
+Allocator& cpu_allocator() {
+  static auto* allocator = new CpuAllocator;
+  return *allocator;
+}
+
+MemoryStats cpu_memory_stats() {
+  return {counters.live.load(), counters.peak.load(), counters.system.load(),
+          counters.calls.load()};
+}
+
+void reset_peak_cpu_memory() { counters.peak.store(counters.live.load()); }
+
+void release_cached_cpu_memory() {
+  // Small blocks live in slabs, which are never returned.
+  auto& shared = shared_lists();
+  std::lock_guard lock(shared.mutex);
+  for (int i = kSmallClasses; i < kClasses; ++i) {
+    int octave = (i - kStepsPerDoubling) / kStepsPerDoubling + kMinShift,
+        k = (i - kStepsPerDoubling) % kStepsPerDoubling + 1;
+    size_t bytes = (size_t(1) << octave) + size_t(k) * (size_t(1) << (octave - 3));
+    for (void* p : shared.free[size_t(i)]) to_system(p, bytes);
+    shared.free[size_t(i)].clear();
+  }
+}
+
+namespace {
+constexpr size_t kPoolStep = 32, kPoolMax = 1024;
+struct ObjectPool {
+  std::array<FreeBlock*, kPoolMax / kPoolStep> head{};
+  ~ObjectPool() {
+    gone = true;
+    for (FreeBlock* b : head)
+      while (b) std::free(std::exchange(b, b->next));
+  }
+  static thread_local bool gone;
+};
+thread_local bool ObjectPool::gone = false;
+thread_local ObjectPool pool;
+}  // namespace
+
+void* pool_allocate(size_t bytes) {
+  size_t slot = (bytes - 1) / kPoolStep;
+  if (bytes <= kPoolMax && !ObjectPool::gone) {
+    if (FreeBlock* b = pool.head[slot]) {
+      pool.head[slot] = b->next;
+      return b;
+    }
+  }
+  void* p = std::malloc((slot + 1) * kPoolStep);
+  if (!p) throw std::bad_alloc();
+  return p;
+}
+
+void pool_deallocate(void* p, size_t bytes) {
+  size_t slot = (bytes - 1) / kPoolStep;
+  if (bytes > kPoolMax || ObjectPool::gone) return std::free(p);
+  auto* b = static_cast<FreeBlock*>(p);
+  b->next = pool.head[slot];
+  pool.head[slot] = b;
+}
+
+}  // namespace tessera

@@ -1,0 +1,39 @@
+// Memory of tensors. The CPU allocator recycles: a freed block goes to a free list of its size
+// class and serves the next request of that class, so a steady training step asks the system for
+// nothing. Blocks of 2 MiB and more are aligned to, and advised to use, huge pages. Invariant:
+// allocate and deallocate see the same byte count.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace tessera {
+
+class Allocator {
+ public:
+  virtual ~Allocator() = default;
+  /// Uninitialised memory, aligned to 64 bytes. Throws UserError naming the size when the system
+  /// has none left.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void deallocate(void* p, size_t bytes) = 0;
+};
+
+struct MemoryStats {
+  int64_t live_bytes = 0;    // held by storages now
+  int64_t peak_bytes = 0;    // most ever held, since reset_peak
+  int64_t system_bytes = 0;  // taken from the system and not returned
+  int64_t system_calls = 0;  // how often the system was asked; constant over a steady step
+};
+
+/// The process-wide recycling CPU allocator (thread-safe; small blocks are cached per thread).
+Allocator& cpu_allocator();
+MemoryStats cpu_memory_stats();
+void reset_peak_cpu_memory();
+/// Returns cached blocks of the calling thread and of the shared lists to the system.
+void release_cached_cpu_memory();
+
+/// Fixed-size objects of the dispatch path (tensor handles, graph nodes): recycled per thread,
+/// never returned.
+void* pool_allocate(size_t bytes);
+void pool_deallocate(void* p, size_t bytes);
+
+}  // namespace tessera

@@ -1,0 +1,27 @@
+// Where a tensor's bytes are. kMeta has none: shapes and dtypes flow, values do not exist.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace tessera {
+
+enum class DeviceKind : uint8_t { kCPU, kCUDA, kMeta };
+inline constexpr int kNumDeviceKinds = 3;
+
+struct Device {
+  DeviceKind kind = DeviceKind::kCPU;
+  int8_t index = 0;
+  bool operator==(const Device&) const = default;
+  bool is_cpu() const { return kind == DeviceKind::kCPU; }
+  bool is_meta() const { return kind == DeviceKind::kMeta; }
+};
+inline constexpr Device kCPU{DeviceKind::kCPU, 0};
+inline constexpr Device kMeta{DeviceKind::kMeta, 0};
+
+/// "cpu", "cuda:0", "meta".
+std::string to_string(Device d);
+/// Parses what to_string prints, and "cuda" for "cuda:0"; throws UserError naming the text
+/// otherwise.
+Device parse_device(const std::string& text);
+
+}  // namespace tessera

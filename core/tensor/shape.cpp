@@ -1,0 +1,97 @@
+#include "core/tensor/shape.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "core/tensor/device.h"
+
+namespace tessera {
+
+int64_t numel(const Shape& s) {
+  int64_t n = 1;
+  for (int64_t e : s) n *= e;
+  return n;
+}
+
+std::string to_string(const Dims& d) {
+  std::string text = "[";
+  for (int i = 0; i < d.size(); ++i) text += (i ? ", " : "") + std::to_string(d[i]);
+  return text + "]";
+}
+
+Strides contiguous_strides(const Shape& s) {
+  Strides st = s;
+  int64_t step = 1;
+  for (int i = s.size() - 1; i >= 0; --i) {
+    st[i] = step;
+    step *= std::max<int64_t>(s[i], 1);
+  }
+  return st;
+}
+
+bool is_contiguous(const Shape& s, const Strides& st) {
+  int64_t step = 1;
+  for (int i = s.size() - 1; i >= 0; --i) {
+    if (s[i] == 0) return true;
+    if (s[i] == 1) continue;
+    if (st[i] != step) return false;
+    step *= s[i];
+  }
+  return true;
+}
+
+int wrap_dim(int64_t dim, int ndim, const char* op) {
+  int64_t low = -std::max(ndim, 1), high = std::max(ndim, 1) - 1;
+  TESSERA_CHECK_AS(ShapeError, dim >= low && dim <= high,
+                   "{}: dim {} of a tensor with {} dims; expected {} to {}", op, dim, ndim, low,
+                   high);
+  return int(dim < 0 ? dim + std::max(ndim, 1) : dim);
+}
+
+Shape broadcast(const Shape& a, const Shape& b, std::string_view op) {
+  if (a == b) return a;
+  Shape out = a.size() >= b.size() ? a : b;
+  const Shape& small = a.size() >= b.size() ? b : a;
+  int lead = out.size() - small.size();
+  for (int i = 0; i < small.size(); ++i) {
+    int64_t& e = out[i + lead];
+    TESSERA_CHECK_AS(ShapeError, e == small[i] || e == 1 || small[i] == 1,
+                     "{}: shapes {} and {} do not broadcast: dim {} from the end is {} and {}", op,
+                     to_string(a), to_string(b), small.size() - i, e, small[i]);
+    if (e == 1) e = small[i];
+  }
+  return out;
+}
+
+Strides broadcast_strides(const Shape& from, const Strides& strides, const Shape& to) {
+  Strides st = Dims::filled(to.size(), 0);
+  int lead = to.size() - from.size();
+  for (int i = 0; i < from.size(); ++i)
+    st[i + lead] = from[i] == 1 && to[i + lead] != 1 ? 0 : strides[i];
+  return st;
+}
+
+std::string to_string(Device d) {
+  switch (d.kind) {
+    case DeviceKind::kCPU: return "cpu";
+    case DeviceKind::kCUDA: return "cuda:" + std::to_string(d.index);
+    case DeviceKind::kMeta: return "meta";
+  }
+  return "unknown";
+}
+
+Device parse_device(const std::string& text) {
+  if (text == "cpu") return {DeviceKind::kCPU, 0};
+  if (text == "meta") return {DeviceKind::kMeta, 0};
+  if (text == "cuda") return {DeviceKind::kCUDA, 0};
+  int index = -1;
+  if (text.starts_with("cuda:")) {
+    auto [end, error] = std::from_chars(text.data() + 5, text.data() + text.size(), index);
+    if (error != std::errc() || end != text.data() + text.size() || index > 127) index = -1;
+  }
+  TESSERA_CHECK(index >= 0, "device: \"{}\" is not a device; expected cpu, cuda, cuda:N or meta",
+                text);
+  return {DeviceKind::kCUDA, int8_t(index)};
+}
+
+}  // namespace tessera

@@ -1,0 +1,60 @@
+// The only mutable object: bytes on a device, shared by every view of them. Invariant: whoever
+// writes the bytes bumps `version`; whoever reads them first waits for `ready`.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/base/ref.h"
+#include "core/tensor/allocator.h"
+#include "core/tensor/device.h"
+
+namespace tessera {
+
+/// Something that will have happened: a kernel on a stream, a collective. Waiting has the deadline
+/// of its producer.
+class Event : public RefCounted {
+ public:
+  virtual bool done() const = 0;
+  /// Blocks until done; throws what the producer failed with.
+  virtual void wait() = 0;
+};
+
+class Storage final : public RefCounted {
+ public:
+  /// `bytes` of uninitialised memory of `allocator`; none at all for a meta device (data() is
+  /// null).
+  Storage(size_t bytes, Device device, Allocator& allocator);
+  /// Borrows memory; `keep_alive` is dropped when the storage dies.
+  Storage(void* data, size_t bytes, Device device, Ref<RefCounted> keep_alive);
+  ~Storage() override;
+
+  static void* operator new(size_t bytes);
+  static void operator delete(void* p, size_t bytes);
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  Device device() const { return device_; }
+  uint32_t version() const { return version_; }
+  void bump_version() { ++version_; }
+
+  /// Waits until pending writes (a collective in flight) have landed.
+  void wait_ready() {
+    if (ready_) [[unlikely]]
+      wait_ready_slow();
+  }
+  void set_ready(Ref<Event> e) { ready_ = std::move(e); }
+  const Ref<Event>& ready() const { return ready_; }
+
+ private:
+  void wait_ready_slow();
+
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+  Device device_;
+  uint32_t version_ = 0;
+  Allocator* allocator_ = nullptr;  // null: borrowed
+  Ref<Event> ready_;
+  Ref<RefCounted> keep_alive_;
+};
+
+}  // namespace tessera

@@ -1,0 +1,64 @@
+#include "core/tensor/tensor.h"
+
+#include <cstring>
+
+namespace tessera {
+
+Tensor::Tensor(Meta meta, Ref<Storage> storage, int64_t offset) : impl_(new TensorImpl) {
+  impl_->numel = tessera::numel(meta.shape);
+  impl_->meta = std::move(meta);
+  impl_->storage = std::move(storage);
+  impl_->offset = offset;
+}
+
+Tensor Tensor::detach() const {
+  Tensor t(meta(), storage(), offset());
+  t.impl_->inference = impl_->inference;
+  return t;
+}
+
+void Tensor::undefined() { throw UserError("tensor: used before it was given a value"); }
+void Tensor::no_values() const {
+  throw BugError(
+      fmt::format("tensor: values of {} read, but only its shape was kept", describe(*this)));
+}
+void Tensor::wrong_type(DType asked) const {
+  throw UserError(fmt::format("data: {} was read as {}; convert it with .to() first",
+                              describe(*this), name_of(asked)));
+}
+
+Tensor empty(const Meta& meta) {
+  size_t bytes = size_t(numel(meta.shape)) * size_of(meta.dtype);
+  TESSERA_CHECK(meta.device.kind != DeviceKind::kCUDA,
+                "empty: no CUDA support in this build, asked for {}; use the cpu",
+                to_string(meta.device));
+  return Tensor(meta, Ref(new Storage(bytes, meta.device, cpu_allocator())));
+}
+
+Tensor empty(const Shape& shape, DType dtype, Device device) {
+  for (int64_t e : shape)
+    TESSERA_CHECK_AS(ShapeError, e >= 0, "empty: shape {} has a negative extent", to_string(shape));
+  return empty(Meta::contiguous(shape, dtype, device));
+}
+
+template <class T>
+Tensor from_values(std::span<const T> values, const Shape& shape) {
+  TESSERA_CHECK_AS(ShapeError, int64_t(values.size()) == numel(shape),
+                   "from_values: {} values for shape {}", values.size(), to_string(shape));
+  Tensor t = empty(shape, dtype_of<T>);
+  if (!values.empty()) std::memcpy(t.raw(), values.data(), values.size_bytes());
+  return t;
+}
+template Tensor from_values(std::span<const float>, const Shape&);
+template Tensor from_values(std::span<const double>, const Shape&);
+template Tensor from_values(std::span<const int64_t>, const Shape&);
+template Tensor from_values(std::span<const int32_t>, const Shape&);
+template Tensor from_values(std::span<const uint8_t>, const Shape&);
+template Tensor from_values(std::span<const bool>, const Shape&);
+
+std::string describe(const Tensor& t) {
+  if (!t.defined()) return "undefined";
+  return fmt::format("{}{} {}", name_of(t.dtype()), to_string(t.shape()), to_string(t.device()));
+}
+
+}  // namespace tessera
