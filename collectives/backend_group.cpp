@@ -1,0 +1,251 @@
+#include "collectives/backend_group.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <array>
+
+#include "collectives/reduction.h"
+
+namespace tessera::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double ms_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+std::atomic<int> fork_count{0};
+
+/// Starts a thread that no signal is delivered to: handlers are the program's main thread's affair.
+template <class F>
+std::thread start_thread(const char* name, F body) {
+  sigset_t all, old;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &old);
+  std::thread thread(std::move(body));
+  pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  pthread_setname_np(thread.native_handle(), name);
+  return thread;
+}
+
+}  // namespace
+
+int forks() {
+  static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
+  (void)registered;
+  return fork_count.load(std::memory_order_relaxed);
+}
+
+BackendGroup::BackendGroup(Membership members, std::unique_ptr<Engine> engine, Millis timeout,
+                           Splitter splitter)
+    : members_(std::move(members)),
+      engine_(std::move(engine)),
+      timeout_(timeout),
+      splitter_(std::move(splitter)),
+      birth_(forks()) {}
+
+BackendGroup::~BackendGroup() {
+  if (forks() != birth_) {  // a fork's child: threads and peers belong to the parent
+    if (thread_.joinable()) thread_.detach();
+    (void)engine_.release();
+    return;
+  }
+  {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+bool BackendGroup::supports(const Collective& c) const {
+  for (auto tensors : {c.in, c.out})
+    for (const Tensor& t : tensors) {
+      if (!t.device().is_cpu()) return false;
+      bool reduces = c.kind == CollKind::kAllReduce || c.kind == CollKind::kReduce ||
+                     c.kind == CollKind::kReduceScatter;
+      if (reduces && !reducible(c.op, t.dtype())) return false;
+    }
+  return true;
+}
+
+void BackendGroup::check_alive() const {
+  TESSERA_CHECK(forks() == birth_,
+                "{}: forked after init; a group stays with the process that made it, so call "
+                "init_process_group in the child, or fork before it",
+                members_.group);
+}
+
+Ref<Work> BackendGroup::submit(const Collective& c) {
+  check_alive();
+  if (dead_.load(std::memory_order_acquire)) std::rethrow_exception(failure());
+  Millis timeout = c.timeout.count() > 0 ? c.timeout : timeout_;
+  auto call = make_ref<Call>(make_plan(c, rank(), size()), c, timeout);
+  for (const Tensor& t : c.out) {
+    t.storage()->bump_version();
+    if (c.async) t.storage()->set_ready(call);
+  }
+  bool here;
+  {
+    std::lock_guard lock(mutex_);
+    seal(call->plan.record, call->plan.is_p2p() ? ++messages_ : ++collectives_);
+    here = !c.async && !busy_ && queue_.empty();
+    if (here) {
+      busy_ = true;
+      p2p_busy_ = call->plan.is_p2p();
+    } else {
+      queue_.push_back(call);
+      if (!thread_.joinable()) thread_ = start_thread("tessera-comm", [this] { serve(); });
+      if (p2p_busy_) engine_->interrupt();
+    }
+  }
+  if (here) {
+    execute(call);
+    std::lock_guard lock(mutex_);
+    busy_ = p2p_busy_ = false;
+    if (!queue_.empty() || stop_) changed_.notify_all();
+  } else {
+    changed_.notify_all();
+  }
+  if (!c.async) call->wait();
+  return call;
+}
+
+void BackendGroup::serve() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stop_ || (!queue_.empty() && !busy_); });
+    if (queue_.empty() || busy_) return;
+    Ref<Call> call = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    p2p_busy_ = call->plan.is_p2p();
+    lock.unlock();
+    execute(call);
+    call.reset();
+    lock.lock();
+    busy_ = p2p_busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+void BackendGroup::execute(const Ref<Call>& call) {
+  if (dead_.load(std::memory_order_acquire)) return call->finish(failure(), 0);
+  auto start = Clock::now();
+  try {
+    call->wait_for_inputs();
+    if (call->plan.is_p2p()) return execute_p2p(call);
+    if (size() == 1)
+      run_alone(call->plan);
+    else
+      engine_->run(*call);
+    call->finish(nullptr, ms_since(start));
+  } catch (...) {
+    call->finish(fail(std::current_exception(), call.get()), ms_since(start));
+  }
+}
+
+void BackendGroup::execute_p2p(const Ref<Call>& first) {
+  std::vector<Ref<Call>> batch{first};
+  try {
+    engine_->run_p2p(first, [&]() -> Ref<Call> {
+      Ref<Call> call = next_p2p();
+      if (call) batch.push_back(call);
+      return call;
+    });
+  } catch (...) {
+    std::exception_ptr error = fail(std::current_exception(), first.get());
+    for (const Ref<Call>& call : batch) call->finish(error, 0);
+  }
+}
+
+/// The head of the queue if it is a send or a receive whose operands are there.
+Ref<Call> BackendGroup::next_p2p() {
+  std::lock_guard lock(mutex_);
+  if (queue_.empty() || !queue_.front()->plan.is_p2p()) return nullptr;
+  for (const Ref<Event>& e : queue_.front()->before_)
+    if (!e->done()) return nullptr;
+  Ref<Call> call = std::move(queue_.front());
+  queue_.pop_front();
+  return call;
+}
+
+/// Records the first failure, kills the group with it and returns it.
+std::exception_ptr BackendGroup::fail(std::exception_ptr error, const Call* call) {
+  CommError report("", members_.group, 0, {});
+  try {
+    std::rethrow_exception(error);
+  } catch (const CommError& e) {
+    report = e;
+  } catch (const std::exception& e) {
+    std::string title = call ? call->title(members_.group) : members_.group;
+    report = CommError(fmt::format("{}: rank {} failed: {}", title, rank(), e.what()),
+                       members_.group, call ? call->seq() : 0, {rank()});
+    error = std::make_exception_ptr(report);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    if (!failure_) failure_ = error;
+    error = failure_;
+    dead_.store(true, std::memory_order_release);
+  }
+  engine_->abort(report);
+  return error;
+}
+
+std::exception_ptr BackendGroup::failure() {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void BackendGroup::abort(const std::string& why) {
+  std::string text = fmt::format("{}: rank {} aborted the group: {}", members_.group,
+                                 members_.world_ranks[size_t(rank())], why);
+  uint64_t seq;
+  {
+    std::lock_guard lock(mutex_);
+    seq = collectives_;
+  }
+  fail(std::make_exception_ptr(CommError(text, members_.group, seq, {rank()})), nullptr);
+}
+
+void BackendGroup::flush() {
+  check_alive();
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+Ref<ProcessGroup> BackendGroup::split(int color, int key, CallSite site) {
+  std::array<int64_t, 2> mine{color, key};
+  std::vector<int64_t> all(2 * size_t(size()));
+  auto borrow = [](int64_t* p, size_t n) {
+    return Tensor(Meta::contiguous({int64_t(n)}, kI64, kCPU),
+                  make_ref<Storage>(p, n * sizeof(int64_t), kCPU, nullptr));
+  };
+  all_gather(borrow(all.data(), all.size()), borrow(mine.data(), 2), timeout_, site);
+  std::vector<int> ranks;
+  for (int r = 0; r < size(); ++r)
+    if (all[size_t(2 * r)] == color) ranks.push_back(r);
+  std::stable_sort(ranks.begin(), ranks.end(),
+                   [&](int a, int b) { return all[size_t(2 * a + 1)] < all[size_t(2 * b + 1)]; });
+  uint64_t number = ++splits_;
+  if (color < 0) return nullptr;
+  Membership sub;
+  sub.group = fmt::format("{}/{}.{}", members_.group, number, color);
+  sub.size = int(ranks.size());
+  for (int i = 0; i < sub.size; ++i) {
+    if (ranks[size_t(i)] == rank()) sub.rank = i;
+    sub.world_ranks.push_back(members_.world_ranks[size_t(ranks[size_t(i)])]);
+  }
+  auto engine = sub.size == 1 ? make_solo_engine() : splitter_(sub, number);
+  return Ref<ProcessGroup>(
+      new BackendGroup(std::move(sub), std::move(engine), timeout_, splitter_));
+}
+
+}  // namespace tessera::detail

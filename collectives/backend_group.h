@@ -1,0 +1,68 @@
+// A process group over one engine: checks the arguments of a call, numbers it, keeps calls in the
+// order of submission and remembers the first failure. A synchronous call runs on its caller when
+// nothing else is under way; everything else runs on the group's communication thread, started by
+// the first asynchronous call. Invariant: at most one thread is inside the engine.
+#pragma once
+#include <deque>
+#include <functional>
+#include <thread>
+
+#include "collectives/engine.h"
+
+namespace tessera::detail {
+
+class BackendGroup final : public ProcessGroup {
+ public:
+  /// Makes the engine of a sub-group; a collective call of its members.
+  using Splitter =
+      std::function<std::unique_ptr<Engine>(const Membership& members, uint64_t number)>;
+
+  BackendGroup(Membership members, std::unique_ptr<Engine> engine, Millis timeout,
+               Splitter splitter);
+  ~BackendGroup() override;
+
+  int rank() const override { return members_.rank; }
+  int size() const override { return members_.size; }
+  const std::string& name() const override { return members_.group; }
+  std::string_view backend(Device) const override { return engine_->name(); }
+  bool supports(const Collective& c) const override;
+  Ref<Work> submit(const Collective& c) override;
+  Ref<ProcessGroup> split(int color, int key, CallSite site) override;
+  void abort(const std::string& why) override;
+  void flush() override;
+  Ref<Storage> allocate(size_t bytes) override { return engine_->allocate(bytes); }
+  int global_rank(int r) const override { return members_.world_ranks[size_t(r)]; }
+
+ private:
+  bool start_inline(const Ref<Call>& call);
+  void serve();
+  void execute(const Ref<Call>& call);
+  void execute_p2p(const Ref<Call>& first);
+  Ref<Call> next_p2p();
+  std::exception_ptr fail(std::exception_ptr error, const Call* call);
+  std::exception_ptr failure();
+  void check_alive() const;
+
+  const Membership members_;
+  std::unique_ptr<Engine> engine_;
+  const Millis timeout_;
+  const Splitter splitter_;
+  const int birth_;  // process generation; see forks()
+  uint64_t splits_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Ref<Call>> queue_;
+  bool busy_ = false;      // somebody is inside the engine
+  bool p2p_busy_ = false;  // and takes further sends and receives
+  bool stop_ = false;
+  uint64_t collectives_ = 0, messages_ = 0;
+  std::exception_ptr failure_;
+  std::atomic<bool> dead_{false};
+  std::thread thread_;
+};
+
+/// How often this process has been a fork's child since it started: 0 unless someone forks.
+int forks();
+
+}  // namespace tessera::detail

@@ -1,0 +1,100 @@
+#include "collectives/engine.h"
+
+#include <cstring>
+
+#include "collectives/reduction.h"
+
+namespace tessera::detail {
+
+Call::Call(Plan p, const Collective& c, Millis timeout)
+    : plan(std::move(p)), site(c.site), timeout(timeout), async(c.async) {
+  auto keep = [&](std::span<const Tensor> tensors) {
+    for (const Tensor& t : tensors) {
+      tensors_.push_back(t);
+      const Ref<Event>& ready = t.storage()->ready();
+      if (ready && !ready->done()) before_.push_back(ready);
+    }
+  };
+  keep(c.in);
+  keep(c.out);
+}
+
+void Call::wait_for_inputs() {
+  for (Ref<Event>& e : before_) e->wait();
+  before_.clear();
+}
+
+void Call::finish(std::exception_ptr error, double elapsed_ms) {
+  if (done()) return;
+  Tensors tensors;
+  std::swap(tensors, tensors_);  // dropped last: a storage waits for this very event when it dies
+  before_.clear();
+  error_ = std::move(error);
+  elapsed_ms_ = elapsed_ms;
+  {
+    std::lock_guard lock(mutex_);
+    state_.store(error_ ? kFailed : kDone, std::memory_order_release);
+  }
+  finished_.notify_all();
+}
+
+void Call::rethrow() const {
+  if (state_.load(std::memory_order_acquire) == kFailed) std::rethrow_exception(error_);
+}
+
+void Call::wait() {
+  if (!done()) {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [&] { return done(); });
+  }
+  rethrow();
+}
+
+bool Call::wait_for(Millis timeout) {
+  if (!done()) {
+    std::unique_lock lock(mutex_);
+    if (!finished_.wait_for(lock, timeout, [&] { return done(); })) return false;
+  }
+  rethrow();
+  return true;
+}
+
+std::string Call::title() const { return fmt::format("{} #{}", name_of(plan.kind), seq()); }
+
+std::string Call::title(const std::string& group) const {
+  return fmt::format("{} on {} ({})", title(), group, describe(site));
+}
+
+Ref<Storage> Engine::allocate(size_t bytes) {
+  return make_ref<Storage>(bytes, kCPU, cpu_allocator());
+}
+
+void run_alone(const Plan& plan) {
+  if (!plan.takes || !plan.gives()) return;
+  const Part &from = plan.give[0], &to = plan.take[0];
+  if (plan.reduces) {
+    const void* source = from.data;
+    reduce_tree(plan.op, plan.dtype, to.data, {&source, 1},
+                to.bytes / int64_t(size_of(plan.dtype)));
+  } else if (from.data != to.data && from.bytes) {
+    std::memmove(to.data, from.data, size_t(from.bytes));
+  }
+}
+
+namespace {
+
+class SoloEngine final : public Engine {
+ public:
+  std::string_view name() const override { return "solo"; }
+  void run(Call& call) override { run_alone(call.plan); }
+  void run_p2p(const Ref<Call>&, FunctionRef<Ref<Call>()>) override {
+    throw BugError("send: reached a group of one rank, where no peer is valid");
+  }
+  void abort(const CommError&) override {}
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_solo_engine() { return std::make_unique<SoloEngine>(); }
+
+}  // namespace tessera::detail

@@ -1,0 +1,84 @@
+// What a backend implements: executing one call at a time on the calling thread. Queueing, order,
+// checking of arguments and remembering the first failure are BackendGroup's. Invariant: an engine
+// that throws is dead, and has told its peers why as far as they can be told.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+
+#include "collectives/plan.h"
+#include "core/base/function_ref.h"
+
+namespace tessera::detail {
+
+/// One submitted collective: its plan, what keeps its memory alive, and its outcome.
+class Call final : public Work {
+ public:
+  Call(Plan plan, const Collective& c, Millis timeout);
+
+  bool done() const override { return state_.load(std::memory_order_acquire) != kPending; }
+  void wait() override;
+  bool wait_for(Millis timeout) override;
+  std::exception_ptr error() const override { return done() ? error_ : nullptr; }
+  uint64_t seq() const override { return plan.record.seq; }
+  double elapsed_ms() const override { return done() ? elapsed_ms_ : 0; }
+
+  /// Waits for the writes that were pending on its tensors when it was submitted.
+  void wait_for_inputs();
+  /// Publishes the outcome (null: success) and lets go of the tensors.
+  void finish(std::exception_ptr error, double elapsed_ms);
+  /// "all_reduce #41".
+  std::string title() const;
+  /// "all_reduce #41 on world (train.cpp:88)".
+  std::string title(const std::string& group) const;
+
+  Plan plan;
+  const CallSite site;
+  const Millis timeout;
+  const bool async;
+
+ private:
+  friend class BackendGroup;
+  enum State : uint32_t { kPending, kDone, kFailed };
+  void rethrow() const;
+
+  Tensors tensors_;
+  SmallVector<Ref<Event>, 2> before_;
+  std::atomic<uint32_t> state_{kPending};
+  std::exception_ptr error_;
+  double elapsed_ms_ = 0;
+  std::mutex mutex_;
+  std::condition_variable finished_;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual std::string_view name() const = 0;
+  /// Executes a collective. Throws CommError.
+  virtual void run(Call& call) = 0;
+  /// Executes `first`, a send or recv, together with those that `next` yields (null when there is
+  /// none right now) until all of them are finished; calls `finish` of each.
+  virtual void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) = 0;
+  /// From any thread: run_p2p should ask `next` again.
+  virtual void interrupt() {}
+  /// From any thread: fails calls under way, here and on every peer, with `error`.
+  virtual void abort(const CommError& error) = 0;
+  /// Memory for the group's tensors; see ProcessGroup::allocate.
+  virtual Ref<Storage> allocate(size_t bytes);
+};
+
+/// What surrounds an engine: who is in the group and how its members are called in errors.
+struct Membership {
+  std::string group;             // name of the group
+  int rank = 0, size = 1;        // in the group
+  std::vector<int> world_ranks;  // of the members
+};
+
+/// A group of one rank: results are copies.
+std::unique_ptr<Engine> make_solo_engine();
+
+/// Copies this rank's own pieces to where its own results go; all of a plan of one rank.
+void run_alone(const Plan& plan);
+
+}  // namespace tessera::detail

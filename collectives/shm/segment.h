@@ -1,0 +1,147 @@
+// The memory that the ranks of a shared-memory group have in common: for each rank a state with its
+// counters, its latest calls and a staging area, and for each ordered pair a mailbox for send and
+// recv. It is a mapping without a name (memfd), so nothing is left behind however ranks die; ranks
+// that are threads share one mapping. Invariant: only rank r writes states(r), apart from its bell.
+#pragma once
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "collectives/plan.h"
+
+namespace tessera::detail {
+
+inline constexpr size_t kLine = 64;  // bytes of a cache line
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+/// A short text that others may read while it changes.
+class SharedText {
+ public:
+  void write(std::string_view text);
+  std::string read() const;
+
+ private:
+  static constexpr size_t kWords = 24;
+  std::atomic<uint64_t> version_{0};  // odd while it changes
+  std::atomic<uint64_t> words_[kWords] = {};
+};
+
+/// What a rank publishes with a call. Addresses are of the publisher's Plan parts; they are null
+/// when peers cannot or must not read its tensors in place.
+struct Entry {
+  uint64_t fingerprint = 0;
+  const Parts* give = nullptr;
+  const Parts* take = nullptr;
+};
+
+struct alignas(2 * kLine) RankState {
+  // One cache line holds all that peers read of a call without surprises.
+  std::atomic<uint64_t> posted{0};  // phases that this rank has published
+  Entry entries[2];                 // of the latest calls, by parity of their number
+  // Read by peers after they have posted, to see whether to ring.
+  alignas(kLine) std::atomic<uint32_t> sleeping{0};
+  std::atomic<uint32_t> bell{0};  // rung by peers
+  std::atomic<uint32_t> left{0};  // 1: this rank's group is gone
+  int32_t pid = 0;                // 0: ranks are threads
+  uint64_t started = 0;           // start time of the process, so that a recycled pid is noticed
+  // For reports.
+  alignas(kLine) std::atomic<uint64_t> entered{0};  // number of the last collective entered
+  std::atomic<uint64_t> finished{0};                // and finished
+  std::atomic<uint64_t> p2p{0};  // count << 32 | (1 send, 2 recv) << 24 | peer; 0 in low bits: none
+  std::atomic<uint64_t> told{0};  // number of the collective whose call site `site` holds
+  SharedText site;
+  CallRecord records[2];
+};
+
+struct alignas(kLine) Mailbox {
+  std::atomic<uint64_t> sent{0};  // chunks written by the sender
+  CallRecord record;              // of the message under way
+  char site[120] = {};
+  alignas(kLine) std::atomic<uint64_t> got{0};  // chunks read by the receiver
+};
+
+/// The error that killed the group; written once.
+struct Obituary {
+  std::atomic<uint32_t> state{0};  // 0 none, 1 being written, 2 readable
+  uint64_t seq = 0;
+  int32_t n_ranks = 0;
+  int32_t ranks[64] = {};
+  char text[4000] = {};
+};
+
+class Segment {
+ public:
+  struct Options {
+    size_t stage_bytes = size_t{512} << 10;  // of each of a rank's two staging areas
+    size_t mail_bytes = size_t{64} << 10;    // of each of a mailbox's two slots
+  };
+
+  /// Memory of ranks that are threads of this process.
+  static std::shared_ptr<Segment> make_private(int size, const Options& options);
+  /// Memory for processes; peers join with attach(address()).
+  static std::shared_ptr<Segment> make_shared(int size, const Options& options);
+  /// Throws UserError when the memory cannot be reached (another user or container).
+  static std::shared_ptr<Segment> attach(const std::string& address, int size,
+                                         const Options& options);
+  ~Segment();
+
+  int size() const { return size_; }
+  const Options& options() const { return options_; }
+  std::string address() const;
+  /// Peers that have attached; the creator may close its descriptor once all have.
+  std::atomic<uint32_t>& attached() { return header().attached; }
+  void close_descriptor();
+
+  Obituary& obituary() { return header().obituary; }
+  RankState& state(int r) { return states_[r]; }
+  std::byte* stage(int r, int parity) {
+    return stages_ + size_t(2 * r + parity) * options_.stage_bytes;
+  }
+  /// Where the slices that ranks have reduced come together.
+  std::byte* result() { return stages_ + size_t(2 * size_) * options_.stage_bytes; }
+  Mailbox& mailbox(int from, int to) { return mailboxes_[from * size_ + to]; }
+  std::byte* mail(int from, int to, int parity) {
+    return mail_ + (size_t(from * size_ + to) * 2 + size_t(parity)) * options_.mail_bytes;
+  }
+  /// Bytes for, then bytes from every rank, as rank r has announced them for call `seq`.
+  int64_t* splits(int r, uint64_t seq) { return splits_ + (2 * r + int(seq & 1)) * 2 * size_; }
+
+ private:
+  struct Header {
+    std::atomic<uint32_t> attached{0};
+    Obituary obituary;
+  };
+  Segment(int size, const Options& options);
+  Header& header() { return *static_cast<Header*>(base_); }
+  void map(int fd, bool fresh);
+
+  int size_;
+  Options options_;
+  size_t bytes_ = 0;
+  int fd_ = -1;
+  void* base_ = nullptr;
+  RankState* states_ = nullptr;
+  Mailbox* mailboxes_ = nullptr;
+  int64_t* splits_ = nullptr;
+  std::byte* stages_ = nullptr;
+  std::byte* mail_ = nullptr;
+};
+
+/// Where ranks that are threads find the segment of a group by its name.
+class Hub {
+ public:
+  std::shared_ptr<Segment> join(const std::string& group, int size,
+                                const Segment::Options& options);
+
+ private:
+  struct Meeting {
+    std::shared_ptr<Segment> segment;
+    int joined = 0;
+  };
+  std::mutex mutex_;
+  std::map<std::string, Meeting> meetings_;
+};
+
+}  // namespace tessera::detail
