@@ -23,7 +23,16 @@ std::string timeout_text(const std::string& call, const std::vector<std::string>
 StoreTimeout::StoreTimeout(const std::string& call, std::vector<std::string> absent, size_t asked,
                            Millis timeout)
     : CommError(timeout_text(call, absent, asked, timeout), "store", 0, {}),
-      keys_(std::move(absent)) {}
+      call_(call),
+      keys_(std::move(absent)),
+      asked_(asked),
+      timeout_(timeout) {}
+
+StoreTimeout StoreTimeout::without_prefix(size_t prefix_bytes) const {
+  std::vector<std::string> keys;
+  for (const std::string& key : keys_) keys.push_back(key.substr(prefix_bytes));
+  return StoreTimeout(call_, std::move(keys), asked_, timeout_);
+}
 
 void Store::set(const std::string& key, std::string_view value) {
   std::string text(value);
@@ -53,11 +62,19 @@ void PrefixStore::multi_set(std::span<const std::string> keys,
 }
 
 std::vector<std::string> PrefixStore::multi_get(std::span<const std::string> keys, Millis timeout) {
-  return store_->multi_get(with_prefix(keys), timeout);
+  try {
+    return store_->multi_get(with_prefix(keys), timeout);
+  } catch (const StoreTimeout& e) {
+    throw e.without_prefix(prefix_.size());
+  }
 }
 
 void PrefixStore::wait(std::span<const std::string> keys, Millis timeout) {
-  store_->wait(with_prefix(keys), timeout);
+  try {
+    store_->wait(with_prefix(keys), timeout);
+  } catch (const StoreTimeout& e) {
+    throw e.without_prefix(prefix_.size());
+  }
 }
 
 int64_t PrefixStore::add(const std::string& key, int64_t delta) {

@@ -25,9 +25,14 @@ class StoreTimeout : public CommError {
   StoreTimeout(const std::string& call, std::vector<std::string> absent, size_t asked,
                Millis timeout);
   const std::vector<std::string>& keys() const { return keys_; }
+  /// The same error for a caller whose keys lack the first `prefix_bytes` of these.
+  StoreTimeout without_prefix(size_t prefix_bytes) const;
 
  private:
+  std::string call_;
   std::vector<std::string> keys_;
+  size_t asked_;
+  Millis timeout_;
 };
 
 /// All calls are atomic and may come from any thread. Keys have 1 to kMaxStoreKeyBytes bytes,

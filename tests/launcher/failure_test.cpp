@@ -1,0 +1,163 @@
+// Failures, signals and restarts: who is blamed, what tlaunch returns, and that nobody is left.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <thread>
+
+#include "tests/launcher/command.h"
+
+namespace tessera::testing {
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+void sleep_s(double s) { std::this_thread::sleep_for(std::chrono::duration<double>(s)); }
+
+/// An argument of `sleep` that no other process has, to find our own by.
+std::string unique_seconds() {
+  static int n = 0;
+  return "7" + std::to_string(::getpid()) + "." + std::to_string(++n);
+}
+
+/// True when at most `seconds` from now no process has `text` in its command line.
+bool gone_within(const std::string& text, double seconds) {
+  for (int i = 0; i < int(seconds * 50); ++i, sleep_s(0.02))
+    if (count_processes(text) == 0) return true;
+  return false;
+}
+
+TEST(Failure, ExitStatusIsTheFirstFailingWorkers) {
+  Result r = tlaunch(
+      {"--nproc", "3", "sh", "-c",
+       "test $RANK = 1 && { echo last words >&2; exit 3; }; sleep 0.3; echo sorry; exit 4"});
+  EXPECT_EQ(r.exit_code, 3);
+  EXPECT_TRUE(contains(r.err, "rank 1 failed first: exit status 3")) << r.err;
+  EXPECT_TRUE(contains(r.err, "    | last words")) << r.err;
+  EXPECT_TRUE(contains(r.err, "ranks 0,2 failed later: exit status 4")) << r.err;
+  EXPECT_TRUE(contains(r.out, "[rank2] sorry")) << "survivors may speak: " << r.out;
+}
+
+TEST(Failure, SignalsAre128PlusN) {
+  Result r = tlaunch({"--nproc", "2", "sh", "-c", "test $RANK = 0 && kill -SEGV $$; sleep 600"});
+  EXPECT_EQ(r.exit_code, 128 + SIGSEGV);
+  EXPECT_TRUE(contains(r.err, "rank 0 failed first: signal 11 (Segmentation fault)")) << r.err;
+  EXPECT_TRUE(contains(r.err, "rank 1 stopped by tlaunch: signal 15")) << r.err;
+  EXPECT_GT(r.seconds, 1.8);
+  EXPECT_LT(r.seconds, 5);
+}
+
+TEST(Failure, StubbornAndStoppedSurvivorsAreKilled) {
+  Result r = tlaunch({"--nproc", "3", "--grace", "0.3", "sh", "-c",
+                      "case $RANK in 0) exit 9;; 1) trap '' TERM; while :; do sleep 0.1; done;; 2) "
+                      "kill -STOP $$;; esac"});
+  EXPECT_EQ(r.exit_code, 9);
+  EXPECT_TRUE(contains(r.err, "rank 1 stopped by tlaunch: signal 9")) << r.err;
+  EXPECT_TRUE(contains(r.err, "rank 2 stopped by tlaunch: signal 15")) << r.err;
+  EXPECT_LT(r.seconds, 5);
+}
+
+TEST(Failure, ScriptWithoutInterpreterLine) {
+  std::string path = ::testing::TempDir() + "/tlaunch-script-" + std::to_string(::getpid());
+  Command({"sh", "-c", "echo true > " + path + "; chmod +x " + path}).finish();
+  Result r = tlaunch({"--nproc", "2", path});
+  EXPECT_EQ(r.exit_code, 2);
+  EXPECT_TRUE(contains(r.err, "#!/bin/sh")) << r.err;
+  ::unlink(path.c_str());
+}
+
+TEST(Failure, RestartsAllRanks) {
+  Result r = tlaunch(
+      {"--nproc", "2", "--max-restarts", "3", "sh", "-c",
+       "echo try$TESSERA_RESTART_COUNT; test $RANK = 0 || test $TESSERA_RESTART_COUNT = 2"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  for (const char* line : {"[rank0] try0", "[rank1] try1", "[rank0] try2"})
+    EXPECT_TRUE(contains(r.out, line)) << r.out;
+  EXPECT_FALSE(contains(r.out, "try3"));
+  r = tlaunch({"--max-restarts", "1", "sh", "-c", "echo t; exit 6"});
+  EXPECT_EQ(r.exit_code, 6);
+  EXPECT_EQ(r.out, "t\nt\n");
+}
+
+TEST(Signals, AreForwardedOnceAndThenTheyKill) {
+  Command job(tlaunch_argv(
+      {"--nproc", "2", "sh", "-c",
+       "trap 'echo got; exit 0' TERM; echo ready$RANK; while :; do sleep 0.05; done"}));
+  job.wait_for("ready0");
+  job.wait_for("ready1");
+  ::kill(job.pid(), SIGTERM);
+  Result r = job.finish();
+  EXPECT_EQ(r.exit_code, 128 + SIGTERM);
+  EXPECT_TRUE(contains(r.out, "[rank0] got") && contains(r.out, "[rank1] got")) << r.out;
+
+  Command stubborn(
+      tlaunch_argv({"--nproc", "2", "sh", "-c",
+                    "trap 'echo got' INT; echo ready$RANK; while :; do sleep 0.05; done"}));
+  stubborn.wait_for("ready0");
+  stubborn.wait_for("ready1");
+  ::kill(stubborn.pid(), SIGINT);
+  stubborn.wait_for("got");
+  ::kill(stubborn.pid(), SIGINT);
+  r = stubborn.finish(5);
+  EXPECT_EQ(r.exit_code, 128 + SIGINT);
+}
+
+TEST(Signals, GracePeriodEndsWithKill) {
+  Command job(tlaunch_argv(
+      {"--grace", "0.3", "sh", "-c", "trap '' HUP; echo ready; while :; do sleep 0.05; done"}));
+  job.wait_for("ready");
+  ::kill(job.pid(), SIGHUP);
+  Result r = job.finish(5);
+  EXPECT_EQ(r.exit_code, 128 + SIGHUP);
+}
+
+TEST(Signals, UserSignalsPassThrough) {
+  Command job(tlaunch_argv(
+      {"sh", "-c", "trap 'echo saving; exit 0' USR1; echo ready; while :; do sleep 0.05; done"}));
+  job.wait_for("ready");
+  ::kill(job.pid(), SIGUSR1);
+  Result r = job.finish(5);
+  EXPECT_EQ(r.exit_code, 0);
+  EXPECT_EQ(r.out, "ready\nsaving\n");
+}
+
+TEST(Orphans, NoneWhenTlaunchIsKilled) {
+  std::string s = unique_seconds();
+  Command job(
+      tlaunch_argv({"--nproc", "2", "sh", "-c",
+                    "sleep " + s + " & setsid sleep " + s + " & echo ready$RANK; sleep " + s}));
+  job.wait_for("ready0");
+  job.wait_for("ready1");
+  sleep_s(0.1);
+  EXPECT_GE(count_processes("sleep " + s), 6);
+  ::kill(job.pid(), SIGKILL);
+  EXPECT_TRUE(gone_within("sleep " + s, 2));
+}
+
+TEST(Orphans, NoneAfterAFailure) {
+  std::string s = unique_seconds();
+  Result r =
+      tlaunch({"--nproc", "2", "sh", "-c",
+               "sleep " + s + " & setsid sleep " + s + " & test $RANK = 1 && exit 1; sleep " + s});
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_TRUE(gone_within("sleep " + s, 2));
+}
+
+TEST(Orphans, BackgroundChildrenEndWithTheirWorker) {
+  std::string s = unique_seconds();
+  Result r = tlaunch({"sh", "-c", "sleep " + s + " & echo done"});
+  EXPECT_EQ(r.exit_code, 0);
+  EXPECT_EQ(r.out, "done\n");
+  EXPECT_LT(r.seconds, 3);
+  EXPECT_TRUE(gone_within("sleep " + s, 1));
+}
+
+TEST(Orphans, GuardLeavesWithTlaunch) {
+  EXPECT_EQ(tlaunch({"true"}).exit_code, 0);
+  EXPECT_TRUE(gone_within("tlaunch true", 2));
+}
+
+}  // namespace
+}  // namespace tessera::testing

@@ -1,0 +1,149 @@
+// What workers get: environment, input, cores; and what becomes of their output.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "collectives/store/sha256.h"
+#include "tests/launcher/command.h"
+
+namespace tessera::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::multiset<std::string> lines(const std::string& text) {
+  std::multiset<std::string> found;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) found.insert(line);
+  return found;
+}
+
+class Folder {
+ public:
+  Folder()
+      : path(fs::temp_directory_path() / ("tlaunch-" + detail::to_hex(detail::random_bytes(8)))) {}
+  ~Folder() { fs::remove_all(path); }
+  std::string read(const std::string& name) const {
+    std::ifstream in(path / name);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  }
+  const fs::path path;
+};
+
+TEST(Launch, WorkersSeeTheirEnvironment) {
+  Result r =
+      tlaunch({"--nproc", "3", "--rdzv-id", "run", "--timeout", "7", "--env", "A=b c", "--env",
+               "E=", "sh", "-c",
+               "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR "
+               "$TESSERA_RUN_ID $TESSERA_RESTART_COUNT $TESSERA_TIMEOUT $A ${E-unset}; "
+               "test $MASTER_PORT -gt 0 && test ${#TESSERA_STORE_KEY} = 64"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  std::multiset<std::string> expected;
+  for (std::string k : {"0", "1", "2"})
+    expected.insert("[rank" + k + "] " + k + "/3 " + k + "/3 0 127.0.0.1 run 0 7 b c");
+  // ${E-unset} is empty: the trailing blank goes with it.
+  EXPECT_EQ(lines(r.out), expected);
+}
+
+TEST(Launch, OneRankPassesBytesThrough) {
+  std::string odd("no newline\r\x1b[K\0end", 18);
+  EXPECT_EQ(tlaunch({"cat"}, odd).out, odd);
+}
+
+TEST(Launch, OnlyRankZeroReadsInput) {
+  Result r = tlaunch({"--nproc", "2", "cat"}, "hello\n");
+  EXPECT_EQ(r.out, "[rank0] hello\n");
+}
+
+TEST(Launch, NoOutputIsLost) {
+  Result r = tlaunch({"--nproc", "2", "sh", "-c",
+                      "head -c 10000000 /dev/zero | tr '\\0' x | fold -w 99; printf last >&2"});
+  EXPECT_EQ(r.exit_code, 0);
+  size_t text = size_t(std::count(r.out.begin(), r.out.end(), 'x'));
+  EXPECT_EQ(text, 20'000'000u);
+  EXPECT_EQ(lines(r.err), (std::multiset<std::string>{"[rank0] last", "[rank1] last"}));
+  for (const std::string& line : lines(r.out))
+    ASSERT_TRUE(line.starts_with("[rank") && line.size() <= 8 + 99) << line;
+}
+
+TEST(Launch, BackgroundWritersMayFinishTheirLine) {
+  Result r = tlaunch({"sh", "-c", "(sleep 0.15; echo late) & echo early"});
+  EXPECT_EQ(r.out, "early\nlate\n");
+}
+
+TEST(Launch, ReaderThatLeavesDoesNotHurt) {
+  std::string bin = tlaunch_argv({})[0];
+  Result r =
+      Command({"sh", "-c", bin + " --nproc 2 sh -c 'yes | head -c 3000000; exit 0' | head -1"})
+          .finish();
+  EXPECT_NE(r.out.find("] y\n"), std::string::npos);
+  EXPECT_EQ(r.err, "");
+}
+
+TEST(Launch, LogFilesTeeAndRedirects) {
+  Folder folder;
+  std::vector<std::string> program = {"sh", "-c", "echo o$RANK; echo e$RANK >&2"};
+  auto run = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(), {"--nproc", "2", "--log-dir", folder.path.string()});
+    flags.insert(flags.end(), program.begin(), program.end());
+    return tlaunch(flags);
+  };
+  Result r = run({"--rdzv-id", "tee"});
+  EXPECT_EQ(lines(r.out).size(), 2u);
+  EXPECT_EQ(folder.read("tee/attempt_0/rank_1/stdout.log"), "o1\n");
+  EXPECT_EQ(folder.read("tee/attempt_0/rank_0/stderr.log"), "e0\n");
+  r = run({"--rdzv-id", "redirect", "--redirects", "1:3"});
+  EXPECT_EQ(r.out, "[rank0] o0\n");
+  EXPECT_EQ(r.err, "[rank0] e0\n");
+  EXPECT_EQ(folder.read("redirect/attempt_0/rank_1/stderr.log"), "e1\n");
+  EXPECT_FALSE(fs::exists(folder.path / "redirect/attempt_0/rank_0"));
+  r = run({"--rdzv-id", "filter", "--local-ranks-filter", "1"});
+  EXPECT_EQ(r.out, "[rank1] o1\n");
+  EXPECT_EQ(folder.read("filter/attempt_0/rank_0/stdout.log"), "o0\n");
+}
+
+TEST(Launch, RankZeroDrawsOnATerminal) {
+  Result r =
+      Command(tlaunch_argv({"--nproc", "2", "sh", "-c",
+                            "test -t 1 && echo tty$RANK; test $RANK = 0 || exit 0; sleep 0.2; "
+                            "printf '\\r10%%'; sleep 0.1; printf '\\r20%%'; echo"}),
+              "", true)
+          .finish();
+  EXPECT_NE(r.out.find("[rank0] tty0"), std::string::npos) << r.out;
+  EXPECT_EQ(r.out.find("tty1"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("[rank0] 10%\r[rank0] 20%"), std::string::npos) << r.out;
+}
+
+TEST(Launch, BindsRanksToTheirShare) {
+  std::string mask = "grep Cpus_allowed_list /proc/self/status";
+  auto allowed = lines(Command({"sh", "-c", mask}).finish().out);
+  Result r =
+      tlaunch({"--nproc", "cpu", "--bind", "core", "sh", "-c", mask + "; echo $OMP_NUM_THREADS"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  size_t cores = size_t(std::count(r.out.begin(), r.out.end(), '\n')) / 2;
+  auto found = lines(r.out);
+  std::set<std::string> masks;
+  for (const std::string& line : found)
+    if (line.find("Cpus") != std::string::npos) masks.insert(line.substr(line.find("Cpus")));
+  EXPECT_EQ(masks.size(), cores) << r.out;  // no two ranks share a core
+  for (size_t k = 0; k < cores; ++k)
+    EXPECT_EQ(found.count("[rank" + std::to_string(k) + "] 1"), 1u) << r.out;
+  r = tlaunch({"--bind", "none", "sh", "-c", mask});
+  EXPECT_EQ(lines(r.out), allowed);
+  r = tlaunch({"--nproc", std::to_string(cores + 1), "true"});
+  EXPECT_NE(r.err.find("share"), std::string::npos) << r.err;
+}
+
+TEST(Launch, StartsQuicklyAndManyRanks) {
+  double best = 1e9;
+  for (int i = 0; i < 5; ++i) best = std::min(best, tlaunch({"--nproc", "2", "true"}).seconds);
+  EXPECT_LT(best, 0.15);
+  Result r = tlaunch({"--nproc", "200", "sh", "-c", "echo $RANK"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(lines(r.out).size(), 200u);
+}
+
+}  // namespace
+}  // namespace tessera::testing

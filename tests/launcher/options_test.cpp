@@ -1,0 +1,85 @@
+// The command line: every bad value is one clear line and a non-zero exit, nothing is ignored.
+#include <gtest/gtest.h>
+
+#include "collectives/store/tcp_server.h"
+#include "tests/launcher/command.h"
+
+namespace tessera::testing {
+namespace {
+
+using Arguments = std::vector<std::string>;
+
+void expect_refused(const Arguments& arguments, const std::string& part, int code = 2) {
+  Result r = tlaunch(arguments);
+  EXPECT_EQ(r.exit_code, code) << r.err;
+  EXPECT_EQ(r.out, "");
+  EXPECT_NE(r.err.find(part), std::string::npos) << r.err;
+  EXPECT_EQ(r.err.find('\n'), r.err.size() - 1) << "more than one line: " << r.err;
+}
+
+TEST(Options, BadValuesAreOneLine) {
+  expect_refused({"--nproc", "0", "true"}, "--nproc 0:");
+  expect_refused({"--nproc", "-1", "true"}, "--nproc -1:");
+  expect_refused({"--nproc", "4x", "true"}, "--nproc 4x:");
+  expect_refused({"--nproc=1000000", "true"}, "--nproc 1000000:");
+  expect_refused({"--nproc"}, "--nproc: expects a value");
+  expect_refused({"--frobnicate", "true"}, "--frobnicate: unknown flag");
+  expect_refused({}, "PROGRAM is missing");
+  expect_refused({"--bind", "socket", "true"}, "--bind socket:");
+  expect_refused({"--timeout", "soon", "true"}, "--timeout soon:");
+  expect_refused({"--max-restarts", "-1", "true"}, "--max-restarts -1:");
+  expect_refused({"--grace", "x", "true"}, "--grace x:");
+  expect_refused({"--env", "NAME", "true"}, "--env NAME:");
+  expect_refused({"--env", "RANK=3", "true"}, "tlaunch sets RANK itself");
+  expect_refused({"--tee", "4", "true"}, "--tee 4:");
+  expect_refused({"--redirects", "2:1", "--nproc", "2", "true"}, "--redirects 2:1:");
+  expect_refused({"--local-ranks-filter", "0,2", "--nproc", "2", "true"}, "--local-ranks-filter");
+  expect_refused({"--rdzv-endpoint", "nowhere", "true"}, "--rdzv-endpoint nowhere:");
+  expect_refused({"--rdzv-id", "../x", "true"}, "--rdzv-id ../x:");
+}
+
+TEST(Options, SeveralNodesAreRefusedNotIgnored) {
+  expect_refused({"--nnodes", "2", "true"}, "not available yet");
+  expect_refused({"--nnodes", "1:4", "true"}, "not available yet");
+  expect_refused({"--nnodes", "x", "true"}, "--nnodes x:");
+  expect_refused({"--node-rank", "1", "true"}, "not available yet");
+  EXPECT_EQ(tlaunch({"--nnodes", "1:1", "--node-rank", "0", "true"}).exit_code, 0);
+}
+
+TEST(Options, ProgramsThatCannotRun) {
+  expect_refused({"no-such-program"}, "no-such-program: no such program", 127);
+  expect_refused({"./no-such-program"}, "No such file", 127);
+  expect_refused({"/etc/passwd"}, "chmod +x", 126);
+  expect_refused({"/tmp"}, "name a file", 126);
+}
+
+TEST(Options, PortInUseNamesTheProcess) {
+  TcpStoreServer server("127.0.0.1", 0, "k");
+  std::string port = std::to_string(server.port());
+  expect_refused({"--rdzv-endpoint", "127.0.0.1:" + port, "true"},
+                 "port " + port + " on 127.0.0.1 is used by pid " + std::to_string(::getpid()));
+}
+
+TEST(Options, DashesAndUnderscoresAreEqualBeforeProgramOnly) {
+  Result r = tlaunch({"--max_restarts=0", "--rdzv_id", "a_b", "sh", "-c",
+                      "echo $TESSERA_RUN_ID \"$@\"", "sh", "--log_dir", "x_y"});
+  EXPECT_EQ(r.out, "a_b --log_dir x_y\n") << r.err;
+}
+
+TEST(Options, HelpVersionAndDryRunStartNothing) {
+  EXPECT_NE(tlaunch({"--help"}).out.find("--max-restarts"), std::string::npos);
+  EXPECT_NE(tlaunch({"--version"}).out.find("tlaunch"), std::string::npos);
+  Result r = tlaunch({"--dry-run", "--nproc", "2", "--env", "A=b", "sh", "-c", "exit 3"});
+  EXPECT_EQ(r.exit_code, 0);
+  EXPECT_NE(r.out.find("rank 1:"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("A=b"), std::string::npos) << r.out;
+}
+
+TEST(Options, DoctorReports) {
+  Result r = tlaunch({"--doctor"});
+  for (const char* part : {"cores", "/dev/shm", "loopback", "host name", "huge pages", "compiler"})
+    EXPECT_NE(r.out.find(part), std::string::npos) << r.out;
+}
+
+}  // namespace
+}  // namespace tessera::testing
