@@ -12,6 +12,10 @@ pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 add_library(tessera_xxhash INTERFACE)
 add_library(xxHash::xxhash ALIAS tessera_xxhash)
 target_link_libraries(tessera_xxhash INTERFACE PkgConfig::xxhash)
+pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
+add_library(tessera_pcre2 INTERFACE)
+add_library(PCRE2::pcre2 ALIAS tessera_pcre2)
+target_link_libraries(tessera_pcre2 INTERFACE PkgConfig::pcre2)
 
 # Debian's dnnl-config.cmake asks for OpenCL, which nothing here needs: find the library itself.
 find_library(DNNL_LIBRARY dnnl REQUIRED)

@@ -1,0 +1,97 @@
+// The shared-memory algorithm, for ranks that are threads (loopback) or processes of one host
+// (shm). A collective is a sequence of phases: every rank writes what it gives into its staging
+// area, posts the phase, waits until all ranks have posted it, and reads. The first phase carries
+// the call's fingerprint, so a mismatch costs no extra round trip and is found before anything is
+// written. Invariant: what is read between waiting for phase k and posting phase k + 1 may be
+// overwritten after waiting for phase k + 1, because then nobody reads it any more; so two staging
+// areas, used in turn, need no second flag.
+#pragma once
+#include <functional>
+
+#include "collectives/engine.h"
+#include "collectives/shm/segment.h"
+
+namespace tessera::detail {
+
+struct ShmOptions {
+  bool processes = false;     // ranks are processes: watch their pids
+  bool read_in_place = true;  // threads: large pieces are read where they lie
+  /// How rank r of the world ended, if anybody knows ("signal 9 (Killed)").
+  std::function<std::string(int world_rank)> cause_of_death;
+};
+
+class ShmEngine final : public Engine {
+ public:
+  ShmEngine(Membership members, std::shared_ptr<Segment> segment, ShmOptions options);
+  ~ShmEngine() override;
+
+  std::string_view name() const override { return options_.processes ? "shm" : "loopback"; }
+  void run(Call& call) override;
+  void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) override;
+  void interrupt() override;
+  void abort(const CommError& error) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  // A send or receive under way; see p2p.cpp.
+  struct Message {
+    Ref<Call> call;
+    int64_t moved = 0;    // bytes
+    uint64_t chunks = 0;  // written or read
+    bool started = false;
+    Clock::time_point since;
+    uint64_t suspicion = 0;  // what looked like a deadlock when last looked at, and since when
+    Clock::time_point suspected;
+  };
+
+  // engine.cpp: moving data.
+  void publish(const Call& call);
+  void post();
+  void stage(const Plan& plan, int64_t begin, int64_t window);
+  void consume(const Plan& plan, int64_t begin, int64_t window);
+  void reduce_slices(Call& call, int64_t begin, int64_t window);
+  void run_staged(Call& call, int64_t longest);
+  void run_in_place(Call& call, uint64_t seq);
+  void take_in_place(const Plan& plan, uint64_t seq);
+  int64_t agree_on_splits(Call& call);
+  bool all_in_place(uint64_t seq);
+
+  // wait.cpp: waiting, and what can be wrong meanwhile.
+  void wait_all(Call& call) {
+    for (int r = 0; r < size_; ++r)
+      if (segment_->state(r).posted.load(std::memory_order_acquire) < phase_)
+        return wait_slow(call);
+  }
+  void wait_slow(Call& call);
+  /// Sleeps until rung, `ready`, or about 20 ms have passed. True when ready.
+  bool park(FunctionRef<bool()> ready);
+  void ring(int r);
+  void ring_all();
+  void check_obituary();
+  void inspect(Call& call, Clock::time_point since);
+  std::string tell_absence(int r) const;
+  bool is_gone(int r, std::string* how) const;
+  void check_calls(Call& call);
+  [[noreturn]] void report_mismatch(Call& call);
+  /// Writes the obituary unless there is one, and throws what it says.
+  [[noreturn]] void die(const Call& call, const std::string& text, std::vector<int> ranks);
+
+  // p2p.cpp
+  bool step(Message& m);
+  bool step_send(Message& m);
+  bool step_recv(Message& m);
+  bool can_step(const Message& m) const;
+  void inspect_p2p(Message& m, size_t n_active);
+  std::string deadlock_with(const Message& m, size_t n_active, uint64_t* signature) const;
+
+  const Membership members_;
+  const std::shared_ptr<Segment> segment_;
+  const ShmOptions options_;
+  const int rank_, size_;
+  RankState& me_;
+  uint64_t phase_ = 0;  // phases posted by this rank
+  int spins_;           // rounds of polling before a synchronous call sleeps
+  std::atomic<uint32_t> nudges_{0};
+};
+
+}  // namespace tessera::detail

@@ -1,0 +1,28 @@
+// GPT-2's division of text into words, done before byte pairs are merged so that no token spans two
+// words:
+//   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+// by PCRE2, whose Unicode tables it uses. Invariant: the words, in order, are the text.
+#pragma once
+#include <memory>
+#include <string_view>
+
+#include "core/base/function_ref.h"
+
+struct pcre2_real_code_8;
+
+namespace tessera::data {
+
+class Gpt2Split {
+ public:
+  Gpt2Split();
+  /// Calls `f` with every word of `text`, which must be UTF-8. Thread-safe.
+  void for_each(std::string_view text, FunctionRef<void(std::string_view)> f) const;
+
+ private:
+  struct Free {
+    void operator()(pcre2_real_code_8* code) const;
+  };
+  std::unique_ptr<pcre2_real_code_8, Free> code_;
+};
+
+}  // namespace tessera::data
