@@ -1,5 +1,5 @@
 #!/bin/sh
-# Checks the scalar functions of core/ops/functors on all 2^32 floats; about two minutes per function and core.
+# Checks the scalar functions of core/ops/functors on all 2^32 floats; about three minutes per function and core.
 # Usage: scripts/check_math_all.sh [NAME...]   (default: all unary functions; MARCH=x86-64-v3 chooses the target)
 set -eu
 cd "$(dirname "$0")/.."

@@ -31,7 +31,7 @@ struct ExpParts {
 };
 
 // Parts of exp(x + low) for -112 <= x <= 90 and |low| far below 1. NaN stays in value. The rounding
-// errors of r and of 1 + r are kept, which leaves value within 0.8 ulp and room for the functions
+// errors of r and of 1 + r are kept, which leaves value within 1 ulp and room for the functions
 // built on it.
 TESSERA_FN ExpParts exp_parts(float x, float low) {
   const float shifted =
