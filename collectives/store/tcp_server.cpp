@@ -1,3 +1,7 @@
+#ifdef __SANITIZE_THREAD__  // Asio fences what its mutexes order anyway; the sanitizer sees those
+#pragma GCC diagnostic ignored "-Wtsan"
+#endif
+
 #include "collectives/store/tcp_server.h"
 
 #include <fcntl.h>
@@ -16,10 +20,6 @@
 
 #include "collectives/store/port_owner.h"
 #include "collectives/store/wire.h"
-
-#ifdef __SANITIZE_THREAD__  // Asio fences what its mutexes order anyway; the sanitizer sees those
-#pragma GCC diagnostic ignored "-Wtsan"
-#endif
 
 namespace tessera {
 namespace {

@@ -1,3 +1,7 @@
+#ifdef __SANITIZE_THREAD__  // Asio fences what its mutexes order anyway; the sanitizer sees those
+#pragma GCC diagnostic ignored "-Wtsan"
+#endif
+
 #include "collectives/store/tcp_store.h"
 
 #include <fcntl.h>
@@ -11,10 +15,6 @@
 #include <thread>
 
 #include "collectives/store/wire.h"
-
-#ifdef __SANITIZE_THREAD__  // Asio fences what its mutexes order anyway; the sanitizer sees those
-#pragma GCC diagnostic ignored "-Wtsan"
-#endif
 
 namespace tessera {
 namespace {
