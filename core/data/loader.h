@@ -1,0 +1,50 @@
+// Batches ahead of time: a worker thread reads while the model computes. The calling thread decides
+// what is read (it alone asks the sampler and allocates, so its allocator caches get the memory
+// back); the worker only fills. Invariant: the sequence of batches is the sampler's, whatever the
+// number of batches read ahead.
+#pragma once
+#include <memory>
+#include <optional>
+
+#include "core/data/dataset.h"
+#include "core/data/sampler.h"
+
+namespace tessera::data {
+
+struct LoaderOptions {
+  int prefetch = 2;             // batches read ahead; 0: no thread, next() reads itself
+  int64_t timeout_ms = 60'000;  // how long next() waits for one batch
+};
+
+/// One batch per micro-batch of this rank.
+class DataLoader {
+ public:
+  /// Throws UserError when the sampler's dataset_size is not the dataset's.
+  DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
+             LoaderOptions options = {});
+  DataLoader(DataLoader&&) noexcept;
+  ~DataLoader();  // waits for the sample being read, drops the rest
+
+  /// The next batch, waiting for it; nothing after the last micro-batch of a sampler that does not
+  /// repeat. A short pass may end with batches of fewer rows or none. What reading threw is
+  /// rethrown here, once its batch is due; the loader stays failed until seek(). Throws UserError
+  /// after timeout_ms.
+  std::optional<Batch> next();
+  /// Where to resume after the batches delivered so far (not those read ahead).
+  int64_t cursor() const { return cursor_; }
+  /// Drops what was read ahead and continues at the step that begins at `cursor`.
+  void seek(int64_t cursor);
+  const DistributedSampler& sampler() const { return sampler_; }
+
+ private:
+  struct Job;
+  struct Worker;
+  void enqueue();
+  std::shared_ptr<const Dataset> dataset_;
+  DistributedSampler sampler_;
+  LoaderOptions options_;
+  int64_t cursor_ = 0;
+  std::unique_ptr<Worker> worker_;
+};
+
+}  // namespace tessera::data

@@ -1,0 +1,63 @@
+#include "core/data/sampler.h"
+
+#include "core/base/error.h"
+#include "core/data/permutation.h"
+
+namespace tessera::data {
+
+DistributedSampler::DistributedSampler(const SamplerOptions& options) : options_(options) {
+  SamplerOptions& o = options_;
+  TESSERA_CHECK(o.world_size >= 1 && o.rank >= 0 && o.rank < o.world_size,
+                "sampler: rank {} of {} does not exist; ranks are in [0, world size)", o.rank,
+                o.world_size);
+  TESSERA_CHECK(o.dataset_size >= 0 && o.dataset_size <= int64_t(1) << 62,
+                "sampler: dataset size {} is out of range", o.dataset_size);
+  TESSERA_CHECK(o.repeat || o.dataset_size > 0,
+                "sampler: one pass over an endless dataset never ends; give its size");
+  if (o.micro_batches == 0) o.micro_batches = o.world_size;
+  TESSERA_CHECK(o.micro_batches > 0 && o.micro_batches <= 1 << 30 && o.micro_batch_size > 0 &&
+                    o.micro_batch_size <= 1 << 30,
+                "sampler: {} micro-batches of {} samples; both must be in [1, 2^30]",
+                o.micro_batches, o.micro_batch_size);
+  TESSERA_CHECK(
+      o.micro_batches % o.world_size == 0,
+      "sampler: {} micro-batches cannot be dealt to {} ranks evenly; use a multiple of {}",
+      o.micro_batches, o.world_size, o.world_size);
+  per_rank_ = o.micro_batches / o.world_size;
+}
+
+Sample DistributedSampler::sample(int64_t number) const {
+  int64_t n = options_.dataset_size;
+  if (n == 0) return {number, number};
+  int64_t epoch = number / n, position = number % n;
+  return {number,
+          options_.shuffle ? permute(position, n, options_.seed, uint64_t(epoch)) : position};
+}
+
+bool DistributedSampler::done() const {
+  return !options_.repeat && k_ == 0 && cursor_ >= options_.dataset_size;
+}
+
+std::vector<Sample> DistributedSampler::next() {
+  TESSERA_CHECK(!done(), "sampler: all {} samples of the pass were taken; seek(0) begins another",
+                options_.dataset_size);
+  int64_t leaf = dealt_leaf(options_.deal, options_.rank, options_.world_size, per_rank_, k_);
+  int64_t begin = cursor_ + leaf * options_.micro_batch_size;
+  std::vector<Sample> out;
+  out.reserve(size_t(options_.micro_batch_size));
+  for (int64_t i = 0; i < options_.micro_batch_size; ++i)
+    if (options_.repeat || begin + i < options_.dataset_size) out.push_back(sample(begin + i));
+  if (++k_ == per_rank_) {
+    k_ = 0;
+    cursor_ += samples_per_step();
+  }
+  return out;
+}
+
+void DistributedSampler::seek(int64_t cursor) {
+  TESSERA_CHECK(cursor >= 0, "sampler: cursor {} is negative; is the checkpoint damaged?", cursor);
+  cursor_ = cursor;
+  k_ = 0;
+}
+
+}  // namespace tessera::data

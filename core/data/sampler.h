@@ -1,0 +1,77 @@
+// Which samples a rank reads. There is one endless sequence of global sample numbers 0, 1, 2, ...;
+// a step takes the next micro_batches * micro_batch_size of them, cut into logical micro-batches
+// (leaves of the tree over which gradients are summed), and deals the leaves to ranks as the
+// parallel plan asks. Invariant: sample number -> item depends on nothing but seed and dataset, and
+// leaf -> sample numbers on nothing but the cursor, so any world size sees the same steps.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+namespace tessera::data {
+
+/// In which order a plan sums gradients over ranks and over the micro-batches of a rank.
+enum class Deal {
+  kAccumulateThenReduce,  // DDP: rank r holds leaves r*K + k
+  kReduceThenAccumulate,  // FSDP: rank r holds leaves k*R + r
+};
+
+/// The leaf that rank `rank` of `world_size` computes as its `k`-th of `per_rank`. Under either
+/// deal, summing as the plan does is the same balanced tree over leaves, if both numbers are powers
+/// of two.
+constexpr int64_t dealt_leaf(Deal deal, int64_t rank, int64_t world_size, int64_t per_rank,
+                             int64_t k) {
+  return deal == Deal::kAccumulateThenReduce ? rank * per_rank + k : k * world_size + rank;
+}
+
+struct Sample {
+  int64_t number =
+      0;  // position in the global sequence; never repeats, so randomness is keyed by it
+  int64_t index = 0;  // item of the dataset; equals `number` where the dataset is endless
+  bool operator==(const Sample&) const = default;
+};
+
+struct SamplerOptions {
+  int64_t dataset_size = 0;      // items; 0: endless, items are drawn by number
+  int64_t micro_batches = 0;     // logical micro-batches of a step, over all ranks; 0: one per rank
+  int64_t micro_batch_size = 1;  // samples of one
+  int rank = 0;                  // coordinate on the data-parallel axes
+  int world_size = 1;            // extent of the data-parallel axes
+  uint64_t seed = 0;
+  bool shuffle = true;  // each pass over the dataset in an order of its own
+  bool repeat = true;   // false: one pass; the last micro-batches may be short or empty, on every
+                        // rank alike in number
+  Deal deal = Deal::kAccumulateThenReduce;
+};
+
+class DistributedSampler {
+ public:
+  /// Throws UserError for options out of range and when micro_batches is no multiple of world_size.
+  explicit DistributedSampler(const SamplerOptions& options);
+
+  const SamplerOptions& options() const { return options_; }
+  int64_t micro_batches_per_rank() const { return per_rank_; }
+  int64_t samples_per_step() const { return options_.micro_batches * options_.micro_batch_size; }
+
+  /// Samples of this rank's next micro-batch. Throws UserError when done().
+  std::vector<Sample> next();
+  /// True when repeat is false and all steps of the pass have been taken.
+  bool done() const;
+
+  /// The whole state: the sample number at which the current step begins (the next step, once all
+  /// micro-batches of one were taken). It means the same on any world size, with any number or size
+  /// of micro-batches.
+  int64_t cursor() const { return cursor_; }
+  /// Continues at the step that begins at sample number `cursor`.
+  void seek(int64_t cursor);
+
+  /// The item behind a sample number.
+  Sample sample(int64_t number) const;
+
+ private:
+  SamplerOptions options_;
+  int64_t per_rank_ = 1;
+  int64_t cursor_ = 0;
+  int64_t k_ = 0;  // micro-batches of this step already taken by this rank
+};
+
+}  // namespace tessera::data

@@ -1,0 +1,189 @@
+#include "core/data/tokens.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/base/log.h"
+#include "core/data/utf8.h"
+#include "core/io/file.h"
+
+namespace tessera::data {
+namespace fs = std::filesystem;
+
+namespace {
+
+int64_t nine_tenths(int64_t n) { return n / 10 * 9 + n % 10 * 9 / 10; }
+
+// Text files below `folder`, by relative path, so that every rank and machine concatenates in the
+// same order.
+std::vector<fs::path> files_below(const fs::path& folder) {
+  std::vector<fs::path> out;
+  std::error_code error;
+  fs::recursive_directory_iterator at(folder, error), end;
+  for (; !error && at != end; at.increment(error)) {
+    bool hidden = at->path().filename().string().starts_with('.');
+    std::error_code ignored;
+    if (at->is_symlink(ignored)) continue;
+    if (at->is_directory(ignored)) {
+      if (hidden || fs::exists(at->path() / "CMakeCache.txt", ignored))
+        at.disable_recursion_pending();
+    } else if (!hidden && at->is_regular_file(ignored)) {
+      out.push_back(at->path());
+    }
+  }
+  TESSERA_CHECK(!error, "data: cannot list folder {}: {}; check its permissions",
+                io::quote(folder.string()), error.message());
+  std::sort(out.begin(), out.end(),
+            [](const fs::path& a, const fs::path& b) { return a.string() < b.string(); });
+  return out;
+}
+
+}  // namespace
+
+Tokens Tokens::from_ids(std::span<const TokenId> ids) {
+  Tokens out;
+  out.size_ = int64_t(ids.size());
+  out.wide_ = std::any_of(ids.begin(), ids.end(), [](TokenId id) { return id > 0xFFFF; });
+  if (out.wide_) {
+    auto data = std::make_shared<std::vector<uint32_t>>(ids.begin(), ids.end());
+    out.data_ = data->data();
+    out.owner_ = data;
+  } else {
+    auto data = std::make_shared<std::vector<uint16_t>>(ids.begin(), ids.end());
+    out.data_ = data->data();
+    out.owner_ = data;
+  }
+  return out;
+}
+
+Tokens Tokens::map_file(const std::string& path) {
+  io::File file = io::File::open(path, "data");
+  Tokens out;
+  out.wide_ = path.ends_with(".u32") || path.ends_with(".u32.bin");
+  uint64_t width = out.wide_ ? 4 : 2;
+  TESSERA_CHECK(file.size() > 0, "data: {} is empty; expected raw little-endian u{} tokens",
+                io::quote(path), 8 * width);
+  TESSERA_CHECK(file.size() % width == 0,
+                "data: {} has {} bytes, no multiple of {}; expected raw little-endian u{} tokens "
+                "(u32 files end in .u32)",
+                io::quote(path), file.size(), width, 8 * width);
+  auto mapping = std::make_shared<Ref<io::Mapping>>(file.map());
+  out.data_ = (*mapping)->data();
+  out.size_ = int64_t(file.size() / width);
+  out.owner_ = mapping;
+  return out;
+}
+
+Tokens Tokens::slice(int64_t begin, int64_t end) const {
+  TESSERA_ASSERT(begin >= 0 && begin <= end && end <= size_, "slice [{}, {}) of {} tokens", begin,
+                 end, size_);
+  Tokens out = *this;
+  out.data_ = static_cast<const char*>(data_) + begin * (wide_ ? 4 : 2);
+  out.size_ = end - begin;
+  return out;
+}
+
+TokenId Tokens::max() const {
+  TokenId top = -1;
+  for (int64_t i = 0; i < size_; ++i) top = std::max(top, (*this)[i]);
+  return top;
+}
+
+std::string read_text(const std::string& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) {
+    std::string text = io::read_file(path, "data");
+    TESSERA_CHECK(!text.empty(), "data: {} is empty; give a file with text", io::quote(path));
+    return text;
+  }
+  std::string all;
+  size_t skipped = 0, read = 0;
+  for (const fs::path& file : files_below(path)) {
+    std::string text = io::read_file(file.string(), "data");
+    if (text.find('\0') != std::string::npos || find_invalid_utf8(text) != std::string::npos) {
+      ++skipped;
+      log::debug("data: {} is not text, skipped", io::quote(file.string()));
+      continue;
+    }
+    ++read;
+    all += text;
+  }
+  TESSERA_CHECK(!all.empty(),
+                "data: folder {} holds no text ({} files are not text); give another folder",
+                io::quote(path), skipped);
+  if (skipped) log::info("data: {}: {} text files read, {} others skipped", path, read, skipped);
+  return all;
+}
+
+TextSplit split_text(std::string_view text) {
+  size_t cut;
+  if (find_invalid_utf8(text) != std::string_view::npos) {
+    cut = size_t(nine_tenths(int64_t(text.size())));
+  } else {
+    int64_t left = nine_tenths(int64_t(count_code_points(text)));
+    for (cut = 0; left > 0; --left) cut += decode_utf8(text, cut).bytes;
+  }
+  return {text.substr(0, cut), text.substr(cut)};
+}
+
+namespace {
+
+TokenSplit load_text(const std::string& path, const std::string& tokenizer) {
+  TESSERA_CHECK(!tokenizer.empty(),
+                "data: text needs a tokenizer; give byte, char or a ranks file");
+  std::string text = read_text(path);
+  TextSplit split = split_text(text);
+  TokenSplit out;
+  out.tokenizer = make_tokenizer(tokenizer, text);
+  out.vocab_size = out.tokenizer->vocab_size();
+  out.train = Tokens::from_ids(out.tokenizer->encode(split.train));
+  out.validation = Tokens::from_ids(out.tokenizer->encode(split.validation));
+  return out;
+}
+
+TokenSplit load_token_files(const std::string& path, const std::string& tokenizer) {
+  TESSERA_CHECK(tokenizer != "char",
+                "data: characters are not known from tokens; give a ranks file, byte or none");
+  TokenSplit out;
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    auto part = [&](const char* name) {
+      for (const char* suffix : {".bin", ".u32.bin", ".u32"})
+        if (fs::path p = fs::path(path) / (std::string(name) + suffix); fs::exists(p, error))
+          return Tokens::map_file(p.string());
+      throw UserError(fmt::format(
+          "data: folder {} has no {}.bin; give a token file or a folder with train.bin and val.bin",
+          io::quote(path), name));
+    };
+    out.train = part("train");
+    out.validation = part("val");
+  } else {
+    Tokens all = Tokens::map_file(path);
+    int64_t cut = nine_tenths(all.size());
+    out.train = all.slice(0, cut);
+    out.validation = all.slice(cut, all.size());
+  }
+  if (tokenizer.empty()) {
+    out.vocab_size = int64_t(std::max(out.train.max(), out.validation.max())) + 1;
+  } else {
+    out.tokenizer = make_tokenizer(tokenizer, "");
+    out.vocab_size = out.tokenizer->vocab_size();
+  }
+  return out;
+}
+
+}  // namespace
+
+TokenSplit load_tokens(const std::string& kind_and_path, const std::string& tokenizer) {
+  size_t colon = kind_and_path.find(':');
+  std::string kind = kind_and_path.substr(0, colon);
+  TESSERA_CHECK(colon != std::string::npos && colon + 1 < kind_and_path.size() &&
+                    (kind == "text" || kind == "tokens"),
+                "data: {} is not text:PATH or tokens:PATH", io::quote(kind_and_path));
+  std::string path = kind_and_path.substr(colon + 1);
+  return kind == "text" ? load_text(path, tokenizer) : load_token_files(path, tokenizer);
+}
+
+}  // namespace tessera::data

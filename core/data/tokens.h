@@ -1,0 +1,67 @@
+// Token sequences and where they come from: text files and folders run through a tokenizer, or raw
+// token files as nanoGPT writes them. Invariant: a sequence is immutable and shared; the first 90 %
+// of the text (counted in characters) train, the rest validates.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/data/tokenizer.h"
+
+namespace tessera::data {
+
+/// A sequence of ids, 2 bytes each where they fit, else 4; in memory or mapped from a file. Copies
+/// share.
+class Tokens {
+ public:
+  Tokens() = default;
+  static Tokens from_ids(std::span<const TokenId> ids);
+  /// Raw little-endian u16 (nanoGPT's .bin), or u32 when the name ends in .u32 or .u32.bin. Mapped,
+  /// not read. Throws UserError for a missing or empty file or a size that is no multiple of the
+  /// width.
+  static Tokens map_file(const std::string& path);
+
+  int64_t size() const { return size_; }
+  TokenId operator[](int64_t i) const {
+    return wide_ ? TokenId(static_cast<const uint32_t*>(data_)[i])
+                 : TokenId(static_cast<const uint16_t*>(data_)[i]);
+  }
+  /// Elements [begin, end).
+  Tokens slice(int64_t begin, int64_t end) const;
+  /// Largest id, -1 when empty; reads everything.
+  TokenId max() const;
+
+ private:
+  std::shared_ptr<const void> owner_;
+  const void* data_ = nullptr;
+  int64_t size_ = 0;
+  bool wide_ = false;
+};
+
+/// Text of a file, or of every text file below a folder, concatenated in the order of their paths.
+/// Skipped in folders, with one log line: names that begin with a dot, build trees (they hold
+/// CMakeCache.txt), symbolic links, and files that are not UTF-8 text. Throws UserError for a
+/// missing, unreadable or empty path.
+std::string read_text(const std::string& path);
+
+struct TextSplit {
+  std::string_view train, validation;
+};
+/// Cut after floor(0.9 * characters): code points for UTF-8 text, else bytes.
+TextSplit split_text(std::string_view text);
+
+struct TokenSplit {
+  Tokens train, validation;
+  int64_t vocab_size = 0;
+  std::shared_ptr<const Tokenizer> tokenizer;  // null for token files without one
+};
+
+/// `text:PATH`: read_text, split, encoded by make_tokenizer(tokenizer, whole text). `tokens:PATH`:
+/// a token file, split 90/10, or a folder with train.bin and val.bin; `tokenizer` may be empty,
+/// then vocab_size is the largest id + 1. Throws UserError for another kind and for what the parts
+/// refuse.
+TokenSplit load_tokens(const std::string& kind_and_path, const std::string& tokenizer);
+
+}  // namespace tessera::data

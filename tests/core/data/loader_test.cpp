@@ -1,0 +1,152 @@
+// The loader: the same batches however far ahead it reads; errors, stalls and shutdown.
+#include "core/data/loader.h"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "core/data/token_dataset.h"
+#include "tests/core/io/temp_folder.h"
+
+namespace tessera::data {
+namespace {
+
+// Rows hold the sample's index; sample number `bad` throws, every read takes `delay_ms`.
+class Probe final : public Dataset {
+ public:
+  explicit Probe(int64_t size, int64_t bad = -1, int delay_ms = 0)
+      : size_(size), bad_(bad), delay_ms_(delay_ms) {}
+  int64_t size() const override { return size_; }
+  Batch allocate(int64_t rows) const override {
+    return {empty({rows, 1}, kI64), empty({rows, 1}, kI64), empty({rows}, kI64)};
+  }
+  void read(const Sample& s, int64_t row, const Batch& to) const override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms_));
+    TESSERA_CHECK(s.number != bad_, "probe: sample {} is bad", s.number);
+    to.inputs.data<int64_t>()[row] = s.index;
+    to.targets.data<int64_t>()[row] = s.index + 1;
+  }
+
+ private:
+  int64_t size_, bad_;
+  int delay_ms_;
+};
+
+std::vector<int64_t> numbers(const Batch& b) {
+  const int64_t* p = b.sample_numbers.data<int64_t>();
+  return {p, p + b.rows()};
+}
+
+TEST(Loader, SameSequenceForAnyPrefetch) {
+  SamplerOptions o{.dataset_size = 17, .micro_batches = 2, .micro_batch_size = 3, .seed = 4};
+  std::vector<int64_t> want, cursors;
+  for (int prefetch : {0, 1, 2, 7}) {
+    DataLoader loader(std::make_shared<Probe>(17), DistributedSampler(o), {.prefetch = prefetch});
+    std::vector<int64_t> got, at;
+    for (int i = 0; i < 20; ++i) {
+      Batch b = *loader.next();
+      EXPECT_EQ(b.inputs.shape(), (Shape{3, 1}));
+      for (int64_t r = 0; r < 3; ++r) got.push_back(b.inputs.data<int64_t>()[r]);
+      EXPECT_EQ(numbers(b)[0], i * 3);
+      EXPECT_EQ(b.cursor, loader.cursor());
+      at.push_back(b.cursor);
+    }
+    if (prefetch == 0) want = got, cursors = at;
+    EXPECT_EQ(got, want);
+    EXPECT_EQ(at, cursors);
+  }
+  EXPECT_EQ(cursors[0], 0);  // in the middle of the first step
+  EXPECT_EQ(cursors[1], 6);
+}
+
+TEST(Loader, ResumesFromItsCursor) {
+  SamplerOptions o{.dataset_size = 17, .micro_batch_size = 3};
+  DataLoader a(std::make_shared<Probe>(17), DistributedSampler(o), {.prefetch = 4});
+  for (int i = 0; i < 5; ++i) a.next();
+  DistributedSampler s(o);
+  s.seek(a.cursor());
+  DataLoader b(std::make_shared<Probe>(17), s, {.prefetch = 1});
+  auto next = numbers(*a.next());
+  EXPECT_EQ(numbers(*b.next()), next);
+  a.seek(15);
+  EXPECT_EQ(numbers(*a.next()), next);
+}
+
+TEST(Loader, OnePassEnds) {
+  for (int prefetch : {0, 3}) {
+    DataLoader loader(
+        std::make_shared<Probe>(7),
+        DistributedSampler({.dataset_size = 7, .micro_batch_size = 3, .repeat = false}),
+        {.prefetch = prefetch});
+    int64_t rows = 0, batches = 0;
+    while (auto b = loader.next()) rows += b->rows(), ++batches;
+    EXPECT_EQ(rows, 7);
+    EXPECT_EQ(batches, 3);
+    EXPECT_FALSE(loader.next());
+  }
+}
+
+TEST(Loader, ErrorsArriveWithTheirBatchAndStay) {
+  for (int prefetch : {0, 1, 4}) {
+    DataLoader loader(std::make_shared<Probe>(0, 5), DistributedSampler({.micro_batch_size = 2}),
+                      {.prefetch = prefetch});
+    loader.next();
+    loader.next();
+    expect_contains(error_of([&] { loader.next(); }), "sample 5 is bad");
+    expect_contains(error_of([&] { loader.next(); }), "sample 5 is bad");
+    loader.seek(6);
+    EXPECT_EQ(numbers(*loader.next())[0], 6);
+  }
+}
+
+TEST(Loader, WaitsNoLongerThanItsTimeout) {
+  DataLoader loader(std::make_shared<Probe>(0, -1, 300),
+                    DistributedSampler({.micro_batch_size = 1}), {.prefetch = 1, .timeout_ms = 20});
+  expect_contains(error_of([&] { loader.next(); }), "sample 0 on was not read within 20 ms");
+}
+
+TEST(Loader, StopsAtOnceWithBatchesUnread) {
+  auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < 20; ++i) {
+    DataLoader loader(std::make_shared<Probe>(0, -1, 1),
+                      DistributedSampler({.micro_batch_size = 1000}), {.prefetch = 8});
+    if (i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+}
+
+TEST(Loader, MovesAndRefuses) {
+  DataLoader a(std::make_shared<Probe>(4), DistributedSampler({.dataset_size = 4}));
+  DataLoader b = std::move(a);
+  EXPECT_TRUE(b.next());
+  expect_contains(
+      error_of([] { DataLoader l(std::make_shared<Probe>(4), DistributedSampler({})); }),
+      "deals 0 items, the dataset has 4");
+  expect_contains(error_of([] {
+                    DataLoader l(std::make_shared<Probe>(0), DistributedSampler({}),
+                                 {.prefetch = -1});
+                  }),
+                  "prefetch -1");
+}
+
+TEST(Loader, TextEndToEnd) {
+  TempFolder dir;
+  std::string text;
+  for (int i = 0; i < 400; ++i) text += "to be or not to be, that is the question\n";
+  TokenSplit split = load_tokens("text:" + dir.write("t", text), "char");
+  auto windows = std::make_shared<RandomWindows>(split.train, 16, 7, split.vocab_size);
+  DataLoader loader(windows, DistributedSampler({.micro_batch_size = 4, .seed = 7}));
+  Batch b = *loader.next();
+  EXPECT_EQ(b.inputs.shape(), (Shape{4, 16}));
+  EXPECT_EQ(b.targets.dtype(), kI64);
+  std::vector<TokenId> in, out;
+  for (int t = 0; t < 16; ++t) {
+    in.push_back(TokenId(b.inputs.data<int64_t>()[t]));
+    out.push_back(TokenId(b.targets.data<int64_t>()[t]));
+  }
+  EXPECT_EQ(split.tokenizer->decode(in).substr(1), split.tokenizer->decode(out).substr(0, 15));
+  EXPECT_NE(text.find(split.tokenizer->decode(in)), std::string::npos);
+}
+
+}  // namespace
+}  // namespace tessera::data
