@@ -10,8 +10,8 @@
 
 namespace tessera::data {
 
-/// Every use of a seed has its own stream: bits 56-63 of the counter's high half.
-enum class Stream : uint64_t { kShuffle = 0xD1, kWindow = 0xD2 };
+/// Every use of a seed draws from counters of its own: bits 56-63 of the counter's high half.
+enum class RandomUse : uint64_t { kShuffle = 0xD1, kWindow = 0xD2 };
 
 /// Where position `i` < `n` goes in permutation number `epoch` of `seed`. n in [1, 2^62].
 constexpr int64_t permute(int64_t i, int64_t n, uint64_t seed, uint64_t epoch) {
@@ -22,7 +22,7 @@ constexpr int64_t permute(int64_t i, int64_t n, uint64_t seed, uint64_t epoch) {
   do {
     uint64_t left = x >> half, right = x & mask;
     for (uint64_t round = 0; round < kRounds; ++round) {
-      uint64_t high = uint64_t(Stream::kShuffle) << 56 | (epoch & 0xFFFFFFFFFFFF) << 8 | round;
+      uint64_t high = uint64_t(RandomUse::kShuffle) << 56 | (epoch & 0xFFFFFFFFFFFF) << 8 | round;
       uint64_t mixed = left ^ (low64(philox4x32(seed, high, right)) & mask);
       left = right;
       right = mixed;
@@ -34,9 +34,9 @@ constexpr int64_t permute(int64_t i, int64_t n, uint64_t seed, uint64_t epoch) {
 
 /// Uniform in [0, n) for draw number `number` of `seed`: the high half of a 128-bit product (Lemire
 /// 2019), whose bias is below n / 2^64.
-constexpr int64_t uniform_below(int64_t n, uint64_t seed, Stream stream, uint64_t number) {
+constexpr int64_t uniform_below(int64_t n, uint64_t seed, RandomUse use, uint64_t number) {
   __extension__ using Wide = unsigned __int128;
-  uint64_t bits = low64(philox4x32(seed, uint64_t(stream) << 56, number));
+  uint64_t bits = low64(philox4x32(seed, uint64_t(use) << 56, number));
   return int64_t(uint64_t(Wide(bits) * uint64_t(n) >> 64));
 }
 

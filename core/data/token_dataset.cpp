@@ -39,7 +39,7 @@ void TokenDataset::read(const Sample& sample, int64_t row, const Batch& to) cons
 }
 
 int64_t RandomWindows::start(const Sample& sample) const {
-  return uniform_below(tokens().size() - context(), seed_, Stream::kWindow,
+  return uniform_below(tokens().size() - context(), seed_, RandomUse::kWindow,
                        uint64_t(sample.number));
 }
 
