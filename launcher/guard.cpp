@@ -2,8 +2,11 @@
 
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cctype>
@@ -63,10 +66,10 @@ void kill_by_environment(const std::string& entry) {
 Guard::Guard(const std::string& key) {
   int ends[2];
   TESSERA_CHECK(::pipe2(ends, O_CLOEXEC) == 0, "no pipe for the guard: {}", std::strerror(errno));
-  pid_t pid = ::fork();
-  TESSERA_CHECK(pid >= 0, "cannot fork: {}; is the process limit (ulimit -u) reached?",
+  pid_ = ::fork();
+  TESSERA_CHECK(pid_ >= 0, "cannot fork: {}; is the process limit (ulimit -u) reached?",
                 std::strerror(errno));
-  if (pid == 0) {
+  if (pid_ == 0) {
     ::close(ends[1]);
     guard(ends[0], key);
   }
@@ -74,7 +77,15 @@ Guard::Guard(const std::string& key) {
   fd_ = ends[1];
 }
 
-Guard::~Guard() { ::close(fd_); }
+Guard::~Guard() {
+  ::close(fd_);
+  // Reaped here, because in a container nobody else may do it.
+  int pid_fd = int(::syscall(SYS_pidfd_open, pid_, 0));
+  pollfd ended{pid_fd, POLLIN, 0};
+  while (::poll(&ended, 1, 2000) < 0 && errno == EINTR) continue;
+  ::waitpid(pid_, nullptr, WNOHANG);
+  if (pid_fd >= 0) ::close(pid_fd);
+}
 
 void Guard::tell(pid_t message) {
   // Smaller than PIPE_BUF, so it is written whole; a guard that was killed is no reason to fail.

@@ -13,6 +13,7 @@ class Guard {
  public:
   /// Forks: call it before the process has threads. `key` is the value of TESSERA_STORE_KEY.
   explicit Guard(const std::string& key);
+  /// Lets the guard do its work and waits for its end, at most 2 s.
   ~Guard();
   Guard(const Guard&) = delete;
   Guard& operator=(const Guard&) = delete;
@@ -25,6 +26,7 @@ class Guard {
  private:
   void tell(pid_t message);
   int fd_ = -1;
+  pid_t pid_ = -1;
 };
 
 }  // namespace tessera::launcher
