@@ -79,6 +79,10 @@ int run(int argc, char** argv) {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help, --version
     return app.exit(e);
+  } catch (const CLI::RequiredError& e) {
+    if (argc > 1 && app.get_subcommands().empty())
+      throw UserError(fmt::format("there is no command {}; see tckpt --help", io::quote(argv[1])));
+    throw UserError(fmt::format("{}; see tckpt --help", e.what()));
   } catch (const CLI::ParseError& e) {
     throw UserError(fmt::format("{}; see tckpt --help", e.what()));
   }

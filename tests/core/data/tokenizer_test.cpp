@@ -5,7 +5,7 @@
 #include "core/data/bpe.h"
 #include "core/data/tokens.h"
 #include "core/data/utf8.h"
-#include "tests/core/io/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera::data {
 namespace {

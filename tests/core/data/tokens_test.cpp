@@ -4,7 +4,7 @@
 #include <set>
 
 #include "core/data/token_dataset.h"
-#include "tests/core/io/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera::data {
 namespace {

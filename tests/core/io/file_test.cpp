@@ -8,7 +8,7 @@
 
 #include <csignal>
 
-#include "tests/core/io/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera::io {
 namespace {

@@ -8,7 +8,7 @@
 #include <random>
 
 #include "core/io/safetensors.h"
-#include "tests/core/io/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera::io {
 namespace {

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "core/tensor/element.h"
-#include "tests/core/io/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera::io {
 namespace {
