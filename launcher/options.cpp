@@ -243,7 +243,8 @@ void declare(CLI::App& app, Typed& t) {
   app.add_option("--max-restarts", t.max_restarts, "restart all workers so often after a failure")
       ->type_name("N");
   app.add_option("--log-dir", t.log_dir,
-                 "keep output in DIR/<run>/attempt_<k>/rank_<r>/{stdout,stderr}.log")
+                 "keep output in DIR/<run>/attempt_<k>/rank_<r>/{stdout,stderr}.log; default logs "
+                 "when --tee or --redirects is given, else none")
       ->type_name("DIR");
   app.add_option("--tee", t.tee,
                  "to file and console: 0 none, 1 stdout, 2 stderr, 3 both (with --log-dir the "

@@ -212,17 +212,26 @@ void Supervisor::on_exit(Worker& worker) {
   if (worker.ended() || !worker.poll_exit()) return;
   worker.ended_s = now_s();
   ::epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, worker.pid_fd, nullptr);
-  if (!worker.failed()) {
-    announce_departure(job_.store, worker.rank);
-  } else {
-    announce_death(job_.store, worker.rank, worker.how());
-    if (phase_ == Phase::kRunning || phase_ == Phase::kGrace) failed_.push_back(worker.rank);
-    if (phase_ == Phase::kRunning) {
-      phase_ = Phase::kGrace;
-      phase_end_s_ = now_s() + kSurvivorsGrace_s;
-    }
+  announce(worker);
+  bool own = phase_ == Phase::kRunning || phase_ == Phase::kGrace;  // tlaunch has sent no signal
+  if (worker.failed() && own) failed_.push_back(worker.rank);
+  if (worker.failed() && phase_ == Phase::kRunning) {
+    phase_ = Phase::kGrace;
+    phase_end_s_ = now_s() + kSurvivorsGrace_s;
   }
   finish_if_done(worker);
+}
+
+void Supervisor::announce(const Worker& worker) {
+  try {
+    if (worker.failed())
+      announce_death(job_.store, worker.rank, worker.how());
+    else
+      announce_departure(job_.store, worker.rank);
+  } catch (const UserError& e) {  // a store that workers have filled must not end supervision
+    job_.console.note(fmt::format("tlaunch: rank {} ended, which could not be announced: {}",
+                                  worker.rank, e.what()));
+  }
 }
 
 void Supervisor::on_output(Worker& worker, int s) {

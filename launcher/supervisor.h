@@ -61,6 +61,7 @@ class Supervisor {
   void on_signal();
   void on_stop_signal(int signal);
   void on_exit(Worker& worker);
+  void announce(const Worker& worker);
   void on_output(Worker& worker, int s);
   void on_time();
   void finish_if_done(Worker& worker);

@@ -117,6 +117,7 @@ TEST(Launch, RankZeroDrawsOnATerminal) {
 }
 
 TEST(Launch, BindsRanksToTheirShare) {
+  ::unsetenv("OMP_NUM_THREADS");
   std::string mask = "grep Cpus_allowed_list /proc/self/status";
   auto allowed = lines(Command({"sh", "-c", mask}).finish().out);
   Result r =

@@ -1,0 +1,61 @@
+// tlaunch and its ranks through the store: survivors learn at once who died and how. The worker is
+// this very program, run by tlaunch with the disabled test below.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+
+#include "collectives/store/environment.h"
+#include "collectives/store/liveness.h"
+#include "tests/launcher/command.h"
+
+namespace tessera::testing {
+namespace {
+
+using namespace std::chrono_literals;
+
+Result run_as_workers(std::vector<std::string> flags) {
+  std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
+  flags.insert(flags.end(), {self, "--gtest_also_run_disabled_tests", "--gtest_brief=1",
+                             "--gtest_filter=Announce.DISABLED_Worker"});
+  return tlaunch(flags);
+}
+
+// Rank 2 leaves, rank 1 is killed in the first attempt, rank 0 tells what it sees.
+TEST(Announce, DISABLED_Worker) {
+  JobEnvironment job = job_environment();
+  auto store = connect_store(job);
+  store->set("here/" + std::to_string(job.rank), "");
+  if (job.restart_count == 1) {
+    std::vector<std::string> all = {"here/0", "here/1", "here/2"};
+    store->wait(all, 10s);
+    EXPECT_TRUE(dead_ranks(*store, job.world_size).empty()) << "news of an earlier attempt";
+    return;
+  }
+  if (job.rank == 2) return;
+  EXPECT_EQ(store->get(left_key(2), 10s), "exit status 0");
+  if (job.rank == 1) ::kill(::getpid(), SIGKILL);
+  EXPECT_EQ(store->get(kFailedKey, 10s), "1");
+  for (const DeadRank& dead : dead_ranks(*store, job.world_size))
+    fmt::print("rank {} died: {}\n", dead.rank, dead.how);
+  std::fflush(stdout);
+  ::_exit(5);
+}
+
+TEST(Announce, SurvivorsLearnWhoDied) {
+  Result r = run_as_workers({"--nproc", "3"});
+  EXPECT_EQ(r.exit_code, 128 + SIGKILL);
+  EXPECT_NE(r.out.find("[rank0] rank 1 died: signal 9 (Killed)\n"), std::string::npos) << r.out;
+  EXPECT_NE(r.err.find("rank 1 failed first: signal 9"), std::string::npos) << r.err;
+  EXPECT_NE(r.err.find("rank 0 failed later: exit status 5"), std::string::npos) << r.err;
+  EXPECT_NE(r.err.find("rank 2 finished"), std::string::npos) << r.err;
+  EXPECT_LT(r.seconds, 1.5) << "nobody had to wait for a deadline";
+}
+
+TEST(Announce, ARestartBeginsWithoutOldNews) {
+  Result r = run_as_workers({"--nproc", "3", "--max-restarts", "1"});
+  EXPECT_EQ(r.exit_code, 0) << r.out << r.err;
+}
+
+}  // namespace
+}  // namespace tessera::testing
