@@ -53,6 +53,12 @@ TEST(Options, ProgramsThatCannotRun) {
   expect_refused({"/tmp"}, "name a file", 126);
 }
 
+TEST(Options, ProgramsBesideTlaunchNeedNoPath) {
+  Result r = tlaunch({"tlaunch", "--version"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  EXPECT_EQ(r.out, tlaunch({"--version"}).out);
+}
+
 TEST(Options, PortInUseNamesTheProcess) {
   TcpStoreServer server("127.0.0.1", 0, "k");
   std::string port = std::to_string(server.port());
