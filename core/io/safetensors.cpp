@@ -15,6 +15,8 @@ namespace {
 constexpr const char* kSingleName = "model.safetensors";
 constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr uint64_t kMaxIndexBytes = 64 << 20;
+constexpr uint64_t kMaxMetadataBytes =
+    128 << 10;  // fits the reader's cap even if every byte is escaped (\u0000)
 
 // {"metadata": anything, "weight_map": {name: file}}
 class IndexEvents final : public JsonEvents {
@@ -254,11 +256,19 @@ void save_safetensors(const std::string& path, std::span<const NamedTensor> tens
   for (const NamedTensor& t : tensors) order.push_back(&t);
   if (options.sort_by_name)
     std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->name < b->name; });
+  for (const auto& [key, value] : metadata)
+    TESSERA_CHECK(key.size() + value.size() < kMaxMetadataBytes,
+                  "save_safetensors: metadata {} has {} bytes, at most {} are read back; keep it "
+                  "in a file of its own",
+                  quote(key), value.size(), kMaxMetadataBytes);
   std::set<std::string_view> seen;
   std::vector<TensorInfo> infos;
   for (const NamedTensor* t : order) {
     TESSERA_CHECK(t->name != "__metadata__",
                   "save_safetensors: a tensor cannot be named __metadata__; rename it");
+    TESSERA_CHECK(t->name.size() <= kMaxNameBytes,
+                  "save_safetensors: the name {} is longer than {} bytes; shorten it",
+                  quote(t->name), kMaxNameBytes);
     TESSERA_CHECK(seen.insert(t->name).second,
                   "save_safetensors: two tensors are named {}; rename one", quote(t->name));
     TESSERA_CHECK(t->tensor.defined(),
