@@ -23,7 +23,7 @@ constexpr int64_t kCopyBlock = 16 << 10;
 
 int64_t round_down(int64_t n) { return n / kAlign * kAlign; }
 
-void copy(std::byte* to, const std::byte* from, int64_t bytes) {
+void move_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, size_t(bytes));
 }
 
@@ -143,7 +143,7 @@ bool ShmEngine::all_in_place(uint64_t seq) {
 void ShmEngine::stage(const Plan& plan, int64_t begin, int64_t window) {
   std::byte* to = segment_->stage(rank_, int(phase_ & 1));
   for (const Part& piece : plan.give) {
-    copy(to, piece.data + begin, inside(piece.bytes, begin, window));
+    move_bytes(to, piece.data + begin, inside(piece.bytes, begin, window));
     to += window;
   }
 }
@@ -164,7 +164,8 @@ void ShmEngine::consume(const Plan& plan, int64_t begin, int64_t window) {
   }
   for (int r = first; r < last; ++r) {
     const Part& to = plan.take[size_t(r - first)];
-    copy(to.data + begin, segment_->stage(r, parity) + offset, inside(to.bytes, begin, window));
+    move_bytes(to.data + begin, segment_->stage(r, parity) + offset,
+               inside(to.bytes, begin, window));
   }
 }
 
@@ -180,7 +181,7 @@ void ShmEngine::reduce_slices(Call& call, int64_t begin, int64_t window) {
               (mine.end - mine.begin) / int64_t(size_of(plan.dtype)));
   post();
   wait_all(call);
-  copy(plan.take[0].data + begin, segment_->result(), bytes);
+  move_bytes(plan.take[0].data + begin, segment_->result(), bytes);
 }
 
 /// Moves pieces of up to `longest` bytes through the staging areas, window by window.
@@ -218,7 +219,7 @@ void ShmEngine::run_in_place(Call& call, uint64_t seq) {
       std::byte* result = plan.take[0].data + at;
       reduce_tree(plan.op, plan.dtype, result, sources, bytes / int64_t(size_of(plan.dtype)));
       for (int r = 0; r < size_; ++r)
-        copy((*segment_->state(r).entries[seq & 1].take)[0].data + at, result, bytes);
+        move_bytes((*segment_->state(r).entries[seq & 1].take)[0].data + at, result, bytes);
     }
   }
   post();
@@ -235,7 +236,7 @@ void ShmEngine::take_in_place(const Plan& plan, uint64_t seq) {
     if (plan.reduces)
       sources.push_back(from);
     else
-      copy(plan.take[size_t(r - first)].data, from, plan.take[size_t(r - first)].bytes);
+      move_bytes(plan.take[size_t(r - first)].data, from, plan.take[size_t(r - first)].bytes);
   }
   if (plan.reduces)
     reduce_tree(plan.op, plan.dtype, plan.take[0].data, sources,

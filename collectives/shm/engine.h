@@ -69,10 +69,13 @@ class ShmEngine final : public Engine {
   void ring_all();
   void check_obituary();
   void inspect(Call& call, Clock::time_point since);
-  std::string tell_absence(int r) const;
+  std::string tell_progress(int r) const;
   bool is_gone(int r, std::string* how) const;
   void check_calls(Call& call);
   [[noreturn]] void report_mismatch(Call& call);
+  void tell_site(const Call& call);
+  std::string tell_rank(int r) const;
+  std::string tell_others(const std::vector<int>& absent) const;
   /// Writes the obituary unless there is one, and throws what it says.
   [[noreturn]] void die(const Call& call, const std::string& text, std::vector<int> ranks);
 

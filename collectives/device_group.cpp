@@ -1,0 +1,56 @@
+#include "collectives/device_group.h"
+
+namespace tessera::detail {
+namespace {
+
+Device device_of(const Collective& c) {
+  for (auto tensors : {c.in, c.out})
+    for (const Tensor& t : tensors)
+      if (t.defined()) return t.device();
+  return kCPU;
+}
+
+}  // namespace
+
+DeviceGroup::DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda) {
+  groups_[int(DeviceKind::kCPU)] = std::move(cpu);
+  groups_[int(DeviceKind::kCUDA)] = std::move(cuda);
+}
+
+std::string_view DeviceGroup::backend(Device device) const {
+  const Ref<ProcessGroup>& group = groups_[size_t(device.kind)];
+  return group ? group->backend(device) : "none";
+}
+
+bool DeviceGroup::supports(const Collective& c) const {
+  const Ref<ProcessGroup>& group = groups_[size_t(device_of(c).kind)];
+  return group && group->supports(c);
+}
+
+Ref<Work> DeviceGroup::submit(const Collective& c) {
+  Device device = device_of(c);
+  const Ref<ProcessGroup>& group = groups_[size_t(device.kind)];
+  TESSERA_CHECK(group, "{}: no collective backend for {} in this build; move the tensor to the cpu",
+                name_of(c.kind), to_string(device));
+  return group->submit(c);
+}
+
+Ref<ProcessGroup> DeviceGroup::split(int color, int key, CallSite site) {
+  std::array<Ref<ProcessGroup>, kNumDeviceKinds> parts;
+  for (size_t d = 0; d < parts.size(); ++d)
+    if (groups_[d]) parts[d] = groups_[d]->split(color, key, site);
+  if (color < 0) return nullptr;
+  return make_ref<DeviceGroup>(parts[int(DeviceKind::kCPU)], parts[int(DeviceKind::kCUDA)]);
+}
+
+void DeviceGroup::abort(const std::string& why) {
+  for (const Ref<ProcessGroup>& group : groups_)
+    if (group) group->abort(why);
+}
+
+void DeviceGroup::flush() {
+  for (const Ref<ProcessGroup>& group : groups_)
+    if (group) group->flush();
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,33 @@
+// The group that programs hold: one backend group for each kind of device, chosen by where a call's
+// tensors are, so that nobody names a backend. Invariant: the members are the same ranks in the
+// same order whatever the device.
+#pragma once
+#include <array>
+
+#include "collectives/process_group.h"
+
+namespace tessera::detail {
+
+class DeviceGroup final : public ProcessGroup {
+ public:
+  /// `cpu` serves CPU tensors and calls without tensors; `cuda` may be null.
+  DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda);
+
+  int rank() const override { return cpu().rank(); }
+  int size() const override { return cpu().size(); }
+  const std::string& name() const override { return cpu().name(); }
+  std::string_view backend(Device device) const override;
+  bool supports(const Collective& c) const override;
+  Ref<Work> submit(const Collective& c) override;
+  Ref<ProcessGroup> split(int color, int key, CallSite site) override;
+  void abort(const std::string& why) override;
+  void flush() override;
+  Ref<Storage> allocate(size_t bytes) override { return cpu().allocate(bytes); }
+  int global_rank(int r) const override { return cpu().global_rank(r); }
+
+ private:
+  ProcessGroup& cpu() const { return *groups_[int(DeviceKind::kCPU)]; }
+  std::array<Ref<ProcessGroup>, kNumDeviceKinds> groups_;
+};
+
+}  // namespace tessera::detail

@@ -1,0 +1,82 @@
+// Joining the job, and the calling thread's world.
+#include "collectives/decorators/fault.h"
+#include "collectives/decorators/logging.h"
+#include "collectives/join.h"
+#include "collectives/store/environment.h"
+#include "core/base/env.h"
+#include "core/base/log.h"
+
+namespace tessera {
+namespace {
+
+constexpr Millis kJoinTimeout = std::chrono::seconds(600);
+
+// Part of the thread's context: ranks may be threads, each with a world of its own.
+thread_local Ref<ProcessGroup> this_thread_world;
+
+Ref<ProcessGroup> decorate(Ref<ProcessGroup> group) {
+  if (log::enabled(log::Level::kDebug)) group = make_ref<LoggingGroup>(std::move(group));
+  std::string fault = env::get("TESSERA_FAULT");
+  if (!fault.empty()) group = make_ref<FaultGroup>(std::move(group), parse_fault(fault));
+  return group;
+}
+
+}  // namespace
+
+Ref<ProcessGroup> init_process_group(const GroupOptions& options) {
+  detail::forks();  // from now on a fork is noticed
+  JobEnvironment job = job_environment();
+  if (options.rank >= 0) job.rank = options.rank;
+  if (options.world_size > 0) job.world_size = options.world_size;
+  TESSERA_CHECK(job.rank < job.world_size,
+                "init_process_group: rank {} of {} ranks; ranks are 0 "
+                "to world_size - 1",
+                job.rank, job.world_size);
+  detail::JoinOptions join;
+  join.backend = options.backend.empty() ? env::get("TESSERA_BACKEND") : options.backend;
+  TESSERA_CHECK(join.backend.empty() || join.backend == "shm" || join.backend == "gloo",
+                "init_process_group: backend \"{}\" is unknown; use shm or gloo, or leave the "
+                "choice to the hosts (TESSERA_BACKEND unset)",
+                join.backend);
+  join.timeout = options.timeout.count() > 0 ? options.timeout : detail::default_timeout();
+  join.join_timeout = kJoinTimeout;
+  if (job.world_size > 1) {
+    join.store = options.store ? options.store : connect_store(job, kJoinTimeout);
+    // Ranks count their joins alike, so a world made again does not read records of the last one.
+    int64_t turn = join.store->add(fmt::format("pg/{}/turn/{}", options.name, job.rank), 1);
+    join.prefix = fmt::format("pg/{}/", turn);
+  }
+  auto members = detail::make_world(options.name, job.rank, job.world_size);
+  Ref<ProcessGroup> group = decorate(detail::join_by_store(std::move(members), join));
+  log::info("{}: rank {} of {}, backend {}", group->name(), group->rank(), group->size(),
+            group->backend());
+  set_world(group);
+  return group;
+}
+
+Ref<ProcessGroup> world_group() {
+  if (!this_thread_world) {
+    JobEnvironment job = job_environment();
+    TESSERA_CHECK(job.world_size == 1,
+                  "world: this thread has no process group, but WORLD_SIZE={}; call "
+                  "init_process_group() first",
+                  job.world_size);
+    init_process_group();
+  }
+  return this_thread_world;
+}
+
+ProcessGroup& world() {
+  if (!this_thread_world) world_group();
+  return *this_thread_world;
+}
+
+void set_world(Ref<ProcessGroup> group) { this_thread_world = std::move(group); }
+
+void destroy_process_group() {
+  Ref<ProcessGroup> group = std::move(this_thread_world);
+  this_thread_world = nullptr;
+  if (group) group->flush();
+}
+
+}  // namespace tessera

@@ -1,0 +1,178 @@
+#include "collectives/join.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <thread>
+
+#include "collectives/device_group.h"
+#include "collectives/gloo/engine.h"
+#include "collectives/shm/process.h"
+#include "collectives/store/liveness.h"
+#include "core/base/env.h"
+
+namespace tessera::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+Segment::Options segment_options(int size) {
+  Segment::Options o;
+  // Mailboxes are quadratic in the number of ranks; their memory is touched only when used.
+  if (size > 8) o.mail_bytes = size_t{8} << 10;
+  return o;
+}
+
+/// What one rank leaves in the store: three lines.
+struct Record {
+  std::string host, backend, address;  // address of the group's memory: rank 0's only
+  std::string text() const { return fmt::format("{}\n{}\n{}", host, backend, address); }
+};
+Record parse_record(const std::string& text) {
+  size_t a = text.find('\n'), b = a == std::string::npos ? a : text.find('\n', a + 1);
+  TESSERA_CHECK(b != std::string::npos,
+                "init_process_group: a rank's record is \"{}\"; is the "
+                "store used by two jobs?",
+                text.substr(0, 100));
+  return {text.substr(0, a), text.substr(a + 1, b - a - 1), text.substr(b + 1)};
+}
+
+std::vector<Record> exchange(Store& store, const Membership& m, const std::string& prefix,
+                             const Record& mine, Millis timeout) {
+  std::vector<std::string> keys;
+  for (int r = 0; r < m.size; ++r) keys.push_back(fmt::format("{}{}", prefix, r));
+  store.set(keys[size_t(m.rank)], mine.text());
+  std::vector<std::string> texts;
+  try {
+    texts = store.multi_get(keys, timeout);
+  } catch (const StoreTimeout& e) {
+    std::vector<int> absent;
+    for (int r = 0; r < m.size; ++r)
+      if (std::find(e.keys().begin(), e.keys().end(), keys[size_t(r)]) != e.keys().end())
+        absent.push_back(r);
+    throw CommError(
+        fmt::format("init_process_group: {} of {} did not join {} within {:.3g} s; "
+                    "look at their output",
+                    join_ranks(absent), m.size, m.group, double(timeout.count()) / 1000),
+        m.group, 0, absent);
+  }
+  std::vector<Record> records;
+  for (const std::string& t : texts) records.push_back(parse_record(t));
+  return records;
+}
+
+/// The launcher announces how a rank ended a moment after its peers notice.
+std::string cause_of_death(Store& store, int world_rank) {
+  try {
+    return store.get(dead_key(world_rank), Millis(150));
+  } catch (const Error&) {
+    return "";
+  }
+}
+
+std::string agree_on_backend(const std::vector<Record>& records) {
+  for (size_t r = 1; r < records.size(); ++r)
+    TESSERA_CHECK(records[r].backend == records[0].backend,
+                  "init_process_group: rank 0 asks for backend \"{}\", rank {} for \"{}\"; set "
+                  "TESSERA_BACKEND alike everywhere",
+                  records[0].backend, r, records[r].backend);
+  bool one_host = std::all_of(records.begin(), records.end(),
+                              [&](const Record& r) { return r.host == records[0].host; });
+  const std::string& asked = records[0].backend;
+  TESSERA_CHECK(asked != "shm" || one_host,
+                "init_process_group: backend shm, but ranks are on different hosts or in different "
+                "containers; unset TESSERA_BACKEND");
+  return !asked.empty() ? asked : one_host ? "shm" : "gloo";
+}
+
+std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
+                                const std::string& prefix) {
+  Segment::Options layout = segment_options(m.size);
+  std::shared_ptr<Segment> segment;
+  Record mine{host_identity(), o.backend, ""};
+  if (m.rank == 0 && o.backend != "gloo") {
+    segment = Segment::make_shared(m.size, layout);
+    mine.address = segment->address();
+  }
+  auto deadline = Clock::now() + o.join_timeout;
+  auto records = exchange(*o.store, m, prefix, mine, o.join_timeout);
+  bool one_host = std::all_of(records.begin(), records.end(),
+                              [&](const Record& r) { return r.host == records[0].host; });
+  if (agree_on_backend(records) == "gloo")
+    return make_gloo_engine(m, {.store = o.store,
+                                .prefix = prefix,
+                                .loopback = one_host,
+                                .timeout = o.timeout,
+                                .join_timeout = o.join_timeout});
+  if (!segment) segment = Segment::attach(records[0].address, m.size, layout);
+  auto engine = std::make_unique<ShmEngine>(
+      m, segment,
+      ShmOptions{.processes = true,
+                 .read_in_place = false,
+                 .cause_of_death = [store = o.store](int r) { return cause_of_death(*store, r); }});
+  // The creator's descriptor is the door by which the others come in.
+  while (segment->attached().load(std::memory_order_acquire) < uint32_t(m.size)) {
+    if (Clock::now() > deadline)
+      throw CommError(fmt::format("init_process_group: only {} of {} ranks reached the shared "
+                                  "memory of {} within {:.3g} s; look at their output",
+                                  segment->attached().load(), m.size, m.group,
+                                  double(o.join_timeout.count()) / 1000),
+                      m.group, 0, {});
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+  segment->close_descriptor();
+  o.store->delete_key(fmt::format("{}{}", prefix, m.rank));
+  return engine;
+}
+
+Ref<ProcessGroup> as_device_group(Membership m, std::unique_ptr<Engine> engine, Millis timeout,
+                                  BackendGroup::Splitter splitter) {
+  return make_ref<DeviceGroup>(
+      Ref<ProcessGroup>(new BackendGroup(std::move(m), std::move(engine), timeout, splitter)),
+      nullptr);
+}
+
+}  // namespace
+
+Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& options) {
+  auto splitter = [options](const Membership& sub, uint64_t) {
+    JoinOptions o = options;
+    o.join_timeout = o.timeout;
+    return connect(sub, o, fmt::format("{}{}/", o.prefix, sub.group));
+  };
+  auto engine = members.size == 1 ? make_solo_engine()
+                                  : connect(members, options, options.prefix + members.group + "/");
+  return as_device_group(std::move(members), std::move(engine), options.timeout, splitter);
+}
+
+Ref<ProcessGroup> join_threads(Membership members, std::shared_ptr<Hub> hub, Millis timeout,
+                               bool read_in_place) {
+  auto connect = [hub, read_in_place](const Membership& m, uint64_t) -> std::unique_ptr<Engine> {
+    if (m.size == 1) return make_solo_engine();
+    auto segment = hub->join(m.group, m.size, segment_options(m.size));
+    return std::make_unique<ShmEngine>(
+        m, std::move(segment), ShmOptions{.read_in_place = read_in_place, .cause_of_death = {}});
+  };
+  auto engine = connect(members, 0);
+  return as_device_group(std::move(members), std::move(engine), timeout, connect);
+}
+
+Membership make_world(const std::string& name, int rank, int size) {
+  Membership m{.group = name, .rank = rank, .size = size, .world_ranks = {}};
+  for (int r = 0; r < size; ++r) m.world_ranks.push_back(r);
+  return m;
+}
+
+Millis default_timeout() {
+  std::string text = env::get("TESSERA_TIMEOUT", "60");
+  double s = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), s);
+  bool whole = error == std::errc() && end == text.data() + text.size();
+  TESSERA_CHECK(whole && s > 0 && s <= 1e7,
+                "TESSERA_TIMEOUT=\"{}\": expected a number of seconds above 0; unset it or correct "
+                "it",
+                text.substr(0, 64));
+  return Millis(int64_t(std::ceil(s * 1000)));
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,30 @@
+// How ranks find each other and agree on a backend: each leaves a record in the store, reads all
+// others', and all draw the same conclusion. Invariant: the conclusion depends on the records only.
+#pragma once
+#include "collectives/backend_group.h"
+#include "collectives/shm/engine.h"
+#include "collectives/store/store.h"
+
+namespace tessera::detail {
+
+struct JoinOptions {
+  std::string backend;           // "shm", "gloo" or "" (shm when all ranks share a host)
+  std::shared_ptr<Store> store;  // the job's, where deaths are announced
+  std::string prefix;            // of this group's and its sub-groups' keys
+  Millis timeout{0};             // deadline of each collective
+  Millis join_timeout{0};        // deadline of joining
+};
+
+/// A group of processes (or of threads, with gloo) that meet in a store.
+Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& options);
+
+/// A group of threads that meet in a hub.
+Ref<ProcessGroup> join_threads(Membership members, std::shared_ptr<Hub> hub, Millis timeout,
+                               bool read_in_place);
+
+/// The members of a world of `size` ranks.
+Membership make_world(const std::string& name, int rank, int size);
+/// TESSERA_TIMEOUT.
+Millis default_timeout();
+
+}  // namespace tessera::detail

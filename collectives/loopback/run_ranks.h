@@ -1,0 +1,23 @@
+// Ranks as threads of one process: the way tests run many ranks under a debugger or a sanitizer.
+// The algorithm is that of processes on one host; only the memory is the process's own.
+#pragma once
+#include <memory>
+
+#include "collectives/process_group.h"
+#include "core/base/function_ref.h"
+
+namespace tessera {
+
+struct RunOptions {
+  std::string backend = "loopback";  // or "gloo": threads that talk over TCP
+  Millis timeout{0};                 // deadline of each collective; 0: TESSERA_TIMEOUT
+  bool read_in_place =
+      true;  // false: large tensors pass through staging areas, as between processes
+};
+
+/// Calls body(group) on n threads, each with one OpenMP thread, with world() set to its group of n
+/// ranks. When a rank throws, its group is aborted with that text; once all have ended, the error
+/// of the rank that failed first is thrown.
+void run_ranks(int n, FunctionRef<void(ProcessGroup&)> body, const RunOptions& options = {});
+
+}  // namespace tessera

@@ -1,0 +1,219 @@
+// Send and recv through shared memory: a mailbox for each ordered pair of ranks, through which the
+// values pass in chunks, two at a time. All messages that a rank has under way proceed together;
+// those to the same peer in the same direction one after the other. A send is finished when the
+// receiver has taken its last chunk. Invariant: `sent` and `got` of a mailbox are equal between
+// messages.
+#include <fmt/format.h>
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "collectives/shm/engine.h"
+
+namespace tessera::detail {
+namespace {
+
+// What looks like two ranks waiting for each other may be a rank about to move on; it is an error
+// once it has looked the same for this long.
+constexpr auto kSuspicion = std::chrono::milliseconds(200);
+constexpr uint64_t kSendMark = 1, kRecvMark = 2;
+
+const Part& part_of(const Plan& plan) { return plan.takes ? plan.take[0] : plan.give[0]; }
+int peer_of(const Plan& plan) { return plan.record.peer; }
+
+uint64_t chunks_of(int64_t bytes, size_t chunk) {
+  return std::max<uint64_t>(1, (uint64_t(bytes) + chunk - 1) / chunk);
+}
+
+}  // namespace
+
+void ShmEngine::interrupt() {
+  nudges_.fetch_add(1, std::memory_order_seq_cst);
+  ring(rank_);
+}
+
+bool ShmEngine::can_step(const Message& m) const {
+  int peer = peer_of(m.call->plan);
+  bool sends = !m.call->plan.takes;
+  Mailbox& box = sends ? segment_->mailbox(rank_, peer) : segment_->mailbox(peer, rank_);
+  uint64_t sent = box.sent.load(std::memory_order_seq_cst);
+  uint64_t got = box.got.load(std::memory_order_seq_cst);
+  if (!sends) return sent > got;
+  uint64_t all = chunks_of(part_of(m.call->plan).bytes, segment_->options().mail_bytes);
+  return m.chunks < all ? sent - got < 2 : sent == got;
+}
+
+/// Moves what can be moved now; true when the message is finished.
+bool ShmEngine::step(Message& m) { return m.call->plan.takes ? step_recv(m) : step_send(m); }
+
+bool ShmEngine::step_send(Message& m) {
+  const Plan& plan = m.call->plan;
+  const Part& from = part_of(plan);
+  int peer = peer_of(plan);
+  Mailbox& box = segment_->mailbox(rank_, peer);
+  int64_t chunk = int64_t(segment_->options().mail_bytes);
+  uint64_t all = chunks_of(from.bytes, size_t(chunk));
+  uint64_t sent = box.sent.load(std::memory_order_relaxed);
+  while (m.chunks < all && sent - box.got.load(std::memory_order_acquire) < 2) {
+    if (m.chunks == 0) {
+      box.record = plan.record;
+      std::string site = describe(m.call->site);
+      std::memset(box.site, 0, sizeof box.site);
+      std::memcpy(box.site, site.data(), std::min(site.size(), sizeof box.site - 1));
+    }
+    int64_t bytes = std::min(chunk, from.bytes - m.moved);
+    if (bytes > 0)
+      std::memcpy(segment_->mail(rank_, peer, int(sent & 1)), from.data + m.moved, size_t(bytes));
+    m.moved += bytes;
+    ++m.chunks;
+    box.sent.store(++sent, std::memory_order_seq_cst);
+    if (segment_->state(peer).sleeping.load(std::memory_order_seq_cst)) ring(peer);
+  }
+  return m.chunks == all && box.got.load(std::memory_order_acquire) == sent;
+}
+
+bool ShmEngine::step_recv(Message& m) {
+  const Plan& plan = m.call->plan;
+  const Part& to = part_of(plan);
+  int peer = peer_of(plan);
+  Mailbox& box = segment_->mailbox(peer, rank_);
+  int64_t chunk = int64_t(segment_->options().mail_bytes);
+  uint64_t all = chunks_of(to.bytes, size_t(chunk));
+  uint64_t got = box.got.load(std::memory_order_relaxed);
+  while (m.chunks < all && box.sent.load(std::memory_order_acquire) > got) {
+    if (m.chunks == 0) {
+      const CallRecord& theirs = box.record;
+      if (theirs.counts != plan.record.counts || theirs.dtype != plan.record.dtype)
+        die(*m.call,
+            fmt::format("{}: expects {} elements of {}, but {} sends {} of {} at {} (#{}); make "
+                        "both equal",
+                        m.call->title(members_.group), plan.record.counts, name_of(plan.dtype),
+                        tell_rank(peer), theirs.counts, name_of(theirs.dtype), box.site,
+                        theirs.seq),
+            {peer});
+    }
+    int64_t bytes = std::min(chunk, to.bytes - m.moved);
+    if (bytes > 0)
+      std::memcpy(to.data + m.moved, segment_->mail(peer, rank_, int(got & 1)), size_t(bytes));
+    m.moved += bytes;
+    ++m.chunks;
+    box.got.store(++got, std::memory_order_seq_cst);
+    if (segment_->state(peer).sleeping.load(std::memory_order_seq_cst)) ring(peer);
+  }
+  return m.chunks == all;
+}
+
+void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
+  check_obituary();
+  std::vector<Message> active;
+  auto add = [&](Ref<Call> call) {
+    Message m;
+    m.call = std::move(call);
+    m.since = Clock::now();
+    active.push_back(std::move(m));
+  };
+  // Only the oldest message of a peer and direction moves.
+  auto is_head = [&](size_t i) {
+    for (size_t j = 0; j < i; ++j)
+      if (active[j].call->plan.takes == active[i].call->plan.takes &&
+          peer_of(active[j].call->plan) == peer_of(active[i].call->plan))
+        return false;
+    return true;
+  };
+  add(first);
+  uint32_t seen = nudges_.load(std::memory_order_seq_cst);
+  auto ready = [&] {
+    if (nudges_.load(std::memory_order_seq_cst) != seen) return true;
+    for (size_t i = 0; i < active.size(); ++i)
+      if (is_head(i) && can_step(active[i])) return true;
+    return false;
+  };
+  for (;;) {
+    seen = nudges_.load(std::memory_order_seq_cst);
+    while (Ref<Call> call = next()) add(std::move(call));
+    for (size_t i = 0; i < active.size();) {
+      if (!is_head(i) || !step(active[i])) {
+        ++i;
+        continue;
+      }
+      Message m = std::move(active[i]);
+      active.erase(active.begin() + std::ptrdiff_t(i));
+      m.call->finish(nullptr,
+                     std::chrono::duration<double, std::milli>(Clock::now() - m.since).count());
+    }
+    if (active.empty()) break;
+    bool moved = false;
+    for (int i = 0; i < spins_ && !(moved = ready()); ++i) _mm_pause();
+    if (moved) continue;
+    const Plan& plan = active[0].call->plan;
+    uint64_t count = (me_.p2p.load(std::memory_order_relaxed) >> 32) + 1;
+    uint64_t mark = active.size() > 1 ? 3 : plan.takes ? kRecvMark : kSendMark;
+    me_.site.write(describe(active[0].call->site));
+    me_.told.store(0, std::memory_order_seq_cst);
+    me_.p2p.store(count << 32 | mark << 24 | uint64_t(peer_of(plan)), std::memory_order_seq_cst);
+    while (!park(ready)) {
+      check_obituary();
+      for (size_t i = 0; i < active.size(); ++i)
+        if (is_head(i)) inspect_p2p(active[i], active.size());
+    }
+    me_.p2p.store(count << 32, std::memory_order_seq_cst);
+  }
+}
+
+void ShmEngine::inspect_p2p(Message& m, size_t n_active) {
+  int peer = peer_of(m.call->plan);
+  std::string title = m.call->title(members_.group), how;
+  const char* preposition = m.call->plan.takes ? "from" : "to";
+  if (is_gone(peer, &how) && !can_step(m))
+    die(*m.call,
+        fmt::format("{} {} rank {}: {} is gone, {}; {}", title, preposition, peer, tell_rank(peer),
+                    how, tell_progress(peer)),
+        {peer});
+  auto now = Clock::now();
+  uint64_t signature = 0;
+  std::string text = deadlock_with(m, n_active, &signature);
+  if (signature == 0 || signature != m.suspicion) {
+    m.suspicion = signature;
+    m.suspected = now;
+  } else if (now - m.suspected >= kSuspicion && !can_step(m)) {
+    die(*m.call, fmt::format("{} {} rank {}: {}", title, preposition, peer, text), {peer});
+  }
+  if (now - m.since >= m.call->timeout)
+    die(*m.call,
+        fmt::format("{} {} rank {}: {} not seen for {:.3g} s; {}; look at what holds it up, or "
+                    "raise TESSERA_TIMEOUT",
+                    title, preposition, peer, tell_rank(peer),
+                    std::chrono::duration<double>(now - m.since).count(), tell_progress(peer)),
+        {peer});
+}
+
+/// Why this message and its peer wait for each other for ever, if they do. `signature` tells one
+/// such state from another; 0: none.
+std::string ShmEngine::deadlock_with(const Message& m, size_t n_active, uint64_t* signature) const {
+  int peer = peer_of(m.call->plan);
+  const RankState& s = segment_->state(peer);
+  uint64_t entered = s.entered.load(std::memory_order_seq_cst);
+  if (entered > me_.entered.load(std::memory_order_seq_cst)) {
+    // It waits for this rank in a collective that this rank has not called.
+    if (s.told.load(std::memory_order_seq_cst) != entered) return "";
+    *signature = entered << 8 | 1;
+    return fmt::format(
+        "ranks made different calls: {} waits in {} #{} at {}, which this rank has not called; "
+        "they "
+        "differ in kind; make matching calls",
+        tell_rank(peer), name_of(s.records[entered & 1].kind), entered, s.site.read());
+  }
+  uint64_t mark = m.call->plan.takes ? kRecvMark : kSendMark;
+  uint64_t p2p = s.p2p.load(std::memory_order_seq_cst);
+  bool same = (p2p & 0xffffffff) == (mark << 24 | uint64_t(rank_));
+  if (n_active != 1 || !same) return "";
+  *signature = p2p;
+  return fmt::format(
+      "ranks made different calls: {} waits in its own {} of this rank at {}; one "
+      "of the two must be a {}, or use the _async form",
+      tell_rank(peer), mark == kRecvMark ? "recv" : "send", s.site.read(),
+      mark == kRecvMark ? "send" : "recv");
+}
+
+}  // namespace tessera::detail

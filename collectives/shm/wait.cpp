@@ -1,0 +1,213 @@
+// Waiting for peers, and finding out why they do not come. A wait polls for a moment, then sleeps
+// on the rank's bell; every 20 ms it looks whether the absent ranks still live, whether the group
+// has been killed and whether the deadline has passed. Invariant: whoever finds the group dead
+// first writes the obituary, and every rank throws that text.
+#include <fmt/format.h>
+#include <immintrin.h>
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstring>
+
+#include "collectives/shm/engine.h"
+#include "collectives/shm/process.h"
+
+namespace tessera::detail {
+namespace {
+
+constexpr auto kLook = std::chrono::milliseconds(20);       // between two looks at absent ranks
+constexpr auto kTellTime = std::chrono::milliseconds(500);  // for call sites after a mismatch
+constexpr int kAsyncSpins = 40;  // the communication thread leaves its core to the computation
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds timeout) {
+  timespec t{0, long(timeout.count())};
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, value, &t, nullptr, 0);
+}
+void futex_wake(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+std::string seconds(std::chrono::steady_clock::duration d) {
+  return fmt::format("{:.3g} s", std::chrono::duration<double>(d).count());
+}
+
+}  // namespace
+
+void ShmEngine::ring(int r) {
+  std::atomic<uint32_t>& bell = segment_->state(r).bell;
+  bell.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake(bell);
+}
+
+void ShmEngine::ring_all() {
+  for (int r = 0; r < size_; ++r) ring(r);
+}
+
+bool ShmEngine::park(FunctionRef<bool()> ready) {
+  // The order of these two stores and loads against a peer's "publish, then look whether somebody
+  // sleeps" is what makes a lost wake-up impossible; all four are sequentially consistent.
+  me_.sleeping.store(1, std::memory_order_seq_cst);
+  uint32_t bell = me_.bell.load(std::memory_order_seq_cst);
+  bool now = ready();
+  if (!now && segment_->obituary().state.load(std::memory_order_seq_cst) != 2) {
+    futex_wait(me_.bell, bell, kLook);
+    now = ready();
+  }
+  me_.sleeping.store(0, std::memory_order_seq_cst);
+  return now;
+}
+
+void ShmEngine::wait_slow(Call& call) {
+  auto ready = [&] {
+    for (int r = 0; r < size_; ++r)
+      if (segment_->state(r).posted.load(std::memory_order_seq_cst) < phase_) return false;
+    return true;
+  };
+  for (int i = 0, n = call.async ? std::min(spins_, kAsyncSpins) : spins_; i < n; ++i) {
+    if (ready()) return;
+    _mm_pause();
+  }
+  auto since = Clock::now(), looked = since;
+  tell_site(call);
+  while (!park(ready)) {
+    check_obituary();
+    auto now = Clock::now();
+    if (now - looked < kLook / 2) continue;
+    looked = now;
+    inspect(call, since);
+  }
+}
+
+/// Leaves the call site where peers can read it.
+void ShmEngine::tell_site(const Call& call) {
+  if (call.plan.is_p2p() || me_.told.load(std::memory_order_relaxed) == call.seq()) return;
+  me_.site.write(describe(call.site));
+  me_.told.store(call.seq(), std::memory_order_seq_cst);
+}
+
+void ShmEngine::check_obituary() {
+  Obituary& o = segment_->obituary();
+  if (o.state.load(std::memory_order_acquire) != 2) return;
+  throw CommError(o.text, members_.group, o.seq,
+                  std::vector<int>(o.ranks, o.ranks + std::max(0, o.n_ranks)));
+}
+
+void ShmEngine::abort(const CommError& error) {
+  Obituary& o = segment_->obituary();
+  uint32_t none = 0;
+  if (o.state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
+    std::string_view text = error.what();
+    std::memcpy(o.text, text.data(), std::min(text.size(), sizeof o.text - 1));
+    o.seq = error.seq();
+    o.n_ranks = int32_t(std::min(error.ranks().size(), std::size(o.ranks)));
+    std::copy_n(error.ranks().begin(), o.n_ranks, o.ranks);
+    o.state.store(2, std::memory_order_seq_cst);
+  }
+  ring_all();
+}
+
+void ShmEngine::die(const Call& call, const std::string& text, std::vector<int> ranks) {
+  CommError error(text, members_.group, call.seq(), std::move(ranks));
+  abort(error);
+  for (int i = 0; i < 1000; ++i) {  // another rank may be writing the obituary at this moment
+    check_obituary();
+    usleep(1000);
+  }
+  throw error;
+}
+
+std::string ShmEngine::tell_rank(int r) const {
+  int global = members_.world_ranks[size_t(r)];
+  return global == r ? fmt::format("rank {}", r)
+                     : fmt::format("rank {} (world rank {})", r, global);
+}
+
+std::string ShmEngine::tell_progress(int r) const {
+  uint64_t done = segment_->state(r).finished.load(std::memory_order_acquire);
+  return done ? fmt::format("it last finished #{}", done) : "it has finished no collective";
+}
+
+std::string ShmEngine::tell_others(const std::vector<int>& absent) const {
+  std::vector<int> others;
+  for (int r = 0; r < size_; ++r)
+    if (std::find(absent.begin(), absent.end(), r) == absent.end()) others.push_back(r);
+  return fmt::format("{} {} waiting", join_ranks(others), others.size() == 1 ? "is" : "are");
+}
+
+bool ShmEngine::is_gone(int r, std::string* how) const {
+  const RankState& s = segment_->state(r);
+  if (options_.processes && s.pid && process_start(s.pid) != s.started) {
+    std::string cause;
+    if (options_.cause_of_death) cause = options_.cause_of_death(members_.world_ranks[size_t(r)]);
+    *how = fmt::format("process {} has ended{}", s.pid, cause.empty() ? "" : ": " + cause);
+    return true;
+  }
+  if (!s.left.load(std::memory_order_seq_cst)) return false;
+  *how = "it has left the group (its ProcessGroup was destroyed)";
+  return true;
+}
+
+void ShmEngine::inspect(Call& call, Clock::time_point since) {
+  std::vector<int> absent;
+  for (int r = 0; r < size_; ++r)
+    if (segment_->state(r).posted.load(std::memory_order_seq_cst) < phase_) absent.push_back(r);
+  std::string text;
+  std::vector<int> gone;
+  for (int r : absent) {
+    std::string how;
+    if (!is_gone(r, &how)) continue;
+    // It may have done its part before it went.
+    if (segment_->state(r).posted.load(std::memory_order_seq_cst) >= phase_) continue;
+    text += fmt::format(" {} is gone, {}; {};", tell_rank(r), how, tell_progress(r));
+    gone.push_back(r);
+  }
+  std::string title = call.title(members_.group);
+  if (!gone.empty())
+    die(call, fmt::format("{}:{} restart the job, or start a new group without it", title, text),
+        gone);
+  auto waited = Clock::now() - since;
+  if (waited < call.timeout || absent.empty()) return;
+  for (int r : absent)
+    text +=
+        fmt::format(" {} not seen for {}; {};", tell_rank(r), seconds(waited), tell_progress(r));
+  die(call,
+      fmt::format("{}:{} {}; look at what holds it up, or raise TESSERA_TIMEOUT", title, text,
+                  tell_others(absent)),
+      absent);
+}
+
+void ShmEngine::check_calls(Call& call) {
+  const CallRecord& mine = call.plan.record;
+  for (int r = 0; r < size_; ++r)
+    if (segment_->state(r).entries[mine.seq & 1].fingerprint != mine.fingerprint)
+      report_mismatch(call);
+}
+
+void ShmEngine::report_mismatch(Call& call) {
+  uint64_t seq = call.seq();
+  tell_site(call);
+  ring_all();
+  auto since = Clock::now();
+  auto told = [&] {
+    for (int r = 0; r < size_; ++r)
+      if (segment_->state(r).told.load(std::memory_order_seq_cst) < seq) return false;
+    return true;
+  };
+  while (!told() && Clock::now() - since < kTellTime)
+    if (!park(told)) check_obituary();
+  std::vector<CallRecord> records;
+  std::vector<std::string> sites;
+  for (int r = 0; r < size_; ++r) {
+    const RankState& s = segment_->state(r);
+    records.push_back(s.records[seq & 1]);
+    bool known = s.told.load(std::memory_order_seq_cst) == seq;
+    sites.push_back(known ? s.site.read() : "an unknown place");
+  }
+  std::vector<int> blame;
+  die(call, compare_calls(records, sites, members_.group, blame), blame);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,146 @@
+// The shared-memory algorithm with ranks as threads: all verbs, equal bits, overlap, sub-groups.
+// Runs under ThreadSanitizer too.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <thread>
+
+#include "collectives/decorators/counting.h"
+#include "collectives/loopback/run_ranks.h"
+#include "tests/collectives/verbs.h"
+
+namespace tessera {
+namespace {
+
+constexpr int kSizes[] = {1, 2, 3, 4, 8};
+
+TEST(Loopback, EveryVerbAndDtypeIsRight) {
+  for (int size : kSizes) run_ranks(size, [](ProcessGroup& g) { test::check_all_verbs(g, 5); });
+}
+
+TEST(Loopback, LargeTensorsInPlaceAndStaged) {
+  for (bool in_place : {true, false})
+    for (int size : {2, 3, 4})
+      run_ranks(size, [](ProcessGroup& g) { test::check_verbs(g, kF32, 150'001); },
+                {.read_in_place = in_place});
+}
+
+TEST(Loopback, EmptyTensors) {
+  run_ranks(3, [](ProcessGroup& g) { test::check_verbs(g, kF32, 0); });
+}
+
+/// ((r0+r1)+(r2+r3))+..., one element at a time.
+float tree(const std::vector<float>& v, size_t low, size_t high) {
+  if (high - low == 1) return v[low];
+  size_t half = 1;
+  while (half * 2 < high - low) half *= 2;
+  return tree(v, low, low + half) + tree(v, low + half, high);
+}
+
+float term(int rank, int64_t i) {
+  return std::sin(float(rank * 1000 + i)) * std::exp2(float(i % 40 - 20));
+}
+
+TEST(Loopback, SumsAreTheTreesBitForBit) {
+  for (int size = 1; size <= 8; ++size)
+    for (int64_t n : {1, 1000, 100'000})
+      for (bool in_place : {true, false})
+        run_ranks(size,
+                  [&](ProcessGroup& g) {
+                    Tensor t = empty({n});
+                    for (int64_t i = 0; i < n; ++i) t.data<float>()[i] = term(g.rank(), i);
+                    g.all_reduce(t);
+                    std::vector<float> terms(static_cast<size_t>(size));
+                    for (int64_t i = 0; i < n; ++i) {
+                      for (int r = 0; r < size; ++r) terms[size_t(r)] = term(r, i);
+                      TESSERA_CHECK(t.data<float>()[i] == tree(terms, 0, terms.size()),
+                                    "element {}", i);
+                    }
+                  },
+                  {.read_in_place = in_place});
+}
+
+TEST(Loopback, AsynchronousCallsOverlapAndKeepTheirOrder) {
+  run_ranks(2, [](ProcessGroup& g) {
+    std::vector<Tensor> tensors;
+    for (int k = 0; k < 50; ++k) {
+      Tensor t = empty({2000});
+      std::fill_n(t.data<float>(), 2000, float(k + g.rank()));
+      g.all_reduce_async(t);
+      tensors.push_back(t);
+    }
+    g.barrier();  // after all of them
+    for (int k = 0; k < 50; ++k)
+      ASSERT_EQ(tensors[size_t(k)].data<float>()[1999], float(2 * k + 1));
+    if (g.rank() == 0) std::this_thread::sleep_for(Millis(50));
+    Tensor t = empty({4});
+    Ref<Work> work = g.broadcast_async(t, 0);
+    if (g.rank() == 1) {
+      EXPECT_FALSE(work->wait_for(Millis(0)));  // the caller goes on while rank 0 is late
+    }
+    work->wait();
+    EXPECT_TRUE(work->done());
+    EXPECT_GE(work->elapsed_ms(), 0);
+  });
+}
+
+TEST(Loopback, ResultsOfAPendingCollectiveMayBeDropped) {
+  run_ranks(2, [](ProcessGroup& g) {
+    for (int k = 0; k < 100; ++k) g.all_reduce_async(empty({1000}));
+  });
+}
+
+TEST(Loopback, SplitsIntoGroupsThatWorkAndNest) {
+  run_ranks(6, [](ProcessGroup& g) {
+    Ref<ProcessGroup> part = g.split(g.rank() % 2, -g.rank());
+    ASSERT_EQ(part->size(), 3);
+    ASSERT_EQ(part->rank(), 2 - g.rank() / 2);  // keys reverse the order
+    ASSERT_EQ(part->global_rank(part->rank()), g.rank());
+    test::check_verbs(*part, kF32, 7);
+    Ref<ProcessGroup> leaf = part->split(part->rank() == 0 ? -1 : 5);
+    if (part->rank() == 0) {
+      ASSERT_FALSE(leaf);
+    } else {
+      test::check_verbs(*leaf, kI64, 3);
+    }
+    part.reset();  // before its child
+    if (leaf) leaf->barrier();
+    g.barrier();
+  });
+}
+
+TEST(Loopback, ArgumentsThatCannotWorkAreRefusedAlone) {
+  run_ranks(2, [](ProcessGroup& g) {
+    Tensor t = empty({3}), ints = empty({3}, kI32);
+    EXPECT_THROW(g.all_reduce(ints, ReduceOp::kAvg), UserError);
+    EXPECT_THROW(g.all_reduce(t, ReduceOp::kBitOr), UserError);
+    EXPECT_THROW(g.broadcast(t, 2), UserError);
+    EXPECT_THROW(g.all_gather(t, t), ShapeError);
+    EXPECT_THROW(g.send(t, g.rank()), UserError);
+    EXPECT_THROW(g.reduce_scatter(ints, empty({6})), UserError);
+    EXPECT_THROW(g.all_reduce(Tensor()), UserError);
+    g.all_reduce(t);  // the group lives on
+  });
+}
+
+TEST(Loopback, CountingDecoratorSeesEveryCall) {
+  run_ranks(2, [](ProcessGroup& g) {
+    CountingGroup counted{Ref<ProcessGroup>(&g)};
+    counted.all_reduce(empty({10}));
+    static_cast<ProcessGroup&>(counted).split(0)->barrier();
+    EXPECT_EQ(counted.counts().calls(CollKind::kAllReduce), 1);
+    EXPECT_EQ(counted.counts().bytes(CollKind::kAllReduce), 40);
+    EXPECT_EQ(counted.counts().calls(CollKind::kBarrier), 1);
+  });
+}
+
+TEST(World, OneRankNeedsNothing) {
+  std::thread([] {
+    EXPECT_EQ(world().size(), 1);
+    test::check_all_verbs(world(), 4);
+    destroy_process_group();
+  }).join();
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,248 @@
+#include "tests/collectives/verbs.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "collectives/reduction.h"
+#include "core/tensor/element.h"
+
+namespace tessera::test {
+namespace {
+
+Tensor filled(DType dtype, int64_t n, auto value) {
+  Tensor t = empty({n}, dtype);
+  auto* p = static_cast<char*>(t.raw());
+  for (int64_t i = 0; i < n; ++i)
+    write_real(p + size_t(i) * size_of(dtype), dtype, double(value(i)));
+  return t;
+}
+
+/// Element i of rank r's tensor: 1 to 3, so that products over 8 ranks stay exact in bf16's and
+/// u8's range as computed by the reference below.
+double value_of(DType dtype, int r, int64_t i) {
+  if (dtype == kBool) return double((r + i) % 3 == 0);
+  return double(1 + (r * 7 + i * 3) % 3);
+}
+
+double combine(ReduceOp op, DType dtype, double a, double b) {
+  auto ia = int64_t(a), ib = int64_t(b);
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg: return dtype == kBool ? double(ia | ib) : a + b;
+    case ReduceOp::kProduct: return a * b;
+    case ReduceOp::kMin: return std::min(a, b);
+    case ReduceOp::kMax: return std::max(a, b);
+    case ReduceOp::kBitAnd: return double(ia & ib);
+    case ReduceOp::kBitOr: return double(ia | ib);
+    case ReduceOp::kBitXor: return double(ia ^ ib);
+  }
+  return 0;
+}
+
+double rounded(DType dtype, double v) {
+  double word = 0;
+  write_real(&word, dtype, v);
+  return read_real(&word, dtype);
+}
+
+double reduced(ReduceOp op, DType dtype, int size, auto value) {
+  double acc = value(0);
+  for (int r = 1; r < size; ++r) acc = combine(op, dtype, acc, value(r));
+  return rounded(dtype, op == ReduceOp::kAvg ? (is_floating(dtype) && dtype != kF64
+                                                    ? double(float(acc) / float(size))
+                                                    : acc / size)
+                                             : acc);
+}
+
+void expect(const char* verb, ProcessGroup& g, const Tensor& t, auto value) {
+  const auto* p = static_cast<const char*>(t.raw());
+  for (int64_t i = 0; i < t.numel(); ++i) {
+    double got = read_real(p + size_t(i) * size_of(t.dtype()), t.dtype()), want = value(i);
+    TESSERA_CHECK(got == want, "{}: {} of {} ranks, rank {}, {} element {}: got {}, expected {}",
+                  verb, g.backend(), g.size(), g.rank(), describe(t), i, got, want);
+  }
+}
+
+class Verbs {
+ public:
+  Verbs(ProcessGroup& g, DType dtype, int64_t n)
+      : g_(g), dtype_(dtype), n_(n), rank_(g.rank()), size_(g.size()) {}
+
+  void reductions() {
+    for (int o = 0; o < kNumReduceOps; ++o) {
+      auto op = ReduceOp(o);
+      if (!detail::reducible(op, dtype_)) continue;
+      auto want = [&](int64_t i) {
+        return reduced(op, dtype_, size_, [&](int r) { return value_of(dtype_, r, i); });
+      };
+      Tensor t = mine(n_);
+      g_.all_reduce(t, op);
+      expect("all_reduce", g_, t, want);
+      t = mine(n_);
+      int root = o % size_;
+      g_.reduce(t, root, op);
+      expect("reduce", g_, t, [&](int64_t i) { return rank_ == root ? want(i) : own(i); });
+      Tensor in = mine(n_ * size_), out = empty({n_}, dtype_);
+      g_.reduce_scatter(out, in, op);
+      expect("reduce_scatter", g_, out, [&](int64_t i) { return want(rank_ * n_ + i); });
+    }
+  }
+
+  void uneven_reduce_scatter() {
+    Tensors in;
+    for (int r = 0; r < size_; ++r) in.push_back(mine(n_ + r));
+    Tensor out = empty({n_ + rank_}, dtype_);
+    g_.reduce_scatter(out, in, ReduceOp::kMax);
+    expect("reduce_scatter", g_, out, [&](int64_t i) {
+      return reduced(ReduceOp::kMax, dtype_, size_, [&](int r) { return value_of(dtype_, r, i); });
+    });
+  }
+
+  void rooted() {
+    for (int root = 0; root < size_; ++root) {
+      Tensor t = mine(n_);
+      g_.broadcast(t, root);
+      expect("broadcast", g_, t, [&](int64_t i) { return value_of(dtype_, root, i); });
+      Tensor out = empty({n_ * size_}, dtype_);
+      t = mine(n_);
+      g_.gather(rank_ == root ? std::span<const Tensor>(&out, 1) : std::span<const Tensor>(), t,
+                root);
+      if (rank_ == root)
+        expect("gather", g_, out, [&](int64_t i) { return value_of(dtype_, int(i / n_), i % n_); });
+      Tensors pieces;
+      if (rank_ == root)
+        for (int r = 0; r < size_; ++r)
+          pieces.push_back(
+              filled(dtype_, n_, [&](int64_t i) { return value_of(dtype_, r + 1, i); }));
+      t = mine(n_);
+      g_.scatter(t, pieces, root);
+      expect("scatter", g_, t, [&](int64_t i) { return value_of(dtype_, rank_ + 1, i); });
+    }
+  }
+
+  void gathers() {
+    Tensor in = mine(n_), out = empty({n_ * size_}, dtype_);
+    g_.all_gather(out, in);
+    expect("all_gather", g_, out, [&](int64_t i) { return value_of(dtype_, int(i / n_), i % n_); });
+    Tensors list;
+    for (int r = 0; r < size_; ++r) list.push_back(empty({n_ + r}, dtype_));
+    g_.all_gather(list, mine(n_ + rank_));
+    for (int r = 0; r < size_; ++r)
+      expect("all_gather", g_, list[size_t(r)], [&](int64_t i) { return value_of(dtype_, r, i); });
+  }
+
+  void all_to_all() {
+    Tensor in = mine(n_ * size_), out = empty({n_ * size_}, dtype_);
+    auto want = [&](int64_t i) { return value_of(dtype_, int(i / n_), rank_ * n_ + i % n_); };
+    g_.all_to_all(out, in);
+    expect("all_to_all", g_, out, want);
+    g_.all_to_all(in, in);  // in place
+    expect("all_to_all", g_, in, want);
+    // Rank r sends (r + to) % 3 * n elements to rank `to`.
+    std::vector<int64_t> to, from;
+    int64_t total_in = 0, total_out = 0;
+    for (int r = 0; r < size_; ++r) {
+      to.push_back((rank_ + r) % 3 * n_);
+      from.push_back((r + rank_) % 3 * n_);
+      total_in += to.back();
+      total_out += from.back();
+    }
+    out = empty({total_out}, dtype_);
+    g_.all_to_all(out, mine(total_in), from, to);
+    std::vector<double> expected;
+    for (int r = 0; r < size_; ++r) {
+      int64_t begin = 0;
+      for (int k = 0; k < rank_; ++k) begin += (r + k) % 3 * n_;
+      for (int64_t i = 0; i < from[size_t(r)]; ++i)
+        expected.push_back(value_of(dtype_, r, begin + i));
+    }
+    expect("all_to_all", g_, out, [&](int64_t i) { return expected[size_t(i)]; });
+  }
+
+  void messages() {
+    if (size_ == 1) return;
+    int next = (rank_ + 1) % size_, previous = (rank_ + size_ - 1) % size_;
+    Tensor out = mine(n_), in = empty({n_}, dtype_);
+    Ref<Work> sent = g_.send_async(out, next);
+    g_.recv(in, previous);
+    sent->wait();
+    expect("recv", g_, in, [&](int64_t i) { return value_of(dtype_, previous, i); });
+  }
+
+  void pending() {
+    // Results that nobody waited for explicitly.
+    Tensor a = mine(n_), out = empty({n_ * size_}, dtype_);
+    g_.all_reduce_async(a, ReduceOp::kMax);
+    g_.all_gather_async(out, a);
+    expect("all_gather_async", g_, out, [&](int64_t i) {
+      return reduced(ReduceOp::kMax, dtype_, size_,
+                     [&](int r) { return value_of(dtype_, r, i % n_); });
+    });
+  }
+
+ private:
+  double own(int64_t i) const { return value_of(dtype_, rank_, i); }
+  Tensor mine(int64_t n) const {
+    return filled(dtype_, n, [&](int64_t i) { return own(i); });
+  }
+
+  ProcessGroup& g_;
+  DType dtype_;
+  int64_t n_;
+  int rank_, size_;
+};
+
+}  // namespace
+
+void check_verbs(ProcessGroup& group, DType dtype, int64_t n) {
+  Verbs v(group, dtype, n);
+  v.reductions();
+  v.uneven_reduce_scatter();
+  v.rooted();
+  v.gathers();
+  v.all_to_all();
+  v.messages();
+  v.pending();
+  group.barrier();
+}
+
+void check_all_verbs(ProcessGroup& group, int64_t n) {
+  for (DType dtype : kAllDTypes) check_verbs(group, dtype, n);
+}
+
+void call_variant(ProcessGroup& g, CollKind kind, int variant, int odd) {
+  bool differs = g.rank() == odd;
+  if (differs && variant == 1) {
+    if (kind == CollKind::kBarrier) return g.broadcast(empty({1}, kU8), 0);
+    return g.barrier();
+  }
+  DType dtype = differs && variant == 3 ? kI32 : kF32;
+  int64_t n = differs && variant == 4 ? 12 : 16;
+  int size = g.size(), root = differs && variant == 5 ? 1 : 0;
+  auto op = differs && variant == 2 ? ReduceOp::kMax : ReduceOp::kSum;
+  Tensor t = filled(dtype, n, [](int64_t) { return 1; });
+  Tensor wide = filled(dtype, n * size, [](int64_t) { return 1; });
+  auto one = [](const Tensor& x) { return std::span<const Tensor>(&x, 1); };
+  std::span<const Tensor> none;
+  bool is_root = g.rank() == root;
+  switch (kind) {
+    case CollKind::kAllReduce: return g.all_reduce(t, op);
+    case CollKind::kReduce: return g.reduce(t, root, op);
+    case CollKind::kBroadcast: return g.broadcast(t, root);
+    case CollKind::kAllGather: return g.all_gather(wide, t);
+    case CollKind::kGather: return g.gather(is_root ? one(wide) : none, t, root);
+    case CollKind::kScatter: return g.scatter(t, is_root ? one(wide) : none, root);
+    case CollKind::kReduceScatter: return g.reduce_scatter(t, wide, op);
+    case CollKind::kAllToAll:
+      return g.all_to_all(wide, filled(dtype, n * size, [](int64_t) { return 1; }));
+    case CollKind::kBarrier: return g.barrier();
+    case CollKind::kSend:
+    case CollKind::kRecv: break;
+  }
+  // The pair sends and receives; the others join the barrier that would follow.
+  if (g.rank() == 0) return g.send(t, 1);
+  if (g.rank() == 1) return g.recv(t, 0);
+  g.barrier();
+}
+
+}  // namespace tessera::test

@@ -1,0 +1,18 @@
+// Every verb on every dtype against a serial reference: one program that any rank of any backend
+// runs. Values are small integers, so each operator is exact in each dtype.
+#pragma once
+#include "collectives/process_group.h"
+
+namespace tessera::test {
+
+/// Runs all verbs on `group`, with pieces of `n` elements; throws UserError naming the first wrong
+/// element.
+void check_all_verbs(ProcessGroup& group, int64_t n);
+/// The same for one dtype.
+void check_verbs(ProcessGroup& group, DType dtype, int64_t n);
+
+/// Calls `kind` with arguments that differ in `variant` on rank `odd`: 0 as all, 1 another kind,
+/// 2 another operator, 3 another dtype, 4 another count, 5 another root (or one call too many).
+void call_variant(ProcessGroup& group, CollKind kind, int variant, int odd);
+
+}  // namespace tessera::test
