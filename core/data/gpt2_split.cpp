@@ -11,8 +11,8 @@ namespace tessera::data {
 namespace {
 
 // Unicode's White_Space property, spelled out: PCRE2's own \s differs from it by U+180E.
-constexpr const char* kSpaces =
-    R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+constexpr const char* kSpaces = R"(\x{9}-\x{d}\x{20}\x{85}\x{a0}\x{1680}\x{2000}-\x{200a})"
+                                R"(\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
 std::string text_of(int error) {
   char text[256] = {};
