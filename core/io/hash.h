@@ -9,16 +9,13 @@
 #include <string>
 #include <string_view>
 
-#include "core/tensor/tensor.h"
+#include "core/tensor/named_tensor.h"
 
 struct XXH3_state_s;
 
 namespace tessera::io {
 
-struct NamedTensor {
-  std::string name;
-  Tensor tensor;
-};
+using tessera::NamedTensor;
 
 /// XXH3-128 (Collet, xxHash) over, per tensor: u64 length of the name, the name, the dtype's name
 /// ("f32") padded with zeros to 8 bytes, u64 ndim, i64 extents, then the elements in C order; all

@@ -1,0 +1,141 @@
+// Layers with one input and one result, initialised as PyTorch does. Each is a class with public
+// slots and a factory, so that a program reads `nn::linear(784, 128)`.
+#pragma once
+#include "core/nn/module.h"
+#include "core/ops/pointwise.h"
+
+namespace tessera::nn {
+
+struct LinearOptions {
+  int64_t in = 0, out = 0;
+  bool bias = true;
+};
+/// x [.., in] -> x weight^T + bias [.., out]. weight [out, in], bias [out]: uniform in
+/// +-1/sqrt(in).
+class Linear : public Module {
+ public:
+  explicit Linear(LinearOptions options);
+  std::string describe() const override;
+  void reset(const InitKeys& keys) override;
+  Tensor weight, bias;
+  const LinearOptions options;
+
+ protected:
+  Tensor compute(Tensor x) override;
+};
+
+struct EmbeddingOptions {
+  int64_t count = 0, dim = 0;
+  int64_t padding_idx = -1;  // this row starts at zero and gets no gradient; -1: none
+};
+/// ids [..] (i64 or i32) -> rows of weight [.., dim]. weight [count, dim]: standard normal.
+class Embedding : public Module {
+ public:
+  explicit Embedding(EmbeddingOptions options);
+  std::string describe() const override;
+  void reset(const InitKeys& keys) override;
+  Tensor weight;
+  const EmbeddingOptions options;
+
+ protected:
+  Tensor compute(Tensor ids) override;
+};
+
+struct NormOptions {
+  int64_t dim = 0;
+  double eps = 1e-5;
+  bool bias = true;  // layer norm only
+};
+/// Normalises the last dim: layer_norm of core/ops/fused.h. weight [dim] of ones, bias [dim] of
+/// zeros.
+class LayerNorm : public Module {
+ public:
+  explicit LayerNorm(NormOptions options);
+  std::string describe() const override;
+  void reset(const InitKeys& keys) override;
+  Tensor weight, bias;
+  const NormOptions options;
+
+ protected:
+  Tensor compute(Tensor x) override;
+};
+
+/// x / sqrt(mean(x^2) + eps) * weight over the last dim. weight [dim] of ones.
+class RMSNorm : public Module {
+ public:
+  explicit RMSNorm(NormOptions options);
+  std::string describe() const override;
+  void reset(const InitKeys& keys) override;
+  Tensor weight;
+  const NormOptions options;
+
+ protected:
+  Tensor compute(Tensor x) override;
+};
+
+/// While training: zeroes elements with probability p and divides the others by 1 - p. Otherwise
+/// the identity.
+class Dropout : public Module {
+ public:
+  explicit Dropout(double p);
+  std::string describe() const override;
+  const double p;
+
+ protected:
+  Tensor compute(Tensor x) override;
+};
+
+/// A function of one tensor as a module.
+class Activation : public Module {
+ public:
+  Activation(std::string name, std::function<Tensor(Tensor)> function)
+      : name_(std::move(name)), function_(std::move(function)) {}
+  std::string type_name() const override { return name_; }
+
+ protected:
+  Tensor compute(Tensor x) override { return function_(std::move(x)); }
+
+ private:
+  std::string name_;
+  std::function<Tensor(Tensor)> function_;
+};
+
+/// [B, ..] -> [B, product of the rest], or from `first` to `last`.
+class Flatten : public Module {
+ public:
+  explicit Flatten(int64_t first = 1, int64_t last = -1) : first_(first), last_(last) {}
+
+ protected:
+  Tensor compute(Tensor x) override;
+
+ private:
+  int64_t first_, last_;
+};
+
+using LinearPtr = std::shared_ptr<Linear>;
+using EmbeddingPtr = std::shared_ptr<Embedding>;
+using LayerNormPtr = std::shared_ptr<LayerNorm>;
+using DropoutPtr = std::shared_ptr<Dropout>;
+using ActivationPtr = std::shared_ptr<Activation>;
+
+LinearPtr linear(LinearOptions options);
+LinearPtr linear(int64_t in, int64_t out);
+EmbeddingPtr embedding(EmbeddingOptions options);
+EmbeddingPtr embedding(int64_t count, int64_t dim);
+LayerNormPtr layer_norm(NormOptions options);
+LayerNormPtr layer_norm(int64_t dim);
+std::shared_ptr<RMSNorm> rms_norm(NormOptions options);
+std::shared_ptr<RMSNorm> rms_norm(int64_t dim);
+DropoutPtr dropout(double p);
+std::shared_ptr<Flatten> flatten(int64_t first = 1, int64_t last = -1);
+/// Any function as a module: activation("Square", tessera::square).
+ActivationPtr activation(std::string name, std::function<Tensor(Tensor)> function);
+ActivationPtr relu();
+ActivationPtr gelu();
+ActivationPtr gelu_tanh();
+ActivationPtr silu();
+ActivationPtr tanh();
+ActivationPtr sigmoid();
+ActivationPtr identity();
+
+}  // namespace tessera::nn

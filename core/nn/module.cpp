@@ -1,0 +1,284 @@
+#include "core/nn/module.h"
+
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <typeinfo>
+#include <unordered_set>
+
+#include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
+#include "core/ops/pointwise.h"
+
+namespace tessera::nn {
+
+struct Hooks {
+  std::vector<std::pair<int, PreHook>> pre;
+  std::vector<std::pair<int, PostHook>> post;
+  int next = 0;
+};
+
+void HookHandle::remove() {
+  if (auto hooks = hooks_.lock()) {
+    std::erase_if(hooks->pre, [&](auto& h) { return h.first == number_; });
+    std::erase_if(hooks->post, [&](auto& h) { return h.first == number_; });
+  }
+  hooks_.reset();
+}
+
+Module::~Module() {
+  for (auto& [name, child] : children_)
+    if (child->parent_ == this) child->parent_ = nullptr;
+}
+
+// ---- forward
+
+Tensor Module::forward(Tensor x) {
+  if (hooks_) [[unlikely]] {
+    Tensor in[] = {std::move(x)};
+    return call(in, [&] { return compute(in[0]); });
+  }
+  Scope scope = Scope::module(path_);
+  return compute(std::move(x));
+}
+
+Tensor Module::compute(Tensor) {
+  throw UserError(fmt::format(
+      "{}: forward of one tensor is not what this module does; call the forward it declares",
+      type_name()));
+}
+
+Tensor Module::call(Inputs in, FunctionRef<Tensor()> body) {
+  Scope scope = Scope::module(path_);
+  if (!hooks_) return body();
+  // Copies, since a hook may remove itself.
+  std::shared_ptr<Hooks> hooks = hooks_;
+  auto pre = hooks->pre;
+  for (auto& [number, hook] : pre) hook(*this, in);
+  Tensor out = body();
+  auto post = hooks->post;
+  for (auto& [number, hook] : post) hook(*this, in, out);
+  return out;
+}
+
+Hooks& Module::hooks() {
+  if (!hooks_) hooks_ = std::make_shared<Hooks>();
+  return *hooks_;
+}
+
+HookHandle Module::add_pre_hook(PreHook hook) {
+  hooks().pre.emplace_back(hooks().next, std::move(hook));
+  return HookHandle(hooks_, hooks_->next++);
+}
+
+HookHandle Module::add_post_hook(PostHook hook) {
+  hooks().post.emplace_back(hooks().next, std::move(hook));
+  return HookHandle(hooks_, hooks_->next++);
+}
+
+// ---- building
+
+void Module::check_name(const std::string& name, const char* who) const {
+  TESSERA_CHECK(!name.empty() && name.find('.') == std::string::npos,
+                "{}: name \"{}\" of a {} must not be empty or hold a dot", who, name, type_name());
+  bool taken = std::ranges::any_of(entries_, [&](auto& e) { return e.name == name; }) ||
+               std::ranges::any_of(children_, [&](auto& c) { return c.first == name; });
+  TESSERA_CHECK(!taken, "{}: a {} has \"{}\" already", who, type_name(), name);
+}
+
+void Module::register_parameter(std::string name, Tensor& slot, Tensor value) {
+  check_name(name, "register_parameter");
+  slot = std::move(value);
+  entries_.push_back({std::move(name), &slot, false, true});
+}
+
+void Module::register_buffer(std::string name, Tensor& slot, Tensor value, bool persistent) {
+  check_name(name, "register_buffer");
+  slot = std::move(value);
+  entries_.push_back({std::move(name), &slot, true, persistent});
+}
+
+void Module::adopt(std::string name, std::shared_ptr<Module> module) {
+  check_name(name, "register_module");
+  TESSERA_CHECK(module && module.get() != this, "register_module: \"{}\" of a {} is {}", name,
+                type_name(), module ? "the module itself" : "null");
+  if (!module->parent_) {
+    module->parent_ = this;
+    module->set_path(path_.empty() ? name : path_ + "." + name);
+  }
+  children_.emplace_back(std::move(name), std::move(module));
+}
+
+void Module::set_path(const std::string& path) {
+  path_ = path;
+  for (auto& [name, child] : children_)
+    if (child->parent_ == this) child->set_path(path + "." + name);
+}
+
+void Module::draw() {
+  if (building().draw) reset(InitKeys::next());
+}
+
+void Module::reset_children(const InitKeys& keys) {
+  for (auto& [name, child] : children_) child->reset(keys.child(name));
+}
+
+Tensor empty_parameter(const Shape& shape) {
+  return empty(shape, context().default_dtype, building().device).requires_grad_();
+}
+
+// ---- walking
+
+void Module::collect_slots(const std::string& prefix, std::vector<Slot>& out) {
+  for (Entry& e : entries_)
+    if (e.slot->defined())
+      out.push_back({prefix + e.name, this, e.slot, e.is_buffer, e.persistent});
+  for (auto& [name, child] : children_) child->collect_slots(prefix + name + ".", out);
+}
+
+std::vector<Slot> Module::slots() {
+  std::vector<Slot> out;
+  collect_slots("", out);
+  return out;
+}
+
+std::vector<NamedTensor> Module::distinct(bool parameters, bool buffers, bool persistent_only) {
+  std::vector<NamedTensor> out;
+  std::unordered_set<const TensorImpl*> seen;
+  for (Slot& s : slots()) {
+    if (s.is_buffer ? !buffers || (persistent_only && !s.persistent) : !parameters) continue;
+    if (seen.insert(s.tensor->impl()).second) out.push_back({std::move(s.name), *s.tensor});
+  }
+  return out;
+}
+
+std::vector<NamedTensor> Module::named_parameters() { return distinct(true, false, false); }
+std::vector<NamedTensor> Module::named_buffers() { return distinct(false, true, false); }
+std::vector<NamedTensor> Module::state() { return distinct(true, true, true); }
+
+std::vector<Tensor> Module::parameters() {
+  std::vector<Tensor> out;
+  for (NamedTensor& p : named_parameters()) out.push_back(std::move(p.tensor));
+  return out;
+}
+
+int64_t Module::num_parameters() {
+  int64_t n = 0;
+  for (const Tensor& p : parameters()) n += p.numel();
+  return n;
+}
+
+void Module::collect_modules(const std::string& prefix,
+                             std::vector<std::pair<std::string, Module*>>& out) {
+  if (std::ranges::any_of(out, [&](auto& m) { return m.second == this; })) return;
+  out.emplace_back(prefix, this);
+  for (auto& [name, child] : children_)
+    child->collect_modules(prefix.empty() ? name : prefix + "." + name, out);
+}
+
+std::vector<std::pair<std::string, Module*>> Module::named_modules() {
+  std::vector<std::pair<std::string, Module*>> out;
+  collect_modules("", out);
+  return out;
+}
+
+std::string Module::no_such(std::string_view path) {
+  std::string have;
+  for (const Entry& e : entries_) have += (have.empty() ? "" : ", ") + e.name;
+  for (auto& [name, child] : children_) have += (have.empty() ? "" : ", ") + name;
+  return fmt::format("module: {} \"{}\" has no \"{}\"; it has {}", type_name(), path_, path,
+                     have.empty() ? "nothing" : have);
+}
+
+Module& Module::submodule(std::string_view path) {
+  if (path.empty()) return *this;
+  size_t dot = path.find('.');
+  std::string_view head = path.substr(0, dot);
+  for (auto& [name, child] : children_)
+    if (name == head)
+      return child->submodule(dot == path.npos ? std::string_view() : path.substr(dot + 1));
+  throw UserError(no_such(head));
+}
+
+Tensor& Module::slot(std::string_view path) {
+  size_t dot = path.rfind('.');
+  Module& owner = dot == path.npos ? *this : submodule(path.substr(0, dot));
+  std::string_view last = dot == path.npos ? path : path.substr(dot + 1);
+  for (Entry& e : owner.entries_)
+    if (e.name == last) return *e.slot;
+  throw UserError(owner.no_such(last));
+}
+
+void Module::replace(const Tensor& old, const Tensor& now) {
+  Tensor target = old;  // `old` may be one of the slots
+  bool any = false;
+  for (Slot& s : slots())
+    if (s.tensor->is_same(target)) *s.tensor = now, any = true;
+  TESSERA_CHECK(any, "replace: no slot of {} holds this {}", type_name(),
+                tessera::describe(target));
+}
+
+void Module::apply(FunctionRef<void(Module&)> f) {
+  for (auto& [name, module] : named_modules()) f(*module);
+}
+
+Module& Module::train(bool on) {
+  apply([on](Module& m) { m.training_ = on; });
+  return *this;
+}
+
+Module& Module::to(DType dtype) {
+  TESSERA_CHECK(is_floating(dtype), "to: a module takes float dtypes, not {}", name_of(dtype));
+  for (NamedTensor& t : distinct(true, true, false)) {
+    if (!is_floating(t.tensor.dtype()) || t.tensor.dtype() == dtype) continue;
+    NoGrad off;
+    Tensor cast_to = t.tensor.to(dtype).detach();
+    cast_to.requires_grad_(t.tensor.requires_grad());
+    replace(t.tensor, cast_to);
+  }
+  return *this;
+}
+
+Module& Module::requires_grad_(bool on) {
+  for (Tensor& p : parameters()) p.requires_grad_(on);
+  return *this;
+}
+
+void Module::zero_grad() {
+  for (Tensor& p : parameters())
+    if (p.requires_grad()) p.set_grad({});
+}
+
+// ---- printing
+
+std::string Module::type_name() const {
+  const char* mangled = typeid(*this).name();
+  int status = 0;
+  std::unique_ptr<char, void (*)(void*)> text(
+      abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
+  std::string name = status == 0 ? text.get() : mangled;
+  name = name.substr(0, name.find('<'));
+  size_t colon = name.rfind(':');
+  return colon == std::string::npos ? name : name.substr(colon + 1);
+}
+
+void Module::print(std::string& out, const std::string& name, int depth) const {
+  out.append(size_t(depth) * 2, ' ');
+  if (!name.empty()) out += "(" + name + "): ";
+  out += type_name() + "(" + describe();
+  if (!children_.empty()) {
+    out += "\n";
+    for (auto& [child_name, child] : children_) child->print(out, child_name, depth + 1);
+    out.append(size_t(depth) * 2, ' ');
+  }
+  out += ")\n";
+}
+
+std::string Module::to_string() const {
+  std::string out;
+  print(out, "", 0);
+  return out;
+}
+
+}  // namespace tessera::nn

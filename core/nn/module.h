@@ -1,0 +1,168 @@
+// A model is a tree of modules with named slots. A slot is a Tensor member of a module that the
+// tree knows by address, so a wrapper may put another tensor into it (a shard, a cast) and the next
+// forward sees that one. Invariant: order is registration order, own slots before those of
+// children; a tensor in several slots (tied) counts once, under its first name.
+#pragma once
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/base/function_ref.h"
+#include "core/nn/init.h"
+#include "core/nn/scope.h"
+#include "core/tensor/named_tensor.h"
+
+namespace tessera::nn {
+
+class Module;
+
+/// Runs before a module's forward; may replace its inputs in place.
+using PreHook = std::function<void(Module&, Inputs in)>;
+/// Runs after a module's forward; may replace its result.
+using PostHook = std::function<void(Module&, Inputs in, Tensor& out)>;
+
+struct Hooks;
+/// Removes a hook. Outlives its module harmlessly; letting it go keeps the hook.
+class HookHandle {
+ public:
+  HookHandle() = default;
+  HookHandle(std::weak_ptr<Hooks> hooks, int number) : hooks_(std::move(hooks)), number_(number) {}
+  void remove();
+
+ private:
+  std::weak_ptr<Hooks> hooks_;
+  int number_ = 0;
+};
+
+/// A place in the tree that holds a parameter or a buffer.
+struct Slot {
+  std::string name;  // path from where the search began: "h.0.ln_1.weight"
+  Module* owner = nullptr;
+  Tensor* tensor = nullptr;  // never undefined
+  bool is_buffer = false;
+  bool persistent = true;  // buffers only: part of state()
+};
+
+struct LoadOptions {
+  bool strict = true;  // missing and unexpected names are errors; shapes that differ always are
+};
+
+class Module {
+ public:
+  Module() = default;
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+  virtual ~Module();
+
+  /// y = module(x) for modules with one input and one result: enters the module's scope, runs
+  /// pre-hooks, compute(), post-hooks. Modules with other inputs declare a forward() of their own
+  /// built on call().
+  Tensor forward(Tensor x);
+  Tensor operator()(Tensor x) { return forward(std::move(x)); }
+
+  /// In every list below order is registration order and tied tensors appear once.
+  std::vector<Tensor> parameters();
+  std::vector<NamedTensor> named_parameters();
+  std::vector<NamedTensor> named_buffers();
+  /// This module ("") and all below it; a module reached twice is listed once.
+  std::vector<std::pair<std::string, Module*>> named_modules();
+  /// Every slot with a tensor, tied ones under each of their names.
+  std::vector<Slot> slots();
+  /// The slot at `path`, which may be empty (a bias that is off). Throws UserError listing the
+  /// module's names.
+  Tensor& slot(std::string_view path);
+  /// The module at `path`. Throws UserError.
+  Module& submodule(std::string_view path);
+  /// Puts `now` into every slot that holds `old`, so that ties survive. Throws UserError when no
+  /// slot does.
+  void replace(const Tensor& old, const Tensor& now);
+  int64_t num_parameters();
+
+  Module& train(bool on = true);
+  Module& eval() { return train(false); }
+  bool training() const { return training_; }
+  /// Casts float parameters and buffers. They become new tensors: call it before an optimizer sees
+  /// them.
+  Module& to(DType dtype);
+  Module& requires_grad_(bool on = true);
+  void zero_grad();
+  /// Draws all parameters anew from `seed` and their names: values depend on neither order, world
+  /// size nor sharding.
+  void init(uint64_t seed) { reset(InitKeys(seed)); }
+  /// Calls `f` on this module and all below it.
+  void apply(FunctionRef<void(Module&)> f);
+
+  /// Parameters and persistent buffers, as they are in their slots.
+  std::vector<NamedTensor> state();
+  /// Copies values into the slots, cast to their dtypes. All is checked before anything is written:
+  /// UserError lists every missing, unexpected and mismatched name at once. A tied tensor is found
+  /// under any of its names.
+  void load_state(std::span<const NamedTensor> state, LoadOptions options = {});
+
+  HookHandle add_pre_hook(PreHook hook);
+  HookHandle add_post_hook(PostHook hook);
+
+  /// Path from the root of the tree this module was first registered in.
+  const std::string& path() const { return path_; }
+  /// "Linear"; the default takes the class's name.
+  virtual std::string type_name() const;
+  /// What stands in the brackets: "in=784, out=128".
+  virtual std::string describe() const { return {}; }
+  /// The tree, a line per module, as PyTorch prints it.
+  std::string to_string() const;
+
+  // How a module is built; called from constructors.
+  void register_parameter(std::string name, Tensor& slot, Tensor value);
+  void register_buffer(std::string name, Tensor& slot, Tensor value, bool persistent = true);
+  template <class M>
+  std::shared_ptr<M> register_module(std::string name, std::shared_ptr<M> module) {
+    adopt(std::move(name), module);
+    return module;
+  }
+
+  /// Draws own parameters and those of children with keys named after them. A module whose parts
+  /// need another distribution (a GPT's residual projections) overrides this.
+  virtual void reset(const InitKeys& keys) { reset_children(keys); }
+
+ protected:
+  virtual Tensor compute(Tensor x);
+  /// The last line of a constructor that made parameters: draws them, unless a scope says otherwise
+  /// (SkipInit).
+  void draw();
+  /// Runs `body` as this module's forward. `in` is an array of the caller, which pre-hooks may
+  /// change and `body` reads.
+  Tensor call(Inputs in, FunctionRef<Tensor()> body);
+  void reset_children(const InitKeys& keys);
+
+ private:
+  struct Entry {
+    std::string name;
+    Tensor* slot;
+    bool is_buffer, persistent;
+  };
+  void adopt(std::string name, std::shared_ptr<Module> module);
+  void check_name(const std::string& name, const char* who) const;
+  void set_path(const std::string& path);
+  void collect_slots(const std::string& prefix, std::vector<Slot>& out);
+  void collect_modules(const std::string& prefix,
+                       std::vector<std::pair<std::string, Module*>>& out);
+  std::vector<NamedTensor> distinct(bool parameters, bool buffers, bool persistent_only);
+  std::string no_such(std::string_view path);
+  void print(std::string& out, const std::string& name, int depth) const;
+  Hooks& hooks();
+
+  std::vector<Entry> entries_;
+  std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  const Module* parent_ = nullptr;  // identity only
+  std::string path_;
+  std::shared_ptr<Hooks> hooks_;  // null until a hook is added
+  bool training_ = true;
+};
+
+/// Trainable tensor of `shape` in the context's default dtype, without values yet.
+Tensor empty_parameter(const Shape& shape);
+
+}  // namespace tessera::nn

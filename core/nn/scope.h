@@ -1,0 +1,46 @@
+// Where in the model the calling thread is: "h.0.attn". Entering costs two stores, and no text is
+// made until somebody asks (a name for a graph node, a report of a NaN). Invariant: frames live on
+// the C++ stack and are left in reverse order.
+#pragma once
+#include <string>
+#include <string_view>
+
+namespace tessera::nn {
+
+class Scope {
+ public:
+  /// Part of the step below the current scope: Scope loss("loss"). `name` must outlive the scope.
+  explicit Scope(std::string_view name) : Scope(name, false) {}
+  /// A module at `path` from the root of its tree, wherever it is called from.
+  static Scope module(std::string_view path) { return Scope(path, true); }
+  ~Scope() { innermost() = outer_; }
+  Scope(const Scope&) = delete;
+  Scope& operator=(const Scope&) = delete;
+
+  /// "" outside of any scope.
+  static std::string current() {
+    std::string path;
+    for (const Scope* s = innermost(); s; s = s->outer_) {
+      if (!s->name_.empty())
+        path = path.empty() ? std::string(s->name_) : std::string(s->name_) + "." + path;
+      if (s->is_module_) break;
+    }
+    return path;
+  }
+
+ private:
+  Scope(std::string_view name, bool is_module)
+      : outer_(innermost()), name_(name), is_module_(is_module) {
+    innermost() = this;
+  }
+  static const Scope*& innermost() {
+    thread_local const Scope* scope = nullptr;
+    return scope;
+  }
+
+  const Scope* outer_;
+  std::string_view name_;
+  bool is_module_;
+};
+
+}  // namespace tessera::nn

@@ -1,0 +1,58 @@
+// The encoder and decoder layers of Vaswani et al. 2017, with the norms behind (post-norm) or
+// before (pre-norm) each part. B batch, T tokens, S tokens of the encoder, D width.
+#pragma once
+#include "core/nn/attention.h"
+
+namespace tessera::nn {
+
+struct TransformerLayerOptions {
+  int64_t dim = 0, heads = 0;
+  int64_t hidden = 0;  // width of the feed-forward part; 0: 4 dim
+  double dropout = 0.1;
+  bool pre_norm = false;
+  bool bias = true;
+  double eps = 1e-5;
+  Tensor (*activation)(Tensor) = tessera::relu;
+};
+
+/// x + attention, then x + linear2(activation(linear1)). Parameters named as PyTorch's, attention
+/// as MultiheadAttention.
+class TransformerEncoderLayer : public Module {
+ public:
+  explicit TransformerEncoderLayer(TransformerLayerOptions options);
+  /// x [B, T, D] -> [B, T, D].
+  Tensor forward(const Tensor& x, const AttendOptions& attend = {});
+  const TransformerLayerOptions options;
+
+ protected:
+  Tensor compute(Tensor x) override { return run(std::move(x), {}); }
+
+ private:
+  Tensor run(Tensor x, const AttendOptions& attend);
+  MultiheadAttentionPtr self_attn_;
+  LinearPtr linear1_, linear2_;
+  LayerNormPtr norm1_, norm2_;
+  DropoutPtr dropout_;
+};
+
+/// Causal self-attention, attention to the encoder's `memory`, feed-forward.
+class TransformerDecoderLayer : public Module {
+ public:
+  explicit TransformerDecoderLayer(TransformerLayerOptions options);
+  /// x [B, T, D], memory [B, S, D] -> [B, T, D].
+  Tensor forward(const Tensor& x, const Tensor& memory,
+                 const AttendOptions& self = {.causal = true}, const AttendOptions& cross = {});
+  const TransformerLayerOptions options;
+
+ private:
+  Tensor run(Tensor x, const Tensor& memory, const AttendOptions& self, const AttendOptions& cross);
+  MultiheadAttentionPtr self_attn_, cross_attn_;
+  LinearPtr linear1_, linear2_;
+  LayerNormPtr norm1_, norm2_, norm3_;
+  DropoutPtr dropout_;
+};
+
+std::shared_ptr<TransformerEncoderLayer> transformer_encoder_layer(TransformerLayerOptions options);
+std::shared_ptr<TransformerDecoderLayer> transformer_decoder_layer(TransformerLayerOptions options);
+
+}  // namespace tessera::nn
