@@ -8,6 +8,7 @@ namespace tessera {
 struct BackwardOptions {
   bool retain_graph = false;  // keep what was saved, for another backward
   bool create_graph = false;  // record the backward itself, for second derivatives (implies retain_graph)
+  bool stop_at_inputs = false;  // grad() only: inputs are independent of each other; nothing above them is visited
 };
 
 /// Accumulates d(sum of roots . root_grads)/d(leaf) into every leaf's grad (or its sink). An undefined root grad stands

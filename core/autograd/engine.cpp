@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
@@ -68,6 +69,8 @@ class Backward {
   };
   static Key key(GradMeta* m) { return m->producer ? Key{m->producer.get(), m->output} : Key{m, 0}; }
 
+  bool stops_at(GradMeta* m) const { return options_.stop_at_inputs && watched_.contains(key(m)); }
+
   // Counts how many contributions each leaf will get.
   void discover(GradMeta* root) {
     std::vector<GradMeta*> stack{root};
@@ -75,7 +78,7 @@ class Backward {
       GradMeta* meta = stack.back();
       stack.pop_back();
       if (GradNode* node = meta->producer.get()) {
-        if (node->run == run_) continue;
+        if (node->run == run_ || stops_at(meta)) continue;
         node->run = run_;
         node->arriving.clear();
         for (auto& in : node->inputs)
@@ -90,6 +93,7 @@ class Backward {
   void arrive(GradMeta& meta, Tensor g) {
     if (GradNode* node = meta.producer.get()) {
       if (!g.defined()) return;
+      if (stops_at(&meta)) return add_to(watched_.at(key(&meta)), std::move(g));
       if (node->arriving.empty()) queue_.push(meta.producer);
       if (node->arriving.size() <= size_t(meta.output)) node->arriving.resize(size_t(meta.output) + 1);
       add_to(node->arriving[size_t(meta.output)], std::move(g));
@@ -148,6 +152,14 @@ class Backward {
   std::priority_queue<Ref<GradNode>, std::vector<Ref<GradNode>>, ByNumber> queue_;
 };
 
+// A handle of its own on the same values, one node further: two equal operands then have gradients of their own.
+Tensor alias(const Tensor& t) {
+  static const PrimRef prim = copy_primitive();
+  if (!is_floating(t.dtype())) return t;
+  if (t.requires_grad() && grad_enabled()) return dispatch1(prim, operands(Tensor(t)));
+  return t.detach().requires_grad_();
+}
+
 Tensor at(std::span<const Tensor> list, size_t i) { return i < list.size() ? list[i] : Tensor(); }
 
 }  // namespace
@@ -167,6 +179,24 @@ Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std:
   b.run();
   Tensors result;
   for (const Tensor& t : inputs) result.push_back(b.result(t));
+  return result;
+}
+
+Tensors vjp_by_decomposition(const Primitive& prim, const VjpArgs& args) {
+  bool create_graph = grad_enabled();
+  Tensors in, watched, roots, cots, result;
+  for (const Tensor& t : args.in) in.push_back(create_graph ? alias(t) : is_floating(t.dtype()) ? t.detach().requires_grad_() : t);
+  {
+    EnableGrad on;
+    Tensors out = prim.decompose(in);
+    for (size_t i = 0; i < out.size(); ++i)
+      if (args.cot[i].defined() && out[i].requires_grad()) roots.push_back(out[i]), cots.push_back(args.cot[i]);
+  }
+  for (const Tensor& t : in)
+    if (t.requires_grad()) watched.push_back(t);
+  Tensors grads = roots.empty() ? watched : tessera::grad(roots, watched, cots, {.create_graph = create_graph, .stop_at_inputs = true});
+  size_t next = 0;
+  for (const Tensor& t : in) result.push_back(t.requires_grad() && !roots.empty() ? grads[next++] : Tensor());
   return result;
 }
 

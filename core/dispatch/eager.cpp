@@ -1,4 +1,6 @@
 // The eager backend: infer, plan, allocate or take over, run.
+#include <algorithm>
+
 #include "core/dispatch/backend.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/kernel.h"
@@ -46,8 +48,10 @@ Call prepare(const PrimRef& prim, const Kernel& kernel, Inputs in) {
   MetaPointers metas = metas_of(in);
   Call call{kernel, prim->infer(metas), {}};
   if (kernel.plan) kernel.plan(*prim, in, call.out, call.plan);
-  for (uint32_t m = call.plan.dense_in, i = 0; m; m >>= 1, ++i)
-    if (m & 1 && !in[i].is_contiguous()) in[i] = dense_copy(in[i]);
+  for (size_t i = 0; i < in.size(); ++i) {
+    bool dense = call.plan.all_dense || (i < 32 && call.plan.dense_in >> i & 1);
+    if (dense && !in[i].is_contiguous()) in[i] = dense_copy(in[i]);
+  }
   return call;
 }
 
@@ -120,21 +124,27 @@ class EagerBackend final : public Backend {
   }
 
   // A kernel may write straight into a destination that no operand shares memory with, or that is the very operand the
-  // plan lets this output take over.
+  // plan lets a result take over. Operands are sorted by storage so that long lists (optimizers) stay cheap.
   static bool writes_in_place(const Call& call, std::span<const Tensor> dst, Inputs in) {
+    SmallVector<const Tensor*, 8> sorted;
+    for (const Tensor& t : in)
+      if (t.storage()) sorted.push_back(&t);
+    auto storage = [](const Tensor* t) { return t->storage().get(); };
+    std::sort(sorted.begin(), sorted.end(), [&](auto* a, auto* b) { return storage(a) < storage(b); });
     for (size_t i = 0; i < dst.size(); ++i) {
       if (!(dst[i].strides() == call.out[i].strides)) return false;
-      for (size_t k = 0; k < in.size(); ++k) {
-        if (!in[k].storage() || in[k].storage().get() != dst[i].storage().get()) continue;
-        bool same_place = in[k].offset() == dst[i].offset() && in[k].shape() == dst[i].shape() &&
-                          in[k].strides() == dst[i].strides() && in[k].dtype() == dst[i].dtype();
-        bool disjoint = in[k].is_contiguous() && dst[i].is_contiguous() && in[k].dtype() == dst[i].dtype() &&
-                        (in[k].offset() + in[k].numel() <= dst[i].offset() ||
-                         dst[i].offset() + dst[i].numel() <= in[k].offset());
-        if (!disjoint && !(same_place && call.plan.in_place)) return false;
-      }
+      auto it = std::lower_bound(sorted.begin(), sorted.end(), storage(&dst[i]), [&](auto* a, Storage* s) { return storage(a) < s; });
+      for (; it != sorted.end() && storage(*it) == storage(&dst[i]); ++it)
+        if (!harmless(dst[i], **it, call.plan.in_place)) return false;
     }
     return true;
+  }
+
+  static bool harmless(const Tensor& dst, const Tensor& in, bool in_place) {
+    bool same_place = in.offset() == dst.offset() && in.shape() == dst.shape() && in.strides() == dst.strides() && in.dtype() == dst.dtype();
+    bool disjoint = in.is_contiguous() && dst.is_contiguous() && in.dtype() == dst.dtype() &&
+                    (in.offset() + in.numel() <= dst.offset() || dst.offset() + dst.numel() <= in.offset());
+    return disjoint || (same_place && in_place);
   }
 };
 

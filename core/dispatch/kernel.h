@@ -12,6 +12,7 @@ namespace tessera {
 struct Plan {
   bool in_place = false;               // an output may overwrite an operand of the same layout that nobody else owns
   uint32_t dense_in = 0;               // bit i: operand i must be row-major dense; the backend copies it if it is not
+  bool all_dense = false;              // as dense_in with every bit set, for operand lists longer than 32
   size_t workspace_bytes = 0;
   // Strides of outputs may be changed in place in the metas that plan receives; they start dense.
 };

@@ -1,5 +1,7 @@
 // Attributes of primitives that kernels read. The mathematics of each op stays in its .cpp, in a class derived from these.
 #pragma once
+#include <string>
+
 #include "core/primitive/primitive.h"
 
 namespace tessera {
@@ -43,6 +45,84 @@ struct ArangeAttributes : Primitive {
   const double begin, step;
   const DType dtype;
   const Device device;
+};
+
+/// The letters of an einsum of two operands; every letter of an operand is in the other or in the result.
+struct ContractAttributes : Primitive {
+  ContractAttributes(OpId id, std::string a, std::string b, std::string out)
+      : Primitive(id), a(std::move(a)), b(std::move(b)), out(std::move(out)) {}
+  const std::string a, b, out;
+};
+
+struct CrossEntropyAttributes : Primitive {
+  CrossEntropyAttributes(OpId id, int64_t ignore_index, bool mean, bool with_grad)
+      : Primitive(id), ignore_index(ignore_index), mean(mean), with_grad(with_grad) {}
+  const int64_t ignore_index;
+  const bool mean, with_grad;
+};
+
+/// Operands x, then weight and bias where the op has them; `centred` false is rms-norm.
+struct NormAttributes : Primitive {
+  NormAttributes(OpId id, double eps, bool centred, bool has_weight, bool has_bias)
+      : Primitive(id), eps(eps), centred(centred), has_weight(has_weight), has_bias(has_bias) {}
+  const double eps;
+  const bool centred, has_weight, has_bias;
+};
+
+struct EmbeddingAttributes : Primitive {
+  EmbeddingAttributes(OpId id, int64_t rows, int64_t padding_idx, Range part = {}) : Primitive(id), rows(rows), padding_idx(padding_idx), part(part) {}
+  const int64_t rows;         // of the table
+  const int64_t padding_idx;  // -1: none
+  const Range part;           // of a table split by rows: ids outside give zeros; extent 0: not split
+};
+
+struct AttentionAttributes : Primitive {
+  AttentionAttributes(OpId id, double scale, bool causal) : Primitive(id), scale(scale), causal(causal) {}
+  const double scale;
+  const bool causal;
+};
+
+enum class RandomKind : uint8_t { kUniform, kNormal, kInteger };
+
+/// Element (i, j, ..) of the result is element (begin + i, ..) of a global tensor of extents `global`.
+struct RandomAttributes : Primitive {
+  RandomAttributes(OpId id, RandomKind kind, const Shape& shape, const Dims& begin, const Shape& global, int64_t low, int64_t high, DType dtype, Device device)
+      : Primitive(id), kind(kind), shape(shape), begin(begin), global(global), low(low), high(high), dtype(dtype), device(device) {}
+  const RandomKind kind;
+  const Shape shape;
+  const Dims begin;
+  const Shape global;
+  const int64_t low, high;
+  const DType dtype;
+  const Device device;
+};
+
+/// Operands x, key and, where `by_sample`, the sample numbers of dim 0. `begin`, `global` as above, empty: not split.
+struct DropoutAttributes : Primitive {
+  DropoutAttributes(OpId id, double p, bool by_sample, const Dims& begin, const Shape& global)
+      : Primitive(id), p(p), by_sample(by_sample), begin(begin), global(global) {}
+  const double p;
+  const bool by_sample;
+  const Dims begin;
+  const Shape global;
+};
+
+/// Operands lr, step and scale (0-d f64), then `count` params, grads, m, v; results params, m, v.
+struct AdamAttributes : Primitive {
+  AdamAttributes(OpId id, int count, double beta1, double beta2, double eps, double weight_decay, bool decoupled)
+      : Primitive(id), count(count), beta1(beta1), beta2(beta2), eps(eps), weight_decay(weight_decay), decoupled(decoupled) {}
+  const int count;
+  const double beta1, beta2, eps, weight_decay;
+  const bool decoupled;
+};
+
+/// Operands lr and scale (0-d f64), then `count` params, grads and, with momentum, buffers; results params, buffers.
+struct SgdAttributes : Primitive {
+  SgdAttributes(OpId id, int count, double momentum, double dampening, double weight_decay, bool nesterov, bool first)
+      : Primitive(id), count(count), momentum(momentum), dampening(dampening), weight_decay(weight_decay), nesterov(nesterov), first(first) {}
+  const int count;
+  const double momentum, dampening, weight_decay;
+  const bool nesterov, first;
 };
 
 }  // namespace tessera

@@ -41,6 +41,4 @@ struct AttentionOptions {
 /// kernel tiles and never holds [Tq, Tk]: Dao et al. 2022.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
 
-void register_fused_ops(OpRegistry& registry);
-
 }  // namespace tessera

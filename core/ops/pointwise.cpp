@@ -380,6 +380,8 @@ Tensor clamp(Tensor x, Scalar low, Scalar high) {
   return clamp(std::move(x), std::move(l), std::move(h));
 }
 
+const PrimRef& pointwise_primitive(std::string_view name) { return primitive(name); }
+
 void register_pointwise_ops(OpRegistry& registry) {
   for (const Row& row : kRows) {
     const Entry& e = entries().at(row.name);

@@ -12,6 +12,13 @@ const OpRegistry& op_registry() {
     register_join_ops(*r);
     register_reduce_ops(*r);
     register_create_ops(*r);
+    register_contract_ops(*r);
+    register_softmax_ops(*r);
+    register_norm_ops(*r);
+    register_embedding_ops(*r);
+    register_attention_ops(*r);
+    register_random_ops(*r);
+    register_update_ops(*r);
     return r;
   }();
   return *registry;

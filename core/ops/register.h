@@ -10,5 +10,12 @@ void register_view_ops(OpRegistry& registry);
 void register_join_ops(OpRegistry& registry);
 void register_reduce_ops(OpRegistry& registry);
 void register_create_ops(OpRegistry& registry);
+void register_contract_ops(OpRegistry& registry);
+void register_softmax_ops(OpRegistry& registry);
+void register_norm_ops(OpRegistry& registry);
+void register_embedding_ops(OpRegistry& registry);
+void register_attention_ops(OpRegistry& registry);
+void register_random_ops(OpRegistry& registry);
+void register_update_ops(OpRegistry& registry);
 
 }  // namespace tessera

@@ -76,6 +76,10 @@ class Primitive : public RefCounted {
   OpId id_;
 };
 
+/// The vjp of any primitive with a decomposition, by differentiating that: what fused derivatives use for their own
+/// (second) derivatives. Needs every input saved. Defined in core/autograd.
+Tensors vjp_by_decomposition(const Primitive& prim, const VjpArgs& args);
+
 /// Same op with the same attributes.
 bool same_primitive(const Primitive& a, const Primitive& b);
 uint64_t hash_primitive(const Primitive& p);

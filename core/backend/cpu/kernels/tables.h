@@ -36,4 +36,54 @@ struct ReduceTable {
   I64 i64[6];
 };
 
+/// Rows of n dense elements; each call covers rows [0, rows).
+template <class T>
+struct RowFns {
+  void (*softmax)(const T* x, T* y, int64_t n, int64_t rows);
+  void (*log_softmax)(const T* x, T* y, int64_t n, int64_t rows);
+  /// dx = y (g - sum(g y))
+  void (*softmax_grad)(const T* y, const T* g, T* dx, int64_t n, int64_t rows);
+  /// dx = g - exp(y) sum(g)
+  void (*log_softmax_grad)(const T* y, const T* g, T* dx, int64_t n, int64_t rows);
+  /// lse[r] = log(sum(exp(x)))
+  void (*logsumexp)(const T* x, T* lse, int64_t n, int64_t rows);
+  /// e = scale exp(x - max) / sum(exp(x - max)) of one row; returns log(sum(exp(x))). `stream`: bypass the caches.
+  T (*softmax_scaled)(const T* x, T* e, int64_t n, T scale, bool stream);
+  /// y = (x - mean) rstd w + b; w, b may be null. `centred` false: rms-norm, mean is 0.
+  void (*norm)(const T* x, const T* w, const T* b, T* y, T* mean, T* rstd, int64_t n, int64_t rows, T eps, bool centred);
+  /// Adds the rows' parts to dw [n] and db [n] where not null; dx may be null.
+  void (*norm_grad)(const T* g, const T* x, const T* w, const T* mean, const T* rstd, T* dx, T* dw, T* db, int64_t n, int64_t rows, bool centred);
+};
+struct RowTable {
+  RowFns<float> f32;
+  RowFns<double> f64;
+};
+
+/// One Adam or SGD step over n elements of one tensor.
+struct AdamStep {
+  double lr, beta1, beta2, eps, weight_decay, correction1, correction2, grad_scale;  // correction: 1 - beta^step
+  bool decoupled;
+};
+struct SgdStep {
+  double lr, momentum, dampening, weight_decay, grad_scale;
+  bool nesterov, first;
+};
+template <class T>
+struct UpdateFns {
+  void (*adam)(const T* p, const T* g, const T* m, const T* v, T* p2, T* m2, T* v2, int64_t n, const AdamStep& s);
+  double (*sum_squares)(const T* x, int64_t n);
+  void (*sgd)(const T* p, const T* g, const T* b, T* p2, T* b2, int64_t n, const SgdStep& s);  // b, b2 null: no momentum
+};
+struct UpdateTable {
+  UpdateFns<float> f32;
+  UpdateFns<double> f64;
+};
+
+/// Random words (core/tensor/philox.h): out[4 b + i] is word i of block `first + b` under (key, counter_hi).
+struct RandomTable {
+  void (*words)(uint64_t key, uint64_t counter_hi, uint64_t first, int64_t blocks, uint32_t* out);
+  /// Pairs (u, w) of words to pairs of standard normals; n pairs.
+  void (*normals)(const uint32_t* words, float* out, int64_t pairs);
+};
+
 }  // namespace tessera::cpu

@@ -1,0 +1,167 @@
+// Contractions on the CPU: letters are sorted into batch, m, n and k, neighbours that lie densely behind each other are
+// merged, and what remains is one batched Gemm. Operands whose strides do not allow it are copied once.
+#include <algorithm>
+
+#include "core/backend/cpu/convert.h"
+#include "core/backend/cpu/gemm.h"
+#include "core/backend/cpu/register.h"
+#include "core/dispatch/copy.h"
+#include "core/ops/attributes.h"
+
+namespace tessera::cpu {
+namespace {
+
+// One loop of the nest with its stride in A, B and C; 0 where the operand lacks it.
+struct LoopDim {
+  int64_t extent, a, b, c;
+};
+using LoopDims = SmallVector<LoopDim, 6>;
+
+struct Nest {
+  LoopDims batch, m, n, k;
+};
+
+int64_t stride_of(const std::string& word, char letter, const Tensor& t) {
+  size_t d = word.find(letter);
+  return d == std::string::npos ? 0 : t.strides()[int(d)];
+}
+
+void push_merged(LoopDims& dims, LoopDim d) {
+  if (d.extent == 1) return;
+  if (!dims.empty()) {
+    LoopDim& o = dims.back();
+    if (o.a == d.a * d.extent && o.b == d.b * d.extent && o.c == d.c * d.extent) {
+      o = {o.extent * d.extent, d.a, d.b, d.c};
+      return;
+    }
+  }
+  dims.push_back(d);
+}
+
+Nest make_nest(const ContractAttributes& s, const Tensor& a, const Tensor& b, const Tensor& c) {
+  Nest nest;
+  auto has = [](const std::string& w, char l) { return w.find(l) != std::string::npos; };
+  for (size_t i = 0; i < s.out.size(); ++i) {
+    char l = s.out[i];
+    LoopDim d{c.shape()[int(i)], stride_of(s.a, l, a), stride_of(s.b, l, b), c.strides()[int(i)]};
+    bool in_a = has(s.a, l), in_b = has(s.b, l);
+    push_merged(in_a && in_b ? nest.batch : in_a ? nest.m : nest.n, d);
+  }
+  for (size_t i = 0; i < s.a.size(); ++i)
+    if (!has(s.out, s.a[i])) push_merged(nest.k, {a.shape()[int(i)], a.strides()[int(i)], stride_of(s.b, s.a[i], b), 0});
+  return nest;
+}
+
+// The dims of a class beyond the one that Gemm takes become batch dims: the one that keeps unit strides stays.
+LoopDim keep_one(LoopDims& dims, LoopDims& batch, int64_t LoopDim::*unit) {
+  if (dims.empty()) return {1, 0, 0, 0};
+  size_t best = 0;
+  for (size_t i = 0; i < dims.size(); ++i)
+    if (dims[i].*unit == 1 || (dims[best].*unit != 1 && dims[i].extent > dims[best].extent)) best = i;
+  for (size_t i = 0; i < dims.size(); ++i)
+    if (i != best) batch.push_back(dims[i]);
+  return dims[best];
+}
+
+// A dense copy with the letters in the order batch, own, k: then every class merges as far as the result allows.
+Tensor canonical(const Tensor& t, const std::string& word, const ContractAttributes& s, const std::string& other, std::string& order) {
+  order.clear();
+  for (char l : s.out)
+    if (word.find(l) != std::string::npos && other.find(l) != std::string::npos) order += l;
+  for (char l : s.out)
+    if (word.find(l) != std::string::npos && other.find(l) == std::string::npos) order += l;
+  for (char l : s.a)  // the same order of k letters in both operands
+    if (word.find(l) != std::string::npos && s.out.find(l) == std::string::npos) order += l;
+  Shape shape;
+  Strides strides;
+  for (char l : order) {
+    int d = int(word.find(l));
+    shape.push_back(t.shape()[d]), strides.push_back(t.strides()[d]);
+  }
+  return dense_copy(Tensor({shape, strides, t.dtype(), t.device()}, t.storage(), t.offset()));
+}
+
+void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& c) {
+  Nest nest = make_nest(s, a, b, c);
+  auto unit = [](const LoopDims& x, const LoopDims& y, int64_t LoopDim::*stride) {
+    for (const LoopDims* dims : {&x, &y})
+      for (const LoopDim& d : *dims)
+        if (d.*stride == 1) return true;
+    return x.empty() && y.empty();
+  };
+  bool a_ok = unit(nest.m, nest.k, &LoopDim::a), b_ok = unit(nest.k, nest.n, &LoopDim::b);
+  if (nest.k.size() > 1 || !a_ok || !b_ok) {
+    std::string wa, wb;
+    Tensor x = canonical(a, s.a, s, s.b, wa), y = canonical(b, s.b, s, s.a, wb);
+    struct Ordered final : ContractAttributes {  // only the letters matter here
+      using ContractAttributes::ContractAttributes;
+      Metas infer(MetaSpan) const override { return {}; }
+    } ordered(s.id(), wa, wb, s.out);
+    a = x, b = y;
+    nest = make_nest(ordered, a, b, c);
+  }
+  // C needs unit stride in its columns: where the rows have it, compute the transpose with the operands swapped.
+  bool n_unit = nest.n.empty();
+  for (const LoopDim& d : nest.n) n_unit |= d.c == 1;
+  bool m_unit = false;
+  for (const LoopDim& d : nest.m) m_unit |= d.c == 1;
+  const Tensor *left = &a, *right = &b;
+  if (!n_unit && m_unit) {
+    std::swap(left, right);
+    std::swap(nest.m, nest.n);
+    for (LoopDims* dims : {&nest.batch, &nest.m, &nest.n, &nest.k})
+      for (LoopDim& d : *dims) std::swap(d.a, d.b);
+    n_unit = true;
+  }
+  Gemm g;
+  g.dtype = c.dtype();
+  LoopDims batch = nest.batch;
+  LoopDim m = keep_one(nest.m, batch, &LoopDim::a), n = keep_one(nest.n, batch, &LoopDim::c), k = nest.k.empty() ? LoopDim{1, 1, 1, 0} : nest.k[0];
+  if ((n.extent > 1 && n.c != 1) || int(batch.size()) > kMaxBatch) {  // scattered columns: compute densely, then copy
+    Tensor dense = empty(Meta::contiguous(c.shape(), c.dtype(), c.device()));
+    TESSERA_ASSERT(!c.is_contiguous(), "contract: {} dims of batch", batch.size());
+    contract_in(s, a, b, dense);
+    return copy_values(c, dense);
+  }
+  g.batch = int(batch.size());
+  for (int i = 0; i < g.batch; ++i) {
+    const LoopDim& d = batch[size_t(i)];
+    g.extent[i] = d.extent, g.a_batch[i] = d.a, g.b_batch[i] = d.b, g.c_batch[i] = d.c;
+  }
+  g.m = m.extent, g.n = n.extent, g.k = k.extent;
+  // A dim of extent 1 may have any stride; give it the one a dense matrix would have.
+  g.a_m = g.m == 1 ? g.k * k.a : m.a, g.a_k = g.k == 1 ? 1 : k.a;
+  g.b_k = g.k == 1 ? g.n : k.b, g.b_n = g.n == 1 ? (g.k == 1 ? 1 : k.b == 1 ? g.k : 1) : n.b;
+  g.c_m = g.m == 1 ? g.n : m.c;
+  if (g.m == 1 && g.a_k != 1) g.a_m = 1;
+  if (g.k == 1 && g.m > 1 && g.a_m != 1) g.a_k = 1;
+  if (g.k == 1 && g.b_n != 1) g.b_k = 1;
+  run_gemm(g, left->raw(), right->raw(), c.raw());
+}
+
+void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+  const auto& s = static_cast<const ContractAttributes&>(prim);
+  if (out[0].numel() == 0) return;
+  if (in[0].numel() == 0) {  // an empty sum
+    std::fill_n(static_cast<char*>(out[0].raw()), out[0].nbytes(), char(0));
+    return;
+  }
+  DType t = out[0].dtype();
+  if (t == kF32 || t == kF64 || t == kBF16) return contract_in(s, in[0], in[1], out[0]);
+  // f16 is computed in f32, integers in f64 (exact below 2^53).
+  DType compute = t == kF16 ? kF32 : kF64;
+  auto converted = [&](const Tensor& x) {
+    Tensor dense = x.is_contiguous() ? x : dense_copy(x), y = empty(x.shape(), compute, x.device());
+    convert_loop(t, compute)(static_cast<char*>(y.raw()), int64_t(size_of(compute)), static_cast<const char*>(dense.raw()), int64_t(size_of(t)), y.numel());
+    return y;
+  };
+  Tensor c = empty(out[0].shape(), compute, out[0].device());
+  contract_in(s, converted(in[0]), converted(in[1]), c);
+  convert_loop(compute, t)(static_cast<char*>(out[0].raw()), int64_t(size_of(t)), static_cast<const char*>(c.raw()), int64_t(size_of(compute)), c.numel());
+}
+
+}  // namespace
+
+void register_contract(KernelTable& t) { t.add(DeviceKind::kCPU, "contract", {nullptr, run_contract}); }
+
+}  // namespace tessera::cpu

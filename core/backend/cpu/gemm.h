@@ -1,0 +1,22 @@
+// Batched matrix products over strided memory: C = A B, the one shape that every contraction is brought to.
+#pragma once
+#include "core/tensor/tensor.h"
+
+namespace tessera::cpu {
+
+inline constexpr int kMaxBatch = 6;
+
+/// C[..., m, n] = sum_k A[..., m, k] B[..., k, n]. Strides count elements; a batch stride of 0 repeats an operand. A has
+/// unit stride in m or k, B in k or n, C in n. dtype f32 or bf16 (oneDNN), f64 (BLAS).
+struct Gemm {
+  DType dtype = kF32;
+  int batch = 0;
+  int64_t extent[kMaxBatch];
+  int64_t a_batch[kMaxBatch], b_batch[kMaxBatch], c_batch[kMaxBatch];
+  int64_t m = 1, n = 1, k = 1;
+  int64_t a_m = 0, a_k = 0, b_k = 0, b_n = 0, c_m = 0;
+};
+
+void run_gemm(const Gemm& g, const void* a, const void* b, void* c);
+
+}  // namespace tessera::cpu

@@ -1,0 +1,239 @@
+// Softmax and normalisation over dense rows. Sums run in kLanes interleaved lanes that meet in a balanced tree, so the order
+// is a property of the row's length and loops vectorise without reassociation.
+#include "core/backend/cpu/isa.h"
+#include "core/backend/cpu/kernels/tables.h"
+// clang-format off: each text needs the one before it
+#include "core/ops/functors/prelude.h"
+#include "core/ops/functors/math.h"
+// clang-format on
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int kLanes = 32;
+
+template <class T>
+struct Lanes {
+  T v[kLanes];
+  explicit Lanes(T start) {
+    for (int i = 0; i < kLanes; ++i) v[i] = start;
+  }
+  T sum() {
+    for (int w = kLanes / 2; w; w /= 2)
+      for (int i = 0; i < w; ++i) v[i] += v[i + w];
+    return v[0];
+  }
+  T max() {
+    for (int w = kLanes / 2; w; w /= 2)
+      for (int i = 0; i < w; ++i) v[i] = v[i] > v[i + w] || v[i] != v[i] ? v[i] : v[i + w];
+    return v[0];
+  }
+};
+
+// sum over k of term(k), in lanes.
+template <class T, class F>
+inline __attribute__((always_inline)) T sum_of(int64_t n, F term) {
+  Lanes<T> s(0);
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes)
+    for (int i = 0; i < kLanes; ++i) s.v[i] += term(k + i);
+  for (int i = 0; k + i < n; ++i) s.v[i] += term(k + i);
+  return s.sum();
+}
+
+template <class T>
+T max_of(const T* x, int64_t n) {
+  Lanes<T> m(T(-__builtin_inf()));
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes)
+    for (int i = 0; i < kLanes; ++i) m.v[i] = x[k + i] > m.v[i] || x[k + i] != x[k + i] ? x[k + i] : m.v[i];
+  for (int i = 0; k + i < n; ++i) m.v[i] = x[k + i] > m.v[i] || x[k + i] != x[k + i] ? x[k + i] : m.v[i];
+  return m.max();
+}
+
+// e[k] = exp(x[k] - top), and their sum.
+template <class T>
+T exp_row(const T* x, T* e, int64_t n, T top) {
+  Lanes<T> s(0);
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes)
+    for (int i = 0; i < kLanes; ++i) s.v[i] += e[k + i] = fn::exp(x[k + i] - top);
+  for (int i = 0; k + i < n; ++i) s.v[i] += e[k + i] = fn::exp(x[k + i] - top);
+  return s.sum();
+}
+
+template <class T>
+void softmax(const T* x, T* y, int64_t n, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
+    T top = max_of(x, n), scale = T(1) / exp_row(x, y, n, top);
+    for (int64_t k = 0; k < n; ++k) y[k] *= scale;
+  }
+}
+
+template <class T>
+T logsumexp_row(const T* x, int64_t n) {
+  T top = max_of(x, n);
+  if (top == T(-__builtin_inf())) return top;
+  return top + fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp(x[k] - top); }));
+}
+
+template <class T>
+void log_softmax(const T* x, T* y, int64_t n, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
+    T top = max_of(x, n), rest = fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp(x[k] - top); }));
+    for (int64_t k = 0; k < n; ++k) y[k] = (x[k] - top) - rest;
+  }
+}
+
+template <class T>
+void softmax_grad(const T* y, const T* g, T* dx, int64_t n, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r, y += n, g += n, dx += n) {
+    T dot = sum_of<T>(n, [&](int64_t k) { return g[k] * y[k]; });
+    for (int64_t k = 0; k < n; ++k) dx[k] = y[k] * (g[k] - dot);
+  }
+}
+
+template <class T>
+void log_softmax_grad(const T* y, const T* g, T* dx, int64_t n, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r, y += n, g += n, dx += n) {
+    T total = sum_of<T>(n, [&](int64_t k) { return g[k]; });
+    for (int64_t k = 0; k < n; ++k) dx[k] = g[k] - fn::exp(y[k]) * total;
+  }
+}
+
+template <class T>
+void logsumexp(const T* x, T* lse, int64_t n, int64_t rows) {
+  for (int64_t r = 0; r < rows; ++r) lse[r] = logsumexp_row(x + r * n, n);
+}
+
+// Stores that bypass the caches pay where the result is far larger than them.
+template <class T>
+void scale_row(T* e, const T* from, int64_t n, T scale, bool stream) {
+  int64_t k = 0;
+#ifdef __AVX512F__
+  if constexpr (sizeof(T) == 4) {
+    if (stream) {
+      while (k < n && reinterpret_cast<uintptr_t>(e + k) % 64) e[k] = from[k] * scale, ++k;
+      __m512 s = _mm512_set1_ps(scale);
+      for (; k + 16 <= n; k += 16) _mm512_stream_ps(e + k, _mm512_mul_ps(_mm512_loadu_ps(from + k), s));
+    }
+  }
+#endif
+  (void)stream;
+  for (; k < n; ++k) e[k] = from[k] * scale;
+}
+
+template <class T>
+T softmax_scaled(const T* x, T* e, int64_t n, T scale, bool stream) {
+  constexpr int64_t kRow = 1 << 16;  // longer rows are scaled where they lie
+  static thread_local T buffer[kRow];
+  T top = max_of(x, n);
+  T* row = stream && n <= kRow ? buffer : e;
+  T total = exp_row(x, row, n, top);
+  scale_row(e, row, n, scale / total, stream && row != e);
+  return top + fn::log(total);
+}
+
+template <class T>
+void norm(const T* x, const T* w, const T* b, T* y, T* mean, T* rstd, int64_t n, int64_t rows, T eps, bool centred) {
+  for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
+    T mu = centred ? sum_of<T>(n, [&](int64_t k) { return x[k]; }) / T(n) : T(0);
+    T var = sum_of<T>(n, [&](int64_t k) { return (x[k] - mu) * (x[k] - mu); }) / T(n);
+    T scale = T(1) / fn::sqrt(var + eps);
+    if (mean) mean[r] = mu;
+    rstd[r] = scale;
+    if (w && b)
+      for (int64_t k = 0; k < n; ++k) y[k] = (x[k] - mu) * scale * w[k] + b[k];
+    else if (w)
+      for (int64_t k = 0; k < n; ++k) y[k] = (x[k] - mu) * scale * w[k];
+    else if (b)
+      for (int64_t k = 0; k < n; ++k) y[k] = (x[k] - mu) * scale + b[k];
+    else
+      for (int64_t k = 0; k < n; ++k) y[k] = (x[k] - mu) * scale;
+  }
+}
+
+// With h = (x - mean) rstd and q = g w: dx = rstd (q - mean(q) - h mean(q h)); rms-norm has no mean(q).
+template <class T>
+void norm_grad(const T* g, const T* x, const T* w, const T* mean, const T* rstd, T* dx, T* dw, T* db, int64_t n, int64_t rows, bool centred) {
+  for (int64_t r = 0; r < rows; ++r, g += n, x += n) {
+    T mu = centred ? mean[r] : T(0), s = rstd[r];
+    if (dw)
+      for (int64_t k = 0; k < n; ++k) dw[k] += g[k] * ((x[k] - mu) * s);
+    if (db)
+      for (int64_t k = 0; k < n; ++k) db[k] += g[k];
+    if (!dx) continue;
+    T total = 0, dot;
+    if (w) {
+      if (centred) total = sum_of<T>(n, [&](int64_t k) { return g[k] * w[k]; }) / T(n);
+      dot = sum_of<T>(n, [&](int64_t k) { return g[k] * w[k] * ((x[k] - mu) * s); }) / T(n);
+      for (int64_t k = 0; k < n; ++k) dx[k] = s * (g[k] * w[k] - total - (x[k] - mu) * s * dot);
+    } else {
+      if (centred) total = sum_of<T>(n, [&](int64_t k) { return g[k]; }) / T(n);
+      dot = sum_of<T>(n, [&](int64_t k) { return g[k] * ((x[k] - mu) * s); }) / T(n);
+      for (int64_t k = 0; k < n; ++k) dx[k] = s * (g[k] - total - (x[k] - mu) * s * dot);
+    }
+    dx += n;
+  }
+}
+
+template <class T>
+constexpr RowFns<T> fns() {
+  return {softmax<T>, log_softmax<T>, softmax_grad<T>, log_softmax_grad<T>, logsumexp<T>, softmax_scaled<T>, norm<T>, norm_grad<T>};
+}
+
+// Kingma, Ba 2015; decoupled decay: Loshchilov, Hutter 2019.
+template <class T>
+void adam(const T* p, const T* g, const T* m, const T* v, T* p2, T* m2, T* v2, int64_t n, const AdamStep& s) {
+  const T scale = T(s.grad_scale), beta1 = T(s.beta1), beta2 = T(s.beta2), rest1 = T(1 - s.beta1), rest2 = T(1 - s.beta2), eps = T(s.eps);
+  const T coupled = s.decoupled ? T(0) : T(s.weight_decay), keep = s.decoupled ? T(1 - s.lr * s.weight_decay) : T(1);
+  const T step = T(s.lr / s.correction1), inverse_root = T(1 / __builtin_sqrt(s.correction2));
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) {
+    T grad = g[i] * scale + coupled * p[i];
+    T mi = beta1 * m[i] + rest1 * grad, vi = beta2 * v[i] + rest2 * grad * grad;
+    m2[i] = mi, v2[i] = vi;
+    p2[i] = p[i] * keep - step * mi / (fn::sqrt(vi) * inverse_root + eps);
+  }
+}
+
+template <class T>
+double sum_squares(const T* x, int64_t n) {
+  constexpr int64_t kBlock = 4096;
+  if (n <= kBlock) return double(sum_of<T>(n, [&](int64_t k) { return x[k] * x[k]; }));
+  int64_t blocks = (n + kBlock - 1) / kBlock, left = (blocks + 1) / 2 * kBlock;
+  return sum_squares(x, left) + sum_squares(x + left, n - left);
+}
+
+template <class T>
+void sgd(const T* p, const T* g, const T* b, T* p2, T* b2, int64_t n, const SgdStep& s) {
+  const T lr = T(s.lr), scale = T(s.grad_scale), decay = T(s.weight_decay), momentum = T(s.momentum), fresh = T(1 - s.dampening);
+  for (int64_t i = 0; i < n; ++i) {
+    T grad = g[i] * scale + decay * p[i];
+    if (b) {
+      T buffer = s.first ? grad : momentum * b[i] + fresh * grad;
+      b2[i] = buffer;
+      grad = s.nesterov ? grad + momentum * buffer : buffer;
+    }
+    p2[i] = p[i] - lr * grad;
+  }
+}
+
+}  // namespace
+
+template <>
+const RowTable& isa_table<RowTable, isa::TESSERA_ISA>() {
+  static const RowTable table{fns<float>(), fns<double>()};
+  return table;
+}
+
+template <>
+const UpdateTable& isa_table<UpdateTable, isa::TESSERA_ISA>() {
+  static const UpdateTable table{{adam<float>, sum_squares<float>, sgd<float>}, {adam<double>, sum_squares<double>, sgd<double>}};
+  return table;
+}
+
+}  // namespace tessera::cpu

@@ -1,0 +1,130 @@
+// Multi-tensor optimizer steps and the global norm. All tensors of a call are one loop over pieces of kPiece elements, so
+// many small parameters cost no more than one large one.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "core/backend/cpu/isa.h"
+#include "core/backend/cpu/register.h"
+#include "core/base/parallel.h"
+#include "core/ops/attributes.h"
+
+namespace tessera::cpu {
+namespace {
+
+using In = std::span<const Tensor>;
+using Out = std::span<const Tensor>;
+constexpr int64_t kPiece = 1 << 15;
+
+void plan_lists(const Primitive&, In, std::span<Meta>, Plan& plan) {
+  plan.all_dense = true;
+  plan.in_place = true;
+}
+
+// Calls piece(tensor, begin, count) over all elements of the first `count` tensors of `params`.
+template <class F>
+void for_pieces(In params, F piece) {
+  struct Piece {
+    int tensor;
+    int64_t begin, count;
+  };
+  std::vector<Piece> pieces;
+  for (size_t i = 0; i < params.size(); ++i)
+    for (int64_t at = 0; at < params[i].numel(); at += kPiece) pieces.push_back({int(i), at, std::min(kPiece, params[i].numel() - at)});
+  int64_t total = 0;
+  for (const Piece& p : pieces) total += p.count;
+  int64_t grain = total < kPiece ? int64_t(pieces.size()) : 1;
+  parallel_for(int64_t(pieces.size()), grain, [&](int64_t b, int64_t e) {
+    for (int64_t i = b; i < e; ++i) piece(pieces[size_t(i)].tensor, pieces[size_t(i)].begin, pieces[size_t(i)].count);
+  });
+}
+
+void check_real(const Primitive& prim, const Tensor& t) {
+  TESSERA_CHECK(t.dtype() == kF32 || t.dtype() == kF64, "{}: parameters must be f32 or f64, got {}; keep f32 master weights", prim.name(), describe(t));
+}
+
+template <class T>
+const UpdateFns<T>& fns() {
+  if constexpr (sizeof(T) == 4) return simd<UpdateTable>().f32;
+  else return simd<UpdateTable>().f64;
+}
+
+void run_adam(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
+  const auto& a = static_cast<const AdamAttributes&>(prim);
+  double step = *in[1].data<double>();
+  AdamStep s{*in[0].data<double>(), a.beta1, a.beta2, a.eps, a.weight_decay, 1 - std::pow(a.beta1, step), 1 - std::pow(a.beta2, step), *in[2].data<double>(), a.decoupled};
+  size_t n = size_t(a.count);
+  In lists = in.subspan(3);
+  for (size_t i = 0; i < n; ++i) check_real(prim, lists[i]);
+  for_pieces(lists.first(n), [&](int tensor, int64_t begin, int64_t count) {
+    size_t i = size_t(tensor);
+    auto run = [&](auto zero) {
+      using T = decltype(zero);
+      auto at = [&](size_t list) { return lists[list * n + i].data<T>() + begin; };
+      auto to = [&](size_t list) { return out[list * n + i].data<T>() + begin; };
+      fns<T>().adam(at(0), at(1), at(2), at(3), to(0), to(1), to(2), count, s);
+    };
+    lists[i].dtype() == kF32 ? run(float()) : run(double());
+  });
+}
+
+void run_sgd(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
+  const auto& a = static_cast<const SgdAttributes&>(prim);
+  SgdStep s{*in[0].data<double>(), a.momentum, a.dampening, a.weight_decay, *in[1].data<double>(), a.nesterov, a.first};
+  size_t n = size_t(a.count);
+  In lists = in.subspan(2);
+  for (size_t i = 0; i < n; ++i) check_real(prim, lists[i]);
+  for_pieces(lists.first(n), [&](int tensor, int64_t begin, int64_t count) {
+    size_t i = size_t(tensor);
+    auto run = [&](auto zero) {
+      using T = decltype(zero);
+      auto at = [&](size_t list) { return lists[list * n + i].data<T>() + begin; };
+      bool momentum = a.momentum != 0;
+      fns<T>().sgd(at(0), at(1), momentum ? at(2) : nullptr, out[i].data<T>() + begin, momentum ? out[n + i].data<T>() + begin : nullptr, count, s);
+    };
+    lists[i].dtype() == kF32 ? run(float()) : run(double());
+  });
+}
+
+double tree_sum(const double* v, int64_t n) {
+  if (n <= 2) return n == 2 ? v[0] + v[1] : n ? v[0] : 0.0;
+  int64_t half = (n + 1) / 2;
+  return tree_sum(v, half) + tree_sum(v + half, n - half);
+}
+
+// Rows of dim 0 first, then rows, then tensors, each in a balanced tree: a tensor sharded by rows gives the same bits.
+void run_global_norm(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
+  struct Row {
+    int tensor;
+    int64_t row;
+  };
+  std::vector<int64_t> first;  // of each tensor's rows
+  int64_t rows = 0;
+  for (const Tensor& t : in) {
+    check_real(prim, t);
+    first.push_back(rows);
+    rows += t.ndim() ? t.size(0) : 1;
+  }
+  std::vector<double> squares(static_cast<size_t>(rows)), totals;
+  for (size_t i = 0; i < in.size(); ++i) {
+    const Tensor& t = in[i];
+    int64_t count = t.ndim() ? t.size(0) : 1, each = count ? t.numel() / count : 0;
+    double* to = squares.data() + first[i];
+    parallel_for(count, std::max<int64_t>(1, kPiece / std::max<int64_t>(each, 1)), [&](int64_t b, int64_t e) {
+      for (int64_t r = b; r < e; ++r)
+        to[r] = t.dtype() == kF32 ? fns<float>().sum_squares(t.data<float>() + r * each, each) : fns<double>().sum_squares(t.data<double>() + r * each, each);
+    });
+    totals.push_back(tree_sum(to, count));
+  }
+  *out[0].data<double>() = std::sqrt(tree_sum(totals.data(), int64_t(totals.size())));
+}
+
+}  // namespace
+
+void register_update(KernelTable& t) {
+  t.add(DeviceKind::kCPU, "adam", {plan_lists, run_adam});
+  t.add(DeviceKind::kCPU, "sgd", {plan_lists, run_sgd});
+  t.add(DeviceKind::kCPU, "global_norm", {plan_lists, run_global_norm});
+}
+
+}  // namespace tessera::cpu

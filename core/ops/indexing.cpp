@@ -1,0 +1,301 @@
+// Three primitives carry all indexing: gather, scatter (overwrites) and scatter_sum (adds into zeros),
+// each along one dim with equal extents elsewhere. Indexing in several dims flattens them into one;
+// windows, broadcasting and negative positions are prepared here in ordinary ops.
+#include "core/ops/indexing.h"
+
+#include <algorithm>
+
+#include "core/dispatch/dispatch.h"
+#include "core/ops/create.h"
+#include "core/ops/dim_attributes.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/samples.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+void check_fit(const char* op, MetaSpan in, int dim) {
+  bool fits = dim < in[0]->shape.size() && in[1]->dtype == kI64;
+  for (const Meta* m : in) fits = fits && m->shape.size() == in[0]->shape.size();
+  for (int d = 0; d < in[0]->shape.size() && fits; ++d)
+    fits = d == dim || in[0]->shape[d] == in[1]->shape[d];
+  if (in.size() > 2) fits = fits && in[2]->shape == in[1]->shape && in[2]->dtype == in[0]->dtype;
+  TESSERA_CHECK_AS(ShapeError, fits,
+                   "{}: operands {} do not fit along dim {}; an i64 index of equal extents elsewhere is needed", op,
+                   describe(in), dim);
+}
+
+// Loops of the other dims, shared; then one of `dim` in the indexed operand and one in the index.
+AxisMap index_axes(MetaSpan in, int dim, Factor::Kind of_index, bool out_is_indexed) {
+  AxisMap m;
+  const Shape& x = in[0]->shape;
+  OperandLoops indexed, index;
+  for (int d = 0; d < x.size(); ++d) {
+    DimLoops loop;
+    if (d != dim && x[d] != 1) loop.push_back(m.add(Factor::kPass, x[d]));
+    indexed.push_back(loop), index.push_back(loop);
+  }
+  size_t at = size_t(dim);
+  if (x[dim] != 1) indexed[at].push_back(m.add(Factor::kWhole, x[dim]));
+  if (int64_t n = in[1]->shape[dim]; n != 1) index[at].push_back(m.add(of_index, n));
+  m.in.push_back(indexed);
+  for (size_t i = 1; i < in.size(); ++i) m.in.push_back(index);
+  m.out.push_back(out_is_indexed ? indexed : index);
+  return m;
+}
+
+class Gather final : public DimAttributes {
+ public:
+  explicit Gather(int dim) : DimAttributes(intern_op("gather"), dim) {}
+  Metas infer(MetaSpan in) const override {
+    check_fit("gather", in, dim);
+    return {Meta::contiguous(in[1]->shape, in[0]->dtype, in[0]->device)};
+  }
+  AxisMap axes(MetaSpan in) const override {
+    AxisMap m = index_axes(in, dim, Factor::kPass, false);
+    m.linear_in = 1;
+    return m;
+  }
+  SaveMask saved() const override { return {2, 0}; }
+  Tensors vjp(const VjpArgs& v) const override {
+    return {scatter_sum(v.in[0], dim, v.in[1], v.cot[0]), Tensor()};
+  }
+};
+
+class ScatterSum final : public DimAttributes {
+ public:
+  explicit ScatterSum(int dim) : DimAttributes(intern_op("scatter_sum"), dim) {}
+  Metas infer(MetaSpan in) const override {
+    check_fit("scatter_sum", in, dim);
+    return {Meta::contiguous(in[0]->shape, in[2]->dtype, in[2]->device)};
+  }
+  AxisMap axes(MetaSpan in) const override {
+    AxisMap m = index_axes(in, dim, Factor::kSum, true);
+    m.linear_in = 4;
+    m.shape_only = 1;
+    return m;
+  }
+  SaveMask saved() const override { return {2, 0}; }
+  Tensors vjp(const VjpArgs& v) const override {
+    return {Tensor(), Tensor(), gather(v.cot[0], dim, v.in[1])};
+  }
+};
+
+class Scatter final : public DimAttributes {
+ public:
+  explicit Scatter(int dim) : DimAttributes(intern_op("scatter"), dim) {}
+  Metas infer(MetaSpan in) const override {
+    check_fit("scatter", in, dim);
+    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
+  }
+  AxisMap axes(MetaSpan in) const override { return index_axes(in, dim, Factor::kWhole, true); }
+  SaveMask saved() const override { return {2, 0}; }
+  Tensors vjp(const VjpArgs& v) const override {
+    return {v.wants(0) ? scatter(v.cot[0], dim, v.in[1], 0.0) : Tensor(), Tensor(),
+            v.wants(2) ? gather(v.cot[0], dim, v.in[1]) : Tensor()};
+  }
+};
+
+class WrapIndex final : public WrapIndexAttributes {
+ public:
+  explicit WrapIndex(int64_t extent) : WrapIndexAttributes(intern_op("wrap_index"), extent) {}
+  Metas infer(MetaSpan in) const override {
+    TESSERA_CHECK(in[0]->dtype == kI64, "wrap_index: takes i64, got {}", describe(in));
+    return {Meta::contiguous(in[0]->shape, kI64, in[0]->device)};
+  }
+  AxisMap axes(MetaSpan in) const override { return pointwise_axes(in, in[0]->shape); }
+  bool differentiable() const override { return false; }
+};
+
+Tensor as_index(const char* op, const Tensor& index) {
+  TESSERA_CHECK(is_integral(index.dtype()) && index.dtype() != kBool, "{}: the index is {}; it must hold integers", op,
+                describe(index));
+  return cast(index, kI64);
+}
+
+// `index` [N] seen with the dims of `x` outside `dim`, by strides of 0.
+Tensor rows_index(const char* op, const Tensor& x, int dim, const Tensor& index) {
+  TESSERA_CHECK_AS(ShapeError, index.ndim() <= 1 && x.ndim() > 0, "{}: x is {}, the index {}; the index must have one dim", op,
+                   describe(x), describe(index));
+  Shape s = Dims::filled(x.ndim(), 1), to = x.shape();
+  s[dim] = to[dim] = index.numel();
+  return expand(reshape(as_index(op, index), s), to);
+}
+
+// The part of `t` that has the extents of `index` outside `dim` (everywhere when dim is -1).
+Tensor window(const char* op, Tensor t, const Tensor& index, int dim) {
+  TESSERA_CHECK_AS(ShapeError, t.ndim() == index.ndim(), "{}: the index is {}, but it goes with {}", op, describe(index), describe(t));
+  for (int d = 0; d < t.ndim(); ++d) {
+    if (d == dim || t.shape()[d] == index.shape()[d]) continue;
+    TESSERA_CHECK_AS(ShapeError, index.shape()[d] < t.shape()[d], "{}: the index is {}, larger in dim {} than {}", op,
+                     describe(index), d, describe(t));
+    t = narrow(t, d, 0, index.shape()[d]);
+  }
+  return t;
+}
+
+Tensor scatter_from(const Tensor& x, int dim, const Tensor& index, const Tensor& src, int d) {
+  for (; d < x.ndim(); ++d) {
+    int64_t have = x.shape()[d], n = index.shape()[d];
+    if (d == dim || n == have) continue;
+    TESSERA_CHECK_AS(ShapeError, n < have, "scatter: the index is {}, larger in dim {} than {}", describe(index), d, describe(x));
+    Tensor parts[] = {scatter_from(narrow(x, d, 0, n), dim, index, src, d + 1), narrow(x, d, n, have - n)};
+    return cat(parts, d);
+  }
+  return dispatch1(PrimRef(new Scatter(dim)), operands(Tensor(x), Tensor(index), Tensor(src)));
+}
+
+}  // namespace
+
+AxisMap along_dim_axes(MetaSpan in, std::span<const Meta> out, int dim) {
+  AxisMap m;
+  const Shape& first = in[0]->shape;
+  SmallVector<int, 8> shared;
+  for (int d = 0; d < first.size(); ++d)
+    shared.push_back(d == dim || first[d] == 1 ? -1 : m.add(Factor::kPass, first[d]));
+  int whole = first.size() && first[dim] != 1 ? m.add(Factor::kWhole, first[dim]) : -1;
+  auto loops = [&](const Shape& s) {
+    OperandLoops l;
+    for (int d = 0; d < s.size(); ++d) {
+      DimLoops dl;
+      int f = d != dim ? shared[size_t(d)] : s[d] == first[d] ? whole : m.add(Factor::kWhole, s[d]);
+      if (f >= 0 && s[d] != 1) dl.push_back(f);
+      l.push_back(dl);
+    }
+    return l;
+  };
+  for (const Meta* t : in) m.in.push_back(loops(t->shape));
+  for (const Meta& t : out) m.out.push_back(loops(t.shape));
+  return m;
+}
+
+Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
+  int d = wrap_dim(dim, x.ndim(), "gather");
+  if (x.ndim() == 0) return reshape(gather(reshape(x, {1}), 0, reshape(index, {index.numel()})), index.shape());
+  Tensor i = as_index("gather", index);
+  return dispatch1(PrimRef(new Gather(d)), operands(window("gather", x, i, d), Tensor(i)));
+}
+
+Tensor scatter_sum(const Tensor& like, int64_t dim, const Tensor& index, const Tensor& src) {
+  int d = wrap_dim(dim, like.ndim(), "scatter_sum");
+  return dispatch1(PrimRef(new ScatterSum(d)), operands(Tensor(like), Tensor(index), cast(src, like.dtype())));
+}
+
+Tensor take_along_dim(const Tensor& x, const Tensor& index, int64_t dim) {
+  TESSERA_CHECK_AS(ShapeError, x.ndim() == index.ndim(), "take_along_dim: x is {}, the index {}; give them equal ndim", describe(x),
+                   describe(index));
+  int d = wrap_dim(dim, x.ndim(), "take_along_dim");
+  Shape a = x.shape(), b = index.shape();
+  a[d] = b[d] = 1;
+  Shape both = broadcast(a, b, "take_along_dim"), to = both;
+  both[d] = x.shape()[d], to[d] = index.shape()[d];
+  return gather(expand(x, both), d, expand(wrap_index(index, x.shape()[d]), to));
+}
+
+Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
+  int d = wrap_dim(dim, x.ndim(), "index_select");
+  return dispatch1(PrimRef(new Gather(d)), operands(Tensor(x), rows_index("index_select", x, d, index)));
+}
+
+Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src) {
+  int d = wrap_dim(dim, x.ndim(), "scatter");
+  TESSERA_CHECK(src.dtype() == x.dtype(), "scatter: x is {}, src is {}; convert them to one dtype", describe(x), describe(src));
+  Tensor i = as_index("scatter", index);
+  return scatter_from(x, d, i, window("scatter", src, i, -1), 0);
+}
+
+Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, Scalar value) {
+  return scatter(x, dim, index, expand(scalar_tensor(value, x.dtype(), x.device()), index.shape()));
+}
+
+Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src) {
+  int d = wrap_dim(dim, x.ndim(), "scatter_add");
+  TESSERA_CHECK(src.dtype() == x.dtype(), "scatter_add: x is {}, src is {}; convert them to one dtype", describe(x), describe(src));
+  Tensor i = as_index("scatter_add", index);
+  Tensor sums = scatter_sum(window("scatter_add", x.detach(), i, d), d, i, window("scatter_add", src, i, -1));
+  for (int k = 0; k < x.ndim(); ++k)
+    if (sums.shape()[k] != x.shape()[k]) sums = unslice(sums, k, 0, 1, x.shape()[k]);
+  return x + std::move(sums);
+}
+
+Tensor index_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src, Scalar alpha) {
+  int d = wrap_dim(dim, x.ndim(), "index_add");
+  TESSERA_CHECK(src.dtype() == x.dtype(), "index_add: x is {}, src is {}; convert them to one dtype", describe(x), describe(src));
+  return x + scatter_sum(x.detach(), d, rows_index("index_add", x, d, index), cast(src * alpha, x.dtype()));
+}
+
+Tensor index_copy(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src) {
+  int d = wrap_dim(dim, x.ndim(), "index_copy");
+  return scatter(x, d, rows_index("index_copy", x, d, wrap_index(index, x.size(d))), src);
+}
+
+Tensor index_fill(const Tensor& x, int64_t dim, const Tensor& index, Scalar value) {
+  int d = wrap_dim(dim, x.ndim(), "index_fill");
+  return scatter(x, d, rows_index("index_fill", x, d, wrap_index(index, x.size(d))), value);
+}
+
+Tensor masked_fill(const Tensor& x, const Tensor& mask, Scalar value) {
+  TESSERA_CHECK(mask.dtype() == kBool, "masked_fill: the mask is {}; it must be bool", describe(mask));
+  return where(mask, scalar_tensor(value, x.dtype(), x.device()), x);
+}
+
+Tensor masked_select(const Tensor& x, const Tensor& mask) {
+  TESSERA_CHECK(mask.dtype() == kBool, "masked_select: the mask is {}; it must be bool", describe(mask));
+  Shape s = broadcast(x.shape(), mask.shape(), "masked_select");
+  Tensor at = nonzero(reshape(expand(mask, s), {-1}));
+  return index_select(reshape(expand(x, s), {-1}), 0, reshape(at, {-1}));
+}
+
+Tensor nonzero(const Tensor& x) {
+  TESSERA_CHECK(x.device().is_cpu(), "nonzero: the extent of the result depends on the values of {}; move it to the cpu", describe(x));
+  Tensor set = contiguous(x.dtype() == kBool ? x.detach() : ne(x.detach(), 0));
+  const bool* p = set.data<bool>();
+  int64_t count = std::count(p, p + set.numel(), true), row = 0;
+  Tensor out = empty({count, x.ndim()}, kI64);
+  Strides st = contiguous_strides(x.shape());
+  for (int64_t i = 0; i < set.numel(); ++i) {
+    if (!p[i]) continue;
+    int64_t rest = i;
+    for (int d = 0; d < x.ndim(); ++d) out.data<int64_t>()[row * x.ndim() + d] = rest / st[d], rest %= st[d];
+    ++row;
+  }
+  return out;
+}
+
+Tensor one_hot(const Tensor& x, int64_t classes) {
+  Tensor i = as_index("one_hot", x);
+  if (classes < 0) {
+    TESSERA_CHECK(x.numel() > 0, "one_hot: {} has no elements to count classes by; give their number", describe(x));
+    classes = amax(i).item<int64_t>() + 1;
+  }
+  TESSERA_CHECK(x.numel() == 0 || amin(i).item<int64_t>() >= 0, "one_hot: class {} of {}; classes start at 0",
+                amin(i).item<int64_t>(), describe(x));
+  return cast(eq(unsqueeze(wrap_index(i, classes), -1), arange(0, classes, 1, {.device = x.device()})), kI64);
+}
+
+Tensor wrap_index(const Tensor& index, int64_t extent) {
+  return dispatch1(PrimRef(new WrapIndex(extent)), operands(as_index("index", index)));
+}
+
+void register_indexing_ops(OpRegistry& registry) {
+  auto x = [] { return sample_values({3, 5, 2}, -1, 1, 1); };
+  auto i = [] { return sample_integers({3, 4, 2}, 0, 5, 2); };
+  registry.add("gather", [=] {
+    return std::vector<Sample>{{PrimRef(new Gather(1)), {x(), i()}},
+                               {PrimRef(new Gather(0)), {x(), expand(reshape(sample_integers({4}, 0, 3, 3), {4, 1, 1}), {4, 5, 2})}}};
+  });
+  registry.add("scatter_sum", [=] {
+    return std::vector<Sample>{{PrimRef(new ScatterSum(1)), {x(), i(), sample_values({3, 4, 2}, -1, 1, 3)}},
+                               {PrimRef(new ScatterSum(0)), {sample_values({4}, -1, 1, 3), sample_integers({7}, 0, 4, 4), sample_values({7}, -1, 1, 5)}}};
+  });
+  registry.add("scatter", [=] {
+    // Each element is written at most once: positions are a permutation's first ones.
+    Tensor at = expand(reshape(from_values<int64_t>({4, 0, 3, 1}, {4}), {1, 4, 1}), {3, 4, 2});
+    return std::vector<Sample>{{PrimRef(new Scatter(1)), {x(), at, sample_values({3, 4, 2}, -1, 1, 3)}}};
+  });
+  registry.add("wrap_index", [] { return std::vector<Sample>{{PrimRef(new WrapIndex(5)), {sample_integers({3, 4}, -5, 5, 1)}, false}}; });
+}
+
+}  // namespace tessera

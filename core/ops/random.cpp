@@ -1,0 +1,161 @@
+#include "core/ops/random.h"
+
+#include "core/dispatch/dispatch.h"
+#include "core/ops/attributes.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/samples.h"
+#include "core/ops/update.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+class Random final : public RandomAttributes {
+ public:
+  Random(RandomKind kind, const Shape& shape, const Dims& begin, const Shape& global, int64_t low, int64_t high, DType dtype, Device device)
+      : RandomAttributes(intern_op(name_of_kind(kind)), kind, shape, begin, global, low, high, dtype, device) {}
+  static const char* name_of_kind(RandomKind k) { return k == RandomKind::kUniform ? "rand" : k == RandomKind::kNormal ? "randn" : "randint"; }
+  Metas infer(MetaSpan in) const override {
+    TESSERA_CHECK_AS(ShapeError, in[0]->shape == Shape{2} && in[0]->dtype == kI64, "{}: the key must be i64[2], got {}", name(), describe(in));
+    return {Meta::contiguous(shape, dtype, device)};
+  }
+  AxisMap axes(MetaSpan) const override {
+    AxisMap m;
+    for (int64_t e : shape) m.add(Factor::kPass, e);
+    m.out.push_back(broadcast_loops(shape, shape));
+    m.in.push_back({DimLoops{m.add(Factor::kWhole, 2)}});
+    return m;
+  }
+  PrimRef localize(std::span<const Range> loops) const override {
+    Shape s;
+    Dims b;
+    for (int d = 0; d < shape.size(); ++d) s.push_back(loops[size_t(d)].size), b.push_back(begin[d] + loops[size_t(d)].begin);
+    return PrimRef(new Random(kind, s, b, global, low, high, dtype, device));
+  }
+  bool differentiable() const override { return false; }
+  void attributes(AttributeVisitor& v) const override {
+    v.dims("shape", shape), v.dims("begin", begin), v.dims("global", global), v.integer("low", low), v.integer("high", high);
+    v.text("dtype", name_of(dtype)), v.text("device", to_string(device));
+  }
+};
+
+Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DType dtype, Device device, Tensor key) {
+  if (!key.defined()) key = default_generator().next_key();
+  return dispatch1(PrimRef(new Random(kind, shape, Dims::filled(shape.size(), 0), shape, low, high, dtype, device)), operands(std::move(key)));
+}
+
+// Its own derivative: the same mask on the cotangent.
+class Dropout final : public DropoutAttributes {
+ public:
+  Dropout(double p, bool by_sample, const Dims& begin = {}, const Shape& global = {})
+      : DropoutAttributes(intern_op("dropout"), p, by_sample, begin, global) {}
+  Metas infer(MetaSpan in) const override {
+    TESSERA_CHECK(is_floating(in[0]->dtype), "dropout: takes floats, got {}", describe(in));
+    TESSERA_CHECK_AS(ShapeError, !by_sample || (in[0]->shape.size() > 0 && in[2]->shape.size() == 1 && in[2]->shape[0] > 0 && in[0]->shape[0] % in[2]->shape[0] == 0),
+                     "dropout: sample numbers must be i64 [B] with B dividing dim 0 of x, got {}", describe(in));
+    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
+  }
+  AxisMap axes(MetaSpan in) const override {
+    AxisMap m;
+    const Shape& s = in[0]->shape;
+    for (int64_t e : s) m.add(Factor::kPass, e);
+    OperandLoops x = broadcast_loops(s, s);
+    m.in.push_back(x), m.out.push_back(x);
+    m.in.push_back({DimLoops{m.add(Factor::kWhole, 2)}});
+    if (by_sample) {
+      if (in[2]->shape[0] == s[0]) {
+        m.in.push_back({x[0]});
+      } else {  // rows of a sample lie behind each other in dim 0: not split along it
+        if (s[0] != 1) m.factors[0].kind = Factor::kWhole;
+        m.in.push_back({in[2]->shape[0] == 1 ? DimLoops{} : DimLoops{m.add(Factor::kWhole, in[2]->shape[0])}});
+      }
+    }
+    m.linear_in = 1;
+    return m;
+  }
+  PrimRef localize(std::span<const Range> loops) const override {
+    Dims b;
+    Shape g;
+    int ndim = int(loops.size()) - 1;
+    if (by_sample && ndim > 0 && loops.back().extent != 2) --ndim;
+    for (int d = 0; d < ndim; ++d) b.push_back(loops[size_t(d)].begin), g.push_back(loops[size_t(d)].extent);
+    return PrimRef(new Dropout(p, by_sample, b, g));
+  }
+  SaveMask saved() const override { return {6, 0}; }
+  Tensors vjp(const VjpArgs& v) const override {
+    Tensors in{v.cot[0], v.in[1]};
+    if (by_sample) in.push_back(v.in[2]);
+    Tensors g(v.in.size());
+    g[0] = dispatch1(PrimRef(new Dropout(p, by_sample, begin, global)), in);
+    return g;
+  }
+  void attributes(AttributeVisitor& v) const override {
+    v.real("p", p), v.integer("by_sample", by_sample), v.dims("begin", begin), v.dims("global", global);
+  }
+};
+
+}  // namespace
+
+Generator::Generator(uint64_t seed) : state_(empty({2}, kI64)) { this->seed(seed); }
+void Generator::seed(uint64_t seed) {
+  int64_t values[] = {int64_t(seed), 0};
+  assign_(state_, from_values<int64_t>(values, {2}));
+}
+void Generator::seek(uint64_t next) {
+  int64_t values[] = {state_.data<int64_t>()[0], int64_t(next)};
+  assign_(state_, from_values<int64_t>(values, {2}));
+}
+Tensor Generator::next_key() {
+  Tensor key = clone(state_);
+  static const Tensor one = from_values<int64_t>({0, 1}, {2});
+  add_(state_, one);
+  return key;
+}
+
+Generator& default_generator() {
+  if (Generator* g = context().generator) return *g;
+  thread_local Generator own;
+  return own;
+}
+void manual_seed(uint64_t seed) { default_generator().seed(seed); }
+
+Tensor rand(const Shape& shape, TensorOptions o, Tensor key) {
+  return draw(RandomKind::kUniform, shape, 0, 0, o.dtype.value_or(context().default_dtype), o.device, std::move(key));
+}
+Tensor randn(const Shape& shape, TensorOptions o, Tensor key) {
+  return draw(RandomKind::kNormal, shape, 0, 0, o.dtype.value_or(context().default_dtype), o.device, std::move(key));
+}
+Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions o, Tensor key) {
+  TESSERA_CHECK(low < high, "randint: the range [{}, {}) is empty", low, high);
+  return draw(RandomKind::kInteger, shape, low, high, o.dtype.value_or(kI64), o.device, std::move(key));
+}
+
+Tensor bernoulli(const Tensor& p, Tensor key) { return lt(rand(p.shape(), {p.dtype(), p.device()}, std::move(key)), p); }
+
+Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {
+  TESSERA_CHECK(p >= 0 && p < 1, "dropout: probability {}; expected 0 <= p < 1", p);
+  if (p == 0) return x;
+  if (!key.defined()) key = default_generator().next_key();
+  if (!samples.defined()) {
+    const Tensor& s = context().samples;
+    if (s.defined() && x.ndim() > 0 && s.numel() > 0 && x.size(0) % s.numel() == 0) samples = s;
+  }
+  Tensors in{x, std::move(key)};
+  if (samples.defined()) in.push_back(samples);
+  return dispatch1(PrimRef(new Dropout(p, samples.defined())), in);
+}
+
+void register_random_ops(OpRegistry& registry) {
+  auto key = [] { return from_values<int64_t>({7, 3}, {2}); };
+  for (auto kind : {RandomKind::kUniform, RandomKind::kNormal, RandomKind::kInteger})
+    registry.add(Random::name_of_kind(kind), [=] {
+      DType t = kind == RandomKind::kInteger ? kI64 : kF64;
+      return std::vector<Sample>{{PrimRef(new Random(kind, {3, 5}, {0, 0}, {3, 5}, 0, 9, t, kCPU)), {key()}, false}};
+    });
+  registry.add("dropout", [=] {
+    return std::vector<Sample>{{PrimRef(new Dropout(0.4, false)), {sample_values({4, 6}, -1, 1, 1), key()}},
+                               {PrimRef(new Dropout(0.4, true)), {sample_values({4, 6}, -1, 1, 1), key(), sample_integers({4}, 0, 100, 2)}}};
+  });
+}
+
+}  // namespace tessera

@@ -1,0 +1,174 @@
+#include "core/ops/update.h"
+
+#include "core/dispatch/copy.h"
+#include "core/dispatch/dispatch.h"
+#include "core/ops/attributes.h"
+#include "core/ops/create.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/samples.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+// An op whose operands are lists of tensors of any shapes: how it may be split is not a matter of loops.
+Meta same(const Meta* m) { return Meta::contiguous(m->shape, m->dtype, m->device); }
+
+class Adam final : public AdamAttributes {
+ public:
+  Adam(int count, const AdamOptions& o) : AdamAttributes(intern_op("adam"), count, o.beta1, o.beta2, o.eps, o.weight_decay, o.decoupled) {}
+  Metas infer(MetaSpan in) const override {
+    Metas out;
+    for (int list : {0, 2, 3})
+      for (int i = 0; i < count; ++i) out.push_back(same(in[size_t(3 + list * count + i)]));
+    for (int i = 0; i < count; ++i)
+      for (int list : {1, 2, 3}) {
+        const Meta *p = in[size_t(3 + i)], *o = in[size_t(3 + list * count + i)];
+        TESSERA_CHECK_AS(ShapeError, p->shape == o->shape && p->dtype == o->dtype, "adam: parameter {} is {}{}, its {} is {}{}", i, name_of(p->dtype), to_string(p->shape),
+                         list == 1 ? "gradient" : "moment", name_of(o->dtype), to_string(o->shape));
+      }
+    return out;
+  }
+  bool differentiable() const override { return false; }
+  bool decomposable() const override { return true; }
+  Tensors decompose(std::span<const Tensor> in) const override {
+    const Tensor &lr = in[0], &step = in[1], &scale = in[2];
+    Tensors p2, m2, v2;
+    for (int i = 0; i < count; ++i) {
+      auto at = [&](int list) -> const Tensor& { return in[size_t(3 + list * count + i)]; };
+      DType t = at(0).dtype();
+      auto c = [&](const Tensor& x) { return cast(x, t); };
+      Tensor p = at(0), g = at(1) * c(scale);
+      if (!decoupled) g = g + p * weight_decay;
+      Tensor m = at(2) * beta1 + g * (1 - beta1), v = at(3) * beta2 + square(g) * (1 - beta2);
+      Tensor c1 = c(1.0 - pow(full({}, beta1, {kF64}), step)), c2 = c(1.0 - pow(full({}, beta2, {kF64}), step));
+      if (decoupled) p = p * c(1.0 - lr * weight_decay);
+      p2.push_back(p - c(lr) / c1 * m / (sqrt(v) / sqrt(c2) + eps)), m2.push_back(m), v2.push_back(v);
+    }
+    for (Tensor& t : m2) p2.push_back(t);
+    for (Tensor& t : v2) p2.push_back(t);
+    return p2;
+  }
+  void attributes(AttributeVisitor& v) const override {
+    v.integer("count", count), v.real("beta1", beta1), v.real("beta2", beta2), v.real("eps", eps), v.real("weight_decay", weight_decay), v.integer("decoupled", decoupled);
+  }
+};
+
+class Sgd final : public SgdAttributes {
+ public:
+  Sgd(int count, const SgdOptions& o, bool first) : SgdAttributes(intern_op("sgd"), count, o.momentum, o.dampening, o.weight_decay, o.nesterov, first) {}
+  Metas infer(MetaSpan in) const override {
+    Metas out;
+    for (int i = 0; i < count; ++i) {
+      const Meta *p = in[size_t(2 + i)], *g = in[size_t(2 + count + i)];
+      TESSERA_CHECK_AS(ShapeError, p->shape == g->shape && p->dtype == g->dtype, "sgd: parameter {} is {}{}, its gradient {}{}", i, name_of(p->dtype), to_string(p->shape),
+                       name_of(g->dtype), to_string(g->shape));
+      out.push_back(same(p));
+    }
+    for (int i = 0; momentum != 0 && i < count; ++i) out.push_back(same(in[size_t(2 + 2 * count + i)]));
+    return out;
+  }
+  bool differentiable() const override { return false; }
+  bool decomposable() const override { return true; }
+  Tensors decompose(std::span<const Tensor> in) const override {
+    Tensors params, buffers;
+    for (int i = 0; i < count; ++i) {
+      auto at = [&](int list) -> const Tensor& { return in[size_t(2 + list * count + i)]; };
+      DType t = at(0).dtype();
+      Tensor g = at(1) * cast(in[1], t) + at(0) * weight_decay;
+      if (momentum != 0) {
+        Tensor b = first ? g : at(2) * momentum + g * (1 - dampening);
+        g = nesterov ? g + b * momentum : b;
+        buffers.push_back(b);
+      }
+      params.push_back(at(0) - cast(in[0], t) * g);
+    }
+    for (Tensor& b : buffers) params.push_back(b);
+    return params;
+  }
+  void attributes(AttributeVisitor& v) const override {
+    v.integer("count", count), v.real("momentum", momentum), v.real("dampening", dampening), v.real("weight_decay", weight_decay);
+    v.integer("nesterov", nesterov), v.integer("first", first);
+  }
+};
+
+class GlobalNorm final : public Primitive {
+ public:
+  GlobalNorm() : Primitive(intern_op("global_norm")) {}
+  Metas infer(MetaSpan in) const override { return {Meta::contiguous({}, kF64, in[0]->device)}; }
+  bool differentiable() const override { return false; }
+};
+
+// dst op= src, in place where the kernel may write into its own operand.
+void update(const Tensor& dst, const char* op, Tensor src) {
+  assign({&dst, 1}, pointwise_primitive(op), operands(Tensor(dst), cast(std::move(src), dst.dtype())));
+}
+Tensor or_one(const Tensor& scale, Device device) { return scale.defined() ? scale : scalar_tensor(1.0, kF64, device); }
+
+void check_lists(const char* op, std::span<const Tensor> params, std::initializer_list<std::span<const Tensor>> others) {
+  for (auto& list : others) TESSERA_CHECK(list.size() == params.size(), "{}: {} parameters, but a list of {}", op, params.size(), list.size());
+}
+
+}  // namespace
+
+void assign_(const Tensor& dst, const Tensor& src) {
+  Tensor value = cast(src.shape() == dst.shape() ? src : expand(src, dst.shape()), dst.dtype());
+  assign({&dst, 1}, copy_primitive(), operands(std::move(value)));
+}
+
+void add_(const Tensor& dst, const Tensor& src) { update(dst, "add", src); }
+void mul_(const Tensor& dst, Scalar factor) { update(dst, "mul", scalar_tensor(factor, dst.dtype(), dst.device())); }
+void fill_(const Tensor& dst, Scalar value) { assign_(dst, scalar_tensor(value, dst.dtype(), dst.device())); }
+void zero_(const Tensor& dst) { fill_(dst, 0); }
+
+void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads, std::span<const Tensor> m, std::span<const Tensor> v,
+                  const Tensor& lr, const Tensor& step, const Tensor& scale, const AdamOptions& o) {
+  check_lists("adam", params, {grads, m, v});
+  if (params.empty()) return;
+  std::vector<Tensor> in{lr, step, or_one(scale, params[0].device())}, dst;
+  for (auto& list : {params, grads, m, v}) in.insert(in.end(), list.begin(), list.end());
+  for (auto& list : {params, m, v}) dst.insert(dst.end(), list.begin(), list.end());
+  assign(dst, PrimRef(new Adam(int(params.size()), o)), in);
+}
+
+void sgd_update_(std::span<const Tensor> params, std::span<const Tensor> grads, std::span<const Tensor> buffers, const Tensor& lr,
+                 const Tensor& scale, bool first, const SgdOptions& o) {
+  check_lists("sgd", params, {grads});
+  if (o.momentum != 0) check_lists("sgd", params, {buffers});
+  if (params.empty()) return;
+  std::vector<Tensor> in{lr, or_one(scale, params[0].device())}, dst(params.begin(), params.end());
+  in.insert(in.end(), params.begin(), params.end());
+  in.insert(in.end(), grads.begin(), grads.end());
+  if (o.momentum != 0) {
+    in.insert(in.end(), buffers.begin(), buffers.end());
+    dst.insert(dst.end(), buffers.begin(), buffers.end());
+  }
+  assign(dst, PrimRef(new Sgd(int(params.size()), o, first)), in);
+}
+
+Tensor global_norm(std::span<const Tensor> tensors) {
+  if (tensors.empty()) return scalar_tensor(0.0, kF64);
+  static const PrimRef prim(new GlobalNorm);
+  std::vector<Tensor> in(tensors.begin(), tensors.end());
+  return dispatch1(prim, in);
+}
+
+void register_update_ops(OpRegistry& registry) {
+  auto number = [](double v) { return scalar_tensor(v, kF64); };
+  auto list = [](uint64_t key, double low) { return sample_values({3, 4}, low, 1, key); };
+  registry.add("adam", [=] {
+    std::vector<Sample> s;
+    for (bool decoupled : {false, true})
+      s.push_back({PrimRef(new Adam(2, {.weight_decay = 0.1, .decoupled = decoupled})),
+                   {number(0.1), number(3), number(0.5), list(1, -1), list(2, -1), list(3, -1), list(4, -1), list(5, -1), list(6, -1), list(7, 0), list(8, 0)}, false});
+    return s;
+  });
+  registry.add("sgd", [=] {
+    return std::vector<Sample>{{PrimRef(new Sgd(2, {.momentum = 0.9, .weight_decay = 0.1, .nesterov = true}, false)),
+                                {number(0.1), number(0.5), list(1, -1), list(2, -1), list(3, -1), list(4, -1), list(5, -1), list(6, -1)}, false},
+                               {PrimRef(new Sgd(1, {}, true)), {number(0.1), number(1), list(1, -1), list(2, -1)}, false}};
+  });
+  registry.add("global_norm", [=] { return std::vector<Sample>{{PrimRef(new GlobalNorm), {list(1, -1), list(2, -1)}, false}}; });
+}
+
+}  // namespace tessera
