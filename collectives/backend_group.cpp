@@ -1,12 +1,12 @@
 #include "collectives/backend_group.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <array>
 
 #include "collectives/reduction.h"
+#include "collectives/thread.h"
 
 namespace tessera::detail {
 namespace {
@@ -18,18 +18,6 @@ double ms_since(Clock::time_point start) {
 }
 
 std::atomic<int> fork_count{0};
-
-/// Starts a thread that no signal is delivered to: handlers are the program's main thread's affair.
-template <class F>
-std::thread start_thread(const char* name, F body) {
-  sigset_t all, old;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &old);
-  std::thread thread(std::move(body));
-  pthread_sigmask(SIG_SETMASK, &old, nullptr);
-  pthread_setname_np(thread.native_handle(), name);
-  return thread;
-}
 
 }  // namespace
 

@@ -1,6 +1,349 @@
 #include "collectives/gloo/engine.h"
+
+#include <gloo/transport/unbound_buffer.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "collectives/gloo/connect.h"
+#include "collectives/gloo/watch.h"
+#include "collectives/reduction.h"
+
 namespace tessera::detail {
-std::unique_ptr<Engine> make_gloo_engine(const Membership&, const GlooOptions&) {
-  throw UserError("gloo: not built");
+namespace {
+
+using Buffer = gloo::transport::UnboundBuffer;
+
+// Gloo's own timeout only backs up the deadlines that Watch keeps, because it names nobody.
+constexpr Millis kGrace = std::chrono::seconds(10);
+constexpr int64_t kReduceAloneBytes = 16 << 10;
+constexpr int64_t kAlign = 64;
+
+/// What ranks tell each other before a collective: its facts and where it was called.
+struct Header {
+  CallRecord record;
+  char site[88] = {};
+};
+static_assert(std::is_trivially_copyable_v<Header>);
+
+Header make_header(const Call& call) {
+  Header h;
+  h.record = call.plan.record;
+  std::string site = describe(call.site);
+  std::memcpy(h.site, site.data(), std::min(site.size(), sizeof h.site - 1));
+  return h;
 }
+
+struct Transfer {
+  int peer;
+  void* data;
+  int64_t bytes;
+  bool sends;
+};
+
+// Messages of a collective are told apart by its number and step, those between two ranks by
+// theirs.
+enum Step : uint64_t { kHeaders, kSplits, kPieces, kGather, kStepBits = 3 };
+uint64_t slot_of(uint64_t seq, Step step) { return seq << kStepBits | step; }
+constexpr uint64_t kMessage = uint64_t{1} << 62;
+
+class GlooEngine final : public Engine {
+ public:
+  GlooEngine(const Membership& m, const GlooOptions& o)
+      : members_(m),
+        rank_(m.rank),
+        size_(m.size),
+        context_(connect_gloo(m, o)),
+        watch_(m, o.store, o.prefix),
+        sent_(size_t(m.size)),
+        received_(size_t(m.size)) {}
+
+  std::string_view name() const override { return "gloo"; }
+  void run(Call& call) override;
+  void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) override;
+  void interrupt() override {
+    std::lock_guard lock(mutex_);
+    changed_.notify_all();
+  }
+  void abort(const CommError& error) override {
+    watch_.kill(error);
+    // Peers that wait for this rank notice at once, and find the obituary.
+    std::lock_guard lock(mutex_);
+    if (!std::exchange(closed_, true)) context_->closeConnections();
+  }
+
+ private:
+  void exchange(const Call& call, std::span<const Transfer> transfers, uint64_t slot);
+  void check_calls(const Call& call);
+  void check_splits(const Call& call);
+  void move_pieces(const Call& call);
+  void all_reduce(const Call& call);
+  void message(const Call& call, uint64_t number);
+  std::vector<Transfer> with_all(void* mine, void* all, int64_t bytes) const;
+
+  const Membership members_;
+  const int rank_, size_;
+  std::shared_ptr<gloo::rendezvous::Context> context_;
+  Watch watch_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool closed_ = false;
+  std::vector<uint64_t> sent_, received_;  // messages to and from each rank
+};
+
+void GlooEngine::exchange(const Call& call, std::span<const Transfer> transfers, uint64_t slot) {
+  std::vector<std::unique_ptr<Buffer>> buffers;
+  for (const Transfer& t : transfers)
+    buffers.push_back(t.bytes ? context_->createUnboundBuffer(t.data, size_t(t.bytes)) : nullptr);
+  auto op = watch_.begin(call, [&buffers] {
+    for (auto& b : buffers) {
+      if (!b) continue;
+      b->abortWaitRecv();
+      b->abortWaitSend();
+    }
+  });
+  struct Ender {
+    Watch& watch;
+    Watch::Handle op;
+    ~Ender() { watch.end(op); }
+  } ender{watch_, op};
+  int peer = 0;
+  auto for_each = [&](bool sends, auto act) {
+    for (size_t i = 0; i < transfers.size(); ++i)
+      if (transfers[i].sends == sends && buffers[i]) {
+        peer = transfers[i].peer;
+        act(*buffers[i]);
+      }
+  };
+  Millis limit = call.timeout + kGrace;
+  auto waited = [&](bool done) {
+    if (!done) throw gloo::IoException("the wait was ended");
+  };
+  try {
+    for_each(false, [&](Buffer& b) { b.recv(peer, slot); });
+    for_each(true, [&](Buffer& b) { b.send(peer, slot); });
+    for_each(false, [&](Buffer& b) { waited(b.waitRecv(nullptr, limit)); });
+    for_each(true, [&](Buffer& b) { waited(b.waitSend(nullptr, limit)); });
+  } catch (const std::exception& e) {
+    watch_.explain(call, peer, e.what());
+  }
+}
+
+/// Sends `mine` to every other rank and gathers theirs into `all`, rank by rank.
+std::vector<Transfer> GlooEngine::with_all(void* mine, void* all, int64_t bytes) const {
+  std::vector<Transfer> transfers;
+  for (int k = 1; k < size_; ++k) {
+    int to = (rank_ + k) % size_, from = (rank_ + size_ - k) % size_;
+    transfers.push_back({to, mine, bytes, true});
+    transfers.push_back({from, static_cast<std::byte*>(all) + from * bytes, bytes, false});
+  }
+  return transfers;
+}
+
+void GlooEngine::check_calls(const Call& call) {
+  std::vector<Header> all(static_cast<size_t>(size_));
+  Header mine = all[size_t(rank_)] = make_header(call);
+  exchange(call, with_all(&mine, all.data(), sizeof(Header)), slot_of(call.seq(), kHeaders));
+  bool same = std::all_of(all.begin(), all.end(), [&](const Header& h) {
+    return h.record.fingerprint == mine.record.fingerprint;
+  });
+  if (same) return;
+  std::vector<CallRecord> records;
+  std::vector<std::string> sites;
+  for (Header& h : all) {
+    h.site[sizeof h.site - 1] = 0;
+    records.push_back(h.record);
+    sites.push_back(h.site);
+  }
+  std::vector<int> blame;
+  std::string text = compare_calls(records, sites, members_.group, blame);
+  watch_.die(call, text, blame);
+}
+
+void GlooEngine::check_splits(const Call& call) {
+  std::vector<int64_t> mine, all(2 * size_t(size_ * size_));
+  for (const Part& p : call.plan.give) mine.push_back(p.bytes);
+  for (const Part& p : call.plan.take) mine.push_back(p.bytes);
+  int64_t bytes = int64_t(mine.size() * sizeof(int64_t));
+  std::copy(mine.begin(), mine.end(), all.begin() + 2 * size_ * rank_);
+  exchange(call, with_all(mine.data(), all.data(), bytes), slot_of(call.seq(), kSplits));
+  std::vector<int> blame;
+  std::string text = compare_splits(all, size_, call.title(members_.group), blame);
+  if (!text.empty()) watch_.die(call, text, blame);
+}
+
+void GlooEngine::run(Call& call) {
+  check_calls(call);
+  if (call.plan.has_splits()) check_splits(call);
+  if (call.plan.kind == CollKind::kBarrier) return;
+  if (call.plan.kind == CollKind::kAllReduce)
+    all_reduce(call);
+  else
+    move_pieces(call);
+}
+
+/// Every piece goes straight from its giver to its taker; takers that reduce do so in rank order.
+void GlooEngine::move_pieces(const Call& call) {
+  const Plan& plan = call.plan;
+  bool only_root_takes = plan.kind == CollKind::kReduce || plan.kind == CollKind::kGather;
+  std::vector<std::byte> copy;
+  auto given = [&](int piece) { return plan.give[plan.one_for_each ? size_t(piece) : 0]; };
+  Parts give = plan.give;
+  if (plan.must_stage()) {  // results would overwrite what is still to be sent
+    int64_t total = 0;
+    for (const Part& p : give) total += p.bytes;
+    copy.resize(size_t(total));
+    std::byte* at = copy.data();
+    for (Part& p : give) {
+      if (p.bytes) std::memcpy(at, p.data, size_t(p.bytes));
+      p.data = at;
+      at += p.bytes;
+    }
+  }
+  int64_t bytes = plan.reduces && plan.takes ? plan.take[0].bytes : 0;
+  auto terms = std::make_unique_for_overwrite<std::byte[]>(size_t(bytes) * size_t(size_));
+  std::vector<const void*> sources(static_cast<size_t>(size_));
+  std::vector<Transfer> transfers;
+  for (int k = 1; k < size_; ++k) {
+    int to = (rank_ + k) % size_, from = (rank_ + size_ - k) % size_;
+    if (plan.gives() && (!only_root_takes || to == plan.record.peer)) {
+      const Part& p = give[plan.one_for_each ? size_t(to) : 0];
+      transfers.push_back({to, p.data, p.bytes, true});
+    }
+    if (!plan.takes || (plan.giver >= 0 && plan.giver != from)) continue;
+    const Part& p = plan.take[plan.reduces || plan.giver >= 0 ? 0 : size_t(from)];
+    std::byte* place = plan.reduces ? terms.get() + from * bytes : p.data;
+    sources[size_t(from)] = place;
+    transfers.push_back({from, place, p.bytes, false});
+  }
+  exchange(call, transfers, slot_of(call.seq(), kPieces));
+  if (!plan.takes || !plan.gives()) return;
+  const Part own = plan.must_stage() ? give[plan.one_for_each ? size_t(rank_) : 0] : given(rank_);
+  if (plan.reduces) {
+    sources[size_t(rank_)] = own.data;
+    reduce_tree(plan.op, plan.dtype, plan.take[0].data, sources,
+                bytes / int64_t(size_of(plan.dtype)));
+  } else {
+    const Part& to = plan.take[plan.giver >= 0 ? 0 : size_t(rank_)];
+    if (own.data != to.data && own.bytes) std::memmove(to.data, own.data, size_t(own.bytes));
+  }
+}
+
+/// Each rank reduces a slice, in rank order, and sends it to all: 2 (P-1)/P of the bytes each way
+/// (Rabenseifner 2004, with direct exchanges). Small tensors go to everybody whole.
+void GlooEngine::all_reduce(const Call& call) {
+  const Plan& plan = call.plan;
+  const Part &in = plan.give[0], &out = plan.take[0];
+  bool whole = in.bytes <= kReduceAloneBytes;
+  int64_t lines = (in.bytes + kAlign - 1) / kAlign;
+  auto begin_of = [&](int r) {
+    return whole ? (r < size_ ? int64_t(0) : in.bytes)
+                 : std::min(in.bytes, lines * r / size_ * kAlign);
+  };
+  int64_t begin = begin_of(rank_), end = whole ? in.bytes : begin_of(rank_ + 1);
+  int64_t bytes = end - begin;
+  auto terms = std::make_unique_for_overwrite<std::byte[]>(size_t(bytes) * size_t(size_));
+  std::vector<const void*> sources(static_cast<size_t>(size_));
+  std::vector<Transfer> transfers;
+  for (int k = 1; k < size_; ++k) {
+    int to = (rank_ + k) % size_, from = (rank_ + size_ - k) % size_;
+    int64_t to_begin = begin_of(to), to_end = whole ? in.bytes : begin_of(to + 1);
+    transfers.push_back({to, in.data + to_begin, to_end - to_begin, true});
+    std::byte* place = terms.get() + from * bytes;
+    sources[size_t(from)] = place;
+    transfers.push_back({from, place, bytes, false});
+  }
+  exchange(call, transfers, slot_of(call.seq(), kPieces));
+  sources[size_t(rank_)] = in.data + begin;
+  reduce_tree(plan.op, plan.dtype, out.data + begin, sources, bytes / int64_t(size_of(plan.dtype)));
+  if (whole) return;
+  transfers.clear();
+  for (int k = 1; k < size_; ++k) {
+    int to = (rank_ + k) % size_, from = (rank_ + size_ - k) % size_;
+    transfers.push_back({to, out.data + begin, bytes, true});
+    transfers.push_back(
+        {from, out.data + begin_of(from), begin_of(from + 1) - begin_of(from), false});
+  }
+  exchange(call, transfers, slot_of(call.seq(), kGather));
+}
+
+/// One message: header, then values, then the receiver's word that they fit and have arrived.
+void GlooEngine::message(const Call& call, uint64_t number) {
+  const Plan& plan = call.plan;
+  int peer = plan.record.peer;
+  bool sends = !plan.takes;
+  const Part& part = sends ? plan.give[0] : plan.take[0];
+  auto slot = [&](Step s) { return kMessage | slot_of(number, s); };
+  Header header = make_header(call);
+  int64_t answer = 1;
+  Transfer head{peer, &header, sizeof header, sends};
+  exchange(call, {&head, 1}, slot(kHeaders));
+  if (!sends &&
+      (header.record.counts != plan.record.counts || header.record.dtype != plan.record.dtype))
+    watch_.die(call,
+               fmt::format("{}: expects {} elements of {}, but rank {} sends {} of {} at {} (#{}); "
+                           "make both equal",
+                           call.title(members_.group), plan.record.counts, name_of(plan.dtype),
+                           peer, header.record.counts, name_of(header.record.dtype), header.site,
+                           header.record.seq),
+               {peer});
+  Transfer values{peer, part.data, part.bytes, sends};
+  exchange(call, {&values, 1}, slot(kPieces));
+  Transfer taken{peer, &answer, sizeof answer, !sends};
+  exchange(call, {&taken, 1}, slot(kGather));
+}
+
+void GlooEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
+  // A message to or from a peer follows the one before it in the same direction, so it gets its
+  // number here; then each proceeds on a thread of its own.
+  std::vector<std::thread> threads;
+  std::exception_ptr failure;
+  int running = 0;
+  std::vector<Ref<Call>> previous(2 * size_t(size_));
+  auto start = [&](Ref<Call> call) {
+    int peer = call->plan.record.peer;
+    bool sends = !call->plan.takes;
+    uint64_t number = ++(sends ? sent_ : received_)[size_t(peer)];
+    Ref<Call> before = std::exchange(previous[size_t(2 * peer + sends)], call);
+    {
+      std::lock_guard lock(mutex_);
+      ++running;
+    }
+    threads.emplace_back([this, call, before, number, &failure, &running] {
+      auto begin = std::chrono::steady_clock::now();
+      std::exception_ptr error;
+      try {
+        if (before) before->wait();
+        message(*call, number);
+        call->finish(nullptr, std::chrono::duration<double, std::milli>(
+                                  std::chrono::steady_clock::now() - begin)
+                                  .count());
+      } catch (...) {
+        error = std::current_exception();
+        call->finish(error, 0);
+      }
+      std::lock_guard lock(mutex_);
+      if (error && !failure) failure = error;
+      --running;
+      changed_.notify_all();
+    });
+  };
+  start(first);
+  for (;;) {
+    while (Ref<Call> call = next()) start(std::move(call));
+    std::unique_lock lock(mutex_);
+    if (running == 0) break;
+    changed_.wait_for(lock, std::chrono::milliseconds(5));
+  }
+  for (std::thread& t : threads) t.join();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> make_gloo_engine(const Membership& members, const GlooOptions& options) {
+  return std::make_unique<GlooEngine>(members, options);
+}
+
 }  // namespace tessera::detail

@@ -207,7 +207,8 @@ void ShmEngine::report_mismatch(Call& call) {
     sites.push_back(known ? s.site.read() : "an unknown place");
   }
   std::vector<int> blame;
-  die(call, compare_calls(records, sites, members_.group, blame), blame);
+  std::string text = compare_calls(records, sites, members_.group, blame);
+  die(call, text, blame);
 }
 
 }  // namespace tessera::detail

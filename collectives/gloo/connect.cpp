@@ -1,0 +1,92 @@
+#include "collectives/gloo/connect.h"
+
+#include <arpa/inet.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "collectives/store/environment.h"
+
+namespace tessera::detail {
+namespace {
+
+/// Our store as Gloo's.
+class Rendezvous final : public gloo::rendezvous::Store {
+ public:
+  Rendezvous(std::shared_ptr<tessera::Store> store, std::string prefix, Millis timeout)
+      : store_(std::move(store)), prefix_(std::move(prefix)), timeout_(timeout) {}
+
+  void set(const std::string& key, const std::vector<char>& data) override {
+    store_->set(prefix_ + key, {data.data(), data.size()});
+  }
+  std::vector<char> get(const std::string& key) override {
+    std::string text = store_->get(prefix_ + key, timeout_);
+    return {text.begin(), text.end()};
+  }
+  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    std::vector<std::string> full;
+    for (const std::string& k : keys) full.push_back(prefix_ + k);
+    store_->wait(full, timeout);
+  }
+
+ private:
+  std::shared_ptr<tessera::Store> store_;
+  std::string prefix_;
+  Millis timeout_;
+};
+
+/// The address of this host on the route to `host`: what a datagram socket binds to when connected,
+/// which sends nothing.
+std::string address_towards(const std::string& host) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_DGRAM;
+  int error = getaddrinfo(host.c_str(), "9", &hints, &found);
+  TESSERA_CHECK(error == 0, "MASTER_ADDR={}: does not resolve: {}", host, gai_strerror(error));
+  char text[NI_MAXHOST] = {};
+  for (addrinfo* a = found; a && !text[0]; a = a->ai_next) {
+    int fd = socket(a->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    sockaddr_storage mine{};
+    socklen_t size = sizeof mine;
+    if (fd >= 0 && connect(fd, a->ai_addr, a->ai_addrlen) == 0 &&
+        getsockname(fd, reinterpret_cast<sockaddr*>(&mine), &size) == 0)
+      getnameinfo(reinterpret_cast<sockaddr*>(&mine), size, text, sizeof text, nullptr, 0,
+                  NI_NUMERICHOST);
+    if (fd >= 0) close(fd);
+  }
+  freeaddrinfo(found);
+  TESSERA_CHECK(text[0], "MASTER_ADDR={}: no route to it from this host", host);
+  TESSERA_CHECK(std::strncmp(text, "127.", 4) != 0 && std::strcmp(text, "::1") != 0,
+                "MASTER_ADDR={}: is a loopback address, but ranks are on several hosts; use the "
+                "first host's name or address",
+                host);
+  return text;
+}
+
+}  // namespace
+
+std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
+                                                        const GlooOptions& options) {
+  std::string address =
+      options.loopback ? "127.0.0.1" : address_towards(job_environment().master_addr);
+  try {
+    gloo::transport::tcp::attr attributes(address.c_str());
+    auto device = gloo::transport::tcp::CreateDevice(attributes);
+    auto context = std::make_shared<gloo::rendezvous::Context>(m.rank, m.size);
+    context->setTimeout(options.join_timeout);
+    Rendezvous store(options.store, options.prefix + "gloo/", options.join_timeout);
+    context->connectFullMesh(store, device);
+    return context;
+  } catch (const gloo::Exception& e) {
+    throw CommError(fmt::format("init_process_group: {}: gloo could not connect rank {} at {}: {}",
+                                m.group, m.rank, address, e.what()),
+                    m.group, 0, {});
+  }
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,71 @@
+// What Gloo cannot do for a waiting rank: tell why its peers do not come, and stop waiting. A
+// thread looks at calls that have been under way for a while, tells the store what this rank waits
+// for, reads what the others wait for, and ends the wait when the group is dead, when two ranks
+// wait for each other, or at the deadline. Invariant: the first rank to find the group dead leaves
+// an obituary in the store, and every rank throws that text.
+#pragma once
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "collectives/engine.h"
+#include "collectives/store/store.h"
+
+namespace tessera::detail {
+
+class Watch {
+ public:
+  /// One call under way. `cancel` makes its wait return; called without the lock, maybe repeatedly.
+  struct Op {
+    const Call* call = nullptr;
+    std::function<void()> cancel;
+    std::chrono::steady_clock::time_point since;
+    uint64_t number = 0;
+    std::string suspicion;  // what looked like a deadlock when last looked at
+    int suspected = 0;      // and how often in a row
+    bool cancelled = false;
+  };
+  using Handle = std::list<Op>::iterator;
+
+  Watch(Membership members, std::shared_ptr<Store> store, std::string prefix);
+  ~Watch();
+
+  Handle begin(const Call& call, std::function<void()> cancel);
+  void end(Handle op);
+  /// The error that killed the group, if any rank has left one.
+  std::optional<CommError> obituary();
+  /// Leaves `error` unless there is one already, ends all waits, and returns what holds.
+  CommError kill(const CommError& error);
+  /// kill(), thrown.
+  [[noreturn]] void die(const Call& call, const std::string& text, std::vector<int> ranks);
+  /// Throws for a wait on `peer` that failed with Gloo's text `what`.
+  [[noreturn]] void explain(const Call& call, int peer, const std::string& what);
+
+ private:
+  void serve();
+  void look(Op& op);
+  void tell(const std::string& status);
+  void forget_status();
+  std::string status_of(const Op& op) const;
+  std::vector<std::string> statuses();
+  std::string deadlock_with(const Op& op, const std::string& theirs) const;
+  void check_deadline(const Op& op, const std::vector<std::string>& statuses);
+
+  const Membership members_;
+  const std::shared_ptr<Store> store_;
+  const std::string prefix_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::list<Op> ops_;
+  uint64_t count_ = 0;
+  uint64_t entered_ = 0;  // last collective
+  std::string told_;
+  std::optional<CommError> error_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+}  // namespace tessera::detail
