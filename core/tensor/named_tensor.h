@@ -1,6 +1,8 @@
 // A tensor and what it is called: the currency of module state, optimizer state and weight files.
 #pragma once
 #include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/tensor/tensor.h"
 
@@ -9,6 +11,16 @@ namespace tessera {
 struct NamedTensor {
   std::string name;
   Tensor tensor;
+};
+
+/// What is wrong with a state that is about to be loaded; collected first, so that one error tells
+/// all of it.
+struct StateMisfit {
+  std::vector<std::string> missing, unexpected, mismatched;
+
+  void compare(const std::string& name, const Tensor& own, const Tensor& given);
+  /// Throws UserError with the lists unless all are empty.
+  void check(std::string_view who) const;
 };
 
 }  // namespace tessera

@@ -1,0 +1,56 @@
+#include "core/optim/clip.h"
+
+#include <cmath>
+#include <vector>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/update.h"
+#include "core/ops/views.h"
+
+namespace tessera::optim {
+namespace {
+
+std::vector<Tensor> gradients_of(std::span<const Tensor> params) {
+  std::vector<Tensor> grads;
+  for (const Tensor& p : params)
+    if (Tensor g = p.grad(); g.defined()) grads.push_back(std::move(g));
+  return grads;
+}
+
+Tensor norm_of(const std::vector<Tensor>& grads, double type) {
+  if (grads.empty()) return scalar_tensor(0.0, kF64);
+  if (type == 2) return global_norm(grads).to(kF64);
+  TESSERA_CHECK(type == std::numeric_limits<double>::infinity(),
+                "clip_grad_norm: norm_type {} is neither 2 nor infinity", type);
+  std::vector<Tensor> largest;
+  for (const Tensor& g : grads)
+    if (g.numel() > 0) largest.push_back(amax(abs(g)).to(kF64));
+  return largest.empty() ? scalar_tensor(0.0, kF64) : amax(stack(largest));
+}
+
+}  // namespace
+
+Clip clip_grad_norm(std::span<const Tensor> params, double max_norm, ClipOptions options) {
+  TESSERA_CHECK(max_norm > 0, "clip_grad_norm: max_norm {} is not positive", max_norm);
+  NoGrad off;
+  Tensor norm = norm_of(gradients_of(params), options.norm_type);
+  if (options.error_if_nonfinite) {
+    double value = norm.item<double>();
+    TESSERA_CHECK(std::isfinite(value),
+                  "clip_grad_norm: the norm of the gradients is {}; look for a NaN or a too large "
+                  "learning rate",
+                  value);
+  }
+  return {norm, minimum(max_norm / (norm + 1e-6), 1.0)};
+}
+
+Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options) {
+  Clip clip = clip_grad_norm(params, max_norm, options);
+  NoGrad off;
+  for (const Tensor& g : gradients_of(params)) assign_(g, g * clip.scale);
+  return clip.norm;
+}
+
+}  // namespace tessera::optim

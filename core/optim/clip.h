@@ -1,0 +1,27 @@
+// Clipping by global norm without a pass over the gradients: the factor goes to Optimizer::step as
+// its scale.
+#pragma once
+#include <span>
+
+#include "core/tensor/tensor.h"
+
+namespace tessera::optim {
+
+struct ClipOptions {
+  bool error_if_nonfinite =
+      false;             // throw UserError when the norm is; reads it, so waits for the device
+  double norm_type = 2;  // 2 or infinity
+};
+
+/// Norm of all gradients together before clipping, and min(1, max_norm / (norm + 1e-6)), both 0-d
+/// f64. A norm that is not finite gives a scale of 0 or NaN, as in PyTorch.
+struct Clip {
+  Tensor norm, scale;
+};
+/// auto clip = clip_grad_norm(model->parameters(), 1.0); opt.step(clip.scale);
+Clip clip_grad_norm(std::span<const Tensor> params, double max_norm, ClipOptions options = {});
+
+/// As PyTorch's: scales the gradients in place and returns their norm before (0-d f64).
+Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options = {});
+
+}  // namespace tessera::optim

@@ -1,0 +1,5 @@
+// Everything of optim, for programs.
+#pragma once
+#include "core/optim/clip.h"        // IWYU pragma: export
+#include "core/optim/optimizers.h"  // IWYU pragma: export
+#include "core/optim/schedule.h"    // IWYU pragma: export

@@ -1,0 +1,139 @@
+#include "core/optim/optimizer.h"
+
+#include <map>
+#include <set>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/create.h"
+#include "core/ops/update.h"
+
+namespace tessera::optim {
+
+Params::Params(const std::vector<Tensor>& params) : groups(1) {
+  for (const Tensor& p : params)
+    groups[0].params.push_back({std::to_string(groups[0].params.size()), p});
+}
+
+Params::Params(std::vector<NamedTensor> params) : groups(1) {
+  groups[0].params = std::move(params);
+}
+
+Params decay_matrices_only(std::vector<NamedTensor> params, double weight_decay) {
+  std::vector<ParamGroup> groups(2);
+  groups[0].weight_decay = weight_decay;
+  groups[1].weight_decay = 0.0;
+  for (NamedTensor& p : params) groups[p.tensor.ndim() < 2].params.push_back(std::move(p));
+  std::erase_if(groups, [](auto& g) { return g.params.empty(); });
+  return groups;
+}
+
+Optimizer::Optimizer(Params params, double lr, double weight_decay, std::vector<std::string> kinds)
+    : kinds_(std::move(kinds)),
+      step_count_(scalar_tensor(0.0, kF64)),
+      one_(scalar_tensor(1.0, kF64)) {
+  TESSERA_CHECK(lr >= 0, "optimizer: lr {} is negative", lr);
+  std::set<const TensorImpl*> seen;
+  std::set<std::string> names;
+  for (ParamGroup& from : params.groups) {
+    Group& group = groups_.emplace_back();
+    double own = from.lr.value_or(lr);
+    group.lr = scalar_tensor(own, kF64);
+    group.lr_ratio = own == lr || lr == 0 ? 1 : own / lr;
+    group.weight_decay = from.weight_decay.value_or(weight_decay);
+    TESSERA_CHECK(own >= 0 && group.weight_decay >= 0,
+                  "optimizer: lr {} or weight_decay {} of a group is negative", own,
+                  group.weight_decay);
+    group.params = std::move(from.params);
+    group.state.resize(kinds_.size());
+    for (const NamedTensor& p : group.params) {
+      TESSERA_CHECK(p.tensor.defined() && p.tensor.requires_grad(),
+                    "optimizer: parameter {} ({}) does not require grad", p.name,
+                    describe(p.tensor));
+      TESSERA_CHECK(seen.insert(p.tensor.impl()).second &&
+                        (groups_.size() == 1 || names.insert(p.name).second),
+                    "optimizer: parameter {} is given twice; name parameters when using groups",
+                    p.name);
+      names.insert(p.name);
+      for (auto& kind : group.state) kind.push_back(zeros_like(p.tensor));
+    }
+  }
+  TESSERA_CHECK(!seen.empty(), "optimizer: got no parameters");
+}
+
+void Optimizer::collect(const Group& group) {
+  lists_.params.clear(), lists_.grads.clear(), lists_.index.clear();
+  lists_.state.resize(kinds_.size());
+  for (auto& kind : lists_.state) kind.clear();
+  for (size_t i = 0; i < group.params.size(); ++i) {
+    Tensor grad = group.params[i].tensor.grad();
+    if (!grad.defined()) continue;
+    lists_.index.push_back(i);
+    lists_.params.push_back(group.params[i].tensor);
+    lists_.grads.push_back(std::move(grad));
+    for (size_t k = 0; k < kinds_.size(); ++k) lists_.state[k].push_back(group.state[k][i]);
+  }
+}
+
+void Optimizer::step(const Tensor& scale) {
+  NoGrad off;
+  add_(step_count_, one_);
+  for (const Group& group : groups_) {
+    collect(group);
+    if (!lists_.params.empty()) update(group, lists_, scale);
+  }
+  collect({});  // let go of the gradients
+}
+
+void Optimizer::zero_grad() {
+  for (Group& g : groups_)
+    for (NamedTensor& p : g.params) p.tensor.set_grad({});
+}
+
+void Optimizer::set_lr(double lr) {
+  for (Group& g : groups_) fill_(g.lr, lr * g.lr_ratio);
+}
+
+double Optimizer::lr() const {
+  for (const Group& g : groups_)
+    if (g.lr_ratio != 0) return g.lr.item<double>() / g.lr_ratio;
+  return 0;
+}
+
+std::vector<Tensor> Optimizer::parameters() const {
+  std::vector<Tensor> out;
+  for (const Group& g : groups_)
+    for (const NamedTensor& p : g.params) out.push_back(p.tensor);
+  return out;
+}
+
+std::vector<NamedTensor> Optimizer::named_state() const {
+  std::vector<NamedTensor> out{{"step", step_count_}};
+  for (size_t g = 0; g < groups_.size(); ++g)
+    out.push_back({"lr." + std::to_string(g), groups_[g].lr});
+  for (const Group& g : groups_)
+    for (size_t k = 0; k < kinds_.size(); ++k)
+      for (size_t i = 0; i < g.params.size(); ++i)
+        out.push_back({kinds_[k] + "." + g.params[i].name, g.state[k][i]});
+  return out;
+}
+
+void Optimizer::load_state(std::span<const NamedTensor> state) {
+  std::map<std::string, Tensor> own;
+  for (NamedTensor& t : named_state()) own.emplace(std::move(t.name), std::move(t.tensor));
+  StateMisfit misfit;
+  std::set<std::string> found;
+  for (const NamedTensor& t : state) {
+    auto it = own.find(t.name);
+    if (it == own.end())
+      misfit.unexpected.push_back(t.name);
+    else
+      misfit.compare(t.name, it->second, t.tensor), found.insert(t.name);
+  }
+  for (auto& [name, tensor] : own)
+    if (!found.contains(name)) misfit.missing.push_back(name);
+  misfit.check("the optimizer");
+  for (const NamedTensor& t : state) assign_(own.at(t.name), t.tensor);
+  loaded();
+}
+
+}  // namespace tessera::optim

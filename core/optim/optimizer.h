@@ -1,0 +1,91 @@
+// What all optimizers share: groups of parameters with their options, and state. Invariant:
+// everything that changes from step to step is a tensor (learning rates, the step count, moments),
+// so a traced step freezes none of it and a checkpoint is a list of named tensors.
+#pragma once
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/tensor/named_tensor.h"
+
+namespace tessera::optim {
+
+/// Parameters with options of their own; what is not given is the optimizer's.
+struct ParamGroup {
+  std::vector<NamedTensor> params;
+  std::optional<double> lr, weight_decay;
+};
+
+/// What an optimizer takes: model->parameters(), model->named_parameters() (names then name the
+/// state), or groups.
+class Params {
+ public:
+  Params(const std::vector<Tensor>& params);
+  Params(std::vector<NamedTensor> params);
+  Params(std::vector<ParamGroup> groups) : groups(std::move(groups)) {}
+  std::vector<ParamGroup> groups;
+};
+
+/// Two groups: tensors of two and more dims (matrices, embeddings) decay, the rest (norms, biases)
+/// do not.
+Params decay_matrices_only(std::vector<NamedTensor> params, double weight_decay);
+
+struct Group {
+  std::vector<NamedTensor> params;
+  std::vector<std::vector<Tensor>> state;  // [kind][parameter], of the parameter's shape
+  Tensor lr;                               // 0-d f64
+  double lr_ratio = 1;                     // to the optimizer's own rate
+  double weight_decay = 0;
+};
+
+class Optimizer {
+ public:
+  virtual ~Optimizer() = default;
+  Optimizer(const Optimizer&) = delete;
+  Optimizer& operator=(const Optimizer&) = delete;
+
+  /// One update of every parameter that has a gradient, from `scale` (0-d f64; undefined: 1) times
+  /// that gradient. Clipping and loss scaling pass their factor here and cost no pass over the
+  /// gradients. The step count is one for all parameters.
+  void step(const Tensor& scale = {});
+  /// Lets go of all gradients.
+  void zero_grad();
+  /// Each group gets `lr` times its ratio. A schedule calls it between steps, outside of a compiled
+  /// step.
+  void set_lr(double lr);
+  /// As set by set_lr; waits for the device.
+  double lr() const;
+
+  std::vector<Group>& groups() { return groups_; }
+  std::vector<Tensor> parameters() const;
+  /// 0-d f64: steps done.
+  const Tensor& step_count() const { return step_count_; }
+  /// "step", "lr.<group>", "<kind>.<parameter>" as PyTorch calls the kinds: exp_avg, exp_avg_sq,
+  /// momentum_buffer.
+  std::vector<NamedTensor> named_state() const;
+  /// Throws UserError listing every missing, unexpected and mismatched name, before anything is
+  /// written.
+  void load_state(std::span<const NamedTensor> state);
+
+ protected:
+  Optimizer(Params params, double lr, double weight_decay, std::vector<std::string> kinds);
+
+  /// The parameters of a group that have gradients, their gradients and their state by kind.
+  struct Lists {
+    std::vector<Tensor> params, grads;
+    std::vector<std::vector<Tensor>> state;
+    std::vector<size_t> index;  // in the group
+  };
+  virtual void update(const Group& group, const Lists& lists, const Tensor& scale) = 0;
+  virtual void loaded() {}
+
+ private:
+  void collect(const Group& group);
+  std::vector<std::string> kinds_;
+  std::vector<Group> groups_;
+  Tensor step_count_, one_;
+  Lists lists_;  // kept for its capacity
+};
+
+}  // namespace tessera::optim

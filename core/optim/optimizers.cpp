@@ -1,0 +1,72 @@
+#include "core/optim/optimizers.h"
+
+#include <algorithm>
+
+#include "core/ops/update.h"
+
+namespace tessera::optim {
+
+// ---- SGD
+
+SGD::SGD(Params params, SGDOptions o)
+    : Optimizer(std::move(params), o.lr, o.weight_decay,
+                o.momentum != 0 ? std::vector<std::string>{"momentum_buffer"}
+                                : std::vector<std::string>{}),
+      options_(o) {
+  TESSERA_CHECK(o.momentum >= 0, "sgd: momentum {} is negative", o.momentum);
+  TESSERA_CHECK(!o.nesterov || (o.momentum > 0 && o.dampening == 0),
+                "sgd: nesterov needs momentum (got {}) and no dampening (got {})", o.momentum,
+                o.dampening);
+}
+
+void SGD::update(const Group& group, const Lists& l, const Tensor& scale) {
+  tessera::SgdOptions o{.momentum = options_.momentum,
+                        .dampening = options_.dampening,
+                        .weight_decay = group.weight_decay,
+                        .nesterov = options_.nesterov};
+  if (options_.momentum == 0) return sgd_update_(l.params, l.grads, {}, group.lr, scale, false, o);
+  // The first gradient of a parameter enters its momentum whole. With buffers of zeros that differs
+  // from later steps only where there is dampening.
+  if (options_.dampening == 0)
+    return sgd_update_(l.params, l.grads, l.state[0], group.lr, scale, false, o);
+  for (bool first : {true, false}) {
+    std::vector<Tensor> params, grads, buffers;
+    for (size_t i = 0; i < l.params.size(); ++i) {
+      if (std::ranges::binary_search(started_, l.params[i].impl()) == first) continue;
+      params.push_back(l.params[i]), grads.push_back(l.grads[i]), buffers.push_back(l.state[0][i]);
+    }
+    if (!params.empty()) sgd_update_(params, grads, buffers, group.lr, scale, first, o);
+  }
+  for (const Tensor& p : l.params) started_.push_back(p.impl());
+  std::ranges::sort(started_);
+  started_.erase(std::unique(started_.begin(), started_.end()), started_.end());
+}
+
+void SGD::loaded() {
+  started_.clear();
+  if (step_count().item<double>() == 0) return;
+  for (const Tensor& p : parameters()) started_.push_back(p.impl());
+  std::ranges::sort(started_);
+}
+
+// ---- Adam, AdamW
+
+Adam::Adam(Params params, AdamOptions o, bool decoupled)
+    : Optimizer(std::move(params), o.lr, o.weight_decay, {"exp_avg", "exp_avg_sq"}),
+      options_(o),
+      decoupled_(decoupled) {
+  for (double beta : o.betas)
+    TESSERA_CHECK(beta >= 0 && beta < 1, "adam: beta {} is not in [0, 1)", beta);
+  TESSERA_CHECK(o.eps >= 0, "adam: eps {} is negative", o.eps);
+}
+
+void Adam::update(const Group& group, const Lists& l, const Tensor& scale) {
+  adam_update_(l.params, l.grads, l.state[0], l.state[1], group.lr, step_count(), scale,
+               {.beta1 = options_.betas[0],
+                .beta2 = options_.betas[1],
+                .eps = options_.eps,
+                .weight_decay = group.weight_decay,
+                .decoupled = decoupled_});
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,71 @@
+#include "core/optim/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/base/error.h"
+
+namespace tessera::optim {
+namespace {
+
+double progress(int64_t step, int64_t steps) {
+  return double(std::clamp<int64_t>(step, 0, steps)) / double(steps);
+}
+
+void check_steps(const char* who, int64_t steps) {
+  TESSERA_CHECK(steps > 0, "schedule: {} over {} steps; give at least 1", who, steps);
+}
+
+}  // namespace
+
+Schedule constant(double lr) {
+  return {[=](int64_t) { return lr; }};
+}
+
+Schedule linear(double from, double to, int64_t steps) {
+  check_steps("linear", steps);
+  return {[=](int64_t step) { return from + (to - from) * progress(step, steps); }};
+}
+
+Schedule cosine(double from, double to, int64_t steps) {
+  check_steps("cosine", steps);
+  return {[=](int64_t step) {
+    return to + 0.5 * (1.0 + std::cos(std::numbers::pi * progress(step, steps))) * (from - to);
+  }};
+}
+
+Schedule step_decay(double lr, int64_t every, double gamma) {
+  check_steps("step_decay", every);
+  return {[=](int64_t step) { return lr * std::pow(gamma, double(step / every)); }};
+}
+
+Schedule sequence(std::vector<Schedule> parts, std::vector<int64_t> starts) {
+  TESSERA_CHECK(parts.size() == starts.size() + 1 && std::ranges::is_sorted(starts),
+                "schedule: sequence of {} parts needs {} ascending starts, got {}", parts.size(),
+                parts.size() - 1, starts.size());
+  return {[parts = std::move(parts), starts = std::move(starts)](int64_t step) {
+    size_t i = size_t(std::ranges::upper_bound(starts, step) - starts.begin());
+    return parts[i](i == 0 ? step : step - starts[i - 1]);
+  }};
+}
+
+Schedule warmup(int64_t steps, Schedule then) {
+  TESSERA_CHECK(steps >= 0, "schedule: warm-up over {} steps", steps);
+  return {[=, then = std::move(then)](int64_t step) {
+    if (step >= steps) return then(step - steps);
+    return then(0) * double(step + 1) / double(steps + 1);
+  }};
+}
+
+Schedule schedule(std::string_view kind, ScheduleOptions o) {
+  if (kind == "constant") return warmup(o.warmup, constant(o.lr));
+  TESSERA_CHECK(kind == "linear" || kind == "cosine",
+                "schedule: \"{}\" is not constant, linear or cosine", kind);
+  TESSERA_CHECK(o.steps > o.warmup, "schedule: {} steps in all leave none after a warm-up of {}",
+                o.steps, o.warmup);
+  auto falling = kind == "linear" ? linear : cosine;
+  return warmup(o.warmup, falling(o.lr, o.min_lr, o.steps - o.warmup));
+}
+
+}  // namespace tessera::optim

@@ -1,0 +1,44 @@
+// Learning rates as functions of the number of the step, from 0. A schedule has no state: resuming
+// at step n needs n only.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace tessera::optim {
+
+class Schedule {
+ public:
+  Schedule(std::function<double(int64_t)> rate) : rate_(std::move(rate)) {}
+  /// The rate of step `step`: opt.set_lr(schedule(step)) before it.
+  double operator()(int64_t step) const { return rate_(step); }
+
+ private:
+  std::function<double(int64_t)> rate_;
+};
+
+Schedule constant(double lr);
+/// From `from` at step 0 to `to` at `steps` and after.
+Schedule linear(double from, double to, int64_t steps);
+/// As linear, along half a cosine. Loshchilov, Hutter 2017.
+Schedule cosine(double from, double to, int64_t steps);
+/// lr gamma^(step / every), rounded down.
+Schedule step_decay(double lr, int64_t every, double gamma);
+/// parts[0] until step starts[0], then parts[1] counting from there, ... One start fewer than
+/// parts.
+Schedule sequence(std::vector<Schedule> parts, std::vector<int64_t> starts);
+/// Rises as (step + 1) / (steps + 1) to the first rate of `then`, which counts from `steps`.
+Schedule warmup(int64_t steps, Schedule then);
+
+struct ScheduleOptions {
+  double lr = 1e-3, min_lr = 0;
+  int64_t steps = 0;   // in all, warm-up included: min_lr is reached at this step
+  int64_t warmup = 0;  // steps
+};
+/// `kind`: constant, linear or cosine, after a warm-up. Throws UserError for another name or steps
+/// <= warmup.
+Schedule schedule(std::string_view kind, ScheduleOptions options);
+
+}  // namespace tessera::optim
