@@ -1,0 +1,163 @@
+#include "examples/models/gpt.h"
+
+#include <cmath>
+
+#include "core/autograd/autograd.h"
+#include "core/nn/attention.h"
+#include "core/ops/contract.h"
+#include "core/ops/fused.h"
+#include "core/ops/views.h"
+#include "examples/models/options.h"
+
+namespace tessera::models {
+
+GptOptions gpt_nano() { return {}; }
+
+GptOptions gpt2() {
+  return {.vocab = 50257,
+          .context = 1024,
+          .layers = 12,
+          .heads = 12,
+          .dim = 768,
+          .bias = true,
+          .tanh_gelu = true};
+}
+
+void set_option(GptOptions& o, std::string_view key, std::string_view value) {
+  set_field("gpt",
+            {{"vocab", &o.vocab},
+             {"context", &o.context},
+             {"layers", &o.layers},
+             {"heads", &o.heads},
+             {"dim", &o.dim},
+             {"dropout", &o.dropout},
+             {"bias", &o.bias},
+             {"tanh_gelu", &o.tanh_gelu},
+             {"tied", &o.tied}},
+            key, value);
+}
+
+// ---- attention: x_BTD -> c_attn -> q, k, v [B, H, T, W] -> c_proj
+
+GptAttention::GptAttention(const GptOptions& o) : heads_(o.heads), dropout_p_(o.dropout) {
+  c_attn_ = register_module("c_attn", nn::linear({o.dim, 3 * o.dim, o.bias}));
+  c_proj_ = register_module("c_proj", nn::linear({o.dim, o.dim, o.bias}));
+  dropout_ = register_module("resid_dropout", nn::dropout(o.dropout));
+}
+
+Tensor GptAttention::compute(Tensor x) {
+  int64_t B = x.size(0), T = x.size(1), D = x.size(2), W = D / heads_;
+  Tensor qkv_BTH3W = reshape((*c_attn_)(std::move(x)), {B, T, heads_, 3, W});
+  Tensors parts = unbind(permute(qkv_BTH3W, {3, 0, 2, 1, 4}));  // each [B, H, T, W]
+  qkv_BTH3W = {};
+  Tensor y_BHTW = scaled_dot_product_attention(
+      parts[0], parts[1], parts[2], {.causal = true, .dropout = training() ? dropout_p_ : 0.0});
+  return (*dropout_)((*c_proj_)(nn::merge_heads(y_BHTW)));
+}
+
+// ---- feed-forward and block
+
+GptMlp::GptMlp(const GptOptions& o) : tanh_gelu_(o.tanh_gelu) {
+  c_fc_ = register_module("c_fc", nn::linear({o.dim, 4 * o.dim, o.bias}));
+  c_proj_ = register_module("c_proj", nn::linear({4 * o.dim, o.dim, o.bias}));
+  dropout_ = register_module("dropout", nn::dropout(o.dropout));
+}
+
+Tensor GptMlp::compute(Tensor x) {
+  Tensor h = (*c_fc_)(std::move(x));
+  h = tanh_gelu_ ? gelu_tanh(std::move(h)) : gelu(std::move(h));
+  return (*dropout_)((*c_proj_)(std::move(h)));
+}
+
+GptBlock::GptBlock(const GptOptions& o) {
+  ln_1_ = register_module("ln_1", nn::layer_norm({.dim = o.dim, .bias = o.bias}));
+  attn_ = register_module("attn", std::make_shared<GptAttention>(o));
+  ln_2_ = register_module("ln_2", nn::layer_norm({.dim = o.dim, .bias = o.bias}));
+  mlp_ = register_module("mlp", std::make_shared<GptMlp>(o));
+}
+
+Tensor GptBlock::compute(Tensor x) {
+  Tensor branch = (*attn_)((*ln_1_)(x));
+  x = add(std::move(x), std::move(branch));
+  branch = (*mlp_)((*ln_2_)(x));
+  return add(std::move(x), std::move(branch));
+}
+
+// ---- the model
+
+Gpt::Gpt(const GptOptions& o) : options(o) {
+  TESSERA_CHECK(o.layers > 0 && o.heads > 0 && o.context > 0 && o.vocab > 0 && o.dim > 0,
+                "gpt: layers={}, heads={}, dim={}, context={} and vocab={} must be positive",
+                o.layers, o.heads, o.dim, o.context, o.vocab);
+  TESSERA_CHECK(o.dim % o.heads == 0, "gpt: dim={} is not a multiple of heads={}", o.dim, o.heads);
+  {
+    nn::SkipInit drawn_below;
+    wte_ = register_module("wte", nn::embedding(o.vocab, o.dim));
+    wpe_ = register_module("wpe", nn::embedding(o.context, o.dim));
+    drop_ = register_module("drop", nn::dropout(o.dropout));
+    h_ = register_module("h", nn::module_list<GptBlock>());
+    for (int64_t i = 0; i < o.layers; ++i) h_->push_back(std::make_shared<GptBlock>(o));
+    ln_f_ = register_module("ln_f", nn::layer_norm({.dim = o.dim, .bias = o.bias}));
+    if (!o.tied) lm_head_ = register_module("lm_head", nn::linear({o.dim, o.vocab, false}));
+  }
+  draw();
+}
+
+void Gpt::reset(const nn::InitKeys& keys) {
+  double residual = 0.02 / std::sqrt(2.0 * double(options.layers));
+  for (auto& [name, p] : named_parameters()) {
+    if (p.ndim() == 2)
+      nn::normal_(p, 0, name.ends_with("c_proj.weight") ? residual : 0.02, keys.key(name));
+    else
+      nn::constant_(p, name.ends_with(".weight") ? 1 : 0);
+  }
+}
+
+Tensor Gpt::compute(Tensor ids) {
+  TESSERA_CHECK_AS(ShapeError, ids.ndim() == 2 && ids.size(1) <= options.context,
+                   "gpt: ids are {}; give [B, T] with T at most the context {}",
+                   tessera::describe(ids), options.context);
+  Tensor positions_TD = slice(wpe_->weight, 0, 0, ids.size(1));
+  Tensor x_BTD = (*drop_)((*wte_)(std::move(ids)) + std::move(positions_TD));
+  for (GptBlock& block : *h_) x_BTD = block(std::move(x_BTD));
+  x_BTD = (*ln_f_)(std::move(x_BTD));
+  if (lm_head_) return (*lm_head_)(std::move(x_BTD));
+  nn::Scope head("lm_head");
+  return tessera::linear(x_BTD, wte_->weight);
+}
+
+Tensor Gpt::loss(const Tensor& ids, const Tensor& targets) {
+  Tensor logits_BTV = forward(ids);
+  nn::Scope scope("loss");
+  return cross_entropy(logits_BTV, targets);
+}
+
+GptPtr gpt(const GptOptions& options) { return std::make_shared<Gpt>(options); }
+
+// ---- the order of rows in files
+
+namespace {
+
+std::vector<NamedTensor> permute_qkv(std::vector<NamedTensor> state, int64_t outer, int64_t inner) {
+  NoGrad off;
+  for (NamedTensor& t : state) {
+    if (t.name.find("c_attn.") == std::string::npos) continue;
+    Shape rows = t.tensor.shape();
+    TESSERA_CHECK_AS(ShapeError, rows[0] % (outer * inner) == 0,
+                     "gpt: {} has {} rows, not a multiple of 3 times the heads", t.name, rows[0]);
+    Tensor split = unflatten(t.tensor, 0, {outer, inner, rows[0] / (outer * inner)});
+    t.tensor = reshape(transpose(split, 0, 1), rows);
+  }
+  return state;
+}
+
+}  // namespace
+
+std::vector<NamedTensor> from_gpt2_order(std::vector<NamedTensor> state, int64_t heads) {
+  return permute_qkv(std::move(state), 3, heads);
+}
+std::vector<NamedTensor> to_gpt2_order(std::vector<NamedTensor> state, int64_t heads) {
+  return permute_qkv(std::move(state), heads, 3);
+}
+
+}  // namespace tessera::models

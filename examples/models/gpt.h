@@ -1,0 +1,107 @@
+// The GPT-2 block (Radford et al. 2019): pre-norm, learned positions, causal attention, residual
+// projections initialised with a smaller deviation. Names of parameters are GPT-2's, without its
+// "transformer." prefix. B batch, T tokens, D width, H heads, W = D / H, V vocabulary.
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "core/nn/nn.h"
+
+namespace tessera::models {
+
+struct GptOptions {
+  int64_t vocab = 65, context = 64;
+  int64_t layers = 4, heads = 4, dim = 128;
+  double dropout = 0;      // of embeddings, attention weights and both residual branches
+  bool bias = false;       // in linears and norms
+  bool tanh_gelu = false;  // the approximation that GPT-2 was trained with; false: erf
+  bool tied = true;        // the head shares wte.weight
+};
+/// 4 layers, 4 heads, width 128, context 64.
+GptOptions gpt_nano();
+/// GPT-2 as published: 12 layers, 12 heads, width 768, context 1024; 124,439,808 parameters.
+GptOptions gpt2();
+/// Sets the field called `key` from text. Throws UserError listing the fields, or naming the value
+/// that does not parse.
+void set_option(GptOptions& options, std::string_view key, std::string_view value);
+
+class GptAttention final : public nn::Module {
+ public:
+  explicit GptAttention(const GptOptions& options);
+
+ protected:
+  Tensor compute(Tensor x) override;
+
+ private:
+  const int64_t heads_;
+  const double dropout_p_;
+  nn::LinearPtr c_attn_,
+      c_proj_;  // rows of c_attn: [H, 3, W], so that a cut by heads is a cut by rows
+  nn::DropoutPtr dropout_;
+};
+
+class GptMlp final : public nn::Module {
+ public:
+  explicit GptMlp(const GptOptions& options);
+
+ protected:
+  Tensor compute(Tensor x) override;
+
+ private:
+  const bool tanh_gelu_;
+  nn::LinearPtr c_fc_, c_proj_;
+  nn::DropoutPtr dropout_;
+};
+
+class GptBlock final : public nn::Module {
+ public:
+  explicit GptBlock(const GptOptions& options);
+
+ protected:
+  Tensor compute(Tensor x) override;
+
+ private:
+  nn::LayerNormPtr ln_1_, ln_2_;
+  std::shared_ptr<GptAttention> attn_;
+  std::shared_ptr<GptMlp> mlp_;
+};
+
+/// ids [B, T] i64, T at most the context -> logits [B, T, V].
+class Gpt final : public nn::Module {
+ public:
+  explicit Gpt(const GptOptions& options);
+  /// Mean cross-entropy. ids, targets [B, T] i64.
+  Tensor loss(const Tensor& ids, const Tensor& targets);
+  void reset(const nn::InitKeys& keys) override;
+  const GptOptions options;
+
+ protected:
+  Tensor compute(Tensor ids) override;
+
+ private:
+  nn::EmbeddingPtr wte_, wpe_;
+  nn::DropoutPtr drop_;
+  std::shared_ptr<nn::ModuleList<GptBlock>> h_;
+  nn::LayerNormPtr ln_f_;
+  nn::LinearPtr lm_head_;  // null when tied
+};
+using GptPtr = std::shared_ptr<Gpt>;
+GptPtr gpt(const GptOptions& options);
+
+/// GPT-2's files order the rows of c_attn (weight and bias) [3, H, W]. These permute all c_attn of
+/// a state to the order of this model and back; other tensors pass.
+std::vector<NamedTensor> from_gpt2_order(std::vector<NamedTensor> state, int64_t heads);
+std::vector<NamedTensor> to_gpt2_order(std::vector<NamedTensor> state, int64_t heads);
+
+struct GenerateOptions {
+  int64_t tokens = 100;
+  double temperature = 1;  // 0: always the likeliest
+  int64_t top_k = 0;       // draw among the k likeliest; 0: all
+  uint64_t key = 0;        // of the draws; the same key gives the same text
+};
+/// `prompt` continued by options.tokens ids. The prompt has at least one id; the model sees the
+/// last context of them.
+std::vector<int64_t> generate(Gpt& model, std::vector<int64_t> prompt,
+                              GenerateOptions options = {});
+
+}  // namespace tessera::models
