@@ -1,0 +1,33 @@
+// Ranks as processes: this test binary started again, once for each rank, as a launcher would. The
+// program a rank runs is one of those in rank_programs.cpp, by name.
+#pragma once
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "collectives/store/tcp_server.h"
+
+namespace tessera::test {
+
+struct RankResult {
+  int status = 0;      // as waitpid gives it
+  std::string output;  // stdout and stderr
+};
+
+class RankProcesses {
+ public:
+  RankProcesses(int n, const std::string& program, std::map<std::string, std::string> environment);
+  ~RankProcesses();
+
+  /// Waits for rank r to end, at most `seconds`, after which it is killed.
+  RankResult wait(int r, double seconds);
+  std::vector<RankResult> wait_all(double seconds);
+  int pid(int r) const { return pids_[size_t(r)]; }
+
+ private:
+  TcpStoreServer server_;
+  std::vector<int> pids_, outputs_;
+};
+
+}  // namespace tessera::test

@@ -1,0 +1,96 @@
+// Ranks as processes, over shared memory and over Gloo: results, deaths, stops, leaks.
+#include "tests/collectives/processes.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+
+namespace tessera {
+namespace {
+
+using test::RankProcesses;
+using test::RankResult;
+
+class Processes : public testing::TestWithParam<std::string> {
+ protected:
+  std::map<std::string, std::string> env(std::map<std::string, std::string> more = {}) {
+    more["TESSERA_BACKEND"] = GetParam();
+    return more;
+  }
+};
+
+TEST_P(Processes, EveryVerbAndDtypeIsRight) {
+  for (int n : {2, 3, 4, 8}) {
+    if (n > 4 && GetParam() == "gloo") continue;  // ranks as threads cover it
+    RankProcesses ranks(n, "verbs", env());
+    for (const RankResult& r : ranks.wait_all(60)) {
+      EXPECT_EQ(r.status, 0) << r.output;
+      EXPECT_NE(r.output.find("backend " + GetParam()), std::string::npos);
+    }
+  }
+}
+
+double seconds_in(const std::string& output) {
+  size_t at = output.find("after ");
+  return at == std::string::npos ? -1 : std::atof(output.c_str() + at + 6);
+}
+
+TEST_P(Processes, AKilledRankIsNamedByAllSurvivors) {
+  RankProcesses ranks(3, "loop", env({{"TESSERA_FAULT", "rank=1,op=all_reduce,n=20,kill"}}));
+  for (int r : {0, 2}) {
+    RankResult result = ranks.wait(r, 20);
+    EXPECT_EQ(result.status, 0) << result.output;
+    EXPECT_NE(result.output.find("all_reduce #20 on world (rank_programs.cpp:"), std::string::npos)
+        << result.output;
+    EXPECT_NE(result.output.find("rank 1 is gone"), std::string::npos) << result.output;
+    EXPECT_NE(result.output.find("blamed: 1\n"), std::string::npos) << result.output;
+    EXPECT_LT(seconds_in(result.output), 1.0);
+  }
+  EXPECT_EQ(WTERMSIG(ranks.wait(1, 1).status), SIGKILL);
+}
+
+TEST_P(Processes, AStoppedRankIsNamedAtTheDeadline) {
+  RankProcesses ranks(
+      3, "loop",
+      env({{"TESSERA_FAULT", "rank=2,op=all_reduce,n=20,stop"}, {"TESSERA_TIMEOUT", "1.5"}}));
+  for (int r : {0, 1}) {
+    RankResult result = ranks.wait(r, 20);
+    EXPECT_NE(result.output.find("rank 2 not seen for 1.5"), std::string::npos) << result.output;
+    EXPECT_NE(result.output.find("it last finished #19"), std::string::npos) << result.output;
+    EXPECT_NE(result.output.find("ranks 0, 1 are waiting"), std::string::npos) << result.output;
+    EXPECT_NE(result.output.find("blamed: 2\n"), std::string::npos) << result.output;
+    EXPECT_GT(seconds_in(result.output), 1.4);
+    EXPECT_LT(seconds_in(result.output), 3.5);
+  }
+}
+
+TEST_P(Processes, ARankThatExitsIsNamed) {
+  RankProcesses ranks(2, "loop", env({{"TESSERA_FAULT", "rank=0,n=5,exit"}}));
+  RankResult result = ranks.wait(1, 20);
+  EXPECT_NE(result.output.find("rank 0 is gone"), std::string::npos) << result.output;
+  EXPECT_LT(seconds_in(result.output), 1.0);
+}
+
+TEST_P(Processes, GroupsLeaveNothingBehind) {
+  RankProcesses ranks(2, "cycle", env({{"TEST_CYCLES", GetParam() == "gloo" ? "30" : "200"}}));
+  for (const RankResult& r : ranks.wait_all(60)) EXPECT_EQ(r.status, 0) << r.output;
+}
+
+TEST_P(Processes, AForkedChildIsToldSo) {
+  RankProcesses ranks(2, "forked", env());
+  for (const RankResult& r : ranks.wait_all(20)) EXPECT_EQ(r.status, 0) << r.output;
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, Processes, testing::Values("shm", "gloo"),
+                         [](const auto& p) { return p.param; });
+
+TEST(Backend, SharedMemoryIsChosenOnOneHost) {
+  RankProcesses ranks(2, "verbs", {});
+  for (const RankResult& r : ranks.wait_all(60))
+    EXPECT_NE(r.output.find("backend shm"), std::string::npos) << r.output;
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,119 @@
+// What a rank of the process tests does; started by processes.cpp.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "core/base/parallel.h"
+#include "tests/collectives/verbs.h"
+
+namespace tessera {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void verbs() {
+  ProcessGroup& g = *init_process_group();
+  fmt::print("backend {}\n", g.backend());
+  test::check_all_verbs(g, 5);
+  test::check_verbs(g, kF32, 150'001);
+  Ref<ProcessGroup> part = g.split(g.rank() % 2);
+  test::check_verbs(*part, kI32, 9);
+  part.reset();
+  destroy_process_group();
+}
+
+/// Calls all_reduce until it fails, and says how long the failure took to arrive.
+void loop() {
+  ProcessGroup& g = *init_process_group();
+  Tensor t = empty({1000});
+  auto last = Clock::now();
+  try {
+    for (;;) {
+      std::fill_n(t.data<float>(), 1000, 1.0f);
+      g.all_reduce(t);
+      TESSERA_CHECK(t.data<float>()[999] == float(g.size()), "wrong sum");
+      last = Clock::now();
+    }
+  } catch (const CommError& e) {
+    double s = std::chrono::duration<double>(Clock::now() - last).count();
+    fmt::print("after {:.3f} s: {}\nblamed:", s, e.what());
+    for (int r : e.ranks()) fmt::print(" {}", r);
+    fmt::print("\n");
+  }
+}
+
+int64_t count_entries(const char* folder) {
+  int64_t n = 0;
+  for ([[maybe_unused]] const auto& e : std::filesystem::directory_iterator(folder)) ++n;
+  return n;
+}
+
+int64_t resident_kib() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("VmRSS:")) return std::atoll(line.c_str() + 6);
+  return 0;
+}
+
+/// Many groups made and destroyed leave no descriptor, thread or memory behind.
+void cycle() {
+  int64_t fds = 0, threads = 0, kib = 0;
+  const char* text = std::getenv("TEST_CYCLES");
+  int cycles = text ? std::atoi(text) : 100;
+  for (int i = 0; i < cycles; ++i) {
+    Ref<ProcessGroup> g = init_process_group();
+    Tensor t = empty({100});
+    g->all_reduce_async(t)->wait();
+    Ref<ProcessGroup> part = g->split(0);
+    part->barrier();
+    part.reset();
+    destroy_process_group();
+    g.reset();
+    if (i != cycles / 3) continue;
+    fds = count_entries("/proc/self/fd");
+    threads = count_entries("/proc/self/task");
+    kib = resident_kib();
+  }
+  int64_t now_fds = count_entries("/proc/self/fd"), now_threads = count_entries("/proc/self/task");
+  fmt::print("fds {} -> {}, threads {} -> {}, RSS {} -> {} KiB\n", fds, now_fds, threads,
+             now_threads, kib, resident_kib());
+  EXPECT_LE(now_fds, fds + 3);  // idle connections of the store
+  EXPECT_LE(now_threads, threads);
+  EXPECT_LE(resident_kib(), kib + 4096);
+}
+
+void forked() {
+  ProcessGroup& g = *init_process_group();
+  pid_t child = fork();
+  if (child == 0) {
+    try {
+      g.barrier();
+    } catch (const UserError& e) {
+      _exit(std::string(e.what()).find("forked after init") != std::string::npos ? 7 : 1);
+    }
+    _exit(1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+  g.barrier();  // the parent is unaffected
+}
+
+TEST(Rank, DISABLED_Program) {
+  const char* text = std::getenv("TEST_PROGRAM");
+  std::string program = text ? text : "";
+  set_num_threads(1);
+  if (program == "verbs") return verbs();
+  if (program == "loop") return loop();
+  if (program == "cycle") return cycle();
+  if (program == "forked") return forked();
+  FAIL() << "unknown program " << program;
+}
+
+}  // namespace
+}  // namespace tessera
