@@ -7,6 +7,9 @@ void register_kernels(KernelTable& table) {
   cpu::register_pointwise(table);
   cpu::register_reduce(table);
   cpu::register_create(table);
+  cpu::register_indexing(table);
+  cpu::register_sort(table);
+  cpu::register_scan(table);
   cpu::register_contract(table);
   cpu::register_fused(table);
   cpu::register_random(table);

@@ -12,6 +12,9 @@ const OpRegistry& op_registry() {
     register_join_ops(*r);
     register_reduce_ops(*r);
     register_create_ops(*r);
+    register_indexing_ops(*r);
+    register_sort_ops(*r);
+    register_scan_ops(*r);
     register_contract_ops(*r);
     register_softmax_ops(*r);
     register_norm_ops(*r);

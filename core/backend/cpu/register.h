@@ -7,6 +7,9 @@ namespace tessera::cpu {
 void register_pointwise(KernelTable& table);
 void register_reduce(KernelTable& table);
 void register_create(KernelTable& table);
+void register_indexing(KernelTable& table);
+void register_sort(KernelTable& table);
+void register_scan(KernelTable& table);
 void register_contract(KernelTable& table);
 void register_fused(KernelTable& table);
 void register_random(KernelTable& table);
