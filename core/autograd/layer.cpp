@@ -28,7 +28,9 @@ class PrimitiveNode final : public GradNode {
     SmallVector<Tensor, 4> in, out;
     for (size_t i = 0; i < in_.size(); ++i) in.push_back(in_[i].unpack(prim_->name(), "input", i, self));
     for (size_t i = 0; i < out_.size(); ++i) out.push_back(out_[i].unpack(prim_->name(), "result", i, self));
-    return prim_->vjp({in, out, cot, wanted});
+    SmallVector<Tensor, 4> all(cot.begin(), cot.end());  // results behind the last one reached have no cotangent
+    all.resize(out_.size());
+    return prim_->vjp({in, out, all, wanted});
   }
   std::string_view name() const override { return prim_->name(); }
   void release_saved() override {
@@ -58,12 +60,15 @@ Tensors autograd_layer(const PrimRef& prim, Inputs in) {
 
 class CustomNode final : public GradNode {
  public:
-  CustomNode(Ref<CustomFunction> f, std::vector<SavedTensor> saved) : f_(std::move(f)), saved_(std::move(saved)) {}
+  CustomNode(Ref<CustomFunction> f, std::vector<SavedTensor> saved, size_t results)
+      : f_(std::move(f)), saved_(std::move(saved)), results_(results) {}
   Tensors vjp(std::span<const Tensor> cot, uint32_t) override {
     TESSERA_CHECK(f_, "backward: the graph of a custom function was released by an earlier backward; pass retain_graph");
     Tensors saved;
     for (size_t i = 0; i < saved_.size(); ++i) saved.push_back(saved_[i].unpack(f_->name(), "saved tensor", i, {}));
-    Tensors grads = f_->vjp(saved, cot);
+    Tensors all(cot.begin(), cot.end());
+    all.resize(results_);
+    Tensors grads = f_->vjp(saved, all);
     TESSERA_CHECK(grads.size() == inputs.size(), "{}: vjp returned {} gradients for {} inputs", f_->name(), grads.size(), inputs.size());
     return grads;
   }
@@ -76,6 +81,7 @@ class CustomNode final : public GradNode {
  private:
   Ref<CustomFunction> f_;
   std::vector<SavedTensor> saved_;
+  size_t results_;
 };
 
 }  // namespace
@@ -94,7 +100,7 @@ Tensors apply(Ref<CustomFunction> f, std::span<const Tensor> in) {
   std::vector<SavedTensor> saved;
   for (const Tensor& t : f->saved_) saved.push_back(SavedTensor::input(t));
   f->saved_.clear();
-  auto node = make_ref<CustomNode>(std::move(f), std::move(saved));
+  auto node = make_ref<CustomNode>(std::move(f), std::move(saved), out.size());
   for (const Tensor& t : in) node->inputs.push_back(Ref<GradMeta>(grad_meta(t)));
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = out[i].detach();  // forward may have returned an input itself
