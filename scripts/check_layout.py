@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Checks of the text of the tree: who includes whom, sizes of files, a README in each folder, unfinished places.
+
+Prints one line per finding, `path:line: what is wrong`, and exits 1 when there is any. The tables below are the rules;
+`--root DIR` checks another tree, which the test of this script does.
+"""
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+
+# Module -> modules it may include besides itself. A file belongs to the longest module that starts its path.
+BASE = ["core/base"]
+TENSOR = BASE + ["core/tensor"]
+PRIMITIVE = TENSOR + ["core/primitive"]
+DISPATCH = PRIMITIVE + ["core/dispatch"]
+OPS = DISPATCH + ["core/ops", "core/ops/functors"]
+AUTOGRAD = OPS + ["core/autograd"]
+CORE = AUTOGRAD + ["core/nn", "core/optim", "core/data", "core/io"]
+STORE = BASE + ["collectives/store"]
+COLLECTIVES = CORE + ["collectives/store", "collectives"]
+MAY_INCLUDE = {
+    "core": CORE,                                 # core.h: all of it
+    "core/base": [],
+    "core/tensor": BASE,
+    "core/primitive": TENSOR,
+    "core/dispatch": PRIMITIVE,
+    "core/ops": DISPATCH + ["core/ops/functors"],
+    "core/ops/functors": [],
+    "core/autograd": OPS,
+    "core/nn": AUTOGRAD,
+    "core/optim": AUTOGRAD,
+    "core/io": AUTOGRAD,
+    "core/data": AUTOGRAD + ["core/io"],
+    "core/backend": OPS + ["core/backend/cpu"],   # register.cpp: what is linked in
+    "core/backend/cpu": OPS + ["core/backend/cpu/kernels"],
+    "collectives/store": BASE,
+    "collectives": CORE + ["collectives/store"],
+    "dtensor": COLLECTIVES,
+    "parallel": COLLECTIVES + ["dtensor"],
+    "compile": COLLECTIVES,
+    "launcher": STORE,
+    "examples": None,                             # None: anything
+    "tests": None,
+    "scripts": None,
+}
+# Files compiled several times, for other instruction sets or devices: nothing with inline functions may come in.
+MAY_INCLUDE_FILES = {
+    "core/ops/functors": [],
+    "core/backend/cpu/kernels": [
+        "core/backend/cpu/kernels/tables.h", "core/backend/cpu/isa.h", "core/ops/functors/*", "core/tensor/philox.h",
+        "immintrin.h", "cstddef", "cstdint",
+    ],
+}
+CODE = (".h", ".cpp", ".cu", ".cuh")
+MAX_LINES = 600
+COUNTED = CODE + (".py", ".sh", ".cmake")
+# Folders that need a README: each top folder and each folder one below, except these.
+NO_README = {".ci", "scripts/cmake"}
+README_BELOW = ("core", "collectives")
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|/(home|root)/\w|\bnot implemented\b", re.IGNORECASE)
+UNFINISHED_IN = CODE + (".py", ".sh", ".cmake", ".md", ".txt", ".json")
+INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')
+
+
+def longest(path, modules):
+    found = [m for m in modules if path.startswith(m + "/")]
+    return max(found, key=len, default=None)
+
+
+def allowed_file(included, allowed):
+    return any(included == a or (a.endswith("/*") and included.startswith(a[:-1])) for a in allowed)
+
+
+def check_includes(path, lines):
+    module = longest(path, MAY_INCLUDE)
+    only = longest(path, MAY_INCLUDE_FILES)
+    if module is None:
+        yield f"{path}:1: in no module; give its folder a row in scripts/check_layout.py"
+        return
+    for number, line in enumerate(lines, 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        quoted, included = match[1] == '"', match[2]
+        if only is not None:
+            if not allowed_file(included, MAY_INCLUDE_FILES[only]):
+                yield f"{path}:{number}: {only} may not include {included}; it is compiled for several targets"
+        elif quoted:
+            target = longest(included, MAY_INCLUDE)
+            if target is None:
+                yield f"{path}:{number}: {included}: write includes from the repository root"
+            elif MAY_INCLUDE[module] is not None and target != module and target not in MAY_INCLUDE[module]:
+                yield f"{path}:{number}: {module} may not include {target} ({included})"
+
+
+def check_readmes(files):
+    folders = set()
+    for path in files:
+        parts = path.split("/")[:-1]
+        if parts:
+            folders.add(parts[0])
+        if len(parts) > 1 and parts[0] in README_BELOW:
+            folders.add("/".join(parts[:2]))
+    for folder in sorted(folders - NO_README):
+        if folder + "/README.md" not in files:
+            yield f"{folder}/README.md:1: missing; say what the folder is for, its one idea, where to start reading"
+
+
+def check(root):
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True,
+                            capture_output=True, text=True).stdout
+    files = sorted(path for path in listed.split("\0") if path and (root / path).is_file())
+    for path in files:
+        if not path.endswith(tuple(set(COUNTED + UNFINISHED_IN))) or path.startswith("tests/golden/"):
+            continue
+        lines = (root / path).read_text(encoding="utf-8").splitlines()
+        if path.endswith(CODE):
+            yield from check_includes(path, lines)
+        if path.endswith(COUNTED) and len(lines) > MAX_LINES:
+            yield f"{path}:{len(lines)}: {len(lines)} lines, at most {MAX_LINES}; split it along an idea"
+        if path != "scripts/check_layout.py":
+            for number, line in enumerate(lines, 1):
+                if UNFINISHED.search(line):
+                    yield f"{path}:{number}: unfinished, or a path of one machine: {line.strip()[:80]}"
+    yield from check_readmes(set(files))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
+    findings = list(check(parser.parse_args().root))
+    print("\n".join(findings), end="\n" if findings else "")
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
