@@ -1,4 +1,5 @@
-// Reverse-mode differentiation over the dispatch path. It sits above sharding, so a vjp sees global tensors.
+// Reverse-mode differentiation over the dispatch path. It sits above sharding, so a vjp sees global
+// tensors.
 #pragma once
 #include "core/autograd/graph.h"
 #include "core/dispatch/context.h"
@@ -7,24 +8,29 @@ namespace tessera {
 
 struct BackwardOptions {
   bool retain_graph = false;  // keep what was saved, for another backward
-  bool create_graph = false;  // record the backward itself, for second derivatives (implies retain_graph)
-  bool stop_at_inputs = false;  // grad() only: inputs are independent of each other; nothing above them is visited
+  bool create_graph =
+      false;  // record the backward itself, for second derivatives (implies retain_graph)
+  bool stop_at_inputs =
+      false;  // grad() only: inputs are independent of each other; nothing above them is visited
 };
 
-/// Accumulates d(sum of roots . root_grads)/d(leaf) into every leaf's grad (or its sink). An undefined root grad stands
-/// for 1 and asks for a one-element root. Throws UserError when a root has no history or its graph was released.
-void backward(std::span<const Tensor> roots, std::span<const Tensor> root_grads = {}, BackwardOptions options = {});
-inline void backward(const Tensor& root, const Tensor& root_grad = {}, BackwardOptions options = {}) {
+/// Accumulates d(sum of roots . root_grads)/d(leaf) into every leaf's grad (or its sink). An
+/// undefined root grad stands for 1 and asks for a one-element root. Throws UserError when a root
+/// has no history or its graph was released.
+void backward(std::span<const Tensor> roots, std::span<const Tensor> root_grads = {},
+              BackwardOptions options = {});
+inline void backward(const Tensor& root, const Tensor& root_grad = {},
+                     BackwardOptions options = {}) {
   backward({&root, 1}, {&root_grad, 1}, options);
 }
 
-/// Gradients of the roots with respect to `inputs`, which need not be leaves; nothing is accumulated, no sink is called.
-/// Undefined where an input was not reached.
-Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> root_grads = {},
-             BackwardOptions options = {});
+/// Gradients of the roots with respect to `inputs`, which need not be leaves; nothing is
+/// accumulated, no sink is called. Undefined where an input was not reached.
+Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs,
+             std::span<const Tensor> root_grads = {}, BackwardOptions options = {});
 
-/// Calls `hook` with each complete gradient of `leaf` before it is accumulated; a defined result replaces it. Returns a
-/// number for remove_hook.
+/// Calls `hook` with each complete gradient of `leaf` before it is accumulated; a defined result
+/// replaces it. Returns a number for remove_hook.
 int add_hook(const Tensor& leaf, GradHook hook);
 void remove_hook(const Tensor& leaf, int number);
 
@@ -32,7 +38,8 @@ void remove_hook(const Tensor& leaf, int number);
 class NoGrad {
  public:
   explicit NoGrad(bool off = true)
-      : enabled_(context().enabled, LayerMask(off ? context().enabled & ~bit(Layer::kAutograd) : context().enabled | bit(Layer::kAutograd))) {}
+      : enabled_(context().enabled, LayerMask(off ? context().enabled & ~bit(Layer::kAutograd)
+                                                  : context().enabled | bit(Layer::kAutograd))) {}
 
  private:
   Scoped<LayerMask> enabled_;
@@ -48,8 +55,9 @@ class InferenceMode {
 };
 inline bool grad_enabled() { return context().enabled & bit(Layer::kAutograd); }
 
-/// A function with a derivative of its own. `forward` runs unrecorded; what `vjp` needs is kept by save(). The vjp is
-/// written in ordinary ops, so it can be differentiated again where saved inputs are involved.
+/// A function with a derivative of its own. `forward` runs unrecorded; what `vjp` needs is kept by
+/// save(). The vjp is written in ordinary ops, so it can be differentiated again where saved inputs
+/// are involved.
 class CustomFunction : public RefCounted {
  public:
   virtual std::string_view name() const = 0;

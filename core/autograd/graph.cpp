@@ -21,7 +21,8 @@ GradNode::~GradNode() {
   while (!doomed.empty()) {
     Ref<GradMeta> meta = std::move(doomed.back());
     doomed.pop_back();
-    if (!meta || meta->use_count() > 1 || !meta->producer || meta->producer->use_count() > 1) continue;
+    if (!meta || meta->use_count() > 1 || !meta->producer || meta->producer->use_count() > 1)
+      continue;
     for (auto& next : meta->producer->inputs) doomed.push_back(std::move(next));
   }
 }
@@ -35,7 +36,9 @@ void attach_grad_meta(const Tensor& t, Ref<GradNode> producer, int output) {
 }
 
 SavedTensor SavedTensor::input(const Tensor& t) {
-  TESSERA_CHECK(!t.impl()->inference, "backward: {} was made in inference mode and cannot be saved; clone it outside", describe(t));
+  TESSERA_CHECK(!t.impl()->inference,
+                "backward: {} was made in inference mode and cannot be saved; clone it outside",
+                describe(t));
   SavedTensor s;
   s.tensor_ = t;
   s.version_ = t.storage() ? t.storage()->version() : 0;
@@ -54,11 +57,13 @@ SavedTensor SavedTensor::shape_only(const Tensor& t) {
   return s;
 }
 
-Tensor SavedTensor::unpack(std::string_view op, const char* what, size_t index, const Ref<GradNode>& owner) const {
+Tensor SavedTensor::unpack(std::string_view op, const char* what, size_t index,
+                           const Ref<GradNode>& owner) const {
   if (tensor_.defined() && tensor_.storage())
-    TESSERA_CHECK(tensor_.storage()->version() == version_,
-                  "{}: {} {} ({}) was overwritten after it was saved for backward; copy it before writing", op, what, index,
-                  describe(tensor_));
+    TESSERA_CHECK(
+        tensor_.storage()->version() == version_,
+        "{}: {} {} ({}) was overwritten after it was saved for backward; copy it before writing",
+        op, what, index, describe(tensor_));
   if (output_ < 0 || !owner) return tensor_;
   Tensor t = tensor_.detach();
   attach_grad_meta(t, owner, output_);

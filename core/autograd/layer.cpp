@@ -1,4 +1,5 @@
-// The autograd layer: runs an op in the layers below and, if an input requires grad, records a node for it.
+// The autograd layer: runs an op in the layers below and, if an input requires grad, records a node
+// for it.
 #include "core/autograd/autograd.h"
 #include "core/dispatch/dispatch.h"
 
@@ -14,21 +15,29 @@ class PrimitiveNode final : public GradNode {
   void save_inputs(Inputs in) {
     SaveMask mask = prim_->saved();
     for (size_t i = 0; i < in.size(); ++i)
-      in_.push_back(i < 32 && mask.inputs >> i & 1 ? SavedTensor::input(in[i]) : SavedTensor::shape_only(in[i]));
+      in_.push_back(i < 32 && mask.inputs >> i & 1 ? SavedTensor::input(in[i])
+                                                   : SavedTensor::shape_only(in[i]));
   }
   void save_outputs(std::span<const Tensor> out) {
     SaveMask mask = prim_->saved();
     for (size_t i = 0; i < out.size(); ++i)
-      out_.push_back(i < 32 && mask.outputs >> i & 1 ? SavedTensor::result(out[i], int(i)) : SavedTensor::shape_only(out[i]));
+      out_.push_back(i < 32 && mask.outputs >> i & 1 ? SavedTensor::result(out[i], int(i))
+                                                     : SavedTensor::shape_only(out[i]));
   }
 
   Tensors vjp(std::span<const Tensor> cot, uint32_t wanted) override {
-    TESSERA_CHECK(!released_, "backward: the graph of {} was released by an earlier backward; pass retain_graph", prim_->name());
+    TESSERA_CHECK(
+        !released_,
+        "backward: the graph of {} was released by an earlier backward; pass retain_graph",
+        prim_->name());
     Ref<GradNode> self(this);
     SmallVector<Tensor, 4> in, out;
-    for (size_t i = 0; i < in_.size(); ++i) in.push_back(in_[i].unpack(prim_->name(), "input", i, self));
-    for (size_t i = 0; i < out_.size(); ++i) out.push_back(out_[i].unpack(prim_->name(), "result", i, self));
-    SmallVector<Tensor, 4> all(cot.begin(), cot.end());  // results behind the last one reached have no cotangent
+    for (size_t i = 0; i < in_.size(); ++i)
+      in.push_back(in_[i].unpack(prim_->name(), "input", i, self));
+    for (size_t i = 0; i < out_.size(); ++i)
+      out.push_back(out_[i].unpack(prim_->name(), "result", i, self));
+    SmallVector<Tensor, 4> all(cot.begin(),
+                               cot.end());  // results behind the last one reached have no cotangent
     all.resize(out_.size());
     return prim_->vjp({in, out, all, wanted});
   }
@@ -63,13 +72,17 @@ class CustomNode final : public GradNode {
   CustomNode(Ref<CustomFunction> f, std::vector<SavedTensor> saved, size_t results)
       : f_(std::move(f)), saved_(std::move(saved)), results_(results) {}
   Tensors vjp(std::span<const Tensor> cot, uint32_t) override {
-    TESSERA_CHECK(f_, "backward: the graph of a custom function was released by an earlier backward; pass retain_graph");
+    TESSERA_CHECK(f_,
+                  "backward: the graph of a custom function was released by an earlier backward; "
+                  "pass retain_graph");
     Tensors saved;
-    for (size_t i = 0; i < saved_.size(); ++i) saved.push_back(saved_[i].unpack(f_->name(), "saved tensor", i, {}));
+    for (size_t i = 0; i < saved_.size(); ++i)
+      saved.push_back(saved_[i].unpack(f_->name(), "saved tensor", i, {}));
     Tensors all(cot.begin(), cot.end());
     all.resize(results_);
     Tensors grads = f_->vjp(saved, all);
-    TESSERA_CHECK(grads.size() == inputs.size(), "{}: vjp returned {} gradients for {} inputs", f_->name(), grads.size(), inputs.size());
+    TESSERA_CHECK(grads.size() == inputs.size(), "{}: vjp returned {} gradients for {} inputs",
+                  f_->name(), grads.size(), inputs.size());
     return grads;
   }
   std::string_view name() const override { return f_ ? f_->name() : "custom"; }

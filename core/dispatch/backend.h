@@ -1,5 +1,6 @@
-// The bottom of the dispatch path. Eager runs kernels; Trace records. Below autograd and sharding, so a trace sees the
-// rank-local ops of forward, backward, collectives and optimizer in one sequence.
+// The bottom of the dispatch path. Eager runs kernels; Trace records. Below autograd and sharding,
+// so a trace sees the rank-local ops of forward, backward, collectives and optimizer in one
+// sequence.
 #pragma once
 #include "core/primitive/primitive.h"
 
@@ -10,8 +11,8 @@ class Backend {
   virtual ~Backend() = default;
   /// Results of `prim` on `in`. May take over operands that nobody else owns.
   virtual Tensors run(const PrimRef& prim, Inputs in) = 0;
-  /// The one effect: the values of `dst[i]` become result i of `prim`, and their versions move. Shapes and dtypes of
-  /// destinations and results are equal.
+  /// The one effect: the values of `dst[i]` become result i of `prim`, and their versions move.
+  /// Shapes and dtypes of destinations and results are equal.
   virtual void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) = 0;
 };
 

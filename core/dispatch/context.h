@@ -1,5 +1,6 @@
-// State of the calling thread: which layers are on, which backend runs, the stream. No mutable globals: N ranks can be N
-// threads of one process. Invariant: every change is scoped (Scoped restores on exit).
+// State of the calling thread: which layers are on, which backend runs, the stream. No mutable
+// globals: N ranks can be N threads of one process. Invariant: every change is scoped (Scoped
+// restores on exit).
 #pragma once
 #include <utility>
 
@@ -18,14 +19,16 @@ class Generator;
 
 struct Context {
   // Layers that may look at ops; without kAutograd nothing is recorded for backward.
-  LayerMask enabled = LayerMask(bit(Layer::kAutocast) | bit(Layer::kAutograd) | bit(Layer::kSharding));
-  LayerMask forced = 0;          // layers that look at every op whatever its inputs (autocast)
-  Backend* backend = nullptr;    // null: eager
+  LayerMask enabled =
+      LayerMask(bit(Layer::kAutocast) | bit(Layer::kAutograd) | bit(Layer::kSharding));
+  LayerMask forced = 0;        // layers that look at every op whatever its inputs (autocast)
+  Backend* backend = nullptr;  // null: eager
   Stream stream;
-  bool inference = false;        // results may never be recorded later
-  DType default_dtype = kF32;    // of creation functions without one
+  bool inference = false;          // results may never be recorded later
+  DType default_dtype = kF32;      // of creation functions without one
   Generator* generator = nullptr;  // null: the thread's own default
-  Tensor samples;                // i64 [B]: number of each sample of the micro-batch in the data set; see random.h
+  Tensor
+      samples;  // i64 [B]: number of each sample of the micro-batch in the data set; see random.h
 };
 Context& context();
 

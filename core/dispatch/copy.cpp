@@ -9,7 +9,9 @@ namespace {
 class Copy final : public Primitive {
  public:
   Copy() : Primitive(intern_op("copy")) {}
-  Metas infer(MetaSpan in) const override { return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)}; }
+  Metas infer(MetaSpan in) const override {
+    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
+  }
   AxisMap axes(MetaSpan in) const override {
     AxisMap m = pointwise_axes(in, in[0]->shape);
     m.jointly_linear = true;

@@ -1,4 +1,5 @@
-// Copying values between layouts, below every layer: what the backend itself needs to prepare operands.
+// Copying values between layouts, below every layer: what the backend itself needs to prepare
+// operands.
 #pragma once
 #include "core/primitive/primitive.h"
 
@@ -8,7 +9,8 @@ namespace tessera {
 const PrimRef& copy_primitive();
 /// A dense copy of `t`, made at once by the device's copy kernel.
 Tensor dense_copy(const Tensor& t);
-/// Overwrites `dst`, of any strides, with the values of `src` (same shape and dtype). Does not bump the version.
+/// Overwrites `dst`, of any strides, with the values of `src` (same shape and dtype). Does not bump
+/// the version.
 void copy_values(const Tensor& dst, const Tensor& src);
 
 }  // namespace tessera

@@ -11,7 +11,8 @@ Tensors run_layers(LayerMask allowed, const PrimRef& prim, Inputs in) {
   for (const Tensor& t : in) asked |= t.layers();
   if (LayerMask mask = asked & allowed & c.enabled) {
     int layer = std::countr_zero(unsigned(mask));
-    TESSERA_ASSERT(layer_functions[layer], "{}: layer {} is not in this build", prim->name(), layer);
+    TESSERA_ASSERT(layer_functions[layer], "{}: layer {} is not in this build", prim->name(),
+                   layer);
     return layer_functions[layer](prim, in);
   }
   return (c.backend ? *c.backend : eager_backend()).run(prim, in);
@@ -26,7 +27,9 @@ Context& context() {
 
 Tensors dispatch(const PrimRef& prim, Inputs in) { return run_layers(0xff, prim, in); }
 
-Tensor dispatch1(const PrimRef& prim, Inputs in) { return std::move(run_layers(0xff, prim, in)[0]); }
+Tensor dispatch1(const PrimRef& prim, Inputs in) {
+  return std::move(run_layers(0xff, prim, in)[0]);
+}
 
 Tensors dispatch_below(Layer above, const PrimRef& prim, Inputs in) {
   return run_layers(LayerMask(0xff << (int(above) + 1)), prim, in);
@@ -36,7 +39,8 @@ void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
   Context& c = context();
   for (const Tensor& d : dst)
     TESSERA_CHECK(!(d.layers() & c.enabled & bit(Layer::kAutograd)),
-                  "assign_: destination {} requires grad; wrap the update in no_grad()", describe(d));
+                  "assign_: destination {} requires grad; wrap the update in no_grad()",
+                  describe(d));
   (c.backend ? *c.backend : eager_backend()).assign(dst, prim, in);
 }
 

@@ -1,5 +1,6 @@
-// The one dispatch path, few layers, in this order: autocast, autograd, sharding, backend. A layer looks at an op only if
-// it is enabled and an input asks for it (or it is forced); without any, an op goes straight to the backend.
+// The one dispatch path, few layers, in this order: autocast, autograd, sharding, backend. A layer
+// looks at an op only if it is enabled and an input asks for it (or it is forced); without any, an
+// op goes straight to the backend.
 #pragma once
 #include "core/dispatch/context.h"
 
@@ -12,22 +13,26 @@ Tensor dispatch1(const PrimRef& prim, Inputs in);
 /// For a layer: runs `prim` in the layers below `above`.
 Tensors dispatch_below(Layer above, const PrimRef& prim, Inputs in);
 
-/// A layer receives ops whose inputs ask for it; it reaches the rest of the path with dispatch_below.
+/// A layer receives ops whose inputs ask for it; it reaches the rest of the path with
+/// dispatch_below.
 using LayerFn = Tensors (*)(const PrimRef& prim, Inputs in);
-/// Implementations, indexed by Layer; null where the build has none. Defined by core/autograd, the outermost of them,
-/// so that linking the core always brings it along.
+/// Implementations, indexed by Layer; null where the build has none. Defined by core/autograd, the
+/// outermost of them, so that linking the core always brings it along.
 extern const LayerFn layer_functions[kNumLayers];
 
-/// True when an op on `t` would go straight to the eager backend: a view may then skip the path altogether.
+/// True when an op on `t` would go straight to the eager backend: a view may then skip the path
+/// altogether.
 inline bool bypasses_layers(const Tensor& t) {
   const Context& c = context();
   return c.backend == nullptr && ((t.layers() | c.forced) & c.enabled) == 0;
 }
 
-/// The effect: dst[i] takes the values of result i of `prim(in)`. Destinations may not be recorded for gradients.
+/// The effect: dst[i] takes the values of result i of `prim(in)`. Destinations may not be recorded
+/// for gradients.
 void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in);
 
-/// Builds the operand array of a call in place: dispatch1(prim, operands(std::move(a), std::move(b))).
+/// Builds the operand array of a call in place: dispatch1(prim, operands(std::move(a),
+/// std::move(b))).
 template <class... T>
 struct Operands {
   Tensor v[sizeof...(T)];

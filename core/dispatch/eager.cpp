@@ -2,9 +2,9 @@
 #include <algorithm>
 
 #include "core/dispatch/backend.h"
+#include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/kernel.h"
-#include "core/dispatch/copy.h"
 
 namespace tessera {
 namespace {
@@ -20,18 +20,19 @@ MetaPointers metas_of(Inputs in) {
 Device common_device(const PrimRef& prim, Inputs in) {
   Device device = in.empty() ? context().stream.device : in[0].device();
   for (const Tensor& t : in)
-    TESSERA_CHECK(t.device() == device, "{}: operands are on {} and {}; move them to one device", prim->name(),
-                  to_string(device), to_string(t.device()));
+    TESSERA_CHECK(t.device() == device, "{}: operands are on {} and {}; move them to one device",
+                  prim->name(), to_string(device), to_string(t.device()));
   return device;
 }
 
 bool may_reuse(const Tensor& t, const Meta& out) {
-  return t.uniquely_owned() && t.dtype() == out.dtype && t.shape() == out.shape && t.strides() == out.strides &&
-         !t.storage()->ready();
+  return t.uniquely_owned() && t.dtype() == out.dtype && t.shape() == out.shape &&
+         t.strides() == out.strides && !t.storage()->ready();
 }
 
-// A second handle on an operand that this result may overwrite (the kernel still reads it through the first), or memory
-// of its own. After the first taker the operand's storage has two owners, so no other result takes it too.
+// A second handle on an operand that this result may overwrite (the kernel still reads it through
+// the first), or memory of its own. After the first taker the operand's storage has two owners, so
+// no other result takes it too.
 Tensor take_over(Inputs in, const Meta& out) {
   for (const Tensor& t : in)
     if (may_reuse(t, out)) return Tensor(out, t.storage(), t.offset());
@@ -108,32 +109,37 @@ class EagerBackend final : public Backend {
     return out;
   }
   static Tensors run_decomposed(const PrimRef& prim, Inputs in, Device device) {
-    TESSERA_CHECK(prim->decomposable(), "{}: no kernel for {} and no decomposition ({})", prim->name(), to_string(device),
-                  describe(metas_of(in)));
+    TESSERA_CHECK(prim->decomposable(), "{}: no kernel for {} and no decomposition ({})",
+                  prim->name(), to_string(device), describe(metas_of(in)));
     Scoped<LayerMask> below_all_layers(context().enabled, 0);
     return prim->decompose(in);
   }
 
-  static void check_destinations(const PrimRef& prim, std::span<const Tensor> dst, const Metas& out) {
-    TESSERA_CHECK_AS(ShapeError, dst.size() == out.size(), "assign_: {} destinations for {} results of {}", dst.size(),
-                     out.size(), prim->name());
+  static void check_destinations(const PrimRef& prim, std::span<const Tensor> dst,
+                                 const Metas& out) {
+    TESSERA_CHECK_AS(ShapeError, dst.size() == out.size(),
+                     "assign_: {} destinations for {} results of {}", dst.size(), out.size(),
+                     prim->name());
     for (size_t i = 0; i < dst.size(); ++i)
       TESSERA_CHECK_AS(ShapeError, dst[i].shape() == out[i].shape && dst[i].dtype() == out[i].dtype,
-                       "assign_: destination is {}, the value is {}{}", describe(dst[i]), name_of(out[i].dtype),
-                       to_string(out[i].shape));
+                       "assign_: destination is {}, the value is {}{}", describe(dst[i]),
+                       name_of(out[i].dtype), to_string(out[i].shape));
   }
 
-  // A kernel may write straight into a destination that no operand shares memory with, or that is the very operand the
-  // plan lets a result take over. Operands are sorted by storage so that long lists (optimizers) stay cheap.
+  // A kernel may write straight into a destination that no operand shares memory with, or that is
+  // the very operand the plan lets a result take over. Operands are sorted by storage so that long
+  // lists (optimizers) stay cheap.
   static bool writes_in_place(const Call& call, std::span<const Tensor> dst, Inputs in) {
     SmallVector<const Tensor*, 8> sorted;
     for (const Tensor& t : in)
       if (t.storage()) sorted.push_back(&t);
     auto storage = [](const Tensor* t) { return t->storage().get(); };
-    std::sort(sorted.begin(), sorted.end(), [&](auto* a, auto* b) { return storage(a) < storage(b); });
+    std::sort(sorted.begin(), sorted.end(),
+              [&](auto* a, auto* b) { return storage(a) < storage(b); });
     for (size_t i = 0; i < dst.size(); ++i) {
       if (!(dst[i].strides() == call.out[i].strides)) return false;
-      auto it = std::lower_bound(sorted.begin(), sorted.end(), storage(&dst[i]), [&](auto* a, Storage* s) { return storage(a) < s; });
+      auto it = std::lower_bound(sorted.begin(), sorted.end(), storage(&dst[i]),
+                                 [&](auto* a, Storage* s) { return storage(a) < s; });
       for (; it != sorted.end() && storage(*it) == storage(&dst[i]); ++it)
         if (!harmless(dst[i], **it, call.plan.in_place)) return false;
     }
@@ -141,9 +147,11 @@ class EagerBackend final : public Backend {
   }
 
   static bool harmless(const Tensor& dst, const Tensor& in, bool in_place) {
-    bool same_place = in.offset() == dst.offset() && in.shape() == dst.shape() && in.strides() == dst.strides() && in.dtype() == dst.dtype();
-    bool disjoint = in.is_contiguous() && dst.is_contiguous() && in.dtype() == dst.dtype() &&
-                    (in.offset() + in.numel() <= dst.offset() || dst.offset() + dst.numel() <= in.offset());
+    bool same_place = in.offset() == dst.offset() && in.shape() == dst.shape() &&
+                      in.strides() == dst.strides() && in.dtype() == dst.dtype();
+    bool disjoint =
+        in.is_contiguous() && dst.is_contiguous() && in.dtype() == dst.dtype() &&
+        (in.offset() + in.numel() <= dst.offset() || dst.offset() + dst.numel() <= in.offset());
     return disjoint || (same_place && in_place);
   }
 };

@@ -1,5 +1,6 @@
-// Kernels, keyed by (op, device). Planning is apart from running: the plan says what the kernel needs (output strides,
-// which operand an output may take over, dense operands, scratch), the backend provides it, the kernel only computes.
+// Kernels, keyed by (op, device). Planning is apart from running: the plan says what the kernel
+// needs (output strides, which operand an output may take over, dense operands, scratch), the
+// backend provides it, the kernel only computes.
 #pragma once
 #include <array>
 #include <vector>
@@ -10,9 +11,11 @@
 namespace tessera {
 
 struct Plan {
-  bool in_place = false;               // an output may overwrite an operand of the same layout that nobody else owns
-  uint32_t dense_in = 0;               // bit i: operand i must be row-major dense; the backend copies it if it is not
-  bool all_dense = false;              // as dense_in with every bit set, for operand lists longer than 32
+  bool in_place =
+      false;  // an output may overwrite an operand of the same layout that nobody else owns
+  uint32_t dense_in =
+      0;  // bit i: operand i must be row-major dense; the backend copies it if it is not
+  bool all_dense = false;  // as dense_in with every bit set, for operand lists longer than 32
   size_t workspace_bytes = 0;
   // Strides of outputs may be changed in place in the metas that plan receives; they start dense.
 };
@@ -27,7 +30,8 @@ struct Kernel {
   /// May be null: dense results, nothing reused, any operand strides accepted, no scratch.
   void (*plan)(const Primitive&, std::span<const Tensor> in, std::span<Meta> out, Plan&) = nullptr;
   /// Fills `out`. Operands have the strides that the plan accepted.
-  void (*run)(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) = nullptr;
+  void (*run)(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
+              const Stream&) = nullptr;
   explicit operator bool() const { return run != nullptr; }
 };
 
@@ -47,7 +51,8 @@ class KernelTable {
 
 /// The table, filled on first use by register_kernels.
 const KernelTable& kernel_table();
-/// Adds the kernels of every backend of the build; defined in core/backend/register.cpp, the one place that names them.
+/// Adds the kernels of every backend of the build; defined in core/backend/register.cpp, the one
+/// place that names them.
 void register_kernels(KernelTable& table);
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// Scaled dot-product attention: the plain form in ordinary ops, and the choice between it and the tiled kernel.
+// Scaled dot-product attention: the plain form in ordinary ops, and the choice between it and the
+// tiled kernel.
 #include <cmath>
 
 #include "core/dispatch/dispatch.h"
@@ -17,21 +18,28 @@ namespace {
 
 // B batch, H heads, T query positions, S key positions, D width, E value width.
 void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
-  bool ok = q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4 && q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3) &&
-            v.size(0) == k.size(0) && v.size(1) == k.size(1) && v.size(2) == k.size(2);
-  TESSERA_CHECK_AS(ShapeError, ok, "scaled_dot_product_attention: takes q [B, H, T, D], k [B, H, S, D], v [B, H, S, E], got {}, {}, {}",
+  bool ok = q.ndim() == 4 && k.ndim() == 4 && v.ndim() == 4 && q.size(0) == k.size(0) &&
+            q.size(1) == k.size(1) && q.size(3) == k.size(3) && v.size(0) == k.size(0) &&
+            v.size(1) == k.size(1) && v.size(2) == k.size(2);
+  TESSERA_CHECK_AS(ShapeError, ok,
+                   "scaled_dot_product_attention: takes q [B, H, T, D], k [B, H, S, D], v [B, H, "
+                   "S, E], got {}, {}, {}",
                    describe(q), describe(k), describe(v));
 }
 
 Tensor causal_mask(int64_t queries, int64_t keys, Device device) {
-  Tensor row = unsqueeze(arange(0, queries, 1, {.device = device}), 1), column = arange(0, keys, 1, {.device = device});
+  Tensor row = unsqueeze(arange(0, queries, 1, {.device = device}), 1),
+         column = arange(0, keys, 1, {.device = device});
   return le(column, row);
 }
 
-Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o, double scale) {
-  Tensor scores = contract("bhtd,bhsd->bhts", q * scale, k), low = scalar_tensor(-INFINITY, q.dtype(), q.device());
+Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o,
+                       double scale) {
+  Tensor scores = contract("bhtd,bhsd->bhts", q * scale, k),
+         low = scalar_tensor(-INFINITY, q.dtype(), q.device());
   if (o.causal) scores = where(causal_mask(q.size(2), k.size(2), q.device()), scores, low);
-  if (o.mask.defined()) scores = o.mask.dtype() == kBool ? where(o.mask, scores, low) : scores + o.mask;
+  if (o.mask.defined())
+    scores = o.mask.dtype() == kBool ? where(o.mask, scores, low) : scores + o.mask;
   Tensor weights = softmax(scores);
   if (o.dropout > 0) weights = dropout(weights, o.dropout);
   return contract("bhts,bhse->bhte", weights, v);
@@ -42,7 +50,8 @@ struct Loops {
   AxisMap map;
   int b, h, t, s, d, e;
   Loops(const Shape& q, const Shape& v) {
-    b = add(Factor::kPass, q[0]), h = add(Factor::kPass, q[1]), t = add(Factor::kWhole, q[2]), s = add(Factor::kWhole, v[2]);
+    b = add(Factor::kPass, q[0]), h = add(Factor::kPass, q[1]), t = add(Factor::kWhole, q[2]),
+    s = add(Factor::kWhole, v[2]);
     d = add(Factor::kWhole, q[3]), e = add(Factor::kWhole, v[3]);
   }
   int add(Factor::Kind kind, int64_t extent) { return extent == 1 ? -1 : map.add(kind, extent); }
@@ -54,15 +63,19 @@ struct Loops {
 // Operands g, q, k, v, out, lse; results dq, dk, dv.
 class FlashGrad final : public AttentionAttributes {
  public:
-  FlashGrad(double scale, bool causal) : AttentionAttributes(intern_op("attention_grad"), scale, causal) {}
+  FlashGrad(double scale, bool causal)
+      : AttentionAttributes(intern_op("attention_grad"), scale, causal) {}
   Metas infer(MetaSpan in) const override {
     Metas out;
-    for (int i = 1; i <= 3; ++i) out.push_back(Meta::contiguous(in[size_t(i)]->shape, in[size_t(i)]->dtype, in[size_t(i)]->device));
+    for (int i = 1; i <= 3; ++i)
+      out.push_back(
+          Meta::contiguous(in[size_t(i)]->shape, in[size_t(i)]->dtype, in[size_t(i)]->device));
     return out;
   }
   AxisMap axes(MetaSpan in) const override {
     Loops l(in[1]->shape, in[3]->shape);
-    l.map.in = {l.operand(l.t, l.e), l.operand(l.t, l.d), l.operand(l.s, l.d), l.operand(l.s, l.e), l.operand(l.t, l.e), l.row()};
+    l.map.in = {l.operand(l.t, l.e), l.operand(l.t, l.d), l.operand(l.s, l.d),
+                l.operand(l.s, l.e), l.operand(l.t, l.e), l.row()};
     l.map.out = {l.operand(l.t, l.d), l.operand(l.s, l.d)};
     l.map.out.push_back(l.operand(l.s, l.e));
     l.map.linear_in = 1;
@@ -74,12 +87,18 @@ class FlashGrad final : public AttentionAttributes {
   Tensors decompose(std::span<const Tensor> in) const override {
     const Tensor &g = in[0], &q = in[1], &k = in[2], &v = in[3];
     Tensor scores = contract("bhtd,bhsd->bhts", q, k) * scale;
-    if (causal) scores = where(causal_mask(q.size(2), k.size(2), q.device()), scores, scalar_tensor(-INFINITY, q.dtype(), q.device()));
-    Tensor p = softmax(scores), dp = contract("bhte,bhse->bhts", g, v), ds = p * (dp - sum(dp * p, {-1}, true)) * scale;
-    return {contract("bhts,bhsd->bhtd", ds, k), contract("bhts,bhtd->bhsd", ds, q), contract("bhts,bhte->bhse", p, g)};
+    if (causal)
+      scores = where(causal_mask(q.size(2), k.size(2), q.device()), scores,
+                     scalar_tensor(-INFINITY, q.dtype(), q.device()));
+    Tensor p = softmax(scores), dp = contract("bhte,bhse->bhts", g, v),
+           ds = p * (dp - sum(dp * p, {-1}, true)) * scale;
+    return {contract("bhts,bhsd->bhtd", ds, k), contract("bhts,bhtd->bhsd", ds, q),
+            contract("bhts,bhte->bhse", p, g)};
   }
   Tensors vjp(const VjpArgs& v) const override { return vjp_by_decomposition(*this, v); }
-  void attributes(AttributeVisitor& v) const override { v.real("scale", scale), v.integer("causal", causal); }
+  void attributes(AttributeVisitor& v) const override {
+    v.real("scale", scale), v.integer("causal", causal);
+  }
 };
 
 // Operands q, k, v; results out and lse [B, H, T], the log of each row's sum of exponentials.
@@ -88,8 +107,9 @@ class Flash final : public AttentionAttributes {
   Flash(double scale, bool causal) : AttentionAttributes(intern_op("attention"), scale, causal) {}
   Metas infer(MetaSpan in) const override {
     const Shape &q = in[0]->shape, &v = in[2]->shape;
-    return {Meta::contiguous({q[0], q[1], q[2], v[3]}, in[0]->dtype, in[0]->device),
-            Meta::contiguous({q[0], q[1], q[2]}, in[0]->dtype == kF64 ? kF64 : kF32, in[0]->device)};
+    return {
+        Meta::contiguous({q[0], q[1], q[2], v[3]}, in[0]->dtype, in[0]->device),
+        Meta::contiguous({q[0], q[1], q[2]}, in[0]->dtype == kF64 ? kF64 : kF32, in[0]->device)};
   }
   AxisMap axes(MetaSpan in) const override {
     Loops l(in[0]->shape, in[2]->shape);
@@ -101,25 +121,37 @@ class Flash final : public AttentionAttributes {
   bool decomposable() const override { return true; }
   Tensors decompose(std::span<const Tensor> in) const override {
     Tensor scores = contract("bhtd,bhsd->bhts", in[0], in[1]) * scale;
-    if (causal) scores = where(causal_mask(in[0].size(2), in[1].size(2), in[0].device()), scores, scalar_tensor(-INFINITY, in[0].dtype(), in[0].device()));
+    if (causal)
+      scores = where(causal_mask(in[0].size(2), in[1].size(2), in[0].device()), scores,
+                     scalar_tensor(-INFINITY, in[0].dtype(), in[0].device()));
     Tensor wide = cast(scores, in[0].dtype() == kF64 ? kF64 : kF32);
     return {contract("bhts,bhse->bhte", softmax(scores), in[2]), logsumexp(wide, {-1})};
   }
   Tensors vjp(const VjpArgs& v) const override {
-    TESSERA_CHECK(!v.cot[1 % v.cot.size()].defined() || v.cot.size() == 1, "attention: not differentiable through the log-sum-exp");
-    return dispatch(PrimRef(new FlashGrad(scale, causal)), operands(Tensor(v.cot[0]), Tensor(v.in[0]), Tensor(v.in[1]), Tensor(v.in[2]), Tensor(v.out[0]), Tensor(v.out[1])));
+    TESSERA_CHECK(!v.cot[1 % v.cot.size()].defined() || v.cot.size() == 1,
+                  "attention: not differentiable through the log-sum-exp");
+    return dispatch(PrimRef(new FlashGrad(scale, causal)),
+                    operands(Tensor(v.cot[0]), Tensor(v.in[0]), Tensor(v.in[1]), Tensor(v.in[2]),
+                             Tensor(v.out[0]), Tensor(v.out[1])));
   }
-  void attributes(AttributeVisitor& v) const override { v.real("scale", scale), v.integer("causal", causal); }
+  void attributes(AttributeVisitor& v) const override {
+    v.real("scale", scale), v.integer("causal", causal);
+  }
 };
 
 }  // namespace
 
-Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o) {
-  if (q.ndim() == 3) return squeeze(scaled_dot_product_attention(unsqueeze(q, 0), unsqueeze(k, 0), unsqueeze(v, 0), o), 0);
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const AttentionOptions& o) {
+  if (q.ndim() == 3)
+    return squeeze(
+        scaled_dot_product_attention(unsqueeze(q, 0), unsqueeze(k, 0), unsqueeze(v, 0), o), 0);
   check_shapes(q, k, v);
   double scale = o.scale != 0 ? o.scale : 1 / std::sqrt(double(q.size(3)));
   bool flash_fits = !o.mask.defined() && o.dropout == 0 && q.numel() > 0 && k.numel() > 0;
-  TESSERA_CHECK(o.kernel != AttentionKernel::kFlash || flash_fits, "scaled_dot_product_attention: the flash kernel takes neither a mask nor dropout; choose kAuto or kPlain");
+  TESSERA_CHECK(o.kernel != AttentionKernel::kFlash || flash_fits,
+                "scaled_dot_product_attention: the flash kernel takes neither a mask nor dropout; "
+                "choose kAuto or kPlain");
   if (o.kernel == AttentionKernel::kPlain || !flash_fits) return plain_attention(q, k, v, o, scale);
   return dispatch1(PrimRef(new Flash(scale, o.causal)), operands(Tensor(q), Tensor(k), Tensor(v)));
 }
@@ -129,14 +161,18 @@ void register_attention_ops(OpRegistry& registry) {
   auto k = [] { return sample_values({2, 2, 5, 3}, -1, 1, 2); };
   auto v = [] { return sample_values({2, 2, 5, 4}, -1, 1, 3); };
   registry.add("attention", [=] {
-    return std::vector<Sample>{{PrimRef(new Flash(0.5, false)), {q(), k(), v()}}, {PrimRef(new Flash(0.5, true)), {q(), k(), v()}}};
+    return std::vector<Sample>{{PrimRef(new Flash(0.5, false)), {q(), k(), v()}},
+                               {PrimRef(new Flash(0.5, true)), {q(), k(), v()}}};
   });
   registry.add("attention_grad", [=] {
     std::vector<Sample> s;
     for (bool causal : {false, true}) {
       Tensors out = dispatch(PrimRef(new Flash(0.5, causal)), operands(q(), k(), v()));
-      // out and lse are functions of q, k, v: moving one alone means nothing, so finite differences do not apply.
-      s.push_back({PrimRef(new FlashGrad(0.5, causal)), {sample_values({2, 2, 5, 4}, -1, 1, 4), q(), k(), v(), out[0], out[1]}, false});
+      // out and lse are functions of q, k, v: moving one alone means nothing, so finite differences
+      // do not apply.
+      s.push_back({PrimRef(new FlashGrad(0.5, causal)),
+                   {sample_values({2, 2, 5, 4}, -1, 1, 4), q(), k(), v(), out[0], out[1]},
+                   false});
     }
     return s;
   });

@@ -1,4 +1,5 @@
-// Attributes of primitives that kernels read. The mathematics of each op stays in its .cpp, in a class derived from these.
+// Attributes of primitives that kernels read. The mathematics of each op stays in its .cpp, in a
+// class derived from these.
 #pragma once
 #include <string>
 
@@ -47,7 +48,8 @@ struct ArangeAttributes : Primitive {
   const Device device;
 };
 
-/// The letters of an einsum of two operands; every letter of an operand is in the other or in the result.
+/// The letters of an einsum of two operands; every letter of an operand is in the other or in the
+/// result.
 struct ContractAttributes : Primitive {
   ContractAttributes(OpId id, std::string a, std::string b, std::string out)
       : Primitive(id), a(std::move(a)), b(std::move(b)), out(std::move(out)) {}
@@ -70,24 +72,36 @@ struct NormAttributes : Primitive {
 };
 
 struct EmbeddingAttributes : Primitive {
-  EmbeddingAttributes(OpId id, int64_t rows, int64_t padding_idx, Range part = {}) : Primitive(id), rows(rows), padding_idx(padding_idx), part(part) {}
+  EmbeddingAttributes(OpId id, int64_t rows, int64_t padding_idx, Range part = {})
+      : Primitive(id), rows(rows), padding_idx(padding_idx), part(part) {}
   const int64_t rows;         // of the table
   const int64_t padding_idx;  // -1: none
-  const Range part;           // of a table split by rows: ids outside give zeros; extent 0: not split
+  const Range part;  // of a table split by rows: ids outside give zeros; extent 0: not split
 };
 
 struct AttentionAttributes : Primitive {
-  AttentionAttributes(OpId id, double scale, bool causal) : Primitive(id), scale(scale), causal(causal) {}
+  AttentionAttributes(OpId id, double scale, bool causal)
+      : Primitive(id), scale(scale), causal(causal) {}
   const double scale;
   const bool causal;
 };
 
 enum class RandomKind : uint8_t { kUniform, kNormal, kInteger };
 
-/// Element (i, j, ..) of the result is element (begin + i, ..) of a global tensor of extents `global`.
+/// Element (i, j, ..) of the result is element (begin + i, ..) of a global tensor of extents
+/// `global`.
 struct RandomAttributes : Primitive {
-  RandomAttributes(OpId id, RandomKind kind, const Shape& shape, const Dims& begin, const Shape& global, int64_t low, int64_t high, DType dtype, Device device)
-      : Primitive(id), kind(kind), shape(shape), begin(begin), global(global), low(low), high(high), dtype(dtype), device(device) {}
+  RandomAttributes(OpId id, RandomKind kind, const Shape& shape, const Dims& begin,
+                   const Shape& global, int64_t low, int64_t high, DType dtype, Device device)
+      : Primitive(id),
+        kind(kind),
+        shape(shape),
+        begin(begin),
+        global(global),
+        low(low),
+        high(high),
+        dtype(dtype),
+        device(device) {}
   const RandomKind kind;
   const Shape shape;
   const Dims begin;
@@ -97,7 +111,8 @@ struct RandomAttributes : Primitive {
   const Device device;
 };
 
-/// Operands x, key and, where `by_sample`, the sample numbers of dim 0. `begin`, `global` as above, empty: not split.
+/// Operands x, key and, where `by_sample`, the sample numbers of dim 0. `begin`, `global` as above,
+/// empty: not split.
 struct DropoutAttributes : Primitive {
   DropoutAttributes(OpId id, double p, bool by_sample, const Dims& begin, const Shape& global)
       : Primitive(id), p(p), by_sample(by_sample), begin(begin), global(global) {}
@@ -109,17 +124,32 @@ struct DropoutAttributes : Primitive {
 
 /// Operands lr, step and scale (0-d f64), then `count` params, grads, m, v; results params, m, v.
 struct AdamAttributes : Primitive {
-  AdamAttributes(OpId id, int count, double beta1, double beta2, double eps, double weight_decay, bool decoupled)
-      : Primitive(id), count(count), beta1(beta1), beta2(beta2), eps(eps), weight_decay(weight_decay), decoupled(decoupled) {}
+  AdamAttributes(OpId id, int count, double beta1, double beta2, double eps, double weight_decay,
+                 bool decoupled)
+      : Primitive(id),
+        count(count),
+        beta1(beta1),
+        beta2(beta2),
+        eps(eps),
+        weight_decay(weight_decay),
+        decoupled(decoupled) {}
   const int count;
   const double beta1, beta2, eps, weight_decay;
   const bool decoupled;
 };
 
-/// Operands lr and scale (0-d f64), then `count` params, grads and, with momentum, buffers; results params, buffers.
+/// Operands lr and scale (0-d f64), then `count` params, grads and, with momentum, buffers; results
+/// params, buffers.
 struct SgdAttributes : Primitive {
-  SgdAttributes(OpId id, int count, double momentum, double dampening, double weight_decay, bool nesterov, bool first)
-      : Primitive(id), count(count), momentum(momentum), dampening(dampening), weight_decay(weight_decay), nesterov(nesterov), first(first) {}
+  SgdAttributes(OpId id, int count, double momentum, double dampening, double weight_decay,
+                bool nesterov, bool first)
+      : Primitive(id),
+        count(count),
+        momentum(momentum),
+        dampening(dampening),
+        weight_decay(weight_decay),
+        nesterov(nesterov),
+        first(first) {}
   const int count;
   const double momentum, dampening, weight_decay;
   const bool nesterov, first;

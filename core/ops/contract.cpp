@@ -18,7 +18,8 @@ constexpr auto npos = std::string::npos;
 class Contract final : public ContractAttributes {
  public:
   Contract(std::string a, std::string b, std::string out)
-      : ContractAttributes(intern_op("contract"), std::move(a), std::move(b), std::move(out)), letters_(this->out) {
+      : ContractAttributes(intern_op("contract"), std::move(a), std::move(b), std::move(out)),
+        letters_(this->out) {
     for (char c : this->a + this->b)
       if (letters_.find(c) == npos) letters_ += c;
   }
@@ -31,7 +32,8 @@ class Contract final : public ContractAttributes {
   AxisMap axes(MetaSpan in) const override {
     AxisMap m;
     Dims e = extents(in);
-    for (int i = 0; i < e.size(); ++i) m.add(i < int(out.size()) ? Factor::kPass : Factor::kSum, e[i]);
+    for (int i = 0; i < e.size(); ++i)
+      m.add(i < int(out.size()) ? Factor::kPass : Factor::kSum, e[i]);
     auto loops = [&](const std::string& word) {
       OperandLoops l;
       for (char c : word) {
@@ -53,22 +55,27 @@ class Contract final : public ContractAttributes {
   void attributes(AttributeVisitor& v) const override { v.text("spec", a + "," + b + "->" + out); }
 
  private:
-  // By letter; at most eight, since each letter of the loop nest is a dim of some operand and merged dims never split.
+  // By letter; at most eight, since each letter of the loop nest is a dim of some operand and
+  // merged dims never split.
   Dims extents(MetaSpan in) const {
     Dims e = Dims::filled(0, 0);
     std::vector<int64_t> found(letters_.size(), -1);
     for (int k = 0; k < 2; ++k) {
       const std::string& word = k ? b : a;
       const Shape& s = in[size_t(k)]->shape;
-      TESSERA_CHECK_AS(ShapeError, int(word.size()) == s.size(), "contract {}: operand {} is {}, expected {} dims", spec(), k, to_string(s), word.size());
+      TESSERA_CHECK_AS(ShapeError, int(word.size()) == s.size(),
+                       "contract {}: operand {} is {}, expected {} dims", spec(), k, to_string(s),
+                       word.size());
       for (int d = 0; d < s.size(); ++d) {
         int64_t& x = found[letters_.find(word[size_t(d)])];
-        TESSERA_CHECK_AS(ShapeError, x < 0 || x == s[d], "contract {}: shapes {} and {} disagree on '{}'; transpose one?", spec(),
+        TESSERA_CHECK_AS(ShapeError, x < 0 || x == s[d],
+                         "contract {}: shapes {} and {} disagree on '{}'; transpose one?", spec(),
                          to_string(in[0]->shape), to_string(in[1]->shape), word[size_t(d)]);
         x = s[d];
       }
     }
-    TESSERA_CHECK(in[0]->dtype == in[1]->dtype, "contract {}: operands are {}; convert them to one dtype", spec(), describe(in));
+    TESSERA_CHECK(in[0]->dtype == in[1]->dtype,
+                  "contract {}: operands are {}; convert them to one dtype", spec(), describe(in));
     for (int64_t x : found) e.push_back(x);
     return e;
   }
@@ -84,24 +91,32 @@ PrimRef contract_primitive(std::string_view spec) {
   key.assign(spec);
   if (auto it = cache.find(key); it != cache.end()) return it->second;
   size_t comma = key.find(','), arrow = key.find("->");
-  TESSERA_CHECK(comma != npos && arrow != npos && comma < arrow, "contract: spec \"{}\"; expected two operands as in \"ij,jk->ik\"", key);
-  std::string a = key.substr(0, comma), b = key.substr(comma + 1, arrow - comma - 1), out = key.substr(arrow + 2);
+  TESSERA_CHECK(comma != npos && arrow != npos && comma < arrow,
+                "contract: spec \"{}\"; expected two operands as in \"ij,jk->ik\"", key);
+  std::string a = key.substr(0, comma), b = key.substr(comma + 1, arrow - comma - 1),
+              out = key.substr(arrow + 2);
   auto unique = [&](const std::string& word) {
     for (size_t i = 0; i < word.size(); ++i)
-      TESSERA_CHECK(word.find(word[i], i + 1) == npos, "contract: spec \"{}\" repeats '{}' in one operand", key, word[i]);
+      TESSERA_CHECK(word.find(word[i], i + 1) == npos,
+                    "contract: spec \"{}\" repeats '{}' in one operand", key, word[i]);
   };
   unique(a), unique(b), unique(out);
-  for (char c : out) TESSERA_CHECK(a.find(c) != npos || b.find(c) != npos, "contract: spec \"{}\": '{}' is in no operand", key, c);
+  for (char c : out)
+    TESSERA_CHECK(a.find(c) != npos || b.find(c) != npos,
+                  "contract: spec \"{}\": '{}' is in no operand", key, c);
   return cache.emplace(key, PrimRef(new Contract(a, b, out))).first->second;
 }
 
 // Sums the letters of `word` that neither the other operand nor the result has.
-Tensor sum_own_letters(const Tensor& t, std::string& word, const std::string& other, const std::string& out) {
+Tensor sum_own_letters(const Tensor& t, std::string& word, const std::string& other,
+                       const std::string& out) {
   Dims dims;
   std::string kept;
   for (size_t i = 0; i < word.size(); ++i) {
-    if (other.find(word[i]) == npos && out.find(word[i]) == npos) dims.push_back(int64_t(i));
-    else kept += word[i];
+    if (other.find(word[i]) == npos && out.find(word[i]) == npos)
+      dims.push_back(int64_t(i));
+    else
+      kept += word[i];
   }
   word = kept;
   return dims.empty() ? t : sum(t, dims);
@@ -122,8 +137,8 @@ Tensor contract(std::string_view spec, const Tensor& a, const Tensor& b) {
   for (char c : wa) own |= wb.find(c) == npos && attributes.out.find(c) == npos;
   for (char c : wb) own |= wa.find(c) == npos && attributes.out.find(c) == npos;
   if (own) {
-    TESSERA_CHECK_AS(ShapeError, int(wa.size()) == x.ndim() && int(wb.size()) == y.ndim(), "contract {}: operands are {} and {}", spec,
-                     describe(x), describe(y));
+    TESSERA_CHECK_AS(ShapeError, int(wa.size()) == x.ndim() && int(wb.size()) == y.ndim(),
+                     "contract {}: operands are {} and {}", spec, describe(x), describe(y));
     x = sum_own_letters(x, wa, attributes.b, attributes.out);
     y = sum_own_letters(y, wb, attributes.a, attributes.out);
     prim = contract_primitive(wa + "," + wb + "->" + attributes.out);
@@ -135,14 +150,18 @@ Tensor einsum(std::string_view spec, std::span<const Tensor> operands) {
   std::string text(spec);
   std::erase(text, ' ');
   size_t arrow = text.find("->");
-  TESSERA_CHECK(arrow != npos && !operands.empty(), "einsum: spec \"{}\" needs \"->\" and at least one operand", spec);
+  TESSERA_CHECK(arrow != npos && !operands.empty(),
+                "einsum: spec \"{}\" needs \"->\" and at least one operand", spec);
   std::string out = text.substr(arrow + 2), words = text.substr(0, arrow);
   std::vector<std::string> word(1);
   for (char c : words) {
-    if (c == ',') word.emplace_back();
-    else word.back() += c;
+    if (c == ',')
+      word.emplace_back();
+    else
+      word.back() += c;
   }
-  TESSERA_CHECK(word.size() == operands.size(), "einsum: spec \"{}\" names {} operands, got {}", spec, word.size(), operands.size());
+  TESSERA_CHECK(word.size() == operands.size(), "einsum: spec \"{}\" names {} operands, got {}",
+                spec, word.size(), operands.size());
   Tensor t = operands[0];
   std::string have = word[0];
   for (size_t i = 1; i < operands.size(); ++i) {
@@ -159,9 +178,12 @@ Tensor einsum(std::string_view spec, std::span<const Tensor> operands) {
   Dims gone, order;
   std::string kept;
   for (size_t i = 0; i < have.size(); ++i) {
-    TESSERA_CHECK(have.find(have[i], i + 1) == npos, "einsum: spec \"{}\" repeats '{}' in one operand", spec, have[i]);
-    if (out.find(have[i]) == npos) gone.push_back(int64_t(i));
-    else kept += have[i];
+    TESSERA_CHECK(have.find(have[i], i + 1) == npos,
+                  "einsum: spec \"{}\" repeats '{}' in one operand", spec, have[i]);
+    if (out.find(have[i]) == npos)
+      gone.push_back(int64_t(i));
+    else
+      kept += have[i];
   }
   if (!gone.empty()) t = sum(t, gone);
   for (char c : out) {
@@ -172,10 +194,14 @@ Tensor einsum(std::string_view spec, std::span<const Tensor> operands) {
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
-  TESSERA_CHECK_AS(ShapeError, a.ndim() > 0 && b.ndim() > 0, "matmul: operands are {} and {}; 0-d tensors cannot be contracted", describe(a), describe(b));
+  TESSERA_CHECK_AS(ShapeError, a.ndim() > 0 && b.ndim() > 0,
+                   "matmul: operands are {} and {}; 0-d tensors cannot be contracted", describe(a),
+                   describe(b));
   int64_t ka = a.size(-1), kb = b.size(b.ndim() > 1 ? -2 : -1);
-  TESSERA_CHECK_AS(ShapeError, ka == kb, "matmul: inner dims differ, {} and {}; transpose one?", to_string(a.shape()), to_string(b.shape()));
-  int batch_a = std::max(a.ndim() - 2, 0), batch_b = std::max(b.ndim() - 2, 0), batch = std::max(batch_a, batch_b);
+  TESSERA_CHECK_AS(ShapeError, ka == kb, "matmul: inner dims differ, {} and {}; transpose one?",
+                   to_string(a.shape()), to_string(b.shape()));
+  int batch_a = std::max(a.ndim() - 2, 0), batch_b = std::max(b.ndim() - 2, 0),
+      batch = std::max(batch_a, batch_b);
   Tensor x = a, y = b;
   if (batch_a && batch_b) {  // batch dims must meet letter by letter: expand those of extent 1
     Shape sa, sb;
@@ -191,7 +217,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
       y = expand(b, to_b);
     }
     for (int d = 0; d < batch; ++d)
-      if ((d >= batch - batch_a && x.shape()[d - batch + batch_a] != both[d]) || (d >= batch - batch_b && y.shape()[d - batch + batch_b] != both[d]))
+      if ((d >= batch - batch_a && x.shape()[d - batch + batch_a] != both[d]) ||
+          (d >= batch - batch_b && y.shape()[d - batch + batch_b] != both[d]))
         return matmul(expand(a, to_a.size() == both.size() ? x.shape() : to_a), y);
   }
   // Letters: batch dims aligned to the right from 'a' on, then m, k, n.
@@ -199,14 +226,19 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   for (int d = 0; d < batch; ++d) common += char('a' + d);
   std::string sa = common.substr(size_t(batch - batch_a)) + (a.ndim() > 1 ? "xz" : "z");
   std::string sb = common.substr(size_t(batch - batch_b)) + (b.ndim() > 1 ? "zy" : "z");
-  return contract(sa + "," + sb + "->" + common + (a.ndim() > 1 ? "x" : "") + (b.ndim() > 1 ? "y" : ""), x, y);
+  return contract(
+      sa + "," + sb + "->" + common + (a.ndim() > 1 ? "x" : "") + (b.ndim() > 1 ? "y" : ""), x, y);
 }
 
 Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   TESSERA_CHECK_AS(ShapeError, weight.ndim() == 2 && x.ndim() >= 1 && x.size(-1) == weight.size(1),
-                   "linear: x {} does not fit weight {} (out, in)", to_string(x.shape()), to_string(weight.shape()));
-  constexpr std::string_view specs[] = {"k,nk->n", "ak,nk->an", "abk,nk->abn", "abck,nk->abcn", "abcdk,nk->abcdn", "abcdek,nk->abcden", "abcdefk,nk->abcdefn"};
-  TESSERA_CHECK_AS(ShapeError, x.ndim() <= 7, "linear: x {} has more than 7 dims", to_string(x.shape()));
+                   "linear: x {} does not fit weight {} (out, in)", to_string(x.shape()),
+                   to_string(weight.shape()));
+  constexpr std::string_view specs[] = {
+      "k,nk->n",         "ak,nk->an",         "abk,nk->abn",        "abck,nk->abcn",
+      "abcdk,nk->abcdn", "abcdek,nk->abcden", "abcdefk,nk->abcdefn"};
+  TESSERA_CHECK_AS(ShapeError, x.ndim() <= 7, "linear: x {} has more than 7 dims",
+                   to_string(x.shape()));
   Tensor y = contract(specs[x.ndim() - 1], x, weight);
   return bias.defined() ? add(std::move(y), bias) : y;
 }
@@ -216,13 +248,19 @@ Tensor dot(const Tensor& a, const Tensor& b) { return sum(a * b, {-1}); }
 void register_contract_ops(OpRegistry& registry) {
   registry.add("contract", [] {
     auto sample = [](const char* spec, const Shape& a, const Shape& b) {
-      return Sample{contract_primitive(spec), {sample_values(a, -1, 1, 1), sample_values(b, -1, 1, 2)}};
+      return Sample{contract_primitive(spec),
+                    {sample_values(a, -1, 1, 1), sample_values(b, -1, 1, 2)}};
     };
     Sample transposed = sample("ij,jk->ik", {3, 4}, {4, 2});
     transposed.in[1] = permute(sample_values({2, 4}, -1, 1, 2), {1, 0});
-    return std::vector<Sample>{sample("ij,jk->ik", {3, 4}, {4, 2}), transposed, sample("btk,nk->btn", {2, 3, 4}, {5, 4}),
-                               sample("bthd,bshd->bhts", {2, 3, 2, 4}, {2, 5, 2, 4}), sample("bhts,bshd->bthd", {2, 2, 3, 5}, {2, 5, 2, 4}),
-                               sample("btn,btk->nk", {2, 3, 4}, {2, 3, 5}), sample("ij,ij->i", {3, 4}, {3, 4}), sample("i,j->ij", {3}, {4})};
+    return std::vector<Sample>{sample("ij,jk->ik", {3, 4}, {4, 2}),
+                               transposed,
+                               sample("btk,nk->btn", {2, 3, 4}, {5, 4}),
+                               sample("bthd,bshd->bhts", {2, 3, 2, 4}, {2, 5, 2, 4}),
+                               sample("bhts,bshd->bthd", {2, 2, 3, 5}, {2, 5, 2, 4}),
+                               sample("btn,btk->nk", {2, 3, 4}, {2, 3, 5}),
+                               sample("ij,ij->i", {3, 4}, {3, 4}),
+                               sample("i,j->ij", {3}, {4})};
   });
 }
 

@@ -11,7 +11,8 @@
 namespace tessera {
 namespace {
 
-// Creation has no operands: its loops are only written, and a rank makes its own part of the global tensor.
+// Creation has no operands: its loops are only written, and a rank makes its own part of the global
+// tensor.
 AxisMap created_axes(const Shape& shape) {
   AxisMap m;
   for (int64_t e : shape) m.add(Factor::kPass, e);
@@ -21,7 +22,8 @@ AxisMap created_axes(const Shape& shape) {
 
 class Full final : public FullAttributes {
  public:
-  Full(const Shape& shape, double value, DType dtype, Device device) : FullAttributes(intern_op("full"), shape, value, dtype, device) {}
+  Full(const Shape& shape, double value, DType dtype, Device device)
+      : FullAttributes(intern_op("full"), shape, value, dtype, device) {}
   Metas infer(MetaSpan) const override { return {Meta::contiguous(shape, dtype, device)}; }
   AxisMap axes(MetaSpan) const override { return created_axes(shape); }
   PrimRef localize(std::span<const Range> loops) const override {
@@ -31,7 +33,8 @@ class Full final : public FullAttributes {
   }
   bool differentiable() const override { return false; }
   void attributes(AttributeVisitor& v) const override {
-    v.dims("shape", shape), v.real("value", value), v.text("dtype", name_of(dtype)), v.text("device", to_string(device));
+    v.dims("shape", shape), v.real("value", value), v.text("dtype", name_of(dtype)),
+        v.text("device", to_string(device));
   }
 };
 
@@ -47,7 +50,8 @@ class Arange final : public ArangeAttributes {
   }
   bool differentiable() const override { return false; }
   void attributes(AttributeVisitor& v) const override {
-    v.integer("count", count), v.real("begin", begin), v.real("step", step), v.text("dtype", name_of(dtype)), v.text("device", to_string(device));
+    v.integer("count", count), v.real("begin", begin), v.real("step", step),
+        v.text("dtype", name_of(dtype)), v.text("device", to_string(device));
   }
 };
 
@@ -59,7 +63,8 @@ DType dtype_or(const TensorOptions& o, Scalar value) {
 // Positions (row, column) of the last two dims, compared: column - row <= diagonal.
 Tensor below_diagonal(const Tensor& x, int64_t diagonal) {
   TESSERA_CHECK_AS(ShapeError, x.ndim() >= 2, "tril/triu: {} has fewer than 2 dims", describe(x));
-  Tensor row = unsqueeze(arange(0, x.size(-2), 1, {.device = x.device()}), 1), column = arange(0, x.size(-1), 1, {.device = x.device()});
+  Tensor row = unsqueeze(arange(0, x.size(-2), 1, {.device = x.device()}), 1),
+         column = arange(0, x.size(-1), 1, {.device = x.device()});
   return le(column - row, diagonal);
 }
 
@@ -72,13 +77,16 @@ Tensor zeros(const Shape& shape, TensorOptions o) { return full(shape, 0.0, o); 
 Tensor ones(const Shape& shape, TensorOptions o) { return full(shape, 1.0, o); }
 Tensor zeros_like(const Tensor& x) { return full_like(x, 0.0); }
 Tensor ones_like(const Tensor& x) { return full_like(x, 1.0); }
-Tensor full_like(const Tensor& x, Scalar value) { return full(x.shape(), value, {x.dtype(), x.device()}); }
+Tensor full_like(const Tensor& x, Scalar value) {
+  return full(x.shape(), value, {x.dtype(), x.device()});
+}
 Tensor empty_like(const Tensor& x) { return empty(x.shape(), x.dtype(), x.device()); }
 
 Tensor arange(Scalar begin, Scalar end, Scalar step, TensorOptions o) {
   TESSERA_CHECK(step.real() != 0, "arange: step is 0");
   bool real = begin.kind() == kF64 || end.kind() == kF64 || step.kind() == kF64;
-  int64_t count = std::max<int64_t>(0, int64_t(std::ceil((end.real() - begin.real()) / step.real())));
+  int64_t count =
+      std::max<int64_t>(0, int64_t(std::ceil((end.real() - begin.real()) / step.real())));
   DType t = o.dtype ? *o.dtype : real ? context().default_dtype : kI64;
   return dispatch1(PrimRef(new Arange(count, begin.real(), step.real(), t, o.device)), {});
 }
@@ -90,7 +98,8 @@ Tensor linspace(double first, double last, int64_t count, TensorOptions o) {
 }
 
 Tensor eye(int64_t rows, int64_t columns, TensorOptions o) {
-  Tensor r = unsqueeze(arange(0, rows, 1, {.device = o.device}), 1), c = arange(0, columns, 1, {.device = o.device});
+  Tensor r = unsqueeze(arange(0, rows, 1, {.device = o.device}), 1),
+         c = arange(0, columns, 1, {.device = o.device});
   return cast(eq(r, c), dtype_or(o, 0.0));
 }
 
@@ -102,8 +111,14 @@ Tensor triu(const Tensor& x, int64_t diagonal) {
 }
 
 void register_create_ops(OpRegistry& registry) {
-  registry.add("full", [] { return std::vector<Sample>{{PrimRef(new Full({2, 3}, 1.5, kF64, kCPU)), {}, false}, {PrimRef(new Full({4}, 7, kI32, kCPU)), {}, false}}; });
-  registry.add("arange", [] { return std::vector<Sample>{{PrimRef(new Arange(5, 1, 2, kI64, kCPU)), {}, false}, {PrimRef(new Arange(5, 1, 0.5, kF32, kCPU)), {}, false}}; });
+  registry.add("full", [] {
+    return std::vector<Sample>{{PrimRef(new Full({2, 3}, 1.5, kF64, kCPU)), {}, false},
+                               {PrimRef(new Full({4}, 7, kI32, kCPU)), {}, false}};
+  });
+  registry.add("arange", [] {
+    return std::vector<Sample>{{PrimRef(new Arange(5, 1, 2, kI64, kCPU)), {}, false},
+                               {PrimRef(new Arange(5, 1, 0.5, kF32, kCPU)), {}, false}};
+  });
 }
 
 }  // namespace tessera

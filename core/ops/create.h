@@ -1,4 +1,5 @@
-// Making tensors. dtype defaults to the context's default float dtype for real values, i64 for integer ranges.
+// Making tensors. dtype defaults to the context's default float dtype for real values, i64 for
+// integer ranges.
 #pragma once
 #include <optional>
 
@@ -25,7 +26,8 @@ Tensor arange(Scalar begin, Scalar end, Scalar step = 1, TensorOptions options =
 Tensor linspace(double first, double last, int64_t count, TensorOptions options = {});
 /// Ones on the diagonal of [rows, columns].
 Tensor eye(int64_t rows, int64_t columns, TensorOptions options = {});
-/// `x` below (tril) or above (triu) the `diagonal`-th diagonal of the last two dims, zero elsewhere.
+/// `x` below (tril) or above (triu) the `diagonal`-th diagonal of the last two dims, zero
+/// elsewhere.
 Tensor tril(const Tensor& x, int64_t diagonal = 0);
 Tensor triu(const Tensor& x, int64_t diagonal = 0);
 

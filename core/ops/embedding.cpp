@@ -1,5 +1,6 @@
-// Embedding: rows of a table, and the scatter of their cotangents. A table split by rows needs the row offset of its part,
-// which localize supplies; ids outside the part then give zeros, terms of a sum over the parts.
+// Embedding: rows of a table, and the scatter of their cotangents. A table split by rows needs the
+// row offset of its part, which localize supplies; ids outside the part then give zeros, terms of a
+// sum over the parts.
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"
 #include "core/ops/fused.h"
@@ -11,8 +12,11 @@ namespace {
 // Operands g [.., D], ids [..]; result [rows, D].
 class EmbeddingGrad final : public EmbeddingAttributes {
  public:
-  EmbeddingGrad(int64_t rows, int64_t padding_idx, Range part = {}) : EmbeddingAttributes(intern_op("embedding_grad"), rows, padding_idx, part) {}
-  Metas infer(MetaSpan in) const override { return {Meta::contiguous({rows, in[0]->shape.back()}, in[0]->dtype, in[0]->device)}; }
+  EmbeddingGrad(int64_t rows, int64_t padding_idx, Range part = {})
+      : EmbeddingAttributes(intern_op("embedding_grad"), rows, padding_idx, part) {}
+  Metas infer(MetaSpan in) const override {
+    return {Meta::contiguous({rows, in[0]->shape.back()}, in[0]->dtype, in[0]->device)};
+  }
   AxisMap axes(MetaSpan in) const override {
     const Shape& ids = in[1]->shape;
     AxisMap m;
@@ -26,11 +30,14 @@ class EmbeddingGrad final : public EmbeddingAttributes {
     m.linear_in = 1;
     return m;
   }
-  PrimRef localize(std::span<const Range> loops) const override { return PrimRef(new EmbeddingGrad(part_of(loops).size, padding_idx, part_of(loops))); }
+  PrimRef localize(std::span<const Range> loops) const override {
+    return PrimRef(new EmbeddingGrad(part_of(loops).size, padding_idx, part_of(loops)));
+  }
   SaveMask saved() const override { return {2, 0}; }
   Tensors vjp(const VjpArgs& v) const override;
   void attributes(AttributeVisitor& v) const override {
-    v.integer("rows", rows), v.integer("padding_idx", padding_idx), v.integer("begin", part.begin), v.integer("extent", part.extent);
+    v.integer("rows", rows), v.integer("padding_idx", padding_idx), v.integer("begin", part.begin),
+        v.integer("extent", part.extent);
   }
   // The table's rows are the one loop whose extent is theirs, right after those of the ids.
   Range part_of(std::span<const Range> loops) const {
@@ -43,9 +50,12 @@ class EmbeddingGrad final : public EmbeddingAttributes {
 // Operands ids [..], table [rows, D]; result [.., D].
 class Embedding final : public EmbeddingAttributes {
  public:
-  Embedding(int64_t rows, int64_t padding_idx, Range part = {}) : EmbeddingAttributes(intern_op("embedding"), rows, padding_idx, part) {}
+  Embedding(int64_t rows, int64_t padding_idx, Range part = {})
+      : EmbeddingAttributes(intern_op("embedding"), rows, padding_idx, part) {}
   Metas infer(MetaSpan in) const override {
-    TESSERA_CHECK_AS(ShapeError, in[1]->shape.size() == 2 && (in[0]->dtype == kI64 || in[0]->dtype == kI32), "embedding: takes integer ids and a table [V, D], got {}", describe(in));
+    TESSERA_CHECK_AS(ShapeError,
+                     in[1]->shape.size() == 2 && (in[0]->dtype == kI64 || in[0]->dtype == kI32),
+                     "embedding: takes integer ids and a table [V, D], got {}", describe(in));
     Shape s = in[0]->shape;
     s.push_back(in[1]->shape[1]);
     return {Meta::contiguous(s, in[1]->dtype, in[1]->device)};
@@ -67,37 +77,51 @@ class Embedding final : public EmbeddingAttributes {
   PrimRef localize(std::span<const Range> loops) const override {
     Range part{0, rows, rows};
     for (size_t i = loops.size(); i-- > 0;)
-      if (loops[i].extent == rows && i + 2 >= loops.size()) { part = loops[i]; break; }
+      if (loops[i].extent == rows && i + 2 >= loops.size()) {
+        part = loops[i];
+        break;
+      }
     return PrimRef(new Embedding(part.size, padding_idx, part));
   }
   SaveMask saved() const override { return {1, 0}; }
   Tensors vjp(const VjpArgs& v) const override {
-    return {Tensor(), dispatch1(PrimRef(new EmbeddingGrad(rows, padding_idx, part)), operands(Tensor(v.cot[0]), Tensor(v.in[0])))};
+    return {Tensor(), dispatch1(PrimRef(new EmbeddingGrad(rows, padding_idx, part)),
+                                operands(Tensor(v.cot[0]), Tensor(v.in[0])))};
   }
   void attributes(AttributeVisitor& v) const override {
-    v.integer("rows", rows), v.integer("padding_idx", padding_idx), v.integer("begin", part.begin), v.integer("extent", part.extent);
+    v.integer("rows", rows), v.integer("padding_idx", padding_idx), v.integer("begin", part.begin),
+        v.integer("extent", part.extent);
   }
 };
 
 Tensors EmbeddingGrad::vjp(const VjpArgs& v) const {
   TESSERA_CHECK(padding_idx < 0, "embedding_grad: no second derivative with padding_idx");
-  return {dispatch1(PrimRef(new Embedding(rows, -1, part)), operands(Tensor(v.in[1]), Tensor(v.cot[0]))), Tensor()};
+  return {dispatch1(PrimRef(new Embedding(rows, -1, part)),
+                    operands(Tensor(v.in[1]), Tensor(v.cot[0]))),
+          Tensor()};
 }
 
 }  // namespace
 
 Tensor embedding(const Tensor& ids, const Tensor& table, int64_t padding_idx) {
-  TESSERA_CHECK_AS(ShapeError, table.ndim() == 2, "embedding: the table must be [V, D], got {}", describe(table));
-  return dispatch1(PrimRef(new Embedding(table.shape()[0], padding_idx)), operands(Tensor(ids), Tensor(table)));
+  TESSERA_CHECK_AS(ShapeError, table.ndim() == 2, "embedding: the table must be [V, D], got {}",
+                   describe(table));
+  return dispatch1(PrimRef(new Embedding(table.shape()[0], padding_idx)),
+                   operands(Tensor(ids), Tensor(table)));
 }
 
 void register_embedding_ops(OpRegistry& registry) {
   registry.add("embedding", [] {
-    return std::vector<Sample>{{PrimRef(new Embedding(6, -1)), {sample_integers({2, 4}, 0, 6, 1), sample_values({6, 3}, -1, 1, 2)}},
-                               {PrimRef(new Embedding(6, -1)), {sample_integers({5}, 0, 6, 1), sample_values({6, 3}, -1, 1, 2)}}};
+    return std::vector<Sample>{
+        {PrimRef(new Embedding(6, -1)),
+         {sample_integers({2, 4}, 0, 6, 1), sample_values({6, 3}, -1, 1, 2)}},
+        {PrimRef(new Embedding(6, -1)),
+         {sample_integers({5}, 0, 6, 1), sample_values({6, 3}, -1, 1, 2)}}};
   });
   registry.add("embedding_grad", [] {
-    return std::vector<Sample>{{PrimRef(new EmbeddingGrad(6, -1)), {sample_values({2, 4, 3}, -1, 1, 2), sample_integers({2, 4}, 0, 6, 1)}}};
+    return std::vector<Sample>{
+        {PrimRef(new EmbeddingGrad(6, -1)),
+         {sample_values({2, 4, 3}, -1, 1, 2), sample_integers({2, 4}, 0, 6, 1)}}};
   });
 }
 

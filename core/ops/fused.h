@@ -1,5 +1,5 @@
-// Fused ops of neural networks: one kernel each where a device has one, a decomposition into ordinary ops where not.
-// 16-bit floats are computed in f32 inside.
+// Fused ops of neural networks: one kernel each where a device has one, a decomposition into
+// ordinary ops where not. 16-bit floats are computed in f32 inside.
 #pragma once
 #include "core/primitive/registry.h"
 
@@ -11,34 +11,37 @@ Tensor log_softmax(const Tensor& x, int64_t dim = -1);
 
 enum class Reduction : uint8_t { kMean, kSum, kNone };
 struct CrossEntropyOptions {
-  int64_t ignore_index = -100;  // targets that count for nothing
-  double label_smoothing = 0;   // Szegedy et al. 2016
+  int64_t ignore_index = -100;             // targets that count for nothing
+  double label_smoothing = 0;              // Szegedy et al. 2016
   Reduction reduction = Reduction::kMean;  // the mean is over targets that count
-  Tensor weight = {};           // [V], per class; the mean then divides by the weights' sum
+  Tensor weight = {};  // [V], per class; the mean then divides by the weights' sum
 };
 /// -log softmax(logits)[target]. logits [.., V] floats, targets [..] i64.
-Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& options = {});
+Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
+                     const CrossEntropyOptions& options = {});
 
-/// (x - mean) / sqrt(var + eps) * weight + bias over the last dim. weight, bias [D], either may be undefined.
-/// Ba, Kiros, Hinton 2016.
-Tensor layer_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {}, double eps = 1e-5);
+/// (x - mean) / sqrt(var + eps) * weight + bias over the last dim. weight, bias [D], either may be
+/// undefined. Ba, Kiros, Hinton 2016.
+Tensor layer_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {},
+                  double eps = 1e-5);
 /// x / sqrt(mean(x^2) + eps) * weight over the last dim. Zhang, Sennrich 2019.
 Tensor rms_norm(const Tensor& x, const Tensor& weight = {}, double eps = 1e-5);
 
-/// Rows of `table` [V, D] at `ids` [..] (i64 or i32) -> [.., D]. Row `padding_idx` gets no gradient (-1: none).
-/// Throws UserError naming the id and V when one is out of range.
+/// Rows of `table` [V, D] at `ids` [..] (i64 or i32) -> [.., D]. Row `padding_idx` gets no gradient
+/// (-1: none). Throws UserError naming the id and V when one is out of range.
 Tensor embedding(const Tensor& ids, const Tensor& table, int64_t padding_idx = -1);
 
 enum class AttentionKernel : uint8_t { kAuto, kFlash, kPlain };
 struct AttentionOptions {
-  Tensor mask = {};       // bool (true: attend) or float (added), broadcasts to [.., Tq, Tk]
-  bool causal = false;    // position i attends to j <= i
-  double scale = 0;       // 0: 1 / sqrt(D)
-  double dropout = 0;     // of the attention weights
+  Tensor mask = {};     // bool (true: attend) or float (added), broadcasts to [.., Tq, Tk]
+  bool causal = false;  // position i attends to j <= i
+  double scale = 0;     // 0: 1 / sqrt(D)
+  double dropout = 0;   // of the attention weights
   AttentionKernel kernel = AttentionKernel::kAuto;
 };
-/// softmax(q k^T scale + mask) v. q [.., H, Tq, D], k [.., H, Tk, D], v [.., H, Tk, Dv] -> [.., H, Tq, Dv]. The flash
-/// kernel tiles and never holds [Tq, Tk]: Dao et al. 2022.
-Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& options = {});
+/// softmax(q k^T scale + mask) v. q [.., H, Tq, D], k [.., H, Tk, D], v [.., H, Tk, Dv] -> [.., H,
+/// Tq, Dv]. The flash kernel tiles and never holds [Tq, Tk]: Dao et al. 2022.
+Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                                    const AttentionOptions& options = {});
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
-// Three primitives carry all indexing: gather, scatter (overwrites) and scatter_sum (adds into zeros),
-// each along one dim with equal extents elsewhere. Indexing in several dims flattens them into one;
-// windows, broadcasting and negative positions are prepared here in ordinary ops.
+// Three primitives carry all indexing: gather, scatter (overwrites) and scatter_sum (adds into
+// zeros), each along one dim with equal extents elsewhere. Indexing in several dims flattens them
+// into one; windows, broadcasting and negative positions are prepared here in ordinary ops.
 #include "core/ops/indexing.h"
 
 #include <algorithm>
@@ -22,9 +22,10 @@ void check_fit(const char* op, MetaSpan in, int dim) {
   for (int d = 0; d < in[0]->shape.size() && fits; ++d)
     fits = d == dim || in[0]->shape[d] == in[1]->shape[d];
   if (in.size() > 2) fits = fits && in[2]->shape == in[1]->shape && in[2]->dtype == in[0]->dtype;
-  TESSERA_CHECK_AS(ShapeError, fits,
-                   "{}: operands {} do not fit along dim {}; an i64 index of equal extents elsewhere is needed", op,
-                   describe(in), dim);
+  TESSERA_CHECK_AS(
+      ShapeError, fits,
+      "{}: operands {} do not fit along dim {}; an i64 index of equal extents elsewhere is needed",
+      op, describe(in), dim);
 }
 
 // Loops of the other dims, shared; then one of `dim` in the indexed operand and one in the index.
@@ -110,15 +111,16 @@ class WrapIndex final : public WrapIndexAttributes {
 };
 
 Tensor as_index(const char* op, const Tensor& index) {
-  TESSERA_CHECK(is_integral(index.dtype()) && index.dtype() != kBool, "{}: the index is {}; it must hold integers", op,
-                describe(index));
+  TESSERA_CHECK(is_integral(index.dtype()) && index.dtype() != kBool,
+                "{}: the index is {}; it must hold integers", op, describe(index));
   return cast(index, kI64);
 }
 
 // `index` [N] seen with the dims of `x` outside `dim`, by strides of 0.
 Tensor rows_index(const char* op, const Tensor& x, int dim, const Tensor& index) {
-  TESSERA_CHECK_AS(ShapeError, index.ndim() <= 1 && x.ndim() > 0, "{}: x is {}, the index {}; the index must have one dim", op,
-                   describe(x), describe(index));
+  TESSERA_CHECK_AS(ShapeError, index.ndim() <= 1 && x.ndim() > 0,
+                   "{}: x is {}, the index {}; the index must have one dim", op, describe(x),
+                   describe(index));
   Shape s = Dims::filled(x.ndim(), 1), to = x.shape();
   s[dim] = to[dim] = index.numel();
   return expand(reshape(as_index(op, index), s), to);
@@ -126,11 +128,13 @@ Tensor rows_index(const char* op, const Tensor& x, int dim, const Tensor& index)
 
 // The part of `t` that has the extents of `index` outside `dim` (everywhere when dim is -1).
 Tensor window(const char* op, Tensor t, const Tensor& index, int dim) {
-  TESSERA_CHECK_AS(ShapeError, t.ndim() == index.ndim(), "{}: the index is {}, but it goes with {}", op, describe(index), describe(t));
+  TESSERA_CHECK_AS(ShapeError, t.ndim() == index.ndim(), "{}: the index is {}, but it goes with {}",
+                   op, describe(index), describe(t));
   for (int d = 0; d < t.ndim(); ++d) {
     if (d == dim || t.shape()[d] == index.shape()[d]) continue;
-    TESSERA_CHECK_AS(ShapeError, index.shape()[d] < t.shape()[d], "{}: the index is {}, larger in dim {} than {}", op,
-                     describe(index), d, describe(t));
+    TESSERA_CHECK_AS(ShapeError, index.shape()[d] < t.shape()[d],
+                     "{}: the index is {}, larger in dim {} than {}", op, describe(index), d,
+                     describe(t));
     t = narrow(t, d, 0, index.shape()[d]);
   }
   return t;
@@ -140,8 +144,10 @@ Tensor scatter_from(const Tensor& x, int dim, const Tensor& index, const Tensor&
   for (; d < x.ndim(); ++d) {
     int64_t have = x.shape()[d], n = index.shape()[d];
     if (d == dim || n == have) continue;
-    TESSERA_CHECK_AS(ShapeError, n < have, "scatter: the index is {}, larger in dim {} than {}", describe(index), d, describe(x));
-    Tensor parts[] = {scatter_from(narrow(x, d, 0, n), dim, index, src, d + 1), narrow(x, d, n, have - n)};
+    TESSERA_CHECK_AS(ShapeError, n < have, "scatter: the index is {}, larger in dim {} than {}",
+                     describe(index), d, describe(x));
+    Tensor parts[] = {scatter_from(narrow(x, d, 0, n), dim, index, src, d + 1),
+                      narrow(x, d, n, have - n)};
     return cat(parts, d);
   }
   return dispatch1(PrimRef(new Scatter(dim)), operands(Tensor(x), Tensor(index), Tensor(src)));
@@ -173,18 +179,21 @@ AxisMap along_dim_axes(MetaSpan in, std::span<const Meta> out, int dim) {
 
 Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
   int d = wrap_dim(dim, x.ndim(), "gather");
-  if (x.ndim() == 0) return reshape(gather(reshape(x, {1}), 0, reshape(index, {index.numel()})), index.shape());
+  if (x.ndim() == 0)
+    return reshape(gather(reshape(x, {1}), 0, reshape(index, {index.numel()})), index.shape());
   Tensor i = as_index("gather", index);
   return dispatch1(PrimRef(new Gather(d)), operands(window("gather", x, i, d), Tensor(i)));
 }
 
 Tensor scatter_sum(const Tensor& like, int64_t dim, const Tensor& index, const Tensor& src) {
   int d = wrap_dim(dim, like.ndim(), "scatter_sum");
-  return dispatch1(PrimRef(new ScatterSum(d)), operands(Tensor(like), Tensor(index), cast(src, like.dtype())));
+  return dispatch1(PrimRef(new ScatterSum(d)),
+                   operands(Tensor(like), Tensor(index), cast(src, like.dtype())));
 }
 
 Tensor take_along_dim(const Tensor& x, const Tensor& index, int64_t dim) {
-  TESSERA_CHECK_AS(ShapeError, x.ndim() == index.ndim(), "take_along_dim: x is {}, the index {}; give them equal ndim", describe(x),
+  TESSERA_CHECK_AS(ShapeError, x.ndim() == index.ndim(),
+                   "take_along_dim: x is {}, the index {}; give them equal ndim", describe(x),
                    describe(index));
   int d = wrap_dim(dim, x.ndim(), "take_along_dim");
   Shape a = x.shape(), b = index.shape();
@@ -196,12 +205,14 @@ Tensor take_along_dim(const Tensor& x, const Tensor& index, int64_t dim) {
 
 Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
   int d = wrap_dim(dim, x.ndim(), "index_select");
-  return dispatch1(PrimRef(new Gather(d)), operands(Tensor(x), rows_index("index_select", x, d, index)));
+  return dispatch1(PrimRef(new Gather(d)),
+                   operands(Tensor(x), rows_index("index_select", x, d, index)));
 }
 
 Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src) {
   int d = wrap_dim(dim, x.ndim(), "scatter");
-  TESSERA_CHECK(src.dtype() == x.dtype(), "scatter: x is {}, src is {}; convert them to one dtype", describe(x), describe(src));
+  TESSERA_CHECK(src.dtype() == x.dtype(), "scatter: x is {}, src is {}; convert them to one dtype",
+                describe(x), describe(src));
   Tensor i = as_index("scatter", index);
   return scatter_from(x, d, i, window("scatter", src, i, -1), 0);
 }
@@ -212,18 +223,25 @@ Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, Scalar value) 
 
 Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src) {
   int d = wrap_dim(dim, x.ndim(), "scatter_add");
-  TESSERA_CHECK(src.dtype() == x.dtype(), "scatter_add: x is {}, src is {}; convert them to one dtype", describe(x), describe(src));
+  TESSERA_CHECK(src.dtype() == x.dtype(),
+                "scatter_add: x is {}, src is {}; convert them to one dtype", describe(x),
+                describe(src));
   Tensor i = as_index("scatter_add", index);
-  Tensor sums = scatter_sum(window("scatter_add", x.detach(), i, d), d, i, window("scatter_add", src, i, -1));
+  Tensor sums =
+      scatter_sum(window("scatter_add", x.detach(), i, d), d, i, window("scatter_add", src, i, -1));
   for (int k = 0; k < x.ndim(); ++k)
     if (sums.shape()[k] != x.shape()[k]) sums = unslice(sums, k, 0, 1, x.shape()[k]);
   return x + std::move(sums);
 }
 
-Tensor index_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src, Scalar alpha) {
+Tensor index_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src,
+                 Scalar alpha) {
   int d = wrap_dim(dim, x.ndim(), "index_add");
-  TESSERA_CHECK(src.dtype() == x.dtype(), "index_add: x is {}, src is {}; convert them to one dtype", describe(x), describe(src));
-  return x + scatter_sum(x.detach(), d, rows_index("index_add", x, d, index), cast(src * alpha, x.dtype()));
+  TESSERA_CHECK(src.dtype() == x.dtype(),
+                "index_add: x is {}, src is {}; convert them to one dtype", describe(x),
+                describe(src));
+  return x + scatter_sum(x.detach(), d, rows_index("index_add", x, d, index),
+                         cast(src * alpha, x.dtype()));
 }
 
 Tensor index_copy(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src) {
@@ -237,19 +255,23 @@ Tensor index_fill(const Tensor& x, int64_t dim, const Tensor& index, Scalar valu
 }
 
 Tensor masked_fill(const Tensor& x, const Tensor& mask, Scalar value) {
-  TESSERA_CHECK(mask.dtype() == kBool, "masked_fill: the mask is {}; it must be bool", describe(mask));
+  TESSERA_CHECK(mask.dtype() == kBool, "masked_fill: the mask is {}; it must be bool",
+                describe(mask));
   return where(mask, scalar_tensor(value, x.dtype(), x.device()), x);
 }
 
 Tensor masked_select(const Tensor& x, const Tensor& mask) {
-  TESSERA_CHECK(mask.dtype() == kBool, "masked_select: the mask is {}; it must be bool", describe(mask));
+  TESSERA_CHECK(mask.dtype() == kBool, "masked_select: the mask is {}; it must be bool",
+                describe(mask));
   Shape s = broadcast(x.shape(), mask.shape(), "masked_select");
   Tensor at = nonzero(reshape(expand(mask, s), {-1}));
   return index_select(reshape(expand(x, s), {-1}), 0, reshape(at, {-1}));
 }
 
 Tensor nonzero(const Tensor& x) {
-  TESSERA_CHECK(x.device().is_cpu(), "nonzero: the extent of the result depends on the values of {}; move it to the cpu", describe(x));
+  TESSERA_CHECK(x.device().is_cpu(),
+                "nonzero: the extent of the result depends on the values of {}; move it to the cpu",
+                describe(x));
   Tensor set = contiguous(x.dtype() == kBool ? x.detach() : ne(x.detach(), 0));
   const bool* p = set.data<bool>();
   int64_t count = std::count(p, p + set.numel(), true), row = 0;
@@ -258,7 +280,8 @@ Tensor nonzero(const Tensor& x) {
   for (int64_t i = 0; i < set.numel(); ++i) {
     if (!p[i]) continue;
     int64_t rest = i;
-    for (int d = 0; d < x.ndim(); ++d) out.data<int64_t>()[row * x.ndim() + d] = rest / st[d], rest %= st[d];
+    for (int d = 0; d < x.ndim(); ++d)
+      out.data<int64_t>()[row * x.ndim() + d] = rest / st[d], rest %= st[d];
     ++row;
   }
   return out;
@@ -267,12 +290,17 @@ Tensor nonzero(const Tensor& x) {
 Tensor one_hot(const Tensor& x, int64_t classes) {
   Tensor i = as_index("one_hot", x);
   if (classes < 0) {
-    TESSERA_CHECK(x.numel() > 0, "one_hot: {} has no elements to count classes by; give their number", describe(x));
+    TESSERA_CHECK(x.numel() > 0,
+                  "one_hot: {} has no elements to count classes by; give their number",
+                  describe(x));
     classes = amax(i).item<int64_t>() + 1;
   }
-  TESSERA_CHECK(x.numel() == 0 || amin(i).item<int64_t>() >= 0, "one_hot: class {} of {}; classes start at 0",
-                amin(i).item<int64_t>(), describe(x));
-  return cast(eq(unsqueeze(wrap_index(i, classes), -1), arange(0, classes, 1, {.device = x.device()})), kI64);
+  TESSERA_CHECK(x.numel() == 0 || amin(i).item<int64_t>() >= 0,
+                "one_hot: class {} of {}; classes start at 0", amin(i).item<int64_t>(),
+                describe(x));
+  return cast(
+      eq(unsqueeze(wrap_index(i, classes), -1), arange(0, classes, 1, {.device = x.device()})),
+      kI64);
 }
 
 Tensor wrap_index(const Tensor& index, int64_t extent) {
@@ -283,19 +311,28 @@ void register_indexing_ops(OpRegistry& registry) {
   auto x = [] { return sample_values({3, 5, 2}, -1, 1, 1); };
   auto i = [] { return sample_integers({3, 4, 2}, 0, 5, 2); };
   registry.add("gather", [=] {
-    return std::vector<Sample>{{PrimRef(new Gather(1)), {x(), i()}},
-                               {PrimRef(new Gather(0)), {x(), expand(reshape(sample_integers({4}, 0, 3, 3), {4, 1, 1}), {4, 5, 2})}}};
+    return std::vector<Sample>{
+        {PrimRef(new Gather(1)), {x(), i()}},
+        {PrimRef(new Gather(0)),
+         {x(), expand(reshape(sample_integers({4}, 0, 3, 3), {4, 1, 1}), {4, 5, 2})}}};
   });
   registry.add("scatter_sum", [=] {
-    return std::vector<Sample>{{PrimRef(new ScatterSum(1)), {x(), i(), sample_values({3, 4, 2}, -1, 1, 3)}},
-                               {PrimRef(new ScatterSum(0)), {sample_values({4}, -1, 1, 3), sample_integers({7}, 0, 4, 4), sample_values({7}, -1, 1, 5)}}};
+    return std::vector<Sample>{
+        {PrimRef(new ScatterSum(1)), {x(), i(), sample_values({3, 4, 2}, -1, 1, 3)}},
+        {PrimRef(new ScatterSum(0)),
+         {sample_values({4}, -1, 1, 3), sample_integers({7}, 0, 4, 4),
+          sample_values({7}, -1, 1, 5)}}};
   });
   registry.add("scatter", [=] {
     // Each element is written at most once: positions are a permutation's first ones.
     Tensor at = expand(reshape(from_values<int64_t>({4, 0, 3, 1}, {4}), {1, 4, 1}), {3, 4, 2});
-    return std::vector<Sample>{{PrimRef(new Scatter(1)), {x(), at, sample_values({3, 4, 2}, -1, 1, 3)}}};
+    return std::vector<Sample>{
+        {PrimRef(new Scatter(1)), {x(), at, sample_values({3, 4, 2}, -1, 1, 3)}}};
   });
-  registry.add("wrap_index", [] { return std::vector<Sample>{{PrimRef(new WrapIndex(5)), {sample_integers({3, 4}, -5, 5, 1)}, false}}; });
+  registry.add("wrap_index", [] {
+    return std::vector<Sample>{
+        {PrimRef(new WrapIndex(5)), {sample_integers({3, 4}, -5, 5, 1)}, false}};
+  });
 }
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
-// x[i, :, j]: the indexed dims are brought together and flattened into one, and so are their positions;
-// then it is one index_select, or one write into the flattened dim. Invariant: every position is checked
-// against the extent of its own dim before it is flattened.
+// x[i, :, j]: the indexed dims are brought together and flattened into one, and so are their
+// positions; then it is one index_select, or one write into the flattened dim. Invariant: every
+// position is checked against the extent of its own dim before it is flattened.
 #include "core/ops/create.h"
 #include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
@@ -11,10 +11,10 @@ namespace tessera {
 namespace {
 
 struct Flattened {
-  Dims order;          // of x's dims: indexed ones together, at `at`
-  int at = 0;          // where the indexed dims, and those of the result, begin
-  int indexed = 0;     // how many there are
-  Tensor position;     // i64, in the flattened dim
+  Dims order;       // of x's dims: indexed ones together, at `at`
+  int at = 0;       // where the indexed dims, and those of the result, begin
+  int indexed = 0;  // how many there are
+  Tensor position;  // i64, in the flattened dim
 };
 
 // Bool entries become one integer entry per dim; the list gets an entry per dim of x.
@@ -28,12 +28,14 @@ std::vector<Tensor> integer_entries(const Tensor& x, std::span<const Tensor> ind
     Tensor positions = nonzero(entry);
     for (int d = 0; d < entry.ndim(); ++d) {
       int at = int(list.size());
-      TESSERA_CHECK_AS(ShapeError, at < x.ndim() && x.shape()[at] == entry.shape()[d], "index: the mask {} does not fit dims {} on of {}",
-                       describe(entry), at - d, describe(x));
+      TESSERA_CHECK_AS(ShapeError, at < x.ndim() && x.shape()[at] == entry.shape()[d],
+                       "index: the mask {} does not fit dims {} on of {}", describe(entry), at - d,
+                       describe(x));
       list.push_back(select(positions, 1, d));
     }
   }
-  TESSERA_CHECK_AS(ShapeError, int(list.size()) <= x.ndim(), "index: {} indices for {}", list.size(), describe(x));
+  TESSERA_CHECK_AS(ShapeError, int(list.size()) <= x.ndim(), "index: {} indices for {}",
+                   list.size(), describe(x));
   list.resize(size_t(x.ndim()));
   return list;
 }
@@ -64,16 +66,20 @@ Flattened flatten_entries(const Tensor& x, std::span<const Tensor> indices) {
 }
 
 // x with its indexed dims flattened into one.
-Tensor flattened(const Tensor& x, const Flattened& f) { return flatten(permute(x, f.order), f.at, f.at + f.indexed - 1); }
+Tensor flattened(const Tensor& x, const Flattened& f) {
+  return flatten(permute(x, f.order), f.at, f.at + f.indexed - 1);
+}
 
 }  // namespace
 
 Tensor index(const Tensor& x, std::span<const Tensor> indices) {
   Flattened f = flatten_entries(x, indices);
-  return unflatten(index_select(flattened(x, f), f.at, reshape(f.position, {-1})), f.at, f.position.shape());
+  return unflatten(index_select(flattened(x, f), f.at, reshape(f.position, {-1})), f.at,
+                   f.position.shape());
 }
 
-Tensor index_put(const Tensor& x, std::span<const Tensor> indices, const Tensor& values, bool accumulate) {
+Tensor index_put(const Tensor& x, std::span<const Tensor> indices, const Tensor& values,
+                 bool accumulate) {
   Flattened f = flatten_entries(x, indices);
   Tensor flat = flattened(x, f);
   Shape result;
@@ -88,7 +94,8 @@ Tensor index_put(const Tensor& x, std::span<const Tensor> indices, const Tensor&
   Tensor written = accumulate ? index_add(flat, f.at, at, v) : index_copy(flat, f.at, at, v);
   Shape apart;
   Dims back = f.order;
-  for (int i = 0; i < x.ndim(); ++i) apart.push_back(x.shape()[int(f.order[i])]), back[int(f.order[i])] = i;
+  for (int i = 0; i < x.ndim(); ++i)
+    apart.push_back(x.shape()[int(f.order[i])]), back[int(f.order[i])] = i;
   return permute(reshape(written, apart), back);
 }
 

@@ -1,22 +1,24 @@
-// Ops that move values between tensors of different extents: cat, split and the vjp of slice, with the copies behind
-// contiguous and clone.
+// Ops that move values between tensors of different extents: cat, split and the vjp of slice, with
+// the copies behind contiguous and clone.
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
-#include "core/ops/pointwise.h"
 #include "core/ops/attributes.h"
+#include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
 
 namespace tessera {
 namespace {
 
-// Dim `dim` is a whole loop of its own in every operand and result; the other dims are shared loops.
+// Dim `dim` is a whole loop of its own in every operand and result; the other dims are shared
+// loops.
 AxisMap along_axes(std::span<const Shape> in, std::span<const Shape> out, int dim) {
   AxisMap m;
   m.jointly_linear = true;
   const Shape& first = in[0];
   SmallVector<int, 8> factor;
-  for (int d = 0; d < first.size(); ++d) factor.push_back(d == dim || first[d] == 1 ? -1 : m.add(Factor::kPass, first[d]));
+  for (int d = 0; d < first.size(); ++d)
+    factor.push_back(d == dim || first[d] == 1 ? -1 : m.add(Factor::kPass, first[d]));
   auto loops = [&](const Shape& s) {
     OperandLoops l;
     for (int d = 0; d < s.size(); ++d) {
@@ -77,7 +79,9 @@ class Split final : public Primitive {
       total += size;
       out.push_back(Meta::contiguous(s, in[0]->dtype, in[0]->device));
     }
-    TESSERA_CHECK_AS(ShapeError, total == in[0]->shape[dim_], "split: sizes {} of dim {} of {} do not add up", to_string(sizes_), dim_, describe(in));
+    TESSERA_CHECK_AS(ShapeError, total == in[0]->shape[dim_],
+                     "split: sizes {} of dim {} of {} do not add up", to_string(sizes_), dim_,
+                     describe(in));
     return out;
   }
   AxisMap axes(MetaSpan in) const override {
@@ -93,7 +97,8 @@ class Split final : public Primitive {
     for (int64_t size : sizes_) {
       Shape s = in.shape();
       s[dim_] = size;
-      out.push_back(Tensor({s, in.strides(), in.dtype(), in.device()}, in.storage(), in.offset() + at * in.strides()[dim_]));
+      out.push_back(Tensor({s, in.strides(), in.dtype(), in.device()}, in.storage(),
+                           in.offset() + at * in.strides()[dim_]));
       at += size;
     }
     return out;
@@ -103,11 +108,15 @@ class Split final : public Primitive {
     for (size_t i = 0; i < v.cot.size(); ++i) {
       Shape s = v.in[0].shape();
       s[dim_] = sizes_[int(i)];
-      parts.push_back(v.cot[i].defined() ? v.cot[i] : expand(scalar_tensor(0.0, v.in[0].dtype(), v.in[0].device()), s));
+      parts.push_back(v.cot[i].defined()
+                          ? v.cot[i]
+                          : expand(scalar_tensor(0.0, v.in[0].dtype(), v.in[0].device()), s));
     }
     return {cat(parts, dim_)};
   }
-  void attributes(AttributeVisitor& v) const override { v.integer("dim", dim_), v.dims("sizes", sizes_); }
+  void attributes(AttributeVisitor& v) const override {
+    v.integer("dim", dim_), v.dims("sizes", sizes_);
+  }
 
  private:
   int dim_;
@@ -120,8 +129,10 @@ class Unslice final : public UnsliceAttributes {
       : UnsliceAttributes(intern_op("unslice"), dim, begin, step, extent) {}
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
-    TESSERA_CHECK_AS(ShapeError, dim < s.size() && (s[dim] == 0 || begin + (s[dim] - 1) * step < extent),
-                     "unslice: {} from {} in steps of {} does not fit extent {}", describe(in), begin, step, extent);
+    TESSERA_CHECK_AS(ShapeError,
+                     dim < s.size() && (s[dim] == 0 || begin + (s[dim] - 1) * step < extent),
+                     "unslice: {} from {} in steps of {} does not fit extent {}", describe(in),
+                     begin, step, extent);
     s[dim] = extent;
     return {Meta::contiguous(s, in[0]->dtype, in[0]->device)};
   }
@@ -134,7 +145,8 @@ class Unslice final : public UnsliceAttributes {
     return {slice(v.cot[0], dim, begin, size ? begin + (size - 1) * step + 1 : begin, step)};
   }
   void attributes(AttributeVisitor& v) const override {
-    v.integer("dim", dim), v.integer("begin", begin), v.integer("step", step), v.integer("extent", extent);
+    v.integer("dim", dim), v.integer("begin", begin), v.integer("step", step),
+        v.integer("extent", extent);
   }
 };
 
@@ -175,10 +187,12 @@ Tensors split(const Tensor& x, const Dims& sizes, int64_t dim) {
 
 Tensors chunk(const Tensor& x, int64_t pieces, int64_t dim) {
   int d = wrap_dim(dim, x.ndim(), "chunk");
-  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && pieces >= 1, "chunk: {} pieces of {}", pieces, to_string(x.shape()));
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && pieces >= 1, "chunk: {} pieces of {}", pieces,
+                   to_string(x.shape()));
   int64_t e = x.shape()[d], size = std::max<int64_t>((e + pieces - 1) / pieces, 1);
   Tensors out;
-  for (int64_t at = 0; at < e || out.empty(); at += size) out.push_back(narrow(x, d, at, std::min(size, e - at)));
+  for (int64_t at = 0; at < e || out.empty(); at += size)
+    out.push_back(narrow(x, d, at, std::min(size, e - at)));
   return out;
 }
 
@@ -195,13 +209,22 @@ Tensor unslice(const Tensor& x, int64_t dim, int64_t begin, int64_t step, int64_
 
 void register_join_ops(OpRegistry& registry) {
   registry.add("copy", [] {
-    return std::vector<Sample>{{copy_primitive(), {permute(sample_values({2, 3}, -1, 1, 1), {1, 0})}}};
+    return std::vector<Sample>{
+        {copy_primitive(), {permute(sample_values({2, 3}, -1, 1, 1), {1, 0})}}};
   });
   registry.add("cat", [] {
-    return std::vector<Sample>{{PrimRef(new Cat(1)), {sample_values({2, 3}, -1, 1, 1), sample_values({2, 1}, -1, 1, 2), sample_values({2, 2}, -1, 1, 3)}}};
+    return std::vector<Sample>{{PrimRef(new Cat(1)),
+                                {sample_values({2, 3}, -1, 1, 1), sample_values({2, 1}, -1, 1, 2),
+                                 sample_values({2, 2}, -1, 1, 3)}}};
   });
-  registry.add("split", [] { return std::vector<Sample>{{PrimRef(new Split(1, {1, 2, 2})), {sample_values({2, 5}, -1, 1, 1)}}}; });
-  registry.add("unslice", [] { return std::vector<Sample>{{PrimRef(new Unslice(1, 1, 2, 6)), {sample_values({2, 3}, -1, 1, 1)}}}; });
+  registry.add("split", [] {
+    return std::vector<Sample>{
+        {PrimRef(new Split(1, {1, 2, 2})), {sample_values({2, 5}, -1, 1, 1)}}};
+  });
+  registry.add("unslice", [] {
+    return std::vector<Sample>{
+        {PrimRef(new Unslice(1, 1, 2, 6)), {sample_values({2, 3}, -1, 1, 1)}}};
+  });
 }
 
 }  // namespace tessera

@@ -14,7 +14,8 @@ Tensor Tensor::operator[](int64_t i) const { return select(*this, 0, i); }
 
 template <class T>
 T Tensor::item() const {
-  TESSERA_CHECK_AS(ShapeError, numel() == 1, "item: {} has {} elements, not one", describe(*this), numel());
+  TESSERA_CHECK_AS(ShapeError, numel() == 1, "item: {} has {} elements, not one", describe(*this),
+                   numel());
   if constexpr (std::is_integral_v<T>) return T(read_integer(raw(), dtype()));
   return T(read_real(raw(), dtype()));
 }

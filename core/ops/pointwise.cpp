@@ -1,13 +1,14 @@
-// The rows of the pointwise ops: what vjp reads, how the derivative is formed, how promotion works, where to sample.
-// Broadcasting is handled once, in Pointwise: a row's derivative is written as if all operands had the result's shape.
+// The rows of the pointwise ops: what vjp reads, how the derivative is formed, how promotion works,
+// where to sample. Broadcasting is handled once, in Pointwise: a row's derivative is written as if
+// all operands had the result's shape.
 #include "core/ops/pointwise.h"
 
 #include <cmath>
 #include <unordered_map>
 
 #include "core/dispatch/dispatch.h"
-#include "core/ops/samples.h"
 #include "core/ops/reduce.h"
+#include "core/ops/samples.h"
 #include "core/ops/views.h"
 
 namespace tessera {
@@ -15,7 +16,8 @@ namespace {
 
 using Vjp = Tensors (*)(const VjpArgs&);
 
-enum class Kind : uint8_t { kFloat, kAny, kBits, kBool };  // operands: made floats | any | integers only | any, result bool
+// Operands: made floats | any | integers only | any, and the result is bool.
+enum class Kind : uint8_t { kFloat, kAny, kBits, kBool };
 
 // Where samples are drawn: away from kinks, poles and the ends of domains.
 struct Domain {
@@ -41,10 +43,14 @@ const Tensor& y(V v) { return v.in[1]; }
 const Tensor& g(V v) { return v.cot[0]; }
 const Tensor& out(V v) { return v.out[0]; }
 const PrimRef& primitive(std::string_view name);
-Tensor call(const PrimRef& p, Tensor a, Tensor b) { return dispatch1(p, operands(std::move(a), std::move(b))); }
+Tensor call(const PrimRef& p, Tensor a, Tensor b) {
+  return dispatch1(p, operands(std::move(a), std::move(b)));
+}
 // `t` where `condition` holds, zero elsewhere.
-Tensor keep(Tensor condition, Tensor t) { return where(std::move(condition), t, scalar_tensor(0.0, t.dtype(), t.device())); }
-Tensors zero(V) { return {Tensor()}; }   // piecewise constant: the derivative is zero
+Tensor keep(Tensor condition, Tensor t) {
+  return where(std::move(condition), t, scalar_tensor(0.0, t.dtype(), t.device()));
+}
+Tensors zero(V) { return {Tensor()}; }  // piecewise constant: the derivative is zero
 
 const double kLn2 = std::log(2.0), kLn10 = std::log(10.0);
 const double kSqrt2OverPi = std::sqrt(2 / M_PI), kTwoOverSqrtPi = 2 / std::sqrt(M_PI);
@@ -53,12 +59,14 @@ const double kSqrt2OverPi = std::sqrt(2 / M_PI), kTwoOverSqrtPi = 2 / std::sqrt(
 Tensor normal_density(const Tensor& t) { return exp(square(t) * -0.5) * (1 / std::sqrt(2 * M_PI)); }
 // d/dx of gelu_tanh'(x), for its second derivative: u = sqrt(2/pi) (x + 0.044715 x^3), t = tanh(u).
 Tensor gelu_tanh_second(const Tensor& x) {
-  Tensor u1 = (square(x) * (3 * 0.044715) + 1.0) * kSqrt2OverPi, u2 = x * (6 * 0.044715 * kSqrt2OverPi);
+  Tensor u1 = (square(x) * (3 * 0.044715) + 1.0) * kSqrt2OverPi,
+         u2 = x * (6 * 0.044715 * kSqrt2OverPi);
   Tensor t = tanh((x * square(x) * 0.044715 + x) * kSqrt2OverPi), s = 1.0 - square(t);
   return s * u1 + x * s * (u2 * 0.5 - t * square(u1));
 }
 
-// clang-format off: one op a line
+// One op a line.
+// clang-format off
 const Row kRows[] = {
     {"exp", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * out(v)}; }},
     {"exp2", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * out(v) * kLn2}; }},
@@ -149,9 +157,11 @@ class Pointwise final : public Primitive {
     Shape shape = in[0]->shape;
     for (size_t i = 1; i < in.size(); ++i) {
       shape = broadcast(shape, in[i]->shape, row_.name);
-      TESSERA_CHECK(in[i]->dtype == in[0]->dtype, "{}: operands are {}; convert them to one dtype", row_.name, describe(in));
+      TESSERA_CHECK(in[i]->dtype == in[0]->dtype, "{}: operands are {}; convert them to one dtype",
+                    row_.name, describe(in));
     }
-    return {Meta::contiguous(shape, row_.kind == Kind::kBool ? kBool : in[0]->dtype, in[0]->device)};
+    return {
+        Meta::contiguous(shape, row_.kind == Kind::kBool ? kBool : in[0]->dtype, in[0]->device)};
   }
   AxisMap axes(MetaSpan in) const override {
     Shape shape = in[0]->shape;
@@ -167,7 +177,8 @@ class Pointwise final : public Primitive {
     if (!row_.vjp) return Primitive::vjp(v);
     Tensors grads = row_.vjp(v);
     for (size_t i = 0; i < grads.size(); ++i)
-      if (grads[i].defined() && v.wants(int(i))) grads[i] = sum_to(std::move(grads[i]), v.in[i].shape());
+      if (grads[i].defined() && v.wants(int(i)))
+        grads[i] = sum_to(std::move(grads[i]), v.in[i].shape());
     return grads;
   }
 
@@ -189,16 +200,21 @@ const std::unordered_map<std::string_view, Entry>& entries() {
 }
 const PrimRef& primitive(std::string_view name) { return entries().at(name).prim; }
 
-Tensor as_float(Tensor t) { return is_floating(t.dtype()) ? t : cast(std::move(t), context().default_dtype); }
+Tensor as_float(Tensor t) {
+  return is_floating(t.dtype()) ? t : cast(std::move(t), context().default_dtype);
+}
 
 // The operand as an op of `kind` takes it.
 Tensor prepare(Kind kind, const PrimRef& p, Tensor t) {
   if (kind == Kind::kFloat) return as_float(std::move(t));
   if (kind == Kind::kBits)
-    TESSERA_CHECK(is_integral(t.dtype()), "{}: takes integers or bool, got {}; cast it first", p->name(), describe(t));
+    TESSERA_CHECK(is_integral(t.dtype()), "{}: takes integers or bool, got {}; cast it first",
+                  p->name(), describe(t));
   return t;
 }
-Tensor unary(const PrimRef& p, Kind kind, Tensor t) { return dispatch1(p, operands(prepare(kind, p, std::move(t)))); }
+Tensor unary(const PrimRef& p, Kind kind, Tensor t) {
+  return dispatch1(p, operands(prepare(kind, p, std::move(t))));
+}
 
 Tensor binary(const PrimRef& p, Kind kind, Tensor a, Tensor b) {
   if (a.dtype() != b.dtype() || kind == Kind::kFloat || kind == Kind::kBits) {
@@ -228,19 +244,24 @@ Tensor binary(const PrimRef& p, Kind kind, Scalar a, Tensor b) {
 
 Tensor ternary(const PrimRef& p, Kind kind, Tensor a, Tensor b, Tensor c) {
   DType t = result_type(a, b);
-  if (t != c.dtype()) t = a.ndim() || b.ndim() ? result_type(empty(broadcast(a.shape(), b.shape(), p->name()), t, kMeta), c) : promote(t, c.dtype());
+  if (t != c.dtype())
+    t = a.ndim() || b.ndim()
+            ? result_type(empty(broadcast(a.shape(), b.shape(), p->name()), t, kMeta), c)
+            : promote(t, c.dtype());
   if (kind == Kind::kFloat && !is_floating(t)) t = context().default_dtype;
-  return dispatch1(p, operands(cast(std::move(a), t), cast(std::move(b), t), cast(std::move(c), t)));
+  return dispatch1(p,
+                   operands(cast(std::move(a), t), cast(std::move(b), t), cast(std::move(c), t)));
 }
 
-// --------------------------------------------------------------------------------------------- samples
+// ------------------------------------------------------------------------------------- samples
 
 std::vector<Sample> samples_of(const Row& row, const PrimRef& prim) {
   const Domain& d = row.domain;
   auto draw = [&](const Shape& shape, int operand, uint64_t key) {
     DType t = row.kind == Kind::kBits ? kI64 : kF64;
     double low = operand ? d.low2 : d.low, high = operand ? d.high2 : d.high;
-    return row.kind == Kind::kBits ? sample_integers(shape, 0, 60, key) : cast(sample_values(shape, low, high, key), t);
+    return row.kind == Kind::kBits ? sample_integers(shape, 0, 60, key)
+                                   : cast(sample_values(shape, low, high, key), t);
   };
   bool smooth = row.vjp != nullptr;
   std::vector<Sample> s;
@@ -276,7 +297,8 @@ struct Op {
 
 }  // namespace
 
-// clang-format off: one op a line
+// One op a line.
+// clang-format off
 Tensor exp(Tensor x) { static const Op op("exp"); return op(std::move(x)); }
 Tensor exp2(Tensor x) { static const Op op("exp2"); return op(std::move(x)); }
 Tensor expm1(Tensor x) { static const Op op("expm1"); return op(std::move(x)); }

@@ -1,6 +1,6 @@
-// Pointwise ops: operands broadcast as NumPy does and meet in the dtype that result_type says. Where an op needs floats,
-// integers become the default float dtype. Operands are taken by value: a temporary may be overwritten by the result.
-// Throws ShapeError when shapes do not broadcast.
+// Pointwise ops: operands broadcast as NumPy does and meet in the dtype that result_type says.
+// Where an op needs floats, integers become the default float dtype. Operands are taken by value: a
+// temporary may be overwritten by the result. Throws ShapeError when shapes do not broadcast.
 #pragma once
 #include "core/ops/scalar.h"
 #include "core/primitive/registry.h"
@@ -87,8 +87,8 @@ Tensor bitwise_right_shift(Tensor a, Tensor b);
 
 // functions of three operands
 Tensor clamp(Tensor x, Tensor low, Tensor high);
-Tensor lerp(Tensor a, Tensor b, Tensor weight);   // a + weight (b - a)
-Tensor mul_add(Tensor a, Tensor b, Tensor c);     // a b + c, rounded twice
+Tensor lerp(Tensor a, Tensor b, Tensor weight);  // a + weight (b - a)
+Tensor mul_add(Tensor a, Tensor b, Tensor c);    // a b + c, rounded twice
 /// Elements of `a` where `condition` (bool) holds, of `b` elsewhere.
 Tensor where(Tensor condition, Tensor a, Tensor b);
 

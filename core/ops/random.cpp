@@ -12,11 +12,16 @@ namespace {
 
 class Random final : public RandomAttributes {
  public:
-  Random(RandomKind kind, const Shape& shape, const Dims& begin, const Shape& global, int64_t low, int64_t high, DType dtype, Device device)
-      : RandomAttributes(intern_op(name_of_kind(kind)), kind, shape, begin, global, low, high, dtype, device) {}
-  static const char* name_of_kind(RandomKind k) { return k == RandomKind::kUniform ? "rand" : k == RandomKind::kNormal ? "randn" : "randint"; }
+  Random(RandomKind kind, const Shape& shape, const Dims& begin, const Shape& global, int64_t low,
+         int64_t high, DType dtype, Device device)
+      : RandomAttributes(intern_op(name_of_kind(kind)), kind, shape, begin, global, low, high,
+                         dtype, device) {}
+  static const char* name_of_kind(RandomKind k) {
+    return k == RandomKind::kUniform ? "rand" : k == RandomKind::kNormal ? "randn" : "randint";
+  }
   Metas infer(MetaSpan in) const override {
-    TESSERA_CHECK_AS(ShapeError, in[0]->shape == Shape{2} && in[0]->dtype == kI64, "{}: the key must be i64[2], got {}", name(), describe(in));
+    TESSERA_CHECK_AS(ShapeError, in[0]->shape == Shape{2} && in[0]->dtype == kI64,
+                     "{}: the key must be i64[2], got {}", name(), describe(in));
     return {Meta::contiguous(shape, dtype, device)};
   }
   AxisMap axes(MetaSpan) const override {
@@ -29,19 +34,24 @@ class Random final : public RandomAttributes {
   PrimRef localize(std::span<const Range> loops) const override {
     Shape s;
     Dims b;
-    for (int d = 0; d < shape.size(); ++d) s.push_back(loops[size_t(d)].size), b.push_back(begin[d] + loops[size_t(d)].begin);
+    for (int d = 0; d < shape.size(); ++d)
+      s.push_back(loops[size_t(d)].size), b.push_back(begin[d] + loops[size_t(d)].begin);
     return PrimRef(new Random(kind, s, b, global, low, high, dtype, device));
   }
   bool differentiable() const override { return false; }
   void attributes(AttributeVisitor& v) const override {
-    v.dims("shape", shape), v.dims("begin", begin), v.dims("global", global), v.integer("low", low), v.integer("high", high);
+    v.dims("shape", shape), v.dims("begin", begin), v.dims("global", global), v.integer("low", low),
+        v.integer("high", high);
     v.text("dtype", name_of(dtype)), v.text("device", to_string(device));
   }
 };
 
-Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DType dtype, Device device, Tensor key) {
+Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DType dtype,
+            Device device, Tensor key) {
   if (!key.defined()) key = default_generator().next_key();
-  return dispatch1(PrimRef(new Random(kind, shape, Dims::filled(shape.size(), 0), shape, low, high, dtype, device)), operands(std::move(key)));
+  return dispatch1(PrimRef(new Random(kind, shape, Dims::filled(shape.size(), 0), shape, low, high,
+                                      dtype, device)),
+                   operands(std::move(key)));
 }
 
 // Its own derivative: the same mask on the cotangent.
@@ -51,8 +61,11 @@ class Dropout final : public DropoutAttributes {
       : DropoutAttributes(intern_op("dropout"), p, by_sample, begin, global) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(is_floating(in[0]->dtype), "dropout: takes floats, got {}", describe(in));
-    TESSERA_CHECK_AS(ShapeError, !by_sample || (in[0]->shape.size() > 0 && in[2]->shape.size() == 1 && in[2]->shape[0] > 0 && in[0]->shape[0] % in[2]->shape[0] == 0),
-                     "dropout: sample numbers must be i64 [B] with B dividing dim 0 of x, got {}", describe(in));
+    TESSERA_CHECK_AS(ShapeError,
+                     !by_sample || (in[0]->shape.size() > 0 && in[2]->shape.size() == 1 &&
+                                    in[2]->shape[0] > 0 && in[0]->shape[0] % in[2]->shape[0] == 0),
+                     "dropout: sample numbers must be i64 [B] with B dividing dim 0 of x, got {}",
+                     describe(in));
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
   }
   AxisMap axes(MetaSpan in) const override {
@@ -67,7 +80,8 @@ class Dropout final : public DropoutAttributes {
         m.in.push_back({x[0]});
       } else {  // rows of a sample lie behind each other in dim 0: not split along it
         if (s[0] != 1) m.factors[0].kind = Factor::kWhole;
-        m.in.push_back({in[2]->shape[0] == 1 ? DimLoops{} : DimLoops{m.add(Factor::kWhole, in[2]->shape[0])}});
+        m.in.push_back(
+            {in[2]->shape[0] == 1 ? DimLoops{} : DimLoops{m.add(Factor::kWhole, in[2]->shape[0])}});
       }
     }
     m.linear_in = 1;
@@ -78,7 +92,8 @@ class Dropout final : public DropoutAttributes {
     Shape g;
     int ndim = int(loops.size()) - 1;
     if (by_sample && ndim > 0 && loops.back().extent != 2) --ndim;
-    for (int d = 0; d < ndim; ++d) b.push_back(loops[size_t(d)].begin), g.push_back(loops[size_t(d)].extent);
+    for (int d = 0; d < ndim; ++d)
+      b.push_back(loops[size_t(d)].begin), g.push_back(loops[size_t(d)].extent);
     return PrimRef(new Dropout(p, by_sample, b, g));
   }
   SaveMask saved() const override { return {6, 0}; }
@@ -90,7 +105,8 @@ class Dropout final : public DropoutAttributes {
     return g;
   }
   void attributes(AttributeVisitor& v) const override {
-    v.real("p", p), v.integer("by_sample", by_sample), v.dims("begin", begin), v.dims("global", global);
+    v.real("p", p), v.integer("by_sample", by_sample), v.dims("begin", begin),
+        v.dims("global", global);
   }
 };
 
@@ -120,17 +136,22 @@ Generator& default_generator() {
 void manual_seed(uint64_t seed) { default_generator().seed(seed); }
 
 Tensor rand(const Shape& shape, TensorOptions o, Tensor key) {
-  return draw(RandomKind::kUniform, shape, 0, 0, o.dtype.value_or(context().default_dtype), o.device, std::move(key));
+  return draw(RandomKind::kUniform, shape, 0, 0, o.dtype.value_or(context().default_dtype),
+              o.device, std::move(key));
 }
 Tensor randn(const Shape& shape, TensorOptions o, Tensor key) {
-  return draw(RandomKind::kNormal, shape, 0, 0, o.dtype.value_or(context().default_dtype), o.device, std::move(key));
+  return draw(RandomKind::kNormal, shape, 0, 0, o.dtype.value_or(context().default_dtype), o.device,
+              std::move(key));
 }
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions o, Tensor key) {
   TESSERA_CHECK(low < high, "randint: the range [{}, {}) is empty", low, high);
-  return draw(RandomKind::kInteger, shape, low, high, o.dtype.value_or(kI64), o.device, std::move(key));
+  return draw(RandomKind::kInteger, shape, low, high, o.dtype.value_or(kI64), o.device,
+              std::move(key));
 }
 
-Tensor bernoulli(const Tensor& p, Tensor key) { return lt(rand(p.shape(), {p.dtype(), p.device()}, std::move(key)), p); }
+Tensor bernoulli(const Tensor& p, Tensor key) {
+  return lt(rand(p.shape(), {p.dtype(), p.device()}, std::move(key)), p);
+}
 
 Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {
   TESSERA_CHECK(p >= 0 && p < 1, "dropout: probability {}; expected 0 <= p < 1", p);
@@ -150,11 +171,14 @@ void register_random_ops(OpRegistry& registry) {
   for (auto kind : {RandomKind::kUniform, RandomKind::kNormal, RandomKind::kInteger})
     registry.add(Random::name_of_kind(kind), [=] {
       DType t = kind == RandomKind::kInteger ? kI64 : kF64;
-      return std::vector<Sample>{{PrimRef(new Random(kind, {3, 5}, {0, 0}, {3, 5}, 0, 9, t, kCPU)), {key()}, false}};
+      return std::vector<Sample>{
+          {PrimRef(new Random(kind, {3, 5}, {0, 0}, {3, 5}, 0, 9, t, kCPU)), {key()}, false}};
     });
   registry.add("dropout", [=] {
-    return std::vector<Sample>{{PrimRef(new Dropout(0.4, false)), {sample_values({4, 6}, -1, 1, 1), key()}},
-                               {PrimRef(new Dropout(0.4, true)), {sample_values({4, 6}, -1, 1, 1), key(), sample_integers({4}, 0, 100, 2)}}};
+    return std::vector<Sample>{
+        {PrimRef(new Dropout(0.4, false)), {sample_values({4, 6}, -1, 1, 1), key()}},
+        {PrimRef(new Dropout(0.4, true)),
+         {sample_values({4, 6}, -1, 1, 1), key(), sample_integers({4}, 0, 100, 2)}}};
   });
 }
 

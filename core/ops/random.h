@@ -1,4 +1,5 @@
-// Random tensors and dropout. Without an explicit key each call takes the next key of default_generator().
+// Random tensors and dropout. Without an explicit key each call takes the next key of
+// default_generator().
 #pragma once
 #include "core/ops/create.h"
 #include "core/tensor/random.h"
@@ -10,14 +11,16 @@ Tensor rand(const Shape& shape, TensorOptions options = {}, Tensor key = {});
 /// Standard normal (Box, Muller 1958).
 Tensor randn(const Shape& shape, TensorOptions options = {}, Tensor key = {});
 /// Uniform integers in [low, high), i64 unless options say otherwise.
-Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options = {}, Tensor key = {});
+Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options = {},
+               Tensor key = {});
 /// A random permutation of 0 .. n - 1.
 Tensor randperm(int64_t n, Tensor key = {});
 /// True with probability p (0-d or tensor, broadcast to its own shape).
 Tensor bernoulli(const Tensor& p, Tensor key = {});
 
-/// x with each element zeroed with probability p, the others divided by 1 - p. `samples` i64 [B] numbers the samples along
-/// dim 0 of x; undefined: context().samples when its extent divides dim 0, else elements are indexed by position.
+/// x with each element zeroed with probability p, the others divided by 1 - p. `samples` i64 [B]
+/// numbers the samples along dim 0 of x; undefined: context().samples when its extent divides dim
+/// 0, else elements are indexed by position.
 Tensor dropout(const Tensor& x, double p, Tensor key = {}, Tensor samples = {});
 
 void register_random_ops(OpRegistry& registry);

@@ -19,55 +19,69 @@ const char* reduce_name(ReduceKind k) {
 
 class Reduce final : public ReduceAttributes {
  public:
-  Reduce(ReduceKind kind, uint32_t mask, bool keepdim) : ReduceAttributes(op_id(kind), kind, mask, keepdim) {}
+  Reduce(ReduceKind kind, uint32_t mask, bool keepdim)
+      : ReduceAttributes(op_id(kind), kind, mask, keepdim) {}
   static OpId op_id(ReduceKind k) {
-    static const OpId ids[] = {intern_op("sum"), intern_op("prod"), intern_op("amax"), intern_op("amin"), intern_op("any"), intern_op("all")};
+    static const OpId ids[] = {intern_op("sum"),  intern_op("prod"), intern_op("amax"),
+                               intern_op("amin"), intern_op("any"),  intern_op("all")};
     return ids[int(k)];
   }
   Metas infer(MetaSpan in) const override {
     Shape s;
     int64_t n = 1;
     for (int d = 0; d < in[0]->shape.size(); ++d) {
-      if (!(mask >> d & 1)) s.push_back(in[0]->shape[d]);
-      else if (n *= in[0]->shape[d]; keepdim) s.push_back(1);
+      if (!(mask >> d & 1))
+        s.push_back(in[0]->shape[d]);
+      else if (n *= in[0]->shape[d]; keepdim)
+        s.push_back(1);
     }
     TESSERA_CHECK_AS(ShapeError, n > 0 || (kind != ReduceKind::kMax && kind != ReduceKind::kMin),
                      "{}: {} has no elements to choose from", name(), describe(in));
     DType t = in[0]->dtype;
-    if (kind == ReduceKind::kAny || kind == ReduceKind::kAll) t = kBool;
-    else if (kind <= ReduceKind::kProd && is_integral(t)) t = kI64;
+    if (kind == ReduceKind::kAny || kind == ReduceKind::kAll)
+      t = kBool;
+    else if (kind <= ReduceKind::kProd && is_integral(t))
+      t = kI64;
     return {Meta::contiguous(s, t, in[0]->device)};
   }
   AxisMap axes(MetaSpan in) const override {
     const Shape& s = in[0]->shape;
     AxisMap m;
-    Factor::Kind reduced = kind == ReduceKind::kSum ? Factor::kSum : kind == ReduceKind::kMax ? Factor::kMax : Factor::kWhole;
+    Factor::Kind reduced = kind == ReduceKind::kSum   ? Factor::kSum
+                           : kind == ReduceKind::kMax ? Factor::kMax
+                                                      : Factor::kWhole;
     for (int d = 0; d < s.size(); ++d) m.add(mask >> d & 1 ? reduced : Factor::kPass, s[d]);
     m.in.push_back(broadcast_loops(s, s));
     OperandLoops out;
     for (int d = 0; d < s.size(); ++d) {
-      if (!(mask >> d & 1)) out.push_back(m.in[0][size_t(d)]);
-      else if (keepdim) out.push_back({});
+      if (!(mask >> d & 1))
+        out.push_back(m.in[0][size_t(d)]);
+      else if (keepdim)
+        out.push_back({});
     }
     m.out.push_back(out);
     m.jointly_linear = kind == ReduceKind::kSum;
     return m;
   }
   SaveMask saved() const override {
-    if (kind == ReduceKind::kMax || kind == ReduceKind::kMin || kind == ReduceKind::kProd) return {1, 1};
+    if (kind == ReduceKind::kMax || kind == ReduceKind::kMin || kind == ReduceKind::kProd)
+      return {1, 1};
     return {};
   }
   bool differentiable() const override { return kind <= ReduceKind::kMin; }
   Tensors vjp(const VjpArgs& v) const override {
     const Tensor& x = v.in[0];
     if (kind == ReduceKind::kSum) return {expand_like(with_dims(v.cot[0], x), x)};
-    if (kind == ReduceKind::kProd) return {expand_like(with_dims(v.cot[0], x), x) * product_of_others(x)};
+    if (kind == ReduceKind::kProd)
+      return {expand_like(with_dims(v.cot[0], x), x) * product_of_others(x)};
     TESSERA_ASSERT(differentiable(), "{}: vjp", name());
     Tensor chosen = cast(eq(x, with_dims(v.out[0], x)), x.dtype());
     Tensor share = v.cot[0] / sum(chosen, dims(x), keepdim);
     return {chosen * with_dims(share, x)};
   }
-  void attributes(AttributeVisitor& v) const override { v.integer("mask", mask), v.integer("keepdim", keepdim); }
+  void attributes(AttributeVisitor& v) const override {
+    v.integer("mask", mask), v.integer("keepdim", keepdim);
+  }
 
  private:
   Dims dims(const Tensor& x) const {
@@ -84,7 +98,8 @@ class Reduce final : public ReduceAttributes {
       if (mask >> d & 1) s[d] = 1;
     return reshape(t, s);
   }
-  // Each element's product of the others it is multiplied with: products from both sides, so that zeros do no harm.
+  // Each element's product of the others it is multiplied with: products from both sides, so that
+  // zeros do no harm.
   Tensor product_of_others(const Tensor& x) const {
     Dims order, back = Dims::filled(x.ndim(), 0);
     int64_t n = 1;
@@ -105,7 +120,8 @@ class Reduce final : public ReduceAttributes {
       Tensors rest;
       if (i > 0) rest.push_back(narrow(p, last, 0, i));
       if (i + 1 < n) rest.push_back(narrow(p, last, i + 1, n - i - 1));
-      others.push_back(rest.empty() ? select(p, last, 0) * 0.0 + 1.0 : prod(cat(rest, last), {last}));
+      others.push_back(rest.empty() ? select(p, last, 0) * 0.0 + 1.0
+                                    : prod(cat(rest, last), {last}));
     }
     return permute(reshape(stack(others, last), permuted), back);
   }
@@ -116,14 +132,16 @@ uint32_t mask_of(const Tensor& x, const Dims& dims, const char* op) {
   uint32_t mask = 0;
   for (int64_t d : dims) {
     int i = wrap_dim(d, x.ndim(), op);
-    TESSERA_CHECK_AS(ShapeError, !(mask >> i & 1), "{}: dim {} is named twice in {}", op, i, to_string(dims));
+    TESSERA_CHECK_AS(ShapeError, !(mask >> i & 1), "{}: dim {} is named twice in {}", op, i,
+                     to_string(dims));
     if (x.ndim()) mask |= 1u << i;
   }
   return mask;
 }
 
 Tensor reduce(ReduceKind kind, const Tensor& x, const Dims& dims, bool keepdim) {
-  return dispatch1(PrimRef(new Reduce(kind, mask_of(x, dims, reduce_name(kind)), keepdim)), operands(Tensor(x)));
+  return dispatch1(PrimRef(new Reduce(kind, mask_of(x, dims, reduce_name(kind)), keepdim)),
+                   operands(Tensor(x)));
 }
 
 int64_t reduced_count(const Tensor& x, const Dims& dims, const char* op) {
@@ -134,14 +152,17 @@ int64_t reduced_count(const Tensor& x, const Dims& dims, const char* op) {
   return n;
 }
 
-Tensor as_float(const Tensor& x) { return is_floating(x.dtype()) ? x : cast(x, context().default_dtype); }
+Tensor as_float(const Tensor& x) {
+  return is_floating(x.dtype()) ? x : cast(x, context().default_dtype);
+}
 
 class ExpandLike final : public Primitive {
  public:
   ExpandLike() : Primitive(intern_op("expand_like")) {}
   Metas infer(MetaSpan in) const override {
-    TESSERA_CHECK_AS(ShapeError, broadcast(in[0]->shape, in[1]->shape, "expand_like") == in[1]->shape, "expand_like: {} does not expand",
-                     describe(in));
+    TESSERA_CHECK_AS(ShapeError,
+                     broadcast(in[0]->shape, in[1]->shape, "expand_like") == in[1]->shape,
+                     "expand_like: {} does not expand", describe(in));
     return {Meta::contiguous(in[1]->shape, in[0]->dtype, in[0]->device)};
   }
   AxisMap axes(MetaSpan in) const override {
@@ -150,22 +171,38 @@ class ExpandLike final : public Primitive {
     m.shape_only = 2;
     return m;
   }
-  Tensors vjp(const VjpArgs& v) const override { return {sum_to(v.cot[0], v.in[0].shape()), Tensor()}; }
+  Tensors vjp(const VjpArgs& v) const override {
+    return {sum_to(v.cot[0], v.in[0].shape()), Tensor()};
+  }
   bool is_view() const override { return true; }
   Tensors view(std::span<const Tensor> in) const override {
     const Shape& to = in[1].shape();
-    return {Tensor({to, broadcast_strides(in[0].shape(), in[0].strides(), to), in[0].dtype(), in[0].device()}, in[0].storage(), in[0].offset())};
+    return {Tensor(
+        {to, broadcast_strides(in[0].shape(), in[0].strides(), to), in[0].dtype(), in[0].device()},
+        in[0].storage(), in[0].offset())};
   }
 };
 
 }  // namespace
 
-Tensor sum(const Tensor& x, const Dims& dims, bool keepdim) { return reduce(ReduceKind::kSum, x, dims, keepdim); }
-Tensor prod(const Tensor& x, const Dims& dims, bool keepdim) { return reduce(ReduceKind::kProd, x, dims, keepdim); }
-Tensor amax(const Tensor& x, const Dims& dims, bool keepdim) { return reduce(ReduceKind::kMax, x, dims, keepdim); }
-Tensor amin(const Tensor& x, const Dims& dims, bool keepdim) { return reduce(ReduceKind::kMin, x, dims, keepdim); }
-Tensor any(const Tensor& x, const Dims& dims, bool keepdim) { return reduce(ReduceKind::kAny, x, dims, keepdim); }
-Tensor all(const Tensor& x, const Dims& dims, bool keepdim) { return reduce(ReduceKind::kAll, x, dims, keepdim); }
+Tensor sum(const Tensor& x, const Dims& dims, bool keepdim) {
+  return reduce(ReduceKind::kSum, x, dims, keepdim);
+}
+Tensor prod(const Tensor& x, const Dims& dims, bool keepdim) {
+  return reduce(ReduceKind::kProd, x, dims, keepdim);
+}
+Tensor amax(const Tensor& x, const Dims& dims, bool keepdim) {
+  return reduce(ReduceKind::kMax, x, dims, keepdim);
+}
+Tensor amin(const Tensor& x, const Dims& dims, bool keepdim) {
+  return reduce(ReduceKind::kMin, x, dims, keepdim);
+}
+Tensor any(const Tensor& x, const Dims& dims, bool keepdim) {
+  return reduce(ReduceKind::kAny, x, dims, keepdim);
+}
+Tensor all(const Tensor& x, const Dims& dims, bool keepdim) {
+  return reduce(ReduceKind::kAll, x, dims, keepdim);
+}
 
 Tensor mean(const Tensor& x, const Dims& dims, bool keepdim) {
   return sum(as_float(x), dims, keepdim) / double(reduced_count(x, dims, "mean"));
@@ -176,7 +213,9 @@ Tensor var(const Tensor& x, const Dims& dims, int64_t correction, bool keepdim) 
   double degrees = double(std::max<int64_t>(reduced_count(x, dims, "var") - correction, 0));
   return sum(square(f - mean(f, dims, true)), dims, keepdim) / degrees;
 }
-Tensor std(const Tensor& x, const Dims& dims, int64_t correction, bool keepdim) { return sqrt(var(x, dims, correction, keepdim)); }
+Tensor std(const Tensor& x, const Dims& dims, int64_t correction, bool keepdim) {
+  return sqrt(var(x, dims, correction, keepdim));
+}
 
 Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
   Tensor f = as_float(x), top = amax(f.detach(), dims, true);
@@ -215,12 +254,15 @@ void register_reduce_ops(OpRegistry& registry) {
       bool smooth = kind <= ReduceKind::kMin;
       Tensor x = sample_values({2, 3, 4}, 0.5, 2, 1);
       if (!smooth) x = gt(x, 1.2);
-      return std::vector<Sample>{{PrimRef(new Reduce(kind, 2, false)), {x}, smooth},
-                                 {PrimRef(new Reduce(kind, 5, true)), {x}, smooth},
-                                 {PrimRef(new Reduce(kind, 7, false)), {permute(x, {2, 0, 1})}, smooth}};
+      return std::vector<Sample>{
+          {PrimRef(new Reduce(kind, 2, false)), {x}, smooth},
+          {PrimRef(new Reduce(kind, 5, true)), {x}, smooth},
+          {PrimRef(new Reduce(kind, 7, false)), {permute(x, {2, 0, 1})}, smooth}};
     });
   registry.add("expand_like", [] {
-    return std::vector<Sample>{{PrimRef(new ExpandLike), {sample_values({3, 1}, -1, 1, 1), sample_values({2, 3, 4}, -1, 1, 2)}}};
+    return std::vector<Sample>{
+        {PrimRef(new ExpandLike),
+         {sample_values({3, 1}, -1, 1, 1), sample_values({2, 3, 4}, -1, 1, 2)}}};
   });
 }
 

@@ -1,15 +1,17 @@
-// Reductions over dims; `dims` empty means all. Sums of 16-bit floats accumulate in f32. Order of summation is fixed: it
-// does not depend on the number of threads.
+// Reductions over dims; `dims` empty means all. Sums of 16-bit floats accumulate in f32. Order of
+// summation is fixed: it does not depend on the number of threads.
 #pragma once
 #include "core/ops/scalar.h"
 #include "core/primitive/registry.h"
 
 namespace tessera {
 
-Tensor sum(const Tensor& x, const Dims& dims = {}, bool keepdim = false);   // integers and bool sum in i64
+Tensor sum(const Tensor& x, const Dims& dims = {},
+           bool keepdim = false);  // integers and bool sum in i64
 Tensor mean(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor prod(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-Tensor amax(const Tensor& x, const Dims& dims = {}, bool keepdim = false);  // gradient shared evenly among equal maxima
+Tensor amax(const Tensor& x, const Dims& dims = {},
+            bool keepdim = false);  // gradient shared evenly among equal maxima
 Tensor amin(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor any(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor all(const Tensor& x, const Dims& dims = {}, bool keepdim = false);

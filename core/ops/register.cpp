@@ -1,4 +1,5 @@
-// Every family of ops, by name: an op that is not registered here is not tested, and the sweep says so.
+// Every family of ops, by name: an op that is not registered here is not tested, and the sweep says
+// so.
 #include "core/ops/register.h"
 
 namespace tessera {

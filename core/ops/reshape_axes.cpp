@@ -6,7 +6,8 @@ namespace tessera {
 
 std::optional<Strides> reshape_strides(const Shape& from, const Strides& strides, const Shape& to) {
   if (numel(from) == 0) return contiguous_strides(to);
-  // Runs of dims of `from` that are dense among themselves; each must be cut up by whole dims of `to`.
+  // Runs of dims of `from` that are dense among themselves; each must be cut up by whole dims of
+  // `to`.
   Strides result = contiguous_strides(to);
   int j = to.size() - 1;
   for (int i = from.size() - 1; i >= 0;) {
@@ -37,8 +38,8 @@ struct Refiner {
   const Shape &from, &to;
   AxisMap map;
   OperandLoops a, b;
-  int i = 0, j = 0;            // dims taken so far
-  int64_t x = 1, y = 1;        // what is left of dims i - 1 and j - 1
+  int i = 0, j = 0;                // dims taken so far
+  int64_t x = 1, y = 1;            // what is left of dims i - 1 and j - 1
   int64_t left_x = 1, left_y = 1;  // what is left of the group, by each shape
 
   void take_x() { x = from[i++], left_x *= x; }

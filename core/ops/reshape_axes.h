@@ -1,4 +1,5 @@
-// The arithmetic of reshape: which strides view a tensor under another shape, and which loops both shapes share.
+// The arithmetic of reshape: which strides view a tensor under another shape, and which loops both
+// shapes share.
 #pragma once
 #include <optional>
 
@@ -6,11 +7,13 @@
 
 namespace tessera {
 
-/// Strides under which a tensor of `from` and `strides` is seen as `to`; none when that takes a copy.
+/// Strides under which a tensor of `from` and `strides` is seen as `to`; none when that takes a
+/// copy.
 std::optional<Strides> reshape_strides(const Shape& from, const Strides& strides, const Shape& to);
 
-/// The common refinement of both shapes, from the outside in: where the outermost remaining extents share a divisor, that
-/// is a loop of both; where they do not ([3, 4] to [4, 3]) the rest of the group has no common loops and is whole.
+/// The common refinement of both shapes, from the outside in: where the outermost remaining extents
+/// share a divisor, that is a loop of both; where they do not ([3, 4] to [4, 3]) the rest of the
+/// group has no common loops and is whole.
 AxisMap reshape_axes(const Shape& from, const Shape& to);
 
 }  // namespace tessera

@@ -16,14 +16,16 @@ uint64_t mix(uint64_t x) {
 Tensor sample_values(const Shape& shape, double low, double high, uint64_t key) {
   Tensor t = empty(shape, kF64);
   double* p = t.data<double>();
-  for (int64_t i = 0; i < t.numel(); ++i) p[i] = low + (high - low) * double(mix(key * 1000003 + uint64_t(i)) >> 11) * 0x1p-53;
+  for (int64_t i = 0; i < t.numel(); ++i)
+    p[i] = low + (high - low) * double(mix(key * 1000003 + uint64_t(i)) >> 11) * 0x1p-53;
   return t;
 }
 
 Tensor sample_integers(const Shape& shape, int64_t low, int64_t high, uint64_t key) {
   Tensor t = empty(shape, kI64);
   int64_t* p = t.data<int64_t>();
-  for (int64_t i = 0; i < t.numel(); ++i) p[i] = low + int64_t(mix(key * 1000003 + uint64_t(i)) % uint64_t(high - low));
+  for (int64_t i = 0; i < t.numel(); ++i)
+    p[i] = low + int64_t(mix(key * 1000003 + uint64_t(i)) % uint64_t(high - low));
   return t;
 }
 

@@ -9,7 +9,9 @@ namespace {
 int category(DType t) { return t == kBool ? 0 : is_integral(t) ? 1 : 2; }
 
 // What `high`, the operand of higher priority, becomes when it meets one of lower priority.
-DType yield(DType high, DType low) { return category(low) > category(high) ? promote(high, low) : high; }
+DType yield(DType high, DType low) {
+  return category(low) > category(high) ? promote(high, low) : high;
+}
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// A number that a caller writes next to a tensor, and the type promotion that follows. Invariant: a number takes part in
-// promotion by its category only (bool, integer, float), never by its width.
+// A number that a caller writes next to a tensor, and the type promotion that follows. Invariant: a
+// number takes part in promotion by its category only (bool, integer, float), never by its width.
 #pragma once
 #include <concepts>
 
@@ -28,8 +28,8 @@ class Scalar {
   };
 };
 
-/// The dtype in which `a` and `b` meet: PyTorch's result_type, where a 0-d tensor yields to one with dims unless its
-/// category (bool < integer < float) is higher.
+/// The dtype in which `a` and `b` meet: PyTorch's result_type, where a 0-d tensor yields to one
+/// with dims unless its category (bool < integer < float) is higher.
 DType result_type(const Tensor& a, const Tensor& b);
 DType result_type(const Tensor& a, Scalar b);
 

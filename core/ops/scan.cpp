@@ -1,5 +1,6 @@
-// Scans and their gradients. The gradient of a running product, and of a running logsumexp, is a linear
-// recurrence, whose own gradient is the recurrence run backwards: linear in time and exact at zeros.
+// Scans and their gradients. The gradient of a running product, and of a running logsumexp, is a
+// linear recurrence, whose own gradient is the recurrence run backwards: linear in time and exact
+// at zeros.
 #include "core/ops/scan.h"
 
 #include "core/dispatch/dispatch.h"
@@ -16,25 +17,31 @@ namespace {
 Tensor shifted(const Tensor& x, int dim, bool reverse) {
   int64_t n = x.shape()[dim];
   if (n == 0) return x;
-  return reverse ? unslice(narrow(x, dim, 1, n - 1), dim, 0, 1, n) : unslice(narrow(x, dim, 0, n - 1), dim, 1, 1, n);
+  return reverse ? unslice(narrow(x, dim, 1, n - 1), dim, 0, 1, n)
+                 : unslice(narrow(x, dim, 0, n - 1), dim, 1, 1, n);
 }
 
 void check_float(std::string_view op, MetaSpan in) {
   for (const Meta* m : in)
-    TESSERA_CHECK_AS(ShapeError, m->shape == in[0]->shape && m->dtype == in[0]->dtype && is_floating(m->dtype),
+    TESSERA_CHECK_AS(ShapeError,
+                     m->shape == in[0]->shape && m->dtype == in[0]->dtype && is_floating(m->dtype),
                      "{}: takes floats of one shape and dtype, got {}", op, describe(in));
 }
 
 class CumSum final : public ScanAttributes {
  public:
   CumSum(int dim, bool reverse) : ScanAttributes(intern_op("cumsum"), dim, reverse) {}
-  Metas infer(MetaSpan in) const override { return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)}; }
+  Metas infer(MetaSpan in) const override {
+    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
+  }
   AxisMap axes(MetaSpan in) const override {
     AxisMap m = along_dim_axes(in, infer(in), dim);
     m.jointly_linear = true;
     return m;
   }
-  Tensors vjp(const VjpArgs& v) const override { return {dispatch1(PrimRef(new CumSum(dim, !reverse)), operands(Tensor(v.cot[0])))}; }
+  Tensors vjp(const VjpArgs& v) const override {
+    return {dispatch1(PrimRef(new CumSum(dim, !reverse)), operands(Tensor(v.cot[0])))};
+  }
 };
 
 class LinearScan final : public ScanAttributes {
@@ -59,7 +66,9 @@ class LinearScan final : public ScanAttributes {
 class CumProd final : public DimAttributes {
  public:
   explicit CumProd(int dim) : DimAttributes(intern_op("cumprod"), dim) {}
-  Metas infer(MetaSpan in) const override { return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)}; }
+  Metas infer(MetaSpan in) const override {
+    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
+  }
   AxisMap axes(MetaSpan in) const override { return along_dim_axes(in, infer(in), dim); }
   SaveMask saved() const override { return {1, 1}; }
   // dx[i] = (x[0] .. x[i-1]) s[i] with s[i] = g[i] + x[i+1] s[i+1].
@@ -69,16 +78,19 @@ class CumProd final : public DimAttributes {
     Tensor s = linear_scan(shifted(v.in[0], dim, true), v.cot[0], dim, true);
     Shape one = v.in[0].shape();
     one[dim] = 1;
-    Tensor before[] = {expand(scalar_tensor(1.0, s.dtype(), s.device()), one), narrow(v.out[0], dim, 0, n - 1)};
+    Tensor before[] = {expand(scalar_tensor(1.0, s.dtype(), s.device()), one),
+                       narrow(v.out[0], dim, 0, n - 1)};
     return {cat(before, dim) * s};
   }
 };
 
 class CumExtreme final : public DimAttributes {
  public:
-  CumExtreme(bool largest, int dim) : DimAttributes(intern_op(largest ? "cummax" : "cummin"), dim) {}
+  CumExtreme(bool largest, int dim)
+      : DimAttributes(intern_op(largest ? "cummax" : "cummin"), dim) {}
   Metas infer(MetaSpan in) const override {
-    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device), Meta::contiguous(in[0]->shape, kI64, in[0]->device)};
+    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device),
+            Meta::contiguous(in[0]->shape, kI64, in[0]->device)};
   }
   AxisMap axes(MetaSpan in) const override { return along_dim_axes(in, infer(in), dim); }
   SaveMask saved() const override { return {0, 2}; }
@@ -96,7 +108,8 @@ class LogCumSumExp final : public DimAttributes {
   }
   AxisMap axes(MetaSpan in) const override { return along_dim_axes(in, infer(in), dim); }
   SaveMask saved() const override { return {1, 1}; }
-  // dx[i] = exp(x[i] - y[i]) t[i] with t[i] = g[i] + exp(y[i] - y[i+1]) t[i+1]; no exponent is positive.
+  // dx[i] = exp(x[i] - y[i]) t[i] with t[i] = g[i] + exp(y[i] - y[i+1]) t[i+1]; no exponent is
+  // positive.
   Tensors vjp(const VjpArgs& v) const override {
     const Tensor &x = v.in[0], &y = v.out[0];
     int64_t n = x.shape()[dim];
@@ -119,19 +132,29 @@ Tensor run(const char* op, const Tensor& x, int64_t dim, A... attributes) {
 
 ValuesAndIndices running_extreme(bool largest, const char* op, const Tensor& x, int64_t dim) {
   int d = wrap_dim(dim, x.ndim(), op);
-  Tensors out = dispatch(PrimRef(new CumExtreme(largest, d)), operands(x.ndim() ? Tensor(x) : reshape(x, {1})));
+  Tensors out = dispatch(PrimRef(new CumExtreme(largest, d)),
+                         operands(x.ndim() ? Tensor(x) : reshape(x, {1})));
   if (x.ndim() == 0) return {reshape(out[0], {}), reshape(out[1], {})};
   return {out[0], out[1]};
 }
 
 }  // namespace
 
-Tensor cumsum(const Tensor& x, int64_t dim) { return run<CumSum>("cumsum", accumulated(x), dim, false); }
-Tensor cumprod(const Tensor& x, int64_t dim) { return run<CumProd>("cumprod", accumulated(x), dim); }
-ValuesAndIndices cummax(const Tensor& x, int64_t dim) { return running_extreme(true, "cummax", x, dim); }
-ValuesAndIndices cummin(const Tensor& x, int64_t dim) { return running_extreme(false, "cummin", x, dim); }
+Tensor cumsum(const Tensor& x, int64_t dim) {
+  return run<CumSum>("cumsum", accumulated(x), dim, false);
+}
+Tensor cumprod(const Tensor& x, int64_t dim) {
+  return run<CumProd>("cumprod", accumulated(x), dim);
+}
+ValuesAndIndices cummax(const Tensor& x, int64_t dim) {
+  return running_extreme(true, "cummax", x, dim);
+}
+ValuesAndIndices cummin(const Tensor& x, int64_t dim) {
+  return running_extreme(false, "cummin", x, dim);
+}
 Tensor logcumsumexp(const Tensor& x, int64_t dim) {
-  return run<LogCumSumExp>("logcumsumexp", is_floating(x.dtype()) ? x : cast(x, context().default_dtype), dim);
+  return run<LogCumSumExp>("logcumsumexp",
+                           is_floating(x.dtype()) ? x : cast(x, context().default_dtype), dim);
 }
 
 Tensor linear_scan(const Tensor& a, const Tensor& b, int64_t dim, bool reverse) {
@@ -141,7 +164,8 @@ Tensor linear_scan(const Tensor& a, const Tensor& b, int64_t dim, bool reverse) 
 
 Tensor diff(const Tensor& x, int64_t order, int64_t dim) {
   int d = wrap_dim(dim, x.ndim(), "diff");
-  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && order >= 0, "diff: order {} of {}", order, describe(x));
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && order >= 0, "diff: order {} of {}", order,
+                   describe(x));
   Tensor y = x;
   for (int64_t i = 0; i < order && y.shape()[d] > 0; ++i) {
     int64_t n = y.shape()[d];
@@ -154,17 +178,29 @@ Tensor diff(const Tensor& x, int64_t order, int64_t dim) {
 void register_scan_ops(OpRegistry& registry) {
   auto x = [](uint64_t key) { return sample_values({3, 4, 2}, -1, 1, key); };
   registry.add("cumsum", [=] {
-    return std::vector<Sample>{{PrimRef(new CumSum(1, false)), {x(1)}}, {PrimRef(new CumSum(2, true)), {x(2)}}, {PrimRef(new CumSum(0, false)), {sample_integers({5}, 0, 9, 3)}, false}};
+    return std::vector<Sample>{
+        {PrimRef(new CumSum(1, false)), {x(1)}},
+        {PrimRef(new CumSum(2, true)), {x(2)}},
+        {PrimRef(new CumSum(0, false)), {sample_integers({5}, 0, 9, 3)}, false}};
   });
-  registry.add("cumprod", [=] { return std::vector<Sample>{{PrimRef(new CumProd(1)), {x(1)}}, {PrimRef(new CumProd(2)), {x(2)}}}; });
+  registry.add("cumprod", [=] {
+    return std::vector<Sample>{{PrimRef(new CumProd(1)), {x(1)}},
+                               {PrimRef(new CumProd(2)), {x(2)}}};
+  });
   registry.add("linear_scan", [=] {
-    return std::vector<Sample>{{PrimRef(new LinearScan(1, false)), {x(1), x(2)}}, {PrimRef(new LinearScan(2, true)), {x(1), x(2)}}};
+    return std::vector<Sample>{{PrimRef(new LinearScan(1, false)), {x(1), x(2)}},
+                               {PrimRef(new LinearScan(2, true)), {x(1), x(2)}}};
   });
   for (bool largest : {true, false})
     registry.add(largest ? "cummax" : "cummin", [=] {
-      return std::vector<Sample>{{PrimRef(new CumExtreme(largest, 1)), {x(1)}}, {PrimRef(new CumExtreme(largest, 0)), {sample_integers({5, 2}, 0, 3, 3)}, false}};
+      return std::vector<Sample>{
+          {PrimRef(new CumExtreme(largest, 1)), {x(1)}},
+          {PrimRef(new CumExtreme(largest, 0)), {sample_integers({5, 2}, 0, 3, 3)}, false}};
     });
-  registry.add("logcumsumexp", [=] { return std::vector<Sample>{{PrimRef(new LogCumSumExp(1)), {x(1)}}, {PrimRef(new LogCumSumExp(2)), {x(2)}}}; });
+  registry.add("logcumsumexp", [=] {
+    return std::vector<Sample>{{PrimRef(new LogCumSumExp(1)), {x(1)}},
+                               {PrimRef(new LogCumSumExp(2)), {x(2)}}};
+  });
 }
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// Running reductions along a dim. Sums of 16-bit floats accumulate in f32; integers and bool in i64.
+// Running reductions along a dim. Sums of 16-bit floats accumulate in f32; integers and bool in
+// i64.
 #pragma once
 #include "core/ops/sort.h"
 
@@ -11,8 +12,8 @@ ValuesAndIndices cummax(const Tensor& x, int64_t dim);
 ValuesAndIndices cummin(const Tensor& x, int64_t dim);
 /// log(cumsum(exp(x))), shifted by the running maximum.
 Tensor logcumsumexp(const Tensor& x, int64_t dim);
-/// y[i] = a[i] y[i - 1] + b[i] along `dim`, y[-1] = 0; from the end when `reverse`. Its gradient is one of its kind, and
-/// it is that of cumprod.
+/// y[i] = a[i] y[i - 1] + b[i] along `dim`, y[-1] = 0; from the end when `reverse`. Its gradient is
+/// one of its kind, and it is that of cumprod.
 Tensor linear_scan(const Tensor& a, const Tensor& b, int64_t dim, bool reverse = false);
 /// x[i + 1] - x[i] along `dim`, `order` times.
 Tensor diff(const Tensor& x, int64_t order = 1, int64_t dim = -1);

@@ -9,7 +9,9 @@ namespace {
 class Cast final : public Primitive {
  public:
   explicit Cast(DType to) : Primitive(intern_op("cast")), to_(to) {}
-  Metas infer(MetaSpan in) const override { return {{in[0]->shape, contiguous_strides(in[0]->shape), to_, in[0]->device}}; }
+  Metas infer(MetaSpan in) const override {
+    return {{in[0]->shape, contiguous_strides(in[0]->shape), to_, in[0]->device}};
+  }
   AxisMap axes(MetaSpan in) const override {
     AxisMap m = pointwise_axes(in, in[0]->shape);
     m.jointly_linear = is_floating(in[0]->dtype) && is_floating(to_);
@@ -40,7 +42,8 @@ class Where final : public Primitive {
  public:
   Where() : Primitive(intern_op("where")) {}
   Metas infer(MetaSpan in) const override {
-    TESSERA_CHECK(in[0]->dtype == kBool && in[1]->dtype == in[2]->dtype, "where: takes a bool condition and two values of one dtype, got {}",
+    TESSERA_CHECK(in[0]->dtype == kBool && in[1]->dtype == in[2]->dtype,
+                  "where: takes a bool condition and two values of one dtype, got {}",
                   describe(in));
     Shape shape = broadcast(broadcast(in[0]->shape, in[1]->shape, "where"), in[2]->shape, "where");
     return {Meta::contiguous(shape, in[1]->dtype, in[1]->device)};
@@ -68,21 +71,24 @@ Tensor cast(Tensor x, DType dtype) {
 Tensor where(Tensor condition, Tensor a, Tensor b) {
   static const PrimRef prim(new Where);
   DType t = result_type(a, b);
-  return dispatch1(prim, operands(cast(std::move(condition), kBool), cast(std::move(a), t), cast(std::move(b), t)));
+  return dispatch1(prim, operands(cast(std::move(condition), kBool), cast(std::move(a), t),
+                                  cast(std::move(b), t)));
 }
 
 void register_select_ops(OpRegistry& registry) {
   registry.add("cast", [] {
     std::vector<Sample> s;
-    for (DType t : kAllDTypes) s.push_back({cast_primitive(t), {sample_values({3, 4}, 0.3, 2, 1)}, t == kF64});
+    for (DType t : kAllDTypes)
+      s.push_back({cast_primitive(t), {sample_values({3, 4}, 0.3, 2, 1)}, t == kF64});
     s.push_back({cast_primitive(kF64), {cast(sample_values({3, 4}, -2, 2, 1), kF32)}, false});
     return s;
   });
   registry.add("where", [] {
     PrimRef prim(new Where);
     Tensor c = gt(sample_values({3, 4}, -1, 1, 1), 0);
-    return std::vector<Sample>{{prim, {c, sample_values({3, 4}, -2, 2, 2), sample_values({4}, -2, 2, 3)}, true},
-                               {prim, {c, sample_values({}, -2, 2, 2), sample_values({3, 1}, -2, 2, 3)}, true}};
+    return std::vector<Sample>{
+        {prim, {c, sample_values({3, 4}, -2, 2, 2), sample_values({4}, -2, 2, 3)}, true},
+        {prim, {c, sample_values({}, -2, 2, 2), sample_values({3, 1}, -2, 2, 3)}, true}};
   });
 }
 

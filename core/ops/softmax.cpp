@@ -1,4 +1,5 @@
-// Softmax, log-softmax and cross-entropy. Each kernel works on the last dim; other dims are moved there first.
+// Softmax, log-softmax and cross-entropy. Each kernel works on the last dim; other dims are moved
+// there first.
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"
@@ -17,12 +18,15 @@ AxisMap whole_last_axes(MetaSpan in) {
   m.factors.back().kind = Factor::kWhole;
   return m;
 }
-Metas like_first(MetaSpan in) { return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)}; }
+Metas like_first(MetaSpan in) {
+  return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
+}
 
 // softmax_grad(y, g) = y (g - sum(g y)); log_softmax_grad(y, g) = g - exp(y) sum(g).
 class SoftmaxGrad final : public Primitive {
  public:
-  explicit SoftmaxGrad(bool log) : Primitive(intern_op(log ? "log_softmax_grad" : "softmax_grad")), log_(log) {}
+  explicit SoftmaxGrad(bool log)
+      : Primitive(intern_op(log ? "log_softmax_grad" : "softmax_grad")), log_(log) {}
   Metas infer(MetaSpan in) const override { return like_first(in); }
   AxisMap axes(MetaSpan in) const override {
     AxisMap m = whole_last_axes(in);
@@ -46,13 +50,15 @@ class Softmax final : public Primitive {
  public:
   explicit Softmax(bool log) : Primitive(intern_op(log ? "log_softmax" : "softmax")), log_(log) {}
   Metas infer(MetaSpan in) const override {
-    TESSERA_CHECK_AS(ShapeError, in[0]->shape.size() > 0 && is_floating(in[0]->dtype), "{}: takes floats with at least one dim, got {}", name(), describe(in));
+    TESSERA_CHECK_AS(ShapeError, in[0]->shape.size() > 0 && is_floating(in[0]->dtype),
+                     "{}: takes floats with at least one dim, got {}", name(), describe(in));
     return like_first(in);
   }
   AxisMap axes(MetaSpan in) const override { return whole_last_axes(in); }
   SaveMask saved() const override { return {0, 1}; }
   Tensors vjp(const VjpArgs& v) const override {
-    static const PrimRef grads[] = {PrimRef(new SoftmaxGrad(false)), PrimRef(new SoftmaxGrad(true))};
+    static const PrimRef grads[] = {PrimRef(new SoftmaxGrad(false)),
+                                    PrimRef(new SoftmaxGrad(true))};
     return {dispatch1(grads[log_], operands(Tensor(v.out[0]), Tensor(v.cot[0])))};
   }
   bool decomposable() const override { return true; }
@@ -80,15 +86,19 @@ Tensor one_hot_mask(const Tensor& targets, int64_t classes) {
   return eq(unsqueeze(targets, -1), arange(0, classes, 1, {kI64, targets.device()}));
 }
 
-// The gradient is formed in the forward pass, while the row's exponentials are at hand: logits need not be saved, and
-// backward only multiplies by the cotangent of the loss.
+// The gradient is formed in the forward pass, while the row's exponentials are at hand: logits need
+// not be saved, and backward only multiplies by the cotangent of the loss.
 class CrossEntropy final : public CrossEntropyAttributes {
  public:
-  CrossEntropy(int64_t ignore_index, bool mean, bool with_grad) : CrossEntropyAttributes(intern_op("cross_entropy"), ignore_index, mean, with_grad) {}
+  CrossEntropy(int64_t ignore_index, bool mean, bool with_grad)
+      : CrossEntropyAttributes(intern_op("cross_entropy"), ignore_index, mean, with_grad) {}
   Metas infer(MetaSpan in) const override {
     const Shape &x = in[0]->shape, &t = in[1]->shape;
-    TESSERA_CHECK_AS(ShapeError, x.size() == 2 && t.size() == 1 && x[0] == t[0] && is_floating(in[0]->dtype) && in[1]->dtype == kI64,
-                     "cross_entropy: takes float logits [N, V] and i64 targets [N], got {}", describe(in));
+    TESSERA_CHECK_AS(ShapeError,
+                     x.size() == 2 && t.size() == 1 && x[0] == t[0] && is_floating(in[0]->dtype) &&
+                         in[1]->dtype == kI64,
+                     "cross_entropy: takes float logits [N, V] and i64 targets [N], got {}",
+                     describe(in));
     DType sum_type = in[0]->dtype == kF64 ? kF64 : kF32;
     Metas out{Meta::contiguous({}, sum_type, in[0]->device)};
     if (with_grad) out.push_back(Meta::contiguous(x, in[0]->dtype, in[0]->device));
@@ -99,38 +109,49 @@ class CrossEntropy final : public CrossEntropyAttributes {
   Tensors decompose(std::span<const Tensor> in) const override {
     int64_t classes = in[0].size(-1);
     DType t = in[0].dtype() == kF64 ? kF64 : kF32;
-    Tensor x = cast(in[0], t), hot = one_hot_mask(in[1], classes), counted = unsqueeze(ne(in[1], ignore_index), 1);
-    Tensor scale = mean ? 1.0 / sum(cast(counted, t)) : scalar_tensor(1.0, t, x.device()), zero = scalar_tensor(0.0, t, x.device());
+    Tensor x = cast(in[0], t), hot = one_hot_mask(in[1], classes),
+           counted = unsqueeze(ne(in[1], ignore_index), 1);
+    Tensor scale = mean ? 1.0 / sum(cast(counted, t)) : scalar_tensor(1.0, t, x.device()),
+           zero = scalar_tensor(0.0, t, x.device());
     Tensor logp = log_softmax(x);
     Tensors out{-sum(where(logical_and(hot, counted), logp, zero)) * scale};
-    if (with_grad) out.push_back(cast(where(counted, (exp(logp) - cast(hot, t)) * scale, zero), in[0].dtype()));
+    if (with_grad)
+      out.push_back(cast(where(counted, (exp(logp) - cast(hot, t)) * scale, zero), in[0].dtype()));
     return out;
   }
   Tensors vjp(const VjpArgs& v) const override {
     TESSERA_CHECK(with_grad, "cross_entropy: was computed without its gradient");
     Tensor g = v.cot[0].defined() ? v.out[1] * cast(v.cot[0], v.out[1].dtype()) : Tensor();
     if (v.cot.size() > 1 && v.cot[1].defined()) {
-      // Second order: with rows d = s (p - hot), the Jacobian's product with c is s (p c - p sum(p c)).
+      // Second order: with rows d = s (p - hot), the Jacobian's product with c is s (p c - p sum(p
+      // c)).
       DType t = v.cot[0].defined() ? v.cot[0].dtype() : v.out[1].dtype();
-      Tensor counted = cast(ne(v.in[1], ignore_index), t), scale = mean ? counted / sum(counted) : counted, zero = scalar_tensor(0.0, t, counted.device());
+      Tensor counted = cast(ne(v.in[1], ignore_index), t),
+             scale = mean ? counted / sum(counted) : counted,
+             zero = scalar_tensor(0.0, t, counted.device());
       scale = unsqueeze(scale, 1);
-      Tensor p = where(gt(scale, 0), v.out[1] / scale, zero) + cast(one_hot_mask(v.in[1], v.in[0].size(-1)), t);
+      Tensor p = where(gt(scale, 0), v.out[1] / scale, zero) +
+                 cast(one_hot_mask(v.in[1], v.in[0].size(-1)), t);
       Tensor pc = p * v.cot[1], second = scale * (pc - p * sum(pc, {-1}, true));
       g = g.defined() ? g + second : second;
     }
     return {g, Tensor()};
   }
   void attributes(AttributeVisitor& v) const override {
-    v.integer("ignore_index", ignore_index), v.integer("mean", mean), v.integer("with_grad", with_grad);
+    v.integer("ignore_index", ignore_index), v.integer("mean", mean),
+        v.integer("with_grad", with_grad);
   }
 };
 
 // Smoothing, class weights and unreduced losses, in ordinary ops.
-Tensor general_cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& o) {
+Tensor general_cross_entropy(const Tensor& logits, const Tensor& targets,
+                             const CrossEntropyOptions& o) {
   int64_t classes = logits.size(-1);
   Tensor logp = log_softmax(logits), zero = scalar_tensor(0.0, logp.dtype(), logp.device());
-  Tensor counted = ne(targets, o.ignore_index), hot = logical_and(one_hot_mask(targets, classes), unsqueeze(counted, -1));
-  Tensor per_class = o.weight.defined() ? cast(o.weight, logp.dtype()) : scalar_tensor(1.0, logp.dtype(), logp.device());
+  Tensor counted = ne(targets, o.ignore_index),
+         hot = logical_and(one_hot_mask(targets, classes), unsqueeze(counted, -1));
+  Tensor per_class = o.weight.defined() ? cast(o.weight, logp.dtype())
+                                        : scalar_tensor(1.0, logp.dtype(), logp.device());
   Tensor weighted = logp * per_class;
   Tensor loss = -sum(where(hot, weighted, zero), {-1});
   Tensor row_weight = sum(where(hot, expand(per_class, logp.shape()), zero), {-1});
@@ -154,10 +175,15 @@ Tensor log_softmax(const Tensor& x, int64_t dim) {
 }
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& o) {
-  TESSERA_CHECK_AS(ShapeError, logits.ndim() == targets.ndim() + 1, "cross_entropy: takes logits [.., V] and targets [..], got {} and {}", describe(logits), describe(targets));
-  TESSERA_CHECK(is_floating(logits.dtype()) && is_integral(targets.dtype()), "cross_entropy: takes float logits and integer targets, got {} and {}", describe(logits), describe(targets));
+  TESSERA_CHECK_AS(ShapeError, logits.ndim() == targets.ndim() + 1,
+                   "cross_entropy: takes logits [.., V] and targets [..], got {} and {}",
+                   describe(logits), describe(targets));
+  TESSERA_CHECK(is_floating(logits.dtype()) && is_integral(targets.dtype()),
+                "cross_entropy: takes float logits and integer targets, got {} and {}",
+                describe(logits), describe(targets));
   Tensor t = cast(targets, kI64);
-  if (o.label_smoothing != 0 || o.weight.defined() || o.reduction == Reduction::kNone) return general_cross_entropy(logits, t, o);
+  if (o.label_smoothing != 0 || o.weight.defined() || o.reduction == Reduction::kNone)
+    return general_cross_entropy(logits, t, o);
   int64_t classes = logits.size(-1);
   bool with_grad = (logits.layers() & context().enabled & bit(Layer::kAutograd)) != 0;
   PrimRef prim(new CrossEntropy(o.ignore_index, o.reduction == Reduction::kMean, with_grad));
@@ -167,18 +193,23 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
 void register_softmax_ops(OpRegistry& registry) {
   for (bool log : {false, true}) {
     registry.add(log ? "log_softmax" : "softmax", [log] {
-      return std::vector<Sample>{{PrimRef(new Softmax(log)), {sample_values({3, 5}, -2, 2, 1)}}, {PrimRef(new Softmax(log)), {sample_values({2, 2, 37}, -2, 2, 2)}}};
+      return std::vector<Sample>{
+          {PrimRef(new Softmax(log)), {sample_values({3, 5}, -2, 2, 1)}},
+          {PrimRef(new Softmax(log)), {sample_values({2, 2, 37}, -2, 2, 2)}}};
     });
     registry.add(log ? "log_softmax_grad" : "softmax_grad", [log] {
-      Tensor y = log ? log_softmax(sample_values({3, 5}, -1, 1, 1)) : softmax(sample_values({3, 5}, -1, 1, 1));
-      return std::vector<Sample>{{PrimRef(new SoftmaxGrad(log)), {y, sample_values({3, 5}, -1, 1, 2)}}};
+      Tensor y = log ? log_softmax(sample_values({3, 5}, -1, 1, 1))
+                     : softmax(sample_values({3, 5}, -1, 1, 1));
+      return std::vector<Sample>{
+          {PrimRef(new SoftmaxGrad(log)), {y, sample_values({3, 5}, -1, 1, 2)}}};
     });
   }
   registry.add("cross_entropy", [] {
     Tensor x = sample_values({4, 5}, -2, 2, 1), t = from_values<int64_t>({1, 4, -100, 0}, {4});
     std::vector<Sample> s;
     for (bool mean : {false, true})
-      for (bool grad : {false, true}) s.push_back({PrimRef(new CrossEntropy(-100, mean, grad)), {x, t}, grad});
+      for (bool grad : {false, true})
+        s.push_back({PrimRef(new CrossEntropy(-100, mean, grad)), {x, t}, grad});
     return s;
   });
 }

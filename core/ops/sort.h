@@ -40,11 +40,11 @@ struct UniqueResult {
 };
 UniqueResult unique(const Tensor& x);
 
-/// For each x, the first position in ascending `edges` at which inserting it keeps them ascending (after
-/// equal ones when `right`). edges [N], or [.., N] with x [.., M].
+/// For each x, the first position in ascending `edges` at which inserting it keeps them ascending
+/// (after equal ones when `right`). edges [N], or [.., N] with x [.., M].
 Tensor searchsorted(const Tensor& edges, const Tensor& x, bool right = false);
-/// How often each integer from 0 occurs in x [N]; with `weights` [N] their sums. At least `length` bins;
-/// their number depends on the values of x.
+/// How often each integer from 0 occurs in x [N]; with `weights` [N] their sums. At least `length`
+/// bins; their number depends on the values of x.
 Tensor bincount(const Tensor& x, const Tensor& weights = {}, int64_t length = 0);
 
 void register_sort_ops(OpRegistry& registry);

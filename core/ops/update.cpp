@@ -11,12 +11,15 @@
 namespace tessera {
 namespace {
 
-// An op whose operands are lists of tensors of any shapes: how it may be split is not a matter of loops.
+// An op whose operands are lists of tensors of any shapes: how it may be split is not a matter of
+// loops.
 Meta same(const Meta* m) { return Meta::contiguous(m->shape, m->dtype, m->device); }
 
 class Adam final : public AdamAttributes {
  public:
-  Adam(int count, const AdamOptions& o) : AdamAttributes(intern_op("adam"), count, o.beta1, o.beta2, o.eps, o.weight_decay, o.decoupled) {}
+  Adam(int count, const AdamOptions& o)
+      : AdamAttributes(intern_op("adam"), count, o.beta1, o.beta2, o.eps, o.weight_decay,
+                       o.decoupled) {}
   Metas infer(MetaSpan in) const override {
     Metas out;
     for (int list : {0, 2, 3})
@@ -24,8 +27,10 @@ class Adam final : public AdamAttributes {
     for (int i = 0; i < count; ++i)
       for (int list : {1, 2, 3}) {
         const Meta *p = in[size_t(3 + i)], *o = in[size_t(3 + list * count + i)];
-        TESSERA_CHECK_AS(ShapeError, p->shape == o->shape && p->dtype == o->dtype, "adam: parameter {} is {}{}, its {} is {}{}", i, name_of(p->dtype), to_string(p->shape),
-                         list == 1 ? "gradient" : "moment", name_of(o->dtype), to_string(o->shape));
+        TESSERA_CHECK_AS(ShapeError, p->shape == o->shape && p->dtype == o->dtype,
+                         "adam: parameter {} is {}{}, its {} is {}{}", i, name_of(p->dtype),
+                         to_string(p->shape), list == 1 ? "gradient" : "moment", name_of(o->dtype),
+                         to_string(o->shape));
       }
     return out;
   }
@@ -41,31 +46,38 @@ class Adam final : public AdamAttributes {
       Tensor p = at(0), g = at(1) * c(scale);
       if (!decoupled) g = g + p * weight_decay;
       Tensor m = at(2) * beta1 + g * (1 - beta1), v = at(3) * beta2 + square(g) * (1 - beta2);
-      Tensor c1 = c(1.0 - pow(full({}, beta1, {kF64}), step)), c2 = c(1.0 - pow(full({}, beta2, {kF64}), step));
+      Tensor c1 = c(1.0 - pow(full({}, beta1, {kF64}), step)),
+             c2 = c(1.0 - pow(full({}, beta2, {kF64}), step));
       if (decoupled) p = p * c(1.0 - lr * weight_decay);
-      p2.push_back(p - c(lr) / c1 * m / (sqrt(v) / sqrt(c2) + eps)), m2.push_back(m), v2.push_back(v);
+      p2.push_back(p - c(lr) / c1 * m / (sqrt(v) / sqrt(c2) + eps)), m2.push_back(m),
+          v2.push_back(v);
     }
     for (Tensor& t : m2) p2.push_back(t);
     for (Tensor& t : v2) p2.push_back(t);
     return p2;
   }
   void attributes(AttributeVisitor& v) const override {
-    v.integer("count", count), v.real("beta1", beta1), v.real("beta2", beta2), v.real("eps", eps), v.real("weight_decay", weight_decay), v.integer("decoupled", decoupled);
+    v.integer("count", count), v.real("beta1", beta1), v.real("beta2", beta2), v.real("eps", eps),
+        v.real("weight_decay", weight_decay), v.integer("decoupled", decoupled);
   }
 };
 
 class Sgd final : public SgdAttributes {
  public:
-  Sgd(int count, const SgdOptions& o, bool first) : SgdAttributes(intern_op("sgd"), count, o.momentum, o.dampening, o.weight_decay, o.nesterov, first) {}
+  Sgd(int count, const SgdOptions& o, bool first)
+      : SgdAttributes(intern_op("sgd"), count, o.momentum, o.dampening, o.weight_decay, o.nesterov,
+                      first) {}
   Metas infer(MetaSpan in) const override {
     Metas out;
     for (int i = 0; i < count; ++i) {
       const Meta *p = in[size_t(2 + i)], *g = in[size_t(2 + count + i)];
-      TESSERA_CHECK_AS(ShapeError, p->shape == g->shape && p->dtype == g->dtype, "sgd: parameter {} is {}{}, its gradient {}{}", i, name_of(p->dtype), to_string(p->shape),
-                       name_of(g->dtype), to_string(g->shape));
+      TESSERA_CHECK_AS(ShapeError, p->shape == g->shape && p->dtype == g->dtype,
+                       "sgd: parameter {} is {}{}, its gradient {}{}", i, name_of(p->dtype),
+                       to_string(p->shape), name_of(g->dtype), to_string(g->shape));
       out.push_back(same(p));
     }
-    for (int i = 0; momentum != 0 && i < count; ++i) out.push_back(same(in[size_t(2 + 2 * count + i)]));
+    for (int i = 0; momentum != 0 && i < count; ++i)
+      out.push_back(same(in[size_t(2 + 2 * count + i)]));
     return out;
   }
   bool differentiable() const override { return false; }
@@ -87,7 +99,8 @@ class Sgd final : public SgdAttributes {
     return params;
   }
   void attributes(AttributeVisitor& v) const override {
-    v.integer("count", count), v.real("momentum", momentum), v.real("dampening", dampening), v.real("weight_decay", weight_decay);
+    v.integer("count", count), v.real("momentum", momentum), v.real("dampening", dampening),
+        v.real("weight_decay", weight_decay);
     v.integer("nesterov", nesterov), v.integer("first", first);
   }
 };
@@ -101,12 +114,18 @@ class GlobalNorm final : public Primitive {
 
 // dst op= src, in place where the kernel may write into its own operand.
 void update(const Tensor& dst, const char* op, Tensor src) {
-  assign({&dst, 1}, pointwise_primitive(op), operands(Tensor(dst), cast(std::move(src), dst.dtype())));
+  assign({&dst, 1}, pointwise_primitive(op),
+         operands(Tensor(dst), cast(std::move(src), dst.dtype())));
 }
-Tensor or_one(const Tensor& scale, Device device) { return scale.defined() ? scale : scalar_tensor(1.0, kF64, device); }
+Tensor or_one(const Tensor& scale, Device device) {
+  return scale.defined() ? scale : scalar_tensor(1.0, kF64, device);
+}
 
-void check_lists(const char* op, std::span<const Tensor> params, std::initializer_list<std::span<const Tensor>> others) {
-  for (auto& list : others) TESSERA_CHECK(list.size() == params.size(), "{}: {} parameters, but a list of {}", op, params.size(), list.size());
+void check_lists(const char* op, std::span<const Tensor> params,
+                 std::initializer_list<std::span<const Tensor>> others) {
+  for (auto& list : others)
+    TESSERA_CHECK(list.size() == params.size(), "{}: {} parameters, but a list of {}", op,
+                  params.size(), list.size());
 }
 
 }  // namespace
@@ -117,12 +136,17 @@ void assign_(const Tensor& dst, const Tensor& src) {
 }
 
 void add_(const Tensor& dst, const Tensor& src) { update(dst, "add", src); }
-void mul_(const Tensor& dst, Scalar factor) { update(dst, "mul", scalar_tensor(factor, dst.dtype(), dst.device())); }
-void fill_(const Tensor& dst, Scalar value) { assign_(dst, scalar_tensor(value, dst.dtype(), dst.device())); }
+void mul_(const Tensor& dst, Scalar factor) {
+  update(dst, "mul", scalar_tensor(factor, dst.dtype(), dst.device()));
+}
+void fill_(const Tensor& dst, Scalar value) {
+  assign_(dst, scalar_tensor(value, dst.dtype(), dst.device()));
+}
 void zero_(const Tensor& dst) { fill_(dst, 0); }
 
-void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads, std::span<const Tensor> m, std::span<const Tensor> v,
-                  const Tensor& lr, const Tensor& step, const Tensor& scale, const AdamOptions& o) {
+void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
+                  std::span<const Tensor> m, std::span<const Tensor> v, const Tensor& lr,
+                  const Tensor& step, const Tensor& scale, const AdamOptions& o) {
   check_lists("adam", params, {grads, m, v});
   if (params.empty()) return;
   std::vector<Tensor> in{lr, step, or_one(scale, params[0].device())}, dst;
@@ -131,8 +155,9 @@ void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
   assign(dst, PrimRef(new Adam(int(params.size()), o)), in);
 }
 
-void sgd_update_(std::span<const Tensor> params, std::span<const Tensor> grads, std::span<const Tensor> buffers, const Tensor& lr,
-                 const Tensor& scale, bool first, const SgdOptions& o) {
+void sgd_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
+                 std::span<const Tensor> buffers, const Tensor& lr, const Tensor& scale, bool first,
+                 const SgdOptions& o) {
   check_lists("sgd", params, {grads});
   if (o.momentum != 0) check_lists("sgd", params, {buffers});
   if (params.empty()) return;
@@ -160,15 +185,22 @@ void register_update_ops(OpRegistry& registry) {
     std::vector<Sample> s;
     for (bool decoupled : {false, true})
       s.push_back({PrimRef(new Adam(2, {.weight_decay = 0.1, .decoupled = decoupled})),
-                   {number(0.1), number(3), number(0.5), list(1, -1), list(2, -1), list(3, -1), list(4, -1), list(5, -1), list(6, -1), list(7, 0), list(8, 0)}, false});
+                   {number(0.1), number(3), number(0.5), list(1, -1), list(2, -1), list(3, -1),
+                    list(4, -1), list(5, -1), list(6, -1), list(7, 0), list(8, 0)},
+                   false});
     return s;
   });
   registry.add("sgd", [=] {
-    return std::vector<Sample>{{PrimRef(new Sgd(2, {.momentum = 0.9, .weight_decay = 0.1, .nesterov = true}, false)),
-                                {number(0.1), number(0.5), list(1, -1), list(2, -1), list(3, -1), list(4, -1), list(5, -1), list(6, -1)}, false},
-                               {PrimRef(new Sgd(1, {}, true)), {number(0.1), number(1), list(1, -1), list(2, -1)}, false}};
+    return std::vector<Sample>{
+        {PrimRef(new Sgd(2, {.momentum = 0.9, .weight_decay = 0.1, .nesterov = true}, false)),
+         {number(0.1), number(0.5), list(1, -1), list(2, -1), list(3, -1), list(4, -1), list(5, -1),
+          list(6, -1)},
+         false},
+        {PrimRef(new Sgd(1, {}, true)), {number(0.1), number(1), list(1, -1), list(2, -1)}, false}};
   });
-  registry.add("global_norm", [=] { return std::vector<Sample>{{PrimRef(new GlobalNorm), {list(1, -1), list(2, -1)}, false}}; });
+  registry.add("global_norm", [=] {
+    return std::vector<Sample>{{PrimRef(new GlobalNorm), {list(1, -1), list(2, -1)}, false}};
+  });
 }
 
 }  // namespace tessera

@@ -1,4 +1,5 @@
-// In-place updates, all built on the one effect. Destinations must not be recorded for gradients: wrap in NoGrad.
+// In-place updates, all built on the one effect. Destinations must not be recorded for gradients:
+// wrap in NoGrad.
 #pragma once
 #include "core/ops/scalar.h"
 #include "core/primitive/registry.h"
@@ -15,24 +16,29 @@ void zero_(const Tensor& dst);
 struct AdamOptions {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   double weight_decay = 0;
-  bool decoupled = true;   // AdamW (Loshchilov, Hutter 2019); false: decay joins the gradient (Kingma, Ba 2015)
+  bool decoupled =
+      true;  // AdamW (Loshchilov, Hutter 2019); false: decay joins the gradient (Kingma, Ba 2015)
 };
-/// One Adam step of many tensors in one kernel. params, grads, m, v: lists of equal length and shapes; `lr` and `step` (the
-/// number of this step, from 1) are 0-d f64 tensors, so that a trace does not freeze them; `scale` (0-d f64, may be
-/// undefined) multiplies every gradient first: clipping and loss scaling cost no pass of their own.
-void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads, std::span<const Tensor> m, std::span<const Tensor> v,
-                  const Tensor& lr, const Tensor& step, const Tensor& scale, const AdamOptions& options);
+/// One Adam step of many tensors in one kernel. params, grads, m, v: lists of equal length and
+/// shapes; `lr` and `step` (the number of this step, from 1) are 0-d f64 tensors, so that a trace
+/// does not freeze them; `scale` (0-d f64, may be undefined) multiplies every gradient first:
+/// clipping and loss scaling cost no pass of their own.
+void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
+                  std::span<const Tensor> m, std::span<const Tensor> v, const Tensor& lr,
+                  const Tensor& step, const Tensor& scale, const AdamOptions& options);
 
 struct SgdOptions {
   double momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
 };
-/// One SGD step of many tensors. `buffers` (momentum) may be empty when momentum is 0; `first`: buffers are not yet valid.
-void sgd_update_(std::span<const Tensor> params, std::span<const Tensor> grads, std::span<const Tensor> buffers, const Tensor& lr,
-                 const Tensor& scale, bool first, const SgdOptions& options);
+/// One SGD step of many tensors. `buffers` (momentum) may be empty when momentum is 0; `first`:
+/// buffers are not yet valid.
+void sgd_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
+                 std::span<const Tensor> buffers, const Tensor& lr, const Tensor& scale, bool first,
+                 const SgdOptions& options);
 
-/// sqrt(sum over all tensors of the sum of squares), 0-d of the widest dtype. Each tensor sums its rows of dim 0 first,
-/// then rows and tensors meet in a fixed tree.
+/// sqrt(sum over all tensors of the sum of squares), 0-d of the widest dtype. Each tensor sums its
+/// rows of dim 0 first, then rows and tensors meet in a fixed tree.
 Tensor global_norm(std::span<const Tensor> tensors);
 
 void register_update_ops(OpRegistry& registry);

@@ -1,5 +1,5 @@
-// Views as primitives. A view of a tensor that no layer watches skips the dispatch path: its strides are computed in
-// place, and no primitive is made.
+// Views as primitives. A view of a tensor that no layer watches skips the dispatch path: its
+// strides are computed in place, and no primitive is made.
 #include "core/ops/views.h"
 
 #include <algorithm>
@@ -13,7 +13,8 @@
 namespace tessera {
 namespace {
 
-Tensor view_of(const Tensor& x, const Shape& shape, const Strides& strides, int64_t extra_offset = 0) {
+Tensor view_of(const Tensor& x, const Shape& shape, const Strides& strides,
+               int64_t extra_offset = 0) {
   Tensor t({shape, strides, x.dtype(), x.device()}, x.storage(), x.offset() + extra_offset);
   t.impl()->inference = x.impl()->inference;
   return t;
@@ -36,7 +37,9 @@ class ViewPrimitive final : public Primitive {
     static const OpId id = intern_op(V::kName);
     return id;
   }
-  Metas infer(MetaSpan in) const override { return {Meta::contiguous(v_.shape(in[0]->shape), in[0]->dtype, in[0]->device)}; }
+  Metas infer(MetaSpan in) const override {
+    return {Meta::contiguous(v_.shape(in[0]->shape), in[0]->dtype, in[0]->device)};
+  }
   AxisMap axes(MetaSpan in) const override {
     AxisMap m = v_.axes(in[0]->shape);
     m.jointly_linear = true;
@@ -55,7 +58,8 @@ class ViewPrimitive final : public Primitive {
   V v_;
 };
 
-// Loops of an op that changes one dim as a whole: that dim is a loop of its own in operand and result.
+// Loops of an op that changes one dim as a whole: that dim is a loop of its own in operand and
+// result.
 AxisMap whole_dim_axes(const Shape& in, const Shape& out, int dim) {
   AxisMap m;
   for (int d = 0; d < in.size(); ++d) m.add(d == dim ? Factor::kWhole : Factor::kPass, in[d]);
@@ -70,7 +74,8 @@ struct PermuteView {
   static constexpr const char* kName = "permute";
   Dims order;
   Shape shape(const Shape& s) const {
-    TESSERA_CHECK_AS(ShapeError, s.size() == order.size(), "permute: order {} for shape {}", to_string(order), to_string(s));
+    TESSERA_CHECK_AS(ShapeError, s.size() == order.size(), "permute: order {} for shape {}",
+                     to_string(order), to_string(s));
     Shape r;
     for (int64_t d : order) r.push_back(s[int(d)]);
     return r;
@@ -99,12 +104,14 @@ struct ReshapeView {
   Shape to;
   OperandLoops out_loops;  // of the global op, so that localize needs no shapes
   Shape shape(const Shape& s) const {
-    TESSERA_CHECK_AS(ShapeError, numel(s) == numel(to), "reshape: {} elements of {} do not fit {}", numel(s), to_string(s), to_string(to));
+    TESSERA_CHECK_AS(ShapeError, numel(s) == numel(to), "reshape: {} elements of {} do not fit {}",
+                     numel(s), to_string(s), to_string(to));
     return to;
   }
   Tensor apply(const Tensor& x) const {
     std::optional<Strides> st = reshape_strides(x.shape(), x.strides(), to);
-    TESSERA_ASSERT(st, "reshape: {} with strides {} cannot be viewed as {}", to_string(x.shape()), to_string(x.strides()), to_string(to));
+    TESSERA_ASSERT(st, "reshape: {} with strides {} cannot be viewed as {}", to_string(x.shape()),
+                   to_string(x.strides()), to_string(to));
     return view_of(x, to, *st);
   }
   AxisMap axes(const Shape& s) const { return reshape_axes(s, to); }
@@ -125,10 +132,13 @@ struct ExpandView {
   static constexpr const char* kName = "expand";
   Shape to;
   Shape shape(const Shape& s) const {
-    TESSERA_CHECK_AS(ShapeError, s.size() <= to.size() && broadcast(s, to, "expand") == to, "expand: {} does not expand to {}", to_string(s), to_string(to));
+    TESSERA_CHECK_AS(ShapeError, s.size() <= to.size() && broadcast(s, to, "expand") == to,
+                     "expand: {} does not expand to {}", to_string(s), to_string(to));
     return to;
   }
-  Tensor apply(const Tensor& x) const { return view_of(x, to, broadcast_strides(x.shape(), x.strides(), to)); }
+  Tensor apply(const Tensor& x) const {
+    return view_of(x, to, broadcast_strides(x.shape(), x.strides(), to));
+  }
   AxisMap axes(const Shape& s) const {
     AxisMap m;
     for (int64_t e : to) m.add(Factor::kPass, e);
@@ -150,8 +160,11 @@ struct SliceView {
   int dim;
   int64_t begin, size, step;
   Shape shape(const Shape& s) const {
-    TESSERA_CHECK_AS(ShapeError, dim < s.size() && begin >= 0 && size >= 0 && (size == 0 || begin + (size - 1) * step < s[dim]),
-                     "slice: {} elements from {} in steps of {} of dim {} of {}", size, begin, step, dim, to_string(s));
+    TESSERA_CHECK_AS(ShapeError,
+                     dim < s.size() && begin >= 0 && size >= 0 &&
+                         (size == 0 || begin + (size - 1) * step < s[dim]),
+                     "slice: {} elements from {} in steps of {} of dim {} of {}", size, begin, step,
+                     dim, to_string(s));
     Shape r = s;
     r[dim] = size;
     return r;
@@ -168,7 +181,8 @@ struct SliceView {
   PrimRef localize(std::span<const Range>) const { return nullptr; }
   Tensor vjp(const Tensor& g, const Shape& s) const { return unslice(g, dim, begin, step, s[dim]); }
   void attributes(AttributeVisitor& v) const {
-    v.integer("dim", dim), v.integer("begin", begin), v.integer("size", size), v.integer("step", step);
+    v.integer("dim", dim), v.integer("begin", begin), v.integer("size", size),
+        v.integer("step", step);
   }
 };
 
@@ -177,7 +191,8 @@ struct SelectView {
   int dim;
   int64_t index;
   Shape shape(const Shape& s) const {
-    TESSERA_CHECK_AS(ShapeError, dim < s.size() && index < s[dim], "select: index {} of dim {} of {}", index, dim, to_string(s));
+    TESSERA_CHECK_AS(ShapeError, dim < s.size() && index < s[dim],
+                     "select: index {} of dim {} of {}", index, dim, to_string(s));
     Shape r = s;
     r.erase(dim);
     return r;
@@ -197,12 +212,15 @@ struct SelectView {
     return m;
   }
   PrimRef localize(std::span<const Range>) const { return nullptr; }
-  Tensor vjp(const Tensor& g, const Shape& s) const { return unslice(unsqueeze(g, dim), dim, index, 1, s[dim]); }
+  Tensor vjp(const Tensor& g, const Shape& s) const {
+    return unslice(unsqueeze(g, dim), dim, index, 1, s[dim]);
+  }
   void attributes(AttributeVisitor& v) const { v.integer("dim", dim), v.integer("index", index); }
 };
 
 int64_t wrap_index(int64_t i, int64_t extent, const char* op) {
-  TESSERA_CHECK_AS(ShapeError, i >= -extent && i < extent, "{}: index {} of a dim of extent {}", op, i, extent);
+  TESSERA_CHECK_AS(ShapeError, i >= -extent && i < extent, "{}: index {} of a dim of extent {}", op,
+                   i, extent);
   return i < 0 ? i + extent : i;
 }
 
@@ -215,8 +233,9 @@ Tensor permute(const Tensor& x, const Dims& order) {
     d = wrap_dim(d, x.ndim(), "permute");
     seen |= 1u << d;
   }
-  TESSERA_CHECK_AS(ShapeError, o.size() == x.ndim() && seen == (1u << x.ndim()) - 1, "permute: order {} for shape {}; name every dim once",
-                   to_string(order), to_string(x.shape()));
+  TESSERA_CHECK_AS(ShapeError, o.size() == x.ndim() && seen == (1u << x.ndim()) - 1,
+                   "permute: order {} for shape {}; name every dim once", to_string(order),
+                   to_string(x.shape()));
   return view(x, PermuteView{o});
 }
 
@@ -233,16 +252,22 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
   int unknown = -1;
   int64_t known = 1;
   for (int d = 0; d < to.size(); ++d) {
-    TESSERA_CHECK_AS(ShapeError, to[d] >= -1 && (to[d] != -1 || unknown < 0), "reshape: {}; at most one extent may be -1", to_string(shape));
-    if (to[d] == -1) unknown = d;
-    else known *= to[d];
+    TESSERA_CHECK_AS(ShapeError, to[d] >= -1 && (to[d] != -1 || unknown < 0),
+                     "reshape: {}; at most one extent may be -1", to_string(shape));
+    if (to[d] == -1)
+      unknown = d;
+    else
+      known *= to[d];
   }
   if (unknown >= 0) {
-    TESSERA_CHECK_AS(ShapeError, known > 0 && x.numel() % known == 0, "reshape: {} elements of {} do not fit {}", x.numel(), to_string(x.shape()), to_string(shape));
+    TESSERA_CHECK_AS(ShapeError, known > 0 && x.numel() % known == 0,
+                     "reshape: {} elements of {} do not fit {}", x.numel(), to_string(x.shape()),
+                     to_string(shape));
     to[unknown] = x.numel() / known;
   }
   if (to == x.shape()) return x;
-  TESSERA_CHECK_AS(ShapeError, numel(to) == x.numel(), "reshape: {} elements of {} do not fit {}", x.numel(), to_string(x.shape()), to_string(shape));
+  TESSERA_CHECK_AS(ShapeError, numel(to) == x.numel(), "reshape: {} elements of {} do not fit {}",
+                   x.numel(), to_string(x.shape()), to_string(shape));
   if (!reshape_strides(x.shape(), x.strides(), to)) return reshape(clone(x), to);
   if (bypasses_layers(x)) return ReshapeView{to, {}}.apply(x);
   return view(x, ReshapeView{to, reshape_axes(x.shape(), to).out[0]});
@@ -263,8 +288,10 @@ Tensor unflatten(const Tensor& x, int64_t dim, const Shape& extents) {
   int at = wrap_dim(dim, x.ndim(), "unflatten");
   Shape to;
   for (int d = 0; d < x.ndim(); ++d) {
-    if (d != at) to.push_back(x.shape()[d]);
-    else for (int64_t e : extents) to.push_back(e);
+    if (d != at)
+      to.push_back(x.shape()[d]);
+    else
+      for (int64_t e : extents) to.push_back(e);
   }
   return reshape(x, to);
 }
@@ -289,7 +316,8 @@ Tensor expand(const Tensor& x, const Shape& shape) {
   int lead = to.size() - x.ndim();
   for (int d = 0; d < to.size(); ++d)
     if (to[d] == -1) {
-      TESSERA_CHECK_AS(ShapeError, d >= lead, "expand: -1 in the new leading dim {} of {}", d, to_string(shape));
+      TESSERA_CHECK_AS(ShapeError, d >= lead, "expand: -1 in the new leading dim {} of {}", d,
+                       to_string(shape));
       to[d] = x.shape()[d - lead];
     }
   if (to == x.shape()) return x;
@@ -300,7 +328,8 @@ Tensor expand(const Tensor& x, const Shape& shape) {
 
 Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t step) {
   int d = wrap_dim(dim, x.ndim(), "slice");
-  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && step >= 1, "slice: step {} of {}; steps are at least 1", step, to_string(x.shape()));
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && step >= 1,
+                   "slice: step {} of {}; steps are at least 1", step, to_string(x.shape()));
   int64_t e = x.shape()[d];
   auto clip = [&](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + e : i, 0, e); };
   begin = clip(begin), end = clip(end);
@@ -325,23 +354,29 @@ Tensor select(const Tensor& x, int64_t dim, int64_t index) {
 void register_view_ops(OpRegistry& registry) {
   auto add = [&](const char* name, auto samples) { registry.add(name, samples); };
   add("permute", [] {
-    return std::vector<Sample>{{PrimRef(new ViewPrimitive<PermuteView>({{2, 0, 1}})), {sample_values({2, 3, 4}, -1, 1, 1)}}};
+    return std::vector<Sample>{{PrimRef(new ViewPrimitive<PermuteView>({{2, 0, 1}})),
+                                {sample_values({2, 3, 4}, -1, 1, 1)}}};
   });
   add("reshape", [] {
-    auto to = [](const Shape& from, const Shape& s) { return PrimRef(new ViewPrimitive<ReshapeView>({s, reshape_axes(from, s).out[0]})); };
+    auto to = [](const Shape& from, const Shape& s) {
+      return PrimRef(new ViewPrimitive<ReshapeView>({s, reshape_axes(from, s).out[0]}));
+    };
     return std::vector<Sample>{{to({2, 3, 4}, {6, 4}), {sample_values({2, 3, 4}, -1, 1, 1)}},
                                {to({3, 4}, {4, 3}), {sample_values({3, 4}, -1, 1, 1)}},
                                {to({6, 4}, {2, 3, 1, 4}), {sample_values({6, 4}, -1, 1, 1)}}};
   });
   add("expand", [] {
-    return std::vector<Sample>{{PrimRef(new ViewPrimitive<ExpandView>({{2, 3, 4}})), {sample_values({3, 1}, -1, 1, 1)}}};
+    return std::vector<Sample>{
+        {PrimRef(new ViewPrimitive<ExpandView>({{2, 3, 4}})), {sample_values({3, 1}, -1, 1, 1)}}};
   });
   add("slice", [] {
-    return std::vector<Sample>{{PrimRef(new ViewPrimitive<SliceView>({1, 1, 2, 1})), {sample_values({2, 5}, -1, 1, 1)}},
-                               {PrimRef(new ViewPrimitive<SliceView>({1, 0, 3, 2})), {sample_values({2, 5}, -1, 1, 1)}}};
+    return std::vector<Sample>{
+        {PrimRef(new ViewPrimitive<SliceView>({1, 1, 2, 1})), {sample_values({2, 5}, -1, 1, 1)}},
+        {PrimRef(new ViewPrimitive<SliceView>({1, 0, 3, 2})), {sample_values({2, 5}, -1, 1, 1)}}};
   });
   add("select", [] {
-    return std::vector<Sample>{{PrimRef(new ViewPrimitive<SelectView>({1, 2})), {sample_values({2, 5, 3}, -1, 1, 1)}}};
+    return std::vector<Sample>{
+        {PrimRef(new ViewPrimitive<SelectView>({1, 2})), {sample_values({2, 5, 3}, -1, 1, 1)}}};
   });
 }
 

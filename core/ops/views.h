@@ -1,5 +1,6 @@
-// Views and layout: the same storage seen with other shapes and strides. Nothing is copied except by reshape of a layout
-// that cannot be viewed so, contiguous, clone, cat, stack and pad. Dims may be negative (counted from the end).
+// Views and layout: the same storage seen with other shapes and strides. Nothing is copied except
+// by reshape of a layout that cannot be viewed so, contiguous, clone, cat, stack and pad. Dims may
+// be negative (counted from the end).
 #pragma once
 #include <vector>
 

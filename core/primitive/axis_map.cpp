@@ -23,20 +23,22 @@ AxisMap pointwise_axes(MetaSpan in, const Shape& out) {
 
 namespace {
 
-void verify_operand(std::string_view op, const AxisMap& map, const OperandLoops& loops, const Shape& shape, const char* what,
-                    size_t index, std::vector<bool>& seen) {
-  TESSERA_ASSERT(int(loops.size()) == shape.size(), "{}: axis map of {} {} has {} dims, shape is {}", op, what, index,
-                 loops.size(), to_string(shape));
+void verify_operand(std::string_view op, const AxisMap& map, const OperandLoops& loops,
+                    const Shape& shape, const char* what, size_t index, std::vector<bool>& seen) {
+  TESSERA_ASSERT(int(loops.size()) == shape.size(),
+                 "{}: axis map of {} {} has {} dims, shape is {}", op, what, index, loops.size(),
+                 to_string(shape));
   for (int d = 0; d < shape.size(); ++d) {
     int64_t extent = 1;
     for (int f : loops[size_t(d)]) {
-      TESSERA_ASSERT(f >= 0 && f < int(map.factors.size()), "{}: {} {} names loop {}", op, what, index, f);
+      TESSERA_ASSERT(f >= 0 && f < int(map.factors.size()), "{}: {} {} names loop {}", op, what,
+                     index, f);
       TESSERA_ASSERT(!seen[size_t(f)], "{}: {} {} uses loop {} twice", op, what, index, f);
       seen[size_t(f)] = true;
       extent *= map.factors[size_t(f)].extent;
     }
-    TESSERA_ASSERT(extent == shape[d], "{}: loops of {} {} dim {} multiply to {}, shape is {}", op, what, index, d, extent,
-                   to_string(shape));
+    TESSERA_ASSERT(extent == shape[d], "{}: loops of {} {} dim {} multiply to {}, shape is {}", op,
+                   what, index, d, extent, to_string(shape));
   }
 }
 
@@ -44,8 +46,8 @@ void verify_operand(std::string_view op, const AxisMap& map, const OperandLoops&
 
 void verify_axes(std::string_view op, const AxisMap& map, MetaSpan in, std::span<const Meta> out) {
   if (map.empty()) return;
-  TESSERA_ASSERT(map.in.size() == in.size() && map.out.size() == out.size(), "{}: axis map has {} operands and {} results", op,
-                 map.in.size(), map.out.size());
+  TESSERA_ASSERT(map.in.size() == in.size() && map.out.size() == out.size(),
+                 "{}: axis map has {} operands and {} results", op, map.in.size(), map.out.size());
   std::vector<bool> read(map.factors.size()), written(map.factors.size());
   for (size_t i = 0; i < in.size(); ++i) {
     std::vector<bool> seen(map.factors.size());
@@ -57,10 +59,10 @@ void verify_axes(std::string_view op, const AxisMap& map, MetaSpan in, std::span
     verify_operand(op, map, map.out[i], out[i].shape, "result", i, seen);
     for (size_t f = 0; f < seen.size(); ++f) {
       auto kind = map.factors[f].kind;
-      TESSERA_ASSERT(!seen[f] || kind == Factor::kPass || kind == Factor::kWhole, "{}: reduced loop {} appears in result {}", op,
-                     f, i);
-      TESSERA_ASSERT(seen[f] || kind != Factor::kPass || map.factors[f].extent == 1, "{}: pass loop {} is missing from result {}",
-                     op, f, i);
+      TESSERA_ASSERT(!seen[f] || kind == Factor::kPass || kind == Factor::kWhole,
+                     "{}: reduced loop {} appears in result {}", op, f, i);
+      TESSERA_ASSERT(seen[f] || kind != Factor::kPass || map.factors[f].extent == 1,
+                     "{}: pass loop {} is missing from result {}", op, f, i);
       written[f] = written[f] || seen[f];
     }
   }

@@ -1,6 +1,6 @@
-// Which loop of an op each dim of each operand belongs to. Sharding and batching rules are derived from it, so an op
-// states it once. Invariant (verify_axes): the loops of a dim multiply to its extent; a kPass loop that is read is
-// written; a reduced loop is not.
+// Which loop of an op each dim of each operand belongs to. Sharding and batching rules are derived
+// from it, so an op states it once. Invariant (verify_axes): the loops of a dim multiply to its
+// extent; a kPass loop that is read is written; a reduced loop is not.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -13,14 +13,16 @@ namespace tessera {
 using MetaSpan = std::span<const Meta* const>;
 using Metas = SmallVector<Meta, 2>;
 
-/// One loop of an op. A loop may be split over ranks unless it is kWhole. A split kPass loop splits the output; a split
-/// kSum or kMax loop leaves every rank with a term of the output, to be reduced with + or max.
+/// One loop of an op. A loop may be split over ranks unless it is kWhole. A split kPass loop splits
+/// the output; a split kSum or kMax loop leaves every rank with a term of the output, to be reduced
+/// with + or max.
 struct Factor {
   enum Kind : uint8_t { kPass, kSum, kMax, kWhole } kind = kPass;
   int64_t extent = 1;
 };
 
-/// Factors of one dim, outermost first; a dim of extent 1 is the empty product. Only the first can be split.
+/// Factors of one dim, outermost first; a dim of extent 1 is the empty product. Only the first can
+/// be split.
 using DimLoops = SmallVector<int, 2>;
 using OperandLoops = SmallVector<DimLoops, 4>;
 
@@ -28,9 +30,9 @@ struct AxisMap {
   SmallVector<Factor, 6> factors;
   SmallVector<OperandLoops, 3> in;   // [operand][dim] -> factors
   SmallVector<OperandLoops, 2> out;  // [result][dim] -> factors
-  uint32_t linear_in = 0;            // bit i: linear in operand i while the others are fixed (mul, contract)
-  bool jointly_linear = false;       // linear in all operands together (add, concat, reshape)
-  uint32_t shape_only = 0;           // bit i: the values of operand i are never read
+  uint32_t linear_in = 0;  // bit i: linear in operand i while the others are fixed (mul, contract)
+  bool jointly_linear = false;  // linear in all operands together (add, concat, reshape)
+  uint32_t shape_only = 0;      // bit i: the values of operand i are never read
 
   /// True for the default map: nothing may be split.
   bool empty() const { return out.empty(); }
@@ -40,7 +42,8 @@ struct AxisMap {
   }
 };
 
-/// One kPass loop per dim of `out`, shared by every operand dim that broadcasts to it; operands are aligned to the right.
+/// One kPass loop per dim of `out`, shared by every operand dim that broadcasts to it; operands are
+/// aligned to the right.
 AxisMap pointwise_axes(MetaSpan in, const Shape& out);
 /// Loops of an operand that broadcasts to `out`, where dim d of `out` is factor d.
 OperandLoops broadcast_loops(const Shape& operand, const Shape& out);

@@ -23,7 +23,9 @@ class AttributeText final : public AttributeVisitor {
  public:
   void integer(std::string_view name, int64_t v) override { add(name, fmt::format("{}", v)); }
   void real(std::string_view name, double v) override { add(name, fmt::format("{}", v)); }
-  void text(std::string_view name, std::string_view v) override { add(name, fmt::format("\"{}\"", v)); }
+  void text(std::string_view name, std::string_view v) override {
+    add(name, fmt::format("\"{}\"", v));
+  }
   void dims(std::string_view name, const Dims& v) override { add(name, tessera::to_string(v)); }
   std::string result;
 
@@ -37,7 +39,9 @@ class AttributeHash final : public AttributeVisitor {
  public:
   void integer(std::string_view, int64_t v) override { mix(uint64_t(v)); }
   void real(std::string_view, double v) override { mix(std::bit_cast<uint64_t>(v)); }
-  void text(std::string_view, std::string_view v) override { mix(std::hash<std::string_view>()(v)); }
+  void text(std::string_view, std::string_view v) override {
+    mix(std::hash<std::string_view>()(v));
+  }
   void dims(std::string_view, const Dims& v) override {
     mix(uint64_t(v.size()));
     for (int64_t x : v) mix(uint64_t(x));
@@ -82,11 +86,15 @@ int op_count() {
   return int(n.names.size());
 }
 
-Tensors Primitive::vjp(const VjpArgs&) const { throw NotDifferentiable(fmt::format("{}: not differentiable", name())); }
+Tensors Primitive::vjp(const VjpArgs&) const {
+  throw NotDifferentiable(fmt::format("{}: not differentiable", name()));
+}
 Tensors Primitive::decompose(std::span<const Tensor>) const {
   throw BugError(fmt::format("{}: has no decomposition", name()));
 }
-Tensors Primitive::view(std::span<const Tensor>) const { throw BugError(fmt::format("{}: is not a view", name())); }
+Tensors Primitive::view(std::span<const Tensor>) const {
+  throw BugError(fmt::format("{}: is not a view", name()));
+}
 
 bool same_primitive(const Primitive& a, const Primitive& b) {
   return &a == &b || (a.id() == b.id() && attribute_text(a) == attribute_text(b));
@@ -106,7 +114,8 @@ std::string to_string(const Primitive& p) {
 
 std::string describe(MetaSpan in) {
   std::string text;
-  for (const Meta* m : in) text += fmt::format("{}{}{}", text.empty() ? "" : ", ", name_of(m->dtype), to_string(m->shape));
+  for (const Meta* m : in)
+    text += fmt::format("{}{}{}", text.empty() ? "" : ", ", name_of(m->dtype), to_string(m->shape));
   return text;
 }
 

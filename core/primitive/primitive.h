@@ -1,5 +1,6 @@
-// What an op is. A Primitive owns only mathematics: shapes, loops, derivative, decomposition. Kernels live in a table
-// keyed by (op, device); sharding and batching follow from axes(). Invariant: a Primitive is immutable and pure.
+// What an op is. A Primitive owns only mathematics: shapes, loops, derivative, decomposition.
+// Kernels live in a table keyed by (op, device); sharding and batching follow from axes().
+// Invariant: a Primitive is immutable and pure.
 #pragma once
 #include <string_view>
 
@@ -17,7 +18,8 @@ OpId intern_op(std::string_view name);
 std::string_view op_name(OpId id);
 int op_count();
 
-/// Bits of what a vjp reads. Everything else is kept as a shape without values, so a wrong mask fails loudly.
+/// Bits of what a vjp reads. Everything else is kept as a shape without values, so a wrong mask
+/// fails loudly.
 struct SaveMask {
   uint32_t inputs = 0, outputs = 0;
 };
@@ -29,7 +31,8 @@ struct VjpArgs {
   bool wants(int i) const { return wanted >> i & 1; }
 };
 
-/// Visits the attributes of a primitive; equality, hashing, printing and graph files are all built on it.
+/// Visits the attributes of a primitive; equality, hashing, printing and graph files are all built
+/// on it.
 class AttributeVisitor {
  public:
   virtual ~AttributeVisitor() = default;
@@ -48,7 +51,8 @@ class Primitive : public RefCounted {
   OpId id() const { return id_; }
   std::string_view name() const { return op_name(id_); }
 
-  /// Shapes, dtypes and device of the results; strides are set by the kernel's plan. Throws ShapeError with every shape.
+  /// Shapes, dtypes and device of the results; strides are set by the kernel's plan. Throws
+  /// ShapeError with every shape.
   virtual Metas infer(MetaSpan in) const = 0;
   /// Loops of the op; the default says that nothing may be split. Verified against infer in tests.
   virtual AxisMap axes(MetaSpan) const { return {}; }
@@ -56,13 +60,15 @@ class Primitive : public RefCounted {
   virtual PrimRef localize(std::span<const Range> /*loops*/) const { return nullptr; }
 
   virtual SaveMask saved() const { return {}; }
-  /// Cotangents of the inputs from those of the outputs, in ordinary ops, so that it can be differentiated again.
-  /// An undefined result means zero. The default throws NotDifferentiable.
+  /// Cotangents of the inputs from those of the outputs, in ordinary ops, so that it can be
+  /// differentiated again. An undefined result means zero. The default throws NotDifferentiable.
   virtual Tensors vjp(const VjpArgs&) const;
-  /// False when vjp always throws: then recording is skipped and outputs carry no gradient (comparisons, argmax).
+  /// False when vjp always throws: then recording is skipped and outputs carry no gradient
+  /// (comparisons, argmax).
   virtual bool differentiable() const { return true; }
 
-  /// The op in terms of others, used when a device has no kernel and by the compiler. The default throws BugError.
+  /// The op in terms of others, used when a device has no kernel and by the compiler. The default
+  /// throws BugError.
   virtual Tensors decompose(std::span<const Tensor> in) const;
   virtual bool decomposable() const { return false; }
 
@@ -76,8 +82,8 @@ class Primitive : public RefCounted {
   OpId id_;
 };
 
-/// The vjp of any primitive with a decomposition, by differentiating that: what fused derivatives use for their own
-/// (second) derivatives. Needs every input saved. Defined in core/autograd.
+/// The vjp of any primitive with a decomposition, by differentiating that: what fused derivatives
+/// use for their own (second) derivatives. Needs every input saved. Defined in core/autograd.
 Tensors vjp_by_decomposition(const Primitive& prim, const VjpArgs& args);
 
 /// Same op with the same attributes.

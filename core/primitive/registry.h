@@ -1,5 +1,6 @@
-// Every op, with inputs to try it on. Tests walk this list: an op without samples fails the suite. Registration is an
-// explicit function per family (core/ops/register.cpp calls them all), so static linking cannot lose one.
+// Every op, with inputs to try it on. Tests walk this list: an op without samples fails the suite.
+// Registration is an explicit function per family (core/ops/register.cpp calls them all), so static
+// linking cannot lose one.
 #pragma once
 #include <functional>
 #include <string>
@@ -12,8 +13,8 @@ namespace tessera {
 /// One call of an op: checked for shapes, gradients, sharding, tracing.
 struct Sample {
   PrimRef prim;
-  std::vector<Tensor> in;   // f64 where the op takes floats, away from kinks and poles
-  bool smooth = true;       // finite differences are meaningful (false: sorting with ties, random draws)
+  std::vector<Tensor> in;  // f64 where the op takes floats, away from kinks and poles
+  bool smooth = true;  // finite differences are meaningful (false: sorting with ties, random draws)
 };
 
 struct OpEntry {

@@ -35,7 +35,8 @@ Half to_half(float f) {
   if (a > 0x7f800000) return {uint16_t(sign | 0x7e00)};
   if (a >= 0x477ff000) return {uint16_t(sign | 0x7c00)};
   if (a >= 0x38800000) return {uint16_t(sign | ((a - 0x38000000 + 0xfff + (a >> 13 & 1)) >> 13))};
-  // A denormal: adding 0.5 puts its last bit at the end of the mantissa, so the addition rounds it to nearest even.
+  // A denormal: adding 0.5 puts its last bit at the end of the mantissa, so the addition rounds it
+  // to nearest even.
   return {uint16_t(sign | (std::bit_cast<uint32_t>(std::bit_cast<float>(a) + 0.5f) - 0x3f000000))};
 }
 

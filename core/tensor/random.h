@@ -1,18 +1,20 @@
-// Randomness is a pure function of (key, index): Philox (philox.h). A Generator deals keys; each op that draws takes one
-// key as an operand and indexes it by the GLOBAL element, or by (sample number, element in the sample) inside a SampleScope,
-// so values do not depend on how many ranks there are or which rank computes them.
+// Randomness is a pure function of (key, index): Philox (philox.h). A Generator deals keys; each op
+// that draws takes one key as an operand and indexes it by the GLOBAL element, or by (sample
+// number, element in the sample) inside a SampleScope, so values do not depend on how many ranks
+// there are or which rank computes them.
 #pragma once
 #include "core/tensor/tensor.h"
 
 namespace tessera {
 
-/// Deals keys. Its state (i64 [2]: seed, number of the next key) is a storage updated by assign_, so a trace sees the
-/// update and a checkpoint saves it.
+/// Deals keys. Its state (i64 [2]: seed, number of the next key) is a storage updated by assign_,
+/// so a trace sees the update and a checkpoint saves it.
 class Generator {
  public:
   explicit Generator(uint64_t seed = 0);
   void seed(uint64_t seed);
-  /// Continues from key number `next`; a training step sets it so that the keys of a step do not depend on the past.
+  /// Continues from key number `next`; a training step sets it so that the keys of a step do not
+  /// depend on the past.
   void seek(uint64_t next);
   /// A key, i64 [2], and the state moves on by one.
   Tensor next_key();

@@ -1,5 +1,6 @@
-// Contractions on the CPU: letters are sorted into batch, m, n and k, neighbours that lie densely behind each other are
-// merged, and what remains is one batched Gemm. Operands whose strides do not allow it are copied once.
+// Contractions on the CPU: letters are sorted into batch, m, n and k, neighbours that lie densely
+// behind each other are merged, and what remains is one batched Gemm. Operands whose strides do not
+// allow it are copied once.
 #include <algorithm>
 
 #include "core/backend/cpu/convert.h"
@@ -48,23 +49,28 @@ Nest make_nest(const ContractAttributes& s, const Tensor& a, const Tensor& b, co
     push_merged(in_a && in_b ? nest.batch : in_a ? nest.m : nest.n, d);
   }
   for (size_t i = 0; i < s.a.size(); ++i)
-    if (!has(s.out, s.a[i])) push_merged(nest.k, {a.shape()[int(i)], a.strides()[int(i)], stride_of(s.b, s.a[i], b), 0});
+    if (!has(s.out, s.a[i]))
+      push_merged(nest.k, {a.shape()[int(i)], a.strides()[int(i)], stride_of(s.b, s.a[i], b), 0});
   return nest;
 }
 
-// The dims of a class beyond the one that Gemm takes become batch dims: the one that keeps unit strides stays.
+// The dims of a class beyond the one that Gemm takes become batch dims: the one that keeps unit
+// strides stays.
 LoopDim keep_one(LoopDims& dims, LoopDims& batch, int64_t LoopDim::*unit) {
   if (dims.empty()) return {1, 0, 0, 0};
   size_t best = 0;
   for (size_t i = 0; i < dims.size(); ++i)
-    if (dims[i].*unit == 1 || (dims[best].*unit != 1 && dims[i].extent > dims[best].extent)) best = i;
+    if (dims[i].*unit == 1 || (dims[best].*unit != 1 && dims[i].extent > dims[best].extent))
+      best = i;
   for (size_t i = 0; i < dims.size(); ++i)
     if (i != best) batch.push_back(dims[i]);
   return dims[best];
 }
 
-// A dense copy with the letters in the order batch, own, k: then every class merges as far as the result allows.
-Tensor canonical(const Tensor& t, const std::string& word, const ContractAttributes& s, const std::string& other, std::string& order) {
+// A dense copy with the letters in the order batch, own, k: then every class merges as far as the
+// result allows.
+Tensor canonical(const Tensor& t, const std::string& word, const ContractAttributes& s,
+                 const std::string& other, std::string& order) {
   order.clear();
   for (char l : s.out)
     if (word.find(l) != std::string::npos && other.find(l) != std::string::npos) order += l;
@@ -100,7 +106,8 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
     a = x, b = y;
     nest = make_nest(ordered, a, b, c);
   }
-  // C needs unit stride in its columns: where the rows have it, compute the transpose with the operands swapped.
+  // C needs unit stride in its columns: where the rows have it, compute the transpose with the
+  // operands swapped.
   bool n_unit = nest.n.empty();
   for (const LoopDim& d : nest.n) n_unit |= d.c == 1;
   bool m_unit = false;
@@ -116,8 +123,10 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
   Gemm g;
   g.dtype = c.dtype();
   LoopDims batch = nest.batch;
-  LoopDim m = keep_one(nest.m, batch, &LoopDim::a), n = keep_one(nest.n, batch, &LoopDim::c), k = nest.k.empty() ? LoopDim{1, 1, 1, 0} : nest.k[0];
-  if ((n.extent > 1 && n.c != 1) || int(batch.size()) > kMaxBatch) {  // scattered columns: compute densely, then copy
+  LoopDim m = keep_one(nest.m, batch, &LoopDim::a), n = keep_one(nest.n, batch, &LoopDim::c),
+          k = nest.k.empty() ? LoopDim{1, 1, 1, 0} : nest.k[0];
+  if ((n.extent > 1 && n.c != 1) ||
+      int(batch.size()) > kMaxBatch) {  // scattered columns: compute densely, then copy
     Tensor dense = empty(Meta::contiguous(c.shape(), c.dtype(), c.device()));
     TESSERA_ASSERT(!c.is_contiguous(), "contract: {} dims of batch", batch.size());
     contract_in(s, a, b, dense);
@@ -139,7 +148,8 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
   run_gemm(g, left->raw(), right->raw(), c.raw());
 }
 
-void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                  Workspace, const Stream&) {
   const auto& s = static_cast<const ContractAttributes&>(prim);
   if (out[0].numel() == 0) return;
   if (in[0].numel() == 0) {  // an empty sum
@@ -152,16 +162,20 @@ void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<c
   DType compute = t == kF16 ? kF32 : kF64;
   auto converted = [&](const Tensor& x) {
     Tensor dense = x.is_contiguous() ? x : dense_copy(x), y = empty(x.shape(), compute, x.device());
-    convert_loop(t, compute)(static_cast<char*>(y.raw()), int64_t(size_of(compute)), static_cast<const char*>(dense.raw()), int64_t(size_of(t)), y.numel());
+    convert_loop(t, compute)(static_cast<char*>(y.raw()), int64_t(size_of(compute)),
+                             static_cast<const char*>(dense.raw()), int64_t(size_of(t)), y.numel());
     return y;
   };
   Tensor c = empty(out[0].shape(), compute, out[0].device());
   contract_in(s, converted(in[0]), converted(in[1]), c);
-  convert_loop(compute, t)(static_cast<char*>(out[0].raw()), int64_t(size_of(t)), static_cast<const char*>(c.raw()), int64_t(size_of(compute)), c.numel());
+  convert_loop(compute, t)(static_cast<char*>(out[0].raw()), int64_t(size_of(t)),
+                           static_cast<const char*>(c.raw()), int64_t(size_of(compute)), c.numel());
 }
 
 }  // namespace
 
-void register_contract(KernelTable& t) { t.add(DeviceKind::kCPU, "contract", {nullptr, run_contract}); }
+void register_contract(KernelTable& t) {
+  t.add(DeviceKind::kCPU, "contract", {nullptr, run_contract});
+}
 
 }  // namespace tessera::cpu

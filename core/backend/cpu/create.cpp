@@ -13,7 +13,8 @@ void fill(void* p, const void* value, int64_t n) {
   std::fill_n(static_cast<T*>(p), n, *static_cast<const T*>(value));
 }
 
-void run_full(const Primitive& prim, std::span<const Tensor>, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_full(const Primitive& prim, std::span<const Tensor>, std::span<const Tensor> out,
+              Workspace, const Stream&) {
   uint64_t value = 0;
   write_real(&value, out[0].dtype(), static_cast<const FullAttributes&>(prim).value);
   switch (size_of(out[0].dtype())) {
@@ -24,11 +25,13 @@ void run_full(const Primitive& prim, std::span<const Tensor>, std::span<const Te
   }
 }
 
-void run_arange(const Primitive& prim, std::span<const Tensor>, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_arange(const Primitive& prim, std::span<const Tensor>, std::span<const Tensor> out,
+                Workspace, const Stream&) {
   const auto& a = static_cast<const ArangeAttributes&>(prim);
   char* p = static_cast<char*>(out[0].raw());
   int64_t size = int64_t(size_of(a.dtype));
-  for (int64_t i = 0; i < out[0].numel(); ++i) write_real(p + i * size, a.dtype, a.begin + a.step * double(i));
+  for (int64_t i = 0; i < out[0].numel(); ++i)
+    write_real(p + i * size, a.dtype, a.begin + a.step * double(i));
 }
 
 }  // namespace

@@ -42,7 +42,8 @@ void merge_dims(Walk& w) {
   int kept = 0;
   for (int d = 0; d < w.ndim; ++d) {
     bool merged = kept > 0;
-    for (int i = 0; i < w.operands && merged; ++i) merged = w.stride[i][kept - 1] == w.extent[d] * w.stride[i][d];
+    for (int i = 0; i < w.operands && merged; ++i)
+      merged = w.stride[i][kept - 1] == w.extent[d] * w.stride[i][d];
     if (merged) {
       w.extent[kept - 1] *= w.extent[d];
       for (int i = 0; i < w.operands; ++i) w.stride[i][kept - 1] = w.stride[i][d];
@@ -71,12 +72,14 @@ Walk make_walk(std::span<const Tensor* const> tensors) {
   for (int d = 0; d < shape.size(); ++d) {
     if (shape[d] == 1) continue;
     w.extent[w.ndim] = shape[d];
-    for (int i = 0; i < w.operands; ++i) w.stride[i][w.ndim] = st[i][d] * int64_t(size_of(tensors[size_t(i)]->dtype()));
+    for (int i = 0; i < w.operands; ++i)
+      w.stride[i][w.ndim] = st[i][d] * int64_t(size_of(tensors[size_t(i)]->dtype()));
     ++w.ndim;
   }
   if (w.n == 0 || w.ndim == 0) {
     w.ndim = 0;
-    for (int i = 0; i < w.operands; ++i) w.row_stride[i] = int64_t(size_of(tensors[size_t(i)]->dtype()));
+    for (int i = 0; i < w.operands; ++i)
+      w.row_stride[i] = int64_t(size_of(tensors[size_t(i)]->dtype()));
     return w;
   }
   sort_dims(w);

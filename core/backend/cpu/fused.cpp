@@ -1,5 +1,5 @@
-// Softmax, cross-entropy, norms and embedding on the CPU: rows are dealt to threads, loops live in kernels/rows.cpp.
-// 16-bit floats are widened to f32 as whole tensors around the f32 loops.
+// Softmax, cross-entropy, norms and embedding on the CPU: rows are dealt to threads, loops live in
+// kernels/rows.cpp. 16-bit floats are widened to f32 as whole tensors around the f32 loops.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -21,13 +21,19 @@ int64_t row_grain(int64_t n) { return std::max<int64_t>(1, kGrain / std::max<int
 template <class T>
 const RowFns<T>& rows_of();
 template <>
-const RowFns<float>& rows_of() { return simd<RowTable>().f32; }
+const RowFns<float>& rows_of() {
+  return simd<RowTable>().f32;
+}
 template <>
-const RowFns<double>& rows_of() { return simd<RowTable>().f64; }
+const RowFns<double>& rows_of() {
+  return simd<RowTable>().f64;
+}
 
 Tensor convert_tensor(const Tensor& x, DType to) {
   Tensor y = empty(x.shape(), to, x.device());
-  convert_loop(x.dtype(), to)(static_cast<char*>(y.raw()), int64_t(size_of(to)), static_cast<const char*>(x.raw()), int64_t(size_of(x.dtype())), x.numel());
+  convert_loop(x.dtype(), to)(static_cast<char*>(y.raw()), int64_t(size_of(to)),
+                              static_cast<const char*>(x.raw()), int64_t(size_of(x.dtype())),
+                              x.numel());
   return y;
 }
 
@@ -38,18 +44,22 @@ void in_compute_type(In in, Out out, DType t, F run) {
   if (t == kF32) return run(float(), in, out);
   Tensors wide_in, wide_out;
   for (const Tensor& x : in) wide_in.push_back(x.dtype() == t ? convert_tensor(x, kF32) : x);
-  for (const Tensor& y : out) wide_out.push_back(y.dtype() == t ? empty(y.shape(), kF32, y.device()) : y);
+  for (const Tensor& y : out)
+    wide_out.push_back(y.dtype() == t ? empty(y.shape(), kF32, y.device()) : y);
   run(float(), In(wide_in), Out(wide_out));
   for (size_t i = 0; i < out.size(); ++i)
     if (out[i].dtype() == t)
-      convert_loop(kF32, t)(static_cast<char*>(out[i].raw()), 2, static_cast<const char*>(wide_out[i].raw()), 4, out[i].numel());
+      convert_loop(kF32, t)(static_cast<char*>(out[i].raw()), 2,
+                            static_cast<const char*>(wide_out[i].raw()), 4, out[i].numel());
 }
 
 void plan_dense_in_place(const Primitive&, In in, std::span<Meta>, Plan& plan) {
   plan.dense_in = (1u << in.size()) - 1;
   plan.in_place = true;
 }
-void plan_dense(const Primitive&, In in, std::span<Meta>, Plan& plan) { plan.dense_in = (1u << in.size()) - 1; }
+void plan_dense(const Primitive&, In in, std::span<Meta>, Plan& plan) {
+  plan.dense_in = (1u << in.size()) - 1;
+}
 
 template <bool kLog>
 void run_softmax(const Primitive&, In in, Out out, Workspace, const Stream&) {
@@ -59,7 +69,8 @@ void run_softmax(const Primitive&, In in, Out out, Workspace, const Stream&) {
     auto fn = kLog ? rows_of<T>().log_softmax : rows_of<T>().softmax;
     const T* x = in[0].data<T>();
     T* y = out[0].data<T>();
-    parallel_for(rows, row_grain(n), [&](int64_t b, int64_t e) { fn(x + b * n, y + b * n, n, e - b); });
+    parallel_for(rows, row_grain(n),
+                 [&](int64_t b, int64_t e) { fn(x + b * n, y + b * n, n, e - b); });
   });
 }
 
@@ -71,7 +82,8 @@ void run_softmax_grad(const Primitive&, In in, Out out, Workspace, const Stream&
     auto fn = kLog ? rows_of<T>().log_softmax_grad : rows_of<T>().softmax_grad;
     const T *y = in[0].data<T>(), *g = in[1].data<T>();
     T* dx = out[0].data<T>();
-    parallel_for(rows, row_grain(n), [&](int64_t b, int64_t e) { fn(y + b * n, g + b * n, dx + b * n, n, e - b); });
+    parallel_for(rows, row_grain(n),
+                 [&](int64_t b, int64_t e) { fn(y + b * n, g + b * n, dx + b * n, n, e - b); });
   });
 }
 
@@ -79,8 +91,10 @@ int64_t count_targets(const int64_t* targets, int64_t rows, int64_t classes, int
   int64_t counted = 0;
   for (int64_t r = 0; r < rows; ++r) {
     if (targets[r] == ignore) continue;
-    TESSERA_CHECK(targets[r] >= 0 && targets[r] < classes, "cross_entropy: target {} at row {} is not a class; expected 0 to {} or ignore_index {}",
-                  targets[r], r, classes - 1, ignore);
+    TESSERA_CHECK(
+        targets[r] >= 0 && targets[r] < classes,
+        "cross_entropy: target {} at row {} is not a class; expected 0 to {} or ignore_index {}",
+        targets[r], r, classes - 1, ignore);
     ++counted;
   }
   return counted;
@@ -120,8 +134,10 @@ void run_cross_entropy(const Primitive& prim, In in, Out out, Workspace, const S
       }
     });
     T* loss = out[0].data<T>();
-    if constexpr (sizeof(T) == 4) simd<ReduceTable>().f32[0](term, loss, rows, 1, 0, 1);
-    else simd<ReduceTable>().f64[0](term, loss, rows, 1, 0, 1);
+    if constexpr (sizeof(T) == 4)
+      simd<ReduceTable>().f32[0](term, loss, rows, 1, 0, 1);
+    else
+      simd<ReduceTable>().f64[0](term, loss, rows, 1, 0, 1);
     *loss *= scale;  // no target counted: 0 * inf, NaN as the mean of nothing is
   });
 }
@@ -131,36 +147,47 @@ void run_norm(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   in_compute_type(in, out, in[0].dtype(), [&](auto zero, In in, Out out) {
     using T = decltype(zero);
     const int64_t n = in[0].size(-1), rows = n ? in[0].numel() / n : 0;
-    const T *x = in[0].data<T>(), *w = a.has_weight ? in[1].data<T>() : nullptr, *b = a.has_bias ? in[a.has_weight ? 2 : 1].data<T>() : nullptr;
+    const T *x = in[0].data<T>(), *w = a.has_weight ? in[1].data<T>() : nullptr,
+            *b = a.has_bias ? in[a.has_weight ? 2 : 1].data<T>() : nullptr;
     T *y = out[0].data<T>(), *mean = out[1].data<T>(), *rstd = out[2].data<T>();
     parallel_for(rows, row_grain(n), [&](int64_t begin, int64_t end) {
-      rows_of<T>().norm(x + begin * n, w, b, y + begin * n, mean + begin, rstd + begin, n, end - begin, T(a.eps), a.centred);
+      rows_of<T>().norm(x + begin * n, w, b, y + begin * n, mean + begin, rstd + begin, n,
+                        end - begin, T(a.eps), a.centred);
     });
   });
 }
 
-// dw and db are sums over rows: blocks of kRowBlock rows are summed in order, then the blocks meet in the column tree.
+// dw and db are sums over rows: blocks of kRowBlock rows are summed in order, then the blocks meet
+// in the column tree.
 constexpr int64_t kRowBlock = 64;
 
 template <class T>
 void run_norm_grad_as(const NormAttributes& a, In in, Out out) {
-  const int64_t n = in[1].size(-1), rows = n ? in[1].numel() / n : 0, blocks = (rows + kRowBlock - 1) / kRowBlock;
-  const T *g = in[0].data<T>(), *x = in[1].data<T>(), *mean = in[2].data<T>(), *rstd = in[3].data<T>(), *w = a.has_weight ? in[4].data<T>() : nullptr;
+  const int64_t n = in[1].size(-1), rows = n ? in[1].numel() / n : 0,
+                blocks = (rows + kRowBlock - 1) / kRowBlock;
+  const T *g = in[0].data<T>(), *x = in[1].data<T>(), *mean = in[2].data<T>(),
+          *rstd = in[3].data<T>(), *w = a.has_weight ? in[4].data<T>() : nullptr;
   T* dx = out[0].data<T>();
   int sums = int(a.has_weight) + int(a.has_bias);
   Tensor partial = empty({std::max(sums, 1), blocks, n}, dtype_of<T>);
-  T *pw = a.has_weight ? partial.data<T>() : nullptr, *pb = a.has_bias ? partial.data<T>() + (a.has_weight ? blocks * n : 0) : nullptr;
-  parallel_for(blocks, std::max<int64_t>(1, row_grain(n) / kRowBlock), [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) {
-      int64_t r = k * kRowBlock, count = std::min(kRowBlock, rows - r);
-      if (pw) std::fill_n(pw + k * n, n, T(0));
-      if (pb) std::fill_n(pb + k * n, n, T(0));
-      rows_of<T>().norm_grad(g + r * n, x + r * n, w, mean + r, rstd + r, dx + r * n, pw ? pw + k * n : nullptr, pb ? pb + k * n : nullptr, n, count, a.centred);
-    }
-  });
+  T *pw = a.has_weight ? partial.data<T>() : nullptr,
+    *pb = a.has_bias ? partial.data<T>() + (a.has_weight ? blocks * n : 0) : nullptr;
+  parallel_for(blocks, std::max<int64_t>(1, row_grain(n) / kRowBlock),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t k = begin; k < end; ++k) {
+                   int64_t r = k * kRowBlock, count = std::min(kRowBlock, rows - r);
+                   if (pw) std::fill_n(pw + k * n, n, T(0));
+                   if (pb) std::fill_n(pb + k * n, n, T(0));
+                   rows_of<T>().norm_grad(g + r * n, x + r * n, w, mean + r, rstd + r, dx + r * n,
+                                          pw ? pw + k * n : nullptr, pb ? pb + k * n : nullptr, n,
+                                          count, a.centred);
+                 }
+               });
   auto meet = [&](const T* p, const Tensor& to) {
-    if constexpr (sizeof(T) == 4) simd<ReduceTable>().f32[0](p, to.data<T>(), blocks, n, 0, 1);
-    else simd<ReduceTable>().f64[0](p, to.data<T>(), blocks, n, 0, 1);
+    if constexpr (sizeof(T) == 4)
+      simd<ReduceTable>().f32[0](p, to.data<T>(), blocks, n, 0, 1);
+    else
+      simd<ReduceTable>().f64[0](p, to.data<T>(), blocks, n, 0, 1);
   };
   if (pw) meet(pw, out[1]);
   if (pb) meet(pb, out[a.has_weight ? 2 : 1]);
@@ -168,15 +195,19 @@ void run_norm_grad_as(const NormAttributes& a, In in, Out out) {
 
 void run_norm_grad(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const NormAttributes&>(prim);
-  in_compute_type(in, out, in[1].dtype(), [&](auto zero, In in, Out out) { run_norm_grad_as<decltype(zero)>(a, in, out); });
+  in_compute_type(in, out, in[1].dtype(),
+                  [&](auto zero, In in, Out out) { run_norm_grad_as<decltype(zero)>(a, in, out); });
 }
 
-int64_t id_at(const Tensor& ids, int64_t i) { return ids.dtype() == kI64 ? ids.data<int64_t>()[i] : ids.data<int32_t>()[i]; }
+int64_t id_at(const Tensor& ids, int64_t i) {
+  return ids.dtype() == kI64 ? ids.data<int64_t>()[i] : ids.data<int32_t>()[i];
+}
 
 // Row of the part that holds `id`, or -1 when another part does.
 int64_t local_row(const EmbeddingAttributes& a, int64_t id, int64_t i) {
   int64_t extent = a.part.extent ? a.part.extent : a.rows;
-  TESSERA_CHECK(id >= 0 && id < extent, "embedding: id {} at position {} is outside the table of {} rows", id, i, extent);
+  TESSERA_CHECK(id >= 0 && id < extent,
+                "embedding: id {} at position {} is outside the table of {} rows", id, i, extent);
   id -= a.part.begin;
   return id >= 0 && id < a.rows ? id : -1;
 }
@@ -189,13 +220,16 @@ void run_embedding(const Primitive& prim, In in, Out out, Workspace, const Strea
   parallel_for(in[0].numel(), row_grain(int64_t(row)), [&](int64_t b, int64_t e) {
     for (int64_t i = b; i < e; ++i) {
       int64_t r = local_row(a, id_at(in[0], i), i);
-      if (r >= 0) std::memcpy(y + size_t(i) * row, table + size_t(r) * row, row);
-      else std::memset(y + size_t(i) * row, 0, row);
+      if (r >= 0)
+        std::memcpy(y + size_t(i) * row, table + size_t(r) * row, row);
+      else
+        std::memset(y + size_t(i) * row, 0, row);
     }
   });
 }
 
-// Ids are visited in order, so each row sums its cotangents in a fixed order; threads split the columns.
+// Ids are visited in order, so each row sums its cotangents in a fixed order; threads split the
+// columns.
 void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const EmbeddingAttributes&>(prim);
   in_compute_type(in, out, in[0].dtype(), [&](auto zero, In in, Out out) {
@@ -208,15 +242,17 @@ void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace, const 
       int64_t id = id_at(in[1], i);
       target[size_t(i)] = id == a.padding_idx ? -1 : local_row(a, id, i);
     }
-    parallel_for(d, std::max<int64_t>(16, kGrain / std::max<int64_t>(count, 1)), [&](int64_t b, int64_t e) {
-      for (int64_t r = 0; r < a.rows; ++r) std::fill(dt + r * d + b, dt + r * d + e, T(0));
-      for (int64_t i = 0; i < count; ++i) {
-        if (target[size_t(i)] < 0) continue;
-        T* to = dt + target[size_t(i)] * d;
-        const T* from = g + i * d;
-        for (int64_t k = b; k < e; ++k) to[k] += from[k];
-      }
-    });
+    parallel_for(d, std::max<int64_t>(16, kGrain / std::max<int64_t>(count, 1)),
+                 [&](int64_t b, int64_t e) {
+                   for (int64_t r = 0; r < a.rows; ++r)
+                     std::fill(dt + r * d + b, dt + r * d + e, T(0));
+                   for (int64_t i = 0; i < count; ++i) {
+                     if (target[size_t(i)] < 0) continue;
+                     T* to = dt + target[size_t(i)] * d;
+                     const T* from = g + i * d;
+                     for (int64_t k = b; k < e; ++k) to[k] += from[k];
+                   }
+                 });
   });
 }
 
@@ -230,7 +266,8 @@ void register_fused(KernelTable& t) {
   t.add(cpu, "log_softmax_grad", {plan_dense_in_place, run_softmax_grad<true>});
   t.add(cpu, "cross_entropy", {plan_dense, run_cross_entropy});
   for (const char* op : {"layer_norm", "rms_norm"}) t.add(cpu, op, {plan_dense, run_norm});
-  for (const char* op : {"layer_norm_grad", "rms_norm_grad"}) t.add(cpu, op, {plan_dense, run_norm_grad});
+  for (const char* op : {"layer_norm_grad", "rms_norm_grad"})
+    t.add(cpu, op, {plan_dense, run_norm_grad});
   t.add(cpu, "embedding", {plan_dense, run_embedding});
   t.add(cpu, "embedding_grad", {plan_dense, run_embedding_grad});
 }

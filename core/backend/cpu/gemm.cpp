@@ -11,7 +11,8 @@
 namespace tessera::cpu {
 namespace {
 
-// A prepared oneDNN primitive with the memory objects it runs on; only their pointers change between calls.
+// A prepared oneDNN primitive with the memory objects it runs on; only their pointers change
+// between calls.
 struct Prepared {
   dnnl::matmul primitive;
   dnnl::memory a, b, c, scratch;
@@ -23,9 +24,11 @@ struct GemmKey {
   GemmKey(const Gemm& from) {
     std::memset(static_cast<void*>(&g), 0, sizeof(g));
     g = from;
-    for (int i = g.batch; i < kMaxBatch; ++i) g.extent[i] = g.a_batch[i] = g.b_batch[i] = g.c_batch[i] = 0;
+    for (int i = g.batch; i < kMaxBatch; ++i)
+      g.extent[i] = g.a_batch[i] = g.b_batch[i] = g.c_batch[i] = 0;
     // Padding after the small members takes part in the comparison: clear it.
-    std::memset(reinterpret_cast<char*>(&g) + sizeof(DType), 0, offsetof(Gemm, batch) - sizeof(DType));
+    std::memset(reinterpret_cast<char*>(&g) + sizeof(DType), 0,
+                offsetof(Gemm, batch) - sizeof(DType));
   }
   bool operator==(const GemmKey& o) const { return std::memcmp(&g, &o.g, sizeof(g)) == 0; }
 };
@@ -48,7 +51,8 @@ dnnl::stream& stream() {
 
 Prepared prepare(const Gemm& g) {
   auto type = g.dtype == kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
-  auto desc = [&](const int64_t* batch_stride, int64_t rows, int64_t columns, int64_t row_stride, int64_t column_stride) {
+  auto desc = [&](const int64_t* batch_stride, int64_t rows, int64_t columns, int64_t row_stride,
+                  int64_t column_stride) {
     dnnl::memory::dims dims, strides;
     for (int i = 0; i < g.batch; ++i) {
       dims.push_back(batch_stride[i] == 0 ? 1 : g.extent[i]);
@@ -58,12 +62,18 @@ Prepared prepare(const Gemm& g) {
     strides.push_back(row_stride), strides.push_back(column_stride);
     return dnnl::memory::desc(dims, type, strides);
   };
-  auto a = desc(g.a_batch, g.m, g.k, g.a_m, g.a_k), b = desc(g.b_batch, g.k, g.n, g.b_k, g.b_n), c = desc(g.c_batch, g.m, g.n, g.c_m, 1);
+  auto a = desc(g.a_batch, g.m, g.k, g.a_m, g.a_k), b = desc(g.b_batch, g.k, g.n, g.b_k, g.b_n),
+       c = desc(g.c_batch, g.m, g.n, g.c_m, 1);
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   dnnl::matmul::primitive_desc pd({a, b, c}, attr, engine());
   auto handle = [&](const dnnl::memory::desc& d) { return dnnl::memory(d, engine(), nullptr); };
-  return {dnnl::matmul(pd), handle(a), handle(b), handle(c), handle(pd.scratchpad_desc()), pd.scratchpad_desc().get_size()};
+  return {dnnl::matmul(pd),
+          handle(a),
+          handle(b),
+          handle(c),
+          handle(pd.scratchpad_desc()),
+          pd.scratchpad_desc().get_size()};
 }
 
 void run_onednn(const Gemm& g, const void* a, const void* b, void* c) {
@@ -83,26 +93,33 @@ void run_onednn(const Gemm& g, const void* a, const void* b, void* c) {
   p.a.set_data_handle(const_cast<void*>(a));
   p.b.set_data_handle(const_cast<void*>(b));
   p.c.set_data_handle(c);
-  const dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, p.a.get()}, {DNNL_ARG_WEIGHTS, p.b.get()}, {DNNL_ARG_DST, p.c.get()}, {DNNL_ARG_SCRATCHPAD, p.scratch.get()}};
-  dnnl_status_t status = dnnl_primitive_execute(p.primitive.get(), stream().get(), p.scratch_bytes ? 4 : 3, args);
+  const dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, p.a.get()},
+                                  {DNNL_ARG_WEIGHTS, p.b.get()},
+                                  {DNNL_ARG_DST, p.c.get()},
+                                  {DNNL_ARG_SCRATCHPAD, p.scratch.get()}};
+  dnnl_status_t status =
+      dnnl_primitive_execute(p.primitive.get(), stream().get(), p.scratch_bytes ? 4 : 3, args);
   TESSERA_ASSERT(status == dnnl_success, "oneDNN matmul failed with status {}", int(status));
 }
 
 void run_blas(const Gemm& g, const double* a, const double* b, double* c) {
-  [[maybe_unused]] static const bool single = (openblas_set_num_threads(1), true);  // OpenMP is the one thread pool
+  [[maybe_unused]] static const bool single =
+      (openblas_set_num_threads(1), true);  // OpenMP is the one thread pool
   int64_t index[kMaxBatch] = {};
   for (;;) {
     bool ta = g.a_k != 1 && g.k != 1, tb = g.b_n != 1 && g.n != 1;
     int64_t lda = ta ? g.a_k : std::max(g.a_m, g.k), ldb = tb ? g.b_n : std::max(g.b_k, g.n);
     if (ta) lda = std::max(lda, g.m);
     if (tb) ldb = std::max(ldb, g.k);
-    cblas_dgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans, blasint(g.m), blasint(g.n), blasint(g.k), 1, a,
-                blasint(lda), b, blasint(ldb), 0, c, blasint(std::max(g.c_m, g.n)));
+    cblas_dgemm(CblasRowMajor, ta ? CblasTrans : CblasNoTrans, tb ? CblasTrans : CblasNoTrans,
+                blasint(g.m), blasint(g.n), blasint(g.k), 1, a, blasint(lda), b, blasint(ldb), 0, c,
+                blasint(std::max(g.c_m, g.n)));
     int d = g.batch - 1;
     for (; d >= 0; --d) {
       a += g.a_batch[d], b += g.b_batch[d], c += g.c_batch[d];
       if (++index[d] < g.extent[d]) break;
-      a -= g.a_batch[d] * g.extent[d], b -= g.b_batch[d] * g.extent[d], c -= g.c_batch[d] * g.extent[d];
+      a -= g.a_batch[d] * g.extent[d], b -= g.b_batch[d] * g.extent[d],
+          c -= g.c_batch[d] * g.extent[d];
       index[d] = 0;
     }
     if (d < 0) return;
@@ -112,7 +129,9 @@ void run_blas(const Gemm& g, const double* a, const double* b, double* c) {
 }  // namespace
 
 void run_gemm(const Gemm& g, const void* a, const void* b, void* c) {
-  if (g.dtype == kF64) return run_blas(g, static_cast<const double*>(a), static_cast<const double*>(b), static_cast<double*>(c));
+  if (g.dtype == kF64)
+    return run_blas(g, static_cast<const double*>(a), static_cast<const double*>(b),
+                    static_cast<double*>(c));
   run_onednn(g, a, b, c);
 }
 

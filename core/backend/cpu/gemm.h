@@ -1,4 +1,5 @@
-// Batched matrix products over strided memory: C = A B, the one shape that every contraction is brought to.
+// Batched matrix products over strided memory: C = A B, the one shape that every contraction is
+// brought to.
 #pragma once
 #include "core/tensor/tensor.h"
 
@@ -6,8 +7,9 @@ namespace tessera::cpu {
 
 inline constexpr int kMaxBatch = 6;
 
-/// C[..., m, n] = sum_k A[..., m, k] B[..., k, n]. Strides count elements; a batch stride of 0 repeats an operand. A has
-/// unit stride in m or k, B in k or n, C in n. dtype f32 or bf16 (oneDNN), f64 (BLAS).
+/// C[..., m, n] = sum_k A[..., m, k] B[..., k, n]. Strides count elements; a batch stride of 0
+/// repeats an operand. A has unit stride in m or k, B in k or n, C in n. dtype f32 or bf16
+/// (oneDNN), f64 (BLAS).
 struct Gemm {
   DType dtype = kF32;
   int batch = 0;

@@ -1,7 +1,7 @@
-// Kernels that read and write by position, on [outer, n, inner] around the indexed dim. An index that is
-// the same for every outer and inner element (index_select, a row of an embedding) is never spread out:
-// it moves whole inner rows. Invariant: work is cut over outer and inner, never along the index, so the
-// order in which sources meet does not depend on threads.
+// Kernels that read and write by position, on [outer, n, inner] around the indexed dim. An index
+// that is the same for every outer and inner element (index_select, a row of an embedding) is never
+// spread out: it moves whole inner rows. Invariant: work is cut over outer and inner, never along
+// the index, so the order in which sources meet does not depend on threads.
 #include <algorithm>
 #include <cstring>
 
@@ -28,18 +28,23 @@ struct Index {
   const int64_t* p;
   int64_t stride, n, inner;
   bool vector;
-  Index(const Tensor& t, int dim) : p(t.data<int64_t>()), stride(t.strides()[dim]), vector(is_vector(t, dim)) {
+  Index(const Tensor& t, int dim)
+      : p(t.data<int64_t>()), stride(t.strides()[dim]), vector(is_vector(t, dim)) {
     Around a(t.shape(), dim);
     n = a.n, inner = a.inner;
   }
-  int64_t at(int64_t o, int64_t k, int64_t i) const { return vector ? p[k * stride] : p[(o * n + k) * inner + i]; }
+  int64_t at(int64_t o, int64_t k, int64_t i) const {
+    return vector ? p[k * stride] : p[(o * n + k) * inner + i];
+  }
 };
 
-[[noreturn, gnu::cold]] void out_of_range(const Primitive& p, const Tensor& index, int64_t value, int64_t flat, int dim, int64_t extent) {
+[[noreturn, gnu::cold]] void out_of_range(const Primitive& p, const Tensor& index, int64_t value,
+                                          int64_t flat, int dim, int64_t extent) {
   Dims position;
   Strides st = contiguous_strides(index.shape());
   for (int d = 0; d < index.ndim(); ++d) position.push_back(flat / st[d]), flat %= st[d];
-  throw UserError(fmt::format("{}: index {} at position {} is outside dim {} of extent {}", p.name(), value, to_string(position), dim, extent));
+  throw UserError(fmt::format("{}: index {} at position {} is outside dim {} of extent {}",
+                              p.name(), value, to_string(position), dim, extent));
 }
 
 void check_index(const Primitive& p, const Tensor& index, int dim, int64_t extent) {
@@ -49,7 +54,8 @@ void check_index(const Primitive& p, const Tensor& index, int dim, int64_t exten
   for (int64_t o = 0; o < outer; ++o)
     for (int64_t k = 0; k < x.n; ++k)
       for (int64_t i = 0; i < inner; ++i)
-        if (int64_t v = x.at(o, k, i); v < 0 || v >= extent) out_of_range(p, index, v, (o * x.n + k) * x.inner + i, dim, extent);
+        if (int64_t v = x.at(o, k, i); v < 0 || v >= extent)
+          out_of_range(p, index, v, (o * x.n + k) * x.inner + i, dim, extent);
 }
 
 template <uint32_t kDense>
@@ -62,7 +68,8 @@ template <class F>
 void over_columns(int64_t outer, int64_t n, int64_t inner, F body) {
   constexpr int64_t kColumns = 1024;
   int64_t pieces = std::max<int64_t>(1, (inner + kColumns - 1) / kColumns);
-  int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, n * std::min(inner, kColumns)));
+  int64_t grain =
+      std::max<int64_t>(1, kGrain / std::max<int64_t>(1, n * std::min(inner, kColumns)));
   parallel_for(outer * pieces, grain, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       int64_t first = t % pieces * kColumns;
@@ -81,7 +88,8 @@ void gather_loop(const Tensor& x, const Tensor& index, const Tensor& out, int di
     for (int64_t k = 0; k < at.n; ++k) {
       T* row = dst + (o * at.n + k) * a.inner;
       if (at.vector) {
-        std::copy(src + (o * a.n + at.at(o, k, 0)) * a.inner + first, src + (o * a.n + at.at(o, k, 0)) * a.inner + last, row + first);
+        std::copy(src + (o * a.n + at.at(o, k, 0)) * a.inner + first,
+                  src + (o * a.n + at.at(o, k, 0)) * a.inner + last, row + first);
         continue;
       }
       for (int64_t i = first; i < last; ++i) row[i] = src[(o * a.n + at.at(o, k, i)) * a.inner + i];
@@ -97,7 +105,8 @@ void scatter_loop(const Tensor& index, const Tensor& src, const Tensor& out, int
   Around a(out.shape(), dim);
   over_columns(a.outer, at.n, a.inner, [&](int64_t o, int64_t first, int64_t last) {
     for (int64_t k = 0; k < at.n; ++k)
-      for (int64_t i = first; i < last; ++i) dst[(o * a.n + at.at(o, k, i)) * a.inner + i] = s[(o * at.n + k) * a.inner + i];
+      for (int64_t i = first; i < last; ++i)
+        dst[(o * a.n + at.at(o, k, i)) * a.inner + i] = s[(o * at.n + k) * a.inner + i];
   });
 }
 
@@ -116,7 +125,8 @@ void sum_loop(const Tensor& index, const Tensor& src, const Tensor& out, int dim
         for (int64_t i = first; i < last; ++i) to[i] += row[i];
         continue;
       }
-      for (int64_t i = first; i < last; ++i) dst[(o * a.n + at.at(o, k, i)) * a.inner + i] += row[i];
+      for (int64_t i = first; i < last; ++i)
+        dst[(o * a.n + at.at(o, k, i)) * a.inner + i] += row[i];
     }
   });
 }
@@ -132,34 +142,45 @@ void by_width(DType t, F f) {
   }
 }
 
-void run_gather(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_gather(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+                Workspace, const Stream&) {
   int dim = dim_of(p);
   check_index(p, in[1], dim, in[0].shape()[dim]);
   by_width(in[0].dtype(), [&](auto t) { gather_loop<decltype(t)>(in[0], in[1], out[0], dim); });
 }
 
-void run_scatter(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_scatter(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+                 Workspace, const Stream&) {
   int dim = dim_of(p);
   check_index(p, in[1], dim, out[0].shape()[dim]);
-  if (in[0].raw() != out[0].raw() && out[0].nbytes()) std::memcpy(out[0].raw(), in[0].raw(), out[0].nbytes());
+  if (in[0].raw() != out[0].raw() && out[0].nbytes())
+    std::memcpy(out[0].raw(), in[0].raw(), out[0].nbytes());
   by_width(in[0].dtype(), [&](auto t) { scatter_loop<decltype(t)>(in[1], in[2], out[0], dim); });
 }
 
-void run_scatter_sum(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_scatter_sum(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+                     Workspace, const Stream&) {
   int dim = dim_of(p);
   check_index(p, in[1], dim, out[0].shape()[dim]);
   DType compute = compute_dtype(out[0].dtype());
   // 16-bit floats and narrow integers are summed wide and narrowed once.
-  Tensor src = converted(in[2], compute), sum = compute == out[0].dtype() ? out[0] : empty(out[0].shape(), compute, out[0].device());
-  if (compute == kF32) sum_loop<float>(in[1], src, sum, dim);
-  else if (compute == kF64) sum_loop<double>(in[1], src, sum, dim);
-  else sum_loop<int64_t>(in[1], src, sum, dim);
+  Tensor src = converted(in[2], compute),
+         sum = compute == out[0].dtype() ? out[0] : empty(out[0].shape(), compute, out[0].device());
+  if (compute == kF32)
+    sum_loop<float>(in[1], src, sum, dim);
+  else if (compute == kF64)
+    sum_loop<double>(in[1], src, sum, dim);
+  else
+    sum_loop<int64_t>(in[1], src, sum, dim);
   if (sum.raw() != out[0].raw()) convert_into(sum, out[0]);
 }
 
-void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) { plan.dense_in = 1, plan.in_place = true; }
+void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
+  plan.dense_in = 1, plan.in_place = true;
+}
 
-void run_wrap_index(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_wrap_index(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+                    Workspace, const Stream&) {
   int64_t extent = static_cast<const WrapIndexAttributes&>(p).extent;
   const int64_t* x = in[0].data<int64_t>();
   int64_t* y = out[0].data<int64_t>();
@@ -168,8 +189,10 @@ void run_wrap_index(const Primitive& p, std::span<const Tensor> in, std::span<co
     if (v < -extent || v >= extent) {
       Dims position;
       int64_t rest = i;
-      for (int64_t st : contiguous_strides(in[0].shape())) position.push_back(rest / st), rest %= st;
-      throw UserError(fmt::format("index: {} at position {} is outside a dim of extent {}", v, to_string(position), extent));
+      for (int64_t st : contiguous_strides(in[0].shape()))
+        position.push_back(rest / st), rest %= st;
+      throw UserError(fmt::format("index: {} at position {} is outside a dim of extent {}", v,
+                                  to_string(position), extent));
     }
     y[i] = v < 0 ? v + extent : v;
   }

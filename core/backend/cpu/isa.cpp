@@ -16,14 +16,17 @@ bool supported(Isa isa) {
 
 }  // namespace
 
-std::string_view isa_name(Isa isa) { return isa == Isa::kV4 ? "v4" : isa == Isa::kV3 ? "v3" : "base"; }
+std::string_view isa_name(Isa isa) {
+  return isa == Isa::kV4 ? "v4" : isa == Isa::kV3 ? "v3" : "base";
+}
 
 Isa current_isa() {
   static const Isa chosen = [] {
     std::string asked = env::get("TESSERA_ISA");
     for (Isa isa : {Isa::kV4, Isa::kV3, Isa::kBase}) {
       if (asked.empty() ? !supported(isa) : asked != isa_name(isa)) continue;
-      TESSERA_CHECK(supported(isa), "TESSERA_ISA={}: this CPU lacks that instruction set; unset it", asked);
+      TESSERA_CHECK(supported(isa), "TESSERA_ISA={}: this CPU lacks that instruction set; unset it",
+                    asked);
       return isa;
     }
     throw UserError(fmt::format("TESSERA_ISA={}: expected base, v3 or v4", asked));

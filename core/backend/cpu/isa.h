@@ -1,6 +1,7 @@
-// Instruction sets. Files under kernels/ are compiled once per set and hold nothing but loops over raw pointers; each
-// fills a table of function pointers, and simd<Table>() is the table of the set chosen at start. Invariant: kernels/ files
-// include no library header with inline functions, so code for one set cannot leak into another's callers.
+// Instruction sets. Files under kernels/ are compiled once per set and hold nothing but loops over
+// raw pointers; each fills a table of function pointers, and simd<Table>() is the table of the set
+// chosen at start. Invariant: kernels/ files include no library header with inline functions, so
+// code for one set cannot leak into another's callers.
 #pragma once
 #include <string_view>
 

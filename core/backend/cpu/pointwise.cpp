@@ -1,5 +1,6 @@
-// Pointwise ops, casts and copies: geometry here, loops in kernels/. Dtypes without a loop of their own (16-bit floats,
-// narrow integers) are widened block by block into a buffer that stays in the nearest cache.
+// Pointwise ops, casts and copies: geometry here, loops in kernels/. Dtypes without a loop of their
+// own (16-bit floats, narrow integers) are widened block by block into a buffer that stays in the
+// nearest cache.
 #include <cstring>
 
 #include "core/backend/cpu/convert.h"
@@ -43,7 +44,8 @@ struct Blocked {
 
 void plan_in_place(const Primitive&, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
   plan.in_place = true;
-  // A permuted dense operand gives a result of the same layout, so that nothing is read across its grain.
+  // A permuted dense operand gives a result of the same layout, so that nothing is read across its
+  // grain.
   for (const Tensor& t : in)
     if (t.shape() == out[0].shape) {
       if (t.is_contiguous()) return;
@@ -78,7 +80,8 @@ const PointwiseLoops& loops_of(OpId op) {
   return *by_op[op];
 }
 
-void run_pointwise(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_pointwise(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                   Workspace, const Stream&) {
   const PointwiseLoops& f = loops_of(prim.id());
   const Tensor* tensors[kMaxWalked] = {&out[0]};
   for (size_t i = 0; i < in.size(); ++i) tensors[i + 1] = &in[i];
@@ -88,13 +91,17 @@ void run_pointwise(const Primitive& prim, std::span<const Tensor> in, std::span<
   TESSERA_ASSERT(loop, "{}: no loop for {}", prim.name(), name_of(compute));
   if (stored == compute) return run_walk(walk, loop);
   ConvertLoop narrow = f.to_bool ? nullptr : convert_loop(compute, stored);
-  run_walk(walk, Blocked{loop, convert_loop(stored, compute), narrow, f.arity, int64_t(size_of(compute)), int64_t(size_of(compute))});
+  run_walk(walk, Blocked{loop, convert_loop(stored, compute), narrow, f.arity,
+                         int64_t(size_of(compute)), int64_t(size_of(compute))});
 }
 
-void run_cast(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_cast(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
+              const Stream&) {
   const Tensor* tensors[] = {&out[0], &in[0]};
   ConvertLoop convert = convert_loop(in[0].dtype(), out[0].dtype());
-  run_walk(make_walk(tensors), [&](char* const* p, const int64_t* s, int64_t n) { convert(p[0], s[0], p[1], s[1], n); });
+  run_walk(make_walk(tensors), [&](char* const* p, const int64_t* s, int64_t n) {
+    convert(p[0], s[0], p[1], s[1], n);
+  });
 }
 
 template <class T>
@@ -103,10 +110,12 @@ void copy_row(char* const* p, const int64_t* s, int64_t n) {
     if (p[0] != p[1]) std::memcpy(p[0], p[1], size_t(n) * sizeof(T));
     return;
   }
-  for (int64_t i = 0; i < n; ++i) *reinterpret_cast<T*>(p[0] + i * s[0]) = *reinterpret_cast<const T*>(p[1] + i * s[1]);
+  for (int64_t i = 0; i < n; ++i)
+    *reinterpret_cast<T*>(p[0] + i * s[0]) = *reinterpret_cast<const T*>(p[1] + i * s[1]);
 }
 
-void run_copy(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_copy(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
+              const Stream&) {
   const Tensor* tensors[] = {&out[0], &in[0]};
   Walk walk = make_walk(tensors);
   switch (size_of(in[0].dtype())) {
@@ -120,12 +129,14 @@ void run_copy(const Primitive&, std::span<const Tensor> in, std::span<const Tens
 template <class T>
 void where_row(char* const* p, const int64_t* s, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
-    T a = *reinterpret_cast<const T*>(p[2] + i * s[2]), b = *reinterpret_cast<const T*>(p[3] + i * s[3]);
+    T a = *reinterpret_cast<const T*>(p[2] + i * s[2]),
+      b = *reinterpret_cast<const T*>(p[3] + i * s[3]);
     *reinterpret_cast<T*>(p[0] + i * s[0]) = p[1][i * s[1]] ? a : b;
   }
 }
 
-void run_where(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_where(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
+               const Stream&) {
   const Tensor* tensors[] = {&out[0], &in[0], &in[1], &in[2]};
   Walk walk = make_walk(tensors);
   switch (size_of(in[1].dtype())) {
@@ -137,7 +148,8 @@ void run_where(const Primitive&, std::span<const Tensor> in, std::span<const Ten
 }
 
 // Integer division by zero has no value to return: refuse it before the loop runs.
-void run_integer_checked(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out, Workspace w, const Stream& s) {
+void run_integer_checked(const Primitive& prim, std::span<const Tensor> in,
+                         std::span<const Tensor> out, Workspace w, const Stream& s) {
   if (is_integral(in[1].dtype())) {
     const Tensor* tensors[] = {&in[1]};
     int64_t size = int64_t(size_of(in[1].dtype()));
@@ -154,12 +166,16 @@ void run_integer_checked(const Primitive& prim, std::span<const Tensor> in, std:
 
 }  // namespace
 
-ConvertLoop convert_loop(DType from, DType to) { return simd<ConvertTable>().rows[int(from)][int(to)]; }
+ConvertLoop convert_loop(DType from, DType to) {
+  return simd<ConvertTable>().rows[int(from)][int(to)];
+}
 
 void register_pointwise(KernelTable& t) {
   const PointwiseTable& loops = simd<PointwiseTable>();
-  for (size_t i = 0; i < loops.count; ++i) t.add(DeviceKind::kCPU, loops.rows[i].name, {plan_in_place, run_pointwise});
-  for (const char* op : {"floor_divide", "remainder", "fmod"}) t.add(DeviceKind::kCPU, op, {plan_in_place, run_integer_checked});
+  for (size_t i = 0; i < loops.count; ++i)
+    t.add(DeviceKind::kCPU, loops.rows[i].name, {plan_in_place, run_pointwise});
+  for (const char* op : {"floor_divide", "remainder", "fmod"})
+    t.add(DeviceKind::kCPU, op, {plan_in_place, run_integer_checked});
   t.add(DeviceKind::kCPU, "cast", {nullptr, run_cast});
   t.add(DeviceKind::kCPU, "copy", {nullptr, run_copy});
   t.add(DeviceKind::kCPU, "where", {nullptr, run_where});

@@ -1,5 +1,5 @@
-// Random tensors and dropout on the CPU. The key (seed, number) names a stream of its own; an element draws from it at its
-// global index, or at (sample number, element in the sample).
+// Random tensors and dropout on the CPU. The key (seed, number) names a stream of its own; an
+// element draws from it at its global index, or at (sample number, element in the sample).
 #include <algorithm>
 #include <cmath>
 
@@ -24,12 +24,14 @@ uint64_t stream_key(const Tensor& key) {
   return low64(philox4x32(uint64_t(k[0]), 0x7465737365726121ull, uint64_t(k[1])));
 }
 
-// Calls run(global index of the first, local offset, count) for every run of elements that are neighbours in both.
+// Calls run(global index of the first, local offset, count) for every run of elements that are
+// neighbours in both.
 template <class F>
 void for_runs(const Shape& local, const Dims& begin, const Shape& global, F run) {
   int64_t total = numel(local);
   if (total == 0) return;
-  if (global.empty() || local == global) return parallel_for(total, 1 << 14, [&](int64_t b, int64_t e) { run(b, b, e - b); });
+  if (global.empty() || local == global)
+    return parallel_for(total, 1 << 14, [&](int64_t b, int64_t e) { run(b, b, e - b); });
   int64_t n = local.back(), rows = total / n;
   parallel_for(rows, std::max<int64_t>(1, (1 << 14) / n), [&](int64_t b, int64_t e) {
     for (int64_t r = b; r < e; ++r) {
@@ -44,7 +46,8 @@ void for_runs(const Shape& local, const Dims& begin, const Shape& global, F run)
   });
 }
 
-// Calls use(words, first, count): words of elements [first, first + count) of the stream, one word each.
+// Calls use(words, first, count): words of elements [first, first + count) of the stream, one word
+// each.
 template <class F>
 void for_words(uint64_t key, uint64_t hi, int64_t first, int64_t count, F use) {
   uint32_t words[kChunk + 8];
@@ -71,7 +74,8 @@ void real_f64(RandomKind kind, uint64_t key, int64_t index, double* out, int64_t
       out[i] = double(bits >> 11) * 0x1p-53;
     } else {
       Philox4 p = philox4x32(key, 2, e / 2);
-      double u = (double((uint64_t(p.v[1]) << 32 | p.v[0]) >> 11) + 1) * 0x1p-53, angle = double((uint64_t(p.v[3]) << 32 | p.v[2]) >> 11) * (0x1p-53 * 2 * M_PI);
+      double u = (double((uint64_t(p.v[1]) << 32 | p.v[0]) >> 11) + 1) * 0x1p-53,
+             angle = double((uint64_t(p.v[3]) << 32 | p.v[2]) >> 11) * (0x1p-53 * 2 * M_PI);
       out[i] = std::sqrt(-2 * std::log(u)) * (e % 2 ? std::sin(angle) : std::cos(angle));
     }
   }
@@ -79,11 +83,16 @@ void real_f64(RandomKind kind, uint64_t key, int64_t index, double* out, int64_t
 
 void normal_f32(uint64_t key, int64_t index, float* out, int64_t count) {
   float pairs[kChunk + 8];
-  int64_t skip = index % 2;  // pairs begin at even elements: elements 2 p and 2 p + 1 draw words 2 p and 2 p + 1
+  int64_t skip =
+      index %
+      2;  // pairs begin at even elements: elements 2 p and 2 p + 1 draw words 2 p and 2 p + 1
   for (int64_t at = -skip; at < count; at += kChunk) {
     int64_t n = std::min(kChunk, (count - at + 1) & ~int64_t(1));
-    for_words(key, 3, index + at, n, [&](const uint32_t* w, int64_t from, int64_t m) { simd<RandomTable>().normals(w, pairs + from, m / 2); });
-    for (int64_t i = std::max<int64_t>(0, -at); i < n && at + i < count; ++i) out[at + i] = pairs[i];
+    for_words(key, 3, index + at, n, [&](const uint32_t* w, int64_t from, int64_t m) {
+      simd<RandomTable>().normals(w, pairs + from, m / 2);
+    });
+    for (int64_t i = std::max<int64_t>(0, -at); i < n && at + i < count; ++i)
+      out[at + i] = pairs[i];
   }
 }
 
@@ -95,10 +104,12 @@ void run_random(const Primitive& prim, In in, Out out, Workspace, const Stream&)
   for_runs(a.shape, a.begin, a.global, [&](int64_t index, int64_t at, int64_t count) {
     if (a.kind == RandomKind::kInteger) {
       uint64_t range = uint64_t(a.high - a.low);
-      // The high half of a 64-bit draw times the range (Lemire 2019, without rejection): bias below range / 2^64.
+      // The high half of a 64-bit draw times the range (Lemire 2019, without rejection): bias below
+      // range / 2^64.
       for (int64_t i = 0; i < count; ++i) {
         uint64_t bits = low64(philox4x32(key, 4, uint64_t(index + i)));
-        write_integer(p + (at + i) * size, a.dtype, a.low + int64_t((unsigned __int128)(bits) * range >> 64));
+        write_integer(p + (at + i) * size, a.dtype,
+                      a.low + int64_t((unsigned __int128)(bits)*range >> 64));
       }
     } else if (a.dtype == kF64) {
       real_f64(a.kind, key, index, reinterpret_cast<double*>(p) + at, count);
@@ -108,14 +119,17 @@ void run_random(const Primitive& prim, In in, Out out, Workspace, const Stream&)
         int64_t n = std::min(kChunk, count - i);
         float* to = a.dtype == kF32 ? reinterpret_cast<float*>(p) + at + i : buffer;
         (a.kind == RandomKind::kUniform ? uniform_f32 : normal_f32)(key, index + i, to, n);
-        if (a.dtype != kF32) convert_loop(kF32, a.dtype)(p + (at + i) * size, size, reinterpret_cast<const char*>(buffer), 4, n);
+        if (a.dtype != kF32)
+          convert_loop(kF32, a.dtype)(p + (at + i) * size, size,
+                                      reinterpret_cast<const char*>(buffer), 4, n);
       }
     }
   });
 }
 
 template <class T>
-void drop(uint64_t key, uint64_t hi, int64_t index, const T* x, T* y, int64_t count, uint32_t threshold, T scale) {
+void drop(uint64_t key, uint64_t hi, int64_t index, const T* x, T* y, int64_t count,
+          uint32_t threshold, T scale) {
   for_words(key, hi, index, count, [&](const uint32_t* w, int64_t at, int64_t n) {
     for (int64_t i = 0; i < n; ++i) y[at + i] = w[i] < threshold ? T(0) : x[at + i] * scale;
   });
@@ -129,19 +143,23 @@ void run_dropout_as(const DropoutAttributes& a, In in, const Tensor& x, const Te
   const T* from = x.data<T>();
   T* to = y.data<T>();
   if (!a.by_sample)
-    return for_runs(x.shape(), a.begin, a.global, [&](int64_t index, int64_t at, int64_t count) { drop(key, ~uint64_t(0), index, from + at, to + at, count, threshold, scale); });
+    return for_runs(x.shape(), a.begin, a.global, [&](int64_t index, int64_t at, int64_t count) {
+      drop(key, ~uint64_t(0), index, from + at, to + at, count, threshold, scale);
+    });
   const int64_t* samples = in[2].data<int64_t>();
   int64_t batch = in[2].numel(), each = x.numel() / batch;
   // Within a sample the element is indexed by its global place; dim 0 is what numbers the samples.
   Shape local = x.shape(), global = a.global.empty() ? local : a.global;
   Dims begin = a.begin.empty() ? Dims::filled(local.size(), 0) : a.begin;
   local[0] /= batch, global[0] = local[0], begin[0] = 0;
-  parallel_for(batch, std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(each, 1)), [&](int64_t b, int64_t e) {
-    for (int64_t s = b; s < e; ++s)
-      for_runs(local, begin, global, [&](int64_t index, int64_t at, int64_t count) {
-        drop(key, uint64_t(samples[s]), index, from + s * each + at, to + s * each + at, count, threshold, scale);
-      });
-  });
+  parallel_for(batch, std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(each, 1)),
+               [&](int64_t b, int64_t e) {
+                 for (int64_t s = b; s < e; ++s)
+                   for_runs(local, begin, global, [&](int64_t index, int64_t at, int64_t count) {
+                     drop(key, uint64_t(samples[s]), index, from + s * each + at,
+                          to + s * each + at, count, threshold, scale);
+                   });
+               });
 }
 
 void run_dropout(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
@@ -150,9 +168,11 @@ void run_dropout(const Primitive& prim, In in, Out out, Workspace, const Stream&
   if (t == kF32) return run_dropout_as<float>(a, in, in[0], out[0]);
   if (t == kF64) return run_dropout_as<double>(a, in, in[0], out[0]);
   Tensor x = empty(in[0].shape(), kF32), y = empty(in[0].shape(), kF32);
-  convert_loop(t, kF32)(static_cast<char*>(x.raw()), 4, static_cast<const char*>(in[0].raw()), 2, x.numel());
+  convert_loop(t, kF32)(static_cast<char*>(x.raw()), 4, static_cast<const char*>(in[0].raw()), 2,
+                        x.numel());
   run_dropout_as<float>(a, in, x, y);
-  convert_loop(kF32, t)(static_cast<char*>(out[0].raw()), 2, static_cast<const char*>(y.raw()), 4, y.numel());
+  convert_loop(kF32, t)(static_cast<char*>(out[0].raw()), 2, static_cast<const char*>(y.raw()), 4,
+                        y.numel());
 }
 
 void plan_dense(const Primitive&, In, std::span<Meta>, Plan& plan) {
@@ -163,7 +183,8 @@ void plan_dense(const Primitive&, In, std::span<Meta>, Plan& plan) {
 }  // namespace
 
 void register_random(KernelTable& t) {
-  for (const char* op : {"rand", "randn", "randint"}) t.add(DeviceKind::kCPU, op, {nullptr, run_random});
+  for (const char* op : {"rand", "randn", "randint"})
+    t.add(DeviceKind::kCPU, op, {nullptr, run_random});
   t.add(DeviceKind::kCPU, "dropout", {plan_dense, run_dropout});
 }
 

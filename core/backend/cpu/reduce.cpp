@@ -1,5 +1,5 @@
-// Reductions, cat and unslice: geometry here, loops in kernels/reduce.cpp. Runs of adjacent reduced dims are reduced one
-// after the other, the innermost first, each as [outer, n, inner].
+// Reductions, cat and unslice: geometry here, loops in kernels/reduce.cpp. Runs of adjacent reduced
+// dims are reduced one after the other, the innermost first, each as [outer, n, inner].
 #include "core/backend/cpu/convert.h"
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
@@ -11,13 +11,15 @@ namespace tessera::cpu {
 namespace {
 
 constexpr int64_t kGrain = 32768;
-constexpr int64_t kPiece = int64_t(1) << 16;  // elements of a whole-tensor sum that one task reduces
+constexpr int64_t kPiece = int64_t(1)
+                           << 16;  // elements of a whole-tensor sum that one task reduces
 
 Tensor converted(const Tensor& x, DType to) {
   if (x.dtype() == to) return x;
   Tensor out = empty(x.shape(), to, x.device());
-  convert_loop(x.dtype(), to)(static_cast<char*>(out.raw()), int64_t(size_of(to)), static_cast<const char*>(x.raw()),
-                              int64_t(size_of(x.dtype())), x.numel());
+  convert_loop(x.dtype(), to)(static_cast<char*>(out.raw()), int64_t(size_of(to)),
+                              static_cast<const char*>(x.raw()), int64_t(size_of(x.dtype())),
+                              x.numel());
   return out;
 }
 
@@ -28,7 +30,8 @@ void reduce_pieces(Fn fn, const T* x, T* out, int64_t outer, int64_t n, int64_t 
     Tensor partial = empty({pieces}, dtype_of<T>);
     T* p = partial.data<T>();
     parallel_for(pieces, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) fn(x + i * kPiece, p + i, std::min(kPiece, n - i * kPiece), 1, 0, 1);
+      for (int64_t i = begin; i < end; ++i)
+        fn(x + i * kPiece, p + i, std::min(kPiece, n - i * kPiece), 1, 0, 1);
     });
     fn(p, out, pieces, 1, 0, 1);
     return;
@@ -37,24 +40,35 @@ void reduce_pieces(Fn fn, const T* x, T* out, int64_t outer, int64_t n, int64_t 
                [&](int64_t begin, int64_t end) { fn(x, out, n, inner, begin, end); });
 }
 
-void reduce_run(ReduceKind kind, const Tensor& x, const Tensor& out, int64_t outer, int64_t n, int64_t inner) {
+void reduce_run(ReduceKind kind, const Tensor& x, const Tensor& out, int64_t outer, int64_t n,
+                int64_t inner) {
   const ReduceTable& t = simd<ReduceTable>();
   switch (x.dtype()) {
-    case kF32: return reduce_pieces(t.f32[int(kind)], x.data<float>(), out.data<float>(), outer, n, inner);
-    case kF64: return reduce_pieces(t.f64[int(kind)], x.data<double>(), out.data<double>(), outer, n, inner);
-    default: return reduce_pieces(t.i64[int(kind)], x.data<int64_t>(), out.data<int64_t>(), outer, n, inner);
+    case kF32:
+      return reduce_pieces(t.f32[int(kind)], x.data<float>(), out.data<float>(), outer, n, inner);
+    case kF64:
+      return reduce_pieces(t.f64[int(kind)], x.data<double>(), out.data<double>(), outer, n, inner);
+    default:
+      return reduce_pieces(t.i64[int(kind)], x.data<int64_t>(), out.data<int64_t>(), outer, n,
+                           inner);
   }
 }
 
-void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) { plan.dense_in = 1; }
+void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
+  plan.dense_in = 1;
+}
 
-void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                Workspace, const Stream&) {
   const auto& a = static_cast<const ReduceAttributes&>(prim);
   DType compute = compute_dtype(in[0].dtype());
   Tensor x = converted(in[0], compute);
   Shape shape = x.shape();
   for (int d = shape.size() - 1; d >= 0;) {
-    if (!(a.mask >> d & 1)) { --d; continue; }
+    if (!(a.mask >> d & 1)) {
+      --d;
+      continue;
+    }
     int first = d;
     while (first > 0 && a.mask >> (first - 1) & 1) --first;
     int64_t outer = 1, n = 1, inner = 1;
@@ -68,33 +82,39 @@ void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<con
     d = first - 1;
   }
   if (x.raw() == out[0].raw()) return;
-  convert_loop(compute, out[0].dtype())(static_cast<char*>(out[0].raw()), int64_t(size_of(out[0].dtype())),
-                                        static_cast<const char*>(x.raw()), int64_t(size_of(compute)), out[0].numel());
+  convert_loop(compute, out[0].dtype())(
+      static_cast<char*>(out[0].raw()), int64_t(size_of(out[0].dtype())),
+      static_cast<const char*>(x.raw()), int64_t(size_of(compute)), out[0].numel());
 }
 
-void run_cat(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_cat(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+             Workspace, const Stream&) {
   int dim = static_cast<const CatAttributes&>(prim).dim;
   int64_t at = 0;
   for (const Tensor& t : in) {
-    Tensor window({t.shape(), out[0].strides(), t.dtype(), t.device()}, out[0].storage(), out[0].offset() + at * out[0].strides()[dim]);
+    Tensor window({t.shape(), out[0].strides(), t.dtype(), t.device()}, out[0].storage(),
+                  out[0].offset() + at * out[0].strides()[dim]);
     copy_values(window, t);
     at += t.shape()[dim];
   }
 }
 
-void run_unslice(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_unslice(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                 Workspace, const Stream&) {
   const auto& a = static_cast<const UnsliceAttributes&>(prim);
   std::fill_n(static_cast<char*>(out[0].raw()), out[0].nbytes(), char(0));
   Strides st = out[0].strides();
   int64_t offset = out[0].offset() + a.begin * st[a.dim];
   st[a.dim] *= a.step;
-  copy_values(Tensor({in[0].shape(), st, in[0].dtype(), in[0].device()}, out[0].storage(), offset), in[0]);
+  copy_values(Tensor({in[0].shape(), st, in[0].dtype(), in[0].device()}, out[0].storage(), offset),
+              in[0]);
 }
 
 }  // namespace
 
 void register_reduce(KernelTable& t) {
-  for (const char* op : {"sum", "prod", "amax", "amin", "any", "all"}) t.add(DeviceKind::kCPU, op, {plan_dense, run_reduce});
+  for (const char* op : {"sum", "prod", "amax", "amin", "any", "all"})
+    t.add(DeviceKind::kCPU, op, {plan_dense, run_reduce});
   t.add(DeviceKind::kCPU, "cat", {nullptr, run_cat});
   t.add(DeviceKind::kCPU, "unslice", {nullptr, run_unslice});
 }

@@ -1,5 +1,5 @@
-// Scans on [outer, n, inner]: the loop along n is serial, the inner ones are independent. 16-bit floats
-// and narrow integers run wide.
+// Scans on [outer, n, inner]: the loop along n is serial, the inner ones are independent. 16-bit
+// floats and narrow integers run wide.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -19,14 +19,15 @@ void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan
   plan.dense_in = kDense;
 }
 
-// Calls body(base, i) for the first element of every outer and each inner position: element k of that
-// line is at base + k * inner.
+// Calls body(base, i) for the first element of every outer and each inner position: element k of
+// that line is at base + k * inner.
 template <class F>
 void over_lines(const Around& a, F body) {
-  parallel_for(a.outer, std::max<int64_t>(1, kGrain / std::max<int64_t>(a.n * a.inner, 1)), [&](int64_t begin, int64_t end) {
-    for (int64_t o = begin; o < end; ++o)
-      for (int64_t i = 0; i < a.inner; ++i) body(o * a.n * a.inner + i);
-  });
+  parallel_for(a.outer, std::max<int64_t>(1, kGrain / std::max<int64_t>(a.n * a.inner, 1)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t o = begin; o < end; ++o)
+                   for (int64_t i = 0; i < a.inner; ++i) body(o * a.n * a.inner + i);
+               });
 }
 
 // Runs loop(in..., out) in the type arithmetic is done in.
@@ -58,29 +59,38 @@ void accumulate(const Tensor& x, const Tensor& y, int dim, bool reverse, Join jo
   });
 }
 
-void run_cumsum(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_cumsum(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+                Workspace, const Stream&) {
   const auto& a = static_cast<const ScanAttributes&>(p);
   run_wide(in, out[0], [&](const auto& x, const Tensor& y) {
-    by_compute_type(y.dtype(), [&](auto t) { accumulate<decltype(t)>(x[0], y, a.dim, a.reverse, [](auto s, auto v) { return s + v; }); });
+    by_compute_type(y.dtype(), [&](auto t) {
+      accumulate<decltype(t)>(x[0], y, a.dim, a.reverse, [](auto s, auto v) { return s + v; });
+    });
   });
 }
 
-void run_cumprod(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_cumprod(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+                 Workspace, const Stream&) {
   int dim = static_cast<const DimAttributes&>(p).dim;
   run_wide(in, out[0], [&](const auto& x, const Tensor& y) {
-    by_compute_type(y.dtype(), [&](auto t) { accumulate<decltype(t)>(x[0], y, dim, false, [](auto s, auto v) { return s * v; }); });
+    by_compute_type(y.dtype(), [&](auto t) {
+      accumulate<decltype(t)>(x[0], y, dim, false, [](auto s, auto v) { return s * v; });
+    });
   });
 }
 
-void run_logcumsumexp(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_logcumsumexp(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+                      Workspace, const Stream&) {
   int dim = static_cast<const DimAttributes&>(p).dim;
   auto join = [](auto s, auto v) -> decltype(v) {
     auto high = s != s || s > v ? s : v, low = s != s || s > v ? v : s;
     return high == low ? high + std::log(decltype(v)(2)) : high + std::log1p(std::exp(low - high));
   };
   run_wide(in, out[0], [&](const auto& x, const Tensor& y) {
-    if (y.dtype() == kF64) accumulate<double>(x[0], y, dim, false, join);
-    else accumulate<float>(x[0], y, dim, false, join);
+    if (y.dtype() == kF64)
+      accumulate<double>(x[0], y, dim, false, join);
+    else
+      accumulate<float>(x[0], y, dim, false, join);
   });
 }
 
@@ -97,16 +107,20 @@ void recur(const Tensor& factor, const Tensor& term, const Tensor& y, int dim, b
   });
 }
 
-void run_linear_scan(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_linear_scan(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+                     Workspace, const Stream&) {
   const auto& a = static_cast<const ScanAttributes&>(p);
   run_wide(in, out[0], [&](const auto& x, const Tensor& y) {
-    if (y.dtype() == kF64) recur<double>(x[0], x[1], y, a.dim, a.reverse);
-    else recur<float>(x[0], x[1], y, a.dim, a.reverse);
+    if (y.dtype() == kF64)
+      recur<double>(x[0], x[1], y, a.dim, a.reverse);
+    else
+      recur<float>(x[0], x[1], y, a.dim, a.reverse);
   });
 }
 
 template <bool kLargest>
-void run_extreme(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_extreme(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+                 Workspace, const Stream&) {
   Around r(in[0].shape(), static_cast<const DimAttributes&>(p).dim);
   int64_t* index = out[1].data<int64_t>();
   if (in[0].numel() == 0) return;

@@ -1,5 +1,5 @@
-// Kernels that order elements, row by row of [outer, n, inner]. Only positions are sorted; values are
-// fetched once at the end, so one loop serves every dtype.
+// Kernels that order elements, row by row of [outer, n, inner]. Only positions are sorted; values
+// are fetched once at the end, so one loop serves every dtype.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -21,7 +21,9 @@ bool below(T a, T b) {
   return a < b || (b != b && a == a);
 }
 
-void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) { plan.dense_in = 3; }
+void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
+  plan.dense_in = 3;
+}
 
 // The first `count` positions of row `key` in order; equal elements keep theirs.
 template <class T>
@@ -47,19 +49,23 @@ void sort_rows(const Tensor& keys, const Tensor& indices, const SortAttributes& 
   const T* x = keys.data<T>();
   int64_t* out = indices.data<int64_t>();
   Around r(keys.shape(), a.dim);
-  parallel_for(r.outer * r.inner, std::max<int64_t>(1, kGrain / std::max<int64_t>(r.n, 1)), [&](int64_t begin, int64_t end) {
-    std::vector<T> row(static_cast<size_t>(r.n));
-    std::vector<int64_t> position(static_cast<size_t>(r.n));
-    for (int64_t t = begin; t < end; ++t) {
-      int64_t o = t / r.inner, i = t % r.inner;
-      for (int64_t k = 0; k < r.n; ++k) row[size_t(k)] = x[(o * r.n + k) * r.inner + i];
-      order_row(row.data(), position, a.count, a.descending);
-      for (int64_t k = 0; k < a.count; ++k) out[(o * a.count + k) * r.inner + i] = position[size_t(k)];
-    }
-  });
+  parallel_for(r.outer * r.inner, std::max<int64_t>(1, kGrain / std::max<int64_t>(r.n, 1)),
+               [&](int64_t begin, int64_t end) {
+                 std::vector<T> row(static_cast<size_t>(r.n));
+                 std::vector<int64_t> position(static_cast<size_t>(r.n));
+                 for (int64_t t = begin; t < end; ++t) {
+                   int64_t o = t / r.inner, i = t % r.inner;
+                   for (int64_t k = 0; k < r.n; ++k)
+                     row[size_t(k)] = x[(o * r.n + k) * r.inner + i];
+                   order_row(row.data(), position, a.count, a.descending);
+                   for (int64_t k = 0; k < a.count; ++k)
+                     out[(o * a.count + k) * r.inner + i] = position[size_t(k)];
+                 }
+               });
 }
 
-void run_sort(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_sort(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+              Workspace, const Stream&) {
   const auto& a = static_cast<const SortAttributes&>(p);
   Tensor keys = converted(in[0], compute_dtype(in[0].dtype()));
   by_compute_type(in[0].dtype(), [&](auto t) { sort_rows<decltype(t)>(keys, out[1], a); });
@@ -70,7 +76,8 @@ void run_sort(const Primitive& p, std::span<const Tensor> in, std::span<const Te
   size_t size = size_of(in[0].dtype());
   for (int64_t e = 0; e < out[0].numel(); ++e) {
     int64_t i = e % r.inner, o = e / (r.inner * a.count);
-    std::memcpy(dst + size_t(e) * size, src + size_t((o * r.n + index[e]) * r.inner + i) * size, size);
+    std::memcpy(dst + size_t(e) * size, src + size_t((o * r.n + index[e]) * r.inner + i) * size,
+                size);
   }
 }
 
@@ -79,37 +86,45 @@ void extreme_rows(const Tensor& keys, const Tensor& out, int dim) {
   const T* x = keys.data<T>();
   int64_t* y = out.data<int64_t>();
   Around r(keys.shape(), dim);
-  parallel_for(r.outer, std::max<int64_t>(1, kGrain / std::max<int64_t>(r.n * r.inner, 1)), [&](int64_t begin, int64_t end) {
-    for (int64_t o = begin; o < end; ++o)
-      for (int64_t i = 0; i < r.inner; ++i) {
-        const T* row = x + o * r.n * r.inner + i;
-        int64_t best = 0;
-        for (int64_t k = 1; k < r.n && row[best * r.inner] == row[best * r.inner]; ++k) {
-          T a = row[k * r.inner], b = row[best * r.inner];
-          if ((kLargest ? a > b : a < b) || a != a) best = k;
-        }
-        y[o * r.inner + i] = best;
-      }
-  });
+  parallel_for(r.outer, std::max<int64_t>(1, kGrain / std::max<int64_t>(r.n * r.inner, 1)),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t o = begin; o < end; ++o)
+                   for (int64_t i = 0; i < r.inner; ++i) {
+                     const T* row = x + o * r.n * r.inner + i;
+                     int64_t best = 0;
+                     for (int64_t k = 1; k < r.n && row[best * r.inner] == row[best * r.inner];
+                          ++k) {
+                       T a = row[k * r.inner], b = row[best * r.inner];
+                       if ((kLargest ? a > b : a < b) || a != a) best = k;
+                     }
+                     y[o * r.inner + i] = best;
+                   }
+               });
 }
 
 template <bool kLargest>
-void run_extreme(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_extreme(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+                 Workspace, const Stream&) {
   Tensor keys = converted(in[0], compute_dtype(in[0].dtype()));
-  by_compute_type(in[0].dtype(), [&](auto t) { extreme_rows<decltype(t), kLargest>(keys, out[0], static_cast<const DimAttributes&>(p).dim); });
+  by_compute_type(in[0].dtype(), [&](auto t) {
+    extreme_rows<decltype(t), kLargest>(keys, out[0], static_cast<const DimAttributes&>(p).dim);
+  });
 }
 
-void run_search(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out, Workspace, const Stream&) {
+void run_search(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+                Workspace, const Stream&) {
   bool right = static_cast<const SearchAttributes&>(p).right;
   DType compute = compute_dtype(in[0].dtype());
   Tensor edges = converted(in[0], compute), x = converted(in[1], compute);
-  int64_t n = edges.shape().back(), rows = edges.numel() / std::max<int64_t>(n, 1), each = x.numel() / std::max<int64_t>(rows, 1);
+  int64_t n = edges.shape().back(), rows = edges.numel() / std::max<int64_t>(n, 1),
+          each = x.numel() / std::max<int64_t>(rows, 1);
   by_compute_type(compute, [&](auto t) {
     using T = decltype(t);
     for (int64_t e = 0; e < x.numel(); ++e) {
       const T* row = edges.data<T>() + (rows > 1 ? e / each : 0) * n;
       T value = x.data<T>()[e];
-      const T* at = right ? std::upper_bound(row, row + n, value, below<T>) : std::lower_bound(row, row + n, value, below<T>);
+      const T* at = right ? std::upper_bound(row, row + n, value, below<T>)
+                          : std::lower_bound(row, row + n, value, below<T>);
       out[0].data<int64_t>()[e] = at - row;
     }
   });

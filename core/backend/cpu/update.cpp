@@ -1,5 +1,5 @@
-// Multi-tensor optimizer steps and the global norm. All tensors of a call are one loop over pieces of kPiece elements, so
-// many small parameters cost no more than one large one.
+// Multi-tensor optimizer steps and the global norm. All tensors of a call are one loop over pieces
+// of kPiece elements, so many small parameters cost no more than one large one.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -30,29 +30,43 @@ void for_pieces(In params, F piece) {
   };
   std::vector<Piece> pieces;
   for (size_t i = 0; i < params.size(); ++i)
-    for (int64_t at = 0; at < params[i].numel(); at += kPiece) pieces.push_back({int(i), at, std::min(kPiece, params[i].numel() - at)});
+    for (int64_t at = 0; at < params[i].numel(); at += kPiece)
+      pieces.push_back({int(i), at, std::min(kPiece, params[i].numel() - at)});
   int64_t total = 0;
   for (const Piece& p : pieces) total += p.count;
   int64_t grain = total < kPiece ? int64_t(pieces.size()) : 1;
   parallel_for(int64_t(pieces.size()), grain, [&](int64_t b, int64_t e) {
-    for (int64_t i = b; i < e; ++i) piece(pieces[size_t(i)].tensor, pieces[size_t(i)].begin, pieces[size_t(i)].count);
+    for (int64_t i = b; i < e; ++i)
+      piece(pieces[size_t(i)].tensor, pieces[size_t(i)].begin, pieces[size_t(i)].count);
   });
 }
 
 void check_real(const Primitive& prim, const Tensor& t) {
-  TESSERA_CHECK(t.dtype() == kF32 || t.dtype() == kF64, "{}: parameters must be f32 or f64, got {}; keep f32 master weights", prim.name(), describe(t));
+  TESSERA_CHECK(t.dtype() == kF32 || t.dtype() == kF64,
+                "{}: parameters must be f32 or f64, got {}; keep f32 master weights", prim.name(),
+                describe(t));
 }
 
 template <class T>
 const UpdateFns<T>& fns() {
-  if constexpr (sizeof(T) == 4) return simd<UpdateTable>().f32;
-  else return simd<UpdateTable>().f64;
+  if constexpr (sizeof(T) == 4)
+    return simd<UpdateTable>().f32;
+  else
+    return simd<UpdateTable>().f64;
 }
 
 void run_adam(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const AdamAttributes&>(prim);
   double step = *in[1].data<double>();
-  AdamStep s{*in[0].data<double>(), a.beta1, a.beta2, a.eps, a.weight_decay, 1 - std::pow(a.beta1, step), 1 - std::pow(a.beta2, step), *in[2].data<double>(), a.decoupled};
+  AdamStep s{*in[0].data<double>(),
+             a.beta1,
+             a.beta2,
+             a.eps,
+             a.weight_decay,
+             1 - std::pow(a.beta1, step),
+             1 - std::pow(a.beta2, step),
+             *in[2].data<double>(),
+             a.decoupled};
   size_t n = size_t(a.count);
   In lists = in.subspan(3);
   for (size_t i = 0; i < n; ++i) check_real(prim, lists[i]);
@@ -70,7 +84,8 @@ void run_adam(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
 
 void run_sgd(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const SgdAttributes&>(prim);
-  SgdStep s{*in[0].data<double>(), a.momentum, a.dampening, a.weight_decay, *in[1].data<double>(), a.nesterov, a.first};
+  SgdStep s{*in[0].data<double>(), a.momentum, a.dampening, a.weight_decay,
+            *in[1].data<double>(), a.nesterov, a.first};
   size_t n = size_t(a.count);
   In lists = in.subspan(2);
   for (size_t i = 0; i < n; ++i) check_real(prim, lists[i]);
@@ -80,7 +95,8 @@ void run_sgd(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
       using T = decltype(zero);
       auto at = [&](size_t list) { return lists[list * n + i].data<T>() + begin; };
       bool momentum = a.momentum != 0;
-      fns<T>().sgd(at(0), at(1), momentum ? at(2) : nullptr, out[i].data<T>() + begin, momentum ? out[n + i].data<T>() + begin : nullptr, count, s);
+      fns<T>().sgd(at(0), at(1), momentum ? at(2) : nullptr, out[i].data<T>() + begin,
+                   momentum ? out[n + i].data<T>() + begin : nullptr, count, s);
     };
     lists[i].dtype() == kF32 ? run(float()) : run(double());
   });
@@ -92,7 +108,8 @@ double tree_sum(const double* v, int64_t n) {
   return tree_sum(v, half) + tree_sum(v + half, n - half);
 }
 
-// Rows of dim 0 first, then rows, then tensors, each in a balanced tree: a tensor sharded by rows gives the same bits.
+// Rows of dim 0 first, then rows, then tensors, each in a balanced tree: a tensor sharded by rows
+// gives the same bits.
 void run_global_norm(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   struct Row {
     int tensor;
@@ -110,10 +127,13 @@ void run_global_norm(const Primitive& prim, In in, Out out, Workspace, const Str
     const Tensor& t = in[i];
     int64_t count = t.ndim() ? t.size(0) : 1, each = count ? t.numel() / count : 0;
     double* to = squares.data() + first[i];
-    parallel_for(count, std::max<int64_t>(1, kPiece / std::max<int64_t>(each, 1)), [&](int64_t b, int64_t e) {
-      for (int64_t r = b; r < e; ++r)
-        to[r] = t.dtype() == kF32 ? fns<float>().sum_squares(t.data<float>() + r * each, each) : fns<double>().sum_squares(t.data<double>() + r * each, each);
-    });
+    parallel_for(count, std::max<int64_t>(1, kPiece / std::max<int64_t>(each, 1)),
+                 [&](int64_t b, int64_t e) {
+                   for (int64_t r = b; r < e; ++r)
+                     to[r] = t.dtype() == kF32
+                                 ? fns<float>().sum_squares(t.data<float>() + r * each, each)
+                                 : fns<double>().sum_squares(t.data<double>() + r * each, each);
+                 });
     totals.push_back(tree_sum(to, count));
   }
   *out[0].data<double>() = std::sqrt(tree_sum(totals.data(), int64_t(totals.size())));

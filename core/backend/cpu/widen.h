@@ -1,5 +1,5 @@
-// Whole dense tensors converted to the type that arithmetic on them is done in, and back: for kernels
-// that read an element many times.
+// Whole dense tensors converted to the type that arithmetic on them is done in, and back: for
+// kernels that read an element many times.
 #pragma once
 #include "core/backend/cpu/convert.h"
 #include "core/tensor/tensor.h"

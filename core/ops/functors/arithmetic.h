@@ -1,5 +1,5 @@
-// Division, remainders and powers for floats and integers, with Python's and PyTorch's conventions. Includes nothing; its
-// includer supplies prelude.h and math.h first.
+// Division, remainders and powers for floats and integers, with Python's and PyTorch's conventions.
+// Includes nothing; its includer supplies prelude.h and math.h first.
 namespace tessera::fn {
 
 TESSERA_FN long abs(long x) { return x < 0 ? -x : x; }
@@ -10,7 +10,8 @@ TESSERA_FN long rint(long x) { return x; }
 
 TESSERA_FN float fmod(float a, float b) { return TESSERA_LIBM(fmodf)(a, b); }
 TESSERA_FN double fmod(double a, double b) { return TESSERA_LIBM(fmod)(a, b); }
-/// b is not 0, which the caller has checked; b = -1 is answered without dividing, for the lowest a overflows.
+/// b is not 0, which the caller has checked; b = -1 is answered without dividing, for the lowest a
+/// overflows.
 TESSERA_FN long fmod(long a, long b) { return b == -1 ? 0 : a % b; }
 
 /// a - b * floor(a / b): has the sign of b.

@@ -1,8 +1,9 @@
-// Every pointwise op as one functor: a name and a scalar formula. One text, used four ways: eager CPU, eager CUDA,
-// generated CPU and generated CUDA; so it includes nothing, and its includer supplies prelude.h and the math functions
-// first. Invariant: formulas are branch-free (selects only), so that loops over them vectorise.
-// A new op is a functor here, in the list of its kind at the end, and a row in core/ops/pointwise.cpp.
-// clang-format off: one op a line
+// Every pointwise op as one functor: a name and a scalar formula. One text, used four ways: eager
+// CPU, eager CUDA, generated CPU and generated CUDA; so it includes nothing, and its includer
+// supplies prelude.h and the math functions first. Invariant: formulas are branch-free (selects
+// only), so that loops over them vectorise. A new op is a functor here, in the list of its kind at
+// the end, and a row in core/ops/pointwise.cpp. One op a line.
+// clang-format off
 namespace tessera::functors {
 
 // --- one float operand; integers are converted to the default float first ---

@@ -1,8 +1,9 @@
-// Loops of every pointwise functor for f32, f64 and i64. Contiguous rows, and rows with scalar operands, get loops of
-// their own that vectorise; anything else takes the strided loop.
+// Loops of every pointwise functor for f32, f64 and i64. Contiguous rows, and rows with scalar
+// operands, get loops of their own that vectorise; anything else takes the strided loop.
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/tables.h"
-// clang-format off: each text needs the one before it
+// Each text needs the one before it.
+// clang-format off
 #include "core/ops/functors/prelude.h"
 #include "core/ops/functors/math.h"
 #include "core/ops/functors/math_trig.h"
@@ -31,14 +32,16 @@ void unary(char* const* p, const int64_t* s, int64_t n) {
     for (int64_t i = 0; i < n; ++i) r[i] = F::apply(a[i]);
     return;
   }
-  for (int64_t i = 0; i < n; ++i) *reinterpret_cast<R*>(p[0] + i * s[0]) = F::apply(load<T>(p[1] + i * s[1]));
+  for (int64_t i = 0; i < n; ++i)
+    *reinterpret_cast<R*>(p[0] + i * s[0]) = F::apply(load<T>(p[1] + i * s[1]));
 }
 
 template <class F, class T>
 void binary(char* const* p, const int64_t* s, int64_t n) {
   using R = decltype(F::apply(T(), T()));
   constexpr int64_t kT = sizeof(T);
-  if (s[0] == int64_t(sizeof(R)) && (s[1] == kT || s[1] == 0) && (s[2] == kT || s[2] == 0) && n > 1) {
+  if (s[0] == int64_t(sizeof(R)) && (s[1] == kT || s[1] == 0) && (s[2] == kT || s[2] == 0) &&
+      n > 1) {
     R* r = reinterpret_cast<R*>(p[0]);
     const T *a = reinterpret_cast<const T*>(p[1]), *b = reinterpret_cast<const T*>(p[2]);
     if (s[1] && s[2]) {
@@ -59,7 +62,8 @@ void binary(char* const* p, const int64_t* s, int64_t n) {
     return;
   }
   for (int64_t i = 0; i < n; ++i)
-    *reinterpret_cast<R*>(p[0] + i * s[0]) = F::apply(load<T>(p[1] + i * s[1]), load<T>(p[2] + i * s[2]));
+    *reinterpret_cast<R*>(p[0] + i * s[0]) =
+        F::apply(load<T>(p[1] + i * s[1]), load<T>(p[2] + i * s[2]));
 }
 
 template <class F, class T>
@@ -82,19 +86,50 @@ struct Rows {
   PointwiseLoops rows[128];
   size_t count = 0;
   void add(PointwiseLoops r) { rows[count++] = r; }
-  template <class... F> void float_unary(List<F...>) { (add({F::name, 1, false, unary<F, float>, unary<F, double>, nullptr}), ...); }
-  template <class... F> void any_unary(List<F...>) { (add({F::name, 1, false, unary<F, float>, unary<F, double>, unary<F, int64_t>}), ...); }
-  template <class... F> void predicate(List<F...>) { (add({F::name, 1, true, unary<F, float>, unary<F, double>, unary<F, int64_t>}), ...); }
-  template <class... F> void bit_unary(List<F...>) { (add({F::name, 1, false, nullptr, nullptr, unary<F, int64_t>}), ...); }
-  template <class... F> void any_binary(List<F...>) { (add({F::name, 2, false, binary<F, float>, binary<F, double>, binary<F, int64_t>}), ...); }
-  template <class... F> void float_binary(List<F...>) { (add({F::name, 2, false, binary<F, float>, binary<F, double>, nullptr}), ...); }
-  template <class... F> void compare(List<F...>) { (add({F::name, 2, true, binary<F, float>, binary<F, double>, binary<F, int64_t>}), ...); }
-  template <class... F> void bit_binary(List<F...>) { (add({F::name, 2, false, nullptr, nullptr, binary<F, int64_t>}), ...); }
-  template <class... F> void any_ternary(List<F...>) { (add({F::name, 3, false, ternary<F, float>, ternary<F, double>, ternary<F, int64_t>}), ...); }
-  template <class... F> void float_ternary(List<F...>) { (add({F::name, 3, false, ternary<F, float>, ternary<F, double>, nullptr}), ...); }
+  template <class... F>
+  void float_unary(List<F...>) {
+    (add({F::name, 1, false, unary<F, float>, unary<F, double>, nullptr}), ...);
+  }
+  template <class... F>
+  void any_unary(List<F...>) {
+    (add({F::name, 1, false, unary<F, float>, unary<F, double>, unary<F, int64_t>}), ...);
+  }
+  template <class... F>
+  void predicate(List<F...>) {
+    (add({F::name, 1, true, unary<F, float>, unary<F, double>, unary<F, int64_t>}), ...);
+  }
+  template <class... F>
+  void bit_unary(List<F...>) {
+    (add({F::name, 1, false, nullptr, nullptr, unary<F, int64_t>}), ...);
+  }
+  template <class... F>
+  void any_binary(List<F...>) {
+    (add({F::name, 2, false, binary<F, float>, binary<F, double>, binary<F, int64_t>}), ...);
+  }
+  template <class... F>
+  void float_binary(List<F...>) {
+    (add({F::name, 2, false, binary<F, float>, binary<F, double>, nullptr}), ...);
+  }
+  template <class... F>
+  void compare(List<F...>) {
+    (add({F::name, 2, true, binary<F, float>, binary<F, double>, binary<F, int64_t>}), ...);
+  }
+  template <class... F>
+  void bit_binary(List<F...>) {
+    (add({F::name, 2, false, nullptr, nullptr, binary<F, int64_t>}), ...);
+  }
+  template <class... F>
+  void any_ternary(List<F...>) {
+    (add({F::name, 3, false, ternary<F, float>, ternary<F, double>, ternary<F, int64_t>}), ...);
+  }
+  template <class... F>
+  void float_ternary(List<F...>) {
+    (add({F::name, 3, false, ternary<F, float>, ternary<F, double>, nullptr}), ...);
+  }
   Rows() {
     float_unary(FloatUnary()), any_unary(AnyUnary()), predicate(Predicate()), bit_unary(BitUnary());
-    any_binary(AnyBinary()), float_binary(FloatBinary()), compare(Compare()), bit_binary(BitBinary());
+    any_binary(AnyBinary()), float_binary(FloatBinary()), compare(Compare()),
+        bit_binary(BitBinary());
     any_ternary(AnyTernary()), float_ternary(FloatTernary());
   }
 };

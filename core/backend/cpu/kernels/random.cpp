@@ -2,7 +2,8 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/tables.h"
 #include "core/tensor/philox.h"
-// clang-format off: each text needs the one before it
+// Each text needs the one before it.
+// clang-format off
 #include "core/ops/functors/prelude.h"
 #include "core/ops/functors/math.h"
 #include "core/ops/functors/math_trig.h"
@@ -23,7 +24,8 @@ void words(uint64_t key, uint64_t counter_hi, uint64_t first, int64_t blocks, ui
 void normals(const uint32_t* w, float* out, int64_t pairs) {
 #pragma GCC ivdep
   for (int64_t i = 0; i < pairs; ++i) {
-    float u = (float(w[2 * i] >> 8) + 1.0f) * 0x1p-24f, angle = float(w[2 * i + 1] >> 8) * (0x1p-24f * 6.283185307f);
+    float u = (float(w[2 * i] >> 8) + 1.0f) * 0x1p-24f,
+          angle = float(w[2 * i + 1] >> 8) * (0x1p-24f * 6.283185307f);
     float r = fn::sqrt(-2.0f * fn::log(u));
     out[2 * i] = r * fn::cos(angle), out[2 * i + 1] = r * fn::sin(angle);
   }

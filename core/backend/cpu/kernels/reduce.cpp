@@ -1,5 +1,6 @@
-// Reductions with a fixed order: a row is cut into blocks of kBlock elements, each summed in kLanes interleaved lanes, the
-// lanes and then the blocks meet in a balanced tree. The order depends on the extents only, not on threads or vector width.
+// Reductions with a fixed order: a row is cut into blocks of kBlock elements, each summed in kLanes
+// interleaved lanes, the lanes and then the blocks meet in a balanced tree. The order depends on
+// the extents only, not on threads or vector width.
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/tables.h"
 
@@ -9,18 +10,66 @@ namespace {
 constexpr int kLanes = 32;
 constexpr int64_t kBlock = 1024;
 
-struct Sum { template <class T> static T start() { return T(0); } template <class T> static T join(T a, T b) { return a + b; } };
-struct Prod { template <class T> static T start() { return T(1); } template <class T> static T join(T a, T b) { return a * b; } };
+struct Sum {
+  template <class T>
+  static T start() {
+    return T(0);
+  }
+  template <class T>
+  static T join(T a, T b) {
+    return a + b;
+  }
+};
+struct Prod {
+  template <class T>
+  static T start() {
+    return T(1);
+  }
+  template <class T>
+  static T join(T a, T b) {
+    return a * b;
+  }
+};
 struct Max {
-  template <class T> static T start() { return T(0.5) != T(0) ? T(-__builtin_inf()) : T(int64_t(1) << 63); }
-  template <class T> static T join(T a, T b) { return a > b || a != a ? a : b; }
+  template <class T>
+  static T start() {
+    return T(0.5) != T(0) ? T(-__builtin_inf()) : T(int64_t(1) << 63);
+  }
+  template <class T>
+  static T join(T a, T b) {
+    return a > b || a != a ? a : b;
+  }
 };
 struct Min {
-  template <class T> static T start() { return T(0.5) != T(0) ? T(__builtin_inf()) : T(~(int64_t(1) << 63)); }
-  template <class T> static T join(T a, T b) { return a < b || a != a ? a : b; }
+  template <class T>
+  static T start() {
+    return T(0.5) != T(0) ? T(__builtin_inf()) : T(~(int64_t(1) << 63));
+  }
+  template <class T>
+  static T join(T a, T b) {
+    return a < b || a != a ? a : b;
+  }
 };
-struct Any { template <class T> static T start() { return T(0); } template <class T> static T join(T a, T b) { return T((a != T(0)) | (b != T(0))); } };
-struct All { template <class T> static T start() { return T(1); } template <class T> static T join(T a, T b) { return T((a != T(0)) & (b != T(0))); } };
+struct Any {
+  template <class T>
+  static T start() {
+    return T(0);
+  }
+  template <class T>
+  static T join(T a, T b) {
+    return T((a != T(0)) | (b != T(0)));
+  }
+};
+struct All {
+  template <class T>
+  static T start() {
+    return T(1);
+  }
+  template <class T>
+  static T join(T a, T b) {
+    return T((a != T(0)) & (b != T(0)));
+  }
+};
 
 template <class Op, class T>
 T block(const T* x, int64_t n) {
@@ -79,9 +128,12 @@ void reduce(const T* x, T* out, int64_t n, int64_t inner, int64_t begin, int64_t
 template <>
 const ReduceTable& isa_table<ReduceTable, isa::TESSERA_ISA>() {
   static const ReduceTable table{
-      {reduce<Sum, float>, reduce<Prod, float>, reduce<Max, float>, reduce<Min, float>, reduce<Any, float>, reduce<All, float>},
-      {reduce<Sum, double>, reduce<Prod, double>, reduce<Max, double>, reduce<Min, double>, reduce<Any, double>, reduce<All, double>},
-      {reduce<Sum, int64_t>, reduce<Prod, int64_t>, reduce<Max, int64_t>, reduce<Min, int64_t>, reduce<Any, int64_t>, reduce<All, int64_t>}};
+      {reduce<Sum, float>, reduce<Prod, float>, reduce<Max, float>, reduce<Min, float>,
+       reduce<Any, float>, reduce<All, float>},
+      {reduce<Sum, double>, reduce<Prod, double>, reduce<Max, double>, reduce<Min, double>,
+       reduce<Any, double>, reduce<All, double>},
+      {reduce<Sum, int64_t>, reduce<Prod, int64_t>, reduce<Max, int64_t>, reduce<Min, int64_t>,
+       reduce<Any, int64_t>, reduce<All, int64_t>}};
   return table;
 }
 

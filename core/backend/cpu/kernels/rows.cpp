@@ -1,8 +1,10 @@
-// Softmax and normalisation over dense rows. Sums run in kLanes interleaved lanes that meet in a balanced tree, so the order
-// is a property of the row's length and loops vectorise without reassociation.
+// Softmax and normalisation over dense rows. Sums run in kLanes interleaved lanes that meet in a
+// balanced tree, so the order is a property of the row's length and loops vectorise without
+// reassociation.
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/tables.h"
-// clang-format off: each text needs the one before it
+// Each text needs the one before it.
+// clang-format off
 #include "core/ops/functors/prelude.h"
 #include "core/ops/functors/math.h"
 // clang-format on
@@ -49,8 +51,10 @@ T max_of(const T* x, int64_t n) {
   Lanes<T> m(T(-__builtin_inf()));
   int64_t k = 0;
   for (; k + kLanes <= n; k += kLanes)
-    for (int i = 0; i < kLanes; ++i) m.v[i] = x[k + i] > m.v[i] || x[k + i] != x[k + i] ? x[k + i] : m.v[i];
-  for (int i = 0; k + i < n; ++i) m.v[i] = x[k + i] > m.v[i] || x[k + i] != x[k + i] ? x[k + i] : m.v[i];
+    for (int i = 0; i < kLanes; ++i)
+      m.v[i] = x[k + i] > m.v[i] || x[k + i] != x[k + i] ? x[k + i] : m.v[i];
+  for (int i = 0; k + i < n; ++i)
+    m.v[i] = x[k + i] > m.v[i] || x[k + i] != x[k + i] ? x[k + i] : m.v[i];
   return m.max();
 }
 
@@ -83,7 +87,8 @@ T logsumexp_row(const T* x, int64_t n) {
 template <class T>
 void log_softmax(const T* x, T* y, int64_t n, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
-    T top = max_of(x, n), rest = fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp(x[k] - top); }));
+    T top = max_of(x, n),
+      rest = fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp(x[k] - top); }));
     for (int64_t k = 0; k < n; ++k) y[k] = (x[k] - top) - rest;
   }
 }
@@ -118,7 +123,8 @@ void scale_row(T* e, const T* from, int64_t n, T scale, bool stream) {
     if (stream) {
       while (k < n && reinterpret_cast<uintptr_t>(e + k) % 64) e[k] = from[k] * scale, ++k;
       __m512 s = _mm512_set1_ps(scale);
-      for (; k + 16 <= n; k += 16) _mm512_stream_ps(e + k, _mm512_mul_ps(_mm512_loadu_ps(from + k), s));
+      for (; k + 16 <= n; k += 16)
+        _mm512_stream_ps(e + k, _mm512_mul_ps(_mm512_loadu_ps(from + k), s));
     }
   }
 #endif
@@ -138,7 +144,8 @@ T softmax_scaled(const T* x, T* e, int64_t n, T scale, bool stream) {
 }
 
 template <class T>
-void norm(const T* x, const T* w, const T* b, T* y, T* mean, T* rstd, int64_t n, int64_t rows, T eps, bool centred) {
+void norm(const T* x, const T* w, const T* b, T* y, T* mean, T* rstd, int64_t n, int64_t rows,
+          T eps, bool centred) {
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
     T mu = centred ? sum_of<T>(n, [&](int64_t k) { return x[k]; }) / T(n) : T(0);
     T var = sum_of<T>(n, [&](int64_t k) { return (x[k] - mu) * (x[k] - mu); }) / T(n);
@@ -156,9 +163,11 @@ void norm(const T* x, const T* w, const T* b, T* y, T* mean, T* rstd, int64_t n,
   }
 }
 
-// With h = (x - mean) rstd and q = g w: dx = rstd (q - mean(q) - h mean(q h)); rms-norm has no mean(q).
+// With h = (x - mean) rstd and q = g w: dx = rstd (q - mean(q) - h mean(q h)); rms-norm has no
+// mean(q).
 template <class T>
-void norm_grad(const T* g, const T* x, const T* w, const T* mean, const T* rstd, T* dx, T* dw, T* db, int64_t n, int64_t rows, bool centred) {
+void norm_grad(const T* g, const T* x, const T* w, const T* mean, const T* rstd, T* dx, T* dw,
+               T* db, int64_t n, int64_t rows, bool centred) {
   for (int64_t r = 0; r < rows; ++r, g += n, x += n) {
     T mu = centred ? mean[r] : T(0), s = rstd[r];
     if (dw)
@@ -182,14 +191,18 @@ void norm_grad(const T* g, const T* x, const T* w, const T* mean, const T* rstd,
 
 template <class T>
 constexpr RowFns<T> fns() {
-  return {softmax<T>, log_softmax<T>, softmax_grad<T>, log_softmax_grad<T>, logsumexp<T>, softmax_scaled<T>, norm<T>, norm_grad<T>};
+  return {softmax<T>,   log_softmax<T>,    softmax_grad<T>, log_softmax_grad<T>,
+          logsumexp<T>, softmax_scaled<T>, norm<T>,         norm_grad<T>};
 }
 
 // Kingma, Ba 2015; decoupled decay: Loshchilov, Hutter 2019.
 template <class T>
-void adam(const T* p, const T* g, const T* m, const T* v, T* p2, T* m2, T* v2, int64_t n, const AdamStep& s) {
-  const T scale = T(s.grad_scale), beta1 = T(s.beta1), beta2 = T(s.beta2), rest1 = T(1 - s.beta1), rest2 = T(1 - s.beta2), eps = T(s.eps);
-  const T coupled = s.decoupled ? T(0) : T(s.weight_decay), keep = s.decoupled ? T(1 - s.lr * s.weight_decay) : T(1);
+void adam(const T* p, const T* g, const T* m, const T* v, T* p2, T* m2, T* v2, int64_t n,
+          const AdamStep& s) {
+  const T scale = T(s.grad_scale), beta1 = T(s.beta1), beta2 = T(s.beta2), rest1 = T(1 - s.beta1),
+          rest2 = T(1 - s.beta2), eps = T(s.eps);
+  const T coupled = s.decoupled ? T(0) : T(s.weight_decay),
+          keep = s.decoupled ? T(1 - s.lr * s.weight_decay) : T(1);
   const T step = T(s.lr / s.correction1), inverse_root = T(1 / __builtin_sqrt(s.correction2));
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
@@ -210,7 +223,8 @@ double sum_squares(const T* x, int64_t n) {
 
 template <class T>
 void sgd(const T* p, const T* g, const T* b, T* p2, T* b2, int64_t n, const SgdStep& s) {
-  const T lr = T(s.lr), scale = T(s.grad_scale), decay = T(s.weight_decay), momentum = T(s.momentum), fresh = T(1 - s.dampening);
+  const T lr = T(s.lr), scale = T(s.grad_scale), decay = T(s.weight_decay),
+          momentum = T(s.momentum), fresh = T(1 - s.dampening);
   for (int64_t i = 0; i < n; ++i) {
     T grad = g[i] * scale + decay * p[i];
     if (b) {
@@ -232,7 +246,8 @@ const RowTable& isa_table<RowTable, isa::TESSERA_ISA>() {
 
 template <>
 const UpdateTable& isa_table<UpdateTable, isa::TESSERA_ISA>() {
-  static const UpdateTable table{{adam<float>, sum_squares<float>, sgd<float>}, {adam<double>, sum_squares<double>, sgd<double>}};
+  static const UpdateTable table{{adam<float>, sum_squares<float>, sgd<float>},
+                                 {adam<double>, sum_squares<double>, sgd<double>}};
   return table;
 }
 

@@ -1,4 +1,5 @@
-// The function tables that kernels/ files fill, one struct per family. Plain pointers and integers only.
+// The function tables that kernels/ files fill, one struct per family. Plain pointers and integers
+// only.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -8,7 +9,8 @@ namespace tessera::cpu {
 /// One row of a strided loop: p[0] is the result, then the operands; strides in bytes; n elements.
 using Loop = void (*)(char* const* p, const int64_t* stride, int64_t n);
 
-/// Loops of one pointwise functor by compute type; null where the functor has none for it. `to_bool`: results are bool.
+/// Loops of one pointwise functor by compute type; null where the functor has none for it.
+/// `to_bool`: results are bool.
 struct PointwiseLoops {
   const char* name;
   int arity;
@@ -22,15 +24,19 @@ struct PointwiseTable {
 
 /// dst[i] = src[i] converted, n elements with byte strides; rows[from][to] in DType order.
 struct ConvertTable {
-  using Fn = void (*)(char* dst, int64_t dst_stride, const char* src, int64_t src_stride, int64_t n);
+  using Fn = void (*)(char* dst, int64_t dst_stride, const char* src, int64_t src_stride,
+                      int64_t n);
   const Fn* rows[8];
 };
 
 /// Reduces x [outer, n, inner] to out [outer, inner], for outer index in [begin, end).
 struct ReduceTable {
-  using F32 = void (*)(const float* x, float* out, int64_t n, int64_t inner, int64_t begin, int64_t end);
-  using F64 = void (*)(const double* x, double* out, int64_t n, int64_t inner, int64_t begin, int64_t end);
-  using I64 = void (*)(const int64_t* x, int64_t* out, int64_t n, int64_t inner, int64_t begin, int64_t end);
+  using F32 = void (*)(const float* x, float* out, int64_t n, int64_t inner, int64_t begin,
+                       int64_t end);
+  using F64 = void (*)(const double* x, double* out, int64_t n, int64_t inner, int64_t begin,
+                       int64_t end);
+  using I64 = void (*)(const int64_t* x, int64_t* out, int64_t n, int64_t inner, int64_t begin,
+                       int64_t end);
   F32 f32[6];  // by ReduceKind
   F64 f64[6];
   I64 i64[6];
@@ -47,12 +53,15 @@ struct RowFns {
   void (*log_softmax_grad)(const T* y, const T* g, T* dx, int64_t n, int64_t rows);
   /// lse[r] = log(sum(exp(x)))
   void (*logsumexp)(const T* x, T* lse, int64_t n, int64_t rows);
-  /// e = scale exp(x - max) / sum(exp(x - max)) of one row; returns log(sum(exp(x))). `stream`: bypass the caches.
+  /// e = scale exp(x - max) / sum(exp(x - max)) of one row; returns log(sum(exp(x))). `stream`:
+  /// bypass the caches.
   T (*softmax_scaled)(const T* x, T* e, int64_t n, T scale, bool stream);
   /// y = (x - mean) rstd w + b; w, b may be null. `centred` false: rms-norm, mean is 0.
-  void (*norm)(const T* x, const T* w, const T* b, T* y, T* mean, T* rstd, int64_t n, int64_t rows, T eps, bool centred);
+  void (*norm)(const T* x, const T* w, const T* b, T* y, T* mean, T* rstd, int64_t n, int64_t rows,
+               T eps, bool centred);
   /// Adds the rows' parts to dw [n] and db [n] where not null; dx may be null.
-  void (*norm_grad)(const T* g, const T* x, const T* w, const T* mean, const T* rstd, T* dx, T* dw, T* db, int64_t n, int64_t rows, bool centred);
+  void (*norm_grad)(const T* g, const T* x, const T* w, const T* mean, const T* rstd, T* dx, T* dw,
+                    T* db, int64_t n, int64_t rows, bool centred);
 };
 struct RowTable {
   RowFns<float> f32;
@@ -61,7 +70,8 @@ struct RowTable {
 
 /// One Adam or SGD step over n elements of one tensor.
 struct AdamStep {
-  double lr, beta1, beta2, eps, weight_decay, correction1, correction2, grad_scale;  // correction: 1 - beta^step
+  double lr, beta1, beta2, eps, weight_decay, correction1, correction2,
+      grad_scale;  // correction: 1 - beta^step
   bool decoupled;
 };
 struct SgdStep {
@@ -70,16 +80,19 @@ struct SgdStep {
 };
 template <class T>
 struct UpdateFns {
-  void (*adam)(const T* p, const T* g, const T* m, const T* v, T* p2, T* m2, T* v2, int64_t n, const AdamStep& s);
+  void (*adam)(const T* p, const T* g, const T* m, const T* v, T* p2, T* m2, T* v2, int64_t n,
+               const AdamStep& s);
   double (*sum_squares)(const T* x, int64_t n);
-  void (*sgd)(const T* p, const T* g, const T* b, T* p2, T* b2, int64_t n, const SgdStep& s);  // b, b2 null: no momentum
+  void (*sgd)(const T* p, const T* g, const T* b, T* p2, T* b2, int64_t n,
+              const SgdStep& s);  // b, b2 null: no momentum
 };
 struct UpdateTable {
   UpdateFns<float> f32;
   UpdateFns<double> f64;
 };
 
-/// Random words (core/tensor/philox.h): out[4 b + i] is word i of block `first + b` under (key, counter_hi).
+/// Random words (core/tensor/philox.h): out[4 b + i] is word i of block `first + b` under (key,
+/// counter_hi).
 struct RandomTable {
   void (*words)(uint64_t key, uint64_t counter_hi, uint64_t first, int64_t blocks, uint32_t* out);
   /// Pairs (u, w) of words to pairs of standard normals; n pairs.
