@@ -6,9 +6,6 @@
 
 #include "core/tensor/element.h"
 
-// The loops below are the whole cost of a reduction: they must be vectorised.
-#pragma GCC optimize("O3")
-
 namespace tessera::detail {
 namespace {
 

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "collectives/reduction.h"
+#include "collectives/shm/cpu.h"
 #include "collectives/shm/process.h"
 
 namespace tessera::detail {
@@ -99,6 +100,7 @@ void ShmEngine::run(Call& call) {
       splits[size_ + r] = plan.take[size_t(r)].bytes;
     }
   }
+  past_caches_ = tuner_.past_caches(plan.has_splits() ? 0 : plan.longest * pieces);
   ++phase_;  // the phase about to be posted chooses the staging area
   if (with_first) stage(plan, 0, window);
   --phase_;
@@ -117,6 +119,7 @@ void ShmEngine::run(Call& call) {
     else
       run_staged(call, longest);
   }
+  tuner_.done();
   me_.finished.store(seq, std::memory_order_release);
 }
 
@@ -143,7 +146,11 @@ bool ShmEngine::all_in_place(uint64_t seq) {
 void ShmEngine::stage(const Plan& plan, int64_t begin, int64_t window) {
   std::byte* to = segment_->stage(rank_, int(phase_ & 1));
   for (const Part& piece : plan.give) {
-    move_bytes(to, piece.data + begin, inside(piece.bytes, begin, window));
+    int64_t bytes = inside(piece.bytes, begin, window);
+    if (bytes > 0 && past_caches_)
+      stream_copy(to, piece.data + begin, size_t(bytes));
+    else
+      move_bytes(to, piece.data + begin, bytes);
     to += window;
   }
 }

@@ -10,6 +10,7 @@
 
 #include "collectives/engine.h"
 #include "collectives/shm/segment.h"
+#include "collectives/shm/tuner.h"
 
 namespace tessera::detail {
 
@@ -93,7 +94,9 @@ class ShmEngine final : public Engine {
   const int rank_, size_;
   RankState& me_;
   uint64_t phase_ = 0;  // phases posted by this rank
-  int spins_;           // rounds of polling before a synchronous call sleeps
+  StageTuner tuner_;
+  bool past_caches_ = false;  // how this call is staged
+  int spins_;                 // rounds of polling before a synchronous call sleeps
   std::atomic<uint32_t> nudges_{0};
 };
 

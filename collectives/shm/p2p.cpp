@@ -4,11 +4,11 @@
 // receiver has taken its last chunk. Invariant: `sent` and `got` of a mailbox are equal between
 // messages.
 #include <fmt/format.h>
-#include <immintrin.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "collectives/shm/cpu.h"
 #include "collectives/shm/engine.h"
 
 namespace tessera::detail {
@@ -144,7 +144,7 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
     }
     if (active.empty()) break;
     bool moved = false;
-    for (int i = 0; i < spins_ && !(moved = ready()); ++i) _mm_pause();
+    for (int i = 0; i < spins_ && !(moved = ready()); ++i) relax();
     if (moved) continue;
     const Plan& plan = active[0].call->plan;
     uint64_t count = (me_.p2p.load(std::memory_order_relaxed) >> 32) + 1;

@@ -3,7 +3,6 @@
 // has been killed and whether the deadline has passed. Invariant: whoever finds the group dead
 // first writes the obituary, and every rank throws that text.
 #include <fmt/format.h>
-#include <immintrin.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -12,6 +11,7 @@
 #include <climits>
 #include <cstring>
 
+#include "collectives/shm/cpu.h"
 #include "collectives/shm/engine.h"
 #include "collectives/shm/process.h"
 
@@ -68,7 +68,7 @@ void ShmEngine::wait_slow(Call& call) {
   };
   for (int i = 0, n = call.async ? std::min(spins_, kAsyncSpins) : spins_; i < n; ++i) {
     if (ready()) return;
-    _mm_pause();
+    relax();
   }
   auto since = Clock::now(), looked = since;
   tell_site(call);
