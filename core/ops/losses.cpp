@@ -1,0 +1,69 @@
+#include "core/ops/losses.h"
+
+#include "core/ops/compose.h"
+#include "core/ops/indexing.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+Tensor reduced(const Tensor& loss, Reduction r) {
+  return r == Reduction::kMean ? mean(loss) : r == Reduction::kSum ? sum(loss) : loss;
+}
+
+// Constant below `beta`, linear above: the pieces meet with equal slopes.
+Tensor huber(const Tensor& x, const Tensor& y, double beta, double scale) {
+  Tensor d = abs(x - y);
+  if (beta == 0) return d * scale;
+  return where(lt(d, beta), square(d) * (0.5 / beta * scale), (d - 0.5 * beta) * scale);
+}
+
+}  // namespace
+
+Tensor mse_loss(const Tensor& x, const Tensor& y, Reduction r) { return reduced(square(x - y), r); }
+Tensor l1_loss(const Tensor& x, const Tensor& y, Reduction r) { return reduced(abs(x - y), r); }
+Tensor smooth_l1_loss(const Tensor& x, const Tensor& y, double beta, Reduction r) {
+  TESSERA_CHECK(beta >= 0, "smooth_l1_loss: beta {} is negative", beta);
+  return reduced(huber(x, y, beta, 1), r);
+}
+Tensor huber_loss(const Tensor& x, const Tensor& y, double delta, Reduction r) {
+  TESSERA_CHECK(delta > 0, "huber_loss: delta {} must be positive", delta);
+  return reduced(huber(x, y, delta, delta), r);
+}
+
+Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weight, Reduction r) {
+  TESSERA_CHECK_AS(ShapeError, x.shape() == y.shape(), "binary_cross_entropy: x is {}, y is {}; give them one shape", describe(x), describe(y));
+  Tensor loss = (y - 1.0) * clamp_min(log1p(-x), -100.0) - y * clamp_min(log(x), -100.0);
+  return reduced(weight.defined() ? loss * weight : loss, r);
+}
+
+Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& pos_weight, Reduction r) {
+  Tensor positive = pos_weight.defined() ? (pos_weight - 1.0) * y + 1.0 : Tensor();
+  Tensor tail = positive.defined() ? logsigmoid(x) * positive : logsigmoid(x);
+  Tensor loss = (1.0 - y) * x - tail;
+  return reduced(weight.defined() ? loss * weight : loss, r);
+}
+
+Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& o) {
+  TESSERA_CHECK_AS(ShapeError, x.ndim() == targets.ndim() + 1, "nll_loss: x is {}, targets {}; x has one more dim, its classes last", describe(x),
+                   describe(targets));
+  Tensor counts = ne(targets, o.ignore_index), t = where(counts, targets, scalar_tensor(0, targets.dtype(), targets.device()));
+  Tensor w = cast(counts, x.dtype());
+  if (o.weight.defined()) w = w * reshape(index_select(o.weight, 0, reshape(t, {-1})), t.shape());
+  Tensor picked = squeeze(gather(x, -1, unsqueeze(t, -1)), -1);
+  Tensor loss = -where(counts, picked, scalar_tensor(0, x.dtype(), x.device())) * w;
+  if (o.reduction != Reduction::kMean) return reduced(loss, o.reduction);
+  return sum(loss) / sum(w);
+}
+
+Tensor kl_div(const Tensor& x, const Tensor& target, KlReduction r) {
+  Tensor loss = xlogy(target, target) - target * x;
+  if (r == KlReduction::kBatchMean) {
+    TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && x.size(0) > 0, "kl_div: batch mean of {}", describe(x));
+    return sum(loss) / double(x.size(0));
+  }
+  return r == KlReduction::kNone ? loss : r == KlReduction::kSum ? sum(loss) : mean(loss);
+}
+
+}  // namespace tessera
