@@ -8,12 +8,12 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/base/version.h"
 #include "core/io/safetensors.h"
 
 namespace tessera {
 namespace {
 
-constexpr const char* kVersion = "0.1.0";
 constexpr int kBad = 1, kNotAvailable = 2;
 
 // Names come from files of any origin: control characters must not reach the terminal.
@@ -64,7 +64,7 @@ void verify_file(const io::SafetensorsFile& file) {
 int run(int argc, char** argv) {
   CLI::App app{"Looks into files of weights (safetensors, or a folder of its shards)."};
   app.name("tckpt");
-  app.set_version_flag("--version", std::string("tckpt (Tessera) ") + kVersion);
+  app.set_version_flag("--version", [] { return version_text("tckpt"); });
   app.require_subcommand(1);
   std::string path;
   CLI::App* inspect =

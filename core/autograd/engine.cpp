@@ -59,6 +59,7 @@ class Backward {
       queue_.pop();
       visit(*node);
     }
+    for (GradSink* sink : sinks_) sink->backward_finished();
   }
 
  private:
@@ -112,7 +113,10 @@ class Backward {
     if (!g.defined()) return;
     for (auto& [number, hook] : leaf.hooks)
       if (Tensor changed = hook(g); changed.defined()) g = std::move(changed);
-    if (leaf.sink) return leaf.sink->deliver(leaf.slot, std::move(g));
+    if (leaf.sink) {
+      if (std::find(sinks_.begin(), sinks_.end(), leaf.sink) == sinks_.end()) sinks_.push_back(leaf.sink);
+      return leaf.sink->deliver(leaf.slot, std::move(g));
+    }
     accumulate(leaf, std::move(g));
   }
 
@@ -147,6 +151,7 @@ class Backward {
   BackwardOptions options_;
   uint64_t run_;
   bool returning_ = false;
+  SmallVector<GradSink*, 2> sinks_;
   std::vector<std::pair<Ref<GradMeta>, Tensor>> roots_;
   std::unordered_map<Key, Tensor, KeyHash> watched_;
   std::priority_queue<Ref<GradNode>, std::vector<Ref<GradNode>>, ByNumber> queue_;

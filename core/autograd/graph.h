@@ -15,8 +15,10 @@ class GradNode;
 class GradSink {
  public:
   virtual ~GradSink() = default;
-  /// The gradient of leaf number `slot` is complete for this backward. `grad` may be undefined: the leaf was not reached.
+  /// The gradient of leaf number `slot` is complete for this backward.
   virtual void deliver(int slot, Tensor grad) = 0;
+  /// The backward that delivered at least one gradient is over.
+  virtual void backward_finished() = 0;
 };
 
 using GradHook = std::function<Tensor(const Tensor& grad)>;

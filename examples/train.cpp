@@ -1,0 +1,23 @@
+// Trains a model: the program users start with, and the benchmarks' workload. See train --help.
+#include "examples/train/options.h"
+#include "examples/train/trainer.h"
+
+int main(int argc, char** argv) {
+  using namespace tessera;
+  try {
+    train::Parsed parsed = train::parse_options(argc, argv);
+    if (parsed.exit_status >= 0) return parsed.exit_status;
+    Ref<ProcessGroup> group = init_process_group({.backend = parsed.options.backend});
+    try {
+      train::run(parsed.options, group);
+    } catch (const std::exception& e) {
+      group->abort(e.what());  // peers learn why, now rather than at their deadline
+      throw;
+    }
+    destroy_process_group();
+    return 0;
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,135 @@
+#include "examples/train/options.h"
+
+#include <CLI/CLI.hpp>
+
+#include "core/base/error.h"
+#include "core/base/version.h"
+
+namespace tessera::train {
+namespace {
+
+// Flags of the interface that this build cannot honour yet, with the values it can.
+struct Unavailable {
+  std::string strategy = "ddp", precision = "fp32", device = "auto", mesh, checkpoint, tensorboard, profile;
+  bool offload = false, exact_contraction = false, compile = false, resume = false;
+  int64_t image_size = 0, save_every = 0;
+};
+
+void refuse(bool asked, const std::string& flag) {
+  TESSERA_CHECK(!asked, "train: {} is not available yet; leave it out", flag);
+}
+
+void check_available(const Unavailable& u) {
+  refuse(u.strategy != "ddp", "--strategy " + u.strategy);
+  refuse(u.precision != "fp32", "--precision " + u.precision);
+  refuse(u.device != "auto" && u.device != "cpu", "--device " + u.device);
+  refuse(!u.mesh.empty(), "--mesh");
+  refuse(!u.checkpoint.empty(), "--checkpoint");
+  refuse(u.resume, "--resume");
+  refuse(u.save_every != 0, "--save-every");
+  refuse(!u.tensorboard.empty(), "--tensorboard");
+  refuse(!u.profile.empty(), "--profile");
+  refuse(u.offload, "--offload");
+  refuse(u.exact_contraction, "--exact-contraction");
+  refuse(u.compile, "--compile");
+  refuse(u.image_size != 0, "--image-size");
+}
+
+void check_values(const Options& o) {
+  auto positive = [](const char* flag, int64_t v) { TESSERA_CHECK(v >= 1, "train: {} {}: expected at least 1", flag, v); };
+  positive("--batch-size", o.batch_size), positive("--accumulate", o.accumulate), positive("--logical-batches", o.logical_batches);
+  TESSERA_CHECK(o.seq_len >= 0, "train: --seq-len {}: expected at least 1", o.seq_len);
+  TESSERA_CHECK(o.steps >= -1 && o.epochs >= 0, "train: --steps and --epochs are not negative");
+  TESSERA_CHECK(o.lr >= 0 && o.min_lr >= 0, "train: --lr {} --min-lr {}: rates are not negative", o.lr, o.min_lr);
+  TESSERA_CHECK(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, "train: --betas {},{}: each is in [0, 1)", o.beta1, o.beta2);
+  TESSERA_CHECK(!o.deterministic || o.accumulate == 1, "train: --deterministic counts micro-batches by --logical-batches; leave --accumulate out");
+  for (const char* known : {"image", "resnet", "bert"})
+    refuse(o.model.starts_with(known), "--model " + o.model);
+  TESSERA_CHECK(o.model == "gpt2" || o.model == "gpt-nano" || o.model == "mlp", "train: unknown model \"{}\"; expected gpt2, gpt-nano or mlp", o.model);
+  TESSERA_CHECK(o.optimizer == "sgd" || o.optimizer == "adamw", "train: unknown optimizer \"{}\"; expected sgd or adamw", o.optimizer);
+  std::string kind = o.data.substr(0, o.data.find(':'));
+  for (const char* later : {"mlm", "images", "cifar10"}) refuse(kind == later, "--data " + kind);
+  TESSERA_CHECK(o.data.empty() || kind == "text" || kind == "tokens" || kind == "synthetic", "train: --data \"{}\": expected text:PATH, tokens:PATH or synthetic:", o.data);
+}
+
+std::pair<double, double> parse_betas(const std::string& text) {
+  double a = 0, b = 0;
+  char rest = 0;
+  TESSERA_CHECK(std::sscanf(text.c_str(), "%lf,%lf%c", &a, &b, &rest) == 2, "train: --betas \"{}\": expected two numbers as in 0.9,0.99", text);
+  return {a, b};
+}
+
+}  // namespace
+
+Parsed parse_options(int argc, char** argv) {
+  Options o;
+  Unavailable u;
+  std::string betas = "0.9,0.99";
+  std::vector<std::string> set;
+  CLI::App app{"Trains a model, on one rank or under tlaunch on many.", "train"};
+  app.set_version_flag("--version", [] { return version_text("train"); });
+  app.get_formatter()->column_width(34);
+  auto text = [&](const char* flag, std::string& value, const char* help) { app.add_option(flag, value, help)->capture_default_str(); };
+  auto number = [&](const char* flag, auto& value, const char* help) { app.add_option(flag, value, help)->capture_default_str(); };
+
+  text("--model", o.model, "gpt2, gpt-nano or mlp");
+  text("--data", o.data, "text:PATH (file or folder), tokens:PATH or synthetic:");
+  text("--tokenizer", o.tokenizer, "byte, char or a GPT-2 ranks file");
+  number("--batch-size", o.batch_size, "sequences in a step, over all ranks");
+  number("--accumulate", o.accumulate, "micro-batches a rank runs before gradients are reduced");
+  number("--seq-len", o.seq_len, "tokens of a sequence; 0: the model's context");
+  number("--steps", o.steps, "optimizer steps");
+  number("--epochs", o.epochs, "passes over the training split, instead of --steps");
+  text("--optimizer", o.optimizer, "sgd or adamw");
+  number("--lr", o.lr, "highest learning rate");
+  number("--min-lr", o.min_lr, "learning rate at the end of a schedule");
+  text("--betas", betas, "of adamw");
+  text("--schedule", o.schedule, "constant, linear or cosine");
+  number("--warmup", o.warmup, "steps over which the rate rises");
+  number("--weight-decay", o.weight_decay, "of matrices; norms and biases do not decay");
+  number("--clip-norm", o.clip_norm, "largest norm of all gradients together; 0: no clipping");
+  text("--backend", o.backend, "collectives between CPU ranks: shm or gloo; default by host");
+  number("--seed", o.seed, "of weights, data order and dropout");
+  app.add_flag("--deterministic", o.deterministic, "the same bits on any power-of-two number of ranks");
+  number("--logical-batches", o.logical_batches, "micro-batches of a step under --deterministic");
+  text("--weights", o.weights, "safetensors file to start from");
+  text("--save", o.save, "safetensors file to write at the end");
+  number("--sample", o.sample, "tokens to generate at the end");
+  number("--eval-every", o.eval_every, "steps between validations; 0: at the end only");
+  text("--metrics", o.metrics, "JSON lines file, one line a step");
+  app.add_option("--set", set, "key=value: a field of the model's options (layers, heads, dim, dropout, ...)");
+  text("--strategy", u.strategy, "ddp");
+  text("--precision", u.precision, "fp32");
+  text("--device", u.device, "auto or cpu");
+  auto later = [&](CLI::Option* option) { option->group(""); };
+  later(app.add_option("--mesh", u.mesh)), later(app.add_option("--checkpoint", u.checkpoint)), later(app.add_option("--tensorboard", u.tensorboard));
+  later(app.add_option("--profile", u.profile)), later(app.add_option("--image-size", u.image_size)), later(app.add_option("--save-every", u.save_every));
+  later(app.add_flag("--offload", u.offload)), later(app.add_flag("--exact-contraction", u.exact_contraction));
+  later(app.add_flag("--compile", u.compile)), later(app.add_flag("--resume", u.resume));
+
+  // --a_b is --a-b.
+  std::vector<std::string> args(argv + 1, argv + argc);
+  for (std::string& a : args)
+    if (a.starts_with("--"))
+      for (size_t i = 2; i < a.size() && a[i] != '='; ++i)
+        if (a[i] == '_') a[i] = '-';
+  std::reverse(args.begin(), args.end());
+  try {
+    app.parse(args);
+  } catch (const CLI::Success& e) {
+    return {o, app.exit(e)};
+  } catch (const CLI::ParseError& e) {
+    throw UserError(fmt::format("train: {}; see train --help", e.what()));
+  }
+  std::tie(o.beta1, o.beta2) = parse_betas(betas);
+  for (const std::string& s : set) {
+    size_t eq = s.find('=');
+    TESSERA_CHECK(eq != std::string::npos && eq > 0, "train: --set \"{}\": expected key=value", s);
+    o.set.emplace_back(s.substr(0, eq), s.substr(eq + 1));
+  }
+  check_available(u);
+  check_values(o);
+  return {o, -1};
+}
+
+}  // namespace tessera::train

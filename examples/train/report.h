@@ -1,0 +1,51 @@
+// What a run tells: JSON lines for programs; for people a progress bar on a terminal and plain lines elsewhere. Only rank 0
+// has a report that writes.
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+
+namespace tessera::train {
+
+struct StepFacts {
+  int64_t step = 0;  // from 1
+  double loss = 0, lr = 0, grad_norm = 0, step_ms = 0, samples_per_s = 0, tokens_per_s = 0, comm_ms = 0;
+  int64_t peak_bytes = 0;
+  int world_size = 1;
+};
+struct RunFacts {
+  int64_t steps = 0;
+  double val_loss = 0, seconds = 0;
+  bool validated = false;
+  std::string params_xxh128;
+};
+
+class Report {
+ public:
+  /// `metrics`: path of the JSON lines, empty for none. Throws UserError when it cannot be written.
+  Report(bool active, const std::string& metrics, int64_t total_steps);
+  ~Report();
+  Report(const Report&) = delete;
+  Report& operator=(const Report&) = delete;
+
+  void step(const StepFacts& facts);
+  void validation(int64_t step, double loss);
+  void done(const RunFacts& facts);
+  /// A line of its own, above the progress bar.
+  void line(const std::string& text);
+
+ private:
+  void write_metrics(const std::string& json);
+  void draw(const StepFacts& facts);
+  using Clock = std::chrono::steady_clock;
+
+  bool active_, terminal_;
+  std::FILE* metrics_ = nullptr;
+  std::string path_;
+  int64_t total_;
+  bool bar_drawn_ = false;
+  Clock::time_point start_ = Clock::now(), last_ = {};
+};
+
+}  // namespace tessera::train

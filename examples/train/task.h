@@ -1,0 +1,28 @@
+// A task is a model with the data it learns from. Invariant: sample number -> values depends on the seed alone, so every
+// world size sees the same steps.
+#pragma once
+#include <functional>
+#include <memory>
+
+#include "core/data/dataset.h"
+#include "core/data/tokenizer.h"
+#include "core/nn/module.h"
+#include "examples/train/options.h"
+
+namespace tessera::train {
+
+struct Task {
+  std::shared_ptr<nn::Module> model;
+  std::function<Tensor(const data::Batch&)> loss;        // mean over the batch
+  std::shared_ptr<const data::Dataset> train, validation;  // validation may be null
+  std::shared_ptr<const data::Tokenizer> tokenizer;       // null without text
+  int64_t tokens_per_sample = 0;                           // 0: not a language model
+  int64_t validation_batch = 64;                           // fixed, so that validation sums in one order
+  std::function<std::string(int64_t tokens)> generate;     // null where nothing can be generated
+  std::vector<std::pair<std::string, std::string>> metadata;  // of a saved file
+};
+
+/// Builds the task that the options describe: model (drawn from the seed or loaded), data, loss.
+Task make_task(const Options& options);
+
+}  // namespace tessera::train

@@ -1,0 +1,12 @@
+// The training loop: data, forward, backward, reduction, clipping, optimizer, reports.
+#pragma once
+#include "collectives/process_group.h"
+#include "examples/train/options.h"
+#include "examples/train/task.h"
+
+namespace tessera::train {
+
+/// Trains as the options say. Rank 0 reports on stdout, writes metrics and the saved file.
+void run(const Options& options, Ref<ProcessGroup> group);
+
+}  // namespace tessera::train

@@ -1,0 +1,186 @@
+#include "parallel/ddp.h"
+
+#include <algorithm>
+
+#include "core/autograd/autograd.h"
+#include "core/dispatch/dispatch.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/update.h"
+
+namespace tessera::parallel {
+namespace {
+
+size_t aligned(size_t bytes) { return (bytes + 63) & ~size_t(63); }
+
+// Runs of parameters of one dtype, cut when a bucket is full.
+std::vector<std::vector<int>> cut_buckets(const std::vector<NamedTensor>& parameters, const std::vector<int>& order, size_t first, size_t cap) {
+  std::vector<std::vector<int>> buckets;
+  size_t bytes = 0;
+  for (int slot : order) {
+    const Tensor& p = parameters[size_t(slot)].tensor;
+    size_t limit = buckets.size() <= 1 ? first : cap;
+    bool same_type = !buckets.empty() && parameters[size_t(buckets.back()[0])].tensor.dtype() == p.dtype();
+    if (!same_type || bytes + p.nbytes() > limit) buckets.emplace_back(), bytes = 0;
+    buckets.back().push_back(slot);
+    bytes += aligned(p.nbytes());
+  }
+  return buckets;
+}
+
+}  // namespace
+
+Reducer::Reducer(std::vector<NamedTensor> parameters, const DdpOptions& options)
+    : parameters_(std::move(parameters)), options_(options), group_(options.group ? options.group : world_group()) {
+  if (options_.bucket_bytes == 0) options_.bucket_bytes = kCpuBucketBytes;
+  if (options_.first_bucket_bytes == 0) options_.first_bucket_bytes = options_.bucket_bytes;
+  std::vector<int> order;
+  for (size_t i = parameters_.size(); i-- > 0;) order.push_back(int(i));  // backward reaches the last parameters first
+  build(order);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    GradMeta* meta = grad_meta(parameters_[i].tensor);
+    TESSERA_CHECK(!meta->sink, "ddp: parameter {} already belongs to a reducer", parameters_[i].name);
+    meta->sink = this;
+    meta->slot = int(i);
+  }
+}
+
+Reducer::~Reducer() {
+  for (const NamedTensor& p : parameters_)
+    if (GradMeta* meta = grad_meta(p.tensor); meta && meta->sink == this) meta->sink = nullptr;
+}
+
+void Reducer::build(const std::vector<int>& order) {
+  buckets_.clear();
+  place_.assign(parameters_.size(), {});
+  seen_.assign(parameters_.size(), false);
+  used_.assign(parameters_.size(), false);
+  for (auto& slots : cut_buckets(parameters_, order, options_.first_bucket_bytes, options_.bucket_bytes)) {
+    Bucket b;
+    DType t = parameters_[size_t(slots[0])].tensor.dtype();
+    size_t bytes = 0;
+    for (int s : slots) bytes += aligned(parameters_[size_t(s)].tensor.nbytes());
+    Ref<Storage> storage = group_->allocate(bytes);
+    b.flat = Tensor(Meta::contiguous({int64_t(bytes / size_of(t))}, t, {}), storage);
+    zero_(b.flat);  // padding takes part in the reduction
+    int64_t at = 0;
+    for (int s : slots) {
+      const Tensor& p = parameters_[size_t(s)].tensor;
+      place_[size_t(s)] = {int(buckets_.size()), Tensor(Meta::contiguous(p.shape(), t, {}), storage, at)};
+      at += int64_t(aligned(p.nbytes()) / size_of(t));
+    }
+    b.slots = std::move(slots);
+    buckets_.push_back(std::move(b));
+  }
+}
+
+void Reducer::deliver(int slot, Tensor grad) {
+  NoGrad off;
+  auto& [index, view] = place_[size_t(slot)];
+  Bucket& bucket = buckets_[size_t(index)];
+  TESSERA_CHECK(!seen_[size_t(slot)], "ddp: parameter {} got two gradients in one backward", parameters_[size_t(slot)].name);
+  seen_[size_t(slot)] = used_[size_t(slot)] = true;
+  if (!rebuilt_ && sync_) ready_order_.push_back(slot);
+  if (micro_batch_ > 0 && !options_.tree_accumulation) add_(view, grad);
+  else assign_(view, grad);
+  if (++bucket.arrived == bucket.slots.size()) {
+    complete(bucket);
+    if (sync_) launch_ready();
+  }
+}
+
+// The carry of a binary counter: micro-batch k, counted from 0, meets the sums of its elder siblings.
+void Reducer::complete(Bucket& bucket) {
+  if (!options_.tree_accumulation) return;
+  if (micro_batch_ == 0 && sync_) return;
+  size_t level = 0;
+  for (; micro_batch_ >> level & 1; ++level) assign({&bucket.flat, 1}, pointwise_primitive("add"), operands(Tensor(bucket.levels[level]), Tensor(bucket.flat)));
+  if (sync_) {
+    TESSERA_CHECK(((micro_batch_ + 1) & micro_batch_) == 0, "ddp: tree accumulation of {} micro-batches; their number must be a power of two", micro_batch_ + 1);
+    return;
+  }
+  while (bucket.levels.size() <= level) bucket.levels.push_back(empty(bucket.flat.shape(), bucket.flat.dtype()));
+  assign_(bucket.levels[level], bucket.flat);
+}
+
+void Reducer::launch_ready() {
+  for (; next_launch_ < buckets_.size() && buckets_[next_launch_].arrived == buckets_[next_launch_].slots.size(); ++next_launch_) {
+    Bucket& b = buckets_[next_launch_];
+    b.launched = true;
+    bytes_reduced_ += int64_t(b.flat.nbytes());
+    if (&b == &buckets_[0]) works_.clear();
+    if (group_->size() > 1) works_.push_back(group_->all_reduce_async(b.flat, ReduceOp::kAvg));
+  }
+}
+
+double Reducer::communication_ms() {
+  double total = 0;
+  for (const Ref<Work>& w : works_) {
+    w->wait();
+    total += w->elapsed_ms();
+  }
+  return total;
+}
+
+void Reducer::name_unused() {
+  std::string names;
+  int count = 0;
+  for (size_t i = 0; i < used_.size(); ++i)
+    if (!used_[i] && ++count <= 8) names += (count > 1 ? ", " : "") + parameters_[i].name;
+  std::string why = fmt::format("ddp: {} parameters got no gradient in this backward ({}{}); leave them out of the model, freeze them, or set allow_unused",
+                                count, names, count > 8 ? ", .." : "");
+  group_->abort(why);  // the other ranks wait in a reduction that this one will not join
+  throw UserError(why);
+}
+
+void Reducer::backward_finished() {
+  NoGrad off;
+  for (size_t slot = 0; slot < seen_.size(); ++slot) {
+    if (seen_[slot]) continue;
+    if (sync_ && !used_[slot] && !options_.allow_unused) name_unused();
+    auto& [index, view] = place_[slot];
+    if (micro_batch_ == 0 || options_.tree_accumulation) zero_(view);
+    Bucket& b = buckets_[size_t(index)];
+    if (++b.arrived == b.slots.size()) complete(b);
+  }
+  if (sync_) launch_ready();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].tensor.set_grad(place_[i].second);
+    seen_[i] = false;
+  }
+  for (Bucket& b : buckets_) b.arrived = 0, b.launched = false;
+  next_launch_ = 0;
+  micro_batch_ = sync_ ? 0 : micro_batch_ + 1;
+  if (sync_) used_.assign(used_.size(), false);
+  if (sync_ && !rebuilt_) rebuild_in_ready_order();
+}
+
+// Rank 0's order, on every rank. The gradients of this step stay in the old buckets, which live as long as they are read.
+void Reducer::rebuild_in_ready_order() {
+  rebuilt_ = true;
+  if (!options_.rebuild || group_->size() == 1 || ready_order_.size() != parameters_.size()) return;
+  std::vector<int64_t> order(ready_order_.begin(), ready_order_.end());
+  Tensor t = from_values<int64_t>(order, {int64_t(order.size())});
+  group_->broadcast(t, 0);
+  build(std::vector<int>(t.data<int64_t>(), t.data<int64_t>() + t.numel()));
+}
+
+std::unique_ptr<Reducer> make_reducer(nn::Module& model, const DdpOptions& options) {
+  Ref<ProcessGroup> group = options.group ? options.group : world_group();
+  if (group->size() > 1)
+    for (const NamedTensor& t : model.state()) group->broadcast(t.tensor, 0);
+  std::vector<NamedTensor> trainable;
+  for (NamedTensor& p : model.named_parameters())
+    if (p.tensor.requires_grad()) trainable.push_back(std::move(p));
+  DdpOptions o = options;
+  o.group = group;
+  return std::make_unique<Reducer>(std::move(trainable), o);
+}
+
+double count_weight(ProcessGroup& group, int64_t count) {
+  Tensor total = from_values<double>({double(count)}, {1});
+  group.all_reduce(total);
+  double sum = total.item<double>();
+  return sum > 0 ? double(count) * group.size() / sum : 0;
+}
+
+}  // namespace tessera::parallel
