@@ -1,5 +1,4 @@
-// The TCP backend with ranks as threads. (Gloo is not built for ThreadSanitizer, so these tests are
-// left out there.)
+// The TCP backend with ranks as threads.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,13 +11,20 @@ namespace {
 
 const RunOptions kGloo{.backend = "gloo"};
 
-TEST(Gloo, EveryVerbAndDtypeIsRight) {
+class Gloo : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!test::kHaveGloo) GTEST_SKIP();
+  }
+};
+
+TEST_F(Gloo, EveryVerbAndDtypeIsRight) {
   for (int size : {1, 2, 3, 4, 8})
     run_ranks(
         size, [](ProcessGroup& g) { test::check_all_verbs(g, 5); }, kGloo);
 }
 
-TEST(Gloo, LargeAndEmptyTensors) {
+TEST_F(Gloo, LargeAndEmptyTensors) {
   for (int size : {2, 3})
     run_ranks(
         size,
@@ -29,7 +35,7 @@ TEST(Gloo, LargeAndEmptyTensors) {
         kGloo);
 }
 
-TEST(Gloo, SumsEqualThoseOfSharedMemoryBitForBit) {
+TEST_F(Gloo, SumsEqualThoseOfSharedMemoryBitForBit) {
   for (int size = 2; size <= 5; ++size)
     for (int64_t n : {100, 100'000}) {
       auto sums = [&](const RunOptions& options) {
@@ -50,7 +56,7 @@ TEST(Gloo, SumsEqualThoseOfSharedMemoryBitForBit) {
     }
 }
 
-TEST(Gloo, SplitsIntoGroupsThatWork) {
+TEST_F(Gloo, SplitsIntoGroupsThatWork) {
   run_ranks(
       4,
       [](ProcessGroup& g) {

@@ -7,6 +7,8 @@
 
 #include <cstdlib>
 
+#include "tests/collectives/verbs.h"
+
 namespace tessera {
 namespace {
 
@@ -15,6 +17,9 @@ using test::RankResult;
 
 class Processes : public testing::TestWithParam<std::string> {
  protected:
+  void SetUp() override {
+    if (GetParam() == "gloo" && !test::kHaveGloo) GTEST_SKIP();
+  }
   std::map<std::string, std::string> env(std::map<std::string, std::string> more = {}) {
     more["TESSERA_BACKEND"] = GetParam();
     return more;

@@ -5,6 +5,13 @@
 
 namespace tessera::test {
 
+/// Gloo is not built for ThreadSanitizer, which would report its every lock-free step.
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kHaveGloo = false;
+#else
+inline constexpr bool kHaveGloo = true;
+#endif
+
 /// Runs all verbs on `group`, with pieces of `n` elements; throws UserError naming the first wrong
 /// element.
 void check_all_verbs(ProcessGroup& group, int64_t n);
