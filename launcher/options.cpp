@@ -10,6 +10,7 @@
 
 #include "collectives/store/sha256.h"
 #include "core/base/error.h"
+#include "core/base/version.h"
 #include "launcher/program.h"
 
 namespace tessera::launcher {
@@ -268,7 +269,7 @@ void declare(CLI::App& app, Typed& t) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_flag("--doctor", t.doctor, "check this machine and say what to fix");
   app.add_flag("--dry-run", t.dry_run, "print what would be run");
-  app.set_version_flag("--version", std::string("tlaunch (Tessera) ") + kVersion);
+  app.set_version_flag("--version", [] { return version_text("tlaunch"); });
 }
 
 /// Where PROGRAM begins in argv: flags before it belong to tlaunch and have their underscores

@@ -11,8 +11,6 @@
 
 namespace tessera::launcher {
 
-inline constexpr const char* kVersion = "0.1.0";
-
 enum class Bind { kAuto, kCore, kNuma, kNone };
 
 /// Which of a rank's streams a choice covers: bit 0 is stdout, bit 1 is stderr.

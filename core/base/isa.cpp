@@ -1,4 +1,4 @@
-#include "core/backend/cpu/isa.h"
+#include "core/base/isa.h"
 
 #include "core/base/env.h"
 #include "core/base/error.h"

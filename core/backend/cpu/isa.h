@@ -3,9 +3,8 @@
 // chosen at start. Invariant: kernels/ files include no library header with inline functions, so
 // code for one set cannot leak into another's callers.
 #pragma once
-#include <string_view>
-
 #include "core/backend/cpu/kernels/tables.h"
+#include "core/base/isa.h"
 
 namespace tessera::cpu {
 
@@ -14,12 +13,6 @@ struct base;  // what the compiler assumes of any CPU
 struct v3;    // x86-64-v3: AVX2, FMA
 struct v4;    // x86-64-v4: AVX-512 F, BW, CD, DQ, VL
 }  // namespace isa
-
-enum class Isa { kBase, kV3, kV4 };
-
-/// The set in use: the best this CPU has, or TESSERA_ISA (throws UserError when the CPU lacks it).
-Isa current_isa();
-std::string_view isa_name(Isa isa);
 
 /// Defined by each family of kernels, once per instruction set.
 template <class Table, class I>

@@ -1,0 +1,15 @@
+// Which instruction set the kernels run with. Invariant: chosen once, before the first kernel.
+#pragma once
+#include <string_view>
+
+namespace tessera::cpu {
+
+/// What the compiler assumes of any CPU | x86-64-v3: AVX2, FMA | x86-64-v4: AVX-512 F, BW, CD, DQ,
+/// VL.
+enum class Isa { kBase, kV3, kV4 };
+
+/// The set in use: the best this CPU has, or TESSERA_ISA (throws UserError when the CPU lacks it).
+Isa current_isa();
+std::string_view isa_name(Isa isa);
+
+}  // namespace tessera::cpu
