@@ -14,7 +14,7 @@ namespace tessera::optim {
 /// Parameters with options of their own; what is not given is the optimizer's.
 struct ParamGroup {
   std::vector<NamedTensor> params;
-  std::optional<double> lr, weight_decay;
+  std::optional<double> lr = {}, weight_decay = {};
 };
 
 /// What an optimizer takes: model->parameters(), model->named_parameters() (names then name the

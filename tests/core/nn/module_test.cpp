@@ -1,0 +1,249 @@
+// The module tree: names, order, ties, slots, state, hooks, scopes, printing.
+#include "core/nn/module.h"
+
+#include <gtest/gtest.h>
+
+#include "core/autograd/autograd.h"
+#include "core/nn/nn.h"
+#include "core/ops/contract.h"
+#include "core/ops/create.h"
+#include "core/ops/reduce.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::nn {
+namespace {
+
+std::vector<std::string> names_of(const std::vector<NamedTensor>& list) {
+  std::vector<std::string> names;
+  for (const NamedTensor& t : list) names.push_back(t.name);
+  return names;
+}
+using Names = std::vector<std::string>;
+
+// A model with a tie, a buffer and a child whose registration comes before the second parameter.
+struct Tied : Module {
+  Tied() {
+    inner = register_module("inner", linear(3, 4));
+    register_parameter("head", head, inner->weight);
+    register_parameter("none", none, Tensor());
+    register_parameter("own", own, empty_parameter({2}));
+    register_buffer("mean", mean, zeros({3}));
+    register_buffer("scratch", scratch, zeros({1}), false);
+    nn::zeros_(own);
+  }
+  LinearPtr inner;
+  Tensor head, none, own, mean, scratch;
+
+ protected:
+  Tensor compute(Tensor x) override { return (*inner)(x) + tessera::linear(x, head); }
+};
+
+TEST(Module, OrderIsRegistrationOwnBeforeChildrenTiesOnce) {
+  Tied m;
+  EXPECT_EQ(names_of(m.named_parameters()), (Names{"head", "own", "inner.bias"}));
+  EXPECT_EQ(names_of(m.named_buffers()), (Names{"mean", "scratch"}));
+  EXPECT_EQ(names_of(m.state()), (Names{"head", "own", "mean", "inner.bias"}));
+  EXPECT_EQ(m.parameters().size(), 3u);
+  EXPECT_EQ(m.num_parameters(), 12 + 2 + 4);
+  Names slots;
+  for (Slot& s : m.slots()) slots.push_back(s.name);
+  EXPECT_EQ(slots, (Names{"head", "own", "mean", "scratch", "inner.weight", "inner.bias"}));
+}
+
+TEST(Module, SequentialReadsLikeAScript) {
+  auto model = sequential(linear(4, 8), gelu(), linear({.in = 8, .out = 2, .bias = false}));
+  EXPECT_EQ(names_of(model->named_parameters()), (Names{"0.weight", "0.bias", "2.weight"}));
+  EXPECT_EQ(model->forward(ones({3, 4})).shape(), Shape({3, 2}));
+  EXPECT_EQ((*model)(ones({3, 4})).shape(), Shape({3, 2}));
+  EXPECT_EQ(model->to_string(),
+            "Sequential(\n"
+            "  (0): Linear(in=4, out=8, bias=true)\n"
+            "  (1): GELU()\n"
+            "  (2): Linear(in=8, out=2, bias=false)\n"
+            ")\n");
+  Names modules;
+  for (auto& [name, m] : model->named_modules()) modules.push_back(name + ":" + m->type_name());
+  EXPECT_EQ(modules, (Names{":Sequential", "0:Linear", "1:GELU", "2:Linear"}));
+}
+
+TEST(Module, SharedModuleIsListedOnceAndKeepsItsFirstName) {
+  auto shared = linear(3, 3);
+  auto model = sequential(shared, relu(), shared);
+  EXPECT_EQ(names_of(model->named_parameters()), (Names{"0.weight", "0.bias"}));
+  EXPECT_EQ(model->named_modules().size(), 3u);
+  EXPECT_EQ(shared->path(), "0");
+}
+
+TEST(Module, ReplaceKeepsTiesAndForwardSeesTheNewTensor) {
+  Tied m;
+  Tensor now = ones({4, 3}).requires_grad_();
+  m.replace(m.head, now);
+  EXPECT_TRUE(m.inner->weight.is_same(now));
+  EXPECT_TRUE(m.head.is_same(now));
+  m.replace(m.inner->bias, zeros({4}));
+  EXPECT_FLOAT_EQ(sum(m.forward(ones({1, 3}))).item<float>(), 2 * 4 * 3);
+  expect_contains(error_of([&] { m.replace(ones({1}), now); }), "no slot of Tied");
+  m.slot("inner.weight") = zeros({4, 3});
+  EXPECT_FLOAT_EQ(sum(m.forward(ones({1, 3}))).item<float>(), 4 * 3);
+}
+
+TEST(Module, LookupsNameWhatThereIs) {
+  Tied m;
+  expect_contains(error_of([&] { m.slot("inner.wait"); }), "it has weight, bias");
+  expect_contains(error_of([&] { m.submodule("outer"); }), "\"outer\"");
+  EXPECT_EQ(&m.submodule("inner"), m.inner.get());
+  EXPECT_EQ(&m.submodule(""), &m);
+}
+
+TEST(Module, BadNamesAreRefused) {
+  Tied m;
+  Tensor t;
+  expect_contains(error_of([&] { m.register_parameter("a.b", t, {}); }), "dot");
+  expect_contains(error_of([&] { m.register_parameter("", t, {}); }), "empty");
+  expect_contains(error_of([&] { m.register_buffer("inner", t, {}); }), "already");
+  expect_contains(error_of([&] { m.register_module("x", LinearPtr()); }), "null");
+}
+
+TEST(Module, TrainAndEvalReachEveryone) {
+  auto model = sequential(linear(2, 2), sequential(dropout(0.5)));
+  model->eval();
+  for (auto& [name, m] : model->named_modules()) EXPECT_FALSE(m->training()) << name;
+  model->train();
+  for (auto& [name, m] : model->named_modules()) EXPECT_TRUE(m->training()) << name;
+}
+
+TEST(Module, ToCastsFloatsAndKeepsTiesAndGradFlags) {
+  Tied m;
+  m.own.requires_grad_(false);
+  Tensor ids = zeros({2}, {.dtype = kI64});
+  m.register_buffer("ids", ids, ids);
+  m.to(kF64);
+  EXPECT_EQ(m.inner->weight.dtype(), kF64);
+  EXPECT_TRUE(m.inner->weight.is_same(m.head));
+  EXPECT_TRUE(m.head.requires_grad());
+  EXPECT_FALSE(m.own.requires_grad());
+  EXPECT_EQ(m.mean.dtype(), kF64);
+  EXPECT_EQ(ids.dtype(), kI64);
+  expect_contains(error_of([&] { m.to(kI32); }), "i32");
+}
+
+TEST(Module, ZeroGradAndRequiresGrad) {
+  auto m = linear(2, 2);
+  sum(m->forward(ones({1, 2}))).backward();
+  EXPECT_TRUE(m->weight.grad().defined());
+  m->zero_grad();
+  EXPECT_FALSE(m->weight.grad().defined());
+  m->requires_grad_(false);
+  EXPECT_FALSE(m->forward(ones({1, 2})).requires_grad());
+}
+
+// ---- state
+
+TEST(ModuleState, RoundTripThroughAnyNameOfATie) {
+  Tied a, b;
+  b.load_state(a.state());
+  EXPECT_FLOAT_EQ(sum(abs(a.head - b.head)).item<float>(), 0);
+  std::vector<NamedTensor> state = a.state();
+  for (NamedTensor& t : state)
+    if (t.name == "head") t = {"inner.weight", ones({4, 3}, {.dtype = kF64})};
+  b.load_state(state);
+  EXPECT_FLOAT_EQ(sum(b.head).item<float>(), 12);
+  EXPECT_EQ(b.head.dtype(), kF32);
+}
+
+TEST(ModuleState, OneErrorTellsEverythingAndNothingIsWritten) {
+  Tied m;
+  zeros_(m.own);
+  std::vector<NamedTensor> state{
+      {"own", ones({2})}, {"mean", ones({7})}, {"surprise", ones({1})}, {"scratch", ones({1})}};
+  std::string text = error_of([&] { m.load_state(state); });
+  expect_contains(text, "Tied");
+  expect_contains(text, "2 missing: head, inner.bias");
+  expect_contains(text, "2 unexpected: surprise, scratch");
+  expect_contains(text, "mean is [3] here, [7] in the state");
+  EXPECT_FLOAT_EQ(sum(m.own).item<float>(), 0);
+  state[1].tensor = ones({3});
+  m.load_state(state, {.strict = false});
+  EXPECT_FLOAT_EQ(sum(m.own).item<float>(), 2);
+  EXPECT_FLOAT_EQ(sum(m.scratch).item<float>(), 0);
+}
+
+// ---- hooks and scopes
+
+TEST(ModuleHooks, SeeAndReplaceInputsAndResultsUntilRemoved) {
+  auto m = linear({.in = 2, .out = 2, .bias = false});
+  ones_(m->weight);
+  int calls = 0;
+  HookHandle pre = m->add_pre_hook([&](Module& module, Inputs in) {
+    EXPECT_EQ(&module, m.get());
+    in[0] = in[0] * 2.0;
+    ++calls;
+  });
+  HookHandle post = m->add_post_hook([&](Module&, Inputs in, Tensor& out) {
+    EXPECT_FLOAT_EQ(sum(in[0]).item<float>(), 4);
+    out = out + 1.0;
+    ++calls;
+  });
+  EXPECT_FLOAT_EQ(sum(m->forward(ones({1, 2}))).item<float>(), 2 * (4 + 1));
+  pre.remove();
+  pre.remove();
+  post.remove();
+  EXPECT_FLOAT_EQ(sum(m->forward(ones({1, 2}))).item<float>(), 4);
+  EXPECT_EQ(calls, 2);
+}
+
+TEST(ModuleHooks, AHookMayRemoveItselfAndHandlesOutliveModules) {
+  auto m = linear(2, 2);
+  int calls = 0;
+  HookHandle once;
+  once = m->add_pre_hook([&](Module&, Inputs) { ++calls, once.remove(); });
+  m->forward(ones({1, 2}));
+  m->forward(ones({1, 2}));
+  EXPECT_EQ(calls, 1);
+  HookHandle late = m->add_post_hook([](Module&, Inputs, Tensor&) {});
+  m.reset();
+  late.remove();
+}
+
+TEST(ModuleHooks, RunForModulesWithSeveralInputs) {
+  auto m = multihead_attention({.dim = 4, .heads = 2});
+  size_t seen = 0;
+  m->add_pre_hook([&](Module&, Inputs in) { seen = in.size(); });
+  Tensor x = ones({1, 3, 4});
+  m->forward(x, x, x);
+  EXPECT_EQ(seen, 3u);
+}
+
+TEST(Scope, IsThePathOfTheInnermostModule) {
+  std::vector<std::string> seen;
+  auto probe = [&] {
+    return activation("Probe", [&](Tensor x) {
+      Scope part("part");
+      seen.push_back(Scope::current());
+      return x;
+    });
+  };
+  auto list = module_list<Sequential>();
+  list->push_back(sequential(probe()));
+  struct Root : Module {
+    explicit Root(std::shared_ptr<ModuleList<Sequential>> list) { h = register_module("h", list); }
+    std::shared_ptr<ModuleList<Sequential>> h;
+    Tensor compute(Tensor x) override {
+      for (Sequential& s : *h) x = s(x);
+      return x;
+    }
+  } root(list);
+  EXPECT_EQ(Scope::current(), "");
+  root.forward(ones({1}));
+  EXPECT_EQ(seen, (Names{"h.0.0.part"}));
+  EXPECT_EQ(Scope::current(), "");
+  EXPECT_EQ((*list)[0].path(), "h.0");
+}
+
+TEST(Module, ForwardOfTheWrongKindSaysSo) {
+  auto list = module_list<Linear>();
+  expect_contains(error_of([&] { list->forward(ones({1})); }), "ModuleList: forward of one tensor");
+}
+
+}  // namespace
+}  // namespace tessera::nn

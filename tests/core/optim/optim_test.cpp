@@ -1,0 +1,190 @@
+// Optimizers as objects: groups, learning rates, state, skipped parameters, scale, errors.
+#include "core/optim/optim.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/autograd/autograd.h"
+#include "core/nn/nn.h"
+#include "core/ops/create.h"
+#include "core/ops/random.h"
+#include "core/ops/reduce.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::optim {
+namespace {
+
+Tensor leaf(double value, Shape shape = {}) {
+  return full(shape, value, {.dtype = kF64}).requires_grad_();
+}
+void give_grad(const Tensor& p, double value) { p.set_grad(full_like(p.detach(), value)); }
+double value_of(const Tensor& t) { return t.item<double>(); }
+
+TEST(Optimizer, TrainsASmallNetwork) {
+  manual_seed(1);
+  auto model = nn::sequential(nn::linear(4, 32), nn::gelu(), nn::linear(32, 1));
+  auto opt = AdamW(model->parameters(), {.lr = 1e-2});
+  Tensor x = randn({64, 4}), y = sum(square(x), {1}, true);
+  double first = 0, last = 0;
+  for (int step = 0; step < 200; ++step) {
+    Tensor loss = nn::mse_loss(model->forward(x), y);
+    opt.zero_grad();
+    loss.backward();
+    opt.step();
+    (step == 0 ? first : last) = value_of(loss);
+  }
+  EXPECT_LT(last, 0.02 * first);
+}
+
+TEST(Optimizer, GroupsHaveOptionsOfTheirOwn) {
+  Tensor a = leaf(1), b = leaf(1), c = leaf(1);
+  SGD opt(std::vector<ParamGroup>{{.params = {{"a", a}}},
+                                  {.params = {{"b", b}}, .lr = 0.2},
+                                  {.params = {{"c", c}}, .weight_decay = 0.5}},
+          {.lr = 0.1});
+  for (Tensor& p : std::vector{a, b, c}) give_grad(p, 1);
+  opt.step();
+  EXPECT_DOUBLE_EQ(value_of(a), 0.9);
+  EXPECT_DOUBLE_EQ(value_of(b), 0.8);
+  EXPECT_DOUBLE_EQ(value_of(c), 1 - 0.1 * 1.5);
+  opt.set_lr(0.01);  // groups keep their ratios
+  EXPECT_DOUBLE_EQ(opt.groups()[0].lr.item<double>(), 0.01);
+  EXPECT_DOUBLE_EQ(opt.groups()[1].lr.item<double>(), 0.02);
+  EXPECT_DOUBLE_EQ(opt.lr(), 0.01);
+  EXPECT_EQ(opt.groups()[0].lr.dtype(), kF64);
+}
+
+TEST(Optimizer, DecayOfMatricesOnly) {
+  auto model = nn::sequential(nn::embedding(5, 4), nn::layer_norm(4), nn::linear(4, 3));
+  Params p = decay_matrices_only(model->named_parameters(), 0.1);
+  ASSERT_EQ(p.groups.size(), 2u);
+  EXPECT_EQ(p.groups[0].params.size(), 2u);
+  EXPECT_EQ(p.groups[0].params[1].name, "2.weight");
+  EXPECT_EQ(p.groups[0].weight_decay, 0.1);
+  EXPECT_EQ(p.groups[1].params.size(), 3u);
+  EXPECT_EQ(p.groups[1].weight_decay, 0.0);
+}
+
+TEST(Optimizer, ParametersWithoutGradientStayAsTheyAre) {
+  Tensor a = leaf(1), b = leaf(1);
+  AdamW opt(std::vector{a, b}, {.lr = 0.1});
+  give_grad(a, 1);
+  opt.step();
+  EXPECT_NE(value_of(a), 1);
+  EXPECT_EQ(value_of(b), 1);
+  opt.zero_grad();
+  EXPECT_FALSE(a.grad().defined());
+  opt.step();
+  EXPECT_EQ(value_of(opt.step_count()), 2);
+}
+
+TEST(Optimizer, ALateGradientStartsItsMomentumWhole) {
+  Tensor a = leaf(0), b = leaf(0);
+  SGD opt(std::vector{a, b}, {.lr = 1, .momentum = 0.9, .dampening = 0.5});
+  give_grad(a, 1);
+  opt.step();
+  give_grad(a, 1), give_grad(b, 1);
+  opt.step();
+  EXPECT_DOUBLE_EQ(value_of(a), -1 - (0.9 + 0.5));
+  EXPECT_DOUBLE_EQ(value_of(b), -1);
+}
+
+TEST(Optimizer, StateRoundTripContinuesTheSameRun) {
+  for (bool momentum : {false, true}) {
+    auto run = [&](bool interrupt) {
+      Tensor p = leaf(1, {3});
+      std::vector<NamedTensor> params{{"p", p}};
+      auto make = [&] {
+        return std::unique_ptr<Optimizer>(
+            momentum ? (Optimizer*)new SGD(params, {.lr = 0.1, .momentum = 0.9, .dampening = 0.2})
+                     : new AdamW(params, {.lr = 0.1}));
+      };
+      auto opt = make();
+      for (int step = 0; step < 6; ++step) {
+        opt->set_lr(0.1 / (step + 1));
+        give_grad(p, std::cos(step));
+        opt->step();
+        if (interrupt && step == 2) {
+          std::vector<NamedTensor> copy;
+          for (auto& [name, t] : opt->named_state()) copy.push_back({name, t.clone()});
+          opt = make();
+          opt->load_state(copy);
+        }
+      }
+      return p[0].item<double>();
+    };
+    EXPECT_EQ(run(false), run(true));
+  }
+}
+
+TEST(Optimizer, StateHasNamesAndMisfitsAreListed) {
+  Tensor p = leaf(1, {2});
+  AdamW opt(std::vector<NamedTensor>{{"h.w", p}}, {});
+  std::vector<std::string> names;
+  for (auto& t : opt.named_state()) names.push_back(t.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"step", "lr.0", "exp_avg.h.w", "exp_avg_sq.h.w"}));
+  std::vector<NamedTensor> state{
+      {"step", scalar_tensor(3.0, kF64)}, {"exp_avg.h.w", zeros({3})}, {"other", zeros({1})}};
+  std::string text = error_of([&] { opt.load_state(state); });
+  expect_contains(text, "exp_avg.h.w is [2] here, [3]");
+  expect_contains(text, "1 unexpected: other");
+  expect_contains(text, "2 missing: exp_avg_sq.h.w, lr.0");
+  EXPECT_EQ(value_of(opt.step_count()), 0);
+}
+
+TEST(Optimizer, Refuses) {
+  Tensor p = leaf(1);
+  expect_contains(error_of([&] { SGD(std::vector<Tensor>{}); }), "no parameters");
+  expect_contains(error_of([&] { SGD(std::vector{p, p}); }), "twice");
+  expect_contains(error_of([&] { SGD(std::vector{ones({2})}); }), "does not require grad");
+  expect_contains(error_of([&] { SGD(std::vector{p}, {.lr = -1}); }), "lr -1");
+  expect_contains(error_of([&] { SGD(std::vector{p}, {.nesterov = true}); }), "nesterov");
+  expect_contains(error_of([&] { AdamW(std::vector{p}, {.betas = {0.9, 1.0}}); }), "beta 1");
+}
+
+TEST(Clip, ScaleEqualsClippingInPlace) {
+  Tensor a = leaf(1, {4}), b = leaf(1, {4});
+  SGD one(std::vector{a}, {.lr = 0.1, .weight_decay = 0.1}),
+      two(std::vector{b}, {.lr = 0.1, .weight_decay = 0.1});
+  give_grad(a, 3), give_grad(b, 3);
+  Clip clip = clip_grad_norm(std::vector{a}, 1.5);
+  one.step(clip.scale);
+  clip_grad_norm_(std::vector{b}, 1.5);
+  two.step();
+  EXPECT_DOUBLE_EQ(value_of(clip.norm), 6);
+  EXPECT_NEAR(a[0].item<double>(), b[0].item<double>(), 1e-15);
+}
+
+TEST(Clip, NonFiniteNormsPoisonOrThrow) {
+  Tensor p = leaf(1, {2});
+  give_grad(p, NAN);
+  EXPECT_TRUE(std::isnan(value_of(clip_grad_norm(std::vector{p}, 1).scale)));
+  expect_contains(
+      error_of([&] { clip_grad_norm(std::vector{p}, 1, {.error_if_nonfinite = true}); }), "nan");
+  p.set_grad({});
+  EXPECT_EQ(value_of(clip_grad_norm(std::vector{p}, 1).norm), 0);
+  EXPECT_EQ(value_of(clip_grad_norm(std::vector{p}, 1).scale), 1);
+  expect_contains(error_of([&] { clip_grad_norm(std::vector{p}, 0); }), "max_norm 0");
+}
+
+TEST(Schedule, TheRecipeOfTheReferenceRun) {
+  Schedule s = schedule("cosine", {.lr = 1e-3, .min_lr = 1e-4, .steps = 2000, .warmup = 100});
+  EXPECT_DOUBLE_EQ(s(0), 1e-3 / 101);
+  EXPECT_DOUBLE_EQ(s(99), 1e-3 * 100 / 101);
+  EXPECT_DOUBLE_EQ(s(100), 1e-3);
+  EXPECT_DOUBLE_EQ(s(1050), 1e-4 + 0.5 * 9e-4);
+  EXPECT_DOUBLE_EQ(s(2000), 1e-4);
+  EXPECT_DOUBLE_EQ(s(5000), 1e-4);
+}
+
+TEST(Schedule, KindsAndErrors) {
+  EXPECT_EQ(schedule("constant", {.lr = 0.5})(1000), 0.5);
+  EXPECT_EQ(schedule("linear", {.lr = 1, .min_lr = 0, .steps = 10})(5), 0.5);
+  expect_contains(error_of([] { schedule("cubic", {.steps = 1}); }), "cubic");
+  expect_contains(error_of([] { schedule("cosine", {.steps = 5, .warmup = 5}); }), "warm-up of 5");
+  expect_contains(error_of([] { sequence({constant(1)}, {3}); }), "1 parts");
+}
+
+}  // namespace
+}  // namespace tessera::optim
