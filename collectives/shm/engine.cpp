@@ -100,7 +100,7 @@ void ShmEngine::run(Call& call) {
       splits[size_ + r] = plan.take[size_t(r)].bytes;
     }
   }
-  past_caches_ = tuner_.past_caches(plan.has_splits() ? 0 : plan.longest * pieces);
+  past_caches_ = with_first && tuner_.past_caches(window * pieces);
   ++phase_;  // the phase about to be posted chooses the staging area
   if (with_first) stage(plan, 0, window);
   --phase_;
@@ -112,6 +112,7 @@ void ShmEngine::run(Call& call) {
       reduce_slices(call, 0, window);
     else
       consume(plan, 0, window);
+    tuner_.done();
   } else {
     int64_t longest = plan.has_splits() ? agree_on_splits(call) : plan.longest;
     if (all_in_place(seq))
@@ -119,7 +120,6 @@ void ShmEngine::run(Call& call) {
     else
       run_staged(call, longest);
   }
-  tuner_.done();
   me_.finished.store(seq, std::memory_order_release);
 }
 
@@ -197,7 +197,9 @@ void ShmEngine::run_staged(Call& call, int64_t longest) {
   int64_t area = int64_t(segment_->options().stage_bytes);
   int64_t window = round_down(plan.one_for_each ? area / size_ : area);
   bool slices = plan.kind == CollKind::kAllReduce && size_ > 2;
+  int pieces = plan.one_for_each ? size_ : 1;
   for (int64_t begin = 0; begin < longest; begin += window) {
+    past_caches_ = tuner_.past_caches(std::min(window, longest - begin) * pieces);
     ++phase_;
     stage(plan, begin, window);
     --phase_;
@@ -207,6 +209,7 @@ void ShmEngine::run_staged(Call& call, int64_t longest) {
       reduce_slices(call, begin, window);
     else
       consume(plan, begin, window);
+    tuner_.done();
   }
 }
 

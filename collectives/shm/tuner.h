@@ -1,8 +1,8 @@
 // Whether to stage a tensor through the caches or past them. Cores that share a last-level cache
 // hand lines over in it, at up to 100 GB/s; where they do not (cores of two dies, many virtual
 // machines), a line that is dirty in the other core's cache costs ten times one that is in memory:
-// 2 against 7 GB/s measured between two cores. So each size tries both a few times and keeps the
-// faster one. Invariant: results do not depend on the choice.
+// 2 against 7 GB/s measured between two cores. So each size of window tries both a few times and
+// keeps the faster one. Invariant: results do not depend on the choice.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -24,7 +24,7 @@ class StageTuner {
     start_ = Clock::now();
     return current_->calls & 1;
   }
-  /// The call that asked last is over.
+  /// The window asked for last has been read.
   void done() {
     if (!current_ || current_->calls >= 2 * kTrials) return;
     double us = std::chrono::duration<double, std::micro>(Clock::now() - start_).count();
@@ -33,7 +33,7 @@ class StageTuner {
   }
 
  private:
-  static constexpr int kTrials = 6, kFirst = 11, kLast = 27;  // sizes of 1 KiB to 64 MiB and more
+  static constexpr int kTrials = 8, kFirst = 11, kLast = 20;  // sizes of 1 KiB to 512 KiB, a window
   struct Class {
     int calls = 0;
     double best_us[2] = {1e300, 1e300};
