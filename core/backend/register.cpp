@@ -12,6 +12,7 @@ void register_kernels(KernelTable& table) {
   cpu::register_scan(table);
   cpu::register_contract(table);
   cpu::register_fused(table);
+  cpu::register_attention(table);
   cpu::register_random(table);
   cpu::register_update(table);
 }

@@ -12,6 +12,7 @@ void register_sort(KernelTable& table);
 void register_scan(KernelTable& table);
 void register_contract(KernelTable& table);
 void register_fused(KernelTable& table);
+void register_attention(KernelTable& table);
 void register_random(KernelTable& table);
 void register_update(KernelTable& table);
 

@@ -99,4 +99,23 @@ struct RandomTable {
   void (*normals)(const uint32_t* words, float* out, int64_t pairs);
 };
 
+/// One head of attention: t queries of width d, s keys, values of width e. Rows lie `*_row` elements apart, elements of
+/// a row are neighbours.
+struct AttentionHead {
+  int64_t t, s, d, e;
+  double scale;
+  bool causal;  // query i attends to keys j <= i
+  int64_t q_row, k_row, v_row, out_row, g_row, dq_row, dk_row, dv_row;
+};
+template <class T>
+struct AttentionFns {
+  int64_t (*workspace)(const AttentionHead& h);  // elements of `work`
+  void (*forward)(const AttentionHead& h, const T* q, const T* k, const T* v, T* out, T* lse, T* work);
+  void (*backward)(const AttentionHead& h, const T* g, const T* q, const T* k, const T* v, const T* out, const T* lse, T* dq, T* dk, T* dv, T* work);
+};
+struct AttentionTable {
+  AttentionFns<float> f32;
+  AttentionFns<double> f64;
+};
+
 }  // namespace tessera::cpu

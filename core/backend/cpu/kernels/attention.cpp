@@ -1,0 +1,188 @@
+// Tiled attention of one head: Dao et al. 2022, "FlashAttention". Query rows are taken kRows at a time against kColumns
+// keys; the scores of a tile stay in the first-level cache and [T, S] is never held. Operands are packed into rows of
+// whole vectors first, which costs 1 / T of the work.
+#include "core/backend/cpu/isa.h"
+#include "core/backend/cpu/kernels/microgemm.h"
+#include "core/backend/cpu/kernels/tables.h"
+// clang-format off
+#include "core/ops/functors/math.h"
+// clang-format on
+
+namespace tessera::cpu {
+namespace {
+
+constexpr int64_t kRows = 32, kColumns = 128;
+
+// to[i, :] = from[i, :] * scale, zeros up to the padded width.
+template <class T>
+void pack(const T* from, int64_t row, int64_t rows, int64_t width, T* to, int64_t to_row, T scale) {
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t d = 0; d < width; ++d) to[i * to_row + d] = from[i * row + d] * scale;
+    for (int64_t d = width; d < to_row; ++d) to[i * to_row + d] = T(0);
+  }
+}
+
+// to[d, i] = from[i, d]: rows of the result are columns of the operand, zeros up to the padded width.
+template <class T>
+void pack_transposed(const T* from, int64_t row, int64_t rows, int64_t width, T* to, int64_t to_row) {
+  for (int64_t d = 0; d < width; ++d)
+    for (int64_t i = rows; i < to_row; ++i) to[d * to_row + i] = T(0);
+  constexpr int64_t kBlock = 16;
+  for (int64_t i0 = 0; i0 < rows; i0 += kBlock)
+    for (int64_t d = 0; d < width; ++d)
+      for (int64_t i = i0; i < (i0 + kBlock < rows ? i0 + kBlock : rows); ++i) to[d * to_row + i] = from[i * row + d];
+}
+
+template <class T>
+T row_max(const T* x, int64_t n) {
+  constexpr int kLanes = 16;
+  T lane[kLanes];
+  for (int i = 0; i < kLanes; ++i) lane[i] = T(-__builtin_inf());
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes)
+    for (int i = 0; i < kLanes; ++i) lane[i] = x[k + i] > lane[i] ? x[k + i] : lane[i];
+  for (int i = 0; k + i < n; ++i) lane[i] = x[k + i] > lane[i] ? x[k + i] : lane[i];
+  for (int w = kLanes / 2; w; w /= 2)
+    for (int i = 0; i < w; ++i) lane[i] = lane[i] > lane[i + w] ? lane[i] : lane[i + w];
+  return lane[0];
+}
+
+// x = exp(x - top); returns the sum.
+template <class T>
+T exp_sum(T* x, int64_t n, T top) {
+  constexpr int kLanes = 16;
+  T lane[kLanes];
+  for (int i = 0; i < kLanes; ++i) lane[i] = T(0);
+  int64_t k = 0;
+  for (; k + kLanes <= n; k += kLanes)
+    for (int i = 0; i < kLanes; ++i) lane[i] += x[k + i] = fn::exp(x[k + i] - top);
+  for (int i = 0; k + i < n; ++i) lane[i] += x[k + i] = fn::exp(x[k + i] - top);
+  for (int w = kLanes / 2; w; w /= 2)
+    for (int i = 0; i < w; ++i) lane[i] += lane[i + w];
+  return lane[0];
+}
+
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Keys that row `i` attends to, of those from `first` on.
+int64_t visible(const AttentionHead& h, int64_t i, int64_t first, int64_t count) {
+  if (!h.causal) return count;
+  int64_t n = i + 1 - first;
+  return n < 0 ? 0 : least(n, count);
+}
+
+template <class T>
+void forward(const AttentionHead& h, const T* q, const T* k, const T* v, T* out, T* lse, T* work) {
+  const int64_t dp = padded<T>(h.d), ep = padded<T>(h.e), sp = padded<T>(h.s);
+  T* kt = work;                // [d, sp]
+  T* vp = kt + h.d * sp;       // [s, ep]
+  T* qp = vp + h.s * ep;       // [kRows, dp]
+  T* score = qp + kRows * dp;  // [kRows, kColumns]
+  T* acc = score + kRows * kColumns;  // [kRows, ep]
+  pack_transposed(k, h.k_row, h.s, h.d, kt, sp);
+  pack(v, h.v_row, h.s, h.e, vp, ep, T(1));
+  for (int64_t i0 = 0; i0 < h.t; i0 += kRows) {
+    const int64_t rows = least(kRows, h.t - i0);
+    pack(q + i0 * h.q_row, h.q_row, rows, h.d, qp, dp, T(h.scale));
+    T top[kRows], sum[kRows];
+    for (int64_t i = 0; i < rows; ++i) top[i] = T(-__builtin_inf()), sum[i] = T(0);
+    for (int64_t i = 0; i < rows * ep; ++i) acc[i] = T(0);
+    const int64_t keys = h.causal ? least(h.s, i0 + rows) : h.s;
+    for (int64_t j0 = 0; j0 < keys; j0 += kColumns) {
+      const int64_t columns = least(kColumns, keys - j0);
+      microgemm<false>(qp, dp, 1, kt + j0, sp, score, kColumns, rows, padded<T>(columns), h.d);
+      for (int64_t i = 0; i < rows; ++i) {
+        T* x = score + i * kColumns;
+        int64_t n = visible(h, i0 + i, j0, columns);
+        T high = row_max(x, n);
+        high = high > top[i] ? high : top[i];
+        // A row that attends to nothing yet keeps -inf; exp(-inf - -inf) must not be formed.
+        T keep = top[i] == high ? T(1) : fn::exp(top[i] - high);
+        sum[i] = sum[i] * keep + (n ? exp_sum(x, n, high) : T(0));
+        top[i] = high;
+        for (int64_t c = n; c < columns; ++c) x[c] = T(0);
+        if (keep != T(1))
+          for (int64_t e = 0; e < ep; ++e) acc[i * ep + e] *= keep;
+      }
+      microgemm<true>(score, kColumns, 1, vp + j0 * ep, ep, acc, ep, rows, ep, columns);
+    }
+    for (int64_t i = 0; i < rows; ++i) {
+      T scale = T(1) / sum[i];
+      for (int64_t e = 0; e < h.e; ++e) out[(i0 + i) * h.out_row + e] = acc[i * ep + e] * scale;
+      lse[i0 + i] = top[i] + fn::log(sum[i]);
+    }
+  }
+}
+
+// P = exp(S - lse); dV = P' dO; dP = dO V'; dS = P (dP - delta) with delta = rowsum(dO O); dQ = scale dS K; dK = scale dS' Q.
+template <class T>
+void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const T* v, const T* out, const T* lse, T* dq, T* dk, T* dv, T* work) {
+  const int64_t dp = padded<T>(h.d), ep = padded<T>(h.e), sp = padded<T>(h.s);
+  T* kt = work;                 // [d, sp]
+  T* vt = kt + h.d * sp;        // [e, sp]
+  T* kp = vt + h.e * sp;        // [s, dp]
+  T* dkp = kp + h.s * dp;       // [s, dp]
+  T* dvp = dkp + h.s * dp;      // [s, ep]
+  T* qp = dvp + h.s * ep;       // [kRows, dp]
+  T* gp = qp + kRows * dp;      // [kRows, ep]
+  T* dqp = gp + kRows * ep;     // [kRows, dp]
+  T* p = dqp + kRows * dp;      // [kRows, kColumns]
+  T* ds = p + kRows * kColumns;
+  pack_transposed(k, h.k_row, h.s, h.d, kt, sp);
+  pack_transposed(v, h.v_row, h.s, h.e, vt, sp);
+  pack(k, h.k_row, h.s, h.d, kp, dp, T(1));
+  for (int64_t i = 0; i < h.s * (dp + ep); ++i) dkp[i] = T(0);
+  for (int64_t i0 = 0; i0 < h.t; i0 += kRows) {
+    const int64_t rows = least(kRows, h.t - i0);
+    pack(q + i0 * h.q_row, h.q_row, rows, h.d, qp, dp, T(h.scale));
+    pack(g + i0 * h.g_row, h.g_row, rows, h.e, gp, ep, T(1));
+    T delta[kRows];
+    for (int64_t i = 0; i < rows; ++i) {
+      delta[i] = T(0);
+      for (int64_t e = 0; e < h.e; ++e) delta[i] += gp[i * ep + e] * out[(i0 + i) * h.out_row + e];
+    }
+    for (int64_t i = 0; i < rows * dp; ++i) dqp[i] = T(0);
+    const int64_t keys = h.causal ? least(h.s, i0 + rows) : h.s;
+    for (int64_t j0 = 0; j0 < keys; j0 += kColumns) {
+      const int64_t columns = least(kColumns, keys - j0), wide = padded<T>(columns);
+      microgemm<false>(qp, dp, 1, kt + j0, sp, p, kColumns, rows, wide, h.d);
+      microgemm<false>(gp, ep, 1, vt + j0, sp, ds, kColumns, rows, wide, h.e);
+      for (int64_t i = 0; i < rows; ++i) {
+        T *x = p + i * kColumns, *y = ds + i * kColumns;
+        const int64_t n = visible(h, i0 + i, j0, columns);
+        const T shift = lse[i0 + i], d = delta[i];
+#pragma GCC ivdep
+        for (int64_t c = 0; c < n; ++c) {
+          x[c] = fn::exp(x[c] - shift);
+          y[c] = x[c] * (y[c] - d);
+        }
+        for (int64_t c = n; c < columns; ++c) x[c] = y[c] = T(0);
+      }
+      microgemm<true>(p, 1, kColumns, gp, ep, dvp + j0 * ep, ep, columns, ep, rows);
+      microgemm<true>(ds, 1, kColumns, qp, dp, dkp + j0 * dp, dp, columns, dp, rows);
+      microgemm<true>(ds, kColumns, 1, kp + j0 * dp, dp, dqp, dp, rows, dp, columns);
+    }
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t d = 0; d < h.d; ++d) dq[(i0 + i) * h.dq_row + d] = dqp[i * dp + d] * T(h.scale);
+  }
+  for (int64_t j = 0; j < h.s; ++j) {
+    for (int64_t d = 0; d < h.d; ++d) dk[j * h.dk_row + d] = dkp[j * dp + d];
+    for (int64_t e = 0; e < h.e; ++e) dv[j * h.dv_row + e] = dvp[j * ep + e];
+  }
+}
+
+template <class T>
+int64_t workspace(const AttentionHead& h) {
+  const int64_t dp = padded<T>(h.d), ep = padded<T>(h.e), sp = padded<T>(h.s);
+  return (h.d + h.e) * sp + h.s * (2 * dp + ep) + h.s * ep + kRows * (2 * dp + 2 * ep + 2 * kColumns);
+}
+
+}  // namespace
+
+template <>
+const AttentionTable& isa_table<AttentionTable, isa::TESSERA_ISA>() {
+  static const AttentionTable table{{workspace<float>, forward<float>, backward<float>}, {workspace<double>, forward<double>, backward<double>}};
+  return table;
+}
+
+}  // namespace tessera::cpu
