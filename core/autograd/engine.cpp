@@ -93,11 +93,14 @@ class Backward {
 
   void arrive(GradMeta& meta, Tensor g) {
     if (GradNode* node = meta.producer.get()) {
-      if (!g.defined()) return;
-      if (stops_at(&meta)) return add_to(watched_.at(key(&meta)), std::move(g));
+      if (stops_at(&meta)) {
+        if (g.defined()) add_to(watched_.at(key(&meta)), std::move(g));
+        return;
+      }
       if (node->arriving.empty()) queue_.push(meta.producer);
       if (node->arriving.size() <= size_t(meta.output)) node->arriving.resize(size_t(meta.output) + 1);
-      add_to(node->arriving[size_t(meta.output)], std::move(g));
+      // Zero is passed on too: leaves below count on one contribution over each of their edges.
+      if (g.defined()) add_to(node->arriving[size_t(meta.output)], std::move(g));
       return;
     }
     if (g.defined()) add_to(meta.arriving, std::move(g));
@@ -141,7 +144,8 @@ class Backward {
         if (auto it = watched_.find({&node, int(i)}); it != watched_.end()) it->second = cot[i];
     uint32_t wanted = 0;
     for (size_t i = 0; i < node.inputs.size() && i < 32; ++i) wanted |= node.inputs[i] ? 1u << i : 0;
-    Tensors grads = node.vjp(cot, wanted);
+    Tensors grads;
+    if (std::ranges::any_of(cot, &Tensor::defined)) grads = node.vjp(cot, wanted);
     cot.clear();
     if (!options_.retain_graph && !options_.create_graph) node.release_saved();
     for (size_t i = 0; i < node.inputs.size(); ++i)
