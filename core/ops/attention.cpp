@@ -40,7 +40,14 @@ Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v, const 
   if (o.causal) scores = where(causal_mask(q.size(2), k.size(2), q.device()), scores, low);
   if (o.mask.defined())
     scores = o.mask.dtype() == kBool ? where(o.mask, scores, low) : scores + o.mask;
-  Tensor weights = softmax(scores);
+  Tensor weights;
+  if (o.mask.defined()) {  // a query that may see no key gets zeros, where softmax would be 0 / 0
+    Tensor nothing = eq(amax(scores.detach(), {-1}, true), low);
+    Tensor none = scalar_tensor(0.0, q.dtype(), q.device());
+    weights = where(nothing, none, softmax(where(nothing, none, scores)));
+  } else {
+    weights = softmax(scores);
+  }
   if (o.dropout > 0) weights = dropout(weights, o.dropout);
   return contract("bhts,bhse->bhte", weights, v);
 }

@@ -1,5 +1,5 @@
-// Where a branch that is not taken would be infinite or NaN, its operand is replaced before, not after:
-// a select after it would let NaN into the gradient (0 times infinity).
+// Where a branch that is not taken would be infinite or NaN, its operand is replaced before, not
+// after: a select after it would let NaN into the gradient (0 times infinity).
 #include "core/ops/compose.h"
 
 #include <cmath>
@@ -12,9 +12,13 @@
 namespace tessera {
 namespace {
 
-Tensor number(Scalar v, const Tensor& like) { return scalar_tensor(v, like.dtype(), like.device()); }
+Tensor number(Scalar v, const Tensor& like) {
+  return scalar_tensor(v, like.dtype(), like.device());
+}
 Tensor zero(const Tensor& like) { return number(0, like); }
-Tensor as_float(const Tensor& x) { return is_floating(x.dtype()) ? x : cast(x, context().default_dtype); }
+Tensor as_float(const Tensor& x) {
+  return is_floating(x.dtype()) ? x : cast(x, context().default_dtype);
+}
 
 // The largest finite value of a float dtype.
 double largest(DType t) {
@@ -32,7 +36,8 @@ Tensor frac(const Tensor& x) { return x - trunc(x); }
 
 Tensor round(const Tensor& x, int64_t decimals) {
   double scale = std::pow(10.0, double(std::abs(decimals)));
-  if (is_integral(x.dtype())) return decimals >= 0 ? x : cast(round(cast(x, kF64) / scale) * scale, x.dtype());
+  if (is_integral(x.dtype()))
+    return decimals >= 0 ? x : cast(round(cast(x, kF64) / scale) * scale, x.dtype());
   return decimals >= 0 ? round(x * scale) / scale : round(x / scale) * scale;
 }
 
@@ -47,8 +52,12 @@ Tensor copysign(const Tensor& x, const Tensor& y) {
 }
 
 Tensor add(const Tensor& a, const Tensor& b, Scalar alpha) { return a + b * alpha; }
-Tensor addcmul(const Tensor& a, const Tensor& b, const Tensor& c, Scalar value) { return a + b * c * value; }
-Tensor addcdiv(const Tensor& a, const Tensor& b, const Tensor& c, Scalar value) { return a + b / c * value; }
+Tensor addcmul(const Tensor& a, const Tensor& b, const Tensor& c, Scalar value) {
+  return a + b * c * value;
+}
+Tensor addcdiv(const Tensor& a, const Tensor& b, const Tensor& c, Scalar value) {
+  return a + b / c * value;
+}
 
 Tensor div_trunc(const Tensor& a, const Tensor& b) {
   DType t = result_type(a, b);
@@ -57,18 +66,20 @@ Tensor div_trunc(const Tensor& a, const Tensor& b) {
   return floor_divide(a - fmod(a, b), b);
 }
 
-// A missing bound is an infinite one; integers are compared with their own.
+// As clamp, nothing passes at the bound itself or for NaN.
 Tensor clamp_min(const Tensor& x, Scalar low) {
-  if (is_integral(result_type(x, low))) return maximum(x, low);
-  return clamp(x, low, std::numeric_limits<double>::infinity());
+  return where(gt(x, low), x, maximum(x.detach(), low));
 }
 Tensor clamp_max(const Tensor& x, Scalar high) {
-  if (is_integral(result_type(x, high))) return minimum(x, high);
-  return clamp(x, -std::numeric_limits<double>::infinity(), high);
+  return where(lt(x, high), x, minimum(x.detach(), high));
 }
 
-Tensor fmax(const Tensor& a, const Tensor& b) { return where(isnan(a), b, where(isnan(b), a, maximum(a, b))); }
-Tensor fmin(const Tensor& a, const Tensor& b) { return where(isnan(a), b, where(isnan(b), a, minimum(a, b))); }
+Tensor fmax(const Tensor& a, const Tensor& b) {
+  return where(isnan(b), a, where(isnan(a), b, maximum(a, b)));
+}
+Tensor fmin(const Tensor& a, const Tensor& b) {
+  return where(isnan(b), a, where(isnan(a), b, minimum(a, b)));
+}
 Tensor deg2rad(const Tensor& x) { return as_float(x) * (M_PI / 180); }
 Tensor rad2deg(const Tensor& x) { return as_float(x) * (180 / M_PI); }
 
@@ -91,7 +102,9 @@ Tensor logaddexp(const Tensor& a, const Tensor& b) {
   Tensor apart = where(same, zero(a), a) - where(same, zero(b), b);
   return where(same, a, maximum(a, b) + log1p(exp(-abs(apart))));
 }
-Tensor logaddexp2(const Tensor& a, const Tensor& b) { return logaddexp(a * std::log(2.0), b * std::log(2.0)) / std::log(2.0); }
+Tensor logaddexp2(const Tensor& a, const Tensor& b) {
+  return logaddexp(a * std::log(2.0), b * std::log(2.0)) / std::log(2.0);
+}
 Tensor logit(const Tensor& x) { return log(x / (1.0 - x)); }
 
 Tensor sinc(const Tensor& x) {
@@ -99,16 +112,19 @@ Tensor sinc(const Tensor& x) {
   return where(at_zero, number(1.0, f), sin(safe) / safe);
 }
 
-Tensor nan_to_num(const Tensor& x, double nan, std::optional<double> posinf, std::optional<double> neginf) {
+Tensor nan_to_num(const Tensor& x, double nan, std::optional<double> posinf,
+                  std::optional<double> neginf) {
   if (is_integral(x.dtype())) return x;
   double top = largest(x.dtype());
   Tensor y = where(isnan(x), number(nan, x), x);
   y = where(eq(x, std::numeric_limits<double>::infinity()), number(posinf.value_or(top), x), y);
-  return where(eq(x, -std::numeric_limits<double>::infinity()), number(neginf.value_or(-top), x), y);
+  return where(eq(x, -std::numeric_limits<double>::infinity()), number(neginf.value_or(-top), x),
+               y);
 }
 
 Tensor isclose(const Tensor& a, const Tensor& b, double rtol, double atol, bool equal_nan) {
-  TESSERA_CHECK(a.dtype() == b.dtype(), "isclose: {} and {}; convert them to one dtype", describe(a), describe(b));
+  TESSERA_CHECK(a.dtype() == b.dtype(), "isclose: {} and {}; convert them to one dtype",
+                describe(a), describe(b));
   Tensor x = as_float(a), y = as_float(b);
   Tensor near = logical_and(le(abs(x - y), abs(y) * rtol + atol), isfinite(y));
   near = logical_or(near, eq(a, b));
@@ -117,7 +133,9 @@ Tensor isclose(const Tensor& a, const Tensor& b, double rtol, double atol, bool 
 bool allclose(const Tensor& a, const Tensor& b, double rtol, double atol, bool equal_nan) {
   return all(isclose(a, b, rtol, atol, equal_nan)).item<bool>();
 }
-bool equal(const Tensor& a, const Tensor& b) { return a.shape() == b.shape() && all(eq(a.detach(), b.detach())).item<bool>(); }
+bool equal(const Tensor& a, const Tensor& b) {
+  return a.shape() == b.shape() && all(eq(a.detach(), b.detach())).item<bool>();
+}
 
 Tensor relu6(const Tensor& x) { return hardtanh(x, 0, 6); }
 Tensor hardtanh(const Tensor& x, Scalar low, Scalar high) { return clamp(x, low, high); }
@@ -126,10 +144,13 @@ Tensor hardswish(const Tensor& x) { return x * hardsigmoid(x); }
 Tensor softsign(const Tensor& x) { return x / (abs(x) + 1.0); }
 Tensor tanhshrink(const Tensor& x) { return x - tanh(x); }
 Tensor softshrink(const Tensor& x, double lambda) {
-  return where(gt(x, lambda), x - lambda, where(lt(x, -lambda), x + lambda, where(isnan(x), x, zero(x))));
+  return where(gt(x, lambda), x - lambda,
+               where(lt(x, -lambda), x + lambda, where(isnan(x), x, zero(x))));
 }
 Tensor hardshrink(const Tensor& x, double lambda) { return where(le(abs(x), lambda), zero(x), x); }
-Tensor threshold(const Tensor& x, Scalar above, Scalar value) { return where(le(x, above), number(value, x), x); }
+Tensor threshold(const Tensor& x, Scalar above, Scalar value) {
+  return where(le(x, above), number(value, x), x);
+}
 
 Tensor softplus(const Tensor& x, double beta, double threshold) {
   Tensor scaled = as_float(x) * beta;
@@ -137,11 +158,14 @@ Tensor softplus(const Tensor& x, double beta, double threshold) {
 }
 
 Tensor celu(const Tensor& x, double alpha) { return elu(x / alpha, 1.0) * alpha; }
-Tensor selu(const Tensor& x) { return elu(x, 1.6732632423543772848170429916717) * 1.0507009873554804934193349852946; }
+Tensor selu(const Tensor& x) {
+  return elu(x, 1.6732632423543772848170429916717) * 1.0507009873554804934193349852946;
+}
 
 Tensor glu(const Tensor& x, int64_t dim) {
   int d = wrap_dim(dim, x.ndim(), "glu");
-  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && x.shape()[d] % 2 == 0, "glu: dim {} of {} must be even", d, describe(x));
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && x.shape()[d] % 2 == 0,
+                   "glu: dim {} of {} must be even", d, describe(x));
   int64_t half = x.shape()[d] / 2;
   return narrow(x, d, 0, half) * sigmoid(narrow(x, d, half, half));
 }
@@ -149,7 +173,8 @@ Tensor glu(const Tensor& x, int64_t dim) {
 Tensor prelu(const Tensor& x, const Tensor& weight) {
   Tensor w = weight;
   if (w.numel() > 1) {
-    TESSERA_CHECK_AS(ShapeError, x.ndim() >= 2 && x.shape()[1] == w.numel(), "prelu: {} weights for {}; one per channel (dim 1), or a single one",
+    TESSERA_CHECK_AS(ShapeError, x.ndim() >= 2 && x.shape()[1] == w.numel(),
+                     "prelu: {} weights for {}; one per channel (dim 1), or a single one",
                      w.numel(), describe(x));
     Shape s = Dims::filled(x.ndim(), 1);
     s[1] = w.numel();
@@ -159,14 +184,16 @@ Tensor prelu(const Tensor& x, const Tensor& weight) {
 }
 
 Tensor outer(const Tensor& a, const Tensor& b) {
-  TESSERA_CHECK_AS(ShapeError, a.ndim() == 1 && b.ndim() == 1, "outer: {} and {} are not vectors", describe(a), describe(b));
+  TESSERA_CHECK_AS(ShapeError, a.ndim() == 1 && b.ndim() == 1, "outer: {} and {} are not vectors",
+                   describe(a), describe(b));
   return unsqueeze(a, 1) * b;
 }
 
 Tensor cross(const Tensor& a, const Tensor& b, int64_t dim) {
   Shape s = broadcast(a.shape(), b.shape(), "cross");
   int d = wrap_dim(dim, s.size(), "cross");
-  TESSERA_CHECK_AS(ShapeError, s.size() > 0 && s[d] == 3, "cross: dim {} of {} has not 3 elements", d, to_string(s));
+  TESSERA_CHECK_AS(ShapeError, s.size() > 0 && s[d] == 3, "cross: dim {} of {} has not 3 elements",
+                   d, to_string(s));
   Tensor x = expand(a, s), y = expand(b, s);
   Tensor parts[3];
   for (int i = 0; i < 3; ++i) {
@@ -176,7 +203,9 @@ Tensor cross(const Tensor& a, const Tensor& b, int64_t dim) {
   return stack(parts, d);
 }
 
-Tensor nansum(const Tensor& x, const Dims& dims, bool keepdim) { return sum(where(isnan(x), zero(x), x), dims, keepdim); }
+Tensor nansum(const Tensor& x, const Dims& dims, bool keepdim) {
+  return sum(where(isnan(x), zero(x), x), dims, keepdim);
+}
 Tensor nanmean(const Tensor& x, const Dims& dims, bool keepdim) {
   return nansum(x, dims, keepdim) / cast(sum(logical_not(isnan(x)), dims, keepdim), x.dtype());
 }
@@ -192,7 +221,9 @@ Tensor cosine_similarity(const Tensor& a, const Tensor& b, int64_t dim, double e
 Tensor pairwise_distance(const Tensor& a, const Tensor& b, double p, double eps, bool keepdim) {
   return norm(a - b + eps, p, {-1}, keepdim);
 }
-Tensor normalize(const Tensor& x, double p, int64_t dim, double eps) { return x / clamp_min(norm(x, p, {dim}, true), eps); }
+Tensor normalize(const Tensor& x, double p, int64_t dim, double eps) {
+  return x / clamp_min(norm(x, p, {dim}, true), eps);
+}
 
 Tensor logspace(double first, double last, int64_t count, double base, TensorOptions o) {
   DType t = o.dtype.value_or(context().default_dtype);

@@ -228,7 +228,7 @@ Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tens
                 describe(src));
   Tensor i = as_index("scatter_add", index);
   Tensor sums =
-      scatter_sum(window("scatter_add", x.detach(), i, d), d, i, window("scatter_add", src, i, -1));
+      scatter_sum(window("scatter_add", x, i, d), d, i, window("scatter_add", src, i, -1));
   for (int k = 0; k < x.ndim(); ++k)
     if (sums.shape()[k] != x.shape()[k]) sums = unslice(sums, k, 0, 1, x.shape()[k]);
   return x + std::move(sums);
@@ -240,8 +240,7 @@ Tensor index_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor
   TESSERA_CHECK(src.dtype() == x.dtype(),
                 "index_add: x is {}, src is {}; convert them to one dtype", describe(x),
                 describe(src));
-  return x + scatter_sum(x.detach(), d, rows_index("index_add", x, d, index),
-                         cast(src * alpha, x.dtype()));
+  return x + scatter_sum(x, d, rows_index("index_add", x, d, index), cast(src * alpha, x.dtype()));
 }
 
 Tensor index_copy(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src) {
@@ -272,7 +271,7 @@ Tensor nonzero(const Tensor& x) {
   TESSERA_CHECK(x.device().is_cpu(),
                 "nonzero: the extent of the result depends on the values of {}; move it to the cpu",
                 describe(x));
-  Tensor set = contiguous(x.dtype() == kBool ? x.detach() : ne(x.detach(), 0));
+  Tensor set = contiguous(x.dtype() == kBool ? x.detach() : ne(x, 0));
   const bool* p = set.data<bool>();
   int64_t count = std::count(p, p + set.numel(), true), row = 0;
   Tensor out = empty({count, x.ndim()}, kI64);

@@ -19,7 +19,9 @@ Tensor positions(int64_t begin, int64_t end, const Tensor& x, int64_t step = 1) 
 Tensor padded_constant(const Tensor& x, int d, int64_t before, int64_t after, Scalar value) {
   int64_t n = x.shape()[d];
   int64_t first = std::max<int64_t>(-before, 0), last = n - std::max<int64_t>(-after, 0);
-  TESSERA_CHECK_AS(ShapeError, last >= first, "pad: cutting {} and {} off dim {} of {} leaves nothing", -before, -after, d, describe(x));
+  TESSERA_CHECK_AS(ShapeError, last >= first,
+                   "pad: cutting {} and {} off dim {} of {} leaves nothing", -before, -after, d,
+                   describe(x));
   Tensor middle = narrow(x, d, first, last - first);
   Tensors parts;
   auto border = [&](int64_t size) {
@@ -38,8 +40,10 @@ Tensor padded_constant(const Tensor& x, int d, int64_t before, int64_t after, Sc
 Tensor padded_positions(const Tensor& x, int d, int64_t before, int64_t after, PadMode mode) {
   int64_t n = x.shape()[d];
   int64_t most = mode == PadMode::kReflect ? n - 1 : mode == PadMode::kCircular ? n : INT64_MAX;
-  TESSERA_CHECK_AS(ShapeError, before >= 0 && after >= 0 && before <= most && after <= most && n > 0,
-                   "pad: {} before and {} after dim {} of {}; this mode takes 0 to {}", before, after, d, describe(x), most);
+  TESSERA_CHECK_AS(ShapeError,
+                   before >= 0 && after >= 0 && before <= most && after <= most && n > 0,
+                   "pad: {} before and {} after dim {} of {}; this mode takes 0 to {}", before,
+                   after, d, describe(x), most);
   Tensor at = positions(-before, n + after, x);
   if (mode == PadMode::kReplicate) return clamp(at, int64_t(0), n - 1);
   if (mode == PadMode::kCircular) return remainder(at, scalar_tensor(n, kI64, x.device()));
@@ -49,12 +53,14 @@ Tensor padded_positions(const Tensor& x, int d, int64_t before, int64_t after, P
 }  // namespace
 
 Tensor movedim(const Tensor& x, const Dims& from, const Dims& to) {
-  TESSERA_CHECK_AS(ShapeError, from.size() == to.size(), "movedim: {} dims to {} places", to_string(from), to_string(to));
+  TESSERA_CHECK_AS(ShapeError, from.size() == to.size(), "movedim: {} dims to {} places",
+                   to_string(from), to_string(to));
   Dims order = Dims::filled(x.ndim(), -1), rest;
   uint32_t moved = 0;
   for (int i = 0; i < from.size(); ++i) {
     int f = wrap_dim(from[i], x.ndim(), "movedim"), t = wrap_dim(to[i], x.ndim(), "movedim");
-    TESSERA_CHECK_AS(ShapeError, order[t] < 0 && !(moved >> f & 1), "movedim: {} to {}; name every dim once", to_string(from), to_string(to));
+    TESSERA_CHECK_AS(ShapeError, order[t] < 0 && !(moved >> f & 1),
+                     "movedim: {} to {}; name every dim once", to_string(from), to_string(to));
     order[t] = f;
     moved |= 1u << f;
   }
@@ -97,17 +103,20 @@ Tensor flip(const Tensor& x, const Dims& dims) {
   Tensor y = x;
   for (int64_t dim : dims) {
     int d = wrap_dim(dim, x.ndim(), "flip");
-    if (x.ndim() && x.shape()[d] > 1) y = index_select(y, d, positions(x.shape()[d] - 1, -1, x, -1));
+    if (x.ndim() && x.shape()[d] > 1)
+      y = index_select(y, d, positions(x.shape()[d] - 1, -1, x, -1));
   }
   return y;
 }
 
 Tensor roll(const Tensor& x, const Dims& shifts, const Dims& dims) {
   if (dims.empty()) {
-    TESSERA_CHECK_AS(ShapeError, shifts.size() == 1, "roll: {} shifts of the flattened tensor; give one, or dims", shifts.size());
+    TESSERA_CHECK_AS(ShapeError, shifts.size() == 1,
+                     "roll: {} shifts of the flattened tensor; give one, or dims", shifts.size());
     return reshape(roll(reshape(x, {-1}), shifts, {0}), x.shape());
   }
-  TESSERA_CHECK_AS(ShapeError, shifts.size() == dims.size(), "roll: shifts {} for dims {}", to_string(shifts), to_string(dims));
+  TESSERA_CHECK_AS(ShapeError, shifts.size() == dims.size(), "roll: shifts {} for dims {}",
+                   to_string(shifts), to_string(dims));
   Tensor y = x;
   for (int i = 0; i < dims.size(); ++i) {
     int d = wrap_dim(dims[i], x.ndim(), "roll");
@@ -122,12 +131,15 @@ Tensor roll(const Tensor& x, const Dims& shifts, const Dims& dims) {
 }
 
 Tensor repeat(const Tensor& x, const Dims& repeats) {
-  TESSERA_CHECK_AS(ShapeError, repeats.size() >= x.ndim(), "repeat: {} for {}; give a number for every dim", to_string(repeats), describe(x));
+  TESSERA_CHECK_AS(ShapeError, repeats.size() >= x.ndim(),
+                   "repeat: {} for {}; give a number for every dim", to_string(repeats),
+                   describe(x));
   Shape s = x.shape();
   while (s.size() < repeats.size()) s.insert(0, 1);
   Tensor y = reshape(x, s);
   for (int d = 0; d < repeats.size(); ++d) {
-    TESSERA_CHECK_AS(ShapeError, repeats[d] >= 0, "repeat: {}; numbers are not negative", to_string(repeats));
+    TESSERA_CHECK_AS(ShapeError, repeats[d] >= 0, "repeat: {}; numbers are not negative",
+                     to_string(repeats));
     if (repeats[d] == 1) continue;
     Tensors parts;
     for (int64_t i = 0; i < repeats[d]; ++i) parts.push_back(y);
@@ -144,18 +156,26 @@ Tensor tile(const Tensor& x, const Dims& repeats) {
 
 Tensor repeat_interleave(const Tensor& x, int64_t count, int64_t dim) {
   int d = wrap_dim(dim, x.ndim(), "repeat_interleave");
-  TESSERA_CHECK_AS(ShapeError, count >= 0 && x.ndim() > 0, "repeat_interleave: {} times {}", count, describe(x));
-  return index_select(x, d, floor_divide(positions(0, x.shape()[d] * count, x), scalar_tensor(std::max<int64_t>(count, 1), kI64, x.device())));
+  TESSERA_CHECK_AS(ShapeError, count >= 0 && x.ndim() > 0, "repeat_interleave: {} times {}", count,
+                   describe(x));
+  return index_select(x, d,
+                      floor_divide(positions(0, x.shape()[d] * count, x),
+                                   scalar_tensor(std::max<int64_t>(count, 1), kI64, x.device())));
 }
 
 Tensor repeat_interleave(const Tensor& x, const Tensor& counts, int64_t dim) {
   int d = wrap_dim(dim, x.ndim(), "repeat_interleave");
-  TESSERA_CHECK_AS(ShapeError, counts.ndim() == 1 && x.ndim() > 0 && counts.numel() == x.shape()[d] && is_integral(counts.dtype()),
-                   "repeat_interleave: counts {} for dim {} of {}; give one integer for each", describe(counts), d, describe(x));
+  TESSERA_CHECK_AS(ShapeError,
+                   counts.ndim() == 1 && x.ndim() > 0 && counts.numel() == x.shape()[d] &&
+                       is_integral(counts.dtype()),
+                   "repeat_interleave: counts {} for dim {} of {}; give one integer for each",
+                   describe(counts), d, describe(x));
   Tensor c = contiguous(cast(counts, kI64));
   std::vector<int64_t> rows;
   for (int64_t i = 0; i < c.numel(); ++i) {
-    TESSERA_CHECK(c.data<int64_t>()[i] >= 0, "repeat_interleave: count {} at {}; counts are not negative", c.data<int64_t>()[i], i);
+    TESSERA_CHECK(c.data<int64_t>()[i] >= 0,
+                  "repeat_interleave: count {} at {}; counts are not negative",
+                  c.data<int64_t>()[i], i);
     rows.insert(rows.end(), size_t(c.data<int64_t>()[i]), i);
   }
   return index_select(x, d, from_values<int64_t>(rows, {int64_t(rows.size())}));
@@ -163,7 +183,8 @@ Tensor repeat_interleave(const Tensor& x, const Tensor& counts, int64_t dim) {
 
 Tensors tensor_split(const Tensor& x, int64_t pieces, int64_t dim) {
   int d = wrap_dim(dim, x.ndim(), "tensor_split");
-  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && pieces >= 1, "tensor_split: {} pieces of {}", pieces, describe(x));
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && pieces >= 1, "tensor_split: {} pieces of {}", pieces,
+                   describe(x));
   Tensors out;
   int64_t n = x.shape()[d], at = 0;
   for (int64_t i = 0; i < pieces; ++i) {
@@ -176,8 +197,8 @@ Tensors tensor_split(const Tensor& x, int64_t pieces, int64_t dim) {
 
 Tensor unfold(const Tensor& x, int64_t dim, int64_t size, int64_t step) {
   int d = wrap_dim(dim, x.ndim(), "unfold");
-  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && size >= 1 && step >= 1 && size <= x.shape()[d], "unfold: windows of {} every {} of dim {} of {}",
-                   size, step, d, describe(x));
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && size >= 1 && step >= 1 && size <= x.shape()[d],
+                   "unfold: windows of {} every {} of dim {} of {}", size, step, d, describe(x));
   int64_t count = (x.shape()[d] - size) / step + 1;
   Tensor at = unsqueeze(positions(0, count, x) * step, 1) + positions(0, size, x);
   return movedim(unflatten(index_select(x, d, reshape(at, {-1})), d, {count, size}), {d + 1}, {-1});
@@ -188,7 +209,8 @@ Tensor diagonal(const Tensor& x, int64_t offset, int64_t a, int64_t b) {
   TESSERA_CHECK_AS(ShapeError, i != j, "diagonal: dims {} and {} of {} are one", a, b, describe(x));
   int64_t rows = x.shape()[i], columns = x.shape()[j];
   Tensor flat = flatten(movedim(x, {i, j}, {-2, -1}), -2, -1);
-  int64_t count = std::max<int64_t>(0, std::min(offset < 0 ? rows + offset : rows, offset > 0 ? columns - offset : columns));
+  int64_t count = std::max<int64_t>(
+      0, std::min(offset < 0 ? rows + offset : rows, offset > 0 ? columns - offset : columns));
   int64_t first = offset < 0 ? -offset * columns : offset;
   if (count == 0) return narrow(flat, -1, 0, 0);
   return slice(flat, -1, first, first + (count - 1) * (columns + 1) + 1, columns + 1);
@@ -196,21 +218,24 @@ Tensor diagonal(const Tensor& x, int64_t offset, int64_t a, int64_t b) {
 
 Tensor diag(const Tensor& x, int64_t offset) {
   if (x.ndim() == 2) return diagonal(x, offset);
-  TESSERA_CHECK_AS(ShapeError, x.ndim() == 1, "diag: {} is neither a vector nor a matrix", describe(x));
+  TESSERA_CHECK_AS(ShapeError, x.ndim() == 1, "diag: {} is neither a vector nor a matrix",
+                   describe(x));
   int64_t n = x.numel() + std::abs(offset);
   if (x.numel() == 0) return expand(scalar_tensor(0, x.dtype(), x.device()), {n, n});
   return reshape(unslice(x, 0, offset < 0 ? -offset * n : offset, n + 1, n * n), {n, n});
 }
 
 Tensor pad(const Tensor& x, const Dims& pads, PadMode mode, Scalar value) {
-  TESSERA_CHECK_AS(ShapeError, pads.size() % 2 == 0 && pads.size() <= 2 * x.ndim(), "pad: {} for {}; give pairs, from the last dim on",
-                   to_string(pads), describe(x));
+  TESSERA_CHECK_AS(ShapeError, pads.size() % 2 == 0 && pads.size() <= 2 * x.ndim(),
+                   "pad: {} for {}; give pairs, from the last dim on", to_string(pads),
+                   describe(x));
   Tensor y = x;
   for (int i = 0; i < pads.size(); i += 2) {
     int d = x.ndim() - 1 - i / 2;
     if (pads[i] == 0 && pads[i + 1] == 0) continue;
-    y = mode == PadMode::kConstant ? padded_constant(y, d, pads[i], pads[i + 1], value)
-                                   : index_select(y, d, padded_positions(y, d, pads[i], pads[i + 1], mode));
+    y = mode == PadMode::kConstant
+            ? padded_constant(y, d, pads[i], pads[i + 1], value)
+            : index_select(y, d, padded_positions(y, d, pads[i], pads[i + 1], mode));
   }
   return y;
 }

@@ -1,5 +1,5 @@
-// Rearranging elements: compositions of views, joins and index_select, so they need no kernels, and are
-// differentiable and shardable as those are. Dims may be negative.
+// Rearranging elements: compositions of views, joins and index_select, so they need no kernels, and
+// are differentiable and shardable as those are. Dims may be negative.
 #pragma once
 #include "core/ops/scalar.h"
 #include "core/primitive/registry.h"
@@ -15,7 +15,8 @@ Tensors meshgrid(std::span<const Tensor> vectors);  // indexing "ij"
 
 /// Elements of `dims` in reverse.
 Tensor flip(const Tensor& x, const Dims& dims);
-/// Element i of each dim moves to i + shift, round the end; without dims the flattened tensor rolls.
+/// Element i of each dim moves to i + shift, round the end; without dims the flattened tensor
+/// rolls.
 Tensor roll(const Tensor& x, const Dims& shifts, const Dims& dims = {});
 /// The tensor repeats[d] times along each dim; more repeats than dims add leading dims.
 Tensor repeat(const Tensor& x, const Dims& repeats);
@@ -36,7 +37,8 @@ Tensor diagonal(const Tensor& x, int64_t offset = 0, int64_t a = 0, int64_t b = 
 Tensor diag(const Tensor& x, int64_t offset = 0);
 
 enum class PadMode : uint8_t { kConstant, kReflect, kReplicate, kCircular };
-/// `pads`: pairs (before, after) from the last dim on, as in PyTorch; negative ones cut (kConstant only).
+/// `pads`: pairs (before, after) from the last dim on, as in PyTorch; negative ones cut (kConstant
+/// only).
 Tensor pad(const Tensor& x, const Dims& pads, PadMode mode = PadMode::kConstant, Scalar value = 0);
 
 }  // namespace tessera

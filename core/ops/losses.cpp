@@ -33,12 +33,15 @@ Tensor huber_loss(const Tensor& x, const Tensor& y, double delta, Reduction r) {
 }
 
 Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weight, Reduction r) {
-  TESSERA_CHECK_AS(ShapeError, x.shape() == y.shape(), "binary_cross_entropy: x is {}, y is {}; give them one shape", describe(x), describe(y));
+  TESSERA_CHECK_AS(ShapeError, x.shape() == y.shape(),
+                   "binary_cross_entropy: x is {}, y is {}; give them one shape", describe(x),
+                   describe(y));
   Tensor loss = (y - 1.0) * clamp_min(log1p(-x), -100.0) - y * clamp_min(log(x), -100.0);
   return reduced(weight.defined() ? loss * weight : loss, r);
 }
 
-Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const Tensor& weight, const Tensor& pos_weight, Reduction r) {
+Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const Tensor& weight,
+                                        const Tensor& pos_weight, Reduction r) {
   Tensor positive = pos_weight.defined() ? (pos_weight - 1.0) * y + 1.0 : Tensor();
   Tensor tail = positive.defined() ? logsigmoid(x) * positive : logsigmoid(x);
   Tensor loss = (1.0 - y) * x - tail;
@@ -46,9 +49,11 @@ Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const 
 }
 
 Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& o) {
-  TESSERA_CHECK_AS(ShapeError, x.ndim() == targets.ndim() + 1, "nll_loss: x is {}, targets {}; x has one more dim, its classes last", describe(x),
-                   describe(targets));
-  Tensor counts = ne(targets, o.ignore_index), t = where(counts, targets, scalar_tensor(0, targets.dtype(), targets.device()));
+  TESSERA_CHECK_AS(ShapeError, x.ndim() == targets.ndim() + 1,
+                   "nll_loss: x is {}, targets {}; x has one more dim, its classes last",
+                   describe(x), describe(targets));
+  Tensor counts = ne(targets, o.ignore_index),
+         t = where(counts, targets, scalar_tensor(0, targets.dtype(), targets.device()));
   Tensor w = cast(counts, x.dtype());
   if (o.weight.defined()) w = w * reshape(index_select(o.weight, 0, reshape(t, {-1})), t.shape());
   Tensor picked = squeeze(gather(x, -1, unsqueeze(t, -1)), -1);
@@ -60,7 +65,8 @@ Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& o) {
 Tensor kl_div(const Tensor& x, const Tensor& target, KlReduction r) {
   Tensor loss = xlogy(target, target) - target * x;
   if (r == KlReduction::kBatchMean) {
-    TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && x.size(0) > 0, "kl_div: batch mean of {}", describe(x));
+    TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && x.size(0) > 0, "kl_div: batch mean of {}",
+                     describe(x));
     return sum(loss) / double(x.size(0));
   }
   return r == KlReduction::kNone ? loss : r == KlReduction::kSum ? sum(loss) : mean(loss);

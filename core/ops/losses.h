@@ -7,13 +7,17 @@ namespace tessera {
 Tensor mse_loss(const Tensor& x, const Tensor& y, Reduction reduction = Reduction::kMean);
 Tensor l1_loss(const Tensor& x, const Tensor& y, Reduction reduction = Reduction::kMean);
 /// d^2 / (2 beta) below beta, d - beta/2 above, where d = |x - y|.
-Tensor smooth_l1_loss(const Tensor& x, const Tensor& y, double beta = 1, Reduction reduction = Reduction::kMean);
+Tensor smooth_l1_loss(const Tensor& x, const Tensor& y, double beta = 1,
+                      Reduction reduction = Reduction::kMean);
 /// beta times smooth_l1_loss: Huber 1964.
-Tensor huber_loss(const Tensor& x, const Tensor& y, double delta = 1, Reduction reduction = Reduction::kMean);
+Tensor huber_loss(const Tensor& x, const Tensor& y, double delta = 1,
+                  Reduction reduction = Reduction::kMean);
 /// -(y log x + (1 - y) log(1 - x)) weight; logarithms stop at -100.
-Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weight = {}, Reduction reduction = Reduction::kMean);
+Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weight = {},
+                            Reduction reduction = Reduction::kMean);
 /// The same of sigmoid(x), without overflow; `pos_weight` multiplies the first term.
-Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const Tensor& weight = {}, const Tensor& pos_weight = {},
+Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const Tensor& weight = {},
+                                        const Tensor& pos_weight = {},
                                         Reduction reduction = Reduction::kMean);
 
 struct NllOptions {

@@ -3,6 +3,7 @@
 // all operands had the result's shape.
 #include "core/ops/pointwise.h"
 
+#include <algorithm>
 #include <cmath>
 #include <unordered_map>
 
@@ -49,6 +50,11 @@ Tensor call(const PrimRef& p, Tensor a, Tensor b) {
 // `t` where `condition` holds, zero elsewhere.
 Tensor keep(Tensor condition, Tensor t) {
   return where(std::move(condition), t, scalar_tensor(0.0, t.dtype(), t.device()));
+}
+// The cotangent of an operand of maximum or minimum: none where it `lost`, half where both are
+// equal.
+Tensor share(Tensor lost, V v) {
+  return keep(logical_not(std::move(lost)), where(eq(x(v), y(v)), g(v) * 0.5, g(v)));
 }
 Tensors zero(V) { return {Tensor()}; }  // piecewise constant: the derivative is zero
 
@@ -124,8 +130,8 @@ const Row kRows[] = {
        Tensor dx = v.wants(0) ? where(eq(y(v), 0), zero, g(v) * y(v) * pow(x(v), y(v) - 1.0)) : Tensor();
        Tensor dy = v.wants(1) ? where(eq(x(v), 0), zero, g(v) * out(v) * log(x(v))) : Tensor();
        return {dx, dy}; }, {0.5, 2}},
-    {"maximum", 2, Kind::kAny, kXY, [](V v) -> Tensors { Tensor h = keep(eq(x(v), y(v)), g(v) * 0.5); return {keep(gt(x(v), y(v)), g(v)) + h, keep(lt(x(v), y(v)), g(v)) + h}; }},
-    {"minimum", 2, Kind::kAny, kXY, [](V v) -> Tensors { Tensor h = keep(eq(x(v), y(v)), g(v) * 0.5); return {keep(lt(x(v), y(v)), g(v)) + h, keep(gt(x(v), y(v)), g(v)) + h}; }},
+    {"maximum", 2, Kind::kAny, kXY, [](V v) -> Tensors { return {share(lt(x(v), y(v)), v), share(gt(x(v), y(v)), v)}; }},
+    {"minimum", 2, Kind::kAny, kXY, [](V v) -> Tensors { return {share(gt(x(v), y(v)), v), share(lt(x(v), y(v)), v)}; }},
     {"atan2", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor s = g(v) / (square(x(v)) + square(y(v))); return {s * y(v), -(s * x(v))}; }, {0.5, 2, 0.5, 2}},
     {"leaky_relu", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor p = gt(x(v), 0); return {where(p, g(v), g(v) * y(v)), keep(logical_not(p), g(v) * x(v))}; }, {0.3, 2}},
     {"elu", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor p = gt(x(v), 0); return {where(p, g(v), g(v) * y(v) * exp(x(v))), keep(logical_not(p), g(v) * expm1(x(v)))}; }, {-2, -0.3}},
@@ -141,9 +147,12 @@ const Row kRows[] = {
     {"bitwise_and", 2, Kind::kBits}, {"bitwise_or", 2, Kind::kBits}, {"bitwise_xor", 2, Kind::kBits},
     {"bitwise_left_shift", 2, Kind::kBits}, {"bitwise_right_shift", 2, Kind::kBits},
 
+    // At a bound itself, and for NaN, nothing passes, as in PyTorch since 2.0.
     {"clamp", 3, Kind::kAny, kXYZ, [](V v) -> Tensors {
-       Tensor below = lt(x(v), y(v)), above = gt(x(v), v.in[2]);
-       return {keep(logical_not(logical_or(below, above)), g(v)), v.wants(1) ? keep(logical_and(below, logical_not(above)), g(v)) : Tensor(), v.wants(2) ? keep(above, g(v)) : Tensor()}; }},
+       const Tensor &low = y(v), &high = v.in[2];
+       return {v.wants(0) ? keep(logical_and(gt(x(v), low), lt(x(v), high)), g(v)) : Tensor(),
+               v.wants(1) ? keep(logical_and(le(x(v), low), lt(low, high)), g(v)) : Tensor(),
+               v.wants(2) ? keep(ge(maximum(x(v), low), high), g(v)) : Tensor()}; }},
     {"lerp", 3, Kind::kFloat, kXYZ, [](V v) -> Tensors { return {g(v) * (1.0 - v.in[2]), g(v) * v.in[2], g(v) * (y(v) - x(v))}; }},
     {"mul_add", 3, Kind::kAny, kXY, [](V v) -> Tensors { return {g(v) * y(v), g(v) * x(v), g(v)}; }},
 };
@@ -281,13 +290,41 @@ std::vector<Sample> samples_of(const Row& row, const PrimRef& prim) {
   return s;
 }
 
+// Ops that bool operands have no answer for.
+constexpr std::string_view kNoBool[] = {"neg",
+                                        "abs",
+                                        "floor",
+                                        "ceil",
+                                        "trunc",
+                                        "round",
+                                        "sub",
+                                        "pow",
+                                        "fmod",
+                                        "floor_divide",
+                                        "remainder",
+                                        "bitwise_left_shift",
+                                        "bitwise_right_shift"};
+
 // An op by name, found once per call site.
 struct Op {
   const Entry& e;
-  explicit Op(const char* name) : e(entries().at(name)) {}
-  Tensor operator()(Tensor a) const { return unary(e.prim, e.row->kind, std::move(a)); }
+  bool refuses_bool;
+  explicit Op(std::string_view name)
+      : e(entries().at(name)), refuses_bool(std::ranges::count(kNoBool, name) > 0) {}
+  void check(bool is_bool) const {
+    TESSERA_CHECK(!(refuses_bool && is_bool),
+                  "{}: bool has no such operation; cast it to an integer or use the logical ops",
+                  e.row->name);
+  }
+  static bool is_bool(const Tensor& t) { return t.dtype() == kBool; }
+  static bool is_bool(Scalar s) { return s.kind() == kBool; }
+  Tensor operator()(Tensor a) const {
+    check(is_bool(a));
+    return unary(e.prim, e.row->kind, std::move(a));
+  }
   template <class A, class B>
   Tensor operator()(A a, B b) const {
+    check(is_bool(a) && is_bool(b));
     return binary(e.prim, e.row->kind, std::move(a), std::move(b));
   }
   Tensor operator()(Tensor a, Tensor b, Tensor c) const {
@@ -333,7 +370,7 @@ Tensor gelu_tanh(Tensor x) { static const Op op("gelu_tanh"); return op(std::mov
 Tensor neg(Tensor x) { static const Op op("neg"); return op(std::move(x)); }
 Tensor abs(Tensor x) { static const Op op("abs"); return op(std::move(x)); }
 Tensor sign(Tensor x) { static const Op op("sign"); return op(std::move(x)); }
-Tensor square(Tensor x) { static const Op op("square"); return op(std::move(x)); }
+Tensor square(Tensor x) { static const Op op("square"); return op(x.dtype() == kBool ? cast(std::move(x), kI64) : std::move(x)); }
 Tensor relu(Tensor x) { static const Op op("relu"); return op(std::move(x)); }
 Tensor floor(Tensor x) { static const Op op("floor"); return op(std::move(x)); }
 Tensor ceil(Tensor x) { static const Op op("ceil"); return op(std::move(x)); }
@@ -343,10 +380,10 @@ Tensor isnan(Tensor x) { static const Op op("isnan"); return op(std::move(x)); }
 Tensor isinf(Tensor x) { static const Op op("isinf"); return op(std::move(x)); }
 Tensor isfinite(Tensor x) { static const Op op("isfinite"); return op(std::move(x)); }
 Tensor logical_not(Tensor x) { static const Op op("logical_not"); return op(std::move(x)); }
-Tensor bitwise_not(Tensor x) { static const Op op("bitwise_not"); return op(std::move(x)); }
+Tensor bitwise_not(Tensor x) { static const Op op("bitwise_not"); return x.dtype() == kBool ? logical_not(std::move(x)) : op(std::move(x)); }
 
 Tensor add(Tensor a, Tensor b) { static const Op op("add"); return op(std::move(a), std::move(b)); }
-Tensor sub(Tensor a, Tensor b) { static const Op op("sub"); return op(std::move(a), std::move(b)); }
+Tensor sub(Tensor a, Tensor b) { static const Op op("sub"); op.check(a.dtype() == kBool || b.dtype() == kBool); return op(std::move(a), std::move(b)); }
 Tensor mul(Tensor a, Tensor b) { static const Op op("mul"); return op(std::move(a), std::move(b)); }
 Tensor div(Tensor a, Tensor b) { static const Op op("div"); return op(std::move(a), std::move(b)); }
 Tensor floor_divide(Tensor a, Tensor b) { static const Op op("floor_divide"); return op(std::move(a), std::move(b)); }
@@ -391,15 +428,25 @@ Tensor elu(Tensor a, Scalar b) { static const Op op("elu"); return op(std::move(
 Tensor sub(Scalar a, Tensor b) { static const Op op("sub"); return op(a, std::move(b)); }
 Tensor div(Scalar a, Tensor b) { static const Op op("div"); return op(a, std::move(b)); }
 
-Tensor clamp(Tensor a, Tensor b, Tensor c) { static const Op op("clamp"); return op(std::move(a), std::move(b), std::move(c)); }
 Tensor lerp(Tensor a, Tensor b, Tensor c) { static const Op op("lerp"); return op(std::move(a), std::move(b), std::move(c)); }
 Tensor mul_add(Tensor a, Tensor b, Tensor c) { static const Op op("mul_add"); return op(std::move(a), std::move(b), std::move(c)); }
 // clang-format on
 
+// Bounds that are tensors share gradients with equal elements and pass NaN on, as maximum and
+// minimum do.
+Tensor clamp(Tensor x, Tensor low, Tensor high) {
+  if ((low.layers() | high.layers()) & context().enabled & bit(Layer::kAutograd)) {
+    Tensor nan = logical_or(isnan(x), logical_or(isnan(low), isnan(high)));  // moves no bound
+    low = where(nan, low.detach(), low), high = where(nan, high.detach(), high);
+  }
+  return minimum(maximum(std::move(x), std::move(low)), std::move(high));
+}
+
 Tensor clamp(Tensor x, Scalar low, Scalar high) {
   DType t = result_type(empty(x.shape(), result_type(x, low), kMeta), high);
   Tensor l = scalar_tensor(low, t, x.device()), h = scalar_tensor(high, t, x.device());
-  return clamp(std::move(x), std::move(l), std::move(h));
+  static const Op op("clamp");
+  return op(std::move(x), std::move(l), std::move(h));
 }
 
 const PrimRef& pointwise_primitive(std::string_view name) { return primitive(name); }

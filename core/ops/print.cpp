@@ -1,5 +1,5 @@
-// Printing as NumPy does: nested brackets, one format for all elements so that columns line up, and an
-// ellipsis in dims longer than six once there are more than 1000 elements.
+// Printing as NumPy does: nested brackets, one format for all elements so that columns line up, and
+// an ellipsis in dims longer than six once there are more than 1000 elements.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -39,7 +39,10 @@ class Printer {
       high = std::max(high, v);
       if (v > 0) low = std::min(low, v);
     });
-    format_.scientific = is_floating(t.dtype()) && (high >= 1e8 || (!format_.whole && (low < 1e-4 || (low < INFINITY && high / low > 1e3 * 1e4))));
+    format_.scientific =
+        is_floating(t.dtype()) &&
+        (high >= 1e8 ||
+         (!format_.whole && (low < 1e-4 || (low < INFINITY && high / low > 1e3 * 1e4))));
     walk(0, 0, [&](const void* p) { format_.width = std::max(format_.width, format_(p).size()); });
   }
 
@@ -47,7 +50,9 @@ class Printer {
     if (d == t_.ndim()) return fmt::format("{:>{}}", format_(element(at)), format_.width);
     std::string inside;
     // Rows are separated by one line, matrices by two, and so on.
-    std::string between = d + 1 == t_.ndim() ? ", " : "," + std::string(size_t(t_.ndim() - d - 1), '\n') + std::string(size_t(d) + 1, ' ');
+    std::string between = d + 1 == t_.ndim() ? ", "
+                                             : "," + std::string(size_t(t_.ndim() - d - 1), '\n') +
+                                                   std::string(size_t(d) + 1, ' ');
     each(d, [&](int64_t i) {
       if (!inside.empty()) inside += between;
       inside += i < 0 ? "..." : text(d + 1, at + i * t_.strides()[d]);
@@ -56,7 +61,9 @@ class Printer {
   }
 
  private:
-  const void* element(int64_t at) const { return static_cast<const char*>(t_.raw()) + size_t(at) * size_of(t_.dtype()); }
+  const void* element(int64_t at) const {
+    return static_cast<const char*>(t_.raw()) + size_t(at) * size_of(t_.dtype());
+  }
   // Positions of dim d that are shown; -1 stands for the ones left out.
   void each(int d, const std::function<void(int64_t)>& f) const {
     int64_t n = t_.shape()[d];

@@ -39,7 +39,7 @@ class Reduce final : public ReduceAttributes {
                      "{}: {} has no elements to choose from", name(), describe(in));
     DType t = in[0]->dtype;
     if (kind == ReduceKind::kAny || kind == ReduceKind::kAll)
-      t = kBool;
+      t = t == kU8 ? kU8 : kBool;  // u8 was PyTorch's bool once
     else if (kind <= ReduceKind::kProd && is_integral(t))
       t = kI64;
     return {Meta::contiguous(s, t, in[0]->device)};
@@ -152,8 +152,22 @@ int64_t reduced_count(const Tensor& x, const Dims& dims, const char* op) {
   return n;
 }
 
-Tensor as_float(const Tensor& x) {
-  return is_floating(x.dtype()) ? x : cast(x, context().default_dtype);
+// Floats as wide as sums are kept; what is derived from a sum is rounded to 16 bits once, at the
+// end.
+Tensor wide_float(const Tensor& x, const char* op) {
+  TESSERA_CHECK(is_floating(x.dtype()), "{}: {} does not hold floats; cast it first", op,
+                describe(x));
+  return size_of(x.dtype()) == 2 ? cast(x, kF32) : x;
+}
+
+// s^e for s >= 0 and 0 < e < 1, whose derivative at 0, infinite, is taken as 0.
+Tensor root(const Tensor& s, double e) {
+  if (!(s.layers() & context().enabled & bit(Layer::kAutograd)))
+    return e == 0.5 ? sqrt(s) : pow(s, e);
+  Tensor none = eq(s.detach(), 0), one = scalar_tensor(1.0, s.dtype(), s.device());
+  Tensor safe = where(none, one, s);
+  return where(none, scalar_tensor(0.0, s.dtype(), s.device()),
+               e == 0.5 ? sqrt(safe) : pow(safe, e));
 }
 
 class ExpandLike final : public Primitive {
@@ -205,31 +219,48 @@ Tensor all(const Tensor& x, const Dims& dims, bool keepdim) {
 }
 
 Tensor mean(const Tensor& x, const Dims& dims, bool keepdim) {
-  return sum(as_float(x), dims, keepdim) / double(reduced_count(x, dims, "mean"));
+  Tensor total = sum(wide_float(x, "mean"), dims, keepdim);
+  return cast(std::move(total) / double(reduced_count(x, dims, "mean")), x.dtype());
 }
 
 Tensor var(const Tensor& x, const Dims& dims, int64_t correction, bool keepdim) {
-  Tensor f = as_float(x);
+  Tensor f = wide_float(x, "var");
   double degrees = double(std::max<int64_t>(reduced_count(x, dims, "var") - correction, 0));
-  return sum(square(f - mean(f, dims, true)), dims, keepdim) / degrees;
+  return cast(sum(square(f - mean(f, dims, true)), dims, keepdim) / degrees, x.dtype());
 }
 Tensor std(const Tensor& x, const Dims& dims, int64_t correction, bool keepdim) {
-  return sqrt(var(x, dims, correction, keepdim));
+  Tensor f = wide_float(x, "std");
+  return cast(root(var(f, dims, correction, keepdim), 0.5), x.dtype());
 }
 
 Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
-  Tensor f = as_float(x), top = amax(f.detach(), dims, true);
+  DType result = is_floating(x.dtype()) ? x.dtype() : context().default_dtype;
+  Tensor f = wide_float(cast(x, result), "logsumexp");
+  if (reduced_count(x, dims, "logsumexp") == 0)
+    return cast(log(sum(f, dims, keepdim)), result);  // log 0
+  Tensor top = amax(f.detach(), dims, true);
   top = where(isfinite(top), top, scalar_tensor(0.0, f.dtype(), f.device()));
-  Tensor s = log(sum(exp(f - top), dims, true)) + top;
+  Tensor s = cast(log(sum(exp(f - top), dims, true)) + top, result);
   return keepdim ? s : sum(s, dims, false);  // the reduced dims have extent 1: this only drops them
 }
 
 Tensor norm(const Tensor& x, double p, const Dims& dims, bool keepdim) {
-  Tensor f = as_float(x);
-  if (p == 2) return sqrt(sum(square(f), dims, keepdim));
-  if (p == 1) return sum(abs(f), dims, keepdim);
-  if (p == std::numeric_limits<double>::infinity()) return amax(abs(f), dims, keepdim);
-  return pow(sum(pow(abs(f), p), dims, keepdim), 1 / p);
+  constexpr double kInf = std::numeric_limits<double>::infinity();
+  DType result = is_floating(x.dtype()) ? x.dtype() : context().default_dtype;
+  Tensor f = wide_float(cast(x, result), "norm"), y;
+  if (p == kInf)
+    y = amax(abs(f), dims, keepdim);
+  else if (p == -kInf)
+    y = amin(abs(f), dims, keepdim);
+  else if (p == 0)
+    y = cast(sum(ne(f, 0), dims, keepdim), f.dtype());
+  else if (p == 1)
+    y = sum(abs(f), dims, keepdim);
+  else if (p == 2)
+    y = root(sum(square(f), dims, keepdim), 0.5);
+  else
+    y = root(sum(pow(abs(f), p), dims, keepdim), 1 / p);
+  return cast(std::move(y), result);
 }
 
 Tensor expand_like(const Tensor& x, const Tensor& like) {

@@ -42,7 +42,7 @@ struct GeluTanh { static constexpr const char* name = "gelu_tanh"; template <cla
 // --- one operand of any dtype, result of the same ---
 struct Neg { static constexpr const char* name = "neg"; template <class T> TESSERA_FN T apply(T x) { return -x; } };
 struct Abs { static constexpr const char* name = "abs"; template <class T> TESSERA_FN T apply(T x) { return fn::abs(x); } };
-struct Sign { static constexpr const char* name = "sign"; template <class T> TESSERA_FN T apply(T x) { return x > T(0) ? T(1) : x < T(0) ? T(-1) : x == T(0) ? T(0) : x; } };
+struct Sign { static constexpr const char* name = "sign"; template <class T> TESSERA_FN T apply(T x) { return x > T(0) ? T(1) : x < T(0) ? T(-1) : T(0); } };
 struct Square { static constexpr const char* name = "square"; template <class T> TESSERA_FN T apply(T x) { return x * x; } };
 struct Relu { static constexpr const char* name = "relu"; template <class T> TESSERA_FN T apply(T x) { return x < T(0) ? T(0) : x; } };
 struct Floor { static constexpr const char* name = "floor"; template <class T> TESSERA_FN T apply(T x) { return fn::floor(x); } };

@@ -1,6 +1,7 @@
-// Golden cases: PyTorch's results and gradients of single operations, compared with ours. A family of
-// cases is a table from the name of an operation to the call of ours that answers it; the harness reads
-// the case, runs the call, checks dtype, shape and values of each result, and the gradients.
+// Golden cases: PyTorch's results and gradients of single operations, compared with ours. A family
+// of cases is a table from the name of an operation to the call of ours that answers it; the
+// harness reads the case, runs the call, checks dtype, shape and values of each result, and the
+// gradients.
 #pragma once
 #include <functional>
 #include <map>

@@ -40,7 +40,8 @@ const std::map<std::string, std::string> kUnanswered = {
 };
 
 Tensor attend(C c) {
-  AttentionOptions o{.mask = or_none(c, "mask"), .causal = c.variant().starts_with("causal") || c.variant() == "scale"};
+  AttentionOptions o{.mask = or_none(c, "mask"),
+                     .causal = c.variant().starts_with("causal") || c.variant() == "scale"};
   if (c.variant() == "scale") o.scale = c.real("scale");
   Tensor k = c["k"], v = c["v"];
   if (c.variant() == "grouped_queries") {  // each head of k and v serves as many heads of q
@@ -76,7 +77,8 @@ Tensor normalised(C c) {
   Tensor flat = dims > 1 ? flatten(x, -dims, -1) : x;
   auto last = [&](const Tensor& t) { return t.defined() && dims > 1 ? reshape(t, {-1}) : t; };
   double eps = c.entry["attributes"].contains("eps") ? c.real("eps") : 0x1p-52;
-  Tensor y = c.op() == "layer_norm" ? layer_norm(flat, last(weight), last(bias), eps) : rms_norm(flat, last(weight), eps);
+  Tensor y = c.op() == "layer_norm" ? layer_norm(flat, last(weight), last(bias), eps)
+                                    : rms_norm(flat, last(weight), eps);
   return reshape(y, x.shape());
 }
 
@@ -92,15 +94,21 @@ const Table& fused_table() {
   static const Table table = {
       {"softmax", just([](C c) {
          if (c.variant() == "scalar") return softmax(c["x"], 0);
-         return c.variant() == "dtype" ? softmax(cast(c["x"], kF64), 0) : softmax(c["x"], c.integer("dim"));
+         return c.variant() == "dtype" ? softmax(cast(c["x"], kF64), 0)
+                                       : softmax(c["x"], c.integer("dim"));
        })},
       {"log_softmax", just([](C c) { return log_softmax(c["x"], c.integer("dim")); })},
       {"embedding", just([](C c) {
-         return c.variant() == "repeats" ? embedding(c["index"], c["weight"]) : embedding(c["index"], c["weight"], c.integer("padding_idx"));
+         return c.variant() == "repeats"
+                    ? embedding(c["index"], c["weight"])
+                    : embedding(c["index"], c["weight"], c.integer("padding_idx"));
        })},
       {"cross_entropy", just(entropy)},
       {"layer_norm", just(normalised)},
-      {"rms_norm", just([](C c) { return c.variant() == "formula" ? rms_norm(c["x"], c["weight"], c.real("eps")) : normalised(c); })},
+      {"rms_norm", just([](C c) {
+         return c.variant() == "formula" ? rms_norm(c["x"], c["weight"], c.real("eps"))
+                                         : normalised(c);
+       })},
       {"scaled_dot_product_attention", just(attend)},
       {"einsum", just(einsum_of)},
   };
@@ -124,8 +132,10 @@ TEST(Golden, EveryCaseIsAnsweredOrListed) {
     ops.insert(op);
     EXPECT_TRUE(known.contains(op) != kElsewhere.contains(op)) << name;
   }
-  for (auto& [op, reason] : kElsewhere) EXPECT_TRUE(ops.contains(op)) << op << " is listed but has no case";
-  for (auto& [name, reason] : kUnanswered) EXPECT_TRUE(all.contains(name)) << name << " is listed but is no case";
+  for (auto& [op, reason] : kElsewhere)
+    EXPECT_TRUE(ops.contains(op)) << op << " is listed but has no case";
+  for (auto& [name, reason] : kUnanswered)
+    EXPECT_TRUE(all.contains(name)) << name << " is listed but is no case";
 }
 
 }  // namespace tessera::golden

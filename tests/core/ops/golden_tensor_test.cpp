@@ -29,7 +29,9 @@ List both(const ValuesAndIndices& v) { return {v.values, v.indices}; }
 List list(const Tensors& t) { return List(t.begin(), t.end()); }
 
 // All elements, or attribute "dim".
-Dims dims_of(C c) { return c.entry["attributes"].contains("dim") ? Dims{c.integer("dim")} : Dims{}; }
+Dims dims_of(C c) {
+  return c.entry["attributes"].contains("dim") ? Dims{c.integer("dim")} : Dims{};
+}
 
 Tensor norm_of(C c) {
   if (c.variant() == "at_zero") return norm(c["x"]);
@@ -48,9 +50,14 @@ Tensor index_of(C c) {
 }
 Tensor padded(C c) {
   if (c.variant() == "negative") return pad(c["x"], {1, -1, 2, 0}, PadMode::kConstant, 7.0);
-  return pad(c["x"], {2, 1}, c.variant() == "reflect" ? PadMode::kReflect : c.variant() == "replicate" ? PadMode::kReplicate : PadMode::kCircular);
+  return pad(c["x"], {2, 1},
+             c.variant() == "reflect"     ? PadMode::kReflect
+             : c.variant() == "replicate" ? PadMode::kReplicate
+                                          : PadMode::kCircular);
 }
-Tensor range(C c) { return c.variant() == "float" ? arange(0.0, 1.0, 0.1, kDouble) : arange(5, -2, -2); }
+Tensor range(C c) {
+  return c.variant() == "float" ? arange(0.0, 1.0, 0.1, kDouble) : arange(5, -2, -2);
+}
 Tensor summed(C c, Tensor (*f)(const Tensor&, const Dims&, bool)) {
   if (c.entry["attributes"].contains("dims")) return f(c["x"], c.dims("dims"), c.op() == "sum");
   return f(c["x"], c.variant() == "empty" ? Dims{0} : dims_of(c), false);
@@ -83,15 +90,25 @@ const Table& tensor_table() {
       {"amin", just([](C c) { return amin(c["x"], dims_of(c)); })},
       {"argmax", just([](C c) { return position(c, true); })},
       {"argmin", just([](C c) { return position(c, false); })},
-      {"aminmax", [](C c) { return List{amin(c["x"], dims_of(c)), amax(c["x"], dims_of(c))}; }},
+      {"aminmax",
+       [](C c) {
+         return List{amin(c["x"], dims_of(c)), amax(c["x"], dims_of(c))};
+       }},
       {"sort", [](C c) { return both(sort(c["x"], c.integer("dim"), c.flag("descending"))); }},
-      {"argsort", just([](C c) { return argsort(c["x"], c.integer("dim"), c.flag("descending")); })},
+      {"argsort",
+       just([](C c) { return argsort(c["x"], c.integer("dim"), c.flag("descending")); })},
       {"topk", top},
       {"kthvalue", [](C c) { return both(kthvalue(c["x"], c.integer("k"), c.integer("dim"))); }},
-      {"median", [](C c) { return c.variant() == "nan" ? List{median(c["x"])} : both(median(c["x"], c.integer("dim"))); }},
-      {"searchsorted", just([](C c) { return searchsorted(c["edges"], c["x"], c.variant() == "right"); })},
+      {"median",
+       [](C c) {
+         return c.variant() == "nan" ? List{median(c["x"])}
+                                     : both(median(c["x"], c.integer("dim")));
+       }},
+      {"searchsorted",
+       just([](C c) { return searchsorted(c["edges"], c["x"], c.variant() == "right"); })},
       {"unique", unique_of},
-      {"cumsum", just([](C c) { return cumsum(c["x"], c.variant() == "integers" ? 0 : c.integer("dim")); })},
+      {"cumsum",
+       just([](C c) { return cumsum(c["x"], c.variant() == "integers" ? 0 : c.integer("dim")); })},
       {"cumprod", just([](C c) { return cumprod(c["x"], c.integer("dim")); })},
       {"cummax", [](C c) { return both(cummax(c["x"], c.integer("dim"))); }},
       {"cummin", [](C c) { return both(cummin(c["x"], c.integer("dim"))); }},
@@ -104,27 +121,39 @@ const Table& tensor_table() {
       {"logsumexp", just([](C c) { return summed(c, logsumexp); })},
       {"var", just([](C c) { return variance(c, false); })},
       {"std", just([](C c) { return variance(c, true); })},
-      {"var_mean", [](C c) { return List{var(c["x"], dims_of(c)), mean(c["x"], dims_of(c))}; }},
+      {"var_mean",
+       [](C c) {
+         return List{var(c["x"], dims_of(c)), mean(c["x"], dims_of(c))};
+       }},
       {"nansum", just([](C c) { return nansum(c["x"], {1}); })},
       {"nanmean", just([](C c) { return nanmean(c["x"], {1}); })},
       {"count_nonzero", just([](C c) { return count_nonzero(c["x"], {1}); })},
       {"norm", just(norm_of)},
       {"gather", just([](C c) { return gather(c["x"], c.integer("dim"), c["index"]); })},
       {"scatter", just([](C c) {
-         return c.has("src") ? scatter(c["x"], c.integer("dim"), c["index"], c["src"]) : scatter(c["x"], c.integer("dim"), c["index"], c.real("value"));
+         return c.has("src") ? scatter(c["x"], c.integer("dim"), c["index"], c["src"])
+                             : scatter(c["x"], c.integer("dim"), c["index"], c.real("value"));
        })},
-      {"scatter_add", just([](C c) { return scatter_add(c["x"], c.integer("dim"), c["index"], c["src"]); })},
-      {"index_select", just([](C c) { return index_select(c["x"], c.integer("dim"), c["index"]); })},
-      {"index_add", just([](C c) { return index_add(c["x"], c.integer("dim"), c["index"], c["src"], c.real("alpha")); })},
-      {"index_copy", just([](C c) { return index_copy(c["x"], c.integer("dim"), c["index"], c["src"]); })},
-      {"index_fill", just([](C c) { return index_fill(c["x"], c.integer("dim"), c["index"], c.real("value")); })},
+      {"scatter_add",
+       just([](C c) { return scatter_add(c["x"], c.integer("dim"), c["index"], c["src"]); })},
+      {"index_select",
+       just([](C c) { return index_select(c["x"], c.integer("dim"), c["index"]); })},
+      {"index_add", just([](C c) {
+         return index_add(c["x"], c.integer("dim"), c["index"], c["src"], c.real("alpha"));
+       })},
+      {"index_copy",
+       just([](C c) { return index_copy(c["x"], c.integer("dim"), c["index"], c["src"]); })},
+      {"index_fill",
+       just([](C c) { return index_fill(c["x"], c.integer("dim"), c["index"], c.real("value")); })},
       {"index", just(index_of)},
       {"index_put", just([](C c) { return index_put(c["x"], List{c["i"]}, c["src"], true); })},
-      {"slice", just([](C c) { return slice(slice(c["x"], 0, 1, 7, 3), 1, 0, c["x"].size(1), 2); })},
+      {"slice",
+       just([](C c) { return slice(slice(c["x"], 0, 1, 7, 3), 1, 0, c["x"].size(1), 2); })},
       {"masked_fill", just([](C c) { return masked_fill(c["x"], c["mask"], -kInf); })},
       {"masked_select", just([](C c) { return masked_select(c["x"], c["mask"]); })},
       {"where", just([](C c) {
-         return c.has("c") ? where(c["c"], c["a"], c["b"]) : where(gt(c["x"], 0), sqrt(c["x"]), zeros_like(c["x"]));
+         return c.has("c") ? where(c["c"], c["a"], c["b"])
+                           : where(gt(c["x"], 0), sqrt(c["x"]), zeros_like(c["x"]));
        })},
       {"take_along_dim", just([](C c) { return take_along_dim(c["x"], argsort(c["x"], 1), 1); })},
       {"nonzero", just([](C c) { return nonzero(c["x"]); })},
@@ -133,24 +162,46 @@ const Table& tensor_table() {
       {"diagonal", just([](C c) { return diagonal(c["x"], c.integer("offset"), 1, 2); })},
       {"diag", just([](C c) { return diag(c["x"], c.integer("offset")); })},
       {"one_hot", just([](C c) { return one_hot(c["x"], c.integer("num_classes")); })},
-      {"flip", just([](C c) { return flip(c["x"], {0, 2}); })},
-      {"roll", just([](C c) { return c.variant() == "flat" ? roll(c["x"], {2}) : roll(c["x"], {1, -2}, {0, 1}); })},
-      {"repeat", just([](C c) { return repeat(c["x"], {2, 1, 3}); })},
+      {"flip", just([](C c) {
+         return flip(c["x"], {0, 2});
+       })},
+      {"roll", just([](C c) {
+         return c.variant() == "flat" ? roll(c["x"], {2}) : roll(c["x"], {1, -2}, {0, 1});
+       })},
+      {"repeat", just([](C c) {
+         return repeat(c["x"], {2, 1, 3});
+       })},
       {"repeat_interleave", just([](C c) { return repeat_interleave(c["x"], c["counts"], 0); })},
-      {"expand", just([](C c) { return expand(c["x"], {2, -1, 3}); })},
+      {"expand", just([](C c) {
+         return expand(c["x"], {2, -1, 3});
+       })},
       {"unfold", just([](C c) { return unfold(c["x"], 0, 3, 2); })},
-      {"split", [](C c) { return list(split(c["x"], {2, 2, c["x"].size(0) - 4})); }},
+      {"split",
+       [](C c) {
+         return list(split(c["x"], {2, 2, c["x"].size(0) - 4}));
+       }},
       {"chunk", [](C c) { return list(chunk(c["x"], 4)); }},
       {"tensor_split", [](C c) { return list(tensor_split(c["x"], 3)); }},
-      {"cat", just([](C c) { return cat(List{c["a"], c["b"]}); })},
-      {"stack", just([](C c) { return stack(List{c["a"], c["b"]}, -1); })},
+      {"cat", just([](C c) {
+         return cat(List{c["a"], c["b"]});
+       })},
+      {"stack", just([](C c) {
+         return stack(List{c["a"], c["b"]}, -1);
+       })},
       {"pad", just(padded)},
-      {"movedim", just([](C c) { return movedim(c["x"], {0, 1}, {2, 0}); })},
+      {"movedim", just([](C c) {
+         return movedim(c["x"], {0, 1}, {2, 0});
+       })},
       {"arange", just(range)},
-      {"linspace", just([](C c) { return c.variant() == "ends" ? linspace(-1, 1, 7, kDouble) : linspace(3, 9, 1, kDouble); })},
+      {"linspace", just([](C c) {
+         return c.variant() == "ends" ? linspace(-1, 1, 7, kDouble) : linspace(3, 9, 1, kDouble);
+       })},
       {"logspace", just([](C) { return logspace(0, 3, 4, 2, kDouble); })},
       {"eye", just([](C) { return eye(2, 4, kDouble); })},
-      {"meshgrid", [](C c) { return list(meshgrid(List{c["a"], c["b"]})); }},
+      {"meshgrid",
+       [](C c) {
+         return list(meshgrid(List{c["a"], c["b"]}));
+       }},
       {"matmul", just([](C c) { return matmul(c["a"], c["b"]); })},
       {"linear", just([](C c) { return linear(c["x"], c["weight"], c["bias"]); })},
       {"baddbmm", just(baddbmm)},
