@@ -1,0 +1,69 @@
+// bench: measures this machine and Tessera on it. Every command prints its numbers with their units and writes the same as
+// JSON with --json. Invariant: a bad flag is one line on stderr and a non-zero exit status.
+#include <cstdio>
+#include <fstream>
+
+#include "core/base/error.h"
+#include "core/base/isa.h"
+#include "core/base/version.h"
+#include "examples/bench/commands.h"
+
+namespace tessera::bench {
+namespace {
+
+void write_json(const std::string& path, const std::string& command, double load_before, Json result) {
+  Json all{{"command", command},
+           {"version", version()},
+           {"cpu", cpu_name()},
+           {"cores", allowed_cores().size()},
+           {"isa", cpu::isa_name(cpu::current_isa())},
+           {"clock", clock_in_use() == Clock::kWall ? "wall" : "thread CPU"},
+           {"load_average", {{"before", load_before}, {"after", load_average()}}},
+           {"result", std::move(result)}};
+  std::ofstream file(path);
+  file << all.dump(2) << '\n';
+  file.close();
+  TESSERA_CHECK(bool(file), "bench: --json {}: cannot write it", path);
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"Measures this machine and Tessera on it.", "bench"};
+  app.set_version_flag("--version", [] { return version_text("bench"); });
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(34);
+  Run chosen;
+  add_roofline(app, chosen), add_ops(app, chosen), add_collectives(app, chosen);
+  add_train(app, chosen), add_scaling(app, chosen), add_serve(app, chosen);
+  std::string json_path;
+  for (CLI::App* sub : app.get_subcommands([](CLI::App*) { return true; }))
+    sub->add_option("--json", json_path, "file that gets the numbers too");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {
+    return app.exit(e);
+  } catch (const CLI::RequiredError& e) {
+    if (argc > 1 && app.get_subcommands().empty())
+      throw UserError(fmt::format("bench: there is no command \"{}\"; see bench --help", argv[1]));
+    throw UserError(fmt::format("bench: {}; see bench --help", e.what()));
+  } catch (const CLI::ParseError& e) {
+    throw UserError(fmt::format("bench: {}; see bench --help", e.what()));
+  }
+  double load = load_average();
+  Json result = chosen();
+  if (!json_path.empty()) write_json(json_path, app.get_subcommands().at(0)->get_name(), load, std::move(result));
+  TESSERA_CHECK(std::fflush(stdout) == 0, "bench: cannot write to standard output");
+  return 0;
+}
+
+}  // namespace
+}  // namespace tessera::bench
+
+int main(int argc, char** argv) {
+  try {
+    return tessera::bench::run(argc, argv);
+  } catch (const std::exception& e) {
+    std::fflush(stdout);
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
+}

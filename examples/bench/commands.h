@@ -1,0 +1,35 @@
+// The subcommands of bench. Each adds itself to the command line; when it is chosen it stores what to do in `run`, which
+// prints for people and returns the same numbers for --json. Invariant: values that come from no measurement of this run
+// are not in the result.
+#pragma once
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "examples/bench/measure.h"
+
+namespace tessera::bench {
+
+using Json = nlohmann::ordered_json;
+using Run = std::function<Json()>;
+
+void add_roofline(CLI::App& app, Run& run);
+void add_ops(CLI::App& app, Run& run);
+void add_collectives(CLI::App& app, Run& run);
+void add_train(CLI::App& app, Run& run);
+void add_scaling(CLI::App& app, Run& run);
+void add_serve(CLI::App& app, Run& run);  // hidden: see serve.cpp
+
+/// --cpu-time, for commands that measure one thread.
+inline void add_clock_option(CLI::App& sub) {
+  sub.add_flag_callback(
+      "--cpu-time", [] { set_clock(Clock::kThread); },
+      "count this thread's CPU time, where other programs use the machine; default: wall time");
+}
+
+inline Json to_json(const Stats& s, double unit_per_second = 1) {
+  return {{"median", s.median * unit_per_second}, {"q1", s.q1 * unit_per_second}, {"q3", s.q3 * unit_per_second},
+          {"min", s.min * unit_per_second},       {"max", s.max * unit_per_second}, {"samples", s.samples}};
+}
+
+}  // namespace tessera::bench

@@ -1,0 +1,144 @@
+#include "examples/bench/measure.h"
+
+#include <fmt/core.h>
+#include <sched.h>
+#include <time.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "core/base/error.h"
+
+namespace tessera::bench {
+namespace {
+
+cpu_set_t mask_at_start() {
+  static const cpu_set_t mask = [] {
+    cpu_set_t m;
+    CPU_ZERO(&m);
+    sched_getaffinity(0, sizeof(m), &m);
+    return m;
+  }();
+  return mask;
+}
+const cpu_set_t kReadBeforeMain = mask_at_start();  // before anything binds
+
+double quantile(const std::vector<double>& sorted, double q) {
+  double at = q * double(sorted.size() - 1);
+  size_t i = size_t(at);
+  double next = sorted[std::min(i + 1, sorted.size() - 1)];
+  return sorted[i] + (next - sorted[i]) * (at - double(i));
+}
+
+Clock clock_chosen = Clock::kWall;  // set once, while the command line is read
+
+}  // namespace
+
+void set_clock(Clock clock) { clock_chosen = clock; }
+Clock clock_in_use() { return clock_chosen; }
+
+double now_seconds() {
+  timespec t;
+  clock_gettime(clock_chosen == Clock::kWall ? CLOCK_MONOTONIC : CLOCK_THREAD_CPUTIME_ID, &t);
+  return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
+}
+
+Stats stats_of(std::vector<double> s) {
+  TESSERA_ASSERT(!s.empty(), "statistics of no samples");
+  std::sort(s.begin(), s.end());
+  return {quantile(s, 0.25), quantile(s, 0.5), quantile(s, 0.75),
+          s.front(),         s.back(),         int(s.size())};
+}
+
+std::vector<int> allowed_cores() {
+  std::vector<int> cores;
+  cpu_set_t mask = mask_at_start();
+  for (int c = 0; c < CPU_SETSIZE; ++c)
+    if (CPU_ISSET(c, &mask)) cores.push_back(c);
+  return cores;
+}
+
+int bind_to_core(int cpu) {
+  std::vector<int> cores = allowed_cores();
+  if (cpu < 0) cpu = cores.back();
+  TESSERA_CHECK(std::find(cores.begin(), cores.end(), cpu) != cores.end(),
+                "bench: core {} is not one this process may use ({} to {}); choose another --cpu", cpu, cores.front(),
+                cores.back());
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(cpu, &one);
+  TESSERA_CHECK(sched_setaffinity(0, sizeof(one), &one) == 0, "bench: cannot bind to core {}", cpu);
+  return cpu;
+}
+
+void unbind() {
+  cpu_set_t mask = mask_at_start();
+  sched_setaffinity(0, sizeof(mask), &mask);
+}
+
+Stats time_call(const std::function<void()>& work, int samples, double sample_seconds) {
+  work();
+  int64_t repeats = 1;
+  for (;;) {  // as many calls as fill a sample
+    Stopwatch w;
+    for (int64_t i = 0; i < repeats; ++i) work();
+    double t = w.seconds();
+    if (t >= sample_seconds) break;
+    repeats = t < sample_seconds / 16 ? repeats * 8 : int64_t(double(repeats) * sample_seconds / t * 1.1) + 1;
+  }
+  std::vector<double> times;
+  for (int s = 0; s < samples; ++s) {
+    Stopwatch w;
+    for (int64_t i = 0; i < repeats; ++i) work();
+    times.push_back(w.seconds() / double(repeats));
+  }
+  return stats_of(times);
+}
+
+std::vector<Stats> time_in_turn(const std::vector<std::function<void()>>& works, int samples) {
+  std::vector<std::vector<double>> times(works.size());
+  for (auto& work : works) work();
+  for (int s = 0; s < samples; ++s) {
+    for (size_t i = 0; i < works.size(); ++i) {
+      Stopwatch w;
+      works[i]();
+      times[i].push_back(w.seconds());
+    }
+  }
+  std::vector<Stats> out;
+  for (auto& t : times) out.push_back(stats_of(t));
+  return out;
+}
+
+double load_average() {
+  double load = 0;
+  std::ifstream("/proc/loadavg") >> load;
+  return load;
+}
+
+std::string load_text() {
+  return fmt::format("load average {:.2f} on {} cores, {} time", load_average(), allowed_cores().size(),
+                     clock_chosen == Clock::kWall ? "wall" : "thread CPU");
+}
+
+std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "unknown";
+}
+
+std::string time_text(double s) {
+  if (s < 1e-6) return fmt::format("{:.1f} ns", s * 1e9);
+  if (s < 1e-3) return fmt::format("{:.2f} us", s * 1e6);
+  if (s < 1) return fmt::format("{:.3f} ms", s * 1e3);
+  return fmt::format("{:.2f} s", s);
+}
+
+std::string bytes_text(int64_t bytes) {
+  if (bytes >= int64_t(1) << 20) return fmt::format("{} MiB", bytes >> 20);
+  if (bytes >= 1024) return fmt::format("{} KiB", bytes >> 10);
+  return fmt::format("{} B", bytes);
+}
+
+}  // namespace tessera::bench

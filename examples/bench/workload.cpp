@@ -1,0 +1,74 @@
+#include "examples/bench/workload.h"
+
+#include "core/autograd/autograd.h"
+#include "core/ops/random.h"
+#include "core/tensor/random.h"
+#include "examples/models/gpt.h"
+#include "examples/models/mlp.h"
+
+namespace tessera::bench {
+namespace {
+
+constexpr int kBatches = 4;
+
+template <class Options>
+void apply_settings(Options& model, const std::vector<std::string>& settings) {
+  for (const std::string& s : settings) {
+    size_t eq = s.find('=');
+    TESSERA_CHECK(eq != std::string::npos && eq > 0, "bench: --set \"{}\": expected key=value", s);
+    models::set_option(model, s.substr(0, eq), s.substr(eq + 1));
+  }
+}
+
+}  // namespace
+
+Workload::Workload(const WorkloadOptions& o) {
+  TESSERA_CHECK(o.batch_size >= 0, "bench: --batch-size {}: expected at least 1", o.batch_size);
+  TESSERA_CHECK(o.seq_len >= 0, "bench: --seq-len {}: expected at least 1", o.seq_len);
+  manual_seed(o.seed);
+  if (o.model == "gpt-nano" || o.model == "gpt2")
+    make_gpt(o);
+  else if (o.model == "mlp")
+    make_mlp(o);
+  else
+    throw UserError(fmt::format("bench: unknown model \"{}\"; expected gpt-nano, gpt2 or mlp", o.model));
+  optimizer_ = std::make_unique<optim::AdamW>(optim::decay_matrices_only(model_->named_parameters(), 0.1),
+                                              optim::AdamWOptions{.lr = 1e-3, .betas = {0.9, 0.99}});
+}
+
+void Workload::make_gpt(const WorkloadOptions& o) {
+  models::GptOptions m = o.model == "gpt2" ? models::gpt2() : models::gpt_nano();
+  apply_settings(m, o.set);
+  int64_t length = o.seq_len ? o.seq_len : m.context;
+  TESSERA_CHECK(length <= m.context, "bench: --seq-len {} is longer than the model's context {}", length, m.context);
+  batch_ = o.batch_size ? o.batch_size : o.model == "gpt2" ? 1 : 12;
+  tokens_ = batch_ * length;
+  auto gpt = models::gpt(m);
+  model_ = gpt;
+  loss_ = [gpt](const Batch& b) { return gpt->loss(b.inputs, b.targets); };
+  for (int i = 0; i < kBatches; ++i)
+    batches_.push_back({randint(0, m.vocab, {batch_, length}), randint(0, m.vocab, {batch_, length})});
+}
+
+void Workload::make_mlp(const WorkloadOptions& o) {
+  models::MlpOptions m;
+  apply_settings(m, o.set);
+  TESSERA_CHECK(o.seq_len == 0, "bench: --seq-len {}: the mlp has no sequences; leave it out", o.seq_len);
+  batch_ = o.batch_size ? o.batch_size : 128;
+  auto mlp = models::mlp(m);
+  model_ = mlp;
+  loss_ = [mlp](const Batch& b) { return mlp->loss(b.inputs, b.targets); };
+  for (int i = 0; i < kBatches; ++i) batches_.push_back({randn({batch_, m.in}), randint(0, m.out, {batch_})});
+}
+
+double Workload::step() {
+  const Batch& batch = batches_[next_++ % batches_.size()];
+  Tensor loss = loss_(batch);
+  backward(loss);
+  optim::Clip clip = optim::clip_grad_norm(optimizer_->parameters(), 1.0);
+  optimizer_->step(clip.scale);
+  optimizer_->zero_grad();
+  return loss.item<double>();
+}
+
+}  // namespace tessera::bench

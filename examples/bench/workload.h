@@ -1,0 +1,46 @@
+// A training step as `train` runs it: forward, backward, clipping by norm, AdamW, the loss read back; on tokens or values
+// drawn beforehand. Invariant: the same model, batch and options give the same work on every call.
+#pragma once
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/nn/module.h"
+#include "core/optim/optim.h"
+
+namespace tessera::bench {
+
+struct WorkloadOptions {
+  std::string model = "gpt-nano";
+  int64_t batch_size = 0;  // 0: the model's usual one
+  int64_t seq_len = 0;     // 0: the model's context
+  uint64_t seed = 1337;
+  std::vector<std::string> set = {};  // key=value, fields of the model's options
+};
+
+class Workload {
+ public:
+  explicit Workload(const WorkloadOptions& options);
+  /// One optimizer step on the next of a few batches; returns the loss.
+  double step();
+  int64_t tokens_per_step() const { return tokens_; }  // 0: not a language model
+  int64_t batch_size() const { return batch_; }
+  int64_t parameters() const { return model_->num_parameters(); }
+
+ private:
+  struct Batch {
+    Tensor inputs, targets;
+  };
+  void make_gpt(const WorkloadOptions& options);
+  void make_mlp(const WorkloadOptions& options);
+
+  std::shared_ptr<nn::Module> model_;
+  std::function<Tensor(const Batch&)> loss_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  std::vector<Batch> batches_;
+  size_t next_ = 0;
+  int64_t batch_ = 0, tokens_ = 0;
+};
+
+}  // namespace tessera::bench
