@@ -5,14 +5,15 @@
 namespace tessera {
 namespace {
 
-uint64_t next_number() {
+uint64_t& newest_number() {
   thread_local uint64_t number = 0;
-  return ++number;
+  return number;
 }
 
 }  // namespace
 
-GradNode::GradNode() : number(next_number()) {}
+GradNode::GradNode() : number(++newest_number()) {}
+uint64_t GradNode::last_number() { return newest_number(); }
 
 // A long chain of nodes would otherwise be freed by recursion as deep as the chain.
 GradNode::~GradNode() {

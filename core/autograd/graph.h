@@ -58,6 +58,9 @@ class GradNode : public RefCounted {
   /// Frees what was saved; a second backward then throws.
   virtual void release_saved() = 0;
 
+  /// Number of the newest node of this thread: an op recorded now belongs to it.
+  static uint64_t last_number();
+
   const uint64_t number;                     // creation order on this thread
   SmallVector<Ref<GradMeta>, 3> inputs;      // null where no gradient flows
   // While one backward runs:

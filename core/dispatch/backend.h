@@ -14,6 +14,9 @@ class Backend {
   /// The one effect: the values of `dst[i]` become result i of `prim`, and their versions move.
   /// Shapes and dtypes of destinations and results are equal.
   virtual void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) = 0;
+  /// True when ops are written down to be run again: numbers in a program then come as ops too,
+  /// and not as tensors that nobody made.
+  virtual bool records() const { return false; }
 };
 
 /// Runs kernels at once (CPU) or enqueues them (GPU).

@@ -2,6 +2,7 @@
 // globals: N ranks can be N threads of one process. Invariant: every change is scoped (Scoped
 // restores on exit).
 #pragma once
+#include <string_view>
 #include <utility>
 
 #include "core/dispatch/backend.h"
@@ -17,6 +18,14 @@ struct Stream {
 
 class Generator;
 
+/// Which part of a training step runs; a trace records it with every op.
+enum class Phase : uint8_t { kForward, kBackward, kUpdate };
+inline constexpr int kNumPhases = 3;
+constexpr std::string_view name_of(Phase p) {
+  constexpr std::string_view names[] = {"forward", "backward", "update"};
+  return names[int(p)];
+}
+
 struct Context {
   // Layers that may look at ops; without kAutograd nothing is recorded for backward.
   LayerMask enabled =
@@ -27,6 +36,8 @@ struct Context {
   bool inference = false;          // results may never be recorded later
   DType default_dtype = kF32;      // of creation functions without one
   Generator* generator = nullptr;  // null: the thread's own default
+  Phase phase = Phase::kForward;   // set by backward() and by optimizers
+  uint64_t grad_node = 0;          // number of the node whose vjp runs; 0 outside of backward
   Tensor
       samples;  // i64 [B]: number of each sample of the micro-batch in the data set; see random.h
 };

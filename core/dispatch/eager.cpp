@@ -39,6 +39,14 @@ Tensor take_over(Inputs in, const Meta& out) {
   return empty(out);
 }
 
+// The device's kernel or the one that the op brings along; false when there is neither.
+const Kernel& find_kernel(const PrimRef& prim, Device device) {
+  const Kernel& kernel = kernel_table().find(device.kind, prim->id());
+  if (kernel) return kernel;
+  const Kernel* own = prim->own_kernel(device.kind);
+  return own ? *own : kernel;
+}
+
 struct Call {
   const Kernel& kernel;
   Metas out;
@@ -74,7 +82,7 @@ class EagerBackend final : public Backend {
       for (Meta& m : prim->infer(metas_of(in))) out.push_back(empty(m));
       return mark_inference(std::move(out));
     }
-    const Kernel& kernel = kernel_table().find(device.kind, prim->id());
+    const Kernel& kernel = find_kernel(prim, device);
     if (!kernel) return run_decomposed(prim, in, device);
     Call call = prepare(prim, kernel, in);
     for (const Meta& m : call.out) out.push_back(call.plan.in_place ? take_over(in, m) : empty(m));
@@ -84,7 +92,7 @@ class EagerBackend final : public Backend {
 
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override {
     const Kernel* kernel = nullptr;
-    if (!prim->is_view()) kernel = &kernel_table().find(common_device(prim, in).kind, prim->id());
+    if (!prim->is_view()) kernel = &find_kernel(prim, common_device(prim, in));
     if (kernel && *kernel) {
       Call call = prepare(prim, *kernel, in);
       check_destinations(prim, dst, call.out);

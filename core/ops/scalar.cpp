@@ -1,6 +1,9 @@
 #include "core/ops/scalar.h"
 
+#include <cmath>
+
 #include "core/dispatch/context.h"
+#include "core/ops/create.h"
 #include "core/tensor/element.h"
 
 namespace tessera {
@@ -27,6 +30,9 @@ DType result_type(const Tensor& a, Scalar b) {
 }
 
 Tensor scalar_tensor(Scalar value, DType dtype, Device device) {
+  if (Backend* b = context().backend; b && b->records()) [[unlikely]]
+    if (value.kind() == kF64 || std::abs(value.real()) <= 0x1p53)
+      return full({}, value, {dtype, device});
   Tensor t = empty({}, dtype, device);
   if (device.is_meta()) return t;
   if (value.kind() == kF64)

@@ -35,6 +35,7 @@ Tensor norm_of(const std::vector<Tensor>& grads, double type) {
 Clip clip_grad_norm(std::span<const Tensor> params, double max_norm, ClipOptions options) {
   TESSERA_CHECK(max_norm > 0, "clip_grad_norm: max_norm {} is not positive", max_norm);
   NoGrad off;
+  Scoped<Phase> phase(context().phase, Phase::kUpdate);
   Tensor norm = norm_of(gradients_of(params), options.norm_type);
   if (options.error_if_nonfinite) {
     double value = norm.item<double>();
@@ -49,6 +50,7 @@ Clip clip_grad_norm(std::span<const Tensor> params, double max_norm, ClipOptions
 Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options) {
   Clip clip = clip_grad_norm(params, max_norm, options);
   NoGrad off;
+  Scoped<Phase> phase(context().phase, Phase::kUpdate);
   for (const Tensor& g : gradients_of(params)) assign_(g, g * clip.scale);
   return clip.norm;
 }

@@ -76,6 +76,7 @@ void Optimizer::collect(const Group& group) {
 
 void Optimizer::step(const Tensor& scale) {
   NoGrad off;
+  Scoped<Phase> phase(context().phase, Phase::kUpdate);
   add_(step_count_, one_);
   for (const Group& group : groups_) {
     collect(group);

@@ -9,6 +9,7 @@
 namespace tessera {
 
 class Primitive;
+struct Kernel;
 using PrimRef = Ref<const Primitive>;
 
 /// Small dense number of an op's name; indexes kernel tables.
@@ -71,6 +72,10 @@ class Primitive : public RefCounted {
   /// throws BugError.
   virtual Tensors decompose(std::span<const Tensor> in) const;
   virtual bool decomposable() const { return false; }
+
+  /// A kernel that the op brings along, used where the table of the device has none: for ops made
+  /// above the core (collectives, a user's own). Null: it brings none.
+  virtual const Kernel* own_kernel(DeviceKind) const { return nullptr; }
 
   /// Views are metadata: they have no kernel, only this. Results share the storage of `in`.
   virtual bool is_view() const { return false; }
