@@ -123,6 +123,55 @@ class Split final : public Primitive {
   Dims sizes_;
 };
 
+// Every element of `dim`, which disappears. Its derivative is one stack, where selects would pad each part and add them up.
+class Unbind final : public Primitive {
+ public:
+  explicit Unbind(int dim) : Primitive(intern_op("unbind")), dim_(dim) {}
+  Metas infer(MetaSpan in) const override {
+    Shape s = in[0]->shape;
+    TESSERA_CHECK_AS(ShapeError, dim_ < s.size(), "unbind: dim {} of {}", dim_, describe(in));
+    s.erase(dim_);
+    Metas out;
+    for (int64_t i = 0; i < in[0]->shape[dim_]; ++i) out.push_back(Meta::contiguous(s, in[0]->dtype, in[0]->device));
+    return out;
+  }
+  AxisMap axes(MetaSpan in) const override {
+    const Shape& s = in[0]->shape;
+    AxisMap m;
+    m.jointly_linear = true;
+    for (int d = 0; d < s.size(); ++d) m.add(d == dim_ ? Factor::kWhole : Factor::kPass, s[d]);
+    m.in.push_back(broadcast_loops(s, s));
+    OperandLoops part = m.in[0];
+    part.erase(size_t(dim_));
+    for (int64_t i = 0; i < s[dim_]; ++i) m.out.push_back(part);
+    return m;
+  }
+  bool is_view() const override { return true; }
+  Tensors view(std::span<const Tensor> in) const override {
+    Tensors out;
+    for (int64_t i = 0; i < in[0].shape()[dim_]; ++i) {
+      Shape s = in[0].shape();
+      Strides st = in[0].strides();
+      int64_t offset = in[0].offset() + i * st[dim_];
+      s.erase(dim_), st.erase(dim_);
+      out.push_back(Tensor({s, st, in[0].dtype(), in[0].device()}, in[0].storage(), offset));
+    }
+    return out;
+  }
+  Tensors vjp(const VjpArgs& v) const override {
+    Tensors parts;
+    for (size_t i = 0; i < v.out.size(); ++i) {
+      const Tensor& g = v.cot[i];
+      parts.push_back(g.defined() ? g : expand(scalar_tensor(0.0, v.in[0].dtype(), v.in[0].device()), v.out[i].shape()));
+    }
+    return {stack(parts, dim_)};
+  }
+  void attributes(AttributeVisitor& v) const override { v.integer("dim", dim_); }
+
+ private:
+  int dim_;
+};
+
 class Unslice final : public UnsliceAttributes {
  public:
   Unslice(int dim, int64_t begin, int64_t step, int64_t extent)
@@ -197,10 +246,11 @@ Tensors chunk(const Tensor& x, int64_t pieces, int64_t dim) {
 }
 
 Tensors unbind(const Tensor& x, int64_t dim) {
-  int d = wrap_dim(dim, x.ndim(), "unbind");
-  Tensors out;
-  for (int64_t i = 0; i < x.size(d); ++i) out.push_back(select(x, d, i));
-  return out;
+  Tensor in = x;
+  PrimRef prim(new Unbind(wrap_dim(dim, x.ndim(), "unbind")));
+  const Meta* meta[] = {&x.meta()};
+  prim->infer(meta);
+  return dispatch(prim, {&in, 1});
 }
 
 Tensor unslice(const Tensor& x, int64_t dim, int64_t begin, int64_t step, int64_t extent) {
@@ -220,6 +270,9 @@ void register_join_ops(OpRegistry& registry) {
   registry.add("split", [] {
     return std::vector<Sample>{
         {PrimRef(new Split(1, {1, 2, 2})), {sample_values({2, 5}, -1, 1, 1)}}};
+  });
+  registry.add("unbind", [] {
+    return std::vector<Sample>{{PrimRef(new Unbind(1)), {sample_values({2, 3, 4}, -1, 1, 1)}}};
   });
   registry.add("unslice", [] {
     return std::vector<Sample>{

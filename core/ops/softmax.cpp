@@ -122,7 +122,7 @@ class CrossEntropy final : public CrossEntropyAttributes {
   Tensors vjp(const VjpArgs& v) const override {
     TESSERA_CHECK(with_grad, "cross_entropy: was computed without its gradient");
     Tensor g = v.cot[0].defined() ? v.out[1] * cast(v.cot[0], v.out[1].dtype()) : Tensor();
-    if (v.cot.size() > 1 && v.cot[1].defined()) {
+    if (with_grad && v.cot[1].defined()) {
       // Second order: with rows d = s (p - hot), the Jacobian's product with c is s (p c - p sum(p
       // c)).
       DType t = v.cot[0].defined() ? v.cot[0].dtype() : v.out[1].dtype();

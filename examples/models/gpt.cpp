@@ -48,8 +48,9 @@ GptAttention::GptAttention(const GptOptions& o) : heads_(o.heads), dropout_p_(o.
 Tensor GptAttention::compute(Tensor x) {
   int64_t B = x.size(0), T = x.size(1), D = x.size(2), W = D / heads_;
   Tensor qkv_BTH3W = reshape((*c_attn_)(std::move(x)), {B, T, heads_, 3, W});
-  Tensors parts = unbind(permute(qkv_BTH3W, {3, 0, 2, 1, 4}));  // each [B, H, T, W]
+  Tensors parts = unbind(qkv_BTH3W, 3);
   qkv_BTH3W = {};
+  for (Tensor& part : parts) part = permute(part, {0, 2, 1, 3});  // [B, H, T, W]
   Tensor y_BHTW = scaled_dot_product_attention(
       parts[0], parts[1], parts[2], {.causal = true, .dropout = training() ? dropout_p_ : 0.0});
   return (*dropout_)((*c_proj_)(nn::merge_heads(y_BHTW)));

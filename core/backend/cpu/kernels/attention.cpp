@@ -2,9 +2,11 @@
 // keys; the scores of a tile stay in the first-level cache and [T, S] is never held. Operands are packed into rows of
 // whole vectors first, which costs 1 / T of the work.
 #include "core/backend/cpu/isa.h"
+#include "core/backend/cpu/kernels/lanes.h"
 #include "core/backend/cpu/kernels/microgemm.h"
 #include "core/backend/cpu/kernels/tables.h"
 // clang-format off
+#include "core/ops/functors/prelude.h"
 #include "core/ops/functors/math.h"
 // clang-format on
 
@@ -27,39 +29,29 @@ template <class T>
 void pack_transposed(const T* from, int64_t row, int64_t rows, int64_t width, T* to, int64_t to_row) {
   for (int64_t d = 0; d < width; ++d)
     for (int64_t i = rows; i < to_row; ++i) to[d * to_row + i] = T(0);
-  constexpr int64_t kBlock = 16;
-  for (int64_t i0 = 0; i0 < rows; i0 += kBlock)
-    for (int64_t d = 0; d < width; ++d)
-      for (int64_t i = i0; i < (i0 + kBlock < rows ? i0 + kBlock : rows); ++i) to[d * to_row + i] = from[i * row + d];
+  transpose(from, row, rows, width, to, to_row);
 }
+
+// Over rows of whole cache lines, in kLanes interleaved lanes that meet in a balanced tree.
+constexpr int kLanes = 16;
 
 template <class T>
 T row_max(const T* x, int64_t n) {
-  constexpr int kLanes = 16;
   T lane[kLanes];
   for (int i = 0; i < kLanes; ++i) lane[i] = T(-__builtin_inf());
-  int64_t k = 0;
-  for (; k + kLanes <= n; k += kLanes)
+  for (int64_t k = 0; k < n; k += kLanes)
     for (int i = 0; i < kLanes; ++i) lane[i] = x[k + i] > lane[i] ? x[k + i] : lane[i];
-  for (int i = 0; k + i < n; ++i) lane[i] = x[k + i] > lane[i] ? x[k + i] : lane[i];
-  for (int w = kLanes / 2; w; w /= 2)
-    for (int i = 0; i < w; ++i) lane[i] = lane[i] > lane[i + w] ? lane[i] : lane[i + w];
-  return lane[0];
+  return fold<LaneMax, kLanes>(lane);
 }
 
 // x = exp(x - top); returns the sum.
 template <class T>
 T exp_sum(T* x, int64_t n, T top) {
-  constexpr int kLanes = 16;
   T lane[kLanes];
   for (int i = 0; i < kLanes; ++i) lane[i] = T(0);
-  int64_t k = 0;
-  for (; k + kLanes <= n; k += kLanes)
+  for (int64_t k = 0; k < n; k += kLanes)
     for (int i = 0; i < kLanes; ++i) lane[i] += x[k + i] = fn::exp(x[k + i] - top);
-  for (int i = 0; k + i < n; ++i) lane[i] += x[k + i] = fn::exp(x[k + i] - top);
-  for (int w = kLanes / 2; w; w /= 2)
-    for (int i = 0; i < w; ++i) lane[i] += lane[i + w];
-  return lane[0];
+  return fold<LaneSum, kLanes>(lane);
 }
 
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -89,28 +81,31 @@ void forward(const AttentionHead& h, const T* q, const T* k, const T* v, T* out,
     for (int64_t i = 0; i < rows * ep; ++i) acc[i] = T(0);
     const int64_t keys = h.causal ? least(h.s, i0 + rows) : h.s;
     for (int64_t j0 = 0; j0 < keys; j0 += kColumns) {
-      const int64_t columns = least(kColumns, keys - j0);
+      const int64_t columns = least(kColumns, keys - j0), wide = (columns + kLanes - 1) / kLanes * kLanes;
       microgemm<false>(qp, dp, 1, kt + j0, sp, score, kColumns, rows, padded<T>(columns), h.d);
       for (int64_t i = 0; i < rows; ++i) {
         T* x = score + i * kColumns;
-        int64_t n = visible(h, i0 + i, j0, columns);
-        T high = row_max(x, n);
+        const int64_t n = visible(h, i0 + i, j0, columns);
+        if (n == 0) {  // exp(-inf - -inf) must not be formed
+          for (int64_t c = 0; c < columns; ++c) x[c] = T(0);
+          continue;
+        }
+        for (int64_t c = n; c < wide; ++c) x[c] = T(-__builtin_inf());
+        T high = row_max(x, wide);
         high = high > top[i] ? high : top[i];
-        // A row that attends to nothing yet keeps -inf; exp(-inf - -inf) must not be formed.
-        T keep = top[i] == high ? T(1) : fn::exp(top[i] - high);
-        sum[i] = sum[i] * keep + (n ? exp_sum(x, n, high) : T(0));
+        T keep = top[i] == high ? T(1) : j0 == 0 ? T(0) : fn::exp(top[i] - high);
+        sum[i] = sum[i] * keep + exp_sum(x, wide, high);
         top[i] = high;
-        for (int64_t c = n; c < columns; ++c) x[c] = T(0);
-        if (keep != T(1))
+        if (keep != T(1) && j0 > 0)
           for (int64_t e = 0; e < ep; ++e) acc[i * ep + e] *= keep;
       }
       microgemm<true>(score, kColumns, 1, vp + j0 * ep, ep, acc, ep, rows, ep, columns);
     }
     for (int64_t i = 0; i < rows; ++i) {
-      T scale = T(1) / sum[i];
+      const T scale = T(1) / sum[i];
       for (int64_t e = 0; e < h.e; ++e) out[(i0 + i) * h.out_row + e] = acc[i * ep + e] * scale;
-      lse[i0 + i] = top[i] + fn::log(sum[i]);
     }
+    for (int64_t i = 0; i < rows; ++i) lse[i0 + i] = top[i] + fn::log(sum[i]);
   }
 }
 
@@ -138,8 +133,13 @@ void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const 
     pack(g + i0 * h.g_row, h.g_row, rows, h.e, gp, ep, T(1));
     T delta[kRows];
     for (int64_t i = 0; i < rows; ++i) {
-      delta[i] = T(0);
-      for (int64_t e = 0; e < h.e; ++e) delta[i] += gp[i * ep + e] * out[(i0 + i) * h.out_row + e];
+      T lane[kLanes] = {};
+      const T *a = gp + i * ep, *b = out + (i0 + i) * h.out_row;
+      int64_t e = 0;
+      for (; e + kLanes <= h.e; e += kLanes)
+        for (int l = 0; l < kLanes; ++l) lane[l] += a[e + l] * b[e + l];
+      for (int l = 0; e + l < h.e; ++l) lane[l] += a[e + l] * b[e + l];
+      delta[i] = fold<LaneSum, kLanes>(lane);
     }
     for (int64_t i = 0; i < rows * dp; ++i) dqp[i] = T(0);
     const int64_t keys = h.causal ? least(h.s, i0 + rows) : h.s;
@@ -152,11 +152,11 @@ void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const 
         const int64_t n = visible(h, i0 + i, j0, columns);
         const T shift = lse[i0 + i], d = delta[i];
 #pragma GCC ivdep
-        for (int64_t c = 0; c < n; ++c) {
-          x[c] = fn::exp(x[c] - shift);
-          y[c] = x[c] * (y[c] - d);
+        for (int64_t c = 0; c < wide; ++c) {
+          T e = fn::exp(x[c] - shift);
+          x[c] = c < n ? e : T(0);
+          y[c] = c < n ? e * (y[c] - d) : T(0);
         }
-        for (int64_t c = n; c < columns; ++c) x[c] = y[c] = T(0);
       }
       microgemm<true>(p, 1, kColumns, gp, ep, dvp + j0 * ep, ep, columns, ep, rows);
       microgemm<true>(ds, 1, kColumns, qp, dp, dkp + j0 * dp, dp, columns, dp, rows);

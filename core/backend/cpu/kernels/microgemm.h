@@ -3,9 +3,10 @@
 // the instruction set has them, whatever the tile it falls into.
 #pragma once
 #include <cstdint>
-// clang-format off
-#include "core/ops/functors/prelude.h"
-// clang-format on
+#include <type_traits>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 namespace tessera::cpu {
 namespace {
@@ -28,13 +29,29 @@ template <>
 struct Vector<double> {
   typedef double type __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
 };
+using Floats = Vector<float>::type;
+using Doubles = Vector<double>::type;
+
+// a b + c, rounded once where the instruction set can.
+#if defined(__AVX512F__)
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm512_fmadd_pd(a, b, c); }
+#elif defined(__FMA__)
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm256_fmadd_pd(a, b, c); }
+#else
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
+inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return a * b + c; }
+#endif
+
 template <class T>
 constexpr int kWidth = kVectorBytes / int(sizeof(T));
 
-/// `n` rounded up to whole vectors.
+/// `n` rounded up to whole cache lines, which are whole vectors of every instruction set.
 template <class T>
 constexpr int64_t padded(int64_t n) {
-  return (n + kWidth<T> - 1) / kWidth<T> * kWidth<T>;
+  constexpr int64_t kLine = 64 / sizeof(T);
+  return (n + kLine - 1) / kLine * kLine;
 }
 
 // One tile of R rows and V vectors.
@@ -48,9 +65,8 @@ inline __attribute__((always_inline)) void tile(const T* a, int64_t a_row, int64
     Vec bv[V];
     for (int v = 0; v < V; ++v) bv[v] = *reinterpret_cast<const Vec*>(b + v * kWidth<T>);
     for (int r = 0; r < R; ++r) {
-      const T x = a[r * a_row];
-      for (int v = 0; v < V; ++v)
-        for (int e = 0; e < kWidth<T>; ++e) acc[r][v][e] = fn::fma(x, bv[v][e], acc[r][v][e]);
+      const Vec x = a[r * a_row] - Vec{};  // in every lane
+      for (int v = 0; v < V; ++v) acc[r][v] = multiply_add(x, bv[v], acc[r][v]);
     }
   }
   for (int r = 0; r < R; ++r)
@@ -65,6 +81,45 @@ void rows_of_tiles(const T* a, int64_t a_row, int64_t a_k, const T* b, int64_t b
   for (; r + 4 <= m; r += 4) tile<T, 4, V, kAdd>(a + r * a_row, a_row, a_k, b, b_k, c + r * c_row, c_row, k);
   for (; r + 2 <= m; r += 2) tile<T, 2, V, kAdd>(a + r * a_row, a_row, a_k, b, b_k, c + r * c_row, c_row, k);
   for (; r < m; ++r) tile<T, 1, V, kAdd>(a + r * a_row, a_row, a_k, b, b_k, c + r * c_row, c_row, k);
+}
+
+#ifndef __clang__
+// kWidth rows become kWidth columns: log2(kWidth) perfect shuffles of the rows.
+template <class T>
+inline __attribute__((always_inline)) void transpose_block(const T* from, int64_t from_row, T* to, int64_t to_row) {
+  using Vec = typename Vector<T>::type;
+  constexpr int kW = kWidth<T>;
+  typedef std::conditional_t<sizeof(T) == 4, int32_t, int64_t> Index __attribute__((vector_size(kVectorBytes)));
+  Index low, high;
+  for (int i = 0; i < kW; ++i) low[i] = i / 2 + (i % 2) * kW, high[i] = low[i] + kW / 2;
+  Vec r[kW], s[kW];
+  for (int i = 0; i < kW; ++i) r[i] = *reinterpret_cast<const Vec*>(from + i * from_row);
+  for (int stage = kW; stage > 1; stage /= 2) {
+    for (int i = 0; i < kW / 2; ++i) {
+      s[2 * i] = __builtin_shuffle(r[i], r[i + kW / 2], low);
+      s[2 * i + 1] = __builtin_shuffle(r[i], r[i + kW / 2], high);
+    }
+    for (int i = 0; i < kW; ++i) r[i] = s[i];
+  }
+  for (int i = 0; i < kW; ++i) *reinterpret_cast<Vec*>(to + i * to_row) = r[i];
+}
+#endif
+
+/// to[c, r] = from[r, c].
+template <class T>
+void transpose(const T* from, int64_t from_row, int64_t rows, int64_t columns, T* to, int64_t to_row) {
+  int64_t r = 0;
+#ifndef __clang__
+  constexpr int64_t kW = kWidth<T>;
+  for (; r + kW <= rows; r += kW) {
+    int64_t c = 0;
+    for (; c + kW <= columns; c += kW) transpose_block(from + r * from_row + c, from_row, to + c * to_row + r, to_row);
+    for (; c < columns; ++c)
+      for (int64_t i = r; i < r + kW; ++i) to[c * to_row + i] = from[i * from_row + c];
+  }
+#endif
+  for (; r < rows; ++r)
+    for (int64_t c = 0; c < columns; ++c) to[c * to_row + r] = from[r * from_row + c];
 }
 
 /// C [m, n] = A [m, k] B [k, n] (+ C). n is a multiple of kWidth; A[i, p] is a[i * a_row + p * a_k].

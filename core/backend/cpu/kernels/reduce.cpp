@@ -2,6 +2,7 @@
 // interleaved lanes, the lanes and then the blocks meet in a balanced tree. The order depends on
 // the extents only, not on threads or vector width.
 #include "core/backend/cpu/isa.h"
+#include "core/backend/cpu/kernels/lanes.h"
 #include "core/backend/cpu/kernels/tables.h"
 
 namespace tessera::cpu {
@@ -79,9 +80,7 @@ T block(const T* x, int64_t n) {
   for (; k + kLanes <= n; k += kLanes)
     for (int i = 0; i < kLanes; ++i) lane[i] = Op::join(lane[i], x[k + i]);
   for (int i = 0; k + i < n; ++i) lane[i] = Op::join(lane[i], x[k + i]);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lane[i] = Op::join(lane[i], lane[i + width]);
-  return lane[0];
+  return fold<Op, kLanes>(lane);
 }
 
 template <class Op, class T>

@@ -2,6 +2,7 @@
 // balanced tree, so the order is a property of the row's length and loops vectorise without
 // reassociation.
 #include "core/backend/cpu/isa.h"
+#include "core/backend/cpu/kernels/lanes.h"
 #include "core/backend/cpu/kernels/tables.h"
 // Each text needs the one before it.
 // clang-format off
@@ -23,16 +24,8 @@ struct Lanes {
   explicit Lanes(T start) {
     for (int i = 0; i < kLanes; ++i) v[i] = start;
   }
-  T sum() {
-    for (int w = kLanes / 2; w; w /= 2)
-      for (int i = 0; i < w; ++i) v[i] += v[i + w];
-    return v[0];
-  }
-  T max() {
-    for (int w = kLanes / 2; w; w /= 2)
-      for (int i = 0; i < w; ++i) v[i] = v[i] > v[i + w] || v[i] != v[i] ? v[i] : v[i + w];
-    return v[0];
-  }
+  T sum() { return fold<LaneSum, kLanes>(v); }
+  T max() { return fold<LaneMax, kLanes>(v); }
 };
 
 // sum over k of term(k), in lanes.
