@@ -1,0 +1,122 @@
+#include "collectives/ops.h"
+
+#include "core/dispatch/copy.h"
+#include "core/dispatch/dispatch.h"
+#include "core/dispatch/kernel.h"
+
+namespace tessera {
+namespace {
+
+void plan_collective(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan);
+void run_collective(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
+                    Workspace, const Stream&);
+
+class CollectiveOp final : public Primitive {
+ public:
+  CollectiveOp(CollKind kind, Ref<ProcessGroup> group, ReduceOp op, int root, CallSite site)
+      : Primitive(intern_op(tessera::name_of(kind))),
+        kind(kind),
+        group(std::move(group)),
+        op(op),
+        root(root),
+        site(site) {}
+
+  Metas infer(MetaSpan in) const override {
+    const Meta& x = *in[0];
+    Shape shape = x.shape;
+    int64_t n = group->size();
+    bool gathers = kind == CollKind::kAllGather, scatters = kind == CollKind::kReduceScatter;
+    if (gathers || scatters || kind == CollKind::kAllToAll) {
+      TESSERA_CHECK_AS(ShapeError, shape.size() > 0 && (gathers || shape[0] % n == 0),
+                       "{}: {} cannot be cut into rows of {} ranks of {}; pad dim 0", name(),
+                       describe(in), n, group->name());
+      if (gathers) shape[0] *= n;
+      if (scatters) shape[0] /= n;
+    }
+    return {Meta::contiguous(shape, x.dtype, x.device)};
+  }
+  const Kernel* own_kernel(DeviceKind) const override {
+    static const Kernel kernel{plan_collective, run_collective};
+    return &kernel;
+  }
+  void attributes(AttributeVisitor& v) const override {
+    v.text("group", group->name());
+    if (kind == CollKind::kAllReduce || kind == CollKind::kReduceScatter)
+      v.text("op", tessera::name_of(op));
+    if (kind == CollKind::kBroadcast) v.integer("root", root);
+  }
+
+  const CollKind kind;
+  const Ref<ProcessGroup> group;
+  const ReduceOp op;
+  const int root;
+  const CallSite site;  // of the program, compared between ranks; not an attribute
+};
+
+bool in_place_verb(CollKind kind) {
+  return kind == CollKind::kAllReduce || kind == CollKind::kBroadcast;
+}
+
+void plan_collective(const Primitive& prim, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
+  plan.dense_in = 1;
+  plan.in_place = in_place_verb(static_cast<const CollectiveOp&>(prim).kind);
+}
+
+void run_collective(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                    Workspace, const Stream&) {
+  const auto& p = static_cast<const CollectiveOp&>(prim);
+  Tensor x = in[0];
+  // The group broadcasts within one tensor: the values of the root are there before, anybody's go.
+  if (p.kind == CollKind::kBroadcast && x.raw() != out[0].raw()) {
+    if (p.group->rank() == p.root) copy_values(out[0], x);
+    x = out[0];
+  }
+  p.group->submit({.kind = p.kind,
+                   .op = p.op,
+                   .peer = p.kind == CollKind::kBroadcast ? p.root : -1,
+                   .in = {&x, 1},
+                   .out = out,
+                   .async = true,
+                   .site = p.site});
+}
+
+PrimRef make(CollKind kind, const Ref<ProcessGroup>& group, ReduceOp op, int root, CallSite site) {
+  TESSERA_CHECK(group, "{}: no group; pass world_group() or one that was split from it",
+                name_of(kind));
+  TESSERA_CHECK(root < group->size(), "{}: root {} of {} ranks of {}", name_of(kind), root,
+                group->size(), group->name());
+  return PrimRef(new CollectiveOp(kind, group, op, root, site));
+}
+
+Tensor run(const PrimRef& prim, const Tensor& x) { return dispatch1(prim, operands(Tensor(x))); }
+void run_into(const PrimRef& prim, const Tensor& t) { assign({&t, 1}, prim, operands(Tensor(t))); }
+
+}  // namespace
+
+Tensor all_reduce(const Tensor& x, const Ref<ProcessGroup>& group, ReduceOp op, CallSite site) {
+  return run(make(CollKind::kAllReduce, group, op, 0, site), x);
+}
+void all_reduce_(const Tensor& t, const Ref<ProcessGroup>& group, ReduceOp op, CallSite site) {
+  run_into(make(CollKind::kAllReduce, group, op, 0, site), t);
+}
+Tensor all_gather(const Tensor& x, const Ref<ProcessGroup>& group, CallSite site) {
+  return run(make(CollKind::kAllGather, group, ReduceOp::kSum, 0, site), x);
+}
+Tensor reduce_scatter(const Tensor& x, const Ref<ProcessGroup>& group, ReduceOp op, CallSite site) {
+  return run(make(CollKind::kReduceScatter, group, op, 0, site), x);
+}
+Tensor broadcast(const Tensor& x, const Ref<ProcessGroup>& group, int root, CallSite site) {
+  return run(make(CollKind::kBroadcast, group, ReduceOp::kSum, root, site), x);
+}
+void broadcast_(const Tensor& t, const Ref<ProcessGroup>& group, int root, CallSite site) {
+  run_into(make(CollKind::kBroadcast, group, ReduceOp::kSum, root, site), t);
+}
+Tensor all_to_all(const Tensor& x, const Ref<ProcessGroup>& group, CallSite site) {
+  return run(make(CollKind::kAllToAll, group, ReduceOp::kSum, 0, site), x);
+}
+
+bool is_collective(const Primitive& prim) {
+  return dynamic_cast<const CollectiveOp*>(&prim) != nullptr;
+}
+
+}  // namespace tessera

@@ -1,0 +1,37 @@
+// Collectives as ops: a collective on the dispatch path, so that a trace holds it in its place
+// among the others. Results are new tensors, pending until the collective is done; reading one
+// waits. Invariant: the op brings its kernel along (Primitive::own_kernel), whose whole work is one
+// submit, so nothing is registered with the core. None has a derivative: what the gradient of a
+// collective is depends on which ranks hold what, which is known above (redistribute).
+#pragma once
+#include "collectives/process_group.h"
+#include "core/primitive/primitive.h"
+
+namespace tessera {
+
+/// The reduction of every rank's x [..], on every rank.
+Tensor all_reduce(const Tensor& x, const Ref<ProcessGroup>& group, ReduceOp op = ReduceOp::kSum,
+                  CallSite site = CallSite::current());
+/// t [..] takes the reduction of every rank's t, without a copy.
+void all_reduce_(const Tensor& t, const Ref<ProcessGroup>& group, ReduceOp op = ReduceOp::kSum,
+                 CallSite site = CallSite::current());
+/// x [n, ..] -> [size * n, ..], rank by rank.
+Tensor all_gather(const Tensor& x, const Ref<ProcessGroup>& group,
+                  CallSite site = CallSite::current());
+/// x [size * n, ..] -> [n, ..]: this rank's rows of the reduction.
+Tensor reduce_scatter(const Tensor& x, const Ref<ProcessGroup>& group, ReduceOp op = ReduceOp::kSum,
+                      CallSite site = CallSite::current());
+/// x of `root`, on every rank.
+Tensor broadcast(const Tensor& x, const Ref<ProcessGroup>& group, int root,
+                 CallSite site = CallSite::current());
+/// t takes the values of `root`'s t.
+void broadcast_(const Tensor& t, const Ref<ProcessGroup>& group, int root,
+                CallSite site = CallSite::current());
+/// x [size * n, ..] -> the same shape: rows r * n .. of the result are this rank's rows of rank r.
+Tensor all_to_all(const Tensor& x, const Ref<ProcessGroup>& group,
+                  CallSite site = CallSite::current());
+
+/// True for the ops above.
+bool is_collective(const Primitive& prim);
+
+}  // namespace tessera

@@ -1,0 +1,17 @@
+// The reference interpreter: what a compiled graph must equal.
+#pragma once
+#include <span>
+
+#include "compile/graph.h"
+
+namespace tessera::compile {
+
+/// Runs the graph on the eager backend with `inputs` in place of those it was traced with: of equal
+/// shape, strides, dtype and device, else ShapeError. Implicit inputs are read and written where
+/// they are. Returns the outputs.
+Tensors replay(const Graph& graph, std::span<const Tensor> inputs);
+inline Tensors replay(const Graph& graph, std::initializer_list<Tensor> inputs) {
+  return replay(graph, std::span(inputs.begin(), inputs.size()));
+}
+
+}  // namespace tessera::compile
