@@ -13,11 +13,20 @@
 namespace tessera {
 namespace {
 
+// The hot path of every view: the handle is filled in place, nothing is copied twice.
 Tensor view_of(const Tensor& x, const Shape& shape, const Strides& strides,
                int64_t extra_offset = 0) {
-  Tensor t({shape, strides, x.dtype(), x.device()}, x.storage(), x.offset() + extra_offset);
-  t.impl()->inference = x.impl()->inference;
-  return t;
+  const TensorImpl& from = *x.impl();
+  Ref<TensorImpl> impl(new TensorImpl);
+  impl->meta.shape = shape;
+  impl->meta.strides = strides;
+  impl->meta.dtype = from.meta.dtype;
+  impl->meta.device = from.meta.device;
+  impl->storage = from.storage;
+  impl->offset = from.offset + extra_offset;
+  impl->numel = numel(shape);
+  impl->inference = from.inference;
+  return Tensor(std::move(impl));
 }
 
 // Runs `V`, a value type describing one view, directly or as the primitive ViewPrimitive<V>.
@@ -242,6 +251,12 @@ Tensor permute(const Tensor& x, const Dims& order) {
 Tensor transpose(const Tensor& x, int64_t a, int64_t b) {
   int i = wrap_dim(a, x.ndim(), "transpose"), j = wrap_dim(b, x.ndim(), "transpose");
   if (x.ndim() == 0) return x;
+  if (bypasses_layers(x)) {
+    Shape shape = x.shape();
+    Strides strides = x.strides();
+    std::swap(shape[i], shape[j]), std::swap(strides[i], strides[j]);
+    return view_of(x, shape, strides);
+  }
   Dims order;
   for (int d = 0; d < x.ndim(); ++d) order.push_back(d == i ? j : d == j ? i : d);
   return view(x, PermuteView{order});
@@ -268,6 +283,7 @@ Tensor reshape(const Tensor& x, const Shape& shape) {
   if (to == x.shape()) return x;
   TESSERA_CHECK_AS(ShapeError, numel(to) == x.numel(), "reshape: {} elements of {} do not fit {}",
                    x.numel(), to_string(x.shape()), to_string(shape));
+  if (bypasses_layers(x) && x.is_contiguous()) return view_of(x, to, contiguous_strides(to));
   if (!reshape_strides(x.shape(), x.strides(), to)) return reshape(clone(x), to);
   if (bypasses_layers(x)) return ReshapeView{to, {}}.apply(x);
   return view(x, ReshapeView{to, reshape_axes(x.shape(), to).out[0]});
