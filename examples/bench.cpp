@@ -1,5 +1,6 @@
-// bench: measures this machine and Tessera on it. Every command prints its numbers with their units and writes the same as
-// JSON with --json. Invariant: a bad flag is one line on stderr and a non-zero exit status.
+// bench: measures this machine and Tessera on it. Every command prints its numbers with their units
+// and writes the same as JSON with --json. Invariant: a bad flag is one line on stderr and a
+// non-zero exit status.
 #include <cstdio>
 #include <fstream>
 
@@ -11,7 +12,8 @@
 namespace tessera::bench {
 namespace {
 
-void write_json(const std::string& path, const std::string& command, double load_before, Json result) {
+void write_json(const std::string& path, const std::string& command, double load_before,
+                Json result) {
   Json all{{"command", command},
            {"version", version()},
            {"cpu", cpu_name()},
@@ -50,7 +52,8 @@ int run(int argc, char** argv) {
   }
   double load = load_average();
   Json result = chosen();
-  if (!json_path.empty()) write_json(json_path, app.get_subcommands().at(0)->get_name(), load, std::move(result));
+  if (!json_path.empty())
+    write_json(json_path, app.get_subcommands().at(0)->get_name(), load, std::move(result));
   TESSERA_CHECK(std::fflush(stdout) == 0, "bench: cannot write to standard output");
   return 0;
 }

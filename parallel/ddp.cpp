@@ -13,13 +13,15 @@ namespace {
 size_t aligned(size_t bytes) { return (bytes + 63) & ~size_t(63); }
 
 // Runs of parameters of one dtype, cut when a bucket is full.
-std::vector<std::vector<int>> cut_buckets(const std::vector<NamedTensor>& parameters, const std::vector<int>& order, size_t first, size_t cap) {
+std::vector<std::vector<int>> cut_buckets(const std::vector<NamedTensor>& parameters,
+                                          const std::vector<int>& order, size_t first, size_t cap) {
   std::vector<std::vector<int>> buckets;
   size_t bytes = 0;
   for (int slot : order) {
     const Tensor& p = parameters[size_t(slot)].tensor;
     size_t limit = buckets.size() <= 1 ? first : cap;
-    bool same_type = !buckets.empty() && parameters[size_t(buckets.back()[0])].tensor.dtype() == p.dtype();
+    bool same_type =
+        !buckets.empty() && parameters[size_t(buckets.back()[0])].tensor.dtype() == p.dtype();
     if (!same_type || bytes + p.nbytes() > limit) buckets.emplace_back(), bytes = 0;
     buckets.back().push_back(slot);
     bytes += aligned(p.nbytes());
@@ -30,15 +32,19 @@ std::vector<std::vector<int>> cut_buckets(const std::vector<NamedTensor>& parame
 }  // namespace
 
 Reducer::Reducer(std::vector<NamedTensor> parameters, const DdpOptions& options)
-    : parameters_(std::move(parameters)), options_(options), group_(options.group ? options.group : world_group()) {
+    : parameters_(std::move(parameters)),
+      options_(options),
+      group_(options.group ? options.group : world_group()) {
   if (options_.bucket_bytes == 0) options_.bucket_bytes = kCpuBucketBytes;
   if (options_.first_bucket_bytes == 0) options_.first_bucket_bytes = options_.bucket_bytes;
   std::vector<int> order;
-  for (size_t i = parameters_.size(); i-- > 0;) order.push_back(int(i));  // backward reaches the last parameters first
+  for (size_t i = parameters_.size(); i-- > 0;)
+    order.push_back(int(i));  // backward reaches the last parameters first
   build(order);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     GradMeta* meta = grad_meta(parameters_[i].tensor);
-    TESSERA_CHECK(!meta->sink, "ddp: parameter {} already belongs to a reducer", parameters_[i].name);
+    TESSERA_CHECK(!meta->sink, "ddp: parameter {} already belongs to a reducer",
+                  parameters_[i].name);
     meta->sink = this;
     meta->slot = int(i);
   }
@@ -54,7 +60,8 @@ void Reducer::build(const std::vector<int>& order) {
   place_.assign(parameters_.size(), {});
   seen_.assign(parameters_.size(), false);
   used_.assign(parameters_.size(), false);
-  for (auto& slots : cut_buckets(parameters_, order, options_.first_bucket_bytes, options_.bucket_bytes)) {
+  for (auto& slots :
+       cut_buckets(parameters_, order, options_.first_bucket_bytes, options_.bucket_bytes)) {
     Bucket b;
     DType t = parameters_[size_t(slots[0])].tensor.dtype();
     size_t bytes = 0;
@@ -65,7 +72,8 @@ void Reducer::build(const std::vector<int>& order) {
     int64_t at = 0;
     for (int s : slots) {
       const Tensor& p = parameters_[size_t(s)].tensor;
-      place_[size_t(s)] = {int(buckets_.size()), Tensor(Meta::contiguous(p.shape(), t, {}), storage, at)};
+      place_[size_t(s)] = {int(buckets_.size()),
+                           Tensor(Meta::contiguous(p.shape(), t, {}), storage, at)};
       at += int64_t(aligned(p.nbytes()) / size_of(t));
     }
     b.slots = std::move(slots);
@@ -77,33 +85,44 @@ void Reducer::deliver(int slot, Tensor grad) {
   NoGrad off;
   auto& [index, view] = place_[size_t(slot)];
   Bucket& bucket = buckets_[size_t(index)];
-  TESSERA_CHECK(!seen_[size_t(slot)], "ddp: parameter {} got two gradients in one backward", parameters_[size_t(slot)].name);
+  TESSERA_CHECK(!seen_[size_t(slot)], "ddp: parameter {} got two gradients in one backward",
+                parameters_[size_t(slot)].name);
   seen_[size_t(slot)] = used_[size_t(slot)] = true;
   if (!rebuilt_ && sync_) ready_order_.push_back(slot);
-  if (micro_batch_ > 0 && !options_.tree_accumulation) add_(view, grad);
-  else assign_(view, grad);
+  if (micro_batch_ > 0 && !options_.tree_accumulation)
+    add_(view, grad);
+  else
+    assign_(view, grad);
   if (++bucket.arrived == bucket.slots.size()) {
     complete(bucket);
     if (sync_) launch_ready();
   }
 }
 
-// The carry of a binary counter: micro-batch k, counted from 0, meets the sums of its elder siblings.
+// The carry of a binary counter: micro-batch k, counted from 0, meets the sums of its elder
+// siblings.
 void Reducer::complete(Bucket& bucket) {
   if (!options_.tree_accumulation) return;
   if (micro_batch_ == 0 && sync_) return;
   size_t level = 0;
-  for (; micro_batch_ >> level & 1; ++level) assign({&bucket.flat, 1}, pointwise_primitive("add"), operands(Tensor(bucket.levels[level]), Tensor(bucket.flat)));
+  for (; micro_batch_ >> level & 1; ++level)
+    assign({&bucket.flat, 1}, pointwise_primitive("add"),
+           operands(Tensor(bucket.levels[level]), Tensor(bucket.flat)));
   if (sync_) {
-    TESSERA_CHECK(((micro_batch_ + 1) & micro_batch_) == 0, "ddp: tree accumulation of {} micro-batches; their number must be a power of two", micro_batch_ + 1);
+    TESSERA_CHECK(((micro_batch_ + 1) & micro_batch_) == 0,
+                  "ddp: tree accumulation of {} micro-batches; their number must be a power of two",
+                  micro_batch_ + 1);
     return;
   }
-  while (bucket.levels.size() <= level) bucket.levels.push_back(empty(bucket.flat.shape(), bucket.flat.dtype()));
+  while (bucket.levels.size() <= level)
+    bucket.levels.push_back(empty(bucket.flat.shape(), bucket.flat.dtype()));
   assign_(bucket.levels[level], bucket.flat);
 }
 
 void Reducer::launch_ready() {
-  for (; next_launch_ < buckets_.size() && buckets_[next_launch_].arrived == buckets_[next_launch_].slots.size(); ++next_launch_) {
+  for (; next_launch_ < buckets_.size() &&
+         buckets_[next_launch_].arrived == buckets_[next_launch_].slots.size();
+       ++next_launch_) {
     Bucket& b = buckets_[next_launch_];
     b.launched = true;
     bytes_reduced_ += int64_t(b.flat.nbytes());
@@ -126,8 +145,10 @@ void Reducer::name_unused() {
   int count = 0;
   for (size_t i = 0; i < used_.size(); ++i)
     if (!used_[i] && ++count <= 8) names += (count > 1 ? ", " : "") + parameters_[i].name;
-  std::string why = fmt::format("ddp: {} parameters got no gradient in this backward ({}{}); leave them out of the model, freeze them, or set allow_unused",
-                                count, names, count > 8 ? ", .." : "");
+  std::string why = fmt::format(
+      "ddp: {} parameters got no gradient in this backward ({}{}); leave them out of the model, "
+      "freeze them, or set allow_unused",
+      count, names, count > 8 ? ", .." : "");
   group_->abort(why);  // the other ranks wait in a reduction that this one will not join
   throw UserError(why);
 }
@@ -154,7 +175,8 @@ void Reducer::backward_finished() {
   if (sync_ && !rebuilt_) rebuild_in_ready_order();
 }
 
-// Rank 0's order, on every rank. The gradients of this step stay in the old buckets, which live as long as they are read.
+// Rank 0's order, on every rank. The gradients of this step stay in the old buckets, which live as
+// long as they are read.
 void Reducer::rebuild_in_ready_order() {
   rebuilt_ = true;
   if (!options_.rebuild || group_->size() == 1 || ready_order_.size() != parameters_.size()) return;

@@ -1,7 +1,8 @@
-// Distributed data parallelism: parameters are replicated, each rank runs its part of the batch, gradients are averaged in
-// buckets while backward still runs. Li et al., "PyTorch Distributed", VLDB 2020. Invariants: buckets are reduced in the
-// same order on every rank; a gradient that is read waits for its bucket, so a program needs no call between backward and
-// optimizer; sums have a fixed order.
+// Distributed data parallelism: parameters are replicated, each rank runs its part of the batch,
+// gradients are averaged in buckets while backward still runs. Li et al., "PyTorch Distributed",
+// VLDB 2020. Invariants: buckets are reduced in the same order on every rank; a gradient that is
+// read waits for its bucket, so a program needs no call between backward and optimizer; sums have a
+// fixed order.
 #pragma once
 #include <memory>
 
@@ -12,18 +13,21 @@
 namespace tessera::parallel {
 
 struct DdpOptions {
-  Ref<ProcessGroup> group = {};         // null: the world
-  size_t bucket_bytes = 0;              // 0: what measures best on the device (CPU: kCpuBucketBytes)
-  size_t first_bucket_bytes = 0;        // of the first, which should leave early; 0: as bucket_bytes
-  bool allow_unused = false;            // parameters without a gradient count as zero; else they are named in an error
-  bool rebuild = true;                  // order buckets as gradients became ready, after the first step
-  // Sum micro-batches in a balanced tree rather than one after the other, so that K micro-batches on each of R ranks give
-  // the bits of any other K and R with the same product (powers of two). Takes log2(K) more gradient buffers.
+  Ref<ProcessGroup> group = {};   // null: the world
+  size_t bucket_bytes = 0;        // 0: what measures best on the device (CPU: kCpuBucketBytes)
+  size_t first_bucket_bytes = 0;  // of the first, which should leave early; 0: as bucket_bytes
+  bool allow_unused =
+      false;  // parameters without a gradient count as zero; else they are named in an error
+  bool rebuild = true;  // order buckets as gradients became ready, after the first step
+  // Sum micro-batches in a balanced tree rather than one after the other, so that K micro-batches
+  // on each of R ranks give the bits of any other K and R with the same product (powers of two).
+  // Takes log2(K) more gradient buffers.
   bool tree_accumulation = false;
 };
 inline constexpr size_t kCpuBucketBytes = size_t(2) << 20;
 
-/// Sums gradients over micro-batches and ranks. Ddp owns one; it is the sink of every trainable parameter.
+/// Sums gradients over micro-batches and ranks. Ddp owns one; it is the sink of every trainable
+/// parameter.
 class Reducer final : public GradSink {
  public:
   Reducer(std::vector<NamedTensor> parameters, const DdpOptions& options);
@@ -39,14 +43,15 @@ class Reducer final : public GradSink {
   ProcessGroup& group() const { return *group_; }
   /// Bytes of gradients reduced so far.
   int64_t bytes_reduced() const { return bytes_reduced_; }
-  /// How long the last step's reductions were executing, waiting for peers included; 0 with one rank. Waits for them.
+  /// How long the last step's reductions were executing, waiting for peers included; 0 with one
+  /// rank. Waits for them.
   double communication_ms();
 
  private:
   struct Bucket {
     std::vector<int> slots;
-    Tensor flat;                  // what is reduced; grads are views of it
-    std::vector<Tensor> levels;   // of the accumulation tree; levels[0] is never kept
+    Tensor flat;                 // what is reduced; grads are views of it
+    std::vector<Tensor> levels;  // of the accumulation tree; levels[0] is never kept
     size_t arrived = 0;
     bool launched = false;
   };
@@ -64,18 +69,20 @@ class Reducer final : public GradSink {
   std::vector<bool> seen_, used_;              // in this backward; since the last reduction
   std::vector<int> ready_order_;
   size_t next_launch_ = 0;
-  int64_t micro_batch_ = 0;                    // since the last reduction
+  int64_t micro_batch_ = 0;  // since the last reduction
   int64_t bytes_reduced_ = 0;
-  std::vector<Ref<Work>> works_;               // of the last reduction
+  std::vector<Ref<Work>> works_;  // of the last reduction
   bool sync_ = true, rebuilt_ = false;
 };
 
-/// Makes `model` data-parallel: broadcasts rank 0's parameters and buffers once and reduces gradients from now on.
-/// auto ddp = parallel::ddp(model); ddp->forward(x) is the model's own forward.
+/// Makes `model` data-parallel: broadcasts rank 0's parameters and buffers once and reduces
+/// gradients from now on. auto ddp = parallel::ddp(model); ddp->forward(x) is the model's own
+/// forward.
 template <class M>
 class Ddp {
  public:
-  Ddp(std::shared_ptr<M> model, const DdpOptions& options) : model_(std::move(model)), reducer_(make(*model_, options)) {}
+  Ddp(std::shared_ptr<M> model, const DdpOptions& options)
+      : model_(std::move(model)), reducer_(make(*model_, options)) {}
   M* operator->() const { return model_.get(); }
   M& operator*() const { return *model_; }
   const std::shared_ptr<M>& model() const { return model_; }
@@ -85,7 +92,9 @@ class Ddp {
   /// Backwards inside the scope accumulate without communication.
   class NoSync {
    public:
-    explicit NoSync(Reducer& r, bool off = true) : r_(r), old_(r.sync()) { r.set_sync(!off && old_); }
+    explicit NoSync(Reducer& r, bool off = true) : r_(r), old_(r.sync()) {
+      r.set_sync(!off && old_);
+    }
     ~NoSync() { r_.set_sync(old_); }
 
    private:
@@ -101,7 +110,8 @@ class Ddp {
   std::unique_ptr<Reducer> reducer_;
 };
 
-/// Broadcasts parameters and buffers of rank 0 and makes the reducer of a model's trainable parameters.
+/// Broadcasts parameters and buffers of rank 0 and makes the reducer of a model's trainable
+/// parameters.
 std::unique_ptr<Reducer> make_reducer(nn::Module& model, const DdpOptions& options);
 
 template <class M>
@@ -113,8 +123,9 @@ Ddp<M> ddp(std::shared_ptr<M> model, const DdpOptions& options = {}) {
   return Ddp<M>(std::move(model), options);
 }
 
-/// What a loss that is a mean over `count` items of this rank is multiplied with so that averaging over ranks gives the mean
-/// over all items: count * size / total. Ranks may have different counts, 0 included.
+/// What a loss that is a mean over `count` items of this rank is multiplied with so that averaging
+/// over ranks gives the mean over all items: count * size / total. Ranks may have different counts,
+/// 0 included.
 double count_weight(ProcessGroup& group, int64_t count);
 
 }  // namespace tessera::parallel

@@ -1,5 +1,6 @@
-// Backward: nodes are visited by falling creation number, which puts every consumer before its producers, so cotangents
-// are complete when a node's turn comes. Leaves are handed over the moment their last contribution arrives.
+// Backward: nodes are visited by falling creation number, which puts every consumer before its
+// producers, so cotangents are complete when a node's turn comes. Leaves are handed over the moment
+// their last contribution arrives.
 #include <algorithm>
 #include <atomic>
 #include <queue>
@@ -16,7 +17,9 @@ namespace tessera {
 namespace {
 
 struct ByNumber {
-  bool operator()(const Ref<GradNode>& a, const Ref<GradNode>& b) const { return a->number < b->number; }
+  bool operator()(const Ref<GradNode>& a, const Ref<GradNode>& b) const {
+    return a->number < b->number;
+  }
 };
 
 uint64_t next_run() {
@@ -34,12 +37,18 @@ class Backward {
 
   void seed(const Tensor& root, Tensor g) {
     GradMeta* meta = grad_meta(root);
-    TESSERA_CHECK(meta, "backward: {} has no history; it was computed without any tensor that requires grad", describe(root));
+    TESSERA_CHECK(
+        meta, "backward: {} has no history; it was computed without any tensor that requires grad",
+        describe(root));
     if (!g.defined()) {
-      TESSERA_CHECK_AS(ShapeError, root.numel() == 1, "backward: the root is {}; give a gradient for it or reduce it to one element", describe(root));
+      TESSERA_CHECK_AS(
+          ShapeError, root.numel() == 1,
+          "backward: the root is {}; give a gradient for it or reduce it to one element",
+          describe(root));
       g = ones_like(root);
     }
-    TESSERA_CHECK_AS(ShapeError, g.shape() == root.shape() && g.dtype() == root.dtype(), "backward: the root is {}, its gradient {}", describe(root), describe(g));
+    TESSERA_CHECK_AS(ShapeError, g.shape() == root.shape() && g.dtype() == root.dtype(),
+                     "backward: the root is {}, its gradient {}", describe(root), describe(g));
     discover(meta);
     roots_.push_back({Ref<GradMeta>(meta), std::move(g)});
   }
@@ -66,9 +75,13 @@ class Backward {
   // A result of a node is one place in the graph, however many handles carry it.
   using Key = std::pair<const void*, int>;
   struct KeyHash {
-    size_t operator()(const Key& k) const { return std::hash<const void*>()(k.first) * 31 + size_t(k.second); }
+    size_t operator()(const Key& k) const {
+      return std::hash<const void*>()(k.first) * 31 + size_t(k.second);
+    }
   };
-  static Key key(GradMeta* m) { return m->producer ? Key{m->producer.get(), m->output} : Key{m, 0}; }
+  static Key key(GradMeta* m) {
+    return m->producer ? Key{m->producer.get(), m->output} : Key{m, 0};
+  }
 
   bool stops_at(GradMeta* m) const { return options_.stop_at_inputs && watched_.contains(key(m)); }
 
@@ -98,7 +111,8 @@ class Backward {
         return;
       }
       if (node->arriving.empty()) queue_.push(meta.producer);
-      if (node->arriving.size() <= size_t(meta.output)) node->arriving.resize(size_t(meta.output) + 1);
+      if (node->arriving.size() <= size_t(meta.output))
+        node->arriving.resize(size_t(meta.output) + 1);
       // Zero is passed on too: leaves below count on one contribution over each of their edges.
       if (g.defined()) add_to(node->arriving[size_t(meta.output)], std::move(g));
       return;
@@ -117,7 +131,8 @@ class Backward {
     for (auto& [number, hook] : leaf.hooks)
       if (Tensor changed = hook(g); changed.defined()) g = std::move(changed);
     if (leaf.sink) {
-      if (std::find(sinks_.begin(), sinks_.end(), leaf.sink) == sinks_.end()) sinks_.push_back(leaf.sink);
+      if (std::find(sinks_.begin(), sinks_.end(), leaf.sink) == sinks_.end())
+        sinks_.push_back(leaf.sink);
       return leaf.sink->deliver(leaf.slot, std::move(g));
     }
     accumulate(leaf, std::move(g));
@@ -144,13 +159,15 @@ class Backward {
       for (size_t i = 0; i < cot.size(); ++i)
         if (auto it = watched_.find({&node, int(i)}); it != watched_.end()) it->second = cot[i];
     uint32_t wanted = 0;
-    for (size_t i = 0; i < node.inputs.size() && i < 32; ++i) wanted |= node.inputs[i] ? 1u << i : 0;
+    for (size_t i = 0; i < node.inputs.size() && i < 32; ++i)
+      wanted |= node.inputs[i] ? 1u << i : 0;
     Tensors grads;
     if (std::ranges::any_of(cot, &Tensor::defined)) grads = node.vjp(cot, wanted);
     cot.clear();
     if (!options_.retain_graph && !options_.create_graph) node.release_saved();
     for (size_t i = 0; i < node.inputs.size(); ++i)
-      if (node.inputs[i]) arrive(*node.inputs[i], i < grads.size() ? std::move(grads[i]) : Tensor());
+      if (node.inputs[i])
+        arrive(*node.inputs[i], i < grads.size() ? std::move(grads[i]) : Tensor());
   }
 
   BackwardOptions options_;
@@ -162,7 +179,8 @@ class Backward {
   std::priority_queue<Ref<GradNode>, std::vector<Ref<GradNode>>, ByNumber> queue_;
 };
 
-// A handle of its own on the same values, one node further: two equal operands then have gradients of their own.
+// A handle of its own on the same values, one node further: two equal operands then have gradients
+// of their own.
 Tensor alias(const Tensor& t) {
   static const PrimRef prim = copy_primitive();
   if (!is_floating(t.dtype())) return t;
@@ -174,7 +192,8 @@ Tensor at(std::span<const Tensor> list, size_t i) { return i < list.size() ? lis
 
 }  // namespace
 
-void backward(std::span<const Tensor> roots, std::span<const Tensor> root_grads, BackwardOptions options) {
+void backward(std::span<const Tensor> roots, std::span<const Tensor> root_grads,
+              BackwardOptions options) {
   NoGrad scope(!options.create_graph);
   Scoped<Phase> phase(context().phase, Phase::kBackward);
   Backward b(options);
@@ -182,7 +201,8 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> root_grads,
   b.run();
 }
 
-Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std::span<const Tensor> root_grads, BackwardOptions options) {
+Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs,
+             std::span<const Tensor> root_grads, BackwardOptions options) {
   NoGrad scope(!options.create_graph);
   Scoped<Phase> phase(context().phase, Phase::kBackward);
   Backward b(options);
@@ -197,31 +217,41 @@ Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs, std:
 Tensors vjp_by_decomposition(const Primitive& prim, const VjpArgs& args) {
   bool create_graph = grad_enabled();
   Tensors in, watched, roots, cots, result;
-  for (const Tensor& t : args.in) in.push_back(create_graph ? alias(t) : is_floating(t.dtype()) ? t.detach().requires_grad_() : t);
+  for (const Tensor& t : args.in)
+    in.push_back(create_graph             ? alias(t)
+                 : is_floating(t.dtype()) ? t.detach().requires_grad_()
+                                          : t);
   {
     EnableGrad on;
     Tensors out = prim.decompose(in);
     for (size_t i = 0; i < out.size(); ++i)
-      if (args.cot[i].defined() && out[i].requires_grad()) roots.push_back(out[i]), cots.push_back(args.cot[i]);
+      if (args.cot[i].defined() && out[i].requires_grad())
+        roots.push_back(out[i]), cots.push_back(args.cot[i]);
   }
   for (const Tensor& t : in)
     if (t.requires_grad()) watched.push_back(t);
-  Tensors grads = roots.empty() ? watched : tessera::grad(roots, watched, cots, {.create_graph = create_graph, .stop_at_inputs = true});
+  Tensors grads = roots.empty()
+                      ? watched
+                      : tessera::grad(roots, watched, cots,
+                                      {.create_graph = create_graph, .stop_at_inputs = true});
   size_t next = 0;
-  for (const Tensor& t : in) result.push_back(t.requires_grad() && !roots.empty() ? grads[next++] : Tensor());
+  for (const Tensor& t : in)
+    result.push_back(t.requires_grad() && !roots.empty() ? grads[next++] : Tensor());
   return result;
 }
 
 int add_hook(const Tensor& leaf, GradHook hook) {
   GradMeta* meta = grad_meta(leaf);
-  TESSERA_CHECK(meta && !meta->producer, "add_hook: {} is not a leaf that requires grad", describe(leaf));
+  TESSERA_CHECK(meta && !meta->producer, "add_hook: {} is not a leaf that requires grad",
+                describe(leaf));
   int number = meta->hooks.empty() ? 0 : meta->hooks.back().first + 1;
   meta->hooks.emplace_back(number, std::move(hook));
   return number;
 }
 
 void remove_hook(const Tensor& leaf, int number) {
-  if (GradMeta* meta = grad_meta(leaf)) std::erase_if(meta->hooks, [&](auto& h) { return h.first == number; });
+  if (GradMeta* meta = grad_meta(leaf))
+    std::erase_if(meta->hooks, [&](auto& h) { return h.first == number; });
 }
 
 bool Tensor::requires_grad() const { return grad_meta(*this) != nullptr; }
@@ -229,11 +259,15 @@ bool Tensor::requires_grad() const { return grad_meta(*this) != nullptr; }
 Tensor& Tensor::requires_grad_(bool on) {
   GradMeta* meta = grad_meta(*this);
   if (on && !meta) {
-    TESSERA_CHECK(is_floating(dtype()), "requires_grad_: {} is not a float tensor", describe(*this));
-    TESSERA_CHECK(!impl()->inference, "requires_grad_: {} was made in inference mode; clone it outside", describe(*this));
+    TESSERA_CHECK(is_floating(dtype()), "requires_grad_: {} is not a float tensor",
+                  describe(*this));
+    TESSERA_CHECK(!impl()->inference,
+                  "requires_grad_: {} was made in inference mode; clone it outside",
+                  describe(*this));
     attach_grad_meta(*this, {}, 0);
   } else if (!on && meta) {
-    TESSERA_CHECK(!meta->producer, "requires_grad_(false): {} is not a leaf; use detach()", describe(*this));
+    TESSERA_CHECK(!meta->producer, "requires_grad_(false): {} is not a leaf; use detach()",
+                  describe(*this));
     impl()->autograd.reset();
     impl()->layers &= LayerMask(~bit(Layer::kAutograd));
   }

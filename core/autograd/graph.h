@@ -1,6 +1,6 @@
-// The graph that backward walks. A recorded op is a GradNode; a tensor that requires grad carries a GradMeta that names
-// its producer, or is a leaf. Invariant: a node was created after the producers of its inputs, so walking nodes by falling
-// number visits every consumer first.
+// The graph that backward walks. A recorded op is a GradNode; a tensor that requires grad carries a
+// GradMeta that names its producer, or is a leaf. Invariant: a node was created after the producers
+// of its inputs, so walking nodes by falling number visits every consumer first.
 #pragma once
 #include <functional>
 #include <vector>
@@ -11,7 +11,8 @@ namespace tessera {
 
 class GradNode;
 
-/// Where finished gradients of leaves go instead of Tensor::grad: the reducer of data parallelism, for one.
+/// Where finished gradients of leaves go instead of Tensor::grad: the reducer of data parallelism,
+/// for one.
 class GradSink {
  public:
   virtual ~GradSink() = default;
@@ -42,7 +43,8 @@ struct GradMeta final : RefCounted {
 
 /// Null when the tensor does not require grad.
 inline GradMeta* grad_meta(const Tensor& t) {
-  return t.layers() & bit(Layer::kAutograd) ? static_cast<GradMeta*>(t.impl()->autograd.get()) : nullptr;
+  return t.layers() & bit(Layer::kAutograd) ? static_cast<GradMeta*>(t.impl()->autograd.get())
+                                            : nullptr;
 }
 /// Makes `t` the result `output` of `producer`, or a leaf when that is null.
 void attach_grad_meta(const Tensor& t, Ref<GradNode> producer, int output);
@@ -52,7 +54,8 @@ class GradNode : public RefCounted {
   GradNode();
   ~GradNode() override;
 
-  /// Cotangents of the inputs from those of the outputs (undefined = zero); `wanted` has a bit per input.
+  /// Cotangents of the inputs from those of the outputs (undefined = zero); `wanted` has a bit per
+  /// input.
   virtual Tensors vjp(std::span<const Tensor> cot, uint32_t wanted) = 0;
   virtual std::string_view name() const = 0;
   /// Frees what was saved; a second backward then throws.
@@ -61,8 +64,8 @@ class GradNode : public RefCounted {
   /// Number of the newest node of this thread: an op recorded now belongs to it.
   static uint64_t last_number();
 
-  const uint64_t number;                     // creation order on this thread
-  SmallVector<Ref<GradMeta>, 3> inputs;      // null where no gradient flows
+  const uint64_t number;                 // creation order on this thread
+  SmallVector<Ref<GradMeta>, 3> inputs;  // null where no gradient flows
   // While one backward runs:
   uint64_t run = 0;
   SmallVector<Tensor, 2> arriving;
@@ -74,13 +77,15 @@ class SavedTensor {
   SavedTensor() = default;
   /// Keeps the value and its history.
   static SavedTensor input(const Tensor& t);
-  /// Keeps the value of result `output` of the node that will own this; history is tied on unpack, so no cycle arises.
+  /// Keeps the value of result `output` of the node that will own this; history is tied on unpack,
+  /// so no cycle arises.
   static SavedTensor result(const Tensor& t, int output);
   /// Keeps shape and dtype only; reading the values throws BugError.
   static SavedTensor shape_only(const Tensor& t);
 
   /// Throws UserError naming `op` and `what` if the storage was written since.
-  Tensor unpack(std::string_view op, const char* what, size_t index, const Ref<GradNode>& owner) const;
+  Tensor unpack(std::string_view op, const char* what, size_t index,
+                const Ref<GradNode>& owner) const;
 
  private:
   Tensor tensor_;

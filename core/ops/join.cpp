@@ -123,7 +123,8 @@ class Split final : public Primitive {
   Dims sizes_;
 };
 
-// Every element of `dim`, which disappears. Its derivative is one stack, where selects would pad each part and add them up.
+// Every element of `dim`, which disappears. Its derivative is one stack, where selects would pad
+// each part and add them up.
 class Unbind final : public Primitive {
  public:
   explicit Unbind(int dim) : Primitive(intern_op("unbind")), dim_(dim) {}
@@ -132,7 +133,8 @@ class Unbind final : public Primitive {
     TESSERA_CHECK_AS(ShapeError, dim_ < s.size(), "unbind: dim {} of {}", dim_, describe(in));
     s.erase(dim_);
     Metas out;
-    for (int64_t i = 0; i < in[0]->shape[dim_]; ++i) out.push_back(Meta::contiguous(s, in[0]->dtype, in[0]->device));
+    for (int64_t i = 0; i < in[0]->shape[dim_]; ++i)
+      out.push_back(Meta::contiguous(s, in[0]->dtype, in[0]->device));
     return out;
   }
   AxisMap axes(MetaSpan in) const override {
@@ -162,7 +164,9 @@ class Unbind final : public Primitive {
     Tensors parts;
     for (size_t i = 0; i < v.out.size(); ++i) {
       const Tensor& g = v.cot[i];
-      parts.push_back(g.defined() ? g : expand(scalar_tensor(0.0, v.in[0].dtype(), v.in[0].device()), v.out[i].shape()));
+      parts.push_back(g.defined() ? g
+                                  : expand(scalar_tensor(0.0, v.in[0].dtype(), v.in[0].device()),
+                                           v.out[i].shape()));
     }
     return {stack(parts, dim_)};
   }

@@ -1,6 +1,6 @@
-// The subcommands of bench. Each adds itself to the command line; when it is chosen it stores what to do in `run`, which
-// prints for people and returns the same numbers for --json. Invariant: values that come from no measurement of this run
-// are not in the result.
+// The subcommands of bench. Each adds itself to the command line; when it is chosen it stores what
+// to do in `run`, which prints for people and returns the same numbers for --json. Invariant:
+// values that come from no measurement of this run are not in the result.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <functional>
@@ -28,8 +28,9 @@ inline void add_clock_option(CLI::App& sub) {
 }
 
 inline Json to_json(const Stats& s, double unit_per_second = 1) {
-  return {{"median", s.median * unit_per_second}, {"q1", s.q1 * unit_per_second}, {"q3", s.q3 * unit_per_second},
-          {"min", s.min * unit_per_second},       {"max", s.max * unit_per_second}, {"samples", s.samples}};
+  return {{"median", s.median * unit_per_second}, {"q1", s.q1 * unit_per_second},
+          {"q3", s.q3 * unit_per_second},         {"min", s.min * unit_per_second},
+          {"max", s.max * unit_per_second},       {"samples", s.samples}};
 }
 
 }  // namespace tessera::bench

@@ -36,7 +36,8 @@ int64_t total(const Loops& loops) {
 // The largest loop stays a matrix dim, the others become batch dims.
 ProductLoop take_largest(Loops& loops, Loops& batch) {
   if (loops.empty()) return {};
-  auto largest = std::max_element(loops.begin(), loops.end(), [](auto& x, auto& y) { return x.extent < y.extent; });
+  auto largest = std::max_element(loops.begin(), loops.end(),
+                                  [](auto& x, auto& y) { return x.extent < y.extent; });
   ProductLoop kept = *largest;
   loops.erase(largest);
   batch.insert(batch.end(), loops.begin(), loops.end());
@@ -63,11 +64,15 @@ bool fits_a_matrix(const Product& p) {
 // Gives loops of extent 1 the stride of a dense matrix, which libraries insist on.
 void settle_unit_loops(Product& p) {
   auto settle = [](ProductLoop& row, ProductLoop& column, int64_t ProductLoop::*s) {
-    if (column.extent == 1 && row.extent == 1) column.*s = 1, row.*s = 1;
-    else if (column.extent == 1) column.*s = row.*s == 1 ? row.extent : 1;
-    else if (row.extent == 1) row.*s = column.*s == 1 ? column.extent : 1;
+    if (column.extent == 1 && row.extent == 1)
+      column.*s = 1, row.*s = 1;
+    else if (column.extent == 1)
+      column.*s = row.*s == 1 ? row.extent : 1;
+    else if (row.extent == 1)
+      row.*s = column.*s == 1 ? column.extent : 1;
   };
-  settle(p.m, p.k, &ProductLoop::a), settle(p.k, p.n, &ProductLoop::b), settle(p.m, p.n, &ProductLoop::c);
+  settle(p.m, p.k, &ProductLoop::a), settle(p.k, p.n, &ProductLoop::b),
+      settle(p.m, p.n, &ProductLoop::c);
 }
 
 }  // namespace
@@ -80,17 +85,23 @@ Product dense_form(const Product& p) {
   return dense_product(total(p.batch), p.m.extent, p.n.extent, p.k.extent, p.spec);
 }
 
-Product make_product(const std::string& wa, const std::string& wb, const std::string& out, const Meta& a,
-                     const Meta& b) {
-  auto stride = [](const std::string& w, char l, const Meta& t) { return has(w, l) ? t.strides[int(w.find(l))] : 0; };
-  auto extent = [&](char l) { return has(wa, l) ? a.shape[int(wa.find(l))] : b.shape[int(wb.find(l))]; };
+Product make_product(const std::string& wa, const std::string& wb, const std::string& out,
+                     const Meta& a, const Meta& b) {
+  auto stride = [](const std::string& w, char l, const Meta& t) {
+    return has(w, l) ? t.strides[int(w.find(l))] : 0;
+  };
+  auto extent = [&](char l) {
+    return has(wa, l) ? a.shape[int(wa.find(l))] : b.shape[int(wb.find(l))];
+  };
   Loops batch, m, n, k;
   int64_t step = 1;
   std::vector<int64_t> c_stride(out.size());
   for (size_t i = out.size(); i-- > 0;) c_stride[i] = step, step *= extent(out[i]);
   for (size_t i = 0; i < out.size(); ++i) {
     bool in_a = has(wa, out[i]), in_b = has(wb, out[i]);
-    push_merged(in_a && in_b ? batch : in_a ? m : n,
+    push_merged(in_a && in_b ? batch
+                : in_a       ? m
+                             : n,
                 {extent(out[i]), stride(wa, out[i], a), stride(wb, out[i], b), c_stride[i]});
   }
   for (char l : wa)
@@ -104,7 +115,8 @@ Product make_product(const std::string& wa, const std::string& wb, const std::st
   p.batch = batch;
   p.m = take_largest(m, p.batch), p.n = take_largest(n, p.batch);
   settle_unit_loops(p);
-  if (one_k && !fits_a_matrix(p) && p.m.c == 1) {  // the transposed result is a matrix: swap the operands
+  if (one_k && !fits_a_matrix(p) &&
+      p.m.c == 1) {  // the transposed result is a matrix: swap the operands
     std::swap(p.m, p.n);
     for (ProductLoop* l : {&p.m, &p.n, &p.k}) std::swap(l->a, l->b);
     for (ProductLoop& l : p.batch) std::swap(l.a, l.b);
@@ -116,14 +128,20 @@ Product make_product(const std::string& wa, const std::string& wb, const std::st
 }
 
 std::vector<Product> attention_products(const Meta& q, const Meta& k, const Meta& v) {
-  Meta scores = Meta::contiguous({q.shape[0], q.shape[1], q.shape[2], k.shape[2]}, q.dtype, q.device);
-  return {make_product("bhtd", "bhsd", "bhts", q, k), make_product("bhts", "bhse", "bhte", scores, v)};
+  Meta scores =
+      Meta::contiguous({q.shape[0], q.shape[1], q.shape[2], k.shape[2]}, q.dtype, q.device);
+  return {make_product("bhtd", "bhsd", "bhts", q, k),
+          make_product("bhts", "bhse", "bhte", scores, v)};
 }
 
-std::vector<Product> attention_grad_products(const Meta& g, const Meta& q, const Meta& k, const Meta& v) {
-  Meta scores = Meta::contiguous({q.shape[0], q.shape[1], q.shape[2], k.shape[2]}, q.dtype, q.device);
-  return {make_product("bhte", "bhse", "bhts", g, v), make_product("bhts", "bhte", "bhse", scores, g),
-          make_product("bhts", "bhsd", "bhtd", scores, k), make_product("bhts", "bhtd", "bhsd", scores, q)};
+std::vector<Product> attention_grad_products(const Meta& g, const Meta& q, const Meta& k,
+                                             const Meta& v) {
+  Meta scores =
+      Meta::contiguous({q.shape[0], q.shape[1], q.shape[2], k.shape[2]}, q.dtype, q.device);
+  return {make_product("bhte", "bhse", "bhts", g, v),
+          make_product("bhts", "bhte", "bhse", scores, g),
+          make_product("bhts", "bhsd", "bhtd", scores, k),
+          make_product("bhts", "bhtd", "bhsd", scores, q)};
 }
 
 namespace {
@@ -135,8 +153,8 @@ const dnnl::engine& engine() {
 
 // oneDNN 2.x describes a matmul in two steps, 3.x in one.
 template <class Matmul>
-auto describe_matmul(const dnnl::memory::desc& a, const dnnl::memory::desc& b, const dnnl::memory::desc& c,
-                     const dnnl::primitive_attr& attr) {
+auto describe_matmul(const dnnl::memory::desc& a, const dnnl::memory::desc& b,
+                     const dnnl::memory::desc& c, const dnnl::primitive_attr& attr) {
   if constexpr (requires { typename Matmul::desc; }) {
     return typename Matmul::primitive_desc(typename Matmul::desc(a, b, c), attr, engine());
   } else {
@@ -186,9 +204,7 @@ struct BareProduct::State {
 BareProduct::BareProduct(const Product& p) : state_(std::make_unique<State>(p)) {}
 BareProduct::~BareProduct() = default;
 BareProduct::BareProduct(BareProduct&&) noexcept = default;
-void BareProduct::run() {
-  state_->primitive.execute(state_->stream, state_->arguments);
-}
+void BareProduct::run() { state_->primitive.execute(state_->stream, state_->arguments); }
 std::string BareProduct::implementation() const { return state_->description.impl_info_str(); }
 
 }  // namespace tessera::bench

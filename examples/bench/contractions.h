@@ -1,6 +1,7 @@
-// Matrix products as a bare library call: what a training step contracts, timed as prepared oneDNN matmuls on operands
-// laid out as the step had them, warm and on the same core. The sum is the yardstick of a step: no framework that computes
-// its contractions with this library is faster than it.
+// Matrix products as a bare library call: what a training step contracts, timed as prepared oneDNN
+// matmuls on operands laid out as the step had them, warm and on the same core. The sum is the
+// yardstick of a step: no framework that computes its contractions with this library is faster than
+// it.
 #pragma once
 #include <memory>
 #include <string>
@@ -20,19 +21,22 @@ struct ProductLoop {
 struct Product {
   std::vector<ProductLoop> batch;
   ProductLoop m, n, k;
-  std::string spec;    // letters, as "btk,nk->btn"
-  bool plain = true;   // false: the operands' layout fits no matrix and stands here as a dense one
+  std::string spec;   // letters, as "btk,nk->btn"
+  bool plain = true;  // false: the operands' layout fits no matrix and stands here as a dense one
   double flops() const;
   bool operator==(const Product&) const = default;
 };
 
 /// The product that contracting operands `a` and `b` along these letters is; the result is dense.
-Product make_product(const std::string& wa, const std::string& wb, const std::string& out, const Meta& a, const Meta& b);
+Product make_product(const std::string& wa, const std::string& wb, const std::string& out,
+                     const Meta& a, const Meta& b);
 /// q k^T and weights v.
 std::vector<Product> attention_products(const Meta& q, const Meta& k, const Meta& v);
-/// The four products whose results a backward needs: g v^T, weights^T g, scores' gradient with k and with q. (A kernel
-/// that does not keep the weights computes q k^T again; that is its own choice and not counted.)
-std::vector<Product> attention_grad_products(const Meta& g, const Meta& q, const Meta& k, const Meta& v);
+/// The four products whose results a backward needs: g v^T, weights^T g, scores' gradient with k
+/// and with q. (A kernel that does not keep the weights computes q k^T again; that is its own
+/// choice and not counted.)
+std::vector<Product> attention_grad_products(const Meta& g, const Meta& q, const Meta& k,
+                                             const Meta& v);
 /// The same product with dense row-major operands.
 Product dense_form(const Product& p);
 

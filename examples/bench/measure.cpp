@@ -62,8 +62,8 @@ int bind_to_core(int cpu) {
   std::vector<int> cores = allowed_cores();
   if (cpu < 0) cpu = cores.back();
   TESSERA_CHECK(std::find(cores.begin(), cores.end(), cpu) != cores.end(),
-                "bench: core {} is not one this process may use ({} to {}); choose another --cpu", cpu, cores.front(),
-                cores.back());
+                "bench: core {} is not one this process may use ({} to {}); choose another --cpu",
+                cpu, cores.front(), cores.back());
   cpu_set_t one;
   CPU_ZERO(&one);
   CPU_SET(cpu, &one);
@@ -84,7 +84,8 @@ Stats time_call(const std::function<void()>& work, int samples, double sample_se
     for (int64_t i = 0; i < repeats; ++i) work();
     double t = w.seconds();
     if (t >= sample_seconds) break;
-    repeats = t < sample_seconds / 16 ? repeats * 8 : int64_t(double(repeats) * sample_seconds / t * 1.1) + 1;
+    repeats = t < sample_seconds / 16 ? repeats * 8
+                                      : int64_t(double(repeats) * sample_seconds / t * 1.1) + 1;
   }
   std::vector<double> times;
   for (int s = 0; s < samples; ++s) {
@@ -117,8 +118,8 @@ double load_average() {
 }
 
 std::string load_text() {
-  return fmt::format("load average {:.2f} on {} cores, {} time", load_average(), allowed_cores().size(),
-                     clock_chosen == Clock::kWall ? "wall" : "thread CPU");
+  return fmt::format("load average {:.2f} on {} cores, {} time", load_average(),
+                     allowed_cores().size(), clock_chosen == Clock::kWall ? "wall" : "thread CPU");
 }
 
 std::string cpu_name() {

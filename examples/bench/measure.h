@@ -1,6 +1,6 @@
-// How everything here is timed: one bound core, warm-up, the median of several samples; ratios from samples taken in
-// turn (A B A B), so that a machine that slows down slows both. Invariant: no number leaves this program that was not
-// measured in the same run.
+// How everything here is timed: one bound core, warm-up, the median of several samples; ratios from
+// samples taken in turn (A B A B), so that a machine that slows down slows both. Invariant: no
+// number leaves this program that was not measured in the same run.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -18,8 +18,9 @@ Stats stats_of(std::vector<double> samples);
 
 inline constexpr int kSamples = 9;  // at least, behind every median
 
-/// What a Stopwatch counts: wall time, or the processor time of the calling thread, which on a machine that others use is
-/// nearer to what a quiet one would show. One-thread measures only; printed with every result.
+/// What a Stopwatch counts: wall time, or the processor time of the calling thread, which on a
+/// machine that others use is nearer to what a quiet one would show. One-thread measures only;
+/// printed with every result.
 enum class Clock { kWall, kThread };
 void set_clock(Clock clock);
 Clock clock_in_use();
@@ -33,8 +34,8 @@ class Stopwatch {
   double start_ = now_seconds();
 };
 
-/// Binds the calling thread (and threads it starts) to core `cpu`; -1: the last core it may use. Returns the core.
-/// Throws UserError when the core is not allowed.
+/// Binds the calling thread (and threads it starts) to core `cpu`; -1: the last core it may use.
+/// Returns the core. Throws UserError when the core is not allowed.
 int bind_to_core(int cpu = -1);
 /// Lets the calling thread use the cores it could use when the program began.
 void unbind();
@@ -42,8 +43,10 @@ void unbind();
 std::vector<int> allowed_cores();
 
 /// Seconds that one call of `work` takes: each sample repeats it for at least `sample_seconds`.
-Stats time_call(const std::function<void()>& work, int samples = kSamples, double sample_seconds = 0.01);
-/// The same for several pieces of work in turn, one call a sample: sample i of all, then sample i + 1 of all.
+Stats time_call(const std::function<void()>& work, int samples = kSamples,
+                double sample_seconds = 0.01);
+/// The same for several pieces of work in turn, one call a sample: sample i of all, then sample i +
+/// 1 of all.
 std::vector<Stats> time_in_turn(const std::vector<std::function<void()>>& works, int samples);
 
 /// "load average 1.90 on 2 cores, wall time": other programs' work is part of every number.

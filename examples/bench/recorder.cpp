@@ -6,7 +6,9 @@
 namespace tessera::bench {
 namespace {
 
-bool is_attention(const Primitive& p) { return p.name() == "attention" || p.name() == "attention_grad"; }
+bool is_attention(const Primitive& p) {
+  return p.name() == "attention" || p.name() == "attention_grad";
+}
 
 std::string with_shapes(const Primitive& prim, Inputs in) {
   std::string text = to_string(prim);
@@ -20,7 +22,11 @@ std::string with_shapes(const Primitive& prim, Inputs in) {
 class RecordingBackend::Frame {
  public:
   Frame(RecordingBackend& to, const Primitive& prim, Inputs in)
-      : to_(to), outer_(to.inner_), name_(prim.name()), detail_(with_shapes(prim, in)), attention_(is_attention(prim)) {
+      : to_(to),
+        outer_(to.inner_),
+        name_(prim.name()),
+        detail_(with_shapes(prim, in)),
+        attention_(is_attention(prim)) {
     if (to.attention_depth_ == 0) to.note_products(prim, in);
     to.attention_depth_ += attention_;
     to.inner_ = this;
@@ -63,9 +69,11 @@ void RecordingBackend::note_products(const Primitive& prim, Inputs in) {
     const auto& c = static_cast<const ContractAttributes&>(prim);
     products_.push_back(make_product(c.a, c.b, c.out, in[0].meta(), in[1].meta()));
   } else if (prim.name() == "attention") {
-    for (Product& p : attention_products(in[0].meta(), in[1].meta(), in[2].meta())) products_.push_back(p);
+    for (Product& p : attention_products(in[0].meta(), in[1].meta(), in[2].meta()))
+      products_.push_back(p);
   } else if (prim.name() == "attention_grad") {
-    for (Product& p : attention_grad_products(in[0].meta(), in[1].meta(), in[2].meta(), in[3].meta()))
+    for (Product& p :
+         attention_grad_products(in[0].meta(), in[1].meta(), in[2].meta(), in[3].meta()))
       products_.push_back(p);
   }
 }

@@ -1,6 +1,7 @@
-// Sees every op at the bottom of the dispatch path: a backend that hands each op on to the eager one and notes its name,
-// its time without the ops it ran inside, and the matrix products it stands for. Invariant: products inside an attention
-// op are counted once, as the attention's own, whichever kernel or decomposition ran it.
+// Sees every op at the bottom of the dispatch path: a backend that hands each op on to the eager
+// one and notes its name, its time without the ops it ran inside, and the matrix products it stands
+// for. Invariant: products inside an attention op are counted once, as the attention's own,
+// whichever kernel or decomposition ran it.
 #pragma once
 #include <map>
 #include <string>

@@ -5,4 +5,4 @@ void add_ops(CLI::App&, Run&) {}
 void add_collectives(CLI::App&, Run&) {}
 void add_scaling(CLI::App&, Run&) {}
 void add_serve(CLI::App&, Run&) {}
-}
+}  // namespace tessera::bench

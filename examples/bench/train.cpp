@@ -1,5 +1,5 @@
-// bench train: a training step against what bounds it. In one run, in turn: the step, and the matrix products that it
-// executes as bare oneDNN calls (all of them once, in the step's order).
+// bench train: a training step against what bounds it. In one run, in turn: the step, and the
+// matrix products that it executes as bare oneDNN calls (all of them once, in the step's order).
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -56,15 +56,17 @@ class BareStep {
 };
 
 void BareStep::print_shapes() {
-  fmt::print("{:>5} {:>10} {:>8}  {:<22} {:<34} {}\n", "calls", "us a call", "GF/s", "product", "batch x m x n x k", "oneDNN");
+  fmt::print("{:>5} {:>10} {:>8}  {:<22} {:<34} {}\n", "calls", "us a call", "GF/s", "product",
+             "batch x m x n x k", "oneDNN");
   for (size_t i = 0; i < shapes_.size(); ++i) {
     const Product& p = shapes_[i];
     double t = time_call([&] { prepared_[i].run(); }, kSamples, 0.002).median;
     std::string extents;
     for (auto& l : p.batch) extents += fmt::format("{} x ", l.extent);
-    extents += fmt::format("{} x {} x {}{}", p.m.extent, p.n.extent, p.k.extent, p.plain ? "" : " (copied)");
-    fmt::print("{:>5} {:>10.1f} {:>8.1f}  {:<22} {:<34} {}\n", calls_[i], t * 1e6, p.flops() / t * 1e-9, p.spec, extents,
-               prepared_[i].implementation());
+    extents += fmt::format("{} x {} x {}{}", p.m.extent, p.n.extent, p.k.extent,
+                           p.plain ? "" : " (copied)");
+    fmt::print("{:>5} {:>10.1f} {:>8.1f}  {:<22} {:<34} {}\n", calls_[i], t * 1e6,
+               p.flops() / t * 1e-9, p.spec, extents, prepared_[i].implementation());
   }
 }
 
@@ -77,13 +79,14 @@ std::vector<Product> record_products(Workload& work) {
 
 void print_times(const std::map<std::string, OpTime>& times, int steps) {
   std::vector<std::pair<std::string, OpTime>> rows(times.begin(), times.end());
-  std::sort(rows.begin(), rows.end(), [](auto& a, auto& b) { return a.second.seconds > b.second.seconds; });
+  std::sort(rows.begin(), rows.end(),
+            [](auto& a, auto& b) { return a.second.seconds > b.second.seconds; });
   double total = 0;
   for (auto& [name, t] : rows) total += t.seconds;
   fmt::print("{:>9} {:>6} {:>7}  {}\n", "ms/step", "share", "calls", "op");
   for (auto& [name, t] : rows)
-    fmt::print("{:>9.3f} {:>5.1f}% {:>7.1f}  {}\n", t.seconds / steps * 1e3, t.seconds / total * 100, double(t.calls) / steps,
-               name);
+    fmt::print("{:>9.3f} {:>5.1f}% {:>7.1f}  {}\n", t.seconds / steps * 1e3,
+               t.seconds / total * 100, double(t.calls) / steps, name);
   fmt::print("{:>9.3f} {:>5.1f}% {:>7}  sum of all ops\n", total / steps * 1e3, 100.0, "");
 }
 
@@ -95,17 +98,21 @@ Json profile(Workload& work, int steps, bool detail) {
     for (int i = 0; i < steps; ++i) work.step();
   }
   double whole = watch.seconds();
-  fmt::print("\nper op, mean of {} recorded steps ({:.3f} ms a step with recording; times exclude nested ops):\n", steps,
-             whole / steps * 1e3);
+  fmt::print(
+      "\nper op, mean of {} recorded steps ({:.3f} ms a step with recording; times exclude nested "
+      "ops):\n",
+      steps, whole / steps * 1e3);
   print_times(detail ? recorder.detailed_times() : recorder.times(), steps);
   Json ops;
   for (auto& [name, t] : recorder.times())
-    ops.push_back({{"op", name}, {"calls", double(t.calls) / steps}, {"ms", t.seconds / steps * 1e3}});
+    ops.push_back(
+        {{"op", name}, {"calls", double(t.calls) / steps}, {"ms", t.seconds / steps * 1e3}});
   return ops;
 }
 
 Json bench_train(const TrainOptions& o) {
-  TESSERA_CHECK(o.samples >= kSamples, "bench train: --samples {}: a median takes at least {}", o.samples, kSamples);
+  TESSERA_CHECK(o.samples >= kSamples, "bench train: --samples {}: a median takes at least {}",
+                o.samples, kSamples);
   TESSERA_CHECK(o.threads >= 1, "bench train: --threads {}: expected at least 1", o.threads);
   if (o.threads == 1) bind_to_core(o.cpu);
   set_num_threads(o.threads);
@@ -116,30 +123,42 @@ Json bench_train(const TrainOptions& o) {
   work.step();
 
   int64_t system_before = cpu_memory_stats().system_calls;
-  std::vector<Stats> t = time_in_turn({[&] { work.step(); }, [&] { bare.run(); }, [&] { dense.run(); }}, o.samples);
+  std::vector<Stats> t =
+      time_in_turn({[&] { work.step(); }, [&] { bare.run(); }, [&] { dense.run(); }}, o.samples);
   int64_t system_calls = cpu_memory_stats().system_calls - system_before;
   double peak = o.threads == 1 ? measure_fma_peak() : 0;
 
   const Stats &step = t[0], &sum = t[1], &sum_dense = t[2];
   double flops = bare.flops(), tokens = double(work.tokens_per_step());
-  fmt::print("{}: {} parameters, batch {}, {} thread{}, {}\n", o.workload.model, work.parameters(), work.batch_size(),
-             o.threads, o.threads == 1 ? " bound to a core" : "s", load_text());
-  fmt::print("step            {:.3f} ms (quartiles {:.3f} to {:.3f}, {} samples)\n", step.median * 1e3, step.q1 * 1e3,
-             step.q3 * 1e3, step.samples);
+  fmt::print("{}: {} parameters, batch {}, {} thread{}, {}\n", o.workload.model, work.parameters(),
+             work.batch_size(), o.threads, o.threads == 1 ? " bound to a core" : "s", load_text());
+  fmt::print("step            {:.3f} ms (quartiles {:.3f} to {:.3f}, {} samples)\n",
+             step.median * 1e3, step.q1 * 1e3, step.q3 * 1e3, step.samples);
   if (tokens > 0) fmt::print("tokens/s        {:.0f}\n", tokens / step.median);
   fmt::print("samples/s       {:.1f}\n", double(work.batch_size()) / step.median);
-  fmt::print("contractions    {:.3f} ms as bare oneDNN, operands laid out as in the step ({} products, {:.2f} GFLOP); {:.3f} ms with dense operands\n",
-             sum.median * 1e3, products.size(), flops * 1e-9, sum_dense.median * 1e3);
+  fmt::print(
+      "contractions    {:.3f} ms as bare oneDNN, operands laid out as in the step ({} products, "
+      "{:.2f} GFLOP); {:.3f} ms with dense operands\n",
+      sum.median * 1e3, products.size(), flops * 1e-9, sum_dense.median * 1e3);
   fmt::print("step / contractions  {:.3f}\n", step.median / sum.median);
   if (peak > 0)
-    fmt::print("share of peak   {:.1f} % of {:.1f} GF/s fp32 measured here; bare contractions {:.1f} %\n",
-               flops / step.median / peak * 100, peak * 1e-9, flops / sum.median / peak * 100);
+    fmt::print(
+        "share of peak   {:.1f} % of {:.1f} GF/s fp32 measured here; bare contractions {:.1f} %\n",
+        flops / step.median / peak * 100, peak * 1e-9, flops / sum.median / peak * 100);
   fmt::print("allocations     {} from the system in {} steps\n", system_calls, o.samples + 1);
-  Json json{{"model", o.workload.model}, {"parameters", work.parameters()}, {"batch_size", work.batch_size()},
-            {"threads", o.threads}, {"step_ms", to_json(step, 1e3)}, {"contractions_ms", to_json(sum, 1e3)},
-            {"dense_contractions_ms", to_json(sum_dense, 1e3)}, {"step_over_contractions", step.median / sum.median},
-            {"tokens_per_s", tokens / step.median}, {"gflop", flops * 1e-9}, {"system_calls", system_calls}};
-  if (peak > 0) json["peak_gflops"] = peak * 1e-9, json["share_of_peak"] = flops / step.median / peak;
+  Json json{{"model", o.workload.model},
+            {"parameters", work.parameters()},
+            {"batch_size", work.batch_size()},
+            {"threads", o.threads},
+            {"step_ms", to_json(step, 1e3)},
+            {"contractions_ms", to_json(sum, 1e3)},
+            {"dense_contractions_ms", to_json(sum_dense, 1e3)},
+            {"step_over_contractions", step.median / sum.median},
+            {"tokens_per_s", tokens / step.median},
+            {"gflop", flops * 1e-9},
+            {"system_calls", system_calls}};
+  if (peak > 0)
+    json["peak_gflops"] = peak * 1e-9, json["share_of_peak"] = flops / step.median / peak;
   if (o.profile_ops) {
     json["ops"] = profile(work, o.samples, o.detail);
     fmt::print("\nbare products, each repeated by itself:\n");
@@ -152,15 +171,22 @@ Json bench_train(const TrainOptions& o) {
 
 void add_train(CLI::App& app, Run& run) {
   auto o = std::make_shared<TrainOptions>();
-  CLI::App* sub = app.add_subcommand("train", "a training step: time, tokens/s, ratio to its bare contractions, share of the peak");
+  CLI::App* sub = app.add_subcommand(
+      "train",
+      "a training step: time, tokens/s, ratio to its bare contractions, share of the peak");
   sub->add_option("--model", o->workload.model, "gpt-nano, gpt2 or mlp")->capture_default_str();
-  sub->add_option("--batch-size", o->workload.batch_size, "sequences or rows; 0: 12 (gpt-nano), 1 (gpt2), 128 (mlp)")->capture_default_str();
-  sub->add_option("--seq-len", o->workload.seq_len, "tokens of a sequence; 0: the model's context")->capture_default_str();
+  sub->add_option("--batch-size", o->workload.batch_size,
+                  "sequences or rows; 0: 12 (gpt-nano), 1 (gpt2), 128 (mlp)")
+      ->capture_default_str();
+  sub->add_option("--seq-len", o->workload.seq_len, "tokens of a sequence; 0: the model's context")
+      ->capture_default_str();
   sub->add_option("--set", o->workload.set, "key=value: a field of the model's options");
   sub->add_option("--samples", o->samples, "steps that are timed")->capture_default_str();
   sub->add_option("--warmup", o->warmup, "steps before")->capture_default_str();
-  sub->add_option("--threads", o->threads, "threads of the step; one is bound to a core")->capture_default_str();
-  sub->add_option("--cpu", o->cpu, "core to bind one thread to; -1: the last")->capture_default_str();
+  sub->add_option("--threads", o->threads, "threads of the step; one is bound to a core")
+      ->capture_default_str();
+  sub->add_option("--cpu", o->cpu, "core to bind one thread to; -1: the last")
+      ->capture_default_str();
   sub->add_flag("--profile-ops", o->profile_ops, "print the time of each op in a step");
   sub->add_flag("--detail", o->detail, "with --profile-ops: by attributes and shapes");
   add_clock_option(*sub);

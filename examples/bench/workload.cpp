@@ -31,34 +31,40 @@ Workload::Workload(const WorkloadOptions& o) {
   else if (o.model == "mlp")
     make_mlp(o);
   else
-    throw UserError(fmt::format("bench: unknown model \"{}\"; expected gpt-nano, gpt2 or mlp", o.model));
-  optimizer_ = std::make_unique<optim::AdamW>(optim::decay_matrices_only(model_->named_parameters(), 0.1),
-                                              optim::AdamWOptions{.lr = 1e-3, .betas = {0.9, 0.99}});
+    throw UserError(
+        fmt::format("bench: unknown model \"{}\"; expected gpt-nano, gpt2 or mlp", o.model));
+  optimizer_ =
+      std::make_unique<optim::AdamW>(optim::decay_matrices_only(model_->named_parameters(), 0.1),
+                                     optim::AdamWOptions{.lr = 1e-3, .betas = {0.9, 0.99}});
 }
 
 void Workload::make_gpt(const WorkloadOptions& o) {
   models::GptOptions m = o.model == "gpt2" ? models::gpt2() : models::gpt_nano();
   apply_settings(m, o.set);
   int64_t length = o.seq_len ? o.seq_len : m.context;
-  TESSERA_CHECK(length <= m.context, "bench: --seq-len {} is longer than the model's context {}", length, m.context);
+  TESSERA_CHECK(length <= m.context, "bench: --seq-len {} is longer than the model's context {}",
+                length, m.context);
   batch_ = o.batch_size ? o.batch_size : o.model == "gpt2" ? 1 : 12;
   tokens_ = batch_ * length;
   auto gpt = models::gpt(m);
   model_ = gpt;
   loss_ = [gpt](const Batch& b) { return gpt->loss(b.inputs, b.targets); };
   for (int i = 0; i < kBatches; ++i)
-    batches_.push_back({randint(0, m.vocab, {batch_, length}), randint(0, m.vocab, {batch_, length})});
+    batches_.push_back(
+        {randint(0, m.vocab, {batch_, length}), randint(0, m.vocab, {batch_, length})});
 }
 
 void Workload::make_mlp(const WorkloadOptions& o) {
   models::MlpOptions m;
   apply_settings(m, o.set);
-  TESSERA_CHECK(o.seq_len == 0, "bench: --seq-len {}: the mlp has no sequences; leave it out", o.seq_len);
+  TESSERA_CHECK(o.seq_len == 0, "bench: --seq-len {}: the mlp has no sequences; leave it out",
+                o.seq_len);
   batch_ = o.batch_size ? o.batch_size : 128;
   auto mlp = models::mlp(m);
   model_ = mlp;
   loss_ = [mlp](const Batch& b) { return mlp->loss(b.inputs, b.targets); };
-  for (int i = 0; i < kBatches; ++i) batches_.push_back({randn({batch_, m.in}), randint(0, m.out, {batch_})});
+  for (int i = 0; i < kBatches; ++i)
+    batches_.push_back({randn({batch_, m.in}), randint(0, m.out, {batch_})});
 }
 
 double Workload::step() {

@@ -1,5 +1,6 @@
-// A training step as `train` runs it: forward, backward, clipping by norm, AdamW, the loss read back; on tokens or values
-// drawn beforehand. Invariant: the same model, batch and options give the same work on every call.
+// A training step as `train` runs it: forward, backward, clipping by norm, AdamW, the loss read
+// back; on tokens or values drawn beforehand. Invariant: the same model, batch and options give the
+// same work on every call.
 #pragma once
 #include <functional>
 #include <memory>

@@ -10,7 +10,8 @@ namespace {
 
 // Flags of the interface that this build cannot honour yet, with the values it can.
 struct Unavailable {
-  std::string strategy = "ddp", precision = "fp32", device = "auto", mesh, checkpoint, tensorboard, profile;
+  std::string strategy = "ddp", precision = "fp32", device = "auto", mesh, checkpoint, tensorboard,
+              profile;
   bool offload = false, exact_contraction = false, compile = false, resume = false;
   int64_t image_size = 0, save_every = 0;
 };
@@ -36,26 +37,37 @@ void check_available(const Unavailable& u) {
 }
 
 void check_values(const Options& o) {
-  auto positive = [](const char* flag, int64_t v) { TESSERA_CHECK(v >= 1, "train: {} {}: expected at least 1", flag, v); };
-  positive("--batch-size", o.batch_size), positive("--accumulate", o.accumulate), positive("--logical-batches", o.logical_batches);
+  auto positive = [](const char* flag, int64_t v) {
+    TESSERA_CHECK(v >= 1, "train: {} {}: expected at least 1", flag, v);
+  };
+  positive("--batch-size", o.batch_size), positive("--accumulate", o.accumulate),
+      positive("--logical-batches", o.logical_batches);
   TESSERA_CHECK(o.seq_len >= 0, "train: --seq-len {}: expected at least 1", o.seq_len);
   TESSERA_CHECK(o.steps >= -1 && o.epochs >= 0, "train: --steps and --epochs are not negative");
-  TESSERA_CHECK(o.lr >= 0 && o.min_lr >= 0, "train: --lr {} --min-lr {}: rates are not negative", o.lr, o.min_lr);
-  TESSERA_CHECK(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1, "train: --betas {},{}: each is in [0, 1)", o.beta1, o.beta2);
-  TESSERA_CHECK(!o.deterministic || o.accumulate == 1, "train: --deterministic counts micro-batches by --logical-batches; leave --accumulate out");
+  TESSERA_CHECK(o.lr >= 0 && o.min_lr >= 0, "train: --lr {} --min-lr {}: rates are not negative",
+                o.lr, o.min_lr);
+  TESSERA_CHECK(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1,
+                "train: --betas {},{}: each is in [0, 1)", o.beta1, o.beta2);
+  TESSERA_CHECK(
+      !o.deterministic || o.accumulate == 1,
+      "train: --deterministic counts micro-batches by --logical-batches; leave --accumulate out");
   for (const char* known : {"image", "resnet", "bert"})
     refuse(o.model.starts_with(known), "--model " + o.model);
-  TESSERA_CHECK(o.model == "gpt2" || o.model == "gpt-nano" || o.model == "mlp", "train: unknown model \"{}\"; expected gpt2, gpt-nano or mlp", o.model);
-  TESSERA_CHECK(o.optimizer == "sgd" || o.optimizer == "adamw", "train: unknown optimizer \"{}\"; expected sgd or adamw", o.optimizer);
+  TESSERA_CHECK(o.model == "gpt2" || o.model == "gpt-nano" || o.model == "mlp",
+                "train: unknown model \"{}\"; expected gpt2, gpt-nano or mlp", o.model);
+  TESSERA_CHECK(o.optimizer == "sgd" || o.optimizer == "adamw",
+                "train: unknown optimizer \"{}\"; expected sgd or adamw", o.optimizer);
   std::string kind = o.data.substr(0, o.data.find(':'));
   for (const char* later : {"mlm", "images", "cifar10"}) refuse(kind == later, "--data " + kind);
-  TESSERA_CHECK(o.data.empty() || kind == "text" || kind == "tokens" || kind == "synthetic", "train: --data \"{}\": expected text:PATH, tokens:PATH or synthetic:", o.data);
+  TESSERA_CHECK(o.data.empty() || kind == "text" || kind == "tokens" || kind == "synthetic",
+                "train: --data \"{}\": expected text:PATH, tokens:PATH or synthetic:", o.data);
 }
 
 std::pair<double, double> parse_betas(const std::string& text) {
   double a = 0, b = 0;
   char rest = 0;
-  TESSERA_CHECK(std::sscanf(text.c_str(), "%lf,%lf%c", &a, &b, &rest) == 2, "train: --betas \"{}\": expected two numbers as in 0.9,0.99", text);
+  TESSERA_CHECK(std::sscanf(text.c_str(), "%lf,%lf%c", &a, &b, &rest) == 2,
+                "train: --betas \"{}\": expected two numbers as in 0.9,0.99", text);
   return {a, b};
 }
 
@@ -69,8 +81,12 @@ Parsed parse_options(int argc, char** argv) {
   CLI::App app{"Trains a model, on one rank or under tlaunch on many.", "train"};
   app.set_version_flag("--version", [] { return version_text("train"); });
   app.get_formatter()->column_width(34);
-  auto text = [&](const char* flag, std::string& value, const char* help) { app.add_option(flag, value, help)->capture_default_str(); };
-  auto number = [&](const char* flag, auto& value, const char* help) { app.add_option(flag, value, help)->capture_default_str(); };
+  auto text = [&](const char* flag, std::string& value, const char* help) {
+    app.add_option(flag, value, help)->capture_default_str();
+  };
+  auto number = [&](const char* flag, auto& value, const char* help) {
+    app.add_option(flag, value, help)->capture_default_str();
+  };
 
   text("--model", o.model, "gpt2, gpt-nano or mlp");
   text("--data", o.data, "text:PATH (file or folder), tokens:PATH or synthetic:");
@@ -90,21 +106,27 @@ Parsed parse_options(int argc, char** argv) {
   number("--clip-norm", o.clip_norm, "largest norm of all gradients together; 0: no clipping");
   text("--backend", o.backend, "collectives between CPU ranks: shm or gloo; default by host");
   number("--seed", o.seed, "of weights, data order and dropout");
-  app.add_flag("--deterministic", o.deterministic, "the same bits on any power-of-two number of ranks");
+  app.add_flag("--deterministic", o.deterministic,
+               "the same bits on any power-of-two number of ranks");
   number("--logical-batches", o.logical_batches, "micro-batches of a step under --deterministic");
   text("--weights", o.weights, "safetensors file to start from");
   text("--save", o.save, "safetensors file to write at the end");
   number("--sample", o.sample, "tokens to generate at the end");
   number("--eval-every", o.eval_every, "steps between validations; 0: at the end only");
   text("--metrics", o.metrics, "JSON lines file, one line a step");
-  app.add_option("--set", set, "key=value: a field of the model's options (layers, heads, dim, dropout, ...)");
+  app.add_option("--set", set,
+                 "key=value: a field of the model's options (layers, heads, dim, dropout, ...)");
   text("--strategy", u.strategy, "ddp");
   text("--precision", u.precision, "fp32");
   text("--device", u.device, "auto or cpu");
   auto later = [&](CLI::Option* option) { option->group(""); };
-  later(app.add_option("--mesh", u.mesh)), later(app.add_option("--checkpoint", u.checkpoint)), later(app.add_option("--tensorboard", u.tensorboard));
-  later(app.add_option("--profile", u.profile)), later(app.add_option("--image-size", u.image_size)), later(app.add_option("--save-every", u.save_every));
-  later(app.add_flag("--offload", u.offload)), later(app.add_flag("--exact-contraction", u.exact_contraction));
+  later(app.add_option("--mesh", u.mesh)), later(app.add_option("--checkpoint", u.checkpoint)),
+      later(app.add_option("--tensorboard", u.tensorboard));
+  later(app.add_option("--profile", u.profile)),
+      later(app.add_option("--image-size", u.image_size)),
+      later(app.add_option("--save-every", u.save_every));
+  later(app.add_flag("--offload", u.offload)),
+      later(app.add_flag("--exact-contraction", u.exact_contraction));
   later(app.add_flag("--compile", u.compile)), later(app.add_flag("--resume", u.resume));
 
   // --a_b is --a-b.

@@ -1,5 +1,5 @@
-// What the command line of `train` says, checked. A flag that is known but not available in this build is refused by name;
-// nothing is silently ignored.
+// What the command line of `train` says, checked. A flag that is known but not available in this
+// build is refused by name; nothing is silently ignored.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -10,12 +10,12 @@ namespace tessera::train {
 
 struct Options {
   std::string model = "gpt-nano";
-  std::string data;                  // KIND:PATH; empty: synthetic
+  std::string data;  // KIND:PATH; empty: synthetic
   std::string tokenizer = "char";
-  int64_t batch_size = 12;           // global
-  int64_t accumulate = 1;            // micro-batches of a rank in a step
-  int64_t seq_len = 0;               // 0: the model's context
-  int64_t steps = -1;                // -1: as many as epochs say, else 1000
+  int64_t batch_size = 12;  // global
+  int64_t accumulate = 1;   // micro-batches of a rank in a step
+  int64_t seq_len = 0;      // 0: the model's context
+  int64_t steps = -1;       // -1: as many as epochs say, else 1000
   double epochs = 0;
   std::string optimizer = "adamw";
   double lr = 1e-3, min_lr = 0, weight_decay = 0.1, clip_norm = 1.0;
@@ -28,13 +28,13 @@ struct Options {
   int64_t logical_batches = 4;
   std::string weights, save;
   int64_t sample = 0;
-  int64_t eval_every = 0;            // 0: at the end only
+  int64_t eval_every = 0;  // 0: at the end only
   std::string metrics;
   std::vector<std::pair<std::string, std::string>> set;  // fields of the model's options
 };
 
-/// Parses and checks. Prints help or version and exits the program through the returned status when asked to; throws
-/// UserError with one line for everything else that is wrong.
+/// Parses and checks. Prints help or version and exits the program through the returned status when
+/// asked to; throws UserError with one line for everything else that is wrong.
 struct Parsed {
   Options options;
   int exit_status = -1;  // >= 0: nothing is left to do

@@ -16,16 +16,20 @@ constexpr auto kRedraw = std::chrono::milliseconds(100);  // a terminal, at most
 constexpr auto kLine = std::chrono::seconds(5);           // elsewhere
 
 // JSON has no NaN: null says that there is no number.
-nlohmann::json number(double v) { return std::isfinite(v) ? nlohmann::json(v) : nlohmann::json(nullptr); }
+nlohmann::json number(double v) {
+  return std::isfinite(v) ? nlohmann::json(v) : nlohmann::json(nullptr);
+}
 
 std::string clock_text(double seconds) {
   int64_t s = int64_t(seconds);
-  return s < 3600 ? fmt::format("{:02}:{:02}", s / 60, s % 60) : fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+  return s < 3600 ? fmt::format("{:02}:{:02}", s / 60, s % 60)
+                  : fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
 
 }  // namespace
 
-Report::Report(bool active, const std::string& metrics, int64_t total) : active_(active), terminal_(isatty(1) == 1), path_(metrics), total_(total) {
+Report::Report(bool active, const std::string& metrics, int64_t total)
+    : active_(active), terminal_(isatty(1) == 1), path_(metrics), total_(total) {
   if (!active_ || metrics.empty()) return;
   metrics_ = std::fopen(metrics.c_str(), "w");
   TESSERA_CHECK(metrics_, "train: --metrics {}: {}", metrics, std::strerror(errno));
@@ -45,23 +49,35 @@ void Report::write_metrics(const std::string& json) {
 void Report::step(const StepFacts& f) {
   if (!active_) return;
   if (metrics_) {
-    nlohmann::ordered_json j{{"step", f.step}, {"loss", number(f.loss)}, {"lr", f.lr}, {"grad_norm", number(f.grad_norm)}, {"step_ms", f.step_ms},
-                             {"samples_per_s", f.samples_per_s}, {"tokens_per_s", f.tokens_per_s}, {"comm_ms", f.comm_ms},
-                             {"peak_bytes", f.peak_bytes}, {"world_size", f.world_size}};
+    nlohmann::ordered_json j{{"step", f.step},
+                             {"loss", number(f.loss)},
+                             {"lr", f.lr},
+                             {"grad_norm", number(f.grad_norm)},
+                             {"step_ms", f.step_ms},
+                             {"samples_per_s", f.samples_per_s},
+                             {"tokens_per_s", f.tokens_per_s},
+                             {"comm_ms", f.comm_ms},
+                             {"peak_bytes", f.peak_bytes},
+                             {"world_size", f.world_size}};
     write_metrics(j.dump());
   }
   auto now = Clock::now();
   bool last = f.step == total_;
-  if (f.step != 1 && !last && now - last_ < (terminal_ ? Clock::duration(kRedraw) : Clock::duration(kLine))) return;
+  if (f.step != 1 && !last &&
+      now - last_ < (terminal_ ? Clock::duration(kRedraw) : Clock::duration(kLine)))
+    return;
   last_ = now;
   draw(f);
 }
 
 void Report::draw(const StepFacts& f) {
-  double elapsed = std::chrono::duration<double>(Clock::now() - start_).count(), left = elapsed / double(f.step) * double(total_ - f.step);
-  std::string facts = fmt::format("step {}/{}  loss {:.4f}  lr {:.2e}  {:.1f} ms/step  {:.0f} {}/s  {:.0f} MB  {}<{}", f.step, total_, f.loss, f.lr, f.step_ms,
-                                  f.tokens_per_s > 0 ? f.tokens_per_s : f.samples_per_s, f.tokens_per_s > 0 ? "tokens" : "samples", double(f.peak_bytes) / 1e6,
-                                  clock_text(elapsed), clock_text(left));
+  double elapsed = std::chrono::duration<double>(Clock::now() - start_).count(),
+         left = elapsed / double(f.step) * double(total_ - f.step);
+  std::string facts = fmt::format(
+      "step {}/{}  loss {:.4f}  lr {:.2e}  {:.1f} ms/step  {:.0f} {}/s  {:.0f} MB  {}<{}", f.step,
+      total_, f.loss, f.lr, f.step_ms, f.tokens_per_s > 0 ? f.tokens_per_s : f.samples_per_s,
+      f.tokens_per_s > 0 ? "tokens" : "samples", double(f.peak_bytes) / 1e6, clock_text(elapsed),
+      clock_text(left));
   if (!terminal_) {
     std::printf("%s\n", facts.c_str());
   } else {
@@ -84,14 +100,23 @@ void Report::line(const std::string& text) {
 
 void Report::validation(int64_t step, double loss) {
   line(fmt::format("step {}: validation loss {:.4f}", step, loss));
-  if (active_) write_metrics(nlohmann::ordered_json{{"event", "eval"}, {"step", step}, {"val_loss", number(loss)}}.dump());
+  if (active_)
+    write_metrics(
+        nlohmann::ordered_json{{"event", "eval"}, {"step", step}, {"val_loss", number(loss)}}
+            .dump());
 }
 
 void Report::done(const RunFacts& f) {
   if (!active_) return;
-  line(fmt::format("done: {} steps in {:.1f} s{}, parameters {}", f.steps, f.seconds, f.validated ? fmt::format(", validation loss {:.4f}", f.val_loss) : "", f.params_xxh128));
-  nlohmann::ordered_json j{{"event", "done"}, {"steps", f.steps}, {"val_loss", f.validated ? number(f.val_loss) : nlohmann::json(nullptr)},
-                           {"val_accuracy", nullptr}, {"params_xxh128", f.params_xxh128}, {"seconds", f.seconds}};
+  line(fmt::format("done: {} steps in {:.1f} s{}, parameters {}", f.steps, f.seconds,
+                   f.validated ? fmt::format(", validation loss {:.4f}", f.val_loss) : "",
+                   f.params_xxh128));
+  nlohmann::ordered_json j{{"event", "done"},
+                           {"steps", f.steps},
+                           {"val_loss", f.validated ? number(f.val_loss) : nlohmann::json(nullptr)},
+                           {"val_accuracy", nullptr},
+                           {"params_xxh128", f.params_xxh128},
+                           {"seconds", f.seconds}};
   write_metrics(j.dump());
 }
 

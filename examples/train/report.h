@@ -1,5 +1,5 @@
-// What a run tells: JSON lines for programs; for people a progress bar on a terminal and plain lines elsewhere. Only rank 0
-// has a report that writes.
+// What a run tells: JSON lines for programs; for people a progress bar on a terminal and plain
+// lines elsewhere. Only rank 0 has a report that writes.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -10,7 +10,8 @@ namespace tessera::train {
 
 struct StepFacts {
   int64_t step = 0;  // from 1
-  double loss = 0, lr = 0, grad_norm = 0, step_ms = 0, samples_per_s = 0, tokens_per_s = 0, comm_ms = 0;
+  double loss = 0, lr = 0, grad_norm = 0, step_ms = 0, samples_per_s = 0, tokens_per_s = 0,
+         comm_ms = 0;
   int64_t peak_bytes = 0;
   int world_size = 1;
 };

@@ -16,24 +16,29 @@ namespace {
 // Values drawn by sample number: a stand-in for data when only speed matters.
 class Synthetic final : public data::Dataset {
  public:
-  Synthetic(Shape input, Shape target, int64_t classes, bool ids, uint64_t seed) : input_(input), target_(target), classes_(classes), ids_(ids), seed_(seed) {}
+  Synthetic(Shape input, Shape target, int64_t classes, bool ids, uint64_t seed)
+      : input_(input), target_(target), classes_(classes), ids_(ids), seed_(seed) {}
   int64_t size() const override { return 0; }
   data::Batch allocate(int64_t rows) const override {
     Shape in = input_, out = target_;
     in.insert(0, rows), out.insert(0, rows);
-    return {.inputs = empty(in, ids_ ? kI64 : kF32), .targets = empty(out, kI64), .sample_numbers = empty({rows}, kI64)};
+    return {.inputs = empty(in, ids_ ? kI64 : kF32),
+            .targets = empty(out, kI64),
+            .sample_numbers = empty({rows}, kI64)};
   }
   void read(const data::Sample& sample, int64_t row, const data::Batch& to) const override {
     NoGrad off;
     Tensor key = from_values<int64_t>({int64_t(seed_), sample.number}, {2});
     Tensor target_key = from_values<int64_t>({~int64_t(seed_), sample.number}, {2});
-    assign_row(to.inputs, row, ids_ ? randint(0, classes_, input_, {}, key) : randn(input_, {kF32}, key));
+    assign_row(to.inputs, row,
+               ids_ ? randint(0, classes_, input_, {}, key) : randn(input_, {kF32}, key));
     assign_row(to.targets, row, randint(0, classes_, target_, {}, target_key));
   }
 
  private:
   static void assign_row(const Tensor& all, int64_t row, const Tensor& values) {
-    std::memcpy(static_cast<char*>(all.raw()) + size_t(row) * values.nbytes(), values.raw(), values.nbytes());
+    std::memcpy(static_cast<char*>(all.raw()) + size_t(row) * values.nbytes(), values.raw(),
+                values.nbytes());
   }
   Shape input_, target_;
   int64_t classes_;
@@ -63,13 +68,18 @@ Task make_gpt_task(const Options& o) {
     if (key.starts_with("option.")) models::set_option(m, key.substr(7), value);
   for (auto& [key, value] : o.set) models::set_option(m, key, value);
   int64_t length = o.seq_len ? o.seq_len : m.context;
-  TESSERA_CHECK(length <= m.context, "train: --seq-len {} is longer than the model's context {}; give --set context={}", length, m.context, length);
+  TESSERA_CHECK(length <= m.context,
+                "train: --seq-len {} is longer than the model's context {}; give --set context={}",
+                length, m.context, length);
   if (o.data.starts_with("text:") || o.data.starts_with("tokens:")) {
-    data::TokenSplit split = data::load_tokens(o.data, o.data.starts_with("text:") ? o.tokenizer : "");
+    data::TokenSplit split =
+        data::load_tokens(o.data, o.data.starts_with("text:") ? o.tokenizer : "");
     m.vocab = split.vocab_size;
     task.tokenizer = split.tokenizer;
-    task.train = std::make_shared<data::RandomWindows>(split.train, length, o.seed, split.vocab_size);
-    task.validation = std::make_shared<data::ConsecutiveWindows>(split.validation, length, split.vocab_size);
+    task.train =
+        std::make_shared<data::RandomWindows>(split.train, length, o.seed, split.vocab_size);
+    task.validation =
+        std::make_shared<data::ConsecutiveWindows>(split.validation, length, split.vocab_size);
   } else {
     std::string spec = find(saved, "tokenizer");
     if (!spec.empty()) task.tokenizer = data::make_tokenizer(spec, find(saved, "tokenizer.state"));
@@ -85,22 +95,29 @@ Task make_gpt_task(const Options& o) {
   uint64_t seed = o.seed;
   if (tokenizer)
     task.generate = [gpt, tokenizer, seed](int64_t tokens) {
-      std::vector<int64_t> ids = models::generate(*gpt, {0}, {.tokens = tokens, .temperature = 0.8, .top_k = 0, .key = seed});
+      std::vector<int64_t> ids = models::generate(
+          *gpt, {0}, {.tokens = tokens, .temperature = 0.8, .top_k = 0, .key = seed});
       std::vector<data::TokenId> text(ids.end() - tokens, ids.end());
       return tokenizer->decode(text);
     };
-  auto field = [&](const char* name, auto value) { task.metadata.emplace_back(fmt::format("option.{}", name), fmt::format("{}", value)); };
-  field("vocab", m.vocab), field("context", m.context), field("layers", m.layers), field("heads", m.heads), field("dim", m.dim);
-  field("dropout", m.dropout), field("bias", m.bias), field("tanh_gelu", m.tanh_gelu), field("tied", m.tied);
+  auto field = [&](const char* name, auto value) {
+    task.metadata.emplace_back(fmt::format("option.{}", name), fmt::format("{}", value));
+  };
+  field("vocab", m.vocab), field("context", m.context), field("layers", m.layers),
+      field("heads", m.heads), field("dim", m.dim);
+  field("dropout", m.dropout), field("bias", m.bias), field("tanh_gelu", m.tanh_gelu),
+      field("tied", m.tied);
   if (tokenizer) {
-    task.metadata.emplace_back("tokenizer", o.data.empty() ? find(saved, "tokenizer") : o.tokenizer);
+    task.metadata.emplace_back("tokenizer",
+                               o.data.empty() ? find(saved, "tokenizer") : o.tokenizer);
     task.metadata.emplace_back("tokenizer.state", tokenizer->state());
   }
   return task;
 }
 
 Task make_mlp_task(const Options& o) {
-  TESSERA_CHECK(o.data.empty() || o.data.starts_with("synthetic"), "train: --model mlp learns from --data synthetic: only, got \"{}\"", o.data);
+  TESSERA_CHECK(o.data.empty() || o.data.starts_with("synthetic"),
+                "train: --model mlp learns from --data synthetic: only, got \"{}\"", o.data);
   Task task;
   models::MlpOptions m;
   for (auto& [key, value] : o.set) models::set_option(m, key, value);
@@ -119,7 +136,9 @@ Task make_task(const Options& o) {
   Task task = o.model == "mlp" ? make_mlp_task(o) : make_gpt_task(o);
   task.metadata.emplace_back("model", o.model);
   if (!o.weights.empty()) load_weights(task, o.weights);
-  TESSERA_CHECK(o.sample == 0 || task.generate, "train: --sample needs a language model with text data, or weights that were saved with their tokenizer");
+  TESSERA_CHECK(o.sample == 0 || task.generate,
+                "train: --sample needs a language model with text data, or weights that were saved "
+                "with their tokenizer");
   return task;
 }
 

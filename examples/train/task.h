@@ -1,5 +1,5 @@
-// A task is a model with the data it learns from. Invariant: sample number -> values depends on the seed alone, so every
-// world size sees the same steps.
+// A task is a model with the data it learns from. Invariant: sample number -> values depends on the
+// seed alone, so every world size sees the same steps.
 #pragma once
 #include <functional>
 #include <memory>
@@ -13,12 +13,12 @@ namespace tessera::train {
 
 struct Task {
   std::shared_ptr<nn::Module> model;
-  std::function<Tensor(const data::Batch&)> loss;        // mean over the batch
+  std::function<Tensor(const data::Batch&)> loss;          // mean over the batch
   std::shared_ptr<const data::Dataset> train, validation;  // validation may be null
-  std::shared_ptr<const data::Tokenizer> tokenizer;       // null without text
+  std::shared_ptr<const data::Tokenizer> tokenizer;        // null without text
   int64_t tokens_per_sample = 0;                           // 0: not a language model
-  int64_t validation_batch = 64;                           // fixed, so that validation sums in one order
-  std::function<std::string(int64_t tokens)> generate;     // null where nothing can be generated
+  int64_t validation_batch = 64;  // fixed, so that validation sums in one order
+  std::function<std::string(int64_t tokens)> generate;        // null where nothing can be generated
   std::vector<std::pair<std::string, std::string>> metadata;  // of a saved file
 };
 

@@ -19,28 +19,43 @@ namespace tessera::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-double seconds_since(Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); }
+double seconds_since(Clock::time_point t) {
+  return std::chrono::duration<double>(Clock::now() - t).count();
+}
 
-constexpr uint64_t kKeysPerStep = uint64_t(1) << 20;  // of dropout; a step starts at a multiple of it
+constexpr uint64_t kKeysPerStep = uint64_t(1)
+                                  << 20;  // of dropout; a step starts at a multiple of it
 
 bool power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
 data::SamplerOptions sampler_options(const Options& o, const Task& task, ProcessGroup& group) {
-  int64_t world = group.size(), micro_batches = o.deterministic ? o.logical_batches : world * o.accumulate;
+  int64_t world = group.size(),
+          micro_batches = o.deterministic ? o.logical_batches : world * o.accumulate;
   if (o.deterministic) {
     TESSERA_CHECK(power_of_two(world) && power_of_two(micro_batches) && micro_batches % world == 0,
-                  "train: --deterministic with {} ranks and --logical-batches {}: both must be powers of two, the first dividing the second", world, micro_batches);
+                  "train: --deterministic with {} ranks and --logical-batches {}: both must be "
+                  "powers of two, the first dividing the second",
+                  world, micro_batches);
   }
-  TESSERA_CHECK(o.batch_size % micro_batches == 0, "train: --batch-size {} does not divide into {} micro-batches ({}); choose a multiple", o.batch_size, micro_batches,
-                o.deterministic ? "--logical-batches" : fmt::format("{} ranks x --accumulate {}", world, o.accumulate));
-  return {.dataset_size = task.train->size(), .micro_batches = micro_batches, .micro_batch_size = o.batch_size / micro_batches,
-          .rank = group.rank(), .world_size = int(world), .seed = o.seed};
+  TESSERA_CHECK(
+      o.batch_size % micro_batches == 0,
+      "train: --batch-size {} does not divide into {} micro-batches ({}); choose a multiple",
+      o.batch_size, micro_batches,
+      o.deterministic ? "--logical-batches"
+                      : fmt::format("{} ranks x --accumulate {}", world, o.accumulate));
+  return {.dataset_size = task.train->size(),
+          .micro_batches = micro_batches,
+          .micro_batch_size = o.batch_size / micro_batches,
+          .rank = group.rank(),
+          .world_size = int(world),
+          .seed = o.seed};
 }
 
 int64_t total_steps(const Options& o, const Task& task) {
   if (o.steps >= 0) return o.steps;
   if (o.epochs == 0) return 1000;
-  TESSERA_CHECK(task.train->size() > 0 || task.validation, "train: --epochs needs a data set that ends; give --steps");
+  TESSERA_CHECK(task.train->size() > 0 || task.validation,
+                "train: --epochs needs a data set that ends; give --steps");
   // Random windows never end: an epoch is as many tokens as the training split has.
   auto* windows = dynamic_cast<const data::RandomWindows*>(task.train.get());
   int64_t items = windows ? windows->num_windows() : task.train->size();
@@ -49,8 +64,12 @@ int64_t total_steps(const Options& o, const Task& task) {
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Module& model) {
   auto params = optim::decay_matrices_only(model.named_parameters(), o.weight_decay);
-  if (o.optimizer == "sgd") return std::make_unique<optim::SGD>(params, optim::SGDOptions{.lr = o.lr, .momentum = 0.9, .weight_decay = o.weight_decay});
-  return std::make_unique<optim::AdamW>(params, optim::AdamWOptions{.lr = o.lr, .betas = {o.beta1, o.beta2}, .weight_decay = o.weight_decay});
+  if (o.optimizer == "sgd")
+    return std::make_unique<optim::SGD>(
+        params, optim::SGDOptions{.lr = o.lr, .momentum = 0.9, .weight_decay = o.weight_decay});
+  return std::make_unique<optim::AdamW>(
+      params,
+      optim::AdamWOptions{.lr = o.lr, .betas = {o.beta1, o.beta2}, .weight_decay = o.weight_decay});
 }
 
 double tree_sum(std::span<const double> v) {
@@ -59,7 +78,8 @@ double tree_sum(std::span<const double> v) {
   return tree_sum(v.first(half)) + tree_sum(v.subspan(half));
 }
 
-// The mean over all micro-batches of all ranks, summed in the order of the leaves whatever the world size.
+// The mean over all micro-batches of all ranks, summed in the order of the leaves whatever the
+// world size.
 double global_mean(ProcessGroup& group, const std::vector<double>& mine) {
   int64_t n = int64_t(mine.size());
   Tensor local = from_values<double>(mine, {n}), all = empty({n * group.size()}, kF64);
@@ -67,12 +87,13 @@ double global_mean(ProcessGroup& group, const std::vector<double>& mine) {
   return tree_sum({all.data<double>(), size_t(all.numel())}) / double(all.numel());
 }
 
-// Mean loss over all positions of all windows. Batches are of one size and dealt in turn, so each has its value whatever
-// the number of ranks, and they are summed in one order.
+// Mean loss over all positions of all windows. Batches are of one size and dealt in turn, so each
+// has its value whatever the number of ranks, and they are summed in one order.
 double validate(const Task& task, ProcessGroup& group) {
   InferenceMode off;
   task.model->eval();
-  int64_t items = task.validation->size(), size = task.validation_batch, batches = (items + size - 1) / size;
+  int64_t items = task.validation->size(), size = task.validation_batch,
+          batches = (items + size - 1) / size;
   std::vector<double> sums(size_t(batches), 0);
   for (int64_t b = group.rank(); b < batches; b += group.size()) {
     int64_t first = b * size, rows = std::min(size, items - first);
@@ -96,22 +117,36 @@ void save(const Options& o, const Task& task) {
 class Trainer {
  public:
   Trainer(const Options& o, Ref<ProcessGroup> group)
-      : o_(o), group_(std::move(group)), task_(make_task(o)), steps_(total_steps(o, task_)), model_(parallel::ddp(task_.model, {.group = group_, .tree_accumulation = o.deterministic})),
+      : o_(o),
+        group_(std::move(group)),
+        task_(make_task(o)),
+        steps_(total_steps(o, task_)),
+        model_(parallel::ddp(task_.model, {.group = group_, .tree_accumulation = o.deterministic})),
         optimizer_(make_optimizer(o, *task_.model)),
-        schedule_(optim::schedule(o.schedule, {.lr = o.lr, .min_lr = o.min_lr, .steps = std::max<int64_t>(steps_, 1), .warmup = o.warmup})),
-        loader_(task_.train, data::DistributedSampler(sampler_options(o, task_, *group_))), report_(group_->rank() == 0, o.metrics, steps_) {}
+        schedule_(optim::schedule(o.schedule, {.lr = o.lr,
+                                               .min_lr = o.min_lr,
+                                               .steps = std::max<int64_t>(steps_, 1),
+                                               .warmup = o.warmup})),
+        loader_(task_.train, data::DistributedSampler(sampler_options(o, task_, *group_))),
+        report_(group_->rank() == 0, o.metrics, steps_) {}
 
   void run() {
     if (steps_ > 0)
-      report_.line(fmt::format("{}: {} parameters, {} ranks, {} steps of {} sequences", o_.model, task_.model->num_parameters(), group_->size(), steps_, o_.batch_size));
+      report_.line(fmt::format("{}: {} parameters, {} ranks, {} steps of {} sequences", o_.model,
+                               task_.model->num_parameters(), group_->size(), steps_,
+                               o_.batch_size));
     auto start = Clock::now();
     std::optional<double> val;
     for (int64_t s = 0; s < steps_; ++s) {
       step(s);
-      if (task_.validation && o_.eval_every > 0 && (s + 1) % o_.eval_every == 0 && s + 1 < steps_) report_.validation(s + 1, validate(task_, *group_));
+      if (task_.validation && o_.eval_every > 0 && (s + 1) % o_.eval_every == 0 && s + 1 < steps_)
+        report_.validation(s + 1, validate(task_, *group_));
     }
     if (task_.validation) val = validate(task_, *group_);
-    report_.done({.steps = steps_, .val_loss = val.value_or(0), .seconds = seconds_since(start), .validated = val.has_value(),
+    report_.done({.steps = steps_,
+                  .val_loss = val.value_or(0),
+                  .seconds = seconds_since(start),
+                  .validated = val.has_value(),
                   .params_xxh128 = io::params_xxh128(task_.model->named_parameters())});
     if (group_->rank() == 0) {
       if (!o_.save.empty()) save(o_, task_);
@@ -146,10 +181,18 @@ class Trainer {
     std::vector<double> values;
     for (const Tensor& l : losses_) values.push_back(l.item<double>());
     double loss = global_mean(*group_, values), elapsed = seconds_since(start);
-    TESSERA_CHECK(loss == loss, "train: the loss of step {} is not a number; lower --lr or --clip-norm", s + 1);
-    report_.step({.step = s + 1, .loss = loss, .lr = schedule_(s), .grad_norm = norm.defined() ? norm.item<double>() : 0, .step_ms = elapsed * 1e3,
-                  .samples_per_s = double(o_.batch_size) / elapsed, .tokens_per_s = double(o_.batch_size * task_.tokens_per_sample) / elapsed,
-                  .comm_ms = model_.reducer().communication_ms(), .peak_bytes = cpu_memory_stats().peak_bytes, .world_size = group_->size()});
+    TESSERA_CHECK(loss == loss,
+                  "train: the loss of step {} is not a number; lower --lr or --clip-norm", s + 1);
+    report_.step({.step = s + 1,
+                  .loss = loss,
+                  .lr = schedule_(s),
+                  .grad_norm = norm.defined() ? norm.item<double>() : 0,
+                  .step_ms = elapsed * 1e3,
+                  .samples_per_s = double(o_.batch_size) / elapsed,
+                  .tokens_per_s = double(o_.batch_size * task_.tokens_per_sample) / elapsed,
+                  .comm_ms = model_.reducer().communication_ms(),
+                  .peak_bytes = cpu_memory_stats().peak_bytes,
+                  .world_size = group_->size()});
   }
 
   const Options& o_;

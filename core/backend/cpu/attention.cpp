@@ -1,5 +1,6 @@
-// Attention on the CPU: heads are dealt to threads, each runs the tiled kernel of kernels/attention.cpp. Results take the
-// operands' order of dims, so that merging heads again is a view.
+// Attention on the CPU: heads are dealt to threads, each runs the tiled kernel of
+// kernels/attention.cpp. Results take the operands' order of dims, so that merging heads again is a
+// view.
 #include <vector>
 
 #include "core/backend/cpu/convert.h"
@@ -17,24 +18,31 @@ using Out = std::span<const Tensor>;
 
 template <class T>
 const AttentionFns<T>& fns() {
-  if constexpr (sizeof(T) == 4) return simd<AttentionTable>().f32;
-  else return simd<AttentionTable>().f64;
+  if constexpr (sizeof(T) == 4)
+    return simd<AttentionTable>().f32;
+  else
+    return simd<AttentionTable>().f64;
 }
 
 // [B, H, T, D] laid out as [B, T, H, D] where `like` has its heads inside its positions.
 void heads_inside(const Tensor& like, Meta& out) {
   const Shape& s = out.shape;
-  if (s.size() == 4 && like.strides()[1] < like.strides()[2]) out.strides = {s[1] * s[2] * s[3], s[3], s[1] * s[3], 1};
+  if (s.size() == 4 && like.strides()[1] < like.strides()[2])
+    out.strides = {s[1] * s[2] * s[3], s[3], s[1] * s[3], 1};
 }
 
-void plan_forward(const Primitive&, In in, std::span<Meta> out, Plan&) { heads_inside(in[0], out[0]); }
+void plan_forward(const Primitive&, In in, std::span<Meta> out, Plan&) {
+  heads_inside(in[0], out[0]);
+}
 void plan_backward(const Primitive&, In in, std::span<Meta> out, Plan& plan) {
   for (int i = 0; i < 3; ++i) heads_inside(in[size_t(i + 1)], out[size_t(i)]);
   plan.dense_in = 1u << 5;  // lse
 }
 
 // Elements of a row must be neighbours.
-Tensor dense_rows(const Tensor& t) { return t.strides().back() == 1 || t.size(-1) == 1 ? t : dense_copy(t); }
+Tensor dense_rows(const Tensor& t) {
+  return t.strides().back() == 1 || t.size(-1) == 1 ? t : dense_copy(t);
+}
 
 // Where head (b, h) of a [B, H, ..] tensor begins.
 template <class T>
@@ -46,30 +54,37 @@ template <class T>
 void forward(const AttentionAttributes& a, In in, Out out) {
   const Tensor q = dense_rows(in[0]), k = dense_rows(in[1]), v = dense_rows(in[2]);
   const Tensor &o = out[0], &lse = out[1];
-  AttentionHead head_shape{q.size(2), k.size(2), q.size(3), v.size(3), a.scale, a.causal, q.strides()[2], k.strides()[2], v.strides()[2], o.strides()[2], 0, 0, 0, 0};
+  AttentionHead head_shape{
+      q.size(2),      k.size(2),      q.size(3),      v.size(3), a.scale, a.causal, q.strides()[2],
+      k.strides()[2], v.strides()[2], o.strides()[2], 0,         0,       0,        0};
   int64_t heads = q.size(1), work = fns<T>().workspace(head_shape);
   parallel_for(q.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
     Tensor scratch = empty({work}, dtype_of<T>);
     for (int64_t i = begin; i < end; ++i) {
       int64_t b = i / heads, h = i % heads;
-      fns<T>().forward(head_shape, head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h), head<T>(o, b, h), head<T>(lse, b, h), scratch.data<T>());
+      fns<T>().forward(head_shape, head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h),
+                       head<T>(o, b, h), head<T>(lse, b, h), scratch.data<T>());
     }
   });
 }
 
 template <class T>
 void backward(const AttentionAttributes& a, In in, Out out) {
-  const Tensor g = dense_rows(in[0]), q = dense_rows(in[1]), k = dense_rows(in[2]), v = dense_rows(in[3]), o = dense_rows(in[4]);
+  const Tensor g = dense_rows(in[0]), q = dense_rows(in[1]), k = dense_rows(in[2]),
+               v = dense_rows(in[3]), o = dense_rows(in[4]);
   const Tensor &lse = in[5], &dq = out[0], &dk = out[1], &dv = out[2];
-  AttentionHead head_shape{q.size(2), k.size(2), q.size(3), v.size(3), a.scale, a.causal, q.strides()[2], k.strides()[2], v.strides()[2], o.strides()[2],
-                           g.strides()[2], dq.strides()[2], dk.strides()[2], dv.strides()[2]};
+  AttentionHead head_shape{q.size(2),       k.size(2),      q.size(3),      v.size(3),
+                           a.scale,         a.causal,       q.strides()[2], k.strides()[2],
+                           v.strides()[2],  o.strides()[2], g.strides()[2], dq.strides()[2],
+                           dk.strides()[2], dv.strides()[2]};
   int64_t heads = q.size(1), work = fns<T>().workspace(head_shape);
   parallel_for(q.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
     Tensor scratch = empty({work}, dtype_of<T>);
     for (int64_t i = begin; i < end; ++i) {
       int64_t b = i / heads, h = i % heads;
-      fns<T>().backward(head_shape, head<T>(g, b, h), head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h), head<T>(o, b, h), head<T>(lse, b, h),
-                        head<T>(dq, b, h), head<T>(dk, b, h), head<T>(dv, b, h), scratch.data<T>());
+      fns<T>().backward(head_shape, head<T>(g, b, h), head<T>(q, b, h), head<T>(k, b, h),
+                        head<T>(v, b, h), head<T>(o, b, h), head<T>(lse, b, h), head<T>(dq, b, h),
+                        head<T>(dk, b, h), head<T>(dv, b, h), scratch.data<T>());
     }
   });
 }
@@ -79,9 +94,13 @@ template <class F>
 void widened(In in, Out out, F run) {
   Tensors wide_in, wide_out;
   for (const Tensor& t : in) {
-    if (t.dtype() == kF32) { wide_in.push_back(t); continue; }
+    if (t.dtype() == kF32) {
+      wide_in.push_back(t);
+      continue;
+    }
     Tensor dense = t.is_contiguous() ? t : dense_copy(t), w = empty(t.shape(), kF32);
-    convert_loop(t.dtype(), kF32)(static_cast<char*>(w.raw()), 4, static_cast<const char*>(dense.raw()), 2, w.numel());
+    convert_loop(t.dtype(), kF32)(static_cast<char*>(w.raw()), 4,
+                                  static_cast<const char*>(dense.raw()), 2, w.numel());
     wide_in.push_back(w);
   }
   for (const Tensor& t : out) wide_out.push_back(t.dtype() == kF32 ? t : empty(t.shape(), kF32));
@@ -89,7 +108,9 @@ void widened(In in, Out out, F run) {
   for (size_t i = 0; i < out.size(); ++i) {
     if (out[i].dtype() == kF32) continue;
     Tensor narrow = empty(out[i].shape(), out[i].dtype());
-    convert_loop(kF32, narrow.dtype())(static_cast<char*>(narrow.raw()), 2, static_cast<const char*>(wide_out[i].raw()), 4, narrow.numel());
+    convert_loop(kF32, narrow.dtype())(static_cast<char*>(narrow.raw()), 2,
+                                       static_cast<const char*>(wide_out[i].raw()), 4,
+                                       narrow.numel());
     copy_values(out[i], narrow);
   }
 }

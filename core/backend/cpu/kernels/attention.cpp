@@ -1,6 +1,6 @@
-// Tiled attention of one head: Dao et al. 2022, "FlashAttention". Query rows are taken kRows at a time against kColumns
-// keys; the scores of a tile stay in the first-level cache and [T, S] is never held. Operands are packed into rows of
-// whole vectors first, which costs 1 / T of the work.
+// Tiled attention of one head: Dao et al. 2022, "FlashAttention". Query rows are taken kRows at a
+// time against kColumns keys; the scores of a tile stay in the first-level cache and [T, S] is
+// never held. Operands are packed into rows of whole vectors first, which costs 1 / T of the work.
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/lanes.h"
 #include "core/backend/cpu/kernels/microgemm.h"
@@ -24,9 +24,11 @@ void pack(const T* from, int64_t row, int64_t rows, int64_t width, T* to, int64_
   }
 }
 
-// to[d, i] = from[i, d]: rows of the result are columns of the operand, zeros up to the padded width.
+// to[d, i] = from[i, d]: rows of the result are columns of the operand, zeros up to the padded
+// width.
 template <class T>
-void pack_transposed(const T* from, int64_t row, int64_t rows, int64_t width, T* to, int64_t to_row) {
+void pack_transposed(const T* from, int64_t row, int64_t rows, int64_t width, T* to,
+                     int64_t to_row) {
   for (int64_t d = 0; d < width; ++d)
     for (int64_t i = rows; i < to_row; ++i) to[d * to_row + i] = T(0);
   transpose(from, row, rows, width, to, to_row);
@@ -66,10 +68,10 @@ int64_t visible(const AttentionHead& h, int64_t i, int64_t first, int64_t count)
 template <class T>
 void forward(const AttentionHead& h, const T* q, const T* k, const T* v, T* out, T* lse, T* work) {
   const int64_t dp = padded<T>(h.d), ep = padded<T>(h.e), sp = padded<T>(h.s);
-  T* kt = work;                // [d, sp]
-  T* vp = kt + h.d * sp;       // [s, ep]
-  T* qp = vp + h.s * ep;       // [kRows, dp]
-  T* score = qp + kRows * dp;  // [kRows, kColumns]
+  T* kt = work;                       // [d, sp]
+  T* vp = kt + h.d * sp;              // [s, ep]
+  T* qp = vp + h.s * ep;              // [kRows, dp]
+  T* score = qp + kRows * dp;         // [kRows, kColumns]
   T* acc = score + kRows * kColumns;  // [kRows, ep]
   pack_transposed(k, h.k_row, h.s, h.d, kt, sp);
   pack(v, h.v_row, h.s, h.e, vp, ep, T(1));
@@ -81,7 +83,8 @@ void forward(const AttentionHead& h, const T* q, const T* k, const T* v, T* out,
     for (int64_t i = 0; i < rows * ep; ++i) acc[i] = T(0);
     const int64_t keys = h.causal ? least(h.s, i0 + rows) : h.s;
     for (int64_t j0 = 0; j0 < keys; j0 += kColumns) {
-      const int64_t columns = least(kColumns, keys - j0), wide = (columns + kLanes - 1) / kLanes * kLanes;
+      const int64_t columns = least(kColumns, keys - j0),
+                    wide = (columns + kLanes - 1) / kLanes * kLanes;
       microgemm<false>(qp, dp, 1, kt + j0, sp, score, kColumns, rows, padded<T>(columns), h.d);
       for (int64_t i = 0; i < rows; ++i) {
         T* x = score + i * kColumns;
@@ -109,19 +112,21 @@ void forward(const AttentionHead& h, const T* q, const T* k, const T* v, T* out,
   }
 }
 
-// P = exp(S - lse); dV = P' dO; dP = dO V'; dS = P (dP - delta) with delta = rowsum(dO O); dQ = scale dS K; dK = scale dS' Q.
+// P = exp(S - lse); dV = P' dO; dP = dO V'; dS = P (dP - delta) with delta = rowsum(dO O); dQ =
+// scale dS K; dK = scale dS' Q.
 template <class T>
-void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const T* v, const T* out, const T* lse, T* dq, T* dk, T* dv, T* work) {
+void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const T* v, const T* out,
+              const T* lse, T* dq, T* dk, T* dv, T* work) {
   const int64_t dp = padded<T>(h.d), ep = padded<T>(h.e), sp = padded<T>(h.s);
-  T* kt = work;                 // [d, sp]
-  T* vt = kt + h.d * sp;        // [e, sp]
-  T* kp = vt + h.e * sp;        // [s, dp]
-  T* dkp = kp + h.s * dp;       // [s, dp]
-  T* dvp = dkp + h.s * dp;      // [s, ep]
-  T* qp = dvp + h.s * ep;       // [kRows, dp]
-  T* gp = qp + kRows * dp;      // [kRows, ep]
-  T* dqp = gp + kRows * ep;     // [kRows, dp]
-  T* p = dqp + kRows * dp;      // [kRows, kColumns]
+  T* kt = work;              // [d, sp]
+  T* vt = kt + h.d * sp;     // [e, sp]
+  T* kp = vt + h.e * sp;     // [s, dp]
+  T* dkp = kp + h.s * dp;    // [s, dp]
+  T* dvp = dkp + h.s * dp;   // [s, ep]
+  T* qp = dvp + h.s * ep;    // [kRows, dp]
+  T* gp = qp + kRows * dp;   // [kRows, ep]
+  T* dqp = gp + kRows * ep;  // [kRows, dp]
+  T* p = dqp + kRows * dp;   // [kRows, kColumns]
   T* ds = p + kRows * kColumns;
   pack_transposed(k, h.k_row, h.s, h.d, kt, sp);
   pack_transposed(v, h.v_row, h.s, h.e, vt, sp);
@@ -174,14 +179,16 @@ void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const 
 template <class T>
 int64_t workspace(const AttentionHead& h) {
   const int64_t dp = padded<T>(h.d), ep = padded<T>(h.e), sp = padded<T>(h.s);
-  return (h.d + h.e) * sp + h.s * (2 * dp + ep) + h.s * ep + kRows * (2 * dp + 2 * ep + 2 * kColumns);
+  return (h.d + h.e) * sp + h.s * (2 * dp + ep) + h.s * ep +
+         kRows * (2 * dp + 2 * ep + 2 * kColumns);
 }
 
 }  // namespace
 
 template <>
 const AttentionTable& isa_table<AttentionTable, isa::TESSERA_ISA>() {
-  static const AttentionTable table{{workspace<float>, forward<float>, backward<float>}, {workspace<double>, forward<double>, backward<double>}};
+  static const AttentionTable table{{workspace<float>, forward<float>, backward<float>},
+                                    {workspace<double>, forward<double>, backward<double>}};
   return table;
 }
 

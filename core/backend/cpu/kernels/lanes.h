@@ -1,5 +1,5 @@
-// Interleaved partial results that meet in a balanced tree: the order of a reduction is a property of the lane count, not
-// of vector width or threads.
+// Interleaved partial results that meet in a balanced tree: the order of a reduction is a property
+// of the lane count, not of vector width or threads.
 #pragma once
 
 namespace tessera::cpu {
@@ -7,12 +7,16 @@ namespace {
 
 struct LaneSum {
   template <class T>
-  static inline __attribute__((always_inline)) T join(T a, T b) { return a + b; }
+  static inline __attribute__((always_inline)) T join(T a, T b) {
+    return a + b;
+  }
 };
 /// NaN wins.
 struct LaneMax {
   template <class T>
-  static inline __attribute__((always_inline)) T join(T a, T b) { return a > b || a != a ? a : b; }
+  static inline __attribute__((always_inline)) T join(T a, T b) {
+    return a > b || a != a ? a : b;
+  }
 };
 
 /// Lane i meets lane i + N / 2, and so on; the result is in lane 0.

@@ -99,8 +99,8 @@ struct RandomTable {
   void (*normals)(const uint32_t* words, float* out, int64_t pairs);
 };
 
-/// One head of attention: t queries of width d, s keys, values of width e. Rows lie `*_row` elements apart, elements of
-/// a row are neighbours.
+/// One head of attention: t queries of width d, s keys, values of width e. Rows lie `*_row`
+/// elements apart, elements of a row are neighbours.
 struct AttentionHead {
   int64_t t, s, d, e;
   double scale;
@@ -110,8 +110,10 @@ struct AttentionHead {
 template <class T>
 struct AttentionFns {
   int64_t (*workspace)(const AttentionHead& h);  // elements of `work`
-  void (*forward)(const AttentionHead& h, const T* q, const T* k, const T* v, T* out, T* lse, T* work);
-  void (*backward)(const AttentionHead& h, const T* g, const T* q, const T* k, const T* v, const T* out, const T* lse, T* dq, T* dk, T* dv, T* work);
+  void (*forward)(const AttentionHead& h, const T* q, const T* k, const T* v, T* out, T* lse,
+                  T* work);
+  void (*backward)(const AttentionHead& h, const T* g, const T* q, const T* k, const T* v,
+                   const T* out, const T* lse, T* dq, T* dk, T* dv, T* work);
 };
 struct AttentionTable {
   AttentionFns<float> f32;
