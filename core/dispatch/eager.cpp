@@ -18,7 +18,7 @@ MetaPointers metas_of(Inputs in) {
 }
 
 Device common_device(const PrimRef& prim, Inputs in) {
-  Device device = in.empty() ? context().stream.device : in[0].device();
+  Device device = in.empty() ? prim->infer({})[0].device : in[0].device();  // of creation: its own
   for (const Tensor& t : in)
     TESSERA_CHECK(t.device() == device, "{}: operands are on {} and {}; move them to one device",
                   prim->name(), to_string(device), to_string(t.device()));

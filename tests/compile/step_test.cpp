@@ -1,0 +1,101 @@
+// A whole training step as one graph: forward, backward, clipping, AdamW, dropout and its
+// generator. Replayed for five steps it equals five eager steps, bit for bit.
+#include <gtest/gtest.h>
+
+#include "compile/replay.h"
+#include "compile/trace.h"
+#include "compile/verify.h"
+#include "core/ops/create.h"
+#include "core/ops/random.h"
+#include "core/optim/clip.h"
+#include "core/optim/optim.h"
+#include "examples/models/gpt.h"
+#include "tests/compile/bits.h"
+
+namespace tessera::compile {
+namespace {
+
+using test::expect_same_bits;
+
+struct Training {
+  Generator generator{5};
+  models::GptPtr model;
+  std::unique_ptr<optim::AdamW> opt;
+
+  explicit Training(double dropout) {
+    model = models::gpt({.vocab = 11,
+                         .context = 8,
+                         .layers = 2,
+                         .heads = 2,
+                         .dim = 16,
+                         .dropout = dropout,
+                         .bias = true});
+    model->init(3);
+    opt = std::make_unique<optim::AdamW>(optim::decay_matrices_only(model->named_parameters(), 0.1),
+                                         optim::AdamWOptions{.lr = 1e-2, .betas = {0.9, 0.99}});
+  }
+
+  Tensors step(const Tensor& ids, const Tensor& targets) {
+    Scoped<Generator*> draws(context().generator, &generator);
+    Tensor loss = model->loss(ids, targets);
+    loss.backward();
+    optim::Clip clip = optim::clip_grad_norm(model->parameters(), 0.5);
+    opt->step(clip.scale);
+    opt->zero_grad();
+    return {loss.detach(), clip.norm};
+  }
+
+  std::vector<NamedTensor> state() const {
+    std::vector<NamedTensor> all = model->named_parameters();
+    for (NamedTensor& t : opt->named_state()) all.push_back(std::move(t));
+    all.push_back({"generator", generator.state()});
+    return all;
+  }
+};
+
+std::pair<Tensor, Tensor> batch(int number) {
+  Generator g(uint64_t(100 + number));
+  return {randint(0, 11, {3, 8}, {}, g.next_key()), randint(0, 11, {3, 8}, {}, g.next_key())};
+}
+
+void compare(double dropout) {
+  Training eager(dropout), traced(dropout);
+  auto [ids, targets] = batch(0);
+  Tensors expected = eager.step(ids, targets);
+  Trace trace({.inputs = {ids, targets}, .names = traced.state()});
+  Tensors first = traced.step(ids, targets);
+  Graph graph = trace.finish(first);
+  expect_same_bits(first, expected, "traced step");
+  for (int n = 1; n <= 5; ++n) {
+    auto [i, t] = batch(n);
+    for (Training* run : {&eager, &traced}) run->opt->set_lr(1e-2 / (n + 1));  // nothing is frozen
+    expected = eager.step(i, t);
+    expect_same_bits(replay(graph, {i, t}), expected, "step " + std::to_string(n));
+    auto a = traced.state(), b = eager.state();
+    for (size_t k = 0; k < a.size(); ++k)
+      expect_same_bits(a[k].tensor, b[k].tensor, a[k].name + " after step " + std::to_string(n));
+  }
+}
+
+TEST(Step, ReplayedEqualsEager) { compare(0); }
+TEST(Step, ReplayedEqualsEagerWithDropout) { compare(0.2); }
+
+TEST(Step, TheGraphSaysWhereItsNodesComeFrom) {
+  Training t(0.1);
+  auto [ids, targets] = batch(0);
+  Trace trace({.inputs = {ids, targets}, .names = t.state()});
+  Graph g = trace.finish(t.step(ids, targets));
+  for (const ImplicitInput& i : g.implicit)
+    EXPECT_TRUE(!i.name.empty() || i.tensor.numel() <= 2) << "%" << i.id;  // constants of the core
+  for (const Node& n : g.nodes) {
+    if (n.phase == Phase::kUpdate) continue;
+    if (n.prim->name() != "gelu" && n.prim->name() != "contract" && n.prim->name() != "dropout" &&
+        n.prim->name() != "layer_norm")
+      continue;
+    EXPECT_FALSE(g.scopes[size_t(n.scope)].empty()) << to_string(g, n);
+  }
+  EXPECT_NE(to_string(g).find("# h.1.mlp.c_fc backward"), std::string::npos) << to_string(g);
+}
+
+}  // namespace
+}  // namespace tessera::compile
