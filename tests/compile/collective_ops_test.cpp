@@ -68,6 +68,31 @@ TEST(CollectiveOps, AreNodesOfATrace) {
   });
 }
 
+// Data parallelism in short: gradients are put into views of a bucket, the bucket is reduced, the
+// views are read.
+TEST(CollectiveOps, BucketsOfViews) {
+  run_ranks(2, [](ProcessGroup& g) {
+    auto group = group_of(g);
+    Tensor bucket = zeros({4}, {kF64}), a = slice(bucket, 0, 0, 2), b = slice(bucket, 0, 2, 4);
+    auto step = [&](const Tensor& x) {
+      assign_(a, x);
+      assign_(b, x * 10.0);
+      all_reduce_(bucket, group);
+      return a + b;
+    };
+    double r = g.rank();
+    Tensor x = from_values<double>({1 + r, 2 + r}, {2}), y = from_values<double>({r, 5}, {2});
+    Trace trace({.inputs = {x}});
+    Tensor out = step(x);
+    Graph graph = trace.finish({out, b});
+    check(out, {33, 55}, "traced");
+    Tensors again = replay(graph, {y});
+    check(again[0], {11, 110}, "replayed");
+    check(again[1], {10, 100}, "a view after the reduction");
+    check(bucket, {1, 10, 10, 100}, "the bucket");
+  });
+}
+
 TEST(CollectiveOps, ACollectiveBehindTheTraceIsRefused) {
   run_ranks(2, [](ProcessGroup& g) {
     Tensor x = from_values<double>({1}, {1});

@@ -184,6 +184,44 @@ TEST(Trace, PhasesAndScopes) {
   EXPECT_EQ(context().phase, Phase::kForward);
 }
 
+TEST(Trace, SecondDerivatives) {
+  auto curvature = [](const Tensor& at) {
+    Tensor x = at.detach().requires_grad_();
+    Tensor slope = grad({{sum(tanh(x) * x)}}, {{x}}, {}, {.create_graph = true})[0];
+    return grad({{sum(square(slope))}}, {{x}})[0];
+  };
+  Tensor x = values({0.5, -1, 2}, {3}), y = values({1, 0.25, -3}, {3});
+  Trace trace({.inputs = {x}});
+  Tensor traced = curvature(x);
+  Graph g = trace.finish({traced});
+  expect_same_bits(traced, curvature(x), "traced");
+  expect_same_bits(replay(g, {y})[0], curvature(y), "replayed");
+}
+
+// A custom function has the scope of what it ran, in both directions.
+TEST(Trace, CustomFunctions) {
+  struct Twice final : CustomFunction {
+    std::string_view name() const override { return "twice"; }
+    Tensors forward(std::span<const Tensor> in) override { return {in[0] * 2.0}; }
+    Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
+      return {cot[0] * 2.0};
+    }
+  };
+  Tensor x = ones({3}).requires_grad_();
+  Trace trace({.inputs = {x}});
+  Tensor y = exp(x), z;
+  {
+    nn::Scope scope("custom");
+    z = apply(make_ref<Twice>(), {{y}})[0];
+  }
+  sum(z).backward();
+  Graph g = trace.finish({x.grad()});
+  int found = 0;
+  for (const Node& n : g.nodes)
+    if (n.prim->name() == "mul" && g.scopes[size_t(n.scope)] == "custom") ++found;
+  EXPECT_EQ(found, 2) << to_string(g);
+}
+
 TEST(Trace, RunsOnMetaTensors) {
   Tensor x = empty({2, 3}, kF32, kMeta);
   Trace trace({.inputs = {x}});
