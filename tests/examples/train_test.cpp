@@ -1,0 +1,156 @@
+// The training program under its launcher: any number of ranks trains the same model, and bad input
+// gets one clear line.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+struct Outcome {
+  int status;
+  std::string output;
+};
+
+std::string bin(const std::string& program) {
+  const char* folder = std::getenv("TESSERA_BIN");
+  return std::string(folder ? folder : "build/bin") + "/" + program;
+}
+
+Outcome run(const std::string& command) {
+  std::FILE* pipe = popen((command + " 2>&1").c_str(), "r");
+  std::string output;
+  std::array<char, 4096> buffer;
+  while (size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe))
+    output.append(buffer.data(), n);
+  int status = pclose(pipe);
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), output};
+}
+
+struct TrainRun {
+  std::vector<double> losses;
+  std::string hash;
+  double val_loss = 0;
+};
+
+class Train : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::ifstream(bin("train"))) GTEST_SKIP() << "no train in TESSERA_BIN";
+    std::ofstream text(folder_ / "text.txt");
+    for (int i = 0; i < 3000; ++i) text << "line " << i * i % 997 << " of a text to learn\n";
+  }
+  std::string data() const { return "text:" + (folder_ / "text.txt"); }
+  TrainRun train(int ranks, const std::string& flags) {
+    std::string metrics = (folder_ / "metrics.jsonl");
+    Outcome o =
+        run(bin("tlaunch") + " --nproc " + std::to_string(ranks) + " " + bin("train") + " --data " +
+            data() +
+            " --batch-size 8 --seq-len 16 --set layers=2 --set dim=32 --set heads=2 --metrics " +
+            metrics + " " + flags);
+    EXPECT_EQ(o.status, 0) << o.output;
+    TrainRun r;
+    std::ifstream file(metrics);
+    for (std::string line; std::getline(file, line);) {
+      auto j = nlohmann::json::parse(line);
+      if (j.contains("loss")) r.losses.push_back(j["loss"]);
+      if (j.value("event", "") == "done") r.hash = j["params_xxh128"], r.val_loss = j["val_loss"];
+    }
+    return r;
+  }
+  TempFolder folder_;
+};
+
+TEST_F(Train, ParallelEqualsSerial) {
+  TrainRun serial = train(1, "--steps 50");
+  ASSERT_EQ(serial.losses.size(), 50u);
+  EXPECT_LT(serial.losses.back(), serial.losses.front());
+  for (int ranks : {2, 4}) {
+    TrainRun r = train(ranks, "--steps 50");
+    ASSERT_EQ(r.losses.size(), 50u);
+    EXPECT_NEAR(r.losses[0] / serial.losses[0], 1, 1e-6);
+    EXPECT_NEAR(r.losses[49] / serial.losses[49], 1, 1e-3);
+  }
+}
+
+TEST_F(Train, DeterministicGivesEqualBits) {
+  for (const char* flags :
+       {"--steps 10 --deterministic", "--steps 10 --deterministic --set dropout=0.2"}) {
+    TrainRun serial = train(1, flags);
+    ASSERT_EQ(serial.losses.size(), 10u);
+    for (int ranks : {2, 4}) {
+      TrainRun r = train(ranks, flags);
+      EXPECT_EQ(r.losses, serial.losses) << flags;
+      EXPECT_EQ(r.hash, serial.hash) << flags;
+      EXPECT_EQ(r.val_loss, serial.val_loss) << flags;
+    }
+  }
+}
+
+TEST_F(Train, DropoutChangesTheRun) {
+  EXPECT_NE(train(1, "--steps 3 --deterministic --set dropout=0.2").hash,
+            train(1, "--steps 3 --deterministic").hash);
+}
+
+TEST_F(Train, SavedWeightsAreLoadedAndSampled) {
+  std::string file = (folder_ / "model.safetensors");
+  TrainRun saved = train(1, "--steps 5 --save " + file);
+  Outcome o = run(bin("train") + " --weights " + file + " --steps 0 --sample 40");
+  EXPECT_EQ(o.status, 0) << o.output;
+  EXPECT_NE(o.output.find(saved.hash), std::string::npos) << o.output;
+  EXPECT_NE(o.output.find("sample:"), std::string::npos) << o.output;
+}
+
+TEST_F(Train, BadInputGetsOneClearLine) {
+  std::ofstream(folder_ / "short.txt") << "too short";
+  std::string short_file = (folder_ / "short.txt");
+  const std::pair<std::string, std::string> cases[] = {
+      {"--model resnet50", "not available yet"},
+      {"--model gpt5", "gpt5"},
+      {"--strategy fsdp", "not available yet"},
+      {"--compile", "not available yet"},
+      {"--no-such-flag", "no-such-flag"},
+      {"--batch-size 0", "--batch-size 0"},
+      {"--batch-size x", "x"},
+      {"--batch-size 7 --accumulate 2", "--batch-size 7"},
+      {"--data text:/no/such/file", "/no/such/file"},
+      {"--data text:" + short_file, "8 tokens"},
+      {"--data pictures:here", "pictures:here"},
+      {"--set colour=red --steps 1", "colour"},
+      {"--betas 0.9", "--betas"},
+      {"--metrics /no/such/folder/m.jsonl --steps 1", "/no/such/folder"},
+      {"--deterministic --logical-batches 3 --batch-size 12", "powers of two"},
+      {"--sample 10 --steps 1", "--sample"},
+      {"--schedule spiral --steps 5", "spiral"},
+  };
+  for (const auto& [flags, expected] : cases) {
+    Outcome o = run(bin("train") + " " + flags + " </dev/null");
+    EXPECT_NE(o.status, 0) << flags;
+    EXPECT_NE(o.output.find(expected), std::string::npos) << flags << "\n" << o.output;
+    EXPECT_EQ(std::count(o.output.begin(), o.output.end(), '\n'), 1) << flags << "\n" << o.output;
+  }
+}
+
+TEST_F(Train, GarbageInTheEnvironmentIsNamed) {
+  for (const char* env :
+       {"RANK=x WORLD_SIZE=2", "RANK=2 WORLD_SIZE=2", "WORLD_SIZE=0", "RANK=-1 WORLD_SIZE=2"}) {
+    Outcome o = run(std::string("env ") + env + " " + bin("train") + " --steps 1");
+    EXPECT_NE(o.status, 0) << env;
+    EXPECT_TRUE(o.output.find("RANK") != std::string::npos ||
+                o.output.find("WORLD_SIZE") != std::string::npos)
+        << o.output;
+  }
+}
+
+}  // namespace
+}  // namespace tessera

@@ -1,0 +1,168 @@
+// Data parallelism against one rank: gradients, accumulation, unused parameters, and equal bits
+// under the tree.
+#include "parallel/ddp.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "collectives/loopback/run_ranks.h"
+#include "core/autograd/autograd.h"
+#include "core/nn/nn.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/random.h"
+#include "core/ops/reduce.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+constexpr int64_t kBatch = 8, kIn = 5, kOut = 3;
+
+nn::SequentialPtr make_model() {
+  auto model = nn::sequential(nn::linear(kIn, 16), nn::tanh(), nn::linear(16, kOut));
+  model->init(7);
+  return model;
+}
+
+Tensor inputs() { return randn({kBatch, kIn}, {kF32}, from_values<int64_t>({1, 1}, {2})); }
+
+// The mean over the rows [begin, begin + count) of the batch.
+Tensor loss_of(nn::Module& model, int64_t begin, int64_t count) {
+  return mean(square(model.forward(narrow(inputs(), 0, begin, count))));
+}
+
+std::vector<float> flat_grads(nn::Module& model) {
+  std::vector<float> all;
+  for (const Tensor& p : model.parameters()) {
+    Tensor g = contiguous(p.grad());
+    all.insert(all.end(), g.data<float>(), g.data<float>() + g.numel());
+  }
+  return all;
+}
+
+std::vector<float> serial_grads() {
+  auto model = make_model();
+  loss_of(*model, 0, kBatch).backward();
+  return flat_grads(*model);
+}
+
+// Gradients of `ranks` ranks that take `micro_batches` micro-batches each; every rank must have the
+// same.
+std::vector<float> ddp_grads(int ranks, int64_t micro_batches, parallel::DdpOptions options,
+                             int steps = 1) {
+  std::vector<std::vector<float>> grads(static_cast<size_t>(ranks));
+  run_ranks(ranks, [&](ProcessGroup& group) {
+    auto model = make_model();
+    parallel::DdpOptions o = options;
+    o.group = Ref<ProcessGroup>(&group);
+    auto ddp = parallel::ddp(model, o);
+    int64_t rows = kBatch / ranks / micro_batches;
+    for (int s = 0; s < steps; ++s) {
+      for (int64_t k = 0; k < micro_batches; ++k) {
+        auto scope = ddp.no_sync(k + 1 < micro_batches);
+        Tensor loss = loss_of(*model, (group.rank() * micro_batches + k) * rows, rows);
+        (loss * (1.0 / double(micro_batches))).backward();
+      }
+      grads[size_t(group.rank())] = flat_grads(*model);
+      model->zero_grad();
+    }
+  });
+  for (const auto& g : grads) EXPECT_EQ(g, grads[0]);
+  return grads[0];
+}
+
+void expect_close(const std::vector<float>& a, const std::vector<float>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) EXPECT_NEAR(a[i], b[i], 1e-6) << "element " << i;
+}
+
+TEST(Ddp, GradientsEqualSerial) {
+  std::vector<float> serial = serial_grads();
+  for (int ranks : {1, 2, 4, 8}) expect_close(ddp_grads(ranks, 1, {}), serial);
+}
+
+TEST(Ddp, SmallBucketsAndRebuiltOrderChangeNothing) {
+  std::vector<float> serial = serial_grads();
+  for (size_t bytes : {size_t(1), size_t(64), size_t(256)})
+    expect_close(ddp_grads(2, 1, {.bucket_bytes = bytes}, 3), serial);
+}
+
+TEST(Ddp, NoSyncAccumulates) { expect_close(ddp_grads(2, 4, {}), serial_grads()); }
+
+// Eight micro-batches of one row each, whoever computes them.
+TEST(Ddp, TreeGivesEqualBitsOnAnyNumberOfRanks) {
+  parallel::DdpOptions tree{.bucket_bytes = 128, .tree_accumulation = true};
+  std::vector<float> one = ddp_grads(1, 8, tree);
+  expect_close(one, serial_grads());
+  for (int ranks : {2, 4, 8})
+    EXPECT_EQ(ddp_grads(ranks, 8 / ranks, tree, 2), one) << ranks << " ranks";
+}
+
+TEST(Ddp, ParametersOfRankZeroAreBroadcast) {
+  run_ranks(3, [&](ProcessGroup& group) {
+    auto model = nn::sequential(nn::linear(2, 2));
+    model->init(uint64_t(group.rank()));
+    auto ddp = parallel::ddp(model, {.group = Ref<ProcessGroup>(&group)});
+    auto reference = nn::sequential(nn::linear(2, 2));
+    reference->init(0);
+    EXPECT_EQ(model->parameters()[0].data<float>()[1], reference->parameters()[0].data<float>()[1]);
+  });
+}
+
+struct TwoHeads final : nn::Module {
+  TwoHeads() {
+    used = register_module("used", nn::linear(2, 1)),
+    spare = register_module("spare", nn::linear(2, 1));
+  }
+  nn::LinearPtr used, spare;
+};
+
+TEST(Ddp, UnusedParametersAreNamed) {
+  std::mutex mutex;
+  std::string text;
+  EXPECT_THROW(run_ranks(2,
+                         [&](ProcessGroup& group) {
+                           auto model = std::make_shared<TwoHeads>();
+                           auto ddp = parallel::ddp(model, {.group = Ref<ProcessGroup>(&group)});
+                           try {
+                             sum(model->used->forward(ones({1, 2}))).backward();
+                           } catch (const UserError& e) {
+                             std::lock_guard lock(mutex);
+                             text = e.what();
+                             throw;
+                           }
+                         }),
+               Error);
+  EXPECT_NE(text.find("spare.weight"), std::string::npos) << text;
+  EXPECT_NE(text.find("allow_unused"), std::string::npos) << text;
+}
+
+TEST(Ddp, AllowedUnusedParametersCountAsZero) {
+  run_ranks(2, [&](ProcessGroup& group) {
+    auto model = std::make_shared<TwoHeads>();
+    model->init(3);
+    auto ddp = parallel::ddp(model, {.group = Ref<ProcessGroup>(&group), .allow_unused = true});
+    // Each rank uses another head: the mean halves both gradients.
+    auto& head = group.rank() == 0 ? model->used : model->spare;
+    sum(head->forward(ones({1, 2}))).backward();
+    for (const Tensor& p : model->parameters()) EXPECT_EQ(p.grad().data<float>()[0], 0.5f);
+  });
+}
+
+TEST(Ddp, CountWeightedMean) {
+  run_ranks(2, [&](ProcessGroup& group) {
+    int64_t count = group.rank() == 0 ? 6 : 2;
+    EXPECT_DOUBLE_EQ(parallel::count_weight(group, count), group.rank() == 0 ? 1.5 : 0.5);
+    EXPECT_EQ(parallel::count_weight(group, 0), 0);
+  });
+}
+
+TEST(Ddp, AParameterBelongsToOneReducer) {
+  auto model = make_model();
+  auto first = parallel::ddp(model, {});
+  EXPECT_THROW(parallel::ddp(model, {}), UserError);
+}
+
+}  // namespace
+}  // namespace tessera
