@@ -50,7 +50,7 @@ MAY_INCLUDE_FILES = {
     "core/ops/functors": [],
     "core/backend/cpu/kernels": [
         "core/backend/cpu/kernels/*", "core/backend/cpu/isa.h", "core/ops/functors/*", "core/tensor/philox.h",
-        "immintrin.h", "cstddef", "cstdint",
+        "immintrin.h", "cstddef", "cstdint", "type_traits",
     ],
 }
 CODE = (".h", ".cpp", ".cu", ".cuh")
