@@ -149,7 +149,7 @@ class EagerBackend final : public Backend {
       auto it = std::lower_bound(sorted.begin(), sorted.end(), storage(&dst[i]),
                                  [&](auto* a, Storage* s) { return storage(a) < s; });
       for (; it != sorted.end() && storage(*it) == storage(&dst[i]); ++it)
-        if (!harmless(dst[i], **it, call.plan.in_place)) return false;
+        if (!harmless(dst[i], **it, call.plan.in_place || call.plan.assign_in_place)) return false;
     }
     return true;
   }

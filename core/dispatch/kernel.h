@@ -13,6 +13,7 @@ namespace tessera {
 struct Plan {
   bool in_place =
       false;  // an output may overwrite an operand of the same layout that nobody else owns
+  bool assign_in_place = false;  // assign may write straight over operands that are destinations
   uint32_t dense_in =
       0;  // bit i: operand i must be row-major dense; the backend copies it if it is not
   bool all_dense = false;  // as dense_in with every bit set, for operand lists longer than 32

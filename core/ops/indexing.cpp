@@ -166,8 +166,10 @@ AxisMap along_dim_axes(MetaSpan in, std::span<const Meta> out, int dim) {
     OperandLoops l;
     for (int d = 0; d < s.size(); ++d) {
       DimLoops dl;
-      int f = d != dim ? shared[size_t(d)] : s[d] == first[d] ? whole : m.add(Factor::kWhole, s[d]);
-      if (f >= 0 && s[d] != 1) dl.push_back(f);
+      int f = -1;
+      if (s[d] != 1)
+        f = d != dim ? shared[size_t(d)] : s[d] == first[d] ? whole : m.add(Factor::kWhole, s[d]);
+      if (f >= 0) dl.push_back(f);
       l.push_back(dl);
     }
     return l;

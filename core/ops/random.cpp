@@ -61,11 +61,12 @@ class Dropout final : public DropoutAttributes {
       : DropoutAttributes(intern_op("dropout"), p, by_sample, begin, global) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(is_floating(in[0]->dtype), "dropout: takes floats, got {}", describe(in));
-    TESSERA_CHECK_AS(ShapeError,
-                     !by_sample || (in[0]->shape.size() > 0 && in[2]->shape.size() == 1 &&
-                                    in[2]->shape[0] > 0 && in[0]->shape[0] % in[2]->shape[0] == 0),
-                     "dropout: sample numbers must be i64 [B] with B dividing dim 0 of x, got {}",
-                     describe(in));
+    TESSERA_CHECK_AS(
+        ShapeError,
+        !by_sample || (in[0]->shape.size() > 0 && in[2]->shape.size() == 1 &&
+                       (in[2]->shape[0] == 0 ? in[0]->shape[0] == 0
+                                             : in[0]->shape[0] % in[2]->shape[0] == 0)),
+        "dropout: sample numbers must be i64 [B] with B dividing dim 0 of x, got {}", describe(in));
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
   }
   AxisMap axes(MetaSpan in) const override {

@@ -146,6 +146,7 @@ void run_dropout_as(const DropoutAttributes& a, In in, const Tensor& x, const Te
     return for_runs(x.shape(), a.begin, a.global, [&](int64_t index, int64_t at, int64_t count) {
       drop(key, ~uint64_t(0), index, from + at, to + at, count, threshold, scale);
     });
+  if (x.numel() == 0) return;
   const int64_t* samples = in[2].data<int64_t>();
   int64_t batch = in[2].numel(), each = x.numel() / batch;
   // Within a sample the element is indexed by its global place; dim 0 is what numbers the samples.

@@ -18,7 +18,9 @@ constexpr int64_t kPiece = 1 << 15;
 
 void plan_lists(const Primitive&, In, std::span<Meta>, Plan& plan) {
   plan.all_dense = true;
-  plan.in_place = true;
+  // One tensor is finished before the next is read: a result may lie over its own operands, which
+  // the caller says by assigning to them, but not over any that happens to be free.
+  plan.assign_in_place = true;
 }
 
 // Calls piece(tensor, begin, count) over all elements of the first `count` tensors of `params`.
