@@ -1,0 +1,109 @@
+// Every legal split of every op against the whole: for each loop that may be split, operands are
+// cut in two uneven parts, each part runs the op that localize returns, and the parts are put
+// together: along the dim that the loop leads in a result, or by + or max where it was reduced.
+// This is what a rank of a mesh axis does, without a mesh.
+#include <algorithm>
+
+#include "core/dispatch/dispatch.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/views.h"
+#include "tests/core/ops/sweep.h"
+
+namespace tessera::sweep {
+namespace {
+
+// Where a loop is in an operand: the dim that it leads, and the extent of the loops inside it
+// there.
+struct Place {
+  int dim = -1;
+  int64_t inner = 1;
+  bool leads = true;
+};
+
+Place place_of(const AxisMap& map, const OperandLoops& loops, int f) {
+  Place p;
+  for (int d = 0; d < int(loops.size()); ++d)
+    for (size_t k = 0; k < loops[size_t(d)].size(); ++k) {
+      if (loops[size_t(d)][k] != f) continue;
+      p.dim = d;
+      p.leads = k == 0;
+      for (size_t i = 1; i < loops[size_t(d)].size(); ++i)
+        p.inner *= map.factors[size_t(loops[size_t(d)][i])].extent;
+    }
+  return p;
+}
+
+Tensor part_of(const Tensor& t, const Place& p, const Range& r) {
+  return p.dim < 0 ? t : clone(narrow(t, p.dim, r.begin * p.inner, r.size * p.inner));
+}
+
+bool leads_everywhere(const AxisMap& map, int f) {
+  for (const OperandLoops& l : map.in)
+    if (!place_of(map, l, f).leads) return false;
+  for (const OperandLoops& l : map.out)
+    if (!place_of(map, l, f).leads) return false;
+  return true;
+}
+
+List run_part(const Sample& s, const AxisMap& map, int f, const Range& part) {
+  std::vector<Range> loops;
+  for (const Factor& x : map.factors) loops.push_back({0, x.extent, x.extent});
+  loops[size_t(f)] = part;
+  PrimRef local = s.prim->localize(loops);
+  List in;
+  for (size_t i = 0; i < s.in.size(); ++i)
+    in.push_back(part_of(s.in[i], place_of(map, map.in[i], f), part));
+  return run(local ? local : s.prim, in);
+}
+
+void check_split(const Sample& s, const AxisMap& map, int f, int64_t cut) {
+  const Factor& loop = map.factors[size_t(f)];
+  SCOPED_TRACE(fmt::format("loop {} of extent {} cut at {}", f, loop.extent, cut));
+  List want = run(s.prim, s.in), a = run_part(s, map, f, {0, cut, loop.extent}),
+       b = run_part(s, map, f, {cut, loop.extent - cut, loop.extent});
+  ASSERT_EQ(a.size(), want.size());
+  ASSERT_EQ(b.size(), want.size());
+  for (size_t k = 0; k < want.size(); ++k) {
+    Place p = place_of(map, map.out[k], f);
+    Tensor joined;
+    if (p.dim >= 0) {
+      Tensor parts[] = {a[k], b[k]};
+      joined = cat(parts, p.dim);
+    } else {
+      joined = loop.kind == Factor::kMax ? maximum(a[k], b[k]) : a[k] + b[k];
+    }
+    double tolerance = want[k].dtype() == kF64 ? 1e-12 : want[k].dtype() == kF32 ? 1e-5 : 0.02;
+    expect_close(joined, want[k], is_float(want[k]) ? tolerance : 0, fmt::format("result {}", k));
+  }
+}
+
+TEST(Sweep, EveryLegalShardingEqualsTheWhole) {
+  int splits = 0;
+  for_each_sample([&](const Sample& s) {
+    AxisMap map = axes(*s.prim, s.in);
+    for (int f = 0; f < int(map.factors.size()); ++f) {
+      const Factor& loop = map.factors[size_t(f)];
+      if (loop.kind == Factor::kWhole || loop.extent < 2 || !leads_everywhere(map, f)) continue;
+      check_split(s, map, f, std::max<int64_t>(1, loop.extent / 3));
+      ++splits;
+    }
+  });
+  EXPECT_GT(splits, 200);
+}
+
+// Shards are ceil-sized, so the last ones of a short dim are empty: an op on nothing is legal,
+// except where it must choose an element.
+TEST(Sweep, EmptyShardsAreHarmless) {
+  for_each_sample([](const Sample& s) {
+    AxisMap map = axes(*s.prim, s.in);
+    for (int f = 0; f < int(map.factors.size()); ++f) {
+      const Factor& loop = map.factors[size_t(f)];
+      if (loop.kind == Factor::kWhole || loop.kind == Factor::kMax || !leads_everywhere(map, f))
+        continue;
+      check_split(s, map, f, loop.extent);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace tessera::sweep
