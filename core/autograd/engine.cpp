@@ -162,9 +162,10 @@ class Backward {
     for (size_t i = 0; i < node.inputs.size() && i < 32; ++i)
       wanted |= node.inputs[i] ? 1u << i : 0;
     Tensors grads;
-    if (std::ranges::any_of(cot, &Tensor::defined)) grads = node.vjp(cot, wanted);
+    bool last = !options_.retain_graph && !options_.create_graph;
+    if (std::ranges::any_of(cot, &Tensor::defined)) grads = node.vjp(cot, wanted, last);
     cot.clear();
-    if (!options_.retain_graph && !options_.create_graph) node.release_saved();
+    if (last) node.release_saved();
     for (size_t i = 0; i < node.inputs.size(); ++i)
       if (node.inputs[i])
         arrive(*node.inputs[i], i < grads.size() ? std::move(grads[i]) : Tensor());

@@ -65,7 +65,8 @@ Tensor SavedTensor::unpack(std::string_view op, const char* what, size_t index,
         tensor_.storage()->version() == version_,
         "{}: {} {} ({}) was overwritten after it was saved for backward; copy it before writing",
         op, what, index, describe(tensor_));
-  if (output_ < 0 || !owner) return tensor_;
+  // History matters only to a backward that is recorded itself.
+  if (output_ < 0 || !owner || !(context().enabled & bit(Layer::kAutograd))) return tensor_;
   Tensor t = tensor_.detach();
   attach_grad_meta(t, owner, output_);
   return t;

@@ -56,7 +56,7 @@ class GradNode : public RefCounted {
 
   /// Cotangents of the inputs from those of the outputs (undefined = zero); `wanted` has a bit per
   /// input.
-  virtual Tensors vjp(std::span<const Tensor> cot, uint32_t wanted) = 0;
+  virtual Tensors vjp(std::span<const Tensor> cot, uint32_t wanted, bool last) = 0;
   virtual std::string_view name() const = 0;
   /// Frees what was saved; a second backward then throws.
   virtual void release_saved() = 0;

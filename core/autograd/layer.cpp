@@ -25,7 +25,7 @@ class PrimitiveNode final : public GradNode {
                                                      : SavedTensor::shape_only(out[i]));
   }
 
-  Tensors vjp(std::span<const Tensor> cot, uint32_t wanted) override {
+  Tensors vjp(std::span<const Tensor> cot, uint32_t wanted, bool last) override {
     TESSERA_CHECK(
         !released_,
         "backward: the graph of {} was released by an earlier backward; pass retain_graph",
@@ -39,6 +39,7 @@ class PrimitiveNode final : public GradNode {
     SmallVector<Tensor, 4> all(cot.begin(),
                                cot.end());  // results behind the last one reached have no cotangent
     all.resize(out_.size());
+    if (last) release_saved();
     return prim_->vjp({in, out, all, wanted});
   }
   std::string_view name() const override { return prim_->name(); }
@@ -71,7 +72,7 @@ class CustomNode final : public GradNode {
  public:
   CustomNode(Ref<CustomFunction> f, std::vector<SavedTensor> saved, size_t results)
       : f_(std::move(f)), saved_(std::move(saved)), results_(results) {}
-  Tensors vjp(std::span<const Tensor> cot, uint32_t) override {
+  Tensors vjp(std::span<const Tensor> cot, uint32_t, bool) override {
     TESSERA_CHECK(f_,
                   "backward: the graph of a custom function was released by an earlier backward; "
                   "pass retain_graph");

@@ -121,25 +121,31 @@ class CrossEntropy final : public CrossEntropyAttributes {
   }
   Tensors vjp(const VjpArgs& v) const override {
     TESSERA_CHECK(with_grad, "cross_entropy: was computed without its gradient");
-    Tensor g = v.cot[0].defined() ? v.out[1] * cast(v.cot[0], v.out[1].dtype()) : Tensor();
-    if (with_grad && v.cot[1].defined()) {
-      // Second order: with rows d = s (p - hot), the Jacobian's product with c is s (p c - p sum(p
-      // c)).
-      DType t = v.cot[0].defined() ? v.cot[0].dtype() : v.out[1].dtype();
-      Tensor counted = cast(ne(v.in[1], ignore_index), t),
-             scale = mean ? counted / sum(counted) : counted,
-             zero = scalar_tensor(0.0, t, counted.device());
-      scale = unsqueeze(scale, 1);
-      Tensor p = where(gt(scale, 0), v.out[1] / scale, zero) +
-                 cast(one_hot_mask(v.in[1], v.in[0].size(-1)), t);
-      Tensor pc = p * v.cot[1], second = scale * (pc - p * sum(pc, {-1}, true));
-      g = g.defined() ? g + second : second;
+    if (!v.cot[1].defined()) {
+      DType t = v.out[1].dtype();
+      return {std::move(v.out[1]) * cast(v.cot[0], t), Tensor()};
     }
+    Tensor g = second_order(v);
+    if (v.cot[0].defined()) g = g + v.out[1] * cast(v.cot[0], v.out[1].dtype());
     return {g, Tensor()};
   }
   void attributes(AttributeVisitor& v) const override {
     v.integer("ignore_index", ignore_index), v.integer("mean", mean),
         v.integer("with_grad", with_grad);
+  }
+
+ private:
+  // With rows d = s (p - hot), the Jacobian's product with c is s (p c - p sum(p c)).
+  Tensor second_order(const VjpArgs& v) const {
+    DType t = v.out[1].dtype();
+    Tensor counted = cast(ne(v.in[1], ignore_index), t);
+    Tensor scale = unsqueeze(mean ? counted / sum(counted) : counted, 1);
+    Tensor counts = gt(scale, 0),
+           safe = where(counts, scale, scalar_tensor(1.0, t, scale.device()));
+    Tensor p = where(counts, v.out[1] / safe, scalar_tensor(0.0, t, scale.device())) +
+               cast(one_hot_mask(v.in[1], v.in[0].size(-1)), t);
+    Tensor pc = p * v.cot[1];
+    return scale * (pc - p * sum(pc, {-1}, true));
   }
 };
 

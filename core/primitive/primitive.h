@@ -26,9 +26,10 @@ struct SaveMask {
 };
 
 struct VjpArgs {
-  std::span<const Tensor> in, out;  // shape-only where SaveMask did not ask for the values
-  std::span<const Tensor> cot;      // one per output; undefined = zero
-  uint32_t wanted = ~0u;            // bit i: the gradient of input i is needed
+  std::span<const Tensor> in;   // shape-only where SaveMask did not ask for the values
+  std::span<Tensor> out;        // likewise; moved from, a saved result may be overwritten
+  std::span<const Tensor> cot;  // one per output; undefined = zero
+  uint32_t wanted = ~0u;        // bit i: the gradient of input i is needed
   bool wants(int i) const { return wanted >> i & 1; }
 };
 

@@ -49,6 +49,7 @@ void binary(char* const* p, const int64_t* s, int64_t n) {
       for (int64_t i = 0; i < n; ++i) r[i] = F::apply(a[i], b[i]);
     } else if (s[1]) {
       const T c = *b;
+      if (__is_same(F, Mul) && c == T(1) && static_cast<const void*>(r) == a) return;  // in place
 #pragma GCC ivdep
       for (int64_t i = 0; i < n; ++i) r[i] = F::apply(a[i], c);
     } else if (s[2]) {
