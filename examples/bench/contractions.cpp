@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/base/error.h"
+#include "examples/bench/measure.h"
 
 namespace tessera::bench {
 namespace {
@@ -206,5 +207,35 @@ BareProduct::~BareProduct() = default;
 BareProduct::BareProduct(BareProduct&&) noexcept = default;
 void BareProduct::run() { state_->primitive.execute(state_->stream, state_->arguments); }
 std::string BareProduct::implementation() const { return state_->description.impl_info_str(); }
+
+BareStep::BareStep(const std::vector<Product>& products, bool dense) {
+  for (const Product& recorded : products) {
+    Product p = dense ? dense_form(recorded) : recorded;
+    size_t i = size_t(std::find(shapes_.begin(), shapes_.end(), p) - shapes_.begin());
+    if (i == shapes_.size()) shapes_.push_back(p), prepared_.emplace_back(p), calls_.push_back(0);
+    ++calls_[i], order_.push_back(i);
+  }
+}
+
+double BareStep::flops() const {
+  double all = 0;
+  for (size_t i : order_) all += shapes_[i].flops();
+  return all;
+}
+
+void BareStep::print_shapes() {
+  fmt::print("{:>5} {:>10} {:>8}  {:<22} {:<34} {}\n", "calls", "us a call", "GF/s", "product",
+             "batch x m x n x k", "oneDNN");
+  for (size_t i = 0; i < shapes_.size(); ++i) {
+    const Product& p = shapes_[i];
+    double t = time_call([&] { prepared_[i].run(); }, kSamples, 0.002).median;
+    std::string extents;
+    for (auto& l : p.batch) extents += fmt::format("{} x ", l.extent);
+    extents += fmt::format("{} x {} x {}{}", p.m.extent, p.n.extent, p.k.extent,
+                           p.plain ? "" : " (copied)");
+    fmt::print("{:>5} {:>10.1f} {:>8.1f}  {:<22} {:<34} {}\n", calls_[i], t * 1e6,
+               p.flops() / t * 1e-9, p.spec, extents, prepared_[i].implementation());
+  }
+}
 
 }  // namespace tessera::bench

@@ -55,4 +55,23 @@ class BareProduct {
   std::unique_ptr<State> state_;
 };
 
+/// The products of a step, each shape prepared once.
+class BareStep {
+ public:
+  BareStep(const std::vector<Product>& products, bool dense);
+  /// All of them, in the step's order.
+  void run() {
+    for (size_t i : order_) prepared_[i].run();
+  }
+  double flops() const;
+  /// Prints each shape with its time when called again and again.
+  void print_shapes();
+
+ private:
+  std::vector<Product> shapes_;
+  std::vector<BareProduct> prepared_;
+  std::vector<int64_t> calls_;
+  std::vector<size_t> order_;
+};
+
 }  // namespace tessera::bench

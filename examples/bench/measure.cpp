@@ -76,22 +76,21 @@ void unbind() {
   sched_setaffinity(0, sizeof(mask), &mask);
 }
 
-Stats time_call(const std::function<void()>& work, int samples, double sample_seconds) {
-  work();
-  int64_t repeats = 1;
+Stats time_batches(const std::function<void(int64_t)>& batch, int samples, double sample_seconds) {
+  batch(1);
+  int64_t calls = 1;
   for (;;) {  // as many calls as fill a sample
     Stopwatch w;
-    for (int64_t i = 0; i < repeats; ++i) work();
+    batch(calls);
     double t = w.seconds();
     if (t >= sample_seconds) break;
-    repeats = t < sample_seconds / 16 ? repeats * 8
-                                      : int64_t(double(repeats) * sample_seconds / t * 1.1) + 1;
+    calls = t < sample_seconds / 16 ? calls * 8 : int64_t(double(calls) * sample_seconds / t * 1.1) + 1;
   }
   std::vector<double> times;
   for (int s = 0; s < samples; ++s) {
     Stopwatch w;
-    for (int64_t i = 0; i < repeats; ++i) work();
-    times.push_back(w.seconds() / double(repeats));
+    batch(calls);
+    times.push_back(w.seconds() / double(calls));
   }
   return stats_of(times);
 }

@@ -42,9 +42,16 @@ void unbind();
 /// Cores this process was allowed to use when it began.
 std::vector<int> allowed_cores();
 
+/// Seconds that one of n calls takes, for n that fill `sample_seconds`: `batch(n)` makes n calls.
+Stats time_batches(const std::function<void(int64_t)>& batch, int samples, double sample_seconds);
 /// Seconds that one call of `work` takes: each sample repeats it for at least `sample_seconds`.
-Stats time_call(const std::function<void()>& work, int samples = kSamples,
-                double sample_seconds = 0.01);
+template <class F>
+Stats time_call(F&& work, int samples = kSamples, double sample_seconds = 0.01) {
+  auto batch = [&](int64_t n) {
+    for (int64_t i = 0; i < n; ++i) work();
+  };
+  return time_batches(batch, samples, sample_seconds);
+}
 /// The same for several pieces of work in turn, one call a sample: sample i of all, then sample i +
 /// 1 of all.
 std::vector<Stats> time_in_turn(const std::vector<std::function<void()>>& works, int samples);

@@ -1,8 +1,11 @@
 #include "examples/bench/peaks.h"
 
 #include <algorithm>
+#include <cstring>
+#include <fstream>
 
 #include "core/base/isa.h"
+#include "core/tensor/tensor.h"
 #include "examples/bench/measure.h"
 
 #ifdef __x86_64__
@@ -70,6 +73,57 @@ double multiply_add_base(int64_t rounds) {
   return double(rounds) * kChains * 4 * 2;
 }
 
+// The loops over memory, written once over a vector type and inlined into functions of each instruction set.
+template <class V>
+[[gnu::always_inline]] inline void read_loop(const char* p, int64_t bytes) {
+  constexpr int kUnroll = 8;
+  V sum[kUnroll] = {};
+  for (int64_t i = 0; i + int64_t(sizeof(V)) * kUnroll <= bytes; i += int64_t(sizeof(V)) * kUnroll)
+#pragma GCC unroll 8
+    for (int k = 0; k < kUnroll; ++k) sum[k] ^= *reinterpret_cast<const V*>(p + i + int64_t(sizeof(V)) * k);
+  for (V& s : sum) keep(s[0]);
+}
+template <class V>
+[[gnu::always_inline]] inline void copy_loop(char* to, const char* from, int64_t bytes) {
+  constexpr int kUnroll = 4;
+  for (int64_t i = 0; i + int64_t(sizeof(V)) * kUnroll <= bytes; i += int64_t(sizeof(V)) * kUnroll)
+#pragma GCC unroll 4
+    for (int k = 0; k < kUnroll; ++k) {
+      int64_t at = i + int64_t(sizeof(V)) * k;
+      *reinterpret_cast<V*>(to + at) = *reinterpret_cast<const V*>(from + at);
+    }
+  keep(*to);
+}
+
+using Int128 [[gnu::vector_size(16), gnu::may_alias]] = int64_t;
+using Int256 [[gnu::vector_size(32), gnu::may_alias]] = int64_t;
+using Int512 [[gnu::vector_size(64), gnu::may_alias]] = int64_t;
+
+void read_base(char*, const char* from, int64_t n) { read_loop<Int128>(from, n); }
+void copy_base(char* to, const char* from, int64_t n) { copy_loop<Int128>(to, from, n); }
+#ifdef __x86_64__
+[[gnu::target("avx2")]] void read_v3(char*, const char* from, int64_t n) { read_loop<Int256>(from, n); }
+[[gnu::target("avx2")]] void copy_v3(char* to, const char* from, int64_t n) { copy_loop<Int256>(to, from, n); }
+[[gnu::target("avx512f")]] void read_v4(char*, const char* from, int64_t n) { read_loop<Int512>(from, n); }
+[[gnu::target("avx512f")]] void copy_v4(char* to, const char* from, int64_t n) { copy_loop<Int512>(to, from, n); }
+void stream_copy(char* to, const char* from, int64_t n) {
+  for (int64_t i = 0; i + 64 <= n; i += 64)
+    for (int64_t k = 0; k < 64; k += 16)
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i + k), *reinterpret_cast<const __m128i*>(from + i + k));
+  _mm_sfence();
+}
+#endif
+
+using MemoryLoop = void (*)(char*, const char*, int64_t);
+MemoryLoop memory_loop(Traffic traffic) {
+#ifdef __x86_64__
+  if (traffic == Traffic::kStreamingCopy) return stream_copy;
+  if (cpu::current_isa() == cpu::Isa::kV4) return traffic == Traffic::kRead ? read_v4 : copy_v4;
+  if (cpu::current_isa() == cpu::Isa::kV3) return traffic == Traffic::kRead ? read_v3 : copy_v3;
+#endif
+  return traffic == Traffic::kRead ? read_base : copy_base;
+}
+
 double best_rate(double (*kernel)(int64_t)) {
   kernel(kRounds);
   double best = 0;
@@ -96,6 +150,43 @@ double measure_bf16_peak() {
   if (__builtin_cpu_supports("avx512bf16")) return best_rate(dot_bf16);
 #endif
   return 0;
+}
+
+double measure_bandwidth(Traffic traffic, int64_t bytes) {
+  constexpr int64_t kTrafficPerTry = int64_t(64) << 20;
+  MemoryLoop loop = memory_loop(traffic);
+  int64_t n = (traffic == Traffic::kRead ? bytes : bytes / 2) / 512 * 512;
+  Tensor from = empty({bytes}, kU8), to = traffic == Traffic::kRead ? from : empty({n}, kU8);
+  std::memset(from.raw(), 1, size_t(bytes));
+  std::memset(to.raw(), 1, size_t(n));
+  char *target = static_cast<char*>(to.raw()), *source = static_cast<char*>(from.raw());
+  int64_t rounds = std::max<int64_t>(1, kTrafficPerTry / bytes);
+  double best = 0;
+  for (int i = 0; i < kTries; ++i) {
+    Stopwatch w;
+    for (int64_t r = 0; r < rounds; ++r) loop(target, source, n);
+    best = std::max(best, double(n * rounds) * (traffic == Traffic::kRead ? 1 : 2) / w.seconds());
+  }
+  return best;
+}
+
+std::vector<Level> memory_levels(int cores) {
+  std::vector<Level> levels;
+  for (int i = 0; i < 8; ++i) {
+    std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(i) + "/", type, size, shared;
+    int number = 0;
+    std::ifstream(folder + "type") >> type;
+    std::ifstream(folder + "level") >> number;
+    std::ifstream(folder + "size") >> size;
+    std::ifstream(folder + "shared_cpu_list") >> shared;
+    if (size.empty() || type == "Instruction") continue;
+    int64_t bytes = std::stoll(size) * (size.back() == 'M' ? 1 << 20 : 1024);
+    bool several = shared.find_first_of(",-") != std::string::npos;
+    levels.push_back({"L" + std::to_string(number), bytes, bytes / 2 / (several ? cores : 1)});
+  }
+  int64_t last = levels.empty() ? int64_t(32) << 20 : levels.back().size;
+  levels.push_back({"DRAM", 0, std::max<int64_t>(int64_t(256) << 20, last * 4)});
+  return levels;
 }
 
 }  // namespace tessera::bench

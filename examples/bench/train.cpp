@@ -26,50 +26,6 @@ struct TrainOptions {
   bool profile_ops = false, detail = false;
 };
 
-// The products of a step, each shape prepared once.
-class BareStep {
- public:
-  BareStep(const std::vector<Product>& products, bool dense) {
-    for (const Product& recorded : products) {
-      Product p = dense ? dense_form(recorded) : recorded;
-      size_t i = size_t(std::find(shapes_.begin(), shapes_.end(), p) - shapes_.begin());
-      if (i == shapes_.size()) shapes_.push_back(p), prepared_.emplace_back(p), calls_.push_back(0);
-      ++calls_[i], order_.push_back(i);
-    }
-  }
-  void run() {
-    for (size_t i : order_) prepared_[i].run();
-  }
-  double flops() const {
-    double all = 0;
-    for (size_t i : order_) all += shapes_[i].flops();
-    return all;
-  }
-  /// Prints each shape with its time when called again and again.
-  void print_shapes();
-
- private:
-  std::vector<Product> shapes_;
-  std::vector<BareProduct> prepared_;
-  std::vector<int64_t> calls_;
-  std::vector<size_t> order_;
-};
-
-void BareStep::print_shapes() {
-  fmt::print("{:>5} {:>10} {:>8}  {:<22} {:<34} {}\n", "calls", "us a call", "GF/s", "product",
-             "batch x m x n x k", "oneDNN");
-  for (size_t i = 0; i < shapes_.size(); ++i) {
-    const Product& p = shapes_[i];
-    double t = time_call([&] { prepared_[i].run(); }, kSamples, 0.002).median;
-    std::string extents;
-    for (auto& l : p.batch) extents += fmt::format("{} x ", l.extent);
-    extents += fmt::format("{} x {} x {}{}", p.m.extent, p.n.extent, p.k.extent,
-                           p.plain ? "" : " (copied)");
-    fmt::print("{:>5} {:>10.1f} {:>8.1f}  {:<22} {:<34} {}\n", calls_[i], t * 1e6,
-               p.flops() / t * 1e-9, p.spec, extents, prepared_[i].implementation());
-  }
-}
-
 std::vector<Product> record_products(Workload& work) {
   RecordingBackend recorder;
   Scoped<Backend*> use(context().backend, &recorder);

@@ -1,0 +1,144 @@
+// bench collectives: every verb over a range of sizes, on the ranks of this job or on threads of this process. A call is
+// timed on rank 0 from a barrier on, so that a rank that comes late is not counted as slow transport.
+#include <fmt/core.h>
+
+#include <cmath>
+
+#include "collectives/loopback/run_ranks.h"
+#include "collectives/process_group.h"
+#include "collectives/store/environment.h"
+#include "core/base/error.h"
+#include "core/base/parallel.h"
+#include "core/ops/create.h"
+#include "examples/bench/commands.h"
+
+namespace tessera::bench {
+namespace {
+
+struct CollectiveOptions {
+  int ranks = 2;  // as threads; under tlaunch the job's
+  std::string backend;
+  std::string only;
+  int64_t min_bytes = 4 << 10, max_bytes = 100 << 20;
+  double seconds = 0.2;  // for each verb and size
+};
+
+// One verb with its tensors; `bytes` is the size of the largest tensor of a rank, as nccl-tests counts.
+struct Verb {
+  std::string name;
+  std::function<void()> call;
+  double bus_factor;  // share of `bytes` that has to cross between ranks
+};
+
+std::vector<Verb> verbs(ProcessGroup& g, int64_t bytes) {
+  int64_t n = g.size(), whole = bytes / 4 / n * n, part = whole / n;
+  Tensor t = ones({whole}), in = ones({whole}), out = ones({whole}), piece = ones({part});
+  double others = double(n - 1) / double(n);
+  bool root = g.rank() == 0;
+  auto at_root = [root](const Tensor& x) { return root ? std::vector<Tensor>{x} : std::vector<Tensor>{}; };
+  std::vector<Verb> v = {
+      {"all_reduce", [&g, t] { g.all_reduce(t, ReduceOp::kAvg); }, 2 * others},
+      {"reduce", [&g, t] { g.reduce(t, 0, ReduceOp::kAvg); }, 1},
+      {"broadcast", [&g, t] { g.broadcast(t, 0); }, 1},
+      {"all_gather", [&g, out, piece] { g.all_gather(out, piece); }, others},
+      {"gather", [&g, piece, o = at_root(out)] { g.gather(o, piece, 0); }, others},
+      {"scatter", [&g, piece, i = at_root(in)] { g.scatter(piece, i, 0); }, others},
+      {"reduce_scatter", [&g, in, piece] { g.reduce_scatter(piece, in); }, others},
+      {"all_to_all", [&g, in, out] { g.all_to_all(out, in); }, others}};
+  if (n > 1)
+    v.push_back({"send_recv", [&g, t] {
+                   if (g.rank() == 0) g.send(t, 1);
+                   if (g.rank() == 1) g.recv(t, 0);
+                 }, 1});
+  return v;
+}
+
+// Rank 0 decides how many calls fill the time, so that all make the same.
+Stats time_verb(ProcessGroup& g, const std::function<void()>& call, double seconds) {
+  constexpr int kMost = 2000;
+  for (int i = 0; i < 2; ++i) call();
+  g.barrier();
+  Stopwatch trial;
+  call();
+  Tensor calls = from_values<int64_t>({int64_t(seconds / std::max(trial.seconds(), 1e-7))}, {1});
+  g.broadcast(calls, 0);
+  int64_t n = std::clamp<int64_t>(calls.item<int64_t>(), kSamples, kMost);
+  std::vector<double> times;
+  for (int64_t i = 0; i < n; ++i) {
+    g.barrier();
+    Stopwatch w;
+    call();
+    times.push_back(w.seconds());
+  }
+  return stats_of(times);
+}
+
+Json measure(ProcessGroup& g, const CollectiveOptions& o) {
+  bool tell = g.rank() == 0;
+  Json rows;
+  if (tell) {
+    fmt::print("{} ranks, backend {}, f32, {}; p50 on rank 0 after a barrier\n", g.size(), g.backend(), load_text());
+    fmt::print("{:<16} {:>9} {:>12} {:>12} {:>12} {:>10} {:>10} {:>7}\n", "verb", "size", "p50", "q1", "q3", "GB/s",
+               "bus GB/s", "calls");
+  }
+  auto row = [&](const Verb& v, int64_t bytes) {
+    if (v.name.find(o.only) == std::string::npos) return;
+    Stats t = time_verb(g, v.call, o.seconds);
+    if (!tell) return;
+    double rate = double(bytes) / t.median * 1e-9;
+    fmt::print("{:<16} {:>9} {:>12} {:>12} {:>12} {:>10.2f} {:>10.2f} {:>7}\n", v.name, bytes_text(bytes),
+               time_text(t.median), time_text(t.q1), time_text(t.q3), rate, rate * v.bus_factor, t.samples);
+    std::fflush(stdout);
+    rows.push_back({{"verb", v.name}, {"bytes", bytes}, {"us", to_json(t, 1e6)}, {"gbytes_per_s", rate},
+                    {"bus_gbytes_per_s", rate * v.bus_factor}});
+  };
+  row({"barrier", [&] { g.barrier(); }, 0}, 0);
+  for (int64_t bytes = o.min_bytes;; bytes = std::min(bytes * 8, o.max_bytes)) {
+    for (const Verb& v : verbs(g, bytes)) row(v, bytes);
+    if (bytes == o.max_bytes) break;
+  }
+  if (tell)
+    fmt::print("size: largest tensor of a rank; bus GB/s: bytes that have to cross between ranks, as nccl-tests counts\n");
+  return {{"ranks", g.size()}, {"backend", g.backend()}, {"rows", rows}};
+}
+
+Json bench_collectives(const CollectiveOptions& o) {
+  TESSERA_CHECK(o.ranks >= 1, "bench collectives: --ranks {}: expected at least 1", o.ranks);
+  TESSERA_CHECK(o.min_bytes >= 256 && o.min_bytes <= o.max_bytes,
+                "bench collectives: --min-bytes {} --max-bytes {}: expected 256 or more, and the first at most the second",
+                o.min_bytes, o.max_bytes);
+  if (job_environment().world_size > 1) {
+    Ref<ProcessGroup> group = init_process_group({.backend = o.backend});
+    Json result = measure(*group, o);
+    destroy_process_group();
+    return result;
+  }
+  TESSERA_CHECK(o.backend.empty() || o.backend == "loopback" || o.backend == "gloo",
+                "bench collectives: --backend {} with ranks as threads: expected loopback or gloo; run under tlaunch for shm",
+                o.backend);
+  Json result;
+  std::vector<int> cores = allowed_cores();
+  auto body = [&](ProcessGroup& g) {
+    bind_to_core(cores[size_t(g.rank()) % cores.size()]);
+    Json mine = measure(g, o);
+    if (g.rank() == 0) result = std::move(mine);
+  };
+  run_ranks(o.ranks, body, {.backend = o.backend.empty() ? "loopback" : o.backend});
+  return result;
+}
+
+}  // namespace
+
+void add_collectives(CLI::App& app, Run& run) {
+  auto o = std::make_shared<CollectiveOptions>();
+  CLI::App* sub = app.add_subcommand("collectives", "latency and bandwidth of every verb; under tlaunch, or ranks as threads");
+  sub->add_option("--ranks", o->ranks, "threads, when not under tlaunch")->capture_default_str();
+  sub->add_option("--backend", o->backend, "under tlaunch shm or gloo, as threads loopback or gloo; default by host");
+  sub->add_option("--only", o->only, "verbs whose name has this text");
+  sub->add_option("--min-bytes", o->min_bytes, "smallest size")->capture_default_str();
+  sub->add_option("--max-bytes", o->max_bytes, "largest size")->capture_default_str();
+  sub->add_option("--seconds", o->seconds, "for each verb and size, about")->capture_default_str();
+  sub->callback([o, &run] { run = [o] { return bench_collectives(*o); }; });
+}
+
+}  // namespace tessera::bench

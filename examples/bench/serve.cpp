@@ -1,0 +1,138 @@
+// bench serve (hidden): keeps the program alive and times one sample for each line read, so that a driver can alternate
+// it with another program A-B-A-B. The protocol is that of scripts/reference/bench_common.py: on start one JSON line with
+// the names; then "go NAME" prints {"name", "ms"}, "free" drops what the last name holds, "quit" or the end of stdin ends.
+// Invariant: at most one case holds memory.
+#include <algorithm>
+#include <iostream>
+#include <sstream>
+
+#include "core/base/isa.h"
+#include "core/base/parallel.h"
+#include "core/base/version.h"
+#include "core/dispatch/context.h"
+#include "core/tensor/allocator.h"
+#include "examples/bench/cases.h"
+#include "examples/bench/commands.h"
+#include "examples/bench/contractions.h"
+#include "examples/bench/recorder.h"
+#include "examples/bench/workload.h"
+
+namespace tessera::bench {
+namespace {
+
+using Sample = std::function<double()>;  // milliseconds
+
+// The median of a few runs of many calls each.
+Sample sample_of_small(const std::string& name) {
+  constexpr int64_t kCalls = 20000;
+  for (const Case& c : small_cases())
+    if (c.name == name)
+      return [batch = c.prepare()] {
+        std::vector<double> times;
+        for (int i = 0; i < 5; ++i) {
+          Stopwatch w;
+          batch(kCalls);
+          times.push_back(w.seconds() * 1e3 / double(kCalls));
+        }
+        return stats_of(times).median;
+      };
+  return nullptr;
+}
+
+Sample sample_of_large(const Case& c) {
+  Batch batch = c.prepare();
+  batch(1);
+  return [batch] {
+    Stopwatch w;
+    batch(1);
+    return w.seconds() * 1e3;
+  };
+}
+
+Sample sample_of_steps() {
+  constexpr int kSteps = 10;
+  auto work = std::make_shared<Workload>(WorkloadOptions{});
+  for (int i = 0; i < kSteps; ++i) work->step();
+  return [work] {
+    std::vector<double> times;
+    for (int i = 0; i < kSteps; ++i) {
+      Stopwatch w;
+      work->step();
+      times.push_back(w.seconds() * 1e3);
+    }
+    return stats_of(times).median;
+  };
+}
+
+// The products of a gpt-nano step as bare library calls.
+Sample sample_of_contractions() {
+  std::vector<Product> products;
+  {
+    Workload work{WorkloadOptions{}};
+    RecordingBackend recorder;
+    Scoped<Backend*> use(context().backend, &recorder);
+    work.step();
+    products = recorder.products();
+  }
+  auto bare = std::make_shared<BareStep>(products, false);
+  bare->run();
+  return [bare] {
+    Stopwatch w;
+    bare->run();
+    return w.seconds() * 1e3;
+  };
+}
+
+const std::vector<std::string> kNames = {"step", "contractions", "cross_entropy", "adamw", "add", "add_grad", "view", "transpose"};
+
+Sample make_sample(const std::string& name) {
+  if (name == "step") return sample_of_steps();
+  if (name == "contractions") return sample_of_contractions();
+  if (name == "cross_entropy") return sample_of_large(cross_entropy_case(8192));
+  if (name == "adamw") return sample_of_large(adamw_case());
+  return sample_of_small(name);
+}
+
+Json serve(int cpu) {
+  int core = bind_to_core(cpu);
+  set_num_threads(1);
+  auto say = [](const Json& j) { std::cout << j.dump() << std::endl; };
+  say({{"program", "tessera"}, {"version", version()}, {"names", kNames},
+       {"settings", {{"cpu", core}, {"threads", 1}, {"isa", cpu::isa_name(cpu::current_isa())}}}});
+  std::string held;
+  Sample sample;
+  auto free = [&] {
+    sample = nullptr, held.clear();
+    release_cached_cpu_memory();
+  };
+  for (std::string line; std::getline(std::cin, line);) {
+    std::istringstream words(line);
+    std::string verb, name, rest;
+    words >> verb >> name >> rest;
+    if (verb == "quit") break;
+    if (verb == "free") {
+      free();
+      say({{"free", true}});
+      continue;
+    }
+    if (verb != "go" || !rest.empty() || std::find(kNames.begin(), kNames.end(), name) == kNames.end()) {
+      say({{"error", line}});
+      continue;
+    }
+    if (name != held) free(), sample = make_sample(name), held = name;
+    say({{"name", name}, {"ms", sample()}});
+  }
+  return {};
+}
+
+}  // namespace
+
+void add_serve(CLI::App& app, Run& run) {
+  auto cpu = std::make_shared<int>(-1);
+  CLI::App* sub = app.add_subcommand("serve", "times on demand, for drivers that alternate programs")->group("");
+  sub->add_option("--cpu", *cpu, "core to bind to; -1: the last")->capture_default_str();
+  add_clock_option(*sub);
+  sub->callback([cpu, &run] { run = [cpu] { return serve(*cpu); }; });
+}
+
+}  // namespace tessera::bench
