@@ -34,7 +34,7 @@ bool is_contiguous(const Shape& s, const Strides& st) {
   for (int i = s.size() - 1; i >= 0; --i) {
     if (s[i] == 0) return true;
     if (s[i] == 1) continue;
-    if (st[i] != step) return false;
+    if (st[i] != step) return numel(s) == 0;
     step *= s[i];
   }
   return true;
