@@ -1,0 +1,75 @@
+"""What the measuring scripts share: where the programs and the data are, runs with their metrics, statistics.
+
+Invariant: every script prints what it ran on and how busy the machine was, and ends with a non-zero status when what it
+shows does not hold.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def parser(description):
+    p = argparse.ArgumentParser(description=description.strip().splitlines()[0])
+    p.add_argument("--build", type=Path, default=ROOT / "build", help="build folder (default: build)")
+    return p
+
+
+def add_text_argument(p):
+    folder = os.environ.get("TESSERA_TEST_DATA", "")
+    p.add_argument(
+        "text",
+        nargs="?",
+        type=Path,
+        default=Path(folder) / "tinyshakespeare.txt" if folder else None,
+        help="text file (default: tinyshakespeare.txt in $TESSERA_TEST_DATA)",
+    )
+
+
+def check_text(options):
+    if options.text is None or not options.text.is_file():
+        sys.exit(f"{Path(sys.argv[0]).name}: no text file {options.text}; give one, or set TESSERA_TEST_DATA")
+
+
+def program(options, name):
+    path = options.build / "bin" / name
+    if not path.is_file():
+        sys.exit(f"{Path(sys.argv[0]).name}: there is no {path}; build first, or give --build")
+    return str(path)
+
+
+def load():
+    return f"load average {os.getloadavg()[0]:.2f} on {os.cpu_count()} cores"
+
+
+def train(options, ranks, *flags):
+    """Runs `tlaunch --nproc ranks train flags`; returns (lines of the steps, the last line)."""
+    with tempfile.TemporaryDirectory() as folder:
+        metrics = Path(folder) / "metrics.jsonl"
+        command = [program(options, "tlaunch"), "--nproc", str(ranks), program(options, "train")]
+        command += [*map(str, flags), "--metrics", str(metrics)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{' '.join(command)}\nended with status {done.returncode}:\n{done.stdout}{done.stderr}")
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [line for line in lines if "loss" in line], lines[-1]
+
+
+def ratio_interval(over, under, resamples=2000):
+    """Median(over) / median(under) of samples taken in turn, with its 95 % bootstrap interval over pairs."""
+    draw = random.Random(0)
+    pairs = list(zip(over, under))
+
+    def ratio(sample):
+        return statistics.median(p[0] for p in sample) / statistics.median(p[1] for p in sample)
+
+    ratios = sorted(ratio(draw.choices(pairs, k=len(pairs))) for _ in range(resamples))
+    return ratio(pairs), ratios[int(0.025 * resamples)], ratios[int(0.975 * resamples)]

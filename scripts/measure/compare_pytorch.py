@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Speed against PyTorch: the same work timed in turn (A B A B) on one core by `bench serve` and by scripts/reference.
+
+How: both programs stay alive and are bound to the same core; a sample of one is followed by a sample of the other. Printed
+are medians, the ratio of medians and its 95 % bootstrap interval over pairs. PyTorch runs with the settings of
+scripts/reference/bench_common.py (one thread, tuned libraries). AdamW is compared with each kind that PyTorch has.
+
+Usage: compare_pytorch.py --python NAME=INTERPRETER [--python ...] [--build DIR] [--pairs 11] [--only step,add] [--json FILE]
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import common
+
+# (our name, program, PyTorch's name)
+ROWS = [
+    ("step", "bench_gpt_nano.py", "step"),
+    ("cross_entropy", "bench_ops.py", "cross_entropy"),
+    ("adamw", "bench_ops.py", "adamw"),
+    ("adamw", "bench_ops.py", "adamw_foreach"),
+    ("adamw", "bench_ops.py", "adamw_fused"),
+    ("add", "bench_ops.py", "add"),
+    ("add_grad", "bench_ops.py", "add_grad"),
+    ("view", "bench_ops.py", "view"),
+    ("transpose", "bench_ops.py", "transpose"),
+]
+
+
+class Server:
+    """A program that times one sample for each line it is sent."""
+
+    def __init__(self, command):
+        self.command = command
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        self.header = self.answer()
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            sys.exit(f"{' '.join(self.command)}\nended with status {self.process.returncode}:\n{self.process.stderr.read()}")
+        return json.loads(line)
+
+    def ask(self, line):
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self.answer()
+
+    def sample(self, name):
+        answer = self.ask(f"go {name}")
+        if "ms" not in answer:
+            sys.exit(f"{' '.join(self.command)}: {answer}")
+        return answer["ms"]
+
+    def close(self):
+        self.process.stdin.write("quit\n")
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def in_turn(a, name_a, b, name_b, pairs):
+    a.sample(name_a), b.sample(name_b)  # warm-up
+    times = [(a.sample(name_a), b.sample(name_b)) for _ in range(pairs)]
+    a.ask("free"), b.ask("free")
+    return [t[0] for t in times], [t[1] for t in times]
+
+
+def duration(ms):
+    return f"{ms * 1e6:.0f} ns" if ms < 1e-3 else f"{ms * 1e3:.1f} us" if ms < 1 else f"{ms:.2f} ms"
+
+
+def print_row(what, ours, theirs):
+    ratio, low, high = common.ratio_interval(theirs, ours)
+    medians = statistics.median(ours), statistics.median(theirs)
+    print(f"{what:<34} {duration(medians[0]):>12} {duration(medians[1]):>12} {ratio:>7.2f}x   [{low:.2f}, {high:.2f}]", flush=True)
+    return {"what": what, "tessera_ms": medians[0], "other_ms": medians[1], "ratio": ratio, "interval": [low, high]}
+
+
+def compare(options, name, interpreter):
+    """Rows against one PyTorch. One reference program lives at a time, beside ours."""
+    rows, ours, theirs, script = [], Server([program_of(options), "serve"]), None, None
+    for our_name, program, their_name in ROWS:
+        if options.only and our_name not in options.only.split(","):
+            continue
+        if program != script:
+            if theirs:
+                theirs.close()
+            path = common.ROOT / "scripts" / "reference" / program
+            theirs, script = Server([interpreter, str(path), "--serve"]), program
+        if their_name in theirs.header["names"]:
+            what = f"{their_name}, PyTorch {theirs.header['torch']}"
+            rows.append(print_row(what, *in_turn(ours, our_name, theirs, their_name, options.pairs)))
+            rows[-1]["pytorch"] = name
+    for server in (ours, theirs):
+        if server:
+            server.close()
+    return rows
+
+
+def program_of(options):
+    return common.program(options, "bench")
+
+
+def contractions(options):
+    """The step against its own contractions as bare oneDNN calls, in two processes in turn."""
+    a, b = Server([program_of(options), "serve"]), Server([program_of(options), "serve"])
+    step, bare = in_turn(a, "step", b, "contractions", options.pairs)
+    a.close(), b.close()
+    return print_row("step, its bare oneDNN contractions", step, bare)
+
+
+def main():
+    p = common.parser(__doc__)
+    p.add_argument("--python", action="append", default=[], metavar="NAME=INTERPRETER", help="a Python that has PyTorch")
+    p.add_argument("--pairs", type=int, default=11, help="samples of each (default: 11)")
+    p.add_argument("--only", help="our names, as in step,add")
+    p.add_argument("--json", type=Path)
+    options = p.parse_args()
+    if options.pairs < 9:
+        p.error(f"--pairs {options.pairs}: a median takes at least 9")
+    print(f"one thread on one core, {common.load()}")
+    print(f"{'':<34} {'Tessera':>12} {'other':>12} {'ratio':>8}   95 % interval")
+    rows = []
+    if not options.only or "step" in options.only.split(","):
+        rows.append(contractions(options))
+    for choice in options.python:
+        name, _, interpreter = choice.partition("=")
+        if not interpreter:
+            p.error(f"--python {choice}: expected NAME=INTERPRETER")
+        rows += compare(options, name, interpreter)
+    print(f"ratio: time of the other over Tessera's; {common.load()}")
+    if options.json:
+        options.json.write_text(json.dumps({"load": common.load(), "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
