@@ -50,11 +50,17 @@ std::vector<Case> small_cases() {
       make_case("sum", [=] { keep(sum(x).defined()); }),
       make_case("add_0d", [=] { keep(add(one, two).defined()); }),
       make_case("item", [=] { keep(one.item<double>()); }),
-      make_case("view", [=] { keep(x.reshape({4, 4}).defined()); }),
+      make_case("view",
+                [=] {
+                  keep(x.reshape({4, 4}).defined());
+                }),
       make_case("transpose", [=] { keep(square.transpose(0, 1).defined()); }),
       make_case("slice", [=] { keep(slice(x, 0, 2, 10).defined()); }),
       make_case("select", [=] { keep(square[1].defined()); }),
-      make_case("view_grad", [=] { keep(leaf.reshape({4, 4}).defined()); }),
+      make_case("view_grad",
+                [=] {
+                  keep(leaf.reshape({4, 4}).defined());
+                }),
   };
 }
 
@@ -65,16 +71,25 @@ std::vector<Case> throughput_cases() {
     Tensor x = randn({rows, kColumns}), y = randn({rows, kColumns}), w = ones({kColumns});
     double n = double(x.nbytes());
     auto named = [&](const char* op) { return fmt::format("{} [{}, {}]", op, rows, kColumns); };
-    cases.push_back(make_case(named("add"), [=] { keep(add(x, y).defined()); }, 3 * n));
-    cases.push_back(make_case(named("exp"), [=] { keep(exp(x).defined()); }, 2 * n));
-    cases.push_back(make_case(named("tanh"), [=] { keep(tanh(x).defined()); }, 2 * n));
-    cases.push_back(make_case(named("gelu"), [=] { keep(gelu(x).defined()); }, 2 * n));
-    cases.push_back(make_case(named("softmax"), [=] { keep(softmax(x).defined()); }, 2 * n));
-    cases.push_back(make_case(named("layer_norm"), [=] { keep(layer_norm(x, w).defined()); }, 2 * n));
-    cases.push_back(make_case(named("sum rows"), [=] { keep(sum(x, {-1}).defined()); }, n));
-    cases.push_back(make_case(named("sum columns"), [=] { keep(sum(x, {0}).defined()); }, n));
+    cases.push_back(make_case(
+        named("add"), [=] { keep(add(x, y).defined()); }, 3 * n));
+    cases.push_back(make_case(
+        named("exp"), [=] { keep(exp(x).defined()); }, 2 * n));
+    cases.push_back(make_case(
+        named("tanh"), [=] { keep(tanh(x).defined()); }, 2 * n));
+    cases.push_back(make_case(
+        named("gelu"), [=] { keep(gelu(x).defined()); }, 2 * n));
+    cases.push_back(make_case(
+        named("softmax"), [=] { keep(softmax(x).defined()); }, 2 * n));
+    cases.push_back(make_case(
+        named("layer_norm"), [=] { keep(layer_norm(x, w).defined()); }, 2 * n));
+    cases.push_back(make_case(
+        named("sum rows"), [=] { keep(sum(x, {-1}).defined()); }, n));
+    cases.push_back(make_case(
+        named("sum columns"), [=] { keep(sum(x, {0}).defined()); }, n));
     Tensor t = transpose(x, 0, 1);
-    cases.push_back(make_case(named("dense copy of transpose"), [=] { keep(t.contiguous().defined()); }, 2 * n));
+    cases.push_back(make_case(
+        named("dense copy of transpose"), [=] { keep(t.contiguous().defined()); }, 2 * n));
   }
   cases.push_back(cross_entropy_case(2048));
   cases.push_back(adamw_case());
@@ -85,8 +100,9 @@ std::vector<Case> matmul_cases() {
   std::vector<Case> cases;
   for (int64_t n : {16, 32, 64, 128, 256, 512, 1024}) {
     Tensor a = randn({n, n}), b = randn({n, n});
-    cases.push_back(make_case(fmt::format("matmul {0} x {0} x {0}", n), [=] { keep(matmul(a, b).defined()); },
-                              3 * double(a.nbytes()), 2 * double(n * n * n)));
+    cases.push_back(make_case(
+        fmt::format("matmul {0} x {0} x {0}", n), [=] { keep(matmul(a, b).defined()); },
+        3 * double(a.nbytes()), 2 * double(n * n * n)));
   }
   constexpr int64_t kRows = 768;
   const int64_t shapes[][2] = {{384, 128}, {128, 128}, {512, 128}, {128, 512}, {65, 128}};
@@ -94,14 +110,21 @@ std::vector<Case> matmul_cases() {
     Tensor x = randn({kRows, k}), w = randn({n, k}), g = randn({kRows, n});
     double flops = 2 * double(kRows * n * k), bytes = 4 * double(kRows * n + n * k + kRows * k);
     std::string size = fmt::format("{} x {} x {}", kRows, n, k);
-    cases.push_back(make_case("linear forward " + size, [=] { keep(linear(x, w).defined()); }, bytes, flops));
-    cases.push_back(make_case("linear dx " + size, [=] { keep(contract("bn,nk->bk", g, w).defined()); }, bytes, flops));
-    cases.push_back(make_case("linear dw " + size, [=] { keep(contract("bn,bk->nk", g, x).defined()); }, bytes, flops));
+    cases.push_back(make_case(
+        "linear forward " + size, [=] { keep(linear(x, w).defined()); }, bytes, flops));
+    cases.push_back(make_case(
+        "linear dx " + size, [=] { keep(contract("bn,nk->bk", g, w).defined()); }, bytes, flops));
+    cases.push_back(make_case(
+        "linear dw " + size, [=] { keep(contract("bn,bk->nk", g, x).defined()); }, bytes, flops));
   }
   Tensor q = randn({12, 4, 64, 32}), k = randn({12, 4, 64, 32}), p = randn({12, 4, 64, 64});
   double flops = 2.0 * 48 * 64 * 64 * 32, bytes = 4.0 * 48 * (2 * 64 * 32 + 64 * 64);
-  cases.push_back(make_case("q k^T 48 x 64 x 64 x 32", [=] { keep(contract("bhtd,bhsd->bhts", q, k).defined()); }, bytes, flops));
-  cases.push_back(make_case("p v 48 x 64 x 32 x 64", [=] { keep(contract("bhts,bhsd->bhtd", p, k).defined()); }, bytes, flops));
+  cases.push_back(make_case(
+      "q k^T 48 x 64 x 64 x 32", [=] { keep(contract("bhtd,bhsd->bhts", q, k).defined()); }, bytes,
+      flops));
+  cases.push_back(make_case(
+      "p v 48 x 64 x 32 x 64", [=] { keep(contract("bhts,bhsd->bhtd", p, k).defined()); }, bytes,
+      flops));
   return cases;
 }
 
@@ -122,9 +145,10 @@ Case adamw_case() {
   constexpr int64_t kWidth = 768, kContext = 1024, kLayers = 12;
   std::vector<Shape> shapes = {{kVocabulary, kWidth}, {kContext, kWidth}};
   for (int64_t l = 0; l < kLayers; ++l)
-    for (const Shape& s : {Shape{kWidth}, Shape{kWidth}, Shape{3 * kWidth, kWidth}, Shape{3 * kWidth},
-                           Shape{kWidth, kWidth}, Shape{kWidth}, Shape{kWidth}, Shape{kWidth},
-                           Shape{4 * kWidth, kWidth}, Shape{4 * kWidth}, Shape{kWidth, 4 * kWidth}, Shape{kWidth}})
+    for (const Shape& s :
+         {Shape{kWidth}, Shape{kWidth}, Shape{3 * kWidth, kWidth}, Shape{3 * kWidth},
+          Shape{kWidth, kWidth}, Shape{kWidth}, Shape{kWidth}, Shape{kWidth},
+          Shape{4 * kWidth, kWidth}, Shape{4 * kWidth}, Shape{kWidth, 4 * kWidth}, Shape{kWidth}})
       shapes.push_back(s);
   shapes.push_back({kWidth}), shapes.push_back({kWidth});
   double values = 0;

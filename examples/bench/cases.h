@@ -1,5 +1,5 @@
-// Single operations to time, shared by `bench ops` and `bench serve`. Invariant: a batch does the named work and
-// nothing else.
+// Single operations to time, shared by `bench ops` and `bench serve`. Invariant: a batch does the
+// named work and nothing else.
 #pragma once
 #include <functional>
 #include <string>
@@ -11,9 +11,10 @@ using Batch = std::function<void(int64_t calls)>;  // does the work so many time
 
 struct Case {
   std::string name;
-  std::function<Batch()> prepare;  // makes what the work needs; large cases hold memory while their batch lives
-  double bytes = 0;                          // least traffic of one call: operands read once, results written once
-  double flops = 0;                          // of one call, for contractions
+  std::function<Batch()>
+      prepare;       // makes what the work needs; large cases hold memory while their batch lives
+  double bytes = 0;  // least traffic of one call: operands read once, results written once
+  double flops = 0;  // of one call, for contractions
 };
 
 /// Dispatch of single small ops: 16 values, 0-d, views.

@@ -1,8 +1,9 @@
-// bench collectives: every verb over a range of sizes, on the ranks of this job or on threads of this process. A call is
-// timed on rank 0 from a barrier on, so that a rank that comes late is not counted as slow transport.
+// bench collectives: every verb over a range of sizes, on the ranks of this job or on threads of
+// this process. A call is timed on rank 0 from a barrier on, so that a rank that comes late is not
+// counted as slow transport.
 #include <fmt/core.h>
 
-#include <cmath>
+#include <algorithm>
 
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/process_group.h"
@@ -23,7 +24,8 @@ struct CollectiveOptions {
   double seconds = 0.2;  // for each verb and size
 };
 
-// One verb with its tensors; `bytes` is the size of the largest tensor of a rank, as nccl-tests counts.
+// One verb with its tensors; `bytes` is the size of the largest tensor of a rank, as nccl-tests
+// counts.
 struct Verb {
   std::string name;
   std::function<void()> call;
@@ -33,11 +35,17 @@ struct Verb {
 std::vector<Verb> verbs(ProcessGroup& g, int64_t bytes) {
   int64_t n = g.size(), whole = bytes / 4 / n * n, part = whole / n;
   Tensor t = ones({whole}), in = ones({whole}), out = ones({whole}), piece = ones({part});
+  Tensor shared(Meta::contiguous({whole}, kF32, {}), g.allocate(size_t(whole) * 4));
+  std::fill_n(shared.data<float>(), whole, 1.0f);
   double others = double(n - 1) / double(n);
   bool root = g.rank() == 0;
-  auto at_root = [root](const Tensor& x) { return root ? std::vector<Tensor>{x} : std::vector<Tensor>{}; };
+  auto at_root = [root](const Tensor& x) {
+    return root ? std::vector<Tensor>{x} : std::vector<Tensor>{};
+  };
   std::vector<Verb> v = {
       {"all_reduce", [&g, t] { g.all_reduce(t, ReduceOp::kAvg); }, 2 * others},
+      // In the group's own memory, as gradient buckets are: nothing is copied in.
+      {"all_reduce bucket", [&g, shared] { g.all_reduce(shared, ReduceOp::kAvg); }, 2 * others},
       {"reduce", [&g, t] { g.reduce(t, 0, ReduceOp::kAvg); }, 1},
       {"broadcast", [&g, t] { g.broadcast(t, 0); }, 1},
       {"all_gather", [&g, out, piece] { g.all_gather(out, piece); }, others},
@@ -46,10 +54,12 @@ std::vector<Verb> verbs(ProcessGroup& g, int64_t bytes) {
       {"reduce_scatter", [&g, in, piece] { g.reduce_scatter(piece, in); }, others},
       {"all_to_all", [&g, in, out] { g.all_to_all(out, in); }, others}};
   if (n > 1)
-    v.push_back({"send_recv", [&g, t] {
+    v.push_back({"send_recv",
+                 [&g, t] {
                    if (g.rank() == 0) g.send(t, 1);
                    if (g.rank() == 1) g.recv(t, 0);
-                 }, 1});
+                 },
+                 1});
   return v;
 }
 
@@ -77,19 +87,24 @@ Json measure(ProcessGroup& g, const CollectiveOptions& o) {
   bool tell = g.rank() == 0;
   Json rows;
   if (tell) {
-    fmt::print("{} ranks, backend {}, f32, {}; p50 on rank 0 after a barrier\n", g.size(), g.backend(), load_text());
-    fmt::print("{:<16} {:>9} {:>12} {:>12} {:>12} {:>10} {:>10} {:>7}\n", "verb", "size", "p50", "q1", "q3", "GB/s",
-               "bus GB/s", "calls");
+    fmt::print("{} ranks, backend {}, f32, {}; p50 on rank 0 after a barrier\n", g.size(),
+               g.backend(), load_text());
+    fmt::print("{:<18} {:>9} {:>12} {:>12} {:>12} {:>10} {:>10} {:>7}\n", "verb", "size", "p50",
+               "q1", "q3", "GB/s", "bus GB/s", "calls");
   }
   auto row = [&](const Verb& v, int64_t bytes) {
     if (v.name.find(o.only) == std::string::npos) return;
     Stats t = time_verb(g, v.call, o.seconds);
     if (!tell) return;
     double rate = double(bytes) / t.median * 1e-9;
-    fmt::print("{:<16} {:>9} {:>12} {:>12} {:>12} {:>10.2f} {:>10.2f} {:>7}\n", v.name, bytes_text(bytes),
-               time_text(t.median), time_text(t.q1), time_text(t.q3), rate, rate * v.bus_factor, t.samples);
+    fmt::print("{:<18} {:>9} {:>12} {:>12} {:>12} {:>10.2f} {:>10.2f} {:>7}\n", v.name,
+               bytes_text(bytes), time_text(t.median), time_text(t.q1), time_text(t.q3), rate,
+               rate * v.bus_factor, t.samples);
     std::fflush(stdout);
-    rows.push_back({{"verb", v.name}, {"bytes", bytes}, {"us", to_json(t, 1e6)}, {"gbytes_per_s", rate},
+    rows.push_back({{"verb", v.name},
+                    {"bytes", bytes},
+                    {"us", to_json(t, 1e6)},
+                    {"gbytes_per_s", rate},
                     {"bus_gbytes_per_s", rate * v.bus_factor}});
   };
   row({"barrier", [&] { g.barrier(); }, 0}, 0);
@@ -98,14 +113,17 @@ Json measure(ProcessGroup& g, const CollectiveOptions& o) {
     if (bytes == o.max_bytes) break;
   }
   if (tell)
-    fmt::print("size: largest tensor of a rank; bus GB/s: bytes that have to cross between ranks, as nccl-tests counts\n");
+    fmt::print(
+        "size: largest tensor of a rank; bus GB/s: bytes that have to cross between ranks, as "
+        "nccl-tests counts\n");
   return {{"ranks", g.size()}, {"backend", g.backend()}, {"rows", rows}};
 }
 
 Json bench_collectives(const CollectiveOptions& o) {
   TESSERA_CHECK(o.ranks >= 1, "bench collectives: --ranks {}: expected at least 1", o.ranks);
   TESSERA_CHECK(o.min_bytes >= 256 && o.min_bytes <= o.max_bytes,
-                "bench collectives: --min-bytes {} --max-bytes {}: expected 256 or more, and the first at most the second",
+                "bench collectives: --min-bytes {} --max-bytes {}: expected 256 or more, and the "
+                "first at most the second",
                 o.min_bytes, o.max_bytes);
   if (job_environment().world_size > 1) {
     Ref<ProcessGroup> group = init_process_group({.backend = o.backend});
@@ -114,7 +132,8 @@ Json bench_collectives(const CollectiveOptions& o) {
     return result;
   }
   TESSERA_CHECK(o.backend.empty() || o.backend == "loopback" || o.backend == "gloo",
-                "bench collectives: --backend {} with ranks as threads: expected loopback or gloo; run under tlaunch for shm",
+                "bench collectives: --backend {} with ranks as threads: expected loopback or gloo; "
+                "run under tlaunch for shm",
                 o.backend);
   Json result;
   std::vector<int> cores = allowed_cores();
@@ -131,9 +150,11 @@ Json bench_collectives(const CollectiveOptions& o) {
 
 void add_collectives(CLI::App& app, Run& run) {
   auto o = std::make_shared<CollectiveOptions>();
-  CLI::App* sub = app.add_subcommand("collectives", "latency and bandwidth of every verb; under tlaunch, or ranks as threads");
+  CLI::App* sub = app.add_subcommand(
+      "collectives", "latency and bandwidth of every verb; under tlaunch, or ranks as threads");
   sub->add_option("--ranks", o->ranks, "threads, when not under tlaunch")->capture_default_str();
-  sub->add_option("--backend", o->backend, "under tlaunch shm or gloo, as threads loopback or gloo; default by host");
+  sub->add_option("--backend", o->backend,
+                  "under tlaunch shm or gloo, as threads loopback or gloo; default by host");
   sub->add_option("--only", o->only, "verbs whose name has this text");
   sub->add_option("--min-bytes", o->min_bytes, "smallest size")->capture_default_str();
   sub->add_option("--max-bytes", o->max_bytes, "largest size")->capture_default_str();

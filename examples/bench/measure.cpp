@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 #include <sched.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -84,7 +85,8 @@ Stats time_batches(const std::function<void(int64_t)>& batch, int samples, doubl
     batch(calls);
     double t = w.seconds();
     if (t >= sample_seconds) break;
-    calls = t < sample_seconds / 16 ? calls * 8 : int64_t(double(calls) * sample_seconds / t * 1.1) + 1;
+    calls =
+        t < sample_seconds / 16 ? calls * 8 : int64_t(double(calls) * sample_seconds / t * 1.1) + 1;
   }
   std::vector<double> times;
   for (int s = 0; s < samples; ++s) {

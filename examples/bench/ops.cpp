@@ -1,4 +1,5 @@
-// bench ops: the cost of dispatch in ns, and the rate of kernels as a share of what the core's arithmetic or memory gives.
+// bench ops: the cost of dispatch in ns, and the rate of kernels as a share of what the core's
+// arithmetic or memory gives.
 #include <fmt/core.h>
 
 #include "core/base/error.h"
@@ -27,9 +28,11 @@ class Printer {
   explicit Printer(const OpsOptions& o) : o_(o) {}
 
   void small(const std::vector<Case>& cases) {
-    fmt::print("{:<44} {:>10} {:>10} {:>10}\n", "dispatch, 16 values or 0-d", "median ns", "q1", "q3");
+    fmt::print("{:<44} {:>10} {:>10} {:>10}\n", "dispatch, 16 values or 0-d", "median ns", "q1",
+               "q3");
     each(cases, [](const Case& c, const Stats& t) {
-      fmt::print("{:<44} {:>10.1f} {:>10.1f} {:>10.1f}\n", c.name, t.median * 1e9, t.q1 * 1e9, t.q3 * 1e9);
+      fmt::print("{:<44} {:>10.1f} {:>10.1f} {:>10.1f}\n", c.name, t.median * 1e9, t.q1 * 1e9,
+                 t.q3 * 1e9);
       return Json::object();
     });
   }
@@ -37,15 +40,18 @@ class Printer {
     fmt::print("\n{:<44} {:>10} {:>10} {:>20}\n", "memory", "median", "GB/s", "share of DRAM copy");
     each(cases, [&](const Case& c, const Stats& t) {
       double rate = c.bytes / t.median;
-      fmt::print("{:<44} {:>10} {:>10.1f} {:>19.0f}%\n", c.name, time_text(t.median), rate * 1e-9, rate / memory_peak * 100);
+      fmt::print("{:<44} {:>10} {:>10.1f} {:>19.0f}%\n", c.name, time_text(t.median), rate * 1e-9,
+                 rate / memory_peak * 100);
       return Json{{"share_of_dram_copy", rate / memory_peak}};
     });
   }
   void arithmetic(const std::vector<Case>& cases, double peak) {
-    fmt::print("\n{:<44} {:>10} {:>10} {:>20}\n", "contractions", "median", "GF/s", "share of fp32 peak");
+    fmt::print("\n{:<44} {:>10} {:>10} {:>20}\n", "contractions", "median", "GF/s",
+               "share of fp32 peak");
     each(cases, [&](const Case& c, const Stats& t) {
       double rate = c.flops / t.median;
-      fmt::print("{:<44} {:>10} {:>10.1f} {:>19.0f}%\n", c.name, time_text(t.median), rate * 1e-9, rate / peak * 100);
+      fmt::print("{:<44} {:>10} {:>10.1f} {:>19.0f}%\n", c.name, time_text(t.median), rate * 1e-9,
+                 rate / peak * 100);
       return Json{{"share_of_peak", rate / peak}};
     });
   }
@@ -66,26 +72,33 @@ class Printer {
 };
 
 Json bench_ops(const OpsOptions& o) {
-  TESSERA_CHECK(o.samples >= kSamples, "bench ops: --samples {}: a median takes at least {}", o.samples, kSamples);
+  TESSERA_CHECK(o.samples >= kSamples, "bench ops: --samples {}: a median takes at least {}",
+                o.samples, kSamples);
   bind_to_core(o.cpu);
   set_num_threads(1);
   double fma = measure_fma_peak();
   int64_t dram = memory_levels(1).back().use;
-  double memory = std::max(measure_bandwidth(Traffic::kCopy, dram), measure_bandwidth(Traffic::kStreamingCopy, dram));
-  fmt::print("one thread bound to a core, {}; measured peaks: fp32 {:.1f} GF/s, DRAM copy {:.1f} GB/s (read + written)\n\n",
-             load_text(), fma * 1e-9, memory * 1e-9);
+  double memory = std::max(measure_bandwidth(Traffic::kCopy, dram),
+                           measure_bandwidth(Traffic::kStreamingCopy, dram));
+  fmt::print(
+      "one thread bound to a core, {}; measured peaks: fp32 {:.1f} GF/s, DRAM copy {:.1f} GB/s "
+      "(read + written)\n\n",
+      load_text(), fma * 1e-9, memory * 1e-9);
   Printer printer(o);
   printer.small(small_cases());
   printer.throughput(throughput_cases(), memory);
   printer.arithmetic(matmul_cases(), fma);
-  return {{"peak_gflops", fma * 1e-9}, {"dram_copy_gbytes_per_s", memory * 1e-9}, {"ops", printer.rows}};
+  return {{"peak_gflops", fma * 1e-9},
+          {"dram_copy_gbytes_per_s", memory * 1e-9},
+          {"ops", printer.rows}};
 }
 
 }  // namespace
 
 void add_ops(CLI::App& app, Run& run) {
   auto o = std::make_shared<OpsOptions>();
-  CLI::App* sub = app.add_subcommand("ops", "ns of dispatch, rates of kernels as a share of the measured peaks");
+  CLI::App* sub = app.add_subcommand(
+      "ops", "ns of dispatch, rates of kernels as a share of the measured peaks");
   sub->add_option("--only", o->only, "cases whose name has this text");
   sub->add_option("--samples", o->samples, "behind each median")->capture_default_str();
   sub->add_option("--cpu", o->cpu, "core to bind to; -1: the last")->capture_default_str();

@@ -73,14 +73,16 @@ double multiply_add_base(int64_t rounds) {
   return double(rounds) * kChains * 4 * 2;
 }
 
-// The loops over memory, written once over a vector type and inlined into functions of each instruction set.
+// The loops over memory, written once over a vector type and inlined into functions of each
+// instruction set.
 template <class V>
 [[gnu::always_inline]] inline void read_loop(const char* p, int64_t bytes) {
   constexpr int kUnroll = 8;
   V sum[kUnroll] = {};
   for (int64_t i = 0; i + int64_t(sizeof(V)) * kUnroll <= bytes; i += int64_t(sizeof(V)) * kUnroll)
 #pragma GCC unroll 8
-    for (int k = 0; k < kUnroll; ++k) sum[k] ^= *reinterpret_cast<const V*>(p + i + int64_t(sizeof(V)) * k);
+    for (int k = 0; k < kUnroll; ++k)
+      sum[k] ^= *reinterpret_cast<const V*>(p + i + int64_t(sizeof(V)) * k);
   for (V& s : sum) keep(s[0]);
 }
 template <class V>
@@ -102,14 +104,23 @@ using Int512 [[gnu::vector_size(64), gnu::may_alias]] = int64_t;
 void read_base(char*, const char* from, int64_t n) { read_loop<Int128>(from, n); }
 void copy_base(char* to, const char* from, int64_t n) { copy_loop<Int128>(to, from, n); }
 #ifdef __x86_64__
-[[gnu::target("avx2")]] void read_v3(char*, const char* from, int64_t n) { read_loop<Int256>(from, n); }
-[[gnu::target("avx2")]] void copy_v3(char* to, const char* from, int64_t n) { copy_loop<Int256>(to, from, n); }
-[[gnu::target("avx512f")]] void read_v4(char*, const char* from, int64_t n) { read_loop<Int512>(from, n); }
-[[gnu::target("avx512f")]] void copy_v4(char* to, const char* from, int64_t n) { copy_loop<Int512>(to, from, n); }
+[[gnu::target("avx2")]] void read_v3(char*, const char* from, int64_t n) {
+  read_loop<Int256>(from, n);
+}
+[[gnu::target("avx2")]] void copy_v3(char* to, const char* from, int64_t n) {
+  copy_loop<Int256>(to, from, n);
+}
+[[gnu::target("avx512f")]] void read_v4(char*, const char* from, int64_t n) {
+  read_loop<Int512>(from, n);
+}
+[[gnu::target("avx512f")]] void copy_v4(char* to, const char* from, int64_t n) {
+  copy_loop<Int512>(to, from, n);
+}
 void stream_copy(char* to, const char* from, int64_t n) {
   for (int64_t i = 0; i + 64 <= n; i += 64)
     for (int64_t k = 0; k < 64; k += 16)
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i + k), *reinterpret_cast<const __m128i*>(from + i + k));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + i + k),
+                       *reinterpret_cast<const __m128i*>(from + i + k));
   _mm_sfence();
 }
 #endif
@@ -173,7 +184,8 @@ double measure_bandwidth(Traffic traffic, int64_t bytes) {
 std::vector<Level> memory_levels(int cores) {
   std::vector<Level> levels;
   for (int i = 0; i < 8; ++i) {
-    std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(i) + "/", type, size, shared;
+    std::string folder = "/sys/devices/system/cpu/cpu0/cache/index" + std::to_string(i) + "/", type,
+                size, shared;
     int number = 0;
     std::ifstream(folder + "type") >> type;
     std::ifstream(folder + "level") >> number;

@@ -11,7 +11,8 @@
 namespace tessera::bench {
 namespace {
 
-// Sum of what all cores reach when each runs `measure` on a thread bound to it, all starting together.
+// Sum of what all cores reach when each runs `measure` on a thread bound to it, all starting
+// together.
 double on_all_cores(const std::vector<int>& cores, const std::function<double()>& measure) {
   std::vector<double> rates(cores.size());
   std::atomic<size_t> ready = 0;
@@ -48,8 +49,10 @@ Json bench_roofline(int cpu) {
   std::vector<Level> alone = memory_levels(1), shared = memory_levels(int(cores.size()));
   auto traffic_row = [&](const std::string& what, Traffic traffic, size_t level) {
     int64_t mine = alone[level].use, each = shared[level].use;
-    row(fmt::format("{} {} ({})", alone[level].name, what, bytes_text(mine)), "GB/s",
-        [=] { return measure_bandwidth(traffic, mine); }, [=] { return measure_bandwidth(traffic, each); });
+    row(
+        fmt::format("{} {} ({})", alone[level].name, what, bytes_text(mine)), "GB/s",
+        [=] { return measure_bandwidth(traffic, mine); },
+        [=] { return measure_bandwidth(traffic, each); });
   };
   for (size_t l = 0; l < alone.size(); ++l)
     traffic_row("read", Traffic::kRead, l), traffic_row("copy", Traffic::kCopy, l);
@@ -62,8 +65,10 @@ Json bench_roofline(int cpu) {
 
 void add_roofline(CLI::App& app, Run& run) {
   auto cpu = std::make_shared<int>(-1);
-  CLI::App* sub = app.add_subcommand("roofline", "peaks of this machine: arithmetic, caches, memory; one core and all");
-  sub->add_option("--cpu", *cpu, "core of the one-core column; -1: the last")->capture_default_str();
+  CLI::App* sub = app.add_subcommand(
+      "roofline", "peaks of this machine: arithmetic, caches, memory; one core and all");
+  sub->add_option("--cpu", *cpu, "core of the one-core column; -1: the last")
+      ->capture_default_str();
   add_clock_option(*sub);
   sub->callback([cpu, &run] { run = [cpu] { return bench_roofline(*cpu); }; });
 }

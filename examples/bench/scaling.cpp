@@ -1,5 +1,6 @@
-// bench scaling: weak scaling of `tlaunch --nproc N train` against one process on one core with the batch of one rank.
-// Beside it the bound that memory sets: N unconnected processes at once. The three run in turn, several rounds.
+// bench scaling: weak scaling of `tlaunch --nproc N train` against one process on one core with the
+// batch of one rank. Beside it the bound that memory sets: N unconnected processes at once. The
+// three run in turn, several rounds.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <sched.h>
@@ -65,7 +66,8 @@ pid_t start(std::vector<std::string> command, int core) {
 void wait_for(pid_t pid, const std::string& what) {
   int status = 0;
   waitpid(pid, &status, 0);
-  TESSERA_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, "bench scaling: {} failed; run it by itself to see why", what);
+  TESSERA_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0,
+                "bench scaling: {} failed; run it by itself to see why", what);
 }
 
 // Median over the steps after the warm-up, tokens/s (or samples/s) of the whole run.
@@ -84,13 +86,17 @@ double rate_in(const fs::path& metrics, int64_t warmup) {
 
 class Runs {
  public:
-  explicit Runs(const ScalingOptions& o) : o_(o), bin_(fs::read_symlink("/proc/self/exe").parent_path()) {
+  explicit Runs(const ScalingOptions& o)
+      : o_(o), bin_(fs::read_symlink("/proc/self/exe").parent_path()) {
     for (const char* program : {"tlaunch", "train"})
-      TESSERA_CHECK(fs::exists(bin_ / program), "bench scaling: there is no {}; build the programs first", (bin_ / program).string());
+      TESSERA_CHECK(fs::exists(bin_ / program),
+                    "bench scaling: there is no {}; build the programs first",
+                    (bin_ / program).string());
   }
   /// n ranks that train together.
   double together(int n) {
-    std::vector<std::string> command = {(bin_ / "tlaunch").string(), "--nproc", std::to_string(n), "--bind", "core"};
+    std::vector<std::string> command = {(bin_ / "tlaunch").string(), "--nproc", std::to_string(n),
+                                        "--bind", "core"};
     for (auto& word : train(n, 0)) command.push_back(word);
     wait_for(start(command, -1), fmt::format("tlaunch --nproc {}", n));
     return rate_in(metrics(0), kWarmup);
@@ -110,8 +116,17 @@ class Runs {
   static constexpr int64_t kWarmup = 10;
   fs::path metrics(int i) const { return scratch_.path / fmt::format("{}.jsonl", i); }
   std::vector<std::string> train(int ranks, int i) const {
-    return {(bin_ / "train").string(), "--model", o_.model, "--data", "synthetic:", "--batch-size",
-            std::to_string(o_.batch_size * ranks), "--steps", std::to_string(o_.steps + kWarmup), "--metrics", metrics(i).string()};
+    return {(bin_ / "train").string(),
+            "--model",
+            o_.model,
+            "--data",
+            "synthetic:",
+            "--batch-size",
+            std::to_string(o_.batch_size * ranks),
+            "--steps",
+            std::to_string(o_.steps + kWarmup),
+            "--metrics",
+            metrics(i).string()};
   }
   const ScalingOptions& o_;
   fs::path bin_;
@@ -120,9 +135,11 @@ class Runs {
 
 Json bench_scaling(const ScalingOptions& o) {
   for (int n : o.nproc) TESSERA_CHECK(n >= 1, "bench scaling: --nproc {}: expected at least 1", n);
-  TESSERA_CHECK(o.rounds >= 1 && o.steps >= 1 && o.batch_size >= 1, "bench scaling: --rounds, --steps and --batch-size are at least 1");
+  TESSERA_CHECK(o.rounds >= 1 && o.steps >= 1 && o.batch_size >= 1,
+                "bench scaling: --rounds, --steps and --batch-size are at least 1");
   Runs runs(o);
-  fmt::print("{}, batch {} a rank, {} steps x {} rounds in turn, {}\n", o.model, o.batch_size, o.steps, o.rounds, load_text());
+  fmt::print("{}, batch {} a rank, {} steps x {} rounds in turn, {}\n", o.model, o.batch_size,
+             o.steps, o.rounds, load_text());
   std::vector<double> one;
   std::map<int, std::vector<double>> together, unconnected;
   for (int r = 0; r < o.rounds; ++r) {
@@ -139,9 +156,17 @@ Json bench_scaling(const ScalingOptions& o) {
   Json rows = {{{"nproc", 1}, {"rate", base}}};
   for (auto& [n, rates] : together) {
     double rate = stats_of(rates).median, bound = stats_of(unconnected[n]).median;
-    fmt::print("{:<34} {:>12.0f} {:>8.2f} {:>9.1f}%\n", fmt::format("{} unconnected processes (bound)", n), bound, bound / base, bound / base / n * 100);
-    fmt::print("{:<34} {:>12.0f} {:>8.2f} {:>9.1f}%   of the bound {:.1f}%\n", fmt::format("{} ranks", n), rate, rate / base, rate / base / n * 100, rate / bound * 100);
-    rows.push_back({{"nproc", n}, {"rate", rate}, {"speedup", rate / base}, {"unconnected_rate", bound}, {"share_of_bound", rate / bound}});
+    fmt::print("{:<34} {:>12.0f} {:>8.2f} {:>9.1f}%\n",
+               fmt::format("{} unconnected processes (bound)", n), bound, bound / base,
+               bound / base / n * 100);
+    fmt::print("{:<34} {:>12.0f} {:>8.2f} {:>9.1f}%   of the bound {:.1f}%\n",
+               fmt::format("{} ranks", n), rate, rate / base, rate / base / n * 100,
+               rate / bound * 100);
+    rows.push_back({{"nproc", n},
+                    {"rate", rate},
+                    {"speedup", rate / base},
+                    {"unconnected_rate", bound},
+                    {"share_of_bound", rate / bound}});
   }
   return rows;
 }
@@ -150,8 +175,11 @@ Json bench_scaling(const ScalingOptions& o) {
 
 void add_scaling(CLI::App& app, Run& run) {
   auto o = std::make_shared<ScalingOptions>();
-  CLI::App* sub = app.add_subcommand("scaling", "weak scaling of training, beside the bound set by unconnected processes");
-  sub->add_option("--nproc", o->nproc, "numbers of ranks, as in 1,2,4")->delimiter(',')->capture_default_str();
+  CLI::App* sub = app.add_subcommand(
+      "scaling", "weak scaling of training, beside the bound set by unconnected processes");
+  sub->add_option("--nproc", o->nproc, "numbers of ranks, as in 1,2,4")
+      ->delimiter(',')
+      ->capture_default_str();
   sub->add_option("--model", o->model, "gpt-nano, gpt2 or mlp")->capture_default_str();
   sub->add_option("--batch-size", o->batch_size, "of one rank")->capture_default_str();
   sub->add_option("--steps", o->steps, "timed in each run")->capture_default_str();

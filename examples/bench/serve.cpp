@@ -1,6 +1,7 @@
-// bench serve (hidden): keeps the program alive and times one sample for each line read, so that a driver can alternate
-// it with another program A-B-A-B. The protocol is that of scripts/reference/bench_common.py: on start one JSON line with
-// the names; then "go NAME" prints {"name", "ms"}, "free" drops what the last name holds, "quit" or the end of stdin ends.
+// bench serve (hidden): keeps the program alive and times one sample for each line read, so that a
+// driver can alternate it with another program A-B-A-B. The protocol is that of
+// scripts/reference/bench_common.py: on start one JSON line with the names; then "go NAME" prints
+// {"name", "ms"}, "free" drops what the last name holds, "quit" or the end of stdin ends.
 // Invariant: at most one case holds memory.
 #include <algorithm>
 #include <iostream>
@@ -83,7 +84,8 @@ Sample sample_of_contractions() {
   };
 }
 
-const std::vector<std::string> kNames = {"step", "contractions", "cross_entropy", "adamw", "add", "add_grad", "view", "transpose"};
+const std::vector<std::string> kNames = {"step", "contractions", "cross_entropy", "adamw",
+                                         "add",  "add_grad",     "view",          "transpose"};
 
 Sample make_sample(const std::string& name) {
   if (name == "step") return sample_of_steps();
@@ -97,7 +99,9 @@ Json serve(int cpu) {
   int core = bind_to_core(cpu);
   set_num_threads(1);
   auto say = [](const Json& j) { std::cout << j.dump() << std::endl; };
-  say({{"program", "tessera"}, {"version", version()}, {"names", kNames},
+  say({{"program", "tessera"},
+       {"version", version()},
+       {"names", kNames},
        {"settings", {{"cpu", core}, {"threads", 1}, {"isa", cpu::isa_name(cpu::current_isa())}}}});
   std::string held;
   Sample sample;
@@ -115,7 +119,8 @@ Json serve(int cpu) {
       say({{"free", true}});
       continue;
     }
-    if (verb != "go" || !rest.empty() || std::find(kNames.begin(), kNames.end(), name) == kNames.end()) {
+    if (verb != "go" || !rest.empty() ||
+        std::find(kNames.begin(), kNames.end(), name) == kNames.end()) {
       say({{"error", line}});
       continue;
     }
@@ -129,7 +134,9 @@ Json serve(int cpu) {
 
 void add_serve(CLI::App& app, Run& run) {
   auto cpu = std::make_shared<int>(-1);
-  CLI::App* sub = app.add_subcommand("serve", "times on demand, for drivers that alternate programs")->group("");
+  CLI::App* sub =
+      app.add_subcommand("serve", "times on demand, for drivers that alternate programs")
+          ->group("");
   sub->add_option("--cpu", *cpu, "core to bind to; -1: the last")->capture_default_str();
   add_clock_option(*sub);
   sub->callback([cpu, &run] { run = [cpu] { return serve(*cpu); }; });
