@@ -3,10 +3,13 @@
 #pragma once
 #include "core/autograd/autograd.h"  // IWYU pragma: export
 #include "core/nn/nn.h"              // IWYU pragma: export
+#include "core/ops/compose.h"        // IWYU pragma: export
 #include "core/ops/contract.h"       // IWYU pragma: export
 #include "core/ops/create.h"         // IWYU pragma: export
 #include "core/ops/fused.h"          // IWYU pragma: export
 #include "core/ops/indexing.h"       // IWYU pragma: export
+#include "core/ops/layout.h"         // IWYU pragma: export
+#include "core/ops/losses.h"         // IWYU pragma: export
 #include "core/ops/pointwise.h"      // IWYU pragma: export
 #include "core/ops/random.h"         // IWYU pragma: export
 #include "core/ops/reduce.h"         // IWYU pragma: export

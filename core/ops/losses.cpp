@@ -12,7 +12,13 @@ Tensor reduced(const Tensor& loss, Reduction r) {
   return r == Reduction::kMean ? mean(loss) : r == Reduction::kSum ? sum(loss) : loss;
 }
 
-// Constant below `beta`, linear above: the pieces meet with equal slopes.
+// Losses do not broadcast: a target of another shape is nearly always a mistake.
+void check_shapes(const char* op, const Tensor& x, const Tensor& y) {
+  TESSERA_CHECK_AS(ShapeError, x.shape() == y.shape(), "{}: x is {}, y is {}; reshape one of them",
+                   op, describe(x), describe(y));
+}
+
+// Quadratic below `beta`, linear above: the pieces meet with equal slopes.
 Tensor huber(const Tensor& x, const Tensor& y, double beta, double scale) {
   Tensor d = abs(x - y);
   if (beta == 0) return d * scale;
@@ -21,27 +27,34 @@ Tensor huber(const Tensor& x, const Tensor& y, double beta, double scale) {
 
 }  // namespace
 
-Tensor mse_loss(const Tensor& x, const Tensor& y, Reduction r) { return reduced(square(x - y), r); }
-Tensor l1_loss(const Tensor& x, const Tensor& y, Reduction r) { return reduced(abs(x - y), r); }
+Tensor mse_loss(const Tensor& x, const Tensor& y, Reduction r) {
+  check_shapes("mse_loss", x, y);
+  return reduced(square(x - y), r);
+}
+Tensor l1_loss(const Tensor& x, const Tensor& y, Reduction r) {
+  check_shapes("l1_loss", x, y);
+  return reduced(abs(x - y), r);
+}
 Tensor smooth_l1_loss(const Tensor& x, const Tensor& y, double beta, Reduction r) {
+  check_shapes("smooth_l1_loss", x, y);
   TESSERA_CHECK(beta >= 0, "smooth_l1_loss: beta {} is negative", beta);
   return reduced(huber(x, y, beta, 1), r);
 }
 Tensor huber_loss(const Tensor& x, const Tensor& y, double delta, Reduction r) {
+  check_shapes("huber_loss", x, y);
   TESSERA_CHECK(delta > 0, "huber_loss: delta {} must be positive", delta);
   return reduced(huber(x, y, delta, delta), r);
 }
 
 Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weight, Reduction r) {
-  TESSERA_CHECK_AS(ShapeError, x.shape() == y.shape(),
-                   "binary_cross_entropy: x is {}, y is {}; give them one shape", describe(x),
-                   describe(y));
+  check_shapes("binary_cross_entropy", x, y);
   Tensor loss = (y - 1.0) * clamp_min(log1p(-x), -100.0) - y * clamp_min(log(x), -100.0);
   return reduced(weight.defined() ? loss * weight : loss, r);
 }
 
 Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const Tensor& weight,
                                         const Tensor& pos_weight, Reduction r) {
+  check_shapes("binary_cross_entropy_with_logits", x, y);
   Tensor positive = pos_weight.defined() ? (pos_weight - 1.0) * y + 1.0 : Tensor();
   Tensor tail = positive.defined() ? logsigmoid(x) * positive : logsigmoid(x);
   Tensor loss = (1.0 - y) * x - tail;
