@@ -81,6 +81,22 @@ void Reducer::build(const std::vector<int>& order) {
   }
 }
 
+// A gradient that is still there (no zero_grad since) is added to, as it would be without ddp: it
+// is the same on every rank, so averaging leaves it as it is. A rebuilt bucket takes it over.
+void Reducer::put(int slot, const Tensor& grad) {
+  const NamedTensor& p = parameters_[size_t(slot)];
+  const Tensor &view = place_[size_t(slot)].second, previous = p.tensor.grad();
+  if (options_.tree_accumulation) {
+    TESSERA_CHECK(micro_batch_ > 0 || !previous.defined(),
+                  "ddp: {} still has the gradient of the last step; call zero_grad before the next",
+                  p.name);
+    return assign_(view, grad);
+  }
+  if (!previous.defined()) return assign_(view, grad);
+  if (previous.storage() == view.storage()) return add_(view, grad);
+  assign_(view, previous + grad);
+}
+
 void Reducer::deliver(int slot, Tensor grad) {
   NoGrad off;
   auto& [index, view] = place_[size_t(slot)];
@@ -89,10 +105,7 @@ void Reducer::deliver(int slot, Tensor grad) {
                 parameters_[size_t(slot)].name);
   seen_[size_t(slot)] = used_[size_t(slot)] = true;
   if (!rebuilt_ && sync_) ready_order_.push_back(slot);
-  if (micro_batch_ > 0 && !options_.tree_accumulation)
-    add_(view, grad);
-  else
-    assign_(view, grad);
+  put(slot, std::move(grad));
   if (++bucket.arrived == bucket.slots.size()) {
     complete(bucket);
     if (sync_) launch_ready();
@@ -124,7 +137,6 @@ void Reducer::launch_ready() {
          buckets_[next_launch_].arrived == buckets_[next_launch_].slots.size();
        ++next_launch_) {
     Bucket& b = buckets_[next_launch_];
-    b.launched = true;
     bytes_reduced_ += int64_t(b.flat.nbytes());
     if (&b == &buckets_[0]) works_.clear();
     if (group_->size() > 1) works_.push_back(group_->all_reduce_async(b.flat, ReduceOp::kAvg));
@@ -159,7 +171,11 @@ void Reducer::backward_finished() {
     if (seen_[slot]) continue;
     if (sync_ && !used_[slot] && !options_.allow_unused) name_unused();
     auto& [index, view] = place_[slot];
-    if (micro_batch_ == 0 || options_.tree_accumulation) zero_(view);
+    Tensor previous = parameters_[slot].tensor.grad();
+    if (!previous.defined() || options_.tree_accumulation)
+      zero_(view);
+    else if (!(previous.storage() == view.storage()))
+      assign_(view, previous);
     Bucket& b = buckets_[size_t(index)];
     if (++b.arrived == b.slots.size()) complete(b);
   }
@@ -168,7 +184,7 @@ void Reducer::backward_finished() {
     parameters_[i].tensor.set_grad(place_[i].second);
     seen_[i] = false;
   }
-  for (Bucket& b : buckets_) b.arrived = 0, b.launched = false;
+  for (Bucket& b : buckets_) b.arrived = 0;
   next_launch_ = 0;
   micro_batch_ = sync_ ? 0 : micro_batch_ + 1;
   if (sync_) used_.assign(used_.size(), false);
@@ -179,7 +195,11 @@ void Reducer::backward_finished() {
 // long as they are read.
 void Reducer::rebuild_in_ready_order() {
   rebuilt_ = true;
-  if (!options_.rebuild || group_->size() == 1 || ready_order_.size() != parameters_.size()) return;
+  if (!options_.rebuild || group_->size() == 1) return;
+  std::vector<bool> listed(parameters_.size(), false);
+  for (int slot : ready_order_) listed[size_t(slot)] = true;
+  for (size_t i = 0; i < listed.size(); ++i)  // not reached on this rank: every rank takes part
+    if (!listed[i]) ready_order_.push_back(int(i));
   std::vector<int64_t> order(ready_order_.begin(), ready_order_.end());
   Tensor t = from_values<int64_t>(order, {int64_t(order.size())});
   group_->broadcast(t, 0);

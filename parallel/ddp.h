@@ -51,11 +51,11 @@ class Reducer final : public GradSink {
   struct Bucket {
     std::vector<int> slots;
     Tensor flat;                 // what is reduced; grads are views of it
-    std::vector<Tensor> levels;  // of the accumulation tree; levels[0] is never kept
+    std::vector<Tensor> levels;  // of the accumulation tree
     size_t arrived = 0;
-    bool launched = false;
   };
   void build(const std::vector<int>& order);
+  void put(int slot, const Tensor& grad);
   void complete(Bucket& bucket);
   void launch_ready();
   void name_unused();

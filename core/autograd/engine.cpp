@@ -128,7 +128,8 @@ class Backward {
       return;
     }
     if (!g.defined()) return;
-    for (auto& [number, hook] : leaf.hooks)
+    const auto hooks = leaf.hooks;  // a hook may remove itself
+    for (auto& [number, hook] : hooks)
       if (Tensor changed = hook(g); changed.defined()) g = std::move(changed);
     if (leaf.sink) {
       if (std::find(sinks_.begin(), sinks_.end(), leaf.sink) == sinks_.end())

@@ -16,7 +16,8 @@ class RefCounted {
   RefCounted& operator=(const RefCounted&) = delete;
   virtual ~RefCounted() = default;
 
-  uint32_t use_count() const { return count_.load(std::memory_order_relaxed); }
+  /// Acquires: who finds itself the sole owner sees all that former owners did.
+  uint32_t use_count() const { return count_.load(std::memory_order_acquire); }
   void retain() const { count_.fetch_add(1, std::memory_order_relaxed); }
   /// True when the caller dropped the last count and must delete the object.
   bool release() const {

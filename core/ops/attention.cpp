@@ -25,6 +25,9 @@ void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
                    "scaled_dot_product_attention: takes q [B, H, T, D], k [B, H, S, D], v [B, H, "
                    "S, E], got {}, {}, {}",
                    describe(q), describe(k), describe(v));
+  TESSERA_CHECK(is_floating(q.dtype()) && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
+                "scaled_dot_product_attention: takes floats of one dtype, got {}, {}, {}",
+                describe(q), describe(k), describe(v));
 }
 
 Tensor causal_mask(int64_t queries, int64_t keys, Device device) {

@@ -207,19 +207,14 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
     Shape sa, sb;
     for (int d = 0; d < batch_a; ++d) sa.push_back(a.shape()[d]);
     for (int d = 0; d < batch_b; ++d) sb.push_back(b.shape()[d]);
-    Shape both = broadcast(sa, sb, "matmul"), to_a = both, to_b = both;
-    if (batch_a == batch) {
-      for (int d = a.ndim() - 2; d < a.ndim(); ++d) to_a.push_back(a.shape()[d]);
-      x = expand(a, to_a);
-    }
-    if (batch_b == batch) {
-      for (int d = b.ndim() - 2; d < b.ndim(); ++d) to_b.push_back(b.shape()[d]);
-      y = expand(b, to_b);
-    }
-    for (int d = 0; d < batch; ++d)
-      if ((d >= batch - batch_a && x.shape()[d - batch + batch_a] != both[d]) ||
-          (d >= batch - batch_b && y.shape()[d - batch + batch_b] != both[d]))
-        return matmul(expand(a, to_a.size() == both.size() ? x.shape() : to_a), y);
+    Shape both = broadcast(sa, sb, "matmul");
+    auto meet = [&](const Tensor& t, int dims) {  // its own batch dims, with the extents of both
+      Shape to;
+      for (int d = batch - dims; d < batch; ++d) to.push_back(both[d]);
+      to.push_back(t.size(-2)), to.push_back(t.size(-1));
+      return expand(t, to);
+    };
+    x = meet(a, batch_a), y = meet(b, batch_b);
   }
   // Letters: batch dims aligned to the right from 'a' on, then m, k, n.
   std::string common;

@@ -16,6 +16,7 @@ template <class T>
 T Tensor::item() const {
   TESSERA_CHECK_AS(ShapeError, numel() == 1, "item: {} has {} elements, not one", describe(*this),
                    numel());
+  if constexpr (std::is_same_v<T, bool>) return read_real(raw(), dtype()) != 0;
   if constexpr (std::is_integral_v<T>) return T(read_integer(raw(), dtype()));
   return T(read_real(raw(), dtype()));
 }

@@ -123,8 +123,7 @@ class Norm final : public NormAttributes {
     TESSERA_CHECK(!(v.cot[1].defined() || v.cot[2].defined()),
                   "{}: not differentiable through mean and rstd", name());
     if (!v.cot[0].defined()) return Tensors(v.in.size());
-    bool dw = has_weight && v.wants(1), db = has_bias && v.wants(has_weight ? 2 : 1);
-    (void)dw;
+    bool db = has_bias && v.wants(has_weight ? 2 : 1);
     Tensors in{v.cot[0], v.in[0], v.out[1], v.out[2]};
     if (has_weight) in.push_back(v.in[1]);
     Tensors g = dispatch(PrimRef(new NormGrad(eps, centred, has_weight, has_bias && db)), in);

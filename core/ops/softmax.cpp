@@ -4,6 +4,7 @@
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
+#include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
@@ -154,13 +155,16 @@ Tensor general_cross_entropy(const Tensor& logits, const Tensor& targets,
                              const CrossEntropyOptions& o) {
   int64_t classes = logits.size(-1);
   Tensor logp = log_softmax(logits), zero = scalar_tensor(0.0, logp.dtype(), logp.device());
-  Tensor counted = ne(targets, o.ignore_index),
-         hot = logical_and(one_hot_mask(targets, classes), unsqueeze(counted, -1));
+  Tensor counted = ne(targets, o.ignore_index);
+  // What does not count is read at class 0; gather refuses classes that do not exist.
+  Tensor at = unsqueeze(where(counted, targets, scalar_tensor(0, kI64, targets.device())), -1);
+  auto pick = [&](const Tensor& of_classes) {
+    return where(counted, squeeze(gather(of_classes, -1, at), -1), zero);
+  };
   Tensor per_class = o.weight.defined() ? cast(o.weight, logp.dtype())
                                         : scalar_tensor(1.0, logp.dtype(), logp.device());
   Tensor weighted = logp * per_class;
-  Tensor loss = -sum(where(hot, weighted, zero), {-1});
-  Tensor row_weight = sum(where(hot, expand(per_class, logp.shape()), zero), {-1});
+  Tensor loss = -pick(weighted), row_weight = pick(expand(per_class, logp.shape()));
   if (o.label_smoothing > 0) {
     Tensor uniform = -sum(weighted, {-1}) / double(classes);
     loss = loss * (1 - o.label_smoothing) + where(counted, uniform, zero) * o.label_smoothing;

@@ -30,7 +30,7 @@ struct VjpArgs {
   std::span<Tensor> out;        // likewise; moved from, a saved result may be overwritten
   std::span<const Tensor> cot;  // one per output; undefined = zero
   uint32_t wanted = ~0u;        // bit i: the gradient of input i is needed
-  bool wants(int i) const { return wanted >> i & 1; }
+  bool wants(int i) const { return i >= 32 || (wanted >> i & 1); }
 };
 
 /// Visits the attributes of a primitive; equality, hashing, printing and graph files are all built

@@ -157,10 +157,14 @@ class CpuAllocator final : public Allocator {
  public:
   void* allocate(size_t bytes) override {
     SizeClass c = size_class(bytes);
+    void* p = take(c);
     int64_t live =
         counters.live.fetch_add(int64_t(c.bytes), std::memory_order_relaxed) + int64_t(c.bytes);
     if (live > counters.peak.load(std::memory_order_relaxed))
       counters.peak.store(live, std::memory_order_relaxed);
+    return p;
+  }
+  void* take(SizeClass c) {
     if (c.bytes <= kSmallBytes && !cache_gone) {
       FreeBlock*& head = cache.head[size_t(c.index)];
       if (head) {

@@ -27,8 +27,19 @@ void Tensor::wrong_type(DType asked) const {
                               describe(*this), name_of(asked)));
 }
 
+// More than any address space; sizes below it cannot overflow further on.
+constexpr size_t kMaxTensorBytes = size_t(1) << 47;
+
 Tensor empty(const Meta& meta) {
-  size_t bytes = size_t(numel(meta.shape)) * size_of(meta.dtype);
+  size_t bytes = size_of(meta.dtype);
+  bool too_large = false, none = false;
+  for (int64_t e : meta.shape) {
+    too_large |= __builtin_mul_overflow(bytes, size_t(e), &bytes) || bytes > kMaxTensorBytes;
+    none |= e == 0;
+  }
+  TESSERA_CHECK_AS(ShapeError, none || !too_large, "empty: {}{} does not fit any memory",
+                   name_of(meta.dtype), to_string(meta.shape));
+  if (none) bytes = 0;
   TESSERA_CHECK(meta.device.kind != DeviceKind::kCUDA,
                 "empty: no CUDA support in this build, asked for {}; use the cpu",
                 to_string(meta.device));

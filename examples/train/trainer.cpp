@@ -148,11 +148,11 @@ class Trainer {
                   .seconds = seconds_since(start),
                   .validated = val.has_value(),
                   .params_xxh128 = io::params_xxh128(task_.model->named_parameters())});
+    group_->barrier();  // what follows is rank 0's alone and may take longer than a deadline
     if (group_->rank() == 0) {
       if (!o_.save.empty()) save(o_, task_);
       if (o_.sample > 0) report_.line("sample:\n" + task_.generate(o_.sample));
     }
-    group_->barrier();
   }
 
  private:

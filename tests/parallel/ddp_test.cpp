@@ -150,6 +150,26 @@ TEST(Ddp, AllowedUnusedParametersCountAsZero) {
   });
 }
 
+// Without zero_grad in between, a second backward adds to the averaged gradient, as on one rank;
+// also across the step in which buckets are rebuilt.
+TEST(Ddp, ASecondBackwardAccumulates) {
+  std::vector<float> twice = serial_grads();
+  for (float& g : twice) g *= 2;
+  run_ranks(2, [&](ProcessGroup& group) {
+    auto model = make_model();
+    auto ddp = parallel::ddp(model, {.group = Ref<ProcessGroup>(&group), .bucket_bytes = 128});
+    for (int i = 0; i < 2; ++i) loss_of(*model, group.rank() * kBatch / 2, kBatch / 2).backward();
+    expect_close(flat_grads(*model), twice);
+  });
+}
+
+TEST(Ddp, TheTreeAsksForZeroGrad) {
+  auto model = make_model();
+  auto ddp = parallel::ddp(model, {.tree_accumulation = true});
+  loss_of(*model, 0, kBatch).backward();
+  EXPECT_THROW(loss_of(*model, 0, kBatch).backward(), UserError);
+}
+
 TEST(Ddp, CountWeightedMean) {
   run_ranks(2, [&](ProcessGroup& group) {
     int64_t count = group.rank() == 0 ? 6 : 2;

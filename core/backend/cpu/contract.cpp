@@ -87,7 +87,42 @@ Tensor canonical(const Tensor& t, const std::string& word, const ContractAttribu
   return dense_copy(Tensor({shape, strides, t.dtype(), t.device()}, t.storage(), t.offset()));
 }
 
+struct Letters final : ContractAttributes {  // a spec for make_nest; only the letters matter
+  using ContractAttributes::ContractAttributes;
+  Metas infer(MetaSpan) const override { return {}; }
+};
+
+// True when elements are read more than once (expand): libraries want every stride to move.
+bool repeats(const Tensor& t) {
+  for (int d = 0; d < t.ndim(); ++d)
+    if (t.shape()[d] > 1 && t.strides()[d] == 0) return true;
+  return false;
+}
+
+void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& c);
+
+// C's unit stride lies in a batch letter: compute with the letters ordered batch, m, n, then copy.
+void contract_reordered(const ContractAttributes& s, const Tensor& a, const Tensor& b,
+                        const Tensor& c) {
+  std::string order;
+  for (int pass = 0; pass < 3; ++pass)
+    for (char l : s.out) {
+      bool in_a = s.a.find(l) != std::string::npos, in_b = s.b.find(l) != std::string::npos;
+      if (pass == (in_a && in_b ? 0 : in_a ? 1 : 2)) order += l;
+    }
+  TESSERA_CHECK(order != s.out, "contract {},{}->{}: {} and {} leave more than {} batch dims", s.a,
+                s.b, s.out, describe(a), describe(b), kMaxBatch);
+  Shape shape;
+  for (char l : order) shape.push_back(c.shape()[int(s.out.find(l))]);
+  Tensor dense = empty(shape, c.dtype(), c.device());
+  contract_in(Letters(s.id(), s.a, s.b, order), a, b, dense);
+  Strides strides;
+  for (char l : s.out) strides.push_back(dense.strides()[int(order.find(l))]);
+  copy_values(c, Tensor({c.shape(), strides, c.dtype(), c.device()}, dense.storage()));
+}
+
 void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& c) {
+  const Tensor given_a = a, given_b = b;
   Nest nest = make_nest(s, a, b, c);
   auto unit = [](const LoopDims& x, const LoopDims& y, int64_t LoopDim::*stride) {
     for (const LoopDims* dims : {&x, &y})
@@ -96,15 +131,11 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
     return x.empty() && y.empty();
   };
   bool a_ok = unit(nest.m, nest.k, &LoopDim::a), b_ok = unit(nest.k, nest.n, &LoopDim::b);
-  if (nest.k.size() > 1 || !a_ok || !b_ok) {
+  if (nest.k.size() > 1 || !a_ok || !b_ok || repeats(a) || repeats(b)) {
     std::string wa, wb;
     Tensor x = canonical(a, s.a, s, s.b, wa), y = canonical(b, s.b, s, s.a, wb);
-    struct Ordered final : ContractAttributes {  // only the letters matter here
-      using ContractAttributes::ContractAttributes;
-      Metas infer(MetaSpan) const override { return {}; }
-    } ordered(s.id(), wa, wb, s.out);
     a = x, b = y;
-    nest = make_nest(ordered, a, b, c);
+    nest = make_nest(Letters(s.id(), wa, wb, s.out), a, b, c);
   }
   // C needs unit stride in its columns: where the rows have it, compute the transpose with the
   // operands swapped.
@@ -125,13 +156,8 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
   LoopDims batch = nest.batch;
   LoopDim m = keep_one(nest.m, batch, &LoopDim::a), n = keep_one(nest.n, batch, &LoopDim::c),
           k = nest.k.empty() ? LoopDim{1, 1, 1, 0} : nest.k[0];
-  if ((n.extent > 1 && n.c != 1) ||
-      int(batch.size()) > kMaxBatch) {  // scattered columns: compute densely, then copy
-    Tensor dense = empty(Meta::contiguous(c.shape(), c.dtype(), c.device()));
-    TESSERA_ASSERT(!c.is_contiguous(), "contract: {} dims of batch", batch.size());
-    contract_in(s, a, b, dense);
-    return copy_values(c, dense);
-  }
+  if ((n.extent > 1 && n.c != 1) || int(batch.size()) > kMaxBatch)
+    return contract_reordered(s, given_a, given_b, c);
   g.batch = int(batch.size());
   for (int i = 0; i < g.batch; ++i) {
     const LoopDim& d = batch[size_t(i)];

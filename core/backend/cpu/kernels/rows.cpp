@@ -51,14 +51,18 @@ T max_of(const T* x, int64_t n) {
   return m.max();
 }
 
-// e[k] = exp(x[k] - top), and their sum.
-template <class T>
+// e[k] = exp(x[k] - top), and their sum. `fetch_next`: the row behind this one is brought nearer
+// while the arithmetic keeps the core busy.
+template <class T, bool fetch_next = false>
 T exp_row(const T* x, T* e, int64_t n, T top) {
   Lanes<T> s(0);
   int64_t k = 0;
-  for (; k + kLanes <= n; k += kLanes)
-    for (int i = 0; i < kLanes; ++i) s.v[i] += e[k + i] = fn::exp(x[k + i] - top);
-  for (int i = 0; k + i < n; ++i) s.v[i] += e[k + i] = fn::exp(x[k + i] - top);
+  for (; k + kLanes <= n; k += kLanes) {
+    if constexpr (fetch_next)
+      for (int i = 0; i < kLanes; i += 64 / int(sizeof(T))) __builtin_prefetch(x + n + k + i, 0, 2);
+    for (int i = 0; i < kLanes; ++i) s.v[i] += e[k + i] = fn::exp_nonpositive(x[k + i] - top);
+  }
+  for (int i = 0; k + i < n; ++i) s.v[i] += e[k + i] = fn::exp_nonpositive(x[k + i] - top);
   return s.sum();
 }
 
@@ -74,14 +78,14 @@ template <class T>
 T logsumexp_row(const T* x, int64_t n) {
   T top = max_of(x, n);
   if (top == T(-__builtin_inf())) return top;
-  return top + fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp(x[k] - top); }));
+  return top + fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp_nonpositive(x[k] - top); }));
 }
 
 template <class T>
 void log_softmax(const T* x, T* y, int64_t n, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
     T top = max_of(x, n),
-      rest = fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp(x[k] - top); }));
+      rest = fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp_nonpositive(x[k] - top); }));
     for (int64_t k = 0; k < n; ++k) y[k] = (x[k] - top) - rest;
   }
 }
@@ -98,7 +102,7 @@ template <class T>
 void log_softmax_grad(const T* y, const T* g, T* dx, int64_t n, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r, y += n, g += n, dx += n) {
     T total = sum_of<T>(n, [&](int64_t k) { return g[k]; });
-    for (int64_t k = 0; k < n; ++k) dx[k] = g[k] - fn::exp(y[k]) * total;
+    for (int64_t k = 0; k < n; ++k) dx[k] = g[k] - fn::exp_nonpositive(y[k]) * total;
   }
 }
 
@@ -131,7 +135,7 @@ T softmax_scaled(const T* x, T* e, int64_t n, T scale, bool stream) {
   static thread_local T buffer[kRow];
   T top = max_of(x, n);
   T* row = stream && n <= kRow ? buffer : e;
-  T total = exp_row(x, row, n, top);
+  T total = stream ? exp_row<T, true>(x, row, n, top) : exp_row(x, row, n, top);
   scale_row(e, row, n, scale / total, stream && row != e);
   return top + fn::log(total);
 }

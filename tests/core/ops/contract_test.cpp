@@ -1,0 +1,89 @@
+// Contractions of operands with unusual strides, against the same operands made dense.
+#include "core/ops/contract.h"
+
+#include <gtest/gtest.h>
+
+#include "core/ops/create.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/samples.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+double difference(const Tensor& a, const Tensor& b) {
+  EXPECT_EQ(to_string(a.shape()), to_string(b.shape()));
+  return amax(abs(cast(a, kF64) - cast(b, kF64))).item<double>();
+}
+
+Tensor values(const Shape& shape, uint64_t key, DType t) {
+  return cast(sample_values(shape, -1, 1, key), t);
+}
+
+TEST(Contract, ExpandedOperandsEqualDenseOnes) {
+  for (DType t : {kF64, kF32}) {
+    double tolerance = t == kF64 ? 1e-12 : 1e-5;
+    Tensor row = expand(values({1, 3}, 1, t), {4, 3}),
+           column = expand(values({4, 1}, 2, t), {4, 3});
+    Tensor w = values({3, 2}, 3, t);
+    for (const Tensor& x : {row, column})
+      EXPECT_LT(difference(matmul(x, w), matmul(clone(x), w)), tolerance);
+    Tensor batched = expand(values({1, 16, 8}, 4, t), {4, 16, 8}), weight = values({5, 8}, 5, t);
+    EXPECT_LT(difference(linear(batched, weight), linear(clone(batched), weight)), tolerance);
+  }
+}
+
+TEST(Contract, GradientOfAMeanOverTokens) {
+  for (DType t : {kF64, kF32}) {
+    Tensor x = values({32, 16, 8}, 1, t), w = values({5, 8}, 2, t);
+    w.requires_grad_();
+    sum(square(mean(linear(x, w), {1}))).backward();
+    Tensor g = w.grad();
+    // d/dw of sum((m w')^2) with m the mean over tokens is 2 (m w')' m.
+    Tensor m = mean(x, {1}), y = linear(m, w.detach());
+    EXPECT_LT(difference(g, matmul(transpose(y, 0, 1), m) * 2.0), t == kF64 ? 1e-12 : 1e-4);
+  }
+}
+
+TEST(Matmul, BatchDimsOfUnequalNumberAndExtentBroadcast) {
+  for (auto [sa, sb] : {std::pair<Shape, Shape>{{1, 4, 6}, {3, 5, 6, 7}},
+                        {{3, 5, 4, 6}, {1, 6, 7}},
+                        {{2, 1, 4, 6}, {3, 6, 7}},
+                        {{6}, {3, 6, 7}},
+                        {{2, 3, 4, 6}, {6}}}) {
+    Tensor a = values(sa, 1, kF64), b = values(sb, 2, kF64), c = matmul(a, b);
+    // Elementwise: align both to [.., m, k, n] and sum over k.
+    Tensor left = a.ndim() == 1 ? unsqueeze(unsqueeze(a, 0), -1) : unsqueeze(a, -1);
+    Tensor right = b.ndim() == 1 ? unsqueeze(unsqueeze(b, 0), -1) : unsqueeze(b, -3);
+    Tensor reference = sum(left * right, {-2});
+    EXPECT_LT(difference(c, reshape(reference, c.shape())), 1e-12);
+  }
+}
+
+TEST(Contract, BatchLetterLast) {
+  for (DType t : {kF64, kF32}) {
+    Tensor a = values({2, 3, 4}, 1, t), b = values({3, 5, 4}, 2, t);
+    Tensor reference =
+        permute(contract("bij,bjk->bik", permute(a, {2, 0, 1}), permute(b, {2, 0, 1})), {1, 2, 0});
+    EXPECT_LT(difference(contract("ijb,jkb->ikb", a, b), reference), t == kF64 ? 1e-12 : 1e-5);
+  }
+}
+
+TEST(Contract, DisagreeingExtentsNameTheLetter) {
+  try {
+    contract("ij,jk->ik", ones({2, 3}), ones({4, 5}));
+    FAIL();
+  } catch (const ShapeError& e) {
+    EXPECT_NE(std::string(e.what()).find("'j'"), std::string::npos) << e.what();
+  }
+}
+
+TEST(Empty, SizesThatOverflowAreRefused) {
+  EXPECT_THROW(empty({int64_t(1) << 40, int64_t(1) << 40}), ShapeError);
+  EXPECT_THROW(zeros({int64_t(1) << 61}, {kF64}), ShapeError);
+  EXPECT_EQ(empty({int64_t(1) << 40, 0, int64_t(1) << 40}).numel(), 0);
+}
+
+}  // namespace
+}  // namespace tessera
