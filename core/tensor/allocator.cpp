@@ -14,8 +14,24 @@
 
 #include "core/base/error.h"
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 namespace tessera {
 namespace {
+
+// Under the address sanitizer recycled memory is guarded as malloc's would be: free blocks, and
+// what lies behind the bytes asked for.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr size_t kGuardBytes = 64;
+void guard(void* p, size_t bytes) { ASAN_POISON_MEMORY_REGION(p, bytes); }
+void unguard(void* p, size_t bytes) { ASAN_UNPOISON_MEMORY_REGION(p, bytes); }
+#else
+constexpr size_t kGuardBytes = 0;
+void guard(void*, size_t) {}
+void unguard(void*, size_t) {}
+#endif
 
 constexpr size_t kAlign = 64;
 constexpr size_t kHugePage = size_t(2) << 20;
@@ -84,6 +100,7 @@ void* from_system(size_t bytes) {
 
 void to_system(void* p, size_t bytes) {
   counters.system.fetch_sub(int64_t(bytes), std::memory_order_relaxed);
+  unguard(p, bytes);
   if (bytes >= kHugePage)
     munmap(p, (bytes + 4095) & ~size_t(4095));
   else
@@ -156,8 +173,10 @@ void ThreadCache::flush() {
 class CpuAllocator final : public Allocator {
  public:
   void* allocate(size_t bytes) override {
-    SizeClass c = size_class(bytes);
-    void* p = take(c);
+    SizeClass c = size_class(bytes + kGuardBytes);
+    auto* p = static_cast<char*>(take(c));
+    unguard(p, bytes);
+    guard(p + bytes, c.bytes - bytes);
     int64_t live =
         counters.live.fetch_add(int64_t(c.bytes), std::memory_order_relaxed) + int64_t(c.bytes);
     if (live > counters.peak.load(std::memory_order_relaxed))
@@ -178,10 +197,12 @@ class CpuAllocator final : public Allocator {
     return from_system(c.bytes);
   }
   void deallocate(void* p, size_t bytes) override {
-    SizeClass c = size_class(bytes);
+    SizeClass c = size_class(bytes + kGuardBytes);
+    guard(p, c.bytes);
     counters.live.fetch_sub(int64_t(c.bytes), std::memory_order_relaxed);
     if (c.bytes <= kSmallBytes && !cache_gone &&
         cache.count[size_t(c.index)] < kThreadCacheBlocks) {
+      unguard(p, sizeof(FreeBlock));  // the list runs through it
       auto* b = static_cast<FreeBlock*>(p);
       b->next = cache.head[size_t(c.index)];
       cache.head[size_t(c.index)] = b;
