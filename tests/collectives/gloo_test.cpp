@@ -14,7 +14,7 @@ const RunOptions kGloo{.backend = "gloo"};
 class Gloo : public testing::Test {
  protected:
   void SetUp() override {
-    if (!test::kHaveGloo) GTEST_SKIP();
+    if (!test::kHaveGloo) GTEST_SKIP() << "Gloo is left out of this build";
   }
 };
 

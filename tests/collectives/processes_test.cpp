@@ -18,7 +18,7 @@ using test::RankResult;
 class Processes : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (GetParam() == "gloo" && !test::kHaveGloo) GTEST_SKIP();
+    if (GetParam() == "gloo" && !test::kHaveGloo) GTEST_SKIP() << "Gloo is left out of this build";
   }
   std::map<std::string, std::string> env(std::map<std::string, std::string> more = {}) {
     more["TESSERA_BACKEND"] = GetParam();
