@@ -81,6 +81,8 @@ Parsed parse_options(int argc, char** argv) {
   CLI::App app{"Trains a model, on one rank or under tlaunch on many.", "train"};
   app.set_version_flag("--version", [] { return version_text("train"); });
   app.get_formatter()->column_width(34);
+  // A flag given twice: the last counts, so that scripts can take overrides.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   auto text = [&](const char* flag, std::string& value, const char* help) {
     app.add_option(flag, value, help)->capture_default_str();
   };
@@ -115,7 +117,8 @@ Parsed parse_options(int argc, char** argv) {
   number("--eval-every", o.eval_every, "steps between validations; 0: at the end only");
   text("--metrics", o.metrics, "JSON lines file, one line a step");
   app.add_option("--set", set,
-                 "key=value: a field of the model's options (layers, heads, dim, dropout, ...)");
+                 "key=value: a field of the model's options (layers, heads, dim, dropout, ...)")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   text("--strategy", u.strategy, "ddp");
   text("--precision", u.precision, "fp32");
   text("--device", u.device, "auto or cpu");
