@@ -26,10 +26,8 @@ class Full final : public FullAttributes {
       : FullAttributes(intern_op("full"), shape, value, dtype, device) {}
   Metas infer(MetaSpan) const override { return {Meta::contiguous(shape, dtype, device)}; }
   AxisMap axes(MetaSpan) const override { return created_axes(shape); }
-  PrimRef localize(std::span<const Range> loops) const override {
-    Shape s;
-    for (const Range& r : loops) s.push_back(r.size);
-    return PrimRef(new Full(s, value, dtype, device));
+  PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
+    return PrimRef(new Full(local_shape(map.out[0], loops), value, dtype, device));
   }
   bool differentiable() const override { return false; }
   void attributes(AttributeVisitor& v) const override {
@@ -44,9 +42,9 @@ class Arange final : public ArangeAttributes {
       : ArangeAttributes(intern_op("arange"), count, begin, step, dtype, device) {}
   Metas infer(MetaSpan) const override { return {Meta::contiguous({count}, dtype, device)}; }
   AxisMap axes(MetaSpan) const override { return created_axes({count}); }
-  PrimRef localize(std::span<const Range> loops) const override {
-    double first = loops.empty() ? begin : begin + step * double(loops[0].begin);
-    return PrimRef(new Arange(loops.empty() ? count : loops[0].size, first, step, dtype, device));
+  PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
+    Range r = range_of(map.out[0][0], loops);
+    return PrimRef(new Arange(r.size, begin + step * double(r.begin), step, dtype, device));
   }
   bool differentiable() const override { return false; }
   void attributes(AttributeVisitor& v) const override {
@@ -113,10 +111,12 @@ Tensor triu(const Tensor& x, int64_t diagonal) {
 void register_create_ops(OpRegistry& registry) {
   registry.add("full", [] {
     return std::vector<Sample>{{PrimRef(new Full({2, 3}, 1.5, kF64, kCPU)), {}, false},
+                               {PrimRef(new Full({1, 3}, 1.5, kF64, kCPU)), {}, false},
                                {PrimRef(new Full({4}, 7, kI32, kCPU)), {}, false}};
   });
   registry.add("arange", [] {
     return std::vector<Sample>{{PrimRef(new Arange(5, 1, 2, kI64, kCPU)), {}, false},
+                               {PrimRef(new Arange(1, 3, 2, kI64, kCPU)), {}, false},
                                {PrimRef(new Arange(5, 1, 0.5, kF32, kCPU)), {}, false}};
   });
 }

@@ -30,20 +30,15 @@ class EmbeddingGrad final : public EmbeddingAttributes {
     m.linear_in = 1;
     return m;
   }
-  PrimRef localize(std::span<const Range> loops) const override {
-    return PrimRef(new EmbeddingGrad(part_of(loops).size, padding_idx, part_of(loops)));
+  PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
+    Range part = range_of(map.out[0][0], loops);
+    return PrimRef(new EmbeddingGrad(part.size, padding_idx, part));
   }
   SaveMask saved() const override { return {2, 0}; }
   Tensors vjp(const VjpArgs& v) const override;
   void attributes(AttributeVisitor& v) const override {
     v.integer("rows", rows), v.integer("padding_idx", padding_idx), v.integer("begin", part.begin),
         v.integer("extent", part.extent);
-  }
-  // The table's rows are the one loop whose extent is theirs, right after those of the ids.
-  Range part_of(std::span<const Range> loops) const {
-    for (size_t i = loops.size(); i-- > 0;)
-      if (loops[i].extent == rows && i + 2 >= loops.size()) return loops[i];
-    return {0, rows, rows};
   }
 };
 
@@ -74,13 +69,8 @@ class Embedding final : public EmbeddingAttributes {
     m.linear_in = 2;
     return m;
   }
-  PrimRef localize(std::span<const Range> loops) const override {
-    Range part{0, rows, rows};
-    for (size_t i = loops.size(); i-- > 0;)
-      if (loops[i].extent == rows && i + 2 >= loops.size()) {
-        part = loops[i];
-        break;
-      }
+  PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
+    Range part = range_of(map.in[1][0], loops);
     return PrimRef(new Embedding(part.size, padding_idx, part));
   }
   SaveMask saved() const override { return {1, 0}; }
@@ -116,12 +106,27 @@ void register_embedding_ops(OpRegistry& registry) {
         {PrimRef(new Embedding(6, -1)),
          {sample_integers({2, 4}, 0, 6, 1), sample_values({6, 3}, -1, 1, 2)}},
         {PrimRef(new Embedding(6, -1)),
-         {sample_integers({5}, 0, 6, 1), sample_values({6, 3}, -1, 1, 2)}}};
+         {sample_integers({5}, 0, 6, 1), sample_values({6, 3}, -1, 1, 2)}},
+        // Extents that say nothing of which loop is the table's: a square table, as many ids as
+        // rows.
+        {PrimRef(new Embedding(4, -1)),
+         {sample_integers({4}, 0, 4, 1), sample_values({4, 4}, -1, 1, 2)}},
+        {PrimRef(new Embedding(4, -1)),
+         {sample_integers({4}, 0, 4, 1), sample_values({4, 1}, -1, 1, 2)}},
+        {PrimRef(new Embedding(1, -1)),
+         {sample_integers({3, 1}, 0, 1, 1), sample_values({1, 3}, -1, 1, 2)}}};
   });
   registry.add("embedding_grad", [] {
     return std::vector<Sample>{
         {PrimRef(new EmbeddingGrad(6, -1)),
-         {sample_values({2, 4, 3}, -1, 1, 2), sample_integers({2, 4}, 0, 6, 1)}}};
+         {sample_values({2, 4, 3}, -1, 1, 2), sample_integers({2, 4}, 0, 6, 1)}},
+        {PrimRef(new EmbeddingGrad(4, -1)),
+         {sample_values({4, 4}, -1, 1, 2), sample_integers({4}, 0, 4, 1)}},
+        {PrimRef(new EmbeddingGrad(4, 2)),
+         {sample_values({4, 1}, -1, 1, 2), sample_integers({4}, 0, 4, 1)},
+         false},
+        {PrimRef(new EmbeddingGrad(1, -1)),
+         {sample_values({3, 1, 3}, -1, 1, 2), sample_integers({3, 1}, 0, 1, 1)}}};
   });
 }
 

@@ -31,12 +31,11 @@ class Random final : public RandomAttributes {
     m.in.push_back({DimLoops{m.add(Factor::kWhole, 2)}});
     return m;
   }
-  PrimRef localize(std::span<const Range> loops) const override {
-    Shape s;
-    Dims b;
-    for (int d = 0; d < shape.size(); ++d)
-      s.push_back(loops[size_t(d)].size), b.push_back(begin[d] + loops[size_t(d)].begin);
-    return PrimRef(new Random(kind, s, b, global, low, high, dtype, device));
+  PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
+    Dims b = begin;
+    for (int d = 0; d < shape.size(); ++d) b[d] += range_of(map.out[0][size_t(d)], loops).begin;
+    return PrimRef(
+        new Random(kind, local_shape(map.out[0], loops), b, global, low, high, dtype, device));
   }
   bool differentiable() const override { return false; }
   void attributes(AttributeVisitor& v) const override {
@@ -88,13 +87,13 @@ class Dropout final : public DropoutAttributes {
     m.linear_in = 1;
     return m;
   }
-  PrimRef localize(std::span<const Range> loops) const override {
+  PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
     Dims b;
     Shape g;
-    int ndim = int(loops.size()) - 1;
-    if (by_sample && ndim > 0 && loops.back().extent != 2) --ndim;
-    for (int d = 0; d < ndim; ++d)
-      b.push_back(loops[size_t(d)].begin), g.push_back(loops[size_t(d)].extent);
+    for (const DimLoops& dim : map.in[0]) {
+      Range r = range_of(dim, loops);
+      b.push_back(r.begin), g.push_back(r.extent);
+    }
     return PrimRef(new Dropout(p, by_sample, b, g));
   }
   SaveMask saved() const override { return {6, 0}; }
@@ -173,13 +172,25 @@ void register_random_ops(OpRegistry& registry) {
     registry.add(Random::name_of_kind(kind), [=] {
       DType t = kind == RandomKind::kInteger ? kI64 : kF64;
       return std::vector<Sample>{
-          {PrimRef(new Random(kind, {3, 5}, {0, 0}, {3, 5}, 0, 9, t, kCPU)), {key()}, false}};
+          {PrimRef(new Random(kind, {3, 5}, {0, 0}, {3, 5}, 0, 9, t, kCPU)), {key()}, false},
+          {PrimRef(new Random(kind, {2, 1, 2}, {0, 0, 0}, {2, 1, 2}, 0, 9, t, kCPU)),
+           {key()},
+           false}};
     });
   registry.add("dropout", [=] {
     return std::vector<Sample>{
         {PrimRef(new Dropout(0.4, false)), {sample_values({4, 6}, -1, 1, 1), key()}},
         {PrimRef(new Dropout(0.4, true)),
-         {sample_values({4, 6}, -1, 1, 1), key(), sample_integers({4}, 0, 100, 2)}}};
+         {sample_values({4, 6}, -1, 1, 1), key(), sample_integers({4}, 0, 100, 2)}},
+        // Extents of 2, like the key's; samples of several rows and of one.
+        {PrimRef(new Dropout(0.4, false)), {sample_values({3, 2}, -1, 1, 1), key()}},
+        {PrimRef(new Dropout(0.4, false)), {sample_values({2, 1, 2}, -1, 1, 1), key()}},
+        {PrimRef(new Dropout(0.4, true)),
+         {sample_values({4, 6}, -1, 1, 1), key(), sample_integers({2}, 0, 100, 2)}},
+        {PrimRef(new Dropout(0.4, true)),
+         {sample_values({2, 2}, -1, 1, 1), key(), sample_integers({2}, 0, 100, 2)}},
+        {PrimRef(new Dropout(0.4, true)),
+         {sample_values({4, 2, 1}, -1, 1, 1), key(), sample_integers({1}, 0, 100, 2)}}};
   });
 }
 

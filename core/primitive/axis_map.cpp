@@ -13,6 +13,22 @@ OperandLoops broadcast_loops(const Shape& operand, const Shape& out) {
   return loops;
 }
 
+Range range_of(const DimLoops& dim, std::span<const Range> loops) {
+  if (dim.empty()) return {0, 1, 1};
+  Range r = loops[size_t(dim[0])];
+  for (size_t i = 1; i < dim.size(); ++i) {
+    int64_t inner = loops[size_t(dim[i])].extent;
+    r.begin *= inner, r.size *= inner, r.extent *= inner;
+  }
+  return r;
+}
+
+Shape local_shape(const OperandLoops& operand, std::span<const Range> loops) {
+  Shape s;
+  for (const DimLoops& dim : operand) s.push_back(range_of(dim, loops).size);
+  return s;
+}
+
 AxisMap pointwise_axes(MetaSpan in, const Shape& out) {
   AxisMap m;
   for (int64_t e : out) m.add(Factor::kPass, e);
@@ -67,7 +83,8 @@ void verify_axes(std::string_view op, const AxisMap& map, MetaSpan in, std::span
     }
   }
   for (size_t f = 0; f < read.size(); ++f)
-    TESSERA_ASSERT(read[f] || written[f], "{}: loop {} belongs to no dim", op, f);
+    TESSERA_ASSERT(read[f] || written[f] || map.factors[f].extent == 1,
+                   "{}: loop {} belongs to no dim", op, f);
 }
 
 }  // namespace tessera

@@ -48,6 +48,12 @@ AxisMap pointwise_axes(MetaSpan in, const Shape& out);
 /// Loops of an operand that broadcasts to `out`, where dim d of `out` is factor d.
 OperandLoops broadcast_loops(const Shape& operand, const Shape& out);
 
+/// The elements of a dim that a rank holds when it holds `loops[f]` of every factor f: those of the
+/// dim's first loop, in steps of the loops inside it. An empty product is whole: {0, 1, 1}.
+Range range_of(const DimLoops& dim, std::span<const Range> loops);
+/// Extents of an operand (or result) on a rank that holds `loops`.
+Shape local_shape(const OperandLoops& operand, std::span<const Range> loops);
+
 /// Throws BugError naming `op` unless `map` describes operands `in` and results `out`.
 void verify_axes(std::string_view op, const AxisMap& map, MetaSpan in, std::span<const Meta> out);
 

@@ -58,8 +58,11 @@ class Primitive : public RefCounted {
   virtual Metas infer(MetaSpan in) const = 0;
   /// Loops of the op; the default says that nothing may be split. Verified against infer in tests.
   virtual AxisMap axes(MetaSpan) const { return {}; }
-  /// The op one rank runs when it holds `loops[f]` of every factor f; null: the same op.
-  virtual PrimRef localize(std::span<const Range> /*loops*/) const { return nullptr; }
+  /// The op one rank runs when it holds `loops[f]` of every factor f of `map`, which is what axes()
+  /// returned for the global operands; null: the same op.
+  virtual PrimRef localize(const AxisMap& /*map*/, std::span<const Range> /*loops*/) const {
+    return nullptr;
+  }
 
   virtual SaveMask saved() const { return {}; }
   /// Cotangents of the inputs from those of the outputs, in ordinary ops, so that it can be

@@ -49,7 +49,7 @@ List run_part(const Sample& s, const AxisMap& map, int f, const Range& part) {
   std::vector<Range> loops;
   for (const Factor& x : map.factors) loops.push_back({0, x.extent, x.extent});
   loops[size_t(f)] = part;
-  PrimRef local = s.prim->localize(loops);
+  PrimRef local = s.prim->localize(map, loops);
   List in;
   for (size_t i = 0; i < s.in.size(); ++i)
     in.push_back(part_of(s.in[i], place_of(map, map.in[i], f), part));
@@ -98,7 +98,8 @@ TEST(Sweep, EmptyShardsAreHarmless) {
     AxisMap map = axes(*s.prim, s.in);
     for (int f = 0; f < int(map.factors.size()); ++f) {
       const Factor& loop = map.factors[size_t(f)];
-      if (loop.kind == Factor::kWhole || loop.kind == Factor::kMax || !leads_everywhere(map, f))
+      if (loop.kind == Factor::kWhole || loop.kind == Factor::kMax || loop.extent < 2 ||
+          !leads_everywhere(map, f))
         continue;
       check_split(s, map, f, loop.extent);
     }
