@@ -246,9 +246,8 @@ int add_hook(const Tensor& leaf, GradHook hook) {
   GradMeta* meta = grad_meta(leaf);
   TESSERA_CHECK(meta && !meta->producer, "add_hook: {} is not a leaf that requires grad",
                 describe(leaf));
-  int number = meta->hooks.empty() ? 0 : meta->hooks.back().first + 1;
-  meta->hooks.emplace_back(number, std::move(hook));
-  return number;
+  meta->hooks.emplace_back(meta->next_hook, std::move(hook));
+  return meta->next_hook++;
 }
 
 void remove_hook(const Tensor& leaf, int number) {

@@ -32,6 +32,7 @@ struct GradMeta final : RefCounted {
   GradSink* sink = nullptr;
   int slot = 0;
   std::vector<std::pair<int, GradHook>> hooks;
+  int next_hook = 0;  // numbers are never given twice
   // Of a leaf, while one backward runs:
   int pending = 0;
   uint64_t run = 0;

@@ -37,10 +37,16 @@ Tensors dispatch_below(Layer above, const PrimRef& prim, Inputs in) {
 
 void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
   Context& c = context();
-  for (const Tensor& d : dst)
+  for (const Tensor& d : dst) {
     TESSERA_CHECK(!(d.layers() & c.enabled & bit(Layer::kAutograd)),
                   "assign_: destination {} requires grad; wrap the update in no_grad()",
                   describe(d));
+    for (int i = 0; i < d.ndim(); ++i)
+      TESSERA_CHECK(d.strides()[i] != 0 || d.shape()[i] <= 1,
+                    "assign_: dim {} of destination {} is expanded, its elements share memory; "
+                    "clone it first",
+                    i, describe(d));
+  }
   (c.backend ? *c.backend : eager_backend()).assign(dst, prim, in);
 }
 

@@ -91,8 +91,13 @@ class EagerBackend final : public Backend {
   }
 
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override {
+    Device device = common_device(prim, in);
+    for (const Tensor& d : dst)
+      TESSERA_CHECK(d.device() == device,
+                    "assign_: destination is {}, the value is on {}; move it first", describe(d),
+                    to_string(device));
     const Kernel* kernel = nullptr;
-    if (!prim->is_view()) kernel = &find_kernel(prim, common_device(prim, in));
+    if (!prim->is_view() && !device.is_meta()) kernel = &find_kernel(prim, device);
     if (kernel && *kernel) {
       Call call = prepare(prim, *kernel, in);
       check_destinations(prim, dst, call.out);
@@ -102,10 +107,12 @@ class EagerBackend final : public Backend {
         for (const Tensor& d : dst) d.storage()->bump_version();
         return;
       }
+    } else {
+      check_destinations(prim, dst, prim->infer(metas_of(in)));
     }
     Tensors results = run(prim, in);
     for (size_t i = 0; i < dst.size(); ++i) {
-      copy_values(dst[i], results[i]);
+      if (!device.is_meta()) copy_values(dst[i], results[i]);
       dst[i].storage()->bump_version();
     }
   }

@@ -3,6 +3,7 @@
 #pragma once
 #include <string>
 
+#include "core/ops/scalar.h"
 #include "core/primitive/primitive.h"
 
 namespace tessera {
@@ -31,19 +32,19 @@ struct ReduceAttributes : Primitive {
 };
 
 struct FullAttributes : Primitive {
-  FullAttributes(OpId id, const Shape& shape, double value, DType dtype, Device device)
+  FullAttributes(OpId id, const Shape& shape, Scalar value, DType dtype, Device device)
       : Primitive(id), shape(shape), value(value), dtype(dtype), device(device) {}
   const Shape shape;
-  const double value;
+  const Scalar value;
   const DType dtype;
   const Device device;
 };
 
 struct ArangeAttributes : Primitive {
-  ArangeAttributes(OpId id, int64_t count, double begin, double step, DType dtype, Device device)
+  ArangeAttributes(OpId id, int64_t count, Scalar begin, Scalar step, DType dtype, Device device)
       : Primitive(id), count(count), begin(begin), step(step), dtype(dtype), device(device) {}
   const int64_t count;
-  const double begin, step;
+  const Scalar begin, step;  // in integers where both are: exact beyond 2^53
   const DType dtype;
   const Device device;
 };

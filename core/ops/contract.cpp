@@ -5,6 +5,7 @@
 
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"
+#include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
@@ -24,21 +25,21 @@ class Contract final : public ContractAttributes {
       if (letters_.find(c) == npos) letters_ += c;
   }
   Metas infer(MetaSpan in) const override {
-    Dims e = extents(in);
+    auto e = extents(in);
     Shape shape;
-    for (size_t i = 0; i < out.size(); ++i) shape.push_back(e[int(i)]);
+    for (size_t i = 0; i < out.size(); ++i) shape.push_back(e[i]);
     return {Meta::contiguous(shape, in[0]->dtype, in[0]->device)};
   }
   AxisMap axes(MetaSpan in) const override {
     AxisMap m;
-    Dims e = extents(in);
-    for (int i = 0; i < e.size(); ++i)
-      m.add(i < int(out.size()) ? Factor::kPass : Factor::kSum, e[i]);
+    auto e = extents(in);
+    for (size_t i = 0; i < e.size(); ++i)
+      m.add(i < out.size() ? Factor::kPass : Factor::kSum, e[i]);
     auto loops = [&](const std::string& word) {
       OperandLoops l;
       for (char c : word) {
         int f = int(letters_.find(c));
-        l.push_back(e[f] == 1 ? DimLoops{} : DimLoops{f});
+        l.push_back(e[size_t(f)] == 1 ? DimLoops{} : DimLoops{f});
       }
       return l;
     };
@@ -55,11 +56,9 @@ class Contract final : public ContractAttributes {
   void attributes(AttributeVisitor& v) const override { v.text("spec", a + "," + b + "->" + out); }
 
  private:
-  // By letter; at most eight, since each letter of the loop nest is a dim of some operand and
-  // merged dims never split.
-  Dims extents(MetaSpan in) const {
-    Dims e = Dims::filled(0, 0);
-    std::vector<int64_t> found(letters_.size(), -1);
+  // By letter. Two operands of eight dims have up to sixteen.
+  SmallVector<int64_t, 8> extents(MetaSpan in) const {
+    SmallVector<int64_t, 8> found(letters_.size(), -1);
     for (int k = 0; k < 2; ++k) {
       const std::string& word = k ? b : a;
       const Shape& s = in[size_t(k)]->shape;
@@ -76,8 +75,7 @@ class Contract final : public ContractAttributes {
     }
     TESSERA_CHECK(in[0]->dtype == in[1]->dtype,
                   "contract {}: operands are {}; convert them to one dtype", spec(), describe(in));
-    for (int64_t x : found) e.push_back(x);
-    return e;
+    return found;
   }
   std::string spec() const { return a + "," + b + "->" + out; }
 
@@ -96,6 +94,8 @@ PrimRef contract_primitive(std::string_view spec) {
   std::string a = key.substr(0, comma), b = key.substr(comma + 1, arrow - comma - 1),
               out = key.substr(arrow + 2);
   auto unique = [&](const std::string& word) {
+    TESSERA_CHECK_AS(ShapeError, word.size() <= kMaxDims,
+                     "contract: spec \"{}\": \"{}\" has more than {} dims", key, word, kMaxDims);
     for (size_t i = 0; i < word.size(); ++i)
       TESSERA_CHECK(word.find(word[i], i + 1) == npos,
                     "contract: spec \"{}\" repeats '{}' in one operand", key, word[i]);
@@ -120,6 +120,26 @@ Tensor sum_own_letters(const Tensor& t, std::string& word, const std::string& ot
   }
   word = kept;
   return dims.empty() ? t : sum(t, dims);
+}
+
+// A letter that an operand repeats walks its diagonal: each becomes one dim, the last.
+Tensor diagonals(Tensor t, std::string& word, std::string_view spec) {
+  TESSERA_CHECK_AS(ShapeError, int(word.size()) == t.ndim(),
+                   "einsum: spec \"{}\": \"{}\" for operand {}", spec, word, describe(t));
+  for (size_t i = 0; i < word.size();) {
+    size_t j = word.find(word[i], i + 1);
+    if (j == npos) {
+      ++i;
+      continue;
+    }
+    char letter = word[i];
+    TESSERA_CHECK_AS(ShapeError, t.size(int64_t(i)) == t.size(int64_t(j)),
+                     "einsum: spec \"{}\" repeats '{}', whose extents in {} differ", spec, letter,
+                     describe(t));
+    t = diagonal(t, 0, int64_t(i), int64_t(j));
+    word.erase(j, 1), word.erase(i, 1), word += letter;
+  }
+  return t;
 }
 
 }  // namespace
@@ -162,24 +182,24 @@ Tensor einsum(std::string_view spec, std::span<const Tensor> operands) {
   }
   TESSERA_CHECK(word.size() == operands.size(), "einsum: spec \"{}\" names {} operands, got {}",
                 spec, word.size(), operands.size());
-  Tensor t = operands[0];
+  Tensors x(operands.begin(), operands.end());
+  for (size_t i = 0; i < x.size(); ++i) x[i] = diagonals(x[i], word[i], spec);
+  Tensor t = x[0];
   std::string have = word[0];
-  for (size_t i = 1; i < operands.size(); ++i) {
+  for (size_t i = 1; i < x.size(); ++i) {
     // Letters still needed: those of later operands and of the result.
     std::string later = out, next;
     for (size_t k = i + 1; k < word.size(); ++k) later += word[k];
     for (char c : have + word[i])
       if (later.find(c) != npos && next.find(c) == npos) next += c;
-    if (i + 1 == operands.size()) next = out;
-    t = contract(have + "," + word[i] + "->" + next, t, operands[i]);
+    if (i + 1 == x.size()) next = out;
+    t = contract(have + "," + word[i] + "->" + next, t, x[i]);
     have = next;
   }
-  if (operands.size() > 1) return t;
+  if (x.size() > 1) return t;
   Dims gone, order;
   std::string kept;
   for (size_t i = 0; i < have.size(); ++i) {
-    TESSERA_CHECK(have.find(have[i], i + 1) == npos,
-                  "einsum: spec \"{}\" repeats '{}' in one operand", spec, have[i]);
     if (out.find(have[i]) == npos)
       gone.push_back(int64_t(i));
     else

@@ -20,9 +20,16 @@ AxisMap created_axes(const Shape& shape) {
   return m;
 }
 
+void visit(AttributeVisitor& v, std::string_view name, Scalar x) {
+  if (x.kind() == kF64)
+    v.real(name, x.real());
+  else
+    v.integer(name, x.integer());
+}
+
 class Full final : public FullAttributes {
  public:
-  Full(const Shape& shape, double value, DType dtype, Device device)
+  Full(const Shape& shape, Scalar value, DType dtype, Device device)
       : FullAttributes(intern_op("full"), shape, value, dtype, device) {}
   Metas infer(MetaSpan) const override { return {Meta::contiguous(shape, dtype, device)}; }
   AxisMap axes(MetaSpan) const override { return created_axes(shape); }
@@ -31,24 +38,27 @@ class Full final : public FullAttributes {
   }
   bool differentiable() const override { return false; }
   void attributes(AttributeVisitor& v) const override {
-    v.dims("shape", shape), v.real("value", value), v.text("dtype", name_of(dtype)),
+    v.dims("shape", shape), visit(v, "value", value), v.text("dtype", name_of(dtype)),
         v.text("device", to_string(device));
   }
 };
 
 class Arange final : public ArangeAttributes {
  public:
-  Arange(int64_t count, double begin, double step, DType dtype, Device device)
+  Arange(int64_t count, Scalar begin, Scalar step, DType dtype, Device device)
       : ArangeAttributes(intern_op("arange"), count, begin, step, dtype, device) {}
   Metas infer(MetaSpan) const override { return {Meta::contiguous({count}, dtype, device)}; }
   AxisMap axes(MetaSpan) const override { return created_axes({count}); }
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
     Range r = range_of(map.out[0][0], loops);
-    return PrimRef(new Arange(r.size, begin + step * double(r.begin), step, dtype, device));
+    bool real = begin.kind() == kF64 || step.kind() == kF64;
+    Scalar first = real ? Scalar(begin.real() + step.real() * double(r.begin))
+                        : Scalar(begin.integer() + step.integer() * r.begin);
+    return PrimRef(new Arange(r.size, first, step, dtype, device));
   }
   bool differentiable() const override { return false; }
   void attributes(AttributeVisitor& v) const override {
-    v.integer("count", count), v.real("begin", begin), v.real("step", step),
+    v.integer("count", count), visit(v, "begin", begin), visit(v, "step", step),
         v.text("dtype", name_of(dtype)), v.text("device", to_string(device));
   }
 };
@@ -56,6 +66,13 @@ class Arange final : public ArangeAttributes {
 DType dtype_or(const TensorOptions& o, Scalar value) {
   if (o.dtype) return *o.dtype;
   return value.kind() == kF64 ? context().default_dtype : value.kind();
+}
+
+// How many of begin, begin + step, ... lie before end, without leaving the integers.
+int64_t steps_between(int64_t begin, int64_t end, int64_t step) {
+  __int128 way = __int128(end) - begin, s = step;
+  if (s < 0) way = -way, s = -s;
+  return int64_t((way + s - 1) / s);
 }
 
 // Positions (row, column) of the last two dims, compared: column - row <= diagonal.
@@ -69,7 +86,7 @@ Tensor below_diagonal(const Tensor& x, int64_t diagonal) {
 }  // namespace
 
 Tensor full(const Shape& shape, Scalar value, TensorOptions o) {
-  return dispatch1(PrimRef(new Full(shape, value.real(), dtype_or(o, value), o.device)), {});
+  return dispatch1(PrimRef(new Full(shape, value, dtype_or(o, value), o.device)), {});
 }
 Tensor zeros(const Shape& shape, TensorOptions o) { return full(shape, 0.0, o); }
 Tensor ones(const Shape& shape, TensorOptions o) { return full(shape, 1.0, o); }
@@ -83,10 +100,10 @@ Tensor empty_like(const Tensor& x) { return empty(x.shape(), x.dtype(), x.device
 Tensor arange(Scalar begin, Scalar end, Scalar step, TensorOptions o) {
   TESSERA_CHECK(step.real() != 0, "arange: step is 0");
   bool real = begin.kind() == kF64 || end.kind() == kF64 || step.kind() == kF64;
-  int64_t count =
-      std::max<int64_t>(0, int64_t(std::ceil((end.real() - begin.real()) / step.real())));
+  int64_t count = real ? int64_t(std::ceil((end.real() - begin.real()) / step.real()))
+                       : steps_between(begin.integer(), end.integer(), step.integer());
   DType t = o.dtype ? *o.dtype : real ? context().default_dtype : kI64;
-  return dispatch1(PrimRef(new Arange(count, begin.real(), step.real(), t, o.device)), {});
+  return dispatch1(PrimRef(new Arange(std::max<int64_t>(count, 0), begin, step, t, o.device)), {});
 }
 
 Tensor linspace(double first, double last, int64_t count, TensorOptions o) {
@@ -109,14 +126,17 @@ Tensor triu(const Tensor& x, int64_t diagonal) {
 }
 
 void register_create_ops(OpRegistry& registry) {
+  constexpr int64_t kOdd = (int64_t(1) << 53) + 1;  // no double is equal to it
   registry.add("full", [] {
     return std::vector<Sample>{{PrimRef(new Full({2, 3}, 1.5, kF64, kCPU)), {}, false},
                                {PrimRef(new Full({1, 3}, 1.5, kF64, kCPU)), {}, false},
-                               {PrimRef(new Full({4}, 7, kI32, kCPU)), {}, false}};
+                               {PrimRef(new Full({4}, 7, kI32, kCPU)), {}, false},
+                               {PrimRef(new Full({4}, kOdd, kI64, kCPU)), {}, false}};
   });
   registry.add("arange", [] {
     return std::vector<Sample>{{PrimRef(new Arange(5, 1, 2, kI64, kCPU)), {}, false},
                                {PrimRef(new Arange(1, 3, 2, kI64, kCPU)), {}, false},
+                               {PrimRef(new Arange(5, kOdd, 2, kI64, kCPU)), {}, false},
                                {PrimRef(new Arange(5, 1, 0.5, kF32, kCPU)), {}, false}};
   });
 }

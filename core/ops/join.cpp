@@ -69,11 +69,14 @@ class Cat final : public CatAttributes {
 
 class Split final : public Primitive {
  public:
-  Split(int dim, Dims sizes) : Primitive(intern_op("split")), dim_(dim), sizes_(sizes) {}
+  Split(int dim, std::vector<int64_t> sizes)
+      : Primitive(intern_op("split")), dim_(dim), sizes_(std::move(sizes)) {}
   Metas infer(MetaSpan in) const override {
     Metas out;
     int64_t total = 0;
     for (int64_t size : sizes_) {
+      TESSERA_CHECK_AS(ShapeError, size >= 0, "split: size {} in {}; sizes are not negative", size,
+                       to_string(sizes_));
       Shape s = in[0]->shape;
       s[dim_] = size;
       total += size;
@@ -107,7 +110,7 @@ class Split final : public Primitive {
     Tensors parts;
     for (size_t i = 0; i < v.cot.size(); ++i) {
       Shape s = v.in[0].shape();
-      s[dim_] = sizes_[int(i)];
+      s[dim_] = sizes_[i];
       parts.push_back(v.cot[i].defined()
                           ? v.cot[i]
                           : expand(scalar_tensor(0.0, v.in[0].dtype(), v.in[0].device()), s));
@@ -120,7 +123,7 @@ class Split final : public Primitive {
 
  private:
   int dim_;
-  Dims sizes_;
+  std::vector<int64_t> sizes_;
 };
 
 // Every element of `dim`, which disappears. Its derivative is one stack, where selects would pad
@@ -218,7 +221,7 @@ Tensor cat(std::span<const Tensor> parts, int64_t dim) {
     TESSERA_CHECK_AS(ShapeError, p.ndim() > 0, "cat: a 0-d tensor cannot be joined; use stack");
     in.push_back(cast(p, t));
   }
-  if (in.size() == 1) return in[0];
+  if (in.size() == 1) return in[0].is_same(parts[0]) ? clone(in[0]) : in[0];  // a new tensor
   return dispatch1(PrimRef(new Cat(d)), in);
 }
 
@@ -229,9 +232,10 @@ Tensor stack(std::span<const Tensor> parts, int64_t dim) {
   return cat(in, wrap_dim(dim, parts[0].ndim() + 1, "stack"));
 }
 
-Tensors split(const Tensor& x, const Dims& sizes, int64_t dim) {
+Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t dim) {
   Tensor in = x;
   int d = wrap_dim(dim, x.ndim(), "split");
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0, "split: a 0-d tensor has no dim to cut");
   PrimRef prim(new Split(d, sizes));
   const Meta* meta[] = {&x.meta()};
   prim->infer(meta);

@@ -145,7 +145,7 @@ Tensor repeat(const Tensor& x, const Dims& repeats) {
     for (int64_t i = 0; i < repeats[d]; ++i) parts.push_back(y);
     y = parts.empty() ? narrow(y, d, 0, 0) : cat(parts, d);
   }
-  return y;
+  return y.storage() == x.storage() ? clone(y) : y;
 }
 
 Tensor tile(const Tensor& x, const Dims& repeats) {

@@ -47,6 +47,9 @@ class Random final : public RandomAttributes {
 
 Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DType dtype,
             Device device, Tensor key) {
+  TESSERA_CHECK(kind == RandomKind::kInteger || is_floating(dtype),
+                "{}: draws real numbers, asked for {}; use randint for integers",
+                Random::name_of_kind(kind), name_of(dtype));
   if (!key.defined()) key = default_generator().next_key();
   return dispatch1(PrimRef(new Random(kind, shape, Dims::filled(shape.size(), 0), shape, low, high,
                                       dtype, device)),

@@ -5,8 +5,10 @@
 
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"
+#include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
+#include "core/ops/scan.h"
 #include "core/ops/views.h"
 
 namespace tessera {
@@ -15,6 +17,23 @@ namespace {
 const char* reduce_name(ReduceKind k) {
   constexpr const char* names[] = {"sum", "prod", "amax", "amin", "any", "all"};
   return names[int(k)];
+}
+
+// Floats as wide as sums are kept; what is derived from a sum is rounded to 16 bits once, at the
+// end.
+Tensor wide_float(const Tensor& x, const char* op) {
+  TESSERA_CHECK(is_floating(x.dtype()), "{}: {} does not hold floats; cast it first", op,
+                describe(x));
+  return size_of(x.dtype()) == 2 ? cast(x, kF32) : x;
+}
+
+// Element i is the product of those before it along `dim`.
+Tensor products_before(const Tensor& x, int dim) {
+  Shape one = x.shape();
+  one[dim] = 1;
+  Tensor parts[] = {expand(scalar_tensor(1.0, x.dtype(), x.device()), one),
+                    narrow(cumprod(x, dim), dim, 0, x.size(dim) - 1)};
+  return cat(parts, dim);
 }
 
 class Reduce final : public ReduceAttributes {
@@ -98,8 +117,8 @@ class Reduce final : public ReduceAttributes {
       if (mask >> d & 1) s[d] = 1;
     return reshape(t, s);
   }
-  // Each element's product of the others it is multiplied with: products from both sides, so that
-  // zeros do no harm.
+  // Each element's product of the others it is multiplied with: running products from both sides,
+  // so that zeros do no harm.
   Tensor product_of_others(const Tensor& x) const {
     Dims order, back = Dims::filled(x.ndim(), 0);
     int64_t n = 1;
@@ -113,17 +132,11 @@ class Reduce final : public ReduceAttributes {
     Tensor p = permute(x, order);
     Shape permuted = p.shape();
     kept.push_back(n);
-    p = reshape(p, kept);
     int last = kept.size() - 1;
-    Tensors others;
-    for (int64_t i = 0; i < n; ++i) {
-      Tensors rest;
-      if (i > 0) rest.push_back(narrow(p, last, 0, i));
-      if (i + 1 < n) rest.push_back(narrow(p, last, i + 1, n - i - 1));
-      others.push_back(rest.empty() ? select(p, last, 0) * 0.0 + 1.0
-                                    : prod(cat(rest, last), {last}));
-    }
-    return permute(reshape(stack(others, last), permuted), back);
+    if (x.numel() == 0) return x;
+    p = wide_float(reshape(p, kept), "prod");
+    Tensor others = products_before(p, last) * flip(products_before(flip(p, {last}), last), {last});
+    return permute(reshape(cast(std::move(others), x.dtype()), permuted), back);
   }
 };
 
@@ -150,14 +163,6 @@ int64_t reduced_count(const Tensor& x, const Dims& dims, const char* op) {
   for (int d = 0; d < x.ndim(); ++d)
     if (mask >> d & 1) n *= x.shape()[d];
   return n;
-}
-
-// Floats as wide as sums are kept; what is derived from a sum is rounded to 16 bits once, at the
-// end.
-Tensor wide_float(const Tensor& x, const char* op) {
-  TESSERA_CHECK(is_floating(x.dtype()), "{}: {} does not hold floats; cast it first", op,
-                describe(x));
-  return size_of(x.dtype()) == 2 ? cast(x, kF32) : x;
 }
 
 // s^e for s >= 0 and 0 < e < 1, whose derivative at 0, infinite, is taken as 0.

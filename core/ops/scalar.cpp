@@ -1,7 +1,5 @@
 #include "core/ops/scalar.h"
 
-#include <cmath>
-
 #include "core/dispatch/context.h"
 #include "core/ops/create.h"
 #include "core/tensor/element.h"
@@ -29,16 +27,21 @@ DType result_type(const Tensor& a, Scalar b) {
   return yield(a.dtype(), number);
 }
 
+bool can_cast(DType from, DType to) { return category(from) <= category(to); }
+
+void write_scalar(void* p, DType dtype, Scalar value) {
+  if (value.kind() == kF64)
+    write_real(p, dtype, value.real());
+  else
+    write_integer(p, dtype, value.integer());
+}
+
 Tensor scalar_tensor(Scalar value, DType dtype, Device device) {
   if (Backend* b = context().backend; b && b->records()) [[unlikely]]
-    if (value.kind() == kF64 || std::abs(value.real()) <= 0x1p53)
-      return full({}, value, {dtype, device});
+    return full({}, value, {dtype, device});
   Tensor t = empty({}, dtype, device);
   if (device.is_meta()) return t;
-  if (value.kind() == kF64)
-    write_real(t.raw(), dtype, value.real());
-  else
-    write_integer(t.raw(), dtype, value.integer());
+  write_scalar(t.raw(), dtype, value);
   return t;
 }
 

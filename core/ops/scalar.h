@@ -33,6 +33,11 @@ class Scalar {
 DType result_type(const Tensor& a, const Tensor& b);
 DType result_type(const Tensor& a, Scalar b);
 
+/// PyTorch's can_cast: no float becomes an integer, and nothing but bool a bool.
+bool can_cast(DType from, DType to);
+
+/// Writes `value`, converted to `dtype`, to `p`; integers stay exact.
+void write_scalar(void* p, DType dtype, Scalar value);
 /// A 0-d tensor of `dtype` holding `value`.
 Tensor scalar_tensor(Scalar value, DType dtype, Device device = {});
 

@@ -56,7 +56,8 @@ class SearchSorted final : public SearchAttributes {
   explicit SearchSorted(bool right) : SearchAttributes(intern_op("searchsorted"), right) {}
   Metas infer(MetaSpan in) const override {
     const Shape &edges = in[0]->shape, &x = in[1]->shape;
-    bool fits = in[0]->dtype == in[1]->dtype && (edges.size() == 1 || edges.size() == x.size());
+    bool fits = in[0]->dtype == in[1]->dtype && edges.size() > 0 &&
+                (edges.size() == 1 || edges.size() == x.size());
     for (int d = 0; d + 1 < edges.size() && fits; ++d) fits = edges[d] == x[d];
     TESSERA_CHECK_AS(
         ShapeError, fits,

@@ -113,7 +113,10 @@ class GlobalNorm final : public Primitive {
 };
 
 // dst op= src, in place where the kernel may write into its own operand.
-void update(const Tensor& dst, const char* op, Tensor src) {
+void update(const Tensor& dst, const char* op, Tensor src, DType result) {
+  TESSERA_CHECK(can_cast(result, dst.dtype()),
+                "{}_: the result is {}, which {} cannot hold; write out of place", op,
+                name_of(result), describe(dst));
   assign({&dst, 1}, pointwise_primitive(op),
          operands(Tensor(dst), cast(std::move(src), dst.dtype())));
 }
@@ -135,9 +138,10 @@ void assign_(const Tensor& dst, const Tensor& src) {
   assign({&dst, 1}, copy_primitive(), operands(std::move(value)));
 }
 
-void add_(const Tensor& dst, const Tensor& src) { update(dst, "add", src); }
+void add_(const Tensor& dst, const Tensor& src) { update(dst, "add", src, result_type(dst, src)); }
 void mul_(const Tensor& dst, Scalar factor) {
-  update(dst, "mul", scalar_tensor(factor, dst.dtype(), dst.device()));
+  DType result = result_type(dst, factor);
+  update(dst, "mul", scalar_tensor(factor, dst.dtype(), dst.device()), result);
 }
 void fill_(const Tensor& dst, Scalar value) {
   assign_(dst, scalar_tensor(value, dst.dtype(), dst.device()));

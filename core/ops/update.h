@@ -8,6 +8,8 @@ namespace tessera {
 
 /// dst takes the values of src (same shape; broadcast and cast where needed).
 void assign_(const Tensor& dst, const Tensor& src);
+/// dst op= operand. Refused where the result's dtype is of a higher category than dst's (an
+/// integer tensor times a real number), as in PyTorch.
 void add_(const Tensor& dst, const Tensor& src);
 void mul_(const Tensor& dst, Scalar factor);
 void fill_(const Tensor& dst, Scalar value);

@@ -23,8 +23,9 @@ Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t s
 Tensor narrow(const Tensor& x, int64_t dim, int64_t begin, int64_t size);
 /// Element `index` of `dim`, which disappears.
 Tensor select(const Tensor& x, int64_t dim, int64_t index);
-/// Consecutive pieces of `dim`.
-Tensors split(const Tensor& x, const Dims& sizes, int64_t dim = 0);
+/// Consecutive pieces of `dim`: of the given sizes, which add up to its extent (split), or `pieces`
+/// of one size, the last of which may be smaller (chunk).
+Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t dim = 0);
 Tensors chunk(const Tensor& x, int64_t pieces, int64_t dim = 0);
 /// All elements of `dim`, which disappears.
 Tensors unbind(const Tensor& x, int64_t dim = 0);

@@ -26,7 +26,9 @@ class AttributeText final : public AttributeVisitor {
   void text(std::string_view name, std::string_view v) override {
     add(name, fmt::format("\"{}\"", v));
   }
-  void dims(std::string_view name, const Dims& v) override { add(name, tessera::to_string(v)); }
+  void dims(std::string_view name, std::span<const int64_t> v) override {
+    add(name, tessera::to_string(v));
+  }
   std::string result;
 
  private:
@@ -42,7 +44,7 @@ class AttributeHash final : public AttributeVisitor {
   void text(std::string_view, std::string_view v) override {
     mix(std::hash<std::string_view>()(v));
   }
-  void dims(std::string_view, const Dims& v) override {
+  void dims(std::string_view, std::span<const int64_t> v) override {
     mix(uint64_t(v.size()));
     for (int64_t x : v) mix(uint64_t(x));
   }

@@ -41,7 +41,7 @@ class AttributeVisitor {
   virtual void integer(std::string_view name, int64_t value) = 0;
   virtual void real(std::string_view name, double value) = 0;
   virtual void text(std::string_view name, std::string_view value) = 0;
-  virtual void dims(std::string_view name, const Dims& value) = 0;
+  virtual void dims(std::string_view name, std::span<const int64_t> value) = 0;
 };
 
 class Primitive : public RefCounted {

@@ -244,6 +244,7 @@ namespace {
 constexpr size_t kPoolStep = 32, kPoolMax = 1024;
 struct ObjectPool {
   std::array<FreeBlock*, kPoolMax / kPoolStep> head{};
+  std::array<uint32_t, kPoolMax / kPoolStep> count{};
   ~ObjectPool() {
     gone = true;
     for (FreeBlock* b : head)
@@ -260,6 +261,7 @@ void* pool_allocate(size_t bytes) {
   if (bytes <= kPoolMax && !ObjectPool::gone) {
     if (FreeBlock* b = pool.head[slot]) {
       pool.head[slot] = b->next;
+      --pool.count[slot];
       return b;
     }
   }
@@ -270,10 +272,21 @@ void* pool_allocate(size_t bytes) {
 
 void pool_deallocate(void* p, size_t bytes) {
   size_t slot = (bytes - 1) / kPoolStep;
-  if (bytes > kPoolMax || ObjectPool::gone) return std::free(p);
+  if (bytes > kPoolMax || ObjectPool::gone ||
+      (pool.count[slot] + 1) * (slot + 1) * kPoolStep > kPoolKeptBytes)
+    return std::free(p);
   auto* b = static_cast<FreeBlock*>(p);
   b->next = pool.head[slot];
   pool.head[slot] = b;
+  ++pool.count[slot];
+}
+
+size_t pool_held_bytes() {
+  size_t held = 0;
+  if (!ObjectPool::gone)
+    for (size_t slot = 0; slot < pool.count.size(); ++slot)
+      held += pool.count[slot] * (slot + 1) * kPoolStep;
+  return held;
 }
 
 }  // namespace tessera

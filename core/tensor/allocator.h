@@ -31,9 +31,13 @@ void reset_peak_cpu_memory();
 /// Returns cached blocks of the calling thread and of the shared lists to the system.
 void release_cached_cpu_memory();
 
-/// Fixed-size objects of the dispatch path (tensor handles, graph nodes): recycled per thread,
-/// never returned.
+/// Fixed-size objects of the dispatch path (tensor handles, graph nodes): recycled per thread. A
+/// thread keeps up to kPoolKeptBytes of each size, so one that only frees what others make does not
+/// hoard.
 void* pool_allocate(size_t bytes);
 void pool_deallocate(void* p, size_t bytes);
+inline constexpr size_t kPoolKeptBytes = size_t(1) << 20;
+/// What the calling thread's pool keeps for later.
+size_t pool_held_bytes();
 
 }  // namespace tessera

@@ -13,9 +13,9 @@ int64_t numel(const Shape& s) {
   return n;
 }
 
-std::string to_string(const Dims& d) {
+std::string to_string(std::span<const int64_t> d) {
   std::string text = "[";
-  for (int i = 0; i < d.size(); ++i) text += (i ? ", " : "") + std::to_string(d[i]);
+  for (size_t i = 0; i < d.size(); ++i) text += (i ? ", " : "") + std::to_string(d[i]);
   return text + "]";
 }
 

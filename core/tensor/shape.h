@@ -65,7 +65,8 @@ using Strides = Dims;
 /// Number of elements; 1 for the empty shape.
 int64_t numel(const Shape& s);
 /// "[2, 3]".
-std::string to_string(const Dims& d);
+std::string to_string(std::span<const int64_t> dims);
+inline std::string to_string(const Dims& d) { return to_string(std::span(d.begin(), d.end())); }
 /// Row-major strides of a dense tensor.
 Strides contiguous_strides(const Shape& s);
 /// True when elements are laid out densely in row-major order (dims of extent 1 may have any

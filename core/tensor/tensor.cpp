@@ -14,6 +14,8 @@ Tensor::Tensor(Meta meta, Ref<Storage> storage, int64_t offset) : impl_(new Tens
 Tensor Tensor::detach() const {
   Tensor t(meta(), storage(), offset());
   t.impl_->inference = impl_->inference;
+  t.impl_->shard = impl_->shard;
+  t.impl_->layers = impl_->layers & bit(Layer::kSharding);
   return t;
 }
 

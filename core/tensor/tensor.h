@@ -89,7 +89,7 @@ class Tensor {
   bool uniquely_owned() const {
     return impl_->use_count() == 1 && impl_->storage && impl_->storage->use_count() == 1;
   }
-  /// The same values without history or sharding.
+  /// The same values, sharded alike, without history.
   Tensor detach() const;
   bool is_same(const Tensor& o) const { return impl_ == o.impl_; }
   TensorImpl* impl() const {

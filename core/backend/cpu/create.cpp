@@ -16,7 +16,7 @@ void fill(void* p, const void* value, int64_t n) {
 void run_full(const Primitive& prim, std::span<const Tensor>, std::span<const Tensor> out,
               Workspace, const Stream&) {
   uint64_t value = 0;
-  write_real(&value, out[0].dtype(), static_cast<const FullAttributes&>(prim).value);
+  write_scalar(&value, out[0].dtype(), static_cast<const FullAttributes&>(prim).value);
   switch (size_of(out[0].dtype())) {
     case 1: return fill<uint8_t>(out[0].raw(), &value, out[0].numel());
     case 2: return fill<uint16_t>(out[0].raw(), &value, out[0].numel());
@@ -30,8 +30,13 @@ void run_arange(const Primitive& prim, std::span<const Tensor>, std::span<const 
   const auto& a = static_cast<const ArangeAttributes&>(prim);
   char* p = static_cast<char*>(out[0].raw());
   int64_t size = int64_t(size_of(a.dtype));
-  for (int64_t i = 0; i < out[0].numel(); ++i)
-    write_real(p + i * size, a.dtype, a.begin + a.step * double(i));
+  if (a.begin.kind() == kF64 || a.step.kind() == kF64) {
+    for (int64_t i = 0; i < out[0].numel(); ++i)
+      write_real(p + i * size, a.dtype, a.begin.real() + a.step.real() * double(i));
+  } else {
+    for (int64_t i = 0; i < out[0].numel(); ++i)
+      write_integer(p + i * size, a.dtype, a.begin.integer() + a.step.integer() * i);
+  }
 }
 
 }  // namespace

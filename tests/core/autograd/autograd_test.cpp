@@ -191,6 +191,17 @@ TEST(Autograd, HooksSeeAndReplaceWholeGradients) {
                        "not a leaf"));
 }
 
+TEST(Autograd, HookNumbersAreNotGivenAgain) {
+  Tensor x = leaf({1});
+  int first = add_hook(x, [](const Tensor& g) { return g * 2.0; });
+  remove_hook(x, first);
+  int second = add_hook(x, [](const Tensor& g) { return g * 3.0; });
+  remove_hook(x, first);  // once more: removes nothing
+  EXPECT_NE(first, second);
+  backward(sum(x));
+  EXPECT_DOUBLE_EQ(number(x.grad()), 3);
+}
+
 class Collector final : public GradSink {
  public:
   void deliver(int slot, Tensor g) override { got.emplace_back(slot, g); }

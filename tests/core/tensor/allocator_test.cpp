@@ -28,6 +28,22 @@ TEST(Allocator, BlocksAreAlignedAndUsable) {
   }
 }
 
+TEST(Allocator, AThreadThatOnlyFreesObjectsKeepsFew) {
+  constexpr size_t kBytes = 320, kCount = 20'000;
+  std::vector<void*> made;
+  for (size_t i = 0; i < kCount; ++i) made.push_back(pool_allocate(kBytes));
+  std::thread([&] {
+    size_t before = pool_held_bytes();
+    for (void* p : made) pool_deallocate(p, kBytes);
+    EXPECT_GT(pool_held_bytes(), before);
+    EXPECT_LE(pool_held_bytes(), before + kPoolKeptBytes);
+    size_t kept = pool_held_bytes();
+    void* p = pool_allocate(kBytes);
+    EXPECT_EQ(pool_held_bytes(), kept - kBytes);
+    pool_deallocate(p, kBytes);
+  }).join();
+}
+
 TEST(Allocator, AFreedBlockServesTheNextOfItsSize) {
   for (size_t bytes : {size_t(100), size_t(100'000), size_t(10) << 20}) {
     void* p = cpu_allocator().allocate(bytes);

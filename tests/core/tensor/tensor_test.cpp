@@ -40,6 +40,16 @@ TEST(Tensor, CopiesShareAndViewsAlias) {
   EXPECT_EQ(contiguous(m).storage().get(), x.storage().get()) << "dense already";
 }
 
+TEST(Tensor, DetachedHandlesStaySharded) {
+  struct Payload final : RefCounted {};
+  Tensor x = ones({3});
+  x.impl()->shard = make_ref<Payload>();
+  x.impl()->layers |= bit(Layer::kSharding) | bit(Layer::kAutograd);
+  Tensor y = x.detach();
+  EXPECT_EQ(y.impl()->shard.get(), x.impl()->shard.get());
+  EXPECT_EQ(y.layers(), bit(Layer::kSharding));
+}
+
 TEST(Tensor, AssignBumpsTheVersionOfTheStorage) {
   Tensor x = zeros({2, 3}), view = x[1];
   uint32_t before = x.storage()->version();

@@ -1,0 +1,208 @@
+// Edges of single ops, where the golden cases do not reach: numbers that no double holds, draws
+// next to 1, operands without dims, long lists of pieces, zeros in products, and the results that
+// in-place updates refuse.
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <numeric>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/compose.h"
+#include "core/ops/contract.h"
+#include "core/ops/layout.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/random.h"
+#include "core/ops/samples.h"
+#include "core/ops/sort.h"
+#include "core/ops/update.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+std::string message(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const UserError& e) {
+    return e.what();
+  }
+  return "nothing was thrown";
+}
+bool contains(const std::string& text, std::string_view part) {
+  return text.find(part) != std::string::npos;
+}
+std::vector<double> values(const Tensor& t) {
+  Tensor d = contiguous(t.detach().to(kF64));
+  return {d.data<double>(), d.data<double>() + d.numel()};
+}
+
+TEST(Edges, UniformDrawsStayBelowOneInSixteenBits) {
+  for (DType t : {kBF16, kF16}) {
+    manual_seed(1);
+    Tensor x = rand({200'000}, {.dtype = t});
+    EXPECT_LT(amax(x).item<double>(), 1) << name_of(t);
+    EXPECT_GE(amin(x).item<double>(), 0) << name_of(t);
+    EXPECT_NEAR(mean(x.to(kF64)).item<double>(), 0.5, 0.005) << name_of(t);
+    manual_seed(1);
+    Tensor wide = rand({200'000}, {.dtype = kF32}) - x.to(kF32);
+    EXPECT_GE(amin(wide).item<double>(), 0) << "the same draws, cut off";
+    EXPECT_LT(amax(wide).item<double>(), t == kBF16 ? 0x1p-8 : 0x1p-11);
+  }
+}
+
+TEST(Edges, RealDrawsOfIntegersAreRefused) {
+  for (DType t : {kBool, kU8, kI32, kI64}) {
+    EXPECT_TRUE(contains(message([&] { rand({2}, {.dtype = t}); }), "use randint"));
+    EXPECT_TRUE(contains(message([&] { randn({2}, {.dtype = t}); }), "use randint"));
+  }
+}
+
+TEST(Edges, IntegersBeyondDoublesAreExact) {
+  constexpr int64_t big = (int64_t(1) << 53) + 1, huge = std::numeric_limits<int64_t>::max();
+  EXPECT_EQ(full({3}, big).data<int64_t>()[2], big);
+  EXPECT_EQ(full({1}, huge).item<int64_t>(), huge);
+  EXPECT_EQ(full({1}, -huge - 1).item<int64_t>(), -huge - 1);
+  EXPECT_EQ(full_like(empty({2}, kI64), big).data<int64_t>()[1], big);
+  Tensor x = arange(big, big + 7, 3);
+  ASSERT_EQ(x.numel(), 3);
+  for (int64_t i = 0; i < 3; ++i) EXPECT_EQ(x.data<int64_t>()[i], big + 3 * i);
+  Tensor ends = arange(huge - 1, -huge - 1, -huge);
+  ASSERT_EQ(ends.numel(), 2);
+  EXPECT_EQ(ends.data<int64_t>()[1], -1);
+  EXPECT_EQ(arange(5, 5).numel(), 0);
+  EXPECT_EQ(arange(5, 0).numel(), 0);
+  EXPECT_EQ(arange(0, 5, 2, {.dtype = kF32}).data<float>()[2], 4);
+}
+
+TEST(Edges, SearchsortedNeedsARowOfEdges) {
+  EXPECT_TRUE(contains(
+      message([] { searchsorted(scalar_tensor(1.0, kF64), scalar_tensor(1.0, kF64)); }), "[N]"));
+  Tensor edges = from_values<double>({1, 3, 5}, {3});
+  EXPECT_EQ(searchsorted(edges, scalar_tensor(4.0, kF64)).item<int64_t>(), 2);
+}
+
+TEST(Edges, UpdatesRefuseResultsTheirDestinationCannotHold) {
+  Tensor i = arange(0, 4), flags = zeros({4}, {.dtype = kBool});
+  EXPECT_TRUE(contains(message([&] { mul_(i, 2.5); }), "mul_: the result is f32"));
+  EXPECT_TRUE(contains(message([&] { add_(i, ones({4})); }), "add_: the result is f32"));
+  EXPECT_TRUE(contains(message([&] { add_(flags, i); }), "add_: the result is i64"));
+  EXPECT_EQ(values(i), (std::vector<double>{0, 1, 2, 3}));
+  mul_(i, 3);
+  add_(i, flags);
+  EXPECT_EQ(values(i), (std::vector<double>{0, 3, 6, 9}));
+  Tensor half = ones({2}, {.dtype = kBF16});
+  add_(half, ones({2}, {.dtype = kF64}));  // a float holds any float
+  EXPECT_EQ(values(half), (std::vector<double>{2, 2}));
+}
+
+TEST(Edges, DestinationsMustFitAndHaveMemoryOfTheirOwn) {
+  Tensor x = zeros({3}), twice = expand(x, {2, 3});
+  EXPECT_TRUE(contains(message([&] { fill_(twice, 1); }), "dim 0"));
+  EXPECT_TRUE(contains(message([&] { add_(twice, ones({2, 3})); }), "clone it first"));
+  EXPECT_EQ(values(x), (std::vector<double>{0, 0, 0}));
+  fill_(expand(x, {1, 3}), 2);  // nothing is repeated
+  EXPECT_EQ(values(x), (std::vector<double>{2, 2, 2}));
+}
+
+TEST(Edges, MetaDestinationsTakeNothing) {
+  Tensor x = empty({3}, kF32, kMeta);
+  uint32_t before = x.storage()->version();
+  add_(x, empty({3}, kF32, kMeta));
+  EXPECT_EQ(x.storage()->version(), before + 1);
+  EXPECT_TRUE(contains(message([&] { add_(x, empty({2, 3}, kF32, kMeta)); }), "destination is"));
+  EXPECT_TRUE(contains(message([&] { assign_(x, ones({3})); }), "destination is"));
+  Tensor y = ones({3});
+  EXPECT_TRUE(contains(message([&] { assign_(y, x); }), "destination is"));
+}
+
+TEST(Edges, SplitsIntoAnyNumberOfPieces) {
+  Tensor x = sample_values({20, 3}, -1, 1, 1).requires_grad_();
+  std::vector<int64_t> sizes(40, 0);
+  for (size_t i = 0; i < 20; ++i) sizes[2 * i] = 1;
+  Tensors parts = split(x, sizes, 0);
+  ASSERT_EQ(parts.size(), 40u);
+  EXPECT_EQ(values(cat(parts, 0)), values(x));
+  backward(sum(parts[4] * 3.0) + sum(parts[38]));
+  for (int64_t i = 0; i < 20; ++i)
+    EXPECT_EQ(x.grad().data<double>()[3 * i], i == 2 ? 3 : i == 19 ? 1 : 0) << i;
+  EXPECT_TRUE(contains(message([&] { split(x, {21, -1}, 0); }), "not negative"));
+  EXPECT_TRUE(contains(message([&] { split(x, {3, 3}, 0); }), "do not add up"));
+  EXPECT_TRUE(contains(message([&] { split(scalar_tensor(1.0, kF64), {1}); }), "0-d"));
+}
+
+TEST(Edges, JoinsOfOnePartAreNewTensors) {
+  Tensor x = ones({3});
+  Tensor joined = cat({&x, 1}, 0), stacked = stack({&x, 1}, 0), once = repeat(x, {1}),
+         tiled = tile(x, {1}), lead = repeat(x, {1, 1});
+  fill_(x, 5);
+  for (const Tensor& t : {joined, stacked, once, tiled, lead})
+    EXPECT_EQ(values(t), (std::vector<double>{1, 1, 1}));
+}
+
+TEST(Edges, EinsumWalksDiagonals) {
+  Tensor m = sample_values({4, 4}, -1, 1, 1), v = sample_values({4}, -1, 1, 2),
+         t = sample_values({3, 4, 3}, -1, 1, 3);
+  auto one = [](std::string_view spec, const Tensor& x) { return einsum(spec, {&x, 1}); };
+  Tensor trace = one("ii->", m), d = one("ii->i", m), off = one("iji->ij", t);
+  double want = 0;
+  for (int64_t i = 0; i < 4; ++i) {
+    want += m.data<double>()[5 * i];
+    EXPECT_EQ(values(d)[size_t(i)], m.data<double>()[5 * i]);
+    for (int64_t r = 0; r < 3; ++r)
+      EXPECT_EQ(values(off)[size_t(4 * r + i)], t.data<double>()[13 * r + 3 * i]) << r << " " << i;
+  }
+  EXPECT_NEAR(trace.item<double>(), want, 1e-15);
+  Tensor both[] = {m, v};
+  double dot = 0;
+  for (int64_t i = 0; i < 4; ++i) dot += m.data<double>()[5 * i] * v.data<double>()[i];
+  EXPECT_NEAR(einsum("ii,i->", both).item<double>(), dot, 1e-15);
+  m.requires_grad_();
+  backward(one("ii->", m));
+  for (int64_t i = 0; i < 16; ++i) EXPECT_EQ(m.grad().data<double>()[i], i % 5 == 0);
+  EXPECT_TRUE(contains(message([&] {
+                         one("iij->ij", sample_values({2, 3, 2}, 0, 1, 1));
+                       }),
+                       "whose extents"));
+}
+
+TEST(Edges, ContractionsHaveMoreLettersThanATensorHasDims) {
+  Tensor a = sample_values({2, 2, 2, 2, 2, 2}, -1, 1, 1),
+         b = sample_values({2, 2, 2, 2, 2, 2}, -1, 1, 2);
+  Tensor c = contract("abcxyz,defxyz->abcdef", a, b);
+  Tensor want = matmul(reshape(a, {8, 8}), transpose(reshape(b, {8, 8}), 0, 1));
+  for (int64_t i = 0; i < 64; ++i)
+    EXPECT_NEAR(c.data<double>()[i], want.data<double>()[i], 1e-14) << i;
+  EXPECT_TRUE(
+      contains(message([&] { contract("abcdxy,efghxz->abcdefghz", a, b); }), "more than 8 dims"));
+}
+
+TEST(Edges, GradientOfProdIsLinearAndHandlesZerosAndNothing) {
+  for (std::vector<double> v : {std::vector<double>{2, 3, 4, 5}, {2, 0, 4, 5}, {0, 3, 0, 5}}) {
+    Tensor x = from_values<double>(v, {4}).requires_grad_();
+    Tensor root = prod(x);
+    Tensor g = grad({&root, 1}, {&x, 1}, {}, {.create_graph = true})[0];
+    Tensor weight = from_values<double>({1, 10, 100, 1000}, {4}), second = sum(g * weight);
+    Tensor h = grad({&second, 1}, {&x, 1})[0];
+    for (size_t i = 0; i < 4; ++i) {
+      double others = 1, row = 0;
+      for (size_t k = 0; k < 4; ++k) {
+        others *= k == i ? 1 : v[k];
+        if (k == i) continue;
+        double rest = weight.data<double>()[k];
+        for (size_t l = 0; l < 4; ++l) rest *= l == i || l == k ? 1 : v[l];
+        row += rest;
+      }
+      EXPECT_EQ(g.data<double>()[i], others) << i;
+      EXPECT_NEAR(h.data<double>()[i], row, 1e-12) << i;
+    }
+  }
+  Tensor none = zeros({0, 3}, {.dtype = kF64}).requires_grad_();
+  backward(sum(prod(none, {0})));
+  EXPECT_EQ(none.grad().shape(), (Shape{0, 3}));
+  Tensor many = full({100'000}, 1.0, {.dtype = kF64}).requires_grad_();
+  backward(prod(many));
+  EXPECT_EQ(amin(many.grad()).item<double>(), 1);
+}
+
+}  // namespace
+}  // namespace tessera
