@@ -59,7 +59,6 @@ struct Collective {
   std::span<const int64_t> out_splits = {};  // elements from each rank; empty: even
   Millis timeout{0};                         // 0: the group's
   bool async = false;                        // false: submit returns when it is done
-  uint64_t seq = 0;                          // set by the group: number of the collective, from 1
   CallSite site = CallSite::current();
 };
 

@@ -103,6 +103,9 @@ void Reducer::deliver(int slot, Tensor grad) {
   Bucket& bucket = buckets_[size_t(index)];
   TESSERA_CHECK(!seen_[size_t(slot)], "ddp: parameter {} got two gradients in one backward",
                 parameters_[size_t(slot)].name);
+  // Gradients cleared in mid-accumulation: the step begins anew.
+  if (micro_batch_ > 0 && !parameters_[size_t(slot)].tensor.grad().defined())
+    micro_batch_ = 0, used_.assign(used_.size(), false);
   seen_[size_t(slot)] = used_[size_t(slot)] = true;
   if (!rebuilt_ && sync_) ready_order_.push_back(slot);
   put(slot, std::move(grad));
@@ -165,6 +168,23 @@ void Reducer::name_unused() {
   throw UserError(why);
 }
 
+// Nothing has arrived in this backward.
+void Reducer::start_over() {
+  seen_.assign(seen_.size(), false);
+  for (Bucket& b : buckets_) b.arrived = 0;
+  next_launch_ = 0;
+}
+
+void Reducer::backward_abandoned() {
+  if (next_launch_ > 0 && group_->size() > 1)
+    group_->abort(fmt::format(
+        "ddp: a backward failed after {} of {} buckets of gradients were sent; the other ranks "
+        "wait for the rest",
+        next_launch_, buckets_.size()));
+  if (!rebuilt_) ready_order_.clear();
+  start_over();
+}
+
 void Reducer::backward_finished() {
   NoGrad off;
   for (size_t slot = 0; slot < seen_.size(); ++slot) {
@@ -180,12 +200,8 @@ void Reducer::backward_finished() {
     if (++b.arrived == b.slots.size()) complete(b);
   }
   if (sync_) launch_ready();
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    parameters_[i].tensor.set_grad(place_[i].second);
-    seen_[i] = false;
-  }
-  for (Bucket& b : buckets_) b.arrived = 0;
-  next_launch_ = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].tensor.set_grad(place_[i].second);
+  start_over();
   micro_batch_ = sync_ ? 0 : micro_batch_ + 1;
   if (sync_) used_.assign(used_.size(), false);
   if (sync_ && !rebuilt_) rebuild_in_ready_order();

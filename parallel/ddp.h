@@ -37,6 +37,9 @@ class Reducer final : public GradSink {
 
   void deliver(int slot, Tensor grad) override;
   void backward_finished() override;
+  /// Forgets what this backward delivered, so that the step can be taken again. When buckets were
+  /// already sent, the ranks no longer agree: the group is aborted.
+  void backward_abandoned() override;
   /// Gradients of the next backwards stay on this rank and accumulate.
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
@@ -59,6 +62,7 @@ class Reducer final : public GradSink {
   void complete(Bucket& bucket);
   void launch_ready();
   void name_unused();
+  void start_over();
   void rebuild_in_ready_order();
 
   std::vector<NamedTensor> parameters_;

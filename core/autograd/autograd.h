@@ -68,9 +68,10 @@ class CustomFunction : public RefCounted {
   void save(const Tensor& t) { saved_.push_back(t); }
 
  private:
-  friend Tensors apply(Ref<CustomFunction> f, std::span<const Tensor> in);
+  friend Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in);
   std::vector<Tensor> saved_;
 };
-Tensors apply(Ref<CustomFunction> f, std::span<const Tensor> in);
+/// Runs `f` and records its derivative.
+Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in);
 
 }  // namespace tessera

@@ -62,16 +62,26 @@ class Backward {
   Tensor result(const Tensor& t) { return watched_.at(key(grad_meta(t))); }
 
   void run() {
+    size_t finished = 0;
+    try {
+      walk();
+      for (; finished < sinks_.size(); ++finished) sinks_[finished]->backward_finished();
+    } catch (...) {
+      for (; finished < sinks_.size(); ++finished) sinks_[finished]->backward_abandoned();
+      throw;
+    }
+  }
+
+ private:
+  void walk() {
     for (auto& [meta, g] : roots_) arrive(*meta, std::move(g));
     while (!queue_.empty()) {
       Ref<GradNode> node = queue_.top();
       queue_.pop();
       visit(*node);
     }
-    for (GradSink* sink : sinks_) sink->backward_finished();
   }
 
- private:
   // A result of a node is one place in the graph, however many handles carry it.
   using Key = std::pair<const void*, int>;
   struct KeyHash {

@@ -20,6 +20,9 @@ class GradSink {
   virtual void deliver(int slot, Tensor grad) = 0;
   /// The backward that delivered at least one gradient is over.
   virtual void backward_finished() = 0;
+  /// Called instead when that backward ended by an exception (one from backward_finished included):
+  /// gradients that are still missing will not come. The exception goes on afterwards.
+  virtual void backward_abandoned() = 0;
 };
 
 using GradHook = std::function<Tensor(const Tensor& grad)>;

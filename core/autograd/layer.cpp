@@ -100,7 +100,7 @@ class CustomNode final : public GradNode {
 
 }  // namespace
 
-Tensors apply(Ref<CustomFunction> f, std::span<const Tensor> in) {
+Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in) {
   bool record = false;
   for (const Tensor& t : in) record |= grad_meta(t) != nullptr;
   record = record && grad_enabled();

@@ -212,7 +212,7 @@ TEST(Trace, CustomFunctions) {
   Tensor y = exp(x), z;
   {
     nn::Scope scope("custom");
-    z = apply(make_ref<Twice>(), {{y}})[0];
+    z = apply_function(make_ref<Twice>(), {{y}})[0];
   }
   sum(z).backward();
   Graph g = trace.finish({x.grad()});

@@ -138,6 +138,89 @@ TEST(Ddp, UnusedParametersAreNamed) {
   EXPECT_NE(text.find("allow_unused"), std::string::npos) << text;
 }
 
+// The identity, whose derivative fails as long as `fails` holds.
+class Unreliable final : public CustomFunction {
+ public:
+  explicit Unreliable(const bool& fails) : fails_(fails) {}
+  std::string_view name() const override { return "unreliable"; }
+  Tensors forward(std::span<const Tensor> in) override { return {in[0]}; }
+  Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
+    TESSERA_CHECK(!fails_, "unreliable: no derivative today");
+    return {cot[0]};
+  }
+
+ private:
+  const bool& fails_;
+};
+
+// Two layers with an unreliable one between them: the second layer's gradients arrive, the first's
+// do not.
+struct Breakable final : nn::Module {
+  Breakable() {
+    first = register_module("first", nn::linear(kIn, 4)),
+    second = register_module("second", nn::linear(4, kOut));
+    init(7);
+  }
+  Tensor loss(int64_t begin, int64_t count) {
+    Tensor h = first->forward(narrow(inputs(), 0, begin, count));
+    h = apply_function(make_ref<Unreliable>(fails), {&h, 1})[0];
+    return mean(square(second->forward(h)));
+  }
+  nn::LinearPtr first, second;
+  bool fails = false;
+};
+
+TEST(Ddp, AStepWhoseBackwardFailedCanBeTakenAgain) {
+  Breakable serial;
+  serial.loss(0, kBatch).backward();
+  const std::vector<float> want = flat_grads(serial);
+  for (bool tree : {false, true})
+    run_ranks(2, [&](ProcessGroup& group) {
+      auto model = std::make_shared<Breakable>();
+      auto ddp =
+          parallel::ddp(model, {.group = Ref<ProcessGroup>(&group), .tree_accumulation = tree});
+      for (int step = 0; step < 3; ++step) {
+        for (bool fails : {true, false}) {
+          model->fails = fails;
+          model->zero_grad();
+          for (int64_t k = 0; k < 2; ++k) {  // the second micro-batch fails
+            auto scope = ddp.no_sync(k == 0);
+            model->fails = fails && k == 1;
+            Tensor loss = model->loss(group.rank() * 4 + k * 2, 2) * 0.5;
+            if (model->fails)
+              EXPECT_THROW(loss.backward(), UserError);
+            else
+              loss.backward();
+          }
+        }
+        expect_close(flat_grads(*model), want);
+      }
+    });
+}
+
+TEST(Ddp, ABackwardThatFailsBetweenBucketsAbortsTheGroup) {
+  std::mutex mutex;
+  std::vector<std::string> texts;
+  EXPECT_THROW(run_ranks(2,
+                         [&](ProcessGroup& group) {
+                           auto model = std::make_shared<Breakable>();
+                           auto ddp = parallel::ddp(
+                               model, {.group = Ref<ProcessGroup>(&group), .bucket_bytes = 1});
+                           model->fails = group.rank() == 0;
+                           try {
+                             model->loss(0, 2).backward();
+                             for (const Tensor& p : model->parameters()) p.grad().data<float>();
+                           } catch (const CommError& e) {
+                             std::lock_guard lock(mutex);
+                             texts.push_back(e.what());
+                             throw;
+                           }
+                         }),
+               Error);
+  ASSERT_EQ(texts.size(), 1u) << "rank 1 hears why; rank 0 has its own error";
+  EXPECT_NE(texts[0].find("a backward failed after 2 of 4 buckets"), std::string::npos) << texts[0];
+}
+
 TEST(Ddp, AllowedUnusedParametersCountAsZero) {
   run_ranks(2, [&](ProcessGroup& group) {
     auto model = std::make_shared<TwoHeads>();

@@ -206,9 +206,46 @@ class Collector final : public GradSink {
  public:
   void deliver(int slot, Tensor g) override { got.emplace_back(slot, g); }
   void backward_finished() override { ++finished; }
+  void backward_abandoned() override { ++abandoned; }
   std::vector<std::pair<int, Tensor>> got;
-  int finished = 0;
+  int finished = 0, abandoned = 0;
 };
+
+// The identity, whose derivative fails as long as `fails` holds.
+class Unreliable final : public CustomFunction {
+ public:
+  explicit Unreliable(const bool& fails) : fails_(fails) {}
+  std::string_view name() const override { return "unreliable"; }
+  Tensors forward(std::span<const Tensor> in) override { return {in[0]}; }
+  Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
+    TESSERA_CHECK(!fails_, "unreliable: no derivative today");
+    return {cot[0]};
+  }
+
+ private:
+  const bool& fails_;
+};
+
+TEST(Autograd, SinksHearOfABackwardThatFailed) {
+  bool fails = true;
+  Tensor early = leaf({1, 2}), late = leaf({3});
+  Collector sink, idle;
+  grad_meta(late)->sink = &sink, grad_meta(early)->sink = &idle;
+  auto loss = [&] {
+    Tensor x = apply_function(make_ref<Unreliable>(fails), List{early})[0];
+    return sum(x * late);
+  };
+  EXPECT_TRUE(mentions(message([&] { backward(loss()); }), "no derivative today"));
+  EXPECT_EQ(sink.abandoned, 1);
+  EXPECT_EQ(sink.finished, 0);
+  EXPECT_EQ(idle.abandoned, 0) << "no gradient had arrived there";
+  fails = false;
+  backward(loss());
+  EXPECT_EQ(sink.abandoned, 1);
+  EXPECT_EQ(sink.finished, 1);
+  EXPECT_EQ(idle.finished, 1);
+  EXPECT_DOUBLE_EQ(number(idle.got.at(0).second), 3);
+}
 
 TEST(Autograd, ATiedLeafIsDeliveredOnceToItsSink) {
   Tensor table = leaf({1, 2, 3}), other = leaf({4});
@@ -292,19 +329,19 @@ class Pair final : public CustomFunction {
 
 TEST(Autograd, CustomFunctions) {
   Tensor x = leaf({2});
-  Tensor y = tessera::apply(make_ref<Cube>(), List{x})[0];
+  Tensor y = apply_function(make_ref<Cube>(), List{x})[0];
   Tensor g = grad(List{sum(y)}, List{x}, {}, {.create_graph = true})[0];
   EXPECT_DOUBLE_EQ(number(g), 12);
   EXPECT_DOUBLE_EQ(number(grad(List{sum(g)}, List{x})[0]), 12) << "differentiated again";
-  Tensors pair = tessera::apply(make_ref<Pair>(), List{x});
+  Tensors pair = apply_function(make_ref<Pair>(), List{x});
   backward(sum(pair[0] * 1.0));
-  backward(sum(tessera::apply(make_ref<Pair>(), List{x})[1]));
+  backward(sum(apply_function(make_ref<Pair>(), List{x})[1]));
   EXPECT_DOUBLE_EQ(number(x.grad()), 3);
-  Tensors wrong = tessera::apply(make_ref<Pair>(true), List{x});
+  Tensors wrong = apply_function(make_ref<Pair>(true), List{x});
   EXPECT_TRUE(mentions(message([&] { backward(sum(wrong[0])); }),
                        "pair: vjp returned 0 gradients for 1 inputs"));
-  EXPECT_FALSE(tessera::apply(make_ref<Cube>(), List{x.detach()})[0].requires_grad());
-  Tensor z = sum(tessera::apply(make_ref<Cube>(), List{x})[0]);
+  EXPECT_FALSE(apply_function(make_ref<Cube>(), List{x.detach()})[0].requires_grad());
+  Tensor z = sum(apply_function(make_ref<Cube>(), List{x})[0]);
   backward(z);
   EXPECT_TRUE(mentions(message([&] { backward(z); }), "retain_graph"));
 }
