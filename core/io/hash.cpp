@@ -13,14 +13,39 @@ namespace tessera::io {
 
 static_assert(std::endian::native == std::endian::little, "files and hashes are little-endian");
 
-void ParamsHasher::Free::operator()(XXH3_state_s* s) const { XXH3_freeState(s); }
+void FreeXxh::operator()(XXH3_state_s* s) const { XXH3_freeState(s); }
 
-ParamsHasher::ParamsHasher() : state_(XXH3_createState()) {
-  TESSERA_CHECK(state_ != nullptr, "params_xxh128: out of memory");
-  XXH3_128bits_reset(state_.get());
+std::string to_string(const Digest& d) { return fmt::format("{:016x}{:016x}", d.high, d.low); }
+
+bool parse_digest(std::string_view text, Digest* d) {
+  if (text.size() != 32) return false;
+  uint64_t parts[2] = {};
+  for (size_t i = 0; i < 32; ++i) {
+    char c = text[i];
+    bool digit = c >= '0' && c <= '9';
+    if (!digit && !(c >= 'a' && c <= 'f')) return false;
+    parts[i / 16] = parts[i / 16] << 4 | uint64_t(digit ? c - '0' : c - 'a' + 10);
+  }
+  *d = {parts[0], parts[1]};
+  return true;
 }
-ParamsHasher::~ParamsHasher() = default;
-ParamsHasher::ParamsHasher(ParamsHasher&&) noexcept = default;
+
+Xxh128::Xxh128() : state_(XXH3_createState()) {
+  TESSERA_CHECK(state_ != nullptr, "xxh128: out of memory");
+  reset();
+}
+void Xxh128::reset() { XXH3_128bits_reset(state_.get()); }
+void Xxh128::update(const void* data, size_t bytes) {
+  if (bytes) XXH3_128bits_update(state_.get(), data, bytes);
+}
+Digest Xxh128::digest() const {
+  XXH128_hash_t h = XXH3_128bits_digest(state_.get());
+  return {h.high64, h.low64};
+}
+Digest xxh128(const void* data, size_t bytes) {
+  XXH128_hash_t h = XXH3_128bits(bytes ? data : "", bytes);
+  return {h.high64, h.low64};
+}
 
 void ParamsHasher::add(std::string_view name, DType dtype, const Shape& shape,
                        std::span<const std::byte> bytes) {
@@ -29,9 +54,7 @@ void ParamsHasher::add(std::string_view name, DType dtype, const Shape& shape,
                 quote(last_));
   any_ = true;
   last_ = name;
-  auto feed = [&](const void* data, size_t n) {
-    if (n) XXH3_128bits_update(state_.get(), data, n);
-  };
+  auto feed = [&](const void* data, size_t n) { hash_.update(data, n); };
   uint64_t length = name.size(), ndim = uint64_t(shape.size());
   char type[8] = {};
   std::memcpy(type, name_of(dtype).data(), name_of(dtype).size());
@@ -49,13 +72,7 @@ void ParamsHasher::add(std::string_view name, const Tensor& t) {
       {static_cast<const std::byte*>(dense.raw()), dense.nbytes()});
 }
 
-std::string ParamsHasher::hex() const {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits_digest(state_.get()));
-  std::string out;
-  for (unsigned char byte : canonical.digest) out += fmt::format("{:02x}", byte);
-  return out;
-}
+std::string ParamsHasher::hex() const { return to_string(hash_.digest()); }
 
 std::string params_xxh128(std::span<const NamedTensor> tensors) {
   std::vector<const NamedTensor*> sorted;

@@ -4,6 +4,7 @@
 // stored.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,15 +18,37 @@ namespace tessera::io {
 
 using tessera::NamedTensor;
 
+struct FreeXxh {
+  void operator()(XXH3_state_s* s) const;
+};
+
+/// A 128-bit hash as a value; prints as 32 lower-case hex digits, as xxh128sum does.
+struct Digest {
+  uint64_t high = 0, low = 0;
+  bool operator==(const Digest&) const = default;
+};
+std::string to_string(const Digest& d);
+/// False unless `text` is 32 lower-case hex digits.
+bool parse_digest(std::string_view text, Digest* d);
+
+/// XXH3-128 of a stream of bytes.
+class Xxh128 {
+ public:
+  Xxh128();
+  void reset();
+  void update(const void* data, size_t bytes);
+  Digest digest() const;
+
+ private:
+  std::unique_ptr<XXH3_state_s, FreeXxh> state_;
+};
+Digest xxh128(const void* data, size_t bytes);
+
 /// XXH3-128 (Collet, xxHash) over, per tensor: u64 length of the name, the name, the dtype's name
 /// ("f32") padded with zeros to 8 bytes, u64 ndim, i64 extents, then the elements in C order; all
 /// integers little-endian.
 class ParamsHasher {
  public:
-  ParamsHasher();
-  ~ParamsHasher();
-  ParamsHasher(ParamsHasher&&) noexcept;
-
   /// Adds a whole tensor. Throws UserError unless names come in strictly ascending byte order.
   void add(std::string_view name, DType dtype, const Shape& shape,
            std::span<const std::byte> bytes);
@@ -35,10 +58,7 @@ class ParamsHasher {
   std::string hex() const;
 
  private:
-  struct Free {
-    void operator()(XXH3_state_s* s) const;
-  };
-  std::unique_ptr<XXH3_state_s, Free> state_;
+  Xxh128 hash_;
   std::string last_;
   bool any_ = false;
 };

@@ -10,10 +10,9 @@ namespace {
 
 // Flags of the interface that this build cannot honour yet, with the values it can.
 struct Unavailable {
-  std::string strategy = "ddp", precision = "fp32", device = "auto", mesh, checkpoint, tensorboard,
-              profile;
-  bool offload = false, exact_contraction = false, compile = false, resume = false;
-  int64_t image_size = 0, save_every = 0;
+  std::string strategy = "ddp", precision = "fp32", device = "auto", mesh, tensorboard, profile;
+  bool offload = false, exact_contraction = false, compile = false;
+  int64_t image_size = 0;
 };
 
 void refuse(bool asked, const std::string& flag) {
@@ -25,9 +24,6 @@ void check_available(const Unavailable& u) {
   refuse(u.precision != "fp32", "--precision " + u.precision);
   refuse(u.device != "auto" && u.device != "cpu", "--device " + u.device);
   refuse(!u.mesh.empty(), "--mesh");
-  refuse(!u.checkpoint.empty(), "--checkpoint");
-  refuse(u.resume, "--resume");
-  refuse(u.save_every != 0, "--save-every");
   refuse(!u.tensorboard.empty(), "--tensorboard");
   refuse(!u.profile.empty(), "--profile");
   refuse(u.offload, "--offload");
@@ -44,6 +40,10 @@ void check_values(const Options& o) {
       positive("--logical-batches", o.logical_batches);
   TESSERA_CHECK(o.seq_len >= 0, "train: --seq-len {}: expected at least 1", o.seq_len);
   TESSERA_CHECK(o.steps >= -1 && o.epochs >= 0, "train: --steps and --epochs are not negative");
+  TESSERA_CHECK(o.save_every >= 0 && o.keep >= 0,
+                "train: --save-every {} --keep {}: expected at least 0", o.save_every, o.keep);
+  TESSERA_CHECK(!o.checkpoint.empty() || !(o.resume || o.save_every || o.keep),
+                "train: --resume, --save-every and --keep need --checkpoint FOLDER");
   TESSERA_CHECK(o.lr >= 0 && o.min_lr >= 0, "train: --lr {} --min-lr {}: rates are not negative",
                 o.lr, o.min_lr);
   TESSERA_CHECK(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1,
@@ -116,6 +116,10 @@ Parsed parse_options(int argc, char** argv) {
   number("--sample", o.sample, "tokens to generate at the end");
   number("--eval-every", o.eval_every, "steps between validations; 0: at the end only");
   text("--metrics", o.metrics, "JSON lines file, one line a step");
+  text("--checkpoint", o.checkpoint, "folder for saved steps: weights, optimizer, data position");
+  number("--save-every", o.save_every, "steps between saves; 0: at the end only");
+  number("--keep", o.keep, "newest saves that stay; 0: all");
+  app.add_flag("--resume", o.resume, "go on from the newest save in --checkpoint, if there is one");
   app.add_option("--set", set,
                  "key=value: a field of the model's options (layers, heads, dim, dropout, ...)")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -123,14 +127,12 @@ Parsed parse_options(int argc, char** argv) {
   text("--precision", u.precision, "fp32");
   text("--device", u.device, "auto or cpu");
   auto later = [&](CLI::Option* option) { option->group(""); };
-  later(app.add_option("--mesh", u.mesh)), later(app.add_option("--checkpoint", u.checkpoint)),
-      later(app.add_option("--tensorboard", u.tensorboard));
+  later(app.add_option("--mesh", u.mesh)), later(app.add_option("--tensorboard", u.tensorboard));
   later(app.add_option("--profile", u.profile)),
-      later(app.add_option("--image-size", u.image_size)),
-      later(app.add_option("--save-every", u.save_every));
+      later(app.add_option("--image-size", u.image_size));
   later(app.add_flag("--offload", u.offload)),
       later(app.add_flag("--exact-contraction", u.exact_contraction));
-  later(app.add_flag("--compile", u.compile)), later(app.add_flag("--resume", u.resume));
+  later(app.add_flag("--compile", u.compile));
 
   // --a_b is --a-b.
   std::vector<std::string> args(argv + 1, argv + argc);

@@ -5,9 +5,12 @@
 #include <cerrno>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "core/base/error.h"
+#include "core/io/file.h"
 
 namespace tessera::train {
 namespace {
@@ -26,12 +29,27 @@ std::string clock_text(double seconds) {
                   : fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
 
+// What a killed run wrote beyond the step it is resumed from, torn lines included, will be written
+// again.
+void keep_lines_until(const std::string& path, int64_t done) {
+  if (!std::filesystem::is_regular_file(path)) return;
+  std::string kept;
+  std::istringstream lines(io::read_file(path, "train"));
+  for (std::string line; std::getline(lines, line);) {
+    auto j = nlohmann::json::parse(line, nullptr, false);
+    bool keep = j.is_object() && j.contains("step") && j["step"].is_number() && j["step"] <= done;
+    if (keep) kept += line + "\n";
+  }
+  io::write_file(path, kept, "train");
+}
+
 }  // namespace
 
-Report::Report(bool active, const std::string& metrics, int64_t total)
-    : active_(active), terminal_(isatty(1) == 1), path_(metrics), total_(total) {
+Report::Report(bool active, const std::string& metrics, int64_t total, int64_t done)
+    : active_(active), terminal_(isatty(1) == 1), path_(metrics), total_(total), done_(done) {
   if (!active_ || metrics.empty()) return;
-  metrics_ = std::fopen(metrics.c_str(), "w");
+  if (done > 0) keep_lines_until(metrics, done);
+  metrics_ = std::fopen(metrics.c_str(), done > 0 ? "a" : "w");
   TESSERA_CHECK(metrics_, "train: --metrics {}: {}", metrics, std::strerror(errno));
 }
 
@@ -72,7 +90,7 @@ void Report::step(const StepFacts& f) {
 
 void Report::draw(const StepFacts& f) {
   double elapsed = std::chrono::duration<double>(Clock::now() - start_).count(),
-         left = elapsed / double(f.step) * double(total_ - f.step);
+         left = elapsed / double(f.step - done_) * double(total_ - f.step);
   std::string facts = fmt::format(
       "step {}/{}  loss {:.4f}  lr {:.2e}  {:.1f} ms/step  {:.0f} {}/s  {:.0f} MB  {}<{}", f.step,
       total_, f.loss, f.lr, f.step_ms, f.tokens_per_s > 0 ? f.tokens_per_s : f.samples_per_s,

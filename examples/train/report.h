@@ -24,8 +24,9 @@ struct RunFacts {
 
 class Report {
  public:
-  /// `metrics`: path of the JSON lines, empty for none. Throws UserError when it cannot be written.
-  Report(bool active, const std::string& metrics, int64_t total_steps);
+  /// `metrics`: path of the JSON lines, empty for none. A run that resumes after `done_steps` keeps
+  /// the lines of those and continues them. Throws UserError when it cannot be written.
+  Report(bool active, const std::string& metrics, int64_t total_steps, int64_t done_steps = 0);
   ~Report();
   Report(const Report&) = delete;
   Report& operator=(const Report&) = delete;
@@ -44,7 +45,7 @@ class Report {
   bool active_, terminal_;
   std::FILE* metrics_ = nullptr;
   std::string path_;
-  int64_t total_;
+  int64_t total_, done_;
   bool bar_drawn_ = false;
   Clock::time_point start_ = Clock::now(), last_ = {};
 };

@@ -12,6 +12,7 @@
 #include "core/ops/pointwise.h"
 #include "core/optim/optim.h"
 #include "core/tensor/random.h"
+#include "examples/train/checkpointing.h"
 #include "examples/train/report.h"
 #include "parallel/ddp.h"
 
@@ -128,17 +129,22 @@ class Trainer {
                                                .steps = std::max<int64_t>(steps_, 1),
                                                .warmup = o.warmup})),
         loader_(task_.train, data::DistributedSampler(sampler_options(o, task_, *group_))),
-        report_(group_->rank() == 0, o.metrics, steps_) {}
+        checkpointing_(o, task_, *group_, *optimizer_, loader_),
+        done_(checkpointing_.resume()),
+        report_(group_->rank() == 0, o.metrics, steps_, done_) {}
 
   void run() {
     if (steps_ > 0)
       report_.line(fmt::format("{}: {} parameters, {} ranks, {} steps of {} sequences", o_.model,
                                task_.model->num_parameters(), group_->size(), steps_,
                                o_.batch_size));
+    if (!checkpointing_.story().empty()) report_.line(checkpointing_.story());
     auto start = Clock::now();
     std::optional<double> val;
-    for (int64_t s = 0; s < steps_; ++s) {
+    for (int64_t s = done_; s < steps_; ++s) {
       step(s);
+      if (std::string warning = checkpointing_.after_step(s + 1); !warning.empty())
+        report_.line("warning: " + warning);
       if (task_.validation && o_.eval_every > 0 && (s + 1) % o_.eval_every == 0 && s + 1 < steps_)
         report_.validation(s + 1, validate(task_, *group_));
     }
@@ -148,6 +154,7 @@ class Trainer {
                   .seconds = seconds_since(start),
                   .validated = val.has_value(),
                   .params_xxh128 = io::params_xxh128(task_.model->named_parameters())});
+    checkpointing_.finish(std::max(steps_, done_));
     group_->barrier();  // what follows is rank 0's alone and may take longer than a deadline
     if (group_->rank() == 0) {
       if (!o_.save.empty()) save(o_, task_);
@@ -203,6 +210,8 @@ class Trainer {
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;
   data::DataLoader loader_;
+  Checkpointing checkpointing_;
+  int64_t done_;  // steps of the run that is resumed
   Report report_;
   std::vector<Tensor> losses_;
 };

@@ -1,0 +1,118 @@
+#include "examples/train/checkpointing.h"
+
+#include "core/tensor/random.h"
+#include "parallel/checkpoint/load.h"
+
+namespace tessera::train {
+namespace {
+
+// Options that decide which numbers come out, as texts.
+checkpoint::Extra options_of(const Options& o) {
+  checkpoint::Extra out;
+  auto put = [&](const char* flag, const auto& value) {
+    out[fmt::format("train.{}", flag)] = fmt::format("{}", value);
+  };
+  put("model", o.model), put("data", o.data), put("tokenizer", o.tokenizer);
+  put("batch-size", o.batch_size), put("accumulate", o.accumulate), put("seq-len", o.seq_len);
+  put("optimizer", o.optimizer), put("lr", o.lr), put("min-lr", o.min_lr);
+  put("weight-decay", o.weight_decay), put("clip-norm", o.clip_norm);
+  put("betas", fmt::format("{},{}", o.beta1, o.beta2));
+  put("schedule", o.schedule), put("warmup", o.warmup), put("steps", o.steps);
+  put("epochs", o.epochs), put("seed", o.seed), put("deterministic", o.deterministic);
+  put("logical-batches", o.logical_batches);
+  return out;
+}
+
+int64_t parse_cursor(const checkpoint::Loaded& l) {
+  auto at = l.extra.find("data.cursor");
+  char* end = nullptr;
+  int64_t cursor = at == l.extra.end() ? -1 : std::strtoll(at->second.c_str(), &end, 10);
+  TESSERA_CHECK(cursor >= 0 && *end == 0,
+                "train: {} was not saved by a training run: it has no data.cursor; load weights "
+                "with --weights",
+                l.folder);
+  return cursor;
+}
+
+}  // namespace
+
+Checkpointing::Checkpointing(const Options& o, const Task& task, ProcessGroup& group,
+                             optim::Optimizer& optimizer, data::DataLoader& loader)
+    : o_(o), task_(task), group_(group), optimizer_(optimizer), loader_(loader) {
+  if (o.checkpoint.empty()) return;
+  saver_ = std::make_unique<checkpoint::Checkpointer>(o.checkpoint, &group,
+                                                      checkpoint::SaveOptions{.keep = int(o.keep)});
+  if (o.steps != 0) saver_->prepare(state().pieces);
+}
+
+checkpoint::State Checkpointing::state() {
+  checkpoint::State s;
+  for (NamedTensor& t : task_.model->state())
+    s.pieces.push_back(checkpoint::whole("model." + t.name, t.tensor));
+  for (NamedTensor& t : optimizer_.named_state())
+    s.pieces.push_back(checkpoint::whole("optimizer." + t.name, t.tensor));
+  s.pieces.push_back(checkpoint::whole("random.generator", default_generator().state()));
+  s.extra = options_of(o_);
+  s.extra["data.cursor"] = std::to_string(loader_.cursor());
+  for (const auto& [key, value] : task_.metadata) s.extra["metadata." + key] = value;
+  return s;
+}
+
+std::string Checkpointing::differing_options(const checkpoint::Extra& saved) const {
+  std::string out;
+  for (const auto& [key, value] : options_of(o_)) {
+    auto at = saved.find(key);
+    if (at != saved.end() && at->second != value)
+      out += fmt::format("{}--{} {} (was {})", out.empty() ? "" : ", ", key.substr(6),
+                         value.empty() ? "''" : value, at->second.empty() ? "''" : at->second);
+  }
+  return out;
+}
+
+int64_t Checkpointing::resume() {
+  if (!saver_) return 0;
+  auto found = checkpoint::newest(o_.checkpoint, group_);
+  TESSERA_CHECK(!found || o_.resume,
+                "train: {} holds step {} already; give --resume to go on from there, or another "
+                "folder",
+                o_.checkpoint, found->step);
+  if (!found) {
+    if (o_.resume) story_ = fmt::format("{} holds no saved step: a fresh start", o_.checkpoint);
+    return 0;
+  }
+  checkpoint::Loaded l = checkpoint::load(found->folder, state().pieces, &group_);
+  loader_.seek(parse_cursor(l));
+  optimizer_.load_state(optimizer_.named_state());  // filled in place: lets it look at the values
+  story_ = fmt::format("resumed from {}, after step {}", l.folder, l.step);
+  if (std::string other = differing_options(l.extra); !other.empty())
+    story_ += "\nnote: not as it was saved: " + other;
+  if (!found->warning.empty()) story_ += "\nwarning: " + found->warning;
+  return saved_ = l.step;
+}
+
+std::string Checkpointing::after_step(int64_t done) {
+  if (!saver_ || o_.save_every == 0 || done % o_.save_every != 0) return {};
+  std::string warning;
+  try {
+    saver_->wait();
+  } catch (const UserError& e) {
+    warning = e.what();
+  }
+  try {
+    saver_->save(done, state());
+    saved_ = done;
+  } catch (const UserError& e) {
+    warning += (warning.empty() ? "" : "\n") + std::string(e.what());
+  }
+  return warning;
+}
+
+void Checkpointing::finish(int64_t done) {
+  if (!saver_) return;
+  saver_->wait();
+  if (saved_ == done) return;
+  saver_->save(done, state());
+  saver_->wait();
+}
+
+}  // namespace tessera::train

@@ -1,0 +1,48 @@
+// What a run saves and how it goes on: model, optimizer, random state, position in the data and the
+// options of the run. Invariant: a run that was killed and resumed takes the steps that it would
+// have taken undisturbed.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "core/data/loader.h"
+#include "core/optim/optimizer.h"
+#include "examples/train/options.h"
+#include "examples/train/task.h"
+#include "parallel/checkpoint/checkpointer.h"
+
+namespace tessera::train {
+
+class Checkpointing {
+ public:
+  /// Opens --checkpoint, if asked for. Throws UserError when the folder holds saved steps and
+  /// --resume was not given: two runs would mix in it.
+  Checkpointing(const Options& options, const Task& task, ProcessGroup& group,
+                optim::Optimizer& optimizer, data::DataLoader& loader);
+
+  /// Restores the newest saved step where --resume says so and there is one. Returns the number of
+  /// steps that are done.
+  int64_t resume();
+  /// What resume() did, for the user; may be empty.
+  const std::string& story() const { return story_; }
+  /// Begins a save when one is due after `done` steps; the run goes on meanwhile. Returns a warning
+  /// when the save before failed (its reason; older saves are unchanged), else nothing. Throws
+  /// CommError.
+  std::string after_step(int64_t done);
+  /// Saves the end of the run unless that was done, and waits. Throws UserError when it failed.
+  void finish(int64_t done);
+
+ private:
+  checkpoint::State state();
+  std::string differing_options(const checkpoint::Extra& saved) const;
+  const Options& o_;
+  const Task& task_;
+  ProcessGroup& group_;
+  optim::Optimizer& optimizer_;
+  data::DataLoader& loader_;
+  std::unique_ptr<checkpoint::Checkpointer> saver_;  // null: nothing is saved
+  int64_t saved_ = -1;                               // the last save that was begun
+  std::string story_;
+};
+
+}  // namespace tessera::train

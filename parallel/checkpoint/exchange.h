@@ -1,0 +1,78 @@
+// What the ranks of a save tell each other: short texts and whether all went well. Invariant: a
+// step that fails on one rank fails on all of them, with that rank's reason.
+#pragma once
+#include <cstring>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "collectives/process_group.h"
+#include "core/base/function_ref.h"
+
+namespace tessera::checkpoint {
+
+/// Texts over a group. Without a group there is one rank and nothing is sent.
+class Exchange {
+ public:
+  Exchange(ProcessGroup* group, Millis timeout) : group_(group), timeout_(timeout) {}
+  int rank() const { return group_ ? group_->rank() : 0; }
+  int size() const { return group_ ? group_->size() : 1; }
+
+  /// Everybody's text, on rank 0; nothing elsewhere.
+  std::vector<std::string> gather(const std::string& text);
+  /// Rank r gets texts[r] of rank 0.
+  std::string scatter(const std::vector<std::string>& texts);
+  std::string broadcast(const std::string& text);
+  /// True when any rank says so.
+  bool any(bool here);
+  /// Runs `f` here; when it throws UserError anywhere, throws UserError with the lowest such rank's
+  /// text on every rank. Other errors pass through at once.
+  void together(FunctionRef<void()> f);
+
+ private:
+  ProcessGroup* group_;
+  Millis timeout_;
+};
+
+/// Values as bytes, for the same program on the other side.
+class Packer {
+ public:
+  template <class T>
+  requires std::is_trivially_copyable_v<T>
+  void put(const T& value) { text_.append(reinterpret_cast<const char*>(&value), sizeof value); }
+  void put(const std::string& s) {
+    put(uint64_t(s.size()));
+    text_ += s;
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+class Unpacker {
+ public:
+  explicit Unpacker(const std::string& text) : text_(text) {}
+  bool done() const { return at_ == text_.size(); }
+  template <class T>
+  T get() {
+    T value;
+    TESSERA_ASSERT(sizeof value <= text_.size() - at_, "a message of {} bytes is short",
+                   text_.size());
+    std::memcpy(&value, text_.data() + at_, sizeof value);
+    at_ += sizeof value;
+    return value;
+  }
+  std::string get_text() {
+    auto size = get<uint64_t>();
+    TESSERA_ASSERT(size <= text_.size() - at_, "a message of {} bytes is short", text_.size());
+    std::string s = text_.substr(at_, size);
+    at_ += size;
+    return s;
+  }
+
+ private:
+  const std::string& text_;
+  size_t at_ = 0;
+};
+
+}  // namespace tessera::checkpoint

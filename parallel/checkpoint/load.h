@@ -1,0 +1,39 @@
+// Loading: each rank names the boxes it wants and where they go; whatever cutting the checkpoint
+// was saved under, only the bytes of their common parts are read. Invariant: either every element
+// asked for was filled from the checkpoint, or an error says on every rank why not.
+#pragma once
+#include "collectives/process_group.h"
+#include "parallel/checkpoint/folder.h"
+
+namespace tessera::checkpoint {
+
+struct LoadOptions {
+  std::string only = "*";  // names that do not match are neither loaded nor missed; * is any text
+  bool strict = true;      // missing and unexpected names are errors; false: they are returned
+  // Blocks (4 MiB) that are read as a whole are compared with their hashes. True reads every block
+  // that is touched as a whole, for more bytes read where the cutting changed.
+  bool verify_all = false;
+  Millis timeout{600'000};  // of the agreement at begin and end
+};
+
+struct Loaded {
+  int64_t step = 0;
+  std::string folder;   // of that step
+  std::string warning;  // not empty: the newest step could not be determined the usual way
+  Extra extra;
+  std::vector<std::string> missing;     // asked for by a rank, not in the checkpoint
+  std::vector<std::string> unexpected;  // in the checkpoint, asked for by no rank
+  uint64_t bytes_wanted = 0, bytes_read = 0, bytes_verified = 0;  // on this rank
+};
+
+/// Fills the values of `pieces` (dense or strided, on the CPU), bumping their versions. `path`: a
+/// folder of steps (the newest is taken) or one step's. All ranks of `group` (null: one rank) call
+/// it, each with its own pieces. Throws UserError on all ranks when the checkpoint is damaged, or
+/// names, dtypes or shapes do not fit; then the values of pieces are unspecified.
+Loaded load(const std::string& path, std::span<const Piece> pieces, ProcessGroup* group = nullptr,
+            const LoadOptions& options = {});
+
+/// As newest(folder), agreed on by all ranks of `group`.
+std::optional<Newest> newest(const std::string& folder, ProcessGroup& group);
+
+}  // namespace tessera::checkpoint

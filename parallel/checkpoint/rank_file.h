@@ -1,0 +1,51 @@
+// The file of one rank while it is written: a safetensors file whose every block is hashed on its
+// way from memory, so that what a disk gives back later can be told from what was meant. Invariant:
+// after finish() all of it is on disk and every byte has a hash.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "parallel/checkpoint/manifest.h"
+
+namespace tessera::checkpoint {
+
+/// What finish() learnt.
+struct WrittenFile {
+  FileEntry entry;
+  std::vector<uint64_t> offsets;            // of each tensor in the file
+  std::vector<std::vector<Digest>> blocks;  // of each tensor
+};
+
+class RankFile {
+ public:
+  /// Creates `path`, which must not exist, and writes the header for `tensors` in this order.
+  /// Throws UserError with path, bytes and reason, here and below.
+  RankFile(std::string path, std::vector<io::TensorInfo> tensors, const io::Metadata& metadata,
+           uint64_t block_bytes);
+  RankFile(const RankFile&) = delete;
+  RankFile& operator=(const RankFile&) = delete;
+  ~RankFile();
+
+  /// The next bytes of the tensors' data.
+  void write(const std::byte* data, size_t bytes);
+  /// Syncs and closes. The file must be complete.
+  WrittenFile finish();
+
+ private:
+  void write_all(const void* data, size_t bytes);
+  [[noreturn]] void fail(const char* what, int error);
+  void end_block();
+  std::string path_;
+  std::vector<io::TensorInfo> tensors_;
+  uint64_t block_bytes_, written_ = 0, flushed_ = 0;
+  size_t tensor_ = 0;       // being written
+  uint64_t in_tensor_ = 0;  // its bytes so far
+  io::Xxh128 block_;
+  WrittenFile out_;
+  int fd_ = -1;
+};
+
+/// Writes a small file that must not exist, and syncs it.
+void write_new_file(const std::string& path, std::string_view text);
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,158 @@
+#include "parallel/checkpoint/verify.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "parallel/checkpoint/folder.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Place {
+  const TensorEntry* tensor;
+  const Chunk* chunk;
+  uint64_t end() const { return chunk->offset + bytes_of(*tensor, *chunk); }
+  std::string text() const { return io::quote(tensor->name) + checkpoint::to_string(chunk->box); }
+};
+
+std::vector<Place> places(const Manifest& m, size_t file) {
+  std::vector<Place> out;
+  for (const TensorEntry& t : m.tensors)
+    for (const Chunk& c : t.chunks)
+      if (c.file == file) out.push_back({&t, &c});
+  std::ranges::sort(out, {}, [](const Place& p) { return p.chunk->offset; });
+  return out;
+}
+
+// Pages that are cached prove nothing about the disk. Only a hint: dirty pages stay.
+void forget_cached(const std::string& path) {
+  int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return;
+  posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+  ::close(fd);
+}
+
+class FileCheck {
+ public:
+  FileCheck(const std::string& path, Verified& out)
+      : file_(io::File::open(path, "checkpoint")), out_(out) {}
+  uint64_t size() const { return file_.size(); }
+  void range(uint64_t begin, uint64_t end, const Digest& expected, const std::string& tensor) {
+    hash_.reset();
+    for (uint64_t at = begin; at < end;) {
+      size_t n = size_t(std::min<uint64_t>(end - at, 1 << 20));
+      buffer_.resize(std::max(buffer_.size(), n));
+      file_.read_at(buffer_.data(), n, at);
+      hash_.update(buffer_.data(), n);
+      at += n;
+    }
+    out_.bytes += end - begin;
+    Digest actual = hash_.digest();
+    if (actual == expected) return;
+    out_.findings.push_back({file_.path(), begin, end, tensor,
+                             fmt::format("the bytes hash to {}, {} was written; they are damaged",
+                                         to_string(actual), to_string(expected))});
+  }
+
+ private:
+  io::File file_;
+  Verified& out_;
+  io::Xxh128 hash_;
+  std::vector<std::byte> buffer_;
+};
+
+void verify_step(const std::string& folder, Verified& out, const Latest* latest) {
+  try {
+    Manifest m = read_manifest(folder);
+    std::string name = fs::path(folder).filename().string(), manifest = folder + "/manifest.json";
+    out.steps.push_back(m.step);
+    if (name.starts_with("step-") && name != step_name(m.step))
+      out.findings.push_back(
+          {manifest, 0, 0, "", fmt::format("it describes step {}, but lies in {}", m.step, name)});
+    if (latest && !(latest->manifest == m.hash))
+      out.findings.push_back(
+          {manifest, 0, 0, "",
+           fmt::format("its hash is {}, but `latest` names {}; one of them is damaged",
+                       to_string(m.hash), to_string(latest->manifest))});
+    for (size_t f = 0; f < m.files.size(); ++f) verify_file(folder, m, f, out);
+  } catch (const UserError& e) {
+    std::error_code error;
+    uint64_t bytes = fs::file_size(folder + "/" + kManifestName, error);
+    out.findings.push_back({folder + "/" + kManifestName, 0, error ? 0 : bytes, "", e.what()});
+  }
+}
+
+}  // namespace
+
+std::string to_string(const Finding& f) {
+  std::string out = io::quote(f.file);
+  if (f.end > f.begin) out += fmt::format(" bytes [{}, {})", f.begin, f.end);
+  if (!f.tensor.empty()) out += ", tensor " + f.tensor;
+  return out + ": " + f.what;
+}
+
+void verify_file(const std::string& folder, const Manifest& m, size_t index, Verified& out) {
+  const FileEntry& entry = m.files[index];
+  std::string path = folder + "/" + entry.name;
+  forget_cached(path);
+  try {
+    FileCheck check(path, out);
+    std::vector<Place> all = places(m, index);
+    if (check.size() != entry.bytes) {
+      uint64_t begin = std::min(check.size(), entry.bytes),
+               end = std::max(check.size(), entry.bytes);
+      auto hit = std::ranges::find_if(all, [&](const Place& p) { return p.end() > begin; });
+      out.findings.push_back(
+          {path, begin, end, hit == all.end() ? "" : hit->text(),
+           fmt::format("it has {} bytes, {} were written; {}", check.size(), entry.bytes,
+                       check.size() < entry.bytes ? "it is truncated" : "something was appended")});
+      return;
+    }
+    check.range(0, entry.header_bytes, entry.header, "");
+    for (const Place& p : all)
+      for (size_t b = 0; b < p.chunk->blocks.size(); ++b) {
+        uint64_t begin = p.chunk->offset + b * m.block_bytes;
+        check.range(begin, std::min(p.end(), begin + m.block_bytes), p.chunk->blocks[b], p.text());
+      }
+  } catch (const UserError& e) {
+    out.findings.push_back({path, 0, entry.bytes, "", e.what()});
+  }
+}
+
+Verified verify(const std::string& path) {
+  Verified out;
+  std::error_code error;
+  TESSERA_CHECK(fs::is_directory(path, error), "checkpoint: {} is no folder; check the path",
+                io::quote(path));
+  std::vector<int64_t> steps = saved_steps(path);
+  if (steps.empty() && !fs::exists(path + "/" + kLatestName, error)) {
+    std::string name = fs::path(path).lexically_normal().filename().string();
+    TESSERA_CHECK(fs::exists(path + "/" + kManifestName, error) || name.starts_with("step-"),
+                  "checkpoint: {} holds no saved step and no {}; check the path", io::quote(path),
+                  kManifestName);
+    verify_step(path, out, nullptr);
+    return out;
+  }
+  Latest latest{-1, {}};
+  std::string pointer = path + "/" + kLatestName;
+  try {
+    latest = read_latest(path);
+    if (!std::ranges::binary_search(steps, latest.step))
+      out.findings.push_back(
+          {pointer, 0, 0, "",
+           fmt::format("it names {}, which is missing", step_name(latest.step))});
+  } catch (const UserError& e) {
+    uint64_t bytes = fs::file_size(pointer, error);
+    out.findings.push_back({pointer, 0, error ? 0 : bytes, "", e.what()});
+  }
+  for (int64_t step : steps)
+    verify_step(path + "/" + step_name(step), out, step == latest.step ? &latest : nullptr);
+  return out;
+}
+
+}  // namespace tessera::checkpoint

@@ -1,0 +1,34 @@
+// Reads saved steps back and compares every byte with the hashes of the manifest. Invariant: bytes
+// that differ from those written, that are missing or that are too many give a finding, with file
+// and range, and with the tensor where there is one.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "parallel/checkpoint/manifest.h"
+
+namespace tessera::checkpoint {
+
+struct Finding {
+  std::string file;             // path
+  uint64_t begin = 0, end = 0;  // bytes of it; equal where the file as a whole is meant
+  std::string tensor;           // name and box, empty where no tensor is touched
+  std::string what;
+};
+/// "'dir/rank-0000-of-0001.safetensors' bytes [128, 4096), tensor 'a'[0:4]: ...".
+std::string to_string(const Finding& f);
+
+struct Verified {
+  std::vector<Finding> findings;  // none: sound
+  std::vector<int64_t> steps;     // looked at
+  uint64_t bytes = 0;             // read
+};
+
+/// `path`: the folder of one step, or a folder of steps: then `latest` and every step. Throws
+/// UserError when there is nothing to look at.
+Verified verify(const std::string& path);
+/// One file of a step, from disk where the system can be asked to forget what it has cached.
+/// Appends to out.
+void verify_file(const std::string& folder, const Manifest& manifest, size_t file, Verified& out);
+
+}  // namespace tessera::checkpoint
