@@ -55,8 +55,7 @@ bool BackendGroup::supports(const Collective& c) const {
   for (auto tensors : {c.in, c.out})
     for (const Tensor& t : tensors) {
       if (!t.device().is_cpu()) return false;
-      bool reduces = c.kind == CollKind::kAllReduce || c.kind == CollKind::kReduce ||
-                     c.kind == CollKind::kReduceScatter;
+      bool reduces = traits(c.kind).reduces;
       if (reduces && !reducible(c.op, t.dtype())) return false;
     }
   return true;

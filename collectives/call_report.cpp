@@ -15,9 +15,7 @@ std::string describe(const CallRecord& r) {
   std::string text(name_of(r.kind));
   if (r.kind == CollKind::kBarrier) return text;
   text += "(";
-  if (r.kind == CollKind::kAllReduce || r.kind == CollKind::kReduce ||
-      r.kind == CollKind::kReduceScatter)
-    text += fmt::format("{}, ", name_of(r.op));
+  if (traits(r.kind).reduces) text += fmt::format("{}, ", name_of(r.op));
   if (r.peer >= 0) text += fmt::format("root {}, ", r.peer);
   if (r.form)
     text += r.counts ? fmt::format("uneven counts #{:08x}, ", uint32_t(r.counts)) : "uneven, ";

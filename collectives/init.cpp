@@ -1,4 +1,5 @@
 // Joining the job, and the calling thread's world.
+#include "collectives/backend_name.h"
 #include "collectives/decorators/fault.h"
 #include "collectives/decorators/logging.h"
 #include "collectives/join.h"
@@ -34,10 +35,7 @@ Ref<ProcessGroup> init_process_group(const GroupOptions& options) {
                 job.rank, job.world_size);
   detail::JoinOptions join;
   join.backend = options.backend.empty() ? env::get("TESSERA_BACKEND") : options.backend;
-  TESSERA_CHECK(join.backend.empty() || join.backend == "shm" || join.backend == "gloo",
-                "init_process_group: backend \"{}\" is unknown; use shm or gloo, or leave the "
-                "choice to the hosts (TESSERA_BACKEND unset)",
-                join.backend);
+  detail::check_backend_name("init_process_group", join.backend, detail::RanksAre::kProcesses);
   join.timeout = options.timeout.count() > 0 ? options.timeout : detail::default_timeout();
   join.join_timeout = kJoinTimeout;
   if (job.world_size > 1) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <thread>
 
+#include "collectives/backend_name.h"
 #include "collectives/device_group.h"
 #include "collectives/gloo/engine.h"
 #include "collectives/shm/process.h"
@@ -79,10 +80,10 @@ std::string agree_on_backend(const std::vector<Record>& records) {
   bool one_host = std::all_of(records.begin(), records.end(),
                               [&](const Record& r) { return r.host == records[0].host; });
   const std::string& asked = records[0].backend;
-  TESSERA_CHECK(asked != "shm" || one_host,
+  TESSERA_CHECK(asked != kShm || one_host,
                 "init_process_group: backend shm, but ranks are on different hosts or in different "
                 "containers; unset TESSERA_BACKEND");
-  return !asked.empty() ? asked : one_host ? "shm" : "gloo";
+  return std::string(!asked.empty() ? std::string_view(asked) : one_host ? kShm : kGloo);
 }
 
 std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
@@ -90,7 +91,7 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
   Segment::Options layout = segment_options(m.size);
   std::shared_ptr<Segment> segment;
   Record mine{host_identity(), o.backend, ""};
-  if (m.rank == 0 && o.backend != "gloo") {
+  if (m.rank == 0 && o.backend != kGloo) {
     segment = Segment::make_shared(m.size, layout);
     mine.address = segment->address();
   }
@@ -98,7 +99,7 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
   auto records = exchange(*o.store, m, prefix, mine, o.join_timeout);
   bool one_host = std::all_of(records.begin(), records.end(),
                               [&](const Record& r) { return r.host == records[0].host; });
-  if (agree_on_backend(records) == "gloo")
+  if (agree_on_backend(records) == kGloo)
     return make_gloo_engine(m, {.store = o.store,
                                 .prefix = prefix,
                                 .loopback = one_host,

@@ -41,9 +41,8 @@ class CollectiveOp final : public Primitive {
   }
   void attributes(AttributeVisitor& v) const override {
     v.text("group", group->name());
-    if (kind == CollKind::kAllReduce || kind == CollKind::kReduceScatter)
-      v.text("op", tessera::name_of(op));
-    if (kind == CollKind::kBroadcast) v.integer("root", root);
+    if (traits(kind).reduces) v.text("op", tessera::name_of(op));
+    if (traits(kind).rooted) v.integer("root", root);
   }
 
   const CollKind kind;
@@ -73,7 +72,7 @@ void run_collective(const Primitive& prim, std::span<const Tensor> in, std::span
   }
   p.group->submit({.kind = p.kind,
                    .op = p.op,
-                   .peer = p.kind == CollKind::kBroadcast ? p.root : -1,
+                   .peer = traits(p.kind).rooted ? p.root : -1,
                    .in = {&x, 1},
                    .out = out,
                    .async = true,

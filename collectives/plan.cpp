@@ -26,14 +26,14 @@ class Builder {
   Builder(const Collective& c, int rank, int size) : c_(c), name_(name_of(c.kind)) {
     plan_.kind = c.kind;
     plan_.op = c.op;
+    plan_.reduces = traits(c.kind).reduces;
     plan_.rank = rank;
     plan_.size = size;
   }
 
   Plan build() {
     check_tensors();
-    if (c_.kind == CollKind::kReduce || c_.kind == CollKind::kBroadcast ||
-        c_.kind == CollKind::kGather || c_.kind == CollKind::kScatter)
+    if (traits(c_.kind).rooted)
       TESSERA_CHECK(c_.peer >= 0 && c_.peer < plan_.size,
                     "{}: root {} is not a rank; expected 0 to {}", name_, c_.peer, plan_.size - 1);
     switch (c_.kind) {
@@ -58,13 +58,12 @@ class Builder {
     r.kind = c_.kind;
     r.op = plan_.reduces ? c_.op : ReduceOp::kSum;
     r.dtype = plan_.dtype;
-    r.peer = plan_.is_p2p() || plan_.giver >= 0 || rooted() ? c_.peer : -1;
+    r.peer = plan_.is_p2p() || traits(c_.kind).rooted ? c_.peer : -1;
     r.site = hash_site(c_.site);
     return std::move(plan_);
   }
 
  private:
-  bool rooted() const { return c_.kind == CollKind::kReduce || c_.kind == CollKind::kGather; }
   bool is_root() const { return c_.peer == plan_.rank; }
 
   void check_tensors() {
@@ -155,13 +154,12 @@ class Builder {
   void reduce_all() {
     plan_.give = {whole(only(c_.in, "in"))};
     plan_.take = {whole(only(c_.out, "out"))};
-    plan_.takes = plan_.reduces = true;
+    plan_.takes = true;
     same_bytes(plan_.give[0], plan_.take[0], "in and out differ");
     agree(plan_.give[0]);
   }
   void reduce_one() {
     plan_.give = {whole(only(c_.in, "in"))};
-    plan_.reduces = true;
     plan_.takes = is_root();
     if (is_root()) {
       plan_.take = {whole(only(c_.out, "out"))};
@@ -211,7 +209,7 @@ class Builder {
   void reduce_scatter() {
     plan_.give = pieces(c_.in, "in");
     plan_.take = {whole(only(c_.out, "out"))};
-    plan_.one_for_each = plan_.takes = plan_.reduces = true;
+    plan_.one_for_each = plan_.takes = true;
     same_bytes(plan_.give[plan_.rank], plan_.take[0], "this rank's piece of in and out differ");
     agree(plan_.give);
   }

@@ -47,7 +47,7 @@ struct Plan {
   CallRecord record;          // fingerprint and seq still unset
 
   bool gives() const { return !give.empty(); }
-  bool is_p2p() const { return kind >= CollKind::kSend; }
+  bool is_p2p() const { return traits(kind).p2p; }
   bool has_splits() const { return longest < 0; }
   /// Which of a giver's pieces this rank reads.
   int piece() const { return one_for_each ? rank : 0; }

@@ -36,6 +36,14 @@ enum class CollKind : uint8_t {
   kRecv
 };
 inline constexpr int kNumCollKinds = 11;
+/// What the parts of the library ask of a kind; a row of one table, in verbs.cpp.
+struct CollTraits {
+  std::string_view name;
+  bool reduces = false;  // combines with `op`
+  bool rooted = false;   // `peer` is the root
+  bool p2p = false;      // `peer` is the other rank
+};
+const CollTraits& traits(CollKind kind);
 /// "all_reduce", "send", ...
 std::string_view name_of(CollKind kind);
 /// Parses what name_of prints; throws UserError naming the text.

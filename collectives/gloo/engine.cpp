@@ -6,6 +6,7 @@
 #include <cstring>
 #include <thread>
 
+#include "collectives/backend_name.h"
 #include "collectives/gloo/connect.h"
 #include "collectives/gloo/watch.h"
 #include "collectives/reduction.h"
@@ -59,7 +60,7 @@ class GlooEngine final : public Engine {
         sent_(size_t(m.size)),
         received_(size_t(m.size)) {}
 
-  std::string_view name() const override { return "gloo"; }
+  std::string_view name() const override { return kGloo; }
   void run(Call& call) override;
   void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) override;
   void interrupt() override {
@@ -186,7 +187,7 @@ void GlooEngine::run(Call& call) {
 /// Every piece goes straight from its giver to its taker; takers that reduce do so in rank order.
 void GlooEngine::move_pieces(const Call& call) {
   const Plan& plan = call.plan;
-  bool only_root_takes = plan.kind == CollKind::kReduce || plan.kind == CollKind::kGather;
+  bool only_root_takes = traits(plan.kind).rooted && plan.giver < 0;
   std::vector<std::byte> copy;
   auto given = [&](int piece) { return plan.give[plan.one_for_each ? size_t(piece) : 0]; };
   Parts give = plan.give;

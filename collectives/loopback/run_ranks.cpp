@@ -4,6 +4,7 @@
 #include <thread>
 #include <vector>
 
+#include "collectives/backend_name.h"
 #include "collectives/join.h"
 #include "collectives/store/memory_store.h"
 #include "core/base/parallel.h"
@@ -41,8 +42,7 @@ std::string text_of(std::exception_ptr error) {
 
 void run_ranks(int n, FunctionRef<void(ProcessGroup&)> body, const RunOptions& options) {
   TESSERA_CHECK(n >= 1, "run_ranks: {} ranks; at least 1", n);
-  TESSERA_CHECK(options.backend == "loopback" || options.backend == "gloo",
-                "run_ranks: backend \"{}\"; use loopback or gloo", options.backend);
+  detail::check_backend_name("run_ranks", options.backend, detail::RanksAre::kThreads);
   Millis timeout = options.timeout.count() > 0 ? options.timeout : detail::default_timeout();
   auto hub = std::make_shared<detail::Hub>();
   auto store = std::make_shared<MemoryStore>();
@@ -52,8 +52,8 @@ void run_ranks(int n, FunctionRef<void(ProcessGroup&)> body, const RunOptions& o
     Ref<ProcessGroup> group;
     try {
       auto members = detail::make_world("world", rank, n);
-      if (options.backend == "gloo") {
-        group = detail::join_by_store(std::move(members), {.backend = "gloo",
+      if (options.backend == detail::kGloo) {
+        group = detail::join_by_store(std::move(members), {.backend = options.backend,
                                                            .store = store,
                                                            .prefix = "pg/",
                                                            .timeout = timeout,

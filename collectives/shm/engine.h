@@ -8,6 +8,7 @@
 #pragma once
 #include <functional>
 
+#include "collectives/backend_name.h"
 #include "collectives/engine.h"
 #include "collectives/shm/segment.h"
 #include "collectives/shm/tuner.h"
@@ -26,7 +27,7 @@ class ShmEngine final : public Engine {
   ShmEngine(Membership members, std::shared_ptr<Segment> segment, ShmOptions options);
   ~ShmEngine() override;
 
-  std::string_view name() const override { return options_.processes ? "shm" : "loopback"; }
+  std::string_view name() const override { return options_.processes ? kShm : kLoopback; }
   void run(Call& call) override;
   void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) override;
   void interrupt() override;

@@ -3,6 +3,7 @@
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"
+#include "core/ops/dim_attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
@@ -10,27 +11,10 @@
 namespace tessera {
 namespace {
 
-// Dim `dim` is a whole loop of its own in every operand and result; the other dims are shared
-// loops.
-AxisMap along_axes(std::span<const Shape> in, std::span<const Shape> out, int dim) {
-  AxisMap m;
+// The loops of along_dim_axes, for ops that only move values.
+AxisMap moving_axes(MetaSpan in, std::span<const Meta> out, int dim) {
+  AxisMap m = along_dim_axes(in, out, dim);
   m.jointly_linear = true;
-  const Shape& first = in[0];
-  SmallVector<int, 8> factor;
-  for (int d = 0; d < first.size(); ++d)
-    factor.push_back(d == dim || first[d] == 1 ? -1 : m.add(Factor::kPass, first[d]));
-  auto loops = [&](const Shape& s) {
-    OperandLoops l;
-    for (int d = 0; d < s.size(); ++d) {
-      DimLoops dl;
-      if (d == dim && s[d] != 1) dl.push_back(m.add(Factor::kWhole, s[d]));
-      if (d != dim && factor[size_t(d)] >= 0) dl.push_back(factor[size_t(d)]);
-      l.push_back(dl);
-    }
-    return l;
-  };
-  for (const Shape& s : in) m.in.push_back(loops(s));
-  for (const Shape& s : out) m.out.push_back(loops(s));
   return m;
 }
 
@@ -48,12 +32,7 @@ class Cat final : public CatAttributes {
     }
     return {Meta::contiguous(s, in[0]->dtype, in[0]->device)};
   }
-  AxisMap axes(MetaSpan in) const override {
-    SmallVector<Shape, 4> shapes;
-    for (const Meta* m : in) shapes.push_back(m->shape);
-    Shape out = infer(in)[0].shape;
-    return along_axes(shapes, {&out, 1}, dim);
-  }
+  AxisMap axes(MetaSpan in) const override { return moving_axes(in, infer(in), dim); }
   Tensors vjp(const VjpArgs& v) const override {
     Tensors g;
     int64_t at = 0;
@@ -87,11 +66,7 @@ class Split final : public Primitive {
                      describe(in));
     return out;
   }
-  AxisMap axes(MetaSpan in) const override {
-    SmallVector<Shape, 4> shapes;
-    for (const Meta& m : infer(in)) shapes.push_back(m.shape);
-    return along_axes({&in[0]->shape, 1}, shapes, dim_);
-  }
+  AxisMap axes(MetaSpan in) const override { return moving_axes(in, infer(in), dim_); }
   bool is_view() const override { return true; }
   Tensors view(std::span<const Tensor> operands) const override {
     const Tensor& in = operands[0];
@@ -192,10 +167,7 @@ class Unslice final : public UnsliceAttributes {
     s[dim] = extent;
     return {Meta::contiguous(s, in[0]->dtype, in[0]->device)};
   }
-  AxisMap axes(MetaSpan in) const override {
-    Shape out = infer(in)[0].shape;
-    return along_axes({&in[0]->shape, 1}, {&out, 1}, dim);
-  }
+  AxisMap axes(MetaSpan in) const override { return moving_axes(in, infer(in), dim); }
   Tensors vjp(const VjpArgs& v) const override {
     int64_t size = v.in[0].shape()[dim];
     return {slice(v.cot[0], dim, begin, size ? begin + (size - 1) * step + 1 : begin, step)};

@@ -123,6 +123,26 @@ TEST(Loopback, ArgumentsThatCannotWorkAreRefusedAlone) {
   });
 }
 
+TEST(Loopback, BackendsOfProcessesAreRefusedByName) {
+  try {
+    run_ranks(2, [](ProcessGroup&) {}, {.backend = "shm"});
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const UserError& e) {
+    EXPECT_NE(std::string(e.what()).find(
+                  "no backend \"shm\" for ranks that are threads; use loopback or gloo"),
+              std::string::npos)
+        << e.what();
+  }
+}
+
+TEST(Loopback, TraitsOfKinds) {
+  for (int k = 0; k < kNumCollKinds; ++k)
+    EXPECT_EQ(parse_coll_kind(name_of(CollKind(k))), CollKind(k));
+  EXPECT_TRUE(traits(CollKind::kReduce).reduces && traits(CollKind::kReduce).rooted);
+  EXPECT_TRUE(traits(CollKind::kRecv).p2p && !traits(CollKind::kBarrier).p2p);
+  EXPECT_EQ(name_of(CollKind::kReduceScatter), "reduce_scatter");
+}
+
 TEST(Loopback, CountingDecoratorSeesEveryCall) {
   run_ranks(2, [](ProcessGroup& g) {
     CountingGroup counted{Ref<ProcessGroup>(&g)};

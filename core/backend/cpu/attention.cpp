@@ -3,9 +3,9 @@
 // view.
 #include <vector>
 
-#include "core/backend/cpu/convert.h"
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
+#include "core/backend/cpu/widen.h"
 #include "core/base/parallel.h"
 #include "core/dispatch/copy.h"
 #include "core/ops/attributes.h"
@@ -90,43 +90,18 @@ void backward(const AttentionAttributes& a, In in, Out out) {
 }
 
 // 16-bit floats are computed in f32 around whole tensors.
-template <class F>
-void widened(In in, Out out, F run) {
-  Tensors wide_in, wide_out;
-  for (const Tensor& t : in) {
-    if (t.dtype() == kF32) {
-      wide_in.push_back(t);
-      continue;
-    }
-    Tensor dense = t.is_contiguous() ? t : dense_copy(t), w = empty(t.shape(), kF32);
-    convert_loop(t.dtype(), kF32)(static_cast<char*>(w.raw()), 4,
-                                  static_cast<const char*>(dense.raw()), 2, w.numel());
-    wide_in.push_back(w);
-  }
-  for (const Tensor& t : out) wide_out.push_back(t.dtype() == kF32 ? t : empty(t.shape(), kF32));
-  run(In(wide_in), Out(wide_out));
-  for (size_t i = 0; i < out.size(); ++i) {
-    if (out[i].dtype() == kF32) continue;
-    Tensor narrow = empty(out[i].shape(), out[i].dtype());
-    convert_loop(kF32, narrow.dtype())(static_cast<char*>(narrow.raw()), 2,
-                                       static_cast<const char*>(wide_out[i].raw()), 4,
-                                       narrow.numel());
-    copy_values(out[i], narrow);
-  }
-}
-
 void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const AttentionAttributes&>(prim);
   if (in[0].dtype() == kF64) return forward<double>(a, in, out);
   if (in[0].dtype() == kF32) return forward<float>(a, in, out);
-  widened(in, out, [&](In i, Out o) { forward<float>(a, i, o); });
+  through_f32(in, out, in[0].dtype(), [&](In i, Out o) { forward<float>(a, i, o); });
 }
 
 void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const AttentionAttributes&>(prim);
   if (in[1].dtype() == kF64) return backward<double>(a, in, out);
   if (in[1].dtype() == kF32) return backward<float>(a, in, out);
-  widened(in, out, [&](In i, Out o) { backward<float>(a, i, o); });
+  through_f32(in, out, in[1].dtype(), [&](In i, Out o) { backward<float>(a, i, o); });
 }
 
 }  // namespace

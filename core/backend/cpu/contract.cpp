@@ -3,9 +3,9 @@
 // allow it are copied once.
 #include <algorithm>
 
-#include "core/backend/cpu/convert.h"
 #include "core/backend/cpu/gemm.h"
 #include "core/backend/cpu/register.h"
+#include "core/backend/cpu/widen.h"
 #include "core/dispatch/copy.h"
 #include "core/ops/attributes.h"
 
@@ -186,16 +186,9 @@ void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<c
   if (t == kF32 || t == kF64 || t == kBF16) return contract_in(s, in[0], in[1], out[0]);
   // f16 is computed in f32, integers in f64 (exact below 2^53).
   DType compute = t == kF16 ? kF32 : kF64;
-  auto converted = [&](const Tensor& x) {
-    Tensor dense = x.is_contiguous() ? x : dense_copy(x), y = empty(x.shape(), compute, x.device());
-    convert_loop(t, compute)(static_cast<char*>(y.raw()), int64_t(size_of(compute)),
-                             static_cast<const char*>(dense.raw()), int64_t(size_of(t)), y.numel());
-    return y;
-  };
   Tensor c = empty(out[0].shape(), compute, out[0].device());
-  contract_in(s, converted(in[0]), converted(in[1]), c);
-  convert_loop(compute, t)(static_cast<char*>(out[0].raw()), int64_t(size_of(t)),
-                           static_cast<const char*>(c.raw()), int64_t(size_of(compute)), c.numel());
+  contract_in(s, converted(in[0], compute), converted(in[1], compute), c);
+  convert_into(c, out[0]);
 }
 
 }  // namespace

@@ -4,9 +4,9 @@
 #include <cstring>
 #include <vector>
 
-#include "core/backend/cpu/convert.h"
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
+#include "core/backend/cpu/widen.h"
 #include "core/base/parallel.h"
 #include "core/ops/attributes.h"
 
@@ -29,28 +29,12 @@ const RowFns<double>& rows_of() {
   return simd<RowTable>().f64;
 }
 
-Tensor convert_tensor(const Tensor& x, DType to) {
-  Tensor y = empty(x.shape(), to, x.device());
-  convert_loop(x.dtype(), to)(static_cast<char*>(y.raw()), int64_t(size_of(to)),
-                              static_cast<const char*>(x.raw()), int64_t(size_of(x.dtype())),
-                              x.numel());
-  return y;
-}
-
 // Calls run<float> or run<double> on operands and results; 16-bit floats go through f32 copies.
 template <class F>
 void in_compute_type(In in, Out out, DType t, F run) {
   if (t == kF64) return run(double(), in, out);
   if (t == kF32) return run(float(), in, out);
-  Tensors wide_in, wide_out;
-  for (const Tensor& x : in) wide_in.push_back(x.dtype() == t ? convert_tensor(x, kF32) : x);
-  for (const Tensor& y : out)
-    wide_out.push_back(y.dtype() == t ? empty(y.shape(), kF32, y.device()) : y);
-  run(float(), In(wide_in), Out(wide_out));
-  for (size_t i = 0; i < out.size(); ++i)
-    if (out[i].dtype() == t)
-      convert_loop(kF32, t)(static_cast<char*>(out[i].raw()), 2,
-                            static_cast<const char*>(wide_out[i].raw()), 4, out[i].numel());
+  through_f32(in, out, t, [&](In i, Out o) { run(float(), i, o); });
 }
 
 void plan_dense_in_place(const Primitive&, In in, std::span<Meta>, Plan& plan) {

@@ -4,9 +4,9 @@
 #include <bit>
 #include <cmath>
 
-#include "core/backend/cpu/convert.h"
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
+#include "core/backend/cpu/widen.h"
 #include "core/base/parallel.h"
 #include "core/ops/attributes.h"
 #include "core/tensor/element.h"
@@ -177,12 +177,7 @@ void run_dropout(const Primitive& prim, In in, Out out, Workspace, const Stream&
   DType t = in[0].dtype();
   if (t == kF32) return run_dropout_as<float>(a, in, in[0], out[0]);
   if (t == kF64) return run_dropout_as<double>(a, in, in[0], out[0]);
-  Tensor x = empty(in[0].shape(), kF32), y = empty(in[0].shape(), kF32);
-  convert_loop(t, kF32)(static_cast<char*>(x.raw()), 4, static_cast<const char*>(in[0].raw()), 2,
-                        x.numel());
-  run_dropout_as<float>(a, in, x, y);
-  convert_loop(kF32, t)(static_cast<char*>(out[0].raw()), 2, static_cast<const char*>(y.raw()), 4,
-                        y.numel());
+  through_f32(in, out, t, [&](In i, Out o) { run_dropout_as<float>(a, i, i[0], o[0]); });
 }
 
 void plan_dense(const Primitive&, In, std::span<Meta>, Plan& plan) {

@@ -1,8 +1,8 @@
 // Reductions, cat and unslice: geometry here, loops in kernels/reduce.cpp. Runs of adjacent reduced
 // dims are reduced one after the other, the innermost first, each as [outer, n, inner].
-#include "core/backend/cpu/convert.h"
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
+#include "core/backend/cpu/widen.h"
 #include "core/base/parallel.h"
 #include "core/dispatch/copy.h"
 #include "core/ops/attributes.h"
@@ -13,15 +13,6 @@ namespace {
 constexpr int64_t kGrain = 32768;
 constexpr int64_t kPiece = int64_t(1)
                            << 16;  // elements of a whole-tensor sum that one task reduces
-
-Tensor converted(const Tensor& x, DType to) {
-  if (x.dtype() == to) return x;
-  Tensor out = empty(x.shape(), to, x.device());
-  convert_loop(x.dtype(), to)(static_cast<char*>(out.raw()), int64_t(size_of(to)),
-                              static_cast<const char*>(x.raw()), int64_t(size_of(x.dtype())),
-                              x.numel());
-  return out;
-}
 
 template <class T, class Fn>
 void reduce_pieces(Fn fn, const T* x, T* out, int64_t outer, int64_t n, int64_t inner) {
@@ -81,10 +72,7 @@ void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<con
     x = next;
     d = first - 1;
   }
-  if (x.raw() == out[0].raw()) return;
-  convert_loop(compute, out[0].dtype())(
-      static_cast<char*>(out[0].raw()), int64_t(size_of(out[0].dtype())),
-      static_cast<const char*>(x.raw()), int64_t(size_of(compute)), out[0].numel());
+  if (x.raw() != out[0].raw()) convert_into(x, out[0]);
 }
 
 void run_cat(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
