@@ -32,6 +32,10 @@ double largest(DType t) {
 
 }  // namespace
 
+Tensor polygamma(int64_t n, const Tensor& x) {
+  TESSERA_CHECK(n == 0 || n == 1, "polygamma: order {}; orders 0 and 1 are there", n);
+  return n == 0 ? digamma(x) : trigamma(x);
+}
 Tensor frac(const Tensor& x) { return x - trunc(x); }
 
 Tensor round(const Tensor& x, int64_t decimals) {

@@ -7,6 +7,8 @@
 namespace tessera {
 
 // arithmetic
+/// The n-th derivative of digamma; n is 0 or 1.
+Tensor polygamma(int64_t n, const Tensor& x);
 Tensor frac(const Tensor& x);                                // x - trunc(x)
 Tensor round(const Tensor& x, int64_t decimals);             // half to even, at a decimal place
 Tensor signbit(const Tensor& x);                             // bool; true for -0, false for NaN

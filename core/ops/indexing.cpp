@@ -4,7 +4,9 @@
 #include "core/ops/indexing.h"
 
 #include <algorithm>
+#include <limits>
 
+#include "core/base/function_ref.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/create.h"
 #include "core/ops/dim_attributes.h"
@@ -99,6 +101,72 @@ class Scatter final : public DimAttributes {
   }
 };
 
+// The product, maximum or minimum of x and of the sources that meet at each place.
+class ScatterCombine final : public DimAttributes {
+ public:
+  ScatterCombine(ScatterReduce how, int dim)
+      : DimAttributes(intern_op(op_of(how)), dim), how_(how) {}
+  static const char* op_of(ScatterReduce how) {
+    return how == ScatterReduce::kProd   ? "scatter_prod"
+           : how == ScatterReduce::kAmax ? "scatter_amax"
+                                         : "scatter_amin";
+  }
+  Metas infer(MetaSpan in) const override {
+    check_fit(op_of(how_), in, dim);
+    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
+  }
+  AxisMap axes(MetaSpan in) const override { return index_axes(in, dim, Factor::kWhole, true); }
+  SaveMask saved() const override { return {7, how_ == ScatterReduce::kProd ? 0u : 1u}; }
+  Tensors vjp(const VjpArgs& v) const override {
+    const Tensor &x = v.in[0], &index = v.in[1], &src = v.in[2], &g = v.cot[0];
+    if (how_ == ScatterReduce::kProd) return vjp_of_product(x, index, src, g);
+    // All that equal the result share its cotangent.
+    Tensor mine = cast(eq(x, v.out[0]), x.dtype()),
+           theirs = cast(eq(src, gather(v.out[0], dim, index)), x.dtype());
+    Tensor share = g / (mine + scatter_sum(x, dim, index, theirs));
+    return {mine * share, Tensor(), theirs * gather(share, dim, index)};
+  }
+
+ private:
+  // A factor's derivative is the product of the others: of all but zeros, divided by itself, unless
+  // another zero makes it vanish. Second derivatives hold where no factor is zero.
+  Tensors vjp_of_product(const Tensor& x, const Tensor& index, const Tensor& src,
+                         const Tensor& g) const {
+    Tensor one = scalar_tensor(1.0, x.dtype(), x.device());
+    Tensor x0 = eq(x, 0), s0 = eq(src, 0), x1 = where(x0, one, x), s1 = where(s0, one, src);
+    Tensor zeros = cast(x0, x.dtype()) + scatter_sum(x, dim, index, cast(s0, x.dtype()));
+    Tensor all = g * dispatch1(PrimRef(new ScatterCombine(how_, dim)),
+                               operands(Tensor(x1), Tensor(index), Tensor(s1)));
+    auto others = [](const Tensor& is_zero, const Tensor& zeros, const Tensor& product,
+                     const Tensor& factor) {
+      Tensor alone = eq(zeros, cast(is_zero, zeros.dtype()));
+      return where(alone, product / factor, scalar_tensor(0.0, factor.dtype(), factor.device()));
+    };
+    return {others(x0, zeros, all, x1), Tensor(),
+            others(s0, gather(zeros, dim, index), gather(all, dim, index), s1)};
+  }
+  ScatterReduce how_;
+};
+
+// What changes no result of `how`.
+Scalar identity_of(ScatterReduce how, DType t) {
+  bool high = how == ScatterReduce::kAmin;
+  if (how == ScatterReduce::kProd) return 1;
+  if (how == ScatterReduce::kSum || how == ScatterReduce::kMean) return 0;
+  switch (t) {
+    case kBool: return high;
+    case kU8: return high ? 255 : 0;
+    case kI32:
+      return high ? std::numeric_limits<int32_t>::max() : std::numeric_limits<int32_t>::min();
+    case kI64:
+      return high ? std::numeric_limits<int64_t>::max() : std::numeric_limits<int64_t>::min();
+    default: {
+      double inf = std::numeric_limits<double>::infinity();
+      return high ? inf : -inf;
+    }
+  }
+}
+
 class WrapIndex final : public WrapIndexAttributes {
  public:
   explicit WrapIndex(int64_t extent) : WrapIndexAttributes(intern_op("wrap_index"), extent) {}
@@ -140,17 +208,42 @@ Tensor window(const char* op, Tensor t, const Tensor& index, int dim) {
   return t;
 }
 
-Tensor scatter_from(const Tensor& x, int dim, const Tensor& index, const Tensor& src, int d) {
-  for (; d < x.ndim(); ++d) {
+// x with the part that the index reaches, from dim `d` on, replaced by `write` of that part.
+Tensor in_reach(const char* op, const Tensor& x, int dim, const Tensor& index, int d,
+                FunctionRef<Tensor(const Tensor&)> write) {
+  for (; d < x.ndim() && d < index.ndim(); ++d) {
     int64_t have = x.shape()[d], n = index.shape()[d];
     if (d == dim || n == have) continue;
-    TESSERA_CHECK_AS(ShapeError, n < have, "scatter: the index is {}, larger in dim {} than {}",
+    TESSERA_CHECK_AS(ShapeError, n < have, "{}: the index is {}, larger in dim {} than {}", op,
                      describe(index), d, describe(x));
-    Tensor parts[] = {scatter_from(narrow(x, d, 0, n), dim, index, src, d + 1),
+    Tensor parts[] = {in_reach(op, narrow(x, d, 0, n), dim, index, d + 1, write),
                       narrow(x, d, n, have - n)};
     return cat(parts, d);
   }
+  return write(x);
+}
+
+Tensor overwritten(const Tensor& x, int dim, const Tensor& index, const Tensor& src) {
   return dispatch1(PrimRef(new Scatter(dim)), operands(Tensor(x), Tensor(index), Tensor(src)));
+}
+
+// scatter_reduce where x and the index have equal extents outside `dim`.
+Tensor combined(const Tensor& x, int dim, const Tensor& index, const Tensor& src, ScatterReduce how,
+                bool include_self) {
+  Tensor base = x;
+  if (!include_self) {
+    Tensor identity = scalar_tensor(identity_of(how, x.dtype()), x.dtype(), x.device());
+    base = overwritten(x, dim, index, expand(identity, index.shape()));
+  }
+  if (how != ScatterReduce::kSum && how != ScatterReduce::kMean)
+    return dispatch1(PrimRef(new ScatterCombine(how, dim)),
+                     operands(std::move(base), Tensor(index), Tensor(src)));
+  Tensor total = base + scatter_sum(x, dim, index, src);
+  if (how == ScatterReduce::kSum) return total;
+  Tensor counts = scatter_sum(empty(x.shape(), kI64, x.device()), dim, index,
+                              ones(index.shape(), {.dtype = kI64, .device = x.device()}));
+  counts = include_self ? counts + 1 : maximum(counts, 1);
+  return is_floating(x.dtype()) ? total / counts : cast(floor_divide(total, counts), x.dtype());
 }
 
 }  // namespace
@@ -216,7 +309,8 @@ Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& 
   TESSERA_CHECK(src.dtype() == x.dtype(), "scatter: x is {}, src is {}; convert them to one dtype",
                 describe(x), describe(src));
   Tensor i = as_index("scatter", index);
-  return scatter_from(x, d, i, window("scatter", src, i, -1), 0);
+  Tensor s = window("scatter", src, i, -1);
+  return in_reach("scatter", x, d, i, 0, [&](const Tensor& t) { return overwritten(t, d, i, s); });
 }
 
 Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, Scalar value) {
@@ -234,6 +328,21 @@ Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tens
   for (int k = 0; k < x.ndim(); ++k)
     if (sums.shape()[k] != x.shape()[k]) sums = unslice(sums, k, 0, 1, x.shape()[k]);
   return x + std::move(sums);
+}
+
+Tensor scatter_reduce(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src,
+                      ScatterReduce how, bool include_self) {
+  int d = wrap_dim(dim, x.ndim(), "scatter_reduce");
+  TESSERA_CHECK(src.dtype() == x.dtype(),
+                "scatter_reduce: x is {}, src is {}; convert them to one dtype", describe(x),
+                describe(src));
+  bool adds = how == ScatterReduce::kSum || how == ScatterReduce::kMean;
+  if (adds && is_floating(x.dtype()) && size_of(x.dtype()) == 2)  // rounded to 16 bits once
+    return cast(scatter_reduce(cast(x, kF32), dim, index, cast(src, kF32), how, include_self),
+                x.dtype());
+  Tensor i = as_index("scatter_reduce", index), s = window("scatter_reduce", src, i, -1);
+  return in_reach("scatter_reduce", x, d, i, 0,
+                  [&](const Tensor& t) { return combined(t, d, i, s, how, include_self); });
 }
 
 Tensor index_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src,
@@ -330,6 +439,14 @@ void register_indexing_ops(OpRegistry& registry) {
     return std::vector<Sample>{
         {PrimRef(new Scatter(1)), {x(), at, sample_values({3, 4, 2}, -1, 1, 3)}}};
   });
+  for (auto how : {ScatterReduce::kProd, ScatterReduce::kAmax, ScatterReduce::kAmin})
+    registry.add(ScatterCombine::op_of(how), [=] {
+      auto combine = [&](int dim) { return PrimRef(new ScatterCombine(how, dim)); };
+      return std::vector<Sample>{{combine(1), {x(), i(), sample_values({3, 4, 2}, -1, 1, 3)}},
+                                 {combine(0),
+                                  {sample_values({4}, 0.5, 2, 3), sample_integers({7}, 0, 4, 4),
+                                   sample_values({7}, 0.5, 2, 5)}}};
+    });
   registry.add("wrap_index", [] {
     return std::vector<Sample>{
         {PrimRef(new WrapIndex(5)), {sample_integers({3, 4}, -5, 5, 1)}, false}};

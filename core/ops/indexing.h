@@ -26,6 +26,12 @@ Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, Scalar value);
 Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src);
 /// Zeros of the shape of `like`, whose values are not read, with `src` added: the vjp of gather.
 Tensor scatter_sum(const Tensor& like, int64_t dim, const Tensor& index, const Tensor& src);
+enum class ScatterReduce : uint8_t { kSum, kProd, kMean, kAmax, kAmin };
+/// As scatter_add, with what meets at a place reduced by `how`, together with the element of x
+/// that is there, or without it when `include_self` is false; other elements of x stay. Equal
+/// extremes share the gradient. Integer means round down.
+Tensor scatter_reduce(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src,
+                      ScatterReduce how, bool include_self = true);
 /// A copy of x with alpha src added to (index_add), written over (index_copy) rows `index` [N] of
 /// `dim`.
 Tensor index_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src,

@@ -56,6 +56,9 @@ Tensor keep(Tensor condition, Tensor t) {
 Tensor share(Tensor lost, V v) {
   return keep(logical_not(std::move(lost)), where(eq(x(v), y(v)), g(v) * 0.5, g(v)));
 }
+Tensors refuse(V) {
+  throw NotDifferentiable("trigamma: its derivative, polygamma(2), is not there");
+}
 Tensors zero(V) { return {Tensor()}; }  // piecewise constant: the derivative is zero
 
 const double kLn2 = std::log(2.0), kLn10 = std::log(10.0);
@@ -95,6 +98,10 @@ const Row kRows[] = {
     {"atanh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (1.0 - square(x(v)))}; }, {-0.8, 0.8}},
     {"erf", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * exp(-square(x(v))) * kTwoOverSqrtPi}; }},
     {"erfc", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * exp(-square(x(v))) * -kTwoOverSqrtPi}; }},
+    {"erfinv", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * exp(square(out(v))) * (1 / kTwoOverSqrtPi)}; }, {-0.8, 0.8}},
+    {"lgamma", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * digamma(x(v))}; }, {0.3, 3}},
+    {"digamma", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * trigamma(x(v))}; }, {0.3, 3}},
+    {"trigamma", 1, Kind::kFloat, kNone, refuse, {0.3, 3}},
     {"sqrt", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) / (out(v) * 2.0)}; }, {0.3, 3}},
     {"rsqrt", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * out(v) * square(out(v)) * -0.5}; }, {0.3, 3}},
     {"reciprocal", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {-(g(v) * square(out(v)))}; }, {0.3, 3}},
@@ -272,7 +279,7 @@ std::vector<Sample> samples_of(const Row& row, const PrimRef& prim) {
     return row.kind == Kind::kBits ? sample_integers(shape, 0, 60, key)
                                    : cast(sample_values(shape, low, high, key), t);
   };
-  bool smooth = row.vjp != nullptr;
+  bool smooth = row.vjp != nullptr && row.vjp != Vjp(refuse);
   std::vector<Sample> s;
   if (row.arity == 1) {
     s.push_back({prim, {draw({3, 4}, 0, 1)}, smooth});
@@ -357,6 +364,10 @@ Tensor acosh(Tensor x) { static const Op op("acosh"); return op(std::move(x)); }
 Tensor atanh(Tensor x) { static const Op op("atanh"); return op(std::move(x)); }
 Tensor erf(Tensor x) { static const Op op("erf"); return op(std::move(x)); }
 Tensor erfc(Tensor x) { static const Op op("erfc"); return op(std::move(x)); }
+Tensor erfinv(Tensor x) { static const Op op("erfinv"); return op(std::move(x)); }
+Tensor lgamma(Tensor x) { static const Op op("lgamma"); return op(std::move(x)); }
+Tensor digamma(Tensor x) { static const Op op("digamma"); return op(std::move(x)); }
+Tensor trigamma(Tensor x) { static const Op op("trigamma"); return op(std::move(x)); }
 Tensor sqrt(Tensor x) { static const Op op("sqrt"); return op(std::move(x)); }
 Tensor rsqrt(Tensor x) { static const Op op("rsqrt"); return op(std::move(x)); }
 Tensor reciprocal(Tensor x) { static const Op op("reciprocal"); return op(std::move(x)); }

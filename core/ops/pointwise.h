@@ -29,6 +29,10 @@ Tensor acosh(Tensor x);
 Tensor atanh(Tensor x);
 Tensor erf(Tensor x);
 Tensor erfc(Tensor x);
+Tensor erfinv(Tensor x);    // +-inf at +-1, NaN beyond
+Tensor lgamma(Tensor x);    // log |Gamma(x)|
+Tensor digamma(Tensor x);   // its derivative
+Tensor trigamma(Tensor x);  // and the next, which is where derivatives end
 Tensor sqrt(Tensor x);
 Tensor rsqrt(Tensor x);
 Tensor reciprocal(Tensor x);

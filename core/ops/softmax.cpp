@@ -173,6 +173,27 @@ Tensor general_cross_entropy(const Tensor& logits, const Tensor& targets,
   return o.reduction == Reduction::kSum ? sum(loss) : sum(loss) / sum(row_weight);
 }
 
+// Targets that are distributions over the classes: every row counts, weights do not enter the mean.
+Tensor probability_cross_entropy(const Tensor& logits, const Tensor& targets,
+                                 const CrossEntropyOptions& o) {
+  TESSERA_CHECK_AS(ShapeError, logits.ndim() > 0 && logits.shape() == targets.shape(),
+                   "cross_entropy: takes logits [.., V] and probabilities of the same shape (or "
+                   "integer targets [..]), got {} and {}",
+                   describe(logits), describe(targets));
+  TESSERA_CHECK(o.ignore_index < 0,
+                "cross_entropy: ignore_index {} with probabilities; give such rows weights of 0",
+                o.ignore_index);
+  DType wide = logits.dtype() == kF64 ? kF64 : kF32;
+  double classes = double(logits.size(-1));
+  Tensor p = cast(targets, wide);
+  if (o.label_smoothing != 0) p = p * (1 - o.label_smoothing) + o.label_smoothing / classes;
+  if (o.weight.defined()) p = p * cast(o.weight, wide);
+  Tensor loss = -sum(log_softmax(cast(logits, wide)) * p, {-1});
+  if (o.reduction == Reduction::kMean) loss = sum(loss) / double(loss.numel());
+  if (o.reduction == Reduction::kSum) loss = sum(loss);
+  return cast(std::move(loss), logits.dtype());
+}
+
 }  // namespace
 
 Tensor softmax(const Tensor& x, int64_t dim) {
@@ -185,6 +206,8 @@ Tensor log_softmax(const Tensor& x, int64_t dim) {
 }
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& o) {
+  if (is_floating(targets.dtype()) && is_floating(logits.dtype()))
+    return probability_cross_entropy(logits, targets, o);
   TESSERA_CHECK_AS(ShapeError, logits.ndim() == targets.ndim() + 1,
                    "cross_entropy: takes logits [.., V] and targets [..], got {} and {}",
                    describe(logits), describe(targets));

@@ -110,11 +110,36 @@ void scatter_loop(const Tensor& index, const Tensor& src, const Tensor& out, int
   });
 }
 
-template <class T>
-void sum_loop(const Tensor& index, const Tensor& src, const Tensor& out, int dim) {
+struct Sum {
+  template <class T>
+  static T of(T a, T b) {
+    return a + b;
+  }
+};
+struct Product {
+  template <class T>
+  static T of(T a, T b) {
+    return a * b;
+  }
+};
+struct Largest {  // NaN wins
+  template <class T>
+  static T of(T a, T b) {
+    return a > b || a != a ? a : b;
+  }
+};
+struct Smallest {
+  template <class T>
+  static T of(T a, T b) {
+    return a < b || a != a ? a : b;
+  }
+};
+
+// Combines every source with the element of `out` that it meets.
+template <class Op, class T>
+void combine_loop(const Tensor& index, const Tensor& src, const Tensor& out, int dim) {
   const T* s = src.data<T>();
   T* dst = out.data<T>();
-  std::fill_n(dst, out.numel(), T(0));
   Index at(index, dim);
   Around a(out.shape(), dim);
   over_columns(a.outer, at.n, a.inner, [&](int64_t o, int64_t first, int64_t last) {
@@ -122,11 +147,13 @@ void sum_loop(const Tensor& index, const Tensor& src, const Tensor& out, int dim
       const T* row = s + (o * at.n + k) * a.inner;
       if (at.vector) {
         T* to = dst + (o * a.n + at.at(o, k, 0)) * a.inner;
-        for (int64_t i = first; i < last; ++i) to[i] += row[i];
+        for (int64_t i = first; i < last; ++i) to[i] = Op::of(to[i], row[i]);
         continue;
       }
-      for (int64_t i = first; i < last; ++i)
-        dst[(o * a.n + at.at(o, k, i)) * a.inner + i] += row[i];
+      for (int64_t i = first; i < last; ++i) {
+        T& to = dst[(o * a.n + at.at(o, k, i)) * a.inner + i];
+        to = Op::of(to, row[i]);
+      }
     }
   });
 }
@@ -158,21 +185,24 @@ void run_scatter(const Primitive& p, std::span<const Tensor> in, std::span<const
   by_width(in[0].dtype(), [&](auto t) { scatter_loop<decltype(t)>(in[1], in[2], out[0], dim); });
 }
 
-void run_scatter_sum(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
-                     Workspace, const Stream&) {
+// Sums begin at zero, the others at the first operand.
+template <class Op>
+void run_combine(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
+                 Workspace, const Stream&) {
   int dim = dim_of(p);
   check_index(p, in[1], dim, out[0].shape()[dim]);
   DType compute = compute_dtype(out[0].dtype());
-  // 16-bit floats and narrow integers are summed wide and narrowed once.
+  // 16-bit floats and narrow integers are combined wide and narrowed once.
   Tensor src = converted(in[2], compute),
-         sum = compute == out[0].dtype() ? out[0] : empty(out[0].shape(), compute, out[0].device());
-  if (compute == kF32)
-    sum_loop<float>(in[1], src, sum, dim);
-  else if (compute == kF64)
-    sum_loop<double>(in[1], src, sum, dim);
-  else
-    sum_loop<int64_t>(in[1], src, sum, dim);
-  if (sum.raw() != out[0].raw()) convert_into(sum, out[0]);
+         all = compute == out[0].dtype() ? out[0] : empty(out[0].shape(), compute, out[0].device());
+  if constexpr (std::is_same_v<Op, Sum>) {
+    if (all.nbytes()) std::memset(all.raw(), 0, all.nbytes());
+  } else if (all.raw() != in[0].raw()) {
+    convert_into(in[0], all);
+  }
+  by_compute_type(compute,
+                  [&](auto zero) { combine_loop<Op, decltype(zero)>(in[1], src, all, dim); });
+  if (all.raw() != out[0].raw()) convert_into(all, out[0]);
 }
 
 void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
@@ -203,7 +233,10 @@ void run_wrap_index(const Primitive& p, std::span<const Tensor> in, std::span<co
 void register_indexing(KernelTable& t) {
   t.add(DeviceKind::kCPU, "gather", {plan_index<1>, run_gather});
   t.add(DeviceKind::kCPU, "scatter", {plan_index<5>, run_scatter});
-  t.add(DeviceKind::kCPU, "scatter_sum", {plan_index<4>, run_scatter_sum});
+  t.add(DeviceKind::kCPU, "scatter_sum", {plan_index<4>, run_combine<Sum>});
+  t.add(DeviceKind::kCPU, "scatter_prod", {plan_index<5>, run_combine<Product>});
+  t.add(DeviceKind::kCPU, "scatter_amax", {plan_index<5>, run_combine<Largest>});
+  t.add(DeviceKind::kCPU, "scatter_amin", {plan_index<5>, run_combine<Smallest>});
   t.add(DeviceKind::kCPU, "wrap_index", {plan_dense, run_wrap_index});
 }
 

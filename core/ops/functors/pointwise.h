@@ -28,6 +28,10 @@ struct Acosh { static constexpr const char* name = "acosh"; template <class T> T
 struct Atanh { static constexpr const char* name = "atanh"; template <class T> TESSERA_FN T apply(T x) { return fn::atanh(x); } };
 struct Erf { static constexpr const char* name = "erf"; template <class T> TESSERA_FN T apply(T x) { return fn::erf(x); } };
 struct Erfc { static constexpr const char* name = "erfc"; template <class T> TESSERA_FN T apply(T x) { return fn::erfc(x); } };
+struct Erfinv { static constexpr const char* name = "erfinv"; template <class T> TESSERA_FN T apply(T x) { return fn::erfinv(x); } };
+struct Lgamma { static constexpr const char* name = "lgamma"; template <class T> TESSERA_FN T apply(T x) { return fn::lgamma(x); } };
+struct Digamma { static constexpr const char* name = "digamma"; template <class T> TESSERA_FN T apply(T x) { return fn::digamma(x); } };
+struct Trigamma { static constexpr const char* name = "trigamma"; template <class T> TESSERA_FN T apply(T x) { return fn::trigamma(x); } };
 struct Sqrt { static constexpr const char* name = "sqrt"; template <class T> TESSERA_FN T apply(T x) { return fn::sqrt(x); } };
 struct Rsqrt { static constexpr const char* name = "rsqrt"; template <class T> TESSERA_FN T apply(T x) { return T(1) / fn::sqrt(x); } };
 struct Reciprocal { static constexpr const char* name = "reciprocal"; template <class T> TESSERA_FN T apply(T x) { return T(1) / x; } };
@@ -107,7 +111,7 @@ struct MulAdd { static constexpr const char* name = "mul_add"; template <class T
 template <class... F>
 struct List {};
 using FloatUnary = List<Exp, Exp2, Expm1, Log, Log2, Log10, Log1p, Sin, Cos, Tan, Asin, Acos, Atan, Sinh, Cosh, Tanh, Asinh, Acosh, Atanh,
-                        Erf, Erfc, Sqrt, Rsqrt, Reciprocal, Sigmoid, LogSigmoid, Softplus, Silu, Mish, Gelu, GeluTanh>;
+                        Erf, Erfc, Erfinv, Lgamma, Digamma, Trigamma, Sqrt, Rsqrt, Reciprocal, Sigmoid, LogSigmoid, Softplus, Silu, Mish, Gelu, GeluTanh>;
 using AnyUnary = List<Neg, Abs, Sign, Square, Relu, Floor, Ceil, Trunc, Round>;
 using Predicate = List<IsNan, IsInf, IsFinite, LogicalNot>;
 using AnyBinary = List<Add, Sub, Mul, Maximum, Minimum, FloorDivide, Remainder, Fmod, Pow>;

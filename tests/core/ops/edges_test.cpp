@@ -3,12 +3,15 @@
 // in-place updates refuse.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <numeric>
 
 #include "core/autograd/autograd.h"
 #include "core/ops/compose.h"
 #include "core/ops/contract.h"
+#include "core/ops/fused.h"
+#include "core/ops/indexing.h"
 #include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
@@ -202,6 +205,59 @@ TEST(Edges, GradientOfProdIsLinearAndHandlesZerosAndNothing) {
   Tensor many = full({100'000}, 1.0, {.dtype = kF64}).requires_grad_();
   backward(prod(many));
   EXPECT_EQ(amin(many.grad()).item<double>(), 1);
+}
+
+TEST(Edges, CrossEntropyOfProbabilities) {
+  Tensor logits = sample_values({2, 3, 4}, -2, 2, 1),
+         target = softmax(sample_values({2, 3, 4}, -1, 1, 2)),
+         weight = from_values<double>({0.5, 1, 2, 3}, {4});
+  for (double smoothing : {0.0, 0.2})
+    for (const Tensor& w : {Tensor(), weight}) {
+      double total = 0;
+      std::vector<double> rows;
+      for (int64_t r = 0; r < 6; ++r) {
+        const double *x = logits.data<double>() + 4 * r, *p = target.data<double>() + 4 * r;
+        double sum = 0, loss = 0;
+        for (int c = 0; c < 4; ++c) sum += std::exp(x[c]);
+        for (int c = 0; c < 4; ++c)
+          loss -= (w.defined() ? w.data<double>()[c] : 1) *
+                  (p[c] * (1 - smoothing) + smoothing / 4) * (x[c] - std::log(sum));
+        rows.push_back(loss), total += loss;
+      }
+      CrossEntropyOptions o{.label_smoothing = smoothing, .weight = w};
+      EXPECT_NEAR(cross_entropy(logits, target, o).item<double>(), total / 6, 1e-14);
+      o.reduction = Reduction::kSum;
+      EXPECT_NEAR(cross_entropy(logits, target, o).item<double>(), total, 1e-13);
+      o.reduction = Reduction::kNone;
+      Tensor each = cross_entropy(logits, target, o);
+      EXPECT_EQ(each.shape(), (Shape{2, 3}));
+      for (size_t r = 0; r < 6; ++r) EXPECT_NEAR(values(each)[r], rows[r], 1e-14);
+    }
+  // Certain targets are classes, and both operands have gradients.
+  Tensor classes = sample_integers({2, 3}, 0, 4, 3), certain = one_hot(classes, 4).to(kF64);
+  Tensor x = clone(logits).requires_grad_(), y = clone(logits).requires_grad_();
+  certain.requires_grad_();
+  Tensor a = cross_entropy(x, certain), b = cross_entropy(y, classes);
+  EXPECT_NEAR(a.item<double>(), b.item<double>(), 1e-14);
+  backward(a), backward(b);
+  for (size_t i = 0; i < 24; ++i) EXPECT_NEAR(values(x.grad())[i], values(y.grad())[i], 1e-15);
+  EXPECT_NEAR(values(certain.grad())[0], -values(log_softmax(logits))[0] / 6, 1e-15);
+  EXPECT_EQ(cross_entropy(logits.to(kBF16), target.to(kBF16)).dtype(), kBF16);
+  EXPECT_TRUE(contains(message([&] { cross_entropy(logits, sum(target, {-1})); }), "same shape"));
+  EXPECT_TRUE(contains(message([&] { cross_entropy(logits, target, {.ignore_index = 1}); }),
+                       "ignore_index"));
+}
+
+TEST(Edges, DerivativesOfLgammaEndAtTrigamma) {
+  Tensor x = from_values<double>({0.7, 3.2}, {2}).requires_grad_();
+  Tensor y = sum(lgamma(x)), g = grad({&y, 1}, {&x, 1}, {}, {.create_graph = true})[0];
+  EXPECT_NEAR(values(g)[1], 0.998838891287, 1e-10);  // psi(3.2)
+  Tensor total = sum(g), h = grad({&total, 1}, {&x, 1}, {}, {.create_graph = true})[0];
+  EXPECT_NEAR(values(h)[0], 2.83404915669, 1e-10);
+  Tensor last = sum(h);
+  EXPECT_THROW(grad({&last, 1}, {&x, 1}), NotDifferentiable);
+  EXPECT_EQ(values(polygamma(1, x)), values(trigamma(x)));
+  EXPECT_TRUE(contains(message([&] { polygamma(2, x); }), "orders 0 and 1"));
 }
 
 }  // namespace

@@ -5,8 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 
+#include "core/autograd/autograd.h"
 #include "core/base/parallel.h"
 #include "core/ops/compose.h"
 #include "core/ops/layout.h"
@@ -165,6 +167,108 @@ TEST(Compose, ComparisonOfTensors) {
   EXPECT_FALSE(equal(a, a + 1e-9));
   EXPECT_FALSE(equal(a, unsqueeze(a, 0)));
   EXPECT_THROW(isclose(a, cast(a, kF32)), UserError);
+}
+
+// What scatter_reduce says of itself, one element after the other.
+std::vector<double> reduced_by_hand(const Tensor& x, const Tensor& index, const Tensor& src,
+                                    ScatterReduce how, bool include_self) {
+  std::vector<double> out(x.data<double>(), x.data<double>() + x.numel());
+  int64_t columns = x.size(1), width = index.size(1);
+  for (int64_t c = 0; c < columns; ++c)
+    for (int64_t r = 0; r < x.size(0); ++r) {
+      std::vector<double> met;
+      for (int64_t k = 0; c < width && k < index.size(0); ++k)
+        if (index.data<int64_t>()[k * width + c] == r)
+          met.push_back(src.data<double>()[k * src.size(1) + c]);
+      double& y = out[size_t(r * columns + c)];
+      if (met.empty()) continue;
+      if (include_self) met.push_back(y);
+      y = met[0];
+      for (size_t k = 1; k < met.size(); ++k)
+        y = how == ScatterReduce::kProd   ? y * met[k]
+            : how == ScatterReduce::kAmax ? std::max(y, met[k])
+            : how == ScatterReduce::kAmin ? std::min(y, met[k])
+                                          : y + met[k];
+      if (how == ScatterReduce::kMean) y /= double(met.size());
+    }
+  return out;
+}
+
+constexpr ScatterReduce kAllReductions[] = {ScatterReduce::kSum, ScatterReduce::kProd,
+                                            ScatterReduce::kMean, ScatterReduce::kAmax,
+                                            ScatterReduce::kAmin};
+
+TEST(ScatterReduce, EqualsTheLoop) {
+  // The index reaches neither the last column of x nor all of src.
+  Tensor x = sample_values({4, 3}, -1, 1, 1), index = sample_integers({6, 2}, 0, 4, 2),
+         src = sample_values({7, 3}, -1, 1, 3);
+  for (ScatterReduce how : kAllReductions)
+    for (bool self : {true, false}) {
+      std::vector<double> want = reduced_by_hand(x, index, src, how, self);
+      Tensor got = contiguous(scatter_reduce(x, 0, index, src, how, self));
+      for (int64_t i = 0; i < 12; ++i)
+        EXPECT_NEAR(got.data<double>()[i], want[size_t(i)], 1e-14)
+            << int(how) << " " << self << " element " << i;
+    }
+}
+
+TEST(ScatterReduce, GradientsEqualFiniteDifferences) {
+  Tensor x = sample_values({4, 3}, -1, 1, 1), index = sample_integers({6, 2}, 0, 4, 2),
+         src = sample_values({6, 2}, -1, 1, 3), weight = sample_values({4, 3}, -1, 1, 4);
+  x.data<double>()[4] = 0;  // alone among its factors, or beside the zeros of src
+  src.data<double>()[0] = src.data<double>()[5] = 0;
+  for (ScatterReduce how : kAllReductions)
+    for (bool self : {true, false}) {
+      auto loss = [&](const Tensor& a, const Tensor& b) {
+        return sum(scatter_reduce(a, 0, index, b, how, self) * weight);
+      };
+      Tensor a = clone(x).requires_grad_(), b = clone(src).requires_grad_();
+      backward(loss(a, b));
+      for (bool of_src : {false, true}) {
+        const Tensor& t = of_src ? src : x;
+        for (int64_t i = 0; i < t.numel(); ++i) {
+          auto at = [&](double step) {
+            Tensor u = clone(t);
+            u.data<double>()[i] += step;
+            return (of_src ? loss(x, u) : loss(u, src)).item<double>();
+          };
+          EXPECT_NEAR((of_src ? b : a).grad().data<double>()[i], (at(1e-6) - at(-1e-6)) / 2e-6,
+                      1e-7)
+              << int(how) << " " << self << (of_src ? " src " : " x ") << i;
+        }
+      }
+    }
+}
+
+TEST(ScatterReduce, EqualExtremesShareTheGradient) {
+  Tensor x = from_values<double>({2, 5}, {2}).requires_grad_(),
+         src = from_values<double>({2, 1, 2}, {3}).requires_grad_();
+  backward(sum(scatter_reduce(x, 0, ints({0, 0, 0}), src, ScatterReduce::kAmax)));
+  EXPECT_DOUBLE_EQ(x.grad().data<double>()[0], 1.0 / 3);
+  EXPECT_DOUBLE_EQ(x.grad().data<double>()[1], 1);
+  EXPECT_DOUBLE_EQ(src.grad().data<double>()[0], 1.0 / 3);
+  EXPECT_DOUBLE_EQ(src.grad().data<double>()[1], 0);
+}
+
+TEST(ScatterReduce, IntegersAndNarrowFloats) {
+  Tensor x = ints({10, 20, 30}), at = ints({0, 0, 2, 0}), src = ints({-4, 9, 7, -3});
+  auto run = [&](ScatterReduce how, bool self) {
+    Tensor y = scatter_reduce(x, 0, at, src, how, self);
+    return std::vector<int64_t>(y.data<int64_t>(), y.data<int64_t>() + 3);
+  };
+  using Row = std::vector<int64_t>;
+  EXPECT_EQ(run(ScatterReduce::kAmax, false), (Row{9, 20, 7}));
+  EXPECT_EQ(run(ScatterReduce::kAmin, false), (Row{-4, 20, 7}));
+  EXPECT_EQ(run(ScatterReduce::kProd, true), (Row{1080, 20, 210}));
+  EXPECT_EQ(run(ScatterReduce::kMean, true), (Row{3, 20, 18}));
+  EXPECT_EQ(run(ScatterReduce::kMean, false), (Row{0, 20, 7}));
+  // 1000 ones and a sum that bf16 could not count to.
+  Tensor narrow = scatter_reduce(zeros({1}, {.dtype = kBF16}), 0, zeros({1000}, {.dtype = kI64}),
+                                 ones({1000}, {.dtype = kBF16}), ScatterReduce::kMean, false);
+  EXPECT_EQ(narrow.item<double>(), 1);
+  Tensor nan = scatter_reduce(from_values<double>({1}, {1}), 0, ints({0, 0}),
+                              from_values<double>({NAN, 3}, {2}), ScatterReduce::kAmax);
+  EXPECT_TRUE(std::isnan(nan.item<double>()));
 }
 
 }  // namespace

@@ -22,6 +22,7 @@
 #include "core/ops/functors/math.h"
 #include "core/ops/functors/math_trig.h"
 #include "core/ops/functors/activations.h"
+#include "core/ops/functors/special.h"
 // clang-format on
 
 namespace {
@@ -77,6 +78,10 @@ const Unary kUnary[] = {
     UNARY(atan, 2),
     UNARY(erf, 2),
     UNARY(erfc, 2),
+    UNARY(erfinv, 1),
+    UNARY(lgamma, 1),
+    UNARY(digamma, 1),
+    UNARY(trigamma, 1),
     UNARY(sigmoid, 2),
     UNARY(softplus, 2),
     UNARY(logsigmoid, 2),
@@ -346,6 +351,66 @@ TEST(DoubleForms, AgreeWithLongDouble) {
     const long double slope = t + v * t * (1.0L - t) * c * (1.0L + 0.134145L * v * v);
     EXPECT_NEAR(fn::gelu_tanh_grad(d), static_cast<double>(slope), 1e-13);
   }
+}
+
+// psi and its derivative by a longer recurrence and series.
+long double long_digamma(long double x) {
+  const long double pi = 3.141592653589793238462643L;
+  if (x < 0) return long_digamma(1 - x) - pi / std::tan(pi * (x - std::rint(x)));
+  long double sum = 0;
+  for (; x < 40; ++x) sum += 1 / x;
+  const long double z = 1 / (x * x);
+  return std::log(x) - 0.5L / x - sum -
+         z * (1 / 12.0L - z * (1 / 120.0L - z * (1 / 252.0L - z * (1 / 240.0L - z / 132.0L))));
+}
+long double long_trigamma(long double x) {
+  const long double pi = 3.141592653589793238462643L;
+  if (x < 0) {
+    const long double q = pi / std::sin(pi * (x - std::rint(x)));
+    return q * q - long_trigamma(1 - x);
+  }
+  long double sum = 0;
+  for (; x < 40; ++x) sum += 1 / (x * x);
+  const long double z = 1 / (x * x);
+  return sum + 1 / x + z / 2 +
+         z / x * (1 / 6.0L - z * (1 / 30.0L - z * (1 / 42.0L - z * (1 / 30.0L - z * 5 / 66.0L))));
+}
+
+TEST(DoubleForms, GammaFamilyAgreesWithLongDouble) {
+  for (double x = -20.03; x < 40; x += 0.0137) {
+    const long double psi = long_digamma(x), psi1 = long_trigamma(x);
+    EXPECT_LE(std::abs(fn::digamma(x) - psi), 0x1p-50L * std::abs(psi) + 0x1p-48L) << x;
+    EXPECT_LE(std::abs(fn::trigamma(x) - psi1), 0x1p-49L * std::abs(psi1)) << x;
+  }
+  for (double x : {1e-300, 1e-20, 1e-5, 1e5, 1e20, 1e300}) {
+    const long double psi = long_digamma(x), psi1 = long_trigamma(x);
+    EXPECT_LE(std::abs(fn::digamma(x) - psi), 0x1p-50L * std::abs(psi)) << x;
+    if (std::isfinite(fn::trigamma(x))) {
+      EXPECT_LE(std::abs(fn::trigamma(x) - psi1), 0x1p-49L * std::abs(psi1)) << x;
+    }
+  }
+  EXPECT_EQ(fn::digamma(0.0), -kInfinity);
+  EXPECT_EQ(fn::digamma(-0.0), kInfinity);
+  EXPECT_TRUE(std::isnan(fn::digamma(-3.0)));
+  EXPECT_EQ(fn::trigamma(-3.0), kInfinity);
+  EXPECT_EQ(fn::lgamma(-3.0), kInfinity);
+}
+
+// One step of Newton's in long double, from the side where erf does not round to 1, says how far
+// the result is from the root.
+TEST(DoubleForms, ErfinvInvertsErf) {
+  const auto check = [](double x, long double complement) {
+    const long double y = fn::erfinv(x), slope = 1.128379167095512573896L * std::exp(-y * y);
+    const long double miss = x > 0.5 ? complement - std::erfc(y) : std::erf(y) - x;
+    EXPECT_LE(std::abs(miss / slope), 0x1p-50L * std::abs(y)) << x;
+    EXPECT_EQ(fn::erfinv(-x), -fn::erfinv(x));
+  };
+  for (double x = 0x1p-9; x < 1; x += 0x1p-9) check(x, 1 - static_cast<long double>(x));
+  for (int k = 2; k <= 53; ++k) check(1 - std::ldexp(1.0, -k), std::ldexp(1.0L, -k));
+  for (int k = 10; k < 1000; k += 10) check(std::ldexp(1.0, -k), 1);
+  EXPECT_EQ(fn::erfinv(1.0), kInfinity);
+  EXPECT_EQ(fn::erfinv(-1.0), -kInfinity);
+  EXPECT_TRUE(std::isnan(fn::erfinv(1.0000001)));
 }
 
 // ---- speed: a vector loop takes a fraction of the time of the same function one call at a time

@@ -8,6 +8,7 @@
 #include "core/ops/functors/math.h"
 #include "core/ops/functors/math_trig.h"
 #include "core/ops/functors/activations.h"
+#include "core/ops/functors/special.h"
 #include "core/ops/functors/arithmetic.h"
 #include "core/ops/functors/pointwise.h"
 // clang-format on
