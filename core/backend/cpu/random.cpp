@@ -65,9 +65,10 @@ void uniform_f32(uint64_t key, int64_t index, float* out, int64_t count) {
   });
 }
 
-// Leaves the bits that `dtype` keeps: rounding to nearest would turn numbers just below 1 into 1.
+// Leaves the bits that `dtype`, bf16 or f16, keeps: rounding to nearest would turn numbers just
+// below 1 into 1.
 void truncate_to(DType dtype, float* x, int64_t count) {
-  uint32_t kept = dtype == kBF16 ? 0xffff0000u : dtype == kF16 ? 0xffffe000u : 0xffffffffu;
+  uint32_t kept = dtype == kBF16 ? 0xffff0000u : 0xffffe000u;
   for (int64_t i = 0; i < count; ++i)
     x[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(x[i]) & kept);
 }
@@ -127,10 +128,10 @@ void run_random(const Primitive& prim, In in, Out out, Workspace, const Stream&)
         int64_t n = std::min(kChunk, count - i);
         float* to = a.dtype == kF32 ? reinterpret_cast<float*>(p) + at + i : buffer;
         (a.kind == RandomKind::kUniform ? uniform_f32 : normal_f32)(key, index + i, to, n);
+        if (a.dtype == kF32) continue;
         if (a.kind == RandomKind::kUniform) truncate_to(a.dtype, to, n);
-        if (a.dtype != kF32)
-          convert_loop(kF32, a.dtype)(p + (at + i) * size, size,
-                                      reinterpret_cast<const char*>(buffer), 4, n);
+        convert_loop(kF32, a.dtype)(p + (at + i) * size, size, reinterpret_cast<const char*>(to), 4,
+                                    n);
       }
     }
   });
