@@ -13,8 +13,11 @@ namespace tessera {
 
 class TempFolder {
  public:
-  TempFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "tessera-test-XXXXXX").string();
+  /// Inside `parent` where that exists, else inside the system's folder for temporary files.
+  explicit TempFolder(const std::string& parent = "") {
+    namespace fs = std::filesystem;
+    fs::path where = fs::is_directory(parent) ? fs::path(parent) : fs::temp_directory_path();
+    std::string pattern = (where / "tessera-test-XXXXXX").string();
     path_ = mkdtemp(pattern.data());
   }
   ~TempFolder() { std::filesystem::remove_all(path_); }

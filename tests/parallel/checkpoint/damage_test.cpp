@@ -1,0 +1,304 @@
+// Damage of every kind to every file of a small checkpoint is found, and named where it is.
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+
+#include "collectives/loopback/run_ranks.h"
+#include "parallel/checkpoint/checkpointer.h"
+#include "parallel/checkpoint/load.h"
+#include "parallel/checkpoint/verify.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Two steps of two ranks: one tensor in two boxes of several blocks, one whole.
+class Damage : public testing::Test {
+ protected:
+  void SetUp() override {
+    run_ranks(2, [&](ProcessGroup& g) {
+      int64_t r = g.rank();
+      Checkpointer c(root_, &g, {.block_bytes = 16});
+      for (int64_t step : {4, 8}) {
+        Tensor rows = from_values<float>({1, 2, 3, 4, 5, float(step)}, {2, 3});
+        State s{{{"w", {4, 3}, {2 * r, 0}, rows}}, {{"step", std::to_string(step)}}};
+        if (r == 1) s.pieces.push_back(whole("n", from_values<int64_t>({step}, {})));
+        c.save(step, s);
+      }
+      c.wait();
+    });
+    for (auto& e : fs::recursive_directory_iterator(root_))
+      if (e.is_regular_file()) files_.push_back(e.path().string());
+  }
+  std::vector<Finding> findings() { return verify(root_).findings; }
+  static std::string read(const std::string& path) {
+    std::ifstream in(path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  }
+  static void write(const std::string& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+  }
+  // The finding names this file, or what belongs together with it.
+  static void expect_found(const std::vector<Finding>& found, const std::string& file,
+                           const std::string& what) {
+    ASSERT_FALSE(found.empty()) << what << " of " << file << " was not found";
+    std::string folder = fs::path(file).parent_path().string();
+    EXPECT_TRUE(found[0].file == file || found[0].file.starts_with(folder)) << to_string(found[0]);
+  }
+  TempFolder dir_{"/dev/shm"};  // verifying asks the disk anew each time, and this is often
+  std::string root_ = dir_ / "c";
+  std::vector<std::string> files_;
+};
+
+TEST_F(Damage, EveryBitFlipIsFoundWhereItIs) {
+  ASSERT_TRUE(findings().empty());
+  ASSERT_EQ(files_.size(), 7u);
+  int flips = 0;
+  for (const std::string& path : files_) {
+    bool data = path.ends_with(".safetensors");
+    Manifest m;
+    size_t index = 0;
+    if (data) {
+      m = read_manifest(fs::path(path).parent_path().string());
+      while (root_ + "/" + step_name(m.step) + "/" + m.files[index].name != path) ++index;
+    }
+    int fd = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+    std::string bytes = read(path);
+    for (size_t i = 0; i < bytes.size(); ++i) {
+      for (int bit = 0; bit < 8; ++bit, ++flips) {
+        char flipped = char(bytes[i] ^ 1 << bit);
+        ASSERT_EQ(pwrite(fd, &flipped, 1, off_t(i)), 1);
+        if (!data) {
+          expect_found(findings(), path, fmt::format("bit {} of byte {}", bit, i));
+        } else {  // the data path alone: the rest was looked at above
+          Verified v;
+          verify_file(fs::path(path).parent_path().string(), m, index, v);
+          ASSERT_EQ(v.findings.size(), 1u) << path << " byte " << i << " bit " << bit;
+          const Finding& f = v.findings[0];
+          EXPECT_EQ(f.file, path);
+          uint64_t header = m.files[index].header_bytes;
+          EXPECT_TRUE(f.begin <= i && i < f.end) << to_string(f);
+          EXPECT_LE(f.end - f.begin, i < header ? header : 16) << to_string(f);
+          EXPECT_EQ(f.tensor.empty(), i < header) << to_string(f);
+        }
+      }
+      ASSERT_EQ(pwrite(fd, &bytes[i], 1, off_t(i)), 1);
+    }
+    ::close(fd);
+  }
+  EXPECT_TRUE(findings().empty());
+  EXPECT_GT(flips, 10000);
+}
+
+TEST_F(Damage, EveryTruncationIsFound) {
+  for (const std::string& path : files_) {
+    std::string bytes = read(path);
+    for (size_t n = 0; n < bytes.size(); ++n) {
+      fs::resize_file(path, n);
+      expect_found(findings(), path, fmt::format("truncation to {}", n));
+      write(path, bytes);
+    }
+    write(path, bytes + "x");
+    expect_found(findings(), path, "a byte too many");
+    write(path, bytes);
+  }
+  EXPECT_TRUE(findings().empty());
+}
+
+TEST_F(Damage, TruncationNamesTheTensor) {
+  std::string path = root_ + "/step-000000008/rank-0001-of-0002.safetensors";
+  fs::resize_file(path, fs::file_size(path) - 1);
+  auto found = findings();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].end - found[0].begin, 1u);
+  EXPECT_EQ(found[0].tensor, "'w'[2:4, 0:3]");
+}
+
+TEST_F(Damage, MissingFilesAreNamed) {
+  for (const std::string& path : files_) {
+    std::string bytes = read(path);
+    fs::remove(path);
+    auto found = findings();
+    ASSERT_FALSE(found.empty()) << path;
+    EXPECT_EQ(found[0].file, path);
+    expect_contains(found[0].what, "No such file");
+    write(path, bytes);
+  }
+  fs::rename(root_ + "/step-000000008", root_ + "/gone");
+  auto found = findings();
+  ASSERT_EQ(found.size(), 1u);
+  expect_contains(found[0].what, "names step-000000008, which is missing");
+}
+
+TEST_F(Damage, SwappedAndForeignFilesAreFound) {
+  std::string a = root_ + "/step-000000004/", b = root_ + "/step-000000008/";
+  fs::copy_file(a + "rank-0000-of-0002.safetensors", b + "rank-0000-of-0002.safetensors",
+                fs::copy_options::overwrite_existing);  // a shard of another step
+  auto found = findings();
+  ASSERT_FALSE(found.empty());
+  EXPECT_EQ(found[0].file, b + "rank-0000-of-0002.safetensors");
+  fs::remove_all(b);
+  fs::copy(a, b, fs::copy_options::recursive);  // a whole step under another's name
+  found = findings();
+  ASSERT_EQ(found.size(), 2u);
+  expect_contains(found[0].what, "describes step 4");
+}
+
+TEST_F(Damage, LoadRefusesDamageAndFallsBackWithoutLatest) {
+  Tensor w = empty({4, 3}), n = empty({}, kI64);
+  std::vector<Piece> pieces{whole("w", w), whole("n", n)};
+  EXPECT_EQ(load(root_, pieces).step, 8);
+  EXPECT_EQ(n.item<int64_t>(), 8);
+  std::string path = root_ + "/step-000000008/rank-0000-of-0002.safetensors", bytes = read(path);
+  std::string bad = bytes;
+  bad[bytes.size() - 3] = char(bad[bytes.size() - 3] ^ 4);
+  write(path, bad);
+  expect_contains(error_of([&] { load(root_, pieces); }), "tensor 'w'[0:2, 0:3]");
+  EXPECT_EQ(load(root_ + "/step-000000004", pieces).step, 4);
+  EXPECT_EQ(n.item<int64_t>(), 4);
+  write(path, bytes);
+  std::string latest = read(root_ + "/latest");
+  fs::remove(root_ + "/latest");
+  Loaded l = load(root_, pieces);
+  EXPECT_EQ(l.step, 8);
+  expect_contains(l.warning, "taking step-000000008");
+  write(root_ + "/step-000000008/manifest.json", "{}");
+  EXPECT_EQ(load(root_, pieces).step, 4);
+  write(root_ + "/latest", latest);
+  expect_contains(error_of([&] { load(root_, pieces); }), "cannot be a manifest");
+}
+
+// Manifests that are sound as far as their hash goes, and still lie.
+TEST_F(Damage, HostileManifestsAreRefused) {
+  std::string folder = root_ + "/step-000000008", path = folder + "/manifest.json";
+  std::string good = read(path);
+  good.resize(good.rfind("\"xxh128\":"));
+  auto attempt = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    size_t at = text.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    text.replace(at, from.size(), to);
+    write(path, text + fmt::format("\"xxh128\":\"{}\"}}\n",
+                                   io::to_string(io::xxh128(text.data(), text.size()))));
+    return error_of([&] { read_manifest(folder); });
+  };
+  const std::string file = "\"name\":\"rank-0000-of-0002.safetensors\"";
+  for (const char* name : {"../x", "/etc/passwd", "", ".hidden", "a/b", "a\\\\b", "a\\u0000b"})
+    expect_contains(attempt(file, fmt::format("\"name\":\"{}\"", name)), "is refused");
+  expect_contains(attempt("\"shape\":[4,3]", "\"shape\":[4611686018427387904,8]"), "overflows");
+  expect_contains(attempt("\"shape\":[4,3]", "\"shape\":[5,3]"), "no box holds [4:5, 0:3]");
+  expect_contains(attempt("\"shape\":[4,3]", "\"shape\":[-4,3]"), "negative");
+  expect_contains(attempt("\"shape\":[4,3]", "\"shape\":[4,3,1,1,1,1,1,1,1]"), "too many");
+  expect_contains(attempt("\"begin\":[2,0]", "\"begin\":[0,0]"), "no box holds [2:4, 0:3]");
+  expect_contains(attempt("\"begin\":[2,0]", "\"begin\":[3,0]"), "not inside");
+  expect_contains(attempt("\"begin\":[2,0]", "\"begin\":[18446744073709551615,0]"), "too many");
+  expect_contains(attempt("\"dtype\":\"F32\"", "\"dtype\":\"F64\""), "which has 144");
+  expect_contains(attempt("\"dtype\":\"F32\"", "\"dtype\":\"Q4\""), "not known");
+  expect_contains(attempt("\"file\":0", "\"file\":7"), "file number 7 of 2");
+  expect_contains(attempt("\"offset\":", "\"offset\":9"), "bytes [9");
+  expect_contains(attempt("\"offset\":", "\"offset\":1,\"offset\":"), "twice");
+  expect_contains(attempt("\"block_bytes\":16", "\"block_bytes\":8"), "hashes for");
+  expect_contains(attempt("\"version\":1", "\"version\":2"), "format version 2");
+  expect_contains(attempt("tessera-checkpoint", "other"), "is it a checkpoint");
+  expect_contains(attempt("\"step\":8", "\"step\":8.5"), "fraction");
+  expect_contains(attempt("\"step\":8,", ""), "missing");
+  expect_contains(attempt("\"world_size\":2", "\"world_size\":0"), "of 0 ranks");
+  expect_contains(attempt("\"block_bytes\":16", "\"block_bytes\":0"), "blocks of 0 bytes");
+  expect_contains(attempt("\"name\":\"w\"", "\"name\":\"n\""), "twice or out of order");
+  expect_contains(attempt("\"extra\":{", "\"extra\":{\"d\":[[[[[[[[[["), "nested deeper");
+  expect_contains(attempt("\"extra\":{", "\"extra\":{\"d\":{},"), "not expected");
+  expect_contains(attempt("\"extra\"", "\"extras\""), "not expected");
+}
+
+TEST_F(Damage, SavesGoForwardAndOneJobAtATime) {
+  Checkpointer c(root_);
+  State s{{whole("w", empty({3}))}, {}};
+  for (int64_t step : {3, 8}) {
+    c.save(step, s);
+    expect_contains(error_of([&] { c.wait(); }), "holds step 8 already");
+  }
+  expect_contains(error_of([&] { Checkpointer second(root_); }), "another job saves into");
+  EXPECT_TRUE(findings().empty());
+  c.save(9, s);
+  c.wait();
+}
+
+TEST_F(Damage, KeepPrunesAndStrangersStay) {
+  dir_.write("c/notes.txt", "mine");
+  dir_.write("c/.step-mine/x", "mine");
+  dir_.write("c/.step-000000011.tmp/half", "of a crash");
+  dir_.write("c/latest.tmp.12.0", "of a crash");
+  dir_.write("c/step-12/x", "mine");
+  Checkpointer c(root_, nullptr, {.keep = 2});
+  for (int64_t step : {12, 13, 14}) c.save(step, {{whole("w", empty({3}))}, {}});
+  c.wait();
+  EXPECT_EQ(saved_steps(root_), (std::vector<int64_t>{13, 14}));
+  for (const char* mine : {"notes.txt", ".step-mine/x", "step-12/x"})
+    EXPECT_TRUE(fs::exists(root_ + "/" + mine)) << mine;
+  for (const char* left : {".step-000000011.tmp", "latest.tmp.12.0"})
+    EXPECT_FALSE(fs::exists(root_ + "/" + left)) << left;
+}
+
+// A save of a crash that `latest` never came to name is replaced.
+TEST_F(Damage, AnUnnamedStepIsReplaced) {
+  std::string latest = read(root_ + "/latest");
+  {
+    Checkpointer c(root_);
+    c.save(9, {{whole("w", empty({3}))}, {}});
+  }
+  write(root_ + "/latest", latest);  // as if the job had died before the swap
+  Checkpointer c(root_);
+  c.save(9, {{whole("v", empty({3}))}, {}});
+  c.wait();
+  EXPECT_TRUE(findings().empty());
+  EXPECT_TRUE(read_manifest(root_ + "/step-000000009").find("v"));
+}
+
+// The limit on file sizes stands for any full disk: write fails in the middle of a file. The
+// process would get SIGXFSZ, so a child ignores it.
+TEST_F(Damage, AFullDiskIsReportedAndChangesNothing) {
+  fflush(nullptr);
+  pid_t child = fork();
+  if (child == 0) {
+    int bad = 0;
+    signal(SIGXFSZ, SIG_IGN);
+    rlimit limit{64 << 10, 64 << 10}, none{RLIM_INFINITY, RLIM_INFINITY};
+    getrlimit(RLIMIT_FSIZE, &none);
+    limit.rlim_max = none.rlim_max;
+    run_ranks(2, [&](ProcessGroup& g) {
+      Checkpointer c(root_, &g);
+      g.barrier();
+      if (g.rank() == 0) setrlimit(RLIMIT_FSIZE, &limit);
+      g.barrier();
+      // Only rank 1 writes more than the limit; both must be told.
+      State big{{{"w", {2, 100000}, {g.rank(), 0}, empty({1, 100000})}}, {}};
+      if (g.rank() == 0) big.pieces = {{"w", {2, 100000}, {0, 0}, empty({1, 100000})}};
+      c.save(20, big);
+      std::string text = error_of([&] { c.wait(); });
+      bad += text.find("File too large") == std::string::npos ||
+             text.find("cannot write '" + root_ + "/.step-000000020.tmp/rank-000") ==
+                 std::string::npos;
+      g.barrier();
+      if (g.rank() == 0) setrlimit(RLIMIT_FSIZE, &none);
+      g.barrier();
+      bad += !(g.rank() || saved_steps(root_) == std::vector<int64_t>{4, 8});
+      bad += fs::exists(root_ + "/.step-000000020.tmp");  // the space is given back
+      c.save(21, big);
+      c.wait();
+    });
+    bad += !verify(root_).findings.empty() || read_latest(root_).step != 21;
+    _exit(bad);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint
