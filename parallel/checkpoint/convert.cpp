@@ -1,0 +1,180 @@
+#include "parallel/checkpoint/convert.h"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "core/io/safetensors_header.h"
+#include "parallel/checkpoint/checkpointer.h"
+#include "parallel/checkpoint/load.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using io::quote;
+
+struct Source {
+  std::string folder;
+  Manifest manifest;
+  std::string prefix;
+
+  std::string name_of(const TensorEntry& t) const { return t.name.substr(prefix.size()); }
+  Tensor read(const TensorEntry& t) const {
+    Tensor values = empty(t.shape, t.dtype);
+    Piece p = whole(t.name, values);
+    load(folder, {&p, 1}, nullptr, {.only = t.name, .strict = false, .verify_all = true});
+    return values;
+  }
+};
+
+io::Metadata metadata_of(const Manifest& m) {
+  io::Metadata out{{"format", "pt"}};
+  for (const auto& [key, value] : m.extra)
+    if (key.starts_with("metadata.")) out[key.substr(9)] = value;
+  return out;
+}
+
+using Group = std::vector<const TensorEntry*>;
+
+// Hashes first, as the hash stands in the header before the data, and then writes.
+void write_file(const Source& from, const Group& tensors, const std::string& path) {
+  io::ParamsHasher hasher;
+  std::vector<io::TensorInfo> infos;
+  for (const TensorEntry* t : tensors) {
+    Tensor values = from.read(*t);
+    hasher.add(from.name_of(*t), values);
+    infos.push_back({from.name_of(*t), t->dtype, t->shape, 0, values.nbytes()});
+  }
+  io::Metadata metadata = metadata_of(from.manifest);
+  metadata[io::kHashKey] = hasher.hex();
+  std::string header = io::print_header(infos, metadata);
+  uint64_t length = header.size();
+  TESSERA_CHECK(length <= io::kMaxHeaderBytes && infos.size() <= io::kMaxTensors,
+                "convert: {}: {} tensors and a header of {} bytes are too many for one file; set "
+                "a size of shards",
+                quote(path), infos.size(), length);
+  io::AtomicFile file(path, "convert");
+  file.write(&length, 8);
+  file.write(header.data(), header.size());
+  for (const TensorEntry* t : tensors) {
+    Tensor values = from.read(*t);
+    file.write(values.raw(), values.nbytes());
+  }
+  file.commit();
+}
+
+uint64_t bytes_of(const TensorEntry& t) { return uint64_t(numel(t.shape)) * size_of(t.dtype); }
+
+std::vector<Group> shards_of(const Source& from, uint64_t most) {
+  std::vector<Group> out;
+  uint64_t filled = 0;
+  for (const TensorEntry& t : from.manifest.tensors) {
+    if (!t.name.starts_with(from.prefix) || t.name.size() == from.prefix.size()) continue;
+    if (out.empty() || (most > 0 && filled > 0 && filled + bytes_of(t) > most)) {
+      out.emplace_back();
+      filled = 0;
+    }
+    out.back().push_back(&t);
+    filled += bytes_of(t);
+  }
+  TESSERA_CHECK(!out.empty(), "convert: {} has no tensor whose name begins with {}; set the prefix",
+                quote(from.folder), quote(from.prefix));
+  return out;
+}
+
+void write_shards(const Source& from, const std::vector<Group>& shards, const std::string& folder) {
+  nlohmann::ordered_json map;
+  uint64_t total = 0;
+  for (size_t i = 0; i < shards.size(); ++i) {
+    std::string name = fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, shards.size());
+    write_file(from, shards[i], folder + "/" + name);
+    for (const TensorEntry* t : shards[i]) {
+      map[from.name_of(*t)] = name;
+      total += bytes_of(*t);
+    }
+  }
+  nlohmann::ordered_json index{{"metadata", {{"total_size", total}}}, {"weight_map", map}};
+  io::write_file(folder + "/model.safetensors.index.json", index.dump(2) + "\n", "convert");
+}
+
+std::string parent_of(const std::string& path) {
+  std::string parent = fs::path(path).lexically_normal().parent_path().string();
+  return parent.empty() ? "." : parent;
+}
+
+// Fills a folder beside `to` and renames it there once it is complete.
+template <class F>
+void make_whole_folder(const std::string& to, F fill) {
+  std::string target = fs::path(to + "/").lexically_normal().parent_path().string();
+  std::error_code error;
+  TESSERA_CHECK(!fs::exists(target, error), "convert: {} exists; name a folder that does not",
+                quote(target));
+  std::string temporary = target + ".tmp";
+  make_folders(parent_of(target));
+  make_folder(temporary);
+  try {
+    fill(temporary);
+    sync_folder(temporary);
+    rename_folder(temporary, target);
+    sync_folder(parent_of(target));
+  } catch (...) {
+    remove_temporary(temporary);
+    throw;
+  }
+}
+
+}  // namespace
+
+bool is_checkpoint(const std::string& path) {
+  std::error_code error;
+  if (!fs::is_directory(path, error)) return false;
+  return fs::exists(path + "/" + kManifestName, error) ||
+         fs::exists(path + "/" + kLatestName, error) || !saved_steps(path).empty();
+}
+
+Converted export_safetensors(const std::string& from, const std::string& to,
+                             const ExportOptions& o) {
+  Newest found = resolve(from);
+  Source source{found.folder, read_manifest(found.folder), o.prefix};
+  std::vector<Group> shards = shards_of(source, o.max_shard_bytes);
+  if (to.ends_with(".safetensors")) {
+    TESSERA_CHECK(o.max_shard_bytes == 0,
+                  "convert: {} is one file; name a folder where shards are wanted", quote(to));
+    write_file(source, shards[0], to);
+  } else {
+    make_whole_folder(to, [&](const std::string& folder) {
+      if (o.max_shard_bytes == 0)
+        write_file(source, shards[0], folder + "/model.safetensors");
+      else
+        write_shards(source, shards, folder);
+    });
+  }
+  Converted out{.tensors = 0, .bytes = 0, .files = shards.size()};
+  for (const Group& g : shards)
+    for (const TensorEntry* t : g) ++out.tensors, out.bytes += bytes_of(*t);
+  return out;
+}
+
+Converted import_safetensors(const std::string& from, const std::string& to, int64_t step,
+                             const std::string& prefix) {
+  io::SafetensorsSet set = io::SafetensorsSet::open(from);
+  State state;
+  Converted out{.tensors = 0, .bytes = 0, .files = 1};
+  for (const std::string& name : set.names()) {
+    state.pieces.push_back(whole(prefix + name, set.view(name)));  // read when it is copied
+    ++out.tensors;
+    out.bytes += set.info(name).bytes;
+  }
+  for (const io::SafetensorsFile& file : set.files())
+    for (const auto& [key, value] : file.metadata())
+      if (key != io::kHashKey) state.extra.emplace("metadata." + key, value);
+  Checkpointer saver(to, nullptr, {.async = false, .staging_bytes = 64 << 20});
+  saver.save(step, state);
+  return out;
+}
+
+}  // namespace tessera::checkpoint

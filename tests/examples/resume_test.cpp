@@ -1,0 +1,180 @@
+// A training job that was killed and resumed takes exactly the steps of one that was not.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+struct Outcome {
+  int status;
+  std::string output;
+};
+
+struct Row {
+  double loss, grad_norm;
+  bool operator==(const Row&) const = default;
+};
+using Rows = std::map<int64_t, Row>;  // by step
+
+class Resume : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const char* folder = std::getenv("TESSERA_BIN");
+    bin_ = std::string(folder ? folder : "build/bin") + "/";
+    if (!std::ifstream(bin_ + "train")) GTEST_SKIP() << "no train in TESSERA_BIN";
+    std::ofstream text(dir_ / "text.txt");
+    for (int i = 0; i < 3000; ++i) text << "line " << i * i % 997 << " of a text to learn\n";
+  }
+  std::string command(int ranks, const std::string& name, const std::string& flags) {
+    return "OMP_NUM_THREADS=1 " + bin_ + "tlaunch --nproc " + std::to_string(ranks) + " " + bin_ +
+           "train --data text:" + (dir_ / "text.txt") +
+           " --batch-size 8 --seq-len 16 --set layers=1 --set dim=32 --set heads=2"
+           " --set dropout=0.1 --schedule cosine --warmup 3 --steps 24 --metrics " +
+           (dir_ / (name + ".jsonl")) + " --checkpoint " + (dir_ / name) + " --save-every 5 " +
+           flags + " 2>&1";
+  }
+  Outcome run(const std::string& command) {
+    std::FILE* pipe = popen(command.c_str(), "r");
+    std::string output;
+    std::array<char, 4096> buffer;
+    while (size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe))
+      output.append(buffer.data(), n);
+    int status = pclose(pipe);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), output};
+  }
+  // Every step once, or the test fails.
+  Rows rows(const std::string& name) {
+    Rows out;
+    std::ifstream in(dir_ / (name + ".jsonl"));
+    for (std::string line; std::getline(in, line);) {
+      auto j = nlohmann::json::parse(line);
+      if (!j.contains("loss")) continue;
+      EXPECT_TRUE(out.emplace(j["step"], Row{j["loss"], j["grad_norm"]}).second) << line;
+    }
+    return out;
+  }
+  Rows undisturbed(int ranks, const std::string& flags) {
+    std::filesystem::remove_all(dir_ / "calm");
+    Outcome o = run(command(ranks, "calm", flags));
+    EXPECT_EQ(o.status, 0) << o.output;
+    Rows r = rows("calm");
+    EXPECT_EQ(r.size(), 24u);
+    return r;
+  }
+  // Ends by a fault of rank `ranks - 1` in its n-th all-reduce.
+  void killed(int ranks, const std::string& flags, int n) {
+    std::filesystem::remove_all(dir_ / "run");
+    Outcome o = run("TESSERA_FAULT=rank=" + std::to_string(ranks - 1) + ",op=all_reduce,n=" +
+                    std::to_string(n) + ",kill " + command(ranks, "run", flags));
+    EXPECT_NE(o.status, 0) << o.output;
+    EXPECT_TRUE(std::filesystem::exists(dir_ / "run/latest")) << o.output;
+  }
+  void resumed(int ranks, const std::string& flags, const Rows& expected) {
+    Outcome o = run(command(ranks, "run", flags + " --resume"));
+    EXPECT_EQ(o.status, 0) << o.output;
+    EXPECT_NE(o.output.find("resumed from"), std::string::npos) << o.output;
+    EXPECT_EQ(rows("run"), expected) << o.output;
+  }
+  TempFolder dir_;
+  std::string bin_;
+};
+
+TEST_F(Resume, OneRankKilledAtAnyTime) {
+  Rows calm = undisturbed(1, "");
+  // The whole run takes `whole`; kills spread over it.
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    std::filesystem::remove_all(dir_ / "run");
+    std::filesystem::remove(dir_ / "run.jsonl");
+    pid_t child = fork();
+    if (child == 0) {
+      execl("/bin/sh", "sh", "-c", ("exec env " + command(1, "run", "> /dev/null")).c_str(),
+            nullptr);
+      _exit(127);
+    }
+    size_t until = size_t(6 + 4 * attempt), lines = 0;
+    for (int i = 0; i < 6000 && lines < until; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::ifstream in(dir_ / "run.jsonl");
+      lines = size_t(std::count(std::istreambuf_iterator<char>(in), {}, '\n'));
+    }
+    kill(child, SIGKILL);  // the launcher; its ranks go with it
+    waitpid(child, nullptr, 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    Outcome o = run(command(1, "run", "--resume"));
+    EXPECT_EQ(o.status, 0) << o.output;
+    EXPECT_EQ(rows("run"), calm) << o.output;
+  }
+}
+
+TEST_F(Resume, TwoRanksGoOnExactly) {
+  Rows calm = undisturbed(2, "");
+  for (int n : {25, 31, 40}) {
+    killed(2, "", n);
+    resumed(2, "", calm);
+  }
+}
+
+TEST_F(Resume, AnotherWorldSizeUnderDeterministic) {
+  Rows calm = undisturbed(1, "--deterministic");
+  killed(4, "--deterministic", 30);
+  resumed(2, "--deterministic", calm);
+  killed(2, "--deterministic", 30);
+  resumed(1, "--deterministic", calm);
+}
+
+TEST_F(Resume, SgdToo) {
+  Rows calm = undisturbed(1, "--optimizer sgd --lr 0.1");
+  killed(2, "--optimizer sgd --lr 0.1", 30);
+  Outcome o = run(command(2, "run", "--optimizer sgd --lr 0.1 --resume"));
+  EXPECT_EQ(o.status, 0) << o.output;
+  Rows r = rows("run");
+  ASSERT_EQ(r.size(), calm.size());
+  for (auto& [step, row] : calm) EXPECT_NEAR(r[step].loss, row.loss, 1e-4 * row.loss);
+}
+
+TEST_F(Resume, SaysWhatItDoes) {
+  Outcome o = run(command(1, "run", "--resume"));
+  EXPECT_EQ(o.status, 0) << o.output;
+  EXPECT_NE(o.output.find("holds no saved step: a fresh start"), std::string::npos) << o.output;
+  o = run(command(1, "run", ""));
+  EXPECT_NE(o.status, 0);
+  EXPECT_NE(o.output.find("holds step 24 already; give --resume"), std::string::npos) << o.output;
+  o = run(command(1, "run", "--resume --steps 26 --lr 0.5"));
+  EXPECT_EQ(o.status, 0) << o.output;
+  EXPECT_NE(o.output.find("after step 24"), std::string::npos) << o.output;
+  EXPECT_NE(o.output.find("--lr 0.5 (was 0.001), --steps 26 (was 24)"), std::string::npos)
+      << o.output;
+  EXPECT_EQ(rows("run").size(), 26u);
+  o = run(command(1, "run", "--resume --set dim=64"));
+  EXPECT_NE(o.status, 0);
+  EXPECT_NE(o.output.find("is asked for"), std::string::npos) << o.output;
+}
+
+// `ulimit -f` counts 1 KiB blocks: the metrics fit, a checkpoint does not.
+TEST_F(Resume, AFullDiskWarnsAndTrainingGoesOn) {
+  Outcome o = run("bash -c 'trap \"\" XFSZ; ulimit -f 20; exec env " + command(1, "run", "") + "'");
+  EXPECT_NE(o.status, 0);  // the last save failed, too
+  EXPECT_NE(o.output.find("warning: checkpoint: cannot write"), std::string::npos) << o.output;
+  EXPECT_NE(o.output.find("File too large"), std::string::npos) << o.output;
+  EXPECT_NE(o.output.find("step 24/24"), std::string::npos) << o.output;
+  EXPECT_EQ(rows("run").size(), 24u);
+  EXPECT_TRUE(std::filesystem::is_empty(dir_ / "run"));
+}
+
+}  // namespace
+}  // namespace tessera
