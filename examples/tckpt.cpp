@@ -1,6 +1,6 @@
-// tckpt: looks into files of weights. `inspect` prints what a safetensors file (or a folder of
-// shards) claims, `verify` reads all of it and compares the stored hash. Invariant: exit 0 only
-// when everything asked for is sound; otherwise one line on stderr says what is not.
+// tckpt: looks into checkpoints and files of weights. `inspect` prints what they claim, `verify`
+// reads all of it and compares hashes, `consolidate` and `convert` change the layout. Invariant:
+// exit 0 only when everything asked for is sound; otherwise lines on stderr say what is not.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -10,11 +10,14 @@
 #include "core/base/error.h"
 #include "core/base/version.h"
 #include "core/io/safetensors.h"
+#include "parallel/checkpoint/convert.h"
+#include "parallel/checkpoint/folder.h"
+#include "parallel/checkpoint/verify.h"
 
 namespace tessera {
 namespace {
 
-constexpr int kBad = 1, kNotAvailable = 2;
+constexpr int kBad = 1;
 
 // Names come from files of any origin: control characters must not reach the terminal.
 std::string printable(const std::string& text) {
@@ -61,20 +64,123 @@ void verify_file(const io::SafetensorsFile& file) {
              stored == file.metadata().end() ? "(none stored to compare with)" : "as stored");
 }
 
+// "rank-0000-of-0002.safetensors[0:4], ..." for the first few.
+std::string layout_of(const checkpoint::Manifest& m, const checkpoint::TensorEntry& t) {
+  constexpr size_t kShown = 3;
+  std::string out;
+  for (size_t i = 0; i < t.chunks.size() && i < kShown; ++i) {
+    const checkpoint::Chunk& c = t.chunks[i];
+    bool whole = c.box.shape == t.shape;
+    out +=
+        fmt::format("{}{}{}", i ? ", " : "", m.files[c.file].name, whole ? "" : to_string(c.box));
+  }
+  if (t.chunks.size() > kShown) out += fmt::format(" and {} more", t.chunks.size() - kShown);
+  return out;
+}
+
+void inspect_checkpoint(const std::string& path) {
+  checkpoint::Newest found = checkpoint::resolve(path);
+  if (!found.warning.empty()) fmt::print("warning: {}\n", printable(found.warning));
+  checkpoint::Manifest m = checkpoint::read_manifest(found.folder);
+  fmt::print("{}: step {}, saved by {} ranks\n", printable(found.folder), m.step, m.world_size);
+  size_t widest = 4;
+  for (const auto& t : m.tensors) widest = std::max(widest, printable(t.name).size());
+  fmt::print("{:<{}}  {:<5}  {:<18}  {:>15}  {}\n", "name", widest, "dtype", "shape", "bytes",
+             "where");
+  uint64_t bytes = 0;
+  for (const auto& t : m.tensors) {
+    uint64_t own = uint64_t(numel(t.shape)) * size_of(t.dtype);
+    fmt::print("{:<{}}  {:<5}  {:<18}  {:>15}  {}\n", printable(t.name), widest,
+               io::safetensors_dtype(t.dtype), to_string(t.shape), grouped(own), layout_of(m, t));
+    bytes += own;
+  }
+  fmt::print("{} tensors, {} bytes in {} files\n", grouped(m.tensors.size()), grouped(bytes),
+             grouped(m.files.size()));
+  for (const auto& [key, value] : m.extra)
+    fmt::print("extra {} = {}\n", printable(key), printable(value));
+  std::string others;
+  for (int64_t step : checkpoint::saved_steps(path))
+    if (step != m.step) others += fmt::format(" {}", step);
+  if (!others.empty()) fmt::print("other saved steps:{}\n", others);
+}
+
+int verify_checkpoint(const std::string& path) {
+  checkpoint::Verified v = checkpoint::verify(path);
+  for (const checkpoint::Finding& f : v.findings)
+    fmt::print(stderr, "tckpt: {}\n", printable(to_string(f)));
+  if (!v.findings.empty()) return kBad;
+  fmt::print("{}: sound, {} saved steps, {} bytes compared with their hashes\n", printable(path),
+             v.steps.size(), grouped(v.bytes));
+  return 0;
+}
+
+struct Arguments {
+  std::string path, to, prefix = "model.";
+  uint64_t max_shard_bytes = 0;
+  int64_t step = 0;
+};
+
+int look(const Arguments& a, bool inspect) {
+  if (checkpoint::is_checkpoint(a.path)) {
+    if (!inspect) return verify_checkpoint(a.path);
+    inspect_checkpoint(a.path);
+    return 0;
+  }
+  io::SafetensorsSet set = io::SafetensorsSet::open(a.path);
+  for (const io::SafetensorsFile& file : set.files())
+    inspect ? inspect_file(file) : verify_file(file);
+  return 0;
+}
+
+void convert(const Arguments& a) {
+  checkpoint::Converted c =
+      checkpoint::is_checkpoint(a.path)
+          ? checkpoint::export_safetensors(
+                a.path, a.to, {.prefix = a.prefix, .max_shard_bytes = a.max_shard_bytes})
+          : checkpoint::import_safetensors(a.path, a.to, a.step, a.prefix);
+  fmt::print("{}: {} tensors, {} bytes in {} files\n", printable(a.to), grouped(c.tensors),
+             grouped(c.bytes), grouped(c.files));
+}
+
+void consolidate(const Arguments& a) {
+  TESSERA_CHECK(checkpoint::is_checkpoint(a.path), "consolidate: {} is no checkpoint; see convert",
+                io::quote(a.path));
+  TESSERA_CHECK(a.to.ends_with(".safetensors"),
+                "consolidate: {} must end in .safetensors; for a folder see convert",
+                io::quote(a.to));
+  convert(a);
+}
+
 int run(int argc, char** argv) {
-  CLI::App app{"Looks into files of weights (safetensors, or a folder of its shards)."};
+  CLI::App app{"Looks into checkpoints and weights (folders of saved steps, safetensors, shards)."};
   app.name("tckpt");
   app.set_version_flag("--version", [] { return version_text("tckpt"); });
   app.require_subcommand(1);
-  std::string path;
+  Arguments a;
   CLI::App* inspect =
-      app.add_subcommand("inspect", "print names, dtypes, shapes, sizes and metadata");
+      app.add_subcommand("inspect", "print names, dtypes, shapes, sizes, layout and extra texts");
   CLI::App* verify =
-      app.add_subcommand("verify", "check structure and data; non-zero exit status on damage");
+      app.add_subcommand("verify", "read everything and compare hashes; non-zero status on damage");
+  CLI::App* consolidate_ = app.add_subcommand(
+      "consolidate", "write the weights of a checkpoint as one safetensors file");
+  CLI::App* convert_ = app.add_subcommand(
+      "convert", "between a checkpoint and Hugging Face's files, in either direction");
   for (CLI::App* command : {inspect, verify})
-    command->add_option("FILE", path, "safetensors file or folder")->required();
-  for (const char* later : {"consolidate", "convert"})
-    app.add_subcommand(later, "not available yet")->allow_extras();
+    command->add_option("FILE", a.path, "checkpoint, safetensors file or folder")->required();
+  consolidate_->add_option("FROM", a.path, "checkpoint or one of its steps")->required();
+  consolidate_->add_option("--to", a.to, "file to write")->required();
+  convert_->add_option("FROM", a.path, "checkpoint, safetensors file or folder")->required();
+  convert_->add_option("TO", a.to, "file, or folder that is created")->required();
+  convert_
+      ->add_option("--max-shard-bytes", a.max_shard_bytes,
+                   "of tensors in one file, as in 5GB; 0: one file")
+      ->transform(CLI::AsSizeValue(true));
+  convert_->add_option("--step", a.step, "number of the step that a new checkpoint holds");
+  for (CLI::App* command : {consolidate_, convert_})
+    command
+        ->add_option("--prefix", a.prefix,
+                     "what names of weights begin with in a checkpoint, and nowhere else")
+        ->capture_default_str();
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help, --version
@@ -86,16 +192,15 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     throw UserError(fmt::format("{}; see tckpt --help", e.what()));
   }
-  if (!inspect->parsed() && !verify->parsed()) {
-    fmt::print(stderr, "tckpt: {} is not available yet; there are inspect and verify\n",
-               app.get_subcommands().at(0)->get_name());
-    return kNotAvailable;
-  }
-  io::SafetensorsSet set = io::SafetensorsSet::open(path);
-  for (const io::SafetensorsFile& file : set.files())
-    inspect->parsed() ? inspect_file(file) : verify_file(file);
+  int status = 0;
+  if (convert_->parsed())
+    convert(a);
+  else if (consolidate_->parsed())
+    consolidate(a);
+  else
+    status = look(a, inspect->parsed());
   TESSERA_CHECK(std::fflush(stdout) == 0, "cannot write to standard output");
-  return 0;
+  return status;
 }
 
 }  // namespace

@@ -1,15 +1,11 @@
 #include "parallel/checkpoint/convert.h"
 
-#include <sys/stat.h>
-
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "core/io/safetensors_header.h"
 #include "parallel/checkpoint/checkpointer.h"
-#include "parallel/checkpoint/load.h"
+#include "parallel/checkpoint/reader.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -21,13 +17,13 @@ struct Source {
   std::string folder;
   Manifest manifest;
   std::string prefix;
+  Reader reader{folder, manifest, true};
 
   std::string name_of(const TensorEntry& t) const { return t.name.substr(prefix.size()); }
-  Tensor read(const TensorEntry& t) const {
-    Tensor values = empty(t.shape, t.dtype);
-    Piece p = whole(t.name, values);
-    load(folder, {&p, 1}, nullptr, {.only = t.name, .strict = false, .verify_all = true});
-    return values;
+  Tensor read(const TensorEntry& t) {
+    Piece p = whole(t.name, empty(t.shape, t.dtype));
+    reader.fill(t, p.box(), static_cast<std::byte*>(p.values.raw()));
+    return p.values;
   }
 };
 
@@ -41,7 +37,7 @@ io::Metadata metadata_of(const Manifest& m) {
 using Group = std::vector<const TensorEntry*>;
 
 // Hashes first, as the hash stands in the header before the data, and then writes.
-void write_file(const Source& from, const Group& tensors, const std::string& path) {
+void write_file(Source& from, const Group& tensors, const std::string& path) {
   io::ParamsHasher hasher;
   std::vector<io::TensorInfo> infos;
   for (const TensorEntry* t : tensors) {
@@ -86,7 +82,7 @@ std::vector<Group> shards_of(const Source& from, uint64_t most) {
   return out;
 }
 
-void write_shards(const Source& from, const std::vector<Group>& shards, const std::string& folder) {
+void write_shards(Source& from, const std::vector<Group>& shards, const std::string& folder) {
   nlohmann::ordered_json map;
   uint64_t total = 0;
   for (size_t i = 0; i < shards.size(); ++i) {
@@ -132,7 +128,8 @@ void make_whole_folder(const std::string& to, F fill) {
 bool is_checkpoint(const std::string& path) {
   std::error_code error;
   if (!fs::is_directory(path, error)) return false;
-  return fs::exists(path + "/" + kManifestName, error) ||
+  std::string name = fs::path(path + "/").lexically_normal().parent_path().filename().string();
+  return fs::exists(path + "/" + kManifestName, error) || name.starts_with("step-") ||
          fs::exists(path + "/" + kLatestName, error) || !saved_steps(path).empty();
 }
 

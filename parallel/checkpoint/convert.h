@@ -9,7 +9,7 @@ namespace tessera::checkpoint {
 
 struct ExportOptions {
   std::string prefix = "model.";  // which tensors, and what their names lose; "": all of them
-  uint64_t max_shard_bytes = 0;   // of tensors in one file; 0: one file. A larger tensor has its own
+  uint64_t max_shard_bytes = 0;  // of tensors in one file; 0: one file. A larger tensor has its own
 };
 struct Converted {
   uint64_t tensors = 0, bytes = 0, files = 0;

@@ -4,6 +4,7 @@
 #pragma once
 #include "collectives/process_group.h"
 #include "parallel/checkpoint/folder.h"
+#include "parallel/checkpoint/reader.h"
 
 namespace tessera::checkpoint {
 
@@ -23,7 +24,7 @@ struct Loaded {
   Extra extra;
   std::vector<std::string> missing;     // asked for by a rank, not in the checkpoint
   std::vector<std::string> unexpected;  // in the checkpoint, asked for by no rank
-  uint64_t bytes_wanted = 0, bytes_read = 0, bytes_verified = 0;  // on this rank
+  ReadCost read;                        // on this rank
 };
 
 /// Fills the values of `pieces` (dense or strided, on the CPU), bumping their versions. `path`: a

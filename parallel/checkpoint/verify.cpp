@@ -69,7 +69,8 @@ class FileCheck {
 void verify_step(const std::string& folder, Verified& out, const Latest* latest) {
   try {
     Manifest m = read_manifest(folder);
-    std::string name = fs::path(folder).filename().string(), manifest = folder + "/manifest.json";
+    std::string name = fs::path(folder + "/").lexically_normal().parent_path().filename().string(),
+                manifest = folder + "/" + kManifestName;
     out.steps.push_back(m.step);
     if (name.starts_with("step-") && name != step_name(m.step))
       out.findings.push_back(
@@ -131,7 +132,7 @@ Verified verify(const std::string& path) {
                 io::quote(path));
   std::vector<int64_t> steps = saved_steps(path);
   if (steps.empty() && !fs::exists(path + "/" + kLatestName, error)) {
-    std::string name = fs::path(path).lexically_normal().filename().string();
+    std::string name = fs::path(path + "/").lexically_normal().parent_path().filename().string();
     TESSERA_CHECK(fs::exists(path + "/" + kManifestName, error) || name.starts_with("step-"),
                   "checkpoint: {} holds no saved step and no {}; check the path", io::quote(path),
                   kManifestName);

@@ -85,8 +85,10 @@ TEST_F(Tckpt, BadCommandLines) {
   refused("inspect a b", 1, "see tckpt --help");
   refused("verify " + (dir_ / "absent"), 1, "No such file");
   refused("verify " + dir_.str(), 1, "neither model.safetensors nor");
-  refused("convert a b", 2, "not available yet");
-  refused("consolidate a --to b", 2, "not available yet");
+  refused("convert a", 1, "TO is required");
+  refused("convert a b", 1, "No such file");
+  refused("consolidate a --to b", 1, "no checkpoint");
+  refused("convert a b --max-shard-bytes many", 1, "--max-shard-bytes");
   refused("inspect " + (dir_ / "good") + " > /dev/full", 1, "cannot write");
 }
 

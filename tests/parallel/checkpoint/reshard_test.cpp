@@ -37,8 +37,8 @@ TEST(Checkpoint, RoundTripOnOneRank) {
   Loaded l = load(dir / "ckpt", state.pieces);
   EXPECT_EQ(l.step, 7);
   EXPECT_EQ(l.extra, state.extra);
-  EXPECT_EQ(l.bytes_read, l.bytes_wanted);
-  EXPECT_EQ(l.bytes_verified, l.bytes_wanted);
+  EXPECT_EQ(l.read.read, l.read.wanted);
+  EXPECT_EQ(l.read.verified, l.read.wanted);
   for (const Piece& p : state.pieces) EXPECT_TRUE(same_bytes(p.values, expected[p.name])) << p.name;
   bool filled = state.pieces[0].values.numel() > 0;
   EXPECT_EQ(state.pieces[0].values.storage()->version() > version, filled);
@@ -71,8 +71,8 @@ TEST(Checkpoint, ReshardBetweenRandomCuttings) {
       run_ranks(after, [&](ProcessGroup& g) {
         Loaded l = load(dir.str(), wanted[size_t(g.rank())], &g, {.verify_all = all});
         EXPECT_EQ(l.extra.at("seed"), std::to_string(seed));
-        EXPECT_GE(l.bytes_read, l.bytes_wanted);
-        EXPECT_EQ(l.bytes_verified, all ? l.bytes_read : l.bytes_verified);
+        EXPECT_GE(l.read.read, l.read.wanted);
+        EXPECT_EQ(l.read.verified, all ? l.read.read : l.read.verified);
       });
       for (auto& of_rank : wanted)
         for (Piece& p : of_rank) {
@@ -110,13 +110,13 @@ TEST(Checkpoint, ReadsLittleMoreThanAskedFor) {
   Piece columns{"columns", {256, 8192}, {0, 2048}, empty({256, 2048})};
   std::vector<Piece> pieces{rows, columns};
   Loaded l = load(dir.str(), pieces);
-  EXPECT_EQ(l.bytes_wanted, 100u * 4000 + 256u * 8192);
-  EXPECT_EQ(l.bytes_read, l.bytes_wanted);
+  EXPECT_EQ(l.read.wanted, 100u * 4000 + 256u * 8192);
+  EXPECT_EQ(l.read.read, l.read.wanted);
   for (Piece& p : pieces) EXPECT_TRUE(same_bytes(p.values, copy_box(model[p.name], p.box())));
   // Columns of 16 bytes with small gaps are read with the gaps.
   std::vector<Piece> narrow{{"rows", {1024, 1000}, {0, 10}, empty({1024, 4})}};
   l = load(dir.str(), narrow, nullptr, {.only = "rows"});
-  EXPECT_LE(l.bytes_read, model["rows"].nbytes());
+  EXPECT_LE(l.read.read, model["rows"].nbytes());
   EXPECT_TRUE(same_bytes(narrow[0].values, copy_box(model["rows"], narrow[0].box())));
 }
 
