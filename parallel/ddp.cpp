@@ -1,6 +1,7 @@
 #include "parallel/ddp.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/autograd/autograd.h"
 #include "core/dispatch/dispatch.h"
@@ -99,13 +100,11 @@ void Reducer::put(int slot, const Tensor& grad) {
 
 void Reducer::deliver(int slot, Tensor grad) {
   NoGrad off;
+  if (!std::exchange(begun_, true)) begin_backward();
   auto& [index, view] = place_[size_t(slot)];
   Bucket& bucket = buckets_[size_t(index)];
   TESSERA_CHECK(!seen_[size_t(slot)], "ddp: parameter {} got two gradients in one backward",
                 parameters_[size_t(slot)].name);
-  // Gradients cleared in mid-accumulation: the step begins anew.
-  if (micro_batch_ > 0 && !parameters_[size_t(slot)].tensor.grad().defined())
-    micro_batch_ = 0, used_.assign(used_.size(), false);
   seen_[size_t(slot)] = used_[size_t(slot)] = true;
   if (!rebuilt_ && sync_) ready_order_.push_back(slot);
   put(slot, std::move(grad));
@@ -168,8 +167,16 @@ void Reducer::name_unused() {
   throw UserError(why);
 }
 
+// All gradients were cleared in mid-accumulation: the step begins anew.
+void Reducer::begin_backward() {
+  auto has_grad = [](const NamedTensor& p) { return p.tensor.grad().defined(); };
+  if (micro_batch_ > 0 && std::ranges::none_of(parameters_, has_grad))
+    micro_batch_ = 0, used_.assign(used_.size(), false);
+}
+
 // Nothing has arrived in this backward.
 void Reducer::start_over() {
+  begun_ = false;
   seen_.assign(seen_.size(), false);
   for (Bucket& b : buckets_) b.arrived = 0;
   next_launch_ = 0;

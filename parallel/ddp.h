@@ -62,6 +62,7 @@ class Reducer final : public GradSink {
   void complete(Bucket& bucket);
   void launch_ready();
   void name_unused();
+  void begin_backward();
   void start_over();
   void rebuild_in_ready_order();
 
@@ -77,6 +78,7 @@ class Reducer final : public GradSink {
   int64_t bytes_reduced_ = 0;
   std::vector<Ref<Work>> works_;  // of the last reduction
   bool sync_ = true, rebuilt_ = false;
+  bool begun_ = false;  // this backward has delivered something
 };
 
 /// Makes `model` data-parallel: broadcasts rank 0's parameters and buffers once and reduces

@@ -8,7 +8,19 @@ namespace tessera::fn {
 
 constexpr double kPi = 3.141592653589793;
 
-TESSERA_FN double lgamma(double x) { return TESSERA_LIBM(lgamma)(x); }
+#if defined(__has_builtin) && !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+#if __has_builtin(__builtin_lgamma_r)
+#define TESSERA_HAS_LGAMMA_R
+#endif
+#endif
+TESSERA_FN double lgamma(double x) {
+#if defined(TESSERA_HAS_LGAMMA_R)  // plain lgamma leaves the sign in a global that threads share
+  int sign;
+  return __builtin_lgamma_r(x, &sign);
+#else
+  return TESSERA_LIBM(lgamma)(x);
+#endif
+}
 TESSERA_FN float lgamma(float x) { return static_cast<float>(lgamma(static_cast<double>(x))); }
 
 // psi(x) = psi(x + n) - sum 1 / (x + k) brings x to 10, where the asymptotic series (Abramowitz,
