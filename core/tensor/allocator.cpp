@@ -242,6 +242,7 @@ void release_cached_cpu_memory() {
 
 namespace {
 constexpr size_t kPoolStep = 32, kPoolMax = 1024;
+constexpr size_t pool_bytes(size_t slot) { return (slot + 1) * kPoolStep; }
 struct ObjectPool {
   std::array<FreeBlock*, kPoolMax / kPoolStep> head{};
   std::array<uint32_t, kPoolMax / kPoolStep> count{};
@@ -262,10 +263,11 @@ void* pool_allocate(size_t bytes) {
     if (FreeBlock* b = pool.head[slot]) {
       pool.head[slot] = b->next;
       --pool.count[slot];
+      unguard(b, pool_bytes(slot));
       return b;
     }
   }
-  void* p = std::malloc((slot + 1) * kPoolStep);
+  void* p = std::malloc(pool_bytes(slot));
   if (!p) throw std::bad_alloc();
   return p;
 }
@@ -273,19 +275,20 @@ void* pool_allocate(size_t bytes) {
 void pool_deallocate(void* p, size_t bytes) {
   size_t slot = (bytes - 1) / kPoolStep;
   if (bytes > kPoolMax || ObjectPool::gone ||
-      (pool.count[slot] + 1) * (slot + 1) * kPoolStep > kPoolKeptBytes)
+      (pool.count[slot] + 1) * pool_bytes(slot) > kPoolKeptBytes)
     return std::free(p);
   auto* b = static_cast<FreeBlock*>(p);
   b->next = pool.head[slot];
   pool.head[slot] = b;
   ++pool.count[slot];
+  guard(b + 1, pool_bytes(slot) - sizeof(FreeBlock));
 }
 
 size_t pool_held_bytes() {
   size_t held = 0;
   if (!ObjectPool::gone)
     for (size_t slot = 0; slot < pool.count.size(); ++slot)
-      held += pool.count[slot] * (slot + 1) * kPoolStep;
+      held += pool.count[slot] * pool_bytes(slot);
   return held;
 }
 

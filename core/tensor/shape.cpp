@@ -21,10 +21,10 @@ std::string to_string(std::span<const int64_t> d) {
 
 Strides contiguous_strides(const Shape& s) {
   Strides st = s;
-  int64_t step = 1;
+  uint64_t step = 1;  // wraps for shapes that no memory holds; empty() refuses those by name
   for (int i = s.size() - 1; i >= 0; --i) {
-    st[i] = step;
-    step *= std::max<int64_t>(s[i], 1);
+    st[i] = int64_t(step);
+    step *= uint64_t(std::max<int64_t>(s[i], 1));
   }
   return st;
 }
