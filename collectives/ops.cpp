@@ -79,6 +79,79 @@ void run_collective(const Primitive& prim, std::span<const Tensor> in, std::span
                    .site = p.site});
 }
 
+// The verbs over pieces that may differ from rank to rank: operand and result are flat buffers.
+class PiecesOp final : public Primitive {
+ public:
+  PiecesOp(CollKind kind, Ref<ProcessGroup> group, ReduceOp op, const Pieces& in, const Pieces& out,
+           CallSite site)
+      : Primitive(intern_op(std::string(tessera::name_of(kind)) + "_v")),
+        kind(kind),
+        group(std::move(group)),
+        op(op),
+        in(in),
+        out(out),
+        site(site) {
+    for (const Pieces* p : {&in, &out})
+      TESSERA_CHECK_AS(ShapeError, p->unit > 0 && p->extent % p->unit == 0 && p->row >= 0,
+                       "{}: {} indices of {} elements cannot be cut in units of {}", name(),
+                       p->extent, p->row, p->unit);
+  }
+
+  int64_t count(const Pieces& p, int rank) const {
+    return cut({0, p.extent, p.extent}, p.unit, group->size(), rank).size * p.row;
+  }
+  Metas infer(MetaSpan operands) const override {
+    const Meta& x = *operands[0];
+    int64_t whole_in = in.extent * in.row, whole_out = out.extent * out.row, mine_in = whole_in;
+    int64_t result = kind == CollKind::kReduceScatter ? count(out, group->rank()) : whole_out;
+    if (kind == CollKind::kAllGather) mine_in = count(in, group->rank());
+    TESSERA_CHECK_AS(ShapeError, numel(x.shape) == mine_in, "{}: {} where {} elements are expected",
+                     name(), describe(operands), mine_in);
+    return {Meta::contiguous({result}, x.dtype, x.device)};
+  }
+  const Kernel* own_kernel(DeviceKind) const override;
+  void attributes(AttributeVisitor& v) const override {
+    v.text("group", group->name());
+    if (kind == CollKind::kReduceScatter) v.text("op", tessera::name_of(op));
+    v.dims("in", {in.extent, in.unit, in.row}), v.dims("out", {out.extent, out.unit, out.row});
+  }
+
+  const CollKind kind;
+  const Ref<ProcessGroup> group;
+  const ReduceOp op;
+  const Pieces in, out;
+  const CallSite site;
+};
+
+// Views of `flat`, one for each rank.
+std::vector<Tensor> pieces_of(const Tensor& flat, const PiecesOp& p, const Pieces& pieces) {
+  std::vector<Tensor> views;
+  int64_t offset = flat.offset();
+  for (int r = 0; r < p.group->size(); ++r) {
+    int64_t n = p.count(pieces, r);
+    views.emplace_back(Meta::contiguous({n}, flat.dtype(), flat.device()), flat.storage(), offset);
+    offset += n;
+  }
+  return views;
+}
+
+void run_pieces(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                Workspace, const Stream&) {
+  const auto& p = static_cast<const PiecesOp&>(prim);
+  std::vector<Tensor> give{in[0]}, take{out[0]};
+  if (p.kind != CollKind::kAllGather) give = pieces_of(in[0], p, p.in);
+  if (p.kind != CollKind::kReduceScatter) take = pieces_of(out[0], p, p.out);
+  p.group->submit(
+      {.kind = p.kind, .op = p.op, .in = give, .out = take, .async = true, .site = p.site});
+}
+
+const Kernel* PiecesOp::own_kernel(DeviceKind) const {
+  static const Kernel kernel{[](const Primitive&, std::span<const Tensor>, std::span<Meta>,
+                                Plan& plan) { plan.dense_in = 1; },
+                             run_pieces};
+  return &kernel;
+}
+
 PrimRef make(CollKind kind, const Ref<ProcessGroup>& group, ReduceOp op, int root, CallSite site) {
   TESSERA_CHECK(group, "{}: no group; pass world_group() or one that was split from it",
                 name_of(kind));
@@ -114,8 +187,22 @@ Tensor all_to_all(const Tensor& x, const Ref<ProcessGroup>& group, CallSite site
   return run(make(CollKind::kAllToAll, group, ReduceOp::kSum, 0, site), x);
 }
 
+Tensor all_gather_v(const Tensor& x, const Ref<ProcessGroup>& group, const Pieces& pieces,
+                    CallSite site) {
+  return run(
+      PrimRef(new PiecesOp(CollKind::kAllGather, group, ReduceOp::kSum, pieces, pieces, site)), x);
+}
+Tensor reduce_scatter_v(const Tensor& x, const Ref<ProcessGroup>& group, const Pieces& pieces,
+                        ReduceOp op, CallSite site) {
+  return run(PrimRef(new PiecesOp(CollKind::kReduceScatter, group, op, pieces, pieces, site)), x);
+}
+Tensor all_to_all_v(const Tensor& x, const Ref<ProcessGroup>& group, const Pieces& in,
+                    const Pieces& out, CallSite site) {
+  return run(PrimRef(new PiecesOp(CollKind::kAllToAll, group, ReduceOp::kSum, in, out, site)), x);
+}
+
 bool is_collective(const Primitive& prim) {
-  return dynamic_cast<const CollectiveOp*>(&prim) != nullptr;
+  return dynamic_cast<const CollectiveOp*>(&prim) || dynamic_cast<const PiecesOp*>(&prim);
 }
 
 }  // namespace tessera

@@ -31,6 +31,22 @@ void broadcast_(const Tensor& t, const Ref<ProcessGroup>& group, int root,
 Tensor all_to_all(const Tensor& x, const Ref<ProcessGroup>& group,
                   CallSite site = CallSite::current());
 
+/// How `extent` indices, each of `row` elements, are cut over the ranks of a group: rank r has
+/// those of cut({0, extent}, unit, size, r), which may be fewer than another's or none.
+struct Pieces {
+  int64_t extent = 0, unit = 1, row = 1;
+};
+/// x, any shape, this rank's piece -> [extent * row], rank by rank.
+Tensor all_gather_v(const Tensor& x, const Ref<ProcessGroup>& group, const Pieces& pieces,
+                    CallSite site = CallSite::current());
+/// x, extent * row elements -> the elements of this rank's piece of the reduction, 1-d.
+Tensor reduce_scatter_v(const Tensor& x, const Ref<ProcessGroup>& group, const Pieces& pieces,
+                        ReduceOp op = ReduceOp::kSum, CallSite site = CallSite::current());
+/// x, `in` rank by rank: its piece r goes to rank r. The result, 1-d, is `out`: piece r comes from
+/// rank r.
+Tensor all_to_all_v(const Tensor& x, const Ref<ProcessGroup>& group, const Pieces& in,
+                    const Pieces& out, CallSite site = CallSite::current());
+
 /// True for the ops above.
 bool is_collective(const Primitive& prim);
 

@@ -1,6 +1,6 @@
 #include "core/autograd/graph.h"
 
-#include "core/dispatch/context.h"
+#include "core/dispatch/sharding.h"
 
 namespace tessera {
 namespace {
@@ -36,13 +36,43 @@ void attach_grad_meta(const Tensor& t, Ref<GradNode> producer, int output) {
   t.impl()->layers |= bit(Layer::kAutograd);
 }
 
+namespace {
+
+// Where the values of `t` are: its own storage or that of this rank's piece; null: nowhere.
+Storage* values_of(const Tensor& t) {
+  const ShardData* shard = shard_data(t);
+  return (shard ? shard->local : t).storage().get();
+}
+
+Tensor rebuilt(const Tensor& t, Recipe& recipe) {
+  const ShardingLayer* sharding = sharding_of(t);
+  if (!sharding) return Tensor(t.meta(), recipe.rebuild(), t.offset());
+  const Tensor& local = sharding->local;
+  return sharding->with_local(t.meta(), Tensor(local.meta(), recipe.rebuild(), local.offset()));
+}
+
+void share_history(const Tensor& to, const Tensor& from) {
+  if (!grad_meta(from)) return;
+  to.impl()->autograd = from.impl()->autograd;
+  to.impl()->layers |= bit(Layer::kAutograd);
+}
+
+}  // namespace
+
 SavedTensor SavedTensor::input(const Tensor& t) {
   TESSERA_CHECK(!t.impl()->inference,
                 "backward: {} was made in inference mode and cannot be saved; clone it outside",
                 describe(t));
   SavedTensor s;
   s.tensor_ = t;
-  s.version_ = t.storage() ? t.storage()->version() : 0;
+  if (Storage* values = values_of(t)) {
+    s.version_ = values->version();
+    if (values->recipe()) [[unlikely]] {
+      s.recipe_ = values->recipe();
+      s.tensor_ = without_values(t);
+      share_history(s.tensor_, t);
+    }
+  }
   return s;
 }
 
@@ -54,20 +84,26 @@ SavedTensor SavedTensor::result(const Tensor& t, int output) {
 
 SavedTensor SavedTensor::shape_only(const Tensor& t) {
   SavedTensor s;
-  s.tensor_ = Tensor(t.meta(), nullptr);
+  s.tensor_ = without_values(t);
   return s;
 }
 
 Tensor SavedTensor::unpack(std::string_view op, const char* what, size_t index,
                            const Ref<GradNode>& owner) const {
-  if (tensor_.defined() && tensor_.storage())
-    TESSERA_CHECK(
-        tensor_.storage()->version() == version_,
-        "{}: {} {} ({}) was overwritten after it was saved for backward; copy it before writing",
-        op, what, index, describe(tensor_));
+  Tensor t = tensor_;
+  if (recipe_) [[unlikely]] {
+    t = rebuilt(tensor_, *recipe_);
+    share_history(t, tensor_);
+  } else if (t.defined()) {
+    if (Storage* values = values_of(t))
+      TESSERA_CHECK(
+          values->version() == version_,
+          "{}: {} {} ({}) was overwritten after it was saved for backward; copy it before writing",
+          op, what, index, describe(t));
+  }
   // History matters only to a backward that is recorded itself.
-  if (output_ < 0 || !owner || !(context().enabled & bit(Layer::kAutograd))) return tensor_;
-  Tensor t = tensor_.detach();
+  if (output_ < 0 || !owner || !(context().enabled & bit(Layer::kAutograd))) return t;
+  t = t.detach();
   attach_grad_meta(t, owner, output_);
   return t;
 }

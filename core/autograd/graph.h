@@ -75,7 +75,8 @@ class GradNode : public RefCounted {
   SmallVector<Tensor, 2> arriving;
 };
 
-/// A tensor kept for backward, with the version its storage had.
+/// A tensor kept for backward: a value, with the version its storage had, or the recipe that brings
+/// the value back.
 class SavedTensor {
  public:
   SavedTensor() = default;
@@ -93,6 +94,7 @@ class SavedTensor {
 
  private:
   Tensor tensor_;
+  Ref<Recipe> recipe_;  // then tensor_ has no values
   uint32_t version_ = 0;
   int8_t output_ = -1;
 };

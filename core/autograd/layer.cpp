@@ -1,7 +1,7 @@
 // The autograd layer: runs an op in the layers below and, if an input requires grad, records a node
 // for it.
 #include "core/autograd/autograd.h"
-#include "core/dispatch/dispatch.h"
+#include "core/dispatch/sharding.h"
 
 namespace tessera {
 namespace {
@@ -40,7 +40,9 @@ class PrimitiveNode final : public GradNode {
                                cot.end());  // results behind the last one reached have no cotangent
     all.resize(out_.size());
     if (last) release_saved();
-    return prim_->vjp({in, out, all, wanted});
+    Tensors grads = prim_->vjp({in, out, all, wanted});
+    for (size_t i = 0; i < grads.size() && i < in.size(); ++i) pin(in[i], grads[i]);
+    return grads;
   }
   std::string_view name() const override { return prim_->name(); }
   void release_saved() override {
@@ -50,6 +52,15 @@ class PrimitiveNode final : public GradNode {
   }
 
  private:
+  // Cotangents leave an op with the placement that its operands ask for, so that sums over ranks
+  // are finished where a forward placement demands it and nowhere else.
+  static void pin(const Tensor& forward, Tensor& g) {
+    if (!g.defined() || !((g.layers() | forward.layers()) & bit(Layer::kSharding))) return;
+    const ShardingLayer* sharding = sharding_of(g);
+    if (!sharding) sharding = sharding_of(forward);
+    g = sharding->pin_cotangent(forward, std::move(g));
+  }
+
   PrimRef prim_;
   SmallVector<SavedTensor, 3> in_;
   SmallVector<SavedTensor, 1> out_;
@@ -123,6 +134,6 @@ Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in) {
   return out;
 }
 
-const LayerFn layer_functions[kNumLayers] = {nullptr, autograd_layer, nullptr};
+const LayerFn layer_functions[kNumLayers] = {nullptr, autograd_layer, sharding_layer};
 
 }  // namespace tessera

@@ -36,8 +36,12 @@ struct Context {
   bool inference = false;          // results may never be recorded later
   DType default_dtype = kF32;      // of creation functions without one
   Generator* generator = nullptr;  // null: the thread's own default
-  Phase phase = Phase::kForward;   // set by backward() and by optimizers
-  uint64_t grad_node = 0;          // number of the node whose vjp runs; 0 outside of backward
+  // Plain operands next to sharded ones hold the same values on every rank (0-d ones always do).
+  bool replicate_plain = false;
+  // Ops on sharded operands may convert them by collectives; backward always may.
+  bool allow_communication = false;
+  Phase phase = Phase::kForward;  // set by backward() and by optimizers
+  uint64_t grad_node = 0;         // number of the node whose vjp runs; 0 outside of backward
   Tensor
       samples;  // i64 [B]: number of each sample of the micro-batch in the data set; see random.h
 };

@@ -2,6 +2,8 @@
 
 #include <bit>
 
+#include "core/dispatch/sharding.h"
+
 namespace tessera {
 namespace {
 
@@ -47,7 +49,27 @@ void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
                     "clone it first",
                     i, describe(d));
   }
+  if (c.enabled & bit(Layer::kSharding)) {
+    const ShardingLayer* sharding = find_sharding(dst);
+    if (!sharding) sharding = find_sharding(in);
+    if (sharding) return sharding->assign(dst, prim, in);
+  }
   (c.backend ? *c.backend : eager_backend()).assign(dst, prim, in);
+}
+
+const ShardingLayer* find_sharding(std::span<const Tensor> tensors) {
+  for (const Tensor& t : tensors)
+    if (const ShardingLayer* s = sharding_of(t)) return s;
+  return nullptr;
+}
+
+Tensors sharding_layer(const PrimRef& prim, Inputs in) { return find_sharding(in)->run(prim, in); }
+
+Tensor without_values(const Tensor& t) {
+  const ShardingLayer* sharding = sharding_of(t);
+  if (!sharding) return Tensor(t.meta(), nullptr, t.offset());
+  const Tensor& local = sharding->local;
+  return sharding->with_local(t.meta(), Tensor(local.meta(), nullptr, local.offset()));
 }
 
 }  // namespace tessera

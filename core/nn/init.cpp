@@ -17,8 +17,6 @@ Tensor key_tensor(uint64_t seed, uint64_t number) {
   return from_values<int64_t>({int64_t(seed), int64_t(number)}, {2});
 }
 
-TensorOptions like(const Tensor& t) { return {.dtype = t.dtype(), .device = t.device()}; }
-
 // Inverse error function of |y| < 1: M. Giles, "Approximating the erfinv function", 2010, and one
 // Newton step.
 Tensor erf_inverse(const Tensor& y) {
@@ -70,13 +68,13 @@ void ones_(const Tensor& t) { constant_(t, 1); }
 void uniform_(const Tensor& t, double low, double high, const Tensor& key) {
   if (t.device().is_meta()) return;
   NoGrad off;
-  assign_(t, rand(t.shape(), like(t), key) * (high - low) + low);
+  assign_(t, rand(t.shape(), options_of(t), key) * (high - low) + low);
 }
 
 void normal_(const Tensor& t, double mean, double std, const Tensor& key) {
   if (t.device().is_meta()) return;
   NoGrad off;
-  assign_(t, randn(t.shape(), like(t), key) * std + mean);
+  assign_(t, randn(t.shape(), options_of(t), key) * std + mean);
 }
 
 void trunc_normal_(const Tensor& t, double mean, double std, double low, double high,
@@ -88,7 +86,7 @@ void trunc_normal_(const Tensor& t, double mean, double std, double low, double 
          last = 2 * normal_cdf((high - mean) / std) - 1;
   TESSERA_CHECK(last > first, "trunc_normal_: [{}, {}] holds nothing of a normal({}, {})", low,
                 high, mean, std);
-  Tensor u = rand(t.shape(), like(t), key) * (last - first) + first;
+  Tensor u = rand(t.shape(), options_of(t), key) * (last - first) + first;
   double edge = t.dtype() == kF64 ? 1 - 0x1p-53 : 1 - 0x1p-24;  // erf_inverse(1) is infinite
   Tensor x = erf_inverse(clamp(u, -edge, edge)) * (std * std::numbers::sqrt2) + mean;
   assign_(t, clamp(x, low, high));

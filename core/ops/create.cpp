@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "core/dispatch/dispatch.h"
+#include "core/dispatch/sharding.h"
 #include "core/ops/attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
@@ -63,6 +63,13 @@ class Arange final : public ArangeAttributes {
   }
 };
 
+Tensor create(const PrimRef& prim, const TensorOptions& o) {
+  if (o.placed_like.defined())
+    if (const ShardingLayer* sharding = sharding_of(o.placed_like))
+      return sharding->create(prim, {});
+  return dispatch1(prim, {});
+}
+
 DType dtype_or(const TensorOptions& o, Scalar value) {
   if (o.dtype) return *o.dtype;
   return value.kind() == kF64 ? context().default_dtype : value.kind();
@@ -86,16 +93,19 @@ Tensor below_diagonal(const Tensor& x, int64_t diagonal) {
 }  // namespace
 
 Tensor full(const Shape& shape, Scalar value, TensorOptions o) {
-  return dispatch1(PrimRef(new Full(shape, value, dtype_or(o, value), o.device)), {});
+  return create(PrimRef(new Full(shape, value, dtype_or(o, value), o.device)), o);
 }
 Tensor zeros(const Shape& shape, TensorOptions o) { return full(shape, 0.0, o); }
 Tensor ones(const Shape& shape, TensorOptions o) { return full(shape, 1.0, o); }
 Tensor zeros_like(const Tensor& x) { return full_like(x, 0.0); }
 Tensor ones_like(const Tensor& x) { return full_like(x, 1.0); }
-Tensor full_like(const Tensor& x, Scalar value) {
-  return full(x.shape(), value, {x.dtype(), x.device()});
+Tensor full_like(const Tensor& x, Scalar value) { return full(x.shape(), value, options_of(x)); }
+Tensor empty_like(const Tensor& x) {
+  const ShardingLayer* sharding = sharding_of(x);
+  if (!sharding) return empty(x.shape(), x.dtype(), x.device());
+  return sharding->with_local(x.meta(), empty(sharding->local.shape(), x.dtype(), x.device()));
 }
-Tensor empty_like(const Tensor& x) { return empty(x.shape(), x.dtype(), x.device()); }
+TensorOptions options_of(const Tensor& t) { return {t.dtype(), t.device(), t}; }
 
 Tensor arange(Scalar begin, Scalar end, Scalar step, TensorOptions o) {
   TESSERA_CHECK(step.real() != 0, "arange: step is 0");

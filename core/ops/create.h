@@ -11,7 +11,12 @@ namespace tessera {
 struct TensorOptions {
   std::optional<DType> dtype = {};
   Device device = {};
+  /// Undefined, or a tensor of the same shape: if that is sharded so is the new one, and each rank
+  /// makes its own piece.
+  Tensor placed_like = {};
 };
+/// dtype, device and placement of `t`.
+TensorOptions options_of(const Tensor& t);
 
 Tensor full(const Shape& shape, Scalar value, TensorOptions options = {});
 Tensor zeros(const Shape& shape, TensorOptions options = {});

@@ -1,4 +1,5 @@
 // Methods of Tensor that are ops, spelled so that programs read well.
+#include "core/dispatch/sharding.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
 #include "core/tensor/element.h"
@@ -16,6 +17,7 @@ template <class T>
 T Tensor::item() const {
   TESSERA_CHECK_AS(ShapeError, numel() == 1, "item: {} has {} elements, not one", describe(*this),
                    numel());
+  if (const ShardingLayer* sharding = sharding_of(*this)) return sharding->whole_value().item<T>();
   if constexpr (std::is_same_v<T, bool>) return read_real(raw(), dtype()) != 0;
   if constexpr (std::is_integral_v<T>) return T(read_integer(raw(), dtype()));
   return T(read_real(raw(), dtype()));

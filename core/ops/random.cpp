@@ -1,6 +1,6 @@
 #include "core/ops/random.h"
 
-#include "core/dispatch/dispatch.h"
+#include "core/dispatch/sharding.h"
 #include "core/ops/attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
@@ -46,14 +46,17 @@ class Random final : public RandomAttributes {
 };
 
 Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DType dtype,
-            Device device, Tensor key) {
+            const TensorOptions& o, Tensor key) {
   TESSERA_CHECK(kind == RandomKind::kInteger || is_floating(dtype),
                 "{}: draws real numbers, asked for {}; use randint for integers",
                 Random::name_of_kind(kind), name_of(dtype));
   if (!key.defined()) key = default_generator().next_key();
-  return dispatch1(PrimRef(new Random(kind, shape, Dims::filled(shape.size(), 0), shape, low, high,
-                                      dtype, device)),
-                   operands(std::move(key)));
+  PrimRef prim(
+      new Random(kind, shape, Dims::filled(shape.size(), 0), shape, low, high, dtype, o.device));
+  if (o.placed_like.defined())
+    if (const ShardingLayer* sharding = sharding_of(o.placed_like))
+      return sharding->create(prim, operands(std::move(key)));
+  return dispatch1(prim, operands(std::move(key)));
 }
 
 // Its own derivative: the same mask on the cotangent.
@@ -139,21 +142,20 @@ Generator& default_generator() {
 void manual_seed(uint64_t seed) { default_generator().seed(seed); }
 
 Tensor rand(const Shape& shape, TensorOptions o, Tensor key) {
-  return draw(RandomKind::kUniform, shape, 0, 0, o.dtype.value_or(context().default_dtype),
-              o.device, std::move(key));
+  return draw(RandomKind::kUniform, shape, 0, 0, o.dtype.value_or(context().default_dtype), o,
+              std::move(key));
 }
 Tensor randn(const Shape& shape, TensorOptions o, Tensor key) {
-  return draw(RandomKind::kNormal, shape, 0, 0, o.dtype.value_or(context().default_dtype), o.device,
+  return draw(RandomKind::kNormal, shape, 0, 0, o.dtype.value_or(context().default_dtype), o,
               std::move(key));
 }
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions o, Tensor key) {
   TESSERA_CHECK(low < high, "randint: the range [{}, {}) is empty", low, high);
-  return draw(RandomKind::kInteger, shape, low, high, o.dtype.value_or(kI64), o.device,
-              std::move(key));
+  return draw(RandomKind::kInteger, shape, low, high, o.dtype.value_or(kI64), o, std::move(key));
 }
 
 Tensor bernoulli(const Tensor& p, Tensor key) {
-  return lt(rand(p.shape(), {p.dtype(), p.device()}, std::move(key)), p);
+  return lt(rand(p.shape(), options_of(p), std::move(key)), p);
 }
 
 Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {

@@ -112,6 +112,40 @@ class GlobalNorm final : public Primitive {
   bool differentiable() const override { return false; }
 };
 
+// global_norm in two halves, between which the rows of a sharded tensor are gathered. x [R, ..] ->
+// the sum of squares of each row, f64 [R].
+class RowSquares final : public Primitive {
+ public:
+  RowSquares() : Primitive(intern_op("row_squares")) {}
+  Metas infer(MetaSpan in) const override {
+    TESSERA_CHECK_AS(ShapeError, in[0]->shape.size() > 0, "row_squares: {} has no rows",
+                     describe(in));
+    return {Meta::contiguous({in[0]->shape[0]}, kF64, in[0]->device)};
+  }
+  AxisMap axes(MetaSpan in) const override {
+    AxisMap m;
+    const Shape& s = in[0]->shape;
+    for (int d = 0; d < s.size(); ++d) m.add(d == 0 ? Factor::kPass : Factor::kSum, s[d]);
+    m.in.push_back(broadcast_loops(s, s));
+    m.out.push_back({m.in[0][0]});
+    return m;
+  }
+  bool differentiable() const override { return false; }
+};
+
+// Operands f64 [R_i], sums of squares of the rows of each tensor.
+class NormOfRows final : public Primitive {
+ public:
+  NormOfRows() : Primitive(intern_op("norm_of_rows")) {}
+  Metas infer(MetaSpan in) const override {
+    for (const Meta* m : in)
+      TESSERA_CHECK_AS(ShapeError, m->shape.size() == 1 && m->dtype == kF64,
+                       "norm_of_rows: takes sums of squares, f64 [R], got {}", describe(in));
+    return {Meta::contiguous({}, kF64, in[0]->device)};
+  }
+  bool differentiable() const override { return false; }
+};
+
 // dst op= src, in place where the kernel may write into its own operand.
 void update(const Tensor& dst, const char* op, Tensor src, DType result) {
   TESSERA_CHECK(can_cast(result, dst.dtype()),
@@ -182,6 +216,17 @@ Tensor global_norm(std::span<const Tensor> tensors) {
   return dispatch1(prim, in);
 }
 
+Tensor row_squares(const Tensor& x) {
+  static const PrimRef prim(new RowSquares);
+  return dispatch1(prim, operands(x.ndim() ? Tensor(x) : reshape(x, {1})));
+}
+
+Tensor norm_of_rows(std::span<const Tensor> rows) {
+  static const PrimRef prim(new NormOfRows);
+  std::vector<Tensor> in(rows.begin(), rows.end());
+  return dispatch1(prim, in);
+}
+
 void register_update_ops(OpRegistry& registry) {
   auto number = [](double v) { return scalar_tensor(v, kF64); };
   auto list = [](uint64_t key, double low) { return sample_values({3, 4}, low, 1, key); };
@@ -204,6 +249,14 @@ void register_update_ops(OpRegistry& registry) {
   });
   registry.add("global_norm", [=] {
     return std::vector<Sample>{{PrimRef(new GlobalNorm), {list(1, -1), list(2, -1)}, false}};
+  });
+  registry.add("row_squares", [=] {
+    return std::vector<Sample>{{PrimRef(new RowSquares), {list(1, -1)}, false}};
+  });
+  registry.add("norm_of_rows", [=] {
+    return std::vector<Sample>{{PrimRef(new NormOfRows),
+                                {sample_values({4}, 0, 1, 1), sample_values({3}, 0, 1, 2)},
+                                false}};
   });
 }
 

@@ -42,6 +42,10 @@ void sgd_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
 /// sqrt(sum over all tensors of the sum of squares), 0-d of the widest dtype. Each tensor sums its
 /// rows of dim 0 first, then rows and tensors meet in a fixed tree.
 Tensor global_norm(std::span<const Tensor> tensors);
+/// The two halves of global_norm, with equal bits: x [R, ..] -> the sum of squares of each row, f64
+/// [R] (a 0-d x is one row); and the norm, 0-d f64, from the rows of all tensors.
+Tensor row_squares(const Tensor& x);
+Tensor norm_of_rows(std::span<const Tensor> rows);
 
 void register_update_ops(OpRegistry& registry);
 

@@ -94,4 +94,12 @@ Device parse_device(const std::string& text) {
   return {DeviceKind::kCUDA, int8_t(index)};
 }
 
+Range cut(const Range& whole, int64_t unit, int64_t parts, int64_t index) {
+  TESSERA_CHECK_AS(ShapeError, unit > 0 && whole.size % unit == 0,
+                   "cut: {} elements do not divide into units of {}", whole.size, unit);
+  int64_t units = whole.size / unit, each = (units + parts - 1) / parts;
+  int64_t begin = std::min(each * index, units), end = std::min(begin + each, units);
+  return {whole.begin + begin * unit, (end - begin) * unit, whole.extent};
+}
+
 }  // namespace tessera

@@ -85,4 +85,8 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
+/// Part number `index` of `whole` cut into `parts` at multiples of `unit` (which divides its size):
+/// the parts are as large as ceil(units / parts) units, so the last may be smaller or empty.
+Range cut(const Range& whole, int64_t unit, int64_t parts, int64_t index);
+
 }  // namespace tessera

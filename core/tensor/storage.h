@@ -19,6 +19,16 @@ class Event : public RefCounted {
   virtual void wait() = 0;
 };
 
+class Storage;
+
+/// How bytes that are not worth keeping come back: gathering a sharded weight again, fetching what
+/// was offloaded. Autograd saves the recipe of a storage that has one instead of the bytes.
+class Recipe : public RefCounted {
+ public:
+  /// The same bytes as before, perhaps pending.
+  virtual Ref<Storage> rebuild() = 0;
+};
+
 class Storage final : public RefCounted {
  public:
   /// `bytes` of uninitialised memory of `allocator`; none at all for a meta device (data() is
@@ -45,6 +55,9 @@ class Storage final : public RefCounted {
   void set_ready(Ref<Event> e) { ready_ = std::move(e); }
   const Ref<Event>& ready() const { return ready_; }
 
+  void set_recipe(Ref<Recipe> r) { recipe_ = std::move(r); }
+  const Ref<Recipe>& recipe() const { return recipe_; }
+
  private:
   void wait_ready_slow();
 
@@ -54,6 +67,7 @@ class Storage final : public RefCounted {
   uint32_t version_ = 0;
   Allocator* allocator_ = nullptr;  // null: borrowed
   Ref<Event> ready_;
+  Ref<Recipe> recipe_;
   Ref<RefCounted> keep_alive_;
 };
 

@@ -14,13 +14,19 @@ Tensor::Tensor(Meta meta, Ref<Storage> storage, int64_t offset) : impl_(new Tens
 Tensor Tensor::detach() const {
   Tensor t(meta(), storage(), offset());
   t.impl_->inference = impl_->inference;
-  t.impl_->shard = impl_->shard;
-  t.impl_->layers = impl_->layers & bit(Layer::kSharding);
+  if (is_sharded()) [[unlikely]] {
+    t.impl_->shard = impl_->shard;
+    t.impl_->layers |= bit(Layer::kSharding);
+  }
   return t;
 }
 
 void Tensor::undefined() { throw UserError("tensor: used before it was given a value"); }
 void Tensor::no_values() const {
+  TESSERA_CHECK(!is_sharded(),
+                "tensor: values of {} were asked for, but they are spread over ranks; use "
+                "full_tensor() for all of them, to_local() for this rank's",
+                describe(*this));
   throw BugError(
       fmt::format("tensor: values of {} read, but only its shape was kept", describe(*this)));
 }
@@ -71,7 +77,9 @@ template Tensor from_values(std::span<const bool>, const Shape&);
 
 std::string describe(const Tensor& t) {
   if (!t.defined()) return "undefined";
-  return fmt::format("{}{} {}", name_of(t.dtype()), to_string(t.shape()), to_string(t.device()));
+  std::string text =
+      fmt::format("{}{} {}", name_of(t.dtype()), to_string(t.shape()), to_string(t.device()));
+  return t.is_sharded() ? text + " " + shard_data(t)->placement() : text;
 }
 
 }  // namespace tessera

@@ -41,7 +41,7 @@ struct TensorImpl final : RefCounted {
   LayerMask layers = 0;      // which layers want to see ops on this tensor
   bool inference = false;    // made under inference_mode: may never be saved for backward
   Ref<RefCounted> autograd;  // owned by core/autograd
-  Ref<RefCounted> shard;     // owned by dtensor
+  Ref<RefCounted> shard;     // a ShardData; meta is then the global one and storage null
 
   static void* operator new(size_t bytes) { return pool_allocate(bytes); }
   static void operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }
@@ -89,7 +89,7 @@ class Tensor {
   bool uniquely_owned() const {
     return impl_->use_count() == 1 && impl_->storage && impl_->storage->use_count() == 1;
   }
-  /// The same values, sharded alike, without history.
+  /// The same values without history. A sharded tensor stays sharded.
   Tensor detach() const;
   bool is_same(const Tensor& o) const { return impl_ == o.impl_; }
   TensorImpl* impl() const {
@@ -99,6 +99,7 @@ class Tensor {
   }
   const Ref<TensorImpl>& ref() const { return impl_; }
   LayerMask layers() const { return impl_ ? impl_->layers : LayerMask(0); }
+  bool is_sharded() const { return layers() & bit(Layer::kSharding); }
 
   // Spelled here so that programs read well; defined in core/ops and core/autograd.
   template <class T>
@@ -122,6 +123,19 @@ class Tensor {
 
   Ref<TensorImpl> impl_;
 };
+
+/// What a tensor that is spread over the ranks of a mesh carries in its shard slot: this rank's
+/// piece. The layer that knows where the other pieces are derives from it
+/// (core/dispatch/sharding.h).
+struct ShardData : RefCounted {
+  Tensor local;
+  /// Where the pieces are: "(Shard(0), Replicate)".
+  virtual std::string placement() const = 0;
+};
+/// Null unless `t` is sharded.
+inline ShardData* shard_data(const Tensor& t) {
+  return t.is_sharded() ? static_cast<ShardData*>(t.impl()->shard.get()) : nullptr;
+}
 
 using Tensors = SmallVector<Tensor, 4>;
 /// Operands on their way down. A callee may take one over by moving from it; that is how a

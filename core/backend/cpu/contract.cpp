@@ -101,6 +101,17 @@ bool repeats(const Tensor& t) {
 
 void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& c);
 
+// Operands whose strides do not allow a Gemm are copied into an order that does.
+void contract_copied(const ContractAttributes& s, const Tensor& a, const Tensor& b,
+                     const Tensor& c) {
+  std::string word_a, word_b;
+  Tensor x = canonical(a, s.a, s, s.b, word_a), y = canonical(b, s.b, s, s.a, word_b);
+  TESSERA_ASSERT(word_a != s.a || word_b != s.b || !a.is_contiguous() || !b.is_contiguous(),
+                 "contract {},{}->{}: no order of {} and {} suits", s.a, s.b, s.out, describe(a),
+                 describe(b));
+  contract_in(Letters(s.id(), word_a, word_b, s.out), x, y, c);
+}
+
 // C's unit stride lies in a batch letter: compute with the letters ordered batch, m, n, then copy.
 void contract_reordered(const ContractAttributes& s, const Tensor& a, const Tensor& b,
                         const Tensor& c) {
@@ -131,12 +142,8 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
     return x.empty() && y.empty();
   };
   bool a_ok = unit(nest.m, nest.k, &LoopDim::a), b_ok = unit(nest.k, nest.n, &LoopDim::b);
-  if (nest.k.size() > 1 || !a_ok || !b_ok || repeats(a) || repeats(b)) {
-    std::string wa, wb;
-    Tensor x = canonical(a, s.a, s, s.b, wa), y = canonical(b, s.b, s, s.a, wb);
-    a = x, b = y;
-    nest = make_nest(Letters(s.id(), wa, wb, s.out), a, b, c);
-  }
+  if (nest.k.size() > 1 || !a_ok || !b_ok || repeats(a) || repeats(b))
+    return contract_copied(s, a, b, c);
   // C needs unit stride in its columns: where the rows have it, compute the transpose with the
   // operands swapped.
   bool n_unit = nest.n.empty();
@@ -158,6 +165,12 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
           k = nest.k.empty() ? LoopDim{1, 1, 1, 0} : nest.k[0];
   if ((n.extent > 1 && n.c != 1) || int(batch.size()) > kMaxBatch)
     return contract_reordered(s, given_a, given_b, c);
+  // The letter with an operand's unit stride may have become a batch letter.
+  auto readable = [](const LoopDim& x, int64_t x_stride, const LoopDim& y, int64_t y_stride) {
+    return x.extent == 1 || y.extent == 1 || x_stride == 1 || y_stride == 1;
+  };
+  if (!readable(m, m.a, k, k.a) || !readable(k, k.b, n, n.b))
+    return contract_copied(s, given_a, given_b, c);
   g.batch = int(batch.size());
   for (int i = 0; i < g.batch; ++i) {
     const LoopDim& d = batch[size_t(i)];

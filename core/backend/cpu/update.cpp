@@ -110,34 +110,36 @@ double tree_sum(const double* v, int64_t n) {
   return tree_sum(v, half) + tree_sum(v + half, n - half);
 }
 
+void sum_rows(const Primitive& prim, const Tensor& t, double* to) {
+  check_real(prim, t);
+  int64_t count = t.ndim() ? t.size(0) : 1, each = count ? t.numel() / count : 0;
+  parallel_for(
+      count, std::max<int64_t>(1, kPiece / std::max<int64_t>(each, 1)), [&](int64_t b, int64_t e) {
+        for (int64_t r = b; r < e; ++r)
+          to[r] = t.dtype() == kF32 ? fns<float>().sum_squares(t.data<float>() + r * each, each)
+                                    : fns<double>().sum_squares(t.data<double>() + r * each, each);
+      });
+}
+
 // Rows of dim 0 first, then rows, then tensors, each in a balanced tree: a tensor sharded by rows
 // gives the same bits.
 void run_global_norm(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
-  struct Row {
-    int tensor;
-    int64_t row;
-  };
-  std::vector<int64_t> first;  // of each tensor's rows
-  int64_t rows = 0;
+  std::vector<double> squares, totals;
   for (const Tensor& t : in) {
-    check_real(prim, t);
-    first.push_back(rows);
-    rows += t.ndim() ? t.size(0) : 1;
+    squares.resize(size_t(t.ndim() ? t.size(0) : 1));
+    sum_rows(prim, t, squares.data());
+    totals.push_back(tree_sum(squares.data(), int64_t(squares.size())));
   }
-  std::vector<double> squares(static_cast<size_t>(rows)), totals;
-  for (size_t i = 0; i < in.size(); ++i) {
-    const Tensor& t = in[i];
-    int64_t count = t.ndim() ? t.size(0) : 1, each = count ? t.numel() / count : 0;
-    double* to = squares.data() + first[i];
-    parallel_for(count, std::max<int64_t>(1, kPiece / std::max<int64_t>(each, 1)),
-                 [&](int64_t b, int64_t e) {
-                   for (int64_t r = b; r < e; ++r)
-                     to[r] = t.dtype() == kF32
-                                 ? fns<float>().sum_squares(t.data<float>() + r * each, each)
-                                 : fns<double>().sum_squares(t.data<double>() + r * each, each);
-                 });
-    totals.push_back(tree_sum(to, count));
-  }
+  *out[0].data<double>() = std::sqrt(tree_sum(totals.data(), int64_t(totals.size())));
+}
+
+void run_row_squares(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
+  sum_rows(prim, in[0], out[0].data<double>());
+}
+
+void run_norm_of_rows(const Primitive&, In in, Out out, Workspace, const Stream&) {
+  std::vector<double> totals;
+  for (const Tensor& t : in) totals.push_back(tree_sum(t.data<double>(), t.numel()));
   *out[0].data<double>() = std::sqrt(tree_sum(totals.data(), int64_t(totals.size())));
 }
 
@@ -147,6 +149,8 @@ void register_update(KernelTable& t) {
   t.add(DeviceKind::kCPU, "adam", {plan_lists, run_adam});
   t.add(DeviceKind::kCPU, "sgd", {plan_lists, run_sgd});
   t.add(DeviceKind::kCPU, "global_norm", {plan_lists, run_global_norm});
+  t.add(DeviceKind::kCPU, "row_squares", {plan_lists, run_row_squares});
+  t.add(DeviceKind::kCPU, "norm_of_rows", {plan_lists, run_norm_of_rows});
 }
 
 }  // namespace tessera::cpu

@@ -17,7 +17,7 @@ namespace tessera::golden {
 namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr TensorOptions kDouble{.dtype = kF64};
+const TensorOptions kDouble{.dtype = kF64};
 
 using C = const Case&;
 using List = std::vector<Tensor>;

@@ -1,0 +1,165 @@
+#include "dtensor/dtensor.h"
+
+#include "core/autograd/autograd.h"
+#include "core/ops/views.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/shard_spec.h"
+
+namespace tessera {
+namespace {
+
+Layout replicated(const DeviceMesh& mesh) { return Layout(size_t(mesh.ndim()), Replicate()); }
+
+// What the ranks' gradients of pieces in `layout` must be: there is no "whatever arrives" outside
+// of the mesh.
+Layout closed_dual(Layout layout) {
+  for (Placement& p : layout)
+    if (p.is_partial()) p = Replicate();
+  return layout;
+}
+
+void check_layout(const char* op, const DeviceMesh& mesh, const Layout& layout) {
+  TESSERA_CHECK(mesh.defined(), "{}: the mesh is undefined; make one with init_device_mesh", op);
+  TESSERA_CHECK_AS(ShardingError, int(layout.size()) == mesh.ndim(),
+                   "{}: layout {} on mesh ({}); give a placement for each axis", op,
+                   to_string(layout), mesh.to_string());
+}
+
+const ShardSpec& need_spec(const char* op, const Tensor& t) {
+  const ShardSpec* s = spec_of(t);
+  TESSERA_CHECK(s, "{}: {} is a plain tensor; distribute() it first", op, describe(t));
+  return *s;
+}
+
+// The border between plain and sharded tensors, which ops do not cross by themselves.
+class Border : public CustomFunction {
+ public:
+  Border(DeviceMesh mesh, Layout layout) : mesh_(std::move(mesh)), layout_(std::move(layout)) {}
+
+ protected:
+  Tensor in_layout(const Tensor& g) const { return convert(g, mesh_, layout_); }
+  const DeviceMesh mesh_;
+  const Layout layout_;
+};
+
+class Distribute final : public Border {
+ public:
+  using Border::Border;
+  std::string_view name() const override { return "distribute"; }
+  Tensors forward(std::span<const Tensor> in) override {
+    Tensor piece = converted_piece(Tensor(in[0]), mesh_, layout_);
+    if (piece.storage() == in[0].storage()) piece = clone(piece);  // lets go of the whole
+    return {wrap(mesh_, layout_, in[0].meta(), piece)};
+  }
+  Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
+    return {full_tensor(cot[0])};
+  }
+};
+
+class FromLocal final : public Border {
+ public:
+  FromLocal(DeviceMesh mesh, const Layout& layout, const Shape& global)
+      : Border(std::move(mesh), layout), global_(global) {}
+  std::string_view name() const override { return "from_local"; }
+  Tensors forward(std::span<const Tensor> in) override {
+    return {wrap(mesh_, layout_, Meta::contiguous(global_, in[0].dtype(), in[0].device()),
+                 in[0].detach())};
+  }
+  Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
+    return {to_local(redistribute(cot[0], closed_dual(layout_)))};
+  }
+
+ private:
+  const Shape global_;
+};
+
+class ToLocal final : public Border {
+ public:
+  ToLocal(DeviceMesh mesh, const Layout& grad, const Meta& global)
+      : Border(std::move(mesh), grad), global_(global.shape) {}
+  std::string_view name() const override { return "to_local"; }
+  Tensors forward(std::span<const Tensor> in) override { return {spec_of(in[0])->local}; }
+  Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
+    return {from_local(cot[0], mesh_, layout_, global_)};
+  }
+
+ private:
+  const Shape global_;
+};
+
+Tensor cross(Ref<CustomFunction> border, const Tensor& t) {
+  return std::move(apply(std::move(border), {&t, 1})[0]);
+}
+
+}  // namespace
+
+const DeviceMesh& mesh_of(const Tensor& t) { return need_spec("mesh_of", t).mesh; }
+const Layout& layout_of(const Tensor& t) { return need_spec("layout_of", t).layout; }
+
+Box box_of(const Tensor& t) {
+  if (const ShardSpec* s = spec_of(t))
+    return box_of(t.shape(), s->layout, s->mesh.sizes(), s->mesh.coordinate());
+  Box box;
+  for (int64_t e : t.shape()) box.push_back({0, e, e});
+  return box;
+}
+
+Tensor distribute(const Tensor& full, const DeviceMesh& mesh, const Layout& layout) {
+  check_layout("distribute", mesh, layout);
+  TESSERA_CHECK(!spec_of(full), "distribute: {} is sharded already; use redistribute()",
+                describe(full));
+  box_of(full.shape(), layout, mesh.sizes(), mesh.coordinate());
+  return cross(make_ref<Distribute>(mesh, layout), full);
+}
+
+Tensor redistribute(const Tensor& t, const Layout& to, const Layout& grad) {
+  const ShardSpec& s = need_spec("redistribute", t);
+  check_layout("redistribute", s.mesh, to);
+  if (!grad.empty()) check_layout("redistribute", s.mesh, grad);
+  if (s.layout == to && grad.empty()) return t;
+  return dispatch1(redistribute_primitive(s.mesh, to, grad), operands(Tensor(t)));
+}
+
+Tensor redistribute(const Tensor& t, std::string_view axis, const Placement& to) {
+  const ShardSpec& s = need_spec("redistribute", t);
+  Layout layout = s.layout;
+  layout[size_t(s.mesh.axis(axis))] = to;
+  return redistribute(t, layout);
+}
+
+Tensor from_local(const Tensor& local, const DeviceMesh& mesh, const Layout& layout,
+                  const Shape& global) {
+  check_layout("from_local", mesh, layout);
+  TESSERA_CHECK(!spec_of(local), "from_local: {} is sharded already", describe(local));
+  Shape whole = global;
+  if (global.empty() && local.ndim() > 0) {
+    whole = local.shape();
+    for (size_t a = 0; a < layout.size(); ++a)
+      if (layout[a].is_shard()) {
+        TESSERA_CHECK_AS(ShardingError, layout[a].dim >= 0 && layout[a].dim < whole.size(),
+                         "from_local: {} of {}", to_string(layout[a]), describe(local));
+        whole[layout[a].dim] *= mesh.sizes()[a];
+      }
+  }
+  Shape piece = shape_of(box_of(whole, layout, mesh.sizes(), mesh.coordinate()));
+  TESSERA_CHECK_AS(
+      ShardingError, piece == local.shape(),
+      "from_local: this rank's piece of {} in {} over mesh ({}) is {}, not {}; give the "
+      "global shape where shards are uneven",
+      to_string(whole), to_string(layout), mesh.to_string(), to_string(piece),
+      to_string(local.shape()));
+  return cross(make_ref<FromLocal>(mesh, layout, whole), local);
+}
+
+Tensor to_local(const Tensor& t, const Layout& grad) {
+  const ShardSpec& s = need_spec("to_local", t);
+  if (!grad.empty()) check_layout("to_local", s.mesh, grad);
+  return cross(make_ref<ToLocal>(s.mesh, grad.empty() ? closed_dual(s.layout) : grad, t.meta()), t);
+}
+
+Tensor full_tensor(const Tensor& t) {
+  const ShardSpec* s = spec_of(t);
+  return s ? to_local(redistribute(t, replicated(s->mesh))) : t;
+}
+
+}  // namespace tessera

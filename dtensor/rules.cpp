@@ -1,0 +1,178 @@
+// The few ops whose parts on the ranks axes cannot express: updates of many tensors at once, the
+// norm over all gradients, and cross-entropy over a vocabulary that is spread over ranks.
+#include <limits>
+
+#include "core/ops/attributes.h"
+#include "core/ops/create.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/update.h"
+#include "core/ops/views.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/shard_spec.h"
+
+namespace tessera {
+namespace {
+
+constexpr double kLowest = -std::numeric_limits<double>::infinity();
+
+Layout replicated(const DeviceMesh& mesh) { return Layout(size_t(mesh.ndim()), Replicate()); }
+Layout layout_on(const Tensor& t, const DeviceMesh& mesh) {
+  const ShardSpec* s = spec_of(t);
+  return s ? s->layout : replicated(mesh);
+}
+
+// ---- adam, sgd: each parameter is updated where it lies. Operands are `lead` scalars and then
+// lists of `count`; what belongs to a parameter takes its layout.
+
+void update_lists(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
+                  const DeviceMesh& mesh, size_t lead, size_t count) {
+  Tensors to, pieces;
+  for (size_t i = 0; i < in.size(); ++i) {
+    if (i < lead) {
+      pieces.push_back(full_tensor(in[i]));
+      continue;
+    }
+    const Tensor& param = in[lead + (i - lead) % count];
+    const ShardSpec* at = spec_of(param);
+    const Layout want = layout_on(param, mesh);
+    TESSERA_CHECK_AS(ShardingError, !at || at->mesh == mesh || spec_of(in[i])->mesh == at->mesh,
+                     "{}: {} and {} lie over different meshes", prim->name(), describe(param),
+                     describe(in[i]));
+    if (!at) {
+      pieces.push_back(in[i]);
+      continue;
+    }
+    TESSERA_CHECK_AS(ShardingError, spec_of(in[i]) && spec_of(in[i])->layout == want,
+                     "{}: a parameter is {}, its gradient or state {}; redistribute() it first",
+                     prim->name(), describe(param), describe(in[i]));
+    pieces.push_back(spec_of(in[i])->local);
+  }
+  for (const Tensor& d : dst) to.push_back(spec_of(d) ? spec_of(d)->local : d);
+  tessera::assign(to, prim, pieces);
+}
+
+void assign_adam(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
+                 const DeviceMesh& mesh) {
+  update_lists(dst, prim, in, mesh, 3, size_t(static_cast<const AdamAttributes&>(*prim).count));
+}
+void assign_sgd(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
+                const DeviceMesh& mesh) {
+  update_lists(dst, prim, in, mesh, 2, size_t(static_cast<const SgdAttributes&>(*prim).count));
+}
+
+// ---- global_norm: sums of squares by row where the rows are, then rows meet on every rank and go
+// through the same tree as in one piece. The rows of all tensors travel together.
+
+bool norm_rule(const PrimRef&, Inputs in, const DeviceMesh&, Tensors& out) {
+  std::vector<Tensor> rows;
+  for (const Tensor& t : in) {
+    const ShardSpec* s = spec_of(t);
+    if (!s) {
+      rows.push_back(row_squares(t));
+      continue;
+    }
+    // A gradient that is still a sum has no norm yet.
+    Layout whole = s->layout;
+    for (Placement& p : whole)
+      if (p.is_partial()) p = Replicate();
+    Tensor x = convert(t, s->mesh, whole);
+    rows.push_back(row_squares(x));
+  }
+  for (Tensor& r : rows)
+    if (const ShardSpec* s = spec_of(r))
+      r = spec_of(convert(r, s->mesh, replicated(s->mesh)))->local;
+  out.push_back(norm_of_rows(rows));
+  return true;
+}
+
+// ---- cross_entropy of logits [N, V] whose rows and classes may both be spread. Along an axis that
+// cuts the classes three numbers of a row meet: the largest logit, then the sum of exponentials and
+// the target's logit together. The loss comes out as a sum over the axes that cut rows.
+
+struct CrossEntropyCuts {
+  Layout logits, targets;
+  bool rows = false, classes = false;
+};
+
+// Which cuts the rule can serve; false: others, or none at all.
+bool cuts_of(Inputs in, const DeviceMesh& mesh, CrossEntropyCuts& cuts) {
+  cuts.logits = layout_on(in[0], mesh);
+  cuts.targets = replicated(mesh);
+  for (size_t a = 0; a < cuts.logits.size(); ++a) {
+    const Placement& p = cuts.logits[a];
+    if (p.is_partial()) return false;
+    cuts.rows |= p.is_shard(0);
+    cuts.classes |= p.is_shard(1);
+    if (p.is_shard(0)) cuts.targets[a] = p;
+  }
+  return cuts.rows || cuts.classes;
+}
+
+// Reduces over the axes of `layout` that cut `dim`.
+Tensor reduce_over(Tensor x, const Layout& layout, int dim, ReduceOp op, const DeviceMesh& mesh) {
+  Layout partial = replicated(mesh);
+  for (size_t a = 0; a < layout.size(); ++a)
+    if (layout[a].is_shard(dim)) partial[a] = Partial(op);
+  Shape shape = x.shape();
+  return run_route(shape, partial, cached_route(shape, partial, replicated(mesh), mesh),
+                   std::move(x), mesh);
+}
+
+bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, Tensors& out) {
+  const auto& a = static_cast<const CrossEntropyAttributes&>(*prim);
+  CrossEntropyCuts cuts;
+  if (!cuts_of(in, mesh, cuts)) return false;
+  TESSERA_CHECK_AS(ShardingError, may_communicate(),
+                   "cross_entropy: logits are {} over mesh ({}), so every row needs sums over "
+                   "ranks; say so with AllowCommunication (a few numbers for each row), or "
+                   "redistribute(logits, {}) first",
+                   to_string(cuts.logits), mesh.to_string(), to_string(replicated(mesh)));
+  Metas metas = prim->infer(SmallVector<const Meta*, 2>{&in[0].meta(), &in[1].meta()});
+  DType t = metas[0].dtype;
+  Box box = box_of(in[0].shape(), cuts.logits, mesh.sizes(), mesh.coordinate());
+  Tensor x = cast(converted_piece(std::move(in[0]), mesh, cuts.logits), t),
+         targets = converted_piece(std::move(in[1]), mesh, cuts.targets);
+  auto over = [&](Tensor v, int dim, ReduceOp op) {
+    return reduce_over(std::move(v), cuts.logits, dim, op, mesh);
+  };
+  int64_t rows = x.size(0), classes = x.size(1);
+  Tensor counted = ne(targets, a.ignore_index), none = scalar_tensor(0.0, t, x.device());
+  Tensor largest = classes > 0 ? amax(x, {1}) : full({rows}, kLowest, {t, x.device()});
+  largest = over(std::move(largest), 1, ReduceOp::kMax);
+  Tensor shifted = x - unsqueeze(largest, 1), e = exp(shifted);
+  Tensor numbers = unsqueeze(arange(0, classes, 1, {kI64, x.device()}) + box[1].begin, 0),
+         hot = eq(unsqueeze(targets, 1), numbers);
+  Tensor both[] = {sum(e, {1}), sum(where(hot, shifted, none), {1})};
+  Tensor meet = over(stack(both, 0), 1, ReduceOp::kSum);
+  Tensor total = select(meet, 0, 0), picked = select(meet, 0, 1);
+
+  Tensor scale = scalar_tensor(1.0, t, x.device());
+  if (a.mean) scale = 1.0 / over(sum(cast(counted, t)), 0, ReduceOp::kSum);
+  Tensor loss = sum(where(counted, log(total) - picked, none)) * scale;
+  Layout loss_layout = replicated(mesh);
+  for (size_t k = 0; k < cuts.logits.size(); ++k)
+    if (cuts.logits[k].is_shard(0)) loss_layout[k] = Partial();
+  out.push_back(wrap(mesh, loss_layout, metas[0], loss));
+  if (a.with_grad) {
+    Tensor p = e / unsqueeze(total, 1);
+    Tensor g = where(unsqueeze(counted, 1), (p - cast(hot, t)) * scale, none);
+    out.push_back(wrap(mesh, cuts.logits, metas[1], cast(g, metas[1].dtype)));
+  }
+  return true;
+}
+
+}  // namespace
+
+Rule find_rule(OpId op) {
+  static const OpId norm = intern_op("global_norm"), cross_entropy = intern_op("cross_entropy");
+  return op == norm ? norm_rule : op == cross_entropy ? cross_entropy_rule : nullptr;
+}
+
+AssignRule find_assign_rule(OpId op) {
+  static const OpId adam = intern_op("adam"), sgd = intern_op("sgd");
+  return op == adam ? assign_adam : op == sgd ? assign_sgd : nullptr;
+}
+
+}  // namespace tessera

@@ -1,0 +1,257 @@
+// The sharding layer: operands are converted to what the decision asks, this rank's op runs below,
+// results are wrapped.
+#include "dtensor/shard_spec.h"
+
+#include "core/autograd/autograd.h"
+#include "core/base/log.h"
+#include "core/dispatch/copy.h"
+#include "core/ops/create.h"
+#include "core/ops/views.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/mesh_state.h"
+
+namespace tessera {
+namespace {
+
+Layout replicated(const DeviceMesh& mesh) { return Layout(size_t(mesh.ndim()), Replicate()); }
+
+// A plain operand stands for the same value on every rank where that is certain, or promised.
+void check_plain(const Primitive& prim, size_t i, const Tensor& t) {
+  bool promised = context().replicate_plain || context().phase == Phase::kBackward;
+  TESSERA_CHECK_AS(ShardingError, t.ndim() == 0 || promised,
+                   "{}: operand {} ({}) is a plain tensor among sharded ones. distribute() it, or "
+                   "say with a ReplicatePlain scope that it is the same on every rank",
+                   prim.name(), i, describe(t));
+}
+
+const DeviceMesh& common_mesh(const Primitive& prim, Inputs in) {
+  const DeviceMesh* mesh = nullptr;
+  for (size_t i = 0; i < in.size(); ++i) {
+    const ShardSpec* s = spec_of(in[i]);
+    if (!s) {
+      check_plain(prim, i, in[i]);
+    } else if (!mesh) {
+      mesh = &s->mesh;
+    } else {
+      TESSERA_CHECK_AS(ShardingError, *mesh == s->mesh,
+                       "{}: operands lie over different meshes, ({}) and ({})", prim.name(),
+                       mesh->to_string(), s->mesh.to_string());
+    }
+  }
+  return *mesh;
+}
+
+const Decision& decision_for(const PrimRef& prim, Inputs in, const DeviceMesh& mesh) {
+  const Layout everywhere = replicated(mesh);
+  SmallVector<Operand, 8> seen;
+  for (const Tensor& t : in) {
+    const ShardSpec* s = spec_of(t);
+    seen.push_back({&t.meta(), s ? &s->layout : &everywhere});
+  }
+  return mesh.state().decisions.find(prim, seen, mesh);
+}
+
+void check_communication(const Decision& d) {
+  if (d.refusal.empty()) return;
+  TESSERA_CHECK_AS(ShardingError, may_communicate(), "{}", d.refusal);
+  if (context().phase == Phase::kBackward || std::exchange(d.told, true)) return;
+  log::info("communication allowed: {}", d.refusal);
+}
+
+Tensors converted_pieces(Inputs in, const DeviceMesh& mesh, const Decision& d) {
+  Tensors pieces;
+  for (size_t i = 0; i < in.size(); ++i)
+    pieces.push_back(converted_piece(std::move(in[i]), mesh, d.need[i]));
+  return pieces;
+}
+
+class Redistribute final : public Primitive {
+ public:
+  Redistribute(DeviceMesh mesh, const Layout& to, const Layout& grad)
+      : Primitive(op_id()), mesh(std::move(mesh)), to(to), grad(grad) {}
+  static OpId op_id() {
+    static const OpId id = intern_op("redistribute");
+    return id;
+  }
+  Metas infer(MetaSpan in) const override {
+    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
+  }
+  Tensors vjp(const VjpArgs& v) const override {
+    if (grad.empty()) return {v.cot[0]};  // pinned to the dual, as every cotangent
+    return {dispatch1(redistribute_primitive(mesh, grad, {}), operands(Tensor(v.cot[0])))};
+  }
+  void attributes(AttributeVisitor& v) const override {
+    v.text("to", tessera::to_string(to)), v.text("grad", tessera::to_string(grad));
+  }
+  const DeviceMesh mesh;
+  const Layout to, grad;
+};
+
+}  // namespace
+
+bool may_communicate() {
+  return context().allow_communication || context().phase == Phase::kBackward;
+}
+
+PrimRef redistribute_primitive(const DeviceMesh& mesh, const Layout& to, const Layout& grad) {
+  return PrimRef(new Redistribute(mesh, to, grad));
+}
+
+Tensor wrap(const DeviceMesh& mesh, const Layout& layout, const Meta& global, Tensor local) {
+  Tensor t(Meta::contiguous(global.shape, global.dtype, global.device), nullptr);
+  t.impl()->inference = local.impl()->inference;
+  t.impl()->shard = Ref<RefCounted>(new ShardSpec(mesh, layout, std::move(local)));
+  t.impl()->layers |= bit(Layer::kSharding);
+  return t;
+}
+
+Tensor converted_piece(Tensor&& t, const DeviceMesh& mesh, const Layout& to) {
+  const ShardSpec* spec = spec_of(t);
+  if (spec && spec->layout == to) {
+    // Nobody else sees the piece: hand it over, so that a kernel may write over it.
+    if (t.impl()->use_count() == 1 && spec->use_count() == 1)
+      return std::move(shard_data(t)->local);
+    return spec->local;
+  }
+  const Layout from = spec ? spec->layout : replicated(mesh);
+  const Tensor& local = spec ? spec->local : t;
+  if (!local.storage()) {  // only a shape: nothing moves
+    Shape piece = shape_of(box_of(t.shape(), to, mesh.sizes(), mesh.coordinate()));
+    return Tensor(Meta::contiguous(piece, t.dtype(), t.device()), nullptr);
+  }
+  return run_route(t.shape(), from, cached_route(t.shape(), from, to, mesh), local, mesh);
+}
+
+Tensor convert(const Tensor& t, const DeviceMesh& mesh, const Layout& to) {
+  return wrap(mesh, to, t.meta(), converted_piece(Tensor(t), mesh, to));
+}
+
+std::string ShardSpec::placement() const { return to_string(layout); }
+
+Tensor ShardSpec::with_local(const Meta& global, Tensor piece) const {
+  return wrap(mesh, layout, global, std::move(piece));
+}
+
+Tensors ShardSpec::run(const PrimRef& prim, Inputs in) const {
+  if (prim->id() == Redistribute::op_id()) {
+    const auto& r = static_cast<const Redistribute&>(*prim);
+    return {convert(in[0], r.mesh, r.to)};
+  }
+  const DeviceMesh home = common_mesh(*prim, in);
+  Tensors out;
+  if (Rule rule = find_rule(prim->id()); rule && rule(prim, in, home, out)) return out;
+
+  const Decision& d = decision_for(prim, in, home);
+  check_communication(d);
+  Tensors locals = converted_pieces(in, home, d);
+  Tensors pieces = dispatch_below(Layer::kSharding, d.local, locals);
+  for (size_t k = 0; k < pieces.size(); ++k) {
+    TESSERA_ASSERT(pieces[k].shape() == d.pieces[k], "{}: computed {} where {} of {} is {}",
+                   prim->name(), describe(pieces[k]), to_string(d.out[k]),
+                   to_string(d.results[k].shape), to_string(d.pieces[k]));
+    out.push_back(wrap(home, d.out[k], d.results[k], std::move(pieces[k])));
+  }
+  return out;
+}
+
+void ShardSpec::assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) const {
+  for (const Tensor& d : dst)
+    TESSERA_CHECK_AS(ShardingError, spec_of(d) && spec_of(d)->mesh == mesh,
+                     "assign_: a value of {} lies over mesh ({}), its destination {} does not",
+                     prim->name(), mesh.to_string(), describe(d));
+  if (AssignRule rule = find_assign_rule(prim->id())) return rule(dst, prim, in, mesh);
+  Tensors values;
+  if (find_sharding(in)) {
+    if (assign_in_place(dst, prim, in)) return;
+    values = run(prim, in);
+  } else {  // plain operands: the same value on every rank, of which each keeps its piece
+    for (size_t i = 0; i < in.size(); ++i) check_plain(*prim, i, in[i]);
+    for (Tensor& v : dispatch_below(Layer::kSharding, prim, in))
+      values.push_back(wrap(mesh, replicated(mesh), v.meta(), v));
+  }
+  for (size_t i = 0; i < dst.size(); ++i) {
+    const ShardSpec& to = *spec_of(dst[i]);
+    TESSERA_CHECK_AS(
+        ShapeError, dst[i].shape() == values[i].shape() && dst[i].dtype() == values[i].dtype(),
+        "assign_: destination is {}, the value is {}", describe(dst[i]), describe(values[i]));
+    const Route& route = cached_route(dst[i].shape(), spec_of(values[i])->layout, to.layout, mesh);
+    for (const Step& s : route)
+      TESSERA_CHECK_AS(ShardingError, !communicates(s, mesh.sizes()) || may_communicate(),
+                       "assign_: the value is {}, its destination {}; redistribute() it first",
+                       describe(values[i]), describe(dst[i]));
+    Tensor piece = converted_piece(std::move(values[i]), mesh, to.layout);
+    tessera::assign({&to.local, 1}, copy_primitive(), operands(std::move(piece)));
+  }
+}
+
+// Where the op leaves its results as the destinations lie, each rank's op writes into its piece.
+bool ShardSpec::assign_in_place(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) const {
+  if (prim->id() == Redistribute::op_id() || find_rule(prim->id())) return false;
+  if (!(common_mesh(*prim, in) == mesh)) return false;
+  const Decision& d = decision_for(prim, in, mesh);
+  Tensors to;
+  for (size_t k = 0; k < d.out.size(); ++k) {
+    if (k >= dst.size() || !(spec_of(dst[k])->layout == d.out[k]) ||
+        !(dst[k].shape() == d.results[k].shape))
+      return false;
+    to.push_back(spec_of(dst[k])->local);
+  }
+  check_communication(d);
+  Tensors pieces = converted_pieces(in, mesh, d);
+  tessera::assign(to, d.local, pieces);
+  return true;
+}
+
+Tensor ShardSpec::create(const PrimRef& prim, Inputs in) const {
+  SmallVector<const Meta*, 2> metas;
+  for (const Tensor& t : in) metas.push_back(&t.meta());
+  Meta global = prim->infer(metas)[0];
+  Layout whole = layout;
+  for (Placement& p : whole)
+    if (p.is_partial()) p = Replicate();
+  AxisMap map = prim->axes(metas);
+  SmallVector<Range, 8> loops;
+  for (const Range& r : box_of(global.shape, whole, mesh.sizes(), mesh.coordinate()))
+    loops.push_back(r);
+  for (size_t f = loops.size(); f < map.factors.size(); ++f)
+    loops.push_back({0, map.factors[f].extent, map.factors[f].extent});
+  PrimRef mine = prim->localize(map, loops);
+  Tensors out = dispatch_below(Layer::kSharding, mine ? mine : prim, in);
+  return wrap(mesh, whole, global, std::move(out[0]));
+}
+
+Layout dual(const Layout& forward, Layout g, const Shape& global, const DeviceMesh& mesh) {
+  for (size_t a = 0; a < forward.size(); ++a) {
+    if (forward[a].is_shard()) g[a] = forward[a];
+    if (forward[a].is_partial()) g[a] = Replicate();
+  }
+  // What arrives on an axis where anything goes may cut a dim so that the pinned cuts no longer
+  // nest in it.
+  for (size_t a = 0; a < forward.size() && !fits(global, g, mesh.sizes()); ++a)
+    if (forward[a].is_replicate() && g[a].is_shard()) g[a] = Replicate();
+  return g;
+}
+
+Tensor ShardSpec::pin_cotangent(const Tensor& forward, Tensor g) const {
+  const ShardSpec* operand = spec_of(forward);
+  const ShardSpec* cotangent = spec_of(g);
+  if (!operand) {
+    Tensor whole = full_tensor(g);
+    return whole;
+  }
+  const Layout now = cotangent ? cotangent->layout : replicated(mesh);
+  Layout want = dual(operand->layout, now, forward.shape(), operand->mesh);
+  if (cotangent && want == now) return g;
+  if (!cotangent) g = wrap(operand->mesh, now, g.meta(), g);
+  return dispatch1(redistribute_primitive(operand->mesh, want, {}), operands(std::move(g)));
+}
+
+Tensor ShardSpec::whole_value() const {
+  for (size_t a = 0; a < layout.size(); ++a)
+    TESSERA_CHECK_AS(ShardingError, layout[a].is_replicate() || mesh.sizes()[a] == 1,
+                     "item: a value that is {} over mesh ({}); take full_tensor() first",
+                     to_string(layout), mesh.to_string());
+  return local;
+}
+
+}  // namespace tessera
