@@ -113,7 +113,8 @@ class PiecesOp final : public Primitive {
   void attributes(AttributeVisitor& v) const override {
     v.text("group", group->name());
     if (kind == CollKind::kReduceScatter) v.text("op", tessera::name_of(op));
-    v.dims("in", {in.extent, in.unit, in.row}), v.dims("out", {out.extent, out.unit, out.row});
+    v.dims("in", Dims{in.extent, in.unit, in.row}),
+        v.dims("out", Dims{out.extent, out.unit, out.row});
   }
 
   const CollKind kind;

@@ -88,7 +88,7 @@ class ToLocal final : public Border {
 };
 
 Tensor cross(Ref<CustomFunction> border, const Tensor& t) {
-  return std::move(apply(std::move(border), {&t, 1})[0]);
+  return std::move(apply_function(std::move(border), {&t, 1})[0]);
 }
 
 }  // namespace

@@ -14,6 +14,35 @@ std::string joined(const std::vector<std::string>& names) {
   return text;
 }
 
+std::string text_of(const std::vector<MeshAxis>& axes) {
+  std::string text;
+  for (const MeshAxis& a : axes)
+    text += fmt::format("{}{}={}", text.empty() ? "" : ", ", a.name, a.size);
+  return text;
+}
+
+DeviceMesh slice_of(const Ref<MeshRoot>& root, const std::vector<std::string>& names) {
+  TESSERA_CHECK(!names.empty(), "mesh: a slice of no axes");
+  if (auto it = root->slices.find(names); it != root->slices.end())
+    return DeviceMesh(Ref<RefCounted>(it->second));
+  auto part = make_ref<DeviceMesh::State>();
+  part->root = root;
+  size_t next = 0;
+  for (const std::string& name : names) {
+    while (next < root->axes.size() && root->axes[next] != name) ++next;
+    TESSERA_CHECK(next < root->axes.size(),
+                  "mesh: slice {} of {}; name axes once and in the mesh's order", joined(names),
+                  joined(root->axes));
+    part->axes.push_back(name);
+    part->sizes.push_back(root->sizes[next]);
+    part->coordinate.push_back(root->coordinate[next]);
+    part->groups.push_back(root->groups[next]);
+    ++next;
+  }
+  root->slices.emplace(names, part.get());
+  return DeviceMesh(std::move(part));
+}
+
 }  // namespace
 
 DeviceMesh::State& DeviceMesh::state() const { return static_cast<State&>(*state_); }
@@ -50,24 +79,19 @@ DeviceMesh DeviceMesh::operator[](std::string_view axis) const {
 }
 
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
-  if (names == state().axes) return *this;
-  auto [it, made] = state().slices.try_emplace(names);
-  if (!made && it->second.defined()) return it->second;
-  auto part = make_ref<State>();
-  int last = -1;
-  for (const std::string& name : names) {
-    int a = axis(name);
-    TESSERA_CHECK(a > last, "mesh: slice {} of {}; name axes once and in the mesh's order",
-                  joined(names), joined(state().axes));
-    last = a;
-    part->axes.push_back(name);
-    part->sizes.push_back(state().sizes[size_t(a)]);
-    part->coordinate.push_back(state().coordinate[size_t(a)]);
-    part->groups.push_back(state().groups[size_t(a)]);
-  }
-  TESSERA_CHECK(!names.empty(), "mesh: a slice of no axes");
-  it->second = DeviceMesh(std::move(part));
-  return it->second;
+  for (const std::string& name : names) axis(name);  // the clear error
+  return slice_of(state().root, names);
+}
+
+DeviceMesh DeviceMesh::joined(const DeviceMesh& other) const {
+  TESSERA_CHECK(state().root == other.state().root,
+                "mesh: ({}) and ({}) are not slices of one mesh; slice both from what "
+                "init_device_mesh returned",
+                to_string(), other.to_string());
+  std::vector<std::string> names;
+  for (const std::string& name : state().root->axes)
+    if (has_axis(name) || other.has_axis(name)) names.push_back(name);
+  return slice_of(state().root, names);
 }
 
 std::string DeviceMesh::to_string() const {
@@ -79,7 +103,7 @@ std::string DeviceMesh::to_string() const {
 
 DeviceMesh init_device_mesh(const std::vector<MeshAxis>& axes, Ref<ProcessGroup> group) {
   if (!group) group = world_group();
-  auto state = make_ref<DeviceMesh::State>();
+  auto state = make_ref<MeshRoot>();
   int64_t ranks = 1;
   for (const MeshAxis& a : axes) {
     TESSERA_CHECK(a.size >= 1 && !a.name.empty(), "mesh: axis \"{}\" of {} ranks", a.name, a.size);
@@ -91,7 +115,7 @@ DeviceMesh init_device_mesh(const std::vector<MeshAxis>& axes, Ref<ProcessGroup>
   }
   TESSERA_CHECK(!axes.empty(), "mesh: no axes given");
   TESSERA_CHECK(ranks == group->size(), "mesh: {} is {} ranks, but group {} has {}",
-                DeviceMesh(state).to_string(), ranks, group->name(), group->size());
+                text_of(axes), ranks, group->name(), group->size());
   int rest = group->rank();
   for (size_t a = axes.size(); a-- > 0;) {
     state->coordinate.insert(0, rest % axes[a].size);
@@ -105,7 +129,7 @@ DeviceMesh init_device_mesh(const std::vector<MeshAxis>& axes, Ref<ProcessGroup>
     state->groups.push_back(axes.size() == 1 ? group
                                              : group->split(group->rank() - place * stride, place));
   }
-  return DeviceMesh(std::move(state));
+  return slice_of(state, state->axes);
 }
 
 std::vector<MeshAxis> parse_mesh(std::string_view text) {

@@ -41,6 +41,10 @@ class DeviceMesh {
   DeviceMesh operator[](std::string_view axis) const;
   DeviceMesh slice(const std::vector<std::string>& axes) const;
 
+  /// The mesh of this mesh's axes and those of another slice of the same mesh:
+  /// mesh["dp"].joined(mesh["tp"]).
+  DeviceMesh joined(const DeviceMesh& other) const;
+
   /// The same axes of the same groups.
   bool operator==(const DeviceMesh& o) const { return state_ == o.state_; }
   /// "dp=2, tp=2".

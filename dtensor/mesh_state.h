@@ -8,11 +8,21 @@
 
 namespace tessera {
 
-struct DeviceMesh::State : RefCounted {
+/// The mesh that init_device_mesh made, with the slices of it that are alive.
+struct MeshRoot : RefCounted {
   std::vector<std::string> axes;
   Coordinates sizes, coordinate;
   std::vector<Ref<ProcessGroup>> groups;
-  std::map<std::vector<std::string>, DeviceMesh> slices;
+  std::map<std::vector<std::string>, DeviceMesh::State*> slices;
+};
+
+struct DeviceMesh::State : RefCounted {
+  ~State() override { root->slices.erase(axes); }
+
+  Ref<MeshRoot> root;
+  std::vector<std::string> axes;
+  Coordinates sizes, coordinate;
+  std::vector<Ref<ProcessGroup>> groups;
   DecisionCache decisions;
   RouteCache routes;
 };
