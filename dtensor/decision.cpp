@@ -71,7 +71,8 @@ void add_splits(const AxisMap& map, int f, std::span<const Placement> now,
 // Elements moved, up to a constant. Slicing is almost free, and nothing becomes Partial by itself.
 double cost(const Shape& shape, const Placement& now, const Placement& need, int ranks) {
   double n = double(numel(shape));
-  if (now == need || ranks == 1) return 0;
+  if (now == need) return 0;
+  if (ranks == 1) return 1e-12;  // all the same, but prefer the same words
   if (now.is_shard() && need.is_shard(now.dim) &&
       same_boxes(shape, {now}, {need}, Coordinates{ranks}))
     return 1e-9;  // the same cuts, but prefer the same words

@@ -8,7 +8,7 @@
 namespace tessera {
 namespace {
 
-std::string joined(const std::vector<std::string>& names) {
+std::string listed(const std::vector<std::string>& names) {
   std::string text;
   for (const std::string& n : names) text += (text.empty() ? "" : ", ") + n;
   return text;
@@ -31,8 +31,8 @@ DeviceMesh slice_of(const Ref<MeshRoot>& root, const std::vector<std::string>& n
   for (const std::string& name : names) {
     while (next < root->axes.size() && root->axes[next] != name) ++next;
     TESSERA_CHECK(next < root->axes.size(),
-                  "mesh: slice {} of {}; name axes once and in the mesh's order", joined(names),
-                  joined(root->axes));
+                  "mesh: slice {} of {}; name axes once and in the mesh's order", listed(names),
+                  listed(root->axes));
     part->axes.push_back(name);
     part->sizes.push_back(root->sizes[next]);
     part->coordinate.push_back(root->coordinate[next]);
@@ -70,7 +70,7 @@ bool DeviceMesh::has_axis(std::string_view name) const {
 int DeviceMesh::axis(std::string_view name) const {
   auto it = std::ranges::find(state().axes, name);
   TESSERA_CHECK(it != state().axes.end(), "mesh: no axis \"{}\"; this mesh has {}", name,
-                joined(state().axes));
+                listed(state().axes));
   return int(it - state().axes.begin());
 }
 
@@ -114,8 +114,8 @@ DeviceMesh init_device_mesh(const std::vector<MeshAxis>& axes, Ref<ProcessGroup>
     ranks *= a.size;
   }
   TESSERA_CHECK(!axes.empty(), "mesh: no axes given");
-  TESSERA_CHECK(ranks == group->size(), "mesh: {} is {} ranks, but group {} has {}",
-                text_of(axes), ranks, group->name(), group->size());
+  TESSERA_CHECK(ranks == group->size(), "mesh: {} is {} ranks, but group {} has {}", text_of(axes),
+                ranks, group->name(), group->size());
   int rest = group->rank();
   for (size_t a = axes.size(); a-- > 0;) {
     state->coordinate.insert(0, rest % axes[a].size);

@@ -44,10 +44,14 @@ void update_lists(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
       pieces.push_back(in[i]);
       continue;
     }
-    TESSERA_CHECK_AS(ShardingError, spec_of(in[i]) && spec_of(in[i])->layout == want,
+    bool moves = !spec_of(in[i]);
+    if (!moves)
+      for (const Step& s : cached_route(in[i].shape(), spec_of(in[i])->layout, want, at->mesh))
+        moves |= communicates(s, at->mesh.sizes());
+    TESSERA_CHECK_AS(ShardingError, !moves,
                      "{}: a parameter is {}, its gradient or state {}; redistribute() it first",
                      prim->name(), describe(param), describe(in[i]));
-    pieces.push_back(spec_of(in[i])->local);
+    pieces.push_back(converted_piece(Tensor(in[i]), at->mesh, want));
   }
   for (const Tensor& d : dst) to.push_back(spec_of(d) ? spec_of(d)->local : d);
   tessera::assign(to, prim, pieces);

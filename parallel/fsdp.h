@@ -1,0 +1,77 @@
+// Fully sharded data parallelism: every rank keeps a piece of each parameter, of its gradient and
+// of its optimizer state; a group of parameters (a block of the model) is gathered just before it
+// is used and let go after. Zhao et al., "PyTorch FSDP", VLDB 2023; Rajbhandari et al., "ZeRO", SC
+// 2020. Parameters are sharded tensors (dtensor), so the optimizer, the norm and checkpoints need
+// no word of this. Invariants: outside of forward the slots of the model hold the sharded
+// parameters; groups are gathered and reduced in the same order on every rank; a gathered weight
+// is not kept for backward, its recipe is.
+#pragma once
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "core/nn/module.h"
+#include "dtensor/dtensor.h"
+
+namespace tessera::parallel {
+
+struct MixedPrecision {
+  std::optional<DType> param = {};   // of gathered parameters and of inputs; none: as stored
+  std::optional<DType> reduce = {};  // in which gradients are summed over ranks; none: as they come
+  std::optional<DType> output = {};  // of the model's result; none: as it comes
+};
+
+struct FsdpOptions {
+  /// One axis, over which parameters are sharded; or two, of which the first replicates (HSDP: a
+  /// gather stays within the second). Undefined: all ranks of the world. Parameters that are
+  /// sharded over other axes of the same mesh already (tensor parallel) keep those, which must come
+  /// later in it.
+  DeviceMesh mesh = {};
+  /// Modules whose parameters are gathered together, by path; "*" stands for one name ("h.*").
+  /// Empty: the elements of every module list. What is in none belongs to the model's own group,
+  /// which stays gathered from forward to backward.
+  std::vector<std::string> groups = {};
+  /// The dim to shard of a parameter; null: 0. Any size will do, a rank may hold nothing.
+  std::function<int(const std::string& name, const Tensor& parameter)> shard_dim = nullptr;
+  bool reshard_after_forward = true;  // false: groups stay gathered until their backward
+  bool prefetch = true;               // gather the next group while this one computes
+  MixedPrecision precision = {};
+  /// Sum micro-batches in a balanced tree, so that the bits do not depend on how many there are on
+  /// a rank (powers of two). Leaves are dealt to ranks by data::Deal::kReduceThenAccumulate.
+  bool tree_accumulation = false;
+};
+
+/// Bytes on this rank.
+struct FsdpMemory {
+  int64_t sharded = 0;   // parameters
+  int64_t gathered = 0;  // whole parameters that are alive
+  int64_t gathered_peak = 0;
+  int64_t gradients = 0;  // whole gradients that are alive
+  int64_t gradients_peak = 0;
+  int64_t largest_group = 0;  // whole parameters of one group
+};
+
+/// What fully_shard attached to a model. The model keeps it alive.
+class Fsdp {
+ public:
+  virtual ~Fsdp() = default;
+  /// Gradients of the next backwards stay on this rank, whole, and accumulate.
+  virtual void set_sync(bool sync) = 0;
+  virtual bool sync() const = 0;
+  virtual FsdpMemory memory() const = 0;
+  /// How long collectives of the last step were executing, waiting for peers included.
+  virtual double communication_ms() = 0;
+  /// Gathers every group, puts whole (unrecorded) parameters into the slots until reshard(): for
+  /// code that reads them outside of forward, such as generation.
+  virtual void unshard() = 0;
+  virtual void reshard() = 0;
+};
+
+/// Shards the parameters of `model` and gathers them around its forward and backward from now on.
+/// Call it before the optimizer is made. Parameters must be equal on all ranks (drawn from one
+/// seed) or on the meta device: those get memory for this rank's piece alone, without values, until
+/// model.init(seed) or a checkpoint fills them. Throws UserError for a parameter that is sharded by
+/// fully_shard already, and ShardingError where a dim cannot be sharded.
+std::shared_ptr<Fsdp> fully_shard(nn::Module& model, const FsdpOptions& options = {});
+
+}  // namespace tessera::parallel
