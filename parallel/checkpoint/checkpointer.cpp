@@ -163,7 +163,7 @@ void Checkpointer::run_writer() {
     }
     std::lock_guard lock(mutex_);
     last_ = {job_->step, job_->bytes, job_->blocked_seconds, seconds_since(job_->start)};
-    error_ = error;
+    error_ = std::move(error);  // the only reference: who waits also destroys
     job_ = nullptr;
     changed_.notify_all();
   }
