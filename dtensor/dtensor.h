@@ -40,7 +40,13 @@ Box box_of(const Tensor& t);
 
 /// Ops in this scope convert their operands by collectives where they must, logging each kind once.
 class AllowCommunication {
-  Scoped<bool> on_{context().allow_communication, true};
+  Scoped<Communication> on_{context().communication, Communication::kAlways};
+};
+/// Losses over a vocabulary that is spread over ranks sum a few numbers of each row over them;
+/// other ops stay strict. The loss is the same on every rank of the axes that cut the vocabulary.
+class LossParallel {
+  Scoped<Communication> on_{context().communication, Communication::kInLosses};
+  Scoped<bool> same_targets_{context().replicate_plain, true};
 };
 /// Plain tensors in this scope are taken to be the same on every rank when they meet sharded ones.
 class ReplicatePlain {

@@ -128,9 +128,10 @@ bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, 
   const auto& a = static_cast<const CrossEntropyAttributes&>(*prim);
   CrossEntropyCuts cuts;
   if (!cuts_of(in, mesh, cuts)) return false;
-  TESSERA_CHECK_AS(ShardingError, may_communicate(),
-                   "cross_entropy: logits are {} over mesh ({}), so every row needs sums over "
-                   "ranks; say so with AllowCommunication (a few numbers for each row), or "
+  TESSERA_CHECK_AS(ShardingError,
+                   may_communicate() || context().communication == Communication::kInLosses,
+                   "cross_entropy: logits are {} over mesh ({}), which takes sums over ranks; say "
+                   "so with a LossParallel scope (a few numbers for each row), or "
                    "redistribute(logits, {}) first",
                    to_string(cuts.logits), mesh.to_string(), to_string(replicated(mesh)));
   Metas metas = prim->infer(SmallVector<const Meta*, 2>{&in[0].meta(), &in[1].meta()});

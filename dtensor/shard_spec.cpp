@@ -90,7 +90,7 @@ class Redistribute final : public Primitive {
 }  // namespace
 
 bool may_communicate() {
-  return context().allow_communication || context().phase == Phase::kBackward;
+  return context().communication == Communication::kAlways || context().phase == Phase::kBackward;
 }
 
 PrimRef redistribute_primitive(const DeviceMesh& mesh, const Layout& to, const Layout& grad) {

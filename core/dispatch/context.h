@@ -26,6 +26,8 @@ constexpr std::string_view name_of(Phase p) {
   return names[int(p)];
 }
 
+enum class Communication : uint8_t { kNever, kInLosses, kAlways };
+
 struct Context {
   // Layers that may look at ops; without kAutograd nothing is recorded for backward.
   LayerMask enabled =
@@ -38,8 +40,8 @@ struct Context {
   Generator* generator = nullptr;  // null: the thread's own default
   // Plain operands next to sharded ones hold the same values on every rank (0-d ones always do).
   bool replicate_plain = false;
-  // Ops on sharded operands may convert them by collectives; backward always may.
-  bool allow_communication = false;
+  // Where forward may convert sharded operands by collectives; backward always may.
+  Communication communication = Communication::kNever;
   Phase phase = Phase::kForward;  // set by backward() and by optimizers
   uint64_t grad_node = 0;         // number of the node whose vjp runs; 0 outside of backward
   Tensor

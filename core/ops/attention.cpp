@@ -38,6 +38,7 @@ Tensor causal_mask(int64_t queries, int64_t keys, Device device) {
 
 Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v, const AttentionOptions& o,
                        double scale) {
+  Scoped<bool> same(context().replicate_plain, true);  // masks are, on every rank
   Tensor scores = contract("bhtd,bhsd->bhts", q * scale, k),
          low = scalar_tensor(-INFINITY, q.dtype(), q.device());
   if (o.causal) scores = where(causal_mask(q.size(2), k.size(2), q.device()), scores, low);

@@ -168,6 +168,7 @@ Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {
   }
   Tensors in{x, std::move(key)};
   if (samples.defined()) in.push_back(samples);
+  Scoped<bool> same(context().replicate_plain, true);  // the key and the numbers are
   return dispatch1(PrimRef(new Dropout(p, samples.defined())), in);
 }
 

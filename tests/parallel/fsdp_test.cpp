@@ -3,83 +3,30 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
-
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
 #include "core/nn/nn.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
-#include "core/ops/random.h"
 #include "core/ops/reduce.h"
-#include "core/ops/samples.h"
-#include "core/ops/views.h"
-#include "core/optim/optim.h"
 #include "core/tensor/random.h"
-#include "examples/models/gpt.h"
+#include "tests/parallel/small_gpt.h"
 
 namespace tessera::parallel {
 namespace {
 
-constexpr int64_t kVocab = 19, kTokens = 6, kBatch = 8;
+using test::check_close;
+using test::ids;
+using test::Trained;
 
-models::GptOptions small() {
-  return {.vocab = kVocab, .context = kTokens, .layers = 3, .heads = 2, .dim = 10, .bias = true};
-}
+models::GptOptions small() { return test::small_gpt(); }
 
-// Rows `first` .. of the batch of step `step`, the same on every rank.
-Tensor ids(int64_t step, int64_t first, int64_t rows) {
-  return clone(
-      narrow(sample_integers({kBatch, kTokens}, 0, kVocab, uint64_t(step)), 0, first, rows));
-}
+using Wrap = std::function<void(models::Gpt&)>;
 
-struct Trained {
-  std::vector<double> losses;  // of this rank
-  std::vector<NamedTensor> params;
-  double norm = 0;
-};
-
-using Wrap = std::function<std::shared_ptr<Fsdp>(models::Gpt&)>;
-
-// Three clipped AdamW steps on rows [rank * n, ...) of each batch in `micro` micro-batches.
 Trained train(ProcessGroup* group, const Wrap& wrap, int micro = 1, DType dtype = kF64) {
-  Scoped<DType> type(context().default_dtype, dtype);
-  manual_seed(3);
-  auto model = models::gpt(small());
-  std::shared_ptr<Fsdp> fsdp = wrap ? wrap(*model) : nullptr;
-  optim::AdamW opt(model->named_parameters(), {.lr = 0.01, .weight_decay = 0.1});
-  int64_t ranks = group ? group->size() : 1, rank = group ? group->rank() : 0;
-  int64_t rows = kBatch / ranks / micro;
-  Trained t;
-  for (int64_t step = 0; step < 3; ++step) {
-    double total = 0;
-    for (int64_t k = 0; k < micro; ++k) {
-      int64_t first = (k * ranks + rank) * rows;
-      Tensor loss = model->loss(ids(step, first, rows), ids(step + 100, first, rows));
-      total += loss.item<double>() / micro;
-      backward(loss * (1.0 / micro));
-    }
-    optim::Clip clip = optim::clip_grad_norm(opt.parameters(), 0.5);
-    t.norm = clip.norm.item<double>();
-    opt.step(clip.scale);
-    opt.zero_grad();
-    t.losses.push_back(total);
-  }
-  for (NamedTensor& p : model->named_parameters())
-    t.params.push_back({p.name, full_tensor(p.tensor.detach())});
-  return t;
-}
-
-void expect_close(const Trained& got, const Trained& want, double tolerance) {
-  for (size_t i = 0; i < want.params.size(); ++i) {
-    const Tensor &a = got.params[i].tensor, &b = want.params[i].tensor;
-    TESSERA_CHECK(got.params[i].name == want.params[i].name && a.shape() == b.shape(),
-                  "{} where {}", got.params[i].name, want.params[i].name);
-    double diff = amax(abs(a - b)).item<double>();
-    TESSERA_CHECK(diff <= tolerance, "{} differs by {}", want.params[i].name, diff);
-  }
-  TESSERA_CHECK(std::abs(got.norm - want.norm) <= tolerance, "norm {} where {}", got.norm,
-                want.norm);
+  test::TrainOptions o{.micro_batches = micro, .dtype = dtype};
+  if (group) o.dp_ranks = group->size(), o.dp_rank = group->rank();
+  return test::train(wrap, o);
 }
 
 TEST(Fsdp, TrainsAsSerial) {
@@ -90,7 +37,7 @@ TEST(Fsdp, TrainsAsSerial) {
         Trained t = train(&group, [&](nn::Module& m) {
           return fully_shard(m, {.reshard_after_forward = reshard, .prefetch = reshard});
         });
-        expect_close(t, serial, 1e-10);
+        check_close(t, serial, 1e-10);
       });
 }
 
@@ -100,7 +47,7 @@ TEST(Fsdp, AnyDimAndAnyGroups) {
     FsdpOptions o;
     o.shard_dim = [](const std::string&, const Tensor& p) { return p.ndim() - 1; };
     o.groups = {"h.*.attn", "h.*.mlp"};
-    expect_close(train(&group, [&](nn::Module& m) { return fully_shard(m, o); }), serial, 1e-10);
+    check_close(train(&group, [&](nn::Module& m) { return fully_shard(m, o); }), serial, 1e-10);
   });
 }
 
@@ -108,8 +55,8 @@ TEST(Fsdp, HybridShardingTrainsAsSerial) {
   Trained serial = train(nullptr, nullptr);
   run_ranks(4, [&](ProcessGroup& group) {
     DeviceMesh mesh = init_device_mesh({{"replicate", 2}, {"shard", 2}});
-    expect_close(train(&group, [&](nn::Module& m) { return fully_shard(m, {.mesh = mesh}); }),
-                 serial, 1e-10);
+    check_close(train(&group, [&](nn::Module& m) { return fully_shard(m, {.mesh = mesh}); }),
+                serial, 1e-10);
   });
 }
 
@@ -117,7 +64,7 @@ TEST(Fsdp, MicroBatchesAccumulate) {
   Trained serial = train(nullptr, nullptr);
   run_ranks(2, [&](ProcessGroup& group) {
     for (bool tree : {false, true})
-      expect_close(
+      check_close(
           train(
               &group, [&](nn::Module& m) { return fully_shard(m, {.tree_accumulation = tree}); },
               4),
@@ -159,7 +106,7 @@ TEST(Fsdp, TreeAccumulationGivesEqualBits) {
       Trained t = train(
           &group, [](nn::Module& m) { return fully_shard(m, {.tree_accumulation = true}); },
           4 / ranks, kF32);
-      expect_close(t, want, 0);
+      check_close(t, want, 0);
     });
 }
 

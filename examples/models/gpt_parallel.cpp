@@ -1,0 +1,27 @@
+#include "examples/models/gpt_parallel.h"
+
+namespace tessera::models {
+
+parallel::ParallelPlan tensor_parallel_plan(const GptOptions& o, bool sequence_parallel) {
+  namespace p = parallel;
+  int64_t head_width = o.dim / o.heads;
+  Placement between = sequence_parallel ? Shard(1) : Replicate();
+  p::ParallelPlan plan{
+      {"wte", p::rowwise({.output = between})},
+      {"h.*.attn.c_attn", p::colwise({.unit = 3 * head_width})},  // rows are [heads, 3, width]
+      {"h.*.attn.c_proj", p::rowwise({.unit = head_width, .output = between})},
+      {"h.*.mlp.c_fc", p::colwise()},
+      {"h.*.mlp.c_proj", p::rowwise({.output = between})},
+  };
+  if (sequence_parallel) {
+    plan.emplace_back("h.*.ln_1", p::sequence_parallel());
+    plan.emplace_back("h.*.ln_2", p::sequence_parallel());
+    plan.emplace_back("ln_f", p::sequence_parallel(Replicate()));
+  } else {
+    plan.emplace_back("ln_f", p::prepare_output());
+  }
+  if (!o.tied) plan.emplace_back("lm_head", p::colwise());
+  return plan;
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,207 @@
+#include "parallel/tensor_parallel.h"
+
+#include "core/autograd/autograd.h"
+#include "core/nn/layers.h"
+#include "core/ops/create.h"
+#include "parallel/path_pattern.h"
+
+namespace tessera::parallel {
+namespace {
+
+using nn::Module;
+
+Layout on_axis(const Placement& p) { return {p}; }
+
+// Puts the sharded parameter into every slot of `root` that held `old`. The gradient that reaches
+// the leaf is finished there: sums over ranks that were put off until then happen once.
+void shard_parameter(Module& root, const Tensor& old, const DeviceMesh& mesh, const Placement& p) {
+  if (!old.defined() || old.is_sharded()) return;
+  Tensor sharded = distribute(old.detach(), mesh, on_axis(p));
+  if (old.requires_grad()) {
+    sharded.requires_grad_();
+    Layout layout = on_axis(p);
+    add_hook(sharded, [layout](const Tensor& g) {
+      return layout_of(g) == layout ? Tensor() : redistribute(g, layout);
+    });
+  }
+  root.replace(old, sharded);
+}
+
+// `x` as a tensor over the mesh; a plain one is the same on every rank.
+Tensor on_mesh(const Tensor& x, const DeviceMesh& mesh) {
+  return x.is_sharded() ? x : from_local(x, mesh, on_axis(Replicate()));
+}
+
+// x in placement `to`; the gradient goes back as x came, complete.
+Tensor placed(const Tensor& x, const DeviceMesh& mesh, const Placement& to) {
+  Tensor t = on_mesh(x, mesh);
+  const Placement& now = layout_of(t)[0];
+  if (!is_floating(t.dtype())) return redistribute(t, on_axis(to));
+  return redistribute(t, on_axis(to), on_axis(now.is_shard() ? now : Replicate()));
+}
+
+Placement last_dim(const Tensor& x, int64_t unit) { return Shard(x.ndim() - 1, unit); }
+
+[[noreturn]] void refuse(const char* style, const std::string& path, const Module& m,
+                         const char* takes) {
+  throw UserError(fmt::format("parallelize_module: {} of \"{}\", a {}; it takes {}", style, path,
+                              m.type_name(), takes));
+}
+
+class Colwise final : public ParallelStyle {
+ public:
+  explicit Colwise(const ColwiseOptions& o) : o_(o) {}
+  void apply(Module& root, Module& module, const std::string& path,
+             const DeviceMesh& mesh) const override {
+    if (auto* linear = dynamic_cast<nn::Linear*>(&module)) {
+      shard_parameter(root, linear->weight, mesh, Shard(0, o_.unit));
+      shard_parameter(root, linear->bias, mesh, Shard(0, o_.unit));
+    } else if (auto* table = dynamic_cast<nn::Embedding*>(&module)) {
+      shard_parameter(root, table->weight, mesh, Shard(1, o_.unit));
+    } else {
+      refuse("colwise", path, module, "a Linear or an Embedding");
+    }
+    module.add_pre_hook([mesh](Module&, Inputs in) { in[0] = placed(in[0], mesh, Replicate()); });
+    if (o_.output)
+      module.add_post_hook([mesh, to = *o_.output](Module&, Inputs, Tensor& out) {
+        out = redistribute(out, on_axis(to));
+      });
+  }
+
+ private:
+  const ColwiseOptions o_;
+};
+
+class Rowwise final : public ParallelStyle {
+ public:
+  explicit Rowwise(const RowwiseOptions& o) : o_(o) {}
+  void apply(Module& root, Module& module, const std::string& path,
+             const DeviceMesh& mesh) const override {
+    if (auto* linear = dynamic_cast<nn::Linear*>(&module)) {
+      shard_parameter(root, linear->weight, mesh, Shard(1, o_.unit));
+      shard_parameter(root, linear->bias, mesh, Replicate());
+      module.add_pre_hook([mesh, unit = o_.unit](Module&, Inputs in) {
+        in[0] = redistribute(on_mesh(in[0], mesh), on_axis(last_dim(in[0], unit)));
+      });
+      add_bias_once(*linear, mesh);
+    } else if (auto* table = dynamic_cast<nn::Embedding*>(&module)) {
+      shard_parameter(root, table->weight, mesh, Shard(0, o_.unit));
+      module.add_pre_hook([mesh](Module&, Inputs in) { in[0] = on_mesh(in[0], mesh); });
+    } else {
+      refuse("rowwise", path, module, "a Linear or an Embedding");
+    }
+    module.add_post_hook(
+        [to = o_.output](Module&, Inputs, Tensor& out) { out = redistribute(out, on_axis(to)); });
+  }
+
+ private:
+  // Each rank computes a term of the result, so one of them has the bias and the others zeros.
+  static void add_bias_once(nn::Linear& linear, const DeviceMesh& mesh) {
+    if (!linear.bias.defined()) return;
+    auto whole = std::make_shared<Tensor>();
+    linear.add_pre_hook([&linear, whole, mesh](Module&, Inputs) {
+      *whole = linear.bias;
+      linear.bias = redistribute(linear.bias, on_axis(Partial()));
+    });
+    linear.add_post_hook(
+        [&linear, whole](Module&, Inputs, Tensor&) { linear.bias = std::exchange(*whole, {}); });
+  }
+  const RowwiseOptions o_;
+};
+
+class SequenceParallel final : public ParallelStyle {
+ public:
+  explicit SequenceParallel(std::optional<Placement> output) : output_(output) {}
+  void apply(Module&, Module& module, const std::string&, const DeviceMesh& mesh) const override {
+    module.add_pre_hook([mesh](Module&, Inputs in) { in[0] = placed(in[0], mesh, Shard(1)); });
+    if (output_)
+      module.add_post_hook(
+          [mesh, to = *output_](Module&, Inputs, Tensor& out) { out = placed(out, mesh, to); });
+  }
+
+ private:
+  const std::optional<Placement> output_;
+};
+
+class PrepareOutput final : public ParallelStyle {
+ public:
+  explicit PrepareOutput(const Placement& output) : output_(output) {}
+  void apply(Module&, Module& module, const std::string&, const DeviceMesh& mesh) const override {
+    module.add_post_hook(
+        [mesh, to = output_](Module&, Inputs, Tensor& out) { out = placed(out, mesh, to); });
+  }
+
+ private:
+  const Placement output_;
+};
+
+class Pairwise final : public ParallelStyle {
+ public:
+  void apply(Module& root, Module& module, const std::string& path,
+             const DeviceMesh& mesh) const override {
+    std::vector<std::pair<std::string, Module*>> linears;
+    for (auto& [name, m] : module.named_modules())
+      if (dynamic_cast<nn::Linear*>(m)) linears.emplace_back(path + "." + name, m);
+    TESSERA_CHECK(!linears.empty() && linears.size() % 2 == 0,
+                  "parallelize_module: pairwise of \"{}\", which has {} Linear layers; it takes an "
+                  "even number",
+                  path, linears.size());
+    for (size_t i = 0; i < linears.size(); ++i)
+      (i % 2 ? rowwise() : colwise())->apply(root, *linears[i].second, linears[i].first, mesh);
+  }
+};
+
+}  // namespace
+
+StylePtr colwise(const ColwiseOptions& o) { return std::make_shared<Colwise>(o); }
+StylePtr rowwise(const RowwiseOptions& o) { return std::make_shared<Rowwise>(o); }
+StylePtr sequence_parallel(std::optional<Placement> output) {
+  return std::make_shared<SequenceParallel>(output);
+}
+StylePtr prepare_output(Placement output) { return std::make_shared<PrepareOutput>(output); }
+StylePtr pairwise() { return std::make_shared<Pairwise>(); }
+
+void parallelize_module(nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan) {
+  TESSERA_CHECK(mesh.defined() && mesh.ndim() == 1,
+                "parallelize_module: takes a mesh of one axis, such as mesh[\"tp\"], not ({})",
+                mesh.defined() ? mesh.to_string() : "none");
+  auto modules = module.named_modules();
+  // Whole inputs come first among the module's own hooks.
+  module.add_pre_hook([mesh](Module&, Inputs in) {
+    for (Tensor& t : in)
+      if (t.defined()) t = on_mesh(t, mesh);
+  });
+  for (auto& [pattern, style] : plan) {
+    bool found = false;
+    for (auto& [path, m] : modules)
+      if (matches(pattern, path)) {
+        found = true;
+        style->apply(module, *m, path, mesh);
+      }
+    TESSERA_CHECK(found, "parallelize_module: no module is called \"{}\"", pattern);
+  }
+  for (const nn::Slot& s : module.slots()) shard_parameter(module, *s.tensor, mesh, Replicate());
+}
+
+void materialize(nn::Module& module) {
+  for (const nn::Slot& s : module.slots()) {
+    const Tensor old = *s.tensor;
+    if (!old.device().is_meta()) continue;
+    Tensor now;
+    if (old.is_sharded())
+      now = from_local(empty(shard_data(old)->local.shape(), old.dtype()), mesh_of(old),
+                       layout_of(old), old.shape());
+    else
+      now = empty(old.shape(), old.dtype());
+    if (old.requires_grad()) {
+      now.requires_grad_();
+      if (old.is_sharded())
+        add_hook(now, [layout = layout_of(old)](const Tensor& g) {
+          return layout_of(g) == layout ? Tensor() : redistribute(g, layout);
+        });
+    }
+    module.replace(old, now);
+  }
+}
+
+}  // namespace tessera::parallel

@@ -1,0 +1,191 @@
+// Tensor parallelism, alone and with fully sharded parameters, against serial training.
+#include "parallel/tensor_parallel.h"
+
+#include <gtest/gtest.h>
+
+#include "collectives/decorators/counting.h"
+#include "collectives/loopback/run_ranks.h"
+#include "core/autograd/autograd.h"
+#include "core/nn/nn.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/samples.h"
+#include "core/tensor/random.h"
+#include "examples/models/gpt_parallel.h"
+#include "parallel/fsdp.h"
+#include "tests/parallel/small_gpt.h"
+
+namespace tessera::parallel {
+namespace {
+
+using test::check_close;
+using test::Trained;
+using test::TrainOptions;
+
+// Two ways of cutting: heads, vocabulary, width and sequence do not divide by 3.
+void expect_tp_equals_serial(const models::GptOptions& o, bool sequence_parallel) {
+  Trained serial = test::train(nullptr, {.model = o});
+  for (int ranks : {1, 2, 3, 4})
+    run_ranks(ranks, [&](ProcessGroup& group) {
+      DeviceMesh mesh = init_device_mesh({{"tp", group.size()}});
+      Trained t = test::train(
+          [&](models::Gpt& m) {
+            parallelize_module(m, mesh, models::tensor_parallel_plan(m.options, sequence_parallel));
+          },
+          {.model = o});
+      check_close(t, serial, 1e-10);
+    });
+}
+
+TEST(TensorParallel, TrainsAsSerial) { expect_tp_equals_serial(test::small_gpt(), false); }
+TEST(TensorParallel, SequenceParallelTrainsAsSerial) {
+  expect_tp_equals_serial(test::small_gpt(), true);
+}
+TEST(TensorParallel, UntiedHead) {
+  models::GptOptions o = test::small_gpt();
+  o.tied = false, o.bias = false;
+  expect_tp_equals_serial(o, false);
+}
+TEST(TensorParallel, DropoutMasksAreThoseOfSerial) {
+  models::GptOptions o = test::small_gpt();
+  o.dropout = 0.2;
+  expect_tp_equals_serial(o, false);
+  expect_tp_equals_serial(o, true);
+}
+
+TEST(TensorParallel, WithFullyShardedParameters) {
+  models::GptOptions o = test::small_gpt();
+  o.dropout = 0.1;
+  Trained serial = test::train(nullptr, {.model = o});
+  for (std::vector<MeshAxis> axes : {std::vector<MeshAxis>{{"dp", 2}, {"tp", 2}},
+                                     {{"dp", 2}, {"tp", 3}},
+                                     {{"dp", 4}, {"tp", 2}}})
+    for (bool sequence : {false, true})
+      run_ranks(axes[0].size * axes[1].size, [&](ProcessGroup&) {
+        DeviceMesh mesh = init_device_mesh(axes);
+        Trained t = test::train(
+            [&](models::Gpt& m) {
+              parallelize_module(m, mesh["tp"], models::tensor_parallel_plan(m.options, sequence));
+              fully_shard(m, {.mesh = mesh["dp"]});
+            },
+            {.model = o, .dp_ranks = mesh.size("dp"), .dp_rank = mesh.coordinate("dp")});
+        check_close(t, serial, 1e-10);
+      });
+}
+
+TEST(TensorParallel, WithHybridSharding) {
+  Trained serial = test::train(nullptr);
+  run_ranks(8, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"replicate", 2}, {"shard", 2}, {"tp", 2}});
+    DeviceMesh dp = mesh.slice({"replicate", "shard"});
+    Trained t = test::train(
+        [&](models::Gpt& m) {
+          parallelize_module(m, mesh["tp"], models::tensor_parallel_plan(m.options));
+          fully_shard(m, {.mesh = dp});
+        },
+        {.dp_ranks = 4, .dp_rank = mesh.coordinate("replicate") * 2 + mesh.coordinate("shard")});
+    check_close(t, serial, 1e-10);
+  });
+}
+
+TEST(TensorParallel, MetaModelIsDrawnPieceByPiece) {
+  auto whole = models::gpt(test::small_gpt());
+  whole->init(7);
+  run_ranks(4, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"dp", 2}, {"tp", 2}});
+    for (bool fsdp : {false, true}) {
+      nn::OnDevice meta(kMeta);
+      auto model = models::gpt(test::small_gpt());
+      parallelize_module(*model, mesh["tp"], models::tensor_parallel_plan(model->options));
+      if (fsdp)
+        fully_shard(*model, {.mesh = mesh["dp"]});
+      else
+        materialize(*model);
+      model->init(7);
+      auto want = whole->named_parameters();
+      size_t i = 0;
+      for (const NamedTensor& p : model->named_parameters()) {
+        Tensor full = full_tensor(p.tensor.detach());
+        TESSERA_ASSERT(amax(abs(full - want[i++].tensor.detach())).item<double>() == 0,
+                       "{} differs", p.name);
+      }
+    }
+  });
+}
+
+struct Calls {
+  int64_t all_reduce = 0, others = 0;
+};
+Calls calls_of(const CollectiveCounts& c) {
+  int64_t reduces = c.calls(CollKind::kAllReduce);
+  return {reduces, c.total_calls() - reduces};
+}
+
+// One collective for each column-row pair and direction; the vocabulary adds three sums for the
+// embedding and the loss, and one for the head's input.
+TEST(TensorParallel, OneCollectivePerPairAndDirection) {
+  run_ranks(2, [&](ProcessGroup& group) {
+    auto counting = make_ref<CountingGroup>(Ref<ProcessGroup>(&group));
+    DeviceMesh mesh = init_device_mesh({{"tp", 2}}, counting);
+    auto model = nn::sequential(nn::linear(6, 8), nn::gelu(), nn::linear(8, 6), nn::linear(6, 10),
+                                nn::relu(), nn::linear(10, 4));
+    parallelize_module(*model, mesh, {{"", pairwise()}});
+    Tensor x = cast(sample_values({3, 6}, -1, 1, 1), kF32).requires_grad_();
+    int64_t before = counting->counts().total_calls();
+    Tensor y = model->forward(x);
+    Calls forward = calls_of(counting->counts());
+    TESSERA_ASSERT(forward.all_reduce == 2 && forward.others + forward.all_reduce - before == 2,
+                   "forward: {} all-reduces, {} others", forward.all_reduce, forward.others);
+    backward(sum(square(y)));
+    Calls all = calls_of(counting->counts());
+    TESSERA_ASSERT(all.all_reduce == 4 && all.others == forward.others,
+                   "backward: {} all-reduces, {} others", all.all_reduce - forward.all_reduce,
+                   all.others - forward.others);
+  });
+}
+
+TEST(TensorParallel, CollectivesOfAGpt) {
+  run_ranks(2, [&](ProcessGroup& group) {
+    auto counting = make_ref<CountingGroup>(Ref<ProcessGroup>(&group));
+    DeviceMesh mesh = init_device_mesh({{"tp", 2}}, counting);
+    auto model = models::gpt(test::small_gpt());
+    parallelize_module(*model, mesh, models::tensor_parallel_plan(model->options));
+    const int64_t layers = model->options.layers;
+    LossParallel allowed;
+    Tensor loss = model->loss(test::ids(0, 0, 8), test::ids(1, 0, 8));
+    Calls forward = calls_of(counting->counts());
+    TESSERA_ASSERT(forward.all_reduce == 2 * layers + 3 && forward.others == 0,
+                   "forward: {} all-reduces, {} others", forward.all_reduce, forward.others);
+    backward(loss);
+    Calls all = calls_of(counting->counts());
+    TESSERA_ASSERT(all.all_reduce - forward.all_reduce == 2 * layers + 1 && all.others == 0,
+                   "backward: {} all-reduces, {} others", all.all_reduce - forward.all_reduce,
+                   all.others);
+  });
+}
+
+TEST(TensorParallel, ErrorsSayWhatToDo) {
+  run_ranks(2, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"tp", 2}});
+    auto text = [](auto f) -> std::string {
+      try {
+        f();
+      } catch (const UserError& e) {
+        return e.what();
+      }
+      return "no error";
+    };
+    auto model = models::gpt(test::small_gpt());
+    std::string e = text([&] { parallelize_module(*model, mesh, {{"h.*.atn", colwise()}}); });
+    TESSERA_ASSERT(e.find("no module is called \"h.*.atn\"") != e.npos, "{}", e);
+    e = text([&] { parallelize_module(*model, mesh, {{"ln_f", colwise()}}); });
+    TESSERA_ASSERT(e.find("colwise of \"ln_f\"") != e.npos, "{}", e);
+    auto other = models::gpt(test::small_gpt());
+    parallelize_module(*other, mesh, models::tensor_parallel_plan(other->options));
+    e = text([&] { other->loss(test::ids(0, 0, 4), test::ids(1, 0, 4)); });
+    TESSERA_ASSERT(e.find("ReplicatePlain") != e.npos || e.find("LossParallel") != e.npos, "{}", e);
+  });
+}
+
+}  // namespace
+}  // namespace tessera::parallel
