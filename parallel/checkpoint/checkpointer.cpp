@@ -117,31 +117,44 @@ void Checkpointer::save(int64_t step, const State& state) {
     job->names.push_back(p.name);
     job->boxes.push_back(p.box());
   }
-  {
-    std::lock_guard lock(mutex_);
-    job_ = std::move(job);
-    changed_.notify_all();
-  }
+  // What fits is copied first: the writer would take memory bandwidth from the copy. What does not
+  // fit needs the writer to make room.
+  bool fits = plan_->bytes <= staging_.capacity();
+  if (!fits) start_writer(std::move(job));
   try {
-    auto deadline = start + options_.timeout;
-    for (size_t i : plan_->mine) {
-      const Piece& p = state.pieces[i];
-      Tensor dense = io::dense_values(p.values, "checkpoint", p.name);
-      if (!staging_.put(dense.raw(), dense.nbytes(), deadline))
-        throw CommError(fmt::format("checkpoint: the writer of step {} freed none of {} bytes of "
-                                    "staging in {} s; the disk is too slow or hangs",
-                                    step, staging_.capacity(), options_.timeout.count() / 1000),
-                        group_ ? group_->name() : "", 0, {exchange_.rank()});
-    }
+    stage(step, state, start + options_.timeout);
   } catch (...) {
     staging_.producer_gave_up();
+    if (fits) start_writer(std::move(job));  // which tells the other ranks
     throw;
   }
-  {
+  double blocked = seconds_since(start);
+  if (fits) {
+    job->blocked_seconds = blocked;
+    start_writer(std::move(job));
+  } else {
     std::lock_guard lock(mutex_);
-    (job_ ? job_->blocked_seconds : last_.blocked_seconds) = seconds_since(start);
+    (job_ ? job_->blocked_seconds : last_.blocked_seconds) = blocked;
   }
   if (!options_.async) wait();
+}
+
+void Checkpointer::stage(int64_t step, const State& state, Staging::Clock::time_point deadline) {
+  for (size_t i : plan_->mine) {
+    const Piece& p = state.pieces[i];
+    Tensor dense = io::dense_values(p.values, "checkpoint", p.name);
+    if (!staging_.put(dense.raw(), dense.nbytes(), deadline))
+      throw CommError(fmt::format("checkpoint: the writer of step {} freed none of {} bytes of "
+                                  "staging in {} s; the disk is too slow or hangs",
+                                  step, staging_.capacity(), options_.timeout.count() / 1000),
+                      group_ ? group_->name() : "", 0, {exchange_.rank()});
+  }
+}
+
+void Checkpointer::start_writer(std::unique_ptr<Job> job) {
+  std::lock_guard lock(mutex_);
+  job_ = std::move(job);
+  changed_.notify_all();
 }
 
 // ---- the writer thread

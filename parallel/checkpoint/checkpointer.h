@@ -63,6 +63,8 @@ class Checkpointer {
  private:
   struct Job;
   void plan_for(std::span<const Piece> pieces);
+  void stage(int64_t step, const State& state, Staging::Clock::time_point deadline);
+  void start_writer(std::unique_ptr<Job> job);
   void run_writer();
   void write(Job& job);
   std::string write_rank_file(const Job& job, const std::string& temporary);

@@ -29,7 +29,8 @@ std::vector<Place> places(const Manifest& m, size_t file) {
   return out;
 }
 
-// Pages that are cached prove nothing about the disk. Only a hint: dirty pages stay.
+// Pages that are cached prove nothing about the disk, and after reading they would only displace
+// what training needs. A hint: dirty pages stay.
 void forget_cached(const std::string& path) {
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return;
@@ -123,6 +124,7 @@ void verify_file(const std::string& folder, const Manifest& m, size_t index, Ver
   } catch (const UserError& e) {
     out.findings.push_back({path, 0, entry.bytes, "", e.what()});
   }
+  forget_cached(path);
 }
 
 Verified verify(const std::string& path) {

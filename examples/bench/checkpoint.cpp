@@ -1,0 +1,124 @@
+// bench checkpoint: what a save costs the training thread and how fast it goes to disk and back,
+// each beside what bounds it on this machine: the plain copy of as many bytes, the plain file of as
+// many bytes, written and synced.
+#include <fcntl.h>
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+
+#include "core/base/error.h"
+#include "core/base/parallel.h"
+#include "core/ops/create.h"
+#include "examples/bench/commands.h"
+#include "parallel/checkpoint/checkpointer.h"
+#include "parallel/checkpoint/load.h"
+
+namespace tessera::bench {
+namespace {
+
+namespace fs = std::filesystem;
+using Seconds = std::chrono::duration<double>;
+
+struct CheckpointOptions {
+  std::string folder = ".";
+  int64_t megabytes = 256;
+  int tensors = 64, rounds = 5;
+};
+
+template <class F>
+double timed(F f) {
+  auto start = std::chrono::steady_clock::now();
+  f();
+  return Seconds(std::chrono::steady_clock::now() - start).count();
+}
+
+void copy(void* to, const void* from, size_t bytes) {
+  parallel_for(int64_t(bytes), 256 << 10, [&](int64_t begin, int64_t end) {
+    std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
+                size_t(end - begin));
+  });
+}
+
+void write_plain(const std::string& path, const Tensor& bytes) {
+  int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  bool good = fd >= 0;
+  for (size_t at = 0; good && at < bytes.nbytes(); at += 4 << 20)
+    good = ::write(fd, static_cast<char*>(bytes.raw()) + at, 4 << 20) == 4 << 20;
+  good = good && fsync(fd) == 0;
+  ::close(fd);
+  TESSERA_CHECK(good, "bench checkpoint: cannot write {}", path);
+}
+
+void forget_cached(const fs::path& folder) {
+  for (const auto& e : fs::recursive_directory_iterator(folder)) {
+    int fd = ::open(e.path().c_str(), O_RDONLY | O_CLOEXEC);
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    ::close(fd);
+  }
+}
+
+Json run(const CheckpointOptions& o) {
+  fs::path scratch = fs::path(o.folder) / "bench-checkpoint";
+  fs::remove_all(scratch);
+  fs::create_directories(scratch);
+  int64_t each = (o.megabytes << 20) / 4 / o.tensors / 1024;
+  TESSERA_CHECK(each > 0, "bench checkpoint: --megabytes {} is too little for {} tensors",
+                o.megabytes, o.tensors);
+  checkpoint::State state;
+  for (int i = 0; i < o.tensors; ++i)
+    state.pieces.push_back(checkpoint::whole(fmt::format("w{:03}", i), ones({each, 1024})));
+  double bytes = double(o.tensors) * double(each) * 4096;
+  Tensor flat = ones({int64_t(bytes)}, {kU8}), other = zeros({int64_t(bytes)}, {kU8});
+
+  std::vector<double> copies, blocked, saves, plain, cold, warm;
+  checkpoint::Checkpointer saver(scratch / "c", nullptr, {.keep = 1});
+  double prepare = timed([&] { saver.prepare(state.pieces); });
+  for (int64_t step = 0; step <= o.rounds; ++step) {
+    double c = timed([&] { copy(other.raw(), flat.raw(), flat.nbytes()); });
+    double p = timed([&] { write_plain(scratch / "plain", flat); });
+    saver.save(step, state);
+    saver.wait();
+    forget_cached(scratch / "c");
+    auto read = [&] { checkpoint::load(scratch / "c", state.pieces); };
+    double from_disk = timed(read), from_cache = timed(read);
+    if (step == 0) continue;  // warms up
+    copies.push_back(c), plain.push_back(p);
+    blocked.push_back(saver.last().blocked_seconds), saves.push_back(saver.last().seconds);
+    cold.push_back(from_disk), warm.push_back(from_cache);
+  }
+  Json out{{"bytes", bytes}, {"threads", num_threads()}, {"prepare_seconds", prepare}};
+  fmt::print("{:.0f} MB in {} tensors, {} threads, in {}; medians of {}\n", bytes / 1e6, o.tensors,
+             num_threads(), o.folder, o.rounds);
+  auto line = [&](const char* key, const char* text, std::vector<double> seconds) {
+    Stats s = stats_of(seconds);
+    fmt::print("{:<44} {:9.2f} ms  {:7.2f} GB/s  (fastest {:.2f} ms)\n", text, s.median * 1e3,
+               bytes / s.median / 1e9, s.min * 1e3);
+    out[key] = to_json(s);
+  };
+  fmt::print("{:<44} {:9.2f} ms\n", "once: plan and staging buffer", prepare * 1e3);
+  line("copy", "plain copy, same threads", copies);
+  line("blocked", "save holds up the caller for", blocked);
+  fmt::print("{:<44} {:9.2f} ms\n", "  at 20 GB/s it would be", bytes / 20e9 * 1e3);
+  line("plain", "plain file, written and synced", plain);
+  line("save", "save until read back and `latest` swapped", saves);
+  line("load_cold", "load, verified, cache dropped", cold);
+  line("load_warm", "load, verified, from the page cache", warm);
+  fs::remove_all(scratch);
+  return out;
+}
+
+}  // namespace
+
+void add_checkpoint(CLI::App& app, Run& chosen) {
+  auto o = std::make_shared<CheckpointOptions>();
+  CLI::App* sub = app.add_subcommand("checkpoint", "save and load beside plain copies and files");
+  sub->add_option("--folder", o->folder, "on the disk to measure")->capture_default_str();
+  sub->add_option("--megabytes", o->megabytes, "of tensors")->capture_default_str();
+  sub->add_option("--tensors", o->tensors)->capture_default_str()->check(CLI::PositiveNumber);
+  sub->add_option("--rounds", o->rounds)->capture_default_str()->check(CLI::PositiveNumber);
+  sub->callback([o, &chosen] { chosen = [o] { return run(*o); }; });
+}
+
+}  // namespace tessera::bench
