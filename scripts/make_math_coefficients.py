@@ -93,6 +93,8 @@ def of_square(g, at_zero):
 tables = {
     # exp(r) = 1 + r + r^2 P(r)
     "exp": (limit(lambda r: (mp.expm1(r) - r) / r**2, 0.5), lambda r: r**2 / mp.exp(r), -ln2, ln2, 7, False),
+    # the same for |r| <= ln(2) / 2
+    "exp_to_88": (limit(lambda r: (mp.expm1(r) - r) / r**2, 0.5), lambda r: r**2 / mp.exp(r), -ln2 / 2 * mpf("1.01"), ln2 / 2 * mpf("1.01"), 5, False),
     # exp(r) - 1 = r + r^2 P(r)
     "expm1": (limit(lambda r: (mp.expm1(r) - r) / r**2, 0.5), limit(lambda r: r**2 / mp.expm1(r), 0), -ln2 / 2 * 1.01, ln2 / 2 * 1.01, 5, False),
     # 2^r = 1 + r P(r)

@@ -84,6 +84,33 @@ int64_t count_targets(const int64_t* targets, int64_t rows, int64_t classes, int
   return counted;
 }
 
+// Rows of one thread; `bytes` of the whole operand.
+void cross_entropy_rows(const float* x, const int64_t* targets, int64_t ignored, float scale,
+                        float* term, float* grad, int64_t n, int64_t rows, size_t bytes) {
+  Tensor buffer = empty({n + 64}, kF32);
+  simd<CrossEntropyTable>().f32(x, targets, ignored, scale, term, grad, n, rows,
+                                buffer.data<float>(), bytes > (size_t(64) << 20));
+}
+void cross_entropy_rows(const double* x, const int64_t* targets, int64_t ignored, double scale,
+                        double* term, double* grad, int64_t n, int64_t rows, size_t) {
+  const RowFns<double>& fns = rows_of<double>();
+  for (int64_t r = 0; r < rows; ++r, x += n, grad += grad ? n : 0) {
+    term[r] = 0;
+    if (targets[r] == ignored) {
+      if (grad) std::fill_n(grad, n, 0.0);
+      continue;
+    }
+    double lse;
+    if (grad) {
+      lse = fns.softmax_scaled(x, grad, n, scale);
+      grad[targets[r]] -= scale;
+    } else {
+      fns.logsumexp(x, &lse, n, 1);
+    }
+    term[r] = lse - x[targets[r]];
+  }
+}
+
 void run_cross_entropy(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const CrossEntropyAttributes&>(prim);
   in_compute_type(in, out, in[0].dtype(), [&](auto zero, In in, Out out) {
@@ -94,28 +121,11 @@ void run_cross_entropy(const Primitive& prim, In in, Out out, Workspace, const S
     int64_t counted = count_targets(targets, rows, n, a.ignore_index);
     const T scale = a.mean ? T(1) / T(counted) : T(1);
     T* grad = a.with_grad ? out[1].data<T>() : nullptr;
-    const bool stream = in[0].nbytes() > (size_t(64) << 20);
     Tensor terms = empty({rows}, dtype_of<T>);
     T* term = terms.data<T>();
-    const RowFns<T>& fns = rows_of<T>();
     parallel_for(rows, row_grain(n), [&](int64_t b, int64_t e) {
-      for (int64_t r = b; r < e; ++r) {
-        const T* row = x + r * n;
-        bool ignored = targets[r] == a.ignore_index;
-        term[r] = 0;
-        if (ignored) {
-          if (grad) std::fill_n(grad + r * n, n, T(0));
-          continue;
-        }
-        T lse;
-        if (grad) {
-          lse = fns.softmax_scaled(row, grad + r * n, n, scale, stream);
-          grad[r * n + targets[r]] -= scale;
-        } else {
-          fns.logsumexp(row, &lse, n, 1);
-        }
-        term[r] = lse - row[targets[r]];
-      }
+      cross_entropy_rows(x + b * n, targets + b, a.ignore_index, scale, term + b,
+                         grad ? grad + b * n : nullptr, n, e - b, in[0].nbytes());
     });
     T* loss = out[0].data<T>();
     if constexpr (sizeof(T) == 4)

@@ -60,23 +60,28 @@ TESSERA_FN float exp(float x) {
 }
 TESSERA_FN double exp(double x) { return TESSERA_LIBM(exp)(x); }
 
-// exp(x) for x <= 0, as softmax needs it: half the work of exp, for no result overflows and those
-// below 2^-126 become 0. Within 2 ulp. x = n ln 2 + r with |r| <= ln 2 / 2; the polynomial
-// interpolates (exp(r) - 1 - r) / r^2 at Chebyshev's nodes.
-TESSERA_FN float exp_nonpositive(float x) {
-  const float shifted = fma(x, 1.44269502f, kShifter + 127.0f), n = shifted - (kShifter + 127.0f);
-  const float r = fma(n, -1.42860677e-6f, fma(n, -0.693145752f, x));
-  float p = 1.98910307e-4f;
-  p = fma(p, r, 1.39336859e-3f);
-  p = fma(p, r, 8.33331089e-3f);
-  p = fma(p, r, 4.16664646e-2f);
-  p = fma(p, r, 0.166666667f);
-  p = fma(p, r, 0.5f);
-  p = fma(p, r * r, r) + 1.0f;
-  const float scale = from_bits(static_cast<int>(static_cast<unsigned>(bits(shifted)) << 23));
-  return x < -87.3f ? 0.0f : p * scale;
+// 2^n of shifted = kShifter + 127 + n, for -127 < n < 128.
+TESSERA_FN float power_of_two(float shifted) {
+  return from_bits(static_cast<int>(static_cast<unsigned>(bits(shifted)) << 23));
 }
-TESSERA_FN double exp_nonpositive(double x) { return TESSERA_LIBM(exp)(x); }
+TESSERA_FN float zero_below(float x, float bound, float y) { return x < bound ? 0.0f : y; }
+
+// exp(x) for x <= 88, as softmax needs it: half the work of exp, for no result overflows and those
+// below 2^-126 become 0. Within 1 ulp. F is float or a group of floats that has these functions.
+template <class F>
+TESSERA_FN F exp_to_88(F x) {
+  const F shift(kShifter + 127.0f), shifted = fma(x, F(1.44269502f), shift), n = shifted - shift;
+  const F r = fma(n, F(-1.42860677e-6f), fma(n, F(-0.693145752f), x));
+  F p = F(0.00138471415f);
+  p = fma(p, r, F(0.00836999342f));
+  p = fma(p, r, F(0.041668009f));
+  p = fma(p, r, F(0.166665092f));
+  p = fma(p, r, F(0.49999994f));
+  p = fma(p, r, F(1.0f));
+  p = fma(p, r, F(1.0f));
+  return zero_below(x, -87.3f, p * power_of_two(shifted));
+}
+TESSERA_FN double exp_to_88(double x) { return TESSERA_LIBM(exp)(x); }
 
 TESSERA_FN float exp2(float x) {
   x = at_least(at_most(x, 129.0f), -151.0f);

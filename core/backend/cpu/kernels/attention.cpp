@@ -52,7 +52,7 @@ T exp_sum(T* x, int64_t n, T top) {
   T lane[kLanes];
   for (int i = 0; i < kLanes; ++i) lane[i] = T(0);
   for (int64_t k = 0; k < n; k += kLanes)
-    for (int i = 0; i < kLanes; ++i) lane[i] += x[k + i] = fn::exp_nonpositive(x[k + i] - top);
+    for (int i = 0; i < kLanes; ++i) lane[i] += x[k + i] = fn::exp_to_88(x[k + i] - top);
   return fold<LaneSum, kLanes>(lane);
 }
 
@@ -158,7 +158,7 @@ void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const 
         const T shift = lse[i0 + i], d = delta[i];
 #pragma GCC ivdep
         for (int64_t c = 0; c < wide; ++c) {
-          T e = fn::exp_nonpositive(x[c] - shift);
+          T e = fn::exp_to_88(x[c] - shift);
           x[c] = c < n ? e : T(0);
           y[c] = c < n ? e * (y[c] - d) : T(0);
         }

@@ -5,48 +5,11 @@
 #pragma once
 #include <cstdint>
 #include <type_traits>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+
+#include "core/backend/cpu/kernels/vector.h"
 
 namespace tessera::cpu {
 namespace {
-
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64;
-#elif defined(__AVX2__)
-constexpr int kVectorBytes = 32;
-#else
-constexpr int kVectorBytes = 16;
-#endif
-
-template <class T>
-struct Vector;
-template <>
-struct Vector<float> {
-  typedef float type __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
-};
-template <>
-struct Vector<double> {
-  typedef double type __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
-};
-using Floats = Vector<float>::type;
-using Doubles = Vector<double>::type;
-
-// a b + c, rounded once where the instruction set can.
-#if defined(__AVX512F__)
-inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
-inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm512_fmadd_pd(a, b, c); }
-#elif defined(__FMA__)
-inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
-inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm256_fmadd_pd(a, b, c); }
-#else
-inline Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
-inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return a * b + c; }
-#endif
-
-template <class T>
-constexpr int kWidth = kVectorBytes / int(sizeof(T));
 
 /// `n` rounded up to whole cache lines, which are whole vectors of every instruction set.
 template <class T>

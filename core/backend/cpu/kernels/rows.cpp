@@ -9,9 +9,6 @@
 #include "core/ops/functors/prelude.h"
 #include "core/ops/functors/math.h"
 // clang-format on
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
 
 namespace tessera::cpu {
 namespace {
@@ -51,19 +48,10 @@ T max_of(const T* x, int64_t n) {
   return m.max();
 }
 
-// e[k] = exp(x[k] - top), and their sum. `fetch_next`: the row behind this one is brought nearer
-// while the arithmetic keeps the core busy.
-template <class T, bool fetch_next = false>
+// e[k] = exp(x[k] - top), and their sum.
+template <class T>
 T exp_row(const T* x, T* e, int64_t n, T top) {
-  Lanes<T> s(0);
-  int64_t k = 0;
-  for (; k + kLanes <= n; k += kLanes) {
-    if constexpr (fetch_next)
-      for (int i = 0; i < kLanes; i += 64 / int(sizeof(T))) __builtin_prefetch(x + n + k + i, 0, 2);
-    for (int i = 0; i < kLanes; ++i) s.v[i] += e[k + i] = fn::exp_nonpositive(x[k + i] - top);
-  }
-  for (int i = 0; k + i < n; ++i) s.v[i] += e[k + i] = fn::exp_nonpositive(x[k + i] - top);
-  return s.sum();
+  return sum_of<T>(n, [&](int64_t k) { return e[k] = fn::exp_to_88(x[k] - top); });
 }
 
 template <class T>
@@ -78,14 +66,14 @@ template <class T>
 T logsumexp_row(const T* x, int64_t n) {
   T top = max_of(x, n);
   if (top == T(-__builtin_inf())) return top;
-  return top + fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp_nonpositive(x[k] - top); }));
+  return top + fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp_to_88(x[k] - top); }));
 }
 
 template <class T>
 void log_softmax(const T* x, T* y, int64_t n, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
     T top = max_of(x, n),
-      rest = fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp_nonpositive(x[k] - top); }));
+      rest = fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp_to_88(x[k] - top); }));
     for (int64_t k = 0; k < n; ++k) y[k] = (x[k] - top) - rest;
   }
 }
@@ -102,7 +90,7 @@ template <class T>
 void log_softmax_grad(const T* y, const T* g, T* dx, int64_t n, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r, y += n, g += n, dx += n) {
     T total = sum_of<T>(n, [&](int64_t k) { return g[k]; });
-    for (int64_t k = 0; k < n; ++k) dx[k] = g[k] - fn::exp_nonpositive(y[k]) * total;
+    for (int64_t k = 0; k < n; ++k) dx[k] = g[k] - fn::exp_to_88(y[k]) * total;
   }
 }
 
@@ -111,32 +99,10 @@ void logsumexp(const T* x, T* lse, int64_t n, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r) lse[r] = logsumexp_row(x + r * n, n);
 }
 
-// Stores that bypass the caches pay where the result is far larger than them.
 template <class T>
-void scale_row(T* e, const T* from, int64_t n, T scale, bool stream) {
-  int64_t k = 0;
-#ifdef __AVX512F__
-  if constexpr (sizeof(T) == 4) {
-    if (stream) {
-      while (k < n && reinterpret_cast<uintptr_t>(e + k) % 64) e[k] = from[k] * scale, ++k;
-      __m512 s = _mm512_set1_ps(scale);
-      for (; k + 16 <= n; k += 16)
-        _mm512_stream_ps(e + k, _mm512_mul_ps(_mm512_loadu_ps(from + k), s));
-    }
-  }
-#endif
-  (void)stream;
-  for (; k < n; ++k) e[k] = from[k] * scale;
-}
-
-template <class T>
-T softmax_scaled(const T* x, T* e, int64_t n, T scale, bool stream) {
-  constexpr int64_t kRow = 1 << 16;  // longer rows are scaled where they lie
-  static thread_local T buffer[kRow];
-  T top = max_of(x, n);
-  T* row = stream && n <= kRow ? buffer : e;
-  T total = stream ? exp_row<T, true>(x, row, n, top) : exp_row(x, row, n, top);
-  scale_row(e, row, n, scale / total, stream && row != e);
+T softmax_scaled(const T* x, T* e, int64_t n, T scale) {
+  T top = max_of(x, n), total = exp_row(x, e, n, top), factor = scale / total;
+  for (int64_t k = 0; k < n; ++k) e[k] *= factor;
   return top + fn::log(total);
 }
 

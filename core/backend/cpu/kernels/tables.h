@@ -53,9 +53,8 @@ struct RowFns {
   void (*log_softmax_grad)(const T* y, const T* g, T* dx, int64_t n, int64_t rows);
   /// lse[r] = log(sum(exp(x)))
   void (*logsumexp)(const T* x, T* lse, int64_t n, int64_t rows);
-  /// e = scale exp(x - max) / sum(exp(x - max)) of one row; returns log(sum(exp(x))). `stream`:
-  /// bypass the caches.
-  T (*softmax_scaled)(const T* x, T* e, int64_t n, T scale, bool stream);
+  /// e = scale exp(x - max) / sum(exp(x - max)) of one row; returns log(sum(exp(x))).
+  T (*softmax_scaled)(const T* x, T* e, int64_t n, T scale);
   /// y = (x - mean) rstd w + b; w, b may be null. `centred` false: rms-norm, mean is 0.
   void (*norm)(const T* x, const T* w, const T* b, T* y, T* mean, T* rstd, int64_t n, int64_t rows,
                T eps, bool centred);
@@ -66,6 +65,14 @@ struct RowFns {
 struct RowTable {
   RowFns<float> f32;
   RowFns<double> f64;
+};
+
+/// Rows of n logits: terms[r] = log(sum(exp(x[r]))) - x[r, targets[r]], and where grad is not null
+/// grad[r] = scale (softmax(x[r]) - one_hot(targets[r])); zeros where targets[r] is `ignored`.
+/// `buffer` holds n + 64 floats. `bypass_caches`: for results far larger than the caches.
+struct CrossEntropyTable {
+  void (*f32)(const float* x, const int64_t* targets, int64_t ignored, float scale, float* terms,
+              float* grad, int64_t n, int64_t rows, float* buffer, bool bypass_caches);
 };
 
 /// One Adam or SGD step over n elements of one tensor.

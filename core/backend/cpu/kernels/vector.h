@@ -1,0 +1,138 @@
+// Vectors as wide as the instruction set's registers, and groups of them for functors. Invariant: a
+// group holds kGroup floats whatever the width, so sums kept in its lanes have one order on every
+// instruction set.
+#pragma once
+#include <cstdint>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "core/ops/functors/prelude.h"
+
+namespace tessera::cpu {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+template <class T>
+struct Vector;
+template <>
+struct Vector<float> {
+  typedef float type __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+};
+template <>
+struct Vector<double> {
+  typedef double type __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
+};
+using Floats = Vector<float>::type;
+using Doubles = Vector<double>::type;
+
+// a b + c, rounded once where the instruction set can.
+#if defined(__AVX512F__)
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm512_fmadd_pd(a, b, c); }
+#elif defined(__FMA__)
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm256_fmadd_pd(a, b, c); }
+#else
+inline Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
+inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return a * b + c; }
+#endif
+
+// The larger, b where either is NaN; and a store that bypasses the caches to p, aligned to
+// kVectorBytes. streams_done() orders such stores before what follows.
+#if defined(__AVX512F__)
+// Masked by ones: the plain form warns in GCC 12.
+inline Floats larger(Floats a, Floats b) { return _mm512_maskz_max_ps(0xffff, a, b); }
+inline void stream(float* p, Floats a) { _mm512_stream_ps(p, a); }
+#elif defined(__AVX2__)
+inline Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+inline void stream(float* p, Floats a) { _mm256_stream_ps(p, a); }
+#elif defined(__x86_64__)
+inline Floats larger(Floats a, Floats b) { return _mm_max_ps(a, b); }
+inline void stream(float* p, Floats a) { _mm_stream_ps(p, a); }
+#else
+inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+inline void stream(float* p, Floats a) { *reinterpret_cast<Floats*>(p) = a; }
+#endif
+inline void streams_done() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+template <class T>
+constexpr int kWidth = kVectorBytes / int(sizeof(T));
+
+// ---- groups of floats, for functors that are templates ----
+
+constexpr int kGroup = 32;  // two of the widest vectors: enough chains to hide latencies
+
+struct Group {
+  static constexpr int kVectors = kGroup / kWidth<float>;
+  Floats v[kVectors];
+
+  Group() = default;
+  inline __attribute__((always_inline)) explicit Group(float x) {
+    for (Floats& e : v) e = x - Floats{};
+  }
+};
+
+// The group of f(0), f(1), ..., one vector each.
+template <class F>
+TESSERA_FN Group vectors(F f) {
+  Group r;
+  for (int i = 0; i < Group::kVectors; ++i) r.v[i] = f(i);
+  return r;
+}
+
+TESSERA_FN Group load_group(const float* p) {
+  return vectors([&](int i) { return reinterpret_cast<const Floats*>(p)[i]; });
+}
+TESSERA_FN void store(float* p, const Group& a) {
+  for (int i = 0; i < Group::kVectors; ++i) reinterpret_cast<Floats*>(p)[i] = a.v[i];
+}
+TESSERA_FN Group operator+(const Group& a, const Group& b) {
+  return vectors([&](int i) { return a.v[i] + b.v[i]; });
+}
+TESSERA_FN Group operator-(const Group& a, const Group& b) {
+  return vectors([&](int i) { return a.v[i] - b.v[i]; });
+}
+TESSERA_FN Group operator*(const Group& a, const Group& b) {
+  return vectors([&](int i) { return a.v[i] * b.v[i]; });
+}
+// Named as in core/ops/functors, which find them by the type of their argument.
+TESSERA_FN Group fma(const Group& a, const Group& b, const Group& c) {
+#if defined(__FMA__)
+  return vectors([&](int i) { return multiply_add(a.v[i], b.v[i], c.v[i]); });
+#else
+  Group r;
+  for (int i = 0; i < Group::kVectors; ++i)
+    for (int l = 0; l < kWidth<float>; ++l) r.v[i][l] = fn::fma(a.v[i][l], b.v[i][l], c.v[i][l]);
+  return r;
+#endif
+}
+TESSERA_FN Group power_of_two(const Group& shifted) {
+  typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
+  return vectors([&](int i) { return Floats(Ints(shifted.v[i]) << 23); });
+}
+TESSERA_FN Group zero_below(const Group& x, float bound, const Group& y) {
+  return vectors([&](int i) { return x.v[i] < bound - Floats{} ? Floats{} : y.v[i]; });
+}
+// b where either is NaN.
+TESSERA_FN Group larger(const Group& a, const Group& b) {
+  return vectors([&](int i) { return larger(a.v[i], b.v[i]); });
+}
+
+TESSERA_FN void stream(float* p, const Group& a) {
+  for (int i = 0; i < Group::kVectors; ++i) stream(p + i * kWidth<float>, a.v[i]);
+}
+
+}  // namespace
+}  // namespace tessera::cpu

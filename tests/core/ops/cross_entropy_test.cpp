@@ -1,0 +1,136 @@
+// Cross-entropy's kernel for floats works in one sweep with a reference that may lie below a row's
+// maximum: against the same in double, over lengths around its groups and blocks, rows whose
+// maximum comes late, and masked or missing values. A row's bits depend on nothing but its values.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/create.h"
+#include "core/ops/fused.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+
+struct LossAndGradient {
+  Tensor loss, grad;
+};
+
+LossAndGradient run(const Tensor& x, const Tensor& targets, Reduction reduction) {
+  Tensor leaf = x.detach();
+  leaf.requires_grad_();
+  Tensor loss = cross_entropy(leaf, targets, {.reduction = reduction});
+  loss.backward();
+  return {loss.detach(), leaf.grad()};
+}
+
+// Values in [-4, 4) from a fixed sequence.
+Tensor logits(int64_t rows, int64_t n) {
+  Tensor x = empty({rows, n});
+  uint32_t state = 12345;
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    state = state * 1664525u + 1013904223u;
+    x.data<float>()[i] = float(state >> 8) * 0x1p-21f - 4.0f;
+  }
+  return x;
+}
+Tensor classes(int64_t rows, int64_t n) {
+  Tensor t = empty({rows}, kI64);
+  for (int64_t r = 0; r < rows; ++r) t.data<int64_t>()[r] = (r * 7919 + n - 1) % n;
+  return t;
+}
+
+void expect_as_double(const Tensor& x, const Tensor& targets) {
+  LossAndGradient got = run(x, targets, Reduction::kSum),
+                  want = run(cast(x, kF64), targets, Reduction::kSum);
+  const double loss = want.loss.item<double>();
+  EXPECT_NEAR(double(got.loss.item<float>()), loss, 1e-6 * (1 + std::abs(loss)));
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    const double g = want.grad.data<double>()[i];
+    ASSERT_NEAR(double(got.grad.data<float>()[i]), g, 2e-6 * std::abs(g) + 2e-7) << "element " << i;
+  }
+}
+
+TEST(CrossEntropy, AgreesWithDoubleAtEveryLength) {
+  for (int64_t n : {1, 2, 31, 32, 46, 47, 48, 65, 79, 96, 1000, 1038, 1039, 1040, 2100, 5003}) {
+    SCOPED_TRACE(n);
+    expect_as_double(logits(3, n), classes(3, n));
+  }
+}
+
+TEST(CrossEntropy, MaximumMayComeLate) {
+  for (int64_t n : {100, 3000, 3040}) {
+    for (float step : {30.0f, 60.0f, 500.0f}) {
+      SCOPED_TRACE(testing::Message() << n << " values, steps of " << step);
+      Tensor x = logits(2, n);
+      for (int64_t i = 0; i < n; ++i) x.data<float>()[i] += step * float(i * 5 / n);  // row 0 rises
+      x.data<float>()[2 * n - 1] = 2 * step;  // row 1's last
+      expect_as_double(x, classes(2, n));
+    }
+  }
+}
+
+TEST(CrossEntropy, MaskedAndMissingValues) {
+  const int64_t n = 2500;
+  Tensor x = logits(4, n), targets = classes(4, n);
+  float* v = x.data<float>();
+  for (int64_t i = 0; i < 1200; ++i) v[i] = -kInf;   // a masked first block
+  for (int64_t i = 0; i < n; ++i) v[n + i] = -kInf;  // nothing left
+  v[2 * n + 1700] = std::numeric_limits<float>::quiet_NaN();
+  v[3 * n + 2499] = kInf;
+  targets.data<int64_t>()[0] = 2000;
+  expect_as_double(narrow(x, 0, 0, 1), narrow(targets, 0, 0, 1));
+  EXPECT_EQ(
+      run(narrow(x, 0, 0, 1), narrow(targets, 0, 0, 1), Reduction::kSum).grad.data<float>()[0],
+      0.0f);
+  for (int64_t r = 1; r < 4; ++r) {
+    SCOPED_TRACE(r);
+    LossAndGradient got = run(narrow(x, 0, r, 1), narrow(targets, 0, r, 1), Reduction::kSum);
+    EXPECT_TRUE(std::isnan(got.loss.item<float>()));
+    for (int64_t i : {0, 1000, 2000, 2499})
+      EXPECT_TRUE(std::isnan(got.grad.data<float>()[i])) << "element " << i;
+  }
+}
+
+TEST(CrossEntropy, IgnoredRowsMayHoldAnything) {
+  const int64_t n = 1500;
+  Tensor x = logits(4, n), targets = classes(4, n);
+  for (int64_t r : {1, 3}) targets.data<int64_t>()[r] = -100, x.data<float>()[r * n + 5] = NAN;
+  LossAndGradient got = run(x, targets, Reduction::kMean);
+  for (int64_t r = 0; r < 4; r += 2) {
+    LossAndGradient alone = run(narrow(x, 0, r, 1), narrow(targets, 0, r, 1), Reduction::kMean);
+    for (int64_t i = 0; i < n; ++i) {
+      ASSERT_EQ(got.grad.data<float>()[r * n + i], 0.5f * alone.grad.data<float>()[i]);
+      ASSERT_EQ(got.grad.data<float>()[(r + 1) * n + i], 0.0f);
+    }
+  }
+}
+
+// Above 64 MiB results bypass the caches: the bits of a row are those it has alone, whatever its
+// place in memory, and without a gradient the loss is the same.
+TEST(CrossEntropy, BitsOfARowAreItsOwn) {
+  const int64_t rows = 340, n = 50257;
+  Tensor x = logits(rows, n), targets = classes(rows, n);
+  LossAndGradient all = run(x, targets, Reduction::kSum);
+  for (int64_t r : {0, 1, 2, 3, 171, 339}) {
+    SCOPED_TRACE(r);
+    Tensor row = narrow(x, 0, r, 1), target = narrow(targets, 0, r, 1);
+    LossAndGradient alone = run(row, target, Reduction::kSum);
+    EXPECT_EQ(std::memcmp(alone.grad.data<float>(), all.grad.data<float>() + r * n, size_t(n) * 4),
+              0);
+    EXPECT_EQ(alone.loss.item<float>(),
+              cross_entropy(row, target, {.reduction = Reduction::kSum}).item<float>());
+  }
+  EXPECT_EQ(all.loss.item<float>(),
+            cross_entropy(x, targets, {.reduction = Reduction::kSum}).item<float>());
+}
+
+}  // namespace
+}  // namespace tessera
