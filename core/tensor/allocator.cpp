@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,11 @@ constexpr int kClasses = (48 - kMinShift) * kStepsPerDoubling + kStepsPerDoublin
 constexpr size_t kSmallBytes = 64 << 10;   // up to here blocks are cached per thread
 constexpr size_t kThreadCacheBlocks = 64;  // of each small class
 constexpr size_t kSlabBytes = 1 << 20;     // small blocks are carved from slabs
+// Blocks between small ones and a huge page are carved from regions of huge pages, which saves most
+// address translations of a step over tensors of this size. A region is aligned to its size.
+constexpr size_t kRegionBytes = size_t(32) << 20;
+
+constexpr int kSmallClasses = kStepsPerDoubling + (16 - kMinShift) * kStepsPerDoubling;
 
 struct SizeClass {
   int index;
@@ -61,6 +67,13 @@ SizeClass size_class(size_t bytes) {
           (size_t(1) << shift) + k * step};
 }
 
+// Bytes of a class above the smallest ones.
+size_t class_bytes(int index) {
+  const int octave = (index - kStepsPerDoubling) / kStepsPerDoubling + kMinShift,
+            k = (index - kStepsPerDoubling) % kStepsPerDoubling + 1;
+  return (size_t(1) << octave) + size_t(k) * (size_t(1) << (octave - 3));
+}
+
 struct FreeBlock {
   FreeBlock* next;
 };
@@ -70,16 +83,16 @@ struct Counters {
 };
 Counters counters;
 
-void* from_system(size_t bytes) {
+// `align` matters from a huge page on; smaller blocks are aligned to kAlign.
+void* from_system(size_t bytes, size_t align = kHugePage) {
   counters.calls.fetch_add(1, std::memory_order_relaxed);
   void* p = nullptr;
   if (bytes >= kHugePage) {
-    // Over-map, then trim to a huge-page boundary: an unaligned mapping would get none at its ends.
-    size_t span = bytes + kHugePage;
+    // Over-map, then trim to a boundary: an unaligned mapping would get no huge pages at its ends.
+    size_t span = bytes + align;
     void* raw = mmap(nullptr, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (raw != MAP_FAILED) {
-      auto begin = reinterpret_cast<uintptr_t>(raw),
-           aligned = (begin + kHugePage - 1) & ~(kHugePage - 1);
+      auto begin = reinterpret_cast<uintptr_t>(raw), aligned = (begin + align - 1) & ~(align - 1);
       size_t rounded = (bytes + 4095) & ~size_t(4095);
       if (aligned > begin) munmap(raw, aligned - begin);
       if (begin + span > aligned + rounded)
@@ -107,6 +120,14 @@ void to_system(void* p, size_t bytes) {
     std::free(p);
 }
 
+struct Region {
+  char* base;
+  size_t carved;
+};
+char* region_of(void* p) {
+  return reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(p) & ~(kRegionBytes - 1));
+}
+
 // Blocks shared by all threads: large ones always, small ones when a thread's cache overflows or
 // ends.
 struct SharedLists {
@@ -114,6 +135,7 @@ struct SharedLists {
   std::array<std::vector<void*>, kClasses> free;
   char* slab = nullptr;
   size_t slab_left = 0;
+  std::vector<Region> regions;  // blocks are carved from the last
 
   void* take(SizeClass c) {
     std::lock_guard lock(mutex);
@@ -123,7 +145,8 @@ struct SharedLists {
       list.pop_back();
       return p;
     }
-    if (c.bytes > kSmallBytes) return nullptr;
+    if (c.bytes >= kHugePage) return nullptr;
+    if (c.bytes > kSmallBytes) return carve(c.bytes);
     if (slab_left < c.bytes) {  // what is left of the old slab is lost: less than one small block
       slab = static_cast<char*>(from_system(kSlabBytes));
       slab_left = kSlabBytes;
@@ -133,17 +156,52 @@ struct SharedLists {
     slab_left -= c.bytes;
     return p;
   }
+  void* carve(size_t bytes) {
+    if (regions.empty() || kRegionBytes - regions.back().carved < bytes)
+      regions.push_back({static_cast<char*>(from_system(kRegionBytes, kRegionBytes)), 0});
+    Region& r = regions.back();
+    r.carved += bytes;
+    return r.base + (r.carved - bytes);
+  }
   void give(SizeClass c, void* p) {
     std::lock_guard lock(mutex);
     free[size_t(c.index)].push_back(p);
   }
+  void release();
 };
+// Large blocks, and regions none of whose blocks is in use, go back to the system. Small blocks
+// live in slabs, which are never returned.
+void SharedLists::release() {
+  std::lock_guard lock(mutex);
+  std::unordered_map<char*, size_t> unused;  // bytes of each region
+  for (int i = kSmallClasses; i < kClasses; ++i) {
+    const size_t bytes = class_bytes(i);
+    for (void* p : free[size_t(i)])
+      if (bytes >= kHugePage)
+        to_system(p, bytes);
+      else
+        unused[region_of(p)] += bytes;
+    if (bytes >= kHugePage) free[size_t(i)].clear();
+  }
+  std::erase_if(regions, [&](const Region& r) {
+    auto found = unused.find(r.base);
+    if (found == unused.end()) return false;
+    if (found->second < r.carved) {
+      unused.erase(found);
+      return false;
+    }
+    to_system(r.base, kRegionBytes);
+    return true;
+  });
+  // What is left in `unused` is gone.
+  for (int i = kSmallClasses; i < kClasses && class_bytes(i) < kHugePage; ++i)
+    std::erase_if(free[size_t(i)], [&](void* p) { return unused.contains(region_of(p)); });
+}
+
 SharedLists& shared_lists() {
   static auto* lists = new SharedLists;  // leaked: storages may die after statics
   return *lists;
 }
-
-constexpr int kSmallClasses = kStepsPerDoubling + (16 - kMinShift) * kStepsPerDoubling;
 
 struct ThreadCache {
   std::array<FreeBlock*, kSmallClasses> head{};
@@ -227,18 +285,7 @@ MemoryStats cpu_memory_stats() {
 
 void reset_peak_cpu_memory() { counters.peak.store(counters.live.load()); }
 
-void release_cached_cpu_memory() {
-  // Small blocks live in slabs, which are never returned.
-  auto& shared = shared_lists();
-  std::lock_guard lock(shared.mutex);
-  for (int i = kSmallClasses; i < kClasses; ++i) {
-    int octave = (i - kStepsPerDoubling) / kStepsPerDoubling + kMinShift,
-        k = (i - kStepsPerDoubling) % kStepsPerDoubling + 1;
-    size_t bytes = (size_t(1) << octave) + size_t(k) * (size_t(1) << (octave - 3));
-    for (void* p : shared.free[size_t(i)]) to_system(p, bytes);
-    shared.free[size_t(i)].clear();
-  }
-}
+void release_cached_cpu_memory() { shared_lists().release(); }
 
 namespace {
 constexpr size_t kPoolStep = 32, kPoolMax = 1024;

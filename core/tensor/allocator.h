@@ -1,6 +1,6 @@
 // Memory of tensors. The CPU allocator recycles: a freed block goes to a free list of its size
 // class and serves the next request of that class, so a steady training step asks the system for
-// nothing. Blocks of 2 MiB and more are aligned to, and advised to use, huge pages. Invariant:
+// nothing. Blocks above 64 KiB lie on huge pages, those of 2 MiB and more on their own. Invariant:
 // allocate and deallocate see the same byte count.
 #pragma once
 #include <cstddef>
@@ -28,7 +28,8 @@ struct MemoryStats {
 Allocator& cpu_allocator();
 MemoryStats cpu_memory_stats();
 void reset_peak_cpu_memory();
-/// Returns cached blocks of the calling thread and of the shared lists to the system.
+/// Returns cached blocks to the system: those of 2 MiB and more, and smaller ones above 64 KiB
+/// where all of the 32 MiB around them are unused.
 void release_cached_cpu_memory();
 
 /// Fixed-size objects of the dispatch path (tensor handles, graph nodes): recycled per thread. A

@@ -122,5 +122,26 @@ TEST(Allocator, ReleaseReturnsLargeBlocks) {
   EXPECT_LE(cpu_memory_stats().system_bytes, before);
 }
 
+TEST(Allocator, ReleaseReturnsUnusedRegionsOfMediumBlocks) {
+  release_cached_cpu_memory();
+  int64_t before = cpu_memory_stats().system_bytes;
+  constexpr int64_t kBlock = 300'000, kCount = 400;  // several regions
+  std::vector<Tensor> made;
+  for (int64_t i = 0; i < kCount; ++i) made.push_back(full({kBlock / 4}, double(i)));
+  EXPECT_GT(cpu_memory_stats().system_bytes, before + kBlock * kCount - (int64_t(64) << 20));
+  Tensor kept = made[kCount / 2];
+  made.clear();
+  release_cached_cpu_memory();
+  EXPECT_LE(cpu_memory_stats().system_bytes, before + (int64_t(64) << 20))
+      << "all but the kept one's";
+  EXPECT_EQ(kept.data<float>()[kBlock / 4 - 1], float(kCount / 2));
+  for (int64_t i = 0; i < kCount; ++i) made.push_back(full({kBlock / 4}, double(i)));
+  for (int64_t i = 0; i < kCount; ++i) {
+    EXPECT_EQ(made[size_t(i)].data<float>()[0], float(i));
+    EXPECT_EQ(made[size_t(i)].data<float>()[kBlock / 4 - 1], float(i));
+  }
+  EXPECT_EQ(kept.data<float>()[0], float(kCount / 2));
+}
+
 }  // namespace
 }  // namespace tessera
