@@ -34,27 +34,54 @@ void pack_transposed(const T* from, int64_t row, int64_t rows, int64_t width, T*
   transpose(from, row, rows, width, to, to_row);
 }
 
-// Over rows of whole cache lines, in kLanes interleaved lanes that meet in a balanced tree.
-constexpr int kLanes = 16;
-
+// Over rows of whole groups, in kGroup interleaved lanes that meet in a balanced tree. Floats run
+// in groups, whose sums stay in registers.
 template <class T>
 T row_max(const T* x, int64_t n) {
-  T lane[kLanes];
-  for (int i = 0; i < kLanes; ++i) lane[i] = T(-__builtin_inf());
-  for (int64_t k = 0; k < n; k += kLanes)
-    for (int i = 0; i < kLanes; ++i) lane[i] = x[k + i] > lane[i] ? x[k + i] : lane[i];
-  return fold<LaneMax, kLanes>(lane);
+  T lane[kGroup];
+  for (int i = 0; i < kGroup; ++i) lane[i] = T(-__builtin_inf());
+  for (int64_t k = 0; k < n; k += kGroup)
+    for (int i = 0; i < kGroup; ++i) lane[i] = x[k + i] > lane[i] ? x[k + i] : lane[i];
+  return fold<LaneMax, kGroup>(lane);
+}
+float row_max(const float* x, int64_t n) {
+  Group high(-fn::inf());
+  for (int64_t k = 0; k < n; k += kGroup) high = larger(load_group(x + k), high);
+  return highest_of(high);
 }
 
 // x = exp(x - top); returns the sum.
 template <class T>
 T exp_sum(T* x, int64_t n, T top) {
-  T lane[kLanes];
-  for (int i = 0; i < kLanes; ++i) lane[i] = T(0);
-  for (int64_t k = 0; k < n; k += kLanes)
-    for (int i = 0; i < kLanes; ++i) lane[i] += x[k + i] = fn::exp_to_88(x[k + i] - top);
-  return fold<LaneSum, kLanes>(lane);
+  T lane[kGroup];
+  for (int i = 0; i < kGroup; ++i) lane[i] = T(0);
+  for (int64_t k = 0; k < n; k += kGroup)
+    for (int i = 0; i < kGroup; ++i) lane[i] += x[k + i] = fn::exp_to_88(x[k + i] - top);
+  return fold<LaneSum, kGroup>(lane);
 }
+float exp_sum(float* x, int64_t n, float top) {
+  Group sum(0.0f);
+  for (int64_t k = 0; k < n; k += kGroup) {
+    const Group e = fn::exp_to_88(load_group(x + k) - Group(top));
+    store(x + k, e), sum = sum + e;
+  }
+  return sum_of(sum);
+}
+
+// x = exp(x - shift), y = x (y - delta).
+template <class T>
+void probabilities(T* x, T* y, int64_t n, T shift, T delta) {
+  for (int64_t c = 0; c < n; ++c) x[c] = fn::exp_to_88(x[c] - shift), y[c] = x[c] * (y[c] - delta);
+}
+void probabilities(float* x, float* y, int64_t n, float shift, float delta) {
+  for (int64_t c = 0; c < n; c += kGroup) {
+    const Group e = fn::exp_to_88(load_group(x + c) - Group(shift));
+    store(x + c, e), store(y + c, e * (load_group(y + c) - Group(delta)));
+  }
+}
+
+// n rounded up to whole groups.
+int64_t groups(int64_t n) { return (n + kGroup - 1) / kGroup * kGroup; }
 
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -83,8 +110,7 @@ void forward(const AttentionHead& h, const T* q, const T* k, const T* v, T* out,
     for (int64_t i = 0; i < rows * ep; ++i) acc[i] = T(0);
     const int64_t keys = h.causal ? least(h.s, i0 + rows) : h.s;
     for (int64_t j0 = 0; j0 < keys; j0 += kColumns) {
-      const int64_t columns = least(kColumns, keys - j0),
-                    wide = (columns + kLanes - 1) / kLanes * kLanes;
+      const int64_t columns = least(kColumns, keys - j0), wide = groups(columns);
       microgemm<false>(qp, dp, 1, kt + j0, sp, score, kColumns, rows, padded<T>(columns), h.d);
       for (int64_t i = 0; i < rows; ++i) {
         T* x = score + i * kColumns;
@@ -138,13 +164,13 @@ void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const 
     pack(g + i0 * h.g_row, h.g_row, rows, h.e, gp, ep, T(1));
     T delta[kRows];
     for (int64_t i = 0; i < rows; ++i) {
-      T lane[kLanes] = {};
+      T lane[kGroup] = {};
       const T *a = gp + i * ep, *b = out + (i0 + i) * h.out_row;
       int64_t e = 0;
-      for (; e + kLanes <= h.e; e += kLanes)
-        for (int l = 0; l < kLanes; ++l) lane[l] += a[e + l] * b[e + l];
+      for (; e + kGroup <= h.e; e += kGroup)
+        for (int l = 0; l < kGroup; ++l) lane[l] += a[e + l] * b[e + l];
       for (int l = 0; e + l < h.e; ++l) lane[l] += a[e + l] * b[e + l];
-      delta[i] = fold<LaneSum, kLanes>(lane);
+      delta[i] = fold<LaneSum, kGroup>(lane);
     }
     for (int64_t i = 0; i < rows * dp; ++i) dqp[i] = T(0);
     const int64_t keys = h.causal ? least(h.s, i0 + rows) : h.s;
@@ -155,13 +181,8 @@ void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const 
       for (int64_t i = 0; i < rows; ++i) {
         T *x = p + i * kColumns, *y = ds + i * kColumns;
         const int64_t n = visible(h, i0 + i, j0, columns);
-        const T shift = lse[i0 + i], d = delta[i];
-#pragma GCC ivdep
-        for (int64_t c = 0; c < wide; ++c) {
-          T e = fn::exp_to_88(x[c] - shift);
-          x[c] = c < n ? e : T(0);
-          y[c] = c < n ? e * (y[c] - d) : T(0);
-        }
+        probabilities(x, y, groups(n), lse[i0 + i], delta[i]);
+        for (int64_t c = n; c < wide; ++c) x[c] = y[c] = T(0);
       }
       microgemm<true>(p, 1, kColumns, gp, ep, dvp + j0 * ep, ep, columns, ep, rows);
       microgemm<true>(ds, 1, kColumns, qp, dp, dkp + j0 * dp, dp, columns, dp, rows);

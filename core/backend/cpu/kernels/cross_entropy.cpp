@@ -4,7 +4,6 @@
 // arithmetic of that row. Invariant: a row's results depend on its values alone, not on its
 // neighbours, its place in memory or the kind of store.
 #include "core/backend/cpu/isa.h"
-#include "core/backend/cpu/kernels/lanes.h"
 #include "core/backend/cpu/kernels/tables.h"
 #include "core/backend/cpu/kernels/vector.h"
 // Each text needs the one before it.
@@ -21,12 +20,6 @@ constexpr int64_t kAhead = 4096;  // floats between a read and its prefetch
 constexpr float kHeadroom = 40;   // exp(40) times a row's length is far from overflow
 constexpr float kLowest = -3.40282347e38f;
 constexpr int kLine = 64 / sizeof(float);
-
-float highest_of(Group g) {
-  float lane[kGroup];
-  store(lane, g);
-  return fold<LaneMax, kGroup>(lane);
-}
 
 // The largest of n values that is not NaN, at least kLowest: -inf as a reference would turn other
 // -inf into NaN.
@@ -129,9 +122,7 @@ void rows_of(const float* x, const int64_t* targets, int64_t ignored, float scal
     if (waiting.grad) write_edges(waiting, buffer, n);
     Group sum(0.0f);
     const float top = exponentials<kStream>(row, n, buffer, sum, waiting);
-    float lane[kGroup];
-    store(lane, sum);
-    const float total = fold<LaneSum, kGroup>(lane);
+    const float total = sum_of(sum);
     terms[r] = top + fn::log(total) - row[target];
     if (!grad) continue;
     buffer[target] -= total;  // the gradient is scale (e / total - 1) there

@@ -134,5 +134,37 @@ TESSERA_FN void stream(float* p, const Group& a) {
   for (int i = 0; i < Group::kVectors; ++i) stream(p + i * kWidth<float>, a.v[i]);
 }
 
+// Lane i meets lane i + N / 2, and so on, as fold() of lanes.h has it, but in registers.
+template <int N, class F>
+TESSERA_FN float fold_vector(Floats a, F join) {
+  if constexpr (N == 1) {
+    return a[0];
+  } else {
+#ifndef __clang__
+    typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
+    Ints from;
+    for (int i = 0; i < kWidth<float>; ++i) from[i] = (i + N / 2) % kWidth<float>;
+    const Floats b = __builtin_shuffle(a, from);
+#else
+    Floats b = a;
+    for (int i = 0; i < N / 2; ++i) b[i] = a[i + N / 2];
+#endif
+    return fold_vector<N / 2>(join(a, b), join);
+  }
+}
+template <class F>
+TESSERA_FN float fold(Group g, F join) {
+  for (int n = Group::kVectors / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) g.v[i] = join(g.v[i], g.v[i + n]);
+  return fold_vector<kWidth<float>>(g.v[0], join);
+}
+TESSERA_FN float sum_of(const Group& g) {
+  return fold(g, [](Floats a, Floats b) { return a + b; });
+}
+// Of values that are not NaN.
+TESSERA_FN float highest_of(const Group& g) {
+  return fold(g, [](Floats a, Floats b) { return larger(a, b); });
+}
+
 }  // namespace
 }  // namespace tessera::cpu
