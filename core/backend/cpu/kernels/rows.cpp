@@ -4,6 +4,7 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/lanes.h"
 #include "core/backend/cpu/kernels/tables.h"
+#include "core/backend/cpu/kernels/vector.h"
 // Each text needs the one before it.
 // clang-format off
 #include "core/ops/functors/prelude.h"
@@ -14,6 +15,7 @@ namespace tessera::cpu {
 namespace {
 
 constexpr int kLanes = 32;
+static_assert(kLanes == kGroup);
 
 template <class T>
 struct Lanes {
@@ -25,14 +27,23 @@ struct Lanes {
   T max() { return fold<LaneMax, kLanes>(v); }
 };
 
-// sum over k of term(k), in lanes.
+// sum over k of term(at), where at(p) stands for p[k]; in lanes. Floats are taken in groups, whose
+// sums stay in registers.
 template <class T, class F>
 inline __attribute__((always_inline)) T sum_of(int64_t n, F term) {
   Lanes<T> s(0);
   int64_t k = 0;
-  for (; k + kLanes <= n; k += kLanes)
-    for (int i = 0; i < kLanes; ++i) s.v[i] += term(k + i);
-  for (int i = 0; k + i < n; ++i) s.v[i] += term(k + i);
+  if constexpr (sizeof(T) == 4) {
+    Group sum(0.0f);
+    for (; k + kLanes <= n; k += kLanes)
+      sum = sum + term([&](const float* p) { return load_group(p + k); });
+    if (k == n) return sum_of(sum);
+    store(s.v, sum);
+  } else {
+    for (; k + kLanes <= n; k += kLanes)
+      for (int i = 0; i < kLanes; ++i) s.v[i] += term([&](const T* p) { return p[k + i]; });
+  }
+  for (int i = 0; k + i < n; ++i) s.v[i] += term([&](const T* p) { return p[k + i]; });
   return s.sum();
 }
 
@@ -51,7 +62,19 @@ T max_of(const T* x, int64_t n) {
 // e[k] = exp(x[k] - top), and their sum.
 template <class T>
 T exp_row(const T* x, T* e, int64_t n, T top) {
-  return sum_of<T>(n, [&](int64_t k) { return e[k] = fn::exp_to_88(x[k] - top); });
+  Lanes<T> s(0);
+  int64_t k = 0;
+  if constexpr (sizeof(T) == 4) {
+    Group sum(0.0f);
+    for (; k + kLanes <= n; k += kLanes) {
+      const Group g = fn::exp_to_88(load_group(x + k) - top);
+      store(e + k, g), sum = sum + g;
+    }
+    if (k == n) return sum_of(sum);
+    store(s.v, sum);
+  }
+  for (; k < n; ++k) s.v[k % kLanes] += e[k] = fn::exp_to_88(x[k] - top);
+  return s.sum();
 }
 
 template <class T>
@@ -66,14 +89,14 @@ template <class T>
 T logsumexp_row(const T* x, int64_t n) {
   T top = max_of(x, n);
   if (top == T(-__builtin_inf())) return top;
-  return top + fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp_to_88(x[k] - top); }));
+  return top + fn::log(sum_of<T>(n, [&](auto at) { return fn::exp_to_88(at(x) - top); }));
 }
 
 template <class T>
 void log_softmax(const T* x, T* y, int64_t n, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
     T top = max_of(x, n),
-      rest = fn::log(sum_of<T>(n, [&](int64_t k) { return fn::exp_to_88(x[k] - top); }));
+      rest = fn::log(sum_of<T>(n, [&](auto at) { return fn::exp_to_88(at(x) - top); }));
     for (int64_t k = 0; k < n; ++k) y[k] = (x[k] - top) - rest;
   }
 }
@@ -81,7 +104,7 @@ void log_softmax(const T* x, T* y, int64_t n, int64_t rows) {
 template <class T>
 void softmax_grad(const T* y, const T* g, T* dx, int64_t n, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r, y += n, g += n, dx += n) {
-    T dot = sum_of<T>(n, [&](int64_t k) { return g[k] * y[k]; });
+    T dot = sum_of<T>(n, [&](auto at) { return at(g) * at(y); });
     for (int64_t k = 0; k < n; ++k) dx[k] = y[k] * (g[k] - dot);
   }
 }
@@ -89,7 +112,7 @@ void softmax_grad(const T* y, const T* g, T* dx, int64_t n, int64_t rows) {
 template <class T>
 void log_softmax_grad(const T* y, const T* g, T* dx, int64_t n, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r, y += n, g += n, dx += n) {
-    T total = sum_of<T>(n, [&](int64_t k) { return g[k]; });
+    T total = sum_of<T>(n, [&](auto at) { return at(g); });
     for (int64_t k = 0; k < n; ++k) dx[k] = g[k] - fn::exp_to_88(y[k]) * total;
   }
 }
@@ -110,8 +133,8 @@ template <class T>
 void norm(const T* x, const T* w, const T* b, T* y, T* mean, T* rstd, int64_t n, int64_t rows,
           T eps, bool centred) {
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
-    T mu = centred ? sum_of<T>(n, [&](int64_t k) { return x[k]; }) / T(n) : T(0);
-    T var = sum_of<T>(n, [&](int64_t k) { return (x[k] - mu) * (x[k] - mu); }) / T(n);
+    T mu = centred ? sum_of<T>(n, [&](auto at) { return at(x); }) / T(n) : T(0);
+    T var = sum_of<T>(n, [&](auto at) { return (at(x) - mu) * (at(x) - mu); }) / T(n);
     T scale = T(1) / fn::sqrt(var + eps);
     if (mean) mean[r] = mu;
     rstd[r] = scale;
@@ -140,12 +163,12 @@ void norm_grad(const T* g, const T* x, const T* w, const T* mean, const T* rstd,
     if (!dx) continue;
     T total = 0, dot;
     if (w) {
-      if (centred) total = sum_of<T>(n, [&](int64_t k) { return g[k] * w[k]; }) / T(n);
-      dot = sum_of<T>(n, [&](int64_t k) { return g[k] * w[k] * ((x[k] - mu) * s); }) / T(n);
+      if (centred) total = sum_of<T>(n, [&](auto at) { return at(g) * at(w); }) / T(n);
+      dot = sum_of<T>(n, [&](auto at) { return at(g) * at(w) * ((at(x) - mu) * s); }) / T(n);
       for (int64_t k = 0; k < n; ++k) dx[k] = s * (g[k] * w[k] - total - (x[k] - mu) * s * dot);
     } else {
-      if (centred) total = sum_of<T>(n, [&](int64_t k) { return g[k]; }) / T(n);
-      dot = sum_of<T>(n, [&](int64_t k) { return g[k] * ((x[k] - mu) * s); }) / T(n);
+      if (centred) total = sum_of<T>(n, [&](auto at) { return at(g); }) / T(n);
+      dot = sum_of<T>(n, [&](auto at) { return at(g) * ((at(x) - mu) * s); }) / T(n);
       for (int64_t k = 0; k < n; ++k) dx[k] = s * (g[k] - total - (x[k] - mu) * s * dot);
     }
     dx += n;
@@ -179,7 +202,7 @@ void adam(const T* p, const T* g, const T* m, const T* v, T* p2, T* m2, T* v2, i
 template <class T>
 double sum_squares(const T* x, int64_t n) {
   constexpr int64_t kBlock = 4096;
-  if (n <= kBlock) return double(sum_of<T>(n, [&](int64_t k) { return x[k] * x[k]; }));
+  if (n <= kBlock) return double(sum_of<T>(n, [&](auto at) { return at(x) * at(x); }));
   int64_t blocks = (n + kBlock - 1) / kBlock, left = (blocks + 1) / 2 * kBlock;
   return sum_squares(x, left) + sum_squares(x + left, n - left);
 }

@@ -107,6 +107,8 @@ TESSERA_FN Group operator-(const Group& a, const Group& b) {
 TESSERA_FN Group operator*(const Group& a, const Group& b) {
   return vectors([&](int i) { return a.v[i] * b.v[i]; });
 }
+TESSERA_FN Group operator-(const Group& a, float b) { return a - Group(b); }
+TESSERA_FN Group operator*(const Group& a, float b) { return a * Group(b); }
 // Named as in core/ops/functors, which find them by the type of their argument.
 TESSERA_FN Group fma(const Group& a, const Group& b, const Group& c) {
 #if defined(__FMA__)
