@@ -1,7 +1,8 @@
 // The global description of one saved step, manifest.json: every tensor, which bytes of which file
 // hold which box of it, and a hash of every block of every file. Invariant: a manifest that was
 // read is complete and consistent: its own hash is right, boxes partition tensors, headers and
-// chunks partition files, names are plain file names. Nothing was allocated for the tensors.
+// chunks partition files, names are plain file names. Nothing was allocated for the tensors;
+// reading takes memory of a few times the manifest's own size.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -17,7 +18,8 @@ using io::Digest;
 
 inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr uint64_t kBlockBytes = 4 << 20;  // a hash each
-inline constexpr uint64_t kMaxManifestBytes = 256 << 20, kMaxChunks = 1 << 21, kMaxFiles = 1 << 17;
+inline constexpr uint64_t kMaxManifestBytes = 256 << 20, kMaxChunks = 1 << 21, kMaxFiles = 1 << 17,
+                          kMaxExtra = 1 << 16;
 
 struct Chunk {
   uint32_t file = 0;           // index into Manifest::files

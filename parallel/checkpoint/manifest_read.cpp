@@ -80,7 +80,8 @@ class ManifestEvents final : public io::JsonEvents {
   bool end_array() override { return close(); }
   bool key(std::string& k) override {
     key_ = k;
-    // Keys of an object of ours are few; those of `extra` are counted by the text limit.
+    TESSERA_CHECK(open_.back().second.size() < kMaxExtra, "{}: more than {} extra texts", where_,
+                  kMaxExtra);
     if (!open_.back().second.insert(k).second)
       throw UserError(fmt::format("{}: {} is there twice; {}", where_, quote(k), kDamaged));
     return true;

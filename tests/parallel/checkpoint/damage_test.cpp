@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 
@@ -266,7 +267,7 @@ TEST_F(Damage, AFullDiskIsReportedAndChangesNothing) {
   fflush(nullptr);
   pid_t child = fork();
   if (child == 0) {
-    int bad = 0;
+    std::atomic<int> bad = 0;  // of both ranks
     signal(SIGXFSZ, SIG_IGN);
     rlimit limit{64 << 10, 64 << 10}, none{RLIM_INFINITY, RLIM_INFINITY};
     getrlimit(RLIMIT_FSIZE, &none);
@@ -293,7 +294,7 @@ TEST_F(Damage, AFullDiskIsReportedAndChangesNothing) {
       c.wait();
     });
     bad += !verify(root_).findings.empty() || read_latest(root_).step != 21;
-    _exit(bad);
+    _exit(bad.load());
   }
   int status = 0;
   waitpid(child, &status, 0);
