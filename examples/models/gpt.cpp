@@ -8,6 +8,7 @@
 #include "core/ops/fused.h"
 #include "core/ops/views.h"
 #include "examples/models/options.h"
+#include "parallel/stage.h"
 
 namespace tessera::models {
 
@@ -86,20 +87,27 @@ Tensor GptBlock::compute(Tensor x) {
 
 // ---- the model
 
-Gpt::Gpt(const GptOptions& o) : options(o) {
+Gpt::Gpt(const GptOptions& o, GptPart p) : options(o), part(p) {
   TESSERA_CHECK(o.layers > 0 && o.heads > 0 && o.context > 0 && o.vocab > 0 && o.dim > 0,
                 "gpt: layers={}, heads={}, dim={}, context={} and vocab={} must be positive",
                 o.layers, o.heads, o.dim, o.context, o.vocab);
   TESSERA_CHECK(o.dim % o.heads == 0, "gpt: dim={} is not a multiple of heads={}", o.dim, o.heads);
+  TESSERA_CHECK(0 <= p.begin && p.begin < p.end && p.end <= o.layers,
+                "gpt: blocks [{}, {}) are no part of {} layers", p.begin, p.end, o.layers);
   {
     nn::SkipInit drawn_below;
-    wte_ = register_module("wte", nn::embedding(o.vocab, o.dim));
-    wpe_ = register_module("wpe", nn::embedding(o.context, o.dim));
-    drop_ = register_module("drop", nn::dropout(o.dropout));
-    h_ = register_module("h", nn::module_list<GptBlock>());
-    for (int64_t i = 0; i < o.layers; ++i) h_->push_back(std::make_shared<GptBlock>(o));
-    ln_f_ = register_module("ln_f", nn::layer_norm({.dim = o.dim, .bias = o.bias}));
-    if (!o.tied) lm_head_ = register_module("lm_head", nn::linear({o.dim, o.vocab, false}));
+    if (embeds() || (has_head() && o.tied))
+      wte_ = register_module("wte", nn::embedding(o.vocab, o.dim));
+    if (embeds()) {
+      wpe_ = register_module("wpe", nn::embedding(o.context, o.dim));
+      drop_ = register_module("drop", nn::dropout(o.dropout));
+    }
+    h_ = register_module("h", nn::module_list<GptBlock>(size_t(p.begin)));
+    for (int64_t i = p.begin; i < p.end; ++i) h_->push_back(std::make_shared<GptBlock>(o));
+    if (has_head()) {
+      ln_f_ = register_module("ln_f", nn::layer_norm({.dim = o.dim, .bias = o.bias}));
+      if (!o.tied) lm_head_ = register_module("lm_head", nn::linear({o.dim, o.vocab, false}));
+    }
   }
   draw();
 }
@@ -114,17 +122,25 @@ void Gpt::reset(const nn::InitKeys& keys) {
   }
 }
 
-Tensor Gpt::compute(Tensor ids) {
+Tensor Gpt::embed(Tensor ids) {
   TESSERA_CHECK_AS(ShapeError, ids.ndim() == 2 && ids.size(1) <= options.context,
                    "gpt: ids are {}; give [B, T] with T at most the context {}",
                    tessera::describe(ids), options.context);
   Tensor positions_TD = slice(wpe_->weight, 0, 0, ids.size(1));
-  Tensor x_BTD = (*drop_)((*wte_)(std::move(ids)) + std::move(positions_TD));
-  for (GptBlock& block : *h_) x_BTD = block(std::move(x_BTD));
+  return (*drop_)((*wte_)(std::move(ids)) + std::move(positions_TD));
+}
+
+Tensor Gpt::head(Tensor x_BTD) {
   x_BTD = (*ln_f_)(std::move(x_BTD));
   if (lm_head_) return (*lm_head_)(std::move(x_BTD));
-  nn::Scope head("lm_head");
+  nn::Scope scope("lm_head");
   return tessera::linear(x_BTD, wte_->weight);
+}
+
+Tensor Gpt::compute(Tensor x) {
+  if (embeds()) x = embed(std::move(x));
+  for (GptBlock& block : *h_) x = block(std::move(x));
+  return has_head() ? head(std::move(x)) : x;
 }
 
 Tensor Gpt::loss(const Tensor& ids, const Tensor& targets) {
@@ -134,6 +150,11 @@ Tensor Gpt::loss(const Tensor& ids, const Tensor& targets) {
 }
 
 GptPtr gpt(const GptOptions& options) { return std::make_shared<Gpt>(options); }
+
+GptPtr gpt_stage(const GptOptions& options, int stage, int stages) {
+  parallel::StageRange r = parallel::stage_range(options.layers, stage, stages);
+  return std::make_shared<Gpt>(options, GptPart{r.begin, r.end});
+}
 
 // ---- the order of rows in files
 

@@ -66,19 +66,33 @@ class GptBlock final : public nn::Module {
   std::shared_ptr<GptMlp> mlp_;
 };
 
-/// ids [B, T] i64, T at most the context -> logits [B, T, V].
+/// Which part of a Gpt to build: blocks [begin, end), the embeddings if it begins at 0, the final
+/// norm and the head if it ends at the last.
+struct GptPart {
+  int64_t begin = 0, end = 0;
+};
+
+/// ids [B, T] i64, T at most the context -> logits [B, T, V]. A part takes and gives activations
+/// [B, T, D] where it is cut; its parameters are called and drawn as those of the whole.
 class Gpt final : public nn::Module {
  public:
-  explicit Gpt(const GptOptions& options);
+  explicit Gpt(const GptOptions& options) : Gpt(options, {0, options.layers}) {}
+  Gpt(const GptOptions& options, GptPart part);
   /// Mean cross-entropy. ids, targets [B, T] i64.
   Tensor loss(const Tensor& ids, const Tensor& targets);
   void reset(const nn::InitKeys& keys) override;
   const GptOptions options;
+  const GptPart part;
 
  protected:
-  Tensor compute(Tensor ids) override;
+  Tensor compute(Tensor x) override;
 
  private:
+  bool embeds() const { return part.begin == 0; }
+  bool has_head() const { return part.end == options.layers; }
+  Tensor embed(Tensor ids);
+  Tensor head(Tensor x_BTD);
+
   nn::EmbeddingPtr wte_, wpe_;
   nn::DropoutPtr drop_;
   std::shared_ptr<nn::ModuleList<GptBlock>> h_;
@@ -87,6 +101,10 @@ class Gpt final : public nn::Module {
 };
 using GptPtr = std::shared_ptr<Gpt>;
 GptPtr gpt(const GptOptions& options);
+/// Stage number `stage` of a Gpt cut by blocks (parallel::stage_range). With a tied head the first
+/// and the last stage each have a copy of wte; the pipeline is told so: .tied = {"wte.weight"}.
+/// Throws UserError for more stages than blocks.
+GptPtr gpt_stage(const GptOptions& options, int stage, int stages);
 
 /// GPT-2's files order the rows of c_attn (weight and bias) [3, H, W]. These permute all c_attn of
 /// a state to the order of this model and back; other tensors pass.
