@@ -17,7 +17,11 @@ struct MeshRoot : RefCounted {
 };
 
 struct DeviceMesh::State : RefCounted {
-  ~State() override { root->slices.erase(axes); }
+  ~State() override {
+    // A slice that was refused half-way carries the name of another.
+    if (auto it = root->slices.find(axes); it != root->slices.end() && it->second == this)
+      root->slices.erase(it);
+  }
 
   Ref<MeshRoot> root;
   std::vector<std::string> axes;
