@@ -18,7 +18,8 @@ constexpr int kSuspicions = 2;  // looks in a row before two ranks are held to w
 constexpr Millis kCauseTime{150};
 
 // A status is "C 41 all_reduce train.cpp:88" for a collective, "S 2 17 train.cpp:90" for a send to
-// rank 2 ("R" for a receive; 17 is a count that makes it unique), "M" for several messages.
+// rank 2 that holds the rank up ("R" for a receive; 17 is a count that makes it unique), "M" for
+// several messages or asynchronous ones.
 struct Status {
   char what = '-';
   uint64_t number = 0;  // of a collective; else the peer
@@ -128,7 +129,7 @@ std::string Watch::status_of(const Op& op) const {
   const Plan& plan = op.call->plan;
   std::string site = describe(op.call->site);
   if (!plan.is_p2p()) return fmt::format("C {} {} {}", op.call->seq(), name_of(plan.kind), site);
-  if (ops_.size() > 1) return "M";
+  if (ops_.size() > 1 || op.call->async) return "M";  // the rank may be about to call what is due
   return fmt::format("{} {} {} {}", plan.takes ? 'R' : 'S', plan.record.peer, op.number, site);
 }
 
@@ -172,7 +173,8 @@ std::string Watch::deadlock_with(const Op& op, const std::string& theirs) const 
         "ranks made different calls: rank {} waits in {} #{} at {}, which this rank has not "
         "called; they differ in kind; make matching calls",
         peer, s.rest.substr(0, s.rest.find(' ')), s.number, site_in(s));
-  if (ops_.size() == 1 && s.what == (plan.takes ? 'R' : 'S') && int(s.number) == members_.rank)
+  if (ops_.size() == 1 && !op.call->async && s.what == (plan.takes ? 'R' : 'S') &&
+      int(s.number) == members_.rank)
     return fmt::format(
         "ranks made different calls: rank {} waits in its own {} of this rank at {}; one of the "
         "two must be a {}, or use the _async form",

@@ -17,7 +17,9 @@ namespace {
 // What looks like two ranks waiting for each other may be a rank about to move on; it is an error
 // once it has looked the same for this long.
 constexpr auto kSuspicion = std::chrono::milliseconds(200);
-constexpr uint64_t kSendMark = 1, kRecvMark = 2;
+// What a rank with messages under way tells: that one synchronous call holds it up, or other
+// things; a rank with asynchronous messages may be about to send what its peer waits for.
+constexpr uint64_t kSendMark = 1, kRecvMark = 2, kOtherMark = 3;
 
 const Part& part_of(const Plan& plan) { return plan.takes ? plan.take[0] : plan.give[0]; }
 int peer_of(const Plan& plan) { return plan.record.peer; }
@@ -148,7 +150,8 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
     if (moved) continue;
     const Plan& plan = active[0].call->plan;
     uint64_t count = (me_.p2p.load(std::memory_order_relaxed) >> 32) + 1;
-    uint64_t mark = active.size() > 1 ? 3 : plan.takes ? kRecvMark : kSendMark;
+    bool held_up = active.size() == 1 && !active[0].call->async;
+    uint64_t mark = !held_up ? kOtherMark : plan.takes ? kRecvMark : kSendMark;
     me_.site.write(describe(active[0].call->site));
     me_.told.store(0, std::memory_order_seq_cst);
     me_.p2p.store(count << 32 | mark << 24 | uint64_t(peer_of(plan)), std::memory_order_seq_cst);
@@ -207,7 +210,7 @@ std::string ShmEngine::deadlock_with(const Message& m, size_t n_active, uint64_t
   uint64_t mark = m.call->plan.takes ? kRecvMark : kSendMark;
   uint64_t p2p = s.p2p.load(std::memory_order_seq_cst);
   bool same = (p2p & 0xffffffff) == (mark << 24 | uint64_t(rank_));
-  if (n_active != 1 || !same) return "";
+  if (n_active != 1 || m.call->async || !same) return "";
   *signature = p2p;
   return fmt::format(
       "ranks made different calls: {} waits in its own {} of this rank at {}; one "
