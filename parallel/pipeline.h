@@ -73,6 +73,8 @@ class Pipeline {
   int stage() const { return group_->rank(); }
   int stages() const { return group_->size(); }
   ProcessGroup& group() const { return *group_; }
+  /// Of the last step.
+  const Schedule& schedule() const { return schedule_; }
   /// Micro-batches of which the last step kept what backward needs, at most.
   int peak_live() const { return peak_live_; }
   /// How long the last step waited for other stages: for messages, and for work to come its way.

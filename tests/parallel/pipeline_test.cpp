@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <optional>
+#include <thread>
 
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
@@ -20,6 +21,7 @@
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 #include "parallel/stage.h"
+#include "tests/collectives/verbs.h"
 #include "tests/parallel/small_gpt.h"
 
 namespace tessera::parallel {
@@ -39,6 +41,7 @@ struct Plan {
   std::function<Schedule(int, int)> schedule = one_forward_one_backward;
   int micro_batches = 4;
   Replicas replicas = Replicas::kDdp;
+  bool reduce_once = true;  // a step, rather than every backward
 };
 
 models::GptOptions four_blocks() {
@@ -60,21 +63,28 @@ MicroBatch micro_batch(int64_t step, int64_t first, int64_t rows) {
           from_values<int64_t>(numbers, {rows})};
 }
 
-// The steps of test::train on this rank of a mesh (pp) or (dp, pp).
+// The steps of test::train on this rank of a mesh: stages along "pp", replicas along other axes.
 Trained train(const DeviceMesh& mesh, const Plan& plan) {
   Scoped<DType> type(context().default_dtype, kF64);
   manual_seed(3);
-  int dp = mesh.has_axis("dp") ? mesh.size("dp") : 1, dp_rank = dp > 1 ? mesh.coordinate("dp") : 0;
+  std::vector<std::string> axes = mesh.axes();
+  std::erase(axes, "pp");
+  int dp = 1, dp_rank = 0;
+  for (const std::string& axis : axes) {
+    dp *= mesh.size(axis);
+    dp_rank = dp_rank * mesh.size(axis) + mesh.coordinate(axis);
+  }
   auto model = models::gpt_stage(plan.model, mesh.coordinate("pp"), mesh.size("pp"));
   PipelineOptions options{.mesh = mesh["pp"], .schedule = plan.schedule, .tied = {"wte.weight"}};
   std::optional<Ddp<models::Gpt>> replicated;
   if (dp > 1 && plan.replicas == Replicas::kDdp) {
-    replicated.emplace(model, DdpOptions{.group = mesh.group("dp")});
+    replicated.emplace(model, DdpOptions{.group = mesh.group(axes[0])});
     options.set_sync = [&](bool on) { replicated->reducer().set_sync(on); };
   } else if (dp > 1) {
-    auto fsdp = fully_shard(*model, {.mesh = mesh["dp"]});
+    auto fsdp = fully_shard(*model, {.mesh = mesh.slice(axes)});
     options.set_sync = [fsdp](bool on) { fsdp->set_sync(on); };
   }
+  if (!plan.reduce_once) options.set_sync = nullptr;
   Pipeline pipeline(model, options);
   optim::AdamW opt(model->named_parameters(), {.lr = 0.01, .weight_decay = 0.1});
   int64_t rows = kBatch / dp / plan.micro_batches;
@@ -85,10 +95,8 @@ Trained train(const DeviceMesh& mesh, const Plan& plan) {
       batch.push_back(micro_batch(step, (k * dp + dp_rank) * rows, rows));
     default_generator().seek(uint64_t(step) << 20);
     Tensor loss = mean(pipeline.step(batch, kLoss));
-    if (dp > 1) {
-      loss = reshape(loss, {1});
-      mesh.group("dp")->all_reduce(loss, ReduceOp::kAvg);
-    }
+    loss = reshape(loss, {1});
+    for (const std::string& axis : axes) mesh.group(axis)->all_reduce(loss, ReduceOp::kAvg);
     t.losses.push_back(loss.item<double>());
     optim::Clip clip = pipeline.clip_grad_norm(0.5);
     t.norm = clip.norm.item<double>();
@@ -149,6 +157,36 @@ TEST(Pipeline, WithReplicatedAndShardedStages) {
             check_same(train(mesh, {o, *schedule, micro_batches, replicas}), serial);
           });
   }
+}
+
+TEST(Pipeline, EveryBackwardMayReduce) {
+  Trained serial = test::train(nullptr, {.model = four_blocks(), .micro_batches = 8});
+  for (Replicas replicas : {Replicas::kDdp, Replicas::kFsdp})
+    run_ranks(4, [&](ProcessGroup&) {
+      DeviceMesh mesh = init_device_mesh({{"dp", 2}, {"pp", 2}});
+      check_same(train(mesh, {four_blocks(), one_forward_one_backward, 4, replicas, false}),
+                 serial);
+    });
+}
+
+TEST(Pipeline, WithHybridSharding) {
+  Trained serial = test::train(nullptr, {.model = four_blocks(), .micro_batches = 8});
+  run_ranks(8, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"replicate", 2}, {"shard", 2}, {"pp", 2}});
+    check_same(train(mesh, {four_blocks(), one_forward_one_backward, 2, Replicas::kFsdp}), serial);
+  });
+}
+
+TEST(Pipeline, OverGloo) {
+  if (!test::kHaveGloo) GTEST_SKIP() << "Gloo is left out of this build";
+  Trained serial = test::train(nullptr, {.model = four_blocks(), .micro_batches = 4});
+  for (auto* schedule : {&gpipe, &one_forward_one_backward})
+    run_ranks(3,
+              [&](ProcessGroup&) {
+                DeviceMesh mesh = init_device_mesh({{"pp", 3}});
+                check_same(train(mesh, {four_blocks(), *schedule}), serial);
+              },
+              {.backend = "gloo"});
 }
 
 TEST(Pipeline, StagesAreDrawnAsTheWhole) {
@@ -278,6 +316,24 @@ TEST(Pipeline, StagesThatLearnNothing) {
       EXPECT_LT(amax(abs(mine.grad() - p.tensor.grad())).item<double>(), 1e-6) << p.name;
     }
   });
+}
+
+// A message has its deadline from when its turn comes, so a stage may take longer for a batch.
+TEST(Pipeline, DeadlinesAreForOneMessage) {
+  run_ranks(2,
+            [](ProcessGroup& group) {
+              auto slow = nn::activation("Slow", [](Tensor x) {
+                std::this_thread::sleep_for(Millis(300));
+                return x;
+              });
+              auto whole = nn::sequential(nn::linear(3, 3), slow);
+              Pipeline pipeline(pipeline_stage(*whole, group.rank(), 2), {.schedule = gpipe});
+              Tensor x = from_values<float>({1, 2, 3}, {1, 3});
+              std::vector<MicroBatch> batch(8, {x, x});
+              pipeline.step(batch, [](const Tensor& y, const Tensor&) { return mean(y); });
+              EXPECT_GT(pipeline.communication_ms(), group.rank() == 0 ? 1000 : 0);
+            },
+            {.timeout = Millis(1500)});
 }
 
 // ---- errors
