@@ -80,7 +80,8 @@ struct Group {
 
   Group() = default;
   inline __attribute__((always_inline)) explicit Group(float x) {
-    for (Floats& e : v) e = x - Floats{};
+    // By index: GCC takes a reference to an array of vectors for as aligned as their registers.
+    for (int i = 0; i < kVectors; ++i) v[i] = x - Floats{};
   }
 };
 
