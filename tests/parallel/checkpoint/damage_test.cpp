@@ -267,7 +267,7 @@ TEST_F(Damage, AFullDiskIsReportedAndChangesNothing) {
   fflush(nullptr);
   pid_t child = fork();
   if (child == 0) {
-    std::atomic<int> bad = 0;  // of both ranks
+    std::atomic<int> bad = 0;
     signal(SIGXFSZ, SIG_IGN);
     rlimit limit{64 << 10, 64 << 10}, none{RLIM_INFINITY, RLIM_INFINITY};
     getrlimit(RLIMIT_FSIZE, &none);
@@ -294,7 +294,7 @@ TEST_F(Damage, AFullDiskIsReportedAndChangesNothing) {
       c.wait();
     });
     bad += !verify(root_).findings.empty() || read_latest(root_).step != 21;
-    _exit(bad.load());
+    _exit(bad);
   }
   int status = 0;
   waitpid(child, &status, 0);
