@@ -1,6 +1,7 @@
 #include "examples/train/options.h"
 
 #include <CLI/CLI.hpp>
+#include <set>
 
 #include "core/base/error.h"
 #include "core/base/version.h"
@@ -10,7 +11,7 @@ namespace {
 
 // Flags of the interface that this build cannot honour yet, with the values it can.
 struct Unavailable {
-  std::string strategy = "ddp", precision = "fp32", device = "auto", mesh, tensorboard, profile;
+  std::string precision = "fp32", device = "auto", tensorboard, profile;
   bool offload = false, exact_contraction = false, compile = false;
   int64_t image_size = 0;
 };
@@ -20,10 +21,8 @@ void refuse(bool asked, const std::string& flag) {
 }
 
 void check_available(const Unavailable& u) {
-  refuse(u.strategy != "ddp", "--strategy " + u.strategy);
   refuse(u.precision != "fp32", "--precision " + u.precision);
   refuse(u.device != "auto" && u.device != "cpu", "--device " + u.device);
-  refuse(!u.mesh.empty(), "--mesh");
   refuse(!u.tensorboard.empty(), "--tensorboard");
   refuse(!u.profile.empty(), "--profile");
   refuse(u.offload, "--offload");
@@ -55,6 +54,12 @@ void check_values(const Options& o) {
     refuse(o.model.starts_with(known), "--model " + o.model);
   TESSERA_CHECK(o.model == "gpt2" || o.model == "gpt-nano" || o.model == "mlp",
                 "train: unknown model \"{}\"; expected gpt2, gpt-nano or mlp", o.model);
+  refuse(o.strategy == "pp", "--strategy pp");
+  static const std::set<std::string> kStrategies = {"ddp", "fsdp",    "hsdp",
+                                                    "tp",  "fsdp+tp", "hsdp+tp"};
+  TESSERA_CHECK(kStrategies.contains(o.strategy),
+                "train: unknown strategy \"{}\"; expected ddp, fsdp, hsdp, tp, fsdp+tp or hsdp+tp",
+                o.strategy);
   TESSERA_CHECK(o.optimizer == "sgd" || o.optimizer == "adamw",
                 "train: unknown optimizer \"{}\"; expected sgd or adamw", o.optimizer);
   std::string kind = o.data.substr(0, o.data.find(':'));
@@ -123,11 +128,13 @@ Parsed parse_options(int argc, char** argv) {
   app.add_option("--set", set,
                  "key=value: a field of the model's options (layers, heads, dim, dropout, ...)")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  text("--strategy", u.strategy, "ddp");
+  text("--strategy", o.strategy, "ddp, fsdp, hsdp, tp, fsdp+tp or hsdp+tp");
+  text("--mesh", o.mesh,
+       "ranks along each axis: dp=N (ddp, fsdp), replicate=N,shard=N (hsdp), tp=N, dp=N,tp=N ...");
   text("--precision", u.precision, "fp32");
   text("--device", u.device, "auto or cpu");
   auto later = [&](CLI::Option* option) { option->group(""); };
-  later(app.add_option("--mesh", u.mesh)), later(app.add_option("--tensorboard", u.tensorboard));
+  later(app.add_option("--tensorboard", u.tensorboard));
   later(app.add_option("--profile", u.profile)),
       later(app.add_option("--image-size", u.image_size));
   later(app.add_flag("--offload", u.offload)),

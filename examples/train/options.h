@@ -22,6 +22,7 @@ struct Options {
   double beta1 = 0.9, beta2 = 0.99;
   std::string schedule = "constant";
   int64_t warmup = 0;
+  std::string strategy = "ddp", mesh;  // mesh: axes as dp=2,tp=2; empty: one axis of all ranks
   std::string backend;
   uint64_t seed = 1337;
   bool deterministic = false;

@@ -46,10 +46,6 @@ class Synthetic final : public data::Dataset {
   uint64_t seed_;
 };
 
-void load_weights(Task& task, const std::string& path) {
-  task.model->load_state(io::load_safetensors(path));
-}
-
 // Metadata of the file (the first, where weights are in several).
 io::Metadata saved_metadata(const std::string& path) {
   return path.empty() ? io::Metadata{} : io::SafetensorsSet::open(path).files()[0].metadata();
@@ -87,7 +83,7 @@ Task make_gpt_task(const Options& o) {
   }
   nn::SkipInit later;
   models::GptPtr gpt = models::gpt(m);
-  gpt->init(o.seed);
+  task.fill = [gpt, seed = o.seed] { gpt->init(seed); };
   task.model = gpt;
   task.tokens_per_sample = length;
   task.loss = [gpt](const data::Batch& b) { return gpt->loss(b.inputs, b.targets); };
@@ -123,7 +119,7 @@ Task make_mlp_task(const Options& o) {
   for (auto& [key, value] : o.set) models::set_option(m, key, value);
   nn::SkipInit later;
   auto mlp = models::mlp(m);
-  mlp->init(o.seed);
+  task.fill = [mlp, seed = o.seed] { mlp->init(seed); };
   task.model = mlp;
   task.train = std::make_shared<Synthetic>(Shape{m.in}, Shape{}, m.out, false, o.seed);
   task.loss = [mlp](const data::Batch& b) { return mlp->loss(b.inputs, b.targets); };
@@ -132,10 +128,14 @@ Task make_mlp_task(const Options& o) {
 
 }  // namespace
 
-Task make_task(const Options& o) {
+Task make_task(const Options& o, Device device) {
+  nn::OnDevice building(device);
   Task task = o.model == "mlp" ? make_mlp_task(o) : make_gpt_task(o);
   task.metadata.emplace_back("model", o.model);
-  if (!o.weights.empty()) load_weights(task, o.weights);
+  if (!o.weights.empty())
+    task.fill = [model = task.model, path = o.weights] {
+      model->load_state(io::load_safetensors(path));
+    };
   TESSERA_CHECK(o.sample == 0 || task.generate,
                 "train: --sample needs a language model with text data, or weights that were saved "
                 "with their tokenizer");

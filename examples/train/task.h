@@ -13,6 +13,7 @@ namespace tessera::train {
 
 struct Task {
   std::shared_ptr<nn::Module> model;
+  std::function<void()> fill;  // draws the parameters from the seed, or loads --weights
   std::function<Tensor(const data::Batch&)> loss;          // mean over the batch
   std::shared_ptr<const data::Dataset> train, validation;  // validation may be null
   std::shared_ptr<const data::Tokenizer> tokenizer;        // null without text
@@ -22,7 +23,8 @@ struct Task {
   std::vector<std::pair<std::string, std::string>> metadata;  // of a saved file
 };
 
-/// Builds the task that the options describe: model (drawn from the seed or loaded), data, loss.
-Task make_task(const Options& options);
+/// Builds the task that the options describe: model (without values until fill), data, loss.
+/// `device`: of the parameters; kMeta for a model that is to be cut before it has values.
+Task make_task(const Options& options, Device device = {});
 
 }  // namespace tessera::train

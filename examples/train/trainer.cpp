@@ -7,14 +7,14 @@
 #include "core/base/parallel.h"
 #include "core/data/loader.h"
 #include "core/data/token_dataset.h"
-#include "core/io/hash.h"
 #include "core/io/safetensors.h"
 #include "core/ops/pointwise.h"
 #include "core/optim/optim.h"
 #include "core/tensor/random.h"
+#include "dtensor/dtensor.h"
 #include "examples/train/checkpointing.h"
 #include "examples/train/report.h"
-#include "parallel/ddp.h"
+#include "examples/train/strategy.h"
 
 namespace tessera::train {
 namespace {
@@ -29,14 +29,16 @@ constexpr uint64_t kKeysPerStep = uint64_t(1)
 
 bool power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
-data::SamplerOptions sampler_options(const Options& o, const Task& task, ProcessGroup& group) {
+data::SamplerOptions sampler_options(const Options& o, const Task& task, const Strategy& strategy) {
+  ProcessGroup& group = strategy.data_group();
   int64_t world = group.size(),
           micro_batches = o.deterministic ? o.logical_batches : world * o.accumulate;
   if (o.deterministic) {
-    TESSERA_CHECK(power_of_two(world) && power_of_two(micro_batches) && micro_batches % world == 0,
-                  "train: --deterministic with {} ranks and --logical-batches {}: both must be "
-                  "powers of two, the first dividing the second",
-                  world, micro_batches);
+    TESSERA_CHECK(
+        power_of_two(world) && power_of_two(micro_batches) && micro_batches % world == 0,
+        "train: --deterministic with {} data-parallel ranks and --logical-batches {}: both must be "
+        "powers of two, the first dividing the second",
+        world, micro_batches);
   }
   TESSERA_CHECK(
       o.batch_size % micro_batches == 0,
@@ -49,7 +51,8 @@ data::SamplerOptions sampler_options(const Options& o, const Task& task, Process
           .micro_batch_size = o.batch_size / micro_batches,
           .rank = group.rank(),
           .world_size = int(world),
-          .seed = o.seed};
+          .seed = o.seed,
+          .deal = strategy.deal()};
 }
 
 int64_t total_steps(const Options& o, const Task& task) {
@@ -81,26 +84,39 @@ double tree_sum(std::span<const double> v) {
 
 // The mean over all micro-batches of all ranks, summed in the order of the leaves whatever the
 // world size.
-double global_mean(ProcessGroup& group, const std::vector<double>& mine) {
-  int64_t n = int64_t(mine.size());
-  Tensor local = from_values<double>(mine, {n}), all = empty({n * group.size()}, kF64);
+double global_mean(const Strategy& strategy, const std::vector<double>& mine) {
+  ProcessGroup& group = strategy.data_group();
+  int64_t each = int64_t(mine.size()), ranks = group.size();
+  Tensor local = from_values<double>(mine, {each}), all = empty({each * ranks}, kF64);
   group.all_gather(all, local);
-  return tree_sum({all.data<double>(), size_t(all.numel())}) / double(all.numel());
+  std::vector<double> leaves(size_t(each * ranks));
+  for (int64_t r = 0; r < ranks; ++r)
+    for (int64_t k = 0; k < each; ++k)
+      leaves[size_t(data::dealt_leaf(strategy.deal(), r, ranks, each, k))] =
+          all.data<double>()[r * each + k];
+  return tree_sum(leaves) / double(leaves.size());
 }
 
 // Mean loss over all positions of all windows. Batches are of one size and dealt in turn, so each
-// has its value whatever the number of ranks, and they are summed in one order.
-double validate(const Task& task, ProcessGroup& group) {
+// has its value whatever the number of ranks, and they are summed in one order. Where ranks run a
+// forward together, one without a batch of its own runs the first again and drops the result.
+double validate(const Task& task, const Strategy& strategy) {
   InferenceMode off;
+  LossParallel spread_vocabulary;
+  ProcessGroup& group = strategy.data_group();
   task.model->eval();
   int64_t items = task.validation->size(), size = task.validation_batch,
           batches = (items + size - 1) / size;
   std::vector<double> sums(size_t(batches), 0);
-  for (int64_t b = group.rank(); b < batches; b += group.size()) {
-    int64_t first = b * size, rows = std::min(size, items - first);
+  for (int64_t turn = 0; turn < batches; turn += group.size()) {
+    int64_t b = turn + group.rank();
+    bool mine = b < batches;
+    if (!mine && !strategy.collective_forward()) break;
+    int64_t first = mine ? b * size : 0, rows = std::min(size, items - first);
     data::Batch batch = task.validation->allocate(rows);
     for (int64_t r = 0; r < rows; ++r) task.validation->read({first + r, first + r}, r, batch);
-    sums[size_t(b)] = task.loss(batch).item<double>() * double(rows);
+    double loss = task.loss(batch).item<double>() * double(rows);
+    if (mine) sums[size_t(b)] = loss;
   }
   task.model->train();
   Tensor all = from_values<double>(sums, {batches});
@@ -108,11 +124,18 @@ double validate(const Task& task, ProcessGroup& group) {
   return tree_sum({all.data<double>(), size_t(batches)}) / double(items);
 }
 
-void save(const Options& o, const Task& task) {
+void save(const Options& o, const Task& task, const std::vector<NamedTensor>& state) {
   io::Metadata metadata;
   for (auto& [key, value] : task.metadata) metadata.emplace(key, value);
-  std::vector<NamedTensor> state = task.model->state();
   io::save_safetensors(o.save, state, metadata);
+}
+
+// Text of a model that no rank holds whole comes from a copy made for it.
+std::string generate(const Options& o, const Task& task, const std::vector<NamedTensor>& state) {
+  if (!shards_parameters(o)) return task.generate(o.sample);
+  Task copy = make_task(o);
+  copy.model->load_state(state);
+  return copy.generate(o.sample);
 }
 
 class Trainer {
@@ -120,15 +143,15 @@ class Trainer {
   Trainer(const Options& o, Ref<ProcessGroup> group)
       : o_(o),
         group_(std::move(group)),
-        task_(make_task(o)),
+        task_(make_task(o, shards_parameters(o) ? kMeta : kCPU)),
         steps_(total_steps(o, task_)),
-        model_(parallel::ddp(task_.model, {.group = group_, .tree_accumulation = o.deterministic})),
+        strategy_(make_strategy(o, group_, task_)),
         optimizer_(make_optimizer(o, *task_.model)),
         schedule_(optim::schedule(o.schedule, {.lr = o.lr,
                                                .min_lr = o.min_lr,
                                                .steps = std::max<int64_t>(steps_, 1),
                                                .warmup = o.warmup})),
-        loader_(task_.train, data::DistributedSampler(sampler_options(o, task_, *group_))),
+        loader_(task_.train, data::DistributedSampler(sampler_options(o, task_, *strategy_))),
         checkpointing_(o, task_, *group_, *optimizer_, loader_),
         done_(checkpointing_.resume()),
         report_(group_->rank() == 0, o.metrics, steps_, done_) {}
@@ -146,19 +169,22 @@ class Trainer {
       if (std::string warning = checkpointing_.after_step(s + 1); !warning.empty())
         report_.line("warning: " + warning);
       if (task_.validation && o_.eval_every > 0 && (s + 1) % o_.eval_every == 0 && s + 1 < steps_)
-        report_.validation(s + 1, validate(task_, *group_));
+        report_.validation(s + 1, validate(task_, *strategy_));
     }
-    if (task_.validation) val = validate(task_, *group_);
+    if (task_.validation) val = validate(task_, *strategy_);
     report_.done({.steps = steps_,
                   .val_loss = val.value_or(0),
                   .seconds = seconds_since(start),
                   .validated = val.has_value(),
-                  .params_xxh128 = io::params_xxh128(task_.model->named_parameters())});
+                  .params_xxh128 = hash_of(*task_.model)});
+    if (std::string line = strategy_->memory(); !line.empty()) report_.line(line);
     checkpointing_.finish(std::max(steps_, done_));
+    if (o_.save.empty() && o_.sample == 0) return;
+    std::vector<NamedTensor> state = gather_state(*task_.model, *group_);
     group_->barrier();  // what follows is rank 0's alone and may take longer than a deadline
     if (group_->rank() == 0) {
-      if (!o_.save.empty()) save(o_, task_);
-      if (o_.sample > 0) report_.line("sample:\n" + task_.generate(o_.sample));
+      if (!o_.save.empty()) save(o_, task_, state);
+      if (o_.sample > 0) report_.line("sample:\n" + generate(o_, task_, state));
     }
   }
 
@@ -172,7 +198,8 @@ class Trainer {
       data::Batch batch = *loader_.next();
       Scoped<Tensor> samples(context().samples, batch.sample_numbers);
       default_generator().seek(uint64_t(s) * kKeysPerStep);
-      auto scope = model_.no_sync(k + 1 < micro_batches);
+      strategy_->set_sync(k + 1 == micro_batches);
+      LossParallel spread_vocabulary;
       Tensor loss = task_.loss(batch);
       losses_.push_back(loss);
       backward(micro_batches > 1 ? loss * (1.0 / double(micro_batches)) : loss);
@@ -187,7 +214,7 @@ class Trainer {
   void tell(int64_t s, const Tensor& norm, Clock::time_point start) {
     std::vector<double> values;
     for (const Tensor& l : losses_) values.push_back(l.item<double>());
-    double loss = global_mean(*group_, values), elapsed = seconds_since(start);
+    double loss = global_mean(*strategy_, values), elapsed = seconds_since(start);
     TESSERA_CHECK(loss == loss,
                   "train: the loss of step {} is not a number; lower --lr or --clip-norm", s + 1);
     report_.step({.step = s + 1,
@@ -197,7 +224,7 @@ class Trainer {
                   .step_ms = elapsed * 1e3,
                   .samples_per_s = double(o_.batch_size) / elapsed,
                   .tokens_per_s = double(o_.batch_size * task_.tokens_per_sample) / elapsed,
-                  .comm_ms = model_.reducer().communication_ms(),
+                  .comm_ms = strategy_->communication_ms(),
                   .peak_bytes = cpu_memory_stats().peak_bytes,
                   .world_size = group_->size()});
   }
@@ -206,7 +233,7 @@ class Trainer {
   Ref<ProcessGroup> group_;
   Task task_;
   int64_t steps_;
-  parallel::Ddp<nn::Module> model_;
+  std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;
   data::DataLoader loader_;
