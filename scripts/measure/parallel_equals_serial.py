@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Parallel = serial: 1, 2 and 4 ranks at one global batch have the same losses over 50 steps; bit for bit if asked.
+"""Parallel = serial: every strategy and number of ranks has the same losses over 50 steps; bit for bit if asked.
 
-How: gpt-nano on text, batch 12 in all, with and without dropout. Plain: losses agree with one rank's to 1e-6 (relative)
-at step 1 and to 1e-3 at step 50. With --deterministic every loss, every gradient norm and params_xxh128 are equal.
+How: gpt-nano on text, batch 16 in all, with and without dropout. Plain: losses agree with one rank's to 1e-6 (relative)
+at step 1 and to 1e-3 at step 50. With --deterministic every loss, every gradient norm and params_xxh128 are equal under
+strategies that keep contractions whole (ddp, fsdp, hsdp). Parameters as they are drawn have one hash under all.
 
-Usage: parallel_equals_serial.py [TEXT] [--build DIR] [--ranks 1,2,4] [--steps 50]
+Usage: parallel_equals_serial.py [TEXT] [--build DIR] [--steps 50]
 """
 
 import sys
@@ -12,6 +13,17 @@ import sys
 import common
 
 FIRST, LAST = 1e-6, 1e-3
+SPREADS = [
+    (2, []),
+    (4, []),
+    (2, ["--strategy", "fsdp"]),
+    (4, ["--strategy", "fsdp"]),
+    (4, ["--strategy", "hsdp", "--mesh", "replicate=2,shard=2"]),
+    (2, ["--strategy", "tp"]),
+    (4, ["--strategy", "tp"]),
+    (4, ["--strategy", "fsdp+tp", "--mesh", "dp=2,tp=2"]),
+    (8, ["--strategy", "hsdp+tp", "--mesh", "replicate=2,shard=2,tp=2"]),
+]
 
 
 def compare_plain(serial, parallel):
@@ -36,22 +48,29 @@ def compare_bits(serial, parallel):
 def main():
     p = common.parser(__doc__)
     common.add_text_argument(p)
-    p.add_argument("--ranks", default="1,2,4", help="numbers of ranks; the first is compared with (default: 1,2,4)")
     p.add_argument("--steps", default="50")
     options = p.parse_args()
     common.check_text(options)
-    ranks = list(map(int, options.ranks.split(",")))
-    flags = ["--model", "gpt-nano", "--data", f"text:{options.text}", "--batch-size", 12, "--steps", options.steps]
+    data = ["--model", "gpt-nano", "--data", f"text:{options.text}", "--batch-size", 16]
+    flags = [*data, "--steps", options.steps]
     good = True
+    drawn = common.train(options, 1, *data, "--steps", 0)[1]["params_xxh128"]
+    for ranks, spread in SPREADS:
+        same = common.train(options, ranks, *data, "--steps", 0, *spread)[1]["params_xxh128"] == drawn
+        good &= same
+        print(f"{'as drawn':<14} {ranks} {' '.join(spread)}: parameters {'equal  ok' if same else 'DIFFER  MISSED'}", flush=True)
     for deterministic in (False, True):
         for dropout in ("0", "0.1"):
             mode = [*flags, "--set", f"dropout={dropout}", *(["--deterministic"] if deterministic else [])]
-            serial = common.train(options, ranks[0], *mode)
-            for n in ranks[1:]:
-                ok, text = (compare_bits if deterministic else compare_plain)(serial, common.train(options, n, *mode))
+            serial = common.train(options, 1, *mode)
+            for ranks, spread in SPREADS:
+                if deterministic and "tp" in " ".join(spread):
+                    continue
+                ok, text = (compare_bits if deterministic else compare_plain)(serial, common.train(options, ranks, *mode, *spread))
                 good &= ok
                 name = "deterministic" if deterministic else "plain"
-                print(f"{name:<14} dropout {dropout:<4} {n} against {ranks[0]}: {text}  {'ok' if ok else 'MISSED'}", flush=True)
+                how = " ".join(spread) or "--strategy ddp"
+                print(f"{name:<14} dropout {dropout:<4} {ranks} ranks {how}: {text}  {'ok' if ok else 'MISSED'}", flush=True)
     sys.exit(not good)
 
 

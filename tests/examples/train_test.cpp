@@ -97,6 +97,62 @@ TEST_F(Train, DeterministicGivesEqualBits) {
   }
 }
 
+struct Spread {
+  int ranks;
+  const char* flags;
+};
+const Spread kSpreads[] = {{2, "--strategy fsdp"},
+                           {4, "--strategy fsdp --mesh dp=4"},
+                           {4, "--strategy hsdp --mesh replicate=2,shard=2"},
+                           {2, "--strategy tp"},
+                           {4, "--strategy fsdp+tp --mesh dp=2,tp=2"},
+                           {8, "--strategy hsdp+tp --mesh replicate=2,shard=2,tp=2"}};
+
+TEST_F(Train, EveryStrategyEqualsSerial) {
+  TrainRun drawn = train(1, "--steps 0"), serial = train(1, "--steps 50 --set dropout=0.1");
+  for (const Spread& s : kSpreads) {
+    SCOPED_TRACE(s.flags);
+    EXPECT_EQ(train(s.ranks, std::string("--steps 0 ") + s.flags).hash, drawn.hash);
+    TrainRun r = train(s.ranks, std::string("--steps 50 --set dropout=0.1 ") + s.flags);
+    ASSERT_EQ(r.losses.size(), 50u);
+    EXPECT_NEAR(r.losses[0] / serial.losses[0], 1, 1e-6);
+    EXPECT_NEAR(r.losses[49] / serial.losses[49], 1, 1e-3);
+    EXPECT_NEAR(r.val_loss / serial.val_loss, 1, 1e-3);
+  }
+}
+
+TEST_F(Train, FullyShardedGivesTheBitsOfSerial) {
+  const std::string flags = "--steps 10 --deterministic --set dropout=0.2 ";
+  TrainRun serial = train(1, flags);
+  ASSERT_EQ(serial.losses.size(), 10u);
+  for (const Spread& s : {kSpreads[0], kSpreads[1], kSpreads[2]}) {
+    TrainRun r = train(s.ranks, flags + s.flags);
+    EXPECT_EQ(r.losses, serial.losses) << s.flags;
+    EXPECT_EQ(r.hash, serial.hash) << s.flags;
+    EXPECT_EQ(r.val_loss, serial.val_loss) << s.flags;
+  }
+}
+
+TEST_F(Train, CutModelsAreSavedAndSampledWhole) {
+  std::string file = (folder_ / "model.safetensors");
+  Outcome o =
+      run(bin("tlaunch") + " --nproc 4 " + bin("train") + " --data " + data() +
+          " --batch-size 8 --seq-len 16 --set layers=2 --set dim=32 --set heads=2 --steps 5 "
+          "--strategy fsdp+tp --mesh dp=2,tp=2 --sample 40 --save " +
+          file);
+  EXPECT_EQ(o.status, 0) << o.output;
+  EXPECT_NE(o.output.find("sample:"), std::string::npos) << o.output;
+  Outcome again = run(bin("tlaunch") + " --nproc 2 " + bin("train") + " --weights " + file +
+                      " --steps 0 --strategy fsdp");
+  Outcome plain = run(bin("train") + " --weights " + file + " --steps 0");
+  EXPECT_EQ(again.status, 0) << again.output;
+  auto hash = [](const std::string& text) {
+    size_t at = text.find(", parameters ");
+    return at == text.npos ? "none in " + text : text.substr(at, 45);
+  };
+  EXPECT_EQ(hash(again.output), hash(plain.output));
+}
+
 TEST_F(Train, DropoutChangesTheRun) {
   EXPECT_NE(train(1, "--steps 3 --deterministic --set dropout=0.2").hash,
             train(1, "--steps 3 --deterministic").hash);
