@@ -2,6 +2,7 @@
 
 #include "core/tensor/random.h"
 #include "parallel/checkpoint/load.h"
+#include "parallel/checkpoint/sharded.h"
 
 namespace tessera::train {
 namespace {
@@ -48,9 +49,9 @@ Checkpointing::Checkpointing(const Options& o, const Task& task, ProcessGroup& g
 checkpoint::State Checkpointing::state() {
   checkpoint::State s;
   for (NamedTensor& t : task_.model->state())
-    s.pieces.push_back(checkpoint::whole("model." + t.name, t.tensor));
+    s.pieces.push_back(checkpoint::piece_of("model." + t.name, t.tensor));
   for (NamedTensor& t : optimizer_.named_state())
-    s.pieces.push_back(checkpoint::whole("optimizer." + t.name, t.tensor));
+    s.pieces.push_back(checkpoint::piece_of("optimizer." + t.name, t.tensor));
   s.pieces.push_back(checkpoint::whole("random.generator", default_generator().state()));
   s.extra = options_of(o_);
   s.extra["data.cursor"] = std::to_string(loader_.cursor());

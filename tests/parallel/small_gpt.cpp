@@ -21,34 +21,43 @@ Tensor ids(int64_t step, int64_t first, int64_t rows) {
       narrow(sample_integers({kBatch, kTokens}, 0, kVocab, uint64_t(step)), 0, first, rows));
 }
 
-Trained train(const std::function<void(models::Gpt&)>& wrap, const TrainOptions& o) {
+Run::Run(const std::function<void(models::Gpt&)>& wrap, const TrainOptions& o) : o_(o) {
   Scoped<DType> type(context().default_dtype, o.dtype);
   manual_seed(3);
-  auto model = models::gpt(o.model);
-  if (wrap) wrap(*model);
-  optim::AdamW opt(model->named_parameters(), {.lr = 0.01, .weight_decay = 0.1});
-  int64_t rows = kBatch / o.dp_ranks / o.micro_batches;
-  Trained t;
-  for (int64_t step = 0; step < 3; ++step) {
-    double total = 0;
-    for (int64_t k = 0; k < o.micro_batches; ++k) {
-      int64_t first = (k * o.dp_ranks + o.dp_rank) * rows;
-      std::vector<int64_t> numbers;
-      for (int64_t r = 0; r < rows; ++r) numbers.push_back(step * kBatch + first + r);
-      Scoped<Tensor> samples(context().samples, from_values<int64_t>(numbers, {rows}));
-      default_generator().seek(uint64_t(step) << 20);
-      LossParallel allowed;
-      Tensor loss = model->loss(ids(step, first, rows), ids(step + 100, first, rows));
-      total += loss.item<double>() / o.micro_batches;
-      backward(loss * (1.0 / o.micro_batches));
-    }
-    optim::Clip clip = optim::clip_grad_norm(opt.parameters(), 0.5);
-    t.norm = clip.norm.item<double>();
-    opt.step(clip.scale);
-    opt.zero_grad();
-    t.losses.push_back(total);
+  model_ = models::gpt(o.model);
+  if (wrap) wrap(*model_);
+  optimizer_ = std::make_unique<optim::AdamW>(model_->named_parameters(),
+                                              optim::AdamWOptions{.lr = 0.01, .weight_decay = 0.1});
+}
+
+double Run::step(int64_t number) {
+  Scoped<DType> type(context().default_dtype, o_.dtype);
+  int64_t rows = kBatch / o_.dp_ranks / o_.micro_batches;
+  double total = 0;
+  for (int64_t k = 0; k < o_.micro_batches; ++k) {
+    int64_t first = (k * o_.dp_ranks + o_.dp_rank) * rows;
+    std::vector<int64_t> numbers;
+    for (int64_t r = 0; r < rows; ++r) numbers.push_back(number * kBatch + first + r);
+    Scoped<Tensor> samples(context().samples, from_values<int64_t>(numbers, {rows}));
+    default_generator().seek(uint64_t(number) << 20);
+    LossParallel allowed;
+    Tensor loss = model_->loss(ids(number, first, rows), ids(number + 100, first, rows));
+    total += loss.item<double>() / o_.micro_batches;
+    backward(loss * (1.0 / o_.micro_batches));
   }
-  for (NamedTensor& p : model->named_parameters())
+  optim::Clip clip = optim::clip_grad_norm(optimizer_->parameters(), 0.5);
+  norm_ = clip.norm.item<double>();
+  optimizer_->step(clip.scale);
+  optimizer_->zero_grad();
+  return total;
+}
+
+Trained train(const std::function<void(models::Gpt&)>& wrap, const TrainOptions& o) {
+  Run run(wrap, o);
+  Trained t;
+  for (int64_t step = 0; step < 3; ++step) t.losses.push_back(run.step(step));
+  t.norm = run.norm();
+  for (NamedTensor& p : run.model().named_parameters())
     t.params.push_back({p.name, full_tensor(p.tensor.detach())});
   return t;
 }

@@ -1,8 +1,10 @@
 // A GPT of a few hundred weights, trained for three steps in any parallel way, and compared.
 #pragma once
 #include <functional>
+#include <memory>
 #include <vector>
 
+#include "core/optim/optim.h"
 #include "core/tensor/named_tensor.h"
 #include "dtensor/dtensor.h"
 #include "examples/models/gpt.h"
@@ -28,7 +30,24 @@ struct TrainOptions {
   int micro_batches = 1;
   DType dtype = kF64;
 };
-/// Three clipped AdamW steps. `wrap` makes the model parallel; null: serial.
+/// A model with its optimizer, under way. `wrap` makes the model parallel; null: serial.
+class Run {
+ public:
+  Run(const std::function<void(models::Gpt&)>& wrap, const TrainOptions& options = {});
+  /// One clipped AdamW step on the batch of `number`; the loss on this rank's rows.
+  double step(int64_t number);
+  double norm() const { return norm_; }
+  models::Gpt& model() { return *model_; }
+  optim::Optimizer& optimizer() { return *optimizer_; }
+
+ private:
+  TrainOptions o_;
+  models::GptPtr model_;
+  std::unique_ptr<optim::Optimizer> optimizer_;
+  double norm_ = 0;
+};
+
+/// Three steps.
 Trained train(const std::function<void(models::Gpt&)>& wrap, const TrainOptions& options = {});
 
 /// Throws BugError naming the first parameter that differs by more than `tolerance`.
