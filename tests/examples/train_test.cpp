@@ -173,7 +173,12 @@ TEST_F(Train, BadInputGetsOneClearLine) {
   const std::pair<std::string, std::string> cases[] = {
       {"--model resnet50", "not available yet"},
       {"--model gpt5", "gpt5"},
-      {"--strategy fsdp", "not available yet"},
+      {"--strategy spread", "unknown strategy"},
+      {"--strategy fsdp+tp --steps 1", "needs --mesh dp=N,tp=N"},
+      {"--strategy fsdp --mesh dp=x --steps 1", "dp=x"},
+      {"--strategy fsdp --mesh tp=1 --steps 1", "expected dp=N"},
+      {"--strategy fsdp --mesh dp=2 --steps 1", "is 2 ranks, but group"},
+      {"--strategy tp --model mlp --steps 1", "no tensor-parallel plan"},
       {"--compile", "not available yet"},
       {"--no-such-flag", "no-such-flag"},
       {"--batch-size 0", "--batch-size 0"},
