@@ -318,6 +318,29 @@ TEST(Pipeline, StagesThatLearnNothing) {
   });
 }
 
+// An activation that backward does not read is let go once it has been taken.
+TEST(Pipeline, SentActivationsAreNotKept) {
+  run_ranks(2, [](ProcessGroup& group) {
+    auto whole = nn::sequential(nn::linear(3, 3), nn::linear(3, 3));
+    auto stage = pipeline_stage(*whole, group.rank(), 2);
+    std::vector<Ref<Storage>> given;
+    if (group.rank() == 0) {
+      stage->add_pre_hook([&](nn::Module&, Inputs) {
+        // The first was taken before the third could be sent.
+        EXPECT_TRUE(given.size() < 3 || given[0]->use_count() == 1);
+      });
+      stage->add_post_hook(
+          [&](nn::Module&, Inputs, Tensor& out) { given.push_back(out.storage()); });
+    }
+    Pipeline pipeline(stage, {.schedule = gpipe});
+    Tensor x = from_values<float>({1, 2, 3}, {1, 3});
+    std::vector<MicroBatch> batch(4, {x, x});
+    pipeline.step(batch, [](const Tensor& y, const Tensor&) { return mean(y); });
+    EXPECT_EQ(given.size(), group.rank() == 0 ? 4u : 0u);
+    EXPECT_TRUE((*whole)[size_t(group.rank())]->parameters()[0].grad().defined());
+  });
+}
+
 // A message has its deadline from when its turn comes, so a stage may take longer for a batch.
 TEST(Pipeline, DeadlinesAreForOneMessage) {
   run_ranks(2,
