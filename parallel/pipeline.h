@@ -41,12 +41,14 @@ struct MicroBatch {
 /// The mean loss of a micro-batch, a one-element tensor.
 using StageLoss = std::function<Tensor(const Tensor& output, const Tensor& target)>;
 
-/// This rank's stage and its place in the pipeline. All members are called by every rank of the
-/// axis, with the same number of micro-batches.
+/// This rank's stage and its place in the pipeline. Every rank of the axis makes one and calls
+/// step, evaluate and clip_grad_norm together, with the same number of micro-batches.
 ///
 ///   auto model = models::gpt_stage(options, mesh.coordinate("pp"), mesh.size("pp"));
 ///   parallel::Pipeline pipeline(model, {.mesh = mesh["pp"], .tied = {"wte.weight"}});
-///   Tensor losses = pipeline.step(micro_batches, cross_entropy);
+///   Tensor losses = pipeline.step(micro_batches, [](const Tensor& logits, const Tensor& targets) {
+///     return cross_entropy(logits, targets);
+///   });
 ///   opt.step(pipeline.clip_grad_norm(1.0).scale);
 class Pipeline {
  public:

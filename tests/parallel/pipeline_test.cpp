@@ -21,6 +21,7 @@
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 #include "parallel/stage.h"
+#include "parallel/tensor_parallel.h"
 #include "tests/collectives/verbs.h"
 #include "tests/parallel/small_gpt.h"
 
@@ -202,6 +203,26 @@ TEST(Pipeline, StagesAreDrawnAsTheWhole) {
     EXPECT_EQ(pipeline.parameters().num_parameters(), whole->num_parameters());
     EXPECT_EQ(io::params_xxh128(pipeline.parameters().gather()), want);
     EXPECT_LT(stage->num_parameters(), whole->num_parameters());
+  });
+}
+
+// A rank never has memory for more than its stage, whenever that gets its values.
+TEST(Pipeline, StagesOnTheMetaDeviceAreDrawnLater) {
+  auto whole = models::gpt(four_blocks());
+  whole->init(7);
+  std::string want = io::params_xxh128(whole->named_parameters());
+  run_ranks(3, [&](ProcessGroup& group) {
+    models::GptPtr stage;
+    {
+      nn::OnDevice meta(kMeta);
+      stage = models::gpt_stage(four_blocks(), group.rank(), 3);
+    }
+    Pipeline pipeline(stage, kTied);
+    materialize(*stage);
+    stage->init(7);
+    EXPECT_EQ(io::params_xxh128(pipeline.parameters().gather()), want);
+    std::vector<MicroBatch> batch(2, micro_batch(0, 0, 2));
+    pipeline.step(batch, kLoss);
   });
 }
 
