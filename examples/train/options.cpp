@@ -54,12 +54,12 @@ void check_values(const Options& o) {
     refuse(o.model.starts_with(known), "--model " + o.model);
   TESSERA_CHECK(o.model == "gpt2" || o.model == "gpt-nano" || o.model == "mlp",
                 "train: unknown model \"{}\"; expected gpt2, gpt-nano or mlp", o.model);
-  refuse(o.strategy == "pp", "--strategy pp");
-  static const std::set<std::string> kStrategies = {"ddp", "fsdp",    "hsdp",
-                                                    "tp",  "fsdp+tp", "hsdp+tp"};
-  TESSERA_CHECK(kStrategies.contains(o.strategy),
-                "train: unknown strategy \"{}\"; expected ddp, fsdp, hsdp, tp, fsdp+tp or hsdp+tp",
-                o.strategy);
+  static const std::set<std::string> kStrategies = {"ddp",     "fsdp",    "hsdp", "tp",
+                                                    "fsdp+tp", "hsdp+tp", "pp"};
+  TESSERA_CHECK(
+      kStrategies.contains(o.strategy),
+      "train: unknown strategy \"{}\"; expected ddp, fsdp, hsdp, tp, fsdp+tp, hsdp+tp or pp",
+      o.strategy);
   TESSERA_CHECK(o.optimizer == "sgd" || o.optimizer == "adamw",
                 "train: unknown optimizer \"{}\"; expected sgd or adamw", o.optimizer);
   std::string kind = o.data.substr(0, o.data.find(':'));
@@ -128,9 +128,10 @@ Parsed parse_options(int argc, char** argv) {
   app.add_option("--set", set,
                  "key=value: a field of the model's options (layers, heads, dim, dropout, ...)")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  text("--strategy", o.strategy, "ddp, fsdp, hsdp, tp, fsdp+tp or hsdp+tp");
+  text("--strategy", o.strategy, "ddp, fsdp, hsdp, tp, fsdp+tp, hsdp+tp or pp");
   text("--mesh", o.mesh,
-       "ranks along each axis: dp=N (ddp, fsdp), replicate=N,shard=N (hsdp), tp=N, dp=N,tp=N ...");
+       "ranks along each axis: dp=N (ddp, fsdp), replicate=N,shard=N (hsdp), tp=N, pp=N, "
+       "dp=N,tp=N, dp=N,pp=N ...");
   text("--precision", u.precision, "fp32");
   text("--device", u.device, "auto or cpu");
   auto later = [&](CLI::Option* option) { option->group(""); };

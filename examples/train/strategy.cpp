@@ -2,12 +2,19 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
+#include "core/autograd/autograd.h"
 #include "core/io/hash.h"
+#include "core/io/safetensors.h"
+#include "core/ops/fused.h"
+#include "core/ops/pointwise.h"
+#include "core/tensor/random.h"
 #include "dtensor/dtensor.h"
 #include "examples/models/gpt_parallel.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
+#include "parallel/pipeline.h"
 #include "parallel/tensor_parallel.h"
 
 namespace tessera::train {
@@ -17,6 +24,7 @@ namespace {
 const std::map<std::string, std::vector<std::string>> kAxes = {
     {"ddp", {"dp"}}, {"fsdp", {"dp"}},          {"hsdp", {"replicate", "shard"}},
     {"tp", {"tp"}},  {"fsdp+tp", {"dp", "tp"}}, {"hsdp+tp", {"replicate", "shard", "tp"}},
+    {"pp", {"pp"}},
 };
 
 std::string listed(const std::vector<std::string>& names) {
@@ -36,6 +44,8 @@ DeviceMesh make_mesh(const Options& o, const Ref<ProcessGroup>& group) {
     axes = {{names[0], group->size()}};
   }
   bool same = std::ranges::equal(axes, names, {}, &MeshAxis::name);
+  if (o.strategy == "pp" && axes.size() == 2)  // each stage replicated
+    same = axes[0].name == "dp" && axes[1].name == "pp";
   TESSERA_CHECK(same, "train: --mesh {} for --strategy {}; expected {}", o.mesh, o.strategy,
                 listed(names));
   return init_device_mesh(axes, group);
@@ -43,16 +53,16 @@ DeviceMesh make_mesh(const Options& o, const Ref<ProcessGroup>& group) {
 
 class Ddp final : public Strategy {
  public:
-  Ddp(const Options& o, Ref<ProcessGroup> group, Task& task) {
+  Ddp(const Options& o, Ref<ProcessGroup> group, Task& task) : Strategy(task) {
     data_group_ = group;
     task.fill();
     reducer_ =
         parallel::make_reducer(*task.model, {.group = group, .tree_accumulation = o.deterministic});
   }
-  void set_sync(bool sync) override { reducer_->set_sync(sync); }
   double communication_ms() override { return reducer_->communication_ms(); }
 
  private:
+  void set_sync(bool sync) override { reducer_->set_sync(sync); }
   std::unique_ptr<parallel::Reducer> reducer_;
 };
 
@@ -60,7 +70,7 @@ class Ddp final : public Strategy {
 class Sharded final : public Strategy {
  public:
   Sharded(const Options& o, const Ref<ProcessGroup>& group, Task& task)
-      : mesh_(make_mesh(o, group)) {
+      : Strategy(task), mesh_(make_mesh(o, group)) {
     bool tp = mesh_.has_axis("tp");
     std::vector<std::string> dp = mesh_.axes();
     if (tp) dp.pop_back();
@@ -103,32 +113,134 @@ class Sharded final : public Strategy {
   std::shared_ptr<parallel::Fsdp> fsdp_;
 };
 
+// Stages of the model on the ranks of "pp"; with "dp", each stage is replicated over it.
+class Staged final : public Strategy {
+ public:
+  Staged(const Options& o, const Ref<ProcessGroup>& group, Task& task)
+      : Strategy(task), mesh_(make_mesh(o, group)) {
+    auto whole = std::dynamic_pointer_cast<models::Gpt>(task.model);
+    TESSERA_CHECK(whole, "train: --strategy pp cannot cut --model {} into stages", o.model);
+    TESSERA_CHECK(!o.deterministic,
+                  "train: --strategy pp has no --deterministic yet; leave it out");
+    {
+      nn::OnDevice meta(kMeta);
+      stage_ = models::gpt_stage(whole->options, mesh_.coordinate("pp"), mesh_.size("pp"));
+    }
+    parallel::materialize(*stage_);
+    fill(o);
+    task.model = stage_;
+    bool replicated = mesh_.has_axis("dp");
+    data_group_ = replicated ? mesh_.group("dp") : group->split(group->rank());
+    parallel::PipelineOptions p{.mesh = mesh_["pp"]};
+    if (whole->options.tied) p.tied = {"wte.weight"};
+    if (replicated) {
+      reducer_ = parallel::make_reducer(*stage_, {.group = data_group_});
+      p.set_sync = [this](bool on) { reducer_->set_sync(on); };
+    }
+    pipeline_ = std::make_unique<parallel::Pipeline>(stage_, p);
+  }
+
+  std::vector<double> run_step(const std::vector<data::Batch>& batches, uint64_t key) override {
+    default_generator().seek(key);
+    Tensor losses = pipeline_->step(micro_batches(batches), loss);
+    return {losses.data<double>(), losses.data<double>() + losses.numel()};
+  }
+  double evaluate(const data::Batch& batch) override {
+    return pipeline_->evaluate(micro_batches({batch}), loss).item<double>();
+  }
+  optim::Clip clip(optim::Optimizer&, double max_norm) override {
+    return pipeline_->clip_grad_norm(max_norm);
+  }
+  int64_t num_parameters() override { return pipeline_->parameters().num_parameters(); }
+  std::string params_hash() override { return io::params_xxh128(pipeline_->parameters().gather()); }
+  std::vector<NamedTensor> gather_state(ProcessGroup&) override {
+    return pipeline_->parameters().gather();
+  }
+  double communication_ms() override { return pipeline_->communication_ms(); }
+
+ private:
+  static Tensor loss(const Tensor& logits, const Tensor& targets) {
+    return cross_entropy(logits, targets);
+  }
+  static std::vector<parallel::MicroBatch> micro_batches(const std::vector<data::Batch>& batches) {
+    std::vector<parallel::MicroBatch> out;
+    for (const data::Batch& b : batches)
+      out.push_back({.input = b.inputs, .target = b.targets, .samples = b.sample_numbers});
+    return out;
+  }
+  // Values of this stage: drawn as the whole model's are, or its part of a file.
+  void fill(const Options& o) {
+    if (o.weights.empty()) return stage_->init(o.seed);
+    std::set<std::string> own;
+    for (const NamedTensor& t : stage_->state()) own.insert(t.name);
+    std::vector<NamedTensor> state = io::load_safetensors(o.weights);
+    std::erase_if(state, [&](const NamedTensor& t) { return !own.contains(t.name); });
+    stage_->load_state(state);
+  }
+
+  DeviceMesh mesh_;
+  models::GptPtr stage_;
+  std::unique_ptr<parallel::Reducer> reducer_;
+  std::unique_ptr<parallel::Pipeline> pipeline_;
+};
+
 }  // namespace
 
 bool shards_parameters(const Options& o) { return o.strategy != "ddp"; }
 
 std::unique_ptr<Strategy> make_strategy(const Options& o, Ref<ProcessGroup> group, Task& task) {
   TESSERA_CHECK(kAxes.contains(o.strategy), "train: unknown strategy \"{}\"", o.strategy);
+  if (o.strategy == "pp") return std::make_unique<Staged>(o, group, task);
   if (shards_parameters(o)) return std::make_unique<Sharded>(o, group, task);
   if (!o.mesh.empty()) make_mesh(o, group);  // checked, and of no further use
   return std::make_unique<Ddp>(o, std::move(group), task);
 }
 
-std::vector<NamedTensor> gather_state(nn::Module& model, ProcessGroup& group) {
-  std::vector<NamedTensor> whole;
-  for (NamedTensor& t : model.state()) {
-    Tensor full = full_tensor(t.tensor.detach());
-    if (group.rank() == 0) whole.push_back({t.name, full});
+// ---- what a strategy does unless it does it otherwise
+
+std::vector<double> Strategy::run_step(const std::vector<data::Batch>& batches, uint64_t key) {
+  std::vector<Tensor> losses;
+  for (size_t k = 0; k < batches.size(); ++k) {
+    Scoped<Tensor> samples(context().samples, batches[k].sample_numbers);
+    default_generator().seek(key);
+    set_sync(k + 1 == batches.size());
+    LossParallel spread_vocabulary;
+    Tensor loss = task_.loss(batches[k]);
+    losses.push_back(loss);
+    backward(batches.size() > 1 ? loss * (1.0 / double(batches.size())) : loss);
   }
-  return whole;
+  std::vector<double> values;
+  for (const Tensor& l : losses) values.push_back(l.item<double>());
+  return values;
 }
 
-std::string hash_of(nn::Module& model) {
-  std::vector<NamedTensor> params = model.named_parameters();
+double Strategy::evaluate(const data::Batch& batch) {
+  InferenceMode off;
+  LossParallel spread_vocabulary;
+  return task_.loss(batch).item<double>();
+}
+
+optim::Clip Strategy::clip(optim::Optimizer& optimizer, double max_norm) {
+  return optim::clip_grad_norm(optimizer.parameters(), max_norm);
+}
+
+int64_t Strategy::num_parameters() { return task_.model->num_parameters(); }
+
+std::string Strategy::params_hash() {
+  std::vector<NamedTensor> params = task_.model->named_parameters();
   std::ranges::sort(params, {}, &NamedTensor::name);
   io::ParamsHasher hasher;
   for (const NamedTensor& p : params) hasher.add(p.name, full_tensor(p.tensor.detach()));
   return hasher.hex();
+}
+
+std::vector<NamedTensor> Strategy::gather_state(ProcessGroup& group) {
+  std::vector<NamedTensor> whole;
+  for (NamedTensor& t : task_.model->state()) {
+    Tensor full = full_tensor(t.tensor.detach());
+    if (group.rank() == 0) whole.push_back({t.name, full});
+  }
+  return whole;
 }
 
 }  // namespace tessera::train

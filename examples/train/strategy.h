@@ -8,6 +8,7 @@
 
 #include "collectives/process_group.h"
 #include "core/data/sampler.h"
+#include "core/optim/optim.h"
 #include "examples/train/options.h"
 #include "examples/train/task.h"
 
@@ -20,16 +21,36 @@ class Strategy {
   /// have groups of their own.
   ProcessGroup& data_group() const { return *data_group_; }
   virtual data::Deal deal() const { return data::Deal::kAccumulateThenReduce; }
-  /// Micro-batches before the last of a step are run with false.
-  virtual void set_sync(bool) {}
-  /// A forward on one rank needs the same forward on the others.
+
+  /// Forward and backward of this rank's micro-batches of a step; each draws its dropout keys from
+  /// number `key` on. The mean loss of each.
+  virtual std::vector<double> run_step(const std::vector<data::Batch>& batches, uint64_t key);
+  /// The mean loss of one batch, nothing recorded.
+  virtual double evaluate(const data::Batch& batch);
+  /// Of the gradients of the whole model.
+  virtual optim::Clip clip(optim::Optimizer& optimizer, double max_norm);
+  /// A forward on one rank of data_group() needs the same forward on the others.
   virtual bool collective_forward() const { return false; }
+
+  /// Number of parameters of the whole model.
+  virtual int64_t num_parameters();
+  /// params_xxh128 of the whole parameters, on every rank.
+  virtual std::string params_hash();
+  /// Parameters and persistent buffers, whole, on rank 0 of `group`, all ranks; elsewhere an empty
+  /// list. One tensor at a time is gathered.
+  virtual std::vector<NamedTensor> gather_state(ProcessGroup& group);
+
   /// How long the last step's collectives were executing, as far as it is known.
   virtual double communication_ms() { return 0; }
   /// A line for the user about memory on this rank; may be empty.
   virtual std::string memory() const { return {}; }
 
  protected:
+  explicit Strategy(Task& task) : task_(task) {}
+  /// Backwards before the last of a step are run with false.
+  virtual void set_sync(bool) {}
+
+  Task& task_;
   Ref<ProcessGroup> data_group_;
 };
 
@@ -37,13 +58,7 @@ class Strategy {
 /// UserError for a mesh that does not fit the strategy or the number of ranks.
 std::unique_ptr<Strategy> make_strategy(const Options& options, Ref<ProcessGroup> group,
                                         Task& task);
-/// True for strategies whose parameters are cut: the model is then built without values.
+/// True for strategies under which no rank holds the whole model: it is then built without values.
 bool shards_parameters(const Options& options);
-
-/// Parameters and persistent buffers, whole, on rank 0 of `group`; elsewhere an empty list. Every
-/// rank calls it; one tensor at a time is gathered.
-std::vector<NamedTensor> gather_state(nn::Module& model, ProcessGroup& group);
-/// params_xxh128 of the whole parameters, on every rank.
-std::string hash_of(nn::Module& model);
 
 }  // namespace tessera::train

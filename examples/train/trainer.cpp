@@ -11,7 +11,6 @@
 #include "core/ops/pointwise.h"
 #include "core/optim/optim.h"
 #include "core/tensor/random.h"
-#include "dtensor/dtensor.h"
 #include "examples/train/checkpointing.h"
 #include "examples/train/report.h"
 #include "examples/train/strategy.h"
@@ -100,9 +99,7 @@ double global_mean(const Strategy& strategy, const std::vector<double>& mine) {
 // Mean loss over all positions of all windows. Batches are of one size and dealt in turn, so each
 // has its value whatever the number of ranks, and they are summed in one order. Where ranks run a
 // forward together, one without a batch of its own runs the first again and drops the result.
-double validate(const Task& task, const Strategy& strategy) {
-  InferenceMode off;
-  LossParallel spread_vocabulary;
+double validate(const Task& task, Strategy& strategy) {
   ProcessGroup& group = strategy.data_group();
   task.model->eval();
   int64_t items = task.validation->size(), size = task.validation_batch,
@@ -115,7 +112,7 @@ double validate(const Task& task, const Strategy& strategy) {
     int64_t first = mine ? b * size : 0, rows = std::min(size, items - first);
     data::Batch batch = task.validation->allocate(rows);
     for (int64_t r = 0; r < rows; ++r) task.validation->read({first + r, first + r}, r, batch);
-    double loss = task.loss(batch).item<double>() * double(rows);
+    double loss = strategy.evaluate(batch) * double(rows);
     if (mine) sums[size_t(b)] = loss;
   }
   task.model->train();
@@ -159,8 +156,7 @@ class Trainer {
   void run() {
     if (steps_ > 0)
       report_.line(fmt::format("{}: {} parameters, {} ranks, {} steps of {} sequences", o_.model,
-                               task_.model->num_parameters(), group_->size(), steps_,
-                               o_.batch_size));
+                               strategy_->num_parameters(), group_->size(), steps_, o_.batch_size));
     if (!checkpointing_.story().empty()) report_.line(checkpointing_.story());
     auto start = Clock::now();
     std::optional<double> val;
@@ -176,11 +172,11 @@ class Trainer {
                   .val_loss = val.value_or(0),
                   .seconds = seconds_since(start),
                   .validated = val.has_value(),
-                  .params_xxh128 = hash_of(*task_.model)});
+                  .params_xxh128 = strategy_->params_hash()});
     if (std::string line = strategy_->memory(); !line.empty()) report_.line(line);
     checkpointing_.finish(std::max(steps_, done_));
     if (o_.save.empty() && o_.sample == 0) return;
-    std::vector<NamedTensor> state = gather_state(*task_.model, *group_);
+    std::vector<NamedTensor> state = strategy_->gather_state(*group_);
     group_->barrier();  // what follows is rank 0's alone and may take longer than a deadline
     if (group_->rank() == 0) {
       if (!o_.save.empty()) save(o_, task_, state);
@@ -193,28 +189,18 @@ class Trainer {
     auto start = Clock::now();
     optimizer_->set_lr(schedule_(s));
     int64_t micro_batches = loader_.sampler().micro_batches_per_rank();
-    losses_.clear();
-    for (int64_t k = 0; k < micro_batches; ++k) {
-      data::Batch batch = *loader_.next();
-      Scoped<Tensor> samples(context().samples, batch.sample_numbers);
-      default_generator().seek(uint64_t(s) * kKeysPerStep);
-      strategy_->set_sync(k + 1 == micro_batches);
-      LossParallel spread_vocabulary;
-      Tensor loss = task_.loss(batch);
-      losses_.push_back(loss);
-      backward(micro_batches > 1 ? loss * (1.0 / double(micro_batches)) : loss);
-    }
+    std::vector<data::Batch> batches;
+    for (int64_t k = 0; k < micro_batches; ++k) batches.push_back(*loader_.next());
+    losses_ = strategy_->run_step(batches, uint64_t(s) * kKeysPerStep);
     optim::Clip clip;
-    if (o_.clip_norm > 0) clip = optim::clip_grad_norm(optimizer_->parameters(), o_.clip_norm);
+    if (o_.clip_norm > 0) clip = strategy_->clip(*optimizer_, o_.clip_norm);
     optimizer_->step(clip.scale);
     optimizer_->zero_grad();
     tell(s, clip.norm, start);
   }
 
   void tell(int64_t s, const Tensor& norm, Clock::time_point start) {
-    std::vector<double> values;
-    for (const Tensor& l : losses_) values.push_back(l.item<double>());
-    double loss = global_mean(*strategy_, values), elapsed = seconds_since(start);
+    double loss = global_mean(*strategy_, losses_), elapsed = seconds_since(start);
     TESSERA_CHECK(loss == loss,
                   "train: the loss of step {} is not a number; lower --lr or --clip-norm", s + 1);
     report_.step({.step = s + 1,
@@ -240,7 +226,7 @@ class Trainer {
   Checkpointing checkpointing_;
   int64_t done_;  // steps of the run that is resumed
   Report report_;
-  std::vector<Tensor> losses_;
+  std::vector<double> losses_;  // of this rank's micro-batches
 };
 
 }  // namespace

@@ -23,6 +23,9 @@ SPREADS = [
     (4, ["--strategy", "tp"]),
     (4, ["--strategy", "fsdp+tp", "--mesh", "dp=2,tp=2"]),
     (8, ["--strategy", "hsdp+tp", "--mesh", "replicate=2,shard=2,tp=2"]),
+    (2, ["--strategy", "pp", "--accumulate", "4"]),
+    (4, ["--strategy", "pp", "--accumulate", "4"]),
+    (4, ["--strategy", "pp", "--mesh", "dp=2,pp=2", "--accumulate", "2"]),
 ]
 
 
@@ -64,7 +67,7 @@ def main():
             mode = [*flags, "--set", f"dropout={dropout}", *(["--deterministic"] if deterministic else [])]
             serial = common.train(options, 1, *mode)
             for ranks, spread in SPREADS:
-                if deterministic and "tp" in " ".join(spread):
+                if deterministic and ("tp" in " ".join(spread) or "pp" in spread):
                     continue
                 ok, text = (compare_bits if deterministic else compare_plain)(serial, common.train(options, ranks, *mode, *spread))
                 good &= ok

@@ -106,7 +106,9 @@ const Spread kSpreads[] = {{2, "--strategy fsdp"},
                            {4, "--strategy hsdp --mesh replicate=2,shard=2"},
                            {2, "--strategy tp"},
                            {4, "--strategy fsdp+tp --mesh dp=2,tp=2"},
-                           {8, "--strategy hsdp+tp --mesh replicate=2,shard=2,tp=2"}};
+                           {8, "--strategy hsdp+tp --mesh replicate=2,shard=2,tp=2"},
+                           {2, "--strategy pp --accumulate 4"},
+                           {4, "--strategy pp --mesh dp=2,pp=2 --accumulate 2"}};
 
 TEST_F(Train, EveryStrategyEqualsSerial) {
   TrainRun drawn = train(1, "--steps 0"), serial = train(1, "--steps 50 --set dropout=0.1");
@@ -130,6 +132,21 @@ TEST_F(Train, FullyShardedGivesTheBitsOfSerial) {
     EXPECT_EQ(r.losses, serial.losses) << s.flags;
     EXPECT_EQ(r.hash, serial.hash) << s.flags;
     EXPECT_EQ(r.val_loss, serial.val_loss) << s.flags;
+  }
+}
+
+// Ten steps in each way, ten more in the next: the losses are those of twenty in one.
+TEST_F(Train, ResumesUnderAnotherStrategy) {
+  TrainRun whole = train(1, "--steps 20");
+  ASSERT_EQ(whole.losses.size(), 20u);
+  for (size_t i = 0; i < std::size(kSpreads); ++i) {
+    const Spread &from = kSpreads[i], &to = kSpreads[(i + 1) % std::size(kSpreads)];
+    SCOPED_TRACE(std::string(from.flags) + " -> " + to.flags);
+    std::string folder = " --checkpoint " + (folder_ / ("saved" + std::to_string(i))) + " ";
+    train(from.ranks, "--steps 10" + folder + from.flags);
+    TrainRun rest = train(to.ranks, "--steps 20 --resume" + folder + to.flags);
+    ASSERT_EQ(rest.losses.size(), 20u);  // the metrics file goes on
+    for (size_t s = 10; s < 20; ++s) EXPECT_NEAR(rest.losses[s] / whole.losses[s], 1, 1e-4) << s;
   }
 }
 
