@@ -1,0 +1,197 @@
+// Any layout to any other over one and two axes, uneven and empty shards included: the values are
+// those of the dense tensor, and the collectives are the ones that the change needs.
+#include "dtensor/redistribute.h"
+
+#include <gtest/gtest.h>
+
+#include "collectives/decorators/counting.h"
+#include "collectives/loopback/run_ranks.h"
+#include "core/autograd/autograd.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/random.h"
+#include "core/ops/reduce.h"
+#include "core/ops/samples.h"
+#include "core/ops/update.h"
+#include "core/ops/views.h"
+#include "tests/dtensor/cases.h"
+
+namespace tessera::test {
+namespace {
+
+const Shape kShape{6, 5, 4};
+
+std::vector<Layout> all_layouts(const DeviceMesh& mesh, bool partial) {
+  std::vector<Placement> choices{Replicate(), Shard(0), Shard(0, 2), Shard(1), Shard(2, 2)};
+  if (partial) choices.push_back(Partial());
+  std::vector<Layout> all;
+  auto add = [&](const Layout& l) {
+    if (fits(kShape, l, mesh.sizes())) all.push_back(l);
+  };
+  for (const Placement& a : choices) {
+    if (mesh.ndim() == 1) add({a});
+    for (const Placement& b : choices)
+      if (mesh.ndim() == 2) add({a, b});
+  }
+  return all;
+}
+
+TEST(Redistribute, AnyLayoutToAnyOther) {
+  const std::vector<MeshAxis> meshes[] = {{{"a", 2}},           {{"a", 4}},
+                                          {{"a", 7}},           {{"a", 2}, {"b", 2}},
+                                          {{"a", 3}, {"b", 2}}, {{"a", 2}, {"b", 4}}};
+  int64_t pairs = 0;
+  for (const auto& axes : meshes) {
+    int ranks = 1;
+    for (const MeshAxis& a : axes) ranks *= a.size;
+    run_ranks(ranks, [&](ProcessGroup& group) {
+      DeviceMesh mesh = init_device_mesh(axes);
+      Tensor value = sample_values(kShape, -1, 1, 1);
+      std::vector<Layout> from = all_layouts(mesh, true), to = all_layouts(mesh, false);
+      for (const Layout& f : from) {
+        Tensor t = place(value, mesh, f);
+        for (const Layout& l : to) {
+          Tensor moved = redistribute(t, l);
+          Tensor want = to_local(distribute(value, mesh, l));
+          check_close(to_local(moved), want, 1e-12, to_string(f) + " -> " + to_string(l));
+        }
+      }
+      if (group.rank() == 0) pairs += int64_t(from.size() * to.size());
+    });
+  }
+  EXPECT_GT(pairs, 2500);
+}
+
+// The collectives of a change on one axis of four ranks.
+struct Change {
+  Layout from, to;
+  std::vector<CollKind> collectives;
+};
+
+TEST(Redistribute, TakesTheCollectivesItNeedsAndNoOthers) {
+  const Change changes[] = {
+      {{Shard(0)}, {Replicate()}, {CollKind::kAllGather}},
+      {{Shard(0)}, {Shard(1)}, {CollKind::kAllToAll}},
+      {{Partial()}, {Replicate()}, {CollKind::kAllReduce}},
+      {{Partial()}, {Shard(1)}, {CollKind::kReduceScatter}},
+      {{Replicate()}, {Shard(2)}, {}},
+      {{Replicate()}, {Partial()}, {}},
+      {{Shard(2, 2)}, {Shard(2, 2)}, {}},
+  };
+  run_ranks(4, [&](ProcessGroup& group) {
+    auto counting = make_ref<CountingGroup>(Ref<ProcessGroup>(&group));
+    DeviceMesh mesh = init_device_mesh({{"a", 4}}, counting);
+    Tensor value = sample_values(kShape, -1, 1, 1);
+    for (const Change& c : changes) {
+      Tensor t = place(value, mesh, c.from);
+      int64_t before[kNumCollKinds], total = counting->counts().total_calls();
+      for (int k = 0; k < kNumCollKinds; ++k) before[k] = counting->counts().calls(CollKind(k));
+      redistribute(t, c.to);
+      for (CollKind k : c.collectives)
+        TESSERA_ASSERT(counting->counts().calls(k) == before[int(k)] + 1, "{} -> {}: {} {}",
+                       to_string(c.from), to_string(c.to), counting->counts().calls(k), name_of(k));
+      TESSERA_ASSERT(counting->counts().total_calls() == total + int64_t(c.collectives.size()),
+                     "{} -> {}: {} collectives", to_string(c.from), to_string(c.to),
+                     counting->counts().total_calls() - total);
+    }
+  });
+}
+
+// Over two axes the cheapest order is taken: reduce where pieces are small, gather late.
+TEST(Redistribute, TakesTheCheapestRoute) {
+  Coordinates sizes{2, 4};
+  Shape shape{64, 64};
+  auto route = [&](const Layout& from, const Layout& to) {
+    std::string text;
+    for (const Step& s : plan_route(shape, from, to, sizes))
+      text += fmt::format("{}{}: {} -> {}", text.empty() ? "" : "; ", s.axis, to_string(s.from),
+                          to_string(s.to));
+    return text;
+  };
+  EXPECT_EQ(route({Partial(), Partial()}, {Replicate(), Shard(0)}),
+            "1: Partial(sum) -> Shard(0); 0: Partial(sum) -> Replicate");
+  EXPECT_EQ(route({Partial(), Shard(1)}, {Shard(0), Shard(1)}), "0: Partial(sum) -> Shard(0)");
+  EXPECT_EQ(route({Shard(0), Shard(0)}, {Replicate(), Shard(0)}), "0: Shard(0) -> Replicate");
+}
+
+TEST(DTensor, DrawsTheSameValuesOnAnyMesh) {
+  Tensor key = from_values<int64_t>({5, 9}, {2});
+  Tensor want = randn({13, 6}, {kF64}, key);
+  for (int ranks : {2, 4, 6})
+    run_ranks(ranks, [&](ProcessGroup& group) {
+      Random random{uint64_t(ranks)};
+      for (const DeviceMesh& mesh : make_meshes(group))
+        for (int i = 0; i < 10; ++i) {
+          Layout layout = random_layout(random, want.shape(), mesh, false);
+          Tensor like = distribute(want, mesh, layout);
+          TensorOptions o{kF64, kCPU, like};
+          check_close(full_tensor(randn(want.shape(), o, key)), want, 0, "randn");
+          check_close(full_tensor(zeros_like(like)), want * 0.0, 0, "zeros_like");
+        }
+    });
+}
+
+TEST(DTensor, UpdatesInPlaceReachEveryPiece) {
+  run_ranks(3, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"a", 3}});
+    Tensor value = sample_values(kShape, -1, 1, 1), t = distribute(value, mesh, {Shard(1)});
+    add_(t, distribute(value, mesh, {Shard(1)}));
+    check_close(full_tensor(t), value * 2.0, 1e-15, "add_");
+    mul_(t, 0.5);
+    check_close(full_tensor(t), value, 1e-15, "mul_");
+    fill_(t, 3.0);
+    check_close(full_tensor(t), value * 0.0 + 3.0, 0, "fill_");
+  });
+}
+
+TEST(DTensor, BordersAreDifferentiable) {
+  run_ranks(4, [&](ProcessGroup& group) {
+    DeviceMesh mesh = init_device_mesh({{"a", 4}});
+    Tensor value = sample_values(kShape, -1, 1, 1).requires_grad_();
+    Tensor t = distribute(value, mesh, {Shard(0)});
+    Tensor local = to_local(t * t);
+    Tensor back = from_local(local * 3.0, mesh, {Shard(0)}, kShape);
+    backward(full_tensor(sum(back)));
+    check_close(value.grad(), value.detach() * 6.0, 1e-12, "gradient");
+    // A rank's own data meet a weight that all have: the gradient is the sum over ranks.
+    Tensor w = distribute(ones_like(value.detach()), mesh, {Replicate()}).requires_grad_();
+    Tensor mine = to_local(w, {Partial()}) * double(group.rank());
+    backward(sum(mine));
+    check_close(full_tensor(w.grad()), value.detach() * 0.0 + 6.0, 1e-12, "sum over ranks");
+  });
+}
+
+TEST(DTensor, ErrorsSayWhatToDo) {
+  run_ranks(2, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"tp", 2}});
+    auto text = [](auto f) -> std::string {
+      try {
+        f();
+      } catch (const UserError& e) {
+        return e.what();
+      }
+      return "no error";
+    };
+    auto expect = [&](auto f, const std::string& part) {
+      std::string e = text(f);
+      TESSERA_ASSERT(e.find(part) != e.npos, "\"{}\" is not in: {}", part, e);
+    };
+    Tensor value = sample_values({4, 6}, -1, 1, 1);
+    Tensor rows = distribute(value, mesh, {Shard(0)}), term = place(value, mesh, {Partial()});
+    expect([&] { rows + value; }, "distribute() it, or say with a ReplicatePlain scope");
+    expect([&] { exp(term); }, "Call redistribute(operand 0, (Shard(0))) first");
+    expect([&] { exp(term); }, "it is a sum still to be reduced");
+    expect([&] { rows + distribute(value, mesh, {Shard(1)}); }, "Call redistribute(operand");
+    expect([&] { distribute(value, mesh, {Shard(2)}); }, "Shard(2) of a tensor with 2 dims");
+    expect([&] { distribute(value, mesh, {Shard(1, 4)}); }, "cannot cut them in units of 4");
+    expect([&] { distribute(value, mesh, {Shard(0), Shard(1)}); }, "a placement for each axis");
+    expect([&] { from_local(value, mesh, {Shard(0)}, {4, 6}); }, "give the global shape");
+    expect([&] { rows.data<double>(); }, "full_tensor()");
+    expect([&] { sum(rows).item<double>(); }, "full_tensor() first");
+    expect([&] { mesh["dp"]; }, "no axis \"dp\"; this mesh has tp");
+    expect([&] { init_device_mesh({{"a", 3}}); }, "is 3 ranks, but group");
+    expect([&] { parse_mesh("dp=2,tp"); }, "write axes as dp=2,tp=2");
+  });
+}
+
+}  // namespace
+}  // namespace tessera::test
