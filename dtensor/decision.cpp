@@ -194,18 +194,38 @@ class Chooser {
 
   PrimRef localized() const {
     if (map_.empty()) return prim_;
+    bool split = false;
+    for (size_t a = 0; a < chosen_.size(); ++a)
+      split |= chosen_[a].factor >= 0 && mesh_.sizes()[a] > 1;
+    if (!split) return prim_;
+    ask_for_every_part();
+    PrimRef local = prim_->localize(map_, loops_at(mesh_.coordinate()));
+    return local ? local : prim_;
+  }
+  bool sums(size_t axis) const {
+    int f = chosen_[axis].factor;
+    return f >= 0 && map_.factors[size_t(f)].kind == Factor::kSum;
+  }
+  // An op may refuse how its sums are cut (exact contraction). Every rank asks for every part, so
+  // that all refuse together and none waits for the others' terms.
+  void ask_for_every_part() const {
+    Coordinates at(chosen_.size(), 0);
+    for (size_t a = 0; a < at.size();) {
+      if (a == 0) prim_->localize(map_, loops_at(at));
+      bool more = sums(a) && ++at[a] < mesh_.sizes()[a];
+      if (!more) at[a] = 0;
+      a = more ? 0 : a + 1;
+    }
+  }
+  SmallVector<Range, 8> loops_at(const Coordinates& coordinate) const {
     SmallVector<Range, 8> loops;
     for (const Factor& f : map_.factors) loops.push_back({0, f.extent, f.extent});
-    bool split = false;
     for (size_t a = chosen_.size(); a-- > 0;) {
       if (chosen_[a].factor < 0 || mesh_.sizes()[a] == 1) continue;
       Range& r = loops[size_t(chosen_[a].factor)];
-      r = cut(r, chosen_[a].unit, mesh_.sizes()[a], mesh_.coordinate()[a]);
-      split = true;
+      r = cut(r, chosen_[a].unit, mesh_.sizes()[a], coordinate[a]);
     }
-    if (!split) return prim_;
-    PrimRef local = prim_->localize(map_, loops);
-    return local ? local : prim_;
+    return loops;
   }
 
   // The first operand that would have to move between ranks, and what would help.

@@ -1,5 +1,6 @@
 // The few ops whose parts on the ranks axes cannot express: updates of many tensors at once, the
 // norm over all gradients, and cross-entropy over a vocabulary that is spread over ranks.
+#include <algorithm>
 #include <limits>
 
 #include "core/ops/attributes.h"
@@ -69,6 +70,21 @@ void assign_sgd(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
 // ---- global_norm: sums of squares by row where the rows are, then rows meet on every rank and go
 // through the same tree as in one piece. The rows of all tensors travel together.
 
+// The layout in which `t` is squared: no axis holds a term of it and, for the bits of one rank
+// (exact contraction), none holds a part of a row.
+Layout layout_of_rows(const ShardSpec& s) {
+  Layout rows = s.layout;
+  for (Placement& p : rows)
+    if (p.is_partial()) p = Replicate();
+  if (!context().exact_contraction) return rows;
+  for (size_t a = 0; a < rows.size(); ++a) {
+    if (!rows[a].is_shard() || rows[a].dim == 0) continue;
+    bool cut = std::ranges::any_of(rows, [](const Placement& p) { return p.is_shard(0); });
+    rows[a] = cut ? Replicate() : Shard(0);
+  }
+  return rows;
+}
+
 bool norm_rule(const PrimRef&, Inputs in, const DeviceMesh&, Tensors& out) {
   std::vector<Tensor> rows;
   for (const Tensor& t : in) {
@@ -77,12 +93,7 @@ bool norm_rule(const PrimRef&, Inputs in, const DeviceMesh&, Tensors& out) {
       rows.push_back(row_squares(t));
       continue;
     }
-    // A gradient that is still a sum has no norm yet.
-    Layout whole = s->layout;
-    for (Placement& p : whole)
-      if (p.is_partial()) p = Replicate();
-    Tensor x = convert(t, s->mesh, whole);
-    rows.push_back(row_squares(x));
+    rows.push_back(row_squares(convert(t, s->mesh, layout_of_rows(*s))));
   }
   for (Tensor& r : rows)
     if (const ShardSpec* s = spec_of(r))
@@ -102,6 +113,7 @@ struct CrossEntropyCuts {
 
 // Which cuts the rule can serve; false: others, or none at all.
 bool cuts_of(Inputs in, const DeviceMesh& mesh, CrossEntropyCuts& cuts) {
+  cuts = {};
   cuts.logits = layout_on(in[0], mesh);
   cuts.targets = replicated(mesh);
   for (size_t a = 0; a < cuts.logits.size(); ++a) {
@@ -134,6 +146,14 @@ bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, 
                    "so with a LossParallel scope (a few numbers for each row), or "
                    "redistribute(logits, {}) first",
                    to_string(cuts.logits), mesh.to_string(), to_string(replicated(mesh)));
+  if (cuts.classes && context().exact_contraction) {
+    // Sums over parts of a row would have other bits than the kernel of one rank: make rows whole.
+    Layout rows = cuts.logits;
+    for (Placement& p : rows)
+      if (p.is_shard(1)) p = Replicate();
+    in[0] = convert(in[0], mesh, rows);
+    if (!cuts_of(in, mesh, cuts)) return false;
+  }
   Metas metas = prim->infer(SmallVector<const Meta*, 2>{&in[0].meta(), &in[1].meta()});
   DType t = metas[0].dtype;
   Box box = box_of(in[0].shape(), cuts.logits, mesh.sizes(), mesh.coordinate());

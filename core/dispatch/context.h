@@ -42,8 +42,9 @@ struct Context {
   bool replicate_plain = false;
   // Where forward may convert sharded operands by collectives; backward always may.
   Communication communication = Communication::kNever;
-  Phase phase = Phase::kForward;  // set by backward() and by optimizers
-  uint64_t grad_node = 0;         // number of the node whose vjp runs; 0 outside of backward
+  bool exact_contraction = false;  // new contractions sum in a fixed tree: ExactContraction
+  Phase phase = Phase::kForward;   // set by backward() and by optimizers
+  uint64_t grad_node = 0;          // number of the node whose vjp runs; 0 outside of backward
   Tensor
       samples;  // i64 [B]: number of each sample of the micro-batch in the data set; see random.h
 };

@@ -50,11 +50,20 @@ struct ArangeAttributes : Primitive {
 };
 
 /// The letters of an einsum of two operands; every letter of an operand is in the other or in the
-/// result.
+/// result. `leaves` 0: summed in whatever order is fast. Otherwise the summed letters, in the order
+/// of `a`, are one loop, cut into leaves_of(extent) equal leaves; a leaf is one chain of fused
+/// multiply-adds for each element of the result, and leaves meet in a balanced tree.
 struct ContractAttributes : Primitive {
-  ContractAttributes(OpId id, std::string a, std::string b, std::string out)
-      : Primitive(id), a(std::move(a)), b(std::move(b)), out(std::move(out)) {}
+  ContractAttributes(OpId id, std::string a, std::string b, std::string out, int64_t leaves = 0)
+      : Primitive(id), a(std::move(a)), b(std::move(b)), out(std::move(out)), leaves(leaves) {}
+  /// The largest power of two up to `leaves` that divides `extent` (at least 1).
+  int64_t leaves_of(int64_t extent) const {
+    int64_t n = 1;
+    while (2 * n <= leaves && extent % (2 * n) == 0) n *= 2;
+    return n;
+  }
   const std::string a, b, out;
+  const int64_t leaves;
 };
 
 struct CrossEntropyAttributes : Primitive {

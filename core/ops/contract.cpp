@@ -16,10 +16,13 @@ namespace {
 
 constexpr auto npos = std::string::npos;
 
+Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, const Tensor& b);
+
 class Contract final : public ContractAttributes {
  public:
-  Contract(std::string a, std::string b, std::string out)
-      : ContractAttributes(intern_op("contract"), std::move(a), std::move(b), std::move(out)),
+  Contract(std::string a, std::string b, std::string out, int64_t leaves)
+      : ContractAttributes(intern_op("contract"), std::move(a), std::move(b), std::move(out),
+                           leaves),
         letters_(this->out) {
     for (char c : this->a + this->b)
       if (letters_.find(c) == npos) letters_ += c;
@@ -33,8 +36,10 @@ class Contract final : public ContractAttributes {
   AxisMap axes(MetaSpan in) const override {
     AxisMap m;
     auto e = extents(in);
+    // Terms in 16 bits would be rounded before they meet: how often depends on the number of ranks.
+    bool whole = leaves && size_of(in[0]->dtype) < 4;
     for (size_t i = 0; i < e.size(); ++i)
-      m.add(i < out.size() ? Factor::kPass : Factor::kSum, e[i]);
+      m.add(i < out.size() ? Factor::kPass : whole ? Factor::kWhole : Factor::kSum, e[i]);
     auto loops = [&](const std::string& word) {
       OperandLoops l;
       for (char c : word) {
@@ -45,15 +50,46 @@ class Contract final : public ContractAttributes {
     };
     m.in.push_back(loops(a)), m.in.push_back(loops(b));
     m.out.push_back(loops(out));
-    m.linear_in = 3;
+    m.linear_in = leaves ? 0 : 3;  // a sum that passed through would be added in another order
     return m;
+  }
+  // A rank that holds an aligned part of the outermost summed loop computes a subtree.
+  PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
+    if (!leaves) return nullptr;
+    int64_t extent = 1, mine = leaves;
+    for (size_t f = out.size(); f < letters_.size(); ++f) extent *= map.factors[f].extent;
+    int64_t all = leaves_of(extent);
+    bool outermost = true;
+    for (char c : a) {
+      size_t f = letters_.find(c);
+      const Range& r = loops[f];
+      if (f < out.size() || r.extent == 1) continue;
+      if (r.size != r.extent && r.size > 0) {  // nothing adds +0, wherever it is
+        int64_t parts = r.extent / r.size;
+        TESSERA_CHECK_AS(
+            ShapeError,
+            outermost && r.extent % r.size == 0 && r.begin % r.size == 0 && all % parts == 0,
+            "contract {}: exact contraction sums {} elements in {} leaves; the part "
+            "[{}, {}) of '{}', whose extent is {}, is no subtree of them. Cut the "
+            "outermost summed loop into 2, 4 or 8 equal parts (pad it), or train "
+            "without exact contraction",
+            spec(), extent, all, r.begin, r.begin + r.size, c, r.extent);
+        mine = all / parts;
+      }
+      outermost = false;
+    }
+    return mine == leaves ? nullptr : PrimRef(new Contract(a, b, out, mine));
   }
   SaveMask saved() const override { return {3, 0}; }
   Tensors vjp(const VjpArgs& v) const override {
-    return {v.wants(0) ? contract(out + "," + b + "->" + a, v.cot[0], v.in[1]) : Tensor(),
-            v.wants(1) ? contract(out + "," + a + "->" + b, v.cot[0], v.in[0]) : Tensor()};
+    const int64_t n = leaves ? kExactLeaves : 0;
+    return {v.wants(0) ? contract_with(n, out + "," + b + "->" + a, v.cot[0], v.in[1]) : Tensor(),
+            v.wants(1) ? contract_with(n, out + "," + a + "->" + b, v.cot[0], v.in[0]) : Tensor()};
   }
-  void attributes(AttributeVisitor& v) const override { v.text("spec", a + "," + b + "->" + out); }
+  void attributes(AttributeVisitor& v) const override {
+    v.text("spec", spec());
+    if (leaves) v.integer("leaves", leaves);
+  }
 
  private:
   // By letter. Two operands of eight dims have up to sixteen.
@@ -79,13 +115,14 @@ class Contract final : public ContractAttributes {
   }
   std::string spec() const { return a + "," + b + "->" + out; }
 
-  std::string letters_;
+  std::string letters_;  // of the result, then those that are summed
 };
 
 // Parsed specs, kept per thread: a program uses few.
-PrimRef contract_primitive(std::string_view spec) {
-  thread_local std::unordered_map<std::string, PrimRef> cache;
+PrimRef contract_primitive(std::string_view spec, int64_t leaves = 0) {
+  thread_local std::unordered_map<std::string, PrimRef> caches[2];
   thread_local std::string key;
+  auto& cache = caches[leaves ? 1 : 0];  // `leaves` is 0 or kExactLeaves
   key.assign(spec);
   if (auto it = cache.find(key); it != cache.end()) return it->second;
   size_t comma = key.find(','), arrow = key.find("->");
@@ -104,7 +141,7 @@ PrimRef contract_primitive(std::string_view spec) {
   for (char c : out)
     TESSERA_CHECK(a.find(c) != npos || b.find(c) != npos,
                   "contract: spec \"{}\": '{}' is in no operand", key, c);
-  return cache.emplace(key, PrimRef(new Contract(a, b, out))).first->second;
+  return cache.emplace(key, PrimRef(new Contract(a, b, out, leaves))).first->second;
 }
 
 // Sums the letters of `word` that neither the other operand nor the result has.
@@ -142,10 +179,8 @@ Tensor diagonals(Tensor t, std::string& word, std::string_view spec) {
   return t;
 }
 
-}  // namespace
-
-Tensor contract(std::string_view spec, const Tensor& a, const Tensor& b) {
-  PrimRef prim = contract_primitive(spec);
+Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, const Tensor& b) {
+  PrimRef prim = contract_primitive(spec, leaves);
   const auto& attributes = static_cast<const ContractAttributes&>(*prim);
   Tensor x = a, y = b;
   if (x.dtype() != y.dtype()) {
@@ -161,9 +196,15 @@ Tensor contract(std::string_view spec, const Tensor& a, const Tensor& b) {
                      "contract {}: operands are {} and {}", spec, describe(x), describe(y));
     x = sum_own_letters(x, wa, attributes.b, attributes.out);
     y = sum_own_letters(y, wb, attributes.a, attributes.out);
-    prim = contract_primitive(wa + "," + wb + "->" + attributes.out);
+    prim = contract_primitive(wa + "," + wb + "->" + attributes.out, leaves);
   }
   return dispatch1(prim, operands(std::move(x), std::move(y)));
+}
+
+}  // namespace
+
+Tensor contract(std::string_view spec, const Tensor& a, const Tensor& b) {
+  return contract_with(context().exact_contraction ? kExactLeaves : 0, spec, a, b);
 }
 
 Tensor einsum(std::string_view spec, std::span<const Tensor> operands) {
@@ -262,8 +303,8 @@ Tensor dot(const Tensor& a, const Tensor& b) { return sum(a * b, {-1}); }
 
 void register_contract_ops(OpRegistry& registry) {
   registry.add("contract", [] {
-    auto sample = [](const char* spec, const Shape& a, const Shape& b) {
-      return Sample{contract_primitive(spec),
+    auto sample = [](const char* spec, const Shape& a, const Shape& b, int64_t leaves = 0) {
+      return Sample{contract_primitive(spec, leaves),
                     {sample_values(a, -1, 1, 1), sample_values(b, -1, 1, 2)}};
     };
     Sample transposed = sample("ij,jk->ik", {3, 4}, {4, 2});
@@ -275,7 +316,10 @@ void register_contract_ops(OpRegistry& registry) {
                                sample("bhts,bshd->bthd", {2, 2, 3, 5}, {2, 5, 2, 4}),
                                sample("btn,btk->nk", {2, 3, 4}, {2, 3, 5}),
                                sample("ij,ij->i", {3, 4}, {3, 4}),
-                               sample("i,j->ij", {3}, {4})};
+                               sample("i,j->ij", {3}, {4}),
+                               sample("btk,nk->btn", {2, 3, 8}, {5, 8}, kExactLeaves),
+                               sample("btn,btk->nk", {2, 6, 4}, {2, 6, 5}, kExactLeaves),
+                               sample("bij,bjk->bik", {2, 3, 12}, {2, 12, 2}, kExactLeaves)};
   });
 }
 

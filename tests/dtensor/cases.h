@@ -29,7 +29,8 @@ struct Case {
   std::string name;
   List in;
   std::function<List(const List&)> run;
-  bool smooth = true;  // gradients are compared too
+  bool smooth = true;       // gradients are compared too
+  bool may_refuse = false;  // cuts of a sum, with ShapeError: exact contraction
 };
 /// Every sample of the registry that has operands.
 std::vector<Case> registry_cases();
@@ -43,6 +44,7 @@ void check_close(const Tensor& got, const Tensor& want, double tolerance, const 
 struct Outcome {
   bool free = false;  // ran without communication
   int gradients = 0;
+  bool refused = false;
 };
 /// Runs `c` on operands placed at random over `mesh`, strictly and, if that is refused, with
 /// communication allowed; compares results and gradients with plain ones. Throws on a difference.

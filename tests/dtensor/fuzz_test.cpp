@@ -12,7 +12,7 @@ namespace tessera::test {
 namespace {
 
 struct Counts {
-  std::atomic<int> cases{0}, free{0}, gradients{0};
+  std::atomic<int> cases{0}, free{0}, gradients{0}, refused{0};
 };
 
 void count(const Outcome& o, ProcessGroup& group, Counts& counts) {
@@ -20,6 +20,7 @@ void count(const Outcome& o, ProcessGroup& group, Counts& counts) {
   ++counts.cases;
   counts.free += o.free;
   counts.gradients += o.gradients > 0;
+  counts.refused += o.refused;
 }
 
 // Every rank draws the same numbers, so all make the same calls.
@@ -45,6 +46,7 @@ TEST(DTensorFuzz, EveryRegisteredOpEqualsDense) {
   EXPECT_GT(counts.cases, 3000);
   EXPECT_GT(counts.free, counts.cases / 4);
   EXPECT_GT(counts.gradients, counts.cases / 4);
+  EXPECT_LT(counts.refused, counts.cases / 50);
 }
 
 TEST(DTensorFuzz, RandomShapesEqualDense) {

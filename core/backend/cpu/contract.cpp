@@ -109,7 +109,7 @@ void contract_copied(const ContractAttributes& s, const Tensor& a, const Tensor&
   TESSERA_ASSERT(word_a != s.a || word_b != s.b || !a.is_contiguous() || !b.is_contiguous(),
                  "contract {},{}->{}: no order of {} and {} suits", s.a, s.b, s.out, describe(a),
                  describe(b));
-  contract_in(Letters(s.id(), word_a, word_b, s.out), x, y, c);
+  contract_in(Letters(s.id(), word_a, word_b, s.out, s.leaves), x, y, c);
 }
 
 // C's unit stride lies in a batch letter: compute with the letters ordered batch, m, n, then copy.
@@ -126,7 +126,7 @@ void contract_reordered(const ContractAttributes& s, const Tensor& a, const Tens
   Shape shape;
   for (char l : order) shape.push_back(c.shape()[int(s.out.find(l))]);
   Tensor dense = empty(shape, c.dtype(), c.device());
-  contract_in(Letters(s.id(), s.a, s.b, order), a, b, dense);
+  contract_in(Letters(s.id(), s.a, s.b, order, s.leaves), a, b, dense);
   Strides strides;
   for (char l : s.out) strides.push_back(dense.strides()[int(order.find(l))]);
   copy_values(c, Tensor({c.shape(), strides, c.dtype(), c.device()}, dense.storage()));
@@ -184,7 +184,10 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
   if (g.m == 1 && g.a_k != 1) g.a_m = 1;
   if (g.k == 1 && g.m > 1 && g.a_m != 1) g.a_k = 1;
   if (g.k == 1 && g.b_n != 1) g.b_k = 1;
-  run_gemm(g, left->raw(), right->raw(), c.raw());
+  if (s.leaves)
+    run_exact_gemm(g, s.leaves_of(g.k), left->raw(), right->raw(), c.raw());
+  else
+    run_gemm(g, left->raw(), right->raw(), c.raw());
 }
 
 void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
@@ -196,9 +199,10 @@ void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<c
     return;
   }
   DType t = out[0].dtype();
-  if (t == kF32 || t == kF64 || t == kBF16) return contract_in(s, in[0], in[1], out[0]);
-  // f16 is computed in f32, integers in f64 (exact below 2^53).
-  DType compute = t == kF16 ? kF32 : kF64;
+  if (t == kF32 || t == kF64 || (t == kBF16 && !s.leaves))
+    return contract_in(s, in[0], in[1], out[0]);
+  // 16-bit floats are computed in f32, integers in f64 (exact below 2^53).
+  DType compute = t == kF16 || t == kBF16 ? kF32 : kF64;
   Tensor c = empty(out[0].shape(), compute, out[0].device());
   contract_in(s, converted(in[0], compute), converted(in[1], compute), c);
   convert_into(c, out[0]);

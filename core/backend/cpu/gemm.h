@@ -21,4 +21,8 @@ struct Gemm {
 
 void run_gemm(const Gemm& g, const void* a, const void* b, void* c);
 
+/// The same product, summed over k in `leaves` equal parts that meet in a balanced tree; the bits
+/// of an element depend on k and `leaves` only. f32 and f64.
+void run_exact_gemm(const Gemm& g, int64_t leaves, const void* a, const void* b, void* c);
+
 }  // namespace tessera::cpu

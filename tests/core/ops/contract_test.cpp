@@ -3,6 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <cstring>
+#include <numeric>
+
+#include "core/base/isa.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
@@ -68,6 +73,69 @@ TEST(Contract, BatchLetterLast) {
         permute(contract("bij,bjk->bik", permute(a, {2, 0, 1}), permute(b, {2, 0, 1})), {1, 2, 0});
     EXPECT_LT(difference(contract("ijb,jkb->ikb", a, b), reference), t == kF64 ? 1e-12 : 1e-5);
   }
+}
+
+// One element by the definition: chains of multiply-adds over the leaves, a balanced tree over
+// them.
+template <class T>
+T chain(const T* a, int64_t a_k, const T* b, int64_t b_k, int64_t k, int64_t leaves) {
+  if (leaves > 1) {
+    int64_t half = k / 2;
+    T low = chain(a, a_k, b, b_k, half, leaves / 2);
+    return low + chain(a + half * a_k, a_k, b + half * b_k, b_k, half, leaves / 2);
+  }
+  T sum = 0;
+  for (int64_t p = 0; p < k; ++p)
+    sum = cpu::current_isa() == cpu::Isa::kBase ? a[p * a_k] * b[p * b_k] + sum
+                                                : std::fma(a[p * a_k], b[p * b_k], sum);
+  return sum;
+}
+
+// Rows and columns beyond one tile, tails of every kind, leaves longer than a panel, either order
+// of both operands.
+template <class T>
+void expect_exact_bits() {
+  for (auto [m, k, n] : {std::tuple<int64_t, int64_t, int64_t>{1, 8, 1},
+                         {3, 7, 5},
+                         {17, 24, 33},
+                         {250, 40, 131},
+                         {13, 1100, 19},
+                         {2, 4, 300},
+                         {241, 1, 129},
+                         {5, 2096, 1}})
+    for (bool a_rows : {true, false})
+      for (bool b_rows : {true, false}) {
+        Tensor x = values(a_rows ? Shape{m, k} : Shape{k, m}, 1, dtype_of<T>),
+               y = values(b_rows ? Shape{k, n} : Shape{n, k}, 2, dtype_of<T>);
+        if (!a_rows) x = transpose(x, 0, 1);
+        if (!b_rows) y = transpose(y, 0, 1);
+        ExactContraction exact;
+        Tensor z = contiguous(matmul(x, y));
+        int64_t leaves = std::gcd(k, kExactLeaves), wrong = 0;
+        for (int64_t i = 0; i < m; ++i)
+          for (int64_t j = 0; j < n; ++j)
+            wrong += z.data<T>()[i * n + j] !=
+                     chain(x.data<T>() + i * x.strides()[0], x.strides()[1],
+                           y.data<T>() + j * y.strides()[1], y.strides()[0], k, leaves);
+        EXPECT_EQ(wrong, 0) << m << ' ' << k << ' ' << n << ' ' << a_rows << b_rows;
+      }
+}
+TEST(ExactContraction, ElementsHaveTheBitsOfTheDefinition) {
+  expect_exact_bits<float>();
+  expect_exact_bits<double>();
+}
+
+TEST(ExactContraction, GradientsAreExactOutsideOfTheScope) {
+  Tensor x = values({6, 16}, 1, kF32).requires_grad_(), w = values({24, 16}, 2, kF32);
+  Tensor y, g = values({6, 24}, 3, kF32);
+  {
+    ExactContraction exact;
+    y = linear(x, w);
+  }
+  sum(y * g).backward();
+  ExactContraction exact;
+  Tensor want = matmul(g, w);
+  EXPECT_EQ(std::memcmp(x.grad().raw(), want.raw(), want.nbytes()), 0);
 }
 
 TEST(Contract, DisagreeingExtentsNameTheLetter) {

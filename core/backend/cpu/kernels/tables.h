@@ -106,6 +106,23 @@ struct RandomTable {
   void (*normals)(const uint32_t* words, float* out, int64_t pairs);
 };
 
+/// A product that sums in a fixed order: C [m, n] = A [m, k] B [k, n]. k is cut into `leaves` equal
+/// parts (a power of two that divides it); each is one chain of multiply-adds for each element of
+/// C, and they meet in a balanced tree. Strides as in Gemm.
+struct ExactTile {
+  int64_t m, n, k, leaves;
+  int64_t a_m, a_k, b_k, b_n, c_m;
+};
+template <class T>
+struct ExactGemmFns {
+  int64_t (*workspace)(const ExactTile& t);  // elements of `work`
+  void (*run)(const ExactTile& t, const T* a, const T* b, T* c, T* work);
+};
+struct ExactGemmTable {
+  ExactGemmFns<float> f32;
+  ExactGemmFns<double> f64;
+};
+
 /// One head of attention: t queries of width d, s keys, values of width e. Rows lie `*_row`
 /// elements apart, elements of a row are neighbours.
 struct AttentionHead {
