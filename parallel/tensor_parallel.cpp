@@ -83,7 +83,6 @@ class Rowwise final : public ParallelStyle {
       module.add_pre_hook([mesh, unit = o_.unit](Module&, Inputs in) {
         in[0] = redistribute(on_mesh(in[0], mesh), on_axis(last_dim(in[0], unit)));
       });
-      add_bias_once(*linear, mesh);
     } else if (auto* table = dynamic_cast<nn::Embedding*>(&module)) {
       shard_parameter(root, table->weight, mesh, Shard(0, o_.unit));
       module.add_pre_hook([mesh](Module&, Inputs in) { in[0] = on_mesh(in[0], mesh); });
@@ -92,19 +91,20 @@ class Rowwise final : public ParallelStyle {
     }
     module.add_post_hook(
         [to = o_.output](Module&, Inputs, Tensor& out) { out = redistribute(out, on_axis(to)); });
+    if (auto* linear = dynamic_cast<nn::Linear*>(&module)) add_bias_last(*linear);
   }
 
  private:
-  // Each rank computes a term of the result, so one of them has the bias and the others zeros.
-  static void add_bias_once(nn::Linear& linear, const DeviceMesh& mesh) {
+  // Each rank computes a term of the product; the bias joins their sum, as in serial code.
+  static void add_bias_last(nn::Linear& linear) {
     if (!linear.bias.defined()) return;
-    auto whole = std::make_shared<Tensor>();
-    linear.add_pre_hook([&linear, whole, mesh](Module&, Inputs) {
-      *whole = linear.bias;
-      linear.bias = redistribute(linear.bias, on_axis(Partial()));
+    auto kept = std::make_shared<Tensor>();
+    linear.add_pre_hook(
+        [&linear, kept](Module&, Inputs) { *kept = std::exchange(linear.bias, {}); });
+    linear.add_post_hook([&linear, kept](Module&, Inputs, Tensor& out) {
+      linear.bias = std::exchange(*kept, {});
+      out = std::move(out) + linear.bias;
     });
-    linear.add_post_hook(
-        [&linear, whole](Module&, Inputs, Tensor&) { linear.bias = std::exchange(*whole, {}); });
   }
   const RowwiseOptions o_;
 };
@@ -112,8 +112,16 @@ class Rowwise final : public ParallelStyle {
 class SequenceParallel final : public ParallelStyle {
  public:
   explicit SequenceParallel(std::optional<Placement> output) : output_(output) {}
-  void apply(Module&, Module& module, const std::string&, const DeviceMesh& mesh) const override {
-    module.add_pre_hook([mesh](Module&, Inputs in) { in[0] = placed(in[0], mesh, Shard(1)); });
+  void apply(Module&, Module& module, const std::string& path,
+             const DeviceMesh& mesh) const override {
+    module.add_pre_hook([mesh, path](Module&, Inputs in) {
+      TESSERA_CHECK(!context().exact_contraction || mesh.size() == 1,
+                    "sequence_parallel of \"{}\": gradients of its parameters are sums over parts "
+                    "of the sequence, in an order that depends on the number of ranks, which exact "
+                    "contraction excludes; make a plan without sequence parallelism",
+                    path);
+      in[0] = placed(in[0], mesh, Shard(1));
+    });
     if (output_)
       module.add_post_hook(
           [mesh, to = *output_](Module&, Inputs, Tensor& out) { out = placed(out, mesh, to); });
