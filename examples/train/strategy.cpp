@@ -11,7 +11,7 @@
 #include "core/ops/pointwise.h"
 #include "core/tensor/random.h"
 #include "dtensor/dtensor.h"
-#include "examples/models/gpt_parallel.h"
+#include "examples/models/plans.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 #include "parallel/pipeline.h"
@@ -103,10 +103,15 @@ class Sharded final : public Strategy {
 
  private:
   void cut_model(const Options& o, Task& task) {
-    auto gpt = std::dynamic_pointer_cast<models::Gpt>(task.model);
-    TESSERA_CHECK(gpt, "train: --strategy {} has no tensor-parallel plan for --model {}",
-                  o.strategy, o.model);
-    parallel::parallelize_module(*gpt, mesh_["tp"], models::tensor_parallel_plan(gpt->options));
+    parallel::ParallelPlan plan;
+    if (auto gpt = std::dynamic_pointer_cast<models::Gpt>(task.model))
+      plan = models::tensor_parallel_plan(gpt->options);
+    else if (auto mlp = std::dynamic_pointer_cast<models::Mlp>(task.model))
+      plan = models::tensor_parallel_plan(mlp->options);
+    else
+      throw UserError(fmt::format("train: --strategy {} has no tensor-parallel plan for --model {}",
+                                  o.strategy, o.model));
+    parallel::parallelize_module(*task.model, mesh_["tp"], plan);
   }
 
   DeviceMesh mesh_;

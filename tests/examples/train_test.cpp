@@ -195,7 +195,7 @@ TEST_F(Train, BadInputGetsOneClearLine) {
       {"--strategy fsdp --mesh dp=x --steps 1", "dp=x"},
       {"--strategy fsdp --mesh tp=1 --steps 1", "expected dp=N"},
       {"--strategy fsdp --mesh dp=2 --steps 1", "is 2 ranks, but group"},
-      {"--strategy tp --model mlp --steps 1", "no tensor-parallel plan"},
+      {"--strategy pp --model mlp --steps 1", "cannot cut --model mlp"},
       {"--compile", "not available yet"},
       {"--no-such-flag", "no-such-flag"},
       {"--batch-size 0", "--batch-size 0"},

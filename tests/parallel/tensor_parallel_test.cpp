@@ -11,7 +11,7 @@
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
 #include "core/tensor/random.h"
-#include "examples/models/gpt_parallel.h"
+#include "examples/models/plans.h"
 #include "parallel/fsdp.h"
 #include "tests/parallel/small_gpt.h"
 
@@ -21,6 +21,32 @@ namespace {
 using test::check_close;
 using test::Trained;
 using test::TrainOptions;
+
+TEST(TensorParallel, AnMlpOfAnyDepth) {
+  Tensor x = cast(sample_values({5, 6}, -1, 1, 1), kF32), y = sample_integers({5}, 0, 4, 2);
+  for (int64_t layers : {0, 1, 2, 3}) {
+    models::MlpOptions o{.in = 6, .hidden = 10, .out = 4, .layers = layers};
+    auto run = [&](bool cut) {
+      auto model = models::mlp(o);
+      model->init(1);
+      if (cut)
+        parallelize_module(*model, init_device_mesh({{"tp", world().size()}}),
+                           models::tensor_parallel_plan(o));
+      LossParallel same_targets;
+      backward(model->loss(x, y));
+      std::vector<Tensor> grads;
+      for (const Tensor& p : model->parameters()) grads.push_back(full_tensor(p.grad()));
+      return grads;
+    };
+    std::vector<Tensor> want = run(false);
+    run_ranks(3, [&](ProcessGroup&) {
+      std::vector<Tensor> got = run(true);
+      for (size_t i = 0; i < want.size(); ++i)
+        TESSERA_ASSERT(amax(abs(got[i] - want[i])).item<double>() < 1e-6, "{} layers, gradient {}",
+                       layers, i);
+    });
+  }
+}
 
 // Two ways of cutting: heads, vocabulary, width and sequence do not divide by 3.
 void expect_tp_equals_serial(const models::GptOptions& o, bool sequence_parallel) {

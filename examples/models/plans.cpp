@@ -1,4 +1,4 @@
-#include "examples/models/gpt_parallel.h"
+#include "examples/models/plans.h"
 
 namespace tessera::models {
 
@@ -21,6 +21,16 @@ parallel::ParallelPlan tensor_parallel_plan(const GptOptions& o, bool sequence_p
     plan.emplace_back("ln_f", p::prepare_output());
   }
   if (!o.tied) plan.emplace_back("lm_head", p::colwise());
+  return plan;
+}
+
+parallel::ParallelPlan tensor_parallel_plan(const MlpOptions& o) {
+  parallel::ParallelPlan plan;
+  int64_t modules_each = o.dropout > 0 ? 3 : 2;  // Linear, ReLU and perhaps Dropout
+  for (int64_t i = 0; i + 1 <= o.layers; i += 2) {
+    plan.emplace_back(fmt::format("layers.{}", i * modules_each), parallel::colwise());
+    plan.emplace_back(fmt::format("layers.{}", (i + 1) * modules_each), parallel::rowwise());
+  }
   return plan;
 }
 

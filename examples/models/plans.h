@@ -1,6 +1,7 @@
-// How a GPT is cut over a tensor-parallel axis.
+// How the models here are cut over a tensor-parallel axis.
 #pragma once
 #include "examples/models/gpt.h"
+#include "examples/models/mlp.h"
 #include "parallel/tensor_parallel.h"
 
 namespace tessera::models {
@@ -10,5 +11,8 @@ namespace tessera::models {
 /// `sequence_parallel`, norms and dropouts between the regions work on a part of the sequence.
 parallel::ParallelPlan tensor_parallel_plan(const GptOptions& options,
                                             bool sequence_parallel = false);
+
+/// Hidden layers in pairs, column-wise and row-wise; a layer that is left over stays whole.
+parallel::ParallelPlan tensor_parallel_plan(const MlpOptions& options);
 
 }  // namespace tessera::models
