@@ -1,4 +1,7 @@
 // Trains a model: the program users start with, and the benchmarks' workload. See train --help.
+#include <new>
+
+#include "core/tensor/allocator.h"
 #include "examples/train/options.h"
 #include "examples/train/trainer.h"
 
@@ -16,6 +19,12 @@ int main(int argc, char** argv) {
     }
     destroy_process_group();
     return 0;
+  } catch (const std::bad_alloc&) {  // tensors name their sizes; this is what libraries ask for
+    std::fprintf(stderr,
+                 "train: the system refused memory (%ld bytes are held by tensors); use a smaller "
+                 "model or batch, or shard the model over more ranks\n",
+                 long(cpu_memory_stats().live_bytes));
+    return 1;
   } catch (const std::exception& e) {
     std::fprintf(stderr, "%s\n", e.what());
     return 1;

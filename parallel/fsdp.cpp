@@ -1,6 +1,7 @@
 #include "parallel/fsdp.h"
 
 #include <algorithm>
+#include <deque>
 #include <map>
 
 #include "core/autograd/autograd.h"
@@ -14,7 +15,11 @@ namespace {
 
 using nn::Module;
 
-int64_t bytes_of(const Tensor& t) { return int64_t(t.nbytes()); }
+// Of this rank's piece, where the tensor is sharded.
+int64_t bytes_of(const Tensor& t) {
+  const ShardData* shard = shard_data(t);
+  return int64_t((shard ? shard->local : t).nbytes());
+}
 
 // One parameter: the sharded leaf that the program sees, and the whole one while it is gathered.
 struct Param {
@@ -91,7 +96,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
 
   void complete(Group& g);
   void reduce(Param& p);
-  void settle();
+  void settle_first();
   void accumulate(Param& p, Tensor piece);
   void drop_gradient(Param& p);
   void name_unused(const Group& g);
@@ -102,7 +107,8 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   std::vector<Group> groups_;
   std::vector<std::pair<size_t, size_t>> places_;  // of each slot number: group, parameter
   std::vector<size_t> order_, last_order_;  // groups as forward reached them; of the last step
-  std::vector<size_t> settling_;            // groups whose reductions are under way
+  std::deque<Param*> on_their_way_;         // gradients that are being reduced, oldest first
+  int64_t most_gradient_bytes_ = 0;         // whole ones that may be alive at a time
   std::vector<Ref<Work>> works_, last_works_;
   FsdpMemory memory_;
   int64_t micro_batch_ = 0;  // since gradients were cleared
@@ -147,7 +153,9 @@ State::State(Module& model, const FsdpOptions& options) : options_(options) {
                 "replicates",
                 options_.mesh.ndim(), options_.mesh.to_string());
   make_groups(model);
+  int64_t root_gradients = 0, group_gradients = 0;
   for (size_t g = 0; g < groups_.size(); ++g) {
+    int64_t gradients = 0;
     for (size_t i = 0; i < groups_[g].params.size(); ++i) {
       Param& p = groups_[g].params[i];
       shard(p, model);
@@ -155,13 +163,19 @@ State::State(Module& model, const FsdpOptions& options) : options_(options) {
         meta->sink = this;
         meta->slot = int(places_.size());
         ++groups_[g].trainable;
+        gradients += bytes_of(p.leaf) / int64_t(size_of(p.leaf.dtype())) *
+                     int64_t(size_of(options_.precision.reduce.value_or(p.leaf.dtype())));
       }
       places_.emplace_back(g, i);
       groups_[g].whole_bytes += bytes_of(p.leaf);
-      memory_.sharded += bytes_of(shard_data(p.sharded)->local);
+      memory_.sharded += bytes_of(p.sharded);
     }
     memory_.largest_group = std::max(memory_.largest_group, groups_[g].whole_bytes);
+    int64_t& most = groups_[g].is_root ? root_gradients : group_gradients;
+    most = std::max(most, gradients);
   }
+  // Those of the model's own group come first and last, the others group by group.
+  most_gradient_bytes_ = root_gradients + group_gradients;
 }
 
 State::~State() {
@@ -401,6 +415,9 @@ void State::deliver(int slot, Tensor grad) {
   if (p.gradient.defined()) {
     p.gradient = add(std::move(p.gradient), std::move(grad));
   } else {
+    // Those on their way make room for the ones that come.
+    while (!on_their_way_.empty() && memory_.gradients + bytes_of(grad) > most_gradient_bytes_)
+      settle_first();
     memory_.gradients += bytes_of(grad);
     memory_.gradients_peak = std::max(memory_.gradients_peak, memory_.gradients);
     p.gradient = std::move(grad);
@@ -412,10 +429,8 @@ void State::deliver(int slot, Tensor grad) {
 void State::complete(Group& g) {
   release(g);
   if (!sync_) return;
-  settle();  // at most one group's whole gradients are on their way
   for (Param& p : g.params)
     if (grad_meta(p.leaf)) reduce(p);
-  settling_.push_back(size_t(&g - groups_.data()));
 }
 
 void State::reduce(Param& p) {
@@ -423,6 +438,7 @@ void State::reduce(Param& p) {
   Tensor term = from_local(p.gradient, mesh, p.term, p.sharded.shape());
   p.reduced = redistribute(term, layout_of(p.sharded));
   note_work(shard_data(p.reduced)->local);
+  on_their_way_.push_back(&p);
   sent_ = true;
 }
 
@@ -431,16 +447,14 @@ void State::drop_gradient(Param& p) {
   p.gradient = {};
 }
 
-void State::settle() {
-  for (size_t g : settling_)
-    for (Param& p : groups_[g].params) {
-      if (!p.reduced.defined()) continue;
-      Tensor piece = std::exchange(p.reduced, {});
-      shard_data(piece)->local.storage()->wait_ready();
-      drop_gradient(p);
-      accumulate(p, cast(piece, p.sharded.dtype()));
-    }
-  settling_.clear();
+// The reduction that was started first becomes part of the parameter's gradient.
+void State::settle_first() {
+  Param& p = *on_their_way_.front();
+  on_their_way_.pop_front();
+  Tensor piece = std::exchange(p.reduced, {});
+  shard_data(piece)->local.storage()->wait_ready();
+  drop_gradient(p);
+  accumulate(p, cast(piece, p.sharded.dtype()));
 }
 
 // Without a tree: added to what is there. With one: the carry of a binary counter.
@@ -485,7 +499,7 @@ void State::backward_finished() {
     release(g);
     g.arrived = 0;
   }
-  settle();
+  while (!on_their_way_.empty()) settle_first();
   last_works_ = std::exchange(works_, {});
   if (sync_) ++micro_batch_;
   delivered_ = sent_ = false;
@@ -501,7 +515,7 @@ void State::backward_abandoned() {
     release(g);
     g.arrived = 0;
   }
-  settling_.clear();
+  on_their_way_.clear();
   works_.clear();
   delivered_ = sent_ = false;
 }

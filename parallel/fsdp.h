@@ -4,7 +4,8 @@
 // 2020. Parameters are sharded tensors (dtensor), so the optimizer, the norm and checkpoints need
 // no word of this. Invariants: outside of forward the slots of the model hold the sharded
 // parameters; groups are gathered and reduced in the same order on every rank; a gathered weight
-// is not kept for backward, its recipe is.
+// is not kept for backward, its recipe is; at most two groups are gathered and one group's whole
+// gradients alive at a time, besides those of the group that is the rest of the model.
 #pragma once
 #include <functional>
 #include <memory>

@@ -105,7 +105,7 @@ void* from_system(size_t bytes, size_t align = kHugePage) {
   }
   TESSERA_CHECK(p != nullptr,
                 "allocate: the system refused {} bytes ({} bytes are held by tensors); use a "
-                "smaller model or batch",
+                "smaller model or batch, or shard the model over more ranks",
                 bytes, counters.live.load());
   counters.system.fetch_add(int64_t(bytes), std::memory_order_relaxed);
   return p;

@@ -1,41 +1,18 @@
 // The training program under its launcher: any number of ranks trains the same model, and bad input
 // gets one clear line.
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "tests/examples/command.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
-
-struct Outcome {
-  int status;
-  std::string output;
-};
-
-std::string bin(const std::string& program) {
-  const char* folder = std::getenv("TESSERA_BIN");
-  return std::string(folder ? folder : "build/bin") + "/" + program;
-}
-
-Outcome run(const std::string& command) {
-  std::FILE* pipe = popen((command + " 2>&1").c_str(), "r");
-  std::string output;
-  std::array<char, 4096> buffer;
-  while (size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe))
-    output.append(buffer.data(), n);
-  int status = pclose(pipe);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), output};
-}
 
 struct TrainRun {
   std::vector<double> losses;

@@ -160,6 +160,10 @@ TEST(Fsdp, WholeWeightsAreNotKept) {
       int64_t root = between.gathered;  // the model's own group stays
       TESSERA_CHECK(after.gathered_peak <= root + 2 * after.largest_group, "{} bytes were gathered",
                     after.gathered_peak);
+      TESSERA_CHECK(after.gradients_peak <= root + after.largest_group,
+                    "{} bytes of whole gradients", after.gradients_peak);
+      TESSERA_CHECK(after.gradients_peak >= after.largest_group, "{} bytes of whole gradients",
+                    after.gradients_peak);
     }
   });
 }
