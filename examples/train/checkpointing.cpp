@@ -20,6 +20,7 @@ checkpoint::Extra options_of(const Options& o) {
   put("betas", fmt::format("{},{}", o.beta1, o.beta2));
   put("schedule", o.schedule), put("warmup", o.warmup), put("steps", o.steps);
   put("epochs", o.epochs), put("seed", o.seed), put("deterministic", o.deterministic);
+  put("exact-contraction", o.exact_contraction);
   put("logical-batches", o.logical_batches);
   return out;
 }

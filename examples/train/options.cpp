@@ -12,7 +12,7 @@ namespace {
 // Flags of the interface that this build cannot honour yet, with the values it can.
 struct Unavailable {
   std::string precision = "fp32", device = "auto", tensorboard, profile;
-  bool offload = false, exact_contraction = false, compile = false;
+  bool offload = false, compile = false;
   int64_t image_size = 0;
 };
 
@@ -26,7 +26,6 @@ void check_available(const Unavailable& u) {
   refuse(!u.tensorboard.empty(), "--tensorboard");
   refuse(!u.profile.empty(), "--profile");
   refuse(u.offload, "--offload");
-  refuse(u.exact_contraction, "--exact-contraction");
   refuse(u.compile, "--compile");
   refuse(u.image_size != 0, "--image-size");
 }
@@ -116,6 +115,9 @@ Parsed parse_options(int argc, char** argv) {
   app.add_flag("--deterministic", o.deterministic,
                "the same bits on any power-of-two number of ranks");
   number("--logical-batches", o.logical_batches, "micro-batches of a step under --deterministic");
+  app.add_flag("--exact-contraction", o.exact_contraction,
+               "products that ranks can share to the bit: with --deterministic, tp and fsdp+tp too "
+               "give the bits of one rank");
   text("--weights", o.weights, "safetensors file to start from");
   text("--save", o.save, "safetensors file to write at the end");
   number("--sample", o.sample, "tokens to generate at the end");
@@ -138,8 +140,7 @@ Parsed parse_options(int argc, char** argv) {
   later(app.add_option("--tensorboard", u.tensorboard));
   later(app.add_option("--profile", u.profile)),
       later(app.add_option("--image-size", u.image_size));
-  later(app.add_flag("--offload", u.offload)),
-      later(app.add_flag("--exact-contraction", u.exact_contraction));
+  later(app.add_flag("--offload", u.offload));
   later(app.add_flag("--compile", u.compile));
 
   // --a_b is --a-b.

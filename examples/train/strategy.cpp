@@ -48,6 +48,8 @@ DeviceMesh make_mesh(const Options& o, const Ref<ProcessGroup>& group) {
     same = axes[0].name == "dp" && axes[1].name == "pp";
   TESSERA_CHECK(same, "train: --mesh {} for --strategy {}; expected {}", o.mesh, o.strategy,
                 listed(names));
+  // One data-parallel coordinate still sums its micro-batches in the tree: fully_shard does that.
+  if (o.strategy == "tp" && o.deterministic) axes.insert(axes.begin(), {"dp", 1});
   return init_device_mesh(axes, group);
 }
 
@@ -92,7 +94,7 @@ class Sharded final : public Strategy {
   bool collective_forward() const override { return true; }
   double communication_ms() override { return fsdp_ ? fsdp_->communication_ms() : 0; }
   std::string memory() const override {
-    if (!fsdp_) return {};
+    if (!fsdp_ || data_group_->size() == 1) return {};
     parallel::FsdpMemory m = fsdp_->memory();
     auto mib = [](int64_t bytes) { return double(bytes) / double(1 << 20); };
     return fmt::format(

@@ -233,6 +233,7 @@ class Trainer {
 
 void run(const Options& options, Ref<ProcessGroup> group) {
   if (options.deterministic) set_num_threads(1);  // libraries may split a contraction by threads
+  Scoped<bool> exact(context().exact_contraction, options.exact_contraction);
   manual_seed(options.seed);
   Trainer(options, std::move(group)).run();
 }

@@ -112,6 +112,18 @@ TEST_F(Train, FullyShardedGivesTheBitsOfSerial) {
   }
 }
 
+TEST_F(Train, ExactContractionGivesTensorParallelTheBitsOfSerial) {
+  const std::string flags = "--steps 10 --deterministic --exact-contraction --set dropout=0.2 ";
+  TrainRun serial = train(1, flags);
+  ASSERT_EQ(serial.losses.size(), 10u);
+  for (const char* spread : {"--strategy tp", "--strategy fsdp+tp --mesh dp=2,tp=2"}) {
+    TrainRun r = train(spread == std::string("--strategy tp") ? 2 : 4, flags + spread);
+    EXPECT_EQ(r.losses, serial.losses) << spread;
+    EXPECT_EQ(r.hash, serial.hash) << spread;
+    EXPECT_EQ(r.val_loss, serial.val_loss) << spread;
+  }
+}
+
 // Ten steps in each way, ten more in the next: the losses are those of twenty in one.
 TEST_F(Train, ResumesUnderAnotherStrategy) {
   TrainRun whole = train(1, "--steps 20");
