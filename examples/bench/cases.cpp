@@ -34,7 +34,8 @@ constexpr int64_t kVocabulary = 50304;
 }  // namespace
 
 std::vector<Case> small_cases() {
-  Tensor x = ones({16}), y = ones({16}), square = ones({4, 4}), one = ones({}), two = ones({});
+  Tensor x = ones({16}), y = ones({16}), square = ones({4, 4}), tall = ones({16, 4}),
+         one = ones({}), two = ones({});
   Tensor leaf = ones({16}), seed = ones({16});
   leaf.requires_grad_();
   return {
@@ -46,6 +47,8 @@ std::vector<Case> small_cases() {
                   backward(add(leaf, y), seed);
                   leaf.set_grad({});
                 }),
+      make_case("contract 16 x 4 x 4",
+                [=] { keep(contract("ij,kj->ik", tall, square).defined()); }),
       make_case("mul_number", [=] { keep((x * 2.0).defined()); }),
       make_case("sum", [=] { keep(sum(x).defined()); }),
       make_case("add_0d", [=] { keep(add(one, two).defined()); }),
@@ -61,6 +64,23 @@ std::vector<Case> small_cases() {
                 [=] {
                   keep(leaf.reshape({4, 4}).defined());
                 }),
+  };
+}
+
+std::vector<Case> sharded_cases(const DeviceMesh& mesh) {
+  const size_t axes = size_t(mesh.ndim());
+  auto named = [&](const char* op) { return fmt::format("{} over {}", op, mesh.to_string()); };
+  const Layout rows(axes, Shard(0)), whole(axes, Replicate());
+  Tensor x = distribute(ones({16}), mesh, rows), y = distribute(ones({16}), mesh, rows),
+         a = distribute(ones({16, 4}), mesh, rows), w = distribute(ones({4, 4}), mesh, whole);
+  Tensor leaf = distribute(ones({16}), mesh, rows);
+  leaf.requires_grad_();
+  return {
+      make_case(named("add"), [=] { keep(add(x, y).defined()); }),
+      make_case(named("add_grad"), [=] { keep(add(leaf, y).defined()); }),
+      make_case(named("mul_number"), [=] { keep((x * 2.0).defined()); }),
+      make_case(named("sum"), [=] { keep(sum(x).defined()); }),
+      make_case(named("contract 16 x 4 x 4"), [=] { keep(contract("ij,kj->ik", a, w).defined()); }),
   };
 }
 

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "dtensor/dtensor.h"
+
 namespace tessera::bench {
 
 using Batch = std::function<void(int64_t calls)>;  // does the work so many times
@@ -19,6 +21,8 @@ struct Case {
 
 /// Dispatch of single small ops: 16 values, 0-d, views.
 std::vector<Case> small_cases();
+/// The same ops on sharded tensors with remembered decisions; none of them communicates.
+std::vector<Case> sharded_cases(const DeviceMesh& mesh);
 /// Loops over large tensors, and over some that stay in the L2 cache.
 std::vector<Case> throughput_cases();
 /// Contractions: squares, and the shapes of a gpt-nano step.

@@ -2,6 +2,8 @@
 // arithmetic or memory gives.
 #include <fmt/core.h>
 
+#include "collectives/decorators/counting.h"
+#include "collectives/loopback/run_ranks.h"
 #include "core/base/error.h"
 #include "core/base/parallel.h"
 #include "examples/bench/cases.h"
@@ -30,11 +32,31 @@ class Printer {
   void small(const std::vector<Case>& cases) {
     fmt::print("{:<44} {:>10} {:>10} {:>10}\n", "dispatch, 16 values or 0-d", "median ns", "q1",
                "q3");
+    lines(cases);
+  }
+  void lines(const std::vector<Case>& cases) {
     each(cases, [](const Case& c, const Stats& t) {
       fmt::print("{:<44} {:>10.1f} {:>10.1f} {:>10.1f}\n", c.name, t.median * 1e9, t.q1 * 1e9,
                  t.q3 * 1e9);
       return Json::object();
     });
+  }
+  // Over meshes of one rank and of two, which are threads; rank 0 is timed.
+  void sharded() {
+    using Axes = std::vector<MeshAxis>;
+    int64_t collectives = 0;
+    fmt::print("\n{:<44} {:>10} {:>10} {:>10}\n", "dispatch, sharded", "median ns", "q1", "q3");
+    for (const Axes& axes : {Axes{{"dp", 1}}, Axes{{"dp", 1}, {"tp", 1}}, Axes{{"dp", 2}}}) {
+      run_ranks(axes[0].size, [&](ProcessGroup& world) {
+        auto counted = make_ref<CountingGroup>(Ref<ProcessGroup>(&world));
+        DeviceMesh mesh = init_device_mesh(axes, counted);
+        if (world.rank() != 0) return;
+        const int64_t before = counted->counts().total_calls();
+        lines(sharded_cases(mesh));
+        collectives += counted->counts().total_calls() - before;
+      });
+    }
+    fmt::print("{:<44} {:>10}\n", "collectives", collectives);
   }
   void throughput(const std::vector<Case>& cases, double memory_peak) {
     fmt::print("\n{:<44} {:>10} {:>10} {:>20}\n", "memory", "median", "GB/s", "share of DRAM copy");
@@ -86,6 +108,7 @@ Json bench_ops(const OpsOptions& o) {
       load_text(), fma * 1e-9, memory * 1e-9);
   Printer printer(o);
   printer.small(small_cases());
+  printer.sharded();
   printer.throughput(throughput_cases(), memory);
   printer.arithmetic(matmul_cases(), fma);
   return {{"peak_gflops", fma * 1e-9},
