@@ -9,7 +9,7 @@ inline bool matches(std::string_view pattern, std::string_view path) {
   for (;;) {
     size_t p = pattern.find('.'), q = path.find('.');
     std::string_view want = pattern.substr(0, p), have = path.substr(0, q);
-    if (want != "*" && want != have) return false;
+    if (want == "*" ? have.empty() : want != have) return false;  // the root's path has no part
     if (p == pattern.npos || q == path.npos) return p == pattern.npos && q == path.npos;
     pattern.remove_prefix(p + 1);
     path.remove_prefix(q + 1);

@@ -170,6 +170,26 @@ TEST(TensorParallel, OneCollectivePerPairAndDirection) {
   });
 }
 
+// "*" names the blocks, not the list of them: each is made parallel once.
+TEST(TensorParallel, ListOfBlocks) {
+  auto blocks = [] {
+    manual_seed(5);
+    auto block = [] { return nn::sequential(nn::linear(6, 8), nn::gelu(), nn::linear(8, 6)); };
+    return nn::sequential(block(), block());
+  };
+  Tensor x = cast(sample_values({3, 6}, -1, 1, 1), kF32);
+  NoGrad off;
+  Tensor want = blocks()->forward(x);
+  run_ranks(2, [&](ProcessGroup&) {
+    NoGrad off;
+    auto model = blocks();
+    parallelize_module(*model, init_device_mesh({{"tp", 2}}), {{"*", pairwise()}});
+    Tensor y = full_tensor(model->forward(x));
+    double error = amax(abs(y - want)).item<float>();
+    TESSERA_ASSERT(error < 1e-6, "differs by {}", error);
+  });
+}
+
 TEST(TensorParallel, CollectivesOfAGpt) {
   run_ranks(2, [&](ProcessGroup& group) {
     auto counting = make_ref<CountingGroup>(Ref<ProcessGroup>(&group));
