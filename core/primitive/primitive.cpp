@@ -1,9 +1,13 @@
 #include "core/primitive/primitive.h"
 
+#include <algorithm>
 #include <bit>
+#include <cstring>
 #include <deque>
 #include <mutex>
 #include <unordered_map>
+
+#include "core/base/small_vector.h"
 
 namespace tessera {
 namespace {
@@ -18,7 +22,7 @@ OpNames& op_names() {
   return *names;
 }
 
-// Attributes as text: exact for every type, so equal texts mean equal primitives.
+// Attributes for people.
 class AttributeText final : public AttributeVisitor {
  public:
   void integer(std::string_view name, int64_t v) override { add(name, fmt::format("{}", v)); }
@@ -36,6 +40,41 @@ class AttributeText final : public AttributeVisitor {
     result += fmt::format("{}{}={}", result.empty() ? "" : ", ", name, value);
   }
 };
+
+// Attributes as words, names and lengths included: equal words mean equal attributes. Dispatch of
+// sharded tensors compares them for each op, hence no text and, for most ops, no heap.
+class AttributeWords final : public AttributeVisitor {
+ public:
+  void integer(std::string_view name, int64_t v) override {
+    begin('i', name), words.push_back(uint64_t(v));
+  }
+  void real(std::string_view name, double v) override {
+    begin('r', name), words.push_back(std::bit_cast<uint64_t>(v));
+  }
+  void text(std::string_view name, std::string_view v) override { begin('t', name), add(v); }
+  void dims(std::string_view name, std::span<const int64_t> v) override {
+    begin('d', name), words.push_back(v.size());
+    for (int64_t x : v) words.push_back(uint64_t(x));
+  }
+  SmallVector<uint64_t, 48> words;
+
+ private:
+  void begin(char kind, std::string_view name) { words.push_back(uint64_t(kind)), add(name); }
+  void add(std::string_view v) {
+    words.push_back(v.size());
+    for (size_t i = 0; i < v.size(); i += sizeof(uint64_t)) {
+      uint64_t word = 0;
+      std::memcpy(&word, v.data() + i, std::min(sizeof word, v.size() - i));
+      words.push_back(word);
+    }
+  }
+};
+
+bool same_attributes(const Primitive& a, const Primitive& b) {
+  AttributeWords left, right;
+  a.attributes(left), b.attributes(right);
+  return left.words == right.words;
+}
 
 class AttributeHash final : public AttributeVisitor {
  public:
@@ -99,7 +138,7 @@ Tensors Primitive::view(std::span<const Tensor>) const {
 }
 
 bool same_primitive(const Primitive& a, const Primitive& b) {
-  return &a == &b || (a.id() == b.id() && attribute_text(a) == attribute_text(b));
+  return &a == &b || (a.id() == b.id() && same_attributes(a, b));
 }
 
 uint64_t hash_primitive(const Primitive& p) {
