@@ -74,19 +74,18 @@ TEST(Sweep, AxisMapsHold) {
 }
 
 TEST(Sweep, AttributesTellSamplesApart) {
-  for_each_sample([](const Sample& s) {
-    EXPECT_TRUE(same_primitive(*s.prim, *s.prim));
-    EXPECT_EQ(hash_primitive(*s.prim), hash_primitive(*s.prim));
-  });
   for (const OpEntry& e : op_registry().entries()) {
-    std::vector<Sample> samples = e.samples();
-    for (size_t i = 0; i < samples.size(); ++i)
+    std::vector<Sample> samples = e.samples(), again = e.samples();
+    for (size_t i = 0; i < samples.size(); ++i) {
+      EXPECT_TRUE(same_primitive(*samples[i].prim, *again[i].prim)) << e.name;
+      EXPECT_EQ(hash_primitive(*samples[i].prim), hash_primitive(*again[i].prim)) << e.name;
       for (size_t k = 0; k < i;
            ++k) {  // the same call on other samples of equal shapes must be the same op
         if (!same_primitive(*samples[i].prim, *samples[k].prim)) continue;
         List out = run(samples[i].prim, samples[i].in), other = run(samples[k].prim, samples[i].in);
         expect_close(other, out, 0, e.name + ": two primitives that claim to be the same differ");
       }
+    }
   }
 }
 
