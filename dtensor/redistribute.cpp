@@ -175,12 +175,14 @@ Tensor joined(const Tensor& pieces, const Shape& shape, int dim, int64_t unit, i
   return cat(parts, dim);
 }
 
-Tensor neutral(const Tensor& like, ReduceOp op) {
+// A rank's term such that the reduction of all terms is `x`, which every rank has.
+Tensor term_of(const Tensor& x, ReduceOp op, int rank) {
   switch (op) {
-    case ReduceOp::kSum: return zeros_like(like);
-    case ReduceOp::kMax: return full_like(like, -kInfinity);
-    case ReduceOp::kMin: return full_like(like, kInfinity);
-    case ReduceOp::kProduct: return ones_like(like);
+    case ReduceOp::kAvg:
+    case ReduceOp::kMax:
+    case ReduceOp::kMin: return x;
+    case ReduceOp::kSum: return rank == 0 ? x : zeros_like(x);
+    case ReduceOp::kProduct: return rank == 0 ? x : ones_like(x);
     default:
       throw ShardingError(
           fmt::format("redistribute: Replicate does not become Partial({})", name_of(op)));
@@ -195,10 +197,7 @@ Tensor run_step(const Step& s, Tensor x, int64_t extent_from, const Ref<ProcessG
     Range mine = cut({0, x.size(to.dim), 0}, to.unit, ranks, rank);
     return narrow(x, to.dim, mine.begin, mine.size);
   }
-  if (from.is_replicate()) {
-    if (to.op == ReduceOp::kAvg || rank == 0) return x;
-    return neutral(x, to.op);
-  }
+  if (from.is_replicate()) return term_of(x, to.op, rank);
   Shape shape = x.shape();
   if (from.is_partial() && to.is_replicate()) return all_reduce(contiguous(x), group, from.op);
   if (from.is_partial()) {

@@ -68,7 +68,7 @@ void assign_sgd(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
 }
 
 // ---- global_norm: sums of squares by row where the rows are, then rows meet on every rank and go
-// through the same tree as in one piece. The rows of all tensors travel together.
+// through the same tree as in one piece.
 
 // The layout in which `t` is squared: no axis holds a term of it and, for the bits of one rank
 // (exact contraction), none holds a part of a row.

@@ -135,7 +135,14 @@ Tensor ShardSpec::with_local(const Meta& global, Tensor piece) const {
 Tensors ShardSpec::run(const PrimRef& prim, Inputs in) const {
   if (prim->id() == Redistribute::op_id()) {
     const auto& r = static_cast<const Redistribute&>(*prim);
-    return {convert(in[0], r.mesh, r.to)};
+    Tensor moved = convert(in[0], r.mesh, r.to);
+    Tensor& piece = shard_data(moved)->local;
+    // A slice of the whole: writing into it later must not reach what it was cut from.
+    bool shares =
+        spec_of(in[0]) && piece.storage() && piece.storage() == spec_of(in[0])->local.storage();
+    if (shares && context().phase != Phase::kBackward && !(spec_of(in[0])->layout == r.to))
+      piece = clone(piece);
+    return {moved};
   }
   const DeviceMesh home = common_mesh(*prim, in);
   Tensors out;
@@ -155,11 +162,11 @@ Tensors ShardSpec::run(const PrimRef& prim, Inputs in) const {
 }
 
 void ShardSpec::assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) const {
+  if (AssignRule rule = find_assign_rule(prim->id())) return rule(dst, prim, in, mesh);
   for (const Tensor& d : dst)
     TESSERA_CHECK_AS(ShardingError, spec_of(d) && spec_of(d)->mesh == mesh,
                      "assign_: a value of {} lies over mesh ({}), its destination {} does not",
                      prim->name(), mesh.to_string(), describe(d));
-  if (AssignRule rule = find_assign_rule(prim->id())) return rule(dst, prim, in, mesh);
   Tensors values;
   if (find_sharding(in)) {
     if (assign_in_place(dst, prim, in)) return;

@@ -231,6 +231,12 @@ void Reducer::rebuild_in_ready_order() {
 
 std::unique_ptr<Reducer> make_reducer(nn::Module& model, const DdpOptions& options) {
   Ref<ProcessGroup> group = options.group ? options.group : world_group();
+  for (const NamedTensor& t : model.state())
+    TESSERA_CHECK(
+        !t.tensor.is_sharded(),
+        "ddp: {} is {}; replicate sharded models with fully_shard over a mesh whose first "
+        "axis replicates",
+        t.name, describe(t.tensor));
   if (group->size() > 1)
     for (const NamedTensor& t : model.state()) group->broadcast(t.tensor, 0);
   std::vector<NamedTensor> trainable;

@@ -42,6 +42,7 @@ struct Group {
   std::string path;
   std::vector<Param> params;
   bool is_root = false, gathered = false;
+  bool recorded = false;              // gathered for a forward that is recorded
   size_t trainable = 0, arrived = 0;  // parameters that have gradients; that got theirs
   int64_t whole_bytes = 0;
 };
@@ -51,13 +52,14 @@ class State;
 // How a gathered weight comes back in backward.
 class GatherAgain final : public Recipe {
  public:
-  GatherAgain(std::weak_ptr<State> state, size_t group, size_t param)
-      : state_(std::move(state)), group_(group), param_(param) {}
+  GatherAgain(std::weak_ptr<State> state, size_t group, size_t param, uint32_t version)
+      : state_(std::move(state)), group_(group), param_(param), version_(version) {}
   Ref<Storage> rebuild() override;
 
  private:
   std::weak_ptr<State> state_;
   size_t group_, param_;
+  uint32_t version_;  // of this rank's piece when the weight was used
 };
 
 class State final : public Fsdp, public GradSink, public std::enable_shared_from_this<State> {
@@ -79,13 +81,15 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   void backward_finished() override;
   void backward_abandoned() override;
 
-  Ref<Storage> rebuild(size_t group, size_t param);
+  Ref<Storage> rebuild(size_t group, size_t param, uint32_t version);
 
  private:
   void make_groups(Module& model);
   void shard(Param& p, Module& model);
   void before_forward(size_t group, Inputs in);
   void after_forward(size_t group, Tensor& out);
+  void forward_failed(size_t group);
+  void check_unchanged(const Group& g) const;
 
   void gather(Group& g);
   void gather(size_t group, size_t param);
@@ -101,6 +105,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   void drop_gradient(Param& p);
   void name_unused(const Group& g);
   void note_work(const Tensor& t);
+  void abort(const std::string& why);
   ProcessGroup& process_group() const { return *options_.mesh.group(options_.mesh.ndim() - 1); }
 
   FsdpOptions options_;
@@ -118,7 +123,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
 Ref<Storage> GatherAgain::rebuild() {
   std::shared_ptr<State> state = state_.lock();
   TESSERA_CHECK(state, "fully_shard: backward through a model that is gone");
-  return state->rebuild(group_, param_);
+  return state->rebuild(group_, param_, version_);
 }
 
 // ---- making
@@ -263,8 +268,10 @@ void State::attach(Module& model) {
   auto self = shared_from_this();
   for (size_t g = 0; g < groups_.size(); ++g) {
     Module& m = model.submodule(groups_[g].path);
-    m.add_pre_hook([self, g](Module&, Inputs in) { self->before_forward(g, in); });
+    // Outside of other wrappers' hooks: those see whole weights.
+    m.add_pre_hook([self, g](Module&, Inputs in) { self->before_forward(g, in); }, true);
     m.add_post_hook([self, g](Module&, Inputs, Tensor& out) { self->after_forward(g, out); });
+    m.add_unwind_hook([self, g](Module&) { self->forward_failed(g); });
   }
 }
 
@@ -285,10 +292,11 @@ void State::gather(size_t group, size_t param) {
   Tensor shards = p.sharded.detach();
   if (options_.precision.param) shards = cast(shards, *options_.precision.param);
   Tensor whole = to_local(redistribute(shards, p.whole));
-  note_work(whole);
+  if (grad_enabled() || context().phase == Phase::kBackward) note_work(whole);
   bool keep = g.is_root || !options_.reshard_after_forward || process_group().size() == 1;
   if (!keep && grad_enabled())
-    whole.storage()->set_recipe(Ref<Recipe>(new GatherAgain(weak_from_this(), group, param)));
+    whole.storage()->set_recipe(
+        Ref<Recipe>(new GatherAgain(weak_from_this(), group, param, p.version)));
   p.full = p.rest.defined() ? from_local(whole, p.rest, p.rest_layout, p.sharded.shape())
                             : whole.detach();
   if (grad_meta(p.leaf)) {  // one history for all forwards, so that each gradient comes once
@@ -306,9 +314,11 @@ bool State::stale(const Group& g) const {
 }
 
 void State::gather(Group& g) {
-  if (g.gathered && stale(g)) release(g);
+  bool unfit = grad_enabled() && !g.recorded;  // left by a forward that was not recorded
+  if (g.gathered && (unfit || stale(g))) release(g);
   if (g.gathered) return;
-  NoGrad off(!grad_enabled());
+  Scoped<bool> may_be_recorded_later(context().inference, false);
+  g.recorded = grad_enabled();
   size_t group = size_t(&g - groups_.data());
   for (size_t i = 0; i < g.params.size(); ++i) gather(group, i);
   g.gathered = true;
@@ -337,7 +347,12 @@ void State::prefetch(size_t group, int direction) {
   if (next >= 0 && next < int64_t(last_order_.size())) gather(groups_[last_order_[size_t(next)]]);
 }
 
-Ref<Storage> State::rebuild(size_t group, size_t param) {
+Ref<Storage> State::rebuild(size_t group, size_t param, uint32_t version) {
+  const Param& p = groups_[group].params[param];
+  TESSERA_CHECK(shard_data(p.sharded)->local.storage()->version() == version,
+                "fully_shard: {} was overwritten after it was saved for backward; run backward "
+                "before the update",
+                p.name);
   gather(groups_[group]);
   prefetch(group, -1);
   const Tensor& full = groups_[group].params[param].full;
@@ -347,8 +362,11 @@ Ref<Storage> State::rebuild(size_t group, size_t param) {
 
 void State::before_forward(size_t group, Inputs in) {
   Group& g = groups_[group];
+  check_unchanged(g);
   if (g.is_root) {
     order_.clear();
+    for (Group& other : groups_)  // what a backward that ended early has left
+      if (!other.is_root && !pinned_ && options_.reshard_after_forward) release(other);
     if (options_.precision.param)
       for (Tensor& t : in)
         if (t.defined() && is_floating(t.dtype())) t = cast(t, *options_.precision.param);
@@ -360,8 +378,23 @@ void State::before_forward(size_t group, Inputs in) {
   prefetch(group, +1);
 }
 
+// Sums, hooks and the sink were made for the parameters that were trained then.
+void State::check_unchanged(const Group& g) const {
+  for (const Param& p : g.params)
+    TESSERA_CHECK(p.sharded.requires_grad() == (grad_meta(p.leaf) != nullptr),
+                  "fully_shard: {} was {} after fully_shard; do that before", p.name,
+                  p.sharded.requires_grad() ? "unfrozen" : "frozen");
+}
+
+void State::forward_failed(size_t group) {
+  if (pinned_) return;
+  put_sharded_into_slots(groups_[group]);
+  release(groups_[group]);
+}
+
 void State::after_forward(size_t group, Tensor& out) {
   Group& g = groups_[group];
+  if (g.is_root && options_.precision.output) out = cast(out, *options_.precision.output);
   if (pinned_) return;
   put_sharded_into_slots(g);
   bool needed = grad_enabled() && (g.is_root || !options_.reshard_after_forward);
@@ -370,7 +403,6 @@ void State::after_forward(size_t group, Tensor& out) {
   last_order_ = order_;
   for (Group& other : groups_)  // what a changed order has gathered in vain
     if (!other.is_root && (options_.reshard_after_forward || !grad_enabled())) release(other);
-  if (options_.precision.output) out = cast(out, *options_.precision.output);
 }
 
 void State::unshard() {
@@ -484,8 +516,14 @@ void State::name_unused(const Group& g) {
       "or "
       "freeze them",
       names);
-  process_group().abort(why);  // the other ranks wait in a reduction that this one will not join
+  abort(why);  // the other ranks wait in a reduction that this one will not join
   throw UserError(why);
+}
+
+// On every line that this rank is on: of the data-parallel axes and of those that stay.
+void State::abort(const std::string& why) {
+  const DeviceMesh mesh = mesh_of(groups_.back().params.back().sharded);
+  for (int axis = 0; axis < mesh.ndim(); ++axis) mesh.group(axis)->abort(why);
 }
 
 void State::backward_finished() {
@@ -507,7 +545,7 @@ void State::backward_finished() {
 
 void State::backward_abandoned() {
   if (sent_ && process_group().size() > 1)
-    process_group().abort(
+    abort(
         "fully_shard: a backward failed after gradients were sent; the other ranks wait for the "
         "rest");
   for (Group& g : groups_) {

@@ -15,7 +15,14 @@ Layout on_axis(const Placement& p) { return {p}; }
 // Puts the sharded parameter into every slot of `root` that held `old`. The gradient that reaches
 // the leaf is finished there: sums over ranks that were put off until then happen once.
 void shard_parameter(Module& root, const Tensor& old, const DeviceMesh& mesh, const Placement& p) {
-  if (!old.defined() || old.is_sharded()) return;
+  if (!old.defined()) return;
+  if (old.is_sharded()) {
+    TESSERA_CHECK(layout_of(old) == on_axis(p),
+                  "parallelize_module: two styles place one parameter, as {} and as {}; name its "
+                  "module once",
+                  describe(old), to_string(p));
+    return;
+  }
   Tensor sharded = distribute(old.detach(), mesh, on_axis(p));
   if (old.requires_grad()) {
     sharded.requires_grad_();
@@ -105,6 +112,9 @@ class Rowwise final : public ParallelStyle {
       linear.bias = std::exchange(*kept, {});
       out = std::move(out) + linear.bias;
     });
+    linear.add_unwind_hook([&linear, kept](Module&) {
+      if (kept->defined()) linear.bias = std::exchange(*kept, {});
+    });
   }
   const RowwiseOptions o_;
 };
@@ -188,7 +198,8 @@ void parallelize_module(nn::Module& module, const DeviceMesh& mesh, const Parall
       }
     TESSERA_CHECK(found, "parallelize_module: no module is called \"{}\"", pattern);
   }
-  for (const nn::Slot& s : module.slots()) shard_parameter(module, *s.tensor, mesh, Replicate());
+  for (const nn::Slot& s : module.slots())
+    if (!s.tensor->is_sharded()) shard_parameter(module, *s.tensor, mesh, Replicate());
 }
 
 void materialize(nn::Module& module) {

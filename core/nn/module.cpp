@@ -16,6 +16,7 @@ namespace tessera::nn {
 struct Hooks {
   std::vector<std::pair<int, PreHook>> pre;
   std::vector<std::pair<int, PostHook>> post;
+  std::vector<std::pair<int, UnwindHook>> unwind;
   int next = 0;
 };
 
@@ -23,6 +24,7 @@ void HookHandle::remove() {
   if (auto hooks = hooks_.lock()) {
     std::erase_if(hooks->pre, [&](auto& h) { return h.first == number_; });
     std::erase_if(hooks->post, [&](auto& h) { return h.first == number_; });
+    std::erase_if(hooks->unwind, [&](auto& h) { return h.first == number_; });
   }
   hooks_.reset();
 }
@@ -54,12 +56,18 @@ Tensor Module::call(Inputs in, FunctionRef<Tensor()> body) {
   if (!hooks_) return body();
   // Copies, since a hook may remove itself.
   std::shared_ptr<Hooks> hooks = hooks_;
-  auto pre = hooks->pre;
-  for (auto& [number, hook] : pre) hook(*this, in);
-  Tensor out = body();
-  auto post = hooks->post;
-  for (auto& [number, hook] : post) hook(*this, in, out);
-  return out;
+  try {
+    auto pre = hooks->pre;
+    for (auto& [number, hook] : pre) hook(*this, in);
+    Tensor out = body();
+    auto post = hooks->post;
+    for (auto& [number, hook] : post) hook(*this, in, out);
+    return out;
+  } catch (...) {
+    auto unwind = hooks->unwind;
+    for (auto& [number, hook] : unwind) hook(*this);
+    throw;
+  }
 }
 
 Hooks& Module::hooks() {
@@ -67,8 +75,14 @@ Hooks& Module::hooks() {
   return *hooks_;
 }
 
-HookHandle Module::add_pre_hook(PreHook hook) {
-  hooks().pre.emplace_back(hooks().next, std::move(hook));
+HookHandle Module::add_pre_hook(PreHook hook, bool outermost) {
+  auto& pre = hooks().pre;
+  pre.emplace(outermost ? pre.begin() : pre.end(), hooks_->next, std::move(hook));
+  return HookHandle(hooks_, hooks_->next++);
+}
+
+HookHandle Module::add_unwind_hook(UnwindHook hook) {
+  hooks().unwind.emplace_back(hooks().next, std::move(hook));
   return HookHandle(hooks_, hooks_->next++);
 }
 

@@ -24,6 +24,9 @@ using PreHook = std::function<void(Module&, Inputs in)>;
 /// Runs after a module's forward; may replace its result.
 using PostHook = std::function<void(Module&, Inputs in, Tensor& out)>;
 
+/// Runs when a module's forward ends by an exception instead, which goes on afterwards.
+using UnwindHook = std::function<void(Module&)>;
+
 struct Hooks;
 /// Removes a hook. Outlives its module harmlessly; letting it go keeps the hook.
 class HookHandle {
@@ -102,8 +105,10 @@ class Module {
   /// under any of its names.
   void load_state(std::span<const NamedTensor> state, LoadOptions options = {});
 
-  HookHandle add_pre_hook(PreHook hook);
+  /// `outermost`: before the pre-hooks that are there, not after them.
+  HookHandle add_pre_hook(PreHook hook, bool outermost = false);
   HookHandle add_post_hook(PostHook hook);
+  HookHandle add_unwind_hook(UnwindHook hook);
 
   /// Path from the root of the tree this module was first registered in.
   const std::string& path() const { return path_; }

@@ -32,7 +32,7 @@ void check_destination(const Piece& p) {
 }
 
 void fill_piece(Reader& reader, const Piece& p, const TensorEntry& t) {
-  if (p.values.numel() == 0) return;
+  if (p.values.numel() == 0) return p.values.storage()->bump_version();  // as on the other ranks
   NoGrad off;
   Tensor to = p.values.detach();
   if (!to.is_contiguous()) {

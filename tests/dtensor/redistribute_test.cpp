@@ -143,6 +143,28 @@ TEST(DTensor, UpdatesInPlaceReachEveryPiece) {
   });
 }
 
+TEST(DTensor, TermsOfEveryOperatorMakeTheWhole) {
+  run_ranks(3, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"a", 3}});
+    Tensor value = from_values<int64_t>({-5, 7, 0, 3}, {4}),
+           t = distribute(value, mesh, {Replicate()});
+    for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+      Tensor back = redistribute(redistribute(t, {Partial(op)}), {Replicate()});
+      check_close(full_tensor(back), value, 0, std::string(name_of(op)));
+    }
+  });
+}
+
+TEST(DTensor, APieceIsNoViewOfTheWhole) {
+  run_ranks(2, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"a", 2}});
+    Tensor value = sample_values({4}, -1, 1, 1), whole = distribute(value, mesh, {Replicate()});
+    Tensor piece = redistribute(whole, {Shard(0)});
+    fill_(piece, 9.0);
+    check_close(full_tensor(whole), value, 0, "the whole");
+  });
+}
+
 TEST(DTensor, BordersAreDifferentiable) {
   run_ranks(4, [&](ProcessGroup& group) {
     DeviceMesh mesh = init_device_mesh({{"a", 4}});

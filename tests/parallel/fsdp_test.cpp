@@ -3,12 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <optional>
+
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
 #include "core/nn/nn.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
+#include "core/ops/update.h"
 #include "core/tensor/random.h"
 #include "tests/parallel/small_gpt.h"
 
@@ -168,16 +172,65 @@ TEST(Fsdp, WholeWeightsAreNotKept) {
   });
 }
 
+std::string error_of(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const UserError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+// A forward that fails leaves the model as it was, also when it was an evaluation.
+TEST(Fsdp, AFailedForwardLeavesShards) {
+  run_ranks(2, [&](ProcessGroup& group) {
+    manual_seed(3);
+    auto model = models::gpt(small());
+    fully_shard(*model);
+    Tensor good = ids(0, group.rank() * 4, 4), bad = good + 1000;
+    for (bool inference : {false, true}) {
+      std::string e = error_of([&] {
+        std::optional<InferenceMode> off;
+        if (inference) off.emplace();
+        model->forward(bad);
+      });
+      TESSERA_ASSERT(e != "no error", "ids out of range passed");
+      for (const NamedTensor& p : model->named_parameters())
+        TESSERA_ASSERT(p.tensor.is_sharded(), "{} is whole", p.name);
+      backward(model->loss(good, good));
+      for (const Tensor& p : model->parameters()) p.set_grad({});
+    }
+  });
+}
+
+TEST(Fsdp, WeightsWrittenBeforeBackwardAreNoticed) {
+  run_ranks(2, [&](ProcessGroup& group) {
+    manual_seed(3);
+    auto model = models::gpt(small());
+    fully_shard(*model);
+    Tensor x = ids(0, group.rank() * 4, 4), loss = model->loss(x, x);
+    {
+      NoGrad off;
+      for (const Tensor& p : model->parameters()) assign_(p, p * 2.0);
+    }
+    std::string e = error_of([&] { backward(loss); });
+    TESSERA_ASSERT(e.find("was overwritten after it was saved for backward") != e.npos, "{}", e);
+  });
+}
+
+TEST(Fsdp, FreezingAfterwardsIsRefused) {
+  run_ranks(2, [&](ProcessGroup&) {
+    auto model = models::gpt(small());
+    fully_shard(*model);
+    model->named_parameters()[0].tensor.requires_grad_(false);
+    std::string e = error_of([&] { model->forward(ids(0, 0, 4)); });
+    TESSERA_ASSERT(e.find("was frozen after fully_shard") != e.npos, "{}", e);
+  });
+}
+
 TEST(Fsdp, ErrorsSayWhatToDo) {
   run_ranks(2, [&](ProcessGroup&) {
-    auto text = [](auto f) -> std::string {
-      try {
-        f();
-      } catch (const UserError& e) {
-        return e.what();
-      }
-      return "no error";
-    };
+    auto text = error_of;
     auto model = models::gpt(small());
     std::string e = text([&] { fully_shard(*model, {.groups = {"blocks.*"}}); });
     TESSERA_CHECK(e.find("no module is called \"blocks.*\"") != e.npos, "{}", e);

@@ -10,6 +10,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
+#include "core/ops/views.h"
 #include "core/tensor/random.h"
 #include "examples/models/plans.h"
 #include "parallel/fsdp.h"
@@ -21,6 +22,40 @@ namespace {
 using test::check_close;
 using test::Trained;
 using test::TrainOptions;
+
+// The groups of a list of Linear layers are the layers themselves, hooks of both wrappers included.
+TEST(TensorParallel, FullyShardedLayersOfAList) {
+  Tensor x = cast(sample_values({4, 6}, -1, 1, 1), kF32);
+  auto make = [] {
+    auto m = nn::sequential(nn::linear(6, 8), nn::tanh(), nn::linear(8, 6));
+    m->init(1);
+    return m;
+  };
+  auto serial = make();
+  backward(mean(square(serial->forward(x))));
+  run_ranks(4, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"dp", 2}, {"tp", 2}});
+    auto model = make();
+    parallelize_module(*model, mesh["tp"], {{"", pairwise()}});
+    fully_shard(*model, {.mesh = mesh["dp"]});
+    int64_t first = mesh.coordinate("dp") * 2;
+    backward(mean(square(model->forward(clone(narrow(x, 0, first, 2))))));
+    auto want = serial->named_parameters();
+    size_t i = 0;
+    for (const NamedTensor& p : model->named_parameters()) {
+      double diff =
+          amax(abs(full_tensor(p.tensor.grad()) - want[i++].tensor.grad())).item<double>();
+      TESSERA_ASSERT(diff < 1e-6, "{} differs by {}", p.name, diff);
+    }
+    try {  // a row-wise layer keeps its bias through an exception
+      model->forward(cast(sample_values({4, 5}, -1, 1, 1), kF32));
+      TESSERA_ASSERT(false, "an input of the wrong width passed");
+    } catch (const ShapeError&) {
+    }
+    TESSERA_ASSERT(model->named_parameters().size() == want.size(), "{} parameters",
+                   model->named_parameters().size());
+  });
+}
 
 TEST(TensorParallel, AnMlpOfAnyDepth) {
   Tensor x = cast(sample_values({5, 6}, -1, 1, 1), kF32), y = sample_integers({5}, 0, 4, 2);
