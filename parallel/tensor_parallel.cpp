@@ -1,5 +1,7 @@
 #include "parallel/tensor_parallel.h"
 
+#include <map>
+
 #include "core/autograd/autograd.h"
 #include "core/nn/layers.h"
 #include "core/ops/create.h"
@@ -189,11 +191,17 @@ void parallelize_module(nn::Module& module, const DeviceMesh& mesh, const Parall
     for (Tensor& t : in)
       if (t.defined()) t = on_mesh(t, mesh);
   });
+  std::map<const Module*, std::string> styled;  // by which pattern
   for (auto& [pattern, style] : plan) {
     bool found = false;
     for (auto& [path, m] : modules)
       if (matches(pattern, path)) {
         found = true;
+        auto [first, alone] = styled.try_emplace(m, pattern);
+        TESSERA_CHECK(alone,
+                      "parallelize_module: \"{}\" is named by \"{}\" and by \"{}\"; a module "
+                      "has one style",
+                      path, first->second, pattern);
         style->apply(module, *m, path, mesh);
       }
     TESSERA_CHECK(found, "parallelize_module: no module is called \"{}\"", pattern);

@@ -261,6 +261,12 @@ TEST(TensorParallel, ErrorsSayWhatToDo) {
     TESSERA_ASSERT(e.find("no module is called \"h.*.atn\"") != e.npos, "{}", e);
     e = text([&] { parallelize_module(*model, mesh, {{"ln_f", colwise()}}); });
     TESSERA_ASSERT(e.find("colwise of \"ln_f\"") != e.npos, "{}", e);
+    auto twice = models::gpt(test::small_gpt());
+    e = text([&] {
+      parallelize_module(*twice, mesh, {{"h.0.mlp.c_fc", colwise()}, {"h.*.mlp.c_fc", rowwise()}});
+    });
+    TESSERA_ASSERT(e.find("is named by \"h.0.mlp.c_fc\" and by \"h.*.mlp.c_fc\"") != e.npos, "{}",
+                   e);
     auto other = models::gpt(test::small_gpt());
     parallelize_module(*other, mesh, models::tensor_parallel_plan(other->options));
     e = text([&] { other->loss(test::ids(0, 0, 4), test::ids(1, 0, 4)); });
