@@ -1,13 +1,16 @@
 #include "examples/models/plans.h"
 
+#include "core/ops/contract.h"
+
 namespace tessera::models {
 
 parallel::ParallelPlan tensor_parallel_plan(const GptOptions& o, bool sequence_parallel) {
   namespace p = parallel;
   int64_t head_width = o.dim / o.heads;
   Placement between = sequence_parallel ? Shard(1) : Replicate();
+  // What exact contraction could not share to the bit stays whole.
+  bool cut_vocabulary = !context().exact_contraction || o.vocab % kExactLeaves == 0;
   p::ParallelPlan plan{
-      {"wte", p::rowwise({.output = between})},
       {"h.*.attn.c_attn", p::colwise({.unit = 3 * head_width})},  // rows are [heads, 3, width]
       {"h.*.attn.c_proj", p::rowwise({.unit = head_width, .output = between})},
       {"h.*.mlp.c_fc", p::colwise()},
@@ -17,10 +20,11 @@ parallel::ParallelPlan tensor_parallel_plan(const GptOptions& o, bool sequence_p
     plan.emplace_back("h.*.ln_1", p::sequence_parallel());
     plan.emplace_back("h.*.ln_2", p::sequence_parallel());
     plan.emplace_back("ln_f", p::sequence_parallel(Replicate()));
-  } else {
+  } else if (cut_vocabulary) {
     plan.emplace_back("ln_f", p::prepare_output());
   }
-  if (!o.tied) plan.emplace_back("lm_head", p::colwise());
+  if (cut_vocabulary) plan.emplace_back("wte", p::rowwise({.output = between}));
+  if (cut_vocabulary && !o.tied) plan.emplace_back("lm_head", p::colwise());
   return plan;
 }
 

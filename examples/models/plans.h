@@ -7,7 +7,8 @@
 namespace tessera::models {
 
 /// Attention by heads, feed-forward by its inner width, embedding and head by the vocabulary; the
-/// logits come out cut by the vocabulary, which a loss takes in a LossParallel scope. With
+/// logits come out cut by the vocabulary, which a loss takes in a LossParallel scope; under exact
+/// contraction a vocabulary that is no multiple of its leaves stays whole. With
 /// `sequence_parallel`, norms and dropouts between the regions work on a part of the sequence.
 parallel::ParallelPlan tensor_parallel_plan(const GptOptions& options,
                                             bool sequence_parallel = false);

@@ -40,8 +40,8 @@ TEST(Checkpoint, RoundTripOnOneRank) {
   EXPECT_EQ(l.read.read, l.read.wanted);
   EXPECT_EQ(l.read.verified, l.read.wanted);
   for (const Piece& p : state.pieces) EXPECT_TRUE(same_bytes(p.values, expected[p.name])) << p.name;
-  bool filled = state.pieces[0].values.numel() > 0;
-  EXPECT_EQ(state.pieces[0].values.storage()->version() > version, filled);
+  // Of an empty piece too: other ranks' pieces of the same tensor were written.
+  EXPECT_GT(state.pieces[0].values.storage()->version(), version);
   EXPECT_TRUE(verify(dir / "ckpt").findings.empty());
   // The file of a lone rank is a plain safetensors file.
   io::SafetensorsFile file =
