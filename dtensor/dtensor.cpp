@@ -8,8 +8,6 @@
 namespace tessera {
 namespace {
 
-Layout replicated(const DeviceMesh& mesh) { return Layout(size_t(mesh.ndim()), Replicate()); }
-
 // What the ranks' gradients of pieces in `layout` must be: there is no "whatever arrives" outside
 // of the mesh.
 Layout closed_dual(Layout layout) {

@@ -18,7 +18,6 @@ namespace {
 
 constexpr double kLowest = -std::numeric_limits<double>::infinity();
 
-Layout replicated(const DeviceMesh& mesh) { return Layout(size_t(mesh.ndim()), Replicate()); }
 Layout layout_on(const Tensor& t, const DeviceMesh& mesh) {
   const ShardSpec* s = spec_of(t);
   return s ? s->layout : replicated(mesh);

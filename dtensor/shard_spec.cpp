@@ -13,8 +13,6 @@
 namespace tessera {
 namespace {
 
-Layout replicated(const DeviceMesh& mesh) { return Layout(size_t(mesh.ndim()), Replicate()); }
-
 // A plain operand stands for the same value on every rank where that is certain, or promised.
 void check_plain(const Primitive& prim, size_t i, const Tensor& t) {
   bool promised = context().replicate_plain || context().phase == Phase::kBackward;

@@ -35,6 +35,10 @@ inline const ShardSpec* spec_of(const Tensor& t) {
   return static_cast<const ShardSpec*>(shard_data(t));
 }
 
+/// Replicate along every axis.
+inline Layout replicated(const DeviceMesh& mesh) {
+  return Layout(size_t(mesh.ndim()), Replicate());
+}
 /// A sharded tensor over `local`, this rank's piece, whose shape is that of its box.
 Tensor wrap(const DeviceMesh& mesh, const Layout& layout, const Meta& global, Tensor local);
 /// `t` (sharded, or plain and then held by every rank) in another layout, unrecorded. Values move;

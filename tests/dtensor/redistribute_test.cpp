@@ -14,6 +14,7 @@
 #include "core/ops/update.h"
 #include "core/ops/views.h"
 #include "tests/dtensor/cases.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera::test {
 namespace {
@@ -185,16 +186,8 @@ TEST(DTensor, BordersAreDifferentiable) {
 TEST(DTensor, ErrorsSayWhatToDo) {
   run_ranks(2, [&](ProcessGroup&) {
     DeviceMesh mesh = init_device_mesh({{"tp", 2}});
-    auto text = [](auto f) -> std::string {
-      try {
-        f();
-      } catch (const UserError& e) {
-        return e.what();
-      }
-      return "no error";
-    };
     auto expect = [&](auto f, const std::string& part) {
-      std::string e = text(f);
+      std::string e = error_of(f);
       TESSERA_ASSERT(e.find(part) != e.npos, "\"{}\" is not in: {}", part, e);
     };
     Tensor value = sample_values({4, 6}, -1, 1, 1);

@@ -15,15 +15,11 @@
 #include <string>
 #include <thread>
 
+#include "tests/examples/command.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
-
-struct Outcome {
-  int status;
-  std::string output;
-};
 
 struct Row {
   double loss, grad_norm;
@@ -34,28 +30,17 @@ using Rows = std::map<int64_t, Row>;  // by step
 class Resume : public ::testing::Test {
  protected:
   void SetUp() override {
-    const char* folder = std::getenv("TESSERA_BIN");
-    bin_ = std::string(folder ? folder : "build/bin") + "/";
-    if (!std::ifstream(bin_ + "train")) GTEST_SKIP() << "no train in TESSERA_BIN";
+    if (!std::ifstream(bin("train"))) GTEST_SKIP() << "no train in TESSERA_BIN";
     std::ofstream text(dir_ / "text.txt");
     for (int i = 0; i < 3000; ++i) text << "line " << i * i % 997 << " of a text to learn\n";
   }
   std::string command(int ranks, const std::string& name, const std::string& flags) {
-    return "OMP_NUM_THREADS=1 " + bin_ + "tlaunch --nproc " + std::to_string(ranks) + " " + bin_ +
-           "train --data text:" + (dir_ / "text.txt") +
+    return "OMP_NUM_THREADS=1 " + bin("tlaunch") + " --nproc " + std::to_string(ranks) + " " +
+           bin("train") + " --data text:" + (dir_ / "text.txt") +
            " --batch-size 8 --seq-len 16 --set layers=1 --set dim=32 --set heads=2"
            " --set dropout=0.1 --schedule cosine --warmup 3 --steps 24 --metrics " +
            (dir_ / (name + ".jsonl")) + " --checkpoint " + (dir_ / name) + " --save-every 5 " +
-           flags + " 2>&1";
-  }
-  Outcome run(const std::string& command) {
-    std::FILE* pipe = popen(command.c_str(), "r");
-    std::string output;
-    std::array<char, 4096> buffer;
-    while (size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe))
-      output.append(buffer.data(), n);
-    int status = pclose(pipe);
-    return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), output};
+           flags;
   }
   // Every step once, or the test fails.
   Rows rows(const std::string& name) {
@@ -91,7 +76,6 @@ class Resume : public ::testing::Test {
     EXPECT_EQ(rows("run"), expected) << o.output;
   }
   TempFolder dir_;
-  std::string bin_;
 };
 
 TEST_F(Resume, OneRankKilledAtAnyTime) {

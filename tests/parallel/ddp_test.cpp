@@ -13,6 +13,7 @@
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
+#include "tests/support/unreliable.h"
 
 namespace tessera {
 namespace {
@@ -137,21 +138,6 @@ TEST(Ddp, UnusedParametersAreNamed) {
   EXPECT_NE(text.find("spare.weight"), std::string::npos) << text;
   EXPECT_NE(text.find("allow_unused"), std::string::npos) << text;
 }
-
-// The identity, whose derivative fails as long as `fails` holds.
-class Unreliable final : public CustomFunction {
- public:
-  explicit Unreliable(const bool& fails) : fails_(fails) {}
-  std::string_view name() const override { return "unreliable"; }
-  Tensors forward(std::span<const Tensor> in) override { return {in[0]}; }
-  Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
-    TESSERA_CHECK(!fails_, "unreliable: no derivative today");
-    return {cot[0]};
-  }
-
- private:
-  const bool& fails_;
-};
 
 // Two layers with an unreliable one between them: the second layer's gradients arrive, the first's
 // do not.

@@ -15,6 +15,7 @@
 #include "core/ops/update.h"
 #include "core/tensor/random.h"
 #include "tests/parallel/small_gpt.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera::parallel {
 namespace {
@@ -172,15 +173,6 @@ TEST(Fsdp, WholeWeightsAreNotKept) {
   });
 }
 
-std::string error_of(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 // A forward that fails leaves the model as it was, also when it was an evaluation.
 TEST(Fsdp, AFailedForwardLeavesShards) {
   run_ranks(2, [&](ProcessGroup& group) {
@@ -194,7 +186,7 @@ TEST(Fsdp, AFailedForwardLeavesShards) {
         if (inference) off.emplace();
         model->forward(bad);
       });
-      TESSERA_ASSERT(e != "no error", "ids out of range passed");
+      TESSERA_ASSERT(!e.empty(), "ids out of range passed");
       for (const NamedTensor& p : model->named_parameters())
         TESSERA_ASSERT(p.tensor.is_sharded(), "{} is whole", p.name);
       backward(model->loss(good, good));
@@ -230,12 +222,11 @@ TEST(Fsdp, FreezingAfterwardsIsRefused) {
 
 TEST(Fsdp, ErrorsSayWhatToDo) {
   run_ranks(2, [&](ProcessGroup&) {
-    auto text = error_of;
     auto model = models::gpt(small());
-    std::string e = text([&] { fully_shard(*model, {.groups = {"blocks.*"}}); });
+    std::string e = error_of([&] { fully_shard(*model, {.groups = {"blocks.*"}}); });
     TESSERA_CHECK(e.find("no module is called \"blocks.*\"") != e.npos, "{}", e);
     fully_shard(*model);
-    e = text([&] { fully_shard(*model); });
+    e = error_of([&] { fully_shard(*model); });
     TESSERA_CHECK(
         e.find("sharded over axis") != e.npos || e.find("not slices of one mesh") != e.npos, "{}",
         e);

@@ -15,6 +15,7 @@
 #include "examples/models/plans.h"
 #include "parallel/fsdp.h"
 #include "tests/parallel/small_gpt.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera::parallel {
 namespace {
@@ -248,28 +249,20 @@ TEST(TensorParallel, CollectivesOfAGpt) {
 TEST(TensorParallel, ErrorsSayWhatToDo) {
   run_ranks(2, [&](ProcessGroup&) {
     DeviceMesh mesh = init_device_mesh({{"tp", 2}});
-    auto text = [](auto f) -> std::string {
-      try {
-        f();
-      } catch (const UserError& e) {
-        return e.what();
-      }
-      return "no error";
-    };
     auto model = models::gpt(test::small_gpt());
-    std::string e = text([&] { parallelize_module(*model, mesh, {{"h.*.atn", colwise()}}); });
+    std::string e = error_of([&] { parallelize_module(*model, mesh, {{"h.*.atn", colwise()}}); });
     TESSERA_ASSERT(e.find("no module is called \"h.*.atn\"") != e.npos, "{}", e);
-    e = text([&] { parallelize_module(*model, mesh, {{"ln_f", colwise()}}); });
+    e = error_of([&] { parallelize_module(*model, mesh, {{"ln_f", colwise()}}); });
     TESSERA_ASSERT(e.find("colwise of \"ln_f\"") != e.npos, "{}", e);
     auto twice = models::gpt(test::small_gpt());
-    e = text([&] {
+    e = error_of([&] {
       parallelize_module(*twice, mesh, {{"h.0.mlp.c_fc", colwise()}, {"h.*.mlp.c_fc", rowwise()}});
     });
     TESSERA_ASSERT(e.find("is named by \"h.0.mlp.c_fc\" and by \"h.*.mlp.c_fc\"") != e.npos, "{}",
                    e);
     auto other = models::gpt(test::small_gpt());
     parallelize_module(*other, mesh, models::tensor_parallel_plan(other->options));
-    e = text([&] { other->loss(test::ids(0, 0, 4), test::ids(1, 0, 4)); });
+    e = error_of([&] { other->loss(test::ids(0, 0, 4), test::ids(1, 0, 4)); });
     TESSERA_ASSERT(e.find("ReplicatePlain") != e.npos || e.find("LossParallel") != e.npos, "{}", e);
   });
 }

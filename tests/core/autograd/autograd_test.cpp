@@ -12,6 +12,7 @@
 #include "core/ops/sort.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
+#include "tests/support/unreliable.h"
 
 namespace tessera {
 namespace {
@@ -209,21 +210,6 @@ class Collector final : public GradSink {
   void backward_abandoned() override { ++abandoned; }
   std::vector<std::pair<int, Tensor>> got;
   int finished = 0, abandoned = 0;
-};
-
-// The identity, whose derivative fails as long as `fails` holds.
-class Unreliable final : public CustomFunction {
- public:
-  explicit Unreliable(const bool& fails) : fails_(fails) {}
-  std::string_view name() const override { return "unreliable"; }
-  Tensors forward(std::span<const Tensor> in) override { return {in[0]}; }
-  Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
-    TESSERA_CHECK(!fails_, "unreliable: no derivative today");
-    return {cot[0]};
-  }
-
- private:
-  const bool& fails_;
 };
 
 TEST(Autograd, SinksHearOfABackwardThatFailed) {

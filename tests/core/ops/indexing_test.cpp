@@ -17,39 +17,32 @@
 #include "core/ops/scan.h"
 #include "core/ops/sort.h"
 #include "core/ops/views.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
 
 using List = std::vector<Tensor>;
 
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
 Tensor ints(std::initializer_list<int64_t> v) {
   return from_values<int64_t>(v, {int64_t(v.size())});
 }
 
 TEST(Indexing, OutOfRangeNamesIndexPositionAndExtent) {
   Tensor x = zeros({3, 5});
-  EXPECT_EQ(message([&] {
+  EXPECT_EQ(error_of([&] {
               gather(x, 1, reshape(ints({0, 1, 5, 0, 0, 0}), {3, 2}));
             }),
             "gather: index 5 at position [1, 0] is outside dim 1 of extent 5");
-  EXPECT_EQ(message([&] {
+  EXPECT_EQ(error_of([&] {
               index_select(x, 0, ints({0, 3}));
             }),
             "gather: index 3 at position [1, 0] is outside dim 0 of extent 3");
-  EXPECT_EQ(message([&] {
+  EXPECT_EQ(error_of([&] {
               index(x, List{ints({0, -4})});
             }),
             "index: -4 at position [1] is outside a dim of extent 3");
-  EXPECT_EQ(message([&] {
+  EXPECT_EQ(error_of([&] {
               index(x, List{ints({0}), ints({7})});
             }),
             "index: 7 at position [0] is outside a dim of extent 5");
