@@ -12,8 +12,9 @@ std::string ids_text(const ValueIds& ids) {
   for (size_t i = 0; i < ids.size();) {
     size_t end = i + 1;
     while (end < ids.size() && ids[end] == ids[end - 1] + 1) ++end;
-    if (end - i < 4) end = i + 1;
-    text += fmt::format("{}%{}", text.empty() ? "" : ", ", ids[i]);
+    if (end - i < 4 || ids[i] == kNoValue) end = i + 1;
+    std::string id = ids[i] == kNoValue ? "new" : fmt::format("%{}", ids[i]);
+    text += (text.empty() ? "" : ", ") + id;
     if (end - i > 1) text += fmt::format("..%{}", ids[end - 1]);
     i = end;
   }

@@ -14,6 +14,7 @@ namespace tessera::compile {
 /// Index into Graph::values.
 using ValueId = int32_t;
 using ValueIds = SmallVector<ValueId, 4>;
+inline constexpr ValueId kNoValue = -1;
 
 /// Values with one `buffer` share memory: a view with what it views, the result of an effect with
 /// the place it was written to. The buffer is named by the value that made the memory. The values
@@ -39,7 +40,9 @@ std::string_view name_of(Role role);
 struct Node {
   PrimRef prim;
   ValueIds in = {}, out = {};
-  ValueIds into = {};  // an effect: out[i] is what into[i] holds from here on; empty: a pure op
+  // An effect: out[i] is what into[i] holds from here on, or memory of its own where into[i] is
+  // kNoValue; empty: a pure op.
+  ValueIds into = {};
   Phase phase = Phase::kForward;
   Role role = Role::kCompute;
   int32_t scope = 0;  // of the module that the op, or the forward op it differentiates, comes from

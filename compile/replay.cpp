@@ -9,7 +9,8 @@ std::vector<size_t> last_reads(const Graph& g) {
   for (size_t k = 0; k < g.nodes.size(); ++k) {
     for (ValueId id : g.nodes[k].out) last[size_t(id)] = k;
     for (auto* list : {&g.nodes[k].in, &g.nodes[k].into})
-      for (ValueId id : *list) last[size_t(id)] = k;
+      for (ValueId id : *list)
+        if (id != kNoValue) last[size_t(id)] = k;
   }
   for (ValueId id : g.outputs) last[size_t(id)] = g.nodes.size();
   return last;
@@ -46,10 +47,11 @@ Tensors replay(const Graph& g, std::span<const Tensor> inputs) {
     const Node& n = g.nodes[k];
     Tensors in, out, into;
     for (ValueId id : n.in) in.push_back(at(id));
-    for (ValueId id : n.into) into.push_back(at(id));
+    for (size_t i = 0; i < n.into.size(); ++i)
+      into.push_back(n.into[i] == kNoValue ? empty(g[n.out[i]].meta) : at(n.into[i]));
     for (auto* list : {&n.in, &n.into})  // what is read for the last time may be taken over
       for (ValueId id : *list)
-        if (last[size_t(id)] == k) at(id) = {};
+        if (id != kNoValue && last[size_t(id)] == k) at(id) = {};
     if (n.into.empty())
       out = eager_backend().run(n.prim, in);
     else

@@ -145,17 +145,18 @@ class Verifier {
   void define_effect(const Node& n) {
     if (n.into.size() != n.out.size())
       fail("{} results go into {} places", n.out.size(), n.into.size());
-    for (ValueId id : n.into) {
-      check_read(id, "destination");
-      if (g_[id].buffer == kNoBuffer) fail("destination %{} has no values, only a shape", id);
-    }
     for (size_t i = 0; i < n.out.size(); ++i) {
+      if (n.into[i] == kNoValue) continue;
+      check_read(n.into[i], "destination");
       const Value &to = g_[n.into[i]], &v = g_[n.out[i]];
+      if (to.buffer == kNoBuffer) fail("destination %{} has no values, only a shape", n.into[i]);
       if (v.buffer != to.buffer || !same_layout(v, to))
         fail("result %{} is not where its destination %{} is", n.out[i], n.into[i]);
     }
-    for (ValueId id : n.into) ++buffer_epoch_[size_t(g_[id].buffer)];
-    for (ValueId id : n.out) define(id, "result");
+    for (ValueId id : n.into)
+      if (id != kNoValue) ++buffer_epoch_[size_t(g_[id].buffer)];
+    for (size_t i = 0; i < n.out.size(); ++i)
+      n.into[i] == kNoValue ? define_fresh(n.out[i]) : define(n.out[i], "result");
   }
 
   static bool same_layout(const Value& a, const Value& b) {

@@ -1,0 +1,49 @@
+// An op that the fusion pass made of others: a body, the memory layouts of its results, and, once
+// generated, code. Invariant: with and without code it computes the same function, so a graph of
+// fused ops can be replayed by the interpreter and compared.
+#pragma once
+#include "compile/codegen/body.h"
+#include "core/primitive/primitive.h"
+
+namespace tessera::compile {
+
+/// Generated code of one body. `run` computes rows [begin, end) of `chunks`; kernels with sums over
+/// rows leave partial results of each chunk in `scratch` and `finish` combines them, in order.
+/// `p`: addresses of the first elements of operands, then of results.
+struct KernelCode {
+  using Run = void (*)(char* const* p, int64_t chunk, char* scratch);
+  using Finish = void (*)(char* const* p, const char* scratch);
+  Run run = nullptr;
+  Finish finish = nullptr;     // null: nothing to combine
+  int64_t chunks = 1;          // of about equal work; a property of the body, not of the threads
+  int64_t parallel_grain = 1;  // chunks that are worth a thread
+  size_t scratch_bytes = 0;    // of all chunks together
+};
+/// Keeps the shared object that `code` points into loaded.
+struct LoadedKernel : RefCounted {
+  KernelCode code;
+};
+
+class Fused final : public Primitive {
+ public:
+  /// `results`: shape, strides and dtype of each, as the replaced ops had them. `name` tells what
+  /// it is made of: "h_0_mlp_add_gelu".
+  Fused(std::string name, Body body, Metas results, Ref<const LoadedKernel> code = {});
+
+  Metas infer(MetaSpan in) const override;
+  void attributes(AttributeVisitor& v) const override;
+  /// Runs the code, or interprets the body where there is none. A result may be written over an
+  /// operand with the same address for every element (in_place in the plan) where the body allows
+  /// it.
+  const Kernel* own_kernel(DeviceKind) const override;
+
+  const std::string name;  // of the kernel; the op's name is "fused"
+  const Body body;
+  const Metas results;
+  const Ref<const LoadedKernel> code;  // null: interpreted
+};
+
+/// The fused op of `prim`, or null.
+const Fused* as_fused(const Primitive& prim);
+
+}  // namespace tessera::compile

@@ -1,0 +1,41 @@
+// From bodies to code: text, the system's compiler, a shared object, function pointers. Equal
+// bodies are compiled once.
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "compile/codegen/fused.h"
+
+namespace tessera::compile {
+
+/// Source of one kernel with C linkage under `name`, to be put behind prologue(). Readable: loops,
+/// one line for each instruction, a head that says what it is made of.
+std::string print_cpp(const Body& body, std::string_view name);
+/// What precedes the kernels of a file: the functors of core/ops, embedded when Tessera was built.
+std::string prologue_cpp();
+/// The same kernel as CUDA C++ (to be compiled by NVRTC), and its prologue.
+std::string print_cuda(const Body& body, std::string_view name);
+std::string prologue_cuda();
+
+struct GenerateOptions {
+  std::string cache_dir = {};  // "": TESSERA_COMPILE_CACHE, else ~/.cache/tessera
+  std::string dump_dir = {};   // "": TESSERA_COMPILE_DUMP, else nothing is dumped
+  std::string compiler = {};   // "": TESSERA_COMPILE_CXX, else c++, g++, clang++ by PATH
+};
+struct GenerateReport {
+  int kernels = 0;   // distinct bodies
+  int compiled = 0;  // by this process, now
+  bool from_cache = false;
+  double seconds = 0;
+};
+
+/// Gives each of `kernels` code: compiles one file for all that the cache does not hold, writes it
+/// to the cache (a file of another name, fsynced and renamed, so that a killed process leaves no
+/// entry; ranks of a node wait for the one that compiles), loads it. Result i belongs to
+/// kernels[i]. Throws UserError where no compiler is found or it fails (with its message and the
+/// file), and when the cache cannot be written; the caller then runs uncompiled.
+std::vector<Ref<const LoadedKernel>> generate(std::span<const Fused* const> kernels,
+                                              const GenerateOptions& options,
+                                              GenerateReport* report = nullptr);
+
+}  // namespace tessera::compile

@@ -1,0 +1,51 @@
+// Runs a graph again and again: memory planned once, no dispatch, nothing allocated. Invariants: a
+// run computes what replay() computes; between two runs the executor keeps only the arena and what
+// it was given.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compile/graph.h"
+
+namespace tessera::compile {
+
+/// What one kernel call of a run did, for reports and timelines.
+struct CallRecord {
+  std::string name;  // of the op or fused kernel
+  int32_t node = 0;
+  double begin_us = 0, end_us = 0;  // from the beginning of the run
+};
+
+struct MemoryPlan {
+  size_t arena_bytes = 0;      // intermediate values and scratch, together at their peak
+  size_t output_bytes = 0;     // fresh at each run, unless nobody holds the last ones
+  size_t implicit_bytes = 0;   // parameters and other state, read and written where they are
+  size_t unplanned_bytes = 0;  // sum over all values, had each its own memory
+};
+
+class Executor {
+ public:
+  /// Plans `graph` (verified). Memory is taken at the first run.
+  explicit Executor(Graph graph);
+  ~Executor();
+  Executor(Executor&&) noexcept;
+
+  /// Runs the graph on explicit `inputs`, with the layouts it was traced with, and on its implicit
+  /// inputs where they are. `implicit`, when not empty, takes their place: one tensor for each,
+  /// with equal layouts. Outputs are new tensors; memory of outputs of an earlier run is used again
+  /// when nobody else holds it. Throws ShapeError for inputs that do not fit, and what kernels
+  /// throw.
+  Tensors run(std::span<const Tensor> inputs, std::span<const Tensor> implicit = {});
+
+  const Graph& graph() const;
+  const MemoryPlan& memory() const;
+  /// As run, and writes down when each call ran.
+  Tensors run_recorded(std::span<const Tensor> inputs, std::vector<CallRecord>& calls);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera::compile
