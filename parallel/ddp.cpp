@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "collectives/ops.h"
 #include "core/autograd/autograd.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/pointwise.h"
@@ -141,7 +142,10 @@ void Reducer::launch_ready() {
     Bucket& b = buckets_[next_launch_];
     bytes_reduced_ += int64_t(b.flat.nbytes());
     if (&b == &buckets_[0]) works_.clear();
-    if (group_->size() > 1) works_.push_back(group_->all_reduce_async(b.flat, ReduceOp::kAvg));
+    if (group_->size() == 1) continue;
+    all_reduce_(b.flat, group_, ReduceOp::kAvg);
+    if (auto* work = dynamic_cast<Work*>(b.flat.storage()->ready().get()))
+      works_.emplace_back(work);
   }
 }
 
@@ -215,10 +219,11 @@ void Reducer::backward_finished() {
 }
 
 // Rank 0's order, on every rank. The gradients of this step stay in the old buckets, which live as
-// long as they are read.
+// long as they are read. It happens once, so it is no part of a step that is traced.
 void Reducer::rebuild_in_ready_order() {
   rebuilt_ = true;
   if (!options_.rebuild || group_->size() == 1) return;
+  Scoped<Backend*> untraced(context().backend, nullptr);
   std::vector<bool> listed(parameters_.size(), false);
   for (int slot : ready_order_) listed[size_t(slot)] = true;
   for (size_t i = 0; i < listed.size(); ++i)  // not reached on this rank: every rank takes part
@@ -238,7 +243,7 @@ std::unique_ptr<Reducer> make_reducer(nn::Module& model, const DdpOptions& optio
         "axis replicates",
         t.name, describe(t.tensor));
   if (group->size() > 1)
-    for (const NamedTensor& t : model.state()) group->broadcast(t.tensor, 0);
+    for (const NamedTensor& t : model.state()) broadcast_(t.tensor.detach(), group, 0);
   std::vector<NamedTensor> trainable;
   for (NamedTensor& p : model.named_parameters())
     if (p.tensor.requires_grad()) trainable.push_back(std::move(p));

@@ -9,6 +9,7 @@
 #include "core/io/safetensors.h"
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/views.h"
 #include "core/tensor/random.h"
 #include "dtensor/dtensor.h"
 #include "examples/models/plans.h"
@@ -147,10 +148,9 @@ class Staged final : public Strategy {
     pipeline_ = std::make_unique<parallel::Pipeline>(stage_, p);
   }
 
-  std::vector<double> run_step(const std::vector<data::Batch>& batches, uint64_t key) override {
+  Tensor run_step(const std::vector<data::Batch>& batches, uint64_t key) override {
     default_generator().seek(key);
-    Tensor losses = pipeline_->step(micro_batches(batches), loss);
-    return {losses.data<double>(), losses.data<double>() + losses.numel()};
+    return pipeline_->step(micro_batches(batches), loss);
   }
   double evaluate(const data::Batch& batch) override {
     return pipeline_->evaluate(micro_batches({batch}), loss).item<double>();
@@ -205,7 +205,7 @@ std::unique_ptr<Strategy> make_strategy(const Options& o, Ref<ProcessGroup> grou
 
 // ---- what a strategy does unless it does it otherwise
 
-std::vector<double> Strategy::run_step(const std::vector<data::Batch>& batches, uint64_t key) {
+Tensor Strategy::run_step(const std::vector<data::Batch>& batches, uint64_t key) {
   std::vector<Tensor> losses;
   for (size_t k = 0; k < batches.size(); ++k) {
     Scoped<Tensor> samples(context().samples, batches[k].sample_numbers);
@@ -213,12 +213,10 @@ std::vector<double> Strategy::run_step(const std::vector<data::Batch>& batches, 
     set_sync(k + 1 == batches.size());
     LossParallel spread_vocabulary;
     Tensor loss = task_.loss(batches[k]);
-    losses.push_back(loss);
     backward(batches.size() > 1 ? loss * (1.0 / double(batches.size())) : loss);
+    losses.push_back(full_tensor(loss.detach()).to(kF64));
   }
-  std::vector<double> values;
-  for (const Tensor& l : losses) values.push_back(l.item<double>());
-  return values;
+  return stack(losses);
 }
 
 double Strategy::evaluate(const data::Batch& batch) {

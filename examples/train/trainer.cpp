@@ -3,6 +3,7 @@
 #include <chrono>
 #include <optional>
 
+#include "collectives/ops.h"
 #include "core/autograd/autograd.h"
 #include "core/base/parallel.h"
 #include "core/data/loader.h"
@@ -83,11 +84,10 @@ double tree_sum(std::span<const double> v) {
 
 // The mean over all micro-batches of all ranks, summed in the order of the leaves whatever the
 // world size.
-double global_mean(const Strategy& strategy, const std::vector<double>& mine) {
+double global_mean(const Strategy& strategy, const Tensor& mine) {
   ProcessGroup& group = strategy.data_group();
-  int64_t each = int64_t(mine.size()), ranks = group.size();
-  Tensor local = from_values<double>(mine, {each}), all = empty({each * ranks}, kF64);
-  group.all_gather(all, local);
+  int64_t each = mine.numel(), ranks = group.size();
+  Tensor all = all_gather(mine, Ref<ProcessGroup>(&group));
   std::vector<double> leaves(size_t(each * ranks));
   for (int64_t r = 0; r < ranks; ++r)
     for (int64_t k = 0; k < each; ++k)
@@ -226,7 +226,7 @@ class Trainer {
   Checkpointing checkpointing_;
   int64_t done_;  // steps of the run that is resumed
   Report report_;
-  std::vector<double> losses_;  // of this rank's micro-batches
+  Tensor losses_;  // of this rank's micro-batches
 };
 
 }  // namespace

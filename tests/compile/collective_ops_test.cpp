@@ -1,6 +1,8 @@
 // Collectives on the dispatch path: their results, and their nodes in a traced graph.
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
 #include "compile/replay.h"
@@ -93,20 +95,29 @@ TEST(CollectiveOps, BucketsOfViews) {
   });
 }
 
-TEST(CollectiveOps, ACollectiveBehindTheTraceIsRefused) {
+// Before anybody is told, so the ranks stay together.
+TEST(CollectiveOps, AVerbOfAGroupInsideATraceIsRefused) {
   run_ranks(2, [](ProcessGroup& g) {
-    Tensor x = from_values<double>({1}, {1});
-    Trace trace;
-    Tensor y = x * 2.0;
-    g.all_reduce(y);
-    try {
-      Tensor z = y + 1.0;
-    } catch (const UserError& e) {
-      TESSERA_CHECK(std::string_view(e.what()).find("not an op") != std::string_view::npos, "{}",
-                    e.what());
-      return;
+    Tensor x = from_values<double>({1}, {1}), y = empty({1}, kF64);
+    int refused = 0;
+    {
+      Trace trace;
+      std::function<void()> verbs[] = {
+          [&] { g.all_reduce(x); }, [&] { g.recv_async(y, 1 - g.rank()); }, [&] { g.barrier(); }};
+      for (auto& verb : verbs) {
+        try {
+          verb();
+        } catch (const UserError& e) {
+          TESSERA_CHECK(std::string_view(e.what()).find("use those of collectives/ops.h") !=
+                            std::string_view::npos,
+                        "{}", e.what());
+          ++refused;
+        }
+      }
     }
-    throw BugError("the trace did not notice");
+    TESSERA_CHECK(refused == 3, "{} of 3 were refused", refused);
+    g.all_reduce(x);
+    check(x, {2}, "after the trace");
   });
 }
 
