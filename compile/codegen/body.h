@@ -26,7 +26,8 @@ enum class InstrKind : uint8_t {
   kIndex,      // i64: the index of loop `loop`
   kPointwise,  // functor `op` of core/ops/functors (or "where") of operands of one dtype
   kCast,       // the operand in another dtype, as core's cast converts
-  kReduce,     // `reduce` of the operand over the loops of `reduced`
+  kReduce,     // `reduce` of the operand over the loops of `reduced` (of equal values where it does
+               // not vary), in the dtype that core's reductions give
 };
 
 struct Instr {
@@ -43,7 +44,8 @@ struct Instr {
 };
 
 /// Where an operand or a result keeps its elements: `strides` in elements, one for each loop, 0
-/// where it does not vary, from the first element of the tensor.
+/// where it does not vary and never negative, from the first element of the tensor. A result may
+/// vary where its value does not: it is repeated there.
 struct Access {
   DType dtype = kF32;
   SmallVector<int64_t, 6> strides;
@@ -55,7 +57,7 @@ struct Store {
 };
 
 struct Body {
-  SmallVector<int64_t, 6> extents;  // of the loops, outermost first; at most 32, none is 0
+  SmallVector<int64_t, 6> extents;  // of the loops, outermost first; at most kMaxDims, none is 0
   std::vector<Access> operands;
   std::vector<Instr> instrs;
   std::vector<Store> stores;  // in the order of the results

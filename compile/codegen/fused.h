@@ -7,18 +7,21 @@
 
 namespace tessera::compile {
 
-/// Generated code of one body. `run` computes rows [begin, end) of `chunks`; kernels with sums over
-/// rows leave partial results of each chunk in `scratch` and `finish` combines them, in order.
+/// Generated code of one body. `run` computes one of `chunks`; kernels with sums over rows leave
+/// partial results of each chunk in `scratch` and `finish` combines them, in order.
 /// `p`: addresses of the first elements of operands, then of results.
 struct KernelCode {
   using Run = void (*)(char* const* p, int64_t chunk, char* scratch);
-  using Finish = void (*)(char* const* p, const char* scratch);
+  using Finish = void (*)(char* const* p, char* scratch);
   Run run = nullptr;
   Finish finish = nullptr;     // null: nothing to combine
   int64_t chunks = 1;          // of about equal work; a property of the body, not of the threads
   int64_t parallel_grain = 1;  // chunks that are worth a thread
   size_t scratch_bytes = 0;    // of all chunks together
 };
+/// All chunks, over the threads of the calling one, then finish.
+void run_code(const KernelCode& code, char* const* p, char* scratch);
+
 /// Keeps the shared object that `code` points into loaded.
 struct LoadedKernel : RefCounted {
   KernelCode code;
@@ -43,6 +46,8 @@ class Fused final : public Primitive {
   const Ref<const LoadedKernel> code;  // null: interpreted
 };
 
+/// True when generated code may write result `result` over operand `operand` of the same layout.
+bool may_overwrite(const Body& body, int operand, int result);
 /// The fused op of `prim`, or null.
 const Fused* as_fused(const Primitive& prim);
 

@@ -1,4 +1,4 @@
-# Flags and the four functions with which every target of Tessera is declared. Nothing here touches global flags, so a
+# Flags and the five functions with which every target of Tessera is declared. Nothing here touches global flags, so a
 # project that adds Tessera by add_subdirectory keeps its own.
 
 add_library(tessera_flags INTERFACE)
@@ -111,6 +111,18 @@ function(tessera_isa_kernels name dir)
     target_sources(tessera_${name} PRIVATE $<TARGET_OBJECTS:tessera_kernels_${isa}>)
   endforeach()
   set(TESSERA_KERNEL_OBJECTS ${objects} PARENT_SCOPE)  # the tests look at their symbols
+endfunction()
+
+# Compiles the text of `files` into tessera_`name`, as kEmbedded of compile/codegen/functors.h.
+function(tessera_embed_texts name)
+  list(JOIN ARGN "|" files)
+  list(TRANSFORM ARGN PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE paths)
+  set(output ${CMAKE_CURRENT_BINARY_DIR}/embedded/${name}_texts.cpp)
+  set(script ${PROJECT_SOURCE_DIR}/scripts/cmake/embed_texts.cmake)
+  add_custom_command(OUTPUT ${output} DEPENDS ${paths} ${script} VERBATIM
+    COMMAND ${CMAKE_COMMAND} -DROOT=${PROJECT_SOURCE_DIR} -DOUTPUT=${output} "-DFILES=${files}" -P ${script})
+  target_sources(tessera_${name} PRIVATE ${output})
+  target_include_directories(tessera_${name} PRIVATE ${PROJECT_SOURCE_DIR})
 endfunction()
 
 # tessera_program(name SOURCES files... DEPENDS targets... [NO_INSTALL]): a program in bin/.

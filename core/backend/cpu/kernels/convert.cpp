@@ -1,50 +1,15 @@
 // Conversions between every two dtypes: dense rows vectorise, others take the strided loop.
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/tables.h"
+// clang-format off
+#include "core/ops/functors/prelude.h"
+#include "core/ops/functors/convert.h"
+// clang-format on
 
 namespace tessera::cpu {
 namespace {
 
-// Storage types in DType order; the 16-bit floats are told apart by these wrappers.
-struct F16 {
-  uint16_t bits;
-};
-struct BF16 {
-  uint16_t bits;
-};
-
-template <class To, class From>
-inline To bit_cast(From x) {
-  static_assert(sizeof(To) == sizeof(From));
-  return __builtin_bit_cast(To, x);
-}
-
-inline float widen(BF16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
-// Half to float without tables: shift the exponent into place, then repair denormals and infinities
-// by selects.
-inline float widen(F16 x) {
-  uint32_t sign = uint32_t(x.bits & 0x8000u) << 16, rest = uint32_t(x.bits & 0x7fffu) << 13;
-  float scaled =
-      bit_cast<float>(rest) * bit_cast<float>(0x77800000u);  // 2^112; exact, denormals included
-  uint32_t special = bit_cast<uint32_t>(scaled) | 0x7f800000u;
-  uint32_t bits = rest >= 0x0f800000u ? special : bit_cast<uint32_t>(scaled);
-  return bit_cast<float>(bits | sign);
-}
-inline BF16 to_bf16(float f) {
-  uint32_t x = bit_cast<uint32_t>(f);
-  uint32_t rounded = (x + 0x7fffu + ((x >> 16) & 1)) >> 16;
-  return {uint16_t(f != f ? (x >> 16) | 0x40u : rounded)};
-}
-inline F16 to_f16(float f) {
-  uint32_t x = bit_cast<uint32_t>(f), sign = (x >> 16) & 0x8000u, a = x & 0x7fffffffu;
-  // Denormal results: adding 0.5 aligns the mantissa so that the addition itself rounds to nearest
-  // even.
-  uint32_t small = bit_cast<uint32_t>(bit_cast<float>(a) + 0.5f) - 0x3f000000u;
-  uint32_t normal = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1)) >> 13;
-  uint32_t finite = a < 0x38800000u ? small : normal;
-  uint32_t big = a > 0x7f800000u ? 0x7e00u : 0x7c00u;
-  return {uint16_t(sign | (a >= 0x477ff000u ? big : finite))};
-}
+using fn::BF16, fn::F16, fn::widen;
 
 template <class T>
 inline T widen(T x) {
@@ -75,14 +40,14 @@ template <>
 struct Narrow<BF16> {
   template <class F>
   static BF16 from(F x) {
-    return to_bf16(float(x));
+    return fn::to_bf16(float(x));
   }
 };
 template <>
 struct Narrow<F16> {
   template <class F>
   static F16 from(F x) {
-    return to_f16(float(x));
+    return fn::to_f16(float(x));
   }
 };
 

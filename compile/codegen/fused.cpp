@@ -1,0 +1,101 @@
+#include "compile/codegen/fused.h"
+
+#include "core/base/parallel.h"
+#include "core/dispatch/kernel.h"
+
+namespace tessera::compile {
+namespace {
+
+OpId fused_op() {
+  static const OpId id = intern_op("fused");
+  return id;
+}
+
+bool same_layout(const Meta& a, const Meta& b) {
+  return a.shape == b.shape && a.strides == b.strides && a.dtype == b.dtype;
+}
+
+void plan_fused(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out,
+                Plan& plan) {
+  const auto& fused = static_cast<const Fused&>(prim);
+  for (size_t i = 0; i < out.size(); ++i) out[i].strides = fused.results[i].strides;
+  plan.in_place = true;
+  for (size_t i = 0; i < in.size(); ++i)
+    for (size_t k = 0; k < out.size(); ++k)
+      if (same_layout(in[i].meta(), out[k]) && !may_overwrite(fused.body, int(i), int(k)))
+        plan.in_place = false;
+  if (fused.code) plan.workspace_bytes = fused.code->code.scratch_bytes;
+}
+
+void run_fused(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+               Workspace workspace, const Stream&) {
+  const auto& fused = static_cast<const Fused&>(prim);
+  if (!fused.code) return interpret(fused.body, in, out);
+  SmallVector<char*, 16> p;
+  for (const Tensor& t : in) p.push_back(static_cast<char*>(t.raw()));
+  for (const Tensor& t : out) p.push_back(static_cast<char*>(t.raw()));
+  run_code(fused.code->code, p.data(), static_cast<char*>(workspace.data));
+}
+
+constexpr Kernel kKernel{plan_fused, run_fused};
+
+}  // namespace
+
+void run_code(const KernelCode& code, char* const* p, char* scratch) {
+  parallel_for(code.chunks, code.parallel_grain, [&](int64_t begin, int64_t end) {
+    for (int64_t chunk = begin; chunk < end; ++chunk) code.run(p, chunk, scratch);
+  });
+  if (code.finish) code.finish(p, scratch);
+}
+
+// Every element must be read where it is written and nowhere else: with a reduction, other
+// elements wait for it.
+bool may_overwrite(const Body& body, int operand, int result) {
+  for (const Instr& i : body.instrs)
+    if (i.kind == InstrKind::kReduce) return false;
+  const Access &from = body.operands[size_t(operand)], &to = body.stores[size_t(result)].to;
+  if (from.dtype != to.dtype) return false;
+  for (size_t l = 0; l < body.extents.size(); ++l)
+    if (body.extents[l] > 1 && from.strides[l] != to.strides[l]) return false;
+  return true;
+}
+
+Fused::Fused(std::string name, Body body, Metas results, Ref<const LoadedKernel> code)
+    : Primitive(fused_op()),
+      name(std::move(name)),
+      body(std::move(body)),
+      results(std::move(results)),
+      code(std::move(code)) {
+  check(this->body);
+  TESSERA_ASSERT(this->results.size() == this->body.stores.size(), "fused {}: {} results of {}",
+                 this->name, this->results.size(), this->body.stores.size());
+}
+
+Metas Fused::infer(MetaSpan in) const {
+  TESSERA_CHECK_AS(ShapeError, in.size() == body.operands.size(), "{}: {} operands, made for {}",
+                   name, in.size(), body.operands.size());
+  for (size_t i = 0; i < in.size(); ++i)
+    TESSERA_CHECK_AS(ShapeError, in[i]->dtype == body.operands[i].dtype,
+                     "{}: operand {} is {}{}, made for {}", name, i, name_of(in[i]->dtype),
+                     tessera::to_string(in[i]->shape), name_of(body.operands[i].dtype));
+  return results;
+}
+
+void Fused::attributes(AttributeVisitor& v) const {
+  v.text("name", name);
+  v.text("body", to_string(body));
+  for (const Meta& m : results) {
+    v.dims("shape", m.shape);
+    v.dims("strides", m.strides);
+  }
+}
+
+const Kernel* Fused::own_kernel(DeviceKind device) const {
+  return device == DeviceKind::kCPU ? &kKernel : nullptr;
+}
+
+const Fused* as_fused(const Primitive& prim) {
+  return prim.id() == fused_op() ? static_cast<const Fused*>(&prim) : nullptr;
+}
+
+}  // namespace tessera::compile

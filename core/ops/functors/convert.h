@@ -1,0 +1,38 @@
+// 16-bit floats as storage, without tables or branches, so that loops over them vectorise: widening
+// is exact, narrowing rounds to nearest even and keeps NaN (include prelude.h first).
+namespace tessera::fn {
+
+struct F16 {
+  unsigned short bits;
+};
+struct BF16 {
+  unsigned short bits;
+};
+
+TESSERA_FN unsigned word(float x) { return static_cast<unsigned>(bits(x)); }
+TESSERA_FN float from_word(unsigned x) { return from_bits(static_cast<int>(x)); }
+
+TESSERA_FN float widen(BF16 x) { return from_word(static_cast<unsigned>(x.bits) << 16); }
+// Shifts the exponent into place, then repairs denormals and infinities by selects.
+TESSERA_FN float widen(F16 x) {
+  const unsigned sign = (x.bits & 0x8000u) << 16, rest = (x.bits & 0x7fffu) << 13;
+  const float scaled = from_word(rest) * from_word(0x77800000u);  // 2^112; exact, denormals too
+  const unsigned special = word(scaled) | 0x7f800000u;
+  return from_word((rest >= 0x0f800000u ? special : word(scaled)) | sign);
+}
+
+TESSERA_FN BF16 to_bf16(float f) {
+  const unsigned x = word(f), rounded = (x + 0x7fffu + ((x >> 16) & 1)) >> 16;
+  return {static_cast<unsigned short>(f != f ? (x >> 16) | 0x40u : rounded)};
+}
+TESSERA_FN F16 to_f16(float f) {
+  const unsigned x = word(f), sign = (x >> 16) & 0x8000u, a = x & 0x7fffffffu;
+  // Denormal results: adding 0.5 aligns the mantissa so that the addition itself rounds.
+  const unsigned small = word(from_word(a) + 0.5f) - 0x3f000000u;
+  const unsigned normal = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1)) >> 13;
+  const unsigned finite = a < 0x38800000u ? small : normal;
+  const unsigned big = a > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  return {static_cast<unsigned short>(sign | (a >= 0x477ff000u ? big : finite))};
+}
+
+}  // namespace tessera::fn
