@@ -1,0 +1,49 @@
+// Thousands of random steps through the pipeline, against plain replay. A failure prints its seed
+// and graphs; TESSERA_FUZZ_SEED runs one seed again, TESSERA_FUZZ_COUNT sets how many are run.
+#include "tests/compile/passes/fuzz.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "tests/compile/passes/close.h"
+#include "tests/compile/passes/graphs.h"
+
+namespace tessera::compile {
+namespace {
+
+uint64_t number_from(const char* variable, uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
+
+// False after a failure.
+bool run_seed(uint64_t seed, std::string_view skip, const test::Tolerance& tolerance) {
+  test::RandomStep step(seed);
+  std::vector<Tensor> in = test::copies(step.inputs);
+  std::swap(in, step.inputs);
+  Graph g = test::graph_of(step.inputs, [&] { return step.run(); }), after = g;
+  std::string what = "seed " + std::to_string(seed) + "\nbefore:\n" + to_string(g);
+  try {
+    run_passes(after, skip);
+    test::expect_same_sharing(after, g);
+    what += "after:\n" + to_string(after);
+    test::expect_close(test::results(after, in), test::results(g, in), tolerance, what);
+  } catch (const Error& e) {
+    ADD_FAILURE() << what << "\n" << e.what() << "\n" << to_string(after);
+  }
+  return !testing::Test::HasFailure();
+}
+
+void fuzz(uint64_t count, std::string_view skip, const test::Tolerance& tolerance) {
+  uint64_t first = number_from("TESSERA_FUZZ_SEED", 1);
+  if (std::getenv("TESSERA_FUZZ_SEED")) count = 1;
+  count = number_from("TESSERA_FUZZ_COUNT", count);
+  for (uint64_t seed = first; seed < first + count; ++seed)
+    if (!run_seed(seed, skip, tolerance)) return;
+}
+
+TEST(Fuzz, CleaningUpChangesNoBit) { fuzz(2000, "", {}); }
+
+}  // namespace
+}  // namespace tessera::compile

@@ -1,0 +1,31 @@
+// Every registered op, with its gradient, through the whole pipeline: the graph computes what it
+// computed before.
+#include <gtest/gtest.h>
+
+#include "tests/compile/passes/close.h"
+#include "tests/compile/passes/graphs.h"
+
+namespace tessera::compile {
+namespace {
+
+using test::copies, test::defined_only, test::evaluate;
+
+void sweep(std::string_view skip, const test::Tolerance& tolerance) {
+  for (const OpEntry& op : op_registry().entries()) {
+    int number = 0;
+    for (const Sample& s : op.samples()) {
+      SCOPED_TRACE(op.name + " sample " + std::to_string(number++));
+      std::vector<Tensor> in = copies(s.in);
+      Graph g = test::graph_of(in, [&] { return defined_only(evaluate(s, in)); }), after = g;
+      run_passes(after, skip);
+      test::expect_same_sharing(after, g);
+      test::expect_close(test::results(after, s.in), test::results(g, s.in), tolerance,
+                         "before:\n" + to_string(g) + "after:\n" + to_string(after));
+    }
+  }
+}
+
+TEST(PassSweep, CleaningUpChangesNoBit) { sweep("", {}); }
+
+}  // namespace
+}  // namespace tessera::compile
