@@ -22,6 +22,7 @@ struct MemoryPlan {
   size_t output_bytes = 0;     // fresh at each run, unless nobody holds the last ones
   size_t implicit_bytes = 0;   // parameters and other state, read and written where they are
   size_t unplanned_bytes = 0;  // sum over all values, had each its own memory
+  int eager_nodes = 0;  // ops without a kernel: their decomposition runs eagerly, and allocates
 };
 
 class Executor {

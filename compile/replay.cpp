@@ -16,26 +16,25 @@ std::vector<size_t> last_reads(const Graph& g) {
   return last;
 }
 
-void check_inputs(const Graph& g, std::span<const Tensor> inputs) {
+}  // namespace
+
+void check_inputs(std::string_view who, const Graph& g, std::span<const Tensor> inputs) {
   TESSERA_CHECK_AS(ShapeError, inputs.size() == g.inputs.size(),
-                   "replay: {} inputs, the graph was traced with {}", inputs.size(),
+                   "{}: {} inputs, the graph was traced with {}", who, inputs.size(),
                    g.inputs.size());
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Meta &m = g[g.inputs[i]].meta, &given = inputs[i].meta();
-    TESSERA_CHECK_AS(
-        ShapeError,
-        given.shape == m.shape && given.dtype == m.dtype && given.device == m.device &&
-            given.strides == m.strides,
-        "replay: input {} is {} with strides {}, the graph was traced with {}{} and {}", i,
-        describe(inputs[i]), tessera::to_string(given.strides), name_of(m.dtype),
-        tessera::to_string(m.shape), tessera::to_string(m.strides));
+    TESSERA_CHECK_AS(ShapeError,
+                     given.shape == m.shape && given.dtype == m.dtype && given.device == m.device &&
+                         given.strides == m.strides,
+                     "{}: input {} is {} with strides {}, the graph was traced with {}{} and {}",
+                     who, i, describe(inputs[i]), tessera::to_string(given.strides),
+                     name_of(m.dtype), tessera::to_string(m.shape), tessera::to_string(m.strides));
   }
 }
 
-}  // namespace
-
 Tensors replay(const Graph& g, std::span<const Tensor> inputs) {
-  check_inputs(g, inputs);
+  check_inputs("replay", g, inputs);
   Scoped<Backend*> eager(context().backend, nullptr);
   std::vector<size_t> last = last_reads(g);
   std::vector<Tensor> value(g.values.size());

@@ -14,4 +14,7 @@ inline Tensors replay(const Graph& graph, std::initializer_list<Tensor> inputs) 
   return replay(graph, std::span(inputs.begin(), inputs.size()));
 }
 
+/// Throws ShapeError, in the name of `who`, unless `inputs` are what the graph was traced with.
+void check_inputs(std::string_view who, const Graph& graph, std::span<const Tensor> inputs);
+
 }  // namespace tessera::compile

@@ -1,10 +1,11 @@
 // Whole training steps of parallel models as graphs: gradients cleared, forward, backward,
 // clipping, AdamW, dropout and its generator, with every collective in its place. After the trace,
-// replays and eager steps take turns; loss, norm, parameters, state of the optimizer and generator
-// equal those of a second model that takes eager steps only, bit for bit.
+// replays, runs of an executor and eager steps take turns; loss, norm, parameters, state of the
+// optimizer and generator equal those of a second model that takes eager steps only, bit for bit.
 #include <gtest/gtest.h>
 
 #include "collectives/loopback/run_ranks.h"
+#include "compile/executor.h"
 #include "compile/replay.h"
 #include "compile/trace.h"
 #include "core/nn/nn.h"
@@ -146,10 +147,14 @@ void compare(const Case& c) {
     Graph graph = trace.finish(traced.step(inputs));
     expect_same_state(traced, eager, "the traced step");
     TESSERA_CHECK(collectives(graph) > 0, "no collective in\n{}", to_string(graph));
-    for (bool replayed : {true, true, false, true}) {
+    Executor executor(graph);
+    for (const char* how : {"replayed", "executed", "executed", "eager", "executed", "replayed"}) {
       inputs = next();
-      std::string when = fmt::format("step {} ({})", number, replayed ? "replayed" : "eager");
-      expect_same_bits(replayed ? replay(graph, inputs) : traced.step(inputs), want, when);
+      std::string when = fmt::format("step {} ({})", number, how);
+      expect_same_bits(how[0] == 'r'   ? replay(graph, inputs)
+                       : how[1] == 'x' ? executor.run(inputs)
+                                       : traced.step(inputs),
+                       want, when);
       expect_same_state(traced, eager, when);
     }
   });

@@ -1,0 +1,31 @@
+// Where blocks of memory with known lifetimes lie in one arena. Invariant: blocks that are in use
+// at the same step do not overlap, and each begins at a multiple of kArenaAlign.
+#pragma once
+#include <cstddef>
+#include <span>
+#include <vector>
+
+namespace tessera::compile {
+
+inline constexpr size_t kArenaAlign = 64;  // bytes
+
+struct Block {
+  size_t bytes = 0;
+  int first = 0, last = 0;  // steps between which it is in use, both included
+};
+
+struct ArenaLayout {
+  std::vector<size_t> offsets;  // of the blocks, in their order
+  size_t bytes = 0;             // of the arena
+};
+
+/// Offset calculation greedy by size: from the largest block to the smallest, each goes into the
+/// smallest gap it fits between the blocks placed before it that are in use at the same time, or
+/// behind them (Pisarchyk and Lee 2020, "Efficient Memory Management for Deep Neural Net
+/// Inference", algorithm 3). Quadratic in the number of blocks.
+ArenaLayout lay_out(std::span<const Block> blocks);
+
+/// Most bytes in use at one step: no layout is smaller.
+size_t peak_of(std::span<const Block> blocks);
+
+}  // namespace tessera::compile

@@ -1,0 +1,85 @@
+// One call of a kernel, planned: what the backends that run kernels share (the eager one, and the
+// compiler's executor). Invariant: everything here looks at types, layouts and which operands share
+// memory, never at values.
+#pragma once
+#include <algorithm>
+
+#include "core/dispatch/kernel.h"
+
+namespace tessera {
+
+using MetaPointers = SmallVector<const Meta*, 8>;
+
+inline MetaPointers metas_of(std::span<const Tensor> in) {
+  MetaPointers m;
+  for (const Tensor& t : in) m.push_back(&t.meta());
+  return m;
+}
+
+/// The device's kernel or the one that the op brings along; false when there is neither.
+inline const Kernel& find_kernel(const Primitive& prim, Device device) {
+  const Kernel& kernel = kernel_table().find(device.kind, prim.id());
+  if (kernel) return kernel;
+  const Kernel* own = prim.own_kernel(device.kind);
+  return own ? *own : kernel;
+}
+
+struct KernelCall {
+  const Kernel& kernel;
+  Metas out;  // with the strides that the kernel wants
+  Plan plan;
+
+  /// True when the kernel needs a dense copy of operand `i`.
+  bool needs_dense(size_t i, const Tensor& operand) const {
+    return (plan.all_dense || (i < 32 && plan.dense_in >> i & 1)) && !operand.is_contiguous();
+  }
+};
+
+inline KernelCall plan_call(const Primitive& prim, const Kernel& kernel,
+                            std::span<const Tensor> in) {
+  MetaPointers metas = metas_of(in);
+  KernelCall call{kernel, prim.infer(metas), {}};
+  if (kernel.plan) kernel.plan(prim, in, call.out, call.plan);
+  return call;
+}
+
+/// True when a result that is `out` may lie where `in` is.
+inline bool same_layout(const Meta& in, const Meta& out) {
+  return in.dtype == out.dtype && in.shape == out.shape && in.strides == out.strides;
+}
+
+/// True when writing `dst` does not disturb reading `in`, which is in the same storage: they are
+/// apart, or they are the very same elements and the kernel may write `in_place`.
+inline bool harmless(const Tensor& dst, const Tensor& in, bool in_place) {
+  bool same_place = in.offset() == dst.offset() && same_layout(in.meta(), dst.meta());
+  bool disjoint =
+      in.is_contiguous() && dst.is_contiguous() && in.dtype() == dst.dtype() &&
+      (in.offset() + in.numel() <= dst.offset() || dst.offset() + dst.numel() <= in.offset());
+  return disjoint || (same_place && in_place);
+}
+
+/// True when the kernel may write straight into `dst`: into places that no operand shares memory
+/// with, or that are the very operand the plan lets a result take over. Operands are sorted by
+/// storage so that long lists (optimizers) stay cheap.
+inline bool writes_in_place(const KernelCall& call, std::span<const Tensor> dst,
+                            std::span<const Tensor> in) {
+  SmallVector<const Tensor*, 8> sorted;
+  for (const Tensor& t : in)
+    if (t.storage()) sorted.push_back(&t);
+  auto storage = [](const Tensor* t) { return t->storage().get(); };
+  std::sort(sorted.begin(), sorted.end(),
+            [&](auto* a, auto* b) { return storage(a) < storage(b); });
+  for (size_t i = 0; i < dst.size(); ++i) {
+    if (!(dst[i].strides() == call.out[i].strides)) return false;
+    auto it = std::lower_bound(sorted.begin(), sorted.end(), storage(&dst[i]),
+                               [&](auto* a, Storage* s) { return storage(a) < s; });
+    for (; it != sorted.end() && storage(*it) == storage(&dst[i]); ++it)
+      if (!harmless(dst[i], **it, call.plan.in_place || call.plan.assign_in_place)) return false;
+  }
+  return true;
+}
+
+/// Throws ShapeError unless `dst` can take results of types `out`.
+void check_destinations(const Primitive& prim, std::span<const Tensor> dst, const Metas& out);
+
+}  // namespace tessera
