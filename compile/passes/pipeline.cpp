@@ -11,6 +11,7 @@ const std::vector<Pass>& pipeline() {
       {"constants", fold_constants},
       {"cse", eliminate_common_subexpressions},
       {"dce", eliminate_dead_code},
+      {"fuse", fuse},
   };
   return passes;
 }

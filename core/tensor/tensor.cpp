@@ -1,5 +1,6 @@
 #include "core/tensor/tensor.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace tessera {
@@ -47,7 +48,11 @@ Tensor empty(const Meta& meta) {
   }
   TESSERA_CHECK_AS(ShapeError, none || !too_large, "empty: {}{} does not fit any memory",
                    name_of(meta.dtype), to_string(meta.shape));
-  if (none) bytes = 0;
+  // A layout with gaps (a window of a larger tensor) reaches further than its elements fill.
+  size_t reach = 1;
+  for (int d = 0; d < meta.shape.size(); ++d)
+    reach += size_t(meta.shape[d] - 1) * size_t(meta.strides[d]);
+  bytes = none ? 0 : std::max(bytes, reach * size_of(meta.dtype));
   TESSERA_CHECK(meta.device.kind != DeviceKind::kCUDA,
                 "empty: no CUDA support in this build, asked for {}; use the cpu",
                 to_string(meta.device));

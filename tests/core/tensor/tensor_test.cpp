@@ -40,6 +40,13 @@ TEST(Tensor, CopiesShareAndViewsAlias) {
   EXPECT_EQ(contiguous(m).storage().get(), x.storage().get()) << "dense already";
 }
 
+TEST(Tensor, EmptyHoldsLayoutsWithGaps) {
+  Tensor t = empty(Meta{{3, 2}, {8, 1}, kF32, kCPU});
+  EXPECT_EQ(t.storage()->bytes(), (2 * 8 + 1 + 1) * sizeof(float));
+  EXPECT_EQ(empty(Meta{{3, 0}, {8, 1}, kF32, kCPU}).storage()->bytes(), 0u);
+  EXPECT_EQ(empty(Meta{{3, 2}, {0, 0}, kF32, kCPU}).storage()->bytes(), 6 * sizeof(float));
+}
+
 TEST(Tensor, DetachedHandlesStaySharded) {
   struct Payload final : RefCounted {};
   Tensor x = ones({3});

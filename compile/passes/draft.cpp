@@ -1,0 +1,346 @@
+#include "compile/passes/draft.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+
+#include "compile/passes/closed_set.h"
+#include "compile/passes/loop_order.h"
+#include "compile/rewrite.h"
+
+namespace tessera::compile {
+namespace {
+
+constexpr size_t kMaxInstrs = 256, kMaxMemories = 48;
+
+// An operand as the group sees it.
+struct Read {
+  ValueId root = kNoValue;  // value that is loaded, or computed in the group, or a number
+  DimProducts root_dims;
+};
+
+class Draft {
+ public:
+  Draft(const Dataflow& flow, std::span<const int32_t> nodes)
+      : flow_(flow), g_(flow.graph), nodes_(nodes) {
+    for (int32_t k : nodes) inside_[k] = true;
+  }
+
+  std::optional<DraftedKernel> run() {
+    if (!unify_nodes() || !places_are_free()) return {};
+    share_reads();
+    if (!number_loops() || !reads_where_it_writes()) return {};
+    for (size_t i = 0; i < nodes_.size(); ++i) add_instrs(i);
+    add_stores();
+    if (kernel_.body.stores.empty() || body().instrs.size() > kMaxInstrs ||
+        kernel_.in.size() + kernel_.out.size() > kMaxMemories)
+      return {};
+    order_loops(kernel_.body);
+    if (body().extents.size() > size_t(kMaxDims) || !one_sweep(body())) return {};
+    return std::move(kernel_);
+  }
+
+ private:
+  Body& body() { return kernel_.body; }
+  const Node& node(size_t i) const { return g_.nodes[size_t(nodes_[i])]; }
+  bool is_inside(int32_t k) const { return k != kNoNode && inside_.contains(k); }
+  bool is_computed(ValueId root) const { return is_inside(flow_.maker[size_t(root)]); }
+
+  // ---- loops
+
+  DimProducts products(const OperandLoops& loops, int first) const {
+    DimProducts dims;
+    for (const DimLoops& dim : loops) {
+      Product p;
+      for (int f : dim) p.push_back(first + f);
+      dims.push_back(p);
+    }
+    return dims;
+  }
+  int add_factors(const AxisMap& axes) {
+    int first = -1;
+    for (const Factor& f : axes.factors) {
+      int l = loops_.add(f.extent);
+      if (first < 0) first = l;
+    }
+    return std::max(first, 0);
+  }
+
+  // What `id` with dims `dims` is, past transparent views. False: loops do not fit, or a view that
+  // loops do not pass through leads into the group.
+  bool resolve(ValueId id, DimProducts dims, Read& read) {
+    for (;;) {
+      int32_t m = flow_.maker[size_t(id)];
+      if (m == kNoNode || flow_.kind[size_t(m)] != NodeKind::kTransparent) break;
+      const AxisMap& axes = flow_.axes[size_t(m)];
+      int first = add_factors(axes);
+      if (!loops_.unify(products(axes.out[0], first), dims)) return false;
+      dims = products(axes.in[0], first);
+      id = g_.nodes[size_t(m)].in[0];
+    }
+    read = {id, dims};
+    if (auto it = made_.find(id); it != made_.end()) return loops_.unify(it->second, dims);
+    return !is_inside(flow_.source(id));
+  }
+
+  bool unify_nodes() {
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      const Node& n = node(i);
+      const AxisMap& axes = flow_.axes[size_t(nodes_[i])];
+      first_.push_back(add_factors(axes));
+      reads_.emplace_back();
+      for (size_t k = 0; k < n.in.size(); ++k) {
+        Read read;
+        if (!resolve(n.in[k], products(axes.in[k], first_[i]), read)) return false;
+        reads_[i].push_back(read);
+      }
+      made_[n.out[0]] = products(axes.out[0], first_[i]);
+    }
+    return distinct(loops_);
+  }
+
+  // A loop that runs twice over one node is not two loops any more.
+  bool distinct(const Loops& loops) const {
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      Product all;
+      for (size_t f = 0; f < flow_.axes[size_t(nodes_[i])].factors.size(); ++f)
+        all.push_back(first_[i] + int(f));
+      Product l = loops.leaves(all);
+      std::sort(l.begin(), l.end());
+      if (std::adjacent_find(l.begin(), l.end()) != l.end()) return false;
+    }
+    return true;
+  }
+
+  // Nodes that read the same memory run over it together where they can.
+  void share_reads() {
+    std::map<ValueId, const Read*> first_read;
+    for (auto& list : reads_)
+      for (Read& read : list) {
+        auto [it, fresh] = first_read.try_emplace(read.root, &read);
+        if (fresh || is_computed(read.root)) continue;
+        Loops trial = loops_;
+        if (trial.unify(it->second->root_dims, read.root_dims) && distinct(trial))
+          loops_ = std::move(trial);
+      }
+  }
+
+  // Memory that the group writes is made elsewhere and written once.
+  bool places_are_free() const {
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      if (node(i).into.empty()) continue;
+      if (is_inside(flow_.source(node(i).into[0]))) return false;
+      for (size_t j = 0; j < i; ++j)
+        if (!node(j).into.empty() && g_[node(j).into[0]].buffer == g_[node(i).into[0]].buffer)
+          return false;
+    }
+    return true;
+  }
+
+  // What the group reads of memory that it writes, it reads where it writes: element by element.
+  bool reads_where_it_writes() const {
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      if (node(i).into.empty()) continue;
+      const Value& to = g_[node(i).into[0]];
+      Access written = access(to.meta, made_.at(node(i).out[0]));
+      for (const auto& list : reads_)
+        for (const Read& r : list) {
+          const Value& from = g_[r.root];
+          if (is_computed(r.root) || from.buffer != to.buffer) continue;
+          if (from.offset != to.offset ||
+              !(access(from.meta, r.root_dims).strides == written.strides))
+            return false;
+        }
+    }
+    return true;
+  }
+
+  // Bits of the loops that are left; false where no node runs over all of them.
+  bool number_loops() {
+    LoopMask all = 0, largest = 0;
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      Product factors;
+      for (size_t f = 0; f < flow_.axes[size_t(nodes_[i])].factors.size(); ++f)
+        factors.push_back(first_[i] + int(f));
+      LoopMask mask = 0;
+      for (int l : loops_.leaves(factors)) {
+        auto [it, fresh] = index_.try_emplace(l, int(index_.size()));
+        if (fresh) body().extents.push_back(loops_.extent(l));
+        if (it->second >= 32) return false;
+        mask |= LoopMask(1) << it->second;
+      }
+      all |= mask;
+      if (std::popcount(mask) > std::popcount(largest)) largest = mask;
+    }
+    return all == largest;
+  }
+
+  LoopMask mask_of(const Product& p) const {
+    LoopMask mask = 0;
+    for (int l : loops_.leaves(p)) mask |= LoopMask(1) << index_.at(l);
+    return mask;
+  }
+  Access access(const Meta& meta, const DimProducts& dims) const {
+    Access a{meta.dtype, SmallVector<int64_t, 6>(index_.size(), 0)};
+    for (size_t d = 0; d < dims.size(); ++d) {
+      int64_t stride = meta.strides[int(d)];
+      Product p = loops_.leaves(dims[d]);
+      for (size_t i = p.size(); i-- > 0;) {
+        a.strides[size_t(index_.at(p[i]))] = stride;
+        stride *= loops_.extent(p[i]);
+      }
+    }
+    return a;
+  }
+
+  // ---- instructions
+
+  InstrId add(Instr instr) {
+    if (instr.kind == InstrKind::kPointwise || instr.kind == InstrKind::kCast)
+      for (InstrId id : instr.in) instr.loops |= body().instrs[size_t(id)].loops;
+    body().instrs.push_back(std::move(instr));
+    return InstrId(body().instrs.size() - 1);
+  }
+  DType type_of(InstrId id) const { return kernel_.body.instrs[size_t(id)].dtype; }
+  InstrId pointwise(std::string op, SmallVector<InstrId, 3> in, DType dtype) {
+    return add({.kind = InstrKind::kPointwise, .dtype = dtype, .in = in, .op = std::move(op)});
+  }
+  InstrId constant(Scalar value, DType dtype) {
+    if (is_floating(dtype)) value = Scalar(value.real());
+    return add({.kind = InstrKind::kConstant, .dtype = dtype, .value = value});
+  }
+  InstrId cast(InstrId x, DType dtype) {
+    if (type_of(x) == dtype) return x;
+    return add({.kind = InstrKind::kCast, .dtype = dtype, .in = {x}});
+  }
+
+  InstrId value_of(const Read& read) {
+    if (auto it = computed_.find(read.root); it != computed_.end()) return it->second;
+    int32_t m = flow_.maker[size_t(read.root)];
+    if (m != kNoNode && flow_.kind[size_t(m)] == NodeKind::kNumber)
+      return number(*g_.nodes[size_t(m)].prim, read);
+    return load(read);
+  }
+
+  InstrId load(const Read& read) {
+    Access a = access(g_[read.root].meta, read.root_dims);
+    for (size_t i = 0; i < loads_.size(); ++i)
+      if (loads_[i].first == read.root &&
+          body().operands[size_t(body().instrs[size_t(loads_[i].second)].operand)].strides ==
+              a.strides)
+        return loads_[i].second;
+    LoopMask loops = 0;
+    for (size_t l = 0; l < a.strides.size(); ++l)
+      if (a.strides[l] != 0) loops |= LoopMask(1) << l;
+    body().operands.push_back(a);
+    kernel_.in.push_back(read.root);
+    InstrId id = add({.kind = InstrKind::kLoad,
+                      .dtype = a.dtype,
+                      .loops = loops,
+                      .operand = int(body().operands.size()) - 1});
+    loads_.emplace_back(read.root, id);
+    return id;
+  }
+
+  // `full` and `arange` are computed where they are read.
+  InstrId number(const Primitive& prim, const Read& read) {
+    if (prim.name() == "full") {
+      const auto& full = static_cast<const FullAttributes&>(prim);
+      return computed_[read.root] = constant(full.value, full.dtype);
+    }
+    const auto& range = static_cast<const ArangeAttributes&>(prim);
+    InstrId at = position(loops_.leaves(read.root_dims[0]));
+    bool real = range.begin.kind() == kF64 || range.step.kind() == kF64;
+    DType t = real ? kF64 : kI64;
+    at = cast(at, t);
+    if (range.step.real() != 1) at = pointwise("mul", {at, constant(range.step, t)}, t);
+    if (real || range.begin.integer() != 0)
+      at = pointwise("add", {constant(range.begin, t), at}, t);
+    return cast(at, range.dtype);
+  }
+
+  // The index along a dim, from those of its loops.
+  InstrId position(const Product& loops) {
+    InstrId at = -1;
+    for (int l : loops) {
+      InstrId index = add({.kind = InstrKind::kIndex,
+                           .dtype = kI64,
+                           .loops = LoopMask(1) << index_.at(l),
+                           .loop = index_.at(l)});
+      if (at >= 0) {
+        InstrId outer = pointwise("mul", {at, constant(loops_.extent(l), kI64)}, kI64);
+        index = pointwise("add", {outer, index}, kI64);
+      }
+      at = index;
+    }
+    return at >= 0 ? at : constant(int64_t(0), kI64);
+  }
+
+  void add_instrs(size_t i) {
+    const Node& n = node(i);
+    DType dtype = g_[n.out[0]].meta.dtype;
+    SmallVector<InstrId, 3> in;
+    for (const Read& read : reads_[i]) in.push_back(value_of(read));
+    InstrId result;
+    if (as_reduction(*n.prim))
+      result = reduction(i, in[0], dtype);
+    else if (n.prim->name() == "copy")
+      result = in[0];
+    else if (n.prim->name() == "cast")
+      result = cast(in[0], dtype);
+    else
+      result = pointwise(std::string(n.prim->name()), in, dtype);
+    computed_[n.out[0]] = result;
+  }
+
+  InstrId reduction(size_t i, InstrId x, DType dtype) {
+    const AxisMap& axes = flow_.axes[size_t(nodes_[i])];
+    LoopMask from = 0, to = 0;
+    for (const Product& p : products(axes.in[0], first_[i])) from |= mask_of(p);
+    for (const Product& p : products(axes.out[0], first_[i])) to |= mask_of(p);
+    if ((from & ~to) == 0) return cast(x, dtype);  // over dims of extent 1
+    return add({.kind = InstrKind::kReduce,
+                .dtype = dtype,
+                .in = {x},
+                .loops = kernel_.body.instrs[size_t(x)].loops & to,
+                .reduce = as_reduction(*node(i).prim)->kind,
+                .reduced = from & ~to});
+  }
+
+  void add_stores() {
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+      const Node& n = node(i);
+      ValueId id = n.out[0];
+      bool read_outside = flow_.is_output[size_t(id)] || !n.into.empty();
+      for (int32_t reader : flow_.readers[size_t(id)])
+        read_outside = read_outside || !is_inside(reader);
+      if (!read_outside) continue;
+      body().stores.push_back({computed_.at(id), access(g_[id].meta, made_.at(id))});
+      kernel_.out.push_back(id);
+      kernel_.into.push_back(n.into.empty() ? kNoValue : n.into[0]);
+    }
+    bool pure = std::ranges::all_of(kernel_.into, [](ValueId v) { return v == kNoValue; });
+    if (pure) kernel_.into = {};
+  }
+
+  const Dataflow& flow_;
+  const Graph& g_;
+  std::span<const int32_t> nodes_;
+  std::map<int32_t, bool> inside_;
+  Loops loops_;
+  std::vector<int> first_;                // by place in the group: its first factor
+  std::vector<std::vector<Read>> reads_;  // likewise, by operand
+  std::map<ValueId, DimProducts> made_;   // by value computed in the group
+  std::map<int, int> index_;              // by leaf: loop of the body
+  std::map<ValueId, InstrId> computed_;
+  std::vector<std::pair<ValueId, InstrId>> loads_;
+  DraftedKernel kernel_;
+};
+
+}  // namespace
+
+std::optional<DraftedKernel> draft_kernel(const Dataflow& flow, std::span<const int32_t> nodes) {
+  return Draft(flow, nodes).run();
+}
+
+}  // namespace tessera::compile

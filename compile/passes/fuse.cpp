@@ -1,0 +1,179 @@
+// Fusion. Nodes are taken in order, and each joins the groups that made its operands, then those
+// that read the same memory, where that makes a kernel and no path leads out of the group and back.
+// So groups grow along what they pass on, and a value that only its group reads never goes to
+// memory. Views and numbers belong to no group: kernels look through them, and whoever else reads
+// one gets it where it is read.
+#include <algorithm>
+#include <queue>
+
+#include "compile/codegen/fused.h"
+#include "compile/passes/dataflow.h"
+#include "compile/passes/draft.h"
+#include "compile/passes/kernel_name.h"
+#include "compile/passes/passes.h"
+#include "compile/rewrite.h"
+
+namespace tessera::compile {
+namespace {
+
+class Fusion {
+ public:
+  explicit Fusion(Graph& g) : g_(g), flow_(g), group_(g.nodes.size()), members_(g.nodes.size()) {
+    for (size_t k = 0; k < g.nodes.size(); ++k) group_[k] = int32_t(k), members_[k] = {int32_t(k)};
+  }
+
+  void run() {
+    for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k) {
+      if (flow_.kind[size_t(k)] != NodeKind::kFusible) continue;
+      for (ValueId id : g_.nodes[size_t(k)].in) try_join(flow_.source(id), k);
+      for (ValueId id : g_.nodes[size_t(k)].in) join_readers(id, k);
+    }
+    emit();
+  }
+
+ private:
+  bool is_fusible(int32_t node) const {
+    return node != kNoNode && flow_.kind[size_t(node)] == NodeKind::kFusible;
+  }
+
+  // ---- groups
+
+  // The groups of two nodes become one if that makes a kernel.
+  bool try_join(int32_t a, int32_t b) {
+    if (!is_fusible(a) || !is_fusible(b)) return false;
+    int32_t x = group_[size_t(a)], y = group_[size_t(b)];
+    if (x == y) return false;
+    std::vector<int32_t> nodes;
+    std::ranges::merge(members_[size_t(x)], members_[size_t(y)], std::back_inserter(nodes));
+    if (path_past(x, y) || path_past(y, x) || !draft_kernel(flow_, nodes)) return false;
+    int32_t kept = std::min(x, y), gone = std::max(x, y);
+    for (int32_t k : nodes) group_[size_t(k)] = kept;
+    members_[size_t(kept)] = std::move(nodes), members_[size_t(gone)].clear();
+    return true;
+  }
+
+  // A path from one group to another through a third: as one kernel they would wait for themselves.
+  bool path_past(int32_t from, int32_t to) {
+    ++visit_;
+    visited_.resize(g_.nodes.size());
+    std::vector<int32_t> open;
+    auto reach = [&](int32_t group) {
+      if (visited_[size_t(group)] == visit_) return;
+      visited_[size_t(group)] = visit_;
+      open.push_back(group);
+    };
+    visited_[size_t(from)] = visit_;
+    for (int32_t k : members_[size_t(from)])
+      for (int32_t next : flow_.after[size_t(k)])
+        if (int32_t group = group_[size_t(next)]; group != to) reach(group);
+    while (!open.empty()) {
+      int32_t at = open.back();
+      open.pop_back();
+      for (int32_t k : members_[size_t(at)])
+        for (int32_t next : flow_.after[size_t(k)]) {
+          if (group_[size_t(next)] == to) return true;
+          reach(group_[size_t(next)]);
+        }
+    }
+    return false;
+  }
+
+  // Groups that read what `node` reads as large as its own sweep: joined, they read it once.
+  void join_readers(ValueId id, int32_t node) {
+    int64_t sweep = 1;
+    for (const Factor& f : flow_.axes[size_t(node)].factors) sweep *= f.extent;
+    if (numel(g_[id].meta.shape) != sweep) return;
+    ValueId root = id;  // past views, so that readers of other views are found
+    for (int32_t m; (m = flow_.maker[size_t(root)]) != kNoNode &&
+                    flow_.kind[size_t(m)] == NodeKind::kTransparent;)
+      root = g_.nodes[size_t(m)].in[0];
+    std::vector<int32_t> tried;
+    const auto& readers = flow_.readers[size_t(root)];
+    for (size_t i = readers.size(); i-- > 0;) {
+      int32_t other = readers[i];
+      if (other >= node || !is_fusible(other)) continue;
+      int32_t group = group_[size_t(other)];
+      if (std::ranges::count(tried, group)) continue;
+      tried.push_back(group);
+      try_join(other, node);
+    }
+  }
+
+  // ---- the new list of nodes
+
+  // In dependence order, of what is ready the group that began first.
+  void emit() {
+    std::vector<int32_t> waits_for(g_.nodes.size());
+    std::priority_queue<int32_t, std::vector<int32_t>, std::greater<>> ready;
+    auto others = [&](int32_t group, const std::vector<std::vector<int32_t>>& edges, auto visit) {
+      for (int32_t k : members_[size_t(group)])
+        for (int32_t o : edges[size_t(k)])
+          if (group_[size_t(o)] != group) visit(group_[size_t(o)]);
+    };
+    for (int32_t group = 0; group < int32_t(g_.nodes.size()); ++group) {
+      if (members_[size_t(group)].empty() || flow_.is_free(group)) continue;
+      others(group, flow_.before, [&](int32_t) { ++waits_for[size_t(group)]; });
+      if (waits_for[size_t(group)] == 0) ready.push(group);
+    }
+    placed_.resize(g_.nodes.size());
+    while (!ready.empty()) {
+      int32_t group = ready.top();
+      ready.pop();
+      place_group(group);
+      others(group, flow_.after, [&](int32_t next) {
+        if (--waits_for[size_t(next)] == 0) ready.push(next);
+      });
+    }
+    for (ValueId id : g_.outputs) place_free(id);
+    g_.nodes = std::move(nodes_);
+    Rewrite(g_).apply();
+  }
+
+  // Views and numbers stand before their first reader.
+  void place_free(ValueId id) {
+    int32_t m = flow_.maker[size_t(id)];
+    if (m == kNoNode || !flow_.is_free(m) || placed_[size_t(m)]) return;
+    for (ValueId operand : g_.nodes[size_t(m)].in) place_free(operand);
+    placed_[size_t(m)] = true;
+    nodes_.push_back(g_.nodes[size_t(m)]);
+  }
+
+  void place(Node node) {
+    for (auto* list : {&node.in, &node.into})
+      for (ValueId id : *list)
+        if (id != kNoValue) place_free(id);
+    nodes_.push_back(std::move(node));
+  }
+
+  void place_group(int32_t group) {
+    const std::vector<int32_t>& members = members_[size_t(group)];
+    if (members.size() == 1) return place(g_.nodes[size_t(members[0])]);
+    std::optional<DraftedKernel> kernel = draft_kernel(flow_, members);
+    TESSERA_ASSERT(kernel, "fuse: a group of {} nodes makes no kernel any more", members.size());
+    Metas results;
+    for (ValueId id : kernel->out) results.push_back(g_[id].meta);
+    const Node& last = g_.nodes[size_t(members.back())];
+    std::string name = kernel_name(g_, members);
+    place({.prim = PrimRef(new Fused(name, std::move(kernel->body), results)),
+           .in = kernel->in,
+           .out = kernel->out,
+           .into = kernel->into,
+           .phase = last.phase,
+           .scope = last.scope});
+  }
+
+  Graph& g_;
+  Dataflow flow_;
+  std::vector<int32_t> group_;                 // by node: named by its first node
+  std::vector<std::vector<int32_t>> members_;  // by group, in order; empty: joined another
+  std::vector<uint32_t> visited_;
+  uint32_t visit_ = 0;
+  std::vector<bool> placed_;
+  std::vector<Node> nodes_;
+};
+
+}  // namespace
+
+void fuse(Graph& graph) { Fusion(graph).run(); }
+
+}  // namespace tessera::compile
