@@ -48,18 +48,6 @@ void run_code(const KernelCode& code, char* const* p, char* scratch) {
   if (code.finish) code.finish(p, scratch);
 }
 
-// Every element must be read where it is written and nowhere else: with a reduction, other
-// elements wait for it.
-bool may_overwrite(const Body& body, int operand, int result) {
-  for (const Instr& i : body.instrs)
-    if (i.kind == InstrKind::kReduce) return false;
-  const Access &from = body.operands[size_t(operand)], &to = body.stores[size_t(result)].to;
-  if (from.dtype != to.dtype) return false;
-  for (size_t l = 0; l < body.extents.size(); ++l)
-    if (body.extents[l] > 1 && from.strides[l] != to.strides[l]) return false;
-  return true;
-}
-
 Fused::Fused(std::string name, Body body, Metas results, Ref<const LoadedKernel> code)
     : Primitive(fused_op()),
       name(std::move(name)),

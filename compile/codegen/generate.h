@@ -8,6 +8,9 @@
 
 namespace tessera::compile {
 
+/// True when print_cpp can print `body`: sums are over whole rows, or over all rows and read by
+/// nothing that comes in rows; integers are divided by constants only.
+bool schedulable(const Body& body);
 /// Source of one kernel with C linkage under `name`, to be put behind prologue(). Readable: loops,
 /// one line for each instruction, a head that says what it is made of.
 std::string print_cpp(const Body& body, std::string_view name);

@@ -1,0 +1,146 @@
+#include "compile/codegen/cache.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <thread>
+
+#include "core/base/env.h"
+#include "core/base/error.h"
+#include "core/base/log.h"
+#include "core/io/file.h"
+#include "core/io/hash.h"
+
+namespace tessera::compile {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kDigest = 32;                    // hex digits at the end of an entry
+constexpr auto kWait = std::chrono::minutes(10);  // for another maker: far beyond any compilation
+
+std::string digest_of(const void* data, size_t bytes) {
+  return io::to_string(io::xxh128(data, bytes));
+}
+
+bool whole(const std::string& path) {
+  Ref<io::Mapping> file = io::File::open(path, "codegen").map();
+  if (file->bytes() <= kDigest) return false;
+  size_t bytes = file->bytes() - kDigest;
+  return digest_of(file->data(), bytes) ==
+         std::string_view(reinterpret_cast<const char*>(file->data()) + bytes, kDigest);
+}
+
+[[noreturn]] void cannot_write(const std::string& folder, const std::string& why) {
+  throw UserError(
+      fmt::format("codegen: the cache {} cannot be written: {}; set TESSERA_COMPILE_CACHE to a "
+                  "folder that can",
+                  folder, why));
+}
+
+// Held by the one process that makes an entry; the kernel drops it when that process ends, however
+// it ends.
+class Lock {
+ public:
+  Lock(const std::string& folder, const std::string& path)
+      : fd_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
+    if (fd_ < 0) cannot_write(folder, std::strerror(errno));
+    auto deadline = std::chrono::steady_clock::now() + kWait;
+    while (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
+      int error = errno;
+      if (error != EWOULDBLOCK && error != EINTR) {
+        close(fd_);
+        cannot_write(folder, std::strerror(error));
+      }
+      if (std::chrono::steady_clock::now() > deadline) {
+        close(fd_);
+        throw UserError(
+            fmt::format("codegen: another process has held {} for 10 minutes; end it "
+                        "or set TESSERA_COMPILE_CACHE to another folder",
+                        path));
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+  }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+  ~Lock() { close(fd_); }
+
+ private:
+  int fd_;
+};
+
+// A folder for the maker of `key`; what killed makers left is removed. The lock is held.
+std::string fresh_folder(const std::string& folder, const std::string& key) {
+  std::error_code ignored;
+  fs::path work = fs::path(folder) / (key + ".work");
+  fs::remove_all(work, ignored);
+  std::error_code error;
+  fs::create_directory(work, error);
+  if (error) cannot_write(folder, error.message());
+  return work.string();
+}
+
+}  // namespace
+
+LoadedObject::LoadedObject(const std::string& path)
+    : path_(path), handle_(dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+  if (!handle_) throw UserError(fmt::format("codegen: {} cannot be loaded: {}", path, dlerror()));
+}
+LoadedObject::~LoadedObject() { dlclose(handle_); }
+
+void* LoadedObject::symbol(const std::string& name) const {
+  void* address = dlsym(handle_, name.c_str());
+  TESSERA_ASSERT(address, "codegen: {} has no {}", path_, name);
+  return address;
+}
+
+Cache::Cache(const std::string& folder) : folder_(folder) {
+  if (folder_.empty()) folder_ = env::get("TESSERA_COMPILE_CACHE");
+  if (!folder_.empty()) return;
+  const char* home = std::getenv("HOME");
+  TESSERA_CHECK(home && *home,
+                "codegen: HOME is not set; set TESSERA_COMPILE_CACHE to a folder for compiled "
+                "kernels");
+  folder_ = std::string(home) + "/.cache/tessera";
+}
+
+Ref<LoadedObject> Cache::find(const std::string& key) const {
+  std::string path = path_of(key);
+  if (access(path.c_str(), R_OK) != 0) return {};
+  if (!whole(path)) {
+    log::warn("codegen: {} is damaged and is made again", path);
+    return {};
+  }
+  return make_ref<LoadedObject>(path);
+}
+
+Ref<LoadedObject> Cache::find_or_make(
+    const std::string& key,
+    FunctionRef<void(const std::string& work, const std::string& object)> make, bool* made) {
+  *made = false;
+  if (Ref<LoadedObject> entry = find(key)) return entry;
+  std::error_code error;
+  fs::create_directories(folder_, error);
+  if (error) cannot_write(folder_, error.message());
+  Lock lock(folder_, folder_ + "/" + key + ".lock");
+  if (Ref<LoadedObject> entry = find(key)) return entry;  // made while this process waited
+  std::string work = fresh_folder(folder_, key), object = work + "/object.so";
+  make(work, object);
+  std::string bytes = io::read_file(object, "codegen");
+  bytes += digest_of(bytes.data(), bytes.size());
+  io::write_file(path_of(key), bytes, "codegen");
+  *made = true;
+  fs::remove_all(work, error);
+  return make_ref<LoadedObject>(path_of(key));
+}
+
+}  // namespace tessera::compile

@@ -1,0 +1,503 @@
+// Prints the C++ text of a scheduled body: one function that computes a chunk of rows, and, where
+// sums run over rows, one that combines what the chunks left. Names: v3 a value, s3 and a3 the
+// running total of reduction 3 in a row (one number, or one for each element it keeps), c3 the same
+// of a chunk, l3 its lanes, b3 the buffer of a row's values; x0, y0 operands and results, r0, w0
+// their parts that a row touches; i0 indices.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "compile/codegen/expressions.h"
+#include "compile/codegen/functors.h"
+#include "compile/codegen/generate.h"
+#include "compile/codegen/schedule.h"
+#include "core/base/error.h"
+
+namespace tessera::compile {
+namespace {
+
+class Printer {
+ public:
+  Printer(const Schedule& s, std::string_view name) : s_(s), b_(s.body), name_(name) {}
+
+  std::string run() {
+    find_positions();
+    print_run();
+    if (scratch_bytes(s_) > 0) print_finish();
+    return std::move(text_);
+  }
+
+ private:
+  // ---- text ----
+
+  template <class... A>
+  void line(fmt::format_string<A...> format, A&&... args) {
+    text_.append(size_t(depth_) * 2, ' ');
+    text_ += fmt::format(format, std::forward<A>(args)...);
+    text_ += '\n';
+  }
+  template <class... A>
+  void open(fmt::format_string<A...> format, A&&... args) {
+    line("{} {{", fmt::format(format, std::forward<A>(args)...));
+    ++depth_;
+  }
+  void close(const char* end = "}") {
+    --depth_;
+    line("{}", end);
+  }
+
+  // ---- names and types ----
+
+  const Instr& instr(InstrId id) const { return b_.instrs[size_t(id)]; }
+  const Placed& at(InstrId id) const { return s_.at(id); }
+  LoopMask outer() const { return s_.outer_mask(); }
+  LoopMask inner() const { return s_.inner_mask(); }
+  static int last_of(LoopMask m) { return 31 - __builtin_clz(m); }
+
+  // "i0 * 768 + i1": where an access is at the indices of `loops`, "0" where it does not move.
+  static std::string offset(const Access& a, LoopMask loops) {
+    std::string text;
+    for (size_t l = 0; l < a.strides.size(); ++l) {
+      if (!(loops >> l & 1) || a.strides[l] == 0) continue;
+      if (!text.empty()) text += " + ";
+      text += a.strides[l] == 1 ? fmt::format("i{}", l) : fmt::format("i{} * {}", l, a.strides[l]);
+    }
+    return text.empty() ? "0" : text;
+  }
+  // Position in a dense array over the loops of `kept`.
+  std::string dense(LoopMask kept) const {
+    Access a{kF32, {}};
+    a.strides.resize(b_.extents.size());
+    int64_t stride = 1;
+    for (int l = s_.loops() - 1; l >= 0; --l)
+      if (kept >> l & 1) a.strides[size_t(l)] = stride, stride *= b_.extents[size_t(l)];
+    return offset(a, kept);
+  }
+  std::string element(const Access& a, const char* base, const char* row, int number) const {
+    const bool moves = moving_loops(a) & outer(), inside = moving_loops(a) & inner();
+    if (moves && inside) return fmt::format("{}{}[{}]", row, number, offset(a, inner()));
+    return fmt::format("{}{}[{}]", base, number, offset(a, ~LoopMask(0)));
+  }
+  std::string operand(int k) const { return element(b_.operands[size_t(k)], "x", "r", k); }
+  std::string result(int k) const { return element(b_.stores[size_t(k)].to, "y", "w", k); }
+
+  DType reduced_dtype(const Instr& i) const {  // of what is joined
+    return i.reduce <= ReduceKind::kProd || i.reduce >= ReduceKind::kAny ? i.dtype
+                                                                         : instr(i.in[0]).dtype;
+  }
+  std::string lane_type(const Instr& i) const { return register_type(reduced_dtype(i)); }
+  static bool in_double(const Instr& i) {
+    return i.reduce == ReduceKind::kSum && is_floating(i.dtype);
+  }
+  std::string total_type(const Instr& i) const { return in_double(i) ? "double" : lane_type(i); }
+  // The operand as it enters the reduction.
+  std::string fed(const Instr& i) const {
+    DType from = instr(i.in[0]).dtype, to = reduced_dtype(i);
+    std::string v = fmt::format("v{}", i.in[0]);
+    if (i.reduce >= ReduceKind::kAny) return from == kBool ? v : v + " != 0";
+    return register_type(from) == register_type(to) ? v : converted(from, to, v);
+  }
+  // A finished total as a value.
+  std::string finished(const Instr& i, const std::string& total) const {
+    if (i.dtype == kBF16 || i.dtype == kF16 || i.dtype == kF32)
+      return converted(kF64, i.dtype, total);
+    return total;
+  }
+  std::string join(const Instr& i, const std::string& to, const std::string& v) const {
+    const char* sign = i.reduce == ReduceKind::kSum ? "+" : "*";
+    if (i.reduce <= ReduceKind::kProd) return fmt::format("{} = {} {} {}", to, to, sign, v);
+    return fmt::format("{} = {}::join({}, {})", to, reduction_type(i.reduce), to, v);
+  }
+
+  // Arrays of running totals: single precision while few elements have been added.
+  LoopMask kept(const Instr& i) const { return i.loops & inner(); }
+  bool reduces_vector(const Instr& i, const Nest& n) const {
+    return i.reduced >> last_of(n.loops) & 1;
+  }
+  std::string array_type(const Instr& i, const Nest& n) const {
+    const bool many = s_.count(i.reduced & inner()) > kSumRows;
+    return in_double(i) && (reduces_vector(i, n) || many) ? "double" : lane_type(i);
+  }
+  const Nest* nest_of(InstrId id) const {
+    for (const Nest& n : s_.nests)
+      if (std::count(n.reductions.begin(), n.reductions.end(), id)) return &n;
+    return nullptr;
+  }
+
+  // ---- indices as positions ----
+
+  // eq(index, v) with v fixed in the row: v becomes an int, -1 when out of range, so that the
+  // comparison is as wide as the floats beside it.
+  void find_positions() {
+    for (size_t k = 0; k < b_.instrs.size(); ++k) {
+      const Instr& i = b_.instrs[k];
+      if (i.kind != InstrKind::kPointwise || i.op != "eq" || !s_.values[k].used) continue;
+      for (int side : {0, 1}) {
+        InstrId index = i.in[size_t(side)], to = i.in[size_t(1 - side)];
+        const Instr& x = instr(index);
+        if (x.kind != InstrKind::kIndex || at(to).place == Place::kElement ||
+            at(to).place == Place::kLate || at(index).place != Place::kElement)
+          continue;
+        int64_t extent = b_.extents[size_t(x.loop)];
+        auto known = positions_.find(to);
+        if (extent > INT32_MAX || (known != positions_.end() && known->second != extent)) continue;
+        positions_[to] = extent;
+        as_position_[InstrId(k)] = fmt::format("int(i{}) == t{}", x.loop, to);
+        break;
+      }
+    }
+  }
+
+  // ---- values ----
+
+  std::string value_text(InstrId id) const {
+    const Instr& i = instr(id);
+    switch (i.kind) {
+      case InstrKind::kLoad: return loaded(i.dtype, operand(i.operand));
+      case InstrKind::kIndex: return fmt::format("i{}", i.loop);
+      case InstrKind::kReduce:
+        return finished(i, at(id).place == Place::kElement
+                               ? fmt::format("a{}[{}]", id, dense(kept(i)))
+                               : fmt::format("s{}", id));
+      default: break;
+    }
+    auto position = as_position_.find(id);
+    return position != as_position_.end() ? position->second : expression(b_, i);
+  }
+  void print_value(InstrId id) {
+    line("const {} v{} = {};", register_type(instr(id).dtype), id, value_text(id));
+    auto position = positions_.find(id);
+    if (position != positions_.end())
+      line("const int t{} = position(v{}, {});", id, id, position->second);
+  }
+  // Values of rows that are ready after the nests of stages below `stage`.
+  void print_row_values(Place place, int stage) {
+    for (size_t k = 0; k < b_.instrs.size(); ++k)
+      if (s_.values[k].used && s_.values[k].place == place && s_.values[k].stage == stage)
+        print_value(InstrId(k));
+  }
+
+  // ---- the function that computes a chunk ----
+
+  void print_pointers() {
+    for (size_t k = 0; k < b_.operands.size(); ++k) {
+      std::string type = memory_type(b_.operands[k].dtype);
+      line("const {}* x{} = reinterpret_cast<const {}*>(p[{}]);", type, k, type, k);
+    }
+    for (size_t k = 0; k < b_.stores.size(); ++k) {
+      std::string type = memory_type(b_.stores[k].to.dtype);
+      line("{}* y{} = reinterpret_cast<{}*>(p[{}]);", type, k, type, b_.operands.size() + k);
+    }
+  }
+
+  void print_run() {
+    open("extern \"C\" void {}_run(char* const* p, long chunk, char* scratch)", name_);
+    print_pointers();
+    print_row_values(Place::kHead, 0);
+    for (size_t k = 0; k < b_.instrs.size(); ++k)
+      if (s_.values[k].used && s_.values[k].reduce == ReduceAs::kChunk)
+        print_chunk_total(InstrId(k));
+    const bool one = s_.rows == 1;
+    if (one) {
+      open("");
+    } else {
+      line("const long first = chunk * {}, end = first + {} < {} ? first + {} : {};", s_.chunk_rows,
+           s_.chunk_rows, s_.rows, s_.chunk_rows, s_.rows);
+      open("for (long row = first; row < end; ++row)");
+    }
+    print_row();
+    close();
+    print_leave_totals();
+    close();
+    text_ += '\n';
+  }
+
+  void print_indices() {
+    int64_t inside = 1;
+    if (s_.block > 0) {
+      const int v = s_.loops() - 1;
+      int64_t extent = b_.extents[size_t(v)], pieces = (extent + s_.block - 1) / s_.block;
+      line("const long begin{} = row % {} * {}, end{} = begin{} + {} < {} ? begin{} + {} : {};", v,
+           pieces, s_.block, v, v, s_.block, extent, v, s_.block, extent);
+      inside = pieces;
+    }
+    for (int l = s_.outer - 1; l >= 0; --l) {
+      std::string text = "row";
+      if (inside > 1) text += fmt::format(" / {}", inside);
+      if (l > 0) text += fmt::format(" % {}", b_.extents[size_t(l)]);
+      line("const long i{} = {};", l, text);
+      inside *= b_.extents[size_t(l)];
+    }
+  }
+  void print_row() {
+    print_indices();
+    for (size_t k = 0; k < b_.operands.size(); ++k)
+      print_row_pointer(b_.operands[k], "const ", "r", "x", k);
+    for (size_t k = 0; k < b_.stores.size(); ++k)
+      if (at(b_.stores[k].value).place != Place::kLate)
+        print_row_pointer(b_.stores[k].to, "", "w", "y", k);
+    for (size_t k = 0; k < b_.instrs.size(); ++k)
+      if (s_.values[k].buffered)
+        line("alignas(64) {} b{}[{}];", register_type(b_.instrs[k].dtype), k,
+             s_.count(b_.instrs[k].loops & inner()));
+    int stage = 0;
+    print_row_values(Place::kRow, 0);
+    for (const Nest& n : s_.nests) {
+      for (; stage < n.stage; ++stage) print_row_values(Place::kRow, stage + 1);
+      print_nest(n);
+    }
+    for (int last = last_stage(); stage < last; ++stage) print_row_values(Place::kRow, stage + 1);
+    for (int k : s_.row_stores) {
+      const Store& s = b_.stores[size_t(k)];
+      line("{} = {};", result(k), stored(s.to.dtype, fmt::format("v{}", s.value)));
+    }
+    for (InstrId id : s_.row_reductions)
+      line("{};", join(instr(id), fmt::format("c{}", id), fed(instr(id))));
+    print_move_on();
+  }
+  int last_stage() const {
+    int last = 0;
+    for (const Placed& p : s_.values)
+      if (p.used) last = std::max(last, p.stage);
+    return last;
+  }
+  void print_row_pointer(const Access& a, const char* constness, const char* row, const char* base,
+                         size_t k) {
+    if (!(moving_loops(a) & outer()) || !(moving_loops(a) & inner())) return;
+    line("{}{}* {}{} = {}{} + {};", constness, memory_type(a.dtype), row, k, base, k,
+         offset(a, outer()));
+  }
+
+  // ---- nests ----
+
+  void print_nest(const Nest& n) {
+    const int v = last_of(n.loops);
+    std::vector<InstrId> lanes;
+    for (InstrId id : n.reductions) {
+      const Instr& i = instr(id);
+      if (at(id).reduce == ReduceAs::kRow) print_row_total(id, n);
+      if (reduces_vector(i, n)) lanes.push_back(id);
+    }
+    int opened = 0;
+    for (int l = s_.outer; l < v; ++l) {
+      if (!(n.loops >> l & 1)) continue;
+      open("for (long i{} = 0; i{} < {}; ++i{})", l, l, b_.extents[size_t(l)], l);
+      ++opened;
+      print_level(n, l);
+    }
+    lanes.empty() ? print_plain(n, v) : print_in_lanes(n, v, lanes);
+    while (opened-- > 0) close();
+  }
+  void print_row_total(InstrId id, const Nest& n) {
+    const Instr& i = instr(id);
+    if (kept(i) == 0)
+      return line("{} s{} = {}::start<{}>();", total_type(i), id, reduction_type(i.reduce),
+                  total_type(i));
+    line("alignas(64) {} a{}[{}];", array_type(i, n), id, s_.count(kept(i)));
+    line("start<{}>(a{}, {});", reduction_type(i.reduce), id, s_.count(kept(i)));
+  }
+  // Values whose last loop is `l`, and what is done with them.
+  void print_level(const Nest& n, int l) {
+    for (InstrId id : n.reread)
+      if (last_of(instr(id).loops) == l)
+        line("const {} v{} = b{}[{}];", register_type(instr(id).dtype), id, id,
+             dense(instr(id).loops & inner()));
+    for (InstrId id : n.values) {
+      if (last_of(instr(id).loops) != l) continue;
+      print_value(id);
+      if (at(id).buffered) line("b{}[{}] = v{};", id, dense(instr(id).loops & inner()), id);
+    }
+  }
+  void print_element(const Nest& n, int v) {
+    print_level(n, v);
+    for (InstrId id : n.reductions) {
+      const Instr& i = instr(id);
+      line("{};", join(i, reduces_vector(i, n) ? fmt::format("l{}[l]", id) : total(id), fed(i)));
+    }
+    for (int k : n.stores) {
+      const Store& s = b_.stores[size_t(k)];
+      line("{} = {};", result(k), stored(s.to.dtype, fmt::format("v{}", s.value)));
+    }
+  }
+  // The running total that reduction `id` adds to inside its nest.
+  std::string total(InstrId id) const {
+    const Instr& i = instr(id);
+    const char* prefix = at(id).reduce == ReduceAs::kChunk ? "c" : kept(i) ? "a" : "s";
+    return kept(i) ? fmt::format("{}{}[{}]", prefix, id, dense(kept(i)))
+                   : fmt::format("{}{}", prefix, id);
+  }
+  std::string begin_of(int v) const {
+    return blocked(v) ? fmt::format("begin{}", v) : std::string("0");
+  }
+  std::string end_of(int v) const {
+    return blocked(v) ? fmt::format("end{}", v) : fmt::format("{}", b_.extents[size_t(v)]);
+  }
+  bool blocked(int v) const { return s_.block > 0 && v == s_.loops() - 1; }
+
+  void print_plain(const Nest& n, int v) {
+    text_ += "#pragma GCC ivdep\n";
+    open("for (long i{} = {}; i{} < {}; ++i{})", v, begin_of(v), v, end_of(v), v);
+    print_element(n, v);
+    close();
+  }
+  void print_in_lanes(const Nest& n, int v, const std::vector<InstrId>& lanes) {
+    const int64_t extent = b_.extents[size_t(v)];
+    int64_t count = 1;
+    while (count < kMaxLanes && count < extent) count *= 2;
+    std::string begin = begin_of(v), end = end_of(v);
+    const bool cut = !blocked(v) && extent > kSumBlock;
+    if (cut) {
+      open("for (long block = 0; block < {}; block += {})", extent, kSumBlock);
+      begin = "block";
+      end =
+          fmt::format("(block + {} < {} ? block + {} : {})", kSumBlock, extent, kSumBlock, extent);
+    }
+    for (InstrId id : lanes) {
+      const Instr& i = instr(id);
+      line("alignas(64) {} l{}[{}];", lane_type(i), id, count);
+      line("start<{}>(l{}, {});", reduction_type(i.reduce), id, count);
+    }
+    open("in_lanes<{}>({}, {}, [&](long i{}, long l) __attribute__((always_inline))", count, begin,
+         end, v);
+    print_element(n, v);
+    close("});");
+    for (InstrId id : lanes) {
+      const Instr& i = instr(id);
+      std::string folded = fmt::format("fold<{}, {}>(l{})", reduction_type(i.reduce), count, id);
+      line("{};", join(i, total(id), folded));
+    }
+    if (cut) close();
+  }
+
+  // ---- totals of chunks ----
+
+  // Single-precision sums over rows, which are moved on to double every kSumRows rows.
+  bool moves_on(InstrId id) const {
+    const Instr& i = instr(id);
+    return at(id).used && at(id).reduce == ReduceAs::kChunk && kept(i) && in_double(i) &&
+           array_type(i, *nest_of(id)) != "double";
+  }
+  bool in_scratch(InstrId id) const { return kept(instr(id)) && !moves_on(id); }
+  std::string scratch_of(InstrId id) const {
+    return fmt::format("reinterpret_cast<{}*>(scratch + chunk * {} + {})", total_type(instr(id)),
+                       chunk_scratch_bytes(s_), scratch_offset(s_, id));
+  }
+  void print_chunk_total(InstrId id) {
+    const Instr& i = instr(id);
+    const int64_t count = s_.count(kept(i));
+    std::string kind = reduction_type(i.reduce);
+    if (!kept(i)) {
+      line("{} c{} = {}::start<{}>();", total_type(i), id, kind, total_type(i));
+    } else if (in_scratch(id)) {
+      line("{}* c{} = {};", total_type(i), id, scratch_of(id));
+      line("start<{}>(c{}, {});", kind, id, count);
+    } else {
+      line("alignas(64) {} c{}[{}];", lane_type(i), id, count);
+      line("double* d{} = {};", id, scratch_of(id));
+      line("start<{}>(c{}, {});", kind, id, count);
+      line("start<{}>(d{}, {});", kind, id, count);
+    }
+  }
+  void print_move_on() {
+    if (s_.chunk_rows <= kSumRows) return;
+    bool any = false;
+    for (size_t k = 0; k < b_.instrs.size(); ++k) {
+      if (!moves_on(InstrId(k))) continue;
+      if (!std::exchange(any, true)) open("if ((row - first) % {} == {})", kSumRows, kSumRows - 1);
+      line("move_on(d{}, c{}, {});", k, k, s_.count(kept(b_.instrs[k])));
+    }
+    if (any) close();
+  }
+  void print_leave_totals() {
+    for (size_t k = 0; k < b_.instrs.size(); ++k) {
+      const InstrId id = InstrId(k);
+      if (!at(id).used || at(id).reduce != ReduceAs::kChunk || in_scratch(id)) continue;
+      if (moves_on(id))
+        line("move_on(d{}, c{}, {});", id, id, s_.count(kept(instr(id))));
+      else
+        line("*{} = c{};", scratch_of(id), id);
+    }
+  }
+
+  // ---- the function that combines chunks ----
+
+  void print_finish() {
+    open("extern \"C\" void {}_finish(char* const* p, char* scratch)", name_);
+    print_pointers();
+    for (size_t k = 0; k < b_.instrs.size(); ++k) {
+      if (!s_.values[k].used || s_.values[k].reduce != ReduceAs::kChunk) continue;
+      const Instr& i = b_.instrs[k];
+      line("{}* c{} = reinterpret_cast<{}*>(scratch + {});", total_type(i), k, total_type(i),
+           scratch_offset(s_, InstrId(k)));
+      line("combine<{}>(c{}, {}, {}, {});", reduction_type(i.reduce), k, chunk_scratch_bytes(s_),
+           s_.chunks(), s_.count(i.loops));
+    }
+    for (int k : s_.late_stores) print_late_store(k);
+    close();
+    text_ += '\n';
+  }
+  void late_closure(InstrId id, std::vector<InstrId>& found) const {
+    if (std::count(found.begin(), found.end(), id)) return;
+    if (at(id).reduce == ReduceAs::kNone)
+      for (InstrId x : instr(id).in) late_closure(x, found);
+    found.push_back(id);
+  }
+  void print_late_store(int k) {
+    const Store& s = b_.stores[size_t(k)];
+    std::vector<InstrId> values;
+    late_closure(s.value, values);
+    int opened = 1;
+    open("");
+    for (int l = 0; l < s_.loops(); ++l)
+      if (instr(s.value).loops >> l & 1) {
+        open("for (long i{} = 0; i{} < {}; ++i{})", l, l, b_.extents[size_t(l)], l);
+        ++opened;
+      }
+    for (InstrId id : values) {
+      const Instr& i = instr(id);
+      if (i.kind == InstrKind::kReduce)
+        line("const {} v{} = {};", register_type(i.dtype), id,
+             finished(i, fmt::format("c{}[{}]", id, dense(i.loops))));
+      else
+        print_value(id);
+    }
+    line("{} = {};", result(k), stored(s.to.dtype, fmt::format("v{}", s.value)));
+    while (opened-- > 0) close();
+  }
+
+  const Schedule& s_;
+  const Body& b_;
+  const std::string name_;
+  std::string text_;
+  int depth_ = 0;
+  std::map<InstrId, int64_t> positions_;        // extent of the index they are compared with
+  std::map<InstrId, std::string> as_position_;  // comparisons, printed
+};
+
+}  // namespace
+
+std::string print_cpp(const Body& body, std::string_view name) {
+  std::optional<Schedule> schedule = make_schedule(body);
+  TESSERA_ASSERT(schedule, "print_cpp: {} cannot be scheduled:\n{}", name, to_string(body));
+  return Printer(*schedule, name).run();
+}
+
+std::string prologue_cpp() {
+  std::string text;
+  for (size_t k = 0; k < kEmbeddedCount; ++k) {
+    std::string_view rest = kEmbedded[k].text;
+    while (!rest.empty()) {
+      std::string_view line = rest.substr(0, rest.find('\n'));
+      rest.remove_prefix(std::min(rest.size(), line.size() + 1));
+      size_t first = line.find_first_not_of(' ');
+      if (first == line.npos || line.substr(first).starts_with("//")) continue;
+      if (line == "#pragma once") continue;
+      text.append(line);
+      text += '\n';
+    }
+  }
+  return text + "using namespace tessera;\nusing namespace tessera::generated;\n\n";
+}
+
+}  // namespace tessera::compile

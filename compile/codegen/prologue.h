@@ -1,0 +1,129 @@
+// What generated kernels for CPUs stand on, besides the functors: rounding to narrow dtypes, and
+// reductions in interleaved lanes that meet in a balanced tree, so that their order is a property
+// of the text and not of the vector width. Printed in front of the kernels of a file, behind the
+// functors; like those it includes nothing.
+namespace tessera::generated {
+
+using namespace fn;
+using namespace functors;
+
+TESSERA_FN float as_bf16(float x) { return widen(to_bf16(x)); }
+TESSERA_FN float as_f16(float x) { return widen(to_f16(x)); }
+TESSERA_FN long as_i32(long x) { return static_cast<int>(x); }
+TESSERA_FN long as_u8(long x) { return static_cast<unsigned char>(x); }
+/// `x` as a position in [0, extent), or -1.
+TESSERA_FN int position(long x, long extent) {
+  return x >= 0 && x < extent ? static_cast<int>(x) : -1;
+}
+
+struct Sum {
+  template <class T>
+  TESSERA_FN T start() {
+    return T(0);
+  }
+  template <class T>
+  TESSERA_FN T join(T a, T b) {
+    return a + b;
+  }
+};
+struct Prod {
+  template <class T>
+  TESSERA_FN T start() {
+    return T(1);
+  }
+  template <class T>
+  TESSERA_FN T join(T a, T b) {
+    return a * b;
+  }
+};
+/// NaN wins, here and in Min.
+struct Max {
+  template <class T>
+  TESSERA_FN T start() {
+    return T(0.5) != T(0) ? T(-__builtin_inf()) : T(1L << 63);
+  }
+  template <class T>
+  TESSERA_FN T join(T a, T b) {
+    return a > b || a != a ? a : b;
+  }
+};
+struct Min {
+  template <class T>
+  TESSERA_FN T start() {
+    return T(0.5) != T(0) ? T(__builtin_inf()) : T(~(1L << 63));
+  }
+  template <class T>
+  TESSERA_FN T join(T a, T b) {
+    return a < b || a != a ? a : b;
+  }
+};
+template <>
+inline bool Max::start<bool>() {
+  return false;
+}
+template <>
+inline bool Min::start<bool>() {
+  return true;
+}
+struct Any {
+  template <class T>
+  TESSERA_FN T start() {
+    return false;
+  }
+  template <class T>
+  TESSERA_FN T join(T a, T b) {
+    return a | b;
+  }
+};
+struct All {
+  template <class T>
+  TESSERA_FN T start() {
+    return true;
+  }
+  template <class T>
+  TESSERA_FN T join(T a, T b) {
+    return a & b;
+  }
+};
+
+template <class Op, class T>
+TESSERA_FN void start(T* to, long n) {
+  for (long i = 0; i < n; ++i) to[i] = Op::template start<T>();
+}
+/// Lane i meets lane i + L / 2, and so on.
+template <class Op, long L, class T>
+TESSERA_FN T fold(T* lane) {
+  if constexpr (L > 1) {
+    for (long i = 0; i < L / 2; ++i) lane[i] = Op::join(lane[i], lane[i + L / 2]);
+    return fold<Op, L / 2>(lane);
+  }
+  return lane[0];
+}
+/// body(i, lane) for i in [begin, end).
+template <long L, class F>
+TESSERA_FN void in_lanes(long begin, long end, F body) {
+  long i = begin;
+  for (; i + L <= end; i += L) {
+#pragma GCC ivdep
+    for (long l = 0; l < L; ++l) body(i + l, l);
+  }
+#pragma GCC ivdep
+  for (long l = 0; l < end - i; ++l) body(i + l, l);
+}
+/// Moves what sums over rows have collected on to double precision.
+template <class T>
+TESSERA_FN void move_on(double* to, T* from, long n) {
+#pragma GCC ivdep
+  for (long i = 0; i < n; ++i) to[i] += from[i], from[i] = T(0);
+}
+/// Joins the partial results of all chunks, in order, into those of the first.
+template <class Op, class T>
+TESSERA_FN void combine(T* first, long stride_bytes, long chunks, long n) {
+  for (long c = 1; c < chunks; ++c) {
+    const T* next = reinterpret_cast<const T*>(reinterpret_cast<char*>(first) + c * stride_bytes);
+#pragma GCC ivdep
+    for (long i = 0; i < n; ++i) first[i] = Op::join(first[i], next[i]);
+  }
+}
+
+}  // namespace tessera::generated

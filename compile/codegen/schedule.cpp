@@ -1,0 +1,450 @@
+#include "compile/codegen/schedule.h"
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "compile/codegen/generate.h"
+
+namespace tessera::compile {
+namespace {
+
+constexpr int64_t kRowBuffers = 256 << 10;     // bytes of one row's intermediate values: half of L2
+constexpr int64_t kTotals = 512 << 10;         // bytes of running totals, all on the stack
+constexpr int64_t kSerial = 1 << 16;           // elements that one row may have if there is but one
+constexpr int64_t kChunk = 1 << 15;            // elements of a chunk, at least
+constexpr int64_t kChunksOfArrays = 64;        // that keep partial arrays, at most
+constexpr int64_t kChunksOfScalars = 1 << 12;  // that keep partial sums, at most
+constexpr int kWorthKeeping = 7;               // cost of a value that is kept, not computed again
+
+bool within(LoopMask a, LoopMask b) { return (a & ~b) == 0; }
+int64_t bytes_of(DType t) { return t == kF64 || (is_integral(t) && t != kBool) ? 8 : 4; }
+
+int64_t count_loops(const Body& b, LoopMask mask) {
+  int64_t n = 1;
+  for (size_t l = 0; l < b.extents.size(); ++l)
+    if (mask >> l & 1) n *= b.extents[l];
+  return n;
+}
+
+// ---- loops renamed, dropped and merged ----
+
+// to[l]: the new loop that old loop l is, -1 where it is dropped (its extent is 1), or the loop it
+// is merged into as the outer part (kMerged + that loop).
+constexpr int kMerged = 100;
+
+Access remap(const Access& a, const std::vector<int>& to, size_t loops) {
+  Access r{a.dtype, {}};
+  r.strides.resize(loops);
+  for (size_t l = 0; l < to.size(); ++l)
+    if (to[l] >= 0 && to[l] < kMerged) r.strides[size_t(to[l])] = a.strides[l];
+  return r;
+}
+LoopMask remap(LoopMask m, const std::vector<int>& to) {
+  LoopMask r = 0;
+  for (size_t l = 0; l < to.size(); ++l)
+    if (m >> l & 1 && to[l] >= 0) r |= 1u << (to[l] % kMerged);
+  return r;
+}
+
+// A reduction over nothing keeps the value; any and all ask whether it is zero.
+void make_cast(Instr& i) {
+  i.kind = InstrKind::kCast;
+  i.reduced = 0;
+}
+
+Body remap(const Body& body, const std::vector<int>& to, size_t loops) {
+  Body r;
+  r.extents.resize(loops, 1);
+  for (size_t l = 0; l < to.size(); ++l)
+    if (to[l] >= 0) r.extents[size_t(to[l] % kMerged)] *= body.extents[l];
+  for (const Access& a : body.operands) r.operands.push_back(remap(a, to, loops));
+  for (const Store& s : body.stores) r.stores.push_back({s.value, remap(s.to, to, loops)});
+  r.instrs = body.instrs;
+  for (Instr& i : r.instrs) {
+    i.loops = remap(i.loops, to), i.reduced = remap(i.reduced, to);
+    if (i.kind == InstrKind::kReduce && i.reduced == 0) make_cast(i);
+    if (i.kind != InstrKind::kIndex) continue;
+    i.loop = to[size_t(i.loop)];
+    if (i.loop < 0) i.kind = InstrKind::kConstant, i.value = 0, i.loop = 0;
+  }
+  return r;
+}
+
+Body without_single_loops(const Body& body) {
+  std::vector<int> to;
+  int n = 0;
+  for (int64_t extent : body.extents) to.push_back(extent == 1 ? -1 : n++);
+  return remap(body, to, size_t(n));
+}
+
+// Every access, index, reduction treats loops l and l + 1 as one.
+bool mergeable(const Body& b, int l) {
+  auto joined = [&](const Access& a) {
+    return a.strides[size_t(l)] == a.strides[size_t(l) + 1] * b.extents[size_t(l) + 1];
+  };
+  auto both = [&](LoopMask m) { return (m >> l & 1) == (m >> (l + 1) & 1); };
+  for (const Access& a : b.operands)
+    if (!joined(a)) return false;
+  for (const Store& s : b.stores)
+    if (!joined(s.to)) return false;
+  for (const Instr& i : b.instrs)
+    if (i.kind == InstrKind::kIndex ? i.loop == l || i.loop == l + 1
+                                    : !both(i.reduced) || !both(i.loops))
+      return false;
+  return true;
+}
+
+Body merged(Body b, int& outer) {
+  for (int l = int(b.extents.size()) - 2; l >= 0; --l) {
+    if (l + 1 == outer || !mergeable(b, l)) continue;
+    std::vector<int> to(b.extents.size());
+    for (int k = 0; k < int(to.size()); ++k) to[size_t(k)] = k <= l ? k : k - 1;
+    to[size_t(l)] = kMerged + l;
+    b = remap(b, to, to.size() - 1);
+    if (l < outer) --outer;
+  }
+  return b;
+}
+
+// ---- which loops are inner ----
+
+// The loop that most bytes are neighbours along.
+int vector_loop(const Body& b) {
+  std::vector<double> weight(b.extents.size());
+  auto add = [&](const Access& a, double w) {
+    double bytes = double(count_loops(b, moving_loops(a))) * double(size_of(a.dtype));
+    for (size_t l = 0; l < weight.size(); ++l)
+      if (a.strides[l] == 1) weight[l] += w * bytes;
+  };
+  for (const Access& a : b.operands) add(a, 1);
+  for (const Store& s : b.stores) add(s.to, 1.01);
+  int best = int(weight.size()) - 1;
+  for (int l = best; l >= 0; --l)
+    if (weight[size_t(l)] > weight[size_t(best)]) best = l;
+  return best;
+}
+
+LoopMask inner_loops(const Body& b, int vector) {
+  const LoopMask all = (LoopMask(1) << b.extents.size()) - 1, v = 1u << vector;
+  LoopMask inner = v, before = 0;
+  while (inner != before) {
+    before = inner;
+    for (const Instr& i : b.instrs) {
+      if (i.kind != InstrKind::kReduce || within(i.reduced, inner)) continue;
+      bool by_chunks = within(i.loops, inner) && within(all & ~inner, i.reduced);
+      if (i.reduced & v ? i.loops != 0 : !by_chunks) inner |= i.reduced;
+    }
+  }
+  return inner;
+}
+
+// Outer loops first, each kind by falling strides of the largest result, the vector loop last.
+std::vector<int> loop_order(const Body& b, LoopMask inner, int vector) {
+  const Access* main = &b.stores[0].to;
+  for (const Store& s : b.stores)
+    if (count_loops(b, moving_loops(s.to)) > count_loops(b, moving_loops(*main))) main = &s.to;
+  std::vector<int> order(b.extents.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int x, int y) {
+    auto key = [&](int l) {
+      return std::array<int64_t, 3>{int64_t(inner >> l & 1), int64_t(l == vector),
+                                    -main->strides[size_t(l)]};
+    };
+    return key(x) < key(y);
+  });
+  return order;
+}
+
+// ---- places of values ----
+
+class Scheduler {
+ public:
+  Scheduler(const Body& body, int outer, bool may_block) : may_block_(may_block) {
+    s_.body = body, s_.outer = outer;
+    s_.values.resize(body.instrs.size());
+    outer_ = s_.outer_mask(), inner_ = s_.inner_mask();
+  }
+
+  std::optional<Schedule> run() {
+    for (size_t i = 0; i < s_.values.size(); ++i)
+      if (!place(InstrId(i))) return std::nullopt;
+    for (const Store& s : s_.body.stores) use(s.value);
+    for (size_t i = 0; i < s_.body.stores.size(); ++i)
+      if (!place_store(int(i))) return std::nullopt;
+    feed_reductions();
+    if (!fill_nests() || !cut_rows()) return std::nullopt;
+    return std::move(s_);
+  }
+
+ private:
+  Placed& at(InstrId id) { return s_.values[size_t(id)]; }
+  const Instr& instr(InstrId id) const { return s_.body.instrs[size_t(id)]; }
+  // The sum over everything of one flat loop: its pieces are the rows.
+  bool flat_total(const Instr& i) const { return may_block_ && outer_ == 0 && i.loops == 0; }
+
+  bool place(InstrId id) {
+    const Instr& i = instr(id);
+    Placed& p = at(id);
+    bool late = false;
+    for (InstrId x : i.in) {
+      late |= at(x).place == Place::kLate;
+      p.stage = std::max(p.stage, at(x).stage);
+    }
+    if (i.kind == InstrKind::kReduce) return !late && place_reduce(i, p);
+    if (late) {
+      p.place = Place::kLate;
+      for (InstrId x : i.in)
+        if (!at_the_end(x)) return false;
+      return within(i.loops, inner_);
+    }
+    p.place = i.loops & inner_                  ? Place::kElement
+              : i.loops & outer_ || p.stage > 0 ? Place::kRow
+                                                : Place::kHead;
+    return !divides_integers(i);
+  }
+  bool place_reduce(const Instr& i, Placed& p) {
+    if (within(i.reduced, inner_) && !flat_total(i)) {
+      p.reduce = ReduceAs::kRow, ++p.stage;
+      p.place = i.loops & inner_ ? Place::kElement : Place::kRow;
+      return holds_totals(i);
+    }
+    p.reduce = ReduceAs::kChunk, p.place = Place::kLate;
+    return within(outer_, i.reduced) && within(i.loops, inner_) && holds_totals(i);
+  }
+  bool holds_totals(const Instr& i) {
+    const LoopMask kept = i.loops & inner_;
+    if (kept) total_bytes_ += s_.count(kept) * bytes_of(i.dtype);
+    return total_bytes_ <= kTotals;
+  }
+  // What the end of the kernel can compute: sums over rows and values of no row.
+  bool at_the_end(InstrId id) const {
+    const Instr& i = instr(id);
+    if (s_.at(id).place == Place::kLate) return true;
+    if (s_.at(id).reduce != ReduceAs::kNone || i.loops & outer_) return false;
+    for (InstrId x : i.in)
+      if (!at_the_end(x)) return false;
+    return true;
+  }
+  // A zero would have to be refused before the loops run.
+  bool divides_integers(const Instr& i) const {
+    if (i.kind != InstrKind::kPointwise || !is_integral(i.dtype)) return false;
+    if (i.op != "floor_divide" && i.op != "remainder" && i.op != "fmod") return false;
+    const Instr& by = instr(i.in[1]);
+    return by.kind != InstrKind::kConstant || by.value.integer() == 0;
+  }
+
+  void use(InstrId id) {
+    if (std::exchange(at(id).used, true)) return;
+    for (InstrId x : instr(id).in) use(x);
+  }
+
+  Nest& nest(int stage, LoopMask loops) {
+    for (Nest& n : s_.nests)
+      if (n.stage == stage && n.loops == loops) return n;
+    s_.nests.push_back({.loops = loops, .stage = stage});
+    return s_.nests.back();
+  }
+  bool place_store(int k) {
+    const Store& s = s_.body.stores[size_t(k)];
+    LoopMask to = moving_loops(s.to);
+    const Placed& p = at(s.value);
+    if (p.place == Place::kLate) {
+      s_.late_stores.push_back(k);
+      return to == instr(s.value).loops;
+    }
+    if (!within(outer_, to)) return false;
+    if (to & inner_)
+      nest(p.stage, to & inner_).stores.push_back(k);
+    else
+      s_.row_stores.push_back(k);
+    return true;
+  }
+  void feed_reductions() {
+    for (size_t k = 0; k < s_.values.size(); ++k) {
+      const Instr& i = instr(InstrId(k));
+      if (i.kind != InstrKind::kReduce || !s_.values[k].used) continue;
+      LoopMask span = (instr(i.in[0]).loops | i.reduced) & inner_;
+      if (span)
+        nest(at(i.in[0]).stage, span).reductions.push_back(InstrId(k));
+      else
+        s_.row_reductions.push_back(InstrId(k));
+    }
+    std::stable_sort(s_.nests.begin(), s_.nests.end(), [](const Nest& a, const Nest& b) {
+      return a.stage != b.stage ? a.stage < b.stage : a.loops > b.loops;
+    });
+  }
+
+  // ---- what each nest computes ----
+
+  bool fill_nests() {
+    computed_in_.assign(s_.values.size(), -1);
+    for (size_t n = 0; n < s_.nests.size(); ++n) {
+      Nest& nest = s_.nests[n];
+      seen_.assign(s_.values.size(), false);
+      for (InstrId r : nest.reductions) visit(int(n), instr(r).in[0]);
+      for (int k : nest.stores) visit(int(n), s_.body.stores[size_t(k)].value);
+      std::sort(nest.values.begin(), nest.values.end());
+    }
+    return true;
+  }
+  void visit(int n, InstrId id) {
+    Placed& p = at(id);
+    if (p.place != Place::kElement || seen_[size_t(id)]) return;
+    seen_[size_t(id)] = true;
+    int& first = computed_in_[size_t(id)];
+    if (p.reduce != ReduceAs::kNone) return s_.nests[size_t(n)].values.push_back(id);
+    if (first >= 0 && (p.buffered || keep(id))) {
+      p.buffered = true;
+      return s_.nests[size_t(n)].reread.push_back(id);
+    }
+    if (first < 0) first = n;
+    for (InstrId x : instr(id).in) visit(n, x);
+    s_.nests[size_t(n)].values.push_back(id);
+  }
+  bool keep(InstrId id) {
+    if (cost(id) < kWorthKeeping) return false;
+    int64_t bytes = s_.count(instr(id).loops & inner_) * bytes_of(instr(id).dtype);
+    if (buffered_bytes_ + bytes > kRowBuffers) return false;
+    buffered_bytes_ += bytes;
+    return true;
+  }
+  // Vector instructions, roughly, to compute a value again.
+  int cost(InstrId id) const {
+    const Instr& i = instr(id);
+    if (s_.at(id).place != Place::kElement || s_.at(id).reduce != ReduceAs::kNone ||
+        s_.at(id).buffered)
+      return 0;
+    int total = 1 + (i.dtype == kBF16 ? 3 : i.dtype == kF16 ? 6 : 0);
+    if (i.kind == InstrKind::kLoad && s_.body.operands[size_t(i.operand)].strides.back() > 1)
+      total += 4;
+    if (i.kind == InstrKind::kPointwise) total += cost_of(i.op) - 1;
+    for (InstrId x : i.in) total = std::min(total + cost(x), 1000);
+    return total;
+  }
+  static int cost_of(const std::string& op) {
+    static const char* cheap[] = {
+        "add", "sub", "mul", "neg", "abs", "square",  "maximum", "minimum", "where",    "eq",
+        "ne",  "lt",  "le",  "gt",  "ge",  "mul_add", "relu",    "sign",    "relu_grad"};
+    for (const char* c : cheap)
+      if (op == c) return 1;
+    return op == "div" || op == "sqrt" || op == "reciprocal" || op == "tanh_grad" ? 4 : 12;
+  }
+
+  // ---- rows and chunks ----
+
+  bool cut_rows() {
+    const int64_t row = s_.count(inner_);
+    bool arrays = false, sums = false, plain = s_.row_stores.empty() && s_.row_reductions.empty();
+    const LoopMask vector = s_.loops() ? LoopMask(1) << (s_.loops() - 1) : 0;
+    for (size_t k = 0; k < s_.values.size(); ++k) {
+      if (!s_.values[k].used || s_.values[k].reduce == ReduceAs::kNone) continue;
+      if (s_.values[k].reduce == ReduceAs::kRow)
+        plain = false;
+      else
+        (instr(InstrId(k)).loops ? arrays : sums) = true;
+    }
+    for (const Nest& n : s_.nests) plain = plain && n.loops & vector;
+    s_.rows = s_.count(outer_);
+    int64_t work = row;
+    if (plain && may_block_ && !arrays && vector && s_.body.extents.back() > kSumBlock) {
+      s_.block = kSumBlock;
+      s_.rows *= (s_.body.extents.back() + kSumBlock - 1) / kSumBlock;
+      work = row / s_.body.extents.back() * kSumBlock;
+    }
+    if (s_.rows == 1 && !plain && row > kSerial) return false;
+    s_.chunk_rows = std::max<int64_t>(1, kChunk / work);
+    if (arrays)
+      s_.chunk_rows = std::max({s_.chunk_rows, kSumRows, s_.rows / kChunksOfArrays});
+    else if (sums)
+      s_.chunk_rows = std::max(s_.chunk_rows, s_.rows / kChunksOfScalars);
+    s_.chunk_rows = std::min(s_.chunk_rows, s_.rows);
+    return true;
+  }
+
+  Schedule s_;
+  const bool may_block_;
+  LoopMask outer_ = 0, inner_ = 0;
+  std::vector<int> computed_in_;  // the first nest that computes a value
+  std::vector<bool> seen_;        // by the nest that is being filled
+  int64_t buffered_bytes_ = 0, total_bytes_ = 0;
+};
+
+std::optional<Schedule> schedule_with(const Body& body, LoopMask inner, int vector,
+                                      bool may_block) {
+  std::vector<int> order = loop_order(body, inner, vector), to(order.size());
+  for (size_t k = 0; k < order.size(); ++k) to[size_t(order[k])] = int(k);
+  int outer = int(order.size()) - std::popcount(inner);
+  Body b = merged(remap(body, to, order.size()), outer);
+  return Scheduler(b, outer, may_block).run();
+}
+
+}  // namespace
+
+LoopMask moving_loops(const Access& a) {
+  LoopMask m = 0;
+  for (size_t l = 0; l < a.strides.size(); ++l)
+    if (a.strides[l] != 0) m |= 1u << l;
+  return m;
+}
+
+int64_t Schedule::count(LoopMask mask) const { return count_loops(body, mask); }
+
+int64_t scratch_offset(const Schedule& s, InstrId reduction) {
+  int64_t at = 0;
+  for (size_t k = 0; k < size_t(reduction); ++k)
+    if (s.values[k].used && s.values[k].reduce == ReduceAs::kChunk)
+      at += (s.count(s.body.instrs[k].loops) * 8 + 63) / 64 * 64;
+  return at;
+}
+int64_t chunk_scratch_bytes(const Schedule& s) {
+  return scratch_offset(s, InstrId(s.values.size()));
+}
+int64_t scratch_bytes(const Schedule& s) { return chunk_scratch_bytes(s) * s.chunks(); }
+
+std::optional<Schedule> make_schedule(const Body& original) {
+  for (const Instr& i : original.instrs)  // u8 alone would need a cast through bool
+    if (i.kind == InstrKind::kReduce && i.dtype == kU8 && i.reduce >= ReduceKind::kAny)
+      return std::nullopt;
+  Body body = without_single_loops(original);
+  if (body.extents.empty()) return Scheduler(body, 0, false).run();
+  int vector = vector_loop(body);
+  LoopMask inner = inner_loops(body, vector), all = (LoopMask(1) << body.extents.size()) - 1;
+  if (auto s = schedule_with(body, inner, vector, true)) return s;
+  if (auto s = schedule_with(body, inner, vector, false)) return s;
+  return count_loops(body, all) <= kSerial ? schedule_with(body, all, vector, false) : std::nullopt;
+}
+
+bool schedulable(const Body& body) { return make_schedule(body).has_value(); }
+
+bool may_overwrite(const Body& original, int operand, int result) {
+  std::optional<Schedule> schedule = make_schedule(original);
+  if (!schedule) return false;
+  const Body& body = schedule->body;
+  const Access &from = body.operands[size_t(operand)], &to = body.stores[size_t(result)].to;
+  if (from.dtype != to.dtype ||
+      !std::equal(from.strides.begin(), from.strides.end(), to.strides.begin(), to.strides.end()))
+    return false;
+  auto loads = [&](InstrId id) {
+    const Instr& i = body.instrs[size_t(id)];
+    return i.kind == InstrKind::kLoad && i.operand == operand;
+  };
+  // Late values read operands when everything else is done.
+  std::vector<bool> late(body.instrs.size());
+  for (size_t k = body.instrs.size(); k-- > 0;) {
+    const Placed& p = schedule->values[k];
+    if (!p.used || p.reduce != ReduceAs::kNone || !(late[k] || p.place == Place::kLate)) continue;
+    if (loads(InstrId(k))) return false;
+    for (InstrId x : body.instrs[k].in) late[size_t(x)] = true;
+  }
+  // No element may be read after the nest that overwrites it.
+  bool written = false;
+  for (const Nest& n : schedule->nests) {
+    for (InstrId id : n.values)
+      if (written && loads(id)) return false;
+    for (int k : n.stores) written |= k == result;
+  }
+  return true;
+}
+
+}  // namespace tessera::compile

@@ -1,0 +1,80 @@
+// The order in which generated code computes a body. Loops are outer (an index of all of them is a
+// row; rows are cut into chunks, which threads share) or inner (traversed inside a row by one nest
+// after the other, the last of them vectorised). A reduction over inner loops is complete before
+// the nests that read it; one over rows, or over everything, is accumulated by each chunk and
+// combined at the end, in the order of the chunks. Invariant: the order of every sum is a property
+// of the body.
+#pragma once
+#include <optional>
+#include <vector>
+
+#include "compile/codegen/body.h"
+
+namespace tessera::compile {
+
+/// Elements that a sum takes in interleaved lanes of its own precision before they meet in double.
+inline constexpr int64_t kSumBlock = 4096;
+inline constexpr int kMaxLanes = 64;
+/// Rows after which sums over rows move from single to double precision.
+inline constexpr int64_t kSumRows = 64;
+
+enum class Place : uint8_t {
+  kHead,     // once for each chunk: varies with no loop
+  kRow,      // once for each row
+  kElement,  // in nests
+  kLate,     // once all chunks are done: sums over rows and what follows from them
+};
+enum class ReduceAs : uint8_t { kNone, kRow, kChunk };
+
+struct Placed {
+  Place place = Place::kHead;
+  int stage = 0;  // nests of stages below it come first
+  ReduceAs reduce = ReduceAs::kNone;
+  bool used = false;
+  bool buffered = false;  // kept for the whole row when first computed
+};
+
+/// Loops over the inner loops of `loops` that compute values and feed them to reductions and
+/// results.
+struct Nest {
+  LoopMask loops = 0;
+  int stage = 0;
+  std::vector<InstrId> values = {};      // computed here, operands first
+  std::vector<InstrId> reread = {};      // from buffers
+  std::vector<InstrId> reductions = {};  // that elements are fed to
+  std::vector<int> stores = {};
+};
+
+struct Schedule {
+  Body body;      // loops of extent 1 dropped, reordered and merged; outer ones first
+  int outer = 0;  // loops [0, outer)
+  std::vector<Placed> values;
+  std::vector<Nest> nests;
+  std::vector<int> row_stores, late_stores;
+  std::vector<InstrId> row_reductions;  // that values of rows are fed to
+  int64_t block = 0;  // > 0: rows are pieces of so many elements of the innermost loop
+  int64_t rows = 1, chunk_rows = 1;
+
+  int loops() const { return int(body.extents.size()); }
+  LoopMask outer_mask() const { return (LoopMask(1) << outer) - 1; }
+  LoopMask inner_mask() const { return ((LoopMask(1) << loops()) - 1) & ~outer_mask(); }
+  int64_t chunks() const { return (rows + chunk_rows - 1) / chunk_rows; }
+  /// Elements that the loops of `mask` have together.
+  int64_t count(LoopMask mask) const;
+  const Instr& instr(InstrId id) const { return body.instrs[size_t(id)]; }
+  const Placed& at(InstrId id) const { return values[size_t(id)]; }
+};
+
+/// Null when no order that generated code supports computes `body`.
+std::optional<Schedule> make_schedule(const Body& body);
+
+/// Partial results of reductions over rows: bytes of one chunk, of all, and where in the bytes of
+/// its chunk a reduction has its own.
+int64_t chunk_scratch_bytes(const Schedule& s);
+int64_t scratch_offset(const Schedule& s, InstrId reduction);
+int64_t scratch_bytes(const Schedule& s);
+
+/// The loops that an access moves with.
+LoopMask moving_loops(const Access& a);
+
+}  // namespace tessera::compile

@@ -1,0 +1,170 @@
+#include "compile/codegen/toolchain.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <spawn.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "core/base/env.h"
+#include "core/base/error.h"
+#include "core/io/file.h"
+
+extern char** environ;
+
+namespace tessera::compile {
+namespace {
+
+// As the core's kernels are compiled, but for this machine. Nothing may be contracted or
+// reassociated: the bits are those of the ops one by one.
+const std::vector<std::string>& flags() {
+  static const std::vector<std::string> list {
+    "-std=c++20", "-O3", "-march=native",
+#if defined(__x86_64__)
+        "-mprefer-vector-width=512",
+#endif
+        "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fPIC",
+        "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-w"
+  };
+  return list;
+}
+
+bool is_program(const std::string& path) {
+  struct stat s;
+  return stat(path.c_str(), &s) == 0 && S_ISREG(s.st_mode) && access(path.c_str(), X_OK) == 0;
+}
+
+// "" when PATH has no such program.
+std::string search_path(const std::string& name) {
+  if (name.find('/') != name.npos) return is_program(name) ? name : "";
+  const char* path = std::getenv("PATH");
+  std::string rest = path ? path : "/usr/local/bin:/usr/bin:/bin";
+  for (size_t at = 0; at <= rest.size();) {
+    size_t end = std::min(rest.find(':', at), rest.size());
+    std::string candidate = rest.substr(at, end - at) + "/" + name;
+    if (is_program(candidate)) return candidate;
+    at = end + 1;
+  }
+  return "";
+}
+
+// What -march=native depends on.
+std::string processor() {
+  std::ifstream info("/proc/cpuinfo");
+  std::string text, line;
+  while (std::getline(info, line) && !line.empty())
+    for (const char* key : {"vendor_id", "cpu family", "model", "stepping", "flags", "Features",
+                            "CPU implementer", "CPU architecture", "CPU variant", "CPU part"})
+      if (line.starts_with(key)) {
+        text += line + "\n";
+        break;
+      }
+  return text;
+}
+
+struct Child {
+  pid_t pid = -1;
+  std::string log;
+};
+
+Child start(const std::vector<std::string>& command, const std::string& log) {
+  std::vector<char*> argv;
+  for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  posix_spawn_file_actions_adddup2(&files, 1, 2);
+  Child child{-1, log};
+  int error = posix_spawn(&child.pid, argv[0], &files, nullptr, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&files);
+  TESSERA_CHECK(error == 0, "codegen: {} does not start: {}; set TESSERA_COMPILE_CXX", command[0],
+                std::strerror(error));
+  return child;
+}
+
+bool succeeded(const Child& child) {
+  int status = 0;
+  while (waitpid(child.pid, &status, 0) < 0)
+    if (errno != EINTR) return false;
+  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+std::string head_of(const std::string& path) {
+  constexpr size_t kShown = 2000;
+  std::string text;
+  std::getline(std::ifstream(path), text, '\0');
+  return text.size() > kShown ? text.substr(0, kShown) + "..." : text;
+}
+
+// All are waited for, also when one fails: none may go on writing to a folder that is removed.
+void wait_for(const std::vector<Child>& children, const std::string& compiler,
+              const std::string& work) {
+  const Child* failed = nullptr;
+  for (const Child& c : children)
+    if (!succeeded(c) && !failed) failed = &c;
+  if (failed)
+    throw UserError(
+        fmt::format("codegen: {} failed on {}: {}", compiler, work, head_of(failed->log)));
+}
+
+}  // namespace
+
+Toolchain find_toolchain(const std::string& compiler) {
+  std::string asked = compiler.empty() ? env::get("TESSERA_COMPILE_CXX") : compiler, found;
+  if (!asked.empty()) {
+    found = search_path(asked);
+    TESSERA_CHECK(!found.empty(), "codegen: no compiler {}; correct TESSERA_COMPILE_CXX", asked);
+  } else {
+    for (const char* name : {"c++", "g++", "clang++"})
+      if (found.empty()) found = search_path(name);
+    TESSERA_CHECK(!found.empty(),
+                  "codegen: no C++ compiler (c++, g++, clang++) on PATH; install one or set "
+                  "TESSERA_COMPILE_CXX");
+  }
+  struct stat s = {};
+  stat(found.c_str(), &s);
+  char resolved[PATH_MAX];
+  Toolchain t{found,
+              fmt::format("{} {} {}.{}", realpath(found.c_str(), resolved) ? resolved : found,
+                          s.st_size, s.st_mtim.tv_sec, s.st_mtim.tv_nsec)};
+  for (const std::string& f : flags()) t.description += " " + f;
+  t.description += "\n" + processor();
+  return t;
+}
+
+void compile_shared(const Toolchain& toolchain, const std::vector<std::string>& sources,
+                    const std::string& work, const std::string& object) {
+  const bool one = sources.size() == 1;
+  std::vector<std::string> link{toolchain.compiler, "-shared", "-nostdlib", "-o", object};
+  std::vector<Child> children;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    std::string stem = fmt::format("{}/kernels{}", work, i);
+    std::ofstream(stem + ".cpp") << sources[i];
+    std::vector<std::string> command{toolchain.compiler};
+    command.insert(command.end(), flags().begin(), flags().end());
+    command.push_back(stem + ".cpp");
+    if (one)
+      command.insert(command.end(), link.begin() + 1, link.end());
+    else
+      command.insert(command.end(), {"-c", "-o", stem + ".o"});
+    link.push_back(stem + ".o");
+    children.push_back(start(command, stem + ".log"));
+  }
+  wait_for(children, toolchain.compiler, work);
+  if (!one) wait_for({start(link, work + "/link.log")}, toolchain.compiler, work);
+}
+
+int available_cores() {
+  cpu_set_t set;
+  return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+}  // namespace tessera::compile

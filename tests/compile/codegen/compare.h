@@ -1,0 +1,25 @@
+// Generated code against the interpreter: pointwise results to the bit, sums within the rounding of
+// their terms.
+#pragma once
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "compile/codegen/generate.h"
+#include "tests/compile/codegen/bodies.h"
+
+namespace tessera::test {
+
+/// The folder that tests compile into: fresh for each process, removed at its end.
+const std::string& kernel_cache();
+
+/// Memory for operand k of `body`, filled with numbers that suit its dtype.
+Tensor operand_of(const Body& body, size_t k, uint64_t seed);
+/// Memory for result k, filled with a pattern.
+Tensor result_of(const Body& body, size_t k);
+
+/// Compiles `bodies` together and compares each with interpret(): elements of results that no float
+/// reduction feeds must have equal bits, others may differ by `tolerance` of the largest.
+void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance = 1e-5);
+
+}  // namespace tessera::test

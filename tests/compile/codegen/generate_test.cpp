@@ -1,0 +1,85 @@
+// Each template of generated code on bodies written by hand, against the interpreter.
+#include "core/core.h"
+#include "tests/compile/codegen/compare.h"
+
+namespace tessera::test {
+namespace {
+
+TEST(Generate, RowKernels) {
+  std::vector<Body> bodies;
+  for (int64_t n : {1, 3, 7, 16, 63, 64, 65, 100, 768, 1000, 5000, 50257})
+    for (int64_t rows : {1, 3, 70}) {
+      if (n * rows > 400000) continue;
+      bodies.push_back(softmax_body(rows, n));
+      bodies.push_back(layer_norm_body(rows, n));
+      bodies.push_back(layer_norm_grad_body(rows, n));
+      bodies.push_back(cross_entropy_body(rows, n));
+    }
+  compare_with_interpreter(bodies);
+}
+
+TEST(Generate, PointwiseKernels) {
+  compare_with_interpreter({bias_gelu_body(3, 5), bias_gelu_body(700, 129), bias_gelu_body(1, 1),
+                            bias_gelu_body(9, 40, kBF16), bias_gelu_body(9, 40, kF16),
+                            bias_gelu_body(9, 40, kF64), adamw_body(1), adamw_body(100),
+                            adamw_body(100001)});
+}
+
+TEST(Generate, RowsOfNarrowFloats) {
+  compare_with_interpreter({softmax_body(5, 100, kBF16), softmax_body(5, 100, kF16),
+                            softmax_body(5, 100, kF64), softmax_body(70, 3, kBF16)});
+}
+
+TEST(Generate, SumsOverRowsAndOverEverything) {
+  std::vector<Body> bodies;
+  for (int64_t rows : {1, 2, 63, 64, 65, 1000, 20000})
+    for (int64_t n : {1, 5, 64, 300}) {
+      if (rows * n > 2000000) continue;
+      BodyBuilder b({rows, n});
+      InstrId x = b.load(3), y = b.op("square", {x});
+      b.store(b.op("mul", {b.sum(y, 1), b.constant(0.5)}));
+      b.store(b.op("sqrt", {b.sum(y, 3)}));
+      b.store(b.reduce(ReduceKind::kMax, x, 1));
+      b.store(b.reduce(ReduceKind::kMin, x, 3));
+      bodies.push_back(b.body);
+    }
+  for (int64_t n : {1, 10, 4096, 4097, 1000003}) {
+    BodyBuilder b({n});
+    InstrId x = b.load(1), positive = b.op("gt", {x, b.constant(0.0)}, true);
+    b.store(b.sum(x, 1));
+    b.store(b.sum(positive, 1));
+    b.store(b.reduce(ReduceKind::kAny, b.op("isnan", {x}, true), 1));
+    b.store(b.reduce(ReduceKind::kAll, positive, 1));
+    bodies.push_back(b.body);
+  }
+  compare_with_interpreter(bodies);
+}
+
+TEST(Generate, ReductionsOfMiddleLoops) {
+  std::vector<Body> bodies;
+  for (LoopMask over : {1u, 2u, 4u, 3u, 5u, 6u, 7u}) {
+    BodyBuilder b({5, 33, 70});  // batch norm's, softmax's over channels, ..
+    InstrId x = b.load(7), s = b.sum(x, over);
+    b.store(s);
+    bodies.push_back(b.body);
+    BodyBuilder c({5, 33, 70});
+    x = c.load(7);
+    InstrId d = c.op("sub", {x, c.reduce(ReduceKind::kMax, x, over)}), e = c.op("exp", {d});
+    c.store(c.op("div", {e, c.sum(e, over)}));
+    bodies.push_back(c.body);
+  }
+  compare_with_interpreter(bodies);
+}
+
+TEST(Generate, TransposedStridedAndRepeated) {
+  BodyBuilder a({40, 50});
+  a.store(a.op("add", {a.load({kF32, {1, 40}}), a.load({kF32, {100, 2}})}));
+  BodyBuilder b({40, 50});
+  InstrId r = b.load(1);
+  b.store(r, b.dense(3, kF32));
+  b.store(b.op("add", {b.cast(r, kI64), b.index(1)}));
+  compare_with_interpreter({a.body, b.body});
+}
+
+}  // namespace
+}  // namespace tessera::test
