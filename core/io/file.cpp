@@ -64,6 +64,12 @@ Mapping::~Mapping() {
 File::File(int fd, std::string path, std::string who, uint64_t size)
     : fd_(fd), path_(std::move(path)), who_(std::move(who)), size_(size) {}
 
+int set_direct(int fd, bool on) {
+  int flags = fcntl(fd, F_GETFL);
+  if (flags >= 0) flags = fcntl(fd, F_SETFL, on ? flags | O_DIRECT : flags & ~O_DIRECT);
+  return flags < 0 ? errno : 0;
+}
+
 File File::open(const std::string& path, std::string who) {
   // Without O_NONBLOCK, opening a named pipe would wait for its writer.
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -98,19 +104,32 @@ File::~File() {
 }
 
 void File::read_at(void* to, uint64_t bytes, uint64_t offset) const {
+  uint64_t done = read_up_to(to, bytes, offset);
+  TESSERA_CHECK(
+      done == bytes,
+      "{}: {} ends at offset {}, but bytes [{}, {}) were asked for; the file is truncated", who_,
+      quote(path_), offset + done, offset, offset + bytes);
+}
+
+uint64_t File::read_up_to(void* to, uint64_t bytes, uint64_t offset) const {
   uint64_t done = 0;
   while (done < bytes) {
     ssize_t n = pread(fd_, static_cast<char*>(to) + done, std::min(bytes - done, kSliceBytes),
                       off_t(offset + done));
     if (n < 0 && errno == EINTR) continue;
+    // Some file systems accept O_DIRECT and then refuse the read.
+    if (n < 0 && errno == EINVAL && (fcntl(fd_, F_GETFL) & O_DIRECT) && set_direct(fd_, false) == 0)
+      continue;
     TESSERA_CHECK(n >= 0, "{}: cannot read {} at offset {}: {}; {}", who_, quote(path_),
                   offset + done, std::strerror(errno), advice(errno));
-    TESSERA_CHECK(
-        n > 0, "{}: {} ends at offset {}, but bytes [{}, {}) were asked for; the file is truncated",
-        who_, quote(path_), offset + done, offset, offset + bytes);
     done += uint64_t(n);
+    // The end; asking again from there would be no aligned read.
+    if (n == 0 || offset + done >= size_) break;
   }
+  return done;
 }
+
+void File::bypass_cache() { set_direct(fd_, true); }
 
 Ref<Mapping> File::map() const {
   if (size_ == 0) return make_ref<Mapping>(nullptr, 0);

@@ -30,6 +30,11 @@ class Mapping final : public RefCounted {
   size_t bytes_;
 };
 
+inline constexpr size_t kDirectAlign = 4096;  // of O_DIRECT; a multiple of every disk's sector
+/// Turns O_DIRECT of an open file on or off; returns 0, or the errno of a file system that has
+/// none.
+int set_direct(int fd, bool on);
+
 /// A regular file open for reading. Errors are UserError, begin with `who`, and name path and
 /// reason.
 class File {
@@ -44,6 +49,12 @@ class File {
   uint64_t size() const { return size_; }  // bytes, when opened
   /// Reads exactly [offset, offset + bytes) or throws. Thread-safe.
   void read_at(void* to, uint64_t bytes, uint64_t offset) const;
+  /// As read_at, but stops at the end of the file; returns how many bytes that were.
+  uint64_t read_up_to(void* to, uint64_t bytes, uint64_t offset) const;
+  /// From now on reads go past the page cache where the file system can do that: no copy, and no
+  /// page of others pushed out. Addresses, offsets and counts of reads must then be multiples of
+  /// kDirectAlign; counts may reach beyond the end of the file.
+  void bypass_cache();
   /// The whole file; an empty file gives an empty mapping.
   Ref<Mapping> map() const;
 

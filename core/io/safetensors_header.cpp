@@ -225,7 +225,7 @@ Header parse_header(FunctionRef<size_t(char*, size_t)> source, uint64_t header_b
   return header;
 }
 
-std::string print_header(std::vector<TensorInfo>& tensors, const Metadata& metadata) {
+std::string print_header(std::vector<TensorInfo>& tensors, const Metadata& metadata, size_t align) {
   auto text_of = [](const std::string& s) {
     try {
       return nlohmann::json(s).dump();
@@ -251,7 +251,7 @@ std::string print_header(std::vector<TensorInfo>& tensors, const Metadata& metad
                        shape, t.offset, position);
   }
   out += "}";
-  out.resize((out.size() + 7) / 8 * 8, ' ');
+  out.resize((8 + out.size() + align - 1) / align * align - 8, ' ');
   for (TensorInfo& t : tensors) t.offset += 8 + out.size();
   return out;
 }

@@ -21,9 +21,11 @@ struct Header {
 Header parse_header(FunctionRef<size_t(char*, size_t)> source, uint64_t header_bytes,
                     uint64_t file_bytes, const std::string& where);
 
-/// JSON text of the header, padded with spaces so that 8 + its length is a multiple of 8. `tensors`
-/// in the order of their data; their offsets are set to the positions the text implies. Throws
-/// UserError for names or metadata that are not UTF-8.
-std::string print_header(std::vector<TensorInfo>& tensors, const Metadata& metadata);
+/// JSON text of the header, padded with spaces so that the data begin, after 8 bytes and the text,
+/// at a multiple of `align` (itself one of 8). `tensors` in the order of their data; their offsets
+/// are set to the positions the text implies. Throws UserError for names or metadata that are not
+/// UTF-8.
+std::string print_header(std::vector<TensorInfo>& tensors, const Metadata& metadata,
+                         size_t align = 8);
 
 }  // namespace tessera::io

@@ -1,6 +1,7 @@
 // bench checkpoint: what a save costs the training thread and how fast it goes to disk and back,
 // each beside what bounds it on this machine: the plain copy of as many bytes, the plain file of as
-// many bytes, written and synced.
+// many bytes, written and synced. Then blocks of training steps with a save at their beginning and
+// blocks without, in turn.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <unistd.h>
@@ -24,7 +25,9 @@ using Seconds = std::chrono::duration<double>;
 struct CheckpointOptions {
   std::string folder = ".";
   int64_t megabytes = 256;
-  int tensors = 64, rounds = 5;
+  int tensors = 64, rounds = kSamples;
+  WorkloadOptions workload;
+  int steps = 50, pairs = 0;
 };
 
 template <class F>
@@ -59,10 +62,75 @@ void forget_cached(const fs::path& folder) {
   }
 }
 
-Json run(const CheckpointOptions& o) {
-  fs::path scratch = fs::path(o.folder) / "bench-checkpoint";
-  fs::remove_all(scratch);
-  fs::create_directories(scratch);
+double process_cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
+}
+
+// What steps that begin with an asynchronous save take, over what they take without. A save that
+// outlasts its steps is waited for, and counts.
+Json steps_around_a_save(const CheckpointOptions& o, const fs::path& scratch) {
+  Workload work(o.workload);
+  for (int i = 0; i < o.steps; ++i) work.step();  // warms up, makes the optimizer's state
+  auto state = [&] {
+    checkpoint::State s;
+    for (NamedTensor& t : work.state())
+      s.pieces.push_back(checkpoint::whole(t.name, std::move(t.tensor)));
+    return s;
+  };
+  checkpoint::Checkpointer saver(scratch / "steps", nullptr, {.keep = 2});
+  saver.prepare(state().pieces);
+  int64_t saves = 0;
+  auto block = [&](bool with) {
+    double cpu = process_cpu_seconds();
+    double wall = timed([&] {
+      if (with) saver.save(saves++, state());
+      for (int i = 0; i < o.steps; ++i) work.step();
+      if (with) saver.wait();
+    });
+    return std::pair{wall, process_cpu_seconds() - cpu};
+  };
+  block(true);
+  std::vector<double> plain, blocked, wall_ratios, cpu_ratios, writer;
+  for (int i = 0; i < o.pairs; ++i) {
+    bool first = i % 2;  // whether the save comes first changes, so that a drift cancels
+    auto a = block(first), b = block(!first);
+    auto [with, without] = first ? std::pair{a, b} : std::pair{b, a};
+    plain.push_back(without.first / o.steps);
+    wall_ratios.push_back(with.first / without.first);
+    cpu_ratios.push_back(with.second / without.second);
+    blocked.push_back(saver.last().blocked_seconds);
+    writer.push_back(saver.last().writer_cpu_seconds);
+  }
+  Interval wall = median_interval(wall_ratios), cpu = median_interval(cpu_ratios);
+  double bytes = double(saver.last().bytes);
+  fmt::print(
+      "\n{}, {} parameters, a step {:.2f} ms; {} steps with a save of {:.1f} MB against "
+      "{} without, {} pairs in turn\n",
+      o.workload.model, work.parameters(), stats_of(plain).median * 1e3, o.steps, bytes / 1e6,
+      o.steps, o.pairs);
+  fmt::print("  wall time         {:.4f} [{:.4f}, {:.4f}]   median of the ratios, 95 % interval\n",
+             wall.median, wall.low, wall.high);
+  fmt::print("  processor time    {:.4f} [{:.4f}, {:.4f}]   of the process\n", cpu.median, cpu.low,
+             cpu.high);
+  fmt::print(
+      "  a save holds up the caller for {:.2f} ms ({:.2f} at 20 GB/s), its writer takes "
+      "{:.2f} ms of processor time\n",
+      stats_of(blocked).median * 1e3, bytes / 20e9 * 1e3, stats_of(writer).median * 1e3);
+  auto ratio = [](const Interval& i) {
+    return Json{{"median", i.median}, {"low", i.low}, {"high", i.high}};
+  };
+  return {{"steps", o.steps},
+          {"bytes", bytes},
+          {"step", to_json(stats_of(plain))},
+          {"wall_ratio", ratio(wall)},
+          {"cpu_ratio", ratio(cpu)},
+          {"blocked", to_json(stats_of(blocked))},
+          {"writer_cpu", to_json(stats_of(writer))}};
+}
+
+Json speeds(const CheckpointOptions& o, const fs::path& scratch) {
   int64_t each = (o.megabytes << 20) / 4 / o.tensors / 1024;
   TESSERA_CHECK(each > 0, "bench checkpoint: --megabytes {} is too little for {} tensors",
                 o.megabytes, o.tensors);
@@ -72,7 +140,7 @@ Json run(const CheckpointOptions& o) {
   double bytes = double(o.tensors) * double(each) * 4096;
   Tensor flat = ones({int64_t(bytes)}, {kU8}), other = zeros({int64_t(bytes)}, {kU8});
 
-  std::vector<double> copies, blocked, saves, plain, cold, warm;
+  std::vector<double> copies, blocked, saves, writer, plain, cold, warm;
   checkpoint::Checkpointer saver(scratch / "c", nullptr, {.keep = 1});
   double prepare = timed([&] { saver.prepare(state.pieces); });
   for (int64_t step = 0; step <= o.rounds; ++step) {
@@ -86,16 +154,19 @@ Json run(const CheckpointOptions& o) {
     if (step == 0) continue;  // warms up
     copies.push_back(c), plain.push_back(p);
     blocked.push_back(saver.last().blocked_seconds), saves.push_back(saver.last().seconds);
+    writer.push_back(saver.last().writer_cpu_seconds);
     cold.push_back(from_disk), warm.push_back(from_cache);
   }
   Json out{{"bytes", bytes}, {"threads", num_threads()}, {"prepare_seconds", prepare}};
-  fmt::print("{:.0f} MB in {} tensors, {} threads, in {}; medians of {}\n", bytes / 1e6, o.tensors,
-             num_threads(), o.folder, o.rounds);
-  auto line = [&](const char* key, const char* text, std::vector<double> seconds) {
+  fmt::print("{:.0f} MB in {} tensors, {} threads, in {}; medians of {} [95 %]\n", bytes / 1e6,
+             o.tensors, num_threads(), o.folder, o.rounds);
+  auto line = [&](const char* key, const char* text, const std::vector<double>& seconds) {
     Stats s = stats_of(seconds);
-    fmt::print("{:<44} {:9.2f} ms  {:7.2f} GB/s  (fastest {:.2f} ms)\n", text, s.median * 1e3,
-               bytes / s.median / 1e9, s.min * 1e3);
+    Interval i = median_interval(seconds);
+    fmt::print("{:<44} {:9.2f} ms [{:.2f}, {:.2f}]  {:6.2f} GB/s  (fastest {:.2f} ms)\n", text,
+               s.median * 1e3, i.low * 1e3, i.high * 1e3, bytes / s.median / 1e9, s.min * 1e3);
     out[key] = to_json(s);
+    out[key]["interval"] = {i.low, i.high};
   };
   fmt::print("{:<44} {:9.2f} ms\n", "once: plan and staging buffer", prepare * 1e3);
   line("copy", "plain copy, same threads", copies);
@@ -103,8 +174,19 @@ Json run(const CheckpointOptions& o) {
   fmt::print("{:<44} {:9.2f} ms\n", "  at 20 GB/s it would be", bytes / 20e9 * 1e3);
   line("plain", "plain file, written and synced", plain);
   line("save", "save until read back and `latest` swapped", saves);
+  line("writer_cpu", "  of that, processor time of the writer", writer);
   line("load_cold", "load, verified, cache dropped", cold);
   line("load_warm", "load, verified, from the page cache", warm);
+  return out;
+}
+
+Json run(const CheckpointOptions& o) {
+  fs::path scratch = fs::path(o.folder) / "bench-checkpoint";
+  fs::remove_all(scratch);
+  fs::create_directories(scratch);
+  Json out;
+  if (o.rounds > 0) out = speeds(o, scratch);
+  if (o.pairs > 0) out["around"] = steps_around_a_save(o, scratch);
   fs::remove_all(scratch);
   return out;
 }
@@ -117,7 +199,16 @@ void add_checkpoint(CLI::App& app, Run& chosen) {
   sub->add_option("--folder", o->folder, "on the disk to measure")->capture_default_str();
   sub->add_option("--megabytes", o->megabytes, "of tensors")->capture_default_str();
   sub->add_option("--tensors", o->tensors)->capture_default_str()->check(CLI::PositiveNumber);
-  sub->add_option("--rounds", o->rounds)->capture_default_str()->check(CLI::PositiveNumber);
+  sub->add_option("--rounds", o->rounds, "of save and load")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  sub->add_option("--pairs", o->pairs, "of blocks of steps with and without a save")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
+  sub->add_option("--steps", o->steps, "of a block")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  add_workload_options(*sub, o->workload);
   sub->callback([o, &chosen] { chosen = [o] { return run(*o); }; });
 }
 

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "examples/bench/measure.h"
+#include "examples/bench/workload.h"
 
 namespace tessera::bench {
 
@@ -27,6 +28,9 @@ inline void add_clock_option(CLI::App& sub) {
       "--cpu-time", [] { set_clock(Clock::kThread); },
       "count this thread's CPU time, where other programs use the machine; default: wall time");
 }
+
+/// --model, --batch-size, --seq-len, --set: which step a command runs.
+void add_workload_options(CLI::App& sub, WorkloadOptions& options);
 
 inline Json to_json(const Stats& s, double unit_per_second = 1) {
   return {{"median", s.median * unit_per_second}, {"q1", s.q1 * unit_per_second},

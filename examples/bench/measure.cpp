@@ -6,7 +6,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
+#include <limits>
 
 #include "core/base/error.h"
 
@@ -49,6 +51,25 @@ Stats stats_of(std::vector<double> s) {
   std::sort(s.begin(), s.end());
   return {quantile(s, 0.25), quantile(s, 0.5), quantile(s, 0.75),
           s.front(),         s.back(),         int(s.size())};
+}
+
+Interval median_interval(std::vector<double> s) {
+  Stats middle = stats_of(s);
+  std::sort(s.begin(), s.end());
+  // The largest r for which fewer than r of n samples fall on one given side of the median with a
+  // probability of at most 2.5 %: then it lies between the r-th from below and the r-th from above.
+  size_t n = s.size(), r = 0;
+  double probability = std::pow(0.5, double(n)), below = probability;
+  while (below <= 0.025) {
+    ++r;
+    probability *= double(n - r + 1) / double(r);
+    below += probability;
+  }
+  if (r == 0) {
+    double unbounded = std::numeric_limits<double>::infinity();
+    return {middle.median, -unbounded, unbounded};
+  }
+  return {middle.median, s[r - 1], s[n - r]};
 }
 
 std::vector<int> allowed_cores() {

@@ -16,6 +16,13 @@ struct Stats {
 };
 Stats stats_of(std::vector<double> samples);
 
+/// The median of samples whose distribution nobody knows, with its interval of 95 % or more: order
+/// statistics by the binomial (sign test). From 6 samples on; with fewer the interval is unbounded.
+struct Interval {
+  double median = 0, low = 0, high = 0;
+};
+Interval median_interval(std::vector<double> samples);
+
 inline constexpr int kSamples = 9;  // at least, behind every median
 
 /// What a Stopwatch counts: wall time, or the processor time of the calling thread, which on a

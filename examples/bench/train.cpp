@@ -125,18 +125,22 @@ Json bench_train(const TrainOptions& o) {
 
 }  // namespace
 
+void add_workload_options(CLI::App& sub, WorkloadOptions& o) {
+  sub.add_option("--model", o.model, "gpt-nano, gpt2 or mlp")->capture_default_str();
+  sub.add_option("--batch-size", o.batch_size,
+                 "sequences or rows; 0: 12 (gpt-nano), 1 (gpt2), 128 (mlp)")
+      ->capture_default_str();
+  sub.add_option("--seq-len", o.seq_len, "tokens of a sequence; 0: the model's context")
+      ->capture_default_str();
+  sub.add_option("--set", o.set, "key=value: a field of the model's options");
+}
+
 void add_train(CLI::App& app, Run& run) {
   auto o = std::make_shared<TrainOptions>();
   CLI::App* sub = app.add_subcommand(
       "train",
       "a training step: time, tokens/s, ratio to its bare contractions, share of the peak");
-  sub->add_option("--model", o->workload.model, "gpt-nano, gpt2 or mlp")->capture_default_str();
-  sub->add_option("--batch-size", o->workload.batch_size,
-                  "sequences or rows; 0: 12 (gpt-nano), 1 (gpt2), 128 (mlp)")
-      ->capture_default_str();
-  sub->add_option("--seq-len", o->workload.seq_len, "tokens of a sequence; 0: the model's context")
-      ->capture_default_str();
-  sub->add_option("--set", o->workload.set, "key=value: a field of the model's options");
+  add_workload_options(*sub, o->workload);
   sub->add_option("--samples", o->samples, "steps that are timed")->capture_default_str();
   sub->add_option("--warmup", o->warmup, "steps before")->capture_default_str();
   sub->add_option("--threads", o->threads, "threads of the step; one is bound to a core")

@@ -67,6 +67,13 @@ void Workload::make_mlp(const WorkloadOptions& o) {
     batches_.push_back({randn({batch_, m.in}), randint(0, m.out, {batch_})});
 }
 
+std::vector<NamedTensor> Workload::state() const {
+  std::vector<NamedTensor> all;
+  for (NamedTensor& t : model_->state()) all.push_back({"model." + t.name, t.tensor});
+  for (NamedTensor& t : optimizer_->named_state()) all.push_back({"optimizer." + t.name, t.tensor});
+  return all;
+}
+
 double Workload::step() {
   const Batch& batch = batches_[next_++ % batches_.size()];
   Tensor loss = loss_(batch);

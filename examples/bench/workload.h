@@ -28,6 +28,8 @@ class Workload {
   int64_t tokens_per_step() const { return tokens_; }  // 0: not a language model
   int64_t batch_size() const { return batch_; }
   int64_t parameters() const { return model_->num_parameters(); }
+  /// What a checkpoint of it holds: the model's tensors and the optimizer's.
+  std::vector<NamedTensor> state() const;
 
  private:
   struct Batch {

@@ -1,5 +1,7 @@
 #include "parallel/checkpoint/checkpointer.h"
 
+#include <time.h>
+
 #include <algorithm>
 
 #include "collectives/thread.h"
@@ -16,6 +18,16 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point t) {
   return std::chrono::duration<double>(Clock::now() - t).count();
 }
+
+double thread_cpu_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
+}
+
+// Each write() of a file: large enough for a disk's full speed, small enough for a bounded staging
+// buffer to have room again soon.
+constexpr size_t kWriteBytes = 8 << 20;
 
 Ref<ProcessGroup> own_group(ProcessGroup* group) {
   return group && group->size() > 1 ? group->split(0, group->rank()) : nullptr;
@@ -168,6 +180,7 @@ void Checkpointer::run_writer() {
       if (!job_) return;
     }
     std::exception_ptr error;
+    double cpu = thread_cpu_seconds();
     try {
       write(*job_);
     } catch (...) {
@@ -175,7 +188,8 @@ void Checkpointer::run_writer() {
       staging_.writer_gave_up();
     }
     std::lock_guard lock(mutex_);
-    last_ = {job_->step, job_->bytes, job_->blocked_seconds, seconds_since(job_->start)};
+    last_ = {job_->step, job_->bytes, job_->blocked_seconds, seconds_since(job_->start),
+             thread_cpu_seconds() - cpu};
     error_ = std::move(error);  // the only reference: who waits also destroys
     job_ = nullptr;
     changed_.notify_all();
@@ -217,13 +231,15 @@ std::string Checkpointer::write_rank_file(const Job& job, const std::string& tem
   RankFile file(temporary + "/" + rank_file_name(exchange_.rank(), exchange_.size()), job.tensors,
                 {{"format", "pt"}, {"step", std::to_string(job.step)}}, options_.block_bytes);
   for (uint64_t left = job.bytes; left > 0;) {
-    std::span<const std::byte> bytes = staging_.take(kBlockBytes);
+    std::span<const std::byte> bytes = staging_.take(std::min<uint64_t>(left, kWriteBytes));
     TESSERA_CHECK(!bytes.empty(), "checkpoint: step {} was given up while it was copied", job.step);
     file.write(bytes.data(), bytes.size());
     staging_.release(bytes.size());
     left -= bytes.size();
   }
   WrittenFile done = file.finish();
+  if (!done.note.empty() && exchange_.rank() == 0 && !std::exchange(noted_, true))
+    log::warn("checkpoint: {}; saves take longer and more processor time", done.note);
   Packer out;
   out.put(done.entry.name);
   out.put(done.entry.bytes);

@@ -28,9 +28,11 @@ struct SaveOptions {
 /// What a finished save cost this rank.
 struct SaveCost {
   int64_t step = -1;
-  uint64_t bytes = 0;          // of tensors that this rank wrote
-  double blocked_seconds = 0;  // the training thread, in save()
-  double seconds = 0;          // until committed, read back and pruned
+  uint64_t bytes = 0;             // of tensors that this rank wrote
+  double blocked_seconds = 0;     // the training thread, in save()
+  double seconds = 0;             // until committed, read back and pruned
+  double writer_cpu_seconds = 0;  // processor time of the writer thread: taken from training where
+                                  // a rank has no core to spare
 };
 
 class Checkpointer {
@@ -87,6 +89,7 @@ class Checkpointer {
   std::unique_ptr<Job> job_;  // under way
   std::exception_ptr error_;  // of the last one, until somebody asked
   SaveCost last_;
+  bool noted_ = false;  // that the disk is written to through the page cache
   bool stop_ = false;
   std::thread writer_;
 };

@@ -16,6 +16,8 @@ namespace {
 // Dirty pages are handed to the disk while more are produced: the last sync is then short, and the
 // kernel never stops a training process for having too many.
 constexpr uint64_t kFlushBytes = 32 << 20;
+// Below, a file is all tail and header, and the padding of its header would be most of it.
+constexpr uint64_t kDirectBytes = 1 << 20;
 
 std::string advice(int error) {
   switch (error) {
@@ -34,9 +36,11 @@ std::string advice(int error) {
 RankFile::RankFile(std::string path, std::vector<io::TensorInfo> tensors,
                    const io::Metadata& metadata, uint64_t block_bytes)
     : path_(std::move(path)), tensors_(std::move(tensors)), block_bytes_(block_bytes) {
-  std::string text = io::print_header(tensors_, metadata);
-  uint64_t length = text.size(), end = 8 + length;
-  for (const io::TensorInfo& t : tensors_) end += t.bytes;
+  uint64_t data_bytes = 0;
+  for (const io::TensorInfo& t : tensors_) data_bytes += t.bytes;
+  bool large = data_bytes >= kDirectBytes;
+  std::string text = io::print_header(tensors_, metadata, large ? io::kDirectAlign : 8);
+  uint64_t length = text.size(), end = 8 + length + data_bytes;
   // What is written must be readable: the reader's own checks decide.
   size_t position = 0;
   auto source = [&](char* to, size_t room) {
@@ -55,6 +59,7 @@ RankFile::RankFile(std::string path, std::vector<io::TensorInfo> tensors,
   std::memcpy(header.data(), &length, 8);
   header += text;
   write_all(header.data(), header.size());
+  if (large) go_direct();
   out_.entry = {.name = path_.substr(path_.rfind('/') + 1),
                 .bytes = end,
                 .header_bytes = header.size(),
@@ -79,25 +84,53 @@ void RankFile::write_all(const void* data, size_t bytes) {
   while (bytes > 0) {
     ssize_t n = ::write(fd_, from, bytes);
     if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EINVAL && direct_) {  // some file systems say it only now
+      leave_direct(EINVAL);
+      continue;
+    }
     if (n < 0) fail("write", errno);
     from += n;
     bytes -= size_t(n);
     written_ += uint64_t(n);
   }
-  if (written_ - flushed_ < kFlushBytes) return;
+  if (direct_ || written_ - flushed_ < kFlushBytes) return;
   // A hint; a disk that refuses bytes says so at the sync.
   sync_file_range(fd_, off_t(flushed_), off_t(written_ - flushed_), SYNC_FILE_RANGE_WRITE);
   flushed_ = written_;
 }
 
+void RankFile::go_direct() {
+  if (int error = io::set_direct(fd_, true))
+    leave_direct(error);
+  else
+    direct_ = true;
+}
+
+void RankFile::leave_direct(int error) {
+  direct_ = false;
+  io::set_direct(fd_, false);
+  if (error)
+    out_.note = fmt::format("the file system of {} does not write past the page cache ({})",
+                            io::quote(path_), std::strerror(error));
+}
+
 void RankFile::write(const std::byte* data, size_t bytes) {
+  hash(data, bytes);
+  bool aligned = reinterpret_cast<uintptr_t>(data) % io::kDirectAlign == 0;
+  size_t direct = direct_ && aligned ? bytes / io::kDirectAlign * io::kDirectAlign : 0;
+  if (direct) write_all(data, direct);
+  if (direct == bytes) return;
+  if (direct_) leave_direct(0);
+  write_all(data + direct, bytes - direct);
+}
+
+void RankFile::hash(const std::byte* data, size_t bytes) {
   while (bytes > 0) {
     TESSERA_ASSERT(tensor_ < tensors_.size(), "{} bytes beyond the end of {}", bytes, path_);
     uint64_t whole = tensors_[tensor_].bytes;
     uint64_t block_end = std::min(whole, (in_tensor_ / block_bytes_ + 1) * block_bytes_);
     size_t n = size_t(std::min<uint64_t>(bytes, block_end - in_tensor_));
     block_.update(data, n);
-    write_all(data, n);
     data += n, bytes -= n, in_tensor_ += n;
     if (in_tensor_ == block_end) end_block();
   }

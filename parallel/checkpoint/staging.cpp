@@ -1,6 +1,5 @@
 #include "parallel/checkpoint/staging.h"
 
-#include <sys/mman.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -9,26 +8,27 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/base/error.h"
 #include "core/base/parallel.h"
 
 namespace tessera::checkpoint {
 namespace {
 
-constexpr size_t kHugePage = 2 << 20, kGrain = 256 << 10, kPage = 4096;
+constexpr size_t kGrain = 256 << 10, kPage = 4096;
 
 // Past the caches: nobody reads the copy soon, the model's own lines stay where they are, and the
-// old bytes of the buffer need not be fetched first.
+// old bytes of the buffer need not be fetched first. The hardware prefetches within a page only.
 void stream(std::byte* to, const std::byte* from, size_t bytes) {
 #ifdef __SSE2__
-  constexpr size_t kLine = 64, kVector = 16;
+  constexpr size_t kLine = 64, kVector = 16, kAhead = 4096;
   size_t head = std::min(bytes, size_t(-reinterpret_cast<uintptr_t>(to)) % kLine);
   std::memcpy(to, from, head);
   size_t at = head;
-  for (; at + kLine <= bytes; at += kLine)
+  for (; at + kLine <= bytes; at += kLine) {
+    _mm_prefetch(reinterpret_cast<const char*>(from + at + kAhead), _MM_HINT_NTA);
     for (size_t v = at; v < at + kLine; v += kVector)
       _mm_stream_si128(reinterpret_cast<__m128i*>(to + v),
                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + v)));
+  }
   _mm_sfence();
   std::memcpy(to + at, from + at, bytes - at);
 #else
@@ -44,25 +44,17 @@ void copy(std::byte* to, const std::byte* from, size_t bytes) {
 
 }  // namespace
 
-Staging::~Staging() {
-  if (capacity_) munmap(data_, capacity_);
-}
-
 void Staging::reserve(size_t bytes) {
   size_t want = limit_ ? std::min(bytes, limit_) : bytes;
-  want = (want + kHugePage - 1) / kHugePage * kHugePage;
-  if (want <= capacity_) return;
-  if (capacity_) munmap(data_, capacity_);
-  capacity_ = 0;
-  void* p = mmap(nullptr, want, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  TESSERA_CHECK(p != MAP_FAILED,
-                "checkpoint: no memory for {} bytes of staging; lower staging_bytes", want);
-  data_ = static_cast<std::byte*>(p);
-  capacity_ = want;
-  madvise(p, want, MADV_HUGEPAGE);  // fewer faults; where there are none, small pages do
-  parallel_for(int64_t(want / kPage), int64_t(kHugePage / kPage), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) data_[size_t(i) * kPage] = std::byte(0);
-  });
+  want = (want + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
+  if (want <= capacity()) return;
+  pages_ = {};  // before the new ones are taken
+  pages_ = Pages(want);
+  parallel_for(int64_t(want / kPage), int64_t(kHugePageBytes / kPage),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i)
+                   pages_.data()[size_t(i) * kPage] = std::byte(0);
+               });
 }
 
 void Staging::restart() {
@@ -77,14 +69,14 @@ bool Staging::put(const void* from, size_t bytes, Clock::time_point deadline) {
     size_t at, room;
     {
       std::unique_lock lock(mutex_);
-      bool in_time =
-          changed_.wait_until(lock, deadline, [&] { return no_writer_ || in_ - out_ < capacity_; });
+      bool in_time = changed_.wait_until(lock, deadline,
+                                         [&] { return no_writer_ || in_ - out_ < capacity(); });
       if (no_writer_) return true;
       if (!in_time) return false;
-      at = in_ % capacity_;
-      room = std::min({bytes, capacity_ - (in_ - out_), capacity_ - at});
+      at = in_ % capacity();
+      room = std::min({bytes, capacity() - (in_ - out_), capacity() - at});
     }
-    copy(data_ + at, source, room);
+    copy(pages_.data() + at, source, room);
     source += room, bytes -= room;
     std::lock_guard lock(mutex_);
     in_ += room;
@@ -95,10 +87,10 @@ bool Staging::put(const void* from, size_t bytes, Clock::time_point deadline) {
 
 std::span<const std::byte> Staging::take(size_t most) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return no_producer_ || in_ > out_; });
-  if (in_ == out_) return {};
-  size_t at = out_ % capacity_;
-  return {data_ + at, std::min({most, in_ - out_, capacity_ - at})};
+  size_t at = out_ % capacity(), bytes = std::min(most, capacity() - at);
+  changed_.wait(lock, [&] { return no_producer_ || in_ - out_ >= bytes; });
+  if (in_ - out_ < bytes) return {};
+  return {pages_.data() + at, bytes};
 }
 
 void Staging::release(size_t bytes) {

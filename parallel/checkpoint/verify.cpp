@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "parallel/checkpoint/folder.h"
+#include "parallel/checkpoint/pages.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -30,7 +31,7 @@ std::vector<Place> places(const Manifest& m, size_t file) {
 }
 
 // Pages that are cached prove nothing about the disk, and after reading they would only displace
-// what training needs. A hint: dirty pages stay.
+// what training needs. A hint: dirty pages stay. For file systems that cannot bypass the cache.
 void forget_cached(const std::string& path) {
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return;
@@ -38,18 +39,22 @@ void forget_cached(const std::string& path) {
   ::close(fd);
 }
 
+// Reads a file front to back, in windows of aligned memory, and compares ranges of it.
 class FileCheck {
  public:
   FileCheck(const std::string& path, Verified& out)
-      : file_(io::File::open(path, "checkpoint")), out_(out) {}
+      : file_(io::File::open(path, "checkpoint")),
+        out_(out),
+        window_(std::min((file_.size() / io::kDirectAlign + 1) * io::kDirectAlign, kWindowBytes)) {
+    file_.bypass_cache();
+  }
   uint64_t size() const { return file_.size(); }
   void range(uint64_t begin, uint64_t end, const Digest& expected, const std::string& tensor) {
     hash_.reset();
     for (uint64_t at = begin; at < end;) {
-      size_t n = size_t(std::min<uint64_t>(end - at, 1 << 20));
-      buffer_.resize(std::max(buffer_.size(), n));
-      file_.read_at(buffer_.data(), n, at);
-      hash_.update(buffer_.data(), n);
+      if (at < begin_ || at >= end_) read_window(at);
+      size_t n = size_t(std::min(end, end_) - at);
+      hash_.update(window_.data() + (at - begin_), n);
       at += n;
     }
     out_.bytes += end - begin;
@@ -61,10 +66,18 @@ class FileCheck {
   }
 
  private:
+  static constexpr uint64_t kWindowBytes = 8 << 20;
+  void read_window(uint64_t at) {
+    begin_ = at / io::kDirectAlign * io::kDirectAlign;
+    end_ = begin_ + file_.read_up_to(window_.data(), window_.bytes(), begin_);
+    TESSERA_CHECK(at < end_, "checkpoint: {} ends at offset {}; it was truncated meanwhile",
+                  io::quote(file_.path()), end_);
+  }
   io::File file_;
   Verified& out_;
   io::Xxh128 hash_;
-  std::vector<std::byte> buffer_;
+  Pages window_;
+  uint64_t begin_ = 0, end_ = 0;  // of the file, in the window
 };
 
 void verify_step(const std::string& folder, Verified& out, const Latest* latest) {

@@ -261,9 +261,13 @@ TEST_F(Damage, AnUnnamedStepIsReplaced) {
   EXPECT_TRUE(read_manifest(root_ + "/step-000000009").find("v"));
 }
 
-// The limit on file sizes stands for any full disk: write fails in the middle of a file. The
-// process would get SIGXFSZ, so a child ignores it.
-TEST_F(Damage, AFullDiskIsReportedAndChangesNothing) {
+// The limit on file sizes stands for any full disk: write fails in the middle of a file, through
+// the page cache (small files) and past it. The process would get SIGXFSZ, so a child ignores it.
+class FullDisk : public Damage, public testing::WithParamInterface<int64_t> {};
+INSTANTIATE_TEST_SUITE_P(Elements, FullDisk, testing::Values(100'000, 600'000));
+
+TEST_P(FullDisk, IsReportedAndChangesNothing) {
+  int64_t n = GetParam();
   fflush(nullptr);
   pid_t child = fork();
   if (child == 0) {
@@ -278,8 +282,8 @@ TEST_F(Damage, AFullDiskIsReportedAndChangesNothing) {
       if (g.rank() == 0) setrlimit(RLIMIT_FSIZE, &limit);
       g.barrier();
       // Only rank 1 writes more than the limit; both must be told.
-      State big{{{"w", {2, 100000}, {g.rank(), 0}, empty({1, 100000})}}, {}};
-      if (g.rank() == 0) big.pieces = {{"w", {2, 100000}, {0, 0}, empty({1, 100000})}};
+      State big{{{"w", {2, n}, {g.rank(), 0}, empty({1, n})}}, {}};
+      if (g.rank() == 0) big.pieces = {{"w", {2, n}, {0, 0}, empty({1, n})}};
       c.save(20, big);
       std::string text = error_of([&] { c.wait(); });
       bad += text.find("File too large") == std::string::npos ||
