@@ -1,6 +1,10 @@
 #include "core/io/hash.h"
 
+#if defined(__x86_64__) && __has_include(<xxh_x86dispatch.h>)
+#include <xxh_x86dispatch.h>  // xxhash.h with the instruction set chosen at run time: same hashes
+#else
 #include <xxhash.h>
+#endif
 
 #include <algorithm>
 #include <bit>
