@@ -4,6 +4,7 @@
 #include <bit>
 #include <map>
 
+#include "compile/codegen/generate.h"
 #include "compile/passes/closed_set.h"
 #include "compile/passes/loop_order.h"
 #include "compile/rewrite.h"
@@ -36,7 +37,8 @@ class Draft {
         kernel_.in.size() + kernel_.out.size() > kMaxMemories)
       return {};
     order_loops(kernel_.body);
-    if (body().extents.size() > size_t(kMaxDims) || !one_sweep(body())) return {};
+    if (body().extents.size() > size_t(kMaxDims) || !one_sweep(body()) || !schedulable(body()))
+      return {};
     return std::move(kernel_);
   }
 

@@ -25,7 +25,7 @@ class Fusion {
   void run() {
     for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k) {
       if (flow_.kind[size_t(k)] != NodeKind::kFusible) continue;
-      for (ValueId id : g_.nodes[size_t(k)].in) try_join(flow_.source(id), k);
+      join_makers(k);
       for (ValueId id : g_.nodes[size_t(k)].in) join_readers(id, k);
     }
     emit();
@@ -36,11 +36,24 @@ class Fusion {
     return node != kNoNode && flow_.kind[size_t(node)] == NodeKind::kFusible;
   }
 
+  // What backward computes again from saved values would, joined to what forward made of them, be
+  // kept in memory until then.
+  bool is_forward(int32_t node) const { return g_.nodes[size_t(node)].phase == Phase::kForward; }
+
   // ---- groups
+
+  // A maker that could not be joined alone may be once another has: then no path leads past it.
+  void join_makers(int32_t node) {
+    for (bool joined = true; joined;) {
+      joined = false;
+      for (ValueId id : g_.nodes[size_t(node)].in)
+        joined = try_join(flow_.source(id), node) || joined;
+    }
+  }
 
   // The groups of two nodes become one if that makes a kernel.
   bool try_join(int32_t a, int32_t b) {
-    if (!is_fusible(a) || !is_fusible(b)) return false;
+    if (!is_fusible(a) || !is_fusible(b) || is_forward(a) != is_forward(b)) return false;
     int32_t x = group_[size_t(a)], y = group_[size_t(b)];
     if (x == y) return false;
     std::vector<int32_t> nodes;

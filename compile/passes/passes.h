@@ -9,9 +9,16 @@
 
 namespace tessera::compile {
 
-/// Replaces ops that have a decomposition and gain from fusion (softmax, norms, losses, their
-/// derivatives, dropout, optimizer steps over lists, global norm) by the ops they are made of. What
-/// stays is the closed set that README.md lists.
+/// Families of ops that decompose() takes apart. What is off by default gains nothing: its eager
+/// kernel makes one pass over memory already.
+struct DecomposeOptions {
+  bool softmax = true;      // softmax, log_softmax and their derivatives
+  bool norms = true;        // layer_norm, rms_norm and their derivatives
+  bool optimizers = false;  // adam and sgd over lists
+};
+/// Replaces ops that gain from fusion by the ops they are made of, from the closed set that
+/// README.md lists. Results differ from the eager kernels' by the order of sums alone.
+void decompose(Graph& graph, const DecomposeOptions& options);
 void decompose(Graph& graph);
 /// One node for equal ops on equal operands. Effects, collectives and random draws stay.
 void eliminate_common_subexpressions(Graph& graph);

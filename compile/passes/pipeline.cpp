@@ -10,6 +10,9 @@ const std::vector<Pass>& pipeline() {
       {"views", clean_views},
       {"constants", fold_constants},
       {"cse", eliminate_common_subexpressions},
+      {"decompose", decompose},
+      {"constants", fold_constants},
+      {"cse", eliminate_common_subexpressions},
       {"dce", eliminate_dead_code},
       {"fuse", fuse},
   };

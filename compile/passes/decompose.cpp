@@ -1,0 +1,216 @@
+// Ops that gain from fusion as the ops they are made of. The formulas here are those of the eager
+// kernels, term by term and in the same precision (16-bit floats in f32, rounded at the end), so
+// that a decomposed op differs from its kernel by the order of sums alone. They read saved results
+// (the mean and rstd of a norm) where the decompositions of core/ops, which are differentiated
+// again, start from x.
+#include <unordered_map>
+
+#include "compile/passes/passes.h"
+#include "compile/record.h"
+#include "compile/rewrite.h"
+#include "core/dispatch/copy.h"
+#include "core/ops/attributes.h"
+#include "core/ops/create.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+
+namespace tessera::compile {
+namespace {
+
+using In = std::span<const Tensor>;
+
+DType wide_type(DType t) { return t == kF64 ? kF64 : kF32; }
+Tensor wide(const Tensor& t) { return cast(t, wide_type(t.dtype())); }
+Tensor over_last(const Tensor& t) { return sum(t, {-1}, true); }
+
+// ---- softmax and its relatives, over the last dim
+
+Tensors softmax(const Primitive&, In in) {
+  Tensor x = wide(in[0]), e = exp(x - amax(x, {-1}, true));
+  return {cast(e * reciprocal(over_last(e)), in[0].dtype())};
+}
+Tensors log_softmax(const Primitive&, In in) {
+  Tensor x = wide(in[0]), shifted = x - amax(x, {-1}, true);
+  return {cast(shifted - log(over_last(exp(shifted))), in[0].dtype())};
+}
+Tensors softmax_grad(const Primitive&, In in) {
+  Tensor y = wide(in[0]), g = wide(in[1]);
+  return {cast(y * (g - over_last(g * y)), in[0].dtype())};
+}
+Tensors log_softmax_grad(const Primitive&, In in) {
+  Tensor y = wide(in[0]), g = wide(in[1]);
+  return {cast(g - exp(y) * over_last(g), in[0].dtype())};
+}
+
+// ---- layer-norm and rms-norm
+
+Tensors norm(const Primitive& prim, In in) {
+  const auto& a = static_cast<const NormAttributes&>(prim);
+  Tensor x = wide(in[0]), mean, centred = x;
+  double n = double(x.size(-1));
+  Shape rows = x.shape();
+  rows[rows.size() - 1] = 1;
+  if (a.centred)
+    mean = over_last(x) / n, centred = x - mean;
+  else
+    mean = full(rows, 0.0, {x.dtype(), x.device()});
+  Tensor rstd = rsqrt(over_last(square(centred)) / n + a.eps), y = centred * rstd;
+  if (a.has_weight) y = y * wide(in[1]);
+  if (a.has_bias) y = y + wide(in[a.has_weight ? 2 : 1]);
+  return {cast(y, in[0].dtype()), mean, rstd};
+}
+
+// With h = (x - mean) rstd and q = g w: dx = rstd (q - mean(q) - h mean(q h)).
+Tensors norm_grad(const Primitive& prim, In in) {
+  const auto& a = static_cast<const NormAttributes&>(prim);
+  Tensor g = wide(in[0]), x = wide(in[1]), rstd = in[3];
+  double n = double(x.size(-1));
+  Tensor h = (a.centred ? x - in[2] : x) * rstd, q = a.has_weight ? g * wide(in[4]) : g;
+  Tensor inner = a.centred ? q - over_last(q) / n : q;
+  Tensors out{cast(rstd * (inner - h * (over_last(q * h) / n)), in[1].dtype())};
+  Dims rows;
+  for (int d = 0; d + 1 < x.ndim(); ++d) rows.push_back(d);
+  auto over_rows = [&](const Tensor& t) {
+    return cast(rows.empty() ? t : sum(t, rows), in[1].dtype());
+  };
+  if (a.has_weight) out.push_back(over_rows(g * h));
+  if (a.has_bias) out.push_back(over_rows(g));
+  return out;
+}
+
+// ---- optimizer steps: what is one number for a whole list is computed in f64
+
+Tensors adam(const Primitive& prim, In in) {
+  const auto& a = static_cast<const AdamAttributes&>(prim);
+  const Tensor &lr = in[0], &step = in[1], &scale = in[2];
+  auto correction = [&](double beta) { return 1.0 - pow(full({}, beta, {kF64}), step); };
+  Tensor rate = lr / correction(a.beta1), inverse_root = 1.0 / sqrt(correction(a.beta2)),
+         keep = 1.0 - lr * a.weight_decay;
+  Tensors params, ms, vs;
+  for (int i = 0; i < a.count; ++i) {
+    auto at = [&](int list) -> const Tensor& { return in[size_t(3 + list * a.count + i)]; };
+    const Tensor& p = at(0);
+    auto number = [&](const Tensor& t) { return cast(t, p.dtype()); };
+    Tensor g = at(1) * number(scale);
+    if (!a.decoupled && a.weight_decay != 0) g = g + p * a.weight_decay;
+    Tensor m = at(2) * a.beta1 + g * (1 - a.beta1), v = at(3) * a.beta2 + g * (1 - a.beta2) * g;
+    Tensor kept = a.decoupled && a.weight_decay != 0 ? p * number(keep) : p;
+    params.push_back(kept - number(rate) * m / (sqrt(v) * number(inverse_root) + a.eps));
+    ms.push_back(m), vs.push_back(v);
+  }
+  for (auto* list : {&ms, &vs})
+    for (Tensor& t : *list) params.push_back(t);
+  return params;
+}
+
+Tensors sgd(const Primitive& prim, In in) {
+  const auto& a = static_cast<const SgdAttributes&>(prim);
+  Tensors params, buffers;
+  for (int i = 0; i < a.count; ++i) {
+    auto at = [&](int list) -> const Tensor& { return in[size_t(2 + list * a.count + i)]; };
+    const Tensor& p = at(0);
+    Tensor g = at(1) * cast(in[1], p.dtype());
+    if (a.weight_decay != 0) g = g + p * a.weight_decay;
+    if (a.momentum != 0) {
+      Tensor b = a.first ? g : at(2) * a.momentum + g * (1 - a.dampening);
+      g = a.nesterov ? g + b * a.momentum : b;
+      buffers.push_back(b);
+    }
+    params.push_back(p - cast(in[0], p.dtype()) * g);
+  }
+  for (Tensor& b : buffers) params.push_back(b);
+  return params;
+}
+
+// ---- the pass
+
+using Decomposition = Tensors (*)(const Primitive&, In);
+
+Decomposition find(std::string_view op, const DecomposeOptions& o) {
+  struct Entry {
+    Decomposition run;
+    bool DecomposeOptions::*family;
+  };
+  static const std::unordered_map<std::string_view, Entry> entries = {
+      {"softmax", {softmax, &DecomposeOptions::softmax}},
+      {"log_softmax", {log_softmax, &DecomposeOptions::softmax}},
+      {"softmax_grad", {softmax_grad, &DecomposeOptions::softmax}},
+      {"log_softmax_grad", {log_softmax_grad, &DecomposeOptions::softmax}},
+      {"layer_norm", {norm, &DecomposeOptions::norms}},
+      {"rms_norm", {norm, &DecomposeOptions::norms}},
+      {"layer_norm_grad", {norm_grad, &DecomposeOptions::norms}},
+      {"rms_norm_grad", {norm_grad, &DecomposeOptions::norms}},
+      {"adam", {adam, &DecomposeOptions::optimizers}},
+      {"sgd", {sgd, &DecomposeOptions::optimizers}}};
+  auto it = entries.find(op);
+  return it != entries.end() && o.*it->second.family ? it->second.run : nullptr;
+}
+
+class Decomposer {
+ public:
+  Decomposer(Graph& g, const DecomposeOptions& o) : g_(g), options_(o), rewrite_(g) {}
+
+  void run() {
+    for (Node& n : g_.nodes) {
+      for (ValueId& id : n.in) id = rewrite_.now(id);
+      Decomposition d = can_be_read(n) ? find(n.prim->name(), options_) : nullptr;
+      if (d)
+        take_apart(n, d);
+      else
+        nodes_.push_back(std::move(n));
+    }
+    g_.nodes = std::move(nodes_);
+    rewrite_.apply();
+  }
+
+ private:
+  bool can_be_read(const Node& n) const {
+    for (ValueId id : n.in)
+      if (g_[id].buffer == kNoBuffer) return false;
+    return true;
+  }
+
+  void take_apart(const Node& n, Decomposition d) {
+    ValueIds parts;
+    {
+      Recorder recorder(g_, nodes_, n);
+      Tensors in;
+      for (ValueId id : n.in) in.push_back(recorder.tensor(id));
+      for (const Tensor& t : d(*n.prim, in)) parts.push_back(recorder.value(t));
+    }
+    for (size_t i = 0; i < n.out.size(); ++i) {
+      bool effect = i < n.into.size() && n.into[i] != kNoValue;
+      if (!effect && stands_for(parts, i, n.out[i]))
+        rewrite_.replace(n.out[i], parts[i]);
+      else
+        nodes_.push_back({.prim = copy_primitive(),
+                          .in = {parts[i]},
+                          .out = {ValueId(n.out[i])},
+                          .into = effect ? ValueIds{ValueId(n.into[i])} : ValueIds{},
+                          .phase = n.phase,
+                          .scope = n.scope});
+    }
+  }
+
+  // Part i is memory of its own, laid out as the result was.
+  bool stands_for(const ValueIds& parts, size_t i, ValueId result) const {
+    for (size_t j = 0; j < i; ++j)
+      if (parts[j] == parts[i]) return false;
+    const Value& part = g_[parts[i]];
+    bool made_here = size_t(parts[i]) >= known_;
+    return made_here && part.buffer == parts[i] && same_layout(part.meta, g_[result].meta);
+  }
+
+  Graph& g_;
+  const DecomposeOptions& options_;
+  Rewrite rewrite_;
+  size_t known_ = g_.values.size();
+  std::vector<Node> nodes_;
+};
+
+}  // namespace
+
+void decompose(Graph& graph, const DecomposeOptions& options) { Decomposer(graph, options).run(); }
+void decompose(Graph& graph) { decompose(graph, {}); }
+
+}  // namespace tessera::compile

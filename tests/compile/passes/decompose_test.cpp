@@ -1,0 +1,129 @@
+// Fused ops taken apart: which, what they become, and that only the order of sums differs.
+#include <gtest/gtest.h>
+
+#include "compile/codegen/fused.h"
+#include "core/ops/create.h"
+#include "core/ops/fused.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/samples.h"
+#include "core/ops/update.h"
+#include "core/ops/views.h"
+#include "tests/compile/passes/close.h"
+#include "tests/compile/passes/graphs.h"
+
+namespace tessera::compile {
+namespace {
+
+Tensor draw(const Shape& s, uint64_t key, DType t) { return cast(sample_values(s, -2, 2, key), t); }
+
+int kernels(const Graph& g) {
+  int n = 0;
+  for (const Node& node : g.nodes) n += node.role != Role::kView && node.role != Role::kConstant;
+  return n;
+}
+
+// The step computes the same to `tolerance` and becomes `expected` kernels; returns the graph.
+template <class F>
+Graph become(int expected, const std::vector<Tensor>& in, F step, const test::Tolerance& tolerance,
+             const DecomposeOptions& options = {}) {
+  Graph g = test::graph_of(in, step), after = g;
+  decompose(after, options);
+  verify(after);
+  run_passes(after, "decompose");
+  test::expect_same_sharing(after, g);
+  test::expect_close(test::results(after, in), test::results(g, in), tolerance, to_string(after));
+  EXPECT_EQ(kernels(after), expected) << to_string(after);
+  return after;
+}
+
+// A sum of n terms of a few units in another order: n roundings; 16-bit results round once more.
+constexpr test::Tolerance kSums = {1e-14, 1e-5, 2e-3, 1e-2};
+
+TEST(Decompose, SoftmaxIsOneKernel) {
+  for (DType t : {kF32, kF64, kBF16, kF16}) {
+    std::vector<Tensor> in = {draw({5, 37}, 1, t), draw({5, 37}, 2, t)};
+    become(
+        1, in, [&]() -> Tensors { return {softmax(in[0] * 2.0) + in[1]}; }, kSums);
+    become(
+        1, in, [&]() -> Tensors { return {log_softmax(in[0])}; }, kSums);
+    for (bool log : {false, true})
+      become(
+          2, in,
+          [&]() -> Tensors {
+            Tensor x = in[0].detach().requires_grad_();
+            Tensor y = log ? log_softmax(x) : softmax(x);
+            Scoped<Phase> backward(context().phase, Phase::kBackward);
+            return {grad({{y}}, {{x}}, {{in[1]}})[0]};
+          },
+          kSums);
+  }
+}
+
+TEST(Decompose, SoftmaxOfMinusInfinity) {
+  std::vector<Tensor> in = {full({2, 3}, -INFINITY)};
+  become(
+      1, in, [&]() -> Tensors { return {softmax(in[0])}; }, kSums);
+}
+
+// Forward: the residual sum and the norm. Backward: dx, the residual's gradient, dw, db and the
+// gradient of a bias before it, in one sweep.
+TEST(Decompose, NormsJoinTheirNeighbours) {
+  for (DType t : {kF32, kF64, kBF16}) {
+    std::vector<Tensor> in = {draw({2, 3, 37}, 1, t), draw({2, 3, 37}, 2, t), draw({37}, 3, t),
+                              draw({37}, 4, t), draw({2, 3, 37}, 5, t)};
+    auto step = [&](bool centred) {
+      return [&, centred]() -> Tensors {
+        Tensor b = in[3].detach().requires_grad_(), w = in[2].detach().requires_grad_();
+        Tensor x = in[0] + (in[1] + b);
+        Tensor y = centred ? layer_norm(x, w, b, 1e-3) : rms_norm(x, w, 1e-3);
+        Scoped<Phase> backward(context().phase, Phase::kBackward);
+        Tensors g = grad({{y}}, {{w, b}}, {{in[4]}});
+        return {y.detach(), g[0], g[1]};
+      };
+    };
+    for (bool centred : {true, false}) {
+      Graph g = become(2, in, step(centred), kSums);
+      size_t saved = 0;  // of x's size, kept for backward: x alone
+      for (const Node& n : g.nodes)
+        if (n.phase == Phase::kForward)
+          for (ValueId id : n.out) saved += numel(g[id].meta.shape) == 2 * 3 * 37;
+      EXPECT_EQ(saved, 2u) << to_string(g);  // with y
+    }
+  }
+}
+
+TEST(Decompose, OptimizersWhenAsked) {
+  std::vector<Tensor> in = {draw({3, 4}, 1, kF32), draw({5}, 2, kF32)};
+  Tensors p = {draw({3, 4}, 3, kF32), draw({5}, 4, kF32)}, m, v;
+  for (const Tensor& t : p) m.push_back(zeros(t.shape())), v.push_back(ones(t.shape()));
+  Tensor lr = scalar_tensor(0.1, kF64), step = scalar_tensor(3.0, kF64);
+  for (bool decoupled : {false, true}) {
+    auto update = [&]() -> Tensors {
+      adam_update_(p, in, m, v, lr, step, {}, {.weight_decay = 0.1, .decoupled = decoupled});
+      return {};
+    };
+    Graph kept = become(1, in, update, {});
+    EXPECT_EQ(test::count(kept, "adam"), 1);
+    Graph apart = become(2, in, update, {0, 1e-6, 0, 0}, {.optimizers = true});
+    EXPECT_EQ(test::count(apart, "adam"), 0) << to_string(apart);
+  }
+  for (bool nesterov : {false, true}) {
+    auto update = [&]() -> Tensors {
+      sgd_update_(p, in, m, lr, {}, false,
+                  {.momentum = 0.9, .weight_decay = 0.1, .nesterov = nesterov});
+      return {};
+    };
+    become(2, in, update, {0, 1e-6, 0, 0}, {.optimizers = true});
+  }
+}
+
+TEST(Decompose, WhatStays) {
+  std::vector<Tensor> in = {draw({4, 5}, 1, kF32), from_values<int64_t>({1, 4, -100, 0}, {4})};
+  Graph g = test::graph_of(in, [&]() -> Tensors { return {cross_entropy(in[0], in[1])}; });
+  decompose(g);
+  EXPECT_EQ(test::count(g, "cross_entropy"), 1);  // it checks its targets
+}
+
+}  // namespace
+}  // namespace tessera::compile
