@@ -240,7 +240,7 @@ struct Executor::Impl {
   }
 
   Graph graph;
-  Schedule schedule;
+  CallSchedule schedule;
   MemoryPlan plan;
   std::vector<BoundInput> inputs, implicit;
   std::vector<MemoryId> outputs;  // memories of kind kOutput

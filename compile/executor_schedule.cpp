@@ -21,7 +21,7 @@ class Scheduler {
   explicit Scheduler(const Graph& g)
       : g_(g), value_(g.values.size()), last_read_(g.values.size(), -1) {}
 
-  Schedule run() {
+  CallSchedule run() {
     find_last_reads();
     add_inputs();
     for (node_ = 0; node_ < int(g_.nodes.size()); ++node_) add_node(g_.nodes[size_t(node_)]);
@@ -404,7 +404,7 @@ class Scheduler {
   }
 
   const Graph& g_;
-  Schedule s_;
+  CallSchedule s_;
   int node_ = 0;
   std::vector<Tensor> value_;   // by ValueId
   std::vector<int> last_read_;  // node, by the value that made the memory
@@ -415,6 +415,6 @@ class Scheduler {
 
 }  // namespace
 
-Schedule make_schedule(const Graph& graph) { return Scheduler(graph).run(); }
+CallSchedule make_schedule(const Graph& graph) { return Scheduler(graph).run(); }
 
 }  // namespace tessera::compile

@@ -13,7 +13,7 @@
 
 namespace tessera::compile {
 
-/// Index into Schedule::memories.
+/// Index into CallSchedule::memories.
 using MemoryId = int32_t;
 inline constexpr MemoryId kNoMemory = -1;
 
@@ -53,7 +53,7 @@ struct Step {
   int32_t node = 0;
 };
 
-struct Schedule {
+struct CallSchedule {
   std::vector<Memory> memories;
   std::vector<Step> steps;
   std::vector<Tensor> outputs;       // handles of the memories they are in
@@ -68,6 +68,6 @@ struct Schedule {
 };
 
 /// Throws what infer and the plans of kernels throw.
-Schedule make_schedule(const Graph& graph);
+CallSchedule make_schedule(const Graph& graph);
 
 }  // namespace tessera::compile
