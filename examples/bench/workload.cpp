@@ -74,14 +74,16 @@ std::vector<NamedTensor> Workload::state() const {
   return all;
 }
 
-double Workload::step() {
+double Workload::step() { return train().item<double>(); }
+
+Tensor Workload::train() {
   const Batch& batch = batches_[next_++ % batches_.size()];
   Tensor loss = loss_(batch);
   backward(loss);
   optim::Clip clip = optim::clip_grad_norm(optimizer_->parameters(), 1.0);
   optimizer_->step(clip.scale);
   optimizer_->zero_grad();
-  return loss.item<double>();
+  return loss.detach();
 }
 
 }  // namespace tessera::bench

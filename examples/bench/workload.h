@@ -25,6 +25,8 @@ class Workload {
   explicit Workload(const WorkloadOptions& options);
   /// One optimizer step on the next of a few batches; returns the loss.
   double step();
+  /// The same without reading the loss, so that it can be recorded.
+  Tensor train();
   int64_t tokens_per_step() const { return tokens_; }  // 0: not a language model
   int64_t batch_size() const { return batch_; }
   int64_t parameters() const { return model_->num_parameters(); }

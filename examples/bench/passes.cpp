@@ -1,0 +1,159 @@
+// bench passes: what the compiler's passes make of a training step. Kernels and bytes that kernels
+// read and write, counted from the graph; the time of a step run eagerly, as a planned graph, and
+// as a planned graph after the passes, with generated code. All in one run, in turn.
+#include "compile/passes/passes.h"
+
+#include <fmt/core.h>
+
+#include <map>
+
+#include "compile/codegen/generate.h"
+#include "compile/executor.h"
+#include "compile/trace.h"
+#include "compile/verify.h"
+#include "core/base/parallel.h"
+#include "examples/bench/commands.h"
+#include "examples/bench/workload.h"
+
+namespace tessera::bench {
+namespace {
+
+struct PassesOptions {
+  WorkloadOptions workload;
+  int samples = 31;
+  int cpu = -1;
+  bool time = true, kernels = false;
+  std::string skip;
+};
+
+struct Counts {
+  int kernels = 0, fused = 0;
+  double bytes = 0;
+};
+
+bool runs(const compile::Node& n) {
+  return n.role != compile::Role::kView && n.role != compile::Role::kConstant;
+}
+
+// Elements of its memory that a value sees: none twice.
+double bytes_of(const Meta& m) {
+  double bytes = double(size_of(m.dtype));
+  for (int d = 0; d < m.shape.size(); ++d)
+    if (m.strides[d] != 0) bytes *= double(m.shape[d]);
+  return bytes;
+}
+
+double bytes_of(const compile::Graph& g, const compile::Node& n) {
+  double bytes = 0;
+  for (auto* list : {&n.in, &n.out})
+    for (compile::ValueId id : *list)
+      if (g[id].buffer != compile::kNoBuffer) bytes += bytes_of(g[id].meta);
+  return bytes;
+}
+
+Counts count(const compile::Graph& g) {
+  Counts c;
+  for (const compile::Node& n : g.nodes) {
+    if (!runs(n)) continue;
+    ++c.kernels, c.fused += compile::as_fused(*n.prim) != nullptr;
+    c.bytes += bytes_of(g, n);
+  }
+  return c;
+}
+
+compile::Graph record(Workload& work) {
+  compile::Trace trace({.names = work.state()});
+  return trace.finish({work.train()});
+}
+
+double generate_code(compile::Graph& g) {
+  std::vector<const compile::Fused*> kernels;
+  for (const compile::Node& n : g.nodes)
+    if (const compile::Fused* f = compile::as_fused(*n.prim)) kernels.push_back(f);
+  compile::GenerateReport report;
+  auto code = compile::generate(kernels, {}, &report);
+  size_t next = 0;
+  for (compile::Node& n : g.nodes)
+    if (const compile::Fused* f = compile::as_fused(*n.prim))
+      n.prim = PrimRef(new compile::Fused(f->name, f->body, f->results, code[next++]));
+  fmt::print("code            {} distinct kernels, {} compiled now, {:.2f} s\n", report.kernels,
+             report.compiled, report.seconds);
+  return report.seconds;
+}
+
+// Where the time of a run goes, by kernel.
+void print_kernels(compile::Executor& run) {
+  constexpr int kRuns = 20;
+  std::map<std::string, std::pair<double, int>> by_name;
+  for (int i = 0; i < kRuns; ++i) {
+    std::vector<compile::CallRecord> calls;
+    run.run_recorded({}, calls);
+    for (const compile::CallRecord& c : calls) {
+      const compile::Fused* f = compile::as_fused(*run.graph().nodes[size_t(c.node)].prim);
+      auto& [us, n] = by_name[f ? f->name : c.name];
+      us += c.end_us - c.begin_us, ++n;
+    }
+  }
+  std::vector<std::pair<std::string, std::pair<double, int>>> rows(by_name.begin(), by_name.end());
+  std::sort(rows.begin(), rows.end(),
+            [](auto& a, auto& b) { return a.second.first > b.second.first; });
+  for (auto& [name, t] : rows)
+    fmt::print("{:>9.1f} us {:>4} calls  {}\n", t.first / kRuns, t.second / kRuns, name);
+}
+
+Json bench_passes(const PassesOptions& o) {
+  bind_to_core(o.cpu);
+  set_num_threads(1);
+  Workload work(o.workload);
+  for (int i = 0; i < 3; ++i) work.step();
+  compile::Graph before = record(work), after = before;
+  Stopwatch watch;
+  compile::run_passes(after, o.skip);
+  double seconds = watch.seconds();
+  Counts a = count(before), b = count(after);
+  fmt::print("{}: {} parameters, batch {}, {}\n", o.workload.model, work.parameters(),
+             work.batch_size(), load_text());
+  fmt::print("passes          {:.1f} ms for {} nodes\n", seconds * 1e3, before.nodes.size());
+  fmt::print("kernels         {} -> {} ({} fused)\n", a.kernels, b.kernels, b.fused);
+  fmt::print("bytes moved     {:.2f} MB -> {:.2f} MB\n", a.bytes * 1e-6, b.bytes * 1e-6);
+  Json json{{"model", o.workload.model},        {"batch_size", work.batch_size()},
+            {"passes_ms", seconds * 1e3},       {"nodes", before.nodes.size()},
+            {"kernels_before", a.kernels},      {"kernels_after", b.kernels},
+            {"kernels_fused", b.fused},         {"megabytes_before", a.bytes * 1e-6},
+            {"megabytes_after", b.bytes * 1e-6}};
+  if (!o.time) return json;
+  json["generate_s"] = generate_code(after);
+  compile::Executor plain(std::move(before)), compiled(std::move(after));
+  for (int i = 0; i < 3; ++i) plain.run({}), compiled.run({});
+  std::vector<Stats> t = time_in_turn(
+      {[&] { work.step(); }, [&] { plain.run({}); }, [&] { compiled.run({}); }}, o.samples);
+  const char* names[] = {"eager", "planned", "fused"};
+  for (size_t i = 0; i < t.size(); ++i) {
+    fmt::print("{:<15} {:.3f} ms (quartiles {:.3f} to {:.3f}, {} samples)\n", names[i],
+               t[i].median * 1e3, t[i].q1 * 1e3, t[i].q3 * 1e3, t[i].samples);
+    json[std::string(names[i]) + "_ms"] = to_json(t[i], 1e3);
+  }
+  if (o.kernels) {
+    fmt::print("\nplanned\n"), print_kernels(plain);
+    fmt::print("\nfused\n"), print_kernels(compiled);
+  }
+  return json;
+}
+
+}  // namespace
+
+void add_passes(CLI::App& app, Run& run) {
+  auto o = std::make_shared<PassesOptions>();
+  CLI::App* sub = app.add_subcommand(
+      "passes", "a training step before and after the compiler's passes: kernels, bytes, time");
+  add_workload_options(*sub, o->workload);
+  sub->add_option("--samples", o->samples, "steps that are timed")->capture_default_str();
+  sub->add_option("--skip", o->skip, "passes to leave out, by name: cse,fuse");
+  sub->add_option("--cpu", o->cpu, "core to bind to; -1: the last")->capture_default_str();
+  sub->add_flag("!--count-only", o->time, "count, but time nothing");
+  sub->add_flag("--kernels", o->kernels, "print where the time of a run goes");
+  add_clock_option(*sub);
+  sub->callback([o, &run] { run = [o] { return bench_passes(*o); }; });
+}
+
+}  // namespace tessera::bench
