@@ -66,8 +66,8 @@ void assign_sgd(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
   update_lists(dst, prim, in, mesh, 2, size_t(static_cast<const SgdAttributes&>(*prim).count));
 }
 
-// ---- global_norm: sums of squares by row where the rows are, then rows meet on every rank and go
-// through the same tree as in one piece.
+// ---- global_norm: sums of squares by row where the rows are, then the rows of all tensors meet on
+// every rank at once and go through the same tree as in one piece.
 
 // The layout in which `t` is squared: no axis holds a term of it and, for the bits of one rank
 // (exact contraction), none holds a part of a row.
@@ -84,20 +84,82 @@ Layout layout_of_rows(const ShardSpec& s) {
   return rows;
 }
 
-bool norm_rule(const PrimRef&, Inputs in, const DeviceMesh&, Tensors& out) {
+// Sums `x`, of which the ranks along axes with a mark hold terms.
+Tensor reduce_over(Tensor x, const SmallVector<bool, 4>& marked, ReduceOp op,
+                   const DeviceMesh& mesh) {
+  Layout partial = replicated(mesh);
+  for (size_t a = 0; a < partial.size(); ++a)
+    if (marked[a]) partial[a] = Partial(op);
+  Shape shape = x.shape();
+  return run_route(shape, partial, cached_route(shape, partial, replicated(mesh), mesh),
+                   std::move(x), mesh);
+}
+
+// Makes all lists of rows whole by one reduction for each axis: they stand behind each other in one
+// vector, a rank puts what it has in its place and zeros elsewhere. Adding zeros changes no bit of
+// a sum of squares.
+void make_whole(std::vector<Tensor>& rows, const DeviceMesh& mesh) {
+  SmallVector<bool, 4> spread(size_t(mesh.ndim()), false);
+  for (const Tensor& r : rows)
+    for (size_t a = 0; a < spread.size(); ++a)
+      if (const ShardSpec* s = spec_of(r)) spread[a] |= !s->layout[a].is_replicate();
+  std::vector<Tensor> parts;
+  int64_t gap = 0;
+  auto fill_gap = [&] {
+    if (gap > 0) parts.push_back(zeros({std::exchange(gap, 0)}, {kF64}));
+  };
+  for (const Tensor& r : rows) {
+    const ShardSpec* s = spec_of(r);
+    if (!s) continue;
+    Range mine = box_of(r.shape(), s->layout, mesh.sizes(), mesh.coordinate())[0];
+    for (size_t a = 0; a < spread.size(); ++a)  // of equal copies the first counts
+      if (spread[a] && s->layout[a].is_replicate() && mesh.coordinate()[a] > 0) mine = {0, 0, 0};
+    gap += mine.begin;
+    if (mine.size > 0) fill_gap(), parts.push_back(s->local);
+    gap += r.size(0) - mine.begin - mine.size;
+  }
+  fill_gap();
+  if (parts.empty()) return;
+  Tensor all = reduce_over(cat(parts, 0), spread, ReduceOp::kSum, mesh);
+  int64_t begin = 0;
+  for (Tensor& r : rows)
+    if (spec_of(r)) {
+      int64_t count = r.size(0);
+      r = narrow(all, 0, begin, count);
+      begin += count;
+    }
+}
+
+bool norm_rule(const PrimRef&, Inputs in, const DeviceMesh& mesh, Tensors& out) {
   std::vector<Tensor> rows;
   for (const Tensor& t : in) {
     const ShardSpec* s = spec_of(t);
+    rows.push_back(row_squares(s ? convert(t, mesh, layout_of_rows(*s)) : t));
+  }
+  make_whole(rows, mesh);
+  out.push_back(norm_of_rows(rows));
+  return true;
+}
+
+// ---- max_magnitude: of this rank's pieces, then over the axes that cut one of them.
+
+bool max_rule(const PrimRef&, Inputs in, const DeviceMesh& mesh, Tensors& out) {
+  SmallVector<bool, 4> cut(size_t(mesh.ndim()), false);
+  std::vector<Tensor> pieces;
+  for (const Tensor& t : in) {
+    const ShardSpec* s = spec_of(t);
     if (!s) {
-      rows.push_back(row_squares(t));
+      pieces.push_back(t);
       continue;
     }
-    rows.push_back(row_squares(convert(t, s->mesh, layout_of_rows(*s))));
+    Layout summed = s->layout;
+    for (size_t a = 0; a < summed.size(); ++a) {
+      if (summed[a].is_partial()) summed[a] = Replicate();
+      cut[a] |= summed[a].is_shard();
+    }
+    pieces.push_back(converted_piece(Tensor(t), mesh, summed));
   }
-  for (Tensor& r : rows)
-    if (const ShardSpec* s = spec_of(r))
-      r = spec_of(convert(r, s->mesh, replicated(s->mesh)))->local;
-  out.push_back(norm_of_rows(rows));
+  out.push_back(reduce_over(max_magnitude(pieces), cut, ReduceOp::kMax, mesh));
   return true;
 }
 
@@ -127,12 +189,9 @@ bool cuts_of(Inputs in, const DeviceMesh& mesh, CrossEntropyCuts& cuts) {
 
 // Reduces over the axes of `layout` that cut `dim`.
 Tensor reduce_over(Tensor x, const Layout& layout, int dim, ReduceOp op, const DeviceMesh& mesh) {
-  Layout partial = replicated(mesh);
-  for (size_t a = 0; a < layout.size(); ++a)
-    if (layout[a].is_shard(dim)) partial[a] = Partial(op);
-  Shape shape = x.shape();
-  return run_route(shape, partial, cached_route(shape, partial, replicated(mesh), mesh),
-                   std::move(x), mesh);
+  SmallVector<bool, 4> cut(layout.size(), false);
+  for (size_t a = 0; a < layout.size(); ++a) cut[a] = layout[a].is_shard(dim);
+  return reduce_over(std::move(x), cut, op, mesh);
 }
 
 bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, Tensors& out) {
@@ -190,8 +249,12 @@ bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, 
 }  // namespace
 
 Rule find_rule(OpId op) {
-  static const OpId norm = intern_op("global_norm"), cross_entropy = intern_op("cross_entropy");
-  return op == norm ? norm_rule : op == cross_entropy ? cross_entropy_rule : nullptr;
+  static const OpId norm = intern_op("global_norm"), largest = intern_op("max_magnitude"),
+                    cross_entropy = intern_op("cross_entropy");
+  return op == norm            ? norm_rule
+         : op == largest       ? max_rule
+         : op == cross_entropy ? cross_entropy_rule
+                               : nullptr;
 }
 
 AssignRule find_assign_rule(OpId op) {

@@ -8,6 +8,7 @@
 #include "core/dispatch/dispatch.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
+#include "core/ops/views.h"
 
 namespace tessera::parallel {
 namespace {
@@ -101,7 +102,6 @@ void Reducer::put(int slot, const Tensor& grad) {
 
 void Reducer::deliver(int slot, Tensor grad) {
   NoGrad off;
-  if (!std::exchange(begun_, true)) begin_backward();
   auto& [index, view] = place_[size_t(slot)];
   Bucket& bucket = buckets_[size_t(index)];
   TESSERA_CHECK(!seen_[size_t(slot)], "ddp: parameter {} got two gradients in one backward",
@@ -123,16 +123,15 @@ void Reducer::complete(Bucket& bucket) {
   size_t level = 0;
   for (; micro_batch_ >> level & 1; ++level)
     assign({&bucket.flat, 1}, pointwise_primitive("add"),
-           operands(Tensor(bucket.levels[level]), Tensor(bucket.flat)));
+           operands(std::exchange(bucket.levels[level], {}), Tensor(bucket.flat)));
   if (sync_) {
     TESSERA_CHECK(((micro_batch_ + 1) & micro_batch_) == 0,
                   "ddp: tree accumulation of {} micro-batches; their number must be a power of two",
                   micro_batch_ + 1);
     return;
   }
-  while (bucket.levels.size() <= level)
-    bucket.levels.push_back(empty(bucket.flat.shape(), bucket.flat.dtype()));
-  assign_(bucket.levels[level], bucket.flat);
+  if (bucket.levels.size() <= level) bucket.levels.resize(level + 1);
+  bucket.levels[level] = clone(bucket.flat);
 }
 
 void Reducer::launch_ready() {
@@ -141,7 +140,7 @@ void Reducer::launch_ready() {
        ++next_launch_) {
     Bucket& b = buckets_[next_launch_];
     bytes_reduced_ += int64_t(b.flat.nbytes());
-    if (&b == &buckets_[0]) works_.clear();
+    if (&b == &buckets_[0]) count_work(false);
     if (group_->size() == 1) continue;
     all_reduce_(b.flat, group_, ReduceOp::kAvg);
     if (auto* work = dynamic_cast<Work*>(b.flat.storage()->ready().get()))
@@ -149,13 +148,18 @@ void Reducer::launch_ready() {
   }
 }
 
-double Reducer::communication_ms() {
-  double total = 0;
-  for (const Ref<Work>& w : works_) {
+void Reducer::count_work(bool wait) {
+  std::erase_if(works_, [&](const Ref<Work>& w) {
+    if (!wait && !w->done()) return false;
     w->wait();
-    total += w->elapsed_ms();
-  }
-  return total;
+    communication_ms_ += w->elapsed_ms();
+    return true;
+  });
+}
+
+double Reducer::communication_ms() {
+  count_work(true);
+  return std::exchange(communication_ms_, 0);
 }
 
 void Reducer::name_unused() {
@@ -163,35 +167,34 @@ void Reducer::name_unused() {
   int count = 0;
   for (size_t i = 0; i < used_.size(); ++i)
     if (!used_[i] && ++count <= 8) names += (count > 1 ? ", " : "") + parameters_[i].name;
-  std::string why = fmt::format(
+  throw UserError(fmt::format(
       "ddp: {} parameters got no gradient in this backward ({}{}); leave them out of the model, "
       "freeze them, or set allow_unused",
-      count, names, count > 8 ? ", .." : "");
-  group_->abort(why);  // the other ranks wait in a reduction that this one will not join
-  throw UserError(why);
+      count, names, count > 8 ? ", .." : ""));
 }
 
 // All gradients were cleared in mid-accumulation: the step begins anew.
-void Reducer::begin_backward() {
+void Reducer::cleared(int) {
   auto has_grad = [](const NamedTensor& p) { return p.tensor.grad().defined(); };
-  if (micro_batch_ > 0 && std::ranges::none_of(parameters_, has_grad))
-    micro_batch_ = 0, used_.assign(used_.size(), false);
+  if (micro_batch_ == 0 || std::ranges::any_of(parameters_, has_grad)) return;
+  micro_batch_ = 0;
+  used_.assign(used_.size(), false);
+  for (Bucket& b : buckets_) b.levels.clear();
 }
 
 // Nothing has arrived in this backward.
 void Reducer::start_over() {
-  begun_ = false;
   seen_.assign(seen_.size(), false);
   for (Bucket& b : buckets_) b.arrived = 0;
   next_launch_ = 0;
 }
 
-void Reducer::backward_abandoned() {
-  if (next_launch_ > 0 && group_->size() > 1)
-    group_->abort(fmt::format(
-        "ddp: a backward failed after {} of {} buckets of gradients were sent; the other ranks "
-        "wait for the rest",
-        next_launch_, buckets_.size()));
+// The other ranks wait in reductions that this one will not join; were it to go on, the gradients
+// of its next step would meet those of their last.
+void Reducer::backward_abandoned(const std::string& why) {
+  if (sync_ && group_->size() > 1)
+    group_->abort(fmt::format("ddp: a backward failed when {} of {} buckets were sent: {}",
+                              next_launch_, buckets_.size(), why));
   if (!rebuilt_) ready_order_.clear();
   start_over();
 }

@@ -37,17 +37,18 @@ class Reducer final : public GradSink {
 
   void deliver(int slot, Tensor grad) override;
   void backward_finished() override;
-  /// Forgets what this backward delivered, so that the step can be taken again. When buckets were
-  /// already sent, the ranks no longer agree: the group is aborted.
-  void backward_abandoned() override;
+  /// Forgets what this backward delivered, so that it can be taken again, where no other rank waits
+  /// for it: on one rank, or with sync off. Else the group is aborted with the reason.
+  void backward_abandoned(const std::string& why) override;
+  void cleared(int slot) override;
   /// Gradients of the next backwards stay on this rank and accumulate.
   void set_sync(bool sync) { sync_ = sync; }
   bool sync() const { return sync_; }
   ProcessGroup& group() const { return *group_; }
   /// Bytes of gradients reduced so far.
   int64_t bytes_reduced() const { return bytes_reduced_; }
-  /// How long the last step's reductions were executing, waiting for peers included; 0 with one
-  /// rank. Waits for them.
+  /// How long reductions were executing since this was last asked, waiting for peers included; 0
+  /// with one rank. Waits for them.
   double communication_ms();
 
  private:
@@ -62,7 +63,6 @@ class Reducer final : public GradSink {
   void complete(Bucket& bucket);
   void launch_ready();
   void name_unused();
-  void begin_backward();
   void start_over();
   void rebuild_in_ready_order();
 
@@ -76,9 +76,10 @@ class Reducer final : public GradSink {
   size_t next_launch_ = 0;
   int64_t micro_batch_ = 0;  // since the last reduction
   int64_t bytes_reduced_ = 0;
-  std::vector<Ref<Work>> works_;  // of the last reduction
+  void count_work(bool wait);
+  std::vector<Ref<Work>> works_;  // reductions that are not counted yet
+  double communication_ms_ = 0;
   bool sync_ = true, rebuilt_ = false;
-  bool begun_ = false;  // this backward has delivered something
 };
 
 /// Makes `model` data-parallel: broadcasts rank 0's parameters and buffers once and reduces

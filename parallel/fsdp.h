@@ -60,19 +60,26 @@ class Fsdp {
   virtual void set_sync(bool sync) = 0;
   virtual bool sync() const = 0;
   virtual FsdpMemory memory() const = 0;
-  /// How long collectives of the last step were executing, waiting for peers included.
+  /// How long collectives were executing since this was last asked, waiting for peers included.
   virtual double communication_ms() = 0;
   /// Gathers every group, puts whole (unrecorded) parameters into the slots until reshard(): for
-  /// code that reads them outside of forward, such as generation.
+  /// code that reads them outside of forward, such as generation, or writes them, the same on every
+  /// rank (load_state). Throws UserError when the model is gone; reshard() also when weights that
+  /// were gathered in a narrower dtype have been written.
   virtual void unshard() = 0;
   virtual void reshard() = 0;
 };
 
 /// Shards the parameters of `model` and gathers them around its forward and backward from now on.
-/// Call it before the optimizer is made. Parameters must be equal on all ranks (drawn from one
-/// seed) or on the meta device: those get memory for this rank's piece alone, without values, until
-/// model.init(seed) or a checkpoint fills them. Throws UserError for a parameter that is sharded by
-/// fully_shard already, and ShardingError where a dim cannot be sharded.
+/// Call it before the optimizer is made (one made before refuses its first step). Parameters must
+/// be equal on all ranks (drawn from one seed) or on the meta device: those get memory for this
+/// rank's piece alone, buffers for all of their values, until model.init(seed) or a checkpoint
+/// fills them. Throws UserError for a parameter that is sharded by fully_shard already, and
+/// ShardingError where a dim cannot be sharded; the model is then as it was.
+///
+/// grad(loss, parameters) gives sharded gradients, reduced; hooks of a parameter see its sharded
+/// gradient of each backward after the reduction. When a backward fails on a rank, the others hear
+/// of it at once: the groups are aborted.
 std::shared_ptr<Fsdp> fully_shard(nn::Module& model, const FsdpOptions& options = {});
 
 }  // namespace tessera::parallel

@@ -63,11 +63,20 @@ class Backward {
 
   void run() {
     size_t finished = 0;
+    auto tell_rest = [&](const std::string& why) {
+      for (; finished < sinks_.size(); ++finished)
+        returning_ ? sinks_[finished]->grad_finished(why)
+                   : sinks_[finished]->backward_abandoned(why);
+    };
     try {
       walk();
-      for (; finished < sinks_.size(); ++finished) sinks_[finished]->backward_finished();
+      for (; finished < sinks_.size(); ++finished)
+        returning_ ? sinks_[finished]->grad_finished({}) : sinks_[finished]->backward_finished();
+    } catch (const std::exception& e) {
+      tell_rest(e.what());
+      throw;
     } catch (...) {
-      for (; finished < sinks_.size(); ++finished) sinks_[finished]->backward_abandoned();
+      tell_rest("an unknown exception");
       throw;
     }
   }
@@ -95,7 +104,7 @@ class Backward {
 
   bool stops_at(GradMeta* m) const { return options_.stop_at_inputs && watched_.contains(key(m)); }
 
-  // Counts how many contributions each leaf will get.
+  // Counts how many contributions each leaf will get, and lists the sinks that wait for some.
   void discover(GradMeta* root) {
     std::vector<GradMeta*> stack{root};
     while (!stack.empty()) {
@@ -108,7 +117,11 @@ class Backward {
         for (auto& in : node->inputs)
           if (in) stack.push_back(in.get());
       } else {
-        if (meta->run != run_) meta->run = run_, meta->pending = 0, meta->arriving = {};
+        if (meta->run != run_) {
+          meta->run = run_, meta->pending = 0, meta->arriving = {};
+          if (meta->sink && std::ranges::find(sinks_, meta->sink) == sinks_.end())
+            sinks_.push_back(meta->sink);
+        }
         ++meta->pending;
       }
     }
@@ -133,20 +146,19 @@ class Backward {
 
   void finish(GradMeta& leaf) {
     Tensor g = std::exchange(leaf.arriving, {});
-    if (returning_) {
-      if (auto it = watched_.find(key(&leaf)); it != watched_.end()) it->second = std::move(g);
-      return;
-    }
     if (!g.defined()) return;
-    const auto hooks = leaf.hooks;  // a hook may remove itself
-    for (auto& [number, hook] : hooks)
-      if (Tensor changed = hook(g); changed.defined()) g = std::move(changed);
-    if (leaf.sink) {
-      if (std::find(sinks_.begin(), sinks_.end(), leaf.sink) == sinks_.end())
-        sinks_.push_back(leaf.sink);
-      return leaf.sink->deliver(leaf.slot, std::move(g));
-    }
+    if (returning_) return give_back(leaf, std::move(g));
+    g = after_hooks(leaf, std::move(g));
+    if (leaf.sink) return leaf.sink->deliver(leaf.slot, std::move(g));
     accumulate(leaf, std::move(g));
+  }
+
+  // What grad() was asked for may be a leaf that another one stands for in the graph.
+  void give_back(GradMeta& leaf, Tensor g) {
+    GradMeta* known = leaf.sink ? leaf.sink->known_as(leaf.slot) : nullptr;
+    auto it = watched_.find(key(known ? known : &leaf));
+    if (it == watched_.end()) return;
+    add_to(it->second, known ? leaf.sink->converted(leaf.slot, std::move(g)) : std::move(g));
   }
 
   void accumulate(GradMeta& leaf, Tensor g) {
@@ -260,6 +272,13 @@ int add_hook(const Tensor& leaf, GradHook hook) {
   return meta->next_hook++;
 }
 
+Tensor after_hooks(const GradMeta& leaf, Tensor g) {
+  const auto hooks = leaf.hooks;  // a hook may remove itself
+  for (auto& [number, hook] : hooks)
+    if (Tensor changed = hook(g); changed.defined()) g = std::move(changed);
+  return g;
+}
+
 void remove_hook(const Tensor& leaf, int number) {
   if (GradMeta* meta = grad_meta(leaf))
     std::erase_if(meta->hooks, [&](auto& h) { return h.first == number; });
@@ -294,6 +313,7 @@ void Tensor::set_grad(Tensor g) const {
   GradMeta* meta = grad_meta(*this);
   TESSERA_CHECK(meta, "set_grad: {} does not require grad", describe(*this));
   meta->grad = std::move(g);
+  if (meta->sink && !meta->grad.defined()) meta->sink->cleared(meta->slot);
 }
 
 void Tensor::backward() const { tessera::backward(*this); }

@@ -3,6 +3,7 @@
 // of its inputs, so walking nodes by falling number visits every consumer first.
 #pragma once
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "core/primitive/primitive.h"
@@ -11,6 +12,8 @@ namespace tessera {
 
 class GradNode;
 
+struct GradMeta;
+
 /// Where finished gradients of leaves go instead of Tensor::grad: the reducer of data parallelism,
 /// for one.
 class GradSink {
@@ -18,11 +21,22 @@ class GradSink {
   virtual ~GradSink() = default;
   /// The gradient of leaf number `slot` is complete for this backward.
   virtual void deliver(int slot, Tensor grad) = 0;
-  /// The backward that delivered at least one gradient is over.
+  /// A backward that could reach a leaf of this sink is over.
   virtual void backward_finished() = 0;
-  /// Called instead when that backward ended by an exception (one from backward_finished included):
-  /// gradients that are still missing will not come. The exception goes on afterwards.
-  virtual void backward_abandoned() = 0;
+  /// Called instead when that backward ended by an exception (one from backward_finished included),
+  /// whose text is `why`: gradients that are still missing will not come. The exception goes on
+  /// afterwards.
+  virtual void backward_abandoned(const std::string& why) = 0;
+  /// Tensor::set_grad took the gradient of leaf number `slot` away, as zero_grad does.
+  virtual void cleared(int /*slot*/) {}
+
+  // grad(), which delivers nothing:
+  /// The leaf that stands in the program for leaf number `slot`; null: that leaf itself.
+  virtual GradMeta* known_as(int /*slot*/) { return nullptr; }
+  /// Its gradient, from that of leaf number `slot`.
+  virtual Tensor converted(int /*slot*/, Tensor grad) { return grad; }
+  /// grad() has walked over leaves of this sink. `failure` is what it ended by, else empty.
+  virtual void grad_finished(const std::string& /*failure*/) {}
 };
 
 using GradHook = std::function<Tensor(const Tensor& grad)>;
@@ -35,7 +49,8 @@ struct GradMeta final : RefCounted {
   GradSink* sink = nullptr;
   int slot = 0;
   std::vector<std::pair<int, GradHook>> hooks;
-  int next_hook = 0;  // numbers are never given twice
+  int next_hook = 0;      // numbers are never given twice
+  bool replaced = false;  // another tensor took its place in its module: no gradient will come
   // Of a leaf, while one backward runs:
   int pending = 0;
   uint64_t run = 0;
@@ -50,6 +65,8 @@ inline GradMeta* grad_meta(const Tensor& t) {
   return t.layers() & bit(Layer::kAutograd) ? static_cast<GradMeta*>(t.impl()->autograd.get())
                                             : nullptr;
 }
+/// What the hooks of a leaf make of its gradient.
+Tensor after_hooks(const GradMeta& leaf, Tensor grad);
 /// Makes `t` the result `output` of `producer`, or a leaf when that is null.
 void attach_grad_meta(const Tensor& t, Ref<GradNode> producer, int output);
 

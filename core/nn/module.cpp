@@ -229,6 +229,8 @@ void Module::replace(const Tensor& old, const Tensor& now) {
   bool any = false;
   for (Slot& s : slots())
     if (s.tensor->is_same(target)) *s.tensor = now, any = true;
+  if (GradMeta* gone = grad_meta(target)) gone->replaced = true;
+  if (GradMeta* back = grad_meta(now)) back->replaced = false;
   TESSERA_CHECK(any, "replace: no slot of {} holds this {}", type_name(),
                 tessera::describe(target));
 }

@@ -34,6 +34,8 @@ class HookHandle {
   HookHandle() = default;
   HookHandle(std::weak_ptr<Hooks> hooks, int number) : hooks_(std::move(hooks)), number_(number) {}
   void remove();
+  /// False once its module is gone.
+  bool attached() const { return !hooks_.expired(); }
 
  private:
   std::weak_ptr<Hooks> hooks_;
@@ -79,8 +81,8 @@ class Module {
   Tensor& slot(std::string_view path);
   /// The module at `path`. Throws UserError.
   Module& submodule(std::string_view path);
-  /// Puts `now` into every slot that holds `old`, so that ties survive. Throws UserError when no
-  /// slot does.
+  /// Puts `now` into every slot that holds `old`, so that ties survive. An optimizer of `old`
+  /// refuses its next step. Throws UserError when no slot does.
   void replace(const Tensor& old, const Tensor& now);
   int64_t num_parameters();
 

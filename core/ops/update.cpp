@@ -5,6 +5,7 @@
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
 
@@ -146,6 +147,21 @@ class NormOfRows final : public Primitive {
   bool differentiable() const override { return false; }
 };
 
+class MaxMagnitude final : public Primitive {
+ public:
+  MaxMagnitude() : Primitive(intern_op("max_magnitude")) {}
+  Metas infer(MetaSpan in) const override { return {Meta::contiguous({}, kF64, in[0]->device)}; }
+  bool differentiable() const override { return false; }
+  bool decomposable() const override { return true; }
+  Tensors decompose(std::span<const Tensor> in) const override {
+    std::vector<Tensor> largest;
+    for (const Tensor& t : in)
+      if (t.numel() > 0) largest.push_back(cast(amax(abs(t)), kF64));
+    if (largest.empty()) return {scalar_tensor(0.0, kF64, in[0].device())};
+    return {amax(stack(largest))};
+  }
+};
+
 // dst op= src, in place where the kernel may write into its own operand.
 void update(const Tensor& dst, const char* op, Tensor src, DType result) {
   TESSERA_CHECK(can_cast(result, dst.dtype()),
@@ -229,6 +245,15 @@ Tensor norm_of_rows(std::span<const Tensor> rows) {
   return dispatch1(prim, in);
 }
 
+Tensor max_magnitude(std::span<const Tensor> tensors) {
+  if (tensors.empty()) return scalar_tensor(0.0, kF64);
+  static const PrimRef prim(new MaxMagnitude);
+  std::vector<Tensor> in;
+  for (const Tensor& t : tensors)  // kernels take f32 and f64
+    in.push_back(size_of(t.dtype()) < 4 ? cast(t, kF32) : t);
+  return dispatch1(prim, in);
+}
+
 void register_update_ops(OpRegistry& registry) {
   auto number = [](double v) { return scalar_tensor(v, kF64); };
   auto list = [](uint64_t key, double low) { return sample_values({3, 4}, low, 1, key); };
@@ -251,6 +276,9 @@ void register_update_ops(OpRegistry& registry) {
   });
   registry.add("global_norm", [=] {
     return std::vector<Sample>{{PrimRef(new GlobalNorm), {list(1, -1), list(2, -1)}, false}};
+  });
+  registry.add("max_magnitude", [=] {
+    return std::vector<Sample>{{PrimRef(new MaxMagnitude), {list(1, -1), list(2, -1)}, false}};
   });
   registry.add("row_squares", [=] {
     return std::vector<Sample>{{PrimRef(new RowSquares), {list(1, -1)}, false}};

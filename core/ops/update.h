@@ -47,6 +47,9 @@ Tensor global_norm(std::span<const Tensor> tensors);
 Tensor row_squares(const Tensor& x);
 Tensor norm_of_rows(std::span<const Tensor> rows);
 
+/// The largest magnitude of any element, 0-d f64; 0 of no elements.
+Tensor max_magnitude(std::span<const Tensor> tensors);
+
 void register_update_ops(OpRegistry& registry);
 
 }  // namespace tessera

@@ -5,9 +5,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/ops/pointwise.h"
-#include "core/ops/reduce.h"
 #include "core/ops/update.h"
-#include "core/ops/views.h"
 
 namespace tessera::optim {
 namespace {
@@ -24,10 +22,7 @@ Tensor norm_of(const std::vector<Tensor>& grads, double type) {
   if (type == 2) return global_norm(grads).to(kF64);
   TESSERA_CHECK(type == std::numeric_limits<double>::infinity(),
                 "clip_grad_norm: norm_type {} is neither 2 nor infinity", type);
-  std::vector<Tensor> largest;
-  for (const Tensor& g : grads)
-    if (g.numel() > 0) largest.push_back(amax(abs(g)).to(kF64));
-  return largest.empty() ? scalar_tensor(0.0, kF64) : amax(stack(largest));
+  return max_magnitude(grads);
 }
 
 }  // namespace

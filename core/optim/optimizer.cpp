@@ -74,7 +74,21 @@ void Optimizer::collect(const Group& group) {
   }
 }
 
+// Its gradients go to the tensor that stands in the model now: steps would do nothing, silently.
+void Optimizer::check_not_replaced() const {
+  for (const Group& g : groups_)
+    for (const NamedTensor& p : g.params) {
+      GradMeta* meta = grad_meta(p.tensor);
+      TESSERA_CHECK(!meta || !meta->replaced,
+                    "optimizer: {} ({}) is no parameter of its model any more, another tensor took "
+                    "its place; make the optimizer after fully_shard, parallelize_module, "
+                    "materialize and to()",
+                    p.name, describe(p.tensor));
+    }
+}
+
 void Optimizer::step(const Tensor& scale) {
+  check_not_replaced();
   NoGrad off;
   Scoped<Phase> phase(context().phase, Phase::kUpdate);
   add_(step_count_, one_);

@@ -47,7 +47,8 @@ class Optimizer {
 
   /// One update of every parameter that has a gradient, from `scale` (0-d f64; undefined: 1) times
   /// that gradient. Clipping and loss scaling pass their factor here and cost no pass over the
-  /// gradients. The step count is one for all parameters.
+  /// gradients. The step count is one for all parameters. Throws UserError for a parameter that was
+  /// replaced in its module since.
   void step(const Tensor& scale = {});
   /// Lets go of all gradients.
   void zero_grad();
@@ -81,6 +82,7 @@ class Optimizer {
   virtual void loaded() {}
 
  private:
+  void check_not_replaced() const;
   void collect(const Group& group);
   std::vector<std::string> kinds_;
   std::vector<Group> groups_;

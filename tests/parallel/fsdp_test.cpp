@@ -196,18 +196,23 @@ TEST(Fsdp, AFailedForwardLeavesShards) {
 }
 
 TEST(Fsdp, WeightsWrittenBeforeBackwardAreNoticed) {
-  run_ranks(2, [&](ProcessGroup& group) {
-    manual_seed(3);
-    auto model = models::gpt(small());
-    fully_shard(*model);
-    Tensor x = ids(0, group.rank() * 4, 4), loss = model->loss(x, x);
-    {
-      NoGrad off;
-      for (const Tensor& p : model->parameters()) assign_(p, p * 2.0);
-    }
-    std::string e = error_of([&] { backward(loss); });
-    TESSERA_ASSERT(e.find("was overwritten after it was saved for backward") != e.npos, "{}", e);
-  });
+  std::string e;
+  try {
+    run_ranks(2, [&](ProcessGroup& group) {
+      manual_seed(3);
+      auto model = models::gpt(small());
+      fully_shard(*model);
+      Tensor x = ids(0, group.rank() * 4, 4), loss = model->loss(x, x);
+      {
+        NoGrad off;
+        for (const Tensor& p : model->parameters()) assign_(p, p * 2.0);
+      }
+      backward(loss);
+    });
+  } catch (const Error& error) {
+    e = error.what();
+  }
+  EXPECT_NE(e.find("was overwritten after it was saved for backward"), e.npos) << e;
 }
 
 TEST(Fsdp, FreezingAfterwardsIsRefused) {
@@ -227,9 +232,7 @@ TEST(Fsdp, ErrorsSayWhatToDo) {
     TESSERA_CHECK(e.find("no module is called \"blocks.*\"") != e.npos, "{}", e);
     fully_shard(*model);
     e = error_of([&] { fully_shard(*model); });
-    TESSERA_CHECK(
-        e.find("sharded over axis") != e.npos || e.find("not slices of one mesh") != e.npos, "{}",
-        e);
+    TESSERA_CHECK(e.find("goes to another wrapper already") != e.npos, "{}", e);
   });
 }
 

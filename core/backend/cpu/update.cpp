@@ -1,7 +1,9 @@
 // Multi-tensor optimizer steps and the global norm. All tensors of a call are one loop over pieces
 // of kPiece elements, so many small parameters cost no more than one large one.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "core/backend/cpu/isa.h"
@@ -143,6 +145,30 @@ void run_norm_of_rows(const Primitive&, In in, Out out, Workspace, const Stream&
   *out[0].data<double>() = std::sqrt(tree_sum(totals.data(), int64_t(totals.size())));
 }
 
+// In any order: a maximum has no rounding. A NaN is larger than all.
+void run_max_magnitude(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
+  std::atomic<double> largest = 0;
+  std::atomic<bool> has_nan = false;
+  for (const Tensor& t : in) check_real(prim, t);
+  for_pieces(in, [&](int i, int64_t begin, int64_t count) {
+    auto run = [&](const auto* x) {
+      double most = 0;
+      bool nan = false;
+      for (int64_t k = 0; k < count; ++k) {
+        double magnitude = std::abs(x[k]);
+        most = magnitude > most ? magnitude : most;
+        nan |= magnitude != magnitude;
+      }
+      if (nan) has_nan = true;
+      for (double seen = largest; most > seen && !largest.compare_exchange_weak(seen, most);) {
+      }
+    };
+    const Tensor& t = in[size_t(i)];
+    t.dtype() == kF32 ? run(t.data<float>() + begin) : run(t.data<double>() + begin);
+  });
+  *out[0].data<double>() = has_nan ? std::numeric_limits<double>::quiet_NaN() : largest.load();
+}
+
 }  // namespace
 
 void register_update(KernelTable& t) {
@@ -150,6 +176,7 @@ void register_update(KernelTable& t) {
   t.add(DeviceKind::kCPU, "sgd", {plan_lists, run_sgd});
   t.add(DeviceKind::kCPU, "global_norm", {plan_lists, run_global_norm});
   t.add(DeviceKind::kCPU, "row_squares", {plan_lists, run_row_squares});
+  t.add(DeviceKind::kCPU, "max_magnitude", {plan_lists, run_max_magnitude});
   t.add(DeviceKind::kCPU, "norm_of_rows", {plan_lists, run_norm_of_rows});
 }
 

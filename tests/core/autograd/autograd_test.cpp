@@ -207,9 +207,13 @@ class Collector final : public GradSink {
  public:
   void deliver(int slot, Tensor g) override { got.emplace_back(slot, g); }
   void backward_finished() override { ++finished; }
-  void backward_abandoned() override { ++abandoned; }
+  void backward_abandoned(const std::string& text) override { ++abandoned, why = text; }
+  void cleared(int slot) override { taken_away.push_back(slot); }
+  void grad_finished(const std::string& failure) override { ++walked, why = failure; }
   std::vector<std::pair<int, Tensor>> got;
-  int finished = 0, abandoned = 0;
+  std::vector<int> taken_away;
+  int finished = 0, abandoned = 0, walked = 0;
+  std::string why;
 };
 
 TEST(Autograd, SinksHearOfABackwardThatFailed) {
@@ -224,13 +228,46 @@ TEST(Autograd, SinksHearOfABackwardThatFailed) {
   EXPECT_TRUE(mentions(message([&] { backward(loss()); }), "no derivative today"));
   EXPECT_EQ(sink.abandoned, 1);
   EXPECT_EQ(sink.finished, 0);
-  EXPECT_EQ(idle.abandoned, 0) << "no gradient had arrived there";
+  EXPECT_EQ(idle.abandoned, 1) << "others may wait for what will not arrive there";
+  EXPECT_TRUE(mentions(idle.why, "no derivative today")) << idle.why;
   fails = false;
   backward(loss());
   EXPECT_EQ(sink.abandoned, 1);
   EXPECT_EQ(sink.finished, 1);
   EXPECT_EQ(idle.finished, 1);
   EXPECT_DOUBLE_EQ(number(idle.got.at(0).second), 3);
+}
+
+TEST(Autograd, SinksHearOfGradAndOfClearedGradients) {
+  Tensor x = leaf({2, 3});
+  Collector sink;
+  grad_meta(x)->sink = &sink, grad_meta(x)->slot = 4;
+  EXPECT_DOUBLE_EQ(number(grad({{sum(x * x)}}, {{x}})[0], 1), 6);
+  EXPECT_EQ(sink.walked, 1);
+  EXPECT_EQ(sink.why, "");
+  EXPECT_EQ(sink.finished + sink.abandoned + int(sink.got.size()), 0);
+  x.set_grad(x.detach());
+  EXPECT_TRUE(sink.taken_away.empty());
+  x.set_grad({});
+  EXPECT_EQ(sink.taken_away, std::vector<int>{4});
+}
+
+// What stands in the program for a leaf of the graph.
+TEST(Autograd, GradOfALeafThatAnotherStandsFor) {
+  struct Doubling final : GradSink {
+    explicit Doubling(const Tensor& t) : seen(t) {}
+    void deliver(int, Tensor) override {}
+    void backward_finished() override {}
+    void backward_abandoned(const std::string&) override {}
+    GradMeta* known_as(int) override { return grad_meta(seen); }
+    Tensor converted(int, Tensor g) override { return g * 2.0; }
+    Tensor seen;
+  };
+  Tensor seen = leaf({1}), used = leaf({5});
+  Doubling sink(seen);
+  grad_meta(used)->sink = &sink;
+  EXPECT_DOUBLE_EQ(number(grad({{sum(used * 3.0)}}, {{seen}})[0]), 6);
+  EXPECT_DOUBLE_EQ(number(grad({{sum(used * 3.0) + sum(seen)}}, {{seen}})[0]), 7);
 }
 
 TEST(Autograd, ATiedLeafIsDeliveredOnceToItsSink) {

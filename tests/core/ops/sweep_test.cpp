@@ -167,8 +167,8 @@ TEST(Sweep, SinglePrecisionIsCloseToDouble) {
 }
 
 // Updates keep f32 weights and refuse others.
-const std::set<std::string_view> kOnlyWide = {"adam", "sgd", "global_norm", "row_squares",
-                                              "norm_of_rows"};
+const std::set<std::string_view> kOnlyWide = {"adam",        "sgd",          "global_norm",
+                                              "row_squares", "norm_of_rows", "max_magnitude"};
 
 TEST(Sweep, SixteenBitFloatsAreComputedWideAndRoundedOnce) {
   for (DType dtype : {kBF16, kF16}) {

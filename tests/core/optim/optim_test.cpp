@@ -156,6 +156,21 @@ TEST(Clip, ScaleEqualsClippingInPlace) {
   EXPECT_NEAR(a[0].item<double>(), b[0].item<double>(), 1e-15);
 }
 
+TEST(Clip, InfinityNormOfAnyDtype) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  Tensor wide = leaf(1, {4}), narrow = ones({3}, {kBF16}).requires_grad_();
+  give_grad(wide, -3);
+  narrow.set_grad(full({3}, 2.0, {kBF16}));
+  auto norm = [&] {
+    return value_of(clip_grad_norm(std::vector{wide, narrow}, 1, {.norm_type = kInfinity}).norm);
+  };
+  EXPECT_EQ(norm(), 3);
+  narrow.set_grad(full({3}, -4.0, {kBF16}));
+  EXPECT_EQ(norm(), 4);
+  wide.set_grad(from_values<double>({1, NAN, 9, 2}, {4}));
+  EXPECT_TRUE(std::isnan(norm()));
+}
+
 TEST(Clip, NonFiniteNormsPoisonOrThrow) {
   Tensor p = leaf(1, {2});
   give_grad(p, NAN);

@@ -1,0 +1,264 @@
+// Gathering: whole weights come before a group's forward and its backward, and go after.
+#include <algorithm>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/update.h"
+#include "parallel/fsdp_state.h"
+
+namespace tessera::parallel::fsdp {
+namespace {
+
+using nn::Module;
+
+// How a gathered weight comes back in backward.
+class GatherAgain final : public Recipe {
+ public:
+  GatherAgain(std::weak_ptr<State> state, size_t group, size_t param, const Param& p)
+      : state_(std::move(state)),
+        group_(group),
+        param_(param),
+        values_(p.values),
+        version_(p.version) {}
+  Ref<Storage> rebuild() override {
+    std::shared_ptr<State> state = state_.lock();
+    TESSERA_CHECK(state, "fully_shard: backward through a model that is gone");
+    return state->rebuild(group_, param_, values_.get(), version_);
+  }
+
+ private:
+  std::weak_ptr<State> state_;
+  size_t group_, param_;
+  Ref<Storage> values_;  // this rank's piece when the weight was used, and its version
+  uint32_t version_;
+};
+
+// Passes the gradients of a group's inputs on. When they come, backward has left the group: it was
+// made before the group's ops, so its turn comes after theirs.
+class Exit final : public GradNode {
+ public:
+  Exit(std::weak_ptr<State> state, size_t group) : state_(std::move(state)), group_(group) {}
+  std::string_view name() const override { return "fully_shard"; }
+  void release_saved() override {}
+  Tensors vjp(std::span<const Tensor> cot, uint32_t, bool) override {
+    if (std::shared_ptr<State> state = state_.lock()) state->left(group_);
+    return Tensors(cot.begin(), cot.end());
+  }
+
+ private:
+  std::weak_ptr<State> state_;
+  size_t group_;
+};
+
+bool is_at(const Tensor& t, const Storage* values, uint32_t version) {
+  const Ref<Storage>& now = local_of(t).storage();
+  return now.get() == values && now->version() == version;
+}
+
+}  // namespace
+
+// Starts the gather of one parameter; its values may be pending.
+void State::gather(size_t group, size_t param) {
+  Group& g = groups_[group];
+  Param& p = g.params[param];
+  p.values = local_of(p.sharded).storage();
+  p.version = p.values->version();
+  Tensor shards = p.sharded.detach();
+  if (options_.precision.param) shards = cast(shards, *options_.precision.param);
+  Tensor whole = to_local(redistribute(shards, p.whole));
+  p.full_version = whole.storage()->version();
+  if (grad_enabled() || context().phase == Phase::kBackward) note_work(whole);
+  bool keep = g.is_root || !options_.reshard_after_forward || process_group().size() == 1;
+  if (!keep && grad_enabled())
+    whole.storage()->set_recipe(Ref<Recipe>(new GatherAgain(weak_from_this(), group, param, p)));
+  p.full = p.rest.defined() ? from_local(whole, p.rest, p.rest_layout, p.sharded.shape())
+                            : whole.detach();
+  if (p.trainable()) {  // one history for all forwards, so that each gradient comes once
+    p.full.impl()->autograd = p.leaf.impl()->autograd;
+    p.full.impl()->layers |= bit(Layer::kAutograd);
+  }
+}
+
+bool State::stale(const Group& g) const {
+  return std::ranges::any_of(
+      g.params, [](const Param& p) { return !is_at(p.sharded, p.values.get(), p.version); });
+}
+
+void State::gather(Group& g) {
+  bool unfit = grad_enabled() && !g.recorded;  // left by a forward that was not recorded
+  if (g.gathered && (unfit || stale(g))) keep_written(g), let_go(g);
+  if (g.gathered) return;
+  Scoped<bool> may_be_recorded_later(context().inference, false);
+  g.recorded = grad_enabled();
+  size_t group = size_t(&g - groups_.data());
+  for (size_t i = 0; i < g.params.size(); ++i) gather(group, i);
+  g.gathered = true;
+  memory_.gathered += g.whole_bytes;
+  memory_.gathered_peak = std::max(memory_.gathered_peak, memory_.gathered);
+  if (pinned_) put_into_slots(g, &Param::full);
+}
+
+void State::let_go(Group& g) {
+  if (!g.gathered) return;
+  for (Param& p : g.params) p.full = {}, p.values = {};
+  g.gathered = false;
+  memory_.gathered -= g.whole_bytes;
+}
+
+void State::release(Group& g) {
+  if (pinned_ || !g.gathered) return;
+  keep_written(g);
+  let_go(g);
+}
+
+void State::put_into_slots(Group& g, Tensor Param::*which) {
+  for (Param& p : g.params)
+    for (Tensor* slot : p.slots) *slot = p.*which;
+}
+
+// Gathers the neighbour of `group` in the order of the last forward.
+void State::prefetch(size_t group, int direction) {
+  if (!options_.prefetch) return;
+  auto it = std::ranges::find(last_order_, group);
+  if (it == last_order_.end()) return;
+  int64_t next = it - last_order_.begin() + direction;
+  if (next < 0 || next >= int64_t(last_order_.size())) return;
+  Group& neighbour = groups_[last_order_[size_t(next)]];
+  if (direction > 0 || neighbour.backward_comes) gather(neighbour);
+}
+
+Ref<Storage> State::rebuild(size_t group, size_t param, const Storage* values, uint32_t version) {
+  const Param& p = groups_[group].params[param];
+  TESSERA_CHECK(is_at(p.sharded, values, version),
+                "fully_shard: {} was overwritten after it was saved for backward; run backward "
+                "before the update",
+                p.name);
+  gather(groups_[group]);
+  prefetch(group, -1);
+  return local_of(p.full).storage();
+}
+
+// ---- writes into whole weights: load_state after unshard(), init, a rule that scales weights.
+// Every rank writes the same; each keeps its piece.
+
+bool State::was_written(const Param& p) const {
+  if (!p.full.defined()) return false;
+  const Ref<Storage>& whole = local_of(p.full).storage();
+  return whole != p.values && whole->version() != p.full_version;
+}
+
+void State::check_writable(const Param& p) const {
+  TESSERA_CHECK(p.full.dtype() == p.sharded.dtype(),
+                "fully_shard: {} was written while it was gathered as {}, the parameter is {}, so "
+                "digits would be lost; write it while it is sharded, after reshard()",
+                p.name, name_of(p.full.dtype()), name_of(p.sharded.dtype()));
+  TESSERA_CHECK(is_at(p.sharded, p.values.get(), p.version),
+                "fully_shard: {} was written both whole and sharded (by an optimizer?) since it "
+                "was gathered; reshard() in between",
+                p.name);
+}
+
+void State::keep_written(Group& g) {
+  NoGrad off;
+  for (const Param& p : g.params)
+    if (was_written(p)) check_writable(p);
+  for (Param& p : g.params) {
+    if (!was_written(p)) continue;
+    Tensor whole = local_of(p.full).detach();
+    assign_(local_of(p.sharded), to_local(distribute(whole, options_.mesh, p.cut)));
+    p.version = p.values->version();
+    p.full_version = whole.storage()->version();
+  }
+}
+
+// ---- forward
+
+void State::before_forward(size_t group, Inputs in) {
+  Group& g = groups_[group];
+  check_unchanged(g);
+  if (g.is_root) {
+    order_.clear();
+    for (Group& other : groups_)  // what a backward that ended early has left
+      if (!other.is_root && options_.reshard_after_forward) release(other);
+    if (options_.precision.param)
+      for (Tensor& t : in)
+        if (t.defined() && is_floating(t.dtype())) t = cast(t, *options_.precision.param);
+  }
+  gather(g);
+  put_into_slots(g, &Param::full);
+  if (std::ranges::find(order_, group) == order_.end()) order_.push_back(group);
+  prefetch(group, +1);
+  add_exit(group, in);
+}
+
+// Where all parameters have gradients, the last of those tells that backward has left.
+void State::add_exit(size_t group, Inputs in) {
+  Group& g = groups_[group];
+  g.has_exit = false;
+  if (!grad_enabled() || g.trainable == g.params.size()) return;
+  Ref<GradNode> node;
+  for (Tensor& t : in) {
+    Ref<GradMeta> history(t.defined() ? grad_meta(t) : nullptr);
+    if (!history) continue;
+    if (!node) node = Ref<GradNode>(new Exit(weak_from_this(), group));
+    t = t.detach();
+    attach_grad_meta(t, node, int(node->inputs.size()));
+    node->inputs.push_back(std::move(history));
+  }
+  g.has_exit = bool(node);
+}
+
+// Sums, hooks and the sink were made for the parameters that were trained then.
+void State::check_unchanged(const Group& g) const {
+  for (const Param& p : g.params) {
+    const GradMeta* meta = grad_meta(p.sharded);
+    TESSERA_CHECK((meta && meta->sink == this) == p.trainable() && bool(meta) == p.trainable(),
+                  "fully_shard: {} was {} after fully_shard; do that before", p.name,
+                  meta ? "unfrozen" : "frozen");
+  }
+}
+
+void State::forward_failed(size_t group) {
+  if (pinned_) return;
+  put_into_slots(groups_[group], &Param::sharded);
+  let_go(groups_[group]);
+}
+
+void State::after_forward(size_t group, Tensor& out) {
+  Group& g = groups_[group];
+  if (g.is_root && options_.precision.output) out = cast(out, *options_.precision.output);
+  g.backward_comes = grad_enabled() && out.requires_grad();
+  if (pinned_) return;
+  put_into_slots(g, &Param::sharded);
+  if (!g.backward_comes || (!g.is_root && options_.reshard_after_forward)) release(g);
+  if (!g.is_root) return;
+  last_order_ = order_;
+  for (Group& other : groups_)  // what a changed order has gathered in vain
+    if (!other.is_root && (options_.reshard_after_forward || !grad_enabled())) release(other);
+}
+
+void State::check_model(const char* what) const {
+  TESSERA_CHECK(root_.attached(), "fully_shard: {} of a model that is gone", what);
+}
+
+void State::unshard() {
+  check_model("unshard()");
+  NoGrad off;
+  pinned_ = true;
+  for (Group& g : groups_) {
+    gather(g);
+    put_into_slots(g, &Param::full);
+  }
+}
+
+void State::reshard() {
+  check_model("reshard()");
+  for (Group& g : groups_) keep_written(g);  // or throws, before anything has changed
+  pinned_ = false;
+  for (Group& g : groups_) {
+    put_into_slots(g, &Param::sharded);
+    release(g);
+  }
+}
+
+}  // namespace tessera::parallel::fsdp

@@ -1,0 +1,195 @@
+// Gradients: whole ones come from backward, pieces of their sums over ranks become those of the
+// sharded parameters.
+#include "core/autograd/autograd.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/views.h"
+#include "parallel/fsdp_state.h"
+
+namespace tessera::parallel::fsdp {
+
+void State::set_sync(bool sync) {
+  TESSERA_CHECK(sync || !options_.tree_accumulation,
+                "fully_shard: tree accumulation sums micro-batches after they are reduced; leave "
+                "sync on");
+  sync_ = sync;
+}
+
+void State::deliver(int slot, Tensor grad) {
+  NoGrad off;
+  Param& p = param(slot);
+  if (size_t(slot) >= places_.size()) return accumulate_directly(p, std::move(grad));
+  Group& g = groups_[places_[size_t(slot)].first];
+  delivered_ = true;
+  if (p.rest.defined()) grad = to_local(redistribute(grad, p.rest_layout));
+  if (options_.precision.reduce) grad = cast(grad, *options_.precision.reduce);
+  if (p.gradient.defined()) {
+    p.gradient = add(std::move(p.gradient), std::move(grad));
+  } else {
+    // Those on their way make room for the ones that come.
+    while (!on_their_way_.empty() && memory_.gradients + bytes_of(grad) > most_gradient_bytes_)
+      settle_first();
+    memory_.gradients += bytes_of(grad);
+    memory_.gradients_peak = std::max(memory_.gradients_peak, memory_.gradients);
+    p.gradient = std::move(grad);
+  }
+  if (++g.arrived == g.trainable) complete(g);
+}
+
+// All gradients of the group are there. Nothing reads its weights any more, unless some are frozen
+// and stand before those of the last gradient.
+void State::complete(Group& g) {
+  if (!g.has_exit) release(g);
+  if (!sync_) return;
+  for (Param& p : g.params) {
+    if (!p.trainable()) continue;
+    p.reduced = reduced(p, p.gradient);
+    note_work(local_of(p.reduced));
+    on_their_way_.push_back(&p);
+  }
+}
+
+// This rank's piece, perhaps pending, of the mean over ranks of `grad`, a rank's whole gradient.
+Tensor State::reduced(const Param& p, Tensor grad) const {
+  return redistribute(from_local(grad, p.mesh, p.term, p.sharded.shape()), layout_of(p.sharded));
+}
+
+void State::drop_gradient(Param& p) {
+  if (p.gradient.defined()) memory_.gradients -= bytes_of(p.gradient);
+  p.gradient = {};
+}
+
+// The reduction that was started first becomes part of the parameter's gradient.
+void State::settle_first() {
+  Param& p = *on_their_way_.front();
+  on_their_way_.pop_front();
+  Tensor piece = std::exchange(p.reduced, {});
+  local_of(piece).storage()->wait_ready();
+  drop_gradient(p);
+  accumulate(p, after_hooks(*grad_meta(p.sharded), cast(piece, p.sharded.dtype())));
+}
+
+// Without a tree: added to what is there. With one: the carry of a binary counter.
+void State::accumulate(Param& p, Tensor piece) {
+  Tensor previous = p.sharded.grad();
+  if (!options_.tree_accumulation) {
+    p.sharded.set_grad(previous.defined() ? add(previous, piece) : std::move(piece));
+    return;
+  }
+  size_t level = 0;
+  for (; p.micro_batches >> level & 1; ++level)
+    piece = add(std::exchange(p.levels[level], {}), piece);
+  if (p.levels.size() <= level) p.levels.resize(level + 1);
+  p.levels[level] = piece;
+  ++p.micro_batches;
+  // What is in no complete tree yet joins from the smallest up.
+  Tensor total = piece;
+  for (size_t up = level + 1; up < p.levels.size(); ++up)
+    if (p.micro_batches >> up & 1) total = add(p.levels[up], total);
+  p.sharded.set_grad(total);
+}
+
+// Of a loss that reads the sharded parameter itself, such as a penalty.
+void State::accumulate_directly(Param& p, Tensor piece) {
+  TESSERA_CHECK(!options_.tree_accumulation,
+                "fully_shard: {} is used outside of its model's forward, which tree accumulation "
+                "has no place for; add the term inside of forward",
+                p.name);
+  if (!(layout_of(piece) == layout_of(p.sharded)))
+    piece = redistribute(piece, layout_of(p.sharded));
+  Tensor previous = p.sharded.grad();
+  p.sharded.set_grad(previous.defined() ? add(previous, piece) : clone(piece));
+}
+
+// Nothing of a gradient survives the one that the program sees.
+void State::cleared(int slot) {
+  Param& p = param(slot);
+  if (!p.reduced.defined()) drop_gradient(p);
+  p.levels.clear();
+  p.micro_batches = 0;
+}
+
+void State::name_unused(const Group& g) {
+  std::string names;
+  for (const Param& p : g.params)
+    if (p.trainable() && !p.gradient.defined()) names += (names.empty() ? "" : ", ") + p.name;
+  throw UserError(fmt::format(
+      "fully_shard: parameters got no gradient in this backward: {}; leave them out of the model "
+      "or freeze them",
+      names));
+}
+
+// On every line that this rank is on: of the data-parallel axes and of those that stay.
+void State::abort(const std::string& why) {
+  const DeviceMesh& mesh = groups_.back().params.back().mesh;
+  if (mesh.size() == 1) return;
+  for (int axis = 0; axis < mesh.ndim(); ++axis) mesh.group(axis)->abort(why);
+}
+
+void State::backward_finished() {
+  NoGrad off;
+  for (Group& g : groups_) {
+    if (sync_ && delivered_ && g.arrived < g.trainable) {
+      for (const Param& p : g.params)
+        if (p.trainable() && !p.gradient.defined()) name_unused(g);
+      complete(g);  // the rest came in earlier backwards, without sync
+    }
+    release(g);
+    g.arrived = 0;
+  }
+  while (!on_their_way_.empty()) settle_first();
+  count_work(false);
+  delivered_ = false;
+}
+
+// The other ranks wait in a gather or a reduction that this one will not join.
+void State::backward_abandoned(const std::string& why) {
+  abort("fully_shard: a backward failed: " + why);
+  on_their_way_.clear();
+  for (Group& g : groups_) {
+    for (Param& p : g.params) p.reduced = {}, drop_gradient(p);
+    if (!pinned_) let_go(g);
+    g.arrived = 0;
+  }
+  works_.clear();
+  delivered_ = false;
+}
+
+// ---- grad()
+
+GradMeta* State::known_as(int slot) { return grad_meta(param(slot).sharded); }
+
+Tensor State::converted(int slot, Tensor grad) {
+  const Param& p = param(slot);
+  if (size_t(slot) >= places_.size()) return grad;
+  if (p.rest.defined()) grad = to_local(redistribute(grad, p.rest_layout));
+  if (options_.precision.reduce) grad = cast(grad, *options_.precision.reduce);
+  return cast(reduced(p, grad), p.sharded.dtype());
+}
+
+void State::grad_finished(const std::string& failure) {
+  if (!failure.empty()) abort("fully_shard: a backward failed: " + failure);
+  for (Group& g : groups_) release(g);
+}
+
+// ---- time
+
+void State::note_work(const Tensor& t) {
+  if (t.storage() && t.storage()->ready())
+    if (auto* work = dynamic_cast<Work*>(t.storage()->ready().get())) works_.emplace_back(work);
+}
+
+void State::count_work(bool wait) {
+  std::erase_if(works_, [&](const Ref<Work>& w) {
+    if (!wait && !w->done()) return false;
+    w->wait();
+    communication_ms_ += w->elapsed_ms();
+    return true;
+  });
+}
+
+double State::communication_ms() {
+  count_work(true);
+  return std::exchange(communication_ms_, 0);
+}
+
+}  // namespace tessera::parallel::fsdp

@@ -1,0 +1,140 @@
+// What fully_shard attaches to a model: the parameters in groups, and the hooks and the sink of
+// gradients that gather and reduce them. Internal to fsdp*.cpp. Each parameter is two leaves: the
+// sharded one, which the program sees, and the whole one, which forward uses and whose gradient is
+// delivered here. Invariant: whatever is said of the sharded leaf (hooks, zero_grad, grad(), a
+// write into the whole weight) holds as if there were one.
+#pragma once
+#include <deque>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "collectives/process_group.h"
+#include "core/autograd/graph.h"
+#include "parallel/fsdp.h"
+
+namespace tessera::parallel::fsdp {
+
+struct Param {
+  std::string name;
+  std::vector<Tensor*> slots;  // of modules of the model
+  Tensor sharded;              // over all axes, data-parallel ones included
+  DeviceMesh mesh;             // of `sharded`
+  Layout cut;                  // along the data-parallel axes
+  Layout whole, term;  // layouts of the gathered weight and of a rank's gradient over `mesh`
+  DeviceMesh rest;     // axes that stay (tensor parallel); undefined: none
+  Layout rest_layout;
+  Tensor leaf;                             // shape and history of the whole weight
+  Tensor full;                             // the whole weight while the group is gathered
+  Ref<Storage> values;                     // of `sharded` when it was gathered
+  uint32_t version = 0, full_version = 0;  // of `values` and of `full` then
+  Tensor gradient;             // whole: of this backward, or accumulated while sync is off
+  Tensor reduced;              // this rank's piece of the sum over ranks, perhaps pending
+  std::vector<Tensor> levels;  // of the accumulation tree
+  int64_t micro_batches = 0;   // in it
+
+  bool trainable() const { return grad_meta(leaf) != nullptr; }
+};
+
+struct Group {
+  std::string path;
+  std::vector<Param> params;
+  bool is_root = false, gathered = false;
+  bool recorded = false;              // gathered for a forward that is recorded
+  bool has_exit = false;              // its backward ends in an Exit
+  bool backward_comes = false;        // the last forward had a result that requires grad
+  size_t trainable = 0, arrived = 0;  // parameters that have gradients; that got theirs
+  int64_t whole_bytes = 0;
+};
+
+class State final : public Fsdp, public GradSink, public std::enable_shared_from_this<State> {
+ public:
+  State(nn::Module& model, const FsdpOptions& options);
+  ~State() override;
+  void attach(nn::Module& model);
+
+  // Fsdp
+  void set_sync(bool sync) override;
+  bool sync() const override { return sync_; }
+  FsdpMemory memory() const override { return memory_; }
+  double communication_ms() override;
+  void unshard() override;
+  void reshard() override;
+
+  // GradSink. Whole leaves have slots 0 .. n - 1, the sharded ones n .. 2n - 1.
+  void deliver(int slot, Tensor grad) override;
+  void backward_finished() override;
+  void backward_abandoned(const std::string& why) override;
+  void cleared(int slot) override;
+  GradMeta* known_as(int slot) override;
+  Tensor converted(int slot, Tensor grad) override;
+  void grad_finished(const std::string& failure) override;
+
+  /// The whole weight again, for backward.
+  Ref<Storage> rebuild(size_t group, size_t param, const Storage* values, uint32_t version);
+  /// Backward has left the module of `group`.
+  void left(size_t group) { release(groups_[group]); }
+
+ private:
+  // fsdp.cpp: making
+  void make_groups(nn::Module& model);
+  void plan(Param& p) const;
+  void shard(Param& p, nn::Module& model);
+  void own_gradient(const Tensor& leaf, size_t slot);
+
+  // fsdp_gather.cpp: forward
+  void before_forward(size_t group, Inputs in);
+  void after_forward(size_t group, Tensor& out);
+  void forward_failed(size_t group);
+  void add_exit(size_t group, Inputs in);
+  void check_unchanged(const Group& g) const;
+  void check_model(const char* what) const;
+  void gather(Group& g);
+  void gather(size_t group, size_t param);
+  bool stale(const Group& g) const;
+  void release(Group& g);
+  void let_go(Group& g);
+  bool was_written(const Param& p) const;
+  void check_writable(const Param& p) const;
+  void keep_written(Group& g);
+  void put_into_slots(Group& g, Tensor Param::*which);
+  void prefetch(size_t group, int direction);
+
+  // fsdp_reduce.cpp: gradients
+  void complete(Group& g);
+  Tensor reduced(const Param& p, Tensor grad) const;
+  void settle_first();
+  void accumulate(Param& p, Tensor piece);
+  void accumulate_directly(Param& p, Tensor piece);
+  void drop_gradient(Param& p);
+  void name_unused(const Group& g);
+  void note_work(const Tensor& t);
+  void count_work(bool wait);
+  void abort(const std::string& why);
+
+  Param& param(int slot) {
+    auto [group, index] = places_[size_t(slot) % places_.size()];
+    return groups_[group].params[index];
+  }
+  ProcessGroup& process_group() const { return *options_.mesh.group(options_.mesh.ndim() - 1); }
+
+  FsdpOptions options_;
+  nn::HookHandle root_;  // of the model, which may be gone while a program keeps this
+  std::vector<Group> groups_;
+  std::vector<std::pair<size_t, size_t>> places_;  // of each slot number: group, parameter
+  std::vector<size_t> order_, last_order_;  // groups as forward reached them; of the last step
+  std::deque<Param*> on_their_way_;         // gradients that are being reduced, oldest first
+  int64_t most_gradient_bytes_ = 0;         // whole ones that may be alive at a time
+  std::vector<Ref<Work>> works_;            // not counted yet
+  double communication_ms_ = 0;
+  FsdpMemory memory_;
+  bool sync_ = true, pinned_ = false;
+  bool delivered_ = false;  // this backward has delivered a whole gradient
+};
+
+/// Of this rank's piece, where the tensor is sharded.
+int64_t bytes_of(const Tensor& t);
+/// This rank's values.
+const Tensor& local_of(const Tensor& t);
+
+}  // namespace tessera::parallel::fsdp
