@@ -149,6 +149,24 @@ class Printer {
     }
   }
 
+  // ---- softmax ----
+
+  // exp(x - amax(x)) needs no care for large results.
+  bool is_exp_below_max(InstrId id) const {
+    const Instr& i = instr(id);
+    if (i.kind != InstrKind::kPointwise || i.op != "exp" || i.dtype != kF32) return false;
+    const Instr& d = instr(i.in[0]);
+    if (d.kind != InstrKind::kPointwise || d.op != "sub") return false;
+    const Instr& m = instr(d.in[1]);
+    return m.kind == InstrKind::kReduce && m.reduce == ReduceKind::kMax && m.in[0] == d.in[0];
+  }
+  // A row's sum of those, which is at least 1: dividing by it is multiplying by its reciprocal.
+  bool is_softmax_sum(InstrId id) const {
+    const Instr& i = instr(id);
+    return i.kind == InstrKind::kReduce && i.reduce == ReduceKind::kSum &&
+           at(id).place == Place::kRow && is_exp_below_max(i.in[0]);
+  }
+
   // ---- values ----
 
   std::string value_text(InstrId id) const {
@@ -162,11 +180,15 @@ class Printer {
                                : fmt::format("s{}", id));
       default: break;
     }
+    if (is_exp_below_max(id)) return fmt::format("exp_to_88(v{})", i.in[0]);
+    if (i.kind == InstrKind::kPointwise && i.op == "div" && is_softmax_sum(i.in[1]))
+      return fmt::format("v{} * q{}", i.in[0], i.in[1]);
     auto position = as_position_.find(id);
     return position != as_position_.end() ? position->second : expression(b_, i);
   }
   void print_value(InstrId id) {
     line("const {} v{} = {};", register_type(instr(id).dtype), id, value_text(id));
+    if (is_softmax_sum(id)) line("const float q{} = 1.0f / v{};", id, id);
     auto position = positions_.find(id);
     if (position != positions_.end())
       line("const int t{} = position(v{}, {});", id, id, position->second);

@@ -14,7 +14,7 @@ namespace tessera::compile {
 
 /// Elements that a sum takes in interleaved lanes of its own precision before they meet in double.
 inline constexpr int64_t kSumBlock = 4096;
-inline constexpr int kMaxLanes = 64;
+inline constexpr int kMaxLanes = 32;
 /// Rows after which sums over rows move from single to double precision.
 inline constexpr int64_t kSumRows = 64;
 

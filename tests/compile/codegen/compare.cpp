@@ -22,6 +22,7 @@ std::vector<bool> fed_by_float_reduction(const Body& body) {
   for (size_t k = 0; k < body.instrs.size(); ++k) {
     const Instr& i = body.instrs[k];
     fed[k] = i.kind == InstrKind::kReduce && is_floating(i.dtype) && i.reduce <= ReduceKind::kProd;
+    fed[k] = fed[k] || (i.op == "exp" && body.instrs[size_t(i.in[0])].op == "sub");  // softmax's
     for (InstrId x : i.in) fed[k] = fed[k] || fed[size_t(x)];
   }
   return fed;
