@@ -78,15 +78,19 @@ class Lock {
   int fd_;
 };
 
-// A folder for the maker of `key`; what killed makers left is removed. The lock is held.
+// A folder for the maker of `key`, of a name of its own: a compiler may outlive the maker that was
+// killed, and goes on writing where it was told to. What killed makers left is removed. The lock is
+// held.
 std::string fresh_folder(const std::string& folder, const std::string& key) {
   std::error_code ignored;
-  fs::path work = fs::path(folder) / (key + ".work");
-  fs::remove_all(work, ignored);
-  std::error_code error;
-  fs::create_directory(work, error);
-  if (error) cannot_write(folder, error.message());
-  return work.string();
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    std::string name = entry.path().filename().string();
+    if (name.starts_with(key + ".") && name != key + ".so" && name != key + ".lock")
+      fs::remove_all(entry.path(), ignored);
+  }
+  std::string work = folder + "/" + key + ".work-XXXXXX";
+  if (!mkdtemp(work.data())) cannot_write(folder, std::strerror(errno));
+  return work;
 }
 
 }  // namespace

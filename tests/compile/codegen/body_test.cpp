@@ -2,14 +2,14 @@
 // one compute.
 #include <gtest/gtest.h>
 
+#include "compile/codegen/samples.h"
 #include "core/core.h"
 #include "tests/compile/bits.h"
-#include "tests/compile/codegen/bodies.h"
 
 namespace tessera::test {
-namespace {
 
-using compile::Fused;
+using namespace compile;
+namespace {
 
 Tensors run_fused(const Body& body, Tensors in) {
   PrimRef op(new Fused("test", body, results_of(body)));

@@ -1,5 +1,7 @@
 #include "tests/compile/codegen/compare.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -9,12 +11,22 @@
 #include "tests/support/temp_folder.h"
 
 namespace tessera::test {
+
+using namespace compile;
 namespace {
 
 int64_t reach(const Body& body, const Access& a) {
   int64_t last = 0;
   for (size_t l = 0; l < a.strides.size(); ++l) last += (body.extents[l] - 1) * a.strides[l];
   return last + 1;
+}
+
+int64_t meta_numel(const Body& body, const Access& a) { return numel(meta_of(body, a).shape); }
+
+bool rounds_to_16_bits(const Body& body) {
+  for (const Instr& i : body.instrs)
+    if (i.dtype == kF16 || i.dtype == kBF16) return true;
+  return false;
 }
 
 std::vector<bool> fed_by_float_reduction(const Body& body) {
@@ -28,10 +40,10 @@ std::vector<bool> fed_by_float_reduction(const Body& body) {
   return fed;
 }
 
-// Largest difference over the largest magnitude; NaN and infinities must be in the same places.
-// `exact`: bits that differ are infinitely far, but for those of two NaN.
+// Largest difference over the largest magnitude (or 1); NaN and infinities must be in the same
+// places. `exact`: bits that differ are infinitely far, but for those of two NaN.
 double difference(const Tensor& a, const Tensor& b, bool exact) {
-  double most = 0, scale = 1e-30;
+  double most = 0, scale = 1;
   for (int64_t i = 0; i < a.numel(); ++i) {
     size_t at = size_t(i) * size_of(a.dtype());
     double x = read_real(static_cast<char*>(a.raw()) + at, a.dtype());
@@ -76,6 +88,54 @@ Tensor result_of(const Body& body, size_t k) {
   return t;
 }
 
+namespace {
+
+// Runs the chunks of `code` forwards or backwards.
+void run(const compile::KernelCode& code, const Tensors& in, const Tensors& out, bool backwards) {
+  std::vector<char*> p;
+  for (const Tensor& t : in) p.push_back(static_cast<char*>(t.raw()));
+  for (const Tensor& t : out) p.push_back(static_cast<char*>(t.raw()));
+  Tensor memory = empty({int64_t(code.scratch_bytes) + 64}, kU8);
+  char* scratch = static_cast<char*>(memory.raw());
+  if (!backwards) return compile::run_code(code, p.data(), scratch);
+  for (int64_t chunk = code.chunks; chunk-- > 0;) code.run(p.data(), chunk, scratch);
+  if (code.finish) code.finish(p.data(), scratch);
+}
+
+void expect_equal_memory(const Tensors& a, const Tensors& b, const std::string& what) {
+  for (size_t k = 0; k < a.size(); ++k)
+    EXPECT_EQ(std::memcmp(a[k].raw(), b[k].raw(), a[k].nbytes()), 0) << what << ", result " << k;
+}
+
+// The same bits from chunks in another order, and from each result written over each operand that
+// it may be written over.
+void expect_same_elsewhere(const Body& body, const compile::KernelCode& code, uint64_t seed,
+                           const Tensors& got) {
+  auto fresh = [&] {
+    Tensors in, out;
+    for (size_t k = 0; k < body.operands.size(); ++k) in.push_back(operand_of(body, k, seed));
+    for (size_t k = 0; k < body.stores.size(); ++k) out.push_back(result_of(body, k));
+    return std::pair(in, out);
+  };
+  auto [in, out] = fresh();
+  run(code, in, out, true);
+  expect_equal_memory(out, got, "backwards\n" + to_string(body));
+  for (size_t o = 0; o < body.operands.size(); ++o)
+    for (size_t r = 0; r < body.stores.size(); ++r) {
+      if (!compile::may_overwrite(body, int(o), int(r))) continue;
+      auto [operands, results] = fresh();
+      // What lies between the elements of a result is the operand's here.
+      if (reach(body, body.stores[r].to) != meta_numel(body, body.stores[r].to)) continue;
+      results[r] = operands[o];
+      run(code, operands, results, false);
+      expect_equal_memory(results, got,
+                          fmt::format("result {} over operand {}\n", r, o) + to_string(body) +
+                              print_cpp(body, "kernel"));
+    }
+}
+
+}  // namespace
+
 void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance) {
   std::vector<Ref<const compile::Fused>> fused;
   std::vector<const compile::Fused*> kernels;
@@ -94,22 +154,17 @@ void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance)
       got.push_back(result_of(body, k));
     }
     interpret(body, in, expected);
-    std::vector<char*> p;
-    for (const Tensor& t : in) p.push_back(static_cast<char*>(t.raw()));
-    for (const Tensor& t : got) p.push_back(static_cast<char*>(t.raw()));
-    const compile::KernelCode& code = loaded[n]->code;
-    Tensor scratch = empty({int64_t(code.scratch_bytes) + 64}, kU8);
-    compile::run_code(code, p.data(), static_cast<char*>(scratch.raw()));
+    run(loaded[n]->code, in, got, false);
+    expect_same_elsewhere(body, loaded[n]->code, n + 1, got);
     std::vector<bool> inexact = fed_by_float_reduction(body);
     for (size_t k = 0; k < got.size(); ++k) {
-      double off = difference(got[k], expected[k], !inexact[size_t(body.stores[k].value)]);
-      double bound = !inexact[size_t(body.stores[k].value)] ? 0
-                     : size_of(got[k].dtype()) == 2         ? 1.0 / 100
-                                                            : tolerance;
-      EXPECT_LE(off, bound) << "body " << n << ", result " << k << "\n"
-                            << to_string(got[k]) << "\n"
-                            << to_string(expected[k]) << "\n"
-                            << to_string(body) << print_cpp(body, "kernel");
+      const bool exact = !inexact[size_t(body.stores[k].value)];
+      double bound = exact ? 0 : rounds_to_16_bits(body) ? 1.0 / 50 : tolerance;
+      EXPECT_LE(difference(got[k], expected[k], exact), bound)
+          << "body " << n << ", result " << k << "\n"
+          << to_string(got[k]) << "\n"
+          << to_string(expected[k]) << "\n"
+          << to_string(body) << print_cpp(body, "kernel");
     }
   }
 }

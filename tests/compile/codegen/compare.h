@@ -6,9 +6,11 @@
 #include <vector>
 
 #include "compile/codegen/generate.h"
-#include "tests/compile/codegen/bodies.h"
+#include "compile/codegen/samples.h"
 
 namespace tessera::test {
+
+using compile::Body;
 
 /// The folder that tests compile into: fresh for each process, removed at its end.
 const std::string& kernel_cache();

@@ -3,6 +3,8 @@
 #include "tests/compile/codegen/compare.h"
 
 namespace tessera::test {
+
+using namespace compile;
 namespace {
 
 TEST(Generate, RowKernels) {

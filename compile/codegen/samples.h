@@ -1,5 +1,5 @@
-// Bodies written by hand, and a small builder for them: loads, ops and stores are added in order,
-// masks follow from the operands.
+// Bodies written by hand, for tests and measurements, and the small builder they are made with:
+// loads, ops and stores are added in order, masks follow from the operands.
 #pragma once
 #include <string>
 #include <vector>
@@ -7,14 +7,7 @@
 #include "compile/codegen/fused.h"
 #include "core/tensor/shape.h"
 
-namespace tessera::test {
-
-using compile::Access;
-using compile::Body;
-using compile::Instr;
-using compile::InstrId;
-using compile::InstrKind;
-using compile::LoopMask;
+namespace tessera::compile {
 
 class BodyBuilder {
  public:
@@ -168,8 +161,8 @@ inline Meta meta_of(const Body& body, const Access& a) {
 }
 inline Metas results_of(const Body& body) {
   Metas m;
-  for (const compile::Store& s : body.stores) m.push_back(meta_of(body, s.to));
+  for (const Store& s : body.stores) m.push_back(meta_of(body, s.to));
   return m;
 }
 
-}  // namespace tessera::test
+}  // namespace tessera::compile

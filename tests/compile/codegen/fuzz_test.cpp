@@ -1,0 +1,174 @@
+// Random bodies against the interpreter. `--gtest_random_seed=N` chooses others;
+// `--gtest_shuffle --gtest_repeat=50` runs some thousands.
+#include <random>
+
+#include "compile/codegen/functors.h"
+#include "core/core.h"
+#include "tests/compile/codegen/compare.h"
+
+namespace tessera::test {
+
+using namespace compile;
+namespace {
+
+class RandomBody {
+ public:
+  explicit RandomBody(uint64_t seed) : random_(seed), builder_({}) {
+    int loops = 1 + int(pick(4));
+    constexpr int64_t extents[] = {1, 2, 3, 5, 8, 17, 32, 40, 64, 100};
+    int64_t all = 1;
+    for (int l = 0; l < loops; ++l) {
+      int64_t e = pick(20) == 0 ? 5000 : extents[pick(10)];
+      while (all * e > 60000) e = (e + 1) / 2;
+      builder_.body.extents.push_back(e), all *= e;
+    }
+    full_ = (LoopMask(1) << loops) - 1;
+    for (int k = 1 + int(pick(4)); k > 0; --k) add_load();
+    for (int k = 3 + int(pick(10)); k > 0; --k) add_instr();
+    for (int k = 1 + int(pick(3)); k > 0; --k) add_store();
+  }
+  Body body() const { return builder_.body; }
+
+ private:
+  uint64_t pick(uint64_t n) { return random_() % n; }
+  const Instr& at(InstrId id) const { return builder_.at(id); }
+  InstrId any() { return InstrId(pick(builder_.body.instrs.size())); }
+
+  // Some order of dims; sometimes with gaps.
+  Access layout(LoopMask mask, DType dtype) {
+    std::vector<size_t> order;
+    for (size_t l = 0; l < builder_.body.extents.size(); ++l)
+      if (mask >> l & 1) order.push_back(l);
+    if (pick(3) == 0) std::shuffle(order.begin(), order.end(), random_);
+    Access a{dtype, {}};
+    a.strides.resize(builder_.body.extents.size());
+    int64_t stride = pick(8) == 0 ? 2 : 1;
+    for (size_t k = order.size(); k-- > 0;)
+      a.strides[order[k]] = stride, stride *= builder_.body.extents[order[k]];
+    return a;
+  }
+  void note(InstrId, bool inexact) { inexact_.push_back(inexact); }
+
+  void add_load() {
+    constexpr DType dtypes[] = {kF32, kF32, kF32, kF32, kBF16, kF16, kF64, kI64, kI32, kU8, kBool};
+    LoopMask mask = pick(2) ? full_ : LoopMask(pick(full_ + 1));
+    note(builder_.load(layout(mask, dtypes[pick(11)])), false);
+  }
+  void add_instr() {
+    switch (pick(10)) {
+      case 0: return add_load();
+      case 1: return add_cast();
+      case 2:
+      case 3: return add_reduce();
+      case 4: return note(builder_.index(int(pick(builder_.body.extents.size()))), false);
+      default: return add_pointwise();
+    }
+  }
+  void add_cast() {
+    InstrId x = any();
+    DType to = kAllDTypes[pick(kNumDTypes)], from = at(x).dtype;
+    // What a float beyond the integers becomes is nobody's business; nor is where a sum crosses 1.
+    const bool bounded = at(x).kind == InstrKind::kLoad;
+    if (to == from || (is_integral(to) && is_floating(from) && (!bounded || inexact_[size_t(x)])))
+      return;
+    note(builder_.cast(x, to), inexact_[size_t(x)]);
+  }
+  void add_reduce() {
+    InstrId x = any();
+    LoopMask over = LoopMask(1 + pick(full_));
+    auto kind = ReduceKind(pick(6));
+    const bool floats = is_floating(at(x).dtype), sums = kind <= ReduceKind::kProd;
+    if (inexact_[size_t(x)] && kind >= ReduceKind::kAny) return;
+    if (floats && sums) {  // large terms would hide small ones in one order and not in another
+      if (kind == ReduceKind::kProd) return;
+      x = constrained(x);
+    }
+    bool inexact = inexact_[size_t(x)] || (floats && sums);
+    note(builder_.reduce(kind, x, over), inexact);
+  }
+  InstrId constrained(InstrId x) {
+    InstrId low = builder_.constant(-4.0, at(x).dtype);
+    note(low, false);
+    InstrId high = builder_.constant(4.0, at(x).dtype);
+    note(high, false);
+    bool inexact = inexact_[size_t(x)];
+    x = builder_.op("clamp", {x, low, high});
+    note(x, inexact);
+    return x;
+  }
+  InstrId like(InstrId x) {  // another of the same dtype, or a constant
+    for (int k = 0; k < 4; ++k) {
+      InstrId y = any();
+      if (at(y).dtype == at(x).dtype) return y;
+    }
+    InstrId c = builder_.constant(double(pick(7)) / 4 + 0.25, at(x).dtype);
+    note(c, false);
+    return c;
+  }
+  void add_pointwise() {
+    static const char* floats[] = {
+        "exp",   "log1p",   "tanh",  "sigmoid",    "sqrt", "rsqrt",      "gelu",      "silu",
+        "erf",   "sin",     "neg",   "abs",        "sign", "square",     "relu",      "floor",
+        "round", "isnan",   "add",   "sub",        "mul",  "div",        "maximum",   "minimum",
+        "pow",   "lerp",    "clamp", "gelu_grad",  "lt",   "ge",         "eq",        "logical_and",
+        "where", "mul_add", "atan2", "leaky_relu", "cos",  "reciprocal", "remainder", "tanh_grad"};
+    static const char* integers[] = {
+        "neg",        "abs",     "sign",    "square",      "add", "sub",
+        "mul",        "maximum", "minimum", "bitwise_and", "eq",  "bitwise_xor",
+        "logical_or", "lt",      "where",   "clamp",       "pow", "bitwise_right_shift"};
+    static const char* calm[] = {"neg", "abs", "tanh", "sigmoid", "maximum", "minimum"};
+    InstrId x = any();
+    if (inexact_[size_t(x)]) {  // small differences stay small
+      std::string op = calm[pick(6)];
+      InstrId y = op == "maximum" || op == "minimum" ? like(x) : -1;
+      return note(y < 0 ? builder_.op(op, {x}) : builder_.op(op, {x, y}), true);
+    }
+    std::string op = is_floating(at(x).dtype) ? floats[pick(40)] : integers[pick(18)];
+    const compile::Functor* f = compile::find_functor(op);
+    int arity = f ? f->arity : 3;
+    SmallVector<InstrId, 3> in{x};
+    while (int(in.size()) < arity) in.push_back(like(x));
+    for (InstrId id : in)
+      if (inexact_[size_t(id)]) return;
+    if (op == "where") {
+      InstrId condition = -1;
+      for (size_t k = 0; k < inexact_.size(); ++k)
+        if (at(InstrId(k)).dtype == kBool && !inexact_[k]) condition = InstrId(k);
+      if (condition < 0) return;
+      return note(builder_.op("where", {condition, in[1], in[2]}), false);
+    }
+    const bool to_bool = f->to_bool;
+    note(arity == 1   ? builder_.op(op, {in[0]}, to_bool)
+         : arity == 2 ? builder_.op(op, {in[0], in[1]}, to_bool)
+                      : builder_.op(op, {in[0], in[1], in[2]}, to_bool),
+         false);
+  }
+  void add_store() {
+    InstrId v = pick(2) ? InstrId(builder_.body.instrs.size()) - 1 : any();
+    LoopMask mask = at(v).loops;
+    if (pick(6) == 0) mask = full_;
+    builder_.store(v, layout(mask, at(v).dtype));
+  }
+
+  std::mt19937_64 random_;
+  BodyBuilder builder_;
+  LoopMask full_ = 0;
+  std::vector<bool> inexact_;
+};
+
+TEST(Fuzz, RandomBodies) {
+  const uint64_t seed = uint64_t(testing::UnitTest::GetInstance()->random_seed());
+  int refused = 0;
+  std::vector<Body> bodies;
+  for (uint64_t n = 0; bodies.size() < 120; ++n) {
+    Body b = RandomBody(seed * 100000 + n).body();
+    check(b);
+    compile::schedulable(b) ? bodies.push_back(b) : void(++refused);
+  }
+  EXPECT_LT(refused, 60) << "seed " << seed;
+  compare_with_interpreter(bodies, 1e-4);
+  if (HasFailure()) ADD_FAILURE() << "seed " << seed;
+}
+
+}  // namespace
+}  // namespace tessera::test
