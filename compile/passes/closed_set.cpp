@@ -38,6 +38,14 @@ bool is_elementwise(const Primitive& prim) {
   return contains(set, prim.id());
 }
 
+bool is_cheap(const Primitive& prim) {
+  static const std::vector<bool> set =
+      set_of({"add",     "sub",  "mul",         "neg",        "abs",         "square", "maximum",
+              "minimum", "relu", "mul_add",     "eq",         "ne",          "lt",     "le",
+              "gt",      "ge",   "logical_and", "logical_or", "logical_not", "where",  "cast"});
+  return contains(set, prim.id());
+}
+
 const ReduceAttributes* as_reduction(const Primitive& prim) {
   static const std::vector<bool> set = set_of({"sum", "prod", "amax", "amin", "any", "all"});
   return contains(set, prim.id()) ? static_cast<const ReduceAttributes*>(&prim) : nullptr;

@@ -6,6 +6,8 @@ namespace tessera::compile {
 
 /// Results depend on the operands' elements at the same place only: the pointwise ops, cast, where.
 bool is_elementwise(const Primitive& prim);
+/// Elementwise and a few vector instructions: cheaper than a pass over memory.
+bool is_cheap(const Primitive& prim);
 /// Reductions over dims; null otherwise.
 const ReduceAttributes* as_reduction(const Primitive& prim);
 /// Views whose result reads every loop of the operand as it is: reshape, permute, expand,

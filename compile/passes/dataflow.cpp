@@ -63,81 +63,183 @@ NodeKind kind_of(const Graph& g, const Node& n, const std::vector<MemoryUse>& me
 
 }  // namespace
 
+bool Dataflow::is_view(int32_t node) const {
+  return node != kNoNode &&
+         (kind[size_t(node)] == NodeKind::kTransparent || kind[size_t(node)] == NodeKind::kOpaque);
+}
+
 int32_t Dataflow::source(ValueId id) const {
   int32_t m = maker[size_t(id)];
-  while (m != kNoNode &&
-         (kind[size_t(m)] == NodeKind::kTransparent || kind[size_t(m)] == NodeKind::kOpaque))
-    id = graph.nodes[size_t(m)].in[0], m = maker[size_t(id)];
+  while (is_view(m)) id = graph.nodes[size_t(m)].in[0], m = maker[size_t(id)];
   return m;
 }
 
-Dataflow::Dataflow(const Graph& g)
+ValueId Dataflow::behind_views(ValueId id) const {
+  for (int32_t m = maker[size_t(id)]; m != kNoNode && kind[size_t(m)] == NodeKind::kTransparent;
+       m = maker[size_t(id)])
+    id = graph.nodes[size_t(m)].in[0];
+  return id;
+}
+
+bool Dataflow::is_needed(int32_t k) const {
+  const Node& n = graph.nodes[size_t(k)];
+  if (kind[size_t(k)] != NodeKind::kFusible || !n.into.empty()) return true;
+  return is_output[size_t(n.out[0])] || !readers[size_t(n.out[0])].empty();
+}
+
+bool Dataflow::is_inlined(int32_t m, int32_t reader) const {
+  if (m == kNoNode || m == reader || kind[size_t(reader)] != NodeKind::kFusible) return false;
+  auto forward = [&](int32_t k) { return graph.nodes[size_t(k)].phase == Phase::kForward; };
+  return recompute[size_t(m)] == Recompute::kAlways ||
+         (recompute[size_t(m)] == Recompute::kOtherPhase && forward(m) != forward(reader));
+}
+
+Dataflow::Dataflow(const Graph& g, const std::vector<bool>& kept)
     : graph(g),
       kind(g.nodes.size()),
+      recompute(g.nodes.size()),
       axes(g.nodes.size()),
       before(g.nodes.size()),
       after(g.nodes.size()),
       maker(g.values.size(), kNoNode),
       readers(g.values.size()),
       is_output(g.values.size()) {
-  std::vector<MemoryUse> memory = memory_uses(g);
-  for (size_t k = 0; k < g.nodes.size(); ++k) {
-    const Node& n = g.nodes[k];
-    kind[k] = kind_of(g, n, memory);
+  classify();
+  choose_recomputed(kept);
+  add_dependences();
+}
+
+void Dataflow::classify() {
+  std::vector<MemoryUse> memory = memory_uses(graph);
+  for (size_t k = 0; k < graph.nodes.size(); ++k) {
+    const Node& n = graph.nodes[k];
+    kind[k] = kind_of(graph, n, memory);
     if (kind[k] == NodeKind::kFusible || kind[k] == NodeKind::kTransparent)
-      axes[k] = n.prim->axes(metas_of(g, n));
+      axes[k] = n.prim->axes(metas_of(graph, n));
     for (ValueId id : n.out) maker[size_t(id)] = int32_t(k);
   }
-
-  // Values that `id` is seen through, itself first.
-  auto chain = [&](ValueId id, auto visit) {
+  for (const MemoryUse& m : memory) written_.push_back(!m.writes.empty());
+  for (ValueId id : graph.outputs)
     for (;;) {
-      visit(id);
-      int32_t m = maker[size_t(id)];
-      bool view = m != kNoNode && is_free(m) && kind[size_t(m)] != NodeKind::kNumber;
-      if (!view) return;
-      id = g.nodes[size_t(m)].in[0];
+      is_output[size_t(id)] = true;
+      if (!is_view(maker[size_t(id)])) break;
+      id = graph.nodes[size_t(maker[size_t(id)])].in[0];
     }
-  };
-  for (ValueId id : g.outputs) chain(id, [&](ValueId v) { is_output[size_t(v)] = true; });
+}
 
+// ---- what is computed again
+
+void Dataflow::choose_recomputed(const std::vector<bool>& kept) {
+  // By value: who reads it, past views; -1 for a reader behind a view that loops do not pass.
+  std::vector<std::vector<int32_t>> direct(graph.values.size());
+  for (size_t k = 0; k < graph.nodes.size(); ++k) {
+    if (is_free(int32_t(k))) continue;
+    for (auto* list : {&graph.nodes[k].in, &graph.nodes[k].into})
+      for (ValueId id : *list) {
+        if (id == kNoValue) continue;
+        ValueId seen = behind_views(id);
+        bool opaque = is_view(maker[size_t(seen)]);
+        while (is_view(maker[size_t(seen)])) seen = graph.nodes[size_t(maker[size_t(seen)])].in[0];
+        direct[size_t(seen)].push_back(opaque ? kNoNode : int32_t(k));
+      }
+  }
+  for (size_t k = 0; k < graph.nodes.size(); ++k)
+    if (kept.empty() || !kept[k]) recompute[k] = may_recompute(int32_t(k), direct);
+}
+
+Recompute Dataflow::may_recompute(int32_t k,
+                                  const std::vector<std::vector<int32_t>>& direct) const {
+  const Node& n = graph.nodes[size_t(k)];
+  if (kind[size_t(k)] != NodeKind::kFusible || !is_cheap(*n.prim) || !n.into.empty() ||
+      is_output[size_t(n.out[0])] || written_[size_t(n.out[0])])
+    return Recompute::kNever;
+  const auto& read_by = direct[size_t(n.out[0])];
+  auto source_of = [&](ValueId id) { return maker[size_t(behind_views(id))]; };
+  bool numbers = std::ranges::all_of(n.in, [&](ValueId id) {
+    int32_t m = source_of(id);
+    return m != kNoNode &&
+           (kind[size_t(m)] == NodeKind::kNumber || recompute[size_t(m)] == Recompute::kAlways);
+  });
+  if (numbers) return Recompute::kAlways;
+
+  // One operand as large as the result, which lies in memory whether or not the result does; the
+  // others small.
+  const Meta& result = graph[n.out[0]].meta;
+  int large = 0;
+  for (ValueId id : n.in) {
+    const Meta& m = graph[id].meta;
+    int32_t from = source_of(id);
+    if (numel(m.shape) * 8 <= numel(result.shape)) continue;
+    bool in_memory = from == kNoNode || kind[size_t(from)] == NodeKind::kOther;
+    if (!in_memory || size_of(m.dtype) > size_of(result.dtype)) return Recompute::kNever;
+    ++large;
+  }
+  if (large != 1) return Recompute::kNever;
+  int32_t last = k;
+  bool elsewhere = false;
+  for (int32_t r : read_by) {
+    if (r == kNoNode || kind[size_t(r)] != NodeKind::kFusible) return Recompute::kNever;
+    elsewhere = elsewhere ||
+                (graph.nodes[size_t(r)].phase == Phase::kForward) != (n.phase == Phase::kForward);
+    last = std::max(last, r);
+  }
+  if (!elsewhere) return Recompute::kNever;
+  for (int32_t w = k + 1; w <= last; ++w)  // operands are what they were
+    for (ValueId to : graph.nodes[size_t(w)].into)
+      for (ValueId id : n.in)
+        if (to != kNoValue && graph[to].buffer == graph[id].buffer) return Recompute::kNever;
+  return Recompute::kOtherPhase;
+}
+
+// ---- order
+
+void Dataflow::add_dependences() {
+  const Graph& g = graph;
   std::vector<std::vector<int32_t>> since_write(g.values.size());  // by buffer: who looked at it
   int32_t collective = kNoNode;
-  for (size_t k = 0; k < g.nodes.size(); ++k) {
-    if (is_free(int32_t(k))) continue;
-    const Node& n = g.nodes[k];
+  for (int32_t k = 0; k < int32_t(g.nodes.size()); ++k) {
+    if (is_free(k)) continue;
+    const Node& n = g.nodes[size_t(k)];
+    auto& waits = before[size_t(k)];
     auto depends = [&](int32_t on) {
-      if (on != kNoNode && on != int32_t(k) && !is_free(on)) before[k].push_back(on);
+      if (on != kNoNode && on != k && !is_free(on)) waits.push_back(on);
     };
-    // Every operand of the views on the way has to exist.
-    auto depends_on_value = [&](ValueId id, auto&& self) -> void {
+    // Of views on the way, every operand has to exist.
+    auto exists = [&](ValueId id, auto&& self) -> void {
       int32_t m = maker[size_t(id)];
       if (m == kNoNode) return;
       if (!is_free(m)) return depends(m);
       for (ValueId operand : g.nodes[size_t(m)].in) self(operand, self);
     };
-    for (auto* list : {&n.in, &n.into})
-      for (ValueId id : *list) {
-        if (id == kNoValue) continue;
-        depends_on_value(id, depends_on_value);
-        chain(id, [&](ValueId v) {
-          auto& r = readers[size_t(v)];
-          if (r.empty() || r.back() != int32_t(k)) r.push_back(int32_t(k));
-        });
+    auto reads = [&](ValueId id, auto&& self) -> void {
+      if (int32_t m = inlined(id, k); m != kNoNode) {
+        for (ValueId operand : g.nodes[size_t(m)].in) self(operand, self);
+        return;
       }
+      exists(id, exists);
+      if (g[id].buffer != kNoBuffer) since_write[size_t(g[id].buffer)].push_back(k);
+      for (;;) {
+        auto& r = readers[size_t(id)];
+        if (r.empty() || r.back() != k) r.push_back(k);
+        if (!is_view(maker[size_t(id)])) return;
+        id = g.nodes[size_t(maker[size_t(id)])].in[0];
+      }
+    };
+    for (auto* list : {&n.in, &n.into})
+      for (ValueId id : *list)
+        if (id != kNoValue) reads(id, reads);
     for (ValueId id : n.into) {
       if (id == kNoValue) continue;
       auto& looked = since_write[size_t(g[id].buffer)];
       for (int32_t reader : looked) depends(reader);
-      looked = {int32_t(k)};
+      looked = {k};
     }
-    for (auto* list : {&n.in, &n.out})
-      for (ValueId id : *list)
-        if (g[id].buffer != kNoBuffer) since_write[size_t(g[id].buffer)].push_back(int32_t(k));
-    if (n.role == Role::kCollective) depends(collective), collective = int32_t(k);
-    std::sort(before[k].begin(), before[k].end());
-    before[k].erase(std::unique(before[k].begin(), before[k].end()), before[k].end());
-    for (int32_t b : before[k]) after[size_t(b)].push_back(int32_t(k));
+    for (ValueId id : n.out)
+      if (g[id].buffer != kNoBuffer) since_write[size_t(g[id].buffer)].push_back(k);
+    if (n.role == Role::kCollective) depends(collective), collective = k;
+    std::sort(waits.begin(), waits.end());
+    waits.erase(std::unique(waits.begin(), waits.end()), waits.end());
+    for (int32_t b : waits) after[size_t(b)].push_back(k);
   }
 }
 

@@ -5,7 +5,7 @@
 #pragma once
 #include <vector>
 
-#include "compile/graph.h"
+#include "compile/rewrite.h"
 
 namespace tessera::compile {
 
@@ -17,16 +17,35 @@ enum class NodeKind : uint8_t {
   kNumber,       // `full` and `arange` in memory that is never written
 };
 
+enum class Recompute : uint8_t {
+  kNever,
+  kOtherPhase,  // in backward what forward made from memory that is kept anyway: a bias added
+  kAlways,      // functions of numbers alone: masks by position
+};
+
 struct Dataflow {
-  explicit Dataflow(const Graph& graph);
+  /// Nodes of `kept` are not computed again.
+  explicit Dataflow(const Graph& graph, const std::vector<bool>& kept = {});
 
   bool is_free(int32_t node) const { return kind[size_t(node)] >= NodeKind::kTransparent; }
+  /// A fusible `reader` computes what node `maker` makes instead of reading it.
+  bool is_inlined(int32_t maker, int32_t reader) const;
+  /// The node that makes operand `id` of `reader`, if it is inlined there; else kNoNode.
+  int32_t inlined(ValueId id, int32_t reader) const {
+    int32_t m = maker[size_t(behind_views(id))];
+    return is_inlined(m, reader) ? m : kNoNode;
+  }
+  /// Somebody reads what `node` makes, or it has an effect.
+  bool is_needed(int32_t node) const;
+  /// `id` past transparent views.
+  ValueId behind_views(ValueId id) const;
   /// The node that made the memory state that `id` sees: past all views. kNoNode: an input.
   int32_t source(ValueId id) const;
 
   const Graph& graph;
   // By node.
   std::vector<NodeKind> kind;
+  std::vector<Recompute> recompute;
   std::vector<AxisMap> axes;                 // of fusible nodes and transparent views
   std::vector<std::vector<int32_t>> before;  // nodes that have to run before it
   std::vector<std::vector<int32_t>> after;   // nodes that have to run after it
@@ -34,6 +53,15 @@ struct Dataflow {
   std::vector<int32_t> maker;
   std::vector<std::vector<int32_t>> readers;  // nodes that read or overwrite it or views of it
   std::vector<bool> is_output;                // it or a view of it
+
+ private:
+  bool is_view(int32_t node) const;
+  void classify();
+  void choose_recomputed(const std::vector<bool>& kept);
+  Recompute may_recompute(int32_t node, const std::vector<std::vector<int32_t>>& direct) const;
+  void add_dependences();
+
+  std::vector<bool> written_;  // by buffer
 };
 
 }  // namespace tessera::compile

@@ -18,6 +18,8 @@ constexpr size_t kMaxInstrs = 256, kMaxMemories = 48;
 struct Read {
   ValueId root = kNoValue;  // value that is loaded, or computed in the group, or a number
   DimProducts root_dims;
+  int32_t inlined = kNoNode;  // the node that makes it, if it is computed again
+  std::vector<Read> in;       // that node's operands
 };
 
 class Draft {
@@ -80,9 +82,24 @@ class Draft {
       dims = products(axes.in[0], first);
       id = g_.nodes[size_t(m)].in[0];
     }
-    read = {id, dims};
+    read.root = id, read.root_dims = dims;
     if (auto it = made_.find(id); it != made_.end()) return loops_.unify(it->second, dims);
+    if (int32_t m = flow_.maker[size_t(id)]; flow_.is_inlined(m, nodes_[0]))
+      return inline_node(m, read);
     return !is_inside(flow_.source(id));
+  }
+
+  bool inline_node(int32_t m, Read& read) {
+    const Node& n = g_.nodes[size_t(m)];
+    const AxisMap& axes = flow_.axes[size_t(m)];
+    int first = add_factors(axes);
+    spans_.push_back({first, axes.factors.size()});
+    if (!loops_.unify(products(axes.out[0], first), read.root_dims)) return false;
+    read.inlined = m;
+    read.in.resize(n.in.size());
+    for (size_t k = 0; k < n.in.size(); ++k)
+      if (!resolve(n.in[k], products(axes.in[k], first), read.in[k])) return false;
+    return true;
   }
 
   bool unify_nodes() {
@@ -90,6 +107,7 @@ class Draft {
       const Node& n = node(i);
       const AxisMap& axes = flow_.axes[size_t(nodes_[i])];
       first_.push_back(add_factors(axes));
+      spans_.push_back({first_[i], axes.factors.size()});
       reads_.emplace_back();
       for (size_t k = 0; k < n.in.size(); ++k) {
         Read read;
@@ -101,13 +119,16 @@ class Draft {
     return distinct(loops_);
   }
 
+  static Product range(int first, size_t count) {
+    Product p;
+    for (size_t f = 0; f < count; ++f) p.push_back(first + int(f));
+    return p;
+  }
+
   // A loop that runs twice over one node is not two loops any more.
   bool distinct(const Loops& loops) const {
-    for (size_t i = 0; i < nodes_.size(); ++i) {
-      Product all;
-      for (size_t f = 0; f < flow_.axes[size_t(nodes_[i])].factors.size(); ++f)
-        all.push_back(first_[i] + int(f));
-      Product l = loops.leaves(all);
+    for (auto [first, count] : spans_) {
+      Product l = loops.leaves(range(first, count));
       std::sort(l.begin(), l.end());
       if (std::adjacent_find(l.begin(), l.end()) != l.end()) return false;
     }
@@ -117,14 +138,24 @@ class Draft {
   // Nodes that read the same memory run over it together where they can.
   void share_reads() {
     std::map<ValueId, const Read*> first_read;
-    for (auto& list : reads_)
-      for (Read& read : list) {
-        auto [it, fresh] = first_read.try_emplace(read.root, &read);
-        if (fresh || is_computed(read.root)) continue;
-        Loops trial = loops_;
-        if (trial.unify(it->second->root_dims, read.root_dims) && distinct(trial))
-          loops_ = std::move(trial);
-      }
+    for_loads([&](const Read& read) {
+      auto [it, fresh] = first_read.try_emplace(read.root, &read);
+      if (fresh) return;
+      Loops trial = loops_;
+      if (trial.unify(it->second->root_dims, read.root_dims) && distinct(trial))
+        loops_ = std::move(trial);
+    });
+  }
+
+  // Calls visit(read) for all that is neither computed here nor a number.
+  template <class F>
+  void for_loads(F visit) const {
+    auto walk = [&](const Read& read, auto&& self) -> void {
+      for (const Read& r : read.in) self(r, self);
+      if (read.inlined == kNoNode && !is_computed(read.root)) visit(read);
+    };
+    for (const auto& list : reads_)
+      for (const Read& read : list) walk(read, walk);
   }
 
   // Memory that the group writes is made elsewhere and written once.
@@ -145,14 +176,14 @@ class Draft {
       if (node(i).into.empty()) continue;
       const Value& to = g_[node(i).into[0]];
       Access written = access(to.meta, made_.at(node(i).out[0]));
-      for (const auto& list : reads_)
-        for (const Read& r : list) {
-          const Value& from = g_[r.root];
-          if (is_computed(r.root) || from.buffer != to.buffer) continue;
-          if (from.offset != to.offset ||
-              !(access(from.meta, r.root_dims).strides == written.strides))
-            return false;
-        }
+      bool apart = false;
+      for_loads([&](const Read& r) {
+        const Value& from = g_[r.root];
+        apart = apart || (from.buffer == to.buffer &&
+                          (from.offset != to.offset ||
+                           !(access(from.meta, r.root_dims).strides == written.strides)));
+      });
+      if (apart) return false;
     }
     return true;
   }
@@ -161,11 +192,8 @@ class Draft {
   bool number_loops() {
     LoopMask all = 0, largest = 0;
     for (size_t i = 0; i < nodes_.size(); ++i) {
-      Product factors;
-      for (size_t f = 0; f < flow_.axes[size_t(nodes_[i])].factors.size(); ++f)
-        factors.push_back(first_[i] + int(f));
       LoopMask mask = 0;
-      for (int l : loops_.leaves(factors)) {
+      for (int l : loops_.leaves(range(first_[i], flow_.axes[size_t(nodes_[i])].factors.size()))) {
         auto [it, fresh] = index_.try_emplace(l, int(index_.size()));
         if (fresh) body().extents.push_back(loops_.extent(l));
         if (it->second >= 32) return false;
@@ -218,10 +246,23 @@ class Draft {
 
   InstrId value_of(const Read& read) {
     if (auto it = computed_.find(read.root); it != computed_.end()) return it->second;
+    if (read.inlined != kNoNode) return again(read);
     int32_t m = flow_.maker[size_t(read.root)];
     if (m != kNoNode && flow_.kind[size_t(m)] == NodeKind::kNumber)
       return number(*g_.nodes[size_t(m)].prim, read);
     return load(read);
+  }
+
+  // What another kernel computes too: once for each way in which its dims are loops.
+  InstrId again(const Read& read) {
+    SmallVector<int64_t, 6> place = access(g_[read.root].meta, read.root_dims).strides;
+    for (auto& [root, seen, id] : again_)
+      if (root == read.root && seen == place) return id;
+    SmallVector<InstrId, 3> in;
+    for (const Read& r : read.in) in.push_back(value_of(r));
+    InstrId id = elementwise(g_.nodes[size_t(read.inlined)], in);
+    again_.push_back({read.root, place, id});
+    return id;
   }
 
   InstrId load(const Read& read) {
@@ -279,20 +320,18 @@ class Draft {
   }
 
   void add_instrs(size_t i) {
-    const Node& n = node(i);
-    DType dtype = g_[n.out[0]].meta.dtype;
     SmallVector<InstrId, 3> in;
     for (const Read& read : reads_[i]) in.push_back(value_of(read));
-    InstrId result;
-    if (as_reduction(*n.prim))
-      result = reduction(i, in[0], dtype);
-    else if (n.prim->name() == "copy")
-      result = in[0];
-    else if (n.prim->name() == "cast")
-      result = cast(in[0], dtype);
-    else
-      result = pointwise(std::string(n.prim->name()), in, dtype);
-    computed_[n.out[0]] = result;
+    const Node& n = node(i);
+    computed_[n.out[0]] =
+        as_reduction(*n.prim) ? reduction(i, in[0], type_of(n)) : elementwise(n, in);
+  }
+
+  DType type_of(const Node& n) const { return g_[n.out[0]].meta.dtype; }
+  InstrId elementwise(const Node& n, const SmallVector<InstrId, 3>& in) {
+    if (n.prim->name() == "copy") return in[0];
+    if (n.prim->name() == "cast") return cast(in[0], type_of(n));
+    return pointwise(std::string(n.prim->name()), in, type_of(n));
   }
 
   InstrId reduction(size_t i, InstrId x, DType dtype) {
@@ -330,12 +369,23 @@ class Draft {
   std::span<const int32_t> nodes_;
   std::map<int32_t, bool> inside_;
   Loops loops_;
+  struct Span {
+    int first;
+    size_t count;
+  };
+  struct Again {
+    ValueId root;
+    SmallVector<int64_t, 6> place;
+    InstrId id;
+  };
   std::vector<int> first_;                // by place in the group: its first factor
+  std::vector<Span> spans_;               // factors of one node each, inlined ones included
   std::vector<std::vector<Read>> reads_;  // likewise, by operand
   std::map<ValueId, DimProducts> made_;   // by value computed in the group
   std::map<int, int> index_;              // by leaf: loop of the body
   std::map<ValueId, InstrId> computed_;
   std::vector<std::pair<ValueId, InstrId>> loads_;
+  std::vector<Again> again_;
   DraftedKernel kernel_;
 };
 

@@ -16,9 +16,32 @@
 namespace tessera::compile {
 namespace {
 
+bool inlines(const Dataflow& flow, int32_t node) {
+  return std::ranges::any_of(flow.graph.nodes[size_t(node)].in,
+                             [&](ValueId id) { return flow.inlined(id, node) != kNoNode; });
+}
+
+// A node that computes operands again has to make a kernel by itself; where it makes none, they are
+// kept. Returns whether any was added to `kept`.
+bool keep_what_is_not_inlined(const Dataflow& flow, std::vector<bool>& kept) {
+  bool any = false;
+  for (int32_t k = 0; k < int32_t(flow.graph.nodes.size()); ++k) {
+    if (flow.is_free(k) || !inlines(flow, k) || !flow.is_needed(k)) continue;
+    if (draft_kernel(flow, {&k, 1})) continue;
+    auto keep = [&](int32_t node, auto&& self) -> void {
+      for (ValueId id : flow.graph.nodes[size_t(node)].in)
+        if (int32_t m = flow.inlined(id, k); m != kNoNode)
+          kept[size_t(m)] = any = true, self(m, self);
+    };
+    keep(k, keep);
+  }
+  return any;
+}
+
 class Fusion {
  public:
-  explicit Fusion(Graph& g) : g_(g), flow_(g), group_(g.nodes.size()), members_(g.nodes.size()) {
+  Fusion(Graph& g, const Dataflow& flow)
+      : g_(g), flow_(flow), group_(g.nodes.size()), members_(g.nodes.size()) {
     for (size_t k = 0; k < g.nodes.size(); ++k) group_[k] = int32_t(k), members_[k] = {int32_t(k)};
   }
 
@@ -47,7 +70,7 @@ class Fusion {
     for (bool joined = true; joined;) {
       joined = false;
       for (ValueId id : g_.nodes[size_t(node)].in)
-        joined = try_join(flow_.source(id), node) || joined;
+        if (flow_.inlined(id, node) == kNoNode) joined = try_join(flow_.source(id), node) || joined;
     }
   }
 
@@ -96,10 +119,11 @@ class Fusion {
     int64_t sweep = 1;
     for (const Factor& f : flow_.axes[size_t(node)].factors) sweep *= f.extent;
     if (numel(g_[id].meta.shape) != sweep) return;
-    ValueId root = id;  // past views, so that readers of other views are found
-    for (int32_t m; (m = flow_.maker[size_t(root)]) != kNoNode &&
-                    flow_.kind[size_t(m)] == NodeKind::kTransparent;)
-      root = g_.nodes[size_t(m)].in[0];
+    ValueId root = flow_.behind_views(id);  // so that readers of other views are found
+    if (int32_t m = flow_.inlined(id, node); m != kNoNode) {
+      for (ValueId operand : g_.nodes[size_t(m)].in) join_readers(operand, node);
+      return;
+    }
     std::vector<int32_t> tried;
     const auto& readers = flow_.readers[size_t(root)];
     for (size_t i = readers.size(); i-- > 0;) {
@@ -160,7 +184,10 @@ class Fusion {
 
   void place_group(int32_t group) {
     const std::vector<int32_t>& members = members_[size_t(group)];
-    if (members.size() == 1) return place(g_.nodes[size_t(members[0])]);
+    if (members.size() == 1) {
+      if (!flow_.is_needed(members[0])) return;
+      if (!inlines(flow_, members[0])) return place(g_.nodes[size_t(members[0])]);
+    }
     std::optional<DraftedKernel> kernel = draft_kernel(flow_, members);
     TESSERA_ASSERT(kernel, "fuse: a group of {} nodes makes no kernel any more", members.size());
     Metas results;
@@ -176,7 +203,7 @@ class Fusion {
   }
 
   Graph& g_;
-  Dataflow flow_;
+  const Dataflow& flow_;
   std::vector<int32_t> group_;                 // by node: named by its first node
   std::vector<std::vector<int32_t>> members_;  // by group, in order; empty: joined another
   std::vector<uint32_t> visited_;
@@ -187,6 +214,11 @@ class Fusion {
 
 }  // namespace
 
-void fuse(Graph& graph) { Fusion(graph).run(); }
+void fuse(Graph& graph) {
+  std::vector<bool> kept(graph.nodes.size());
+  std::optional<Dataflow> flow(std::in_place, graph);
+  while (keep_what_is_not_inlined(*flow, kept)) flow.emplace(graph, kept);
+  Fusion(graph, *flow).run();
+}
 
 }  // namespace tessera::compile

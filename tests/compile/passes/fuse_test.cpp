@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "compile/codegen/fused.h"
+#include "core/base/function_ref.h"
 #include "core/nn/scope.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
@@ -136,8 +137,56 @@ TEST(Fuse, NumbersAreComputedWhereTheyAreRead) {
     Tensor a = tril(in[0] * half);
     return {a, cumsum(a, 0) * half - 1.0};
   });
-  EXPECT_EQ(kernels(g), "[le] cumsum [mul_sub]") << to_string(g);
+  EXPECT_EQ(kernels(g), "[mul_where] cumsum [mul_sub]") << to_string(g);
   EXPECT_EQ(test::count(g, "full") + test::count(g, "arange"), 0) << to_string(g);
+}
+
+TEST(Fuse, MasksAreComputedByEveryKernelThatReadsThem) {
+  std::vector<Tensor> in = {ramp({4, 4})};
+  Graph g = fused(in, [&]() -> Tensors {
+    Tensor mask = le(arange(0, 4), unsqueeze(arange(0, 4), 1)), zero = full({}, 0.0, {kF64});
+    Tensor a = where(mask, in[0], zero);
+    return {where(mask, cumsum(a, 0), zero)};
+  });
+  EXPECT_EQ(kernels(g), "[where] cumsum [where]") << to_string(g);
+  g = fused(in, [&]() -> Tensors {
+    Tensor mask = le(arange(0, 4), unsqueeze(arange(0, 4), 1));
+    return {where(mask, in[0], exp(in[0])), mask};  // is asked for
+  });
+  EXPECT_EQ(kernels(g), "[le_exp]") << to_string(g);
+}
+
+// x, a product, and the bias are kept anyway; their sum is not kept for backward.
+Tensors bias_step(const std::vector<Tensor>& in, FunctionRef<void()> between) {
+  Tensor x = cumsum(in[0], 1), sum_ = x + in[1], y = exp(sum_);
+  Tensor z = cumsum(y, 1);
+  between();
+  Scoped<Phase> backward(context().phase, Phase::kBackward);
+  Tensor back = z * tanh(sum_);
+  return {back, sum(back, {0})};
+}
+
+TEST(Fuse, BackwardAddsABiasAgain) {
+  std::vector<Tensor> in = {ramp({9, 5}), ramp({5})};
+  Graph g = fused(in, [&]() -> Tensors { return bias_step(in, [] {}); });
+  EXPECT_EQ(kernels(g), "cumsum [add_exp] cumsum [tanh_sum]") << to_string(g);
+  EXPECT_EQ(g.nodes[1].out.size(), 1u) << to_string(g);
+  EXPECT_EQ(g.nodes[3].in.size(), 3u) << to_string(g);
+}
+
+TEST(Fuse, WhatChangesIsKept) {
+  std::vector<Tensor> in = {ramp({9, 5}), ramp({5})};
+  Graph g = fused(in, [&]() -> Tensors { return bias_step(in, [&] { mul_(in[1], 2.0); }); });
+  for (const Node& n : g.nodes)
+    if (n.prim->name() == "fused" && n.phase == Phase::kForward && n.into.empty()) {
+      EXPECT_EQ(n.out.size(), 2u) << to_string(g);
+    }
+  g = fused(in, [&]() -> Tensors {
+    Tensor x = cumsum(in[0], 1), y = x + in[1], kept = cumsum(y, 0);  // y is in memory
+    Scoped<Phase> backward(context().phase, Phase::kBackward);
+    return {exp(y) * kept};
+  });
+  EXPECT_EQ(kernels(g), "cumsum add cumsum [exp_mul]") << to_string(g);
 }
 
 TEST(Fuse, EffectsAreResults) {

@@ -2,6 +2,7 @@
 // random shapes, made of pointwise ops with broadcasting, views, reductions, softmax and norms,
 // products, joins, writes to state through views, and gradients.
 #pragma once
+#include <optional>
 #include <random>
 
 #include "core/autograd/autograd.h"
@@ -32,6 +33,11 @@ class RandomStep {
     if (differentiate_)
       for (Entry& e : pool_) leaves_.push_back(e.t = e.t.detach().requires_grad_());
     for (int i = 0, n = pick(4, 18); i < n; ++i) op();
+    std::optional<Scoped<Phase>> backward;
+    if (pick(0, 1)) {
+      backward.emplace(context().phase, Phase::kBackward);
+      for (int i = 0, n = pick(1, 8); i < n; ++i) op();
+    }
     Tensors out;
     if (differentiate_) {
       Tensor loss = scalar_tensor(0.0, kF64);
