@@ -108,6 +108,8 @@ std::string stored(DType t, const std::string& value) {
 }
 std::string converted(DType from, DType to, const std::string& value) {
   if (from == to) return value;
+  std::string number = fmt::format("{}({})", register_type(to), value);
+  if (is_integral(from) && is_floating(to)) number = fmt::format("unsigned_zero({})", number);
   switch (to) {
     case kBool: return fmt::format("{} != 0", value);
     case kU8: return fmt::format("as_u8(long({}))", value);
@@ -115,10 +117,10 @@ std::string converted(DType from, DType to, const std::string& value) {
       return is_floating(from) ? fmt::format("long(int({}))", value)
                                : fmt::format("as_i32(long({}))", value);
     case kI64: return fmt::format("long({})", value);
-    case kF16: return fmt::format("as_f16(float({}))", value);
-    case kBF16: return fmt::format("as_bf16(float({}))", value);
-    case kF32: return fmt::format("float({})", value);
-    case kF64: return fmt::format("double({})", value);
+    case kF16: return fmt::format("as_f16({})", number);
+    case kBF16: return fmt::format("as_bf16({})", number);
+    case kF32:
+    case kF64: return number;
   }
   return value;
 }

@@ -11,6 +11,17 @@ TESSERA_FN float as_bf16(float x) { return widen(to_bf16(x)); }
 TESSERA_FN float as_f16(float x) { return widen(to_f16(x)); }
 TESSERA_FN long as_i32(long x) { return static_cast<int>(x); }
 TESSERA_FN long as_u8(long x) { return static_cast<unsigned char>(x); }
+/// No integer is -0, but GCC 12 makes float(long(x)) a trunc(x), which keeps the sign of -0.5. The
+/// barrier hides from it that the sum does something.
+template <class T>
+TESSERA_FN T unsigned_zero(T x) {
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_assoc_barrier)
+  return __builtin_assoc_barrier(x) + T(0);
+#endif
+#endif
+  return x;
+}
 /// `x` as a position in [0, extent), or -1.
 TESSERA_FN int position(long x, long extent) {
   return x >= 0 && x < extent ? static_cast<int>(x) : -1;

@@ -73,6 +73,18 @@ TEST(Generate, ReductionsOfMiddleLoops) {
   compare_with_interpreter(bodies);
 }
 
+TEST(Generate, FloatsThroughIntegersLoseTheSignOfZero) {
+  std::vector<Body> bodies;
+  for (DType real : {kF32, kF64, kF16, kBF16})
+    for (DType integer : {kI64, kI32}) {
+      BodyBuilder b({100});
+      InstrId x = b.load(1, real), small = b.op("mul", {x, b.constant(0.3, real)});
+      b.store(b.cast(b.cast(small, integer), real));
+      bodies.push_back(b.body);
+    }
+  compare_with_interpreter(bodies);
+}
+
 TEST(Generate, TransposedStridedAndRepeated) {
   BodyBuilder a({40, 50});
   a.store(a.op("add", {a.load({kF32, {1, 40}}), a.load({kF32, {100, 2}})}));
