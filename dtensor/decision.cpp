@@ -298,20 +298,19 @@ const Decision& DecisionCache::find(const PrimRef& prim, std::span<const Operand
   h.add(hash_primitive(*prim));
   for (const Operand& o : in)
     h.add(o.meta->shape), h.add(uint64_t(o.meta->dtype)), h.add(*o.layout);
-  auto [first, last] = entries_.equal_range(h.value());
-  for (auto it = first; it != last; ++it) {
-    const Entry& e = *it->second;
+  auto matches = [&](const Entry& e) {
     bool same = e.metas.size() == in.size() && (e.prim == prim || same_primitive(*e.prim, *prim));
     for (size_t i = 0; same && i < in.size(); ++i)
       same = e.metas[i].shape == in[i].meta->shape && e.metas[i].dtype == in[i].meta->dtype &&
              e.metas[i].device == in[i].meta->device && e.layouts[i] == *in[i].layout;
-    if (same) return e.decision;
-  }
+    return same;
+  };
+  if (Entry* known = entries_.find(h.value(), matches)) return known->decision;
   auto entry = std::make_unique<Entry>();
   entry->prim = prim;
   for (const Operand& o : in) entry->metas.push_back(*o.meta), entry->layouts.push_back(*o.layout);
   entry->decision = decide(prim, in, mesh);
-  return entries_.emplace(h.value(), std::move(entry))->second->decision;
+  return entries_.add(h.value(), std::move(entry)).decision;
 }
 
 }  // namespace tessera

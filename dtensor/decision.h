@@ -4,9 +4,9 @@
 // attributes, metas, layouts).
 #pragma once
 #include <memory>
-#include <unordered_map>
 
 #include "core/primitive/primitive.h"
+#include "dtensor/bounded_cache.h"
 #include "dtensor/placement.h"
 
 namespace tessera {
@@ -42,8 +42,10 @@ struct Operand {
 class DeviceMesh;
 Decision decide(const PrimRef& prim, std::span<const Operand> in, const DeviceMesh& mesh);
 
+/// What a mesh remembers; bounded.
 class DecisionCache {
  public:
+  /// The decision holds until BoundedCache::kCapacity others are made.
   const Decision& find(const PrimRef& prim, std::span<const Operand> in, const DeviceMesh& mesh);
   size_t size() const { return entries_.size(); }
 
@@ -54,7 +56,7 @@ class DecisionCache {
     std::vector<Layout> layouts;
     Decision decision;
   };
-  std::unordered_multimap<uint64_t, std::unique_ptr<Entry>> entries_;
+  BoundedCache<Entry> entries_;
 };
 
 }  // namespace tessera

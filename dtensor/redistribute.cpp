@@ -273,14 +273,11 @@ const Route& RouteCache::find(const Shape& global, const Layout& from, const Lay
                               const Coordinates& sizes) {
   Hash h;
   h.add(global), h.add(from), h.add(to);
-  auto [first, last] = entries_.equal_range(h.value());
-  for (auto it = first; it != last; ++it) {
-    const Entry& e = *it->second;
-    if (e.global == global && e.from == from && e.to == to) return e.route;
-  }
+  auto matches = [&](const Entry& e) { return e.global == global && e.from == from && e.to == to; };
+  if (Entry* known = entries_.find(h.value(), matches)) return known->route;
   auto entry =
       std::make_unique<Entry>(Entry{global, from, to, plan_route(global, from, to, sizes)});
-  return entries_.emplace(h.value(), std::move(entry))->second->route;
+  return entries_.add(h.value(), std::move(entry)).route;
 }
 
 const Route& cached_route(const Shape& global, const Layout& from, const Layout& to,

@@ -3,8 +3,8 @@
 // axes may change; it depends on shapes and layouts alone, so every rank takes the same one.
 #pragma once
 #include <memory>
-#include <unordered_map>
 
+#include "dtensor/bounded_cache.h"
 #include "dtensor/mesh.h"
 
 namespace tessera {
@@ -33,11 +33,12 @@ double route_cost(const Shape& global, Layout from, const Route& route, const Co
 Tensor run_route(const Shape& global, Layout from, const Route& route, Tensor local,
                  const DeviceMesh& mesh);
 
-/// What a mesh remembers.
+/// What a mesh remembers; bounded. A route holds until BoundedCache::kCapacity others are made.
 class RouteCache {
  public:
   const Route& find(const Shape& global, const Layout& from, const Layout& to,
                     const Coordinates& sizes);
+  size_t size() const { return entries_.size(); }
 
  private:
   struct Entry {
@@ -45,7 +46,7 @@ class RouteCache {
     Layout from, to;
     Route route;
   };
-  std::unordered_multimap<uint64_t, std::unique_ptr<Entry>> entries_;
+  BoundedCache<Entry> entries_;
 };
 
 }  // namespace tessera

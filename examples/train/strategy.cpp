@@ -7,7 +7,6 @@
 #include "core/autograd/autograd.h"
 #include "core/io/hash.h"
 #include "core/io/safetensors.h"
-#include "core/ops/fused.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
 #include "core/tensor/random.h"
@@ -150,10 +149,10 @@ class Staged final : public Strategy {
 
   Tensor run_step(const std::vector<data::Batch>& batches, uint64_t key) override {
     default_generator().seek(key);
-    return pipeline_->step(micro_batches(batches), loss);
+    return pipeline_->step(micro_batches(batches), task_.loss);
   }
   double evaluate(const data::Batch& batch) override {
-    return pipeline_->evaluate(micro_batches({batch}), loss).item<double>();
+    return pipeline_->evaluate(micro_batches({batch}), task_.loss).item<double>();
   }
   optim::Clip clip(optim::Optimizer&, double max_norm) override {
     return pipeline_->clip_grad_norm(max_norm);
@@ -166,9 +165,6 @@ class Staged final : public Strategy {
   double communication_ms() override { return pipeline_->communication_ms(); }
 
  private:
-  static Tensor loss(const Tensor& logits, const Tensor& targets) {
-    return cross_entropy(logits, targets);
-  }
   static std::vector<parallel::MicroBatch> micro_batches(const std::vector<data::Batch>& batches) {
     std::vector<parallel::MicroBatch> out;
     for (const data::Batch& b : batches)
@@ -205,14 +201,19 @@ std::unique_ptr<Strategy> make_strategy(const Options& o, Ref<ProcessGroup> grou
 
 // ---- what a strategy does unless it does it otherwise
 
+Tensor Strategy::loss_of(const data::Batch& batch) {
+  Tensor prediction = task_.model->forward(batch.inputs);
+  LossParallel spread_vocabulary;  // of the loss alone: elsewhere nothing is the same by promise
+  return task_.loss(prediction, batch.targets);
+}
+
 Tensor Strategy::run_step(const std::vector<data::Batch>& batches, uint64_t key) {
   std::vector<Tensor> losses;
   for (size_t k = 0; k < batches.size(); ++k) {
     Scoped<Tensor> samples(context().samples, batches[k].sample_numbers);
     default_generator().seek(key);
     set_sync(k + 1 == batches.size());
-    LossParallel spread_vocabulary;
-    Tensor loss = task_.loss(batches[k]);
+    Tensor loss = loss_of(batches[k]);
     backward(batches.size() > 1 ? loss * (1.0 / double(batches.size())) : loss);
     losses.push_back(full_tensor(loss.detach()).to(kF64));
   }
@@ -221,8 +222,7 @@ Tensor Strategy::run_step(const std::vector<data::Batch>& batches, uint64_t key)
 
 double Strategy::evaluate(const data::Batch& batch) {
   InferenceMode off;
-  LossParallel spread_vocabulary;
-  return task_.loss(batch).item<double>();
+  return loss_of(batch).item<double>();
 }
 
 optim::Clip Strategy::clip(optim::Optimizer& optimizer, double max_norm) {

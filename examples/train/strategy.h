@@ -47,6 +47,8 @@ class Strategy {
 
  protected:
   explicit Strategy(Task& task) : task_(task) {}
+  /// The mean loss of a batch.
+  Tensor loss_of(const data::Batch& batch);
   /// Backwards before the last of a step are run with false.
   virtual void set_sync(bool) {}
 

@@ -6,6 +6,7 @@
 #include "core/data/token_dataset.h"
 #include "core/data/tokens.h"
 #include "core/io/safetensors.h"
+#include "core/ops/fused.h"
 #include "core/ops/random.h"
 #include "examples/models/gpt.h"
 #include "examples/models/mlp.h"
@@ -50,6 +51,11 @@ class Synthetic final : public data::Dataset {
 io::Metadata saved_metadata(const std::string& path) {
   return path.empty() ? io::Metadata{} : io::SafetensorsSet::open(path).files()[0].metadata();
 }
+Tensor mean_cross_entropy(const Tensor& logits, const Tensor& targets) {
+  nn::Scope scope("loss");
+  return cross_entropy(logits, targets);
+}
+
 std::string find(const io::Metadata& m, const std::string& key) {
   auto it = m.find(key);
   return it == m.end() ? "" : it->second;
@@ -86,7 +92,7 @@ Task make_gpt_task(const Options& o) {
   task.fill = [gpt, seed = o.seed] { gpt->init(seed); };
   task.model = gpt;
   task.tokens_per_sample = length;
-  task.loss = [gpt](const data::Batch& b) { return gpt->loss(b.inputs, b.targets); };
+  task.loss = mean_cross_entropy;
   auto tokenizer = task.tokenizer;
   uint64_t seed = o.seed;
   if (tokenizer)
@@ -122,7 +128,7 @@ Task make_mlp_task(const Options& o) {
   task.fill = [mlp, seed = o.seed] { mlp->init(seed); };
   task.model = mlp;
   task.train = std::make_shared<Synthetic>(Shape{m.in}, Shape{}, m.out, false, o.seed);
-  task.loss = [mlp](const data::Batch& b) { return mlp->loss(b.inputs, b.targets); };
+  task.loss = mean_cross_entropy;
   return task;
 }
 

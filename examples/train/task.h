@@ -14,7 +14,8 @@ namespace tessera::train {
 struct Task {
   std::shared_ptr<nn::Module> model;
   std::function<void()> fill;  // draws the parameters from the seed, or loads --weights
-  std::function<Tensor(const data::Batch&)> loss;          // mean over the batch
+  // Mean over the batch, of what the model gives for its inputs and of its targets.
+  std::function<Tensor(const Tensor& prediction, const Tensor& targets)> loss;
   std::shared_ptr<const data::Dataset> train, validation;  // validation may be null
   std::shared_ptr<const data::Tokenizer> tokenizer;        // null without text
   int64_t tokens_per_sample = 0;                           // 0: not a language model
