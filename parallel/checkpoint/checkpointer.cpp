@@ -51,7 +51,8 @@ Checkpointer::Checkpointer(std::string folder, ProcessGroup* group, const SaveOp
       options_(options),
       group_(own_group(group)),
       exchange_(group_.get(), options.timeout),
-      staging_(options.staging_bytes) {
+      staging_(options.staging_bytes),
+      window_(kWindowBytes) {
   exchange_.together([&] {
     TESSERA_CHECK(!folder_.empty(), "checkpoint: the folder has no name");
     TESSERA_CHECK(options_.block_bytes >= 1 && options_.keep >= 0,
@@ -305,7 +306,7 @@ void Checkpointer::read_back(const Job& job) {
                 "checkpoint: {} reads back as step {} of {} files, step {} of {} was written",
                 io::quote(folder), m.step, m.files.size(), job.step, exchange_.size());
   Verified v;
-  verify_file(folder, m, size_t(exchange_.rank()), v);
+  verify_file(folder, m, size_t(exchange_.rank()), window_, v);
   TESSERA_CHECK(v.findings.empty(), "checkpoint: step {} reads back wrong: {}; older saves stay",
                 job.step, to_string(v.findings[0]));
 }

@@ -83,6 +83,7 @@ class Checkpointer {
   std::optional<FolderLock> lock_;  // on rank 0
   std::optional<Plan> plan_;
   Staging staging_;
+  Pages window_;  // what is read back
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

@@ -7,7 +7,6 @@
 #include <filesystem>
 
 #include "parallel/checkpoint/folder.h"
-#include "parallel/checkpoint/pages.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -42,10 +41,8 @@ void forget_cached(const std::string& path) {
 // Reads a file front to back, in windows of aligned memory, and compares ranges of it.
 class FileCheck {
  public:
-  FileCheck(const std::string& path, Verified& out)
-      : file_(io::File::open(path, "checkpoint")),
-        out_(out),
-        window_(std::min((file_.size() / io::kDirectAlign + 1) * io::kDirectAlign, kWindowBytes)) {
+  FileCheck(const std::string& path, Pages& window, Verified& out)
+      : file_(io::File::open(path, "checkpoint")), window_(window), out_(out) {
     file_.bypass_cache();
   }
   uint64_t size() const { return file_.size(); }
@@ -66,7 +63,6 @@ class FileCheck {
   }
 
  private:
-  static constexpr uint64_t kWindowBytes = 8 << 20;
   void read_window(uint64_t at) {
     begin_ = at / io::kDirectAlign * io::kDirectAlign;
     end_ = begin_ + file_.read_up_to(window_.data(), window_.bytes(), begin_);
@@ -74,13 +70,13 @@ class FileCheck {
                   io::quote(file_.path()), end_);
   }
   io::File file_;
+  Pages& window_;
   Verified& out_;
   io::Xxh128 hash_;
-  Pages window_;
   uint64_t begin_ = 0, end_ = 0;  // of the file, in the window
 };
 
-void verify_step(const std::string& folder, Verified& out, const Latest* latest) {
+void verify_step(const std::string& folder, Pages& window, Verified& out, const Latest* latest) {
   try {
     Manifest m = read_manifest(folder);
     std::string name = fs::path(folder + "/").lexically_normal().parent_path().filename().string(),
@@ -94,7 +90,7 @@ void verify_step(const std::string& folder, Verified& out, const Latest* latest)
           {manifest, 0, 0, "",
            fmt::format("its hash is {}, but `latest` names {}; one of them is damaged",
                        to_string(m.hash), to_string(latest->manifest))});
-    for (size_t f = 0; f < m.files.size(); ++f) verify_file(folder, m, f, out);
+    for (size_t f = 0; f < m.files.size(); ++f) verify_file(folder, m, f, window, out);
   } catch (const UserError& e) {
     std::error_code error;
     uint64_t bytes = fs::file_size(folder + "/" + kManifestName, error);
@@ -111,12 +107,13 @@ std::string to_string(const Finding& f) {
   return out + ": " + f.what;
 }
 
-void verify_file(const std::string& folder, const Manifest& m, size_t index, Verified& out) {
+void verify_file(const std::string& folder, const Manifest& m, size_t index, Pages& window,
+                 Verified& out) {
   const FileEntry& entry = m.files[index];
   std::string path = folder + "/" + entry.name;
   forget_cached(path);
   try {
-    FileCheck check(path, out);
+    FileCheck check(path, window, out);
     std::vector<Place> all = places(m, index);
     if (check.size() != entry.bytes) {
       uint64_t begin = std::min(check.size(), entry.bytes),
@@ -142,6 +139,7 @@ void verify_file(const std::string& folder, const Manifest& m, size_t index, Ver
 
 Verified verify(const std::string& path) {
   Verified out;
+  Pages window(kWindowBytes);
   std::error_code error;
   TESSERA_CHECK(fs::is_directory(path, error), "checkpoint: {} is no folder; check the path",
                 io::quote(path));
@@ -151,7 +149,7 @@ Verified verify(const std::string& path) {
     TESSERA_CHECK(fs::exists(path + "/" + kManifestName, error) || name.starts_with("step-"),
                   "checkpoint: {} holds no saved step and no {}; check the path", io::quote(path),
                   kManifestName);
-    verify_step(path, out, nullptr);
+    verify_step(path, window, out, nullptr);
     return out;
   }
   Latest latest{-1, {}};
@@ -167,7 +165,7 @@ Verified verify(const std::string& path) {
     out.findings.push_back({pointer, 0, error ? 0 : bytes, "", e.what()});
   }
   for (int64_t step : steps)
-    verify_step(path + "/" + step_name(step), out, step == latest.step ? &latest : nullptr);
+    verify_step(path + "/" + step_name(step), window, out, step == latest.step ? &latest : nullptr);
   return out;
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "parallel/checkpoint/manifest.h"
+#include "parallel/checkpoint/pages.h"
 
 namespace tessera::checkpoint {
 
@@ -27,8 +28,10 @@ struct Verified {
 /// `path`: the folder of one step, or a folder of steps: then `latest` and every step. Throws
 /// UserError when there is nothing to look at.
 Verified verify(const std::string& path);
-/// One file of a step, from disk where the system can be asked to forget what it has cached.
-/// Appends to out.
-void verify_file(const std::string& folder, const Manifest& manifest, size_t file, Verified& out);
+/// One file of a step, from disk where the system can be asked to forget what it has cached, read
+/// through `window`. Appends to out.
+void verify_file(const std::string& folder, const Manifest& manifest, size_t file, Pages& window,
+                 Verified& out);
+inline constexpr size_t kWindowBytes = 8 << 20;  // gives a disk its full speed
 
 }  // namespace tessera::checkpoint

@@ -55,6 +55,7 @@ class Damage : public testing::Test {
   TempFolder dir_{"/dev/shm"};  // verifying asks the disk anew each time, and this is often
   std::string root_ = dir_ / "c";
   std::vector<std::string> files_;
+  Pages window_{kWindowBytes};
 };
 
 TEST_F(Damage, EveryBitFlipIsFoundWhereItIs) {
@@ -79,7 +80,7 @@ TEST_F(Damage, EveryBitFlipIsFoundWhereItIs) {
           expect_found(findings(), path, fmt::format("bit {} of byte {}", bit, i));
         } else {  // the data path alone: the rest was looked at above
           Verified v;
-          verify_file(fs::path(path).parent_path().string(), m, index, v);
+          verify_file(fs::path(path).parent_path().string(), m, index, window_, v);
           ASSERT_EQ(v.findings.size(), 1u) << path << " byte " << i << " bit " << bit;
           const Finding& f = v.findings[0];
           EXPECT_EQ(f.file, path);
