@@ -25,9 +25,11 @@ struct Read {
 class Draft {
  public:
   Draft(const Dataflow& flow, std::span<const int32_t> nodes)
-      : flow_(flow), g_(flow.graph), nodes_(nodes) {
-    for (int32_t k : nodes) inside_[k] = true;
-  }
+      : flow_(flow),
+        g_(flow.graph),
+        nodes_(nodes),
+        made_(nodes.size()),
+        computed_(nodes.size(), -1) {}
 
   std::optional<DraftedKernel> run() {
     if (!unify_nodes() || !places_are_free()) return {};
@@ -47,8 +49,17 @@ class Draft {
  private:
   Body& body() { return kernel_.body; }
   const Node& node(size_t i) const { return g_.nodes[size_t(nodes_[i])]; }
-  bool is_inside(int32_t k) const { return k != kNoNode && inside_.contains(k); }
-  bool is_computed(ValueId root) const { return is_inside(flow_.maker[size_t(root)]); }
+  // Place in the group of a node, or of the node that makes a value; -1: outside.
+  int place_of(int32_t k) const {
+    auto it = std::ranges::lower_bound(nodes_, k);
+    return it != nodes_.end() && *it == k ? int(it - nodes_.begin()) : -1;
+  }
+  int place_of_maker(ValueId id) const {
+    int32_t m = flow_.maker[size_t(id)];
+    return m == kNoNode ? -1 : place_of(m);
+  }
+  bool is_inside(int32_t k) const { return k != kNoNode && place_of(k) >= 0; }
+  bool is_computed(ValueId root) const { return place_of_maker(root) >= 0; }
 
   // ---- loops
 
@@ -83,7 +94,7 @@ class Draft {
       id = g_.nodes[size_t(m)].in[0];
     }
     read.root = id, read.root_dims = dims;
-    if (auto it = made_.find(id); it != made_.end()) return loops_.unify(it->second, dims);
+    if (int i = place_of_maker(id); i >= 0) return loops_.unify(made_[size_t(i)], dims);
     if (int32_t m = flow_.maker[size_t(id)]; flow_.is_inlined(m, nodes_[0]))
       return inline_node(m, read);
     return !is_inside(flow_.source(id));
@@ -114,7 +125,7 @@ class Draft {
         if (!resolve(n.in[k], products(axes.in[k], first_[i]), read)) return false;
         reads_[i].push_back(read);
       }
-      made_[n.out[0]] = products(axes.out[0], first_[i]);
+      made_[i] = products(axes.out[0], first_[i]);
     }
     return distinct(loops_);
   }
@@ -175,7 +186,7 @@ class Draft {
     for (size_t i = 0; i < nodes_.size(); ++i) {
       if (node(i).into.empty()) continue;
       const Value& to = g_[node(i).into[0]];
-      Access written = access(to.meta, made_.at(node(i).out[0]));
+      Access written = access(to.meta, made_[i]);
       bool apart = false;
       for_loads([&](const Read& r) {
         const Value& from = g_[r.root];
@@ -245,7 +256,8 @@ class Draft {
   }
 
   InstrId value_of(const Read& read) {
-    if (auto it = computed_.find(read.root); it != computed_.end()) return it->second;
+    if (int i = place_of_maker(read.root); i >= 0) return computed_[size_t(i)];
+    if (auto it = numbers_.find(read.root); it != numbers_.end()) return it->second;
     if (read.inlined != kNoNode) return again(read);
     int32_t m = flow_.maker[size_t(read.root)];
     if (m != kNoNode && flow_.kind[size_t(m)] == NodeKind::kNumber)
@@ -289,7 +301,7 @@ class Draft {
   InstrId number(const Primitive& prim, const Read& read) {
     if (prim.name() == "full") {
       const auto& full = static_cast<const FullAttributes&>(prim);
-      return computed_[read.root] = constant(full.value, full.dtype);
+      return numbers_[read.root] = constant(full.value, full.dtype);
     }
     const auto& range = static_cast<const ArangeAttributes&>(prim);
     InstrId at = position(loops_.leaves(read.root_dims[0]));
@@ -323,8 +335,7 @@ class Draft {
     SmallVector<InstrId, 3> in;
     for (const Read& read : reads_[i]) in.push_back(value_of(read));
     const Node& n = node(i);
-    computed_[n.out[0]] =
-        as_reduction(*n.prim) ? reduction(i, in[0], type_of(n)) : elementwise(n, in);
+    computed_[i] = as_reduction(*n.prim) ? reduction(i, in[0], type_of(n)) : elementwise(n, in);
   }
 
   DType type_of(const Node& n) const { return g_[n.out[0]].meta.dtype; }
@@ -356,7 +367,7 @@ class Draft {
       for (int32_t reader : flow_.readers[size_t(id)])
         read_outside = read_outside || !is_inside(reader);
       if (!read_outside) continue;
-      body().stores.push_back({computed_.at(id), access(g_[id].meta, made_.at(id))});
+      body().stores.push_back({computed_[i], access(g_[id].meta, made_[i])});
       kernel_.out.push_back(id);
       kernel_.into.push_back(n.into.empty() ? kNoValue : n.into[0]);
     }
@@ -367,7 +378,6 @@ class Draft {
   const Dataflow& flow_;
   const Graph& g_;
   std::span<const int32_t> nodes_;
-  std::map<int32_t, bool> inside_;
   Loops loops_;
   struct Span {
     int first;
@@ -381,9 +391,10 @@ class Draft {
   std::vector<int> first_;                // by place in the group: its first factor
   std::vector<Span> spans_;               // factors of one node each, inlined ones included
   std::vector<std::vector<Read>> reads_;  // likewise, by operand
-  std::map<ValueId, DimProducts> made_;   // by value computed in the group
+  std::vector<DimProducts> made_;         // likewise: its result
   std::map<int, int> index_;              // by leaf: loop of the body
-  std::map<ValueId, InstrId> computed_;
+  std::vector<InstrId> computed_;         // by place in the group
+  std::map<ValueId, InstrId> numbers_;
   std::vector<std::pair<ValueId, InstrId>> loads_;
   std::vector<Again> again_;
   DraftedKernel kernel_;

@@ -4,7 +4,10 @@
 // memory. Views and numbers belong to no group: kernels look through them, and whoever else reads
 // one gets it where it is read.
 #include <algorithm>
+#include <array>
+#include <numeric>
 #include <queue>
+#include <set>
 
 #include "compile/codegen/fused.h"
 #include "compile/passes/dataflow.h"
@@ -41,8 +44,14 @@ bool keep_what_is_not_inlined(const Dataflow& flow, std::vector<bool>& kept) {
 class Fusion {
  public:
   Fusion(Graph& g, const Dataflow& flow)
-      : g_(g), flow_(flow), group_(g.nodes.size()), members_(g.nodes.size()) {
-    for (size_t k = 0; k < g.nodes.size(); ++k) group_[k] = int32_t(k), members_[k] = {int32_t(k)};
+      : g_(g),
+        flow_(flow),
+        group_(g.nodes.size()),
+        members_(g.nodes.size()),
+        visited_(g.nodes.size()) {
+    for (int32_t k = 0; k < int32_t(g.nodes.size()); ++k) members_[size_t(k)] = {k};
+    std::iota(group_.begin(), group_.end(), 0);
+    rank_ = at_rank_ = group_;
   }
 
   void run() {
@@ -79,39 +88,71 @@ class Fusion {
     if (!is_fusible(a) || !is_fusible(b) || is_forward(a) != is_forward(b)) return false;
     int32_t x = group_[size_t(a)], y = group_[size_t(b)];
     if (x == y) return false;
+    if (rank_[size_t(x)] > rank_[size_t(y)]) std::swap(x, y);
+    if (failed_.contains(attempt(x, y)) || path_past(x, y)) return false;
     std::vector<int32_t> nodes;
     std::ranges::merge(members_[size_t(x)], members_[size_t(y)], std::back_inserter(nodes));
-    if (path_past(x, y) || path_past(y, x) || !draft_kernel(flow_, nodes)) return false;
+    if (!draft_kernel(flow_, nodes)) {
+      failed_.insert(attempt(x, y));
+      return false;
+    }
     int32_t kept = std::min(x, y), gone = std::max(x, y);
+    join_ranks(x, y, kept);
     for (int32_t k : nodes) group_[size_t(k)] = kept;
     members_[size_t(kept)] = std::move(nodes), members_[size_t(gone)].clear();
     return true;
   }
 
-  // A path from one group to another through a third: as one kernel they would wait for themselves.
+  // Groups only grow, so their sizes tell their states apart.
+  std::array<int64_t, 3> attempt(int32_t x, int32_t y) const {
+    return {int64_t(x) << 32 | y, int64_t(members_[size_t(x)].size()),
+            int64_t(members_[size_t(y)].size())};
+  }
+
+  // A path from one group to a later one through a third: as one kernel they would wait for
+  // themselves. Groups of higher rank lead nowhere back.
   bool path_past(int32_t from, int32_t to) {
-    ++visit_;
-    visited_.resize(g_.nodes.size());
-    std::vector<int32_t> open;
-    auto reach = [&](int32_t group) {
-      if (visited_[size_t(group)] == visit_) return;
-      visited_[size_t(group)] = visit_;
-      open.push_back(group);
-    };
-    visited_[size_t(from)] = visit_;
-    for (int32_t k : members_[size_t(from)])
-      for (int32_t next : flow_.after[size_t(k)])
-        if (int32_t group = group_[size_t(next)]; group != to) reach(group);
-    while (!open.empty()) {
-      int32_t at = open.back();
-      open.pop_back();
-      for (int32_t k : members_[size_t(at)])
-        for (int32_t next : flow_.after[size_t(k)]) {
+    for (int32_t reached : reachable(from, to))
+      for (int32_t k : members_[size_t(reached)])
+        for (int32_t next : flow_.after[size_t(k)])
           if (group_[size_t(next)] == to) return true;
-          reach(group_[size_t(next)]);
-        }
-    }
     return false;
+  }
+
+  // Groups ranked between two that depend on the first.
+  const std::vector<int32_t>& reachable(int32_t from, int32_t to) {
+    ++visit_;
+    reached_.clear();
+    auto expand = [&](int32_t group) {
+      for (int32_t k : members_[size_t(group)])
+        for (int32_t next : flow_.after[size_t(k)]) {
+          int32_t g = group_[size_t(next)];
+          if (rank_[size_t(g)] >= rank_[size_t(to)] || g == from) continue;
+          if (std::exchange(visited_[size_t(g)], visit_) != visit_) reached_.push_back(g);
+        }
+    };
+    expand(from);
+    for (size_t i = 0; i < reached_.size(); ++i) expand(reached_[i]);
+    return reached_;
+  }
+
+  // Ranks are an order in which groups can run. What depends on x comes behind both, the rest of
+  // what was ranked between them before.
+  void join_ranks(int32_t x, int32_t y, int32_t kept) {
+    reachable(x, y);
+    int32_t first = rank_[size_t(x)], last = rank_[size_t(y)];
+    std::vector<int32_t> ahead, behind;
+    for (int32_t r = first + 1; r < last; ++r) {
+      int32_t g = at_rank_[size_t(r)];
+      if (g == kNoNode) continue;
+      (visited_[size_t(g)] == visit_ ? behind : ahead).push_back(g);
+    }
+    std::fill(at_rank_.begin() + first, at_rank_.begin() + last + 1, kNoNode);
+    int32_t r = first;
+    auto put = [&](int32_t g) { rank_[size_t(g)] = r, at_rank_[size_t(r++)] = g; };
+    for (int32_t g : ahead) put(g);
+    put(kept);
+    for (int32_t g : behind) put(g);
   }
 
   // Groups that read what `node` reads as large as its own sweep: joined, they read it once.
@@ -206,8 +247,11 @@ class Fusion {
   const Dataflow& flow_;
   std::vector<int32_t> group_;                 // by node: named by its first node
   std::vector<std::vector<int32_t>> members_;  // by group, in order; empty: joined another
+  std::vector<int32_t> rank_, at_rank_;        // of groups; kNoNode: none has it
+  std::set<std::array<int64_t, 3>> failed_;    // attempts that made no kernel
   std::vector<uint32_t> visited_;
   uint32_t visit_ = 0;
+  std::vector<int32_t> reached_;
   std::vector<bool> placed_;
   std::vector<Node> nodes_;
 };

@@ -83,7 +83,7 @@ double generate_code(compile::Graph& g) {
 
 // Where the time of a run goes, by kernel.
 void print_kernels(compile::Executor& run) {
-  constexpr int kRuns = 20;
+  constexpr int kRuns = 5;
   std::map<std::string, std::pair<double, int>> by_name;
   for (int i = 0; i < kRuns; ++i) {
     std::vector<compile::CallRecord> calls;
