@@ -16,7 +16,9 @@ bool schedulable(const Body& body);
 std::string print_cpp(const Body& body, std::string_view name);
 /// What precedes the kernels of a file: the functors of core/ops, embedded when Tessera was built.
 std::string prologue_cpp();
-/// The same kernel as CUDA C++ (to be compiled by NVRTC), and its prologue.
+/// The same kernel as CUDA C++ (to be compiled by NVRTC): `name`(p) with p as in KernelCode, for
+/// any grid and blocks of at most 1024 threads; "" for bodies with reductions over rows, which need
+/// a second kernel that is not there, and for those that cannot be scheduled. And its prologue.
 std::string print_cuda(const Body& body, std::string_view name);
 std::string prologue_cuda();
 

@@ -1,7 +1,7 @@
-// What generated kernels for CPUs stand on, besides the functors: rounding to narrow dtypes, and
-// reductions in interleaved lanes that meet in a balanced tree, so that their order is a property
-// of the text and not of the vector width. Printed in front of the kernels of a file, behind the
-// functors; like those it includes nothing.
+// What generated kernels stand on, besides the functors: rounding to narrow dtypes, and reductions
+// in interleaved lanes (threads, on a GPU) that meet in a balanced tree, so that their order is a
+// property of the text and not of the vector width. Printed in front of the kernels of a file,
+// behind the functors; like those it includes nothing.
 namespace tessera::generated {
 
 using namespace fn;
@@ -51,7 +51,7 @@ struct Prod {
 struct Max {
   template <class T>
   TESSERA_FN T start() {
-    return T(0.5) != T(0) ? T(-__builtin_inf()) : T(1L << 63);
+    return sizeof(T) == 1 ? T(0) : T(0.5) != T(0) ? T(-inf()) : T(1L << 63);
   }
   template <class T>
   TESSERA_FN T join(T a, T b) {
@@ -61,21 +61,13 @@ struct Max {
 struct Min {
   template <class T>
   TESSERA_FN T start() {
-    return T(0.5) != T(0) ? T(__builtin_inf()) : T(~(1L << 63));
+    return sizeof(T) == 1 ? T(1) : T(0.5) != T(0) ? T(inf()) : T(~(1L << 63));
   }
   template <class T>
   TESSERA_FN T join(T a, T b) {
     return a < b || a != a ? a : b;
   }
 };
-template <>
-inline bool Max::start<bool>() {
-  return false;
-}
-template <>
-inline bool Min::start<bool>() {
-  return true;
-}
 struct Any {
   template <class T>
   TESSERA_FN T start() {
@@ -96,6 +88,29 @@ struct All {
     return a & b;
   }
 };
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+
+/// `value` of all threads of the block, for each of them: thread i meets thread i + half, and so
+/// on. Every thread of the block calls it.
+template <class Op, class T>
+TESSERA_FN T block_reduce(T value) {
+  __shared__ T shared[1024];
+  shared[threadIdx.x] = value;
+  __syncthreads();
+  for (unsigned n = blockDim.x; n > 1;) {
+    const unsigned half = (n + 1) / 2;
+    if (threadIdx.x + half < n)
+      shared[threadIdx.x] = Op::join(shared[threadIdx.x], shared[threadIdx.x + half]);
+    __syncthreads();
+    n = half;
+  }
+  const T result = shared[0];
+  __syncthreads();
+  return result;
+}
+
+#else
 
 template <class Op, class T>
 TESSERA_FN void start(T* to, long n) {
@@ -136,5 +151,7 @@ TESSERA_FN void combine(T* first, long stride_bytes, long chunks, long n) {
     for (long i = 0; i < n; ++i) first[i] = Op::join(first[i], next[i]);
   }
 }
+
+#endif
 
 }  // namespace tessera::generated

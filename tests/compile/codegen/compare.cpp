@@ -6,6 +6,8 @@
 #include <cstring>
 #include <random>
 
+#include "compile/codegen/cache.h"
+#include "compile/codegen/toolchain.h"
 #include "core/core.h"
 #include "core/tensor/element.h"
 #include "tests/support/temp_folder.h"
@@ -90,14 +92,25 @@ Tensor result_of(const Body& body, size_t k) {
 
 namespace {
 
+Tensors operands_of(const Body& body, uint64_t seed) {
+  Tensors in;
+  for (size_t k = 0; k < body.operands.size(); ++k) in.push_back(operand_of(body, k, seed));
+  return in;
+}
+Tensors results_memory(const Body& body) {
+  Tensors out;
+  for (size_t k = 0; k < body.stores.size(); ++k) out.push_back(result_of(body, k));
+  return out;
+}
+
 // Runs the chunks of `code` forwards or backwards.
-void run(const compile::KernelCode& code, const Tensors& in, const Tensors& out, bool backwards) {
+void run(const KernelCode& code, const Tensors& in, const Tensors& out, bool backwards) {
   std::vector<char*> p;
   for (const Tensor& t : in) p.push_back(static_cast<char*>(t.raw()));
   for (const Tensor& t : out) p.push_back(static_cast<char*>(t.raw()));
   Tensor memory = empty({int64_t(code.scratch_bytes) + 64}, kU8);
   char* scratch = static_cast<char*>(memory.raw());
-  if (!backwards) return compile::run_code(code, p.data(), scratch);
+  if (!backwards) return run_code(code, p.data(), scratch);
   for (int64_t chunk = code.chunks; chunk-- > 0;) code.run(p.data(), chunk, scratch);
   if (code.finish) code.finish(p.data(), scratch);
 }
@@ -109,20 +122,15 @@ void expect_equal_memory(const Tensors& a, const Tensors& b, const std::string& 
 
 // The same bits from chunks in another order, and from each result written over each operand that
 // it may be written over.
-void expect_same_elsewhere(const Body& body, const compile::KernelCode& code, uint64_t seed,
+void expect_same_elsewhere(const Body& body, const KernelCode& code, uint64_t seed,
                            const Tensors& got) {
-  auto fresh = [&] {
-    Tensors in, out;
-    for (size_t k = 0; k < body.operands.size(); ++k) in.push_back(operand_of(body, k, seed));
-    for (size_t k = 0; k < body.stores.size(); ++k) out.push_back(result_of(body, k));
-    return std::pair(in, out);
-  };
+  auto fresh = [&] { return std::pair(operands_of(body, seed), results_memory(body)); };
   auto [in, out] = fresh();
   run(code, in, out, true);
   expect_equal_memory(out, got, "backwards\n" + to_string(body));
   for (size_t o = 0; o < body.operands.size(); ++o)
     for (size_t r = 0; r < body.stores.size(); ++r) {
-      if (!compile::may_overwrite(body, int(o), int(r))) continue;
+      if (!may_overwrite(body, int(o), int(r))) continue;
       auto [operands, results] = fresh();
       // What lies between the elements of a result is the operand's here.
       if (reach(body, body.stores[r].to) != meta_numel(body, body.stores[r].to)) continue;
@@ -134,39 +142,65 @@ void expect_same_elsewhere(const Body& body, const compile::KernelCode& code, ui
     }
 }
 
+void expect_interpreted(const Body& body, uint64_t seed, const Tensors& got, double tolerance,
+                        const std::string& text) {
+  Tensors expected = results_memory(body);
+  interpret(body, operands_of(body, seed), expected);
+  std::vector<bool> inexact = fed_by_float_reduction(body);
+  for (size_t k = 0; k < got.size(); ++k) {
+    const bool exact = !inexact[size_t(body.stores[k].value)];
+    double bound = exact ? 0 : rounds_to_16_bits(body) ? 1.0 / 50 : tolerance;
+    EXPECT_LE(difference(got[k], expected[k], exact), bound)
+        << "body " << seed << ", result " << k << "\n"
+        << to_string(got[k]) << "\n"
+        << to_string(expected[k]) << "\n"
+        << to_string(body) << text;
+  }
+}
+
 }  // namespace
 
 void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance) {
-  std::vector<Ref<const compile::Fused>> fused;
-  std::vector<const compile::Fused*> kernels;
+  std::vector<Ref<const Fused>> fused;
+  std::vector<const Fused*> kernels;
   for (const Body& b : bodies) {
     check(b);
-    fused.push_back(make_ref<const compile::Fused>("test", b, results_of(b)));
+    fused.push_back(make_ref<const Fused>("test", b, results_of(b)));
     kernels.push_back(fused.back().get());
   }
-  auto loaded = compile::generate(kernels, {.cache_dir = kernel_cache()});
+  auto loaded = generate(kernels, {.cache_dir = kernel_cache()});
   for (size_t n = 0; n < bodies.size(); ++n) {
-    const Body& body = bodies[n];
-    Tensors in, expected, got;
-    for (size_t k = 0; k < body.operands.size(); ++k) in.push_back(operand_of(body, k, n + 1));
-    for (size_t k = 0; k < body.stores.size(); ++k) {
-      expected.push_back(result_of(body, k));
-      got.push_back(result_of(body, k));
-    }
-    interpret(body, in, expected);
-    run(loaded[n]->code, in, got, false);
-    expect_same_elsewhere(body, loaded[n]->code, n + 1, got);
-    std::vector<bool> inexact = fed_by_float_reduction(body);
-    for (size_t k = 0; k < got.size(); ++k) {
-      const bool exact = !inexact[size_t(body.stores[k].value)];
-      double bound = exact ? 0 : rounds_to_16_bits(body) ? 1.0 / 50 : tolerance;
-      EXPECT_LE(difference(got[k], expected[k], exact), bound)
-          << "body " << n << ", result " << k << "\n"
-          << to_string(got[k]) << "\n"
-          << to_string(expected[k]) << "\n"
-          << to_string(body) << print_cpp(body, "kernel");
-    }
+    Tensors got = results_memory(bodies[n]);
+    run(loaded[n]->code, operands_of(bodies[n], n), got, false);
+    expect_same_elsewhere(bodies[n], loaded[n]->code, n, got);
+    expect_interpreted(bodies[n], n, got, tolerance, print_cpp(bodies[n], "kernel"));
   }
+}
+
+int compare_cuda_on_one_thread(const std::vector<Body>& bodies, double tolerance) {
+  std::string text = prologue_cuda() + R"(
+#define __global__
+struct Dim { unsigned x; };
+constexpr Dim blockIdx{0}, threadIdx{0}, blockDim{1}, gridDim{1};
+template <class Op, class T> T block_reduce(T value) { return value; }
+)";
+  std::vector<size_t> printed;
+  for (size_t n = 0; n < bodies.size(); ++n) {
+    std::string kernel = print_cuda(bodies[n], fmt::format("k{}", n));
+    if (!kernel.empty()) printed.push_back(n), text += kernel;
+  }
+  TempFolder folder;
+  compile_shared(find_toolchain(""), {text}, folder.str(), folder / "object.so");
+  LoadedObject object(folder / "object.so");
+  for (size_t n : printed) {
+    Tensors in = operands_of(bodies[n], n), got = results_memory(bodies[n]);
+    std::vector<char*> p;
+    for (const Tensor& t : in) p.push_back(static_cast<char*>(t.raw()));
+    for (const Tensor& t : got) p.push_back(static_cast<char*>(t.raw()));
+    reinterpret_cast<void (*)(char* const*)>(object.symbol(fmt::format("k{}", n)))(p.data());
+    expect_interpreted(bodies[n], n, got, tolerance, print_cuda(bodies[n], "kernel"));
+  }
+  return int(printed.size());
 }
 
 }  // namespace tessera::test

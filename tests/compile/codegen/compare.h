@@ -24,4 +24,8 @@ Tensor result_of(const Body& body, size_t k);
 /// reduction feeds must have equal bits, others may differ by `tolerance` of the largest.
 void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance = 1e-5);
 
+/// Compiles the CUDA text of `bodies` for this machine, as a grid of one thread, and compares it in
+/// the same way: all of it but what threads do together. Returns how many have such a text.
+int compare_cuda_on_one_thread(const std::vector<Body>& bodies, double tolerance = 1e-5);
+
 }  // namespace tessera::test

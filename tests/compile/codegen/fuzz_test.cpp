@@ -156,18 +156,23 @@ class RandomBody {
   std::vector<bool> inexact_;
 };
 
-TEST(Fuzz, RandomBodies) {
+std::vector<Body> random_bodies(size_t count) {
   const uint64_t seed = uint64_t(testing::UnitTest::GetInstance()->random_seed());
-  int refused = 0;
+  size_t refused = 0;
   std::vector<Body> bodies;
-  for (uint64_t n = 0; bodies.size() < 120; ++n) {
+  for (uint64_t n = 0; bodies.size() < count; ++n) {
     Body b = RandomBody(seed * 100000 + n).body();
     check(b);
-    compile::schedulable(b) ? bodies.push_back(b) : void(++refused);
+    schedulable(b) ? bodies.push_back(b) : void(++refused);
   }
-  EXPECT_LT(refused, 60) << "seed " << seed;
-  compare_with_interpreter(bodies, 1e-4);
-  if (HasFailure()) ADD_FAILURE() << "seed " << seed;
+  EXPECT_LT(refused, count / 2) << "seed " << seed;
+  return bodies;
+}
+
+TEST(Fuzz, RandomBodies) { compare_with_interpreter(random_bodies(120), 1e-4); }
+
+TEST(Fuzz, CudaTextOfRandomBodies) {
+  EXPECT_GT(compare_cuda_on_one_thread(random_bodies(60), 1e-4), 20);
 }
 
 }  // namespace
