@@ -5,18 +5,22 @@
 #include <gtest/gtest.h>
 
 #include "collectives/loopback/run_ranks.h"
+#include "collectives/ops.h"
 #include "compile/executor.h"
 #include "compile/replay.h"
 #include "compile/trace.h"
 #include "core/nn/nn.h"
 #include "core/ops/create.h"
+#include "core/ops/fused.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
+#include "core/ops/views.h"
 #include "core/optim/optim.h"
 #include "dtensor/dtensor.h"
 #include "examples/models/plans.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
+#include "parallel/pipeline.h"
 #include "parallel/tensor_parallel.h"
 #include "tests/compile/bits.h"
 
@@ -77,7 +81,8 @@ class Training {
     return all;
   }
 
-  // The losses of this rank's micro-batches and the norm of all gradients.
+  // The losses of this rank's micro-batches, the norm of all gradients, and what a report needs:
+  // the last loss of every rank.
   Tensors step(const std::vector<Tensor>& batch) {
     Scoped<Generator*> draws(context().generator, &generator_);
     Tensors out;
@@ -94,6 +99,7 @@ class Training {
     optim::Clip clip = optim::clip_grad_norm(optimizer_->parameters(), 0.5);
     optimizer_->step(clip.scale);
     out.push_back(full_tensor(clip.norm));
+    out.push_back(all_gather(reshape(out[out.size() - 2], {1}), world_group()));
     return out;
   }
   void set_lr(double lr) { optimizer_->set_lr(lr); }
@@ -269,6 +275,26 @@ TEST(WrappedStep, FsdpWithTensorParallel) {
     c.sync_each = true;
     compare(c);
   }
+}
+
+// Sends and receives are not ops: what they write would be a constant of the graph.
+TEST(WrappedStep, APipelineIsRefused) {
+  std::string text;
+  try {
+    run_ranks(2, [&](ProcessGroup& group) {
+      auto stage = models::gpt_stage(options(), group.rank(), 2);
+      parallel::Pipeline pipeline(stage, {.tied = {"wte.weight"}});
+      Tensor ids = randint(0, kVocab, {kRows, kTokens}, {}, Generator(1).next_key());
+      Trace trace({.inputs = {ids}});
+      std::vector<parallel::MicroBatch> batch{{.input = ids, .target = ids}};
+      pipeline.step(batch, [](const Tensor& logits, const Tensor& targets) {
+        return cross_entropy(logits, targets);
+      });
+    });
+  } catch (const Error& e) {
+    text = e.what();
+  }
+  EXPECT_NE(text.find("called on a process group while a step is recorded"), text.npos) << text;
 }
 
 }  // namespace
