@@ -30,7 +30,7 @@ class Mapping final : public RefCounted {
   size_t bytes_;
 };
 
-inline constexpr size_t kDirectAlign = 4096;  // of O_DIRECT; a multiple of every disk's sector
+inline constexpr size_t kDirectAlign = 4096;  // of O_DIRECT: a disk with larger sectors refuses
 /// Turns O_DIRECT of an open file on or off; returns 0, or the errno of a file system that has
 /// none.
 int set_direct(int fd, bool on);

@@ -51,9 +51,9 @@ Checkpointer::Checkpointer(std::string folder, ProcessGroup* group, const SaveOp
       options_(options),
       group_(own_group(group)),
       exchange_(group_.get(), options.timeout),
-      staging_(options.staging_bytes),
-      window_(kWindowBytes) {
+      staging_(options.staging_bytes) {
   exchange_.together([&] {
+    window_ = Pages(kWindowBytes);
     TESSERA_CHECK(!folder_.empty(), "checkpoint: the folder has no name");
     TESSERA_CHECK(options_.block_bytes >= 1 && options_.keep >= 0,
                   "checkpoint: blocks of {} bytes, keep {}", options_.block_bytes, options_.keep);
@@ -100,12 +100,17 @@ void Checkpointer::plan_for(std::span<const Piece> pieces) {
   exchange_.together([&] { description = describe_pieces(pieces); });
   if (!exchange_.any(!plan_ || plan_->description != description)) return;
   plan_ = make_plan(exchange_, std::move(description), pieces);
+  try {
+    exchange_.together([&] { staging_.reserve(plan_->bytes); });
+  } catch (...) {
+    plan_.reset();  // the next save asks again, on all ranks
+    throw;
+  }
 }
 
 void Checkpointer::prepare(std::span<const Piece> pieces) {
   wait();
   plan_for(pieces);
-  staging_.reserve(plan_->bytes);
 }
 
 void Checkpointer::save(int64_t step, const State& state) {
@@ -113,7 +118,6 @@ void Checkpointer::save(int64_t step, const State& state) {
   auto start = Clock::now();
   TESSERA_CHECK(step >= 0, "checkpoint: step {} is negative", step);
   plan_for(state.pieces);
-  staging_.reserve(plan_->bytes);
   staging_.restart();
   auto job = std::make_unique<Job>();
   job->step = step;

@@ -262,6 +262,44 @@ TEST_F(Damage, AnUnnamedStepIsReplaced) {
   EXPECT_TRUE(read_manifest(root_ + "/step-000000009").find("v"));
 }
 
+// One rank has no memory for its staging buffer: all are told, nobody waits for another, and a
+// smaller save goes on. The limit counts what is mapped, so nothing large is ever touched.
+TEST_F(Damage, NoMemoryOnOneRankIsReportedOnAll) {
+  fflush(nullptr);
+  pid_t child = fork();
+  if (child == 0) {
+    std::atomic<int> bad = 0;
+    run_ranks(2, [&](ProcessGroup& g) {
+      constexpr int64_t kBytes = 1 << 30;
+      Checkpointer c(root_, &g, {.timeout = Millis(20'000)});
+      Piece small = whole(fmt::format("a{}", g.rank()), empty({3}));
+      State large{{small}, {}};
+      if (g.rank() == 1) large.pieces.push_back(whole("w", empty({kBytes}, {kU8})));
+      g.barrier();
+      rlimit before{};
+      getrlimit(RLIMIT_AS, &before);
+      if (g.rank() == 1) {
+        rlim_t pages = 0;
+        std::ifstream("/proc/self/statm") >> pages;
+        rlimit limit{pages * rlim_t(sysconf(_SC_PAGESIZE)) + kBytes / 2, before.rlim_max};
+        setrlimit(RLIMIT_AS, &limit);
+      }
+      g.barrier();
+      std::string text = error_of([&] { c.save(20, large); });
+      bad += text.find("no memory for a buffer of 1") == std::string::npos;
+      c.save(21, {{small}, {}});
+      c.wait();
+      g.barrier();
+      if (g.rank() == 1) setrlimit(RLIMIT_AS, &before);
+    });
+    bad += !verify(root_).findings.empty() || read_latest(root_).step != 21;
+    _exit(bad);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
 // The limit on file sizes stands for any full disk: write fails in the middle of a file, through
 // the page cache (small files) and past it. The process would get SIGXFSZ, so a child ignores it.
 class FullDisk : public Damage, public testing::WithParamInterface<int64_t> {};
