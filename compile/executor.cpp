@@ -5,6 +5,7 @@
 
 #include "compile/as_strided.h"
 #include "compile/executor_schedule.h"
+#include "compile/memory_order.h"
 #include "compile/replay.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
@@ -34,7 +35,7 @@ struct BoundInput {
 }  // namespace
 
 struct Executor::Impl {
-  explicit Impl(Graph g) : graph(std::move(g)), schedule(make_schedule(graph)) {
+  explicit Impl(Graph g) : graph(ordered(std::move(g))), schedule(make_schedule(graph)) {
     inputs.resize(graph.inputs.size());
     implicit.resize(graph.implicit.size());
     for (size_t i = 0; i < schedule.memories.size(); ++i) {
@@ -54,6 +55,11 @@ struct Executor::Impl {
     for (const ImplicitInput& i : graph.implicit) plan.implicit_bytes += i.tensor.nbytes();
   }
 
+  static Graph ordered(Graph g) {
+    order_for_memory(g);
+    return g;
+  }
+
   // ---- memory
 
   Memory& memory(MemoryId m) { return schedule.memories[size_t(m)]; }
@@ -68,7 +74,7 @@ struct Executor::Impl {
 
   void take_memory() {
     if (arena) return;
-    arena = make_ref<Storage>(schedule.arena.bytes, kCPU, cpu_allocator());
+    arena = make_ref<Storage>(schedule.arena.bytes, kCPU, cpu_arena_allocator());
     for (Memory& m : schedule.memories) {
       if (m.kind != Memory::Kind::kArena) continue;
       void* data = static_cast<char*>(arena->data()) + m.offset;

@@ -27,7 +27,8 @@ struct MemoryPlan {
 
 class Executor {
  public:
-  /// Plans `graph` (verified). Memory is taken at the first run.
+  /// Plans `graph` (verified), whose nodes it may put in another order (memory_order.h). Memory is
+  /// taken at the first run.
   explicit Executor(Graph graph);
   ~Executor();
   Executor(Executor&&) noexcept;

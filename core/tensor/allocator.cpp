@@ -228,6 +228,13 @@ void ThreadCache::flush() {
   }
 }
 
+void count_live(size_t bytes) {
+  int64_t live =
+      counters.live.fetch_add(int64_t(bytes), std::memory_order_relaxed) + int64_t(bytes);
+  if (live > counters.peak.load(std::memory_order_relaxed))
+    counters.peak.store(live, std::memory_order_relaxed);
+}
+
 class CpuAllocator final : public Allocator {
  public:
   void* allocate(size_t bytes) override {
@@ -235,10 +242,7 @@ class CpuAllocator final : public Allocator {
     auto* p = static_cast<char*>(take(c));
     unguard(p, bytes);
     guard(p + bytes, c.bytes - bytes);
-    int64_t live =
-        counters.live.fetch_add(int64_t(c.bytes), std::memory_order_relaxed) + int64_t(c.bytes);
-    if (live > counters.peak.load(std::memory_order_relaxed))
-      counters.peak.store(live, std::memory_order_relaxed);
+    count_live(c.bytes);
     return p;
   }
   void* take(SizeClass c) {
@@ -271,7 +275,28 @@ class CpuAllocator final : public Allocator {
   }
 };
 
+class CpuArenaAllocator final : public Allocator {
+ public:
+  void* allocate(size_t bytes) override {
+    void* p = from_system(pages(bytes));
+    count_live(pages(bytes));
+    return p;
+  }
+  void deallocate(void* p, size_t bytes) override {
+    counters.live.fetch_sub(int64_t(pages(bytes)), std::memory_order_relaxed);
+    to_system(p, pages(bytes));
+  }
+
+ private:
+  static size_t pages(size_t bytes) { return (std::max<size_t>(bytes, 1) + 4095) & ~size_t(4095); }
+};
+
 }  // namespace
+
+Allocator& cpu_arena_allocator() {
+  static auto* allocator = new CpuArenaAllocator;
+  return *allocator;
+}
 
 Allocator& cpu_allocator() {
   static auto* allocator = new CpuAllocator;

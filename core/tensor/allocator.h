@@ -26,6 +26,9 @@ struct MemoryStats {
 
 /// The process-wide recycling CPU allocator (thread-safe; small blocks are cached per thread).
 Allocator& cpu_allocator();
+/// For few blocks that live long (arenas): rounded to pages and not to a size class, given back to
+/// the system when freed. Counted as the others are.
+Allocator& cpu_arena_allocator();
 MemoryStats cpu_memory_stats();
 void reset_peak_cpu_memory();
 /// Returns cached blocks to the system: those of 2 MiB and more, and smaller ones above 64 KiB

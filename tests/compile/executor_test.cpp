@@ -10,6 +10,8 @@
 #include "core/ops/reduce.h"
 #include "core/ops/update.h"
 #include "tests/compile/bits.h"
+#include "tests/compile/passes/fuzz.h"
+#include "tests/compile/passes/graphs.h"
 #include "tests/compile/samples.h"
 #include "tests/compile/training.h"
 #include "tests/support/temp_folder.h"
@@ -53,6 +55,27 @@ TEST(Executor, EveryOpAndItsGradient) {
     }
   }
   EXPECT_EQ(eager_nodes, 0);
+}
+
+// Random programs with views, writes to state and gradients.
+TEST(Executor, RandomSteps) {
+  for (uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    test::RandomStep step(seed);
+    Graph graph = test::graph_of(step.inputs, [&] { return step.run(); });
+    Executor executor(graph);
+    EXPECT_EQ(executor.memory().eager_nodes, 0);
+    for (int run = 0; run < 2; ++run) {
+      // What each leaves behind; the replay puts the state back.
+      Tensors expected = test::results(graph, step.inputs), got;
+      std::vector<Tensor> inputs = copies(step.inputs);
+      for (const Tensor& t : executor.run(inputs)) got.push_back(test::copy_of(t));
+      for (const ImplicitInput& i : graph.implicit) got.push_back(test::copy_of(i.tensor));
+      for (const Tensor& t : inputs) got.push_back(t);
+      expect_same_bits(got, expected, to_string(graph));
+      if (HasFailure()) return;
+    }
+  }
 }
 
 void compare_steps(double dropout) {

@@ -14,14 +14,15 @@ struct Training {
   models::GptPtr model;
   std::unique_ptr<optim::AdamW> opt;
 
-  explicit Training(double dropout) {
-    model = models::gpt({.vocab = 11,
-                         .context = 8,
-                         .layers = 2,
-                         .heads = 2,
-                         .dim = 16,
-                         .dropout = dropout,
-                         .bias = true});
+  explicit Training(double dropout)
+      : Training(models::GptOptions{.vocab = 11,
+                                    .context = 8,
+                                    .layers = 2,
+                                    .heads = 2,
+                                    .dim = 16,
+                                    .dropout = dropout,
+                                    .bias = true}) {}
+  explicit Training(const models::GptOptions& options) : model(models::gpt(options)) {
     model->init(3);
     opt = std::make_unique<optim::AdamW>(optim::decay_matrices_only(model->named_parameters(), 0.1),
                                          optim::AdamWOptions{.lr = 1e-2, .betas = {0.9, 0.99}});

@@ -2,7 +2,6 @@
 // kernels/rows.cpp. 16-bit floats are widened to f32 as whole tensors around the f32 loops.
 #include <algorithm>
 #include <cstring>
-#include <vector>
 
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
@@ -224,25 +223,30 @@ void run_embedding(const Primitive& prim, In in, Out out, Workspace, const Strea
 
 // Ids are visited in order, so each row sums its cotangents in a fixed order; threads split the
 // columns.
-void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
+void plan_embedding_grad(const Primitive& prim, In in, std::span<Meta> out, Plan& plan) {
+  plan_dense(prim, in, out, plan);
+  plan.workspace_bytes = size_t(in[1].numel()) * sizeof(int64_t);
+}
+
+void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace workspace, const Stream&) {
   const auto& a = static_cast<const EmbeddingAttributes&>(prim);
   in_compute_type(in, out, in[0].dtype(), [&](auto zero, In in, Out out) {
     using T = decltype(zero);
     const int64_t d = in[0].size(-1), count = in[1].numel();
     const T* g = in[0].data<T>();
     T* dt = out[0].data<T>();
-    std::vector<int64_t> target(static_cast<size_t>(count));
+    auto* target = static_cast<int64_t*>(workspace.data);  // row of each id
     for (int64_t i = 0; i < count; ++i) {
       int64_t id = id_at(in[1], i);
-      target[size_t(i)] = id == a.padding_idx ? -1 : local_row(a, id, i);
+      target[i] = id == a.padding_idx ? -1 : local_row(a, id, i);
     }
     parallel_for(d, std::max<int64_t>(16, kGrain / std::max<int64_t>(count, 1)),
                  [&](int64_t b, int64_t e) {
                    for (int64_t r = 0; r < a.rows; ++r)
                      std::fill(dt + r * d + b, dt + r * d + e, T(0));
                    for (int64_t i = 0; i < count; ++i) {
-                     if (target[size_t(i)] < 0) continue;
-                     T* to = dt + target[size_t(i)] * d;
+                     if (target[i] < 0) continue;
+                     T* to = dt + target[i] * d;
                      const T* from = g + i * d;
                      for (int64_t k = b; k < e; ++k) to[k] += from[k];
                    }
@@ -263,7 +267,7 @@ void register_fused(KernelTable& t) {
   for (const char* op : {"layer_norm_grad", "rms_norm_grad"})
     t.add(cpu, op, {plan_dense, run_norm_grad});
   t.add(cpu, "embedding", {plan_dense, run_embedding});
-  t.add(cpu, "embedding_grad", {plan_dense, run_embedding_grad});
+  t.add(cpu, "embedding_grad", {plan_embedding_grad, run_embedding_grad});
 }
 
 }  // namespace tessera::cpu

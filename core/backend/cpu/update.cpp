@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
-#include <vector>
 
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
@@ -25,23 +24,20 @@ void plan_lists(const Primitive&, In, std::span<Meta>, Plan& plan) {
   plan.assign_in_place = true;
 }
 
-// Calls piece(tensor, begin, count) over all elements of the first `count` tensors of `params`.
+// Calls piece(tensor, begin, count) over all elements of `params`.
 template <class F>
 void for_pieces(In params, F piece) {
-  struct Piece {
-    int tensor;
-    int64_t begin, count;
-  };
-  std::vector<Piece> pieces;
-  for (size_t i = 0; i < params.size(); ++i)
-    for (int64_t at = 0; at < params[i].numel(); at += kPiece)
-      pieces.push_back({int(i), at, std::min(kPiece, params[i].numel() - at)});
-  int64_t total = 0;
-  for (const Piece& p : pieces) total += p.count;
-  int64_t grain = total < kPiece ? int64_t(pieces.size()) : 1;
-  parallel_for(int64_t(pieces.size()), grain, [&](int64_t b, int64_t e) {
-    for (int64_t i = b; i < e; ++i)
-      piece(pieces[size_t(i)].tensor, pieces[size_t(i)].begin, pieces[size_t(i)].count);
+  auto pieces_of = [](const Tensor& t) { return (t.numel() + kPiece - 1) / kPiece; };
+  int64_t pieces = 0, total = 0;
+  for (const Tensor& t : params) pieces += pieces_of(t), total += t.numel();
+  parallel_for(pieces, total < kPiece ? pieces : 1, [&](int64_t b, int64_t e) {
+    size_t tensor = 0;
+    int64_t first = 0;  // number of the tensor's first piece
+    for (int64_t i = b; i < e; ++i) {
+      while (i >= first + pieces_of(params[tensor])) first += pieces_of(params[tensor++]);
+      int64_t at = (i - first) * kPiece;
+      piece(int(tensor), at, std::min(kPiece, params[tensor].numel() - at));
+    }
   });
 }
 
@@ -112,9 +108,11 @@ double tree_sum(const double* v, int64_t n) {
   return tree_sum(v, half) + tree_sum(v + half, n - half);
 }
 
+int64_t rows_of(const Tensor& t) { return t.ndim() ? t.size(0) : 1; }
+
 void sum_rows(const Primitive& prim, const Tensor& t, double* to) {
   check_real(prim, t);
-  int64_t count = t.ndim() ? t.size(0) : 1, each = count ? t.numel() / count : 0;
+  int64_t count = rows_of(t), each = count ? t.numel() / count : 0;
   parallel_for(
       count, std::max<int64_t>(1, kPiece / std::max<int64_t>(each, 1)), [&](int64_t b, int64_t e) {
         for (int64_t r = b; r < e; ++r)
@@ -123,26 +121,34 @@ void sum_rows(const Primitive& prim, const Tensor& t, double* to) {
       });
 }
 
+// Room for a number per tensor and, with rows, for those of the tensor that has most.
+template <bool kRows>
+void plan_totals(const Primitive& prim, In in, std::span<Meta> out, Plan& plan) {
+  plan_lists(prim, in, out, plan);
+  int64_t most = 0;
+  for (const Tensor& t : in) most = std::max(most, rows_of(t));
+  plan.workspace_bytes = (in.size() + (kRows ? size_t(most) : 0)) * sizeof(double);
+}
+
 // Rows of dim 0 first, then rows, then tensors, each in a balanced tree: a tensor sharded by rows
 // gives the same bits.
-void run_global_norm(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
-  std::vector<double> squares, totals;
-  for (const Tensor& t : in) {
-    squares.resize(size_t(t.ndim() ? t.size(0) : 1));
-    sum_rows(prim, t, squares.data());
-    totals.push_back(tree_sum(squares.data(), int64_t(squares.size())));
+void run_global_norm(const Primitive& prim, In in, Out out, Workspace workspace, const Stream&) {
+  double *totals = static_cast<double*>(workspace.data), *squares = totals + in.size();
+  for (size_t i = 0; i < in.size(); ++i) {
+    sum_rows(prim, in[i], squares);
+    totals[i] = tree_sum(squares, rows_of(in[i]));
   }
-  *out[0].data<double>() = std::sqrt(tree_sum(totals.data(), int64_t(totals.size())));
+  *out[0].data<double>() = std::sqrt(tree_sum(totals, int64_t(in.size())));
 }
 
 void run_row_squares(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   sum_rows(prim, in[0], out[0].data<double>());
 }
 
-void run_norm_of_rows(const Primitive&, In in, Out out, Workspace, const Stream&) {
-  std::vector<double> totals;
-  for (const Tensor& t : in) totals.push_back(tree_sum(t.data<double>(), t.numel()));
-  *out[0].data<double>() = std::sqrt(tree_sum(totals.data(), int64_t(totals.size())));
+void run_norm_of_rows(const Primitive&, In in, Out out, Workspace workspace, const Stream&) {
+  double* totals = static_cast<double*>(workspace.data);
+  for (size_t i = 0; i < in.size(); ++i) totals[i] = tree_sum(in[i].data<double>(), in[i].numel());
+  *out[0].data<double>() = std::sqrt(tree_sum(totals, int64_t(in.size())));
 }
 
 // In any order: a maximum has no rounding. A NaN is larger than all.
@@ -174,10 +180,10 @@ void run_max_magnitude(const Primitive& prim, In in, Out out, Workspace, const S
 void register_update(KernelTable& t) {
   t.add(DeviceKind::kCPU, "adam", {plan_lists, run_adam});
   t.add(DeviceKind::kCPU, "sgd", {plan_lists, run_sgd});
-  t.add(DeviceKind::kCPU, "global_norm", {plan_lists, run_global_norm});
+  t.add(DeviceKind::kCPU, "global_norm", {plan_totals<true>, run_global_norm});
   t.add(DeviceKind::kCPU, "row_squares", {plan_lists, run_row_squares});
   t.add(DeviceKind::kCPU, "max_magnitude", {plan_lists, run_max_magnitude});
-  t.add(DeviceKind::kCPU, "norm_of_rows", {plan_lists, run_norm_of_rows});
+  t.add(DeviceKind::kCPU, "norm_of_rows", {plan_totals<false>, run_norm_of_rows});
 }
 
 }  // namespace tessera::cpu

@@ -84,6 +84,23 @@ TEST(Allocator, PeakIsTheMostHeldAtOnce) {
   EXPECT_EQ(cpu_memory_stats().peak_bytes, cpu_memory_stats().live_bytes);
 }
 
+TEST(Allocator, ArenasAreRoundedToPages) {
+  for (size_t bytes : {size_t(0), size_t(100'000), size_t(27'500'001)}) {
+    MemoryStats before = cpu_memory_stats();
+    {
+      auto arena = make_ref<Storage>(bytes, kCPU, cpu_arena_allocator());
+      EXPECT_EQ(uintptr_t(arena->data()) % 64, 0u);
+      if (bytes) std::memset(arena->data(), 1, bytes);
+      MemoryStats now = cpu_memory_stats();
+      EXPECT_GE(now.live_bytes - before.live_bytes, int64_t(bytes));
+      EXPECT_LE(now.live_bytes - before.live_bytes, int64_t(bytes) + 4096);
+      EXPECT_GE(now.peak_bytes, now.live_bytes);
+    }
+    EXPECT_EQ(cpu_memory_stats().live_bytes, before.live_bytes);
+    EXPECT_EQ(cpu_memory_stats().system_bytes, before.system_bytes);
+  }
+}
+
 // One thread makes, another frees, for blocks of every kind of list; nothing grows without bound.
 TEST(Allocator, OtherThreadsMayFree) {
   auto round = [] {
