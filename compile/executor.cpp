@@ -1,19 +1,17 @@
 #include "compile/executor.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "compile/as_strided.h"
 #include "compile/executor_schedule.h"
 #include "compile/memory_order.h"
 #include "compile/replay.h"
+#include "compile/timeline.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 
 namespace tessera::compile {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 // Elements that the handles of an input touch, counted from its first one.
 Range reach_of(const Memory& m) {
@@ -24,6 +22,29 @@ Range reach_of(const Memory& m) {
     all.begin = std::min(all.begin, r.begin), all.size = end - all.begin;
   }
   return all;
+}
+
+// Elements of `t` in memory, an expanded one once.
+size_t bytes_of(const Tensor& t) {
+  size_t n = size_of(t.dtype());
+  for (int d = 0; d < t.ndim(); ++d)
+    if (t.strides()[d] != 0 || t.shape()[d] == 0) n *= size_t(t.shape()[d]);
+  return t.storage() ? n : 0;
+}
+size_t bytes_of(std::span<const Tensor> list) {
+  size_t n = 0;
+  for (const Tensor& t : list) n += bytes_of(t);
+  return n;
+}
+
+Traffic traffic_of(const CallSchedule& schedule) {
+  Traffic traffic;
+  for (const Step& s : schedule.steps)
+    if (s.collective)
+      ++traffic.collectives, traffic.collective_bytes += std::max(bytes_of(s.in), bytes_of(s.out));
+    else
+      ++traffic.kernels, traffic.kernel_bytes += bytes_of(s.in) + bytes_of(s.out);
+  return traffic;
 }
 
 struct BoundInput {
@@ -52,6 +73,7 @@ struct Executor::Impl {
     plan.arena_bytes = schedule.arena.bytes;
     plan.unplanned_bytes = schedule.unplanned_bytes;
     plan.eager_nodes = schedule.eager_steps;
+    traffic = traffic_of(schedule);
     for (const ImplicitInput& i : graph.implicit) plan.implicit_bytes += i.tensor.nbytes();
   }
 
@@ -183,6 +205,10 @@ struct Executor::Impl {
 
   void run_step(const Step& s, const Stream& stream) {
     for (MemoryId m : s.waits) memory(m).storage->wait_ready();
+    run_call(s, stream);
+  }
+
+  void run_call(const Step& s, const Stream& stream) {
     if (s.kernel) [[likely]]
       s.kernel->run(*s.prim, s.in, s.out, s.workspace, stream);
     else
@@ -198,16 +224,16 @@ struct Executor::Impl {
 
   void run_recorded(std::vector<CallRecord>& calls) {
     const Stream stream = context().stream;
-    const auto start = Clock::now();
-    auto now = [&] {
-      return std::chrono::duration<double, std::micro>(Clock::now() - start).count();
-    };
-    calls.clear();
+    TimelineRecorder recorder(calls);
     for (const Step& s : schedule.steps) {
-      double begin = now();
-      run_step(s, stream);
-      calls.push_back({std::string(s.prim->name()), s.node, begin, now()});
+      recorder.begin();
+      for (MemoryId m : s.waits) memory(m).storage->wait_ready();
+      recorder.waited();
+      run_call(s, stream);
+      recorder.end(s.prim, s.node);
+      if (s.collective) recorder.submitted(s.out[0].storage()->ready());
     }
+    recorder.finish();
   }
 
   // Arena and outputs may be written again once nothing of the last run is under way.
@@ -248,6 +274,7 @@ struct Executor::Impl {
   Graph graph;
   CallSchedule schedule;
   MemoryPlan plan;
+  Traffic traffic;
   std::vector<BoundInput> inputs, implicit;
   std::vector<MemoryId> outputs;  // memories of kind kOutput
   bool writes_inputs = false;
@@ -268,5 +295,6 @@ Tensors Executor::run_recorded(std::span<const Tensor> inputs, std::vector<CallR
 }
 const Graph& Executor::graph() const { return impl_->graph; }
 const MemoryPlan& Executor::memory() const { return impl_->plan; }
+const Traffic& Executor::traffic() const { return impl_->traffic; }
 
 }  // namespace tessera::compile

@@ -10,11 +10,20 @@
 
 namespace tessera::compile {
 
-/// What one kernel call of a run did, for reports and timelines.
+/// What one call of a run did, for reports and timelines.
 struct CallRecord {
   std::string name;  // of the op or fused kernel
   int32_t node = 0;
   double begin_us = 0, end_us = 0;  // from the beginning of the run
+  double waited_us = 0;             // for collectives, before it began
+  std::string lane = {};            // "": the thread that runs; else the group that communicates
+};
+
+/// What one run moves.
+struct Traffic {
+  int kernels = 0, collectives = 0;  // calls
+  size_t kernel_bytes = 0;           // read and written by kernels, each operand and result once
+  size_t collective_bytes = 0;       // of operands or results, whichever are more
 };
 
 struct MemoryPlan {
@@ -42,7 +51,10 @@ class Executor {
 
   const Graph& graph() const;
   const MemoryPlan& memory() const;
-  /// As run, and writes down when each call ran.
+  const Traffic& traffic() const;
+  /// As run, and writes down when each call ran. A collective is there twice: its submission, and
+  /// in the lane of its group its execution, which begins when it was submitted and those before it
+  /// in the group were done. Ends by waiting for all of them.
   Tensors run_recorded(std::span<const Tensor> inputs, std::vector<CallRecord>& calls);
 
  private:

@@ -322,6 +322,7 @@ class Scheduler {
           if (!collective) wait_for(m, now, waits);
         }
     if (collective) take_off(in, out, now);
+    step.collective = collective;
     step.waits = keep(waits);
     step.in = keep_tensors(in);
     step.out = keep_tensors(out);
@@ -387,10 +388,7 @@ class Scheduler {
   // ---- the end
 
   void add_outputs() {
-    for (ValueId id : g_.outputs) {
-      s_.outputs.push_back(value_[size_t(id)]);
-      s_.output_of.push_back(memory_of(value_[size_t(id)]));
-    }
+    for (ValueId id : g_.outputs) s_.outputs.push_back(value_[size_t(id)]);
   }
 
   void lay_out_arena() {

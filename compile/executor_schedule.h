@@ -51,13 +51,13 @@ struct Step {
   Workspace workspace = {};
   MemoryId scratch = kNoMemory;  // where the workspace lies
   int32_t node = 0;
+  bool collective = false;
 };
 
 struct CallSchedule {
   std::vector<Memory> memories;
   std::vector<Step> steps;
   std::vector<Tensor> outputs;       // handles of the memories they are in
-  std::vector<MemoryId> output_of;   // their memories; kNoMemory: a shape without values
   std::vector<MemoryId> results;     // of collectives: pending while one is under way
   std::vector<MemoryId> unfinished;  // those that no step waits for
   ArenaLayout arena;                 // of the memories of kind kArena, in their order

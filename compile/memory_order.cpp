@@ -8,7 +8,9 @@ namespace {
 // A node that computes, and the views of what it makes.
 struct Unit {
   SmallVector<int32_t, 4> nodes = {};
-  bool fixed = false;                  // an effect, a collective, or views of inputs
+  bool fixed = false;  // an effect, a collective, or views of inputs
+  bool collective = false;
+  bool waits = false;                  // reads what a collective made: may not begin earlier
   int64_t made = 0;                    // bytes of its results
   SmallVector<ValueId, 6> reads = {};  // buffers made by units, each once
   SmallVector<ValueId, 2> makes = {};  // buffers
@@ -52,10 +54,13 @@ class Order {
         u = 0;
         for (ValueId id : n.in) u = std::max(u, unit_of_[size_t(id)]);
       } else {
-        units_.push_back({.fixed = !n.into.empty() || n.role == Role::kCollective});
+        bool collective = n.role == Role::kCollective;
+        units_.push_back({.fixed = collective || !n.into.empty(), .collective = collective});
       }
       Unit& unit = units_[size_t(u)];
       unit.nodes.push_back(k);
+      for (ValueId id : n.in)
+        unit.waits |= unit_of_[size_t(id)] != u && units_[size_t(unit_of_[size_t(id)])].collective;
       for (ValueId id : n.out) {
         unit_of_[size_t(id)] = u;
         const Value& v = g_[id];
@@ -105,7 +110,7 @@ class Order {
 
   bool better_before(int later, int earlier) {
     const Unit &b = units_[size_t(later)], &a = units_[size_t(earlier)];
-    if (a.fixed || b.fixed || depends(b, a)) return false;
+    if (a.fixed || b.fixed || b.waits || depends(b, a)) return false;
     int64_t as_is = std::max(a.made, a.made - freed(a, b) + b.made),
             swapped = std::max(b.made, b.made - freed(b, a) + a.made);
     return swapped < as_is;

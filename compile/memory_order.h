@@ -1,6 +1,6 @@
 // The order of nodes that needs less memory: of two neighbours that do not depend on each other,
-// the one that frees more than it makes goes first. Invariant: effects and collectives stay where
-// they are, and nothing moves across them.
+// the one that frees more than it makes goes first. Invariants: effects and collectives stay where
+// they are, and nothing moves across them; what reads the result of a collective begins no earlier.
 #pragma once
 #include "compile/graph.h"
 

@@ -2,9 +2,9 @@
 // random steps compute the same bits.
 #include "compile/memory_order.h"
 
-#include "compile/executor.h"
+#include "collectives/loopback/run_ranks.h"
+#include "collectives/ops.h"
 #include "compile/executor_schedule.h"
-#include "core/nn/nn.h"
 #include "core/ops/contract.h"
 #include "core/ops/random.h"
 #include "tests/compile/passes/fuzz.h"
@@ -40,6 +40,26 @@ TEST(MemoryOrder, NothingMovesAcrossEffects) {
     return Tensors{sum(large), small};
   });
   EXPECT_EQ(nodes_of(checked(graph, std::vector<Tensor>{x}, order_for_memory)), nodes_of(graph));
+}
+
+// It would free the gathered tensor, and wait for it.
+TEST(MemoryOrder, ReadersOfCollectivesDoNotMoveUp) {
+  run_ranks(1, [](ProcessGroup& g) {
+    Tensor x = rand({16}), bucket = zeros({16});
+    Graph graph = graph_of({x}, [&] {
+      Tensor all = all_gather(x * 1.0, Ref<ProcessGroup>(&g));
+      all_reduce_(bucket, Ref<ProcessGroup>(&g));
+      Tensor large = exp(expand(x, {8, 16}));
+      return Tensors{sum(gelu(large)), sum(reshape(all, {4, 4})), sum(slice(bucket, 0, 0, 8))};
+    });
+    auto ops = [](const Graph& graph) {
+      std::string names;
+      for (const Node& n : graph.nodes)
+        if (n.role != Role::kView) names += std::string(n.prim->name()) + " ";
+      return names;
+    };
+    EXPECT_EQ(ops(checked(graph, std::vector<Tensor>{x}, order_for_memory)), ops(graph));
+  });
 }
 
 TEST(MemoryOrder, RandomSteps) {
