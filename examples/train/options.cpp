@@ -25,7 +25,11 @@ void check_available(const Unavailable& u) {
   refuse(u.device != "auto" && u.device != "cpu", "--device " + u.device);
   refuse(!u.tensorboard.empty(), "--tensorboard");
   refuse(!u.profile.empty(), "--profile");
-  refuse(u.offload, "--offload");
+  TESSERA_CHECK(
+      !u.offload,
+      "train: --offload moves sharded state out of an accelerator's memory; on the CPU it "
+      "is in the host's already. Leave it out; more ranks of --strategy fsdp hold less "
+      "each");
   refuse(u.compile, "--compile");
   refuse(u.image_size != 0, "--image-size");
 }
