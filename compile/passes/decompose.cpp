@@ -3,8 +3,11 @@
 // that a decomposed op differs from its kernel by the order of sums alone. They read saved results
 // (the mean and rstd of a norm) where the decompositions of core/ops, which are differentiated
 // again, start from x.
+#include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
+#include "compile/passes/closed_set.h"
 #include "compile/passes/passes.h"
 #include "compile/record.h"
 #include "compile/rewrite.h"
@@ -148,12 +151,28 @@ Decomposition find(std::string_view op, const DecomposeOptions& o) {
 
 class Decomposer {
  public:
-  Decomposer(Graph& g, const DecomposeOptions& o) : g_(g), options_(o), rewrite_(g) {}
+  Decomposer(Graph& g, const DecomposeOptions& o) : g_(g), options_(o), rewrite_(g) {
+    Uses uses(g);
+    for (size_t k = 0; k < g.nodes.size(); ++k) {
+      if (!fuses(g.nodes[k])) continue;
+      fused_.insert(g.nodes[k].out.begin(), g.nodes[k].out.end());
+      for (ValueId id : g.nodes[k].in)  // read by it, perhaps through views
+        for (;;) {
+          read_by_fused_.insert(id);
+          int32_t m = uses.maker[size_t(id)];
+          if (m == kNoNode || !g.nodes[size_t(m)].prim->is_view()) break;
+          id = g.nodes[size_t(m)].in[0];
+        }
+    }
+    for (const Node& n : g.nodes)
+      if (is_transparent_view(*n.prim) && fused_.contains(n.in[0])) fused_.insert(n.out[0]);
+  }
 
   void run() {
     for (Node& n : g_.nodes) {
       for (ValueId& id : n.in) id = rewrite_.now(id);
       Decomposition d = can_be_read(n) ? find(n.prim->name(), options_) : nullptr;
+      if (d && n.into.empty() && !has_company(n)) d = nullptr;
       if (d)
         take_apart(n, d);
       else
@@ -164,6 +183,16 @@ class Decomposer {
   }
 
  private:
+  bool fuses(const Node& n) const {
+    return is_elementwise(*n.prim) || as_reduction(*n.prim) || n.prim->name() == "copy" ||
+           find(n.prim->name(), options_);
+  }
+  // Alone, an op is best left to its kernel, which was written for it.
+  bool has_company(const Node& n) const {
+    return std::ranges::any_of(n.in, [&](ValueId id) { return fused_.contains(id); }) ||
+           std::ranges::any_of(n.out, [&](ValueId id) { return read_by_fused_.contains(id); });
+  }
+
   bool can_be_read(const Node& n) const {
     for (ValueId id : n.in)
       if (g_[id].buffer == kNoBuffer) return false;
@@ -205,6 +234,7 @@ class Decomposer {
   const DecomposeOptions& options_;
   Rewrite rewrite_;
   size_t known_ = g_.values.size();
+  std::unordered_set<ValueId> fused_, read_by_fused_;  // made by, read by what kernels fuse
   std::vector<Node> nodes_;
 };
 

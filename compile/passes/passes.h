@@ -9,12 +9,13 @@
 
 namespace tessera::compile {
 
-/// Families of ops that decompose() takes apart. What is off by default gains nothing: its eager
-/// kernel makes one pass over memory already.
+/// Families of ops that decompose() takes apart where a neighbour can join them. Softmax is off by
+/// default because its kernel is faster than generated code, optimizers because theirs makes one
+/// pass over memory for any number of parameters.
 struct DecomposeOptions {
-  bool softmax = true;      // softmax, log_softmax and their derivatives
   bool norms = true;        // layer_norm, rms_norm and their derivatives
-  bool optimizers = false;  // adam and sgd over lists
+  bool softmax = false;     // softmax, log_softmax and their derivatives
+  bool optimizers = false;  // adam and sgd over lists; they need no neighbour
 };
 /// Replaces ops that gain from fusion by the ops they are made of, from the closed set that
 /// README.md lists. Results differ from the eager kernels' by the order of sums alone.

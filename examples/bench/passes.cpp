@@ -124,6 +124,9 @@ Json bench_passes(const PassesOptions& o) {
   if (!o.time) return json;
   json["generate_s"] = generate_code(after);
   compile::Executor plain(std::move(before)), compiled(std::move(after));
+  auto arena = [](const compile::Executor& e) { return double(e.memory().arena_bytes) * 1e-6; };
+  fmt::print("intermediates   {:.2f} MB -> {:.2f} MB, planned\n", arena(plain), arena(compiled));
+  json["arena_megabytes_before"] = arena(plain), json["arena_megabytes_after"] = arena(compiled);
   for (int i = 0; i < 3; ++i) plain.run({}), compiled.run({});
   std::vector<Stats> t = time_in_turn(
       {[&] { work.step(); }, [&] { plain.run({}); }, [&] { compiled.run({}); }}, o.samples);

@@ -40,30 +40,44 @@ Graph become(int expected, const std::vector<Tensor>& in, F step, const test::To
 // A sum of n terms of a few units in another order: n roundings; 16-bit results round once more.
 constexpr test::Tolerance kSums = {1e-14, 1e-5, 2e-3, 1e-2};
 
+constexpr DecomposeOptions kSoftmax = {.softmax = true};
+
 TEST(Decompose, SoftmaxIsOneKernel) {
   for (DType t : {kF32, kF64, kBF16, kF16}) {
     std::vector<Tensor> in = {draw({5, 37}, 1, t), draw({5, 37}, 2, t)};
-    become(
-        1, in, [&]() -> Tensors { return {softmax(in[0] * 2.0) + in[1]}; }, kSums);
-    become(
-        1, in, [&]() -> Tensors { return {log_softmax(in[0])}; }, kSums);
+    auto one = [&](auto step) { become(1, in, step, kSums, kSoftmax); };
+    one([&]() -> Tensors { return {softmax(in[0] * 2.0) + in[1]}; });
+    one([&]() -> Tensors { return {log_softmax(in[0] + in[1])}; });
     for (bool log : {false, true})
       become(
           2, in,
           [&]() -> Tensors {
             Tensor x = in[0].detach().requires_grad_();
-            Tensor y = log ? log_softmax(x) : softmax(x);
+            Tensor y = (log ? log_softmax(x) : softmax(x)) * 3.0;
             Scoped<Phase> backward(context().phase, Phase::kBackward);
-            return {grad({{y}}, {{x}}, {{in[1]}})[0]};
+            return {y.detach(), grad({{y}}, {{x}}, {{in[1]}})[0]};
           },
-          kSums);
+          kSums, kSoftmax);
   }
 }
 
 TEST(Decompose, SoftmaxOfMinusInfinity) {
   std::vector<Tensor> in = {full({2, 3}, -INFINITY)};
   become(
-      1, in, [&]() -> Tensors { return {softmax(in[0])}; }, kSums);
+      1, in, [&]() -> Tensors { return {softmax(in[0] * 2.0)}; }, kSums, kSoftmax);
+}
+
+TEST(Decompose, AloneAnOpStays) {
+  std::vector<Tensor> in = {draw({5, 37}, 1, kF32)};
+  Graph g = become(1, in, [&]() -> Tensors { return {layer_norm(reshape(in[0], {37, 5}))}; }, {});
+  EXPECT_EQ(test::count(g, "layer_norm"), 1);
+  g = become(
+      1, in,
+      [&]() -> Tensors {
+        return {reshape(layer_norm(in[0]), {1, 5, 37}) + 1.0};
+      },
+      kSums);
+  EXPECT_EQ(test::count(g, "layer_norm"), 0);
 }
 
 // Forward: the residual sum and the norm. Backward: dx, the residual's gradient, dw, db and the
