@@ -178,6 +178,7 @@ void State::before_forward(size_t group, Inputs in) {
   check_unchanged(g);
   if (g.is_root) {
     order_.clear();
+    count_work(false);            // of forwards that no backward followed
     for (Group& other : groups_)  // what a backward that ended early has left
       if (!other.is_root && options_.reshard_after_forward) release(other);
     if (options_.precision.param)

@@ -329,6 +329,37 @@ TEST(ShardedLeaves, HooksSeeTheReducedGradient) {
   });
 }
 
+TEST(ShardedLeaves, GradAndHooksWithTensorParallel) {
+  auto serial = make_model();
+  std::vector<Tensor> params = serial->parameters();
+  Tensor root = serial_loss(*serial);
+  Tensors want = grad({&root, 1}, params);
+  run_ranks(4, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"dp", 2}, {"tp", 2}});
+    auto model = make_model();
+    parallelize_module(*model, mesh["tp"], models::tensor_parallel_plan(model->options));
+    fully_shard(*model, {.mesh = mesh["dp"]});
+    std::vector<Tensor> mine = model->parameters();
+    std::vector<double> seen(mine.size(), -1);
+    for (size_t i = 0; i < mine.size(); ++i)
+      add_hook(mine[i], [&, i](const Tensor& g) {
+        seen[i] = difference(g, want[i]);
+        return Tensor();
+      });
+    LossParallel allowed;
+    int64_t first = mesh.coordinate("dp") * 4;
+    auto loss = [&] { return model->loss(ids(0, first, 4), ids(100, first, 4)); };
+    Tensor l = loss();
+    Tensors got = grad({&l, 1}, mine);
+    backward(loss());
+    for (size_t i = 0; i < mine.size(); ++i) {
+      double diff = difference(got[i], want[i]);
+      TESSERA_ASSERT(diff < 1e-5, "gradient {} differs by {}", i, diff);
+      TESSERA_ASSERT(seen[i] >= 0 && seen[i] < 1e-5, "hook {} saw a difference of {}", i, seen[i]);
+    }
+  });
+}
+
 // A penalty reads parameters outside of forward.
 TEST(ShardedLeaves, MayBeUsedDirectly) {
   auto with_penalty = [](models::Gpt& m, const Tensor& loss) {
