@@ -57,25 +57,31 @@ TEST(Executor, EveryOpAndItsGradient) {
   EXPECT_EQ(eager_nodes, 0);
 }
 
-// Random programs with views, writes to state and gradients.
-TEST(Executor, RandomSteps) {
-  for (uint64_t seed = 0; seed < 200; ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    test::RandomStep step(seed);
-    Graph graph = test::graph_of(step.inputs, [&] { return step.run(); });
-    Executor executor(graph);
-    EXPECT_EQ(executor.memory().eager_nodes, 0);
-    for (int run = 0; run < 2; ++run) {
-      // What each leaves behind; the replay puts the state back.
-      Tensors expected = test::results(graph, step.inputs), got;
-      std::vector<Tensor> inputs = copies(step.inputs);
-      for (const Tensor& t : executor.run(inputs)) got.push_back(test::copy_of(t));
-      for (const ImplicitInput& i : graph.implicit) got.push_back(test::copy_of(i.tensor));
-      for (const Tensor& t : inputs) got.push_back(t);
-      expect_same_bits(got, expected, to_string(graph));
-      if (HasFailure()) return;
-    }
+// Random programs with views, writes to state and gradients; as traced and after all passes, where
+// fused kernels are interpreted.
+void run_random_step(uint64_t seed, bool passes) {
+  test::RandomStep step(seed);
+  Graph graph = test::graph_of(step.inputs, [&] { return step.run(); });
+  if (passes) run_passes(graph);
+  Executor executor(graph);
+  EXPECT_EQ(executor.memory().eager_nodes, 0);
+  for (int run = 0; run < 2; ++run) {
+    // What each leaves behind; the replay puts the state back.
+    Tensors expected = test::results(graph, step.inputs), got;
+    std::vector<Tensor> inputs = copies(step.inputs);
+    for (const Tensor& t : executor.run(inputs)) got.push_back(test::copy_of(t));
+    for (const ImplicitInput& i : graph.implicit) got.push_back(test::copy_of(i.tensor));
+    for (const Tensor& t : inputs) got.push_back(t);
+    expect_same_bits(got, expected, to_string(graph));
   }
+}
+
+TEST(Executor, RandomSteps) {
+  for (bool passes : {false, true})
+    for (uint64_t seed = 0; seed < 200 && !HasFailure(); ++seed) {
+      SCOPED_TRACE(fmt::format("seed {}{}", seed, passes ? " after passes" : ""));
+      run_random_step(seed, passes);
+    }
 }
 
 void compare_steps(double dropout) {
