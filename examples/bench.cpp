@@ -37,7 +37,7 @@ int run(int argc, char** argv) {
   add_roofline(app, chosen), add_ops(app, chosen), add_collectives(app, chosen);
   add_train(app, chosen), add_passes(app, chosen), add_scaling(app, chosen),
       add_checkpoint(app, chosen);
-  add_serve(app, chosen);
+  add_kernels(app, chosen), add_serve(app, chosen);
   std::string json_path;
   for (CLI::App* sub : app.get_subcommands([](CLI::App*) { return true; }))
     sub->add_option("--json", json_path, "file that gets the numbers too");

@@ -73,6 +73,21 @@ TEST(Generate, ReductionsOfMiddleLoops) {
   compare_with_interpreter(bodies);
 }
 
+TEST(Generate, ResultsOverOperandsWhereNothingIsReadAfterItIsWritten) {
+  BodyBuilder b({7, 100});
+  InstrId x = b.load(3), s = b.sum(x, 2), g = b.load(2);
+  b.store(b.op("square", {x}));  // x is read again once its row is summed
+  b.store(b.op("sub", {x, s}));
+  b.store(b.op("mul", {b.sum(x, 1), g}));  // g is read in the end, and where the sum is written
+  compare_with_interpreter({b.body});
+  EXPECT_FALSE(may_overwrite(b.body, 0, 0));
+  EXPECT_TRUE(may_overwrite(b.body, 0, 1));
+  EXPECT_FALSE(may_overwrite(b.body, 0, 2));
+  EXPECT_TRUE(may_overwrite(softmax_body(7, 100), 0, 0));
+  EXPECT_TRUE(may_overwrite(cross_entropy_body(7, 100), 0, 1));
+  EXPECT_TRUE(may_overwrite(layer_norm_grad_body(7, 100), 0, 0));
+}
+
 TEST(Generate, FloatsThroughIntegersLoseTheSignOfZero) {
   std::vector<Body> bodies;
   for (DType real : {kF32, kF64, kF16, kBF16})
