@@ -83,7 +83,7 @@ Prepared prepare(const Kernel& k, int64_t rows, const compile::Body& body,
       r.p.push_back(static_cast<char*>(t.raw())), r.bytes += double(t.nbytes());
   r.scratch = zeros({int64_t(r.kernel->code.scratch_bytes) + 64}, {kU8});
   r.from = zeros({int64_t(r.bytes / 8)}), r.to = zeros({int64_t(r.bytes / 8)});
-  r.name.replace(r.name.find("rows"), 4, std::to_string(rows));
+  r.name.replace(r.name.find("[rows") + 1, 4, std::to_string(rows));
   return r;
 }
 
