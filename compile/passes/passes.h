@@ -29,6 +29,9 @@ void eliminate_dead_code(Graph& graph);
 void fold_constants(Graph& graph);
 /// Copies of memory that nobody writes, and chains of views, become one view or none.
 void clean_views(Graph& graph);
+/// The gradient of an embedding, zero but in the rows that were looked up, is added to another
+/// tensor row by row. Changes the order of sums.
+void accumulate(Graph& graph);
 /// Groups of pointwise ops, reductions and views between them become Fused ops; effects that end in
 /// such a group become its results.
 void fuse(Graph& graph);

@@ -14,6 +14,7 @@ const std::vector<Pass>& pipeline() {
       {"constants", fold_constants},
       {"cse", eliminate_common_subexpressions},
       {"dce", eliminate_dead_code},
+      {"accumulate", accumulate},
       {"fuse", fuse},
   };
   return passes;

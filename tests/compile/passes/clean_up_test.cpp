@@ -235,7 +235,7 @@ TEST(Views, PiecesOfABucketStayEffects) {
     assign_(reshape(narrow(bucket, 0, 6, 6), {2, 3}), exp(in[0]));
     return {bucket};
   });
-  Graph after = checked(g, in, [](Graph& x) { run_passes(x, "decompose,fuse"); });
+  Graph after = checked(g, in, [](Graph& x) { run_passes(x, "decompose,accumulate,fuse"); });
   EXPECT_EQ(count(after, "copy"), 1);
   EXPECT_FALSE(after.nodes.back().into.empty() && after.nodes[after.nodes.size() - 2].into.empty());
 }
@@ -248,9 +248,10 @@ TEST(Pipeline, LeavesOutWhatIsNamed) {
     Tensor dead = exp(in[0]);
     return {neg(in[0] * 1.0)};
   });
-  EXPECT_EQ(nodes_of(checked(g, in, [](Graph& x) { run_passes(x, "decompose,fuse"); })),
+  EXPECT_EQ(nodes_of(checked(g, in, [](Graph& x) { run_passes(x, "decompose,accumulate,fuse"); })),
             "%1 = neg(%0)\nreturn %1\n");
-  Graph whole = checked(g, in, [](Graph& x) { run_passes(x, "constants,dce,decompose,fuse"); });
+  Graph whole =
+      checked(g, in, [](Graph& x) { run_passes(x, "constants,dce,decompose,accumulate,fuse"); });
   EXPECT_EQ(count(whole, "mul") + count(whole, "exp"), 2);
   try {
     run_passes(g, "cse,fold");

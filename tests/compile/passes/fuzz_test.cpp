@@ -52,7 +52,7 @@ void fuzz(uint64_t count, std::string_view skip, const test::Tolerance& toleranc
     if (!run_seed(seed, skip, tolerance)) return;
 }
 
-TEST(Fuzz, CleaningUpChangesNoBit) { fuzz(2000, "decompose,fuse", {}); }
+TEST(Fuzz, CleaningUpChangesNoBit) { fuzz(2000, "decompose,accumulate,fuse", {}); }
 
 TEST(Fuzz, FusedGraphsComputeTheSame) { fuzz(2000, "", {1e-9, 1e-4, 2e-2, 1e-1}); }
 

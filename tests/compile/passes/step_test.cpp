@@ -20,7 +20,7 @@ TEST(StepPasses, CleaningUpChangesNoBit) {
   test::Training t(0.1);
   std::vector<Tensor> in;
   Graph g = traced(t, in);
-  Graph after = test::checked(g, in, [](Graph& x) { run_passes(x, "decompose,fuse"); });
+  Graph after = test::checked(g, in, [](Graph& x) { run_passes(x, "decompose,accumulate,fuse"); });
   for (const Node& n : after.nodes)  // gradients are read where they were made
     EXPECT_TRUE(n.phase == Phase::kForward || n.prim->name() != "copy") << to_string(after, n);
   EXPECT_LT(after.nodes.size(), g.nodes.size());

@@ -26,7 +26,7 @@ void sweep(std::string_view skip, const test::Tolerance& tolerance) {
   }
 }
 
-TEST(PassSweep, CleaningUpChangesNoBit) { sweep("decompose,fuse", {}); }
+TEST(PassSweep, CleaningUpChangesNoBit) { sweep("decompose,accumulate,fuse", {}); }
 
 // Sums of a few f64 numbers in another order.
 TEST(PassSweep, FusedOpsComputeTheSame) { sweep("", {1e-14, 1e-6, 1e-3, 1e-2}); }

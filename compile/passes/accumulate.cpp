@@ -1,0 +1,146 @@
+// Sparse gradients join dense ones in place. The gradient of an embedding is zero but in the rows
+// that were looked up; where it is added to another tensor (the gradient of a tied head), those
+// rows are added to that tensor instead, and two passes over a table become one over a batch.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "compile/passes/passes.h"
+#include "compile/rewrite.h"
+#include "core/base/parallel.h"
+#include "core/dispatch/copy.h"
+#include "core/dispatch/kernel.h"
+#include "core/ops/attributes.h"
+
+namespace tessera::compile {
+namespace {
+
+constexpr int64_t kGrain = 16384;  // elements worth a thread
+
+// Operands: the sum so far [V, D], cotangents [.., D], ids [..]. Result: [V, D].
+class AddEmbeddingGrad final : public EmbeddingAttributes {
+ public:
+  explicit AddEmbeddingGrad(const EmbeddingAttributes& grad)
+      : EmbeddingAttributes(intern_op("add_embedding_grad"), grad.rows, grad.padding_idx) {}
+  Metas infer(MetaSpan in) const override {
+    TESSERA_CHECK_AS(ShapeError,
+                     in[0]->shape.size() == 2 && in[0]->shape[0] == rows &&
+                         in[0]->shape[1] == in[1]->shape.back() && in[0]->dtype == in[1]->dtype,
+                     "add_embedding_grad: {} for a table of {} rows", describe(in), rows);
+    return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
+  }
+  bool differentiable() const override { return false; }
+  void attributes(AttributeVisitor& v) const override {
+    v.integer("rows", rows), v.integer("padding_idx", padding_idx);
+  }
+  const Kernel* own_kernel(DeviceKind) const override;
+};
+
+// The pass sees to it that no other operand has the sum's layout, so it is the sum that the result
+// may lie over.
+void plan(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
+  plan.all_dense = true, plan.in_place = true;
+}
+
+std::vector<int64_t> checked_ids(const Tensor& ids, int64_t rows) {
+  std::vector<int64_t> list;
+  for (int64_t i = 0; i < ids.numel(); ++i) {
+    int64_t id = ids.dtype() == kI64 ? ids.data<int64_t>()[i] : ids.data<int32_t>()[i];
+    TESSERA_CHECK(id >= 0 && id < rows,
+                  "embedding: id {} at position {} is outside the table of {} rows", id, i, rows);
+    list.push_back(id);
+  }
+  return list;
+}
+
+// Ids are visited in order, so that each row has a fixed order of terms; threads share the columns.
+template <class T>
+void add_rows(const EmbeddingAttributes& a, const Tensor& g, const std::vector<int64_t>& ids,
+              const Tensor& out) {
+  const int64_t d = out.size(1), count = int64_t(ids.size());
+  const T* from = g.data<T>();
+  T* to = out.data<T>();
+  parallel_for(d, std::max<int64_t>(16, kGrain / std::max<int64_t>(count, 1)),
+               [&](int64_t first, int64_t last) {
+                 for (int64_t i = 0; i < count; ++i) {
+                   if (ids[size_t(i)] == a.padding_idx) continue;
+                   const T* x = from + i * d;
+                   T* y = to + ids[size_t(i)] * d;
+                   for (int64_t k = first; k < last; ++k) y[k] += x[k];
+                 }
+               });
+}
+
+void run(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
+         const Stream&) {
+  const auto& a = static_cast<const AddEmbeddingGrad&>(prim);
+  std::vector<int64_t> ids = checked_ids(in[2], a.rows);
+  if (out[0].raw() != in[0].raw()) copy_values(out[0], in[0]);
+  in[0].dtype() == kF32 ? add_rows<float>(a, in[1], ids, out[0])
+                        : add_rows<double>(a, in[1], ids, out[0]);
+}
+
+const Kernel* AddEmbeddingGrad::own_kernel(DeviceKind device) const {
+  static const Kernel kernel{plan, run};
+  return device == DeviceKind::kCPU ? &kernel : nullptr;
+}
+
+class Accumulator {
+ public:
+  explicit Accumulator(Graph& g) : g_(g), uses_(g) {}
+
+  void run() {
+    for (size_t k = 0; k < g_.nodes.size(); ++k) {
+      Node& n = g_.nodes[k];
+      if (n.prim->name() != "add" || !n.into.empty()) continue;
+      for (size_t sparse : {size_t(1), size_t(0)})
+        if (int32_t e = gradient_behind(n, int32_t(k), sparse); e != kNoNode) {
+          n.in = {ValueId(n.in[1 - sparse]), ValueId(g_.nodes[size_t(e)].in[0]),
+                  ValueId(g_.nodes[size_t(e)].in[1])};
+          n.prim = PrimRef(new AddEmbeddingGrad(attributes_of(g_.nodes[size_t(e)])));
+          g_.nodes[size_t(e)].prim = {};
+          break;
+        }
+    }
+    Rewrite(g_).apply();
+  }
+
+ private:
+  static const EmbeddingAttributes& attributes_of(const Node& n) {
+    return static_cast<const EmbeddingAttributes&>(*n.prim);
+  }
+
+  // The embedding_grad that makes operand `sparse` of `add` for nobody else and could run there.
+  int32_t gradient_behind(const Node& add, int32_t at, size_t sparse) const {
+    ValueId id = add.in[sparse], dense = add.in[1 - sparse];
+    int32_t e = uses_.maker[size_t(id)];
+    if (e == kNoNode || dense == id || !g_.nodes[size_t(e)].prim) return kNoNode;
+    const Node& n = g_.nodes[size_t(e)];
+    if (n.prim->name() != "embedding_grad" || !n.into.empty() || uses_.output[size_t(id)] ||
+        uses_.readers[size_t(id)].size() != 1 || attributes_of(n).part.extent != 0)
+      return kNoNode;
+    const Meta &a = g_[dense].meta, &sum = g_[add.out[0]].meta, &g = g_[n.in[0]].meta;
+    bool fits = a.shape == sum.shape && g_[id].meta.shape == sum.shape && g.shape != sum.shape &&
+                is_contiguous(sum.shape, sum.strides) && a.device.is_cpu() &&
+                (a.dtype == kF32 || a.dtype == kF64) && g_[dense].buffer != kNoBuffer;
+    return fits && unchanged(n, e, at) ? e : kNoNode;
+  }
+
+  // Nothing writes the gradient's operands on the way.
+  bool unchanged(const Node& n, int32_t from, int32_t to) const {
+    for (int32_t w = from + 1; w < to; ++w)
+      for (ValueId id : g_.nodes[size_t(w)].into)
+        for (ValueId operand : n.in)
+          if (id != kNoValue && g_[id].buffer == g_[operand].buffer) return false;
+    return true;
+  }
+
+  Graph& g_;
+  Uses uses_;
+};
+
+}  // namespace
+
+void accumulate(Graph& graph) { Accumulator(graph).run(); }
+
+}  // namespace tessera::compile
