@@ -153,12 +153,25 @@ TESSERA_FN double gelu(double x) {
   return x < -40.0 ? -0.0 : x * 0.5 * erfc(x * -0.7071067811865476);
 }
 
-// Phi(x) + x phi(x)
+// Phi(x) + x phi(x): for u = |x| it is 1 - part or part, where part = Phi(-u) - u phi(u) = exp(-u^2
+// / 2) P(u). An absolute bound lets P be a polynomial, and the exponential lack extra bits; at 13.2
+// it is about to become 0, whose sign would be wrong.
 TESSERA_FN float gelu_grad(float x) {
-  const float u = at_most(abs(x), 14.4f);
-  const NormalParts n = normal_parts(u);
-  const float part = fma(-0.398942292f, u, n.tail) * n.value * n.scale * n.scale;
-  return x < 0.0f ? part : 1.0f - part;
+  const float u = at_most(abs(x), 13.2f);
+  float p = -2.07067927e-7f;
+  p = fma(p, u, 5.66918879e-6f);
+  p = fma(p, u, -6.85351406e-5f);
+  p = fma(p, u, 0.000492079591f);
+  p = fma(p, u, -0.00239817775f);
+  p = fma(p, u, 0.00868014153f);
+  p = fma(p, u, -0.0251284763f);
+  p = fma(p, u, 0.0617015846f);
+  p = fma(p, u, -0.132723451f);
+  p = fma(p, u, 0.249957219f);
+  p = fma(p, u, -0.797881782f);
+  p = fma(p, u, 0.49999997f);
+  const bool negative = x < 0.0f;
+  return fma(negative ? p : -p, exp_to_88(u * u * -0.5f), negative ? 0.0f : 1.0f);
 }
 TESSERA_FN double gelu_grad(double x) {
   const double u = abs(x) > 40.0 ? copysign(40.0, x) : x;
