@@ -35,9 +35,9 @@ int run(int argc, char** argv) {
   app.get_formatter()->column_width(34);
   Run chosen;
   add_roofline(app, chosen), add_ops(app, chosen), add_collectives(app, chosen);
-  add_train(app, chosen), add_passes(app, chosen), add_scaling(app, chosen),
-      add_checkpoint(app, chosen);
-  add_kernels(app, chosen), add_serve(app, chosen);
+  add_products(app, chosen), add_train(app, chosen), add_passes(app, chosen);
+  add_kernels(app, chosen), add_scaling(app, chosen), add_checkpoint(app, chosen);
+  add_serve(app, chosen);
   std::string json_path;
   for (CLI::App* sub : app.get_subcommands([](CLI::App*) { return true; }))
     sub->add_option("--json", json_path, "file that gets the numbers too");

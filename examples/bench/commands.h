@@ -17,6 +17,7 @@ using Run = std::function<Json()>;
 void add_roofline(CLI::App& app, Run& run);
 void add_ops(CLI::App& app, Run& run);
 void add_collectives(CLI::App& app, Run& run);
+void add_products(CLI::App& app, Run& run);
 void add_train(CLI::App& app, Run& run);
 void add_passes(CLI::App& app, Run& run);
 void add_kernels(CLI::App& app, Run& run);

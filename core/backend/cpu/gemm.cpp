@@ -1,12 +1,15 @@
+// Products by libraries, oneDNN (f32, bf16) and OpenBLAS (f64), and the choice of who computes one.
 #include "core/backend/cpu/gemm.h"
 
 #include <cblas.h>
 
+#include <algorithm>
 #include <cstring>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
 #include "core/base/error.h"
+#include "core/base/isa.h"
 
 namespace tessera::cpu {
 namespace {
@@ -126,12 +129,25 @@ void run_blas(const Gemm& g, const double* a, const double* b, double* c) {
   }
 }
 
+// Products of middling size: their operands come from beyond the second cache, and reading them
+// ahead makes the packed product up to a fifth faster. Smaller ones may still lie in that cache,
+// where the library is up to a tenth faster; with larger ones both are equal. Measured by
+// `bench products` on a core of Zen 4.
+bool suits_packed(const Gemm& g) {
+  constexpr int64_t kKiB = 1024, kLeast = 64;
+  if (g.dtype != kF32 || g.batch > 0 || current_isa() != Isa::kV4) return false;
+  if (std::min({g.m, g.n, g.k}) < kLeast) return false;
+  const int64_t bytes = 4 * (g.m * g.k + g.k * g.n + g.m * g.n);
+  return bytes >= 512 * kKiB && bytes <= 4 * kKiB * kKiB;
+}
+
 }  // namespace
 
 void run_gemm(const Gemm& g, const void* a, const void* b, void* c) {
   if (g.dtype == kF64)
     return run_blas(g, static_cast<const double*>(a), static_cast<const double*>(b),
                     static_cast<double*>(c));
+  if (suits_packed(g)) return run_packed_gemm(g, 0, a, b, c);
   run_onednn(g, a, b, c);
 }
 

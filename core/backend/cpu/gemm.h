@@ -19,10 +19,12 @@ struct Gemm {
   int64_t a_m = 0, a_k = 0, b_k = 0, b_n = 0, c_m = 0;
 };
 
+/// Whichever of the library and the packed product is faster.
 void run_gemm(const Gemm& g, const void* a, const void* b, void* c);
 
-/// The same product, summed over k in `leaves` equal parts that meet in a balanced tree; the bits
-/// of an element depend on k and `leaves` only. f32 and f64.
-void run_exact_gemm(const Gemm& g, int64_t leaves, const void* a, const void* b, void* c);
+/// The same product by our own kernel, f32 and f64. The bits of an element depend on k and `leaves`
+/// only: it is summed over k in `leaves` equal parts that meet in a balanced tree, or with 0 in one
+/// chain.
+void run_packed_gemm(const Gemm& g, int64_t leaves, const void* a, const void* b, void* c);
 
 }  // namespace tessera::cpu

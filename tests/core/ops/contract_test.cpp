@@ -7,7 +7,9 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/backend/cpu/gemm.h"
 #include "core/base/isa.h"
+#include "core/base/parallel.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
@@ -123,6 +125,38 @@ void expect_exact_bits() {
 TEST(ExactContraction, ElementsHaveTheBitsOfTheDefinition) {
   expect_exact_bits<float>();
   expect_exact_bits<double>();
+}
+
+// The packed product by the same definition with one leaf: several blocks of k, groups of rows and
+// tiles for threads, tails of all. Columns beside the result stay.
+TEST(PackedGemm, AnElementIsOneChain) {
+  for (auto [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{70, 75, 90},
+                         {521, 65, 300},
+                         {1030, 40, 150},
+                         {9, 530, 700},
+                         {64, 97, 2000}})
+    for (bool a_rows : {true, false})
+      for (bool b_rows : {true, false})
+        for (int threads : {1, 3}) {
+          Tensor a = values({m * k}, 1, kF32), b = values({k * n}, 2, kF32),
+                 c = full({m, n + 3}, 7.0, {kF32});
+          cpu::Gemm g;
+          g.m = m, g.n = n, g.k = k, g.c_m = n + 3;
+          g.a_m = a_rows ? k : 1, g.a_k = a_rows ? 1 : m;
+          g.b_k = b_rows ? n : 1, g.b_n = b_rows ? 1 : k;
+          const int before = num_threads();
+          set_num_threads(threads);
+          cpu::run_packed_gemm(g, 0, a.raw(), b.raw(), c.raw());
+          set_num_threads(before);
+          int64_t wrong = 0;
+          for (int64_t i = 0; i < m; ++i)
+            for (int64_t j = 0; j < n + 3; ++j)
+              wrong += c.data<float>()[i * (n + 3) + j] !=
+                       (j < n ? chain(a.data<float>() + i * g.a_m, g.a_k,
+                                      b.data<float>() + j * g.b_n, g.b_k, k, 1)
+                              : 7.0f);
+          EXPECT_EQ(wrong, 0) << m << ' ' << n << ' ' << k << ' ' << a_rows << b_rows << threads;
+        }
 }
 
 TEST(ExactContraction, GradientsAreExactOutsideOfTheScope) {

@@ -18,40 +18,81 @@ constexpr int64_t padded(int64_t n) {
   return (n + kLine - 1) / kLine * kLine;
 }
 
-// One tile of R rows and V vectors.
-template <class T, int R, int V, bool kAdd>
+/// The tile of C that stays in registers: kTileRows rows of kTileVectors vectors. Enough chains of
+/// multiply-adds to hide their latency, few enough loads for each to leave the multiplier busy.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 8, kTileVectors = 2;
+#else
+constexpr int kTileRows = 6, kTileVectors = 2;
+#endif
+
+/// Fetches one cache line for every four steps of k in each of two walks, and the lines that a tile
+/// will write, so that the misses pass while it multiplies. Any address will do.
+template <class T>
+struct Ahead {
+  const T* at[2];
+  int64_t step[2];
+  inline __attribute__((always_inline)) void fetch() {
+    for (int i = 0; i < 2; ++i) __builtin_prefetch(at[i], 0, 2), at[i] += step[i];
+  }
+  inline __attribute__((always_inline)) void fetch_to_write(T* c) { __builtin_prefetch(c, 1, 3); }
+};
+template <class T>
+struct NothingAhead {
+  inline __attribute__((always_inline)) void fetch() {}
+  inline __attribute__((always_inline)) void fetch_to_write(T*) {}
+};
+
+// One tile of R rows and V vectors. A[r, i] is a[r * a_row + i * a_k].
+template <int R, int V, bool kAdd, class T, class Ahead>
 inline __attribute__((always_inline)) void tile(const T* a, int64_t a_row, int64_t a_k, const T* b,
-                                                int64_t b_k, T* c, int64_t c_row, int64_t k) {
+                                                int64_t b_k, T* c, int64_t c_row, int64_t k,
+                                                Ahead ahead) {
   using Vec = typename Vector<T>::type;
   Vec acc[R][V];
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v)
+    for (int v = 0; v < V; ++v) {
+      if (!kAdd) ahead.fetch_to_write(c + r * c_row + v * kWidth<T>);
       acc[r][v] = kAdd ? *reinterpret_cast<const Vec*>(c + r * c_row + v * kWidth<T>) : Vec{};
-  for (int64_t i = 0; i < k; ++i, b += b_k, a += a_k) {
+    }
+  // An address may be a pointer and once or twice a stride: a pointer serves three rows.
+  const T* row[(R + 2) / 3];
+  for (int q = 0; q < (R + 2) / 3; ++q) row[q] = a + 3 * q * a_row;
+  auto step = [&]() __attribute__((always_inline)) {
     Vec bv[V];
     for (int v = 0; v < V; ++v) bv[v] = *reinterpret_cast<const Vec*>(b + v * kWidth<T>);
     for (int r = 0; r < R; ++r) {
-      const Vec x = a[r * a_row] - Vec{};  // in every lane
+      const Vec x = row[r / 3][r % 3 * a_row] - Vec{};  // in every lane
       for (int v = 0; v < V; ++v) acc[r][v] = multiply_add(x, bv[v], acc[r][v]);
     }
+    for (auto& p : row) p += a_k;
+    b += b_k;
+  };
+  int64_t i = 0;
+  for (; i + 4 <= k; i += 4) {
+    ahead.fetch();
+    step(), step(), step(), step();
   }
+  for (; i < k; ++i) step();
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v) *reinterpret_cast<Vec*>(c + r * c_row + v * kWidth<T>) = acc[r][v];
 }
 
-template <class T, int V, bool kAdd>
-void rows_of_tiles(const T* a, int64_t a_row, int64_t a_k, const T* b, int64_t b_k, T* c,
-                   int64_t c_row, int64_t m, int64_t k) {
-  constexpr int kRows = V >= 4 ? 6 : 8;
+// Rows [0, m) of one column of tiles.
+template <int V, bool kAdd, class T, class Ahead>
+inline __attribute__((always_inline)) void rows_of_tiles(const T* a, int64_t a_row, int64_t a_k,
+                                                         const T* b, int64_t b_k, T* c,
+                                                         int64_t c_row, int64_t m, int64_t k,
+                                                         Ahead ahead) {
   int64_t r = 0;
-  for (; r + kRows <= m; r += kRows)
-    tile<T, kRows, V, kAdd>(a + r * a_row, a_row, a_k, b, b_k, c + r * c_row, c_row, k);
-  for (; r + 4 <= m; r += 4)
-    tile<T, 4, V, kAdd>(a + r * a_row, a_row, a_k, b, b_k, c + r * c_row, c_row, k);
-  for (; r + 2 <= m; r += 2)
-    tile<T, 2, V, kAdd>(a + r * a_row, a_row, a_k, b, b_k, c + r * c_row, c_row, k);
-  for (; r < m; ++r)
-    tile<T, 1, V, kAdd>(a + r * a_row, a_row, a_k, b, b_k, c + r * c_row, c_row, k);
+  auto rows = [&]<int R>() __attribute__((always_inline)) {
+    for (; r + R <= m; r += R)
+      tile<R, V, kAdd>(a + r * a_row, a_row, a_k, b, b_k, c + r * c_row, c_row, k, ahead);
+  };
+  rows.template operator()<kTileRows>();
+  rows.template operator()<4>();
+  rows.template operator()<2>();
+  rows.template operator()<1>();
 }
 
 #ifndef __clang__
@@ -102,13 +143,13 @@ void transpose(const T* from, int64_t from_row, int64_t rows, int64_t columns, T
 template <bool kAdd, class T>
 void microgemm(const T* a, int64_t a_row, int64_t a_k, const T* b, int64_t b_k, T* c, int64_t c_row,
                int64_t m, int64_t n, int64_t k) {
+  constexpr int64_t kColumns = kTileVectors * kWidth<T>;
+  const NothingAhead<T> nothing;
   int64_t at = 0;
-  for (; at + 4 * kWidth<T> <= n; at += 4 * kWidth<T>)
-    rows_of_tiles<T, 4, kAdd>(a, a_row, a_k, b + at, b_k, c + at, c_row, m, k);
-  for (; at + 2 * kWidth<T> <= n; at += 2 * kWidth<T>)
-    rows_of_tiles<T, 2, kAdd>(a, a_row, a_k, b + at, b_k, c + at, c_row, m, k);
+  for (; at + kColumns <= n; at += kColumns)
+    rows_of_tiles<kTileVectors, kAdd>(a, a_row, a_k, b + at, b_k, c + at, c_row, m, k, nothing);
   for (; at < n; at += kWidth<T>)
-    rows_of_tiles<T, 1, kAdd>(a, a_row, a_k, b + at, b_k, c + at, c_row, m, k);
+    rows_of_tiles<1, kAdd>(a, a_row, a_k, b + at, b_k, c + at, c_row, m, k, nothing);
 }
 
 }  // namespace

@@ -106,21 +106,22 @@ struct RandomTable {
   void (*normals)(const uint32_t* words, float* out, int64_t pairs);
 };
 
-/// A product that sums in a fixed order: C [m, n] = A [m, k] B [k, n]. k is cut into `leaves` equal
-/// parts (a power of two that divides it); each is one chain of multiply-adds for each element of
-/// C, and they meet in a balanced tree. Strides as in Gemm.
-struct ExactTile {
+/// A product that sums in a fixed order: C [m, n] = A [m, k] B [k, n]. `leaves` 0: an element of C
+/// is one chain of multiply-adds. Otherwise k is cut into `leaves` equal parts (a power of two that
+/// divides it); each is a chain, they meet in a balanced tree, and -0 becomes +0. n is at most 512.
+/// Strides as in Gemm.
+struct PackedTile {
   int64_t m, n, k, leaves;
   int64_t a_m, a_k, b_k, b_n, c_m;
 };
 template <class T>
-struct ExactGemmFns {
-  int64_t (*workspace)(const ExactTile& t);  // elements of `work`
-  void (*run)(const ExactTile& t, const T* a, const T* b, T* c, T* work);
+struct PackedGemmFns {
+  int64_t (*workspace)(const PackedTile& t);  // elements of `work`
+  void (*run)(const PackedTile& t, const T* a, const T* b, T* c, T* work);
 };
-struct ExactGemmTable {
-  ExactGemmFns<float> f32;
-  ExactGemmFns<double> f64;
+struct PackedGemmTable {
+  PackedGemmFns<float> f32;
+  PackedGemmFns<double> f64;
 };
 
 /// One head of attention: t queries of width d, s keys, values of width e. Rows lie `*_row`

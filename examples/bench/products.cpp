@@ -1,0 +1,121 @@
+// bench products: matrix products by oneDNN and by our packed kernel, whichever contract would
+// choose, warm (the same operands again and again) and from memory further away (operands in turn,
+// too many for the second cache). What gemm.cpp's choice between the two rests on.
+#include <fmt/core.h>
+
+#include <algorithm>
+
+#include "core/backend/cpu/gemm.h"
+#include "core/base/parallel.h"
+#include "examples/bench/commands.h"
+#include "examples/bench/contractions.h"
+#include "examples/bench/peaks.h"
+
+namespace tessera::bench {
+namespace {
+
+constexpr double kFarBytes = 24e6;  // of the operands that are taken in turn
+
+struct Layout {
+  const char* name;
+  bool a_columns, b_columns;  // which operand lies with its rows as columns
+};
+constexpr Layout kLayouts[] = {{"x w'", false, true}, {"g w", false, false}, {"g' x", true, false}};
+
+struct Extents {
+  int64_t m, n, k;
+};
+constexpr Extents kExtents[] = {{64, 64, 64},       {128, 128, 128},  {256, 256, 256},
+                                {768, 128, 128},    {768, 512, 128},  {768, 128, 512},
+                                {512, 128, 768},    {512, 512, 512},  {1024, 1024, 512},
+                                {1024, 1024, 1024}, {2048, 768, 768}, {2048, 3072, 768}};
+
+Product product_of(const Extents& e, const Layout& l) {
+  Product p;
+  p.m = {e.m, l.a_columns ? 1 : e.k, 0, e.n};
+  p.n = {e.n, 0, l.b_columns ? e.k : 1, 1};
+  p.k = {e.k, l.a_columns ? e.m : 1, l.b_columns ? 1 : e.n, 0};
+  return p;
+}
+
+// The packed kernel with operands of its own.
+class PackedProduct {
+ public:
+  explicit PackedProduct(const Product& p)
+      : a_(zeros_of(p.m.extent * p.k.extent)),
+        b_(zeros_of(p.k.extent * p.n.extent)),
+        c_(zeros_of(p.m.extent * p.n.extent)) {
+    g_.m = p.m.extent, g_.n = p.n.extent, g_.k = p.k.extent;
+    g_.a_m = p.m.a, g_.a_k = p.k.a, g_.b_k = p.k.b, g_.b_n = p.n.b, g_.c_m = p.m.c;
+  }
+  void run() { cpu::run_packed_gemm(g_, 0, a_.raw(), b_.raw(), c_.raw()); }
+
+ private:
+  static Tensor zeros_of(int64_t n) {
+    Tensor t = empty({n});
+    std::fill_n(t.data<float>(), n, 0.25f);
+    return t;
+  }
+  cpu::Gemm g_;
+  Tensor a_, b_, c_;
+};
+
+struct Rates {
+  double library, packed;  // flops per second
+};
+
+// Both in turn, `copies` products each.
+Rates measure(const Product& p, int64_t copies) {
+  std::vector<BareProduct> library;
+  std::vector<PackedProduct> packed;
+  for (int64_t i = 0; i < copies; ++i) library.emplace_back(p), packed.emplace_back(p);
+  const int64_t repeats = std::max<int64_t>(1, int64_t(2e8 / p.flops()) / copies);
+  auto all = [&](auto& products) {
+    for (int64_t r = 0; r < repeats; ++r)
+      for (auto& x : products) x.run();
+  };
+  std::vector<Stats> t = time_in_turn({[&] { all(library); }, [&] { all(packed); }}, kSamples);
+  const double flops = p.flops() * double(repeats * copies);
+  return {flops / t[0].median, flops / t[1].median};
+}
+
+Json bench_products(int cpu) {
+  bind_to_core(cpu);
+  set_num_threads(1);
+  const double peak = measure_fma_peak();
+  fmt::print("GF/s of f32 products, one bound core, peak {:.1f}, {}\n", peak * 1e-9, load_text());
+  fmt::print("{:>6} {:>6} {:>6}  {:<6} {:>8} {:>8} {:>6} {:>10} {:>8} {:>6}\n", "m", "n", "k", "",
+             "warm: lib", "packed", "", "far: lib", "packed", "");
+  Json rows;
+  for (const Extents& e : kExtents)
+    for (const Layout& l : kLayouts) {
+      const Product p = product_of(e, l);
+      const double bytes = 4.0 * double(e.m * e.k + e.k * e.n + e.m * e.n);
+      const Rates warm = measure(p, 1), far = measure(p, int64_t(kFarBytes / bytes) + 1);
+      fmt::print(
+          "{:>6} {:>6} {:>6}  {:<6} {:>9.1f} {:>8.1f} {:>6.2f} {:>10.1f} {:>8.1f} {:>6.2f}\n", e.m,
+          e.n, e.k, l.name, warm.library * 1e-9, warm.packed * 1e-9, warm.packed / warm.library,
+          far.library * 1e-9, far.packed * 1e-9, far.packed / far.library);
+      rows.push_back({{"m", e.m},
+                      {"n", e.n},
+                      {"k", e.k},
+                      {"layout", l.name},
+                      {"bytes", bytes},
+                      {"warm", {{"library", warm.library}, {"packed", warm.packed}}},
+                      {"far", {{"library", far.library}, {"packed", far.packed}}}});
+    }
+  return {{"peak", peak}, {"products", rows}};
+}
+
+}  // namespace
+
+void add_products(CLI::App& app, Run& run) {
+  auto cpu = std::make_shared<int>(-1);
+  CLI::App* sub = app.add_subcommand(
+      "products", "matrix products by oneDNN and by the packed kernel, by shape and layout");
+  sub->add_option("--cpu", *cpu, "core to bind to; -1: the last")->capture_default_str();
+  add_clock_option(*sub);
+  sub->callback([cpu, &run] { run = [cpu] { return bench_products(*cpu); }; });
+}
+
+}  // namespace tessera::bench
