@@ -142,6 +142,7 @@ TEST(ExecutorCollectives, AWriteWaitsForTheCollectiveThatReads) {
     Trace trace({.inputs = {x}});
     assign_(state, x * 1.0);
     Tensor all = all_gather(state, group);
+    all.raw();  // run eagerly, a program has to wait before it writes what a collective reads
     assign_(state, x * -1.0);
     Graph graph = trace.finish({all});
     Executor executor(graph);
