@@ -172,16 +172,27 @@ TEST(KernelCache, EachThingThatIsMissingGivesOneClearError) {
 }
 
 TEST(KernelCache, AnEntryOfAFolderThatCannotBeWrittenIsUsed) {
-  if (geteuid() == 0) GTEST_SKIP() << "root writes everywhere";
+  namespace fs = std::filesystem;
   TempFolder folder;
   GenerateOptions options{.cache_dir = folder / "cache"};
   make({softmax_body(4, 8)}, options);
-  auto perms = std::filesystem::perms::owner_read | std::filesystem::perms::owner_exec;
-  std::filesystem::permissions(folder / "cache", perms);
-  EXPECT_EQ(make({softmax_body(4, 8)}, options).compiled, 0);
-  EXPECT_NE(error_of_make({.cache_dir = options.cache_dir, .compiler = counting_compiler(folder)}),
-            "");
-  std::filesystem::permissions(folder / "cache", std::filesystem::perms::owner_all);
+  constexpr auto kReadOnly = fs::perms(0555);
+  fs::permissions(folder.str(), kReadOnly);
+  fs::permissions(folder / "cache", kReadOnly);
+  EXPECT_TRUE(ended_well(child([&] {
+    constexpr uid_t kNobody = 65534;
+    if (geteuid() == 0 && setuid(kNobody) != 0) throw UserError("setuid failed");  // root may write
+    EXPECT_EQ(make({softmax_body(4, 8)}, options).compiled, 0);
+    std::string error;
+    try {
+      make({softmax_body(4, 8), softmax_body(4, 9)}, options);
+    } catch (const UserError& e) {
+      error = e.what();
+    }
+    EXPECT_NE(error.find("cannot be written: Permission denied"), error.npos) << error;
+  })));
+  fs::permissions(folder.str(), fs::perms::owner_all);
+  fs::permissions(folder / "cache", fs::perms::owner_all);
 }
 
 TEST(KernelCache, SourcesAreDumped) {
