@@ -5,7 +5,8 @@
 // element it varies with. Rounding is that of the ops it was made from: an instruction computes in
 // the compute type of its dtype (f32 for 16-bit floats, i64 for narrow integers) and its result is
 // rounded to its dtype, so fused pointwise ops give the bits of the ops one by one; only sums may
-// be ordered differently, in an order fixed by the body. (Softmax is computed as core's kernel for
+// be ordered differently, in an order fixed by the body; of two zeros a maximum or minimum may give
+// either. (Softmax is computed as core's kernel for
 // it does: exp(x - amax(x)) within 1 ulp, times the reciprocal of its sum.)
 #pragma once
 #include <string>

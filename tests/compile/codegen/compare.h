@@ -20,8 +20,9 @@ Tensor operand_of(const Body& body, size_t k, uint64_t seed);
 /// Memory for result k, filled with a pattern.
 Tensor result_of(const Body& body, size_t k);
 
-/// Compiles `bodies` together and compares each with interpret(): elements of results that no float
-/// reduction feeds must have equal bits, others may differ by `tolerance` of the largest.
+/// Compiles `bodies` together and compares each with interpret(): results that no float reduction
+/// feeds must have equal bits, maxima and minima equal numbers; others may differ by `tolerance` of
+/// the largest. Chunks in another order and results over operands must give the same bits.
 void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance = 1e-5);
 
 /// Compiles the CUDA text of `bodies` for this machine, as a grid of one thread, and compares it in

@@ -83,7 +83,7 @@ class RandomBody {
       if (kind == ReduceKind::kProd) return;
       x = constrained(x);
     }
-    bool inexact = inexact_[size_t(x)] || (floats && sums);
+    bool inexact = inexact_[size_t(x)] || (floats && kind < ReduceKind::kAny);
     note(builder_.reduce(kind, x, over), inexact);
   }
   InstrId constrained(InstrId x) {
