@@ -31,17 +31,14 @@ using Splits = std::span<const int64_t>;
 
 TensorSpan one(const Tensor& t) { return {&t, 1}; }
 
-// How both forms of a verb are submitted. A recording backend would not see them: what is written
-// here would be frozen in its graph as if it had always been there.
+// How both forms of a verb are submitted. They are no ops: a recording backend does not see them.
 struct Call {
   Millis timeout;
   CallSite site;
   Collective waiting(Collective c) const {
-    Backend* backend = context().backend;
-    TESSERA_CHECK(!backend || !backend->records(),
-                  "{}: called on a process group while a step is recorded ({}), which only ops are "
-                  "part of; use those of collectives/ops.h, or call it outside of the step",
-                  name_of(c.kind), detail::describe(site));
+    if (Backend* backend = context().backend) [[unlikely]]
+      backend->leaves_ops(
+          fmt::format("{} on a process group ({})", name_of(c.kind), detail::describe(site)));
     c.timeout = timeout, c.site = site;
     return c;
   }

@@ -30,8 +30,13 @@ class EagerScope {
 
 }  // namespace
 
-TraceBackend::TraceBackend(const TraceOptions& options) {
-  scopes_.emplace("", 0);
+TraceBackend::TraceBackend(const TraceOptions& options) { begin_graph(options); }
+
+void TraceBackend::begin_graph(const TraceOptions& options) {
+  graph_ = {};
+  memory_.clear();
+  scopes_ = {{"", 0}};
+  scope_of_node_.clear();
   for (const NamedTensor& t : options.names)
     if (t.tensor.defined() && t.tensor.storage()) names_.emplace(t.tensor.storage().get(), t.name);
   for (const Tensor& t : options.inputs) {
@@ -41,6 +46,7 @@ TraceBackend::TraceBackend(const TraceOptions& options) {
     graph_.values[size_t(id)].buffer = id;
     graph_.inputs.push_back(id);
     ++remember(t, id).inputs;
+    meets(t);
   }
 }
 
@@ -85,6 +91,7 @@ ValueId TraceBackend::adopt(const Tensor& t) {
   auto name = names_.find(t.storage().get());
   graph_.implicit.push_back({id, t.detach(), name == names_.end() ? "" : name->second});
   remember(t, id);
+  meets(t);
   return id;
 }
 
@@ -145,11 +152,7 @@ int32_t TraceBackend::scope_here() {
 
 Tensors TraceBackend::run(const PrimRef& prim, Inputs in) {
   Node node = begin(prim, in);
-  Tensors out;
-  {
-    EagerScope eager;
-    out = eager_backend().run(prim, in);
-  }
+  Tensors out = execute(prim, in);
   for (const Tensor& t : out) {
     bool known = memory_.contains(t.storage().get());
     TESSERA_ASSERT(known == prim->is_view(),
@@ -174,14 +177,21 @@ void TraceBackend::assign(std::span<const Tensor> dst, const PrimRef& prim, Inpu
                   "trace: {} is written, but shares memory with another input; clone one of them",
                   describe(d));
   }
-  {
-    EagerScope eager;
-    eager_backend().assign(dst, prim, in);
-  }
+  write(dst, prim, in);
   for (size_t i = 0; i < dst.size(); ++i)
     node.out.push_back(add_value(dst[i], graph_[node.into[i]].buffer));
   overwritten(dst, node.out);
   graph_.nodes.push_back(std::move(node));
+}
+
+Tensors TraceBackend::execute(const PrimRef& prim, Inputs in) {
+  EagerScope eager;
+  return eager_backend().run(prim, in);
+}
+
+void TraceBackend::write(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
+  EagerScope eager;
+  eager_backend().assign(dst, prim, in);
 }
 
 // Nothing but what was written is known of the memory of `dst` from here on.
@@ -193,6 +203,13 @@ void TraceBackend::overwritten(std::span<const Tensor> dst, const ValueIds& out)
   }
   for (size_t i = 0; i < dst.size(); ++i)
     memory_.at(dst[i].storage().get()).layouts.push_back({dst[i].meta(), dst[i].offset(), out[i]});
+}
+
+void TraceBackend::leaves_ops(std::string_view what) {
+  throw UserError(
+      fmt::format("trace: {} while a step is recorded, which only ops are part of; use those of "
+                  "collectives/ops.h, or do it outside of the step",
+                  what));
 }
 
 // Memory that only this table holds cannot be met again.

@@ -25,17 +25,19 @@ struct TraceOptions {
 /// memory of everything that can still be read, so no kernel takes an operand over: a recorded
 /// value keeps its values. Throws UserError when memory it knows was written by other means than
 /// ops.
-class TraceBackend final : public Backend {
+class TraceBackend : public Backend {
  public:
   explicit TraceBackend(const TraceOptions& options);
 
   Tensors run(const PrimRef& prim, Inputs in) override;
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
   bool records() const override { return true; }
+  /// Throws UserError: what is written then would be frozen as if it had always been there.
+  void leaves_ops(std::string_view what) override;
   /// Makes `tensors` the outputs and hands the graph over.
   Graph finish(std::span<const Tensor> tensors);
 
- private:
+ protected:
   struct Layout {
     Meta meta;
     int64_t offset;
@@ -48,6 +50,14 @@ class TraceBackend final : public Backend {
     SmallVector<Layout, 2> layouts;  // the first one stands for the others
     int inputs = 0;                  // explicit inputs that live in it
   };
+
+  /// What happens to an op besides being written down: it runs. StepRecorder puts it off.
+  virtual Tensors execute(const PrimRef& prim, Inputs in);
+  virtual void write(std::span<const Tensor> dst, const PrimRef& prim, Inputs in);
+  /// The memory of `t`, which existed before the trace, becomes part of the graph.
+  virtual void meets(const Tensor& /*t*/) {}
+  /// Begins another graph on inputs with the layouts of `options`.
+  void begin_graph(const TraceOptions& options);
 
   ValueId read(const Tensor& t);
   ValueId reach(Memory& memory, const Tensor& t);

@@ -40,6 +40,7 @@ class Exit final : public GradNode {
   Exit(std::weak_ptr<State> state, size_t group) : state_(std::move(state)), group_(group) {}
   std::string_view name() const override { return "fully_shard"; }
   void release_saved() override {}
+  bool released() const override { return false; }  // it keeps nothing
   Tensors vjp(std::span<const Tensor> cot, uint32_t, bool) override {
     if (std::shared_ptr<State> state = state_.lock()) state->left(group_);
     return Tensors(cot.begin(), cot.end());

@@ -63,7 +63,9 @@ void State::settle_first() {
   Param& p = *on_their_way_.front();
   on_their_way_.pop_front();
   Tensor piece = std::exchange(p.reduced, {});
-  local_of(piece).storage()->wait_ready();
+  // Not for what a recording has put off: its graph says when memory is free.
+  Storage& local = *local_of(piece).storage();
+  if (dynamic_cast<Work*>(local.ready().get())) local.wait_ready();
   drop_gradient(p);
   accumulate(p, after_hooks(*grad_meta(p.sharded), cast(piece, p.sharded.dtype())));
 }

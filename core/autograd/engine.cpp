@@ -31,6 +31,13 @@ void add_to(Tensor& total, Tensor g) {
   total = total.defined() ? add(std::move(total), std::move(g)) : std::move(g);
 }
 
+// The gradient of a leaf becomes `g`.
+void put(GradMeta& leaf, Tensor g) {
+  if (Backend* b = context().backend) [[unlikely]]
+    b->slot_changes(leaf, leaf.grad, g);
+  leaf.grad = std::move(g);
+}
+
 class Backward {
  public:
   explicit Backward(BackwardOptions o) : options_(o), run_(next_run()) {}
@@ -165,12 +172,9 @@ class Backward {
     if (!leaf.grad.defined()) {
       // A tensor that others see must not become a grad that is later added to in place.
       bool ours = options_.create_graph || (g.uniquely_owned() && g.is_contiguous());
-      leaf.grad = ours ? std::move(g) : clone(g);
-    } else if (options_.create_graph) {
-      leaf.grad = add(leaf.grad, std::move(g));
+      put(leaf, ours ? std::move(g) : clone(g));
     } else {
-      Tensor sum = add(leaf.grad, std::move(g));
-      leaf.grad = std::move(sum);
+      put(leaf, add(leaf.grad, std::move(g)));
     }
   }
 
@@ -306,13 +310,15 @@ Tensor& Tensor::requires_grad_(bool on) {
 
 Tensor Tensor::grad() const {
   GradMeta* meta = grad_meta(*this);
+  if (Backend* b = context().backend; b && meta) [[unlikely]]
+    b->slot_read(*meta, meta->grad);
   return meta ? meta->grad : Tensor();
 }
 
 void Tensor::set_grad(Tensor g) const {
   GradMeta* meta = grad_meta(*this);
   TESSERA_CHECK(meta, "set_grad: {} does not require grad", describe(*this));
-  meta->grad = std::move(g);
+  put(*meta, std::move(g));
   if (meta->sink && !meta->grad.defined()) meta->sink->cleared(meta->slot);
 }
 

@@ -81,6 +81,7 @@ class GradNode : public RefCounted {
   virtual std::string_view name() const = 0;
   /// Frees what was saved; a second backward then throws.
   virtual void release_saved() = 0;
+  virtual bool released() const = 0;
 
   /// Number of the newest node of this thread: an op recorded now belongs to it.
   static uint64_t last_number();

@@ -50,6 +50,7 @@ class PrimitiveNode final : public GradNode {
     in_.clear();
     out_.clear();
   }
+  bool released() const override { return released_; }
 
  private:
   // Cotangents leave an op with the placement that its operands ask for, so that sums over ranks
@@ -102,6 +103,7 @@ class CustomNode final : public GradNode {
     f_.reset();
     saved_.clear();
   }
+  bool released() const override { return !f_; }
 
  private:
   Ref<CustomFunction> f_;

@@ -22,6 +22,7 @@ constexpr Variable kTable[] = {
     {"TESSERA_STORE_KEY", "", "per-job secret that the store asks of its clients (set by tlaunch)"},
     {"TESSERA_TIMEOUT", "60", "deadline of each collective in seconds"},
     {"TESSERA_LOG", "warn", "log level: debug, info, warn, error or off"},
+    {"TESSERA_COMPILE_SKIP", "", "passes of the compiler to leave out: cse,fuse"},
     {"TESSERA_ISA", "", "kernel instruction set: base, v3 or v4; default is the best the CPU has"},
     {"TESSERA_FAULT", "", "fault injection for tests, e.g. rank=1,op=all_reduce,n=20,kill"},
     {"TESSERA_BACKEND", "",

@@ -2,6 +2,8 @@
 // so a trace sees the rank-local ops of forward, backward, collectives and optimizer in one
 // sequence.
 #pragma once
+#include <string_view>
+
 #include "core/primitive/primitive.h"
 
 namespace tessera {
@@ -17,6 +19,17 @@ class Backend {
   /// True when ops are written down to be run again: numbers in a program then come as ops too,
   /// and not as tensors that nobody made.
   virtual bool records() const { return false; }
+  /// The program is about to do what is no op: read a value, talk to other ranks through a group.
+  /// A backend that puts ops off must have run them then. `what` names it and its place.
+  virtual void leaves_ops(std::string_view /*what*/) {}
+  /// The program reads the value of a tensor (item) at `where`, "file.cpp:12".
+  virtual void value_read(std::string_view /*where*/) {}
+  /// `slot`, a handle that outlives the ops (the gradient of a leaf), is read; or it is about to
+  /// take `now`, or nothing when that is undefined. `owner` holds it.
+  virtual void slot_read(const RefCounted& /*owner*/, const Tensor& /*slot*/) {}
+  virtual void slot_changes(const RefCounted& /*owner*/, Tensor& /*slot*/, const Tensor& /*now*/) {}
+  /// Which ops come next depends on `flag`, a switch that outlives them.
+  virtual void depends_on(const bool& /*flag*/) {}
 };
 
 /// Runs kernels at once (CPU) or enqueues them (GPU).

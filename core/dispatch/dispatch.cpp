@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "core/dispatch/copy.h"
 #include "core/dispatch/sharding.h"
 
 namespace tessera {
@@ -17,7 +18,10 @@ Tensors run_layers(LayerMask allowed, const PrimRef& prim, Inputs in) {
                    layer);
     return layer_functions[layer](prim, in);
   }
-  return (c.backend ? *c.backend : eager_backend()).run(prim, in);
+  Backend& backend = c.backend ? *c.backend : eager_backend();
+  if (prim->is_view() && !prim->viewable(in)) [[unlikely]]
+    in[0] = std::move(backend.run(copy_primitive(), in.first(1))[0]);
+  return backend.run(prim, in);
 }
 
 }  // namespace

@@ -34,6 +34,12 @@ Module::~Module() {
     if (child->parent_ == this) child->parent_ = nullptr;
 }
 
+bool Module::training() const {
+  if (Backend* b = context().backend) [[unlikely]]
+    b->depends_on(training_);
+  return training_;
+}
+
 // ---- forward
 
 Tensor Module::forward(Tensor x) {

@@ -88,7 +88,7 @@ class Module {
 
   Module& train(bool on = true);
   Module& eval() { return train(false); }
-  bool training() const { return training_; }
+  bool training() const;
   /// Casts float parameters and buffers. They become new tensors: call it before an optimizer sees
   /// them.
   Module& to(DType dtype);

@@ -14,18 +14,20 @@ Tensor Tensor::clone() const { return tessera::clone(*this); }
 Tensor Tensor::operator[](int64_t i) const { return select(*this, 0, i); }
 
 template <class T>
-T Tensor::item() const {
+T Tensor::item(std::source_location where) const {
   TESSERA_CHECK_AS(ShapeError, numel() == 1, "item: {} has {} elements, not one", describe(*this),
                    numel());
+  if (Backend* backend = context().backend) [[unlikely]]
+    backend->value_read(fmt::format("{}:{}", where.file_name(), where.line()));
   if (const ShardingLayer* sharding = sharding_of(*this)) return sharding->whole_value().item<T>();
   if constexpr (std::is_same_v<T, bool>) return read_real(raw(), dtype()) != 0;
   if constexpr (std::is_integral_v<T>) return T(read_integer(raw(), dtype()));
   return T(read_real(raw(), dtype()));
 }
-template float Tensor::item() const;
-template double Tensor::item() const;
-template int64_t Tensor::item() const;
-template int Tensor::item() const;
-template bool Tensor::item() const;
+template float Tensor::item(std::source_location) const;
+template double Tensor::item(std::source_location) const;
+template int64_t Tensor::item(std::source_location) const;
+template int Tensor::item(std::source_location) const;
+template bool Tensor::item(std::source_location) const;
 
 }  // namespace tessera

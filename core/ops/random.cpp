@@ -127,6 +127,7 @@ void Generator::seek(uint64_t next) {
   int64_t values[] = {state_.data<int64_t>()[0], int64_t(next)};
   assign_(state_, from_values<int64_t>(values, {2}));
 }
+void Generator::seek(const Tensor& next) { assign_(state_[1], next); }
 Tensor Generator::next_key() {
   Tensor key = clone(state_);
   static const Tensor one = from_values<int64_t>({0, 1}, {2});

@@ -64,6 +64,10 @@ class ViewPrimitive final : public Primitive {
     v_.shape(in[0].shape());
     return {v_.apply(in[0])};
   }
+  bool viewable(std::span<const Tensor> in) const override {
+    if constexpr (requires { v_.viewable(in[0]); }) return v_.viewable(in[0]);
+    return true;
+  }
   void attributes(AttributeVisitor& visitor) const override { v_.attributes(visitor); }
 
  private:
@@ -121,8 +125,12 @@ struct ReshapeView {
   }
   Tensor apply(const Tensor& x) const {
     std::optional<Strides> st = reshape_strides(x.shape(), x.strides(), to);
-    // A rank's part of a tensor may lie otherwise than the whole did when this became a view.
-    return st ? view_of(x, to, *st) : view_of(dense_copy(x), to, contiguous_strides(to));
+    TESSERA_ASSERT(st, "reshape: {} with strides {} has no view of shape {}", describe(x),
+                   to_string(x.strides()), to_string(to));
+    return view_of(x, to, *st);
+  }
+  bool viewable(const Tensor& x) const {
+    return reshape_strides(x.shape(), x.strides(), to).has_value();
   }
   AxisMap axes(const Shape& s) const { return reshape_axes(s, to); }
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const {

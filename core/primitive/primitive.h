@@ -84,6 +84,9 @@ class Primitive : public RefCounted {
   /// Views are metadata: they have no kernel, only this. Results share the storage of `in`.
   virtual bool is_view() const { return false; }
   virtual Tensors view(std::span<const Tensor> in) const;
+  /// False where operand 0, as it lies in memory, has no such view and is copied first: a rank's
+  /// part of a tensor may lie otherwise than the whole did when this became a view.
+  virtual bool viewable(std::span<const Tensor> /*in*/) const { return true; }
 
   virtual void attributes(AttributeVisitor&) const {}
 

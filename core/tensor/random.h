@@ -16,6 +16,8 @@ class Generator {
   /// Continues from key number `next`; a training step sets it so that the keys of a step do not
   /// depend on the past.
   void seek(uint64_t next);
+  /// The same from a tensor, i64 [], for steps that are recorded.
+  void seek(const Tensor& next);
   /// A key, i64 [2], and the state moves on by one.
   Tensor next_key();
   const Tensor& state() const { return state_; }

@@ -36,6 +36,8 @@ class Storage final : public RefCounted {
   Storage(size_t bytes, Device device, Allocator& allocator);
   /// Borrows memory; `keep_alive` is dropped when the storage dies.
   Storage(void* data, size_t bytes, Device device, Ref<RefCounted> keep_alive);
+  /// `bytes` whose memory comes with provide(); `ready` sees to that when somebody waits for it.
+  Storage(size_t bytes, Device device, Ref<Event> ready);
   ~Storage() override;
 
   static void* operator new(size_t bytes);
@@ -46,6 +48,8 @@ class Storage final : public RefCounted {
   Device device() const { return device_; }
   uint32_t version() const { return version_; }
   void bump_version() { ++version_; }
+  /// For who runs writes that were counted when they were recorded.
+  void set_version(uint32_t v) { version_ = v; }
 
   /// Waits until pending writes (a collective in flight) have landed.
   void wait_ready() {
@@ -54,6 +58,9 @@ class Storage final : public RefCounted {
   }
   void set_ready(Ref<Event> e) { ready_ = std::move(e); }
   const Ref<Event>& ready() const { return ready_; }
+  /// The memory of a storage that was made without: all of `memory`, kept alive, and pending as it
+  /// is.
+  void provide(const Ref<Storage>& memory);
 
   void set_recipe(Ref<Recipe> r) { recipe_ = std::move(r); }
   const Ref<Recipe>& recipe() const { return recipe_; }

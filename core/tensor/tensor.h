@@ -3,6 +3,7 @@
 // (autograd) and how it is sharded. Invariant: shape, dtype, device and storage of a tensor never
 // change; only assign_ changes the values.
 #pragma once
+#include <source_location>
 #include <span>
 #include <string>
 
@@ -102,8 +103,9 @@ class Tensor {
   bool is_sharded() const { return layers() & bit(Layer::kSharding); }
 
   // Spelled here so that programs read well; defined in core/ops and core/autograd.
+  /// Value of a one-element tensor, converted to T.
   template <class T>
-  T item() const;                         // value of a one-element tensor, converted to T
+  T item(std::source_location where = std::source_location::current()) const;
   Tensor to(DType dtype) const;           // the same values in another dtype
   Tensor reshape(const Shape& to) const;  // one extent may be -1
   Tensor transpose(int64_t a, int64_t b) const;

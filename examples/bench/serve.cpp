@@ -5,6 +5,7 @@
 // Invariant: at most one case holds memory.
 #include <algorithm>
 #include <iostream>
+#include <map>
 #include <sstream>
 
 #include "core/base/isa.h"
@@ -50,13 +51,23 @@ Sample sample_of_large(const Case& c) {
   };
 }
 
-Sample sample_of_steps() {
-  constexpr int kSteps = 10;
-  auto work = std::make_shared<Workload>(WorkloadOptions{});
-  for (int i = 0; i < kSteps; ++i) work->step();
-  return [work] {
+// Training steps, the median of some: "step" of gpt-nano, "gpt2" (one sequence of 512), "mlp"; and
+// "step_compiled" and so on.
+struct Steps {
+  std::string model;
+  int64_t seq_len;  // 0: the model's own
+  int count;
+};
+const std::map<std::string, Steps> kSteps = {
+    {"step", {"gpt-nano", 0, 10}}, {"gpt2", {"gpt2", 512, 1}}, {"mlp", {"mlp", 0, 100}}};
+
+Sample sample_of_steps(const Steps& steps, bool compile) {
+  auto work = std::make_shared<Workload>(
+      WorkloadOptions{.model = steps.model, .seq_len = steps.seq_len, .compile = compile});
+  for (int i = 0; i < std::max(steps.count, 3); ++i) work->step();
+  return [work, count = steps.count] {
     std::vector<double> times;
-    for (int i = 0; i < kSteps; ++i) {
+    for (int i = 0; i < count; ++i) {
       Stopwatch w;
       work->step();
       times.push_back(w.seconds() * 1e3);
@@ -84,11 +95,16 @@ Sample sample_of_contractions() {
   };
 }
 
-const std::vector<std::string> kNames = {"step", "contractions", "cross_entropy", "adamw",
-                                         "add",  "add_grad",     "view",          "transpose"};
+const std::vector<std::string> kNames = {
+    "step",         "step_compiled", "gpt2",          "gpt2_compiled", "mlp",
+    "mlp_compiled", "contractions",  "cross_entropy", "adamw",         "add",
+    "add_grad",     "view",          "transpose"};
 
 Sample make_sample(const std::string& name) {
-  if (name == "step") return sample_of_steps();
+  constexpr std::string_view kCompiled = "_compiled";
+  bool compile = name.ends_with(kCompiled);
+  auto steps = kSteps.find(compile ? name.substr(0, name.size() - kCompiled.size()) : name);
+  if (steps != kSteps.end()) return sample_of_steps(steps->second, compile);
   if (name == "contractions") return sample_of_contractions();
   if (name == "cross_entropy") return sample_of_large(cross_entropy_case(8192));
   if (name == "adamw") return sample_of_large(adamw_case());

@@ -23,7 +23,7 @@ struct TrainOptions {
   int warmup = 10;
   int threads = 1;
   int cpu = -1;
-  bool profile_ops = false, detail = false;
+  bool profile_ops = false, detail = false, compile = false;
 };
 
 std::vector<Product> record_products(Workload& work) {
@@ -66,6 +66,17 @@ Json profile(Workload& work, int steps, bool detail) {
   return ops;
 }
 
+std::unique_ptr<Workload> compiled_workload(const TrainOptions& o) {
+  WorkloadOptions w = o.workload;
+  w.compile = true;
+  auto work = std::make_unique<Workload>(w);
+  for (int i = 0; i < std::max(o.warmup, 3); ++i) work->step();
+  const compile::CompileReport& report = work->compile_report();
+  TESSERA_CHECK(report.replays > 0, "bench train: --compile: the step is not replayed: {}",
+                report.why_not);
+  return work;
+}
+
 Json bench_train(const TrainOptions& o) {
   TESSERA_CHECK(o.samples >= kSamples, "bench train: --samples {}: a median takes at least {}",
                 o.samples, kSamples);
@@ -77,10 +88,13 @@ Json bench_train(const TrainOptions& o) {
   std::vector<Product> products = record_products(work);
   BareStep bare(products, false), dense(products, true);
   work.step();
+  std::vector<std::function<void()>> rows = {[&] { work.step(); }, [&] { bare.run(); },
+                                             [&] { dense.run(); }};
+  std::unique_ptr<Workload> compiled = o.compile ? compiled_workload(o) : nullptr;
+  if (compiled) rows.push_back([&] { compiled->step(); });
 
   int64_t system_before = cpu_memory_stats().system_calls;
-  std::vector<Stats> t =
-      time_in_turn({[&] { work.step(); }, [&] { bare.run(); }, [&] { dense.run(); }}, o.samples);
+  std::vector<Stats> t = time_in_turn(rows, o.samples);
   int64_t system_calls = cpu_memory_stats().system_calls - system_before;
   double peak = o.threads == 1 ? measure_fma_peak() : 0;
 
@@ -101,6 +115,12 @@ Json bench_train(const TrainOptions& o) {
     fmt::print(
         "share of peak   {:.1f} % of {:.1f} GF/s fp32 measured here; bare contractions {:.1f} %\n",
         flops / step.median / peak * 100, peak * 1e-9, flops / sum.median / peak * 100);
+  if (compiled)
+    fmt::print(
+        "compiled step   {:.3f} ms (quartiles {:.3f} to {:.3f}); eager / compiled {:.3f}, "
+        "compiled / contractions {:.3f}\n",
+        t[3].median * 1e3, t[3].q1 * 1e3, t[3].q3 * 1e3, step.median / t[3].median,
+        t[3].median / sum.median);
   fmt::print("allocations     {} from the system in {} steps\n", system_calls, o.samples + 1);
   Json json{{"model", o.workload.model},
             {"parameters", work.parameters()},
@@ -113,6 +133,9 @@ Json bench_train(const TrainOptions& o) {
             {"tokens_per_s", tokens / step.median},
             {"gflop", flops * 1e-9},
             {"system_calls", system_calls}};
+  if (compiled)
+    json["compiled_step_ms"] = to_json(t[3], 1e3),
+    json["compiled_over_contractions"] = t[3].median / sum.median;
   if (peak > 0)
     json["peak_gflops"] = peak * 1e-9, json["share_of_peak"] = flops / step.median / peak;
   if (o.profile_ops) {
@@ -147,6 +170,7 @@ void add_train(CLI::App& app, Run& run) {
       ->capture_default_str();
   sub->add_option("--cpu", o->cpu, "core to bind one thread to; -1: the last")
       ->capture_default_str();
+  sub->add_flag("--compile", o->compile, "time the compiled step beside the eager one");
   sub->add_flag("--profile-ops", o->profile_ops, "print the time of each op in a step");
   sub->add_flag("--detail", o->detail, "with --profile-ops: by attributes and shapes");
   add_clock_option(*sub);

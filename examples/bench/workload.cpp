@@ -36,6 +36,12 @@ Workload::Workload(const WorkloadOptions& o) {
   optimizer_ =
       std::make_unique<optim::AdamW>(optim::decay_matrices_only(model_->named_parameters(), 0.1),
                                      optim::AdamWOptions{.lr = 1e-3, .betas = {0.9, 0.99}});
+  if (o.compile)
+    compiled_ = std::make_unique<compile::Compiled<Step>>(
+        [this](const Tensor& inputs, const Tensor& targets) {
+          return train_on({inputs, targets});
+        },
+        compile::CompileOptions{.name = o.model, .names = model_->named_parameters()});
 }
 
 void Workload::make_gpt(const WorkloadOptions& o) {
@@ -74,10 +80,15 @@ std::vector<NamedTensor> Workload::state() const {
   return all;
 }
 
-double Workload::step() { return train().item<double>(); }
+double Workload::step() {
+  if (!compiled_) return train().item<double>();
+  const Batch& batch = next_batch();
+  return (*compiled_)(batch.inputs, batch.targets).item<double>();
+}
 
-Tensor Workload::train() {
-  const Batch& batch = batches_[next_++ % batches_.size()];
+Tensor Workload::train() { return train_on(next_batch()); }
+
+Tensor Workload::train_on(const Batch& batch) {
   Tensor loss = loss_(batch);
   backward(loss);
   optim::Clip clip = optim::clip_grad_norm(optimizer_->parameters(), 1.0);

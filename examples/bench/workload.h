@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "compile/compile.h"
 #include "core/nn/module.h"
 #include "core/optim/optim.h"
 
@@ -18,15 +19,19 @@ struct WorkloadOptions {
   int64_t seq_len = 0;     // 0: the model's context
   uint64_t seed = 1337;
   std::vector<std::string> set = {};  // key=value, fields of the model's options
+  bool compile = false;
 };
 
 class Workload {
  public:
   explicit Workload(const WorkloadOptions& options);
-  /// One optimizer step on the next of a few batches; returns the loss.
+  /// One optimizer step on the next of a few batches, compiled where the options say so; returns
+  /// the loss.
   double step();
-  /// The same without reading the loss, so that it can be recorded.
+  /// The same, not compiled and without reading the loss, so that it can be recorded.
   Tensor train();
+  /// Of the compiled steps so far.
+  const compile::CompileReport& compile_report() const { return compiled_->report(); }
   int64_t tokens_per_step() const { return tokens_; }  // 0: not a language model
   int64_t batch_size() const { return batch_; }
   int64_t parameters() const { return model_->num_parameters(); }
@@ -37,6 +42,8 @@ class Workload {
   struct Batch {
     Tensor inputs, targets;
   };
+  Tensor train_on(const Batch& batch);
+  const Batch& next_batch() { return batches_[next_++ % batches_.size()]; }
   void make_gpt(const WorkloadOptions& options);
   void make_mlp(const WorkloadOptions& options);
 
@@ -46,6 +53,8 @@ class Workload {
   std::vector<Batch> batches_;
   size_t next_ = 0;
   int64_t batch_ = 0, tokens_ = 0;
+  using Step = std::function<Tensor(const Tensor& inputs, const Tensor& targets)>;
+  std::unique_ptr<compile::Compiled<Step>> compiled_;  // null: steps run eagerly
 };
 
 }  // namespace tessera::bench

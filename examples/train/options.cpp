@@ -12,7 +12,7 @@ namespace {
 // Flags of the interface that this build cannot honour yet, with the values it can.
 struct Unavailable {
   std::string precision = "fp32", device = "auto", tensorboard, profile;
-  bool offload = false, compile = false;
+  bool offload = false;
   int64_t image_size = 0;
 };
 
@@ -30,7 +30,6 @@ void check_available(const Unavailable& u) {
       "train: --offload moves sharded state out of an accelerator's memory; on the CPU it "
       "is in the host's already. Leave it out; more ranks of --strategy fsdp hold less "
       "each");
-  refuse(u.compile, "--compile");
   refuse(u.image_size != 0, "--image-size");
 }
 
@@ -119,6 +118,8 @@ Parsed parse_options(int argc, char** argv) {
   app.add_flag("--deterministic", o.deterministic,
                "the same bits on any power-of-two number of ranks");
   number("--logical-batches", o.logical_batches, "micro-batches of a step under --deterministic");
+  app.add_flag("--compile", o.compile,
+               "run steps as one compiled graph each, where the strategy lets them be one");
   app.add_flag("--exact-contraction", o.exact_contraction,
                "products that ranks can share to the bit: with --deterministic, tp and fsdp+tp too "
                "give the bits of one rank");
@@ -145,7 +146,6 @@ Parsed parse_options(int argc, char** argv) {
   later(app.add_option("--profile", u.profile)),
       later(app.add_option("--image-size", u.image_size));
   later(app.add_flag("--offload", u.offload));
-  later(app.add_flag("--compile", u.compile));
 
   // --a_b is --a-b.
   std::vector<std::string> args(argv + 1, argv + argc);

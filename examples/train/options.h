@@ -25,7 +25,7 @@ struct Options {
   std::string strategy = "ddp", mesh;  // mesh: axes as dp=2,tp=2; empty: one axis of all ranks
   std::string backend;
   uint64_t seed = 1337;
-  bool deterministic = false, exact_contraction = false;
+  bool deterministic = false, exact_contraction = false, compile = false;
   int64_t logical_batches = 4;
   std::string weights, save;
   int64_t sample = 0;

@@ -147,7 +147,7 @@ class Staged final : public Strategy {
     pipeline_ = std::make_unique<parallel::Pipeline>(stage_, p);
   }
 
-  Tensor run_step(const std::vector<data::Batch>& batches, uint64_t key) override {
+  Tensor run_step(const std::vector<data::Batch>& batches, const Tensor& key) override {
     default_generator().seek(key);
     return pipeline_->step(micro_batches(batches), task_.loss);
   }
@@ -207,7 +207,7 @@ Tensor Strategy::loss_of(const data::Batch& batch) {
   return task_.loss(prediction, batch.targets);
 }
 
-Tensor Strategy::run_step(const std::vector<data::Batch>& batches, uint64_t key) {
+Tensor Strategy::run_step(const std::vector<data::Batch>& batches, const Tensor& key) {
   std::vector<Tensor> losses;
   for (size_t k = 0; k < batches.size(); ++k) {
     Scoped<Tensor> samples(context().samples, batches[k].sample_numbers);

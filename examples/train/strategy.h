@@ -23,8 +23,8 @@ class Strategy {
   virtual data::Deal deal() const { return data::Deal::kAccumulateThenReduce; }
 
   /// Forward and backward of this rank's micro-batches of a step; each draws its dropout keys from
-  /// number `key` on. The mean loss of each, f64.
-  virtual Tensor run_step(const std::vector<data::Batch>& batches, uint64_t key);
+  /// number `key` (i64 []) on. The mean loss of each, f64.
+  virtual Tensor run_step(const std::vector<data::Batch>& batches, const Tensor& key);
   /// The mean loss of one batch, nothing recorded.
   virtual double evaluate(const data::Batch& batch);
   /// Of the gradients of the whole model.

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "collectives/ops.h"
+#include "compile/compile.h"
 #include "core/autograd/autograd.h"
 #include "core/base/parallel.h"
 #include "core/data/loader.h"
@@ -24,8 +25,7 @@ double seconds_since(Clock::time_point t) {
   return std::chrono::duration<double>(Clock::now() - t).count();
 }
 
-constexpr uint64_t kKeysPerStep = uint64_t(1)
-                                  << 20;  // of dropout; a step starts at a multiple of it
+constexpr int64_t kKeysPerStep = int64_t(1) << 20;  // of dropout; a step starts at a multiple of it
 
 bool power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
@@ -174,6 +174,7 @@ class Trainer {
                   .validated = val.has_value(),
                   .params_xxh128 = strategy_->params_hash()});
     if (std::string line = strategy_->memory(); !line.empty()) report_.line(line);
+    if (o_.compile) report_.line(compiled_story());
     checkpointing_.finish(std::max(steps_, done_));
     if (o_.save.empty() && o_.sample == 0) return;
     std::vector<NamedTensor> state = strategy_->gather_state(*group_);
@@ -191,12 +192,46 @@ class Trainer {
     int64_t micro_batches = loader_.sampler().micro_batches_per_rank();
     std::vector<data::Batch> batches;
     for (int64_t k = 0; k < micro_batches; ++k) batches.push_back(*loader_.next());
-    losses_ = strategy_->run_step(batches, uint64_t(s) * kKeysPerStep);
+    Tensor key = from_values<int64_t>({s * kKeysPerStep}, {}), norm;
+    std::tie(losses_, norm) = o_.compile ? run_compiled(batches, key) : update(batches, key);
+    tell(s, norm, start);
+  }
+
+  // Forward, backward and update. The losses of this rank's micro-batches and the gradient norm,
+  // which is undefined where nothing is clipped.
+  std::pair<Tensor, Tensor> update(const std::vector<data::Batch>& batches, const Tensor& key) {
+    Tensor losses = strategy_->run_step(batches, key);
     optim::Clip clip;
     if (o_.clip_norm > 0) clip = strategy_->clip(*optimizer_, o_.clip_norm);
     optimizer_->step(clip.scale);
     optimizer_->zero_grad();
-    tell(s, clip.norm, start);
+    return {losses, clip.norm};
+  }
+
+  // The same, compiled: a batch is given as its tensors.
+  using BatchTensors = std::tuple<Tensor, Tensor, Tensor>;
+  using Update = std::pair<Tensor, Tensor>(const std::vector<BatchTensors>&, const Tensor& key);
+  std::pair<Tensor, Tensor> run_compiled(const std::vector<data::Batch>& batches,
+                                         const Tensor& key) {
+    std::vector<BatchTensors> tensors;
+    for (const data::Batch& b : batches)
+      tensors.emplace_back(b.inputs, b.targets, b.sample_numbers);
+    return compiled_update_(tensors, key);
+  }
+  std::pair<Tensor, Tensor> update_of(const std::vector<BatchTensors>& tensors, const Tensor& key) {
+    std::vector<data::Batch> batches;
+    for (auto& [inputs, targets, samples] : tensors)
+      batches.push_back({.inputs = inputs, .targets = targets, .sample_numbers = samples});
+    return update(batches, key);
+  }
+
+  std::string compiled_story() const {
+    const compile::CompileReport& r = compiled_update_.report();
+    if (r.replays == 0 && !r.why_not.empty())
+      return fmt::format("compiled: {} graphs; the program runs at each step: {}", r.compiled,
+                         r.why_not);
+    return fmt::format("compiled: {} of {} steps were replayed from {} graphs", r.replays, r.calls,
+                       r.compiled);
   }
 
   void tell(int64_t s, const Tensor& norm, Clock::time_point start) {
@@ -227,6 +262,11 @@ class Trainer {
   int64_t done_;  // steps of the run that is resumed
   Report report_;
   Tensor losses_;  // of this rank's micro-batches
+  compile::Compiled<std::function<Update>> compiled_update_{
+      [this](const std::vector<BatchTensors>& batches, const Tensor& key) {
+        return update_of(batches, key);
+      },
+      {.name = "train"}};
 };
 
 }  // namespace

@@ -18,7 +18,15 @@ import common
 
 # (our name, program, PyTorch's name)
 ROWS = [
-    ("step", "bench_gpt_nano.py", "step"),
+    ("step", "bench_train.py", "step"),
+    ("step_compiled", "bench_train.py", "step"),
+    ("step_compiled", "bench_train.py", "step_compiled"),
+    ("gpt2", "bench_train.py", "gpt2"),
+    ("gpt2_compiled", "bench_train.py", "gpt2"),
+    ("gpt2_compiled", "bench_train.py", "gpt2_compiled"),
+    ("mlp", "bench_train.py", "mlp"),
+    ("mlp_compiled", "bench_train.py", "mlp"),
+    ("mlp_compiled", "bench_train.py", "mlp_compiled"),
     ("cross_entropy", "bench_ops.py", "cross_entropy"),
     ("adamw", "bench_ops.py", "adamw"),
     ("adamw", "bench_ops.py", "adamw_foreach"),
@@ -94,7 +102,7 @@ def compare(options, name, interpreter):
             path = common.ROOT / "scripts" / "reference" / program
             theirs, script = Server([interpreter, str(path), "--serve"]), program
         if their_name in theirs.header["names"]:
-            what = f"{their_name}, PyTorch {theirs.header['torch']}"
+            what = f"{our_name}, {their_name} of PyTorch {theirs.header['torch']}"
             rows.append(print_row(what, *in_turn(ours, our_name, theirs, their_name, options.pairs)))
             rows[-1]["pytorch"] = name
     for server in (ours, theirs):

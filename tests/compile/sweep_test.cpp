@@ -2,9 +2,11 @@
 // for bit, on the values it was traced with and on others.
 #include <gtest/gtest.h>
 
+#include "compile/compile.h"
 #include "compile/replay.h"
 #include "compile/trace.h"
 #include "compile/verify.h"
+#include "tests/compile/passes/close.h"
 #include "tests/compile/samples.h"
 
 namespace tessera::compile {
@@ -35,6 +37,35 @@ TEST(TraceSweep, TracedEqualsEager) {
     }
   }
 }
+
+constexpr test::Tolerance kReordered{.f64 = 1e-13, .f32 = 1e-6, .f16 = 2e-3, .bf16 = 2e-2};
+
+// Recorded without running, interpreted, then planned and replayed; with fused kernels, whose sums
+// come in another order, and without.
+void compile_sweep(const std::string& skip) {
+  for (const OpEntry& op : op_registry().entries()) {
+    int number = 0;
+    for (const Sample& s : op.samples()) {
+      std::string what = op.name + " sample " + std::to_string(number++);
+      SCOPED_TRACE(what);
+      Tensors eager = defined_only(evaluate(s, s.in));
+      auto f =
+          compile_step([&](const std::vector<Tensor>& in) { return defined_only(evaluate(s, in)); },
+                       {.skip = skip});
+      for (int call = 0; call < 3; ++call) {
+        std::vector<Tensor> in = copies(s.in);
+        std::string name = what + " call " + std::to_string(call);
+        expect_close(f(in), eager, skip.empty() ? kReordered : test::Tolerance{}, name);
+        for (size_t i = 0; i < in.size(); ++i)
+          expect_same_bits(in[i], s.in[i], what + " wrote its operand");
+      }
+      EXPECT_EQ(f.report().replays, 2) << f.report().why_not;
+    }
+  }
+}
+
+TEST(CompileSweep, CompiledEqualsEager) { compile_sweep(""); }
+TEST(CompileSweep, WithoutFusedKernelsToTheBit) { compile_sweep("decompose,accumulate,fuse"); }
 
 TEST(TraceSweep, ReplayFollowsItsInputs) {
   for (const char* name : {"mul", "contract", "softmax", "layer_norm", "sum", "gelu"}) {

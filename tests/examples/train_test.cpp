@@ -185,7 +185,6 @@ TEST_F(Train, BadInputGetsOneClearLine) {
       {"--strategy fsdp --mesh tp=1 --steps 1", "expected dp=N"},
       {"--strategy fsdp --mesh dp=2 --steps 1", "is 2 ranks, but group"},
       {"--strategy pp --model mlp --steps 1", "cannot cut --model mlp"},
-      {"--compile", "not available yet"},
       {"--offload", "more ranks of --strategy fsdp"},
       {"--no-such-flag", "no-such-flag"},
       {"--batch-size 0", "--batch-size 0"},

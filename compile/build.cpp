@@ -1,0 +1,46 @@
+#include "compile/build.h"
+
+#include "compile/codegen/generate.h"
+#include "compile/passes/passes.h"
+#include "core/base/env.h"
+#include "core/base/log.h"
+
+namespace tessera::compile {
+namespace {
+
+std::string passes_to_skip(const CompileOptions& options) {
+  std::string more = env::get("TESSERA_COMPILE_SKIP");
+  return options.skip + (options.skip.empty() || more.empty() ? "" : ",") + more;
+}
+
+// Gives the fused ops of `graph` code.
+void add_code(Graph& graph) {
+  std::vector<Node*> nodes;
+  std::vector<const Fused*> kernels;
+  for (Node& n : graph.nodes)
+    if (const Fused* fused = as_fused(*n.prim)) nodes.push_back(&n), kernels.push_back(fused);
+  if (kernels.empty()) return;
+  std::vector<Ref<const LoadedKernel>> code = generate(kernels, {});
+  for (size_t i = 0; i < nodes.size(); ++i) {
+    const Fused& f = *kernels[i];
+    nodes[i]->prim = PrimRef(new Fused(f.name, f.body, f.results, code[i]));
+  }
+}
+
+}  // namespace
+
+Executor build(Graph graph, const CompileOptions& options) {
+  std::string skip = passes_to_skip(options);
+  Graph fused = graph;
+  run_passes(fused, skip);
+  try {
+    add_code(fused);
+    return Executor(std::move(fused));
+  } catch (const UserError& e) {
+    log::warn("compile: {}; {} runs without generated kernels", e.what(), options.name);
+  }
+  run_passes(graph, skip + (skip.empty() ? "" : ",") + "decompose,fuse");
+  return Executor(std::move(graph));
+}
+
+}  // namespace tessera::compile

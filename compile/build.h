@@ -1,0 +1,12 @@
+// From a recorded graph to one that runs fast: passes, code, executor.
+#pragma once
+#include "compile/compile.h"
+#include "compile/executor.h"
+
+namespace tessera::compile {
+
+/// Passes over `graph`, code for its fused ops, and memory. Where code cannot be had (no compiler,
+/// a cache that cannot be written), that is said once and the graph runs without fused ops.
+Executor build(Graph graph, const CompileOptions& options);
+
+}  // namespace tessera::compile

@@ -1,0 +1,211 @@
+#include "compile/step_recorder.h"
+
+#include <algorithm>
+
+#include "compile/as_strided.h"
+#include "compile/verify.h"
+#include "core/dispatch/call.h"
+
+namespace tessera::compile {
+
+namespace {
+
+Device device_of(const Primitive& prim, Inputs in) {
+  return in.empty() ? prim.infer({})[0].device : in[0].device();  // of creation: its own
+}
+
+}  // namespace
+
+// Waiting for it runs the segment. Tensors that were never computed keep it beyond the recorder.
+class StepRecorder::Promise final : public Event {
+ public:
+  explicit Promise(StepRecorder* recorder) : recorder_(recorder) {}
+  bool done() const override { return false; }
+  void wait() override {
+    if (!recorder_) throw UserError("compile: this value was never computed: " + why_);
+    recorder_->looked_at("the memory of a tensor is read");
+  }
+  void give_up(std::string why) { recorder_ = nullptr, why_ = std::move(why); }
+
+ private:
+  StepRecorder* recorder_;
+  std::string why_;
+};
+
+StepRecorder::StepRecorder(const TraceOptions& options, RunSegment run)
+    : TraceBackend({}), options_(options), run_(std::move(run)), promise_(new Promise(this)) {
+  TESSERA_CHECK(!context().backend, "compile: this thread runs another backend already");
+  begin_graph(options_);
+  recording_.emplace(context().backend, this);
+}
+
+StepRecorder::~StepRecorder() {
+  try {
+    finish();
+  } catch (const std::exception&) {  // promises were given up with it; the first one is on its way
+  }
+}
+
+// ---- ops
+
+Tensors StepRecorder::run(const PrimRef& prim, Inputs in) {
+  for (const Tensor& t : in) {
+    if (t.device().is_meta()) {
+      Scoped<Backend*> eager(context().backend, nullptr);
+      return eager_backend().run(prim, in);
+    }
+    auto known = memory_.find(t.storage().get());  // looked at since: it is pending no more
+    if (known != memory_.end() && t.storage()->ready() != promise_) meets(t);
+  }
+  if (!prim->is_view() && !find_kernel(*prim, device_of(*prim, in))) {
+    TESSERA_CHECK(prim->decomposable(), "{}: no kernel for {} and no decomposition", prim->name(),
+                  to_string(device_of(*prim, in)));
+    Scoped<LayerMask> below_all_layers(context().enabled, 0);
+    return prim->decompose(in);
+  }
+  return TraceBackend::run(prim, in);
+}
+
+Tensors StepRecorder::execute(const PrimRef& prim, Inputs in) {
+  Tensors out;
+  if (prim->is_view()) {
+    out = prim->view(in);
+  } else {
+    KernelCall call = plan_call(*prim, find_kernel(*prim, device_of(*prim, in)), in);
+    for (const Meta& m : call.out) {
+      size_t bytes = size_t(extent_of(m, 0).size) * size_of(m.dtype);
+      out.push_back(Tensor(m, Ref<Storage>(new Storage(bytes, m.device, promise_))));
+    }
+  }
+  if (context().inference)
+    for (Tensor& t : out) t.impl()->inference = true;
+  return out;
+}
+
+void StepRecorder::write(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
+  check_destinations(*prim, dst, prim->infer(metas_of(in)));
+  for (const Tensor& d : dst) d.storage()->bump_version();
+}
+
+// From here on the memory is pending, so nobody looks at it or changes it behind the graph.
+void StepRecorder::meets(const Tensor& t) {
+  Storage& s = *t.storage();
+  if (s.ready() == promise_) return;
+  met_.push_back({t.storage(), s.ready()});
+  s.set_ready(promise_);
+}
+
+// ---- what the program does besides ops
+
+void StepRecorder::leaves_ops(std::string_view what) { looked_at(std::string(what)); }
+void StepRecorder::value_read(std::string_view where) {
+  looked_at(fmt::format("item() at {}", where));
+}
+
+void StepRecorder::looked_at(const std::string& why) {
+  if (break_.empty()) {
+    std::string scope =
+        graph_.nodes.empty() ? "" : graph_.scopes[size_t(graph_.nodes.back().scope)];
+    break_ = scope.empty() ? why : fmt::format("{}, after ops of {}", why, scope);
+  }
+  flush();
+}
+
+void StepRecorder::slot_read(const RefCounted& owner, const Tensor& slot) {
+  for (TouchedSlot& s : slots_)
+    if (s.owner.get() == &owner) return;
+  slots_.push_back({.owner = Ref<const RefCounted>(&owner), .seen = &slot, .before = slot});
+}
+
+void StepRecorder::slot_changes(const RefCounted& owner, Tensor& slot, const Tensor& now) {
+  for (TouchedSlot& s : slots_)
+    if (s.owner.get() == &owner) {
+      s.changed = &slot;
+      return;
+    }
+  slots_.push_back({.owner = Ref<const RefCounted>(&owner),
+                    .seen = &slot,
+                    .changed = &slot,
+                    .before = slot,
+                    .depends = now.defined()});
+}
+
+void StepRecorder::depends_on(const bool& flag) {
+  for (auto& [known, value] : flags_)
+    if (known == &flag) return;
+  flags_.emplace_back(&flag, flag);
+}
+
+// ---- segments
+
+// One tensor over all of each promised memory that somebody besides the recording holds.
+std::vector<Tensor> StepRecorder::visible() {
+  std::vector<std::pair<ValueId, Tensor>> found;
+  for (auto& [storage, memory] : memory_) {
+    if (memory.storage->data() || memory.storage->ready() != promise_) continue;
+    if (memory.storage->use_count() == 1) continue;
+    ValueId buffer = graph_[memory.layouts[0].id].buffer;
+    found.emplace_back(buffer, Tensor(graph_[buffer].meta, memory.storage));
+  }
+  std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.first < b.first; });
+  std::vector<Tensor> tensors;
+  for (auto& [id, t] : found) tensors.push_back(std::move(t));
+  return tensors;
+}
+
+// Writes were counted when they were recorded.
+Tensors StepRecorder::run_segment(Graph graph, const std::vector<Met>& met) {
+  std::vector<uint32_t> versions;
+  for (const Met& m : met) versions.push_back(m.storage->version());
+  Tensors results = run_(std::move(graph), options_.inputs);
+  for (size_t i = 0; i < met.size(); ++i) met[i].storage->set_version(versions[i]);
+  return results;
+}
+
+void StepRecorder::flush() {
+  Scoped<Backend*> eager(context().backend, nullptr);
+  std::vector<Tensor> seen = visible();
+  bool anything = !graph_.nodes.empty();
+  Graph graph = TraceBackend::finish(seen);
+  std::vector<Met> met = std::exchange(met_, {});
+  for (Met& m : met) m.storage->set_ready(m.before);
+  if (anything) {
+    ++segments_;
+    provided_.clear();
+    try {
+      verify(graph);
+      last_ = graph;
+      Tensors results = run_segment(std::move(graph), met);
+      for (size_t i = 0; i < seen.size(); ++i) {
+        seen[i].storage()->provide(results[i].storage());
+        provided_.push_back(seen[i].storage());
+      }
+    } catch (const std::exception& e) {
+      promise_->give_up(e.what());
+      promise_ = Ref<Promise>(new Promise(this));
+      begin_graph(options_);
+      throw;
+    }
+  }
+  begin_graph(options_);
+}
+
+void StepRecorder::finish() {
+  if (!recording_) return;
+  recording_.reset();
+  auto stop = [this] {
+    for (Met& m : met_) m.storage->set_ready(m.before);
+    met_.clear();
+    promise_->give_up("its recording is over");
+  };
+  try {
+    flush();
+  } catch (...) {
+    stop();
+    throw;
+  }
+  stop();
+  for (TouchedSlot& s : slots_) s.after = *s.seen;
+}
+
+}  // namespace tessera::compile
