@@ -1,6 +1,6 @@
 #include "compile/as_strided.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 class AsStrided final : public Primitive {
@@ -49,4 +49,4 @@ Range extent_of(const Meta& m, int64_t offset) {
   return {offset, last + 1 - offset, 0};
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

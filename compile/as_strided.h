@@ -2,7 +2,7 @@
 #pragma once
 #include "core/primitive/primitive.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Sees the memory of its operand through other extents and strides, beginning `offset` elements
 /// from where the operand begins (which may be negative).
@@ -11,4 +11,4 @@ PrimRef as_strided(const Shape& shape, const Strides& strides, int64_t offset);
 /// First and one past the last element that a layout touches, counted from the storage's begin.
 Range extent_of(const Meta& meta, int64_t offset);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -5,7 +5,7 @@
 #include "core/base/env.h"
 #include "core/base/log.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 std::string passes_to_skip(const CompileOptions& options) {
@@ -43,4 +43,4 @@ Executor build(Graph graph, const CompileOptions& options) {
   return Executor(std::move(graph));
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

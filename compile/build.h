@@ -3,10 +3,10 @@
 #include "compile/compile.h"
 #include "compile/executor.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Passes over `graph`, code for its fused ops, and memory. Where code cannot be had (no compiler,
 /// a cache that cannot be written), that is said once and the graph runs without fused ops.
 Executor build(Graph graph, const CompileOptions& options);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -11,7 +11,7 @@
 #include "core/base/log.h"
 #include "core/dispatch/sharding.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 // Found again by the text of its graph.
@@ -251,7 +251,7 @@ struct StepCompiler::Impl {
             "next call; pass it as an argument",
             i.id, describe(i.tensor));
     auto [found, fresh] = segments.try_emplace(to_string(graph));
-    if (fresh) return tessera::compile::replay(graph, inputs);
+    if (fresh) return tessera::compiler::replay(graph, inputs);
     Segment& segment = found->second;
     std::vector<Tensor> implicit;
     for (const ImplicitInput& i : graph.implicit) implicit.push_back(i.tensor);
@@ -283,4 +283,4 @@ Tensors StepCompiler::call(std::span<const Tensor> inputs, std::string_view key,
 }
 const CompileReport& StepCompiler::report() const { return impl_->report; }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

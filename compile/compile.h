@@ -26,7 +26,7 @@
 #include "core/base/function_ref.h"
 #include "core/tensor/named_tensor.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 struct CompileOptions {
   std::string name = "step";            // in logs and reports
@@ -168,13 +168,13 @@ class Compiled {
   std::unordered_map<std::string, std::any> results_;  // by key: a result without its tensors
 };
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler
 
 namespace tessera {
 
 /// `f` compiled: called with what it takes, returns what it returns. See the head of this file.
 template <class F>
-compile::Compiled<F> compile_step(F f, compile::CompileOptions options = {}) {
+compiler::Compiled<F> compile(F f, compiler::CompileOptions options = {}) {
   return {std::move(f), std::move(options)};
 }
 

@@ -13,7 +13,7 @@
 
 extern char** environ;
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 std::string quoted(std::string_view text) {
@@ -107,4 +107,4 @@ void draw_svg(const Graph& graph, const std::string& path) {
   std::remove(source.c_str());
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -4,7 +4,7 @@
 
 #include "compile/graph.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// The graph in the DOT language of Graphviz. Solid edges are reads, dashed ones lead from an
 /// effect to the memory it writes; inputs and outputs are ellipses, collectives have a double
@@ -14,4 +14,4 @@ std::string to_dot(const Graph& graph);
 /// program is not installed or fails.
 void draw_svg(const Graph& graph, const std::string& path);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -10,7 +10,7 @@
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 // Elements that the handles of an input touch, counted from its first one.
@@ -297,4 +297,4 @@ const Graph& Executor::graph() const { return impl_->graph; }
 const MemoryPlan& Executor::memory() const { return impl_->plan; }
 const Traffic& Executor::traffic() const { return impl_->traffic; }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -8,7 +8,7 @@
 
 #include "compile/graph.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// What one call of a run did, for reports and timelines.
 struct CallRecord {
@@ -64,4 +64,4 @@ class Executor {
   std::unique_ptr<Impl> impl_;
 };
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

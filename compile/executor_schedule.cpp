@@ -7,7 +7,7 @@
 #include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 // More than any input can have: as_strided checks its extent against the storage, which for inputs
@@ -415,4 +415,4 @@ class Scheduler {
 
 CallSchedule make_schedule(const Graph& graph) { return Scheduler(graph).run(); }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

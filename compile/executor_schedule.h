@@ -11,7 +11,7 @@
 #include "compile/memory_plan.h"
 #include "core/dispatch/kernel.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Index into CallSchedule::memories.
 using MemoryId = int32_t;
@@ -70,4 +70,4 @@ struct CallSchedule {
 /// Throws what infer and the plans of kernels throw.
 CallSchedule make_schedule(const Graph& graph);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

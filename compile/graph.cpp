@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 // "%1, %2", and "%3..%20" where at least four ids follow each other.
@@ -76,4 +76,4 @@ std::string to_string(const Graph& g) {
   return text + fmt::format("return {}\n", ids_text(ValueIds(g.outputs.begin(), g.outputs.end())));
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -9,7 +9,7 @@
 #include "core/dispatch/context.h"
 #include "core/primitive/primitive.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Index into Graph::values.
 using ValueId = int32_t;
@@ -74,4 +74,4 @@ std::string to_string(const Graph& graph, const Node& node);
 /// Inputs, then one line for each node, then the outputs.
 std::string to_string(const Graph& graph);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

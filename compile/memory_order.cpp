@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 // A node that computes, and the views of what it makes.
@@ -128,4 +128,4 @@ class Order {
 
 void order_for_memory(Graph& graph) { Order(graph).run(); }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

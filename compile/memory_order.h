@@ -4,7 +4,7 @@
 #pragma once
 #include "compile/graph.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Reorders pure nodes. Neighbours are exchanged where the most that the two of them need at once
 /// falls by it, until nothing changes: the rule of Liu 1987 ("An application of generalized tree
@@ -13,4 +13,4 @@ namespace tessera::compile {
 /// time, before that of the activation.
 void order_for_memory(Graph& graph);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 size_t aligned(size_t bytes) { return (bytes + kArenaAlign - 1) & ~(kArenaAlign - 1); }
@@ -66,4 +66,4 @@ size_t peak_of(std::span<const Block> blocks) {
   return peak;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 inline constexpr size_t kArenaAlign = 64;  // bytes
 
@@ -28,4 +28,4 @@ ArenaLayout lay_out(std::span<const Block> blocks);
 /// Most bytes in use at one step: no layout is smaller.
 size_t peak_of(std::span<const Block> blocks);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -10,7 +10,7 @@
 #include "compile/verify.h"
 #include "core/dispatch/copy.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 // The values of `t` in memory of their own, with its strides.
@@ -219,4 +219,4 @@ std::string to_string(const Reproducer& r) {
   return text;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

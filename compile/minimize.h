@@ -8,7 +8,7 @@
 
 #include "compile/graph.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Runs a graph without implicit inputs on explicit ones.
 using Runner = std::function<Tensors(const Graph&, std::span<const Tensor> inputs)>;
@@ -28,4 +28,4 @@ std::string to_string(const Reproducer& reproducer);
 /// inputs of the reproducer. Collectives are refused. Throws UserError when nothing differs.
 Reproducer minimize(const Graph& graph, std::span<const Tensor> inputs, const Runner& run);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

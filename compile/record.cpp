@@ -2,7 +2,7 @@
 
 #include "compile/rewrite.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 Recorder::Recorder(Graph& graph, std::vector<Node>& nodes, const Node& like)
     : graph_(graph),
@@ -82,4 +82,4 @@ PrimRef prim_of(const Meta& meta, FunctionRef<Tensor(const Tensor&)> call) {
   return last_prim(&meta, call);
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -8,7 +8,7 @@
 #include "core/base/function_ref.h"
 #include "core/dispatch/context.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// While it lives, ops of this thread are appended to `nodes` (their values to the graph), with the
 /// phase and scope of `like`. Layers see nothing.
@@ -41,4 +41,4 @@ PrimRef prim_of(FunctionRef<Tensor()> call);
 /// The same, of one operand that lies as `meta` says.
 PrimRef prim_of(const Meta& meta, FunctionRef<Tensor(const Tensor&)> call);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -1,6 +1,6 @@
 #include "compile/replay.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 // Node after which nobody reads a value.
@@ -63,4 +63,4 @@ Tensors replay(const Graph& g, std::span<const Tensor> inputs) {
   return outputs;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -4,7 +4,7 @@
 
 #include "compile/graph.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Runs the graph on the eager backend with `inputs` in place of those it was traced with: of equal
 /// shape, strides, dtype and device, else ShapeError. Implicit inputs are read and written where
@@ -17,4 +17,4 @@ inline Tensors replay(const Graph& graph, std::initializer_list<Tensor> inputs) 
 /// Throws ShapeError, in the name of `who`, unless `inputs` are what the graph was traced with.
 void check_inputs(std::string_view who, const Graph& graph, std::span<const Tensor> inputs);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -4,7 +4,7 @@
 
 #include "core/dispatch/kernel.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 Uses::Uses(const Graph& g)
     : maker(g.values.size(), kNoNode), readers(g.values.size()), output(g.values.size()) {
@@ -146,4 +146,4 @@ void Rewrite::apply() {
   g.values = std::move(values);
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -6,7 +6,7 @@
 
 #include "compile/graph.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// By value: the node that defines it (kNoNode: inputs and shapes), the nodes that read or
 /// overwrite it, in order, and whether it is an output.
@@ -61,4 +61,4 @@ bool same_layout(const Meta& a, const Meta& b);
 /// True where the node writes memory that existed before it.
 bool is_effect(const Node& node);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -6,7 +6,7 @@
 #include "compile/verify.h"
 #include "core/dispatch/call.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 namespace {
 
@@ -208,4 +208,4 @@ void StepRecorder::finish() {
   for (TouchedSlot& s : slots_) s.after = *s.seen;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -9,7 +9,7 @@
 
 #include "compile/trace.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Runs `graph` on the inputs of the recording and the implicit inputs that the graph holds.
 using RunSegment = std::function<Tensors(Graph graph, std::span<const Tensor> inputs)>;
@@ -81,4 +81,4 @@ class StepRecorder final : public TraceBackend {
   std::optional<Scoped<Backend*>> recording_;
 };
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

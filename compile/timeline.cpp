@@ -7,7 +7,7 @@
 #include "collectives/process_group.h"
 #include "compile/codegen/fused.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 // The name of a collective's group.
@@ -145,4 +145,4 @@ std::string report(const Executor& executor, const std::vector<CallRecord>& call
                      o.run_us / 1e3, o.collective_us / 1e3, 100 * o.hidden());
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -7,7 +7,7 @@
 
 #include "compile/executor.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Writes the records of one run: begin, waited, end for each call, in order; submitted after a
 /// collective's.
@@ -58,4 +58,4 @@ std::string chrome_trace(const Graph& graph, const std::vector<CallRecord>& call
 /// of it is hidden, memory.
 std::string report(const Executor& executor, const std::vector<CallRecord>& calls = {});
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

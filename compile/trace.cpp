@@ -6,7 +6,7 @@
 #include "core/autograd/graph.h"
 #include "core/nn/scope.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 bool same_layout(const Meta& a, int64_t offset_a, const Meta& b, int64_t offset_b) {
@@ -241,4 +241,4 @@ Graph Trace::finish(std::span<const Tensor> tensors) {
   return graph;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

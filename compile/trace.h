@@ -14,7 +14,7 @@
 #include "compile/graph.h"
 #include "core/tensor/named_tensor.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 struct TraceOptions {
   std::vector<Tensor> inputs = {};      // what changes from run to run by being another tensor
@@ -100,4 +100,4 @@ class Trace {
   std::optional<Scoped<Backend*>> recording_;
 };
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

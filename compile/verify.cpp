@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 class Verifier {
@@ -178,4 +178,4 @@ class Verifier {
 
 void verify(const Graph& graph) { Verifier(graph).run(); }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

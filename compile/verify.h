@@ -4,7 +4,7 @@
 
 #include "compile/graph.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Throws BugError that names the first offending node, unless every value is defined once and
 /// before it is read; infer of each node gives the types of its results, and a view the strides and
@@ -13,4 +13,4 @@ namespace tessera::compile {
 /// was overwritten; inputs are what they say; scopes and phases exist.
 void verify(const Graph& graph);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

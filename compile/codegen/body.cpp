@@ -7,7 +7,7 @@
 #include "compile/codegen/functors.h"
 #include "core/base/error.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 constexpr std::string_view kReduceNames[] = {"sum", "prod", "amax", "amin", "any", "all"};
@@ -180,4 +180,4 @@ std::string to_string(const Body& body) {
   return text;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -15,7 +15,7 @@
 #include "core/ops/attributes.h"
 #include "core/ops/scalar.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Set of loops, by bit; bit 0 is the outermost.
 using LoopMask = uint32_t;
@@ -76,4 +76,4 @@ std::string to_string(const Body& body);
 /// are read). Pointwise results have the bits of generated code; sums are those of core's `sum`.
 void interpret(const Body& body, std::span<const Tensor> in, std::span<const Tensor> out);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

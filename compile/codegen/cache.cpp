@@ -19,7 +19,7 @@
 #include "core/io/file.h"
 #include "core/io/hash.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 namespace fs = std::filesystem;
@@ -147,4 +147,4 @@ Ref<LoadedObject> Cache::find_or_make(
   return make_ref<LoadedObject>(path_of(key));
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -7,7 +7,7 @@
 #include "core/base/function_ref.h"
 #include "core/base/ref.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// A shared object, loaded as long as anybody holds it.
 class LoadedObject final : public RefCounted {
@@ -42,4 +42,4 @@ class Cache {
   std::string folder_;
 };
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

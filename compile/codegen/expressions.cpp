@@ -8,7 +8,7 @@
 #include "compile/codegen/functors.h"
 #include "core/tensor/element.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 std::string real_literal(DType t, double v) {
@@ -132,4 +132,4 @@ std::string expression(const Body& body, const Instr& i) {
   return pointwise(body, i);
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

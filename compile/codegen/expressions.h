@@ -3,7 +3,7 @@
 #pragma once
 #include "compile/codegen/body.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// "float", "double", "long" or "bool".
 std::string register_type(DType t);
@@ -21,4 +21,4 @@ std::string converted(DType from, DType to, const std::string& value);
 /// Constants, pointwise ops and casts of values called v<id>.
 std::string expression(const Body& body, const Instr& i);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -5,7 +5,7 @@
 
 #include "core/base/error.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 std::string_view between(std::string_view line, std::string_view before, std::string_view after) {
@@ -46,4 +46,4 @@ const Functor* find_functor(std::string_view op) {
   return it == functors.end() ? nullptr : &it->second;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

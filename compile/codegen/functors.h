@@ -3,7 +3,7 @@
 #pragma once
 #include <string_view>
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 struct Embedded {
   std::string_view path, text;
@@ -22,4 +22,4 @@ struct Functor {
 /// The functor of pointwise op `op`, or null ("where" has none).
 const Functor* find_functor(std::string_view op);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -3,7 +3,7 @@
 #include "core/base/parallel.h"
 #include "core/dispatch/kernel.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 OpId fused_op() {
@@ -86,4 +86,4 @@ const Fused* as_fused(const Primitive& prim) {
   return prim.id() == fused_op() ? static_cast<const Fused*>(&prim) : nullptr;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -5,7 +5,7 @@
 #include "compile/codegen/body.h"
 #include "core/primitive/primitive.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Generated code of one body. `run` computes one of `chunks`; kernels with sums over rows leave
 /// partial results of each chunk in `scratch` and `finish` combines them, in order.
@@ -51,4 +51,4 @@ bool may_overwrite(const Body& body, int operand, int result);
 /// The fused op of `prim`, or null.
 const Fused* as_fused(const Primitive& prim);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -16,7 +16,7 @@
 #include "core/base/error.h"
 #include "core/io/hash.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 constexpr size_t kKernelsPerFile = 4;           // that are worth a compiler of their own
@@ -126,4 +126,4 @@ std::vector<Ref<const LoadedKernel>> generate(std::span<const Fused* const> kern
   return result;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

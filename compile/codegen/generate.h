@@ -6,7 +6,7 @@
 
 #include "compile/codegen/fused.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// True when print_cpp can print `body`: sums are over whole rows, or over all rows and read by
 /// nothing that comes in rows; integers are divided by constants only.
@@ -43,4 +43,4 @@ std::vector<Ref<const LoadedKernel>> generate(std::span<const Fused* const> kern
                                               const GenerateOptions& options,
                                               GenerateReport* report = nullptr);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -8,7 +8,7 @@
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 class Interpreter {
@@ -100,4 +100,4 @@ void interpret(const Body& body, std::span<const Tensor> in, std::span<const Ten
   Interpreter(body, in).run(out);
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

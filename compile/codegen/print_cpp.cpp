@@ -15,7 +15,7 @@
 #include "compile/codegen/schedule.h"
 #include "core/base/error.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 class Printer {
@@ -555,4 +555,4 @@ std::string prologue_cpp() {
   return text + "using namespace tessera;\nusing namespace tessera::generated;\n\n";
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

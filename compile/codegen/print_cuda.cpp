@@ -11,7 +11,7 @@
 #include "compile/codegen/generate.h"
 #include "compile/codegen/schedule.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 class CudaPrinter {
@@ -198,4 +198,4 @@ std::string print_cuda(const Body& body, std::string_view name) {
 
 std::string prologue_cuda() { return prologue_cpp(); }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -7,7 +7,7 @@
 #include "compile/codegen/fused.h"
 #include "core/tensor/shape.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 class BodyBuilder {
  public:
@@ -165,4 +165,4 @@ inline Metas results_of(const Body& body) {
   return m;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

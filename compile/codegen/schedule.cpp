@@ -6,7 +6,7 @@
 
 #include "compile/codegen/generate.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 constexpr int64_t kRowBuffers = 256 << 10;     // bytes of one row's intermediate values: half of L2
@@ -447,4 +447,4 @@ bool may_overwrite(const Body& original, int operand, int result) {
   return true;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -10,7 +10,7 @@
 
 #include "compile/codegen/body.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Elements that a sum takes in interleaved lanes of its own precision before they meet in double.
 inline constexpr int64_t kSumBlock = 4096;
@@ -77,4 +77,4 @@ int64_t scratch_bytes(const Schedule& s);
 /// The loops that an access moves with.
 LoopMask moving_loops(const Access& a);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -18,7 +18,7 @@
 
 extern char** environ;
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 // As the core's kernels are compiled, but for this machine. Nothing may be contracted or
@@ -167,4 +167,4 @@ int available_cores() {
   return sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

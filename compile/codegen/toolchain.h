@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 struct Toolchain {
   std::string compiler;     // absolute path
@@ -24,4 +24,4 @@ void compile_shared(const Toolchain& toolchain, const std::vector<std::string>& 
 /// Processors that this process may run on.
 int available_cores();
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -12,7 +12,7 @@
 #include "core/dispatch/kernel.h"
 #include "core/ops/attributes.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 constexpr int64_t kGrain = 16384;  // elements worth a thread
@@ -143,4 +143,4 @@ class Accumulator {
 
 void accumulate(Graph& graph) { Accumulator(graph).run(); }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -7,7 +7,7 @@
 #include "compile/rewrite.h"
 #include "core/ops/views.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 bool same_place(const Value& a, const Value& b) {
@@ -128,4 +128,4 @@ class Cleaner {
 
 void clean_views(Graph& graph) { Cleaner(graph).run(); }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

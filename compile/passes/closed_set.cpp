@@ -4,7 +4,7 @@
 
 #include "core/ops/pointwise.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 bool contains(const std::vector<bool>& set, OpId id) { return id < set.size() && set[id]; }
@@ -61,4 +61,4 @@ bool may_trap(const Primitive& prim, DType dtype) {
   return is_integral(dtype) && contains(set, prim.id());
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -2,7 +2,7 @@
 #pragma once
 #include "core/ops/attributes.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Results depend on the operands' elements at the same place only: the pointwise ops, cast, where.
 bool is_elementwise(const Primitive& prim);
@@ -17,4 +17,4 @@ bool is_transparent_view(const Primitive& prim);
 /// nobody else may run the op.
 bool may_trap(const Primitive& prim, DType dtype);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -7,7 +7,7 @@
 #include "compile/passes/passes.h"
 #include "compile/rewrite.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 bool may_share(const Node& n) {
@@ -56,4 +56,4 @@ void eliminate_common_subexpressions(Graph& g) {
   rewrite.apply();
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

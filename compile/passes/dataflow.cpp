@@ -5,7 +5,7 @@
 #include "compile/passes/closed_set.h"
 #include "compile/rewrite.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 bool all_pass(const AxisMap& map) {
@@ -243,4 +243,4 @@ void Dataflow::add_dependences() {
   }
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -7,7 +7,7 @@
 
 #include "compile/rewrite.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 enum class NodeKind : uint8_t {
   kOther,
@@ -64,4 +64,4 @@ struct Dataflow {
   std::vector<bool> written_;  // by buffer
 };
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

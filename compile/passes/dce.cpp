@@ -3,7 +3,7 @@
 #include "compile/passes/passes.h"
 #include "compile/rewrite.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 void eliminate_dead_code(Graph& g) {
   std::vector<bool> needed(g.values.size()), buffer_needed(g.values.size());
@@ -31,4 +31,4 @@ void eliminate_dead_code(Graph& g) {
   Rewrite(g).apply();
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

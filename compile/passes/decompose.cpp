@@ -17,7 +17,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using In = std::span<const Tensor>;
@@ -243,4 +243,4 @@ class Decomposer {
 void decompose(Graph& graph, const DecomposeOptions& options) { Decomposer(graph, options).run(); }
 void decompose(Graph& graph) { decompose(graph, {}); }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -9,7 +9,7 @@
 #include "compile/passes/loop_order.h"
 #include "compile/rewrite.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 constexpr size_t kMaxInstrs = 256, kMaxMemories = 48;
@@ -406,4 +406,4 @@ std::optional<DraftedKernel> draft_kernel(const Dataflow& flow, std::span<const 
   return Draft(flow, nodes).run();
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

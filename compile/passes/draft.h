@@ -9,7 +9,7 @@
 #include "compile/passes/dataflow.h"
 #include "compile/passes/loops.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 struct DraftedKernel {
   Body body;
@@ -23,4 +23,4 @@ struct DraftedKernel {
 /// or an order that generated code does not support.
 std::optional<DraftedKernel> draft_kernel(const Dataflow& flow, std::span<const int32_t> nodes);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -12,7 +12,7 @@
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using Uniform = std::optional<Scalar>;
@@ -129,4 +129,4 @@ class Folder {
 
 void fold_constants(Graph& graph) { Folder(graph).run(); }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

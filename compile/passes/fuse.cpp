@@ -16,7 +16,7 @@
 #include "compile/passes/passes.h"
 #include "compile/rewrite.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 bool inlines(const Dataflow& flow, int32_t node) {
@@ -265,4 +265,4 @@ void fuse(Graph& graph) {
   Fusion(graph, *flow).run();
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 constexpr size_t kMaxOps = 5;
@@ -32,4 +32,4 @@ std::string kernel_name(const Graph& g, std::span<const int32_t> nodes) {
   return digit ? "module_" + name : name;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -5,10 +5,10 @@
 
 #include "compile/graph.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// The module of the last node and what the nodes do: "h_0_mlp_add_gelu". Arithmetic is left out
 /// where there is more to tell.
 std::string kernel_name(const Graph& graph, std::span<const int32_t> nodes);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 // Every stride list of the body, results first, then operands, those that vary most first.
@@ -123,4 +123,4 @@ bool one_sweep(const Body& b) {
   return false;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -2,7 +2,7 @@
 #pragma once
 #include "compile/codegen/body.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Puts loops in the order in which memory is laid out, results first, and makes one of neighbours
 /// that every access and every instruction takes together.
@@ -12,4 +12,4 @@ void order_loops(Body& body);
 /// the end, where only what varies with no row depends on it.
 bool one_sweep(const Body& body);
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

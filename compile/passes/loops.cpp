@@ -1,6 +1,6 @@
 #include "compile/passes/loops.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 int Loops::add(int64_t extent) {
   loops_.push_back({extent, {}});
@@ -55,4 +55,4 @@ bool Loops::unify(const DimProducts& a, const DimProducts& b) {
   return true;
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

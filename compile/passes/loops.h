@@ -6,7 +6,7 @@
 
 #include "core/base/small_vector.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// An ordered product of loops, outermost first; empty: extent 1.
 using Product = SmallVector<int, 3>;
@@ -36,4 +36,4 @@ class Loops {
   std::vector<Loop> loops_;
 };
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -7,7 +7,7 @@
 
 #include "compile/graph.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 /// Families of ops that decompose() takes apart where a neighbour can join them. Softmax is off by
 /// default because its kernel is faster than generated code, optimizers because theirs makes one
@@ -46,4 +46,4 @@ const std::vector<Pass>& pipeline();
 /// unknown name), verifying after each.
 void run_passes(Graph& graph, std::string_view skip = "");
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

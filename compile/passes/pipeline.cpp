@@ -3,7 +3,7 @@
 #include "compile/passes/passes.h"
 #include "compile/verify.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 
 const std::vector<Pass>& pipeline() {
   static const std::vector<Pass> passes = {
@@ -43,4 +43,4 @@ void run_passes(Graph& graph, std::string_view skip) {
   }
 }
 
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

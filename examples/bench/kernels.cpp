@@ -17,32 +17,32 @@ namespace {
 
 struct Kernel {
   const char* name;
-  compile::Body (*body)(int64_t rows);
+  compiler::Body (*body)(int64_t rows);
   int64_t large, small;  // rows: some 256 MB of memory, far beyond caches, and what stays in an L2
                          // cache of 1 MB
 };
 
 const Kernel kKernels[] = {
-    {"softmax [rows, 1024]", [](int64_t r) { return compile::softmax_body(r, 1024); }, 32768, 64},
-    {"layer_norm [rows, 768]", [](int64_t r) { return compile::layer_norm_body(r, 768); }, 40000,
+    {"softmax [rows, 1024]", [](int64_t r) { return compiler::softmax_body(r, 1024); }, 32768, 64},
+    {"layer_norm [rows, 768]", [](int64_t r) { return compiler::layer_norm_body(r, 768); }, 40000,
      100},
-    {"layer_norm_grad [rows, 768]", [](int64_t r) { return compile::layer_norm_grad_body(r, 768); },
-     28000, 64},
-    {"cross_entropy [rows, 50304]", [](int64_t r) { return compile::cross_entropy_body(r, 50304); },
-     640, 2},
-    {"adamw [rows, 1024]", [](int64_t r) { return compile::adamw_body(r * 1024); }, 9200, 16},
-    {"bias_gelu [rows, 3072]", [](int64_t r) { return compile::bias_gelu_body(r, 3072); }, 10800,
+    {"layer_norm_grad [rows, 768]",
+     [](int64_t r) { return compiler::layer_norm_grad_body(r, 768); }, 28000, 64},
+    {"cross_entropy [rows, 50304]",
+     [](int64_t r) { return compiler::cross_entropy_body(r, 50304); }, 640, 2},
+    {"adamw [rows, 1024]", [](int64_t r) { return compiler::adamw_body(r * 1024); }, 9200, 16},
+    {"bias_gelu [rows, 3072]", [](int64_t r) { return compiler::bias_gelu_body(r, 3072); }, 10800,
      24},
     {"sum [rows, 1024]",
      [](int64_t r) {
-       compile::BodyBuilder b({r, 1024});
+       compiler::BodyBuilder b({r, 1024});
        b.store(b.sum(b.load(3), 3));
        return b.body;
      },
      65536, 128},
     {"sum over rows [rows, 768]",
      [](int64_t r) {
-       compile::BodyBuilder b({r, 768});
+       compiler::BodyBuilder b({r, 768});
        b.store(b.sum(b.load(3), 1));
        return b.body;
      },
@@ -55,8 +55,8 @@ struct Prepared {
   Tensor scratch, from, to;  // of the copy
   std::vector<char*> p;
   double bytes = 0;
-  Ref<const compile::LoadedKernel> kernel;
-  void run() { compile::run_code(kernel->code, p.data(), static_cast<char*>(scratch.raw())); }
+  Ref<const compiler::LoadedKernel> kernel;
+  void run() { compiler::run_code(kernel->code, p.data(), static_cast<char*>(scratch.raw())); }
   void copy() {  // as many bytes read and written together
     float *a = from.data<float>(), *b = to.data<float>();
     const int64_t n = from.numel();
@@ -66,19 +66,19 @@ struct Prepared {
   }
 };
 
-Tensor memory_of(const compile::Body& body, const compile::Access& a) {
-  Shape shape = compile::meta_of(body, a).shape;
+Tensor memory_of(const compiler::Body& body, const compiler::Access& a) {
+  Shape shape = compiler::meta_of(body, a).shape;
   if (is_floating(a.dtype)) return rand(shape, {a.dtype});
   return zeros(shape, {a.dtype});
 }
 
-Prepared prepare(const Kernel& k, int64_t rows, const compile::Body& body,
-                 Ref<const compile::LoadedKernel> kernel) {
+Prepared prepare(const Kernel& k, int64_t rows, const compiler::Body& body,
+                 Ref<const compiler::LoadedKernel> kernel) {
   Prepared r;
   r.name = k.name;
   r.kernel = std::move(kernel);
-  for (const compile::Access& a : body.operands) r.in.push_back(memory_of(body, a));
-  for (const compile::Store& s : body.stores) r.out.push_back(memory_of(body, s.to));
+  for (const compiler::Access& a : body.operands) r.in.push_back(memory_of(body, a));
+  for (const compiler::Store& s : body.stores) r.out.push_back(memory_of(body, s.to));
   for (auto* list : {&r.in, &r.out})
     for (const Tensor& t : *list)
       r.p.push_back(static_cast<char*>(t.raw())), r.bytes += double(t.nbytes());
@@ -91,21 +91,21 @@ Prepared prepare(const Kernel& k, int64_t rows, const compile::Body& body,
 Json bench_kernels(int cpu, int samples) {
   bind_to_core(cpu);
   set_num_threads(1);
-  std::vector<compile::Body> bodies;
+  std::vector<compiler::Body> bodies;
   std::vector<int64_t> rows;
   std::vector<const Kernel*> kinds;
   for (const Kernel& k : kKernels)
     for (int64_t r : {k.large, k.small})
       bodies.push_back(k.body(r)), rows.push_back(r), kinds.push_back(&k);
   std::vector<PrimRef> made;
-  std::vector<const compile::Fused*> fused;
+  std::vector<const compiler::Fused*> fused;
   for (size_t i = 0; i < bodies.size(); ++i) {
     std::string name(kinds[i]->name, std::strcspn(kinds[i]->name, " "));
-    made.push_back(PrimRef(new compile::Fused(name, bodies[i], compile::results_of(bodies[i]))));
-    fused.push_back(compile::as_fused(*made.back()));
+    made.push_back(PrimRef(new compiler::Fused(name, bodies[i], compiler::results_of(bodies[i]))));
+    fused.push_back(compiler::as_fused(*made.back()));
   }
-  compile::GenerateReport report;
-  auto kernels = compile::generate(fused, {}, &report);
+  compiler::GenerateReport report;
+  auto kernels = compiler::generate(fused, {}, &report);
   fmt::print("{} kernels, {} compiled now, {:.2f} s; {}\n", report.kernels, report.compiled,
              report.seconds, load_text());
   fmt::print("{:<34} {:>10} {:>12} {:>10} {:>8}\n", "", "memory", "time", "GB/s", "of copy");

@@ -31,8 +31,8 @@ struct Counts {
   double bytes = 0;
 };
 
-bool runs(const compile::Node& n) {
-  return n.role != compile::Role::kView && n.role != compile::Role::kConstant;
+bool runs(const compiler::Node& n) {
+  return n.role != compiler::Role::kView && n.role != compiler::Role::kConstant;
 }
 
 // Elements of its memory that a value sees: none twice.
@@ -43,53 +43,53 @@ double bytes_of(const Meta& m) {
   return bytes;
 }
 
-double bytes_of(const compile::Graph& g, const compile::Node& n) {
+double bytes_of(const compiler::Graph& g, const compiler::Node& n) {
   double bytes = 0;
   for (auto* list : {&n.in, &n.out})
-    for (compile::ValueId id : *list)
-      if (g[id].buffer != compile::kNoBuffer) bytes += bytes_of(g[id].meta);
+    for (compiler::ValueId id : *list)
+      if (g[id].buffer != compiler::kNoBuffer) bytes += bytes_of(g[id].meta);
   return bytes;
 }
 
-Counts count(const compile::Graph& g) {
+Counts count(const compiler::Graph& g) {
   Counts c;
-  for (const compile::Node& n : g.nodes) {
+  for (const compiler::Node& n : g.nodes) {
     if (!runs(n)) continue;
-    ++c.kernels, c.fused += compile::as_fused(*n.prim) != nullptr;
+    ++c.kernels, c.fused += compiler::as_fused(*n.prim) != nullptr;
     c.bytes += bytes_of(g, n);
   }
   return c;
 }
 
-compile::Graph record(Workload& work) {
-  compile::Trace trace({.names = work.state()});
+compiler::Graph record(Workload& work) {
+  compiler::Trace trace({.names = work.state()});
   return trace.finish({work.train()});
 }
 
-double generate_code(compile::Graph& g) {
-  std::vector<const compile::Fused*> kernels;
-  for (const compile::Node& n : g.nodes)
-    if (const compile::Fused* f = compile::as_fused(*n.prim)) kernels.push_back(f);
-  compile::GenerateReport report;
-  auto code = compile::generate(kernels, {}, &report);
+double generate_code(compiler::Graph& g) {
+  std::vector<const compiler::Fused*> kernels;
+  for (const compiler::Node& n : g.nodes)
+    if (const compiler::Fused* f = compiler::as_fused(*n.prim)) kernels.push_back(f);
+  compiler::GenerateReport report;
+  auto code = compiler::generate(kernels, {}, &report);
   size_t next = 0;
-  for (compile::Node& n : g.nodes)
-    if (const compile::Fused* f = compile::as_fused(*n.prim))
-      n.prim = PrimRef(new compile::Fused(f->name, f->body, f->results, code[next++]));
+  for (compiler::Node& n : g.nodes)
+    if (const compiler::Fused* f = compiler::as_fused(*n.prim))
+      n.prim = PrimRef(new compiler::Fused(f->name, f->body, f->results, code[next++]));
   fmt::print("code            {} distinct kernels, {} compiled now, {:.2f} s\n", report.kernels,
              report.compiled, report.seconds);
   return report.seconds;
 }
 
 // Where the time of a run goes, by kernel.
-void print_kernels(compile::Executor& run) {
+void print_kernels(compiler::Executor& run) {
   constexpr int kRuns = 5;
   std::map<std::string, std::pair<double, int>> by_name;
   for (int i = 0; i < kRuns; ++i) {
-    std::vector<compile::CallRecord> calls;
+    std::vector<compiler::CallRecord> calls;
     run.run_recorded({}, calls);
-    for (const compile::CallRecord& c : calls) {
-      const compile::Fused* f = compile::as_fused(*run.graph().nodes[size_t(c.node)].prim);
+    for (const compiler::CallRecord& c : calls) {
+      const compiler::Fused* f = compiler::as_fused(*run.graph().nodes[size_t(c.node)].prim);
       auto& [us, n] = by_name[f ? f->name : c.name];
       us += c.end_us - c.begin_us, ++n;
     }
@@ -106,9 +106,9 @@ Json bench_passes(const PassesOptions& o) {
   set_num_threads(1);
   Workload work(o.workload);
   for (int i = 0; i < 3; ++i) work.step();
-  compile::Graph before = record(work), after = before;
+  compiler::Graph before = record(work), after = before;
   Stopwatch watch;
-  compile::run_passes(after, o.skip);
+  compiler::run_passes(after, o.skip);
   double seconds = watch.seconds();
   Counts a = count(before), b = count(after);
   fmt::print("{}: {} parameters, batch {}, {}\n", o.workload.model, work.parameters(),
@@ -123,8 +123,8 @@ Json bench_passes(const PassesOptions& o) {
             {"megabytes_after", b.bytes * 1e-6}};
   if (!o.time) return json;
   json["generate_s"] = generate_code(after);
-  compile::Executor plain(std::move(before)), compiled(std::move(after));
-  auto arena = [](const compile::Executor& e) { return double(e.memory().arena_bytes) * 1e-6; };
+  compiler::Executor plain(std::move(before)), compiled(std::move(after));
+  auto arena = [](const compiler::Executor& e) { return double(e.memory().arena_bytes) * 1e-6; };
   fmt::print("intermediates   {:.2f} MB -> {:.2f} MB, planned\n", arena(plain), arena(compiled));
   json["arena_megabytes_before"] = arena(plain), json["arena_megabytes_after"] = arena(compiled);
   for (int i = 0; i < 3; ++i) plain.run({}), compiled.run({});

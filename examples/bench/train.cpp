@@ -71,7 +71,7 @@ std::unique_ptr<Workload> compiled_workload(const TrainOptions& o) {
   w.compile = true;
   auto work = std::make_unique<Workload>(w);
   for (int i = 0; i < std::max(o.warmup, 3); ++i) work->step();
-  const compile::CompileReport& report = work->compile_report();
+  const compiler::CompileReport& report = work->compile_report();
   TESSERA_CHECK(report.replays > 0, "bench train: --compile: the step is not replayed: {}",
                 report.why_not);
   return work;

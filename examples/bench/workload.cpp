@@ -37,11 +37,11 @@ Workload::Workload(const WorkloadOptions& o) {
       std::make_unique<optim::AdamW>(optim::decay_matrices_only(model_->named_parameters(), 0.1),
                                      optim::AdamWOptions{.lr = 1e-3, .betas = {0.9, 0.99}});
   if (o.compile)
-    compiled_ = std::make_unique<compile::Compiled<Step>>(
+    compiled_ = std::make_unique<compiler::Compiled<Step>>(
         [this](const Tensor& inputs, const Tensor& targets) {
           return train_on({inputs, targets});
         },
-        compile::CompileOptions{.name = o.model, .names = model_->named_parameters()});
+        compiler::CompileOptions{.name = o.model, .names = model_->named_parameters()});
 }
 
 void Workload::make_gpt(const WorkloadOptions& o) {

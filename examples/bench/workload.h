@@ -31,7 +31,7 @@ class Workload {
   /// The same, not compiled and without reading the loss, so that it can be recorded.
   Tensor train();
   /// Of the compiled steps so far.
-  const compile::CompileReport& compile_report() const { return compiled_->report(); }
+  const compiler::CompileReport& compile_report() const { return compiled_->report(); }
   int64_t tokens_per_step() const { return tokens_; }  // 0: not a language model
   int64_t batch_size() const { return batch_; }
   int64_t parameters() const { return model_->num_parameters(); }
@@ -54,7 +54,7 @@ class Workload {
   size_t next_ = 0;
   int64_t batch_ = 0, tokens_ = 0;
   using Step = std::function<Tensor(const Tensor& inputs, const Tensor& targets)>;
-  std::unique_ptr<compile::Compiled<Step>> compiled_;  // null: steps run eagerly
+  std::unique_ptr<compiler::Compiled<Step>> compiled_;  // null: steps run eagerly
 };
 
 }  // namespace tessera::bench

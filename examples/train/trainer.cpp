@@ -226,7 +226,7 @@ class Trainer {
   }
 
   std::string compiled_story() const {
-    const compile::CompileReport& r = compiled_update_.report();
+    const compiler::CompileReport& r = compiled_update_.report();
     if (r.replays == 0 && !r.why_not.empty())
       return fmt::format("compiled: {} graphs; the program runs at each step: {}", r.compiled,
                          r.why_not);
@@ -262,7 +262,7 @@ class Trainer {
   int64_t done_;  // steps of the run that is resumed
   Report report_;
   Tensor losses_;  // of this rank's micro-batches
-  compile::Compiled<std::function<Update>> compiled_update_{
+  compiler::Compiled<std::function<Update>> compiled_update_{
       [this](const std::vector<BatchTensors>& batches, const Tensor& key) {
         return update_of(batches, key);
       },

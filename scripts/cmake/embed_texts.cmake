@@ -1,4 +1,4 @@
-# Writes OUTPUT, a C++ file that defines `tessera::compile::kEmbedded`: name and text of each of FILES (separated by |), under
+# Writes OUTPUT, a C++ file that defines `tessera::compiler::kEmbedded`: name and text of each of FILES (separated by |), under
 # its path from ROOT. Run by tessera_embed_texts at build time.
 string(REPLACE "|" ";" FILES "${FILES}")
 set(entries "")
@@ -7,6 +7,6 @@ foreach(file IN LISTS FILES)
   string(APPEND entries "    {\"${file}\", R\"embedded(${text})embedded\"},\n")
 endforeach()
 file(WRITE ${OUTPUT}
-  "#include \"compile/codegen/functors.h\"\n\nnamespace tessera::compile {\n\n"
+  "#include \"compile/codegen/functors.h\"\n\nnamespace tessera::compiler {\n\n"
   "const Embedded kEmbedded[] = {\n${entries}};\nconst size_t kEmbeddedCount = sizeof(kEmbedded) / sizeof(Embedded);\n\n"
-  "}  // namespace tessera::compile\n")
+  "}  // namespace tessera::compiler\n")

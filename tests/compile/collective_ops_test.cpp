@@ -12,7 +12,7 @@
 #include "core/ops/update.h"
 #include "core/ops/views.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 // Runs on the threads of ranks, where a failed EXPECT would not stop the others.
@@ -140,4 +140,4 @@ TEST(CollectiveOps, Refuses) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

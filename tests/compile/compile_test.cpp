@@ -1,4 +1,4 @@
-// compile_step: what is recorded, replayed and left alone. Each program runs twice from the same
+// compile: what is recorded, replayed and left alone. Each program runs twice from the same
 // state, compiled and not, and must give the same bits at every call.
 #include "compile/compile.h"
 
@@ -16,7 +16,7 @@
 #include "examples/models/gpt.h"
 #include "tests/compile/passes/close.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using test::expect_same_bits;
@@ -29,7 +29,7 @@ Tensor numbers(double first, int64_t n = 4) {
 
 TEST(Compile, AFunctionOfItsArguments) {
   int runs = 0;
-  auto f = compile_step([&](const Tensor& a, const Tensor& b) {
+  auto f = compile([&](const Tensor& a, const Tensor& b) {
     ++runs;
     return exp(a) * b + 1.0;
   });
@@ -42,7 +42,7 @@ TEST(Compile, AFunctionOfItsArguments) {
 }
 
 TEST(Compile, ResultsDoNotShareMemory) {
-  auto f = compile_step([](const Tensor& a) { return a * 2.0; });
+  auto f = compile([](const Tensor& a) { return a * 2.0; });
   Tensor first = f(numbers(1)), second = f(numbers(2)), third = f(numbers(3));
   expect_same_bits(first, numbers(1) * 2.0, "first");
   expect_same_bits(second, numbers(2) * 2.0, "second");
@@ -51,7 +51,7 @@ TEST(Compile, ResultsDoNotShareMemory) {
 
 TEST(Compile, TypesOfArgumentsAreGuarded) {
   int runs = 0;
-  auto f = compile_step([&](const std::vector<Tensor>& list, int power) {
+  auto f = compile([&](const std::vector<Tensor>& list, int power) {
     ++runs;
     Tensor sum = list[0];
     for (size_t i = 1; i < list.size(); ++i) sum = sum + list[i];
@@ -71,7 +71,7 @@ TEST(Compile, TypesOfArgumentsAreGuarded) {
 
 TEST(Compile, StateIsReadAndWrittenWhereItIs) {
   Tensor state = numbers(0);
-  auto f = compile_step([&](const Tensor& a) {
+  auto f = compile([&](const Tensor& a) {
     add_(state, a);
     return sum(state);
   });
@@ -94,7 +94,7 @@ TEST(Compile, ValuesThatAreReadBreakTheGraph) {
     if (sum(c).item<double>() > 20) return exp(-b) + c;
     return c * 3.0;
   };
-  auto f = compile_step(program);
+  auto f = compile(program);
   for (int k = 0; k < 6; ++k)
     expect_same_bits(f(numbers(k % 3)), program(numbers(k % 3)), "call " + std::to_string(k));
   EXPECT_EQ(runs, 12);
@@ -106,7 +106,7 @@ TEST(Compile, ValuesThatAreReadBreakTheGraph) {
 
 TEST(Compile, ABranchOnAnArgumentIsABreakToo) {
   auto program = [](const Tensor& a) { return a.data<double>()[0] > 1 ? a * 2.0 : a * 3.0; };
-  auto f = compile_step(program);
+  auto f = compile(program);
   for (int k = 0; k < 6; ++k) expect_same_bits(f(numbers(k % 3)), program(numbers(k % 3)), "call");
   EXPECT_EQ(f.report().replays, 0);
 }
@@ -117,7 +117,7 @@ TEST(Compile, TensorsThatOutliveTheCall) {
     kept = a * 2.0;
     return kept + 1.0;
   };
-  auto f = compile_step(program);
+  auto f = compile(program);
   for (int k = 0; k < 4; ++k) {
     expect_same_bits(f(numbers(k)), numbers(k) * 2.0 + 1.0, "result");
     expect_same_bits(kept, numbers(k) * 2.0, "kept");
@@ -128,7 +128,7 @@ TEST(Compile, TensorsThatOutliveTheCall) {
 
 TEST(Compile, ValuesOfTheProgramAreNotFrozen) {
   double x = 1;
-  auto f = compile_step([&](const Tensor& a) { return a + from_values<double>({x}, {1}); });
+  auto f = compile([&](const Tensor& a) { return a + from_values<double>({x}, {1}); });
   for (int k = 0; k < 4; ++k) {
     x = k;
     expect_same_bits(f(numbers(k)), numbers(k) + double(k), "call");
@@ -146,7 +146,7 @@ TEST(Compile, GradientsOfLeaves) {
       return loss.detach();
     };
   };
-  auto f = compile_step(zeroed(w));
+  auto f = compile(zeroed(w));
   for (int k = 0; k < 4; ++k) {
     expect_same_bits(f(numbers(k)), zeroed(eager)(numbers(k)), "loss");
     expect_same_bits(w.grad(), eager.grad(), "grad");
@@ -157,7 +157,7 @@ TEST(Compile, GradientsOfLeaves) {
 TEST(Compile, GradientsThatAccumulateOverCalls) {
   Tensor w = numbers(1).requires_grad_(), eager = numbers(1).requires_grad_();
   auto program = [](Tensor& w) { return [&w](const Tensor& a) { sum(square(w * a)).backward(); }; };
-  auto f = compile_step(program(w));
+  auto f = compile(program(w));
   for (int k = 0; k < 5; ++k) {
     f(numbers(k)), program(eager)(numbers(k));
     expect_same_bits(w.grad(), eager.grad(), "grad after " + std::to_string(k));
@@ -173,7 +173,7 @@ TEST(Compile, GradientsMadeOutside) {
       add_(w.detach(), w.grad() * -rate);
     };
   };
-  auto f = compile_step(program(w));
+  auto f = compile(program(w));
   for (int k = 0; k < 5; ++k) {
     for (Tensor* t : {&w, &eager}) t->set_grad({}), sum(square(*t * numbers(k))).backward();
     f(0.01), program(eager)(0.01);
@@ -183,7 +183,7 @@ TEST(Compile, GradientsMadeOutside) {
 
 TEST(Compile, ResultsWithHistoryStayDifferentiable) {
   Tensor w = numbers(1).requires_grad_(), eager = numbers(1).requires_grad_();
-  auto f = compile_step([&](const Tensor& a) { return sum(exp(w * a)); });
+  auto f = compile([&](const Tensor& a) { return sum(exp(w * a)); });
   for (int k = 0; k < 3; ++k) {
     f(numbers(k)).backward();
     sum(exp(eager * numbers(k))).backward();
@@ -193,14 +193,14 @@ TEST(Compile, ResultsWithHistoryStayDifferentiable) {
 
 TEST(Compile, AnExceptionOfTheProgramGoesOn) {
   Tensor state = numbers(0);
-  auto f = compile_step([&](const Tensor& a) {
+  auto f = compile([&](const Tensor& a) {
     add_(state, a);
     if (a.numel() == 3) throw UserError("three");
     return a + state;
   });
   f(numbers(1));
   EXPECT_THROW(f(numbers(1, 3)), ShapeError);
-  auto g = compile_step([&](const Tensor& a) -> Tensor {
+  auto g = compile([&](const Tensor& a) -> Tensor {
     add_(state, a);
     throw UserError("after an op");
   });
@@ -248,7 +248,7 @@ std::pair<Tensor, Tensor> batch(int number) {
 void train(const std::string& skip, double tolerance) {
   Training eager(0.2), compiled(0.2);
   auto step =
-      compile_step(compiled.program(), {.names = compiled.model->named_parameters(), .skip = skip});
+      compile(compiled.program(), {.names = compiled.model->named_parameters(), .skip = skip});
   for (int k = 0; k < 6; ++k) {
     auto [ids, targets] = batch(k);
     for (Training* t : {&eager, &compiled}) t->opt->set_lr(1e-2 / (k + 1));
@@ -265,7 +265,7 @@ TEST(Compile, AWholeTrainingStepToTheBit) { train("decompose,accumulate,fuse", 0
 
 TEST(Compile, TrainAndEvalAreTwoGraphs) {
   Training run(0.5);
-  auto forward = compile_step([&](const Tensor& ids) {
+  auto forward = compile([&](const Tensor& ids) {
     NoGrad off;
     return run.model->forward(ids);
   });
@@ -280,4 +280,4 @@ TEST(Compile, TrainAndEvalAreTwoGraphs) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -9,7 +9,7 @@
 #include "tests/compile/passes/graphs.h"
 #include "tests/support/temp_folder.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 Graph small() {
@@ -61,4 +61,4 @@ TEST(Draw, RefusesAPlaceThatCannotBeWritten) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

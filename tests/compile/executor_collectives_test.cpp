@@ -19,7 +19,7 @@
 #include "core/ops/views.h"
 #include "tests/compile/bits.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using test::expect_same_bits;
@@ -204,4 +204,4 @@ TEST(ExecutorCollectives, ARankThatFailsIsReportedAndTheExecutorStaysUsable) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -16,7 +16,7 @@
 #include "tests/compile/training.h"
 #include "tests/support/temp_folder.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using test::batch, test::copies, test::defined_only, test::evaluate, test::expect_same_bits,
@@ -264,4 +264,4 @@ TEST(Executor, DyingOperandsAreWrittenOver) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

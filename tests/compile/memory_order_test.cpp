@@ -10,7 +10,7 @@
 #include "tests/compile/passes/fuzz.h"
 #include "tests/compile/passes/graphs.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using test::checked, test::expect_same_bits, test::graph_of, test::nodes_of;
@@ -76,4 +76,4 @@ TEST(MemoryOrder, RandomSteps) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -5,7 +5,7 @@
 
 #include <random>
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 void check_layout(const std::vector<Block>& blocks, const ArenaLayout& layout) {
@@ -73,4 +73,4 @@ TEST(MemoryPlan, Empty) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -7,7 +7,7 @@
 #include "tests/compile/training.h"
 #include "tests/support/temp_folder.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using test::graph_of;
@@ -101,4 +101,4 @@ TEST(Minimize, RandomSteps) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

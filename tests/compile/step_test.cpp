@@ -7,7 +7,7 @@
 #include "compile/verify.h"
 #include "tests/compile/training.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using test::expect_same_bits;
@@ -55,4 +55,4 @@ TEST(Step, TheGraphSaysWhereItsNodesComeFrom) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

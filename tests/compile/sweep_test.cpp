@@ -9,7 +9,7 @@
 #include "tests/compile/passes/close.h"
 #include "tests/compile/samples.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using test::expect_same_bits;
@@ -49,8 +49,7 @@ void compile_sweep(const std::string& skip) {
       std::string what = op.name + " sample " + std::to_string(number++);
       SCOPED_TRACE(what);
       Tensors eager = defined_only(evaluate(s, s.in));
-      auto f =
-          compile_step([&](const std::vector<Tensor>& in) { return defined_only(evaluate(s, in)); },
+      auto f = compile([&](const std::vector<Tensor>& in) { return defined_only(evaluate(s, in)); },
                        {.skip = skip});
       for (int call = 0; call < 3; ++call) {
         std::vector<Tensor> in = copies(s.in);
@@ -84,4 +83,4 @@ TEST(TraceSweep, ReplayFollowsItsInputs) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -16,7 +16,7 @@
 #include "tests/compile/bits.h"
 #include "tests/support/temp_folder.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 TEST(Timeline, EveryCallInOrder) {
@@ -98,4 +98,4 @@ TEST(Timeline, CommunicationBesideComputation) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

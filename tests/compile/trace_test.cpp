@@ -15,7 +15,7 @@
 #include "core/optim/optim.h"
 #include "tests/compile/bits.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using test::expect_same_bits;
@@ -273,4 +273,4 @@ TEST(Trace, Refuses) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

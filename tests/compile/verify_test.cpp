@@ -8,7 +8,7 @@
 #include "core/ops/update.h"
 #include "core/ops/views.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 // %1 = permute(%0), %2 = gelu(%1), %4 = add(%3, %2) into %3, %5 = neg(%4)
@@ -97,4 +97,4 @@ TEST(Verify, WhereItComesFrom) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

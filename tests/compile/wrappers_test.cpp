@@ -26,7 +26,7 @@
 #include "tests/compile/bits.h"
 #include "tests/compile/passes/close.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using test::expect_same_bits;
@@ -313,4 +313,4 @@ TEST(WrappedStep, APipelineIsRefused) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -8,7 +8,7 @@
 
 namespace tessera::test {
 
-using namespace compile;
+using namespace compiler;
 namespace {
 
 Tensors run_fused(const Body& body, Tensors in) {
@@ -127,16 +127,16 @@ TEST(Fused, ResultsHaveTheirLayoutAndOperandsAreChecked) {
   EXPECT_EQ(eager_backend().run(op, in)[0].shape(), Shape({2, 2, 8}));
   Tensors wrong{zeros({4, 8}, {kF64})};
   EXPECT_THROW(eager_backend().run(op, wrong), ShapeError);
-  EXPECT_EQ(compile::as_fused(*op)->name, "h_0_softmax");
-  EXPECT_EQ(compile::as_fused(*pointwise_primitive("add")), nullptr);
+  EXPECT_EQ(compiler::as_fused(*op)->name, "h_0_softmax");
+  EXPECT_EQ(compiler::as_fused(*pointwise_primitive("add")), nullptr);
 }
 
 TEST(Fused, TakesOverAnOperandOnlyWhereElementsAreReadAndWrittenInOnePlace) {
   BodyBuilder same({4, 4}), turned({4, 4});
   same.store(same.op("neg", {same.load(3)}));
   turned.store(turned.op("neg", {turned.load({kF32, {1, 4}})}));
-  EXPECT_TRUE(compile::may_overwrite(same.body, 0, 0));
-  EXPECT_FALSE(compile::may_overwrite(turned.body, 0, 0));
+  EXPECT_TRUE(compiler::may_overwrite(same.body, 0, 0));
+  EXPECT_FALSE(compiler::may_overwrite(turned.body, 0, 0));
   Tensors in{ones({4, 4})};
   void* memory = in[0].raw();
   PrimRef op(new Fused("neg", same.body, results_of(same.body)));

@@ -12,7 +12,7 @@
 
 namespace tessera::test {
 
-using namespace compile;
+using namespace compiler;
 namespace {
 
 GenerateReport make(const std::vector<Body>& bodies, const GenerateOptions& options) {
@@ -28,7 +28,7 @@ GenerateReport make(const std::vector<Body>& bodies, const GenerateOptions& opti
   // What was loaded runs.
   Tensor x = ones({4, 8}), y = zeros({4, 8});
   char* p[] = {static_cast<char*>(x.raw()), static_cast<char*>(y.raw())};
-  compile::run_code(loaded[0]->code, p, nullptr);
+  compiler::run_code(loaded[0]->code, p, nullptr);
   EXPECT_EQ(y.data<float>()[31], 0.125f);
   return report;
 }

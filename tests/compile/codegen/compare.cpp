@@ -14,7 +14,7 @@
 
 namespace tessera::test {
 
-using namespace compile;
+using namespace compiler;
 namespace {
 
 int64_t reach(const Body& body, const Access& a) {

@@ -10,7 +10,7 @@
 
 namespace tessera::test {
 
-using compile::Body;
+using compiler::Body;
 
 /// The folder that tests compile into: fresh for each process, removed at its end.
 const std::string& kernel_cache();

@@ -11,7 +11,7 @@
 namespace tessera::test {
 namespace {
 
-using namespace compile;
+using namespace compiler;
 
 TEST(PrintCuda, RowsAreBlocksAndSumsAreTrees) {
   std::string text = print_cuda(softmax_body(100, 1000), "softmax");

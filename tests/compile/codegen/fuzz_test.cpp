@@ -8,7 +8,7 @@
 
 namespace tessera::test {
 
-using namespace compile;
+using namespace compiler;
 namespace {
 
 class RandomBody {
@@ -124,7 +124,7 @@ class RandomBody {
       return note(y < 0 ? builder_.op(op, {x}) : builder_.op(op, {x, y}), true);
     }
     std::string op = is_floating(at(x).dtype) ? floats[pick(40)] : integers[pick(18)];
-    const compile::Functor* f = compile::find_functor(op);
+    const compiler::Functor* f = compiler::find_functor(op);
     int arity = f ? f->arity : 3;
     SmallVector<InstrId, 3> in{x};
     while (int(in.size()) < arity) in.push_back(like(x));

@@ -4,7 +4,7 @@
 
 namespace tessera::test {
 
-using namespace compile;
+using namespace compiler;
 namespace {
 
 TEST(Generate, RowKernels) {

@@ -13,7 +13,7 @@
 #include "tests/compile/passes/close.h"
 #include "tests/compile/passes/graphs.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 template <class F>
@@ -95,4 +95,4 @@ TEST(Accumulate, IdsAreChecked) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

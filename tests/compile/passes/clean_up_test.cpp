@@ -10,7 +10,7 @@
 #include "core/ops/views.h"
 #include "tests/compile/passes/graphs.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using test::checked, test::count, test::graph_of, test::nodes_of;
@@ -262,4 +262,4 @@ TEST(Pipeline, LeavesOutWhatIsNamed) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

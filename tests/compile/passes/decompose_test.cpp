@@ -12,7 +12,7 @@
 #include "tests/compile/passes/close.h"
 #include "tests/compile/passes/graphs.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 Tensor draw(const Shape& s, uint64_t key, DType t) { return cast(sample_values(s, -2, 2, key), t); }
@@ -140,4 +140,4 @@ TEST(Decompose, WhatStays) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

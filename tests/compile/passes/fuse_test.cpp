@@ -12,7 +12,7 @@
 #include "core/ops/views.h"
 #include "tests/compile/passes/graphs.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 Tensor ramp(const Shape& s, double first = -1) {
@@ -248,4 +248,4 @@ TEST(Fuse, NarrowTypesRoundWhereTheyDid) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -9,7 +9,7 @@
 #include "tests/compile/passes/close.h"
 #include "tests/compile/passes/graphs.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 uint64_t number_from(const char* variable, uint64_t otherwise) {
@@ -57,4 +57,4 @@ TEST(Fuzz, CleaningUpChangesNoBit) { fuzz(2000, "decompose,accumulate,fuse", {})
 TEST(Fuzz, FusedGraphsComputeTheSame) { fuzz(2000, "", {1e-9, 1e-4, 2e-2, 1e-1}); }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

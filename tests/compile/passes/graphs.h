@@ -10,16 +10,16 @@ namespace tessera::test {
 
 /// The graph of `step`, whose results are its outputs.
 template <class F>
-compile::Graph graph_of(const std::vector<Tensor>& in, F step) {
-  compile::Trace trace({.inputs = in});
+compiler::Graph graph_of(const std::vector<Tensor>& in, F step) {
+  compiler::Trace trace({.inputs = in});
   Tensors out = step();
   return trace.finish(out);
 }
 
 /// Nodes and outputs, without types and scopes: "%1 = neg(%0)\nreturn %1\n".
-inline std::string nodes_of(const compile::Graph& g) {
+inline std::string nodes_of(const compiler::Graph& g) {
   std::string text;
-  for (const compile::Node& n : g.nodes) {
+  for (const compiler::Node& n : g.nodes) {
     std::string line = to_string(g, n);
     text += line.substr(0, line.find(" : ")) + "\n";
   }
@@ -27,19 +27,19 @@ inline std::string nodes_of(const compile::Graph& g) {
   return text + all.substr(all.rfind("return"));
 }
 
-inline int count(const compile::Graph& g, std::string_view op) {
+inline int count(const compiler::Graph& g, std::string_view op) {
   int n = 0;
-  for (const compile::Node& node : g.nodes) n += node.prim->name() == op;
+  for (const compiler::Node& node : g.nodes) n += node.prim->name() == op;
   return n;
 }
 
 /// What a run leaves behind: outputs and implicit inputs; memory is put back.
-inline Tensors results(const compile::Graph& g, std::span<const Tensor> in) {
+inline Tensors results(const compiler::Graph& g, std::span<const Tensor> in) {
   std::vector<Tensor> before, inputs = copies(in);
-  for (const compile::ImplicitInput& i : g.implicit) before.push_back(copy_of(i.tensor));
+  for (const compiler::ImplicitInput& i : g.implicit) before.push_back(copy_of(i.tensor));
   Tensors out;
-  for (const Tensor& t : compile::replay(g, inputs)) out.push_back(copy_of(t));
-  for (const compile::ImplicitInput& i : g.implicit) out.push_back(copy_of(i.tensor));
+  for (const Tensor& t : compiler::replay(g, inputs)) out.push_back(copy_of(t));
+  for (const compiler::ImplicitInput& i : g.implicit) out.push_back(copy_of(i.tensor));
   for (const Tensor& t : inputs) out.push_back(t);  // effects may write them
   for (size_t k = 0; k < before.size(); ++k)
     std::memcpy(g.implicit[k].tensor.storage()->data(), before[k].storage()->data(),
@@ -48,11 +48,11 @@ inline Tensors results(const compile::Graph& g, std::span<const Tensor> in) {
 }
 
 /// Outputs share memory with each other and with what existed before where they did.
-inline void expect_same_sharing(const compile::Graph& a, const compile::Graph& b) {
-  auto memory = [](const compile::Graph& g, size_t i) { return g[g.outputs[i]].buffer; };
-  auto external = [&](const compile::Graph& g, size_t i) {
+inline void expect_same_sharing(const compiler::Graph& a, const compiler::Graph& b) {
+  auto memory = [](const compiler::Graph& g, size_t i) { return g[g.outputs[i]].buffer; };
+  auto external = [&](const compiler::Graph& g, size_t i) {
     bool is = std::ranges::count(g.inputs, memory(g, i)) > 0;
-    for (const compile::ImplicitInput& x : g.implicit) is = is || x.id == memory(g, i);
+    for (const compiler::ImplicitInput& x : g.implicit) is = is || x.id == memory(g, i);
     return is;
   };
   for (size_t i = 0; i < b.outputs.size(); ++i) {
@@ -66,10 +66,10 @@ inline void expect_same_sharing(const compile::Graph& a, const compile::Graph& b
 
 /// Runs `pass` on a copy of `g`; the result verifies and computes the same bits.
 template <class F>
-compile::Graph checked(const compile::Graph& g, std::span<const Tensor> in, F pass) {
-  compile::Graph after = g;
+compiler::Graph checked(const compiler::Graph& g, std::span<const Tensor> in, F pass) {
+  compiler::Graph after = g;
   pass(after);
-  compile::verify(after);
+  compiler::verify(after);
   expect_same_sharing(after, g);
   expect_same_bits(results(after, in), results(g, in),
                    "before:\n" + to_string(g) + "after:\n" + to_string(after));

@@ -5,7 +5,7 @@
 #include "tests/compile/passes/graphs.h"
 #include "tests/compile/training.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 Graph traced(test::Training& t, std::vector<Tensor>& in) {
@@ -37,4 +37,4 @@ TEST(StepPasses, FusedStepComputesTheSame) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -5,7 +5,7 @@
 #include "tests/compile/passes/close.h"
 #include "tests/compile/passes/graphs.h"
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using test::copies, test::defined_only, test::evaluate;
@@ -32,4 +32,4 @@ TEST(PassSweep, CleaningUpChangesNoBit) { sweep("decompose,accumulate,fuse", {})
 TEST(PassSweep, FusedOpsComputeTheSame) { sweep("", {1e-14, 1e-6, 1e-3, 1e-2}); }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler

@@ -44,7 +44,7 @@ void* aligned_alloc(size_t align, size_t bytes) {
 }
 #endif
 
-namespace tessera::compile {
+namespace tessera::compiler {
 namespace {
 
 using test::batch, test::Training;
@@ -167,4 +167,4 @@ TEST(Steady, ThePeakIsThePlannedOneAndBelowEager) {
 }
 
 }  // namespace
-}  // namespace tessera::compile
+}  // namespace tessera::compiler
