@@ -1,5 +1,10 @@
 #include "compile/build.h"
 
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
 #include "compile/codegen/generate.h"
 #include "compile/passes/passes.h"
 #include "core/base/env.h"
@@ -27,12 +32,25 @@ void add_code(Graph& graph) {
   }
 }
 
+// Where TESSERA_COMPILE_DUMP says: "step.2.recorded.4711.txt" is the second graph of process 4711.
+void dump(const Graph& graph, const CompileOptions& options, int number, const char* stage) {
+  std::string folder = env::get("TESSERA_COMPILE_DUMP");
+  if (folder.empty()) return;
+  std::filesystem::create_directories(folder);
+  std::ofstream file(
+      fmt::format("{}/{}.{}.{}.{}.txt", folder, options.name, number, stage, getpid()));
+  file << to_string(graph);
+  if (!file.flush()) log::warn("compile: TESSERA_COMPILE_DUMP: cannot write to {}", folder);
+}
+
 }  // namespace
 
-Executor build(Graph graph, const CompileOptions& options) {
+Executor build(Graph graph, const CompileOptions& options, int number) {
   std::string skip = passes_to_skip(options);
+  dump(graph, options, number, "recorded");
   Graph fused = graph;
   run_passes(fused, skip);
+  dump(fused, options, number, "optimised");
   try {
     add_code(fused);
     return Executor(std::move(fused));

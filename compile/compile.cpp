@@ -7,6 +7,7 @@
 #include "compile/build.h"
 #include "compile/replay.h"
 #include "compile/step_recorder.h"
+#include "compile/timeline.h"
 #include "core/autograd/graph.h"
 #include "core/base/log.h"
 #include "core/dispatch/sharding.h"
@@ -263,8 +264,8 @@ struct StepCompiler::Impl {
   }
   Executor& executor_of(Segment& segment, Graph graph) {
     if (!segment.executor) {
-      segment.executor = std::make_unique<Executor>(build(std::move(graph), options));
-      ++report.compiled;
+      segment.executor =
+          std::make_unique<Executor>(build(std::move(graph), options, ++report.compiled));
     }
     return *segment.executor;
   }
@@ -282,5 +283,8 @@ Tensors StepCompiler::call(std::span<const Tensor> inputs, std::string_view key,
   return impl_->call(inputs, key, body);
 }
 const CompileReport& StepCompiler::report() const { return impl_->report; }
+std::string StepCompiler::graph_report() const {
+  return impl_->entries.empty() ? "" : compiler::report(*impl_->entries.front().executor);
+}
 
 }  // namespace tessera::compiler

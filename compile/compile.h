@@ -54,6 +54,8 @@ class StepCompiler {
   /// all else that it is given.
   Tensors call(std::span<const Tensor> inputs, std::string_view key, FunctionRef<Tensors()> body);
   const CompileReport& report() const;
+  /// Of the graph that was replayed last; "" before.
+  std::string graph_report() const;
 
  private:
   struct Impl;
@@ -161,6 +163,8 @@ class Compiled {
     }
   }
   const CompileReport& report() const { return compiler_.report(); }
+  /// What the graph that was replayed last does in a run: kernels, bytes, communication, memory.
+  std::string graph_report() const { return compiler_.graph_report(); }
 
  private:
   F f_;

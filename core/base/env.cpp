@@ -30,7 +30,8 @@ constexpr Variable kTable[] = {
     {"TESSERA_COMPILE_CXX", "",
      "C++ compiler of generated kernels; default is c++, g++ or clang++"},
     {"TESSERA_COMPILE_CACHE", "", "folder of compiled kernels; default is ~/.cache/tessera"},
-    {"TESSERA_COMPILE_DUMP", "", "folder to which sources of generated kernels are written"},
+    {"TESSERA_COMPILE_DUMP", "",
+     "folder to which graphs and sources of generated kernels are written"},
     {"TESSERA_TEST_DATA", "", "folder of the data sets that some tests read"},
     {"OMP_NUM_THREADS", "", "threads of CPU kernels per process (tlaunch sets it when unset)"},
 };

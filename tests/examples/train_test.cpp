@@ -36,6 +36,7 @@ class Train : public ::testing::Test {
             " --batch-size 8 --seq-len 16 --set layers=2 --set dim=32 --set heads=2 --metrics " +
             metrics + " " + flags);
     EXPECT_EQ(o.status, 0) << o.output;
+    last_output_ = o.output;
     TrainRun r;
     std::ifstream file(metrics);
     for (std::string line; std::getline(file, line);) {
@@ -46,6 +47,7 @@ class Train : public ::testing::Test {
     return r;
   }
   TempFolder folder_;
+  std::string last_output_;  // of train()
 };
 
 TEST_F(Train, ParallelEqualsSerial) {
@@ -57,6 +59,27 @@ TEST_F(Train, ParallelEqualsSerial) {
     ASSERT_EQ(r.losses.size(), 50u);
     EXPECT_NEAR(r.losses[0] / serial.losses[0], 1, 1e-6);
     EXPECT_NEAR(r.losses[49] / serial.losses[49], 1, 1e-3);
+  }
+}
+
+// As close to eager as sharded runs are to serial.
+TEST_F(Train, CompiledEqualsEager) {
+  struct Case {
+    int ranks;
+    const char* flags;
+    bool replayed;
+  };
+  for (const Case& c :
+       {Case{1, "--set dropout=0.1", true}, Case{2, "--accumulate 2", true},
+        Case{2, "--strategy fsdp", true}, Case{2, "--strategy tp", true},
+        Case{4, "--strategy fsdp+tp --mesh dp=2,tp=2", true}, Case{2, "--strategy pp", false}}) {
+    TrainRun eager = train(c.ranks, std::string("--steps 8 --clip-norm 1 ") + c.flags);
+    TrainRun compiled = train(c.ranks, std::string("--steps 8 --clip-norm 1 --compile ") + c.flags);
+    ASSERT_EQ(compiled.losses.size(), 8u) << c.flags;
+    EXPECT_NEAR(compiled.losses[0] / eager.losses[0], 1, 1e-6) << c.flags;
+    EXPECT_NEAR(compiled.losses[7] / eager.losses[7], 1, 1e-5) << c.flags;
+    bool replayed = last_output_.find("steps were replayed") != std::string::npos;
+    EXPECT_EQ(replayed, c.replayed) << last_output_;
   }
 }
 
