@@ -3,10 +3,11 @@
 
 How: gpt-nano on text, batch 16 in all, with and without dropout. Plain: losses agree with one rank's to 1e-6 (relative)
 at step 1 and to 1e-3 at step 50. With --deterministic every loss, every gradient norm and params_xxh128 are equal under
-strategies that keep contractions whole (ddp, fsdp, hsdp), and under tp and fsdp+tp with --exact-contraction. Parameters
-as they are drawn have one hash under all.
+strategies that keep contractions whole (ddp, fsdp, hsdp), and under tp and fsdp+tp with --exact-contraction. Compiled
+runs, one rank's too, are held to the plain limits against one eager rank, and compiled deterministic ones to the bits of
+one compiled rank. Parameters as they are drawn have one hash under all.
 
-Usage: parallel_equals_serial.py [TEXT] [--build DIR] [--steps 50]
+Usage: parallel_equals_serial.py [TEXT] [--build DIR] [--steps 50] [--modes plain,compiled]
 """
 
 import sys
@@ -53,6 +54,7 @@ def main():
     p = common.parser(__doc__)
     common.add_text_argument(p)
     p.add_argument("--steps", default="50")
+    p.add_argument("--modes", help="plain,deterministic,exact,compiled,compiled bits; all by default")
     options = p.parse_args()
     common.check_text(options)
     data = ["--model", "gpt-nano", "--data", f"text:{options.text}", "--batch-size", 16]
@@ -63,16 +65,26 @@ def main():
         same = common.train(options, ranks, *data, "--steps", 0, *spread)[1]["params_xxh128"] == drawn
         good &= same
         print(f"{'as drawn':<14} {ranks} {' '.join(spread)}: parameters {'equal  ok' if same else 'DIFFER  MISSED'}", flush=True)
-    modes = {"plain": [], "deterministic": ["--deterministic"], "exact": ["--deterministic", "--exact-contraction"]}
-    for name, extra in modes.items():
+    whole = ["--deterministic"]
+    modes = {  # what every run of the mode has, what only those that are compared with one rank have
+        "plain": ([], []),
+        "deterministic": (whole, []),
+        "exact": ([*whole, "--exact-contraction"], []),
+        "compiled": ([], ["--compile"]),
+        "compiled bits": ([*whole, "--compile"], []),
+    }
+    for name, (extra, parallel_only) in modes.items():
+        if options.modes and name not in options.modes.split(","):
+            continue
         for dropout in ("0", "0.1"):
             mode = [*flags, "--set", f"dropout={dropout}", *extra]
             serial = common.train(options, 1, *mode)
-            for ranks, spread in SPREADS:
+            for ranks, spread in SPREADS + ([(1, [])] if parallel_only else []):
                 how = " ".join(spread) or "--strategy ddp"
-                if extra and "pp" in spread or name == "deterministic" and "tp" in how:
+                if extra and "pp" in spread or name in ("deterministic", "compiled bits") and "tp" in how:
                     continue  # equal to rounding only
-                ok, text = (compare_bits if extra else compare_plain)(serial, common.train(options, ranks, *mode, *spread))
+                run = common.train(options, ranks, *mode, *parallel_only, *spread)
+                ok, text = (compare_bits if extra else compare_plain)(serial, run)
                 good &= ok
                 print(f"{name:<14} dropout {dropout:<4} {ranks} ranks {how}: {text}  {'ok' if ok else 'MISSED'}", flush=True)
     sys.exit(not good)
