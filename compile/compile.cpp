@@ -17,7 +17,8 @@ namespace {
 
 // Found again by the text of its graph.
 struct Segment {
-  std::unique_ptr<Executor> executor;  // null until the graph was seen twice
+  std::unique_ptr<Executor> executor;  // null until the graph runs for the second time
+  Graph graph;                         // until then
 };
 
 // Where a tensor that leaves a run comes from.
@@ -42,7 +43,7 @@ struct Entry {
   std::string key;
   std::vector<std::pair<const bool*, bool>> flags = {};
   std::vector<Slot> slots = {};
-  Executor* executor = nullptr;
+  Segment* segment = nullptr;
   std::vector<Tensor> implicit = {};
   std::vector<Source> results = {};
 };
@@ -209,7 +210,7 @@ struct StepCompiler::Impl {
 
   Tensors replay_entry(Entry& entry, std::span<const Tensor> inputs) {
     ++report.replays;
-    Tensors outputs = entry.executor->run(inputs, entry.implicit), results;
+    Tensors outputs = executor_of(*entry.segment).run(inputs, entry.implicit), results;
     for (const Source& s : entry.results) results.push_back(give(s, outputs, inputs));
     for (const Slot& s : entry.slots)
       if (s.changed) *s.changed = give(s.after, outputs, inputs);
@@ -219,6 +220,10 @@ struct StepCompiler::Impl {
   Tensors record(const std::string& key, std::span<const Tensor> inputs,
                  FunctionRef<Tensors()> body) {
     ++report.recordings;
+    if (segments.size() >= kMaxSegments) {
+      log::info("compile: {} has had {} graphs; it starts over", options.name, segments.size());
+      entries.clear(), segments.clear();
+    }
     Tensors results;
     StepRecorder recorder({.inputs = {inputs.begin(), inputs.end()}, .names = options.names},
                           [this](Graph graph, std::span<const Tensor> in) {
@@ -230,9 +235,8 @@ struct StepCompiler::Impl {
     std::string why = Lesson(recorder, inputs).learn(results, entry);
     if (why.empty()) why = host_made;
     if (why.empty()) {
-      entry.executor = &executor_of(recorder.last_graph());
+      entry.segment = &segments.at(to_string(recorder.last_graph()));
       entries.push_front(std::move(entry));
-      if (entries.size() > kMaxEntries) entries.pop_back();
     } else if (why != report.why_not) {
       log::info("compile: {} runs its function at each call: {}", options.name, why);
     }
@@ -240,8 +244,8 @@ struct StepCompiler::Impl {
     return results;
   }
 
-  // A graph that is met for the first time may never come again (state made in the first step), so
-  // it is interpreted.
+  // A graph that is met for the first time may never come again (state made in the first step, a
+  // length of its own), so it is interpreted.
   Tensors run_segment(Graph graph, std::span<const Tensor> inputs) {
     ++report.segments;
     host_made.clear();
@@ -252,25 +256,26 @@ struct StepCompiler::Impl {
             "next call; pass it as an argument",
             i.id, describe(i.tensor));
     auto [found, fresh] = segments.try_emplace(to_string(graph));
-    if (fresh) return tessera::compiler::replay(graph, inputs);
     Segment& segment = found->second;
+    if (fresh) {
+      segment.graph = graph;
+      return compiler::replay(graph, inputs);
+    }
     std::vector<Tensor> implicit;
     for (const ImplicitInput& i : graph.implicit) implicit.push_back(i.tensor);
-    return executor_of(segment, std::move(graph)).run(inputs, implicit);
+    return executor_of(segment).run(inputs, implicit);
   }
 
-  Executor& executor_of(const Graph& graph) {
-    return executor_of(segments[to_string(graph)], graph);
-  }
-  Executor& executor_of(Segment& segment, Graph graph) {
-    if (!segment.executor) {
-      segment.executor =
-          std::make_unique<Executor>(build(std::move(graph), options, ++report.compiled));
-    }
+  Executor& executor_of(Segment& segment) {
+    if (!segment.executor)
+      segment.executor = std::make_unique<Executor>(
+          build(std::exchange(segment.graph, {}), options, ++report.compiled));
     return *segment.executor;
   }
 
-  static constexpr size_t kMaxEntries = 64;
+  // Of graphs that are remembered, each with its memory: programs whose types never repeat start
+  // over rather than grow.
+  static constexpr size_t kMaxSegments = 64;
 };
 
 StepCompiler::StepCompiler(CompileOptions options)
@@ -284,7 +289,9 @@ Tensors StepCompiler::call(std::span<const Tensor> inputs, std::string_view key,
 }
 const CompileReport& StepCompiler::report() const { return impl_->report; }
 std::string StepCompiler::graph_report() const {
-  return impl_->entries.empty() ? "" : compiler::report(*impl_->entries.front().executor);
+  const auto& entries = impl_->entries;
+  bool ran = !entries.empty() && entries.front().segment->executor;
+  return ran ? compiler::report(*entries.front().segment->executor) : "";
 }
 
 }  // namespace tessera::compiler

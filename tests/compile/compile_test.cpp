@@ -69,6 +69,15 @@ TEST(Compile, TypesOfArgumentsAreGuarded) {
   EXPECT_EQ(runs, 3);
 }
 
+TEST(Compile, TypesThatNeverRepeatDoNotPileUp) {
+  auto f = compile([](const Tensor& a) { return a * 2.0 + 1.0; }, {.skip = "fuse"});
+  for (int64_t n = 1; n <= 150; ++n)
+    expect_same_bits(f(numbers(1, n)), numbers(1, n) * 2.0 + 1.0, "length " + std::to_string(n));
+  expect_same_bits(f(numbers(3, 150)), numbers(3, 150) * 2.0 + 1.0, "again");
+  EXPECT_EQ(f.report().replays, 1);
+  EXPECT_EQ(f.report().compiled, 1);
+}
+
 TEST(Compile, StateIsReadAndWrittenWhereItIs) {
   Tensor state = numbers(0);
   auto f = compile([&](const Tensor& a) {
