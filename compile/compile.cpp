@@ -11,6 +11,7 @@
 #include "core/autograd/graph.h"
 #include "core/base/log.h"
 #include "core/dispatch/sharding.h"
+#include "core/tensor/random.h"
 
 namespace tessera::compiler {
 namespace {
@@ -34,13 +35,20 @@ struct Slot {
   const Tensor* seen = nullptr;
   Tensor* changed = nullptr;  // the same place; null when it is only read
   Source after = {};
-  bool depends = false;  // on what it held: nothing, or the memory of `before`
-  Ref<Storage> before = {};
+  bool depends = false;  // on what it held: `before`
+  Tensor before = {};
 };
 
-// A call that is known: what it is known by, its graph, and where the results go.
+// A call that is known: what it is known by, its graph, and where the results go. Two recordings
+// make one: what differs between them (a tensor made from values of the program, an argument that
+// is also reached in another way) is not the graph's to replay.
 struct Entry {
   std::string key;
+  bool confirmed = false;                 // by a second recording
+  std::vector<Ref<Storage>> inputs = {};  // of the last recording
+  std::vector<bool> any = {};             // which inputs may be other memory than those
+  std::string returned = {};              // besides tensors
+  std::any like = {};
   std::vector<std::pair<const bool*, bool>> flags = {};
   std::vector<Slot> slots = {};
   Segment* segment = nullptr;
@@ -66,9 +74,15 @@ std::string layout_text(const Tensor& t) {
 // The state of this thread that ops are recorded under.
 std::string context_text() {
   const Context& c = context();
+  const void* generator = default_generator().state().storage().get();
   return fmt::format("{} {} {} {} {} {} {} {}", c.enabled, c.forced, c.inference,
-                     int(c.default_dtype), static_cast<void*>(c.generator), c.replicate_plain,
-                     int(c.communication), c.exact_contraction);
+                     int(c.default_dtype), generator, c.replicate_plain, int(c.communication),
+                     c.exact_contraction);
+}
+
+bool is_leaf(const Tensor& t) {
+  GradMeta* meta = grad_meta(t);
+  return meta && !meta->producer;
 }
 
 // True for a tensor that backward can still be called through.
@@ -77,15 +91,44 @@ bool has_history(const Tensor& t) {
   return meta && meta->producer && !meta->producer->released();
 }
 
-bool same_memory(const Tensor& t, const Ref<Storage>& storage) {
-  return t.defined() ? piece_of(t).storage() == storage : !storage;
+bool same_place(const Tensor& a, const Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  const Tensor &x = piece_of(a), &y = piece_of(b);
+  return x.storage() == y.storage() && x.offset() == y.offset() && x.shape() == y.shape() &&
+         x.strides() == y.strides() && x.dtype() == y.dtype();
 }
 
 bool fits(const Entry& e) {
   for (auto& [flag, value] : e.flags)
     if (*flag != value) return false;
   for (const Slot& s : e.slots)
-    if (s.depends && !same_memory(*s.seen, s.before)) return false;
+    if (s.owner->use_count() == 1 || (s.depends && !same_place(*s.seen, s.before))) return false;
+  return true;
+}
+
+bool fits(const Entry& e, std::span<const Tensor> inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i)
+    if (!e.any[i] && inputs[i].storage() != e.inputs[i]) return false;
+  return fits(e);
+}
+
+bool agree(const Source& a, const Source& b) {
+  if (a.kind != b.kind || a.index != b.index || a.offset != b.offset) return false;
+  return a.kind == Source::kNone || same_place(a.like, b.like);
+}
+
+// True when two recordings of one key say the same.
+bool agree(const Entry& a, const Entry& b) {
+  if (a.segment != b.segment || a.flags != b.flags || a.returned != b.returned) return false;
+  if (a.slots.size() != b.slots.size() || a.results.size() != b.results.size()) return false;
+  for (size_t i = 0; i < a.implicit.size(); ++i)  // as many: the graphs are equal
+    if (!same_place(a.implicit[i], b.implicit[i])) return false;
+  for (size_t i = 0; i < a.results.size(); ++i)
+    if (!agree(a.results[i], b.results[i])) return false;
+  for (size_t i = 0; i < a.slots.size(); ++i) {
+    const Slot &s = a.slots[i], &t = b.slots[i];
+    if (s.owner != t.owner || s.changed != t.changed || !agree(s.after, t.after)) return false;
+  }
   return true;
 }
 
@@ -114,9 +157,10 @@ class Lesson {
     if (recorder_.segments() != 1)
       return fmt::format("it was {} graphs instead of one", recorder_.segments());
     for (const Tensor& t : results) {
-      if (t.defined() && has_history(t))
-        return "a result can still be differentiated; return it detached";
       entry.results.push_back(source_of(t));
+      bool made = entry.results.back().kind == Source::kOutput;
+      if (t.defined() && (has_history(t) || (made && is_leaf(t))))
+        return "a result can still be differentiated; return it detached";
     }
     for (const TouchedSlot& s : recorder_.slots())
       if (std::string why = learn_slot(s, entry); !why.empty()) return why;
@@ -150,9 +194,9 @@ class Lesson {
 
   std::string learn_slot(const TouchedSlot& s, Entry& entry) {
     Slot slot{.owner = s.owner, .seen = s.seen, .changed = s.changed, .depends = s.depends};
-    if (s.before.defined()) slot.before = piece_of(s.before).storage();
-    bool read = slot.before && implicit_.contains(slot.before.get());
-    if (read && s.changed && !same_memory(s.after, slot.before))
+    slot.before = s.before;
+    bool read = s.before.defined() && implicit_.contains(piece_of(s.before).storage().get());
+    if (read && s.changed && !same_place(s.after, s.before))
       return "gradients accumulate over calls; call zero_grad inside of the step";
     slot.depends |= read;
     if (s.changed) slot.after = source_of(s.after);
@@ -186,45 +230,52 @@ struct StepCompiler::Impl {
 
   explicit Impl(CompileOptions o) : options(std::move(o)) {}
 
-  Tensors call(std::span<const Tensor> given, std::string_view given_key,
-               FunctionRef<Tensors()> body) {
+  StepResults call(std::span<const Tensor> given, std::string_view given_key,
+                   FunctionRef<StepResults()> body) {
     if (context().backend) return body();  // part of what another one records
     ++report.calls;
     std::string key = std::string(given_key) + context_text();
     Tensors inputs;
-    for (const Tensor& t : given) {
+    bool detached = true;
+    auto add = [&](const Tensor& t) {
       key += layout_text(t);
-      if (t.defined()) inputs.push_back(piece_of(t).detach());
-    }
-    if (const Tensor& samples = context().samples; samples.defined()) {
-      key += layout_text(samples);
-      inputs.push_back(samples.detach());
-    }
+      if (!t.defined()) return;
+      detached &= grad_meta(t) == nullptr;
+      Tensor local = piece_of(t).detach();
+      for (size_t i = 0; i < inputs.size(); ++i)  // which share memory, and where
+        if (inputs[i].storage() == local.storage())
+          key += fmt::format("={}+{};", i, local.offset() - inputs[i].offset());
+      inputs.push_back(std::move(local));
+    };
+    for (const Tensor& t : given) add(t);
+    if (context().samples.defined()) add(context().samples);
     for (auto e = entries.begin(); e != entries.end(); ++e)
-      if (e->key == key && fits(*e)) {
+      if (e->confirmed && e->key == key && fits(*e, inputs)) {
         entries.splice(entries.begin(), entries, e);
         return replay_entry(*e, inputs);
       }
-    return record(key, inputs, body);
+    return record(key, inputs, detached, body);
   }
 
-  Tensors replay_entry(Entry& entry, std::span<const Tensor> inputs) {
+  StepResults replay_entry(Entry& entry, std::span<const Tensor> inputs) {
     ++report.replays;
-    Tensors outputs = executor_of(*entry.segment).run(inputs, entry.implicit), results;
-    for (const Source& s : entry.results) results.push_back(give(s, outputs, inputs));
+    report.why_not.clear();
+    Tensors outputs = executor_of(*entry.segment).run(inputs, entry.implicit);
+    StepResults results{.tensors = {}, .key = entry.returned, .like = entry.like};
+    for (const Source& s : entry.results) results.tensors.push_back(give(s, outputs, inputs));
     for (const Slot& s : entry.slots)
       if (s.changed) *s.changed = give(s.after, outputs, inputs);
     return results;
   }
 
-  Tensors record(const std::string& key, std::span<const Tensor> inputs,
-                 FunctionRef<Tensors()> body) {
+  StepResults record(const std::string& key, std::span<const Tensor> inputs, bool detached,
+                     FunctionRef<StepResults()> body) {
     ++report.recordings;
     if (segments.size() >= kMaxSegments) {
       log::info("compile: {} has had {} graphs; it starts over", options.name, segments.size());
       entries.clear(), segments.clear();
     }
-    Tensors results;
+    StepResults results;
     StepRecorder recorder({.inputs = {inputs.begin(), inputs.end()}, .names = options.names},
                           [this](Graph graph, std::span<const Tensor> in) {
                             return run_segment(std::move(graph), in);
@@ -232,16 +283,38 @@ struct StepCompiler::Impl {
     results = body();
     recorder.finish();
     Entry entry{.key = key};
-    std::string why = Lesson(recorder, inputs).learn(results, entry);
+    std::string why = Lesson(recorder, inputs).learn(results.tensors, entry);
     if (why.empty()) why = host_made;
+    if (why.empty() && !detached) why = "an argument requires gradients; pass it detached";
     if (why.empty()) {
       entry.segment = &segments.at(to_string(recorder.last_graph()));
-      entries.push_front(std::move(entry));
+      entry.returned = results.key;
+      entry.like = results.like;
+      for (const Tensor& t : inputs) entry.inputs.push_back(t.storage());
+      remember(std::move(entry));
     } else if (why != report.why_not) {
       log::info("compile: {} runs its function at each call: {}", options.name, why);
     }
     report.why_not = why;
     return results;
+  }
+
+  // Beside what is known of other keys, and of this key with other flags.
+  void remember(Entry entry) {
+    entry.any.assign(entry.inputs.size(), false);
+    for (auto e = entries.begin(); e != entries.end();) {
+      if (e->key != entry.key || e->flags != entry.flags) {
+        ++e;
+        continue;
+      }
+      if (agree(*e, entry)) {
+        entry.confirmed = true;
+        for (size_t i = 0; i < entry.inputs.size(); ++i)
+          entry.any[i] = e->any[i] || e->inputs[i] != entry.inputs[i];
+      }
+      e = entries.erase(e);
+    }
+    entries.push_front(std::move(entry));
   }
 
   // A graph that is met for the first time may never come again (state made in the first step, a
@@ -283,8 +356,8 @@ StepCompiler::StepCompiler(CompileOptions options)
 StepCompiler::~StepCompiler() = default;
 StepCompiler::StepCompiler(StepCompiler&&) noexcept = default;
 
-Tensors StepCompiler::call(std::span<const Tensor> inputs, std::string_view key,
-                           FunctionRef<Tensors()> body) {
+StepResults StepCompiler::call(std::span<const Tensor> inputs, std::string_view key,
+                               FunctionRef<StepResults()> body) {
   return impl_->call(inputs, key, body);
 }
 const CompileReport& StepCompiler::report() const { return impl_->report; }

@@ -10,18 +10,21 @@
 //   });
 //   for (...) Tensor loss = step(ids, targets);
 //
-// The first calls run the function, recorded (step_recorder.h). Once a call was one graph that says
-// all that the call did, later calls with inputs of the same types run that graph alone. Where a
-// call looks at values, talks to other ranks itself or leaves new tensors behind, the function runs
-// at every call and the graphs between its looks are run compiled: slower, and right. What changes
-// from call to call must be an argument or the values of a tensor (a learning rate is one); plain
-// C++ variables that the function reads, other than Module::training(), are taken to be constant.
+// The first calls run the function, recorded (step_recorder.h). Once two calls on memory of their
+// own were the same one graph, and it says all that they did, later calls with arguments of the
+// same types run that graph alone. Where a call looks at values, talks to other ranks itself or
+// leaves new tensors behind, the function runs at every call and the graphs between its looks are
+// run compiled: slower, and right. What changes from call to call must be an argument or the values
+// of a tensor (a learning rate is one); plain C++ variables that the function reads, other than
+// Module::training(), are taken to be constant.
 #pragma once
+#include <fmt/format.h>
+
 #include <any>
 #include <memory>
 #include <tuple>
 #include <type_traits>
-#include <unordered_map>
+#include <typeinfo>
 
 #include "core/base/function_ref.h"
 #include "core/tensor/named_tensor.h"
@@ -43,6 +46,13 @@ struct CompileReport {
   std::string why_not;  // the last call was not replayable because; "" when it was
 };
 
+/// What a call returned: its tensors, and what puts them together again.
+struct StepResults {
+  Tensors tensors;
+  std::string key;  // everything else that it returned
+  std::any like;    // the result without its tensors
+};
+
 /// The part of compile() that knows no types.
 class StepCompiler {
  public:
@@ -52,7 +62,8 @@ class StepCompiler {
 
   /// The results of `body`, by running it or its graph. `inputs`: all tensors it is given; `key`:
   /// all else that it is given.
-  Tensors call(std::span<const Tensor> inputs, std::string_view key, FunctionRef<Tensors()> body);
+  StepResults call(std::span<const Tensor> inputs, std::string_view key,
+                   FunctionRef<StepResults()> body);
   const CompileReport& report() const;
   /// Of the graph that was replayed last; "" before.
   std::string graph_report() const;
@@ -72,7 +83,13 @@ struct Flat {
                 "compile: arguments and results are tensors, containers, tuples or pairs of "
                 "tensors, or numbers; pass the parts of a struct one by one");
   static void tensors(const T&, Tensors&) {}
-  static void key(const T& value, std::string& text) { text += std::to_string(value) + ";"; }
+  static void key(const T& value, std::string& text) {
+    text += typeid(T).name();
+    if constexpr (std::is_floating_point_v<T>)
+      text += fmt::format("{:a};", value);
+    else
+      text += fmt::format("{};", int64_t(value));
+  }
   static T rebuild(const T& like, std::span<const Tensor>&) { return like; }
 };
 template <>
@@ -146,20 +163,22 @@ class Compiled {
     if constexpr (std::is_void_v<R>) {
       compiler_.call(inputs, key, [&] {
         f_(args...);
-        return Tensors();
+        return StepResults();
       });
     } else {
-      Tensors out = compiler_.call(inputs, key, [&] {
+      StepResults out = compiler_.call(inputs, key, [&] {
         R result = f_(args...);
-        Tensors list, none;
-        detail::Flat<R>::tensors(result, list);
-        none.resize(list.size());
+        StepResults r;
+        detail::Flat<R>::tensors(result, r.tensors);
+        detail::Flat<R>::key(result, r.key);
+        Tensors none;
+        none.resize(r.tensors.size());
         std::span<const Tensor> rest(none.data(), none.size());
-        results_[key] = detail::Flat<R>::rebuild(result, rest);
-        return list;
+        r.like = detail::Flat<R>::rebuild(result, rest);
+        return r;
       });
-      std::span<const Tensor> rest(out.data(), out.size());
-      return detail::Flat<R>::rebuild(std::any_cast<const R&>(results_.at(key)), rest);
+      std::span<const Tensor> rest(out.tensors.data(), out.tensors.size());
+      return detail::Flat<R>::rebuild(std::any_cast<const R&>(out.like), rest);
     }
   }
   const CompileReport& report() const { return compiler_.report(); }
@@ -169,7 +188,6 @@ class Compiled {
  private:
   F f_;
   StepCompiler compiler_;
-  std::unordered_map<std::string, std::any> results_;  // by key: a result without its tensors
 };
 
 }  // namespace tessera::compiler

@@ -36,6 +36,7 @@ StepRecorder::StepRecorder(const TraceOptions& options, RunSegment run)
     : TraceBackend({}), options_(options), run_(std::move(run)), promise_(new Promise(this)) {
   TESSERA_CHECK(!context().backend, "compile: this thread runs another backend already");
   begin_graph(options_);
+  for (const Tensor& t : options_.inputs) meets(t);  // so that a look at one is noticed
   recording_.emplace(context().backend, this);
 }
 
@@ -54,8 +55,6 @@ Tensors StepRecorder::run(const PrimRef& prim, Inputs in) {
       Scoped<Backend*> eager(context().backend, nullptr);
       return eager_backend().run(prim, in);
     }
-    auto known = memory_.find(t.storage().get());  // looked at since: it is pending no more
-    if (known != memory_.end() && t.storage()->ready() != promise_) meets(t);
   }
   if (!prim->is_view() && !find_kernel(*prim, device_of(*prim, in))) {
     TESSERA_CHECK(prim->decomposable(), "{}: no kernel for {} and no decomposition", prim->name(),
@@ -88,11 +87,16 @@ void StepRecorder::write(std::span<const Tensor> dst, const PrimRef& prim, Input
 }
 
 // From here on the memory is pending, so nobody looks at it or changes it behind the graph.
-void StepRecorder::meets(const Tensor& t) {
+bool StepRecorder::meets(const Tensor& t) {
   Storage& s = *t.storage();
-  if (s.ready() == promise_) return;
+  if (s.ready() == promise_) return false;
+  TESSERA_CHECK(!dynamic_cast<Promise*>(s.ready().get()),
+                "compile: {} is part of what another thread records; give each rank tensors of its "
+                "own",
+                describe(t));
   met_.push_back({t.storage(), s.ready()});
   s.set_ready(promise_);
+  return true;
 }
 
 // ---- what the program does besides ops
@@ -168,7 +172,8 @@ void StepRecorder::flush() {
   bool anything = !graph_.nodes.empty();
   Graph graph = TraceBackend::finish(seen);
   std::vector<Met> met = std::exchange(met_, {});
-  for (Met& m : met) m.storage->set_ready(m.before);
+  for (Met& m : met)
+    if (m.storage->ready() == promise_) m.storage->set_ready(m.before);
   if (anything) {
     ++segments_;
     provided_.clear();
@@ -194,7 +199,8 @@ void StepRecorder::finish() {
   if (!recording_) return;
   recording_.reset();
   auto stop = [this] {
-    for (Met& m : met_) m.storage->set_ready(m.before);
+    for (Met& m : met_)
+      if (m.storage->ready() == promise_) m.storage->set_ready(m.before);
     met_.clear();
     promise_->give_up("its recording is over");
   };

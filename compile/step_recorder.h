@@ -62,7 +62,7 @@ class StepRecorder final : public TraceBackend {
 
   Tensors execute(const PrimRef& prim, Inputs in) override;
   void write(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
-  void meets(const Tensor& t) override;
+  bool meets(const Tensor& t) override;
   void looked_at(const std::string& why);
   std::vector<Tensor> visible();
   Tensors run_segment(Graph graph, const std::vector<Met>& met);

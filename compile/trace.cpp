@@ -46,7 +46,6 @@ void TraceBackend::begin_graph(const TraceOptions& options) {
     graph_.values[size_t(id)].buffer = id;
     graph_.inputs.push_back(id);
     ++remember(t, id).inputs;
-    meets(t);
   }
 }
 
@@ -56,6 +55,7 @@ ValueId TraceBackend::read(const Tensor& t) {
   if (!t.storage()) return shape_of(t.meta());
   auto it = memory_.find(t.storage().get());
   if (it == memory_.end()) return adopt(t);
+  if (meets(t)) it->second.version = t.storage()->version();
   check_unchanged(it->second, t);
   for (const Layout& l : it->second.layouts)
     if (same_layout(l.meta, l.offset, t.meta(), t.offset())) return l.id;

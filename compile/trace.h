@@ -54,8 +54,9 @@ class TraceBackend : public Backend {
   /// What happens to an op besides being written down: it runs. StepRecorder puts it off.
   virtual Tensors execute(const PrimRef& prim, Inputs in);
   virtual void write(std::span<const Tensor> dst, const PrimRef& prim, Inputs in);
-  /// The memory of `t`, which existed before the trace, becomes part of the graph.
-  virtual void meets(const Tensor& /*t*/) {}
+  /// An op reads or writes the memory of `t`, which existed before the trace. True when nothing was
+  /// put off that involves it, so that its values now are those that the op will find.
+  virtual bool meets(const Tensor& /*t*/) { return false; }
   /// Begins another graph on inputs with the layouts of `options`.
   void begin_graph(const TraceOptions& options);
 

@@ -64,7 +64,7 @@ const std::map<std::string, Steps> kSteps = {
 Sample sample_of_steps(const Steps& steps, bool compile) {
   auto work = std::make_shared<Workload>(
       WorkloadOptions{.model = steps.model, .seq_len = steps.seq_len, .compile = compile});
-  for (int i = 0; i < std::max(steps.count, 3); ++i) work->step();
+  for (int i = 0; i < std::max(steps.count, 5); ++i) work->step();
   return [work, count = steps.count] {
     std::vector<double> times;
     for (int i = 0; i < count; ++i) {

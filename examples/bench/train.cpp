@@ -70,7 +70,7 @@ std::unique_ptr<Workload> compiled_workload(const TrainOptions& o) {
   WorkloadOptions w = o.workload;
   w.compile = true;
   auto work = std::make_unique<Workload>(w);
-  for (int i = 0; i < std::max(o.warmup, 3); ++i) work->step();
+  for (int i = 0; i < std::max(o.warmup, 5); ++i) work->step();
   const compiler::CompileReport& report = work->compile_report();
   TESSERA_CHECK(report.replays > 0, "bench train: --compile: the step is not replayed: {}",
                 report.why_not);

@@ -37,8 +37,8 @@ TEST(Compile, AFunctionOfItsArguments) {
     Tensor a = numbers(k), b = numbers(-k);
     expect_same_bits(f(a, b), exp(a) * b + 1.0, "call " + std::to_string(k));
   }
-  EXPECT_EQ(runs, 1);
-  EXPECT_EQ(f.report().replays, 4);
+  EXPECT_EQ(runs, 2);
+  EXPECT_EQ(f.report().replays, 3);
 }
 
 TEST(Compile, ResultsDoNotShareMemory) {
@@ -66,14 +66,15 @@ TEST(Compile, TypesOfArgumentsAreGuarded) {
     auto [r, u] = f(std::vector{numbers(1, 7), numbers(2, 7)}, 2);
     expect_same_bits(r, pow(numbers(1, 7) + numbers(2, 7), 2), "longer");
   }
-  EXPECT_EQ(runs, 3);
+  EXPECT_EQ(runs, 6);
 }
 
 TEST(Compile, TypesThatNeverRepeatDoNotPileUp) {
   auto f = compile([](const Tensor& a) { return a * 2.0 + 1.0; }, {.skip = "fuse"});
   for (int64_t n = 1; n <= 150; ++n)
     expect_same_bits(f(numbers(1, n)), numbers(1, n) * 2.0 + 1.0, "length " + std::to_string(n));
-  expect_same_bits(f(numbers(3, 150)), numbers(3, 150) * 2.0 + 1.0, "again");
+  for (int k = 0; k < 2; ++k)
+    expect_same_bits(f(numbers(k, 150)), numbers(k, 150) * 2.0 + 1.0, "again");
   EXPECT_EQ(f.report().replays, 1);
   EXPECT_EQ(f.report().compiled, 1);
 }
@@ -92,7 +93,7 @@ TEST(Compile, StateIsReadAndWrittenWhereItIs) {
     expect_same_bits(state, expected, "state");
     expect_same_bits(total, sum(expected), "sum");
   }
-  EXPECT_EQ(f.report().replays, 3);
+  EXPECT_EQ(f.report().replays, 2);
 }
 
 TEST(Compile, ValuesThatAreReadBreakTheGraph) {
@@ -145,6 +146,78 @@ TEST(Compile, ValuesOfTheProgramAreNotFrozen) {
   EXPECT_EQ(f.report().replays, 0);
 }
 
+// What only looks like an argument: replayed for others only once recordings on memory of their
+// own agreed.
+TEST(Compile, ArgumentsThatAreOneTensor) {
+  auto product = compile([](const Tensor& a, const Tensor& b) { return a * b; });
+  Tensor w = numbers(2);
+  auto scaled = compile([&](const Tensor& a) { return a * w; });
+  auto parts = compile([](const Tensor& a, const Tensor& b) { return exp(a) - b; });
+  for (int k = 0; k < 4; ++k) {
+    Tensor x = numbers(k), y = numbers(k + 9), t = numbers(k, 9);
+    expect_same_bits(product(x, x), x * x, "one tensor twice");
+    expect_same_bits(product(x, y), x * y, "two tensors");
+    expect_same_bits(scaled(w), w * w, "the captured one");
+    Tensor a = slice(t, 0, 0, 8), b = slice(t, 0, 1, 9);
+    expect_same_bits(parts(a, b), exp(a) - b, "parts of one");
+    expect_same_bits(parts(b, a), exp(b) - a, "the other way");
+  }
+  for (int k = 0; k < 3; ++k) expect_same_bits(scaled(numbers(k)), numbers(k) * w, "another");
+}
+
+TEST(Compile, NumbersAreGuardedToTheLastDigit) {
+  auto f = compile([](const Tensor& a, auto factor) { return a * double(factor) * 1e9; });
+  for (int round = 0; round < 3; ++round) {
+    for (double x : {1e-9, 2e-9})
+      expect_same_bits(f(numbers(1), x), numbers(1) * x * 1e9, "double");
+    expect_same_bits(f(numbers(1), 1), numbers(1) * 1.0 * 1e9, "int");
+  }
+}
+
+TEST(Compile, ResultsKeepTheirNumbersAndStructure) {
+  auto f = compile([](const Tensor& x) { return std::pair(x * 2.0, x.numel()); });
+  for (int round = 0; round < 4; ++round)
+    for (int64_t n : {4, 7}) EXPECT_EQ(f(numbers(1, n)).second, n);
+}
+
+TEST(Compile, ValuesOfTheProgramThatAreReturned) {
+  double x = 0;
+  auto f = compile([&](const Tensor& a) {
+    Tensor t = from_values<double>({x}, {1});
+    return std::pair(a + t, t);
+  });
+  for (int k = 0; k < 5; ++k) {
+    x = k;
+    auto [sum, t] = f(numbers(k));
+    expect_same_bits(sum, numbers(k) + double(k), "sum");
+    EXPECT_EQ(t.item<double>(), k);
+  }
+}
+
+TEST(Compile, AnArgumentWithGradients) {
+  auto f = compile([](Tensor x) {
+    x.set_grad({});
+    sum(square(x)).backward();
+  });
+  for (int k = 0; k < 4; ++k) {
+    Tensor x = numbers(k).requires_grad_();
+    f(x);
+    expect_same_bits(x.grad(), numbers(k) * 2.0, "grad");
+  }
+}
+
+TEST(Compile, AnArgumentThatIsLookedAtAndWritten) {
+  auto program = [](const Tensor& a, const Tensor& b) {
+    double x = a.data<double>()[0];
+    add_(a, b);
+    double y = a.data<double>()[0];
+    return b * (x + 10 * y);
+  };
+  auto f = compile(program);
+  for (int k = 0; k < 4; ++k)
+    expect_same_bits(f(numbers(k), numbers(1)), program(numbers(k), numbers(1)), "call");
+}
+
 TEST(Compile, GradientsOfLeaves) {
   Tensor w = numbers(1).requires_grad_(), eager = numbers(1).requires_grad_();
   auto zeroed = [](Tensor& w) {
@@ -160,7 +233,7 @@ TEST(Compile, GradientsOfLeaves) {
     expect_same_bits(f(numbers(k)), zeroed(eager)(numbers(k)), "loss");
     expect_same_bits(w.grad(), eager.grad(), "grad");
   }
-  EXPECT_EQ(f.report().replays, 3);
+  EXPECT_EQ(f.report().replays, 2);
 }
 
 TEST(Compile, GradientsThatAccumulateOverCalls) {
@@ -267,7 +340,7 @@ void train(const std::string& skip, double tolerance) {
     test::expect_close(loss, expected, near, "loss of step " + std::to_string(k));
     test::expect_close(norm, expected_norm, near, "norm of step " + std::to_string(k));
   }
-  EXPECT_GE(step.report().replays, 4) << step.report().why_not;
+  EXPECT_GE(step.report().replays, 3) << step.report().why_not;
 }
 TEST(Compile, AWholeTrainingStep) { train("", 1e-6); }
 TEST(Compile, AWholeTrainingStepToTheBit) { train("decompose,accumulate,fuse", 0); }
@@ -285,7 +358,7 @@ TEST(Compile, TrainAndEvalAreTwoGraphs) {
   for (int k = 0; k < 2; ++k) EXPECT_FALSE(sum(abs(forward(ids) - expected)).item<double>() == 0);
   run.model->eval();
   expect_same_bits(forward(ids), expected, "eval again");
-  EXPECT_EQ(forward.report().recordings, 2);
+  EXPECT_EQ(forward.report().recordings, 4);
 }
 
 }  // namespace
