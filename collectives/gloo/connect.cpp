@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <cstring>
 
 #include "collectives/store/environment.h"
@@ -68,12 +69,21 @@ std::string address_towards(const std::string& host) {
   return text;
 }
 
+// Gloo writes to sockets without MSG_NOSIGNAL: a peer that is gone would end this process by
+// SIGPIPE before anybody is told. A program that handles the signal keeps its handler.
+void ignore_broken_pipes() {
+  struct sigaction now = {};
+  ::sigaction(SIGPIPE, nullptr, &now);
+  if (now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
+}
+
 }  // namespace
 
 std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
                                                         const GlooOptions& options) {
   std::string address =
       options.loopback ? "127.0.0.1" : address_towards(job_environment().master_addr);
+  ignore_broken_pipes();
   try {
     gloo::transport::tcp::attr attributes(address.c_str());
     auto device = gloo::transport::tcp::CreateDevice(attributes);

@@ -74,6 +74,7 @@ TEST_P(Processes, AStoppedRankIsNamedAtTheDeadline) {
 TEST_P(Processes, ARankThatExitsIsNamed) {
   RankProcesses ranks(2, "loop", env({{"TESSERA_FAULT", "rank=0,n=5,exit"}}));
   RankResult result = ranks.wait(1, 20);
+  EXPECT_EQ(result.status, 0) << result.output;
   EXPECT_NE(result.output.find("rank 0 is gone"), std::string::npos) << result.output;
   EXPECT_LT(seconds_in(result.output), 1.0);
 }
