@@ -35,6 +35,9 @@ void accumulate(Graph& graph);
 /// Groups of pointwise ops, reductions and views between them become Fused ops; effects that end in
 /// such a group become its results.
 void fuse(Graph& graph);
+/// Collectives begin early enough, by an estimate of times, to be done when their results are read:
+/// what they do not need is computed behind them. Changes no value.
+void overlap_collectives(Graph& graph);
 
 struct Pass {
   std::string_view name;  // "cse": what TESSERA_COMPILE_SKIP=cse,fuse leaves out

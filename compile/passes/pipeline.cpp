@@ -16,6 +16,7 @@ const std::vector<Pass>& pipeline() {
       {"dce", eliminate_dead_code},
       {"accumulate", accumulate},
       {"fuse", fuse},
+      {"overlap", overlap_collectives},
   };
   return passes;
 }
