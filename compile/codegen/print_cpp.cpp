@@ -261,7 +261,7 @@ class Printer {
       if (at(b_.stores[k].value).place != Place::kLate)
         print_row_pointer(b_.stores[k].to, "", "w", "y", k);
     for (size_t k = 0; k < b_.instrs.size(); ++k)
-      if (s_.values[k].buffered)
+      if (s_.values[k].buffered && s_.values[k].kept_in < 0)
         line("alignas(64) {} b{}[{}];", register_type(b_.instrs[k].dtype), k,
              s_.count(b_.instrs[k].loops & inner()));
     int stage = 0;
@@ -320,23 +320,27 @@ class Printer {
     line("alignas(64) {} a{}[{}];", array_type(i, n), id, s_.count(kept(i)));
     line("start<{}>(a{}, {});", reduction_type(i.reduce), id, s_.count(kept(i)));
   }
+  std::string buffer(InstrId id) const {
+    return at(id).kept_in >= 0 ? result(at(id).kept_in)
+                               : fmt::format("b{}[{}]", id, dense(instr(id).loops & inner()));
+  }
   // Values whose last loop is `l`, and what is done with them.
   void print_level(const Nest& n, int l) {
     for (InstrId id : n.reread)
       if (last_of(instr(id).loops) == l)
-        line("const {} v{} = b{}[{}];", register_type(instr(id).dtype), id, id,
-             dense(instr(id).loops & inner()));
+        line("const {} v{} = {};", register_type(instr(id).dtype), id, buffer(id));
     for (InstrId id : n.values) {
       if (last_of(instr(id).loops) != l) continue;
       print_value(id);
-      if (at(id).buffered) line("b{}[{}] = v{};", id, dense(instr(id).loops & inner()), id);
+      if (at(id).buffered) line("{} = v{};", buffer(id), id);
     }
   }
   void print_element(const Nest& n, int v) {
     print_level(n, v);
     for (InstrId id : n.reductions) {
       const Instr& i = instr(id);
-      line("{};", join(i, reduces_vector(i, n) ? fmt::format("l{}[l]", id) : total(id), fed(i)));
+      line("{};", reduces_vector(i, n) ? fmt::format("l{}.term[l] = {}", id, fed(i))
+                                       : join(i, total(id), fed(i)));
     }
     for (int k : n.stores) {
       const Store& s = b_.stores[size_t(k)];
@@ -376,20 +380,18 @@ class Printer {
       end =
           fmt::format("(block + {} < {} ? block + {} : {})", kSumBlock, extent, kSumBlock, extent);
     }
+    std::string totals;
     for (InstrId id : lanes) {
       const Instr& i = instr(id);
-      line("alignas(64) {} l{}[{}];", lane_type(i), id, count);
-      line("start<{}>(l{}, {});", reduction_type(i.reduce), id, count);
+      line("Lanes<{}, {}, {}> l{};", reduction_type(i.reduce), lane_type(i), count, id);
+      totals += fmt::format(", l{}", id);
     }
     open("in_lanes<{}>({}, {}, [&](long i{}, long l) __attribute__((always_inline))", count, begin,
          end, v);
     print_element(n, v);
-    close("});");
-    for (InstrId id : lanes) {
-      const Instr& i = instr(id);
-      std::string folded = fmt::format("fold<{}, {}>(l{})", reduction_type(i.reduce), count, id);
-      line("{};", join(i, total(id), folded));
-    }
+    close(("}" + totals + ");").c_str());
+    for (InstrId id : lanes)
+      line("{};", join(instr(id), total(id), fmt::format("l{}.folded()", id)));
     if (cut) close();
   }
 

@@ -4,6 +4,7 @@
 #include <array>
 #include <numeric>
 
+#include "compile/codegen/expressions.h"
 #include "compile/codegen/generate.h"
 
 namespace tessera::compiler {
@@ -286,7 +287,26 @@ class Scheduler {
       for (int k : nest.stores) visit(int(n), s_.body.stores[size_t(k)].value);
       std::sort(nest.values.begin(), nest.values.end());
     }
+    for (size_t id = 0; id < s_.values.size(); ++id)
+      if (s_.values[id].buffered) keep_in_result(InstrId(id));
     return true;
+  }
+  // The row of a result that is written when nobody reads the value any more, and as it is.
+  void keep_in_result(InstrId id) {
+    const Instr& i = instr(id);
+    if (memory_type(i.dtype) != register_type(i.dtype)) return;
+    auto reads = [&](const Nest& n) { return std::ranges::count(n.reread, id) > 0; };
+    for (size_t n = s_.nests.size(); n-- > size_t(computed_in_[size_t(id)]) + 1;) {
+      for (int k : s_.nests[n].stores) {
+        const Access& to = s_.body.stores[size_t(k)].to;
+        const bool taken = std::ranges::any_of(s_.values, [&](auto& p) { return p.kept_in == k; });
+        if (!taken && to.dtype == i.dtype && (moving_loops(to) & inner_) == (i.loops & inner_)) {
+          at(id).kept_in = k;
+          return;
+        }
+      }
+      if (reads(s_.nests[n])) return;
+    }
   }
   void visit(int n, InstrId id) {
     Placed& p = at(id);
@@ -322,6 +342,7 @@ class Scheduler {
     for (InstrId x : i.in) total = std::min(total + cost(x), 1000);
     return total;
   }
+
   static int cost_of(const std::string& op) {
     static const char* cheap[] = {
         "add", "sub", "mul", "neg", "abs", "square",  "maximum", "minimum", "where",    "eq",
@@ -442,6 +463,7 @@ bool may_overwrite(const Body& original, int operand, int result) {
   for (const Nest& n : schedule->nests) {
     for (InstrId id : n.values)
       if (written && loads(id)) return false;
+    for (InstrId id : n.values) written |= schedule->at(id).kept_in == result;
     for (int k : n.stores) written |= k == result;
   }
   return true;

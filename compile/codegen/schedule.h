@@ -32,6 +32,7 @@ struct Placed {
   ReduceAs reduce = ReduceAs::kNone;
   bool used = false;
   bool buffered = false;  // kept for the whole row when first computed
+  int kept_in = -1;       // the result in whose row it waits until that is written; -1: a buffer
 };
 
 /// Loops over the inner loops of `loops` that compute values and feed them to reductions and
