@@ -73,6 +73,7 @@ Ref<Work> BackendGroup::submit(const Collective& c) {
   if (dead_.load(std::memory_order_acquire)) std::rethrow_exception(failure());
   Millis timeout = c.timeout.count() > 0 ? c.timeout : timeout_;
   auto call = make_ref<Call>(make_plan(c, rank(), size()), c, timeout);
+  call->profile_as(members_.group);
   for (const Tensor& t : c.out) {
     t.storage()->bump_version();
     if (c.async) t.storage()->set_ready(call);
@@ -92,7 +93,10 @@ Ref<Work> BackendGroup::submit(const Collective& c) {
     }
   }
   if (here) {
-    execute(call);
+    {
+      ProfileSpan span("wait", "wait");
+      execute(call);
+    }
     std::lock_guard lock(mutex_);
     busy_ = p2p_busy_ = false;
     if (!queue_.empty() || stop_) changed_.notify_all();

@@ -19,6 +19,11 @@ Call::Call(Plan p, const Collective& c, Millis timeout)
   keep(c.out);
 }
 
+void Call::profile_as(const std::string& group) {
+  profile_ = Ref<Profile>(current_profile());
+  if (profile_) lane_ = group;
+}
+
 void Call::wait_for_inputs() {
   for (Ref<Event>& e : before_) e->wait();
   before_.clear();
@@ -31,6 +36,16 @@ void Call::finish(std::exception_ptr error, double elapsed_ms) {
   before_.clear();
   error_ = std::move(error);
   elapsed_ms_ = elapsed_ms;
+  if (profile_) {
+    double took = elapsed_ms * 1e3;
+    profile_->add({.name = std::string(name_of(plan.kind)),
+                   .category = "collective",
+                   .lane = lane_,
+                   .detail = title() + " at " + describe(site),
+                   .begin_us = profile_->now_us() - took,
+                   .took_us = took,
+                   .own_us = took});
+  }
   {
     std::lock_guard lock(mutex_);
     state_.store(error_ ? kFailed : kDone, std::memory_order_release);
@@ -44,6 +59,8 @@ void Call::rethrow() const {
 
 void Call::wait() {
   if (!done()) {
+    ProfileSpan span("wait", "wait");
+    if (span) span.set_detail(title());
     std::unique_lock lock(mutex_);
     finished_.wait(lock, [&] { return done(); });
   }

@@ -8,6 +8,7 @@
 
 #include "collectives/plan.h"
 #include "core/base/function_ref.h"
+#include "core/base/profile.h"
 
 namespace tessera::detail {
 
@@ -23,6 +24,8 @@ class Call final : public Work {
   uint64_t seq() const override { return plan.record.seq; }
   double elapsed_ms() const override { return done() ? elapsed_ms_ : 0; }
 
+  /// Records it in the profile of the thread that made it, as an event of `group`.
+  void profile_as(const std::string& group);
   /// Waits for the writes that were pending on its tensors when it was submitted.
   void wait_for_inputs();
   /// Publishes the outcome (null: success) and lets go of the tensors.
@@ -47,6 +50,8 @@ class Call final : public Work {
   std::atomic<uint32_t> state_{kPending};
   std::exception_ptr error_;
   double elapsed_ms_ = 0;
+  Ref<Profile> profile_;  // null: not recorded
+  std::string lane_;      // in it
   std::mutex mutex_;
   std::condition_variable finished_;
 };

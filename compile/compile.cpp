@@ -6,8 +6,8 @@
 
 #include "compile/build.h"
 #include "compile/replay.h"
+#include "compile/report.h"
 #include "compile/step_recorder.h"
-#include "compile/timeline.h"
 #include "core/autograd/graph.h"
 #include "core/base/log.h"
 #include "core/dispatch/sharding.h"

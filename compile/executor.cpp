@@ -3,10 +3,11 @@
 #include <algorithm>
 
 #include "compile/as_strided.h"
+#include "compile/codegen/fused.h"
 #include "compile/executor_schedule.h"
 #include "compile/memory_order.h"
 #include "compile/replay.h"
-#include "compile/timeline.h"
+#include "core/base/profile.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 
@@ -177,8 +178,7 @@ struct Executor::Impl {
 
   // ---- running
 
-  Tensors run(std::span<const Tensor> given, std::span<const Tensor> given_implicit,
-              std::vector<CallRecord>* calls) {
+  Tensors run(std::span<const Tensor> given, std::span<const Tensor> given_implicit) {
     finish_last_run();
     take_memory();
     bind_inputs(given, given_implicit);
@@ -186,7 +186,7 @@ struct Executor::Impl {
     Scoped<Backend*> eager(context().backend, nullptr);
     Scoped<LayerMask> below_all_layers(context().enabled, 0);
     try {
-      calls ? run_recorded(*calls) : run_steps();
+      current_profile() ? run_profiled() : run_steps();
     } catch (...) {
       abandon_run();
       throw;
@@ -222,18 +222,14 @@ struct Executor::Impl {
     for (size_t i = 0; i < results.size(); ++i) copy_values(s.out[i], results[i]);
   }
 
-  void run_recorded(std::vector<CallRecord>& calls) {
+  void run_profiled() {
     const Stream stream = context().stream;
-    TimelineRecorder recorder(calls);
     for (const Step& s : schedule.steps) {
-      recorder.begin();
-      for (MemoryId m : s.waits) memory(m).storage->wait_ready();
-      recorder.waited();
-      run_call(s, stream);
-      recorder.end(s.prim, s.node);
-      if (s.collective) recorder.submitted(s.out[0].storage()->ready());
+      const Fused* fused = as_fused(*s.prim);
+      ProfileSpan span(fused ? fused->name : s.prim->name(), s.collective ? "op" : "kernel");
+      span.set_detail(to_string(graph, graph.nodes[size_t(s.node)]));
+      run_step(s, stream);
     }
-    recorder.finish();
   }
 
   // Arena and outputs may be written again once nothing of the last run is under way.
@@ -288,10 +284,7 @@ Executor::~Executor() = default;
 Executor::Executor(Executor&&) noexcept = default;
 
 Tensors Executor::run(std::span<const Tensor> inputs, std::span<const Tensor> implicit) {
-  return impl_->run(inputs, implicit, nullptr);
-}
-Tensors Executor::run_recorded(std::span<const Tensor> inputs, std::vector<CallRecord>& calls) {
-  return impl_->run(inputs, {}, &calls);
+  return impl_->run(inputs, implicit);
 }
 const Graph& Executor::graph() const { return impl_->graph; }
 const MemoryPlan& Executor::memory() const { return impl_->plan; }

@@ -10,15 +10,6 @@
 
 namespace tessera::compiler {
 
-/// What one call of a run did, for reports and timelines.
-struct CallRecord {
-  std::string name;  // of the op or fused kernel
-  int32_t node = 0;
-  double begin_us = 0, end_us = 0;  // from the beginning of the run
-  double waited_us = 0;             // for collectives, before it began
-  std::string lane = {};            // "": the thread that runs; else the group that communicates
-};
-
 /// What one run moves.
 struct Traffic {
   int kernels = 0, collectives = 0;  // calls
@@ -47,17 +38,14 @@ class Executor {
   /// Runs the graph on explicit `inputs`, with the layouts it was traced with, and on its implicit
   /// inputs where they are. `implicit`, when not empty, takes their place: one tensor for each,
   /// with equal layouts. Outputs are new tensors; memory of outputs of an earlier run is used again
-  /// when nobody else holds it. Throws ShapeError for inputs that do not fit, and what kernels
+  /// when nobody else holds it. Each kernel is an event of the thread's profile, if there is one,
+  /// with its node as detail. Throws ShapeError for inputs that do not fit, and what kernels
   /// throw.
   Tensors run(std::span<const Tensor> inputs, std::span<const Tensor> implicit = {});
 
   const Graph& graph() const;
   const MemoryPlan& memory() const;
   const Traffic& traffic() const;
-  /// As run, and writes down when each call ran. A collective is there twice: its submission, and
-  /// in the lane of its group its execution, which begins when it was submitted and those before it
-  /// in the group were done. Ends by waiting for all of them.
-  Tensors run_recorded(std::span<const Tensor> inputs, std::vector<CallRecord>& calls);
 
  private:
   struct Impl;

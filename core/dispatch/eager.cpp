@@ -1,4 +1,5 @@
 // The eager backend: infer, plan, allocate or take over, run.
+#include "core/base/profile.h"
 #include "core/dispatch/backend.h"
 #include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
@@ -35,6 +36,18 @@ KernelCall prepare(const PrimRef& prim, const Kernel& kernel, Inputs in) {
   return call;
 }
 
+// The op as an event of this thread's profile, if there is one.
+class OpSpan {
+ public:
+  OpSpan(const PrimRef& prim, Inputs in) : span_(prim->name(), "op") {
+    if (span_) [[unlikely]]
+      span_.set_detail(fmt::format("{}({})", name_of(context().phase), describe(metas_of(in))));
+  }
+
+ private:
+  ProfileSpan span_;
+};
+
 void execute(const PrimRef& prim, const KernelCall& call, Inputs in, std::span<const Tensor> out) {
   for (const Tensor& t : in)
     if (t.storage()) t.storage()->wait_ready();
@@ -47,6 +60,7 @@ class EagerBackend final : public Backend {
  public:
   Tensors run(const PrimRef& prim, Inputs in) override {
     if (prim->is_view()) return mark_inference(prim->view(in));
+    OpSpan span(prim, in);
     Tensors out;
     Device device = common_device(prim, in);
     if (device.is_meta()) {
@@ -62,6 +76,7 @@ class EagerBackend final : public Backend {
   }
 
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override {
+    OpSpan span(prim, in);
     Device device = common_device(prim, in);
     for (const Tensor& d : dst)
       TESSERA_CHECK(d.device() == device,

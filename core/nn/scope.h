@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/profile.h"
+
 namespace tessera::nn {
 
 class Scope {
@@ -30,7 +32,10 @@ class Scope {
 
  private:
   Scope(std::string_view name, bool is_module)
-      : outer_(innermost()), name_(name), is_module_(is_module) {
+      : outer_(innermost()),
+        name_(name),
+        is_module_(is_module),
+        span_(name.empty() ? "model" : name, "module") {
     innermost() = this;
   }
   static const Scope*& innermost() {
@@ -41,6 +46,7 @@ class Scope {
   const Scope* outer_;
   std::string_view name_;
   bool is_module_;
+  ProfileSpan span_;
 };
 
 }  // namespace tessera::nn

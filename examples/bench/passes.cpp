@@ -5,13 +5,12 @@
 
 #include <fmt/core.h>
 
-#include <map>
-
 #include "compile/codegen/generate.h"
 #include "compile/executor.h"
 #include "compile/trace.h"
 #include "compile/verify.h"
 #include "core/base/parallel.h"
+#include "core/base/profile.h"
 #include "examples/bench/commands.h"
 #include "examples/bench/workload.h"
 
@@ -84,21 +83,9 @@ double generate_code(compiler::Graph& g) {
 // Where the time of a run goes, by kernel.
 void print_kernels(compiler::Executor& run) {
   constexpr int kRuns = 5;
-  std::map<std::string, std::pair<double, int>> by_name;
-  for (int i = 0; i < kRuns; ++i) {
-    std::vector<compiler::CallRecord> calls;
-    run.run_recorded({}, calls);
-    for (const compiler::CallRecord& c : calls) {
-      const compiler::Fused* f = compiler::as_fused(*run.graph().nodes[size_t(c.node)].prim);
-      auto& [us, n] = by_name[f ? f->name : c.name];
-      us += c.end_us - c.begin_us, ++n;
-    }
-  }
-  std::vector<std::pair<std::string, std::pair<double, int>>> rows(by_name.begin(), by_name.end());
-  std::sort(rows.begin(), rows.end(),
-            [](auto& a, auto& b) { return a.second.first > b.second.first; });
-  for (auto& [name, t] : rows)
-    fmt::print("{:>9.1f} us {:>4} calls  {}\n", t.first / kRuns, t.second / kRuns, name);
+  Profiler profiler;
+  for (int i = 0; i < kRuns; ++i) run.run({});
+  fmt::print("{} runs:\n{}", kRuns, profile_table(profiler.profile()->events(), 100));
 }
 
 Json bench_passes(const PassesOptions& o) {

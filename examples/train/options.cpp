@@ -11,7 +11,7 @@ namespace {
 
 // Flags of the interface that this build cannot honour yet, with the values it can.
 struct Unavailable {
-  std::string precision = "fp32", device = "auto", tensorboard, profile;
+  std::string precision = "fp32", device = "auto", tensorboard;
   bool offload = false;
   int64_t image_size = 0;
 };
@@ -24,7 +24,6 @@ void check_available(const Unavailable& u) {
   refuse(u.precision != "fp32", "--precision " + u.precision);
   refuse(u.device != "auto" && u.device != "cpu", "--device " + u.device);
   refuse(!u.tensorboard.empty(), "--tensorboard");
-  refuse(!u.profile.empty(), "--profile");
   TESSERA_CHECK(
       !u.offload,
       "train: --offload moves sharded state out of an accelerator's memory; on the CPU it "
@@ -128,6 +127,8 @@ Parsed parse_options(int argc, char** argv) {
   number("--sample", o.sample, "tokens to generate at the end");
   number("--eval-every", o.eval_every, "steps between validations; 0: at the end only");
   text("--metrics", o.metrics, "JSON lines file, one line a step");
+  text("--profile", o.profile,
+       "Chrome trace file of all ranks; records the ten steps after the third");
   text("--checkpoint", o.checkpoint, "folder for saved steps: weights, optimizer, data position");
   number("--save-every", o.save_every, "steps between saves; 0: at the end only");
   number("--keep", o.keep, "newest saves that stay; 0: all");
@@ -143,8 +144,7 @@ Parsed parse_options(int argc, char** argv) {
   text("--device", u.device, "auto or cpu");
   auto later = [&](CLI::Option* option) { option->group(""); };
   later(app.add_option("--tensorboard", u.tensorboard));
-  later(app.add_option("--profile", u.profile)),
-      later(app.add_option("--image-size", u.image_size));
+  later(app.add_option("--image-size", u.image_size));
   later(app.add_flag("--offload", u.offload));
 
   // --a_b is --a-b.

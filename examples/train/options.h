@@ -30,7 +30,7 @@ struct Options {
   std::string weights, save;
   int64_t sample = 0;
   int64_t eval_every = 0;  // 0: at the end only
-  std::string metrics;
+  std::string metrics, profile;
   std::string checkpoint;            // folder of saved steps; empty: none
   int64_t save_every = 0, keep = 0;  // steps; 0: at the end only, 0: all stay
   bool resume = false;

@@ -14,6 +14,7 @@
 #include "core/optim/optim.h"
 #include "core/tensor/random.h"
 #include "examples/train/checkpointing.h"
+#include "examples/train/profiling.h"
 #include "examples/train/report.h"
 #include "examples/train/strategy.h"
 
@@ -151,7 +152,8 @@ class Trainer {
         loader_(task_.train, data::DistributedSampler(sampler_options(o, task_, *strategy_))),
         checkpointing_(o, task_, *group_, *optimizer_, loader_),
         done_(checkpointing_.resume()),
-        report_(group_->rank() == 0, o.metrics, steps_, done_) {}
+        report_(group_->rank() == 0, o.metrics, steps_, done_),
+        profiling_(o.profile, *group_, done_, steps_) {}
 
   void run() {
     if (steps_ > 0)
@@ -161,7 +163,9 @@ class Trainer {
     auto start = Clock::now();
     std::optional<double> val;
     for (int64_t s = done_; s < steps_; ++s) {
+      profiling_.before_step(s);
       step(s);
+      if (std::string text = profiling_.after_step(s); !text.empty()) report_.line(text);
       if (std::string warning = checkpointing_.after_step(s + 1); !warning.empty())
         report_.line("warning: " + warning);
       if (task_.validation && o_.eval_every > 0 && (s + 1) % o_.eval_every == 0 && s + 1 < steps_)
@@ -188,10 +192,14 @@ class Trainer {
  private:
   void step(int64_t s) {
     auto start = Clock::now();
+    ProfileSpan span("step");
     optimizer_->set_lr(schedule_(s));
     int64_t micro_batches = loader_.sampler().micro_batches_per_rank();
     std::vector<data::Batch> batches;
-    for (int64_t k = 0; k < micro_batches; ++k) batches.push_back(*loader_.next());
+    {
+      ProfileSpan data("data");
+      for (int64_t k = 0; k < micro_batches; ++k) batches.push_back(*loader_.next());
+    }
     Tensor key = from_values<int64_t>({s * kKeysPerStep}, {}), norm;
     std::tie(losses_, norm) = o_.compile ? run_compiled(batches, key) : update(batches, key);
     tell(s, norm, start);
@@ -261,6 +269,7 @@ class Trainer {
   Checkpointing checkpointing_;
   int64_t done_;  // steps of the run that is resumed
   Report report_;
+  Profiling profiling_;
   Tensor losses_;  // of this rank's micro-batches
   compiler::Compiled<std::function<Update>> compiled_update_{
       [this](const std::vector<BatchTensors>& batches, const Tensor& key) {

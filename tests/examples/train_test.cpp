@@ -50,6 +50,35 @@ class Train : public ::testing::Test {
   std::string last_output_;  // of train()
 };
 
+TEST_F(Train, ProfileOfAllRanks) {
+  for (std::string flags : {"", " --compile"}) {
+    std::string path = folder_ / "profile.json";
+    train(2, "--steps 20 --profile " + path + flags);
+    expect_contains(last_output_, "profile of 2 ranks in " + path);
+    expect_contains(last_output_, "steps 4 to 13 of rank 0");
+    auto json = nlohmann::json::parse(std::ifstream(path));
+    int steps[2] = {}, products[2] = {}, reductions[2] = {};
+    for (const auto& e : json["traceEvents"]) {
+      if (e["ph"] != "X") continue;
+      int rank = e["pid"];
+      ASSERT_TRUE(rank == 0 || rank == 1) << e;
+      steps[rank] += e["name"] == "step";
+      products[rank] += e["name"] == "contract";
+      reductions[rank] += e["name"] == "all_reduce" && e["cat"] == "collective";
+    }
+    for (int rank : {0, 1}) {
+      EXPECT_EQ(steps[rank], 10);
+      EXPECT_GE(products[rank], 10 * 2 * 4 * 3);  // two blocks of four linear layers
+      EXPECT_GE(reductions[rank], 10);
+    }
+  }
+  train(1, "--steps 2 --profile " + (folder_ / "short.json"));
+  expect_contains(last_output_, "steps 2 to 2 of rank 0");
+  Outcome o = run(bin("train") + " --data " + data() + " --steps 1 --profile /no/such/folder/x");
+  EXPECT_NE(o.status, 0);
+  expect_contains(o.output, "--profile /no/such/folder/x: cannot write it: No such file");
+}
+
 TEST_F(Train, ParallelEqualsSerial) {
   TrainRun serial = train(1, "--steps 50");
   ASSERT_EQ(serial.losses.size(), 50u);

@@ -1,0 +1,157 @@
+#include "core/base/profile.h"
+
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "core/base/error.h"
+
+namespace tessera {
+namespace {
+
+constexpr size_t kMaxEvents = size_t(1) << 20;
+
+// Time that events within the innermost open span of this thread took.
+constinit thread_local double inside_us = 0;
+
+}  // namespace
+
+void Profile::add(ProfileEvent event) {
+  std::lock_guard lock(mutex_);
+  if (events_.size() == kMaxEvents) {
+    ++dropped_;
+    return;
+  }
+  events_.push_back(std::move(event));
+}
+
+std::vector<ProfileEvent> Profile::events() const {
+  std::lock_guard lock(mutex_);
+  return events_;
+}
+
+size_t Profile::dropped() const {
+  std::lock_guard lock(mutex_);
+  return dropped_;
+}
+
+double Profile::now_us() const {
+  using std::chrono::steady_clock;
+  return epoch_us_ +
+         std::chrono::duration<double, std::micro>(steady_clock::now() - start_).count();
+}
+
+Profiler::Profiler() : profile_(make_ref<Profile>()) {
+  TESSERA_CHECK(!current_profile(), "profiler: this thread is recorded already; end that first");
+  detail::profile_of_thread = profile_.get();
+}
+Profiler::~Profiler() { detail::profile_of_thread = nullptr; }
+
+struct ProfileSpan::Open {
+  Ref<Profile> profile;  // it may be recorded to the end though the profiler is gone
+  ProfileEvent event;
+  double outer_inside_us;
+};
+
+void ProfileSpan::begin(std::string_view name, std::string_view category) {
+  open_ = new Open{Ref<Profile>(profile_),
+                   {.name = std::string(name), .category = category},
+                   std::exchange(inside_us, 0)};
+  open_->event.begin_us = profile_->now_us();
+}
+
+void ProfileSpan::set_detail(std::string text) {
+  if (open_) open_->event.detail = std::move(text);
+}
+
+void ProfileSpan::end() {
+  std::unique_ptr<Open> open(open_);
+  ProfileEvent& e = open->event;
+  e.took_us = profile_->now_us() - e.begin_us;
+  e.own_us = e.took_us - inside_us;
+  inside_us = open->outer_inside_us + e.took_us;
+  profile_->add(std::move(e));
+}
+
+std::string trace_events(std::span<const ProfileEvent> events, int rank) {
+  using nlohmann::json;
+  constexpr auto kReplace = json::error_handler_t::replace;
+  std::string text;
+  auto write = [&](const json& event) {
+    text += (text.empty() ? "" : ",\n") + event.dump(-1, ' ', false, kReplace);
+  };
+  std::map<std::string, int> lanes{{"", 0}};
+  for (const ProfileEvent& e : events) {
+    int lane = lanes.try_emplace(e.lane, int(lanes.size())).first->second;
+    json args = json::object();
+    if (!e.detail.empty()) args["detail"] = e.detail;
+    write({{"name", e.name},
+           {"cat", e.category},
+           {"ph", "X"},
+           {"pid", rank},
+           {"tid", lane},
+           {"ts", e.begin_us},
+           {"dur", e.took_us},
+           {"args", std::move(args)}});
+  }
+  auto name = [&](const char* what, int lane, const std::string& value) {
+    write({{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", lane}, {"args", {{"name", value}}}});
+  };
+  name("process_name", 0, fmt::format("rank {}", rank));
+  for (const auto& [lane, number] : lanes)
+    name("thread_name", number, lane.empty() ? "program" : lane);
+  return text;
+}
+
+std::string chrome_trace(std::span<const std::string> ranks) {
+  std::string text = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ",\n" : "") + ranks[i];
+  return text + "]}\n";
+}
+
+double CommunicationTime::hidden() const {
+  return total_us > 0 ? std::max(0.0, 1 - exposed_us / total_us) : 1;
+}
+
+CommunicationTime communication_of(std::span<const ProfileEvent> events) {
+  CommunicationTime c;
+  for (const ProfileEvent& e : events) {
+    if (e.category == "collective") c.total_us += e.took_us;
+    if (e.category == "wait") c.exposed_us += e.took_us;
+  }
+  return c;
+}
+
+std::string profile_table(std::span<const ProfileEvent> events, size_t rows) {
+  struct Row {
+    std::string name;
+    std::string_view category;
+    int64_t calls = 0;
+    double us = 0;
+  };
+  std::map<std::pair<std::string_view, std::string>, Row> by_name;
+  double first = 0, last = 0;
+  for (const ProfileEvent& e : events) {
+    if (last == 0 || e.begin_us < first) first = e.begin_us;
+    last = std::max(last, e.begin_us + e.took_us);
+    if (e.category == "span" || e.category == "module") continue;
+    Row& row = by_name[{e.category, e.name}];
+    row.name = e.name, row.category = e.category;
+    ++row.calls, row.us += e.own_us;
+  }
+  std::vector<Row> table;
+  for (auto& [key, row] : by_name) table.push_back(std::move(row));
+  std::stable_sort(table.begin(), table.end(),
+                   [](const Row& a, const Row& b) { return a.us > b.us; });
+  if (table.size() > rows) table.resize(rows);
+  std::string text = fmt::format("{:<40} {:<10} {:>8} {:>10} {:>7} {:>10}\n", "name", "kind",
+                                 "calls", "ms", "share", "us/call");
+  for (const Row& r : table)
+    text += fmt::format("{:<40.40} {:<10} {:>8} {:>10.3f} {:>6.1f}% {:>10.2f}\n", r.name,
+                        r.category, r.calls, r.us / 1e3, 100 * r.us / std::max(last - first, 1e-9),
+                        r.us / double(r.calls));
+  return text;
+}
+
+}  // namespace tessera

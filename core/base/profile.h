@@ -1,0 +1,112 @@
+// What a program did and when: ops, compiled kernels, collectives, waits and named spans, as events
+// of a thread. Recording is a property of the calling thread (ranks may be threads) and costs one
+// load where it is off. Invariant: spans of a thread are nested, and the own time of one is its
+// time without that of the spans within.
+#pragma once
+#include <chrono>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/ref.h"
+
+namespace tessera {
+
+struct ProfileEvent {
+  std::string name;
+  std::string_view category;         // op, kernel, collective, wait, module or span; a literal
+  std::string lane = {};             // "": the program; else who works beside it: a group of ranks
+  std::string detail = {};           // operands, the node of a graph
+  double begin_us = 0, took_us = 0;  // begins since 1970, so that ranks of one host align
+  double own_us = 0;                 // without the events recorded within
+};
+
+/// A list of events that any thread may add to.
+class Profile final : public RefCounted {
+ public:
+  /// Events beyond the millionth are counted and dropped.
+  void add(ProfileEvent event);
+  std::vector<ProfileEvent> events() const;
+  size_t dropped() const;
+  /// Microseconds since 1970, by the clock that events are timed with.
+  double now_us() const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<ProfileEvent> events_;
+  size_t dropped_ = 0;
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  const double epoch_us_ =
+      std::chrono::duration<double, std::micro>(std::chrono::system_clock::now().time_since_epoch())
+          .count();
+};
+
+namespace detail {
+inline constinit thread_local Profile* profile_of_thread = nullptr;
+}
+/// What this thread records into; null: nothing.
+inline Profile* current_profile() { return detail::profile_of_thread; }
+
+/// Records this thread while it lives, also what it starts on other threads (collectives). One at a
+/// time for a thread: a second one is a UserError.
+class Profiler {
+ public:
+  Profiler();
+  ~Profiler();
+  Profiler(const Profiler&) = delete;
+  Profiler& operator=(const Profiler&) = delete;
+  const Ref<Profile>& profile() const { return profile_; }
+
+ private:
+  Ref<Profile> profile_;
+};
+
+/// Part of the program: ProfileSpan span("data").
+class ProfileSpan {
+ public:
+  explicit ProfileSpan(std::string_view name, std::string_view category = "span")
+      : profile_(current_profile()) {
+    if (profile_) [[unlikely]]
+      begin(name, category);
+  }
+  ~ProfileSpan() {
+    if (profile_) [[unlikely]]
+      end();
+  }
+  ProfileSpan(const ProfileSpan&) = delete;
+  ProfileSpan& operator=(const ProfileSpan&) = delete;
+  /// True when it is recorded, and a detail would be seen.
+  explicit operator bool() const { return profile_ != nullptr; }
+  void set_detail(std::string text);
+
+ private:
+  struct Open;
+  void begin(std::string_view name, std::string_view category);
+  void end();
+
+  Profile* profile_;
+  Open* open_ = nullptr;
+};
+
+/// Events as JSON objects of the trace event format that chrome://tracing and Perfetto read, with
+/// commas between them: process `rank`, one lane for the program and one for each other.
+std::string trace_events(std::span<const ProfileEvent> events, int rank);
+/// A file for those viewers from the events of each rank.
+std::string chrome_trace(std::span<const std::string> ranks);
+
+/// What communication cost a thread.
+struct CommunicationTime {
+  double total_us = 0;    // of collectives, summed over groups
+  double exposed_us = 0;  // that the thread waited for them
+  /// Share of the communication that took place behind computation; 1 where there is none.
+  double hidden() const;
+};
+CommunicationTime communication_of(std::span<const ProfileEvent> events);
+
+/// The `rows` names of ops, kernels, collectives and waits with the most time of their own, as a
+/// table: calls, milliseconds, share of the program's time, microseconds per call.
+std::string profile_table(std::span<const ProfileEvent> events, size_t rows = 20);
+
+}  // namespace tessera

@@ -1,0 +1,76 @@
+#include "examples/train/profiling.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "core/base/error.h"
+#include "core/ops/create.h"
+
+namespace tessera::train {
+namespace {
+
+constexpr int64_t kWarmup = 3, kSteps = 10;
+
+// Every rank's text, on rank 0.
+std::vector<std::string> gather_text(ProcessGroup& group, const std::string& mine) {
+  std::vector<int64_t> sizes(size_t(group.size()));
+  Tensor size = from_values<int64_t>({int64_t(mine.size())}, {1});
+  Tensor all = empty({group.size()}, kI64), text = empty({int64_t(mine.size())}, kU8);
+  group.all_gather(all, size);
+  std::memcpy(text.raw(), mine.data(), mine.size());
+  Tensors parts;
+  for (int r = 0; r < group.size(); ++r) parts.push_back(empty({all.data<int64_t>()[r]}, kU8));
+  group.all_gather({parts.data(), parts.size()}, text);
+  std::vector<std::string> texts;
+  for (const Tensor& t : parts) texts.emplace_back(static_cast<const char*>(t.raw()), t.nbytes());
+  return texts;
+}
+
+[[noreturn]] void cannot_write(const std::string& path) {
+  throw UserError(
+      fmt::format("train: --profile {}: cannot write it: {}", path, std::strerror(errno)));
+}
+
+}  // namespace
+
+Profiling::Profiling(std::string path, ProcessGroup& group, int64_t first, int64_t end)
+    : path_(std::move(path)),
+      group_(group),
+      first_(std::clamp(first + kWarmup, first, std::max(first, end - 1))),
+      last_(std::min(first_ + kSteps, end) - 1) {
+  if (!path_.empty() && group_.rank() == 0 && !std::ofstream(path_, std::ios::app))
+    cannot_write(path_);
+}
+
+void Profiling::before_step(int64_t step) {
+  if (!path_.empty() && step == first_) profiler_.emplace();
+}
+
+std::string Profiling::after_step(int64_t step) {
+  if (!profiler_ || step != last_) return "";
+  std::vector<ProfileEvent> events = profiler_->profile()->events();
+  size_t dropped = profiler_->profile()->dropped();
+  profiler_.reset();
+  std::string text = write(events);
+  CommunicationTime c = communication_of(events);
+  text +=
+      fmt::format("steps {} to {} of rank 0:\n{}", first_ + 1, last_ + 1, profile_table(events));
+  if (c.total_us > 0)
+    text += fmt::format("communication {:.3f} ms a step, {:.0f} % of it hidden\n",
+                        c.total_us / 1e3 / double(last_ - first_ + 1), 100 * c.hidden());
+  if (dropped) text += fmt::format("{} events more were dropped\n", dropped);
+  return text;
+}
+
+std::string Profiling::write(const std::vector<ProfileEvent>& events) const {
+  std::vector<std::string> ranks = gather_text(group_, trace_events(events, group_.rank()));
+  if (group_.rank() != 0) return "";
+  std::ofstream file(path_, std::ios::trunc);
+  file << chrome_trace(ranks);
+  if (!file.flush()) cannot_write(path_);
+  return fmt::format("profile of {} ranks in {}; ", ranks.size(), path_);
+}
+
+}  // namespace tessera::train
