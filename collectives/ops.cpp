@@ -11,6 +11,18 @@ void plan_collective(const Primitive&, std::span<const Tensor>, std::span<Meta>,
 void run_collective(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
                     Workspace, const Stream&);
 
+void check_group(AttributeReader& a, const ProcessGroup& group) {
+  TESSERA_CHECK(a.text("group") == group.name(), "attribute group: \"{}\" where {} is at hand",
+                a.text("group"), group.name());
+}
+ReduceOp read_op(AttributeReader& a, ReduceOp otherwise) {
+  if (!a.has("op")) return otherwise;
+  std::string text = a.text("op");
+  for (int i = 0; i < kNumReduceOps; ++i)
+    if (name_of(ReduceOp(i)) == text) return ReduceOp(i);
+  throw UserError(fmt::format("attribute op: \"{}\" is no reduction", text));
+}
+
 class CollectiveOp final : public Primitive {
  public:
   CollectiveOp(CollKind kind, Ref<ProcessGroup> group, ReduceOp op, int root, CallSite site)
@@ -43,6 +55,13 @@ class CollectiveOp final : public Primitive {
     v.text("group", group->name());
     if (traits(kind).reduces) v.text("op", tessera::name_of(op));
     if (traits(kind).rooted) v.integer("root", root);
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    check_group(a, *group);
+    int64_t from = traits(kind).rooted ? a.integer("root") : root;
+    TESSERA_CHECK(!traits(kind).rooted || (from >= 0 && from < group->size()),
+                  "{}: root {} of {} ranks", name(), from, group->size());
+    return PrimRef(new CollectiveOp(kind, group, read_op(a, op), int(from), site));
   }
 
   const CollKind kind;
@@ -115,6 +134,16 @@ class PiecesOp final : public Primitive {
     if (kind == CollKind::kReduceScatter) v.text("op", tessera::name_of(op));
     v.dims("in", Dims{in.extent, in.unit, in.row}),
         v.dims("out", Dims{out.extent, out.unit, out.row});
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    check_group(a, *group);
+    auto pieces = [&](std::string_view side) {
+      Dims d = a.numbers(side);
+      TESSERA_CHECK(d.size() == 3, "{}: {} is extent, unit and row, not {}", name(), side,
+                    tessera::to_string(d));
+      return Pieces{d[0], d[1], d[2]};
+    };
+    return PrimRef(new PiecesOp(kind, group, read_op(a, op), pieces("in"), pieces("out"), site));
   }
 
   const CollKind kind;

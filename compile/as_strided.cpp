@@ -27,6 +27,9 @@ class AsStrided final : public Primitive {
   void attributes(AttributeVisitor& v) const override {
     v.dims("shape", shape_), v.dims("strides", strides_), v.integer("offset", offset_);
   }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new AsStrided(a.numbers("shape"), a.numbers("strides"), a.integer("offset")));
+  }
 
  private:
   const Shape shape_;

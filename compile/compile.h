@@ -15,17 +15,15 @@
 // same types run that graph alone. Where a call looks at values, talks to other ranks itself or
 // leaves new tensors behind, the function runs at every call and the graphs between its looks are
 // run compiled: slower, and right. What changes from call to call must be an argument or the values
-// of a tensor (a learning rate is one); plain C++ variables that the function reads, other than
-// Module::training(), are taken to be constant.
+// of a tensor (a learning rate is one); plain C++ variables that the function reads are taken to be
+// constant, other than switches of the library: training(), set_sync, requires_grad_, hooks.
 #pragma once
-#include <fmt/format.h>
-
 #include <any>
 #include <memory>
 #include <tuple>
 #include <type_traits>
-#include <typeinfo>
 
+#include "compile/call_key.h"
 #include "core/base/function_ref.h"
 #include "core/tensor/named_tensor.h"
 
@@ -42,15 +40,16 @@ struct CompileOptions {
 struct CompileReport {
   int64_t calls = 0, replays = 0;  // of them, without running the function
   int64_t recordings = 0, segments = 0;
-  int compiled = 0;     // distinct graphs with an executor
-  std::string why_not;  // the last call was not replayable because; "" when it was
+  int compiled = 0;         // distinct graphs with an executor
+  std::string why_not;      // the last call was not replayable because; "" when it was
+  std::string unoptimised;  // the last graph that runs as recorded does so because; "": none does
 };
 
 /// What a call returned: its tensors, and what puts them together again.
 struct StepResults {
   Tensors tensors;
-  std::string key;  // everything else that it returned
-  std::any like;    // the result without its tensors
+  CallKey key;    // everything else that it returned
+  std::any like;  // the result without its tensors
 };
 
 /// The part of compile() that knows no types.
@@ -62,7 +61,7 @@ class StepCompiler {
 
   /// The results of `body`, by running it or its graph. `inputs`: all tensors it is given; `key`:
   /// all else that it is given.
-  StepResults call(std::span<const Tensor> inputs, std::string_view key,
+  StepResults call(std::span<const Tensor> inputs, const CallKey& key,
                    FunctionRef<StepResults()> body);
   const CompileReport& report() const;
   /// Of the graph that was replayed last; "" before.
@@ -79,23 +78,17 @@ namespace detail {
 /// takes the tensors from the front of the list and everything else from `like`.
 template <class T>
 struct Flat {
-  static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>,
+  static_assert((std::is_arithmetic_v<T> || std::is_enum_v<T>)&&sizeof(T) <= sizeof(uint64_t),
                 "compile: arguments and results are tensors, containers, tuples or pairs of "
                 "tensors, or numbers; pass the parts of a struct one by one");
   static void tensors(const T&, Tensors&) {}
-  static void key(const T& value, std::string& text) {
-    text += typeid(T).name();
-    if constexpr (std::is_floating_point_v<T>)
-      text += fmt::format("{:a};", value);
-    else
-      text += fmt::format("{};", int64_t(value));
-  }
+  static void key(const T& value, CallKey& key) { key.add_number(value); }
   static T rebuild(const T& like, std::span<const Tensor>&) { return like; }
 };
 template <>
 struct Flat<Tensor> {
   static void tensors(const Tensor& t, Tensors& list) { list.push_back(t); }
-  static void key(const Tensor& t, std::string& text) { text += t.defined() ? "t" : "u"; }
+  static void key(const Tensor& t, CallKey& key) { key.add(t.defined()); }
   static Tensor rebuild(const Tensor&, std::span<const Tensor>& from) {
     Tensor t = from[0];
     from = from.subspan(1);
@@ -107,10 +100,9 @@ struct FlatList {
   static void tensors(const List& list, Tensors& out) {
     for (auto& x : list) Flat<std::remove_cvref_t<decltype(x)>>::tensors(x, out);
   }
-  static void key(const List& list, std::string& text) {
-    text += "[";
-    for (auto& x : list) Flat<std::remove_cvref_t<decltype(x)>>::key(x, text);
-    text += "]";
+  static void key(const List& list, CallKey& key) {
+    key.add(list.size());
+    for (auto& x : list) Flat<std::remove_cvref_t<decltype(x)>>::key(x, key);
   }
   static List rebuild(const List& like, std::span<const Tensor>& from) {
     List list;
@@ -128,8 +120,8 @@ struct FlatTuple {
     std::apply([&](auto&... x) { (Flat<std::remove_cvref_t<decltype(x)>>::tensors(x, out), ...); },
                tuple);
   }
-  static void key(const Tuple& tuple, std::string& text) {
-    std::apply([&](auto&... x) { (Flat<std::remove_cvref_t<decltype(x)>>::key(x, text), ...); },
+  static void key(const Tuple& tuple, CallKey& key) {
+    std::apply([&](auto&... x) { (Flat<std::remove_cvref_t<decltype(x)>>::key(x, key), ...); },
                tuple);
   }
   static Tuple rebuild(const Tuple& like, std::span<const Tensor>& from) {
@@ -157,7 +149,7 @@ class Compiled {
   auto operator()(const A&... args) {
     using R = std::remove_cvref_t<std::invoke_result_t<F&, const A&...>>;
     Tensors inputs;
-    std::string key;
+    CallKey key;
     (detail::Flat<A>::tensors(args, inputs), ...);
     (detail::Flat<A>::key(args, key), ...);
     if constexpr (std::is_void_v<R>) {

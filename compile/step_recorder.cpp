@@ -4,6 +4,7 @@
 
 #include "compile/as_strided.h"
 #include "compile/verify.h"
+#include "core/autograd/graph.h"
 #include "core/dispatch/call.h"
 
 namespace tessera::compiler {
@@ -32,11 +33,16 @@ class StepRecorder::Promise final : public Event {
   std::string why_;
 };
 
-StepRecorder::StepRecorder(const TraceOptions& options, RunSegment run)
-    : TraceBackend({}), options_(options), run_(std::move(run)), promise_(new Promise(this)) {
+StepRecorder::StepRecorder(const TraceOptions& options, RunSegment run,
+                           std::span<const Tensor> arguments)
+    : TraceBackend({}, "compile"),
+      options_(options),
+      run_(std::move(run)),
+      promise_(new Promise(this)) {
   TESSERA_CHECK(!context().backend, "compile: this thread runs another backend already");
   begin_graph(options_);
   for (const Tensor& t : options_.inputs) meets(t);  // so that a look at one is noticed
+  for (const Tensor& t : arguments) known_handles_.insert(t.impl());
   recording_.emplace(context().backend, this);
 }
 
@@ -134,10 +140,43 @@ void StepRecorder::slot_changes(const RefCounted& owner, Tensor& slot, const Ten
                     .depends = now.defined()});
 }
 
-void StepRecorder::depends_on(const bool& flag) {
-  for (auto& [known, value] : flags_)
-    if (known == &flag) return;
-  flags_.emplace_back(&flag, flag);
+TouchedSetting& StepRecorder::setting(const RefCounted& owner, const int64_t& value, bool read) {
+  auto [known, fresh] = setting_of_.try_emplace(&value, settings_.size());
+  if (fresh)
+    settings_.push_back({.owner = Ref(&owner), .seen = &value, .before = value, .depends = read});
+  return settings_[known->second];
+}
+void StepRecorder::setting_read(const RefCounted& owner, const int64_t& value) {
+  setting(owner, value, true);
+}
+void StepRecorder::setting_changes(const RefCounted& owner, int64_t& value) {
+  setting(owner, value, false).changed = &value;
+}
+
+HandleState state_of(const Tensor& handle) {
+  const GradMeta* meta = grad_meta(handle);
+  return meta ? HandleState{meta, meta->sink, meta->replaced} : HandleState();
+}
+
+// Handles on memory that the recording makes are its own.
+void StepRecorder::takes(std::span<const Tensor> operands) {
+  for (const Tensor& t : operands) {
+    const ShardData* shard = shard_data(t);
+    const Storage* storage = (shard ? shard->local : t).storage().get();
+    if (!storage || !storage->data() || !known_handles_.insert(t.impl()).second) continue;
+    handles_.push_back({t, state_of(t)});
+  }
+  if (handles_.size() >= forget_handles_at_) forget_handles();
+}
+
+// Those that nobody else has were made on the way.
+void StepRecorder::forget_handles() {
+  std::erase_if(handles_, [&](const TouchedHandle& h) {
+    if (h.handle.impl()->use_count() > 1) return false;
+    known_handles_.erase(h.handle.impl());
+    return true;
+  });
+  forget_handles_at_ = std::max<size_t>(256, 2 * handles_.size());
 }
 
 // ---- segments
@@ -168,6 +207,7 @@ Tensors StepRecorder::run_segment(Graph graph, const std::vector<Met>& met) {
 
 void StepRecorder::flush() {
   Scoped<Backend*> eager(context().backend, nullptr);
+  forget_handles();
   std::vector<Tensor> seen = visible();
   bool anything = !graph_.nodes.empty();
   Graph graph = TraceBackend::finish(seen);
@@ -212,6 +252,7 @@ void StepRecorder::finish() {
   }
   stop();
   for (TouchedSlot& s : slots_) s.after = *s.seen;
+  for (TouchedSetting& s : settings_) s.after = *s.seen;
 }
 
 }  // namespace tessera::compiler

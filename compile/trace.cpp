@@ -30,7 +30,9 @@ class EagerScope {
 
 }  // namespace
 
-TraceBackend::TraceBackend(const TraceOptions& options) { begin_graph(options); }
+TraceBackend::TraceBackend(const TraceOptions& options, const char* who) : who_(who) {
+  begin_graph(options);
+}
 
 void TraceBackend::begin_graph(const TraceOptions& options) {
   graph_ = {};
@@ -40,7 +42,7 @@ void TraceBackend::begin_graph(const TraceOptions& options) {
   for (const NamedTensor& t : options.names)
     if (t.tensor.defined() && t.tensor.storage()) names_.emplace(t.tensor.storage().get(), t.name);
   for (const Tensor& t : options.inputs) {
-    TESSERA_CHECK(t.defined() && t.storage(), "trace: input {} has no values",
+    TESSERA_CHECK(t.defined() && t.storage(), "{}: input {} has no values", who_,
                   graph_.inputs.size());
     ValueId id = add_value(t, kNoBuffer);
     graph_.values[size_t(id)].buffer = id;
@@ -68,10 +70,10 @@ ValueId TraceBackend::reach(Memory& memory, const Tensor& t) {
   TESSERA_CHECK(
       memory.inputs == 0 || (memory.inputs == 1 && contains(extent_of(base.meta, base.offset),
                                                             extent_of(t.meta(), t.offset()))),
-      "trace: {} shares memory with an input, {}{}, but is not made from it; pass it as an input "
+      "{}: {} shares memory with an input, {}{}, but is not made from it; pass it as an input "
       "of its own",
-      describe(t), name_of(base.meta.dtype), tessera::to_string(base.meta.shape));
-  TESSERA_CHECK(t.dtype() == base.meta.dtype, "trace: {} shares memory with a value of {}",
+      who_, describe(t), name_of(base.meta.dtype), tessera::to_string(base.meta.shape));
+  TESSERA_CHECK(t.dtype() == base.meta.dtype, "{}: {} shares memory with a value of {}", who_,
                 describe(t), name_of(base.meta.dtype));
   ValueId id = add_value(t, graph_[base.id].buffer);
   Node node{.prim = as_strided(t.shape(), t.strides(), t.offset() - base.offset),
@@ -117,9 +119,9 @@ TraceBackend::Memory& TraceBackend::remember(const Tensor& t, ValueId id) {
 
 void TraceBackend::check_unchanged(const Memory& memory, const Tensor& t) const {
   TESSERA_CHECK(memory.version == memory.storage->version(),
-                "trace: the memory of {} (%{}) was written by something that is not an op; write "
+                "{}: the memory of {} (%{}) was written by something that is not an op; write "
                 "with assign_ or a collective of collectives/ops.h",
-                describe(t), memory.layouts[0].id);
+                who_, describe(t), memory.layouts[0].id);
 }
 
 // ---- recording
@@ -156,9 +158,9 @@ Tensors TraceBackend::run(const PrimRef& prim, Inputs in) {
   for (const Tensor& t : out) {
     bool known = memory_.contains(t.storage().get());
     TESSERA_ASSERT(known == prim->is_view(),
-                   "trace: {} returned {} memory; views share that of operand 0, other ops make "
+                   "{}: {} returned {} memory; views share that of operand 0, other ops make "
                    "their own",
-                   prim->name(), known ? "known" : "unknown");
+                   who_, prim->name(), known ? "known" : "unknown");
     ValueId id = add_value(t, prim->is_view() ? graph_[node.in[0]].buffer : kNoBuffer);
     if (!prim->is_view()) graph_.values[size_t(id)].buffer = id;
     remember(t, id);
@@ -174,8 +176,8 @@ void TraceBackend::assign(std::span<const Tensor> dst, const PrimRef& prim, Inpu
   for (const Tensor& d : dst) {
     node.into.push_back(read(d));
     TESSERA_CHECK(memory_.at(d.storage().get()).inputs <= 1,
-                  "trace: {} is written, but shares memory with another input; clone one of them",
-                  describe(d));
+                  "{}: {} is written, but shares memory with another input; clone one of them",
+                  who_, describe(d));
   }
   write(dst, prim, in);
   for (size_t i = 0; i < dst.size(); ++i)
@@ -207,9 +209,9 @@ void TraceBackend::overwritten(std::span<const Tensor> dst, const ValueIds& out)
 
 void TraceBackend::leaves_ops(std::string_view what) {
   throw UserError(
-      fmt::format("trace: {} while a step is recorded, which only ops are part of; use those of "
+      fmt::format("{}: {} while a step is recorded, which only ops are part of; use those of "
                   "collectives/ops.h, or do it outside of the step",
-                  what));
+                  who_, what));
 }
 
 // Memory that only this table holds cannot be met again.

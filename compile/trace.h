@@ -27,7 +27,8 @@ struct TraceOptions {
 /// ops.
 class TraceBackend : public Backend {
  public:
-  explicit TraceBackend(const TraceOptions& options);
+  /// `who` begins the texts of errors.
+  explicit TraceBackend(const TraceOptions& options, const char* who = "trace");
 
   Tensors run(const PrimRef& prim, Inputs in) override;
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
@@ -72,6 +73,7 @@ class TraceBackend : public Backend {
   int32_t scope_here();
   void forget_unreachable();
 
+  const char* const who_;
   Graph graph_;
   std::unordered_map<const Storage*, Memory> memory_;
   std::unordered_map<const Storage*, std::string> names_;

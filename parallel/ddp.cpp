@@ -107,11 +107,11 @@ void Reducer::deliver(int slot, Tensor grad) {
   TESSERA_CHECK(!seen_[size_t(slot)], "ddp: parameter {} got two gradients in one backward",
                 parameters_[size_t(slot)].name);
   seen_[size_t(slot)] = used_[size_t(slot)] = true;
-  if (!rebuilt_ && sync_) ready_order_.push_back(slot);
+  if (!rebuilt_ && sync()) ready_order_.push_back(slot);
   put(slot, std::move(grad));
   if (++bucket.arrived == bucket.slots.size()) {
     complete(bucket);
-    if (sync_) launch_ready();
+    if (sync()) launch_ready();
   }
 }
 
@@ -119,12 +119,12 @@ void Reducer::deliver(int slot, Tensor grad) {
 // siblings.
 void Reducer::complete(Bucket& bucket) {
   if (!options_.tree_accumulation) return;
-  if (micro_batch_ == 0 && sync_) return;
+  if (micro_batch_ == 0 && sync()) return;
   size_t level = 0;
   for (; micro_batch_ >> level & 1; ++level)
     assign({&bucket.flat, 1}, pointwise_primitive("add"),
            operands(std::exchange(bucket.levels[level], {}), Tensor(bucket.flat)));
-  if (sync_) {
+  if (sync()) {
     TESSERA_CHECK(((micro_batch_ + 1) & micro_batch_) == 0,
                   "ddp: tree accumulation of {} micro-batches; their number must be a power of two",
                   micro_batch_ + 1);
@@ -192,7 +192,7 @@ void Reducer::start_over() {
 // The other ranks wait in reductions that this one will not join; were it to go on, the gradients
 // of its next step would meet those of their last.
 void Reducer::backward_abandoned(const std::string& why) {
-  if (sync_ && group_->size() > 1)
+  if (sync() && group_->size() > 1)
     group_->abort(fmt::format("ddp: a backward failed when {} of {} buckets were sent: {}",
                               next_launch_, buckets_.size(), why));
   if (!rebuilt_) ready_order_.clear();
@@ -203,7 +203,7 @@ void Reducer::backward_finished() {
   NoGrad off;
   for (size_t slot = 0; slot < seen_.size(); ++slot) {
     if (seen_[slot]) continue;
-    if (sync_ && !used_[slot] && !options_.allow_unused) name_unused();
+    if (sync() && !used_[slot] && !options_.allow_unused) name_unused();
     auto& [index, view] = place_[slot];
     Tensor previous = parameters_[slot].tensor.grad();
     if (!previous.defined() || options_.tree_accumulation)
@@ -213,12 +213,12 @@ void Reducer::backward_finished() {
     Bucket& b = buckets_[size_t(index)];
     if (++b.arrived == b.slots.size()) complete(b);
   }
-  if (sync_) launch_ready();
+  if (sync()) launch_ready();
   for (size_t i = 0; i < parameters_.size(); ++i) parameters_[i].tensor.set_grad(place_[i].second);
   start_over();
-  micro_batch_ = sync_ ? 0 : micro_batch_ + 1;
-  if (sync_) used_.assign(used_.size(), false);
-  if (sync_ && !rebuilt_) rebuild_in_ready_order();
+  micro_batch_ = sync() ? 0 : micro_batch_ + 1;
+  if (sync()) used_.assign(used_.size(), false);
+  if (sync() && !rebuilt_) rebuild_in_ready_order();
 }
 
 // Rank 0's order, on every rank. The gradients of this step stay in the old buckets, which live as

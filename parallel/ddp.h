@@ -8,6 +8,7 @@
 
 #include "collectives/process_group.h"
 #include "core/autograd/graph.h"
+#include "core/dispatch/setting.h"
 #include "core/nn/module.h"
 
 namespace tessera::parallel {
@@ -42,8 +43,8 @@ class Reducer final : public GradSink {
   void backward_abandoned(const std::string& why) override;
   void cleared(int slot) override;
   /// Gradients of the next backwards stay on this rank and accumulate.
-  void set_sync(bool sync) { sync_ = sync; }
-  bool sync() const { return sync_; }
+  void set_sync(bool sync) { sync_.set(sync); }
+  bool sync() const { return sync_.get() != 0; }
   ProcessGroup& group() const { return *group_; }
   /// Bytes of gradients reduced so far.
   int64_t bytes_reduced() const { return bytes_reduced_; }
@@ -79,7 +80,8 @@ class Reducer final : public GradSink {
   void count_work(bool wait);
   std::vector<Ref<Work>> works_;  // reductions that are not counted yet
   double communication_ms_ = 0;
-  bool sync_ = true, rebuilt_ = false;
+  Setting sync_{true};
+  bool rebuilt_ = false;
 };
 
 /// Makes `model` data-parallel: broadcasts rank 0's parameters and buffers once and reduces

@@ -11,7 +11,7 @@ void State::set_sync(bool sync) {
   TESSERA_CHECK(sync || !options_.tree_accumulation,
                 "fully_shard: tree accumulation sums micro-batches after they are reduced; leave "
                 "sync on");
-  sync_ = sync;
+  sync_.set(sync);
 }
 
 void State::deliver(int slot, Tensor grad) {
@@ -39,7 +39,7 @@ void State::deliver(int slot, Tensor grad) {
 // and stand before those of the last gradient.
 void State::complete(Group& g) {
   if (!g.has_exit) release(g);
-  if (!sync_) return;
+  if (!sync()) return;
   for (Param& p : g.params) {
     if (!p.trainable()) continue;
     p.reduced = reduced(p, p.gradient);
@@ -130,7 +130,7 @@ void State::abort(const std::string& why) {
 void State::backward_finished() {
   NoGrad off;
   for (Group& g : groups_) {
-    if (sync_ && delivered_ && g.arrived < g.trainable) {
+    if (sync() && delivered_ && g.arrived < g.trainable) {
       for (const Param& p : g.params)
         if (p.trainable() && !p.gradient.defined()) name_unused(g);
       complete(g);  // the rest came in earlier backwards, without sync

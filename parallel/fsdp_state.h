@@ -55,7 +55,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
 
   // Fsdp
   void set_sync(bool sync) override;
-  bool sync() const override { return sync_; }
+  bool sync() const override { return sync_.get() != 0; }
   FsdpMemory memory() const override { return memory_; }
   double communication_ms() override;
   void unshard() override;
@@ -128,7 +128,8 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   std::vector<Ref<Work>> works_;            // not counted yet
   double communication_ms_ = 0;
   FsdpMemory memory_;
-  bool sync_ = true, pinned_ = false;
+  Setting sync_{true};
+  bool pinned_ = false;
   bool delivered_ = false;  // this backward has delivered a whole gradient
 };
 

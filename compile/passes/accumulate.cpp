@@ -20,8 +20,8 @@ constexpr int64_t kGrain = 16384;  // elements worth a thread
 // Operands: the sum so far [V, D], cotangents [.., D], ids [..]. Result: [V, D].
 class AddEmbeddingGrad final : public EmbeddingAttributes {
  public:
-  explicit AddEmbeddingGrad(const EmbeddingAttributes& grad)
-      : EmbeddingAttributes(intern_op("add_embedding_grad"), grad.rows, grad.padding_idx) {}
+  AddEmbeddingGrad(int64_t rows, int64_t padding_idx)
+      : EmbeddingAttributes(intern_op("add_embedding_grad"), rows, padding_idx) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK_AS(ShapeError,
                      in[0]->shape.size() == 2 && in[0]->shape[0] == rows &&
@@ -32,6 +32,9 @@ class AddEmbeddingGrad final : public EmbeddingAttributes {
   bool differentiable() const override { return false; }
   void attributes(AttributeVisitor& v) const override {
     v.integer("rows", rows), v.integer("padding_idx", padding_idx);
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new AddEmbeddingGrad(a.count("rows"), a.integer("padding_idx")));
   }
   const Kernel* own_kernel(DeviceKind) const override;
 };
@@ -97,7 +100,8 @@ class Accumulator {
         if (int32_t e = gradient_behind(n, int32_t(k), sparse); e != kNoNode) {
           n.in = {ValueId(n.in[1 - sparse]), ValueId(g_.nodes[size_t(e)].in[0]),
                   ValueId(g_.nodes[size_t(e)].in[1])};
-          n.prim = PrimRef(new AddEmbeddingGrad(attributes_of(g_.nodes[size_t(e)])));
+          const EmbeddingAttributes& grad = attributes_of(g_.nodes[size_t(e)]);
+          n.prim = PrimRef(new AddEmbeddingGrad(grad.rows, grad.padding_idx));
           g_.nodes[size_t(e)].prim = {};
           break;
         }

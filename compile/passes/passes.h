@@ -1,6 +1,7 @@
 // Passes: each takes a verified graph to a verified graph that computes the same. Each is one file,
 // can be left out, and says nothing about the others but what order pipeline() puts them in.
 #pragma once
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -45,8 +46,10 @@ struct Pass {
 };
 /// In the order in which they run.
 const std::vector<Pass>& pipeline();
-/// Runs the passes of pipeline() but those named in `skip` (separated by commas; UserError for an
-/// unknown name), verifying after each.
-void run_passes(Graph& graph, std::string_view skip = "");
+/// Throws UserError for a name in `skip` (separated by commas) that no pass of pipeline() has.
+void check_passes(std::string_view skip);
+/// Runs the passes of pipeline(), or those given instead, but those named in `skip` (UserError for
+/// an unknown name), verifying after each. Throws BugError naming a pass that throws.
+void run_passes(Graph& graph, std::string_view skip = "", std::span<const Pass> passes = {});
 
 }  // namespace tessera::compiler

@@ -21,26 +21,41 @@ const std::vector<Pass>& pipeline() {
   return passes;
 }
 
-void run_passes(Graph& graph, std::string_view skip) {
-  auto named = [](std::string_view name) {
-    return std::ranges::any_of(pipeline(), [&](const Pass& p) { return p.name == name; });
-  };
-  std::vector<std::string_view> left_out;
-  while (!skip.empty()) {
-    std::string_view name = skip.substr(0, skip.find(','));
-    skip.remove_prefix(std::min(skip.size(), name.size() + 1));
-    std::string names;
-    for (const Pass& p : pipeline())
-      if (names.find(p.name) == std::string::npos)
-        names += (names.empty() ? "" : ", ") + std::string(p.name);
-    TESSERA_CHECK(named(name), "passes: there is no pass {} to leave out; there are {}", name,
-                  names);
-    left_out.push_back(name);
+namespace {
+
+std::vector<std::string_view> names_in(std::string_view list) {
+  std::vector<std::string_view> names;
+  while (!list.empty()) {
+    names.push_back(list.substr(0, list.find(',')));
+    list.remove_prefix(std::min(list.size(), names.back().size() + 1));
   }
-  for (const Pass& p : pipeline()) {
+  return names;
+}
+
+}  // namespace
+
+void check_passes(std::string_view skip) {
+  std::string known;
+  for (const Pass& p : pipeline())
+    if (known.find(p.name) == std::string::npos)
+      known += (known.empty() ? "" : ", ") + std::string(p.name);
+  for (std::string_view name : names_in(skip)) {
+    bool there = std::ranges::any_of(pipeline(), [&](const Pass& p) { return p.name == name; });
+    TESSERA_CHECK(there, "passes: there is no pass {} to leave out; there are {}", name, known);
+  }
+}
+
+void run_passes(Graph& graph, std::string_view skip, std::span<const Pass> passes) {
+  check_passes(skip);
+  const std::vector<std::string_view> left_out = names_in(skip);
+  for (const Pass& p : passes.empty() ? std::span<const Pass>(pipeline()) : passes) {
     if (std::ranges::count(left_out, p.name)) continue;
-    p.run(graph);
-    verify(graph);
+    try {
+      p.run(graph);
+      verify(graph);
+    } catch (const std::exception& e) {
+      throw BugError(fmt::format("pass {}: {}", p.name, e.what()));
+    }
   }
 }
 

@@ -268,15 +268,24 @@ Tensors vjp_by_decomposition(const Primitive& prim, const VjpArgs& args) {
   return result;
 }
 
+static void hooks_change(GradMeta& leaf) {
+  if (Backend* b = context().backend) [[unlikely]]
+    b->leaves_ops("a hook of a gradient is added or removed");
+  ++leaf.hook_changes;
+}
+
 int add_hook(const Tensor& leaf, GradHook hook) {
   GradMeta* meta = grad_meta(leaf);
   TESSERA_CHECK(meta && !meta->producer, "add_hook: {} is not a leaf that requires grad",
                 describe(leaf));
+  hooks_change(*meta);
   meta->hooks.emplace_back(meta->next_hook, std::move(hook));
   return meta->next_hook++;
 }
 
 Tensor after_hooks(const GradMeta& leaf, Tensor g) {
+  if (Backend* b = context().backend) [[unlikely]]
+    b->setting_read(leaf, leaf.hook_changes);
   const auto hooks = leaf.hooks;  // a hook may remove itself
   for (auto& [number, hook] : hooks)
     if (Tensor changed = hook(g); changed.defined()) g = std::move(changed);
@@ -284,11 +293,17 @@ Tensor after_hooks(const GradMeta& leaf, Tensor g) {
 }
 
 void remove_hook(const Tensor& leaf, int number) {
-  if (GradMeta* meta = grad_meta(leaf))
+  if (GradMeta* meta = grad_meta(leaf)) {
+    hooks_change(*meta);
     std::erase_if(meta->hooks, [&](auto& h) { return h.first == number; });
+  }
 }
 
-bool Tensor::requires_grad() const { return grad_meta(*this) != nullptr; }
+bool Tensor::requires_grad() const {
+  if (Backend* b = context().backend) [[unlikely]]
+    b->takes({this, 1});
+  return grad_meta(*this) != nullptr;
+}
 
 Tensor& Tensor::requires_grad_(bool on) {
   GradMeta* meta = grad_meta(*this);

@@ -49,8 +49,9 @@ struct GradMeta final : RefCounted {
   GradSink* sink = nullptr;
   int slot = 0;
   std::vector<std::pair<int, GradHook>> hooks;
-  int next_hook = 0;      // numbers are never given twice
-  bool replaced = false;  // another tensor took its place in its module: no gradient will come
+  int next_hook = 0;         // numbers are never given twice
+  int64_t hook_changes = 0;  // how often one came or went
+  bool replaced = false;     // another tensor took its place in its module: no gradient will come
   // Of a leaf, while one backward runs:
   int pending = 0;
   uint64_t run = 0;

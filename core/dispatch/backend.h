@@ -28,8 +28,12 @@ class Backend {
   /// take `now`, or nothing when that is undefined. `owner` holds it.
   virtual void slot_read(const RefCounted& /*owner*/, const Tensor& /*slot*/) {}
   virtual void slot_changes(const RefCounted& /*owner*/, Tensor& /*slot*/, const Tensor& /*now*/) {}
-  /// Which ops come next depends on `flag`, a switch that outlives them.
-  virtual void depends_on(const bool& /*flag*/) {}
+  /// Which ops come next depends on `value`, a switch that outlives them and that `owner` holds; or
+  /// it is about to change (setting.h).
+  virtual void setting_read(const RefCounted& /*owner*/, const int64_t& /*value*/) {}
+  virtual void setting_changes(const RefCounted& /*owner*/, int64_t& /*value*/) {}
+  /// The program calls an op on these handles; which layers look at it depends on what they carry.
+  virtual void takes(std::span<const Tensor> /*operands*/) {}
 };
 
 /// Runs kernels at once (CPU) or enqueues them (GPU).

@@ -8,8 +8,12 @@
 namespace tessera {
 namespace {
 
+constexpr LayerMask kAllLayers = 0xff;
+
 Tensors run_layers(LayerMask allowed, const PrimRef& prim, Inputs in) {
   Context& c = context();
+  if (c.backend && allowed == kAllLayers) [[unlikely]]
+    c.backend->takes(in);
   LayerMask asked = c.forced;
   for (const Tensor& t : in) asked |= t.layers();
   if (LayerMask mask = asked & allowed & c.enabled) {
@@ -31,10 +35,10 @@ Context& context() {
   return c;
 }
 
-Tensors dispatch(const PrimRef& prim, Inputs in) { return run_layers(0xff, prim, in); }
+Tensors dispatch(const PrimRef& prim, Inputs in) { return run_layers(kAllLayers, prim, in); }
 
 Tensor dispatch1(const PrimRef& prim, Inputs in) {
-  return std::move(run_layers(0xff, prim, in)[0]);
+  return std::move(run_layers(kAllLayers, prim, in)[0]);
 }
 
 Tensors dispatch_below(Layer above, const PrimRef& prim, Inputs in) {

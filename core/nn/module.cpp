@@ -14,6 +14,8 @@
 namespace tessera::nn {
 
 struct Hooks {
+  explicit Hooks(std::function<void(const char*)> changed) : changed(std::move(changed)) {}
+  std::function<void(const char*)> changed;  // tells the module
   std::vector<std::pair<int, PreHook>> pre;
   std::vector<std::pair<int, PostHook>> post;
   std::vector<std::pair<int, UnwindHook>> unwind;
@@ -25,6 +27,7 @@ void HookHandle::remove() {
     std::erase_if(hooks->pre, [&](auto& h) { return h.first == number_; });
     std::erase_if(hooks->post, [&](auto& h) { return h.first == number_; });
     std::erase_if(hooks->unwind, [&](auto& h) { return h.first == number_; });
+    hooks->changed("a hook");
   }
   hooks_.reset();
 }
@@ -34,15 +37,18 @@ Module::~Module() {
     if (child->parent_ == this) child->parent_ = nullptr;
 }
 
-bool Module::training() const {
+bool Module::training() const { return mode_.get() & 1; }
+
+void Module::changed(const char* what) {
   if (Backend* b = context().backend) [[unlikely]]
-    b->depends_on(training_);
-  return training_;
+    b->leaves_ops(fmt::format("{} of {} changed", what, path_.empty() ? type_name() : path_));
+  mode_.set(mode_.get() + 2);
 }
 
 // ---- forward
 
 Tensor Module::forward(Tensor x) {
+  mode_.get();  // what a recorder is to know: this call depends on hooks and slots
   if (hooks_) [[unlikely]] {
     Tensor in[] = {std::move(x)};
     return call(in, [&] { return compute(in[0]); });
@@ -59,6 +65,7 @@ Tensor Module::compute(Tensor) {
 
 Tensor Module::call(Inputs in, FunctionRef<Tensor()> body) {
   Scope scope = Scope::module(path_);
+  mode_.get();
   if (!hooks_) return body();
   // Copies, since a hook may remove itself.
   std::shared_ptr<Hooks> hooks = hooks_;
@@ -77,7 +84,8 @@ Tensor Module::call(Inputs in, FunctionRef<Tensor()> body) {
 }
 
 Hooks& Module::hooks() {
-  if (!hooks_) hooks_ = std::make_shared<Hooks>();
+  if (!hooks_) hooks_ = std::make_shared<Hooks>([this](const char* what) { changed(what); });
+  changed("a hook");
   return *hooks_;
 }
 
@@ -88,12 +96,14 @@ HookHandle Module::add_pre_hook(PreHook hook, bool outermost) {
 }
 
 HookHandle Module::add_unwind_hook(UnwindHook hook) {
-  hooks().unwind.emplace_back(hooks().next, std::move(hook));
+  auto& unwind = hooks().unwind;
+  unwind.emplace_back(hooks_->next, std::move(hook));
   return HookHandle(hooks_, hooks_->next++);
 }
 
 HookHandle Module::add_post_hook(PostHook hook) {
-  hooks().post.emplace_back(hooks().next, std::move(hook));
+  auto& post = hooks().post;
+  post.emplace_back(hooks_->next, std::move(hook));
   return HookHandle(hooks_, hooks_->next++);
 }
 
@@ -128,6 +138,7 @@ void Module::adopt(std::string name, std::shared_ptr<Module> module) {
     module->set_path(path_.empty() ? name : path_ + "." + name);
   }
   children_.emplace_back(std::move(name), std::move(module));
+  changed("a child");
 }
 
 void Module::set_path(const std::string& path) {
@@ -234,7 +245,7 @@ void Module::replace(const Tensor& old, const Tensor& now) {
   Tensor target = old;  // `old` may be one of the slots
   bool any = false;
   for (Slot& s : slots())
-    if (s.tensor->is_same(target)) *s.tensor = now, any = true;
+    if (s.tensor->is_same(target)) *s.tensor = now, any = true, s.owner->changed("a slot");
   if (GradMeta* gone = grad_meta(target)) gone->replaced = true;
   if (GradMeta* back = grad_meta(now)) back->replaced = false;
   TESSERA_CHECK(any, "replace: no slot of {} holds this {}", type_name(),
@@ -246,7 +257,7 @@ void Module::apply(FunctionRef<void(Module&)> f) {
 }
 
 Module& Module::train(bool on) {
-  apply([on](Module& m) { m.training_ = on; });
+  apply([on](Module& m) { m.mode_.set((m.mode_.get() & ~int64_t(1)) | int64_t(on)); });
   return *this;
 }
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/base/function_ref.h"
+#include "core/dispatch/setting.h"
 #include "core/nn/init.h"
 #include "core/nn/scope.h"
 #include "core/tensor/named_tensor.h"
@@ -160,13 +161,15 @@ class Module {
   std::string no_such(std::string_view path);
   void print(std::string& out, const std::string& name, int depth) const;
   Hooks& hooks();
+  void changed(const char* what);
 
   std::vector<Entry> entries_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
   const Module* parent_ = nullptr;  // identity only
   std::string path_;
   std::shared_ptr<Hooks> hooks_;  // null until a hook is added
-  bool training_ = true;
+  // Whether it trains, in bit 0; above it, how often its hooks, slots or children changed.
+  Setting mode_{1};
 };
 
 /// Trainable tensor of `shape` in the context's default dtype, without values yet.

@@ -110,6 +110,9 @@ class FlashGrad final : public AttentionAttributes {
   void attributes(AttributeVisitor& v) const override {
     v.real("scale", scale), v.integer("causal", causal);
   }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new FlashGrad(a.real("scale"), a.flag("causal")));
+  }
 };
 
 // Operands q, k, v; results out and lse [B, H, T], the log of each row's sum of exponentials.
@@ -147,6 +150,9 @@ class Flash final : public AttentionAttributes {
   }
   void attributes(AttributeVisitor& v) const override {
     v.real("scale", scale), v.integer("causal", causal);
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Flash(a.real("scale"), a.flag("causal")));
   }
 };
 

@@ -17,6 +17,7 @@ namespace {
 constexpr auto npos = std::string::npos;
 
 Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, const Tensor& b);
+PrimRef parse_contract(const std::string& spec, int64_t leaves);
 
 class Contract final : public ContractAttributes {
  public:
@@ -90,6 +91,9 @@ class Contract final : public ContractAttributes {
     v.text("spec", spec());
     if (leaves) v.integer("leaves", leaves);
   }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return parse_contract(a.text("spec"), a.has("leaves") ? a.count("leaves") : 0);
+  }
 
  private:
   // By letter. Two operands of eight dims have up to sixteen.
@@ -118,6 +122,26 @@ class Contract final : public ContractAttributes {
   std::string letters_;  // of the result, then those that are summed
 };
 
+PrimRef parse_contract(const std::string& spec, int64_t leaves) {
+  size_t comma = spec.find(','), arrow = spec.find("->");
+  TESSERA_CHECK(comma != npos && arrow != npos && comma < arrow,
+                "contract: spec \"{}\"; expected two operands as in \"ij,jk->ik\"", spec);
+  std::string a = spec.substr(0, comma), b = spec.substr(comma + 1, arrow - comma - 1),
+              out = spec.substr(arrow + 2);
+  auto unique = [&](const std::string& word) {
+    TESSERA_CHECK_AS(ShapeError, word.size() <= kMaxDims,
+                     "contract: spec \"{}\": \"{}\" has more than {} dims", spec, word, kMaxDims);
+    for (size_t i = 0; i < word.size(); ++i)
+      TESSERA_CHECK(word.find(word[i], i + 1) == npos,
+                    "contract: spec \"{}\" repeats '{}' in one operand", spec, word[i]);
+  };
+  unique(a), unique(b), unique(out);
+  for (char c : out)
+    TESSERA_CHECK(a.find(c) != npos || b.find(c) != npos,
+                  "contract: spec \"{}\": '{}' is in no operand", spec, c);
+  return PrimRef(new Contract(a, b, out, leaves));
+}
+
 // Parsed specs, kept per thread: a program uses few.
 PrimRef contract_primitive(std::string_view spec, int64_t leaves = 0) {
   thread_local std::unordered_map<std::string, PrimRef> caches[2];
@@ -125,23 +149,7 @@ PrimRef contract_primitive(std::string_view spec, int64_t leaves = 0) {
   auto& cache = caches[leaves ? 1 : 0];  // `leaves` is 0 or kExactLeaves
   key.assign(spec);
   if (auto it = cache.find(key); it != cache.end()) return it->second;
-  size_t comma = key.find(','), arrow = key.find("->");
-  TESSERA_CHECK(comma != npos && arrow != npos && comma < arrow,
-                "contract: spec \"{}\"; expected two operands as in \"ij,jk->ik\"", key);
-  std::string a = key.substr(0, comma), b = key.substr(comma + 1, arrow - comma - 1),
-              out = key.substr(arrow + 2);
-  auto unique = [&](const std::string& word) {
-    TESSERA_CHECK_AS(ShapeError, word.size() <= kMaxDims,
-                     "contract: spec \"{}\": \"{}\" has more than {} dims", key, word, kMaxDims);
-    for (size_t i = 0; i < word.size(); ++i)
-      TESSERA_CHECK(word.find(word[i], i + 1) == npos,
-                    "contract: spec \"{}\" repeats '{}' in one operand", key, word[i]);
-  };
-  unique(a), unique(b), unique(out);
-  for (char c : out)
-    TESSERA_CHECK(a.find(c) != npos || b.find(c) != npos,
-                  "contract: spec \"{}\": '{}' is in no operand", key, c);
-  return cache.emplace(key, PrimRef(new Contract(a, b, out, leaves))).first->second;
+  return cache.emplace(key, parse_contract(key, leaves)).first->second;
 }
 
 // Sums the letters of `word` that neither the other operand nor the result has.

@@ -27,6 +27,10 @@ void visit(AttributeVisitor& v, std::string_view name, Scalar x) {
     v.integer(name, x.integer());
 }
 
+Scalar read_scalar(AttributeReader& a, std::string_view name) {
+  return a.is_integer(name) ? Scalar(a.integer(name)) : Scalar(a.real(name));
+}
+
 class Full final : public FullAttributes {
  public:
   Full(const Shape& shape, Scalar value, DType dtype, Device device)
@@ -40,6 +44,10 @@ class Full final : public FullAttributes {
   void attributes(AttributeVisitor& v) const override {
     v.dims("shape", shape), visit(v, "value", value), v.text("dtype", name_of(dtype)),
         v.text("device", to_string(device));
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Full(a.numbers("shape"), read_scalar(a, "value"), a.dtype("dtype"),
+                            a.device("device")));
   }
 };
 
@@ -60,6 +68,10 @@ class Arange final : public ArangeAttributes {
   void attributes(AttributeVisitor& v) const override {
     v.integer("count", count), visit(v, "begin", begin), visit(v, "step", step),
         v.text("dtype", name_of(dtype)), v.text("device", to_string(device));
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Arange(a.count("count"), read_scalar(a, "begin"), read_scalar(a, "step"),
+                              a.dtype("dtype"), a.device("device")));
   }
 };
 

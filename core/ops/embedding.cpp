@@ -9,6 +9,11 @@
 namespace tessera {
 namespace {
 
+Range read_part(AttributeReader& a) {
+  int64_t extent = a.count("extent");
+  return {a.count("begin"), extent ? a.count("rows") : 0, extent};
+}
+
 // Operands g [.., D], ids [..]; result [rows, D].
 class EmbeddingGrad final : public EmbeddingAttributes {
  public:
@@ -39,6 +44,9 @@ class EmbeddingGrad final : public EmbeddingAttributes {
   void attributes(AttributeVisitor& v) const override {
     v.integer("rows", rows), v.integer("padding_idx", padding_idx), v.integer("begin", part.begin),
         v.integer("extent", part.extent);
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new EmbeddingGrad(a.count("rows"), a.integer("padding_idx"), read_part(a)));
   }
 };
 
@@ -81,6 +89,9 @@ class Embedding final : public EmbeddingAttributes {
   void attributes(AttributeVisitor& v) const override {
     v.integer("rows", rows), v.integer("padding_idx", padding_idx), v.integer("begin", part.begin),
         v.integer("extent", part.extent);
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Embedding(a.count("rows"), a.integer("padding_idx"), read_part(a)));
   }
 };
 

@@ -52,6 +52,9 @@ AxisMap index_axes(MetaSpan in, int dim, Factor::Kind of_index, bool out_is_inde
 class Gather final : public DimAttributes {
  public:
   explicit Gather(int dim) : DimAttributes(intern_op("gather"), dim) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Gather(a.dim("dim")));
+  }
   Metas infer(MetaSpan in) const override {
     check_fit("gather", in, dim);
     return {Meta::contiguous(in[1]->shape, in[0]->dtype, in[0]->device)};
@@ -70,6 +73,9 @@ class Gather final : public DimAttributes {
 class ScatterSum final : public DimAttributes {
  public:
   explicit ScatterSum(int dim) : DimAttributes(intern_op("scatter_sum"), dim) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new ScatterSum(a.dim("dim")));
+  }
   Metas infer(MetaSpan in) const override {
     check_fit("scatter_sum", in, dim);
     return {Meta::contiguous(in[0]->shape, in[2]->dtype, in[2]->device)};
@@ -89,6 +95,9 @@ class ScatterSum final : public DimAttributes {
 class Scatter final : public DimAttributes {
  public:
   explicit Scatter(int dim) : DimAttributes(intern_op("scatter"), dim) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Scatter(a.dim("dim")));
+  }
   Metas infer(MetaSpan in) const override {
     check_fit("scatter", in, dim);
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
@@ -106,6 +115,9 @@ class ScatterCombine final : public DimAttributes {
  public:
   ScatterCombine(ScatterReduce how, int dim)
       : DimAttributes(intern_op(op_of(how)), dim), how_(how) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new ScatterCombine(how_, a.dim("dim")));
+  }
   static const char* op_of(ScatterReduce how) {
     return how == ScatterReduce::kProd   ? "scatter_prod"
            : how == ScatterReduce::kAmax ? "scatter_amax"
@@ -170,6 +182,9 @@ Scalar identity_of(ScatterReduce how, DType t) {
 class WrapIndex final : public WrapIndexAttributes {
  public:
   explicit WrapIndex(int64_t extent) : WrapIndexAttributes(intern_op("wrap_index"), extent) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new WrapIndex(a.count("extent")));
+  }
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(in[0]->dtype == kI64, "wrap_index: takes i64, got {}", describe(in));
     return {Meta::contiguous(in[0]->shape, kI64, in[0]->device)};

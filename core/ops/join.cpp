@@ -44,6 +44,9 @@ class Cat final : public CatAttributes {
     return g;
   }
   void attributes(AttributeVisitor& v) const override { v.integer("dim", dim); }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Cat(a.dim("dim")));
+  }
 };
 
 class Split final : public Primitive {
@@ -94,6 +97,9 @@ class Split final : public Primitive {
   }
   void attributes(AttributeVisitor& v) const override {
     v.integer("dim", dim_), v.dims("sizes", sizes_);
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Split(a.dim("dim"), a.dims("sizes")));
   }
 
  private:
@@ -149,6 +155,9 @@ class Unbind final : public Primitive {
     return {stack(parts, dim_)};
   }
   void attributes(AttributeVisitor& v) const override { v.integer("dim", dim_); }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Unbind(a.dim("dim")));
+  }
 
  private:
   int dim_;
@@ -175,6 +184,9 @@ class Unslice final : public UnsliceAttributes {
   void attributes(AttributeVisitor& v) const override {
     v.integer("dim", dim), v.integer("begin", begin), v.integer("step", step),
         v.integer("extent", extent);
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Unslice(a.dim("dim"), a.count("begin"), a.count("step"), a.count("extent")));
   }
 };
 

@@ -80,6 +80,9 @@ class NormGrad final : public NormAttributes {
   void attributes(AttributeVisitor& v) const override {
     v.real("eps", eps), v.integer("has_weight", has_weight), v.integer("has_bias", has_bias);
   }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new NormGrad(a.real("eps"), centred, a.flag("has_weight"), a.flag("has_bias")));
+  }
 };
 
 // Operands: x, then weight, bias where present. Results: y, mean (layer-norm only), rstd.
@@ -132,6 +135,9 @@ class Norm final : public NormAttributes {
   }
   void attributes(AttributeVisitor& v) const override {
     v.real("eps", eps), v.integer("has_weight", has_weight), v.integer("has_bias", has_bias);
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Norm(a.real("eps"), centred, a.flag("has_weight"), a.flag("has_bias")));
   }
 };
 

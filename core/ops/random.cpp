@@ -43,6 +43,11 @@ class Random final : public RandomAttributes {
         v.integer("high", high);
     v.text("dtype", name_of(dtype)), v.text("device", to_string(device));
   }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Random(kind, a.numbers("shape"), a.numbers("begin"), a.numbers("global"),
+                              a.integer("low"), a.integer("high"), a.dtype("dtype"),
+                              a.device("device")));
+  }
 };
 
 Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DType dtype,
@@ -113,6 +118,10 @@ class Dropout final : public DropoutAttributes {
   void attributes(AttributeVisitor& v) const override {
     v.real("p", p), v.integer("by_sample", by_sample), v.dims("begin", begin),
         v.dims("global", global);
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(
+        new Dropout(a.real("p"), a.flag("by_sample"), a.numbers("begin"), a.numbers("global")));
   }
 };
 

@@ -101,6 +101,12 @@ class Reduce final : public ReduceAttributes {
   void attributes(AttributeVisitor& v) const override {
     v.integer("mask", mask), v.integer("keepdim", keepdim);
   }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    int64_t bits = a.count("mask");
+    TESSERA_CHECK(bits < int64_t(1) << kMaxDims, "{}: mask {} names dims beyond {}", name(), bits,
+                  kMaxDims - 1);
+    return PrimRef(new Reduce(kind, uint32_t(bits), a.flag("keepdim")));
+  }
 
  private:
   Dims dims(const Tensor& x) const {

@@ -31,6 +31,9 @@ void check_float(std::string_view op, MetaSpan in) {
 class CumSum final : public ScanAttributes {
  public:
   CumSum(int dim, bool reverse) : ScanAttributes(intern_op("cumsum"), dim, reverse) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new CumSum(a.dim("dim"), a.flag("reverse")));
+  }
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
   }
@@ -47,6 +50,9 @@ class CumSum final : public ScanAttributes {
 class LinearScan final : public ScanAttributes {
  public:
   LinearScan(int dim, bool reverse) : ScanAttributes(intern_op("linear_scan"), dim, reverse) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new LinearScan(a.dim("dim"), a.flag("reverse")));
+  }
   Metas infer(MetaSpan in) const override {
     check_float(name(), in);
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
@@ -66,6 +72,9 @@ class LinearScan final : public ScanAttributes {
 class CumProd final : public DimAttributes {
  public:
   explicit CumProd(int dim) : DimAttributes(intern_op("cumprod"), dim) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new CumProd(a.dim("dim")));
+  }
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
   }
@@ -88,6 +97,9 @@ class CumExtreme final : public DimAttributes {
  public:
   CumExtreme(bool largest, int dim)
       : DimAttributes(intern_op(largest ? "cummax" : "cummin"), dim) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new CumExtreme(name() == "cummax", a.dim("dim")));
+  }
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device),
             Meta::contiguous(in[0]->shape, kI64, in[0]->device)};
@@ -102,6 +114,9 @@ class CumExtreme final : public DimAttributes {
 class LogCumSumExp final : public DimAttributes {
  public:
   explicit LogCumSumExp(int dim) : DimAttributes(intern_op("logcumsumexp"), dim) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new LogCumSumExp(a.dim("dim")));
+  }
   Metas infer(MetaSpan in) const override {
     check_float(name(), in);
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};

@@ -24,6 +24,9 @@ class Cast final : public Primitive {
   }
   bool differentiable() const override { return is_floating(to_); }
   void attributes(AttributeVisitor& v) const override { v.text("to", name_of(to_)); }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Cast(a.dtype("to")));
+  }
 
  private:
   DType to_;

@@ -134,6 +134,10 @@ class CrossEntropy final : public CrossEntropyAttributes {
     v.integer("ignore_index", ignore_index), v.integer("mean", mean),
         v.integer("with_grad", with_grad);
   }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(
+        new CrossEntropy(a.integer("ignore_index"), a.flag("mean"), a.flag("with_grad")));
+  }
 
  private:
   // With rows d = s (p - hot), the Jacobian's product with c is s (p c - p sum(p c)).

@@ -21,6 +21,9 @@ class Sort final : public SortAttributes {
  public:
   Sort(int dim, int64_t count, bool descending)
       : SortAttributes(intern_op("sort"), dim, count, descending) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Sort(a.dim("dim"), a.count("count"), a.flag("descending")));
+  }
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
     TESSERA_CHECK_AS(ShapeError, dim < s.size() && count >= 0 && count <= s[dim],
@@ -40,6 +43,9 @@ class ArgExtreme final : public DimAttributes {
  public:
   ArgExtreme(bool largest, int dim)
       : DimAttributes(intern_op(largest ? "argmax" : "argmin"), dim) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new ArgExtreme(name() == "argmax", a.dim("dim")));
+  }
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
     TESSERA_CHECK_AS(ShapeError, dim < s.size() && s[dim] > 0,
@@ -54,6 +60,9 @@ class ArgExtreme final : public DimAttributes {
 class SearchSorted final : public SearchAttributes {
  public:
   explicit SearchSorted(bool right) : SearchAttributes(intern_op("searchsorted"), right) {}
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new SearchSorted(a.flag("right")));
+  }
   Metas infer(MetaSpan in) const override {
     const Shape &edges = in[0]->shape, &x = in[1]->shape;
     bool fits = in[0]->dtype == in[1]->dtype && edges.size() > 0 &&

@@ -61,6 +61,11 @@ class Adam final : public AdamAttributes {
     v.integer("count", count), v.real("beta1", beta1), v.real("beta2", beta2), v.real("eps", eps),
         v.real("weight_decay", weight_decay), v.integer("decoupled", decoupled);
   }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    AdamOptions o{.beta1 = a.real("beta1"), .beta2 = a.real("beta2"), .eps = a.real("eps")};
+    o.weight_decay = a.real("weight_decay"), o.decoupled = a.flag("decoupled");
+    return PrimRef(new Adam(int(a.count("count")), o));
+  }
 };
 
 class Sgd final : public SgdAttributes {
@@ -103,6 +108,11 @@ class Sgd final : public SgdAttributes {
     v.integer("count", count), v.real("momentum", momentum), v.real("dampening", dampening),
         v.real("weight_decay", weight_decay);
     v.integer("nesterov", nesterov), v.integer("first", first);
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    SgdOptions o{.momentum = a.real("momentum"), .dampening = a.real("dampening")};
+    o.weight_decay = a.real("weight_decay"), o.nesterov = a.flag("nesterov");
+    return PrimRef(new Sgd(int(a.count("count")), o, a.flag("first")));
   }
 };
 

@@ -69,6 +69,9 @@ class ViewPrimitive final : public Primitive {
     return true;
   }
   void attributes(AttributeVisitor& visitor) const override { v_.attributes(visitor); }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new ViewPrimitive<V>(V::from(a)));
+  }
 
  private:
   V v_;
@@ -113,6 +116,13 @@ struct PermuteView {
     return permute(g, back);
   }
   void attributes(AttributeVisitor& v) const { v.dims("order", order); }
+  static PermuteView from(AttributeReader& a) {
+    Dims order = a.numbers("order");
+    for (int64_t d = 0; d < order.size(); ++d)
+      TESSERA_CHECK(std::ranges::count(order, d) == 1, "permute: {} is no order of {} dims",
+                    to_string(order), order.size());
+    return {order};
+  }
 };
 
 struct ReshapeView {
@@ -138,6 +148,7 @@ struct ReshapeView {
   }
   Tensor vjp(const Tensor& g, const Shape& s) const { return reshape(g, s); }
   void attributes(AttributeVisitor& v) const { v.dims("to", to); }
+  static ReshapeView from(AttributeReader& a) { return {a.numbers("to")}; }
 };
 
 struct ExpandView {
@@ -163,6 +174,7 @@ struct ExpandView {
   }
   Tensor vjp(const Tensor& g, const Shape& s) const { return sum_to(g, s); }
   void attributes(AttributeVisitor& v) const { v.dims("to", to); }
+  static ExpandView from(AttributeReader& a) { return {a.numbers("to")}; }
 };
 
 struct SliceView {
@@ -193,6 +205,9 @@ struct SliceView {
   void attributes(AttributeVisitor& v) const {
     v.integer("dim", dim), v.integer("begin", begin), v.integer("size", size),
         v.integer("step", step);
+  }
+  static SliceView from(AttributeReader& a) {
+    return {a.dim("dim"), a.count("begin"), a.count("size"), a.count("step")};
   }
 };
 
@@ -226,6 +241,7 @@ struct SelectView {
     return unslice(unsqueeze(g, dim), dim, index, 1, s[dim]);
   }
   void attributes(AttributeVisitor& v) const { v.integer("dim", dim), v.integer("index", index); }
+  static SelectView from(AttributeReader& a) { return {a.dim("dim"), a.count("index")}; }
 };
 
 int64_t wrap_index(int64_t i, int64_t extent, const char* op) {

@@ -2,7 +2,9 @@
 // Kernels live in a table keyed by (op, device); sharding and batching follow from axes().
 // Invariant: a Primitive is immutable and pure.
 #pragma once
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/primitive/axis_map.h"
 
@@ -42,6 +44,27 @@ class AttributeVisitor {
   virtual void real(std::string_view name, double value) = 0;
   virtual void text(std::string_view name, std::string_view value) = 0;
   virtual void dims(std::string_view name, std::span<const int64_t> value) = 0;
+};
+
+/// The attributes that attributes() visits, by name: what an op is made again from. Values are
+/// untrusted: each call throws UserError for a name that is not there and for what is no such
+/// value.
+class AttributeReader {
+ public:
+  virtual ~AttributeReader() = default;
+  virtual bool has(std::string_view name) const = 0;
+  virtual bool is_integer(std::string_view name) const = 0;
+  virtual int64_t integer(std::string_view name) = 0;
+  virtual double real(std::string_view name) = 0;
+  virtual std::string text(std::string_view name) = 0;
+  virtual std::vector<int64_t> dims(std::string_view name) = 0;
+
+  bool flag(std::string_view name);      // 0 or 1
+  int dim(std::string_view name);        // 0 .. kMaxDims - 1
+  int64_t count(std::string_view name);  // not negative
+  Dims numbers(std::string_view name);   // at most kMaxDims, none negative
+  DType dtype(std::string_view name);
+  Device device(std::string_view name);
 };
 
 class Primitive : public RefCounted {
@@ -89,6 +112,9 @@ class Primitive : public RefCounted {
   virtual bool viewable(std::span<const Tensor> /*in*/) const { return true; }
 
   virtual void attributes(AttributeVisitor&) const {}
+  /// The same op with other attributes, all of which `attributes` gives; the default, for ops
+  /// without any, is the op itself. Whether operands fit them is for infer to say.
+  virtual PrimRef with_attributes(AttributeReader& /*attributes*/) const { return PrimRef(this); }
 
  private:
   OpId id_;

@@ -1,0 +1,210 @@
+// What changes between calls besides their arguments: a step that was recorded before is not
+// replayed after. Each program runs compiled and, from the same state, not.
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "collectives/loopback/run_ranks.h"
+#include "compile/build.h"
+#include "compile/compile.h"
+#include "compile/trace.h"
+#include "core/autograd/autograd.h"
+#include "core/dispatch/setting.h"
+#include "core/nn/nn.h"
+#include "core/ops/create.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/update.h"
+#include "core/ops/views.h"
+#include "parallel/ddp.h"
+#include "tests/compile/bits.h"
+
+namespace tessera::compiler {
+namespace {
+
+using test::expect_same_bits;
+
+Tensor numbers(double first, int64_t n = 4) {
+  std::vector<double> v;
+  for (int64_t i = 0; i < n; ++i) v.push_back(first + 0.5 * double(i));
+  return from_values<double>(std::span<const double>(v), {n});
+}
+Tensor rows(double first) { return reshape(numbers(first, 8), {2, 4}).to(kF32); }
+
+// A model of two layers, and the gradients that a step leaves.
+struct Model {
+  std::shared_ptr<nn::Sequential> net = nn::sequential(nn::linear(4, 3), nn::linear(3, 2));
+  Model() { net->init(3); }
+  auto program() {
+    return [this](const Tensor& x) {
+      net->zero_grad();
+      Tensor loss = sum(square(net->forward(x)));
+      loss.backward();
+      return loss.detach();
+    };
+  }
+  std::vector<Tensor> gradients() {
+    std::vector<Tensor> list;
+    for (const Tensor& p : net->parameters())
+      list.push_back(p.requires_grad() && p.grad().defined() ? p.grad().to(kF64) : Tensor());
+    return list;
+  }
+};
+
+// Calls both until replays are sure, with `change` applied to both before some of the calls.
+void expect_followed(const std::function<void(Model&, int call)>& change, int64_t replays) {
+  Model compiled, eager;
+  auto step = compile(compiled.program(), {.skip = "decompose,accumulate,fuse"});
+  for (int call = 0; call < 12; ++call) {
+    change(compiled, call), change(eager, call);
+    expect_same_bits(step(rows(call)), eager.program()(rows(call)), "loss " + std::to_string(call));
+    expect_same_bits(compiled.gradients(), eager.gradients(), "after " + std::to_string(call));
+  }
+  EXPECT_EQ(step.report().replays, replays) << step.report().why_not;
+}
+
+TEST(Guards, NothingChanges) {
+  expect_followed([](Model&, int) {}, 10);
+}
+
+TEST(Guards, FrozenParameters) {
+  expect_followed(
+      [](Model& m, int call) {
+        if (call == 4) m.net->parameters()[0].requires_grad_(false);
+        if (call == 8) m.net->parameters()[0].requires_grad_(true);
+      },
+      6);
+}
+
+TEST(Guards, HooksOfGradients) {
+  auto number = std::make_shared<int>();
+  expect_followed(
+      [=](Model& m, int call) {
+        Tensor w = m.net->parameters()[2];
+        if (call == 4) *number = add_hook(w, [](const Tensor& g) { return g * 2.0; });
+        if (call == 8) remove_hook(w, *number);
+      },
+      6);
+}
+
+TEST(Guards, HooksOfModules) {
+  std::map<Model*, nn::HookHandle> handles;
+  expect_followed(
+      [&](Model& m, int call) {
+        if (call == 4)
+          handles[&m] =
+              m.net->add_post_hook([](nn::Module&, Inputs, Tensor& out) { out = out * 3.0; });
+        if (call == 8) handles[&m].remove();
+      },
+      6);
+}
+
+TEST(Guards, ReplacedParameters) {
+  expect_followed(
+      [](Model& m, int call) {
+        if (call != 4) return;
+        Tensor old = m.net->parameters()[1];
+        m.net->replace(old, (old.detach() + 1.0).detach().requires_grad_());
+      },
+      8);
+}
+
+TEST(Guards, ModulesThatAreGone) {
+  auto model = std::make_unique<Model>();
+  auto step = compile([&](const Tensor& x) { return sum(model->net->forward(x)).detach(); },
+                      {.skip = "decompose,accumulate,fuse"});
+  for (int call = 0; call < 12; ++call) {
+    if (call % 4 == 0) {
+      model = std::make_unique<Model>();
+      model->net->init(uint64_t(call));
+    }
+    Tensor expected = sum(model->net->forward(rows(call))).detach();
+    expect_same_bits(step(rows(call)), expected, "call " + std::to_string(call));
+  }
+  EXPECT_EQ(step.report().replays, 6);
+}
+
+TEST(Guards, ASettingThatTheStepMakes) {
+  Setting on(1);
+  auto step = compile([&](const Tensor& x) {
+    int64_t before = on.get();
+    on.set(0);
+    Tensor y = x * double(1 + on.get());
+    on.set(7);
+    return y + double(before);
+  });
+  for (int call = 0; call < 8; ++call) {
+    if (call < 4) on.set(1);  // later on it is what the last call left
+    double before = call <= 4 && call != 4 ? 1 : 7;
+    expect_same_bits(step(numbers(call)), numbers(call) + before, "call");
+    EXPECT_EQ(on.get(), 7);
+  }
+  EXPECT_EQ(step.report().replays, 4);
+}
+
+// Two ranks with data of their own: gradients are reduced, or stay on their rank.
+void expect_sync_followed(const std::function<std::function<void(bool)>(Model&)>& wrap) {
+  run_ranks(2, [&](ProcessGroup& g) {
+    Model compiled, eager;
+    auto set = wrap(compiled), set_eager = wrap(eager);
+    auto step = compile(compiled.program(), {.skip = "decompose,accumulate,fuse"});
+    for (int call = 0; call < 12; ++call) {
+      bool sync = call < 4 || call >= 8;
+      set(sync), set_eager(sync);
+      Tensor x = rows(call + 5 * g.rank());
+      expect_same_bits(step(x), eager.program()(x), "loss");
+      std::vector<Tensor> got, want;
+      for (const Tensor& p : compiled.net->parameters()) got.push_back(p.grad());
+      for (const Tensor& p : eager.net->parameters()) want.push_back(p.grad());
+      expect_same_bits(got, want, "call " + std::to_string(call));
+    }
+    EXPECT_GT(step.report().replays, 0) << step.report().why_not;
+  });
+}
+TEST(Guards, SyncOfDdp) {
+  expect_sync_followed([](Model& m) {
+    std::shared_ptr<parallel::Reducer> r = parallel::make_reducer(*m.net, {.group = world_group()});
+    return [r](bool on) { r->set_sync(on); };
+  });
+}
+
+// ---- passes that fail
+
+void fails(Graph& g) {
+  g.nodes.pop_back();  // whatever it did by then
+  throw std::runtime_error("no luck");
+}
+
+TEST(Build, APassThatThrowsLeavesTheGraphAsItWas) {
+  Tensor x = numbers(1);
+  Trace trace({.inputs = {x}});
+  Tensor y = exp(x) * 2.0 + 1.0;
+  Graph graph = trace.finish({y});
+  std::string why;
+  const Pass passes[] = {{"fails", fails}};
+  Executor executor = build(graph, {}, 1, &why, passes);
+  EXPECT_EQ(why, "pass fails: no luck");
+  EXPECT_EQ(to_string(executor.graph()), to_string(graph));
+  expect_same_bits(executor.run({{numbers(3)}})[0], exp(numbers(3)) * 2.0 + 1.0, "result");
+  EXPECT_THROW(build(graph, {.skip = "nosuch"}), UserError);
+  why.clear();
+  build(graph, {}, 1, &why);
+  EXPECT_EQ(why, "");
+}
+
+TEST(Guards, ErrorsNameWhatWasCalled) {
+  Tensor x = numbers(1);
+  auto overwritten = compile([&](const Tensor& a, const Tensor& b) {
+    add_(a, b);
+    return a * 1.0;
+  });
+  try {
+    overwritten(x, x);
+    FAIL() << "shares memory";
+  } catch (const UserError& e) {
+    EXPECT_EQ(std::string(e.what()).substr(0, 8), "compile:") << e.what();
+  }
+}
+
+}  // namespace
+}  // namespace tessera::compiler
