@@ -1,5 +1,6 @@
 // From a recorded graph to one that runs fast: passes, code, executor.
 #pragma once
+#include "compile/codegen/sized.h"
 #include "compile/compile.h"
 #include "compile/executor.h"
 #include "compile/passes/passes.h"
@@ -13,5 +14,26 @@ namespace tessera::compiler {
 /// for a name in options.skip that no pass has.
 Executor build(Graph graph, const CompileOptions& options, int number = 1,
                std::string* unoptimised = nullptr, std::span<const Pass> passes = {});
+
+/// Builds graphs that differ in one size: their kernels share code, which takes sizes at run time,
+/// and their executors share an arena.
+class SizedBuilder {
+ public:
+  explicit SizedBuilder(const CompileOptions& options) : options_(options) {}
+  /// `probes`: the same graph at other sizes, asked for when code has to be compiled, so that it
+  /// serves these too. After kMaxCompilations runs of the compiler graphs run without generated
+  /// kernels. Otherwise as build(), with its errors.
+  Executor build(const Graph& graph, FunctionRef<std::vector<Graph>()> probes);
+  int compilations() const { return kernels_.compilations(); }
+
+  static constexpr int kMaxCompilations = 3;
+
+ private:
+  bool add_code(Graph& graph, FunctionRef<std::vector<Graph>()> probes);
+
+  CompileOptions options_;
+  SizedKernels kernels_;
+  std::shared_ptr<SharedArena> arena_ = make_shared_arena();
+};
 
 }  // namespace tessera::compiler

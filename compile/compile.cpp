@@ -1,9 +1,12 @@
 #include "compile/compile.h"
 
+#include <chrono>
 #include <list>
+#include <set>
 #include <unordered_map>
 
 #include "compile/build.h"
+#include "compile/family.h"
 #include "compile/lesson.h"
 #include "compile/replay.h"
 #include "compile/report.h"
@@ -21,8 +24,14 @@ struct Segment {
   Graph graph;                         // until then
 };
 
-struct KnownCall : Entry {
+struct KnownCall : RecordedCall {
   Segment* segment = nullptr;
+  std::unique_ptr<Executor> sized = nullptr;  // of a graph that serves many sizes; then no segment
+};
+
+struct SizedCalls {
+  std::unique_ptr<Family> family;
+  SizedBuilder builder;
 };
 
 // The state of this thread that ops are recorded under.
@@ -59,7 +68,8 @@ struct StepCompiler::Impl {
   std::unordered_map<std::string, Segment> segments;
   Keeper keeper;
   std::list<KnownCall> known;  // the one used last comes first
-  std::string host_made;       // in the last segment: an implicit input that nobody else holds
+  std::list<SizedCalls> families;
+  std::string host_made;  // in the last segment: an implicit input that nobody else holds
 
   explicit Impl(CompileOptions o) : options(std::move(o)) {}
 
@@ -84,17 +94,22 @@ struct StepCompiler::Impl {
     for (const Tensor& t : given) add(t);
     if (context().samples.defined()) add(context().samples);
     for (auto e = known.begin(); e != known.end(); ++e)
-      if (e->confirmed && e->key == key && fits(*e, inputs)) {
+      if (e->entry.confirmed && e->entry.key == key && fits(e->entry, inputs)) {
         if (e != known.begin()) known.splice(known.begin(), known, e);
         return replay_known(*e, inputs);
       }
+    for (SizedCalls& f : families)
+      if (f.family->confirmed && plan_size(f, key, inputs))
+        return replay_known(known.front(), inputs);
     return record(key, given, inputs, detached, body);
   }
 
-  StepResults replay_known(KnownCall& call, std::span<const Tensor> inputs) {
+  StepResults replay_known(KnownCall& known_call, std::span<const Tensor> inputs) {
     ++report.replays;
     report.why_not.clear();
-    Tensors outputs = executor_of(*call.segment).run(inputs, call.implicit);
+    const Entry& call = known_call.entry;
+    Executor& executor = known_call.sized ? *known_call.sized : executor_of(*known_call.segment);
+    Tensors outputs = executor.run(inputs, call.implicit);
     StepResults results{.tensors = {}, .key = {}, .like = call.like};
     for (const Source& s : call.results) results.tensors.push_back(give(s, outputs, inputs));
     for (const EntrySlot& s : call.slots)
@@ -110,7 +125,7 @@ struct StepCompiler::Impl {
     ++report.recordings;
     if (segments.size() >= kMaxSegments) {
       log::info("compile: {} has had {} graphs; it starts over", options.name, segments.size());
-      known.clear(), segments.clear(), keeper.clear();
+      known.clear(), families.clear(), segments.clear(), keeper.clear();
     }
     Tensors arguments(given.begin(), given.end());
     if (context().samples.defined()) arguments.push_back(context().samples);
@@ -123,17 +138,20 @@ struct StepCompiler::Impl {
         arguments);
     results = body();
     recorder.finish();
-    KnownCall call;
+    KnownCall known_call;
+    Entry& call = known_call.entry;
     call.key = key;
     std::string why = learn(recorder, inputs, results.tensors, keeper, call);
     if (why.empty()) why = host_made;
     if (why.empty() && !detached) why = "an argument requires gradients; pass it detached";
     if (why.empty()) {
-      call.segment = &segments.at(to_string(recorder.last_graph()));
+      known_call.segment = &segments.at(to_string(recorder.last_graph()));
+      known_call.graph = std::make_shared<const Graph>(recorder.last_graph());
       call.returned = results.key;
       call.like = results.like;
       for (const Tensor& t : inputs) call.inputs.push_back(t.storage());
-      remember(std::move(call));
+      remember(std::move(known_call));
+      if (options.dynamic && !known.front().entry.confirmed) learn_size();
     } else if (why != report.why_not) {
       log::info("compile: {} runs its function at each call: {}", options.name, why);
     }
@@ -142,22 +160,104 @@ struct StepCompiler::Impl {
   }
 
   // Beside what is known of other keys, and of this key under other settings.
-  void remember(KnownCall call) {
+  void remember(KnownCall known_call) {
+    Entry& call = known_call.entry;
     call.any.assign(call.inputs.size(), false);
     for (auto e = known.begin(); e != known.end();) {
-      bool same = e->key == call.key && e->settings == call.settings;
-      if (!same && may_fit(*e)) {
+      const Entry& other = e->entry;
+      bool same = other.key == call.key && other.settings == call.settings;
+      if (!same && may_fit(other)) {
         ++e;
         continue;
       }
-      if (same && e->segment == call.segment && agree(*e, call)) {
+      if (same && e->segment == known_call.segment && agree(other, call)) {
         call.confirmed = true;
         for (size_t i = 0; i < call.inputs.size(); ++i)
-          call.any[i] = e->any[i] || e->inputs[i] != call.inputs[i];
+          call.any[i] = other.any[i] || other.inputs[i] != call.inputs[i];
       }
       e = known.erase(e);
     }
-    known.push_front(std::move(call));
+    known.push_front(std::move(known_call));
+  }
+
+  // ---- sizes
+
+  // What the call that was recorded last says of calls that differ from it in one size.
+  void learn_size() {
+    const KnownCall& call = known.front();
+    for (auto f = families.begin(); f != families.end(); ++f) {
+      std::optional<int64_t> size = f->family->size_of(call.entry.key);
+      if (!size || f->family->confirmed || !(f->family->entry().settings == call.entry.settings))
+        continue;
+      std::string why = f->family->compare(*size, call);
+      f->family->confirmed = why.empty();
+      if (!why.empty()) families.erase(f), tell_static(why);
+      return;
+    }
+    for (auto e = std::next(known.begin()); e != known.end(); ++e) {
+      if (e->sized) continue;
+      std::string why;
+      if (auto family = Family::unify(*e, call, &why)) {
+        if (families.size() >= kMaxFamilies) families.pop_front();
+        families.push_back({std::move(family), SizedBuilder(options)});
+        return;
+      }
+      if (!why.empty()) return tell_static(why);
+    }
+  }
+  void tell_static(const std::string& why) {
+    if (report.why_static.empty())
+      log::info("compile: {} has a graph for each size: {}", options.name, why);
+    report.why_static = why;
+  }
+
+  // Puts the call of a new size in front of those that are known, unless its graph does not take
+  // it; then the program says what becomes of it.
+  bool plan_size(SizedCalls& f, const CallKey& key, std::span<const Tensor> inputs) {
+    std::optional<int64_t> size = f.family->size_of(key);
+    if (!size || !fits(f.family->entry())) return false;
+    auto begin = std::chrono::steady_clock::now();
+    try {
+      KnownCall call{f.family->at(*size, key)};
+      call.entry.confirmed = true;
+      if (!fits(call.entry, inputs)) return false;
+      int before = f.builder.compilations();
+      call.sized = std::make_unique<Executor>(
+          f.builder.build(*call.graph, [&] { return probes(*f.family, *size); }));
+      report.size_compilations += f.builder.compilations() - before;
+      known.push_front(std::move(call));
+    } catch (const Error& e) {
+      tell_static(e.what());
+      return false;
+    }
+    std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
+    ++report.sizes, report.sizes_ms += took.count();
+    forget_sizes();
+    return true;
+  }
+
+  // Sizes around those seen, for code that will serve them all.
+  static std::vector<Graph> probes(const Family& family, int64_t size) {
+    std::set<int64_t> sizes{family.size_a(), family.size_b(), size + 1};
+    int64_t most = 4 * std::max({family.size_a(), family.size_b(), size});
+    int64_t least = std::min({family.size_a(), family.size_b(), size}) / 4;
+    for (int64_t n = std::max<int64_t>(2, least); n <= most; n *= 2) sizes.insert(n);
+    std::vector<Graph> graphs;
+    for (int64_t n : sizes) {
+      try {
+        graphs.push_back(family.graph_at(n));
+      } catch (const ShapeError&) {  // beyond what the program can be called with
+      }
+    }
+    return graphs;
+  }
+
+  // But those used last.
+  void forget_sizes() {
+    int sized = 0;
+    for (const KnownCall& e : known) sized += e.sized != nullptr;
+    for (auto e = known.end(); sized > kMaxSizes && e != known.begin();)
+      if ((--e)->sized) e = known.erase(e), --sized;
   }
 
   // A graph that is met for the first time may never come again (state made in the first step, a
@@ -192,6 +292,8 @@ struct StepCompiler::Impl {
   // Of graphs that are remembered, each with its memory: programs whose types never repeat start
   // over rather than grow.
   static constexpr size_t kMaxSegments = 64;
+  static constexpr size_t kMaxFamilies = 8;
+  static constexpr int kMaxSizes = 128;  // with an executor each; their arena is one
 };
 
 StepCompiler::StepCompiler(CompileOptions options)
@@ -205,9 +307,10 @@ StepResults StepCompiler::call(std::span<const Tensor> inputs, const CallKey& ke
 }
 const CompileReport& StepCompiler::report() const { return impl_->report; }
 std::string StepCompiler::graph_report() const {
-  const auto& known = impl_->known;
-  bool ran = !known.empty() && known.front().segment->executor;
-  return ran ? compiler::report(*known.front().segment->executor) : "";
+  if (impl_->known.empty()) return "";
+  const KnownCall& last = impl_->known.front();
+  const Executor* ran = last.sized ? last.sized.get() : last.segment->executor.get();
+  return ran ? compiler::report(*ran) : "";
 }
 
 }  // namespace tessera::compiler

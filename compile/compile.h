@@ -34,13 +34,21 @@ struct CompileOptions {
   std::vector<NamedTensor> names = {};  // of parameters and state, for readable graphs
   // Passes that are left out, by name and separated by commas; TESSERA_COMPILE_SKIP adds to them.
   std::string skip = {};
+  // Calls that differ in one size are one graph where their graphs say so (family.h); else each
+  // size has a graph of its own. For functions that branch on sizes in ways that two sizes do not
+  // show.
+  bool dynamic = true;
 };
 
 /// What became of the calls so far.
 struct CompileReport {
   int64_t calls = 0, replays = 0;  // of them, without running the function
   int64_t recordings = 0, segments = 0;
-  int compiled = 0;         // distinct graphs with an executor
+  int compiled = 0;  // distinct graphs with an executor
+  // Of graphs that serve many sizes: sizes that were planned, what that took, runs of the compiler.
+  int sizes = 0, size_compilations = 0;
+  double sizes_ms = 0;
+  std::string why_static;   // the last two calls that differ in one size are two graphs because
   std::string why_not;      // the last call was not replayable because; "" when it was
   std::string unoptimised;  // the last graph that runs as recorded does so because; "": none does
 };

@@ -56,8 +56,18 @@ struct BoundInput {
 
 }  // namespace
 
+class SharedArena {
+ public:
+  Ref<Storage> storage;
+  Executor::Impl* user = nullptr;
+};
+std::shared_ptr<SharedArena> make_shared_arena() { return std::make_shared<SharedArena>(); }
+
 struct Executor::Impl {
-  explicit Impl(Graph g) : graph(ordered(std::move(g))), schedule(make_schedule(graph)) {
+  Impl(Graph g, std::shared_ptr<SharedArena> shared_arena)
+      : graph(ordered(std::move(g))),
+        schedule(make_schedule(graph)),
+        shared(std::move(shared_arena)) {
     inputs.resize(graph.inputs.size());
     implicit.resize(graph.implicit.size());
     for (size_t i = 0; i < schedule.memories.size(); ++i) {
@@ -95,9 +105,35 @@ struct Executor::Impl {
     }
   }
 
+  ~Impl() {
+    if (shared && shared->user == this) shared->user = nullptr;
+  }
+
+  Ref<Storage> new_arena() const {
+    return make_ref<Storage>(schedule.arena.bytes, kCPU, cpu_arena_allocator());
+  }
+  Ref<Storage> turn_in_shared_arena() {
+    if (shared->user && shared->user != this) shared->user->let_go();
+    shared->user = this;
+    if (!shared->storage || shared->storage->bytes() < schedule.arena.bytes) {
+      shared->storage.reset();
+      shared->storage = new_arena();
+    }
+    return shared->storage;
+  }
+  // Of the arena and of outputs that others may hold.
+  void let_go() {
+    finish_last_run();
+    release_inputs();
+    for (Memory& m : schedule.memories)
+      if (m.kind == Memory::Kind::kArena || m.kind == Memory::Kind::kOutput)
+        bind(m, make_ref<Storage>(nullptr, m.bytes, kCPU, nullptr), 0);
+    arena.reset();
+  }
+
   void take_memory() {
-    if (arena) return;
-    arena = make_ref<Storage>(schedule.arena.bytes, kCPU, cpu_arena_allocator());
+    if (arena && (!shared || shared->user == this)) return;
+    arena = shared ? turn_in_shared_arena() : new_arena();
     for (Memory& m : schedule.memories) {
       if (m.kind != Memory::Kind::kArena) continue;
       void* data = static_cast<char*>(arena->data()) + m.offset;
@@ -274,12 +310,14 @@ struct Executor::Impl {
   std::vector<BoundInput> inputs, implicit;
   std::vector<MemoryId> outputs;  // memories of kind kOutput
   bool writes_inputs = false;
+  std::shared_ptr<SharedArena> shared;  // null: the arena is its own
   Ref<Storage> arena;
   std::vector<Ref<Event>> unfinished;  // collectives of the last run that nothing waited for
   std::vector<MemoryId> owners;        // room for check_written_apart
 };
 
-Executor::Executor(Graph graph) : impl_(std::make_unique<Impl>(std::move(graph))) {}
+Executor::Executor(Graph graph, std::shared_ptr<SharedArena> arena)
+    : impl_(std::make_unique<Impl>(std::move(graph), std::move(arena))) {}
 Executor::~Executor() = default;
 Executor::Executor(Executor&&) noexcept = default;
 

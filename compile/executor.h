@@ -27,11 +27,16 @@ struct MemoryPlan {
   int eager_nodes = 0;  // ops without a kernel: their decomposition runs eagerly, and allocates
 };
 
+/// An arena that executors of one thread take turns in, as large as the largest of them needs.
+class SharedArena;
+std::shared_ptr<SharedArena> make_shared_arena();
+
 class Executor {
  public:
   /// Plans `graph` (verified), whose nodes it may put in another order (memory_order.h). Memory is
   /// taken at the first run.
-  explicit Executor(Graph graph);
+  /// `arena`: where others lie too; before one of them runs, this one lets go of all memory.
+  explicit Executor(Graph graph, std::shared_ptr<SharedArena> arena = nullptr);
   ~Executor();
   Executor(Executor&&) noexcept;
 
@@ -48,6 +53,7 @@ class Executor {
   const Traffic& traffic() const;
 
  private:
+  friend class SharedArena;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

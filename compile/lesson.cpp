@@ -161,6 +161,10 @@ bool may_fit(const Entry& e) {
 bool fits(const Entry& e, std::span<const Tensor> inputs) {
   for (size_t i = 0; i < inputs.size(); ++i)
     if (!e.any[i] && inputs[i].storage() != e.inputs[i]) return false;
+  return fits(e);
+}
+
+bool fits(const Entry& e) {
   for (const EntrySetting& s : e.settings)
     if (is_gone(*s.owner) || (s.depends && *s.seen != s.before)) return false;
   for (const EntrySlot& s : e.slots)

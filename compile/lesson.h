@@ -81,7 +81,8 @@ struct Entry {
 std::string learn(const StepRecorder& recorder, std::span<const Tensor> inputs,
                   const Tensors& results, Keeper& keeper, Entry& entry);
 
-/// True when the graph of `entry` still says what the program does.
+/// True when the graph of `entry` still says what the program does; with which inputs.
+bool fits(const Entry& entry);
 bool fits(const Entry& entry, std::span<const Tensor> inputs);
 /// False when it never will again: a handle that it depends on has changed or is gone.
 bool may_fit(const Entry& entry);

@@ -34,6 +34,8 @@ void run_fused(const Primitive& prim, std::span<const Tensor> in, std::span<cons
   SmallVector<char*, 16> p;
   for (const Tensor& t : in) p.push_back(static_cast<char*>(t.raw()));
   for (const Tensor& t : out) p.push_back(static_cast<char*>(t.raw()));
+  const int64_t* numbers = fused.code->code.numbers;
+  if (numbers) p.push_back(reinterpret_cast<char*>(const_cast<int64_t*>(numbers)));
   run_code(fused.code->code, p.data(), static_cast<char*>(workspace.data));
 }
 

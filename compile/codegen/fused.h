@@ -18,6 +18,8 @@ struct KernelCode {
   int64_t chunks = 1;          // of about equal work; a property of the body, not of the threads
   int64_t parallel_grain = 1;  // chunks that are worth a thread
   size_t scratch_bytes = 0;    // of all chunks together
+  // Sizes that the code takes at run time, behind the addresses of results; null: it takes none.
+  const int64_t* numbers = nullptr;
 };
 /// All chunks, over the threads of the calling one, then finish.
 void run_code(const KernelCode& code, char* const* p, char* scratch);

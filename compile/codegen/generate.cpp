@@ -41,12 +41,9 @@ std::string symbol_of(const std::string& name, size_t number) {
 KernelCode code_of(const Distinct& d, const LoadedObject& object) {
   KernelCode code;
   code.run = reinterpret_cast<KernelCode::Run>(object.symbol(d.symbol + "_run"));
-  code.scratch_bytes = size_t(scratch_bytes(d.schedule));
+  set_sizes(code, d.schedule);
   if (code.scratch_bytes > 0)
     code.finish = reinterpret_cast<KernelCode::Finish>(object.symbol(d.symbol + "_finish"));
-  code.chunks = d.schedule.chunks();
-  int64_t chunk = d.schedule.count(~LoopMask(0)) / code.chunks;
-  code.parallel_grain = std::max<int64_t>(1, kParallelElements / std::max<int64_t>(1, chunk));
   return code;
 }
 
@@ -78,6 +75,13 @@ void dump(const std::string& folder, const std::string& key, const std::string& 
 }
 
 }  // namespace
+
+void set_sizes(KernelCode& code, const Schedule& schedule) {
+  code.scratch_bytes = size_t(scratch_bytes(schedule));
+  code.chunks = schedule.chunks();
+  int64_t chunk = schedule.count(~LoopMask(0)) / code.chunks;
+  code.parallel_grain = std::max<int64_t>(1, kParallelElements / std::max<int64_t>(1, chunk));
+}
 
 std::vector<Ref<const LoadedKernel>> generate(std::span<const Fused* const> kernels,
                                               const GenerateOptions& options,

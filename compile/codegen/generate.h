@@ -22,6 +22,10 @@ std::string prologue_cpp();
 std::string print_cuda(const Body& body, std::string_view name);
 std::string prologue_cuda();
 
+struct Schedule;
+/// Chunks, grain and scratch of the code of a schedule.
+void set_sizes(KernelCode& code, const Schedule& schedule);
+
 struct GenerateOptions {
   std::string cache_dir = {};  // "": TESSERA_COMPILE_CACHE, else ~/.cache/tessera
   std::string dump_dir = {};   // "": TESSERA_COMPILE_DUMP, else nothing is dumped

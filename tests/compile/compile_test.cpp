@@ -66,11 +66,12 @@ TEST(Compile, TypesOfArgumentsAreGuarded) {
     auto [r, u] = f(std::vector{numbers(1, 7), numbers(2, 7)}, 2);
     expect_same_bits(r, pow(numbers(1, 7) + numbers(2, 7), 2), "longer");
   }
-  EXPECT_EQ(runs, 6);
+  EXPECT_EQ(runs, 4);  // the two lengths of a list of two are one graph
 }
 
 TEST(Compile, TypesThatNeverRepeatDoNotPileUp) {
-  auto f = compile([](const Tensor& a) { return a * 2.0 + 1.0; }, {.skip = "fuse"});
+  auto f =
+      compile([](const Tensor& a) { return a * 2.0 + 1.0; }, {.skip = "fuse", .dynamic = false});
   for (int64_t n = 1; n <= 150; ++n)
     expect_same_bits(f(numbers(1, n)), numbers(1, n) * 2.0 + 1.0, "length " + std::to_string(n));
   for (int k = 0; k < 2; ++k)

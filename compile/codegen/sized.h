@@ -1,0 +1,54 @@
+// Code for bodies that differ in sizes alone. Their texts are equal but for numbers; a number that
+// differs becomes a run-time value, which the code finds behind the addresses of its results.
+// Invariant: code is used for a body only if its text, with the body's numbers put in, is the text
+// that print_cpp gives.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "compile/codegen/generate.h"
+
+namespace tessera::compiler {
+
+/// A text without its numbers, and those. Numbers in brackets of templates stay in the text.
+struct NumberedText {
+  struct Number {
+    std::string digits;  // "768", "0.5f", "3L"
+    bool capacity;       // extent of an array: code for a larger one does
+  };
+  std::string rest;  // '\1' for each number
+  std::vector<Number> numbers;
+};
+NumberedText split_numbers(const std::string& text);
+
+class SizedKernels {
+ public:
+  /// Bodies that are known to come, with the body's kernel and some more sizes of it.
+  using Family = std::vector<const Fused*>;
+
+  /// Code for each of `kernels`, with what is there, else by compiling one file: for each kernel
+  /// that has none, code for all members of its family (`families` holds one for each kernel, or is
+  /// empty). Throws as generate().
+  std::vector<Ref<const LoadedKernel>> code_of(std::span<const Fused* const> kernels,
+                                               std::span<const Family> families,
+                                               const GenerateOptions& options = {});
+  /// True when code_of would not compile.
+  bool have(std::span<const Fused* const> kernels) const;
+  /// Runs of the compiler, or loads from its cache, so far.
+  int compilations() const { return compilations_; }
+
+ private:
+  struct Variant {
+    std::string rest;
+    std::vector<std::string> fixed;  // by number; "" where it is a run-time value
+    std::vector<int64_t> capacity;   // by number; -1 where it is none
+    Ref<const LoadedKernel> code;
+  };
+  const Variant* find(const NumberedText& text) const;
+  void compile(std::span<const Family> families, const GenerateOptions& options);
+
+  std::vector<Variant> variants_;
+  int compilations_ = 0;
+};
+
+}  // namespace tessera::compiler

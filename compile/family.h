@@ -1,0 +1,48 @@
+// Calls that differ in one size: two recorded calls are one, with a graph that is linear in that
+// size. Invariant: a family answers for a size only when two sizes leave no doubt (in proportion,
+// or a constant beside the size) or a third recording was what it had foretold, and when shape
+// inference of the whole graph takes the size.
+#pragma once
+#include <memory>
+
+#include "compile/dynamic.h"
+#include "compile/lesson.h"
+
+namespace tessera::compiler {
+
+/// A recorded call and its graph.
+struct RecordedCall {
+  Entry entry;
+  std::shared_ptr<const Graph> graph;
+};
+
+class Family {
+ public:
+  /// Of two calls of one kind; nothing where they are none, and *why then says what differs: "" if
+  /// they differ in more than one size, or in a size below 2, which ops treat in their own ways.
+  static std::unique_ptr<Family> unify(const RecordedCall& a, const RecordedCall& b,
+                                       std::string* why);
+  /// The size that `key` has where the calls of this family differ; nothing where it is of another.
+  std::optional<int64_t> size_of(const CallKey& key) const;
+  /// The call at `size`, known by `key`. Throws ShapeError where graph or results do not take it.
+  RecordedCall at(int64_t size, const CallKey& key) const;
+  /// What `call`, recorded at another size, shows: "" when it was foretold, else what differs.
+  Graph graph_at(int64_t size) const { return graph_.at(size); }
+  const Entry& entry() const { return a_.entry; }
+  std::string compare(int64_t size, const RecordedCall& call) const;
+
+  bool confirmed = false;
+  int64_t size_a() const { return line_.size_a; }
+  int64_t size_b() const { return line_.size_b; }
+
+ private:
+  Family(const RecordedCall& a, const RecordedCall& b, DynamicGraph graph, Line line)
+      : a_(a), b_(b), graph_(std::move(graph)), line_(line) {}
+  Source source_at(const Source& a, const Source& b, int64_t size) const;
+
+  RecordedCall a_, b_;
+  DynamicGraph graph_;
+  Line line_;
+};
+
+}  // namespace tessera::compiler

@@ -1,0 +1,179 @@
+// Calls that differ in one size: how many recordings and runs of the compiler a hundred lengths
+// need, and that each gives what the program gives.
+#include "compile/dynamic.h"
+
+#include <gtest/gtest.h>
+
+#include "compile/codegen/sized.h"
+#include "compile/compile.h"
+#include "compile/replay.h"
+#include "compile/trace.h"
+#include "compile/verify.h"
+#include "core/ops/create.h"
+#include "core/ops/fused.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/views.h"
+#include "core/tensor/allocator.h"
+#include "tests/compile/passes/close.h"
+#include "tests/compile/training.h"
+
+namespace tessera::compiler {
+namespace {
+
+using test::expect_same_bits;
+using test::Training;
+
+Tensor numbers(double first, int64_t n) {
+  std::vector<double> v;
+  for (int64_t i = 0; i < n; ++i) v.push_back(first + 0.5 * double(i));
+  return from_values<double>(std::span<const double>(v), {n});
+}
+
+// ids and targets [B, T]
+std::pair<Tensor, Tensor> tokens(int number, int64_t b, int64_t t) {
+  Generator g(uint64_t(100 + number));
+  return {randint(0, 11, {b, t}, {}, g.next_key()), randint(0, 11, {b, t}, {}, g.next_key())};
+}
+
+models::GptOptions small_gpt(double dropout) {
+  return {.vocab = 11,
+          .context = 128,
+          .layers = 2,
+          .heads = 2,
+          .dim = 16,
+          .dropout = dropout,
+          .bias = true};
+}
+
+// A hundred lengths, each a training step, some of them again. Without generated kernels to the
+// bit; with them within f32 sums in another order.
+void expect_lengths(const std::string& skip, double tolerance, bool lengths_of_batch) {
+  Training eager(small_gpt(0.1)), compiled(small_gpt(0.1));
+  auto step =
+      compile([&](const Tensor& ids, const Tensor& targets) { return compiled.step(ids, targets); },
+              {.names = compiled.model->named_parameters(), .skip = skip});
+  for (int k = 0; k < 120; ++k) {
+    int64_t n = 20 + k * 37 % 100;  // 100 lengths, not in order
+    auto [ids, targets] = lengths_of_batch ? tokens(k, n, 8) : tokens(k, 3, n);
+    for (Training* t : {&eager, &compiled}) t->opt->set_lr(1e-4);
+    Tensors got = step(ids, targets), want = eager.step(ids, targets);
+    test::Tolerance near{.f64 = tolerance, .f32 = tolerance};
+    for (size_t i = 0; i < want.size(); ++i)
+      test::expect_close(got[i], want[i], near, fmt::format("result {} at {}", i, n));
+    if (::testing::Test::HasFailure()) return;
+  }
+  if (tolerance == 0) {
+    std::vector<NamedTensor> a = compiled.state(), b = eager.state();
+    for (size_t i = 0; i < a.size(); ++i)
+      expect_same_bits(a[i].tensor.detach(), b[i].tensor.detach(), a[i].name);
+  }
+  const CompileReport& r = step.report();
+  EXPECT_LE(r.recordings, 3) << r.why_not << r.why_static;
+  EXPECT_LE(r.compiled + r.size_compilations, 3);
+  EXPECT_EQ(r.replays, 120 - r.recordings);
+  ::testing::Test::RecordProperty("ms_for_each_size", std::to_string(r.sizes_ms / r.sizes));
+}
+TEST(Dynamic, AHundredLengthsOfAStepToTheBit) {
+  expect_lengths("decompose,accumulate,fuse", 0, false);
+}
+TEST(Dynamic, AHundredLengthsOfAStep) { expect_lengths("", 2e-6, false); }
+TEST(Dynamic, AHundredBatchesOfAStep) { expect_lengths("", 2e-6, true); }
+
+TEST(Dynamic, MemoryDoesNotPileUp) {
+  auto f = compile([](const Tensor& a) { return sum(exp(a * 2.0 - amax(a)) + a, {0}); });
+  auto bytes = [&](int64_t first) {
+    for (int64_t n = first; n < first + 100; ++n) f(numbers(0, 1000 + n));
+    return cpu_memory_stats().live_bytes;
+  };
+  bytes(0);
+  auto before = bytes(100), after = bytes(0);
+  EXPECT_LE(after, before + (int64_t(1) << 16));
+}
+
+TEST(Dynamic, NumbersInProportionAndBeside) {
+  auto program = [](const Tensor& a) {
+    int64_t n = a.size(0);
+    Tensor left = narrow(a, 0, 0, n - 1), right = narrow(a, 0, 1, n - 1);
+    return cat(std::vector{left * right / double(n), mean(a, {0}, true), expand(sum(a), {2 * n})},
+               0);
+  };
+  auto f = compile(program, {.skip = "decompose,fuse"});
+  for (int64_t n = 4; n < 40; ++n)
+    expect_same_bits(f(numbers(double(n), n)), program(numbers(double(n), n)), "length");
+  EXPECT_LE(f.report().recordings, 3) << f.report().why_static;
+}
+
+// A square goes through two sizes as a line does, but a third size tells.
+TEST(Dynamic, WhatIsNotLinearIsAGraphForEachSize) {
+  auto program = [](const Tensor& a) { return a + double(a.size(0) * a.size(0)); };
+  auto f = compile(program);
+  for (int round = 0; round < 3; ++round)
+    for (int64_t n = 4; n < 9; ++n)
+      expect_same_bits(f(numbers(1, n)), program(numbers(1, n)), "length");
+  EXPECT_EQ(f.report().recordings, 10);
+  EXPECT_NE(f.report().why_static, "");
+}
+
+TEST(Dynamic, OtherOpsAtOtherSizes) {
+  auto program = [](const Tensor& a) { return a.size(0) % 2 ? exp(a) : a * 2.0; };
+  auto f = compile(program, {.skip = "decompose,fuse"});
+  for (int round = 0; round < 3; ++round)
+    for (int64_t n : {4, 7}) expect_same_bits(f(numbers(1, n)), program(numbers(1, n)), "length");
+  EXPECT_EQ(f.report().recordings, 4);
+  EXPECT_NE(f.report().why_static, "");
+}
+
+TEST(Dynamic, SizesThatOpsRefuse) {
+  Tensor table = numbers(3, 50);
+  auto f = compile([&](const Tensor& a) { return a * narrow(table, 0, 0, a.size(0)); });
+  for (int64_t n : {10, 20, 30, 50})
+    expect_same_bits(f(numbers(1, n)), numbers(1, n) * numbers(3, n), "length");
+  EXPECT_THROW(f(numbers(1, 51)), ShapeError);
+  expect_same_bits(f(numbers(1, 40)), numbers(1, 40) * numbers(3, 40), "after");
+  EXPECT_EQ(f.report().recordings, 3);
+}
+
+TEST(Dynamic, NumbersThatAreReturned) {
+  auto f = compile([](const Tensor& x) { return std::pair(x * 2.0, x.numel()); });
+  for (int64_t n : {4, 5, 6, 7, 4, 5}) EXPECT_EQ(f(numbers(1, n)).second, n);
+}
+
+// ---- graphs
+
+Graph graph_of(int64_t n, const std::function<Tensor(const Tensor&)>& f) {
+  Tensor x = numbers(1, n);
+  Trace trace({.inputs = {x}});
+  Tensor y = f(x);
+  return trace.finish({y});
+}
+
+TEST(Dynamic, AGraphAtASizeIsTheGraphRecordedThere) {
+  auto f = [](const Tensor& x) {
+    Tensor rows = expand(unsqueeze(x, 0), {3, x.size(0)});
+    return softmax(reshape(rows + 1.0, {3 * x.size(0)})) * double(x.size(0));
+  };
+  std::string why;
+  auto g = DynamicGraph::unify(graph_of(6, f), 6, graph_of(10, f), 10, &why);
+  ASSERT_TRUE(g) << why;
+  EXPECT_TRUE(g->certain());
+  for (int64_t n : {2, 3, 9, 100}) {
+    Graph at = g->at(n);
+    verify(at);
+    EXPECT_EQ(to_string(at), to_string(graph_of(n, f)));
+    expect_same_bits(replay(at, {{numbers(5, n)}})[0], f(numbers(5, n)), "replay");
+  }
+}
+
+TEST(Dynamic, TextsWithoutNumbers) {
+  NumberedText t =
+      split_numbers("alignas(64) float b3[128];\nin_lanes<32>(0, 96, v12 * 0.5f + 3L)");
+  EXPECT_EQ(t.rest, "alignas(\1) float b3[\1];\nin_lanes<32>(\1, \1, v12 * \1 + \1)");
+  ASSERT_EQ(t.numbers.size(), 6u);
+  EXPECT_TRUE(t.numbers[1].capacity);
+  EXPECT_FALSE(t.numbers[0].capacity || t.numbers[2].capacity);
+  EXPECT_EQ(t.numbers[4].digits, "0.5f");
+}
+
+}  // namespace
+}  // namespace tessera::compiler
