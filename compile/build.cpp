@@ -7,6 +7,7 @@
 
 #include "compile/codegen/generate.h"
 #include "compile/passes/passes.h"
+#include "compile/passes/recompute.h"
 #include "core/base/env.h"
 #include "core/base/log.h"
 
@@ -49,6 +50,49 @@ void dump(const Graph& graph, const CompileOptions& options, int number, const c
   if (!file.flush()) log::warn("compile: TESSERA_COMPILE_DUMP: cannot write to {}", folder);
 }
 
+size_t memory_limit(const CompileOptions& options) {
+  if (options.memory_limit) return options.memory_limit;
+  return size_t(env::get_int("TESSERA_COMPILE_MEMORY", 0, 0, 1'000'000'000)) * 1'000'000;
+}
+
+// `graph` with as little computed again in backward as keeps a run within `limit` bytes; where
+// nothing does, with what takes least. Each try is planned to the byte.
+Graph within_memory(const Graph& graph, size_t limit, std::string_view skip,
+                    const std::string& name) {
+  auto peak = [&](const Graph& g) {
+    Graph optimised = g;
+    run_passes(optimised, skip);
+    MemoryPlan plan = Executor(std::move(optimised)).memory();
+    return plan.arena_bytes + plan.output_bytes;
+  };
+  std::vector<std::vector<int32_t>> groups = recomputable(graph);
+  auto with_first = [&](size_t count) {
+    std::vector<int32_t> nodes;
+    for (size_t i = 0; i < count; ++i)
+      nodes.insert(nodes.end(), groups[i].begin(), groups[i].end());
+    return recomputed(graph, nodes);
+  };
+  Graph best = graph;
+  size_t best_peak = peak(graph);
+  if (best_peak <= limit) return best;
+  for (size_t low = 0, high = groups.size(); low < high;) {  // `low` groups are too few
+    size_t count = low + (high - low + 1) / 2;
+    Graph g = with_first(count);
+    size_t p = peak(g);
+    if (p <= limit || p < best_peak) best = std::move(g), best_peak = p;
+    if (p > limit)
+      low = count;
+    else if (high == count)
+      break;
+    else
+      high = count;
+  }
+  if (best_peak > limit)
+    log::warn("compile: {} takes {:.1f} MB beside its state, more than the limit of {:.1f} MB",
+              name, double(best_peak) / 1e6, double(limit) / 1e6);
+  return best;
+}
+
 }  // namespace
 
 Executor build(Graph graph, const CompileOptions& options, int number, std::string* unoptimised,
@@ -58,6 +102,8 @@ Executor build(Graph graph, const CompileOptions& options, int number, std::stri
   dump(graph, options, number, "recorded");
   Graph fused = graph;
   try {
+    if (size_t limit = memory_limit(options))
+      fused = within_memory(graph, limit, skip, options.name);
     run_passes(fused, skip, passes);
   } catch (const std::exception& e) {
     // Slower is better than not at all; the text says which pass, so it can be left out or mended.

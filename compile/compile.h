@@ -38,6 +38,11 @@ struct CompileOptions {
   // size has a graph of its own. For functions that branch on sizes in ways that two sizes do not
   // show.
   bool dynamic = true;
+  // Bytes that a run may take beside parameters and other state; 0: no limit. To keep to it, values
+  // of the forward pass are computed again in backward, the cheapest for their size first, and no
+  // more than has to be. TESSERA_COMPILE_MEMORY (megabytes) where this is 0. A graph of many sizes
+  // keeps no limit.
+  size_t memory_limit = 0;
 };
 
 /// What became of the calls so far.

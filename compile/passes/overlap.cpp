@@ -6,16 +6,12 @@
 #include <algorithm>
 #include <numeric>
 
+#include "compile/cost.h"
 #include "compile/passes/passes.h"
 #include "compile/rewrite.h"
 
 namespace tessera::compiler {
 namespace {
-
-// A core and a link of the order of magnitude of today's. Only which of two takes longer matters,
-// and every rank has to come to the same answer, so nothing is measured.
-constexpr double kFlopsPerUs = 100e3, kBytesPerUs = 20e3, kCallUs = 0.5;
-constexpr double kLinkBytesPerUs = 4e3, kLatencyUs = 20;
 
 // What has to run before what: over values, and over memory that is written.
 std::vector<std::vector<int32_t>> dependences(const Graph& g) {
@@ -51,7 +47,7 @@ class Placement {
   explicit Placement(Graph& g) : g_(g), before_(dependences(g)), waits_(g.nodes.size()) {
     order_.resize(g.nodes.size()), left_.resize(g.nodes.size() + 1);
     std::iota(order_.begin(), order_.end(), 0);
-    for (size_t p = order_.size(); p-- > 0;) left_[p] = left_[p + 1] + cost(node(p));
+    for (size_t p = order_.size(); p-- > 0;) left_[p] = left_[p + 1] + compute_us(g, node(p));
     std::vector<bool> pending(g.values.size());  // by buffer
     for (size_t k = 0; k < g.nodes.size(); ++k) {
       const Node& n = g.nodes[k];
@@ -67,7 +63,7 @@ class Placement {
     double later = 0;  // what is left to compute when the collective behind this one has to begin
     for (size_t p = order_.size(); p-- > 0;) {
       if (!is_collective(node(p))) continue;
-      double needed = std::max(later, left_[first_reader(p)]) + communication(node(p));
+      double needed = std::max(later, left_[first_reader(p)]) + communication_us(g_, node(p));
       if (left_[p + 1] < needed) p = move_up(p, needed);
       later = std::min(needed, left_[p + 1]);
     }
@@ -88,34 +84,6 @@ class Placement {
     for (auto* list : {&n.in, &n.into})
       for (ValueId id : *list)
         if (id != kNoValue && g_[id].buffer != kNoBuffer) f(g_[id].buffer);
-  }
-
-  size_t bytes(ValueId id) const {
-    const Meta& m = g_[id].meta;
-    return size_t(numel(m.shape)) * size_of(m.dtype);
-  }
-
-  // Microseconds that a node computes.
-  double cost(const Node& n) const {
-    if (is_view(n) || is_collective(n)) return 0;
-    size_t moved = 0;
-    SmallVector<const Meta*, 4> metas;
-    for (ValueId id : n.in) moved += bytes(id), metas.push_back(&g_[id].meta);
-    for (ValueId id : n.out) moved += bytes(id);
-    double flops = 0;
-    if (n.prim->name() == "contract") {
-      flops = 2;
-      for (const auto& f : n.prim->axes({metas.data(), metas.size()}).factors)
-        flops *= double(f.extent);
-    }
-    return kCallUs + std::max(double(moved) / kBytesPerUs, flops / kFlopsPerUs);
-  }
-  // Microseconds that a collective takes.
-  double communication(const Node& n) const {
-    size_t in = 0, out = 0;
-    for (ValueId id : n.in) in += bytes(id);
-    for (ValueId id : n.out) out += bytes(id);
-    return kLatencyUs + double(std::max(in, out)) / kLinkBytesPerUs;
   }
 
   // The position of the first node that waits for the collective at `p`; the end if none does.
@@ -146,12 +114,12 @@ class Placement {
       if (wanted[size_t(order_[q])] || is_collective(node(q))) {
         keep(q), stay.push_back(order_[q]);
       } else {
-        moved.push_back(order_[q]), left += cost(node(q));
+        moved.push_back(order_[q]), left += compute_us(g_, node(q));
       }
     }
     std::reverse_copy(stay.begin(), stay.end(), order_.begin() + std::ptrdiff_t(q));
     std::reverse_copy(moved.begin(), moved.end(), order_.begin() + std::ptrdiff_t(q + stay.size()));
-    for (size_t at = p + 1; at-- > q;) left_[at] = left_[at + 1] + cost(node(at));
+    for (size_t at = p + 1; at-- > q;) left_[at] = left_[at + 1] + compute_us(g_, node(at));
     return q + stay.size() - 1;
   }
 

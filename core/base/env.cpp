@@ -27,6 +27,9 @@ constexpr Variable kTable[] = {
     {"TESSERA_FAULT", "", "fault injection for tests, e.g. rank=1,op=all_reduce,n=20,kill"},
     {"TESSERA_BACKEND", "",
      "collective backend for CPU tensors: shm or gloo; default is chosen by host"},
+    {"TESSERA_COMPILE_MEMORY", "",
+     "megabytes that a compiled step may take beside its state; it computes more again to keep to "
+     "it"},
     {"TESSERA_COMPILE_CXX", "",
      "C++ compiler of generated kernels; default is c++, g++ or clang++"},
     {"TESSERA_COMPILE_CACHE", "", "folder of compiled kernels; default is ~/.cache/tessera"},
