@@ -26,21 +26,27 @@ constexpr int kTileRows = 8, kTileVectors = 2;
 constexpr int kTileRows = 6, kTileVectors = 2;
 #endif
 
-/// Fetches one cache line for every four steps of k in each of two walks, and the lines that a tile
-/// will write, so that the misses pass while it multiplies. Any address will do.
+/// Fetches while a tile multiplies what comes next, so that the misses pass: for every four steps
+/// of k one cache line in each of two walks, and in the first of them a row of the tile to be
+/// written next. Lines to be written cost most; all at once they would hold up the tile's own
+/// operands. Any address will do.
 template <class T>
 struct Ahead {
   const T* at[2];
   int64_t step[2];
+  const T* write;
+  int64_t write_row;
   inline __attribute__((always_inline)) void fetch() {
     for (int i = 0; i < 2; ++i) __builtin_prefetch(at[i], 0, 2), at[i] += step[i];
   }
-  inline __attribute__((always_inline)) void fetch_to_write(T* c) { __builtin_prefetch(c, 1, 3); }
+  inline __attribute__((always_inline)) void fetch_to_write() {
+    for (int v = 0; v < kTileVectors; ++v) __builtin_prefetch(write + v * kWidth<T>, 1, 3);
+    write += write_row;
+  }
 };
-template <class T>
 struct NothingAhead {
   inline __attribute__((always_inline)) void fetch() {}
-  inline __attribute__((always_inline)) void fetch_to_write(T*) {}
+  inline __attribute__((always_inline)) void fetch_to_write() {}
 };
 
 // One tile of R rows and V vectors. A[r, i] is a[r * a_row + i * a_k].
@@ -51,10 +57,8 @@ inline __attribute__((always_inline)) void tile(const T* a, int64_t a_row, int64
   using Vec = typename Vector<T>::type;
   Vec acc[R][V];
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) {
-      if (!kAdd) ahead.fetch_to_write(c + r * c_row + v * kWidth<T>);
+    for (int v = 0; v < V; ++v)
       acc[r][v] = kAdd ? *reinterpret_cast<const Vec*>(c + r * c_row + v * kWidth<T>) : Vec{};
-    }
   // An address may be a pointer and once or twice a stride: a pointer serves three rows.
   const T* row[(R + 2) / 3];
   for (int q = 0; q < (R + 2) / 3; ++q) row[q] = a + 3 * q * a_row;
@@ -69,6 +73,11 @@ inline __attribute__((always_inline)) void tile(const T* a, int64_t a_row, int64
     b += b_k;
   };
   int64_t i = 0;
+  for (; i + 4 <= k && i < 4 * R; i += 4) {
+    ahead.fetch();
+    ahead.fetch_to_write();
+    step(), step(), step(), step();
+  }
   for (; i + 4 <= k; i += 4) {
     ahead.fetch();
     step(), step(), step(), step();
@@ -119,7 +128,7 @@ inline __attribute__((always_inline)) void transpose_block(const T* from, int64_
 }
 #endif
 
-/// to[c, r] = from[r, c].
+/// to[c, r] = from[r, c]. The next rows are fetched while some are moved.
 template <class T>
 void transpose(const T* from, int64_t from_row, int64_t rows, int64_t columns, T* to,
                int64_t to_row) {
@@ -128,8 +137,10 @@ void transpose(const T* from, int64_t from_row, int64_t rows, int64_t columns, T
   constexpr int64_t kW = kWidth<T>;
   for (; r + kW <= rows; r += kW) {
     int64_t c = 0;
-    for (; c + kW <= columns; c += kW)
+    for (; c + kW <= columns; c += kW) {
+      for (int64_t i = 0; i < kW; ++i) __builtin_prefetch(from + (r + kW + i) * from_row + c, 0, 2);
       transpose_block(from + r * from_row + c, from_row, to + c * to_row + r, to_row);
+    }
     for (; c < columns; ++c)
       for (int64_t i = r; i < r + kW; ++i) to[c * to_row + i] = from[i * from_row + c];
   }
@@ -144,7 +155,7 @@ template <bool kAdd, class T>
 void microgemm(const T* a, int64_t a_row, int64_t a_k, const T* b, int64_t b_k, T* c, int64_t c_row,
                int64_t m, int64_t n, int64_t k) {
   constexpr int64_t kColumns = kTileVectors * kWidth<T>;
-  const NothingAhead<T> nothing;
+  const NothingAhead nothing;
   int64_t at = 0;
   for (; at + kColumns <= n; at += kColumns)
     rows_of_tiles<kTileVectors, kAdd>(a, a_row, a_k, b + at, b_k, c + at, c_row, m, k, nothing);

@@ -14,12 +14,11 @@ namespace {
 
 template <class T>
 constexpr int64_t kPanel = kTileVectors* kWidth<T>;  // columns of B that are packed together
-constexpr int64_t kGroupRows = 512 / kTileRows * kTileRows;  // of A that are packed together
-constexpr int64_t kRowsAhead = 8;                            // while packing
+constexpr int64_t kPair = 2 * kTileRows;             // rows of A that lie packed side by side
+constexpr int64_t kGroupRows = 512 / kPair * kPair;  // of A that are packed together
+constexpr int64_t kRowsAhead = 8;                    // while packing
 template <class T>
 constexpr int64_t kLine = 64 / int64_t(sizeof(T));
-template <class T>  // a row of a tile in whole vectors
-constexpr int64_t kMoved = (kTileRows + kWidth<T> - 1) / kWidth<T>* kWidth<T>;
 constexpr int64_t kPackedBytes = 512 * 1024;  // half of a server core's second cache
 constexpr int64_t kMaxDepth = 512;            // a row of tiles of A stays in the first cache
 
@@ -34,7 +33,7 @@ struct Product {
   const PackedTile& t;
   int64_t depth;  // at most so many of k are packed at a time
   T* packed_b;    // [n / kPanel, depth, kPanel]
-  T* packed_a;    // [kGroupRows / kTileRows, depth, kTileRows], each with room behind it
+  T* packed_a;    // [kGroupRows / kPair, depth, kPair], each with room behind it
   bool rows_of_a() const { return t.a_k == 1; }  // are dense and need no packing
   bool rows_of_b() const { return t.b_n == 1 || t.n == 1; }
 
@@ -61,22 +60,19 @@ struct Product {
     }
   }
 
-  // Rows of A in tiles. Whole vectors are moved: what is too much is overwritten by the next, and
-  // `readable` columns of A are there to be read.
-  static int64_t tile_of_a(int64_t k) { return k * kTileRows + kMoved<T>; }
-  void pack_a(const T* a, int64_t rows, int64_t readable, int64_t k) const {
-    using Vec = typename Vector<T>::type;
-    const int64_t whole = t.a_m != 1 ? 0 : least(rows, readable - kMoved<T> + 1);
+  // Rows of A, two tiles together: their columns fill whole cache lines. Pairs begin a line apart
+  // beyond a power of two, so that one column of all of them fits the first cache.
+  static int64_t pair_of_a(int64_t k) { return k * kPair + kLine<T>; }
+  void pack_a(const T* a, int64_t rows, int64_t k) const {
     for (int64_t p = 0; p < k; ++p, a += t.a_k) {
-      T* to = packed_a + p * kTileRows;
+      T* to = packed_a + p * kPair;
       int64_t i = 0;
-      for (; i < whole; i += kTileRows, to += tile_of_a(k)) {
+      for (; t.a_m == 1 && i + kPair <= rows; i += kPair, to += pair_of_a(k)) {
         __builtin_prefetch(a + kRowsAhead * t.a_k + i, 0, 2);
-        for (int64_t x = 0; x < kMoved<T>; x += kWidth<T>)
-          *reinterpret_cast<Vec*>(to + x) = *reinterpret_cast<const Vec*>(a + i + x);
+        __builtin_memcpy(to, a + i, kPair * sizeof(T));
       }
-      for (; i < rows; i += kTileRows, to += tile_of_a(k))
-        for (int64_t r = 0; r < least(kTileRows, rows - i); ++r) to[r] = a[(i + r) * t.a_m];
+      for (; i < rows; i += kPair, to += pair_of_a(k))
+        for (int64_t r = 0; r < least(kPair, rows - i); ++r) to[r] = a[(i + r) * t.a_m];
     }
   }
 
@@ -88,12 +84,12 @@ struct Product {
     walk.step[which] = row;
   }
 
-  // What tile (i, j) fetches: the next row of tiles of A, or where A is packed the next group, and
-  // B's next block. `a` is where the tile's row or group of A begins.
-  Ahead<T> ahead(const T* a, const T* next_b, int64_t i, int64_t j, int64_t k,
-                 int64_t next_k) const {
+  // What tile (i, j) fetches: the next row of tiles of A, or where A is packed the next group, B's
+  // next block, and the next tile of C. `a` is where the tile's row or group of A begins.
+  Ahead<T> ahead(const T* a, const T* next_b, const T* next_c, int64_t c_row, int64_t i, int64_t j,
+                 int64_t k, int64_t next_k) const {
     const int64_t panels = pieces(t.n, kPanel<T>), panel = j / kPanel<T>;
-    Ahead<T> walk{{a, a}, {0, 0}};
+    Ahead<T> walk{{a, a}, {0, 0}, next_c, c_row};
     if (rows_of_a()) {
       for (int s = 0; s < 2 && (s == 0 || panels < kTileRows); ++s)
         walk.at[s] = a + (kTileRows + (panel + s * panels) % kTileRows) * t.a_m, walk.step[s] = 4;
@@ -119,11 +115,14 @@ struct Product {
     const int64_t rows = least(kTileRows, t.m - i);
     const T* panel = packed_b;
     auto tiles = [&]<int V>(T* to, int64_t to_row, int64_t j) {
-      const Ahead<T> next = ahead(next_a, next_b, i, j, k, next_k);
+      const T* next_c = j + kPanel<T> < t.n   ? c + j + kPanel<T>
+                        : i + kTileRows < t.m ? c + kTileRows * c_row
+                                              : c - i * c_row;  // for the next block
+      const Ahead<T> next = ahead(next_a, next_b, next_c, c_row, i, j, k, next_k);
       if (rows_of_a())
         rows_of_tiles<V, kAdd>(a, t.a_m, 1, panel, kPanel<T>, to, to_row, rows, k, next);
       else
-        rows_of_tiles<V, kAdd>(a, 1, kTileRows, panel, kPanel<T>, to, to_row, rows, k, next);
+        rows_of_tiles<V, kAdd>(a, 1, kPair, panel, kPanel<T>, to, to_row, rows, k, next);
     };
     int64_t j = 0;
     for (; j + kPanel<T> <= t.n; j += kPanel<T>, panel += k * kPanel<T>)
@@ -150,8 +149,8 @@ struct Product {
       const int64_t in_group = rows_of_a() ? 0 : i % kGroupRows;
       const T *left = a + i * t.a_m, *next_a = left - in_group * t.a_m;
       if (!rows_of_a()) {
-        if (in_group == 0) pack_a(left, least(kGroupRows, t.m - i), t.m - i, k);
-        left = packed_a + in_group / kTileRows * tile_of_a(k);
+        if (in_group == 0) pack_a(left, least(kGroupRows, t.m - i), k);
+        left = packed_a + in_group / kPair * pair_of_a(k) + in_group % kPair;
       }
       row_of_tiles<kAdd>(left, c + i * c_row, c_row, i, k, next_a, next_b, next_k);
     }
@@ -195,10 +194,10 @@ struct Workspace {
   explicit Workspace(const PackedTile& t) {
     constexpr int64_t kPacked = kPackedBytes / int64_t(sizeof(T));
     const int64_t k = chain_of(t), row = pieces(t.n, kPanel<T>) * kPanel<T>,
-                  tiles = t.a_k == 1 ? 0 : pieces(least(t.m, kGroupRows), kTileRows),
-                  column = tiles * kTileRows;
+                  pairs = t.a_k == 1 ? 0 : pieces(least(t.m, kGroupRows), kPair),
+                  column = pairs * kPair;
     depth = least(k, least(kMaxDepth, kPacked / (row + column)));
-    a = least(k * column, kPacked) + tiles * kMoved<T>;
+    a = least(k * column, kPacked) + pairs * kLine<T>;
     b = least(k * row, kPacked);
     spare = levels(t.leaves) * t.m * t.n;
   }
