@@ -1,6 +1,7 @@
 // Attention on the CPU: heads are dealt to threads, each runs the tiled kernel of
 // kernels/attention.cpp. Results take the operands' order of dims, so that merging heads again is a
 // view.
+#include <algorithm>
 #include <vector>
 
 #include "core/backend/cpu/isa.h"
@@ -50,6 +51,22 @@ T* head(const Tensor& t, int64_t b, int64_t h) {
   return t.data<T>() + b * t.strides()[0] + h * t.strides()[1];
 }
 
+// run(what head (b, h) reads, what the next one reads, b, h, scratch) for every head of q [B, H,
+// ..].
+template <class T, class Reads, class Run>
+void for_each_head(const AttentionHead& shape, const Tensor& q, const Reads& reads,
+                   const Run& run) {
+  const int64_t heads = q.size(1), work = fns<T>().workspace(shape);
+  parallel_for(q.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
+    Tensor scratch = empty({work}, dtype_of<T>);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t next = std::min(i + 1, end - 1);
+      run(reads(i / heads, i % heads), reads(next / heads, next % heads), i / heads, i % heads,
+          scratch.data<T>());
+    }
+  });
+}
+
 template <class T>
 void forward(const AttentionAttributes& a, In in, Out out) {
   const Tensor q = dense_rows(in[0]), k = dense_rows(in[1]), v = dense_rows(in[2]);
@@ -57,15 +74,14 @@ void forward(const AttentionAttributes& a, In in, Out out) {
   AttentionHead head_shape{
       q.size(2),      k.size(2),      q.size(3),      v.size(3), a.scale, a.causal, q.strides()[2],
       k.strides()[2], v.strides()[2], o.strides()[2], 0,         0,       0,        0};
-  int64_t heads = q.size(1), work = fns<T>().workspace(head_shape);
-  parallel_for(q.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
-    Tensor scratch = empty({work}, dtype_of<T>);
-    for (int64_t i = begin; i < end; ++i) {
-      int64_t b = i / heads, h = i % heads;
-      fns<T>().forward(head_shape, head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h),
-                       head<T>(o, b, h), head<T>(lse, b, h), scratch.data<T>());
-    }
-  });
+  for_each_head<T>(
+      head_shape, q,
+      [&](int64_t b, int64_t h) {
+        return AttentionIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h)};
+      },
+      [&](const AttentionIn<T>& in, const AttentionIn<T>& next, int64_t b, int64_t h, T* scratch) {
+        fns<T>().forward(head_shape, in, next, head<T>(o, b, h), head<T>(lse, b, h), scratch);
+      });
 }
 
 template <class T>
@@ -77,16 +93,16 @@ void backward(const AttentionAttributes& a, In in, Out out) {
                            a.scale,         a.causal,       q.strides()[2], k.strides()[2],
                            v.strides()[2],  o.strides()[2], g.strides()[2], dq.strides()[2],
                            dk.strides()[2], dv.strides()[2]};
-  int64_t heads = q.size(1), work = fns<T>().workspace(head_shape);
-  parallel_for(q.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
-    Tensor scratch = empty({work}, dtype_of<T>);
-    for (int64_t i = begin; i < end; ++i) {
-      int64_t b = i / heads, h = i % heads;
-      fns<T>().backward(head_shape, head<T>(g, b, h), head<T>(q, b, h), head<T>(k, b, h),
-                        head<T>(v, b, h), head<T>(o, b, h), head<T>(lse, b, h), head<T>(dq, b, h),
-                        head<T>(dk, b, h), head<T>(dv, b, h), scratch.data<T>());
-    }
-  });
+  for_each_head<T>(
+      head_shape, q,
+      [&](int64_t b, int64_t h) {
+        return AttentionIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h),
+                              head<T>(g, b, h), head<T>(o, b, h), head<T>(lse, b, h)};
+      },
+      [&](const AttentionIn<T>& in, const AttentionIn<T>& next, int64_t b, int64_t h, T* scratch) {
+        fns<T>().backward(head_shape, in, next, head<T>(dq, b, h), head<T>(dk, b, h),
+                          head<T>(dv, b, h), scratch);
+      });
 }
 
 // 16-bit floats are computed in f32 around whole tensors.

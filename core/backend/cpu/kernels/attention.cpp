@@ -13,13 +13,23 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kRows = 32, kColumns = 128;
+constexpr int64_t kRows = 16, kColumns = 128;
+
+// to[i] = from[i] * scale.
+template <class T>
+void copy_row(const T* from, int64_t width, T* to, T scale) {
+  using Vec = typename Vector<T>::type;
+  int64_t d = 0;
+  for (; d + kWidth<T> <= width; d += kWidth<T>)
+    *reinterpret_cast<Vec*>(to + d) = *reinterpret_cast<const Vec*>(from + d) * (scale - Vec{});
+  for (; d < width; ++d) to[d] = from[d] * scale;
+}
 
 // to[i, :] = from[i, :] * scale, zeros up to the padded width.
 template <class T>
 void pack(const T* from, int64_t row, int64_t rows, int64_t width, T* to, int64_t to_row, T scale) {
   for (int64_t i = 0; i < rows; ++i) {
-    for (int64_t d = 0; d < width; ++d) to[i * to_row + d] = from[i * row + d] * scale;
+    copy_row(from + i * row, width, to + i * to_row, scale);
     for (int64_t d = width; d < to_row; ++d) to[i * to_row + d] = T(0);
   }
 }
@@ -80,6 +90,22 @@ void probabilities(float* x, float* y, int64_t n, float shift, float delta) {
   }
 }
 
+template <class T>
+T dot(const T* a, const T* b, int64_t n) {
+  T lane[kGroup] = {};
+  int64_t i = 0;
+  for (; i + kGroup <= n; i += kGroup)
+    for (int l = 0; l < kGroup; ++l) lane[l] += a[i + l] * b[i + l];
+  for (int l = 0; i + l < n; ++l) lane[l] += a[i + l] * b[i + l];
+  return fold<LaneSum, kGroup>(lane);
+}
+float dot(const float* a, const float* b, int64_t n) {
+  if (n % kGroup) return dot<float>(a, b, n);
+  Group sum(0.0f);
+  for (int64_t i = 0; i < n; i += kGroup) sum = sum + load_group(a + i) * load_group(b + i);
+  return sum_of(sum);
+}
+
 // n rounded up to whole groups.
 int64_t groups(int64_t n) { return (n + kGroup - 1) / kGroup * kGroup; }
 
@@ -92,19 +118,41 @@ int64_t visible(const AttentionHead& h, int64_t i, int64_t first, int64_t count)
   return n < 0 ? 0 : least(n, count);
 }
 
+// Fetches a row of `width` elements into the second cache.
 template <class T>
-void forward(const AttentionHead& h, const T* q, const T* k, const T* v, T* out, T* lse, T* work) {
+void fetch(const T* row, int64_t width) {
+  for (int64_t x = 0; x < width; x += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + x, 0, 2);
+}
+
+// Fetches a row that will be written.
+template <class T>
+void fetch_to_write(const T* row, int64_t width) {
+  for (int64_t x = 0; x < width; x += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + x, 1, 3);
+}
+
+// Row i of what a head reads.
+template <class T>
+void fetch_row(const AttentionHead& h, const AttentionIn<T>& in, int64_t i) {
+  fetch(in.q + i * h.q_row, h.d);
+  if (i >= h.s) return;
+  fetch(in.k + i * h.k_row, h.d);
+  fetch(in.v + i * h.v_row, h.e);
+}
+
+template <class T>
+void forward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn<T>& next, T* out,
+             T* lse, T* work) {
   const int64_t dp = padded<T>(h.d), ep = padded<T>(h.e), sp = padded<T>(h.s);
   T* kt = work;                       // [d, sp]
   T* vp = kt + h.d * sp;              // [s, ep]
   T* qp = vp + h.s * ep;              // [kRows, dp]
   T* score = qp + kRows * dp;         // [kRows, kColumns]
   T* acc = score + kRows * kColumns;  // [kRows, ep]
-  pack_transposed(k, h.k_row, h.s, h.d, kt, sp);
-  pack(v, h.v_row, h.s, h.e, vp, ep, T(1));
+  pack_transposed(in.k, h.k_row, h.s, h.d, kt, sp);
+  pack(in.v, h.v_row, h.s, h.e, vp, ep, T(1));
   for (int64_t i0 = 0; i0 < h.t; i0 += kRows) {
     const int64_t rows = least(kRows, h.t - i0);
-    pack(q + i0 * h.q_row, h.q_row, rows, h.d, qp, dp, T(h.scale));
+    pack(in.q + i0 * h.q_row, h.q_row, rows, h.d, qp, dp, T(h.scale));
     T top[kRows], sum[kRows];
     for (int64_t i = 0; i < rows; ++i) top[i] = T(-__builtin_inf()), sum[i] = T(0);
     for (int64_t i = 0; i < rows * ep; ++i) acc[i] = T(0);
@@ -113,6 +161,10 @@ void forward(const AttentionHead& h, const T* q, const T* k, const T* v, T* out,
       const int64_t columns = least(kColumns, keys - j0), wide = groups(columns);
       microgemm<false>(qp, dp, 1, kt + j0, sp, score, kColumns, rows, padded<T>(columns), h.d);
       for (int64_t i = 0; i < rows; ++i) {
+        if (j0 == 0) {
+          fetch_row(h, next, i0 + i);
+          fetch_to_write(out + (i0 + i) * h.out_row, h.e);
+        }
         T* x = score + i * kColumns;
         const int64_t n = visible(h, i0 + i, j0, columns);
         if (n == 0) {  // exp(-inf - -inf) must not be formed
@@ -130,10 +182,8 @@ void forward(const AttentionHead& h, const T* q, const T* k, const T* v, T* out,
       }
       microgemm<true>(score, kColumns, 1, vp + j0 * ep, ep, acc, ep, rows, ep, columns);
     }
-    for (int64_t i = 0; i < rows; ++i) {
-      const T scale = T(1) / sum[i];
-      for (int64_t e = 0; e < h.e; ++e) out[(i0 + i) * h.out_row + e] = acc[i * ep + e] * scale;
-    }
+    for (int64_t i = 0; i < rows; ++i)
+      copy_row(acc + i * ep, h.e, out + (i0 + i) * h.out_row, T(1) / sum[i]);
     for (int64_t i = 0; i < rows; ++i) lse[i0 + i] = top[i] + fn::log(sum[i]);
   }
 }
@@ -141,8 +191,8 @@ void forward(const AttentionHead& h, const T* q, const T* k, const T* v, T* out,
 // P = exp(S - lse); dV = P' dO; dP = dO V'; dS = P (dP - delta) with delta = rowsum(dO O); dQ =
 // scale dS K; dK = scale dS' Q.
 template <class T>
-void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const T* v, const T* out,
-              const T* lse, T* dq, T* dk, T* dv, T* work) {
+void backward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn<T>& next, T* dq,
+              T* dk, T* dv, T* work) {
   const int64_t dp = padded<T>(h.d), ep = padded<T>(h.e), sp = padded<T>(h.s);
   T* kt = work;              // [d, sp]
   T* vt = kt + h.d * sp;     // [e, sp]
@@ -154,24 +204,17 @@ void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const 
   T* dqp = gp + kRows * ep;  // [kRows, dp]
   T* p = dqp + kRows * dp;   // [kRows, kColumns]
   T* ds = p + kRows * kColumns;
-  pack_transposed(k, h.k_row, h.s, h.d, kt, sp);
-  pack_transposed(v, h.v_row, h.s, h.e, vt, sp);
-  pack(k, h.k_row, h.s, h.d, kp, dp, T(1));
+  pack_transposed(in.k, h.k_row, h.s, h.d, kt, sp);
+  pack_transposed(in.v, h.v_row, h.s, h.e, vt, sp);
+  pack(in.k, h.k_row, h.s, h.d, kp, dp, T(1));
   for (int64_t i = 0; i < h.s * (dp + ep); ++i) dkp[i] = T(0);
   for (int64_t i0 = 0; i0 < h.t; i0 += kRows) {
     const int64_t rows = least(kRows, h.t - i0);
-    pack(q + i0 * h.q_row, h.q_row, rows, h.d, qp, dp, T(h.scale));
-    pack(g + i0 * h.g_row, h.g_row, rows, h.e, gp, ep, T(1));
+    pack(in.q + i0 * h.q_row, h.q_row, rows, h.d, qp, dp, T(h.scale));
+    pack(in.g + i0 * h.g_row, h.g_row, rows, h.e, gp, ep, T(1));
     T delta[kRows];
-    for (int64_t i = 0; i < rows; ++i) {
-      T lane[kGroup] = {};
-      const T *a = gp + i * ep, *b = out + (i0 + i) * h.out_row;
-      int64_t e = 0;
-      for (; e + kGroup <= h.e; e += kGroup)
-        for (int l = 0; l < kGroup; ++l) lane[l] += a[e + l] * b[e + l];
-      for (int l = 0; e + l < h.e; ++l) lane[l] += a[e + l] * b[e + l];
-      delta[i] = fold<LaneSum, kGroup>(lane);
-    }
+    for (int64_t i = 0; i < rows; ++i)
+      delta[i] = dot(gp + i * ep, in.out + (i0 + i) * h.out_row, h.e);
     for (int64_t i = 0; i < rows * dp; ++i) dqp[i] = T(0);
     const int64_t keys = h.causal ? least(h.s, i0 + rows) : h.s;
     for (int64_t j0 = 0; j0 < keys; j0 += kColumns) {
@@ -179,9 +222,19 @@ void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const 
       microgemm<false>(qp, dp, 1, kt + j0, sp, p, kColumns, rows, wide, h.d);
       microgemm<false>(gp, ep, 1, vt + j0, sp, ds, kColumns, rows, wide, h.e);
       for (int64_t i = 0; i < rows; ++i) {
+        if (j0 == 0) {
+          fetch_row(h, next, i0 + i);
+          fetch(next.g + (i0 + i) * h.g_row, h.e);
+          fetch(next.out + (i0 + i) * h.out_row, h.e);
+          fetch_to_write(dq + (i0 + i) * h.dq_row, h.d);
+          if (i0 + i < h.s) {
+            fetch_to_write(dk + (i0 + i) * h.dk_row, h.d);
+            fetch_to_write(dv + (i0 + i) * h.dv_row, h.e);
+          }
+        }
         T *x = p + i * kColumns, *y = ds + i * kColumns;
         const int64_t n = visible(h, i0 + i, j0, columns);
-        probabilities(x, y, groups(n), lse[i0 + i], delta[i]);
+        probabilities(x, y, groups(n), in.lse[i0 + i], delta[i]);
         for (int64_t c = n; c < wide; ++c) x[c] = y[c] = T(0);
       }
       microgemm<true>(p, 1, kColumns, gp, ep, dvp + j0 * ep, ep, columns, ep, rows);
@@ -189,11 +242,11 @@ void backward(const AttentionHead& h, const T* g, const T* q, const T* k, const 
       microgemm<true>(ds, kColumns, 1, kp + j0 * dp, dp, dqp, dp, rows, dp, columns);
     }
     for (int64_t i = 0; i < rows; ++i)
-      for (int64_t d = 0; d < h.d; ++d) dq[(i0 + i) * h.dq_row + d] = dqp[i * dp + d] * T(h.scale);
+      copy_row(dqp + i * dp, h.d, dq + (i0 + i) * h.dq_row, T(h.scale));
   }
   for (int64_t j = 0; j < h.s; ++j) {
-    for (int64_t d = 0; d < h.d; ++d) dk[j * h.dk_row + d] = dkp[j * dp + d];
-    for (int64_t e = 0; e < h.e; ++e) dv[j * h.dv_row + e] = dvp[j * ep + e];
+    copy_row(dkp + j * dp, h.d, dk + j * h.dk_row, T(1));
+    copy_row(dvp + j * ep, h.e, dv + j * h.dv_row, T(1));
   }
 }
 

@@ -132,13 +132,19 @@ struct AttentionHead {
   bool causal;  // query i attends to keys j <= i
   int64_t q_row, k_row, v_row, out_row, g_row, dq_row, dk_row, dv_row;
 };
+/// What a head reads; g, out and lse only in backward.
+template <class T>
+struct AttentionIn {
+  const T *q, *k, *v, *g = nullptr, *out = nullptr, *lse = nullptr;
+};
+/// `next` is what the next call will read, fetched while this one computes; any head will do.
 template <class T>
 struct AttentionFns {
   int64_t (*workspace)(const AttentionHead& h);  // elements of `work`
-  void (*forward)(const AttentionHead& h, const T* q, const T* k, const T* v, T* out, T* lse,
-                  T* work);
-  void (*backward)(const AttentionHead& h, const T* g, const T* q, const T* k, const T* v,
-                   const T* out, const T* lse, T* dq, T* dk, T* dv, T* work);
+  void (*forward)(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn<T>& next,
+                  T* out, T* lse, T* work);
+  void (*backward)(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn<T>& next,
+                   T* dq, T* dk, T* dv, T* work);
 };
 struct AttentionTable {
   AttentionFns<float> f32;
