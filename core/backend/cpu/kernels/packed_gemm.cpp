@@ -28,11 +28,19 @@ int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 // `spare` partial sums wait while the tree descends, one for each level.
 int64_t levels(int64_t leaves) { return leaves > 1 ? 1 + levels(leaves / 2) : 0; }
 
+// B is read where it lies if its rows are whole panels and follow each other, so that a block of
+// them spreads evenly over the caches. Not beside dense rows of A: those products read all of B
+// more often.
+template <class T>
+bool b_in_place(const PackedTile& t) {
+  return t.a_k != 1 && t.b_n == 1 && t.b_k == t.n && t.n % kPanel<T> == 0;
+}
+
 template <class T>
 struct Product {
   const PackedTile& t;
   int64_t depth;  // at most so many of k are packed at a time
-  T* packed_b;    // [n / kPanel, depth, kPanel]
+  T* packed_b;    // [n / kPanel, depth, kPanel], where b_in_place() does not hold
   T* packed_a;    // [kGroupRows / kPair, depth, kPair], each with room behind it
   bool rows_of_a() const { return t.a_k == 1; }  // are dense and need no packing
   bool rows_of_b() const { return t.b_n == 1 || t.n == 1; }
@@ -110,10 +118,12 @@ struct Product {
 
   // A row of tiles, of at most kTileRows rows. `next_a` as in ahead().
   template <bool kAdd>
-  void row_of_tiles(const T* a, T* c, int64_t c_row, int64_t i, int64_t k, const T* next_a,
-                    const T* next_b, int64_t next_k) const {
+  void row_of_tiles(const T* a, const T* b, T* c, int64_t c_row, int64_t i, int64_t k,
+                    const T* next_a, const T* next_b, int64_t next_k) const {
     const int64_t rows = least(kTileRows, t.m - i);
-    const T* panel = packed_b;
+    const bool in_place = b_in_place<T>(t);
+    const int64_t next_panel = in_place ? kPanel<T> : k * kPanel<T>;
+    const T* panel = in_place ? b : packed_b;
     auto tiles = [&]<int V>(T* to, int64_t to_row, int64_t j) {
       const T* next_c = j + kPanel<T> < t.n   ? c + j + kPanel<T>
                         : i + kTileRows < t.m ? c + kTileRows * c_row
@@ -121,11 +131,13 @@ struct Product {
       const Ahead<T> next = ahead(next_a, next_b, next_c, c_row, i, j, k, next_k);
       if (rows_of_a())
         rows_of_tiles<V, kAdd>(a, t.a_m, 1, panel, kPanel<T>, to, to_row, rows, k, next);
+      else if (in_place)
+        rows_of_tiles<V, kAdd>(a, 1, kPair, panel, t.b_k, to, to_row, rows, k, next);
       else
         rows_of_tiles<V, kAdd>(a, 1, kPair, panel, kPanel<T>, to, to_row, rows, k, next);
     };
     int64_t j = 0;
-    for (; j + kPanel<T> <= t.n; j += kPanel<T>, panel += k * kPanel<T>)
+    for (; j + kPanel<T> <= t.n; j += kPanel<T>, panel += next_panel)
       tiles.template operator()<kTileVectors>(c + j, c_row, j);
     if (j == t.n) return;
     T edge[kTileRows * kPanel<T>];  // C has too few columns for the last
@@ -143,7 +155,7 @@ struct Product {
   // c = a b (+ c) over the k elements that are packed at a time. `next_k` elements follow.
   template <bool kAdd>
   void block(const T* a, const T* b, T* c, int64_t c_row, int64_t k, int64_t next_k) const {
-    pack_b(b, k);
+    if (!b_in_place<T>(t)) pack_b(b, k);
     const T* next_b = b + k * t.b_k;
     for (int64_t i = 0; i < t.m; i += kTileRows) {
       const int64_t in_group = rows_of_a() ? 0 : i % kGroupRows;
@@ -152,7 +164,7 @@ struct Product {
         if (in_group == 0) pack_a(left, least(kGroupRows, t.m - i), k);
         left = packed_a + in_group / kPair * pair_of_a(k) + in_group % kPair;
       }
-      row_of_tiles<kAdd>(left, c + i * c_row, c_row, i, k, next_a, next_b, next_k);
+      row_of_tiles<kAdd>(left, b, c + i * c_row, c_row, i, k, next_a, next_b, next_k);
     }
   }
 
