@@ -134,7 +134,8 @@ TEST(PackedGemm, AnElementIsOneChain) {
                          {521, 65, 300},
                          {1030, 40, 150},
                          {9, 530, 700},
-                         {64, 97, 2000}})
+                         {64, 97, 2000},
+                         {70, 96, 700}})
     for (bool a_rows : {true, false})
       for (bool b_rows : {true, false})
         for (int threads : {1, 3}) {
