@@ -78,6 +78,9 @@ Ref<Work> BackendGroup::submit(const Collective& c) {
     t.storage()->bump_version();
     if (c.async) t.storage()->set_ready(call);
   }
+  if (c.async)  // who overwrites an operand waits; one that is a result is pending anyway
+    for (const Tensor& t : c.in)
+      if (t.storage()->ready() != call) t.storage()->add_reader(call);
   bool here;
   {
     std::lock_guard lock(mutex_);
@@ -158,9 +161,8 @@ void BackendGroup::execute_p2p(const Ref<Call>& first) {
 /// The head of the queue if it is a send or a receive whose operands are there.
 Ref<Call> BackendGroup::next_p2p() {
   std::lock_guard lock(mutex_);
-  if (queue_.empty() || !queue_.front()->plan.is_p2p()) return nullptr;
-  for (const Ref<Event>& e : queue_.front()->before_)
-    if (!e->done()) return nullptr;
+  if (queue_.empty() || !queue_.front()->plan.is_p2p() || !queue_.front()->inputs_ready())
+    return nullptr;
   Ref<Call> call = std::move(queue_.front());
   queue_.pop_front();
   return call;

@@ -1,5 +1,6 @@
 #include "collectives/engine.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "collectives/reduction.h"
@@ -17,6 +18,14 @@ Call::Call(Plan p, const Collective& c, Millis timeout)
   };
   keep(c.in);
   keep(c.out);
+  for (const Tensor& t : c.out)
+    for (const Ref<Event>& reader : t.storage()->readers())
+      if (!reader->done()) readers_.push_back(reader);
+}
+
+bool Call::inputs_ready() const {
+  auto done = [](const Ref<Event>& e) { return e->done(); };
+  return std::ranges::all_of(before_, done) && std::ranges::all_of(readers_, done);
 }
 
 void Call::profile_as(const std::string& group) {
@@ -25,7 +34,14 @@ void Call::profile_as(const std::string& group) {
 }
 
 void Call::wait_for_inputs() {
+  for (Ref<Event>& e : readers_) {
+    try {
+      e->wait();
+    } catch (...) {  // it reads no more; its own result says why
+    }
+  }
   for (Ref<Event>& e : before_) e->wait();
+  readers_.clear();
   before_.clear();
 }
 
@@ -33,6 +49,7 @@ void Call::finish(std::exception_ptr error, double elapsed_ms) {
   if (done()) return;
   Tensors tensors;
   std::swap(tensors, tensors_);  // dropped last: a storage waits for this very event when it dies
+  readers_.clear();
   before_.clear();
   error_ = std::move(error);
   elapsed_ms_ = elapsed_ms;

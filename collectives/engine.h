@@ -26,7 +26,10 @@ class Call final : public Work {
 
   /// Records it in the profile of the thread that made it, as an event of `group`.
   void profile_as(const std::string& group);
-  /// Waits for the writes that were pending on its tensors when it was submitted.
+  /// Whether wait_for_inputs would return at once.
+  bool inputs_ready() const;
+  /// Waits for the writes that were pending on its tensors when it was submitted, and for those who
+  /// still read what it overwrites.
   void wait_for_inputs();
   /// Publishes the outcome (null: success) and lets go of the tensors.
   void finish(std::exception_ptr error, double elapsed_ms);
@@ -41,12 +44,11 @@ class Call final : public Work {
   const bool async;
 
  private:
-  friend class BackendGroup;
   enum State : uint32_t { kPending, kDone, kFailed };
   void rethrow() const;
 
   Tensors tensors_;
-  SmallVector<Ref<Event>, 2> before_;
+  SmallVector<Ref<Event>, 2> before_, readers_;
   std::atomic<uint32_t> state_{kPending};
   std::exception_ptr error_;
   double elapsed_ms_ = 0;

@@ -241,10 +241,10 @@ struct Executor::Impl {
 
   void run_step(const Step& s, const Stream& stream) {
     for (MemoryId m : s.waits) memory(m).storage->wait_ready();
-    run_call(s, stream);
-  }
-
-  void run_call(const Step& s, const Stream& stream) {
+    // A collective waits by itself. What is written may be read from outside of the graph: state by
+    // a checkpoint that copies it meanwhile, an input by a collective of the program.
+    if (!s.collective)
+      for (const Tensor& t : s.out) t.storage()->wait_writable();
     if (s.kernel) [[likely]]
       s.kernel->run(*s.prim, s.in, s.out, s.workspace, stream);
     else

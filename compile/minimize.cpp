@@ -18,7 +18,7 @@ Tensor copy_of(const Tensor& t) {
   if (!t.storage()) return t;
   size_t bytes = size_t(extent_of(t.meta(), 0).size) * size_of(t.dtype());
   Tensor c(t.meta(), make_ref<Storage>(bytes, t.device(), cpu_allocator()));
-  if (bytes) std::memcpy(c.raw(), t.raw(), bytes);
+  if (bytes) std::memcpy(c.raw(), t.raw_values(), bytes);
   return c;
 }
 std::vector<Tensor> copies(std::span<const Tensor> list) {
@@ -31,7 +31,7 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   if (a.shape() != b.shape() || a.dtype() != b.dtype()) return false;
   if (!a.storage() || !b.storage()) return !a.storage() == !b.storage();
   Tensor x = dense_copy(a), y = dense_copy(b);
-  return x.nbytes() == 0 || std::memcmp(x.raw(), y.raw(), x.nbytes()) == 0;
+  return x.nbytes() == 0 || std::memcmp(x.raw_values(), y.raw_values(), x.nbytes()) == 0;
 }
 
 // Every value of a graph as it was when it was defined. Runs each node on copies, so that nothing

@@ -234,7 +234,7 @@ void Reducer::rebuild_in_ready_order() {
   std::vector<int64_t> order(ready_order_.begin(), ready_order_.end());
   Tensor t = from_values<int64_t>(order, {int64_t(order.size())});
   group_->broadcast(t, 0);
-  build(std::vector<int>(t.data<int64_t>(), t.data<int64_t>() + t.numel()));
+  build(std::vector<int>(t.values<int64_t>(), t.values<int64_t>() + t.numel()));
 }
 
 std::unique_ptr<Reducer> make_reducer(nn::Module& model, const DdpOptions& options) {

@@ -35,7 +35,7 @@ Tensor to_tensor(const Header& h) {
 }
 Header to_header(const Tensor& t) {
   HeaderWords words;
-  std::copy_n(t.data<int64_t>(), words.size(), words.begin());
+  std::copy_n(t.values<int64_t>(), words.size(), words.begin());
   return std::bit_cast<Header>(words);
 }
 void set_meta(Header& h, const Meta& m) {
@@ -71,8 +71,8 @@ class Pipeline::Run {
         stage_(pipeline.stage()),
         last_(pipeline.stages() - 1),
         live_(batch.size()) {
-    first_state_ = {default_generator().state().data<int64_t>()[0],
-                    default_generator().state().data<int64_t>()[1]};
+    first_state_ = {default_generator().state().values<int64_t>()[0],
+                    default_generator().state().values<int64_t>()[1]};
   }
 
   Tensor operator()() {
@@ -193,7 +193,7 @@ class Pipeline::Run {
       if (train_) m.root = batch_.size() > 1 ? m.loss * (1.0 / double(batch_.size())) : m.loss;
       m.loss = m.loss.detach();
     }
-    m.next_key = generator.state().data<int64_t>()[1];
+    m.next_key = generator.state().values<int64_t>()[1];
     after_keys_ = std::max(after_keys_, m.next_key);
     if (!train_) m.in = {};
     peak_live_ = std::max(peak_live_, ++alive_);
@@ -259,8 +259,8 @@ class Pipeline::Run {
     timed([&] { p_.group_->broadcast(t, last_); });
     std::vector<double> losses;
     for (size_t k = 0; k < live_.size(); ++k)
-      losses.push_back(std::bit_cast<double>(t.data<int64_t>()[k]));
-    default_generator().seek(uint64_t(t.data<int64_t>()[live_.size()]));
+      losses.push_back(std::bit_cast<double>(t.values<int64_t>()[k]));
+    default_generator().seek(uint64_t(t.values<int64_t>()[live_.size()]));
     return from_values<double>(losses, {int64_t(losses.size())});
   }
 

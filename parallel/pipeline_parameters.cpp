@@ -48,7 +48,7 @@ std::vector<Tensor> all_gather_words(ProcessGroup& group, const std::vector<int6
          counts = empty({group.size()}, kI64);
   group.all_gather(counts, count);
   std::vector<Tensor> all;
-  for (int r = 0; r < group.size(); ++r) all.push_back(empty({counts.data<int64_t>()[r]}, kI64));
+  for (int r = 0; r < group.size(); ++r) all.push_back(empty({counts.values<int64_t>()[r]}, kI64));
   group.all_gather(all, from_values<int64_t>(mine, {int64_t(mine.size())}));
   return all;
 }
@@ -78,7 +78,7 @@ void PipelineParameters::exchange(const std::vector<std::string>& tied) {
   std::map<std::string, size_t> place;
   for (int stage = 0; stage < pipeline_->size(); ++stage) {
     const Tensor& words = lists[size_t(stage)];
-    for (PlacedParameter& p : decode({words.data<int64_t>(), size_t(words.numel())}, stage)) {
+    for (PlacedParameter& p : decode({words.values<int64_t>(), size_t(words.numel())}, stage)) {
       auto [it, is_new] = place.try_emplace(p.name, all_.size());
       if (is_new) {
         all_.push_back(std::move(p));
@@ -133,10 +133,10 @@ std::vector<NamedTensor> PipelineParameters::counted() const {
 void PipelineParameters::check_copies_equal() const {
   for (const Copies& c : copies_) {
     Tensor t = local_of(parameter(c.name));
-    uint64_t low = io::xxh128(t.raw(), t.nbytes()).low;
+    uint64_t low = io::xxh128(t.raw_values(), t.nbytes()).low;
     Tensor mine = from_values<int64_t>({int64_t(low)}, {1}), all = empty({c.group->size()}, kI64);
     c.group->all_gather(all, mine);
-    const int64_t* hashes = all.data<int64_t>();
+    const int64_t* hashes = all.values<int64_t>();
     for (int r = 1; r < c.group->size(); ++r)
       TESSERA_CHECK(hashes[r] == hashes[0],
                     "pipeline: the copies of {} on ranks {} and {} of the world hold different "

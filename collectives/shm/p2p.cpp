@@ -134,6 +134,7 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
   for (;;) {
     seen = nudges_.load(std::memory_order_seq_cst);
     while (Ref<Call> call = next()) add(std::move(call));
+    bool finished = false;
     for (size_t i = 0; i < active.size();) {
       if (!is_head(i) || !step(active[i])) {
         ++i;
@@ -143,8 +144,10 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
       active.erase(active.begin() + std::ptrdiff_t(i));
       m.call->finish(nullptr,
                      std::chrono::duration<double, std::milli>(Clock::now() - m.since).count());
+      finished = true;
     }
     if (active.empty()) break;
+    if (finished) continue;  // the next call may have waited for it
     bool moved = false;
     for (int i = 0; i < spins_ && !(moved = ready()); ++i) relax();
     if (moved) continue;

@@ -48,7 +48,7 @@ void plan(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan
 std::vector<int64_t> checked_ids(const Tensor& ids, int64_t rows) {
   std::vector<int64_t> list;
   for (int64_t i = 0; i < ids.numel(); ++i) {
-    int64_t id = ids.dtype() == kI64 ? ids.data<int64_t>()[i] : ids.data<int32_t>()[i];
+    int64_t id = ids.dtype() == kI64 ? ids.values<int64_t>()[i] : ids.values<int32_t>()[i];
     TESSERA_CHECK(id >= 0 && id < rows,
                   "embedding: id {} at position {} is outside the table of {} rows", id, i, rows);
     list.push_back(id);
@@ -61,7 +61,7 @@ template <class T>
 void add_rows(const EmbeddingAttributes& a, const Tensor& g, const std::vector<int64_t>& ids,
               const Tensor& out) {
   const int64_t d = out.size(1), count = int64_t(ids.size());
-  const T* from = g.data<T>();
+  const T* from = g.values<T>();
   T* to = out.data<T>();
   parallel_for(d, std::max<int64_t>(16, kGrain / std::max<int64_t>(count, 1)),
                [&](int64_t first, int64_t last) {
@@ -78,7 +78,7 @@ void run(const Primitive& prim, std::span<const Tensor> in, std::span<const Tens
          const Stream&) {
   const auto& a = static_cast<const AddEmbeddingGrad&>(prim);
   std::vector<int64_t> ids = checked_ids(in[2], a.rows);
-  if (out[0].raw() != in[0].raw()) copy_values(out[0], in[0]);
+  if (out[0].raw() != in[0].raw_values()) copy_values(out[0], in[0]);
   in[0].dtype() == kF32 ? add_rows<float>(a, in[1], ids, out[0])
                         : add_rows<double>(a, in[1], ids, out[0]);
 }

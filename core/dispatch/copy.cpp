@@ -31,7 +31,7 @@ void copy_values(const Tensor& dst, const Tensor& src) {
   const Kernel& kernel = kernel_table().find(src.device().kind, copy_primitive()->id());
   TESSERA_ASSERT(kernel, "copy: no kernel for {}", to_string(src.device()));
   src.storage()->wait_ready();
-  dst.storage()->wait_ready();
+  dst.storage()->wait_writable();
   kernel.run(*copy_primitive(), {&src, 1}, {&dst, 1}, {}, context().stream);
 }
 

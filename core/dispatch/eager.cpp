@@ -25,7 +25,10 @@ bool may_reuse(const Tensor& t, const Meta& out) {
 // no other result takes it too.
 Tensor take_over(Inputs in, const Meta& out) {
   for (const Tensor& t : in)
-    if (may_reuse(t, out)) return Tensor(out, t.storage(), t.offset());
+    if (may_reuse(t, out)) {
+      t.storage()->wait_writable();  // readers kept it alive, so they are done: forgets them
+      return Tensor(out, t.storage(), t.offset());
+    }
   return empty(out);
 }
 
@@ -88,7 +91,7 @@ class EagerBackend final : public Backend {
       KernelCall call = prepare(prim, *kernel, in);
       check_destinations(*prim, dst, call.out);
       if (writes_in_place(call, dst, in)) {
-        for (const Tensor& d : dst) d.storage()->wait_ready();
+        for (const Tensor& d : dst) d.storage()->wait_writable();
         execute(prim, call, in, dst);
         for (const Tensor& d : dst) d.storage()->bump_version();
         return;

@@ -73,7 +73,7 @@ void ParamsHasher::add(std::string_view name, DType dtype, const Shape& shape,
 void ParamsHasher::add(std::string_view name, const Tensor& t) {
   Tensor dense = dense_values(t, "params_xxh128", name);
   add(name, dense.dtype(), dense.shape(),
-      {static_cast<const std::byte*>(dense.raw()), dense.nbytes()});
+      {static_cast<const std::byte*>(dense.raw_values()), dense.nbytes()});
 }
 
 std::string ParamsHasher::hex() const { return to_string(hash_.digest()); }

@@ -299,7 +299,7 @@ void save_safetensors(const std::string& path, std::span<const NamedTensor> tens
   file.write(text.data(), text.size());
   for (const NamedTensor* t : order) {
     Tensor dense = dense_values(t->tensor, "save_safetensors", t->name);
-    file.write(dense.raw(), dense.nbytes());
+    file.write(dense.raw_values(), dense.nbytes());
   }
   file.commit();
 }

@@ -43,7 +43,7 @@ double normal_cdf(double x) { return 0.5 * std::erfc(-x / std::numbers::sqrt2); 
 
 InitKeys InitKeys::next() {
   Tensor key = default_generator().next_key();
-  const int64_t* k = key.data<int64_t>();
+  const int64_t* k = key.values<int64_t>();
   return InitKeys(uint64_t(XXH3_64bits(k, 2 * sizeof(int64_t))));
 }
 

@@ -398,7 +398,7 @@ Tensor nonzero(const Tensor& x) {
                 "nonzero: the extent of the result depends on the values of {}; move it to the cpu",
                 describe(x));
   Tensor set = contiguous(x.dtype() == kBool ? x.detach() : ne(x, 0));
-  const bool* p = set.data<bool>();
+  const bool* p = set.values<bool>();
   int64_t count = std::count(p, p + set.numel(), true), row = 0;
   Tensor out = empty({count, x.ndim()}, kI64);
   Strides st = contiguous_strides(x.shape());

@@ -173,10 +173,10 @@ Tensor repeat_interleave(const Tensor& x, const Tensor& counts, int64_t dim) {
   Tensor c = contiguous(cast(counts, kI64));
   std::vector<int64_t> rows;
   for (int64_t i = 0; i < c.numel(); ++i) {
-    TESSERA_CHECK(c.data<int64_t>()[i] >= 0,
+    TESSERA_CHECK(c.values<int64_t>()[i] >= 0,
                   "repeat_interleave: count {} at {}; counts are not negative",
-                  c.data<int64_t>()[i], i);
-    rows.insert(rows.end(), size_t(c.data<int64_t>()[i]), i);
+                  c.values<int64_t>()[i], i);
+    rows.insert(rows.end(), size_t(c.values<int64_t>()[i]), i);
   }
   return index_select(x, d, from_values<int64_t>(rows, {int64_t(rows.size())}));
 }

@@ -20,9 +20,9 @@ T Tensor::item(std::source_location where) const {
   if (Backend* backend = context().backend) [[unlikely]]
     backend->value_read(fmt::format("{}:{}", where.file_name(), where.line()));
   if (const ShardingLayer* sharding = sharding_of(*this)) return sharding->whole_value().item<T>();
-  if constexpr (std::is_same_v<T, bool>) return read_real(raw(), dtype()) != 0;
-  if constexpr (std::is_integral_v<T>) return T(read_integer(raw(), dtype()));
-  return T(read_real(raw(), dtype()));
+  if constexpr (std::is_same_v<T, bool>) return read_real(raw_values(), dtype()) != 0;
+  if constexpr (std::is_integral_v<T>) return T(read_integer(raw_values(), dtype()));
+  return T(read_real(raw_values(), dtype()));
 }
 template float Tensor::item(std::source_location) const;
 template double Tensor::item(std::source_location) const;

@@ -62,7 +62,7 @@ class Printer {
 
  private:
   const void* element(int64_t at) const {
-    return static_cast<const char*>(t_.raw()) + size_t(at) * size_of(t_.dtype());
+    return static_cast<const char*>(t_.raw_values()) + size_t(at) * size_of(t_.dtype());
   }
   // Positions of dim d that are shown; -1 stands for the ones left out.
   void each(int d, const std::function<void(int64_t)>& f) const {

@@ -133,7 +133,7 @@ void Generator::seed(uint64_t seed) {
   assign_(state_, from_values<int64_t>(values, {2}));
 }
 void Generator::seek(uint64_t next) {
-  int64_t values[] = {state_.data<int64_t>()[0], int64_t(next)};
+  int64_t values[] = {state_.values<int64_t>()[0], int64_t(next)};
   assign_(state_, from_values<int64_t>(values, {2}));
 }
 void Generator::seek(const Tensor& next) { assign_(state_[1], next); }

@@ -1,6 +1,14 @@
 #include "core/tensor/storage.h"
 
+#include <algorithm>
+
+#include "core/base/small_vector.h"
+
 namespace tessera {
+
+struct Storage::Readers final : RefCounted {
+  SmallVector<Ref<Event>, 2> events;
+};
 
 Storage::Storage(size_t bytes, Device device, Allocator& allocator)
     : bytes_(bytes), device_(device), allocator_(&allocator) {
@@ -16,6 +24,7 @@ Storage::Storage(size_t bytes, Device device, Ref<Event> ready)
 void Storage::provide(const Ref<Storage>& memory) {
   data_ = memory->data();
   ready_ = memory->ready();
+  readers_ = memory->readers_;
   keep_alive_ = memory;
 }
 
@@ -39,6 +48,31 @@ void Storage::wait_ready_slow() {
     e->wait();
     if (ready_ == e) ready_.reset();
   }
+}
+
+void Storage::wait_writable_slow() {
+  wait_ready();
+  Ref<Readers> readers = std::exchange(readers_, nullptr);
+  if (!readers) return;
+  for (const Ref<Event>& e : readers->events) {
+    try {
+      e->wait();
+    } catch (...) {  // reported where its result is used
+    }
+  }
+}
+
+void Storage::add_reader(Ref<Event> done) {
+  if (!readers_) readers_ = make_ref<Readers>();
+  auto& events = readers_->events;
+  auto end = std::remove_if(events.begin(), events.end(), [](auto& e) { return e->done(); });
+  while (events.end() != end) events.pop_back();
+  events.push_back(std::move(done));
+}
+
+std::span<const Ref<Event>> Storage::readers() const {
+  if (!readers_) return {};
+  return {readers_->events.begin(), readers_->events.size()};
 }
 
 }  // namespace tessera

@@ -1,8 +1,11 @@
 // The only mutable object: bytes on a device, shared by every view of them. Invariant: whoever
-// writes the bytes bumps `version`; whoever reads them first waits for `ready`.
+// reads the bytes first waits for `ready`; whoever writes them also waits for those who still read
+// them elsewhere (a collective that sends them, a checkpoint that has not copied them yet), and
+// bumps `version`.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "core/base/ref.h"
 #include "core/tensor/allocator.h"
@@ -58,15 +61,31 @@ class Storage final : public RefCounted {
   }
   void set_ready(Ref<Event> e) { ready_ = std::move(e); }
   const Ref<Event>& ready() const { return ready_; }
-  /// The memory of a storage that was made without: all of `memory`, kept alive, and pending as it
-  /// is.
+
+  /// Waits until the bytes may be overwritten: pending writes have landed and all readers are done.
+  /// Throws what a pending write failed with; a reader that failed is done reading.
+  void wait_writable() {
+    if (ready_ || readers_) [[unlikely]]
+      wait_writable_slow();
+  }
+  /// Somebody reads the bytes as they are now, beyond this call and perhaps on another thread,
+  /// until `done` has happened; it keeps this storage alive until then. As with everything of a
+  /// storage, the thread that may write says so.
+  void add_reader(Ref<Event> done);
+  /// Events of all who may still read.
+  std::span<const Ref<Event>> readers() const;
+
+  /// The memory of a storage that was made without: all of `memory`, kept alive, pending and read
+  /// as it is.
   void provide(const Ref<Storage>& memory);
 
   void set_recipe(Ref<Recipe> r) { recipe_ = std::move(r); }
   const Ref<Recipe>& recipe() const { return recipe_; }
 
  private:
+  struct Readers;
   void wait_ready_slow();
+  void wait_writable_slow();
 
   void* data_ = nullptr;
   size_t bytes_ = 0;
@@ -74,6 +93,7 @@ class Storage final : public RefCounted {
   uint32_t version_ = 0;
   Allocator* allocator_ = nullptr;  // null: borrowed
   Ref<Event> ready_;
+  Ref<Readers> readers_;  // null: nobody, which is what a write checks first
   Ref<Recipe> recipe_;
   Ref<RefCounted> keep_alive_;
 };

@@ -70,20 +70,30 @@ class Tensor {
   bool is_contiguous() const { return tessera::is_contiguous(shape(), strides()); }
   const Ref<Storage>& storage() const { return impl()->storage; }
 
-  /// First element, on the tensor's device; waits for pending writes. Null for meta tensors.
+  /// First element, on the tensor's device, for reading and writing: waits until it may be written
+  /// (Storage::wait_writable). Null for meta tensors. A pointer that is kept guards nothing: ask
+  /// again after memory was handed to an asynchronous collective or save.
   void* raw() const {
-    const TensorImpl* t = impl();
-    if (!t->storage) [[unlikely]]
-      no_values();
-    t->storage->wait_ready();
-    return static_cast<char*>(t->storage->data()) + size_t(t->offset) * size_of(t->meta.dtype);
+    values_storage().wait_writable();
+    return address();
   }
-  /// As raw(), typed; throws UserError when `T` is not the dtype.
+  /// First element, for reading; waits for pending writes only. Null for meta tensors.
+  const void* raw_values() const {
+    values_storage().wait_ready();
+    return address();
+  }
+  /// As raw() and raw_values(), typed; throw UserError when `T` is not the dtype.
   template <class T>
   T* data() const {
     if (dtype_of<T> != dtype()) [[unlikely]]
       wrong_type(dtype_of<T>);
     return static_cast<T*>(raw());
+  }
+  template <class T>
+  const T* values() const {
+    if (dtype_of<T> != dtype()) [[unlikely]]
+      wrong_type(dtype_of<T>);
+    return static_cast<const T*>(raw_values());
   }
 
   /// True when no other handle, view or graph can see the values: a kernel may overwrite them.
@@ -119,6 +129,16 @@ class Tensor {
   void backward() const;  // of a one-element tensor
 
  private:
+  Storage& values_storage() const {
+    const TensorImpl* t = impl();
+    if (!t->storage) [[unlikely]]
+      no_values();
+    return *t->storage;
+  }
+  void* address() const {
+    return static_cast<char*>(impl_->storage->data()) +
+           size_t(impl_->offset) * size_of(impl_->meta.dtype);
+  }
   [[noreturn]] static void undefined();
   [[noreturn]] void no_values() const;
   [[noreturn]] void wrong_type(DType asked) const;

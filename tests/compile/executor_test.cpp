@@ -14,6 +14,7 @@
 #include "tests/compile/passes/graphs.h"
 #include "tests/compile/samples.h"
 #include "tests/compile/training.h"
+#include "tests/support/late_reader.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::compiler {
@@ -209,6 +210,27 @@ TEST(Executor, ImplicitInputsCanBeReplaced) {
                     executor.run({&x, 1}, {&wide, 1});
                   }),
                   "implicit input 0 is f32[3]");
+}
+
+// State that somebody outside of the graph still reads: the steps before the write do not wait.
+TEST(Executor, StateIsWrittenAfterItsReaders) {
+  Tensor state = ones({64}), early = zeros({64}), x = ones({64});
+  Trace trace({.inputs = {x}});
+  assign_(early, x * 2.0 + state);
+  assign_(state, state + early);
+  Executor executor(trace.finish({}));
+  for (int run = 0; run < 3; ++run) {
+    std::vector<float> before(state.values<float>(), state.values<float>() + 64);
+    Ref<test::LateReader> reader = test::read_late(state), other;
+    float other_before = early.values<float>()[0];
+    if (run == 1) other = test::read_late(early);
+    executor.run({&x, 1});
+    EXPECT_EQ(reader->read, before);
+    if (other) {
+      EXPECT_EQ(other->read, std::vector<float>(64, other_before));
+    }
+    EXPECT_NE(state.values<float>()[0], before[0]);
+  }
 }
 
 TEST(Executor, RefusesOtherInputs) {

@@ -45,9 +45,13 @@ Tensor dense_rows(const Tensor& t) {
   return t.strides().back() == 1 || t.size(-1) == 1 ? t : dense_copy(t);
 }
 
-// Where head (b, h) of a [B, H, ..] tensor begins.
+// Where head (b, h) of a [B, H, ..] tensor begins: of an operand, of a result.
 template <class T>
-T* head(const Tensor& t, int64_t b, int64_t h) {
+const T* head(const Tensor& t, int64_t b, int64_t h) {
+  return t.values<T>() + b * t.strides()[0] + h * t.strides()[1];
+}
+template <class T>
+T* out_head(const Tensor& t, int64_t b, int64_t h) {
   return t.data<T>() + b * t.strides()[0] + h * t.strides()[1];
 }
 
@@ -80,7 +84,8 @@ void forward(const AttentionAttributes& a, In in, Out out) {
         return AttentionIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h)};
       },
       [&](const AttentionIn<T>& in, const AttentionIn<T>& next, int64_t b, int64_t h, T* scratch) {
-        fns<T>().forward(head_shape, in, next, head<T>(o, b, h), head<T>(lse, b, h), scratch);
+        fns<T>().forward(head_shape, in, next, out_head<T>(o, b, h), out_head<T>(lse, b, h),
+                         scratch);
       });
 }
 
@@ -100,8 +105,8 @@ void backward(const AttentionAttributes& a, In in, Out out) {
                               head<T>(g, b, h), head<T>(o, b, h), head<T>(lse, b, h)};
       },
       [&](const AttentionIn<T>& in, const AttentionIn<T>& next, int64_t b, int64_t h, T* scratch) {
-        fns<T>().backward(head_shape, in, next, head<T>(dq, b, h), head<T>(dk, b, h),
-                          head<T>(dv, b, h), scratch);
+        fns<T>().backward(head_shape, in, next, out_head<T>(dq, b, h), out_head<T>(dk, b, h),
+                          out_head<T>(dv, b, h), scratch);
       });
 }
 

@@ -185,9 +185,9 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
   if (g.k == 1 && g.m > 1 && g.a_m != 1) g.a_k = 1;
   if (g.k == 1 && g.b_n != 1) g.b_k = 1;
   if (s.leaves)
-    run_packed_gemm(g, s.leaves_of(g.k), left->raw(), right->raw(), c.raw());
+    run_packed_gemm(g, s.leaves_of(g.k), left->raw_values(), right->raw_values(), c.raw());
   else
-    run_gemm(g, left->raw(), right->raw(), c.raw());
+    run_gemm(g, left->raw_values(), right->raw_values(), c.raw());
 }
 
 void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,

@@ -50,7 +50,7 @@ void run_softmax(const Primitive&, In in, Out out, Workspace, const Stream&) {
     using T = decltype(zero);
     int64_t n = in[0].size(-1), rows = n ? in[0].numel() / n : 0;
     auto fn = kLog ? rows_of<T>().log_softmax : rows_of<T>().softmax;
-    const T* x = in[0].data<T>();
+    const T* x = in[0].values<T>();
     T* y = out[0].data<T>();
     parallel_for(rows, row_grain(n),
                  [&](int64_t b, int64_t e) { fn(x + b * n, y + b * n, n, e - b); });
@@ -63,7 +63,7 @@ void run_softmax_grad(const Primitive&, In in, Out out, Workspace, const Stream&
     using T = decltype(zero);
     int64_t n = in[0].size(-1), rows = n ? in[0].numel() / n : 0;
     auto fn = kLog ? rows_of<T>().log_softmax_grad : rows_of<T>().softmax_grad;
-    const T *y = in[0].data<T>(), *g = in[1].data<T>();
+    const T *y = in[0].values<T>(), *g = in[1].values<T>();
     T* dx = out[0].data<T>();
     parallel_for(rows, row_grain(n),
                  [&](int64_t b, int64_t e) { fn(y + b * n, g + b * n, dx + b * n, n, e - b); });
@@ -115,8 +115,8 @@ void run_cross_entropy(const Primitive& prim, In in, Out out, Workspace, const S
   in_compute_type(in, out, in[0].dtype(), [&](auto zero, In in, Out out) {
     using T = decltype(zero);
     const int64_t rows = in[0].size(0), n = in[0].size(1);
-    const T* x = in[0].data<T>();
-    const int64_t* targets = in[1].data<int64_t>();
+    const T* x = in[0].values<T>();
+    const int64_t* targets = in[1].values<int64_t>();
     int64_t counted = count_targets(targets, rows, n, a.ignore_index);
     const T scale = a.mean ? T(1) / T(counted) : T(1);
     T* grad = a.with_grad ? out[1].data<T>() : nullptr;
@@ -140,8 +140,8 @@ void run_norm(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   in_compute_type(in, out, in[0].dtype(), [&](auto zero, In in, Out out) {
     using T = decltype(zero);
     const int64_t n = in[0].size(-1), rows = n ? in[0].numel() / n : 0;
-    const T *x = in[0].data<T>(), *w = a.has_weight ? in[1].data<T>() : nullptr,
-            *b = a.has_bias ? in[a.has_weight ? 2 : 1].data<T>() : nullptr;
+    const T *x = in[0].values<T>(), *w = a.has_weight ? in[1].values<T>() : nullptr,
+            *b = a.has_bias ? in[a.has_weight ? 2 : 1].values<T>() : nullptr;
     T *y = out[0].data<T>(), *mean = out[1].data<T>(), *rstd = out[2].data<T>();
     parallel_for(rows, row_grain(n), [&](int64_t begin, int64_t end) {
       rows_of<T>().norm(x + begin * n, w, b, y + begin * n, mean + begin, rstd + begin, n,
@@ -158,8 +158,8 @@ template <class T>
 void run_norm_grad_as(const NormAttributes& a, In in, Out out) {
   const int64_t n = in[1].size(-1), rows = n ? in[1].numel() / n : 0,
                 blocks = (rows + kRowBlock - 1) / kRowBlock;
-  const T *g = in[0].data<T>(), *x = in[1].data<T>(), *mean = in[2].data<T>(),
-          *rstd = in[3].data<T>(), *w = a.has_weight ? in[4].data<T>() : nullptr;
+  const T *g = in[0].values<T>(), *x = in[1].values<T>(), *mean = in[2].values<T>(),
+          *rstd = in[3].values<T>(), *w = a.has_weight ? in[4].values<T>() : nullptr;
   T* dx = out[0].data<T>();
   int sums = int(a.has_weight) + int(a.has_bias);
   Tensor partial = empty({std::max(sums, 1), blocks, n}, dtype_of<T>);
@@ -193,7 +193,7 @@ void run_norm_grad(const Primitive& prim, In in, Out out, Workspace, const Strea
 }
 
 int64_t id_at(const Tensor& ids, int64_t i) {
-  return ids.dtype() == kI64 ? ids.data<int64_t>()[i] : ids.data<int32_t>()[i];
+  return ids.dtype() == kI64 ? ids.values<int64_t>()[i] : ids.values<int32_t>()[i];
 }
 
 // Row of the part that holds `id`, or -1 when another part does.
@@ -208,7 +208,7 @@ int64_t local_row(const EmbeddingAttributes& a, int64_t id, int64_t i) {
 void run_embedding(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const EmbeddingAttributes&>(prim);
   const size_t row = size_t(in[1].size(1)) * size_of(in[1].dtype());
-  const char* table = static_cast<const char*>(in[1].raw());
+  const char* table = static_cast<const char*>(in[1].raw_values());
   char* y = static_cast<char*>(out[0].raw());
   parallel_for(in[0].numel(), row_grain(int64_t(row)), [&](int64_t b, int64_t e) {
     for (int64_t i = b; i < e; ++i) {
@@ -233,7 +233,7 @@ void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace workspa
   in_compute_type(in, out, in[0].dtype(), [&](auto zero, In in, Out out) {
     using T = decltype(zero);
     const int64_t d = in[0].size(-1), count = in[1].numel();
-    const T* g = in[0].data<T>();
+    const T* g = in[0].values<T>();
     T* dt = out[0].data<T>();
     auto* target = static_cast<int64_t*>(workspace.data);  // row of each id
     for (int64_t i = 0; i < count; ++i) {

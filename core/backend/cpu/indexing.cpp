@@ -29,7 +29,7 @@ struct Index {
   int64_t stride, n, inner;
   bool vector;
   Index(const Tensor& t, int dim)
-      : p(t.data<int64_t>()), stride(t.strides()[dim]), vector(is_vector(t, dim)) {
+      : p(t.values<int64_t>()), stride(t.strides()[dim]), vector(is_vector(t, dim)) {
     Around a(t.shape(), dim);
     n = a.n, inner = a.inner;
   }
@@ -80,7 +80,7 @@ void over_columns(int64_t outer, int64_t n, int64_t inner, F body) {
 
 template <class T>
 void gather_loop(const Tensor& x, const Tensor& index, const Tensor& out, int dim) {
-  const T* src = static_cast<const T*>(x.raw());
+  const T* src = static_cast<const T*>(x.raw_values());
   T* dst = static_cast<T*>(out.raw());
   Index at(index, dim);
   Around a(x.shape(), dim);
@@ -99,7 +99,7 @@ void gather_loop(const Tensor& x, const Tensor& index, const Tensor& out, int di
 
 template <class T>
 void scatter_loop(const Tensor& index, const Tensor& src, const Tensor& out, int dim) {
-  const T* s = static_cast<const T*>(src.raw());
+  const T* s = static_cast<const T*>(src.raw_values());
   T* dst = static_cast<T*>(out.raw());
   Index at(index, dim);
   Around a(out.shape(), dim);
@@ -138,7 +138,7 @@ struct Smallest {
 // Combines every source with the element of `out` that it meets.
 template <class Op, class T>
 void combine_loop(const Tensor& index, const Tensor& src, const Tensor& out, int dim) {
-  const T* s = src.data<T>();
+  const T* s = src.values<T>();
   T* dst = out.data<T>();
   Index at(index, dim);
   Around a(out.shape(), dim);
@@ -180,8 +180,8 @@ void run_scatter(const Primitive& p, std::span<const Tensor> in, std::span<const
                  Workspace, const Stream&) {
   int dim = dim_of(p);
   check_index(p, in[1], dim, out[0].shape()[dim]);
-  if (in[0].raw() != out[0].raw() && out[0].nbytes())
-    std::memcpy(out[0].raw(), in[0].raw(), out[0].nbytes());
+  if (in[0].raw_values() != out[0].raw() && out[0].nbytes())
+    std::memcpy(out[0].raw(), in[0].raw_values(), out[0].nbytes());
   by_width(in[0].dtype(), [&](auto t) { scatter_loop<decltype(t)>(in[1], in[2], out[0], dim); });
 }
 
@@ -197,7 +197,7 @@ void run_combine(const Primitive& p, std::span<const Tensor> in, std::span<const
          all = compute == out[0].dtype() ? out[0] : empty(out[0].shape(), compute, out[0].device());
   if constexpr (std::is_same_v<Op, Sum>) {
     if (all.nbytes()) std::memset(all.raw(), 0, all.nbytes());
-  } else if (all.raw() != in[0].raw()) {
+  } else if (all.raw() != in[0].raw_values()) {
     convert_into(in[0], all);
   }
   by_compute_type(compute,
@@ -212,7 +212,7 @@ void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan
 void run_wrap_index(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
                     Workspace, const Stream&) {
   int64_t extent = static_cast<const WrapIndexAttributes&>(p).extent;
-  const int64_t* x = in[0].data<int64_t>();
+  const int64_t* x = in[0].values<int64_t>();
   int64_t* y = out[0].data<int64_t>();
   for (int64_t i = 0; i < in[0].numel(); ++i) {
     int64_t v = x[i];

@@ -21,7 +21,7 @@ constexpr int64_t kChunk = 1024;  // elements drawn at a time, a multiple of 4
 
 // The stream of one key: a key of its own, so that streams never meet whatever their counters are.
 uint64_t stream_key(const Tensor& key) {
-  const int64_t* k = key.data<int64_t>();
+  const int64_t* k = key.values<int64_t>();
   return low64(philox4x32(uint64_t(k[0]), 0x7465737365726121ull, uint64_t(k[1])));
 }
 
@@ -150,14 +150,14 @@ void run_dropout_as(const DropoutAttributes& a, In in, const Tensor& x, const Te
   uint64_t key = stream_key(in[1]);
   uint32_t threshold = uint32_t(a.p * 4294967296.0);
   const T scale = T(1 / (1 - a.p));
-  const T* from = x.data<T>();
+  const T* from = x.values<T>();
   T* to = y.data<T>();
   if (!a.by_sample)
     return for_runs(x.shape(), a.begin, a.global, [&](int64_t index, int64_t at, int64_t count) {
       drop(key, ~uint64_t(0), index, from + at, to + at, count, threshold, scale);
     });
   if (x.numel() == 0) return;
-  const int64_t* samples = in[2].data<int64_t>();
+  const int64_t* samples = in[2].values<int64_t>();
   int64_t batch = in[2].numel(), each = x.numel() / batch;
   // Within a sample the element is indexed by its global place; dim 0 is what numbers the samples.
   Shape local = x.shape(), global = a.global.empty() ? local : a.global;

@@ -39,11 +39,12 @@ void reduce_run(ReduceKind kind, const Tensor& x, const Tensor& out, int64_t out
   const ReduceTable& t = simd<ReduceTable>();
   switch (x.dtype()) {
     case kF32:
-      return reduce_pieces(t.f32[int(kind)], x.data<float>(), out.data<float>(), outer, n, inner);
+      return reduce_pieces(t.f32[int(kind)], x.values<float>(), out.data<float>(), outer, n, inner);
     case kF64:
-      return reduce_pieces(t.f64[int(kind)], x.data<double>(), out.data<double>(), outer, n, inner);
+      return reduce_pieces(t.f64[int(kind)], x.values<double>(), out.data<double>(), outer, n,
+                           inner);
     default:
-      return reduce_pieces(t.i64[int(kind)], x.data<int64_t>(), out.data<int64_t>(), outer, n,
+      return reduce_pieces(t.i64[int(kind)], x.values<int64_t>(), out.data<int64_t>(), outer, n,
                            inner);
   }
 }
@@ -75,24 +76,24 @@ void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<con
     x = next;
     d = first - 1;
   }
-  if (x.raw() != out[0].raw()) convert_into(x, out[0]);
+  if (x.raw_values() != out[0].raw()) convert_into(x, out[0]);
 }
 
 // Dense parts with short rows, row after row, so that the result is written once from front to
 // back.
 void cat_rows(std::span<const Tensor> in, const Tensor& out, int64_t rows) {
   const size_t row_bytes = out.nbytes() / size_t(rows);
-  parallel_for(rows, std::max<int64_t>(1, kGrain * rows / out.numel()),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t r = begin; r < end; ++r) {
-                   char* to = static_cast<char*>(out.raw()) + size_t(r) * row_bytes;
-                   for (const Tensor& t : in) {
-                     const size_t bytes = t.nbytes() / size_t(rows);
-                     std::memcpy(to, static_cast<const char*>(t.raw()) + size_t(r) * bytes, bytes);
-                     to += bytes;
-                   }
-                 }
-               });
+  parallel_for(
+      rows, std::max<int64_t>(1, kGrain * rows / out.numel()), [&](int64_t begin, int64_t end) {
+        for (int64_t r = begin; r < end; ++r) {
+          char* to = static_cast<char*>(out.raw()) + size_t(r) * row_bytes;
+          for (const Tensor& t : in) {
+            const size_t bytes = t.nbytes() / size_t(rows);
+            std::memcpy(to, static_cast<const char*>(t.raw_values()) + size_t(r) * bytes, bytes);
+            to += bytes;
+          }
+        }
+      });
 }
 
 void run_cat(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,

@@ -38,12 +38,12 @@ void run_wide(std::span<const Tensor> in, const Tensor& out, F loop) {
   for (const Tensor& t : in) wide.push_back(converted(t, compute));
   Tensor result = compute == out.dtype() ? out : empty(out.shape(), compute, out.device());
   loop(wide, result);
-  if (result.raw() != out.raw()) convert_into(result, out);
+  if (result.raw_values() != out.raw()) convert_into(result, out);
 }
 
 template <class T, class Join>
 void accumulate(const Tensor& x, const Tensor& y, int dim, bool reverse, Join join) {
-  const T* src = x.data<T>();
+  const T* src = x.values<T>();
   T* dst = y.data<T>();
   Around a(x.shape(), dim);
   if (a.n == 0) return;
@@ -96,7 +96,7 @@ void run_logcumsumexp(const Primitive& p, std::span<const Tensor> in, std::span<
 
 template <class T>
 void recur(const Tensor& factor, const Tensor& term, const Tensor& y, int dim, bool reverse) {
-  const T *a = factor.data<T>(), *b = term.data<T>();
+  const T *a = factor.values<T>(), *b = term.values<T>();
   T* dst = y.data<T>();
   Around r(y.shape(), dim);
   int64_t first = reverse ? r.n - 1 : 0, step = reverse ? -r.inner : r.inner;
@@ -127,7 +127,7 @@ void run_extreme(const Primitive& p, std::span<const Tensor> in, std::span<const
   run_wide(in, out[0], [&](const auto& wide, const Tensor& y) {
     by_compute_type(y.dtype(), [&](auto t) {
       using T = decltype(t);
-      const T* x = wide[0].template data<T>();
+      const T* x = wide[0].template values<T>();
       T* values = y.data<T>();
       over_lines(r, [&](int64_t base) {
         T best = x[base];

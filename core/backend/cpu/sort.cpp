@@ -46,7 +46,7 @@ void order_row(const T* key, std::vector<int64_t>& position, int64_t count, bool
 
 template <class T>
 void sort_rows(const Tensor& keys, const Tensor& indices, const SortAttributes& a) {
-  const T* x = keys.data<T>();
+  const T* x = keys.values<T>();
   int64_t* out = indices.data<int64_t>();
   Around r(keys.shape(), a.dim);
   parallel_for(r.outer * r.inner, std::max<int64_t>(1, kGrain / std::max<int64_t>(r.n, 1)),
@@ -70,8 +70,8 @@ void run_sort(const Primitive& p, std::span<const Tensor> in, std::span<const Te
   Tensor keys = converted(in[0], compute_dtype(in[0].dtype()));
   by_compute_type(in[0].dtype(), [&](auto t) { sort_rows<decltype(t)>(keys, out[1], a); });
   Around r(in[0].shape(), a.dim);
-  const int64_t* index = out[1].data<int64_t>();
-  auto* src = static_cast<const char*>(in[0].raw());
+  const int64_t* index = out[1].values<int64_t>();
+  auto* src = static_cast<const char*>(in[0].raw_values());
   auto* dst = static_cast<char*>(out[0].raw());
   size_t size = size_of(in[0].dtype());
   for (int64_t e = 0; e < out[0].numel(); ++e) {
@@ -83,7 +83,7 @@ void run_sort(const Primitive& p, std::span<const Tensor> in, std::span<const Te
 
 template <class T, bool kLargest>
 void extreme_rows(const Tensor& keys, const Tensor& out, int dim) {
-  const T* x = keys.data<T>();
+  const T* x = keys.values<T>();
   int64_t* y = out.data<int64_t>();
   Around r(keys.shape(), dim);
   parallel_for(r.outer, std::max<int64_t>(1, kGrain / std::max<int64_t>(r.n * r.inner, 1)),
@@ -121,8 +121,8 @@ void run_search(const Primitive& p, std::span<const Tensor> in, std::span<const 
   by_compute_type(compute, [&](auto t) {
     using T = decltype(t);
     for (int64_t e = 0; e < x.numel(); ++e) {
-      const T* row = edges.data<T>() + (rows > 1 ? e / each : 0) * n;
-      T value = x.data<T>()[e];
+      const T* row = edges.values<T>() + (rows > 1 ? e / each : 0) * n;
+      T value = x.values<T>()[e];
       const T* at = right ? std::upper_bound(row, row + n, value, below<T>)
                           : std::lower_bound(row, row + n, value, below<T>);
       out[0].data<int64_t>()[e] = at - row;

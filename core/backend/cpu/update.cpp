@@ -57,15 +57,15 @@ const UpdateFns<T>& fns() {
 
 void run_adam(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const AdamAttributes&>(prim);
-  double step = *in[1].data<double>();
-  AdamStep s{*in[0].data<double>(),
+  double step = *in[1].values<double>();
+  AdamStep s{*in[0].values<double>(),
              a.beta1,
              a.beta2,
              a.eps,
              a.weight_decay,
              1 - std::pow(a.beta1, step),
              1 - std::pow(a.beta2, step),
-             *in[2].data<double>(),
+             *in[2].values<double>(),
              a.decoupled};
   size_t n = size_t(a.count);
   In lists = in.subspan(3);
@@ -74,7 +74,7 @@ void run_adam(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
     size_t i = size_t(tensor);
     auto run = [&](auto zero) {
       using T = decltype(zero);
-      auto at = [&](size_t list) { return lists[list * n + i].data<T>() + begin; };
+      auto at = [&](size_t list) { return lists[list * n + i].values<T>() + begin; };
       auto to = [&](size_t list) { return out[list * n + i].data<T>() + begin; };
       fns<T>().adam(at(0), at(1), at(2), at(3), to(0), to(1), to(2), count, s);
     };
@@ -84,8 +84,8 @@ void run_adam(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
 
 void run_sgd(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const SgdAttributes&>(prim);
-  SgdStep s{*in[0].data<double>(), a.momentum, a.dampening, a.weight_decay,
-            *in[1].data<double>(), a.nesterov, a.first};
+  SgdStep s{*in[0].values<double>(), a.momentum, a.dampening, a.weight_decay,
+            *in[1].values<double>(), a.nesterov, a.first};
   size_t n = size_t(a.count);
   In lists = in.subspan(2);
   for (size_t i = 0; i < n; ++i) check_real(prim, lists[i]);
@@ -93,7 +93,7 @@ void run_sgd(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
     size_t i = size_t(tensor);
     auto run = [&](auto zero) {
       using T = decltype(zero);
-      auto at = [&](size_t list) { return lists[list * n + i].data<T>() + begin; };
+      auto at = [&](size_t list) { return lists[list * n + i].values<T>() + begin; };
       bool momentum = a.momentum != 0;
       fns<T>().sgd(at(0), at(1), momentum ? at(2) : nullptr, out[i].data<T>() + begin,
                    momentum ? out[n + i].data<T>() + begin : nullptr, count, s);
@@ -113,12 +113,13 @@ int64_t rows_of(const Tensor& t) { return t.ndim() ? t.size(0) : 1; }
 void sum_rows(const Primitive& prim, const Tensor& t, double* to) {
   check_real(prim, t);
   int64_t count = rows_of(t), each = count ? t.numel() / count : 0;
-  parallel_for(
-      count, std::max<int64_t>(1, kPiece / std::max<int64_t>(each, 1)), [&](int64_t b, int64_t e) {
-        for (int64_t r = b; r < e; ++r)
-          to[r] = t.dtype() == kF32 ? fns<float>().sum_squares(t.data<float>() + r * each, each)
-                                    : fns<double>().sum_squares(t.data<double>() + r * each, each);
-      });
+  parallel_for(count, std::max<int64_t>(1, kPiece / std::max<int64_t>(each, 1)),
+               [&](int64_t b, int64_t e) {
+                 for (int64_t r = b; r < e; ++r)
+                   to[r] = t.dtype() == kF32
+                               ? fns<float>().sum_squares(t.values<float>() + r * each, each)
+                               : fns<double>().sum_squares(t.values<double>() + r * each, each);
+               });
 }
 
 // Room for a number per tensor and, with rows, for those of the tensor that has most.
@@ -147,7 +148,8 @@ void run_row_squares(const Primitive& prim, In in, Out out, Workspace, const Str
 
 void run_norm_of_rows(const Primitive&, In in, Out out, Workspace workspace, const Stream&) {
   double* totals = static_cast<double*>(workspace.data);
-  for (size_t i = 0; i < in.size(); ++i) totals[i] = tree_sum(in[i].data<double>(), in[i].numel());
+  for (size_t i = 0; i < in.size(); ++i)
+    totals[i] = tree_sum(in[i].values<double>(), in[i].numel());
   *out[0].data<double>() = std::sqrt(tree_sum(totals, int64_t(in.size())));
 }
 
@@ -170,7 +172,7 @@ void run_max_magnitude(const Primitive& prim, In in, Out out, Workspace, const S
       }
     };
     const Tensor& t = in[size_t(i)];
-    t.dtype() == kF32 ? run(t.data<float>() + begin) : run(t.data<double>() + begin);
+    t.dtype() == kF32 ? run(t.values<float>() + begin) : run(t.values<double>() + begin);
   });
   *out[0].data<double>() = has_nan ? std::numeric_limits<double>::quiet_NaN() : largest.load();
 }

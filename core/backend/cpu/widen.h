@@ -15,7 +15,7 @@ inline void convert_into(const Tensor& from, const Tensor& to) {
     return copy_values(to, dense);
   }
   convert_loop(from.dtype(), to.dtype())(static_cast<char*>(to.raw()), int64_t(size_of(to.dtype())),
-                                         static_cast<const char*>(from.raw()),
+                                         static_cast<const char*>(from.raw_values()),
                                          int64_t(size_of(from.dtype())), from.numel());
 }
 
