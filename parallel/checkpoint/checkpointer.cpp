@@ -3,12 +3,21 @@
 #include <time.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
 
+#include "collectives/backend_group.h"
 #include "collectives/thread.h"
 #include "core/base/log.h"
 #include "core/base/parallel.h"
 #include "core/io/hash.h"
+#include "parallel/checkpoint/folder.h"
+#include "parallel/checkpoint/plan.h"
 #include "parallel/checkpoint/rank_file.h"
+#include "parallel/checkpoint/snapshot.h"
 #include "parallel/checkpoint/verify.h"
 
 namespace tessera::checkpoint {
@@ -33,25 +42,85 @@ Ref<ProcessGroup> own_group(ProcessGroup* group) {
   return group && group->size() > 1 ? group->split(0, group->rank()) : nullptr;
 }
 
-}  // namespace
-
-struct Checkpointer::Job {
+struct Job {
   int64_t step;
   Extra extra;
   std::vector<io::TensorInfo> tensors;  // of this rank's file, in its order
   std::vector<std::string> names;       // of the same, without their boxes
   std::vector<Box> boxes;
   uint64_t bytes = 0;
-  double blocked_seconds = 0;
+  double blocked_seconds = 0;  // in save()
   Clock::time_point start = Clock::now();
 };
 
+}  // namespace
+
+class Checkpointer::Impl {
+ public:
+  Impl(std::string folder, ProcessGroup* group, const SaveOptions& options);
+  ~Impl();
+
+  void prepare(std::span<const Piece> pieces);
+  void save(int64_t step, const State& state);
+  void wait();
+  const std::string& folder() const { return folder_; }
+  SaveCost last() const;
+  /// True in a fork's child: the writer thread, its locks and its peers are the parent's.
+  bool left_behind() const { return detail::forks() != birth_; }
+
+ private:
+  void plan_for(std::span<const Piece> pieces);
+  std::unique_ptr<Job> make_job(int64_t step, const State& state) const;
+  void begin_snapshot(const State& state);
+  void start_writer(std::unique_ptr<Job> job);
+  void add_blocked(double seconds);
+  // The writer thread.
+  void run_writer();
+  void write(Job& job);
+  std::string write_rank_file(const Job& job, const std::string& temporary);
+  void commit(const Job& job, const std::string& temporary,
+              const std::vector<std::string>& written);
+  void read_back(const Job& job);
+  void publish(const Job& job);
+  void discard(const Job& job, bool committed);
+
+  const int birth_ = detail::forks();
+  std::string folder_;
+  SaveOptions options_;
+  Ref<ProcessGroup> group_;  // of the writer thread while a save is under way, else of the caller
+  Exchange exchange_;
+  std::optional<FolderLock> lock_;  // on rank 0
+  std::optional<Plan> plan_;
+  Snapshot snapshot_;
+  Pages window_;  // what is read back
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::unique_ptr<Job> job_;  // under way
+  std::exception_ptr error_;  // of the last one, until somebody asked
+  SaveCost last_;             // but for held_up_seconds while the snapshot is its
+  bool noted_ = false;        // that the disk is written to through the page cache
+  bool stop_ = false;
+  std::thread writer_;
+};
+
 Checkpointer::Checkpointer(std::string folder, ProcessGroup* group, const SaveOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(folder), group, options)) {}
+Checkpointer::~Checkpointer() {
+  if (impl_->left_behind()) (void)impl_.release();
+}
+void Checkpointer::prepare(std::span<const Piece> pieces) { impl_->prepare(pieces); }
+void Checkpointer::save(int64_t step, const State& state) { impl_->save(step, state); }
+void Checkpointer::wait() { impl_->wait(); }
+const std::string& Checkpointer::folder() const { return impl_->folder(); }
+SaveCost Checkpointer::last() const { return impl_->last(); }
+
+Checkpointer::Impl::Impl(std::string folder, ProcessGroup* group, const SaveOptions& options)
     : folder_(std::move(folder)),
       options_(options),
       group_(own_group(group)),
       exchange_(group_.get(), options.timeout),
-      staging_(options.staging_bytes) {
+      snapshot_(options.staging_bytes) {
   exchange_.together([&] {
     window_ = Pages(kWindowBytes);
     TESSERA_CHECK(!folder_.empty(), "checkpoint: the folder has no name");
@@ -64,7 +133,7 @@ Checkpointer::Checkpointer(std::string folder, ProcessGroup* group, const SaveOp
   writer_ = detail::start_thread("checkpoint", [this] { run_writer(); });
 }
 
-Checkpointer::~Checkpointer() {
+Checkpointer::Impl::~Impl() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
@@ -79,12 +148,15 @@ Checkpointer::~Checkpointer() {
   }
 }
 
-SaveCost Checkpointer::last() const {
+SaveCost Checkpointer::Impl::last() const {
   std::lock_guard lock(mutex_);
-  return last_;
+  SaveCost cost = last_;
+  if (!job_) cost.held_up_seconds = snapshot_.held_up_seconds();
+  cost.blocked_seconds += cost.held_up_seconds;
+  return cost;
 }
 
-void Checkpointer::wait() {
+void Checkpointer::Impl::wait() {
   std::unique_lock lock(mutex_);
   bool done = changed_.wait_for(lock, options_.timeout, [&] { return !job_; });
   if (!done)
@@ -95,35 +167,53 @@ void Checkpointer::wait() {
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-void Checkpointer::plan_for(std::span<const Piece> pieces) {
+void Checkpointer::Impl::plan_for(std::span<const Piece> pieces) {
   std::string description;
   exchange_.together([&] { description = describe_pieces(pieces); });
   if (!exchange_.any(!plan_ || plan_->description != description)) return;
   plan_ = make_plan(exchange_, std::move(description), pieces);
   try {
-    exchange_.together([&] { staging_.reserve(plan_->bytes); });
+    exchange_.together([&] { snapshot_.reserve(plan_->bytes); });
   } catch (...) {
     plan_.reset();  // the next save asks again, on all ranks
     throw;
   }
 }
 
-void Checkpointer::prepare(std::span<const Piece> pieces) {
+void Checkpointer::Impl::prepare(std::span<const Piece> pieces) {
   wait();
   plan_for(pieces);
 }
 
-void Checkpointer::save(int64_t step, const State& state) {
-  wait();
+void Checkpointer::Impl::save(int64_t step, const State& state) {
   auto start = Clock::now();
+  wait();
   TESSERA_CHECK(step >= 0, "checkpoint: step {} is negative", step);
   plan_for(state.pieces);
-  staging_.restart();
+  {
+    std::lock_guard lock(mutex_);
+    last_.held_up_seconds = snapshot_.held_up_seconds();  // the next snapshot counts anew
+  }
+  std::unique_ptr<Job> job = make_job(step, state);
+  try {
+    begin_snapshot(state);
+  } catch (...) {
+    snapshot_.begin({}, start);
+    snapshot_.give_up();
+    start_writer(std::move(job));  // which tells the other ranks
+    throw;
+  }
+  start_writer(std::move(job));
+  if (!options_.lazy || !options_.async) snapshot_.copy_all();
+  add_blocked(seconds_since(start));
+  if (!options_.async) wait();
+}
+
+std::unique_ptr<Job> Checkpointer::Impl::make_job(int64_t step, const State& state) const {
   auto job = std::make_unique<Job>();
   job->step = step;
   job->extra = state.extra;
   job->bytes = plan_->bytes;
-  job->start = start;
   for (size_t i : plan_->mine) {
     const Piece& p = state.pieces[i];
     bool is_whole = p.values.shape() == p.global;
@@ -134,49 +224,29 @@ void Checkpointer::save(int64_t step, const State& state) {
     job->names.push_back(p.name);
     job->boxes.push_back(p.box());
   }
-  // What fits is copied first: the writer would take memory bandwidth from the copy. What does not
-  // fit needs the writer to make room.
-  bool fits = plan_->bytes <= staging_.capacity();
-  if (!fits) start_writer(std::move(job));
-  try {
-    stage(step, state, start + options_.timeout);
-  } catch (...) {
-    staging_.producer_gave_up();
-    if (fits) start_writer(std::move(job));  // which tells the other ranks
-    throw;
-  }
-  double blocked = seconds_since(start);
-  if (fits) {
-    job->blocked_seconds = blocked;
-    start_writer(std::move(job));
-  } else {
-    std::lock_guard lock(mutex_);
-    (job_ ? job_->blocked_seconds : last_.blocked_seconds) = blocked;
-  }
-  if (!options_.async) wait();
+  return job;
 }
 
-void Checkpointer::stage(int64_t step, const State& state, Staging::Clock::time_point deadline) {
-  for (size_t i : plan_->mine) {
-    const Piece& p = state.pieces[i];
-    Tensor dense = io::dense_values(p.values, "checkpoint", p.name);
-    if (!staging_.put(dense.raw(), dense.nbytes(), deadline))
-      throw CommError(fmt::format("checkpoint: the writer of step {} freed none of {} bytes of "
-                                  "staging in {} s; the disk is too slow or hangs",
-                                  step, staging_.capacity(), options_.timeout.count() / 1000),
-                      group_ ? group_->name() : "", 0, {exchange_.rank()});
-  }
+void Checkpointer::Impl::begin_snapshot(const State& state) {
+  std::vector<Tensor> values;
+  for (size_t i : plan_->mine) values.push_back(state.pieces[i].values.detach());
+  snapshot_.begin(std::move(values), Clock::now() + options_.timeout);
 }
 
-void Checkpointer::start_writer(std::unique_ptr<Job> job) {
+void Checkpointer::Impl::start_writer(std::unique_ptr<Job> job) {
   std::lock_guard lock(mutex_);
   job_ = std::move(job);
   changed_.notify_all();
 }
 
+void Checkpointer::Impl::add_blocked(double seconds) {
+  std::lock_guard lock(mutex_);
+  (job_ ? job_->blocked_seconds : last_.blocked_seconds) += seconds;
+}
+
 // ---- the writer thread
 
-void Checkpointer::run_writer() {
+void Checkpointer::Impl::run_writer() {
   set_num_threads(1);
   for (;;) {
     {
@@ -187,21 +257,25 @@ void Checkpointer::run_writer() {
     std::exception_ptr error;
     double cpu = thread_cpu_seconds();
     try {
+      snapshot_.copy_some();  // before anything that waits for a disk or for peers
       write(*job_);
     } catch (...) {
       error = std::current_exception();
-      staging_.writer_gave_up();
+      snapshot_.give_up();
     }
     std::lock_guard lock(mutex_);
-    last_ = {job_->step, job_->bytes, job_->blocked_seconds, seconds_since(job_->start),
-             thread_cpu_seconds() - cpu};
+    last_ = {.step = job_->step,
+             .bytes = job_->bytes,
+             .blocked_seconds = job_->blocked_seconds,
+             .seconds = seconds_since(job_->start),
+             .writer_cpu_seconds = thread_cpu_seconds() - cpu};
     error_ = std::move(error);  // the only reference: who waits also destroys
     job_ = nullptr;
     changed_.notify_all();
   }
 }
 
-void Checkpointer::write(Job& job) {
+void Checkpointer::Impl::write(Job& job) {
   std::string temporary = folder_ + "/" + temporary_name(job.step);
   bool root = exchange_.rank() == 0, committed = false;
   try {
@@ -232,14 +306,19 @@ void Checkpointer::write(Job& job) {
   }
 }
 
-std::string Checkpointer::write_rank_file(const Job& job, const std::string& temporary) {
+std::string Checkpointer::Impl::write_rank_file(const Job& job, const std::string& temporary) {
   RankFile file(temporary + "/" + rank_file_name(exchange_.rank(), exchange_.size()), job.tensors,
                 {{"format", "pt"}, {"step", std::to_string(job.step)}}, options_.block_bytes);
   for (uint64_t left = job.bytes; left > 0;) {
-    std::span<const std::byte> bytes = staging_.take(std::min<uint64_t>(left, kWriteBytes));
-    TESSERA_CHECK(!bytes.empty(), "checkpoint: step {} was given up while it was copied", job.step);
+    std::span<const std::byte> bytes = snapshot_.take(std::min<uint64_t>(left, kWriteBytes));
+    TESSERA_CHECK(
+        !bytes.empty(),
+        "checkpoint: step {} was given up: its tensors could not be read, or a write to "
+        "one of them waited for {} s while {} bytes of staging were full; the disk is too "
+        "slow or hangs",
+        job.step, options_.timeout.count() / 1000, snapshot_.capacity());
     file.write(bytes.data(), bytes.size());
-    staging_.release(bytes.size());
+    snapshot_.release(bytes.size());
     left -= bytes.size();
   }
   WrittenFile done = file.finish();
@@ -260,8 +339,8 @@ std::string Checkpointer::write_rank_file(const Job& job, const std::string& tem
   return out.take();
 }
 
-void Checkpointer::commit(const Job& job, const std::string& temporary,
-                          const std::vector<std::string>& written) {
+void Checkpointer::Impl::commit(const Job& job, const std::string& temporary,
+                                const std::vector<std::string>& written) {
   Manifest m{.step = job.step,
              .world_size = exchange_.size(),
              .block_bytes = options_.block_bytes,
@@ -303,7 +382,7 @@ void Checkpointer::commit(const Job& job, const std::string& temporary,
   sync_folder(folder_);
 }
 
-void Checkpointer::read_back(const Job& job) {
+void Checkpointer::Impl::read_back(const Job& job) {
   std::string folder = folder_ + "/" + step_name(job.step);
   Manifest m = read_manifest(folder);
   TESSERA_CHECK(m.step == job.step && m.files.size() == size_t(exchange_.size()),
@@ -315,7 +394,7 @@ void Checkpointer::read_back(const Job& job) {
                 job.step, to_string(v.findings[0]));
 }
 
-void Checkpointer::publish(const Job& job) {
+void Checkpointer::Impl::publish(const Job& job) {
   std::string folder = folder_ + "/" + step_name(job.step);
   write_latest(folder_, {job.step, read_manifest(folder).hash});
   if (options_.keep == 0) return;
@@ -331,7 +410,7 @@ void Checkpointer::publish(const Job& job) {
 }
 
 // Gives the space of a failed save back. What `latest` names is left alone.
-void Checkpointer::discard(const Job& job, bool committed) {
+void Checkpointer::Impl::discard(const Job& job, bool committed) {
   try {
     auto steps = saved_steps(folder_);
     bool named = false;  // by `latest`: then only what came after the swap failed

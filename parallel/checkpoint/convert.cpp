@@ -5,6 +5,7 @@
 
 #include "core/io/safetensors_header.h"
 #include "parallel/checkpoint/checkpointer.h"
+#include "parallel/checkpoint/folder.h"
 #include "parallel/checkpoint/reader.h"
 
 namespace tessera::checkpoint {
@@ -58,7 +59,7 @@ void write_file(Source& from, const Group& tensors, const std::string& path) {
   file.write(header.data(), header.size());
   for (const TensorEntry* t : tensors) {
     Tensor values = from.read(*t);
-    file.write(values.raw(), values.nbytes());
+    file.write(values.raw_values(), values.nbytes());
   }
   file.commit();
 }
