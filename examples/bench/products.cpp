@@ -47,8 +47,9 @@ class PackedProduct {
         c_(zeros_of(p.m.extent * p.n.extent)) {
     g_.m = p.m.extent, g_.n = p.n.extent, g_.k = p.k.extent;
     g_.a_m = p.m.a, g_.a_k = p.k.a, g_.b_k = p.k.b, g_.b_n = p.n.b, g_.c_m = p.m.c;
+    work_ = empty({int64_t(cpu::packed_gemm_workspace(g_, 0))}, kU8);
   }
-  void run() { cpu::run_packed_gemm(g_, 0, a_.raw(), b_.raw(), c_.raw()); }
+  void run() { cpu::run_packed_gemm(g_, 0, a_.raw(), b_.raw(), c_.raw(), work_.raw()); }
 
  private:
   static Tensor zeros_of(int64_t n) {
@@ -57,7 +58,7 @@ class PackedProduct {
     return t;
   }
   cpu::Gemm g_;
-  Tensor a_, b_, c_;
+  Tensor a_, b_, c_, work_;
 };
 
 struct Rates {

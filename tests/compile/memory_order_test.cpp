@@ -18,7 +18,8 @@ using test::checked, test::expect_same_bits, test::graph_of, test::nodes_of;
 size_t arena_of(const Graph& g) { return make_schedule(g).arena.bytes; }
 
 TEST(MemoryOrder, TheGradientOfTheWeightGoesFirst) {
-  Tensor x = rand({64, 32}), g = rand({64, 32}), w = rand({32, 32});
+  // In f64, whose products take no scratch.
+  Tensor x = rand({64, 32}).to(kF64), g = rand({64, 32}).to(kF64), w = rand({32, 32}).to(kF64);
   Graph graph = graph_of({x, g, w}, [&] {
     Tensor h = exp(x);
     Tensor dh = matmul(g, w);                   // as large as h, which is read once more
@@ -26,7 +27,7 @@ TEST(MemoryOrder, TheGradientOfTheWeightGoesFirst) {
     return Tensors{sum(dh * 2.0), sum(dw)};
   });
   Graph after = checked(graph, std::vector<Tensor>{x, g, w}, order_for_memory);
-  constexpr size_t kLarge = 64 * 32 * 4, kSmall = 32 * 32 * 4;
+  constexpr size_t kLarge = 64 * 32 * 8, kSmall = 32 * 32 * 8;
   EXPECT_EQ(arena_of(graph), 2 * kLarge + kSmall);
   EXPECT_EQ(arena_of(after), kLarge + kSmall + kArenaAlign) << to_string(after);  // and a sum
 }

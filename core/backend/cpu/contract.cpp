@@ -22,9 +22,9 @@ struct Nest {
   LoopDims batch, m, n, k;
 };
 
-int64_t stride_of(const std::string& word, char letter, const Tensor& t) {
+int64_t stride_of(const std::string& word, char letter, const Meta& t) {
   size_t d = word.find(letter);
-  return d == std::string::npos ? 0 : t.strides()[int(d)];
+  return d == std::string::npos ? 0 : t.strides[int(d)];
 }
 
 void push_merged(LoopDims& dims, LoopDim d) {
@@ -39,18 +39,18 @@ void push_merged(LoopDims& dims, LoopDim d) {
   dims.push_back(d);
 }
 
-Nest make_nest(const ContractAttributes& s, const Tensor& a, const Tensor& b, const Tensor& c) {
+Nest make_nest(const ContractAttributes& s, const Meta& a, const Meta& b, const Meta& c) {
   Nest nest;
   auto has = [](const std::string& w, char l) { return w.find(l) != std::string::npos; };
   for (size_t i = 0; i < s.out.size(); ++i) {
     char l = s.out[i];
-    LoopDim d{c.shape()[int(i)], stride_of(s.a, l, a), stride_of(s.b, l, b), c.strides()[int(i)]};
+    LoopDim d{c.shape[int(i)], stride_of(s.a, l, a), stride_of(s.b, l, b), c.strides[int(i)]};
     bool in_a = has(s.a, l), in_b = has(s.b, l);
     push_merged(in_a && in_b ? nest.batch : in_a ? nest.m : nest.n, d);
   }
   for (size_t i = 0; i < s.a.size(); ++i)
     if (!has(s.out, s.a[i]))
-      push_merged(nest.k, {a.shape()[int(i)], a.strides()[int(i)], stride_of(s.b, s.a[i], b), 0});
+      push_merged(nest.k, {a.shape[int(i)], a.strides[int(i)], stride_of(s.b, s.a[i], b), 0});
   return nest;
 }
 
@@ -93,13 +93,13 @@ struct Letters final : ContractAttributes {  // a spec for make_nest; only the l
 };
 
 // True when elements are read more than once (expand): libraries want every stride to move.
-bool repeats(const Tensor& t) {
-  for (int d = 0; d < t.ndim(); ++d)
-    if (t.shape()[d] > 1 && t.strides()[d] == 0) return true;
+bool repeats(const Meta& t) {
+  for (int d = 0; d < t.shape.size(); ++d)
+    if (t.shape[d] > 1 && t.strides[d] == 0) return true;
   return false;
 }
 
-void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& c);
+void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& c, Workspace work);
 
 // Operands whose strides do not allow a Gemm are copied into an order that does.
 void contract_copied(const ContractAttributes& s, const Tensor& a, const Tensor& b,
@@ -109,7 +109,7 @@ void contract_copied(const ContractAttributes& s, const Tensor& a, const Tensor&
   TESSERA_ASSERT(word_a != s.a || word_b != s.b || !a.is_contiguous() || !b.is_contiguous(),
                  "contract {},{}->{}: no order of {} and {} suits", s.a, s.b, s.out, describe(a),
                  describe(b));
-  contract_in(Letters(s.id(), word_a, word_b, s.out, s.leaves), x, y, c);
+  contract_in(Letters(s.id(), word_a, word_b, s.out, s.leaves), x, y, c, {});
 }
 
 // C's unit stride lies in a batch letter: compute with the letters ordered batch, m, n, then copy.
@@ -126,55 +126,65 @@ void contract_reordered(const ContractAttributes& s, const Tensor& a, const Tens
   Shape shape;
   for (char l : order) shape.push_back(c.shape()[int(s.out.find(l))]);
   Tensor dense = empty(shape, c.dtype(), c.device());
-  contract_in(Letters(s.id(), s.a, s.b, order, s.leaves), a, b, dense);
+  contract_in(Letters(s.id(), s.a, s.b, order, s.leaves), a, b, dense, {});
   Strides strides;
   for (char l : s.out) strides.push_back(dense.strides()[int(order.find(l))]);
   copy_values(c, Tensor({c.shape(), strides, c.dtype(), c.device()}, dense.storage()));
 }
 
-void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& c) {
-  const Tensor given_a = a, given_b = b;
+// One Gemm that computes the whole contraction, or what stands in its way.
+struct Direct {
+  enum { kYes, kOperands, kResult } fits;  // no: the strides of the operands, or of the result
+  Gemm g;
+  bool swapped = false;  // the operands, for the transposed result
+
+  size_t workspace(const ContractAttributes& s) const {
+    if (fits != kYes) return 0;
+    return s.leaves ? packed_gemm_workspace(g, s.leaves_of(g.k)) : gemm_workspace(g);
+  }
+};
+
+Direct direct(const ContractAttributes& s, const Meta& a, const Meta& b, const Meta& c) {
+  Direct d;
   Nest nest = make_nest(s, a, b, c);
   auto unit = [](const LoopDims& x, const LoopDims& y, int64_t LoopDim::*stride) {
     for (const LoopDims* dims : {&x, &y})
-      for (const LoopDim& d : *dims)
-        if (d.*stride == 1) return true;
+      for (const LoopDim& l : *dims)
+        if (l.*stride == 1) return true;
     return x.empty() && y.empty();
   };
+  d.fits = Direct::kOperands;
   bool a_ok = unit(nest.m, nest.k, &LoopDim::a), b_ok = unit(nest.k, nest.n, &LoopDim::b);
-  if (nest.k.size() > 1 || !a_ok || !b_ok || repeats(a) || repeats(b))
-    return contract_copied(s, a, b, c);
+  if (nest.k.size() > 1 || !a_ok || !b_ok || repeats(a) || repeats(b)) return d;
   // C needs unit stride in its columns: where the rows have it, compute the transpose with the
   // operands swapped.
   bool n_unit = nest.n.empty();
-  for (const LoopDim& d : nest.n) n_unit |= d.c == 1;
+  for (const LoopDim& l : nest.n) n_unit |= l.c == 1;
   bool m_unit = false;
-  for (const LoopDim& d : nest.m) m_unit |= d.c == 1;
-  const Tensor *left = &a, *right = &b;
+  for (const LoopDim& l : nest.m) m_unit |= l.c == 1;
   if (!n_unit && m_unit) {
-    std::swap(left, right);
+    d.swapped = true;
     std::swap(nest.m, nest.n);
     for (LoopDims* dims : {&nest.batch, &nest.m, &nest.n, &nest.k})
-      for (LoopDim& d : *dims) std::swap(d.a, d.b);
-    n_unit = true;
+      for (LoopDim& l : *dims) std::swap(l.a, l.b);
   }
-  Gemm g;
-  g.dtype = c.dtype();
+  Gemm& g = d.g;
+  g.dtype = c.dtype;
   LoopDims batch = nest.batch;
   LoopDim m = keep_one(nest.m, batch, &LoopDim::a), n = keep_one(nest.n, batch, &LoopDim::c),
           k = nest.k.empty() ? LoopDim{1, 1, 1, 0} : nest.k[0];
-  if ((n.extent > 1 && n.c != 1) || int(batch.size()) > kMaxBatch)
-    return contract_reordered(s, given_a, given_b, c);
+  d.fits = Direct::kResult;
+  if ((n.extent > 1 && n.c != 1) || int(batch.size()) > kMaxBatch) return d;
   // The letter with an operand's unit stride may have become a batch letter.
   auto readable = [](const LoopDim& x, int64_t x_stride, const LoopDim& y, int64_t y_stride) {
     return x.extent == 1 || y.extent == 1 || x_stride == 1 || y_stride == 1;
   };
-  if (!readable(m, m.a, k, k.a) || !readable(k, k.b, n, n.b))
-    return contract_copied(s, given_a, given_b, c);
+  d.fits = Direct::kOperands;
+  if (!readable(m, m.a, k, k.a) || !readable(k, k.b, n, n.b)) return d;
   g.batch = int(batch.size());
   for (int i = 0; i < g.batch; ++i) {
-    const LoopDim& d = batch[size_t(i)];
-    g.extent[i] = d.extent, g.a_batch[i] = d.a, g.b_batch[i] = d.b, g.c_batch[i] = d.c;
+    const LoopDim& l = batch[size_t(i)];
+    g.extent[i] = l.extent, g.a_batch[i] = l.a, g.b_batch[i] = l.b, g.c_batch[i] = l.c;
   }
   g.m = m.extent, g.n = n.extent, g.k = k.extent;
   // A dim of extent 1 may have any stride; give it the one a dense matrix would have.
@@ -184,14 +194,41 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
   if (g.m == 1 && g.a_k != 1) g.a_m = 1;
   if (g.k == 1 && g.m > 1 && g.a_m != 1) g.a_k = 1;
   if (g.k == 1 && g.b_n != 1) g.b_k = 1;
+  d.fits = Direct::kYes;
+  return d;
+}
+
+// `work` is what plan_contract asked for; products behind a copy take scratch of their own.
+void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& c, Workspace work) {
+  const Direct d = direct(s, a.meta(), b.meta(), c.meta());
+  if (d.fits == Direct::kOperands) return contract_copied(s, a, b, c);
+  if (d.fits == Direct::kResult) return contract_reordered(s, a, b, c);
+  Tensor own;
+  if (size_t bytes = d.workspace(s); bytes > work.bytes)  // planned with fewer threads, or not
+    own = empty({int64_t(bytes)}, kU8), work = {own.raw(), bytes};
+  const Tensor &left = d.swapped ? b : a, &right = d.swapped ? a : b;
   if (s.leaves)
-    run_packed_gemm(g, s.leaves_of(g.k), left->raw_values(), right->raw_values(), c.raw());
+    run_packed_gemm(d.g, s.leaves_of(d.g.k), left.raw_values(), right.raw_values(), c.raw(),
+                    work.data);
   else
-    run_gemm(g, left->raw_values(), right->raw_values(), c.raw());
+    run_gemm(d.g, left.raw_values(), right.raw_values(), c.raw(), work.data);
+}
+
+// True when `t` is computed as it is: 16-bit floats may go through f32, integers through f64 (exact
+// below 2^53).
+bool computed_in(const ContractAttributes& s, DType t) {
+  return t == kF32 || t == kF64 || (t == kBF16 && !s.leaves);
+}
+
+void plan_contract(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out,
+                   Plan& plan) {
+  const auto& s = static_cast<const ContractAttributes&>(prim);
+  if (!computed_in(s, out[0].dtype) || numel(out[0].shape) == 0 || in[0].numel() == 0) return;
+  plan.workspace_bytes = direct(s, in[0].meta(), in[1].meta(), out[0]).workspace(s);
 }
 
 void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
-                  Workspace, const Stream&) {
+                  Workspace work, const Stream&) {
   const auto& s = static_cast<const ContractAttributes&>(prim);
   if (out[0].numel() == 0) return;
   if (in[0].numel() == 0) {  // an empty sum
@@ -199,19 +236,17 @@ void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<c
     return;
   }
   DType t = out[0].dtype();
-  if (t == kF32 || t == kF64 || (t == kBF16 && !s.leaves))
-    return contract_in(s, in[0], in[1], out[0]);
-  // 16-bit floats are computed in f32, integers in f64 (exact below 2^53).
+  if (computed_in(s, t)) return contract_in(s, in[0], in[1], out[0], work);
   DType compute = t == kF16 || t == kBF16 ? kF32 : kF64;
   Tensor c = empty(out[0].shape(), compute, out[0].device());
-  contract_in(s, converted(in[0], compute), converted(in[1], compute), c);
+  contract_in(s, converted(in[0], compute), converted(in[1], compute), c, {});
   convert_into(c, out[0]);
 }
 
 }  // namespace
 
 void register_contract(KernelTable& t) {
-  t.add(DeviceKind::kCPU, "contract", {nullptr, run_contract});
+  t.add(DeviceKind::kCPU, "contract", {plan_contract, run_contract});
 }
 
 }  // namespace tessera::cpu

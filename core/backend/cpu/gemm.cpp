@@ -79,7 +79,7 @@ Prepared prepare(const Gemm& g) {
           pd.scratchpad_desc().get_size()};
 }
 
-void run_onednn(const Gemm& g, const void* a, const void* b, void* c) {
+Prepared& prepared(const Gemm& g) {
   thread_local std::unordered_map<GemmKey, Prepared, GemmHash> cache;
   GemmKey key(g);
   auto it = cache.find(key);
@@ -87,15 +87,15 @@ void run_onednn(const Gemm& g, const void* a, const void* b, void* c) {
     if (cache.size() >= kMaxPrepared) cache.clear();
     it = cache.emplace(key, prepare(g)).first;
   }
-  Prepared& p = it->second;
-  Tensor scratch;
-  if (p.scratch_bytes) {
-    scratch = empty({int64_t(p.scratch_bytes)}, kU8);
-    p.scratch.set_data_handle(scratch.raw());
-  }
+  return it->second;
+}
+
+void run_onednn(const Gemm& g, const void* a, const void* b, void* c, void* work) {
+  Prepared& p = prepared(g);
   p.a.set_data_handle(const_cast<void*>(a));
   p.b.set_data_handle(const_cast<void*>(b));
   p.c.set_data_handle(c);
+  p.scratch.set_data_handle(work);
   const dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, p.a.get()},
                                   {DNNL_ARG_WEIGHTS, p.b.get()},
                                   {DNNL_ARG_DST, p.c.get()},
@@ -143,12 +143,17 @@ bool suits_packed(const Gemm& g) {
 
 }  // namespace
 
-void run_gemm(const Gemm& g, const void* a, const void* b, void* c) {
+void run_gemm(const Gemm& g, const void* a, const void* b, void* c, void* work) {
   if (g.dtype == kF64)
     return run_blas(g, static_cast<const double*>(a), static_cast<const double*>(b),
                     static_cast<double*>(c));
-  if (suits_packed(g)) return run_packed_gemm(g, 0, a, b, c);
-  run_onednn(g, a, b, c);
+  if (suits_packed(g)) return run_packed_gemm(g, 0, a, b, c, work);
+  run_onednn(g, a, b, c, work);
+}
+
+size_t gemm_workspace(const Gemm& g) {
+  if (g.dtype == kF64) return 0;
+  return suits_packed(g) ? packed_gemm_workspace(g, 0) : prepared(g).scratch_bytes;
 }
 
 }  // namespace tessera::cpu

@@ -19,12 +19,16 @@ struct Gemm {
   int64_t a_m = 0, a_k = 0, b_k = 0, b_n = 0, c_m = 0;
 };
 
-/// Whichever of the library and the packed product is faster.
-void run_gemm(const Gemm& g, const void* a, const void* b, void* c);
+/// Whichever of the library and the packed product is faster. `work` is scratch of
+/// gemm_workspace(g) bytes, asked for by the thread that runs g with as many threads.
+void run_gemm(const Gemm& g, const void* a, const void* b, void* c, void* work);
+size_t gemm_workspace(const Gemm& g);
 
 /// The same product by our own kernel, f32 and f64. The bits of an element depend on k and `leaves`
 /// only: it is summed over k in `leaves` equal parts that meet in a balanced tree, or with 0 in one
-/// chain.
-void run_packed_gemm(const Gemm& g, int64_t leaves, const void* a, const void* b, void* c);
+/// chain. `work` as above.
+void run_packed_gemm(const Gemm& g, int64_t leaves, const void* a, const void* b, void* c,
+                     void* work);
+size_t packed_gemm_workspace(const Gemm& g, int64_t leaves);
 
 }  // namespace tessera::cpu

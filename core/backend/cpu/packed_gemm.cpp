@@ -1,5 +1,8 @@
 // Deals the tiles of a batched product to threads; kernels/packed_gemm.cpp computes each whole,
 // over all of k, so that neither threads nor tiles touch the order of a sum.
+#include <algorithm>
+#include <tuple>
+
 #include "core/backend/cpu/gemm.h"
 #include "core/backend/cpu/isa.h"
 #include "core/base/error.h"
@@ -22,41 +25,77 @@ std::pair<int64_t, int64_t> tile_of(const Gemm& g, int64_t leaves, int64_t batch
   return {std::min(pieces(pieces(g.m, wanted), kRows) * kRows, g.m), columns};
 }
 
+// A product cut into tiles, and these into as many shares as threads will take, each with scratch
+// of its own.
+struct Cut {
+  int64_t tile_m, tile_n, rows, columns, tiles, shares;
+  PackedTile tile;
+  Cut(const Gemm& g, int64_t leaves) {
+    int64_t batch = 1;
+    for (int i = 0; i < g.batch; ++i) batch *= g.extent[i];
+    std::tie(tile_m, tile_n) = tile_of(g, leaves, batch);
+    rows = pieces(g.m, tile_m), columns = pieces(g.n, tile_n), tiles = batch * rows * columns;
+    shares = std::min<int64_t>(tiles, num_threads());
+    tile = {tile_m, tile_n, g.k, leaves, g.a_m, g.a_k, g.b_k, g.b_n, g.c_m};
+  }
+};
+
 template <class T>
-void run(const Gemm& g, int64_t leaves, const T* a, const T* b, T* c, const PackedGemmFns<T>& fns) {
-  int64_t batch = 1;
-  for (int i = 0; i < g.batch; ++i) batch *= g.extent[i];
-  const auto [tile_m, tile_n] = tile_of(g, leaves, batch);
-  const int64_t rows = pieces(g.m, tile_m), columns = pieces(g.n, tile_n);
-  parallel_for(batch * rows * columns, 1, [&](int64_t begin, int64_t end) {
-    PackedTile t{tile_m, tile_n, g.k, leaves, g.a_m, g.a_k, g.b_k, g.b_n, g.c_m};
-    Tensor work = empty({fns.workspace(t)}, dtype_of<T>);
-    for (int64_t at = begin; at < end; ++at) {
-      int64_t which = at / (rows * columns), i = at / columns % rows * tile_m,
-              j = at % columns * tile_n;
-      int64_t to_a = i * g.a_m, to_b = j * g.b_n, to_c = i * g.c_m + j;
-      for (int d = g.batch - 1; d >= 0; --d) {
-        int64_t index = which % g.extent[d];
-        which /= g.extent[d];
-        to_a += index * g.a_batch[d], to_b += index * g.b_batch[d], to_c += index * g.c_batch[d];
-      }
-      t.m = std::min(tile_m, g.m - i), t.n = std::min(tile_n, g.n - j);
-      fns.run(t, a + to_a, b + to_b, c + to_c, work.data<T>());
+const PackedGemmFns<T>& fns() {
+  if constexpr (sizeof(T) == 4)
+    return simd<PackedGemmTable>().f32;
+  else
+    return simd<PackedGemmTable>().f64;
+}
+
+// Elements of scratch of one share, in whole cache lines.
+template <class T>
+int64_t share_of(const Cut& cut) {
+  return pieces(fns<T>().workspace(cut.tile), 64) * 64;
+}
+
+template <class T>
+void run(const Gemm& g, int64_t leaves, const T* a, const T* b, T* c, T* work) {
+  const Cut cut(g, leaves);
+  const int64_t share = share_of<T>(cut);
+  auto run_tile = [&](int64_t at, T* scratch) {
+    PackedTile t = cut.tile;
+    int64_t which = at / (cut.rows * cut.columns), i = at / cut.columns % cut.rows * cut.tile_m,
+            j = at % cut.columns * cut.tile_n;
+    int64_t to_a = i * g.a_m, to_b = j * g.b_n, to_c = i * g.c_m + j;
+    for (int d = g.batch - 1; d >= 0; --d) {
+      int64_t index = which % g.extent[d];
+      which /= g.extent[d];
+      to_a += index * g.a_batch[d], to_b += index * g.b_batch[d], to_c += index * g.c_batch[d];
     }
+    t.m = std::min(cut.tile_m, g.m - i), t.n = std::min(cut.tile_n, g.n - j);
+    fns<T>().run(t, a + to_a, b + to_b, c + to_c, scratch);
+  };
+  parallel_for(cut.shares, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t s = begin; s < end; ++s)
+      for (int64_t at = cut.tiles * s / cut.shares; at < cut.tiles * (s + 1) / cut.shares; ++at)
+        run_tile(at, work + s * share);
   });
 }
 
 }  // namespace
 
-void run_packed_gemm(const Gemm& g, int64_t leaves, const void* a, const void* b, void* c) {
+void run_packed_gemm(const Gemm& g, int64_t leaves, const void* a, const void* b, void* c,
+                     void* work) {
   TESSERA_ASSERT(g.dtype == kF32 || g.dtype == kF64, "packed product in {}", name_of(g.dtype));
   TESSERA_ASSERT(leaves == 0 || g.k % leaves == 0, "{} leaves of {}", leaves, g.k);
   if (g.dtype == kF64)
     run(g, leaves, static_cast<const double*>(a), static_cast<const double*>(b),
-        static_cast<double*>(c), simd<PackedGemmTable>().f64);
+        static_cast<double*>(c), static_cast<double*>(work));
   else
     run(g, leaves, static_cast<const float*>(a), static_cast<const float*>(b),
-        static_cast<float*>(c), simd<PackedGemmTable>().f32);
+        static_cast<float*>(c), static_cast<float*>(work));
+}
+
+size_t packed_gemm_workspace(const Gemm& g, int64_t leaves) {
+  const Cut cut(g, leaves);
+  return size_t(cut.shares) * (g.dtype == kF64 ? sizeof(double) * size_t(share_of<double>(cut))
+                                               : sizeof(float) * size_t(share_of<float>(cut)));
 }
 
 }  // namespace tessera::cpu

@@ -134,13 +134,13 @@ models::GptOptions nano(double dropout) {
   return o;
 }
 
-// Products of matrices take scratch of their own that no plan knows of: up to half of the second
-// cache for each thread. Hence one thread, and a batch beside which a megabyte is little.
+// Scratch of products is planned for the threads they run on; attention's, some kilobytes for each
+// thread, is not. One thread is what the sizes of this test are stated for.
 TEST(Steady, ThePeakIsThePlannedOneAndBelowEager) {
   set_num_threads(1);
   for (double dropout : {0.0, 0.1}) {
     Training training(nano(dropout));
-    Tensor ids = randint(0, 65, {24, 64}), targets = randint(0, 65, {24, 64});
+    Tensor ids = randint(0, 65, {12, 64}), targets = randint(0, 65, {12, 64});
     for (int i = 0; i < 2; ++i) training.step(ids, targets);
     auto peak_of = [](auto f) {
       int64_t live = cpu_memory_stats().live_bytes;
@@ -157,10 +157,10 @@ TEST(Steady, ThePeakIsThePlannedOneAndBelowEager) {
     });
     const MemoryPlan& plan = executor.memory();
     double planned = double(plan.arena_bytes + plan.output_bytes);
-    EXPECT_NEAR(planned, measured, 0.03 * measured) << "dropout " << dropout;
+    EXPECT_NEAR(planned, measured, 0.01 * measured) << "dropout " << dropout;
     EXPECT_LT(measured, eager) << "dropout " << dropout;
     // A second run takes nothing beside scratch of kernels.
-    EXPECT_LT(peak_of([&] { executor.run(inputs); }), 0.03 * planned);
+    EXPECT_LT(peak_of([&] { executor.run(inputs); }), 0.01 * planned);
     std::printf("dropout %.1f: eager %.2f MB, planned %.2f MB, measured %.2f MB\n", dropout,
                 eager / 1e6, planned / 1e6, measured / 1e6);
   }

@@ -147,7 +147,8 @@ TEST(PackedGemm, AnElementIsOneChain) {
           g.b_k = b_rows ? n : 1, g.b_n = b_rows ? 1 : k;
           const int before = num_threads();
           set_num_threads(threads);
-          cpu::run_packed_gemm(g, 0, a.raw(), b.raw(), c.raw());
+          Tensor work = empty({int64_t(cpu::packed_gemm_workspace(g, 0))}, kU8);
+          cpu::run_packed_gemm(g, 0, a.raw(), b.raw(), c.raw(), work.raw());
           set_num_threads(before);
           int64_t wrong = 0;
           for (int64_t i = 0; i < m; ++i)
