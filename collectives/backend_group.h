@@ -62,7 +62,4 @@ class BackendGroup final : public ProcessGroup {
   std::thread thread_;
 };
 
-/// How often this process has been a fork's child since it started: 0 unless someone forks.
-int forks();
-
 }  // namespace tessera::detail

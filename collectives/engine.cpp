@@ -74,8 +74,18 @@ void Call::rethrow() const {
   if (state_.load(std::memory_order_acquire) == kFailed) std::rethrow_exception(error_);
 }
 
+// In a fork's child nobody finishes it, and nobody reads or writes the child's memory.
+void Call::check_process() const {
+  if (forks() != birth_)
+    throw CommError(fmt::format("{} was under way when this process was forked; its result is the "
+                                "parent's",
+                                title()),
+                    "", seq(), {});
+}
+
 void Call::wait() {
   if (!done()) {
+    check_process();
     ProfileSpan span("wait", "wait");
     if (span) span.set_detail(title());
     std::unique_lock lock(mutex_);
@@ -86,6 +96,7 @@ void Call::wait() {
 
 bool Call::wait_for(Millis timeout) {
   if (!done()) {
+    check_process();
     std::unique_lock lock(mutex_);
     if (!finished_.wait_for(lock, timeout, [&] { return done(); })) return false;
   }

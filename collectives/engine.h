@@ -12,6 +12,9 @@
 
 namespace tessera::detail {
 
+/// How often this process has been a fork's child since it started: 0 unless someone forks.
+int forks();
+
 /// One submitted collective: its plan, what keeps its memory alive, and its outcome.
 class Call final : public Work {
  public:
@@ -46,7 +49,9 @@ class Call final : public Work {
  private:
   enum State : uint32_t { kPending, kDone, kFailed };
   void rethrow() const;
+  void check_process() const;
 
+  const int birth_ = forks();
   Tensors tensors_;
   SmallVector<Ref<Event>, 2> before_, readers_;
   std::atomic<uint32_t> state_{kPending};

@@ -1,5 +1,7 @@
 #include "parallel/checkpoint/checkpointer.h"
 
+#include <pthread.h>
+#include <sched.h>
 #include <time.h>
 
 #include <algorithm>
@@ -9,7 +11,7 @@
 #include <optional>
 #include <thread>
 
-#include "collectives/backend_group.h"
+#include "collectives/engine.h"
 #include "collectives/thread.h"
 #include "core/base/log.h"
 #include "core/base/parallel.h"
@@ -248,6 +250,10 @@ void Checkpointer::Impl::add_blocked(double seconds) {
 
 void Checkpointer::Impl::run_writer() {
   set_num_threads(1);
+  // On a core that it shares with training, waking up (by save(), by the disk) does not push
+  // training aside; it gets its turn. Not essential, so a refusal is none of anybody's business.
+  sched_param priority{};
+  pthread_setschedparam(pthread_self(), SCHED_BATCH, &priority);
   for (;;) {
     {
       std::unique_lock lock(mutex_);

@@ -12,7 +12,7 @@
 #include <memory>
 #include <mutex>
 
-#include "collectives/backend_group.h"
+#include "collectives/engine.h"
 #include "core/base/parallel.h"
 #include "core/base/profile.h"
 

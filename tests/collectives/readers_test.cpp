@@ -2,6 +2,8 @@
 // all ranks have read it. Each case delays a peer, so that without the wait it would get the new
 // values. Runs under ThreadSanitizer too.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <functional>
 #include <thread>
@@ -175,6 +177,34 @@ TEST(Operands, AWriteGoesOnWhenTheCollectiveFails) {
     EXPECT_THROW(work->wait(), CommError);
   };
   EXPECT_THROW(run_ranks(2, program), UserError);
+}
+
+// Its memory is its own, and nobody finishes there what the parent has begun.
+TEST(Operands, AForkedChildWaitsForNobody) {
+  run_ranks(2, [](ProcessGroup& g) {
+    Tensor t = of(g.rank()), out = empty({kN});
+    if (g.rank() == 1) {
+      std::this_thread::sleep_for(10 * kLate);
+      g.recv(out, 0);
+      return expect_all(out, 1);
+    }
+    Ref<Work> work = g.send_async(t, 1);
+    pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      fill_(t, -1);
+      bool told = false;
+      try {
+        work->wait();
+      } catch (const CommError& e) {
+        told = std::string(e.what()).find("forked") != std::string::npos;
+      }
+      _exit(told && t.values<float>()[kN - 1] == -1 ? 0 : 1);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+  });
 }
 
 }  // namespace
