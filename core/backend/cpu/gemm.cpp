@@ -130,8 +130,8 @@ void run_blas(const Gemm& g, const double* a, const double* b, double* c) {
 }
 
 // Products of middling size: their operands come from beyond the second cache, and reading them
-// ahead makes most packed products faster (-4 to +14 %). Smaller ones may still lie in that cache,
-// where the library is up to a tenth faster; with larger ones both are equal. Measured by
+// ahead makes packed products faster, by 4 to 47 %. Smaller ones may still lie in that cache, where
+// both are equal. Larger ones gain less, and of several threads each packs all of B. Measured by
 // `bench products` on a core of Zen 4.
 bool suits_packed(const Gemm& g) {
   constexpr int64_t kKiB = 1024, kLeast = 64;
