@@ -283,9 +283,13 @@ struct StepCompiler::Impl {
   }
 
   Executor& executor_of(Segment& segment) {
-    if (!segment.executor)
+    if (!segment.executor) {
+      const auto begin = std::chrono::steady_clock::now();
       segment.executor = std::make_unique<Executor>(
           build(std::exchange(segment.graph, {}), options, ++report.compiled, &report.unoptimised));
+      report.compile_s +=
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    }
     return *segment.executor;
   }
 

@@ -49,7 +49,8 @@ struct CompileOptions {
 struct CompileReport {
   int64_t calls = 0, replays = 0;  // of them, without running the function
   int64_t recordings = 0, segments = 0;
-  int compiled = 0;  // distinct graphs with an executor
+  int compiled = 0;      // distinct graphs with an executor
+  double compile_s = 0;  // of them: passes, code (or the cache), memory
   // Of graphs that serve many sizes: sizes that were planned, what that took, runs of the compiler.
   int sizes = 0, size_compilations = 0;
   double sizes_ms = 0;

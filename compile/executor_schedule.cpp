@@ -4,6 +4,7 @@
 
 #include "collectives/ops.h"
 #include "compile/as_strided.h"
+#include "compile/joins.h"
 #include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
 
@@ -19,7 +20,7 @@ size_t dense_bytes(const Meta& m) { return size_t(numel(m.shape)) * size_of(m.dt
 class Scheduler {
  public:
   explicit Scheduler(const Graph& g)
-      : g_(g), value_(g.values.size()), last_read_(g.values.size(), -1) {}
+      : g_(g), joins_(find_joins(g)), value_(g.values.size()), last_read_(g.values.size(), -1) {}
 
   CallSchedule run() {
     find_last_reads();
@@ -148,6 +149,7 @@ class Scheduler {
       for (size_t i = 0; i < n.out.size(); ++i) define(n.out[i], handle(views[i]));
       return;
     }
+    if (is_joined(n.out)) return;
     SmallVector<int, 4> last;
     for (ValueId id : n.out) last.push_back(dies(id));
     Tensors out = results_of(n, in, last);
@@ -172,6 +174,10 @@ class Scheduler {
     }
     KernelCall call = plan_call(*n.prim, kernel, in);
     make_dense(call, in);
+    if (call.plan.any_strides_out && make_joined(call.out, out)) {
+      emit(n, &kernel, in, out, call.plan.workspace_bytes);
+      return out;
+    }
     SmallVector<MemoryId, 2> taken;
     for (size_t i = 0; i < call.out.size(); ++i) {
       MemoryId m =
@@ -189,6 +195,24 @@ class Scheduler {
     emit(n, &kernel, in, out, call.plan.workspace_bytes);
     return out;
   }
+
+  // The results of this node, in the memory of the value that joins them, which is made now.
+  bool make_joined(const Metas& planned, Tensors& out) {
+    auto it = joins_.find(node_);
+    if (it == joins_.end()) return false;
+    const Join& join = it->second;
+    for (size_t i = 0; i < planned.size(); ++i) {
+      const Meta& m = join.pieces[i].meta;
+      if (!(m.shape == planned[i].shape) || m.dtype != planned[i].dtype || m.strides.back() != 1)
+        return false;
+    }
+    ValueId whole = g_.nodes[size_t(join.cat)].out[0];
+    define(whole, fresh(g_[whole].meta, dies(whole)));
+    for (const Join::Piece& p : join.pieces)
+      out.push_back(see(memory_of(value_[size_t(whole)]), p.meta, p.offset));
+    return true;
+  }
+  bool is_joined(const ValueIds& out) const { return value_[size_t(out[0])].defined(); }
 
   static Device device_of(const Node& n, std::span<const Tensor> in) {
     return in.empty() ? n.prim->infer({})[0].device : in[0].device();
@@ -402,6 +426,7 @@ class Scheduler {
   }
 
   const Graph& g_;
+  const std::unordered_map<int32_t, Join> joins_;
   CallSchedule s_;
   int node_ = 0;
   std::vector<Tensor> value_;   // by ValueId

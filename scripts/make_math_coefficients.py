@@ -124,19 +124,20 @@ tables = {
     # exp(r) = 1 + r P(r), for the tail of erf
     "exp_tail": (limit(lambda r: mp.expm1(r) / r, 1), lambda r: r / mp.exp(r), -ln2 / 2 * 1.01, ln2 / 2 * 1.01, 5, False),
 }
-# (1 + 2 a) exp(a^2) erfc(a) = P(q), q = 1 / (1 + 13/32 a), 1/2 <= a <= 10.2, and the same for the normal distribution:
-# (1 + u) exp(u^2 / 2) Phi(-u) = P(q), q = 1 / (1 + 9/32 u), 0 <= u <= 14.4. Nearly constant, so well conditioned.
+# (1 + 2 a) exp(a^2) erfc(a) = P(q), q = 1 / (1 + 13/32 a), 1/2 <= a <= 10.2. Nearly constant, so well conditioned.
 # (Shepherd, Laframboise 1981, "Chebyshev approximation of (1+2x)exp(x^2)erfc(x) in 0<=x<inf", Math. Comp. 36.)
 erfcx = lambda a: mp.exp(a * a) * mp.erfc(a)
 
 
 def tail(p, factor, g, lo, hi, n):
-    f = lambda q: (1 + factor * (1 / q - 1) / p) * g((1 / q - 1) / p)
+    """factor(a, q) g(a) of q = 1 / (1 + p a)."""
+    f = lambda q: factor((1 / q - 1) / p, q) * g((1 / q - 1) / p)
     return f, lambda q: 1 / f(q), 1 / (1 + p * mpf(hi)), 1 / (1 + p * mpf(lo)), n, False
 
 
-tables["erfc_tail"] = tail(mpf(13) / 32, 2, erfcx, "0.499", "10.2", 10)
-tables["normal_tail"] = tail(mpf(9) / 32, 1, lambda u: erfcx(u / mp.sqrt(2)) / 2, "0", "14.4", 10)
+tables["erfc_tail"] = tail(mpf(13) / 32, lambda a, q: 1 + 2 * a, erfcx, "0.499", "10.2", 10)
+# exp(u^2 / 2) Phi(-u) = q P(q), q = 1 / (1 + 9/32 u), 0 <= u <= 14.4
+tables["normal_tail"] = tail(mpf(9) / 32, lambda u, q: 1 / q, lambda u: erfcx(u / mp.sqrt(2)) / 2, "0", "14.4", 10)
 # Phi(-u) - u phi(u) = exp(-u^2 / 2) P(u), absolutely, 0 <= u <= 6: the weight falls so fast that a polynomial does.
 tables["normal_slope"] = (lambda u: erfcx(u / mp.sqrt(2)) / 2 - u / mp.sqrt(2 * mp.pi), lambda u: mp.exp(-u * u / 2), mpf(0), mpf(6), 12, False)
 

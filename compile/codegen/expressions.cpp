@@ -95,6 +95,7 @@ std::string reduction_type(ReduceKind kind) {
 }
 
 std::string loaded(DType t, const std::string& memory) {
+  if (t == kBool) return fmt::format("{} != 0", memory);
   return t == kF16 || t == kBF16 ? fmt::format("widen({})", memory) : memory;
 }
 std::string stored(DType t, const std::string& value) {

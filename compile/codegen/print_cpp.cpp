@@ -203,9 +203,11 @@ class Printer {
 
   // ---- the function that computes a chunk ----
 
+  // Loops that read bools as such are not vectorised by GCC 12.
+  static std::string read_type(DType t) { return t == kBool ? "unsigned char" : memory_type(t); }
   void print_pointers() {
     for (size_t k = 0; k < b_.operands.size(); ++k) {
-      std::string type = memory_type(b_.operands[k].dtype);
+      std::string type = read_type(b_.operands[k].dtype);
       line("const {}* x{} = reinterpret_cast<const {}*>(p[{}]);", type, k, type, k);
     }
     for (size_t k = 0; k < b_.stores.size(); ++k) {
@@ -262,7 +264,7 @@ class Printer {
         print_row_pointer(b_.stores[k].to, "", "w", "y", k);
     for (size_t k = 0; k < b_.instrs.size(); ++k)
       if (s_.values[k].buffered && s_.values[k].kept_in < 0)
-        line("alignas(64) {} b{}[{}];", register_type(b_.instrs[k].dtype), k,
+        line("alignas(64) {} b{}[{}];", buffer_type(b_.instrs[k].dtype), k,
              s_.count(b_.instrs[k].loops & inner()));
     int stage = 0;
     print_row_values(Place::kRow, 0);
@@ -288,8 +290,8 @@ class Printer {
   void print_row_pointer(const Access& a, const char* constness, const char* row, const char* base,
                          size_t k) {
     if (!(moving_loops(a) & outer()) || !(moving_loops(a) & inner())) return;
-    line("{}{}* {}{} = {}{} + {};", constness, memory_type(a.dtype), row, k, base, k,
-         offset(a, outer()));
+    const std::string type = *constness ? read_type(a.dtype) : memory_type(a.dtype);
+    line("{}{}* {}{} = {}{} + {};", constness, type, row, k, base, k, offset(a, outer()));
   }
 
   // ---- nests ----
@@ -320,6 +322,7 @@ class Printer {
     line("alignas(64) {} a{}[{}];", array_type(i, n), id, s_.count(kept(i)));
     line("start<{}>(a{}, {});", reduction_type(i.reduce), id, s_.count(kept(i)));
   }
+  static std::string buffer_type(DType t) { return t == kBool ? read_type(t) : register_type(t); }
   std::string buffer(InstrId id) const {
     return at(id).kept_in >= 0 ? result(at(id).kept_in)
                                : fmt::format("b{}[{}]", id, dense(instr(id).loops & inner()));
@@ -328,7 +331,8 @@ class Printer {
   void print_level(const Nest& n, int l) {
     for (InstrId id : n.reread)
       if (last_of(instr(id).loops) == l)
-        line("const {} v{} = {};", register_type(instr(id).dtype), id, buffer(id));
+        line("const {} v{} = {};", register_type(instr(id).dtype), id,
+             instr(id).dtype == kBool ? loaded(kBool, buffer(id)) : buffer(id));
     for (InstrId id : n.values) {
       if (last_of(instr(id).loops) != l) continue;
       print_value(id);
@@ -368,10 +372,19 @@ class Printer {
     print_element(n, v);
     close();
   }
+  bool touches_bytes(const Nest& n) const {
+    return std::ranges::any_of(n.values,
+                               [&](InstrId id) {
+                                 return instr(id).kind == InstrKind::kLoad &&
+                                        size_of(instr(id).dtype) == 1;
+                               }) ||
+           std::ranges::any_of(n.stores,
+                               [&](int k) { return size_of(b_.stores[size_t(k)].to.dtype) == 1; });
+  }
   void print_in_lanes(const Nest& n, int v, const std::vector<InstrId>& lanes) {
     const int64_t extent = b_.extents[size_t(v)];
-    int64_t count = 1;
-    while (count < kMaxLanes && count < extent) count *= 2;
+    int64_t count = 1, most = touches_bytes(n) ? kMaxLanesOfBytes : kMaxLanes;
+    while (count < most && count < extent) count *= 2;
     std::string begin = begin_of(v), end = end_of(v);
     const bool cut = !blocked(v) && extent > kSumBlock;
     if (cut) {

@@ -294,7 +294,7 @@ class Scheduler {
   // The row of a result that is written when nobody reads the value any more, and as it is.
   void keep_in_result(InstrId id) {
     const Instr& i = instr(id);
-    if (memory_type(i.dtype) != register_type(i.dtype)) return;
+    if (i.dtype == kBool || memory_type(i.dtype) != register_type(i.dtype)) return;
     auto reads = [&](const Nest& n) { return std::ranges::count(n.reread, id) > 0; };
     for (size_t n = s_.nests.size(); n-- > size_t(computed_in_[size_t(id)]) + 1;) {
       for (int k : s_.nests[n].stores) {

@@ -15,6 +15,9 @@ namespace tessera::compiler {
 /// Elements that a sum takes in interleaved lanes of its own precision before they meet in double.
 inline constexpr int64_t kSumBlock = 4096;
 inline constexpr int kMaxLanes = 32;
+/// Where elements of one byte are read or written as well: GCC takes vectors of as many bytes as
+/// there are lanes for all that a loop does.
+inline constexpr int kMaxLanesOfBytes = 64;
 /// Rows after which sums over rows move from single to double precision.
 inline constexpr int64_t kSumRows = 64;
 

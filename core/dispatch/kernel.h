@@ -16,7 +16,8 @@ struct Plan {
   bool assign_in_place = false;  // assign may write straight over operands that are destinations
   uint32_t dense_in =
       0;  // bit i: operand i must be row-major dense; the backend copies it if it is not
-  bool all_dense = false;  // as dense_in with every bit set, for operand lists longer than 32
+  bool all_dense = false;        // as dense_in with every bit set, for operand lists longer than 32
+  bool any_strides_out = false;  // outputs may have other strides than planned, 1 in their last dim
   size_t workspace_bytes = 0;
   // Strides of outputs may be changed in place in the metas that plan receives; they start dense.
 };

@@ -1,15 +1,19 @@
 // bench kernels: generated code of single bodies beside the copy bandwidth of the level of memory
-// that their operands and results fit in. Kernel and copy are timed in turn: what other programs
-// take from one they take from both.
+// that their operands and results fit in, and beside the same computation op by op. They are timed
+// in turn: what other programs take from one they take from all.
 #include <fmt/core.h>
 
 #include <cstring>
 
 #include "compile/codegen/generate.h"
 #include "compile/codegen/samples.h"
+#include "core/autograd/autograd.h"
 #include "core/base/parallel.h"
 #include "core/ops/create.h"
+#include "core/ops/pointwise.h"
 #include "core/ops/random.h"
+#include "core/ops/reduce.h"
+#include "core/ops/views.h"
 #include "examples/bench/commands.h"
 
 namespace tessera::bench {
@@ -18,35 +22,152 @@ namespace {
 struct Kernel {
   const char* name;
   compiler::Body (*body)(int64_t rows);
+  Tensors (*eager)(const Tensors& in);  // the same, op by op; null: it is one op
   int64_t large, small;  // rows: some 256 MB of memory, far beyond caches, and what stays in an L2
                          // cache of 1 MB
 };
 
+using compiler::BodyBuilder;
+using compiler::InstrId;
+
+Tensor row_sum(const Tensor& x) { return sum(x, {-1}, true); }
+Tensor softmax_by_ops(const Tensor& x) {
+  Tensor e = exp(x - amax(x, {-1}, true));
+  return e / row_sum(e);
+}
+InstrId softmax(BodyBuilder& b, InstrId x) {
+  InstrId e = b.op("exp", {b.op("sub", {x, b.reduce(ReduceKind::kMax, x, 2)})});
+  return b.op("div", {e, b.sum(e, 2)});
+}
+
+// ---- normalisations
+
+Tensors layer_norm_by_ops(const Tensors& in) {
+  Tensor mean = row_sum(in[0]) * (1.0 / 768), d = in[0] - mean;
+  Tensor rstd = rsqrt(row_sum(square(d)) * (1.0 / 768) + 1e-5);
+  return {d * rstd * in[1] + in[2], mean, rstd};
+}
+Tensors layer_norm_grad_by_ops(const Tensors& in) {
+  Shape one_each{in[0].size(0), 1};
+  const Tensor &g = in[0], rstd = reshape(in[4], one_each);
+  Tensor h = (in[1] - reshape(in[3], one_each)) * rstd, q = g * in[2];
+  Tensor inner = q - row_sum(q) * (1.0 / 768) - h * (row_sum(q * h) * (1.0 / 768));
+  return {inner * rstd, sum(g * h, {0}), sum(g, {0})};
+}
+compiler::Body residual_rms_norm(int64_t rows) {
+  BodyBuilder b({rows, 1024});
+  InstrId x = b.op("add", {b.load(3), b.load(3)}), w = b.load(2);
+  InstrId var = b.op("mul", {b.sum(b.op("square", {x}), 2), b.constant(1.0 / 1024)});
+  InstrId rstd = b.op("rsqrt", {b.op("add", {var, b.constant(1e-5)})});
+  b.store(x), b.store(b.op("mul", {b.op("mul", {x, rstd}), w})), b.store(rstd);
+  return b.body;
+}
+Tensors residual_rms_norm_by_ops(const Tensors& in) {
+  Tensor x = in[0] + in[1], rstd = rsqrt(row_sum(square(x)) * (1.0 / 1024) + 1e-5);
+  return {x, x * rstd * in[2], rstd};
+}
+
+// ---- pieces of attention and of blocks
+
+compiler::Body masked_softmax(int64_t rows) {
+  BodyBuilder b({rows, 1024});
+  InstrId x = b.op("mul", {b.load(3), b.constant(0.125)});
+  b.store(softmax(b, b.op("where", {b.load(2, kBool), b.constant(-1e30), x})));
+  return b.body;
+}
+Tensors masked_softmax_by_ops(const Tensors& in) {
+  return {softmax_by_ops(where(in[1], scalar_tensor(-1e30, kF32), in[0] * 0.125))};
+}
+compiler::Body softmax_grad(int64_t rows) {
+  BodyBuilder b({rows, 1024});
+  InstrId y = b.load(3), g = b.load(3), dot = b.sum(b.op("mul", {y, g}), 2);
+  b.store(b.op("mul", {b.op("mul", {y, b.op("sub", {g, dot})}), b.constant(0.125)}));
+  return b.body;
+}
+Tensors softmax_grad_by_ops(const Tensors& in) {
+  return {in[0] * (in[1] - row_sum(in[0] * in[1])) * 0.125};
+}
+compiler::Body dropout_add(int64_t rows) {
+  BodyBuilder b({rows, 1024});
+  InstrId x = b.load(3), y = b.op("add", {b.load(3), b.load(2)}), zero = b.constant(0.0);
+  InstrId kept = b.op("where", {b.load(3, kBool), b.op("mul", {y, b.constant(1.25)}), zero});
+  b.store(b.op("add", {x, kept}));
+  return b.body;
+}
+Tensors dropout_add_by_ops(const Tensors& in) {
+  return {in[0] + where(in[3], (in[1] + in[2]) * 1.25, scalar_tensor(0.0, kF32))};
+}
+compiler::Body bias_gelu_tanh(int64_t rows) {
+  BodyBuilder b({rows, 3072});
+  b.store(b.op("gelu_tanh", {b.op("add", {b.load(3), b.load(2)})}));
+  return b.body;
+}
+
+// ---- losses and optimizers
+
+Tensors cross_entropy_by_ops(const Tensors& in) {
+  const Tensor& x = in[0];
+  const double inv = 1.0 / double(x.size(0));
+  Tensor m = amax(x, {-1}, true), e = exp(x - m), s = row_sum(e);
+  Tensor hit = eq(arange(0, x.size(1)), reshape(in[1], {x.size(0), 1}));
+  Tensor zero = scalar_tensor(0.0, kF32), one = scalar_tensor(1.0, kF32);
+  return {sum(log(s) + m - row_sum(where(hit, x, zero))) * inv,
+          (e / s - where(hit, one, zero)) * inv};
+}
+Tensors adamw_by_ops(const Tensors& in) {
+  const Tensor &p = in[0], &g = in[1], &lr = in[4];
+  Tensor m = in[2] * 0.9 + g * 0.1, v = in[3] * 0.999 + square(g) * 0.001;
+  return {p * (1.0 - lr * 0.01) - lr / in[5] * m / (sqrt(v) / sqrt(in[6]) + 1e-8), m, v};
+}
+compiler::Body sgd_momentum(int64_t rows) {
+  BodyBuilder b({rows * 1024});
+  InstrId p = b.load(1), g = b.load(1), m = b.load(1), lr = b.load(0);
+  InstrId decayed = b.op("add", {g, b.op("mul", {p, b.constant(0.01)})});
+  InstrId next = b.op("add", {b.op("mul", {m, b.constant(0.9)}), decayed});
+  b.store(b.op("sub", {p, b.op("mul", {lr, next})})), b.store(next);
+  return b.body;
+}
+Tensors sgd_momentum_by_ops(const Tensors& in) {
+  Tensor m = in[2] * 0.9 + (in[1] + in[0] * 0.01);
+  return {in[0] - in[3] * m, m};
+}
+
 const Kernel kKernels[] = {
-    {"softmax [rows, 1024]", [](int64_t r) { return compiler::softmax_body(r, 1024); }, 32768, 64},
-    {"layer_norm [rows, 768]", [](int64_t r) { return compiler::layer_norm_body(r, 768); }, 40000,
-     100},
+    {"softmax [rows, 1024]", [](int64_t r) { return compiler::softmax_body(r, 1024); },
+     [](const Tensors& in) { return Tensors{softmax_by_ops(in[0])}; }, 32768, 64},
+    {"masked_softmax [rows, 1024]", masked_softmax, masked_softmax_by_ops, 32768, 64},
+    {"softmax_grad [rows, 1024]", softmax_grad, softmax_grad_by_ops, 21840, 42},
+    {"layer_norm [rows, 768]", [](int64_t r) { return compiler::layer_norm_body(r, 768); },
+     layer_norm_by_ops, 40000, 100},
     {"layer_norm_grad [rows, 768]",
-     [](int64_t r) { return compiler::layer_norm_grad_body(r, 768); }, 28000, 64},
+     [](int64_t r) { return compiler::layer_norm_grad_body(r, 768); }, layer_norm_grad_by_ops,
+     28000, 64},
+    {"residual_rms_norm [rows, 1024]", residual_rms_norm, residual_rms_norm_by_ops, 16384, 32},
+    {"dropout_add [rows, 1024]", dropout_add, dropout_add_by_ops, 20160, 40},
     {"cross_entropy [rows, 50304]",
-     [](int64_t r) { return compiler::cross_entropy_body(r, 50304); }, 640, 2},
-    {"adamw [rows, 1024]", [](int64_t r) { return compiler::adamw_body(r * 1024); }, 9200, 16},
-    {"bias_gelu [rows, 3072]", [](int64_t r) { return compiler::bias_gelu_body(r, 3072); }, 10800,
-     24},
+     [](int64_t r) { return compiler::cross_entropy_body(r, 50304); }, cross_entropy_by_ops, 640,
+     2},
+    {"adamw [rows, 1024]", [](int64_t r) { return compiler::adamw_body(r * 1024); }, adamw_by_ops,
+     9200, 16},
+    {"sgd_momentum [rows, 1024]", sgd_momentum, sgd_momentum_by_ops, 13104, 24},
+    {"bias_gelu [rows, 3072]", [](int64_t r) { return compiler::bias_gelu_body(r, 3072); },
+     [](const Tensors& in) { return Tensors{gelu(in[0] + in[1])}; }, 10800, 24},
+    {"bias_gelu_tanh [rows, 3072]", bias_gelu_tanh,
+     [](const Tensors& in) { return Tensors{gelu_tanh(in[0] + in[1])}; }, 10800, 24},
     {"sum [rows, 1024]",
      [](int64_t r) {
-       compiler::BodyBuilder b({r, 1024});
+       BodyBuilder b({r, 1024});
        b.store(b.sum(b.load(3), 3));
        return b.body;
      },
-     65536, 128},
+     nullptr, 65536, 128},
     {"sum over rows [rows, 768]",
      [](int64_t r) {
-       compiler::BodyBuilder b({r, 768});
+       BodyBuilder b({r, 768});
        b.store(b.sum(b.load(3), 1));
        return b.body;
      },
-     84000, 160},
+     nullptr, 84000, 160},
 };
 
 struct Prepared {
@@ -91,6 +212,7 @@ Prepared prepare(const Kernel& k, int64_t rows, const compiler::Body& body,
 Json bench_kernels(int cpu, int samples) {
   bind_to_core(cpu);
   set_num_threads(1);
+  NoGrad no_grad;
   std::vector<compiler::Body> bodies;
   std::vector<int64_t> rows;
   std::vector<const Kernel*> kinds;
@@ -108,7 +230,8 @@ Json bench_kernels(int cpu, int samples) {
   auto kernels = compiler::generate(fused, {}, &report);
   fmt::print("{} kernels, {} compiled now, {:.2f} s; {}\n", report.kernels, report.compiled,
              report.seconds, load_text());
-  fmt::print("{:<34} {:>10} {:>12} {:>10} {:>8}\n", "", "memory", "time", "GB/s", "of copy");
+  fmt::print("{:<34} {:>10} {:>12} {:>10} {:>8} {:>12} {:>8}\n", "", "memory", "time", "GB/s",
+             "of copy", "op by op", "ratio");
   Json all{{"kernels", report.kernels}, {"generate_s", report.seconds}, {"rows", Json::array()}};
   for (size_t i = 0; i < bodies.size(); ++i) {
     Prepared k = prepare(*kinds[i], rows[i], bodies[i], kernels[i]);
@@ -118,13 +241,20 @@ Json bench_kernels(int cpu, int samples) {
         for (int c = 0; c < calls; ++c) work();
       });
     };
-    std::vector<Stats> t =
-        time_in_turn({repeat([&] { k.run(); }), repeat([&] { k.copy(); })}, samples);
+    std::vector<std::function<void()>> timed = {repeat([&] { k.run(); }),
+                                                repeat([&] { k.copy(); })};
+    if (kinds[i]->eager) timed.push_back(repeat([&] { keep(kinds[i]->eager(k.in)[0].raw()); }));
+    std::vector<Stats> t = time_in_turn(timed, samples);
     double seconds = t[0].min / calls, copy = t[1].min / calls;
-    fmt::print("{:<34} {:>10} {:>12} {:>10.1f} {:>8.2f}\n", k.name, bytes_text(int64_t(k.bytes)),
+    fmt::print("{:<34} {:>10} {:>12} {:>10.1f} {:>8.2f}", k.name, bytes_text(int64_t(k.bytes)),
                time_text(seconds), k.bytes / seconds * 1e-9, copy / seconds);
-    all["rows"].push_back(
-        {{"what", k.name}, {"bytes", k.bytes}, {"seconds", seconds}, {"copy_seconds", copy}});
+    Json row{{"what", k.name}, {"bytes", k.bytes}, {"seconds", seconds}, {"copy_seconds", copy}};
+    if (kinds[i]->eager) {
+      fmt::print(" {:>12} {:>8.2f}", time_text(t[2].min / calls), t[2].min / t[0].min);
+      row["eager_seconds"] = t[2].min / calls;
+    }
+    fmt::print("\n");
+    all["rows"].push_back(row);
   }
   fmt::print("best of {} samples; copies move the same number of bytes, half read, half written\n",
              samples);

@@ -118,9 +118,9 @@ Json bench_train(const TrainOptions& o) {
   if (compiled)
     fmt::print(
         "compiled step   {:.3f} ms (quartiles {:.3f} to {:.3f}); eager / compiled {:.3f}, "
-        "compiled / contractions {:.3f}\n",
+        "compiled / contractions {:.3f}; compiled in {:.3f} s\n",
         t[3].median * 1e3, t[3].q1 * 1e3, t[3].q3 * 1e3, step.median / t[3].median,
-        t[3].median / sum.median);
+        t[3].median / sum.median, compiled->compile_report().compile_s);
   fmt::print("allocations     {} from the system in {} steps\n", system_calls, o.samples + 1);
   Json json{{"model", o.workload.model},
             {"parameters", work.parameters()},
@@ -135,6 +135,7 @@ Json bench_train(const TrainOptions& o) {
             {"system_calls", system_calls}};
   if (compiled)
     json["compiled_step_ms"] = to_json(t[3], 1e3),
+    json["compile_s"] = compiled->compile_report().compile_s,
     json["compiled_over_contractions"] = t[3].median / sum.median;
   if (peak > 0)
     json["peak_gflops"] = peak * 1e-9, json["share_of_peak"] = flops / step.median / peak;

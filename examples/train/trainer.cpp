@@ -238,8 +238,9 @@ class Trainer {
     if (r.replays == 0 && !r.why_not.empty())
       return fmt::format("compiled: {} graphs; the program runs at each step: {}", r.compiled,
                          r.why_not);
-    return fmt::format("compiled: {} of {} steps were replayed from {} graphs\n{}", r.replays,
-                       r.calls, r.compiled, compiled_update_.graph_report());
+    return fmt::format(
+        "compiled: {} of {} steps were replayed from {} graphs, made in {:.2f} s\n{}", r.replays,
+        r.calls, r.compiled, r.compile_s, compiled_update_.graph_report());
   }
 
   void tell(int64_t s, const Tensor& norm, Clock::time_point start) {

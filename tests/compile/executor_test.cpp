@@ -6,9 +6,13 @@
 
 #include "compile/replay.h"
 #include "compile/trace.h"
+#include "core/autograd/autograd.h"
+#include "core/ops/fused.h"
 #include "core/ops/losses.h"
+#include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/update.h"
+#include "core/ops/views.h"
 #include "tests/compile/bits.h"
 #include "tests/compile/passes/fuzz.h"
 #include "tests/compile/passes/graphs.h"
@@ -112,6 +116,30 @@ TEST(Executor, TrainingStep) { compare_steps(0); }
 TEST(Executor, TrainingStepWithDropout) { compare_steps(0.2); }
 
 Tensor values(std::initializer_list<float> v, const Shape& s) { return from_values<float>(v, s); }
+
+// The gradient of q, k and v as one projection gives them, x [B, T, H, 3, W], is three results of
+// one op side by side: it writes them there, unless something else reads one of them.
+TEST(Executor, ResultsAreMadeWhereTheyAreJoined) {
+  for (bool read_elsewhere : {false, true}) {
+    Tensor x = randn({2, 5, 4, 3, 8}).requires_grad_(), g = randn({2, 4, 5, 8});
+    std::vector<Tensor> in{x, g};
+    Graph graph = test::graph_of(in, [&]() -> Tensors {
+      Tensors parts = split(x, {1, 1, 1}, 3);
+      for (Tensor& p : parts) p = permute(reshape(p, {2, 5, 4, 8}), {0, 2, 1, 3});
+      Tensor y = scaled_dot_product_attention(parts[0], parts[1], parts[2], {.causal = true});
+      std::vector<Tensor> from{x, parts[1]};
+      Tensors gradients = grad({{y}}, from, {{g}});
+      if (!read_elsewhere) gradients.pop_back();
+      return gradients;
+    });
+    run_passes(graph);
+    Executor executor(graph);
+    std::vector<CallRecord> calls;
+    expect_same_bits(executor.run_recorded(in, calls), replay(graph, in), "joined");
+    bool joins = std::ranges::any_of(calls, [](const CallRecord& c) { return c.name == "cat"; });
+    EXPECT_EQ(joins, read_elsewhere) << to_string(graph);
+  }
+}
 
 TEST(Executor, EffectsThroughViews) {
   auto step = [](const Tensor& state, const Tensor& x) {

@@ -38,6 +38,7 @@ void plan_forward(const Primitive&, In in, std::span<Meta> out, Plan&) {
 void plan_backward(const Primitive&, In in, std::span<Meta> out, Plan& plan) {
   for (int i = 0; i < 3; ++i) heads_inside(in[size_t(i + 1)], out[size_t(i)]);
   plan.dense_in = 1u << 5;  // lse
+  plan.any_strides_out = true;
 }
 
 // Elements of a row must be neighbours.

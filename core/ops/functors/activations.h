@@ -122,31 +122,36 @@ TESSERA_FN double mish(double x) {
 
 // ---- gelu(x) = x Phi(x), Phi the normal distribution ----
 
-// Phi(-u) = value * scale * scale * tail for 0 <= u <= 14.4, where value * scale * scale = exp(-u^2
-// / 2), the rest as in erfc with 1 + u and 1 + 9/32 u.
-struct NormalParts {
-  float value, scale, tail;
-};
-TESSERA_FN NormalParts normal_parts(float u) {
-  const float h = u * u, q = 1.0f / fma(0.28125f, u, 1.0f);
-  float p = -0.0813468099f;
-  p = fma(p, q, 0.412586242f);
-  p = fma(p, q, -0.739014447f);
-  p = fma(p, q, 0.538867533f);
-  p = fma(p, q, -0.347161055f);
-  p = fma(p, q, 0.104034044f);
-  p = fma(p, q, 0.0175078567f);
-  p = fma(p, q, 0.083575815f);
-  p = fma(p, q, 0.11200355f) * q;
-  const float f = 0.398947269f + p, f_low = (0.398947269f - f) + p;
-  const ExpParts e = exp_parts(-0.5f * h, fma(2.2f, f_low, -0.5f * fma(u, u, -h)));
-  return {e.value, e.scale, f / (1.0f + u)};
-}
-
+// u Phi(-u) = u exp(-u^2 / 2) q P(q) for u = |x| <= 14.4, q = 1 / (1 + 9/32 u). The exponential is
+// that of exp_to_88 in h = u^2, 1 + r e, with coefficients times powers of -1/2. Added to the rest
+// of h after the powers of two are the rounding error of h and what the rounding errors of d and q
+// do to q P(q), whose logarithm changes about 1 + 1.85 q times as fast as that of q. The scale is
+// 2^64 times too large before the last product, which alone can be denormal.
 TESSERA_FN float gelu(float x) {
-  const float u = at_most(abs(x), 14.4f);
-  const NormalParts n = normal_parts(u);
-  const float part = u * (n.tail * n.value) * n.scale * n.scale;  // u Phi(-u)
+  constexpr float kShift = kShifter + 127.0f + 64.0f, kTiny = 5.42101086e-20f;  // 2^-64
+  const float u = at_most(abs(x), 14.4f), h = u * u;
+  const float d = fma(0.28125f, u, 1.0f), q = 1.0f / d;
+  const float d_low = fma(0.28125f, u, 1.0f - d), q_low = fma(-d_low, q, fma(-d, q, 1.0f));
+  const float low = fma(fma(-3.7f, q, -2.0f), q_low, fma(u, u, -h));
+  const float shifted = fma(h, -0.721347511f, kShift), n = shifted - kShift;
+  const float r = fma(n, 2.85721354e-6f, fma(n, 1.3862915f, h)) + low;
+  float e = 0.00138471415f / 64;
+  e = fma(e, r, -0.00836999342f / 32);
+  e = fma(e, r, 0.041668009f / 16);
+  e = fma(e, r, -0.166665092f / 8);
+  e = fma(e, r, 0.49999994f / 4);
+  e = fma(e, r, -0.5f);
+  float p = -0.0136088012f;
+  p = fma(p, q, 0.0940708816f);
+  p = fma(p, q, -0.243062004f);
+  p = fma(p, q, 0.271890432f);
+  p = fma(p, q, -0.141503125f);
+  p = fma(p, q, 0.136692926f);
+  p = fma(p, q, 0.0644424036f);
+  p = fma(p, q, 0.107023597f);
+  p = fma(p, q, 0.11183542f);
+  p = fma(p, q, 0.112218276f);
+  const float t = u * q * p, part = fma(t, e * r, t) * power_of_two(shifted) * kTiny;
   return x < 0.0f ? -part : x - part;
 }
 TESSERA_FN double gelu(double x) {
