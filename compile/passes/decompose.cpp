@@ -173,6 +173,7 @@ class Decomposer {
       for (ValueId& id : n.in) id = rewrite_.now(id);
       Decomposition d = can_be_read(n) ? find(n.prim->name(), options_) : nullptr;
       if (d && n.into.empty() && !has_company(n)) d = nullptr;
+      if (d && !n.into.empty() && elements(n) > kCachedElements) d = nullptr;
       if (d)
         take_apart(n, d);
       else
@@ -191,6 +192,13 @@ class Decomposer {
   bool has_company(const Node& n) const {
     return std::ranges::any_of(n.in, [&](ValueId id) { return fused_.contains(id); }) ||
            std::ranges::any_of(n.out, [&](ValueId id) { return read_by_fused_.contains(id); });
+  }
+
+  // Written by the node: parameters and the state of each.
+  int64_t elements(const Node& n) const {
+    int64_t all = 0;
+    for (ValueId id : n.out) all += numel(g_[id].meta.shape);
+    return all;
   }
 
   bool can_be_read(const Node& n) const {

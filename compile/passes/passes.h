@@ -10,14 +10,14 @@
 
 namespace tessera::compiler {
 
-/// Families of ops that decompose() takes apart where a neighbour can join them. Softmax is off by
-/// default because its kernel is faster than generated code, optimizers because theirs makes one
-/// pass over memory for any number of parameters.
+/// Families of ops that decompose() takes apart where a neighbour can join them, optimizers also
+/// alone, where their state may stay in caches: beyond, the list's one kernel is as fast.
 struct DecomposeOptions {
-  bool norms = true;        // layer_norm, rms_norm and their derivatives
-  bool softmax = false;     // softmax, log_softmax and their derivatives
-  bool optimizers = false;  // adam and sgd over lists; they need no neighbour
+  bool norms = true;       // layer_norm, rms_norm and their derivatives
+  bool softmax = true;     // softmax, log_softmax and their derivatives
+  bool optimizers = true;  // adam and sgd over lists that write at most kCachedElements
 };
+inline constexpr int64_t kCachedElements = int64_t(1) << 23;
 /// Replaces ops that gain from fusion by the ops they are made of, from the closed set that
 /// README.md lists. Results differ from the eager kernels' by the order of sums alone.
 void decompose(Graph& graph, const DecomposeOptions& options);

@@ -107,7 +107,7 @@ TEST(Decompose, NormsJoinTheirNeighbours) {
   }
 }
 
-TEST(Decompose, OptimizersWhenAsked) {
+TEST(Decompose, OptimizersOfWhatCachesHold) {
   std::vector<Tensor> in = {draw({3, 4}, 1, kF32), draw({5}, 2, kF32)};
   Tensors p = {draw({3, 4}, 3, kF32), draw({5}, 4, kF32)}, m, v;
   for (const Tensor& t : p) m.push_back(zeros(t.shape())), v.push_back(ones(t.shape()));
@@ -117,18 +117,26 @@ TEST(Decompose, OptimizersWhenAsked) {
       adam_update_(p, in, m, v, lr, step, {}, {.weight_decay = 0.1, .decoupled = decoupled});
       return {};
     };
-    Graph kept = become(1, in, update, {});
+    Graph kept = become(1, in, update, {}, {.optimizers = false});
     EXPECT_EQ(test::count(kept, "adam"), 1);
-    Graph apart = become(2, in, update, {0, 1e-6, 0, 0}, {.optimizers = true});
+    Graph apart = become(2, in, update, {});
     EXPECT_EQ(test::count(apart, "adam"), 0) << to_string(apart);
   }
+  Tensor large = zeros({kCachedElements / 3 + 1});
+  Tensors list = {large}, rest = {large.clone()}, more = {large.clone()}, last = {large.clone()};
+  Graph g = test::graph_of({}, [&]() -> Tensors {
+    adam_update_(list, rest, more, last, lr, step, {}, {});
+    return {};
+  });
+  decompose(g);
+  EXPECT_EQ(test::count(g, "adam"), 1);
   for (bool nesterov : {false, true}) {
     auto update = [&]() -> Tensors {
       sgd_update_(p, in, m, lr, {}, false,
                   {.momentum = 0.9, .weight_decay = 0.1, .nesterov = nesterov});
       return {};
     };
-    become(2, in, update, {0, 1e-6, 0, 0}, {.optimizers = true});
+    become(2, in, update, {});
   }
 }
 
