@@ -208,8 +208,10 @@ class Scheduler {
     }
     ValueId whole = g_.nodes[size_t(join.cat)].out[0];
     define(whole, fresh(g_[whole].meta, dies(whole)));
-    for (const Join::Piece& p : join.pieces)
+    for (const Join::Piece& p : join.pieces) {
+      s_.unplanned_bytes += dense_bytes(p.meta);
       out.push_back(see(memory_of(value_[size_t(whole)]), p.meta, p.offset));
+    }
     return true;
   }
   bool is_joined(const ValueIds& out) const { return value_[size_t(out[0])].defined(); }
