@@ -8,7 +8,13 @@
 namespace tessera::detail {
 
 Call::Call(Plan p, const Collective& c, Millis timeout)
-    : plan(std::move(p)), site(c.site), timeout(timeout), async(c.async) {
+    : plan(std::move(p)),
+      site(c.site),
+      timeout(timeout),
+      async(c.async),
+      ahead(c.ahead),
+      sketch(ahead ? sketch_of(ahead->calls) : Sketch()) {
+  plan.record.ahead = sketch.whole;
   auto keep = [&](std::span<const Tensor> tensors) {
     for (const Tensor& t : tensors) {
       tensors_.push_back(t);

@@ -45,6 +45,8 @@ class Call final : public Work {
   const CallSite site;
   const Millis timeout;
   const bool async;
+  const Ref<const Announcement> ahead;  // null: nothing is announced
+  const Sketch sketch;                  // of it
 
  private:
   enum State : uint32_t { kPending, kDone, kFailed };

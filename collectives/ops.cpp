@@ -71,6 +71,16 @@ class CollectiveOp final : public Primitive {
   const CallSite site;  // of the program, compared between ranks; not an attribute
 };
 
+thread_local Announcing::List* announcing = nullptr;
+
+// What is to be announced with a call on `group`, once.
+Ref<const Announcement> announced_on(const ProcessGroup& group) {
+  if (announcing)
+    for (auto& [on, announcement] : *announcing)
+      if (on == &group) return std::exchange(announcement, nullptr);
+  return nullptr;
+}
+
 bool in_place_verb(CollKind kind) {
   return kind == CollKind::kAllReduce || kind == CollKind::kBroadcast;
 }
@@ -95,7 +105,8 @@ void run_collective(const Primitive& prim, std::span<const Tensor> in, std::span
                    .in = {&x, 1},
                    .out = out,
                    .async = true,
-                   .site = p.site});
+                   .site = p.site,
+                   .ahead = announced_on(*p.group)});
 }
 
 // The verbs over pieces that may differ from rank to rank: operand and result are flat buffers.
@@ -171,8 +182,13 @@ void run_pieces(const Primitive& prim, std::span<const Tensor> in, std::span<con
   std::vector<Tensor> give{in[0]}, take{out[0]};
   if (p.kind != CollKind::kAllGather) give = pieces_of(in[0], p, p.in);
   if (p.kind != CollKind::kReduceScatter) take = pieces_of(out[0], p, p.out);
-  p.group->submit(
-      {.kind = p.kind, .op = p.op, .in = give, .out = take, .async = true, .site = p.site});
+  p.group->submit({.kind = p.kind,
+                   .op = p.op,
+                   .in = give,
+                   .out = take,
+                   .async = true,
+                   .site = p.site,
+                   .ahead = announced_on(*p.group)});
 }
 
 const Kernel* PiecesOp::own_kernel(DeviceKind) const {
@@ -234,5 +250,36 @@ Tensor all_to_all_v(const Tensor& x, const Ref<ProcessGroup>& group, const Piece
 bool is_collective(const Primitive& prim) {
   return dynamic_cast<const CollectiveOp*>(&prim) || dynamic_cast<const PiecesOp*>(&prim);
 }
+
+PrimRef collective_op(std::string_view name, const Ref<ProcessGroup>& group) {
+  const CallSite site = CallSite::current();
+  using enum CollKind;
+  for (CollKind kind : {kAllReduce, kAllGather, kReduceScatter, kBroadcast, kAllToAll})
+    if (name == name_of(kind)) return make(kind, group, ReduceOp::kSum, 0, site);
+  for (CollKind kind : {kAllGather, kReduceScatter, kAllToAll})
+    if (name == std::string(name_of(kind)) + "_v")
+      return PrimRef(new PiecesOp(kind, group, ReduceOp::kSum, {}, {}, site));
+  throw UserError(fmt::format("there is no collective {}", name));
+}
+
+const ProcessGroup& group_of(const Primitive& prim) {
+  if (auto* p = dynamic_cast<const CollectiveOp*>(&prim)) return *p->group;
+  auto* p = dynamic_cast<const PiecesOp*>(&prim);
+  TESSERA_ASSERT(p, "group_of: {} is no collective", prim.name());
+  return *p->group;
+}
+
+// Pieces differ from rank to rank; how the whole is cut does not, and is an attribute.
+uint64_t hash_collective(const Primitive& prim, const Meta& operand) {
+  bool pieces = dynamic_cast<const PiecesOp*>(&prim) != nullptr;
+  uint64_t text = std::hash<std::string>()(to_string(prim));
+  return (text ^ uint64_t(operand.dtype)) * 0x9e3779b97f4a7c15ull +
+         (pieces ? 0 : uint64_t(numel(operand.shape)));
+}
+
+Announcing::Announcing(List list) : before_(announcing), list_(std::move(list)) {
+  announcing = &list_;
+}
+Announcing::~Announcing() { announcing = before_; }
 
 }  // namespace tessera

@@ -49,5 +49,27 @@ Tensor all_to_all_v(const Tensor& x, const Ref<ProcessGroup>& group, const Piece
 
 /// True for the ops above.
 bool is_collective(const Primitive& prim);
+/// One of them by name ("all_reduce", "all_gather_v"), with attributes that are still to be given.
+/// Throws UserError for a name that none has.
+PrimRef collective_op(std::string_view name, const Ref<ProcessGroup>& group);
+/// Of such an op: its group, and what its ranks must agree on (kind, operator, root, and with the
+/// dtype and counts of its operand those), hashed.
+const ProcessGroup& group_of(const Primitive& prim);
+uint64_t hash_collective(const Primitive& prim, const Meta& operand);
+
+/// While it lives, the first of the ops above that this thread runs on each of these groups
+/// announces those that follow.
+class Announcing {
+ public:
+  using List = std::vector<std::pair<const ProcessGroup*, Ref<const Announcement>>>;
+  explicit Announcing(List list);
+  ~Announcing();
+  Announcing(const Announcing&) = delete;
+  Announcing& operator=(const Announcing&) = delete;
+
+ private:
+  List* const before_;
+  List list_;
+};
 
 }  // namespace tessera

@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "collectives/announcement.h"
 #include "core/base/error.h"
 #include "core/tensor/tensor.h"
 
@@ -68,6 +69,8 @@ struct Collective {
   Millis timeout{0};                         // 0: the group's
   bool async = false;                        // false: submit returns when it is done
   CallSite site = CallSite::current();
+  // Of this call and those that follow it on this group; null: they are not known.
+  Ref<const Announcement> ahead = nullptr;
 };
 
 /// A collective on its way. Its outputs carry it as their ready event, so most programs never see

@@ -5,6 +5,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "compile/announce.h"
 #include "compile/build.h"
 #include "compile/family.h"
 #include "compile/lesson.h"
@@ -27,6 +28,7 @@ struct Segment {
 struct KnownCall : RecordedCall {
   Segment* segment = nullptr;
   std::unique_ptr<Executor> sized = nullptr;  // of a graph that serves many sizes; then no segment
+  bool announced = false;                     // to the ranks that run it too
 };
 
 struct SizedCalls {
@@ -109,6 +111,9 @@ struct StepCompiler::Impl {
     report.why_not.clear();
     const Entry& call = known_call.entry;
     Executor& executor = known_call.sized ? *known_call.sized : executor_of(*known_call.segment);
+    std::optional<Announcing> announcing;
+    if (!std::exchange(known_call.announced, true))
+      announcing.emplace(announcements_of(executor.graph()));
     Tensors outputs = executor.run(inputs, call.implicit);
     StepResults results{.tensors = {}, .key = {}, .like = call.like};
     for (const Source& s : call.results) results.tensors.push_back(give(s, outputs, inputs));

@@ -24,6 +24,7 @@ constexpr int64_t kAlign = 64;
 /// What ranks tell each other before a collective: its facts and where it was called.
 struct Header {
   CallRecord record;
+  Sketch sketch;
   char site[88] = {};
 };
 static_assert(std::is_trivially_copyable_v<Header>);
@@ -31,6 +32,7 @@ static_assert(std::is_trivially_copyable_v<Header>);
 Header make_header(const Call& call) {
   Header h;
   h.record = call.plan.record;
+  h.sketch = call.sketch;
   std::string site = describe(call.site);
   std::memcpy(h.site, site.data(), std::min(site.size(), sizeof h.site - 1));
   return h;
@@ -77,6 +79,7 @@ class GlooEngine final : public Engine {
  private:
   void exchange(const Call& call, std::span<const Transfer> transfers, uint64_t slot);
   void check_calls(const Call& call);
+  void check_announcements(const Call& call, std::span<const Header> all);
   void check_splits(const Call& call);
   void move_pieces(const Call& call);
   void all_reduce(const Call& call);
@@ -149,7 +152,7 @@ void GlooEngine::check_calls(const Call& call) {
   bool same = std::all_of(all.begin(), all.end(), [&](const Header& h) {
     return h.record.fingerprint == mine.record.fingerprint;
   });
-  if (same) return;
+  if (same) return check_announcements(call, all);
   std::vector<CallRecord> records;
   std::vector<std::string> sites;
   for (Header& h : all) {
@@ -160,6 +163,16 @@ void GlooEngine::check_calls(const Call& call) {
   std::vector<int> blame;
   std::string text = compare_calls(records, sites, members_.group, blame);
   watch_.die(call, text, blame);
+}
+
+void GlooEngine::check_announcements(const Call& call, std::span<const Header> all) {
+  if (!call.ahead) return;
+  std::vector<Sketch> sketches;
+  for (const Header& h : all) sketches.push_back(h.sketch);
+  std::vector<int> blame;
+  std::string text =
+      compare_announcements(sketches, *call.ahead, rank_, call.title(members_.group), blame);
+  if (!text.empty()) watch_.die(call, text, blame);
 }
 
 void GlooEngine::check_splits(const Call& call) {

@@ -76,6 +76,7 @@ void ShmEngine::publish(const Call& call) {
   me_.entries[record.seq & 1] = {record.fingerprint, in_place ? &call.plan.give : nullptr,
                                  in_place ? &call.plan.take : nullptr};
   me_.records[record.seq & 1] = record;
+  if (record.ahead) me_.sketches[record.seq & 1] = call.sketch;
   me_.entered.store(record.seq, std::memory_order_release);
 }
 

@@ -74,6 +74,7 @@ class ShmEngine final : public Engine {
   std::string tell_progress(int r) const;
   bool is_gone(int r, std::string* how) const;
   void check_calls(Call& call);
+  void check_announcements(const Call& call);
   [[noreturn]] void report_mismatch(Call& call);
   void tell_site(const Call& call);
   std::string tell_rank(int r) const;

@@ -53,6 +53,7 @@ struct alignas(2 * kLine) RankState {
   std::atomic<uint64_t> told{0};  // number of the collective whose call site `site` holds
   SharedText site;
   CallRecord records[2];
+  Sketch sketches[2];  // of what is announced with the calls whose record says so
 };
 
 struct alignas(kLine) Mailbox {

@@ -184,6 +184,19 @@ void ShmEngine::check_calls(Call& call) {
   for (int r = 0; r < size_; ++r)
     if (segment_->state(r).entries[mine.seq & 1].fingerprint != mine.fingerprint)
       report_mismatch(call);
+  if (mine.ahead) check_announcements(call);
+}
+
+void ShmEngine::check_announcements(const Call& call) {
+  std::vector<Sketch> sketches(static_cast<size_t>(size_));
+  for (int r = 0; r < size_; ++r) {
+    const RankState& s = segment_->state(r);
+    if (s.records[call.seq() & 1].ahead) sketches[size_t(r)] = s.sketches[call.seq() & 1];
+  }
+  std::vector<int> blame;
+  std::string text =
+      compare_announcements(sketches, *call.ahead, rank_, call.title(members_.group), blame);
+  if (!text.empty()) die(call, text, blame);
 }
 
 void ShmEngine::report_mismatch(Call& call) {

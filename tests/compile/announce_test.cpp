@@ -1,0 +1,158 @@
+// Ranks that replay steps agree on their collectives with the first of them; those that differ are
+// told which ranks, from which node on, before anything moves.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "collectives/announcement.h"
+#include "collectives/loopback/run_ranks.h"
+#include "collectives/ops.h"
+#include "compile/compile.h"
+#include "core/nn/scope.h"
+#include "core/ops/create.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/views.h"
+#include "tests/compile/bits.h"
+
+namespace tessera::compiler {
+namespace {
+
+using test::expect_same_bits;
+
+// What each rank was told; run_ranks throws what the first one was.
+std::vector<std::string> errors_of(int ranks, const RunOptions& options,
+                                   const std::function<void(ProcessGroup&)>& body) {
+  std::vector<std::string> errors(static_cast<size_t>(ranks));
+  try {
+    run_ranks(
+        ranks,
+        [&](ProcessGroup& g) {
+          try {
+            body(g);
+          } catch (const std::exception& e) {
+            errors[size_t(g.rank())] = e.what();
+            throw;
+          }
+        },
+        options);
+  } catch (const std::exception&) {
+  }
+  return errors;
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// Three sums, of which rank `odd` makes the second of other operands than it should once all is
+// recorded: what a stale replay or a pass gone wrong would do.
+void three_sums(ProcessGroup& g, int odd, int calls) {
+  Ref<ProcessGroup> group = world_group();
+  bool wrong = false;
+  auto reduced = [&](const Tensor& x, const char* scope) {
+    nn::Scope in(scope);
+    return all_reduce(x, group);
+  };
+  auto program = [&](const Tensor& x, int64_t variant) {
+    Tensor a = reduced(x * 2.0, "first");
+    Tensor b = variant ? reduced(a + 1.0, "second") : reduced(cat(std::vector{a, a}), "second");
+    return a + sum(b) + reduced(sum(x), "third");
+  };
+  auto step = compile(program);
+  for (int call = 0; call < calls; ++call) {
+    wrong = call == calls - 1 && g.rank() == odd;
+    Tensor x = full({4}, double(g.rank() + call));
+    for (int64_t variant : {0, 1})
+      if (call < 2) expect_same_bits(step(x, variant), program(x, variant), "recorded");
+    if (call >= 2) step(x, int64_t(wrong));
+  }
+}
+
+class Announce : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Backends, Announce, ::testing::Values("loopback", "gloo"));
+
+TEST_P(Announce, RanksThatAgreeGoOn) {
+  for (int ranks : {2, 4})
+    for (const std::string& e :
+         errors_of(ranks, {.backend = GetParam()}, [](ProcessGroup& g) { three_sums(g, -1, 6); }))
+      EXPECT_EQ(e, "");
+}
+
+// The first replay of both variants, at the same call.
+TEST_P(Announce, ADisagreementIsNamedOnEveryRank) {
+  for (int ranks : {2, 3, 4}) {
+    std::vector<std::string> errors =
+        errors_of(ranks, {.backend = GetParam()}, [](ProcessGroup& g) { three_sums(g, 1, 3); });
+    for (const std::string& e : errors) {
+      EXPECT_TRUE(has(e, "differ from call 2 of the step on")) << e;
+      EXPECT_TRUE(has(e, "rank 1")) << e;
+      EXPECT_TRUE(has(e, "all_reduce(") && has(e, "second forward")) << e;
+    }
+  }
+}
+
+// One rank looks at a value in each call, so it runs its program while the others replay.
+TEST_P(Announce, ARankThatRunsItsProgramTakesNoPart) {
+  for (const std::string& e : errors_of(3, {.backend = GetParam()}, [](ProcessGroup& g) {
+         Ref<ProcessGroup> group = world_group();
+         auto program = [&](const Tensor& x) {
+           Tensor a = all_reduce(x, group);
+           bool positive = g.rank() != 0 || sum(a).item<double>() > 0;
+           EXPECT_TRUE(positive);
+           return all_reduce(a * 2.0, group);
+         };
+         auto step = compile(program);
+         for (int call = 0; call < 6; ++call) {
+           Tensor x = full({4}, double(g.rank() + call + 1));
+           expect_same_bits(step(x), program(x), "call " + std::to_string(call));
+         }
+         EXPECT_EQ(step.report().replays, g.rank() == 0 ? 0 : 4);
+       }))
+    EXPECT_EQ(e, "");
+}
+
+// A rank that is not there yet is waited for until the deadline, which names it.
+TEST_P(Announce, ARankThatIsAbsentIsNamedAtTheDeadline) {
+  std::vector<std::string> errors =
+      errors_of(2, {.backend = GetParam(), .timeout = Millis(400)}, [](ProcessGroup& g) {
+        Ref<ProcessGroup> group = world_group();
+        auto step = compile([&](const Tensor& x) { return all_reduce(x * 2.0, group); });
+        for (int call = 0; call < 3; ++call) {
+          if (call == 2 && g.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(2));
+          Tensor y = step(full({4}, double(call)));
+          y.data<float>();
+        }
+      });
+  EXPECT_TRUE(has(errors[0], "rank 1")) << errors[0];
+}
+
+TEST(Announcements, SketchesTellWhereListsPart) {
+  using tessera::detail::Sketch;
+  std::vector<uint64_t> calls;
+  for (uint64_t i = 0; i < 200; ++i) calls.push_back(i * i + 7);
+  Announcement mine;
+  mine.calls = calls;
+  for (size_t i = 0; i < calls.size(); ++i) mine.names.push_back("call " + std::to_string(i + 1));
+  for (size_t at : {size_t(0), size_t(3), size_t(15), size_t(20), size_t(77), size_t(199)}) {
+    std::vector<uint64_t> other = calls;
+    other[at] ^= 1;
+    const Sketch sketches[] = {tessera::detail::sketch_of(calls), tessera::detail::sketch_of(other),
+                               tessera::detail::sketch_of(calls), Sketch()};
+    std::vector<int> blame;
+    std::string text = tessera::detail::compare_announcements(sketches, mine, 0, "t", blame);
+    EXPECT_EQ(blame, std::vector{1});
+    EXPECT_TRUE(has(text, "call " + std::to_string(at + 1))) << at << text;
+  }
+  const Sketch equal[] = {tessera::detail::sketch_of(calls), Sketch(),
+                          tessera::detail::sketch_of(calls)};
+  std::vector<int> blame;
+  EXPECT_EQ(tessera::detail::compare_announcements(equal, mine, 0, "t", blame), "");
+  std::vector<uint64_t> fewer(calls.begin(), calls.begin() + 5);
+  const Sketch lengths[] = {tessera::detail::sketch_of(calls), tessera::detail::sketch_of(fewer)};
+  std::string text = tessera::detail::compare_announcements(lengths, mine, 0, "t", blame);
+  EXPECT_TRUE(has(text, "from call 5 of") || has(text, "from call 6 of")) << text;
+}
+
+}  // namespace
+}  // namespace tessera::compiler
