@@ -163,7 +163,7 @@ class Scheduler {
 
   // The results of an op in memory of their own, or over operands that die here.
   Tensors results_of(const Node& n, std::vector<Tensor>& in, std::span<const int> last) {
-    Device device = device_of(n, in);
+    Device device = device_of(*n.prim, in);
     const Kernel& kernel = find_kernel(*n.prim, device);
     Tensors out;
     if (!kernel) {
@@ -216,10 +216,6 @@ class Scheduler {
   }
   bool is_joined(const ValueIds& out) const { return value_[size_t(out[0])].defined(); }
 
-  static Device device_of(const Node& n, std::span<const Tensor> in) {
-    return in.empty() ? n.prim->infer({})[0].device : in[0].device();
-  }
-
   void make_dense(const KernelCall& call, std::vector<Tensor>& in) {
     const Primitive& copy = *copy_primitive();
     for (size_t i = 0; i < in.size(); ++i) {
@@ -266,7 +262,7 @@ class Scheduler {
       to.push_back(n.into[i] == kNoValue ? fresh(g_[n.out[i]].meta, dies(n.out[i]))
                                          : value_[size_t(n.into[i])]);
     const Kernel* kernel = nullptr;
-    if (!n.prim->is_view()) kernel = &find_kernel(*n.prim, device_of(n, in));
+    if (!n.prim->is_view()) kernel = &find_kernel(*n.prim, device_of(*n.prim, in));
     if (kernel && *kernel) {
       KernelCall call = plan_call(*n.prim, *kernel, in);
       check_destinations(*n.prim, to, call.out);

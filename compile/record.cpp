@@ -4,7 +4,7 @@
 
 namespace tessera::compiler {
 
-Recorder::Recorder(Graph& graph, std::vector<Node>& nodes, const Node& like)
+NodeWriter::NodeWriter(Graph& graph, std::vector<Node>& nodes, const Node& like)
     : graph_(graph),
       nodes_(nodes),
       phase_(like.phase),
@@ -12,7 +12,7 @@ Recorder::Recorder(Graph& graph, std::vector<Node>& nodes, const Node& like)
       recording_(context().backend, static_cast<Backend*>(this)),
       no_layers_(context().enabled, LayerMask(0)) {}
 
-Tensor Recorder::tensor(ValueId id) {
+Tensor NodeWriter::tensor(ValueId id) {
   const Value& v = graph_[id];
   Ref<Storage> storage;
   if (v.buffer != kNoBuffer) {
@@ -26,13 +26,13 @@ Tensor Recorder::tensor(ValueId id) {
   return t;
 }
 
-ValueId Recorder::value(const Tensor& t) const {
+ValueId NodeWriter::value(const Tensor& t) const {
   auto it = ids_.find(t.impl());
   TESSERA_ASSERT(it != ids_.end(), "record: {} is no value of the graph", describe(t));
   return it->second;
 }
 
-Tensors Recorder::run(const PrimRef& prim, Inputs in) {
+Tensors NodeWriter::run(const PrimRef& prim, Inputs in) {
   Node node{.prim = prim, .phase = phase_, .scope = scope_};
   for (const Tensor& t : in) node.in.push_back(value(t));
   node.role = prim->is_view() ? Role::kView : in.empty() ? Role::kConstant : Role::kCompute;
@@ -52,7 +52,7 @@ Tensors Recorder::run(const PrimRef& prim, Inputs in) {
   return out;
 }
 
-void Recorder::assign(std::span<const Tensor>, const PrimRef& prim, Inputs) {
+void NodeWriter::assign(std::span<const Tensor>, const PrimRef& prim, Inputs) {
   throw BugError(
       fmt::format("record: {} writes memory; passes write effects themselves", prim->name()));
 }
@@ -63,10 +63,10 @@ PrimRef last_prim(const Meta* meta, FunctionRef<Tensor(const Tensor&)> call) {
   Graph graph;
   std::vector<Node> nodes;
   Tensor operand;
-  Recorder recorder(graph, nodes, {});
+  NodeWriter writer(graph, nodes, {});
   if (meta) {
     graph.values.push_back({*meta, 0, 0});
-    operand = recorder.tensor(0);
+    operand = writer.tensor(0);
   }
   Tensor result = call(operand);
   TESSERA_ASSERT(nodes.size() == 1, "record: {} ops where one was expected", nodes.size());

@@ -12,9 +12,9 @@ namespace tessera::compiler {
 
 /// While it lives, ops of this thread are appended to `nodes` (their values to the graph), with the
 /// phase and scope of `like`. Layers see nothing.
-class Recorder final : private Backend {
+class NodeWriter final : private Backend {
  public:
-  Recorder(Graph& graph, std::vector<Node>& nodes, const Node& like);
+  NodeWriter(Graph& graph, std::vector<Node>& nodes, const Node& like);
   /// Stands for a value of the graph.
   Tensor tensor(ValueId id);
   /// The value that `t`, made by tensor() or by an op since, stands for.

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "core/dispatch/kernel.h"
-
 namespace tessera::compiler {
 
 Uses::Uses(const Graph& g)
@@ -46,10 +44,6 @@ std::vector<MemoryUse> memory_uses(const Graph& g) {
   return uses;
 }
 
-bool same_layout(const Meta& a, const Meta& b) {
-  return a.dtype == b.dtype && a.device == b.device && a.shape == b.shape && a.strides == b.strides;
-}
-
 bool is_effect(const Node& n) {
   return std::ranges::any_of(n.into, [](ValueId id) { return id != kNoValue; });
 }
@@ -57,15 +51,7 @@ bool is_effect(const Node& n) {
 Tensor shape_of(const Graph& g, ValueId id) { return Tensor(g[id].meta, nullptr, g[id].offset); }
 
 Metas planned_results(const Primitive& prim, std::span<const Tensor> in) {
-  SmallVector<const Meta*, 8> metas;
-  for (const Tensor& t : in) metas.push_back(&t.meta());
-  Metas out = prim.infer(metas);
-  DeviceKind device = out[0].device.kind;
-  const Kernel* kernel = &kernel_table().find(device, prim.id());
-  if (!*kernel) kernel = prim.own_kernel(device);
-  Plan plan;
-  if (kernel && kernel->plan) kernel->plan(prim, in, out, plan);
-  return out;
+  return plan_call(prim, find_kernel(prim, device_of(prim, in)), in).out;
 }
 
 // ---- replacing values

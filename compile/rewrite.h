@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "compile/graph.h"
+#include "core/dispatch/call.h"
 
 namespace tessera::compiler {
 
@@ -56,8 +57,6 @@ class Rewrite {
 Metas planned_results(const Primitive& prim, std::span<const Tensor> in);
 /// A tensor that stands for a value: its layout without memory.
 Tensor shape_of(const Graph& graph, ValueId id);
-/// Of equal shape, strides and dtype.
-bool same_layout(const Meta& a, const Meta& b);
 /// True where the node writes memory that existed before it.
 bool is_effect(const Node& node);
 

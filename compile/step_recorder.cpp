@@ -9,14 +9,6 @@
 
 namespace tessera::compiler {
 
-namespace {
-
-Device device_of(const Primitive& prim, Inputs in) {
-  return in.empty() ? prim.infer({})[0].device : in[0].device();  // of creation: its own
-}
-
-}  // namespace
-
 // Waiting for it runs the segment. Tensors that were never computed keep it beyond the recorder.
 class StepRecorder::Promise final : public Event {
  public:

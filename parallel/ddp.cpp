@@ -140,26 +140,11 @@ void Reducer::launch_ready() {
        ++next_launch_) {
     Bucket& b = buckets_[next_launch_];
     bytes_reduced_ += int64_t(b.flat.nbytes());
-    if (&b == &buckets_[0]) count_work(false);
+    if (&b == &buckets_[0]) time_.count();
     if (group_->size() == 1) continue;
     all_reduce_(b.flat, group_, ReduceOp::kAvg);
-    if (auto* work = dynamic_cast<Work*>(b.flat.storage()->ready().get()))
-      works_.emplace_back(work);
+    time_.add(b.flat);
   }
-}
-
-void Reducer::count_work(bool wait) {
-  std::erase_if(works_, [&](const Ref<Work>& w) {
-    if (!wait && !w->done()) return false;
-    w->wait();
-    communication_ms_ += w->elapsed_ms();
-    return true;
-  });
-}
-
-double Reducer::communication_ms() {
-  count_work(true);
-  return std::exchange(communication_ms_, 0);
 }
 
 void Reducer::name_unused() {

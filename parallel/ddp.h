@@ -10,6 +10,7 @@
 #include "core/autograd/graph.h"
 #include "core/dispatch/setting.h"
 #include "core/nn/module.h"
+#include "parallel/communication_time.h"
 
 namespace tessera::parallel {
 
@@ -50,7 +51,7 @@ class Reducer final : public GradSink {
   int64_t bytes_reduced() const { return bytes_reduced_; }
   /// How long reductions were executing since this was last asked, waiting for peers included; 0
   /// with one rank. Waits for them.
-  double communication_ms();
+  double communication_ms() { return time_.take_ms(); }
 
  private:
   struct Bucket {
@@ -77,9 +78,7 @@ class Reducer final : public GradSink {
   size_t next_launch_ = 0;
   int64_t micro_batch_ = 0;  // since the last reduction
   int64_t bytes_reduced_ = 0;
-  void count_work(bool wait);
-  std::vector<Ref<Work>> works_;  // reductions that are not counted yet
-  double communication_ms_ = 0;
+  CommunicationTime time_;  // of reductions
   Setting sync_{true};
   bool rebuilt_ = false;
 };

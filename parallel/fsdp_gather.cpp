@@ -68,7 +68,7 @@ void State::gather(size_t group, size_t param) {
   if (options_.precision.param) shards = cast(shards, *options_.precision.param);
   Tensor whole = to_local(redistribute(shards, p.whole));
   p.full_version = whole.storage()->version();
-  if (grad_enabled() || context().phase == Phase::kBackward) note_work(whole);
+  if (grad_enabled() || context().phase == Phase::kBackward) time_.add(whole);
   bool keep = g.is_root || !options_.reshard_after_forward || process_group().size() == 1;
   if (!keep && grad_enabled())
     whole.storage()->set_recipe(Ref<Recipe>(new GatherAgain(weak_from_this(), group, param, p)));
@@ -179,7 +179,7 @@ void State::before_forward(size_t group, Inputs in) {
   check_unchanged(g);
   if (g.is_root) {
     order_.clear();
-    count_work(false);            // of forwards that no backward followed
+    time_.count();                // of forwards that no backward followed
     for (Group& other : groups_)  // what a backward that ended early has left
       if (!other.is_root && options_.reshard_after_forward) release(other);
     if (options_.precision.param)

@@ -43,7 +43,7 @@ void State::complete(Group& g) {
   for (Param& p : g.params) {
     if (!p.trainable()) continue;
     p.reduced = reduced(p, p.gradient);
-    note_work(local_of(p.reduced));
+    time_.add(local_of(p.reduced));
     on_their_way_.push_back(&p);
   }
 }
@@ -139,7 +139,7 @@ void State::backward_finished() {
     g.arrived = 0;
   }
   while (!on_their_way_.empty()) settle_first();
-  count_work(false);
+  time_.count();
   delivered_ = false;
 }
 
@@ -152,7 +152,7 @@ void State::backward_abandoned(const std::string& why) {
     if (!pinned_) let_go(g);
     g.arrived = 0;
   }
-  works_.clear();
+  time_.forget();
   delivered_ = false;
 }
 
@@ -171,27 +171,6 @@ Tensor State::converted(int slot, Tensor grad) {
 void State::grad_finished(const std::string& failure) {
   if (!failure.empty()) abort("fully_shard: a backward failed: " + failure);
   for (Group& g : groups_) release(g);
-}
-
-// ---- time
-
-void State::note_work(const Tensor& t) {
-  if (t.storage() && t.storage()->ready())
-    if (auto* work = dynamic_cast<Work*>(t.storage()->ready().get())) works_.emplace_back(work);
-}
-
-void State::count_work(bool wait) {
-  std::erase_if(works_, [&](const Ref<Work>& w) {
-    if (!wait && !w->done()) return false;
-    w->wait();
-    communication_ms_ += w->elapsed_ms();
-    return true;
-  });
-}
-
-double State::communication_ms() {
-  count_work(true);
-  return std::exchange(communication_ms_, 0);
 }
 
 }  // namespace tessera::parallel::fsdp

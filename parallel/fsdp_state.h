@@ -11,6 +11,7 @@
 
 #include "collectives/process_group.h"
 #include "core/autograd/graph.h"
+#include "parallel/communication_time.h"
 #include "parallel/fsdp.h"
 
 namespace tessera::parallel::fsdp {
@@ -57,7 +58,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   void set_sync(bool sync) override;
   bool sync() const override { return sync_.get() != 0; }
   FsdpMemory memory() const override { return memory_; }
-  double communication_ms() override;
+  double communication_ms() override { return time_.take_ms(); }
   void unshard() override;
   void reshard() override;
 
@@ -108,8 +109,6 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   void accumulate_directly(Param& p, Tensor piece);
   void drop_gradient(Param& p);
   void name_unused(const Group& g);
-  void note_work(const Tensor& t);
-  void count_work(bool wait);
   void abort(const std::string& why);
 
   Param& param(int slot) {
@@ -125,8 +124,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   std::vector<size_t> order_, last_order_;  // groups as forward reached them; of the last step
   std::deque<Param*> on_their_way_;         // gradients that are being reduced, oldest first
   int64_t most_gradient_bytes_ = 0;         // whole ones that may be alive at a time
-  std::vector<Ref<Work>> works_;            // not counted yet
-  double communication_ms_ = 0;
+  CommunicationTime time_;
   FsdpMemory memory_;
   Setting sync_{true};
   bool pinned_ = false;

@@ -109,8 +109,8 @@ class Cleaner {
       std::vector<Node> nodes;
       Graph scratch;
       scratch.values.push_back({from.meta, from.offset, 0});
-      Recorder recorder(scratch, nodes, {});
-      reshape(recorder.tensor(0), to.meta.shape);
+      NodeWriter writer(scratch, nodes, {});
+      reshape(writer.tensor(0), to.meta.shape);
       if (nodes.size() != 1) return {};  // it would copy
       prim = nodes[0].prim;
     }

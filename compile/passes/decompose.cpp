@@ -210,10 +210,10 @@ class Decomposer {
   void take_apart(const Node& n, Decomposition d) {
     ValueIds parts;
     {
-      Recorder recorder(g_, nodes_, n);
+      NodeWriter writer(g_, nodes_, n);
       Tensors in;
-      for (ValueId id : n.in) in.push_back(recorder.tensor(id));
-      for (const Tensor& t : d(*n.prim, in)) parts.push_back(recorder.value(t));
+      for (ValueId id : n.in) in.push_back(writer.tensor(id));
+      for (const Tensor& t : d(*n.prim, in)) parts.push_back(writer.value(t));
     }
     for (size_t i = 0; i < n.out.size(); ++i) {
       bool effect = i < n.into.size() && n.into[i] != kNoValue;

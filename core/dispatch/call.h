@@ -24,6 +24,11 @@ inline const Kernel& find_kernel(const Primitive& prim, Device device) {
   return own ? *own : kernel;
 }
 
+/// Where `prim` runs: with its first operand; a creation says so itself.
+inline Device device_of(const Primitive& prim, std::span<const Tensor> in) {
+  return in.empty() ? prim.infer({})[0].device : in[0].device();
+}
+
 struct KernelCall {
   const Kernel& kernel;
   Metas out;  // with the strides that the kernel wants
@@ -45,7 +50,8 @@ inline KernelCall plan_call(const Primitive& prim, const Kernel& kernel,
 
 /// True when a result that is `out` may lie where `in` is.
 inline bool same_layout(const Meta& in, const Meta& out) {
-  return in.dtype == out.dtype && in.shape == out.shape && in.strides == out.strides;
+  return in.dtype == out.dtype && in.device == out.device && in.shape == out.shape &&
+         in.strides == out.strides;
 }
 
 /// True when writing `dst` does not disturb reading `in`, which is in the same storage: they are

@@ -3,20 +3,18 @@
 
 #include <gtest/gtest.h>
 
-#include "core/primitive/registry.h"
+#include "tests/compile/samples.h"
 
 namespace tessera::compiler {
 namespace {
 
 TEST(Attributes, EveryOpIsMadeAgainFromThem) {
-  for (const OpEntry& e : op_registry().entries())
-    for (const Sample& s : e.samples()) {
-      SCOPED_TRACE(to_string(*s.prim));
-      Attributes a = attributes_of(*s.prim);
-      PrimRef again = remake(*s.prim, a);
-      EXPECT_TRUE(same_primitive(*again, *s.prim)) << to_string(*again);
-      EXPECT_EQ(again.get() == s.prim.get(), a.empty()) << "attributes are not read";
-    }
+  test::for_each_sample([](const Sample& s, const std::string&) {
+    Attributes a = attributes_of(*s.prim);
+    PrimRef again = remake(*s.prim, a);
+    EXPECT_TRUE(same_primitive(*again, *s.prim)) << to_string(*again);
+    EXPECT_EQ(again.get() == s.prim.get(), a.empty()) << "attributes are not read";
+  });
 }
 
 TEST(Attributes, BadOnesAreNamed) {

@@ -51,6 +51,19 @@ inline Tensors evaluate(const Sample& s, std::vector<Tensor> in) {
   return result;
 }
 
+// Calls f(sample, "sum sample 2") for all samples of all registered ops.
+template <class F>
+void for_each_sample(F f) {
+  for (const OpEntry& op : op_registry().entries()) {
+    int number = 0;
+    for (const Sample& s : op.samples()) {
+      std::string what = op.name + " sample " + std::to_string(number++);
+      SCOPED_TRACE(what);
+      f(s, what);
+    }
+  }
+}
+
 inline Tensors defined_only(const Tensors& list) {
   Tensors out;
   for (const Tensor& t : list)

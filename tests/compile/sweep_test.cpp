@@ -19,23 +19,18 @@ using test::defined_only;
 using test::evaluate;
 
 TEST(TraceSweep, TracedEqualsEager) {
-  for (const OpEntry& op : op_registry().entries()) {
-    int number = 0;
-    for (const Sample& s : op.samples()) {
-      std::string what = op.name + " sample " + std::to_string(number++);
-      SCOPED_TRACE(what);
-      Tensors eager = defined_only(evaluate(s, s.in));
-      std::vector<Tensor> in = copies(s.in);
-      Trace trace({.inputs = in});
-      Tensors traced = defined_only(evaluate(s, in));
-      Graph graph = trace.finish(traced);
-      expect_same_bits(traced, eager, what + " while traced");
-      expect_same_bits(replay(graph, copies(s.in)), eager, what + " replayed");
-      for (size_t i = 0; i < in.size(); ++i)
-        expect_same_bits(in[i], s.in[i], what + " wrote its operand");
-      EXPECT_FALSE(to_string(graph).empty());
-    }
-  }
+  test::for_each_sample([&](const Sample& s, const std::string& what) {
+    Tensors eager = defined_only(evaluate(s, s.in));
+    std::vector<Tensor> in = copies(s.in);
+    Trace trace({.inputs = in});
+    Tensors traced = defined_only(evaluate(s, in));
+    Graph graph = trace.finish(traced);
+    expect_same_bits(traced, eager, what + " while traced");
+    expect_same_bits(replay(graph, copies(s.in)), eager, what + " replayed");
+    for (size_t i = 0; i < in.size(); ++i)
+      expect_same_bits(in[i], s.in[i], what + " wrote its operand");
+    EXPECT_FALSE(to_string(graph).empty());
+  });
 }
 
 constexpr test::Tolerance kReordered{.f64 = 1e-13, .f32 = 1e-6, .f16 = 2e-3, .bf16 = 2e-2};
@@ -43,24 +38,19 @@ constexpr test::Tolerance kReordered{.f64 = 1e-13, .f32 = 1e-6, .f16 = 2e-3, .bf
 // Recorded without running, interpreted, then planned and replayed; with fused kernels, whose sums
 // come in another order, and without.
 void compile_sweep(const std::string& skip) {
-  for (const OpEntry& op : op_registry().entries()) {
-    int number = 0;
-    for (const Sample& s : op.samples()) {
-      std::string what = op.name + " sample " + std::to_string(number++);
-      SCOPED_TRACE(what);
-      Tensors eager = defined_only(evaluate(s, s.in));
-      auto f = compile([&](const std::vector<Tensor>& in) { return defined_only(evaluate(s, in)); },
-                       {.skip = skip});
-      for (int call = 0; call < 3; ++call) {
-        std::vector<Tensor> in = copies(s.in);
-        std::string name = what + " call " + std::to_string(call);
-        expect_close(f(in), eager, skip.empty() ? kReordered : test::Tolerance{}, name);
-        for (size_t i = 0; i < in.size(); ++i)
-          expect_same_bits(in[i], s.in[i], what + " wrote its operand");
-      }
-      EXPECT_EQ(f.report().replays, 1) << f.report().why_not;
+  test::for_each_sample([&](const Sample& s, const std::string& what) {
+    Tensors eager = defined_only(evaluate(s, s.in));
+    auto f = compile([&](const std::vector<Tensor>& in) { return defined_only(evaluate(s, in)); },
+                     {.skip = skip});
+    for (int call = 0; call < 3; ++call) {
+      std::vector<Tensor> in = copies(s.in);
+      std::string name = what + " call " + std::to_string(call);
+      expect_close(f(in), eager, skip.empty() ? kReordered : test::Tolerance{}, name);
+      for (size_t i = 0; i < in.size(); ++i)
+        expect_same_bits(in[i], s.in[i], what + " wrote its operand");
     }
-  }
+    EXPECT_EQ(f.report().replays, 1) << f.report().why_not;
+  });
 }
 
 TEST(CompileSweep, CompiledEqualsEager) { compile_sweep(""); }
