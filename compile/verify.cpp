@@ -80,11 +80,11 @@ class Verifier {
       if (!in_range(id) || !defined_[size_t(id)]) fail("operand %{} is not defined before", id);
       metas.push_back(&g_[id].meta);
     }
+    check_types(n, metas);  // loops may be asked of operands that fit alone
     for (size_t i = 0; i < n.in.size(); ++i)
       if ((stale(n.in[i]) || g_[n.in[i]].buffer == kNoBuffer) && !shape_only(n, metas, i))
         fail("operand %{} {}", n.in[i],
              stale(n.in[i]) ? "was overwritten before" : "has no values, only a shape");
-    check_types(n, metas);
     if (!n.into.empty())
       define_effect(n);
     else if (n.prim->is_view())

@@ -147,4 +147,8 @@ class Accumulator {
 
 void accumulate(Graph& graph) { Accumulator(graph).run(); }
 
+PrimRef add_embedding_grad_op(int64_t rows, int64_t padding_idx) {
+  return PrimRef(new AddEmbeddingGrad(rows, padding_idx));
+}
+
 }  // namespace tessera::compiler
