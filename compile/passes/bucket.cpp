@@ -87,10 +87,10 @@ class Buckets {
 
   void pack(const std::vector<int32_t>& bucket, std::vector<Node>& nodes, Rewrite& rewrite) {
     const Node& last = g_.nodes[size_t(bucket.back())];
-    Recorder recorder(g_, nodes, last);
+    NodeWriter writer(g_, nodes, last);
     Tensors parts;
     for (int32_t k : bucket) {
-      Tensor x = recorder.tensor(g_.nodes[size_t(k)].in[0]);
+      Tensor x = writer.tensor(g_.nodes[size_t(k)].in[0]);
       parts.push_back(reshape(x, {x.numel()}));
     }
     Tensors packed{cat({parts.data(), parts.size()})};
@@ -101,7 +101,7 @@ class Buckets {
       ValueId result = g_.nodes[size_t(k)].out[0];
       const Shape shape = g_[result].meta.shape;
       Tensor part = reshape(narrow(all, 0, offset, numel(shape)), shape);
-      rewrite.replace(result, recorder.value(part));
+      rewrite.replace(result, writer.value(part));
       offset += numel(shape);
     }
   }
