@@ -35,8 +35,6 @@ void clean_views(Graph& graph);
 void accumulate(Graph& graph);
 /// The op that accumulate() makes, for a table of `rows`.
 PrimRef add_embedding_grad_op(int64_t rows, int64_t padding_idx);
-/// Small reductions of the same kind over the same ranks, one after the other, become one.
-void bucket_collectives(Graph& graph);
 /// Groups of pointwise ops, reductions and views between them become Fused ops; effects that end in
 /// such a group become its results.
 void fuse(Graph& graph);

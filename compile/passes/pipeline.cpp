@@ -15,7 +15,6 @@ const std::vector<Pass>& pipeline() {
       {"cse", eliminate_common_subexpressions},
       {"dce", eliminate_dead_code},
       {"accumulate", accumulate},
-      {"bucket", bucket_collectives},
       {"fuse", fuse},
       {"overlap", overlap_collectives},
   };
