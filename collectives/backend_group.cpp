@@ -7,6 +7,7 @@
 
 #include "collectives/reduction.h"
 #include "collectives/thread.h"
+#include "core/base/parallel.h"
 
 namespace tessera::detail {
 namespace {
@@ -111,6 +112,7 @@ Ref<Work> BackendGroup::submit(const Collective& c) {
 }
 
 void BackendGroup::serve() {
+  set_num_threads(1);  // who overwrites what a checkpoint reads may copy it, here too
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return stop_ || (!queue_.empty() && !busy_); });

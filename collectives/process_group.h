@@ -190,7 +190,7 @@ class ProcessGroup : public RefCounted {
   Ref<Work> barrier_async(Millis timeout = {}, CallSite site = CallSite::current());
   /// `send` returns when rank `to` has taken the values (a rendezvous); `recv` when they are there.
   /// Successive asynchronous sends and receives of a rank proceed together, so two ranks may both
-  /// send_async and then recv.
+  /// send_async and then recv; not with one tensor, which is received into when it was sent.
   void send(const Tensor& t, int to, Millis timeout = {}, CallSite site = CallSite::current());
   Ref<Work> send_async(const Tensor& t, int to, Millis timeout = {},
                        CallSite site = CallSite::current());

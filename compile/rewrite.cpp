@@ -113,7 +113,12 @@ void Rewrite::apply() {
   for (ValueId& id : g.shapes) define(id);
   for (Node& n : g.nodes) {
     for (auto* list : {&n.in, &n.into})
-      for (ValueId& id : *list) id = id == kNoValue ? id : number[size_t(id)];
+      for (ValueId& id : *list) {
+        if (id == kNoValue) continue;
+        TESSERA_ASSERT(number[size_t(id)] != kNoValue, "rewrite: {} reads what is made after it",
+                       n.prim->name());
+        id = number[size_t(id)];
+      }
     for (ValueId& id : n.out) define(id);
     auto lies_in = [&](ValueId id, ValueId memory, int64_t offset) {
       values[size_t(id)].buffer = values[size_t(memory)].buffer, values[size_t(id)].offset = offset;

@@ -162,6 +162,11 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
       check_obituary();
       for (size_t i = 0; i < active.size(); ++i)
         if (is_head(i)) inspect_p2p(active[i], active.size());
+      // The head of the queue may have waited for an event of somebody else, who rings no bell.
+      if (Ref<Call> call = next()) {
+        add(std::move(call));
+        break;
+      }
     }
     me_.p2p.store(count << 32, std::memory_order_seq_cst);
   }

@@ -118,7 +118,7 @@ CommunicationTime communication_of(std::span<const ProfileEvent> events) {
   CommunicationTime c;
   for (const ProfileEvent& e : events) {
     if (e.category == "collective") c.total_us += e.took_us;
-    if (e.category == "wait") c.exposed_us += e.took_us;
+    if (e.category == "wait" && e.name == "wait") c.exposed_us += e.own_us;
   }
   return c;
 }

@@ -16,7 +16,9 @@ namespace tessera {
 
 struct ProfileEvent {
   std::string name;
-  std::string_view category;         // op, kernel, collective, wait, module or span; a literal
+  // op, kernel, collective, module, span, or wait, named "wait" where it is for a collective. A
+  // literal.
+  std::string_view category;
   std::string lane = {};             // "": the program; else who works beside it: a group of ranks
   std::string detail = {};           // operands, the node of a graph
   double begin_us = 0, took_us = 0;  // begins since 1970, so that ranks of one host align

@@ -28,9 +28,13 @@ std::vector<std::string> gather_text(ProcessGroup& group, const std::string& min
   return texts;
 }
 
-[[noreturn]] void cannot_write(const std::string& path) {
-  throw UserError(
-      fmt::format("train: --profile {}: cannot write it: {}", path, std::strerror(errno)));
+// Throws on every rank when rank 0 could not write.
+void check_written(ProcessGroup& group, const std::string& path, bool written) {
+  Tensor error = from_values<int64_t>({written ? 0 : errno}, {1});
+  group.broadcast(error, 0);
+  if (int64_t code = error.data<int64_t>()[0])
+    throw UserError(fmt::format("train: --profile {}: rank 0 cannot write it: {}", path,
+                                std::strerror(int(code))));
 }
 
 }  // namespace
@@ -40,8 +44,9 @@ Profiling::Profiling(std::string path, ProcessGroup& group, int64_t first, int64
       group_(group),
       first_(std::clamp(first + kWarmup, first, std::max(first, end - 1))),
       last_(std::min(first_ + kSteps, end) - 1) {
-  if (!path_.empty() && group_.rank() == 0 && !std::ofstream(path_, std::ios::app))
-    cannot_write(path_);
+  if (!path_.empty())
+    check_written(group_, path_,
+                  group_.rank() != 0 || std::ofstream(path_, std::ios::app).is_open());
 }
 
 void Profiling::before_step(int64_t step) {
@@ -66,10 +71,13 @@ std::string Profiling::after_step(int64_t step) {
 
 std::string Profiling::write(const std::vector<ProfileEvent>& events) const {
   std::vector<std::string> ranks = gather_text(group_, trace_events(events, group_.rank()));
-  if (group_.rank() != 0) return "";
-  std::ofstream file(path_, std::ios::trunc);
-  file << chrome_trace(ranks);
-  if (!file.flush()) cannot_write(path_);
+  bool written = true;
+  if (group_.rank() == 0) {
+    std::ofstream file(path_, std::ios::trunc);
+    file << chrome_trace(ranks);
+    written = bool(file.flush());
+  }
+  check_written(group_, path_, written);
   return fmt::format("profile of {} ranks in {}; ", ranks.size(), path_);
 }
 

@@ -172,6 +172,9 @@ Snapshot::Copying::Copying(std::vector<Tensor> tensors, std::byte* buffer, uint6
     s.data = static_cast<const std::byte*>(s.values.raw_values());
     s.dense = s.values.is_contiguous();
     s.begin = bytes_, s.first = n_units_;
+    TESSERA_ASSERT(s.dense || s.begin % size_of(s.values.dtype()) == 0,
+                   "snapshot: {} begins within an element; wide elements come first",
+                   describe(s.values));
     bytes_ += s.values.nbytes();
     s.units = cells(s.begin, bytes_);
     s.left = uint32_t(s.units);

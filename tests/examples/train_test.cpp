@@ -76,7 +76,7 @@ TEST_F(Train, ProfileOfAllRanks) {
   expect_contains(last_output_, "steps 2 to 2 of rank 0");
   Outcome o = run(bin("train") + " --data " + data() + " --steps 1 --profile /no/such/folder/x");
   EXPECT_NE(o.status, 0);
-  expect_contains(o.output, "--profile /no/such/folder/x: cannot write it: No such file");
+  expect_contains(o.output, "--profile /no/such/folder/x: rank 0 cannot write it: No such file");
 }
 
 TEST_F(Train, ParallelEqualsSerial) {

@@ -38,7 +38,10 @@ inline Tensors results(const compiler::Graph& g, std::span<const Tensor> in) {
   std::vector<Tensor> before, inputs = copies(in);
   for (const compiler::ImplicitInput& i : g.implicit) before.push_back(copy_of(i.tensor));
   Tensors out;
-  for (const Tensor& t : compiler::replay(g, inputs)) out.push_back(copy_of(t));
+  for (const Tensor& t : compiler::replay(g, inputs)) {
+    t.storage()->wait_ready();  // a collective may be under way
+    out.push_back(copy_of(t));
+  }
   for (const compiler::ImplicitInput& i : g.implicit) out.push_back(copy_of(i.tensor));
   for (const Tensor& t : inputs) out.push_back(t);  // effects may write them
   for (size_t k = 0; k < before.size(); ++k)

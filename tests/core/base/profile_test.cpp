@@ -125,7 +125,9 @@ TEST(Profile, TableSumsByName) {
 TEST(Profile, CommunicationThatIsHidden) {
   std::vector<ProfileEvent> events = {
       {.name = "all_reduce", .category = "collective", .lane = "world", .took_us = 100},
-      {.name = "wait", .category = "wait", .took_us = 25}};
+      {.name = "wait", .category = "wait", .took_us = 20, .own_us = 15},
+      {.name = "wait", .category = "wait", .took_us = 10, .own_us = 10},
+      {.name = "checkpoint", .category = "wait", .took_us = 50, .own_us = 50}};
   EXPECT_DOUBLE_EQ(communication_of(events).hidden(), 0.75);
   EXPECT_EQ(communication_of({}).hidden(), 1);
 }
