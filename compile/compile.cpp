@@ -161,7 +161,17 @@ struct StepCompiler::Impl {
       log::info("compile: {} runs its function at each call: {}", options.name, why);
     }
     report.why_not = why;
+    let_go();
     return results;
+  }
+
+  // Of what no entry refers to: arguments of former calls among it.
+  void let_go() {
+    std::vector<const Entry*> entries;
+    for (const KnownCall& e : known) entries.push_back(&e.entry);
+    for (const SizedCalls& f : families)
+      entries.push_back(&f.family->entry()), entries.push_back(&f.family->other_entry());
+    keeper.keep_only(entries);
   }
 
   // Beside what is known of other keys, and of this key under other settings.
@@ -192,11 +202,13 @@ struct StepCompiler::Impl {
     const KnownCall& call = known.front();
     for (auto f = families.begin(); f != families.end(); ++f) {
       std::optional<int64_t> size = f->family->size_of(call.entry.key);
-      if (!size || f->family->confirmed || !(f->family->entry().settings == call.entry.settings))
-        continue;
+      if (!size || !(f->family->entry().settings == call.entry.settings)) continue;
+      if (f->family->confirmed && f->family->covers(*size)) continue;
       std::string why = f->family->compare(*size, call);
-      f->family->confirmed = why.empty();
-      if (!why.empty()) families.erase(f), tell_static(why);
+      if (!why.empty())
+        families.erase(f), tell_static(why);
+      else
+        f->family->confirm(*size), forget_last();
       return;
     }
     for (auto e = std::next(known.begin()); e != known.end(); ++e) {
@@ -210,6 +222,14 @@ struct StepCompiler::Impl {
       if (!why.empty()) return tell_static(why);
     }
   }
+  // A family answers for it now.
+  void forget_last() {
+    auto segment =
+        std::ranges::find_if(segments, [&](auto& s) { return &s.second == known.front().segment; });
+    bool alone = std::ranges::none_of(
+        known, [&](auto& e) { return &e != &known.front() && e.segment == known.front().segment; });
+    if (alone && segment != segments.end()) segments.erase(segment), known.pop_front();
+  }
   void tell_static(const std::string& why) {
     if (report.why_static.empty())
       log::info("compile: {} has a graph for each size: {}", options.name, why);
@@ -220,7 +240,7 @@ struct StepCompiler::Impl {
   // it; then the program says what becomes of it.
   bool plan_size(SizedCalls& f, const CallKey& key, std::span<const Tensor> inputs) {
     std::optional<int64_t> size = f.family->size_of(key);
-    if (!size || !fits(f.family->entry())) return false;
+    if (!size || !f.family->covers(*size) || !fits(f.family->entry())) return false;
     auto begin = std::chrono::steady_clock::now();
     try {
       KnownCall call{f.family->at(*size, key)};
@@ -291,7 +311,8 @@ struct StepCompiler::Impl {
     if (!segment.executor) {
       const auto begin = std::chrono::steady_clock::now();
       segment.executor = std::make_unique<Executor>(
-          build(std::exchange(segment.graph, {}), options, ++report.compiled, &report.unoptimised));
+          build(segment.graph, options, ++report.compiled, &report.unoptimised));
+      segment.graph = {};
       report.compile_s +=
           std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     }

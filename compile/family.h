@@ -1,8 +1,10 @@
 // Calls that differ in one size: two recorded calls are one, with a graph that is linear in that
-// size. Invariant: a family answers for a size only when two sizes leave no doubt (in proportion,
-// or a constant beside the size) or a third recording was what it had foretold, and when shape
-// inference of the whole graph takes the size.
+// size. Invariant: a family answers for a size only between the least and the largest that were
+// recorded and found to be on its lines (a program may treat what is longer than its window in
+// another way), when two sizes leave no doubt (in proportion, or a constant beside the size) or a
+// third was what they had foretold, and when shape inference of the whole graph takes the size.
 #pragma once
+#include <algorithm>
 #include <memory>
 
 #include "compile/dynamic.h"
@@ -29,6 +31,13 @@ class Family {
   /// What `call`, recorded at another size, shows: "" when it was foretold, else what differs.
   Graph graph_at(int64_t size) const { return graph_.at(size); }
   const Entry& entry() const { return a_.entry; }
+  const Entry& other_entry() const { return b_.entry; }
+  /// True when `size` lies between sizes that were recorded.
+  bool covers(int64_t size) const { return low_ <= size && size <= high_; }
+  /// A recording at `size` was what had been foretold.
+  void confirm(int64_t size) {
+    confirmed = true, low_ = std::min(low_, size), high_ = std::max(high_, size);
+  }
   std::string compare(int64_t size, const RecordedCall& call) const;
 
   bool confirmed = false;
@@ -37,12 +46,18 @@ class Family {
 
  private:
   Family(const RecordedCall& a, const RecordedCall& b, DynamicGraph graph, Line line)
-      : a_(a), b_(b), graph_(std::move(graph)), line_(line) {}
+      : a_(a),
+        b_(b),
+        graph_(std::move(graph)),
+        line_(line),
+        low_(std::min(line.size_a, line.size_b)),
+        high_(std::max(line.size_a, line.size_b)) {}
   Source source_at(const Source& a, const Source& b, int64_t size) const;
 
   RecordedCall a_, b_;
   DynamicGraph graph_;
   Line line_;
+  int64_t low_, high_;  // sizes between which it answers
 };
 
 }  // namespace tessera::compiler

@@ -132,6 +132,16 @@ class Lesson {
 
 }  // namespace
 
+void Keeper::keep_only(std::span<const Entry* const> entries) {
+  std::unordered_set<const RefCounted*> wanted;
+  for (const Entry* e : entries) {
+    for (const EntrySlot& s : e->slots) wanted.insert(s.owner);
+    for (const EntrySetting& s : e->settings) wanted.insert(s.owner);
+    for (const EntryHandle& h : e->handles) wanted.insert(h.handle);
+  }
+  std::erase_if(kept_, [&](const auto& kept) { return !wanted.contains(kept.first); });
+}
+
 const Tensor& piece_of(const Tensor& t) {
   ShardData* shard = shard_data(t);
   return shard ? shard->local : t;

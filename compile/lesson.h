@@ -13,6 +13,8 @@
 
 namespace tessera::compiler {
 
+struct Entry;
+
 /// Keeps what guards look at, once however many guards do, so that its count tells whether anybody
 /// else has it still.
 class Keeper {
@@ -22,6 +24,8 @@ class Keeper {
     kept_.try_emplace(object, Ref<const RefCounted>(object));
     return object;
   }
+  /// Lets go of what these do not refer to.
+  void keep_only(std::span<const Entry* const> entries);
   void clear() { kept_.clear(); }
 
  private:

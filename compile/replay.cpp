@@ -16,6 +16,13 @@ std::vector<size_t> last_reads(const Graph& g) {
   return last;
 }
 
+// A dim of extent 1 has no stride to speak of.
+bool same_strides(const Meta& a, const Meta& b) {
+  for (int d = 0; d < a.shape.size(); ++d)
+    if (a.shape[d] > 1 && a.strides[d] != b.strides[d]) return false;
+  return true;
+}
+
 }  // namespace
 
 void check_inputs(std::string_view who, const Graph& g, std::span<const Tensor> inputs) {
@@ -26,7 +33,7 @@ void check_inputs(std::string_view who, const Graph& g, std::span<const Tensor> 
     const Meta &m = g[g.inputs[i]].meta, &given = inputs[i].meta();
     TESSERA_CHECK_AS(ShapeError,
                      given.shape == m.shape && given.dtype == m.dtype && given.device == m.device &&
-                         given.strides == m.strides,
+                         same_strides(given, m),
                      "{}: input {} is {} with strides {}, the graph was traced with {}{} and {}",
                      who, i, describe(inputs[i]), tessera::to_string(given.strides),
                      name_of(m.dtype), tessera::to_string(m.shape), tessera::to_string(m.strides));

@@ -13,6 +13,7 @@
 #include "core/ops/views.h"
 #include "core/optim/clip.h"
 #include "core/optim/optim.h"
+#include "core/tensor/allocator.h"
 #include "examples/models/gpt.h"
 #include "tests/compile/passes/close.h"
 
@@ -360,6 +361,24 @@ TEST(Compile, TrainAndEvalAreTwoGraphs) {
   run.model->eval();
   expect_same_bits(forward(ids), expected, "eval again");
   EXPECT_EQ(forward.report().recordings, 4);
+}
+
+// A program that makes its batch itself, a new one at each call, is right and keeps none of them.
+TEST(Compile, CapturedBatchesAreLetGo) {
+  Tensor batch;
+  for (bool look : {false, true}) {
+    auto g = compile([&] {
+      Tensor s = sum(batch * 2.0);
+      if (look) s.item<float>();
+      return s;
+    });
+    int64_t before = cpu_memory_stats().live_bytes;
+    for (int i = 0; i < 20; ++i) {
+      batch = full({1 << 16}, double(i));
+      g();
+    }
+    EXPECT_LE(cpu_memory_stats().live_bytes - before, 8 * (int64_t(1) << 18)) << look;
+  }
 }
 
 }  // namespace
