@@ -461,10 +461,13 @@ bool may_overwrite(const Body& original, int operand, int result) {
   // No element may be read after the nest that overwrites it.
   bool written = false;
   for (const Nest& n : schedule->nests) {
+    bool writes = std::ranges::count(n.stores, result) > 0;
+    for (InstrId id : n.values) writes |= schedule->at(id).kept_in == result;
+    // A nest that also runs over loops which do not move the result comes back to each element.
+    const bool again = writes && (n.loops & ~moving_loops(to)) != 0;
     for (InstrId id : n.values)
-      if (written && loads(id)) return false;
-    for (InstrId id : n.values) written |= schedule->at(id).kept_in == result;
-    for (int k : n.stores) written |= k == result;
+      if ((written || again) && loads(id)) return false;
+    written |= writes;
   }
   return true;
 }
