@@ -34,9 +34,9 @@ struct CompileOptions {
   std::vector<NamedTensor> names = {};  // of parameters and state, for readable graphs
   // Passes that are left out, by name and separated by commas; TESSERA_COMPILE_SKIP adds to them.
   std::string skip = {};
-  // Calls that differ in one size are one graph where their graphs say so (family.h); else each
-  // size has a graph of its own. For functions that branch on sizes in ways that two sizes do not
-  // show.
+  // Calls that differ in one size are one graph, between sizes that were recorded, where their
+  // graphs say so (family.h); else each size has a graph of its own. False: for functions that
+  // treat some sizes between others in a way of their own.
   bool dynamic = true;
   // Bytes that a run may take beside parameters and other state; 0: no limit. To keep to it, values
   // of the forward pass are computed again in backward, the cheapest for their size first, and no
