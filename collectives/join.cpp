@@ -109,7 +109,7 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
   auto engine = std::make_unique<ShmEngine>(
       m, segment,
       ShmOptions{.processes = true,
-                 .read_in_place = false,
+                 .read_in_place = true,
                  .cause_of_death = [store = o.store](int r) { return cause_of_death(*store, r); }});
   // The creator's descriptor is the door by which the others come in.
   while (segment->attached().load(std::memory_order_acquire) < uint32_t(m.size)) {

@@ -10,6 +10,7 @@
 #include "collectives/reduction.h"
 #include "collectives/shm/cpu.h"
 #include "collectives/shm/process.h"
+#include "core/base/log.h"
 
 namespace tessera::detail {
 namespace {
@@ -43,6 +44,11 @@ Slice slice_of(int64_t bytes, int r, int size) {
           std::min(bytes, lines * (r + 1) / size * kAlign)};
 }
 
+double us_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
+      .count();
+}
+
 using Sources = SmallVector<const void*, 16>;
 
 }  // namespace
@@ -54,6 +60,9 @@ ShmEngine::ShmEngine(Membership members, std::shared_ptr<Segment> segment, ShmOp
       rank_(members_.rank),
       size_(members_.size),
       me_(segment_->state(rank_)) {
+  bases_.resize(size_t(size_));
+  views_.resize(size_t(size_));
+  met_.resize(size_t(size_));
   bool room = size_ <= int(std::thread::hardware_concurrency());
   spins_ = room ? 400 : 4;
   if (options_.processes) {
@@ -69,12 +78,55 @@ ShmEngine::~ShmEngine() {
   ring_all();
 }
 
+Ref<Storage> ShmEngine::allocate(size_t bytes) {
+  if (!options_.processes) return Engine::allocate(bytes);
+  std::lock_guard lock(pool_mutex_);
+  if (!pool_) {
+    std::string why;
+    pool_ = Pool::make(&why);
+    if (!pool_) {
+      if (!no_pool_)
+        log::warn("shm: {}; tensors of {} are copied on their way", why, members_.group);
+      no_pool_ = true;
+      return Engine::allocate(bytes);
+    }
+    me_.pool = {pool_->descriptor(), pool_->size()};
+    published_.store(pool_.get(), std::memory_order_release);
+  }
+  Ref<Storage> storage = pool_->allocate(bytes);
+  return storage ? storage : Engine::allocate(bytes);
+}
+
+/// Whether peers reach all that they read, or in an all_reduce write, of this rank's; if so, tells
+/// where it is.
+bool ShmEngine::find_places(const Plan& plan, uint64_t seq) {
+  if (!options_.read_in_place || plan.must_stage()) return false;
+  int64_t* places = segment_->places(rank_, seq);
+  const Pool* pool = published_.load(std::memory_order_acquire);
+  auto place = [&](const Part& part, int64_t& at) {
+    if (!options_.processes)
+      at = reinterpret_cast<int64_t>(part.data);
+    else
+      at = part.bytes == 0 ? 0 : pool ? pool->offset_of(part.data, part.bytes) : -1;
+    return !options_.processes || at >= 0;
+  };
+  for (size_t i = 0; i < plan.give.size(); ++i)
+    if (!place(plan.give[i], places[i])) return false;
+  return plan.kind != CollKind::kAllReduce || place(plan.take[0], places[size_]);
+}
+
+std::byte* ShmEngine::given(int r, uint64_t seq, size_t piece) const {
+  return bases_[size_t(r)] + segment_->places(r, seq)[piece];
+}
+std::byte* ShmEngine::taken(int r, uint64_t seq) const {
+  return bases_[size_t(r)] + segment_->places(r, seq)[size_];
+}
+
 /// Writes the facts of a call where peers will look once this rank has posted.
-void ShmEngine::publish(const Call& call) {
+void ShmEngine::publish(const Call& call, bool direct, bool staged) {
   const CallRecord& record = call.plan.record;
-  bool in_place = options_.read_in_place && !options_.processes && !call.plan.must_stage();
-  me_.entries[record.seq & 1] = {record.fingerprint, in_place ? &call.plan.give : nullptr,
-                                 in_place ? &call.plan.take : nullptr};
+  bool has_pool = published_.load(std::memory_order_acquire);
+  me_.entries[record.seq & 1] = {record.fingerprint, places_.verdict(), direct, staged, has_pool};
   me_.records[record.seq & 1] = record;
   if (record.ahead) me_.sketches[record.seq & 1] = call.sketch;
   me_.entered.store(record.seq, std::memory_order_release);
@@ -90,10 +142,15 @@ void ShmEngine::run(Call& call) {
   const Plan& plan = call.plan;
   uint64_t seq = plan.record.seq;
   check_obituary();
-  publish(call);
   int pieces = plan.one_for_each ? size_ : 1;
   int64_t window = plan.has_splits() ? 0 : (plan.longest + kAlign - 1) / kAlign * kAlign;
-  bool with_first = !plan.has_splits() && window * pieces <= kInlineBytes;
+  bool small = !plan.has_splits() && window * pieces <= kInlineBytes;
+  bool tuned = plan.kind == CollKind::kAllReduce && plan.longest > 0;
+  // How it is done if all ranks are direct; equal on all of them.
+  Way way = tuned ? places_.way(plan.longest) : small ? Way::kStaged : Way::kInPlace;
+  bool trial = tuned && places_.tries(plan.longest);
+  bool direct = find_places(plan, seq), staged = small && !(direct && way != Way::kStaged);
+  publish(call, direct, staged);
   if (plan.has_splits()) {
     int64_t* splits = segment_->splits(rank_, seq);
     for (int r = 0; r < size_; ++r) {
@@ -101,27 +158,37 @@ void ShmEngine::run(Call& call) {
       splits[size_ + r] = plan.take[size_t(r)].bytes;
     }
   }
-  past_caches_ = with_first && tuner_.past_caches(window * pieces);
+  auto start = trial ? Clock::now() : Clock::time_point();
+  past_caches_ = staged && tuner_.past_caches(window * pieces);
   ++phase_;  // the phase about to be posted chooses the staging area
-  if (with_first) stage(plan, 0, window);
+  if (staged) stage(plan, 0, window);
   --phase_;
+  double us = trial ? us_since(start) : 0;
   post();
   wait_all(call);
   check_calls(call);
-  if (with_first) {
-    if (plan.kind == CollKind::kAllReduce && size_ > 2 && plan.longest > kReduceAloneBytes)
-      reduce_slices(call, 0, window);
-    else
-      consume(plan, 0, window);
-    tuner_.done();
-  } else {
-    int64_t longest = plan.has_splits() ? agree_on_splits(call) : plan.longest;
-    if (all_in_place(seq))
-      run_in_place(call, seq);
-    else
-      run_staged(call, longest);
-  }
+  if (trial) start = Clock::now();
+  bool all_direct = all(seq, &Entry::direct);
+  places_.adopt(segment_->state(0).entries[seq & 1].verdict);
+  int64_t longest = plan.has_splits() ? agree_on_splits(call) : plan.longest;
+  if (all_direct && way != Way::kStaged && reach_pools(call))
+    run_in_place(call, way);
+  else if (all(seq, &Entry::staged))
+    run_first(call, window);
+  else
+    run_staged(call, longest);
+  if (trial && all_direct) places_.took(plan.longest, us + us_since(start));
   me_.finished.store(seq, std::memory_order_release);
+}
+
+/// What came with the first phase.
+void ShmEngine::run_first(Call& call, int64_t window) {
+  const Plan& plan = call.plan;
+  if (plan.kind == CollKind::kAllReduce && size_ > 2 && plan.longest > kReduceAloneBytes)
+    reduce_slices(call, 0, window);
+  else
+    consume(plan, 0, window);
+  tuner_.done();
 }
 
 /// Checks that what is sent is what is expected; returns the longest piece of any rank.
@@ -137,10 +204,41 @@ int64_t ShmEngine::agree_on_splits(Call& call) {
   return *std::max_element(all.begin(), all.end());
 }
 
-bool ShmEngine::all_in_place(uint64_t seq) {
+bool ShmEngine::all(uint64_t seq, bool Entry::*what) {
   for (int r = 0; r < size_; ++r)
-    if (!segment_->state(r).entries[seq & 1].give) return false;
+    if (!(segment_->state(r).entries[seq & 1].*what)) return false;
   return true;
+}
+
+/// Maps pools that this group has not met before; false when some rank cannot. All ranks do this in
+/// the same calls, since all read the same entries.
+bool ShmEngine::reach_pools(Call& call) {
+  if (!options_.processes) return true;
+  if (unreachable_) return false;
+  bool news = false, reached = true;
+  for (int r = 0; r < size_; ++r) {
+    if (met_[size_t(r)] || !segment_->state(r).entries[call.seq() & 1].has_pool) continue;
+    met_[size_t(r)] = news = true;
+    if (r == rank_) {
+      bases_[size_t(r)] = pool_->data();
+      continue;
+    }
+    const RankState& s = segment_->state(r);
+    std::string why;
+    views_[size_t(r)] = PoolView(s.pid, s.pool.descriptor, s.pool.bytes, &why);
+    bases_[size_t(r)] = views_[size_t(r)].data();
+    if (bases_[size_t(r)]) continue;
+    reached = false;
+    log::warn("shm: memory of {} is out of reach, {}; tensors of {} are copied on their way",
+              tell_rank(r), why, members_.group);
+  }
+  if (!news) return true;
+  me_.reaches.store(reached, std::memory_order_relaxed);
+  post();
+  wait_all(call);
+  for (int r = 0; r < size_; ++r)
+    if (!segment_->state(r).reaches.load(std::memory_order_relaxed)) unreachable_ = true;
+  return !unreachable_;
 }
 
 /// Copies bytes [begin, begin + window) of every piece into the staging area of this phase.
@@ -214,27 +312,35 @@ void ShmEngine::run_staged(Call& call, int64_t longest) {
   }
 }
 
-/// Ranks that can see each other's tensors read them where they are; a last phase keeps everybody
-/// from changing them meanwhile.
-void ShmEngine::run_in_place(Call& call, uint64_t seq) {
-  const Plan& plan = call.plan;
-  if (plan.kind != CollKind::kAllReduce) {
-    take_in_place(plan, seq);
-  } else {
-    Slice mine = slice_of(plan.take[0].bytes, rank_, size_);
-    for (int64_t at = mine.begin; at < mine.end; at += kCopyBlock) {
-      int64_t bytes = std::min(kCopyBlock, mine.end - at);
-      Sources sources;
-      for (int r = 0; r < size_; ++r)
-        sources.push_back((*segment_->state(r).entries[seq & 1].give)[0].data + at);
-      std::byte* result = plan.take[0].data + at;
-      reduce_tree(plan.op, plan.dtype, result, sources, bytes / int64_t(size_of(plan.dtype)));
-      for (int r = 0; r < size_; ++r)
-        move_bytes((*segment_->state(r).entries[seq & 1].take)[0].data + at, result, bytes);
-    }
-  }
+/// Tensors are read where they lie; a last phase keeps everybody from changing them meanwhile.
+void ShmEngine::run_in_place(Call& call, Way way) {
+  if (call.plan.kind == CollKind::kAllReduce)
+    reduce_in_place(call.plan, call.seq(), way);
+  else
+    take_in_place(call.plan, call.seq());
   post();
   wait_all(call);
+}
+
+/// Reduces this rank's slice and writes it to everybody.
+void ShmEngine::reduce_in_place(const Plan& plan, uint64_t seq, Way way) {
+  alignas(kAlign) std::byte block[kCopyBlock];
+  Slice mine = slice_of(plan.take[0].bytes, rank_, size_);
+  for (int64_t at = mine.begin; at < mine.end; at += kCopyBlock) {
+    int64_t bytes = std::min(kCopyBlock, mine.end - at);
+    Sources sources;
+    for (int r = 0; r < size_; ++r) sources.push_back(given(r, seq, 0) + at);
+    std::byte* result = way == Way::kStreamed ? block : plan.take[0].data + at;
+    reduce_tree(plan.op, plan.dtype, result, sources, bytes / int64_t(size_of(plan.dtype)));
+    for (int r = 0; r < size_; ++r) {
+      std::byte* to = taken(r, seq) + at;
+      bool lines = reinterpret_cast<uintptr_t>(to) % kAlign == 0;
+      if (way == Way::kStreamed && r != rank_ && lines)
+        stream_copy(to, result, size_t(bytes));
+      else
+        move_bytes(to, result, bytes);
+    }
+  }
 }
 
 void ShmEngine::take_in_place(const Plan& plan, uint64_t seq) {
@@ -243,7 +349,7 @@ void ShmEngine::take_in_place(const Plan& plan, uint64_t seq) {
   int first = plan.giver < 0 ? 0 : plan.giver, last = plan.giver < 0 ? size_ : plan.giver + 1;
   Sources sources;
   for (int r = first; r < last; ++r) {
-    const std::byte* from = (*segment_->state(r).entries[seq & 1].give)[piece].data;
+    const std::byte* from = given(r, seq, piece);
     if (plan.reduces)
       sources.push_back(from);
     else

@@ -2,14 +2,16 @@
 // (shm). A collective is a sequence of phases: every rank writes what it gives into its staging
 // area, posts the phase, waits until all ranks have posted it, and reads. The first phase carries
 // the call's fingerprint, so a mismatch costs no extra round trip and is found before anything is
-// written. Invariant: what is read between waiting for phase k and posting phase k + 1 may be
-// overwritten after waiting for phase k + 1, because then nobody reads it any more; so two staging
-// areas, used in turn, need no second flag.
+// written. What lies where peers reach it (tensors of threads, and of processes those in a pool) is
+// read there instead. Invariant: what is read between waiting for phase k and posting phase k + 1
+// may be overwritten after waiting for phase k + 1, because then nobody reads it any more; so two
+// staging areas, used in turn, need no second flag.
 #pragma once
 #include <functional>
 
 #include "collectives/backend_name.h"
 #include "collectives/engine.h"
+#include "collectives/shm/pool.h"
 #include "collectives/shm/segment.h"
 #include "collectives/shm/tuner.h"
 
@@ -32,6 +34,8 @@ class ShmEngine final : public Engine {
   void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) override;
   void interrupt() override;
   void abort(const CommError& error) override;
+  /// From the rank's pool, where it gets one.
+  Ref<Storage> allocate(size_t bytes) override;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -47,16 +51,22 @@ class ShmEngine final : public Engine {
   };
 
   // engine.cpp: moving data.
-  void publish(const Call& call);
+  bool find_places(const Plan& plan, uint64_t seq);
+  void publish(const Call& call, bool direct, bool staged);
   void post();
   void stage(const Plan& plan, int64_t begin, int64_t window);
   void consume(const Plan& plan, int64_t begin, int64_t window);
   void reduce_slices(Call& call, int64_t begin, int64_t window);
   void run_staged(Call& call, int64_t longest);
-  void run_in_place(Call& call, uint64_t seq);
+  void run_first(Call& call, int64_t window);
+  void run_in_place(Call& call, Way way);
+  void reduce_in_place(const Plan& plan, uint64_t seq, Way way);
   void take_in_place(const Plan& plan, uint64_t seq);
   int64_t agree_on_splits(Call& call);
-  bool all_in_place(uint64_t seq);
+  bool all(uint64_t seq, bool Entry::*what);
+  bool reach_pools(Call& call);
+  std::byte* given(int r, uint64_t seq, size_t piece) const;
+  std::byte* taken(int r, uint64_t seq) const;
 
   // wait.cpp: waiting, and what can be wrong meanwhile.
   void wait_all(Call& call) {
@@ -97,9 +107,19 @@ class ShmEngine final : public Engine {
   RankState& me_;
   uint64_t phase_ = 0;  // phases posted by this rank
   StageTuner tuner_;
+  PlaceTuner places_;
   bool past_caches_ = false;  // how this call is staged
   int spins_;                 // rounds of polling before a synchronous call sleeps
   std::atomic<uint32_t> nudges_{0};
+
+  std::mutex pool_mutex_;
+  Ref<Pool> pool_;                         // null until something is allocated in it
+  bool no_pool_ = false;                   // the system gave none, which has been said
+  std::atomic<Pool*> published_{nullptr};  // the same, once its door is written
+  std::vector<std::byte*> bases_;          // of every rank's pool, here; null between threads
+  std::vector<PoolView> views_;
+  std::vector<bool> met_;     // ranks whose pools everybody has tried to map
+  bool unreachable_ = false;  // some rank cannot map another's pool
 };
 
 }  // namespace tessera::detail

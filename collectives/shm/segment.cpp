@@ -52,6 +52,7 @@ Segment::Segment(int size, const Options& options) : size_(size), options_(optio
   size_t n = size_t(size);
   size_t states = place(n * sizeof(RankState)), boxes = place(n * n * sizeof(Mailbox));
   size_t splits = place(n * 4 * n * sizeof(int64_t));
+  size_t places = place(n * 2 * (n + 1) * sizeof(int64_t));
   size_t stages = place((2 * n + 1) * options.stage_bytes);
   size_t mail = place(n * n * 2 * options.mail_bytes);
   bytes_ = at;
@@ -59,6 +60,7 @@ Segment::Segment(int size, const Options& options) : size_(size), options_(optio
   states_ = reinterpret_cast<RankState*>(states);
   mailboxes_ = reinterpret_cast<Mailbox*>(boxes);
   splits_ = reinterpret_cast<int64_t*>(splits);
+  places_ = reinterpret_cast<int64_t*>(places);
   stages_ = reinterpret_cast<std::byte*>(stages);
   mail_ = reinterpret_cast<std::byte*>(mail);
 }
@@ -76,6 +78,7 @@ void Segment::map(int fd, bool fresh) {
   move(states_);
   move(mailboxes_);
   move(splits_);
+  move(places_);
   move(stages_);
   move(mail_);
   if (!fresh) return;

@@ -28,12 +28,18 @@ class SharedText {
   std::atomic<uint64_t> words_[kWords] = {};
 };
 
-/// What a rank publishes with a call. Addresses are of the publisher's Plan parts; they are null
-/// when peers cannot or must not read its tensors in place.
+/// What a rank publishes with a call.
 struct Entry {
   uint64_t fingerprint = 0;
-  const Parts* give = nullptr;
-  const Parts* take = nullptr;
+  uint64_t verdict = 0;   // of its PlaceTuner
+  bool direct = false;    // its pieces lie where peers reach them, see places()
+  bool staged = false;    // its pieces are in its staging area
+  bool has_pool = false;  // `pool` below is filled in
+};
+/// Where a rank's pool is found.
+struct PoolDoor {
+  int32_t descriptor = -1;
+  uint64_t bytes = 0;
 };
 
 struct alignas(2 * kLine) RankState {
@@ -42,10 +48,12 @@ struct alignas(2 * kLine) RankState {
   Entry entries[2];                 // of the latest calls, by parity of their number
   // Read by peers after they have posted, to see whether to ring.
   alignas(kLine) std::atomic<uint32_t> sleeping{0};
-  std::atomic<uint32_t> bell{0};  // rung by peers
-  std::atomic<uint32_t> left{0};  // 1: this rank's group is gone
-  int32_t pid = 0;                // 0: ranks are threads
-  uint64_t started = 0;           // start time of the process, so that a recycled pid is noticed
+  std::atomic<uint32_t> bell{0};     // rung by peers
+  std::atomic<uint32_t> left{0};     // 1: this rank's group is gone
+  int32_t pid = 0;                   // 0: ranks are threads
+  uint64_t started = 0;              // start time of the process, so that a recycled pid is noticed
+  PoolDoor pool;                     // of processes that have allocated in it
+  std::atomic<uint32_t> reaches{0};  // 1: this rank has mapped the pools that it was told of last
   // For reports.
   alignas(kLine) std::atomic<uint64_t> entered{0};  // number of the last collective entered
   std::atomic<uint64_t> finished{0};                // and finished
@@ -106,6 +114,10 @@ class Segment {
   std::byte* mail(int from, int to, int parity) {
     return mail_ + (size_t(from * size_ + to) * 2 + size_t(parity)) * options_.mail_bytes;
   }
+  /// Where the pieces of rank r lie in call `seq`, if it is direct: of each piece that it gives,
+  /// and behind `size()` of those of the first that it takes. Addresses between threads, else
+  /// offsets into its pool.
+  int64_t* places(int r, uint64_t seq) { return places_ + (2 * r + int(seq & 1)) * (size_ + 1); }
   /// Bytes for, then bytes from every rank, as rank r has announced them for call `seq`.
   int64_t* splits(int r, uint64_t seq) { return splits_ + (2 * r + int(seq & 1)) * 2 * size_; }
 
@@ -126,6 +138,7 @@ class Segment {
   RankState* states_ = nullptr;
   Mailbox* mailboxes_ = nullptr;
   int64_t* splits_ = nullptr;
+  int64_t* places_ = nullptr;
   std::byte* stages_ = nullptr;
   std::byte* mail_ = nullptr;
 };

@@ -60,6 +60,10 @@ TEST(Loopback, SumsAreTheTreesBitForBit) {
                   {.read_in_place = in_place});
 }
 
+TEST(Loopback, SumsHaveEqualBitsWhicheverWayIsTried) {
+  for (int size : {2, 3, 4}) run_ranks(size, [](ProcessGroup& g) { test::check_ways(g); });
+}
+
 TEST(Loopback, AsynchronousCallsOverlapAndKeepTheirOrder) {
   run_ranks(2, [](ProcessGroup& g) {
     std::vector<Tensor> tensors;

@@ -94,6 +94,13 @@ TEST_P(Processes, GroupsLeaveNothingBehind) {
   for (const RankResult& r : ranks.wait_all(60)) EXPECT_EQ(r.status, 0) << r.output;
 }
 
+TEST_P(Processes, SumsHaveEqualBitsWhereverTensorsLie) {
+  for (int size : {2, 3}) {
+    RankProcesses ranks(size, "ways", env());
+    for (const RankResult& r : ranks.wait_all(60)) EXPECT_EQ(r.status, 0) << r.output;
+  }
+}
+
 TEST_P(Processes, AForkedChildIsToldSo) {
   RankProcesses ranks(2, "forked", env());
   for (const RankResult& r : ranks.wait_all(20)) EXPECT_EQ(r.status, 0) << r.output;
@@ -101,6 +108,25 @@ TEST_P(Processes, AForkedChildIsToldSo) {
 
 INSTANTIATE_TEST_SUITE_P(Backends, Processes, testing::Values("shm", "gloo"),
                          [](const auto& p) { return p.param; });
+
+#if !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)  // which need addresses themselves
+TEST(Pool, ARankWithoutAddressesIsNamedAndServed) {
+  RankProcesses early(2, "cramped", {});
+  RankResult rank0 = early.wait(0, 60), rank1 = early.wait(1, 60);
+  EXPECT_EQ(rank0.status, 0) << rank0.output;
+  EXPECT_EQ(rank1.status, 0) << rank1.output;
+  EXPECT_NE(rank1.output.find("shm: no addresses for "), std::string::npos) << rank1.output;
+
+  RankProcesses late(2, "cramped", {{"TEST_LATE", "1"}});
+  rank0 = late.wait(0, 60), rank1 = late.wait(1, 60);
+  EXPECT_EQ(rank0.status, 0) << rank0.output;
+  EXPECT_EQ(rank1.status, 0) << rank1.output;
+  EXPECT_NE(rank1.output.find("memory of rank 0 is out of reach, no addresses for "),
+            std::string::npos)
+      << rank1.output;
+}
+#endif
 
 TEST(Backend, SharedMemoryIsChosenOnOneHost) {
   RankProcesses ranks(2, "verbs", {});

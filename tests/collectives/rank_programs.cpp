@@ -1,5 +1,6 @@
 // What a rank of the process tests does; started by processes.cpp.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -21,9 +22,36 @@ void verbs() {
   fmt::print("backend {}\n", g.backend());
   test::check_all_verbs(g, 5);
   test::check_verbs(g, kF32, 150'001);
+  test::check_all_verbs(g, 5, test::Memory::kGroup);
+  test::check_verbs(g, kF32, 150'001, test::Memory::kGroup);
   Ref<ProcessGroup> part = g.split(g.rank() % 2);
   test::check_verbs(*part, kI32, 9);
   part.reset();
+  destroy_process_group();
+}
+
+void ways() {
+  ProcessGroup& g = *init_process_group();
+  test::check_ways(g);
+  destroy_process_group();
+}
+
+/// One rank gets no addresses: for its own pool, or for those of the others.
+void cramped() {
+  ProcessGroup& g = *init_process_group();
+  bool late = std::getenv("TEST_LATE");
+  if (late) g.allocate(4);
+  if (g.rank() == 1) {
+    rlimit r{};
+    getrlimit(RLIMIT_AS, &r);
+    std::ifstream statm("/proc/self/statm");
+    rlim_t pages = 0;
+    statm >> pages;
+    r.rlim_cur = pages * 4096 + (rlim_t{256} << 20);
+    setrlimit(RLIMIT_AS, &r);
+  }
+  test::check_ways(g);
+  test::check_verbs(g, kF32, 150'001, test::Memory::kGroup);
   destroy_process_group();
 }
 
@@ -109,6 +137,8 @@ TEST(Rank, DISABLED_Program) {
   std::string program = text ? text : "";
   set_num_threads(1);
   if (program == "verbs") return verbs();
+  if (program == "ways") return ways();
+  if (program == "cramped") return cramped();
   if (program == "loop") return loop();
   if (program == "cycle") return cycle();
   if (program == "forked") return forked();

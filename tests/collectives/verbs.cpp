@@ -1,6 +1,8 @@
 #include "tests/collectives/verbs.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "collectives/reduction.h"
@@ -9,11 +11,10 @@
 namespace tessera::test {
 namespace {
 
-Tensor filled(DType dtype, int64_t n, auto value) {
-  Tensor t = empty({n}, dtype);
+Tensor filled(Tensor t, auto value) {
   auto* p = static_cast<char*>(t.raw());
-  for (int64_t i = 0; i < n; ++i)
-    write_real(p + size_t(i) * size_of(dtype), dtype, double(value(i)));
+  for (int64_t i = 0; i < t.numel(); ++i)
+    write_real(p + size_t(i) * size_of(t.dtype()), t.dtype(), double(value(i)));
   return t;
 }
 
@@ -65,8 +66,8 @@ void expect(const char* verb, ProcessGroup& g, const Tensor& t, auto value) {
 
 class Verbs {
  public:
-  Verbs(ProcessGroup& g, DType dtype, int64_t n)
-      : g_(g), dtype_(dtype), n_(n), rank_(g.rank()), size_(g.size()) {}
+  Verbs(ProcessGroup& g, DType dtype, int64_t n, Memory memory)
+      : g_(g), dtype_(dtype), n_(n), rank_(g.rank()), size_(g.size()), memory_(memory) {}
 
   void reductions() {
     for (int o = 0; o < kNumReduceOps; ++o) {
@@ -82,7 +83,7 @@ class Verbs {
       int root = o % size_;
       g_.reduce(t, root, op);
       expect("reduce", g_, t, [&](int64_t i) { return rank_ == root ? want(i) : own(i); });
-      Tensor in = mine(n_ * size_), out = empty({n_}, dtype_);
+      Tensor in = mine(n_ * size_), out = room(n_);
       g_.reduce_scatter(out, in, op);
       expect("reduce_scatter", g_, out, [&](int64_t i) { return want(rank_ * n_ + i); });
     }
@@ -91,7 +92,7 @@ class Verbs {
   void uneven_reduce_scatter() {
     Tensors in;
     for (int r = 0; r < size_; ++r) in.push_back(mine(n_ + r));
-    Tensor out = empty({n_ + rank_}, dtype_);
+    Tensor out = room(n_ + rank_);
     g_.reduce_scatter(out, in, ReduceOp::kMax);
     expect("reduce_scatter", g_, out, [&](int64_t i) {
       return reduced(ReduceOp::kMax, dtype_, size_, [&](int r) { return value_of(dtype_, r, i); });
@@ -103,7 +104,7 @@ class Verbs {
       Tensor t = mine(n_);
       g_.broadcast(t, root);
       expect("broadcast", g_, t, [&](int64_t i) { return value_of(dtype_, root, i); });
-      Tensor out = empty({n_ * size_}, dtype_);
+      Tensor out = room(n_ * size_);
       t = mine(n_);
       g_.gather(rank_ == root ? std::span<const Tensor>(&out, 1) : std::span<const Tensor>(), t,
                 root);
@@ -112,8 +113,7 @@ class Verbs {
       Tensors pieces;
       if (rank_ == root)
         for (int r = 0; r < size_; ++r)
-          pieces.push_back(
-              filled(dtype_, n_, [&](int64_t i) { return value_of(dtype_, r + 1, i); }));
+          pieces.push_back(filled(room(n_), [&](int64_t i) { return value_of(dtype_, r + 1, i); }));
       t = mine(n_);
       g_.scatter(t, pieces, root);
       expect("scatter", g_, t, [&](int64_t i) { return value_of(dtype_, rank_ + 1, i); });
@@ -121,18 +121,18 @@ class Verbs {
   }
 
   void gathers() {
-    Tensor in = mine(n_), out = empty({n_ * size_}, dtype_);
+    Tensor in = mine(n_), out = room(n_ * size_);
     g_.all_gather(out, in);
     expect("all_gather", g_, out, [&](int64_t i) { return value_of(dtype_, int(i / n_), i % n_); });
     Tensors list;
-    for (int r = 0; r < size_; ++r) list.push_back(empty({n_ + r}, dtype_));
+    for (int r = 0; r < size_; ++r) list.push_back(room(n_ + r));
     g_.all_gather(list, mine(n_ + rank_));
     for (int r = 0; r < size_; ++r)
       expect("all_gather", g_, list[size_t(r)], [&](int64_t i) { return value_of(dtype_, r, i); });
   }
 
   void all_to_all() {
-    Tensor in = mine(n_ * size_), out = empty({n_ * size_}, dtype_);
+    Tensor in = mine(n_ * size_), out = room(n_ * size_);
     auto want = [&](int64_t i) { return value_of(dtype_, int(i / n_), rank_ * n_ + i % n_); };
     g_.all_to_all(out, in);
     expect("all_to_all", g_, out, want);
@@ -147,7 +147,7 @@ class Verbs {
       total_in += to.back();
       total_out += from.back();
     }
-    out = empty({total_out}, dtype_);
+    out = room(total_out);
     g_.all_to_all(out, mine(total_in), from, to);
     std::vector<double> expected;
     for (int r = 0; r < size_; ++r) {
@@ -162,7 +162,7 @@ class Verbs {
   void messages() {
     if (size_ == 1) return;
     int next = (rank_ + 1) % size_, previous = (rank_ + size_ - 1) % size_;
-    Tensor out = mine(n_), in = empty({n_}, dtype_);
+    Tensor out = mine(n_), in = room(n_);
     Ref<Work> sent = g_.send_async(out, next);
     g_.recv(in, previous);
     sent->wait();
@@ -171,7 +171,7 @@ class Verbs {
 
   void pending() {
     // Results that nobody waited for explicitly.
-    Tensor a = mine(n_), out = empty({n_ * size_}, dtype_);
+    Tensor a = mine(n_), out = room(n_ * size_);
     g_.all_reduce_async(a, ReduceOp::kMax);
     g_.all_gather_async(out, a);
     expect("all_gather_async", g_, out, [&](int64_t i) {
@@ -182,20 +182,29 @@ class Verbs {
 
  private:
   double own(int64_t i) const { return value_of(dtype_, rank_, i); }
+  Tensor room(int64_t n) const {
+    if (memory_ == Memory::kOwn) return empty({n}, dtype_);
+    return Tensor(Meta::contiguous({n}, dtype_, {}), g_.allocate(size_t(n) * size_of(dtype_)));
+  }
   Tensor mine(int64_t n) const {
-    return filled(dtype_, n, [&](int64_t i) { return own(i); });
+    return filled(room(n), [&](int64_t i) { return own(i); });
   }
 
   ProcessGroup& g_;
   DType dtype_;
   int64_t n_;
   int rank_, size_;
+  Memory memory_;
 };
+
+Tensor of_group(ProcessGroup& g, int64_t n) {
+  return Tensor(Meta::contiguous({n}, kF32, {}), g.allocate(size_t(n) * 4));
+}
 
 }  // namespace
 
-void check_verbs(ProcessGroup& group, DType dtype, int64_t n) {
-  Verbs v(group, dtype, n);
+void check_verbs(ProcessGroup& group, DType dtype, int64_t n, Memory memory) {
+  Verbs v(group, dtype, n, memory);
   v.reductions();
   v.uneven_reduce_scatter();
   v.rooted();
@@ -206,8 +215,30 @@ void check_verbs(ProcessGroup& group, DType dtype, int64_t n) {
   group.barrier();
 }
 
-void check_all_verbs(ProcessGroup& group, int64_t n) {
-  for (DType dtype : kAllDTypes) check_verbs(group, dtype, n);
+void check_all_verbs(ProcessGroup& group, int64_t n, Memory memory) {
+  for (DType dtype : kAllDTypes) check_verbs(group, dtype, n, memory);
+}
+
+void check_ways(ProcessGroup& g) {
+  for (int64_t n : {3, 1000, 20'000, 300'000}) {
+    Tensor want = empty({n}), own = empty({n}), group = of_group(g, n), odd = of_group(g, n + 3);
+    auto fill = [&](float* p) {
+      for (int64_t i = 0; i < n; ++i) p[i] = std::sin(float(g.rank() * 1000 + i)) / 3;
+    };
+    fill(want.data<float>());
+    g.all_reduce(want);
+    // Not at the start of a line; and one rank's elsewhere than the others'.
+    Tensor shifted(Meta::contiguous({n}, kF32, {}), odd.storage(), 3);
+    for (int call = 0; call < 30; ++call) {
+      Tensor mixed = g.rank() == 0 ? own : group;
+      for (const Tensor& t : {group, shifted, mixed}) {
+        fill(t.data<float>());
+        g.all_reduce(t);
+        TESSERA_CHECK(std::memcmp(t.data<float>(), want.data<float>(), size_t(n) * 4) == 0,
+                      "{} elements, call {}: sums differ from those of staged tensors", n, call);
+      }
+    }
+  }
 }
 
 void call_variant(ProcessGroup& g, CollKind kind, int variant, int odd) {
@@ -220,8 +251,8 @@ void call_variant(ProcessGroup& g, CollKind kind, int variant, int odd) {
   int64_t n = differs && variant == 4 ? 12 : 16;
   int size = g.size(), root = differs && variant == 5 ? 1 : 0;
   auto op = differs && variant == 2 ? ReduceOp::kMax : ReduceOp::kSum;
-  Tensor t = filled(dtype, n, [](int64_t) { return 1; });
-  Tensor wide = filled(dtype, n * size, [](int64_t) { return 1; });
+  Tensor t = filled(empty({n}, dtype), [](int64_t) { return 1; });
+  Tensor wide = filled(empty({n * size}, dtype), [](int64_t) { return 1; });
   auto one = [](const Tensor& x) { return std::span<const Tensor>(&x, 1); };
   std::span<const Tensor> none;
   bool is_root = g.rank() == root;
@@ -234,7 +265,7 @@ void call_variant(ProcessGroup& g, CollKind kind, int variant, int odd) {
     case CollKind::kScatter: return g.scatter(t, is_root ? one(wide) : none, root);
     case CollKind::kReduceScatter: return g.reduce_scatter(t, wide, op);
     case CollKind::kAllToAll:
-      return g.all_to_all(wide, filled(dtype, n * size, [](int64_t) { return 1; }));
+      return g.all_to_all(wide, filled(empty({n * size}, dtype), [](int64_t) { return 1; }));
     case CollKind::kBarrier: return g.barrier();
     case CollKind::kSend:
     case CollKind::kRecv: break;

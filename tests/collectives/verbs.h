@@ -12,11 +12,18 @@ inline constexpr bool kHaveGloo = false;
 inline constexpr bool kHaveGloo = true;
 #endif
 
+/// Where the tensors of a check lie: in memory of their own, or in the group's (allocate).
+enum class Memory { kOwn, kGroup };
+
 /// Runs all verbs on `group`, with pieces of `n` elements; throws UserError naming the first wrong
 /// element.
-void check_all_verbs(ProcessGroup& group, int64_t n);
+void check_all_verbs(ProcessGroup& group, int64_t n, Memory memory = Memory::kOwn);
 /// The same for one dtype.
-void check_verbs(ProcessGroup& group, DType dtype, int64_t n);
+void check_verbs(ProcessGroup& group, DType dtype, int64_t n, Memory memory = Memory::kOwn);
+
+/// Sums of terms that rounding does not leave alone: equal bits however often a size has been
+/// reduced, which is what chooses the way, and wherever the ranks' tensors lie.
+void check_ways(ProcessGroup& group);
 
 /// Calls `kind` with arguments that differ in `variant` on rank `odd`: 0 as all, 1 another kind,
 /// 2 another operator, 3 another dtype, 4 another count, 5 another root (or one call too many).
