@@ -4,6 +4,7 @@
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"
 #include "core/ops/dim_attributes.h"
+#include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
@@ -192,7 +193,14 @@ class Unslice final : public UnsliceAttributes {
 
 }  // namespace
 
-Tensor contiguous(Tensor x) { return x.is_contiguous() ? x : clone(x); }
+Tensor contiguous(Tensor x, MemoryFormat format) {
+  TESSERA_CHECK_AS(ShapeError, format == MemoryFormat::kContiguous || x.ndim() >= 3,
+                   "contiguous: channels-last takes [N, C, ..], got {}", describe(x));
+  if (x.is_contiguous(format)) return x;
+  if (format == MemoryFormat::kContiguous) return clone(x);
+  // A dense copy of the dims in the order of memory, seen in their own order.
+  return movedim(clone(movedim(x, {1}, {-1})), {-1}, {1});
+}
 Tensor clone(const Tensor& x) { return dispatch1(copy_primitive(), operands(Tensor(x))); }
 
 Tensor cat(std::span<const Tensor> parts, int64_t dim) {

@@ -9,7 +9,8 @@ namespace tessera {
 Tensor Tensor::to(DType dtype) const { return cast(*this, dtype); }
 Tensor Tensor::reshape(const Shape& to) const { return tessera::reshape(*this, to); }
 Tensor Tensor::transpose(int64_t a, int64_t b) const { return tessera::transpose(*this, a, b); }
-Tensor Tensor::contiguous() const { return tessera::contiguous(*this); }
+Tensor Tensor::to(MemoryFormat format) const { return contiguous(format); }
+Tensor Tensor::contiguous(MemoryFormat format) const { return tessera::contiguous(*this, format); }
 Tensor Tensor::clone() const { return tessera::clone(*this); }
 Tensor Tensor::operator[](int64_t i) const { return select(*this, 0, i); }
 

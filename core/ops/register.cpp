@@ -19,6 +19,7 @@ const OpRegistry& op_registry() {
     register_contract_ops(*r);
     register_softmax_ops(*r);
     register_norm_ops(*r);
+    register_conv_ops(*r);
     register_embedding_ops(*r);
     register_attention_ops(*r);
     register_random_ops(*r);

@@ -30,8 +30,9 @@ Tensors chunk(const Tensor& x, int64_t pieces, int64_t dim = 0);
 /// All elements of `dim`, which disappears.
 Tensors unbind(const Tensor& x, int64_t dim = 0);
 
-/// Row-major dense; `x` itself when it is so already.
-Tensor contiguous(Tensor x);
+/// Dense in the order of `format`; `x` itself when it is so already. Channels-last takes [N, C, ..]
+/// with at least one dim behind the channels.
+Tensor contiguous(Tensor x, MemoryFormat format = MemoryFormat::kContiguous);
 /// A copy.
 Tensor clone(const Tensor& x);
 /// Joins along an existing dim (cat) or a new one (stack); dtypes are promoted.

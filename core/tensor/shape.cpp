@@ -40,6 +40,32 @@ bool is_contiguous(const Shape& s, const Strides& st) {
   return true;
 }
 
+namespace {
+
+// Dim 1 moved behind the others.
+Dims channels_moved_last(Dims d) {
+  if (d.size() < 3) return d;
+  int64_t channels = d[1];
+  d.erase(1);
+  d.push_back(channels);
+  return d;
+}
+
+}  // namespace
+
+Strides channels_last_strides(const Shape& s) {
+  Strides st = contiguous_strides(channels_moved_last(s));
+  if (s.size() < 3) return st;
+  int64_t channels = st[st.size() - 1];
+  st.erase(st.size() - 1);
+  st.insert(1, channels);
+  return st;
+}
+
+bool is_channels_last(const Shape& s, const Strides& st) {
+  return is_contiguous(channels_moved_last(s), channels_moved_last(st));
+}
+
 int wrap_dim(int64_t dim, int ndim, const char* op) {
   int64_t low = -std::max(ndim, 1), high = std::max(ndim, 1) - 1;
   TESSERA_CHECK_AS(ShapeError, dim >= low && dim <= high,

@@ -72,6 +72,12 @@ Strides contiguous_strides(const Shape& s);
 /// True when elements are laid out densely in row-major order (dims of extent 1 may have any
 /// stride).
 bool is_contiguous(const Shape& s, const Strides& st);
+/// How the dims of a tensor [N, C, ..] follow each other in memory: as in its shape, or with the
+/// channels of one place next to each other. Strides say which; shape and indices never change.
+enum class MemoryFormat : uint8_t { kContiguous, kChannelsLast };
+/// Dense strides with dim 1 innermost; those of `contiguous_strides` for fewer than three dims.
+Strides channels_last_strides(const Shape& s);
+bool is_channels_last(const Shape& s, const Strides& st);
 /// `dim` counted from the end when negative; throws ShapeError naming `op` when out of range.
 int wrap_dim(int64_t dim, int ndim, const char* op);
 /// NumPy broadcasting of two shapes; throws ShapeError naming `op` and both.

@@ -68,6 +68,10 @@ class Tensor {
   int64_t offset() const { return impl()->offset; }
   size_t nbytes() const { return size_t(numel()) * size_of(dtype()); }
   bool is_contiguous() const { return tessera::is_contiguous(shape(), strides()); }
+  bool is_contiguous(MemoryFormat format) const {
+    return format == MemoryFormat::kContiguous ? is_contiguous()
+                                               : is_channels_last(shape(), strides());
+  }
   const Ref<Storage>& storage() const { return impl()->storage; }
 
   /// First element, on the tensor's device, for reading and writing: waits until it may be written
@@ -117,9 +121,10 @@ class Tensor {
   template <class T>
   T item(std::source_location where = std::source_location::current()) const;
   Tensor to(DType dtype) const;           // the same values in another dtype
+  Tensor to(MemoryFormat format) const;   // as contiguous(format)
   Tensor reshape(const Shape& to) const;  // one extent may be -1
   Tensor transpose(int64_t a, int64_t b) const;
-  Tensor contiguous() const;
+  Tensor contiguous(MemoryFormat format = MemoryFormat::kContiguous) const;
   Tensor clone() const;
   Tensor operator[](int64_t i) const;  // select(0, i)
   bool requires_grad() const;

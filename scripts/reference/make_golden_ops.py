@@ -1,7 +1,7 @@
 """Writes tests/golden/ops.json and ops.safetensors: small cases of what is easy to get wrong in an operation.
 
-How: each case is one PyTorch call on small fp64 (or integer) tensors; the cases are in ops_elementwise.py, ops_tensor.py and
-ops_nn.py, the recorder is golden_cases.py. Needs a PyTorch that has
+How: each case is one PyTorch call on small fp64 (or integer) tensors; the cases are in ops_elementwise.py, ops_tensor.py,
+ops_nn.py and ops_conv.py, the recorder is golden_cases.py. Needs a PyTorch that has
 scaled_dot_product_attention with enable_gqa, and rms_norm (2.5 or newer).
 
 ops.json: {"metadata": {made_by, torch}, "cases": [{"name", "op", "call", "attributes", "inputs", "outputs", "grads",
@@ -16,6 +16,7 @@ import pathlib
 
 import torch
 
+import ops_conv
 import ops_elementwise
 import ops_nn
 import ops_tensor
@@ -29,7 +30,7 @@ def main():
     out = parser.parse_args().out
     torch.set_num_threads(1)
     recorder = Recorder(ops_nn.HELPERS)
-    for module in (ops_elementwise, ops_tensor, ops_nn):
+    for module in (ops_elementwise, ops_tensor, ops_nn, ops_conv):
         for family in module.FAMILIES:
             family(recorder)
     recorder.write(out, "ops", "scripts/reference/make_golden_ops.py")

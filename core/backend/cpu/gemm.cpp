@@ -5,9 +5,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
+#include "core/backend/cpu/onednn.h"
 #include "core/base/error.h"
 #include "core/base/isa.h"
 
@@ -42,15 +42,6 @@ struct GemmHash {
 };
 
 constexpr size_t kMaxPrepared = 4096;  // programs with ever new shapes start over rather than grow
-
-const dnnl::engine& engine() {
-  static const dnnl::engine e(dnnl::engine::kind::cpu, 0);
-  return e;
-}
-dnnl::stream& stream() {
-  thread_local dnnl::stream s(engine());
-  return s;
-}
 
 Prepared prepare(const Gemm& g) {
   auto type = g.dtype == kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;

@@ -11,6 +11,7 @@ void register_indexing(KernelTable& table);
 void register_sort(KernelTable& table);
 void register_scan(KernelTable& table);
 void register_contract(KernelTable& table);
+void register_conv(KernelTable& table);
 void register_fused(KernelTable& table);
 void register_attention(KernelTable& table);
 void register_random(KernelTable& table);

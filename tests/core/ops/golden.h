@@ -44,5 +44,6 @@ void check_all(const Table& table);
 const Table& elementwise_table();
 const Table& tensor_table();
 const Table& fused_table();
+const Table& conv_table();
 
 }  // namespace tessera::golden

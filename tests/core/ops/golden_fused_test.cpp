@@ -124,7 +124,7 @@ TEST(Golden, Fused) {
 
 TEST(Golden, EveryCaseIsAnsweredOrListed) {
   std::set<std::string> known;
-  for (const Table* t : {&elementwise_table(), &tensor_table(), &fused_table()})
+  for (const Table* t : {&elementwise_table(), &tensor_table(), &fused_table(), &conv_table()})
     for (auto& [op, call] : *t) known.insert(op);
   std::set<std::string> all(case_names().begin(), case_names().end()), ops;
   for (const std::string& name : all) {

@@ -1,0 +1,166 @@
+// Convolutions in the library's dtypes against f64, over memory formats, and what they refuse.
+// Values and gradients are in the sweeps (every sample against finite differences) and the golden
+// cases (PyTorch's).
+#include "core/ops/conv.h"
+
+#include <gtest/gtest.h>
+
+#include "core/autograd/autograd.h"
+#include "core/base/parallel.h"
+#include "core/ops/create.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/random.h"
+#include "core/ops/reduce.h"
+#include "core/ops/samples.h"
+#include "core/ops/views.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+double difference(const Tensor& a, const Tensor& b) {
+  NoGrad off;
+  EXPECT_EQ(a.shape(), b.shape());
+  return amax(abs(cast(a, kF64) - cast(b, kF64))).item<double>() /
+         amax(abs(cast(b, kF64))).item<double>();
+}
+
+struct Results {
+  Tensor y, dx, dw;
+};
+Results evaluate(const Tensor& x, const Tensor& w, const ConvOptions& o) {
+  Tensor a = x.detach().requires_grad_(), b = w.detach().requires_grad_();
+  Tensor y = x.ndim() == 5 ? conv3d(a, b, {}, o) : conv2d(a, b, {}, o);
+  Tensor g = cast(sample_values(y.shape(), -1, 1, 3), y.dtype());
+  Tensors out{y}, in{a, b}, cot{g}, d = grad(out, in, cot);
+  return {y.detach(), d[0], d[1]};
+}
+
+// Sizes at which the library takes its fast ways: channels of whole and of broken vectors, strided
+// 1 x 1, depthwise, three spatial dims.
+struct Setting {
+  Shape x, w;
+  ConvOptions options;
+};
+std::vector<Setting> settings() {
+  return {{{2, 3, 33, 30}, {32, 3, 7, 7}, {.stride = 2, .padding = 3}},
+          {{2, 32, 14, 15}, {48, 32, 3, 3}, {.padding = 1}},
+          {{2, 32, 14, 14}, {64, 32, 1, 1}, {.stride = 2}},
+          {{1, 17, 9, 11}, {19, 17, 3, 3}, {.padding = 1, .dilation = 2}},
+          {{2, 32, 12, 12}, {32, 1, 3, 3}, {.padding = 1, .groups = 32}},
+          {{1, 16, 5, 7, 6}, {24, 8, 3, 3, 3}, {.padding = 1, .groups = 2}}};
+}
+
+void expect_close_to_double(DType dtype, double tolerance) {
+  for (const Setting& s : settings()) {
+    SCOPED_TRACE(to_string(s.x) + " " + to_string(s.w));
+    Tensor x = cast(sample_values(s.x, -1, 1, 1), dtype),
+           w = cast(sample_values(s.w, -1, 1, 2), dtype);
+    Results got = evaluate(x, w, s.options),
+            want = evaluate(cast(x, kF64), cast(w, kF64), s.options);
+    EXPECT_EQ(got.y.dtype(), dtype);
+    EXPECT_LT(difference(got.y, want.y), tolerance);
+    EXPECT_LT(difference(got.dx, want.dx), tolerance);
+    EXPECT_LT(difference(got.dw, want.dw), tolerance);
+  }
+}
+
+TEST(Conv, SinglePrecisionIsCloseToDouble) { expect_close_to_double(kF32, 2e-6); }
+// Half an ulp, and the cotangent of the f64 run is not rounded: another.
+TEST(Conv, SixteenBitFloatsAreSummedWide) {
+  expect_close_to_double(kBF16, 0x1p-8);
+  expect_close_to_double(kF16, 0x1p-11);
+}
+
+TEST(Conv, AnyFormatOfOperandsGivesTheSameBits) {
+  for (const Setting& s : settings()) {
+    Tensor x = cast(sample_values(s.x, -1, 1, 1), kF32),
+           w = cast(sample_values(s.w, -1, 1, 2), kF32);
+    Results want = evaluate(x, w, s.options);
+    constexpr MemoryFormat kLast = MemoryFormat::kChannelsLast;
+    EXPECT_TRUE(want.y.is_contiguous(kLast));
+    EXPECT_TRUE(want.dx.is_contiguous(kLast));
+    for (auto& [a, b] : {std::pair{x.contiguous(kLast), w}, {x, w.contiguous(kLast)}}) {
+      Results got = evaluate(a, b, s.options);
+      EXPECT_EQ(difference(got.y, want.y), 0);
+      EXPECT_EQ(difference(got.dx, want.dx), 0);
+      EXPECT_EQ(difference(got.dw, want.dw), 0);
+    }
+  }
+}
+
+TEST(Conv, ThreadsMayComeAndGo) {
+  Tensor x = cast(sample_values({4, 32, 14, 14}, -1, 1, 1), kF32),
+         w = cast(sample_values({32, 32, 3, 3}, -1, 1, 2), kF32);
+  const int before = num_threads();
+  Results want = evaluate(x, w, {.padding = 1});
+  for (int threads : {1, 3, 2}) {
+    set_num_threads(threads);
+    Results got = evaluate(x, w, {.padding = 1});
+    EXPECT_LT(difference(got.y, want.y), 1e-6);
+    EXPECT_LT(difference(got.dw, want.dw), 1e-6);
+  }
+  set_num_threads(before);
+}
+
+// What is not read of x, here more than a step, is beyond what the library takes.
+TEST(Conv, OutputPaddingBeyondTheStride) {
+  Tensor x = cast(sample_values({1, 3, 4, 4}, -1, 1, 1), kF32),
+         w = cast(sample_values({3, 2, 2, 2}, -1, 1, 2), kF32);
+  ConvTransposeOptions o{.output_padding = 3, .dilation = 4};
+  Tensor y = conv_transpose2d(x, w, {}, o);
+  EXPECT_LT(difference(y, conv_transpose2d(cast(x, kF64), cast(w, kF64), {}, o)), 1e-6);
+}
+
+TEST(Conv, AnEmptyBatchGivesAnEmptyResultAndNoGradient) {
+  Tensor x = zeros({0, 3, 5, 5}), w = ones({4, 3, 3, 3}).requires_grad_();
+  Tensor y = conv2d(x, w);
+  EXPECT_EQ(y.shape(), Shape({0, 4, 3, 3}));
+  sum(y).backward();
+  EXPECT_EQ(amax(abs(w.grad())).item<float>(), 0);
+}
+
+TEST(Conv, RefusesByNameAndValue) {
+  Tensor x = zeros({2, 4, 5, 5}), w = zeros({6, 4, 3, 3});
+  auto refused = [&](const Tensor& a, const Tensor& b, const Tensor& bias, const ConvOptions& o,
+                     const char* text) {
+    expect_contains(error_of([&] { conv2d(a, b, bias, o); }), text);
+  };
+  refused(zeros({4, 5}), w, {}, {}, "conv2d: x is f32[4, 5]");
+  refused(x, zeros({6, 4, 3}), {}, {}, "conv2d: weight is f32[6, 4, 3]");
+  refused(x, w, zeros({4}), {}, "conv2d: bias is f32[4]");
+  refused(x, zeros({6, 3, 3, 3}), {}, {}, "has 4 channels");
+  refused(x, zeros({5, 2, 3, 3}), {}, {.groups = 2}, "groups=2");
+  refused(x, w, {}, {.groups = 0}, "groups=0");
+  refused(x, w, {}, {.stride = 0}, "conv2d: stride [0]");
+  refused(x, w, {}, {.stride = {1, 2, 3}}, "conv2d: stride [1, 2, 3]");
+  refused(x, w, {}, {.padding = -1}, "conv2d: padding [-1]");
+  refused(x, w, {}, {.dilation = {0, 1}}, "conv2d: dilation [0, 1]");
+  refused(x, w, {}, {.dilation = 3}, "does not fit into x [2, 4, 5, 5]");
+  refused(x, w, {}, {.stride = 2, .padding = kSame}, "padding=same with stride [2, 2]");
+  refused(x, cast(w, kF64), {}, {}, "one float dtype");
+  expect_contains(
+      error_of([&] { conv_transpose2d(x, w.transpose(0, 1), {}, {.output_padding = 1}); }),
+      "output_padding [1, 1]");
+}
+
+TEST(ChannelsLast, IsStridesOnly) {
+  constexpr MemoryFormat kLast = MemoryFormat::kChannelsLast;
+  Tensor x = sample_values({2, 3, 4, 5}, -1, 1, 1), y = x.contiguous(kLast);
+  EXPECT_EQ(y.shape(), x.shape());
+  EXPECT_EQ(y.strides(), Strides({60, 1, 15, 3}));
+  EXPECT_TRUE(y.is_contiguous(kLast) && !y.is_contiguous());
+  EXPECT_EQ(difference(y, x), 0);
+  EXPECT_TRUE(y.contiguous(kLast).is_same(y));
+  EXPECT_TRUE(difference(y.contiguous(), x) == 0 && y.contiguous().is_contiguous());
+  EXPECT_EQ(relu(y).strides(), y.strides());
+  EXPECT_EQ(sample_values({2, 3, 2, 2, 2}, -1, 1, 1).to(kLast).strides(),
+            Strides({24, 1, 12, 6, 3}));
+  expect_contains(error_of([&] {
+                    sample_values({2, 3}, -1, 1, 1).contiguous(kLast);
+                  }),
+                  "f64[2, 3]");
+}
+
+}  // namespace
+}  // namespace tessera
