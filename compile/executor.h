@@ -17,8 +17,8 @@ struct Traffic {
   size_t collective_bytes = 0;       // of operands or results, whichever are more
 };
 
-/// Scratch that kernels take for themselves (products of matrices: up to half of the second cache
-/// for each thread) is not in it.
+/// Scratch that kernels take for themselves (products of matrices: up to three quarters of the
+/// second cache for each thread) is not in it.
 struct MemoryPlan {
   size_t arena_bytes = 0;      // intermediate values and scratch, together at their peak
   size_t output_bytes = 0;     // fresh at each run, unless nobody holds the last ones

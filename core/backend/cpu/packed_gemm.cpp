@@ -1,6 +1,7 @@
 // Deals the tiles of a batched product to threads; kernels/packed_gemm.cpp computes each whole,
 // over all of k, so that neither threads nor tiles touch the order of a sum.
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 
 #include "core/backend/cpu/gemm.h"
@@ -11,17 +12,24 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kColumns = 512;  // at most so many in a tile: their panels stay in the cache
-constexpr int64_t kRows = 64;      // rows come in groups of so many
+// At most so many in a tile, so that deep panels of them fit the cache; twice as many where A's
+// columns are packed beside them, in pieces that are not as deep.
+constexpr int64_t kColumns = 256;
+constexpr int64_t kRows = 64;  // rows come in groups of so many
 
 int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 // Extents of a tile. With leaves, several partial sums of a tile wait in the cache. Without, a tile
-// packs its columns of B once for all its rows: as many rows as leave every thread a tile.
+// packs its columns of B once for all its rows: threads share columns evenly, and rows only where
+// there are too few columns.
 std::pair<int64_t, int64_t> tile_of(const Gemm& g, int64_t leaves, int64_t batch) {
-  if (leaves) return {std::min(4 * kRows, g.m), std::min(kColumns / 4, g.n)};
-  const int64_t columns = std::min(pieces(pieces(g.n, pieces(g.n, kColumns)), 32) * 32, g.n),
-                others = batch * pieces(g.n, columns), wanted = pieces(num_threads(), others);
+  if (leaves) return {std::min(4 * kRows, g.m), std::min(kColumns / 2, g.n)};
+  const int64_t threads = num_threads(), shared = threads / std::gcd(threads, batch);
+  auto columns_of = [&](int64_t cuts) { return pieces(pieces(g.n, cuts), 32) * 32; };
+  int64_t cuts = pieces(g.n, g.a_k == 1 ? kColumns : 2 * kColumns);
+  if (int64_t even = pieces(cuts, shared) * shared; columns_of(even) >= kColumns / 4) cuts = even;
+  const int64_t columns = std::min(columns_of(cuts), g.n), others = batch * pieces(g.n, columns),
+                wanted = threads / std::gcd(threads, others);
   return {std::min(pieces(pieces(g.m, wanted), kRows) * kRows, g.m), columns};
 }
 

@@ -15,12 +15,14 @@ namespace {
 template <class T>
 constexpr int64_t kPanel = kTileVectors* kWidth<T>;  // columns of B that are packed together
 constexpr int64_t kPair = 2 * kTileRows;             // rows of A that lie packed side by side
-constexpr int64_t kGroupRows = 512 / kPair * kPair;  // of A that are packed together
+constexpr int64_t kGroupRows = 64 / kPair * kPair;   // of A that are packed together
 constexpr int64_t kRowsAhead = 8;                    // while packing
 template <class T>
 constexpr int64_t kLine = 64 / int64_t(sizeof(T));
-constexpr int64_t kPackedBytes = 512 * 1024;  // half of a server core's second cache
-constexpr int64_t kMaxDepth = 512;            // a row of tiles of A stays in the first cache
+constexpr int64_t kPackedBytes = 768 * 1024;  // three quarters of a server core's second cache
+// The rows of A that tiles share fill most of the first cache: the deeper, the less often C is read
+// and written.
+constexpr int64_t kRowsBytes = 24 * 1024;
 
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
@@ -208,7 +210,8 @@ struct Workspace {
     const int64_t k = chain_of(t), row = pieces(t.n, kPanel<T>) * kPanel<T>,
                   pairs = t.a_k == 1 ? 0 : pieces(least(t.m, kGroupRows), kPair),
                   column = pairs * kPair;
-    depth = least(k, least(kMaxDepth, kPacked / (row + column)));
+    const int64_t shared_rows = (t.a_k == 1 ? kTileRows : kPair) * int64_t(sizeof(T));
+    depth = least(k, least(kRowsBytes / shared_rows, kPacked / (row + column)));
     a = least(k * column, kPacked) + pairs * kLine<T>;
     b = least(k * row, kPacked);
     spare = levels(t.leaves) * t.m * t.n;
