@@ -10,7 +10,8 @@
 
 namespace tessera::detail {
 
-inline constexpr std::string_view kShm = "shm", kLoopback = "loopback", kGloo = "gloo";
+inline constexpr std::string_view kShm = "shm", kLoopback = "loopback", kGloo = "gloo",
+                                  kMpi = "mpi";
 
 /// What ranks are. Gloo serves both.
 enum class RanksAre : uint8_t { kProcesses, kThreads };
@@ -20,7 +21,7 @@ struct BackendRow {
   bool serves(RanksAre r) const { return r == RanksAre::kProcesses ? processes : threads; }
 };
 inline constexpr BackendRow kBackends[] = {
-    {kShm, true, false}, {kLoopback, false, true}, {kGloo, true, true}};
+    {kShm, true, false}, {kLoopback, false, true}, {kGloo, true, true}, {kMpi, true, false}};
 
 /// Throws UserError in the name of `op` unless `name` is empty (the library chooses) or a backend
 /// for such ranks.

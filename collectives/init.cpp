@@ -3,6 +3,7 @@
 #include "collectives/decorators/fault.h"
 #include "collectives/decorators/logging.h"
 #include "collectives/join.h"
+#include "collectives/mpi/store.h"
 #include "collectives/store/environment.h"
 #include "core/base/env.h"
 #include "core/base/log.h"
@@ -39,7 +40,9 @@ Ref<ProcessGroup> init_process_group(const GroupOptions& options) {
   join.timeout = options.timeout.count() > 0 ? options.timeout : detail::default_timeout();
   join.join_timeout = kJoinTimeout;
   if (job.world_size > 1) {
-    join.store = options.store ? options.store : connect_store(job, kJoinTimeout);
+    join.store = options.store ? options.store
+                 : job.mpirun  ? detail::connect_mpi_store(job, kJoinTimeout)
+                               : connect_store(job, kJoinTimeout);
     // Ranks count their joins alike, so a world made again does not read records of the last one.
     int64_t turn = join.store->add(fmt::format("pg/{}/turn/{}", options.name, job.rank), 1);
     join.prefix = fmt::format("pg/{}/", turn);

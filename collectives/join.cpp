@@ -7,7 +7,9 @@
 
 #include "collectives/backend_name.h"
 #include "collectives/device_group.h"
-#include "collectives/gloo/engine.h"
+#include "collectives/gloo/carrier.h"
+#include "collectives/messages/engine.h"
+#include "collectives/mpi/carrier.h"
 #include "collectives/shm/process.h"
 #include "collectives/store/liveness.h"
 #include "core/base/env.h"
@@ -91,7 +93,7 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
   Segment::Options layout = segment_options(m.size);
   std::shared_ptr<Segment> segment;
   Record mine{host_identity(), o.backend, ""};
-  if (m.rank == 0 && o.backend != kGloo) {
+  if (m.rank == 0 && (o.backend.empty() || o.backend == kShm)) {
     segment = Segment::make_shared(m.size, layout);
     mine.address = segment->address();
   }
@@ -99,12 +101,20 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
   auto records = exchange(*o.store, m, prefix, mine, o.join_timeout);
   bool one_host = std::all_of(records.begin(), records.end(),
                               [&](const Record& r) { return r.host == records[0].host; });
-  if (agree_on_backend(records) == kGloo)
-    return make_gloo_engine(m, {.store = o.store,
-                                .prefix = prefix,
-                                .loopback = one_host,
-                                .timeout = o.timeout,
-                                .join_timeout = o.join_timeout});
+  std::string backend = agree_on_backend(records);
+  if (backend == kMpi)
+    return make_message_engine(
+        m,
+        make_mpi_carrier(m, {.store = o.store, .prefix = prefix, .join_timeout = o.join_timeout}),
+        o.store, prefix);
+  if (backend == kGloo)
+    return make_message_engine(m,
+                               make_gloo_carrier(m, {.store = o.store,
+                                                     .prefix = prefix,
+                                                     .loopback = one_host,
+                                                     .timeout = o.timeout,
+                                                     .join_timeout = o.join_timeout}),
+                               o.store, prefix);
   if (!segment) segment = Segment::attach(records[0].address, m.size, layout);
   auto engine = std::make_unique<ShmEngine>(
       m, segment,

@@ -8,7 +8,7 @@
 namespace tessera::detail {
 
 struct JoinOptions {
-  std::string backend;           // "shm", "gloo" or "" (shm when all ranks share a host)
+  std::string backend;           // "shm", "gloo", "mpi" or "" (shm when all ranks share a host)
   std::shared_ptr<Store> store;  // the job's, where deaths are announced
   std::string prefix;            // of this group's and its sub-groups' keys
   Millis timeout{0};             // deadline of each collective

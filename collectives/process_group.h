@@ -205,9 +205,8 @@ struct GroupOptions {
   int rank = -1;  // -1: from the environment that tlaunch sets, as are the others
   int world_size = -1;
   std::shared_ptr<Store> store = nullptr;  // null: the job's
-  std::string
-      backend;        // "", "shm" or "gloo" for CPU tensors; "": TESSERA_BACKEND or chosen by host
-  Millis timeout{0};  // deadline of each collective; 0: TESSERA_TIMEOUT
+  std::string backend;  // "", "shm", "gloo" or "mpi"; "": TESSERA_BACKEND or chosen by host
+  Millis timeout{0};    // deadline of each collective; 0: TESSERA_TIMEOUT
   std::string name = "world";
 };
 

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "collectives/gloo/engine.h"
+#include "collectives/gloo/carrier.h"
 
 namespace tessera::detail {
 

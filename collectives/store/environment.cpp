@@ -16,25 +16,47 @@ int get_rank(const char* name, const char* size_name, int fallback, int size) {
   return value;
 }
 
+/// Where a launcher puts what it tells.
+struct Names {
+  const char *rank, *size, *local_rank, *local_size;
+};
+constexpr Names kOurs{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+constexpr Names kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                         "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
+
+/// Under two launchers every process would be in two jobs.
+void check_one_launcher() {
+  for (auto [ours, theirs] : {std::pair{kOurs.size, kOpenMpi.size}, {kOurs.rank, kOpenMpi.rank}}) {
+    std::string a = env::get(ours), b = env::get(theirs);
+    TESSERA_CHECK(
+        a.empty() || b.empty() || a == b,
+        "{}={}, but {}={}: two launchers, tlaunch or torchrun and mpirun; use one of them", ours,
+        a.substr(0, 64), theirs, b.substr(0, 64));
+  }
+}
+
 }  // namespace
 
 JobEnvironment job_environment() {
   JobEnvironment job;
-  bool has_size = !env::get("WORLD_SIZE").empty();
+  check_one_launcher();
+  job.mpirun = env::get(kOurs.size).empty() && env::get(kOurs.rank).empty() &&
+               !env::get(kOpenMpi.size).empty();
+  const Names& names = job.mpirun ? kOpenMpi : kOurs;
+  bool has_size = job.mpirun || !env::get("WORLD_SIZE").empty();
   TESSERA_CHECK(has_size || env::get("RANK").empty(),
                 "RANK={}: set without WORLD_SIZE; set both (tlaunch does) or neither",
                 env::get("RANK").substr(0, 64));
-  job.world_size = int(env::get_int("WORLD_SIZE", 1, 1, kMaxWorldSize));
-  TESSERA_CHECK(job.world_size == 1 || !env::get("RANK").empty(),
-                "WORLD_SIZE={}: set without RANK; set both (tlaunch does) or neither",
-                job.world_size);
-  job.rank = get_rank("RANK", "WORLD_SIZE", 0, job.world_size);
-  job.local_world_size = int(env::get_int("LOCAL_WORLD_SIZE", job.world_size, 1, kMaxWorldSize));
-  TESSERA_CHECK(job.local_world_size <= job.world_size,
-                "LOCAL_WORLD_SIZE={}: exceeds WORLD_SIZE={}; correct one of them",
-                job.local_world_size, job.world_size);
+  job.world_size = int(env::get_int(names.size, 1, 1, kMaxWorldSize));
+  TESSERA_CHECK(job.world_size == 1 || !env::get(names.rank).empty(),
+                "{}={}: set without {}; set both (the launcher does) or neither", names.size,
+                job.world_size, names.rank);
+  job.rank = get_rank(names.rank, names.size, 0, job.world_size);
+  job.local_world_size = int(env::get_int(names.local_size, job.world_size, 1, kMaxWorldSize));
+  TESSERA_CHECK(job.local_world_size <= job.world_size, "{}={}: exceeds {}={}; correct one of them",
+                names.local_size, job.local_world_size, names.size, job.world_size);
   int guess = job.rank % job.local_world_size;
-  job.local_rank = get_rank("LOCAL_RANK", "LOCAL_WORLD_SIZE", guess, job.local_world_size);
+  job.local_rank = get_rank(names.local_rank, names.local_size, guess, job.local_world_size);
   job.group_rank = get_rank("GROUP_RANK", "WORLD_SIZE", 0, job.world_size);
   job.master_addr = env::get("MASTER_ADDR", job.master_addr);
   job.master_port = int(env::get_int("MASTER_PORT", 0, 1, 65535));

@@ -1,6 +1,8 @@
-// What the launcher tells a worker, read back from the environment. Invariant: a value that does
-// not fit is one line of error naming the variable and its value; without any of the variables a
-// process is a job of one rank.
+// What a launcher tells a worker, read back from the environment. Launchers are looked for in this
+// order: tlaunch and torchrun (RANK, WORLD_SIZE, ...), then Open MPI's mpirun
+// (OMPI_COMM_WORLD_RANK, ...). Invariant: a value that does not fit, or two launchers that say
+// different things, is one line of error naming variables and values; without any of the variables
+// a process is a job of one rank.
 #pragma once
 #include <memory>
 #include <string>
@@ -20,10 +22,12 @@ struct JobEnvironment {
   std::string run_id;     // unique per job; part of every shared name
   std::string key;        // secret that the store asks for
   int restart_count = 0;  // 0 in the first attempt
+  bool mpirun = false;    // started by mpirun: ranks find each other by MPI
 };
 
 /// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR, MASTER_PORT,
-/// TESSERA_RUN_ID, TESSERA_STORE_KEY and TESSERA_RESTART_COUNT. Throws UserError.
+/// TESSERA_RUN_ID, TESSERA_STORE_KEY and TESSERA_RESTART_COUNT; where there is no WORLD_SIZE,
+/// OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE. Throws UserError.
 JobEnvironment job_environment();
 
 /// The job's store, seen through a prefix of this attempt, so that a process left over from an

@@ -30,6 +30,18 @@ void verbs() {
   destroy_process_group();
 }
 
+/// Rank 1 makes another call than the others.
+void mismatch() {
+  ProcessGroup& g = *init_process_group();
+  g.barrier();
+  try {
+    test::call_variant(g, CollKind::kAllReduce, 2, 1);
+    ADD_FAILURE() << "no error";
+  } catch (const CommError& e) {
+    fmt::print("rank {}: {}\n", g.rank(), e.what());
+  }
+}
+
 void ways() {
   ProcessGroup& g = *init_process_group();
   test::check_ways(g);
@@ -137,6 +149,7 @@ TEST(Rank, DISABLED_Program) {
   std::string program = text ? text : "";
   set_num_threads(1);
   if (program == "verbs") return verbs();
+  if (program == "mismatch") return mismatch();
   if (program == "ways") return ways();
   if (program == "cramped") return cramped();
   if (program == "loop") return loop();

@@ -11,9 +11,20 @@
 namespace tessera {
 namespace {
 
-constexpr const char* kNames[] = {
-    "RANK",        "WORLD_SIZE",  "LOCAL_RANK",        "LOCAL_WORLD_SIZE",      "GROUP_RANK",
-    "MASTER_ADDR", "MASTER_PORT", "TESSERA_STORE_KEY", "TESSERA_RESTART_COUNT", "TESSERA_RUN_ID"};
+constexpr const char* kNames[] = {"RANK",
+                                  "WORLD_SIZE",
+                                  "LOCAL_RANK",
+                                  "LOCAL_WORLD_SIZE",
+                                  "GROUP_RANK",
+                                  "MASTER_ADDR",
+                                  "MASTER_PORT",
+                                  "TESSERA_STORE_KEY",
+                                  "TESSERA_RESTART_COUNT",
+                                  "TESSERA_RUN_ID",
+                                  "OMPI_COMM_WORLD_RANK",
+                                  "OMPI_COMM_WORLD_SIZE",
+                                  "OMPI_COMM_WORLD_LOCAL_RANK",
+                                  "OMPI_COMM_WORLD_LOCAL_SIZE"};
 
 class Environment : public testing::Test {
  protected:
@@ -85,6 +96,27 @@ TEST_F(Environment, NamesTheVariableThatIsWrong) {
   set("LOCAL_RANK", "0");
   set("MASTER_PORT", "70000");
   expect_error({"MASTER_PORT", "70000"});
+}
+
+TEST_F(Environment, ReadsWhatMpirunSetsWhereNobodyElseDoes) {
+  set("OMPI_COMM_WORLD_RANK", "3");
+  set("OMPI_COMM_WORLD_SIZE", "4");
+  set("OMPI_COMM_WORLD_LOCAL_RANK", "1");
+  set("OMPI_COMM_WORLD_LOCAL_SIZE", "2");
+  JobEnvironment job = job_environment();
+  EXPECT_TRUE(job.mpirun);
+  EXPECT_EQ(job.rank, 3);
+  EXPECT_EQ(job.world_size, 4);
+  EXPECT_EQ(job.local_rank, 1);
+  EXPECT_EQ(job.local_world_size, 2);
+  set("RANK", "3");
+  set("WORLD_SIZE", "4");
+  EXPECT_FALSE(job_environment().mpirun) << "tlaunch's come first";
+  set("WORLD_SIZE", "8");
+  expect_error({"WORLD_SIZE=8", "OMPI_COMM_WORLD_SIZE=4", "two launchers"});
+  set("WORLD_SIZE", "4");
+  set("RANK", "2");
+  expect_error({"RANK=2", "OMPI_COMM_WORLD_RANK=3", "two launchers"});
 }
 
 TEST_F(Environment, RefusesHalfOfIt) {

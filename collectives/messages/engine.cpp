@@ -1,23 +1,14 @@
-#include "collectives/gloo/engine.h"
-
-#include <gloo/transport/unbound_buffer.h>
+#include "collectives/messages/engine.h"
 
 #include <algorithm>
 #include <cstring>
 #include <thread>
 
-#include "collectives/backend_name.h"
-#include "collectives/gloo/connect.h"
-#include "collectives/gloo/watch.h"
 #include "collectives/reduction.h"
 
 namespace tessera::detail {
 namespace {
 
-using Buffer = gloo::transport::UnboundBuffer;
-
-// Gloo's own timeout only backs up the deadlines that Watch keeps, because it names nobody.
-constexpr Millis kGrace = std::chrono::seconds(10);
 constexpr int64_t kReduceAloneBytes = 16 << 10;
 constexpr int64_t kAlign = 64;
 
@@ -38,31 +29,19 @@ Header make_header(const Call& call) {
   return h;
 }
 
-struct Transfer {
-  int peer;
-  void* data;
-  int64_t bytes;
-  bool sends;
-};
-
-// Messages of a collective are told apart by its number and step, those between two ranks by
-// theirs.
-enum Step : uint64_t { kHeaders, kSplits, kPieces, kGather, kStepBits = 3 };
-uint64_t slot_of(uint64_t seq, Step step) { return seq << kStepBits | step; }
-constexpr uint64_t kMessage = uint64_t{1} << 62;
-
-class GlooEngine final : public Engine {
+class MessageEngine final : public Engine {
  public:
-  GlooEngine(const Membership& m, const GlooOptions& o)
+  MessageEngine(const Membership& m, std::unique_ptr<Carrier> carrier, std::shared_ptr<Store> store,
+                std::string prefix)
       : members_(m),
         rank_(m.rank),
         size_(m.size),
-        context_(connect_gloo(m, o)),
-        watch_(m, o.store, o.prefix),
+        carrier_(std::move(carrier)),
+        watch_(m, std::move(store), std::move(prefix)),
         sent_(size_t(m.size)),
         received_(size_t(m.size)) {}
 
-  std::string_view name() const override { return kGloo; }
+  std::string_view name() const override { return carrier_->name(); }
   void run(Call& call) override;
   void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) override;
   void interrupt() override {
@@ -71,13 +50,15 @@ class GlooEngine final : public Engine {
   }
   void abort(const CommError& error) override {
     watch_.kill(error);
-    // Peers that wait for this rank notice at once, and find the obituary.
+    // Peers that wait for this rank notice, and find the obituary.
     std::lock_guard lock(mutex_);
-    if (!std::exchange(closed_, true)) context_->closeConnections();
+    if (!std::exchange(closed_, true)) carrier_->close();
   }
 
  private:
-  void exchange(const Call& call, std::span<const Transfer> transfers, uint64_t slot);
+  void exchange(const Call& call, std::span<const Transfer> transfers, Step step) {
+    carrier_->exchange(call, transfers, {call.seq(), step, false}, watch_);
+  }
   void check_calls(const Call& call);
   void check_announcements(const Call& call, std::span<const Header> all);
   void check_splits(const Call& call);
@@ -88,7 +69,7 @@ class GlooEngine final : public Engine {
 
   const Membership members_;
   const int rank_, size_;
-  std::shared_ptr<gloo::rendezvous::Context> context_;
+  const std::unique_ptr<Carrier> carrier_;
   Watch watch_;
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -96,46 +77,8 @@ class GlooEngine final : public Engine {
   std::vector<uint64_t> sent_, received_;  // messages to and from each rank
 };
 
-void GlooEngine::exchange(const Call& call, std::span<const Transfer> transfers, uint64_t slot) {
-  std::vector<std::unique_ptr<Buffer>> buffers;
-  for (const Transfer& t : transfers)
-    buffers.push_back(t.bytes ? context_->createUnboundBuffer(t.data, size_t(t.bytes)) : nullptr);
-  auto op = watch_.begin(call, [&buffers] {
-    for (auto& b : buffers) {
-      if (!b) continue;
-      b->abortWaitRecv();
-      b->abortWaitSend();
-    }
-  });
-  struct Ender {
-    Watch& watch;
-    Watch::Handle op;
-    ~Ender() { watch.end(op); }
-  } ender{watch_, op};
-  int peer = 0;
-  auto for_each = [&](bool sends, auto act) {
-    for (size_t i = 0; i < transfers.size(); ++i)
-      if (transfers[i].sends == sends && buffers[i]) {
-        peer = transfers[i].peer;
-        act(*buffers[i]);
-      }
-  };
-  Millis limit = call.timeout + kGrace;
-  auto waited = [&](bool done) {
-    if (!done) throw gloo::IoException("the wait was ended");
-  };
-  try {
-    for_each(false, [&](Buffer& b) { b.recv(peer, slot); });
-    for_each(true, [&](Buffer& b) { b.send(peer, slot); });
-    for_each(false, [&](Buffer& b) { waited(b.waitRecv(nullptr, limit)); });
-    for_each(true, [&](Buffer& b) { waited(b.waitSend(nullptr, limit)); });
-  } catch (const std::exception& e) {
-    watch_.explain(call, peer, e.what());
-  }
-}
-
 /// Sends `mine` to every other rank and gathers theirs into `all`, rank by rank.
-std::vector<Transfer> GlooEngine::with_all(void* mine, void* all, int64_t bytes) const {
+std::vector<Transfer> MessageEngine::with_all(void* mine, void* all, int64_t bytes) const {
   std::vector<Transfer> transfers;
   for (int k = 1; k < size_; ++k) {
     int to = (rank_ + k) % size_, from = (rank_ + size_ - k) % size_;
@@ -145,10 +88,10 @@ std::vector<Transfer> GlooEngine::with_all(void* mine, void* all, int64_t bytes)
   return transfers;
 }
 
-void GlooEngine::check_calls(const Call& call) {
+void MessageEngine::check_calls(const Call& call) {
   std::vector<Header> all(static_cast<size_t>(size_));
   Header mine = all[size_t(rank_)] = make_header(call);
-  exchange(call, with_all(&mine, all.data(), sizeof(Header)), slot_of(call.seq(), kHeaders));
+  exchange(call, with_all(&mine, all.data(), sizeof(Header)), Step::kHeaders);
   bool same = std::all_of(all.begin(), all.end(), [&](const Header& h) {
     return h.record.fingerprint == mine.record.fingerprint;
   });
@@ -165,7 +108,7 @@ void GlooEngine::check_calls(const Call& call) {
   watch_.die(call, text, blame);
 }
 
-void GlooEngine::check_announcements(const Call& call, std::span<const Header> all) {
+void MessageEngine::check_announcements(const Call& call, std::span<const Header> all) {
   if (!call.ahead) return;
   std::vector<Sketch> sketches;
   for (const Header& h : all) sketches.push_back(h.sketch);
@@ -175,19 +118,19 @@ void GlooEngine::check_announcements(const Call& call, std::span<const Header> a
   if (!text.empty()) watch_.die(call, text, blame);
 }
 
-void GlooEngine::check_splits(const Call& call) {
+void MessageEngine::check_splits(const Call& call) {
   std::vector<int64_t> mine, all(2 * size_t(size_ * size_));
   for (const Part& p : call.plan.give) mine.push_back(p.bytes);
   for (const Part& p : call.plan.take) mine.push_back(p.bytes);
   int64_t bytes = int64_t(mine.size() * sizeof(int64_t));
   std::copy(mine.begin(), mine.end(), all.begin() + 2 * size_ * rank_);
-  exchange(call, with_all(mine.data(), all.data(), bytes), slot_of(call.seq(), kSplits));
+  exchange(call, with_all(mine.data(), all.data(), bytes), Step::kSplits);
   std::vector<int> blame;
   std::string text = compare_splits(all, size_, call.title(members_.group), blame);
   if (!text.empty()) watch_.die(call, text, blame);
 }
 
-void GlooEngine::run(Call& call) {
+void MessageEngine::run(Call& call) {
   check_calls(call);
   if (call.plan.has_splits()) check_splits(call);
   if (call.plan.kind == CollKind::kBarrier) return;
@@ -198,7 +141,7 @@ void GlooEngine::run(Call& call) {
 }
 
 /// Every piece goes straight from its giver to its taker; takers that reduce do so in rank order.
-void GlooEngine::move_pieces(const Call& call) {
+void MessageEngine::move_pieces(const Call& call) {
   const Plan& plan = call.plan;
   bool only_root_takes = traits(plan.kind).rooted && plan.giver < 0;
   std::vector<std::byte> copy;
@@ -231,7 +174,7 @@ void GlooEngine::move_pieces(const Call& call) {
     sources[size_t(from)] = place;
     transfers.push_back({from, place, p.bytes, false});
   }
-  exchange(call, transfers, slot_of(call.seq(), kPieces));
+  exchange(call, transfers, Step::kPieces);
   if (!plan.takes || !plan.gives()) return;
   const Part own = plan.must_stage() ? give[plan.one_for_each ? size_t(rank_) : 0] : given(rank_);
   if (plan.reduces) {
@@ -246,7 +189,7 @@ void GlooEngine::move_pieces(const Call& call) {
 
 /// Each rank reduces a slice, in rank order, and sends it to all: 2 (P-1)/P of the bytes each way
 /// (Rabenseifner 2004, with direct exchanges). Small tensors go to everybody whole.
-void GlooEngine::all_reduce(const Call& call) {
+void MessageEngine::all_reduce(const Call& call) {
   const Plan& plan = call.plan;
   const Part &in = plan.give[0], &out = plan.take[0];
   bool whole = in.bytes <= kReduceAloneBytes;
@@ -268,7 +211,7 @@ void GlooEngine::all_reduce(const Call& call) {
     sources[size_t(from)] = place;
     transfers.push_back({from, place, bytes, false});
   }
-  exchange(call, transfers, slot_of(call.seq(), kPieces));
+  exchange(call, transfers, Step::kPieces);
   sources[size_t(rank_)] = in.data + begin;
   reduce_tree(plan.op, plan.dtype, out.data + begin, sources, bytes / int64_t(size_of(plan.dtype)));
   if (whole) return;
@@ -279,20 +222,21 @@ void GlooEngine::all_reduce(const Call& call) {
     transfers.push_back(
         {from, out.data + begin_of(from), begin_of(from + 1) - begin_of(from), false});
   }
-  exchange(call, transfers, slot_of(call.seq(), kGather));
+  exchange(call, transfers, Step::kGather);
 }
 
 /// One message: header, then values, then the receiver's word that they fit and have arrived.
-void GlooEngine::message(const Call& call, uint64_t number) {
+void MessageEngine::message(const Call& call, uint64_t number) {
   const Plan& plan = call.plan;
   int peer = plan.record.peer;
   bool sends = !plan.takes;
   const Part& part = sends ? plan.give[0] : plan.take[0];
-  auto slot = [&](Step s) { return kMessage | slot_of(number, s); };
+  auto pass = [&](Step step, Transfer t) {
+    carrier_->exchange(call, {&t, 1}, {number, step, true}, watch_);
+  };
   Header header = make_header(call);
   int64_t answer = 1;
-  Transfer head{peer, &header, sizeof header, sends};
-  exchange(call, {&head, 1}, slot(kHeaders));
+  pass(Step::kHeaders, {peer, &header, sizeof header, sends});
   if (!sends &&
       (header.record.counts != plan.record.counts || header.record.dtype != plan.record.dtype))
     watch_.die(call,
@@ -302,13 +246,11 @@ void GlooEngine::message(const Call& call, uint64_t number) {
                            peer, header.record.counts, name_of(header.record.dtype), header.site,
                            header.record.seq),
                {peer});
-  Transfer values{peer, part.data, part.bytes, sends};
-  exchange(call, {&values, 1}, slot(kPieces));
-  Transfer taken{peer, &answer, sizeof answer, !sends};
-  exchange(call, {&taken, 1}, slot(kGather));
+  pass(Step::kPieces, {peer, part.data, part.bytes, sends});
+  pass(Step::kGather, {peer, &answer, sizeof answer, !sends});
 }
 
-void GlooEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
+void MessageEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
   // A message to or from a peer follows the one before it in the same direction, so it gets its
   // number here; then each proceeds on a thread of its own.
   std::vector<std::thread> threads;
@@ -356,8 +298,11 @@ void GlooEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) 
 
 }  // namespace
 
-std::unique_ptr<Engine> make_gloo_engine(const Membership& members, const GlooOptions& options) {
-  return std::make_unique<GlooEngine>(members, options);
+std::unique_ptr<Engine> make_message_engine(const Membership& members,
+                                            std::unique_ptr<Carrier> carrier,
+                                            std::shared_ptr<Store> store, std::string prefix) {
+  return std::make_unique<MessageEngine>(members, std::move(carrier), std::move(store),
+                                         std::move(prefix));
 }
 
 }  // namespace tessera::detail

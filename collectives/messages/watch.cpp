@@ -1,4 +1,4 @@
-#include "collectives/gloo/watch.h"
+#include "collectives/messages/watch.h"
 
 #include <fmt/format.h>
 

@@ -1,8 +1,8 @@
-// What Gloo cannot do for a waiting rank: tell why its peers do not come, and stop waiting. A
-// thread looks at calls that have been under way for a while, tells the store what this rank waits
-// for, reads what the others wait for, and ends the wait when the group is dead, when two ranks
-// wait for each other, or at the deadline. Invariant: the first rank to find the group dead leaves
-// an obituary in the store, and every rank throws that text.
+// What a carrier of messages cannot do for a waiting rank: tell why its peers do not come, and stop
+// waiting. A thread looks at calls that have been under way for a while, tells the store what this
+// rank waits for, reads what the others wait for, and ends the wait when the group is dead, when
+// two ranks wait for each other, or at the deadline. Invariant: the first rank to find the group
+// dead leaves an obituary in the store, and every rank throws that text.
 #pragma once
 #include <condition_variable>
 #include <functional>
@@ -41,7 +41,7 @@ class Watch {
   CommError kill(const CommError& error);
   /// kill(), thrown.
   [[noreturn]] void die(const Call& call, const std::string& text, std::vector<int> ranks);
-  /// Throws for a wait on `peer` that failed with Gloo's text `what`.
+  /// Throws for a wait on `peer` that failed with the carrier's text `what`.
   [[noreturn]] void explain(const Call& call, int peer, const std::string& what);
 
  private:

@@ -1,0 +1,22 @@
+// Messages over TCP, by Gloo (Debian's 2022 release). Its own verbs abort the process when counts
+// differ.
+#pragma once
+#include <memory>
+#include <string>
+
+#include "collectives/messages/carrier.h"
+
+namespace tessera::detail {
+
+struct GlooOptions {
+  std::shared_ptr<Store> store;
+  std::string prefix;     // of this group's keys
+  bool loopback = false;  // all ranks are on this host: listen on 127.0.0.1 only
+  Millis timeout{0};
+  Millis join_timeout{0};
+};
+
+/// Connects all pairs of ranks. Throws CommError.
+std::unique_ptr<Carrier> make_gloo_carrier(const Membership& members, const GlooOptions& options);
+
+}  // namespace tessera::detail

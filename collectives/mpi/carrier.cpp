@@ -1,0 +1,93 @@
+#include "collectives/mpi/carrier.h"
+
+#include <unistd.h>
+
+#include <charconv>
+#include <thread>
+
+#include "collectives/backend_name.h"
+#include "collectives/mpi/library.h"
+#include "collectives/shm/cpu.h"
+
+namespace tessera::detail {
+namespace {
+
+constexpr int kSpins = 200;  // rounds of polling before a wait yields its core between them
+constexpr int kYields = 2000;
+constexpr auto kNap = std::chrono::microseconds(50);
+// A tag tells groups, steps, and collectives from messages apart; what is equal in all these keeps
+// its order, which MPI guarantees.
+constexpr int kStepBits = 2, kGroups = 1 << 28;
+
+class MpiCarrier final : public Carrier {
+ public:
+  MpiCarrier(const Membership& m, const MpiOptions& o) {
+    Store& store = *o.store;
+    std::vector<std::string> keys;
+    for (int r = 0; r < m.size; ++r) keys.push_back(fmt::format("{}mpi/{}", o.prefix, r));
+    std::string own = fmt::format("{}", mpi_.rank());
+    if (m.rank == 0) own += fmt::format(" {}", store.add("mpi/groups", 1));
+    store.set(keys[size_t(m.rank)], own);
+    for (const std::string& text : store.multi_get(keys, o.join_timeout)) {
+      int rank = 0;
+      auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+      world_ranks_.push_back(rank);
+      if (world_ranks_.size() == 1 && *end == ' ')
+        std::from_chars(end + 1, text.data() + text.size(), group_);
+    }
+    TESSERA_CHECK(group_ > 0 && group_ < kGroups, "mpi: no tags are left for group {} ({} made)",
+                  m.group, group_);
+  }
+
+  std::string_view name() const override { return kMpi; }
+
+  void exchange(const Call& call, std::span<const Transfer> transfers, Slot slot,
+                Watch& watch) override {
+    int tag = group_ << (kStepBits + 1) | int(slot.p2p) << kStepBits | int(slot.step);
+    std::atomic<bool> ended{false};
+    auto op = watch.begin(call, [&] { ended = true; });
+    std::vector<Mpi::Request> requests;
+    for (bool sends : {false, true})
+      for (const Transfer& t : transfers)
+        if (t.sends == sends)
+          mpi_.begin(sends, t.data, t.bytes, world_ranks_[size_t(t.peer)], tag, requests);
+    for (int i = 0; !mpi_.done(requests); ++i) {
+      if (ended) end_process(call, transfers, watch);
+      if (i < kSpins)
+        relax();
+      else if (i < kYields)
+        std::this_thread::yield();
+      else
+        std::this_thread::sleep_for(kNap);
+    }
+    watch.end(op);
+  }
+
+  void close() override {}  // peers look at the store
+
+ private:
+  [[noreturn]] static void end_process(const Call& call, std::span<const Transfer> transfers,
+                                       Watch& watch) {
+    std::string text;
+    try {
+      watch.explain(call, transfers[0].peer, "the wait was ended");
+    } catch (const Error& e) {
+      text = e.what();
+    }
+    std::string line = fmt::format("mpi: {}\n", text);
+    [[maybe_unused]] auto written = write(STDERR_FILENO, line.data(), line.size());
+    _exit(1);
+  }
+
+  Mpi& mpi_ = Mpi::get();
+  std::vector<int> world_ranks_;  // in MPI's world, of the members
+  int group_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Carrier> make_mpi_carrier(const Membership& members, const MpiOptions& options) {
+  return std::make_unique<MpiCarrier>(members, options);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,23 @@
+// Messages over MPI, between processes that mpirun started. Deadlines are kept by polling. MPI
+// cannot take back what is under way, and a buffer that it may still write must not be freed: so
+// when a wait ends early, by a deadline or because a peer is gone, the process ends with the report
+// on its standard error and status 1. (Calls that do not match are found before anything is under
+// way, and throw CommError as on every backend.)
+#pragma once
+#include <memory>
+#include <string>
+
+#include "collectives/messages/carrier.h"
+
+namespace tessera::detail {
+
+struct MpiOptions {
+  std::shared_ptr<Store> store;
+  std::string prefix;  // of this group's keys
+  Millis join_timeout{0};
+};
+
+/// A collective call of the members. Throws UserError (see Mpi::get), CommError.
+std::unique_ptr<Carrier> make_mpi_carrier(const Membership& members, const MpiOptions& options);
+
+}  // namespace tessera::detail

@@ -1,0 +1,142 @@
+#include "collectives/mpi/library.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "core/base/env.h"
+#include "core/base/error.h"
+
+#if TESSERA_HAVE_MPI
+#include <dlfcn.h>
+#include <mpi.h>
+#endif
+
+namespace tessera::detail {
+
+#if TESSERA_HAVE_MPI
+namespace {
+
+constexpr const char* kLibrary = "libmpi.so.40";  // Open MPI 4, whose header we compile with
+constexpr int64_t kLargest = int64_t{1} << 30;    // MPI counts bytes in an int
+
+void* open_library() {
+  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_GLOBAL);  // its plug-ins look for its symbols
+  TESSERA_CHECK(library, "mpi: cannot load {}: {}; install openmpi-bin", kLibrary, dlerror());
+  return library;
+}
+
+/// The address of what the library calls `name`, as whatever it is wanted as.
+struct Symbol {
+  void* address;
+  Symbol(void* library, const char* name) : address(dlsym(library, name)) {
+    TESSERA_CHECK(address, "mpi: {} has no {}; install Open MPI 4", kLibrary, name);
+  }
+  template <class T>
+  operator T*() const {  // NOLINT(google-explicit-constructor)
+    return reinterpret_cast<T*>(address);
+  }
+};
+
+}  // namespace
+
+struct Mpi::Functions {
+  void* library = open_library();
+  decltype(&MPI_Init_thread) Init_thread = Symbol(library, "MPI_Init_thread");
+  decltype(&MPI_Finalize) Finalize = Symbol(library, "MPI_Finalize");
+  decltype(&MPI_Comm_rank) Comm_rank = Symbol(library, "MPI_Comm_rank");
+  decltype(&MPI_Comm_size) Comm_size = Symbol(library, "MPI_Comm_size");
+  decltype(&MPI_Comm_set_errhandler) Comm_set_errhandler =
+      Symbol(library, "MPI_Comm_set_errhandler");
+  decltype(&MPI_Error_string) Error_string = Symbol(library, "MPI_Error_string");
+  decltype(&MPI_Isend) Isend = Symbol(library, "MPI_Isend");
+  decltype(&MPI_Irecv) Irecv = Symbol(library, "MPI_Irecv");
+  decltype(&MPI_Testall) Testall = Symbol(library, "MPI_Testall");
+  decltype(&MPI_Bcast) Bcast = Symbol(library, "MPI_Bcast");
+  // What mpi.h's macros stand for.
+  MPI_Comm world = Symbol(library, "ompi_mpi_comm_world");
+  MPI_Datatype byte = Symbol(library, "ompi_mpi_byte");
+  MPI_Errhandler errors_return = Symbol(library, "ompi_mpi_errors_return");
+};
+static_assert(sizeof(MPI_Request) == sizeof(Mpi::Request));
+
+void Mpi::check(int error, const char* what) const {
+  if (error == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  f_->Error_string(error, text, &length);
+  throw UserError(fmt::format("mpi: {} failed: {}", what, text));
+}
+
+Mpi::Mpi() {
+  TESSERA_CHECK(!env::get("OMPI_COMM_WORLD_SIZE").empty(),
+                "mpi: this process was not started by mpirun; use mpirun -n N PROGRAM, or another "
+                "backend (shm, gloo)");
+  static const Functions functions;
+  f_ = &functions;
+  int level = 0;
+  check(f_->Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
+  TESSERA_CHECK(
+      level >= MPI_THREAD_SERIALIZED,
+      "mpi: MPI grants thread level {}, and MPI_THREAD_SERIALIZED is needed; use Open MPI "
+      "4, or another backend (shm, gloo)",
+      level);
+  check(f_->Comm_set_errhandler(f_->world, f_->errors_return), "MPI_Comm_set_errhandler");
+  check(f_->Comm_rank(f_->world, &rank_), "MPI_Comm_rank");
+  check(f_->Comm_size(f_->world, &size_), "MPI_Comm_size");
+  // Waiting for all ranks is right at the end of a program that went well, and a hang for one that
+  // failed; mpirun ends the others when a process leaves with an error and without this.
+  on_exit(
+      [](int status, void* finalize) {
+        if (status == 0) reinterpret_cast<decltype(&MPI_Finalize)>(finalize)();
+      },
+      reinterpret_cast<void*>(f_->Finalize));
+}
+
+void Mpi::begin(bool sends, void* data, int64_t bytes, int rank, int tag,
+                std::vector<Request>& requests) {
+  std::lock_guard lock(mutex_);
+  auto* at = static_cast<std::byte*>(data);
+  for (int64_t begin = 0; begin < bytes; begin += kLargest) {
+    int n = int(std::min(kLargest, bytes - begin));
+    MPI_Request r{};
+    check(sends ? f_->Isend(at + begin, n, f_->byte, rank, tag, f_->world, &r)
+                : f_->Irecv(at + begin, n, f_->byte, rank, tag, f_->world, &r),
+          sends ? "MPI_Isend" : "MPI_Irecv");
+    requests.push_back(r);
+  }
+}
+
+bool Mpi::done(std::span<Request> requests) {
+  std::lock_guard lock(mutex_);
+  int all = 0;
+  check(f_->Testall(int(requests.size()), reinterpret_cast<MPI_Request*>(requests.data()), &all,
+                    MPI_STATUSES_IGNORE),
+        "MPI_Testall");
+  return all;
+}
+
+void Mpi::broadcast(void* data, int64_t bytes) {
+  std::lock_guard lock(mutex_);
+  check(f_->Bcast(data, int(bytes), f_->byte, 0, f_->world), "MPI_Bcast");
+}
+
+#else
+
+struct Mpi::Functions {};
+Mpi::Mpi() {
+  throw UserError(
+      "mpi: Tessera was built without MPI; install libopenmpi-dev and build again, or start the "
+      "program with tlaunch");
+}
+void Mpi::begin(bool, void*, int64_t, int, int, std::vector<Request>&) {}
+bool Mpi::done(std::span<Request>) { return true; }
+void Mpi::broadcast(void*, int64_t) {}
+
+#endif
+
+Mpi& Mpi::get() {
+  static Mpi mpi;
+  return mpi;
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,45 @@
+// This process's MPI, of which we use messages between pairs and one broadcast. The library (Open
+// MPI 4) is loaded when somebody asks for it, so programs that do not need it neither link nor
+// start it. Invariant: at most one thread is inside MPI, which is all that MPI_THREAD_SERIALIZED
+// promises.
+#pragma once
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <vector>
+
+namespace tessera::detail {
+
+class Mpi {
+ public:
+  /// Starts MPI at the first call; needs a process that mpirun started. Throws UserError when there
+  /// is none, when Open MPI is not installed, or when Tessera was built without it.
+  static Mpi& get();
+
+  // In the world that mpirun made.
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  using Request = void*;
+  /// Begins to move `bytes` to or from a rank of the world; `requests` gets what to ask for.
+  void begin(bool sends, void* data, int64_t bytes, int rank, int tag,
+             std::vector<Request>& requests);
+  /// Whether all of them are done; then they are gone.
+  bool done(std::span<Request> requests);
+  /// Copies `bytes` at `data` of rank 0 to all ranks of the world, which all call this.
+  void broadcast(void* data, int64_t bytes);
+
+  Mpi(const Mpi&) = delete;
+  Mpi& operator=(const Mpi&) = delete;
+
+ private:
+  struct Functions;
+  Mpi();
+  void check(int error, const char* what) const;
+
+  const Functions* f_;
+  std::mutex mutex_;
+  int rank_ = 0, size_ = 1;
+};
+
+}  // namespace tessera::detail

@@ -1,0 +1,56 @@
+#include "collectives/mpi/store.h"
+
+#include <cstring>
+
+#include "collectives/mpi/library.h"
+#include "collectives/store/tcp_server.h"
+#include "collectives/store/tcp_store.h"
+
+namespace tessera::detail {
+namespace {
+
+// What rank 0 tells.
+struct Door {
+  int32_t port = 0;
+  char key[124] = {};
+};
+
+class Meeting {
+ public:
+  explicit Meeting(const JobEnvironment& job) {
+    Mpi& mpi = Mpi::get();
+    TESSERA_CHECK(mpi.size() == job.world_size && mpi.rank() == job.rank,
+                  "mpi: rank {} of {} by the environment, {} of {} by MPI; start the program with "
+                  "one launcher",
+                  job.rank, job.world_size, mpi.rank(), mpi.size());
+    TESSERA_CHECK(job.local_world_size == job.world_size,
+                  "mpi: {} of {} ranks are on this host; ranks on several hosts are not supported "
+                  "yet, start them all on one",
+                  job.local_world_size, job.world_size);
+    if (job.rank == 0) {
+      std::string key = make_store_key();
+      server_ = std::make_unique<TcpStoreServer>("127.0.0.1", 0, key);
+      door_.port = server_->port();
+      std::memcpy(door_.key, key.data(), std::min(key.size(), sizeof door_.key - 1));
+    }
+    mpi.broadcast(&door_, sizeof door_);
+  }
+
+  std::shared_ptr<Store> connect(Millis timeout) const {
+    return std::make_shared<TcpStore>("127.0.0.1", door_.port, door_.key, timeout);
+  }
+
+ private:
+  Door door_;
+  std::unique_ptr<TcpStoreServer> server_;
+};
+
+}  // namespace
+
+std::shared_ptr<Store> connect_mpi_store(const JobEnvironment& job, Millis timeout) {
+  // Never destroyed: other ranks may need the store for as long as this process lives.
+  static const Meeting& meeting = *new Meeting(job);
+  return std::make_shared<PrefixStore>(attempt_prefix(job.restart_count), meeting.connect(timeout));
+}
+
+}  // namespace tessera::detail
