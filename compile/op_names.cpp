@@ -54,9 +54,10 @@ std::optional<size_t> operands_of(const std::string& op, const Attributes& attri
   if (op == "adam") return 3 + 4 * integer("count");
   if (op == "sgd") return 2 + (real("momentum") != 0 ? 3 : 2) * integer("count");
   if (op == "dropout") return 2 + integer("by_sample");
-  if (op == "layer_norm" || op == "rms_norm")
+  if (op == "layer_norm" || op == "rms_norm" || op == "batch_norm")
     return 1 + integer("has_weight") + integer("has_bias");
-  if (op == "layer_norm_grad" || op == "rms_norm_grad") return 4 + integer("has_weight");
+  if (op == "layer_norm_grad" || op == "rms_norm_grad" || op == "batch_norm_grad")
+    return 4 + integer("has_weight");
   return std::nullopt;
 }
 

@@ -12,6 +12,8 @@ void register_kernels(KernelTable& table) {
   cpu::register_scan(table);
   cpu::register_contract(table);
   cpu::register_conv(table);
+  cpu::register_pool(table);
+  cpu::register_batch_norm(table);
   cpu::register_fused(table);
   cpu::register_attention(table);
   cpu::register_random(table);

@@ -20,6 +20,8 @@ const OpRegistry& op_registry() {
     register_softmax_ops(*r);
     register_norm_ops(*r);
     register_conv_ops(*r);
+    register_pool_ops(*r);
+    register_batch_norm_ops(*r);
     register_embedding_ops(*r);
     register_attention_ops(*r);
     register_random_ops(*r);

@@ -29,7 +29,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, default=root / "tests" / "golden")
     out = parser.parse_args().out
     torch.set_num_threads(1)
-    recorder = Recorder(ops_nn.HELPERS)
+    recorder = Recorder({**ops_nn.HELPERS, **ops_conv.HELPERS})
     for module in (ops_elementwise, ops_tensor, ops_nn, ops_conv):
         for family in module.FAMILIES:
             family(recorder)

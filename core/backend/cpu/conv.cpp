@@ -8,13 +8,13 @@
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
+#include "core/backend/cpu/channels_last.h"
 #include "core/backend/cpu/conv_nest.h"
 #include "core/backend/cpu/onednn.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
 #include "core/base/isa.h"
 #include "core/base/parallel.h"
-#include "core/dispatch/copy.h"
 
 namespace tessera::cpu {
 namespace {
@@ -168,13 +168,6 @@ void run_pack(Prepared& p, const dnnl::memory& from, const dnnl::memory& to) {
   execute(p.pack, args);
 }
 
-Tensor as_channels_last(const Tensor& t) {
-  if (is_channels_last(t.shape(), t.strides())) return t;
-  Tensor copy = empty(Meta{t.shape(), channels_last_strides(t.shape()), t.dtype(), t.device()});
-  copy_values(copy, t);
-  return copy;
-}
-
 void run_library(ConvRole role, const ConvAttributes::Window& window, const Operands& o,
                  Workspace work) {
   Tensor x = role == ConvRole::kInput ? o.x : as_channels_last(o.x),
@@ -243,13 +236,9 @@ void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const
   if (out[0].dtype() == kF64 || out[0].dtype() == kF32)
     return run_conv_nest(role, a.window, o.x, o.w, o.y);
   const Tensor wide[] = {converted(in[0], kF32), converted(in[1], kF32)};
-  Meta same_layout = out[0].meta();
-  same_layout.dtype = kF32;
-  const Tensor result = empty(same_layout);
-  run_conv(prim, wide, {&result, 1}, {}, stream);
-  convert_loop(kF32, out[0].dtype())(static_cast<char*>(out[0].raw()), 2,
-                                     static_cast<const char*>(result.raw_values()), 4,
-                                     result.numel());
+  const WideResult result(out[0]);
+  run_conv(prim, wide, {&result.get(), 1}, {}, stream);
+  result.finish();
 }
 
 }  // namespace

@@ -12,6 +12,8 @@ void register_sort(KernelTable& table);
 void register_scan(KernelTable& table);
 void register_contract(KernelTable& table);
 void register_conv(KernelTable& table);
+void register_pool(KernelTable& table);
+void register_batch_norm(KernelTable& table);
 void register_fused(KernelTable& table);
 void register_attention(KernelTable& table);
 void register_random(KernelTable& table);

@@ -1,0 +1,287 @@
+// Batch-norm with its fused derivative; group-norm and instance-norm are layer-norms of rows.
+#include "core/ops/batch_norm.h"
+
+#include "core/dispatch/dispatch.h"
+#include "core/ops/batch_norm_attributes.h"
+#include "core/ops/create.h"
+#include "core/ops/fused.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/register.h"
+#include "core/ops/samples.h"
+#include "core/ops/update.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+DType stat_type(DType t) { return t == kF64 ? kF64 : kF32; }
+
+// [C] beside [N, C, ..].
+Tensor beside(const Tensor& t, const Tensor& x) {
+  Shape s = Dims::filled(x.ndim(), 1);
+  s[1] = t.numel();
+  return reshape(t, s);
+}
+Dims all_but_channels(const Tensor& x) {
+  Dims d{0};
+  for (int i = 2; i < x.ndim(); ++i) d.push_back(i);
+  return d;
+}
+
+// The loops of x, then of what has one value a channel; all but the channels are whole.
+struct NormLoops {
+  AxisMap map;
+  OperandLoops x, channel;
+  explicit NormLoops(const Shape& s) {
+    for (int d = 0; d < s.size(); ++d) map.add(d == 1 ? Factor::kPass : Factor::kWhole, s[d]);
+    x = broadcast_loops(s, s);
+    channel = {x[1]};
+  }
+};
+
+class BatchNormFamily : public BatchNormAttributes {
+ public:
+  using BatchNormAttributes::BatchNormAttributes;
+  void attributes(AttributeVisitor& v) const override {
+    v.real("eps", eps), v.integer("has_weight", has_weight), v.integer("has_bias", has_bias);
+  }
+
+ protected:
+  void check_x(const Meta& x) const {
+    TESSERA_CHECK_AS(ShapeError, x.shape.size() >= 2 && is_floating(x.dtype),
+                     "{}: x is {}{}; expected floats [N, C, ..]", name(), name_of(x.dtype),
+                     to_string(x.shape));
+  }
+  void check_channel(const Meta& x, const Meta& t, const char* what) const {
+    TESSERA_CHECK_AS(
+        ShapeError,
+        t.shape == Shape{x.shape[1]} && (t.dtype == x.dtype || t.dtype == stat_type(x.dtype)),
+        "{}: {} is {}{}; expected {}[{}] beside x {}", name(), what, name_of(t.dtype),
+        to_string(t.shape), name_of(stat_type(x.dtype)), x.shape[1], to_string(x.shape));
+  }
+};
+
+// Operands g, x, mean, var, then weight where present. Results: dx, then dw and db where wanted.
+class BatchNormGrad final : public BatchNormFamily {
+ public:
+  BatchNormGrad(double eps, bool has_weight, bool has_bias)
+      : BatchNormFamily(intern_op("batch_norm_grad"), eps, has_weight, has_bias) {}
+  Metas infer(MetaSpan in) const override {
+    const Meta& x = *in[1];
+    check_x(x);
+    TESSERA_CHECK_AS(ShapeError, in[0]->shape == x.shape && in[0]->dtype == x.dtype,
+                     "{}: operands are {}", name(), describe(in));
+    for (size_t i = 2; i < in.size(); ++i) check_channel(x, *in[i], "an operand");
+    Metas out{Meta::contiguous(x.shape, x.dtype, x.device)};
+    DType t = has_weight ? in[4]->dtype : stat_type(x.dtype);
+    for (int i = 0; i < int(has_weight) + int(has_bias); ++i)
+      out.push_back(Meta::contiguous({x.shape[1]}, t, x.device));
+    return out;
+  }
+  AxisMap axes(MetaSpan in) const override {
+    NormLoops l(in[1]->shape);
+    l.map.in = {l.x, l.x, l.channel, l.channel};
+    if (has_weight) l.map.in.push_back(l.channel);
+    l.map.out = {l.x};
+    for (int i = 0; i < int(has_weight) + int(has_bias); ++i) l.map.out.push_back(l.channel);
+    l.map.linear_in = 1;
+    return l.map;
+  }
+  SaveMask saved() const override { return {31, 0}; }
+  bool decomposable() const override { return true; }
+  Tensors decompose(std::span<const Tensor> in) const override {
+    const DType wide = stat_type(in[1].dtype());
+    const Tensor g = cast(in[0], wide), x = cast(in[1], wide);
+    const Dims dims = all_but_channels(x);
+    const double n = double(x.numel()) / double(std::max<int64_t>(x.size(1), 1));
+    // From x itself, so that differentiating this sees how mean and var depend on it.
+    Tensor centred = x - sum(x, dims, true) / n;
+    Tensor scale = rsqrt(sum(square(centred), dims, true) / n + eps), h = centred * scale,
+           q = has_weight ? g * beside(cast(in[4], wide), x) : g;
+    Tensor dx = (q - sum(q, dims, true) / n - h * (sum(q * h, dims, true) / n)) * scale;
+    Tensors out{cast(dx, in[1].dtype())};
+    const DType t = has_weight ? in[4].dtype() : wide;
+    if (has_weight) out.push_back(cast(sum(g * h, dims), t));
+    if (has_bias) out.push_back(cast(sum(g, dims), t));
+    return out;
+  }
+  Tensors vjp(const VjpArgs& v) const override { return vjp_by_decomposition(*this, v); }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new BatchNormGrad(a.real("eps"), a.flag("has_weight"), a.flag("has_bias")));
+  }
+};
+
+// Operands: x, then weight, bias where present. Results: y, mean, var.
+class BatchNorm final : public BatchNormFamily {
+ public:
+  BatchNorm(double eps, bool has_weight, bool has_bias)
+      : BatchNormFamily(intern_op("batch_norm"), eps, has_weight, has_bias) {}
+  Metas infer(MetaSpan in) const override {
+    const Meta& x = *in[0];
+    check_x(x);
+    for (size_t i = 1; i < in.size(); ++i) {
+      check_channel(x, *in[i], has_weight && i == 1 ? "weight" : "bias");
+      TESSERA_CHECK(in[i]->dtype == (has_weight ? in[1]->dtype : stat_type(x.dtype)),
+                    "batch_norm: weight and bias are {}; convert them to one dtype", describe(in));
+    }
+    Meta channel = Meta::contiguous({x.shape[1]}, stat_type(x.dtype), x.device);
+    return {Meta::contiguous(x.shape, x.dtype, x.device), channel, channel};
+  }
+  AxisMap axes(MetaSpan in) const override {
+    NormLoops l(in[0]->shape);
+    l.map.in = {l.x};
+    for (size_t i = 1; i < in.size(); ++i) l.map.in.push_back(l.channel);
+    l.map.out = {l.x, l.channel, l.channel};
+    return l.map;
+  }
+  SaveMask saved() const override { return {has_weight ? 3u : 1u, 6}; }
+  bool decomposable() const override { return true; }
+  Tensors decompose(std::span<const Tensor> in) const override {
+    const DType wide = stat_type(in[0].dtype());
+    const Tensor x = cast(in[0], wide);
+    const Dims dims = all_but_channels(x);
+    Tensor mu = mean(x, dims, true), centred = x - mu, variance = mean(square(centred), dims, true),
+           y = centred * rsqrt(variance + eps);
+    if (has_weight) y = y * beside(cast(in[1], wide), x);
+    if (has_bias) y = y + beside(cast(in[has_weight ? 2 : 1], wide), x);
+    return {cast(y, in[0].dtype()), reshape(mu, {-1}), reshape(variance, {-1})};
+  }
+  Tensors vjp(const VjpArgs& v) const override {
+    TESSERA_CHECK(!(v.cot[1].defined() || v.cot[2].defined()),
+                  "batch_norm: not differentiable through mean and var");
+    if (!v.cot[0].defined()) return Tensors(v.in.size());
+    bool db = has_bias && v.wants(has_weight ? 2 : 1);
+    Tensors in{v.cot[0], v.in[0], v.out[1], v.out[2]};
+    if (has_weight) in.push_back(v.in[1]);
+    Tensors g = dispatch(PrimRef(new BatchNormGrad(eps, has_weight, db)), in);
+    if (has_bias && !db) g.push_back(Tensor());
+    return g;
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new BatchNorm(a.real("eps"), a.flag("has_weight"), a.flag("has_bias")));
+  }
+};
+
+// Weight and bias in the dtype that statistics have.
+Tensor wide_channel(const Tensor& t, const Tensor& x) {
+  return t.defined() && is_floating(t.dtype()) ? cast(t, stat_type(x.dtype())) : t;
+}
+
+void check_running(const Tensor& x, const Tensor& t, const char* what) {
+  TESSERA_CHECK_AS(ShapeError, t.shape() == Shape{x.size(1)},
+                   "batch_norm: {} is {}; expected [{}] beside x {}", what, describe(t), x.size(1),
+                   to_string(x.shape()));
+}
+
+}  // namespace
+
+BatchMoments batch_norm_moments(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                double eps) {
+  Tensors in{x};
+  if (weight.defined()) in.push_back(wide_channel(weight, x));
+  if (bias.defined()) in.push_back(wide_channel(bias, x));
+  Tensors out = dispatch(PrimRef(new BatchNorm(eps, weight.defined(), bias.defined())), in);
+  return {out[0], out[1].detach(), out[2].detach()};
+}
+
+void follow_moments_(const Tensor& running_mean, const Tensor& running_var, const BatchMoments& now,
+                     int64_t count, const Tensor& factor) {
+  auto follow = [&](const Tensor& running, const Tensor& value) {
+    Tensor old = running.detach(), v = cast(value, old.dtype());
+    assign_(old, old + cast(factor, old.dtype()) * (v - old));
+  };
+  follow(running_mean, now.mean);
+  follow(running_var, now.var * (double(count) / double(std::max<int64_t>(count - 1, 1))));
+}
+
+Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
+                  const BatchNormOptions& o) {
+  TESSERA_CHECK_AS(ShapeError, x.ndim() >= 2 && is_floating(x.dtype()),
+                   "batch_norm: x is {}; expected floats [N, C, ..]", describe(x));
+  TESSERA_CHECK(running_mean.defined() == running_var.defined(),
+                "batch_norm: one of running_mean and running_var is undefined; give both or none");
+  if (running_mean.defined()) {
+    check_running(x, running_mean, "running_mean");
+    check_running(x, running_var, "running_var");
+  }
+  if (o.training) {
+    const int64_t count = x.size(1) ? x.numel() / x.size(1) : 0;
+    TESSERA_CHECK_AS(ShapeError, count > 1,
+                     "batch_norm: {} values a channel in x {}; training takes more than one", count,
+                     to_string(x.shape()));
+    BatchMoments now = batch_norm_moments(x, o.weight, o.bias, o.eps);
+    if (running_mean.defined())
+      follow_moments_(running_mean, running_var, now, count,
+                      scalar_tensor(o.momentum, running_mean.dtype(), x.device()));
+    return now.y;
+  }
+  TESSERA_CHECK(running_mean.defined(),
+                "batch_norm: without training it takes running_mean and running_var");
+  Tensor scale = rsqrt(wide_channel(running_var, x) + o.eps);
+  if (o.weight.defined()) {
+    check_running(x, o.weight, "weight");
+    scale = scale * wide_channel(o.weight, x);
+  }
+  Tensor shift = -wide_channel(running_mean, x) * scale;
+  if (o.bias.defined()) {
+    check_running(x, o.bias, "bias");
+    shift = shift + wide_channel(o.bias, x);
+  }
+  Tensor wide = cast(x, stat_type(x.dtype()));
+  return cast(mul_add(wide, beside(scale, x), beside(shift, x)), x.dtype());
+}
+
+Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight, const Tensor& bias,
+                  double eps) {
+  TESSERA_CHECK_AS(ShapeError, x.ndim() >= 2 && is_floating(x.dtype()),
+                   "group_norm: x is {}; expected floats [N, C, ..]", describe(x));
+  TESSERA_CHECK_AS(ShapeError, groups > 0 && x.size(1) % groups == 0,
+                   "group_norm: the {} channels of x {} do not divide into groups={}", x.size(1),
+                   to_string(x.shape()), groups);
+  for (const Tensor* t : {&weight, &bias})
+    TESSERA_CHECK_AS(ShapeError, !t->defined() || t->shape() == Shape{x.size(1)},
+                     "group_norm: weight or bias is {}; expected [{}] beside x {}", describe(*t),
+                     x.size(1), to_string(x.shape()));
+  Tensor y = reshape(layer_norm(reshape(x, {x.size(0), groups, -1}), {}, {}, eps), x.shape());
+  if (weight.defined()) y = y * beside(weight, x);
+  if (bias.defined()) y = y + beside(bias, x);
+  return y;
+}
+
+Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {
+  TESSERA_CHECK_AS(ShapeError, x.ndim() >= 3, "instance_norm: x is {}; expected floats [N, C, ..]",
+                   describe(x));
+  return group_norm(x, x.size(1), weight, bias, eps);
+}
+
+void register_batch_norm_ops(OpRegistry& registry) {
+  registry.add("batch_norm", [] {
+    Tensor x = sample_values({2, 3, 4, 2}, -2, 2, 1), w = sample_values({3}, 0.5, 2, 2),
+           b = sample_values({3}, -1, 1, 3);
+    return std::vector<Sample>{
+        {PrimRef(new BatchNorm(1e-5, true, true)), {x, w, b}},
+        {PrimRef(new BatchNorm(1e-5, true, false)), {x, w}},
+        {PrimRef(new BatchNorm(1e-3, false, false)), {sample_values({5, 3}, -2, 2, 1)}},
+        {PrimRef(new BatchNorm(1e-5, true, true)),
+         {sample_values({3, 1, 4}, -2, 2, 1), sample_values({1}, 0.5, 2, 2),
+          sample_values({1}, -1, 1, 3)}}};
+  });
+  registry.add("batch_norm_grad", [] {
+    std::vector<Sample> all;
+    for (const Shape& s : {Shape{2, 3, 4, 2}, Shape{5, 3}}) {
+      Tensor x = sample_values(s, -2, 2, 1), g = sample_values(s, -1, 1, 3),
+             w = sample_values({3}, 0.5, 2, 2);
+      Tensors out = dispatch(PrimRef(new BatchNorm(1e-5, false, false)), operands(Tensor(x)));
+      // mean and var are functions of x: moving them alone means nothing, so finite differences do
+      // not apply.
+      all.push_back(
+          {PrimRef(new BatchNormGrad(1e-5, true, true)), {g, x, out[1], out[2], w}, false});
+      all.push_back(
+          {PrimRef(new BatchNormGrad(1e-5, false, false)), {g, x, out[1], out[2]}, false});
+    }
+    return all;
+  });
+}
+
+}  // namespace tessera

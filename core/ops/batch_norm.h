@@ -1,0 +1,39 @@
+// Normalisation of [N, C, ..] over everything but channels (batch-norm, Ioffe, Szegedy 2015) or
+// over groups of channels (Wu, He 2018). Names, defaults and semantics are PyTorch's.
+#pragma once
+#include "core/primitive/registry.h"
+
+namespace tessera {
+
+struct BatchNormOptions {
+  Tensor weight = {}, bias = {};  // [C]
+  bool training = false;
+  double momentum = 0.1;  // of a batch in the running statistics
+  double eps = 1e-5;
+};
+/// (x - mean) / sqrt(var + eps) * weight + bias, x [N, C, ..] floats. Training: mean and (biased)
+/// variance of this batch, which running_mean [C] and running_var [C], where given, then follow by
+/// `momentum` (the variance unbiased), with assign_. Otherwise: the running ones. 16-bit floats are
+/// computed in f32. Sharded tensors may be cut along the channels only.
+Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
+                  const BatchNormOptions& options = {});
+
+struct BatchMoments {
+  Tensor y, mean, var;  // of the batch, [C], f32 or f64; var is biased
+};
+/// The training form alone; only y is differentiable.
+BatchMoments batch_norm_moments(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                double eps);
+/// running += factor (now - running) for both, the variance of `count` values made unbiased first.
+void follow_moments_(const Tensor& running_mean, const Tensor& running_var, const BatchMoments& now,
+                     int64_t count, const Tensor& factor);
+
+/// Each sample's channels in `groups` groups, each normalised over its channels and places; then
+/// weight [C] and bias [C], either may be undefined.
+Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight = {},
+                  const Tensor& bias = {}, double eps = 1e-5);
+/// A group for every channel.
+Tensor instance_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {},
+                     double eps = 1e-5);
+
+}  // namespace tessera

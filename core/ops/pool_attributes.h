@@ -1,0 +1,54 @@
+// Attributes of pooling, as kernels read them. Window o of a spatial dim begins at o stride -
+// padding and has `kernel` places, `dilation` apart; adaptive windows cut a dim into as many parts
+// as it has windows, [floor(o in / out), ceil((o + 1) in / out)).
+#pragma once
+#include <algorithm>
+
+#include "core/primitive/primitive.h"
+
+namespace tessera {
+
+/// Places first, first + step, ... below end.
+struct PoolWindow {
+  int64_t first, end, step;
+};
+
+struct PoolAttributes : Primitive {
+  /// One number for each spatial dim; `windows` is the extent of the result. Of an adaptive pool
+  /// only that counts.
+  struct Windows {
+    Dims windows, kernel, stride, padding, dilation;
+    bool adaptive = false;
+    /// What an average divides by: `divisor` where that is not 0, otherwise the number of places,
+    /// those in the padding too where `count_padding`.
+    bool count_padding = true;
+    int64_t divisor = 0;
+
+    int spatial() const { return windows.size(); }
+    /// Window `o` of dim `i`, inside of an input of that extent.
+    PoolWindow at(int i, int64_t o, int64_t extent) const {
+      if (adaptive)
+        return {o * extent / windows[i], ((o + 1) * extent + windows[i] - 1) / windows[i], 1};
+      int64_t first = o * stride[i] - padding[i], d = dilation[i];
+      int64_t end = std::min(first + (kernel[i] - 1) * d + 1, extent);
+      if (first < 0) first += (-first + d - 1) / d * d;
+      return {first, end, d};
+    }
+    /// Places of window `o` of dim `i` that an average counts.
+    int64_t counted(int i, int64_t o, int64_t extent) const {
+      if (!adaptive && count_padding) {
+        int64_t first = o * stride[i] - padding[i];
+        return std::min(first + kernel[i], extent + padding[i]) - first;
+      }
+      PoolWindow w = at(i, o, extent);
+      return w.end - w.first;
+    }
+  };
+  /// `size`: the spatial extents of the input, where no operand tells.
+  PoolAttributes(OpId id, const Windows& windows, const Dims& size = {})
+      : Primitive(id), windows(windows), size(size) {}
+  const Windows windows;
+  const Dims size;
+};
+
+}  // namespace tessera

@@ -1,0 +1,133 @@
+// Pooling and batch-norm over memory formats, dtypes and threads, and what they refuse. Values and
+// gradients are in the sweeps (every sample against finite differences) and the golden cases
+// (PyTorch's).
+#include "core/ops/pool.h"
+
+#include <gtest/gtest.h>
+
+#include "core/autograd/autograd.h"
+#include "core/base/parallel.h"
+#include "core/ops/batch_norm.h"
+#include "core/ops/create.h"
+#include "core/ops/interpolate.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/samples.h"
+#include "core/ops/views.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+constexpr MemoryFormat kLast = MemoryFormat::kChannelsLast;
+
+double difference(const Tensor& a, const Tensor& b) {
+  NoGrad off;
+  EXPECT_EQ(a.shape(), b.shape());
+  return amax(abs(cast(a, kF64) - cast(b, kF64))).item<double>();
+}
+
+Tensor values(const Shape& shape, DType dtype = kF32, uint64_t key = 1) {
+  return cast(sample_values(shape, -1, 1, key), dtype);
+}
+
+// Result and gradient by x of a function of one tensor.
+template <class F>
+Tensors both(F f, const Tensor& x) {
+  Tensor a = x.detach().requires_grad_();
+  Tensor y = f(a);
+  Tensors out{y}, in{a}, cot{values(y.shape(), y.dtype(), 7)};
+  return {y.detach(), grad(out, in, cot)[0]};
+}
+
+template <class F>
+void expect_any_format(F f) {
+  Tensor x = values({2, 19, 9, 8});
+  Tensors want = both(f, x), got = both(f, x.contiguous(kLast));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(difference(got[size_t(i)], want[size_t(i)]), 0);
+    EXPECT_TRUE(got[size_t(i)].is_contiguous(kLast));
+  }
+}
+
+TEST(Pool, AnyFormatGivesTheSameBitsChannelsLast) {
+  expect_any_format([](const Tensor& x) { return max_pool2d(x, 3, {.stride = 2, .padding = 1}); });
+  expect_any_format([](const Tensor& x) { return avg_pool2d(x, 3, {.stride = 2, .padding = 1}); });
+  expect_any_format([](const Tensor& x) { return adaptive_avg_pool2d(x, {4, 3}); });
+  expect_any_format([](const Tensor& x) { return batch_norm_moments(x, {}, {}, 1e-5).y; });
+}
+
+TEST(Pool, IndicesArePlacesOfTheLargest) {
+  Tensor x = values({2, 3, 6, 5});
+  auto [y, at] = max_pool_with_indices(x, 2, 2);
+  EXPECT_EQ(at.dtype(), kI64);
+  Tensor flat = reshape(x, {2, 3, 30});
+  for (int64_t n = 0; n < 2; ++n)
+    for (int64_t c = 0; c < 3; ++c)
+      EXPECT_EQ(flat[n][c][at[n][c][2][1].item<int64_t>()].item<float>(),
+                y[n][c][2][1].item<float>());
+}
+
+TEST(Pool, RefusesByNameAndValue) {
+  Tensor x = values({2, 3, 5, 6});
+  auto refused = [](auto f, const char* text) { expect_contains(error_of(f), text); };
+  refused([&] { max_pool2d(values({3, 4}), 2); }, "max_pool2d: x is f32[3, 4]");
+  refused([&] { max_pool2d(x, 0); }, "max_pool2d: kernel [0]");
+  refused([&] { max_pool2d(x, {1, 2, 3}); }, "max_pool2d: kernel [1, 2, 3]");
+  refused([&] { max_pool2d(x, 2, {.padding = 2}); }, "padding [2, 2] is more than half");
+  refused([&] { max_pool2d(x, 7); }, "kernel [7, 7] does not fit into x [2, 3, 5, 6]");
+  refused([&] { max_pool2d(cast(x, kI64), 2); }, "expected floats");
+  refused([&] { avg_pool2d(x, 2, {.divisor_override = -1}); }, "divisor_override=-1");
+  refused([&] { adaptive_avg_pool2d(x, 0); }, "adaptive_avg_pool2d: output [0, 0]");
+  refused([&] { interpolate(x, {}); }, "either size or scale_factor");
+  refused([&] { interpolate(x, {.scale_factor = {-1}}); }, "scale_factor -1");
+}
+
+// A mean far from zero: sums of squares would keep no digit of the variance.
+TEST(BatchNorm, VarianceDoesNotCancel) {
+  Tensor x = values({4, 20, 30, 31}) + 1000.0;
+  BatchMoments got = batch_norm_moments(x, {}, {}, 0),
+               want = batch_norm_moments(cast(x, kF64), {}, {}, 0);
+  EXPECT_LT(difference(got.mean, want.mean), 1e-4);
+  EXPECT_LT(difference(got.var, want.var), 1e-6);
+  EXPECT_LT(difference(got.y, want.y), 1e-3);
+}
+
+TEST(BatchNorm, BitsDoNotDependOnThreads) {
+  Tensor x = values({4, 24, 20, 20});
+  auto f = [](const Tensor& t) { return batch_norm_moments(t, {}, {}, 1e-5).y; };
+  const int before = num_threads();
+  set_num_threads(1);
+  Tensors want = both(f, x);
+  set_num_threads(3);
+  Tensors got = both(f, x);
+  set_num_threads(before);
+  EXPECT_EQ(difference(got[0], want[0]), 0);
+  EXPECT_EQ(difference(got[1], want[1]), 0);
+}
+
+TEST(BatchNorm, SixteenBitFloatsTakeWideParameters) {
+  Tensor x = values({4, 8, 5, 5}), w = values({8}, kF32, 2), b = values({8}, kF32, 3);
+  Tensor mean = zeros({8}), var = ones({8});
+  Tensor y = batch_norm(cast(x, kBF16), mean, var, {.weight = w, .bias = b, .training = true});
+  EXPECT_EQ(y.dtype(), kBF16);
+  EXPECT_GT(difference(mean, zeros({8})), 0);
+  Tensor again = batch_norm(x, zeros({8}), ones({8}), {.weight = w, .bias = b, .training = true});
+  EXPECT_LT(difference(y, again), 0.03);
+}
+
+TEST(BatchNorm, RefusesByNameAndValue) {
+  Tensor x = values({2, 3, 4}), m = zeros({3}), v = ones({3});
+  auto refused = [](auto f, const char* text) { expect_contains(error_of(f), text); };
+  refused([&] { batch_norm(values({3}), m, v); }, "batch_norm: x is f32[3]");
+  refused([&] { batch_norm(x, zeros({4}), v); }, "running_mean is f32[4]");
+  refused([&] { batch_norm(x, m, {}); }, "one of running_mean and running_var");
+  refused([&] { batch_norm(x, {}, {}); }, "without training");
+  refused([&] { batch_norm(values({1, 3}), m, v, {.training = true}); }, "1 values a channel");
+  refused([&] { batch_norm(x, m, v, {.weight = ones({2}), .training = true}); },
+          "weight is f32[2]");
+  refused([&] { group_norm(x, 2); }, "groups=2");
+}
+
+}  // namespace
+}  // namespace tessera
