@@ -2,7 +2,8 @@
 // sums run over rows, one that combines what the chunks left. Names: v3 a value, s3 and a3 the
 // running total of reduction 3 in a row (one number, or one for each element it keeps), c3 the same
 // of a chunk, l3 its lanes, b3 the buffer of a row's values; x0, y0 operands and results, r0, w0
-// their parts that a row touches; i0 indices.
+// their parts that a row touches, o0 a result on its way past the caches, apart0 whether it lies
+// over no operand; i0 indices.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -76,9 +77,13 @@ class Printer {
     return offset(a, kept);
   }
   std::string element(const Access& a, const char* base, const char* row, int number) const {
+    return element(a, base, row, number, ~LoopMask(0));
+  }
+  std::string element(const Access& a, const char* base, const char* row, int number,
+                      LoopMask loops) const {
     const bool moves = moving_loops(a) & outer(), inside = moving_loops(a) & inner();
-    if (moves && inside) return fmt::format("{}{}[{}]", row, number, offset(a, inner()));
-    return fmt::format("{}{}[{}]", base, number, offset(a, ~LoopMask(0)));
+    if (moves && inside) return fmt::format("{}{}[{}]", row, number, offset(a, inner() & loops));
+    return fmt::format("{}{}[{}]", base, number, offset(a, loops));
   }
   std::string operand(int k) const { return element(b_.operands[size_t(k)], "x", "r", k); }
   std::string result(int k) const { return element(b_.stores[size_t(k)].to, "y", "w", k); }
@@ -216,9 +221,22 @@ class Printer {
     }
   }
 
+  // A result over an operand is not streamed: its lines have been read.
+  void print_apart() {
+    for (size_t k = 0; k < b_.stores.size(); ++k) {
+      if (!s_.streamed[k]) continue;
+      std::string text;
+      for (size_t x = 0; x < b_.operands.size(); ++x)
+        if (b_.operands[x].dtype == b_.stores[k].to.dtype)
+          text += fmt::format("{}p[{}] != p[{}]", text.empty() ? "" : " && ",
+                              b_.operands.size() + k, x);
+      line("const bool apart{} = {};", k, text.empty() ? "true" : text);
+    }
+  }
   void print_run() {
     open("extern \"C\" void {}_run(char* const* p, long chunk, char* scratch)", name_);
     print_pointers();
+    print_apart();
     print_row_values(Place::kHead, 0);
     for (size_t k = 0; k < b_.instrs.size(); ++k)
       if (s_.values[k].used && s_.values[k].reduce == ReduceAs::kChunk)
@@ -234,6 +252,7 @@ class Printer {
     print_row();
     close();
     print_leave_totals();
+    if (std::ranges::count(s_.streamed, true)) line("finish_streams();");
     close();
     text_ += '\n';
   }
@@ -311,7 +330,7 @@ class Printer {
       ++opened;
       print_level(n, l);
     }
-    lanes.empty() ? print_plain(n, v) : print_in_lanes(n, v, lanes);
+    lanes.empty() && !streams(n) ? print_plain(n, v) : print_in_lanes(n, v, lanes);
     while (opened-- > 0) close();
   }
   void print_row_total(InstrId id, const Nest& n) {
@@ -348,7 +367,8 @@ class Printer {
     }
     for (int k : n.stores) {
       const Store& s = b_.stores[size_t(k)];
-      line("{} = {};", result(k), stored(s.to.dtype, fmt::format("v{}", s.value)));
+      line("{} = {};", s_.streamed[size_t(k)] ? fmt::format("o{}.term[l]", k) : result(k),
+           stored(s.to.dtype, fmt::format("v{}", s.value)));
     }
   }
   // The running total that reduction `id` adds to inside its nest.
@@ -372,6 +392,9 @@ class Printer {
     print_element(n, v);
     close();
   }
+  bool streams(const Nest& n) const {
+    return std::ranges::any_of(n.stores, [&](int k) { return s_.streamed[size_t(k)]; });
+  }
   bool touches_bytes(const Nest& n) const {
     return std::ranges::any_of(n.values,
                                [&](InstrId id) {
@@ -386,7 +409,7 @@ class Printer {
     int64_t count = 1, most = touches_bytes(n) ? kMaxLanesOfBytes : kMaxLanes;
     while (count < most && count < extent) count *= 2;
     std::string begin = begin_of(v), end = end_of(v);
-    const bool cut = !blocked(v) && extent > kSumBlock;
+    const bool cut = !lanes.empty() && !blocked(v) && extent > kSumBlock;
     if (cut) {
       open("for (long block = 0; block < {}; block += {})", extent, kSumBlock);
       begin = "block";
@@ -399,8 +422,15 @@ class Printer {
       line("Lanes<{}, {}, {}> l{};", reduction_type(i.reduce), lane_type(i), count, id);
       totals += fmt::format(", l{}", id);
     }
-    open("in_lanes<{}>({}, {}, [&](long i{}, long l) __attribute__((always_inline))", count, begin,
-         end, v);
+    for (int k : n.stores) {
+      if (!s_.streamed[size_t(k)]) continue;
+      const Access& to = b_.stores[size_t(k)].to;
+      line("Streamed<{}, {}> o{}{{&{}, apart{}}};", memory_type(to.dtype), count, k,
+           element(to, "y", "w", k, ~(LoopMask(1) << v)), k);
+      totals += fmt::format(", o{}", k);
+    }
+    open("{}<{}>({}, {}, [&](long i{}, long l) __attribute__((always_inline))",
+         lanes.empty() ? "in_streams" : "in_lanes", count, begin, end, v);
     print_element(n, v);
     close(("}" + totals + ");").c_str());
     for (InstrId id : lanes)
@@ -513,61 +543,12 @@ class Printer {
   std::map<InstrId, std::string> as_position_;  // comparisons, printed
 };
 
-// Without comments: they cost the compiler time.
-void append_code(std::string& text, std::string_view rest) {
-  while (!rest.empty()) {
-    std::string_view line = rest.substr(0, rest.find('\n'));
-    rest.remove_prefix(std::min(rest.size(), line.size() + 1));
-    size_t first = line.find_first_not_of(' ');
-    if (first == line.npos || line.substr(first).starts_with("//")) continue;
-    if (line == "#pragma once") continue;
-    text.append(line);
-    text += '\n';
-  }
-}
-
-// The functions of libm that functors call, as functions that the compiler knows nothing of: it
-// computes those it knows of constants itself, rounded correctly, which libm does not always.
-std::string libm_by_name() {
-  std::set<std::string> names;
-  constexpr std::string_view kCall = "TESSERA_LIBM(";
-  for (size_t k = 1; k < kEmbeddedCount; ++k) {
-    std::string_view text = kEmbedded[k].text;
-    for (size_t at = text.find(kCall); at != text.npos; at = text.find(kCall, at + 1))
-      names.emplace(text.substr(at + kCall.size(), text.find(')', at) - at - kCall.size()));
-  }
-  std::string text = "#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)\n";
-  for (const std::string& name : names) {
-    const char* type = name.ends_with("f") && name != "erf" ? "float" : "double";
-    const bool two = name.starts_with("fmod") || name == "pow" || name == "atan2";
-    text += fmt::format(
-        "extern \"C\" {} libm_{}({}{}{}) __asm__(\"{}\") "
-        "__attribute__((const));\n",
-        type, name, type, two ? ", " : "", two ? type : "", name);
-  }
-  text += "extern \"C\" double libm_lgamma_r(double, int*) __asm__(\"lgamma_r\");\n";
-  return text + "#undef TESSERA_LIBM\n#define TESSERA_LIBM(name) libm_##name\n#endif\n";
-}
-
 }  // namespace
 
 std::string print_cpp(const Body& body, std::string_view name) {
   std::optional<Schedule> schedule = make_schedule(body);
   TESSERA_ASSERT(schedule, "print_cpp: {} cannot be scheduled:\n{}", name, to_string(body));
   return Printer(*schedule, name).run();
-}
-
-std::string prologue_cpp() {
-  std::string text;
-  for (size_t k = 0; k < kEmbeddedCount; ++k) {
-    if (k == 1) text += libm_by_name();  // behind the prelude
-    append_code(text, kEmbedded[k].text);
-  }
-  constexpr std::string_view kFolded = "return __builtin_lgamma_r(";
-  const size_t folded = text.find(kFolded);
-  TESSERA_ASSERT(folded != text.npos, "codegen: special.h has changed");
-  text.replace(folded, kFolded.size(), "return TESSERA_LIBM(lgamma_r)(");
-  return text + "using namespace tessera;\nusing namespace tessera::generated;\n\n";
 }
 
 }  // namespace tessera::compiler

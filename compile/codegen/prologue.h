@@ -191,6 +191,8 @@ struct Lanes {
         total[k] = Op::join(total[k], t);
     }
   }
+  TESSERA_MEMBER void take(long) { join(); }
+  TESSERA_MEMBER void take(long, long) { join(); }
   TESSERA_MEMBER Element folded() {
     for (long k = 0; k < W::kCount; ++k) {
       terms()[k] = total[k];
@@ -199,20 +201,102 @@ struct Lanes {
     return fold<Op, L>(term);
   }
 };
-/// body(i, lane) for i in [begin, end), which leaves the terms of `lanes`.
-template <long L, class F, class... Totals>
-TESSERA_FN void in_lanes(long begin, long end, F body, Totals&... lanes) {
+
+#if defined(__AVX512F__)
+constexpr long kStoreBytes = 64;
+#elif defined(__AVX__)
+constexpr long kStoreBytes = 32;
+#else
+constexpr long kStoreBytes = 16;
+#endif
+typedef float Piece __attribute__((vector_size(kStoreBytes), may_alias));
+typedef float LoosePiece __attribute__((vector_size(kStoreBytes), aligned(1), may_alias));
+/// To memory past the caches, where the target can.
+TESSERA_FN void stream(char* to, Piece piece) {
+#if defined(__clang__)
+  __builtin_nontemporal_store(piece, reinterpret_cast<Piece*>(to));
+#elif defined(__AVX512F__)
+  __builtin_ia32_movntps512(reinterpret_cast<float*>(to), piece);
+#elif defined(__AVX__)
+  __builtin_ia32_movntps256(reinterpret_cast<float*>(to), piece);
+#elif defined(__SSE__)
+  __builtin_ia32_movntps(reinterpret_cast<float*>(to), piece);
+#else
+  *reinterpret_cast<Piece*>(to) = piece;
+#endif
+}
+/// Before other threads may be told that streamed results are there.
+TESSERA_FN void finish_streams() {
+#if defined(__SSE__)
+  __builtin_ia32_sfence();
+#endif
+}
+/// Elements of the result at `to` on their way past the caches, L at a time, in whole lines: where
+/// that is not wanted, or these do not begin at a line, and for fewer, stores are ordinary.
+template <class T, long L>
+struct Streamed {
+  T* to;
+  bool wanted;
+  alignas(64) T term[L];
+  static constexpr long kLine = 64;
+  static_assert(sizeof(term) % kLine == 0);
+
+  TESSERA_MEMBER Streamed(T* to, bool wanted) : to(to), wanted(wanted) {}
+  TESSERA_MEMBER void clear() {}
+  TESSERA_MEMBER long past_line(long i) const {
+    return static_cast<long>(reinterpret_cast<unsigned long>(to + i) % kLine);
+  }
+  /// How many elements from i on do not fill a line.
+  TESSERA_MEMBER long before_line(long i) const {
+    return (kLine - past_line(i)) % kLine / static_cast<long>(sizeof(T));
+  }
+  TESSERA_MEMBER void take(long i) {
+    const Piece* piece = reinterpret_cast<const Piece*>(term);
+    char* at = reinterpret_cast<char*>(to + i);
+    const bool whole_lines = wanted && past_line(i) == 0;
+    for (long k = 0; k < long(sizeof(term)) / kStoreBytes; ++k)
+      if (whole_lines)
+        stream(at + k * kStoreBytes, piece[k]);
+      else
+        *reinterpret_cast<LoosePiece*>(at + k * kStoreBytes) = piece[k];
+  }
+  TESSERA_MEMBER void take(long i, long n) {
+    for (long l = 0; l < n; ++l) to[i + l] = term[l];
+  }
+};
+/// body(i, lane) for i in [begin, end), which leaves the terms of `lanes`: totals and streams.
+template <long L, class F, class... Lanes>
+TESSERA_FN void in_lanes(long begin, long end, F body, Lanes&... lanes) {
   long i = begin;
   for (; i + L <= end; i += L) {
 #pragma GCC ivdep
     for (long l = 0; l < L; ++l) body(i + l, l);
-    (lanes.join(), ...);
+    (lanes.take(i), ...);
   }
   if (i == end) return;
   (lanes.clear(), ...);
 #pragma GCC ivdep
   for (long l = 0; l < end - i; ++l) body(i + l, l);
-  (lanes.join(), ...);
+  (lanes.take(i, end - i), ...);
+}
+/// The same for streams alone, whose steps may begin anywhere: where lines of the first do.
+template <long L, class F, class First, class... Rest>
+TESSERA_FN void in_streams(long begin, long end, F body, First& first, Rest&... rest) {
+  for (long i = begin; i < end;) {
+    long n = first.before_line(i);
+    if (n == 0) {
+      for (; i + L <= end; i += L) {
+#pragma GCC ivdep
+        for (long l = 0; l < L; ++l) body(i + l, l);
+        first.take(i), (rest.take(i), ...);
+      }
+    }
+    if (n == 0 || n > end - i) n = end - i;
+#pragma GCC ivdep
+    for (long l = 0; l < n; ++l) body(i + l, l);
+    first.take(i, n), (rest.take(i, n), ...);
+    i += n;
+  }
 }
 /// Moves what sums over rows have collected on to double precision.
 template <class T>

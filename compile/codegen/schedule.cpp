@@ -6,6 +6,7 @@
 
 #include "compile/codegen/expressions.h"
 #include "compile/codegen/generate.h"
+#include "compile/codegen/streams.h"
 
 namespace tessera::compiler {
 namespace {
@@ -161,9 +162,10 @@ std::vector<int> loop_order(const Body& b, LoopMask inner, int vector) {
 
 class Scheduler {
  public:
-  Scheduler(const Body& body, int outer, bool may_block) : may_block_(may_block) {
+  Scheduler(const Body& body, int outer, bool may_block, int64_t streamed_from)
+      : may_block_(may_block), streamed_from_(streamed_from) {
     s_.body = body, s_.outer = outer;
-    s_.values.resize(body.instrs.size());
+    s_.values.resize(body.instrs.size()), s_.streamed.resize(body.stores.size());
     outer_ = s_.outer_mask(), inner_ = s_.inner_mask();
   }
 
@@ -259,7 +261,12 @@ class Scheduler {
       nest(p.stage, to & inner_).stores.push_back(k);
     else
       s_.row_stores.push_back(k);
+    s_.streamed[size_t(k)] = streams(s.to);
     return true;
+  }
+  bool streams(const Access& to) const {
+    return s_.loops() > 0 && to.strides.back() == 1 && s_.body.extents.back() >= kStreamedRow &&
+           s_.count(moving_loops(to)) * int64_t(size_of(to.dtype)) >= streamed_from_;
   }
   void feed_reductions() {
     for (size_t k = 0; k < s_.values.size(); ++k) {
@@ -301,7 +308,7 @@ class Scheduler {
         const Access& to = s_.body.stores[size_t(k)].to;
         const bool taken = std::ranges::any_of(s_.values, [&](auto& p) { return p.kept_in == k; });
         if (!taken && to.dtype == i.dtype && (moving_loops(to) & inner_) == (i.loops & inner_)) {
-          at(id).kept_in = k;
+          at(id).kept_in = k, s_.streamed[size_t(k)] = false;
           return;
         }
       }
@@ -385,19 +392,20 @@ class Scheduler {
 
   Schedule s_;
   const bool may_block_;
+  const int64_t streamed_from_;
   LoopMask outer_ = 0, inner_ = 0;
   std::vector<int> computed_in_;  // the first nest that computes a value
   std::vector<bool> seen_;        // by the nest that is being filled
   int64_t buffered_bytes_ = 0, total_bytes_ = 0;
 };
 
-std::optional<Schedule> schedule_with(const Body& body, LoopMask inner, int vector,
-                                      bool may_block) {
+std::optional<Schedule> schedule_with(const Body& body, LoopMask inner, int vector, bool may_block,
+                                      int64_t streamed_from) {
   std::vector<int> order = loop_order(body, inner, vector), to(order.size());
   for (size_t k = 0; k < order.size(); ++k) to[size_t(order[k])] = int(k);
   int outer = int(order.size()) - std::popcount(inner);
   Body b = merged(remap(body, to, order.size()), outer);
-  return Scheduler(b, outer, may_block).run();
+  return Scheduler(b, outer, may_block, streamed_from).run();
 }
 
 }  // namespace
@@ -423,17 +431,21 @@ int64_t chunk_scratch_bytes(const Schedule& s) {
 }
 int64_t scratch_bytes(const Schedule& s) { return chunk_scratch_bytes(s) * s.chunks(); }
 
-std::optional<Schedule> make_schedule(const Body& original) {
+std::optional<Schedule> make_schedule(const Body& original, int64_t streamed_from) {
   for (const Instr& i : original.instrs)  // u8 alone would need a cast through bool
     if (i.kind == InstrKind::kReduce && i.dtype == kU8 && i.reduce >= ReduceKind::kAny)
       return std::nullopt;
   Body body = without_single_loops(original);
-  if (body.extents.empty()) return Scheduler(body, 0, false).run();
+  if (body.extents.empty()) return Scheduler(body, 0, false, streamed_from).run();
   int vector = vector_loop(body);
   LoopMask inner = inner_loops(body, vector), all = (LoopMask(1) << body.extents.size()) - 1;
-  if (auto s = schedule_with(body, inner, vector, true)) return s;
-  if (auto s = schedule_with(body, inner, vector, false)) return s;
-  return count_loops(body, all) <= kSerial ? schedule_with(body, all, vector, false) : std::nullopt;
+  for (bool may_block : {true, false})
+    if (auto s = schedule_with(body, inner, vector, may_block, streamed_from)) return s;
+  if (count_loops(body, all) > kSerial) return std::nullopt;
+  return schedule_with(body, all, vector, false, streamed_from);
+}
+std::optional<Schedule> make_schedule(const Body& body) {
+  return make_schedule(body, streamed_from());
 }
 
 bool schedulable(const Body& body) { return make_schedule(body).has_value(); }

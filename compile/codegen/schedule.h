@@ -18,6 +18,8 @@ inline constexpr int kMaxLanes = 32;
 /// Where elements of one byte are read or written as well: GCC takes vectors of as many bytes as
 /// there are lanes for all that a loop does.
 inline constexpr int kMaxLanesOfBytes = 64;
+/// Elements of a row from which on its results are streamed.
+inline constexpr int64_t kStreamedRow = 64;
 /// Rows after which sums over rows move from single to double precision.
 inline constexpr int64_t kSumRows = 64;
 
@@ -56,6 +58,7 @@ struct Schedule {
   std::vector<Nest> nests;
   std::vector<int> row_stores, late_stores;
   std::vector<InstrId> row_reductions;  // that values of rows are fed to
+  std::vector<bool> streamed;           // results that are stored past the caches
   int64_t block = 0;  // > 0: rows are pieces of so many elements of the innermost loop
   int64_t rows = 1, chunk_rows = 1;
 
@@ -69,8 +72,10 @@ struct Schedule {
   const Placed& at(InstrId id) const { return values[size_t(id)]; }
 };
 
-/// Null when no order that generated code supports computes `body`.
-std::optional<Schedule> make_schedule(const Body& body);
+/// Null when no order that generated code supports computes `body`. Results of `streamed_from`
+/// bytes and more are streamed where their elements are neighbours.
+std::optional<Schedule> make_schedule(const Body& body, int64_t streamed_from);
+std::optional<Schedule> make_schedule(const Body& body);  // as compile/codegen/streams.h says
 
 /// Partial results of reductions over rows: bytes of one chunk, of all, and where in the bytes of
 /// its chunk a reduction has its own.

@@ -39,6 +39,9 @@ constexpr Variable kTable[] = {
     {"TESSERA_COMPILE_CACHE", "", "folder of compiled kernels; default is ~/.cache/tessera"},
     {"TESSERA_COMPILE_DUMP", "",
      "folder to which graphs and sources of generated kernels are written"},
+    {"TESSERA_COMPILE_STREAM", "",
+     "bytes from which on generated code stores a result past the caches; default is the size of "
+     "the last one"},
     {"TESSERA_TEST_DATA", "", "folder of the data sets that some tests read"},
     {"OMP_NUM_THREADS", "", "threads of CPU kernels per process (tlaunch sets it when unset)"},
 };

@@ -116,11 +116,16 @@ void copy_base(char* to, const char* from, int64_t n) { copy_loop<Int128>(to, fr
 [[gnu::target("avx512f")]] void copy_v4(char* to, const char* from, int64_t n) {
   copy_loop<Int512>(to, from, n);
 }
-void stream_copy(char* to, const char* from, int64_t n) {
+void stream_base(char* to, const char* from, int64_t n) {
   for (int64_t i = 0; i + 64 <= n; i += 64)
     for (int64_t k = 0; k < 64; k += 16)
       _mm_stream_si128(reinterpret_cast<__m128i*>(to + i + k),
                        *reinterpret_cast<const __m128i*>(from + i + k));
+  _mm_sfence();
+}
+[[gnu::target("avx512f")]] void stream_v4(char* to, const char* from, int64_t n) {
+  for (int64_t i = 0; i + 64 <= n; i += 64)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_load_si512(from + i));
   _mm_sfence();
 }
 #endif
@@ -128,7 +133,8 @@ void stream_copy(char* to, const char* from, int64_t n) {
 using MemoryLoop = void (*)(char*, const char*, int64_t);
 MemoryLoop memory_loop(Traffic traffic) {
 #ifdef __x86_64__
-  if (traffic == Traffic::kStreamingCopy) return stream_copy;
+  if (traffic == Traffic::kStreamingCopy)
+    return cpu::current_isa() == cpu::Isa::kV4 ? stream_v4 : stream_base;
   if (cpu::current_isa() == cpu::Isa::kV4) return traffic == Traffic::kRead ? read_v4 : copy_v4;
   if (cpu::current_isa() == cpu::Isa::kV3) return traffic == Traffic::kRead ? read_v3 : copy_v3;
 #endif
@@ -179,6 +185,10 @@ double measure_bandwidth(Traffic traffic, int64_t bytes) {
     best = std::max(best, double(n * rounds) * (traffic == Traffic::kRead ? 1 : 2) / w.seconds());
   }
   return best;
+}
+
+void copy_memory(Traffic traffic, char* to, const char* from, int64_t n) {
+  memory_loop(traffic)(to, from, n);
 }
 
 std::vector<Level> memory_levels(int cores) {

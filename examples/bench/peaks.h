@@ -20,6 +20,9 @@ enum class Traffic { kRead, kCopy, kStreamingCopy };  // streaming: stores that 
 /// copy).
 double measure_bandwidth(Traffic traffic, int64_t bytes);
 
+/// Copies `n` bytes, a multiple of 256, between addresses that are multiples of 64.
+void copy_memory(Traffic traffic, char* to, const char* from, int64_t n);
+
 /// A level of memory and how much of it a measure uses, so that it stays in that level.
 struct Level {
   std::string name;  // L1, L2, L3, DRAM

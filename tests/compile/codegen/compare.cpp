@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 
@@ -72,6 +73,11 @@ const std::string& kernel_cache() {
   static const std::string path = folder.str();
   return path;
 }
+
+StreamedFrom::StreamedFrom(int64_t bytes) {
+  ::setenv("TESSERA_COMPILE_STREAM", std::to_string(bytes).c_str(), 1);
+}
+StreamedFrom::~StreamedFrom() { ::unsetenv("TESSERA_COMPILE_STREAM"); }
 
 Tensor operand_of(const Body& body, size_t k, uint64_t seed) {
   const Access& a = body.operands[k];

@@ -15,6 +15,14 @@ using compiler::Body;
 /// The folder that tests compile into: fresh for each process, removed at its end.
 const std::string& kernel_cache();
 
+/// While it lives, results of so many bytes and more are streamed.
+class StreamedFrom {
+ public:
+  explicit StreamedFrom(int64_t bytes);
+  ~StreamedFrom();
+  StreamedFrom(const StreamedFrom&) = delete;
+};
+
 /// Memory for operand k of `body`, filled with numbers that suit its dtype.
 Tensor operand_of(const Body& body, size_t k, uint64_t seed);
 /// Memory for result k, filled with a pattern.

@@ -171,6 +171,11 @@ std::vector<Body> random_bodies(size_t count) {
 
 TEST(Fuzz, RandomBodies) { compare_with_interpreter(random_bodies(120), 1e-4); }
 
+TEST(Fuzz, RandomBodiesWithAllResultsStreamed) {
+  StreamedFrom all(0);
+  compare_with_interpreter(random_bodies(120), 1e-4);
+}
+
 TEST(Fuzz, CudaTextOfRandomBodies) {
   EXPECT_GT(compare_cuda_on_one_thread(random_bodies(60), 1e-4), 20);
 }

@@ -1,0 +1,123 @@
+// Results that are stored past the caches: the same bits as with ordinary stores, wherever they
+// begin, and only where they are large.
+#include "compile/codegen/streams.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/core.h"
+#include "tests/compile/codegen/compare.h"
+
+namespace tessera::test {
+
+using namespace compiler;
+namespace {
+
+// One nest with results of different widths, each with another position in its line.
+Body results_of_many_dtypes(int64_t rows, int64_t n) {
+  BodyBuilder b({rows, n});
+  InstrId x = b.load(3), y = b.op("mul", {x, b.constant(1.5)});
+  b.store(y);
+  for (DType t : {kF64, kBF16, kF16, kI64, kI32, kU8}) b.store(b.cast(y, t));
+  b.store(b.op("gt", {x, b.constant(0.0)}, true));
+  return b.body;
+}
+
+// A result of the nest that sums beside one of a later nest.
+Body residual_norm_body(int64_t rows, int64_t n) {
+  BodyBuilder b({rows, n});
+  InstrId x = b.op("add", {b.load(3), b.load(3)});
+  b.store(x);
+  b.store(b.op("mul", {x, b.op("rsqrt", {b.sum(b.op("square", {x}), 2)})}));
+  return b.body;
+}
+
+std::vector<Body> bodies() {
+  std::vector<Body> list;
+  for (int64_t n : {64, 100, 5000})
+    for (int64_t rows : {1, 70}) {
+      list.push_back(layer_norm_body(rows, n));
+      list.push_back(layer_norm_grad_body(rows, n));
+      list.push_back(residual_norm_body(rows, n));
+      list.push_back(bias_gelu_body(rows, n, kBF16));
+      list.push_back(results_of_many_dtypes(rows, n));
+    }
+  list.push_back(adamw_body(100001));
+  return list;
+}
+
+bool streams(const Body& body) {
+  return print_cpp(body, "kernel").find("Streamed<") != std::string::npos;
+}
+
+// What `kernel` writes to results that begin `shift` elements behind a line, and what is around it.
+Tensors results_at(const Body& body, const KernelCode& code, int64_t shift) {
+  Tensors kept, results;
+  std::vector<char*> p;
+  for (size_t k = 0; k < body.operands.size(); ++k) {
+    kept.push_back(operand_of(body, k, 1));
+    p.push_back(static_cast<char*>(kept.back().raw()));
+  }
+  for (const Store& s : body.stores) {
+    const int64_t element = int64_t(size_of(s.to.dtype)), reach = numel(meta_of(body, s.to).shape);
+    Tensor all = empty({(reach + 256) * element}, kU8);
+    std::memset(all.raw(), 0x5a, all.nbytes());
+    results.push_back(all);
+    p.push_back(static_cast<char*>(all.raw()) + (64 + shift) * element);
+  }
+  Tensor scratch = empty({int64_t(code.scratch_bytes) + 64}, kU8);
+  run_code(code, p.data(), static_cast<char*>(scratch.raw()));
+  return results;
+}
+
+std::vector<Ref<const LoadedKernel>> compiled(const std::vector<Body>& list) {
+  std::vector<Ref<const Fused>> fused;
+  std::vector<const Fused*> kernels;
+  for (const Body& b : list) {
+    fused.push_back(make_ref<const Fused>("test", b, results_of(b)));
+    kernels.push_back(fused.back().get());
+  }
+  return generate(kernels, {.cache_dir = kernel_cache()});
+}
+
+TEST(Streams, EqualTheInterpreter) {
+  StreamedFrom all(0);
+  for (const Body& b : bodies()) EXPECT_TRUE(streams(b)) << to_string(b);
+  compare_with_interpreter(bodies());
+}
+
+TEST(Streams, SameBitsAsOrdinaryStoresWhereverResultsBegin) {
+  const std::vector<Body> list = bodies();
+  auto ordinary = compiled(list);
+  StreamedFrom all(0);
+  auto streamed = compiled(list);
+  for (size_t n = 0; n < list.size(); ++n)
+    for (int64_t shift : {0, 1, 5, 16, 31}) {
+      Tensors expected = results_at(list[n], ordinary[n]->code, shift);
+      Tensors got = results_at(list[n], streamed[n]->code, shift);
+      for (size_t k = 0; k < got.size(); ++k)
+        EXPECT_EQ(std::memcmp(got[k].raw(), expected[k].raw(), got[k].nbytes()), 0)
+            << "result " << k << ", shift " << shift << "\n"
+            << to_string(list[n]);
+    }
+}
+
+TEST(Streams, OnlyLargeResultsWhoseElementsAreNeighbours) {
+  EXPECT_GE(streamed_from(), int64_t(1) << 18);  // no last-level cache is smaller
+  EXPECT_FALSE(streams(bias_gelu_body(16, 64)));
+  const int64_t bytes = 16 * 64 * 4;
+  {
+    StreamedFrom larger(bytes + 1);
+    EXPECT_FALSE(streams(bias_gelu_body(16, 64)));
+  }
+  StreamedFrom from(bytes);
+  EXPECT_TRUE(streams(bias_gelu_body(16, 64)));
+  EXPECT_FALSE(streams(bias_gelu_body(32, 33)));  // its rows are short
+  BodyBuilder b({32, 64});
+  b.store(b.op("exp", {b.load(3)}), {kF32, {128, 2}});
+  EXPECT_FALSE(streams(b.body));
+  EXPECT_FALSE(streams(softmax_body(16, 64)));  // its rows keep exponentials
+}
+
+}  // namespace
+}  // namespace tessera::test
