@@ -2,6 +2,7 @@
 #pragma once
 #include "core/nn/attention.h"    // IWYU pragma: export
 #include "core/nn/containers.h"   // IWYU pragma: export
+#include "core/nn/conv_layers.h"  // IWYU pragma: export
 #include "core/nn/init.h"         // IWYU pragma: export
 #include "core/nn/layers.h"       // IWYU pragma: export
 #include "core/nn/loss.h"         // IWYU pragma: export

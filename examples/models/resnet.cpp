@@ -1,0 +1,152 @@
+#include "examples/models/resnet.h"
+
+#include <cmath>
+
+#include "core/ops/fused.h"
+#include "core/ops/views.h"
+#include "examples/models/options.h"
+
+namespace tessera::models {
+namespace {
+
+using Conv = std::shared_ptr<nn::Conv2d>;
+using Norm = std::shared_ptr<nn::BatchNorm2d>;
+
+// Normal with variance 2 / fan_out.
+void reset_conv(nn::Conv2d& conv, const nn::InitKeys& keys) {
+  nn::normal_(conv.weight, 0, std::sqrt(2.0 / double(nn::fans_of(conv.weight.shape()).out)),
+              keys.key("weight"));
+}
+
+Conv conv(int64_t in, int64_t out, int64_t kernel, int64_t stride) {
+  return nn::conv2d({.in = in,
+                     .out = out,
+                     .kernel = kernel,
+                     .stride = stride,
+                     .padding = kernel / 2,
+                     .bias = false});
+}
+Norm norm(int64_t channels) { return nn::batch_norm2d({.channels = channels}); }
+
+// x + f(x), where f is two 3 x 3 convolutions, or a bottleneck: 1 x 1, 3 x 3, 1 x 1 to four times
+// as many channels. Where shapes change, x goes through a 1 x 1 of its own.
+class Block final : public nn::Module {
+ public:
+  Block(int64_t in, int64_t width, int64_t stride, bool bottleneck) {
+    const int64_t out = bottleneck ? 4 * width : width;
+    if (bottleneck) {
+      add(conv(in, width, 1, 1), width);
+      add(conv(width, width, 3, stride), width);
+      add(conv(width, out, 1, 1), out);
+    } else {
+      add(conv(in, width, 3, stride), width);
+      add(conv(width, out, 3, 1), out);
+    }
+    if (stride != 1 || in != out)
+      downsample_ =
+          register_module("downsample", nn::sequential(conv(in, out, 1, stride), norm(out)));
+    draw();
+  }
+  std::string type_name() const override {
+    return convs_.size() == 3 ? "Bottleneck" : "BasicBlock";
+  }
+  void reset(const nn::InitKeys& keys) override {
+    reset_children(keys);
+    for (size_t i = 0; i < convs_.size(); ++i)
+      reset_conv(*convs_[i], keys.child(fmt::format("conv{}", i + 1)));
+    if (downsample_)
+      reset_conv(static_cast<nn::Conv2d&>(*(*downsample_)[0]), keys.child("downsample").child("0"));
+  }
+
+ protected:
+  Tensor compute(Tensor x) override {
+    Tensor y = x;
+    for (size_t i = 0; i < convs_.size(); ++i) {
+      if (i) y = relu(std::move(y));
+      y = norms_[i]->forward(convs_[i]->forward(std::move(y)));
+    }
+    return relu(std::move(y) + (downsample_ ? downsample_->forward(x) : x));
+  }
+
+ private:
+  void add(Conv conv, int64_t channels) {
+    const size_t number = convs_.size() + 1;
+    convs_.push_back(register_module(fmt::format("conv{}", number), std::move(conv)));
+    norms_.push_back(register_module(fmt::format("bn{}", number), norm(channels)));
+  }
+  std::vector<Conv> convs_;
+  std::vector<Norm> norms_;
+  nn::SequentialPtr downsample_;
+};
+
+std::vector<int64_t> blocks_of(int64_t depth) {
+  switch (depth) {
+    case 18: return {2, 2, 2, 2};
+    case 34:
+    case 50: return {3, 4, 6, 3};
+    case 101: return {3, 4, 23, 3};
+    case 152: return {3, 8, 36, 3};
+    default:
+      throw UserError(fmt::format("resnet: depth={}; there are 18, 34, 50, 101, 152", depth));
+  }
+}
+
+}  // namespace
+
+void set_option(ResNetOptions& o, std::string_view key, std::string_view value) {
+  set_field("resnet",
+            {{"depth", &o.depth},
+             {"classes", &o.classes},
+             {"width", &o.width},
+             {"small_images", &o.small_images}},
+            key, value);
+}
+
+ResNet::ResNet(const ResNetOptions& o) : options(o) {
+  const std::vector<int64_t> blocks = blocks_of(o.depth);
+  TESSERA_CHECK(o.classes > 0 && o.width > 0, "resnet: classes={} and width={} must be positive",
+                o.classes, o.width);
+  const bool bottleneck = o.depth >= 50;
+  conv1_ =
+      register_module("conv1", o.small_images ? conv(3, o.width, 3, 1) : conv(3, o.width, 7, 2));
+  bn1_ = register_module("bn1", norm(o.width));
+  int64_t channels = o.width;
+  for (size_t s = 0; s < blocks.size(); ++s) {
+    const int64_t width = o.width << s;
+    auto stage = nn::sequential();
+    for (int64_t b = 0; b < blocks[s]; ++b) {
+      stage->push_back(
+          std::make_shared<Block>(channels, width, s > 0 && b == 0 ? 2 : 1, bottleneck));
+      channels = bottleneck ? 4 * width : width;
+    }
+    stages_.push_back(register_module(fmt::format("layer{}", s + 1), stage));
+  }
+  fc_ = register_module("fc", nn::linear(channels, o.classes));
+  draw();
+}
+
+void ResNet::reset(const nn::InitKeys& keys) {
+  reset_children(keys);
+  reset_conv(*conv1_, keys.child("conv1"));
+}
+
+Tensor ResNet::compute(Tensor x) {
+  TESSERA_CHECK_AS(ShapeError, x.ndim() == 4 && x.size(1) == 3,
+                   "resnet: x is {}; expected images [B, 3, H, W]", tessera::describe(x));
+  x = relu(bn1_->forward(conv1_->forward(std::move(x))));
+  if (!options.small_images) x = max_pool2d(x, 3, {.stride = 2, .padding = 1});
+  for (const nn::SequentialPtr& stage : stages_) x = stage->forward(std::move(x));
+  return fc_->forward(flatten(adaptive_avg_pool2d(x, 1), 1));
+}
+
+Tensor ResNet::loss(const Tensor& x, const Tensor& targets) {
+  Tensor y = forward(x);
+  nn::Scope scope("loss");
+  return cross_entropy(y, targets);
+}
+
+std::shared_ptr<ResNet> resnet(const ResNetOptions& options) {
+  return std::make_shared<ResNet>(options);
+}
+
+}  // namespace tessera::models
