@@ -34,4 +34,13 @@ Isa current_isa() {
   return chosen;
 }
 
+bool has_bf16_dot() {
+#ifdef __x86_64__
+  static const bool has = current_isa() == Isa::kV4 && __builtin_cpu_supports("avx512bf16");
+  return has;
+#else
+  return false;
+#endif
+}
+
 }  // namespace tessera::cpu

@@ -10,6 +10,8 @@ enum class Isa { kBase, kV3, kV4 };
 
 /// The set in use: the best this CPU has, or TESSERA_ISA (throws UserError when the CPU lacks it).
 Isa current_isa();
+/// Products of bf16 with f32 sums as instructions (AVX512-BF16), and v4 is the set in use.
+bool has_bf16_dot();
 std::string_view isa_name(Isa isa);
 
 }  // namespace tessera::cpu

@@ -111,19 +111,103 @@ void backward(const AttentionAttributes& a, In in, Out out) {
       });
 }
 
-// 16-bit floats are computed in f32 around whole tensors.
+// ---- 16-bit floats: a head at a time is widened to f32, where it stays in a cache.
+
+// The rows of head (b, h) of a [B, H, T, W] tensor.
+struct Rows {
+  char* first;
+  int64_t bytes, count, width, step;  // bytes of an element; elements between rows
+  Rows(const Tensor& t, const void* data, int64_t b, int64_t h)
+      : first(const_cast<char*>(static_cast<const char*>(data))),
+        bytes(int64_t(size_of(t.dtype()))),
+        count(t.size(2)),
+        width(t.size(3)),
+        step(t.strides()[2]) {
+    first += (b * t.strides()[0] + h * t.strides()[1]) * bytes;
+    if (step == width) width *= count, count = 1;
+  }
+};
+void widen_rows(const Tensor& t, int64_t b, int64_t h, float* to) {
+  const Rows r(t, t.raw_values(), b, h);
+  const ConvertLoop convert = convert_loop(t.dtype(), kF32);
+  for (int64_t i = 0; i < r.count; ++i)
+    convert(reinterpret_cast<char*>(to + i * r.width), 4, r.first + i * r.step * r.bytes, r.bytes,
+            r.width);
+}
+void narrow_rows(const float* from, const Tensor& t, int64_t b, int64_t h) {
+  const Rows r(t, t.raw(), b, h);
+  const ConvertLoop convert = convert_loop(kF32, t.dtype());
+  for (int64_t i = 0; i < r.count; ++i)
+    convert(r.first + i * r.step * r.bytes, r.bytes,
+            reinterpret_cast<const char*>(from + i * r.width), 4, r.width);
+}
+
+int64_t head_size(const Tensor& t) { return t.size(2) * t.size(3); }
+
+// compute(b, h, scratch of `elements` floats, scratch of the kernel) for every head of q.
+template <class Compute>
+void for_each_wide_head(const AttentionHead& shape, const Tensor& q, int64_t elements,
+                        const Compute& compute) {
+  const int64_t heads = q.size(1), work = fns<float>().workspace(shape);
+  parallel_for(q.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
+    Tensor wide = empty({elements}), scratch = empty({work});
+    for (int64_t i = begin; i < end; ++i)
+      compute(i / heads, i % heads, wide.data<float>(), scratch.data<float>());
+  });
+}
+
+AttentionHead dense_head(const AttentionAttributes& a, const Tensor& q, const Tensor& v) {
+  const int64_t d = q.size(3), e = v.size(3);
+  return {q.size(2), v.size(2), d, e, a.scale, a.causal, d, d, e, e, e, d, d, e};
+}
+
+void forward_16(const AttentionAttributes& a, In in, Out out) {
+  const Tensor q = dense_rows(in[0]), k = dense_rows(in[1]), v = dense_rows(in[2]);
+  const AttentionHead shape = dense_head(a, q, v);
+  const int64_t elements = head_size(q) + head_size(k) + head_size(v) + head_size(out[0]);
+  for_each_wide_head(shape, q, elements, [&](int64_t b, int64_t h, float* wide, float* scratch) {
+    float *wq = wide, *wk = wq + head_size(q), *wv = wk + head_size(k), *wo = wv + head_size(v);
+    widen_rows(q, b, h, wq), widen_rows(k, b, h, wk), widen_rows(v, b, h, wv);
+    const AttentionIn<float> head{wq, wk, wv};
+    fns<float>().forward(shape, head, head, wo, out_head<float>(out[1], b, h), scratch);
+    narrow_rows(wo, out[0], b, h);
+  });
+}
+
+void backward_16(const AttentionAttributes& a, In in, Out out) {
+  const Tensor lse = converted(in[5], kF32);
+  Tensors from;  // g, q, k, v, out
+  int64_t elements = 0;
+  for (int i = 0; i < 5; ++i)
+    from.push_back(dense_rows(in[size_t(i)])), elements += head_size(from.back());
+  for (const Tensor& t : out) elements += head_size(t);
+  const Tensor& q = from[1];
+  const AttentionHead shape = dense_head(a, q, from[3]);
+  for_each_wide_head(shape, q, elements, [&](int64_t b, int64_t h, float* wide, float* scratch) {
+    float* at[8];
+    for (size_t i = 0; i < 8; ++i) {
+      const Tensor& t = i < 5 ? from[i] : out[i - 5];
+      at[i] = wide, wide += head_size(t);
+      if (i < 5) widen_rows(t, b, h, at[i]);
+    }
+    const AttentionIn<float> reads{at[1], at[2], at[3], at[0], at[4], head<float>(lse, b, h)};
+    fns<float>().backward(shape, reads, reads, at[5], at[6], at[7], scratch);
+    for (size_t i = 0; i < 3; ++i) narrow_rows(at[5 + i], out[i], b, h);
+  });
+}
+
 void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const AttentionAttributes&>(prim);
   if (in[0].dtype() == kF64) return forward<double>(a, in, out);
   if (in[0].dtype() == kF32) return forward<float>(a, in, out);
-  through_f32(in, out, in[0].dtype(), [&](In i, Out o) { forward<float>(a, i, o); });
+  forward_16(a, in, out);
 }
 
 void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const AttentionAttributes&>(prim);
   if (in[1].dtype() == kF64) return backward<double>(a, in, out);
   if (in[1].dtype() == kF32) return backward<float>(a, in, out);
-  through_f32(in, out, in[1].dtype(), [&](In i, Out o) { backward<float>(a, i, o); });
+  backward_16(a, in, out);
 }
 
 }  // namespace

@@ -6,6 +6,8 @@
 #include "core/backend/cpu/gemm.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
+#include "core/base/isa.h"
+#include "core/base/log.h"
 #include "core/dispatch/copy.h"
 #include "core/ops/attributes.h"
 
@@ -214,10 +216,25 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
     run_gemm(d.g, left.raw_values(), right.raw_values(), c.raw(), work.data);
 }
 
+// The library computes bf16 by instructions for it, or hardly at all: said once, since the same
+// program is then several times as slow.
+bool bf16_products() {
+  static const bool by_instruction = [] {
+    if (has_bf16_dot())
+      log::info("products of bf16: by the CPU's bf16 dot instructions, summed in f32");
+    else
+      log::warn(
+          "products of bf16: converted to f32 first; this CPU (or TESSERA_ISA) has no bf16 dot "
+          "instructions, so bf16 saves memory and no time");
+    return has_bf16_dot();
+  }();
+  return by_instruction;
+}
+
 // True when `t` is computed as it is: 16-bit floats may go through f32, integers through f64 (exact
 // below 2^53).
 bool computed_in(const ContractAttributes& s, DType t) {
-  return t == kF32 || t == kF64 || (t == kBF16 && !s.leaves);
+  return t == kF32 || t == kF64 || (t == kBF16 && !s.leaves && bf16_products());
 }
 
 void plan_contract(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out,
