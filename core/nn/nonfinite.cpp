@@ -1,0 +1,121 @@
+#include "core/nn/nonfinite.h"
+
+#include <cmath>
+
+#include "core/autograd/graph.h"
+#include "core/dispatch/call.h"
+#include "core/dispatch/copy.h"
+#include "core/nn/scope.h"
+
+namespace tessera::nn {
+namespace {
+
+template <class T>
+void look_at(const T* values, int64_t n, bool& nan, bool& infinity) {
+  for (int64_t i = 0; i < n; ++i) {
+    nan |= std::isnan(values[i]);
+    infinity |= std::isinf(values[i]);
+  }
+}
+
+// 16-bit floats: all bits of the exponent are set, and the rest says which of the two.
+void look_at_bits(const uint16_t* values, int64_t n, uint16_t exponent, bool& nan, bool& infinity) {
+  for (int64_t i = 0; i < n; ++i) {
+    const bool special = (values[i] & exponent) == exponent,
+               rest = (values[i] & 0x7fff & ~exponent) != 0;
+    nan |= special && rest;
+    infinity |= special && !rest;
+  }
+}
+
+Backend* instead_of_none(Backend* own) {
+  TESSERA_CHECK(!context().backend, "nonfinite: this thread runs another backend already");
+  return own;
+}
+
+}  // namespace
+
+NonFiniteSearch::NonFiniteSearch() : on_(context().backend, instead_of_none(this)) {}
+
+NonFiniteSearch::Seen NonFiniteSearch::look(std::span<const Tensor> tensors) {
+  Seen seen;
+  for (const Tensor& given : tensors) {
+    if (!is_floating(given.dtype()) || !given.storage() || given.device().is_meta()) continue;
+    given.storage()->wait_ready();
+    const Tensor t = given.is_contiguous() ? given : dense_copy(given);
+    const void* values = t.raw_values();
+    const int64_t n = t.numel();
+    switch (t.dtype()) {
+      case kF32: look_at(static_cast<const float*>(values), n, seen.nan, seen.infinity); break;
+      case kF64: look_at(static_cast<const double*>(values), n, seen.nan, seen.infinity); break;
+      default:
+        look_at_bits(static_cast<const uint16_t*>(values), n, t.dtype() == kF16 ? 0x7c00 : 0x7f80,
+                     seen.nan, seen.infinity);
+    }
+  }
+  return seen;
+}
+
+// Ops of a vjp belong to the module of the op that they differentiate: the first one that ran after
+// that op's node was made.
+std::string NonFiniteSearch::scope_here() {
+  if (uint64_t visited = context().grad_node) {
+    auto it = scope_of_node_.upper_bound(visited);
+    return it == scope_of_node_.begin() ? "" : std::prev(it)->second;
+  }
+  std::string scope = Scope::current();
+  scope_of_node_.try_emplace(GradNode::last_number(), scope);
+  return scope;
+}
+
+NonFiniteSearch::Finding NonFiniteSearch::finding(const Primitive& prim, std::string operands) {
+  return {std::string(prim.name()), std::move(operands), scope_here(), context().phase};
+}
+
+// Kernels may write over their operands, so those are looked at before.
+template <class Run>
+void NonFiniteSearch::watch(const Primitive& prim, Inputs in, Run run) {
+  scope_here();
+  const Seen before = look(in);
+  std::string operands = describe(metas_of(in));
+  if (before.nan && !nan_ && !given_) given_ = finding(prim, operands);
+  const Seen after = look(run());
+  if (in.empty() || before.nan) return;
+  if (after.nan && !nan_ && !given_) nan_ = finding(prim, operands);
+  if (after.infinity && !before.infinity && !infinity_) infinity_ = finding(prim, operands);
+}
+
+Tensors NonFiniteSearch::run(const PrimRef& prim, Inputs in) {
+  if (prim->is_view()) return eager_backend().run(prim, in);
+  Tensors out;
+  watch(*prim, in, [&] {
+    out = eager_backend().run(prim, in);
+    return std::span<const Tensor>(out);
+  });
+  return out;
+}
+
+void NonFiniteSearch::assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
+  watch(*prim, in, [&] {
+    eager_backend().assign(dst, prim, in);
+    return dst;
+  });
+}
+
+std::string NonFiniteSearch::story() const {
+  auto place = [](const Finding& f) {
+    return fmt::format("{} of {} in {} ({})", f.op, f.operands,
+                       f.scope.empty() ? "no module" : f.scope, name_of(f.phase));
+  };
+  std::string text;
+  if (given_)
+    text = fmt::format("a NaN that no op of this rank made was an operand of {}", place(*given_));
+  else if (nan_)
+    text = fmt::format("{} made the first NaN", place(*nan_));
+  if (infinity_ && !given_)
+    text +=
+        fmt::format("{}{} made the first infinity", text.empty() ? "" : ", ", place(*infinity_));
+  return text;
+}
+
+}  // namespace tessera::nn

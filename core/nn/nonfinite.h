@@ -1,0 +1,52 @@
+// Where a NaN comes from: while a NonFiniteSearch lives, the operands and results of every op of
+// its thread are looked at. Meant for a second run of a step that went wrong: it costs several
+// passes over all values. Invariant: results are those of the eager backend, and nothing is thrown
+// for what is found, so that ranks which find nothing are not left alone in a collective.
+#pragma once
+#include <map>
+#include <optional>
+#include <string>
+
+#include "core/dispatch/context.h"
+
+namespace tessera::nn {
+
+class NonFiniteSearch final : public Backend {
+ public:
+  /// Throws UserError where another backend runs (a recording).
+  NonFiniteSearch();
+
+  struct Finding {
+    std::string op, operands, scope;  // "exp", "f32[2, 3]", "h.0.mlp"
+    Phase phase = Phase::kForward;
+  };
+  /// The first op that made a NaN of operands without any.
+  const std::optional<Finding>& first_nan() const { return nan_; }
+  /// The first op that made an infinity of finite operands; constants are none.
+  const std::optional<Finding>& first_infinity() const { return infinity_; }
+  /// The first op that was given a NaN which no op had made: a parameter or an input holds it, or
+  /// another rank sent it.
+  const std::optional<Finding>& given_nan() const { return given_; }
+  /// What was found, in the words of an error; "" when nothing was.
+  std::string story() const;
+
+  // Backend:
+  Tensors run(const PrimRef& prim, Inputs in) override;
+  void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
+
+ private:
+  struct Seen {
+    bool nan = false, infinity = false;
+  };
+  static Seen look(std::span<const Tensor> tensors);
+  Finding finding(const Primitive& prim, std::string operands);
+  std::string scope_here();
+  template <class Run>
+  void watch(const Primitive& prim, Inputs in, Run run);
+
+  std::optional<Finding> nan_, infinity_, given_;
+  std::map<uint64_t, std::string> scope_of_node_;  // of the op recorded by autograd node n
+  Scoped<Backend*> on_;
+};
+
+}  // namespace tessera::nn

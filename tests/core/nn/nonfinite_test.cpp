@@ -1,0 +1,110 @@
+// The search for the op that makes the first NaN or infinity of a step.
+#include "core/nn/nonfinite.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "core/autograd/autograd.h"
+#include "core/nn/nn.h"
+#include "core/ops/create.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+
+namespace tessera::nn {
+namespace {
+
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+// A module whose op can be chosen.
+struct Apply final : Module {
+  explicit Apply(std::function<Tensor(const Tensor&)> f) : f(std::move(f)) {}
+  std::function<Tensor(const Tensor&)> f;
+
+ protected:
+  Tensor compute(Tensor x) override { return f(x); }
+};
+struct Net final : Module {
+  explicit Net(std::function<Tensor(const Tensor&)> f) {
+    first = register_module("first", linear(3, 3));
+    middle = register_module("middle", std::make_shared<Apply>(std::move(f)));
+    draw();
+  }
+  void reset(const InitKeys&) override {
+    for (const Tensor& p : parameters()) ones_(p);
+  }
+  LinearPtr first;
+  std::shared_ptr<Apply> middle;
+
+ protected:
+  Tensor compute(Tensor x) override { return (*middle)((*first)(x)); }
+};
+
+TEST(NonFiniteSearch, NamesTheOpAndItsModule) {
+  Net net([](const Tensor& x) { return log(x - 10.0); });
+  NonFiniteSearch search;
+  Tensor loss = sum(net.forward(ones({2, 3})));
+  ASSERT_TRUE(search.first_nan());
+  EXPECT_EQ(search.first_nan()->op, "log");
+  EXPECT_EQ(search.first_nan()->scope, "middle");
+  EXPECT_EQ(search.first_nan()->operands, "f32[2, 3]");
+  EXPECT_FALSE(search.first_infinity());
+  EXPECT_EQ(search.story(), "log of f32[2, 3] in middle (forward) made the first NaN");
+}
+
+TEST(NonFiniteSearch, AnInfinityThatBecomesNaN) {
+  Net net([](const Tensor& x) {
+    Tensor y = exp(x * 100.0);
+    return y - y;
+  });
+  NonFiniteSearch search;
+  net.forward(ones({1, 3}));
+  EXPECT_EQ(search.story(),
+            "sub of f32[1, 3], f32[1, 3] in middle (forward) made the first NaN, exp of f32[1, 3] "
+            "in middle (forward) made the first infinity");
+}
+
+// sqrt is finite at zero, its derivative is not.
+TEST(NonFiniteSearch, OpsOfBackwardBelongToTheModuleOfTheirOp) {
+  Net net([](const Tensor& x) { return sqrt(x - x); });
+  NonFiniteSearch search;
+  backward(sum(net.forward(ones({1, 3}))));
+  ASSERT_TRUE(search.first_infinity() || search.first_nan()) << search.story();
+  const auto& found = search.first_infinity() ? search.first_infinity() : search.first_nan();
+  EXPECT_EQ(found->scope, "middle");
+  EXPECT_EQ(found->phase, Phase::kBackward);
+}
+
+TEST(NonFiniteSearch, WhatWasThereBefore) {
+  Net net([](const Tensor& x) { return x; });
+  net.parameters()[0].detach().data<float>()[4] = std::numeric_limits<float>::quiet_NaN();
+  NonFiniteSearch search;
+  net.forward(ones({1, 3}));
+  ASSERT_TRUE(search.given_nan());
+  EXPECT_EQ(search.given_nan()->scope, "first");
+  EXPECT_FALSE(search.first_nan());
+  EXPECT_NE(search.story().find("no op of this rank made"), std::string::npos);
+}
+
+TEST(NonFiniteSearch, HalvesOverflowAndMasksDoNot) {
+  NonFiniteSearch search;
+  Tensor x = full({4}, 60000.0).to(kF16);
+  Tensor low = scalar_tensor(-kInf, kF32);
+  Tensor masked = where(gt(ones({4}), 2.0), x.to(kF32), low);
+  EXPECT_EQ(search.story(), "") << "a constant is no accident";
+  Tensor y = x + x;
+  ASSERT_TRUE(search.first_infinity());
+  EXPECT_EQ(search.first_infinity()->op, "add");
+  EXPECT_FALSE(search.first_nan());
+}
+
+TEST(NonFiniteSearch, NothingIsFoundInASoundStep) {
+  Net net([](const Tensor& x) { return gelu(x); });
+  NonFiniteSearch search;
+  backward(sum(net.forward(ones({2, 3}))));
+  EXPECT_EQ(search.story(), "");
+  EXPECT_THROW(NonFiniteSearch again, UserError) << "they do not nest";
+}
+
+}  // namespace
+}  // namespace tessera::nn
