@@ -42,7 +42,8 @@ void add_context(CallKey& key) {
   const void* generator = default_generator().state().storage().get();
   key.add(uint64_t(c.enabled) | uint64_t(c.forced) << 8 | uint64_t(c.inference) << 16 |
           uint64_t(c.default_dtype) << 24 | uint64_t(c.replicate_plain) << 32 |
-          uint64_t(c.communication) << 40 | uint64_t(c.exact_contraction) << 48);
+          uint64_t(c.communication) << 40 | uint64_t(c.exact_contraction) << 48 |
+          uint64_t(c.autocast) << 56);
   key.add(uint64_t(reinterpret_cast<uintptr_t>(generator)));
 }
 

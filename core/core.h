@@ -1,6 +1,7 @@
 // Everything of the core that a training program writes with. Library code includes what it uses
 // instead.
 #pragma once
+#include "core/autograd/autocast.h"  // IWYU pragma: export
 #include "core/autograd/autograd.h"  // IWYU pragma: export
 #include "core/nn/nn.h"              // IWYU pragma: export
 #include "core/ops/compose.h"        // IWYU pragma: export

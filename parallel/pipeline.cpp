@@ -342,15 +342,17 @@ Tensor Pipeline::evaluate(std::span<const MicroBatch> batch, const StageLoss& lo
   return run(batch, loss, false);
 }
 
-optim::Clip Pipeline::clip_grad_norm(double max_norm) const {
+optim::Clip Pipeline::clip_grad_norm(double max_norm, const Tensor& grad_scale) const {
   std::vector<Tensor> mine;
   for (NamedTensor& p : parameters_.counted()) mine.push_back(std::move(p.tensor));
-  double norm = full_tensor(optim::clip_grad_norm(mine, max_norm).norm).item<double>();
+  optim::Clip own = optim::clip_grad_norm(mine, max_norm, {.grad_scale = grad_scale});
+  double norm = full_tensor(own.norm).item<double>();
   Tensor squares = from_values<double>({norm * norm}, {1});
   group_->all_reduce(squares);
   Tensor total = scalar_tensor(std::sqrt(squares.item<double>()), kF64);
   NoGrad off;
-  return {total, minimum(max_norm / (total + 1e-6), 1.0)};
+  Tensor scale = minimum(max_norm / (total + 1e-6), 1.0);
+  return {total, own.unscaled ? scale * grad_scale : scale, own.unscaled};
 }
 
 }  // namespace tessera::parallel

@@ -68,7 +68,7 @@ class Pipeline {
 
   /// optim::clip_grad_norm over the parameters of all stages, copies counted once; equal to one
   /// rank's up to rounding.
-  optim::Clip clip_grad_norm(double max_norm) const;
+  optim::Clip clip_grad_norm(double max_norm, const Tensor& grad_scale = {}) const;
   /// Names, number and values of the parameters of all stages.
   const PipelineParameters& parameters() const { return parameters_; }
 

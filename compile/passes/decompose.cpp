@@ -83,6 +83,17 @@ Tensors norm_grad(const Primitive& prim, In in) {
 
 // ---- optimizer steps: what is one number for a whole list is computed in f64
 
+// Results become what they are updates of where `scale` is not finite: tensors of `lists`, of
+// `count` each, those named in `kept` in the order of the results.
+void keep_unless_finite(const Tensor& scale, In lists, int count, std::initializer_list<int> kept,
+                        Tensors& results) {
+  Tensor finite = isfinite(scale);
+  size_t next = 0;
+  for (int list : kept)
+    for (int i = 0; i < count && next < results.size(); ++i, ++next)
+      results[next] = where(finite, results[next], lists[size_t(list * count + i)]);
+}
+
 Tensors adam(const Primitive& prim, In in) {
   const auto& a = static_cast<const AdamAttributes&>(prim);
   const Tensor &lr = in[0], &step = in[1], &scale = in[2];
@@ -103,6 +114,7 @@ Tensors adam(const Primitive& prim, In in) {
   }
   for (auto* list : {&ms, &vs})
     for (Tensor& t : *list) params.push_back(t);
+  if (a.if_finite) keep_unless_finite(scale, in.subspan(3), a.count, {0, 2, 3}, params);
   return params;
 }
 
@@ -122,6 +134,7 @@ Tensors sgd(const Primitive& prim, In in) {
     params.push_back(p - cast(in[0], p.dtype()) * g);
   }
   for (Tensor& b : buffers) params.push_back(b);
+  if (a.if_finite) keep_unless_finite(in[1], in.subspan(2), a.count, {0, 2}, params);
   return params;
 }
 

@@ -71,6 +71,10 @@ Tensor after_hooks(const GradMeta& leaf, Tensor grad);
 /// Makes `t` the result `output` of `producer`, or a leaf when that is null.
 void attach_grad_meta(const Tensor& t, Ref<GradNode> producer, int output);
 
+/// Gives `out`, known results of `prim` on `in` that no graph has yet, the history that running the
+/// op would have given them; nothing where no input requires grad.
+void give_history(const PrimRef& prim, std::span<const Tensor> in, std::span<const Tensor> out);
+
 class GradNode : public RefCounted {
  public:
   GradNode();

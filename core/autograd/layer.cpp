@@ -1,5 +1,6 @@
 // The autograd layer: runs an op in the layers below and, if an input requires grad, records a node
 // for it.
+#include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
 #include "core/dispatch/sharding.h"
 
@@ -12,7 +13,7 @@ class PrimitiveNode final : public GradNode {
   static void* operator new(size_t bytes) { return pool_allocate(bytes); }
   static void operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }
 
-  void save_inputs(Inputs in) {
+  void save_inputs(std::span<const Tensor> in) {
     SaveMask mask = prim_->saved();
     for (size_t i = 0; i < in.size(); ++i)
       in_.push_back(i < 32 && mask.inputs >> i & 1 ? SavedTensor::input(in[i])
@@ -68,15 +69,24 @@ class PrimitiveNode final : public GradNode {
   bool released_ = false;
 };
 
-Tensors autograd_layer(const PrimRef& prim, Inputs in) {
-  if (!prim->differentiable()) return dispatch_below(Layer::kAutograd, prim, in);
+Ref<PrimitiveNode> begin_node(const PrimRef& prim, std::span<const Tensor> in) {
   auto node = make_ref<PrimitiveNode>(prim);
   for (const Tensor& t : in) node->inputs.push_back(Ref<GradMeta>(grad_meta(t)));
   node->save_inputs(in);
-  Tensors out = dispatch_below(Layer::kAutograd, prim, in);
+  return node;
+}
+
+void finish_node(const Ref<PrimitiveNode>& node, std::span<const Tensor> out) {
   node->save_outputs(out);
   for (size_t i = 0; i < out.size(); ++i)
     if (is_floating(out[i].dtype())) attach_grad_meta(out[i], node, int(i));
+}
+
+Tensors autograd_layer(const PrimRef& prim, Inputs in) {
+  if (!prim->differentiable()) return dispatch_below(Layer::kAutograd, prim, in);
+  auto node = begin_node(prim, in);
+  Tensors out = dispatch_below(Layer::kAutograd, prim, in);
+  finish_node(node, out);
   return out;
 }
 
@@ -136,6 +146,12 @@ Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in) {
   return out;
 }
 
-const LayerFn layer_functions[kNumLayers] = {nullptr, autograd_layer, sharding_layer};
+void give_history(const PrimRef& prim, std::span<const Tensor> in, std::span<const Tensor> out) {
+  bool wanted = false;
+  for (const Tensor& t : in) wanted |= grad_meta(t) != nullptr;
+  if (wanted && prim->differentiable()) finish_node(begin_node(prim, in), out);
+}
+
+const LayerFn layer_functions[kNumLayers] = {autocast_layer, autograd_layer, sharding_layer};
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 // globals: N ranks can be N threads of one process. Invariant: every change is scoped (Scoped
 // restores on exit).
 #pragma once
+#include <initializer_list>
 #include <string_view>
 #include <utility>
 
@@ -17,6 +18,7 @@ struct Stream {
 };
 
 class Generator;
+class CastCache;
 
 /// Which part of a training step runs; a trace records it with every op.
 enum class Phase : uint8_t { kForward, kBackward, kUpdate };
@@ -33,6 +35,8 @@ struct Context {
   LayerMask enabled =
       LayerMask(bit(Layer::kAutocast) | bit(Layer::kAutograd) | bit(Layer::kSharding));
   LayerMask forced = 0;        // layers that look at every op whatever its inputs (autocast)
+  DType autocast = kF32;       // what its ops of low precision compute in: core/autograd/autocast.h
+  CastCache* casts = nullptr;  // of weights, while an Autocast lives
   Backend* backend = nullptr;  // null: eager
   Stream stream;
   bool inference = false;          // results may never be recorded later
@@ -49,6 +53,20 @@ struct Context {
       samples;  // i64 [B]: number of each sample of the micro-batch in the data set; see random.h
 };
 Context& context();
+
+/// True where ops may find their operands cast by autocast: forward, within a scope of it.
+inline bool autocast_on() {
+  const Context& c = context();
+  return (c.forced & c.enabled & bit(Layer::kAutocast)) && c.phase == Phase::kForward;
+}
+
+/// True where autocast brings operands of these dtypes to one: functions then leave it to it, or a
+/// parameter would be cast by way of another dtype.
+inline bool autocast_meets(std::initializer_list<DType> dtypes) {
+  bool all = autocast_on();
+  for (DType t : dtypes) all = all && is_floating(t) && t != kF64;
+  return all;
+}
 
 /// Sets a field of the context (or anything else) for one scope.
 template <class T>

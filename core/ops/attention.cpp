@@ -25,7 +25,8 @@ void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
                    "scaled_dot_product_attention: takes q [B, H, T, D], k [B, H, S, D], v [B, H, "
                    "S, E], got {}, {}, {}",
                    describe(q), describe(k), describe(v));
-  TESSERA_CHECK(is_floating(q.dtype()) && k.dtype() == q.dtype() && v.dtype() == q.dtype(),
+  TESSERA_CHECK((is_floating(q.dtype()) && k.dtype() == q.dtype() && v.dtype() == q.dtype()) ||
+                    autocast_meets({q.dtype(), k.dtype(), v.dtype()}),
                 "scaled_dot_product_attention: takes floats of one dtype, got {}, {}, {}",
                 describe(q), describe(k), describe(v));
 }

@@ -133,36 +133,39 @@ struct DropoutAttributes : Primitive {
 };
 
 /// Operands lr, step and scale (0-d f64), then `count` params, grads, m, v; results params, m, v.
+/// `if_finite`: results are what was there before where scale is not finite.
 struct AdamAttributes : Primitive {
   AdamAttributes(OpId id, int count, double beta1, double beta2, double eps, double weight_decay,
-                 bool decoupled)
+                 bool decoupled, bool if_finite)
       : Primitive(id),
         count(count),
         beta1(beta1),
         beta2(beta2),
         eps(eps),
         weight_decay(weight_decay),
-        decoupled(decoupled) {}
+        decoupled(decoupled),
+        if_finite(if_finite) {}
   const int count;
   const double beta1, beta2, eps, weight_decay;
-  const bool decoupled;
+  const bool decoupled, if_finite;
 };
 
 /// Operands lr and scale (0-d f64), then `count` params, grads and, with momentum, buffers; results
-/// params, buffers.
+/// params, buffers. `if_finite` as above.
 struct SgdAttributes : Primitive {
   SgdAttributes(OpId id, int count, double momentum, double dampening, double weight_decay,
-                bool nesterov, bool first)
+                bool nesterov, bool first, bool if_finite)
       : Primitive(id),
         count(count),
         momentum(momentum),
         dampening(dampening),
         weight_decay(weight_decay),
         nesterov(nesterov),
-        first(first) {}
+        first(first),
+        if_finite(if_finite) {}
   const int count;
   const double momentum, dampening, weight_decay;
-  const bool nesterov, first;
+  const bool nesterov, first, if_finite;
 };
 
 }  // namespace tessera

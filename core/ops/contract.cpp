@@ -191,7 +191,7 @@ Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, con
   PrimRef prim = contract_primitive(spec, leaves);
   const auto& attributes = static_cast<const ContractAttributes&>(*prim);
   Tensor x = a, y = b;
-  if (x.dtype() != y.dtype()) {
+  if (x.dtype() != y.dtype() && !autocast_meets({x.dtype(), y.dtype()})) {
     DType t = result_type(x, y);
     x = cast(x, t), y = cast(y, t);
   }
@@ -304,7 +304,8 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   TESSERA_CHECK_AS(ShapeError, x.ndim() <= 7, "linear: x {} has more than 7 dims",
                    to_string(x.shape()));
   Tensor y = contract(specs[x.ndim() - 1], x, weight);
-  return bias.defined() ? add(std::move(y), bias) : y;
+  if (!bias.defined()) return y;
+  return add(std::move(y), autocast_meets({bias.dtype()}) ? cast(bias, y.dtype()) : bias);
 }
 
 Tensor dot(const Tensor& a, const Tensor& b) { return sum(a * b, {-1}); }

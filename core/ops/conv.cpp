@@ -293,7 +293,8 @@ struct Batched {
     if (bias.defined()) {
       Shape s = Dims::filled(y.ndim() - 1, 1);
       s[0] = bias.numel();
-      y = std::move(y) + reshape(bias, s);
+      Tensor b = autocast_meets({bias.dtype()}) ? cast(bias, y.dtype()) : bias;
+      y = std::move(y) + reshape(b, s);
     }
     return added ? squeeze(y, 0) : y;
   }

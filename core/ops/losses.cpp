@@ -1,5 +1,6 @@
 #include "core/ops/losses.h"
 
+#include "core/dispatch/context.h"
 #include "core/ops/compose.h"
 #include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
@@ -12,6 +13,9 @@ Tensor reduced(const Tensor& loss, Reduction r) {
   return r == Reduction::kMean ? mean(loss) : r == Reduction::kSum ? sum(loss) : loss;
 }
 
+// Under autocast losses are computed in f32.
+Tensor wide(const Tensor& x) { return autocast_meets({x.dtype()}) ? cast(x, kF32) : x; }
+
 // Losses do not broadcast: a target of another shape is nearly always a mistake.
 void check_shapes(const char* op, const Tensor& x, const Tensor& y) {
   TESSERA_CHECK_AS(ShapeError, x.shape() == y.shape(), "{}: x is {}, y is {}; reshape one of them",
@@ -20,7 +24,7 @@ void check_shapes(const char* op, const Tensor& x, const Tensor& y) {
 
 // Quadratic below `beta`, linear above: the pieces meet with equal slopes.
 Tensor huber(const Tensor& x, const Tensor& y, double beta, double scale) {
-  Tensor d = abs(x - y);
+  Tensor d = abs(wide(x) - wide(y));
   if (beta == 0) return d * scale;
   return where(lt(d, beta), square(d) * (0.5 / beta * scale), (d - 0.5 * beta) * scale);
 }
@@ -29,11 +33,11 @@ Tensor huber(const Tensor& x, const Tensor& y, double beta, double scale) {
 
 Tensor mse_loss(const Tensor& x, const Tensor& y, Reduction r) {
   check_shapes("mse_loss", x, y);
-  return reduced(square(x - y), r);
+  return reduced(square(wide(x) - wide(y)), r);
 }
 Tensor l1_loss(const Tensor& x, const Tensor& y, Reduction r) {
   check_shapes("l1_loss", x, y);
-  return reduced(abs(x - y), r);
+  return reduced(abs(wide(x) - wide(y)), r);
 }
 Tensor smooth_l1_loss(const Tensor& x, const Tensor& y, double beta, Reduction r) {
   check_shapes("smooth_l1_loss", x, y);
@@ -48,6 +52,8 @@ Tensor huber_loss(const Tensor& x, const Tensor& y, double delta, Reduction r) {
 
 Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weight, Reduction r) {
   check_shapes("binary_cross_entropy", x, y);
+  if (autocast_meets({x.dtype()}) && x.dtype() != kF32)
+    return binary_cross_entropy(wide(x), y, weight, r);
   Tensor loss = (y - 1.0) * clamp_min(log1p(-x), -100.0) - y * clamp_min(log(x), -100.0);
   return reduced(weight.defined() ? loss * weight : loss, r);
 }
@@ -55,6 +61,8 @@ Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weig
 Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const Tensor& weight,
                                         const Tensor& pos_weight, Reduction r) {
   check_shapes("binary_cross_entropy_with_logits", x, y);
+  if (autocast_meets({x.dtype()}) && x.dtype() != kF32)
+    return binary_cross_entropy_with_logits(wide(x), y, weight, pos_weight, r);
   Tensor positive = pos_weight.defined() ? (pos_weight - 1.0) * y + 1.0 : Tensor();
   Tensor tail = positive.defined() ? logsigmoid(x) * positive : logsigmoid(x);
   Tensor loss = (1.0 - y) * x - tail;
@@ -65,6 +73,7 @@ Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& o) {
   TESSERA_CHECK_AS(ShapeError, x.ndim() == targets.ndim() + 1,
                    "nll_loss: x is {}, targets {}; x has one more dim, its classes last",
                    describe(x), describe(targets));
+  if (autocast_meets({x.dtype()}) && x.dtype() != kF32) return nll_loss(wide(x), targets, o);
   Tensor counts = ne(targets, o.ignore_index),
          t = where(counts, targets, scalar_tensor(0, targets.dtype(), targets.device()));
   Tensor w = cast(counts, x.dtype());
@@ -76,7 +85,7 @@ Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& o) {
 }
 
 Tensor kl_div(const Tensor& x, const Tensor& target, KlReduction r) {
-  Tensor loss = xlogy(target, target) - target * x;
+  Tensor loss = xlogy(wide(target), wide(target)) - wide(target) * wide(x);
   if (r == KlReduction::kBatchMean) {
     TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && x.size(0) > 0, "kl_div: batch mean of {}",
                      describe(x));

@@ -136,6 +136,8 @@ Tensor cast(Tensor x, DType dtype);
 /// Sums `g` over the dims in which `to` was broadcast to g's shape: the vjp of broadcasting.
 Tensor sum_to(Tensor g, const Shape& to);
 
+/// The primitive behind cast.
+const PrimRef& cast_primitive(DType to);
 /// The primitive behind a pointwise function, by name ("add").
 const PrimRef& pointwise_primitive(std::string_view name);
 

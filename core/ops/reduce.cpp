@@ -27,6 +27,12 @@ Tensor wide_float(const Tensor& x, const char* op) {
   return size_of(x.dtype()) == 2 ? cast(x, kF32) : x;
 }
 
+// Of what is derived from sums over `x`: under autocast, f32 for 16-bit floats.
+DType reduced_dtype(const Tensor& x) {
+  if (!is_floating(x.dtype())) return context().default_dtype;
+  return autocast_meets({x.dtype()}) ? kF32 : x.dtype();
+}
+
 // Element i is the product of those before it along `dim`.
 Tensor products_before(const Tensor& x, int dim) {
   Shape one = x.shape();
@@ -231,21 +237,21 @@ Tensor all(const Tensor& x, const Dims& dims, bool keepdim) {
 
 Tensor mean(const Tensor& x, const Dims& dims, bool keepdim) {
   Tensor total = sum(wide_float(x, "mean"), dims, keepdim);
-  return cast(std::move(total) / double(reduced_count(x, dims, "mean")), x.dtype());
+  return cast(std::move(total) / double(reduced_count(x, dims, "mean")), reduced_dtype(x));
 }
 
 Tensor var(const Tensor& x, const Dims& dims, int64_t correction, bool keepdim) {
   Tensor f = wide_float(x, "var");
   double degrees = double(std::max<int64_t>(reduced_count(x, dims, "var") - correction, 0));
-  return cast(sum(square(f - mean(f, dims, true)), dims, keepdim) / degrees, x.dtype());
+  return cast(sum(square(f - mean(f, dims, true)), dims, keepdim) / degrees, reduced_dtype(x));
 }
 Tensor std(const Tensor& x, const Dims& dims, int64_t correction, bool keepdim) {
   Tensor f = wide_float(x, "std");
-  return cast(root(var(f, dims, correction, keepdim), 0.5), x.dtype());
+  return cast(root(var(f, dims, correction, keepdim), 0.5), reduced_dtype(x));
 }
 
 Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
-  DType result = is_floating(x.dtype()) ? x.dtype() : context().default_dtype;
+  DType result = reduced_dtype(x);
   Tensor f = wide_float(cast(x, result), "logsumexp");
   if (reduced_count(x, dims, "logsumexp") == 0)
     return cast(log(sum(f, dims, keepdim)), result);  // log 0
@@ -257,7 +263,7 @@ Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
 
 Tensor norm(const Tensor& x, double p, const Dims& dims, bool keepdim) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
-  DType result = is_floating(x.dtype()) ? x.dtype() : context().default_dtype;
+  DType result = reduced_dtype(x);
   Tensor f = wide_float(cast(x, result), "norm"), y;
   if (p == kInf)
     y = amax(abs(f), dims, keepdim);

@@ -32,15 +32,6 @@ class Cast final : public Primitive {
   DType to_;
 };
 
-const PrimRef& cast_primitive(DType to) {
-  static const auto* prims = [] {
-    auto* p = new SmallVector<PrimRef, kNumDTypes>;
-    for (DType t : kAllDTypes) p->push_back(PrimRef(new Cast(t)));
-    return p;
-  }();
-  return (*prims)[size_t(to)];
-}
-
 class Where final : public Primitive {
  public:
   Where() : Primitive(intern_op("where")) {}
@@ -65,6 +56,15 @@ class Where final : public Primitive {
 };
 
 }  // namespace
+
+const PrimRef& cast_primitive(DType to) {
+  static const auto* prims = [] {
+    auto* p = new SmallVector<PrimRef, kNumDTypes>;
+    for (DType t : kAllDTypes) p->push_back(PrimRef(new Cast(t)));
+    return p;
+  }();
+  return (*prims)[size_t(to)];
+}
 
 Tensor cast(Tensor x, DType dtype) {
   if (x.dtype() == dtype) return x;

@@ -1,5 +1,7 @@
 #include "core/ops/update.h"
 
+#include <cmath>
+
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"
@@ -20,7 +22,7 @@ class Adam final : public AdamAttributes {
  public:
   Adam(int count, const AdamOptions& o)
       : AdamAttributes(intern_op("adam"), count, o.beta1, o.beta2, o.eps, o.weight_decay,
-                       o.decoupled) {}
+                       o.decoupled, o.if_finite) {}
   Metas infer(MetaSpan in) const override {
     Metas out;
     for (int list : {0, 2, 3})
@@ -55,15 +57,22 @@ class Adam final : public AdamAttributes {
     }
     for (Tensor& t : m2) p2.push_back(t);
     for (Tensor& t : v2) p2.push_back(t);
+    for (int k = 0; if_finite && k < 3; ++k)
+      for (int i = 0; i < count; ++i) {
+        Tensor& t = p2[size_t(k * count + i)];
+        t = where(isfinite(scale), t, in[size_t(3 + (k ? k + 1 : 0) * count + i)]);
+      }
     return p2;
   }
   void attributes(AttributeVisitor& v) const override {
     v.integer("count", count), v.real("beta1", beta1), v.real("beta2", beta2), v.real("eps", eps),
         v.real("weight_decay", weight_decay), v.integer("decoupled", decoupled);
+    if (if_finite) v.integer("if_finite", 1);
   }
   PrimRef with_attributes(AttributeReader& a) const override {
     AdamOptions o{.beta1 = a.real("beta1"), .beta2 = a.real("beta2"), .eps = a.real("eps")};
     o.weight_decay = a.real("weight_decay"), o.decoupled = a.flag("decoupled");
+    o.if_finite = a.has("if_finite") && a.flag("if_finite");
     return PrimRef(new Adam(int(a.count("count")), o));
   }
 };
@@ -72,7 +81,7 @@ class Sgd final : public SgdAttributes {
  public:
   Sgd(int count, const SgdOptions& o, bool first)
       : SgdAttributes(intern_op("sgd"), count, o.momentum, o.dampening, o.weight_decay, o.nesterov,
-                      first) {}
+                      first, o.if_finite) {}
   Metas infer(MetaSpan in) const override {
     Metas out;
     for (int i = 0; i < count; ++i) {
@@ -102,16 +111,23 @@ class Sgd final : public SgdAttributes {
       params.push_back(at(0) - cast(in[0], t) * g);
     }
     for (Tensor& b : buffers) params.push_back(b);
+    for (int k = 0; if_finite && k < (momentum != 0 ? 2 : 1); ++k)
+      for (int i = 0; i < count; ++i) {
+        Tensor& t = params[size_t(k * count + i)];
+        t = where(isfinite(in[1]), t, in[size_t(2 + 2 * k * count + i)]);
+      }
     return params;
   }
   void attributes(AttributeVisitor& v) const override {
     v.integer("count", count), v.real("momentum", momentum), v.real("dampening", dampening),
         v.real("weight_decay", weight_decay);
     v.integer("nesterov", nesterov), v.integer("first", first);
+    if (if_finite) v.integer("if_finite", 1);
   }
   PrimRef with_attributes(AttributeReader& a) const override {
     SgdOptions o{.momentum = a.real("momentum"), .dampening = a.real("dampening")};
     o.weight_decay = a.real("weight_decay"), o.nesterov = a.flag("nesterov");
+    o.if_finite = a.has("if_finite") && a.flag("if_finite");
     return PrimRef(new Sgd(int(a.count("count")), o, a.flag("first")));
   }
 };
@@ -269,11 +285,15 @@ void register_update_ops(OpRegistry& registry) {
   auto list = [](uint64_t key, double low) { return sample_values({3, 4}, low, 1, key); };
   registry.add("adam", [=] {
     std::vector<Sample> s;
-    for (bool decoupled : {false, true})
-      s.push_back({PrimRef(new Adam(2, {.weight_decay = 0.1, .decoupled = decoupled})),
-                   {number(0.1), number(3), number(0.5), list(1, -1), list(2, -1), list(3, -1),
+    auto add = [&](AdamOptions o, double scale) {
+      o.weight_decay = 0.1;
+      s.push_back({PrimRef(new Adam(2, o)),
+                   {number(0.1), number(3), number(scale), list(1, -1), list(2, -1), list(3, -1),
                     list(4, -1), list(5, -1), list(6, -1), list(7, 0), list(8, 0)},
                    false});
+    };
+    for (bool decoupled : {false, true}) add({.decoupled = decoupled}, 0.5);
+    for (double scale : {0.5, double(NAN)}) add({.if_finite = true}, scale);
     return s;
   });
   registry.add("sgd", [=] {
@@ -282,7 +302,10 @@ void register_update_ops(OpRegistry& registry) {
          {number(0.1), number(0.5), list(1, -1), list(2, -1), list(3, -1), list(4, -1), list(5, -1),
           list(6, -1)},
          false},
-        {PrimRef(new Sgd(1, {}, true)), {number(0.1), number(1), list(1, -1), list(2, -1)}, false}};
+        {PrimRef(new Sgd(1, {}, true)), {number(0.1), number(1), list(1, -1), list(2, -1)}, false},
+        {PrimRef(new Sgd(1, {.momentum = 0.9, .if_finite = true}, false)),
+         {number(0.1), number(INFINITY), list(1, -1), list(2, -1), list(3, -1)},
+         false}};
   });
   registry.add("global_norm", [=] {
     return std::vector<Sample>{{PrimRef(new GlobalNorm), {list(1, -1), list(2, -1)}, false}};

@@ -20,6 +20,7 @@ struct AdamOptions {
   double weight_decay = 0;
   bool decoupled =
       true;  // AdamW (Loshchilov, Hutter 2019); false: decay joins the gradient (Kingma, Ba 2015)
+  bool if_finite = false;  // nothing changes where scale is infinite or NaN
 };
 /// One Adam step of many tensors in one kernel. params, grads, m, v: lists of equal length and
 /// shapes; `lr` and `step` (the number of this step, from 1) are 0-d f64 tensors, so that a trace
@@ -32,6 +33,7 @@ void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
 struct SgdOptions {
   double momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
+  bool if_finite = false;  // as above
 };
 /// One SGD step of many tensors. `buffers` (momentum) may be empty when momentum is 0; `first`:
 /// buffers are not yet valid.

@@ -32,6 +32,8 @@ Clip clip_grad_norm(std::span<const Tensor> params, double max_norm, ClipOptions
   NoGrad off;
   Scoped<Phase> phase(context().phase, Phase::kUpdate);
   Tensor norm = norm_of(gradients_of(params), options.norm_type);
+  const bool unscaled = options.grad_scale.defined();
+  if (unscaled) norm = norm * options.grad_scale;
   if (options.error_if_nonfinite) {
     double value = norm.item<double>();
     TESSERA_CHECK(std::isfinite(value),
@@ -39,7 +41,9 @@ Clip clip_grad_norm(std::span<const Tensor> params, double max_norm, ClipOptions
                   "learning rate",
                   value);
   }
-  return {norm, minimum(max_norm / (norm + 1e-6), 1.0)};
+  Tensor scale = minimum(max_norm / (norm + 1e-6), 1.0);
+  if (unscaled) scale = scale * options.grad_scale;
+  return {norm, scale, unscaled};
 }
 
 Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options) {

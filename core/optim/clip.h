@@ -11,14 +11,20 @@ struct ClipOptions {
   bool error_if_nonfinite =
       false;             // throw UserError when the norm is; reads it, so waits for the device
   double norm_type = 2;  // 2 or infinity
+  // 0-d f64: what the gradients as they stand are times, to be those of the loss. Of a scaled loss
+  // GradScaler::inverse_scale(); undefined: 1.
+  Tensor grad_scale = {};
 };
 
-/// Norm of all gradients together before clipping, and min(1, max_norm / (norm + 1e-6)), both 0-d
-/// f64. A norm that is not finite gives a scale of 0 or NaN, as in PyTorch.
+/// Norm of all gradients together (times grad_scale) before clipping, and min(1, max_norm / (norm +
+/// 1e-6)) times grad_scale, both 0-d f64. A norm that is not finite gives a scale of 0 or NaN, as
+/// in PyTorch.
 struct Clip {
   Tensor norm, scale;
+  bool unscaled = false;  // grad_scale was given: both are of the loss, not of the scaled loss
 };
 /// auto clip = clip_grad_norm(model->parameters(), 1.0); opt.step(clip.scale);
+/// A max_norm of infinity clips nothing.
 Clip clip_grad_norm(std::span<const Tensor> params, double max_norm, ClipOptions options = {});
 
 /// As PyTorch's: scales the gradients in place and returns their norm before (0-d f64).

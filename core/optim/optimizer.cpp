@@ -4,7 +4,9 @@
 #include <set>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/sharding.h"
 #include "core/ops/create.h"
+#include "core/ops/pointwise.h"
 #include "core/ops/update.h"
 
 namespace tessera::optim {
@@ -92,6 +94,20 @@ void Optimizer::step(const Tensor& scale) {
   NoGrad off;
   Scoped<Phase> phase(context().phase, Phase::kUpdate);
   add_(step_count_, one_);
+  run(scale);
+}
+
+void Optimizer::step_if_finite(const Tensor& scale) {
+  check_not_replaced();
+  NoGrad off;
+  Scoped<Phase> phase(context().phase, Phase::kUpdate);
+  const ShardingLayer* sharding = sharding_of(scale);  // every rank has the value
+  add_(step_count_, cast(isfinite(sharding ? sharding->whole_value() : scale), kF64));
+  Scoped<bool> guarded(lists_.if_finite, true);
+  run(scale);
+}
+
+void Optimizer::run(const Tensor& scale) {
   for (const Group& group : groups_) {
     collect(group);
     if (!lists_.params.empty()) update(group, lists_, scale);

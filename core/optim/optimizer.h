@@ -50,6 +50,9 @@ class Optimizer {
   /// gradients. The step count is one for all parameters. Throws UserError for a parameter that was
   /// replaced in its module since.
   void step(const Tensor& scale = {});
+  /// As step, but where `scale` is infinite or NaN parameters, state and the step count stay as
+  /// they are: by a select, so the program reads nothing. What GradScaler steps with.
+  void step_if_finite(const Tensor& scale);
   /// Lets go of all gradients.
   void zero_grad();
   /// Each group gets `lr` times its ratio. A schedule calls it between steps, outside of a compiled
@@ -77,12 +80,14 @@ class Optimizer {
     std::vector<Tensor> params, grads;
     std::vector<std::vector<Tensor>> state;
     std::vector<size_t> index;  // in the group
+    bool if_finite = false;     // nothing changes where the scale is not finite
   };
   virtual void update(const Group& group, const Lists& lists, const Tensor& scale) = 0;
   virtual void loaded() {}
 
  private:
   void check_not_replaced() const;
+  void run(const Tensor& scale);
   void collect(const Group& group);
   std::vector<std::string> kinds_;
   std::vector<Group> groups_;

@@ -23,12 +23,17 @@ void SGD::update(const Group& group, const Lists& l, const Tensor& scale) {
   tessera::SgdOptions o{.momentum = options_.momentum,
                         .dampening = options_.dampening,
                         .weight_decay = group.weight_decay,
-                        .nesterov = options_.nesterov};
+                        .nesterov = options_.nesterov,
+                        .if_finite = l.if_finite};
   if (options_.momentum == 0) return sgd_update_(l.params, l.grads, {}, group.lr, scale, false, o);
   // The first gradient of a parameter enters its momentum whole. With buffers of zeros that differs
   // from later steps only where there is dampening.
   if (options_.dampening == 0)
     return sgd_update_(l.params, l.grads, l.state[0], group.lr, scale, false, o);
+  TESSERA_CHECK(!l.if_finite,
+                "sgd: dampening {} makes the first step of a momentum another one, which a step "
+                "that may be skipped cannot count; train without dampening or without GradScaler",
+                options_.dampening);
   for (bool first : {true, false}) {
     std::vector<Tensor> params, grads, buffers;
     for (size_t i = 0; i < l.params.size(); ++i) {
@@ -66,7 +71,8 @@ void Adam::update(const Group& group, const Lists& l, const Tensor& scale) {
                 .beta2 = options_.betas[1],
                 .eps = options_.eps,
                 .weight_decay = group.weight_decay,
-                .decoupled = decoupled_});
+                .decoupled = decoupled_,
+                .if_finite = l.if_finite});
 }
 
 }  // namespace tessera::optim

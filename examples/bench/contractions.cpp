@@ -83,7 +83,9 @@ double Product::flops() const {
 }
 
 Product dense_form(const Product& p) {
-  return dense_product(total(p.batch), p.m.extent, p.n.extent, p.k.extent, p.spec);
+  Product d = dense_product(total(p.batch), p.m.extent, p.n.extent, p.k.extent, p.spec);
+  d.bf16 = p.bf16;
+  return d;
 }
 
 Product make_product(const std::string& wa, const std::string& wb, const std::string& out,
@@ -110,6 +112,7 @@ Product make_product(const std::string& wa, const std::string& wb, const std::st
 
   Product p;
   p.spec = fmt::format("{},{}->{}", wa, wb, out);
+  p.bf16 = a.dtype == kBF16 && b.dtype == kBF16;
   int64_t b_all = total(batch), m_all = total(m), n_all = total(n), k_all = total(k);
   bool one_k = k.size() <= 1;
   p.k = k.empty() ? ProductLoop{} : k[0];
@@ -123,9 +126,9 @@ Product make_product(const std::string& wa, const std::string& wb, const std::st
     for (ProductLoop& l : p.batch) std::swap(l.a, l.b);
   }
   if (one_k && fits_a_matrix(p)) return p;
-  p = dense_product(b_all, m_all, n_all, k_all, p.spec);
-  p.plain = false;
-  return p;
+  Product dense = dense_product(b_all, m_all, n_all, k_all, p.spec);
+  dense.plain = false, dense.bf16 = p.bf16;
+  return dense;
 }
 
 std::vector<Product> attention_products(const Meta& q, const Meta& k, const Meta& v) {
@@ -172,7 +175,7 @@ dnnl::memory::desc operand(const Product& p, int64_t ProductLoop::*stride, const
   }
   dims.push_back(row.extent), dims.push_back(column.extent);
   strides.push_back(row.*stride), strides.push_back(column.*stride);
-  return {dims, dnnl::memory::data_type::f32, strides};
+  return {dims, p.bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32, strides};
 }
 
 }  // namespace
@@ -191,13 +194,16 @@ struct BareProduct::State {
     attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     description = describe_matmul<dnnl::matmul>(a, b, c, attr);
     primitive = dnnl::matmul(description);
-    add(DNNL_ARG_SRC, a), add(DNNL_ARG_WEIGHTS, b), add(DNNL_ARG_DST, c);
-    add(DNNL_ARG_SCRATCHPAD, description.scratchpad_desc());
+    const DType dtype = p.bf16 ? kBF16 : kF32;
+    add(DNNL_ARG_SRC, a, dtype), add(DNNL_ARG_WEIGHTS, b, dtype), add(DNNL_ARG_DST, c, dtype);
+    add(DNNL_ARG_SCRATCHPAD, description.scratchpad_desc(), kF32);
   }
-  void add(int argument, const dnnl::memory::desc& d) {
-    buffers.push_back(empty({int64_t(d.get_size() / 4 + 16)}));
+  void add(int argument, const dnnl::memory::desc& d, DType dtype) {
+    Tensor values = empty({int64_t(d.get_size() / size_of(dtype) + 16)});
+    for (int64_t i = 0; i < values.numel(); ++i)
+      values.data<float>()[i] = float(i % 7) * 0.25f - 0.75f;
+    buffers.push_back(values.to(dtype));
     Tensor& t = buffers.back();
-    for (int64_t i = 0; i < t.numel(); ++i) t.data<float>()[i] = float(i % 7) * 0.25f - 0.75f;
     arguments.emplace(argument, dnnl::memory(d, engine(), t.raw()));
   }
 };

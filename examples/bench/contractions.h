@@ -23,6 +23,7 @@ struct Product {
   ProductLoop m, n, k;
   std::string spec;   // letters, as "btk,nk->btn"
   bool plain = true;  // false: the operands' layout fits no matrix and stands here as a dense one
+  bool bf16 = false;  // operands and results, summed in f32; else all is f32
   double flops() const;
   bool operator==(const Product&) const = default;
 };

@@ -80,6 +80,51 @@ Rates measure(const Product& p, int64_t copies) {
   return {flops / t[0].median, flops / t[1].median};
 }
 
+constexpr Extents kSquares[] = {{1024, 1024, 1024}, {2048, 2048, 2048}, {4096, 4096, 4096}};
+
+// bf16 products have one way, the library; f32 stands beside them.
+Json bench_bf16_products(int cpu) {
+  bind_to_core(cpu);
+  set_num_threads(1);
+  const double peak = measure_bf16_peak(), wide_peak = measure_fma_peak();
+  TESSERA_CHECK(peak > 0, "bench products: this CPU has no bf16 dot instructions");
+  fmt::print(
+      "GF/s of products by oneDNN, one bound core, warm; peaks bf16 {:.1f}, f32 {:.1f}, {}\n",
+      peak * 1e-9, wide_peak * 1e-9, load_text());
+  fmt::print("{:>6} {:>6} {:>6}  {:<6} {:>8} {:>6} {:>8} {:>6}\n", "m", "n", "k", "", "bf16",
+             "peak", "f32", "peak");
+  Json rows;
+  auto measure_both = [&](const Extents& e) {
+    for (const Layout& l : kLayouts) {
+      Product wide = product_of(e, l), low = wide;
+      low.bf16 = true;
+      BareProduct in_low(low), in_wide(wide);
+      const int64_t repeats = std::max<int64_t>(1, int64_t(1e8 / wide.flops()));
+      auto run = [&](BareProduct& p) {
+        return [&p, repeats] {
+          for (int64_t i = 0; i < repeats; ++i) p.run();
+        };
+      };
+      std::vector<Stats> t = time_in_turn({run(in_low), run(in_wide)}, kSamples);
+      const double flops = wide.flops() * double(repeats), rate = flops / t[0].median,
+                   wide_rate = flops / t[1].median;
+      fmt::print("{:>6} {:>6} {:>6}  {:<6} {:>8.1f} {:>5.1f}% {:>8.1f} {:>5.1f}%\n", e.m, e.n, e.k,
+                 l.name, rate * 1e-9, rate / peak * 100, wide_rate * 1e-9,
+                 wide_rate / wide_peak * 100);
+      rows.push_back({{"m", e.m},
+                      {"n", e.n},
+                      {"k", e.k},
+                      {"layout", l.name},
+                      {"bf16", rate},
+                      {"f32", wide_rate}});
+    }
+  };
+  for (const Extents& e : kExtents)
+    if (e.m != e.n || e.m < 1024) measure_both(e);
+  for (const Extents& e : kSquares) measure_both(e);
+  return {{"bf16_peak", peak}, {"peak", wide_peak}, {"products", rows}};
+}
+
 Json bench_products(int cpu) {
   bind_to_core(cpu);
   set_num_threads(1);
@@ -112,11 +157,15 @@ Json bench_products(int cpu) {
 
 void add_products(CLI::App& app, Run& run) {
   auto cpu = std::make_shared<int>(-1);
+  auto bf16 = std::make_shared<bool>(false);
   CLI::App* sub = app.add_subcommand(
       "products", "matrix products by oneDNN and by the packed kernel, by shape and layout");
   sub->add_option("--cpu", *cpu, "core to bind to; -1: the last")->capture_default_str();
+  sub->add_flag("--bf16", *bf16, "products of bf16 beside those of f32, as shares of both peaks");
   add_clock_option(*sub);
-  sub->callback([cpu, &run] { run = [cpu] { return bench_products(*cpu); }; });
+  sub->callback([cpu, bf16, &run] {
+    run = [cpu, bf16] { return *bf16 ? bench_bf16_products(*cpu) : bench_products(*cpu); };
+  });
 }
 
 }  // namespace tessera::bench

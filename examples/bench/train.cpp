@@ -3,6 +3,7 @@
 #include <fmt/core.h>
 
 #include <algorithm>
+#include <map>
 
 #include "core/base/error.h"
 #include "core/base/parallel.h"
@@ -96,7 +97,8 @@ Json bench_train(const TrainOptions& o) {
   int64_t system_before = cpu_memory_stats().system_calls;
   std::vector<Stats> t = time_in_turn(rows, o.samples);
   int64_t system_calls = cpu_memory_stats().system_calls - system_before;
-  double peak = o.threads == 1 ? measure_fma_peak() : 0;
+  const bool bf16 = o.workload.precision == kBF16;
+  double peak = o.threads > 1 ? 0 : bf16 ? measure_bf16_peak() : measure_fma_peak();
 
   const Stats &step = t[0], &sum = t[1], &sum_dense = t[2];
   double flops = bare.flops(), tokens = double(work.tokens_per_step());
@@ -113,8 +115,9 @@ Json bench_train(const TrainOptions& o) {
   fmt::print("step / contractions  {:.3f}\n", step.median / sum.median);
   if (peak > 0)
     fmt::print(
-        "share of peak   {:.1f} % of {:.1f} GF/s fp32 measured here; bare contractions {:.1f} %\n",
-        flops / step.median / peak * 100, peak * 1e-9, flops / sum.median / peak * 100);
+        "share of peak   {:.1f} % of {:.1f} GF/s {} measured here; bare contractions {:.1f} %\n",
+        flops / step.median / peak * 100, peak * 1e-9, bf16 ? "bf16" : "fp32",
+        flops / sum.median / peak * 100);
   if (compiled)
     fmt::print(
         "compiled step   {:.3f} ms (quartiles {:.3f} to {:.3f}); eager / compiled {:.3f}, "
@@ -123,6 +126,7 @@ Json bench_train(const TrainOptions& o) {
         t[3].median / sum.median, compiled->compile_report().compile_s);
   fmt::print("allocations     {} from the system in {} steps\n", system_calls, o.samples + 1);
   Json json{{"model", o.workload.model},
+            {"precision", bf16 ? "bf16" : "fp32"},
             {"parameters", work.parameters()},
             {"batch_size", work.batch_size()},
             {"threads", o.threads},
@@ -165,6 +169,10 @@ void add_train(CLI::App& app, Run& run) {
       "train",
       "a training step: time, tokens/s, ratio to its bare contractions, share of the peak");
   add_workload_options(*sub, o->workload);
+  sub->add_option("--precision", o->workload.precision,
+                  "of products and attention: fp32, or bf16 by autocast")
+      ->transform(
+          CLI::CheckedTransformer(std::map<std::string, DType>{{"fp32", kF32}, {"bf16", kBF16}}));
   sub->add_option("--samples", o->samples, "steps that are timed")->capture_default_str();
   sub->add_option("--warmup", o->warmup, "steps before")->capture_default_str();
   sub->add_option("--threads", o->threads, "threads of the step; one is bound to a core")

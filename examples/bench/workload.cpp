@@ -1,5 +1,6 @@
 #include "examples/bench/workload.h"
 
+#include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
 #include "core/ops/random.h"
 #include "core/tensor/random.h"
@@ -22,7 +23,7 @@ void apply_settings(Options& model, const std::vector<std::string>& settings) {
 
 }  // namespace
 
-Workload::Workload(const WorkloadOptions& o) {
+Workload::Workload(const WorkloadOptions& o) : precision_(o.precision) {
   TESSERA_CHECK(o.batch_size >= 0, "bench: --batch-size {}: expected at least 1", o.batch_size);
   TESSERA_CHECK(o.seq_len >= 0, "bench: --seq-len {}: expected at least 1", o.seq_len);
   manual_seed(o.seed);
@@ -89,7 +90,11 @@ double Workload::step() {
 Tensor Workload::train() { return train_on(next_batch()); }
 
 Tensor Workload::train_on(const Batch& batch) {
-  Tensor loss = loss_(batch);
+  Tensor loss;
+  {
+    Autocast scope(precision_);
+    loss = loss_(batch);
+  }
   backward(loss);
   optim::Clip clip = optim::clip_grad_norm(optimizer_->parameters(), 1.0);
   optimizer_->step(clip.scale);

@@ -20,6 +20,7 @@ struct WorkloadOptions {
   uint64_t seed = 1337;
   std::vector<std::string> set = {};  // key=value, fields of the model's options
   bool compile = false;
+  DType precision = kF32;  // of an autocast around forward; f32: none
 };
 
 class Workload {
@@ -52,6 +53,7 @@ class Workload {
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::vector<Batch> batches_;
   size_t next_ = 0;
+  DType precision_;
   int64_t batch_ = 0, tokens_ = 0;
   using Step = std::function<Tensor(const Tensor& inputs, const Tensor& targets)>;
   std::unique_ptr<compiler::Compiled<Step>> compiled_;  // null: steps run eagerly

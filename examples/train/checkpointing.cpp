@@ -20,7 +20,7 @@ checkpoint::Extra options_of(const Options& o) {
   put("betas", fmt::format("{},{}", o.beta1, o.beta2));
   put("schedule", o.schedule), put("warmup", o.warmup), put("steps", o.steps);
   put("epochs", o.epochs), put("seed", o.seed), put("deterministic", o.deterministic);
-  put("exact-contraction", o.exact_contraction);
+  put("exact-contraction", o.exact_contraction), put("precision", o.precision);
   put("logical-batches", o.logical_batches);
   return out;
 }
@@ -39,8 +39,9 @@ int64_t parse_cursor(const checkpoint::Loaded& l) {
 }  // namespace
 
 Checkpointing::Checkpointing(const Options& o, const Task& task, ProcessGroup& group,
-                             optim::Optimizer& optimizer, data::DataLoader& loader)
-    : o_(o), task_(task), group_(group), optimizer_(optimizer), loader_(loader) {
+                             optim::Optimizer& optimizer, optim::GradScaler& scaler,
+                             data::DataLoader& loader)
+    : o_(o), task_(task), group_(group), optimizer_(optimizer), scaler_(scaler), loader_(loader) {
   if (o.checkpoint.empty()) return;
   saver_ = std::make_unique<checkpoint::Checkpointer>(o.checkpoint, &group,
                                                       checkpoint::SaveOptions{.keep = int(o.keep)});
@@ -53,6 +54,8 @@ checkpoint::State Checkpointing::state() {
     s.pieces.push_back(checkpoint::piece_of("model." + t.name, t.tensor));
   for (NamedTensor& t : optimizer_.named_state())
     s.pieces.push_back(checkpoint::piece_of("optimizer." + t.name, t.tensor));
+  for (NamedTensor& t : scaler_.named_state())  // the same on every rank
+    s.pieces.push_back(checkpoint::whole("scaler." + t.name, t.tensor));
   s.pieces.push_back(checkpoint::whole("random.generator", default_generator().state()));
   s.extra = options_of(o_);
   s.extra["data.cursor"] = std::to_string(loader_.cursor());

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/data/loader.h"
+#include "core/optim/grad_scaler.h"
 #include "core/optim/optimizer.h"
 #include "examples/train/options.h"
 #include "examples/train/task.h"
@@ -18,7 +19,7 @@ class Checkpointing {
   /// Opens --checkpoint, if asked for. Throws UserError when the folder holds saved steps and
   /// --resume was not given: two runs would mix in it.
   Checkpointing(const Options& options, const Task& task, ProcessGroup& group,
-                optim::Optimizer& optimizer, data::DataLoader& loader);
+                optim::Optimizer& optimizer, optim::GradScaler& scaler, data::DataLoader& loader);
 
   /// Restores the newest saved step where --resume says so and there is one. Returns the number of
   /// steps that are done.
@@ -39,6 +40,7 @@ class Checkpointing {
   const Task& task_;
   ProcessGroup& group_;
   optim::Optimizer& optimizer_;
+  optim::GradScaler& scaler_;
   data::DataLoader& loader_;
   std::unique_ptr<checkpoint::Checkpointer> saver_;  // null: nothing is saved
   int64_t saved_ = -1;                               // the last save that was begun

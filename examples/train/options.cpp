@@ -11,7 +11,7 @@ namespace {
 
 // Flags of the interface that this build cannot honour yet, with the values it can.
 struct Unavailable {
-  std::string precision = "fp32", device = "auto", tensorboard;
+  std::string device = "auto", tensorboard;
   bool offload = false;
   int64_t image_size = 0;
 };
@@ -21,7 +21,6 @@ void refuse(bool asked, const std::string& flag) {
 }
 
 void check_available(const Unavailable& u) {
-  refuse(u.precision != "fp32", "--precision " + u.precision);
   refuse(u.device != "auto" && u.device != "cpu", "--device " + u.device);
   refuse(!u.tensorboard.empty(), "--tensorboard");
   TESSERA_CHECK(
@@ -61,6 +60,12 @@ void check_values(const Options& o) {
       kStrategies.contains(o.strategy),
       "train: unknown strategy \"{}\"; expected ddp, fsdp, hsdp, tp, fsdp+tp, hsdp+tp or pp",
       o.strategy);
+  TESSERA_CHECK(o.precision == "fp32" || o.precision == "bf16" || o.precision == "fp16",
+                "train: unknown precision \"{}\"; expected fp32, bf16 or fp16", o.precision);
+  TESSERA_CHECK(!o.exact_contraction || o.precision == "fp32",
+                "train: --exact-contraction shares the sums of f32 products; --precision {} would "
+                "round its terms. Leave one of them out",
+                o.precision);
   TESSERA_CHECK(o.optimizer == "sgd" || o.optimizer == "adamw",
                 "train: unknown optimizer \"{}\"; expected sgd or adamw", o.optimizer);
   std::string kind = o.data.substr(0, o.data.find(':'));
@@ -78,6 +83,10 @@ std::pair<double, double> parse_betas(const std::string& text) {
 }
 
 }  // namespace
+
+DType compute_dtype(const Options& o) {
+  return o.precision == "bf16" ? kBF16 : o.precision == "fp16" ? kF16 : kF32;
+}
 
 Parsed parse_options(int argc, char** argv) {
   Options o;
@@ -140,7 +149,9 @@ Parsed parse_options(int argc, char** argv) {
   text("--mesh", o.mesh,
        "ranks along each axis: dp=N (ddp, fsdp), replicate=N,shard=N (hsdp), tp=N, pp=N, "
        "dp=N,tp=N, dp=N,pp=N ...");
-  text("--precision", u.precision, "fp32");
+  text("--precision", o.precision,
+       "of products and attention: fp32, bf16 or fp16 (with dynamic loss scaling); weights, "
+       "gradients, norms and the loss stay fp32");
   text("--device", u.device, "auto or cpu");
   auto later = [&](CLI::Option* option) { option->group(""); };
   later(app.add_option("--tensorboard", u.tensorboard));

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/tensor/dtype.h"
+
 namespace tessera::train {
 
 struct Options {
@@ -24,6 +26,7 @@ struct Options {
   int64_t warmup = 0;
   std::string strategy = "ddp", mesh;  // mesh: axes as dp=2,tp=2; empty: one axis of all ranks
   std::string backend;
+  std::string precision = "fp32";  // of products and attention: fp32, bf16 or fp16
   uint64_t seed = 1337;
   bool deterministic = false, exact_contraction = false, compile = false;
   int64_t logical_batches = 4;
@@ -36,6 +39,9 @@ struct Options {
   bool resume = false;
   std::vector<std::pair<std::string, std::string>> set;  // fields of the model's options
 };
+
+/// What products and attention compute in.
+DType compute_dtype(const Options& options);
 
 /// Parses and checks. Prints help or version and exits the program through the returned status when
 /// asked to; throws UserError with one line for everything else that is wrong.

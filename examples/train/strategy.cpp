@@ -147,15 +147,19 @@ class Staged final : public Strategy {
     pipeline_ = std::make_unique<parallel::Pipeline>(stage_, p);
   }
 
-  Tensor run_step(const std::vector<data::Batch>& batches, const Tensor& key) override {
+  Tensor run_step(const std::vector<data::Batch>& batches, const Tensor& key,
+                  const optim::GradScaler& scaler) override {
     default_generator().seek(key);
-    return pipeline_->step(micro_batches(batches), task_.loss);
+    Tensor losses = pipeline_->step(micro_batches(batches), [&](const Tensor& y, const Tensor& t) {
+      return scaler.scale(task_.loss(y, t));
+    });
+    return scaler.enabled() ? losses * cast(scaler.inverse_scale(), losses.dtype()) : losses;
   }
   double evaluate(const data::Batch& batch) override {
     return pipeline_->evaluate(micro_batches({batch}), task_.loss).item<double>();
   }
-  optim::Clip clip(optim::Optimizer&, double max_norm) override {
-    return pipeline_->clip_grad_norm(max_norm);
+  optim::Clip clip(optim::Optimizer&, double max_norm, const Tensor& grad_scale) override {
+    return pipeline_->clip_grad_norm(max_norm, grad_scale);
   }
   int64_t num_parameters() override { return pipeline_->parameters().num_parameters(); }
   std::string params_hash() override { return io::params_xxh128(pipeline_->parameters().gather()); }
@@ -207,14 +211,16 @@ Tensor Strategy::loss_of(const data::Batch& batch) {
   return task_.loss(prediction, batch.targets);
 }
 
-Tensor Strategy::run_step(const std::vector<data::Batch>& batches, const Tensor& key) {
+Tensor Strategy::run_step(const std::vector<data::Batch>& batches, const Tensor& key,
+                          const optim::GradScaler& scaler) {
   std::vector<Tensor> losses;
   for (size_t k = 0; k < batches.size(); ++k) {
     Scoped<Tensor> samples(context().samples, batches[k].sample_numbers);
     default_generator().seek(key);
     set_sync(k + 1 == batches.size());
     Tensor loss = loss_of(batches[k]);
-    backward(batches.size() > 1 ? loss * (1.0 / double(batches.size())) : loss);
+    Tensor root = scaler.scale(loss);
+    backward(batches.size() > 1 ? root * (1.0 / double(batches.size())) : root);
     losses.push_back(full_tensor(loss.detach()).to(kF64));
   }
   return stack(losses);
@@ -225,8 +231,8 @@ double Strategy::evaluate(const data::Batch& batch) {
   return loss_of(batch).item<double>();
 }
 
-optim::Clip Strategy::clip(optim::Optimizer& optimizer, double max_norm) {
-  return optim::clip_grad_norm(optimizer.parameters(), max_norm);
+optim::Clip Strategy::clip(optim::Optimizer& optimizer, double max_norm, const Tensor& grad_scale) {
+  return optim::clip_grad_norm(optimizer.parameters(), max_norm, {.grad_scale = grad_scale});
 }
 
 int64_t Strategy::num_parameters() { return task_.model->num_parameters(); }

@@ -23,12 +23,14 @@ class Strategy {
   virtual data::Deal deal() const { return data::Deal::kAccumulateThenReduce; }
 
   /// Forward and backward of this rank's micro-batches of a step; each draws its dropout keys from
-  /// number `key` (i64 []) on. The mean loss of each, f64.
-  virtual Tensor run_step(const std::vector<data::Batch>& batches, const Tensor& key);
+  /// number `key` (i64 []) on. The mean loss of each, f64. Gradients are those of the loss scaled
+  /// by `scaler`.
+  virtual Tensor run_step(const std::vector<data::Batch>& batches, const Tensor& key,
+                          const optim::GradScaler& scaler);
   /// The mean loss of one batch, nothing recorded.
   virtual double evaluate(const data::Batch& batch);
-  /// Of the gradients of the whole model.
-  virtual optim::Clip clip(optim::Optimizer& optimizer, double max_norm);
+  /// Of the gradients of the whole model, times `grad_scale` (0-d f64; undefined: 1).
+  virtual optim::Clip clip(optim::Optimizer& optimizer, double max_norm, const Tensor& grad_scale);
   /// A forward on one rank of data_group() needs the same forward on the others.
   virtual bool collective_forward() const { return false; }
 

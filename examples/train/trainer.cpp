@@ -1,15 +1,21 @@
 #include "examples/train/trainer.h"
 
 #include <chrono>
+#include <cmath>
+#include <cstring>
+#include <limits>
 #include <optional>
 
 #include "collectives/ops.h"
 #include "compile/compile.h"
+#include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
+#include "core/base/isa.h"
 #include "core/base/parallel.h"
 #include "core/data/loader.h"
 #include "core/data/token_dataset.h"
 #include "core/io/safetensors.h"
+#include "core/nn/nonfinite.h"
 #include "core/ops/pointwise.h"
 #include "core/optim/optim.h"
 #include "core/tensor/random.h"
@@ -100,8 +106,9 @@ double global_mean(const Strategy& strategy, const Tensor& mine) {
 // Mean loss over all positions of all windows. Batches are of one size and dealt in turn, so each
 // has its value whatever the number of ranks, and they are summed in one order. Where ranks run a
 // forward together, one without a batch of its own runs the first again and drops the result.
-double validate(const Task& task, Strategy& strategy) {
+double validate(const Options& o, const Task& task, Strategy& strategy) {
   ProcessGroup& group = strategy.data_group();
+  Autocast precision(compute_dtype(o));
   task.model->eval();
   int64_t items = task.validation->size(), size = task.validation_batch,
           batches = (items + size - 1) / size;
@@ -136,6 +143,30 @@ std::string generate(const Options& o, const Task& task, const std::vector<Named
   return copy.generate(o.sample);
 }
 
+// The texts of all ranks by rank, on every rank; each may be cut.
+std::vector<std::string> gather_texts(ProcessGroup& group, std::string text) {
+  constexpr size_t kLength = 480;
+  text.resize(kLength, '\0');
+  std::vector<uint8_t> bytes(text.begin(), text.end());
+  Tensor all =
+      all_gather(from_values<uint8_t>(bytes, {int64_t(kLength)}), Ref<ProcessGroup>(&group));
+  std::vector<std::string> out;
+  const auto* at = reinterpret_cast<const char*>(all.values<uint8_t>());
+  for (int r = 0; r < group.size(); ++r, at += kLength) out.emplace_back(at, strnlen(at, kLength));
+  return out;
+}
+
+// What computes the products of a run in mixed precision.
+std::string precision_story(const Options& o) {
+  switch (compute_dtype(o)) {
+    case kBF16:
+      return cpu::has_bf16_dot() ? ", products by bf16 dot instructions"
+                                 : ", products of bf16 computed in fp32: this CPU has no others";
+    case kF16: return ", products of fp16 computed in fp32, as on every CPU";
+    default: return "";
+  }
+}
+
 class Trainer {
  public:
   Trainer(const Options& o, Ref<ProcessGroup> group)
@@ -150,15 +181,17 @@ class Trainer {
                                                .steps = std::max<int64_t>(steps_, 1),
                                                .warmup = o.warmup})),
         loader_(task_.train, data::DistributedSampler(sampler_options(o, task_, *strategy_))),
-        checkpointing_(o, task_, *group_, *optimizer_, loader_),
+        scaler_({.enabled = compute_dtype(o) == kF16}),
+        checkpointing_(o, task_, *group_, *optimizer_, scaler_, loader_),
         done_(checkpointing_.resume()),
         report_(group_->rank() == 0, o.metrics, steps_, done_),
         profiling_(o.profile, *group_, done_, steps_) {}
 
   void run() {
     if (steps_ > 0)
-      report_.line(fmt::format("{}: {} parameters, {} ranks, {} steps of {} sequences", o_.model,
-                               strategy_->num_parameters(), group_->size(), steps_, o_.batch_size));
+      report_.line(fmt::format("{}: {} parameters, {} ranks, {} steps of {} sequences{}", o_.model,
+                               strategy_->num_parameters(), group_->size(), steps_, o_.batch_size,
+                               precision_story(o_)));
     if (!checkpointing_.story().empty()) report_.line(checkpointing_.story());
     auto start = Clock::now();
     std::optional<double> val;
@@ -169,9 +202,9 @@ class Trainer {
       if (std::string warning = checkpointing_.after_step(s + 1); !warning.empty())
         report_.line("warning: " + warning);
       if (task_.validation && o_.eval_every > 0 && (s + 1) % o_.eval_every == 0 && s + 1 < steps_)
-        report_.validation(s + 1, validate(task_, *strategy_));
+        report_.validation(s + 1, validate(o_, task_, *strategy_));
     }
-    if (task_.validation) val = validate(task_, *strategy_);
+    if (task_.validation) val = validate(o_, task_, *strategy_);
     report_.done({.steps = steps_,
                   .val_loss = val.value_or(0),
                   .seconds = seconds_since(start),
@@ -202,18 +235,38 @@ class Trainer {
     }
     Tensor key = from_values<int64_t>({s * kKeysPerStep}, {}), norm;
     std::tie(losses_, norm) = o_.compile ? run_compiled(batches, key) : update(batches, key);
-    tell(s, norm, start);
+    const double loss = global_mean(*strategy_, losses_);
+    const double size = norm.defined() ? norm.item<double>() : 0;
+    if (!std::isfinite(loss)) explain(s, batches, key, fmt::format("the loss is {}", loss));
+    if (!std::isfinite(size) && !scaler_.enabled())
+      explain(s, batches, key, fmt::format("the norm of the gradients is {}", size));
+    tell(s, loss, size, start);
   }
 
   // Forward, backward and update. The losses of this rank's micro-batches and the gradient norm,
   // which is undefined where nothing is clipped.
   std::pair<Tensor, Tensor> update(const std::vector<data::Batch>& batches, const Tensor& key) {
-    Tensor losses = strategy_->run_step(batches, key);
+    Tensor losses;
+    {
+      Autocast precision(compute_dtype(o_));
+      losses = strategy_->run_step(batches, key, scaler_);
+    }
     optim::Clip clip;
-    if (o_.clip_norm > 0) clip = strategy_->clip(*optimizer_, o_.clip_norm);
-    optimizer_->step(clip.scale);
+    constexpr double kUnbounded = std::numeric_limits<double>::infinity();
+    if (o_.clip_norm > 0 || scaler_.enabled())  // whose decision rests on the norm
+      clip = strategy_->clip(*optimizer_, o_.clip_norm > 0 ? o_.clip_norm : kUnbounded,
+                             scaler_.inverse_scale());
+    if (clip.norm.defined() && !scaler_.enabled()) {
+      // What is not a number stops the run, from the state before it: see explain.
+      Tensor none = scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64);
+      NoGrad off;
+      optimizer_->step_if_finite(where(isfinite(clip.norm), clip.scale, none));
+    } else {
+      scaler_.step(*optimizer_, clip);
+    }
+    scaler_.update();
     optimizer_->zero_grad();
-    return {losses, clip.norm};
+    return {losses, o_.clip_norm > 0 ? clip.norm : Tensor()};
   }
 
   // The same, compiled: a batch is given as its tensors.
@@ -243,14 +296,42 @@ class Trainer {
         r.calls, r.compiled, r.compile_s, compiled_update_.graph_report());
   }
 
-  void tell(int64_t s, const Tensor& norm, Clock::time_point start) {
-    double loss = global_mean(*strategy_, losses_), elapsed = seconds_since(start);
-    TESSERA_CHECK(loss == loss,
-                  "train: the loss of step {} is not a number; lower --lr or --clip-norm", s + 1);
+  // Runs a step that went wrong again, op by op, on all ranks, and throws one error on all of them
+  // that says where the first number that is none came from.
+  [[noreturn]] void explain(int64_t s, const std::vector<data::Batch>& batches, const Tensor& key,
+                            const std::string& what) {
+    std::string story;
+    {
+      nn::NonFiniteSearch search;
+      Autocast precision(compute_dtype(o_));
+      strategy_->run_step(batches, key, scaler_);
+      story = search.story();
+      // Found by the rank that made it before those that were sent it: '0' sorts first.
+      if (!story.empty()) story.insert(0, search.given_nan() ? "1" : "0");
+    }
+    std::vector<std::string> stories = gather_texts(*group_, story);
+    auto first = std::ranges::min_element(
+        stories, {}, [](const std::string& t) { return t.empty() ? '2' : t[0]; });
+    if (first->empty())
+      throw UserError(fmt::format(
+          "train: step {}: {}, but the same step run again op by op has finite numbers only{}",
+          s + 1, what,
+          o_.compile ? "; try it without --compile, and report it if that helps" : ""));
+    throw UserError(fmt::format(
+        "train: step {}: {}; on rank {}, {}. Lower --lr or --clip-norm, or look at that module",
+        s + 1, what, first - stories.begin(), first->substr(1)));
+  }
+
+  void tell(int64_t s, double loss, double norm, Clock::time_point start) {
+    const double elapsed = seconds_since(start);
+    if (scaler_.skipped())
+      report_.line(fmt::format(
+          "step {}: gradients were not finite, the update was skipped; the loss scale is {} now",
+          s + 1, scaler_.current_scale()));
     report_.step({.step = s + 1,
                   .loss = loss,
                   .lr = schedule_(s),
-                  .grad_norm = norm.defined() ? norm.item<double>() : 0,
+                  .grad_norm = norm,
                   .step_ms = elapsed * 1e3,
                   .samples_per_s = double(o_.batch_size) / elapsed,
                   .tokens_per_s = double(o_.batch_size * task_.tokens_per_sample) / elapsed,
@@ -267,6 +348,7 @@ class Trainer {
   std::unique_ptr<optim::Optimizer> optimizer_;
   optim::Schedule schedule_;
   data::DataLoader loader_;
+  optim::GradScaler scaler_;  // fp16 needs it
   Checkpointing checkpointing_;
   int64_t done_;  // steps of the run that is resumed
   Report report_;

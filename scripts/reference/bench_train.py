@@ -1,5 +1,5 @@
-"""Times training steps in PyTorch, eager and through torch.compile: forward, backward, clipping, AdamW, the loss read, fp32,
-one pinned thread.
+"""Times training steps in PyTorch, eager and through torch.compile: forward, backward, clipping, AdamW, the loss read, fp32
+or bf16 autocast (--precision bf16, which is around forward and loss), one pinned thread.
 
 How: gpt-nano (4 layers, 4 heads, width 128, context 64, vocabulary 65, batch 12), GPT-2 124M (one sequence of 512) and an MLP
 (784-256-256-10, batch 128), on random inputs drawn beforehand. A sample is the median over consecutive steps. Attention is
@@ -8,6 +8,7 @@ scaled_dot_product_attention where PyTorch has it and the plain form elsewhere; 
 and the update (clipping, optimizer step) too, as its users would; they exist from PyTorch 2 on.
 
 Usage: bench_train.py [names] [--repeats N] [--serve] [--cpu N] [--as-shipped] [--optimizer default|foreach|fused]
+                      [--precision fp32|bf16]
 The modes and what they print are in bench_common.py; names: step, gpt2, mlp, and each with _compiled behind it.
 """
 
@@ -18,6 +19,7 @@ import bench_common
 
 
 def add_options(parser):
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--optimizer", choices=("default", "foreach", "fused"), default="default")
 
 
@@ -62,6 +64,13 @@ def make_sampler(name, options):
     def update():
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+
+    if options.precision == "bf16":
+        plain = loss_of
+
+        def loss_of(x, y):
+            with torch.autocast("cpu", torch.bfloat16):
+                return plain(x, y)
 
     if compiled:
         loss_of, update = torch.compile(loss_of), torch.compile(update)

@@ -191,6 +191,59 @@ TEST_F(Train, ResumesUnderAnotherStrategy) {
   }
 }
 
+TEST_F(Train, MixedPrecisionLearnsAsFp32DoesUnderEveryStrategy) {
+  TrainRun exact = train(1, "--steps 50");
+  for (std::string precision : {"--precision bf16 ", "--precision fp16 "}) {
+    TrainRun serial = train(1, "--steps 50 " + precision);
+    ASSERT_EQ(serial.losses.size(), 50u);
+    EXPECT_NE(serial.hash, exact.hash) << precision << "computed in fp32";
+    EXPECT_NEAR(serial.losses[49] / exact.losses[49], 1, 5e-3) << precision;
+    EXPECT_NEAR(serial.val_loss / exact.val_loss, 1, 5e-3) << precision;
+    TrainRun compiled = train(1, "--steps 50 --compile " + precision);
+    expect_contains(last_output_, "48 of 50 steps were replayed from 1 graphs");
+    EXPECT_NEAR(compiled.losses[49] / exact.losses[49], 1, 5e-3) << precision;
+    for (const Spread& s : kSpreads) {
+      SCOPED_TRACE(precision + s.flags);
+      TrainRun r = train(s.ranks, "--steps 50 " + precision + s.flags);
+      ASSERT_EQ(r.losses.size(), 50u);
+      EXPECT_NEAR(r.losses[0] / exact.losses[0], 1, 1e-3);
+      EXPECT_NEAR(r.losses[49] / exact.losses[49], 1, 5e-3);
+      EXPECT_NEAR(r.val_loss / exact.val_loss, 1, 5e-3);
+    }
+  }
+}
+
+TEST_F(Train, TheLossScaleIsResumed) {
+  TrainRun whole = train(1, "--steps 20 --precision fp16");
+  std::string folder = " --checkpoint " + (folder_ / "half") + " ";
+  train(1, "--steps 10 --precision fp16" + folder);
+  TrainRun rest = train(1, "--steps 20 --precision fp16 --resume" + folder);
+  EXPECT_EQ(rest.losses, whole.losses);
+  EXPECT_EQ(rest.hash, whole.hash);
+  Outcome o = run(bin("tckpt") + " inspect " + (folder_ / "half"));
+  expect_contains(o.output, "scaler.scale");
+  expect_contains(o.output, "scaler.good_steps");
+}
+
+// The module and the op are named, whichever rank finds them and however the step ran.
+TEST_F(Train, ANaNIsTracedToItsOp) {
+  const char* spreads[] = {"", "--compile", "--strategy fsdp", "--strategy pp --accumulate 2"};
+  for (std::string spread : spreads) {
+    int ranks = spread.starts_with("--strategy") ? 2 : 1;
+    // After one update of that size nothing is finite any more.
+    Outcome o = run(bin("tlaunch") + " --nproc " + std::to_string(ranks) + " " + bin("train") +
+                    " --data " + data() +
+                    " --batch-size 8 --seq-len 16 --set layers=2 --set dim=32 --set heads=2 "
+                    "--steps 20 --weight-decay 0 --lr 1e30 " +
+                    spread);
+    EXPECT_NE(o.status, 0) << spread;
+    expect_contains(o.output, "train: step 2: the ");
+    expect_contains(o.output, "on rank ");
+    expect_contains(o.output, "ward) made the first ");
+    EXPECT_EQ(o.output.find("in no module"), std::string::npos) << o.output;
+  }
+}
+
 TEST_F(Train, CutModelsAreSavedAndSampledWhole) {
   std::string file = (folder_ / "model.safetensors");
   Outcome o =
@@ -251,6 +304,8 @@ TEST_F(Train, BadInputGetsOneClearLine) {
       {"--deterministic --logical-batches 3 --batch-size 12", "powers of two"},
       {"--sample 10 --steps 1", "--sample"},
       {"--schedule spiral --steps 5", "spiral"},
+      {"--precision fp8 --steps 1", "expected fp32, bf16 or fp16"},
+      {"--precision bf16 --exact-contraction --steps 1", "--exact-contraction"},
   };
   for (const auto& [flags, expected] : cases) {
     Outcome o = run(bin("train") + " " + flags + " </dev/null");

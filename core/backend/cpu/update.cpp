@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/backend/cpu/isa.h"
@@ -55,6 +56,18 @@ const UpdateFns<T>& fns() {
     return simd<UpdateTable>().f64;
 }
 
+// The update does not take place: results are the operands of which they are updates. `kept` are
+// the lists of `count` tensors among `lists` that have results, in order.
+void keep_lists(In lists, Out out, size_t count, std::initializer_list<size_t> kept) {
+  size_t to = 0;
+  for (size_t list : kept)
+    for (size_t i = 0; i < count; ++i, ++to) {
+      const Tensor& from = lists[list * count + i];
+      if (out[to].raw() != from.raw_values())
+        std::memcpy(out[to].raw(), from.raw_values(), from.nbytes());
+    }
+}
+
 void run_adam(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   const auto& a = static_cast<const AdamAttributes&>(prim);
   double step = *in[1].values<double>();
@@ -70,6 +83,7 @@ void run_adam(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   size_t n = size_t(a.count);
   In lists = in.subspan(3);
   for (size_t i = 0; i < n; ++i) check_real(prim, lists[i]);
+  if (a.if_finite && !std::isfinite(s.grad_scale)) return keep_lists(lists, out, n, {0, 2, 3});
   for_pieces(lists.first(n), [&](int tensor, int64_t begin, int64_t count) {
     size_t i = size_t(tensor);
     auto run = [&](auto zero) {
@@ -89,6 +103,8 @@ void run_sgd(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
   size_t n = size_t(a.count);
   In lists = in.subspan(2);
   for (size_t i = 0; i < n; ++i) check_real(prim, lists[i]);
+  if (a.if_finite && !std::isfinite(s.grad_scale))
+    return a.momentum != 0 ? keep_lists(lists, out, n, {0, 2}) : keep_lists(lists, out, n, {0});
   for_pieces(lists.first(n), [&](int tensor, int64_t begin, int64_t count) {
     size_t i = size_t(tensor);
     auto run = [&](auto zero) {

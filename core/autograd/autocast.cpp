@@ -1,0 +1,193 @@
+// The table of rules, and casts of operands by it. What is cast again and again are weights: their
+// values are kept, and every use gets a history of its own, so that gradients of several uses are
+// added in f32 and one backward does not use up the casts of another.
+#include "core/autograd/autocast.h"
+
+#include <unordered_map>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/pointwise.h"
+
+namespace tessera {
+namespace {
+
+// PyTorch's lists, by the names of our primitives; functions that are made of others (mean, norm,
+// the losses of losses.h) follow from what they are made of, or widen their operands themselves.
+constexpr AutocastEntry kTable[] = {
+    // matmul, linear, bmm, einsum and their like are all contractions
+    {"contract", AutocastRule::kLow},
+    {"attention", AutocastRule::kLow},
+    {"conv", AutocastRule::kLow},
+    {"conv_grad_input", AutocastRule::kLow},  // forward of a transposed convolution
+    // normalisation
+    {"softmax", AutocastRule::kWide},
+    {"log_softmax", AutocastRule::kWide},
+    {"layer_norm", AutocastRule::kWide},
+    {"rms_norm", AutocastRule::kWide},
+    // losses
+    {"cross_entropy", AutocastRule::kWide},
+    // functions whose results span many powers of two
+    {"exp", AutocastRule::kWide},
+    {"exp2", AutocastRule::kWide},
+    {"expm1", AutocastRule::kWide},
+    {"log", AutocastRule::kWide},
+    {"log2", AutocastRule::kWide},
+    {"log10", AutocastRule::kWide},
+    {"log1p", AutocastRule::kWide},
+    {"logsigmoid", AutocastRule::kWide},
+    {"softplus", AutocastRule::kWide},
+    {"pow", AutocastRule::kWide},
+    {"reciprocal", AutocastRule::kWide},
+    {"rsqrt", AutocastRule::kWide},
+    {"sinh", AutocastRule::kWide},
+    {"cosh", AutocastRule::kWide},
+    {"tan", AutocastRule::kWide},
+    {"asin", AutocastRule::kWide},
+    {"acos", AutocastRule::kWide},
+    {"erfinv", AutocastRule::kWide},
+    {"lgamma", AutocastRule::kWide},
+    {"digamma", AutocastRule::kWide},
+    {"trigamma", AutocastRule::kWide},
+    // sums and products of many terms
+    {"sum", AutocastRule::kWide},
+    {"prod", AutocastRule::kWide},
+    {"logcumsumexp", AutocastRule::kWide},
+    {"cumsum", AutocastRule::kWide},
+    {"cumprod", AutocastRule::kWide},
+};
+
+const Tensor& piece(const Tensor& t) {
+  const ShardData* shard = shard_data(t);
+  return shard ? shard->local : t;
+}
+
+// Of values that are not worth keeping (a gathered weight) the cast is not either: it is made again
+// from what they are made from.
+class CastAgain final : public Recipe {
+ public:
+  CastAgain(Ref<Recipe> source, const Tensor& from, DType to)
+      : source_(std::move(source)), meta_(from.meta()), offset_(from.offset()), to_(to) {}
+  Ref<Storage> rebuild() override {
+    return cast(Tensor(meta_, source_->rebuild(), offset_), to_).storage();
+  }
+
+ private:
+  Ref<Recipe> source_;
+  Meta meta_;
+  int64_t offset_;
+  DType to_;
+};
+
+const Ref<Recipe>& recipe_of(const Tensor& t) {
+  static const Ref<Recipe> none;
+  const Ref<Storage>& values = piece(t).storage();
+  return values ? values->recipe() : none;
+}
+
+bool is_parameter(const Tensor& t) {
+  const GradMeta* meta = grad_meta(t);
+  return meta && !meta->producer;
+}
+
+}  // namespace
+
+// Casts that were made while ops went to one backend: promises of a recorder mean nothing to
+// others, and values from before a recording would be frozen in it.
+class CastCache {
+ public:
+  explicit CastCache(bool enabled) : enabled_(enabled), backend_(context().backend) {}
+
+  Tensor cast_to(const Tensor& t, DType to) {
+    if (!enabled_ || context().backend != backend_ || !is_parameter(t)) return cast(t, to);
+    const Storage* storage = piece(t).storage().get();
+    if (!storage) return cast(t, to);
+    Entry& e = entries_[{t.impl(), to}];
+    if (!e.value.defined() || e.storage != storage || e.version != storage->version()) {
+      NoGrad off;
+      e = {t, storage, storage->version(), cast(t.detach(), to)};
+    }
+    Tensor value = e.value.detach();
+    if (grad_enabled()) give_history(cast_primitive(to), {&t, 1}, {&value, 1});
+    return value;
+  }
+
+ private:
+  struct Entry {
+    Tensor source, value = {};
+    const Storage* storage = nullptr;
+    uint32_t version = 0;
+    Entry() = default;
+    Entry(const Tensor& source, const Storage* storage, uint32_t version, Tensor value)
+        : source(source), value(std::move(value)), storage(storage), version(version) {}
+  };
+  using Key = std::pair<const TensorImpl*, DType>;
+  struct Hash {
+    size_t operator()(const Key& k) const {
+      return std::hash<const void*>()(k.first) * kNumDTypes + size_t(k.second);
+    }
+  };
+  const bool enabled_;
+  const Backend* const backend_;
+  std::unordered_map<Key, Entry, Hash> entries_;
+};
+
+namespace {
+
+Tensor lowered(const Tensor& t, DType to) {
+  if (const Ref<Recipe>& recipe = recipe_of(t)) [[unlikely]] {
+    Tensor low = cast(t, to);
+    piece(low).storage()->set_recipe(Ref<Recipe>(new CastAgain(recipe, piece(t), to)));
+    return low;
+  }
+  return context().casts->cast_to(t, to);
+}
+
+bool is_low(const Tensor& t) { return t.dtype() == kF16 || t.dtype() == kBF16; }
+
+}  // namespace
+
+Autocast::Autocast(DType dtype, AutocastOptions o)
+    : own_(context().casts ? nullptr : new CastCache(o.cache_weights)),
+      forced_(context().forced,
+              LayerMask(o.enabled && dtype != kF32 ? context().forced | bit(Layer::kAutocast)
+                                                   : context().forced & ~bit(Layer::kAutocast))),
+      dtype_(context().autocast, o.enabled ? dtype : kF32),
+      casts_(context().casts, own_ ? own_.get() : context().casts) {
+  TESSERA_CHECK(dtype == kF16 || dtype == kBF16 || dtype == kF32,
+                "autocast: {} is no dtype to compute products in; give bf16, f16 or f32 (off)",
+                name_of(dtype));
+}
+Autocast::~Autocast() = default;
+
+std::span<const AutocastEntry> autocast_table() { return kTable; }
+
+AutocastRule autocast_rule(OpId op) {
+  static const std::vector<AutocastRule> rules = [] {
+    std::vector<AutocastRule> by_op;
+    for (const AutocastEntry& e : kTable) {
+      size_t id = intern_op(e.op);
+      if (by_op.size() <= id) by_op.resize(id + 1, AutocastRule::kAsGiven);
+      by_op[id] = e.rule;
+    }
+    return by_op;
+  }();
+  return op < rules.size() ? rules[op] : AutocastRule::kAsGiven;
+}
+
+Tensors autocast_layer(const PrimRef& prim, Inputs in) {
+  const AutocastRule rule = autocast_on() ? autocast_rule(prim->id()) : AutocastRule::kAsGiven;
+  if (rule == AutocastRule::kLow) {
+    bool precise = false;  // f64 is asked for by name
+    for (const Tensor& t : in) precise |= t.dtype() == kF64;
+    const DType low = context().autocast;
+    if (!precise)
+      for (Tensor& t : in)
+        if (is_floating(t.dtype()) && t.dtype() != low) t = lowered(t, low);
+  } else if (rule == AutocastRule::kWide) {
+    for (Tensor& t : in)
+      if (is_low(t)) t = cast(std::move(t), kF32);
+  }
+  return dispatch_below(Layer::kAutocast, prim, in);
+}
+
+}  // namespace tessera

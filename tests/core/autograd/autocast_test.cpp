@@ -1,0 +1,274 @@
+// Autocast: which op computes in what, what gradients are, how scopes nest, and when a weight is
+// cast again.
+#include "core/autograd/autocast.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <set>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/compose.h"
+#include "core/ops/contract.h"
+#include "core/ops/conv.h"
+#include "core/ops/create.h"
+#include "core/ops/fused.h"
+#include "core/ops/losses.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/random.h"
+#include "core/ops/reduce.h"
+#include "core/ops/scan.h"
+#include "core/ops/update.h"
+#include "core/ops/views.h"
+#include "core/primitive/registry.h"
+#include "core/tensor/random.h"
+
+namespace tessera {
+namespace {
+
+Tensor drawn(const Shape& shape, uint64_t seed) {
+  manual_seed(seed);
+  return randn(shape);
+}
+Tensor weight(const Shape& shape, uint64_t seed) { return drawn(shape, seed).requires_grad_(); }
+
+void expect_same(const Tensor& a, const Tensor& b, const char* what) {
+  ASSERT_EQ(a.dtype(), b.dtype()) << what;
+  ASSERT_EQ(a.shape(), b.shape()) << what;
+  Tensor x = contiguous(a.detach()), y = contiguous(b.detach());
+  EXPECT_EQ(std::memcmp(x.raw_values(), y.raw_values(), x.nbytes()), 0) << what;
+}
+double largest_difference(const Tensor& a, const Tensor& b) {
+  return amax(abs(a.detach().to(kF64) - b.detach().to(kF64))).item<double>();
+}
+
+// Runs ops as ever and counts those of one name.
+class Counting final : public Backend {
+ public:
+  explicit Counting(std::string_view name) : name_(name), on_(context().backend, this) {}
+  Tensors run(const PrimRef& prim, Inputs in) override {
+    count_ += prim->name() == name_;
+    return eager_backend().run(prim, in);
+  }
+  void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override {
+    eager_backend().assign(dst, prim, in);
+  }
+  int take() { return std::exchange(count_, 0); }
+
+ private:
+  std::string_view name_;
+  int count_ = 0;
+  Scoped<Backend*> on_;
+};
+
+TEST(Autocast, EveryRuleIsOfAnOp) {
+  std::set<std::string, std::less<>> names;
+  for (const OpEntry& e : op_registry().entries()) names.insert(e.name);
+  std::set<std::string_view> seen;
+  for (const AutocastEntry& e : autocast_table()) {
+    EXPECT_TRUE(names.contains(e.op)) << e.op;
+    EXPECT_TRUE(seen.insert(e.op).second) << e.op << " twice";
+    EXPECT_EQ(autocast_rule(intern_op(e.op)), e.rule);
+  }
+  EXPECT_EQ(autocast_rule(intern_op("add")), AutocastRule::kAsGiven);
+}
+
+TEST(Autocast, OpsComputeByTheTable) {
+  for (DType low : {kBF16, kF16}) {
+    Tensor x = drawn({4, 8}, 1), w = weight({6, 8}, 2), b = weight({6}, 3);
+    Autocast scope(low);
+    Tensor y = linear(x, w, b);
+    EXPECT_EQ(y.dtype(), low);
+    EXPECT_EQ(matmul(x, transpose(w, 0, 1)).dtype(), low);
+    EXPECT_EQ(gelu(y).dtype(), low) << "as given";
+    EXPECT_EQ((y + x[0][0]).dtype(), low) << "numbers do not widen";
+    EXPECT_EQ((y + linear(x, w).to(kF32)).dtype(), kF32) << "the wider of two";
+    Tensor parts[] = {y, drawn({4, 6}, 4)};
+    EXPECT_EQ(cat(parts, 0).dtype(), kF32);
+    for (const Tensor& wide :
+         {softmax(y), log_softmax(y), layer_norm(y, drawn({6}, 5), b), rms_norm(y), exp(y),
+          pow(abs(y), 2.5), sum(y), mean(y), cumsum(y, 0), mse_loss(y, y), l1_loss(y, y),
+          huber_loss(y, y), binary_cross_entropy_with_logits(y, sigmoid(y)),
+          kl_div(log_softmax(y), softmax(y)), norm(y),
+          cross_entropy(y, from_values<int64_t>({0, 1, 2, 3}, {4})),
+          nll_loss(y, from_values<int64_t>({0, 1, 2, 3}, {4}))})
+      EXPECT_EQ(wide.dtype(), kF32);
+    Tensor image = drawn({2, 3, 5, 5}, 7), kernel = weight({4, 3, 3, 3}, 8), c = weight({4}, 9);
+    EXPECT_EQ(conv2d(image, kernel, c).dtype(), low);
+    EXPECT_EQ(conv_transpose2d(conv2d(image, kernel, c), kernel).dtype(), low);
+    Tensor q = drawn({1, 2, 5, 4}, 6);
+    EXPECT_EQ(scaled_dot_product_attention(q, q.to(low), q, {.causal = true}).dtype(), low);
+    EXPECT_EQ(scaled_dot_product_attention(q, q.to(low), q,
+                                           {.causal = true, .kernel = AttentionKernel::kPlain})
+                  .dtype(),
+              low);
+    // What is f64 by choice, and what is no float, stays as it is.
+    EXPECT_EQ(matmul(x.to(kF64), transpose(w, 0, 1).to(kF64)).dtype(), kF64);
+    EXPECT_EQ(matmul(x.to(kI64), transpose(w, 0, 1).to(kI64)).dtype(), kI64);
+  }
+}
+
+// The casts that a program would write itself.
+TEST(Autocast, EqualsCastsWrittenByHand) {
+  Tensor x = drawn({5, 8}, 1), t = from_values<int64_t>({0, 1, 2, 3, 0}, {5});
+  auto gradients = [&](bool by_hand) {
+    Tensor w1 = weight({16, 8}, 2), b1 = weight({16}, 3), w2 = weight({4, 16}, 4);
+    Tensor loss;
+    if (by_hand) {
+      Tensor h = add(linear(x.to(kBF16), w1.to(kBF16)), b1.to(kBF16));
+      h = layer_norm(gelu(h).to(kF32));
+      loss = cross_entropy(linear(h.to(kBF16), w2.to(kBF16)).to(kF32), t);
+    } else {
+      Autocast scope(kBF16);
+      Tensor h = layer_norm(gelu(linear(x, w1, b1)));
+      loss = cross_entropy(linear(h, w2), t);
+    }
+    EXPECT_EQ(loss.dtype(), kF32);
+    loss.backward();
+    return std::vector<Tensor>{loss, w1.grad(), b1.grad(), w2.grad()};
+  };
+  std::vector<Tensor> got = gradients(false), want = gradients(true);
+  for (size_t i = 0; i < got.size(); ++i) {
+    EXPECT_EQ(got[i].dtype(), kF32);
+    expect_same(got[i], want[i], "loss and gradients");
+  }
+}
+
+TEST(Autocast, BackwardComputesInWhatForwardChose) {
+  auto gradient = [](bool inside) {
+    Tensor x = drawn({5, 8}, 1), w = weight({4, 8}, 2), loss;
+    {
+      Autocast scope(kBF16);
+      loss = sum(square(gelu(linear(x, w))));
+      if (inside) loss.backward();
+    }
+    if (!inside) loss.backward();
+    return w.grad();
+  };
+  expect_same(gradient(true), gradient(false), "gradient");
+}
+
+TEST(Autocast, GradientsAreCloseToThoseOfF32) {
+  auto gradient = [](DType dtype) {
+    Tensor x = drawn({32, 64}, 1), w = weight({48, 64}, 2), v = weight({8, 48}, 3);
+    Autocast scope(dtype);
+    mean(square(linear(gelu(linear(x, w)), v))).backward();
+    return std::vector<Tensor>{w.grad(), v.grad()};
+  };
+  std::vector<Tensor> f32 = gradient(kF32), bf16 = gradient(kBF16), f16 = gradient(kF16);
+  for (size_t i = 0; i < f32.size(); ++i) {
+    double size = amax(abs(f32[i])).item<double>();
+    double coarse = largest_difference(bf16[i], f32[i]) / size,
+           fine = largest_difference(f16[i], f32[i]) / size;
+    EXPECT_GT(coarse, 0) << "nothing was rounded";
+    EXPECT_LT(coarse, 0.02);
+    EXPECT_LT(fine, 0.0025);
+  }
+}
+
+TEST(Autocast, ScopesNestAndEnd) {
+  Tensor x = drawn({2, 4}, 1), w = weight({3, 4}, 2);
+  auto dtype = [&] { return linear(x, w).dtype(); };
+  EXPECT_EQ(dtype(), kF32);
+  {
+    Autocast outer(kBF16);
+    EXPECT_EQ(dtype(), kBF16);
+    {
+      Autocast off(kBF16, {.enabled = false});
+      EXPECT_EQ(dtype(), kF32);
+      EXPECT_EQ(linear(x.to(kBF16), w).dtype(), kF32) << "operands meet as without autocast";
+      Autocast again(kF16);
+      EXPECT_EQ(dtype(), kF16);
+    }
+    {
+      Autocast off(kF32);
+      EXPECT_EQ(dtype(), kF32);
+    }
+    EXPECT_EQ(dtype(), kBF16);
+    EXPECT_THROW(
+        {
+          Autocast inner(kF16);
+          matmul(x, x);
+        },
+        ShapeError);
+    EXPECT_EQ(dtype(), kBF16);
+  }
+  EXPECT_EQ(dtype(), kF32);
+  try {
+    Autocast scope(kF64);
+    FAIL() << "f64 was taken";
+  } catch (const UserError& e) {
+    EXPECT_NE(std::string(e.what()).find("f64"), std::string::npos) << e.what();
+  }
+  EXPECT_EQ(dtype(), kF32);
+}
+
+TEST(Autocast, WeightsAreCastOnceForEachOfTheirValues) {
+  Tensor x = drawn({4, 8}, 1).to(kBF16), w = weight({8, 8}, 2);
+  Counting casts("cast");
+  {
+    Autocast scope(kBF16);
+    Tensor y = linear(linear(x, w), w);
+    EXPECT_EQ(casts.take(), 1);
+    sum(y).backward();
+    expect_same(linear(x, w), linear(x, w.detach().to(kBF16)), "from the cache");
+    casts.take();
+    linear(x, w);
+    EXPECT_EQ(casts.take(), 0);
+    assign_(w.detach(), drawn({8, 8}, 3));
+    Tensor after = linear(x, w);
+    EXPECT_EQ(casts.take(), 1) << "it was written";
+    expect_same(after, linear(x, w.detach().to(kBF16)), "the values as they are now");
+    casts.take();
+    {
+      Autocast inner(kF16);
+      linear(x, w), linear(x, w);
+      EXPECT_EQ(casts.take(), 1 + 2) << "another dtype: the weight once, x each time";
+    }
+    linear(x, w);
+    EXPECT_EQ(casts.take(), 0) << "that of the outer scope is still there";
+  }
+  Autocast scope(kBF16);
+  linear(x, w);
+  EXPECT_EQ(casts.take(), 1) << "a new scope";
+}
+
+TEST(Autocast, WithoutCacheEachUseIsCast) {
+  Tensor x = drawn({4, 8}, 1).to(kBF16), w = weight({8, 8}, 2);
+  Counting casts("cast");
+  Autocast scope(kBF16, {.cache_weights = false});
+  linear(linear(x, w), w);
+  EXPECT_EQ(casts.take(), 2);
+}
+
+TEST(Autocast, UsesOfOneCastHaveGradientsOfTheirOwn) {
+  Tensor x = drawn({4, 8}, 1);
+  auto gradient = [&](bool cache, bool first_without) {
+    Tensor w = weight({8, 8}, 2);
+    Autocast scope(kBF16, {.cache_weights = cache});
+    if (first_without) {
+      NoGrad off;
+      linear(x, w);
+    }
+    sum(square(linear(linear(x, w), w))).backward();
+    sum(square(linear(x, w))).backward();  // a second backward through the same cast
+    return w.grad();
+  };
+  expect_same(gradient(true, false), gradient(false, false), "two uses, two backwards");
+  expect_same(gradient(true, true), gradient(false, false), "cast first while nothing is recorded");
+}
+
+TEST(Autocast, SecondDerivativesGoThroughCasts) {
+  Tensor x = drawn({3, 4}, 1), w = weight({4, 4}, 2);
+  Autocast scope(kBF16);
+  Tensor loss = sum(exp(linear(x, w)));
+  Tensors first = grad({&loss, 1}, {&w, 1}, {}, {.create_graph = true});
+  Tensor again = sum(square(first[0]));
+  again.backward();
+  ASSERT_TRUE(w.grad().defined());
+  EXPECT_EQ(w.grad().dtype(), kF32);
+  EXPECT_GT(amax(abs(w.grad())).item<double>(), 0);
+}
+
+}  // namespace
+}  // namespace tessera
