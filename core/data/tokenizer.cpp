@@ -7,6 +7,7 @@
 #include "core/base/error.h"
 #include "core/data/bpe.h"
 #include "core/data/utf8.h"
+#include "core/data/wordpiece.h"
 #include "core/io/file.h"
 
 namespace tessera::data {
@@ -99,9 +100,12 @@ void Tokenizer::check_id(TokenId id) const {
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec, std::string_view text) {
   if (spec == "byte") return std::make_shared<ByteTokenizer>();
   if (spec == "char") return std::make_shared<CharTokenizer>(text);
+  constexpr std::string_view kWordPiece = "wordpiece:";
+  if (spec.starts_with(kWordPiece)) return WordPieceTokenizer::open(spec.substr(kWordPiece.size()));
   std::error_code error;
   TESSERA_CHECK(std::filesystem::exists(spec, error),
-                "tokenizer: {} is neither byte nor char nor an existing file; give one of them",
+                "tokenizer: {} is neither byte, char nor wordpiece:PATH nor an existing file; give "
+                "one of them",
                 io::quote(spec));
   return BpeTokenizer::open(spec);
 }

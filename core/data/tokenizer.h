@@ -1,6 +1,6 @@
 // Tokenizers: text to integers and back. Invariant: decode(encode(text)) == text, byte for byte,
 // for every text that encode accepts; what it does not accept is an error that names the offset,
-// never a silent replacement.
+// never a silent replacement. WordPiece is the exception, by its definition (wordpiece.h).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -32,7 +32,8 @@ class Tokenizer {
 };
 
 /// `byte`: 256 ids, any text. `char`: the distinct characters (code points) of `text`, sorted;
-/// `text` must be UTF-8. Anything else: path of a tiktoken ranks file (GPT-2's byte-level BPE).
+/// `text` must be UTF-8. `wordpiece:PATH`: BERT's, uncased, with the vocabulary in that file.
+/// Anything else: path of a tiktoken ranks file (GPT-2's byte-level BPE).
 /// Throws UserError naming the spec.
 std::shared_ptr<const Tokenizer> make_tokenizer(const std::string& spec, std::string_view text);
 

@@ -130,11 +130,19 @@ TextSplit split_text(std::string_view text) {
 
 namespace {
 
+/// A folder that holds train.txt and validation.txt is split as they are; other text 90/10.
 TokenSplit load_text(const std::string& path, const std::string& tokenizer) {
   TESSERA_CHECK(!tokenizer.empty(),
-                "data: text needs a tokenizer; give byte, char or a ranks file");
-  std::string text = read_text(path);
-  TextSplit split = split_text(text);
+                "data: text needs a tokenizer; give byte, char, wordpiece:PATH or a ranks file");
+  fs::path train = fs::path(path) / "train.txt", validation = fs::path(path) / "validation.txt";
+  std::error_code error;
+  bool parts = fs::exists(train, error) && fs::exists(validation, error);
+  std::string text = parts ? read_text(train.string()) : read_text(path);
+  size_t cut = text.size();
+  if (parts) text += read_text(validation.string());
+  TextSplit split =
+      parts ? TextSplit{std::string_view(text).substr(0, cut), std::string_view(text).substr(cut)}
+            : split_text(text);
   TokenSplit out;
   out.tokenizer = make_tokenizer(tokenizer, text);
   out.vocab_size = out.tokenizer->vocab_size();

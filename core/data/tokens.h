@@ -58,7 +58,8 @@ struct TokenSplit {
   std::shared_ptr<const Tokenizer> tokenizer;  // null for token files without one
 };
 
-/// `text:PATH`: read_text, split, encoded by make_tokenizer(tokenizer, whole text). `tokens:PATH`:
+/// `text:PATH`: read_text, split (a folder with train.txt and validation.txt: into these), encoded
+/// by make_tokenizer(tokenizer, whole text). `tokens:PATH`:
 /// a token file, split 90/10, or a folder with train.bin and val.bin; `tokenizer` may be empty,
 /// then vocab_size is the largest id + 1. Throws UserError for another kind and for what the parts
 /// refuse.

@@ -2,8 +2,12 @@
 
 #include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
+#include "core/ops/create.h"
+#include "core/ops/fused.h"
+#include "core/ops/pointwise.h"
 #include "core/ops/random.h"
 #include "core/tensor/random.h"
+#include "examples/models/bert.h"
 #include "examples/models/gpt.h"
 #include "examples/models/mlp.h"
 
@@ -29,11 +33,15 @@ Workload::Workload(const WorkloadOptions& o) : precision_(o.precision) {
   manual_seed(o.seed);
   if (o.model == "gpt-nano" || o.model == "gpt2")
     make_gpt(o);
+  else if (o.model.starts_with("bert-"))
+    make_bert(o);
   else if (o.model == "mlp")
     make_mlp(o);
   else
-    throw UserError(
-        fmt::format("bench: unknown model \"{}\"; expected gpt-nano, gpt2 or mlp", o.model));
+    throw UserError(fmt::format(
+        "bench: unknown model \"{}\"; expected gpt-nano, gpt2, bert-mini, bert-base, bert-large or "
+        "mlp",
+        o.model));
   optimizer_ =
       std::make_unique<optim::AdamW>(optim::decay_matrices_only(model_->named_parameters(), 0.1),
                                      optim::AdamWOptions{.lr = 1e-3, .betas = {0.9, 0.99}});
@@ -59,6 +67,25 @@ void Workload::make_gpt(const WorkloadOptions& o) {
   for (int i = 0; i < kBatches; ++i)
     batches_.push_back(
         {randint(0, m.vocab, {batch_, length}), randint(0, m.vocab, {batch_, length})});
+}
+
+void Workload::make_bert(const WorkloadOptions& o) {
+  models::BertOptions m = models::bert_options(o.model);
+  m.dropout = m.attention_dropout = 0;
+  apply_settings(m, o.set);
+  int64_t length = o.seq_len ? o.seq_len : 128;
+  TESSERA_CHECK(length <= m.context, "bench: --seq-len {} is longer than the model's context {}",
+                length, m.context);
+  batch_ = o.batch_size ? o.batch_size : 8;
+  tokens_ = batch_ * length;
+  auto bert = models::bert_for_masked_lm(m);
+  model_ = bert;
+  loss_ = [bert](const Batch& b) { return cross_entropy((*bert)(b.inputs), b.targets); };
+  for (int i = 0; i < kBatches; ++i) {
+    Tensor ids = randint(0, m.vocab, {batch_, length});
+    Tensor chosen = lt(rand({batch_, length}), 0.15);
+    batches_.push_back({ids, where(chosen, ids, full_like(ids, -100))});
+  }
 }
 
 void Workload::make_mlp(const WorkloadOptions& o) {

@@ -46,6 +46,7 @@ class Workload {
   Tensor train_on(const Batch& batch);
   const Batch& next_batch() { return batches_[next_++ % batches_.size()]; }
   void make_gpt(const WorkloadOptions& options);
+  void make_bert(const WorkloadOptions& options);
   void make_mlp(const WorkloadOptions& options);
 
   std::shared_ptr<nn::Module> model_;

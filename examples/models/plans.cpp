@@ -28,6 +28,20 @@ parallel::ParallelPlan tensor_parallel_plan(const GptOptions& o, bool sequence_p
   return plan;
 }
 
+parallel::ParallelPlan tensor_parallel_plan(const BertOptions& o) {
+  namespace p = parallel;
+  int64_t head_width = o.dim / o.heads;
+  p::ParallelPlan plan;
+  for (const char* name : {"query", "key", "value"})
+    plan.emplace_back(fmt::format("bert.encoder.layer.*.attention.self.{}", name),
+                      p::colwise({.unit = head_width}));
+  plan.emplace_back("bert.encoder.layer.*.attention.output.dense",
+                    p::rowwise({.unit = head_width}));
+  plan.emplace_back("bert.encoder.layer.*.intermediate.dense", p::colwise());
+  plan.emplace_back("bert.encoder.layer.*.output.dense", p::rowwise());
+  return plan;
+}
+
 parallel::ParallelPlan tensor_parallel_plan(const MlpOptions& o) {
   parallel::ParallelPlan plan;
   int64_t modules_each = o.dropout > 0 ? 3 : 2;  // Linear, ReLU and perhaps Dropout

@@ -1,5 +1,6 @@
 // How the models here are cut over a tensor-parallel axis.
 #pragma once
+#include "examples/models/bert.h"
 #include "examples/models/gpt.h"
 #include "examples/models/mlp.h"
 #include "parallel/tensor_parallel.h"
@@ -12,6 +13,9 @@ namespace tessera::models {
 /// `sequence_parallel`, norms and dropouts between the regions work on a part of the sequence.
 parallel::ParallelPlan tensor_parallel_plan(const GptOptions& options,
                                             bool sequence_parallel = false);
+
+/// Attention by heads, feed-forward by its inner width; embeddings and head stay whole.
+parallel::ParallelPlan tensor_parallel_plan(const BertOptions& options);
 
 /// Hidden layers in pairs, column-wise and row-wise; a layer that is left over stays whole.
 parallel::ParallelPlan tensor_parallel_plan(const MlpOptions& options);

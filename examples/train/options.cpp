@@ -1,6 +1,9 @@
 #include "examples/train/options.h"
 
+#include <fmt/ranges.h>
+
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <set>
 
 #include "core/base/error.h"
@@ -50,10 +53,13 @@ void check_values(const Options& o) {
   TESSERA_CHECK(
       !o.deterministic || o.accumulate == 1,
       "train: --deterministic counts micro-batches by --logical-batches; leave --accumulate out");
-  for (const char* known : {"image", "resnet", "bert"})
+  for (const char* known : {"image", "resnet"})
     refuse(o.model.starts_with(known), "--model " + o.model);
-  TESSERA_CHECK(o.model == "gpt2" || o.model == "gpt-nano" || o.model == "mlp",
-                "train: unknown model \"{}\"; expected gpt2, gpt-nano or mlp", o.model);
+  constexpr std::string_view kModels[] = {"gpt-nano",  "gpt2",       "bert-mini",
+                                          "bert-base", "bert-large", "mlp"};
+  TESSERA_CHECK(std::find(std::begin(kModels), std::end(kModels), o.model) != std::end(kModels),
+                "train: unknown model \"{}\"; expected one of {}", o.model,
+                fmt::join(kModels, ", "));
   static const std::set<std::string> kStrategies = {"ddp",     "fsdp",    "hsdp", "tp",
                                                     "fsdp+tp", "hsdp+tp", "pp"};
   TESSERA_CHECK(
@@ -69,9 +75,14 @@ void check_values(const Options& o) {
   TESSERA_CHECK(o.optimizer == "sgd" || o.optimizer == "adamw",
                 "train: unknown optimizer \"{}\"; expected sgd or adamw", o.optimizer);
   std::string kind = o.data.substr(0, o.data.find(':'));
-  for (const char* later : {"mlm", "images", "cifar10"}) refuse(kind == later, "--data " + kind);
-  TESSERA_CHECK(o.data.empty() || kind == "text" || kind == "tokens" || kind == "synthetic",
-                "train: --data \"{}\": expected text:PATH, tokens:PATH or synthetic:", o.data);
+  for (const char* later : {"images", "cifar10"}) refuse(kind == later, "--data " + kind);
+  TESSERA_CHECK(
+      o.data.empty() || kind == "text" || kind == "tokens" || kind == "mlm" || kind == "synthetic",
+      "train: --data \"{}\": expected text:PATH, tokens:PATH, mlm:PATH or synthetic:", o.data);
+  bool masked = o.model.starts_with("bert");
+  TESSERA_CHECK(o.data.empty() || kind == "synthetic" || masked == (kind == "mlm"),
+                "train: --model {} does not learn from --data {}:; {}", o.model, kind,
+                masked ? "give mlm:PATH" : "mlm: is for the bert models");
 }
 
 std::pair<double, double> parse_betas(const std::string& text) {
@@ -105,9 +116,9 @@ Parsed parse_options(int argc, char** argv) {
     app.add_option(flag, value, help)->capture_default_str();
   };
 
-  text("--model", o.model, "gpt2, gpt-nano or mlp");
-  text("--data", o.data, "text:PATH (file or folder), tokens:PATH or synthetic:");
-  text("--tokenizer", o.tokenizer, "byte, char or a GPT-2 ranks file");
+  text("--model", o.model, "gpt-nano, gpt2, bert-mini, bert-base, bert-large or mlp");
+  text("--data", o.data, "text:PATH or mlm:PATH (file or folder), tokens:PATH or synthetic:");
+  text("--tokenizer", o.tokenizer, "byte, char or a GPT-2 ranks file; mlm: a WordPiece vocabulary");
   number("--batch-size", o.batch_size, "sequences in a step, over all ranks");
   number("--accumulate", o.accumulate, "micro-batches a rank runs before gradients are reduced");
   number("--seq-len", o.seq_len, "tokens of a sequence; 0: the model's context");

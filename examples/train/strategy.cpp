@@ -108,6 +108,8 @@ class Sharded final : public Strategy {
     parallel::ParallelPlan plan;
     if (auto gpt = std::dynamic_pointer_cast<models::Gpt>(task.model))
       plan = models::tensor_parallel_plan(gpt->options);
+    else if (auto bert = std::dynamic_pointer_cast<models::BertForMaskedLM>(task.model))
+      plan = models::tensor_parallel_plan(bert->options);
     else if (auto mlp = std::dynamic_pointer_cast<models::Mlp>(task.model))
       plan = models::tensor_parallel_plan(mlp->options);
     else

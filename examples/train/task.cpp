@@ -3,11 +3,14 @@
 #include <cstring>
 
 #include "core/autograd/autograd.h"
+#include "core/data/masked_dataset.h"
 #include "core/data/token_dataset.h"
 #include "core/data/tokens.h"
+#include "core/data/wordpiece.h"
 #include "core/io/safetensors.h"
 #include "core/ops/fused.h"
 #include "core/ops/random.h"
+#include "examples/models/bert.h"
 #include "examples/models/gpt.h"
 #include "examples/models/mlp.h"
 
@@ -117,6 +120,53 @@ Task make_gpt_task(const Options& o) {
   return task;
 }
 
+/// Masked language modelling; a row is [CLS], tokens of a window, [SEP].
+Task make_bert_task(const Options& o) {
+  Task task;
+  models::BertOptions m = models::bert_options(o.model);
+  for (auto& [key, value] : saved_metadata(o.weights))
+    if (key.starts_with("option.")) models::set_option(m, key.substr(7), value);
+  for (auto& [key, value] : o.set) models::set_option(m, key, value);
+  int64_t length = o.seq_len ? o.seq_len : std::min<int64_t>(128, m.context);
+  TESSERA_CHECK(length <= m.context,
+                "train: --seq-len {} is longer than the model's context {}; give --set context={}",
+                length, m.context, length);
+  if (o.data.starts_with("mlm:")) {
+    TESSERA_CHECK(o.tokenizer != "char" && o.tokenizer != "byte",
+                  "train: --data mlm: needs a WordPiece vocabulary; give --tokenizer FILE");
+    data::TokenSplit split =
+        data::load_tokens("text:" + o.data.substr(4), "wordpiece:" + o.tokenizer);
+    auto tokenizer = std::static_pointer_cast<const data::WordPieceTokenizer>(split.tokenizer);
+    m.vocab = split.vocab_size;
+    data::MaskingOptions masking{.length = length,
+                                 .vocab_size = m.vocab,
+                                 .cls = tokenizer->cls(),
+                                 .sep = tokenizer->sep(),
+                                 .mask = tokenizer->mask(),
+                                 .seed = o.seed};
+    task.train = std::make_shared<data::MaskedDataset>(split.train, masking, "training split");
+    masking.random_windows = false;
+    task.validation =
+        std::make_shared<data::MaskedDataset>(split.validation, masking, "validation split");
+  } else {
+    task.train = std::make_shared<Synthetic>(Shape{length}, Shape{length}, m.vocab, true, o.seed);
+  }
+  nn::SkipInit later;
+  auto bert = models::bert_for_masked_lm(m);
+  task.fill = [bert, seed = o.seed] { bert->init(seed); };
+  task.model = bert;
+  task.tokens_per_sample = length;
+  task.loss = mean_cross_entropy;
+  auto field = [&](const char* name, auto value) {
+    task.metadata.emplace_back(fmt::format("option.{}", name), fmt::format("{}", value));
+  };
+  field("vocab", m.vocab), field("context", m.context), field("segments", m.segments);
+  field("layers", m.layers), field("heads", m.heads), field("dim", m.dim);
+  field("hidden", m.hidden), field("dropout", m.dropout);
+  field("attention_dropout", m.attention_dropout), field("eps", m.eps);
+  return task;
+}
+
 Task make_mlp_task(const Options& o) {
   TESSERA_CHECK(o.data.empty() || o.data.starts_with("synthetic"),
                 "train: --model mlp learns from --data synthetic: only, got \"{}\"", o.data);
@@ -136,7 +186,9 @@ Task make_mlp_task(const Options& o) {
 
 Task make_task(const Options& o, Device device) {
   nn::OnDevice building(device);
-  Task task = o.model == "mlp" ? make_mlp_task(o) : make_gpt_task(o);
+  Task task = o.model == "mlp"              ? make_mlp_task(o)
+              : o.model.starts_with("bert") ? make_bert_task(o)
+                                            : make_gpt_task(o);
   task.metadata.emplace_back("model", o.model);
   if (!o.weights.empty())
     task.fill = [model = task.model, path = o.weights] {

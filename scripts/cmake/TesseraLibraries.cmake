@@ -30,3 +30,4 @@ tessera_find_library(blas cblas.h openblas lapacke SUFFIXES openblas-openmp open
 tessera_find_library(gloo gloo/context.h gloo)
 tessera_find_library(xxhash xxhash.h xxhash)
 tessera_find_library(pcre2 pcre2.h pcre2-8)
+tessera_find_library(utf8proc utf8proc.h utf8proc)

@@ -28,13 +28,15 @@ class Train : public ::testing::Test {
     for (int i = 0; i < 3000; ++i) text << "line " << i * i % 997 << " of a text to learn\n";
   }
   std::string data() const { return "text:" + (folder_ / "text.txt"); }
+  /// What is trained, and on what.
+  virtual std::string task() const { return "--data " + data(); }
   TrainRun train(int ranks, const std::string& flags) {
     std::string metrics = (folder_ / "metrics.jsonl");
-    Outcome o =
-        run(bin("tlaunch") + " --nproc " + std::to_string(ranks) + " " + bin("train") + " --data " +
-            data() +
-            " --batch-size 8 --seq-len 16 --set layers=2 --set dim=32 --set heads=2 --metrics " +
-            metrics + " " + flags);
+    Outcome o = run(bin("tlaunch") + " --nproc " + std::to_string(ranks) + " " + bin("train") +
+                    " " + task() +
+                    " --batch-size 8 --seq-len 16 --set layers=2 --set dim=32 --set heads=2 "
+                    "--metrics " +
+                    metrics + " " + flags);
     EXPECT_EQ(o.status, 0) << o.output;
     last_output_ = o.output;
     TrainRun r;
@@ -150,6 +152,53 @@ TEST_F(Train, EveryStrategyEqualsSerial) {
     EXPECT_NEAR(r.losses[49] / serial.losses[49], 1, 1e-3);
     EXPECT_NEAR(r.val_loss / serial.val_loss, 1, 1e-3);
   }
+}
+
+/// A small BERT on masked text.
+class TrainBert : public Train {
+ protected:
+  void SetUp() override {
+    Train::SetUp();
+    std::ofstream vocabulary(folder_ / "vocab.txt");
+    vocabulary << "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nline\nof\na\ntext\nto\nlearn\n";
+    for (int digit = 0; digit < 10; ++digit) vocabulary << digit << "\n##" << digit << "\n";
+  }
+  std::string task() const override {
+    return "--model bert-mini --set hidden=64 --data mlm:" + (folder_ / "text.txt") +
+           " --tokenizer " + (folder_ / "vocab.txt");
+  }
+};
+
+TEST_F(TrainBert, LearnsAndEveryStrategyEqualsSerial) {
+  TrainRun serial = train(1, "--steps 50");
+  ASSERT_EQ(serial.losses.size(), 50u);
+  EXPECT_LT(serial.val_loss, 0.9 * serial.losses[0]);
+  for (const Spread& s : {Spread{2, ""}, kSpreads[0], kSpreads[3], kSpreads[4]}) {
+    SCOPED_TRACE(s.flags);
+    TrainRun r = train(s.ranks, std::string("--steps 50 ") + s.flags);
+    ASSERT_EQ(r.losses.size(), 50u);
+    EXPECT_NEAR(r.losses[0] / serial.losses[0], 1, 1e-6);
+    EXPECT_NEAR(r.losses[49] / serial.losses[49], 1, 1e-3);
+    EXPECT_NEAR(r.val_loss / serial.val_loss, 1, 1e-3);
+  }
+}
+
+TEST_F(TrainBert, DeterministicGivesEqualBits) {
+  TrainRun serial = train(1, "--steps 10 --deterministic");
+  ASSERT_EQ(serial.losses.size(), 10u);
+  for (const char* flags : {"", " --strategy fsdp"}) {
+    TrainRun r = train(2, std::string("--steps 10 --deterministic") + flags);
+    EXPECT_EQ(r.losses, serial.losses) << flags;
+    EXPECT_EQ(r.hash, serial.hash) << flags;
+  }
+}
+
+TEST_F(TrainBert, CompiledEqualsEager) {
+  TrainRun eager = train(2, "--steps 8"), compiled = train(2, "--steps 8 --compile");
+  ASSERT_EQ(compiled.losses.size(), 8u);
+  EXPECT_NEAR(compiled.losses[0] / eager.losses[0], 1, 1e-6);
+  EXPECT_NEAR(compiled.losses[7] / eager.losses[7], 1, 1e-5);
+  EXPECT_NE(last_output_.find("steps were replayed"), std::string::npos) << last_output_;
 }
 
 TEST_F(Train, FullyShardedGivesTheBitsOfSerial) {
@@ -284,6 +333,10 @@ TEST_F(Train, BadInputGetsOneClearLine) {
   const std::pair<std::string, std::string> cases[] = {
       {"--model resnet50", "not available yet"},
       {"--model gpt5", "gpt5"},
+      {"--model bert-mini --data mlm:" + short_file, "give --tokenizer FILE"},
+      {"--model bert-mini --data mlm:" + short_file + " --tokenizer " + short_file,
+       "has no piece [PAD]"},
+      {"--model bert-mini --data text:" + short_file, "give mlm:PATH"},
       {"--strategy spread", "unknown strategy"},
       {"--strategy fsdp+tp --steps 1", "needs --mesh dp=N,tp=N"},
       {"--strategy fsdp --mesh dp=x --steps 1", "dp=x"},

@@ -136,7 +136,7 @@ TEST(Bpe, BadRanksFiles) {
   expect_contains(with(good + "YQ== 256\n"), "same bytes");
   expect_contains(with("YWI= 0\n"), "0x00 has no rank");
   expect_contains(error_of([&] { make_tokenizer("carh", ""); }),
-                  "'carh' is neither byte nor char nor an existing");
+                  "'carh' is neither byte, char nor wordpiece:PATH nor an existing");
   expect_contains(error_of([&] { make_tokenizer(dir.str(), ""); }), "is a folder");
 }
 

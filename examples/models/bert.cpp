@@ -1,0 +1,247 @@
+#include "examples/models/bert.h"
+
+#include "core/nn/attention.h"
+#include "core/ops/contract.h"
+#include "core/ops/create.h"
+#include "core/ops/fused.h"
+#include "core/ops/views.h"
+#include "examples/models/options.h"
+
+namespace tessera::models {
+namespace {
+
+/// BERT's initial values: normal with deviation 0.02, biases 0, norms 1.
+void draw_as_bert(nn::Module& module, const nn::InitKeys& keys) {
+  for (auto& [name, p] : module.named_parameters()) {
+    if (p.ndim() == 2)
+      nn::normal_(p, 0, 0.02, keys.key(name));
+    else
+      nn::constant_(p, name.ends_with("LayerNorm.weight") ? 1 : 0);
+  }
+}
+
+nn::LayerNormPtr norm_of(const BertOptions& o) {
+  return nn::layer_norm({.dim = o.dim, .eps = o.eps});
+}
+
+/// A module that only gives its child a name: "self", "dense".
+class Named final : public nn::Module {
+ public:
+  template <class M>
+  std::shared_ptr<M> add(std::string name, std::shared_ptr<M> module) {
+    return register_module(std::move(name), std::move(module));
+  }
+};
+
+}  // namespace
+
+BertOptions bert_base() { return {}; }
+BertOptions bert_large() { return {.layers = 24, .heads = 16, .dim = 1024, .hidden = 4096}; }
+BertOptions bert_mini() { return {.layers = 4, .heads = 4, .dim = 256, .hidden = 1024}; }
+
+BertOptions bert_options(std::string_view name) {
+  if (name == "bert-mini") return bert_mini();
+  if (name == "bert-base") return bert_base();
+  TESSERA_CHECK(name == "bert-large",
+                "unknown model \"{}\"; expected bert-mini, bert-base or bert-large", name);
+  return bert_large();
+}
+
+void set_option(BertOptions& o, std::string_view key, std::string_view value) {
+  set_field("bert",
+            {{"vocab", &o.vocab},
+             {"context", &o.context},
+             {"segments", &o.segments},
+             {"layers", &o.layers},
+             {"heads", &o.heads},
+             {"dim", &o.dim},
+             {"hidden", &o.hidden},
+             {"dropout", &o.dropout},
+             {"attention_dropout", &o.attention_dropout},
+             {"eps", &o.eps}},
+            key, value);
+}
+
+// ---- embeddings
+
+BertEmbeddings::BertEmbeddings(const BertOptions& o) : context_(o.context) {
+  word_embeddings_ = register_module("word_embeddings", nn::embedding(o.vocab, o.dim));
+  position_embeddings_ = register_module("position_embeddings", nn::embedding(o.context, o.dim));
+  token_type_embeddings_ =
+      register_module("token_type_embeddings", nn::embedding(o.segments, o.dim));
+  norm_ = register_module("LayerNorm", norm_of(o));
+  dropout_ = register_module("dropout", nn::dropout(o.dropout));
+}
+
+Tensor BertEmbeddings::forward(const Tensor& ids, const Tensor& segments) {
+  Tensor in[] = {ids, segments};
+  return call(in, [&] { return embed(in[0], in[1]); });
+}
+
+Tensor BertEmbeddings::embed(const Tensor& ids, const Tensor& segments) {
+  TESSERA_CHECK_AS(ShapeError, ids.ndim() == 2 && ids.size(1) <= context_,
+                   "bert: ids are {}; give [B, T] with T at most the context {}",
+                   tessera::describe(ids), context_);
+  Tensor positions_TD = slice(position_embeddings_->weight, 0, 0, ids.size(1));
+  Tensor of_segment = segments.defined() ? (*token_type_embeddings_)(segments)
+                                         : select(token_type_embeddings_->weight, 0, 0);
+  Tensor x = (*word_embeddings_)(ids) + of_segment + positions_TD;
+  return (*dropout_)((*norm_)(std::move(x)));
+}
+
+// ---- a layer
+
+BertSelfAttention::BertSelfAttention(const BertOptions& o)
+    : heads_(o.heads), dropout_p_(o.attention_dropout) {
+  query_ = register_module("query", nn::linear(o.dim, o.dim));
+  key_ = register_module("key", nn::linear(o.dim, o.dim));
+  value_ = register_module("value", nn::linear(o.dim, o.dim));
+}
+
+Tensor BertSelfAttention::forward(const Tensor& x, const Tensor& key_mask) {
+  Tensor in[] = {x, key_mask};
+  return call(in, [&] { return attend(in[0], in[1]); });
+}
+
+Tensor BertSelfAttention::attend(const Tensor& x, const Tensor& key_mask) {
+  Tensor mask =
+      key_mask.defined() ? unsqueeze(unsqueeze(key_mask, 1), 1) : Tensor();  // [B, 1, 1, T]
+  Tensor y = scaled_dot_product_attention(nn::split_heads((*query_)(x), heads_),
+                                          nn::split_heads((*key_)(x), heads_),
+                                          nn::split_heads((*value_)(x), heads_),
+                                          {.mask = mask, .dropout = training() ? dropout_p_ : 0.0});
+  return nn::merge_heads(y);
+}
+
+BertOutput::BertOutput(int64_t in, const BertOptions& o) {
+  dense_ = register_module("dense", nn::linear(in, o.dim));
+  norm_ = register_module("LayerNorm", norm_of(o));
+  dropout_ = register_module("dropout", nn::dropout(o.dropout));
+}
+
+Tensor BertOutput::forward(const Tensor& branch, const Tensor& x) {
+  Tensor in[] = {branch, x};
+  return call(in, [&] { return (*norm_)((*dropout_)((*dense_)(in[0])) + in[1]); });
+}
+
+BertLayer::BertLayer(const BertOptions& o) {
+  auto attention = register_module("attention", std::make_shared<Named>());
+  self_ = attention->add("self", std::make_shared<BertSelfAttention>(o));
+  attention_output_ = attention->add("output", std::make_shared<BertOutput>(o.dim, o));
+  auto intermediate = register_module("intermediate", std::make_shared<Named>());
+  intermediate_ = intermediate->add("dense", nn::linear(o.dim, o.hidden));
+  output_ = register_module("output", std::make_shared<BertOutput>(o.hidden, o));
+}
+
+Tensor BertLayer::forward(const Tensor& x, const Tensor& key_mask) {
+  Tensor in[] = {x, key_mask};
+  return call(in, [&] { return run(in[0], in[1]); });
+}
+
+Tensor BertLayer::run(const Tensor& x, const Tensor& key_mask) {
+  Tensor y = attention_output_->forward(self_->forward(x, key_mask), x);
+  return output_->forward(gelu((*intermediate_)(y)), y);
+}
+
+// ---- the encoder
+
+Bert::Bert(const BertOptions& o, bool pooler) : options(o) {
+  TESSERA_CHECK(
+      o.layers > 0 && o.heads > 0 && o.context > 0 && o.vocab > 0 && o.dim > 0 && o.hidden > 0 &&
+          o.segments > 0,
+      "bert: layers={}, heads={}, dim={}, hidden={}, context={}, vocab={} and segments={} "
+      "must be positive",
+      o.layers, o.heads, o.dim, o.hidden, o.context, o.vocab, o.segments);
+  TESSERA_CHECK(o.dim % o.heads == 0, "bert: dim={} is not a multiple of heads={}", o.dim, o.heads);
+  {
+    nn::SkipInit drawn_below;
+    embeddings_ = register_module("embeddings", std::make_shared<BertEmbeddings>(o));
+    auto encoder = register_module("encoder", std::make_shared<Named>());
+    layer_ = encoder->add("layer", nn::module_list<BertLayer>());
+    for (int64_t i = 0; i < o.layers; ++i) layer_->push_back(std::make_shared<BertLayer>(o));
+    if (pooler)
+      pooler_ = register_module("pooler", std::make_shared<Named>())
+                    ->add("dense", nn::linear(o.dim, o.dim));
+  }
+  draw();
+}
+
+void Bert::reset(const nn::InitKeys& keys) { draw_as_bert(*this, keys); }
+
+Tensor Bert::forward(const BertInputs& inputs) {
+  Tensor in[] = {inputs.ids, inputs.segments, inputs.key_mask};
+  return call(in, [&] { return run({in[0], in[1], in[2]}); });
+}
+
+Tensor Bert::run(const BertInputs& inputs) {
+  Tensor x = embeddings_->forward(inputs.ids, inputs.segments);
+  for (BertLayer& layer : *layer_) x = layer.forward(x, inputs.key_mask);
+  return x;
+}
+
+Tensor Bert::pool(const Tensor& x_BTD) {
+  TESSERA_CHECK(pooler_, "bert: this model was built without its pooler");
+  return tessera::tanh((*pooler_)(select(x_BTD, 1, 0)));
+}
+
+// ---- heads
+
+BertForMaskedLM::BertForMaskedLM(const BertOptions& o) : options(o) {
+  {
+    nn::SkipInit drawn_below;
+    bert_ = register_module("bert", std::make_shared<Bert>(o, false));
+    auto cls = register_module("cls", std::make_shared<Named>());
+    auto predictions = cls->add("predictions", std::make_shared<Named>());
+    predictions->register_parameter("bias", bias_, nn::empty_parameter({o.vocab}));
+    auto transform = predictions->add("transform", std::make_shared<Named>());
+    transform_ = transform->add("dense", nn::linear(o.dim, o.dim));
+    transform_norm_ = transform->add("LayerNorm", norm_of(o));
+  }
+  draw();
+}
+
+void BertForMaskedLM::reset(const nn::InitKeys& keys) { draw_as_bert(*this, keys); }
+
+Tensor BertForMaskedLM::forward(const BertInputs& inputs) {
+  Tensor in[] = {inputs.ids, inputs.segments, inputs.key_mask};
+  return call(in, [&] { return head(bert_->forward({in[0], in[1], in[2]})); });
+}
+
+Tensor BertForMaskedLM::head(Tensor x_BTD) {
+  x_BTD = (*transform_norm_)(gelu((*transform_)(std::move(x_BTD))));
+  nn::Scope scope("cls.predictions.decoder");
+  return tessera::linear(x_BTD, bert_->embeddings().words()->weight, bias_);
+}
+
+BertForSequenceClassification::BertForSequenceClassification(const BertOptions& o,
+                                                             int64_t classes) {
+  TESSERA_CHECK(classes > 0, "bert: classes={} must be positive", classes);
+  {
+    nn::SkipInit drawn_below;
+    bert_ = register_module("bert", std::make_shared<Bert>(o));
+    dropout_ = register_module("dropout", nn::dropout(o.dropout));
+    classifier_ = register_module("classifier", nn::linear(o.dim, classes));
+  }
+  draw();
+}
+
+void BertForSequenceClassification::reset(const nn::InitKeys& keys) { draw_as_bert(*this, keys); }
+
+Tensor BertForSequenceClassification::forward(const BertInputs& inputs) {
+  Tensor in[] = {inputs.ids, inputs.segments, inputs.key_mask};
+  return call(in, [&] { return head(bert_->forward({in[0], in[1], in[2]})); });
+}
+
+Tensor BertForSequenceClassification::head(Tensor x_BTD) {
+  return (*classifier_)((*dropout_)(bert_->pool(x_BTD)));
+}
+
+BertForMaskedLMPtr bert_for_masked_lm(const BertOptions& options) {
+  return std::make_shared<BertForMaskedLM>(options);
+}
+std::shared_ptr<BertForSequenceClassification> bert_for_sequence_classification(
+    const BertOptions& options, int64_t classes) {
+  return std::make_shared<BertForSequenceClassification>(options, classes);
+}
+
+}  // namespace tessera::models

@@ -1,0 +1,164 @@
+// BERT (Devlin et al. 2019): post-norm encoder layers over word, position and segment embeddings,
+// with heads for masked language modelling and classification. Names of parameters are Hugging
+// Face's, so its weights load as they are. B batch, T tokens, D width, H heads, V vocabulary.
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "core/nn/nn.h"
+
+namespace tessera::models {
+
+struct BertOptions {
+  int64_t vocab = 30522, context = 512, segments = 2;
+  int64_t layers = 12, heads = 12, dim = 768, hidden = 3072;
+  double dropout = 0.1;            // of embeddings and both branches of a layer
+  double attention_dropout = 0.1;  // of attention weights
+  double eps = 1e-12;              // of norms
+};
+/// 12 layers, 12 heads, width 768: 109,482,240 parameters with the pooler, 109,514,298 as a masked
+/// language model.
+BertOptions bert_base();
+/// 24 layers, 16 heads, width 1024: 335,141,888 and 335,174,458.
+BertOptions bert_large();
+/// 4 layers, 4 heads, width 256 (Turc et al. 2019).
+BertOptions bert_mini();
+/// "bert-mini", "bert-base" or "bert-large". Throws UserError for another name.
+BertOptions bert_options(std::string_view name);
+/// Sets the field called `key` from text. Throws UserError listing the fields, or naming the value
+/// that does not parse.
+void set_option(BertOptions& options, std::string_view key, std::string_view value);
+
+class BertEmbeddings final : public nn::Module {
+ public:
+  explicit BertEmbeddings(const BertOptions& options);
+  /// ids, segments [B, T] i64 (segments undefined: all 0) -> [B, T, D].
+  Tensor forward(const Tensor& ids, const Tensor& segments);
+  const nn::EmbeddingPtr& words() const { return word_embeddings_; }
+
+ protected:
+  Tensor compute(Tensor ids) override { return embed(ids, {}); }
+
+ private:
+  Tensor embed(const Tensor& ids, const Tensor& segments);
+  const int64_t context_;
+  nn::EmbeddingPtr word_embeddings_, position_embeddings_, token_type_embeddings_;
+  nn::LayerNormPtr norm_;
+  nn::DropoutPtr dropout_;
+};
+
+/// The projections of queries, keys and values, and what they attend to.
+class BertSelfAttention final : public nn::Module {
+ public:
+  explicit BertSelfAttention(const BertOptions& options);
+  /// x [B, T, D], key_mask bool [B, T] (true: attended; undefined: all) -> [B, T, D].
+  Tensor forward(const Tensor& x, const Tensor& key_mask);
+
+ protected:
+  Tensor compute(Tensor x) override { return attend(x, {}); }
+
+ private:
+  Tensor attend(const Tensor& x, const Tensor& key_mask);
+  const int64_t heads_;
+  const double dropout_p_;
+  nn::LinearPtr query_, key_, value_;
+};
+
+/// The end of a branch: norm(x + dropout(dense(branch))).
+class BertOutput final : public nn::Module {
+ public:
+  BertOutput(int64_t in, const BertOptions& options);
+  Tensor forward(const Tensor& branch, const Tensor& x);
+
+ private:
+  nn::LinearPtr dense_;
+  nn::LayerNormPtr norm_;
+  nn::DropoutPtr dropout_;
+};
+
+class BertLayer final : public nn::Module {
+ public:
+  explicit BertLayer(const BertOptions& options);
+  Tensor forward(const Tensor& x, const Tensor& key_mask);
+
+ protected:
+  Tensor compute(Tensor x) override { return run(x, {}); }
+
+ private:
+  Tensor run(const Tensor& x, const Tensor& key_mask);
+  std::shared_ptr<BertSelfAttention> self_;
+  std::shared_ptr<BertOutput> attention_output_, output_;
+  nn::LinearPtr intermediate_;
+};
+
+struct BertInputs {
+  Tensor ids;       // [B, T] i64, T at most the context
+  Tensor segments;  // [B, T] i64 in [0, segments); undefined: all 0
+  Tensor key_mask;  // [B, T] bool, false at padding; undefined: all true
+};
+
+/// -> [B, T, D]. `pooler`: with the layer over the first token that classifiers read.
+class Bert final : public nn::Module {
+ public:
+  explicit Bert(const BertOptions& options, bool pooler = true);
+  Tensor forward(const BertInputs& inputs);
+  /// tanh(dense(first token)): x [B, T, D] -> [B, D].
+  Tensor pool(const Tensor& x_BTD);
+  BertEmbeddings& embeddings() { return *embeddings_; }
+  void reset(const nn::InitKeys& keys) override;
+  const BertOptions options;
+
+ protected:
+  Tensor compute(Tensor ids) override {
+    return run({.ids = std::move(ids), .segments = {}, .key_mask = {}});
+  }
+
+ private:
+  Tensor run(const BertInputs& inputs);
+  std::shared_ptr<BertEmbeddings> embeddings_;
+  std::shared_ptr<nn::ModuleList<BertLayer>> layer_;
+  nn::LinearPtr pooler_;
+};
+
+/// ids [B, T] -> logits [B, T, V]; the head's matrix is that of the word embeddings.
+class BertForMaskedLM final : public nn::Module {
+ public:
+  explicit BertForMaskedLM(const BertOptions& options);
+  Tensor forward(const BertInputs& inputs);
+  void reset(const nn::InitKeys& keys) override;
+  const BertOptions options;
+
+ protected:
+  Tensor compute(Tensor ids) override { return head((*bert_)(std::move(ids))); }
+
+ private:
+  Tensor head(Tensor x_BTD);
+  std::shared_ptr<Bert> bert_;
+  nn::LinearPtr transform_;
+  nn::LayerNormPtr transform_norm_;
+  Tensor bias_;  // [V]
+};
+
+/// ids [B, T] -> logits [B, classes].
+class BertForSequenceClassification final : public nn::Module {
+ public:
+  BertForSequenceClassification(const BertOptions& options, int64_t classes);
+  Tensor forward(const BertInputs& inputs);
+  void reset(const nn::InitKeys& keys) override;
+
+ protected:
+  Tensor compute(Tensor ids) override { return head((*bert_)(std::move(ids))); }
+
+ private:
+  Tensor head(Tensor x_BTD);
+  std::shared_ptr<Bert> bert_;
+  nn::DropoutPtr dropout_;
+  nn::LinearPtr classifier_;
+};
+
+using BertForMaskedLMPtr = std::shared_ptr<BertForMaskedLM>;
+BertForMaskedLMPtr bert_for_masked_lm(const BertOptions& options);
+std::shared_ptr<BertForSequenceClassification> bert_for_sequence_classification(
+    const BertOptions& options, int64_t classes);
+
+}  // namespace tessera::models
