@@ -104,6 +104,7 @@ class CastCache {
     Entry& e = entries_[{t.impl(), to}];
     if (!e.value.defined() || e.storage != storage || e.version != storage->version()) {
       NoGrad off;
+      Scoped<bool> may_be_recorded_later(context().inference, false);
       e = {t, storage, storage->version(), cast(t.detach(), to)};
     }
     Tensor value = e.value.detach();

@@ -75,6 +75,20 @@ TEST(MixedPrecision, TensorParallelIsCloseToSerial) {
   });
 }
 
+// Weights may also be gathered in bf16, which halves the bytes: norms then read rounded weights.
+TEST(MixedPrecision, GatheredInBf16IsCloseToAutocastAlone) {
+  Trained exact = train(kF32, nullptr, nullptr), serial = train(kBF16, nullptr, nullptr);
+  const double rounding = apart(serial, exact);
+  run_ranks(2, [&](ProcessGroup& group) {
+    Trained low = train(kBF16, &group, [&](nn::Module& m) {
+      fully_shard(m, {.precision = {.param = kBF16, .reduce = kF32}});
+    });
+    double distance = apart(low, exact);
+    TESSERA_CHECK(distance > 0 && distance < 2 * rounding, "{} from f32, serial bf16 is {}",
+                  distance, rounding);
+  });
+}
+
 // A gathered weight is not kept for backward, nor is its cast.
 TEST(MixedPrecision, CastsOfGatheredWeightsAreMadeAgain) {
   run_ranks(2, [&](ProcessGroup& group) {

@@ -258,6 +258,18 @@ TEST(Autocast, UsesOfOneCastHaveGradientsOfTheirOwn) {
   expect_same(gradient(true, true), gradient(false, false), "cast first while nothing is recorded");
 }
 
+// What evaluation has cast may be recorded by training in the same scope.
+TEST(Autocast, CastsOfInferenceMayBeRecordedLater) {
+  Tensor x = drawn({4, 8}, 1), w = weight({8, 8}, 2);
+  Autocast scope(kBF16);
+  {
+    InferenceMode evaluation;
+    linear(x, w);
+  }
+  sum(linear(x, w)).backward();
+  EXPECT_TRUE(w.grad().defined());
+}
+
 TEST(Autocast, SecondDerivativesGoThroughCasts) {
   Tensor x = drawn({3, 4}, 1), w = weight({4, 4}, 2);
   Autocast scope(kBF16);
