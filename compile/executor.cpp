@@ -262,8 +262,10 @@ struct Executor::Impl {
     const Stream stream = context().stream;
     for (const Step& s : schedule.steps) {
       const Fused* fused = as_fused(*s.prim);
+      // Written before the span begins: the text of a large kernel takes as long as a small one.
+      std::string detail = to_string(graph, graph.nodes[size_t(s.node)]);
       ProfileSpan span(fused ? fused->name : s.prim->name(), s.collective ? "op" : "kernel");
-      span.set_detail(to_string(graph, graph.nodes[size_t(s.node)]));
+      span.set_detail(std::move(detail));
       run_step(s, stream);
     }
   }

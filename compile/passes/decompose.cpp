@@ -186,7 +186,7 @@ class Decomposer {
       for (ValueId& id : n.in) id = rewrite_.now(id);
       Decomposition d = can_be_read(n) ? find(n.prim->name(), options_) : nullptr;
       if (d && n.into.empty() && !has_company(n)) d = nullptr;
-      if (d && !n.into.empty() && elements(n) > kCachedElements) d = nullptr;
+      if (d && !n.into.empty() && !worth_kernels(n)) d = nullptr;
       if (d)
         take_apart(n, d);
       else
@@ -207,11 +207,11 @@ class Decomposer {
            std::ranges::any_of(n.out, [&](ValueId id) { return read_by_fused_.contains(id); });
   }
 
-  // Written by the node: parameters and the state of each.
-  int64_t elements(const Node& n) const {
+  // Of an optimizer, which writes parameters and the state of each.
+  bool worth_kernels(const Node& n) const {
     int64_t all = 0;
     for (ValueId id : n.out) all += numel(g_[id].meta.shape);
-    return all;
+    return all <= kCachedElements && all >= options_.least_elements * int64_t(n.out.size());
   }
 
   bool can_be_read(const Node& n) const {

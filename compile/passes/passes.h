@@ -16,6 +16,9 @@ struct DecomposeOptions {
   bool norms = true;       // layer_norm, rms_norm and their derivatives
   bool softmax = true;     // softmax, log_softmax and their derivatives
   bool optimizers = true;  // adam and sgd over lists that write at most kCachedElements
+  // What a list writes of each tensor, on average, to be worth a kernel for each. Biases are not:
+  // their kernels take longer to make and to call than they save.
+  int64_t least_elements = 4096;
 };
 inline constexpr int64_t kCachedElements = int64_t(1) << 23;
 /// Replaces ops that gain from fusion by the ops they are made of, from the closed set that

@@ -119,9 +119,19 @@ TEST(Decompose, OptimizersOfWhatCachesHold) {
     };
     Graph kept = become(1, in, update, {}, {.optimizers = false});
     EXPECT_EQ(test::count(kept, "adam"), 1);
-    Graph apart = become(2, in, update, {});
+    Graph apart = become(2, in, update, {}, {.least_elements = 8});
     EXPECT_EQ(test::count(apart, "adam"), 0) << to_string(apart);
+    Graph small = become(1, in, update, {});  // too few on average
+    EXPECT_EQ(test::count(small, "adam"), 1);
   }
+  std::vector<Tensor> gradients = {draw({64, 64}, 1, kF32), draw({64, 64}, 2, kF32)};
+  Tensors matrices[3];
+  for (Tensors& list : matrices) list = {ones({64, 64}), ones({64, 64})};
+  auto update_matrices = [&]() -> Tensors {
+    adam_update_(matrices[0], gradients, matrices[1], matrices[2], lr, step, {}, {});
+    return {};
+  };
+  become(2, gradients, update_matrices, {});
   Tensor large = zeros({kCachedElements / 3 + 1});
   Tensors list = {large}, rest = {large.clone()}, more = {large.clone()}, last = {large.clone()};
   Graph g = test::graph_of({}, [&]() -> Tensors {
@@ -136,7 +146,7 @@ TEST(Decompose, OptimizersOfWhatCachesHold) {
                   {.momentum = 0.9, .weight_decay = 0.1, .nesterov = nesterov});
       return {};
     };
-    become(2, in, update, {});
+    become(2, in, update, {}, {.least_elements = 0});
   }
 }
 

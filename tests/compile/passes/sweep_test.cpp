@@ -17,7 +17,7 @@ void sweep(std::string_view skip, const test::Tolerance& tolerance) {
       SCOPED_TRACE(op.name + " sample " + std::to_string(number++));
       std::vector<Tensor> in = copies(s.in);
       Graph g = test::graph_of(in, [&] { return defined_only(evaluate(s, in)); }), after = g;
-      if (skip.empty()) decompose(after, {.softmax = true, .optimizers = true});
+      if (skip.empty()) decompose(after, {.least_elements = 0});
       run_passes(after, skip);
       test::expect_same_sharing(after, g);
       test::expect_close(test::results(after, s.in), test::results(g, s.in), tolerance,
