@@ -51,19 +51,32 @@ Sample sample_of_large(const Case& c) {
   };
 }
 
-// Training steps, the median of some: "step" of gpt-nano, "gpt2" (one sequence of 512), "mlp"; and
-// "step_compiled" and so on.
+// Training steps, the median of some: "step" of gpt-nano, "gpt2" (one sequence of 512), "mlp",
+// "bert" (BERT-base, 8 sequences of 128, the head at every position), "bert512" (2 of 512),
+// "resnet50" (8 images of 224 x 224). Behind a name may come "_bf16" and then "_compiled".
 struct Steps {
   std::string model;
-  int64_t seq_len;  // 0: the model's own
+  int64_t batch_size, seq_len;  // 0: the model's own
   int count;
 };
 const std::map<std::string, Steps> kSteps = {
-    {"step", {"gpt-nano", 0, 10}}, {"gpt2", {"gpt2", 512, 1}}, {"mlp", {"mlp", 0, 100}}};
+    {"step", {"gpt-nano", 0, 0, 10}},      {"gpt2", {"gpt2", 0, 512, 1}},
+    {"mlp", {"mlp", 0, 0, 100}},           {"bert", {"bert-base", 8, 128, 1}},
+    {"bert512", {"bert-base", 2, 512, 1}}, {"resnet50", {"resnet50", 8, 0, 1}}};
 
-Sample sample_of_steps(const Steps& steps, bool compile) {
-  auto work = std::make_shared<Workload>(
-      WorkloadOptions{.model = steps.model, .seq_len = steps.seq_len, .compile = compile});
+/// Takes `suffix` off the end of `name`; false where it is not there.
+bool take_suffix(std::string& name, std::string_view suffix) {
+  if (!name.ends_with(suffix)) return false;
+  name.resize(name.size() - suffix.size());
+  return true;
+}
+
+Sample sample_of_steps(const Steps& steps, DType precision, bool compile) {
+  auto work = std::make_shared<Workload>(WorkloadOptions{.model = steps.model,
+                                                         .batch_size = steps.batch_size,
+                                                         .seq_len = steps.seq_len,
+                                                         .compile = compile,
+                                                         .precision = precision});
   for (int i = 0; i < std::max(steps.count, 5); ++i) work->step();
   return [work, count = steps.count] {
     std::vector<double> times;
@@ -95,16 +108,21 @@ Sample sample_of_contractions() {
   };
 }
 
-const std::vector<std::string> kNames = {
-    "step",         "step_compiled", "gpt2",          "gpt2_compiled", "mlp",
-    "mlp_compiled", "contractions",  "cross_entropy", "adamw",         "add",
-    "add_grad",     "view",          "transpose"};
+std::vector<std::string> all_names() {
+  std::vector<std::string> names = {"contractions", "cross_entropy", "adamw",    "add",
+                                    "add_grad",     "view",          "transpose"};
+  for (const auto& [model, steps] : kSteps)
+    for (const char* precision : {"", "_bf16"})
+      for (const char* compiled : {"", "_compiled"}) names.push_back(model + precision + compiled);
+  return names;
+}
+const std::vector<std::string> kNames = all_names();
 
 Sample make_sample(const std::string& name) {
-  constexpr std::string_view kCompiled = "_compiled";
-  bool compile = name.ends_with(kCompiled);
-  auto steps = kSteps.find(compile ? name.substr(0, name.size() - kCompiled.size()) : name);
-  if (steps != kSteps.end()) return sample_of_steps(steps->second, compile);
+  std::string model = name;
+  bool compile = take_suffix(model, "_compiled"), low = take_suffix(model, "_bf16");
+  auto steps = kSteps.find(model);
+  if (steps != kSteps.end()) return sample_of_steps(steps->second, low ? kBF16 : kF32, compile);
   if (name == "contractions") return sample_of_contractions();
   if (name == "cross_entropy") return sample_of_large(cross_entropy_case(8192));
   if (name == "adamw") return sample_of_large(adamw_case());

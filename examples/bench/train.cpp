@@ -154,10 +154,12 @@ Json bench_train(const TrainOptions& o) {
 }  // namespace
 
 void add_workload_options(CLI::App& sub, WorkloadOptions& o) {
-  sub.add_option("--model", o.model, "gpt-nano, gpt2, bert-mini, bert-base, bert-large or mlp")
+  sub.add_option(
+         "--model", o.model,
+         "gpt-nano, gpt2, bert-mini, bert-base, bert-large, resnet18, resnet34, resnet50 or mlp")
       ->capture_default_str();
   sub.add_option("--batch-size", o.batch_size,
-                 "sequences or rows; 0: 12 (gpt-nano), 1 (gpt2), 8 (bert), 128 (mlp)")
+                 "sequences or rows; 0: 12 (gpt-nano), 1 (gpt2), 8 (bert, resnet), 128 (mlp)")
       ->capture_default_str();
   sub.add_option("--seq-len", o.seq_len, "tokens of a sequence; 0: the model's context (bert: 128)")
       ->capture_default_str();

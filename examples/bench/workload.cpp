@@ -6,10 +6,12 @@
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
+#include "core/ops/views.h"
 #include "core/tensor/random.h"
 #include "examples/models/bert.h"
 #include "examples/models/gpt.h"
 #include "examples/models/mlp.h"
+#include "examples/models/resnet.h"
 
 namespace tessera::bench {
 namespace {
@@ -35,16 +37,19 @@ Workload::Workload(const WorkloadOptions& o) : precision_(o.precision) {
     make_gpt(o);
   else if (o.model.starts_with("bert-"))
     make_bert(o);
+  else if (o.model.starts_with("resnet"))
+    make_resnet(o);
   else if (o.model == "mlp")
     make_mlp(o);
   else
     throw UserError(fmt::format(
-        "bench: unknown model \"{}\"; expected gpt-nano, gpt2, bert-mini, bert-base, bert-large or "
-        "mlp",
+        "bench: unknown model \"{}\"; expected gpt-nano, gpt2, bert-mini, bert-base, bert-large, "
+        "resnet18, resnet34, resnet50 or mlp",
         o.model));
-  optimizer_ =
-      std::make_unique<optim::AdamW>(optim::decay_matrices_only(model_->named_parameters(), 0.1),
-                                     optim::AdamWOptions{.lr = 1e-3, .betas = {0.9, 0.99}});
+  if (!optimizer_)
+    optimizer_ =
+        std::make_unique<optim::AdamW>(optim::decay_matrices_only(model_->named_parameters(), 0.1),
+                                       optim::AdamWOptions{.lr = 1e-3, .betas = {0.9, 0.99}});
   if (o.compile)
     compiled_ = std::make_unique<compiler::Compiled<Step>>(
         [this](const Tensor& inputs, const Tensor& targets) {
@@ -86,6 +91,26 @@ void Workload::make_bert(const WorkloadOptions& o) {
     Tensor chosen = lt(rand({batch_, length}), 0.15);
     batches_.push_back({ids, where(chosen, ids, full_like(ids, -100))});
   }
+}
+
+/// Images of 224 x 224, channels-last; SGD with momentum.
+void Workload::make_resnet(const WorkloadOptions& o) {
+  models::ResNetOptions m;
+  TESSERA_CHECK(o.model == "resnet18" || o.model == "resnet34" || o.model == "resnet50",
+                "bench: unknown model \"{}\"; expected resnet18, resnet34 or resnet50", o.model);
+  m.depth = o.model == "resnet18" ? 18 : o.model == "resnet34" ? 34 : 50;
+  apply_settings(m, o.set);
+  TESSERA_CHECK(o.seq_len == 0, "bench: --seq-len {}: images have no sequences; leave it out",
+                o.seq_len);
+  batch_ = o.batch_size ? o.batch_size : 8;
+  auto resnet = models::resnet(m);
+  model_ = resnet;
+  loss_ = [resnet](const Batch& b) { return resnet->loss(b.inputs, b.targets); };
+  optimizer_ = std::make_unique<optim::SGD>(
+      model_->parameters(), optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 1e-4});
+  for (int i = 0; i < 2; ++i)
+    batches_.push_back({contiguous(randn({batch_, 3, 224, 224}), MemoryFormat::kChannelsLast),
+                        randint(0, m.classes, {batch_})});
 }
 
 void Workload::make_mlp(const WorkloadOptions& o) {

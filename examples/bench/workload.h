@@ -47,6 +47,7 @@ class Workload {
   const Batch& next_batch() { return batches_[next_++ % batches_.size()]; }
   void make_gpt(const WorkloadOptions& options);
   void make_bert(const WorkloadOptions& options);
+  void make_resnet(const WorkloadOptions& options);
   void make_mlp(const WorkloadOptions& options);
 
   std::shared_ptr<nn::Module> model_;

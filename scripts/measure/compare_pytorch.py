@@ -17,16 +17,13 @@ from pathlib import Path
 import common
 
 # (our name, program, PyTorch's name)
+MODELS = ["step", "gpt2", "mlp", "bert", "bert512", "resnet50"]
 ROWS = [
-    ("step", "bench_train.py", "step"),
-    ("step_compiled", "bench_train.py", "step"),
-    ("step_compiled", "bench_train.py", "step_compiled"),
-    ("gpt2", "bench_train.py", "gpt2"),
-    ("gpt2_compiled", "bench_train.py", "gpt2"),
-    ("gpt2_compiled", "bench_train.py", "gpt2_compiled"),
-    ("mlp", "bench_train.py", "mlp"),
-    ("mlp_compiled", "bench_train.py", "mlp"),
-    ("mlp_compiled", "bench_train.py", "mlp_compiled"),
+    (f"{model}{precision}{ours}", "bench_train.py", f"{model}{precision}{theirs}")
+    for model in MODELS
+    for precision in ("", "_bf16")
+    for ours, theirs in (("", ""), ("", "_compiled"), ("_compiled", ""), ("_compiled", "_compiled"))
+] + [
     ("cross_entropy", "bench_ops.py", "cross_entropy"),
     ("adamw", "bench_ops.py", "adamw"),
     ("adamw", "bench_ops.py", "adamw_foreach"),
