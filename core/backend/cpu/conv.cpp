@@ -1,15 +1,15 @@
 // Convolutions on the CPU. f32 and bf16 run in oneDNN: activations lie channels-last, operands that
 // do not are copied so once, and weights are packed into the layout that the library wants (a few
-// percent of the time where measured). f64, and padding that the library does not know, run in a
-// loop nest of ours; f16 is computed in f32. Invariant: a result of activations is channels-last,
-// one of weights is row-major.
+// percent of the time where measured); kernels of one place are matrix products. f64, and padding
+// that the library does not know, run in a loop nest of ours; f16 is computed in f32. Invariant: a
+// result of activations is channels-last, one of weights is row-major.
 #include <algorithm>
 #include <cstring>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
 #include "core/backend/cpu/channels_last.h"
-#include "core/backend/cpu/conv_nest.h"
+#include "core/backend/cpu/conv_product.h"
 #include "core/backend/cpu/onednn.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
@@ -218,7 +218,9 @@ void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta
   ConvMetas m = role == ConvRole::kOutput  ? ConvMetas{l, r, out[0]}
                 : role == ConvRole::kInput ? ConvMetas{out[0], r, l}
                                            : ConvMetas{r, out[0], l};
-  plan.workspace_bytes = prepared(role, a.window, m).workspace();
+  plan.workspace_bytes = is_conv_product(a.window, m.x, m.w, m.y)
+                             ? conv_product_workspace(role, m.x, m.w, m.y)
+                             : prepared(role, a.window, m).workspace();
 }
 
 void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
@@ -230,9 +232,10 @@ void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const
     std::fill_n(static_cast<char*>(out[0].raw()), out[0].nbytes(), char(0));
     return;
   }
-  if (in_library(a, out[0].dtype()))
-    return run_library(role, a.window, operands_of(role, in, out[0]), work);
   const Operands o = operands_of(role, in, out[0]);
+  if (is_conv_product(a.window, o.x.meta(), o.w.meta(), o.y.meta()))
+    return run_conv_product(role, a.window, o.x, o.w, o.y, work);
+  if (in_library(a, out[0].dtype())) return run_library(role, a.window, o, work);
   if (out[0].dtype() == kF64 || out[0].dtype() == kF32)
     return run_conv_nest(role, a.window, o.x, o.w, o.y);
   const Tensor wide[] = {converted(in[0], kF32), converted(in[1], kF32)};

@@ -1,0 +1,88 @@
+// With x [M, C], w [O, C] and y [M, O], where M counts batch and places: y = x w^T, dx = g w, dw =
+// g^T x. Strides leave out places of x: those that are read are gathered first, and places of dx
+// that were not are zeros.
+#include "core/backend/cpu/conv_product.h"
+
+#include <algorithm>
+
+#include "core/backend/cpu/channels_last.h"
+#include "core/backend/cpu/gemm.h"
+
+namespace tessera::cpu {
+namespace {
+
+Gemm gemm_of(ConvRole role, const Meta& x, const Meta& w, const Meta& y) {
+  const int64_t channels = x.shape[1], outputs = y.shape[1], rows = numel(y.shape) / outputs;
+  Gemm g;
+  g.dtype = x.dtype;
+  switch (role) {
+    case ConvRole::kOutput:
+      g.m = rows, g.k = channels, g.n = outputs;
+      g.a_m = channels, g.a_k = 1, g.b_k = w.strides[1], g.b_n = w.strides[0], g.c_m = outputs;
+      break;
+    case ConvRole::kInput:
+      g.m = rows, g.k = outputs, g.n = channels;
+      g.a_m = outputs, g.a_k = 1, g.b_k = w.strides[0], g.b_n = w.strides[1], g.c_m = channels;
+      break;
+    case ConvRole::kWeight:
+      g.m = outputs, g.k = rows, g.n = channels;
+      g.a_m = 1, g.a_k = outputs, g.b_k = channels, g.b_n = 1, g.c_m = channels;
+  }
+  return g;
+}
+
+bool reads_all(const Shape& x, const Shape& y) {
+  return std::equal(x.begin() + 2, x.end(), y.begin() + 2, y.end());
+}
+
+// The places of x that a convolution reads, as a view.
+Tensor read_places(const Tensor& x, const ConvAttributes::Window& window, const Shape& y) {
+  Shape shape{x.shape()[0], x.shape()[1]};
+  Strides strides{x.strides()[0], x.strides()[1]};
+  for (int i = 0; i < window.stride.size(); ++i) {
+    shape.push_back(y[i + 2]);
+    strides.push_back(x.strides()[i + 2] * window.stride[i]);
+  }
+  return Tensor({shape, strides, x.dtype(), x.device()}, x.storage(), x.offset());
+}
+
+}  // namespace
+
+bool is_conv_product(const ConvAttributes::Window& window, const Meta& x, const Meta& w,
+                     const Meta& y) {
+  constexpr int64_t kLeast = 64;
+  if (x.dtype != kF32 || window.groups != 1) return false;
+  for (int i = 0; i < window.stride.size(); ++i)
+    if (w.shape[i + 2] != 1 || window.pad_begin[i] != 0 || window.pad_end[i] > 0) return false;
+  if (w.strides[0] != 1 && w.strides[1] != 1) return false;
+  const int64_t outputs = y.shape[1];
+  return std::min({x.shape[1], outputs, numel(y.shape) / std::max<int64_t>(outputs, 1)}) >= kLeast;
+}
+
+size_t conv_product_workspace(ConvRole role, const Meta& x, const Meta& w, const Meta& y) {
+  return gemm_workspace(gemm_of(role, x, w, y));
+}
+
+void run_conv_product(ConvRole role, const ConvAttributes::Window& window, const Tensor& x,
+                      const Tensor& w, const Tensor& y, Workspace work) {
+  const Gemm g = gemm_of(role, x.meta(), w.meta(), y.meta());
+  Tensor own;
+  if (size_t bytes = gemm_workspace(g); bytes > work.bytes)  // planned with fewer threads
+    own = empty({int64_t(bytes)}, kU8), work = {own.raw(), bytes};
+  const bool all = reads_all(x.shape(), y.shape());
+  if (role == ConvRole::kInput) {
+    const Tensor cot = as_channels_last(y);
+    if (all) return run_gemm(g, cot.raw_values(), w.raw_values(), x.raw(), work.data);
+    const Tensor places = read_places(x, window, y.shape()),
+                 dense = empty(channels_last_meta(places.shape(), x.dtype(), x.device()));
+    run_gemm(g, cot.raw_values(), w.raw_values(), dense.raw(), work.data);
+    std::fill_n(x.data<float>(), x.numel(), 0.0f);
+    return copy_values(places, dense);
+  }
+  const Tensor rows = as_channels_last(all ? x : read_places(x, window, y.shape()));
+  if (role == ConvRole::kOutput)
+    return run_gemm(g, rows.raw_values(), w.raw_values(), y.raw(), work.data);
+  run_gemm(g, as_channels_last(y).raw_values(), rows.raw_values(), w.raw(), work.data);
+}
+
+}  // namespace tessera::cpu
