@@ -73,6 +73,14 @@ void plan_batch_norm(const Primitive&, std::span<const Tensor>, std::span<Meta> 
   out[0].strides = channels_last_strides(out[0].shape);
 }
 
+// Both operands are read whole before the first row of dx is written, those of a channel before
+// its sums are.
+void plan_batch_norm_grad(const Primitive&, std::span<const Tensor>, std::span<Meta> out,
+                          Plan& plan) {
+  out[0].strides = channels_last_strides(out[0].shape);
+  plan.in_place = true;
+}
+
 template <class T>
 void forward(const BatchNormAttributes& a, std::span<const Tensor> in, const Tensor& y,
              const Tensor& mean, const Tensor& var) {
@@ -141,6 +149,11 @@ void backward(const BatchNormAttributes& a, std::span<const Tensor> in, const Te
     db[c] = T(sum), dw[c] = T(product * rstd);
     mean_g[c] = T(sum / n), slope[c] = T(product * rstd * rstd / n), scale[c] *= T(rstd);
   }
+  T* to = dx.data<T>();
+  p.run([&](int64_t, int64_t at, int64_t rows) {
+    fns<T>().grad(cot + at, from + at, centre, mean_g.data(), slope.data(), scale.data(), to + at,
+                  rows, p.channels);
+  });
   size_t next = 0;
   auto give = [&](Values<T>& values) {
     const Tensor& to = sums[next++];
@@ -150,11 +163,6 @@ void backward(const BatchNormAttributes& a, std::span<const Tensor> in, const Te
   };
   if (a.has_weight) give(dw);
   if (a.has_bias) give(db);
-  T* to = dx.data<T>();
-  p.run([&](int64_t, int64_t at, int64_t rows) {
-    fns<T>().grad(cot + at, from + at, centre, mean_g.data(), slope.data(), scale.data(), to + at,
-                  rows, p.channels);
-  });
 }
 
 void run_batch_norm_grad(const Primitive& prim, std::span<const Tensor> in,
@@ -177,7 +185,7 @@ void run_batch_norm_grad(const Primitive& prim, std::span<const Tensor> in,
 
 void register_batch_norm(KernelTable& t) {
   t.add(DeviceKind::kCPU, "batch_norm", {plan_batch_norm, run_batch_norm});
-  t.add(DeviceKind::kCPU, "batch_norm_grad", {plan_batch_norm, run_batch_norm_grad});
+  t.add(DeviceKind::kCPU, "batch_norm_grad", {plan_batch_norm_grad, run_batch_norm_grad});
 }
 
 }  // namespace tessera::cpu
