@@ -3,7 +3,7 @@
 // running total of reduction 3 in a row (one number, or one for each element it keeps), c3 the same
 // of a chunk, l3 its lanes, b3 the buffer of a row's values; x0, y0 operands and results, r0, w0
 // their parts that a row touches, o0 a result on its way past the caches, apart0 whether it lies
-// over no operand; i0 indices.
+// over no operand, h0 what is fetched of an operand's next row; i0 indices.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -133,6 +133,18 @@ class Printer {
 
   // ---- indices as positions ----
 
+  struct Comparison {
+    int loop;
+    InstrId position;
+  };
+  // What compares positions with the index of loop `v`.
+  bool compares(const Nest& n, int v) const {
+    return std::ranges::any_of(n.values, [&](InstrId id) {
+      auto c = as_position_.find(id);
+      return c != as_position_.end() && c->second.loop == v;
+    });
+  }
+
   // eq(index, v) with v fixed in the row: v becomes an int, -1 when out of range, so that the
   // comparison is as wide as the floats beside it.
   void find_positions() {
@@ -149,7 +161,7 @@ class Printer {
         auto known = positions_.find(to);
         if (extent > INT32_MAX || (known != positions_.end() && known->second != extent)) continue;
         positions_[to] = extent;
-        as_position_[InstrId(k)] = fmt::format("int(i{}) == t{}", x.loop, to);
+        as_position_[InstrId(k)] = {x.loop, to};
         break;
       }
     }
@@ -175,6 +187,12 @@ class Printer {
 
   // ---- values ----
 
+  // In lanes the step is subtracted from the position: numbers of lanes are constants of a vector.
+  std::string position_text(const Comparison& c) const {
+    if (lane_loop_ != c.loop) return fmt::format("int(i{}) == t{}", c.loop, c.position);
+    return fmt::format("int(l) == t{} - int(i{} - l)", c.position, c.loop);
+  }
+
   std::string value_text(InstrId id) const {
     const Instr& i = instr(id);
     switch (i.kind) {
@@ -190,7 +208,7 @@ class Printer {
     if (i.kind == InstrKind::kPointwise && i.op == "div" && is_softmax_sum(i.in[1]))
       return fmt::format("v{} * q{}", i.in[0], i.in[1]);
     auto position = as_position_.find(id);
-    return position != as_position_.end() ? position->second : expression(b_, i);
+    return position != as_position_.end() ? position_text(position->second) : expression(b_, i);
   }
   void print_value(InstrId id) {
     line("const {} v{} = {};", register_type(instr(id).dtype), id, value_text(id));
@@ -287,6 +305,8 @@ class Printer {
              s_.count(b_.instrs[k].loops & inner()));
     int stage = 0;
     print_row_values(Place::kRow, 0);
+    for (size_t k = 0; k < b_.instrs.size(); ++k)
+      if (s_.values[k].used && s_.values[k].reduce == ReduceAs::kPick) print_pick(InstrId(k));
     for (const Nest& n : s_.nests) {
       for (; stage < n.stage; ++stage) print_row_values(Place::kRow, stage + 1);
       print_nest(n);
@@ -299,6 +319,13 @@ class Printer {
     for (InstrId id : s_.row_reductions)
       line("{};", join(instr(id), fmt::format("c{}", id), fed(instr(id))));
     print_move_on();
+  }
+  void print_pick(InstrId id) {
+    const Instr &where = instr(instr(id).in[0]), &x = instr(where.in[1]);
+    const Comparison& c = as_position_.at(where.in[0]);
+    line("double s{} = 0.0;", id);
+    line("if (const long i{} = t{}; i{} >= 0) s{} += {};", c.loop, c.position, c.loop, id,
+         loaded(x.dtype, operand(x.operand)));
   }
   int last_stage() const {
     int last = 0;
@@ -330,7 +357,8 @@ class Printer {
       ++opened;
       print_level(n, l);
     }
-    lanes.empty() && !streams(n) ? print_plain(n, v) : print_in_lanes(n, v, lanes);
+    const bool plain = lanes.empty() && !streams(n) && !compares(n, v) && !looks_ahead(n);
+    plain ? print_plain(n, v) : print_in_lanes(n, v, lanes);
     while (opened-- > 0) close();
   }
   void print_row_total(InstrId id, const Nest& n) {
@@ -392,6 +420,10 @@ class Printer {
     print_element(n, v);
     close();
   }
+  bool looks_ahead(const Nest& n) const {
+    return !s_.ahead.empty() && &n == &s_.nests[size_t(s_.ahead_in)] &&
+           n.loops >> (s_.loops() - 1) & 1;
+  }
   bool streams(const Nest& n) const {
     return std::ranges::any_of(n.stores, [&](int k) { return s_.streamed[size_t(k)]; });
   }
@@ -429,9 +461,17 @@ class Printer {
            element(to, "y", "w", k, ~(LoopMask(1) << v)), k);
       totals += fmt::format(", o{}", k);
     }
+    for (int k : looks_ahead(n) ? s_.ahead : std::vector<int>{}) {
+      const Access& a = b_.operands[size_t(k)];
+      line("Ahead<{}, {}> h{}{{&{} + {}}};", read_type(a.dtype), count, k,
+           element(a, "x", "r", k, ~(LoopMask(1) << v)), a.strides[0]);
+      totals += fmt::format(", h{}", k);
+    }
     open("{}<{}>({}, {}, [&](long i{}, long l) __attribute__((always_inline))",
-         lanes.empty() ? "in_streams" : "in_lanes", count, begin, end, v);
+         lanes.empty() && streams(n) ? "in_streams" : "in_lanes", count, begin, end, v);
+    lane_loop_ = v;
     print_element(n, v);
+    lane_loop_ = -1;
     close(("}" + totals + ");").c_str());
     for (InstrId id : lanes)
       line("{};", join(instr(id), total(id), fmt::format("l{}.folded()", id)));
@@ -539,8 +579,9 @@ class Printer {
   const std::string name_;
   std::string text_;
   int depth_ = 0;
-  std::map<InstrId, int64_t> positions_;        // extent of the index they are compared with
-  std::map<InstrId, std::string> as_position_;  // comparisons, printed
+  std::map<InstrId, int64_t> positions_;       // extent of the index they are compared with
+  std::map<InstrId, Comparison> as_position_;  // comparisons of indices and positions
+  int lane_loop_ = -1;                         // the loop whose lanes `l` counts
 };
 
 }  // namespace

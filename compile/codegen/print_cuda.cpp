@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "compile/codegen/expressions.h"
 #include "compile/codegen/functors.h"
@@ -187,7 +186,7 @@ class CudaPrinter {
 }  // namespace
 
 std::string print_cuda(const Body& body, std::string_view name) {
-  std::optional<Schedule> schedule = make_schedule(body, std::numeric_limits<int64_t>::max());
+  std::optional<Schedule> schedule = make_schedule(body, Target::kCuda);
   if (!schedule) return "";
   for (size_t k = 0; k < schedule->values.size(); ++k) {
     const Placed& p = schedule->values[k];

@@ -141,6 +141,14 @@ template <>
 constexpr bool kPicks<Max> = true;
 template <>
 constexpr bool kPicks<Min> = true;
+/// Maxima and minima of what is no NaN.
+template <class Op>
+struct Numbers {
+  template <class T>
+  TESSERA_FN T join(T a, T b) {
+    return Op::prefer(b, a);
+  }
+};
 /// A register's worth of N elements, or of as many as 64 bytes hold.
 template <class T, long N>
 struct Wide {
@@ -172,6 +180,7 @@ struct Lanes {
   Vector total[W::kCount];
   static constexpr bool kMayBeNan = kPicks<Op> && T(0.5) != T(0);
   decltype(Vector{} != Vector{}) nan[W::kCount] = {};
+  typedef __typeof__((Vector{} != Vector{})[0]) NanLane __attribute__((may_alias));
 
   TESSERA_MEMBER Lanes() {
     clear();
@@ -194,11 +203,15 @@ struct Lanes {
   TESSERA_MEMBER void take(long) { join(); }
   TESSERA_MEMBER void take(long, long) { join(); }
   TESSERA_MEMBER Element folded() {
-    for (long k = 0; k < W::kCount; ++k) {
-      terms()[k] = total[k];
-      if constexpr (kMayBeNan) terms()[k] = nan[k] ? T(fn::nan()) - Vector{} : total[k];
+    for (long k = 0; k < W::kCount; ++k) terms()[k] = total[k];
+    if constexpr (kMayBeNan) {
+      alignas(64) decltype(Vector{} != Vector{}) any[W::kCount];
+      for (long k = 0; k < W::kCount; ++k) any[k] = nan[k];
+      const T number = fold<Numbers<Op>, L>(term);
+      return fold<Any, L>(reinterpret_cast<NanLane*>(any)) ? T(fn::nan()) : number;
+    } else {
+      return fold<Op, L>(term);
     }
-    return fold<Op, L>(term);
   }
 };
 
@@ -263,6 +276,16 @@ struct Streamed {
   TESSERA_MEMBER void take(long i, long n) {
     for (long l = 0; l < n; ++l) to[i + l] = term[l];
   }
+};
+/// The next row of an operand on its way to the L2 cache, L elements at a time.
+template <class T, long L>
+struct Ahead {
+  const T* next;
+  TESSERA_MEMBER void clear() {}
+  TESSERA_MEMBER void take(long i) {
+    for (long k = 0; k < L; k += 64 / long(sizeof(T))) __builtin_prefetch(next + i + k, 0, 2);
+  }
+  TESSERA_MEMBER void take(long, long) {}
 };
 /// body(i, lane) for i in [begin, end), which leaves the terms of `lanes`: totals and streams.
 template <long L, class F, class... Lanes>

@@ -17,6 +17,7 @@ constexpr int64_t kSerial = 1 << 16;           // elements that one row may have
 constexpr int64_t kChunk = 1 << 15;            // elements of a chunk, at least
 constexpr int64_t kChunksOfArrays = 64;        // that keep partial arrays, at most
 constexpr int64_t kChunksOfScalars = 1 << 12;  // that keep partial sums, at most
+constexpr int64_t kLongRow = 64 << 10;         // bytes of an operand's row: twice an L1 cache
 constexpr int kWorthKeeping = 7;               // cost of a value that is kept, not computed again
 
 bool within(LoopMask a, LoopMask b) { return (a & ~b) == 0; }
@@ -162,8 +163,10 @@ std::vector<int> loop_order(const Body& b, LoopMask inner, int vector) {
 
 class Scheduler {
  public:
-  Scheduler(const Body& body, int outer, bool may_block, int64_t streamed_from)
-      : may_block_(may_block), streamed_from_(streamed_from) {
+  Scheduler(const Body& body, int outer, bool may_block, Target target)
+      : may_block_(may_block),
+        on_cpu_(target == Target::kCpu),
+        streamed_from_(on_cpu_ ? streamed_from() : 0) {
     s_.body = body, s_.outer = outer;
     s_.values.resize(body.instrs.size()), s_.streamed.resize(body.stores.size());
     outer_ = s_.outer_mask(), inner_ = s_.inner_mask();
@@ -208,12 +211,26 @@ class Scheduler {
   }
   bool place_reduce(const Instr& i, Placed& p) {
     if (within(i.reduced, inner_) && !flat_total(i)) {
-      p.reduce = ReduceAs::kRow, ++p.stage;
+      p.reduce = on_cpu_ && picks(i) ? ReduceAs::kPick : ReduceAs::kRow, ++p.stage;
       p.place = i.loops & inner_ ? Place::kElement : Place::kRow;
       return holds_totals(i);
     }
     p.reduce = ReduceAs::kChunk, p.place = Place::kLate;
     return within(outer_, i.reduced) && within(i.loops, inner_) && holds_totals(i);
+  }
+  bool picks(const Instr& i) const {
+    if (i.reduce != ReduceKind::kSum || !is_floating(i.dtype) || std::popcount(inner_) != 1 ||
+        i.reduced != inner_ || s_.body.extents.back() > INT32_MAX)
+      return false;
+    const Instr& where = instr(i.in[0]);
+    if (where.kind != InstrKind::kPointwise || where.op != "where") return false;
+    const Instr &hit = instr(where.in[0]), &x = instr(where.in[1]), &zero = instr(where.in[2]);
+    if (hit.kind != InstrKind::kPointwise || hit.op != "eq" || x.kind != InstrKind::kLoad ||
+        zero.kind != InstrKind::kConstant || zero.value.real() != 0)
+      return false;
+    const Placed &a = s_.at(hit.in[0]), &b = s_.at(hit.in[1]);
+    return (instr(hit.in[0]).kind == InstrKind::kIndex && b.place <= Place::kRow && b.stage == 0) ||
+           (instr(hit.in[1]).kind == InstrKind::kIndex && a.place <= Place::kRow && a.stage == 0);
   }
   bool holds_totals(const Instr& i) {
     const LoopMask kept = i.loops & inner_;
@@ -265,13 +282,15 @@ class Scheduler {
     return true;
   }
   bool streams(const Access& to) const {
-    return s_.loops() > 0 && to.strides.back() == 1 && s_.body.extents.back() >= kStreamedRow &&
+    return on_cpu_ && s_.loops() > 0 && to.strides.back() == 1 &&
+           s_.body.extents.back() >= kStreamedRow &&
            s_.count(moving_loops(to)) * int64_t(size_of(to.dtype)) >= streamed_from_;
   }
   void feed_reductions() {
     for (size_t k = 0; k < s_.values.size(); ++k) {
       const Instr& i = instr(InstrId(k));
       if (i.kind != InstrKind::kReduce || !s_.values[k].used) continue;
+      if (at(InstrId(k)).reduce == ReduceAs::kPick) continue;
       LoopMask span = (instr(i.in[0]).loops | i.reduced) & inner_;
       if (span)
         nest(at(i.in[0]).stage, span).reductions.push_back(InstrId(k));
@@ -296,6 +315,7 @@ class Scheduler {
     }
     for (size_t id = 0; id < s_.values.size(); ++id)
       if (s_.values[id].buffered) keep_in_result(InstrId(id));
+    look_ahead();
     return true;
   }
   // The row of a result that is written when nobody reads the value any more, and as it is.
@@ -308,11 +328,31 @@ class Scheduler {
         const Access& to = s_.body.stores[size_t(k)].to;
         const bool taken = std::ranges::any_of(s_.values, [&](auto& p) { return p.kept_in == k; });
         if (!taken && to.dtype == i.dtype && (moving_loops(to) & inner_) == (i.loops & inner_)) {
+          if (s_.streamed[size_t(k)] && s_.count(inner_) * bytes_of(i.dtype) >= kLongRow) return;
           at(id).kept_in = k, s_.streamed[size_t(k)] = false;
           return;
         }
       }
       if (reads(s_.nests[n])) return;
+    }
+  }
+  // While the nest that computes most works on a long row, which a cache holds by then, memory can
+  // bring the next one.
+  void look_ahead() {
+    if (!on_cpu_ || s_.outer != 1 || s_.nests.size() < 2) return;
+    int most = 0;
+    for (size_t n = 1; n < s_.nests.size(); ++n) {
+      int work = 0;
+      for (InstrId id : s_.nests[n].values)
+        work += instr(id).kind == InstrKind::kPointwise ? cost_of(instr(id).op) : 1;
+      if (work > most) most = work, s_.ahead_in = int(n);
+    }
+    for (size_t k = 0; k < s_.body.operands.size(); ++k) {
+      const Access& a = s_.body.operands[k];
+      const int64_t row = s_.count(inner_) * int64_t(size_of(a.dtype));
+      if (moving_loops(a) == (outer_ | inner_) && a.strides.back() == 1 && row >= kLongRow &&
+          row <= kRowBuffers)
+        s_.ahead.push_back(int(k));
     }
   }
   void visit(int n, InstrId id) {
@@ -367,10 +407,10 @@ class Scheduler {
     const LoopMask vector = s_.loops() ? LoopMask(1) << (s_.loops() - 1) : 0;
     for (size_t k = 0; k < s_.values.size(); ++k) {
       if (!s_.values[k].used || s_.values[k].reduce == ReduceAs::kNone) continue;
-      if (s_.values[k].reduce == ReduceAs::kRow)
-        plain = false;
-      else
+      if (s_.values[k].reduce == ReduceAs::kChunk)
         (instr(InstrId(k)).loops ? arrays : sums) = true;
+      else
+        plain = false;
     }
     for (const Nest& n : s_.nests) plain = plain && n.loops & vector;
     s_.rows = s_.count(outer_);
@@ -391,7 +431,7 @@ class Scheduler {
   }
 
   Schedule s_;
-  const bool may_block_;
+  const bool may_block_, on_cpu_;
   const int64_t streamed_from_;
   LoopMask outer_ = 0, inner_ = 0;
   std::vector<int> computed_in_;  // the first nest that computes a value
@@ -400,12 +440,12 @@ class Scheduler {
 };
 
 std::optional<Schedule> schedule_with(const Body& body, LoopMask inner, int vector, bool may_block,
-                                      int64_t streamed_from) {
+                                      Target target) {
   std::vector<int> order = loop_order(body, inner, vector), to(order.size());
   for (size_t k = 0; k < order.size(); ++k) to[size_t(order[k])] = int(k);
   int outer = int(order.size()) - std::popcount(inner);
   Body b = merged(remap(body, to, order.size()), outer);
-  return Scheduler(b, outer, may_block, streamed_from).run();
+  return Scheduler(b, outer, may_block, target).run();
 }
 
 }  // namespace
@@ -431,21 +471,18 @@ int64_t chunk_scratch_bytes(const Schedule& s) {
 }
 int64_t scratch_bytes(const Schedule& s) { return chunk_scratch_bytes(s) * s.chunks(); }
 
-std::optional<Schedule> make_schedule(const Body& original, int64_t streamed_from) {
+std::optional<Schedule> make_schedule(const Body& original, Target target) {
   for (const Instr& i : original.instrs)  // u8 alone would need a cast through bool
     if (i.kind == InstrKind::kReduce && i.dtype == kU8 && i.reduce >= ReduceKind::kAny)
       return std::nullopt;
   Body body = without_single_loops(original);
-  if (body.extents.empty()) return Scheduler(body, 0, false, streamed_from).run();
+  if (body.extents.empty()) return Scheduler(body, 0, false, target).run();
   int vector = vector_loop(body);
   LoopMask inner = inner_loops(body, vector), all = (LoopMask(1) << body.extents.size()) - 1;
   for (bool may_block : {true, false})
-    if (auto s = schedule_with(body, inner, vector, may_block, streamed_from)) return s;
+    if (auto s = schedule_with(body, inner, vector, may_block, target)) return s;
   if (count_loops(body, all) > kSerial) return std::nullopt;
-  return schedule_with(body, all, vector, false, streamed_from);
-}
-std::optional<Schedule> make_schedule(const Body& body) {
-  return make_schedule(body, streamed_from());
+  return schedule_with(body, all, vector, false, target);
 }
 
 bool schedulable(const Body& body) { return make_schedule(body).has_value(); }

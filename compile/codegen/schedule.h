@@ -29,7 +29,8 @@ enum class Place : uint8_t {
   kElement,  // in nests
   kLate,     // once all chunks are done: sums over rows and what follows from them
 };
-enum class ReduceAs : uint8_t { kNone, kRow, kChunk };
+// kPick: sum(where(index == v, x, 0)) over a row is the element of x that v says.
+enum class ReduceAs : uint8_t { kNone, kRow, kPick, kChunk };
 
 struct Placed {
   Place place = Place::kHead;
@@ -59,6 +60,8 @@ struct Schedule {
   std::vector<int> row_stores, late_stores;
   std::vector<InstrId> row_reductions;  // that values of rows are fed to
   std::vector<bool> streamed;           // results that are stored past the caches
+  std::vector<int> ahead;               // operands whose next rows are fetched
+  int ahead_in = -1;                    // by this nest
   int64_t block = 0;  // > 0: rows are pieces of so many elements of the innermost loop
   int64_t rows = 1, chunk_rows = 1;
 
@@ -72,10 +75,11 @@ struct Schedule {
   const Placed& at(InstrId id) const { return values[size_t(id)]; }
 };
 
-/// Null when no order that generated code supports computes `body`. Results of `streamed_from`
-/// bytes and more are streamed where their elements are neighbours.
-std::optional<Schedule> make_schedule(const Body& body, int64_t streamed_from);
-std::optional<Schedule> make_schedule(const Body& body);  // as compile/codegen/streams.h says
+enum class Target : uint8_t { kCpu, kCuda };
+
+/// Null when no order that generated code supports computes `body`. A CPU streams results
+/// (compile/codegen/streams.h) and picks elements, which a block of threads has no use for.
+std::optional<Schedule> make_schedule(const Body& body, Target target = Target::kCpu);
 
 /// Partial results of reductions over rows: bytes of one chunk, of all, and where in the bytes of
 /// its chunk a reduction has its own.

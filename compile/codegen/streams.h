@@ -4,8 +4,8 @@
 // reads the result next. So it is for results that the last-level cache cannot hold until then:
 // when the last of such a result is written, its first lines are gone. And not for results that lie
 // over an operand, which is known when the kernel runs: their lines have been read anyway. Nor for
-// results whose rows keep what is costly to compute until it is finished (softmax): such a kernel
-// computes for longer than memory needs, which ordinary stores hide better.
+// results whose rows keep what is costly to compute until it is finished (softmax) and fit in L1:
+// such a kernel computes for longer than memory needs, which ordinary stores hide better.
 #pragma once
 #include <cstdint>
 

@@ -22,15 +22,17 @@ namespace tessera::compiler {
 namespace {
 
 // As the core's kernels are compiled, but for this machine. Nothing may be contracted or
-// reassociated: the bits are those of the ops one by one.
+// reassociated: the bits are those of the ops one by one. A loop that copies to lanes is no memcpy:
+// it would go through memory.
 const std::vector<std::string>& flags() {
   static const std::vector<std::string> list {
     "-std=c++20", "-O3", "-march=native",
 #if defined(__x86_64__)
         "-mprefer-vector-width=512",
 #endif
-        "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fPIC",
-        "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-w"
+        "-fno-tree-loop-distribute-patterns", "-ffp-contract=off", "-fno-math-errno",
+        "-fno-trapping-math", "-fwrapv", "-fPIC", "-fno-exceptions", "-fno-rtti",
+        "-fno-asynchronous-unwind-tables", "-w"
   };
   return list;
 }

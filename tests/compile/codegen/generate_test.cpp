@@ -73,6 +73,38 @@ TEST(Generate, ReductionsOfMiddleLoops) {
   compare_with_interpreter(bodies);
 }
 
+// sum(where(index == v, x, other)) of each row; v may lie outside of the row.
+Body picking_body(DType dtype, bool index_first, double other) {
+  BodyBuilder b({70, 9});
+  InstrId x = b.load(3, dtype), v = b.load(1, kI64), index = b.index(1);
+  InstrId hit = index_first ? b.op("eq", {index, v}, true) : b.op("eq", {v, index}, true);
+  b.store(b.sum(b.op("where", {hit, x, b.constant(other, dtype)}), 2));
+  return b.body;
+}
+TEST(Generate, ASumThatPicksAnElementReadsThatAlone) {
+  std::vector<Body> bodies;
+  for (DType dtype : {kF32, kF64, kBF16, kF16})
+    for (bool index_first : {true, false}) bodies.push_back(picking_body(dtype, index_first, 0));
+  for (const Body& b : bodies)
+    EXPECT_EQ(print_cpp(b, "kernel").find("in_lanes"), std::string::npos) << to_string(b);
+  bodies.push_back(picking_body(kF32, true, 0.5));  // all of these count
+  EXPECT_NE(print_cpp(bodies.back(), "kernel").find("in_lanes"), std::string::npos);
+  compare_with_interpreter(bodies);
+}
+
+TEST(Generate, MaximaAndMinimaOfRowsWithNan) {
+  std::vector<Body> bodies;
+  for (int64_t n : {1, 2, 7, 16, 33, 64, 100, 5000}) {
+    BodyBuilder b({20, n});
+    InstrId x = b.load(3), index = b.index(1);
+    InstrId bad = b.op("eq", {index, b.load(1, kI64)}, true);
+    InstrId y = b.op("where", {bad, b.op("log", {b.op("neg", {b.op("abs", {x})})}), x});
+    b.store(b.reduce(ReduceKind::kMax, y, 2)), b.store(b.reduce(ReduceKind::kMin, y, 2));
+    bodies.push_back(b.body);
+  }
+  compare_with_interpreter(bodies);
+}
+
 TEST(Generate, ResultsOverOperandsWhereNothingIsReadAfterItIsWritten) {
   BodyBuilder b({7, 100});
   InstrId x = b.load(3), s = b.sum(x, 2), g = b.load(2);

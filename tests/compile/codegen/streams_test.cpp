@@ -43,6 +43,7 @@ std::vector<Body> bodies() {
       list.push_back(results_of_many_dtypes(rows, n));
     }
   list.push_back(adamw_body(100001));
+  list.push_back(cross_entropy_body(3, 20000));  // rows too long for L1
   return list;
 }
 
@@ -102,6 +103,17 @@ TEST(Streams, SameBitsAsOrdinaryStoresWhereverResultsBegin) {
     }
 }
 
+TEST(Streams, LongRowsAreFetchedOneAhead) {
+  auto ahead = [](const Body& body) {
+    return print_cpp(body, "kernel").find("Ahead<float, 32> h0{&r0[0] + ") != std::string::npos;
+  };
+  EXPECT_FALSE(ahead(cross_entropy_body(3, 16383)));
+  EXPECT_TRUE(ahead(cross_entropy_body(3, 16384)));  // 64 KiB
+  EXPECT_TRUE(ahead(cross_entropy_body(3, 65536)));
+  EXPECT_FALSE(ahead(cross_entropy_body(3, 65537)));  // three of them are no guests of an L2 cache
+  EXPECT_FALSE(ahead(bias_gelu_body(3, 20000)));      // one nest, which streams by itself
+}
+
 TEST(Streams, OnlyLargeResultsWhoseElementsAreNeighbours) {
   EXPECT_GE(streamed_from(), int64_t(1) << 18);  // no last-level cache is smaller
   EXPECT_FALSE(streams(bias_gelu_body(16, 64)));
@@ -116,7 +128,8 @@ TEST(Streams, OnlyLargeResultsWhoseElementsAreNeighbours) {
   BodyBuilder b({32, 64});
   b.store(b.op("exp", {b.load(3)}), {kF32, {128, 2}});
   EXPECT_FALSE(streams(b.body));
-  EXPECT_FALSE(streams(softmax_body(16, 64)));  // its rows keep exponentials
+  EXPECT_FALSE(streams(softmax_body(16, 64)));   // its rows keep exponentials
+  EXPECT_TRUE(streams(softmax_body(2, 20000)));  // and are too long for L1
 }
 
 }  // namespace
