@@ -68,6 +68,11 @@ void check_values(const Options& o) {
       o.strategy);
   TESSERA_CHECK(o.precision == "fp32" || o.precision == "bf16" || o.precision == "fp16",
                 "train: unknown precision \"{}\"; expected fp32, bf16 or fp16", o.precision);
+  TESSERA_CHECK(
+      !o.deterministic || o.precision != "fp16",
+      "train: --deterministic with --precision fp16: each micro-batch is weighted by their "
+      "number on a rank, and small fp16 numbers round differently under other weights. Use "
+      "bf16 or fp32");
   TESSERA_CHECK(!o.exact_contraction || o.precision == "fp32",
                 "train: --exact-contraction shares the sums of f32 products; --precision {} would "
                 "round its terms. Leave one of them out",

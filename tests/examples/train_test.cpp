@@ -116,7 +116,8 @@ TEST_F(Train, CompiledEqualsEager) {
 
 TEST_F(Train, DeterministicGivesEqualBits) {
   for (const char* flags :
-       {"--steps 10 --deterministic", "--steps 10 --deterministic --set dropout=0.2"}) {
+       {"--steps 10 --deterministic", "--steps 10 --deterministic --set dropout=0.2",
+        "--steps 10 --deterministic --precision bf16"}) {
     TrainRun serial = train(1, flags);
     ASSERT_EQ(serial.losses.size(), 10u);
     for (int ranks : {2, 4}) {
@@ -357,6 +358,7 @@ TEST_F(Train, BadInputGetsOneClearLine) {
       {"--deterministic --logical-batches 3 --batch-size 12", "powers of two"},
       {"--sample 10 --steps 1", "--sample"},
       {"--schedule spiral --steps 5", "spiral"},
+      {"--precision fp16 --deterministic --steps 1", "Use bf16 or fp32"},
       {"--precision fp8 --steps 1", "expected fp32, bf16 or fp16"},
       {"--precision bf16 --exact-contraction --steps 1", "--exact-contraction"},
   };
