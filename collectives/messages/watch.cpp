@@ -104,7 +104,7 @@ void Watch::serve() {
     try {
       for (Op& op : ops_)
         if (Clock::now() - op.since >= kLook) look(op);
-    } catch (const std::exception&) {  // the store is gone; Gloo's own errors still arrive
+    } catch (const std::exception&) {  // the store is gone; the carrier's own errors still arrive
     }
     if (error_)
       for (Op& op : ops_) op.cancel();

@@ -18,7 +18,8 @@ namespace tessera::detail {
 
 class Watch {
  public:
-  /// One call under way. `cancel` makes its wait return; called without the lock, maybe repeatedly.
+  /// One call under way. `cancel` makes its wait return; called with the lock held, maybe
+  /// repeatedly.
   struct Op {
     const Call* call = nullptr;
     std::function<void()> cancel;
@@ -26,7 +27,6 @@ class Watch {
     uint64_t number = 0;
     std::string suspicion;  // what looked like a deadlock when last looked at
     int suspected = 0;      // and how often in a row
-    bool cancelled = false;
   };
   using Handle = std::list<Op>::iterator;
 

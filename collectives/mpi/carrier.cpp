@@ -7,6 +7,7 @@
 
 #include "collectives/backend_name.h"
 #include "collectives/mpi/library.h"
+#include "collectives/mpi/store.h"
 #include "collectives/shm/cpu.h"
 
 namespace tessera::detail {
@@ -15,18 +16,22 @@ namespace {
 constexpr int kSpins = 200;  // rounds of polling before a wait yields its core between them
 constexpr int kYields = 2000;
 constexpr auto kNap = std::chrono::microseconds(50);
+// Backs up the deadlines that Watch keeps, which needs the store, and with it rank 0.
+constexpr Millis kGrace = std::chrono::seconds(10);
 // A tag tells groups, steps, and collectives from messages apart; what is equal in all these keeps
 // its order, which MPI guarantees.
 constexpr int kStepBits = 2, kGroups = 1 << 28;
 
 class MpiCarrier final : public Carrier {
  public:
-  MpiCarrier(const Membership& m, const MpiOptions& o) {
+  MpiCarrier(const Membership& m, const MpiOptions& o) : name_(m.group) {
+    // Tags belong to MPI's world, whatever store a group was made with.
+    std::shared_ptr<Store> all = connect_mpi_store(job_environment(), o.join_timeout);
     Store& store = *o.store;
     std::vector<std::string> keys;
     for (int r = 0; r < m.size; ++r) keys.push_back(fmt::format("{}mpi/{}", o.prefix, r));
     std::string own = fmt::format("{}", mpi_.rank());
-    if (m.rank == 0) own += fmt::format(" {}", store.add("mpi/groups", 1));
+    if (m.rank == 0) own += fmt::format(" {}", all->add("mpi/groups", 1));
     store.set(keys[size_t(m.rank)], own);
     for (const std::string& text : store.multi_get(keys, o.join_timeout)) {
       int rank = 0;
@@ -46,19 +51,30 @@ class MpiCarrier final : public Carrier {
     int tag = group_ << (kStepBits + 1) | int(slot.p2p) << kStepBits | int(slot.step);
     std::atomic<bool> ended{false};
     auto op = watch.begin(call, [&] { ended = true; });
-    std::vector<Mpi::Request> requests;
-    for (bool sends : {false, true})
-      for (const Transfer& t : transfers)
-        if (t.sends == sends)
-          mpi_.begin(sends, t.data, t.bytes, world_ranks_[size_t(t.peer)], tag, requests);
-    for (int i = 0; !mpi_.done(requests); ++i) {
-      if (ended) end_process(call, transfers, watch);
-      if (i < kSpins)
-        relax();
-      else if (i < kYields)
-        std::this_thread::yield();
-      else
-        std::this_thread::sleep_for(kNap);
+    try {
+      std::vector<Mpi::Request> requests;
+      for (bool sends : {false, true})
+        for (const Transfer& t : transfers)
+          if (t.sends == sends)
+            mpi_.begin(sends, t.data, t.bytes, world_ranks_[size_t(t.peer)], tag, requests);
+      auto limit = std::chrono::steady_clock::now() + call.timeout + kGrace;
+      for (int i = 0; !mpi_.done(requests); ++i) {
+        if (ended) end_process(explained(call, transfers, watch, "the wait was ended"));
+        if (i < kSpins) {
+          relax();
+        } else if (i < kYields) {
+          std::this_thread::yield();
+        } else {
+          std::this_thread::sleep_for(kNap);
+          if (std::chrono::steady_clock::now() > limit)
+            end_process(
+                fmt::format("{}: not done after {:.3g} s, and the store of rank 0 does not "
+                            "say why; look at what holds rank 0 up",
+                            call.title(name_), double(call.timeout.count()) / 1000));
+        }
+      }
+    } catch (const Error& e) {  // MPI's own; what is under way cannot be taken back either
+      end_process(explained(call, transfers, watch, e.what()));
     }
     watch.end(op);
   }
@@ -66,19 +82,21 @@ class MpiCarrier final : public Carrier {
   void close() override {}  // peers look at the store
 
  private:
-  [[noreturn]] static void end_process(const Call& call, std::span<const Transfer> transfers,
-                                       Watch& watch) {
-    std::string text;
+  static std::string explained(const Call& call, std::span<const Transfer> transfers, Watch& watch,
+                               const std::string& why) {
     try {
-      watch.explain(call, transfers[0].peer, "the wait was ended");
+      watch.explain(call, transfers[0].peer, why);
     } catch (const Error& e) {
-      text = e.what();
+      return e.what();
     }
+  }
+  [[noreturn]] static void end_process(const std::string& text) {
     std::string line = fmt::format("mpi: {}\n", text);
     [[maybe_unused]] auto written = write(STDERR_FILENO, line.data(), line.size());
     _exit(1);
   }
 
+  const std::string name_;  // of the group
   Mpi& mpi_ = Mpi::get();
   std::vector<int> world_ranks_;  // in MPI's world, of the members
   int group_ = 0;

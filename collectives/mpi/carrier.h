@@ -1,8 +1,8 @@
 // Messages over MPI, between processes that mpirun started. Deadlines are kept by polling. MPI
 // cannot take back what is under way, and a buffer that it may still write must not be freed: so
 // when a wait ends early, by a deadline or because a peer is gone, the process ends with the report
-// on its standard error and status 1. (Calls that do not match are found before anything is under
-// way, and throw CommError as on every backend.)
+// on its standard error and status 1. (Collectives that do not match are found before anything is
+// under way, and throw CommError as on every backend; a send that does not fit its recv does not.)
 #pragma once
 #include <memory>
 #include <string>

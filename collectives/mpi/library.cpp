@@ -51,7 +51,6 @@ struct Mpi::Functions {
   decltype(&MPI_Isend) Isend = Symbol(library, "MPI_Isend");
   decltype(&MPI_Irecv) Irecv = Symbol(library, "MPI_Irecv");
   decltype(&MPI_Testall) Testall = Symbol(library, "MPI_Testall");
-  decltype(&MPI_Bcast) Bcast = Symbol(library, "MPI_Bcast");
   // What mpi.h's macros stand for.
   MPI_Comm world = Symbol(library, "ompi_mpi_comm_world");
   MPI_Datatype byte = Symbol(library, "ompi_mpi_byte");
@@ -115,11 +114,6 @@ bool Mpi::done(std::span<Request> requests) {
   return all;
 }
 
-void Mpi::broadcast(void* data, int64_t bytes) {
-  std::lock_guard lock(mutex_);
-  check(f_->Bcast(data, int(bytes), f_->byte, 0, f_->world), "MPI_Bcast");
-}
-
 #else
 
 struct Mpi::Functions {};
@@ -130,7 +124,6 @@ Mpi::Mpi() {
 }
 void Mpi::begin(bool, void*, int64_t, int, int, std::vector<Request>&) {}
 bool Mpi::done(std::span<Request>) { return true; }
-void Mpi::broadcast(void*, int64_t) {}
 
 #endif
 

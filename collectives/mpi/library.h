@@ -1,4 +1,4 @@
-// This process's MPI, of which we use messages between pairs and one broadcast. The library (Open
+// This process's MPI, of which we use messages between pairs. The library (Open
 // MPI 4) is loaded when somebody asks for it, so programs that do not need it neither link nor
 // start it. Invariant: at most one thread is inside MPI, which is all that MPI_THREAD_SERIALIZED
 // promises.
@@ -12,8 +12,9 @@ namespace tessera::detail {
 
 class Mpi {
  public:
-  /// Starts MPI at the first call; needs a process that mpirun started. Throws UserError when there
-  /// is none, when Open MPI is not installed, or when Tessera was built without it.
+  /// Starts MPI at the first call, which waits for all processes that mpirun started. Throws
+  /// UserError when there is none, when Open MPI is not installed, or when Tessera was built
+  /// without it.
   static Mpi& get();
 
   // In the world that mpirun made.
@@ -26,8 +27,6 @@ class Mpi {
              std::vector<Request>& requests);
   /// Whether all of them are done; then they are gone.
   bool done(std::span<Request> requests);
-  /// Copies `bytes` at `data` of rank 0 to all ranks of the world, which all call this.
-  void broadcast(void* data, int64_t bytes);
 
   Mpi(const Mpi&) = delete;
   Mpi& operator=(const Mpi&) = delete;

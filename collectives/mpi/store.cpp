@@ -1,6 +1,8 @@
 #include "collectives/mpi/store.h"
 
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "collectives/mpi/library.h"
 #include "collectives/store/tcp_server.h"
@@ -8,6 +10,8 @@
 
 namespace tessera::detail {
 namespace {
+
+constexpr int kTag = 0;  // carriers' tags begin above it
 
 // What rank 0 tells.
 struct Door {
@@ -17,7 +21,7 @@ struct Door {
 
 class Meeting {
  public:
-  explicit Meeting(const JobEnvironment& job) {
+  Meeting(const JobEnvironment& job, Millis timeout) {
     Mpi& mpi = Mpi::get();
     TESSERA_CHECK(mpi.size() == job.world_size && mpi.rank() == job.rank,
                   "mpi: rank {} of {} by the environment, {} of {} by MPI; start the program with "
@@ -33,7 +37,19 @@ class Meeting {
       door_.port = server_->port();
       std::memcpy(door_.key, key.data(), std::min(key.size(), sizeof door_.key - 1));
     }
-    mpi.broadcast(&door_, sizeof door_);
+    std::vector<Mpi::Request> requests;
+    bool tells = job.rank == 0;
+    for (int r = tells ? 1 : 0; r < (tells ? job.world_size : 1); ++r)
+      mpi.begin(tells, &door_, sizeof door_, r, kTag, requests);
+    auto deadline = std::chrono::steady_clock::now() + timeout;
+    while (!mpi.done(requests)) {
+      if (std::chrono::steady_clock::now() > deadline)
+        throw CommError(fmt::format("init_process_group: {} within {:.3g} s; look at their output",
+                                    tells ? "not all ranks called it" : "rank 0 did not call it",
+                                    double(timeout.count()) / 1000),
+                        "world", 0, {});
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
   }
 
   std::shared_ptr<Store> connect(Millis timeout) const {
@@ -49,7 +65,7 @@ class Meeting {
 
 std::shared_ptr<Store> connect_mpi_store(const JobEnvironment& job, Millis timeout) {
   // Never destroyed: other ranks may need the store for as long as this process lives.
-  static const Meeting& meeting = *new Meeting(job);
+  static const Meeting& meeting = *new Meeting(job, timeout);
   return std::make_shared<PrefixStore>(attempt_prefix(job.restart_count), meeting.connect(timeout));
 }
 

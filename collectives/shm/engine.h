@@ -3,7 +3,8 @@
 // area, posts the phase, waits until all ranks have posted it, and reads. The first phase carries
 // the call's fingerprint, so a mismatch costs no extra round trip and is found before anything is
 // written. What lies where peers reach it (tensors of threads, and of processes those in a pool) is
-// read there instead. Invariant: what is read between waiting for phase k and posting phase k + 1
+// read there instead. A tensor of a call that failed may still be written by a slow peer.
+// Invariant: what is read between waiting for phase k and posting phase k + 1
 // may be overwritten after waiting for phase k + 1, because then nobody reads it any more; so two
 // staging areas, used in turn, need no second flag.
 #pragma once

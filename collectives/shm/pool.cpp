@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -41,6 +42,12 @@ class Pool::Block final : public RefCounted {
 
 Ref<Pool> Pool::make(std::string* why) {
   size_t size = memory_of_machine();
+  rlimit files{};
+  getrlimit(RLIMIT_FSIZE, &files);
+  if (files.rlim_cur < size) {  // the system would answer with a signal
+    *why = fmt::format("files are limited to {} bytes (ulimit -f)", files.rlim_cur);
+    return nullptr;
+  }
   int fd = memfd_create("tessera-pool", MFD_CLOEXEC);
   if (fd < 0 || ftruncate(fd, off_t(size)) != 0) {
     *why = fmt::format("no shared memory: {}", std::strerror(errno));
@@ -80,6 +87,7 @@ Ref<Storage> Pool::allocate(size_t bytes) {
 
 /// Gives the pages back to the system and joins the range with its neighbours.
 void Pool::give_back(size_t begin, size_t bytes) {
+  if (forks() != birth_) return;
   fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(begin), off_t(bytes));
   std::lock_guard lock(mutex_);
   auto next = free_.lower_bound(begin);

@@ -1,14 +1,16 @@
 // Memory of one rank that the other ranks of its group read and write where it lies: what
 // ProcessGroup::allocate gives out, for gradient buckets and whatever else travels often. It is one
 // mapping without a name (memfd) as large as the machine's memory, of which pages exist once they
-// are touched; peers map it whole when they first need it. Invariant: an offset into the pool means
-// the same bytes to every rank for as long as the pool lives.
+// are touched; peers map it whole when they first need it. A forked child shares it with its
+// parent, so it must not write there, and what it drops stays. Invariant: an offset into the pool
+// means the same bytes to every rank for as long as the pool lives.
 #pragma once
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 
+#include "collectives/engine.h"
 #include "core/tensor/storage.h"
 
 namespace tessera::detail {
@@ -40,6 +42,7 @@ class Pool : public RefCounted {
   void give_back(size_t begin, size_t bytes);
 
   const int fd_;
+  const int birth_ = forks();  // process generation
   std::byte* const base_;
   const size_t size_;
   std::mutex mutex_;

@@ -1,8 +1,8 @@
 // Rows for masked language modelling (Devlin et al. 2019): [CLS], T - 2 tokens of a window, [SEP].
-// A fixed share of a row's tokens is chosen anew each time a sample is drawn: 80 % of those become
-// [MASK], 10 % a random token, 10 % stay; they alone are targets. Invariant: what a row holds
-// depends on the seed and the sample alone, and every row has equally many targets, so a mean over
-// targets is the mean over ranks' means.
+// A fixed share of a row's tokens is chosen (for training, anew each time a window is drawn): 80 %
+// of those become [MASK], 10 % a random token, 10 % stay; they alone are targets. Invariant: what a
+// row holds depends on the seed and the sample alone, and every row has equally many targets, so a
+// mean over targets is the mean over ranks' means.
 #pragma once
 #include <string>
 

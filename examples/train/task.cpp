@@ -134,8 +134,9 @@ Task make_bert_task(const Options& o) {
   if (o.data.starts_with("mlm:")) {
     TESSERA_CHECK(o.tokenizer != "char" && o.tokenizer != "byte",
                   "train: --data mlm: needs a WordPiece vocabulary; give --tokenizer FILE");
+    bool named = o.tokenizer.starts_with("wordpiece:");
     data::TokenSplit split =
-        data::load_tokens("text:" + o.data.substr(4), "wordpiece:" + o.tokenizer);
+        data::load_tokens("text:" + o.data.substr(4), (named ? "" : "wordpiece:") + o.tokenizer);
     auto tokenizer = std::static_pointer_cast<const data::WordPieceTokenizer>(split.tokenizer);
     m.vocab = split.vocab_size;
     data::MaskingOptions masking{.length = length,

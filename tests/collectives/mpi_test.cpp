@@ -82,6 +82,17 @@ TEST_F(Mpirun, AStoppedRankIsReportedAtTheDeadlineAndTheJobEnds) {
   EXPECT_LT(o.seconds, 30);
 }
 
+// Rank 0 serves the store by which ranks know of each other.
+TEST_F(Mpirun, AStoppedRank0EndsTheJobToo) {
+  Outcome o = program(2, "loop",
+                      "TESSERA_BACKEND=mpi TESSERA_TIMEOUT=1.5 "
+                      "TESSERA_FAULT=rank=0,op=all_reduce,n=20,stop");
+  EXPECT_NE(o.status, 0) << o.output;
+  EXPECT_NE(o.output.find("mpi: all_reduce #20 on world"), std::string::npos) << o.output;
+  EXPECT_NE(o.output.find("the store of rank 0 does not say why"), std::string::npos) << o.output;
+  EXPECT_LT(o.seconds, 50);
+}
+
 TEST_F(Mpirun, CallsThatDifferAreAnErrorOnEveryRank) {
   Outcome o = program(2, "mismatch", "TESSERA_BACKEND=mpi");
   EXPECT_EQ(o.status, 0) << o.output;
