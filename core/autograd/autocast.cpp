@@ -99,7 +99,7 @@ class CastCache {
 
   Tensor cast_to(const Tensor& t, DType to) {
     if (!enabled_ || context().backend != backend_ || !is_parameter(t)) return cast(t, to);
-    const Storage* storage = piece(t).storage().get();
+    const Ref<Storage>& storage = piece(t).storage();
     if (!storage) return cast(t, to);
     Entry& e = entries_[{t.impl(), to}];
     if (!e.value.defined() || e.storage != storage || e.version != storage->version()) {
@@ -115,11 +115,11 @@ class CastCache {
  private:
   struct Entry {
     Tensor source, value = {};
-    const Storage* storage = nullptr;
+    Ref<Storage> storage = nullptr;
     uint32_t version = 0;
     Entry() = default;
-    Entry(const Tensor& source, const Storage* storage, uint32_t version, Tensor value)
-        : source(source), value(std::move(value)), storage(storage), version(version) {}
+    Entry(const Tensor& source, Ref<Storage> storage, uint32_t version, Tensor value)
+        : source(source), value(std::move(value)), storage(std::move(storage)), version(version) {}
   };
   using Key = std::pair<const TensorImpl*, DType>;
   struct Hash {

@@ -24,7 +24,8 @@ namespace tessera {
 
 struct AutocastOptions {
   bool enabled = true;        // false: within an outer scope, ops compute in what they are given
-  bool cache_weights = true;  // a parameter is cast once for each of its values
+  bool cache_weights = true;  // a parameter is cast once for each of its values; the outermost
+                              // scope's counts
 };
 
 /// Scopes nest; the innermost counts. A parameter (a leaf that requires grad) is cast once as long

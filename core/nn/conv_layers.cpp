@@ -40,6 +40,11 @@ std::string kernel_of(const Tensor& weight) {
 ConvNd::ConvNd(int dims, ConvOptions o) : options(o), dims_(dims) {
   static constexpr const char* kNames[] = {"conv1d", "conv2d", "conv3d"};
   const char* name = kNames[dims - 1];
+  for (int64_t step : o.stride.expand(dims, 1, name, "stride"))
+    TESSERA_CHECK(!o.padding.same() || step == 1,
+                  "{}: padding \"same\" with stride {}; the result has no size of its own, give "
+                  "numbers",
+                  name, step);
   register_parameter(
       "weight", weight,
       empty_parameter(weight_shape(name, dims, o.in, o.out, o.groups, o.kernel, false)));

@@ -243,7 +243,9 @@ Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight, const T
     TESSERA_CHECK_AS(ShapeError, !t->defined() || t->shape() == Shape{x.size(1)},
                      "group_norm: weight or bias is {}; expected [{}] beside x {}", describe(*t),
                      x.size(1), to_string(x.shape()));
-  Tensor y = reshape(layer_norm(reshape(x, {x.size(0), groups, -1}), {}, {}, eps), x.shape());
+  int64_t each = x.size(1) / groups;
+  for (int i = 2; i < x.ndim(); ++i) each *= x.size(i);
+  Tensor y = reshape(layer_norm(reshape(x, {x.size(0), groups, each}), {}, {}, eps), x.shape());
   if (weight.defined()) y = y * beside(weight, x);
   if (bias.defined()) y = y + beside(bias, x);
   return y;

@@ -340,6 +340,8 @@ Tensor convolve_transposed(std::string_view op, int dims, const Tensor& x, const
     TESSERA_CHECK_AS(ShapeError, more[i] < std::max(w.stride[i], w.dilation[i]),
                      "{}: output_padding {} must be less than stride {} or dilation {}", op,
                      to_string(more), to_string(w.stride), to_string(w.dilation));
+    TESSERA_CHECK_AS(ShapeError, b.x.shape()[i + 2] > 0,
+                     "{}: x is {}; spatial extents must be positive", op, describe(x));
     size.push_back((b.x.shape()[i + 2] - 1) * w.stride[i] - 2 * w.pad_begin[i] +
                    w.dilation[i] * (weight.shape()[i + 2] - 1) + more[i] + 1);
     TESSERA_CHECK_AS(ShapeError, size[i] > 0,

@@ -67,9 +67,12 @@ Tensor linear_between(const Tensor& x, int dim, const Axis& a, bool align_corner
 
 Tensor interpolate(const Tensor& x, const InterpolateOptions& o) {
   const int dims = x.ndim() - 2;
-  TESSERA_CHECK_AS(ShapeError, dims >= 1 && dims <= 3 && x.numel() > 0,
+  TESSERA_CHECK_AS(ShapeError, dims >= 1 && dims <= 3,
                    "interpolate: x is {}; expected [N, C, ..] with 1 to 3 spatial dims",
                    describe(x));
+  for (int i = 2; i < x.ndim(); ++i)
+    TESSERA_CHECK_AS(ShapeError, x.size(i) > 0,
+                     "interpolate: x is {}; spatial extents must be positive", describe(x));
   TESSERA_CHECK(o.size.has_value() == o.scale_factor.empty(),
                 "interpolate: give either size or scale_factor");
   TESSERA_CHECK_AS(

@@ -135,6 +135,11 @@ class MaxPool final : public PoolFamily {
   Metas infer(MetaSpan in) const override {
     check(*in[0], "x");
     check_windows(in[0]->shape);
+    int64_t places = 1;
+    for (int i = 2; i < in[0]->shape.size(); ++i) places *= in[0]->shape[i];
+    TESSERA_CHECK_AS(ShapeError, places <= INT32_MAX,
+                     "max_pool: x {} has {} places an image; indices are i32",
+                     to_string(in[0]->shape), places);
     Shape s = with_spatial(in[0]->shape, windows.windows);
     return {Meta::contiguous(s, in[0]->dtype, in[0]->device),
             Meta::contiguous(s, kI32, in[0]->device)};
@@ -227,8 +232,8 @@ Windows make_windows(std::string_view op, const Tensor& x, int dims, const PerDi
     const int64_t extent = x.shape()[i + 2], reach = w.dilation[i] * (w.kernel[i] - 1) + 1,
                   pad = w.padding[i], step = w.stride[i];
     TESSERA_CHECK_AS(ShapeError, 2 * pad <= reach,
-                     "{}: padding {} is more than half of the kernel {}", op, to_string(w.padding),
-                     to_string(w.kernel));
+                     "{}: padding {} is more than half of the kernel {} (dilation {})", op,
+                     to_string(w.padding), to_string(w.kernel), to_string(w.dilation));
     const int64_t room = extent + 2 * pad - reach;
     TESSERA_CHECK_AS(ShapeError, room >= 0 && extent > 0,
                      "{}: the kernel {} does not fit into x {} (padding {}, dilation {})", op,

@@ -6,6 +6,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/dispatch/sharding.h"
+#include "core/ops/compose.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
@@ -93,7 +94,10 @@ void GradScaler::update() {
   Tensor good = good_steps_ + 1, due = ge(good, options_.growth_interval);
   Tensor grown = scale_ * options_.growth_factor;
   grown = where(isfinite(grown), grown, scale_);
-  Tensor scale = where(bad_, scale_ * options_.backoff_factor, where(due, grown, scale_));
+  // Below the smallest normal number a scale has no inverse.
+  Tensor shrunk =
+      clamp_min(scale_ * options_.backoff_factor, double(std::numeric_limits<float>::min()));
+  Tensor scale = where(bad_, shrunk, where(due, grown, scale_));
   Tensor none = scalar_tensor(0, kI64);
   assign_(good_steps_, where(logical_or(bad_, due), none, good));
   assign_(scale_, scale);

@@ -32,7 +32,8 @@ void SGD::update(const Group& group, const Lists& l, const Tensor& scale) {
     return sgd_update_(l.params, l.grads, l.state[0], group.lr, scale, false, o);
   TESSERA_CHECK(!l.if_finite,
                 "sgd: dampening {} makes the first step of a momentum another one, which a step "
-                "that may be skipped cannot count; train without dampening or without GradScaler",
+                "that may be skipped (step_if_finite, GradScaler) cannot count; train without "
+                "dampening",
                 options_.dampening);
   for (bool first : {true, false}) {
     std::vector<Tensor> params, grads, buffers;

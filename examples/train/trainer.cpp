@@ -236,27 +236,25 @@ class Trainer {
     Tensor key = from_values<int64_t>({s * kKeysPerStep}, {}), norm;
     std::tie(losses_, norm) = o_.compile ? run_compiled(batches, key) : update(batches, key);
     const double loss = global_mean(*strategy_, losses_);
-    const double size = norm.defined() ? norm.item<double>() : 0;
+    const double size = norm.item<double>();
     if (!std::isfinite(loss)) explain(s, batches, key, fmt::format("the loss is {}", loss));
     if (!std::isfinite(size) && !scaler_.enabled())
       explain(s, batches, key, fmt::format("the norm of the gradients is {}", size));
     tell(s, loss, size, start);
   }
 
-  // Forward, backward and update. The losses of this rank's micro-batches and the gradient norm,
-  // which is undefined where nothing is clipped.
+  // Forward, backward and update. The losses of this rank's micro-batches and the gradient norm.
   std::pair<Tensor, Tensor> update(const std::vector<data::Batch>& batches, const Tensor& key) {
     Tensor losses;
     {
       Autocast precision(compute_dtype(o_));
       losses = strategy_->run_step(batches, key, scaler_);
     }
-    optim::Clip clip;
+    // Without clipping too: whether there is an update rests on the norm.
     constexpr double kUnbounded = std::numeric_limits<double>::infinity();
-    if (o_.clip_norm > 0 || scaler_.enabled())  // whose decision rests on the norm
-      clip = strategy_->clip(*optimizer_, o_.clip_norm > 0 ? o_.clip_norm : kUnbounded,
-                             scaler_.inverse_scale());
-    if (clip.norm.defined() && !scaler_.enabled()) {
+    optim::Clip clip = strategy_->clip(*optimizer_, o_.clip_norm > 0 ? o_.clip_norm : kUnbounded,
+                                       scaler_.inverse_scale());
+    if (!scaler_.enabled()) {
       // What is not a number stops the run, from the state before it: see explain.
       Tensor none = scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64);
       NoGrad off;
@@ -266,7 +264,7 @@ class Trainer {
     }
     scaler_.update();
     optimizer_->zero_grad();
-    return {losses, o_.clip_norm > 0 ? clip.norm : Tensor()};
+    return {losses, clip.norm};
   }
 
   // The same, compiled: a batch is given as its tensors.

@@ -91,8 +91,8 @@ dnnl::memory::desc weights(const Meta& m, int64_t groups, Data type, bool any) {
     sizes.insert(sizes.begin(), groups);
     strides.insert(strides.begin(), sizes[1] * strides[0]);
   }
-  for (size_t i = 0; i < sizes.size(); ++i)  // a dim of one place may have any stride
-    strides[i] = std::max<int64_t>(strides[i], 1);
+  for (size_t i = 0; i < sizes.size(); ++i)
+    if (sizes[i] == 1) strides[i] = std::max<int64_t>(strides[i], 1);  // may be any
   if (any) return {sizes, type, dnnl::memory::format_tag::any};
   return {sizes, type, strides};
 }
@@ -211,10 +211,14 @@ void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta
   const auto& a = static_cast<const ConvAttributes&>(prim);
   const ConvRole role = role_of(prim);
   if (role != ConvRole::kWeight) out[0].strides = channels_last_strides(out[0].shape);
+  Meta l = in[0].meta(), r = in[1].meta();
+  // The library takes no weight that is one value seen several times.
+  for (int i = 0; i < r.shape.size() && role != ConvRole::kWeight; ++i)
+    if (r.strides[i] == 0 && r.shape[i] > 1) plan.dense_in = 2;
+  if (plan.dense_in) r.strides = contiguous_strides(r.shape);
   if (!in_library(a, out[0].dtype) || numel(out[0].shape) == 0 || in[0].numel() == 0 ||
       in[1].numel() == 0)
     return;
-  const Meta &l = in[0].meta(), &r = in[1].meta();
   ConvMetas m = role == ConvRole::kOutput  ? ConvMetas{l, r, out[0]}
                 : role == ConvRole::kInput ? ConvMetas{out[0], r, l}
                                            : ConvMetas{r, out[0], l};

@@ -91,6 +91,31 @@ TEST(Conv, AnyFormatOfOperandsGivesTheSameBits) {
   }
 }
 
+TEST(Conv, AWeightMayBeABroadcastView) {
+  NoGrad off;
+  Tensor x = sample_values({2, 6, 9, 8}, -1, 1, 1), one = sample_values({1, 1, 3, 3}, -1, 1, 2);
+  const ConvOptions depthwise{.padding = 1, .groups = 6};
+  Tensor view = expand(one, {6, 1, 3, 3});
+  EXPECT_EQ(difference(conv2d(x, view, {}, depthwise), conv2d(x, view.clone(), {}, depthwise)), 0);
+  Tensor wide = expand(one, {5, 6, 3, 3});
+  EXPECT_EQ(difference(conv2d(x, wide, {}, {}), conv2d(x, wide.clone(), {}, {})), 0);
+  EXPECT_EQ(difference(conv_transpose2d(x, expand(one, {6, 4, 3, 3})),
+                       conv_transpose2d(x, expand(one, {6, 4, 3, 3}).clone())),
+            0);
+}
+
+// The cotangent of a weight's gradient is such a view.
+TEST(Conv, SecondDerivativesThroughASumOfTheWeightsGradient) {
+  auto second = [](DType dtype) {
+    Tensor x = cast(sample_values({2, 3, 6, 5}, -1, 1, 1), dtype).requires_grad_(),
+           w = cast(sample_values({4, 3, 3, 3}, -1, 1, 2), dtype).requires_grad_();
+    Tensor y = sum(square(conv2d(x, w)));
+    Tensor dw = grad({&y, 1}, {&w, 1}, {}, {.create_graph = true})[0], total = sum(dw);
+    return grad({&total, 1}, {&x, 1})[0];
+  };
+  EXPECT_LE(difference(second(kF32), second(kF64)), 1e-5);
+}
+
 TEST(Conv, ThreadsMayComeAndGo) {
   Tensor x = cast(sample_values({4, 32, 14, 14}, -1, 1, 1), kF32),
          w = cast(sample_values({32, 32, 3, 3}, -1, 1, 2), kF32);

@@ -116,6 +116,16 @@ TEST(BatchNorm, SixteenBitFloatsTakeWideParameters) {
   EXPECT_LT(difference(y, again), 0.03);
 }
 
+TEST(GroupNorm, AndInterpolateTakeAnEmptyBatch) {
+  Tensor x = empty({0, 4, 3, 2});
+  EXPECT_EQ(group_norm(x, 2).shape(), (Shape{0, 4, 3, 2}));
+  EXPECT_EQ(interpolate(x, {.size = {{6, 5}}}).shape(), (Shape{0, 4, 6, 5}));
+  expect_contains(error_of([&] {
+                    interpolate(empty({2, 4, 0}), {.size = PerDim(6)});
+                  }),
+                  "spatial extents must be positive");
+}
+
 TEST(BatchNorm, RefusesByNameAndValue) {
   Tensor x = values({2, 3, 4}), m = zeros({3}), v = ones({3});
   auto refused = [](auto f, const char* text) { expect_contains(error_of(f), text); };
