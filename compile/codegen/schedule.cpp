@@ -337,16 +337,18 @@ class Scheduler {
     }
   }
   // While the nest that computes most works on a long row, which a cache holds by then, memory can
-  // bring the next one.
+  // bring the next one. Of the nests that go through all of a row.
   void look_ahead() {
     if (!on_cpu_ || s_.outer != 1 || s_.nests.size() < 2) return;
     int most = 0;
     for (size_t n = 1; n < s_.nests.size(); ++n) {
+      if ((s_.nests[n].loops & inner_) != inner_) continue;
       int work = 0;
       for (InstrId id : s_.nests[n].values)
         work += instr(id).kind == InstrKind::kPointwise ? cost_of(instr(id).op) : 1;
       if (work > most) most = work, s_.ahead_in = int(n);
     }
+    if (s_.ahead_in < 0) return;
     for (size_t k = 0; k < s_.body.operands.size(); ++k) {
       const Access& a = s_.body.operands[k];
       const int64_t row = s_.count(inner_) * int64_t(size_of(a.dtype));

@@ -157,7 +157,7 @@ class RandomBody {
 };
 
 std::vector<Body> random_bodies(size_t count) {
-  const uint64_t seed = uint64_t(testing::UnitTest::GetInstance()->random_seed());
+  const auto seed = uint64_t(GTEST_FLAG_GET(random_seed));  // gtest's own default is the time
   size_t refused = 0;
   std::vector<Body> bodies;
   for (uint64_t n = 0; bodies.size() < count; ++n) {

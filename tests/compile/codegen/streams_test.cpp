@@ -114,6 +114,15 @@ TEST(Streams, LongRowsAreFetchedOneAhead) {
   EXPECT_FALSE(ahead(bias_gelu_body(3, 20000)));      // one nest, which streams by itself
 }
 
+// A row of two loops, and a nest that computes much along one of them.
+TEST(Streams, ANestThatSeesAPartOfARowFetchesNothing) {
+  BodyBuilder b({3, 300, 80});
+  InstrId total = b.reduce(ReduceKind::kSum, b.load(7), 6);
+  InstrId part = b.op("exp", {b.op("tanh", {b.op("add", {b.load(4), total})})});
+  b.store(part, b.dense(5, kF32));
+  compare_with_interpreter({b.body}, 1e-4);
+}
+
 TEST(Streams, OnlyLargeResultsWhoseElementsAreNeighbours) {
   EXPECT_GE(streamed_from(), int64_t(1) << 18);  // no last-level cache is smaller
   EXPECT_FALSE(streams(bias_gelu_body(16, 64)));
