@@ -63,14 +63,17 @@ class PlaceTuner {
   /// The way for an all_reduce of `bytes`; equal on all ranks.
   Way way(int64_t bytes) const {
     const Class& c = classes_[class_of(bytes)];
-    if (c.calls < kWays * kTrials) return Way(c.calls % kWays);
+    if (tries(bytes)) return way_of_trial(bytes, c.calls);
     return Way(adopted_ >> 2 * class_of(bytes) & 3);
   }
-  bool tries(int64_t bytes) const { return classes_[class_of(bytes)].calls < kWays * kTrials; }
+  bool tries(int64_t bytes) const {
+    const Class& c = classes_[class_of(bytes)];
+    return c.calls < (large(bytes) ? 2 * kTrialsOfLarge : kWays * kTrials);
+  }
   /// A trial has taken `us` on this rank.
   void took(int64_t bytes, double us) {
     Class& c = classes_[class_of(bytes)];
-    double& best = c.best_us[size_t(c.calls++ % kWays)];
+    double& best = c.best_us[size_t(way_of_trial(bytes, c.calls++))];
     best = std::min(best, us);
   }
   /// The fastest way of each class, two bits each.
@@ -85,8 +88,13 @@ class PlaceTuner {
   void adopt(uint64_t verdict) { adopted_ = verdict; }
 
  private:
-  static constexpr int kWays = 3, kTrials = 8;
+  static constexpr int kWays = 3, kTrials = 8, kTrialsOfLarge = 3;
   static constexpr size_t kClasses = 32;
+  // Far beyond caches a copy into a staging area is never the faster way.
+  static bool large(int64_t bytes) { return class_of(bytes) > 22; }  // from 4 MiB on
+  static Way way_of_trial(int64_t bytes, int call) {
+    return large(bytes) ? Way(1 + call % 2) : Way(call % kWays);
+  }
   struct Class {
     int calls = 0;
     std::array<double, kWays> best_us{1e300, 1e300, 1e300};
