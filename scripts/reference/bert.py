@@ -49,7 +49,7 @@ class Bert(nn.Module):
         x = self.norm(self.words(ids) + self.segments.weight[0] + self.positions.weight[: ids.size(1)])
         for layer in self.layers:
             x = layer(x)
-        x = self.transform_norm(F.gelu(self.transform(x)))
+        x = self.transform_norm(F.gelu(self.transform(x)).float())  # 1.13 normalises no bf16 with f32 weights
         return F.linear(x, self.words.weight, self.bias)
 
     def loss(self, ids, targets):
