@@ -7,9 +7,11 @@
 #include "core/ops/compose.h"        // IWYU pragma: export
 #include "core/ops/contract.h"       // IWYU pragma: export
 #include "core/ops/create.h"         // IWYU pragma: export
+#include "core/ops/einsum.h"         // IWYU pragma: export
 #include "core/ops/fused.h"          // IWYU pragma: export
 #include "core/ops/indexing.h"       // IWYU pragma: export
 #include "core/ops/layout.h"         // IWYU pragma: export
+#include "core/ops/linalg.h"         // IWYU pragma: export
 #include "core/ops/losses.h"         // IWYU pragma: export
 #include "core/ops/pointwise.h"      // IWYU pragma: export
 #include "core/ops/random.h"         // IWYU pragma: export

@@ -48,6 +48,11 @@ constexpr AutocastEntry kTable[] = {
     {"lgamma", AutocastRule::kWide},
     {"digamma", AutocastRule::kWide},
     {"trigamma", AutocastRule::kWide},
+    // factorisations and triangular systems
+    {"cholesky", AutocastRule::kWide},
+    {"solve_triangular", AutocastRule::kWide},
+    {"qr", AutocastRule::kWide},
+    {"svd", AutocastRule::kWide},
     // sums and products of many terms
     {"sum", AutocastRule::kWide},
     {"prod", AutocastRule::kWide},

@@ -5,7 +5,6 @@
 
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"
-#include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
@@ -167,26 +166,6 @@ Tensor sum_own_letters(const Tensor& t, std::string& word, const std::string& ot
   return dims.empty() ? t : sum(t, dims);
 }
 
-// A letter that an operand repeats walks its diagonal: each becomes one dim, the last.
-Tensor diagonals(Tensor t, std::string& word, std::string_view spec) {
-  TESSERA_CHECK_AS(ShapeError, int(word.size()) == t.ndim(),
-                   "einsum: spec \"{}\": \"{}\" for operand {}", spec, word, describe(t));
-  for (size_t i = 0; i < word.size();) {
-    size_t j = word.find(word[i], i + 1);
-    if (j == npos) {
-      ++i;
-      continue;
-    }
-    char letter = word[i];
-    TESSERA_CHECK_AS(ShapeError, t.size(int64_t(i)) == t.size(int64_t(j)),
-                     "einsum: spec \"{}\" repeats '{}', whose extents in {} differ", spec, letter,
-                     describe(t));
-    t = diagonal(t, 0, int64_t(i), int64_t(j));
-    word.erase(j, 1), word.erase(i, 1), word += letter;
-  }
-  return t;
-}
-
 Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, const Tensor& b) {
   PrimRef prim = contract_primitive(spec, leaves);
   const auto& attributes = static_cast<const ContractAttributes&>(*prim);
@@ -213,53 +192,6 @@ Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, con
 
 Tensor contract(std::string_view spec, const Tensor& a, const Tensor& b) {
   return contract_with(context().exact_contraction ? kExactLeaves : 0, spec, a, b);
-}
-
-Tensor einsum(std::string_view spec, std::span<const Tensor> operands) {
-  std::string text(spec);
-  std::erase(text, ' ');
-  size_t arrow = text.find("->");
-  TESSERA_CHECK(arrow != npos && !operands.empty(),
-                "einsum: spec \"{}\" needs \"->\" and at least one operand", spec);
-  std::string out = text.substr(arrow + 2), words = text.substr(0, arrow);
-  std::vector<std::string> word(1);
-  for (char c : words) {
-    if (c == ',')
-      word.emplace_back();
-    else
-      word.back() += c;
-  }
-  TESSERA_CHECK(word.size() == operands.size(), "einsum: spec \"{}\" names {} operands, got {}",
-                spec, word.size(), operands.size());
-  Tensors x(operands.begin(), operands.end());
-  for (size_t i = 0; i < x.size(); ++i) x[i] = diagonals(x[i], word[i], spec);
-  Tensor t = x[0];
-  std::string have = word[0];
-  for (size_t i = 1; i < x.size(); ++i) {
-    // Letters still needed: those of later operands and of the result.
-    std::string later = out, next;
-    for (size_t k = i + 1; k < word.size(); ++k) later += word[k];
-    for (char c : have + word[i])
-      if (later.find(c) != npos && next.find(c) == npos) next += c;
-    if (i + 1 == x.size()) next = out;
-    t = contract(have + "," + word[i] + "->" + next, t, x[i]);
-    have = next;
-  }
-  if (x.size() > 1) return t;
-  Dims gone, order;
-  std::string kept;
-  for (size_t i = 0; i < have.size(); ++i) {
-    if (out.find(have[i]) == npos)
-      gone.push_back(int64_t(i));
-    else
-      kept += have[i];
-  }
-  if (!gone.empty()) t = sum(t, gone);
-  for (char c : out) {
-    TESSERA_CHECK(kept.find(c) != npos, "einsum: spec \"{}\": '{}' is in no operand", spec, c);
-    order.push_back(int64_t(kept.find(c)));
-  }
-  return permute(t, order);
 }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {

@@ -1,12 +1,11 @@
 // Products by libraries, oneDNN (f32, bf16) and OpenBLAS (f64), and the choice of who computes one.
 #include "core/backend/cpu/gemm.h"
 
-#include <cblas.h>
-
 #include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
+#include "core/backend/cpu/blas.h"
 #include "core/backend/cpu/onednn.h"
 #include "core/base/error.h"
 #include "core/base/isa.h"
@@ -97,8 +96,7 @@ void run_onednn(const Gemm& g, const void* a, const void* b, void* c, void* work
 }
 
 void run_blas(const Gemm& g, const double* a, const double* b, double* c) {
-  [[maybe_unused]] static const bool single =
-      (openblas_set_num_threads(1), true);  // OpenMP is the one thread pool
+  blas_on_one_thread();
   int64_t index[kMaxBatch] = {};
   for (;;) {
     bool ta = g.a_k != 1 && g.k != 1, tb = g.b_n != 1 && g.n != 1;

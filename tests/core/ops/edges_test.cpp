@@ -10,6 +10,7 @@
 #include "core/autograd/autograd.h"
 #include "core/ops/compose.h"
 #include "core/ops/contract.h"
+#include "core/ops/einsum.h"
 #include "core/ops/fused.h"
 #include "core/ops/indexing.h"
 #include "core/ops/layout.h"

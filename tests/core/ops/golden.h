@@ -45,5 +45,6 @@ const Table& elementwise_table();
 const Table& tensor_table();
 const Table& fused_table();
 const Table& conv_table();
+const Table& linalg_table();
 
 }  // namespace tessera::golden

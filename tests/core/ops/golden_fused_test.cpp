@@ -1,4 +1,4 @@
-// Golden cases of the fused operations of neural networks and of einsum; and the list of cases that
+// Golden cases of the fused operations of neural networks; and the list of cases that
 // nothing here answers, each with its reason: a case that is neither fails.
 #include <gtest/gtest.h>
 
@@ -27,16 +27,11 @@ const std::map<std::string, std::string> kElsewhere = {
     {"AdamW", "tests/core/optim"},
     {"clip_grad_norm", "tests/core/optim"},
     {"schedule", "tests/core/optim"},
-    {"lgamma", "no special functions beyond erf yet"},
-    {"digamma", "no special functions beyond erf yet"},
-    {"erfinv", "no special functions beyond erf yet"},
-    {"scatter_reduce", "only sums have a kernel: scatter_sum, scatter_add"},
     {"addmm", "spelled beta * c + alpha * matmul(a, b): a zero beta is the caller's to leave out"},
 };
 // Single cases of operations that have others.
 const std::map<std::string, std::string> kUnanswered = {
     {"cross_entropy/probabilities", "targets are class numbers only"},
-    {"einsum/ii->i", "repeated letters in one operand are refused; use diagonal"},
 };
 
 Tensor attend(C c) {
@@ -82,12 +77,6 @@ Tensor normalised(C c) {
   return reshape(y, x.shape());
 }
 
-Tensor einsum_of(C c) {
-  std::vector<Tensor> operands{c["a"]};
-  if (c.has("b")) operands.push_back(c["b"]);
-  return einsum(c.text("equation"), operands);
-}
-
 }  // namespace
 
 const Table& fused_table() {
@@ -110,7 +99,6 @@ const Table& fused_table() {
                                          : normalised(c);
        })},
       {"scaled_dot_product_attention", just(attend)},
-      {"einsum", just(einsum_of)},
   };
   return table;
 }
@@ -124,7 +112,8 @@ TEST(Golden, Fused) {
 
 TEST(Golden, EveryCaseIsAnsweredOrListed) {
   std::set<std::string> known;
-  for (const Table* t : {&elementwise_table(), &tensor_table(), &fused_table(), &conv_table()})
+  for (const Table* t :
+       {&elementwise_table(), &tensor_table(), &fused_table(), &conv_table(), &linalg_table()})
     for (auto& [op, call] : *t) known.insert(op);
   std::set<std::string> all(case_names().begin(), case_names().end()), ops;
   for (const std::string& name : all) {

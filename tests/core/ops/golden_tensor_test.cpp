@@ -134,6 +134,12 @@ const Table& tensor_table() {
          return c.has("src") ? scatter(c["x"], c.integer("dim"), c["index"], c["src"])
                              : scatter(c["x"], c.integer("dim"), c["index"], c.real("value"));
        })},
+      {"scatter_reduce", just([](C c) {
+         const std::string names[] = {"sum", "prod", "mean", "amax", "amin"};
+         auto how = ScatterReduce(std::find(names, names + 5, c.text("reduce")) - names);
+         return scatter_reduce(c["x"], c.integer("dim"), c["index"], c["src"], how,
+                               c.flag("include_self"));
+       })},
       {"scatter_add",
        just([](C c) { return scatter_add(c["x"], c.integer("dim"), c["index"], c["src"]); })},
       {"index_select",
