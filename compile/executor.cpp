@@ -10,6 +10,7 @@
 #include "core/base/profile.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
+#include "core/tensor/allocator.h"
 
 namespace tessera::compiler {
 namespace {
@@ -109,7 +110,9 @@ struct Executor::Impl {
     if (shared && shared->user == this) shared->user = nullptr;
   }
 
+  // What eager steps left cached would lie beside the arena, in blocks that fit nothing in it.
   Ref<Storage> new_arena() const {
+    release_cached_cpu_memory();
     return make_ref<Storage>(schedule.arena.bytes, kCPU, cpu_arena_allocator());
   }
   Ref<Storage> turn_in_shared_arena() {

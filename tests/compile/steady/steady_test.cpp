@@ -166,5 +166,19 @@ TEST(Steady, ThePeakIsThePlannedOneAndBelowEager) {
   }
 }
 
+// What an eager step left cached goes back to the system before the arena is taken, so that the two
+// do not add up in the memory of the process.
+TEST(Steady, AnArenaIsNotTakenBesideWhatEagerStepsCached) {
+  constexpr int64_t kMiB = 1 << 20;
+  Tensor x = ones({1024});
+  Trace trace({.inputs = {x}});
+  Executor executor(trace.finish({x * 2.0 + 1.0}));
+  { Tensor cached = ones({64 * kMiB / 4}); }
+  const int64_t before = cpu_memory_stats().system_bytes;
+  Tensor inputs[] = {x};
+  executor.run(inputs);
+  EXPECT_LT(cpu_memory_stats().system_bytes, before - 60 * kMiB);
+}
+
 }  // namespace
 }  // namespace tessera::compiler
