@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/autograd/autograd.h"
+#include "core/autograd/level.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/create.h"
@@ -38,11 +39,22 @@ void put(GradMeta& leaf, Tensor g) {
   leaf.grad = std::move(g);
 }
 
+// A graph belongs to the level that recorded it.
+void check_level(const Tensor& t, const char* who) {
+  Level* level = current_level();
+  TESSERA_CHECK(
+      !level || level->mine(t),
+      "{}: {} comes from outside of the function transform that is running; pass it to the "
+      "function as an argument to differentiate by it",
+      who, describe(t));
+}
+
 class Backward {
  public:
   explicit Backward(BackwardOptions o) : options_(o), run_(next_run()) {}
 
   void seed(const Tensor& root, Tensor g) {
+    check_level(root, "backward");
     GradMeta* meta = grad_meta(root);
     TESSERA_CHECK(
         meta, "backward: {} has no history; it was computed without any tensor that requires grad",
@@ -61,6 +73,7 @@ class Backward {
   }
   /// Gradients that reach `t` are kept for result(); returns false if it has no history.
   void watch(const Tensor& t) {
+    check_level(t, "grad");
     GradMeta* meta = grad_meta(t);
     TESSERA_CHECK(meta, "grad: {} does not require grad", describe(t));
     watched_.emplace(key(meta), Tensor());
@@ -213,7 +226,7 @@ Tensor alias(const Tensor& t) {
   static const PrimRef prim = copy_primitive();
   if (!is_floating(t.dtype())) return t;
   if (t.requires_grad() && grad_enabled()) return dispatch1(prim, operands(Tensor(t)));
-  return t.detach().requires_grad_();
+  return without_history(t).requires_grad_();
 }
 
 Tensor at(std::span<const Tensor> list, size_t i) { return i < list.size() ? list[i] : Tensor(); }
@@ -247,7 +260,7 @@ Tensors vjp_by_decomposition(const Primitive& prim, const VjpArgs& args) {
   Tensors in, watched, roots, cots, result;
   for (const Tensor& t : args.in)
     in.push_back(create_graph             ? alias(t)
-                 : is_floating(t.dtype()) ? t.detach().requires_grad_()
+                 : is_floating(t.dtype()) ? without_history(t).requires_grad_()
                                           : t);
   {
     EnableGrad on;

@@ -1,5 +1,6 @@
 #include "core/autograd/graph.h"
 
+#include "core/autograd/level.h"
 #include "core/dispatch/sharding.h"
 
 namespace tessera {
@@ -39,7 +40,8 @@ void attach_grad_meta(const Tensor& t, Ref<GradNode> producer, int output) {
 namespace {
 
 // Where the values of `t` are: its own storage or that of this rank's piece; null: nowhere.
-Storage* values_of(const Tensor& t) {
+Storage* values_of(const Tensor& handle) {
+  const Tensor& t = innermost(handle);
   const ShardData* shard = shard_data(t);
   return (shard ? shard->local : t).storage().get();
 }
@@ -67,7 +69,8 @@ SavedTensor SavedTensor::input(const Tensor& t) {
   s.tensor_ = t;
   if (Storage* values = values_of(t)) {
     s.version_ = values->version();
-    if (values->recipe()) [[unlikely]] {
+    // A wrapper also keeps the history of the levels outside, which a recipe would lose.
+    if (values->recipe() && !wrapped(t)) [[unlikely]] {
       s.recipe_ = values->recipe();
       s.tensor_ = without_values(t);
       share_history(s.tensor_, t);
@@ -77,7 +80,7 @@ SavedTensor SavedTensor::input(const Tensor& t) {
 }
 
 SavedTensor SavedTensor::result(const Tensor& t, int output) {
-  SavedTensor s = input(t.detach());
+  SavedTensor s = input(without_history(t));
   s.output_ = int8_t(output);
   return s;
 }
@@ -103,7 +106,7 @@ Tensor SavedTensor::unpack(std::string_view op, const char* what, size_t index,
   }
   // History matters only to a backward that is recorded itself.
   if (output_ < 0 || !owner || !(context().enabled & bit(Layer::kAutograd))) return t;
-  t = t.detach();
+  t = without_history(t);
   attach_grad_meta(t, owner, output_);
   return t;
 }

@@ -2,6 +2,7 @@
 // for it.
 #include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
+#include "core/autograd/level.h"
 #include "core/dispatch/sharding.h"
 
 namespace tessera {
@@ -82,69 +83,29 @@ void finish_node(const Ref<PrimitiveNode>& node, std::span<const Tensor> out) {
     if (is_floating(out[i].dtype())) attach_grad_meta(out[i], node, int(i));
 }
 
+// Inside a function transform: operands as this level sees them. False when none of them is
+// recorded here; histories further out are for the levels there.
+bool asks_here(Inputs in) {
+  Level* level = current_level();
+  if (!level) return true;
+  bool asks = false;
+  for (Tensor& t : in) {
+    t = level->adopt(t);
+    asks |= grad_meta(t) != nullptr;
+  }
+  return asks;
+}
+
 Tensors autograd_layer(const PrimRef& prim, Inputs in) {
-  if (!prim->differentiable()) return dispatch_below(Layer::kAutograd, prim, in);
+  if (!prim->differentiable() || (context().backend && !asks_here(in)))
+    return dispatch_below(Layer::kAutograd, prim, in);
   auto node = begin_node(prim, in);
   Tensors out = dispatch_below(Layer::kAutograd, prim, in);
   finish_node(node, out);
   return out;
 }
 
-class CustomNode final : public GradNode {
- public:
-  CustomNode(Ref<CustomFunction> f, std::vector<SavedTensor> saved, size_t results)
-      : f_(std::move(f)), saved_(std::move(saved)), results_(results) {}
-  Tensors vjp(std::span<const Tensor> cot, uint32_t, bool) override {
-    TESSERA_CHECK(f_,
-                  "backward: the graph of a custom function was released by an earlier backward; "
-                  "pass retain_graph");
-    Tensors saved;
-    for (size_t i = 0; i < saved_.size(); ++i)
-      saved.push_back(saved_[i].unpack(f_->name(), "saved tensor", i, {}));
-    Tensors all(cot.begin(), cot.end());
-    all.resize(results_);
-    Tensors grads = f_->vjp(saved, all);
-    TESSERA_CHECK(grads.size() == inputs.size(), "{}: vjp returned {} gradients for {} inputs",
-                  f_->name(), grads.size(), inputs.size());
-    return grads;
-  }
-  std::string_view name() const override { return f_ ? f_->name() : "custom"; }
-  void release_saved() override {
-    f_.reset();
-    saved_.clear();
-  }
-  bool released() const override { return !f_; }
-
- private:
-  Ref<CustomFunction> f_;
-  std::vector<SavedTensor> saved_;
-  size_t results_;
-};
-
 }  // namespace
-
-Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in) {
-  bool record = false;
-  for (const Tensor& t : in) record |= grad_meta(t) != nullptr;
-  record = record && grad_enabled();
-  Tensors out;
-  {
-    NoGrad off;
-    f->saved_.clear();
-    out = f->forward(in);
-  }
-  if (!record) return out;
-  std::vector<SavedTensor> saved;
-  for (const Tensor& t : f->saved_) saved.push_back(SavedTensor::input(t));
-  f->saved_.clear();
-  auto node = make_ref<CustomNode>(std::move(f), std::move(saved), out.size());
-  for (const Tensor& t : in) node->inputs.push_back(Ref<GradMeta>(grad_meta(t)));
-  for (size_t i = 0; i < out.size(); ++i) {
-    out[i] = out[i].detach();  // forward may have returned an input itself
-    if (is_floating(out[i].dtype())) attach_grad_meta(out[i], node, int(i));
-  }
-  return out;
-}
 
 void give_history(const PrimRef& prim, std::span<const Tensor> in, std::span<const Tensor> out) {
   bool wanted = false;

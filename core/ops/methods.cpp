@@ -3,6 +3,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
 #include "core/tensor/element.h"
+#include "core/tensor/wrapped.h"
 
 namespace tessera {
 
@@ -20,6 +21,7 @@ T Tensor::item(std::source_location where) const {
                    numel());
   if (Backend* backend = context().backend) [[unlikely]]
     backend->value_read(fmt::format("{}:{}", where.file_name(), where.line()));
+  if (const Wrapped* w = wrapped(*this); w && !w->batched) return w->inner.item<T>(where);
   if (const ShardingLayer* sharding = sharding_of(*this)) return sharding->whole_value().item<T>();
   if constexpr (std::is_same_v<T, bool>) return read_real(raw_values(), dtype()) != 0;
   if constexpr (std::is_integral_v<T>) return T(read_integer(raw_values(), dtype()));

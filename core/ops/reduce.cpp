@@ -10,6 +10,7 @@
 #include "core/ops/samples.h"
 #include "core/ops/scan.h"
 #include "core/ops/views.h"
+#include "core/tensor/wrapped.h"
 
 namespace tessera {
 namespace {
@@ -179,7 +180,7 @@ int64_t reduced_count(const Tensor& x, const Dims& dims, const char* op) {
 
 // s^e for s >= 0 and 0 < e < 1, whose derivative at 0, infinite, is taken as 0.
 Tensor root(const Tensor& s, double e) {
-  if (!(s.layers() & context().enabled & bit(Layer::kAutograd)))
+  if (!asks_at_any_level(s, context().enabled & bit(Layer::kAutograd)))
     return e == 0.5 ? sqrt(s) : pow(s, e);
   Tensor none = eq(s.detach(), 0), one = scalar_tensor(1.0, s.dtype(), s.device());
   Tensor safe = where(none, one, s);

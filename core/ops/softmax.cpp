@@ -9,6 +9,7 @@
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/tensor/wrapped.h"
 
 namespace tessera {
 namespace {
@@ -28,7 +29,11 @@ class SoftmaxGrad final : public Primitive {
  public:
   explicit SoftmaxGrad(bool log)
       : Primitive(intern_op(log ? "log_softmax_grad" : "softmax_grad")), log_(log) {}
-  Metas infer(MetaSpan in) const override { return like_first(in); }
+  Metas infer(MetaSpan in) const override {
+    TESSERA_CHECK_AS(ShapeError, in[0]->shape == in[1]->shape && in[0]->dtype == in[1]->dtype,
+                     "{}: takes a result and its cotangent, got {}", name(), describe(in));
+    return like_first(in);
+  }
   AxisMap axes(MetaSpan in) const override {
     AxisMap m = whole_last_axes(in);
     m.linear_in = 2;
@@ -222,7 +227,7 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
   if (o.label_smoothing != 0 || o.weight.defined() || o.reduction == Reduction::kNone)
     return general_cross_entropy(logits, t, o);
   int64_t classes = logits.size(-1);
-  bool with_grad = (logits.layers() & context().enabled & bit(Layer::kAutograd)) != 0;
+  bool with_grad = asks_at_any_level(logits, context().enabled & bit(Layer::kAutograd));
   PrimRef prim(new CrossEntropy(o.ignore_index, o.reduction == Reduction::kMean, with_grad));
   return dispatch1(prim, operands(reshape(logits, {t.numel(), classes}), reshape(t, {t.numel()})));
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/tensor/wrapped.h"
+
 namespace tessera {
 
 Tensor::Tensor(Meta meta, Ref<Storage> storage, int64_t offset) : impl_(new TensorImpl) {
@@ -13,6 +15,9 @@ Tensor::Tensor(Meta meta, Ref<Storage> storage, int64_t offset) : impl_(new Tens
 }
 
 Tensor Tensor::detach() const {
+  // A constant is one at every level.
+  if (const Wrapped* w = wrapped(*this)) [[unlikely]]
+    return wrapper(w->with(w->inner.detach()));
   Tensor t(meta(), storage(), offset());
   t.impl_->inference = impl_->inference;
   if (is_sharded()) [[unlikely]] {
@@ -22,12 +27,27 @@ Tensor Tensor::detach() const {
   return t;
 }
 
+Tensor wrapper(Ref<Wrapped> payload) {
+  const Tensor& inner = payload->inner;
+  Meta meta = inner.meta();
+  if (payload->batched) meta.shape.erase(0), meta.strides.erase(0);
+  Tensor t(std::move(meta), payload->batched ? nullptr : inner.storage(), inner.offset());
+  t.impl()->shard = std::move(payload);
+  t.impl()->layers = kWrappedBit;
+  return t;
+}
+
 void Tensor::undefined() { throw UserError("tensor: used before it was given a value"); }
 void Tensor::no_values() const {
   TESSERA_CHECK(!is_sharded(),
                 "tensor: values of {} were asked for, but they are spread over ranks; use "
                 "full_tensor() for all of them, to_local() for this rank's",
                 describe(*this));
+  TESSERA_CHECK(
+      !wrapped(*this),
+      "tensor: values of {} were asked for inside a vmap, where they are a batch; compute "
+      "with ops (where, gather) or return the tensor and read it outside",
+      describe(*this));
   throw BugError(
       fmt::format("tensor: values of {} read, but only its shape was kept", describe(*this)));
 }

@@ -1,0 +1,277 @@
+#include "core/autograd/batching_rules.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <variant>
+#include <vector>
+
+#include "core/autograd/batching.h"
+#include "core/ops/attributes.h"
+#include "core/ops/create.h"
+#include "core/ops/indexing.h"
+#include "core/ops/layout.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/views.h"
+
+namespace tessera::batching {
+namespace {
+
+// The attributes of an op, to be changed and made into an op again.
+class Attributes final : public AttributeVisitor, public AttributeReader {
+ public:
+  explicit Attributes(const Primitive& prim) : prim_(prim) { prim.attributes(*this); }
+  PrimRef made() { return prim_.with_attributes(*this); }
+
+  void integer(std::string_view name, int64_t v) override { values_.emplace_back(name, v); }
+  void real(std::string_view name, double v) override { values_.emplace_back(name, v); }
+  void text(std::string_view name, std::string_view v) override {
+    values_.emplace_back(name, std::string(v));
+  }
+  void dims(std::string_view name, std::span<const int64_t> v) override {
+    values_.emplace_back(name, std::vector<int64_t>(v.begin(), v.end()));
+  }
+
+  bool has(std::string_view name) const override { return find(name) != nullptr; }
+  bool is_integer(std::string_view name) const override {
+    return std::holds_alternative<int64_t>(*find(name));
+  }
+  int64_t integer(std::string_view name) override { return at<int64_t>(name); }
+  double real(std::string_view name) override { return at<double>(name); }
+  std::string text(std::string_view name) override { return at<std::string>(name); }
+  std::vector<int64_t> dims(std::string_view name) override {
+    return at<std::vector<int64_t>>(name);
+  }
+
+  template <class T>
+  T& at(std::string_view name) {
+    auto* v = const_cast<Value*>(find(name));
+    TESSERA_ASSERT(v && std::holds_alternative<T>(*v), "{}: no such attribute {}", prim_.name(),
+                   name);
+    return std::get<T>(*v);
+  }
+
+ private:
+  using Value = std::variant<int64_t, double, std::string, std::vector<int64_t>>;
+  const Value* find(std::string_view name) const {
+    for (auto& [n, v] : values_)
+      if (n == name) return &v;
+    return nullptr;
+  }
+  const Primitive& prim_;
+  std::vector<std::pair<std::string, Value>> values_;
+};
+
+bool any_but_first(std::span<const bool> batched) {
+  return std::find(batched.begin() + 1, batched.end(), true) != batched.end();
+}
+
+// ---- random draws
+
+enum class Draw : uint8_t { kNone, kFill, kDropout };
+Draw draw_of(OpId op) {
+  static const OpId fills[] = {intern_op("rand"), intern_op("randn"), intern_op("randint")},
+                    dropout = intern_op("dropout");
+  if (op == dropout) return Draw::kDropout;
+  return std::ranges::find(fills, op) != std::end(fills) ? Draw::kFill : Draw::kNone;
+}
+
+Result filled(const Call& c) {
+  if (c.randomness == Randomness::kSame) return {dispatch(c.prim, c.in), false};
+  Attributes a(*c.prim);
+  for (auto [name, first] :
+       {std::pair{"shape", c.size}, {"begin", int64_t(0)}, {"global", c.size}}) {
+    auto& v = a.at<std::vector<int64_t>>(name);
+    v.insert(v.begin(), first);
+  }
+  return {dispatch(a.made(), c.in), true};
+}
+
+Result dropped(const Call& c) {
+  if (c.randomness == Randomness::kDifferent) {
+    if (!c.batched[0]) c.in[0] = with_batch(c.in[0], c.size);
+    return {dispatch(c.prim, c.in), true};
+  }
+  if (!c.batched[0]) return {dispatch(c.prim, c.in), false};
+  // One mask: what becomes of ones.
+  Tensor x = c.in[0];
+  Shape s = x.shape();
+  s.erase(0);
+  Tensor kept = dispatch1(c.prim, operands(ones(s, {x.dtype(), x.device()}), Tensor(c.in[1])));
+  return {{where(ne(kept, 0), x * kept, scalar_tensor(0.0, x.dtype(), x.device()))}, true};
+}
+
+// ---- products
+
+std::optional<Result> contract_rule(const Call& c) {
+  Attributes a(*c.prim);
+  std::string& spec = a.at<std::string>("spec");
+  char letter = 'A';
+  while (spec.find(letter) != std::string::npos) ++letter;
+  spec.insert(spec.find("->") + 2, 1, letter);
+  if (c.batched[1]) spec.insert(spec.find(',') + 1, 1, letter);
+  if (c.batched[0]) spec.insert(0, 1, letter);
+  return Result{dispatch(a.made(), c.in), true};
+}
+
+// ---- convolutions
+
+// x [N, C, ..] and y [N, O, ..] have samples; w [O, C, ..] has none.
+enum class Role : uint8_t { kSamples, kWeight };
+struct ConvRoles {
+  Role first, second, result;
+};
+
+Tensor join_groups(const Tensor& t, Role role) {
+  // Samples: [B, N, C, ..] -> [N, B C, ..]. Weights: [B, O, ..] -> [B O, ..].
+  return role == Role::kWeight ? flatten(t, 0, 1) : flatten(movedim(t, {0}, {1}), 1, 2);
+}
+Tensor part_groups(const Tensor& t, Role role, int64_t size) {
+  if (role == Role::kWeight) return unflatten(t, 0, {size, t.size(0) / size});
+  return movedim(unflatten(t, 1, {size, t.size(1) / size}), {1}, {0});
+}
+
+// The batch joins the samples where weights are shared, else each sample is a group of its own.
+Result convolve(const Call& c, ConvRoles r) {
+  const bool shared = r.second == Role::kWeight && !c.batched[1];
+  if (shared) {
+    Tensor y = dispatch1(c.prim, operands(flatten(c.in[0], 0, 1), Tensor(c.in[1])));
+    return {{unflatten(y, 0, {c.size, y.size(0) / c.size})}, true};
+  }
+  Attributes a(*c.prim);
+  int64_t& groups = a.at<int64_t>("groups");
+  if (r.first == Role::kSamples && r.second == Role::kWeight && r.result == Role::kSamples &&
+      c.prim->name() == "conv" && groups == 1 && !c.batched[0]) {
+    Tensor y = dispatch1(c.prim, operands(Tensor(c.in[0]), flatten(c.in[1], 0, 1)));
+    return {{part_groups(y, Role::kSamples, c.size)}, true};  // one input, more output channels
+  }
+  groups *= c.size;
+  for (size_t i = 0; i < 2; ++i) {
+    if (!c.batched[i]) c.in[i] = with_batch(c.in[i], c.size);
+    c.in[i] = join_groups(c.in[i], i ? r.second : r.first);
+  }
+  return {{part_groups(dispatch1(a.made(), c.in), r.result, c.size)}, true};
+}
+
+std::optional<Result> conv_rule(const Call& c) {
+  return convolve(c, {Role::kSamples, Role::kWeight, Role::kSamples});
+}
+std::optional<Result> conv_grad_weight_rule(const Call& c) {
+  return convolve(c, {Role::kSamples, Role::kSamples, Role::kWeight});
+}
+
+// ---- tables
+
+// Positions i64 [B, n, D] in rows of width D.
+Tensor row_positions(const Call& c, size_t ids, int64_t width) {
+  Tensor t = c.batched[ids] ? c.in[ids] : with_batch(c.in[ids], c.size);
+  t = unsqueeze(cast(flatten(t, 1), kI64), 2);
+  return expand(t, {c.size, t.size(1), width});
+}
+bool whole_table(const EmbeddingAttributes& a) { return a.part.extent == 0; }
+
+// A table for each sample. One table goes by axes.
+std::optional<Result> embedding_rule(const Call& c) {
+  const auto& a = static_cast<const EmbeddingAttributes&>(*c.prim);
+  if (!c.batched[1] || !whole_table(a) || a.padding_idx >= 0) return std::nullopt;
+  const Tensor& table = c.in[1];
+  const int64_t width = table.size(2);
+  Shape s{c.size};
+  for (int d = c.batched[0]; d < c.in[0].ndim(); ++d) s.push_back(c.in[0].shape()[d]);
+  s.push_back(width);
+  if (c.in[0].ndim() == int(c.batched[0])) return std::nullopt;
+  return Result{{reshape(gather(table, 1, row_positions(c, 0, width)), s)}, true};
+}
+
+// Operands g [.., D], ids [..].
+std::optional<Result> embedding_grad_rule(const Call& c) {
+  const auto& a = static_cast<const EmbeddingAttributes&>(*c.prim);
+  if (!whole_table(a) || c.in[1].ndim() == int(c.batched[1])) return std::nullopt;
+  Tensor g = c.batched[0] ? c.in[0] : with_batch(c.in[0], c.size);
+  const int64_t width = g.size(-1);
+  g = flatten(g, 1, -2);
+  Tensor at = row_positions(c, 1, width);
+  if (a.padding_idx >= 0)
+    g = where(eq(at, a.padding_idx), scalar_tensor(0.0, g.dtype(), g.device()), g);
+  Tensor like(Meta::contiguous({c.size, a.rows, width}, g.dtype(), g.device()), nullptr);
+  return Result{{scatter_sum(like, 1, at, g)}, true};
+}
+
+using Rule = std::optional<Result> (*)(const Call&);
+Rule rule_of(OpId op) {
+  static const auto* rules = new std::unordered_map<OpId, Rule>{
+      {intern_op("contract"), contract_rule},
+      {intern_op("conv"), conv_rule},
+      {intern_op("conv_grad_input"), conv_rule},
+      {intern_op("conv_grad_weight"), conv_grad_weight_rule},
+      {intern_op("embedding"), embedding_rule},
+      {intern_op("embedding_grad"), embedding_grad_rule},
+  };
+  auto it = rules->find(op);
+  return it == rules->end() ? nullptr : it->second;
+}
+
+}  // namespace
+
+std::optional<Result> random_draws(const Call& c) {
+  const Draw draw = draw_of(c.prim->id());
+  if (draw == Draw::kNone) return std::nullopt;
+  // Keys, or numbers of samples, that the program deals say themselves what is drawn.
+  const bool dealt = draw == Draw::kFill ? c.batched[0] : any_but_first(c.batched);
+  if (dealt) return std::nullopt;
+  if (draw == Draw::kDropout && static_cast<const DropoutAttributes&>(*c.prim).by_sample) {
+    if (c.batched[0]) return std::nullopt;
+    return Result{dispatch(c.prim, c.in), false};
+  }
+  TESSERA_CHECK(c.randomness != Randomness::kError,
+                "vmap: {} draws random numbers; say whether samples draw the same or different "
+                "ones: vmap(f, {{.randomness = Randomness::kDifferent}})",
+                c.prim->name());
+  return draw == Draw::kFill ? filled(c) : dropped(c);
+}
+
+std::optional<Result> by_rule(const Call& c) {
+  Rule rule = rule_of(c.prim->id());
+  return rule ? rule(c) : std::nullopt;
+}
+
+PrimRef leading_dim_primitive(const Primitive& prim, int64_t size) {
+  Attributes a(prim);
+  bool changed = false;
+  auto change = [&](std::string_view name, auto how) {
+    if (!a.has(name)) return;
+    how(name), changed = true;
+  };
+  change("dim", [&](auto n) { ++a.at<int64_t>(n); });
+  change("mask", [&](auto n) { a.at<int64_t>(n) <<= 1; });
+  if (prim.name() != "cast")
+    change("to", [&](auto n) {
+      auto& v = a.at<std::vector<int64_t>>(n);
+      v.insert(v.begin(), size);
+    });
+  change("order", [&](auto n) {
+    auto& v = a.at<std::vector<int64_t>>(n);
+    for (int64_t& d : v) ++d;
+    v.insert(v.begin(), 0);
+  });
+  return changed ? a.made() : PrimRef(&prim);
+}
+
+Tensor with_batch(const Tensor& t, int64_t size) {
+  Shape s = t.shape();
+  s.insert(0, size);
+  if (!t.storage() && !t.is_sharded() && !wrapped(t))  // a shape without values
+    return Tensor(Meta::contiguous(s, t.dtype(), t.device()), nullptr);
+  return expand(unsqueeze(t, 0), s);
+}
+
+}  // namespace tessera::batching
+
+namespace tessera {
+
+bool draws(const Primitive& prim) {
+  static const OpId ids[] = {intern_op("rand"), intern_op("randn"), intern_op("randint"),
+                             intern_op("dropout")};
+  return std::ranges::find(ids, prim.id()) != std::end(ids);
+}
+
+}  // namespace tessera

@@ -1,0 +1,133 @@
+// Functions with a derivative of their own, at every level: forward runs once, unrecorded, and each
+// level from the innermost to the outermost gets a node. A level's node runs the vjp at the
+// innermost level, on the samples of the vmaps in between, and sums over those where an input had
+// none.
+#include "core/autograd/autograd.h"
+#include "core/autograd/level.h"
+#include "core/ops/reduce.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+using Cotangents = std::span<const Tensor>;
+using Vjp = std::function<Tensors(Cotangents)>;
+
+class CustomNode final : public GradNode {
+ public:
+  CustomNode(std::string_view name, Vjp vjp, size_t results)
+      : name_(name), vjp_(std::move(vjp)), results_(results) {}
+  Tensors vjp(Cotangents cot, uint32_t, bool) override {
+    TESSERA_CHECK(vjp_,
+                  "backward: the graph of a custom function was released by an earlier backward; "
+                  "pass retain_graph");
+    Tensors all(cot.begin(), cot.end());
+    all.resize(results_);
+    Tensors grads = vjp_(all);
+    TESSERA_CHECK(grads.size() == inputs.size(), "{}: vjp returned {} gradients for {} inputs",
+                  name_, grads.size(), inputs.size());
+    return grads;
+  }
+  std::string_view name() const override { return name_; }
+  void release_saved() override { vjp_ = nullptr; }
+  bool released() const override { return !vjp_; }
+
+ private:
+  std::string name_;
+  Vjp vjp_;
+  size_t results_;
+};
+
+struct Flags {
+  SmallVector<bool, 4> in, out;
+};
+
+// `vjp`, which runs at `level`, for the level outside.
+Vjp seen_outside(Ref<Level> level, Flags batched, Vjp vjp) {
+  return [level = std::move(level), batched = std::move(batched),
+          vjp = std::move(vjp)](Cotangents outside) {
+    Tensors grads;
+    SmallVector<bool, 4> whole;
+    {
+      Level::Enter enter(*level);
+      Level::Unrecorded unrecorded(*level);
+      NoGrad off;
+      Tensors cot;
+      for (size_t i = 0; i < outside.size(); ++i)
+        cot.push_back(outside[i].defined() ? level->wrap(outside[i], batched.out[i]) : Tensor());
+      for (const Tensor& g : vjp(cot)) {
+        bool b = false;
+        grads.push_back(g.defined() ? level->inner(g, b) : Tensor());
+        whole.push_back(b);
+      }
+    }
+    for (size_t i = 0; i < grads.size() && i < batched.in.size(); ++i) {
+      if (!grads[i].defined() || whole[i] == batched.in[i]) continue;
+      if (whole[i]) {
+        grads[i] = sum(grads[i], {0});
+      } else {  // each sample's own gradient, the same for all
+        Shape s = grads[i].shape();
+        s.insert(0, level->batch());
+        grads[i] = expand(unsqueeze(grads[i], 0), s);
+      }
+    }
+    return grads;
+  };
+}
+
+// Gives `out` the history of this level and of those outside.
+void attach(std::string_view name, std::span<const Tensor> in, Tensors& out, const Vjp& vjp) {
+  Tensors at_level(in.begin(), in.end());
+  if (Level* level = current_level()) {
+    Flags batched;
+    Tensors inner_in, inner_out;
+    bool b;
+    for (Tensor& t : at_level) {
+      t = level->adopt(t);
+      inner_in.push_back(level->inner(t, b)), batched.in.push_back(b);
+    }
+    for (const Tensor& t : out) inner_out.push_back(level->inner(t, b)), batched.out.push_back(b);
+    {
+      Level::Outside scope(*level);
+      attach(name, inner_in, inner_out, seen_outside(Ref<Level>(level), batched, vjp));
+    }
+    for (size_t i = 0; i < out.size(); ++i) out[i] = level->wrap(inner_out[i], batched.out[i]);
+  }
+  bool record = false;
+  for (const Tensor& t : at_level) record |= grad_meta(t) != nullptr;
+  if (!record || !grad_enabled()) return;
+  auto node = make_ref<CustomNode>(name, vjp, out.size());
+  for (const Tensor& t : at_level) node->inputs.push_back(Ref<GradMeta>(grad_meta(t)));
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = without_history(out[i]);  // forward may have returned an input itself
+    if (is_floating(out[i].dtype())) attach_grad_meta(out[i], node, int(i));
+  }
+}
+
+}  // namespace
+
+Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in) {
+  bool record = false;
+  for (const Tensor& t : in) record |= asks_at_any_level(t, bit(Layer::kAutograd));
+  record = record && grad_enabled();
+  Tensors out;
+  {
+    NoGrad off;
+    f->saved_.clear();
+    out = f->forward(in);
+  }
+  if (!record) return out;
+  std::vector<SavedTensor> saved;
+  for (const Tensor& t : f->saved_) saved.push_back(SavedTensor::input(t));
+  f->saved_.clear();
+  const std::string name(f->name());
+  attach(name, in, out, [f, saved = std::move(saved)](Cotangents cot) {
+    Tensors values;
+    for (size_t i = 0; i < saved.size(); ++i)
+      values.push_back(saved[i].unpack(f->name(), "saved tensor", i, {}));
+    return f->vjp(values, cot);
+  });
+  return out;
+}
+
+}  // namespace tessera

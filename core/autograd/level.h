@@ -1,0 +1,108 @@
+// A level of a function transform: a backend that stands for the world outside. While a function
+// runs at a level, its tensors are wrappers (core/tensor/wrapped.h); the layers above record what
+// is differentiated at this level, and the backend hands each op on, with the inner tensors, to the
+// whole dispatch path of the level outside. So transforms nest in any order, outer levels see
+// ordinary ops, and a trace sees what is left at the bottom. Invariant: an op never mixes levels;
+// an operand from further out stands for the same value in every sample.
+#pragma once
+#include "core/dispatch/dispatch.h"
+#include "core/tensor/wrapped.h"
+
+namespace tessera {
+
+/// What random ops draw inside vmap.
+enum class Randomness : uint8_t {
+  kError,      // they are refused
+  kSame,       // every sample the same numbers: what the function draws without vmap
+  kDifferent,  // each its own: what the function draws when it is given the whole batch
+};
+
+class Level final : public Backend, public RefCounted {
+ public:
+  /// A level that only differentiates.
+  Level() = default;
+  /// A level of vmap: wrappers may be batches of `size` samples.
+  Level(int64_t size, Randomness randomness) : batch_(size), randomness_(randomness) {}
+
+  Tensors run(const PrimRef& prim, Inputs in) override;
+  void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
+  bool records() const override;
+  void leaves_ops(std::string_view what) override;
+  void value_read(std::string_view where) override;
+  void slot_read(const RefCounted& owner, const Tensor& slot) override;
+  void slot_changes(const RefCounted& owner, Tensor& slot, const Tensor& now) override;
+  void setting_read(const RefCounted& owner, const int64_t& value) override;
+  void setting_changes(const RefCounted& owner, int64_t& value) override;
+  void takes(std::span<const Tensor> operands) override;
+
+  bool vectorizes() const { return batch_ >= 0; }
+  /// Samples of the batch; -1 where the level only differentiates.
+  int64_t batch() const { return batch_; }
+  Randomness randomness() const { return randomness_; }
+
+  /// The wrapper of `inner`, a tensor of the level outside, without history at this level.
+  Tensor wrap(Tensor inner, bool batched);
+  /// The payload of `t` when it is a wrapper of this level; else null.
+  const Wrapped* mine(const Tensor& t) const;
+  /// `t` as a tensor of this level: itself, or a wrapper that is the same for every sample. Throws
+  /// UserError for a batch of a vmap that is over.
+  Tensor adopt(const Tensor& t);
+  /// What `t` stands for at the level outside; sets `batched`.
+  Tensor inner(const Tensor& t, bool& batched) const;
+
+  /// Runs the calling thread at this level, on top of the one it is at.
+  class Enter {
+   public:
+    explicit Enter(Level& level);
+    ~Enter();
+    Enter(const Enter&) = delete;
+    Enter& operator=(const Enter&) = delete;
+
+   private:
+    Level& level_;
+    LayerMask enabled_, forced_;
+    Backend* backend_;
+    bool inference_;
+    Tensor samples_;
+    // Of the level, when it is entered again further in.
+    LayerMask outer_enabled_, outer_forced_;
+    Backend* outer_backend_;
+    bool outer_inference_;
+  };
+  /// Runs the calling thread, which is at this level, at the one outside.
+  class Outside {
+   public:
+    explicit Outside(Level& level);
+
+   private:
+    Scoped<Backend*> backend_;
+    Scoped<LayerMask> enabled_, forced_;
+    Scoped<bool> inference_;
+  };
+  /// While it lives, that nothing is recorded at this level (its own backward, an op taken apart)
+  /// says nothing of the levels outside.
+  class Unrecorded {
+   public:
+    explicit Unrecorded(Level& level) : unrecorded_(level.unrecorded_, true) {}
+
+   private:
+    Scoped<bool> unrecorded_;
+  };
+
+ private:
+  const int64_t batch_ = -1;
+  const Randomness randomness_ = Randomness::kError;
+  int entered_ = 0;
+  bool unrecorded_ = false;
+  // Of the context outside.
+  Backend* outer_ = nullptr;
+  LayerMask outer_enabled_ = 0, outer_forced_ = 0;
+  bool outer_inference_ = false;
+};
+
+/// The level that the calling thread is at; null outside of all transforms.
+Level* current_level();
+/// `t` without the history of the current level; that of the levels outside stays.
+Tensor without_history(const Tensor& t);
+
+}  // namespace tessera
