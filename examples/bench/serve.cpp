@@ -15,6 +15,7 @@
 #include "core/tensor/allocator.h"
 #include "examples/bench/cases.h"
 #include "examples/bench/commands.h"
+#include "examples/bench/compared.h"
 #include "examples/bench/contractions.h"
 #include "examples/bench/recorder.h"
 #include "examples/bench/workload.h"
@@ -24,20 +25,12 @@ namespace {
 
 using Sample = std::function<double()>;  // milliseconds
 
-// The median of a few runs of many calls each.
-Sample sample_of_small(const std::string& name) {
-  constexpr int64_t kCalls = 20000;
-  for (const Case& c : small_cases())
+// The median of a few runs of as many calls as fill some milliseconds; null where there is no such
+// case.
+Sample sample_of_case(const std::vector<Case>& cases, const std::string& name) {
+  for (const Case& c : cases)
     if (c.name == name)
-      return [batch = c.prepare()] {
-        std::vector<double> times;
-        for (int i = 0; i < 5; ++i) {
-          Stopwatch w;
-          batch(kCalls);
-          times.push_back(w.seconds() * 1e3 / double(kCalls));
-        }
-        return stats_of(times).median;
-      };
+      return [batch = c.prepare()] { return time_batches(batch, 5, 0.01).median * 1e3; };
   return nullptr;
 }
 
@@ -114,6 +107,7 @@ std::vector<std::string> all_names() {
   for (const auto& [model, steps] : kSteps)
     for (const char* precision : {"", "_bf16"})
       for (const char* compiled : {"", "_compiled"}) names.push_back(model + precision + compiled);
+  for (const Case& c : compared_cases()) names.push_back(c.name);
   return names;
 }
 const std::vector<std::string> kNames = all_names();
@@ -126,7 +120,8 @@ Sample make_sample(const std::string& name) {
   if (name == "contractions") return sample_of_contractions();
   if (name == "cross_entropy") return sample_of_large(cross_entropy_case(8192));
   if (name == "adamw") return sample_of_large(adamw_case());
-  return sample_of_small(name);
+  Sample sample = sample_of_case(small_cases(), name);
+  return sample ? sample : sample_of_case(compared_cases(), name);
 }
 
 Json serve(int cpu) {

@@ -16,6 +16,10 @@ from pathlib import Path
 
 import common
 
+OPS = ["add", "add_grad", "view", "transpose", "matmul_64", "matmul_256", "matmul_1024", "matmul_2048", "matmul_1024_bf16"]
+OPS += ["matmul_2048_bf16", "matmul_batched", "linear_skinny", "conv3x3", "conv3x3_nchw", "conv3x3_bf16", "conv3x3_nchw_bf16"]
+OPS += ["add_large", "gelu_large", "softmax_large", "layer_norm_large"]
+OPS += ["attention", "attention_grad", "attention_bf16", "attention_grad_bf16"]
 # (our name, program, PyTorch's name)
 MODELS = ["step", "gpt2", "mlp", "bert", "bert512", "resnet50"]
 ROWS = [
@@ -28,10 +32,7 @@ ROWS = [
     ("adamw", "bench_ops.py", "adamw"),
     ("adamw", "bench_ops.py", "adamw_foreach"),
     ("adamw", "bench_ops.py", "adamw_fused"),
-    ("add", "bench_ops.py", "add"),
-    ("add_grad", "bench_ops.py", "add_grad"),
-    ("view", "bench_ops.py", "view"),
-    ("transpose", "bench_ops.py", "transpose"),
+    *[(name, "bench_ops.py", name) for name in OPS],
 ]
 
 
