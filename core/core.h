@@ -19,6 +19,7 @@
 #include "core/ops/reduce.h"           // IWYU pragma: export
 #include "core/ops/scan.h"             // IWYU pragma: export
 #include "core/ops/sort.h"             // IWYU pragma: export
+#include "core/ops/sparse.h"           // IWYU pragma: export
 #include "core/ops/update.h"           // IWYU pragma: export
 #include "core/ops/views.h"            // IWYU pragma: export
 #include "core/optim/optim.h"          // IWYU pragma: export

@@ -12,6 +12,7 @@ void register_kernels(KernelTable& table) {
   cpu::register_scan(table);
   cpu::register_contract(table);
   cpu::register_linalg(table);
+  cpu::register_sparse(table);
   cpu::register_conv(table);
   cpu::register_pool(table);
   cpu::register_batch_norm(table);

@@ -18,6 +18,8 @@ const OpRegistry& op_registry() {
     register_scan_ops(*r);
     register_contract_ops(*r);
     register_linalg_ops(*r);
+    register_segment_ops(*r);
+    register_sparse_ops(*r);
     register_softmax_ops(*r);
     register_norm_ops(*r);
     register_conv_ops(*r);

@@ -15,6 +15,8 @@ void register_sort_ops(OpRegistry& registry);
 void register_scan_ops(OpRegistry& registry);
 void register_contract_ops(OpRegistry& registry);
 void register_linalg_ops(OpRegistry& registry);
+void register_segment_ops(OpRegistry& registry);
+void register_sparse_ops(OpRegistry& registry);
 void register_softmax_ops(OpRegistry& registry);
 void register_norm_ops(OpRegistry& registry);
 void register_conv_ops(OpRegistry& registry);

@@ -1,7 +1,7 @@
 """Writes tests/golden/ops.json and ops.safetensors: small cases of what is easy to get wrong in an operation.
 
 How: each case is one PyTorch call on small fp64 (or integer) tensors; the cases are in ops_elementwise.py, ops_tensor.py,
-ops_nn.py, ops_conv.py and ops_linalg.py, the recorder is golden_cases.py. Needs a PyTorch that has
+ops_nn.py, ops_conv.py, ops_linalg.py and ops_sparse.py, the recorder is golden_cases.py. Needs a PyTorch that has
 scaled_dot_product_attention with enable_gqa, and rms_norm (2.5 or newer).
 
 ops.json: {"metadata": {made_by, torch}, "cases": [{"name", "op", "call", "attributes", "inputs", "outputs", "grads",
@@ -20,6 +20,7 @@ import ops_conv
 import ops_elementwise
 import ops_linalg
 import ops_nn
+import ops_sparse
 import ops_tensor
 from golden_cases import Recorder
 
@@ -31,7 +32,7 @@ def main():
     out = parser.parse_args().out
     torch.set_num_threads(1)
     recorder = Recorder({**ops_nn.HELPERS, **ops_conv.HELPERS})
-    for module in (ops_elementwise, ops_tensor, ops_nn, ops_conv, ops_linalg):
+    for module in (ops_elementwise, ops_tensor, ops_nn, ops_conv, ops_linalg, ops_sparse):
         for family in module.FAMILIES:
             family(recorder)
     recorder.write(out, "ops", "scripts/reference/make_golden_ops.py")

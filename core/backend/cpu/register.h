@@ -12,6 +12,7 @@ void register_sort(KernelTable& table);
 void register_scan(KernelTable& table);
 void register_contract(KernelTable& table);
 void register_linalg(KernelTable& table);
+void register_sparse(KernelTable& table);
 void register_conv(KernelTable& table);
 void register_pool(KernelTable& table);
 void register_batch_norm(KernelTable& table);

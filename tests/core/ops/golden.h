@@ -46,5 +46,6 @@ const Table& tensor_table();
 const Table& fused_table();
 const Table& conv_table();
 const Table& linalg_table();
+const Table& sparse_table();
 
 }  // namespace tessera::golden

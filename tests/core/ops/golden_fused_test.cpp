@@ -112,8 +112,8 @@ TEST(Golden, Fused) {
 
 TEST(Golden, EveryCaseIsAnsweredOrListed) {
   std::set<std::string> known;
-  for (const Table* t :
-       {&elementwise_table(), &tensor_table(), &fused_table(), &conv_table(), &linalg_table()})
+  for (const Table* t : {&elementwise_table(), &tensor_table(), &fused_table(), &conv_table(),
+                         &linalg_table(), &sparse_table()})
     for (auto& [op, call] : *t) known.insert(op);
   std::set<std::string> all(case_names().begin(), case_names().end()), ops;
   for (const std::string& name : all) {
