@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -14,61 +15,83 @@
 
 namespace tessera::data {
 
+// A batch to fill. Rows are handed out in order; of several errors the one of the first row counts.
 struct DataLoader::Job {
   std::vector<Sample> samples;
   Batch batch;
-  bool done = false;
+  size_t handed_out = 0, finished = 0;  // rows
+  size_t error_row = 0;
   std::exception_ptr error;
 
-  void run(const Dataset& dataset, const std::atomic<bool>& stop) {
+  bool done() const { return finished == samples.size(); }
+  // Reads rows [begin, end), which nobody else has. Null, or what reading the first bad row threw.
+  std::exception_ptr read(const Dataset& dataset, size_t begin, size_t end,
+                          const std::atomic<bool>& stop) const {
     try {
-      for (size_t row = 0; row < samples.size() && !stop.load(std::memory_order_relaxed); ++row)
+      for (size_t row = begin; row < end && !stop.load(std::memory_order_relaxed); ++row)
         dataset.read(samples[row], int64_t(row), batch);
     } catch (...) {
-      error = std::current_exception();
+      return std::current_exception();
     }
+    return nullptr;
+  }
+  void finish(size_t begin, size_t end, std::exception_ptr thrown) {
+    finished += end - begin;
+    if (!thrown) return;
+    finished += samples.size() - handed_out;  // nobody needs the rest
+    handed_out = samples.size();
+    if (error && error_row < begin) return;
+    error = std::move(thrown);
+    error_row = begin;
   }
 };
 
-// Jobs in the order of their batches; the front is the next to be delivered, `started` of them
-// belong to the thread.
-struct DataLoader::Worker {
+// Jobs in the order of their batches; the front is the next to be delivered.
+struct DataLoader::Workers {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::unique_ptr<Job>> jobs;
-  size_t started = 0;
   std::atomic<bool> stop{false};
   std::exception_ptr failed;  // sticky: what the last delivered job threw
-  std::thread thread;
+  std::vector<std::thread> threads;
 
-  void start(std::shared_ptr<const Dataset> dataset) {
-    thread = std::thread([this, dataset = std::move(dataset)] {
-      pthread_setname_np(pthread_self(), "tessera-data");
-      std::unique_lock lock(mutex);
-      while (true) {
-        changed.wait(lock, [&] { return stop || started < jobs.size(); });
-        if (stop) return;
-        Job& job = *jobs[started++];
-        lock.unlock();
-        job.run(*dataset, stop);
-        lock.lock();
-        job.done = true;
-        changed.notify_all();
-      }
-    });
+  void start(std::shared_ptr<const Dataset> dataset, int count) {
+    for (int i = 0; i < count; ++i)
+      threads.emplace_back([this, dataset, count] {
+        pthread_setname_np(pthread_self(), "tessera-data");
+        work(*dataset, size_t(count));
+      });
   }
-  // Ends the thread after the sample in hand; its dataset may be slow, not stuck.
-  void finish() {
+  Job* first_open() {
+    auto at = std::ranges::find_if(jobs, [](auto& j) { return j->handed_out < j->samples.size(); });
+    return at == jobs.end() ? nullptr : at->get();
+  }
+  void work(const Dataset& dataset, size_t count) {
+    std::unique_lock lock(mutex);
+    while (true) {
+      Job* job = nullptr;
+      changed.wait(lock, [&] { return stop || (job = first_open()); });
+      if (stop) return;
+      // Small enough that all workers end together.
+      const size_t rows = job->samples.size(), share = count == 1 ? rows : rows / (4 * count) + 1;
+      const size_t begin = job->handed_out, end = std::min(rows, begin + share);
+      job->handed_out = end;
+      lock.unlock();
+      std::exception_ptr thrown = job->read(dataset, begin, end, stop);
+      lock.lock();
+      job->finish(begin, end, std::move(thrown));
+      if (job->done()) changed.notify_all();
+    }
+  }
+  // Ends the threads after the samples in hand; their dataset may be slow, not stuck.
+  ~Workers() {
     {
       std::lock_guard lock(mutex);
       stop = true;
     }
     changed.notify_all();
-    if (thread.joinable()) thread.join();
-    jobs.clear();
-    started = 0;
+    for (std::thread& t : threads) t.join();
   }
-  ~Worker() { finish(); }
 };
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
@@ -82,6 +105,8 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSample
                 "loader: prefetch {} and timeout {} ms are out of range; use 0 to 1024 batches and "
                 "a positive time",
                 options_.prefetch, options_.timeout_ms);
+  TESSERA_CHECK(options_.workers >= 1 && options_.workers <= 1024,
+                "loader: {} workers are out of range; use 1 to 1024", options_.workers);
   seek(sampler_.cursor());
 }
 
@@ -89,12 +114,12 @@ DataLoader::DataLoader(DataLoader&&) noexcept = default;
 DataLoader::~DataLoader() = default;
 
 void DataLoader::seek(int64_t cursor) {
-  worker_.reset();
+  workers_.reset();
   sampler_.seek(cursor);
   cursor_ = cursor;
-  worker_ = std::make_unique<Worker>();
+  workers_ = std::make_unique<Workers>();
   for (int i = 0; i < options_.prefetch; ++i) enqueue();
-  if (options_.prefetch > 0) worker_->start(dataset_);
+  if (options_.prefetch > 0) workers_->start(dataset_, options_.workers);
 }
 
 void DataLoader::enqueue() {
@@ -106,32 +131,31 @@ void DataLoader::enqueue() {
   int64_t* numbers = job->batch.sample_numbers.data<int64_t>();
   for (size_t i = 0; i < job->samples.size(); ++i) numbers[i] = job->samples[i].number;
   {
-    std::lock_guard lock(worker_->mutex);
-    worker_->jobs.push_back(std::move(job));
+    std::lock_guard lock(workers_->mutex);
+    workers_->jobs.push_back(std::move(job));
   }
-  worker_->changed.notify_all();
+  workers_->changed.notify_all();
 }
 
 std::optional<Batch> DataLoader::next() {
-  Worker& w = *worker_;
+  Workers& w = *workers_;
   if (w.failed) std::rethrow_exception(w.failed);
-  enqueue();  // before waiting: the worker never idles for lack of a request
+  enqueue();  // before waiting: workers never idle for lack of a request
   std::unique_ptr<Job> job;
   {
     std::unique_lock lock(w.mutex);
     if (w.jobs.empty()) return std::nullopt;
     Job& front = *w.jobs.front();
     if (options_.prefetch == 0) {
-      front.run(*dataset_, w.stop);
+      front.error = front.read(*dataset_, 0, front.samples.size(), w.stop);
     } else {
       bool ready = w.changed.wait_for(lock, std::chrono::milliseconds(options_.timeout_ms),
-                                      [&] { return front.done; });
+                                      [&] { return front.done(); });
       TESSERA_CHECK(ready,
                     "loader: the batch from sample {} on was not read within {} ms; is the storage "
                     "stalled? (raise the "
                     "loader's timeout_ms if it is only slow)",
                     front.samples.empty() ? -1 : front.samples[0].number, options_.timeout_ms);
-      --w.started;
     }
     job = std::move(w.jobs.front());
     w.jobs.pop_front();

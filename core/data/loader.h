@@ -1,7 +1,8 @@
-// Batches ahead of time: a worker thread reads while the model computes. The calling thread decides
+// Batches ahead of time: worker threads read while the model computes. The calling thread decides
 // what is read (it alone asks the sampler and allocates, so its allocator caches get the memory
-// back); the worker only fills. Invariant: the sequence of batches is the sampler's, whatever the
-// number of batches read ahead.
+// back); workers only fill, and have never more to fill than `prefetch` batches. Invariant: the
+// sequence of batches, and of the errors among them, is the sampler's, whatever the number of
+// batches read ahead and of workers.
 #pragma once
 #include <memory>
 #include <optional>
@@ -12,7 +13,8 @@
 namespace tessera::data {
 
 struct LoaderOptions {
-  int prefetch = 2;             // batches read ahead; 0: no thread, next() reads itself
+  int prefetch = 2;             // batches read ahead; 0: no threads, next() reads itself
+  int workers = 1;              // threads that read; several share the rows of a batch
   int64_t timeout_ms = 60'000;  // how long next() waits for one batch
 };
 
@@ -23,7 +25,7 @@ class DataLoader {
   DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
              LoaderOptions options = {});
   DataLoader(DataLoader&&) noexcept;
-  ~DataLoader();  // waits for the sample being read, drops the rest
+  ~DataLoader();  // waits for the samples being read, drops the rest
 
   /// The next batch, waiting for it; nothing after the last micro-batch of a sampler that does not
   /// repeat. A short pass may end with batches of fewer rows or none. What reading threw is
@@ -38,13 +40,13 @@ class DataLoader {
 
  private:
   struct Job;
-  struct Worker;
+  struct Workers;
   void enqueue();
   std::shared_ptr<const Dataset> dataset_;
   DistributedSampler sampler_;
   LoaderOptions options_;
   int64_t cursor_ = 0;
-  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<Workers> workers_;
 };
 
 }  // namespace tessera::data

@@ -11,7 +11,7 @@
 namespace tessera::data {
 
 /// Every use of a seed draws from counters of its own: bits 56-63 of the counter's high half.
-enum class RandomUse : uint64_t { kShuffle = 0xD1, kWindow = 0xD2, kMask = 0xD3 };
+enum class RandomUse : uint64_t { kShuffle = 0xD1, kWindow = 0xD2, kMask = 0xD3, kAugment = 0xD4 };
 
 /// Where position `i` < `n` goes in permutation number `epoch` of `seed`. n in [1, 2^62].
 constexpr int64_t permute(int64_t i, int64_t n, uint64_t seed, uint64_t epoch) {

@@ -22,6 +22,9 @@ checkpoint::Extra options_of(const Options& o) {
   put("epochs", o.epochs), put("seed", o.seed), put("deterministic", o.deterministic);
   put("exact-contraction", o.exact_contraction), put("precision", o.precision);
   put("logical-batches", o.logical_batches);
+  put("momentum", o.momentum), put("nesterov", o.nesterov);
+  put("label-smoothing", o.label_smoothing), put("image-size", o.image_size);
+  put("augment", o.augment), put("bad-images", o.bad_images);
   return out;
 }
 

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "core/base/error.h"
@@ -16,7 +17,6 @@ namespace {
 struct Unavailable {
   std::string device = "auto", tensorboard;
   bool offload = false;
-  int64_t image_size = 0;
 };
 
 void refuse(bool asked, const std::string& flag) {
@@ -31,7 +31,48 @@ void check_available(const Unavailable& u) {
       "train: --offload moves sharded state out of an accelerator's memory; on the CPU it "
       "is in the host's already. Leave it out; more ranks of --strategy fsdp hold less "
       "each");
-  refuse(u.image_size != 0, "--image-size");
+}
+
+void check_data(const Options& o) {
+  static const std::map<std::string, const char*> kKinds = {
+      {"text", "gpt"},      {"tokens", "gpt"},     {"mlm", "bert"},
+      {"images", "resnet"}, {"cifar10", "resnet"}, {"idx", "resnet"}};
+  const std::string kind = o.data.substr(0, o.data.find(':'));
+  if (o.data.empty() || kind == "synthetic") return;
+  auto at = kKinds.find(kind);
+  TESSERA_CHECK(at != kKinds.end(),
+                "train: --data \"{}\": expected text:PATH, tokens:PATH, mlm:PATH, images:PATH, "
+                "cifar10:DIR, idx:DIR or synthetic:",
+                o.data);
+  if (o.model == "mlp") return;  // refused with its task
+  const char* expected = o.model.starts_with("bert")     ? "mlm:PATH"
+                         : o.model.starts_with("resnet") ? "images:PATH, cifar10:DIR or idx:DIR"
+                                                         : "text:PATH or tokens:PATH";
+  TESSERA_CHECK(o.model.starts_with(at->second),
+                "train: --model {} does not learn from --data {}:; give {} ({}: is for the {} "
+                "models)",
+                o.model, kind, expected, kind, at->second);
+}
+
+// What images need, and what only they have.
+void check_images(const Options& o) {
+  auto one_of = [](const char* flag, const std::string& value,
+                   std::initializer_list<const char*> known) {
+    TESSERA_CHECK(std::ranges::find(known, value) != known.end(),
+                  "train: {} \"{}\": expected one of {}", flag, value, fmt::join(known, ", "));
+  };
+  one_of("--augment", o.augment, {"auto", "none", "crop", "resized-crop"});
+  one_of("--bad-images", o.bad_images, {"stop", "skip"});
+  TESSERA_CHECK(o.image_size >= 0 && o.image_size <= 1 << 14,
+                "train: --image-size {}: expected 1 to 16384", o.image_size);
+  TESSERA_CHECK(o.workers >= 1 && o.workers <= 1024, "train: --workers {}: expected 1 to 1024",
+                o.workers);
+  TESSERA_CHECK(o.label_smoothing >= 0 && o.label_smoothing < 1,
+                "train: --label-smoothing {}: it is in [0, 1)", o.label_smoothing);
+  const bool images = o.model.starts_with("resnet");
+  TESSERA_CHECK(images || (o.image_size == 0 && o.augment == "auto" && o.label_smoothing == 0),
+                "train: --image-size, --augment and --label-smoothing are for the resnet models");
+  TESSERA_CHECK(!images || o.seq_len == 0, "train: --seq-len is for language models");
 }
 
 void check_values(const Options& o) {
@@ -53,10 +94,9 @@ void check_values(const Options& o) {
   TESSERA_CHECK(
       !o.deterministic || o.accumulate == 1,
       "train: --deterministic counts micro-batches by --logical-batches; leave --accumulate out");
-  for (const char* known : {"image", "resnet"})
-    refuse(o.model.starts_with(known), "--model " + o.model);
-  constexpr std::string_view kModels[] = {"gpt-nano",  "gpt2",       "bert-mini",
-                                          "bert-base", "bert-large", "mlp"};
+  constexpr std::string_view kModels[] = {"gpt-nano",   "gpt2",      "bert-mini", "bert-base",
+                                          "bert-large", "resnet18",  "resnet34",  "resnet50",
+                                          "resnet101",  "resnet152", "mlp"};
   TESSERA_CHECK(std::find(std::begin(kModels), std::end(kModels), o.model) != std::end(kModels),
                 "train: unknown model \"{}\"; expected one of {}", o.model,
                 fmt::join(kModels, ", "));
@@ -79,15 +119,12 @@ void check_values(const Options& o) {
                 o.precision);
   TESSERA_CHECK(o.optimizer == "sgd" || o.optimizer == "adamw",
                 "train: unknown optimizer \"{}\"; expected sgd or adamw", o.optimizer);
-  std::string kind = o.data.substr(0, o.data.find(':'));
-  for (const char* later : {"images", "cifar10"}) refuse(kind == later, "--data " + kind);
-  TESSERA_CHECK(
-      o.data.empty() || kind == "text" || kind == "tokens" || kind == "mlm" || kind == "synthetic",
-      "train: --data \"{}\": expected text:PATH, tokens:PATH, mlm:PATH or synthetic:", o.data);
-  bool masked = o.model.starts_with("bert");
-  TESSERA_CHECK(o.data.empty() || kind == "synthetic" || masked == (kind == "mlm"),
-                "train: --model {} does not learn from --data {}:; {}", o.model, kind,
-                masked ? "give mlm:PATH" : "mlm: is for the bert models");
+  TESSERA_CHECK(o.momentum >= 0 && o.momentum < 1, "train: --momentum {}: it is in [0, 1)",
+                o.momentum);
+  TESSERA_CHECK(!o.nesterov || (o.optimizer == "sgd" && o.momentum > 0),
+                "train: --nesterov is for --optimizer sgd with --momentum");
+  check_data(o);
+  check_images(o);
 }
 
 std::pair<double, double> parse_betas(const std::string& text) {
@@ -121,18 +158,32 @@ Parsed parse_options(int argc, char** argv) {
     app.add_option(flag, value, help)->capture_default_str();
   };
 
-  text("--model", o.model, "gpt-nano, gpt2, bert-mini, bert-base, bert-large or mlp");
-  text("--data", o.data, "text:PATH or mlm:PATH (file or folder), tokens:PATH or synthetic:");
+  text("--model", o.model,
+       "gpt-nano, gpt2, bert-mini, bert-base, bert-large, resnet18, 34, 50, 101, 152 or mlp");
+  text("--data", o.data,
+       "text:PATH or mlm:PATH (file or folder), tokens:PATH, images:PATH (folder or tar of class "
+       "folders, or of train and val with class folders), cifar10:DIR, idx:DIR or synthetic:");
   text("--tokenizer", o.tokenizer, "byte, char or a GPT-2 ranks file; mlm: a WordPiece vocabulary");
-  number("--batch-size", o.batch_size, "sequences in a step, over all ranks");
+  number("--batch-size", o.batch_size, "sequences or images in a step, over all ranks");
   number("--accumulate", o.accumulate, "micro-batches a rank runs before gradients are reduced");
   number("--seq-len", o.seq_len, "tokens of a sequence; 0: the model's context");
+  number("--image-size", o.image_size, "side of images; 0: that of cifar10: and idx:, else 224");
+  text("--augment", o.augment,
+       "none, crop (shifts and mirrors), resized-crop (random areas, and mirrors) or auto: crop up "
+       "to 64 pixels, none for idx:");
+  text("--bad-images", o.bad_images,
+       "images that cannot be read stop the run, or skip: the next one trains, and validation goes "
+       "without; they are counted");
+  number("--workers", o.workers, "threads of a rank that read data");
   number("--steps", o.steps, "optimizer steps");
   number("--epochs", o.epochs, "passes over the training split, instead of --steps");
   text("--optimizer", o.optimizer, "sgd or adamw");
   number("--lr", o.lr, "highest learning rate");
   number("--min-lr", o.min_lr, "learning rate at the end of a schedule");
   text("--betas", betas, "of adamw");
+  number("--momentum", o.momentum, "of sgd");
+  app.add_flag("--nesterov", o.nesterov, "sgd takes its momentum ahead");
+  number("--label-smoothing", o.label_smoothing, "share of the target given to all classes alike");
   text("--schedule", o.schedule, "constant, linear or cosine");
   number("--warmup", o.warmup, "steps over which the rate rises");
   number("--weight-decay", o.weight_decay, "of matrices; norms and biases do not decay");
@@ -171,7 +222,6 @@ Parsed parse_options(int argc, char** argv) {
   text("--device", u.device, "auto or cpu");
   auto later = [&](CLI::Option* option) { option->group(""); };
   later(app.add_option("--tensorboard", u.tensorboard));
-  later(app.add_option("--image-size", u.image_size));
   later(app.add_flag("--offload", u.offload));
 
   // --a_b is --a-b.

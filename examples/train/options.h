@@ -17,11 +17,15 @@ struct Options {
   int64_t batch_size = 12;  // global
   int64_t accumulate = 1;   // micro-batches of a rank in a step
   int64_t seq_len = 0;      // 0: the model's context
-  int64_t steps = -1;       // -1: as many as epochs say, else 1000
+  int64_t image_size = 0;   // 0: that of the data, else 224
+  std::string augment = "auto", bad_images = "stop";
+  int workers = 1;     // threads of a rank that read
+  int64_t steps = -1;  // -1: as many as epochs say, else 1000
   double epochs = 0;
   std::string optimizer = "adamw";
   double lr = 1e-3, min_lr = 0, weight_decay = 0.1, clip_norm = 1.0;
-  double beta1 = 0.9, beta2 = 0.99;
+  double beta1 = 0.9, beta2 = 0.99, momentum = 0.9, label_smoothing = 0;
+  bool nesterov = false;
   std::string schedule = "constant";
   int64_t warmup = 0;
   std::string strategy = "ddp", mesh;  // mesh: axes as dp=2,tp=2; empty: one axis of all ranks

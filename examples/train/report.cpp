@@ -23,6 +23,12 @@ nlohmann::json number(double v) {
   return std::isfinite(v) ? nlohmann::json(v) : nlohmann::json(nullptr);
 }
 
+std::string text_of(const Validation& v) {
+  std::string text = fmt::format("validation loss {:.4f}", v.loss);
+  if (v.accuracy) text += fmt::format(", accuracy {:.2f} %", 100 * *v.accuracy);
+  return text;
+}
+
 std::string clock_text(double seconds) {
   int64_t s = int64_t(seconds);
   return s < 3600 ? fmt::format("{:02}:{:02}", s / 60, s % 60)
@@ -116,25 +122,27 @@ void Report::line(const std::string& text) {
   std::fflush(stdout);
 }
 
-void Report::validation(int64_t step, double loss) {
-  line(fmt::format("step {}: validation loss {:.4f}", step, loss));
-  if (active_)
-    write_metrics(
-        nlohmann::ordered_json{{"event", "eval"}, {"step", step}, {"val_loss", number(loss)}}
-            .dump());
+void Report::validation(int64_t step, const Validation& v) {
+  line(fmt::format("step {}: {}", step, text_of(v)));
+  if (!active_) return;
+  nlohmann::ordered_json j{{"event", "eval"}, {"step", step}, {"val_loss", number(v.loss)}};
+  if (v.accuracy) j["val_accuracy"] = *v.accuracy;
+  write_metrics(j.dump());
 }
 
 void Report::done(const RunFacts& f) {
   if (!active_) return;
   line(fmt::format("done: {} steps in {:.1f} s{}, parameters {}", f.steps, f.seconds,
-                   f.validated ? fmt::format(", validation loss {:.4f}", f.val_loss) : "",
-                   f.params_xxh128));
-  nlohmann::ordered_json j{{"event", "done"},
-                           {"steps", f.steps},
-                           {"val_loss", f.validated ? number(f.val_loss) : nlohmann::json(nullptr)},
-                           {"val_accuracy", nullptr},
-                           {"params_xxh128", f.params_xxh128},
-                           {"seconds", f.seconds}};
+                   f.validation ? ", " + text_of(*f.validation) : "", f.params_xxh128));
+  const nlohmann::json none = nullptr;
+  nlohmann::ordered_json j{
+      {"event", "done"},
+      {"steps", f.steps},
+      {"val_loss", f.validation ? number(f.validation->loss) : none},
+      {"val_accuracy",
+       f.validation && f.validation->accuracy ? nlohmann::json(*f.validation->accuracy) : none},
+      {"params_xxh128", f.params_xxh128},
+      {"seconds", f.seconds}};
   write_metrics(j.dump());
 }
 

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 
 namespace tessera::train {
@@ -15,10 +16,14 @@ struct StepFacts {
   int64_t peak_bytes = 0;
   int world_size = 1;
 };
+struct Validation {
+  double loss = 0;
+  std::optional<double> accuracy = {};  // share of samples; none where nothing is classified
+};
 struct RunFacts {
   int64_t steps = 0;
-  double val_loss = 0, seconds = 0;
-  bool validated = false;
+  double seconds = 0;
+  std::optional<Validation> validation;
   std::string params_xxh128;
 };
 
@@ -32,7 +37,7 @@ class Report {
   Report& operator=(const Report&) = delete;
 
   void step(const StepFacts& facts);
-  void validation(int64_t step, double loss);
+  void validation(int64_t step, const Validation& v);
   void done(const RunFacts& facts);
   /// A line of its own, above the progress bar.
   void line(const std::string& text);

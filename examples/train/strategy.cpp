@@ -8,6 +8,8 @@
 #include "core/io/hash.h"
 #include "core/io/safetensors.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/sort.h"
 #include "core/ops/views.h"
 #include "core/tensor/random.h"
 #include "dtensor/dtensor.h"
@@ -60,6 +62,7 @@ class Ddp final : public Strategy {
     task.fill();
     reducer_ =
         parallel::make_reducer(*task.model, {.group = group, .tree_accumulation = o.deterministic});
+    statistics_ = std::make_unique<parallel::RunningStatistics>(*task.model, group, true);
   }
   double communication_ms() override { return reducer_->communication_ms(); }
 
@@ -83,12 +86,15 @@ class Sharded final : public Strategy {
     if (tp) cut_model(o, task);
     if (!dp.empty()) {
       parallel::FsdpOptions f{.mesh = mesh_.slice(dp), .tree_accumulation = o.deterministic};
+      if (o.model.starts_with("resnet"))
+        f.groups = {"layer1.*", "layer2.*", "layer3.*", "layer4.*"};  // by blocks
       fsdp_ = parallel::fully_shard(*task.model, f);
     } else {
       parallel::materialize(*task.model);
     }
     ReplicatePlain weights_are_read_by_all;
     task.fill();
+    statistics_ = std::make_unique<parallel::RunningStatistics>(*task.model, data_group_, false);
   }
   data::Deal deal() const override { return data::Deal::kReduceThenAccumulate; }
   bool collective_forward() const override { return true; }
@@ -157,8 +163,8 @@ class Staged final : public Strategy {
     });
     return scaler.enabled() ? losses * cast(scaler.inverse_scale(), losses.dtype()) : losses;
   }
-  double evaluate(const data::Batch& batch) override {
-    return pipeline_->evaluate(micro_batches({batch}), task_.loss).item<double>();
+  Evaluation evaluate(const data::Batch& batch) override {
+    return {pipeline_->evaluate(micro_batches({batch}), task_.loss).item<double>(), batch.rows()};
   }
   optim::Clip clip(optim::Optimizer&, double max_norm, const Tensor& grad_scale) override {
     return pipeline_->clip_grad_norm(max_norm, grad_scale);
@@ -220,7 +226,9 @@ Tensor Strategy::run_step(const std::vector<data::Batch>& batches, const Tensor&
     Scoped<Tensor> samples(context().samples, batches[k].sample_numbers);
     default_generator().seek(key);
     set_sync(k + 1 == batches.size());
+    if (statistics_) statistics_->before(k, batches.size());
     Tensor loss = loss_of(batches[k]);
+    if (statistics_) statistics_->after(k, batches.size());
     Tensor root = scaler.scale(loss);
     backward(batches.size() > 1 ? root * (1.0 / double(batches.size())) : root);
     losses.push_back(full_tensor(loss.detach()).to(kF64));
@@ -228,9 +236,15 @@ Tensor Strategy::run_step(const std::vector<data::Batch>& batches, const Tensor&
   return stack(losses);
 }
 
-double Strategy::evaluate(const data::Batch& batch) {
+Evaluation Strategy::evaluate(const data::Batch& batch) {
   InferenceMode off;
-  return loss_of(batch).item<double>();
+  if (!task_.classifies) return {loss_of(batch).item<double>(), batch.rows()};
+  const Tensor logits = full_tensor(task_.model->forward(batch.inputs));
+  const Tensor right = eq(argmax(logits, 1), batch.targets).to(kI64);
+  Evaluation out{.counted = sum(ge(batch.targets, 0).to(kI64)).item<int64_t>(),
+                 .right = sum(right).item<int64_t>()};
+  if (out.counted > 0) out.loss = task_.validation_loss(logits, batch.targets).item<double>();
+  return out;
 }
 
 optim::Clip Strategy::clip(optim::Optimizer& optimizer, double max_norm, const Tensor& grad_scale) {

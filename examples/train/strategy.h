@@ -11,8 +11,15 @@
 #include "core/optim/optim.h"
 #include "examples/train/options.h"
 #include "examples/train/task.h"
+#include "parallel/running_statistics.h"
 
 namespace tessera::train {
+
+/// Of one batch.
+struct Evaluation {
+  double loss = 0;                 // the mean over samples that count
+  int64_t counted = 0, right = 0;  // samples; right: classified right, where that is asked
+};
 
 class Strategy {
  public:
@@ -27,8 +34,8 @@ class Strategy {
   /// by `scaler`.
   virtual Tensor run_step(const std::vector<data::Batch>& batches, const Tensor& key,
                           const optim::GradScaler& scaler);
-  /// The mean loss of one batch, nothing recorded.
-  virtual double evaluate(const data::Batch& batch);
+  /// One batch, nothing recorded. Samples that could not be read do not count.
+  virtual Evaluation evaluate(const data::Batch& batch);
   /// Of the gradients of the whole model, times `grad_scale` (0-d f64; undefined: 1).
   virtual optim::Clip clip(optim::Optimizer& optimizer, double max_norm, const Tensor& grad_scale);
   /// A forward on one rank of data_group() needs the same forward on the others.
@@ -56,6 +63,8 @@ class Strategy {
 
   Task& task_;
   Ref<ProcessGroup> data_group_;
+  /// Of batch-norm; null where each rank's own would do.
+  std::unique_ptr<parallel::RunningStatistics> statistics_;
 };
 
 /// Spreads task.model over the ranks of `group` and fills it with values (task.fill). Throws

@@ -1,59 +1,19 @@
 #include "examples/train/task.h"
 
-#include <cstring>
-
-#include "core/autograd/autograd.h"
 #include "core/data/masked_dataset.h"
 #include "core/data/token_dataset.h"
 #include "core/data/tokens.h"
 #include "core/data/wordpiece.h"
-#include "core/io/safetensors.h"
 #include "core/ops/fused.h"
-#include "core/ops/random.h"
 #include "examples/models/bert.h"
 #include "examples/models/gpt.h"
 #include "examples/models/mlp.h"
+#include "examples/train/image_task.h"
+#include "examples/train/synthetic.h"
 
 namespace tessera::train {
 namespace {
 
-// Values drawn by sample number: a stand-in for data when only speed matters.
-class Synthetic final : public data::Dataset {
- public:
-  Synthetic(Shape input, Shape target, int64_t classes, bool ids, uint64_t seed)
-      : input_(input), target_(target), classes_(classes), ids_(ids), seed_(seed) {}
-  int64_t size() const override { return 0; }
-  data::Batch allocate(int64_t rows) const override {
-    Shape in = input_, out = target_;
-    in.insert(0, rows), out.insert(0, rows);
-    return {.inputs = empty(in, ids_ ? kI64 : kF32),
-            .targets = empty(out, kI64),
-            .sample_numbers = empty({rows}, kI64)};
-  }
-  void read(const data::Sample& sample, int64_t row, const data::Batch& to) const override {
-    NoGrad off;
-    Tensor key = from_values<int64_t>({int64_t(seed_), sample.number}, {2});
-    Tensor target_key = from_values<int64_t>({~int64_t(seed_), sample.number}, {2});
-    assign_row(to.inputs, row,
-               ids_ ? randint(0, classes_, input_, {}, key) : randn(input_, {kF32}, key));
-    assign_row(to.targets, row, randint(0, classes_, target_, {}, target_key));
-  }
-
- private:
-  static void assign_row(const Tensor& all, int64_t row, const Tensor& values) {
-    std::memcpy(static_cast<char*>(all.raw()) + size_t(row) * values.nbytes(), values.raw(),
-                values.nbytes());
-  }
-  Shape input_, target_;
-  int64_t classes_;
-  bool ids_;
-  uint64_t seed_;
-};
-
-// Metadata of the file (the first, where weights are in several).
-io::Metadata saved_metadata(const std::string& path) {
-  return path.empty() ? io::Metadata{} : io::SafetensorsSet::open(path).files()[0].metadata();
-}
 Tensor mean_cross_entropy(const Tensor& logits, const Tensor& targets) {
   nn::Scope scope("loss");
   return cross_entropy(logits, targets);
@@ -185,11 +145,16 @@ Task make_mlp_task(const Options& o) {
 
 }  // namespace
 
+io::Metadata saved_metadata(const std::string& path) {
+  return path.empty() ? io::Metadata{} : io::SafetensorsSet::open(path).files()[0].metadata();
+}
+
 Task make_task(const Options& o, Device device) {
   nn::OnDevice building(device);
-  Task task = o.model == "mlp"              ? make_mlp_task(o)
-              : o.model.starts_with("bert") ? make_bert_task(o)
-                                            : make_gpt_task(o);
+  Task task = o.model == "mlp"                ? make_mlp_task(o)
+              : o.model.starts_with("resnet") ? make_image_task(o)
+              : o.model.starts_with("bert")   ? make_bert_task(o)
+                                              : make_gpt_task(o);
   task.metadata.emplace_back("model", o.model);
   if (!o.weights.empty())
     task.fill = [model = task.model, path = o.weights] {

@@ -6,6 +6,7 @@
 
 #include "core/data/dataset.h"
 #include "core/data/tokenizer.h"
+#include "core/io/safetensors.h"
 #include "core/nn/module.h"
 #include "examples/train/options.h"
 
@@ -16,10 +17,16 @@ struct Task {
   std::function<void()> fill;  // draws the parameters from the seed, or loads --weights
   // Mean over the batch, of what the model gives for its inputs and of its targets.
   std::function<Tensor(const Tensor& prediction, const Tensor& targets)> loss;
+  // What validation reports; null: loss.
+  std::function<Tensor(const Tensor& prediction, const Tensor& targets)> validation_loss;
+  bool classifies = false;  // predictions are logits [B, classes]: validation reports accuracy too
   std::shared_ptr<const data::Dataset> train, validation;  // validation may be null
   std::shared_ptr<const data::Tokenizer> tokenizer;        // null without text
-  int64_t tokens_per_sample = 0;                           // 0: not a language model
-  int64_t validation_batch = 64;  // fixed, so that validation sums in one order
+  std::function<int64_t()>
+      skipped;  // samples so far that could not be read; null where all must be
+  const char* samples = "sequences";  // what to call them
+  int64_t tokens_per_sample = 0;      // 0: not a language model
+  int64_t validation_batch = 64;      // fixed, so that validation sums in one order
   std::function<std::string(int64_t tokens)> generate;        // null where nothing can be generated
   std::vector<std::pair<std::string, std::string>> metadata;  // of a saved file
 };
@@ -27,5 +34,8 @@ struct Task {
 /// Builds the task that the options describe: model (without values until fill), data, loss.
 /// `device`: of the parameters; kMeta for a model that is to be cut before it has values.
 Task make_task(const Options& options, Device device = {});
+
+/// Metadata of a file of weights (the first, where they are in several); empty for an empty path.
+io::Metadata saved_metadata(const std::string& path);
 
 }  // namespace tessera::train

@@ -76,8 +76,10 @@ int64_t total_steps(const Options& o, const Task& task) {
 std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Module& model) {
   auto params = optim::decay_matrices_only(model.named_parameters(), o.weight_decay);
   if (o.optimizer == "sgd")
-    return std::make_unique<optim::SGD>(
-        params, optim::SGDOptions{.lr = o.lr, .momentum = 0.9, .weight_decay = o.weight_decay});
+    return std::make_unique<optim::SGD>(params, optim::SGDOptions{.lr = o.lr,
+                                                                  .momentum = o.momentum,
+                                                                  .weight_decay = o.weight_decay,
+                                                                  .nesterov = o.nesterov});
   return std::make_unique<optim::AdamW>(
       params,
       optim::AdamWOptions{.lr = o.lr, .betas = {o.beta1, o.beta2}, .weight_decay = o.weight_decay});
@@ -103,30 +105,51 @@ double global_mean(const Strategy& strategy, const Tensor& mine) {
   return tree_sum(leaves) / double(leaves.size());
 }
 
-// Mean loss over all positions of all windows. Batches are of one size and dealt in turn, so each
-// has its value whatever the number of ranks, and they are summed in one order. Where ranks run a
-// forward together, one without a batch of its own runs the first again and drops the result.
-double validate(const Options& o, const Task& task, Strategy& strategy) {
+// Mean loss over all positions of all windows, or over all images. Batches are of one size and
+// dealt in turn, so each has its value whatever the number of ranks, and they are summed in one
+// order. Where ranks run a forward together, one without a batch of its own runs the first again
+// and drops the result.
+Validation validate(const Options& o, const Task& task, Strategy& strategy) {
   ProcessGroup& group = strategy.data_group();
   Autocast precision(compute_dtype(o));
   task.model->eval();
-  int64_t items = task.validation->size(), size = task.validation_batch,
-          batches = (items + size - 1) / size;
-  std::vector<double> sums(size_t(batches), 0);
-  for (int64_t turn = 0; turn < batches; turn += group.size()) {
-    int64_t b = turn + group.rank();
-    bool mine = b < batches;
+  const int64_t size = task.validation_batch, batches = (task.validation->size() + size - 1) / size;
+  data::DataLoader loader(task.validation,
+                          data::DistributedSampler({.dataset_size = task.validation->size(),
+                                                    .micro_batches = group.size(),
+                                                    .micro_batch_size = size,
+                                                    .rank = group.rank(),
+                                                    .world_size = group.size(),
+                                                    .shuffle = false,
+                                                    .repeat = false}),
+                          {.workers = o.workers});
+  std::vector<double> facts(size_t(3 * batches),
+                            0);  // sum of losses, counted, right: of each batch
+  int64_t b = group.rank();
+  for (auto batch = loader.next(); batch; batch = loader.next(), b += group.size()) {
+    const bool mine = batch->rows() > 0;
     if (!mine && !strategy.collective_forward()) break;
-    int64_t first = mine ? b * size : 0, rows = std::min(size, items - first);
-    data::Batch batch = task.validation->allocate(rows);
-    for (int64_t r = 0; r < rows; ++r) task.validation->read({first + r, first + r}, r, batch);
-    double loss = strategy.evaluate(batch) * double(rows);
-    if (mine) sums[size_t(b)] = loss;
+    if (!mine) {
+      batch = task.validation->allocate(1);
+      task.validation->read({0, 0}, 0, *batch);
+    }
+    const Evaluation e = strategy.evaluate(*batch);
+    if (!mine) continue;
+    facts[size_t(b)] = e.loss * double(e.counted);
+    facts[size_t(batches + b)] = double(e.counted);
+    facts[size_t(2 * batches + b)] = double(e.right);
   }
   task.model->train();
-  Tensor all = from_values<double>(sums, {batches});
+  Tensor all = from_values<double>(facts, {3 * batches});
   group.all_reduce(all);  // every entry is one rank's number and zeros
-  return tree_sum({all.data<double>(), size_t(batches)}) / double(items);
+  auto total = [&](int64_t fact) {
+    return tree_sum({all.data<double>() + fact * batches, size_t(batches)});
+  };
+  TESSERA_CHECK(total(1) > 0, "train: none of the {} images that validate can be read",
+                task.validation->size());
+  Validation out{.loss = total(0) / total(1)};
+  if (task.classifies) out.accuracy = total(2) / total(1);
+  return out;
 }
 
 void save(const Options& o, const Task& task, const std::vector<NamedTensor>& state) {
@@ -180,7 +203,8 @@ class Trainer {
                                                .min_lr = o.min_lr,
                                                .steps = std::max<int64_t>(steps_, 1),
                                                .warmup = o.warmup})),
-        loader_(task_.train, data::DistributedSampler(sampler_options(o, task_, *strategy_))),
+        loader_(task_.train, data::DistributedSampler(sampler_options(o, task_, *strategy_)),
+                {.workers = o.workers}),
         scaler_({.enabled = compute_dtype(o) == kF16}),
         checkpointing_(o, task_, *group_, *optimizer_, scaler_, loader_),
         done_(checkpointing_.resume()),
@@ -189,12 +213,12 @@ class Trainer {
 
   void run() {
     if (steps_ > 0)
-      report_.line(fmt::format("{}: {} parameters, {} ranks, {} steps of {} sequences{}", o_.model,
+      report_.line(fmt::format("{}: {} parameters, {} ranks, {} steps of {} {}{}", o_.model,
                                strategy_->num_parameters(), group_->size(), steps_, o_.batch_size,
-                               precision_story(o_)));
+                               task_.samples, precision_story(o_)));
     if (!checkpointing_.story().empty()) report_.line(checkpointing_.story());
     auto start = Clock::now();
-    std::optional<double> val;
+    std::optional<Validation> validation;
     for (int64_t s = done_; s < steps_; ++s) {
       profiling_.before_step(s);
       step(s);
@@ -204,12 +228,12 @@ class Trainer {
       if (task_.validation && o_.eval_every > 0 && (s + 1) % o_.eval_every == 0 && s + 1 < steps_)
         report_.validation(s + 1, validate(o_, task_, *strategy_));
     }
-    if (task_.validation) val = validate(o_, task_, *strategy_);
+    if (task_.validation) validation = validate(o_, task_, *strategy_);
     report_.done({.steps = steps_,
-                  .val_loss = val.value_or(0),
                   .seconds = seconds_since(start),
-                  .validated = val.has_value(),
+                  .validation = validation,
                   .params_xxh128 = strategy_->params_hash()});
+    if (task_.skipped) tell_skipped();
     if (std::string line = strategy_->memory(); !line.empty()) report_.line(line);
     if (o_.compile) report_.line(compiled_story());
     checkpointing_.finish(std::max(steps_, done_));
@@ -282,6 +306,16 @@ class Trainer {
     for (auto& [inputs, targets, samples] : tensors)
       batches.push_back({.inputs = inputs, .targets = targets, .sample_numbers = samples});
     return update(batches, key);
+  }
+
+  void tell_skipped() {
+    Tensor skipped = scalar_tensor(task_.skipped(), kI64);
+    group_->all_reduce(skipped);
+    if (int64_t n = skipped.item<int64_t>(); n > 0)
+      report_.line(
+          fmt::format("skipped: {} {} that could not be read, read ahead or validated "
+                      "included; the log names the files",
+                      n, task_.samples));
   }
 
   std::string compiled_story() const {

@@ -1,12 +1,12 @@
 # Libraries that come without a usable CMake package, found as header and library, each an imported target tessera::name.
 # Included by the build and, from the install tree, by TesseraConfig.cmake.
 
-# tessera_find_library(name header library... [SUFFIXES dirs...])
+# tessera_find_library(name header library... [SUFFIXES dirs...] [OPTIONAL])
 function(tessera_find_library name header)
   if(TARGET tessera::${name})
     return()
   endif()
-  cmake_parse_arguments(A "" "" "SUFFIXES" ${ARGN})
+  cmake_parse_arguments(A "OPTIONAL" "" "SUFFIXES" ${ARGN})
   find_path(TESSERA_${name}_INCLUDE ${header} PATH_SUFFIXES ${A_SUFFIXES})
   set(files)
   foreach(library IN LISTS A_UNPARSED_ARGUMENTS)
@@ -16,12 +16,30 @@ function(tessera_find_library name header)
   endforeach()
   mark_as_advanced(TESSERA_${name}_INCLUDE)
   if(NOT TESSERA_${name}_INCLUDE OR "${files}" MATCHES "NOTFOUND")
+    if(A_OPTIONAL)
+      return()
+    endif()
     message(FATAL_ERROR "Tessera: ${name} not found (header ${header}, library ${A_UNPARSED_ARGUMENTS}); "
       "on Debian and Ubuntu run scripts/install-packages, elsewhere set CMAKE_PREFIX_PATH")
   endif()
   add_library(tessera::${name} INTERFACE IMPORTED GLOBAL)
   set_target_properties(tessera::${name} PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${TESSERA_${name}_INCLUDE}" INTERFACE_LINK_LIBRARIES "${files}")
+endfunction()
+
+# What reads images, all three or none; `mode` AUTO: none where one is missing.
+function(tessera_find_images mode)
+  set(optional)
+  if(mode STREQUAL "AUTO")
+    set(optional OPTIONAL)
+  endif()
+  tessera_find_library(jpeg jpeglib.h jpeg ${optional})
+  if(TARGET tessera::jpeg)
+    tessera_find_library(png png.h png ${optional})
+  endif()
+  if(TARGET tessera::png)
+    tessera_find_library(archive archive.h archive ${optional})
+  endif()
 endfunction()
 
 # Debian's dnnl-config.cmake asks for OpenCL, which nothing here needs.

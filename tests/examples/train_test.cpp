@@ -332,7 +332,8 @@ TEST_F(Train, BadInputGetsOneClearLine) {
   std::ofstream(folder_ / "short.txt") << "too short";
   std::string short_file = (folder_ / "short.txt");
   const std::pair<std::string, std::string> cases[] = {
-      {"--model resnet50", "not available yet"},
+      {"--tensorboard runs", "not available yet"},
+      {"--model resnet50 --data text:x", "--model resnet50 does not learn from --data text:"},
       {"--model gpt5", "gpt5"},
       {"--model bert-mini --data mlm:" + short_file, "give --tokenizer FILE"},
       {"--model bert-mini --data mlm:" + short_file + " --tokenizer " + short_file,

@@ -72,6 +72,74 @@ TEST(Loader, ResumesFromItsCursor) {
   EXPECT_EQ(numbers(*a.next()), next);
 }
 
+TEST(Loader, SameSequenceForAnyNumberOfWorkers) {
+  SamplerOptions o{.dataset_size = 31, .micro_batch_size = 13, .seed = 4};
+  auto rows = [&](int workers, int prefetch) {
+    DataLoader loader(std::make_shared<Probe>(31, -1, 1), DistributedSampler(o),
+                      {.prefetch = prefetch, .workers = workers});
+    std::vector<int64_t> got;
+    for (int i = 0; i < 6; ++i) {
+      Batch b = *loader.next();
+      for (int64_t r = 0; r < 13; ++r) got.push_back(b.inputs.data<int64_t>()[r]);
+    }
+    return got;
+  };
+  const std::vector<int64_t> want = rows(1, 0);
+  for (int workers : {2, 3, 8})
+    for (int prefetch : {1, 4}) EXPECT_EQ(rows(workers, prefetch), want) << workers;
+}
+
+// Several workers find several bad rows; the error is that of the first, whoever was quicker.
+TEST(Loader, FirstBadRowCounts) {
+  class Bad final : public Dataset {
+   public:
+    int64_t size() const override { return 0; }
+    Batch allocate(int64_t rows) const override {
+      return {empty({rows}, kI64), empty({rows}, kI64), empty({rows}, kI64)};
+    }
+    void read(const Sample& s, int64_t, const Batch&) const override {
+      if (s.number < 40) return;
+      if (s.number == 43) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      TESSERA_CHECK(s.number < 43, "bad: sample {}", s.number);
+    }
+  };
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    DataLoader loader(std::make_shared<Bad>(), DistributedSampler({.micro_batch_size = 32}),
+                      {.prefetch = 3, .workers = 4});
+    EXPECT_TRUE(loader.next());
+    expect_contains(error_of([&] { loader.next(); }), "bad: sample 43");
+    expect_contains(error_of([&] { loader.next(); }), "bad: sample 43");  // it stays
+  }
+}
+
+// However many workers there are, they read no further than `prefetch` batches ahead.
+TEST(Loader, WorkersDoNotRunAhead) {
+  class Counting final : public Dataset {
+   public:
+    explicit Counting(std::atomic<int64_t>& highest) : highest_(highest) {}
+    int64_t size() const override { return 0; }
+    Batch allocate(int64_t rows) const override {
+      return {empty({rows}, kI64), empty({rows}, kI64), empty({rows}, kI64)};
+    }
+    void read(const Sample& s, int64_t, const Batch&) const override {
+      int64_t seen = highest_;
+      while (seen < s.number && !highest_.compare_exchange_weak(seen, s.number)) {
+      }
+    }
+
+   private:
+    std::atomic<int64_t>& highest_;
+  };
+  std::atomic<int64_t> highest{-1};
+  DataLoader loader(std::make_shared<Counting>(highest),
+                    DistributedSampler({.micro_batch_size = 4}), {.prefetch = 3, .workers = 5});
+  for (int64_t batch = 0; batch < 10; ++batch) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    EXPECT_LT(highest, (batch + 3) * 4);
+    loader.next();
+  }
+}
+
 TEST(Loader, OnePassEnds) {
   for (int prefetch : {0, 3}) {
     DataLoader loader(

@@ -1,0 +1,79 @@
+// PNG by libpng. The library leaves by longjmp: every object with a destructor lives in the
+// function that calls those with setjmp.
+#include <png.h>
+
+#include <csetjmp>
+#include <cstring>
+
+#include "core/base/error.h"
+#include "core/data/image_formats.h"
+
+namespace tessera::data {
+namespace {
+
+// One picture being read; freed whatever happens.
+struct Reader {
+  ~Reader() { png_destroy_read_struct(&png, &info, nullptr); }
+  png_structp png = nullptr;
+  png_infop info = nullptr;
+  std::span<const std::byte> rest;
+  char text[200] = "";
+};
+
+[[noreturn]] void on_error(png_structp png, png_const_charp text) {
+  auto* r = static_cast<Reader*>(png_get_error_ptr(png));
+  std::strncpy(r->text, text, sizeof r->text - 1);
+  png_longjmp(png, 1);
+}
+void on_warning(png_structp, png_const_charp) {}  // of chunks that no pixel depends on
+
+void take(png_structp png, png_bytep to, size_t count) {
+  auto* r = static_cast<Reader*>(png_get_io_ptr(png));
+  if (count > r->rest.size()) png_error(png, "the file ends too early");
+  std::memcpy(to, r->rest.data(), count);
+  r->rest = r->rest.subspan(count);
+}
+
+// Both return false with the reason in r.text.
+bool start(Reader& r) {
+  r.png = png_create_read_struct(PNG_LIBPNG_VER_STRING, &r, on_error, on_warning);
+  if (r.png) r.info = png_create_info_struct(r.png);
+  if (!r.info) throw std::bad_alloc();
+  if (setjmp(png_jmpbuf(r.png))) return false;
+  png_set_read_fn(r.png, &r, take);
+  png_read_info(r.png, r.info);
+  png_set_expand(r.png);
+  png_set_scale_16(r.png);
+  png_set_gray_to_rgb(r.png);
+  png_set_strip_alpha(r.png);
+  png_set_interlace_handling(r.png);
+  png_read_update_info(r.png, r.info);
+  return true;
+}
+bool read_rows(Reader& r, png_bytepp rows) {
+  if (setjmp(png_jmpbuf(r.png))) return false;
+  png_read_image(r.png, rows);
+  png_read_end(r.png, nullptr);
+  return true;
+}
+
+}  // namespace
+
+Image decode_png(std::span<const std::byte> bytes, const std::string& name) {
+  Reader r;
+  r.rest = bytes;
+  TESSERA_CHECK(start(r), "data: '{}': PNG: {}", name, r.text);
+  const int64_t height = png_get_image_height(r.png, r.info),
+                width = png_get_image_width(r.png, r.info);
+  check_image_size(uint64_t(height), uint64_t(width), name);
+  TESSERA_CHECK(png_get_rowbytes(r.png, r.info) == size_t(width * 3),
+                "data: '{}': PNG: rows of {} pixels have {} bytes", name, width,
+                png_get_rowbytes(r.png, r.info));
+  Image out = black_image(height, width);
+  std::vector<png_bytep> rows;
+  for (int64_t y = 0; y < height; ++y) rows.push_back(out.row(y));
+  TESSERA_CHECK(read_rows(r, rows.data()), "data: '{}': PNG: {}", name, r.text);
+  return out;
+}
+
+}  // namespace tessera::data

@@ -1,0 +1,47 @@
+// Where images and their labels come from: class folders (on disk or in an archive), CIFAR-10's
+// binary files, IDX files. Invariant: items are in one order, that of their labels and names, so
+// item number and label of a picture are the same on every rank and machine.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/data/image.h"
+
+namespace tessera::data {
+
+/// What is done about images that cannot be read.
+enum class BadImages {
+  kStop,  // the error of reading them is that of the run
+  kSkip,  // they are left out, named in the log and counted
+};
+
+class ImageSource {
+ public:
+  virtual ~ImageSource() = default;
+  virtual int64_t size() const = 0;
+  virtual int64_t label(int64_t item) const = 0;
+  /// File of the item, for messages.
+  virtual std::string name(int64_t item) const = 0;
+  /// Throws UserError with name and reason. Thread-safe.
+  virtual Image read(int64_t item) const = 0;
+};
+
+struct ImageSplit {
+  std::shared_ptr<const ImageSource> train, validation;  // validation may be null
+  std::vector<std::string> classes;                      // by label
+  int64_t side = 0;  // of all images, where they are alike by their format
+};
+
+/// `images:PATH`: a folder, or a tar archive (compressed ones are held in memory), of class folders
+/// with JPEG and PNG files. Beside each other, `train` and one of `val`, `validation`, `test` are
+/// the two splits (the first of these that exists); of class folders alone the last tenth of each
+/// class, by name, validates. Labels number the classes by name. Hidden files and those of other
+/// kinds are left out, which is logged.
+/// `cifar10:DIR`: data_batch_1.bin to data_batch_5.bin, and test_batch.bin, which validates.
+/// `idx:DIR`: train-images-idx3-ubyte and so on, as MNIST; t10k validates.
+/// Throws UserError with the path for what is missing, damaged, or laid out otherwise, and for a
+/// class without images. An archive that is cut off is an error, or ends there for kSkip.
+ImageSplit load_images(const std::string& kind_and_path, BadImages bad = BadImages::kStop);
+
+}  // namespace tessera::data

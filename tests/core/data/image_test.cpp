@@ -1,0 +1,146 @@
+// Decoding against Pillow, damaged files, and transforms against Pillow and their definitions.
+#include "core/data/image.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "core/data/image_transforms.h"
+#include "tests/support/images.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::data {
+namespace {
+
+std::string from_hex(const std::string& hex) {
+  std::string out;
+  for (size_t i = 0; i < hex.size(); i += 2) out += char(std::stoi(hex.substr(i, 2), nullptr, 16));
+  return out;
+}
+std::vector<uint8_t> pixels_of(const nlohmann::json& j) {
+  const std::string bytes = from_hex(j["pixels"]);
+  return {bytes.begin(), bytes.end()};
+}
+nlohmann::json golden() {
+  const char* source = std::getenv("TESSERA_SOURCE");
+  std::ifstream in(std::string(source ? source : ".") + "/tests/golden/images.json");
+  return nlohmann::json::parse(in);
+}
+Image decode(const std::string& bytes) {
+  return decode_image(std::as_bytes(std::span(bytes)), "a picture");
+}
+
+#define NEEDS_LIBRARIES() \
+  if (!has_image_libraries()) GTEST_SKIP() << "built without libjpeg, libpng and libarchive"
+
+TEST(Image, DecodesAsPillowDoes) {
+  NEEDS_LIBRARIES();
+  const nlohmann::json files = golden()["decoded"];
+  ASSERT_GE(files.size(), 12u);
+  for (const auto& f : files) {
+    const Image image = decode(from_hex(f["file"]));
+    EXPECT_EQ(image.height, f["height"].get<int64_t>()) << f["name"];
+    EXPECT_EQ(image.width, f["width"].get<int64_t>()) << f["name"];
+    EXPECT_EQ(image.pixels, pixels_of(f)) << f["name"];
+  }
+}
+
+// Cut anywhere, or changed in the middle, a file is an error that names it, or gives an image; no
+// cut is taken for a whole file.
+TEST(Image, DamagedFilesAreErrors) {
+  NEEDS_LIBRARIES();
+  for (const auto& f : golden()["decoded"]) {
+    const std::string whole = from_hex(f["file"]);
+    for (size_t keep = 0; keep + 2 < whole.size(); keep += whole.size() / 23 + 1)
+      expect_contains(error_of([&] { decode(whole.substr(0, keep)); }), "a picture");
+    for (size_t at = 0; at < whole.size(); at += 3) {
+      std::string changed = whole;
+      changed[at] = char(~changed[at]);
+      try {
+        const Image image = decode(changed);
+        EXPECT_EQ(image.pixels.size(), size_t(image.height * image.width * 3));
+      } catch (const UserError& e) {
+        expect_contains(e.what(), "a picture");
+      }
+    }
+  }
+  expect_contains(error_of([] { decode("GIF89a"); }), "neither JPEG nor PNG");
+  expect_contains(error_of([] { decode(""); }), "empty");
+}
+
+TEST(Image, PngOfTheTestsIsRead) {
+  NEEDS_LIBRARIES();
+  const Image image = picture(150, 160);  // more than one stored block
+  EXPECT_EQ(decode(png_of(image)).pixels, image.pixels);
+}
+
+TEST(Image, ResizesAsPillowDoes) {
+  const nlohmann::json cases = golden()["resized"];
+  ASSERT_GE(cases.size(), 8u);
+  for (const auto& c : cases) {
+    const Image small = resize(picture(c["height"], c["width"]), c["to_height"], c["to_width"]);
+    EXPECT_EQ(small.pixels, pixels_of(c)) << c["height"] << "x" << c["width"];
+  }
+}
+
+TEST(Image, ShorterSide) {
+  EXPECT_EQ(resize_shorter(picture(20, 31), 10).width, 15);  // 15.5 rounded down
+  EXPECT_EQ(resize_shorter(picture(31, 20), 10).height, 15);
+  EXPECT_EQ(resize_shorter(picture(7, 7), 7).pixels, picture(7, 7).pixels);
+  EXPECT_EQ(resize_shorter(picture(100, 1), 1).height, 100);
+}
+
+TEST(Image, CropsWithBlackAround) {
+  const Image image = picture(5, 6);
+  const Image cut = crop(image, {-2, 3, 9, 5});
+  for (int64_t y = 0; y < 9; ++y)
+    for (int64_t x = 0; x < 5; ++x)
+      for (int64_t c = 0; c < 3; ++c) {
+        const int64_t fy = y - 2, fx = x + 3;
+        const bool inside = fy >= 0 && fy < 5 && fx < 6;
+        EXPECT_EQ(cut.row(y)[3 * x + c], inside ? image.row(fy)[3 * fx + c] : 0);
+      }
+  EXPECT_EQ(crop(image, {0, 0, 5, 6}).pixels, image.pixels);
+  EXPECT_EQ(crop(image, {50, 50, 2, 2}).pixels, black_image(2, 2).pixels);
+  // round((7 - 4) / 2) is 2 and round((6 - 5) / 2) is 0 in Python.
+  EXPECT_EQ(center_box(picture(7, 7), 4), (Box{2, 2, 4, 4}));
+  EXPECT_EQ(center_box(picture(6, 6), 5), (Box{0, 0, 5, 5}));
+}
+
+TEST(Image, FlipsTwiceToItself) {
+  const Image image = picture(4, 5), flipped = flip_horizontally(image);
+  for (int64_t x = 0; x < 5; ++x) EXPECT_EQ(flipped.row(2)[3 * x], image.row(2)[3 * (4 - x)]);
+  EXPECT_EQ(flip_horizontally(flipped).pixels, image.pixels);
+}
+
+TEST(Image, RandomChoicesCoverWhatTheyMay) {
+  const Image image = picture(32, 32), wide = picture(40, 90);
+  int flips = 0;
+  std::set<std::pair<int64_t, int64_t>> places;
+  double area = 0;
+  constexpr int kSamples = 4000;
+  for (int s = 0; s < kSamples; ++s) {
+    const AugmentDraws draws(7, s);
+    flips += draws.flip();
+    const Box box = draws.random_box(image, 32, 4);
+    EXPECT_TRUE(box.top >= -4 && box.top <= 4 && box.left >= -4 && box.left <= 4);
+    places.insert({box.top, box.left});
+    const Box part = draws.random_area(wide);
+    ASSERT_TRUE(part.top >= 0 && part.left >= 0 && part.height > 0 && part.width > 0);
+    ASSERT_TRUE(part.top + part.height <= 40 && part.left + part.width <= 90);
+    area += double(part.height * part.width) / (40 * 90);
+    EXPECT_EQ(part, AugmentDraws(7, s).random_area(wide));  // no state
+  }
+  EXPECT_NEAR(flips, kSamples / 2, 4 * std::sqrt(kSamples / 4));
+  EXPECT_EQ(places.size(), 81u);
+  EXPECT_GT(area / kSamples, 0.15);  // what is large does not fit into so wide an image
+  EXPECT_LT(area / kSamples, 0.40);
+  // Nothing fits into a line: the middle.
+  EXPECT_EQ(AugmentDraws(7, 1).random_area(picture(1, 300)), (Box{0, 149, 1, 1}));
+}
+
+}  // namespace
+}  // namespace tessera::data

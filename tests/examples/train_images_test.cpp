@@ -1,0 +1,144 @@
+// Training on images: any number of ranks and any strategy learns from the same samples with the
+// same running statistics, runs are resumed on other ranks, bad input gets one clear line.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tests/examples/command.h"
+#include "tests/support/images.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+struct ImageRun {
+  std::map<int64_t, double> losses;  // by step
+  std::string hash;
+  double val_loss = 0, val_accuracy = 0;
+  bool operator==(const ImageRun&) const = default;
+};
+
+class TrainImages : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::ifstream(bin("train"))) GTEST_SKIP() << "no train in TESSERA_BIN";
+    for (int b = 1; b <= 5; ++b)
+      folder_.write("data_batch_" + std::to_string(b) + ".bin", cifar_records(9, 9 * (b - 1)));
+    folder_.write("test_batch.bin", cifar_records(70, 100));
+  }
+  Outcome command(int ranks, const std::string& flags) {
+    return run("OMP_NUM_THREADS=1 " + bin("tlaunch") + " --nproc " + std::to_string(ranks) + " " +
+               bin("train") + " --model resnet18 --set width=4 --image-size 16 --batch-size 8" +
+               " --optimizer sgd --lr 0.05 --label-smoothing 0.1 --clip-norm 0 " + flags);
+  }
+  ImageRun train(int ranks, const std::string& flags) {
+    const std::string metrics = folder_ / "metrics.jsonl";
+    const Outcome o =
+        command(ranks, "--data cifar10:" + folder_.str() + " --metrics " + metrics + " " + flags);
+    EXPECT_EQ(o.status, 0) << o.output;
+    last_output_ = o.output;
+    ImageRun r;
+    std::ifstream file(metrics);
+    for (std::string line; std::getline(file, line);) {
+      auto j = nlohmann::json::parse(line);
+      if (j.contains("loss")) r.losses[j["step"]] = j["loss"];
+      if (j.value("event", "") != "done") continue;
+      r.hash = j["params_xxh128"], r.val_loss = j["val_loss"], r.val_accuracy = j["val_accuracy"];
+    }
+    return r;
+  }
+  TempFolder folder_;
+  std::string last_output_;  // of train()
+};
+
+TEST_F(TrainImages, Learns) {
+  // What is trained on validates here: a class is a brightness.
+  folder_.write("test_batch.bin", cifar_records(45));
+  const ImageRun r =
+      train(2,
+            "--set width=8 --augment none --optimizer adamw --lr 0.01 --batch-size 16 "
+            "--weight-decay 0 --label-smoothing 0 --steps 80 --eval-every 20");
+  EXPECT_GT(r.losses.at(1), 2.0);
+  EXPECT_LT(r.losses.at(80), 1.0);
+  EXPECT_GT(r.val_accuracy, 0.8);
+  expect_contains(last_output_, "2 ranks, 80 steps of 16 images");
+  expect_contains(last_output_, "step 20: validation loss ");
+  expect_contains(last_output_, " %, parameters " + r.hash);
+}
+
+TEST_F(TrainImages, DeterministicGivesEqualBits) {
+  const std::string flags = "--steps 6 --nesterov --deterministic ";
+  const ImageRun serial = train(1, flags);
+  ASSERT_EQ(serial.losses.size(), 6u);
+  EXPECT_EQ(train(2, flags + "--workers 3"), serial);
+  EXPECT_EQ(train(4, flags), serial);
+  EXPECT_EQ(train(2, flags + "--strategy fsdp"), serial);
+  EXPECT_EQ(train(4, flags + "--strategy hsdp --mesh replicate=2,shard=2"), serial);
+  EXPECT_EQ(train(2, "--steps 6 --nesterov --accumulate 2"),
+            serial);  // a balanced tree of four leaves too
+}
+
+TEST_F(TrainImages, CompiledEqualsEager) {
+  for (const char* flags : {"", "--strategy fsdp ", "--accumulate 2 ", "--precision bf16 "}) {
+    const ImageRun eager = train(2, std::string("--steps 5 ") + flags),
+                   compiled = train(2, std::string("--steps 5 --compile ") + flags);
+    expect_contains(last_output_, "steps were replayed");
+    for (auto [step, loss] : eager.losses)
+      EXPECT_NEAR(compiled.losses.at(step) / loss, 1, *flags == '\0' ? 1e-5 : 1e-2)
+          << flags << step;
+  }
+}
+
+TEST_F(TrainImages, ResumedOnOtherRanks) {
+  const std::string flags = "--deterministic --checkpoint " + (folder_ / "run") + " --steps ";
+  const ImageRun calm = train(1, "--deterministic --steps 9");
+  train(1, flags + "4");
+  ImageRun resumed = train(2, flags + "9 --resume");
+  expect_contains(last_output_, "after step 4");
+  EXPECT_EQ(resumed, calm);
+  train(4, flags + "9 --resume --strategy fsdp");  // nothing is left to do
+  expect_contains(last_output_, "after step 9");
+}
+
+TEST_F(TrainImages, BadImages) {
+  for (const char* cls : {"a", "b"})
+    for (int i = 0; i < 20; ++i)
+      folder_.write(std::string("tree/") + cls + "/" + std::to_string(100 + i) + ".png",
+                    png_of(picture(16, 16)));
+  const std::string data = "--data images:" + (folder_ / "tree") + " --steps 5 ";
+  Outcome o = command(2, data);
+  if (o.output.find("TESSERA_WITH_IMAGES") != std::string::npos)
+    GTEST_SKIP() << "built without libjpeg, libpng and libarchive";
+  EXPECT_EQ(o.status, 0) << o.output;
+  EXPECT_EQ(o.output.find("skipped"), std::string::npos) << o.output;
+  folder_.write("tree/a/103.png", folder_.read("tree/a/103.png").substr(0, 200));
+  o = command(2, data);
+  EXPECT_NE(o.status, 0);
+  expect_contains(o.output, "tree/a/103.png': PNG: the file ends too early");
+  o = command(2, data + "--bad-images skip");
+  EXPECT_EQ(o.status, 0) << o.output;
+  expect_contains(o.output, "the file ends too early; skipped");
+  expect_contains(o.output, " images that could not be read");
+}
+
+TEST_F(TrainImages, WrongOptionsAreErrors) {
+  auto fails = [&](int ranks, const std::string& flags, const std::string& text) {
+    const Outcome o = command(ranks, flags);
+    EXPECT_NE(o.status, 0) << flags;
+    expect_contains(o.output, text);
+  };
+  const std::string data = "--steps 1 --data cifar10:" + folder_.str() + " ";
+  fails(2, data + "--strategy tp",
+        "--strategy tp has no tensor-parallel plan for --model resnet18");
+  fails(2, data + "--strategy pp", "--strategy pp cannot cut --model resnet18 into stages");
+  fails(1, data + "--augment some", "--augment \"some\": expected one of auto, none, crop");
+  fails(1, data + "--set classes=7", "--set classes=7, but cifar10:");
+  fails(1, data + "--model mlp", "--image-size, --augment and --label-smoothing are for");
+  fails(1, "--data text:x", "--model resnet18 does not learn from --data text:; give images:PATH");
+  fails(1, "--data images:" + (folder_ / "none"), "none': No such file");
+}
+
+}  // namespace
+}  // namespace tessera
