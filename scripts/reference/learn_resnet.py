@@ -1,6 +1,6 @@
 """Trains a ResNet on an archive of class folders with PyTorch and prints loss and accuracy over its test images.
 
-How: the recipe that Tessera's `train --model resnet18` is compared with in scripts/measure/learning_images.py. SGD with
+How: the recipe that Tessera's `train --model resnet18` is compared with in scripts/measure/learning_pytorch.py. SGD with
 Nesterov momentum 0.9, weight decay on weights of two dims and more, label smoothing in the training loss, learning rate
 with linear warm-up and a cosine to 0 at the last step. Images are padded by an eighth of their side, cut out at random
 and mirrored at random; every epoch is a new permutation, without the images that fill no batch. Convolutions start from

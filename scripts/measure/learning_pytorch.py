@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+"""Learning beside PyTorch: the same recipe by `tlaunch --nproc 2 train` and by a script of scripts/reference, per seed.
+
+How: every run leaves a file in --results, and a run whose file is there is not taken again, so runs can be spread over
+time and machines. Printed is a table in Markdown: what each seed reached on the data that validate, means and standard
+deviations. Seeds name different draws on the two sides: the spread over seeds is what differences are to be judged by.
+
+Recipes:
+  resnet18   an archive with train/ and test/ class folders of 32 x 32 images: 312 steps of 128 (four epochs of 10,000), SGD
+             with Nesterov momentum 0.9, 0.05 after 40 steps of warm-up, cosine to 0, weight decay 5e-4, label smoothing
+             0.1, shifted and mirrored images, bf16, batch-norm by the 64 images of a rank.
+
+Usage: learning_pytorch.py resnet18 DATA --results FOLDER [--python INTERPRETER] [--seeds 1,2,3] [--side ours|theirs|both]
+       [--build DIR]
+With --side none only the table is printed.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import common
+
+OURS = {
+    "resnet18": "--model resnet18 --data images:{data} --image-size 32 --batch-size 128 --steps 312 --optimizer sgd --lr 0.05"
+    " --momentum 0.9 --nesterov --weight-decay 5e-4 --clip-norm 0 --label-smoothing 0.1 --schedule cosine --warmup 40"
+    " --precision bf16 --compile",
+}
+THEIRS = {
+    "resnet18": "learn_resnet.py {data} --batch 128 --ranks 2 --steps 312 --lr 0.05 --warmup 40 --weight-decay 5e-4"
+    " --label-smoothing 0.1 --precision bf16",
+}
+
+
+def last_json(path):
+    """The last line of a file as an object; None where the run has not ended."""
+    lines = path.read_text().splitlines() if path.is_file() else []
+    try:
+        end = json.loads(lines[-1])
+    except (IndexError, json.JSONDecodeError):
+        return None
+    return end if "val_loss" in end and "seconds" in end else None
+
+
+def run(command, log):
+    with log.open("w") as out:
+        if subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode != 0:
+            sys.exit(f"{' '.join(command)}\nfailed; see {log}")
+
+
+def run_ours(options, seed, to):
+    command = [common.program(options, "tlaunch"), "--nproc", "2", common.program(options, "train")]
+    command += OURS[options.recipe].format(data=options.data).split()
+    run([*command, "--seed", seed, "--metrics", str(to)], to.with_suffix(".log"))
+
+
+def run_theirs(options, seed, to):
+    script, *flags = THEIRS[options.recipe].format(data=options.data).split()
+    run([options.python, str(common.ROOT / "scripts/reference" / script), *flags, "--seed", seed], to)
+
+
+def cell(values, form):
+    """The values of the seeds, and their mean and standard deviation."""
+    if not values:
+        return "missing"
+    each = ", ".join(form.format(v) for v in values)
+    if len(values) == 1:
+        return each
+    return f"{each}: {form.format(statistics.mean(values))} ± {form.format(statistics.stdev(values))}"
+
+
+def main():
+    p = common.parser(__doc__)
+    p.add_argument("recipe", choices=OURS)
+    p.add_argument("data", type=Path)
+    p.add_argument("--results", type=Path, required=True)
+    p.add_argument("--python", default=sys.executable)
+    p.add_argument("--seeds", default="1,2,3")
+    p.add_argument("--side", choices=("ours", "theirs", "both", "none"), default="both")
+    options = p.parse_args()
+    options.results.mkdir(parents=True, exist_ok=True)
+    sides = {"ours": (run_ours, "jsonl"), "theirs": (run_theirs, "txt")}
+    ends = {side: [] for side in sides}
+    for seed in options.seeds.split(","):
+        for side, (take, suffix) in sides.items():
+            path = options.results / f"{options.recipe}_{side}_{seed}.{suffix}"
+            if last_json(path) is None and options.side in (side, "both"):
+                take(options, seed, path)
+            if (end := last_json(path)) is not None:
+                ends[side].append(end)
+    print("| | accuracy, % | loss |\n|---|---|---|")
+    for side, name in (("ours", "Tessera, 2 ranks"), ("theirs", "PyTorch")):
+        accuracy = cell([100 * e["val_accuracy"] for e in ends[side]], "{:.1f}")
+        print(f"| {name} | {accuracy} | {cell([e['val_loss'] for e in ends[side]], '{:.3f}')} |")
+
+
+if __name__ == "__main__":
+    main()

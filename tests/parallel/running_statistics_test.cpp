@@ -1,0 +1,104 @@
+// Running statistics of several ranks and micro-batches are the mean of what each would have made.
+#include "parallel/running_statistics.h"
+
+#include <gtest/gtest.h>
+
+#include "collectives/loopback/run_ranks.h"
+#include "core/autograd/autograd.h"
+#include "core/nn/nn.h"
+#include "core/ops/create.h"
+#include "core/ops/random.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+std::vector<float> values(const Tensor& t) {
+  return {t.data<float>(), t.data<float>() + t.numel()};
+}
+
+struct Statistics {
+  std::vector<float> mean, var;
+  int64_t count = 0;
+  bool operator==(const Statistics&) const = default;
+};
+Statistics statistics_of(const nn::BatchNorm1d& norm) {
+  return {values(norm.running_mean), values(norm.running_var),
+          norm.num_batches_tracked.item<int64_t>()};
+}
+
+// Two steps of eight micro-batches of four rows, leaf l of step s being rows of x.
+Statistics after_two_steps(const Tensor& x, int ranks, bool accumulate_first) {
+  const int each = 8 / ranks;
+  std::vector<Statistics> out(static_cast<size_t>(ranks));
+  run_ranks(ranks, [&](ProcessGroup& group) {
+    NoGrad off;
+    auto norm = nn::batch_norm1d({.channels = 3});
+    parallel::RunningStatistics statistics(*norm, Ref<ProcessGroup>(&group), accumulate_first);
+    for (int step = 0; step < 2; ++step)
+      for (int k = 0; k < each; ++k) {
+        const int leaf = accumulate_first ? group.rank() * each + k : k * ranks + group.rank();
+        statistics.before(size_t(k), size_t(each));
+        norm->forward(narrow(x, 0, 4 * (8 * step + leaf), 4));
+        statistics.after(size_t(k), size_t(each));
+      }
+    out[size_t(group.rank())] = statistics_of(*norm);
+  });
+  for (const Statistics& s : out) EXPECT_EQ(s, out[0]);  // on every rank
+  return out[0];
+}
+
+TEST(RunningStatistics, EqualBitsHoweverLeavesAreDealt) {
+  manual_seed(3);
+  const Tensor x = randn({64, 3}) * 2.0 + 1.0;
+  const Statistics serial = after_two_steps(x, 1, true);
+  for (int ranks : {1, 2, 4, 8})
+    for (bool accumulate_first : {true, false})
+      EXPECT_EQ(after_two_steps(x, ranks, accumulate_first), serial) << ranks;
+  EXPECT_EQ(serial.count, 2);  // a step counts once
+}
+
+TEST(RunningStatistics, MeanOfWhatMicroBatchesMade) {
+  manual_seed(4);
+  const Tensor x = randn({64, 3}) * 2.0 + 1.0;
+  std::vector<double> mean(3, 0), var(3, 1);
+  for (int step = 0; step < 2; ++step) {
+    std::vector<double> next_mean(3, 0), next_var(3, 0);
+    for (int leaf = 0; leaf < 8; ++leaf)
+      for (size_t c = 0; c < 3; ++c) {
+        double sum = 0, squares = 0;
+        for (int r = 0; r < 4; ++r) {
+          const double v = x.data<float>()[(4 * (8 * step + leaf) + r) * 3 + int(c)];
+          sum += v, squares += v * v;
+        }
+        const double m = sum / 4, unbiased = (squares - 4 * m * m) / 3;
+        next_mean[c] += (0.9 * mean[c] + 0.1 * m) / 8;
+        next_var[c] += (0.9 * var[c] + 0.1 * unbiased) / 8;
+      }
+    mean = next_mean, var = next_var;
+  }
+  const Statistics got = after_two_steps(x, 2, true);
+  for (size_t c = 0; c < 3; ++c) {
+    EXPECT_NEAR(got.mean[c], mean[c], 1e-5);
+    EXPECT_NEAR(got.var[c], var[c], 1e-5);
+  }
+}
+
+// One rank with one micro-batch has what the layer makes by itself.
+TEST(RunningStatistics, OneMicroBatchIsPlain) {
+  NoGrad off;
+  auto plain = nn::batch_norm1d({.channels = 3}), tended = nn::batch_norm1d({.channels = 3});
+  run_ranks(1, [&](ProcessGroup& group) {
+    NoGrad inner;
+    parallel::RunningStatistics statistics(*tended, Ref<ProcessGroup>(&group), true);
+    const Tensor x = randn({5, 3});
+    plain->forward(x);
+    statistics.before(0, 1);
+    tended->forward(x);
+    statistics.after(0, 1);
+  });
+  EXPECT_EQ(statistics_of(*tended), statistics_of(*plain));
+}
+
+}  // namespace
+}  // namespace tessera
