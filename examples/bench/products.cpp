@@ -7,6 +7,7 @@
 
 #include "core/backend/cpu/gemm.h"
 #include "core/base/parallel.h"
+#include "core/ops/create.h"
 #include "examples/bench/commands.h"
 #include "examples/bench/contractions.h"
 #include "examples/bench/peaks.h"
@@ -26,9 +27,10 @@ struct Extents {
   int64_t m, n, k;
 };
 constexpr Extents kExtents[] = {
-    {64, 64, 64},     {128, 128, 128},   {256, 256, 256},  {768, 128, 128},   {768, 512, 128},
-    {768, 128, 512},  {512, 128, 768},   {512, 512, 512},  {1024, 1024, 512}, {1024, 1024, 1024},
-    {2048, 768, 768}, {2048, 3072, 768}, {512, 768, 3072}, {768, 3072, 512}};
+    {64, 64, 64},      {128, 128, 128},   {256, 256, 256},  {768, 128, 128},   {768, 512, 128},
+    {768, 128, 512},   {512, 128, 768},   {512, 512, 512},  {1024, 1024, 512}, {1024, 1024, 1024},
+    {2048, 768, 768},  {2048, 3072, 768}, {512, 768, 3072}, {768, 3072, 512},  {1024, 768, 768},
+    {1024, 768, 3072}, {3072, 768, 1024}};
 
 Product product_of(const Extents& e, const Layout& l) {
   Product p;
@@ -42,9 +44,10 @@ Product product_of(const Extents& e, const Layout& l) {
 class PackedProduct {
  public:
   explicit PackedProduct(const Product& p)
-      : a_(zeros_of(p.m.extent * p.k.extent)),
-        b_(zeros_of(p.k.extent * p.n.extent)),
-        c_(zeros_of(p.m.extent * p.n.extent)) {
+      : a_(quarters(p.m.extent * p.k.extent, p.bf16)),
+        b_(quarters(p.k.extent * p.n.extent, p.bf16)),
+        c_(quarters(p.m.extent * p.n.extent, p.bf16)) {
+    g_.dtype = p.bf16 ? kBF16 : kF32;
     g_.m = p.m.extent, g_.n = p.n.extent, g_.k = p.k.extent;
     g_.a_m = p.m.a, g_.a_k = p.k.a, g_.b_k = p.k.b, g_.b_n = p.n.b, g_.c_m = p.m.c;
     work_ = empty({int64_t(cpu::packed_gemm_workspace(g_, 0))}, kU8);
@@ -52,10 +55,8 @@ class PackedProduct {
   void run() { cpu::run_packed_gemm(g_, 0, a_.raw(), b_.raw(), c_.raw(), work_.raw()); }
 
  private:
-  static Tensor zeros_of(int64_t n) {
-    Tensor t = empty({n});
-    std::fill_n(t.data<float>(), n, 0.25f);
-    return t;
+  static Tensor quarters(int64_t n, bool bf16) {
+    return full({n}, 0.25, {.dtype = bf16 ? kBF16 : kF32});
   }
   cpu::Gemm g_;
   Tensor a_, b_, c_, work_;
@@ -82,40 +83,43 @@ Rates measure(const Product& p, int64_t copies) {
 
 constexpr Extents kSquares[] = {{1024, 1024, 1024}, {2048, 2048, 2048}, {4096, 4096, 4096}};
 
-// bf16 products have one way, the library; f32 stands beside them.
+// bf16 products, whichever way; those of f32 by the library stand beside them.
 Json bench_bf16_products(int cpu) {
   bind_to_core(cpu);
   set_num_threads(1);
   const double peak = measure_bf16_peak(), wide_peak = measure_fma_peak();
   TESSERA_CHECK(peak > 0, "bench products: this CPU has no bf16 dot instructions");
-  fmt::print(
-      "GF/s of products by oneDNN, one bound core, warm; peaks bf16 {:.1f}, f32 {:.1f}, {}\n",
-      peak * 1e-9, wide_peak * 1e-9, load_text());
-  fmt::print("{:>6} {:>6} {:>6}  {:<6} {:>8} {:>6} {:>8} {:>6}\n", "m", "n", "k", "", "bf16",
-             "peak", "f32", "peak");
+  fmt::print("GF/s of products, one bound core, warm; peaks bf16 {:.1f}, f32 {:.1f}, {}\n",
+             peak * 1e-9, wide_peak * 1e-9, load_text());
+  fmt::print("{:>6} {:>6} {:>6}  {:<6} {:>8} {:>6} {:>8} {:>6} {:>6} {:>8} {:>6}\n", "m", "n", "k",
+             "", "library", "peak", "packed", "peak", "", "f32 lib", "peak");
   Json rows;
   auto measure_both = [&](const Extents& e) {
     for (const Layout& l : kLayouts) {
       Product wide = product_of(e, l), low = wide;
       low.bf16 = true;
       BareProduct in_low(low), in_wide(wide);
+      PackedProduct in_packed(low);
       const int64_t repeats = std::max<int64_t>(1, int64_t(1e8 / wide.flops()));
-      auto run = [&](BareProduct& p) {
+      auto run = [&](auto& p) {
         return [&p, repeats] {
           for (int64_t i = 0; i < repeats; ++i) p.run();
         };
       };
-      std::vector<Stats> t = time_in_turn({run(in_low), run(in_wide)}, kSamples);
+      std::vector<Stats> t = time_in_turn({run(in_low), run(in_wide), run(in_packed)}, kSamples);
       const double flops = wide.flops() * double(repeats), rate = flops / t[0].median,
-                   wide_rate = flops / t[1].median;
-      fmt::print("{:>6} {:>6} {:>6}  {:<6} {:>8.1f} {:>5.1f}% {:>8.1f} {:>5.1f}%\n", e.m, e.n, e.k,
-                 l.name, rate * 1e-9, rate / peak * 100, wide_rate * 1e-9,
-                 wide_rate / wide_peak * 100);
+                   wide_rate = flops / t[1].median, packed = flops / t[2].median;
+      fmt::print(
+          "{:>6} {:>6} {:>6}  {:<6} {:>8.1f} {:>5.1f}% {:>8.1f} {:>5.1f}% {:>6.2f} {:>8.1f} "
+          "{:>5.1f}%\n",
+          e.m, e.n, e.k, l.name, rate * 1e-9, rate / peak * 100, packed * 1e-9, packed / peak * 100,
+          packed / rate, wide_rate * 1e-9, wide_rate / wide_peak * 100);
       rows.push_back({{"m", e.m},
                       {"n", e.n},
                       {"k", e.k},
                       {"layout", l.name},
                       {"bf16", rate},
+                      {"bf16_packed", packed},
                       {"f32", wide_rate}});
     }
   };

@@ -123,9 +123,9 @@ void run_blas(const Gemm& g, const double* a, const double* b, double* c) {
 // equal. Measured by `bench products` on a core of Zen 4.
 bool suits_packed(const Gemm& g) {
   constexpr int64_t kLeast = 64, kLeastBytes = 512 * 1024;
-  if (g.dtype != kF32 || g.batch > 0 || current_isa() != Isa::kV4) return false;
-  if (std::min({g.m, g.n, g.k}) < kLeast) return false;
-  return 4 * (g.m * g.k + g.k * g.n + g.m * g.n) >= kLeastBytes;
+  if (g.dtype == kF64 || g.batch > 0 || current_isa() != Isa::kV4) return false;
+  if (std::min({g.m, g.n, g.k}) < kLeast || !packed_gemm_takes(g)) return false;
+  return int64_t(size_of(g.dtype)) * (g.m * g.k + g.k * g.n + g.m * g.n) >= kLeastBytes;
 }
 
 }  // namespace

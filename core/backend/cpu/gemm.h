@@ -24,9 +24,11 @@ struct Gemm {
 void run_gemm(const Gemm& g, const void* a, const void* b, void* c, void* work);
 size_t gemm_workspace(const Gemm& g);
 
-/// The same product by our own kernel, f32 and f64. The bits of an element depend on k and `leaves`
-/// only: it is summed over k in `leaves` equal parts that meet in a balanced tree, or with 0 in one
-/// chain. `work` as above.
+/// The same product by our own kernel: f32, f64, and bf16 on a CPU with dot instructions where k
+/// and the strides of rows are even and there are no leaves. The bits of an element depend on k and
+/// `leaves` only: it is summed over k in `leaves` equal parts that meet in a balanced tree, or with
+/// 0 in one chain (of f32 sums for bf16). `work` as above.
+bool packed_gemm_takes(const Gemm& g);
 void run_packed_gemm(const Gemm& g, int64_t leaves, const void* a, const void* b, void* c,
                      void* work);
 size_t packed_gemm_workspace(const Gemm& g, int64_t leaves);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <tuple>
+#include <type_traits>
 
 #include "core/backend/cpu/gemm.h"
 #include "core/backend/cpu/isa.h"
@@ -12,8 +13,8 @@
 namespace tessera::cpu {
 namespace {
 
-// At most so many in a tile, so that deep panels of them fit the cache; twice as many where A's
-// columns are packed beside them, in pieces that are not as deep.
+// At most so many in a tile, so that deep panels of them fit the cache; twice as many where columns
+// of an A that is not bf16 are packed beside them, in pieces that are not as deep.
 constexpr int64_t kColumns = 256;
 constexpr int64_t kRows = 64;  // rows come in groups of so many
 
@@ -26,7 +27,7 @@ std::pair<int64_t, int64_t> tile_of(const Gemm& g, int64_t leaves, int64_t batch
   if (leaves) return {std::min(4 * kRows, g.m), std::min(kColumns / 2, g.n)};
   const int64_t threads = num_threads(), shared = threads / std::gcd(threads, batch);
   auto columns_of = [&](int64_t cuts) { return pieces(pieces(g.n, cuts), 32) * 32; };
-  int64_t cuts = pieces(g.n, g.a_k == 1 ? kColumns : 2 * kColumns);
+  int64_t cuts = pieces(g.n, g.a_k == 1 || g.dtype == kBF16 ? kColumns : 2 * kColumns);
   if (int64_t even = pieces(cuts, shared) * shared; columns_of(even) >= kColumns / 4) cuts = even;
   const int64_t columns = std::min(columns_of(cuts), g.n), others = batch * pieces(g.n, columns),
                 wanted = threads / std::gcd(threads, others);
@@ -48,12 +49,19 @@ struct Cut {
   }
 };
 
+// The type that scratch is counted in.
 template <class T>
-const PackedGemmFns<T>& fns() {
-  if constexpr (sizeof(T) == 4)
-    return simd<PackedGemmTable>().f32;
+using WorkOf = std::conditional_t<std::is_same_v<T, uint16_t>, float, T>;
+
+template <class T>
+const auto& fns() {
+  const PackedGemmTable& table = simd<PackedGemmTable>();
+  if constexpr (std::is_same_v<T, uint16_t>)
+    return table.bf16;
+  else if constexpr (std::is_same_v<T, float>)
+    return table.f32;
   else
-    return simd<PackedGemmTable>().f64;
+    return table.f64;
 }
 
 // Elements of scratch of one share, in whole cache lines.
@@ -63,10 +71,14 @@ int64_t share_of(const Cut& cut) {
 }
 
 template <class T>
-void run(const Gemm& g, int64_t leaves, const T* a, const T* b, T* c, T* work) {
+void run(const Gemm& g, int64_t leaves, const void* a_at, const void* b_at, void* c_at,
+         void* scratch_at) {
+  const T *a = static_cast<const T*>(a_at), *b = static_cast<const T*>(b_at);
+  T* c = static_cast<T*>(c_at);
+  auto* work = static_cast<WorkOf<T>*>(scratch_at);
   const Cut cut(g, leaves);
   const int64_t share = share_of<T>(cut);
-  auto run_tile = [&](int64_t at, T* scratch) {
+  auto run_tile = [&](int64_t at, WorkOf<T>* scratch) {
     PackedTile t = cut.tile;
     int64_t which = at / (cut.rows * cut.columns), i = at / cut.columns % cut.rows * cut.tile_m,
             j = at % cut.columns * cut.tile_n;
@@ -88,22 +100,32 @@ void run(const Gemm& g, int64_t leaves, const T* a, const T* b, T* c, T* work) {
 
 }  // namespace
 
+bool packed_gemm_takes(const Gemm& g) {
+  if (g.dtype != kBF16) return g.dtype == kF32 || g.dtype == kF64;
+  auto even_rows = [](int64_t row, int64_t element) { return element != 1 || row % 2 == 0; };
+  return has_bf16_dot() && g.k % 2 == 0 && even_rows(g.a_m, g.a_k) && even_rows(g.b_n, g.b_k) &&
+         (g.b_k == 1 || g.b_n == 1);
+}
+
 void run_packed_gemm(const Gemm& g, int64_t leaves, const void* a, const void* b, void* c,
                      void* work) {
-  TESSERA_ASSERT(g.dtype == kF32 || g.dtype == kF64, "packed product in {}", name_of(g.dtype));
-  TESSERA_ASSERT(leaves == 0 || g.k % leaves == 0, "{} leaves of {}", leaves, g.k);
+  TESSERA_ASSERT(packed_gemm_takes(g), "packed product in {}", name_of(g.dtype));
+  TESSERA_ASSERT(leaves == 0 || (g.k % leaves == 0 && g.dtype != kBF16), "{} leaves of {}", leaves,
+                 g.k);
   if (g.dtype == kF64)
-    run(g, leaves, static_cast<const double*>(a), static_cast<const double*>(b),
-        static_cast<double*>(c), static_cast<double*>(work));
+    run<double>(g, leaves, a, b, c, work);
+  else if (g.dtype == kF32)
+    run<float>(g, leaves, a, b, c, work);
   else
-    run(g, leaves, static_cast<const float*>(a), static_cast<const float*>(b),
-        static_cast<float*>(c), static_cast<float*>(work));
+    run<uint16_t>(g, leaves, a, b, c, work);
 }
 
 size_t packed_gemm_workspace(const Gemm& g, int64_t leaves) {
   const Cut cut(g, leaves);
-  return size_t(cut.shares) * (g.dtype == kF64 ? sizeof(double) * size_t(share_of<double>(cut))
-                                               : sizeof(float) * size_t(share_of<float>(cut)));
+  const size_t shares = size_t(cut.shares);
+  if (g.dtype == kF64) return shares * sizeof(double) * size_t(share_of<double>(cut));
+  if (g.dtype == kF32) return shares * sizeof(float) * size_t(share_of<float>(cut));
+  return shares * sizeof(float) * size_t(share_of<uint16_t>(cut));
 }
 
 }  // namespace tessera::cpu

@@ -161,6 +161,55 @@ TEST(PackedGemm, AnElementIsOneChain) {
         }
 }
 
+// Products of bf16 in f32 sums: exact for small integers, which every order sums alike, up to one
+// rounding of each element; and near the product of the same values in f32 for others. Columns
+// beside the result stay.
+TEST(PackedGemm, PairsOfBf16AreSummedInF32) {
+  if (!cpu::has_bf16_dot()) GTEST_SKIP() << "this CPU has no bf16 dot instructions";
+  for (auto [m, n, k] : {std::tuple<int64_t, int64_t, int64_t>{70, 75, 90},
+                         {521, 65, 300},
+                         {1030, 40, 150},
+                         {9, 530, 3300},
+                         {64, 97, 4000},
+                         {3, 2, 2}})
+    for (bool a_rows : {true, false})
+      for (bool b_rows : {true, false})
+        for (bool integers : {true, false}) {
+          auto draw = [&](int64_t count, uint64_t key) {
+            Tensor x = sample_values({count}, -4, 4, key);
+            return cast(integers ? floor(x) : x, kBF16);
+          };
+          Tensor a = draw(m * k, 1), b = draw(k * n, 2), c = full({m, n + 3}, 7.0, {kBF16});
+          cpu::Gemm g;
+          g.dtype = kBF16, g.m = m, g.n = n, g.k = k, g.c_m = n + 3;
+          g.a_m = a_rows ? k : 1, g.a_k = a_rows ? 1 : m;
+          g.b_k = b_rows ? n : 1, g.b_n = b_rows ? 1 : k;
+          ASSERT_TRUE(cpu::packed_gemm_takes(g));
+          Tensor work = empty({int64_t(cpu::packed_gemm_workspace(g, 0))}, kU8);
+          cpu::run_packed_gemm(g, 0, a.raw(), b.raw(), c.raw(), work.raw());
+          Tensor x = cast(a_rows ? reshape(a, {m, k}) : transpose(reshape(a, {k, m}), 0, 1), kF64),
+                 y = cast(b_rows ? reshape(b, {k, n}) : transpose(reshape(b, {n, k}), 0, 1), kF64);
+          Tensor want = matmul(x, y), got = cast(slice(c, 1, 0, n), kF64);
+          // Half a unit in the last of 8 digits, and the sums' own error.
+          Tensor bound = abs(want) * (1.0 / 256) + (integers ? 0.0 : 1e-6 * double(k) * 16);
+          EXPECT_LE(amax(abs(got - want) - bound).item<double>(), 0.0)
+              << m << ' ' << n << ' ' << k << ' ' << a_rows << b_rows << integers;
+          Tensor rounded = cast(cast(want, kBF16), kF64);
+          EXPECT_EQ(integers ? difference(got, rounded) : 0.0, 0.0);
+          EXPECT_EQ(difference(slice(c, 1, n, n + 3), full({m, 3}, 7.0, {kBF16})), 0.0);
+        }
+}
+
+TEST(PackedGemm, Bf16NeedsPairsInEveryRow) {
+  cpu::Gemm g;
+  g.dtype = kBF16, g.m = g.n = 64, g.k = 64, g.a_m = 64, g.a_k = 1, g.b_k = 64, g.b_n = 1;
+  EXPECT_EQ(cpu::packed_gemm_takes(g), cpu::has_bf16_dot());
+  g.a_m = 65;
+  EXPECT_FALSE(cpu::packed_gemm_takes(g));
+  g.a_m = 64, g.k = 63;
+  EXPECT_FALSE(cpu::packed_gemm_takes(g));
+}
+
 TEST(ExactContraction, GradientsAreExactOutsideOfTheScope) {
   Tensor x = values({6, 16}, 1, kF32).requires_grad_(), w = values({24, 16}, 2, kF32);
   Tensor y, g = values({6, 24}, 3, kF32);

@@ -49,16 +49,21 @@ struct NothingAhead {
   inline __attribute__((always_inline)) void fetch_to_write() {}
 };
 
+/// What products of T are summed in.
+template <class T>
+using SumOf = std::conditional_t<std::is_same_v<T, Bf16Pair>, float, T>;
+
 // One tile of R rows and V vectors. A[r, i] is a[r * a_row + i * a_k].
 template <int R, int V, bool kAdd, class T, class Ahead>
 inline __attribute__((always_inline)) void tile(const T* a, int64_t a_row, int64_t a_k, const T* b,
-                                                int64_t b_k, T* c, int64_t c_row, int64_t k,
+                                                int64_t b_k, SumOf<T>* c, int64_t c_row, int64_t k,
                                                 Ahead ahead) {
   using Vec = typename Vector<T>::type;
-  Vec acc[R][V];
+  using Sum = typename Vector<SumOf<T>>::type;
+  Sum acc[R][V];
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < V; ++v)
-      acc[r][v] = kAdd ? *reinterpret_cast<const Vec*>(c + r * c_row + v * kWidth<T>) : Vec{};
+      acc[r][v] = kAdd ? *reinterpret_cast<const Sum*>(c + r * c_row + v * kWidth<T>) : Sum{};
   // An address may be a pointer and once or twice a stride: a pointer serves three rows.
   const T* row[(R + 2) / 3];
   for (int q = 0; q < (R + 2) / 3; ++q) row[q] = a + 3 * q * a_row;
@@ -66,7 +71,7 @@ inline __attribute__((always_inline)) void tile(const T* a, int64_t a_row, int64
     Vec bv[V];
     for (int v = 0; v < V; ++v) bv[v] = *reinterpret_cast<const Vec*>(b + v * kWidth<T>);
     for (int r = 0; r < R; ++r) {
-      const Vec x = row[r / 3][r % 3 * a_row] - Vec{};  // in every lane
+      const Vec x = spread(row[r / 3][r % 3 * a_row]);
       for (int v = 0; v < V; ++v) acc[r][v] = multiply_add(x, bv[v], acc[r][v]);
     }
     for (auto& p : row) p += a_k;
@@ -84,13 +89,13 @@ inline __attribute__((always_inline)) void tile(const T* a, int64_t a_row, int64
   }
   for (; i < k; ++i) step();
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < V; ++v) *reinterpret_cast<Vec*>(c + r * c_row + v * kWidth<T>) = acc[r][v];
+    for (int v = 0; v < V; ++v) *reinterpret_cast<Sum*>(c + r * c_row + v * kWidth<T>) = acc[r][v];
 }
 
 // Rows [0, m) of one column of tiles.
 template <int V, bool kAdd, class T, class Ahead>
 inline __attribute__((always_inline)) void rows_of_tiles(const T* a, int64_t a_row, int64_t a_k,
-                                                         const T* b, int64_t b_k, T* c,
+                                                         const T* b, int64_t b_k, SumOf<T>* c,
                                                          int64_t c_row, int64_t m, int64_t k,
                                                          Ahead ahead) {
   int64_t r = 0;
@@ -150,10 +155,10 @@ void transpose(const T* from, int64_t from_row, int64_t rows, int64_t columns, T
 }
 
 /// C [m, n] = A [m, k] B [k, n] (+ C). n is a multiple of kWidth; A[i, p] is a[i * a_row + p *
-/// a_k].
+/// a_k]. In pairs of bf16, k counts pairs, and B[p, j] holds rows 2 p and 2 p + 1 of column j.
 template <bool kAdd, class T>
-void microgemm(const T* a, int64_t a_row, int64_t a_k, const T* b, int64_t b_k, T* c, int64_t c_row,
-               int64_t m, int64_t n, int64_t k) {
+void microgemm(const T* a, int64_t a_row, int64_t a_k, const T* b, int64_t b_k, SumOf<T>* c,
+               int64_t c_row, int64_t m, int64_t n, int64_t k) {
   constexpr int64_t kColumns = kTileVectors * kWidth<T>;
   const NothingAhead nothing;
   int64_t at = 0;

@@ -2,9 +2,10 @@
 // Goto, van de Geijn 2008, "Anatomy of high-performance matrix multiplication": panels of B and,
 // where its rows are not dense, groups of A's rows are packed into the second cache. Tiles fetch
 // what later ones will read while they multiply, so operands from beyond that cache cost little.
-// Invariant: an element of C goes through the same multiply-adds and additions whatever m and n
-// are, wherever it lies in its tile, and also where another rank holds a part of k that is a
-// subtree.
+// Elements of bf16 are multiplied in pairs of neighbours in k and summed in f32, into rows of C
+// that are rounded when they are complete. Invariant: an element of C goes through the same
+// multiply-adds and additions whatever m and n are, wherever it lies in its tile, and also where
+// another rank holds a part of k that is a subtree.
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/microgemm.h"
 #include "core/backend/cpu/kernels/tables.h"
@@ -12,11 +13,22 @@
 namespace tessera::cpu {
 namespace {
 
+// What is multiplied at once, of elements that are `In` in memory.
+template <class In>
+using UnitOf = std::conditional_t<std::is_same_v<In, uint16_t>, Bf16Pair, In>;
+template <class In>
+constexpr bool kNarrow = !std::is_same_v<In, SumOf<UnitOf<In>>>;  // C is rounded
+template <class In>
+constexpr int64_t kTogether = int64_t(sizeof(UnitOf<In>) / sizeof(In));  // elements of a unit
+
 template <class T>
 constexpr int64_t kPanel = kTileVectors* kWidth<T>;  // columns of B that are packed together
-constexpr int64_t kPair = 2 * kTileRows;             // rows of A that lie packed side by side
-constexpr int64_t kGroupRows = 64 / kPair * kPair;   // of A that are packed together
-constexpr int64_t kRowsAhead = 8;                    // while packing
+// Rows of A that lie packed side by side: two tiles' where packing copies whole cache lines.
+template <class In>
+constexpr int64_t kSide = (kNarrow<In> ? 1 : 2) * kTileRows;
+template <class In>
+constexpr int64_t kGroupRows = 64 / kSide<In>* kSide<In>;  // of A that are packed together
+constexpr int64_t kRowsAhead = 8;                          // while packing
 template <class T>
 constexpr int64_t kLine = 64 / int64_t(sizeof(T));
 constexpr int64_t kPackedBytes = 768 * 1024;  // three quarters of a server core's second cache
@@ -35,80 +47,123 @@ int64_t levels(int64_t leaves) { return leaves > 1 ? 1 + levels(leaves / 2) : 0;
 // more often.
 template <class T>
 bool b_in_place(const PackedTile& t) {
-  return t.a_k != 1 && t.b_n == 1 && t.b_k == t.n && t.n % kPanel<T> == 0;
+  return !std::is_same_v<T, Bf16Pair> && t.a_k != 1 && t.b_n == 1 && t.b_k == t.n &&
+         t.n % kPanel<T> == 0;
 }
 
-template <class T>
+// C as a block of k leaves it: its sums, and where `result` is not null they are complete and
+// rounded to there. Of a narrow C that needs one block, only a row of tiles is held: step is 0.
+template <class In>
+struct Sums {
+  SumOf<UnitOf<In>>* at;
+  int64_t row, step;  // elements from a row to the next; from a row of tiles, by row
+  In* result = nullptr;
+};
+
+template <class In>
 struct Product {
+  using T = UnitOf<In>;
+  using Sum = SumOf<T>;
   const PackedTile& t;
-  int64_t depth;  // at most so many of k are packed at a time
+  int64_t depth;  // at most so many units of k are packed at a time
   T* packed_b;    // [n / kPanel, depth, kPanel], where b_in_place() does not hold
-  T* packed_a;    // [kGroupRows / kPair, depth, kPair], each with room behind it
+  T* packed_a;    // [kGroupRows / kSide, depth, kSide], each with room behind it
   bool rows_of_a() const { return t.a_k == 1; }  // are dense and need no packing
   bool rows_of_b() const { return t.b_n == 1 || t.n == 1; }
+  // Columns that are computed: sums of a narrow C have room for whole panels.
+  int64_t columns() const { return kNarrow<In> ? pieces(t.n, kPanel<T>) * kPanel<T> : t.n; }
 
-  // B in panels, with zeros beyond its last column.
-  void pack_b(const T* b, int64_t k) const {
-    using Vec = typename Vector<T>::type;
+  // B in panels of k units, with zeros beyond its last column.
+  void pack_b(const In* b, int64_t k) const {
     const int64_t whole = t.n / kPanel<T> * kPanel<T>, rest = t.n - whole;
     T* last = packed_b + whole * k;
-    for (int64_t i = 0; rest && i < k * kPanel<T>; ++i) last[i] = T(0);
+    for (int64_t i = 0; rest && i < k * kPanel<T>; ++i) last[i] = T{};
     if (!rows_of_b()) {
       for (int64_t j = 0; j < t.n; j += kPanel<T>)
-        transpose(b + j * t.b_n, t.b_n, least(kPanel<T>, t.n - j), k, packed_b + j * k, kPanel<T>);
+        transpose(reinterpret_cast<const T*>(b + j * t.b_n), t.b_n / kTogether<In>,
+                  least(kPanel<T>, t.n - j), k, packed_b + j * k, kPanel<T>);
       return;
     }
-    for (int64_t p = 0; p < k; ++p, b += t.b_k) {
+    for (int64_t p = 0; p < k; ++p, b += kTogether<In> * t.b_k) {
       T* to = packed_b + p * kPanel<T>;
       for (int64_t j = 0; j < whole; j += kPanel<T>, to += k * kPanel<T>)
         for (int v = 0; v < kTileVectors; ++v) {
           const int64_t x = j + v * kWidth<T>;
-          __builtin_prefetch(b + kRowsAhead * t.b_k + x, 0, 2);
-          *reinterpret_cast<Vec*>(to + v * kWidth<T>) = *reinterpret_cast<const Vec*>(b + x);
+          for (int64_t i = 0; i < (v == 0 ? 1 : 2) * kTogether<In>; ++i)
+            __builtin_prefetch(b + (kRowsAhead + i) * t.b_k + x, 0, 2);
+          pack_vector(b + x, t.b_k, to + v * kWidth<T>);
         }
-      for (int64_t j = 0; j < rest; ++j) to[j] = b[whole + j];
+      for (int64_t j = 0; j < rest; ++j) to[j] = unit(b + whole + j, t.b_k);
     }
   }
 
-  // Rows of A, two tiles together: their columns fill whole cache lines. Pairs begin a line apart
-  // beyond a power of two, so that one column of all of them fits the first cache.
-  static int64_t pair_of_a(int64_t k) { return k * kPair + kLine<T>; }
-  void pack_a(const T* a, int64_t rows, int64_t k) const {
-    for (int64_t p = 0; p < k; ++p, a += t.a_k) {
-      T* to = packed_a + p * kPair;
+  // One unit: elements that lie `step` apart.
+  static T unit(const In* from, int64_t step) {
+    if constexpr (kTogether<In> == 2)
+      return {from[0], from[step]};
+    else
+      return *from;
+  }
+  // The units of neighbouring columns.
+  static void pack_vector(const In* from, [[maybe_unused]] int64_t step, T* to) {
+    using Vec = typename Vector<T>::type;
+    if constexpr (kTogether<In> == 2)
+      *reinterpret_cast<Vec*>(to) = interleave(from, from + step);
+    else
+      *reinterpret_cast<Vec*>(to) = *reinterpret_cast<const Vec*>(from);
+  }
+
+  // Rows of A in sides, which begin a line apart beyond a power of two, so that one column of all
+  // of them fits the first cache.
+  static int64_t side_of_a(int64_t k) { return k * kSide<In> + kLine<T>; }
+  void pack_a(const In* a, int64_t rows, int64_t k) const {
+    for (int64_t p = 0; p < k; ++p, a += kTogether<In> * t.a_k) {
+      T* to = packed_a + p * kSide<In>;
       int64_t i = 0;
-      for (; t.a_m == 1 && i + kPair <= rows; i += kPair, to += pair_of_a(k)) {
-        __builtin_prefetch(a + kRowsAhead * t.a_k + i, 0, 2);
-        __builtin_memcpy(to, a + i, kPair * sizeof(T));
+      for (; t.a_m == 1 && i + kSide<In> <= rows; i += kSide<In>, to += side_of_a(k)) {
+        for (int64_t e = 0; e < kTogether<In>; ++e)
+          __builtin_prefetch(a + (kRowsAhead + e) * t.a_k + i, 0, 2);
+        if constexpr (kNarrow<In>)
+          interleave_side(a + i, a + i + t.a_k, to);
+        else
+          __builtin_memcpy(to, a + i, kSide<In> * sizeof(T));
       }
-      for (; i < rows; i += kPair, to += pair_of_a(k))
-        for (int64_t r = 0; r < least(kPair, rows - i); ++r) to[r] = a[(i + r) * t.a_m];
+      for (; i < rows; i += kSide<In>, to += side_of_a(k))
+        for (int64_t r = 0; r < least(kSide<In>, rows - i); ++r)
+          to[r] = unit(a + (i + r) * t.a_m, t.a_k);
     }
+  }
+  static void interleave_side(const In* first, const In* second, T* to) {
+    static_assert(kSide<In> % 8 == 0);
+    for (int64_t r = 0; r < kSide<In>; r += 8) interleave_8(first + r, second + r, to + r);
   }
 
   // Tile number `at` of `tiles` fetches its share of `rows` rows: one of their columns of lines.
-  static void share(Ahead<T>& walk, int which, const T* from, int64_t row, int64_t rows,
+  static void share(Ahead<In>& walk, int which, const In* from, int64_t row, int64_t rows,
                     int64_t width, int64_t at, int64_t tiles) {
-    const int64_t lines = pieces(width, kLine<T>);
-    walk.at[which] = from + at % lines * kLine<T> + at / lines * lines * rows / tiles * row;
+    const int64_t lines = pieces(width, kLine<In>);
+    walk.at[which] = from + at % lines * kLine<In> + at / lines * lines * rows / tiles * row;
     walk.step[which] = row;
   }
 
   // What tile (i, j) fetches: the next row of tiles of A, or where A is packed the next group, B's
-  // next block, and the next tile of C. `a` is where the tile's row or group of A begins.
-  Ahead<T> ahead(const T* a, const T* next_b, const T* next_c, int64_t c_row, int64_t i, int64_t j,
-                 int64_t k, int64_t next_k) const {
+  // next block, and the next tile of C. `a` is where the tile's row or group of A begins; k and
+  // next_k count elements.
+  Ahead<In> ahead(const In* a, const In* next_b, const In* next_c, int64_t c_row, int64_t i,
+                  int64_t j, int64_t k, int64_t next_k) const {
     const int64_t panels = pieces(t.n, kPanel<T>), panel = j / kPanel<T>;
-    Ahead<T> walk{{a, a}, {0, 0}, next_c, c_row};
+    Ahead<In> walk{{a, a}, {0, 0}, next_c, c_row};
     if (rows_of_a()) {
       for (int s = 0; s < 2 && (s == 0 || panels < kTileRows); ++s)
-        walk.at[s] = a + (kTileRows + (panel + s * panels) % kTileRows) * t.a_m, walk.step[s] = 4;
+        walk.at[s] = a + (kTileRows + (panel + s * panels) % kTileRows) * t.a_m,
+        walk.step[s] = 4 * kTogether<In>;
     } else {
-      const int64_t first = i / kGroupRows * kGroupRows, rows = least(kGroupRows, t.m - first);
+      const int64_t first = i / kGroupRows<In> * kGroupRows<In>,
+                    rows = least(kGroupRows<In>, t.m - first);
       const bool last = first + rows == t.m;
       share(walk, 0, last ? a - first * t.a_m + k * t.a_k : a + rows * t.a_m, t.a_k,
             last ? next_k : k,
-            last ? least(kGroupRows, t.m) : least(kGroupRows, t.m - first - rows),
+            last ? least(kGroupRows<In>, t.m) : least(kGroupRows<In>, t.m - first - rows),
             (i - first) / kTileRows * panels + panel, pieces(rows, kTileRows) * panels);
     }
     if (next_k > 0 && walk.step[1] == 0)
@@ -118,34 +173,47 @@ struct Product {
     return walk;
   }
 
-  // A row of tiles, of at most kTileRows rows. `next_a` as in ahead().
+  // What tile (i, j) fetches of C: where the next tile's sums are, or where this row of tiles will
+  // be rounded to.
+  const In* next_of_c(const Sums<In>& c, int64_t i, int64_t j) const {
+    if constexpr (kNarrow<In>) {
+      return c.result ? c.result + i * t.c_m + j : nullptr;
+    } else {
+      const In* at = c.at + i * c.row;
+      return j + kPanel<T> < t.n   ? at + j + kPanel<T>
+             : i + kTileRows < t.m ? at + kTileRows * c.row
+                                   : c.at;  // for the next block
+    }
+  }
+
+  // A row of tiles, of at most kTileRows rows: k units. `next_a` as in ahead().
   template <bool kAdd>
-  void row_of_tiles(const T* a, const T* b, T* c, int64_t c_row, int64_t i, int64_t k,
-                    const T* next_a, const T* next_b, int64_t next_k) const {
-    const int64_t rows = least(kTileRows, t.m - i);
+  void row_of_tiles(const T* a, const In* b, const Sums<In>& sums, int64_t i, int64_t k,
+                    const In* next_a, const In* next_b, int64_t next_k) const {
+    const int64_t rows = least(kTileRows, t.m - i), c_row = sums.row, width = columns();
     const bool in_place = b_in_place<T>(t);
     const int64_t next_panel = in_place ? kPanel<T> : k * kPanel<T>;
-    const T* panel = in_place ? b : packed_b;
-    auto tiles = [&]<int V>(T* to, int64_t to_row, int64_t j) {
-      const T* next_c = j + kPanel<T> < t.n   ? c + j + kPanel<T>
-                        : i + kTileRows < t.m ? c + kTileRows * c_row
-                                              : c - i * c_row;  // for the next block
-      const Ahead<T> next = ahead(next_a, next_b, next_c, c_row, i, j, k, next_k);
+    const T* panel = in_place ? reinterpret_cast<const T*>(b) : packed_b;
+    Sum* c = sums.at + i * sums.step;
+    auto tiles = [&]<int V>(Sum* to, int64_t to_row, int64_t j) {
+      const Ahead<In> next = ahead(next_a, next_b, next_of_c(sums, i, j),
+                                   kNarrow<In> ? t.c_m : c_row, i, j, k * kTogether<In>, next_k);
       if (rows_of_a())
-        rows_of_tiles<V, kAdd>(a, t.a_m, 1, panel, kPanel<T>, to, to_row, rows, k, next);
+        rows_of_tiles<V, kAdd>(a, t.a_m / kTogether<In>, 1, panel, kPanel<T>, to, to_row, rows, k,
+                               next);
       else if (in_place)
-        rows_of_tiles<V, kAdd>(a, 1, kPair, panel, t.b_k, to, to_row, rows, k, next);
+        rows_of_tiles<V, kAdd>(a, 1, kSide<In>, panel, t.b_k, to, to_row, rows, k, next);
       else
-        rows_of_tiles<V, kAdd>(a, 1, kPair, panel, kPanel<T>, to, to_row, rows, k, next);
+        rows_of_tiles<V, kAdd>(a, 1, kSide<In>, panel, kPanel<T>, to, to_row, rows, k, next);
     };
     int64_t j = 0;
-    for (; j + kPanel<T> <= t.n; j += kPanel<T>, panel += next_panel)
+    for (; j + kPanel<T> <= width; j += kPanel<T>, panel += next_panel)
       tiles.template operator()<kTileVectors>(c + j, c_row, j);
-    if (j == t.n) return;
-    T edge[kTileRows * kPanel<T>];  // C has too few columns for the last
+    if (j == width) return;
+    Sum edge[kTileRows * kPanel<T>];  // C has too few columns for the last
     for (int64_t r = 0; kAdd && r < rows; ++r)
       for (int64_t x = 0; x < kPanel<T>; ++x)
-        edge[r * kPanel<T> + x] = j + x < t.n ? c[r * c_row + j + x] : T(0);
+        edge[r * kPanel<T> + x] = j + x < t.n ? c[r * c_row + j + x] : Sum(0);
     if (t.n - j <= kWidth<T>)
       tiles.template operator()<1>(edge, kPanel<T>, j);
     else
@@ -154,40 +222,59 @@ struct Product {
       for (int64_t x = 0; j + x < t.n; ++x) c[r * c_row + j + x] = edge[r * kPanel<T> + x];
   }
 
-  // c = a b (+ c) over the k elements that are packed at a time. `next_k` elements follow.
+  // Rounds rows [i, i + kTileRows).
+  void round_row_of_tiles(const Sums<In>& c, int64_t i) const {
+    for (int64_t r = 0; r < least(kTileRows, t.m - i); ++r) {
+      const Sum* from = c.at + i * c.step + r * c.row;
+      In* to = c.result + (i + r) * t.c_m;
+      int64_t j = 0;
+      for (; j + kWidth<Sum> <= t.n; j += kWidth<Sum>)
+        store_narrow(to + j, *reinterpret_cast<const Floats*>(from + j));
+      In rest[kWidth<Sum>];
+      if (j < t.n) store_narrow(rest, *reinterpret_cast<const Floats*>(from + j));
+      for (int64_t x = 0; j + x < t.n; ++x) to[j + x] = rest[x];
+    }
+  }
+
+  // c = a b (+ c) over the k units that are packed at a time. `next_k` elements follow.
   template <bool kAdd>
-  void block(const T* a, const T* b, T* c, int64_t c_row, int64_t k, int64_t next_k) const {
+  void block(const In* a, const In* b, const Sums<In>& c, int64_t k, int64_t next_k) const {
     if (!b_in_place<T>(t)) pack_b(b, k);
-    const T* next_b = b + k * t.b_k;
+    const In* next_b = b + k * kTogether<In> * t.b_k;
     for (int64_t i = 0; i < t.m; i += kTileRows) {
-      const int64_t in_group = rows_of_a() ? 0 : i % kGroupRows;
-      const T *left = a + i * t.a_m, *next_a = left - in_group * t.a_m;
+      const int64_t in_group = rows_of_a() ? 0 : i % kGroupRows<In>;
+      const In *left = a + i * t.a_m, *next_a = left - in_group * t.a_m;
+      const T* units = reinterpret_cast<const T*>(left);
       if (!rows_of_a()) {
-        if (in_group == 0) pack_a(left, least(kGroupRows, t.m - i), k);
-        left = packed_a + in_group / kPair * pair_of_a(k) + in_group % kPair;
+        if (in_group == 0) pack_a(left, least(kGroupRows<In>, t.m - i), k);
+        units = packed_a + in_group / kSide<In> * side_of_a(k) + in_group % kSide<In>;
       }
-      row_of_tiles<kAdd>(left, b, c + i * c_row, c_row, i, k, next_a, next_b, next_k);
+      row_of_tiles<kAdd>(units, b, c, i, k, next_a, next_b, next_k);
+      if constexpr (kNarrow<In>)
+        if (c.result) round_row_of_tiles(c, i);
     }
   }
 
   // c = a b over k elements, in order.
-  void chain(const T* a, const T* b, T* c, int64_t c_row, int64_t k) const {
-    const int64_t blocks = pieces(k, depth);
+  void chain(const In* a, const In* b, Sums<In> c, int64_t k) const {
+    const int64_t units = k / kTogether<In>, blocks = pieces(units, depth);
+    In* const result = c.result;
     for (int64_t i = 0; i < blocks; ++i) {
-      const int64_t p = k * i / blocks, end = k * (i + 1) / blocks,
-                    more = i + 1 < blocks ? k * (i + 2) / blocks - end : 0;
-      const T *left = a + p * t.a_k, *right = b + p * t.b_k;
+      const int64_t p = units * i / blocks, end = units * (i + 1) / blocks,
+                    more = i + 1 < blocks ? units * (i + 2) / blocks - end : 0;
+      const In *left = a + kTogether<In> * p * t.a_k, *right = b + kTogether<In> * p * t.b_k;
+      c.result = more ? nullptr : result;
       if (i == 0)
-        block<false>(left, right, c, c_row, end - p, more);
+        block<false>(left, right, c, end - p, kTogether<In> * more);
       else
-        block<true>(left, right, c, c_row, end - p, more);
+        block<true>(left, right, c, end - p, kTogether<In> * more);
     }
   }
 
   // c = the sum over `leaves` leaves of `each` elements.
-  void tree(const T* a, const T* b, T* c, int64_t c_row, int64_t leaves, int64_t each,
-            T* spare) const {
-    if (leaves == 1) return chain(a, b, c, c_row, each);
+  void tree(const In* a, const In* b, Sum* c, int64_t c_row, int64_t leaves, int64_t each,
+            Sum* spare) const {
+    if (leaves == 1) return chain(a, b, {c, c_row, c_row}, each);
     const int64_t half = leaves / 2;
     tree(a, b, c, c_row, half, each, spare);
     tree(a + half * each * t.a_k, b + half * each * t.b_k, spare, t.n, half, each,
@@ -200,47 +287,64 @@ struct Product {
 // Elements of k that one chain runs over.
 int64_t chain_of(const PackedTile& t) { return t.leaves ? t.k / t.leaves : t.k; }
 
-// How the workspace is cut: packed A, packed B, partial sums. Tiles at the border of a product,
-// with smaller m and n, need no more.
-template <class T>
+// How the workspace is cut, in units: packed A, packed B, partial sums. Tiles at the border of a
+// product, with smaller m and n, need no more.
+template <class In>
 struct Workspace {
-  int64_t depth, a, b, spare;
+  using T = UnitOf<In>;
+  int64_t depth, a, b, spare, sums_row;
   explicit Workspace(const PackedTile& t) {
     constexpr int64_t kPacked = kPackedBytes / int64_t(sizeof(T));
-    const int64_t k = chain_of(t), row = pieces(t.n, kPanel<T>) * kPanel<T>,
-                  pairs = t.a_k == 1 ? 0 : pieces(least(t.m, kGroupRows), kPair),
-                  column = pairs * kPair;
-    const int64_t shared_rows = (t.a_k == 1 ? kTileRows : kPair) * int64_t(sizeof(T));
+    const int64_t k = chain_of(t) / kTogether<In>, row = pieces(t.n, kPanel<T>) * kPanel<T>,
+                  sides = t.a_k == 1 ? 0 : pieces(least(t.m, kGroupRows<In>), kSide<In>),
+                  column = sides * kSide<In>;
+    const int64_t shared_rows = (t.a_k == 1 ? kTileRows : kSide<In>)*int64_t(sizeof(T));
     depth = least(k, least(kRowsBytes / shared_rows, kPacked / (row + column)));
-    a = least(k * column, kPacked) + pairs * kLine<T>;
+    a = least(k * column, kPacked) + sides * kLine<T>;
     b = least(k * row, kPacked);
-    spare = levels(t.leaves) * t.m * t.n;
+    sums_row = row;
+    spare = kNarrow<In> ? (blocks(t) > 1 ? t.m : kTileRows) * row : levels(t.leaves) * t.m * t.n;
   }
+  int64_t blocks(const PackedTile& t) const { return pieces(chain_of(t) / kTogether<In>, depth); }
 };
 
-template <class T>
+template <class In>
 int64_t workspace(const PackedTile& t) {
-  const Workspace<T> w(t);
+  const Workspace<In> w(t);
   return w.a + w.b + w.spare;
 }
 
-template <class T>
-void run(const PackedTile& t, const T* a, const T* b, T* c, T* work) {
-  const Workspace<T> w(t);
-  const Product<T> product{t, w.depth, work + w.a, work};
-  if (!t.leaves) return product.chain(a, b, c, t.c_m, t.k);
-  product.tree(a, b, c, t.c_m, t.leaves, chain_of(t), work + w.a + w.b);
-  // -0 becomes +0: a rank without any part of k adds +0 to what the others have.
-  for (int64_t i = 0; i < t.m; ++i)
-    for (int64_t j = 0; j < t.n; ++j) c[i * t.c_m + j] += T(0);
+template <class In>
+void run(const PackedTile& t, const In* a, const In* b, In* c, SumOf<UnitOf<In>>* work) {
+  using T = UnitOf<In>;
+  const Workspace<In> w(t);
+  const Product<In> product{t, w.depth, reinterpret_cast<T*>(work) + w.a,
+                            reinterpret_cast<T*>(work)};
+  auto* spare = work + w.a + w.b;
+  if constexpr (kNarrow<In>) {
+    product.chain(a, b, {spare, w.sums_row, w.blocks(t) > 1 ? w.sums_row : 0, c}, t.k);
+  } else {
+    if (!t.leaves) return product.chain(a, b, {c, t.c_m, t.c_m}, t.k);
+    product.tree(a, b, c, t.c_m, t.leaves, chain_of(t), spare);
+    // -0 becomes +0: a rank without any part of k adds +0 to what the others have.
+    for (int64_t i = 0; i < t.m; ++i)
+      for (int64_t j = 0; j < t.n; ++j) c[i * t.c_m + j] += In(0);
+  }
 }
 
 }  // namespace
 
 template <>
 const PackedGemmTable& isa_table<PackedGemmTable, isa::TESSERA_ISA>() {
-  static const PackedGemmTable table{{workspace<float>, run<float>},
-                                     {workspace<double>, run<double>}};
+  static const PackedGemmTable table {
+    {workspace<float>, run<float>}, {workspace<double>, run<double>},
+#if defined(__AVX512F__)
+        {workspace<uint16_t>, run<uint16_t>}
+#else
+    {
+    }
+#endif
+  };
   return table;
 }
 

@@ -109,19 +109,21 @@ struct RandomTable {
 /// A product that sums in a fixed order: C [m, n] = A [m, k] B [k, n]. `leaves` 0: an element of C
 /// is one chain of multiply-adds. Otherwise k is cut into `leaves` equal parts (a power of two that
 /// divides it); each is a chain, they meet in a balanced tree, and -0 becomes +0. n is at most 512.
-/// Strides as in Gemm.
+/// Strides as in Gemm. bf16 (as its bits) is summed in f32, without leaves, and needs AVX512-BF16;
+/// its k is even, and so are strides of dense rows.
 struct PackedTile {
   int64_t m, n, k, leaves;
   int64_t a_m, a_k, b_k, b_n, c_m;
 };
-template <class T>
+template <class T, class Work = T>
 struct PackedGemmFns {
   int64_t (*workspace)(const PackedTile& t);  // elements of `work`
-  void (*run)(const PackedTile& t, const T* a, const T* b, T* c, T* work);
+  void (*run)(const PackedTile& t, const T* a, const T* b, T* c, Work* work);
 };
 struct PackedGemmTable {
   PackedGemmFns<float> f32;
   PackedGemmFns<double> f64;
+  PackedGemmFns<uint16_t, float> bf16;  // null without AVX-512
 };
 
 /// Rows of dense channels: x is [rows, channels]. What has one value a channel is accumulated over
@@ -159,22 +161,28 @@ struct AttentionHead {
   int64_t q_row, k_row, v_row, out_row, g_row, dq_row, dk_row, dv_row;
 };
 /// What a head reads; g, out and lse only in backward.
-template <class T>
+template <class T, class Sum = T>
 struct AttentionIn {
-  const T *q, *k, *v, *g = nullptr, *out = nullptr, *lse = nullptr;
+  const T *q, *k, *v, *g = nullptr, *out = nullptr;
+  const Sum* lse = nullptr;
 };
 /// `next` is what the next call will read, fetched while this one computes; any head will do.
-template <class T>
+template <class T, class Sum = T>
 struct AttentionFns {
+  using In = AttentionIn<T, Sum>;
   int64_t (*workspace)(const AttentionHead& h);  // elements of `work`
-  void (*forward)(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn<T>& next,
-                  T* out, T* lse, T* work);
-  void (*backward)(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn<T>& next,
-                   T* dq, T* dk, T* dv, T* work);
+  void (*forward)(const AttentionHead& h, const In& in, const In& next, T* out, Sum* lse,
+                  Sum* work);
+  void (*backward)(const AttentionHead& h, const In& in, const In& next, T* dq, T* dk, T* dv,
+                   Sum* work);
 };
 struct AttentionTable {
   AttentionFns<float> f32;
   AttentionFns<double> f64;
 };
+/// bf16 as its bits, for CPUs with AVX512-BF16, null for others: d, e and the rows of q, k, v and g
+/// are even.
+using AttentionBf16In = AttentionIn<uint16_t, float>;
+using AttentionBf16Fns = AttentionFns<uint16_t, float>;
 
 }  // namespace tessera::cpu

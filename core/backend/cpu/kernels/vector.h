@@ -33,6 +33,16 @@ struct Vector<double> {
 using Floats = Vector<float>::type;
 using Doubles = Vector<double>::type;
 
+/// Two bf16 as they lie in memory, which dot instructions multiply together.
+struct Bf16Pair {
+  uint16_t first, second;
+};
+template <>
+struct Vector<Bf16Pair> {
+  typedef int32_t type __attribute__((vector_size(kVectorBytes), aligned(2), may_alias));
+};
+using Pairs = Vector<Bf16Pair>::type;
+
 // a b + c, rounded once where the instruction set can.
 #if defined(__AVX512F__)
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
@@ -43,6 +53,51 @@ inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return _mm256_fma
 #else
 inline Floats multiply_add(Floats a, Floats b, Floats c) { return a * b + c; }
 inline Doubles multiply_add(Doubles a, Doubles b, Doubles c) { return a * b + c; }
+#endif
+
+// In every lane.
+inline Floats spread(float x) { return x - Floats{}; }
+inline Doubles spread(double x) { return x - Doubles{}; }
+
+#if defined(__AVX512F__)
+// AVX512-BF16, which these files are not compiled for: only where has_bf16_dot() may it run.
+// Denormals count as zeros.
+inline Pairs spread(Bf16Pair x) {
+  int32_t bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return bits - Pairs{};
+}
+// c + a.second b.second + a.first b.first
+inline Floats multiply_add(Pairs a, Pairs b, Floats c) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(c) : "v"(a), "v"(b));
+  return c;
+}
+// Rounded to nearest even; NaN stays.
+inline __m256i narrow(Floats x) {
+  __m256i low;
+  asm("vcvtneps2bf16 %1, %0" : "=v"(low) : "v"(x));
+  return low;
+}
+inline void store_narrow(uint16_t* to, Floats x) {
+  const __m256i low = narrow(x);
+  __builtin_memcpy(to, &low, sizeof(low));
+}
+// Lane i holds first[i] and second[i]. Masked as larger() is.
+inline Pairs interleave(__m256i first, __m256i second) {
+  return Pairs(_mm512_maskz_cvtepu16_epi32(0xffff, first)) |
+         Pairs(_mm512_maskz_cvtepu16_epi32(0xffff, second)) << 16;
+}
+inline void interleave_8(const uint16_t* first, const uint16_t* second, Bf16Pair* to) {
+  __m128i low, high;
+  __builtin_memcpy(&low, first, sizeof(low)), __builtin_memcpy(&high, second, sizeof(high));
+  const __m128i pairs[] = {_mm_unpacklo_epi16(low, high), _mm_unpackhi_epi16(low, high)};
+  __builtin_memcpy(to, pairs, sizeof(pairs));
+}
+inline Pairs interleave(const uint16_t* first, const uint16_t* second) {
+  __m256i low, high;
+  __builtin_memcpy(&low, first, sizeof(low)), __builtin_memcpy(&high, second, sizeof(high));
+  return interleave(low, high);
+}
 #endif
 
 // The larger, b where either is NaN; and a store that bypasses the caches to p, aligned to
