@@ -2,6 +2,7 @@
 // kernels/attention.cpp. Results take the operands' order of dims, so that merging heads again is a
 // view.
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "core/backend/cpu/isa.h"
@@ -17,9 +18,15 @@ namespace {
 using In = std::span<const Tensor>;
 using Out = std::span<const Tensor>;
 
+// What sums of T, as it lies in memory, are kept in. bf16 is its bits.
 template <class T>
-const AttentionFns<T>& fns() {
-  if constexpr (sizeof(T) == 4)
+using SumOf = std::conditional_t<std::is_same_v<T, uint16_t>, float, T>;
+
+template <class T>
+const AttentionFns<T, SumOf<T>>& fns() {
+  if constexpr (std::is_same_v<T, uint16_t>)
+    return simd<AttentionBf16Fns>();
+  else if constexpr (std::is_same_v<T, float>)
     return simd<AttentionTable>().f32;
   else
     return simd<AttentionTable>().f64;
@@ -49,12 +56,15 @@ Tensor dense_rows(const Tensor& t) {
 // Where head (b, h) of a [B, H, ..] tensor begins: of an operand, of a result.
 template <class T>
 const T* head(const Tensor& t, int64_t b, int64_t h) {
-  return t.values<T>() + b * t.strides()[0] + h * t.strides()[1];
+  return static_cast<const T*>(t.raw_values()) + b * t.strides()[0] + h * t.strides()[1];
 }
 template <class T>
 T* out_head(const Tensor& t, int64_t b, int64_t h) {
-  return t.data<T>() + b * t.strides()[0] + h * t.strides()[1];
+  return static_cast<T*>(t.raw()) + b * t.strides()[0] + h * t.strides()[1];
 }
+
+template <class T>
+using HeadIn = AttentionIn<T, SumOf<T>>;
 
 // run(what head (b, h) reads, what the next one reads, b, h, scratch) for every head of q [B, H,
 // ..].
@@ -63,11 +73,11 @@ void for_each_head(const AttentionHead& shape, const Tensor& q, const Reads& rea
                    const Run& run) {
   const int64_t heads = q.size(1), work = fns<T>().workspace(shape);
   parallel_for(q.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
-    Tensor scratch = empty({work}, dtype_of<T>);
+    Tensor scratch = empty({work}, dtype_of<SumOf<T>>);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t next = std::min(i + 1, end - 1);
       run(reads(i / heads, i % heads), reads(next / heads, next % heads), i / heads, i % heads,
-          scratch.data<T>());
+          scratch.data<SumOf<T>>());
     }
   });
 }
@@ -82,10 +92,10 @@ void forward(const AttentionAttributes& a, In in, Out out) {
   for_each_head<T>(
       head_shape, q,
       [&](int64_t b, int64_t h) {
-        return AttentionIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h)};
+        return HeadIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h)};
       },
-      [&](const AttentionIn<T>& in, const AttentionIn<T>& next, int64_t b, int64_t h, T* scratch) {
-        fns<T>().forward(head_shape, in, next, out_head<T>(o, b, h), out_head<T>(lse, b, h),
+      [&](const HeadIn<T>& in, const HeadIn<T>& next, int64_t b, int64_t h, SumOf<T>* scratch) {
+        fns<T>().forward(head_shape, in, next, out_head<T>(o, b, h), out_head<SumOf<T>>(lse, b, h),
                          scratch);
       });
 }
@@ -102,16 +112,24 @@ void backward(const AttentionAttributes& a, In in, Out out) {
   for_each_head<T>(
       head_shape, q,
       [&](int64_t b, int64_t h) {
-        return AttentionIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h),
-                              head<T>(g, b, h), head<T>(o, b, h), head<T>(lse, b, h)};
+        return HeadIn<T>{head<T>(q, b, h), head<T>(k, b, h), head<T>(v, b, h),
+                         head<T>(g, b, h), head<T>(o, b, h), head<SumOf<T>>(lse, b, h)};
       },
-      [&](const AttentionIn<T>& in, const AttentionIn<T>& next, int64_t b, int64_t h, T* scratch) {
+      [&](const HeadIn<T>& in, const HeadIn<T>& next, int64_t b, int64_t h, SumOf<T>* scratch) {
         fns<T>().backward(head_shape, in, next, out_head<T>(dq, b, h), out_head<T>(dk, b, h),
                           out_head<T>(dv, b, h), scratch);
       });
 }
 
-// ---- 16-bit floats: a head at a time is widened to f32, where it stays in a cache.
+// Whether rows of these operands lie in whole pairs of bf16, and the CPU multiplies pairs.
+bool fits_pairs(In operands) {
+  bool even = has_bf16_dot();
+  for (const Tensor& t : operands)
+    even &= t.dtype() == kBF16 && t.size(3) % 2 == 0 && (t.size(2) == 1 || t.strides()[2] % 2 == 0);
+  return even;
+}
+
+// ---- other 16-bit floats: a head at a time is widened to f32, where it stays in a cache.
 
 // The rows of head (b, h) of a [B, H, T, W] tensor.
 struct Rows {
@@ -200,6 +218,7 @@ void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream&
   const auto& a = static_cast<const AttentionAttributes&>(prim);
   if (in[0].dtype() == kF64) return forward<double>(a, in, out);
   if (in[0].dtype() == kF32) return forward<float>(a, in, out);
+  if (fits_pairs(in)) return forward<uint16_t>(a, in, out);
   forward_16(a, in, out);
 }
 
@@ -207,6 +226,7 @@ void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream
   const auto& a = static_cast<const AttentionAttributes&>(prim);
   if (in[1].dtype() == kF64) return backward<double>(a, in, out);
   if (in[1].dtype() == kF32) return backward<float>(a, in, out);
+  if (fits_pairs(in.first(4))) return backward<uint16_t>(a, in, out);
   backward_16(a, in, out);
 }
 

@@ -2,6 +2,7 @@
 // time against kColumns keys; the scores of a tile stay in the first-level cache and [T, S] is
 // never held. Operands are packed into rows of whole vectors first, which costs 1 / T of the work.
 #include "core/backend/cpu/isa.h"
+#include "core/backend/cpu/kernels/attention_rows.h"
 #include "core/backend/cpu/kernels/lanes.h"
 #include "core/backend/cpu/kernels/microgemm.h"
 #include "core/backend/cpu/kernels/tables.h"
@@ -106,39 +107,6 @@ float dot(const float* a, const float* b, int64_t n) {
   return sum_of(sum);
 }
 
-// n rounded up to whole groups.
-int64_t groups(int64_t n) { return (n + kGroup - 1) / kGroup * kGroup; }
-
-int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-// Keys that row `i` attends to, of those from `first` on.
-int64_t visible(const AttentionHead& h, int64_t i, int64_t first, int64_t count) {
-  if (!h.causal) return count;
-  int64_t n = i + 1 - first;
-  return n < 0 ? 0 : least(n, count);
-}
-
-// Fetches a row of `width` elements into the second cache.
-template <class T>
-void fetch(const T* row, int64_t width) {
-  for (int64_t x = 0; x < width; x += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + x, 0, 2);
-}
-
-// Fetches a row that will be written.
-template <class T>
-void fetch_to_write(const T* row, int64_t width) {
-  for (int64_t x = 0; x < width; x += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + x, 1, 3);
-}
-
-// Row i of what a head reads.
-template <class T>
-void fetch_row(const AttentionHead& h, const AttentionIn<T>& in, int64_t i) {
-  fetch(in.q + i * h.q_row, h.d);
-  if (i >= h.s) return;
-  fetch(in.k + i * h.k_row, h.d);
-  fetch(in.v + i * h.v_row, h.e);
-}
-
 template <class T>
 void forward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn<T>& next, T* out,
              T* lse, T* work) {
@@ -222,16 +190,7 @@ void backward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionI
       microgemm<false>(qp, dp, 1, kt + j0, sp, p, kColumns, rows, wide, h.d);
       microgemm<false>(gp, ep, 1, vt + j0, sp, ds, kColumns, rows, wide, h.e);
       for (int64_t i = 0; i < rows; ++i) {
-        if (j0 == 0) {
-          fetch_row(h, next, i0 + i);
-          fetch(next.g + (i0 + i) * h.g_row, h.e);
-          fetch(next.out + (i0 + i) * h.out_row, h.e);
-          fetch_to_write(dq + (i0 + i) * h.dq_row, h.d);
-          if (i0 + i < h.s) {
-            fetch_to_write(dk + (i0 + i) * h.dk_row, h.d);
-            fetch_to_write(dv + (i0 + i) * h.dv_row, h.e);
-          }
-        }
+        if (j0 == 0) fetch_row_backward(h, next, i0 + i, dq, dk, dv);
         T *x = p + i * kColumns, *y = ds + i * kColumns;
         const int64_t n = visible(h, i0 + i, j0, columns);
         probabilities(x, y, groups(n), in.lse[i0 + i], delta[i]);

@@ -1,0 +1,57 @@
+// What the kernels of attention share: how they cut a head, which keys a query sees, and what they
+// fetch while they compute.
+#pragma once
+#include "core/backend/cpu/kernels/tables.h"
+#include "core/backend/cpu/kernels/vector.h"
+
+namespace tessera::cpu {
+namespace {
+
+// n rounded up to whole groups.
+inline int64_t groups(int64_t n) { return (n + kGroup - 1) / kGroup * kGroup; }
+
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Keys that row `i` attends to, of those from `first` on.
+inline int64_t visible(const AttentionHead& h, int64_t i, int64_t first, int64_t count) {
+  if (!h.causal) return count;
+  int64_t n = i + 1 - first;
+  return n < 0 ? 0 : least(n, count);
+}
+
+// Fetches a row of `width` elements into the second cache.
+template <class T>
+void fetch(const T* row, int64_t width) {
+  for (int64_t x = 0; x < width; x += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + x, 0, 2);
+}
+
+// Fetches a row that will be written.
+template <class T>
+void fetch_to_write(const T* row, int64_t width) {
+  for (int64_t x = 0; x < width; x += 64 / int64_t(sizeof(T))) __builtin_prefetch(row + x, 1, 3);
+}
+
+// Row i of what a head reads.
+template <class In>
+void fetch_row(const AttentionHead& h, const In& in, int64_t i) {
+  fetch(in.q + i * h.q_row, h.d);
+  if (i >= h.s) return;
+  fetch(in.k + i * h.k_row, h.d);
+  fetch(in.v + i * h.v_row, h.e);
+}
+
+// Fetches what the pass backward reads and writes of row i besides.
+template <class In, class T>
+void fetch_row_backward(const AttentionHead& h, const In& next, int64_t i, const T* dq, const T* dk,
+                        const T* dv) {
+  fetch_row(h, next, i);
+  fetch(next.g + i * h.g_row, h.e);
+  fetch(next.out + i * h.out_row, h.e);
+  fetch_to_write(dq + i * h.dq_row, h.d);
+  if (i >= h.s) return;
+  fetch_to_write(dk + i * h.dk_row, h.d);
+  fetch_to_write(dv + i * h.dv_row, h.e);
+}
+
+}  // namespace
+}  // namespace tessera::cpu

@@ -1,0 +1,78 @@
+// Attention in bf16 beside the same values in f32: what pairs of rows and tiles leave over, causal
+// or not, heads inside positions or outside, widths that pairs do not fit.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/autograd/autograd.h"
+#include "core/ops/contract.h"
+#include "core/ops/fused.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/samples.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+struct Extents {
+  int64_t queries, keys, width, value_width;
+};
+
+// The root of the mean squared difference, of the values'.
+double relative_error(const Tensor& got, const Tensor& want) {
+  Tensor d = cast(got, kF64) - cast(want, kF64), w = cast(want, kF64);
+  return std::sqrt(sum(d * d).item<double>() / sum(w * w).item<double>());
+}
+
+// Values that bf16 holds, [2, 3, rows, width]; `inside`: laid out as [2, rows, 3, width].
+Tensor operand(int64_t rows, int64_t width, uint64_t key, bool inside) {
+  Tensor x =
+      sample_values(inside ? Shape{2, rows, 3, width} : Shape{2, 3, rows, width}, -1, 1, key);
+  x = cast(cast(x, kBF16), kF32);
+  return inside ? transpose(x, 1, 2) : x;
+}
+
+struct Results {
+  Tensor out, dq, dk, dv;
+};
+Results attend(const std::vector<Tensor>& in, bool causal, DType t) {
+  Tensor q = cast(in[0], t).requires_grad_(), k = cast(in[1], t).requires_grad_(),
+         v = cast(in[2], t).requires_grad_();
+  Tensor out = scaled_dot_product_attention(q, k, v, {.causal = causal, .scale = 0.7});
+  Tensor(sum(cast(out * cast(in[3], t), kF32))).backward();
+  return {out.detach(), q.grad(), k.grad(), v.grad()};
+}
+
+// Operands of products carry 8 digits, so results deviate by about 2^-9 of their size, from P and
+// from dS each.
+constexpr double kTolerance = 1.0 / 128;
+
+TEST(Attention, Bf16IsNearF32) {
+  for (auto [t, s, d, e] : {Extents{128, 128, 64, 64},
+                            {37, 37, 64, 64},
+                            {1, 51, 8, 8},
+                            {70, 300, 40, 24},
+                            {129, 64, 32, 2},
+                            {33, 33, 5, 7},
+                            {65, 3, 66, 34}})
+    for (bool causal : {false, true})
+      for (bool inside : {false, true}) {
+        std::vector<Tensor> in = {operand(t, d, 1, inside), operand(s, d, 2, inside),
+                                  operand(s, e, 3, inside), operand(t, e, 4, inside)};
+        Results low = attend(in, causal, kBF16), wide = attend(in, causal, kF32);
+        auto near = [&](const char* what, const Tensor& got, const Tensor& want) {
+          EXPECT_EQ(got.dtype(), kBF16);
+          EXPECT_LT(relative_error(got, want), kTolerance)
+              << what << ' ' << t << ' ' << s << ' ' << d << ' ' << e << ' ' << causal << inside;
+        };
+        near("out", low.out, wide.out);
+        near("dv", low.dv, wide.dv);
+        if (s == 1 || (causal && t == 1)) continue;  // one key: gradients of scores are zero
+        near("dq", low.dq, wide.dq);
+        near("dk", low.dk, wide.dk);
+      }
+}
+
+}  // namespace
+}  // namespace tessera
