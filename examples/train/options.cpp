@@ -15,7 +15,7 @@ namespace {
 
 // Flags of the interface that this build cannot honour yet, with the values it can.
 struct Unavailable {
-  std::string device = "auto", tensorboard;
+  std::string device = "auto";
   bool offload = false;
 };
 
@@ -25,7 +25,6 @@ void refuse(bool asked, const std::string& flag) {
 
 void check_available(const Unavailable& u) {
   refuse(u.device != "auto" && u.device != "cpu", "--device " + u.device);
-  refuse(!u.tensorboard.empty(), "--tensorboard");
   TESSERA_CHECK(
       !u.offload,
       "train: --offload moves sharded state out of an accelerator's memory; on the CPU it "
@@ -203,6 +202,8 @@ Parsed parse_options(int argc, char** argv) {
   number("--sample", o.sample, "tokens to generate at the end");
   number("--eval-every", o.eval_every, "steps between validations; 0: at the end only");
   text("--metrics", o.metrics, "JSON lines file, one line a step");
+  text("--tensorboard", o.tensorboard,
+       "folder for TensorBoard's event files: numbers of every step");
   text("--profile", o.profile,
        "Chrome trace file of all ranks; records the ten steps after the third");
   text("--checkpoint", o.checkpoint, "folder for saved steps: weights, optimizer, data position");
@@ -221,7 +222,6 @@ Parsed parse_options(int argc, char** argv) {
        "gradients, norms and the loss stay fp32");
   text("--device", u.device, "auto or cpu");
   auto later = [&](CLI::Option* option) { option->group(""); };
-  later(app.add_option("--tensorboard", u.tensorboard));
   later(app.add_flag("--offload", u.offload));
 
   // --a_b is --a-b.

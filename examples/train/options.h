@@ -36,10 +36,10 @@ struct Options {
   int64_t logical_batches = 4;
   std::string weights, save;
   int64_t sample = 0;
-  int64_t eval_every = 0;  // 0: at the end only
-  std::string metrics, profile;
-  std::string checkpoint;            // folder of saved steps; empty: none
-  int64_t save_every = 0, keep = 0;  // steps; 0: at the end only, 0: all stay
+  int64_t eval_every = 0;                     // 0: at the end only
+  std::string metrics, tensorboard, profile;  // files; tensorboard: a folder
+  std::string checkpoint;                     // folder of saved steps; empty: none
+  int64_t save_every = 0, keep = 0;           // steps; 0: at the end only, 0: all stay
   bool resume = false;
   std::vector<std::pair<std::string, std::string>> set;  // fields of the model's options
 };

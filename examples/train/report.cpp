@@ -49,11 +49,23 @@ void keep_lines_until(const std::string& path, int64_t done) {
   io::write_file(path, kept, "train");
 }
 
+void tell_events(io::EventWriter& events, int64_t step, const Validation& v) {
+  events.scalar(step, "validation/loss", v.loss);
+  if (v.accuracy) events.scalar(step, "validation/accuracy", *v.accuracy);
+}
+
 }  // namespace
 
-Report::Report(bool active, const std::string& metrics, int64_t total, int64_t done)
+Report::Report(bool active, const std::string& metrics, const std::string& tensorboard,
+               int64_t total, int64_t done)
     : active_(active), terminal_(isatty(1) == 1), path_(metrics), total_(total), done_(done) {
-  if (!active_ || metrics.empty()) return;
+  if (!active_) return;
+  if (!tensorboard.empty()) {
+    io::EventWriterOptions o;
+    if (done > 0) o.purge_from = done + 1;
+    events_.emplace(tensorboard, o);
+  }
+  if (metrics.empty()) return;
   if (done > 0) keep_lines_until(metrics, done);
   metrics_ = std::fopen(metrics.c_str(), done > 0 ? "a" : "w");
   TESSERA_CHECK(metrics_, "train: --metrics {}: {}", metrics, std::strerror(errno));
@@ -84,6 +96,17 @@ void Report::step(const StepFacts& f) {
                              {"peak_bytes", f.peak_bytes},
                              {"world_size", f.world_size}};
     write_metrics(j.dump());
+  }
+  if (events_) {
+    const io::EventWriter::Scalar values[] = {{"train/loss", f.loss},
+                                              {"train/lr", f.lr},
+                                              {"train/grad_norm", f.grad_norm},
+                                              {"speed/step_ms", f.step_ms},
+                                              {"speed/samples_per_s", f.samples_per_s},
+                                              {"speed/tokens_per_s", f.tokens_per_s},
+                                              {"speed/comm_ms", f.comm_ms},
+                                              {"memory/peak_bytes", double(f.peak_bytes)}};
+    events_->scalars(f.step, values);
   }
   auto now = Clock::now();
   bool last = f.step == total_;
@@ -125,6 +148,7 @@ void Report::line(const std::string& text) {
 void Report::validation(int64_t step, const Validation& v) {
   line(fmt::format("step {}: {}", step, text_of(v)));
   if (!active_) return;
+  if (events_) tell_events(*events_, step, v);
   nlohmann::ordered_json j{{"event", "eval"}, {"step", step}, {"val_loss", number(v.loss)}};
   if (v.accuracy) j["val_accuracy"] = *v.accuracy;
   write_metrics(j.dump());
@@ -132,6 +156,7 @@ void Report::validation(int64_t step, const Validation& v) {
 
 void Report::done(const RunFacts& f) {
   if (!active_) return;
+  if (events_ && f.validation) tell_events(*events_, f.steps, *f.validation);
   line(fmt::format("done: {} steps in {:.1f} s{}, parameters {}", f.steps, f.seconds,
                    f.validation ? ", " + text_of(*f.validation) : "", f.params_xxh128));
   const nlohmann::json none = nullptr;

@@ -1,11 +1,13 @@
-// What a run tells: JSON lines for programs; for people a progress bar on a terminal and plain
-// lines elsewhere. Only rank 0 has a report that writes.
+// What a run tells: JSON lines for programs, event files for TensorBoard; for people a progress bar
+// on a terminal and plain lines elsewhere. Only rank 0 has a report that writes.
 #pragma once
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>
+
+#include "core/io/event_writer.h"
 
 namespace tessera::train {
 
@@ -29,9 +31,11 @@ struct RunFacts {
 
 class Report {
  public:
-  /// `metrics`: path of the JSON lines, empty for none. A run that resumes after `done_steps` keeps
-  /// the lines of those and continues them. Throws UserError when it cannot be written.
-  Report(bool active, const std::string& metrics, int64_t total_steps, int64_t done_steps = 0);
+  /// `metrics`: path of the JSON lines, `tensorboard`: folder of event files; empty for none. A run
+  /// that resumes after `done_steps` keeps what was written of those and continues it. Throws
+  /// UserError when they cannot be written.
+  Report(bool active, const std::string& metrics, const std::string& tensorboard,
+         int64_t total_steps, int64_t done_steps = 0);
   ~Report();
   Report(const Report&) = delete;
   Report& operator=(const Report&) = delete;
@@ -49,6 +53,7 @@ class Report {
 
   bool active_, terminal_;
   std::FILE* metrics_ = nullptr;
+  std::optional<io::EventWriter> events_;
   std::string path_;
   int64_t total_, done_;
   bool bar_drawn_ = false;

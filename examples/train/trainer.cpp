@@ -208,7 +208,7 @@ class Trainer {
         scaler_({.enabled = compute_dtype(o) == kF16}),
         checkpointing_(o, task_, *group_, *optimizer_, scaler_, loader_),
         done_(checkpointing_.resume()),
-        report_(group_->rank() == 0, o.metrics, steps_, done_),
+        report_(group_->rank() == 0, o.metrics, o.tensorboard, steps_, done_),
         profiling_(o.profile, *group_, done_, steps_) {}
 
   void run() {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -51,6 +52,25 @@ class Train : public ::testing::Test {
   TempFolder folder_;
   std::string last_output_;  // of train()
 };
+
+// One rank writes; that the file decodes is tested with io::EventWriter.
+TEST_F(Train, EventFilesForTensorBoard) {
+  std::string folder = folder_ / "runs";
+  train(2, "--steps 3 --eval-every 2 --tensorboard " + folder);
+  std::vector<std::string> files;
+  for (auto& entry : std::filesystem::directory_iterator(folder)) files.push_back(entry.path());
+  ASSERT_EQ(files.size(), 1u);
+  std::ifstream file(files[0], std::ios::binary);
+  std::string bytes((std::istreambuf_iterator<char>(file)), {});
+  auto count = [&](const std::string& tag) {
+    size_t n = 0;
+    for (size_t at = bytes.find(tag); at != std::string::npos; at = bytes.find(tag, at + 1)) ++n;
+    return n;
+  };
+  EXPECT_EQ(count("train/loss"), 3u);
+  EXPECT_EQ(count("train/grad_norm"), 3u);
+  EXPECT_EQ(count("validation/loss"), 2u);
+}
 
 TEST_F(Train, ProfileOfAllRanks) {
   for (std::string flags : {"", " --compile"}) {
@@ -332,7 +352,7 @@ TEST_F(Train, BadInputGetsOneClearLine) {
   std::ofstream(folder_ / "short.txt") << "too short";
   std::string short_file = (folder_ / "short.txt");
   const std::pair<std::string, std::string> cases[] = {
-      {"--tensorboard runs", "not available yet"},
+      {"--tensorboard " + short_file + " --steps 1", "cannot make the folder"},
       {"--model resnet50 --data text:x", "--model resnet50 does not learn from --data text:"},
       {"--model gpt5", "gpt5"},
       {"--model bert-mini --data mlm:" + short_file, "give --tokenizer FILE"},
