@@ -1,7 +1,9 @@
-// bench kernels: generated code of single bodies beside the copy bandwidth of the level of memory
-// that their operands and results fit in, and beside the same computation op by op. The copy is the
-// faster one of two: with ordinary stores and with streaming ones. All are timed in turn: what
-// other programs take from one they take from all.
+// bench kernels: generated code of single bodies beside the bandwidth of the level of memory that
+// their operands and results fit in, and beside the same computation op by op. Bandwidth is that of
+// two sweeps that do nothing else: a copy of as many bytes, half read and half written, and one
+// that reads and writes as many as the kernel, which is what a sum has to be held against. Of each
+// the faster one of two, with ordinary stores and with streaming ones, counts. All are timed in
+// turn: what other programs take from one they take from all.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -179,11 +181,16 @@ struct Prepared {
   Tensor scratch, from, to;  // of the copy
   std::vector<char*> p;
   double bytes = 0;
+  int64_t read = 0, written = 0;  // of `bytes`
   Ref<const compiler::LoadedKernel> kernel;
   void run() { compiler::run_code(kernel->code, p.data(), static_cast<char*>(scratch.raw())); }
   void copy(Traffic traffic) {  // as many bytes read and written together
     copy_memory(traffic, static_cast<char*>(to.raw()), static_cast<const char*>(from.raw()),
-                int64_t(from.nbytes()));
+                int64_t(bytes / 2) / 256 * 256);
+  }
+  void move(Traffic traffic) {  // as many bytes read, and as many written
+    move_memory(traffic, static_cast<char*>(to.raw()), written,
+                static_cast<const char*>(from.raw()), read);
   }
 };
 
@@ -200,17 +207,20 @@ Prepared prepare(const Kernel& k, int64_t rows, const compiler::Body& body,
   r.kernel = std::move(kernel);
   for (const compiler::Access& a : body.operands) r.in.push_back(memory_of(body, a));
   for (const compiler::Store& s : body.stores) r.out.push_back(memory_of(body, s.to));
-  for (auto* list : {&r.in, &r.out})
-    for (const Tensor& t : *list)
-      r.p.push_back(static_cast<char*>(t.raw())), r.bytes += double(t.nbytes());
+  auto add = [&](const Tensors& list, int64_t& bytes) {
+    for (const Tensor& t : list)
+      r.p.push_back(static_cast<char*>(t.raw())), bytes += int64_t(t.nbytes());
+  };
+  add(r.in, r.read), add(r.out, r.written);
+  r.bytes = double(r.read + r.written);
   r.scratch = zeros({int64_t(r.kernel->code.scratch_bytes) + 64}, {kU8});
   const int64_t half = int64_t(r.bytes / 2) / 256 * 256;
-  r.from = zeros({half}, {kU8}), r.to = zeros({half}, {kU8});
+  r.from = zeros({std::max(half, r.read)}, {kU8}), r.to = zeros({std::max(half, r.written)}, {kU8});
   r.name.replace(r.name.find("[rows") + 1, 4, std::to_string(rows));
   return r;
 }
 
-Json bench_kernels(int cpu, int samples) {
+Json bench_kernels(int cpu, int samples, const std::string& only) {
   bind_to_core(cpu);
   set_num_threads(1);
   NoGrad no_grad;
@@ -219,7 +229,8 @@ Json bench_kernels(int cpu, int samples) {
   std::vector<const Kernel*> kinds;
   for (const Kernel& k : kKernels)
     for (int64_t r : {k.large, k.small})
-      bodies.push_back(k.body(r)), rows.push_back(r), kinds.push_back(&k);
+      if (std::string_view(k.name).find(only) != std::string_view::npos)
+        bodies.push_back(k.body(r)), rows.push_back(r), kinds.push_back(&k);
   std::vector<PrimRef> made;
   std::vector<const compiler::Fused*> fused;
   for (size_t i = 0; i < bodies.size(); ++i) {
@@ -231,8 +242,8 @@ Json bench_kernels(int cpu, int samples) {
   auto kernels = compiler::generate(fused, {}, &report);
   fmt::print("{} kernels, {} compiled now, {:.2f} s; {}\n", report.kernels, report.compiled,
              report.seconds, load_text());
-  fmt::print("{:<34} {:>10} {:>12} {:>10} {:>8} {:>12} {:>8}\n", "", "memory", "time", "GB/s",
-             "of copy", "op by op", "ratio");
+  fmt::print("{:<34} {:>10} {:>12} {:>10} {:>8} {:>9} {:>12} {:>8}\n", "", "memory", "time", "GB/s",
+             "of copy", "of moving", "op by op", "ratio");
   Json all{{"kernels", report.kernels}, {"generate_s", report.seconds}, {"rows", Json::array()}};
   for (size_t i = 0; i < bodies.size(); ++i) {
     Prepared k = prepare(*kinds[i], rows[i], bodies[i], kernels[i]);
@@ -242,25 +253,32 @@ Json bench_kernels(int cpu, int samples) {
         for (int c = 0; c < calls; ++c) work();
       });
     };
-    std::vector<std::function<void()>> timed = {repeat([&] { k.run(); }),
-                                                repeat([&] { k.copy(Traffic::kCopy); }),
-                                                repeat([&] { k.copy(Traffic::kStreamingCopy); })};
+    std::vector<std::function<void()>> timed = {
+        repeat([&] { k.run(); }), repeat([&] { k.copy(Traffic::kCopy); }),
+        repeat([&] { k.copy(Traffic::kStreamingCopy); }), repeat([&] { k.move(Traffic::kCopy); }),
+        repeat([&] { k.move(Traffic::kStreamingCopy); })};
     if (kinds[i]->eager) timed.push_back(repeat([&] { keep(kinds[i]->eager(k.in)[0].raw()); }));
     std::vector<Stats> t = time_in_turn(timed, samples);
-    double seconds = t[0].min / calls, copy = std::min(t[1].min, t[2].min) / calls;
-    fmt::print("{:<34} {:>10} {:>12} {:>10.1f} {:>8.2f}", k.name, bytes_text(int64_t(k.bytes)),
-               time_text(seconds), k.bytes / seconds * 1e-9, copy / seconds);
-    Json row{{"what", k.name}, {"bytes", k.bytes}, {"seconds", seconds}, {"copy_seconds", copy}};
+    double seconds = t[0].min / calls, copy = std::min(t[1].min, t[2].min) / calls,
+           moving = std::min(t[3].min, t[4].min) / calls;
+    fmt::print("{:<34} {:>10} {:>12} {:>10.1f} {:>8.2f} {:>9.2f}", k.name,
+               bytes_text(int64_t(k.bytes)), time_text(seconds), k.bytes / seconds * 1e-9,
+               copy / seconds, moving / seconds);
+    Json row{{"what", k.name},
+             {"bytes", k.bytes},
+             {"seconds", seconds},
+             {"copy_seconds", copy},
+             {"moving_seconds", moving}};
     if (kinds[i]->eager) {
-      fmt::print(" {:>12} {:>8.2f}", time_text(t[3].min / calls), t[3].min / t[0].min);
-      row["eager_seconds"] = t[3].min / calls;
+      fmt::print(" {:>12} {:>8.2f}", time_text(t[5].min / calls), t[5].min / t[0].min);
+      row["eager_seconds"] = t[5].min / calls;
     }
     fmt::print("\n");
     all["rows"].push_back(row);
   }
   fmt::print(
-      "best of {} samples; the faster copy of as many bytes, half read, half written, with or "
-      "without streaming stores\n",
+      "best of {} samples; copy: as many bytes, half read, half written; moving: as many read and "
+      "as many written; the faster of ordinary and streaming stores\n",
       samples);
   return all;
 }
@@ -270,14 +288,15 @@ Json bench_kernels(int cpu, int samples) {
 void add_kernels(CLI::App& app, Run& run) {
   struct Options {
     int cpu = -1, samples = 15;
+    std::string only;
   };
   auto o = std::make_shared<Options>();
-  CLI::App* sub =
-      app.add_subcommand("kernels", "generated kernels beside the bandwidth of a plain copy");
+  CLI::App* sub = app.add_subcommand("kernels", "generated kernels beside the bandwidth of memory");
   sub->add_option("--cpu", o->cpu, "core to bind to; -1: the last")->capture_default_str();
   sub->add_option("--samples", o->samples, "of each kernel")->capture_default_str();
+  sub->add_option("--only", o->only, "kernels whose names contain this");
   add_clock_option(*sub);
-  sub->callback([o, &run] { run = [o] { return bench_kernels(o->cpu, o->samples); }; });
+  sub->callback([o, &run] { run = [o] { return bench_kernels(o->cpu, o->samples, o->only); }; });
 }
 
 }  // namespace tessera::bench

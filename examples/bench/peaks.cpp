@@ -121,12 +121,10 @@ void stream_base(char* to, const char* from, int64_t n) {
     for (int64_t k = 0; k < 64; k += 16)
       _mm_stream_si128(reinterpret_cast<__m128i*>(to + i + k),
                        *reinterpret_cast<const __m128i*>(from + i + k));
-  _mm_sfence();
 }
 [[gnu::target("avx512f")]] void stream_v4(char* to, const char* from, int64_t n) {
   for (int64_t i = 0; i + 64 <= n; i += 64)
     _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_load_si512(from + i));
-  _mm_sfence();
 }
 #endif
 
@@ -139,6 +137,12 @@ MemoryLoop memory_loop(Traffic traffic) {
   if (cpu::current_isa() == cpu::Isa::kV3) return traffic == Traffic::kRead ? read_v3 : copy_v3;
 #endif
   return traffic == Traffic::kRead ? read_base : copy_base;
+}
+// Streamed lines are on their way: what follows may count on them.
+void finish(Traffic traffic) {
+#ifdef __x86_64__
+  if (traffic == Traffic::kStreamingCopy) _mm_sfence();
+#endif
 }
 
 double best_rate(double (*kernel)(int64_t)) {
@@ -181,7 +185,7 @@ double measure_bandwidth(Traffic traffic, int64_t bytes) {
   double best = 0;
   for (int i = 0; i < kTries; ++i) {
     Stopwatch w;
-    for (int64_t r = 0; r < rounds; ++r) loop(target, source, n);
+    for (int64_t r = 0; r < rounds; ++r) loop(target, source, n), finish(traffic);
     best = std::max(best, double(n * rounds) * (traffic == Traffic::kRead ? 1 : 2) / w.seconds());
   }
   return best;
@@ -189,6 +193,26 @@ double measure_bandwidth(Traffic traffic, int64_t bytes) {
 
 void copy_memory(Traffic traffic, char* to, const char* from, int64_t n) {
   memory_loop(traffic)(to, from, n);
+  finish(traffic);
+}
+
+void move_memory(Traffic traffic, char* to, int64_t written, const char* from, int64_t read) {
+  constexpr int64_t kPiece = 64 << 10, kStep = 512;  // of the widest loop
+  const MemoryLoop copy = memory_loop(traffic), only_read = memory_loop(Traffic::kRead);
+  const bool mixed = read != written && read > 0 && written >= kStep;
+  const int64_t pieces = mixed ? std::max<int64_t>(1, std::max(read, written) / kPiece) : 1;
+  auto part = [&](int64_t bytes, int64_t k) { return bytes * k / pieces / kStep * kStep; };
+  for (int64_t k = 0; k < pieces; ++k) {
+    const int64_t r = part(read, k), w = part(written, k);
+    const int64_t reads = part(read, k + 1) - r, writes = part(written, k + 1) - w;
+    const int64_t both = std::min(reads, writes);
+    copy(to + w, from + r, both);
+    // What is only written comes from the lines just read, or from the first of all.
+    for (int64_t at = both; at < writes; at += kStep)
+      copy(to + w + at, both > 0 ? from + r : from, kStep);
+    if (reads > both) only_read(nullptr, from + r + both, reads - both);
+  }
+  finish(traffic);
 }
 
 std::vector<Level> memory_levels(int cores) {

@@ -22,6 +22,12 @@ double measure_bandwidth(Traffic traffic, int64_t bytes);
 
 /// Copies `n` bytes, a multiple of 256, between addresses that are multiples of 64.
 void copy_memory(Traffic traffic, char* to, const char* from, int64_t n);
+/// One sweep that reads `read` bytes and writes `written`, in proportion all along, and does
+/// nothing else: copies what it can, adds up what it only reads, and repeats what it only writes. A
+/// yardstick more than a bound where it does both: it takes turns, piece by piece.
+/// Addresses are multiples of 64; counts are taken down to multiples of 512. `traffic` says how it
+/// writes.
+void move_memory(Traffic traffic, char* to, int64_t written, const char* from, int64_t read);
 
 /// A level of memory and how much of it a measure uses, so that it stays in that level.
 struct Level {
