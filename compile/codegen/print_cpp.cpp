@@ -10,18 +10,16 @@
 #include <map>
 #include <set>
 
-#include "compile/codegen/expressions.h"
 #include "compile/codegen/functors.h"
-#include "compile/codegen/generate.h"
-#include "compile/codegen/schedule.h"
+#include "compile/codegen/kernel_text.h"
 #include "core/base/error.h"
 
 namespace tessera::compiler {
 namespace {
 
-class Printer {
+class Printer : KernelText {
  public:
-  Printer(const Schedule& s, std::string_view name) : s_(s), b_(s.body), name_(name) {}
+  Printer(const Schedule& s, std::string_view name) : KernelText(s), name_(name) {}
 
   std::string run() {
     find_positions();
@@ -31,106 +29,6 @@ class Printer {
   }
 
  private:
-  // ---- text ----
-
-  template <class... A>
-  void line(fmt::format_string<A...> format, A&&... args) {
-    text_.append(size_t(depth_) * 2, ' ');
-    text_ += fmt::format(format, std::forward<A>(args)...);
-    text_ += '\n';
-  }
-  template <class... A>
-  void open(fmt::format_string<A...> format, A&&... args) {
-    line("{} {{", fmt::format(format, std::forward<A>(args)...));
-    ++depth_;
-  }
-  void close(const char* end = "}") {
-    --depth_;
-    line("{}", end);
-  }
-
-  // ---- names and types ----
-
-  const Instr& instr(InstrId id) const { return b_.instrs[size_t(id)]; }
-  const Placed& at(InstrId id) const { return s_.at(id); }
-  LoopMask outer() const { return s_.outer_mask(); }
-  LoopMask inner() const { return s_.inner_mask(); }
-  static int last_of(LoopMask m) { return 31 - __builtin_clz(m); }
-
-  // "i0 * 768 + i1": where an access is at the indices of `loops`, "0" where it does not move.
-  static std::string offset(const Access& a, LoopMask loops) {
-    std::string text;
-    for (size_t l = 0; l < a.strides.size(); ++l) {
-      if (!(loops >> l & 1) || a.strides[l] == 0) continue;
-      if (!text.empty()) text += " + ";
-      text += a.strides[l] == 1 ? fmt::format("i{}", l) : fmt::format("i{} * {}", l, a.strides[l]);
-    }
-    return text.empty() ? "0" : text;
-  }
-  // Position in a dense array over the loops of `kept`.
-  std::string dense(LoopMask kept) const {
-    Access a{kF32, {}};
-    a.strides.resize(b_.extents.size());
-    int64_t stride = 1;
-    for (int l = s_.loops() - 1; l >= 0; --l)
-      if (kept >> l & 1) a.strides[size_t(l)] = stride, stride *= b_.extents[size_t(l)];
-    return offset(a, kept);
-  }
-  std::string element(const Access& a, const char* base, const char* row, int number) const {
-    return element(a, base, row, number, ~LoopMask(0));
-  }
-  std::string element(const Access& a, const char* base, const char* row, int number,
-                      LoopMask loops) const {
-    const bool moves = moving_loops(a) & outer(), inside = moving_loops(a) & inner();
-    if (moves && inside) return fmt::format("{}{}[{}]", row, number, offset(a, inner() & loops));
-    return fmt::format("{}{}[{}]", base, number, offset(a, loops));
-  }
-  std::string operand(int k) const { return element(b_.operands[size_t(k)], "x", "r", k); }
-  std::string result(int k) const { return element(b_.stores[size_t(k)].to, "y", "w", k); }
-
-  DType reduced_dtype(const Instr& i) const {  // of what is joined
-    return i.reduce <= ReduceKind::kProd || i.reduce >= ReduceKind::kAny ? i.dtype
-                                                                         : instr(i.in[0]).dtype;
-  }
-  std::string lane_type(const Instr& i) const { return register_type(reduced_dtype(i)); }
-  static bool in_double(const Instr& i) {
-    return i.reduce == ReduceKind::kSum && is_floating(i.dtype);
-  }
-  std::string total_type(const Instr& i) const { return in_double(i) ? "double" : lane_type(i); }
-  // The operand as it enters the reduction.
-  std::string fed(const Instr& i) const {
-    DType from = instr(i.in[0]).dtype, to = reduced_dtype(i);
-    std::string v = fmt::format("v{}", i.in[0]);
-    if (i.reduce >= ReduceKind::kAny) return from == kBool ? v : v + " != 0";
-    return register_type(from) == register_type(to) ? v : converted(from, to, v);
-  }
-  // A finished total as a value.
-  std::string finished(const Instr& i, const std::string& total) const {
-    if (i.dtype == kBF16 || i.dtype == kF16 || i.dtype == kF32)
-      return converted(kF64, i.dtype, total);
-    return total;
-  }
-  std::string join(const Instr& i, const std::string& to, const std::string& v) const {
-    const char* sign = i.reduce == ReduceKind::kSum ? "+" : "*";
-    if (i.reduce <= ReduceKind::kProd) return fmt::format("{} = {} {} {}", to, to, sign, v);
-    return fmt::format("{} = {}::join({}, {})", to, reduction_type(i.reduce), to, v);
-  }
-
-  // Arrays of running totals: single precision while few elements have been added.
-  LoopMask kept(const Instr& i) const { return i.loops & inner(); }
-  bool reduces_vector(const Instr& i, const Nest& n) const {
-    return i.reduced >> last_of(n.loops) & 1;
-  }
-  std::string array_type(const Instr& i, const Nest& n) const {
-    const bool many = s_.count(i.reduced & inner()) > kSumRows;
-    return in_double(i) && (reduces_vector(i, n) || many) ? "double" : lane_type(i);
-  }
-  const Nest* nest_of(InstrId id) const {
-    for (const Nest& n : s_.nests)
-      if (std::count(n.reductions.begin(), n.reductions.end(), id)) return &n;
-    return nullptr;
-  }
-
   // ---- indices as positions ----
 
   struct Comparison {
@@ -265,6 +163,7 @@ class Printer {
     } else {
       line("const long first = chunk * {}, end = first + {} < {} ? first + {} : {};", s_.chunk_rows,
            s_.chunk_rows, s_.rows, s_.chunk_rows, s_.rows);
+      if (s_.beside) print_first_scan();
       open("for (long row = first; row < end; ++row)");
     }
     print_row();
@@ -294,8 +193,7 @@ class Printer {
   }
   void print_row() {
     print_indices();
-    for (size_t k = 0; k < b_.operands.size(); ++k)
-      print_row_pointer(b_.operands[k], "const ", "r", "x", k);
+    print_operand_rows();
     for (size_t k = 0; k < b_.stores.size(); ++k)
       if (at(b_.stores[k].value).place != Place::kLate)
         print_row_pointer(b_.stores[k].to, "", "w", "y", k);
@@ -309,7 +207,10 @@ class Printer {
       if (s_.values[k].used && s_.values[k].reduce == ReduceAs::kPick) print_pick(InstrId(k));
     for (const Nest& n : s_.nests) {
       for (; stage < n.stage; ++stage) print_row_values(Place::kRow, stage + 1);
-      print_nest(n);
+      if (s_.beside && &n == &s_.nests[0])
+        print_scanned_total();
+      else
+        print_nest(n);
     }
     for (int last = last_stage(); stage < last; ++stage) print_row_values(Place::kRow, stage + 1);
     for (int k : s_.row_stores) {
@@ -319,6 +220,10 @@ class Printer {
     for (InstrId id : s_.row_reductions)
       line("{};", join(instr(id), fmt::format("c{}", id), fed(instr(id))));
     print_move_on();
+  }
+  void print_operand_rows() {
+    for (size_t k = 0; k < b_.operands.size(); ++k)
+      print_row_pointer(b_.operands[k], "const ", "r", "x", k);
   }
   void print_pick(InstrId id) {
     const Instr &where = instr(instr(id).in[0]), &x = instr(where.in[1]);
@@ -420,6 +325,43 @@ class Printer {
     print_element(n, v);
     close();
   }
+  // ---- the first nest of the next row, beside the second of this one ----
+
+  InstrId scanned() const { return s_.nests[0].reductions[0]; }
+  void print_lanes(InstrId id, int64_t count) {
+    line("Lanes<{}, {}, {}> l{};", reduction_type(instr(id).reduce), lane_type(instr(id)), count,
+         id);
+  }
+  // `scan(row, lanes)` is what the first nest does with an element of a row; n3 the total of
+  // reduction 3 of the row that comes.
+  void print_first_scan() {
+    const Nest& n = s_.nests[0];
+    const InstrId id = scanned();
+    const int v = last_of(n.loops);
+    open("auto scan = [&](long row, auto& l{}) __attribute__((always_inline))", id);
+    print_indices();
+    print_operand_rows();
+    print_row_values(Place::kRow, 0);
+    open("return [=, &l{}](long i{}, long l) __attribute__((always_inline))", id, v);
+    lane_loop_ = v;
+    print_element(n, v);
+    lane_loop_ = -1;
+    close("};");
+    close("};");
+    line("{} n{} = {}::start<{}>();", total_type(instr(id)), id, reduction_type(instr(id).reduce),
+         total_type(instr(id)));
+    open("");
+    print_lanes(id, lanes_of(n));
+    line("in_lanes<{}>(0, {}, scan(first, l{}), l{});", lanes_of(n), b_.extents[size_t(v)], id, id);
+    line("{};", join(instr(id), fmt::format("n{}", id), fmt::format("l{}.folded()", id)));
+    close();
+  }
+  void print_scanned_total() {
+    const Instr& i = instr(scanned());
+    line("const {} s{} = n{};", total_type(i), scanned(), scanned());
+    line("n{} = {}::start<{}>();", scanned(), reduction_type(i.reduce), total_type(i));
+  }
+
   bool looks_ahead(const Nest& n) const {
     return !s_.ahead.empty() && &n == &s_.nests[size_t(s_.ahead_in)] &&
            n.loops >> (s_.loops() - 1) & 1;
@@ -427,19 +369,14 @@ class Printer {
   bool streams(const Nest& n) const {
     return std::ranges::any_of(n.stores, [&](int k) { return s_.streamed[size_t(k)]; });
   }
-  bool touches_bytes(const Nest& n) const {
-    return std::ranges::any_of(n.values,
-                               [&](InstrId id) {
-                                 return instr(id).kind == InstrKind::kLoad &&
-                                        size_of(instr(id).dtype) == 1;
-                               }) ||
-           std::ranges::any_of(n.stores,
-                               [&](int k) { return size_of(b_.stores[size_t(k)].to.dtype) == 1; });
+  int64_t lanes_of(const Nest& n) const {
+    const int64_t extent = b_.extents[size_t(last_of(n.loops))];
+    int64_t count = 1, most = s_.touches_bytes(n) ? kMaxLanesOfBytes : kMaxLanes;
+    while (count < most && count < extent) count *= 2;
+    return count;
   }
   void print_in_lanes(const Nest& n, int v, const std::vector<InstrId>& lanes) {
-    const int64_t extent = b_.extents[size_t(v)];
-    int64_t count = 1, most = touches_bytes(n) ? kMaxLanesOfBytes : kMaxLanes;
-    while (count < most && count < extent) count *= 2;
+    const int64_t extent = b_.extents[size_t(v)], count = lanes_of(n);
     std::string begin = begin_of(v), end = end_of(v);
     const bool cut = !lanes.empty() && !blocked(v) && extent > kSumBlock;
     if (cut) {
@@ -450,9 +387,16 @@ class Printer {
     }
     std::string totals;
     for (InstrId id : lanes) {
-      const Instr& i = instr(id);
-      line("Lanes<{}, {}, {}> l{};", reduction_type(i.reduce), lane_type(i), count, id);
+      print_lanes(id, count);
       totals += fmt::format(", l{}", id);
+    }
+    const bool beside = s_.beside && &n == &s_.nests[1];
+    if (beside) {
+      print_lanes(scanned(), count);
+      line("auto of_next = scan(row + 1 < end ? row + 1 : row, l{});", scanned());
+      line("Beside<{}, decltype(of_next), decltype(l{})> beside{{of_next, l{}}};", count, scanned(),
+           scanned());
+      totals += ", beside";
     }
     for (int k : n.stores) {
       if (!s_.streamed[size_t(k)]) continue;
@@ -464,7 +408,7 @@ class Printer {
     for (int k : looks_ahead(n) ? s_.ahead : std::vector<int>{}) {
       const Access& a = b_.operands[size_t(k)];
       line("Ahead<{}, {}> h{}{{&{} + {}}};", read_type(a.dtype), count, k,
-           element(a, "x", "r", k, ~(LoopMask(1) << v)), a.strides[0]);
+           element(a, "x", "r", k, ~(LoopMask(1) << v)), a.strides[0] * s_.rows_ahead);
       totals += fmt::format(", h{}", k);
     }
     open("{}<{}>({}, {}, [&](long i{}, long l) __attribute__((always_inline))",
@@ -475,6 +419,9 @@ class Printer {
     close(("}" + totals + ");").c_str());
     for (InstrId id : lanes)
       line("{};", join(instr(id), total(id), fmt::format("l{}.folded()", id)));
+    if (beside)
+      line("{};", join(instr(scanned()), fmt::format("n{}", scanned()),
+                       fmt::format("l{}.folded()", scanned())));
     if (cut) close();
   }
 
@@ -574,11 +521,7 @@ class Printer {
     while (opened-- > 0) close();
   }
 
-  const Schedule& s_;
-  const Body& b_;
   const std::string name_;
-  std::string text_;
-  int depth_ = 0;
   std::map<InstrId, int64_t> positions_;       // extent of the index they are compared with
   std::map<InstrId, Comparison> as_position_;  // comparisons of indices and positions
   int lane_loop_ = -1;                         // the loop whose lanes `l` counts

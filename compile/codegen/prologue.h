@@ -287,6 +287,25 @@ struct Ahead {
   }
   TESSERA_MEMBER void take(long, long) {}
 };
+/// Another loop over the same indices, a step of it after each step of the first, with lanes of its
+/// own: what it reads from memory comes while the first one computes.
+template <long L, class F, class Total>
+struct Beside {
+  F body;
+  Total& lanes;
+  TESSERA_MEMBER void clear() {}
+  TESSERA_MEMBER void take(long i) {
+#pragma GCC ivdep
+    for (long l = 0; l < L; ++l) body(i + l, l);
+    lanes.take(i);
+  }
+  TESSERA_MEMBER void take(long i, long n) {
+    lanes.clear();
+#pragma GCC ivdep
+    for (long l = 0; l < n; ++l) body(i + l, l);
+    lanes.take(i, n);
+  }
+};
 /// body(i, lane) for i in [begin, end), which leaves the terms of `lanes`: totals and streams.
 template <long L, class F, class... Lanes>
 TESSERA_FN void in_lanes(long begin, long end, F body, Lanes&... lanes) {

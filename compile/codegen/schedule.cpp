@@ -18,6 +18,8 @@ constexpr int64_t kChunk = 1 << 15;            // elements of a chunk, at least
 constexpr int64_t kChunksOfArrays = 64;        // that keep partial arrays, at most
 constexpr int64_t kChunksOfScalars = 1 << 12;  // that keep partial sums, at most
 constexpr int64_t kLongRow = 64 << 10;         // bytes of an operand's row: twice an L1 cache
+constexpr int64_t kBesideRow = 256;            // elements of a row beside which the next is read
+constexpr int kBesideAhead = 3;                // rows: the next one is being read
 constexpr int kWorthKeeping = 7;               // cost of a value that is kept, not computed again
 
 bool within(LoopMask a, LoopMask b) { return (a & ~b) == 0; }
@@ -313,10 +315,40 @@ class Scheduler {
       for (int k : nest.stores) visit(int(n), s_.body.stores[size_t(k)].value);
       std::sort(nest.values.begin(), nest.values.end());
     }
+    s_.beside = scans_beside();
     for (size_t id = 0; id < s_.values.size(); ++id)
       if (s_.values[id].buffered) keep_in_result(InstrId(id));
     look_ahead();
     return true;
+  }
+  // A first nest that does nothing but find one total of a row (a maximum) has memory to wait for;
+  // a second one that computes much, and a total too, can do so while the next row is found.
+  bool scans_beside() const {
+    if (!on_cpu_ || s_.outer != 1 || s_.nests.size() < 2 || std::popcount(inner_) != 1)
+      return false;
+    const Nest &scan = s_.nests[0], &main = s_.nests[1];
+    auto totals = [&](const Nest& n) {
+      return !n.reductions.empty() && n.loops == inner_ &&
+             std::ranges::all_of(n.reductions, [&](InstrId id) {
+               return s_.at(id).reduce == ReduceAs::kRow && instr(id).reduced == inner_;
+             });
+    };
+    const bool keeps = std::ranges::any_of(scan.values, [&](InstrId id) {
+      return s_.at(id).buffered || s_.at(id).reduce != ReduceAs::kNone;
+    });
+    const bool picks =
+        std::ranges::any_of(s_.values, [](const Placed& p) { return p.reduce == ReduceAs::kPick; });
+    const int64_t row = s_.count(inner_);
+    return totals(scan) && totals(main) && scan.reductions.size() == 1 && scan.stores.empty() &&
+           !keeps && !picks && main.stage > scan.stage && row >= kBesideRow && row <= kSumBlock &&
+           s_.body.extents[0] > 1 && s_.touches_bytes(scan) == s_.touches_bytes(main) &&
+           work(main) > 3 * work(scan);
+  }
+  int work(const Nest& n) const {
+    int work = 0;
+    for (InstrId id : n.values)
+      work += instr(id).kind == InstrKind::kPointwise ? cost_of(instr(id).op) : 1;
+    return work;
   }
   // The row of a result that is written when nobody reads the value any more, and as it is.
   void keep_in_result(InstrId id) {
@@ -328,7 +360,8 @@ class Scheduler {
         const Access& to = s_.body.stores[size_t(k)].to;
         const bool taken = std::ranges::any_of(s_.values, [&](auto& p) { return p.kept_in == k; });
         if (!taken && to.dtype == i.dtype && (moving_loops(to) & inner_) == (i.loops & inner_)) {
-          if (s_.streamed[size_t(k)] && s_.count(inner_) * bytes_of(i.dtype) >= kLongRow) return;
+          const bool streams = s_.streamed[size_t(k)];
+          if (streams && (s_.beside || s_.count(inner_) * bytes_of(i.dtype) >= kLongRow)) return;
           at(id).kept_in = k, s_.streamed[size_t(k)] = false;
           return;
         }
@@ -342,18 +375,16 @@ class Scheduler {
     if (!on_cpu_ || s_.outer != 1 || s_.nests.size() < 2) return;
     int most = 0;
     for (size_t n = 1; n < s_.nests.size(); ++n) {
-      if ((s_.nests[n].loops & inner_) != inner_) continue;
-      int work = 0;
-      for (InstrId id : s_.nests[n].values)
-        work += instr(id).kind == InstrKind::kPointwise ? cost_of(instr(id).op) : 1;
-      if (work > most) most = work, s_.ahead_in = int(n);
+      if ((s_.nests[n].loops & inner_) == inner_ && work(s_.nests[n]) > most)
+        most = work(s_.nests[n]), s_.ahead_in = int(n);
     }
+    if (s_.beside) s_.ahead_in = 1, s_.rows_ahead = kBesideAhead;
     if (s_.ahead_in < 0) return;
     for (size_t k = 0; k < s_.body.operands.size(); ++k) {
       const Access& a = s_.body.operands[k];
       const int64_t row = s_.count(inner_) * int64_t(size_of(a.dtype));
-      if (moving_loops(a) == (outer_ | inner_) && a.strides.back() == 1 && row >= kLongRow &&
-          row <= kRowBuffers)
+      if (moving_loops(a) == (outer_ | inner_) && a.strides.back() == 1 &&
+          (s_.beside || row >= kLongRow) && row <= kRowBuffers)
         s_.ahead.push_back(int(k));
     }
   }
@@ -460,6 +491,15 @@ LoopMask moving_loops(const Access& a) {
 }
 
 int64_t Schedule::count(LoopMask mask) const { return count_loops(body, mask); }
+bool Schedule::touches_bytes(const Nest& n) const {
+  return std::ranges::any_of(n.values,
+                             [&](InstrId id) {
+                               return instr(id).kind == InstrKind::kLoad &&
+                                      size_of(instr(id).dtype) == 1;
+                             }) ||
+         std::ranges::any_of(n.stores,
+                             [&](int k) { return size_of(body.stores[size_t(k)].to.dtype) == 1; });
+}
 
 int64_t scratch_offset(const Schedule& s, InstrId reduction) {
   int64_t at = 0;

@@ -62,6 +62,9 @@ struct Schedule {
   std::vector<bool> streamed;           // results that are stored past the caches
   std::vector<int> ahead;               // operands whose next rows are fetched
   int ahead_in = -1;                    // by this nest
+  int rows_ahead = 1;                   // how far
+  bool beside =
+      false;          // the first nest goes through a row while the second computes the one before
   int64_t block = 0;  // > 0: rows are pieces of so many elements of the innermost loop
   int64_t rows = 1, chunk_rows = 1;
 
@@ -71,6 +74,8 @@ struct Schedule {
   int64_t chunks() const { return (rows + chunk_rows - 1) / chunk_rows; }
   /// Elements that the loops of `mask` have together.
   int64_t count(LoopMask mask) const;
+  /// Whether elements of one byte are read or written there, which decides how many lanes it has.
+  bool touches_bytes(const Nest& n) const;
   const Instr& instr(InstrId id) const { return body.instrs[size_t(id)]; }
   const Placed& at(InstrId id) const { return values[size_t(id)]; }
 };

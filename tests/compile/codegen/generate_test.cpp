@@ -1,4 +1,7 @@
 // Each template of generated code on bodies written by hand, against the interpreter.
+#include <cmath>
+#include <limits>
+
 #include "core/core.h"
 #include "tests/compile/codegen/compare.h"
 
@@ -18,6 +21,46 @@ TEST(Generate, RowKernels) {
       bodies.push_back(cross_entropy_body(rows, n));
     }
   compare_with_interpreter(bodies);
+}
+
+Body masked_softmax_body(int64_t rows, int64_t n) {
+  BodyBuilder b({rows, n});
+  InstrId x = b.op("where", {b.load(2, kBool), b.constant(-1e30), b.load(3)});
+  InstrId e = b.op("exp", {b.op("sub", {x, b.reduce(ReduceKind::kMax, x, 2)})});
+  b.store(b.op("div", {e, b.sum(e, 2)}));
+  return b.body;
+}
+
+TEST(Generate, TheNextRowIsReadBesideOneThatIsComputed) {
+  auto beside = [](const Body& body) {
+    return print_cpp(body, "kernel").find("Beside<") != std::string::npos;
+  };
+  std::vector<Body> bodies;
+  for (int64_t n : {256, 300, 1000, 4096})
+    for (int64_t rows : {2, 33, 140}) {
+      bodies.push_back(softmax_body(rows, n));
+      bodies.push_back(softmax_body(rows, n, kBF16));
+      bodies.push_back(masked_softmax_body(rows, n));
+    }
+  for (const Body& b : bodies) EXPECT_TRUE(beside(b)) << to_string(b);
+  compare_with_interpreter(bodies);
+  EXPECT_FALSE(beside(softmax_body(1, 1000)));      // no next row
+  EXPECT_FALSE(beside(softmax_body(70, 255)));      // too short for it to pay
+  EXPECT_FALSE(beside(softmax_body(70, 4097)));     // summed in pieces
+  EXPECT_FALSE(beside(layer_norm_body(70, 1000)));  // computes too little to wait behind
+}
+
+TEST(Generate, ANanStaysInItsRow) {
+  const int64_t rows = 40, n = 300;
+  Body body = softmax_body(rows, n);
+  Tensor x = operand_of(body, 0, 1), y = result_of(body, 0);
+  static_cast<float*>(x.raw())[7 * n + 299] = std::numeric_limits<float>::quiet_NaN();
+  Fused op("softmax", body, results_of(body));
+  auto kernels = generate({{&op}}, {.cache_dir = kernel_cache()});
+  char* p[] = {static_cast<char*>(x.raw()), static_cast<char*>(y.raw())};
+  run_code(kernels[0]->code, p, nullptr);
+  for (int64_t i = 0; i < rows * n; ++i)
+    EXPECT_EQ(std::isnan(static_cast<float*>(y.raw())[i]), i / n == 7) << i;
 }
 
 TEST(Generate, PointwiseKernels) {

@@ -42,6 +42,7 @@ std::vector<Body> bodies() {
       list.push_back(bias_gelu_body(rows, n, kBF16));
       list.push_back(results_of_many_dtypes(rows, n));
     }
+  for (int64_t n : {300, 1000}) list.push_back(softmax_body(70, n));  // rows beside the next ones
   list.push_back(adamw_body(100001));
   list.push_back(cross_entropy_body(3, 20000));  // rows too long for L1
   return list;
@@ -138,6 +139,7 @@ TEST(Streams, OnlyLargeResultsWhoseElementsAreNeighbours) {
   b.store(b.op("exp", {b.load(3)}), {kF32, {128, 2}});
   EXPECT_FALSE(streams(b.body));
   EXPECT_FALSE(streams(softmax_body(16, 64)));   // its rows keep exponentials
+  EXPECT_TRUE(streams(softmax_body(16, 256)));   // a row of them beside the next one is no result's
   EXPECT_TRUE(streams(softmax_body(2, 20000)));  // and are too long for L1
 }
 
