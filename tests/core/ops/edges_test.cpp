@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <functional>
 #include <numeric>
 
@@ -252,6 +253,17 @@ TEST(Edges, DerivativesOfLgammaEndAtTrigamma) {
   EXPECT_THROW(grad({&last, 1}, {&x, 1}), NotDifferentiable);
   EXPECT_EQ(values(polygamma(1, x)), values(trigamma(x)));
   EXPECT_TRUE(contains(error_of([&] { polygamma(2, x); }), "orders 0 and 1"));
+}
+
+// Rows of 16-bit floats are joined column by column, and have the bits of the same rows in f32.
+TEST(Reduce, SixteenBitRowsHaveTheBitsOfWideOnes) {
+  for (DType t : {kBF16, kF16})
+    for (const Shape& shape : {Shape{1000, 300}, {2, 700, 33}, {3, 40, 1025}, {9000, 40}}) {
+      Tensor x = cast(sample_values(shape, -1, 1, 1), t);
+      const int dim = shape.size() - 2;
+      Tensor low = sum(x, {dim}), wide = cast(sum(cast(x, kF32), {dim}), t);
+      EXPECT_EQ(std::memcmp(low.raw(), wide.raw(), wide.nbytes()), 0) << to_string(shape);
+    }
 }
 
 }  // namespace
