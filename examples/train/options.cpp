@@ -197,8 +197,9 @@ Parsed parse_options(int argc, char** argv) {
   app.add_flag("--exact-contraction", o.exact_contraction,
                "products that ranks can share to the bit: with --deterministic, tp and fsdp+tp too "
                "give the bits of one rank");
-  text("--weights", o.weights, "safetensors file to start from");
-  text("--save", o.save, "safetensors file to write at the end");
+  text("--weights", o.weights, "safetensors file, or folder of Hugging Face, to start from");
+  text("--save", o.save,
+       "safetensors file to write at the end; FOLDER/ as Hugging Face's transformers reads it");
   number("--sample", o.sample, "tokens to generate at the end");
   number("--eval-every", o.eval_every, "steps between validations; 0: at the end only");
   text("--metrics", o.metrics, "JSON lines file, one line a step");

@@ -188,7 +188,7 @@ class Staged final : public Strategy {
     if (o.weights.empty()) return stage_->init(o.seed);
     std::set<std::string> own;
     for (const NamedTensor& t : stage_->state()) own.insert(t.name);
-    std::vector<NamedTensor> state = io::load_safetensors(o.weights);
+    std::vector<NamedTensor> state = load_weights(o.weights);
     std::erase_if(state, [&](const NamedTensor& t) { return !own.contains(t.name); });
     stage_->load_state(state);
   }

@@ -7,6 +7,7 @@
 #include "core/ops/fused.h"
 #include "examples/models/bert.h"
 #include "examples/models/gpt.h"
+#include "examples/models/hugging_face.h"
 #include "examples/models/mlp.h"
 #include "examples/train/image_task.h"
 #include "examples/train/synthetic.h"
@@ -24,6 +25,28 @@ std::string find(const io::Metadata& m, const std::string& key) {
   return it == m.end() ? "" : it->second;
 }
 
+// Fields of a folder's config are as fixed as its weights; what only training uses may differ.
+template <class M>
+void set_fields(const Options& o, M& m) {
+  const bool fixed = models::is_hugging_face(o.weights);
+  for (auto& [key, value] : o.set) {
+    TESSERA_CHECK(!fixed || key.ends_with("dropout"),
+                  "train: --set {}={}: config.json in --weights {} says what the model is; only "
+                  "dropout may be set",
+                  key, value, o.weights);
+    models::set_option(m, key, value);
+  }
+}
+
+// The vocabulary of the data is that of the model, unless its weights have one already.
+void set_vocab(const Options& o, int64_t& vocab, int64_t of_data) {
+  TESSERA_CHECK(!models::is_hugging_face(o.weights) || vocab == of_data,
+                "train: the data has a vocabulary of {}, config.json in --weights {} says {}; give "
+                "the --tokenizer that the model was trained with",
+                of_data, o.weights, vocab);
+  vocab = of_data;
+}
+
 Task make_gpt_task(const Options& o) {
   Task task;
   models::GptOptions m = o.model == "gpt2" ? models::gpt2() : models::gpt_nano();
@@ -31,7 +54,8 @@ Task make_gpt_task(const Options& o) {
   io::Metadata saved = saved_metadata(o.weights);
   for (auto& [key, value] : saved)
     if (key.starts_with("option.")) models::set_option(m, key.substr(7), value);
-  for (auto& [key, value] : o.set) models::set_option(m, key, value);
+  if (models::is_hugging_face(o.weights)) m = models::gpt_from_hugging_face(o.weights);
+  set_fields(o, m);
   int64_t length = o.seq_len ? o.seq_len : m.context;
   TESSERA_CHECK(length <= m.context,
                 "train: --seq-len {} is longer than the model's context {}; give --set context={}",
@@ -39,7 +63,7 @@ Task make_gpt_task(const Options& o) {
   if (o.data.starts_with("text:") || o.data.starts_with("tokens:")) {
     data::TokenSplit split =
         data::load_tokens(o.data, o.data.starts_with("text:") ? o.tokenizer : "");
-    m.vocab = split.vocab_size;
+    set_vocab(o, m.vocab, split.vocab_size);
     task.tokenizer = split.tokenizer;
     task.train =
         std::make_shared<data::RandomWindows>(split.train, length, o.seed, split.vocab_size);
@@ -54,6 +78,9 @@ Task make_gpt_task(const Options& o) {
   models::GptPtr gpt = models::gpt(m);
   task.fill = [gpt, seed = o.seed] { gpt->init(seed); };
   task.model = gpt;
+  task.save_folder = [m](const std::string& folder, std::vector<NamedTensor> state) {
+    models::save_hugging_face(folder, m, std::move(state));
+  };
   task.tokens_per_sample = length;
   task.loss = mean_cross_entropy;
   auto tokenizer = task.tokenizer;
@@ -86,7 +113,8 @@ Task make_bert_task(const Options& o) {
   models::BertOptions m = models::bert_options(o.model);
   for (auto& [key, value] : saved_metadata(o.weights))
     if (key.starts_with("option.")) models::set_option(m, key.substr(7), value);
-  for (auto& [key, value] : o.set) models::set_option(m, key, value);
+  if (models::is_hugging_face(o.weights)) m = models::bert_from_hugging_face(o.weights);
+  set_fields(o, m);
   int64_t length = o.seq_len ? o.seq_len : std::min<int64_t>(128, m.context);
   TESSERA_CHECK(length <= m.context,
                 "train: --seq-len {} is longer than the model's context {}; give --set context={}",
@@ -98,7 +126,7 @@ Task make_bert_task(const Options& o) {
     data::TokenSplit split =
         data::load_tokens("text:" + o.data.substr(4), (named ? "" : "wordpiece:") + o.tokenizer);
     auto tokenizer = std::static_pointer_cast<const data::WordPieceTokenizer>(split.tokenizer);
-    m.vocab = split.vocab_size;
+    set_vocab(o, m.vocab, split.vocab_size);
     data::MaskingOptions masking{.length = length,
                                  .vocab_size = m.vocab,
                                  .cls = tokenizer->cls(),
@@ -116,6 +144,9 @@ Task make_bert_task(const Options& o) {
   auto bert = models::bert_for_masked_lm(m);
   task.fill = [bert, seed = o.seed] { bert->init(seed); };
   task.model = bert;
+  task.save_folder = [m](const std::string& folder, std::vector<NamedTensor> state) {
+    models::save_hugging_face(folder, m, std::move(state));
+  };
   task.tokens_per_sample = length;
   task.loss = mean_cross_entropy;
   auto field = [&](const char* name, auto value) {
@@ -149,6 +180,11 @@ io::Metadata saved_metadata(const std::string& path) {
   return path.empty() ? io::Metadata{} : io::SafetensorsSet::open(path).files()[0].metadata();
 }
 
+std::vector<NamedTensor> load_weights(const std::string& path) {
+  return models::is_hugging_face(path) ? models::load_hugging_face(path)
+                                       : io::load_safetensors(path);
+}
+
 Task make_task(const Options& o, Device device) {
   nn::OnDevice building(device);
   Task task = o.model == "mlp"                ? make_mlp_task(o)
@@ -157,9 +193,12 @@ Task make_task(const Options& o, Device device) {
                                               : make_gpt_task(o);
   task.metadata.emplace_back("model", o.model);
   if (!o.weights.empty())
-    task.fill = [model = task.model, path = o.weights] {
-      model->load_state(io::load_safetensors(path));
-    };
+    task.fill = [model = task.model, path = o.weights] { model->load_state(load_weights(path)); };
+  TESSERA_CHECK(
+      !saves_folder(o) || task.save_folder,
+      "train: --save {}: folders of Hugging Face are for gpt and bert models; give a file "
+      "that ends in .safetensors",
+      o.save);
   TESSERA_CHECK(o.sample == 0 || task.generate,
                 "train: --sample needs a language model with text data, or weights that were saved "
                 "with their tokenizer");

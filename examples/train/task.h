@@ -29,7 +29,14 @@ struct Task {
   int64_t validation_batch = 64;      // fixed, so that validation sums in one order
   std::function<std::string(int64_t tokens)> generate;        // null where nothing can be generated
   std::vector<std::pair<std::string, std::string>> metadata;  // of a saved file
+  // Writes the whole state as a Hugging Face folder; null for models that have none.
+  std::function<void(const std::string& folder, std::vector<NamedTensor> state)> save_folder;
 };
+
+/// --save names a folder: it ends in '/'.
+inline bool saves_folder(const Options& o) { return o.save.ends_with('/'); }
+/// The weights in a file, a folder of shards, or a folder of Hugging Face, by our names.
+std::vector<NamedTensor> load_weights(const std::string& path);
 
 /// Builds the task that the options describe: model (without values until fill), data, loss.
 /// `device`: of the parameters; kMeta for a model that is to be cut before it has values.

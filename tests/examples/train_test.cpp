@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -348,10 +349,33 @@ TEST_F(Train, SavedWeightsAreLoadedAndSampled) {
   EXPECT_NE(o.output.find("sample:"), std::string::npos) << o.output;
 }
 
+TEST_F(Train, FoldersOfHuggingFaceAreReadAndWritten) {
+  const char* source = std::getenv("TESSERA_SOURCE");
+  std::string folder = std::string(source ? source : ".") + "/tests/golden/hugging_face/gpt2";
+  const std::string saved = folder_ / "saved/";
+  for (std::string flags : {"--steps 0", "--steps 2 --batch-size 2"}) {
+    Outcome o =
+        run(bin("train") + " --model gpt2 --weights " + folder + " --save " + saved + " " + flags);
+    ASSERT_EQ(o.status, 0) << o.output;
+    // What was saved is what the next run begins with.
+    Outcome next = run(bin("train") + " --model gpt2 --steps 0 --weights " + saved);
+    ASSERT_EQ(next.status, 0) << next.output;
+    size_t at = o.output.find("parameters ", o.output.find("done:"));
+    EXPECT_NE(next.output.find(o.output.substr(at, 43)), std::string::npos) << next.output;
+  }
+}
+
 TEST_F(Train, BadInputGetsOneClearLine) {
   std::ofstream(folder_ / "short.txt") << "too short";
   std::string short_file = (folder_ / "short.txt");
+  const char* source = std::getenv("TESSERA_SOURCE");
+  std::string folders = std::string(source ? source : ".") + "/tests/golden/hugging_face";
   const std::pair<std::string, std::string> cases[] = {
+      {"--model gpt2 --weights " + folders + "/gpt2 --set layers=3", "only dropout may be set"},
+      {"--model gpt2 --weights " + folders + "/bert", "model_type is \"bert\""},
+      {"--model gpt2 --tokenizer byte --data " + data() + " --weights " + folders + "/gpt2",
+       "vocabulary of 256, config.json"},
+      {"--model mlp --steps 0 --save out/", "ends in .safetensors"},
       {"--tensorboard " + short_file + " --steps 1", "cannot make the folder"},
       {"--model resnet50 --data text:x", "--model resnet50 does not learn from --data text:"},
       {"--model gpt5", "gpt5"},

@@ -1,0 +1,31 @@
+// Folders as Hugging Face's transformers writes them, config.json beside model.safetensors (or its
+// shards), for GPT-2 and BERT. A config that asks for what these models do not compute is refused
+// by the name of its field; nothing in it is ignored that would change results.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "examples/models/bert.h"
+#include "examples/models/gpt.h"
+
+namespace tessera::models {
+
+/// A folder with a config.json.
+bool is_hugging_face(const std::string& path);
+/// The options that the folder's config describes. Throws UserError naming the folder and the field
+/// when the model is of another kind ("model_type") or computes otherwise.
+GptOptions gpt_from_hugging_face(const std::string& folder);
+BertOptions bert_from_hugging_face(const std::string& folder);
+/// The folder's weights under this program's names, in its order and in f32. Left out are copies of
+/// tied weights, masks and position numbers, and of BERT what masked language modelling does not
+/// use: the pooler and the head for next sentences.
+std::vector<NamedTensor> load_hugging_face(const std::string& folder);
+
+/// Writes config.json and model.safetensors into `folder`, which is made: transformers loads it as
+/// GPT2LMHeadModel (BertForMaskedLM). Throws UserError for a Gpt without biases: GPT-2 has them.
+void save_hugging_face(const std::string& folder, const GptOptions& options,
+                       std::vector<NamedTensor> state);
+void save_hugging_face(const std::string& folder, const BertOptions& options,
+                       std::vector<NamedTensor> state);
+
+}  // namespace tessera::models

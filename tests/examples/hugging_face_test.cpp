@@ -1,0 +1,126 @@
+// Folders of Hugging Face's transformers: their logits from our models, what is saved again is what
+// was read, and what errors name (scripts/reference/make_golden_hugging_face.py made the folders).
+#include "examples/models/hugging_face.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+
+#include "core/autograd/autograd.h"
+#include "core/io/file.h"
+#include "core/io/safetensors.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+using namespace models;
+
+std::string golden(const std::string& name) {
+  const char* source = std::getenv("TESSERA_SOURCE");
+  return std::string(source ? source : ".") + "/tests/golden/hugging_face/" + name;
+}
+
+void expect_logits(const std::string& name, const std::function<Tensor(const Tensor&)>& model) {
+  auto file = io::SafetensorsFile::open(golden(name + "_logits.safetensors"));
+  Tensor want = file.load("logits"), got = model(file.load("ids"));
+  ASSERT_EQ(got.shape(), want.shape());
+  EXPECT_LT(amax(abs(got - want)).item<float>(), 2e-6f * amax(abs(want)).item<float>());
+}
+
+// Names, dtypes and bits.
+void expect_same_weights(const std::string& folder, const std::string& other) {
+  std::vector<NamedTensor> a = io::load_safetensors(folder), b = io::load_safetensors(other);
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_EQ(a[i].name, b[i].name);
+    ASSERT_EQ(describe(a[i].tensor), describe(b[i].tensor)) << a[i].name;
+    EXPECT_EQ(std::memcmp(a[i].tensor.raw(), b[i].tensor.raw(), a[i].tensor.nbytes()), 0)
+        << a[i].name;
+  }
+}
+
+void expect_error(const std::function<void()>& call, std::initializer_list<const char*> parts) {
+  try {
+    call();
+    ADD_FAILURE() << "nothing thrown";
+  } catch (const UserError& e) {
+    for (const char* part : parts)
+      EXPECT_NE(std::string(e.what()).find(part), std::string::npos) << e.what() << "\n" << part;
+  }
+}
+
+TEST(HuggingFace, Gpt2HasItsLogitsAndIsSavedAsItWas) {
+  NoGrad off;
+  GptOptions o = gpt_from_hugging_face(golden("gpt2"));
+  GptPtr model = gpt(o);
+  model->load_state(load_hugging_face(golden("gpt2")));
+  model->eval();
+  expect_logits("gpt2", [&](const Tensor& ids) { return (*model)(ids); });
+  TempFolder folder;
+  save_hugging_face(folder / "out", o, model->state());
+  expect_same_weights(folder / "out", golden("gpt2"));
+  GptOptions again = gpt_from_hugging_face(folder / "out");
+  EXPECT_EQ(std::tie(again.vocab, again.context, again.layers, again.heads, again.dim,
+                     again.dropout, again.bias, again.tanh_gelu, again.tied),
+            std::tie(o.vocab, o.context, o.layers, o.heads, o.dim, o.dropout, o.bias, o.tanh_gelu,
+                     o.tied));
+  o.bias = false;
+  expect_error([&] { save_hugging_face(folder / "out", o, model->state()); }, {"--set bias=true"});
+}
+
+TEST(HuggingFace, BertHasItsLogitsAndIsSavedAsItWas) {
+  NoGrad off;
+  BertOptions o = bert_from_hugging_face(golden("bert"));
+  BertForMaskedLMPtr model = bert_for_masked_lm(o);
+  model->load_state(load_hugging_face(golden("bert")));
+  model->eval();
+  expect_logits("bert", [&](const Tensor& ids) {
+    return model->forward({.ids = ids, .segments = {}, .key_mask = {}});
+  });
+  TempFolder folder;
+  save_hugging_face(folder / "out", o, model->state());
+  expect_same_weights(folder / "out", golden("bert"));
+  BertOptions again = bert_from_hugging_face(folder / "out");
+  EXPECT_EQ(std::tie(again.vocab, again.context, again.segments, again.layers, again.heads,
+                     again.dim, again.hidden, again.dropout, again.attention_dropout, again.eps),
+            std::tie(o.vocab, o.context, o.segments, o.layers, o.heads, o.dim, o.hidden, o.dropout,
+                     o.attention_dropout, o.eps));
+}
+
+TEST(HuggingFace, FieldsThatWouldChangeResultsAreRefusedByName) {
+  TempFolder folder;
+  auto with = [&](const std::string& kind, const std::string& field) {
+    std::string text = io::read_file(golden(kind + "/config.json"), "test");
+    folder.write("config.json", "{" + field + "," + text.substr(text.find('{') + 1));
+    return folder.str();
+  };
+  // Of two fields of one name the last counts, so these come under names that the file lacks.
+  expect_error(
+      [&] { bert_from_hugging_face(with("bert", "\"position_embedding_type\":\"relative\"")); },
+      {"config.json", "position_embedding_type", "relative", "absolute"});
+  expect_error([&] { gpt_from_hugging_face(golden("bert")); }, {"model_type", "bert", "gpt2"});
+  folder.write("config.json", "{\"model_type\": \"gpt2\", \"vocab_size\": -3}");
+  expect_error([&] { gpt_from_hugging_face(folder.str()); }, {"vocab_size is -3"});
+  folder.write("config.json", "[1");
+  expect_error([&] { gpt_from_hugging_face(folder.str()); }, {"no JSON object"});
+  EXPECT_FALSE(is_hugging_face(folder / "nothing"));
+}
+
+TEST(HuggingFace, EveryDifferenceOfTheWeightsIsInOneError) {
+  std::vector<NamedTensor> state = load_hugging_face(golden("bert"));
+  BertOptions o = bert_from_hugging_face(golden("bert"));
+  o.layers = 3, o.hidden = 16;
+  expect_error([&] { bert_for_masked_lm(o)->load_state(state); },
+               {"16 missing", "bert.encoder.layer.2.attention.self.query.weight",
+                "6 of another shape", "bert.encoder.layer.0.intermediate.dense.weight"});
+}
+
+}  // namespace
+}  // namespace tessera
