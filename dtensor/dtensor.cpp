@@ -2,6 +2,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/ops/views.h"
+#include "core/tensor/wrapped.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/shard_spec.h"
 
@@ -23,7 +24,16 @@ void check_layout(const char* op, const DeviceMesh& mesh, const Layout& layout) 
                    to_string(layout), mesh.to_string());
 }
 
+// Placements belong to the tensor that a function transform's argument stands for.
+void refuse_wrapper(const char* op, const Tensor& t) {
+  TESSERA_CHECK(!wrapped(t),
+                "{}: {} is inside a function transform, where placements cannot be seen; call it "
+                "outside, on arguments and results",
+                op, describe(t));
+}
+
 const ShardSpec& need_spec(const char* op, const Tensor& t) {
+  refuse_wrapper(op, t);
   const ShardSpec* s = spec_of(t);
   TESSERA_CHECK(s, "{}: {} is a plain tensor; distribute() it first", op, describe(t));
   return *s;
@@ -156,6 +166,7 @@ Tensor to_local(const Tensor& t, const Layout& grad) {
 }
 
 Tensor full_tensor(const Tensor& t) {
+  if (innermost(t).is_sharded()) refuse_wrapper("full_tensor", t);
   const ShardSpec* s = spec_of(t);
   return s ? to_local(redistribute(t, replicated(s->mesh))) : t;
 }

@@ -6,6 +6,7 @@
 #include <unordered_map>
 
 #include "core/autograd/autograd.h"
+#include "core/autograd/level.h"
 #include "core/ops/pointwise.h"
 
 namespace tessera {
@@ -103,7 +104,9 @@ class CastCache {
   explicit CastCache(bool enabled) : enabled_(enabled), backend_(context().backend) {}
 
   Tensor cast_to(const Tensor& t, DType to) {
-    if (!enabled_ || context().backend != backend_ || !is_parameter(t)) return cast(t, to);
+    // Inside a function transform a kept cast would be a constant of the levels outside.
+    if (!enabled_ || context().backend != backend_ || current_level() || !is_parameter(t))
+      return cast(t, to);
     const Ref<Storage>& storage = piece(t).storage();
     if (!storage) return cast(t, to);
     Entry& e = entries_[{t.impl(), to}];

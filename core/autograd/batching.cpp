@@ -154,7 +154,7 @@ bool map_of(const Primitive& prim, const Tensors& in, Metas& out, AxisMap& map) 
     if (map.empty()) return false;
     verify_axes(prim.name(), map, p, out);
     return true;
-  } catch (const Error&) {
+  } catch (const Error&) {  // verify_axes too: these may be operands that the op was not made for
     return false;
   }
 }

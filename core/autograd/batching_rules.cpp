@@ -268,10 +268,6 @@ Tensor with_batch(const Tensor& t, int64_t size) {
 
 namespace tessera {
 
-bool draws(const Primitive& prim) {
-  static const OpId ids[] = {intern_op("rand"), intern_op("randn"), intern_op("randint"),
-                             intern_op("dropout")};
-  return std::ranges::find(ids, prim.id()) != std::end(ids);
-}
+bool draws(const Primitive& prim) { return batching::draw_of(prim.id()) != batching::Draw::kNone; }
 
 }  // namespace tessera

@@ -2,8 +2,11 @@
 // level from the innermost to the outermost gets a node. A level's node runs the vjp at the
 // innermost level, on the samples of the vmaps in between, and sums over those where an input had
 // none.
+#include <algorithm>
+
 #include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
+#include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
 
@@ -104,6 +107,36 @@ void attach(std::string_view name, std::span<const Tensor> in, Tensors& out, con
   }
 }
 
+// One call of a function.
+struct Applied {
+  Ref<CustomFunction> f;
+  std::vector<SavedTensor> saved;
+  std::vector<int> output;  // which result a saved tensor is; -1: none
+  Tensors in;               // where results were saved: their history is this call's
+  size_t results;
+};
+
+Tensors vjp_of(const std::shared_ptr<const Applied>& call, Cotangents cot) {
+  Tensors values, again;
+  SmallVector<size_t, 4> position;
+  for (size_t i = 0; i < call->saved.size(); ++i) {
+    values.push_back(call->saved[i].unpack(call->f->name(), "saved tensor", i, {}));
+    if (call->output[i] >= 0) again.push_back(values[i]), position.push_back(i);
+  }
+  if (!again.empty()) {  // matters where this backward is recorded
+    attach(call->f->name(), call->in, again, [call, position](Cotangents of_saved) {
+      Tensors all(call->results);
+      for (size_t k = 0; k < of_saved.size(); ++k) {
+        Tensor& sum = all[size_t(call->output[position[k]])];
+        if (of_saved[k].defined()) sum = sum.defined() ? sum + of_saved[k] : of_saved[k];
+      }
+      return vjp_of(call, all);
+    });
+    for (size_t k = 0; k < again.size(); ++k) values[position[k]] = again[k];
+  }
+  return call->f->vjp(values, cot);
+}
+
 }  // namespace
 
 Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in) {
@@ -117,16 +150,15 @@ Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in) {
     out = f->forward(in);
   }
   if (!record) return out;
-  std::vector<SavedTensor> saved;
-  for (const Tensor& t : f->saved_) saved.push_back(SavedTensor::input(t));
+  auto call = std::make_shared<Applied>(Applied{f, {}, {}, {}, out.size()});
+  for (const Tensor& t : f->saved_) {
+    auto same = std::ranges::find(out, t.impl(), [](const Tensor& o) { return o.impl(); });
+    call->saved.push_back(SavedTensor::input(t));
+    call->output.push_back(same == out.end() ? -1 : int(same - out.begin()));
+    if (same != out.end()) call->in = Tensors(in.begin(), in.end());
+  }
   f->saved_.clear();
-  const std::string name(f->name());
-  attach(name, in, out, [f, saved = std::move(saved)](Cotangents cot) {
-    Tensors values;
-    for (size_t i = 0; i < saved.size(); ++i)
-      values.push_back(saved[i].unpack(f->name(), "saved tensor", i, {}));
-    return f->vjp(values, cot);
-  });
+  attach(f->name(), in, out, [call](Cotangents cot) { return vjp_of(call, cot); });
   return out;
 }
 

@@ -13,6 +13,7 @@ struct LevelTensor final : Wrapped {
   Ref<Wrapped> with(Tensor t) const override {
     return Ref<Wrapped>(new LevelTensor(level, std::move(t), batched));
   }
+  bool in_use() const override { return level->in_use(); }
   const Ref<Level> level;
 };
 
@@ -57,13 +58,11 @@ Tensor Level::inner(const Tensor& t, bool& batched) const {
     batched = w->batched;
     return w->inner;
   }
-  if (w->level->entered_) return t;
-  TESSERA_CHECK(
-      !w->batched,
-      "vmap: {} is a batch of a vmap that is over; return it from the function instead of "
-      "keeping it",
-      describe(t));
-  return inner(w->inner, batched);
+  TESSERA_CHECK(w->level->entered_,
+                "{} belongs to a function transform that is over; return the tensor from the "
+                "function instead of keeping it",
+                describe(t));
+  return t;
 }
 
 Tensor Level::adopt(const Tensor& t) {

@@ -39,13 +39,15 @@ class Level final : public Backend, public RefCounted {
   /// Samples of the batch; -1 where the level only differentiates.
   int64_t batch() const { return batch_; }
   Randomness randomness() const { return randomness_; }
+  /// Whether a thread is at this level, or at one inside it.
+  bool in_use() const { return entered_ > 0; }
 
   /// The wrapper of `inner`, a tensor of the level outside, without history at this level.
   Tensor wrap(Tensor inner, bool batched);
   /// The payload of `t` when it is a wrapper of this level; else null.
   const Wrapped* mine(const Tensor& t) const;
   /// `t` as a tensor of this level: itself, or a wrapper that is the same for every sample. Throws
-  /// UserError for a batch of a vmap that is over.
+  /// UserError for a tensor of a function that has returned.
   Tensor adopt(const Tensor& t);
   /// What `t` stands for at the level outside; sets `batched`.
   Tensor inner(const Tensor& t, bool& batched) const;

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "core/autograd/autograd.h"
 #include "core/autograd/transforms_core.h"
 #include "core/ops/create.h"
@@ -36,8 +38,9 @@ Tensor basis(const Tensor& like) {
   return reshape(eye(like.numel(), like.numel(), {like.dtype(), like.device()}), s);
 }
 
+// Over the directions of a basis. What the function drew belongs to the point, not to a direction.
 List vmap_leading(Function f, const Tensor& in) {
-  return vmap_of(f, {&in, 1}, {{0}, {1}, {}, Randomness::kError});
+  return vmap_of(f, {&in, 1}, {{0}, {1}, {}, Randomness::kSame});
 }
 
 }  // namespace
@@ -57,7 +60,9 @@ Recording record(Function f, std::span<const Tensor> in, const std::vector<bool>
       r.leaves_[i] = args[i];
     }
     for (const Tensor& t : f(args)) {
-      TESSERA_CHECK(t.defined(), "grad: the function returned an undefined tensor");
+      TESSERA_CHECK(t.defined(),
+                    "function transform: the function returned an undefined tensor; return tensors "
+                    "that have a value");
       r.out_.push_back(r.level_->adopt(t));
     }
   }
@@ -130,7 +135,9 @@ ValuesAndTangents jvp_of(Function f, std::span<const Tensor> in, std::span<const
                 in.size());
   for (size_t i = 0; i < in.size(); ++i)
     TESSERA_CHECK_AS(ShapeError,
-                     in[i].shape() == tangents[i].shape() && in[i].dtype() == tangents[i].dtype(),
+                     in[i].defined() && tangents[i].defined() &&
+                         in[i].shape() == tangents[i].shape() &&
+                         in[i].dtype() == tangents[i].dtype(),
                      "jvp: input {} is {}, its tangent {}; they must be alike", i, describe(in[i]),
                      describe(tangents[i]));
   Recording primal = record(f, in, std::vector<bool>(in.size(), true));
@@ -212,23 +219,35 @@ List jacobians(Mode mode, Function f, std::span<const Tensor> in, const std::vec
                 "{}: the function returned {} tensors; it must return one, of floats", name,
                 primal.results().size());
   const Tensor y = primal.results()[0];
+  for (size_t i = 0; i < in.size(); ++i)
+    TESSERA_CHECK(!wanted[i] || is_floating(in[i].dtype()),
+                  "{}: input {} is {}; derivatives are by floats", name, i, describe(in[i]));
   auto pull = [&](std::span<const Tensor> u) { return primal.pullback(u); };
-  auto shaped = [&](const Tensor& j, const Tensor& x) {
+  auto shape_by = [&](const Tensor& x) {
     Shape s = y.shape();
     for (int64_t e : x.shape()) s.push_back(e);
-    return reshape(j, s);
+    return s;
+  };
+  auto shaped = [&](const Tensor& j, const Tensor& x) {
+    return reshape(j, shape_by(x)).to(y.dtype());
   };
   List result(in.size());
+  std::vector<bool> left = wanted;  // by inputs that have elements
+  for (size_t i = 0; i < in.size(); ++i) {
+    left[i] = wanted[i] && in[i].numel() > 0 && y.numel() > 0;
+    if (wanted[i] && !left[i]) result[i] = zeros(shape_by(in[i]), {y.dtype(), y.device()});
+  }
+  if (std::ranges::find(left, true) == left.end()) return result;
   if (mode == Mode::kReverse) {
     List rows = vmap_leading(pull, basis(y));
     for (size_t i = 0; i < in.size(); ++i)
-      if (wanted[i]) result[i] = shaped(rows[i], in[i]);
+      if (left[i]) result[i] = shaped(rows[i], in[i]);
     return result;
   }
   Tensor zero = zeros_like(y);
   Recording linear = record(pull, {&zero, 1}, {true});
   for (size_t i = 0; i < in.size(); ++i) {
-    if (!wanted[i]) continue;
+    if (!left[i]) continue;
     auto push = [&](std::span<const Tensor> direction) {
       List tangents;
       for (size_t k = 0; k < in.size(); ++k)

@@ -66,7 +66,13 @@ struct IsPair : std::false_type {};
 template <class B>
 struct IsPair<std::pair<Tensor, B>> : std::true_type {};
 
-/// The linear map that vjp returns; may be called any number of times, under other transforms too.
+template <class T>
+struct IsTuple : std::false_type {};
+template <class... T>
+struct IsTuple<std::tuple<T...>> : std::true_type {};
+
+/// The linear map that vjp returns; may be called any number of times, under other transforms too,
+/// by one thread at a time.
 template <class Out, class In>
 class Pullback {
  public:
@@ -93,6 +99,8 @@ auto value_and_grad(F f) {
   return [f = std::move(f)](const auto&... args) {
     using namespace transforms;
     using Out = std::decay_t<decltype(f(args...))>;
+    static_assert(std::is_same_v<Out, Tensor> || IsPair<Out>::value,
+                  "grad: f returns a tensor, or std::pair of it and what else it returns");
     const Values<decltype(args)...> like(args...);
     std::optional<Out> out;
     auto body = [&](std::span<const Tensor> in) {
@@ -148,7 +156,7 @@ template <class F, class In>
 auto jvp(F f, const In& primals, const In& tangents) {
   using namespace transforms;
   auto run = [&](const In& in) {
-    if constexpr (requires { std::tuple_size<In>::value; })
+    if constexpr (IsTuple<In>::value)
       return std::apply(f, in);
     else
       return f(in);
@@ -195,8 +203,8 @@ auto vmap(F f, VmapOptions options = {}) {
 }
 
 /// Jacobians of f, which returns one float tensor y, by argument Arg, a tensor x or a list of them:
-/// [y's dims.., x's dims..]. jacrev runs one batched backward with a sample for each element of y;
-/// jacfwd one batched forward derivative with a sample for each element of x.
+/// [y's dims.., x's dims..], of y's dtype. jacrev runs one batched backward with a sample for each
+/// element of y; jacfwd one batched forward derivative with a sample for each element of x.
 template <size_t Arg = 0, class F>
 auto jacrev(F f) {
   return [f = std::move(f)](const auto&... args) {
@@ -221,8 +229,8 @@ auto jacfwd(F f) {
         like, jacobians(Mode::kForward, body, tree::flatten(like), chosen<Arg>(like))));
   };
 }
-/// Second derivatives of f, which returns one element, by its argument Arg, a tensor x:
-/// [x's dims.., x's dims..]. Forward over reverse.
+/// Second derivatives of f, which returns a tensor y (0-d, as a rule), by its argument Arg, a
+/// tensor x: [y's dims.., x's dims.., x's dims..]. Forward over reverse.
 template <size_t Arg = 0, class F>
 auto hessian(F f) {
   return jacfwd<Arg>(jacrev<Arg>(std::move(f)));

@@ -4,11 +4,22 @@
 
 #include "core/dispatch/copy.h"
 #include "core/dispatch/sharding.h"
+#include "core/tensor/wrapped.h"
 
 namespace tessera {
 namespace {
 
 constexpr LayerMask kAllLayers = 0xff;
+
+// Where nobody is at its level an op on a wrapper would run on the values, without their history.
+void refuse_left_behind(const Primitive& prim, std::span<const Tensor> in) {
+  for (const Tensor& t : in)
+    if (const Wrapped* w = wrapped(t))
+      TESSERA_CHECK(w->in_use(),
+                    "{}: {} belongs to a function transform that is over; return the tensor from "
+                    "the function instead of keeping it",
+                    prim.name(), describe(t));
+}
 
 Tensors run_layers(LayerMask allowed, const PrimRef& prim, Inputs in) {
   Context& c = context();
@@ -16,6 +27,8 @@ Tensors run_layers(LayerMask allowed, const PrimRef& prim, Inputs in) {
     c.backend->takes(in);
   LayerMask asked = c.forced;
   for (const Tensor& t : in) asked |= t.layers();
+  if (asked & kWrappedBit) [[unlikely]]
+    refuse_left_behind(*prim, in);
   if (LayerMask mask = asked & allowed & c.enabled) {
     int layer = std::countr_zero(unsigned(mask));
     TESSERA_ASSERT(layer_functions[layer], "{}: layer {} is not in this build", prim->name(),
@@ -74,6 +87,7 @@ const ShardingLayer* find_sharding(std::span<const Tensor> tensors) {
 Tensors sharding_layer(const PrimRef& prim, Inputs in) { return find_sharding(in)->run(prim, in); }
 
 Tensor without_values(const Tensor& t) {
+  if (const Wrapped* w = wrapped(t)) return wrapper(w->with(without_values(w->inner)));
   const ShardingLayer* sharding = sharding_of(t);
   if (!sharding) return Tensor(t.meta(), nullptr, t.offset());
   const Tensor& local = sharding->local;

@@ -1,7 +1,9 @@
-// Linear algebra of matrices, with the names and semantics of torch.linalg. The last two dims are
-// the matrix, those before them are a batch: [.., M, N]. Whole matrices are computed on one rank,
-// so only batch dims (and right-hand sides) may be split. f64 and f32 run in LAPACK; 16-bit floats
-// are computed in f32 and rounded once. Everything has derivatives of any order.
+// Linear algebra of matrices, named as in torch.linalg, with these differences: cholesky factors
+// the symmetric part of its operand where torch reads one triangle, and svd and qr are the reduced
+// ones, without an option. The last two dims are the matrix, those before them are a batch: [.., M,
+// N]. Whole matrices are computed on one rank, so only batch dims (and right-hand sides) may be
+// split. f64 and f32 run in LAPACK; 16-bit floats are computed in f32 and rounded once. Everything
+// has derivatives of any order.
 #pragma once
 #include "core/ops/reduce.h"
 
@@ -14,7 +16,7 @@ namespace tessera::linalg {
 Tensor cholesky(const Tensor& a, bool upper = false);
 
 struct TriangularOptions {
-  bool upper;                  // which triangle of a is read
+  bool upper;                  // to be given: which triangle of a is read
   bool left = true;            // a x = b; otherwise x a = b
   bool unitriangular = false;  // the diagonal of a counts as ones
 };
@@ -39,7 +41,7 @@ struct SVD {
 };
 /// a [.., M, N] = u diag(s) vh with K = min(M, N): u [.., M, K], s [.., K] falling, vh [.., K, N];
 /// signs are LAPACK's. Gradients through u and vh need distinct singular values that are not 0 and
-/// a loss that does not depend on those signs; gradients through s alone need nothing.
+/// a loss that does not depend on those signs; first derivatives through s alone need nothing.
 /// Derivative: Townsend 2016, "Differentiating the singular value decomposition".
 SVD svd(const Tensor& a);
 Tensor svdvals(const Tensor& a);

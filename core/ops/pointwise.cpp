@@ -11,6 +11,7 @@
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/tensor/wrapped.h"
 
 namespace tessera {
 namespace {
@@ -446,7 +447,8 @@ Tensor mul_add(Tensor a, Tensor b, Tensor c) { static const Op op("mul_add"); re
 // Bounds that are tensors share gradients with equal elements and pass NaN on, as maximum and
 // minimum do.
 Tensor clamp(Tensor x, Tensor low, Tensor high) {
-  if ((low.layers() | high.layers()) & context().enabled & bit(Layer::kAutograd)) {
+  const LayerMask recorded = context().enabled & bit(Layer::kAutograd);
+  if (asks_at_any_level(low, recorded) || asks_at_any_level(high, recorded)) {
     Tensor nan = logical_or(isnan(x), logical_or(isnan(low), isnan(high)));  // moves no bound
     low = where(nan, low.detach(), low), high = where(nan, high.detach(), high);
   }

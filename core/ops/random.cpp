@@ -4,6 +4,7 @@
 #include "core/ops/attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
+#include "core/ops/sort.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
 
@@ -162,6 +163,12 @@ Tensor randn(const Shape& shape, TensorOptions o, Tensor key) {
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions o, Tensor key) {
   TESSERA_CHECK(low < high, "randint: the range [{}, {}) is empty", low, high);
   return draw(RandomKind::kInteger, shape, low, high, o.dtype.value_or(kI64), o, std::move(key));
+}
+
+// Equal draws, once in 2^53 pairs, keep their order.
+Tensor randperm(int64_t n, Tensor key) {
+  TESSERA_CHECK(n >= 0, "randperm: {} numbers; expected 0 or more", n);
+  return argsort(rand({n}, {.dtype = kF64}, std::move(key)));
 }
 
 Tensor bernoulli(const Tensor& p, Tensor key) {

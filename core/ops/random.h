@@ -13,7 +13,7 @@ Tensor randn(const Shape& shape, TensorOptions options = {}, Tensor key = {});
 /// Uniform integers in [low, high), i64 unless options say otherwise.
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options = {},
                Tensor key = {});
-/// A random permutation of 0 .. n - 1.
+/// A random permutation of 0 .. n - 1, i64.
 Tensor randperm(int64_t n, Tensor key = {});
 /// True with probability p (0-d or tensor, broadcast to its own shape).
 Tensor bernoulli(const Tensor& p, Tensor key = {});

@@ -14,6 +14,9 @@ struct Wrapped : RefCounted {
   Wrapped(Tensor inner, bool batched) : inner(std::move(inner)), batched(batched) {}
   /// The same handle on other values of equal type.
   virtual Ref<Wrapped> with(Tensor inner) const = 0;
+  /// Whether some thread runs the function that the handle was made for. Ops on it are refused
+  /// elsewhere: they would not be recorded at its level.
+  virtual bool in_use() const = 0;
   Tensor inner;
   const bool batched;  // inner has the batch in dim 0
 };

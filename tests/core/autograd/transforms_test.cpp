@@ -5,13 +5,18 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
+#include <optional>
 
+#include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
 #include "core/ops/compose.h"
 #include "core/ops/contract.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
 #include "core/ops/indexing.h"
+#include "core/ops/layout.h"
+#include "core/ops/linalg.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
@@ -355,7 +360,7 @@ TEST(Vmap, Refusals) {
   Tensor kept;
   vmap([&](const Tensor& x) { return kept = x; })(x);
   EXPECT_TRUE(says([&] { grad([&](const Tensor& t) { return sum(t * kept); })(x[0]); },
-                   "a vmap that is over"));
+                   "a function transform that is over"));
 }
 
 // ---- custom functions
@@ -424,6 +429,118 @@ TEST(CustomFunctions, AreDifferentiatedByTheirVjpAtEveryLevel) {
   EXPECT_EQ(dz.item<double>(), 30);
   expect_close(jacfwd(vmap(f, {.in_dims = {0, std::nullopt}}))(vector({1, 2}), number(3)),
                eye(2, 2, {.dtype = kF64}) * 30.0);
+}
+
+// exp, which keeps its result instead of its input.
+class Exponential final : public CustomFunction {
+ public:
+  std::string_view name() const override { return "exponential"; }
+  Tensors forward(std::span<const Tensor> in) override {
+    Tensor y = exp(in[0]);
+    save(y);
+    return {y};
+  }
+  Tensors vjp(std::span<const Tensor> saved, std::span<const Tensor> cot) override {
+    return {cot[0] * saved[0]};
+  }
+};
+Tensor exponential(const Tensor& x) {
+  return apply_function(Ref<CustomFunction>(new Exponential), {&x, 1})[0];
+}
+
+TEST(CustomFunctions, AResultThatIsSavedHasItsHistory) {
+  auto f = [](const Tensor& x) { return sum(exponential(x)); };
+  Tensor x = vector({0, 1}), want = exp(x);
+  expect_close(hessian(f)(x), diag(want));
+  expect_close(grad([&](const Tensor& x) { return sum(vmap(grad(exponential))(x)); })(x), want);
+  expect_close(vmap(grad(grad(exponential)))(x), want);
+  Tensor leaf = x.clone().requires_grad_();
+  sum(grad(f)(leaf)).backward();
+  expect_close(leaf.grad(), want);
+  leaf.set_grad({});
+  Tensor outputs[] = {f(leaf)}, inputs[] = {leaf};
+  Tensor first = grad(outputs, inputs, {}, {.create_graph = true})[0];
+  sum(first).backward();
+  expect_close(leaf.grad(), want);
+}
+
+// ---- where levels meet other scopes
+
+TEST(Levels, AutocastInsideAFunction) {
+  Tensor w = values({3, 3}, 1).to(kF32);
+  auto plain = [](const Tensor& w) {
+    Tensor low = w.to(kBF16), y = matmul(low, low);
+    return sum(y * y).to(kF32);
+  };
+  auto cast = [](const Tensor& w) {
+    Autocast scope(kBF16);
+    Tensor y = matmul(w, w);
+    return sum((y * y).to(kBF16)).to(kF32);
+  };
+  Tensor h = hessian(cast)(w);
+  EXPECT_GT(amax(abs(h)).item<float>(), 1);
+  expect_close(h, hessian(plain)(w), 0.25);
+  Tensor parameter = w.clone().requires_grad_();
+  auto loss = [&](const Tensor& x) {
+    Autocast scope(kBF16);
+    return sum(matmul(x, parameter)).to(kF32);
+  };
+  Tensor losses = vmap(loss)(ones({2, 4, 3}));
+  ASSERT_TRUE(losses.requires_grad());
+  sum(losses).backward();
+  expect_same(parameter.grad(), full({3, 3}, 8.0));
+}
+
+TEST(Levels, TensorsOfAFunctionThatReturnedAreRefused) {
+  Tensor x = values({3, 2}, 1), w = vector({1, 2}).requires_grad_(), kept;
+  auto f = [&](const Tensor& x) {
+    kept = sum(w * w);
+    return sum(w * x);
+  };
+  Tensor y = vmap(f)(x);
+  EXPECT_TRUE(says([&] { sum(y) + kept; }, "belongs to a function transform that is over"));
+  grad(f)(x[0]);
+  EXPECT_TRUE(says([&] { kept * 2.0; }, "return the tensor from the function"));
+}
+
+TEST(Levels, ClampPassesNanUnderEveryTransform) {
+  Tensor x = vector({NAN, 1, 5}), low = vector({0, 2, 0}), high = vector({3, 3, 3});
+  auto f = [&](const Tensor& low) { return sum(clamp(x, low, high)); };
+  expect_same(grad(f)(low), vector({0, 1, 0}));
+  auto by_sample = [](const Tensor& x, const Tensor& low, const Tensor& high) {
+    return clamp(x, low, high);
+  };
+  auto batched = [&](const Tensor& low) { return sum(vmap(by_sample)(x, low, high)); };
+  expect_same(grad(batched)(low), vector({0, 1, 0}));
+}
+
+TEST(Trees, StructsMapsAndOptionalsHoldTensors) {
+  Tensor x = values({4, 3, 3}, 1);
+  linalg::QR batch = vmap([](const Tensor&a) { return linalg::qr(a); })(x), whole = linalg::qr(x);
+  expect_close(batch.q, whole.q);
+  expect_close(batch.r, whole.r);
+  using Dictionary = std::map<std::string, Tensor>;
+  Dictionary d{{"w", x}};
+  expect_same(vmap([](const Dictionary& d) { return sum(d.at("w")); })(d), sum(x, {1, 2}));
+  auto sum_of = [](const std::optional<Tensor>& t) { return sum(*t * *t); };
+  expect_same(*grad(sum_of)(std::optional<Tensor>(x)), x * 2.0);
+}
+
+TEST(Jacobian, OfDropoutEmptyTensorsAndOtherDtypes) {
+  Tensor x = values({6}, 1) + 2.0, key = default_generator().next_key();
+  auto f = [&](const Tensor& x) { return dropout(x * x, 0.5, key); };
+  expect_close(jacrev(f)(x), jacfwd(f)(x));
+  auto drawn = [](const Tensor& x) { return dropout(x, 0.5); };
+  Tensor j = jacrev(drawn)(x), zero_or_two = j * (j - 2.0);
+  expect_same(zero_or_two, zeros({6, 6}, {.dtype = kF64}));
+  auto twice = [](const Tensor& x) { return x * 2.0; };
+  expect_same(jacrev(twice)(zeros({0})), zeros({0, 0}));
+  expect_same(jacfwd(twice)(zeros({0})), zeros({0, 0}));
+  auto widened = [](const Tensor& x) { return x.to(kF64); };
+  expect_same(jacrev(widened)(ones({2})), jacfwd(widened)(ones({2})));
+  auto by_integer = [](const Tensor& x, const Tensor& i) { return x * i; };
+  EXPECT_TRUE(
+      says([&] { jacrev<1>(by_integer)(ones({2}), arange(0, 2)); }, "derivatives are by floats"));
 }
 
 }  // namespace
