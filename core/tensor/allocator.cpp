@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/tensor/memory_summary.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -311,6 +312,19 @@ MemoryStats cpu_memory_stats() {
 void reset_peak_cpu_memory() { counters.peak.store(counters.live.load()); }
 
 void release_cached_cpu_memory() { shared_lists().release(); }
+
+std::vector<CachedBlocks> cached_cpu_blocks() {
+  std::vector<CachedBlocks> out;
+  SharedLists& lists = shared_lists();
+  std::lock_guard lock(lists.mutex);
+  for (int i = 0; i < kClasses; ++i) {
+    auto count = int64_t(lists.free[size_t(i)].size());
+    if (i < kSmallClasses && !cache_gone) count += cache.count[size_t(i)];
+    const size_t bytes = i < kStepsPerDoubling ? size_t(i + 1) * kAlign : class_bytes(i);
+    if (count) out.push_back({bytes, count});
+  }
+  return out;
+}
 
 namespace {
 constexpr size_t kPoolStep = 32, kPoolMax = 1024;
