@@ -55,9 +55,9 @@ std::optional<size_t> operands_of(const std::string& op, const Attributes& attri
   if (op == "sgd") return 2 + (real("momentum") != 0 ? 3 : 2) * integer("count");
   if (op == "dropout") return 2 + integer("by_sample");
   if (op == "layer_norm" || op == "rms_norm" || op == "batch_norm")
-    return 1 + integer("has_weight") + integer("has_bias");
+    return 1 + integer("has_weight") + integer("has_bias") + integer("has_residual");
   if (op == "layer_norm_grad" || op == "rms_norm_grad" || op == "batch_norm_grad")
-    return 4 + integer("has_weight");
+    return 4 + integer("has_weight") + (op == "batch_norm_grad" ? integer("relu") : 0);
   return std::nullopt;
 }
 

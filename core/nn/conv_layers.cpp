@@ -143,7 +143,15 @@ Tensor BatchNormNd::factor() const {
   return 1.0 / cast(num_batches_tracked, kF64);
 }
 
-Tensor BatchNormNd::compute(Tensor x) {
+Tensor BatchNormNd::compute(Tensor x) { return normalized(x, {}); }
+
+Tensor BatchNormNd::forward(Tensor x, const NormThen& then) {
+  Tensor in[] = {std::move(x), then.residual};
+  return call({in, then.residual.defined() ? 2u : 1u},
+              [&] { return normalized(in[0], {.residual = in[1], .relu = then.relu}); });
+}
+
+Tensor BatchNormNd::normalized(const Tensor& x, const NormThen& then) {
   TESSERA_CHECK_AS(
       ShapeError,
       x.ndim() >= least_dims_ && x.ndim() <= most_dims_ && x.size(1) == options.channels,
@@ -151,12 +159,12 @@ Tensor BatchNormNd::compute(Tensor x) {
       most_dims_, options.channels);
   if (!training() && options.track_running_stats)
     return tessera::batch_norm(x, running_mean, running_var,
-                               {.weight = weight, .bias = bias, .eps = options.eps});
+                               {.weight = weight, .bias = bias, .eps = options.eps}, then);
   const int64_t count = x.numel() / options.channels;
   TESSERA_CHECK_AS(ShapeError, count > 1 || !training(),
                    "batch_norm: {} values a channel in x {}; training takes more than one", count,
                    tessera::to_string(x.shape()));
-  BatchMoments now = batch_norm_moments(x, weight, bias, options.eps);
+  BatchMoments now = batch_norm_moments(x, weight, bias, options.eps, then);
   if (training() && options.track_running_stats) {
     add_(num_batches_tracked, scalar_tensor(1, kI64, x.device()));
     follow_moments_(running_mean, running_var, now, count, factor());

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "core/nn/module.h"
+#include "core/ops/batch_norm.h"
 #include "core/ops/conv.h"
 #include "core/ops/layout.h"
 #include "core/ops/pool.h"
@@ -91,6 +92,9 @@ struct BatchNormOptions {
 /// running_var [C] of ones, num_batches_tracked (i64).
 class BatchNormNd : public Module {
  public:
+  using Module::forward;
+  /// relu(forward(x) + residual) in the passes of the norm; either may be left out.
+  Tensor forward(Tensor x, const NormThen& then);
   std::string describe() const override;
   void reset(const InitKeys& keys) override;
   Tensor weight, bias, running_mean, running_var, num_batches_tracked;
@@ -101,6 +105,7 @@ class BatchNormNd : public Module {
   Tensor compute(Tensor x) override;
 
  private:
+  Tensor normalized(const Tensor& x, const NormThen& then);
   Tensor factor() const;
   const int least_dims_, most_dims_;
 };

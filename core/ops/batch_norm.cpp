@@ -44,14 +44,23 @@ class BatchNormFamily : public BatchNormAttributes {
  public:
   using BatchNormAttributes::BatchNormAttributes;
   void attributes(AttributeVisitor& v) const override {
-    v.real("eps", eps), v.integer("has_weight", has_weight), v.integer("has_bias", has_bias);
+    v.real("eps", eps), v.integer("has_weight", form.weight), v.integer("has_bias", form.bias);
+    v.integer("has_residual", form.residual), v.integer("relu", form.relu);
   }
 
  protected:
+  static BatchNormForm form_of(AttributeReader& a) {
+    return {a.flag("has_weight"), a.flag("has_bias"), a.flag("has_residual"), a.flag("relu")};
+  }
   void check_x(const Meta& x) const {
     TESSERA_CHECK_AS(ShapeError, x.shape.size() >= 2 && is_floating(x.dtype),
                      "{}: x is {}{}; expected floats [N, C, ..]", name(), name_of(x.dtype),
                      to_string(x.shape));
+  }
+  void check_like_x(const Meta& x, const Meta& t, const char* what) const {
+    TESSERA_CHECK_AS(ShapeError, t.shape == x.shape && t.dtype == x.dtype,
+                     "{}: {} is {}{} beside x {}{}; expected one type", name(), what,
+                     name_of(t.dtype), to_string(t.shape), name_of(x.dtype), to_string(x.shape));
   }
   void check_channel(const Meta& x, const Meta& t, const char* what) const {
     TESSERA_CHECK_AS(
@@ -62,67 +71,75 @@ class BatchNormFamily : public BatchNormAttributes {
   }
 };
 
-// Operands g, x, mean, var, then weight where present. Results: dx, then dw and db where wanted.
 class BatchNormGrad final : public BatchNormFamily {
  public:
-  BatchNormGrad(double eps, bool has_weight, bool has_bias)
-      : BatchNormFamily(intern_op("batch_norm_grad"), eps, has_weight, has_bias) {}
+  BatchNormGrad(double eps, const BatchNormForm& form)
+      : BatchNormFamily(intern_op("batch_norm_grad"), eps, form) {}
   Metas infer(MetaSpan in) const override {
     const Meta& x = *in[1];
-    check_x(x);
-    TESSERA_CHECK_AS(ShapeError, in[0]->shape == x.shape && in[0]->dtype == x.dtype,
-                     "{}: operands are {}", name(), describe(in));
-    for (size_t i = 2; i < in.size(); ++i) check_channel(x, *in[i], "an operand");
-    Metas out{Meta::contiguous(x.shape, x.dtype, x.device)};
-    DType t = has_weight ? in[4]->dtype : stat_type(x.dtype);
-    for (int i = 0; i < int(has_weight) + int(has_bias); ++i)
+    check_x(x), check_like_x(x, *in[0], "the gradient");
+    if (form.relu) check_like_x(x, *in.back(), "y");
+    for (size_t i = 2; i < channel_end(); ++i) check_channel(x, *in[i], "an operand");
+    Metas out;
+    for (int i = 0; i <= int(form.residual); ++i)
+      out.push_back(Meta::contiguous(x.shape, x.dtype, x.device));
+    DType t = form.weight ? in[4]->dtype : stat_type(x.dtype);
+    for (int i = 0; i < int(form.weight) + int(form.bias); ++i)
       out.push_back(Meta::contiguous({x.shape[1]}, t, x.device));
     return out;
   }
   AxisMap axes(MetaSpan in) const override {
     NormLoops l(in[1]->shape);
     l.map.in = {l.x, l.x, l.channel, l.channel};
-    if (has_weight) l.map.in.push_back(l.channel);
+    if (form.weight) l.map.in.push_back(l.channel);
+    if (form.relu) l.map.in.push_back(l.x);
     l.map.out = {l.x};
-    for (int i = 0; i < int(has_weight) + int(has_bias); ++i) l.map.out.push_back(l.channel);
+    if (form.residual) l.map.out.push_back(l.x);
+    for (int i = 0; i < int(form.weight) + int(form.bias); ++i) l.map.out.push_back(l.channel);
     l.map.linear_in = 1;
     return l.map;
   }
-  SaveMask saved() const override { return {31, 0}; }
+  SaveMask saved() const override { return {63, 0}; }
   bool decomposable() const override { return true; }
   Tensors decompose(std::span<const Tensor> in) const override {
     const DType wide = stat_type(in[1].dtype());
-    const Tensor g = cast(in[0], wide), x = cast(in[1], wide);
+    const Tensor x = cast(in[1], wide);
+    Tensor g = cast(in[0], wide);
+    if (form.relu) g = where(gt(in.back(), 0), g, zeros_like(g));
     const Dims dims = all_but_channels(x);
     const double n = double(x.numel()) / double(std::max<int64_t>(x.size(1), 1));
     // From x itself, so that differentiating this sees how mean and var depend on it.
     Tensor centred = x - sum(x, dims, true) / n;
     Tensor scale = rsqrt(sum(square(centred), dims, true) / n + eps), h = centred * scale,
-           q = has_weight ? g * beside(cast(in[4], wide), x) : g;
+           q = form.weight ? g * beside(cast(in[4], wide), x) : g;
     Tensor dx = (q - sum(q, dims, true) / n - h * (sum(q * h, dims, true) / n)) * scale;
     Tensors out{cast(dx, in[1].dtype())};
-    const DType t = has_weight ? in[4].dtype() : wide;
-    if (has_weight) out.push_back(cast(sum(g * h, dims), t));
-    if (has_bias) out.push_back(cast(sum(g, dims), t));
+    if (form.residual) out.push_back(cast(g, in[1].dtype()));
+    const DType t = form.weight ? in[4].dtype() : wide;
+    if (form.weight) out.push_back(cast(sum(g * h, dims), t));
+    if (form.bias) out.push_back(cast(sum(g, dims), t));
     return out;
   }
   Tensors vjp(const VjpArgs& v) const override { return vjp_by_decomposition(*this, v); }
   PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new BatchNormGrad(a.real("eps"), a.flag("has_weight"), a.flag("has_bias")));
+    return PrimRef(new BatchNormGrad(a.real("eps"), form_of(a)));
   }
+
+ private:
+  size_t channel_end() const { return form.weight ? 5 : 4; }
 };
 
-// Operands: x, then weight, bias where present. Results: y, mean, var.
 class BatchNorm final : public BatchNormFamily {
  public:
-  BatchNorm(double eps, bool has_weight, bool has_bias)
-      : BatchNormFamily(intern_op("batch_norm"), eps, has_weight, has_bias) {}
+  BatchNorm(double eps, const BatchNormForm& form)
+      : BatchNormFamily(intern_op("batch_norm"), eps, form) {}
   Metas infer(MetaSpan in) const override {
     const Meta& x = *in[0];
     check_x(x);
-    for (size_t i = 1; i < in.size(); ++i) {
-      check_channel(x, *in[i], has_weight && i == 1 ? "weight" : "bias");
-      TESSERA_CHECK(in[i]->dtype == (has_weight ? in[1]->dtype : stat_type(x.dtype)),
+    if (form.residual) check_like_x(x, *in.back(), "residual");
+    for (size_t i = 1; i < in.size() - form.residual; ++i) {
+      check_channel(x, *in[i], form.weight && i == 1 ? "weight" : "bias");
+      TESSERA_CHECK(in[i]->dtype == (form.weight ? in[1]->dtype : stat_type(x.dtype)),
                     "batch_norm: weight and bias are {}; convert them to one dtype", describe(in));
     }
     Meta channel = Meta::contiguous({x.shape[1]}, stat_type(x.dtype), x.device);
@@ -131,11 +148,12 @@ class BatchNorm final : public BatchNormFamily {
   AxisMap axes(MetaSpan in) const override {
     NormLoops l(in[0]->shape);
     l.map.in = {l.x};
-    for (size_t i = 1; i < in.size(); ++i) l.map.in.push_back(l.channel);
+    for (size_t i = 1; i < in.size() - form.residual; ++i) l.map.in.push_back(l.channel);
+    if (form.residual) l.map.in.push_back(l.x);
     l.map.out = {l.x, l.channel, l.channel};
     return l.map;
   }
-  SaveMask saved() const override { return {has_weight ? 3u : 1u, 6}; }
+  SaveMask saved() const override { return {form.weight ? 3u : 1u, form.relu ? 7u : 6u}; }
   bool decomposable() const override { return true; }
   Tensors decompose(std::span<const Tensor> in) const override {
     const DType wide = stat_type(in[0].dtype());
@@ -143,23 +161,33 @@ class BatchNorm final : public BatchNormFamily {
     const Dims dims = all_but_channels(x);
     Tensor mu = mean(x, dims, true), centred = x - mu, variance = mean(square(centred), dims, true),
            y = centred * rsqrt(variance + eps);
-    if (has_weight) y = y * beside(cast(in[1], wide), x);
-    if (has_bias) y = y + beside(cast(in[has_weight ? 2 : 1], wide), x);
+    if (form.weight) y = y * beside(cast(in[1], wide), x);
+    if (form.bias) y = y + beside(cast(in[form.weight ? 2 : 1], wide), x);
+    if (form.residual) y = y + cast(in.back(), wide);
+    if (form.relu) y = relu(y);
     return {cast(y, in[0].dtype()), reshape(mu, {-1}), reshape(variance, {-1})};
   }
   Tensors vjp(const VjpArgs& v) const override {
     TESSERA_CHECK(!(v.cot[1].defined() || v.cot[2].defined()),
                   "batch_norm: not differentiable through mean and var");
     if (!v.cot[0].defined()) return Tensors(v.in.size());
-    bool db = has_bias && v.wants(has_weight ? 2 : 1);
+    const int residual = int(v.in.size()) - 1;
+    BatchNormForm wanted = form;
+    wanted.bias = form.bias && v.wants(form.weight ? 2 : 1);
+    // Without a relu, the residual's is what arrives.
+    wanted.residual = form.residual && form.relu && v.wants(residual);
     Tensors in{v.cot[0], v.in[0], v.out[1], v.out[2]};
-    if (has_weight) in.push_back(v.in[1]);
-    Tensors g = dispatch(PrimRef(new BatchNormGrad(eps, has_weight, db)), in);
-    if (has_bias && !db) g.push_back(Tensor());
+    if (form.weight) in.push_back(v.in[1]);
+    if (form.relu) in.push_back(std::move(v.out[0]));
+    Tensors all = dispatch(PrimRef(new BatchNormGrad(eps, wanted)), in), g{all[0]};
+    size_t next = wanted.residual ? 2 : 1;
+    if (form.weight) g.push_back(all[next++]);
+    if (form.bias) g.push_back(wanted.bias ? all[next] : Tensor());
+    if (form.residual) g.push_back(wanted.residual ? all[1] : form.relu ? Tensor() : v.cot[0]);
     return g;
   }
   PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new BatchNorm(a.real("eps"), a.flag("has_weight"), a.flag("has_bias")));
+    return PrimRef(new BatchNorm(a.real("eps"), form_of(a)));
   }
 };
 
@@ -177,12 +205,26 @@ void check_running(const Tensor& x, const Tensor& t, const char* what) {
 }  // namespace
 
 BatchMoments batch_norm_moments(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                double eps) {
+                                double eps, const NormThen& then) {
+  const bool residual = then.residual.defined();
+  // Another dtype than x's promotes, and another shape is an error to name or to broadcast.
+  if (residual && !(then.residual.dtype() == x.dtype() && then.residual.shape() == x.shape())) {
+    BatchMoments now = batch_norm_moments(x, weight, bias, eps);
+    now.y = then(std::move(now.y));
+    return now;
+  }
   Tensors in{x};
   if (weight.defined()) in.push_back(wide_channel(weight, x));
   if (bias.defined()) in.push_back(wide_channel(bias, x));
-  Tensors out = dispatch(PrimRef(new BatchNorm(eps, weight.defined(), bias.defined())), in);
+  if (residual) in.push_back(then.residual);
+  const BatchNormForm form{weight.defined(), bias.defined(), residual, then.relu};
+  Tensors out = dispatch(PrimRef(new BatchNorm(eps, form)), in);
   return {out[0], out[1].detach(), out[2].detach()};
+}
+
+Tensor NormThen::operator()(Tensor y) const {
+  if (residual.defined()) y = std::move(y) + residual;
+  return relu ? tessera::relu(std::move(y)) : y;
 }
 
 void follow_moments_(const Tensor& running_mean, const Tensor& running_var, const BatchMoments& now,
@@ -196,7 +238,7 @@ void follow_moments_(const Tensor& running_mean, const Tensor& running_var, cons
 }
 
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
-                  const BatchNormOptions& o) {
+                  const BatchNormOptions& o, const NormThen& then) {
   TESSERA_CHECK_AS(ShapeError, x.ndim() >= 2 && is_floating(x.dtype()),
                    "batch_norm: x is {}; expected floats [N, C, ..]", describe(x));
   TESSERA_CHECK(running_mean.defined() == running_var.defined(),
@@ -210,7 +252,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
     TESSERA_CHECK_AS(ShapeError, count > 1,
                      "batch_norm: {} values a channel in x {}; training takes more than one", count,
                      to_string(x.shape()));
-    BatchMoments now = batch_norm_moments(x, o.weight, o.bias, o.eps);
+    BatchMoments now = batch_norm_moments(x, o.weight, o.bias, o.eps, then);
     if (running_mean.defined())
       follow_moments_(running_mean, running_var, now, count,
                       scalar_tensor(o.momentum, running_mean.dtype(), x.device()));
@@ -229,7 +271,7 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
     shift = shift + wide_channel(o.bias, x);
   }
   Tensor wide = cast(x, stat_type(x.dtype()));
-  return cast(mul_add(wide, beside(scale, x), beside(shift, x)), x.dtype());
+  return then(cast(mul_add(wide, beside(scale, x), beside(shift, x)), x.dtype()));
 }
 
 Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight, const Tensor& bias,
@@ -260,27 +302,37 @@ Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, 
 void register_batch_norm_ops(OpRegistry& registry) {
   registry.add("batch_norm", [] {
     Tensor x = sample_values({2, 3, 4, 2}, -2, 2, 1), w = sample_values({3}, 0.5, 2, 2),
-           b = sample_values({3}, -1, 1, 3);
+           b = sample_values({3}, -1, 1, 3), z = sample_values({2, 3, 4, 2}, -2, 2, 5);
+    auto sample = [](double eps, const BatchNormForm& form, std::vector<Tensor> in) {
+      return Sample{PrimRef(new BatchNorm(eps, form)), std::move(in)};
+    };
     return std::vector<Sample>{
-        {PrimRef(new BatchNorm(1e-5, true, true)), {x, w, b}},
-        {PrimRef(new BatchNorm(1e-5, true, false)), {x, w}},
-        {PrimRef(new BatchNorm(1e-3, false, false)), {sample_values({5, 3}, -2, 2, 1)}},
-        {PrimRef(new BatchNorm(1e-5, true, true)),
-         {sample_values({3, 1, 4}, -2, 2, 1), sample_values({1}, 0.5, 2, 2),
-          sample_values({1}, -1, 1, 3)}}};
+        sample(1e-5, {.weight = true, .bias = true}, {x, w, b}),
+        sample(1e-5, {.weight = true}, {x, w}),
+        sample(1e-3, {}, {sample_values({5, 3}, -2, 2, 1)}),
+        sample(1e-5, {.weight = true, .bias = true},
+               {sample_values({3, 1, 4}, -2, 2, 1), sample_values({1}, 0.5, 2, 2),
+                sample_values({1}, -1, 1, 3)}),
+        sample(1e-5, {.weight = true, .bias = true, .relu = true}, {x, w, b}),
+        sample(1e-5, {.weight = true, .bias = true, .residual = true, .relu = true}, {x, w, b, z}),
+        sample(1e-5, {.weight = true, .residual = true}, {x, w, z})};
   });
   registry.add("batch_norm_grad", [] {
     std::vector<Sample> all;
     for (const Shape& s : {Shape{2, 3, 4, 2}, Shape{5, 3}}) {
       Tensor x = sample_values(s, -2, 2, 1), g = sample_values(s, -1, 1, 3),
-             w = sample_values({3}, 0.5, 2, 2);
-      Tensors out = dispatch(PrimRef(new BatchNorm(1e-5, false, false)), operands(Tensor(x)));
+             w = sample_values({3}, 0.5, 2, 2), y = sample_values(s, -1, 1, 7);
+      Tensors out = dispatch(PrimRef(new BatchNorm(1e-5, {})), operands(Tensor(x)));
       // mean and var are functions of x: moving them alone means nothing, so finite differences do
       // not apply.
-      all.push_back(
-          {PrimRef(new BatchNormGrad(1e-5, true, true)), {g, x, out[1], out[2], w}, false});
-      all.push_back(
-          {PrimRef(new BatchNormGrad(1e-5, false, false)), {g, x, out[1], out[2]}, false});
+      auto add = [&](const BatchNormForm& form, std::vector<Tensor> in) {
+        all.push_back({PrimRef(new BatchNormGrad(1e-5, form)), std::move(in), false});
+      };
+      add({.weight = true, .bias = true}, {g, x, out[1], out[2], w});
+      add({}, {g, x, out[1], out[2]});
+      add({.weight = true, .bias = true, .residual = true, .relu = true},
+          {g, x, out[1], out[2], w, y});
+      add({.relu = true}, {g, x, out[1], out[2], y});
     }
     return all;
   });

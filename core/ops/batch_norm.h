@@ -11,19 +11,28 @@ struct BatchNormOptions {
   double momentum = 0.1;  // of a batch in the running statistics
   double eps = 1e-5;
 };
-/// (x - mean) / sqrt(var + eps) * weight + bias, x [N, C, ..] floats. Training: mean and (biased)
-/// variance of this batch, which running_mean [C] and running_var [C], where given, then follow by
-/// `momentum` (the variance unbiased), with assign_. Otherwise: the running ones. 16-bit floats are
-/// computed in f32. Sharded tensors may be cut along the channels only.
+/// What follows a norm in the same passes over memory: relu(y + residual). In 16 bits the result is
+/// rounded once, not after every step.
+struct NormThen {
+  Tensor residual = {};  // as x; of another shape or dtype it is added as `+` does, in its own pass
+  bool relu = false;
+  Tensor operator()(Tensor y) const;
+};
+
+/// (x - mean) / sqrt(var + eps) * weight + bias, then what `then` says; x [N, C, ..] floats.
+/// Training: mean and (biased) variance of this batch, which running_mean [C] and running_var [C],
+/// where given, then follow by `momentum` (the variance unbiased), with assign_. Otherwise: the
+/// running ones. 16-bit floats are computed in f32. Sharded tensors may be cut along the channels
+/// only.
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
-                  const BatchNormOptions& options = {});
+                  const BatchNormOptions& options = {}, const NormThen& then = {});
 
 struct BatchMoments {
   Tensor y, mean, var;  // of the batch, [C], f32 or f64; var is biased
 };
 /// The training form alone; only y is differentiable.
 BatchMoments batch_norm_moments(const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                double eps);
+                                double eps, const NormThen& then = {});
 /// running += factor (now - running) for both, the variance of `count` values made unbiased first.
 void follow_moments_(const Tensor& running_mean, const Tensor& running_var, const BatchMoments& now,
                      int64_t count, const Tensor& factor);

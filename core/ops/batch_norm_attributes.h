@@ -4,13 +4,20 @@
 
 namespace tessera {
 
-/// Operands x, then weight and bias where the op has them; those of the gradient are in
-/// batch_norm.cpp.
+/// What a batch-norm has beside x. Operands of the op: x, then weight, bias, residual where
+/// present; results y, mean, var. Of the gradient: g, x, mean, var, then weight where present, then
+/// y behind a relu; results dx, then those of residual, weight and bias where wanted.
+struct BatchNormForm {
+  bool weight = false, bias = false;
+  bool residual = false;  // added to the normalised x
+  bool relu = false;      // of all that
+};
+
 struct BatchNormAttributes : Primitive {
-  BatchNormAttributes(OpId id, double eps, bool has_weight, bool has_bias)
-      : Primitive(id), eps(eps), has_weight(has_weight), has_bias(has_bias) {}
+  BatchNormAttributes(OpId id, double eps, const BatchNormForm& form)
+      : Primitive(id), eps(eps), form(form) {}
   const double eps;
-  const bool has_weight, has_bias;
+  const BatchNormForm form;
 };
 
 }  // namespace tessera

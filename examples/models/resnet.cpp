@@ -61,11 +61,12 @@ class Block final : public nn::Module {
  protected:
   Tensor compute(Tensor x) override {
     Tensor y = x;
-    for (size_t i = 0; i < convs_.size(); ++i) {
-      if (i) y = relu(std::move(y));
-      y = norms_[i]->forward(convs_[i]->forward(std::move(y)));
-    }
-    return relu(std::move(y) + (downsample_ ? downsample_->forward(x) : x));
+    const size_t last = convs_.size() - 1;
+    for (size_t i = 0; i < last; ++i)
+      y = norms_[i]->forward(convs_[i]->forward(std::move(y)), {.relu = true});
+    y = convs_[last]->forward(std::move(y));
+    return norms_[last]->forward(
+        std::move(y), {.residual = downsample_ ? downsample_->forward(x) : x, .relu = true});
   }
 
  private:
@@ -133,7 +134,7 @@ void ResNet::reset(const nn::InitKeys& keys) {
 Tensor ResNet::compute(Tensor x) {
   TESSERA_CHECK_AS(ShapeError, x.ndim() == 4 && x.size(1) == 3,
                    "resnet: x is {}; expected images [B, 3, H, W]", tessera::describe(x));
-  x = relu(bn1_->forward(conv1_->forward(std::move(x))));
+  x = bn1_->forward(conv1_->forward(std::move(x)), {.relu = true});
   if (!options.small_images) x = max_pool2d(x, 3, {.stride = 2, .padding = 1});
   for (const nn::SequentialPtr& stage : stages_) x = stage->forward(std::move(x));
   return fc_->forward(flatten(adaptive_avg_pool2d(x, 1), 1));

@@ -1,13 +1,16 @@
-// Batch-norm on the CPU: x is rows of channels. Moments are taken of pieces of rows that stay in
-// the nearest caches, twice over each (the mean, then deviations from it), and pieces meet in f64:
-// x is read once from memory, and no sum of squares cancels (Chan, Golub, LeVeque 1983). Invariant:
-// pieces depend on the shape alone, so bits do not depend on the number of threads.
+// Batch-norm on the CPU: x is rows of channels, in pieces of rows. Forward reads x twice: moments
+// of pieces, deviations being from a mean of their own, meet in f64 (Chan, Golub, LeVeque 1983),
+// then rows are normalised, the residual added and the relu taken in one go; backward reads its
+// operands twice likewise. The second walk goes from the last piece to the first, which finds in
+// the caches what the first walk read last. bf16 is widened in registers, f16 as whole tensors.
+// Invariant: pieces depend on the shape alone, so bits do not depend on the number of threads.
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "core/backend/cpu/channels_last.h"
 #include "core/backend/cpu/isa.h"
+#include "core/backend/cpu/kernels/batch_norm_table.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
 #include "core/base/parallel.h"
@@ -16,14 +19,17 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kPieceElements = 16384, kMostRows = 512;
+constexpr int64_t kPieceElements = 65536, kMostRows = 512;
 
-template <class T>
-const ChannelFns<T>& fns() {
-  if constexpr (sizeof(T) == 4)
-    return simd<ChannelTable>().f32;
+template <class E>
+const auto& fns() {
+  const BatchNormTable& table = simd<BatchNormTable>();
+  if constexpr (std::is_same_v<E, float>)
+    return table.f32;
+  else if constexpr (std::is_same_v<E, double>)
+    return table.f64;
   else
-    return simd<ChannelTable>().f64;
+    return table.bf16;
 }
 
 // The rows of x, in pieces.
@@ -41,6 +47,13 @@ struct Pieces {
       for (int64_t p = begin; p < end; ++p) f(p, p * each * channels, size(p));
     });
   }
+  // The same from the last piece to the first: f(first element, rows).
+  template <class F>
+  void run_back(F f) const {
+    parallel_for(count, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t p = count - 1 - begin; p >= count - end; --p) f(p * each * channels, size(p));
+    });
+  }
 };
 
 template <class T>
@@ -52,59 +65,91 @@ Tensor channel(const Tensor& t) {
   return wide.is_contiguous() ? wide : dense_copy(wide);
 }
 
+// What pieces have for each channel, summed: f(piece, value) of values [pieces, channels].
+template <class T, class F>
+Values<double> total(const Pieces& p, const Values<T>& values, F f) {
+  Values<double> sum(size_t(p.channels), 0.0);
+  for (int64_t i = 0; i < p.count; ++i) {
+    const T* of = &values[size_t(i * p.channels)];
+    const double rows = double(p.size(i));
+    for (int64_t c = 0; c < p.channels; ++c) sum[size_t(c)] += f(double(of[c]), rows, c);
+  }
+  return sum;
+}
+
 // Mean and variance of each channel from those of pieces.
 template <class T>
 void join_moments(const Pieces& p, const Values<T>& means, const Values<T>& deviations, T* mean,
                   T* var) {
-  for (int64_t c = 0; c < p.channels; ++c) {
-    double sum = 0, squares = 0;
-    for (int64_t i = 0; i < p.count; ++i)
-      sum += double(means[size_t(i * p.channels + c)]) * double(p.size(i));
-    const double centre = sum / double(p.rows);
-    for (int64_t i = 0; i < p.count; ++i) {
-      const double d = double(means[size_t(i * p.channels + c)]) - centre;
-      squares += double(deviations[size_t(i * p.channels + c)]) + d * d * double(p.size(i));
-    }
-    mean[c] = T(centre), var[c] = T(squares / double(p.rows));
-  }
+  const double share = 1 / double(p.rows);
+  const Values<double> sum =
+      total(p, means, [](double m, double rows, int64_t) { return m * rows; });
+  const Values<double> within = total(p, deviations, [](double d, double, int64_t) { return d; });
+  const Values<double> between = total(p, means, [&](double m, double rows, int64_t c) {
+    const double d = m - sum[size_t(c)] * share;
+    return d * d * rows;
+  });
+  for (size_t c = 0; c < sum.size(); ++c)
+    mean[c] = T(sum[c] * share), var[c] = T((within[c] + between[c]) * share);
+}
+
+// Elements of a tensor of this dtype, as kernels see them.
+template <class E>
+E* elements(const Tensor& t) {
+  return static_cast<E*>(t.raw());
+}
+template <class E>
+const E* element_values(const Tensor& t) {
+  return static_cast<const E*>(t.raw_values());
 }
 
 void plan_batch_norm(const Primitive&, std::span<const Tensor>, std::span<Meta> out, Plan&) {
   out[0].strides = channels_last_strides(out[0].shape);
 }
 
-// Both operands are read whole before the first row of dx is written, those of a channel before
-// its sums are.
-void plan_batch_norm_grad(const Primitive&, std::span<const Tensor>, std::span<Meta> out,
+// All operands are read whole before the first row of dx is written, and then again a chunk of a
+// row before the same chunk of the results is; those of a channel are before its sums are.
+void plan_batch_norm_grad(const Primitive& prim, std::span<const Tensor>, std::span<Meta> out,
                           Plan& plan) {
-  out[0].strides = channels_last_strides(out[0].shape);
+  const bool residual = static_cast<const BatchNormAttributes&>(prim).form.residual;
+  for (int i = 0; i < (residual ? 2 : 1); ++i)
+    out[size_t(i)].strides = channels_last_strides(out[size_t(i)].shape);
   plan.in_place = true;
 }
 
-template <class T>
+// Operands in the dtype of E, channels-last.
+template <class E>
+Tensor as_rows(const Tensor& t) {
+  return std::is_same_v<E, BrainFloat> ? as_channels_last(t) : channels_last_wide(t);
+}
+
+template <class E, class T>
 void forward(const BatchNormAttributes& a, std::span<const Tensor> in, const Tensor& y,
              const Tensor& mean, const Tensor& var) {
-  const Tensor x = channels_last_wide(in[0]);
+  const Tensor x = as_rows<E>(in[0]), residual = a.form.residual ? as_rows<E>(in.back()) : Tensor();
   const Pieces p(x.shape());
-  const T* from = x.values<T>();
-  Values<T> means(size_t(p.count * p.channels)), deviations(means.size());
+  const E* from = element_values<E>(x);
+  const E* added = residual.defined() ? element_values<E>(residual) : nullptr;
+  Values<T> means(size_t(p.count * p.channels)), deviations(means.size()), centres(means.size());
   p.run([&](int64_t i, int64_t at, int64_t rows) {
-    fns<T>().moments(from + at, rows, p.channels, &means[size_t(i * p.channels)],
-                     &deviations[size_t(i * p.channels)]);
+    const size_t first = size_t(i * p.channels);
+    fns<E>().moments(from + at, rows, p.channels, &centres[first], &means[first],
+                     &deviations[first]);
   });
   T *centre = mean.data<T>(), *variance = var.data<T>();
   join_moments(p, means, deviations, centre, variance);
 
   Values<T> scale(size_t(p.channels), T(1)), shift(size_t(p.channels), T(0));
-  if (a.has_weight) std::copy_n(channel<T>(in[1]).template values<T>(), p.channels, scale.data());
-  if (a.has_bias)
-    std::copy_n(channel<T>(in[a.has_weight ? 2 : 1]).template values<T>(), p.channels,
+  if (a.form.weight) std::copy_n(channel<T>(in[1]).template values<T>(), p.channels, scale.data());
+  if (a.form.bias)
+    std::copy_n(channel<T>(in[a.form.weight ? 2 : 1]).template values<T>(), p.channels,
                 shift.data());
   for (int64_t c = 0; c < p.channels; ++c)
     scale[size_t(c)] *= T(1 / std::sqrt(double(variance[c]) + a.eps));
-  T* to = y.data<T>();
-  p.run([&](int64_t, int64_t at, int64_t rows) {
-    fns<T>().normalize(from + at, centre, scale.data(), shift.data(), to + at, rows, p.channels);
+  E* to = elements<E>(y);
+  p.run_back([&](int64_t at, int64_t rows) {
+    fns<E>().normalize(from + at, added ? added + at : nullptr, a.form.relu, centre, scale.data(),
+                       shift.data(), to + at, rows, p.channels);
   });
 }
 
@@ -116,43 +161,49 @@ void run_batch_norm(const Primitive& prim, std::span<const Tensor> in, std::span
       std::fill_n(static_cast<char*>(t->raw()), t->nbytes(), char(0));
     return;
   }
+  if (in[0].dtype() == kBF16) return forward<BrainFloat, float>(a, in, out[0], out[1], out[2]);
   const WideResult y(out[0]);
   if (in[0].dtype() == kF64)
-    forward<double>(a, in, y.get(), out[1], out[2]);
+    forward<double, double>(a, in, y.get(), out[1], out[2]);
   else
-    forward<float>(a, in, y.get(), out[1], out[2]);
+    forward<float, float>(a, in, y.get(), out[1], out[2]);
   y.finish();
 }
 
-// With h = (x - mean) rstd: db = sum(g), dw = sum(g h), dx = w rstd (g - db / n - h dw / n).
-template <class T>
+// With h = (x - mean) rstd: db = sum(g), dw = sum(g h), dx = w rstd (g - db / n - h dw / n), where
+// g counts at positive y if there was a relu. `dresidual` may be undefined.
+template <class E, class T>
 void backward(const BatchNormAttributes& a, std::span<const Tensor> in, const Tensor& dx,
-              std::span<const Tensor> sums) {
-  const Tensor g = channels_last_wide(in[0]), x = channels_last_wide(in[1]),
-               mean = channel<T>(in[2]), var = channel<T>(in[3]);
+              const Tensor& dresidual, std::span<const Tensor> sums) {
+  const Tensor g = as_rows<E>(in[0]), x = as_rows<E>(in[1]), mean = channel<T>(in[2]),
+               var = channel<T>(in[3]), y = a.form.relu ? as_rows<E>(in.back()) : Tensor();
   const Pieces p(x.shape());
-  const T *from = x.values<T>(), *cot = g.values<T>(), *centre = mean.values<T>();
+  const E *from = element_values<E>(x), *cot = element_values<E>(g);
+  const E* result = y.defined() ? element_values<E>(y) : nullptr;
+  const T* centre = mean.values<T>();
   Values<T> partial(size_t(p.count * p.channels)), products(partial.size());
   p.run([&](int64_t i, int64_t at, int64_t rows) {
-    fns<T>().grad_sums(cot + at, from + at, centre, &partial[size_t(i * p.channels)],
-                       &products[size_t(i * p.channels)], rows, p.channels);
+    fns<E>().grad_sums(cot + at, from + at, result ? result + at : nullptr, centre,
+                       &partial[size_t(i * p.channels)], &products[size_t(i * p.channels)], rows,
+                       p.channels);
   });
+  auto value = [](double v, double, int64_t) { return v; };
+  const Values<double> sum = total(p, partial, value), product = total(p, products, value);
   const size_t channels = size_t(p.channels);
   Values<T> mean_g(channels), slope(channels), scale(channels, T(1)), dw(channels), db(channels);
-  if (a.has_weight) std::copy_n(channel<T>(in[4]).template values<T>(), p.channels, scale.data());
+  if (a.form.weight) std::copy_n(channel<T>(in[4]).template values<T>(), p.channels, scale.data());
   const double n = double(p.rows);
   for (size_t c = 0; c < channels; ++c) {
-    double sum = 0, product = 0;
-    for (size_t i = 0; i < size_t(p.count); ++i)
-      sum += double(partial[i * channels + c]), product += double(products[i * channels + c]);
     const double rstd = 1 / std::sqrt(double(var.values<T>()[c]) + a.eps);
-    db[c] = T(sum), dw[c] = T(product * rstd);
-    mean_g[c] = T(sum / n), slope[c] = T(product * rstd * rstd / n), scale[c] *= T(rstd);
+    db[c] = T(sum[c]), dw[c] = T(product[c] * rstd);
+    mean_g[c] = T(sum[c] / n), slope[c] = T(product[c] * rstd * rstd / n), scale[c] *= T(rstd);
   }
-  T* to = dx.data<T>();
-  p.run([&](int64_t, int64_t at, int64_t rows) {
-    fns<T>().grad(cot + at, from + at, centre, mean_g.data(), slope.data(), scale.data(), to + at,
-                  rows, p.channels);
+  E* to = elements<E>(dx);
+  E* kept = dresidual.defined() ? elements<E>(dresidual) : nullptr;
+  p.run_back([&](int64_t at, int64_t rows) {
+    fns<E>().grad(cot + at, from + at, result ? result + at : nullptr, centre, mean_g.data(),
+                  slope.data(), scale.data(), to + at, kept ? kept + at : nullptr, rows,
+                  p.channels);
   });
   size_t next = 0;
   auto give = [&](Values<T>& values) {
@@ -161,24 +212,26 @@ void backward(const BatchNormAttributes& a, std::span<const Tensor> in, const Te
     std::copy_n(values.data(), p.channels, t.template data<T>());
     convert_into(t, to);
   };
-  if (a.has_weight) give(dw);
-  if (a.has_bias) give(db);
+  if (a.form.weight) give(dw);
+  if (a.form.bias) give(db);
 }
 
 void run_batch_norm_grad(const Primitive& prim, std::span<const Tensor> in,
                          std::span<const Tensor> out, Workspace, const Stream&) {
   const auto& a = static_cast<const BatchNormAttributes&>(prim);
+  const std::span<const Tensor> sums = out.subspan(a.form.residual ? 2 : 1);
   if (in[1].numel() == 0) {
-    for (const Tensor& t : out.subspan(1))
-      std::fill_n(static_cast<char*>(t.raw()), t.nbytes(), char(0));
+    for (const Tensor& t : sums) std::fill_n(static_cast<char*>(t.raw()), t.nbytes(), char(0));
     return;
   }
-  const WideResult dx(out[0]);
+  const Tensor dresidual = a.form.residual ? out[1] : Tensor();
+  if (in[1].dtype() == kBF16) return backward<BrainFloat, float>(a, in, out[0], dresidual, sums);
+  const WideResult dx(out[0]), kept(dresidual);
   if (in[1].dtype() == kF64)
-    backward<double>(a, in, dx.get(), out.subspan(1));
+    backward<double, double>(a, in, dx.get(), kept.get(), sums);
   else
-    backward<float>(a, in, dx.get(), out.subspan(1));
-  dx.finish();
+    backward<float, float>(a, in, dx.get(), kept.get(), sums);
+  dx.finish(), kept.finish();
 }
 
 }  // namespace

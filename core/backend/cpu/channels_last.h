@@ -31,11 +31,12 @@ inline Tensor channels_last_wide(const Tensor& t) {
   convert_same_layout(x, copy);
   return copy;
 }
-/// What a kernel writes that computes in wider floats: `out` itself, or a tensor of its layout,
-/// converted by finish().
+/// What a kernel writes that computes in wider floats: `out` itself (also if it is undefined), or a
+/// tensor of its layout, converted by finish().
 class WideResult {
  public:
   explicit WideResult(const Tensor& out) : out_(out), wide_(out) {
+    if (!out.defined()) return;
     const DType t = compute_dtype(out.dtype());
     if (t == out.dtype() || !is_floating(out.dtype())) return;
     Meta m = out.meta();
@@ -44,7 +45,7 @@ class WideResult {
   }
   const Tensor& get() const { return wide_; }
   void finish() const {
-    if (!wide_.is_same(out_)) convert_same_layout(wide_, out_);
+    if (out_.defined() && !wide_.is_same(out_)) convert_same_layout(wide_, out_);
   }
 
  private:

@@ -71,6 +71,30 @@ TEST(ConvLayers, BatchNormFollowsBatchesAndAverages) {
   EXPECT_LT(difference(y, want), 1e-5);
 }
 
+// 70 channels: every width of chunk. A residual of another shape is broadcast in a pass of its own.
+TEST(ConvLayers, BatchNormTakesResidualAndReluIntoItsPasses) {
+  for (bool training : {true, false})
+    for (int residual = 0; residual < 3; ++residual)
+      for (bool relu : {true, false}) {
+        auto m = nn::batch_norm2d({.channels = 70});
+        m->train(training);
+        Tensor x = randn({3, 70, 5, 4}).requires_grad_(), z, cot = randn({3, 70, 5, 4});
+        if (residual) z = randn({residual == 1 ? 3 : 1, 70, 5, 4}).requires_grad_();
+        auto plain = [&] {
+          Tensor y = m->forward(x);
+          if (residual) y = y + z;
+          return relu ? tessera::relu(y) : y;
+        };
+        Tensor got = m->forward(x, {.residual = z, .relu = relu}), want = plain();
+        EXPECT_LT(difference(got, want), 1e-5);
+        Tensors by{x, m->weight, m->bias};
+        if (residual) by.push_back(z);
+        auto gradients = [&](const Tensor& y) { return grad(Tensors{y}, by, Tensors{cot}); };
+        Tensors g = gradients(got), w = gradients(want);
+        for (size_t i = 0; i < g.size(); ++i) EXPECT_LT(difference(g[i], w[i]), 2e-5);
+      }
+}
+
 TEST(ConvLayers, BatchNormStateHasPyTorchsNames) {
   auto m = sequential(nn::conv2d({.in = 3, .out = 4, .kernel = 3, .bias = false}),
                       nn::batch_norm2d({.channels = 4}));

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 #include "core/autograd/autograd.h"
 #include "core/base/parallel.h"
 #include "core/ops/batch_norm.h"
@@ -114,6 +116,28 @@ TEST(BatchNorm, SixteenBitFloatsTakeWideParameters) {
   EXPECT_GT(difference(mean, zeros({8})), 0);
   Tensor again = batch_norm(x, zeros({8}), ones({8}), {.weight = w, .bias = b, .training = true});
   EXPECT_LT(difference(y, again), 0.03);
+}
+
+// Kernels read bf16 as it is; through f32 the result differs by one rounding of it at most. NaN and
+// infinities stay what they are.
+TEST(BatchNorm, BrainFloatsAreComputedInF32) {
+  Tensor x = cast(values({4, 70, 5, 3}), kBF16), z = cast(values({4, 70, 5, 3}, kF32, 4), kBF16);
+  auto run = [&](DType t) {
+    Tensor a = cast(x, t).requires_grad_(), b = cast(z, t).requires_grad_();
+    Tensor y = batch_norm_moments(a, {}, {}, 1e-5, {.residual = b, .relu = true}).y;
+    Tensors out{y}, in{a, b}, cot{cast(cast(values(y.shape(), kF32, 7), kBF16), t)};
+    Tensors g = grad(out, in, cot);
+    return Tensors{y.detach(), g[0], g[1]};
+  };
+  Tensors narrow = run(kBF16), wide = run(kF32);
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(narrow[i].dtype(), kBF16);
+    EXPECT_LT(difference(narrow[i], wide[i]), 0.02);
+  }
+  EXPECT_EQ(difference(narrow[0], cast(wide[0], kBF16)), 0);
+  Tensor bad = full({1, 33, 2, 2}, std::numeric_limits<double>::quiet_NaN(), {.dtype = kBF16});
+  Tensor y = batch_norm_moments(bad, {}, {}, 1e-5, {.relu = true}).y;
+  EXPECT_TRUE(all(ne(y, y)).item<bool>());
 }
 
 TEST(GroupNorm, AndInterpolateTakeAnEmptyBatch) {

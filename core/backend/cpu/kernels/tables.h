@@ -126,22 +126,10 @@ struct PackedGemmTable {
   PackedGemmFns<uint16_t, float> bf16;  // null without AVX-512
 };
 
-/// Rows of dense channels: x is [rows, channels]. What has one value a channel is accumulated over
-/// the rows from the first to the last.
+/// Rows of dense channels, one at a time: the steps of pooling.
 template <class T>
 struct ChannelFns {
-  /// The mean of each channel, and the sum of squared deviations from it.
-  void (*moments)(const T* x, int64_t rows, int64_t channels, T* mean, T* deviations);
-  /// y = (x - mean) scale + shift
-  void (*normalize)(const T* x, const T* mean, const T* scale, const T* shift, T* y, int64_t rows,
-                    int64_t channels);
-  /// The sums of g and of g (x - mean).
-  void (*grad_sums)(const T* g, const T* x, const T* mean, T* sum, T* product, int64_t rows,
-                    int64_t channels);
-  /// dx = (g - mean_g - (x - mean) slope) scale
-  void (*grad)(const T* g, const T* x, const T* mean, const T* mean_g, const T* slope,
-               const T* scale, T* dx, int64_t rows, int64_t channels);
-  /// Of one row: best = x and at = place where x is larger or NaN.
+  /// best = x and at = place where x is larger or NaN.
   void (*take_larger)(const T* x, int32_t place, T* best, int32_t* at, int64_t channels);
   void (*add)(const T* x, T* sum, int64_t channels);
   /// sum += x / count
