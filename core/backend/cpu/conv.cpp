@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "core/backend/cpu/channels_last.h"
+#include "core/backend/cpu/conv_places.h"
 #include "core/backend/cpu/conv_product.h"
 #include "core/backend/cpu/onednn.h"
 #include "core/backend/cpu/register.h"
@@ -207,6 +208,10 @@ bool in_library(const ConvAttributes& a, DType t) {
   return true;
 }
 
+bool by_places(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
+  return role == ConvRole::kWeight && suits_conv_places(window, m.x, m.w, m.y);
+}
+
 void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
   const auto& a = static_cast<const ConvAttributes&>(prim);
   const ConvRole role = role_of(prim);
@@ -222,9 +227,10 @@ void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta
   ConvMetas m = role == ConvRole::kOutput  ? ConvMetas{l, r, out[0]}
                 : role == ConvRole::kInput ? ConvMetas{out[0], r, l}
                                            : ConvMetas{r, out[0], l};
-  plan.workspace_bytes = is_conv_product(a.window, m.x, m.w, m.y)
-                             ? conv_product_workspace(role, m.x, m.w, m.y)
-                             : prepared(role, a.window, m).workspace();
+  plan.workspace_bytes =
+      is_conv_product(a.window, m.x, m.w, m.y) ? conv_product_workspace(role, m.x, m.w, m.y)
+      : by_places(role, a.window, m)           ? conv_places_workspace(a.window, m.x, m.w, m.y)
+                                               : prepared(role, a.window, m).workspace();
 }
 
 void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
@@ -239,6 +245,8 @@ void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const
   const Operands o = operands_of(role, in, out[0]);
   if (is_conv_product(a.window, o.x.meta(), o.w.meta(), o.y.meta()))
     return run_conv_product(role, a.window, o.x, o.w, o.y, work);
+  if (by_places(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
+    return run_conv_places(a.window, as_channels_last(o.x), o.w, as_channels_last(o.y), work);
   if (in_library(a, out[0].dtype())) return run_library(role, a.window, o, work);
   if (out[0].dtype() == kF64 || out[0].dtype() == kF32)
     return run_conv_nest(role, a.window, o.x, o.w, o.y);

@@ -37,7 +37,7 @@ Results evaluate(const Tensor& x, const Tensor& w, const ConvOptions& o) {
 }
 
 // Sizes at which the library takes its fast ways: channels of whole and of broken vectors, strided
-// 1 x 1, depthwise, three spatial dims.
+// 1 x 1, depthwise, three spatial dims; and where ours are used instead.
 struct Setting {
   Shape x, w;
   ConvOptions options;
@@ -48,6 +48,8 @@ std::vector<Setting> settings() {
           {{2, 32, 14, 14}, {64, 32, 1, 1}, {.stride = 2}},
           {{2, 64, 9, 10}, {80, 64, 1, 1}, {}},
           {{3, 72, 13, 12}, {64, 72, 1, 1}, {.stride = {2, 3}}},
+          {{3, 72, 13, 12}, {64, 72, 3, 3}, {.stride = {2, 1}, .padding = 1}},
+          {{2, 64, 9, 6}, {80, 64, 3, 2}, {.padding = {1, 2}, .dilation = {2, 3}}},
           {{1, 17, 9, 11}, {19, 17, 3, 3}, {.padding = 1, .dilation = 2}},
           {{2, 32, 12, 12}, {32, 1, 3, 3}, {.padding = 1, .groups = 32}},
           {{1, 16, 5, 7, 6}, {24, 8, 3, 3, 3}, {.padding = 1, .groups = 2}}};
