@@ -287,10 +287,11 @@ Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight, const T
                      x.size(1), to_string(x.shape()));
   int64_t each = x.size(1) / groups;
   for (int i = 2; i < x.ndim(); ++i) each *= x.size(i);
-  Tensor y = reshape(layer_norm(reshape(x, {x.size(0), groups, each}), {}, {}, eps), x.shape());
-  if (weight.defined()) y = y * beside(weight, x);
-  if (bias.defined()) y = y + beside(bias, x);
-  return y;
+  Tensor y = reshape(cast(x, stat_type(x.dtype())), {x.size(0), groups, each});
+  y = reshape(layer_norm(y, {}, {}, eps), x.shape());
+  if (weight.defined()) y = y * beside(wide_channel(weight, x), x);
+  if (bias.defined()) y = y + beside(wide_channel(bias, x), x);
+  return cast(y, x.dtype());
 }
 
 Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {

@@ -38,7 +38,8 @@ void follow_moments_(const Tensor& running_mean, const Tensor& running_var, cons
                      int64_t count, const Tensor& factor);
 
 /// Each sample's channels in `groups` groups, each normalised over its channels and places; then
-/// weight [C] and bias [C], either may be undefined.
+/// weight [C] and bias [C], either may be undefined. Of x's dtype; 16-bit floats are computed in
+/// f32 and rounded once.
 Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight = {},
                   const Tensor& bias = {}, double eps = 1e-5);
 /// A group for every channel.

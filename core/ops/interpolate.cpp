@@ -16,6 +16,7 @@ namespace {
 struct Axis {
   int64_t in, out;
   double step;
+  bool by_size = false;  // step is in / out
 };
 
 Axis axis_of(const Tensor& x, int i, int dims, const InterpolateOptions& o) {
@@ -23,7 +24,7 @@ Axis axis_of(const Tensor& x, int i, int dims, const InterpolateOptions& o) {
   Axis a{in, 0, 0};
   if (o.size) {
     a.out = o.size->expand(dims, 1, "interpolate", "size")[i];
-    a.step = double(in) / double(a.out);
+    a.step = double(in) / double(a.out), a.by_size = true;
   } else {
     const double factor = o.scale_factor[o.scale_factor.size() == 1 ? 0 : size_t(i)];
     TESSERA_CHECK(factor > 0, "interpolate: scale_factor {} must be positive", factor);
@@ -43,7 +44,8 @@ Tensor select_places(const Tensor& x, int dim, const std::vector<int64_t>& at) {
 Tensor nearest(const Tensor& x, int dim, const Axis& a) {
   std::vector<int64_t> at;
   for (int64_t i = 0; i < a.out; ++i)
-    at.push_back(std::min(int64_t(std::floor(double(i) * a.step)), a.in - 1));
+    at.push_back(a.by_size ? i * a.in / a.out
+                           : std::min(int64_t(std::floor(double(i) * a.step)), a.in - 1));
   return select_places(x, dim, at);
 }
 

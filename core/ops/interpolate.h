@@ -4,7 +4,9 @@
 
 namespace tessera {
 
-/// kLinear is linear, bilinear or trilinear by the number of spatial dims.
+/// kLinear is linear, bilinear or trilinear by the number of spatial dims. kNearest takes place
+/// floor(i in / out) for `size`, in integers; PyTorch computes it in f32, and at rare ratios is a
+/// place below.
 enum class Interpolation : uint8_t { kNearest, kLinear };
 struct InterpolateOptions {
   std::optional<PerDim> size = {};        // the new spatial extents, or

@@ -140,6 +140,24 @@ TEST(BatchNorm, BrainFloatsAreComputedInF32) {
   EXPECT_TRUE(all(ne(y, y)).item<bool>());
 }
 
+TEST(GroupNorm, SixteenBitFloatsTakeWideParameters) {
+  Tensor x = cast(values({4, 8, 5, 5}), kBF16), w = values({8}, kF32, 2), b = values({8}, kF32, 3);
+  Tensor y = group_norm(x, 2, w, b);
+  EXPECT_EQ(y.dtype(), kBF16);
+  EXPECT_EQ(difference(y, cast(group_norm(cast(x, kF32), 2, w, b), kBF16)), 0);
+}
+
+// i * (in / out) falls below the integer it is at 19 of these.
+TEST(Interpolate, NearestPlacesAreExactForSizes) {
+  for (int64_t in = 1; in < 64; ++in)
+    for (int64_t out = 1; out < 64; ++out) {
+      std::vector<int64_t> want;
+      for (int64_t i = 0; i < out; ++i) want.push_back(i * in / out);
+      Tensor y = interpolate(reshape(arange(0, in), {1, 1, in}), {.size = PerDim(out)});
+      EXPECT_EQ(difference(y, from_values<int64_t>(want, {1, 1, out})), 0) << in << " to " << out;
+    }
+}
+
 TEST(GroupNorm, AndInterpolateTakeAnEmptyBatch) {
   Tensor x = empty({0, 4, 3, 2});
   EXPECT_EQ(group_norm(x, 2).shape(), (Shape{0, 4, 3, 2}));
