@@ -323,6 +323,8 @@ class Scheduler {
   }
   // A first nest that does nothing but find one total of a row (a maximum) has memory to wait for;
   // a second one that computes much, and a total too, can do so while the next row is found.
+  // Measured on Zen 4: a core that has memory to itself loses 3 %, one beside others that use it
+  // too gains a third. With masks of bytes, and so twice the lanes, the former loses a seventh.
   bool scans_beside() const {
     if (!on_cpu_ || s_.outer != 1 || s_.nests.size() < 2 || std::popcount(inner_) != 1)
       return false;
@@ -341,7 +343,7 @@ class Scheduler {
     const int64_t row = s_.count(inner_);
     return totals(scan) && totals(main) && scan.reductions.size() == 1 && scan.stores.empty() &&
            !keeps && !picks && main.stage > scan.stage && row >= kBesideRow && row <= kSumBlock &&
-           s_.body.extents[0] > 1 && s_.touches_bytes(scan) == s_.touches_bytes(main) &&
+           s_.body.extents[0] > 1 && !s_.touches_bytes(scan) && !s_.touches_bytes(main) &&
            work(main) > 3 * work(scan);
   }
   int work(const Nest& n) const {
