@@ -13,8 +13,8 @@
 namespace tessera::cpu {
 namespace {
 
-// At most so many in a tile, so that deep panels of them fit the cache; twice as many where columns
-// of an A that is not bf16 are packed beside them, in pieces that are not as deep.
+// At most so many in a tile, so that deep panels of them fit the cache; twice as many where A's
+// columns are packed beside them, in pieces that are not as deep.
 constexpr int64_t kColumns = 256;
 constexpr int64_t kRows = 64;  // rows come in groups of so many
 
@@ -27,7 +27,7 @@ std::pair<int64_t, int64_t> tile_of(const Gemm& g, int64_t leaves, int64_t batch
   if (leaves) return {std::min(4 * kRows, g.m), std::min(kColumns / 2, g.n)};
   const int64_t threads = num_threads(), shared = threads / std::gcd(threads, batch);
   auto columns_of = [&](int64_t cuts) { return pieces(pieces(g.n, cuts), 32) * 32; };
-  int64_t cuts = pieces(g.n, g.a_k == 1 || g.dtype == kBF16 ? kColumns : 2 * kColumns);
+  int64_t cuts = pieces(g.n, g.a_k == 1 ? kColumns : 2 * kColumns);
   if (int64_t even = pieces(cuts, shared) * shared; columns_of(even) >= kColumns / 4) cuts = even;
   const int64_t columns = std::min(columns_of(cuts), g.n), others = batch * pieces(g.n, columns),
                 wanted = threads / std::gcd(threads, others);
