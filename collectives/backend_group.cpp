@@ -132,7 +132,8 @@ void BackendGroup::serve() {
 
 void BackendGroup::execute(const Ref<Call>& call) {
   if (dead_.load(std::memory_order_acquire)) return call->finish(failure(), 0);
-  auto start = Clock::now();
+  auto start = call->timed() ? Clock::now() : Clock::time_point();
+  auto took = [&] { return call->timed() ? ms_since(start) : 0; };
   try {
     call->wait_for_inputs();
     if (call->plan.is_p2p()) return execute_p2p(call);
@@ -140,9 +141,9 @@ void BackendGroup::execute(const Ref<Call>& call) {
       run_alone(call->plan);
     else
       engine_->run(*call);
-    call->finish(nullptr, ms_since(start));
+    call->finish(nullptr, took());
   } catch (...) {
-    call->finish(fail(std::current_exception(), call.get()), ms_since(start));
+    call->finish(fail(std::current_exception(), call.get()), took());
   }
 }
 

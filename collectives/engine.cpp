@@ -17,7 +17,7 @@ Call::Call(Plan p, const Collective& c, Millis timeout)
   plan.record.ahead = sketch.whole;
   auto keep = [&](std::span<const Tensor> tensors) {
     for (const Tensor& t : tensors) {
-      tensors_.push_back(t);
+      if (async) tensors_.push_back(t);  // else the caller, who waits, holds them
       const Ref<Event>& ready = t.storage()->ready();
       if (ready && !ready->done()) before_.push_back(ready);
     }

@@ -29,6 +29,9 @@ class Call final : public Work {
 
   /// Records it in the profile of the thread that made it, as an event of `group`.
   void profile_as(const std::string& group);
+  /// Whether somebody may ask how long it took; a small call that is waited for takes no longer
+  /// than two looks at the clock.
+  bool timed() const { return async || profile_; }
   /// Whether wait_for_inputs would return at once.
   bool inputs_ready() const;
   /// Waits for the writes that were pending on its tensors when it was submitted, and for those who

@@ -85,7 +85,7 @@ class Work : public Event {
   virtual std::exception_ptr error() const = 0;
   /// Number of the collective within its group.
   virtual uint64_t seq() const = 0;
-  /// How long it was executing, waiting for peers included; 0 until it is done.
+  /// How long an asynchronous one was executing, waiting for peers included; 0 until it is done.
   virtual double elapsed_ms() const = 0;
 };
 

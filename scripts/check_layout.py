@@ -52,6 +52,7 @@ MAY_INCLUDE_FILES = {
         "core/backend/cpu/kernels/*", "core/backend/cpu/isa.h", "core/ops/functors/*", "core/tensor/philox.h",
         "immintrin.h", "cstddef", "cstdint", "type_traits",
     ],
+    "collectives/kernels": ["collectives/kernels/*", "core/ops/functors/*", "cstdint", "type_traits"],
 }
 CODE = (".h", ".cpp", ".cu", ".cuh")
 MAX_LINES = 600

@@ -17,9 +17,10 @@ namespace {
 
 // Below this many bytes a giver's pieces travel with the fingerprint, in the first phase.
 constexpr int64_t kInlineBytes = 64 << 10;
-// Up to this many bytes every rank reduces everything itself, which saves a phase; between two
-// ranks that is never slower.
-constexpr int64_t kReduceAloneBytes = 32 << 10;
+// Up to this many bytes every rank reduces everything itself, which saves a phase. Beyond, it is
+// slower even between two ranks: a line that both have read costs its writer far more than one that
+// moves from rank to rank.
+constexpr int64_t kReduceAloneBytes = 512;
 constexpr int64_t kAlign = 64;
 constexpr int64_t kCopyBlock = 16 << 10;
 
@@ -99,7 +100,7 @@ Ref<Storage> ShmEngine::allocate(size_t bytes) {
 
 /// Whether peers reach all that they read, or in an all_reduce write, of this rank's; if so, tells
 /// where it is.
-bool ShmEngine::find_places(const Plan& plan, uint64_t seq) {
+bool ShmEngine::find_places(const Plan& plan, uint64_t seq, Entry& entry) {
   if (!options_.read_in_place || plan.must_stage()) return false;
   int64_t* places = segment_->places(rank_, seq);
   const Pool* pool = published_.load(std::memory_order_acquire);
@@ -111,22 +112,25 @@ bool ShmEngine::find_places(const Plan& plan, uint64_t seq) {
     return !options_.processes || at >= 0;
   };
   for (size_t i = 0; i < plan.give.size(); ++i)
-    if (!place(plan.give[i], places[i])) return false;
-  return plan.kind != CollKind::kAllReduce || place(plan.take[0], places[size_]);
+    if (!place(plan.give[i], i == 0 ? entry.place : places[i])) return false;
+  if (plan.kind != CollKind::kAllReduce) return true;
+  entry.in_place = plan.give[0].data == plan.take[0].data;
+  return entry.in_place || place(plan.take[0], places[size_]);
 }
 
 std::byte* ShmEngine::given(int r, uint64_t seq, size_t piece) const {
-  return bases_[size_t(r)] + segment_->places(r, seq)[piece];
+  const Entry& entry = segment_->state(r).entries[seq & 1];
+  return bases_[size_t(r)] + (piece == 0 ? entry.place : segment_->places(r, seq)[piece]);
 }
 std::byte* ShmEngine::taken(int r, uint64_t seq) const {
-  return bases_[size_t(r)] + segment_->places(r, seq)[size_];
+  const Entry& entry = segment_->state(r).entries[seq & 1];
+  return bases_[size_t(r)] + (entry.in_place ? entry.place : segment_->places(r, seq)[size_]);
 }
 
 /// Writes the facts of a call where peers will look once this rank has posted.
-void ShmEngine::publish(const Call& call, bool direct, bool staged) {
+void ShmEngine::publish(const Call& call, const Entry& entry) {
   const CallRecord& record = call.plan.record;
-  bool has_pool = published_.load(std::memory_order_acquire);
-  me_.entries[record.seq & 1] = {record.fingerprint, places_.verdict(), direct, staged, has_pool};
+  me_.entries[record.seq & 1] = entry;
   me_.records[record.seq & 1] = record;
   if (record.ahead) me_.sketches[record.seq & 1] = call.sketch;
   me_.entered.store(record.seq, std::memory_order_release);
@@ -145,12 +149,18 @@ void ShmEngine::run(Call& call) {
   int pieces = plan.one_for_each ? size_ : 1;
   int64_t window = plan.has_splits() ? 0 : (plan.longest + kAlign - 1) / kAlign * kAlign;
   bool small = !plan.has_splits() && window * pieces <= kInlineBytes;
-  bool tuned = plan.kind == CollKind::kAllReduce && plan.longest > 0;
   // How it is done if all ranks are direct; equal on all of them.
-  Way way = tuned ? places_.way(plan.longest) : small ? Way::kStaged : Way::kInPlace;
-  bool trial = tuned && places_.tries(plan.longest);
-  bool direct = find_places(plan, seq), staged = small && !(direct && way != Way::kStaged);
-  publish(call, direct, staged);
+  Way way = small ? Way::kStaged : Way::kInPlace;
+  bool trial = false;
+  if (plan.kind == CollKind::kAllReduce && plan.longest > kReduceAloneBytes) {
+    way = places_.way(plan.longest);
+    trial = places_.tries(plan.longest);
+  }
+  Entry entry{.fingerprint = plan.record.fingerprint, .verdict = places_.verdict()};
+  entry.direct = find_places(plan, seq, entry);
+  bool staged = entry.staged = small && !(entry.direct && way != Way::kStaged);
+  entry.has_pool = published_.load(std::memory_order_acquire);
+  publish(call, entry);
   if (plan.has_splits()) {
     int64_t* splits = segment_->splits(rank_, seq);
     for (int r = 0; r < size_; ++r) {
@@ -184,7 +194,7 @@ void ShmEngine::run(Call& call) {
 /// What came with the first phase.
 void ShmEngine::run_first(Call& call, int64_t window) {
   const Plan& plan = call.plan;
-  if (plan.kind == CollKind::kAllReduce && size_ > 2 && plan.longest > kReduceAloneBytes)
+  if (plan.kind == CollKind::kAllReduce && plan.longest > kReduceAloneBytes)
     reduce_slices(call, 0, window);
   else
     consume(plan, 0, window);
@@ -275,19 +285,30 @@ void ShmEngine::consume(const Plan& plan, int64_t begin, int64_t window) {
   }
 }
 
-/// all_reduce of a staged window: each rank reduces a slice, one more phase brings all together.
+/// all_reduce of a staged window: each rank reduces a slice and writes it into all staging areas,
+/// from where, one phase later, everybody takes the slices of the others.
 void ShmEngine::reduce_slices(Call& call, int64_t begin, int64_t window) {
   const Plan& plan = call.plan;
+  std::byte* out = plan.take[0].data + begin;
   int64_t bytes = inside(plan.take[0].bytes, begin, window);
   Slice mine = slice_of(bytes, rank_, size_);
-  Sources sources;
-  for (int r = 0; r < size_; ++r)
-    sources.push_back(segment_->stage(r, int(phase_ & 1)) + mine.begin);
-  reduce_tree(plan.op, plan.dtype, segment_->result() + mine.begin, sources,
-              (mine.end - mine.begin) / int64_t(size_of(plan.dtype)));
+  const int parity = int(phase_ & 1);
+  for (int64_t at = mine.begin; at < mine.end; at += kCopyBlock) {
+    int64_t part = std::min(kCopyBlock, mine.end - at);
+    Sources sources;
+    for (int r = 0; r < size_; ++r) sources.push_back(segment_->stage(r, parity) + at);
+    reduce_tree(plan.op, plan.dtype, out + at, sources, part / int64_t(size_of(plan.dtype)));
+    for (int r = 0; r < size_; ++r)
+      if (r != rank_) move_bytes(segment_->stage(r, parity) + at, out + at, part);
+  }
   post();
   wait_all(call);
-  move_bytes(plan.take[0].data + begin, segment_->result(), bytes);
+  for (int r = 0; r < size_; ++r) {
+    Slice theirs = slice_of(bytes, r, size_);
+    if (r != rank_)
+      move_bytes(out + theirs.begin, segment_->stage(rank_, parity) + theirs.begin,
+                 theirs.end - theirs.begin);
+  }
 }
 
 /// Moves pieces of up to `longest` bytes through the staging areas, window by window.
@@ -295,7 +316,7 @@ void ShmEngine::run_staged(Call& call, int64_t longest) {
   const Plan& plan = call.plan;
   int64_t area = int64_t(segment_->options().stage_bytes);
   int64_t window = round_down(plan.one_for_each ? area / size_ : area);
-  bool slices = plan.kind == CollKind::kAllReduce && size_ > 2;
+  bool slices = plan.kind == CollKind::kAllReduce;
   int pieces = plan.one_for_each ? size_ : 1;
   for (int64_t begin = 0; begin < longest; begin += window) {
     past_caches_ = tuner_.past_caches(std::min(window, longest - begin) * pieces);

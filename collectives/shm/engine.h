@@ -52,8 +52,8 @@ class ShmEngine final : public Engine {
   };
 
   // engine.cpp: moving data.
-  bool find_places(const Plan& plan, uint64_t seq);
-  void publish(const Call& call, bool direct, bool staged);
+  bool find_places(const Plan& plan, uint64_t seq, Entry& entry);
+  void publish(const Call& call, const Entry& entry);
   void post();
   void stage(const Plan& plan, int64_t begin, int64_t window);
   void consume(const Plan& plan, int64_t begin, int64_t window);

@@ -53,7 +53,7 @@ Segment::Segment(int size, const Options& options) : size_(size), options_(optio
   size_t states = place(n * sizeof(RankState)), boxes = place(n * n * sizeof(Mailbox));
   size_t splits = place(n * 4 * n * sizeof(int64_t));
   size_t places = place(n * 2 * (n + 1) * sizeof(int64_t));
-  size_t stages = place((2 * n + 1) * options.stage_bytes);
+  size_t stages = place(2 * n * options.stage_bytes);
   size_t mail = place(n * n * 2 * options.mail_bytes);
   bytes_ = at;
   // Offsets for now; map() adds the base.

@@ -31,10 +31,12 @@ class SharedText {
 /// What a rank publishes with a call.
 struct Entry {
   uint64_t fingerprint = 0;
-  uint64_t verdict = 0;   // of its PlaceTuner
-  bool direct = false;    // its pieces lie where peers reach them, see places()
+  int64_t place = 0;      // if `direct`: where the first piece lies that it gives, see places()
+  uint32_t verdict = 0;   // of its PlaceTuner
+  bool direct = false;    // its pieces lie where peers reach them
   bool staged = false;    // its pieces are in its staging area
   bool has_pool = false;  // `pool` below is filled in
+  bool in_place = false;  // what it takes goes where `place` is
 };
 /// Where a rank's pool is found.
 struct PoolDoor {
@@ -46,6 +48,7 @@ struct alignas(2 * kLine) RankState {
   // One cache line holds all that peers read of a call without surprises.
   std::atomic<uint64_t> posted{0};  // phases that this rank has published
   Entry entries[2];                 // of the latest calls, by parity of their number
+  static_assert(sizeof(std::atomic<uint64_t>) + 2 * sizeof(Entry) <= kLine);
   // Read by peers after they have posted, to see whether to ring.
   alignas(kLine) std::atomic<uint32_t> sleeping{0};
   std::atomic<uint32_t> bell{0};     // rung by peers
@@ -108,15 +111,13 @@ class Segment {
   std::byte* stage(int r, int parity) {
     return stages_ + size_t(2 * r + parity) * options_.stage_bytes;
   }
-  /// Where the slices that ranks have reduced come together.
-  std::byte* result() { return stages_ + size_t(2 * size_) * options_.stage_bytes; }
   Mailbox& mailbox(int from, int to) { return mailboxes_[from * size_ + to]; }
   std::byte* mail(int from, int to, int parity) {
     return mail_ + (size_t(from * size_ + to) * 2 + size_t(parity)) * options_.mail_bytes;
   }
-  /// Where the pieces of rank r lie in call `seq`, if it is direct: of each piece that it gives,
-  /// and behind `size()` of those of the first that it takes. Addresses between threads, else
-  /// offsets into its pool.
+  /// Where the pieces of rank r lie in call `seq`, if it is direct: of each piece that it gives but
+  /// the first, and behind `size()` of those of the first that it takes; what is in its entry is
+  /// not here as well. Addresses between threads, else offsets into its pool.
   int64_t* places(int r, uint64_t seq) { return places_ + (2 * r + int(seq & 1)) * (size_ + 1); }
   /// Bytes for, then bytes from every rank, as rank r has announced them for call `seq`.
   int64_t* splits(int r, uint64_t seq) { return splits_ + (2 * r + int(seq & 1)) * 2 * size_; }

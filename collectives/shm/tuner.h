@@ -1,9 +1,8 @@
 // What is fastest for a size, found by trying. Cores that share a last-level cache hand lines over
 // in it, at up to 100 GB/s; where they do not (cores of two dies, many virtual machines), a line
 // that is dirty in the other core's cache costs ten times one that is in memory: 2 against 7 GB/s
-// measured between two cores. So whether to write past the caches, and whether to reduce in place
-// what peers can reach or to stage it, is tried a few times for each size, and the faster way kept.
-// Invariant: results do not depend on the choice.
+// measured between two cores. So whether to write past the caches is tried a few times for each
+// size, and the faster way kept. Invariant: results do not depend on the choice.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -56,54 +55,49 @@ enum class Way : uint8_t {
   kStreamed,  // the same, past the caches
 };
 
-/// Ranks must agree on the way, so rank 0's times count: it publishes its verdict with each call,
-/// and everybody goes by the one that came with the call before.
+/// Whether to write past the caches what is reduced in place. Ranks must agree, so rank 0's times
+/// count: it publishes its verdict with each call, and everybody goes by the one that came with the
+/// call before.
 class PlaceTuner {
  public:
   /// The way for an all_reduce of `bytes`; equal on all ranks.
   Way way(int64_t bytes) const {
-    const Class& c = classes_[class_of(bytes)];
-    if (tries(bytes)) return way_of_trial(bytes, c.calls);
-    return Way(adopted_ >> 2 * class_of(bytes) & 3);
+    if (bytes < kFirstBytes) return Way::kInPlace;
+    size_t k = class_of(bytes);
+    bool streamed = tries(bytes) ? classes_[k].calls & 1 : adopted_ >> k & 1;
+    return streamed ? Way::kStreamed : Way::kInPlace;
   }
   bool tries(int64_t bytes) const {
-    const Class& c = classes_[class_of(bytes)];
-    return c.calls < (large(bytes) ? 2 * kTrialsOfLarge : kWays * kTrials);
+    int trials = bytes < kLargeBytes ? kTrials : kTrialsOfLarge;
+    return bytes >= kFirstBytes && classes_[class_of(bytes)].calls < 2 * trials;
   }
   /// A trial has taken `us` on this rank.
   void took(int64_t bytes, double us) {
-    Class& c = classes_[class_of(bytes)];
-    double& best = c.best_us[size_t(way_of_trial(bytes, c.calls++))];
+    size_t k = class_of(bytes);
+    Class& c = classes_[k];
+    double& best = c.best_us[c.calls++ & 1];
     best = std::min(best, us);
+    uint32_t bit = uint32_t{1} << k;
+    verdict_ = c.best_us[1] < c.best_us[0] ? verdict_ | bit : verdict_ & ~bit;
   }
-  /// The fastest way of each class, two bits each.
-  uint64_t verdict() const {
-    uint64_t all = 0;
-    for (size_t k = 0; k < kClasses; ++k) {
-      const auto& best = classes_[k].best_us;
-      all |= uint64_t(std::min_element(best.begin(), best.end()) - best.begin()) << 2 * k;
-    }
-    return all;
-  }
-  void adopt(uint64_t verdict) { adopted_ = verdict; }
+  /// A bit for each class of sizes: streaming was faster.
+  uint32_t verdict() const { return verdict_; }
+  void adopt(uint32_t verdict) { adopted_ = verdict; }
 
  private:
-  static constexpr int kWays = 3, kTrials = 8, kTrialsOfLarge = 3;
+  // What fits a first-level cache is never streamed; large calls are few, so they try less.
+  static constexpr int64_t kFirstBytes = 32 << 10, kLargeBytes = 4 << 20;
+  static constexpr int kTrials = 8, kTrialsOfLarge = 3;
   static constexpr size_t kClasses = 32;
-  // Far beyond caches a copy into a staging area is never the faster way.
-  static bool large(int64_t bytes) { return class_of(bytes) > 22; }  // from 4 MiB on
-  static Way way_of_trial(int64_t bytes, int call) {
-    return large(bytes) ? Way(1 + call % 2) : Way(call % kWays);
-  }
   struct Class {
     int calls = 0;
-    std::array<double, kWays> best_us{1e300, 1e300, 1e300};
+    double best_us[2] = {1e300, 1e300};  // in place, streamed
   };
   static size_t class_of(int64_t bytes) {
-    return std::min<size_t>(size_t(std::bit_width(uint64_t(bytes))), kClasses - 1);
+    return std::min<size_t>(size_t(std::bit_width(uint64_t(bytes / kFirstBytes))), kClasses) - 1;
   }
   std::array<Class, kClasses> classes_;
-  uint64_t adopted_ = 0;
+  uint32_t verdict_ = 0, adopted_ = 0;
 };
 
 }  // namespace tessera::detail

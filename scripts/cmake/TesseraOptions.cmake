@@ -102,16 +102,16 @@ function(tessera_isa_kernels name dir)
   set(TESSERA_ISAS ${names} PARENT_SCOPE)
   set(objects)
   foreach(isa IN LISTS sets)
-    list(APPEND objects $<TARGET_OBJECTS:tessera_kernels_${isa}>)
-    add_library(tessera_kernels_${isa} OBJECT ${files})
-    target_include_directories(tessera_kernels_${isa} PRIVATE ${PROJECT_SOURCE_DIR})
-    target_compile_definitions(tessera_kernels_${isa} PRIVATE TESSERA_ISA=${isa})
-    target_compile_options(tessera_kernels_${isa} PRIVATE -O3 -fno-trapping-math -fwrapv ${flags_${isa}}
+    list(APPEND objects $<TARGET_OBJECTS:tessera_${name}_kernels_${isa}>)
+    add_library(tessera_${name}_kernels_${isa} OBJECT ${files})
+    target_include_directories(tessera_${name}_kernels_${isa} PRIVATE ${PROJECT_SOURCE_DIR})
+    target_compile_definitions(tessera_${name}_kernels_${isa} PRIVATE TESSERA_ISA=${isa})
+    target_compile_options(tessera_${name}_kernels_${isa} PRIVATE -O3 -fno-trapping-math -fwrapv ${flags_${isa}}
       ${no_fake_frames})
-    target_link_libraries(tessera_kernels_${isa} PRIVATE tessera_flags)
-    target_sources(tessera_${name} PRIVATE $<TARGET_OBJECTS:tessera_kernels_${isa}>)
+    target_link_libraries(tessera_${name}_kernels_${isa} PRIVATE tessera_flags)
+    target_sources(tessera_${name} PRIVATE $<TARGET_OBJECTS:tessera_${name}_kernels_${isa}>)
   endforeach()
-  set(TESSERA_KERNEL_OBJECTS ${objects} PARENT_SCOPE)  # the tests look at their symbols
+  set(TESSERA_KERNEL_OBJECTS ${TESSERA_KERNEL_OBJECTS} ${objects} PARENT_SCOPE)  # the tests look at their symbols
 endfunction()
 
 # Compiles the text of `files` into tessera_`name`, as kEmbedded of compile/codegen/functors.h.

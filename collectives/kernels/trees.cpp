@@ -1,0 +1,199 @@
+// The balanced tree over ranks, element by element, in blocks that stay in the first-level cache.
+// 16-bit floats are widened to f32, combined there and rounded once. An average divides once; where
+// the number of ranks is a power of two it multiplies by the inverse instead, which has the same
+// bits because that inverse is exact.
+#include "collectives/kernels/trees.h"
+
+#include <cstdint>
+#include <type_traits>
+
+// clang-format off
+#include "core/ops/functors/prelude.h"
+#include "core/ops/functors/convert.h"
+// clang-format on
+
+namespace tessera::detail {
+namespace {
+
+using fn::BF16, fn::F16;
+
+constexpr int64_t kBlock = 1024;  // elements; a block of every level stays in the first-level cache
+
+struct Sum {
+  template <class A>
+  static A apply(A a, A b) {
+    if constexpr (std::is_integral_v<A>)  // wraps around, without undefined behaviour
+      return A(std::make_unsigned_t<A>(a) + std::make_unsigned_t<A>(b));
+    else
+      return a + b;
+  }
+};
+struct Product {
+  template <class A>
+  static A apply(A a, A b) {
+    if constexpr (std::is_integral_v<A>)
+      return A(uint64_t(a) * uint64_t(b));
+    else
+      return a * b;
+  }
+};
+// A NaN on either side is the result.
+struct Min {
+  template <class A>
+  static A apply(A a, A b) {
+    return a != a || a < b ? a : b;
+  }
+};
+struct Max {
+  template <class A>
+  static A apply(A a, A b) {
+    return a != a || a > b ? a : b;
+  }
+};
+struct And {
+  template <class A>
+  static A apply(A a, A b) {
+    return A(a & b);
+  }
+};
+struct Or {
+  template <class A>
+  static A apply(A a, A b) {
+    return A(a | b);
+  }
+};
+struct Xor {
+  template <class A>
+  static A apply(A a, A b) {
+    return A(a ^ b);
+  }
+};
+
+inline float wide(BF16 x) { return fn::widen(x); }
+inline float wide(F16 x) { return fn::widen(x); }
+inline void narrow(float x, BF16& y) { y = fn::to_bf16(x); }
+inline void narrow(float x, F16& y) { y = fn::to_f16(x); }
+
+/// The largest power of two below n, for n of at least 2: how many sources the left branch has.
+inline int left_of(int n) {
+  int left = 1;
+  while (2 * left < n) left *= 2;
+  return left;
+}
+
+/// T is what is stored, A what is computed with. One block of the elements.
+template <class T, class A, class Op>
+struct Tree {
+  const void* const* sources;
+  int64_t begin, n;
+
+  /// Result over sources [low, high), in `home` or, for a single source, wherever it lies.
+  const A* evaluate(int low, int high, A* home) const {
+    if (high - low == 1) return leaf(low, home);
+    alignas(64) A left_block[kBlock], right_block[kBlock];
+    int middle = low + left_of(high - low);
+    const A* a = evaluate(low, middle, left_block);
+    const A* b = evaluate(middle, high, right_block);
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) home[i] = Op::apply(a[i], b[i]);
+    return home;
+  }
+
+ private:
+  const A* leaf(int source, A* home) const {
+    const T* p = static_cast<const T*>(sources[source]) + begin;
+    if constexpr (std::is_same_v<T, A>) {
+      return p;
+    } else {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) home[i] = wide(p[i]);
+      return home;
+    }
+  }
+};
+
+/// What is left of an average: times `inverse` where that is exact, else over `by`.
+template <class A>
+void divide(const A* x, A* home, int64_t n, int by) {
+  if ((by & (by - 1)) == 0) {
+    const A inverse = A(1) / A(by);
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; ++i) home[i] = x[i] * inverse;
+    return;
+  }
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n; ++i) home[i] = x[i] / A(by);
+}
+
+template <class T, class A, class Op, bool average = false>
+void reduce(void* to, const void* const* sources, int n_sources, int64_t count) {
+  T* dst = static_cast<T*>(to);
+  if constexpr (average && std::is_same_v<T, A>) {
+    if (n_sources == 2) {  // the common case, in one pass
+      const T *a = static_cast<const T*>(sources[0]), *b = static_cast<const T*>(sources[1]);
+#pragma GCC ivdep
+      for (int64_t i = 0; i < count; ++i) dst[i] = (a[i] + b[i]) * T(0.5);
+      return;
+    }
+  }
+  alignas(64) A top[kBlock];
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    int64_t n = count - begin < kBlock ? count - begin : kBlock;
+    A* home = top;
+    if constexpr (std::is_same_v<T, A>) home = dst + begin;
+    const A* result = Tree<T, A, Op>{sources, begin, n}.evaluate(0, n_sources, home);
+    if constexpr (average) {
+      divide(result, home, n, n_sources);
+      result = home;
+    }
+    if constexpr (std::is_same_v<T, A>) {
+      if (result != home)
+        __builtin_memmove(home, result, static_cast<unsigned long>(n) * sizeof(T));
+    } else {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < n; ++i) narrow(result[i], dst[begin + i]);
+    }
+  }
+}
+
+template <class Op>
+constexpr void fill(TreeKernel (&row)[7]) {
+  row[0] = reduce<uint8_t, uint8_t, Op>;
+  row[1] = reduce<int32_t, int32_t, Op>;
+  row[2] = reduce<int64_t, int64_t, Op>;
+}
+template <class Op, bool average>
+constexpr void fill_floats(TreeKernel (&row)[7]) {
+  row[3] = reduce<F16, float, Op, average>;
+  row[4] = reduce<BF16, float, Op, average>;
+  row[5] = reduce<float, float, Op, average>;
+  row[6] = reduce<double, double, Op, average>;
+}
+template <class Op>
+constexpr void fill_all(TreeKernel (&row)[7]) {
+  fill<Op>(row);
+  fill_floats<Op, false>(row);
+}
+
+constexpr TreeTable make_table() {
+  TreeTable t{};
+  fill_all<Sum>(t.kernels[0]);
+  fill_floats<Sum, true>(t.kernels[1]);  // kAvg
+  fill_all<Product>(t.kernels[2]);
+  fill_all<Min>(t.kernels[3]);
+  fill_all<Max>(t.kernels[4]);
+  fill<And>(t.kernels[5]);
+  fill<Or>(t.kernels[6]);
+  fill<Xor>(t.kernels[7]);
+  return t;
+}
+
+}  // namespace
+
+template <>
+const TreeTable& tree_table<isa::TESSERA_ISA>() {
+  static constexpr TreeTable table = make_table();
+  return table;
+}
+
+}  // namespace tessera::detail

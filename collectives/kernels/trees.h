@@ -1,0 +1,27 @@
+// The loops of reductions, compiled once per instruction set; collectives/reduction.cpp chooses.
+// Invariant: every set gives the same bits, since each loop is one correctly rounded operation per
+// element.
+#pragma once
+#include <cstdint>
+
+namespace tessera::detail {
+
+namespace isa {
+struct base;  // what the compiler assumes of any CPU
+struct v3;    // x86-64-v3: AVX2, FMA
+struct v4;    // x86-64-v4: AVX-512 F, BW, CD, DQ, VL
+}  // namespace isa
+
+/// dst[i] = the balanced tree over element i of all sources, for i in [0, count). `dst` may be one
+/// of the sources.
+using TreeKernel = void (*)(void* dst, const void* const* sources, int n_sources, int64_t count);
+
+// Rows are in the order of ReduceOp, columns of DType from u8 on (bool is a u8 of 0 and 1); null
+// where the operator is not defined.
+struct TreeTable {
+  TreeKernel kernels[8][7];
+};
+template <class I>
+const TreeTable& tree_table();
+
+}  // namespace tessera::detail
