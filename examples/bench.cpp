@@ -1,9 +1,10 @@
 // bench: measures this machine and Tessera on it. Every command prints its numbers with their units
-// and writes the same as JSON with --json. Invariant: a bad flag is one line on stderr and a
-// non-zero exit status.
+// and writes the same as JSON with --json (rank 0 does, under tlaunch). Invariant: a bad flag is
+// one line on stderr and a non-zero exit status.
 #include <cstdio>
 #include <fstream>
 
+#include "collectives/store/environment.h"
 #include "core/base/error.h"
 #include "core/base/isa.h"
 #include "core/base/version.h"
@@ -54,7 +55,7 @@ int run(int argc, char** argv) {
   }
   double load = load_average();
   Json result = chosen();
-  if (!json_path.empty())
+  if (!json_path.empty() && job_environment().rank == 0)
     write_json(json_path, app.get_subcommands().at(0)->get_name(), load, std::move(result));
   TESSERA_CHECK(std::fflush(stdout) == 0, "bench: cannot write to standard output");
   return 0;

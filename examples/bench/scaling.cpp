@@ -1,19 +1,23 @@
-// bench scaling: weak scaling of `tlaunch --nproc N train` against one process on one core with the
-// batch of one rank. Beside it the bound that memory sets: N unconnected processes at once. The
-// three run in turn, several rounds.
+// bench scaling: what training on N ranks costs. For each model and precision one job runs, in
+// which three ways to train take turns on the same cores: one rank alone, N ranks that do not know
+// of each other, N ranks under ddp. So a machine that slows down slows all three, and what other
+// work takes from it cancels out of the ratios. Weak scaling is one over together; its bound, which
+// memory and caches set, is one over unconnected; communication is unconnected over together.
 #include <fcntl.h>
 #include <fmt/core.h>
-#include <sched.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <map>
 
+#include "collectives/store/environment.h"
 #include "core/base/error.h"
 #include "examples/bench/commands.h"
+#include "examples/bench/plot.h"
+#include "examples/bench/scaling_ranks.h"
 
 extern char** environ;
 
@@ -22,168 +26,220 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int kFewestRounds = 6;
+constexpr double kTarget = 0.98;  // of communication efficiency, drawn as a line
+
 struct ScalingOptions {
-  std::vector<int> nproc = {1, 2};
-  std::string model = "gpt-nano";
-  int64_t batch_size = 12, steps = 60;  // batch of one rank
-  int rounds = 3;
+  std::vector<int> nproc = {2};
+  std::vector<std::string> models = {"gpt-nano"}, precisions = {"fp32"};
+  int64_t batch_size = 0;  // of one rank
+  int steps = 0, rounds = 9;
+  bool compile = false;
+  std::string plot;
 };
 
-// A folder for the metrics of the runs, removed at the end.
+// The file in which a job leaves its numbers, removed at the end.
 class Scratch {
  public:
   Scratch() {
     std::string name = (fs::temp_directory_path() / "bench-scaling-XXXXXX").string();
-    TESSERA_CHECK(mkdtemp(name.data()), "bench scaling: cannot make a folder {}", name);
+    int fd = mkstemp(name.data());
+    TESSERA_CHECK(fd >= 0, "bench scaling: cannot make a file {}", name);
+    close(fd);
     path = name;
   }
   ~Scratch() {
     std::error_code ignored;
-    fs::remove_all(path, ignored);
+    fs::remove(path, ignored);
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   fs::path path;
 };
 
-// Starts a program, bound to `core` unless -1, with one thread and no output of its own.
-pid_t start(std::vector<std::string> command, int core) {
+void run(std::vector<std::string> command, const std::string& what) {
   std::vector<char*> argv;
   for (std::string& word : command) argv.push_back(word.data());
   argv.push_back(nullptr);
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-  core < 0 ? unbind() : void(bind_to_core(core));  // a child starts with its parent's cores
   pid_t pid = -1;
   int error = posix_spawn(&pid, argv[0], &actions, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&actions);
-  unbind();
   TESSERA_CHECK(error == 0, "bench scaling: cannot start {}: {}", command[0], std::strerror(error));
-  return pid;
-}
-
-void wait_for(pid_t pid, const std::string& what) {
   int status = 0;
   waitpid(pid, &status, 0);
   TESSERA_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0,
-                "bench scaling: {} failed; run it by itself to see why", what);
+                "bench scaling: {} failed, see above", what);
 }
 
-// Median over the steps after the warm-up, tokens/s (or samples/s) of the whole run.
-double rate_in(const fs::path& metrics, int64_t warmup) {
-  std::ifstream file(metrics);
-  std::vector<double> rates;
-  for (std::string line; std::getline(file, line);) {
-    Json j = Json::parse(line);
-    if (!j.contains("step_ms") || j["step"].get<int64_t>() <= warmup) continue;
-    double tokens = j["tokens_per_s"].get<double>();
-    rates.push_back(tokens > 0 ? tokens : j["samples_per_s"].get<double>());
-  }
-  TESSERA_CHECK(!rates.empty(), "bench scaling: no steps in {}", metrics.string());
-  return stats_of(rates).median;
+/// The rounds of one job, as measure_scaling gives them.
+Json run_job(const ScalingOptions& o, int nproc, const std::string& model,
+             const std::string& precision) {
+  fs::path bin = fs::read_symlink("/proc/self/exe").parent_path();
+  TESSERA_CHECK(fs::exists(bin / "tlaunch"),
+                "bench scaling: there is no {}; build the programs first",
+                (bin / "tlaunch").string());
+  Scratch scratch;
+  std::vector<std::string> command = {(bin / "tlaunch").string(),
+                                      "--nproc",
+                                      std::to_string(nproc),
+                                      "--bind",
+                                      "core",
+                                      "--timeout",
+                                      "600",
+                                      (bin / "bench").string(),
+                                      "scaling",
+                                      "--model",
+                                      model,
+                                      "--precision",
+                                      precision,
+                                      "--batch-size",
+                                      std::to_string(o.batch_size),
+                                      "--steps",
+                                      std::to_string(o.steps),
+                                      "--rounds",
+                                      std::to_string(o.rounds),
+                                      "--json",
+                                      scratch.path.string()};
+  if (o.compile) command.push_back("--compile");
+  run(command, fmt::format("{} in {} on {} ranks", model, precision, nproc));
+  std::ifstream file(scratch.path);
+  return Json::parse(file).at("result");
 }
 
-class Runs {
- public:
-  explicit Runs(const ScalingOptions& o)
-      : o_(o), bin_(fs::read_symlink("/proc/self/exe").parent_path()) {
-    for (const char* program : {"tlaunch", "train"})
-      TESSERA_CHECK(fs::exists(bin_ / program),
-                    "bench scaling: there is no {}; build the programs first",
-                    (bin_ / program).string());
-  }
-  /// n ranks that train together.
-  double together(int n) {
-    std::vector<std::string> command = {(bin_ / "tlaunch").string(), "--nproc", std::to_string(n),
-                                        "--bind", "core"};
-    for (auto& word : train(n, 0)) command.push_back(word);
-    wait_for(start(command, -1), fmt::format("tlaunch --nproc {}", n));
-    return rate_in(metrics(0), kWarmup);
-  }
-  /// n processes that do not know of each other, each bound to a core: the sum of their rates.
-  double unconnected(int n) {
-    std::vector<int> cores = allowed_cores();
-    std::vector<pid_t> pids;
-    for (int i = 0; i < n; ++i) pids.push_back(start(train(1, i), cores[size_t(i) % cores.size()]));
-    for (pid_t pid : pids) wait_for(pid, "train");
-    double sum = 0;
-    for (int i = 0; i < n; ++i) sum += rate_in(metrics(i), kWarmup);
-    return sum;
-  }
+std::vector<double> ratios(const Json& above, const Json& below) {
+  std::vector<double> r;
+  for (size_t i = 0; i < above.size(); ++i)
+    r.push_back(above[i].get<double>() / below[i].get<double>());
+  return r;
+}
 
- private:
-  static constexpr int64_t kWarmup = 10;
-  fs::path metrics(int i) const { return scratch_.path / fmt::format("{}.jsonl", i); }
-  std::vector<std::string> train(int ranks, int i) const {
-    return {(bin_ / "train").string(),
-            "--model",
-            o_.model,
-            "--data",
-            "synthetic:",
-            "--batch-size",
-            std::to_string(o_.batch_size * ranks),
-            "--steps",
-            std::to_string(o_.steps + kWarmup),
-            "--metrics",
-            metrics(i).string()};
-  }
-  const ScalingOptions& o_;
-  fs::path bin_;
-  Scratch scratch_;
+std::string text_of(const Interval& i) {
+  return fmt::format("{:.3f} [{:.3f}, {:.3f}]", i.median, i.low, i.high);
+}
+Json json_of(const Interval& i) { return {{"median", i.median}, {"low", i.low}, {"high", i.high}}; }
+
+struct Row {
+  std::string name;
+  Interval weak, bound, communication;
 };
+
+Row report(const std::string& name, const Json& job) {
+  auto median = [&](const char* key) {
+    return stats_of(job[key].get<std::vector<double>>()).median;
+  };
+  Row row{name, median_interval(ratios(job["solo_ms"], job["ddp_ms"])),
+          median_interval(ratios(job["solo_ms"], job["unconnected_ms"])),
+          median_interval(ratios(job["unconnected_ms"], job["ddp_ms"]))};
+  std::string cores;
+  for (const Json& c : job["cores"])
+    cores += fmt::format("{}{}", cores.empty() ? "" : ",", c.get<int64_t>());
+  fmt::print("{:<22} {:>5} {:>9.2f} {:>11.2f} {:>9.2f}  {}  {}  {}  {:>6} {:>6.1f}\n", name,
+             job["batch_size"].get<int64_t>(), median("solo_ms"), median("unconnected_ms"),
+             median("ddp_ms"), text_of(row.weak), text_of(row.bound), text_of(row.communication),
+             cores, load_average());
+  std::fflush(stdout);
+  return row;
+}
+
+void write_plot(const std::string& path, const std::vector<Row>& rows, const std::string& note) {
+  BarChart chart{.title = "Training on several ranks: efficiency",
+                 .note = note,
+                 .series = {},
+                 .groups = {},
+                 .target = kTarget};
+  chart.series = {"weak scaling", "its bound (unconnected)", "communication"};
+  for (const Row& r : rows) {
+    BarChart::Group group{r.name, {}};
+    for (const Interval& i : {r.weak, r.bound, r.communication})
+      group.bars.push_back({i.median, i.low, i.high});
+    chart.groups.push_back(std::move(group));
+  }
+  std::ofstream file(path);
+  file << to_svg(chart);
+  file.close();
+  TESSERA_CHECK(bool(file), "bench scaling: --plot {}: cannot write it", path);
+}
+
+Json measure_jobs(const ScalingOptions& o) {
+  fmt::print("{} rounds of solo, unconnected and ddp in turn, one thread a rank{}, {}\n", o.rounds,
+             o.compile ? ", compiled steps" : "", load_text());
+  fmt::print("{:<22} {:>5} {:>9} {:>11} {:>9}  {:<20}  {:<20}  {:<20}  {:>6} {:>6}\n", "", "batch",
+             "solo ms", "unconnected", "ddp ms", "weak scaling", "its bound", "communication",
+             "cores", "load");
+  std::fflush(stdout);
+  Json jobs;
+  std::vector<Row> rows;
+  for (const std::string& model : o.models)
+    for (const std::string& precision : o.precisions)
+      for (int n : o.nproc) {
+        if (n == 1) continue;  // every job has its own solo phase
+        Json job = run_job(o, n, model, precision);
+        rows.push_back(report(fmt::format("{} {} x{}", model, precision, n), job));
+        job["weak_scaling"] = json_of(rows.back().weak);
+        job["bound"] = json_of(rows.back().bound);
+        job["communication"] = json_of(rows.back().communication);
+        Json entry{
+            {"model", model}, {"precision", precision}, {"nproc", n}, {"compile", o.compile}};
+        entry.update(job);
+        jobs.push_back(std::move(entry));
+      }
+  fmt::print(
+      "weak scaling: solo / ddp; its bound: solo / unconnected; communication: unconnected / ddp; "
+      "medians over rounds with their 95 % intervals\n");
+  if (!o.plot.empty())
+    write_plot(o.plot, rows,
+               fmt::format("{}, {} rounds in turn, {}", cpu_name(), o.rounds, load_text()));
+  return jobs;
+}
 
 Json bench_scaling(const ScalingOptions& o) {
   for (int n : o.nproc) TESSERA_CHECK(n >= 1, "bench scaling: --nproc {}: expected at least 1", n);
-  TESSERA_CHECK(o.rounds >= 1 && o.steps >= 1 && o.batch_size >= 1,
-                "bench scaling: --rounds, --steps and --batch-size are at least 1");
-  Runs runs(o);
-  fmt::print("{}, batch {} a rank, {} steps x {} rounds in turn, {}\n", o.model, o.batch_size,
-             o.steps, o.rounds, load_text());
-  std::vector<double> one;
-  std::map<int, std::vector<double>> together, unconnected;
-  for (int r = 0; r < o.rounds; ++r) {
-    one.push_back(runs.unconnected(1));
-    for (int n : o.nproc) {
-      if (n == 1) continue;
-      together[n].push_back(runs.together(n));
-      unconnected[n].push_back(runs.unconnected(n));
-    }
-  }
-  double base = stats_of(one).median;
-  fmt::print("{:<34} {:>12} {:>8} {:>10}\n", "", "per s", "x one", "efficiency");
-  fmt::print("{:<34} {:>12.0f} {:>8.2f}\n", "1 process on 1 core", base, 1.0);
-  Json rows = {{{"nproc", 1}, {"rate", base}}};
-  for (auto& [n, rates] : together) {
-    double rate = stats_of(rates).median, bound = stats_of(unconnected[n]).median;
-    fmt::print("{:<34} {:>12.0f} {:>8.2f} {:>9.1f}%\n",
-               fmt::format("{} unconnected processes (bound)", n), bound, bound / base,
-               bound / base / n * 100);
-    fmt::print("{:<34} {:>12.0f} {:>8.2f} {:>9.1f}%   of the bound {:.1f}%\n",
-               fmt::format("{} ranks", n), rate, rate / base, rate / base / n * 100,
-               rate / bound * 100);
-    rows.push_back({{"nproc", n},
-                    {"rate", rate},
-                    {"speedup", rate / base},
-                    {"unconnected_rate", bound},
-                    {"share_of_bound", rate / bound}});
-  }
-  return rows;
+  TESSERA_CHECK(o.rounds >= kFewestRounds && o.steps >= 0 && o.batch_size >= 0,
+                "bench scaling: --rounds {} --steps {} --batch-size {}: expected at least {} (the "
+                "interval of a median takes as many), 0 and 0",
+                o.rounds, o.steps, o.batch_size, kFewestRounds);
+  for (const std::string& p : o.precisions)
+    TESSERA_CHECK(p == "fp32" || p == "bf16",
+                  "bench scaling: --precision {}: expected fp32 or bf16", p);
+  if (job_environment().world_size == 1) return measure_jobs(o);
+  TESSERA_CHECK(o.models.size() == 1 && o.precisions.size() == 1,
+                "bench scaling: under tlaunch a job is one model in one precision; leave tlaunch "
+                "out to compare several");
+  RankOptions ranks{.workload = {.model = o.models[0],
+                                 .batch_size = o.batch_size,
+                                 .compile = o.compile,
+                                 .precision = o.precisions[0] == "bf16" ? kBF16 : kF32},
+                    .steps = o.steps,
+                    .rounds = o.rounds};
+  return measure_scaling(ranks);
 }
 
 }  // namespace
 
 void add_scaling(CLI::App& app, Run& run) {
   auto o = std::make_shared<ScalingOptions>();
-  CLI::App* sub = app.add_subcommand(
-      "scaling", "weak scaling of training, beside the bound set by unconnected processes");
-  sub->add_option("--nproc", o->nproc, "numbers of ranks, as in 1,2,4")
+  CLI::App* sub = app.add_subcommand("scaling",
+                                     "training on several ranks: weak scaling, its bound, and what "
+                                     "communication costs");
+  sub->add_option("--nproc", o->nproc, "numbers of ranks, as in 2,4; one is always measured")
       ->delimiter(',')
       ->capture_default_str();
-  sub->add_option("--model", o->model, "gpt-nano, gpt2 or mlp")->capture_default_str();
-  sub->add_option("--batch-size", o->batch_size, "of one rank")->capture_default_str();
-  sub->add_option("--steps", o->steps, "timed in each run")->capture_default_str();
-  sub->add_option("--rounds", o->rounds, "of all runs in turn")->capture_default_str();
+  sub->add_option("--model", o->models, "models of bench train, as in resnet50,bert-base,gpt-nano")
+      ->delimiter(',')
+      ->capture_default_str();
+  sub->add_option("--precision", o->precisions, "fp32, bf16 or both")
+      ->delimiter(',')
+      ->capture_default_str();
+  sub->add_option("--batch-size", o->batch_size, "of one rank; 0: the model's usual one")
+      ->capture_default_str();
+  sub->add_option("--steps", o->steps, "in each phase; 0: what fills half a second")
+      ->capture_default_str();
+  sub->add_option("--rounds", o->rounds, "of the three phases in turn")->capture_default_str();
+  sub->add_flag("--compile", o->compile, "steps as compiled graphs");
+  sub->add_option("--plot", o->plot, "SVG file that gets the efficiencies as bars");
   sub->callback([o, &run] { run = [o] { return bench_scaling(*o); }; });
 }
 

@@ -29,7 +29,7 @@ void apply_settings(Options& model, const std::vector<std::string>& settings) {
 
 }  // namespace
 
-Workload::Workload(const WorkloadOptions& o) : precision_(o.precision) {
+Workload::Workload(const WorkloadOptions& o, Ref<ProcessGroup> group) : precision_(o.precision) {
   TESSERA_CHECK(o.batch_size >= 0, "bench: --batch-size {}: expected at least 1", o.batch_size);
   TESSERA_CHECK(o.seq_len >= 0, "bench: --seq-len {}: expected at least 1", o.seq_len);
   manual_seed(o.seed);
@@ -50,6 +50,7 @@ Workload::Workload(const WorkloadOptions& o) : precision_(o.precision) {
     optimizer_ =
         std::make_unique<optim::AdamW>(optim::decay_matrices_only(model_->named_parameters(), 0.1),
                                        optim::AdamWOptions{.lr = 1e-3, .betas = {0.9, 0.99}});
+  if (group) reducer_ = parallel::make_reducer(*model_, {.group = std::move(group)});
   if (o.compile)
     compiled_ = std::make_unique<compiler::Compiled<Step>>(
         [this](const Tensor& inputs, const Tensor& targets) {

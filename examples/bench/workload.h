@@ -7,9 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "collectives/process_group.h"
 #include "compile/compile.h"
 #include "core/nn/module.h"
 #include "core/optim/optim.h"
+#include "parallel/ddp.h"
 
 namespace tessera::bench {
 
@@ -25,7 +27,8 @@ struct WorkloadOptions {
 
 class Workload {
  public:
-  explicit Workload(const WorkloadOptions& options);
+  /// Under ddp on `group` unless that is null; the options are those of one rank then.
+  explicit Workload(const WorkloadOptions& options, Ref<ProcessGroup> group = nullptr);
   /// One optimizer step on the next of a few batches, compiled where the options say so; returns
   /// the loss.
   double step();
@@ -53,6 +56,7 @@ class Workload {
   std::shared_ptr<nn::Module> model_;
   std::function<Tensor(const Batch&)> loss_;
   std::unique_ptr<optim::Optimizer> optimizer_;
+  std::unique_ptr<parallel::Reducer> reducer_;  // null: of no group
   std::vector<Batch> batches_;
   size_t next_ = 0;
   DType precision_;

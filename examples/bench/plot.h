@@ -1,0 +1,26 @@
+// A bar chart as SVG: groups of bars beside each other, values from 0 to a little over 1. No
+// script, no style sheet, text as text, so that it reads in a browser and in a page of markdown.
+#pragma once
+#include <string>
+#include <vector>
+
+namespace tessera::bench {
+
+struct BarChart {
+  struct Bar {
+    double value = 0, low = 0, high = 0;  // of its interval, drawn as a whisker where low < high
+  };
+  struct Group {
+    std::string name;
+    std::vector<Bar> bars;  // one for each series
+  };
+  std::string title, note;
+  std::vector<std::string> series;
+  std::vector<Group> groups;
+  double target = 0;  // a dashed line; 0: none
+};
+
+/// The text of an SVG file.
+std::string to_svg(const BarChart& chart);
+
+}  // namespace tessera::bench

@@ -1,0 +1,21 @@
+// What the ranks of one job of bench scaling measure.
+#pragma once
+#include <nlohmann/json.hpp>
+
+#include "examples/bench/workload.h"
+
+namespace tessera::bench {
+
+struct RankOptions {
+  WorkloadOptions workload;  // of one rank
+  int steps = 0;             // in each phase; 0: what fills about half a second
+  int rounds = 9;
+};
+
+/// Runs in every rank of a job. Every round has three phases on the same cores: rank 0 trains while
+/// the others wait, all ranks train without knowing of each other, and all train together under
+/// ddp. Returns milliseconds a step of each round, "solo_ms", "unconnected_ms" and "ddp_ms" (means
+/// over ranks), and the cores that the ranks are bound to.
+nlohmann::ordered_json measure_scaling(const RankOptions& options);
+
+}  // namespace tessera::bench
