@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/autograd/autograd.h"
+#include "core/autograd/recompute.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
 #include "parallel/fsdp_state.h"
@@ -175,16 +176,22 @@ void State::keep_written(Group& g) {
 // ---- forward
 
 void State::before_forward(size_t group, Inputs in) {
+  recomputation::Apart apart;  // weights come and go in their own ways
   Group& g = groups_[group];
+  if (g.is_root && options_.precision.param)
+    for (Tensor& t : in)
+      if (t.defined() && is_floating(t.dtype())) t = cast(t, *options_.precision.param);
+  if (recomputation::running_again()) {  // backward is here: so are the weights, or soon
+    gather(g);
+    put_into_slots(g, &Param::full);
+    return prefetch(group, -1);
+  }
   check_unchanged(g);
   if (g.is_root) {
     order_.clear();
     time_.count();                // of forwards that no backward followed
     for (Group& other : groups_)  // what a backward that ended early has left
       if (!other.is_root && options_.reshard_after_forward) release(other);
-    if (options_.precision.param)
-      for (Tensor& t : in)
-        if (t.defined() && is_floating(t.dtype())) t = cast(t, *options_.precision.param);
   }
   gather(g);
   put_into_slots(g, &Param::full);
@@ -227,8 +234,13 @@ void State::forward_failed(size_t group) {
 }
 
 void State::after_forward(size_t group, Tensor& out) {
+  recomputation::Apart apart;
   Group& g = groups_[group];
   if (g.is_root && options_.precision.output) out = cast(out, *options_.precision.output);
+  if (recomputation::running_again()) {  // backward needs the weights next
+    if (!pinned_) put_into_slots(g, &Param::sharded);
+    return;
+  }
   g.backward_comes = grad_enabled() && out.requires_grad();
   if (pinned_) return;
   put_into_slots(g, &Param::sharded);

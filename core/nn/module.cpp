@@ -48,10 +48,18 @@ void Module::changed(const char* what) {
 // ---- forward
 
 Tensor Module::forward(Tensor x) {
+  if (!recompute_) [[likely]]
+    return forward_once(std::move(x));
+  mode_.get();
+  return tessera::recompute(
+      *recompute_, [this](const Tensor& x) { return forward_once(x); }, x);
+}
+
+Tensor Module::forward_once(Tensor x) {
   mode_.get();  // what a recorder is to know: this call depends on hooks and slots
   if (hooks_) [[unlikely]] {
     Tensor in[] = {std::move(x)};
-    return call(in, [&] { return compute(in[0]); });
+    return call_once(in, [&] { return compute(in[0]); });
   }
   Scope scope = Scope::module(path_);
   return compute(std::move(x));
@@ -63,7 +71,31 @@ Tensor Module::compute(Tensor) {
       type_name()));
 }
 
+void Module::recompute(RecomputeOptions options) {
+  changed("recomputation");
+  recompute_ = std::move(options);
+}
+
 Tensor Module::call(Inputs in, FunctionRef<Tensor()> body) {
+  TESSERA_CHECK(
+      !recompute_,
+      "recompute: {} is called with more than one tensor, so it cannot be called again by "
+      "itself; write recompute() around its call",
+      type_name());
+  return call_once(in, body);
+}
+
+Tensor Module::call_owning(std::vector<Tensor> in, std::function<Tensor(Inputs)> body) {
+  auto once = [this, body = std::move(body)](const std::vector<Tensor>& given) {
+    std::vector<Tensor> t = given;  // pre-hooks may change them
+    return call_once(t, [&] { return body(t); });
+  };
+  if (!recompute_) return once(in);
+  mode_.get();
+  return tessera::recompute(*recompute_, std::move(once), in);
+}
+
+Tensor Module::call_once(Inputs in, FunctionRef<Tensor()> body) {
   Scope scope = Scope::module(path_);
   mode_.get();
   if (!hooks_) return body();
@@ -166,6 +198,18 @@ void Module::collect_slots(const std::string& prefix, std::vector<Slot>& out) {
     if (e.slot->defined())
       out.push_back({prefix + e.name, this, e.slot, e.is_buffer, e.persistent});
   for (auto& [name, child] : children_) child->collect_slots(prefix + name + ".", out);
+}
+
+std::vector<std::pair<std::string, Module*>> numbered_modules(Module& model) {
+  std::vector<std::pair<std::string, Module*>> blocks;
+  for (auto& [path, module] : model.named_modules()) {
+    const std::string last = path.substr(path.rfind('.') + 1);
+    const bool number = !last.empty() && last.find_first_not_of("0123456789") == std::string::npos;
+    const bool inside = std::ranges::any_of(
+        blocks, [&, &p = path](auto& outer) { return p.starts_with(outer.first + "."); });
+    if (number && !inside) blocks.emplace_back(path, module);
+  }
+  return blocks;
 }
 
 std::vector<Slot> Module::slots() {

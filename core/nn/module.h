@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/autograd/recompute.h"
 #include "core/base/function_ref.h"
 #include "core/dispatch/setting.h"
 #include "core/nn/init.h"
@@ -113,6 +114,12 @@ class Module {
   HookHandle add_post_hook(PostHook hook);
   HookHandle add_unwind_hook(UnwindHook hook);
 
+  /// From now on backward computes this module's forward again, hooks included, instead of keeping
+  /// what it computed, `options.keep` excepted; the module must live until then. For modules called
+  /// with one tensor, or built on call_owning(): others throw UserError, and their caller writes
+  /// recompute() around the call.
+  void recompute(RecomputeOptions options = {});
+
   /// Path from the root of the tree this module was first registered in.
   const std::string& path() const { return path_; }
   /// "Linear"; the default takes the class's name.
@@ -143,6 +150,9 @@ class Module {
   /// Runs `body` as this module's forward. `in` is an array of the caller, which pre-hooks may
   /// change and `body` reads.
   Tensor call(Inputs in, FunctionRef<Tensor()> body);
+  /// The same for bodies that can run again by themselves, for recompute(): `body` owns what it
+  /// needs besides its inputs.
+  Tensor call_owning(std::vector<Tensor> in, std::function<Tensor(Inputs)> body);
   void reset_children(const InitKeys& keys);
 
  private:
@@ -151,6 +161,8 @@ class Module {
     Tensor* slot;
     bool is_buffer, persistent;
   };
+  Tensor forward_once(Tensor x);
+  Tensor call_once(Inputs in, FunctionRef<Tensor()> body);
   void adopt(std::string name, std::shared_ptr<Module> module);
   void check_name(const std::string& name, const char* who) const;
   void set_path(const std::string& path);
@@ -168,9 +180,13 @@ class Module {
   const Module* parent_ = nullptr;  // identity only
   std::string path_;
   std::shared_ptr<Hooks> hooks_;  // null until a hook is added
+  std::optional<RecomputeOptions> recompute_;
   // Whether it trains, in bit 0; above it, how often its hooks, slots or children changed.
   Setting mode_{1};
 };
+
+/// The blocks of a model: modules that are called by a number, the outermost of each.
+std::vector<std::pair<std::string, Module*>> numbered_modules(Module& model);
 
 /// Trainable tensor of `shape` in the context's default dtype, without values yet.
 Tensor empty_parameter(const Shape& shape);

@@ -134,8 +134,7 @@ BertLayer::BertLayer(const BertOptions& o) {
 }
 
 Tensor BertLayer::forward(const Tensor& x, const Tensor& key_mask) {
-  Tensor in[] = {x, key_mask};
-  return call(in, [&] { return run(in[0], in[1]); });
+  return call_owning({x, key_mask}, [this](Inputs in) { return run(in[0], in[1]); });
 }
 
 Tensor BertLayer::run(const Tensor& x, const Tensor& key_mask) {

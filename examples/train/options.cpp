@@ -105,6 +105,8 @@ void check_values(const Options& o) {
       kStrategies.contains(o.strategy),
       "train: unknown strategy \"{}\"; expected ddp, fsdp, hsdp, tp, fsdp+tp, hsdp+tp or pp",
       o.strategy);
+  TESSERA_CHECK(o.recompute == "none" || o.recompute == "block" || o.recompute == "selective",
+                "train: unknown --recompute {}; expected none, block or selective", o.recompute);
   TESSERA_CHECK(o.precision == "fp32" || o.precision == "bf16" || o.precision == "fp16",
                 "train: unknown precision \"{}\"; expected fp32, bf16 or fp16", o.precision);
   TESSERA_CHECK(
@@ -221,6 +223,9 @@ Parsed parse_options(int argc, char** argv) {
   text("--precision", o.precision,
        "of products and attention: fp32, bf16 or fp16 (with dynamic loss scaling); weights, "
        "gradients, norms and the loss stay fp32");
+  text("--recompute", o.recompute,
+       "activations of blocks that backward computes again instead of keeping them: none, block "
+       "(all) or selective (all but results of products and attention)");
   text("--device", u.device, "auto or cpu");
   auto later = [&](CLI::Option* option) { option->group(""); };
   later(app.add_flag("--offload", u.offload));

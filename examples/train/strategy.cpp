@@ -203,12 +203,31 @@ class Staged final : public Strategy {
 
 bool shards_parameters(const Options& o) { return o.strategy != "ddp"; }
 
-std::unique_ptr<Strategy> make_strategy(const Options& o, Ref<ProcessGroup> group, Task& task) {
-  TESSERA_CHECK(kAxes.contains(o.strategy), "train: unknown strategy \"{}\"", o.strategy);
+namespace {
+
+void recompute_blocks(nn::Module& model, const Options& o) {
+  if (o.recompute == "none") return;
+  auto blocks = nn::numbered_modules(model);
+  TESSERA_CHECK(!blocks.empty(), "train: --recompute {}: --model {} has no numbered blocks",
+                o.recompute, o.model);
+  for (auto& [path, block] : blocks)
+    block->recompute(o.recompute == "selective" ? keeping_products() : RecomputeOptions{});
+}
+
+std::unique_ptr<Strategy> make_plain(const Options& o, Ref<ProcessGroup> group, Task& task) {
   if (o.strategy == "pp") return std::make_unique<Staged>(o, group, task);
   if (shards_parameters(o)) return std::make_unique<Sharded>(o, group, task);
   if (!o.mesh.empty()) make_mesh(o, group);  // checked, and of no further use
   return std::make_unique<Ddp>(o, std::move(group), task);
+}
+
+}  // namespace
+
+std::unique_ptr<Strategy> make_strategy(const Options& o, Ref<ProcessGroup> group, Task& task) {
+  TESSERA_CHECK(kAxes.contains(o.strategy), "train: unknown strategy \"{}\"", o.strategy);
+  std::unique_ptr<Strategy> strategy = make_plain(o, std::move(group), task);
+  recompute_blocks(*task.model, o);
+  return strategy;
 }
 
 // ---- what a strategy does unless it does it otherwise

@@ -1,0 +1,408 @@
+#include "core/autograd/recompute.h"
+
+#include <cstring>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "core/autograd/autocast.h"
+#include "core/autograd/autograd.h"
+#include "core/autograd/level.h"
+#include "core/ops/update.h"
+#include "core/ops/views.h"
+#include "core/tensor/random.h"
+
+namespace tessera {
+
+RecomputeOptions keeping_products() {
+  return {[](std::string_view op) {
+    return op == "contract" || op == "attention" || op.starts_with("conv");
+  }};
+}
+
+namespace recomputation {
+namespace {
+
+constexpr size_t kMostResults = 32;  // of an op; further ones are kept
+
+// One op of the function, in the order in which it runs.
+struct Op {
+  PrimRef prim;
+  bool assigns = false;
+  bool draws = false;             // writes the generator's state
+  bool kept = false;              // its results are in `results`
+  bool stale = false;             // computed from what the function then overwrote
+  bool needed = false;            // while the function runs again
+  uint32_t wanted = 0;            // bit j: a recipe waits for result j
+  Metas metas;                    // of results, as they lay in memory
+  SmallVector<int, 3> producers;  // ops that made its operands
+  SmallVector<std::pair<Ref<Storage>, uint32_t>, 2> outside;  // other operands, with versions
+  Tensors results;
+  SmallVector<Ref<Storage>, 1> values;  // what wanted results became when it ran again
+};
+
+Storage* storage_of(const Tensor& t) { return t.storage().get(); }
+
+}  // namespace
+
+// A function that ran, and what it takes to run it again. Recipes own it.
+class Region final : public RefCounted {
+ public:
+  Region(const RecomputeOptions& options, Function f, const List& in)
+      : keep_(options.keep), f_(std::move(f)), context_(context()) {
+    for (const Tensor& t : in) in_.push_back(t);
+    context_.casts = nullptr;
+    random_ = clone(generator_.state());
+  }
+  List run_first();
+  Ref<Storage> value(size_t op, size_t result);
+  void forget(size_t op, size_t result) {
+    Op& o = ops_[op];
+    o.wanted &= ~(1u << result);
+    if (result < o.values.size()) o.values[result] = {};
+  }
+  bool keeps(const Primitive& prim, Inputs in) const {
+    // What was made above the core (collectives) may not run twice.
+    const bool above = !in.empty() && prim.own_kernel(in[0].device().kind);
+    return above || (keep_ && keep_(prim.name()));
+  }
+  std::vector<Op>& ops() { return ops_; }
+  const Storage* random_state() const { return generator_.state().storage().get(); }
+
+ private:
+  void run_again();
+  void find_needed();
+
+  std::function<bool(std::string_view)> keep_;
+  Function f_;
+  List in_;
+  Context context_;                            // the settings under which it ran
+  Generator generator_ = default_generator();  // shares its state
+  Tensor random_;                              // that state then
+  std::vector<Op> ops_;
+};
+
+namespace {
+
+class ValueRecipe final : public Recipe {
+ public:
+  ValueRecipe(Ref<Region> region, size_t op, size_t result)
+      : region_(std::move(region)), op_(op), result_(result) {}
+  ~ValueRecipe() override { region_->forget(op_, result_); }
+  Ref<Storage> rebuild() override { return region_->value(op_, result_); }
+  bool is_of(const Region& r) const { return region_.get() == &r; }
+
+ private:
+  Ref<Region> region_;
+  const size_t op_, result_;
+};
+
+// A backend in front of another one, while a function runs.
+class RegionBackend : public Backend {
+ public:
+  RegionBackend(Region& region, Backend* outer) : region_(region), outer_(outer) {}
+  bool records() const override { return outer_ && outer_->records(); }
+  void leaves_ops(std::string_view what) override {
+    if (outer_) outer_->leaves_ops(what);
+  }
+  void value_read(std::string_view where) override {
+    if (outer_) outer_->value_read(where);
+  }
+  void slot_read(const RefCounted& owner, const Tensor& slot) override {
+    if (outer_) outer_->slot_read(owner, slot);
+  }
+  void slot_changes(const RefCounted& owner, Tensor& slot, const Tensor& now) override {
+    if (outer_) outer_->slot_changes(owner, slot, now);
+  }
+  void setting_read(const RefCounted& owner, const int64_t& value) override {
+    if (outer_) outer_->setting_read(owner, value);
+  }
+  void setting_changes(const RefCounted& owner, int64_t& value) override {
+    if (outer_) outer_->setting_changes(owner, value);
+  }
+  void takes(std::span<const Tensor> operands) override {
+    if (outer_) outer_->takes(operands);
+  }
+  int apart = 0;  // > 0: ops are not of the function
+
+ protected:
+  // What an op runs inside, a decomposition, is its own business.
+  Tensors run_outside(const PrimRef& prim, Inputs in) {
+    Scoped<Backend*> outer(context().backend, outer_);
+    return (outer_ ? *outer_ : eager_backend()).run(prim, in);
+  }
+  void assign_outside(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
+    Scoped<Backend*> outer(context().backend, outer_);
+    (outer_ ? *outer_ : eager_backend()).assign(dst, prim, in);
+  }
+  Region& region_;
+
+ private:
+  Backend* outer_;
+};
+
+class FirstRun final : public RegionBackend {
+ public:
+  using RegionBackend::RegionBackend;
+
+  Tensors run(const PrimRef& prim, Inputs in) override {
+    if (apart) return run_outside(prim, in);
+    const size_t k = begin(prim, in);
+    const bool kept = !prim->is_view() && region_.keeps(*prim, in);
+    Tensors out = run_outside(prim, in);
+    if (prim->is_view()) return out;  // shares memory with its operand
+    Op& op = region_.ops()[k];
+    op.kept = kept;
+    for (size_t j = 0; j < out.size(); ++j) {
+      op.metas.push_back(out[j].meta());
+      if (!storage_of(out[j])) continue;
+      made_by_[storage_of(out[j])] = k;
+      mark(out[j], k, j, kept);
+    }
+    if (kept) op.results = out;
+    return out;
+  }
+
+  void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override {
+    if (apart) return assign_outside(dst, prim, in);
+    const size_t k = begin(prim, in);
+    region_.ops()[k].assigns = true;
+    for (const Tensor& d : dst)
+      if (auto it = made_by_.find(storage_of(d)); it != made_by_.end())
+        region_.ops()[k].producers.push_back(int(it->second));
+    assign_outside(dst, prim, in);
+    for (size_t i = 0; i < dst.size(); ++i) {
+      Storage* s = storage_of(dst[i]);
+      if (auto it = made_by_.find(s); it != made_by_.end()) {
+        it->second = k;
+        mark(dst[i], k, i, false);
+      } else if (s == region_.random_state()) {
+        region_.ops()[k].draws = true;
+      } else {
+        overwritten(s);
+      }
+    }
+  }
+
+ private:
+  size_t begin(const PrimRef& prim, Inputs in) {
+    Op op;
+    op.prim = prim;
+    for (const Tensor& t : in) {
+      Storage* s = storage_of(t);
+      if (!s) continue;
+      if (auto it = made_by_.find(s); it != made_by_.end())
+        op.producers.push_back(int(it->second)), op.stale |= region_.ops()[it->second].stale;
+      else if (!s->recipe() && s != region_.random_state())
+        op.outside.emplace_back(Ref<Storage>(s), s->version());
+    }
+    region_.ops().push_back(std::move(op));
+    return region_.ops().size() - 1;
+  }
+  void mark(const Tensor& t, size_t k, size_t j, bool kept) {
+    if (kept || j >= kMostResults) return t.storage()->set_recipe({});
+    region_.ops()[k].wanted |= 1u << j;
+    t.storage()->set_recipe(Ref<Recipe>(new ValueRecipe(Ref<Region>(&region_), k, j)));
+  }
+  // What was computed from the values that `s` had cannot be computed again.
+  void overwritten(const Storage* s) {
+    std::vector<Op>& ops = region_.ops();
+    for (size_t k = 0; k + 1 < ops.size(); ++k) {
+      for (auto& [storage, version] : ops[k].outside) ops[k].stale |= storage.get() == s;
+      for (int p : ops[k].producers) ops[k].stale |= ops[size_t(p)].stale;
+    }
+  }
+
+  std::unordered_map<const Storage*, size_t> made_by_;
+};
+
+class SecondRun final : public RegionBackend {
+ public:
+  SecondRun(Region& region, Backend* outer, const Storage* random)
+      : RegionBackend(region, outer), random_(random) {}
+
+  Tensors run(const PrimRef& prim, Inputs in) override {
+    // Backward runs these, whatever the layers above are to think.
+    Scoped<Phase> phase(context().phase, Phase::kBackward);
+    if (apart) return run_outside(prim, in);
+    Op& op = next(prim, in, false);
+    if (op.kept) return op.results;
+    if (prim->is_view())
+      return stand_ins_.contains(storage_of(in[0])) ? prim->view(in) : run_outside(prim, in);
+    if (!op.needed) return stand_ins(op);
+    Tensors out = run_outside(prim, in);
+    for (size_t j = 0; j < out.size(); ++j) {
+      made_.insert(storage_of(out[j])), stand_ins_.erase(storage_of(out[j]));
+      keep_value(op, j, out[j]);
+    }
+    return out;
+  }
+
+  void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override {
+    Scoped<Phase> phase(context().phase, Phase::kBackward);
+    if (apart) return assign_outside(dst, prim, in);
+    Op& op = next(prim, in, true);
+    if (!op.needed) return;
+    for (size_t i = 0; i < dst.size(); ++i) {
+      Storage* s = storage_of(dst[i]);
+      if (s != random_ && !made_.contains(s)) return;  // was written by the first run
+      TESSERA_CHECK(!values_.contains(s),
+                    "recompute: {} was overwritten after it was saved for backward; copy it before "
+                    "writing",
+                    describe(dst[i]));
+    }
+    assign_outside(dst, prim, in);
+    for (size_t i = 0; i < dst.size(); ++i) keep_value(op, i, dst[i]);
+  }
+
+  size_t count() const { return at_; }
+
+ private:
+  Op& next(const PrimRef& prim, Inputs in, bool assigns) {
+    std::vector<Op>& ops = region_.ops();
+    const bool same =
+        at_ < ops.size() && ops[at_].assigns == assigns && same_primitive(*ops[at_].prim, *prim);
+    TESSERA_CHECK(same,
+                  "recompute: when it was computed again, the function ran {} where it had run {}; "
+                  "it must do the same each time",
+                  to_string(*prim), at_ < ops.size() ? to_string(*ops[at_].prim) : "nothing");
+    Op& op = ops[at_++];
+    if (op.needed && !op.stale)
+      for (const Tensor& t : in)
+        for (auto& [storage, version] : op.outside)
+          TESSERA_CHECK(storage.get() != storage_of(t) || storage->version() == version,
+                        "recompute: an operand of {} ({}) was overwritten since the function ran; "
+                        "run backward before the update",
+                        prim->name(), describe(t));
+    return op;
+  }
+  // Nobody wants what becomes of these.
+  Tensors stand_ins(const Op& op) {
+    Tensors out;
+    for (const Meta& m : op.metas) {
+      Tensor t = empty(m);
+      if (!m.device.is_meta()) std::memset(t.raw(), 0, t.storage()->bytes());
+      made_.insert(storage_of(t)), stand_ins_.insert(storage_of(t));
+      out.push_back(std::move(t));
+    }
+    return out;
+  }
+  void keep_value(Op& op, size_t j, const Tensor& t) {
+    if (j >= kMostResults || !(op.wanted >> j & 1)) return;
+    if (op.values.size() <= j) op.values.resize(j + 1);
+    op.values[j] = t.storage();
+    values_.insert(storage_of(t));
+  }
+
+  const Storage* random_;
+  size_t at_ = 0;
+  std::unordered_set<const Storage*> made_, values_, stand_ins_;
+};
+
+// A generator that deals the keys of `then` again, while it lives.
+class Rewound {
+ public:
+  Rewound(const Generator& generator, const Tensor& then)
+      : state_(generator.state()), now_(clone(state_)) {
+    assign_(state_, then);
+  }
+  ~Rewound() { assign_(state_, now_); }
+
+ private:
+  Tensor state_, now_;
+};
+
+RegionBackend* current_region() {
+  Backend* b = context().backend;
+  return b ? dynamic_cast<RegionBackend*>(b) : nullptr;
+}
+
+Storage* values_of(const Tensor& t) {
+  const ShardData* shard = shard_data(t);
+  return storage_of(shard ? shard->local : t);
+}
+
+}  // namespace
+
+List Region::run_first() {
+  List out;
+  {
+    FirstRun backend(*this, context().backend);
+    Scoped<Backend*> front(context().backend, &backend);
+    out = f_(in_);
+  }
+  // Borders stay values.
+  for (const Tensor& t : out) {
+    Storage* s = t.defined() ? values_of(t) : nullptr;
+    if (!s || !s->recipe()) continue;
+    auto* recipe = dynamic_cast<ValueRecipe*>(s->recipe().get());
+    if (recipe && recipe->is_of(*this)) s->set_recipe({});
+  }
+  // The second run neither needs their history nor adds to it.
+  for (Tensor& t : in_) {
+    if (!t.defined()) continue;
+    const bool recorded = grad_meta(t) != nullptr;
+    t = t.detach();
+    if (recorded) t.requires_grad_();
+  }
+  return out;
+}
+
+Ref<Storage> Region::value(size_t op, size_t result) {
+  Op& o = ops_[op];
+  if (result >= o.values.size() || !o.values[result]) run_again();
+  TESSERA_ASSERT(result < o.values.size() && o.values[result], "recompute: {} did not come back",
+                 o.prim->name());
+  return o.values[result];
+}
+
+void Region::find_needed() {
+  for (Op& op : ops_) op.needed = op.wanted != 0 || op.draws;
+  for (size_t k = ops_.size(); k-- > 0;) {
+    Op& op = ops_[k];
+    TESSERA_CHECK(
+        !op.wanted || !op.stale,
+        "recompute: backward needs {}, which was computed from a tensor that the function "
+        "then overwrote; write to it outside of the function",
+        to_string(*op.prim));
+    if (!op.needed || op.kept) continue;
+    for (int p : op.producers) ops_[size_t(p)].needed = true;
+  }
+}
+
+void Region::run_again() {
+  Ref<Region> alive(this);
+  find_needed();
+  Rewound rewound(generator_, random_);
+  SecondRun backend(*this, context().backend, random_state());
+  Context now = context_;
+  now.backend = context().backend, now.generator = &generator_;
+  now.grad_node = context().grad_node, now.stream = context().stream;
+  Scoped<Context> again(context(), std::move(now));
+  std::optional<Autocast>
+      casts;  // before the backend: as in the first run, casts are ops each time
+  if (context().forced & bit(Layer::kAutocast)) casts.emplace(context().autocast);
+  Scoped<Backend*> front(context().backend, &backend);
+  f_(in_);
+  TESSERA_CHECK(backend.count() == ops_.size(),
+                "recompute: when it was computed again, the function ran {} ops, and {} before; it "
+                "must do the same each time",
+                backend.count(), ops_.size());
+}
+
+List run(const RecomputeOptions& options, Function f, const List& in) {
+  // Part of another function that is computed again; or nothing that backward could want.
+  if (!grad_enabled() || current_region() || current_level()) return f(in);
+  return make_ref<Region>(options, std::move(f), in)->run_first();
+}
+
+bool running_again() { return dynamic_cast<SecondRun*>(context().backend) != nullptr; }
+
+Apart::Apart() : region_(current_region()) {
+  if (region_) ++static_cast<RegionBackend*>(region_)->apart;
+}
+Apart::~Apart() {
+  if (region_) --static_cast<RegionBackend*>(region_)->apart;
+}
+
+}  // namespace recomputation
+}  // namespace tessera
