@@ -202,7 +202,7 @@ void run_library(ConvRole role, const ConvAttributes::Window& window, const Oper
 // True when the library computes it: it reads no more than one step less than x has.
 bool in_library(const ConvAttributes& a, DType t) {
   if (t != kF32 && t != kBF16) return false;
-  if (t == kBF16 && current_isa() != Isa::kV4) return false;
+  if (t == kBF16 && !has_bf16_dot()) return false;  // the library would emulate them
   for (int i = 0; i < a.spatial(); ++i)
     if (a.window.pad_end[i] + a.window.stride[i] < 0) return false;
   return true;
