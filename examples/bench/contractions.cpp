@@ -214,17 +214,24 @@ BareProduct::BareProduct(BareProduct&&) noexcept = default;
 void BareProduct::run() { state_->primitive.execute(state_->stream, state_->arguments); }
 std::string BareProduct::implementation() const { return state_->description.impl_info_str(); }
 
-BareStep::BareStep(const std::vector<Product>& products, bool dense) {
-  for (const Product& recorded : products) {
+BareStep::BareStep(const Contractions& all, bool dense) {
+  for (const Product& recorded : all.products) {
     Product p = dense ? dense_form(recorded) : recorded;
     size_t i = size_t(std::find(shapes_.begin(), shapes_.end(), p) - shapes_.begin());
     if (i == shapes_.size()) shapes_.push_back(p), prepared_.emplace_back(p), calls_.push_back(0);
     ++calls_[i], order_.push_back(i);
   }
+  std::unordered_map<std::string, size_t> seen;
+  for (const Convolution& c : all.convolutions) {
+    auto [found, first] = seen.emplace(c.text(), convolutions_.size());
+    if (first) convolutions_.emplace_back(c);
+    convolution_order_.push_back(found->second);
+    convolution_flops_ += c.flops();
+  }
 }
 
 double BareStep::flops() const {
-  double all = 0;
+  double all = convolution_flops_;
   for (size_t i : order_) all += shapes_[i].flops();
   return all;
 }

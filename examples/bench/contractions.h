@@ -1,13 +1,14 @@
-// Matrix products as a bare library call: what a training step contracts, timed as prepared oneDNN
-// matmuls on operands laid out as the step had them, warm and on the same core. The sum is the
-// yardstick of a step: no framework that computes its contractions with this library is faster than
-// it.
+// Contractions as bare library calls: what a training step multiplies, timed as prepared oneDNN
+// matmuls and convolutions on operands laid out as the step had them, warm and on the same core.
+// The sum is the yardstick of a step: no framework that computes its contractions with this library
+// is faster than it.
 #pragma once
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "core/tensor/tensor.h"
+#include "examples/bench/convolutions.h"
 
 namespace tessera::bench {
 
@@ -56,13 +57,21 @@ class BareProduct {
   std::unique_ptr<State> state_;
 };
 
-/// The products of a step, each shape prepared once.
+/// What a step contracts.
+struct Contractions {
+  std::vector<Product> products;
+  std::vector<Convolution> convolutions;
+};
+
+/// The contractions of a step, each shape prepared once.
 class BareStep {
  public:
-  BareStep(const std::vector<Product>& products, bool dense);
-  /// All of them, in the step's order.
+  /// `dense`: products with dense operands.
+  BareStep(const Contractions& all, bool dense);
+  /// All of them: products in the step's order, then convolutions in theirs.
   void run() {
     for (size_t i : order_) prepared_[i].run();
+    for (size_t i : convolution_order_) convolutions_[i].run();
   }
   double flops() const;
   /// Prints each shape with its time when called again and again.
@@ -73,6 +82,9 @@ class BareStep {
   std::vector<BareProduct> prepared_;
   std::vector<int64_t> calls_;
   std::vector<size_t> order_;
+  std::vector<BareConvolution> convolutions_;
+  std::vector<size_t> convolution_order_;
+  double convolution_flops_ = 0;
 };
 
 }  // namespace tessera::bench

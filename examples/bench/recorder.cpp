@@ -27,7 +27,7 @@ class RecordingBackend::Frame {
         name_(prim.name()),
         detail_(with_shapes(prim, in)),
         attention_(is_attention(prim)) {
-    if (to.attention_depth_ == 0) to.note_products(prim, in);
+    if (to.attention_depth_ == 0) to.note_contractions(prim, in);
     to.attention_depth_ += attention_;
     to.inner_ = this;
     watch_ = Stopwatch();
@@ -62,19 +62,22 @@ void RecordingBackend::assign(std::span<const Tensor> dst, const PrimRef& prim, 
   eager_backend().assign(dst, prim, in);
 }
 
-void RecordingBackend::clear() { times_.clear(), detailed_.clear(), products_.clear(); }
+void RecordingBackend::clear() { times_.clear(), detailed_.clear(), contractions_ = {}; }
 
-void RecordingBackend::note_products(const Primitive& prim, Inputs in) {
+void RecordingBackend::note_contractions(const Primitive& prim, Inputs in) {
+  std::vector<Product>& products = contractions_.products;
   if (prim.name() == "contract") {
     const auto& c = static_cast<const ContractAttributes&>(prim);
-    products_.push_back(make_product(c.a, c.b, c.out, in[0].meta(), in[1].meta()));
+    products.push_back(make_product(c.a, c.b, c.out, in[0].meta(), in[1].meta()));
   } else if (prim.name() == "attention") {
     for (Product& p : attention_products(in[0].meta(), in[1].meta(), in[2].meta()))
-      products_.push_back(p);
+      products.push_back(p);
   } else if (prim.name() == "attention_grad") {
     for (Product& p :
          attention_grad_products(in[0].meta(), in[1].meta(), in[2].meta(), in[3].meta()))
-      products_.push_back(p);
+      products.push_back(p);
+  } else if (auto c = convolution_of(prim, in)) {
+    contractions_.convolutions.push_back(*c);
   }
 }
 

@@ -1,7 +1,7 @@
 // Sees every op at the bottom of the dispatch path: a backend that hands each op on to the eager
-// one and notes its name, its time without the ops it ran inside, and the matrix products it stands
-// for. Invariant: products inside an attention op are counted once, as the attention's own,
-// whichever kernel or decomposition ran it.
+// one and notes its name, its time without the ops it ran inside, and the matrix products and
+// convolutions it stands for. Invariant: products inside an attention op are counted once, as the
+// attention's own, whichever kernel or decomposition ran it.
 #pragma once
 #include <map>
 #include <string>
@@ -27,13 +27,13 @@ class RecordingBackend final : public Backend {
   const std::map<std::string, OpTime>& times() const { return times_; }
   /// By op with the operands' shapes.
   const std::map<std::string, OpTime>& detailed_times() const { return detailed_; }
-  const std::vector<Product>& products() const { return products_; }
+  const Contractions& contractions() const { return contractions_; }
 
  private:
   class Frame;
-  void note_products(const Primitive& prim, Inputs in);
+  void note_contractions(const Primitive& prim, Inputs in);
   std::map<std::string, OpTime> times_, detailed_;
-  std::vector<Product> products_;
+  Contractions contractions_;
   Frame* inner_ = nullptr;
   int attention_depth_ = 0;
 };

@@ -84,15 +84,15 @@ Sample sample_of_steps(const Steps& steps, DType precision, bool compile) {
 
 // The products of a gpt-nano step as bare library calls.
 Sample sample_of_contractions() {
-  std::vector<Product> products;
+  Contractions contractions;
   {
     Workload work{WorkloadOptions{}};
     RecordingBackend recorder;
     Scoped<Backend*> use(context().backend, &recorder);
     work.step();
-    products = recorder.products();
+    contractions = recorder.contractions();
   }
-  auto bare = std::make_shared<BareStep>(products, false);
+  auto bare = std::make_shared<BareStep>(contractions, false);
   bare->run();
   return [bare] {
     Stopwatch w;

@@ -1,5 +1,6 @@
 // bench train: a training step against what bounds it. In one run, in turn: the step, and the
-// matrix products that it executes as bare oneDNN calls (all of them once, in the step's order).
+// matrix products and convolutions that it executes as bare oneDNN calls (all of them once, in the
+// step's order).
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -27,11 +28,11 @@ struct TrainOptions {
   bool profile_ops = false, detail = false, compile = false;
 };
 
-std::vector<Product> record_products(Workload& work) {
+Contractions record_contractions(Workload& work) {
   RecordingBackend recorder;
   Scoped<Backend*> use(context().backend, &recorder);
   work.step();
-  return recorder.products();
+  return recorder.contractions();
 }
 
 void print_times(const std::map<std::string, OpTime>& times, int steps) {
@@ -86,8 +87,8 @@ Json bench_train(const TrainOptions& o) {
   set_num_threads(o.threads);
   Workload work(o.workload);
   for (int i = 0; i < o.warmup; ++i) work.step();
-  std::vector<Product> products = record_products(work);
-  BareStep bare(products, false), dense(products, true);
+  const Contractions contractions = record_contractions(work);
+  BareStep bare(contractions, false), dense(contractions, true);
   work.step();
   std::vector<std::function<void()>> rows = {[&] { work.step(); }, [&] { bare.run(); },
                                              [&] { dense.run(); }};
@@ -110,8 +111,9 @@ Json bench_train(const TrainOptions& o) {
   fmt::print("samples/s       {:.1f}\n", double(work.batch_size()) / step.median);
   fmt::print(
       "contractions    {:.3f} ms as bare oneDNN, operands laid out as in the step ({} products, "
-      "{:.2f} GFLOP); {:.3f} ms with dense operands\n",
-      sum.median * 1e3, products.size(), flops * 1e-9, sum_dense.median * 1e3);
+      "{} convolutions, {:.2f} GFLOP); {:.3f} ms with dense operands\n",
+      sum.median * 1e3, contractions.products.size(), contractions.convolutions.size(),
+      flops * 1e-9, sum_dense.median * 1e3);
   fmt::print("step / contractions  {:.3f}\n", step.median / sum.median);
   if (peak > 0)
     fmt::print(
