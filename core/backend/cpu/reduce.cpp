@@ -49,35 +49,6 @@ void reduce_run(ReduceKind kind, const Tensor& x, const Tensor& out, int64_t out
   }
 }
 
-// 16-bit floats whose rows are joined, as [outer, n, inner]: some columns at a time are widened to
-// f32, where they stay in the second cache. The order of an element's terms is that of the whole.
-constexpr int64_t kWideElements = int64_t(1) << 17, kMinColumns = 32, kMaxColumns = 256;
-
-bool by_columns(DType t, int64_t n, int64_t inner) {
-  return (t == kBF16 || t == kF16) && inner >= kMinColumns && n > 1 &&
-         n * kMinColumns <= 2 * kWideElements;
-}
-
-void reduce_columns(ReduceKind kind, const Tensor& x, const Tensor& out, int64_t outer, int64_t n,
-                    int64_t inner) {
-  const auto fn = simd<ReduceTable>().f32[int(kind)];
-  const ConvertLoop widen = convert_loop(x.dtype(), kF32);
-  const int64_t columns = std::clamp(kWideElements / n, kMinColumns, kMaxColumns),
-                cuts = (inner + columns - 1) / columns, bytes = int64_t(size_of(x.dtype()));
-  const char* from = static_cast<const char*>(x.raw_values());
-  parallel_for(
-      outer * cuts, std::max<int64_t>(1, kGrain / (n * columns)), [&](int64_t begin, int64_t end) {
-        Tensor wide = empty({n * columns});
-        for (int64_t i = begin; i < end; ++i) {
-          const int64_t o = i / cuts, c = i % cuts * columns, width = std::min(columns, inner - c);
-          for (int64_t r = 0; r < n; ++r)
-            widen(reinterpret_cast<char*>(wide.data<float>() + r * width), 4,
-                  from + ((o * n + r) * inner + c) * bytes, bytes, width);
-          fn(wide.data<float>(), out.data<float>() + o * inner + c, n, width, 0, 1);
-        }
-      });
-}
-
 void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
   plan.dense_in = 1;
 }
@@ -86,7 +57,7 @@ void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<con
                 Workspace, const Stream&) {
   const auto& a = static_cast<const ReduceAttributes&>(prim);
   DType compute = compute_dtype(in[0].dtype());
-  Tensor x = in[0];
+  Tensor x = converted(in[0], compute);
   Shape shape = x.shape();
   for (int d = shape.size() - 1; d >= 0;) {
     if (!(a.mask >> d & 1)) {
@@ -101,10 +72,7 @@ void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<con
     for (int i = d + 1; i < shape.size(); ++i) inner *= shape[i];
     bool last = (a.mask & ((1u << first) - 1)) == 0 && out[0].dtype() == compute;
     Tensor next = last ? out[0] : empty(shape, compute, x.device());
-    if (by_columns(x.dtype(), n, inner))
-      reduce_columns(a.kind, x, next, outer, n, inner);
-    else
-      reduce_run(a.kind, converted(x, compute), next, outer, n, inner);
+    reduce_run(a.kind, x, next, outer, n, inner);
     x = next;
     d = first - 1;
   }
