@@ -60,6 +60,12 @@ constexpr AutocastEntry kTable[] = {
     {"logcumsumexp", AutocastRule::kWide},
     {"cumsum", AutocastRule::kWide},
     {"cumprod", AutocastRule::kWide},
+    {"segment_sum", AutocastRule::kWide},
+    {"segment_prod", AutocastRule::kWide},
+    {"spmm", AutocastRule::kWide},
+    {"spmm_amax", AutocastRule::kWide},
+    {"spmm_amin", AutocastRule::kWide},
+    {"sddmm", AutocastRule::kWide},
 };
 
 const Tensor& piece(const Tensor& t) {

@@ -270,8 +270,14 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
     check_running(x, o.bias, "bias");
     shift = shift + wide_channel(o.bias, x);
   }
-  Tensor wide = cast(x, stat_type(x.dtype()));
-  return then(cast(mul_add(wide, beside(scale, x), beside(shift, x)), x.dtype()));
+  const DType stat = stat_type(x.dtype());
+  Tensor y = mul_add(cast(x, stat), beside(scale, x), beside(shift, x));
+  if (then.residual.defined() && then.residual.dtype() != x.dtype())
+    return then(cast(std::move(y), x.dtype()));
+  // Rounded once, as in training.
+  const NormThen wide{then.residual.defined() ? cast(then.residual, stat) : then.residual,
+                      then.relu};
+  return cast(wide(std::move(y)), x.dtype());
 }
 
 Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight, const Tensor& bias,

@@ -16,7 +16,7 @@ namespace {
 struct Axis {
   int64_t in, out;
   double step;
-  bool by_size = false;  // step is in / out
+  double factor = 0;  // how much longer it was asked to be; 0: `out` was given
 };
 
 Axis axis_of(const Tensor& x, int i, int dims, const InterpolateOptions& o) {
@@ -24,14 +24,14 @@ Axis axis_of(const Tensor& x, int i, int dims, const InterpolateOptions& o) {
   Axis a{in, 0, 0};
   if (o.size) {
     a.out = o.size->expand(dims, 1, "interpolate", "size")[i];
-    a.step = double(in) / double(a.out), a.by_size = true;
+    a.step = double(in) / double(a.out);
   } else {
     const double factor = o.scale_factor[o.scale_factor.size() == 1 ? 0 : size_t(i)];
     TESSERA_CHECK(factor > 0, "interpolate: scale_factor {} must be positive", factor);
     a.out = int64_t(std::floor(double(in) * factor));
     TESSERA_CHECK_AS(ShapeError, a.out > 0, "interpolate: scale_factor {} leaves nothing of {}",
                      factor, to_string(x.shape()));
-    a.step = 1 / factor;
+    a.step = 1 / factor, a.factor = factor;
   }
   if (o.align_corners) a.step = a.out > 1 ? double(in - 1) / double(a.out - 1) : 0;
   return a;
@@ -44,8 +44,9 @@ Tensor select_places(const Tensor& x, int dim, const std::vector<int64_t>& at) {
 Tensor nearest(const Tensor& x, int dim, const Axis& a) {
   std::vector<int64_t> at;
   for (int64_t i = 0; i < a.out; ++i)
-    at.push_back(a.by_size ? i * a.in / a.out
-                           : std::min(int64_t(std::floor(double(i) * a.step)), a.in - 1));
+    // A quotient is exact where the factor is a whole number; i times the step may fall short.
+    at.push_back(a.factor == 0 ? i * a.in / a.out
+                               : std::min(int64_t(std::floor(double(i) / a.factor)), a.in - 1));
   return select_places(x, dim, at);
 }
 
@@ -85,13 +86,15 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& o) {
                 "interpolate: align_corners means nothing for the nearest place");
   TESSERA_CHECK(!smooth || is_floating(x.dtype()), "interpolate: x is {}; expected floats",
                 describe(x));
-  Tensor y = x;
+  // Weights and sums of 16-bit floats are f32, rounded once.
+  const bool narrow = smooth && size_of(x.dtype()) == 2;
+  Tensor y = narrow ? cast(x, kF32) : x;
   for (int i = 0; i < dims; ++i) {
     Axis a = axis_of(x, i, dims, o);
     if (a.out == a.in && a.step == 1) continue;
     y = smooth ? linear_between(y, i + 2, a, o.align_corners) : nearest(y, i + 2, a);
   }
-  return y;
+  return narrow ? cast(y, x.dtype()) : y;
 }
 
 }  // namespace tessera

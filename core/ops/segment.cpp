@@ -99,6 +99,8 @@ Tensor offsets_of(const Tensor& lengths) {
 
 Tensor segment_reduce(const Tensor& data, const Tensor& offsets, ScatterReduce how, int64_t dim) {
   int d = wrap_dim(dim, data.ndim(), "segment_reduce");
+  TESSERA_CHECK_AS(ShapeError, is_integral(offsets.dtype()),
+                   "segment_reduce: offsets are {}; expected integers", describe(offsets));
   Tensor at = cast(offsets, kI64);
   if (how == ScatterReduce::kMean) {
     if (is_floating(data.dtype()) && size_of(data.dtype()) == 2)  // rounded to 16 bits once

@@ -106,7 +106,12 @@ class SpmmExtreme final : public Primitive {
   Tensors vjp(const VjpArgs& v) const override {
     const Tensor &col = v.in[1], &values = v.in[2], &dense = v.in[3], &at = v.out[1];
     Tensors out(4);
-    if (!v.cot[0].defined() || values.numel() == 0) return out;
+    if (!v.cot[0].defined()) return out;
+    if (values.numel() == 0) {
+      for (size_t i : {size_t(2), size_t(3)})
+        if (v.wants(i)) out[i] = zeros_like(v.in[i]);
+      return out;
+    }
     Tensor zero = scalar_tensor(0.0, dense.dtype(), dense.device());
     Tensor g = where(ge(at, 0), v.cot[0], zero), edge = maximum(at, 0), flat = reshape(edge, {-1});
     auto chosen = [&](const Tensor& of_edges) {
@@ -205,6 +210,7 @@ Tensor sddmm(const Csr& at, const Tensor& a, const Tensor& b) {
 }
 
 CsrTranspose csr_transpose(const Csr& a, int64_t columns) {
+  TESSERA_CHECK(columns >= 0, "csr_transpose: {} columns; expected 0 or more", columns);
   Tensors out =
       dispatch(PrimRef(new CsrTransposeOp(columns)), operands(Tensor(a.crow), Tensor(a.col)));
   return {{out[0], out[1]}, out[2]};

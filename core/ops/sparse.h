@@ -8,7 +8,8 @@ namespace tessera {
 /// Reduces consecutive segments of `dim`: segment s holds the elements offsets[s] up to
 /// offsets[s + 1]. offsets i64 [S + 1] rises from 0 to the extent of `dim`; the result has extent S
 /// there. Empty segments give 0 (sum), 1 (prod), NaN (mean), -infinity (amax), infinity (amin).
-/// Equal extremes share the gradient. Throws UserError naming the offset that is wrong.
+/// Equal extremes share the gradient; that of a product divides by each factor (infinite: NaN).
+/// Throws UserError naming the offset that is wrong.
 Tensor segment_reduce(const Tensor& data, const Tensor& offsets, ScatterReduce how,
                       int64_t dim = 0);
 /// Offsets of segments of these lengths, i64 [S] -> [S + 1].

@@ -119,6 +119,9 @@ std::vector<NamedTensor> bert_state(std::vector<NamedTensor> state) {
                                "predictions.decoder.bias"}))
       continue;
     if (t.name.starts_with("bert.pooler.") || t.name.starts_with("cls.seq_relationship.")) continue;
+    // Folders from before transformers 1 keep TensorFlow's names, as bert-base-uncased does.
+    if (t.name.ends_with("LayerNorm.gamma")) t.name.replace(t.name.size() - 5, 5, "weight");
+    if (t.name.ends_with("LayerNorm.beta")) t.name.replace(t.name.size() - 4, 4, "bias");
     out.push_back(std::move(t));
   }
   return out;
@@ -147,7 +150,12 @@ GptOptions gpt_from_hugging_face(const std::string& folder) {
   o.layers = c.count("n_layer"), o.heads = c.count("n_head"), o.dim = c.count("n_embd");
   o.bias = true, o.tied = c.flag("tie_word_embeddings", true);
   o.dropout = c.real("resid_pdrop", 0.1);
-  c.expect("embd_pdrop", o.dropout), c.expect("attn_pdrop", o.dropout);
+  for (const char* other : {"embd_pdrop", "attn_pdrop"})
+    TESSERA_CHECK(
+        c.real(other, o.dropout) == o.dropout,
+        "weights: {}: {} is {} beside a resid_pdrop of {}, but this model has one rate of "
+        "dropout; make them equal in config.json (only training uses them)",
+        io::quote(config_path(folder)), other, c.real(other, o.dropout), o.dropout);
   std::string gelu = c.text("activation_function", "gelu_new");
   o.tanh_gelu = gelu != "gelu";
   if (o.tanh_gelu && gelu != "gelu_pytorch_tanh") c.expect("activation_function", "gelu_new");

@@ -1,5 +1,8 @@
 #include "examples/train/image_task.h"
 
+#include <cstdlib>
+#include <sstream>
+
 #include "core/data/image_dataset.h"
 #include "core/ops/fused.h"
 #include "examples/models/resnet.h"
@@ -19,7 +22,24 @@ data::Augment augment_of(const Options& o, int64_t size) {
   return size <= kSmall ? data::Augment::kCrop : data::Augment::kResizedCrop;
 }
 
-void add_images(const Options& o, Task& task, models::ResNetOptions& m, int64_t& size) {
+// Weights know their classes by number: the data must number them alike.
+void check_classes(const Options& o, const std::string& of_weights, const std::string& of_data) {
+  if (of_weights.empty() || of_weights == of_data) return;
+  std::istringstream a(of_weights), b(of_data);
+  std::string want, got;
+  int number = 0;
+  do {
+    want.clear(), got.clear();
+    std::getline(a, want), std::getline(b, got), ++number;
+  } while (want == got);
+  TESSERA_CHECK(false,
+                "train: class {} of --weights {} is \"{}\", of --data {} it is \"{}\"; give the "
+                "classes that the model was trained with",
+                number, o.weights, want, o.data, got);
+}
+
+void add_images(const Options& o, const io::Metadata& saved, Task& task, models::ResNetOptions& m,
+                int64_t& size) {
   const auto bad = o.bad_images == "skip" ? data::BadImages::kSkip : data::BadImages::kStop;
   data::ImageSplit split = data::load_images(o.data, bad);
   m.classes = int64_t(split.classes.size());
@@ -40,6 +60,7 @@ void add_images(const Options& o, Task& task, models::ResNetOptions& m, int64_t&
   };
   std::string names;
   for (const std::string& name : split.classes) names += (names.empty() ? "" : "\n") + name;
+  check_classes(o, find(saved, "classes"), names);
   task.metadata.emplace_back("classes", names);
 }
 
@@ -49,13 +70,15 @@ Task make_image_task(const Options& o) {
   Task task;
   models::ResNetOptions m;
   models::set_option(m, "depth", std::string_view(o.model).substr(6));
-  for (auto& [key, value] : saved_metadata(o.weights))
+  const io::Metadata saved = saved_metadata(o.weights);
+  for (auto& [key, value] : saved)
     if (key.starts_with("option.")) models::set_option(m, key.substr(7), value);
   int64_t size = o.image_size;
+  if (size == 0) size = std::atoll(find(saved, "image_size").c_str());  // 0 where it is not known
   if (o.data.empty() || o.data.starts_with("synthetic"))
     size = size ? size : 224;
   else
-    add_images(o, task, m, size);
+    add_images(o, saved, task, m, size);
   const int64_t classes = m.classes;
   if (o.weights.empty()) m.small_images = size <= kSmall;
   for (auto& [key, value] : o.set) models::set_option(m, key, value);
@@ -83,6 +106,7 @@ Task make_image_task(const Options& o) {
   };
   field("depth", m.depth), field("classes", m.classes), field("width", m.width);
   field("small_images", m.small_images);
+  task.metadata.emplace_back("image_size", fmt::format("{}", size));
   return task;
 }
 

@@ -62,7 +62,7 @@ Report::Report(bool active, const std::string& metrics, const std::string& tenso
   if (!active_) return;
   if (!tensorboard.empty()) {
     io::EventWriterOptions o;
-    if (done > 0) o.purge_from = done + 1;
+    o.purge_from = done + 1;  // a run before, too, that left nothing to go on from
     events_.emplace(tensorboard, o);
   }
   if (metrics.empty()) return;

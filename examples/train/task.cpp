@@ -1,5 +1,9 @@
 #include "examples/train/task.h"
 
+#include <unistd.h>
+
+#include <filesystem>
+
 #include "core/data/masked_dataset.h"
 #include "core/data/token_dataset.h"
 #include "core/data/tokens.h"
@@ -18,11 +22,6 @@ namespace {
 Tensor mean_cross_entropy(const Tensor& logits, const Tensor& targets) {
   nn::Scope scope("loss");
   return cross_entropy(logits, targets);
-}
-
-std::string find(const io::Metadata& m, const std::string& key) {
-  auto it = m.find(key);
-  return it == m.end() ? "" : it->second;
 }
 
 // Fields of a folder's config are as fixed as its weights; what only training uses may differ.
@@ -74,6 +73,11 @@ Task make_gpt_task(const Options& o) {
     if (!spec.empty()) task.tokenizer = data::make_tokenizer(spec, find(saved, "tokenizer.state"));
     task.train = std::make_shared<Synthetic>(Shape{length}, Shape{length}, m.vocab, true, o.seed);
   }
+  TESSERA_CHECK(
+      !saves_folder(o) || m.bias,
+      "train: --save {}: Hugging Face's GPT-2 has biases, this model has none; give --set "
+      "bias=true, or save a file that ends in .safetensors",
+      o.save);
   nn::SkipInit later;
   models::GptPtr gpt = models::gpt(m);
   task.fill = [gpt, seed = o.seed] { gpt->init(seed); };
@@ -176,6 +180,11 @@ Task make_mlp_task(const Options& o) {
 
 }  // namespace
 
+std::string find(const io::Metadata& m, const std::string& key) {
+  auto it = m.find(key);
+  return it == m.end() ? "" : it->second;
+}
+
 io::Metadata saved_metadata(const std::string& path) {
   return path.empty() ? io::Metadata{} : io::SafetensorsSet::open(path).files()[0].metadata();
 }
@@ -185,7 +194,29 @@ std::vector<NamedTensor> load_weights(const std::string& path) {
                                        : io::load_safetensors(path);
 }
 
+namespace {
+
+// What would only show when a run has ended, and cost it.
+void check_save(const Options& o) {
+  if (o.save.empty() || saves_folder(o)) return;
+  std::filesystem::path folder = std::filesystem::absolute(o.save).parent_path();
+  TESSERA_CHECK(std::filesystem::is_directory(folder) && access(folder.c_str(), W_OK) == 0,
+                "train: --save {}: {} is no folder that can be written to; make it first", o.save,
+                folder.string());
+}
+
+void check_weights(const Options& o) {
+  const std::string saved = find(saved_metadata(o.weights), "model");
+  TESSERA_CHECK(saved.empty() || saved == o.model,
+                "train: --weights {} were saved by --model {}, not {}; give that model", o.weights,
+                saved, o.model);
+}
+
+}  // namespace
+
 Task make_task(const Options& o, Device device) {
+  check_save(o);
+  check_weights(o);
   nn::OnDevice building(device);
   Task task = o.model == "mlp"                ? make_mlp_task(o)
               : o.model.starts_with("resnet") ? make_image_task(o)

@@ -44,5 +44,7 @@ Task make_task(const Options& options, Device device = {});
 
 /// Metadata of a file of weights (the first, where they are in several); empty for an empty path.
 io::Metadata saved_metadata(const std::string& path);
+/// The value of `key`; empty where it is missing.
+std::string find(const io::Metadata& metadata, const std::string& key);
 
 }  // namespace tessera::train

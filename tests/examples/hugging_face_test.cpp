@@ -94,6 +94,28 @@ TEST(HuggingFace, BertHasItsLogitsAndIsSavedAsItWas) {
                      o.attention_dropout, o.eps));
 }
 
+// As bert-base-uncased was converted from TensorFlow.
+TEST(HuggingFace, OldNamesOfLayerNormsAreKnown) {
+  NoGrad off;
+  std::vector<NamedTensor> state = io::load_safetensors(golden("bert"));
+  int renamed = 0;
+  for (NamedTensor& t : state)
+    for (auto [now, before] : {std::pair{"LayerNorm.weight", "LayerNorm.gamma"},
+                               std::pair{"LayerNorm.bias", "LayerNorm.beta"}})
+      if (t.name.ends_with(now))
+        t.name = t.name.substr(0, t.name.size() - std::strlen(now)) + before, ++renamed;
+  EXPECT_GT(renamed, 4);
+  TempFolder folder;
+  io::save_safetensors(folder / "model.safetensors", state);
+  folder.write("config.json", io::read_file(golden("bert/config.json"), "test"));
+  BertForMaskedLMPtr model = bert_for_masked_lm(bert_from_hugging_face(folder.str()));
+  model->load_state(load_hugging_face(folder.str()));
+  model->eval();
+  expect_logits("bert", [&](const Tensor& ids) {
+    return model->forward({.ids = ids, .segments = {}, .key_mask = {}});
+  });
+}
+
 TEST(HuggingFace, FieldsThatWouldChangeResultsAreRefusedByName) {
   TempFolder folder;
   auto with = [&](const std::string& kind, const std::string& field) {

@@ -376,6 +376,8 @@ TEST_F(Train, BadInputGetsOneClearLine) {
       {"--model gpt2 --tokenizer byte --data " + data() + " --weights " + folders + "/gpt2",
        "vocabulary of 256, config.json"},
       {"--model mlp --steps 0 --save out/", "ends in .safetensors"},
+      {"--steps 0 --save out/", "--set bias=true"},
+      {"--steps 0 --save /nonexistent/x.safetensors", "/nonexistent is no folder"},
       {"--tensorboard " + short_file + " --steps 1", "cannot make the folder"},
       {"--model resnet50 --data text:x", "--model resnet50 does not learn from --data text:"},
       {"--model gpt5", "gpt5"},

@@ -75,9 +75,11 @@ void transpose(const Extents& e, const float* from, float* to) {
 bool suits_conv_places(const ConvAttributes::Window& window, const Meta& x, const Meta& w,
                        const Meta& y) {
   constexpr int64_t kLeastChannels = 64, kNarrow = 7;
+  constexpr size_t kMostBytes = size_t(64) << 20;  // of scratch
   if (x.dtype != kF32 || window.groups != 1 || window.stride.size() != 2) return false;
   if (current_isa() != Isa::kV4 || w.shape[2] * w.shape[3] == 1) return false;
   if (std::min(w.shape[0], w.shape[1]) < kLeastChannels) return false;
+  if (Extents(w, y).gathered_bytes() > kMostBytes) return false;
   return window.stride[0] > 1 || window.stride[1] > 1 || y.shape[3] <= kNarrow;
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/ops/contract.h"
+#include "core/ops/create.h"
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
@@ -72,6 +73,42 @@ TEST(Attention, Bf16IsNearF32) {
         near("dq", low.dq, wide.dq);
         near("dk", low.dk, wide.dk);
       }
+}
+
+bool all_finite(const Tensor& t) { return amax(abs(cast(t, kF64))).item<double>() < 1e9; }
+
+// A buffer of keys whose tail nobody has written yet.
+TEST(Attention, KeysThatNobodySeesDoNotMatter) {
+  for (DType t : {kBF16, kF32})
+    for (auto [queries, keys] : {std::pair<int64_t, int64_t>{33, 64}, {99, 200}, {1, 4}}) {
+      Tensor row = reshape(arange(0, keys), {keys, 1});
+      auto with_tail = [&](uint64_t key, double tail) {
+        Tensor bad = scalar_tensor(tail, kF32);
+        return where(ge(row, queries), bad, operand(keys, 8, key, false)).contiguous();
+      };
+      std::vector<Tensor> in = {operand(queries, 8, 1, false), with_tail(2, INFINITY),
+                                with_tail(3, NAN), operand(queries, 8, 4, false)};
+      Results r = attend(in, true, t);
+      for (const Tensor& result :
+           {r.out, r.dq, slice(r.dk, 2, 0, queries), slice(r.dv, 2, 0, queries)})
+        EXPECT_TRUE(all_finite(result)) << name_of(t) << ' ' << queries << ' ' << keys;
+    }
+}
+
+TEST(Attention, ScoresOfMinusInfinityCountForNothing) {
+  for (DType t : {kBF16, kF32, kF64})
+    for (int64_t hidden : {128, 130, 299}) {
+      Tensor row = reshape(arange(0, 300), {300, 1});
+      Tensor q = ones({1, 1, 40, 8}, {.dtype = t});
+      Tensor k =
+          cast(where(lt(row, hidden), scalar_tensor(-INFINITY, kF32), ones({1, 1, 300, 8})), t);
+      Tensor v = ones({1, 1, 300, 8}, {.dtype = t});
+      Tensor out = cast(scaled_dot_product_attention(q, k, v), kF64);
+      EXPECT_LT(amax(abs(out - 1.0)).item<double>(), 1e-2) << name_of(t) << ' ' << hidden;
+      Tensor nan = cast(where(eq(row, 5), scalar_tensor(NAN, kF32), cast(k, kF32)), t);
+      out = cast(scaled_dot_product_attention(q, nan, v), kF64);
+      EXPECT_TRUE(std::isnan(sum(out).item<double>())) << name_of(t) << ' ' << hidden;
+    }
 }
 
 }  // namespace

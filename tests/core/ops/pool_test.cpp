@@ -158,6 +158,33 @@ TEST(Interpolate, NearestPlacesAreExactForSizes) {
     }
 }
 
+TEST(Interpolate, NearestPlacesAreExactForWholeFactors) {
+  for (int64_t factor = 1; factor < 128; ++factor) {
+    std::vector<int64_t> want;
+    for (int64_t i = 0; i < 3 * factor; ++i) want.push_back(i / factor);
+    Tensor y = interpolate(reshape(arange(0, 3), {1, 1, 3}), {.scale_factor = {double(factor)}});
+    EXPECT_EQ(difference(y, from_values<int64_t>(want, {1, 1, 3 * factor})), 0) << factor;
+  }
+}
+
+TEST(Interpolate, SixteenBitFloatsAreRoundedOnce) {
+  Tensor x = cast(values({1, 8, 16, 16}) + 2.0, kBF16);
+  const InterpolateOptions o{.size = PerDim(37), .mode = Interpolation::kLinear};
+  EXPECT_EQ(difference(interpolate(x, o), cast(interpolate(cast(x, kF32), o), kBF16)), 0);
+}
+
+TEST(BatchNorm, OfEvaluationRoundsOnceToo) {
+  // x times the weight alone is beyond f16.
+  Tensor x = cast(values({2, 8, 3, 3}), kF16) * 300.0,
+         z = full({2, 8, 3, 3}, -60000.0, {.dtype = kF16});
+  Tensor mean = zeros({8}), var = ones({8}), w = full({8}, 250.0);
+  auto run = [&](DType t) {
+    return batch_norm(cast(x, t), mean, var, {.weight = w}, {.residual = cast(z, t), .relu = true});
+  };
+  EXPECT_EQ(difference(run(kF16), cast(run(kF32), kF16)), 0);
+  EXPECT_GT(difference(run(kF16), zeros(x.shape())), 5000);
+}
+
 TEST(GroupNorm, AndInterpolateTakeAnEmptyBatch) {
   Tensor x = empty({0, 4, 3, 2});
   EXPECT_EQ(group_norm(x, 2).shape(), (Shape{0, 4, 3, 2}));

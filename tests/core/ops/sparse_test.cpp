@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 
+#include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
 #include "core/base/parallel.h"
 #include "core/ops/contract.h"
@@ -180,9 +181,19 @@ TEST(Spmm, MatricesWithoutEdgesOrRows) {
   for (How how : {How::kSum, How::kMean, How::kAmax, How::kAmin}) {
     Tensor y = spmm_reduce(none, {}, x, how);
     EXPECT_EQ(values(y), std::vector<double>(4, 0.0));
+    x.set_grad({});
     sum(y).backward();
+    EXPECT_EQ(values(x.grad()), std::vector<double>(6, 0.0));
     EXPECT_EQ(spmm_reduce(no_rows, {}, x, how).shape(), (Shape{0, 2}));
   }
+}
+
+TEST(Sparse, ProductsUnderAutocastAreWide) {
+  Csr a{integers({0, 1, 2}), integers({0, 2})};
+  Tensor x = ones({3, 2}), w = ones({2});
+  Autocast scope(kBF16);
+  EXPECT_EQ(spmm_reduce(a, w, cast(x, kBF16)).dtype(), kF32);
+  EXPECT_EQ(sddmm(a, cast(ones({2, 2}), kBF16), x).dtype(), kF32);
 }
 
 TEST(Sparse, ErrorsNameTheEntry) {
@@ -213,6 +224,8 @@ TEST(Sparse, ErrorsNameTheEntry) {
       },
       {"segment_sum: offsets[1] is 2", "number of elements, 3"});
   expect_error([&] { segment_reduce(cast(x, kI64), integers({0, 3}), How::kSum); }, {"floats"});
+  expect_error([&] { segment_reduce(x, ones({2}), How::kSum); }, {"offsets are f32", "integers"});
+  expect_error([&] { csr_transpose(good, -1); }, {"-1 columns"});
   expect_error([&] { offsets_of(x); }, {"offsets_of"});
 }
 

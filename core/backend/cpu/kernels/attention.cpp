@@ -142,6 +142,10 @@ void forward(const AttentionHead& h, const AttentionIn<T>& in, const AttentionIn
         for (int64_t c = n; c < wide; ++c) x[c] = T(-__builtin_inf());
         T high = row_max(x, wide);
         high = high > top[i] ? high : top[i];
+        if (high == T(-__builtin_inf()) && !any_nan(x, n)) {  // nor here
+          for (int64_t c = 0; c < wide; ++c) x[c] = T(0);
+          continue;
+        }
         T keep = top[i] == high ? T(1) : j0 == 0 ? T(0) : fn::exp(top[i] - high);
         sum[i] = sum[i] * keep + exp_sum(x, wide, high);
         top[i] = high;

@@ -123,6 +123,9 @@ struct Scratch {
   uint16_t* halves(int64_t n) { return reinterpret_cast<uint16_t*>(floats(n / 2)); }
 };
 
+// Keys that some query attends to.
+int64_t seen(const AttentionHead& h) { return h.causal ? least(h.s, h.t) : h.s; }
+
 void forward(const AttentionHead& h, const AttentionBf16In& in, const AttentionBf16In& next,
              uint16_t* out, float* lse, float* work) {
   const int64_t ep = padded<float>(h.e), sp = padded<float>(h.s);
@@ -132,7 +135,8 @@ void forward(const AttentionHead& h, const AttentionBf16In& in, const AttentionB
   float *score = scratch.floats(kRows * kColumns), *acc = scratch.floats(kRows * ep);
   uint16_t* p = scratch.halves(kRows * kColumns);
   pack_transposed(in.k, h.k_row, h.s, h.d, kt, sp);
-  pack_rows(in.v, h.v_row, h.s, h.e, vp, ep);
+  // An odd last tile multiplies the pair's other row by 0, which must not be a key nobody sees.
+  pack_rows(in.v, h.v_row, seen(h), h.e, vp, ep);
   for (int64_t i0 = 0; i0 < h.t; i0 += kRows) {
     const int64_t rows = least(kRows, h.t - i0);
     float top[kRows], sum[kRows];
@@ -159,6 +163,10 @@ void forward(const AttentionHead& h, const AttentionBf16In& in, const AttentionB
           x[c] *= scale, high = x[c] > high ? x[c] : high;
         for (int64_t c = n; c < wide; ++c) x[c] = -fn::inf();
         high = high > top[i] ? high : top[i];
+        if (high == -fn::inf() && !any_nan(x, n)) {
+          for (int64_t c = 0; c < wide; ++c) p[i * kColumns + c] = 0;
+          continue;
+        }
         const float keep = top[i] == high ? 1 : j0 == 0 ? 0 : fn::exp(top[i] - high);
         sum[i] = sum[i] * keep + exp_sum(x, wide, high, p + i * kColumns);
         top[i] = high;
@@ -192,7 +200,7 @@ void backward(const AttentionHead& h, const AttentionBf16In& in, const Attention
         *ds = scratch.floats(kRows * kColumns);
   pack_transposed(in.k, h.k_row, h.s, h.d, kt, sp);
   pack_transposed(in.v, h.v_row, h.s, h.e, vt, sp);
-  pack_rows(in.k, h.k_row, h.s, h.d, kp, dp);
+  pack_rows(in.k, h.k_row, seen(h), h.d, kp, dp);
   for (int64_t i = 0; i < h.s * (dp + ep); ++i) dk_sum[i] = 0;
   for (int64_t i0 = 0; i0 < h.t; i0 += kRows) {
     const int64_t rows = least(kRows, h.t - i0);

@@ -19,6 +19,13 @@ inline int64_t visible(const AttentionHead& h, int64_t i, int64_t first, int64_t
   return n < 0 ? 0 : least(n, count);
 }
 
+template <class T>
+bool any_nan(const T* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    if (x[i] != x[i]) return true;
+  return false;
+}
+
 // Fetches a row of `width` elements into the second cache.
 template <class T>
 void fetch(const T* row, int64_t width) {
