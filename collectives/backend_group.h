@@ -31,6 +31,7 @@ class BackendGroup final : public ProcessGroup {
   void abort(const std::string& why) override;
   void flush() override;
   Ref<Storage> allocate(size_t bytes) override { return engine_->allocate(bytes); }
+  bool has_own_memory() const override { return engine_->has_own_memory(); }
   int global_rank(int r) const override { return members_.world_ranks[size_t(r)]; }
 
  private:

@@ -23,6 +23,7 @@ class DeviceGroup final : public ProcessGroup {
   void abort(const std::string& why) override;
   void flush() override;
   Ref<Storage> allocate(size_t bytes) override { return cpu().allocate(bytes); }
+  bool has_own_memory() const override { return cpu().has_own_memory(); }
   int global_rank(int r) const override { return cpu().global_rank(r); }
 
  private:

@@ -83,6 +83,7 @@ class Engine {
   virtual void abort(const CommError& error) = 0;
   /// Memory for the group's tensors; see ProcessGroup::allocate.
   virtual Ref<Storage> allocate(size_t bytes);
+  virtual bool has_own_memory() const { return false; }
 };
 
 /// What surrounds an engine: who is in the group and how its members are called in errors.

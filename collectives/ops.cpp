@@ -262,11 +262,15 @@ PrimRef collective_op(std::string_view name, const Ref<ProcessGroup>& group) {
   throw UserError(fmt::format("there is no collective {}", name));
 }
 
-const ProcessGroup& group_of(const Primitive& prim) {
+ProcessGroup& group_of(const Primitive& prim) {
   if (auto* p = dynamic_cast<const CollectiveOp*>(&prim)) return *p->group;
   auto* p = dynamic_cast<const PiecesOp*>(&prim);
   TESSERA_ASSERT(p, "group_of: {} is no collective", prim.name());
   return *p->group;
+}
+bool moves_its_result(const Primitive& prim) {
+  auto* p = dynamic_cast<const CollectiveOp*>(&prim);
+  return p && in_place_verb(p->kind);
 }
 
 // Pieces differ from rank to rank; how the whole is cut does not, and is an attribute.

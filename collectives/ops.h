@@ -52,9 +52,11 @@ bool is_collective(const Primitive& prim);
 /// One of them by name ("all_reduce", "all_gather_v"), with attributes that are still to be given.
 /// Throws UserError for a name that none has.
 PrimRef collective_op(std::string_view name, const Ref<ProcessGroup>& group);
-/// Of such an op: its group, and what its ranks must agree on (kind, operator, root, and with the
-/// dtype and counts of its operand those), hashed.
-const ProcessGroup& group_of(const Primitive& prim);
+/// Of such an op: its group, whether its result is reduced or sent where it lies, as an operand is,
+/// and what its ranks must agree on (kind, operator, root, and with the dtype and counts of its
+/// operand those), hashed.
+ProcessGroup& group_of(const Primitive& prim);
+bool moves_its_result(const Primitive& prim);
 uint64_t hash_collective(const Primitive& prim, const Meta& operand);
 
 /// While it lives, the first of the ops above that this thread runs on each of these groups

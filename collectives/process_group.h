@@ -117,6 +117,8 @@ class ProcessGroup : public RefCounted {
   /// Memory for tensors that are reduced often (gradient buckets): shared with the peers where the
   /// backend can, so that nothing is copied in; ordinary memory elsewhere. Any rank may call it.
   virtual Ref<Storage> allocate(size_t bytes) = 0;
+  /// True when that is other memory than everybody's, so that what travels gains by lying there.
+  virtual bool has_own_memory() const = 0;
   /// Rank in the world of this group's rank `r`.
   virtual int global_rank(int r) const = 0;
 

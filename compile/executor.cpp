@@ -59,7 +59,13 @@ struct BoundInput {
 
 class SharedArena {
  public:
-  Ref<Storage> storage;
+  // Of ordinary memory (null) or of a group's own.
+  Ref<Storage>& of(const Ref<ProcessGroup>& group) {
+    for (auto& [owner, storage] : storages)
+      if (owner == group) return storage;
+    return storages.emplace_back(group, nullptr).second;
+  }
+  std::vector<std::pair<Ref<ProcessGroup>, Ref<Storage>>> storages;
   Executor::Impl* user = nullptr;
 };
 std::shared_ptr<SharedArena> make_shared_arena() { return std::make_shared<SharedArena>(); }
@@ -82,7 +88,7 @@ struct Executor::Impl {
         plan.output_bytes += m.bytes;
       }
     }
-    plan.arena_bytes = schedule.arena.bytes;
+    plan.arena_bytes = schedule.arena_bytes();
     plan.unplanned_bytes = schedule.unplanned_bytes;
     plan.eager_nodes = schedule.eager_steps;
     traffic = traffic_of(schedule);
@@ -111,34 +117,42 @@ struct Executor::Impl {
   }
 
   // What eager steps left cached would lie beside the arena, in blocks that fit nothing in it.
-  Ref<Storage> new_arena() const {
+  static Ref<Storage> new_arena(const Arena& a) {
+    if (a.group) return a.group->allocate(a.bytes);
     release_cached_cpu_memory();
-    return make_ref<Storage>(schedule.arena.bytes, kCPU, cpu_arena_allocator());
+    return make_ref<Storage>(a.bytes, kCPU, cpu_arena_allocator());
   }
-  Ref<Storage> turn_in_shared_arena() {
+  Ref<Storage> shared_arena(const Arena& a) {
+    Ref<Storage>& storage = shared->of(a.group);
+    if (!storage || storage->bytes() < a.bytes) {
+      storage.reset();
+      storage = new_arena(a);
+    }
+    return storage;
+  }
+  void take_turn() {
     if (shared->user && shared->user != this) shared->user->let_go();
     shared->user = this;
-    if (!shared->storage || shared->storage->bytes() < schedule.arena.bytes) {
-      shared->storage.reset();
-      shared->storage = new_arena();
-    }
-    return shared->storage;
   }
-  // Of the arena and of outputs that others may hold.
+  // Of the arenas and of outputs that others may hold.
   void let_go() {
     finish_last_run();
     release_inputs();
     for (Memory& m : schedule.memories)
       if (m.kind == Memory::Kind::kArena || m.kind == Memory::Kind::kOutput)
         bind(m, make_ref<Storage>(nullptr, m.bytes, kCPU, nullptr), 0);
-    arena.reset();
+    arenas.clear();
   }
 
   void take_memory() {
-    if (arena && (!shared || shared->user == this)) return;
-    arena = shared ? turn_in_shared_arena() : new_arena();
+    if (!arenas.empty() && (!shared || shared->user == this)) return;
+    if (shared) take_turn();
+    std::vector<Ref<Storage>> taken;
+    for (const Arena& a : schedule.arenas) taken.push_back(shared ? shared_arena(a) : new_arena(a));
+    arenas = std::move(taken);
     for (Memory& m : schedule.memories) {
       if (m.kind != Memory::Kind::kArena) continue;
+      const Ref<Storage>& arena = arenas[size_t(m.arena)];
       void* data = static_cast<char*>(arena->data()) + m.offset;
       bind(m, make_ref<Storage>(data, m.bytes, kCPU, arena), 0);
     }
@@ -315,10 +329,10 @@ struct Executor::Impl {
   std::vector<BoundInput> inputs, implicit;
   std::vector<MemoryId> outputs;  // memories of kind kOutput
   bool writes_inputs = false;
-  std::shared_ptr<SharedArena> shared;  // null: the arena is its own
-  Ref<Storage> arena;
-  std::vector<Ref<Event>> unfinished;  // collectives of the last run that nothing waited for
-  std::vector<MemoryId> owners;        // room for check_written_apart
+  std::shared_ptr<SharedArena> shared;  // null: the arenas are its own
+  std::vector<Ref<Storage>> arenas;     // as in the schedule; empty: not taken
+  std::vector<Ref<Event>> unfinished;   // collectives of the last run that nothing waited for
+  std::vector<MemoryId> owners;         // room for check_written_apart
 };
 
 Executor::Executor(Graph graph, std::shared_ptr<SharedArena> arena)

@@ -20,14 +20,15 @@ struct Traffic {
 /// Scratch that kernels take for themselves (products of matrices: up to three quarters of the
 /// second cache for each thread) is not in it.
 struct MemoryPlan {
-  size_t arena_bytes = 0;      // intermediate values and scratch, together at their peak
+  size_t arena_bytes = 0;      // intermediate values and scratch, together at their peak, in memory
+                               // of process groups too
   size_t output_bytes = 0;     // fresh at each run, unless nobody holds the last ones
   size_t implicit_bytes = 0;   // parameters and other state, read and written where they are
   size_t unplanned_bytes = 0;  // sum over all values, had each its own memory
   int eager_nodes = 0;  // ops without a kernel: their decomposition runs eagerly, and allocates
 };
 
-/// An arena that executors of one thread take turns in, as large as the largest of them needs.
+/// Arenas that executors of one thread take turns in, as large as the largest of them needs.
 class SharedArena;
 std::shared_ptr<SharedArena> make_shared_arena();
 

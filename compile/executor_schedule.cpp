@@ -23,12 +23,13 @@ class Scheduler {
       : g_(g), joins_(find_joins(g)), value_(g.values.size()), last_read_(g.values.size(), -1) {}
 
   CallSchedule run() {
+    s_.arenas.emplace_back();
     find_last_reads();
     add_inputs();
     for (node_ = 0; node_ < int(g_.nodes.size()); ++node_) add_node(g_.nodes[size_t(node_)]);
     add_outputs();
     finish_flights();
-    lay_out_arena();
+    lay_out_arenas();
     return std::move(s_);
   }
 
@@ -322,10 +323,32 @@ class Scheduler {
       step.scratch = add_memory(Memory::Kind::kArena, workspace_bytes, out[0].device(), node_);
       step.workspace.bytes = workspace_bytes;
     }
+    if (is_collective(*n.prim)) lay_in_group(*n.prim, in, out);
     push(std::move(step), in, out, collective(n));
   }
   static bool collective(const Node& n) {
     return n.role == Role::kCollective || is_collective(*n.prim);
+  }
+
+  // What a collective moves lies in its group's own memory, where the group has some: the first
+  // group's, if several move it.
+  void lay_in_group(const Primitive& prim, std::span<const Tensor> in,
+                    std::span<const Tensor> out) {
+    ProcessGroup& group = group_of(prim);
+    if (!group.has_own_memory()) return;
+    auto lay = [&](std::span<const Tensor> list) {
+      for (const Tensor& t : list)
+        if (Memory& m = memory(memory_of(t)); m.kind == Memory::Kind::kArena && m.arena == 0)
+          m.arena = arena_of(group);
+    };
+    lay(in);
+    if (moves_its_result(prim)) lay(out);
+  }
+  int arena_of(ProcessGroup& group) {
+    auto at = std::find_if(s_.arenas.begin(), s_.arenas.end(),
+                           [&](const Arena& a) { return a.group.get() == &group; });
+    if (at == s_.arenas.end()) at = s_.arenas.insert(at, {.group = Ref<ProcessGroup>(&group)});
+    return int(at - s_.arenas.begin());
   }
 
   void push(Step step, std::span<const Tensor> in, std::span<const Tensor> out, bool collective) {
@@ -413,14 +436,34 @@ class Scheduler {
     for (ValueId id : g_.outputs) s_.outputs.push_back(value_[size_t(id)]);
   }
 
-  void lay_out_arena() {
-    std::vector<Block> blocks;
-    for (const Memory& m : s_.memories)
-      if (m.kind == Memory::Kind::kArena) blocks.push_back({m.bytes, m.first, m.last});
-    s_.arena = lay_out(blocks);
-    size_t next = 0;
+  struct Tenants {
+    std::vector<Memory*> memories = {};
+    std::vector<Block> blocks = {};
+  };
+  Tenants tenants_of(int arena) {
+    Tenants t;
     for (Memory& m : s_.memories)
-      if (m.kind == Memory::Kind::kArena) m.offset = s_.arena.offsets[next++];
+      if (m.kind == Memory::Kind::kArena && m.arena == arena) {
+        t.memories.push_back(&m);
+        t.blocks.push_back({m.bytes, m.first, m.last});
+      }
+    return t;
+  }
+
+  // The groups' arenas first: what of the rest fits between their tenants costs no other memory.
+  void lay_out_arenas() {
+    for (int a = int(s_.arenas.size()) - 1; a >= 0; --a) {
+      Tenants own = tenants_of(a);
+      ArenaLayout layout = lay_out(own.blocks);
+      s_.arenas[size_t(a)].bytes = layout.bytes;
+      for (size_t i = 0; i < own.memories.size(); ++i) own.memories[i]->offset = layout.offsets[i];
+      if (a == 0) return;
+      Tenants rest = tenants_of(0);
+      std::vector<size_t> offsets = fill_gaps(own.blocks, layout, rest.blocks);
+      for (size_t i = 0; i < offsets.size(); ++i)
+        if (offsets[i] != kNoRoom)
+          rest.memories[i]->arena = a, rest.memories[i]->offset = offsets[i];
+    }
   }
 
   const Graph& g_;
@@ -435,6 +478,12 @@ class Scheduler {
 };
 
 }  // namespace
+
+size_t CallSchedule::arena_bytes() const {
+  size_t bytes = 0;
+  for (const Arena& a : arenas) bytes += a.bytes;
+  return bytes;
+}
 
 CallSchedule make_schedule(const Graph& graph) { return Scheduler(graph).run(); }
 

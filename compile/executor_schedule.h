@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "collectives/process_group.h"
 #include "compile/graph.h"
 #include "compile/memory_plan.h"
 #include "core/dispatch/kernel.h"
@@ -34,11 +35,18 @@ struct Memory {
   Kind kind = Kind::kArena;
   int index = 0;
   size_t bytes = 0;         // but of an input, which brings its own
-  size_t offset = 0;        // kArena: into the arena
+  int arena = 0;            // kArena: index into CallSchedule::arenas
+  size_t offset = 0;        // kArena: into that arena
   int first = 0, last = 0;  // steps between which it is in use, both included
   bool written = false;     // by an effect; of inputs
   Ref<Storage> storage;
   std::vector<View> views = {};
+};
+
+/// Memory that values of kind kArena take turns in.
+struct Arena {
+  Ref<ProcessGroup> group;  // whose own memory it is; null: ordinary memory
+  size_t bytes = 0;
 };
 
 /// One kernel call.
@@ -60,11 +68,16 @@ struct CallSchedule {
   std::vector<Tensor> outputs;       // handles of the memories they are in
   std::vector<MemoryId> results;     // of collectives: pending while one is under way
   std::vector<MemoryId> unfinished;  // those that no step waits for
-  ArenaLayout arena;                 // of the memories of kind kArena, in their order
-  size_t unplanned_bytes = 0;        // of all results, had each its own memory
-  int eager_steps = 0;               // without a kernel
+  // The first is of ordinary memory. The others are of groups with memory of their own, for what
+  // their collectives reduce or send where it lies, and as large as that needs.
+  std::vector<Arena> arenas;
+  size_t unplanned_bytes = 0;                       // of all results, had each its own memory
+  int eager_steps = 0;                              // without a kernel
   std::vector<std::unique_ptr<Tensor[]>> operands;  // what Step::in and out point to
   std::vector<std::unique_ptr<MemoryId[]>> lists;   // what Step::waits and bumps point to
+
+  /// Of all arenas.
+  size_t arena_bytes() const;
 };
 
 /// Throws what infer and the plans of kernels throw.

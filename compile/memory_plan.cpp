@@ -25,29 +25,53 @@ size_t best_gap(const std::vector<Placed>& placed, const Block& b, size_t bytes)
   return best_gap == size_t(-1) ? end : best;
 }
 
+void place(std::vector<Placed>& placed, const Block& b, size_t begin) {
+  auto at = std::upper_bound(placed.begin(), placed.end(), begin,
+                             [](size_t offset, const Placed& p) { return offset < p.begin; });
+  placed.insert(at, {begin, begin + aligned(b.bytes), b.first, b.last});
+}
+
+std::vector<size_t> by_size(std::span<const Block> blocks) {
+  std::vector<size_t> order(blocks.size());
+  std::iota(order.begin(), order.end(), size_t(0));
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return blocks[a].bytes > blocks[b].bytes; });
+  return order;
+}
+
 }  // namespace
 
 ArenaLayout lay_out(std::span<const Block> blocks) {
   ArenaLayout layout;
   layout.offsets.resize(blocks.size());
-  std::vector<size_t> order(blocks.size());
-  std::iota(order.begin(), order.end(), size_t(0));
-  std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return blocks[a].bytes > blocks[b].bytes; });
   std::vector<Placed> placed;  // by offset
   placed.reserve(blocks.size());
-  for (size_t i : order) {
+  for (size_t i : by_size(blocks)) {
     const Block& b = blocks[i];
     size_t bytes = aligned(b.bytes);
     if (bytes == 0) continue;
     size_t begin = best_gap(placed, b, bytes);
     layout.offsets[i] = begin;
     layout.bytes = std::max(layout.bytes, begin + bytes);
-    auto at = std::upper_bound(placed.begin(), placed.end(), begin,
-                               [](size_t offset, const Placed& p) { return offset < p.begin; });
-    placed.insert(at, {begin, begin + bytes, b.first, b.last});
+    place(placed, b, begin);
   }
   return layout;
+}
+
+std::vector<size_t> fill_gaps(std::span<const Block> blocks, const ArenaLayout& layout,
+                              std::span<const Block> others) {
+  std::vector<Placed> placed;  // by offset
+  placed.reserve(blocks.size() + others.size());
+  for (size_t i = 0; i < blocks.size(); ++i)
+    if (blocks[i].bytes) place(placed, blocks[i], layout.offsets[i]);
+  std::vector<size_t> offsets(others.size(), kNoRoom);
+  for (size_t i : by_size(others)) {
+    size_t bytes = aligned(others[i].bytes), begin = best_gap(placed, others[i], bytes);
+    if (bytes == 0 || begin + bytes > layout.bytes) continue;
+    offsets[i] = begin;
+    place(placed, others[i], begin);
+  }
+  return offsets;
 }
 
 size_t peak_of(std::span<const Block> blocks) {

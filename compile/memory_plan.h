@@ -25,6 +25,12 @@ struct ArenaLayout {
 /// Inference", algorithm 3). Quadratic in the number of blocks.
 ArenaLayout lay_out(std::span<const Block> blocks);
 
+/// Where each of `others` lies in the gaps between `blocks`, which lie as `layout` says: from the
+/// largest to the smallest, without making the arena larger. kNoRoom for those that do not fit.
+std::vector<size_t> fill_gaps(std::span<const Block> blocks, const ArenaLayout& layout,
+                              std::span<const Block> others);
+inline constexpr size_t kNoRoom = size_t(-1);
+
 /// Most bytes in use at one step: no layout is smaller.
 size_t peak_of(std::span<const Block> blocks);
 

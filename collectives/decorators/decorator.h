@@ -22,6 +22,7 @@ class Decorator : public ProcessGroup {
   void abort(const std::string& why) override { inner_->abort(why); }
   void flush() override { inner_->flush(); }
   Ref<Storage> allocate(size_t bytes) override { return inner_->allocate(bytes); }
+  bool has_own_memory() const override { return inner_->has_own_memory(); }
   int global_rank(int r) const override { return inner_->global_rank(r); }
 
  protected:

@@ -37,6 +37,7 @@ class ShmEngine final : public Engine {
   void abort(const CommError& error) override;
   /// From the rank's pool, where it gets one.
   Ref<Storage> allocate(size_t bytes) override;
+  bool has_own_memory() const override { return options_.processes; }
 
  private:
   using Clock = std::chrono::steady_clock;

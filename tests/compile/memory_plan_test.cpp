@@ -38,7 +38,28 @@ TEST(MemoryPlan, RandomBlocks) {
       b.last = b.first + int(random() % uint64_t(steps - b.first));
     }
     check_layout(blocks, lay_out(blocks));
+    const auto half = std::ptrdiff_t(blocks.size() / 2);
+    std::vector<Block> first(blocks.begin(), blocks.begin() + half),
+        others(blocks.begin() + half, blocks.end());
+    ArenaLayout both = lay_out(first);
+    std::vector<size_t> offsets = fill_gaps(first, both, others);
+    for (size_t i = 0; i < offsets.size(); ++i)
+      if (offsets[i] != kNoRoom) first.push_back(others[i]), both.offsets.push_back(offsets[i]);
+    check_layout(first, both);
   }
+}
+
+TEST(MemoryPlan, GapsAreFilledWithoutGrowing) {
+  // Between the 512 bytes of steps 2 and 6 there is room for 448 and 64; not for 128 beside them.
+  std::vector<Block> blocks = {{512, 0, 2}, {512, 6, 9}},
+                     others = {{64, 3, 5}, {448, 4, 5}, {128, 5, 5}, {64, 2, 3}, {0, 4, 4}};
+  ArenaLayout layout = lay_out(blocks);
+  ASSERT_EQ(layout.bytes, 512u);
+  std::vector<size_t> offsets = fill_gaps(blocks, layout, others), none{kNoRoom};
+  EXPECT_EQ(offsets[1], 0u);
+  EXPECT_EQ(offsets[0], 448u);
+  for (size_t i : {2u, 3u, 4u}) EXPECT_EQ(offsets[i], kNoRoom) << i;
+  EXPECT_EQ(fill_gaps({}, {}, std::vector{others[0]}), none);
 }
 
 TEST(MemoryPlan, NothingIsWastedWhereNothingNeedBe) {
