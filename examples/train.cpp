@@ -1,6 +1,7 @@
 // Trains a model: the program users start with, and the benchmarks' workload. See train --help.
 #include <new>
 
+#include "core/data/image_source.h"
 #include "core/tensor/allocator.h"
 #include "examples/train/options.h"
 #include "examples/train/trainer.h"
@@ -13,6 +14,11 @@ int main(int argc, char** argv) {
     Ref<ProcessGroup> group = init_process_group({.backend = parsed.options.backend});
     try {
       train::run(parsed.options, group);
+    } catch (const data::BadImage& e) {
+      const std::string text =
+          fmt::format("{} (--bad-images skip leaves such images out)", e.what());
+      group->abort(text);
+      throw UserError(text);
     } catch (const std::exception& e) {
       group->abort(e.what());  // peers learn why, now rather than at their deadline
       throw;

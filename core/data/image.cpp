@@ -25,8 +25,7 @@ void refuse_without_libraries(const std::string& name) {
 }
 
 void check_image_size(uint64_t height, uint64_t width, const std::string& name) {
-  constexpr uint64_t kMostPixels = uint64_t(1) << 28;
-  TESSERA_CHECK(height > 0 && width > 0 && height <= kMostPixels / width,
+  TESSERA_CHECK(height > 0 && width > 0 && height <= uint64_t(kMostPixels) / width,
                 "data: '{}': {} x {} pixels; there may be up to {}", name, height, width,
                 kMostPixels);
 }

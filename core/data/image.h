@@ -1,6 +1,7 @@
 // Encoded pictures to pixels: JPEG by libjpeg-turbo, PNG by libpng, told apart by their first
-// bytes. Invariant: an image is three channels of 8 bits, whatever was stored; a file that is
-// damaged anywhere is an error, never a picture with a grey rest.
+// bytes. Invariant: an image is three channels of 8 bits, whatever was stored; a file that is cut
+// off, or damaged where the format shows it, is an error, never a picture with a grey rest. PNG
+// has a checksum and shows all damage; JPEG has none, so its pixels may be wrong without a sign.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -21,9 +22,10 @@ struct Image {
 Image black_image(int64_t height, int64_t width);
 
 /// The pixels of a JPEG or PNG file, as Pillow's convert("RGB") gives them: grey values three
-/// times, palettes looked up, CMYK combined, transparency dropped, 16 bits scaled to 8. `name` is
-/// what errors call it. Throws UserError with name and reason for what is no JPEG or PNG, is
-/// damaged or cut off, or has more than 2^28 pixels. Thread-safe.
+/// times, palettes looked up, CMYK combined, transparency dropped, the high byte of 16 bits. Grey
+/// of 16 bits is scaled to 8 and rounded, where Pillow clips it at 255. `name` is what errors call
+/// it. Throws UserError with name and reason for what is no JPEG or PNG, is damaged or cut off, or
+/// has more than 2^28 pixels. Thread-safe.
 Image decode_image(std::span<const std::byte> bytes, const std::string& name);
 
 /// False in a build without libjpeg, libpng and libarchive: decode_image and archives then throw.

@@ -1,6 +1,7 @@
 // Images in a tar archive, through libarchive. The archive is mapped and gone through once; of a
 // tar that is not compressed libarchive hands out the bytes where they lie, so nothing is copied or
 // read until an image is asked for. Invariant: whatever libarchive had to unpack is kept.
+#include <algorithm>
 #include <map>
 
 #include "core/base/error.h"
@@ -19,11 +20,13 @@ namespace tessera::data {
 #ifdef TESSERA_HAVE_IMAGES
 namespace {
 
+// Of one file; each hard link to it is another copy.
 struct Content {
-  std::span<const std::byte> mapped;  // in the file, or
-  std::vector<std::byte> unpacked;
-  std::span<const std::byte> bytes() const { return unpacked.empty() ? mapped : unpacked; }
+  std::span<const std::byte> bytes;  // in the archive, or in
+  std::shared_ptr<const std::vector<std::byte>> unpacked;
 };
+
+constexpr int64_t kMostSparse = int64_t(1) << 30;
 
 struct Archive {
   Ref<io::Mapping> mapping;
@@ -41,29 +44,44 @@ std::string reason(archive* a) {
 }
 
 // Data of the entry at hand. Throws UserError when the archive is damaged in it.
-Content read_content(archive* a, const io::Mapping& file) {
-  Content out;
+Content read_content(archive* a, archive_entry* entry, const io::Mapping& file) {
+  std::span<const std::byte> mapped;
+  std::vector<std::byte> unpacked;
+  // What a sparse file leaves out is zeros; nothing but the archive's word says how many.
+  auto fill_hole = [&](int64_t to) {
+    TESSERA_CHECK(to <= kMostSparse, "a file with holes has {} bytes; there may be up to {}", to,
+                  kMostSparse);
+    if (unpacked.empty()) unpacked.assign(mapped.begin(), mapped.end());
+    unpacked.resize(size_t(to));
+  };
   const std::byte *begin = file.data(), *end = begin + file.bytes();
   while (true) {
     const void* block = nullptr;
     size_t size = 0;
     int64_t offset = 0;
     const int status = archive_read_data_block(a, &block, &size, &offset);
-    if (status == ARCHIVE_EOF) return out;
+    if (status == ARCHIVE_EOF) break;
     TESSERA_CHECK(status == ARCHIVE_OK, "{}", reason(a));
     if (size == 0) continue;
     const auto* at = static_cast<const std::byte*>(block);
-    const bool lies = at >= begin && at + size <= end;
-    if (lies && out.unpacked.empty() && out.mapped.empty() && offset == 0) {
-      out.mapped = {at, size};
-    } else if (lies && out.unpacked.empty() && at == out.mapped.data() + out.mapped.size()) {
-      out.mapped = {out.mapped.data(), out.mapped.size() + size};
+    const auto known = int64_t(unpacked.empty() ? mapped.size() : unpacked.size());
+    TESSERA_CHECK(offset >= known, "data at {} again, after {} bytes", offset, known);
+    const bool lies = at >= begin && at + size <= end && unpacked.empty() && offset == known;
+    if (lies && mapped.empty()) {
+      mapped = {at, size};
+    } else if (lies && at == mapped.data() + mapped.size()) {
+      mapped = {mapped.data(), mapped.size() + size};
     } else {
-      if (out.unpacked.empty()) out.unpacked.assign(out.mapped.begin(), out.mapped.end());
-      out.unpacked.resize(size_t(offset));  // what a sparse file leaves out is zeros
-      out.unpacked.insert(out.unpacked.end(), at, at + size);
+      if (offset > known) fill_hole(offset);
+      if (unpacked.empty()) unpacked.assign(mapped.begin(), mapped.end());
+      unpacked.insert(unpacked.end(), at, at + size);
     }
   }
+  const int64_t size = archive_entry_size_is_set(entry) ? archive_entry_size(entry) : 0;
+  if (size > int64_t(std::max(mapped.size(), unpacked.size()))) fill_hole(size);
+  if (unpacked.empty()) return {mapped, nullptr};
+  auto kept = std::make_shared<const std::vector<std::byte>>(std::move(unpacked));
+  return {*kept, kept};
 }
 
 std::string tidy(std::string path) {
@@ -82,20 +100,30 @@ void read_entries(archive* a, const io::Mapping& file, ImageFiles& list,
     TESSERA_CHECK(status == ARCHIVE_OK || status == ARCHIVE_WARN, "{}", reason(a));
     const char* name = archive_entry_pathname(entry);
     const std::string path = tidy(name ? name : "");
-    if (path.empty() || path == "." || is_hidden(path)) continue;
-    if (size_t slash = path.rfind('/'); slash != std::string::npos)
-      folders[path.substr(0, slash)] = true;
-    if (archive_entry_filetype(entry) == AE_IFDIR) {
+    if (path.empty() || path == ".") continue;
+    const bool is_folder = archive_entry_filetype(entry) == AE_IFDIR;
+    const size_t hidden = hidden_part(path);
+    const std::string folder = parent_folder(path.substr(0, hidden));
+    if (!folder.empty()) folders[folder] = true;
+    if (hidden != path.npos) {
+      list.hidden += !is_folder, list.bare_folders.insert(folder);
+      continue;
+    }
+    if (is_folder) {
       folders.try_emplace(path, false);
       continue;
     }
-    if (archive_entry_filetype(entry) != AE_IFREG || archive_entry_hardlink(entry) ||
-        !is_image_name(path)) {
-      ++list.others;
+    const char* link = archive_entry_hardlink(entry);  // to a path that came before
+    const auto target = link ? found.find(tidy(link)) : found.end();
+    const bool is_link = link || archive_entry_filetype(entry) == AE_IFLNK;
+    if (!is_image_name(path) || (is_link && target == found.end()) ||
+        (!is_link && archive_entry_filetype(entry) != AE_IFREG)) {
+      ++(is_link ? list.links : list.others), list.bare_folders.insert(folder);
       continue;
     }
-    try {
-      found[path] = read_content(a, file);  // of a path that comes twice, the last one counts
+    try {  // of a path that comes twice, the last one counts
+      const Content content = link ? target->second : read_content(a, entry, file);
+      found[path] = content;
     } catch (const UserError& e) {
       throw UserError(fmt::format("in {}: {}", io::quote(path), e.what()));
     }
@@ -123,7 +151,8 @@ ImageFiles list_archive(const std::string& path, BadImages bad) {
     read_entries(a, *out.mapping, list, found, folders);
   } catch (const UserError& e) {
     const std::string text = fmt::format("data: archive {}: {}", io::quote(path), e.what());
-    if (bad == BadImages::kStop || found.empty()) throw UserError(text);
+    if (found.empty()) throw UserError(text);
+    if (bad == BadImages::kStop) throw BadImage(text);
     log::warn("{}; going on with the {} images before that", text, found.size());
   }
   for (const auto& [name, used] : folders)
@@ -135,7 +164,7 @@ ImageFiles list_archive(const std::string& path, BadImages bad) {
   auto shared = std::make_shared<const Archive>(std::move(out));
   auto paths = std::make_shared<const std::vector<std::string>>(list.paths);
   list.decode = [path, shared, paths](size_t i) {
-    return decode_image(shared->contents[i].bytes(), path + "/" + (*paths)[i]);
+    return decode_image(shared->contents[i].bytes, path + "/" + (*paths)[i]);
   };
   return list;
 }

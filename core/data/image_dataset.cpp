@@ -5,6 +5,7 @@
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/data/image_transforms.h"
+#include "core/io/file.h"
 #include "core/ops/views.h"
 
 namespace tessera::data {
@@ -44,15 +45,25 @@ Image ImageDataset::transformed(Image image, const Sample& sample) const {
                                                       : std::move(image);
 }
 
-bool ImageDataset::try_item(int64_t item, Image& image) const {
-  if (o_.bad == BadImages::kStop) {
-    image = source_->read(item);
-    return true;
-  }
+// Pixels of the item as the sample has them. Throws BadImage with the item's name.
+Image ImageDataset::row_of(int64_t item, const Sample& sample) const {
   try {
-    image = source_->read(item);
-    return true;
+    return transformed(source_->read(item), sample);
   } catch (const UserError& e) {
+    const std::string_view text = e.what();
+    const std::string name = source_->name(item);
+    if (text.find(name) != text.npos) throw BadImage(e.what());
+    throw BadImage(fmt::format("data: {}: {}", io::quote(name),
+                               text.substr(text.starts_with("data: ") ? 6 : 0)));
+  }
+}
+
+bool ImageDataset::try_item(int64_t item, const Sample& sample, Image& image) const {
+  try {
+    image = row_of(item, sample);
+    return true;
+  } catch (const BadImage& e) {
+    if (o_.bad == BadImages::kStop) throw;
     std::lock_guard lock(named_mutex_);
     if (named_.insert(item).second) log::warn("{}; skipped", e.what());
     return false;
@@ -66,7 +77,7 @@ void ImageDataset::read(const Sample& sample, int64_t row, const Batch& to) cons
   float* out = to.inputs.data<float>() + row * pixels * 3;
   Image image;
   int64_t item = sample.index;
-  if (!try_item(item, image)) {
+  if (!try_item(item, sample, image)) {
     skipped_.fetch_add(1, std::memory_order_relaxed);
     if (!o_.training) {
       std::fill_n(out, pixels * 3, 0.0f);
@@ -79,9 +90,8 @@ void ImageDataset::read(const Sample& sample, int64_t row, const Batch& to) cons
                     "data: {} images in a row cannot be read, from '{}' on", tries - 1,
                     source_->name(sample.index));
       item = (item + 1) % size();
-    } while (!try_item(item, image));
+    } while (!try_item(item, sample, image));
   }
-  image = transformed(std::move(image), sample);
   target = source_->label(item);
   const uint8_t* from = image.pixels.data();
   for (int64_t i = 0; i < pixels; ++i)

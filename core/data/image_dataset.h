@@ -47,7 +47,8 @@ class ImageDataset final : public Dataset {
   int64_t skipped() const { return skipped_.load(std::memory_order_relaxed); }
 
  private:
-  bool try_item(int64_t item, Image& image) const;
+  Image row_of(int64_t item, const Sample& sample) const;
+  bool try_item(int64_t item, const Sample& sample, Image& image) const;
   Image transformed(Image image, const Sample& sample) const;
   std::shared_ptr<const ImageSource> source_;
   ImageDatasetOptions o_;

@@ -2,6 +2,7 @@
 // splits.
 #pragma once
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,15 +14,19 @@ struct ImageFiles {
   std::string where;               // the folder or archive
   std::vector<std::string> paths;  // of the images below it, sorted, with / between folders
   std::vector<std::string> empty_folders;
-  int64_t others = 0;  // files of other kinds
+  std::set<std::string> bare_folders;  // that hold something left out; images perhaps as well
+  int64_t others = 0, hidden = 0;      // left out: files of other kinds; files and folders
+  int64_t links = 0;                   // left out, of an archive
   /// Pixels of paths[i]; thread-safe.
   std::function<Image(size_t i)> decode;
 };
 
 /// True for names that end as JPEG and PNG files do.
 bool is_image_name(std::string_view path);
-/// True where any part of the path begins with a dot.
-bool is_hidden(std::string_view path);
+/// Where the first part of the path that begins with a dot begins; npos without one.
+size_t hidden_part(std::string_view path);
+/// The folder of a path, empty for one without /.
+std::string parent_folder(const std::string& path);
 
 ImageFiles list_folder(const std::string& path);
 ImageFiles list_archive(const std::string& path, BadImages bad);

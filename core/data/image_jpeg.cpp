@@ -8,9 +8,10 @@
 #include "core/base/error.h"
 #include "core/data/image_formats.h"
 
-// clang-format off: jpeglib.h needs cstdio, jerror.h needs jpeglib.h
-#include <jerror.h>
+// jpeglib.h needs cstdio; the codes of jerror.h depend on what jpeglib.h says.
+// clang-format off
 #include <jpeglib.h>
+#include <jerror.h>
 // clang-format on
 
 namespace tessera::data {
@@ -36,6 +37,7 @@ void on_message(j_common_ptr common, int level) {
     case JWRN_JPEG_EOF:
     case JWRN_HIT_MARKER:
     case JWRN_HUFF_BAD_CODE:
+    case JWRN_ARITH_BAD_CODE:
     case JWRN_MUST_RESYNC: on_error(common);
     default: return;
   }
@@ -53,12 +55,16 @@ struct Reader {
   Errors errors = {};
 };
 
-// Both return false with the reason in errors.text.
-bool start(Reader& r, std::span<const std::byte> bytes) {
+// All return false with the reason in errors.text.
+bool read_header(Reader& r, std::span<const std::byte> bytes) {
   if (setjmp(r.errors.leave)) return false;
   jpeg_create_decompress(&r.info);
   jpeg_mem_src(&r.info, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
   jpeg_read_header(&r.info, TRUE);
+  return true;
+}
+bool start(Reader& r) {
+  if (setjmp(r.errors.leave)) return false;
   // What the library converts to RGB by itself; it has no way from CMYK.
   const bool inks = r.info.jpeg_color_space == JCS_CMYK || r.info.jpeg_color_space == JCS_YCCK;
   r.info.out_color_space = inks ? JCS_CMYK : JCS_RGB;
@@ -76,12 +82,13 @@ bool read_rows(Reader& r, uint8_t* to, size_t row_bytes) {
   return true;
 }
 
-// Ink that Adobe's programs stored inverted, 255 being none, as Pillow combines it.
-void combine_inks(const uint8_t* cmyk, size_t pixels, bool inverted, uint8_t* rgb) {
+// Inks stored inverted, 255 being none, as Adobe's programs do and Pillow takes every file to be,
+// with Adobe's marker and without.
+void combine_inks(const uint8_t* cmyk, size_t pixels, uint8_t* rgb) {
   for (size_t i = 0; i < pixels; ++i, cmyk += 4, rgb += 3) {
-    const int flip = inverted ? 255 : 0, light = 255 - (cmyk[3] ^ flip);
+    const int light = cmyk[3];
     for (int c = 0; c < 3; ++c) {
-      const int product = (cmyk[c] ^ flip) * light + 128;
+      const int product = (255 - cmyk[c]) * light + 128;
       rgb[c] = uint8_t(std::max(0, light - ((product + (product >> 8)) >> 8)));
     }
   }
@@ -91,15 +98,16 @@ void combine_inks(const uint8_t* cmyk, size_t pixels, bool inverted, uint8_t* rg
 
 Image decode_jpeg(std::span<const std::byte> bytes, const std::string& name) {
   Reader r;
-  TESSERA_CHECK(start(r, bytes), "data: '{}': {}", name, r.errors.text);
-  check_image_size(r.info.output_height, r.info.output_width, name);
+  TESSERA_CHECK(read_header(r, bytes), "data: '{}': {}", name, r.errors.text);
+  // Before the start, which takes memory for the whole of a progressive picture.
+  check_image_size(r.info.image_height, r.info.image_width, name);
+  TESSERA_CHECK(start(r), "data: '{}': {}", name, r.errors.text);
   Image out = black_image(r.info.output_height, r.info.output_width);
   const size_t channels = size_t(r.info.output_components), width = r.info.output_width;
   std::vector<uint8_t> inks(channels == 4 ? out.pixels.size() / 3 * 4 : 0);
   uint8_t* to = channels == 4 ? inks.data() : out.pixels.data();
   TESSERA_CHECK(read_rows(r, to, width * channels), "data: '{}': {}", name, r.errors.text);
-  if (channels == 4)
-    combine_inks(inks.data(), inks.size() / 4, r.info.saw_Adobe_marker != FALSE, out.pixels.data());
+  if (channels == 4) combine_inks(inks.data(), inks.size() / 4, out.pixels.data());
   return out;
 }
 

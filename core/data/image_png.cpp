@@ -43,7 +43,11 @@ bool start(Reader& r) {
   png_set_read_fn(r.png, &r, take);
   png_read_info(r.png, r.info);
   png_set_expand(r.png);
-  png_set_scale_16(r.png);
+  // Pillow takes the high byte, but of grey alone the value clipped at 255, which is white mostly.
+  if (png_get_color_type(r.png, r.info) == PNG_COLOR_TYPE_GRAY)
+    png_set_scale_16(r.png);
+  else
+    png_set_strip_16(r.png);
   png_set_gray_to_rgb(r.png);
   png_set_strip_alpha(r.png);
   png_set_interlace_handling(r.png);

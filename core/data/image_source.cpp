@@ -1,6 +1,7 @@
 #include "core/data/image_source.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 #include <map>
 
@@ -34,11 +35,9 @@ class FileItems final : public ImageSource {
   std::vector<Item> items_;
 };
 
-std::string parent(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "" : path.substr(0, slash);
-}
 std::string last_part(const std::string& path) { return path.substr(path.rfind('/') + 1); }
+
+constexpr std::string_view kSplits[] = {"train", "val", "validation", "test"};
 
 using ByClass = std::map<std::string, std::vector<size_t>>;  // class name -> files, by name
 
@@ -46,12 +45,12 @@ using ByClass = std::map<std::string, std::vector<size_t>>;  // class name -> fi
 std::map<std::string, ByClass> group(const ImageFiles& files) {
   std::map<std::string, ByClass> groups;
   for (size_t i = 0; i < files.paths.size(); ++i) {
-    const std::string folder = parent(files.paths[i]);
+    const std::string folder = parent_folder(files.paths[i]);
     TESSERA_CHECK(!folder.empty(),
                   "data: {} has the image {} outside of any folder; expected class folders, or "
                   "train and test with class folders",
                   io::quote(files.where), io::quote(files.paths[i]));
-    groups[parent(folder)][last_part(folder)].push_back(i);
+    groups[parent_folder(folder)][last_part(folder)].push_back(i);
   }
   return groups;
 }
@@ -75,43 +74,101 @@ std::vector<FileItems::Item> items_of(const ByClass& classes, const std::vector<
   return items;
 }
 
+// Lists what is below `folder`, whose path from the root is `prefix` with a / behind. `around` are
+// the folders from the root to it, as they are without links: one that is there again is a loop.
+void list_below(const fs::path& folder, const std::string& prefix, std::vector<fs::path>& around,
+                ImageFiles& out) {
+  const fs::path real = fs::canonical(folder);
+  TESSERA_CHECK(std::ranges::find(around, real) == around.end(),
+                "data: the link {} leads to a folder around it; remove it",
+                io::quote(folder.string()));
+  around.push_back(real);
+  const std::string here = prefix.substr(0, prefix.size() - !prefix.empty());
+  bool empty = true;
+  for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+    const std::string part = entry.path().filename().string(), name = prefix + part;
+    empty = false;
+    if (hidden_part(part) != part.npos) {
+      ++out.hidden, out.bare_folders.insert(here);
+    } else if (entry.is_directory()) {
+      list_below(entry.path(), name + "/", around, out);
+    } else if (is_image_name(name)) {
+      out.paths.push_back(name);
+    } else {
+      TESSERA_CHECK(entry.exists(), "data: the link {} leads to nothing; remove it",
+                    io::quote(entry.path().string()));
+      ++out.others, out.bare_folders.insert(here);
+    }
+  }
+  if (empty && !prefix.empty()) out.empty_folders.push_back(here);
+  around.pop_back();
+}
+
+// What is left out, for messages.
+std::string left_out(const ImageFiles& files) {
+  std::string out;
+  auto add = [&](int64_t count, const char* what) {
+    if (count) out += fmt::format("{}{} {}", out.empty() ? "" : ", ", count, what);
+  };
+  add(files.others, "of other kinds"), add(files.hidden, "hidden"), add(files.links, "links");
+  return out.empty() ? "0 others" : out;
+}
+
+// A class or split without any image is a mistake: left out, it would be missing without a word.
+// Other folders beside the splits, with notes or lists, do no harm.
+void check_bare_folders(const ImageFiles& files, const std::map<std::string, ByClass>& groups) {
+  auto has_images = [&](const std::string& folder) {
+    const auto first = std::ranges::lower_bound(files.paths, folder + "/");
+    return first != files.paths.end() && first->starts_with(folder + "/");
+  };
+  auto is_class_or_split = [&](const std::string& folder) {
+    const std::string above = parent_folder(folder);
+    return groups.contains(above) ||
+           (std::ranges::find(kSplits, last_part(folder)) != std::end(kSplits) &&
+            std::ranges::any_of(groups, [&](const auto& g) {
+              return !g.first.empty() && parent_folder(g.first) == above;
+            }));
+  };
+  for (std::string folder : files.bare_folders)
+    for (; !folder.empty(); folder = parent_folder(folder))
+      TESSERA_CHECK(!is_class_or_split(folder) || has_images(folder),
+                    "data: {}: folder {} holds no JPEG or PNG files ({}); remove it, or put the "
+                    "images of its class there",
+                    io::quote(files.where), io::quote(folder), left_out(files));
+}
+
 }  // namespace
 
 bool is_image_name(std::string_view path) {
   std::string end(path.substr(path.rfind('.') + 1));
-  for (char& c : end) c = char(std::tolower(c));
+  for (char& c : end) c = char(std::tolower(static_cast<unsigned char>(c)));
   return end == "jpg" || end == "jpeg" || end == "png";
 }
 
-bool is_hidden(std::string_view path) {
+size_t hidden_part(std::string_view path) {
   for (size_t at = 0; at < path.size();) {
     const size_t slash = std::min(path.find('/', at), path.size());
     const std::string_view part = path.substr(at, slash - at);
-    if (part.size() > 1 && part[0] == '.' && part != "..") return true;
+    if (part.size() > 1 && part[0] == '.' && part != "..") return at;
     at = slash + 1;
   }
-  return false;
+  return path.npos;
+}
+
+std::string parent_folder(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  return slash == std::string::npos ? "" : path.substr(0, slash);
 }
 
 ImageFiles list_folder(const std::string& path) {
   ImageFiles out;
   out.where = path;
-  std::error_code error;
-  fs::recursive_directory_iterator it(path, error), end;
-  for (; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().lexically_relative(path).generic_string();
-    std::error_code unknown;
-    if (is_hidden(name)) {
-      if (it->is_directory(unknown)) it.disable_recursion_pending();
-    } else if (it->is_directory(unknown)) {
-      if (fs::is_empty(it->path(), unknown)) out.empty_folders.push_back(name);
-    } else if (is_image_name(name)) {
-      out.paths.push_back(name);
-    } else {
-      ++out.others;
-    }
+  try {
+    std::vector<fs::path> around;
+    list_below(path, "", around, out);
+  } catch (const fs::filesystem_error& e) {
+    throw UserError(fmt::format("data: {}: {}", io::quote(e.path1().string()), e.code().message()));
   }
-  TESSERA_CHECK(!error, "data: {}: {}", io::quote(path), error.message());
   std::ranges::sort(out.paths);
   auto paths = std::make_shared<std::vector<std::string>>(out.paths);
   out.decode = [path, paths](size_t i) {
@@ -127,14 +184,14 @@ ImageSplit split_by_folders(ImageFiles list) {
                 "data: {}: folder {} is empty; remove it, or put the images of its class there",
                 io::quote(list.where), io::quote(list.empty_folders.at(0)));
   TESSERA_CHECK(!list.paths.empty(),
-                "data: {} holds no JPEG or PNG files ({} of other kinds); expected class folders, "
-                "or train and test with class folders",
-                io::quote(list.where), list.others);
-  if (list.others)
-    log::info("data: {}: {} files that are no images by their names are left out", list.where,
-              list.others);
+                "data: {} holds no JPEG or PNG files ({}); expected class folders, or train and "
+                "test with class folders",
+                io::quote(list.where), left_out(list));
   auto files = std::make_shared<const ImageFiles>(std::move(list));
   std::map<std::string, ByClass> groups = group(*files);
+  check_bare_folders(*files, groups);
+  if (files->others + files->hidden + files->links)
+    log::warn("data: {}: left out {}", files->where, left_out(*files));
   ByClass train, validation;
   if (groups.size() == 1) {
     train = groups.begin()->second;
@@ -144,14 +201,15 @@ ImageSplit split_by_folders(ImageFiles list) {
       members.resize(members.size() - last);
     }
   } else {
-    const std::string root = parent(groups.begin()->first), prefix = root.empty() ? "" : root + "/";
-    auto taken = [&](const char* split) {
-      auto found = groups.extract(prefix + split);
+    const std::string root = parent_folder(groups.begin()->first),
+                      prefix = root.empty() ? "" : root + "/";
+    auto taken = [&](std::string_view split) {
+      auto found = groups.extract(prefix + std::string(split));
       return found ? std::move(found.mapped()) : ByClass();
     };
     const std::string all = names_of(groups);
-    train = taken("train");
-    for (const char* split : {"val", "validation", "test"}) {
+    train = taken(kSplits[0]);
+    for (std::string_view split : std::span(kSplits).subspan(1)) {
       ByClass part = taken(split);
       if (validation.empty()) validation = std::move(part);
     }

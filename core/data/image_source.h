@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/data/image.h"
 
 namespace tessera::data {
@@ -14,6 +15,13 @@ namespace tessera::data {
 enum class BadImages {
   kStop,  // the error of reading them is that of the run
   kSkip,  // they are left out, named in the log and counted
+};
+
+/// What BadImages::kSkip would leave out: an image that cannot be read or made into a row, which
+/// the text names, or the rest of an archive that is cut off.
+class BadImage : public UserError {
+ public:
+  using UserError::UserError;
 };
 
 class ImageSource {
@@ -36,12 +44,14 @@ struct ImageSplit {
 /// `images:PATH`: a folder, or a tar archive (compressed ones are held in memory), of class folders
 /// with JPEG and PNG files. Beside each other, `train` and one of `val`, `validation`, `test` are
 /// the two splits (the first of these that exists); of class folders alone the last tenth of each
-/// class, by name, validates. Labels number the classes by name. Hidden files and those of other
-/// kinds are left out, which is logged.
+/// class, by name, validates. Labels number the classes by name. Links to files and folders are
+/// followed in a folder; in an archive hard links are, symbolic ones are left out. So are hidden
+/// files and those of other kinds; a warning counts them.
 /// `cifar10:DIR`: data_batch_1.bin to data_batch_5.bin, and test_batch.bin, which validates.
 /// `idx:DIR`: train-images-idx3-ubyte and so on, as MNIST; t10k validates.
 /// Throws UserError with the path for what is missing, damaged, or laid out otherwise, and for a
-/// class without images. An archive that is cut off is an error, or ends there for kSkip.
+/// class without images, and for a link that leads to nothing or to a folder around it. An archive
+/// that is cut off is an error, or ends there for kSkip.
 ImageSplit load_images(const std::string& kind_and_path, BadImages bad = BadImages::kStop);
 
 }  // namespace tessera::data

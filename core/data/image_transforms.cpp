@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "core/base/error.h"
+#include "core/data/image_formats.h"
 #include "core/data/permutation.h"
 
 namespace tessera::data {
@@ -122,8 +123,14 @@ Image resize(const Image& image, int64_t height, int64_t width) {
 
 Image resize_shorter(const Image& image, int64_t side) {
   const int64_t h = image.height, w = image.width;
-  return h <= w ? resize(image, side, std::max<int64_t>(side * w / h, 1))
-                : resize(image, std::max<int64_t>(side * h / w, 1), side);
+  TESSERA_CHECK(h > 0 && w > 0 && side > 0, "data: an image of {} x {} cannot be resized to {}", h,
+                w, side);
+  const int64_t to_h = h <= w ? side : side * h / w, to_w = h <= w ? side * w / h : side;
+  TESSERA_CHECK(to_h <= kMostPixels / to_w,
+                "data: an image of {} x {} whose shorter side becomes {} would be {} x {}; there "
+                "may be up to {} pixels",
+                h, w, side, to_h, to_w, kMostPixels);
+  return resize(image, to_h, to_w);
 }
 
 Image flip_horizontally(Image image) {

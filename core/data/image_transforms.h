@@ -15,7 +15,8 @@ struct Box {
 Image crop(const Image& image, const Box& box);
 /// Bilinear; where it shrinks, each pixel is the weighted mean of all that it covers.
 Image resize(const Image& image, int64_t height, int64_t width);
-/// The shorter side becomes `side`, the longer one in proportion, rounded down.
+/// The shorter side becomes `side`, the longer one in proportion, rounded down. Throws UserError
+/// where that makes more than 2^28 pixels.
 Image resize_shorter(const Image& image, int64_t side);
 Image flip_horizontally(Image image);
 /// The square of `side` in the middle.

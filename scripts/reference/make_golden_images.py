@@ -9,7 +9,9 @@ Usage: make_golden_images.py [OUT]   (needs Pillow; stored numbers are from 13.0
 
 import io
 import json
+import struct
 import sys
+import zlib
 from pathlib import Path
 
 from PIL import Image
@@ -30,6 +32,25 @@ def encoded(image, kind, **options):
     return file.getvalue()
 
 
+def without_adobe(jpeg):
+    """The file without its APP14 segment."""
+    at = jpeg.index(b"\xff\xee")
+    return jpeg[:at] + jpeg[at + 2 + int.from_bytes(jpeg[at + 2 : at + 4], "big") :]
+
+
+def png_of_16_bits(color_type, channels, height=5, width=7):
+    """Made by hand, as Pillow writes none but grey. Low bytes run through all that rounding could see."""
+
+    def chunk(name, data):
+        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+    values = [(i * 7919) % 65536 for i in range(height * width * channels)]
+    rows = [struct.pack(f">{width * channels}H", *values[y * width * channels :][: width * channels]) for y in range(height)]
+    header = struct.pack(">IIBBBBB", width, height, 16, color_type, 0, 0, 0)
+    data = zlib.compress(b"".join(b"\0" + row for row in rows))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
 def files():
     rgb = picture(13, 17)
     translucent = rgb.convert("RGBA")
@@ -41,6 +62,7 @@ def files():
     yield "jpeg progressive", encoded(rgb, "JPEG", quality=80, progressive=True)
     yield "jpeg grey", encoded(rgb.convert("L"), "JPEG")
     yield "jpeg inks", encoded(rgb.convert("CMYK"), "JPEG", quality=90)
+    yield "jpeg inks without Adobe's segment", without_adobe(encoded(rgb.convert("CMYK"), "JPEG", quality=90))
     yield "png", encoded(rgb, "PNG")
     yield "png grey", encoded(rgb.convert("L"), "PNG")
     yield "png translucent", encoded(translucent, "PNG")
@@ -48,6 +70,9 @@ def files():
     yield "png palette", encoded(palette, "PNG")
     yield "png palette with a clear colour", encoded(palette, "PNG", transparency=3)
     yield "png one bit", encoded(rgb.convert("1"), "PNG")
+    yield "png 16 bits", png_of_16_bits(2, 3)
+    yield "png 16 bits translucent", png_of_16_bits(6, 4)
+    yield "png 16 bits grey translucent", png_of_16_bits(4, 2)
 
 
 def main():

@@ -106,6 +106,85 @@ TEST(ImageSource, WrongLayoutsAreErrors) {
   expect_contains(loading(tar(empty, dir)), "folder 'train/a' is empty");
 }
 
+TEST(ImageSource, LinksToFoldersAreFollowed) {
+  if (!has_image_libraries()) GTEST_SKIP() << kNone;
+  namespace fs = std::filesystem;
+  TempFolder store, dir;
+  add_class(store, "far", 3, 10), add_class(dir, "near", 2, 20);
+  fs::create_directory_symlink(store / "far", dir / "ant");
+  fs::create_directory_symlink(store / "far", dir / "bee");  // twice is no loop
+  fs::create_symlink(store / "far/102.png", dir / "near/105.png");
+  const ImageSplit split = load_images("images:" + dir.str());
+  EXPECT_EQ(split.classes, (std::vector<std::string>{"ant", "bee", "near"}));
+  EXPECT_EQ(first_values(*split.train), (std::vector{10, 11, 12, 10, 11, 12, 20, 21, 12}));
+  auto loading = [&] { return error_of([&] { load_images("images:" + dir.str()); }); };
+  fs::create_directory_symlink(dir.str(), dir / "near/around");
+  expect_contains(loading(), "near/around' leads to a folder around it");
+  fs::remove(dir / "near/around");
+  fs::create_directory_symlink(store / "gone", dir / "cow");
+  expect_contains(loading(), "cow' leads to nothing");
+}
+
+// Left out without a word, such a class would be missing, and the labels after it others.
+TEST(ImageSource, ClassesWithoutImagesAreErrors) {
+  TempFolder dir, out;
+  auto loading = [&](const std::string& text) {
+    expect_contains(error_of([&] { load_images("images:" + dir.str()); }), text);
+    if (!has_image_libraries()) return;
+    expect_contains(error_of([&] { load_images("images:" + tar(dir, out)); }), text);
+  };
+  dir.write("train/b/.1.png", "?");
+  loading("holds no JPEG or PNG files (1 hidden)");
+  dir.write("train/a/1.png", "?");
+  loading("folder 'train/b' holds no JPEG or PNG files (1 hidden); remove it");
+  dir.write("train/b/1.webp", "?"), dir.write("train/b/deep/2.webp", "?");
+  loading("folder 'train/b' holds no JPEG or PNG files (2 of other kinds, 1 hidden)");
+  dir.write("train/b/1.png", "?"), dir.write("val/a/1.png", "?");
+  dir.write("val/b/1.webp", "?");
+  loading("folder 'val/b' holds no JPEG");
+  std::filesystem::remove_all(dir / "train");
+  dir.write("val/b/1.png", "?"), dir.write("train/a/1.webp", "?");
+  loading("folder 'train' holds no JPEG");  // else val would train
+  dir.write("train/a/1.png", "?"), dir.write("train/b/1.png", "?");
+  dir.write("lists/all.txt", "?");  // beside the splits
+  EXPECT_EQ(load_images("images:" + dir.str()).classes.size(), 2u);
+}
+
+TEST(ImageSource, ArchiveWithLinks) {
+  if (!has_image_libraries()) GTEST_SKIP() << kNone;
+  namespace fs = std::filesystem;
+  TempFolder dir, out;
+  add_class(dir, "a", 3, 10);
+  fs::create_directories(dir / "b");
+  fs::create_hard_link(dir / "a/101.png", dir / "b/100.png");
+  fs::create_symlink("../a/102.png", dir / "a/103.png");
+  for (const char* flags : {"", "-z"}) {
+    const std::string path = tar(dir, out, flags);
+    testing::internal::CaptureStderr();
+    const ImageSplit split = load_images("images:" + path);
+    expect_contains(testing::internal::GetCapturedStderr(), "left out 1 links");
+    EXPECT_EQ(split.classes, (std::vector<std::string>{"a", "b"}));
+    EXPECT_EQ(first_values(*split.train), (std::vector{10, 11, 12, 11}));
+  }
+}
+
+// Zeros that the archive does not hold: between data, and at the end.
+TEST(ImageSource, ArchiveWithHoles) {
+  if (!has_image_libraries()) GTEST_SKIP() << kNone;
+  TempFolder dense, dir, out;
+  Image image = black_image(300, 300);
+  image.pixels.front() = 1, image.pixels[100000] = 2, image.pixels.back() = 3;
+  const std::string whole = dense.write("1.png", png_of(image)), hole = dir.write("a/2.png", "");
+  const std::string make_holes =
+      "cp --sparse=always " + whole + " " + (dir / "a/1.png") + " && truncate -s 65536 " + hole;
+  ASSERT_EQ(std::system(make_holes.c_str()), 0) << make_holes;
+  const std::string path = tar(dir, out, "-S");
+  ASSERT_LT(std::filesystem::file_size(path), 100000u) << "tar saw no holes";
+  const ImageSplit split = load_images("images:" + path);
+  EXPECT_EQ(split.train->read(0).pixels, image.pixels);
+  expect_contains(error_of([&] { split.train->read(1); }), "2.png' is neither JPEG nor PNG");
+}
+
 TEST(ImageSource, ArchiveThatIsCutOff) {
   if (!has_image_libraries()) GTEST_SKIP() << kNone;
   TempFolder dir, out;
@@ -297,6 +376,27 @@ TEST(ImageDataset, BadImagesStopOrAreSkipped) {
                     hopeless->read({0, 1}, 0, b);
                   }),
                   "3 images in a row cannot be read, from 'picture 1' on");
+}
+
+// A line whose resized image no memory holds is a bad image as well.
+TEST(ImageDataset, EndlessImagesAreBadImages) {
+  class Lines final : public ImageSource {
+    int64_t size() const override { return 2; }
+    int64_t label(int64_t item) const override { return item; }
+    std::string name(int64_t item) const override { return "line " + std::to_string(item); }
+    Image read(int64_t item) const override { return black_image(item == 0 ? 900000 : 20, 1); }
+  } source;
+  auto stop = dataset_of(&source, {.size = 224});
+  Batch b = stop->allocate(1);
+  EXPECT_THROW(stop->read({0, 0}, 0, b), BadImage);
+  expect_contains(error_of([&] {
+                    stop->read({0, 0}, 0, b);
+                  }),
+                  "data: 'line 0': an image of 900000 x 1 whose shorter side");
+  auto skip = dataset_of(&source, {.size = 224, .bad = BadImages::kSkip});
+  skip->read({0, 0}, 0, b);
+  EXPECT_EQ(*b.targets.data<int64_t>(), 1);
+  EXPECT_EQ(skip->skipped(), 1);
 }
 
 TEST(ImageDataset, LargeImagesAreFitted) {

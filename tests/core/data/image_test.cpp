@@ -73,6 +73,53 @@ TEST(Image, DamagedFilesAreErrors) {
   expect_contains(error_of([] { decode(""); }), "empty");
 }
 
+// The segment of a JPEG with the size: marker, length, bits, height, width.
+size_t frame_of(const std::string& jpeg, char marker) {
+  return jpeg.find(std::string{'\xFF', marker, 0});
+}
+
+// Before memory for the whole of it is taken: a progressive picture is kept as coefficients.
+TEST(Image, TooManyPixelsAreAnErrorAtOnce) {
+  NEEDS_LIBRARIES();
+  const nlohmann::json files = golden()["decoded"];
+  for (const auto& f : files) {
+    if (f["name"] != "jpeg progressive") continue;
+    std::string bytes = from_hex(f["file"]);
+    const size_t at = frame_of(bytes, '\xC2');
+    ASSERT_NE(at, bytes.npos);
+    bytes.replace(at + 5, 4, "\xFF\x00\xFF\x00", 4);
+    expect_contains(error_of([&] { decode(bytes); }), "65280 x 65280 pixels; there may be up to");
+    return;
+  }
+  FAIL() << "no progressive picture";
+}
+
+// Bytes that no coder of arithmetic codes writes, after a sound header.
+TEST(Image, BadArithmeticCodesAreErrors) {
+  NEEDS_LIBRARIES();
+  const nlohmann::json files = golden()["decoded"];
+  ASSERT_EQ(files.at(0)["name"], "jpeg 4:2:0");
+  std::string bytes = from_hex(files.at(0)["file"]);
+  const size_t at = frame_of(bytes, '\xC0'), scan = bytes.find(std::string("\xFF\xDA\0", 3));
+  ASSERT_NE(at, bytes.npos);
+  ASSERT_NE(scan, bytes.npos);
+  bytes[at + 1] = '\xC9';
+  bytes.replace(at + 5, 4, std::string("\0\x40\0\x40", 4));
+  bytes.resize(scan + 2 + uint8_t(bytes[scan + 3]));
+  bytes += std::string(64 * 64, 'X') + "\xFF\xD9";
+  expect_contains(error_of([&] { decode(bytes); }), "arithmetic cod");  // bad, or not built in
+}
+
+TEST(Image, GreyOf16BitsIsRounded) {
+  NEEDS_LIBRARIES();
+  // Pixels 0x01C0 and 0xFE00: 448 / 257 is 1.74 and 65024 / 257 is 253.01.
+  const std::string file =
+      "89504e470d0a1a0a0000000d494844520000000200000001100000000081d9fc150000000d494441"
+      "54789c63603cf08f0100044501c02a249f780000000049454e44ae426082";
+  const Image image = decode(from_hex(file));
+  EXPECT_EQ(image.pixels, (std::vector<uint8_t>{2, 2, 2, 253, 253, 253}));
+}
+
 TEST(Image, PngOfTheTestsIsRead) {
   NEEDS_LIBRARIES();
   const Image image = picture(150, 160);  // more than one stored block
@@ -93,6 +140,8 @@ TEST(Image, ShorterSide) {
   EXPECT_EQ(resize_shorter(picture(31, 20), 10).height, 15);
   EXPECT_EQ(resize_shorter(picture(7, 7), 7).pixels, picture(7, 7).pixels);
   EXPECT_EQ(resize_shorter(picture(100, 1), 1).height, 100);
+  expect_contains(error_of([] { resize_shorter(black_image(900000, 1), 224); }),
+                  "an image of 900000 x 1 whose shorter side becomes 224 would be 201600000 x 224");
 }
 
 TEST(Image, CropsWithBlackAround) {
