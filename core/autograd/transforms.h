@@ -202,32 +202,32 @@ auto vmap(F f, VmapOptions options = {}) {
   };
 }
 
+namespace transforms {
+
+template <size_t Arg, class F>
+auto jacobian(Mode mode, F f) {
+  return [mode, f = std::move(f)](const auto&... args) {
+    const Values<decltype(args)...> like(args...);
+    auto body = [&](std::span<const Tensor> in) {
+      return tree::flatten(call<F, decltype(args)...>(f, like, in));
+    };
+    List by_leaf = jacobians(mode, body, tree::flatten(like), chosen<Arg>(like));
+    return std::get<Arg>(tree::unflatten(like, by_leaf));
+  };
+}
+
+}  // namespace transforms
+
 /// Jacobians of f, which returns one float tensor y, by argument Arg, a tensor x or a list of them:
 /// [y's dims.., x's dims..], of y's dtype. jacrev runs one batched backward with a sample for each
 /// element of y; jacfwd one batched forward derivative with a sample for each element of x.
 template <size_t Arg = 0, class F>
 auto jacrev(F f) {
-  return [f = std::move(f)](const auto&... args) {
-    using namespace transforms;
-    const Values<decltype(args)...> like(args...);
-    auto body = [&](std::span<const Tensor> in) {
-      return tree::flatten(call<F, decltype(args)...>(f, like, in));
-    };
-    return std::get<Arg>(tree::unflatten(
-        like, jacobians(Mode::kReverse, body, tree::flatten(like), chosen<Arg>(like))));
-  };
+  return transforms::jacobian<Arg>(transforms::Mode::kReverse, std::move(f));
 }
 template <size_t Arg = 0, class F>
 auto jacfwd(F f) {
-  return [f = std::move(f)](const auto&... args) {
-    using namespace transforms;
-    const Values<decltype(args)...> like(args...);
-    auto body = [&](std::span<const Tensor> in) {
-      return tree::flatten(call<F, decltype(args)...>(f, like, in));
-    };
-    return std::get<Arg>(tree::unflatten(
-        like, jacobians(Mode::kForward, body, tree::flatten(like), chosen<Arg>(like))));
-  };
+  return transforms::jacobian<Arg>(transforms::Mode::kForward, std::move(f));
 }
 /// Second derivatives of f, which returns a tensor y (0-d, as a rule), by its argument Arg, a
 /// tensor x: [y's dims.., x's dims.., x's dims..]. Forward over reverse.
