@@ -16,7 +16,7 @@
 #include "collectives/store/environment.h"
 #include "core/base/error.h"
 #include "examples/bench/commands.h"
-#include "examples/bench/plot.h"
+#include "examples/bench/efficiency.h"
 #include "examples/bench/scaling_ranks.h"
 
 extern char** environ;
@@ -27,7 +27,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kFewestRounds = 6;
-constexpr double kTarget = 0.98;  // of communication efficiency, drawn as a line
 
 struct ScalingOptions {
   std::vector<int> nproc = {2};
@@ -109,56 +108,10 @@ Json run_job(const ScalingOptions& o, int nproc, const std::string& model,
   return Json::parse(file).at("result");
 }
 
-std::vector<double> ratios(const Json& above, const Json& below) {
-  std::vector<double> r;
-  for (size_t i = 0; i < above.size(); ++i)
-    r.push_back(above[i].get<double>() / below[i].get<double>());
-  return r;
-}
-
-std::string text_of(const Interval& i) {
-  return fmt::format("{:.3f} [{:.3f}, {:.3f}]", i.median, i.low, i.high);
-}
-Json json_of(const Interval& i) { return {{"median", i.median}, {"low", i.low}, {"high", i.high}}; }
-
-struct Row {
-  std::string name;
-  Interval weak, bound, communication;
-};
-
-Row report(const std::string& name, const Json& job) {
-  auto median = [&](const char* key) {
-    return stats_of(job[key].get<std::vector<double>>()).median;
-  };
-  Row row{name, median_interval(ratios(job["solo_ms"], job["ddp_ms"])),
-          median_interval(ratios(job["solo_ms"], job["unconnected_ms"])),
-          median_interval(ratios(job["unconnected_ms"], job["ddp_ms"]))};
-  std::string cores;
-  for (const Json& c : job["cores"])
-    cores += fmt::format("{}{}", cores.empty() ? "" : ",", c.get<int64_t>());
-  fmt::print("{:<22} {:>5} {:>9.2f} {:>11.2f} {:>9.2f}  {}  {}  {}  {:>6} {:>6.1f}\n", name,
-             job["batch_size"].get<int64_t>(), median("solo_ms"), median("unconnected_ms"),
-             median("ddp_ms"), text_of(row.weak), text_of(row.bound), text_of(row.communication),
-             cores, load_average());
-  std::fflush(stdout);
-  return row;
-}
-
-void write_plot(const std::string& path, const std::vector<Row>& rows, const std::string& note) {
-  BarChart chart{.title = "Training on several ranks: efficiency",
-                 .note = note,
-                 .series = {},
-                 .groups = {},
-                 .target = kTarget};
-  chart.series = {"weak scaling", "its bound (unconnected)", "communication"};
-  for (const Row& r : rows) {
-    BarChart::Group group{r.name, {}};
-    for (const Interval& i : {r.weak, r.bound, r.communication})
-      group.bars.push_back({i.median, i.low, i.high});
-    chart.groups.push_back(std::move(group));
-  }
+void write_plot(const std::string& path, const std::vector<Efficiency>& rows,
+                const std::string& note) {
   std::ofstream file(path);
-  file << to_svg(chart);
+  file << to_svg(chart_of(rows, note));
   file.close();
   TESSERA_CHECK(bool(file), "bench scaling: --plot {}: cannot write it", path);
 }
@@ -166,29 +119,25 @@ void write_plot(const std::string& path, const std::vector<Row>& rows, const std
 Json measure_jobs(const ScalingOptions& o) {
   fmt::print("{} rounds of solo, unconnected and ddp in turn, one thread a rank{}, {}\n", o.rounds,
              o.compile ? ", compiled steps" : "", load_text());
-  fmt::print("{:<22} {:>5} {:>9} {:>11} {:>9}  {:<20}  {:<20}  {:<20}  {:>6} {:>6}\n", "", "batch",
-             "solo ms", "unconnected", "ddp ms", "weak scaling", "its bound", "communication",
-             "cores", "load");
+  fmt::print("{}\n", efficiency_head());
   std::fflush(stdout);
   Json jobs;
-  std::vector<Row> rows;
+  std::vector<Efficiency> rows;
   for (const std::string& model : o.models)
     for (const std::string& precision : o.precisions)
       for (int n : o.nproc) {
         if (n == 1) continue;  // every job has its own solo phase
         Json job = run_job(o, n, model, precision);
-        rows.push_back(report(fmt::format("{} {} x{}", model, precision, n), job));
-        job["weak_scaling"] = json_of(rows.back().weak);
-        job["bound"] = json_of(rows.back().bound);
-        job["communication"] = json_of(rows.back().communication);
+        rows.push_back(efficiency_of(fmt::format("{} {} x{}", model, precision, n), job));
+        fmt::print("{} {:>6.1f}\n", line_of(rows.back(), job), load_average());
+        std::fflush(stdout);
         Json entry{
             {"model", model}, {"precision", precision}, {"nproc", n}, {"compile", o.compile}};
         entry.update(job);
+        entry.update(to_json(rows.back()));
         jobs.push_back(std::move(entry));
       }
-  fmt::print(
-      "weak scaling: solo / ddp; its bound: solo / unconnected; communication: unconnected / ddp; "
-      "medians over rounds with their 95 % intervals\n");
+  fmt::print("{}\n", efficiency_legend());
   if (!o.plot.empty())
     write_plot(o.plot, rows,
                fmt::format("{}, {} rounds in turn, {}", cpu_name(), o.rounds, load_text()));

@@ -1,0 +1,106 @@
+#include "examples/bench/efficiency.h"
+
+#include <fmt/format.h>
+
+#include "core/base/error.h"
+
+namespace tessera::bench {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr double kTarget = 0.98;  // of communication efficiency
+
+// A ratio and its column, in the table's order.
+struct Column {
+  const char* key;
+  const char* title;
+  Interval Efficiency::*ratio;
+  const char *above, *below;  // lists of the job
+};
+constexpr Column kColumns[] = {
+    {"weak_scaling", "weak scaling", &Efficiency::weak, "solo_ms", "ddp_ms"},
+    {"bound", "its bound", &Efficiency::bound, "solo_ms", "unconnected_ms"},
+    {"communication", "communication", &Efficiency::communication, "unconnected_ms", "ddp_ms"},
+    {"lockstep", "in lockstep", &Efficiency::lockstep, "unconnected_ms", "lockstep_ms"},
+    {"processor", "processor time", &Efficiency::processor, "unconnected_processor_ms",
+     "ddp_processor_ms"},
+};
+
+std::vector<double> rounds_of(const Json& job, const char* key) {
+  TESSERA_CHECK(
+      job.contains(key) && job[key].is_array() && job[key].size() == job.at("solo_ms").size(),
+      "bench scaling: {}: expected a number for each of {} rounds", key, job.at("solo_ms").size());
+  return job[key].get<std::vector<double>>();
+}
+
+std::vector<double> ratios(const std::vector<double>& above, const std::vector<double>& below) {
+  std::vector<double> r;
+  for (size_t i = 0; i < above.size(); ++i) r.push_back(above[i] / below[i]);
+  return r;
+}
+
+}  // namespace
+
+Efficiency efficiency_of(const std::string& name, const Json& job) {
+  Efficiency e;
+  e.name = name;
+  for (const Column& c : kColumns)
+    e.*c.ratio = median_interval(ratios(rounds_of(job, c.above), rounds_of(job, c.below)));
+  return e;
+}
+
+Json to_json(const Efficiency& e) {
+  Json json;
+  for (const Column& c : kColumns) {
+    const Interval& i = e.*c.ratio;
+    json[c.key] = {{"median", i.median}, {"low", i.low}, {"high", i.high}};
+  }
+  return json;
+}
+
+std::string efficiency_head() {
+  std::string text = fmt::format("{:<22} {:>5} {:>9} {:>11} {:>9}", "", "batch", "solo ms",
+                                 "unconnected", "ddp ms");
+  for (const Column& c : kColumns) text += fmt::format("  {:<20}", c.title);
+  return text + fmt::format("  {:>6} {:>6}", "cores", "load");
+}
+
+std::string line_of(const Efficiency& e, const Json& job) {
+  auto median = [&](const char* key) { return stats_of(rounds_of(job, key)).median; };
+  std::string text = fmt::format("{:<22} {:>5} {:>9.2f} {:>11.2f} {:>9.2f}", e.name,
+                                 job["batch_size"].get<int64_t>(), median("solo_ms"),
+                                 median("unconnected_ms"), median("ddp_ms"));
+  for (const Column& c : kColumns) {
+    const Interval& i = e.*c.ratio;
+    text += fmt::format("  {:.3f} [{:.3f}, {:.3f}]", i.median, i.low, i.high);
+  }
+  std::string cores;
+  for (const Json& c : job["cores"])
+    cores += fmt::format("{}{}", cores.empty() ? "" : ",", c.get<int64_t>());
+  return text + fmt::format("  {:>6}", cores);
+}
+
+std::string efficiency_legend() {
+  return "weak scaling: solo / ddp; its bound: solo / unconnected; communication: unconnected / "
+         "ddp; in lockstep: unconnected / the same steps at the pace of the slowest rank, which no "
+         "communication is part of; processor time: unconnected / ddp; medians over rounds with "
+         "their 95 % intervals";
+}
+
+BarChart chart_of(const std::vector<Efficiency>& rows, const std::string& note) {
+  BarChart chart{.title = "Training on several ranks: efficiency",
+                 .note = note,
+                 .series = {"weak scaling", "its bound (unconnected)", "communication"},
+                 .groups = {},
+                 .target = kTarget};
+  for (const Efficiency& e : rows) {
+    BarChart::Group group{e.name, {}};
+    for (const Interval& i : {e.weak, e.bound, e.communication})
+      group.bars.push_back({i.median, i.low, i.high});
+    chart.groups.push_back(std::move(group));
+  }
+  return chart;
+}
+
+}  // namespace tessera::bench
