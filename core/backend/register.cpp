@@ -15,6 +15,7 @@ void register_kernels(KernelTable& table) {
   cpu::register_sparse(table);
   cpu::register_conv(table);
   cpu::register_pool(table);
+  cpu::register_quantized(table);
   cpu::register_batch_norm(table);
   cpu::register_fused(table);
   cpu::register_attention(table);

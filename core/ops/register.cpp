@@ -24,6 +24,7 @@ const OpRegistry& op_registry() {
     register_norm_ops(*r);
     register_conv_ops(*r);
     register_pool_ops(*r);
+    register_quantized_ops(*r);
     register_batch_norm_ops(*r);
     register_embedding_ops(*r);
     register_attention_ops(*r);

@@ -15,6 +15,7 @@ void register_linalg(KernelTable& table);
 void register_sparse(KernelTable& table);
 void register_conv(KernelTable& table);
 void register_pool(KernelTable& table);
+void register_quantized(KernelTable& table);
 void register_batch_norm(KernelTable& table);
 void register_fused(KernelTable& table);
 void register_attention(KernelTable& table);

@@ -1,0 +1,431 @@
+#include "core/ops/quantized.h"
+
+#include <cmath>
+
+#include "core/dispatch/dispatch.h"
+#include "core/ops/compose.h"
+#include "core/ops/contract.h"
+#include "core/ops/conv.h"
+#include "core/ops/layout.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/pool.h"
+#include "core/ops/register.h"
+#include "core/ops/samples.h"
+#include "core/ops/views.h"
+
+namespace tessera {
+namespace {
+
+using Form = QuantizedLayerAttributes::Form;
+using Window = ConvAttributes::Window;
+
+void check_zero_point(std::string_view op, int zero_point) {
+  TESSERA_CHECK(zero_point >= 0 && zero_point <= 255, "{}: zero_point={} is not in 0..255", op,
+                zero_point);
+}
+void check_scale(std::string_view op, double scale) {
+  TESSERA_CHECK(scale > 0 && scale < INFINITY, "{}: scale={} must be positive and finite", op,
+                scale);
+}
+
+Tensor as_u8(const Tensor& whole) { return cast(clamp(whole, 0.0, 255.0), kU8); }
+
+// ---- between f32 and u8
+
+class QuantizeFamily : public QuantizeAttributes {
+ public:
+  using QuantizeAttributes::QuantizeAttributes;
+  AxisMap axes(MetaSpan in) const override { return pointwise_axes(in, in[0]->shape); }
+  void attributes(AttributeVisitor& v) const override {
+    v.real("scale", scale), v.integer("zero_point", zero_point);
+  }
+  bool decomposable() const override { return true; }
+
+ protected:
+  static QuantizationParameters read(AttributeReader& a) {
+    QuantizationParameters q{a.real("scale"), int(a.integer("zero_point"))};
+    check_scale("quantize", q.scale), check_zero_point("quantize", q.zero_point);
+    return q;
+  }
+};
+
+class Quantize final : public QuantizeFamily {
+ public:
+  explicit Quantize(const QuantizationParameters& q)
+      : QuantizeFamily(intern_op("quantize"), q.scale, q.zero_point) {}
+  Metas infer(MetaSpan in) const override {
+    TESSERA_CHECK(is_floating(in[0]->dtype), "quantize: x is {}; expected floats", describe(in));
+    return {Meta::contiguous(in[0]->shape, kU8, in[0]->device)};
+  }
+  Tensors decompose(std::span<const Tensor> in) const override {
+    return {as_u8(round(cast(in[0], kF32) * double(float(1 / scale))) + double(zero_point))};
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Quantize(read(a)));
+  }
+};
+
+class Dequantize final : public QuantizeFamily {
+ public:
+  explicit Dequantize(const QuantizationParameters& q)
+      : QuantizeFamily(intern_op("dequantize"), q.scale, q.zero_point) {}
+  Metas infer(MetaSpan in) const override {
+    TESSERA_CHECK(in[0]->dtype == kU8, "dequantize: x is {}; expected u8", describe(in));
+    return {Meta::contiguous(in[0]->shape, kF32, in[0]->device)};
+  }
+  Tensors decompose(std::span<const Tensor> in) const override {
+    return {(cast(in[0], kF32) - double(zero_point)) * double(float(scale))};
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new Dequantize(read(a)));
+  }
+};
+
+// ---- layers
+
+class QuantizedLayer : public QuantizedLayerAttributes {
+ public:
+  using QuantizedLayerAttributes::QuantizedLayerAttributes;
+  void attributes(AttributeVisitor& v) const override {
+    const Window& w = form.window;
+    v.dims("stride", w.stride), v.dims("dilation", w.dilation);
+    v.dims("pad_begin", w.pad_begin), v.dims("pad_end", w.pad_end);
+    v.integer("groups", w.groups), v.integer("x_zero_point", form.x_zero_point);
+    v.integer("has_residual", form.residual), v.real("residual_scale", form.residual_scale);
+    v.integer("residual_zero_point", form.residual_zero_point), v.integer("relu", form.relu);
+    v.integer("quantized", form.quantized), v.integer("y_zero_point", form.y_zero_point);
+    v.integer("constant", form.constant);
+  }
+  Metas infer(MetaSpan in) const override {
+    TESSERA_CHECK(in.size() == (form.residual ? 5u : 4u),
+                  "{}: {} operands; expected x, weight, scale, bias{}", name(), in.size(),
+                  form.residual ? " and a residual" : "");
+    const Meta &x = *in[0], &w = *in[1];
+    TESSERA_CHECK(
+        x.dtype == kU8 && w.dtype == kU8 && is_floating(in[2]->dtype) &&
+            in[3]->dtype == in[2]->dtype,
+        "{}: operands are {}; expected u8 x and weight, scale and bias of one float dtype", name(),
+        describe(in));
+    Shape s = output(x.shape, w.shape);
+    for (int i : {2, 3})
+      TESSERA_CHECK_AS(ShapeError, in[size_t(i)]->shape == Shape{w.shape[0]},
+                       "{}: operands are {}; scale and bias have one value for each of the {} rows "
+                       "of the weight",
+                       name(), describe(in), w.shape[0]);
+    if (form.residual)
+      TESSERA_CHECK_AS(ShapeError, in[4]->shape == s && in[4]->dtype == kU8,
+                       "{}: residual is {}{}, the result {}", name(), name_of(in[4]->dtype),
+                       to_string(in[4]->shape), to_string(s));
+    return {Meta::contiguous(s, form.quantized ? kU8 : kF32, x.device)};
+  }
+  // The batch passes, all else is whole.
+  AxisMap axes(MetaSpan in) const override {
+    AxisMap m;
+    const Shape& x = in[0]->shape;
+    const bool batched = x.size() > 1 && x[0] != 1;
+    if (batched) m.add(Factor::kPass, x[0]);
+    auto whole = [&](const Shape& s, bool first_is_batch) {
+      OperandLoops loops;
+      for (int d = 0; d < s.size(); ++d)
+        loops.push_back(s[d] == 1 ? DimLoops{}
+                        : d == 0 && first_is_batch && batched
+                            ? DimLoops{0}
+                            : DimLoops{m.add(Factor::kWhole, s[d])});
+      return loops;
+    };
+    m.in = {whole(x, true)};
+    for (int i : {1, 2, 3}) m.in.push_back(whole(in[size_t(i)]->shape, false));
+    OperandLoops y = whole(output(x, in[1]->shape), true);
+    if (form.residual) m.in.push_back(y);
+    m.out = {y};
+    return m;
+  }
+  bool decomposable() const override { return true; }
+  // Sums of less than 2^24 are exact in f32; the kernel's are in i32.
+  Tensors decompose(std::span<const Tensor> in) const override {
+    Tensor x = cast(in[0], kF32) - double(form.x_zero_point),
+           w = cast(in[1], kF32) - double(kWeightZeroPoint);
+    auto beside = [&](const Tensor& t, int ndim) {
+      Shape s = Dims::filled(ndim, 1);
+      s[spatial() == 0 ? ndim - 1 : 1] = t.numel();
+      return reshape(cast(t, kF32), s);
+    };
+    Tensor y = spatial() == 0 ? linear(x, w) : convolve(x, w);
+    y = y * beside(in[2], y.ndim()) + beside(in[3], y.ndim());
+    if (form.residual)
+      y = y + (cast(in[4], kF32) - double(form.residual_zero_point)) * form.residual_scale;
+    if (form.relu) y = relu(y);
+    return {form.quantized ? as_u8(round(y + double(form.y_zero_point))) : y};
+  }
+
+ protected:
+  static Form read(AttributeReader& a) {
+    Form f;
+    f.window = {a.numbers("stride"), a.numbers("dilation"), a.numbers("pad_begin"),
+                a.numbers("pad_end"), a.count("groups")};
+    f.x_zero_point = int(a.integer("x_zero_point")), f.residual = a.flag("has_residual");
+    f.residual_scale = a.real("residual_scale");
+    f.residual_zero_point = int(a.integer("residual_zero_point")), f.relu = a.flag("relu");
+    f.quantized = a.flag("quantized"), f.y_zero_point = int(a.integer("y_zero_point"));
+    f.constant = a.flag("constant");
+    return f;
+  }
+  static void check(std::string_view op, const Form& f) {
+    check_zero_point(op, f.x_zero_point), check_zero_point(op, f.residual_zero_point);
+    check_zero_point(op, f.y_zero_point), check_scale(op, f.residual_scale);
+    const Window& w = f.window;
+    const int n = w.stride.size();
+    TESSERA_CHECK(n <= 3 && w.dilation.size() == n && w.pad_begin.size() == n &&
+                      w.pad_end.size() == n && w.groups > 0,
+                  "{}: stride {}, dilation {}, padding {} and {}, groups={}; expected one number "
+                  "for each of at most 3 spatial dims",
+                  op, to_string(w.stride), to_string(w.dilation), to_string(w.pad_begin),
+                  to_string(w.pad_end), w.groups);
+    for (int i = 0; i < n; ++i)
+      TESSERA_CHECK(
+          w.stride[i] > 0 && w.dilation[i] > 0 && w.pad_begin[i] >= 0 && w.pad_end[i] >= 0,
+          "{}: stride {} and dilation {} must be positive, padding {} and {} not "
+          "negative",
+          op, to_string(w.stride), to_string(w.dilation), to_string(w.pad_begin),
+          to_string(w.pad_end));
+  }
+
+ private:
+  Shape output(const Shape& x, const Shape& w) const {
+    const int n = spatial();
+    TESSERA_CHECK_AS(ShapeError,
+                     n == 0
+                         ? x.size() >= 1 && w.size() == 2 && x[x.size() - 1] == w[1]
+                         : x.size() == n + 2 && w.size() == n + 2 &&
+                               x[1] == w[1] * form.window.groups && w[0] % form.window.groups == 0,
+                     "{}: x {} does not fit weight {} (out, in ..) with groups={}", name(),
+                     to_string(x), to_string(w), form.window.groups);
+    Shape s = x;
+    if (n == 0) {
+      s[x.size() - 1] = w[0];
+      return s;
+    }
+    s[1] = w[0];
+    for (int i = 0; i < n; ++i) {
+      const Window& v = form.window;
+      int64_t room =
+          x[i + 2] + v.pad_begin[i] + v.pad_end[i] - (v.dilation[i] * (w[i + 2] - 1) + 1);
+      TESSERA_CHECK_AS(ShapeError, w[i + 2] > 0 && room >= 0,
+                       "{}: the kernel of weight {} does not fit into x {} (padding {}, {})",
+                       name(), to_string(w), to_string(x), to_string(v.pad_begin),
+                       to_string(v.pad_end));
+      s[i + 2] = room / v.stride[i] + 1;
+    }
+    return s;
+  }
+  Tensor convolve(const Tensor& x, const Tensor& w) const {
+    const Window& v = form.window;
+    Dims pads;
+    for (int i = spatial() - 1; i >= 0; --i)
+      pads.push_back(v.pad_begin[i]), pads.push_back(v.pad_end[i]);
+    const ConvOptions options{
+        .stride = PerDim(v.stride), .dilation = PerDim(v.dilation), .groups = v.groups};
+    auto conv = spatial() == 1 ? conv1d : spatial() == 2 ? conv2d : conv3d;
+    return conv(pad(x, pads), w, {}, options);
+  }
+};
+
+class QuantizedLinear final : public QuantizedLayer {
+ public:
+  explicit QuantizedLinear(const Form& f) : QuantizedLayer(intern_op("quantized_linear"), f) {
+    check(name(), f);
+    TESSERA_CHECK(spatial() == 0, "quantized_linear: {} spatial dims; expected none", spatial());
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new QuantizedLinear(read(a)));
+  }
+};
+class QuantizedConv final : public QuantizedLayer {
+ public:
+  explicit QuantizedConv(const Form& f) : QuantizedLayer(intern_op("quantized_conv"), f) {
+    check(name(), f);
+    TESSERA_CHECK(spatial() > 0, "quantized_conv: no spatial dims; expected 1 to 3");
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(new QuantizedConv(read(a)));
+  }
+};
+
+// ---- pooling
+
+class QuantizedMaxPool final : public PoolAttributes {
+ public:
+  explicit QuantizedMaxPool(const Windows& w) : PoolAttributes(intern_op("quantized_max_pool"), w) {
+    TESSERA_CHECK(!w.adaptive, "quantized_max_pool: windows are adaptive; pool in f32");
+    const int n = w.spatial();
+    TESSERA_CHECK(n >= 1 && n <= 3 && w.kernel.size() == n && w.stride.size() == n &&
+                      w.padding.size() == n && w.dilation.size() == n,
+                  "quantized_max_pool: windows {}, kernel {}, stride {}, padding {}, dilation {}; "
+                  "expected one number for each of 1 to 3 spatial dims",
+                  to_string(w.windows), to_string(w.kernel), to_string(w.stride),
+                  to_string(w.padding), to_string(w.dilation));
+    for (int i = 0; i < n; ++i)
+      TESSERA_CHECK(w.windows[i] > 0 && w.kernel[i] > 0 && w.stride[i] > 0 && w.dilation[i] > 0 &&
+                        w.padding[i] >= 0 && w.padding[i] <= w.dilation[i] * (w.kernel[i] - 1),
+                    "quantized_max_pool: windows {}, kernel {}, stride {}, padding {}, dilation {} "
+                    "are no windows",
+                    to_string(w.windows), to_string(w.kernel), to_string(w.stride),
+                    to_string(w.padding), to_string(w.dilation));
+  }
+  void attributes(AttributeVisitor& v) const override {
+    v.dims("windows", windows.windows), v.dims("kernel", windows.kernel);
+    v.dims("stride", windows.stride), v.dims("padding", windows.padding);
+    v.dims("dilation", windows.dilation);
+  }
+  Metas infer(MetaSpan in) const override {
+    const Meta& x = *in[0];
+    TESSERA_CHECK_AS(ShapeError, x.dtype == kU8 && x.shape.size() == windows.spatial() + 2,
+                     "quantized_max_pool: x is {}; expected u8 with {} spatial dims", describe(in),
+                     windows.spatial());
+    for (int i = 0; i < windows.spatial(); ++i) {
+      const PoolWindow last = windows.at(i, windows.windows[i] - 1, x.shape[i + 2]);
+      TESSERA_CHECK_AS(ShapeError, last.first < last.end,
+                       "quantized_max_pool: the last window of dim {} is outside of x {}", i + 2,
+                       to_string(x.shape));
+    }
+    Shape s{x.shape[0], x.shape[1]};
+    for (int64_t e : windows.windows) s.push_back(e);
+    return {Meta::contiguous(s, kU8, x.device)};
+  }
+  AxisMap axes(MetaSpan in) const override {
+    AxisMap m;
+    OperandLoops x, y;
+    auto loops = [&](Factor::Kind kind, int64_t extent) {
+      return extent == 1 ? DimLoops{} : DimLoops{m.add(kind, extent)};
+    };
+    for (int d = 0; d < 2; ++d)
+      x.push_back(loops(Factor::kPass, in[0]->shape[d])), y.push_back(x[size_t(d)]);
+    for (int i = 0; i < windows.spatial(); ++i) {
+      x.push_back(loops(Factor::kWhole, in[0]->shape[i + 2]));
+      y.push_back(loops(Factor::kWhole, windows.windows[i]));
+    }
+    m.in = {x}, m.out = {y};
+    return m;
+  }
+  PrimRef with_attributes(AttributeReader& a) const override {
+    return PrimRef(
+        new QuantizedMaxPool(Windows{a.numbers("windows"), a.numbers("kernel"), a.numbers("stride"),
+                                     a.numbers("padding"), a.numbers("dilation")}));
+  }
+};
+
+template <class Op>
+Tensor run_layer(const Window& window, const Tensor& x, int x_zero_point, const Tensor& weight,
+                 const Tensor& scale, const Tensor& bias, const QuantizedEpilogue& then) {
+  const bool residual = then.residual.defined();
+  PrimRef prim(new Op({window, x_zero_point, residual, residual ? then.residual_scale : 1,
+                       residual ? then.residual_zero_point : 0, then.relu, then.quantized,
+                       then.quantized ? then.y_zero_point : 0, then.constant}));
+  Tensor in[] = {x, weight, scale, bias, then.residual};
+  return dispatch1(prim, Inputs(in, residual ? 5 : 4));
+}
+
+}  // namespace
+
+Tensor quantize(const Tensor& x, const QuantizationParameters& q) {
+  check_scale("quantize", q.scale), check_zero_point("quantize", q.zero_point);
+  return dispatch1(PrimRef(new Quantize(q)), operands(Tensor(x)));
+}
+Tensor dequantize(const Tensor& x, const QuantizationParameters& q) {
+  check_scale("dequantize", q.scale), check_zero_point("dequantize", q.zero_point);
+  return dispatch1(PrimRef(new Dequantize(q)), operands(Tensor(x)));
+}
+Tensor quantized_linear(const Tensor& x, int x_zero_point, const Tensor& weight,
+                        const Tensor& scale, const Tensor& bias, const QuantizedEpilogue& then) {
+  return run_layer<QuantizedLinear>({}, x, x_zero_point, weight, scale, bias, then);
+}
+Tensor quantized_conv(const Tensor& x, int x_zero_point, const Tensor& weight, const Tensor& scale,
+                      const Tensor& bias, const Window& window, const QuantizedEpilogue& then) {
+  return run_layer<QuantizedConv>(window, x, x_zero_point, weight, scale, bias, then);
+}
+Tensor quantized_max_pool(const Tensor& x, const PoolAttributes::Windows& windows) {
+  return dispatch1(PrimRef(new QuantizedMaxPool(windows)), operands(Tensor(x)));
+}
+
+// ---- samples
+
+namespace {
+
+Tensor sample_bytes(const Shape& shape, uint64_t key) {
+  return cast(sample_integers(shape, 0, 256, key), kU8);
+}
+
+// Scales are powers of two and biases small integers and quarters, which 16-bit floats hold too.
+std::vector<Tensor> layer_operands(const Shape& x, const Shape& w) {
+  Tensor scale = cast(sample_integers({w[0]}, 1, 3, 3), kF64) * 0x1p-9,
+         bias = cast(sample_integers({w[0]}, -40, 40, 4), kF64) * 0.25;
+  return {sample_bytes(x, 1), sample_bytes(w, 2), scale, bias};
+}
+
+Form form_of(const Window& window, int x_zero_point, bool relu, int y_zero_point) {
+  Form f;
+  f.window = window, f.x_zero_point = x_zero_point, f.relu = relu, f.y_zero_point = y_zero_point;
+  return f;
+}
+
+template <class Op>
+Sample layer_sample(Form f, const Shape& x, const Shape& w, bool residual, bool quantized) {
+  Sample s{nullptr, layer_operands(x, w), false};
+  f.residual = residual, f.quantized = quantized;
+  if (!quantized) f.y_zero_point = 0;
+  if (residual) {
+    f.residual_scale = 0.5, f.residual_zero_point = 7;
+    SmallVector<const Meta*, 5> metas;
+    for (const Tensor& t : s.in) metas.push_back(&t.meta());
+    f.residual = false;
+    Shape y = Op(f).infer(metas)[0].shape;
+    f.residual = true;
+    s.in.push_back(sample_bytes(y, 5));
+  }
+  s.prim = PrimRef(new Op(f));
+  return s;
+}
+
+}  // namespace
+
+void register_quantized_ops(OpRegistry& registry) {
+  registry.add("quantize", [] {
+    return std::vector<Sample>{
+        {PrimRef(new Quantize({0.0125, 100})), {sample_values({3, 4, 5}, -2, 2, 1)}, false},
+        {PrimRef(new Quantize({0.01, 0})), {sample_values({7}, -1, 3, 1)}, false}};
+  });
+  registry.add("dequantize", [] {
+    return std::vector<Sample>{
+        {PrimRef(new Dequantize({0.0125, 100})), {sample_bytes({3, 4, 5}, 1)}, false},
+        {PrimRef(new Dequantize({0.01, 0})), {sample_bytes({7}, 1)}, false}};
+  });
+  registry.add("quantized_linear", [] {
+    auto sample = layer_sample<QuantizedLinear>;
+    return std::vector<Sample>{sample(form_of({}, 0, false, 0), {5, 8}, {6, 8}, false, true),
+                               sample(form_of({}, 3, true, 0), {2, 3, 7}, {5, 7}, true, true),
+                               sample(form_of({}, 128, false, 120), {4, 16}, {3, 16}, true, true),
+                               sample(form_of({}, 9, false, 0), {4, 8}, {3, 8}, false, false)};
+  });
+  registry.add("quantized_conv", [] {
+    auto sample = layer_sample<QuantizedConv>;
+    const Window same{{1, 1}, {1, 1}, {1, 1}, {1, 1}, 1}, one{{1}, {1}, {0}, {1}, 1},
+        stride{{2, 3}, {1, 2}, {1, 0}, {1, 0}, 1}, grouped{{1, 1}, {1, 1}, {0, 1}, {1, 0}, 2},
+        cube{{1, 2, 1}, {1, 1, 1}, {1, 0, 1}, {0, 1, 1}, 1};
+    return std::vector<Sample>{
+        sample(form_of(same, 0, true, 0), {2, 3, 5, 4}, {4, 3, 3, 3}, true, true),
+        sample(form_of(same, 117, false, 130), {2, 3, 5, 4}, {4, 3, 3, 3}, false, true),
+        sample(form_of(stride, 5, false, 0), {3, 2, 6, 8}, {5, 2, 3, 2}, false, false),
+        sample(form_of(grouped, 0, false, 64), {2, 4, 3, 4}, {6, 2, 2, 2}, true, true),
+        sample(form_of(one, 0, true, 0), {2, 3, 8}, {2, 3, 2}, false, true),
+        sample(form_of(cube, 2, false, 3), {2, 2, 3, 4, 3}, {3, 2, 2, 3, 2}, false, true)};
+  });
+  registry.add("quantized_max_pool", [] {
+    PoolAttributes::Windows w{{2, 3}, {3, 2}, {2, 2}, {1, 1}, {1, 1}},
+        line{{3}, {2}, {1}, {0}, {2}};
+    return std::vector<Sample>{
+        {PrimRef(new QuantizedMaxPool(w)), {sample_bytes({2, 3, 4, 5}, 1)}, false},
+        {PrimRef(new QuantizedMaxPool(line)), {sample_bytes({2, 3, 5}, 1)}, false}};
+  });
+}
+
+}  // namespace tessera
