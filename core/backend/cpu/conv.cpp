@@ -1,14 +1,16 @@
 // Convolutions on the CPU. f32 and bf16 run in oneDNN: activations lie channels-last, operands that
 // do not are copied so once, and weights are packed into the layout that the library wants (a few
-// percent of the time where measured); kernels of one place are matrix products. f64, and padding
-// that the library does not know, run in a loop nest of ours; f16 is computed in f32. Invariant: a
-// result of activations is channels-last, one of weights is row-major.
+// percent of the time where measured); kernels of one place are matrix products, and gradients of
+// bf16 weights ours. f64, and padding that the library does not know, run in a loop nest of ours;
+// f16 is computed in f32. Invariant: a result of activations is channels-last, one of weights is
+// row-major.
 #include <algorithm>
 #include <cstring>
 #include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
 #include "core/backend/cpu/channels_last.h"
+#include "core/backend/cpu/conv_dot_weight.h"
 #include "core/backend/cpu/conv_places.h"
 #include "core/backend/cpu/conv_product.h"
 #include "core/backend/cpu/onednn.h"
@@ -212,6 +214,10 @@ bool by_places(ConvRole role, const ConvAttributes::Window& window, const ConvMe
   return role == ConvRole::kWeight && suits_conv_places(window, m.x, m.w, m.y);
 }
 
+bool by_dots(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
+  return role == ConvRole::kWeight && suits_conv_dot_weight(window, m.x, m.w, m.y);
+}
+
 void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
   const auto& a = static_cast<const ConvAttributes&>(prim);
   const ConvRole role = role_of(prim);
@@ -230,6 +236,7 @@ void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta
   plan.workspace_bytes =
       is_conv_product(a.window, m.x, m.w, m.y) ? conv_product_workspace(role, m.x, m.w, m.y)
       : by_places(role, a.window, m)           ? conv_places_workspace(a.window, m.x, m.w, m.y)
+      : by_dots(role, a.window, m)             ? conv_dot_weight_workspace(a.window, m.x, m.w, m.y)
                                                : prepared(role, a.window, m).workspace();
 }
 
@@ -247,6 +254,8 @@ void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const
     return run_conv_product(role, a.window, o.x, o.w, o.y, work);
   if (by_places(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
     return run_conv_places(a.window, as_channels_last(o.x), o.w, as_channels_last(o.y), work);
+  if (by_dots(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
+    return run_conv_dot_weight(a.window, as_channels_last(o.x), o.w, as_channels_last(o.y), work);
   if (in_library(a, out[0].dtype())) return run_library(role, a.window, o, work);
   if (out[0].dtype() == kF64 || out[0].dtype() == kF32)
     return run_conv_nest(role, a.window, o.x, o.w, o.y);

@@ -50,6 +50,9 @@ std::vector<Setting> settings() {
           {{3, 72, 13, 12}, {64, 72, 1, 1}, {.stride = {2, 3}}},
           {{3, 72, 13, 12}, {64, 72, 3, 3}, {.stride = {2, 1}, .padding = 1}},
           {{2, 64, 9, 6}, {80, 64, 3, 2}, {.padding = {1, 2}, .dilation = {2, 3}}},
+          {{4, 32, 40, 38}, {32, 32, 3, 3}, {.padding = 1}},
+          {{2, 64, 61, 60}, {16, 64, 3, 3}, {.stride = {2, 1}, .padding = {0, 2}}},
+          {{6, 32, 12, 11}, {48, 32, 5, 5}, {.padding = 2}},
           {{1, 17, 9, 11}, {19, 17, 3, 3}, {.padding = 1, .dilation = 2}},
           {{2, 32, 12, 12}, {32, 1, 3, 3}, {.padding = 1, .groups = 32}},
           {{1, 16, 5, 7, 6}, {24, 8, 3, 3, 3}, {.padding = 1, .groups = 2}}};
@@ -122,12 +125,15 @@ TEST(Conv, ThreadsMayComeAndGo) {
   Tensor x = cast(sample_values({4, 32, 14, 14}, -1, 1, 1), kF32),
          w = cast(sample_values({32, 32, 3, 3}, -1, 1, 2), kF32);
   const int before = num_threads();
-  Results want = evaluate(x, w, {.padding = 1});
+  Results want = evaluate(x, w, {.padding = 1}),
+          want_low = evaluate(cast(x, kBF16), cast(w, kBF16), {.padding = 1});
   for (int threads : {1, 3, 2}) {
     set_num_threads(threads);
     Results got = evaluate(x, w, {.padding = 1});
     EXPECT_LT(difference(got.y, want.y), 1e-6);
     EXPECT_LT(difference(got.dw, want.dw), 1e-6);
+    Results got_low = evaluate(cast(x, kBF16), cast(w, kBF16), {.padding = 1});
+    EXPECT_EQ(difference(got_low.dw, want_low.dw), 0);
   }
   set_num_threads(before);
 }

@@ -1,0 +1,42 @@
+// The functions of bf16 convolutions by dot instructions, which kernels/conv_dot.cpp fills. Plain
+// pointers and integers only.
+#pragma once
+#include <cstdint>
+
+namespace tessera::cpu {
+
+// A weight's gradient is summed over places of the output by twos: a place of one image and the
+// same of the next, interleaved channel by channel. Panels hold kDotPanel channels of x side by
+// side, sides kDotSide channels of g, both in the order that interleaving leaves them in.
+inline constexpr int64_t kDotPanel = 32, kDotSide = 16, kDotTileRows = 8;
+inline constexpr int64_t kDotTile = kDotTileRows * kDotPanel;  // floats of a tile of sums
+inline constexpr int64_t dot_scratch(int64_t taps) { return 2 * kDotPanel * taps + 64; }
+/// Row r of a half of a side is output dot_row(r) after the side's 4 * half-th.
+inline constexpr int64_t dot_row(int64_t r) { return r / 4 * 8 + r % 4; }
+
+/// `count` pixels of `channels` channels in two images, `step` elements apart; null: of zeros.
+struct DotPixels {
+  const uint16_t *first, *second;
+  int64_t count, step, channels;
+};
+/// What a tile of sums walks over: `pairs` of images, `rows` of each, `width` places of a row. In
+/// x, units from one to the next; units of g follow each other by kDotSide.
+struct DotWalk {
+  int64_t pairs, x_pair, rows, x_row, width, x_step;
+};
+struct ConvDotTable {
+  /// Interleaves two images' pixels: unit j of pixel i in panel or side p goes to
+  /// to[p * stride + i * width + j], where width is kDotPanel or kDotSide and divides the channels.
+  void (*pack_panels)(const DotPixels& from, uint32_t* to, int64_t stride);
+  void (*pack_sides)(const DotPixels& from, uint32_t* to, int64_t stride);
+  /// sums [kDotTileRows, kDotPanel] (+)= g' x over the walk. With every fourth place of a row two
+  /// cache lines are fetched, from `fetch` on by `fetch_step` bytes.
+  void (*tile)(const DotWalk& walk, const uint32_t* g, const uint32_t* x, float* sums, bool add,
+               const char* fetch, int64_t fetch_step);
+  /// Rounds tiles [panels, taps] into rows of dw, row r to dw + dot_row(r) * dw_row, as [panels *
+  /// kDotPanel, taps]. `scratch` holds dot_scratch(taps) elements.
+  void (*store)(const float* tiles, int64_t panels, int64_t taps, uint16_t* dw, int64_t dw_row,
+                uint16_t* scratch);
+};
+
+}  // namespace tessera::cpu
