@@ -58,6 +58,10 @@ std::optional<size_t> operands_of(const std::string& op, const Attributes& attri
     return 1 + integer("has_weight") + integer("has_bias") + integer("has_residual");
   if (op == "layer_norm_grad" || op == "rms_norm_grad" || op == "batch_norm_grad")
     return 4 + integer("has_weight") + (op == "batch_norm_grad" ? integer("relu") : 0);
+  if (op == "batch_norm_apply")
+    return 3 + integer("has_weight") + integer("has_bias") + integer("has_residual");
+  if (op == "batch_norm_grad_stats") return 3 + integer("relu");
+  if (op == "batch_norm_grad_apply") return 6 + integer("has_weight") + integer("relu");
   return std::nullopt;
 }
 

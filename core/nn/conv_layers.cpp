@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/nn/layers.h"
-#include "core/ops/batch_norm.h"
+#include "core/ops/batch_norm_parts.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
@@ -160,6 +160,15 @@ Tensor BatchNormNd::normalized(const Tensor& x, const NormThen& then) {
   if (!training() && options.track_running_stats)
     return tessera::batch_norm(x, running_mean, running_var,
                                {.weight = weight, .bias = bias, .eps = options.eps}, then);
+  source_changes_.get();  // for who records the step: with another source it is another
+  if (training() && source_) {
+    SharedMoments all = source_(x, weight, bias, options.eps, then);
+    if (options.track_running_stats) {
+      add_(num_batches_tracked, scalar_tensor(1, kI64, x.device()));
+      follow_moments_(running_mean, running_var, all.now, all.count, factor());
+    }
+    return all.now.y;
+  }
   const int64_t count = x.numel() / options.channels;
   TESSERA_CHECK_AS(ShapeError, count > 1 || !training(),
                    "batch_norm: {} values a channel in x {}; training takes more than one", count,
@@ -170,6 +179,15 @@ Tensor BatchNormNd::normalized(const Tensor& x, const NormThen& then) {
     follow_moments_(running_mean, running_var, now, count, factor());
   }
   return now.y;
+}
+
+void BatchNormNd::share_moments(MomentsSource source) {
+  source_ = std::move(source);
+  source_changes_.set(source_changes_.get() + 1);
+}
+
+std::string BatchNormNd::type_name() const {
+  return source_ ? "SyncBatchNorm" : Module::type_name();
 }
 
 std::string BatchNormNd::describe() const {

@@ -87,6 +87,14 @@ struct BatchNormOptions {
   bool affine = true;
   bool track_running_stats = true;  // false: always the statistics of the batch
 };
+/// The training form of batch-norm with statistics of more than this x: as batch_norm_moments, and
+/// how many values a channel they are of (0-d, f64).
+struct SharedMoments {
+  BatchMoments now;
+  Tensor count;
+};
+using MomentsSource = std::function<SharedMoments(const Tensor& x, const Tensor& weight,
+                                                  const Tensor& bias, double eps, const NormThen&)>;
 /// While training, the statistics of the batch, which the running ones follow; otherwise the
 /// running ones. weight [C] of ones, bias [C] of zeros; buffers running_mean [C] of zeros,
 /// running_var [C] of ones, num_batches_tracked (i64).
@@ -95,6 +103,11 @@ class BatchNormNd : public Module {
   using Module::forward;
   /// relu(forward(x) + residual) in the passes of the norm; either may be left out.
   Tensor forward(Tensor x, const NormThen& then);
+  /// While it trains, statistics come from `source` (of other ranks too,
+  /// parallel/sync_batch_norm.h) instead of from x alone; an empty one undoes that.
+  void share_moments(MomentsSource source);
+  bool shares_moments() const { return bool(source_); }
+  std::string type_name() const override;
   std::string describe() const override;
   void reset(const InitKeys& keys) override;
   Tensor weight, bias, running_mean, running_var, num_batches_tracked;
@@ -108,6 +121,8 @@ class BatchNormNd : public Module {
   Tensor normalized(const Tensor& x, const NormThen& then);
   Tensor factor() const;
   const int least_dims_, most_dims_;
+  MomentsSource source_;
+  Setting source_changes_{0};
 };
 struct BatchNorm1d final : BatchNormNd {  // [N, C] or [N, C, L]
   explicit BatchNorm1d(const BatchNormOptions& o) : BatchNormNd(2, 3, o) {}

@@ -2,7 +2,7 @@
 #include "core/ops/batch_norm.h"
 
 #include "core/dispatch/dispatch.h"
-#include "core/ops/batch_norm_attributes.h"
+#include "core/ops/batch_norm_family.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"
@@ -10,66 +10,11 @@
 #include "core/ops/register.h"
 #include "core/ops/samples.h"
 #include "core/ops/update.h"
-#include "core/ops/views.h"
 
 namespace tessera {
 namespace {
 
-DType stat_type(DType t) { return t == kF64 ? kF64 : kF32; }
-
-// [C] beside [N, C, ..].
-Tensor beside(const Tensor& t, const Tensor& x) {
-  Shape s = Dims::filled(x.ndim(), 1);
-  s[1] = t.numel();
-  return reshape(t, s);
-}
-Dims all_but_channels(const Tensor& x) {
-  Dims d{0};
-  for (int i = 2; i < x.ndim(); ++i) d.push_back(i);
-  return d;
-}
-
-// The loops of x, then of what has one value a channel; all but the channels are whole.
-struct NormLoops {
-  AxisMap map;
-  OperandLoops x, channel;
-  explicit NormLoops(const Shape& s) {
-    for (int d = 0; d < s.size(); ++d) map.add(d == 1 ? Factor::kPass : Factor::kWhole, s[d]);
-    x = broadcast_loops(s, s);
-    channel = {x[1]};
-  }
-};
-
-class BatchNormFamily : public BatchNormAttributes {
- public:
-  using BatchNormAttributes::BatchNormAttributes;
-  void attributes(AttributeVisitor& v) const override {
-    v.real("eps", eps), v.integer("has_weight", form.weight), v.integer("has_bias", form.bias);
-    v.integer("has_residual", form.residual), v.integer("relu", form.relu);
-  }
-
- protected:
-  static BatchNormForm form_of(AttributeReader& a) {
-    return {a.flag("has_weight"), a.flag("has_bias"), a.flag("has_residual"), a.flag("relu")};
-  }
-  void check_x(const Meta& x) const {
-    TESSERA_CHECK_AS(ShapeError, x.shape.size() >= 2 && is_floating(x.dtype),
-                     "{}: x is {}{}; expected floats [N, C, ..]", name(), name_of(x.dtype),
-                     to_string(x.shape));
-  }
-  void check_like_x(const Meta& x, const Meta& t, const char* what) const {
-    TESSERA_CHECK_AS(ShapeError, t.shape == x.shape && t.dtype == x.dtype,
-                     "{}: {} is {}{} beside x {}{}; expected one type", name(), what,
-                     name_of(t.dtype), to_string(t.shape), name_of(x.dtype), to_string(x.shape));
-  }
-  void check_channel(const Meta& x, const Meta& t, const char* what) const {
-    TESSERA_CHECK_AS(
-        ShapeError,
-        t.shape == Shape{x.shape[1]} && (t.dtype == x.dtype || t.dtype == stat_type(x.dtype)),
-        "{}: {} is {}{}; expected {}[{}] beside x {}", name(), what, name_of(t.dtype),
-        to_string(t.shape), name_of(stat_type(x.dtype)), x.shape[1], to_string(x.shape));
-  }
-};
+using namespace batch_norm_family;
 
 class BatchNormGrad final : public BatchNormFamily {
  public:
@@ -227,14 +172,15 @@ Tensor NormThen::operator()(Tensor y) const {
   return relu ? tessera::relu(std::move(y)) : y;
 }
 
+void batch_norm_family::follow_(const Tensor& running, const Tensor& value, const Tensor& factor) {
+  Tensor old = running.detach(), v = cast(value, old.dtype());
+  assign_(old, old + cast(factor, old.dtype()) * (v - old));
+}
+
 void follow_moments_(const Tensor& running_mean, const Tensor& running_var, const BatchMoments& now,
                      int64_t count, const Tensor& factor) {
-  auto follow = [&](const Tensor& running, const Tensor& value) {
-    Tensor old = running.detach(), v = cast(value, old.dtype());
-    assign_(old, old + cast(factor, old.dtype()) * (v - old));
-  };
-  follow(running_mean, now.mean);
-  follow(running_var, now.var * (double(count) / double(std::max<int64_t>(count - 1, 1))));
+  follow_(running_mean, now.mean, factor);
+  follow_(running_var, now.var * (double(count) / double(std::max<int64_t>(count - 1, 1))), factor);
 }
 
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,

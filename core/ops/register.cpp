@@ -26,6 +26,7 @@ const OpRegistry& op_registry() {
     register_pool_ops(*r);
     register_quantized_ops(*r);
     register_batch_norm_ops(*r);
+    register_batch_norm_part_ops(*r);
     register_embedding_ops(*r);
     register_attention_ops(*r);
     register_random_ops(*r);

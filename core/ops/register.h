@@ -23,6 +23,7 @@ void register_conv_ops(OpRegistry& registry);
 void register_pool_ops(OpRegistry& registry);
 void register_quantized_ops(OpRegistry& registry);
 void register_batch_norm_ops(OpRegistry& registry);
+void register_batch_norm_part_ops(OpRegistry& registry);
 void register_embedding_ops(OpRegistry& registry);
 void register_attention_ops(OpRegistry& registry);
 void register_random_ops(OpRegistry& registry);

@@ -23,6 +23,7 @@ checkpoint::Extra options_of(const Options& o) {
   put("exact-contraction", o.exact_contraction), put("precision", o.precision);
   put("logical-batches", o.logical_batches);
   put("momentum", o.momentum), put("nesterov", o.nesterov);
+  put("sync-batch-norm", o.sync_batch_norm);
   put("label-smoothing", o.label_smoothing), put("image-size", o.image_size);
   put("augment", o.augment), put("bad-images", o.bad_images);
   return out;

@@ -69,9 +69,14 @@ void check_images(const Options& o) {
   TESSERA_CHECK(o.label_smoothing >= 0 && o.label_smoothing < 1,
                 "train: --label-smoothing {}: it is in [0, 1)", o.label_smoothing);
   const bool images = o.model.starts_with("resnet");
+  TESSERA_CHECK(images || !o.sync_batch_norm,
+                "train: --sync-batch-norm is for the resnet models; {} has no batch-norm", o.model);
   TESSERA_CHECK(images || (o.image_size == 0 && o.augment == "auto" && o.label_smoothing == 0),
                 "train: --image-size, --augment and --label-smoothing are for the resnet models");
   TESSERA_CHECK(!images || o.seq_len == 0, "train: --seq-len is for language models");
+  TESSERA_CHECK(!o.sync_batch_norm || !o.deterministic,
+                "train: --sync-batch-norm with --deterministic: statistics over several ranks are "
+                "those of no micro-batch, so bits depend on the ranks. Leave one of them out");
 }
 
 void check_values(const Options& o) {
@@ -184,6 +189,9 @@ Parsed parse_options(int argc, char** argv) {
   text("--betas", betas, "of adamw");
   number("--momentum", o.momentum, "of sgd");
   app.add_flag("--nesterov", o.nesterov, "sgd takes its momentum ahead");
+  app.add_flag("--sync-batch-norm", o.sync_batch_norm,
+               "batch-norm takes its statistics over the ranks that share a batch, as one rank "
+               "with the whole of it would");
   number("--label-smoothing", o.label_smoothing, "share of the target given to all classes alike");
   text("--schedule", o.schedule, "constant, linear or cosine");
   number("--warmup", o.warmup, "steps over which the rate rises");

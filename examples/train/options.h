@@ -26,6 +26,7 @@ struct Options {
   double lr = 1e-3, min_lr = 0, weight_decay = 0.1, clip_norm = 1.0;
   double beta1 = 0.9, beta2 = 0.99, momentum = 0.9, label_smoothing = 0;
   bool nesterov = false;
+  bool sync_batch_norm = false;  // statistics over the ranks that share a batch
   std::string schedule = "constant";
   int64_t warmup = 0;
   std::string strategy = "ddp", mesh;  // mesh: axes as dp=2,tp=2; empty: one axis of all ranks

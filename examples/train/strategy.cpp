@@ -17,6 +17,7 @@
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 #include "parallel/pipeline.h"
+#include "parallel/sync_batch_norm.h"
 #include "parallel/tensor_parallel.h"
 
 namespace tessera::train {
@@ -59,6 +60,7 @@ class Ddp final : public Strategy {
  public:
   Ddp(const Options& o, Ref<ProcessGroup> group, Task& task) : Strategy(task) {
     data_group_ = group;
+    if (o.sync_batch_norm) nn::convert_sync_batch_norm(*task.model, data_group_);
     task.fill();
     reducer_ =
         parallel::make_reducer(*task.model, {.group = group, .tree_accumulation = o.deterministic});
@@ -83,6 +85,7 @@ class Sharded final : public Strategy {
     int index = 0;
     for (const std::string& axis : dp) index = index * mesh_.size(axis) + mesh_.coordinate(axis);
     data_group_ = tp ? group->split(mesh_.coordinate("tp"), index) : group;
+    if (o.sync_batch_norm) nn::convert_sync_batch_norm(*task.model, data_group_);
     if (tp) cut_model(o, task);
     if (!dp.empty()) {
       parallel::FsdpOptions f{.mesh = mesh_.slice(dp), .tree_accumulation = o.deterministic};

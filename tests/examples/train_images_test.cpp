@@ -2,6 +2,7 @@
 // same running statistics, runs are resumed on other ranks, bad input gets one clear line.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -92,6 +93,23 @@ TEST_F(TrainImages, CompiledEqualsEager) {
   }
 }
 
+// With the same statistics, the whole batch on one rank and its parts on several are one training.
+// At this rate: a larger one lets rounding grow a hundredfold a step on these few images.
+TEST_F(TrainImages, SynchronisedBatchNormIsThatOfOneRank) {
+  const std::string flags = "--steps 6 --lr 0.005 --sync-batch-norm ";
+  const ImageRun serial = train(1, flags), apart = train(2, "--steps 6 --lr 0.005");
+  double most = 0;  // without it, in the same steps
+  for (auto [step, loss] : serial.losses)
+    most = std::max(most, std::abs(apart.losses.at(step) / loss - 1));
+  EXPECT_GT(most, 1e-2);
+  for (const char* more : {"", "--strategy fsdp ", "--compile "}) {
+    const ImageRun run = train(2, flags + more);
+    for (auto [step, loss] : serial.losses)
+      EXPECT_NEAR(run.losses.at(step) / loss, 1, 5e-6) << more << step;
+    EXPECT_NEAR(run.val_loss / serial.val_loss, 1, 1e-4) << more;
+  }
+}
+
 TEST_F(TrainImages, ResumedOnOtherRanks) {
   const std::string flags = "--deterministic --checkpoint " + (folder_ / "run") + " --steps ";
   const ImageRun calm = train(1, "--deterministic --steps 9");
@@ -137,6 +155,8 @@ TEST_F(TrainImages, WrongOptionsAreErrors) {
   fails(2, data + "--strategy pp", "--strategy pp cannot cut --model resnet18 into stages");
   fails(1, data + "--augment some", "--augment \"some\": expected one of auto, none, crop");
   fails(1, data + "--set classes=7", "--set classes=7, but cifar10:");
+  fails(1, data + "--sync-batch-norm --deterministic", "Leave one of them out");
+  fails(1, data + "--sync-batch-norm --model mlp", "mlp has no batch-norm");
   fails(1, data + "--model mlp", "--image-size, --augment and --label-smoothing are for");
   fails(1, "--data text:x", "--model resnet18 does not learn from --data text:; give images:PATH");
   fails(1, "--data images:" + (folder_ / "none"), "none': No such file");

@@ -107,6 +107,11 @@ void plan_batch_norm(const Primitive&, std::span<const Tensor>, std::span<Meta> 
   out[0].strides = channels_last_strides(out[0].shape);
 }
 
+void plan_apply(const Primitive&, std::span<const Tensor>, std::span<Meta> out, Plan& plan) {
+  out[0].strides = channels_last_strides(out[0].shape);
+  plan.in_place = true;  // a chunk of a row is read before the same chunk of the result is written
+}
+
 // All operands are read whole before the first row of dx is written, and then again a chunk of a
 // row before the same chunk of the results is; those of a channel are before its sums are.
 void plan_batch_norm_grad(const Primitive& prim, std::span<const Tensor>, std::span<Meta> out,
@@ -123,115 +128,233 @@ Tensor as_rows(const Tensor& t) {
   return std::is_same_v<E, BrainFloat> ? as_channels_last(t) : channels_last_wide(t);
 }
 
+// Calls f.operator()<E, T>() for the elements and the arithmetic of a dtype.
+template <class F>
+void with_types(DType t, F f) {
+  if (t == kBF16) return f.template operator()<BrainFloat, float>();
+  if (t == kF64) return f.template operator()<double, double>();
+  f.template operator()<float, float>();
+}
+
+// What is written as E: `out` itself where its elements are, else a wider tensor until finish().
+template <class E>
+class ResultIn {
+ public:
+  explicit ResultIn(const Tensor& out) : out_(out), wide_(kDirect ? none_ : out) {}
+  const Tensor& get() const { return kDirect ? out_ : wide_.get(); }
+  void finish() const { wide_.finish(); }
+
+ private:
+  static constexpr bool kDirect = std::is_same_v<E, BrainFloat>;
+  const Tensor none_;
+  const Tensor& out_;
+  const WideResult wide_;
+};
+
+// Mean and variance of the channels of x.
 template <class E, class T>
-void forward(const BatchNormAttributes& a, std::span<const Tensor> in, const Tensor& y,
-             const Tensor& mean, const Tensor& var) {
-  const Tensor x = as_rows<E>(in[0]), residual = a.form.residual ? as_rows<E>(in.back()) : Tensor();
-  const Pieces p(x.shape());
-  const E* from = element_values<E>(x);
-  const E* added = residual.defined() ? element_values<E>(residual) : nullptr;
+void moments(const Pieces& p, const E* x, T* mean, T* var) {
   Values<T> means(size_t(p.count * p.channels)), deviations(means.size()), centres(means.size());
   p.run([&](int64_t i, int64_t at, int64_t rows) {
     const size_t first = size_t(i * p.channels);
-    fns<E>().moments(from + at, rows, p.channels, &centres[first], &means[first],
-                     &deviations[first]);
+    fns<E>().moments(x + at, rows, p.channels, &centres[first], &means[first], &deviations[first]);
   });
-  T *centre = mean.data<T>(), *variance = var.data<T>();
-  join_moments(p, means, deviations, centre, variance);
+  join_moments(p, means, deviations, mean, var);
+}
 
+// `beside`: weight, bias, residual where present.
+template <class E, class T>
+void normalize(const BatchNormAttributes& a, const Pieces& p, const E* x, const T* mean,
+               const T* var, std::span<const Tensor> beside, E* y) {
+  const Tensor residual = a.form.residual ? as_rows<E>(beside.back()) : Tensor();
+  const E* added = residual.defined() ? element_values<E>(residual) : nullptr;
   Values<T> scale(size_t(p.channels), T(1)), shift(size_t(p.channels), T(0));
-  if (a.form.weight) std::copy_n(channel<T>(in[1]).template values<T>(), p.channels, scale.data());
+  if (a.form.weight)
+    std::copy_n(channel<T>(beside[0]).template values<T>(), p.channels, scale.data());
   if (a.form.bias)
-    std::copy_n(channel<T>(in[a.form.weight ? 2 : 1]).template values<T>(), p.channels,
+    std::copy_n(channel<T>(beside[a.form.weight ? 1 : 0]).template values<T>(), p.channels,
                 shift.data());
   for (int64_t c = 0; c < p.channels; ++c)
-    scale[size_t(c)] *= T(1 / std::sqrt(double(variance[c]) + a.eps));
-  E* to = elements<E>(y);
+    scale[size_t(c)] *= T(1 / std::sqrt(double(var[c]) + a.eps));
   p.run_back([&](int64_t at, int64_t rows) {
-    fns<E>().normalize(from + at, added ? added + at : nullptr, a.form.relu, centre, scale.data(),
-                       shift.data(), to + at, rows, p.channels);
+    fns<E>().normalize(x + at, added ? added + at : nullptr, a.form.relu, mean, scale.data(),
+                       shift.data(), y + at, rows, p.channels);
   });
+}
+
+template <class E, class T>
+void forward(const BatchNormAttributes& a, std::span<const Tensor> in, const Tensor& y,
+             const Tensor& mean, const Tensor& var) {
+  const Tensor x = as_rows<E>(in[0]);
+  const Pieces p(x.shape());
+  moments(p, element_values<E>(x), mean.data<T>(), var.data<T>());
+  normalize(a, p, element_values<E>(x), mean.values<T>(), var.values<T>(), in.subspan(1),
+            elements<E>(y));
+}
+
+void zero(std::span<const Tensor> all) {
+  for (const Tensor& t : all) std::fill_n(static_cast<char*>(t.raw()), t.nbytes(), char(0));
 }
 
 void run_batch_norm(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                     Workspace, const Stream&) {
   const auto& a = static_cast<const BatchNormAttributes&>(prim);
-  if (in[0].numel() == 0) {  // the moments of nothing
-    for (const Tensor* t : {&out[1], &out[2]})
-      std::fill_n(static_cast<char*>(t->raw()), t->nbytes(), char(0));
-    return;
-  }
-  if (in[0].dtype() == kBF16) return forward<BrainFloat, float>(a, in, out[0], out[1], out[2]);
-  const WideResult y(out[0]);
-  if (in[0].dtype() == kF64)
-    forward<double, double>(a, in, y.get(), out[1], out[2]);
-  else
-    forward<float, float>(a, in, y.get(), out[1], out[2]);
-  y.finish();
+  if (in[0].numel() == 0) return zero(out.subspan(1));  // the moments of nothing
+  with_types(in[0].dtype(), [&]<class E, class T>() {
+    const ResultIn<E> y(out[0]);
+    forward<E, T>(a, in, y.get(), out[1], out[2]);
+    y.finish();
+  });
 }
 
-// With h = (x - mean) rstd: db = sum(g), dw = sum(g h), dx = w rstd (g - db / n - h dw / n), where
-// g counts at positive y if there was a relu. `dresidual` may be undefined.
+// The operands of the gradient that are as x; g counts at positive y if there was a relu.
+template <class E>
+struct GradRows {
+  Tensor g, x, y;
+  Pieces p;
+  GradRows(const BatchNormAttributes& a, std::span<const Tensor> in)
+      : g(as_rows<E>(in[0])),
+        x(as_rows<E>(in[1])),
+        y(a.form.relu ? as_rows<E>(in.back()) : Tensor()),
+        p(x.shape()) {}
+  const E* result(int64_t at) const { return y.defined() ? element_values<E>(y) + at : nullptr; }
+};
+
+// The sums of g and of g (x - centre).
+template <class T>
+struct GradSums {
+  Values<double> g, product;
+  template <class E>
+  GradSums(const GradRows<E>& r, const T* centre) {
+    const Pieces& p = r.p;
+    const E *x = element_values<E>(r.x), *g_rows = element_values<E>(r.g);
+    Values<T> partial(size_t(p.count * p.channels)), products(partial.size());
+    p.run([&](int64_t i, int64_t at, int64_t rows) {
+      const size_t first = size_t(i * p.channels);
+      fns<E>().grad_sums(g_rows + at, x + at, r.result(at), centre, &partial[first],
+                         &products[first], rows, p.channels);
+    });
+    auto value = [](double v, double, int64_t) { return v; };
+    g = total(p, partial, value), product = total(p, products, value);
+  }
+};
+
+// dx = (g - mean_g - (x - centre) slope) scale.
+template <class E, class T>
+void write_grad(const GradRows<E>& r, const T* centre, const T* mean_g, const T* slope,
+                const T* scale, const Tensor& dx, const Tensor& dresidual) {
+  const E *x = element_values<E>(r.x), *g = element_values<E>(r.g);
+  E* to = elements<E>(dx);
+  E* kept = dresidual.defined() ? elements<E>(dresidual) : nullptr;
+  r.p.run_back([&](int64_t at, int64_t rows) {
+    fns<E>().grad(g + at, x + at, r.result(at), centre, mean_g, slope, scale, to + at,
+                  kept ? kept + at : nullptr, rows, r.p.channels);
+  });
+}
+
+template <class T>
+void give(const Values<T>& values, const Tensor& to) {
+  Tensor t = empty(to.shape(), dtype_of<T>);
+  std::ranges::copy(values, t.template data<T>());
+  convert_into(t, to);
+}
+
+// With h = (x - mean) rstd: db = sum(g), dw = sum(g h), dx = w rstd (g - db / n - h dw / n).
+// `dresidual` may be undefined.
 template <class E, class T>
 void backward(const BatchNormAttributes& a, std::span<const Tensor> in, const Tensor& dx,
               const Tensor& dresidual, std::span<const Tensor> sums) {
-  const Tensor g = as_rows<E>(in[0]), x = as_rows<E>(in[1]), mean = channel<T>(in[2]),
-               var = channel<T>(in[3]), y = a.form.relu ? as_rows<E>(in.back()) : Tensor();
-  const Pieces p(x.shape());
-  const E *from = element_values<E>(x), *cot = element_values<E>(g);
-  const E* result = y.defined() ? element_values<E>(y) : nullptr;
-  const T* centre = mean.values<T>();
-  Values<T> partial(size_t(p.count * p.channels)), products(partial.size());
-  p.run([&](int64_t i, int64_t at, int64_t rows) {
-    fns<E>().grad_sums(cot + at, from + at, result ? result + at : nullptr, centre,
-                       &partial[size_t(i * p.channels)], &products[size_t(i * p.channels)], rows,
-                       p.channels);
-  });
-  auto value = [](double v, double, int64_t) { return v; };
-  const Values<double> sum = total(p, partial, value), product = total(p, products, value);
-  const size_t channels = size_t(p.channels);
+  const GradRows<E> r(a, in);
+  const Tensor mean = channel<T>(in[2]), var = channel<T>(in[3]);
+  const GradSums<T> sum(r, mean.values<T>());
+  const size_t channels = size_t(r.p.channels);
   Values<T> mean_g(channels), slope(channels), scale(channels, T(1)), dw(channels), db(channels);
-  if (a.form.weight) std::copy_n(channel<T>(in[4]).template values<T>(), p.channels, scale.data());
-  const double n = double(p.rows);
+  if (a.form.weight) std::copy_n(channel<T>(in[4]).template values<T>(), channels, scale.data());
+  const double n = double(r.p.rows);
   for (size_t c = 0; c < channels; ++c) {
     const double rstd = 1 / std::sqrt(double(var.values<T>()[c]) + a.eps);
-    db[c] = T(sum[c]), dw[c] = T(product[c] * rstd);
-    mean_g[c] = T(sum[c] / n), slope[c] = T(product[c] * rstd * rstd / n), scale[c] *= T(rstd);
+    db[c] = T(sum.g[c]), dw[c] = T(sum.product[c] * rstd);
+    mean_g[c] = T(sum.g[c] / n), slope[c] = T(sum.product[c] * rstd * rstd / n);
+    scale[c] *= T(rstd);
   }
-  E* to = elements<E>(dx);
-  E* kept = dresidual.defined() ? elements<E>(dresidual) : nullptr;
-  p.run_back([&](int64_t at, int64_t rows) {
-    fns<E>().grad(cot + at, from + at, result ? result + at : nullptr, centre, mean_g.data(),
-                  slope.data(), scale.data(), to + at, kept ? kept + at : nullptr, rows,
-                  p.channels);
-  });
+  write_grad(r, mean.values<T>(), mean_g.data(), slope.data(), scale.data(), dx, dresidual);
   size_t next = 0;
-  auto give = [&](Values<T>& values) {
-    const Tensor& to = sums[next++];
-    Tensor t = empty(to.shape(), dtype_of<T>);
-    std::copy_n(values.data(), p.channels, t.template data<T>());
-    convert_into(t, to);
-  };
-  if (a.form.weight) give(dw);
-  if (a.form.bias) give(db);
+  if (a.form.weight) give(dw, sums[next++]);
+  if (a.form.bias) give(db, sums[next++]);
 }
 
 void run_batch_norm_grad(const Primitive& prim, std::span<const Tensor> in,
                          std::span<const Tensor> out, Workspace, const Stream&) {
   const auto& a = static_cast<const BatchNormAttributes&>(prim);
   const std::span<const Tensor> sums = out.subspan(a.form.residual ? 2 : 1);
-  if (in[1].numel() == 0) {
-    for (const Tensor& t : sums) std::fill_n(static_cast<char*>(t.raw()), t.nbytes(), char(0));
-    return;
-  }
+  if (in[1].numel() == 0) return zero(sums);
   const Tensor dresidual = a.form.residual ? out[1] : Tensor();
-  if (in[1].dtype() == kBF16) return backward<BrainFloat, float>(a, in, out[0], dresidual, sums);
-  const WideResult dx(out[0]), kept(dresidual);
-  if (in[1].dtype() == kF64)
-    backward<double, double>(a, in, dx.get(), kept.get(), sums);
-  else
-    backward<float, float>(a, in, dx.get(), kept.get(), sums);
-  dx.finish(), kept.finish();
+  with_types(in[1].dtype(), [&]<class E, class T>() {
+    const ResultIn<E> dx(out[0]), kept(dresidual);
+    backward<E, T>(a, in, dx.get(), kept.get(), sums);
+    dx.finish(), kept.finish();
+  });
+}
+
+// ---- the halves alone
+
+void plan_nothing(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan&) {}
+
+void run_stats(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
+               const Stream&) {
+  if (in[0].numel() == 0) return zero(out);
+  with_types(in[0].dtype(), [&]<class E, class T>() {
+    const Tensor x = as_rows<E>(in[0]);
+    moments(Pieces(x.shape()), element_values<E>(x), out[0].data<T>(), out[1].data<T>());
+  });
+}
+
+void run_apply(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+               Workspace, const Stream&) {
+  if (in[0].numel() == 0) return;
+  const auto& a = static_cast<const BatchNormAttributes&>(prim);
+  with_types(in[0].dtype(), [&]<class E, class T>() {
+    const ResultIn<E> y(out[0]);
+    const Tensor x = as_rows<E>(in[0]), mean = channel<T>(in[1]), var = channel<T>(in[2]);
+    normalize(a, Pieces(x.shape()), element_values<E>(x), mean.values<T>(), var.values<T>(),
+              in.subspan(3), elements<E>(y.get()));
+    y.finish();
+  });
+}
+
+void run_grad_stats(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                    Workspace, const Stream&) {
+  if (in[1].numel() == 0) return zero(out);
+  const auto& a = static_cast<const BatchNormAttributes&>(prim);
+  with_types(in[1].dtype(), [&]<class E, class T>() {
+    const Tensor mean = channel<T>(in[2]);
+    const GradSums<T> sum(GradRows<E>(a, in), mean.values<T>());
+    std::ranges::transform(sum.g, out[0].data<T>(), [](double v) { return T(v); });
+    std::ranges::transform(sum.product, out[1].data<T>(), [](double v) { return T(v); });
+  });
+}
+
+void run_grad_apply(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+                    Workspace, const Stream&) {
+  if (in[1].numel() == 0) return;
+  const auto& a = static_cast<const BatchNormAttributes&>(prim);
+  const Tensor dresidual = a.form.residual ? out[1] : Tensor();
+  with_types(in[1].dtype(), [&]<class E, class T>() {
+    const ResultIn<E> dx(out[0]), kept(dresidual);
+    const GradRows<E> r(a, in);
+    const Tensor mean = channel<T>(in[2]), var = channel<T>(in[3]), mean_g = channel<T>(in[4]),
+                 product = channel<T>(in[5]);
+    const size_t channels = size_t(r.p.channels);
+    Values<T> slope(channels), scale(channels, T(1));
+    if (a.form.weight) std::copy_n(channel<T>(in[6]).template values<T>(), channels, scale.data());
+    for (size_t c = 0; c < channels; ++c) {
+      const double rstd = 1 / std::sqrt(double(var.values<T>()[c]) + a.eps);
+      slope[c] = T(product.values<T>()[c] * rstd * rstd), scale[c] *= T(rstd);
+    }
+    write_grad(r, mean.values<T>(), mean_g.values<T>(), slope.data(), scale.data(), dx.get(),
+               kept.get());
+    dx.finish(), kept.finish();
+  });
 }
 
 }  // namespace
@@ -239,6 +362,10 @@ void run_batch_norm_grad(const Primitive& prim, std::span<const Tensor> in,
 void register_batch_norm(KernelTable& t) {
   t.add(DeviceKind::kCPU, "batch_norm", {plan_batch_norm, run_batch_norm});
   t.add(DeviceKind::kCPU, "batch_norm_grad", {plan_batch_norm_grad, run_batch_norm_grad});
+  t.add(DeviceKind::kCPU, "batch_norm_stats", {plan_nothing, run_stats});
+  t.add(DeviceKind::kCPU, "batch_norm_apply", {plan_apply, run_apply});
+  t.add(DeviceKind::kCPU, "batch_norm_grad_stats", {plan_nothing, run_grad_stats});
+  t.add(DeviceKind::kCPU, "batch_norm_grad_apply", {plan_batch_norm_grad, run_grad_apply});
 }
 
 }  // namespace tessera::cpu

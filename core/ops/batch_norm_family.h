@@ -1,0 +1,68 @@
+// What the batch-norm primitives share: attributes by name, checks of operands, loops. For the
+// files of the family alone.
+#pragma once
+#include "core/ops/batch_norm_attributes.h"
+#include "core/ops/views.h"
+
+namespace tessera::batch_norm_family {
+
+inline DType stat_type(DType t) { return t == kF64 ? kF64 : kF32; }
+
+/// [C] beside [N, C, ..].
+inline Tensor beside(const Tensor& t, const Tensor& x) {
+  Shape s = Dims::filled(x.ndim(), 1);
+  s[1] = t.numel();
+  return reshape(t, s);
+}
+inline Dims all_but_channels(const Tensor& x) {
+  Dims d{0};
+  for (int i = 2; i < x.ndim(); ++i) d.push_back(i);
+  return d;
+}
+
+/// running += factor (value - running), cast to its dtype.
+void follow_(const Tensor& running, const Tensor& value, const Tensor& factor);
+
+/// The loops of x, then of what has one value a channel; all but the channels are `others`.
+struct NormLoops {
+  AxisMap map;
+  OperandLoops x, channel;
+  explicit NormLoops(const Shape& s, Factor::Kind others = Factor::kWhole) {
+    for (int d = 0; d < s.size(); ++d) map.add(d == 1 ? Factor::kPass : others, s[d]);
+    x = broadcast_loops(s, s);
+    channel = {x[1]};
+  }
+};
+
+class BatchNormFamily : public BatchNormAttributes {
+ public:
+  using BatchNormAttributes::BatchNormAttributes;
+  void attributes(AttributeVisitor& v) const override {
+    v.real("eps", eps), v.integer("has_weight", form.weight), v.integer("has_bias", form.bias);
+    v.integer("has_residual", form.residual), v.integer("relu", form.relu);
+  }
+
+ protected:
+  static BatchNormForm form_of(AttributeReader& a) {
+    return {a.flag("has_weight"), a.flag("has_bias"), a.flag("has_residual"), a.flag("relu")};
+  }
+  void check_x(const Meta& x) const {
+    TESSERA_CHECK_AS(ShapeError, x.shape.size() >= 2 && is_floating(x.dtype),
+                     "{}: x is {}{}; expected floats [N, C, ..]", name(), name_of(x.dtype),
+                     to_string(x.shape));
+  }
+  void check_like_x(const Meta& x, const Meta& t, const char* what) const {
+    TESSERA_CHECK_AS(ShapeError, t.shape == x.shape && t.dtype == x.dtype,
+                     "{}: {} is {}{} beside x {}{}; expected one type", name(), what,
+                     name_of(t.dtype), to_string(t.shape), name_of(x.dtype), to_string(x.shape));
+  }
+  void check_channel(const Meta& x, const Meta& t, const char* what) const {
+    TESSERA_CHECK_AS(
+        ShapeError,
+        t.shape == Shape{x.shape[1]} && (t.dtype == x.dtype || t.dtype == stat_type(x.dtype)),
+        "{}: {} is {}{}; expected {}[{}] beside x {}", name(), what, name_of(t.dtype),
+        to_string(t.shape), name_of(stat_type(x.dtype)), x.shape[1], to_string(x.shape));
+  }
+};
+
+}  // namespace tessera::batch_norm_family

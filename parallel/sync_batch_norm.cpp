@@ -1,0 +1,145 @@
+#include "parallel/sync_batch_norm.h"
+
+#include "collectives/ops.h"
+#include "core/autograd/autograd.h"
+#include "core/ops/batch_norm_parts.h"
+#include "core/ops/compose.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/views.h"
+
+namespace tessera::nn {
+namespace {
+
+int64_t values_a_channel(const Tensor& x) { return x.numel() / x.size(1); }
+
+// Of all ranks; f64.
+struct GroupMoments {
+  ChannelMoments of;
+  Tensor count;
+};
+
+// From the counts, sums and sums of squares of ranks. In f64 the squares of means cancel without
+// harm: what f32 statistics of a rank are worth is 2^29 times less.
+GroupMoments moments_over(const Tensor& x, const Ref<ProcessGroup>& group) {
+  const ChannelMoments mine = batch_norm_stats(x);
+  const double n = double(values_a_channel(x));
+  const Tensor mean = cast(mine.mean, kF64), var = cast(mine.var, kF64);
+  Tensor parts[] = {full({1}, n, {kF64, x.device()}), mean * n, (var + square(mean)) * n};
+  const Tensor sums = all_reduce(cat(parts), group);
+  const int64_t channels = x.size(1);
+  const Tensor count = narrow(sums, 0, 0, 1), share = 1.0 / clamp_min(count, 1);
+  const Tensor all_mean = narrow(sums, 0, 1, channels) * share;
+  const Tensor squares = narrow(sums, 0, 1 + channels, channels) * share;
+  return {{all_mean, clamp_min(squares - square(all_mean), 0)}, reshape(count, {})};
+}
+
+// y, mean, var, count of x, weight, bias, residual; the last three may be undefined.
+class NormOverRanks final : public CustomFunction {
+ public:
+  struct Operands {
+    bool weight = false, bias = false, residual = false;
+  };
+  NormOverRanks(Ref<ProcessGroup> group, double eps, Operands has, bool relu)
+      : group_(std::move(group)), eps_(eps), has_(has), relu_(relu) {}
+  std::string_view name() const override { return "sync_batch_norm"; }
+
+  Tensors forward(std::span<const Tensor> in) override {
+    const Tensor& x = in[0];
+    size_t next = 1;
+    auto operand = [&](bool has) { return has ? in[next++] : Tensor(); };
+    const Tensor weight = operand(has_.weight), bias = operand(has_.bias),
+                 residual = operand(has_.residual);
+    GroupMoments all = moments_over(x, group_);
+    const DType t = batch_norm_type(x);
+    const ChannelMoments of{cast(all.of.mean, t), cast(all.of.var, t)};
+    const Tensor y =
+        batch_norm_apply(x, of, weight, bias, eps_, {.residual = residual, .relu = relu_});
+    for (const Tensor* s : {&x, &of.mean, &of.var}) save(*s);
+    save(all.count);
+    if (weight.defined()) save(weight);
+    if (relu_) save(y);
+    return {y, of.mean, of.var, all.count};
+  }
+
+  Tensors vjp(std::span<const Tensor> saved, std::span<const Tensor> cot) override {
+    for (size_t i = 1; i < cot.size(); ++i)
+      TESSERA_CHECK(!cot[i].defined(), "sync_batch_norm: not differentiable through statistics");
+    const Tensor &x = saved[0], weight = has_.weight ? saved[4] : Tensor(),
+                 y = relu_ ? saved.back() : Tensor();
+    const ChannelMoments of{saved[1], saved[2]};
+    const Tensor g = cast(cot[0], x.dtype());
+    const ChannelSums mine = batch_norm_grad_stats(g, x, of.mean, y);
+    Tensor parts[] = {cast(mine.g, kF64), cast(mine.gx, kF64)};
+    const Tensor mean = all_reduce(cat(parts), group_) / clamp_min(saved[3], 1);
+    const int64_t channels = x.size(1);
+    const DType t = of.mean.dtype();
+    const BatchNormGrads d = batch_norm_grad_apply(
+        g, x, of,
+        {cast(narrow(mean, 0, 0, channels), t), cast(narrow(mean, 0, channels, channels), t)},
+        weight, eps_, y, has_.residual);
+    Tensors grads{d.x};
+    if (has_.weight) grads.push_back(mine.gx * rsqrt(of.var + eps_));
+    if (has_.bias) grads.push_back(mine.g);
+    if (has_.residual) grads.push_back(d.residual);
+    return grads;
+  }
+
+ private:
+  static DType batch_norm_type(const Tensor& x) { return x.dtype() == kF64 ? kF64 : kF32; }
+  const Ref<ProcessGroup> group_;
+  const double eps_;
+  const Operands has_;
+  const bool relu_;
+};
+
+MomentsSource moments_of(Ref<ProcessGroup> group) {
+  return [group = std::move(group)](const Tensor& x, const Tensor& weight, const Tensor& bias,
+                                    double eps, const NormThen& then) -> SharedMoments {
+    // What promotes or broadcasts is added as `+` does.
+    const bool apart = then.residual.defined() &&
+                       !(then.residual.dtype() == x.dtype() && then.residual.shape() == x.shape());
+    const bool residual = then.residual.defined() && !apart;
+    Tensors in{x};
+    const DType wide = x.dtype() == kF64 ? kF64 : kF32;
+    if (weight.defined()) in.push_back(cast(weight, wide));
+    if (bias.defined()) in.push_back(cast(bias, wide));
+    if (residual) in.push_back(then.residual);
+    Tensors out = apply_function(
+        make_ref<NormOverRanks>(group, eps,
+                                NormOverRanks::Operands{weight.defined(), bias.defined(), residual},
+                                then.relu && !apart),
+        in);
+    if (apart) out[0] = then(std::move(out[0]));
+    return {{out[0], out[1].detach(), out[2].detach()}, out[3].detach()};
+  };
+}
+
+Ref<ProcessGroup> or_world(Ref<ProcessGroup> group) {
+  return group ? std::move(group) : Ref<ProcessGroup>(&world());
+}
+
+}  // namespace
+
+SyncBatchNorm::SyncBatchNorm(const BatchNormOptions& o, Ref<ProcessGroup> group)
+    : BatchNormNd(2, kMaxDims, o) {
+  if (group->size() > 1) share_moments(moments_of(std::move(group)));
+}
+
+std::shared_ptr<SyncBatchNorm> sync_batch_norm(const BatchNormOptions& options,
+                                               Ref<ProcessGroup> group) {
+  return std::make_shared<SyncBatchNorm>(options, or_world(std::move(group)));
+}
+
+void convert_sync_batch_norm(Module& module, Ref<ProcessGroup> group) {
+  group = or_world(std::move(group));
+  bool any = false;
+  module.apply([&](Module& m) {
+    auto* norm = dynamic_cast<BatchNormNd*>(&m);
+    if (!norm) return;
+    any = true;
+    norm->share_moments(group->size() > 1 ? moments_of(group) : MomentsSource());
+  });
+  TESSERA_CHECK(any, "convert_sync_batch_norm: {} has no batch-norm", module.type_name());
+}
+
+}  // namespace tessera::nn

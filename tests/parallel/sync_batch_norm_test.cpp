@@ -1,0 +1,252 @@
+// Batch-norm over ranks against batch-norm of the whole batch on one.
+#include "parallel/sync_batch_norm.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+#include "collectives/loopback/run_ranks.h"
+#include "collectives/ops.h"
+#include "compile/compile.h"
+#include "core/autograd/autocast.h"
+#include "core/autograd/autograd.h"
+#include "core/nn/nn.h"
+#include "core/ops/compose.h"
+#include "core/ops/create.h"
+#include "core/ops/layout.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/random.h"
+#include "core/ops/views.h"
+#include "core/optim/optim.h"
+#include "dtensor/dtensor.h"
+#include "parallel/ddp.h"
+#include "parallel/fsdp.h"
+
+namespace tessera {
+namespace {
+
+using Named = std::vector<std::pair<std::string, Tensor>>;
+
+Tensor draw(const Shape& s, int64_t key, DType t = kF64) {
+  return randn(s, {kF64}, from_values<int64_t>({key, 1}, {2})).to(t);
+}
+
+double apart(const Tensor& a, const Tensor& b) {
+  return a.numel() ? amax(abs(a.to(kF64) - b.to(kF64))).item<double>() : 0;
+}
+void expect_near(const Named& got, const Named& want, double tolerance, const std::string& what) {
+  ASSERT_EQ(got.size(), want.size());
+  for (size_t i = 0; i < got.size(); ++i)
+    EXPECT_LE(apart(got[i].second, want[i].second), tolerance) << what << ": " << got[i].first;
+}
+
+struct Problem {
+  Shape shape{7, 3, 4, 2};
+  DType dtype = kF64;
+  bool channels_last = false, then = false, affine = true;
+  std::optional<double> momentum = 0.1;
+};
+
+// Two steps of `norm` on rows [begin, begin + count) of the batch; rows of y and dx, this rank's
+// gradients of parameters, running statistics.
+struct Outcome {
+  Named rows, sums, running;
+};
+Outcome two_steps(nn::BatchNormNd& norm, const Problem& p, int64_t begin, int64_t count) {
+  Outcome out;
+  norm.to(p.dtype == kF64 ? kF64 : kF32);
+  for (int64_t step = 0; step < 2; ++step) {
+    auto part = [&](int64_t key, DType t) {
+      Tensor rows = narrow(draw(p.shape, 10 * step + key, t), 0, begin, count).clone();
+      return p.channels_last ? contiguous(rows, MemoryFormat::kChannelsLast) : rows;
+    };
+    const Tensor x = (part(1, p.dtype) * 2.0 + 3.0).detach().requires_grad_(),
+                 z = part(2, p.dtype).detach().requires_grad_();
+    const Tensor y = norm.forward(x, p.then ? NormThen{.residual = z, .relu = true} : NormThen{});
+    EXPECT_EQ(y.dtype(), p.dtype);
+    norm.zero_grad();
+    backward(sum(y.to(kF64) * part(3, kF64)));
+    out.rows.push_back({"y", y.detach()}), out.rows.push_back({"dx", x.grad()});
+    if (p.then) out.rows.push_back({"dz", z.grad()});
+    for (const NamedTensor& t : norm.named_parameters())
+      out.sums.push_back({t.name, t.tensor.grad().clone()});
+  }
+  for (const NamedTensor& b : norm.named_buffers()) out.running.push_back({b.name, b.tensor});
+  return out;
+}
+
+Named cut_rows(const Named& all, int64_t begin, int64_t count) {
+  Named out;
+  for (const auto& [name, t] : all) out.push_back({name, narrow(t, 0, begin, count)});
+  return out;
+}
+
+// `each`: rows of each rank.
+void check(const Problem& p, const std::vector<int64_t>& each, double tolerance,
+           const std::string& what) {
+  const nn::BatchNormOptions options{
+      .channels = p.shape[1], .momentum = p.momentum, .affine = p.affine};
+  auto plain = nn::sync_batch_norm(options);  // a group of one
+  EXPECT_FALSE(plain->shares_moments());
+  const Outcome whole = two_steps(*plain, p, 0, p.shape[0]);
+  std::vector<Outcome> ranks(each.size());
+  run_ranks(int(each.size()), [&](ProcessGroup& group) {
+    const size_t r = size_t(group.rank());
+    int64_t begin = 0;
+    for (size_t k = 0; k < r; ++k) begin += each[k];
+    auto norm = nn::sync_batch_norm(options, Ref<ProcessGroup>(&group));
+    ranks[r] = two_steps(*norm, p, begin, each[r]);
+    expect_near(ranks[r].rows, cut_rows(whole.rows, begin, each[r]), tolerance, what);
+    expect_near(ranks[r].running, whole.running, tolerance, what);
+  });
+  for (size_t i = 0; i < whole.sums.size(); ++i) {
+    Tensor sum = ranks[0].sums[i].second;
+    for (size_t r = 1; r < ranks.size(); ++r) sum = sum + ranks[r].sums[i].second;
+    EXPECT_LE(apart(sum, whole.sums[i].second), 20 * tolerance) << what << whole.sums[i].first;
+  }
+  for (const Outcome& o : ranks) expect_near(o.running, ranks[0].running, 0, what + ", equal bits");
+}
+
+TEST(SyncBatchNorm, EqualsTheWholeBatchOnOneRank) {
+  const std::vector<std::vector<int64_t>> cuts{{4, 3}, {1, 6}, {2, 4, 1}};
+  for (const std::vector<int64_t>& each : cuts)
+    for (bool then : {false, true})
+      for (bool channels_last : {false, true}) {
+        const std::string what = fmt::format("ranks {}, then {}", each.size(), then);
+        const Problem p{.channels_last = channels_last, .then = then};
+        check(p, each, 1e-13, what);
+        Problem f32 = p;
+        f32.dtype = kF32;
+        check(f32, each, 2e-6, what + " f32");
+      }
+}
+
+TEST(SyncBatchNorm, OfAnyNumberOfDimsWithoutWeightsAndWithAverages) {
+  check({.shape = {6, 3}}, {2, 4}, 1e-13, "[N, C]");
+  check({.shape = {6, 3, 5}, .affine = false}, {5, 1}, 1e-13, "[N, C, L]");
+  check({.shape = {3, 2, 2, 3, 2}, .momentum = {}}, {1, 1, 1}, 1e-13, "[N, C, D, H, W]");
+}
+
+TEST(SyncBatchNorm, ARankWithoutRows) {
+  check({}, {7, 0}, 1e-13, "none on the last");
+  check({.then = true}, {0, 3, 4}, 1e-13, "none on the first");
+}
+
+// Rounded once from f32 statistics, as plain batch-norm; gradients of y.dtype go in.
+TEST(SyncBatchNorm, SixteenBits) {
+  Autocast scope(kBF16);
+  for (bool then : {false, true})
+    check({.shape = {8, 3, 4, 2}, .dtype = kBF16, .then = then}, {5, 3}, 0.04, "bf16");
+}
+
+TEST(SyncBatchNorm, EvaluationIsPlain) {
+  const Tensor x = draw({4, 3, 2, 2}, 5, kF32);
+  run_ranks(2, [&](ProcessGroup& group) {
+    auto norm = nn::sync_batch_norm({.channels = 3}, Ref<ProcessGroup>(&group));
+    auto plain = nn::batch_norm2d({.channels = 3});
+    norm->forward(narrow(x, 0, 2 * group.rank(), 2));
+    for (const NamedTensor& b : plain->named_buffers()) plain->slot(b.name) = norm->slot(b.name);
+    norm->eval(), plain->eval();
+    if (group.rank() == 0) {  // alone
+      EXPECT_EQ(apart(norm->forward(x), plain->forward(x)), 0);
+    }
+  });
+}
+
+// ---- in a model
+
+nn::SequentialPtr small_net() {
+  auto model = nn::sequential(
+      nn::conv2d({.in = 2, .out = 4, .kernel = 3, .padding = 1, .bias = false}),
+      nn::batch_norm2d({.channels = 4}), nn::relu(),
+      nn::conv2d({.in = 4, .out = 3, .kernel = 3, .stride = 2}), nn::batch_norm2d({.channels = 3}));
+  model->init(5);
+  return model;
+}
+
+using Prepare = std::function<std::shared_ptr<void>(nn::Module&)>;
+// The mean losses of three steps, and the parameters and buffers after them.
+Named train(int ranks, const Prepare& prepare, bool compiled = false) {
+  const Tensor x = draw({6, 2, 6, 6}, 1, kF32) + 1.0, t = draw({6, 3, 2, 2}, 2, kF32);
+  std::mutex mutex;
+  Named out;
+  run_ranks(ranks, [&](ProcessGroup& group) {
+    auto model = small_net();
+    if (ranks > 1) nn::convert_sync_batch_norm(*model);
+    auto keep = prepare ? prepare(*model) : nullptr;
+    optim::SGD opt(model->parameters(), {.lr = 0.1, .momentum = 0.9});
+    const int64_t rows = 6 / ranks, first = rows * group.rank();
+    auto step = [&](const Tensor& a, const Tensor& b) {
+      Tensor loss = mean(square(model->forward(a) - b));
+      opt.zero_grad();
+      loss.backward();
+      opt.step();
+      return loss.detach();
+    };
+    auto fast = compile(step);
+    Named mine;
+    for (int s = 0; s < 4; ++s) {
+      const Tensor a = narrow(x, 0, first, rows).clone(), b = narrow(t, 0, first, rows).clone();
+      const Tensor loss = compiled ? fast(a, b) : step(a, b);
+      mine.push_back({"loss", all_reduce(loss.clone(), world_group()) / double(ranks)});
+    }
+    for (const NamedTensor& s : model->state())
+      mine.push_back({s.name, full_tensor(s.tensor.detach()).clone()});
+    std::lock_guard lock(mutex);
+    if (group.rank() == 0) out = mine;
+  });
+  return out;
+}
+
+TEST(SyncBatchNorm, UnderDdpAndFullyShardedAndCompiled) {
+  const Named serial = train(1, {});
+  const Prepare ddp = [](nn::Module& m) -> std::shared_ptr<void> {
+    return parallel::make_reducer(m, {});
+  };
+  const Prepare fsdp = [](nn::Module& m) -> std::shared_ptr<void> {
+    return parallel::fully_shard(m, {});
+  };
+  for (int ranks : {2, 3}) {
+    const Named eager = train(ranks, ddp);
+    expect_near(eager, serial, 5e-6, "ddp");
+    expect_near(train(ranks, ddp, true), eager, 2e-6, "ddp, compiled");
+  }
+  expect_near(train(2, fsdp), serial, 5e-6, "fully sharded");
+  expect_near(train(2, fsdp, true), serial, 5e-6, "fully sharded, compiled");
+}
+
+TEST(SyncBatchNorm, Converts) {
+  run_ranks(2, [&](ProcessGroup&) {
+    auto model = small_net();
+    const std::vector<Tensor> before = model->parameters();
+    nn::convert_sync_batch_norm(*model);
+    EXPECT_EQ(model->submodule("1").type_name(), "SyncBatchNorm");
+    EXPECT_EQ(model->submodule("0").type_name(), "Conv2d");
+    for (size_t i = 0; i < before.size(); ++i)
+      EXPECT_TRUE(model->parameters()[i].is_same(before[i]));
+    auto none = nn::linear(2, 2);
+    EXPECT_THROW(nn::convert_sync_batch_norm(*none), UserError);
+  });
+}
+
+// A step compiled before is not replayed after.
+TEST(SyncBatchNorm, ConvertedAfterCompilation) {
+  run_ranks(2, [&](ProcessGroup& group) {
+    auto norm = nn::batch_norm1d({.channels = 3});
+    auto step = compile([&](const Tensor& x) {
+      NoGrad off;
+      return norm->forward(x);
+    });
+    const Tensor x = narrow(draw({8, 3}, 3, kF32), 0, 4 * group.rank(), 4).clone();
+    for (int i = 0; i < 3; ++i) step(x);
+    const Tensor alone = step(x).clone();
+    nn::convert_sync_batch_norm(*norm);
+    NoGrad off;
+    const Tensor want = norm->forward(x);
+    EXPECT_GT(apart(want, alone), 1e-3);
+    for (int i = 0; i < 3; ++i) EXPECT_LE(apart(step(x), want), 1e-6);
+  });
+}
+
+}  // namespace
+}  // namespace tessera
