@@ -125,10 +125,6 @@ bool suits_packed(const Gemm& g) {
   constexpr int64_t kLeast = 64, kLeastBytes = 512 * 1024;
   if (g.dtype == kF64 || g.batch > 0 || current_isa() != Isa::kV4) return false;
   if (std::min({g.m, g.n, g.k}) < kLeast || !packed_gemm_takes(g)) return false;
-  // oneDNN is the faster one with bf16 by columns of A, and by columns of B beyond one block of k
-  // (kRowsBytes of kernels/packed_gemm.cpp).
-  constexpr int64_t kBlock = 1536;
-  if (g.dtype == kBF16 && (g.a_k != 1 || (g.b_k == 1 && g.k > kBlock))) return false;
   return int64_t(size_of(g.dtype)) * (g.m * g.k + g.k * g.n + g.m * g.n) >= kLeastBytes;
 }
 

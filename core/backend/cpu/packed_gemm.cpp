@@ -13,12 +13,18 @@
 namespace tessera::cpu {
 namespace {
 
-// At most so many in a tile, so that deep panels of them fit the cache; twice as many where A's
-// columns are packed beside them, in pieces that are not as deep.
-constexpr int64_t kColumns = 256;
-constexpr int64_t kRows = 64;  // rows come in groups of so many
+constexpr int64_t kColumns = 256;  // at most so many in a tile, so that deep panels fit the cache
+constexpr int64_t kRows = 64;      // rows come in groups of so many
 
 int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+// Twice as many beside packed columns of A, in pieces that are not as deep. In bf16, sums of one
+// piece wait in f32 for the next: as few that all of k fits the cache at once, or half of them.
+int64_t most_columns(const Gemm& g) {
+  constexpr int64_t kFit = 384 * 1024;  // elements: kPackedBytes of kernels/packed_gemm.cpp
+  if (g.dtype != kBF16) return g.a_k == 1 ? kColumns : 2 * kColumns;
+  return g.k * (kColumns + (g.a_k == 1 ? 0 : kRows)) > kFit ? kColumns / 2 : kColumns;
+}
 
 // Extents of a tile. With leaves, several partial sums of a tile wait in the cache. Without, a tile
 // packs its columns of B once for all its rows: threads share columns evenly, and rows only where
@@ -27,7 +33,7 @@ std::pair<int64_t, int64_t> tile_of(const Gemm& g, int64_t leaves, int64_t batch
   if (leaves) return {std::min(4 * kRows, g.m), std::min(kColumns / 2, g.n)};
   const int64_t threads = num_threads(), shared = threads / std::gcd(threads, batch);
   auto columns_of = [&](int64_t cuts) { return pieces(pieces(g.n, cuts), 32) * 32; };
-  int64_t cuts = pieces(g.n, g.a_k == 1 ? kColumns : 2 * kColumns);
+  int64_t cuts = pieces(g.n, most_columns(g));
   if (int64_t even = pieces(cuts, shared) * shared; columns_of(even) >= kColumns / 4) cuts = even;
   const int64_t columns = std::min(columns_of(cuts), g.n), others = batch * pieces(g.n, columns),
                 wanted = threads / std::gcd(threads, others);

@@ -22,19 +22,16 @@ template <class In>
 constexpr int64_t kTogether = int64_t(sizeof(UnitOf<In>) / sizeof(In));  // elements of a unit
 
 template <class T>
-constexpr int64_t kPanel = kTileVectors* kWidth<T>;  // columns of B that are packed together
-// Rows of A that lie packed side by side: two tiles' where packing copies whole cache lines.
-template <class In>
-constexpr int64_t kSide = (kNarrow<In> ? 1 : 2) * kTileRows;
-template <class In>
-constexpr int64_t kGroupRows = 64 / kSide<In>* kSide<In>;  // of A that are packed together
-constexpr int64_t kRowsAhead = 8;                          // while packing
+constexpr int64_t kPanel = kTileVectors* kWidth<T>;         // columns of B that are packed together
+constexpr int64_t kGroupRows = 64 / kTileRows * kTileRows;  // of A that are packed together
+constexpr int64_t kRowsAhead = 8;                           // while packing
 template <class T>
 constexpr int64_t kLine = 64 / int64_t(sizeof(T));
 constexpr int64_t kPackedBytes = 768 * 1024;  // three quarters of a server core's second cache
 // The rows of A that tiles share fill most of the first cache: the deeper, the less often C is read
-// and written.
-constexpr int64_t kRowsBytes = 24 * 1024;
+// and written. A narrow C, whose sums take twice the room, is worth reading rows from the second.
+template <class In>
+constexpr int64_t kRowsBytes = (kNarrow<In> ? 48 : 24) * 1024;
 
 int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
@@ -91,7 +88,8 @@ struct Product {
           const int64_t x = j + v * kWidth<T>;
           for (int64_t i = 0; i < (v == 0 ? 1 : 2) * kTogether<In>; ++i)
             __builtin_prefetch(b + (kRowsAhead + i) * t.b_k + x, 0, 2);
-          pack_vector(b + x, t.b_k, to + v * kWidth<T>);
+          *reinterpret_cast<typename Vector<T>::type*>(to + v * kWidth<T>) =
+              vector_of_units(b + x, t.b_k);
         }
       for (int64_t j = 0; j < rest; ++j) to[j] = unit(b + whole + j, t.b_k);
     }
@@ -104,44 +102,43 @@ struct Product {
     else
       return *from;
   }
-  // The units of neighbouring columns.
-  static void pack_vector(const In* from, [[maybe_unused]] int64_t step, T* to) {
+  // Those of neighbouring rows or columns.
+  static auto vector_of_units(const In* from, [[maybe_unused]] int64_t step) {
     using Vec = typename Vector<T>::type;
     if constexpr (kTogether<In> == 2)
-      *reinterpret_cast<Vec*>(to) = interleave(from, from + step);
+      return interleave(from, from + step);
     else
-      *reinterpret_cast<Vec*>(to) = *reinterpret_cast<const Vec*>(from);
+      return *reinterpret_cast<const Vec*>(from);
   }
 
-  // Rows of A in sides, which begin a line apart beyond a power of two, so that one column of all
-  // of them fits the first cache.
-  static int64_t side_of_a(int64_t k) { return k * kSide<In> + kLine<T>; }
+  // Rows of A in sides, one for each row of tiles. They begin a line apart beyond a power of two,
+  // so that one column of all of them fits the first cache.
+  static int64_t side_of_a(int64_t k) { return k * kTileRows + kLine<T>; }
+  // Of dense columns a vector at a time, where whole sides make one.
+  static constexpr int64_t kAtOnce = kWidth<T> % kTileRows == 0 ? kWidth<T> : kTileRows;
   void pack_a(const In* a, int64_t rows, int64_t k) const {
-    for (int64_t p = 0; p < k; ++p, a += kTogether<In> * t.a_k) {
-      T* to = packed_a + p * kSide<In>;
+    const int64_t side = side_of_a(k), row = t.a_m, column = t.a_k;
+    for (int64_t p = 0; p < k; ++p, a += kTogether<In> * column) {
+      T* to = packed_a + p * kTileRows;
       int64_t i = 0;
-      for (; t.a_m == 1 && i + kSide<In> <= rows; i += kSide<In>, to += side_of_a(k)) {
+      for (; row == 1 && i + kAtOnce <= rows; i += kAtOnce, to += kAtOnce / kTileRows * side) {
         for (int64_t e = 0; e < kTogether<In>; ++e)
-          __builtin_prefetch(a + (kRowsAhead + e) * t.a_k + i, 0, 2);
-        if constexpr (kNarrow<In>)
-          interleave_side(a + i, a + i + t.a_k, to);
+          __builtin_prefetch(a + (kRowsAhead + e) * column + i, 0, 2);
+        if constexpr (kAtOnce == 2 * kTileRows)
+          store_halves(to, to + side, vector_of_units(a + i, column));
         else
-          __builtin_memcpy(to, a + i, kSide<In> * sizeof(T));
+          __builtin_memcpy(to, a + i, kTileRows * sizeof(T));
       }
-      for (; i < rows; i += kSide<In>, to += side_of_a(k))
-        for (int64_t r = 0; r < least(kSide<In>, rows - i); ++r)
-          to[r] = unit(a + (i + r) * t.a_m, t.a_k);
+      for (; i < rows; i += kTileRows, to += side)
+        for (int64_t r = 0; r < least(kTileRows, rows - i); ++r)
+          to[r] = unit(a + (i + r) * row, column);
     }
-  }
-  static void interleave_side(const In* first, const In* second, T* to) {
-    static_assert(kSide<In> % 8 == 0);
-    for (int64_t r = 0; r < kSide<In>; r += 8) interleave_8(first + r, second + r, to + r);
   }
 
   // Tile number `at` of `tiles` fetches its share of `rows` rows: one of their columns of lines.
   static void share(Ahead<In>& walk, int which, const In* from, int64_t row, int64_t rows,
                     int64_t width, int64_t at, int64_t tiles) {
-    const int64_t lines = pieces(width, kLine<In>);
+    const int64_t lines = pieces(width, kLine<In>) + (row % kLine<In> != 0);
     walk.at[which] = from + at % lines * kLine<In> + at / lines * lines * rows / tiles * row;
     walk.step[which] = row;
   }
@@ -158,12 +155,11 @@ struct Product {
         walk.at[s] = a + (kTileRows + (panel + s * panels) % kTileRows) * t.a_m,
         walk.step[s] = 4 * kTogether<In>;
     } else {
-      const int64_t first = i / kGroupRows<In> * kGroupRows<In>,
-                    rows = least(kGroupRows<In>, t.m - first);
+      const int64_t first = i / kGroupRows * kGroupRows, rows = least(kGroupRows, t.m - first);
       const bool last = first + rows == t.m;
       share(walk, 0, last ? a - first * t.a_m + k * t.a_k : a + rows * t.a_m, t.a_k,
             last ? next_k : k,
-            last ? least(kGroupRows<In>, t.m) : least(kGroupRows<In>, t.m - first - rows),
+            last ? least(kGroupRows, t.m) : least(kGroupRows, t.m - first - rows),
             (i - first) / kTileRows * panels + panel, pieces(rows, kTileRows) * panels);
     }
     if (next_k > 0 && walk.step[1] == 0)
@@ -202,9 +198,9 @@ struct Product {
         rows_of_tiles<V, kAdd>(a, t.a_m / kTogether<In>, 1, panel, kPanel<T>, to, to_row, rows, k,
                                next);
       else if (in_place)
-        rows_of_tiles<V, kAdd>(a, 1, kSide<In>, panel, t.b_k, to, to_row, rows, k, next);
+        rows_of_tiles<V, kAdd>(a, 1, kTileRows, panel, t.b_k, to, to_row, rows, k, next);
       else
-        rows_of_tiles<V, kAdd>(a, 1, kSide<In>, panel, kPanel<T>, to, to_row, rows, k, next);
+        rows_of_tiles<V, kAdd>(a, 1, kTileRows, panel, kPanel<T>, to, to_row, rows, k, next);
     };
     int64_t j = 0;
     for (; j + kPanel<T> <= width; j += kPanel<T>, panel += next_panel)
@@ -242,12 +238,12 @@ struct Product {
     if (!b_in_place<T>(t)) pack_b(b, k);
     const In* next_b = b + k * kTogether<In> * t.b_k;
     for (int64_t i = 0; i < t.m; i += kTileRows) {
-      const int64_t in_group = rows_of_a() ? 0 : i % kGroupRows<In>;
+      const int64_t in_group = rows_of_a() ? 0 : i % kGroupRows;
       const In *left = a + i * t.a_m, *next_a = left - in_group * t.a_m;
       const T* units = reinterpret_cast<const T*>(left);
       if (!rows_of_a()) {
-        if (in_group == 0) pack_a(left, least(kGroupRows<In>, t.m - i), k);
-        units = packed_a + in_group / kSide<In> * side_of_a(k) + in_group % kSide<In>;
+        if (in_group == 0) pack_a(left, least(kGroupRows, t.m - i), k);
+        units = packed_a + in_group / kTileRows * side_of_a(k) + in_group % kTileRows;
       }
       row_of_tiles<kAdd>(units, b, c, i, k, next_a, next_b, next_k);
       if constexpr (kNarrow<In>)
@@ -296,10 +292,10 @@ struct Workspace {
   explicit Workspace(const PackedTile& t) {
     constexpr int64_t kPacked = kPackedBytes / int64_t(sizeof(T));
     const int64_t k = chain_of(t) / kTogether<In>, row = pieces(t.n, kPanel<T>) * kPanel<T>,
-                  sides = t.a_k == 1 ? 0 : pieces(least(t.m, kGroupRows<In>), kSide<In>),
-                  column = sides * kSide<In>;
-    const int64_t shared_rows = (t.a_k == 1 ? kTileRows : kSide<In>)*int64_t(sizeof(T));
-    depth = least(k, least(kRowsBytes / shared_rows, kPacked / (row + column)));
+                  sides = t.a_k == 1 ? 0 : pieces(least(t.m, kGroupRows), kTileRows),
+                  column = sides * kTileRows;
+    depth = least(
+        k, least(kRowsBytes<In> / (kTileRows * int64_t(sizeof(T))), kPacked / (row + column)));
     a = least(k * column, kPacked) + sides * kLine<T>;
     b = least(k * row, kPacked);
     sums_row = row;

@@ -87,11 +87,13 @@ inline Pairs interleave(__m256i first, __m256i second) {
   return Pairs(_mm512_maskz_cvtepu16_epi32(0xffff, first)) |
          Pairs(_mm512_maskz_cvtepu16_epi32(0xffff, second)) << 16;
 }
-inline void interleave_8(const uint16_t* first, const uint16_t* second, Bf16Pair* to) {
-  __m128i low, high;
-  __builtin_memcpy(&low, first, sizeof(low)), __builtin_memcpy(&high, second, sizeof(high));
-  const __m128i pairs[] = {_mm_unpacklo_epi16(low, high), _mm_unpackhi_epi16(low, high)};
-  __builtin_memcpy(to, pairs, sizeof(pairs));
+// The lower and the upper half of a vector to two places. Masked as larger() is.
+template <class T, class Vec>
+inline void store_halves(T* low, T* high, Vec x) {
+  const __m256i halves[] = {_mm512_maskz_extracti64x4_epi64(0xf, __m512i(x), 0),
+                            _mm512_maskz_extracti64x4_epi64(0xf, __m512i(x), 1)};
+  __builtin_memcpy(low, &halves[0], sizeof(__m256i));
+  __builtin_memcpy(high, &halves[1], sizeof(__m256i));
 }
 inline Pairs interleave(const uint16_t* first, const uint16_t* second) {
   __m256i low, high;
