@@ -1,7 +1,7 @@
-// Convolutions on the CPU. f32 and bf16 run in oneDNN: activations lie channels-last, operands that
-// do not are copied so once, and weights are packed into the layout that the library wants (a few
-// percent of the time where measured); kernels of one place are matrix products, and gradients of
-// bf16 weights ours. f64, and padding that the library does not know, run in a loop nest of ours;
+// Convolutions on the CPU: activations lie channels-last, operands that do not are copied so once.
+// bf16 with whole panels of channels is computed by kernels of ours, and so are f32 convolutions
+// that products are faster for; others of f32 and bf16 run in oneDNN, which has weights packed into
+// the layout that it wants. f64, and padding that the library does not know, run in a loop nest;
 // f16 is computed in f32. Invariant: a result of activations is channels-last, one of weights is
 // row-major.
 #include <algorithm>
@@ -10,6 +10,7 @@
 #include <unordered_map>
 
 #include "core/backend/cpu/channels_last.h"
+#include "core/backend/cpu/conv_dot_rows.h"
 #include "core/backend/cpu/conv_dot_weight.h"
 #include "core/backend/cpu/conv_places.h"
 #include "core/backend/cpu/conv_product.h"
@@ -215,7 +216,21 @@ bool by_places(ConvRole role, const ConvAttributes::Window& window, const ConvMe
 }
 
 bool by_dots(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
-  return role == ConvRole::kWeight && suits_conv_dot_weight(window, m.x, m.w, m.y);
+  return role == ConvRole::kWeight ? suits_conv_dot_weight(window, m.x, m.w, m.y)
+                                   : suits_conv_dot_rows(role, window, m.x, m.w, m.y);
+}
+size_t dots_workspace(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
+  return role == ConvRole::kWeight ? conv_dot_weight_workspace(window, m.x, m.w, m.y)
+                                   : conv_dot_rows_workspace(role, window, m.x, m.w, m.y);
+}
+void run_dots(ConvRole role, const ConvAttributes::Window& window, const Operands& o,
+              Workspace work) {
+  const Tensor x = role == ConvRole::kInput ? o.x : as_channels_last(o.x),
+               y = role == ConvRole::kOutput ? o.y : as_channels_last(o.y);
+  if (role == ConvRole::kWeight)
+    run_conv_dot_weight(window, x, o.w, y, work);
+  else
+    run_conv_dot_rows(role, window, x, o.w, y, work);
 }
 
 void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
@@ -236,7 +251,7 @@ void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta
   plan.workspace_bytes =
       is_conv_product(a.window, m.x, m.w, m.y) ? conv_product_workspace(role, m.x, m.w, m.y)
       : by_places(role, a.window, m)           ? conv_places_workspace(a.window, m.x, m.w, m.y)
-      : by_dots(role, a.window, m)             ? conv_dot_weight_workspace(a.window, m.x, m.w, m.y)
+      : by_dots(role, a.window, m)             ? dots_workspace(role, a.window, m)
                                                : prepared(role, a.window, m).workspace();
 }
 
@@ -255,7 +270,7 @@ void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const
   if (by_places(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
     return run_conv_places(a.window, as_channels_last(o.x), o.w, as_channels_last(o.y), work);
   if (by_dots(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
-    return run_conv_dot_weight(a.window, as_channels_last(o.x), o.w, as_channels_last(o.y), work);
+    return run_dots(role, a.window, o, work);
   if (in_library(a, out[0].dtype())) return run_library(role, a.window, o, work);
   if (out[0].dtype() == kF64 || out[0].dtype() == kF32)
     return run_conv_nest(role, a.window, o.x, o.w, o.y);

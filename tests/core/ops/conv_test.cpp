@@ -52,6 +52,8 @@ std::vector<Setting> settings() {
           {{2, 64, 9, 6}, {80, 64, 3, 2}, {.padding = {1, 2}, .dilation = {2, 3}}},
           {{4, 32, 40, 38}, {32, 32, 3, 3}, {.padding = 1}},
           {{2, 64, 61, 60}, {16, 64, 3, 3}, {.stride = {2, 1}, .padding = {0, 2}}},
+          {{3, 32, 13, 12}, {64, 32, 3, 3}, {.stride = {2, 3}, .padding = 1}},
+          {{2, 64, 9, 10}, {32, 64, 2, 3}, {.padding = {1, 3}, .dilation = {3, 2}}},
           {{6, 32, 12, 11}, {48, 32, 5, 5}, {.padding = 2}},
           {{1, 17, 9, 11}, {19, 17, 3, 3}, {.padding = 1, .dilation = 2}},
           {{2, 32, 12, 12}, {32, 1, 3, 3}, {.padding = 1, .groups = 32}},
@@ -80,20 +82,22 @@ TEST(Conv, SixteenBitFloatsAreSummedWide) {
 }
 
 TEST(Conv, AnyFormatOfOperandsGivesTheSameBits) {
-  for (const Setting& s : settings()) {
-    Tensor x = cast(sample_values(s.x, -1, 1, 1), kF32),
-           w = cast(sample_values(s.w, -1, 1, 2), kF32);
-    Results want = evaluate(x, w, s.options);
-    constexpr MemoryFormat kLast = MemoryFormat::kChannelsLast;
-    EXPECT_TRUE(want.y.is_contiguous(kLast));
-    EXPECT_TRUE(want.dx.is_contiguous(kLast));
-    for (auto& [a, b] : {std::pair{x.contiguous(kLast), w}, {x, w.contiguous(kLast)}}) {
-      Results got = evaluate(a, b, s.options);
-      EXPECT_EQ(difference(got.y, want.y), 0);
-      EXPECT_EQ(difference(got.dx, want.dx), 0);
-      EXPECT_EQ(difference(got.dw, want.dw), 0);
+  for (const Setting& s : settings())
+    for (DType dtype : {kF32, kBF16}) {
+      SCOPED_TRACE(to_string(s.x) + " " + to_string(s.w));
+      Tensor x = cast(sample_values(s.x, -1, 1, 1), dtype),
+             w = cast(sample_values(s.w, -1, 1, 2), dtype);
+      Results want = evaluate(x, w, s.options);
+      constexpr MemoryFormat kLast = MemoryFormat::kChannelsLast;
+      EXPECT_TRUE(want.y.is_contiguous(kLast));
+      EXPECT_TRUE(want.dx.is_contiguous(kLast));
+      for (auto& [a, b] : {std::pair{x.contiguous(kLast), w}, {x, w.contiguous(kLast)}}) {
+        Results got = evaluate(a, b, s.options);
+        EXPECT_EQ(difference(got.y, want.y), 0);
+        EXPECT_EQ(difference(got.dx, want.dx), 0);
+        EXPECT_EQ(difference(got.dw, want.dw), 0);
+      }
     }
-  }
 }
 
 TEST(Conv, AWeightMayBeABroadcastView) {

@@ -1,10 +1,12 @@
-// bf16 convolutions by dot instructions. A weight's gradient is a product for each tap, dw[tap] =
-// g' x[shifted by tap], summed over places: both operands are packed once for all taps, pairs being
-// two images, so that a shift moves whole units. Invariant: an element of dw goes through the same
-// additions whatever tile it falls into.
+// bf16 convolutions by dot instructions. Results of activations are products whose rows are found
+// by pointers: a row of the result sums, tap by tap, a row of channels of the operand, or of zeros
+// beyond its border, times that tap of the weight; all of it stays in registers. A weight's
+// gradient is a product for each tap, dw[tap] = g' x[shifted by tap], summed over places: both
+// operands are packed once for all taps, pairs being two images, so that a shift moves whole units.
+// Invariant: an element of dw goes through the same additions whatever tile it falls into.
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/conv_dot_table.h"
-#include "core/backend/cpu/kernels/vector.h"
+#include "core/backend/cpu/kernels/microgemm.h"
 
 namespace tessera::cpu {
 namespace {
@@ -72,26 +74,112 @@ void tile(const DotWalk& w, const uint32_t* g, const uint32_t* x, float* sums, b
       reinterpret_cast<Floats*>(sums)[r * kVectors + v] = acc[r][v];
 }
 
-// to[c * taps + t] = from[t * kDotPanel + c] of 16 columns c, up to 16 taps; what lies behind, up
-// to 16 elements, is written too.
-void transpose_16(const uint16_t* from, int64_t taps, uint16_t* to) {
-  __m256i rows[2][16];
-  for (int t = 0; t < 16; ++t) {
-    rows[0][t] = _mm256_setzero_si256();
-    if (t < taps) __builtin_memcpy(&rows[0][t], from + t * kDotPanel, sizeof(__m256i));
+// 16 rows of 16 elements become columns, in pieces: four perfect shuffles of the rows, in each half
+// of a register by itself. Then register 2 c + h holds rows 8 h .. 8 h + 7 of columns c and 8 + c.
+struct Turned {
+  __m256i at[16];
+  const char* column(int64_t c) const {
+    return reinterpret_cast<const char*>(at + c % 8 * 2) + c / 8 * 16;
   }
-  // Four perfect shuffles of the rows, in each half of a register by itself: then register 2 c + h
-  // holds taps 8 h .. 8 h + 7 of columns c and 8 + c.
+};
+inline __attribute__((always_inline)) void turn(Turned& rows) {
+  Turned other;
+  Turned* in_turn[] = {&rows, &other};
   for (int stage = 0; stage < 4; ++stage)
     for (int i = 0; i < 8; ++i) {
-      const __m256i a = rows[stage % 2][i], b = rows[stage % 2][i + 8];
-      rows[1 - stage % 2][2 * i] = _mm256_unpacklo_epi16(a, b);
-      rows[1 - stage % 2][2 * i + 1] = _mm256_unpackhi_epi16(a, b);
+      const __m256i a = in_turn[stage % 2]->at[i], b = in_turn[stage % 2]->at[i + 8];
+      in_turn[1 - stage % 2]->at[2 * i] = _mm256_unpacklo_epi16(a, b);
+      in_turn[1 - stage % 2]->at[2 * i + 1] = _mm256_unpackhi_epi16(a, b);
     }
+}
+
+// to[c * taps + t] = from[t * kDotPanel + c] of 16 columns c, up to 16 taps; what lies behind, up
+// to 16 elements, is written too.
+void join_taps(const uint16_t* from, int64_t taps, uint16_t* to) {
+  Turned rows;
+  for (int t = 0; t < 16; ++t) {
+    rows.at[t] = _mm256_setzero_si256();
+    if (t < taps) __builtin_memcpy(&rows.at[t], from + t * kDotPanel, sizeof(__m256i));
+  }
+  turn(rows);
   for (int c = 0; c < 16; ++c, to += taps) {
-    const char* at = reinterpret_cast<const char*>(&rows[0][c % 8 * 2]) + c / 8 * 16;
-    __builtin_memcpy(to, at, 16);
-    if (taps > 8) __builtin_memcpy(to + 8, at + sizeof(__m256i), 16);
+    __builtin_memcpy(to, rows.column(c), 16);
+    if (taps > 8) __builtin_memcpy(to + 8, rows.column(c) + sizeof(__m256i), 16);
+  }
+}
+
+void split_taps(const uint16_t* from, int64_t taps, int64_t channels, uint16_t* to,
+                int64_t tap_step) {
+  int64_t c = 0;
+  // Reads 16 elements of each row, of which those beyond the taps belong to the next.
+  for (; taps <= 16 && c + 32 <= channels; c += 16) {
+    Turned rows;
+    for (int64_t i = 0; i < 16; ++i)
+      __builtin_memcpy(&rows.at[i], from + (c + i) * taps, sizeof(__m256i));
+    turn(rows);
+    for (int64_t t = 0; t < taps; ++t) {
+      __builtin_memcpy(to + t * tap_step + c, rows.column(t), 16);
+      __builtin_memcpy(to + t * tap_step + c + 8, rows.column(t) + sizeof(__m256i), 16);
+    }
+  }
+  for (; c < channels; ++c)
+    for (int64_t t = 0; t < taps; ++t) to[t * tap_step + c] = from[c * taps + t];
+}
+
+void pack_weight(const uint16_t* w, int64_t step, bool across, int64_t pairs, int64_t columns,
+                 uint32_t* to) {
+  if (!across) {
+    transpose(reinterpret_cast<const Bf16Pair*>(w), step / 2, columns, pairs,
+              reinterpret_cast<Bf16Pair*>(to), kDotPanel);
+    return;
+  }
+  for (int64_t k = 0; k < pairs; ++k, w += 2 * step, to += kDotPanel)
+    for (int64_t j = 0; j < columns; j += kWidth<float>) {
+      const Pairs units = interleave(w + j, w + step + j);
+      __builtin_memcpy(to + j, &units, sizeof(units));
+    }
+}
+
+void rows(const DotRows& r) {
+  constexpr int kVectors = kDotPanel / kWidth<float>;
+  const uint32_t* panel = r.b;
+  const char* fetch = r.fetch;
+  int64_t lines = r.lines;
+  for (int64_t p = 0; p < r.panels; ++p, panel += r.panel_units) {
+    Floats acc[kDotTileRows][kVectors] = {};
+    const int64_t fetch_step = lines > 0 ? 64 : 0;
+    for (int64_t t = 0; t < r.taps; ++t) {
+      const Bf16Pair* a[kDotTileRows];
+      for (int i = 0; i < kDotTileRows; ++i)
+        a[i] = reinterpret_cast<const Bf16Pair*>(r.a[t * kDotTileRows + i]);
+      const uint32_t* b = panel + r.tap_at[t];
+      int64_t k = 0;
+      auto step = [&]() __attribute__((always_inline)) {
+        Pairs bv[kVectors];
+        for (int v = 0; v < kVectors; ++v) bv[v] = reinterpret_cast<const Pairs*>(b)[v];
+        for (int i = 0; i < kDotTileRows; ++i) {
+          const Pairs s = spread(a[i][k]);
+          for (int v = 0; v < kVectors; ++v) acc[i][v] = multiply_add(s, bv[v], acc[i][v]);
+        }
+        ++k, b += kDotPanel;
+      };
+      auto four_steps = [&]() __attribute__((always_inline)) {
+        __builtin_prefetch(fetch, 0, 2), fetch += fetch_step;
+        step(), step(), step(), step();
+      };
+      // Of the last tap, where results will go: one line for each four pairs.
+      if (t + 1 == r.taps)
+        for (int i = 0; i < kDotTileRows && k + 4 <= r.pairs; ++i) {
+          __builtin_prefetch(r.c[i] + p * kDotPanel, 1, 3);
+          four_steps();
+        }
+      while (k + 4 <= r.pairs) four_steps();
+      while (k < r.pairs) step();
+    }
+    lines -= r.taps * (r.pairs / 4);
+    for (int i = 0; i < kDotTileRows; ++i)
+      for (int v = 0; v < kVectors; ++v)
+        store_narrow(r.c[i] + p * kDotPanel + v * kWidth<float>, acc[i][v]);
   }
 }
 
@@ -115,7 +203,7 @@ void store(const float* tiles, int64_t panels, int64_t taps, uint16_t* dw, int64
       }
       if (taps == 1) continue;
       for (int64_t c = 0; taps <= 16 && c < kDotPanel; c += 16)
-        transpose_16(scratch + c, taps, turned + c * taps);
+        join_taps(scratch + c, taps, turned + c * taps);
       for (int64_t c = 0; taps > 16 && c < kDotPanel; ++c)
         for (int64_t t = 0; t < taps; ++t) turned[c * taps + t] = scratch[t * kDotPanel + c];
       __builtin_memcpy(to, turned, size_t(kDotPanel * taps) * sizeof(uint16_t));
@@ -129,7 +217,8 @@ void store(const float* tiles, int64_t panels, int64_t taps, uint16_t* dw, int64
 template <>
 const ConvDotTable& isa_table<ConvDotTable, isa::TESSERA_ISA>() {
 #if defined(__AVX512F__)
-  static const ConvDotTable table{pack_panels, pack_sides, tile, store};
+  static const ConvDotTable table{rows,       pack_weight, split_taps, pack_panels,
+                                  pack_sides, tile,        store};
 #else
   static const ConvDotTable table{};
 #endif

@@ -24,7 +24,29 @@ struct DotPixels {
 struct DotWalk {
   int64_t pairs, x_pair, rows, x_row, width, x_step;
 };
+/// A group of kDotTileRows rows of a product whose rows are found by pointers: c[r] = sum over taps
+/// of a[tap][r] b[tap], c having `panels` of kDotPanel elements. b holds for each panel, and for
+/// each tap at `tap_at` from there, `pairs` times kDotPanel units: two rows of it interleaved.
+struct DotRows {
+  int64_t taps, pairs, panels, panel_units;
+  const int64_t* tap_at;
+  const uint16_t* const* a;  // [taps][kDotTileRows]
+  const uint32_t* b;
+  uint16_t* const* c;
+  const char* fetch;  // cache lines to fetch: with every fourth pair one
+  int64_t lines;
+};
+
 struct ConvDotTable {
+  void (*rows)(const DotRows& r);
+  /// One tap of a panel of b, its `columns` being kDotPanel, from rows of a weight that lie `step`
+  /// apart: unit (k, j) is elements 2 k and 2 k + 1 of row j, or where `across`, element j of rows
+  /// 2 k and 2 k + 1.
+  void (*pack_weight)(const uint16_t* w, int64_t step, bool across, int64_t pairs, int64_t columns,
+                      uint32_t* to);
+  /// to[t * tap_step + c] = from[c * taps + t] for t < taps and c < channels.
+  void (*split_taps)(const uint16_t* from, int64_t taps, int64_t channels, uint16_t* to,
+                     int64_t tap_step);
   /// Interleaves two images' pixels: unit j of pixel i in panel or side p goes to
   /// to[p * stride + i * width + j], where width is kDotPanel or kDotSide and divides the channels.
   void (*pack_panels)(const DotPixels& from, uint32_t* to, int64_t stride);
