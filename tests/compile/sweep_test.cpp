@@ -8,6 +8,7 @@
 #include "compile/verify.h"
 #include "tests/compile/passes/close.h"
 #include "tests/compile/samples.h"
+#include "tests/support/channels_last.h"
 
 namespace tessera::compiler {
 namespace {
@@ -55,6 +56,48 @@ void compile_sweep(const std::string& skip) {
 
 TEST(CompileSweep, CompiledEqualsEager) { compile_sweep(""); }
 TEST(CompileSweep, WithoutFusedKernelsToTheBit) { compile_sweep("decompose,accumulate,fuse"); }
+
+// Every op on operands in channels-last memory, pointwise ones together in a graph.
+TEST(CompileSweep, ChannelsLastEqualsEager) {
+  std::vector<Sample> pointwise;
+  auto check = [](const std::vector<Sample>& samples, const std::string& what) {
+    std::vector<Tensor> in;
+    Tensors eager;
+    auto all = [&](const std::vector<Tensor>& operands) {
+      Tensors out;
+      auto at = operands.begin();
+      for (const Sample& s : samples) {
+        const auto next = at + int64_t(s.in.size());
+        for (Tensor& t : defined_only(evaluate(s, {at, next}))) out.push_back(std::move(t));
+        at = next;
+      }
+      return out;
+    };
+    for (const Sample& s : samples) in.insert(in.end(), s.in.begin(), s.in.end());
+    in = test::channels_last(in);
+    const Tensors want = all(in);
+    auto f = compile(all);
+    for (int call = 0; call < 3; ++call)
+      expect_close(f(in), want, kReordered, what + " call " + std::to_string(call));
+    EXPECT_EQ(f.report().replays, 1) << what << ": " << f.report().why_not;
+  };
+  int forms = 0;
+  test::for_each_sample([&](const Sample& sample, const std::string& what) {
+    const std::optional<Sample> s = test::with_channels(sample);
+    if (!s) return;
+    ++forms;
+    if (test::is_pointwise(*s))
+      pointwise.push_back(*s);
+    else
+      check({*s}, what);
+  });
+  EXPECT_GT(forms, 150);
+  constexpr size_t kTogether = 40;  // a compiler run each
+  for (size_t i = 0; i < pointwise.size(); i += kTogether)
+    check({pointwise.begin() + int64_t(i),
+           pointwise.begin() + int64_t(std::min(i + kTogether, pointwise.size()))},
+          fmt::format("pointwise ops from number {} on", i));
+}
 
 TEST(TraceSweep, ReplayFollowsItsInputs) {
   for (const char* name : {"mul", "contract", "softmax", "layer_norm", "sum", "gelu"}) {

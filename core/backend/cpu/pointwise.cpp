@@ -42,10 +42,9 @@ struct Blocked {
   }
 };
 
-void plan_in_place(const Primitive&, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
-  plan.in_place = true;
-  // A permuted dense operand gives a result of the same layout, so that nothing is read across its
-  // grain.
+// A permuted dense operand gives a result of the same layout, so that nothing is read across its
+// grain.
+void plan_layout(const Primitive&, std::span<const Tensor> in, std::span<Meta> out, Plan&) {
   for (const Tensor& t : in)
     if (t.shape() == out[0].shape) {
       if (t.is_contiguous()) return;
@@ -64,6 +63,12 @@ void plan_in_place(const Primitive&, std::span<const Tensor> in, std::span<Meta>
       if (permuted) out[0].strides = t.strides();
       return;
     }
+}
+
+void plan_in_place(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out,
+                   Plan& plan) {
+  plan.in_place = true;
+  plan_layout(prim, in, out, plan);
 }
 
 const PointwiseLoops& loops_of(OpId op) {
@@ -176,7 +181,7 @@ void register_pointwise(KernelTable& t) {
     t.add(DeviceKind::kCPU, loops.rows[i].name, {plan_in_place, run_pointwise});
   for (const char* op : {"floor_divide", "remainder", "fmod"})
     t.add(DeviceKind::kCPU, op, {plan_in_place, run_integer_checked});
-  t.add(DeviceKind::kCPU, "cast", {nullptr, run_cast});
+  t.add(DeviceKind::kCPU, "cast", {plan_layout, run_cast});
   t.add(DeviceKind::kCPU, "copy", {nullptr, run_copy});
   t.add(DeviceKind::kCPU, "where", {nullptr, run_where});
 }
