@@ -37,6 +37,7 @@ int run(int argc, char** argv) {
   Run chosen;
   add_roofline(app, chosen), add_ops(app, chosen), add_collectives(app, chosen);
   add_products(app, chosen), add_train(app, chosen), add_passes(app, chosen);
+  add_int8(app, chosen);
   add_kernels(app, chosen), add_scaling(app, chosen), add_checkpoint(app, chosen);
   add_serve(app, chosen);
   std::string json_path;

@@ -19,6 +19,7 @@ void add_ops(CLI::App& app, Run& run);
 void add_collectives(CLI::App& app, Run& run);
 void add_products(CLI::App& app, Run& run);
 void add_train(CLI::App& app, Run& run);
+void add_int8(CLI::App& app, Run& run);
 void add_passes(CLI::App& app, Run& run);
 void add_kernels(CLI::App& app, Run& run);
 void add_scaling(CLI::App& app, Run& run);

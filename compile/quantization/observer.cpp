@@ -1,0 +1,116 @@
+#include "compile/quantization/observer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/dispatch/copy.h"
+
+namespace tessera::quant {
+
+QuantizationParameters parameters_of_range(double low, double high) {
+  low = std::min(low, 0.0), high = std::max(high, 0.0);
+  // All zeros: any scale will do.
+  if (high - low < 1e-30) return {1.0, 0};
+  // As it is stored, so that a loaded model computes the same.
+  const double scale = double(float((high - low) / 255));
+  return {scale, int(std::clamp(std::nearbyint(-low / scale), 0.0, 255.0))};
+}
+
+void Observed::see(const Tensor& given, std::string_view what) {
+  const Tensor t = given.is_contiguous() || given.is_contiguous(MemoryFormat::kChannelsLast)
+                       ? given
+                       : dense_copy(given);
+  const float* x = t.values<float>();
+  const int64_t n = t.numel();
+  if (n == 0) return;
+  float low = x[0], high = x[0];
+  int64_t bad = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    bad += !(std::abs(x[i]) <= std::numeric_limits<float>::max());
+    low = std::min(low, x[i]), high = std::max(high, x[i]);
+  }
+  TESSERA_CHECK(bad == 0,
+                "calibration: {} of {} values of {} are not finite; look at the weights and at the "
+                "batch",
+                bad, n, what);
+  const double before = min_;  // while there are no bins, the one value seen so far
+  const int64_t seen = count_;
+  min_ = count_ ? std::min(min_, double(low)) : low;
+  max_ = count_ ? std::max(max_, double(high)) : high;
+  count_ += n;
+  if (kind_ != Observer::kHistogram || min_ == max_) return;
+  if (width_ > 0) {
+    grow(low, high);
+  } else {
+    low_ = min_, width_ = (max_ - min_) / kBins * (1 + 1e-9);
+    bins_.assign(kBins, 0);
+    if (before != 0)
+      bins_[size_t(std::clamp((before - low_) / width_, 0.0, kBins - 1.0))] = double(seen);
+  }
+  add_to_bins(x, n);
+}
+
+void Observed::grow(double low, double high) {
+  while (low < low_) {
+    for (int i = kBins - 1; i >= kBins / 2; --i)
+      bins_[size_t(i)] = bins_[size_t(2 * i - kBins)] + bins_[size_t(2 * i - kBins + 1)];
+    std::fill_n(bins_.begin(), kBins / 2, 0.0);
+    low_ -= width_ * kBins, width_ *= 2;
+  }
+  while (high >= low_ + width_ * kBins) {
+    for (int i = 0; i < kBins / 2; ++i)
+      bins_[size_t(i)] = bins_[size_t(2 * i)] + bins_[size_t(2 * i + 1)];
+    std::fill_n(bins_.begin() + kBins / 2, kBins / 2, 0.0);
+    width_ *= 2;
+  }
+}
+
+void Observed::add_to_bins(const float* x, int64_t n) {
+  const float low = float(low_), per = float(1 / width_);
+  for (int64_t i = 0; i < n; ++i) {
+    const int bin = std::clamp(int((x[i] - low) * per), 0, kBins - 1);
+    bins_[size_t(bin)] += x[i] != 0;
+  }
+}
+
+std::pair<double, double> Observed::best_range() const {
+  constexpr int kTries = 64;
+  // Sums over bins of 1, v and v^2, so that a range costs the same whatever its size.
+  std::vector<double> n(kBins + 1, 0), s(kBins + 1, 0), q(kBins + 1, 0);
+  for (int i = 0; i < kBins; ++i) {
+    const double v = low_ + (i + 0.5) * width_, c = bins_[size_t(i)];
+    n[size_t(i) + 1] = n[size_t(i)] + c, s[size_t(i) + 1] = s[size_t(i)] + c * v;
+    q[size_t(i) + 1] = q[size_t(i)] + c * v * v;
+  }
+  auto bin_of = [&](double v) {
+    return size_t(std::clamp((v - low_) / width_, 0.0, double(kBins)));
+  };
+  // sum c (v - edge)^2 over bins [a, b).
+  auto clipped = [&](size_t a, size_t b, double edge) {
+    return (q[b] - q[a]) - 2 * edge * (s[b] - s[a]) + edge * edge * (n[b] - n[a]);
+  };
+  auto error = [&](double low, double high) {
+    const double step = (high - low) / 255;
+    const size_t a = bin_of(low), b = bin_of(high);
+    return step * step / 12 * (n[b] - n[a]) + clipped(0, a, low) + clipped(b, kBins, high);
+  };
+  const double least = std::min(min_, 0.0), most = std::max(max_, 0.0);
+  std::pair<double, double> best{least, most};
+  double smallest = error(least, most);
+  for (int i = least < 0 ? 1 : kTries; i <= kTries; ++i)
+    for (int j = 1; j <= kTries; ++j) {
+      const double low = least * i / kTries, high = most * j / kTries;
+      if (high - low <= 0) continue;
+      if (double e = error(low, high); e < smallest) smallest = e, best = {low, high};
+    }
+  return best;
+}
+
+QuantizationParameters Observed::parameters() const {
+  if (kind_ == Observer::kMinMax || width_ == 0) return parameters_of_range(min_, max_);
+  auto [low, high] = best_range();
+  return parameters_of_range(low, high);
+}
+
+}  // namespace tessera::quant

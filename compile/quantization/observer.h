@@ -1,0 +1,47 @@
+// What calibration remembers of one tensor of a model, and the range that follows. Invariant: a
+// histogram's bins are equally wide and cover all it saw; where a value lies outside, it grows by
+// doubling, which merges bins in pairs and loses nothing else.
+#pragma once
+#include <string_view>
+#include <vector>
+
+#include "core/ops/quantized.h"
+
+namespace tessera::quant {
+
+enum class Observer : uint8_t {
+  kMinMax,     // from the least value to the largest
+  kHistogram,  // the range with the least squared error; the tails may be clipped
+};
+
+class Observed {
+ public:
+  explicit Observed(Observer kind) : kind_(kind) {}
+  /// Takes the values of `t` (f32) into account. Throws UserError naming `what` where one is not
+  /// finite.
+  void see(const Tensor& t, std::string_view what);
+  bool empty() const { return count_ == 0; }
+  double min() const { return min_; }
+  double max() const { return max_; }
+  /// Scale and zero point of u8 for what was seen: 0 is always represented exactly.
+  QuantizationParameters parameters() const;
+
+  static constexpr int kBins = 2048;
+
+ private:
+  void grow(double low, double high);
+  void add_to_bins(const float* x, int64_t n);
+  /// Ends of the range with the least squared error of rounding and clipping.
+  std::pair<double, double> best_range() const;
+
+  Observer kind_;
+  int64_t count_ = 0;
+  double min_ = 0, max_ = 0;
+  double low_ = 0, width_ = 0;  // of the first bin; width 0: there are no bins yet
+  std::vector<double> bins_;    // zeros, which are exact in any range, are not counted
+};
+
+/// Scale and zero point for values in [low, high], widened to hold 0.
+QuantizationParameters parameters_of_range(double low, double high);
+
+}  // namespace tessera::quant

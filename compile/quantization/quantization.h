@@ -1,0 +1,88 @@
+// Inference in eight bits, after training:
+//   auto prepared = quant::prepare(model);                    // the model in eval mode
+//   for (const Tensor& x : batches) prepared->forward(x);     // calibration: values are watched
+//   auto fast = quant::convert(prepared);                     // fast->forward(x), f32 in and out
+// Convolutions and linear layers run on bytes with batch-norm, residual and relu in their epilogue;
+// what is between them stays bytes where it can (views, relu, max-pool) and is f32 otherwise.
+// Jacob et al. 2018, arXiv:1712.05877; names are those of torch.ao.quantization.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "compile/executor.h"
+#include "compile/quantization/lower.h"
+#include "compile/quantization/observer.h"
+#include "core/nn/module.h"
+
+namespace tessera::quant {
+
+struct PrepareOptions {
+  Observer observer = Observer::kHistogram;  // of activations; weights are rounded by channel
+  std::vector<std::string> keep_f32 = {};    // layers by path: "conv1", "fc"
+};
+
+/// A model under calibration: forward(x) is the model's, in f32, and values are watched.
+class Prepared final : public nn::Module {
+ public:
+  Prepared(std::shared_ptr<nn::Module> model, PrepareOptions options);
+  const std::shared_ptr<nn::Module>& model() const { return model_; }
+  const PrepareOptions& options() const { return options_; }
+  /// What follows from the batches so far. Throws UserError naming a layer when there were none.
+  Decisions decide() const;
+
+ protected:
+  Tensor compute(Tensor x) override;
+
+ private:
+  std::shared_ptr<nn::Module> model_;
+  PrepareOptions options_;
+  std::vector<std::pair<Shape, std::unique_ptr<Layers>>> layers_;  // by shape of x
+  std::map<std::string, Observed> observed_;
+};
+
+/// A model on bytes: x f32 as the model takes it -> f32. Every new shape of x is recorded once from
+/// the f32 model, which stays alive for that, and from then on runs its own graph. Inference only:
+/// no gradients, no autocast, not under compile(). Calls from several threads take turns. state()
+/// holds weights (u8 around 128), their scales, biases, and the scale and zero point of each value:
+/// it can be saved and loaded.
+class Quantized final : public nn::Module {
+ public:
+  Quantized(std::shared_ptr<nn::Module> model, std::vector<std::string> keep_f32,
+            const Decisions& decisions);
+  ~Quantized() override;
+  /// A line for each layer: its kernel, the scales of what it reads and writes, what is folded into
+  /// it; then what is computed in f32. Kernels are known after the first forward.
+  std::string report() const;
+
+ protected:
+  Tensor compute(Tensor x) override;
+
+ private:
+  struct Part;
+  struct Plan;
+  Part& part(const std::string& path);
+  Decisions decisions();
+  Plan& plan_for(const Tensor& x);
+
+  std::shared_ptr<nn::Module> model_;
+  std::vector<std::string> keep_f32_;
+  std::map<std::string, std::shared_ptr<Part>> parts_;
+  std::vector<std::string> layers_, roots_;
+  std::vector<std::unique_ptr<Plan>> plans_;
+  mutable std::mutex running_;
+};
+
+/// `model` is one that forward(x) runs: x -> y, all its floats f32, in eval mode, on one rank.
+std::shared_ptr<Prepared> prepare(std::shared_ptr<nn::Module> model, PrepareOptions options = {});
+/// The model is left as it is. Throws UserError without calibration.
+std::shared_ptr<Quantized> convert(const std::shared_ptr<Prepared>& prepared);
+/// From the state() of a converted model, for the same architecture; weights of `model` itself do
+/// not matter but for what runs in f32. Throws UserError for a state that is none.
+std::shared_ptr<Quantized> load(std::shared_ptr<nn::Module> model,
+                                std::span<const NamedTensor> state,
+                                std::vector<std::string> keep_f32 = {});
+
+}  // namespace tessera::quant

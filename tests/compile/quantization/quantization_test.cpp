@@ -1,0 +1,327 @@
+// Models on bytes against the f32 models they come from: layers found, norms folded, residuals in
+// the epilogue, accuracy kept, files, errors.
+#include "compile/quantization/quantization.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/core.h"
+#include "core/io/safetensors.h"
+#include "core/tensor/random.h"
+#include "examples/models/resnet.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::quant {
+namespace {
+
+template <class F>
+std::string error_of(F f) {
+  try {
+    f();
+  } catch (const UserError& e) {
+    return e.what();
+  }
+  return "no error";
+}
+void expect_contains(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << text;
+}
+
+double largest(const Tensor& t) { return amax(abs(t)).item<double>(); }
+// Root of the mean square of a - b, by that of b.
+double relative_error(const Tensor& a, const Tensor& b) {
+  NoGrad off;
+  return std::sqrt(mean(square(a - b)).item<double>() / mean(square(b)).item<double>());
+}
+
+// Statistics that batches would have left behind.
+void draw_statistics(nn::Module& model) {
+  NoGrad off;
+  model.apply([](nn::Module& m) {
+    auto* norm = dynamic_cast<nn::BatchNormNd*>(&m);
+    if (!norm) return;
+    assign_(norm->running_mean, randn(norm->running_mean.shape()) * 0.3);
+    assign_(norm->running_var, rand(norm->running_var.shape()) + 0.5);
+    assign_(norm->weight.detach(), rand(norm->weight.shape()) + 0.5);
+    assign_(norm->bias.detach(), randn(norm->bias.shape()) * 0.2);
+  });
+}
+
+std::shared_ptr<Quantized> calibrated(const std::shared_ptr<nn::Module>& model, const Tensor& x,
+                                      PrepareOptions options = {}) {
+  auto prepared = prepare(model, std::move(options));
+  prepared->forward(x);
+  return convert(prepared);
+}
+
+TEST(Quantization, NormsFoldIntoWeights) {
+  manual_seed(1);
+  auto model = nn::sequential(nn::conv2d({.in = 3, .out = 8, .kernel = 3, .padding = 1}),
+                              nn::batch_norm2d({.channels = 8}), nn::relu(),
+                              nn::conv2d({.in = 8, .out = 5, .kernel = 1, .bias = false}),
+                              nn::batch_norm2d({.channels = 5}));
+  draw_statistics(*model);
+  model->eval();
+  Tensor x = randn({2, 3, 6, 7});
+  Layers found = find_layers([&](const Tensor& t) { return model->forward(t); }, x,
+                             model->named_parameters(), {});
+  ASSERT_EQ(found.layers.size(), 2u);
+  EXPECT_EQ(found.layers[0].name, "0");
+  EXPECT_EQ(found.layers[1].name, "3");
+  EXPECT_TRUE(found.layers[0].relu);
+  EXPECT_FALSE(found.layers[1].relu);
+  NoGrad off;
+  const Layer &a = found.layers[0], &b = found.layers[1];
+  Tensor y = relu(conv2d(x, a.weight, a.bias, {.padding = 1}));
+  y = conv2d(y, b.weight, b.bias);
+  EXPECT_LE(largest(y - model->forward(x)), 1e-5);
+  // The recorded forward itself computes what the model does.
+  Tensor again = run_observed(found, x, [](const Root&, const Tensor&) {});
+  EXPECT_EQ(largest(again - model->forward(x)), 0);
+}
+
+TEST(Quantization, WeightsAreRoundedByChannel) {
+  Layer layer;
+  layer.weight = from_values<float>({1, -2, 0.5f, 0, 0, 0, 100, 3, -127}, {3, 3});
+  layer.bias = zeros({3});
+  LayerTensors t = round_weights(layer);
+  Tensor back = (t.weight.to(kF32) - 128.0) * reshape(t.weight_scale, {3, 1});
+  for (int64_t i : {0, 1, 2}) {
+    const double step = t.weight_scale[i].item<double>();
+    EXPECT_LE(largest(back[i] - layer.weight[i]), step / 2);
+  }
+  EXPECT_EQ(t.weight_scale[1].item<float>(), 1) << "zeros need no scale";
+  EXPECT_EQ(t.weight.to(kI64)[2][2].item<int64_t>(), 1);
+  EXPECT_EQ(t.weight_scale[2].item<float>(), 1);
+}
+
+TEST(Quantization, HistogramsClipTailsWhereThatErrsLess) {
+  Observed least(Observer::kMinMax), body(Observer::kHistogram);
+  manual_seed(2);
+  std::vector<Tensor> seen;
+  for (int i = 0; i < 4; ++i) seen.push_back(randn({200000}) * (1.0 + i));  // the range grows
+  seen.push_back(from_values<float>({-90, 90}, {2}));
+  for (const Tensor& x : seen) least.see(x, "x"), body.see(x, "x");
+  const QuantizationParameters all = least.parameters(), most = body.parameters();
+  EXPECT_NEAR(all.scale, 180.0 / 255, 1e-6);
+  EXPECT_LT(most.scale, 0.9 * all.scale);
+  auto squared_error = [&](const QuantizationParameters& q) {
+    double e = 0;
+    for (const Tensor& x : seen) e += sum(square(dequantize(quantize(x, q), q) - x)).item<double>();
+    return e;
+  };
+  EXPECT_LT(squared_error(most), squared_error(all));
+  // No other range of the same shape errs much less.
+  for (double by : {0.5, 0.8, 1.25, 2.0})
+    EXPECT_LT(squared_error(most), 1.02 * squared_error({most.scale * by, most.zero_point}));
+  Observed positive(Observer::kHistogram);
+  positive.see(relu(randn({1000})), "y");
+  EXPECT_EQ(positive.parameters().zero_point, 0);
+  Observed zero(Observer::kHistogram);
+  zero.see(zeros({10}), "z");
+  EXPECT_EQ(zero.parameters().scale, 1);
+}
+
+models::ResNetOptions tiny(int64_t depth) {
+  return {.depth = depth, .classes = 10, .width = 16, .small_images = false};
+}
+
+TEST(Quantization, ResidualNetworksStayBytes) {
+  for (int64_t depth : {18, 50}) {
+    SCOPED_TRACE(depth);
+    manual_seed(3);
+    auto model = models::resnet(tiny(depth));
+    draw_statistics(*model);
+    model->eval();
+    Tensor x = randn({4, 3, 64, 64});
+    auto fast = calibrated(model, x);
+    NoGrad off;
+    Tensor y = fast->forward(x), want = model->forward(x);
+    EXPECT_EQ(y.dtype(), kF32);
+    EXPECT_LT(relative_error(y, want), depth == 18 ? 0.1 : 0.15);
+    const std::string report = fast->report();
+    size_t lines = size_t(std::ranges::count(report, '\n'));
+    // Every convolution and the linear layer, then the average, and nothing else.
+    EXPECT_EQ(lines, size_t(depth == 18 ? 21 : 54) + 1) << report;
+    expect_contains(report, "conv1: ");
+    expect_contains(report, "layer1.0.conv2: ");
+    expect_contains(report, "1 x avg_pool: f32");
+    expect_contains(report, depth == 18 ? "layer1.1.conv2: " : "layer1.1.conv3: ");
+    expect_contains(report, ", norm folded, residual, relu");
+    expect_contains(report, "fc: ");
+    EXPECT_EQ(report.find("ref"), std::string::npos) << "no reference kernels\n" << report;
+    EXPECT_EQ(largest(fast->forward(x) - y), 0) << "the same bits again";
+    // Another batch and another size run as well, and the first is still there.
+    Tensor other = randn({3, 3, 96, 96});
+    EXPECT_LT(relative_error(fast->forward(other), model->forward(other)), 0.3);
+    EXPECT_EQ(largest(fast->forward(x) - y), 0);
+  }
+}
+
+TEST(Quantization, MinMaxAndLayersKeptInF32) {
+  manual_seed(4);
+  auto model = models::resnet(tiny(18));
+  draw_statistics(*model);
+  model->eval();
+  Tensor x = randn({4, 3, 64, 64});
+  auto fast = calibrated(model, x, {.observer = Observer::kMinMax, .keep_f32 = {"conv1", "fc"}});
+  NoGrad off;
+  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), 0.1);
+  expect_contains(fast->report(), "conv1: f32, as keep_f32 asks");
+  expect_contains(fast->report(), "fc: f32, as keep_f32 asks");
+  expect_contains(
+      error_of([&] { calibrated(model, x, {.keep_f32 = {"convolution1"}}); }),
+      "keep_f32 names convolution1, which is no layer; there are conv1, layer1.0.conv1");
+}
+
+// What is between layers and is not known runs in f32.
+TEST(Quantization, UnknownOpsRunInF32) {
+  manual_seed(5);
+  auto model = nn::sequential(nn::linear(12, 32), nn::gelu(), nn::linear(32, 32),
+                              nn::layer_norm(32), nn::relu(), nn::linear(32, 4));
+  model->eval();
+  Tensor x = randn({7, 5, 12});
+  auto fast = calibrated(model, x);
+  NoGrad off;
+  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), 0.03);
+  expect_contains(fast->report(), "1 x gelu: f32");
+  expect_contains(fast->report(), "1 x layer_norm: f32");
+}
+
+// A residual stream that only norms read is added in f32; one that a layer reads is bytes.
+struct Stream final : nn::Module {
+  explicit Stream(bool normed) : normed(normed) {
+    norm = register_module("norm", nn::layer_norm(16));
+    up = register_module("up", nn::linear(16, 32));
+    down = register_module("down", nn::linear(32, 16));
+    last = register_module("last", nn::linear(16, 16));
+  }
+  bool normed;
+  nn::LayerNormPtr norm;
+  nn::LinearPtr up, down, last;
+
+ protected:
+  Tensor compute(Tensor x) override {
+    Tensor h = (*down)(relu((*up)(normed ? (*norm)(x) : x)));
+    return (*last)(x + h);
+  }
+};
+TEST(Quantization, ResidualsOfTransformersStayF32) {
+  manual_seed(6);
+  for (bool normed : {true, false}) {
+    auto model = std::make_shared<Stream>(normed);
+    model->eval();
+    Tensor x = randn({9, 16});
+    auto fast = calibrated(model, x);
+    NoGrad off;
+    EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), 0.03);
+    EXPECT_EQ(fast->report().find("1 x add: f32") != std::string::npos, normed) << fast->report();
+  }
+}
+
+// Trained here: noisy classes of small images.
+TEST(Quantization, KeepsWhatATrainedModelKnows) {
+  manual_seed(7);
+  const Tensor prototypes = randn({10, 3, 16, 16});
+  auto draw = [&](int64_t n) {
+    Tensor y = randint(0, 10, {n});
+    return std::pair(index_select(prototypes, 0, y) * 0.35 + randn({n, 3, 16, 16}), y);
+  };
+  auto model =
+      nn::sequential(nn::conv2d({.in = 3, .out = 16, .kernel = 3, .padding = 1, .bias = false}),
+                     nn::batch_norm2d({.channels = 16}), nn::relu(), nn::max_pool2d(2),
+                     nn::conv2d({.in = 16, .out = 32, .kernel = 3, .padding = 1, .bias = false}),
+                     nn::batch_norm2d({.channels = 32}), nn::relu(), nn::max_pool2d(2),
+                     nn::flatten(), nn::linear(512, 10));
+  auto opt = optim::AdamW(model->parameters(), {.lr = 3e-3});
+  for (int step = 0; step < 60; ++step) {
+    auto [x, y] = draw(64);
+    Tensor loss = nn::cross_entropy(model->forward(x), y);
+    opt.zero_grad();
+    loss.backward();
+    opt.step();
+  }
+  model->eval();
+  auto prepared = prepare(model);
+  for (int i = 0; i < 4; ++i) prepared->forward(draw(64).first);
+  auto fast = convert(prepared);
+  NoGrad off;
+  auto [x, y] = draw(1000);
+  auto right = [&, &y = y](const Tensor& logits) {
+    return mean(eq(argmax(logits, 1), y).to(kF32)).item<double>();
+  };
+  const Tensor slow_logits = model->forward(x), fast_logits = fast->forward(x);
+  EXPECT_GT(right(slow_logits), 0.6);
+  EXPECT_LT(right(slow_logits), 0.999) << "too easy to tell models apart";
+  EXPECT_NEAR(right(fast_logits), right(slow_logits), 0.01);
+  EXPECT_EQ(fast->report().find("max_pool: f32"), std::string::npos) << fast->report();
+}
+
+TEST(Quantization, FilesHoldTheConvertedModel) {
+  manual_seed(8);
+  auto model = models::resnet(tiny(18));
+  draw_statistics(*model);
+  model->eval();
+  Tensor x = randn({2, 3, 64, 64});
+  auto fast = calibrated(model, x);
+  NoGrad off;
+  Tensor want = fast->forward(x);
+  TempFolder folder;
+  const std::string path = folder / "int8.safetensors";
+  std::vector<NamedTensor> state = fast->state();
+  io::save_safetensors(path, state);
+  size_t bytes = 0;
+  for (const NamedTensor& t : state) bytes += t.tensor.nbytes();
+  EXPECT_LT(double(bytes), 0.3 * 4 * double(model->num_parameters()));
+  auto file = io::SafetensorsFile::open(path);
+  std::vector<NamedTensor> loaded;
+  for (const std::string& name : file.names()) loaded.push_back({name, file.load(name)});
+  auto other = models::resnet(tiny(18));  // weights of its own
+  other->eval();
+  auto again = load(other, loaded);
+  EXPECT_EQ(largest(again->forward(x) - want), 0);
+  // And into a model that has run already.
+  Tensor scale = fast->slot("layer1.0.conv1.weight_scale");
+  assign_(scale, scale * 2.0);
+  EXPECT_NE(largest(fast->forward(x) - want), 0);
+  fast->load_state(loaded);
+  EXPECT_EQ(largest(fast->forward(x) - want), 0);
+  loaded[0].name = "layer9.conv1.something";
+  expect_contains(error_of([&] { load(other, loaded); }), "no tensor of a converted model");
+  expect_contains(error_of([&] { load(other, model->state()); }), "not that of a converted model");
+}
+
+TEST(Quantization, Refusals) {
+  manual_seed(9);
+  auto model = nn::sequential(nn::linear(8, 8), nn::relu(), nn::linear(8, 2));
+  expect_contains(error_of([&] { prepare(model); }), "in training mode; call eval()");
+  model->eval();
+  expect_contains(error_of([&] { convert(prepare(model)); }),
+                  "was not calibrated, so no scale is known (of 0.weight on)");
+  auto prepared = prepare(model);
+  Tensor x = randn({4, 8}), bad = clone(x);
+  bad.data<float>()[3] = INFINITY;
+  expect_contains(error_of([&] { prepared->forward(bad); }),
+                  "1 of 32 values of input are not finite");
+  expect_contains(error_of([&] { prepared->forward(x.to(kBF16)); }), "give it in f32");
+  prepared->forward(x);
+  auto fast = convert(prepared);
+  Tensor leaf = clone(x).requires_grad_();
+  expect_contains(error_of([&] { fast->forward(leaf); }), "run it under NoGrad");
+  EXPECT_FALSE(fast->forward(x).requires_grad());
+  fast->train();
+  expect_contains(error_of([&] { fast->forward(x); }), "call eval()");
+  auto low = nn::sequential(nn::linear(8, 8));
+  low->eval().to(kBF16);
+  expect_contains(error_of([&] { prepare(low); }),
+                  "0.weight is bf16; quantization takes models in f32");
+  auto none = nn::sequential(nn::relu());
+  none->eval();
+  auto watched = prepare(none);
+  watched->forward(x);
+  expect_contains(error_of([&] { convert(watched); }), "no layer that runs on bytes");
+}
+
+}  // namespace
+}  // namespace tessera::quant
