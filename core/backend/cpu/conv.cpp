@@ -249,10 +249,10 @@ void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta
                 : role == ConvRole::kInput ? ConvMetas{out[0], r, l}
                                            : ConvMetas{r, out[0], l};
   plan.workspace_bytes =
-      is_conv_product(a.window, m.x, m.w, m.y) ? conv_product_workspace(role, m.x, m.w, m.y)
-      : by_places(role, a.window, m)           ? conv_places_workspace(a.window, m.x, m.w, m.y)
-      : by_dots(role, a.window, m)             ? dots_workspace(role, a.window, m)
-                                               : prepared(role, a.window, m).workspace();
+      is_conv_product(role, a.window, m.x, m.w, m.y) ? conv_product_workspace(role, m.x, m.w, m.y)
+      : by_places(role, a.window, m) ? conv_places_workspace(a.window, m.x, m.w, m.y)
+      : by_dots(role, a.window, m)   ? dots_workspace(role, a.window, m)
+                                     : prepared(role, a.window, m).workspace();
 }
 
 void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
@@ -265,7 +265,7 @@ void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const
     return;
   }
   const Operands o = operands_of(role, in, out[0]);
-  if (is_conv_product(a.window, o.x.meta(), o.w.meta(), o.y.meta()))
+  if (is_conv_product(role, a.window, o.x.meta(), o.w.meta(), o.y.meta()))
     return run_conv_product(role, a.window, o.x, o.w, o.y, work);
   if (by_places(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
     return run_conv_places(a.window, as_channels_last(o.x), o.w, as_channels_last(o.y), work);

@@ -7,6 +7,7 @@
 
 #include "core/backend/cpu/channels_last.h"
 #include "core/backend/cpu/gemm.h"
+#include "core/base/isa.h"
 
 namespace tessera::cpu {
 namespace {
@@ -48,15 +49,19 @@ Tensor read_places(const Tensor& x, const ConvAttributes::Window& window, const 
 
 }  // namespace
 
-bool is_conv_product(const ConvAttributes::Window& window, const Meta& x, const Meta& w,
-                     const Meta& y) {
-  constexpr int64_t kLeast = 64;
-  if (x.dtype != kF32 || window.groups != 1) return false;
+bool is_conv_product(ConvRole role, const ConvAttributes::Window& window, const Meta& x,
+                     const Meta& w, const Meta& y) {
+  constexpr int64_t kLeast = 64, kDeep = 2048;
+  const int64_t rows = numel(y.shape) / std::max<int64_t>(y.shape[1], 1);
+  // Of bf16 only weights, summed over so few rows that they are packed at once: others are faster
+  // by conv_dot_rows and conv_dot_weight.
+  const bool low = x.dtype == kBF16 && has_bf16_dot() && role == ConvRole::kWeight &&
+                   rows <= kDeep && rows % 2 == 0 && x.shape[1] % 2 == 0 && y.shape[1] % 2 == 0;
+  if ((x.dtype != kF32 && !low) || window.groups != 1) return false;
   for (int i = 0; i < window.stride.size(); ++i)
     if (w.shape[i + 2] != 1 || window.pad_begin[i] != 0 || window.pad_end[i] > 0) return false;
   if (w.strides[0] != 1 && w.strides[1] != 1) return false;
-  const int64_t outputs = y.shape[1];
-  return std::min({x.shape[1], outputs, numel(y.shape) / std::max<int64_t>(outputs, 1)}) >= kLeast;
+  return std::min({x.shape[1], y.shape[1], rows}) >= kLeast;
 }
 
 size_t conv_product_workspace(ConvRole role, const Meta& x, const Meta& w, const Meta& y) {
