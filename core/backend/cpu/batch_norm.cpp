@@ -65,6 +65,14 @@ Tensor channel(const Tensor& t) {
   return wide.is_contiguous() ? wide : dense_copy(wide);
 }
 
+// Values of channels in the order of the second walk.
+template <class E, class T>
+Values<T> arranged(const T* values, const Pieces& p) {
+  Values<T> to(static_cast<size_t>(p.channels));
+  fns<E>().arrange(values, to.data(), p.channels);
+  return to;
+}
+
 // What pieces have for each channel, summed: f(piece, value) of values [pieces, channels].
 template <class T, class F>
 Values<double> total(const Pieces& p, const Values<T>& values, F f) {
@@ -176,9 +184,11 @@ void normalize(const BatchNormAttributes& a, const Pieces& p, const E* x, const 
                 shift.data());
   for (int64_t c = 0; c < p.channels; ++c)
     scale[size_t(c)] *= T(1 / std::sqrt(double(var[c]) + a.eps));
+  const Values<T> means = arranged<E>(mean, p), scales = arranged<E>(scale.data(), p),
+                  shifts = arranged<E>(shift.data(), p);
   p.run_back([&](int64_t at, int64_t rows) {
-    fns<E>().normalize(x + at, added ? added + at : nullptr, a.form.relu, mean, scale.data(),
-                       shift.data(), y + at, rows, p.channels);
+    fns<E>().normalize(x + at, added ? added + at : nullptr, a.form.relu, means.data(),
+                       scales.data(), shifts.data(), y + at, rows, p.channels);
   });
 }
 
@@ -244,11 +254,13 @@ template <class E, class T>
 void write_grad(const GradRows<E>& r, const T* centre, const T* mean_g, const T* slope,
                 const T* scale, const Tensor& dx, const Tensor& dresidual) {
   const E *x = element_values<E>(r.x), *g = element_values<E>(r.g);
+  const Values<T> centres = arranged<E>(centre, r.p), means_g = arranged<E>(mean_g, r.p),
+                  slopes = arranged<E>(slope, r.p), scales = arranged<E>(scale, r.p);
   E* to = elements<E>(dx);
   E* kept = dresidual.defined() ? elements<E>(dresidual) : nullptr;
   r.p.run_back([&](int64_t at, int64_t rows) {
-    fns<E>().grad(g + at, x + at, r.result(at), centre, mean_g, slope, scale, to + at,
-                  kept ? kept + at : nullptr, rows, r.p.channels);
+    fns<E>().grad(g + at, x + at, r.result(at), centres.data(), means_g.data(), slopes.data(),
+                  scales.data(), to + at, kept ? kept + at : nullptr, rows, r.p.channels);
   });
 }
 

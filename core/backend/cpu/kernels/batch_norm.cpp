@@ -12,6 +12,7 @@ namespace {
 constexpr int64_t kBlockRows = 8, kAheadBytes = 8192;
 
 typedef uint32_t WideWords __attribute__((vector_size(kVectorBytes)));
+typedef uint32_t Twos __attribute__((vector_size(kVectorBytes), aligned(2), may_alias));
 typedef uint16_t NarrowWords __attribute__((vector_size(kVectorBytes / 2), aligned(2), may_alias));
 
 // K vectors of channels, and one channel with the same words.
@@ -28,6 +29,11 @@ struct Single {
   T v[1];
 };
 
+// Brain floats are widened by twos, without a shuffle: in a chunk of several vectors these hold the
+// even channels of two vectors' worth, then the odd ones.
+template <class C, class E>
+constexpr bool kByTwos = sizeof(E) == sizeof(BrainFloat) && C::kVectors > 1;
+
 // Vector number i of a chunk at p, in the type of arithmetic. The chunk is the parameter, for the
 // alignment of its vectors is lost where a vector is one.
 template <class C, class E>
@@ -40,7 +46,11 @@ TESSERA_FN typename C::V get(const E* p, int i) {
     return typename C::V(
         __builtin_convertvector(reinterpret_cast<const NarrowWords*>(p)[i], WideWords) << 16);
 }
-// Rounds to nearest even; NaN stays NaN.
+// Bits of brain floats in the upper halves: to nearest even; NaN stays NaN.
+TESSERA_FN WideWords rounded(Floats v) {
+  const WideWords word = WideWords(v), nearest = word + 0x7fff + (word >> 16 & 1);
+  return v == v ? nearest : word | 0x400000;
+}
 template <class C, class E>
 TESSERA_FN void put(E* p, int i, typename C::V v) {
   if constexpr (sizeof(E) != sizeof(BrainFloat)) {
@@ -48,9 +58,7 @@ TESSERA_FN void put(E* p, int i, typename C::V v) {
   } else if constexpr (C::kStep == 1) {
     p[i].bits = fn::to_bf16(v).bits;
   } else {
-    const WideWords word = WideWords(v), rounded = word + 0x7fff + (word >> 16 & 1),
-                    kept = v == v ? rounded : word | 0x400000;
-    reinterpret_cast<NarrowWords*>(p)[i] = __builtin_convertvector(kept >> 16, NarrowWords);
+    reinterpret_cast<NarrowWords*>(p)[i] = __builtin_convertvector(rounded(v) >> 16, NarrowWords);
   }
 }
 
@@ -62,11 +70,63 @@ TESSERA_FN C map(F f) {
 }
 template <class C, class E>
 TESSERA_FN C load(const E* p) {
-  return map<C>([&](int i) { return get<C>(p, i); });
+  if constexpr (kByTwos<C, E>)
+    return map<C>([&](int i) {
+      const WideWords twos = reinterpret_cast<const Twos*>(p)[i / 2];
+      return typename C::V(i % 2 ? twos & 0xffff0000 : twos << 16);
+    });
+  else
+    return map<C>([&](int i) { return get<C>(p, i); });
 }
 template <class C, class E>
 TESSERA_FN void store(E* p, const C& c) {
-  for (int i = 0; i < C::kVectors; ++i) put<C>(p, i, c.v[i]);
+  if constexpr (kByTwos<C, E>)
+    for (int i = 0; i < C::kVectors; i += 2)
+      reinterpret_cast<Twos*>(p)[i / 2] =
+          rounded(c.v[i]) >> 16 | (rounded(c.v[i + 1]) & 0xffff0000);
+  else
+    for (int i = 0; i < C::kVectors; ++i) put<C>(p, i, c.v[i]);
+}
+
+// What has one value a channel, in the order that chunks of E have.
+// Lane i is lane index(i) of a and then b.
+template <class F>
+TESSERA_FN Floats shuffled(Floats a, Floats b, F index) {
+#ifndef __clang__
+  typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
+  Ints from;
+  for (int i = 0; i < kWidth<float>; ++i) from[i] = index(i);
+  return __builtin_shuffle(a, b, from);
+#else
+  Floats r;
+  for (int i = 0; i < kWidth<float>; ++i)
+    r[i] = index(i) < kWidth<float> ? a[index(i)] : b[index(i) - kWidth<float>];
+  return r;
+#endif
+}
+template <class C, class E, class T>
+TESSERA_FN C channels_of(const T* p) {
+  C c = load<C>(p);
+  if constexpr (kByTwos<C, E>) {
+    for (int i = 0; i < C::kVectors; i += 2) {
+      const Floats a = c.v[i], b = c.v[i + 1];
+      c.v[i] = shuffled(a, b, [](int lane) { return 2 * lane; });
+      c.v[i + 1] = shuffled(a, b, [](int lane) { return 2 * lane + 1; });
+    }
+  }
+  return c;
+}
+template <class C, class E, class T>
+TESSERA_FN void set_channels(T* p, C c) {
+  if constexpr (kByTwos<C, E>) {
+    constexpr int kN = kWidth<T>;
+    for (int i = 0; i < C::kVectors; i += 2) {
+      const Floats a = c.v[i], b = c.v[i + 1];
+      c.v[i] = shuffled(a, b, [](int lane) { return lane / 2 + lane % 2 * kN; });
+      c.v[i + 1] = shuffled(a, b, [](int lane) { return (kN + lane) / 2 + lane % 2 * kN; });
+    }
+  }
+  store(p, c);
 }
 // g where y > 0.
 template <class C>
@@ -122,9 +182,10 @@ void moments(const E* x, int64_t rows, int64_t channels, T* centre, T* mean, T* 
         total = map<C>([&](int i) { return total.v[i] + a.v[i]; });
       }
       from = map<C>([&](int i) { return total.v[i] * first_share; });
-      store(centre + c, from);
+      set_channels<C, E>(centre + c, from);
     } else {
-      from = load<C>(centre + c), sum = load<C>(mean + c), squares = load<C>(deviations + c);
+      from = channels_of<C, E>(centre + c), sum = channels_of<C, E>(mean + c),
+      squares = channels_of<C, E>(deviations + c);
     }
     for (int64_t r = 0; r < n; ++r) {
       C a = load<C>(at + r * channels);
@@ -134,12 +195,19 @@ void moments(const E* x, int64_t rows, int64_t channels, T* centre, T* mean, T* 
       squares = map<C>([&](int i) { return squares.v[i] + a.v[i] * a.v[i]; });
     }
     if (r0 + n == rows) {
-      store(mean + c, map<C>([&](int i) { return from.v[i] + sum.v[i] * share; }));
-      store(deviations + c,
-            map<C>([&](int i) { return squares.v[i] - sum.v[i] * sum.v[i] * share; }));
+      set_channels<C, E>(mean + c, map<C>([&](int i) { return from.v[i] + sum.v[i] * share; }));
+      set_channels<C, E>(deviations + c,
+                         map<C>([&](int i) { return squares.v[i] - sum.v[i] * sum.v[i] * share; }));
     } else {
-      store(mean + c, sum), store(deviations + c, squares);
+      set_channels<C, E>(mean + c, sum), set_channels<C, E>(deviations + c, squares);
     }
+  });
+}
+
+template <class E, class T>
+void arrange(const T* from, T* to, int64_t channels) {
+  for_chunks<T>(channels, [&](auto none, int64_t c) {
+    store(to + c, channels_of<decltype(none), E>(from + c));
   });
 }
 
@@ -180,8 +248,8 @@ TESSERA_FN void grad_sums_as(const E* g, const E* x, const E* y, const T* mean, 
   for_blocks<T>(rows, channels, [&](auto none, int64_t c, int64_t r0, int64_t n) {
     using C = decltype(none);
     C total = none, dot = none;
-    if (r0) total = load<C>(sum + c), dot = load<C>(product + c);
-    const C centre = load<C>(mean + c);
+    if (r0) total = channels_of<C, E>(sum + c), dot = channels_of<C, E>(product + c);
+    const C centre = channels_of<C, E>(mean + c);
     for (int64_t r = r0; r < r0 + n; ++r) {
       const int64_t at = r * channels + c;
       C a = load<C>(g + at), b = load<C>(x + at);
@@ -193,7 +261,7 @@ TESSERA_FN void grad_sums_as(const E* g, const E* x, const E* y, const T* mean, 
       total = map<C>([&](int i) { return total.v[i] + a.v[i]; });
       dot = map<C>([&](int i) { return dot.v[i] + a.v[i] * (b.v[i] - centre.v[i]); });
     }
-    store(sum + c, total), store(product + c, dot);
+    set_channels<C, E>(sum + c, total), set_channels<C, E>(product + c, dot);
   });
 }
 template <class E, class T>
@@ -236,7 +304,7 @@ void grad(const E* g, const E* x, const E* y, const T* mean, const T* mean_g, co
 
 template <class E, class T>
 constexpr BatchNormFns<E, T> fns() {
-  return {moments<E, T>, normalize<E, T>, grad_sums<E, T>, grad<E, T>};
+  return {moments<E, T>, arrange<E, T>, normalize<E, T>, grad_sums<E, T>, grad<E, T>};
 }
 
 }  // namespace
