@@ -168,49 +168,56 @@ TESSERA_FN T fold(T* lane) {
     return fold<Op, L / 2>(lane);
   }
 }
-/// Running totals in L interleaved lanes. Loops leave what each lane is to join in `term`. Maxima
-/// of floats are taken as if there were no NaN, and where there was one is kept beside them: the
-/// next element waits for one instruction and not for three.
+/// What a step of a loop leaves in each of L lanes, for as long as the step takes: in registers.
+template <class T, long L>
+struct Terms {
+  alignas(64) T of[L];
+  TESSERA_MEMBER Terms() {}
+};
+/// Running totals in L interleaved lanes of the terms of each step. Maxima of floats are taken as
+/// if there were no NaN, and where there was one is kept beside them: the next element waits for
+/// one instruction and not for three.
 template <class Op, class Element, long L>
 struct Lanes {
   using T = typename Lane<Element>::Type;
   using W = Wide<T, L>;
   using Vector = typename W::Vector;
-  alignas(64) T term[L];
+  using Step = Terms<T, L>;
   Vector total[W::kCount];
   static constexpr bool kMayBeNan = kPicks<Op> && T(0.5) != T(0);
   decltype(Vector{} != Vector{}) nan[W::kCount] = {};
   typedef __typeof__((Vector{} != Vector{})[0]) NanLane __attribute__((may_alias));
 
   TESSERA_MEMBER Lanes() {
-    clear();
-    for (long k = 0; k < W::kCount; ++k) total[k] = terms()[k];
+    Step step;
+    clear(step);
+    for (long k = 0; k < W::kCount; ++k) total[k] = terms(step)[k];
   }
-  TESSERA_MEMBER Vector* terms() { return reinterpret_cast<Vector*>(term); }
+  static TESSERA_MEMBER Vector* terms(Step& step) { return reinterpret_cast<Vector*>(step.of); }
   /// Terms that change nothing.
-  TESSERA_MEMBER void clear() {
-    for (long l = 0; l < L; ++l) term[l] = Op::template start<Element>();
+  TESSERA_MEMBER void clear(Step& step) {
+    for (long l = 0; l < L; ++l) step.of[l] = Op::template start<Element>();
   }
-  TESSERA_MEMBER void join() {
+  TESSERA_MEMBER void take(long, Step& step) {
     for (long k = 0; k < W::kCount; ++k) {
-      const Vector t = terms()[k];
+      const Vector t = terms(step)[k];
       if constexpr (kMayBeNan)
         total[k] = Op::prefer(total[k], t), nan[k] |= t != t;
       else
         total[k] = Op::join(total[k], t);
     }
   }
-  TESSERA_MEMBER void take(long) { join(); }
-  TESSERA_MEMBER void take(long, long) { join(); }
+  TESSERA_MEMBER void take(long i, long, Step& step) { take(i, step); }
   TESSERA_MEMBER Element folded() {
-    for (long k = 0; k < W::kCount; ++k) terms()[k] = total[k];
+    Step step;
+    for (long k = 0; k < W::kCount; ++k) terms(step)[k] = total[k];
     if constexpr (kMayBeNan) {
       alignas(64) decltype(Vector{} != Vector{}) any[W::kCount];
       for (long k = 0; k < W::kCount; ++k) any[k] = nan[k];
-      const T number = fold<Numbers<Op>, L>(term);
+      const T number = fold<Numbers<Op>, L>(step.of);
       return fold<Any, L>(reinterpret_cast<NanLane*>(any)) ? T(fn::nan()) : number;
     } else {
-      return fold<Op, L>(term);
+      return fold<Op, L>(step.of);
     }
   }
 };
@@ -248,14 +255,13 @@ TESSERA_FN void finish_streams() {
 /// that is not wanted, or these do not begin at a line, and for fewer, stores are ordinary.
 template <class T, long L>
 struct Streamed {
-  T* to;
-  bool wanted;
-  alignas(64) T term[L];
+  T* to = nullptr;
+  bool wanted = false;
+  using Step = Terms<T, L>;
   static constexpr long kLine = 64;
-  static_assert(sizeof(term) % kLine == 0);
+  static_assert(sizeof(Step) % kLine == 0);
 
-  TESSERA_MEMBER Streamed(T* to, bool wanted) : to(to), wanted(wanted) {}
-  TESSERA_MEMBER void clear() {}
+  TESSERA_MEMBER void clear(Step&) {}
   TESSERA_MEMBER long past_line(long i) const {
     return static_cast<long>(reinterpret_cast<unsigned long>(to + i) % kLine);
   }
@@ -263,81 +269,185 @@ struct Streamed {
   TESSERA_MEMBER long before_line(long i) const {
     return (kLine - past_line(i)) % kLine / static_cast<long>(sizeof(T));
   }
-  TESSERA_MEMBER void take(long i) {
-    const Piece* piece = reinterpret_cast<const Piece*>(term);
+  TESSERA_MEMBER void take(long i, const Step& step) {
+    const Piece* piece = reinterpret_cast<const Piece*>(step.of);
     char* at = reinterpret_cast<char*>(to + i);
     const bool whole_lines = wanted && past_line(i) == 0;
-    for (long k = 0; k < long(sizeof(term)) / kStoreBytes; ++k)
+    for (long k = 0; k < long(sizeof(Step)) / kStoreBytes; ++k)
       if (whole_lines)
         stream(at + k * kStoreBytes, piece[k]);
       else
         *reinterpret_cast<LoosePiece*>(at + k * kStoreBytes) = piece[k];
   }
-  TESSERA_MEMBER void take(long i, long n) {
-    for (long l = 0; l < n; ++l) to[i + l] = term[l];
+  TESSERA_MEMBER void take(long i, long n, const Step& step) {
+    for (long l = 0; l < n; ++l) to[i + l] = step.of[l];
   }
 };
-/// The next row of an operand on its way to the L2 cache, L elements at a time.
+/// What an operand is read of next, on its way to the L2 cache, L elements at a time.
 template <class T, long L>
 struct Ahead {
-  const T* next;
-  TESSERA_MEMBER void clear() {}
-  TESSERA_MEMBER void take(long i) {
+  const T* next = nullptr;
+  struct Step {
+    int of;
+  };
+  TESSERA_MEMBER void clear(Step&) {}
+  TESSERA_MEMBER void take(long i, Step&) {
     for (long k = 0; k < L; k += 64 / long(sizeof(T))) __builtin_prefetch(next + i + k, 0, 2);
   }
-  TESSERA_MEMBER void take(long, long) {}
+  TESSERA_MEMBER void take(long, long, Step&) {}
 };
-/// Another loop over the same indices, a step of it after each step of the first, with lanes of its
-/// own: what it reads from memory comes while the first one computes.
-template <long L, class F, class Total>
-struct Beside {
+/// A body that compares its index with some numbers: it is told of steps that hold none of them.
+template <class F, long N>
+struct Asking {
   F body;
-  Total& lanes;
-  TESSERA_MEMBER void clear() {}
-  TESSERA_MEMBER void take(long i) {
-#pragma GCC ivdep
-    for (long l = 0; l < L; ++l) body(i + l, l);
-    lanes.take(i);
-  }
-  TESSERA_MEMBER void take(long i, long n) {
-    lanes.clear();
-#pragma GCC ivdep
-    for (long l = 0; l < n; ++l) body(i + l, l);
-    lanes.take(i, n);
-  }
+  int numbers[N];
 };
-/// body(i, lane) for i in [begin, end), which leaves the terms of `lanes`: totals and streams.
+template <class F, class... T>
+TESSERA_FN Asking<F, sizeof...(T)> asking(F body, T... numbers) {
+  return {body, {numbers...}};
+}
+template <class F>
+TESSERA_FN bool asks(const F&, long, long) {
+  return false;
+}
+template <class F, long N>
+TESSERA_FN bool asks(const Asking<F, N>& of, long i, long n) {
+  bool any = false;
+  for (long k = 0; k < N; ++k)
+    any |= static_cast<unsigned long>(of.numbers[k] - i) < static_cast<unsigned long>(n);
+  return any;
+}
+template <class F>
+TESSERA_FN F told(bool, F body) {
+  return body;
+}
+template <class F, long N>
+TESSERA_FN auto told(bool holds, Asking<F, N> of) {
+  return [=](long i, long l, auto&... terms) __attribute__((always_inline)) {
+    of.body(i, l, holds, terms...);
+  };
+}
+struct Nothing {
+  TESSERA_MEMBER void operator()() const {}
+};
+/// body(i + l, l, terms..) for l in [0, L); then `then`; then `lanes` take the terms: totals,
+/// streams.
+template <long L, class F, class Then, class... Lanes>
+TESSERA_FN void whole(long i, const F& body, const Then& then, Lanes&... lanes) {
+  [&](typename Lanes::Step... steps) __attribute__((always_inline)) {
+#pragma GCC ivdep
+    for (long l = 0; l < L; ++l) body(i + l, l, steps.of...);
+    then();
+    (lanes.take(i, steps), ...);
+  }
+  (typename Lanes::Step()...);
+}
+/// The same for fewer.
+template <class F, class... Lanes>
+TESSERA_FN void part(long i, long n, const F& body, Lanes&... lanes) {
+  [&](typename Lanes::Step... steps) __attribute__((always_inline)) {
+    (lanes.clear(steps), ...);
+#pragma GCC ivdep
+    for (long l = 0; l < n; ++l) body(i + l, l, steps.of...);
+    (lanes.take(i, n, steps), ...);
+  }
+  (typename Lanes::Step()...);
+}
+/// Steps of L through [begin, end).
 template <long L, class F, class... Lanes>
 TESSERA_FN void in_lanes(long begin, long end, F body, Lanes&... lanes) {
   long i = begin;
-  for (; i + L <= end; i += L) {
-#pragma GCC ivdep
-    for (long l = 0; l < L; ++l) body(i + l, l);
-    (lanes.take(i), ...);
-  }
-  if (i == end) return;
-  (lanes.clear(), ...);
-#pragma GCC ivdep
-  for (long l = 0; l < end - i; ++l) body(i + l, l);
-  (lanes.take(i, end - i), ...);
+  for (; i + L <= end; i += L)
+    if (asks(body, i, L))
+      whole<L>(i, told(true, body), Nothing(), lanes...);
+    else
+      whole<L>(i, told(false, body), Nothing(), lanes...);
+  if (i < end) part(i, end - i, told(true, body), lanes...);
 }
 /// The same for streams alone, whose steps may begin anywhere: where lines of the first do.
 template <long L, class F, class First, class... Rest>
 TESSERA_FN void in_streams(long begin, long end, F body, First& first, Rest&... rest) {
   for (long i = begin; i < end;) {
     long n = first.before_line(i);
-    if (n == 0) {
-      for (; i + L <= end; i += L) {
-#pragma GCC ivdep
-        for (long l = 0; l < L; ++l) body(i + l, l);
-        first.take(i), (rest.take(i), ...);
-      }
-    }
+    if (n == 0)
+      for (; i + L <= end; i += L)
+        if (asks(body, i, L))
+          whole<L>(i, told(true, body), Nothing(), first, rest...);
+        else
+          whole<L>(i, told(false, body), Nothing(), first, rest...);
     if (n == 0 || n > end - i) n = end - i;
-#pragma GCC ivdep
-    for (long l = 0; l < n; ++l) body(i + l, l);
-    first.take(i, n), (rest.take(i, n), ...);
+    part(i, n, told(true, body), first, rest...);
     i += n;
+  }
+}
+
+/// A loop in steps that others are gone through beside, if it is `on`: whether a step is whole and
+/// plain, such a step, with what is to be done before it stores, and any step.
+template <class Plain, class Whole, class Some>
+struct Strand {
+  bool on;
+  Plain plain;
+  Whole whole;
+  Some some;
+};
+template <class Plain, class Whole, class Some>
+TESSERA_FN Strand<Plain, Whole, Some> make_strand(bool on, Plain plain, Whole whole, Some some) {
+  return {on, plain, whole, some};
+}
+template <long L, class F, class... Lanes>
+TESSERA_FN auto strand(bool on, F body, Lanes&... lanes) {
+  return make_strand(
+      on, [=](long i) __attribute__((always_inline)) { return !asks(body, i, L); },
+      [ =, &lanes... ](long i, const auto& then)
+          __attribute__((always_inline)) { whole<L>(i, told(false, body), then, lanes...); },
+      [ =, &lanes... ](long i, long n) __attribute__((always_inline)) {
+        if (n == L)
+          whole<L>(i, told(true, body), Nothing(), lanes...);
+        else
+          part(i, n, told(true, body), lanes...);
+      });
+}
+/// The same for streams alone. Its steps begin where lines of the first do, ahead of the others'.
+template <long L, class F, class First, class... Rest>
+TESSERA_FN auto strand_of_lines(bool on, long end, F body, First& first, Rest&... rest) {
+  const long ahead = first.before_line(0);
+  return make_strand(
+      on,
+      [=](long i) __attribute__((always_inline)) {
+        return (i > 0 || ahead == 0) && i + ahead + L <= end && !asks(body, i + ahead, L);
+      },
+      [ =, &first, &rest... ](long i, const auto& then) __attribute__((always_inline)) {
+        whole<L>(i + ahead, told(false, body), then, first, rest...);
+      },
+      [ =, &first, &rest... ](long i, long n) __attribute__((always_inline)) {
+        const long to = i + n + ahead < end ? i + n + ahead : end;
+        for (long at = i > 0 ? i + ahead : 0, m; at < to; at += m) {
+          m = at == 0 && ahead > 0 ? ahead : L;
+          if (m > to - at) m = to - at;
+          if (m == L)
+            whole<L>(at, told(true, body), Nothing(), first, rest...);
+          else
+            part(at, m, told(true, body), first, rest...);
+        }
+      });
+}
+/// A step of each strand. All of them read before one stores: rows are often a multiple of 4 KiB
+/// apart, and what is read where another row has just been stored, by the low bits of the address,
+/// waits for that.
+TESSERA_FN void together(long) {}
+template <class First, class... Rest>
+TESSERA_FN void together(long i, const First& first, const Rest&... rest) {
+  first.whole(
+      i, [&]() __attribute__((always_inline)) { together(i, rest...); });
+}
+/// Goes through strands, a step of each after the other: while one waits another computes.
+template <long L, class... Strands>
+TESSERA_FN void beside(long begin, long end, Strands... strands) {
+  const bool all = (strands.on && ...);
+  for (long i = begin; i < end; i += L) {
+    for (; all && i + L <= end && (strands.plain(i) && ...); i += L) together(i, strands...);
+    if (i < end)
+      ((strands.on ? strands.some(i, end - i < L ? end - i : L) : static_cast<void>(0)), ...);
   }
 }
 /// Moves what sums over rows have collected on to double precision.

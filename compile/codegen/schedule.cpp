@@ -18,8 +18,11 @@ constexpr int64_t kChunk = 1 << 15;            // elements of a chunk, at least
 constexpr int64_t kChunksOfArrays = 64;        // that keep partial arrays, at most
 constexpr int64_t kChunksOfScalars = 1 << 12;  // that keep partial sums, at most
 constexpr int64_t kLongRow = 64 << 10;         // bytes of an operand's row: twice an L1 cache
-constexpr int64_t kBesideRow = 256;            // elements of a row beside which the next is read
-constexpr int kBesideAhead = 3;                // rows: the next one is being read
+constexpr int64_t kBesideRow = 256;            // elements of rows that are computed beside others
+constexpr int64_t kRowsBeside = 64;            // rows of a chunk of such, if there are
+constexpr int64_t kChunksBeside = 32;          // so many chunks of them
+constexpr int64_t kAhead = 9 << 10;            // bytes that they are fetched ahead: no whole pages
+constexpr int kWorkBeside = 10;                // of nests for which that is worth it
 constexpr int kWorthKeeping = 7;               // cost of a value that is kept, not computed again
 
 bool within(LoopMask a, LoopMask b) { return (a & ~b) == 0; }
@@ -181,7 +184,8 @@ class Scheduler {
     for (size_t i = 0; i < s_.body.stores.size(); ++i)
       if (!place_store(int(i))) return std::nullopt;
     feed_reductions();
-    if (!fill_nests() || !cut_rows()) return std::nullopt;
+    if (!cut_rows()) return std::nullopt;
+    fill_nests();
     return std::move(s_);
   }
 
@@ -306,7 +310,7 @@ class Scheduler {
 
   // ---- what each nest computes ----
 
-  bool fill_nests() {
+  void fill_nests() {
     computed_in_.assign(s_.values.size(), -1);
     for (size_t n = 0; n < s_.nests.size(); ++n) {
       Nest& nest = s_.nests[n];
@@ -315,37 +319,35 @@ class Scheduler {
       for (int k : nest.stores) visit(int(n), s_.body.stores[size_t(k)].value);
       std::sort(nest.values.begin(), nest.values.end());
     }
-    s_.beside = scans_beside();
+    beside();
     for (size_t id = 0; id < s_.values.size(); ++id)
       if (s_.values[id].buffered) keep_in_result(InstrId(id));
     look_ahead();
-    return true;
   }
-  // A first nest that does nothing but find one total of a row (a maximum) has memory to wait for;
-  // a second one that computes much, and a total too, can do so while the next row is found.
-  // Measured on Zen 4, in turn with the plain form: a core that has memory to itself loses 3 %, one
-  // beside others that use it too gains 4 to 23. With masks of bytes, and so twice the lanes, the
-  // former loses a seventh.
-  bool scans_beside() const {
-    if (!on_cpu_ || s_.outer != 1 || s_.nests.size() < 2 || std::popcount(inner_) != 1)
-      return false;
-    const Nest &scan = s_.nests[0], &main = s_.nests[1];
-    auto totals = [&](const Nest& n) {
-      return !n.reductions.empty() && n.loops == inner_ &&
-             std::ranges::all_of(n.reductions, [&](InstrId id) {
-               return s_.at(id).reduce == ReduceAs::kRow && instr(id).reduced == inner_;
-             });
+  // One nest of a row after the other, each complete before the next, wait in turn: for memory, for
+  // the pipes, for stores. Beside each other, on rows that follow each other, they wait together.
+  // A buffer of a row is read for the last time just before the nest that computes it writes the
+  // next row there.
+  void beside() {
+    const int64_t row = s_.count(inner_),
+                  rows = std::max(s_.chunk_rows, std::min(kRowsBeside, s_.rows / kChunksBeside));
+    const auto of_rows = [&](const Nest& n) { return n.loops == inner_ && !s_.touches_bytes(n); };
+    const auto by_the_next = [&](InstrId id) {
+      for (size_t n = 0; n < s_.nests.size(); ++n)
+        if (std::ranges::count(s_.nests[n].reread, id) && int(n) != computed_in_[size_t(id)] + 1)
+          return false;
+      return true;
     };
-    const bool keeps = std::ranges::any_of(scan.values, [&](InstrId id) {
-      return s_.at(id).buffered || s_.at(id).reduce != ReduceAs::kNone;
-    });
-    const bool picks =
-        std::ranges::any_of(s_.values, [](const Placed& p) { return p.reduce == ReduceAs::kPick; });
-    const int64_t row = s_.count(inner_);
-    return totals(scan) && totals(main) && scan.reductions.size() == 1 && scan.stores.empty() &&
-           !keeps && !picks && main.stage > scan.stage && row >= kBesideRow && row <= kSumBlock &&
-           s_.body.extents[0] > 1 && !s_.touches_bytes(scan) && !s_.touches_bytes(main) &&
-           work(main) > 3 * work(scan);
+    if (!on_cpu_ || s_.outer != 1 || std::popcount(inner_) != 1 || s_.nests.size() < 2 ||
+        row < kBesideRow || rows < int64_t(2 * s_.nests.size()) ||
+        !std::ranges::all_of(s_.nests, of_rows))
+      return;
+    int all = 0;
+    for (const Nest& n : s_.nests) all += work(n);
+    if (all < kWorkBeside) return;
+    for (size_t id = 0; id < s_.values.size(); ++id)
+      if (s_.values[id].buffered && !by_the_next(InstrId(id))) return;
+    s_.beside = true, s_.chunk_rows = rows;
   }
   int work(const Nest& n) const {
     int work = 0;
@@ -372,24 +374,33 @@ class Scheduler {
       if (reads(s_.nests[n])) return;
     }
   }
-  // While the nest that computes most works on a long row, which a cache holds by then, memory can
-  // bring the next one. Of the nests that go through all of a row.
+  // Memory can bring what comes next while nests compute. Beside each other they do all the time;
+  // else the one that computes most, on a row that a cache holds by then, fetches the next one, if
+  // it is long. Operands are those that all of a row is read of.
   void look_ahead() {
     if (!on_cpu_ || s_.outer != 1 || s_.nests.size() < 2) return;
-    int most = 0;
-    for (size_t n = 1; n < s_.nests.size(); ++n) {
+    int most = 0, by = -1;
+    for (size_t n = 1; n < s_.nests.size() && !s_.beside; ++n) {
       if ((s_.nests[n].loops & inner_) == inner_ && work(s_.nests[n]) > most)
-        most = work(s_.nests[n]), s_.ahead_in = int(n);
+        most = work(s_.nests[n]), by = int(n);
     }
-    if (s_.beside) s_.ahead_in = 1, s_.rows_ahead = kBesideAhead;
-    if (s_.ahead_in < 0) return;
     for (size_t k = 0; k < s_.body.operands.size(); ++k) {
       const Access& a = s_.body.operands[k];
-      const int64_t row = s_.count(inner_) * int64_t(size_of(a.dtype));
-      if (moving_loops(a) == (outer_ | inner_) && a.strides.back() == 1 &&
-          (s_.beside || row >= kLongRow) && row <= kRowBuffers)
-        s_.ahead.push_back(int(k));
+      const int64_t size = int64_t(size_of(a.dtype)), row = s_.count(inner_) * size;
+      if (moving_loops(a) != (outer_ | inner_) || a.strides.back() != 1) continue;
+      if (s_.beside)
+        s_.ahead.push_back(
+            {int(k), first_reader(int(k)),
+             a.strides[0] * size == row ? kAhead / size : (kAhead + row - 1) / row * a.strides[0]});
+      else if (by >= 0 && row >= kLongRow && row <= kRowBuffers)
+        s_.ahead.push_back({int(k), by, a.strides[0]});
     }
+  }
+  int first_reader(int operand) const {
+    for (size_t n = 0; n < s_.nests.size(); ++n)
+      for (InstrId id : s_.nests[n].values)
+        if (instr(id).kind == InstrKind::kLoad && instr(id).operand == operand) return int(n);
+    return 0;
   }
   void visit(int n, InstrId id) {
     Placed& p = at(id);

@@ -52,6 +52,12 @@ struct Nest {
   std::vector<int> stores = {};
 };
 
+/// An operand that nest `nest` fetches so many elements before it reads them.
+struct Ahead {
+  int operand = 0, nest = 0;
+  int64_t elements = 0;
+};
+
 struct Schedule {
   Body body;      // loops of extent 1 dropped, reordered and merged; outer ones first
   int outer = 0;  // loops [0, outer)
@@ -60,12 +66,9 @@ struct Schedule {
   std::vector<int> row_stores, late_stores;
   std::vector<InstrId> row_reductions;  // that values of rows are fed to
   std::vector<bool> streamed;           // results that are stored past the caches
-  std::vector<int> ahead;               // operands whose next rows are fetched
-  int ahead_in = -1;                    // by this nest
-  int rows_ahead = 1;                   // how far
-  bool beside =
-      false;          // the first nest goes through a row while the second computes the one before
-  int64_t block = 0;  // > 0: rows are pieces of so many elements of the innermost loop
+  std::vector<Ahead> ahead;
+  bool beside = false;  // nest k works on the row k before that of the first, in one loop with it
+  int64_t block = 0;    // > 0: rows are pieces of so many elements of the innermost loop
   int64_t rows = 1, chunk_rows = 1;
 
   int loops() const { return int(body.extents.size()); }

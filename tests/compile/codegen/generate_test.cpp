@@ -31,24 +31,38 @@ Body masked_softmax_body(int64_t rows, int64_t n) {
   return b.body;
 }
 
-TEST(Generate, TheNextRowIsReadBesideOneThatIsComputed) {
-  auto beside = [](const Body& body) {
-    return print_cpp(body, "kernel").find("Beside<") != std::string::npos;
-  };
+bool beside(const Body& body) {
+  return print_cpp(body, "kernel").find("beside<") != std::string::npos;
+}
+
+// Two results, of two nests, and a total of all rows.
+Body two_results_body(int64_t rows, int64_t n) {
+  BodyBuilder b({rows, n});
+  InstrId x = b.op("add", {b.load(3), b.load(3)}), w = b.load(2), s = b.sum(b.op("square", {x}), 2);
+  b.store(x), b.store(b.op("mul", {b.op("mul", {x, b.op("rsqrt", {s})}), w}));
+  b.store(s), b.store(b.sum(b.op("abs", {x}), 3));
+  return b.body;
+}
+
+TEST(Generate, NestsOfRowsThatFollowEachOther) {
   std::vector<Body> bodies;
-  for (int64_t n : {256, 300, 1000, 4096})
-    for (int64_t rows : {2, 33, 140}) {
-      bodies.push_back(softmax_body(rows, n));
-      bodies.push_back(softmax_body(rows, n, kBF16));
-      bodies.push_back(masked_softmax_body(rows, n));
-    }
-  for (const Body& b : bodies)
-    EXPECT_EQ(beside(b), b.operands.size() == 1) << to_string(b);  // not with masks of bytes
+  for (auto [rows, n] : {std::pair<int64_t, int64_t>{6, 256}, {33, 300}, {140, 1000}, {7, 4097}}) {
+    bodies.push_back(softmax_body(rows, n));
+    bodies.push_back(layer_norm_body(rows, n));
+    bodies.push_back(layer_norm_grad_body(rows, n));
+    bodies.push_back(two_results_body(rows, n));
+  }
+  for (DType t : {kBF16, kF64}) bodies.push_back(softmax_body(33, 300, t));
+  bodies.push_back(cross_entropy_body(200, 3000));
+  bodies.push_back(cross_entropy_body(130, 5000));
+  for (const Body& b : bodies) EXPECT_TRUE(beside(b)) << to_string(b);
   compare_with_interpreter(bodies);
-  EXPECT_FALSE(beside(softmax_body(1, 1000)));      // no next row
-  EXPECT_FALSE(beside(softmax_body(70, 255)));      // too short for it to pay
-  EXPECT_FALSE(beside(softmax_body(70, 4097)));     // summed in pieces
-  EXPECT_FALSE(beside(layer_norm_body(70, 1000)));  // computes too little to wait behind
+  compare_with_interpreter({masked_softmax_body(70, 300)});
+  EXPECT_FALSE(beside(masked_softmax_body(70, 300)));  // masks of bytes have other lanes
+  EXPECT_FALSE(beside(softmax_body(5, 1000)));         // too few rows
+  EXPECT_FALSE(beside(softmax_body(70, 255)));         // too short for it to pay
+  EXPECT_TRUE(beside(cross_entropy_body(256, 50304)));
+  EXPECT_FALSE(beside(cross_entropy_body(16, 50304)));  // whose rows are chunks
 }
 
 TEST(Generate, ANanStaysInItsRow) {

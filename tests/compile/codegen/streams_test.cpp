@@ -34,7 +34,7 @@ Body residual_norm_body(int64_t rows, int64_t n) {
 
 std::vector<Body> bodies() {
   std::vector<Body> list;
-  for (int64_t n : {64, 100, 5000})
+  for (int64_t n : {64, 100, 300, 5000})
     for (int64_t rows : {1, 70}) {
       list.push_back(layer_norm_body(rows, n));
       list.push_back(layer_norm_grad_body(rows, n));
@@ -42,7 +42,7 @@ std::vector<Body> bodies() {
       list.push_back(bias_gelu_body(rows, n, kBF16));
       list.push_back(results_of_many_dtypes(rows, n));
     }
-  for (int64_t n : {300, 1000}) list.push_back(softmax_body(70, n));  // rows beside the next ones
+  for (int64_t n : {300, 1000}) list.push_back(softmax_body(70, n));
   list.push_back(adamw_body(100001));
   list.push_back(cross_entropy_body(3, 20000));  // rows too long for L1
   return list;

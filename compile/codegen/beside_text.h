@@ -1,0 +1,190 @@
+// The text of nests that work beside each other: each on a row of its own, nest k on the row k
+// before that of the first, all in one loop of steps (prologue.h). What a nest needs of its row is
+// computed from the totals of the nests before it, which the row carries along.
+#pragma once
+#include <set>
+
+#include "compile/codegen/value_text.h"
+
+namespace tessera::compiler {
+
+class BesideText : protected ValueText {
+ protected:
+  using ValueText::ValueText;
+
+  // In front of the rows: nest2(row, of, ..) is what nest 2 does with an element of a row whose
+  // totals so far are `of`.
+  void print_nests_beside() {
+    print_buffers();
+    open("struct Totals");
+    for (InstrId id : row_totals())
+      line("{} s{} = {}::start<{}>();", total_type(instr(id)), id, reduction_type(instr(id).reduce),
+           total_type(instr(id)));
+    close("};");
+    for (int k = 0; k <= last_nest(); ++k) print_nest_beside(k);
+    for (int k = 1; k <= last_nest(); ++k) line("Totals of{};", k);
+  }
+  // What a step of rows does: row2 is the one that nest 2 works on, on2 whether there is one, of2
+  // its totals.
+  void print_rows_beside() {
+    line("Totals of0;");
+    for (int k = 0; k <= last_nest(); ++k) {
+      line("const bool on{} = step >= first + {} && step < end + {};", k, k, k);
+      line("const long row{} = on{} ? step - {} : first;", k, k, k);
+    }
+    print_picks_beside();
+    print_strands();
+    open("if (on{})", last_nest());
+    line("const long row = row{};", last_nest());
+    line("const Totals& of = of{};", last_nest());
+    print_end_beside();
+    close();
+  }
+  void print_next_step() {
+    for (int k = last_nest(); k > 0; --k) line("of{} = of{};", k, k - 1);
+  }
+  int last_nest() const { return int(s_.nests.size()) - 1; }
+
+ private:
+  std::vector<InstrId> row_totals() const {
+    std::vector<InstrId> list;
+    for (size_t k = 0; k < b_.instrs.size(); ++k) {
+      const ReduceAs as = s_.values[k].reduce;
+      if (s_.values[k].used && (as == ReduceAs::kRow || as == ReduceAs::kPick))
+        list.push_back(InstrId(k));
+    }
+    return list;
+  }
+  // Values of rows that `id` is computed from, itself among them.
+  void need(InstrId id, std::set<InstrId>& found) const {
+    if (at(id).place != Place::kRow || !found.insert(id).second) return;
+    if (at(id).reduce == ReduceAs::kNone)
+      for (InstrId x : instr(id).in) need(x, found);
+  }
+  void print_needed(const std::set<InstrId>& values) {
+    for (InstrId id : values) {
+      if (at(id).reduce != ReduceAs::kNone)
+        line("const {} s{} = of.s{};", total_type(instr(id)), id, id);
+      print_value(id);
+    }
+  }
+  // Those are read before a later nest may write over the operand.
+  void print_picks_beside() {
+    for (InstrId id : row_totals()) {
+      if (at(id).reduce != ReduceAs::kPick) continue;
+      std::set<InstrId> needed;
+      need(as_position_.at(instr(instr(id).in[0]).in[0]).position, needed);
+      open("");
+      line("const long row = row0;");
+      print_indices();
+      print_operand_rows();
+      print_needed(needed);
+      print_pick(id);
+      line("of0.s{} = s{};", id, id);
+      close();
+    }
+  }
+  void print_end_beside() {
+    std::set<InstrId> needed;
+    for (int k : s_.row_stores) need(b_.stores[size_t(k)].value, needed);
+    for (InstrId id : s_.row_reductions) need(instr(id).in[0], needed);
+    print_indices();
+    print_needed(needed);
+    print_row_end();
+  }
+
+  std::vector<std::string> names_of_lanes(int k) const {
+    const Nest& n = s_.nests[size_t(k)];
+    std::vector<std::string> names;
+    for (InstrId id : lanes_in(n)) names.push_back(fmt::format("l{}", id));
+    for (int store : n.stores)
+      if (s_.streamed[size_t(store)]) names.push_back(fmt::format("o{}", store));
+    for (const Ahead& a : s_.ahead)
+      if (a.nest == k) names.push_back(fmt::format("h{}", a.operand));
+    return names;
+  }
+  void print_nest_beside(int k) {
+    const Nest& n = s_.nests[size_t(k)];
+    const int v = last_of(n.loops);
+    std::string parameters, captured = "=";
+    for (const std::string& name : names_of_lanes(k))
+      if (name[0] != 'l') parameters += ", auto& " + name;
+    open("auto nest{} = [&](long row, const Totals& of{}) __attribute__((always_inline))", k,
+         parameters);
+    print_indices();
+    std::set<InstrId> needed;
+    std::set<int> operands, results(n.stores.begin(), n.stores.end());
+    auto buffers = [&](InstrId id) {
+      if (!at(id).buffered) return;
+      if (at(id).kept_in >= 0)
+        results.insert(at(id).kept_in);
+      else
+        captured += fmt::format(", &b{}", id);
+    };
+    for (InstrId id : n.values) {
+      if (instr(id).kind == InstrKind::kLoad) operands.insert(instr(id).operand);
+      for (InstrId x : instr(id).in) need(x, needed);
+      buffers(id);
+    }
+    for (InstrId id : n.reread) buffers(id);
+    for (InstrId id : n.reductions) {
+      need(instr(id).in[0], needed);
+      if (kept(instr(id))) captured += fmt::format(", &c{}", id);
+    }
+    for (int store : n.stores) need(b_.stores[size_t(store)].value, needed);
+    for (int x : operands) print_row_pointer(b_.operands[size_t(x)], "const ", "r", "x", size_t(x));
+    for (int y : results) print_row_pointer(b_.stores[size_t(y)].to, "", "w", "y", size_t(y));
+    print_needed(needed);
+    const LoopMask others = ~(LoopMask(1) << v);
+    for (int store : n.stores)
+      if (s_.streamed[size_t(store)])
+        line("o{}.to = &{}, o{}.wanted = apart{};", store,
+             element(b_.stores[size_t(store)].to, "y", "w", store, others), store, store);
+    for (const Ahead& a : s_.ahead)
+      if (a.nest == k)
+        line("h{}.next = &{} + {};", a.operand,
+             element(b_.operands[size_t(a.operand)], "x", "r", a.operand, others), a.elements);
+    print_body(n, v, "return ", captured, ";");
+    close("};");
+  }
+  void print_strands() {
+    const int64_t extent = b_.extents.back(), count = lanes_of(s_.nests[0]);
+    const bool cut = extent > kSumBlock;
+    if (cut) open("for (long block = 0; block < {}; block += {})", extent, kSumBlock);
+    for (int k = 0; k <= last_nest(); ++k) print_lanes_of(k, count);
+    std::string text = cut ? fmt::format("beside<{}>(block, block + {} < {} ? block + {} : {}",
+                                         count, kSumBlock, extent, kSumBlock, extent)
+                           : fmt::format("beside<{}>(0, {}", count, extent);
+    for (int k = last_nest(); k >= 0; --k) {
+      const Nest& n = s_.nests[size_t(k)];
+      const bool lines = lanes_in(n).empty() && streams(n);
+      std::string lanes, set;
+      for (const std::string& name : names_of_lanes(k))
+        lanes += ", " + name, set += name[0] == 'l' ? "" : ", " + name;
+      text += fmt::format(",\n{:{}}{}<{}>(on{}, {}nest{}(row{}, of{}{}){})", "", cut ? 13 : 11,
+                          lines ? "strand_of_lines" : "strand", count, k,
+                          lines ? fmt::format("{}, ", extent) : "", k, k, k, set, lanes);
+    }
+    line("{});", text);
+    for (int k = 0; k <= last_nest(); ++k)
+      for (InstrId id : lanes_in(s_.nests[size_t(k)]))
+        line("{};",
+             join(instr(id),
+                  at(id).reduce == ReduceAs::kRow ? fmt::format("of{}.s{}", k, id) : total(id),
+                  fmt::format("l{}.folded()", id)));
+    if (cut) close();
+  }
+  void print_lanes_of(int k, int64_t count) {
+    const Nest& n = s_.nests[size_t(k)];
+    for (InstrId id : lanes_in(n)) print_lanes(id, count);
+    for (int store : n.stores)
+      if (s_.streamed[size_t(store)])
+        line("Streamed<{}, {}> o{};", memory_type(b_.stores[size_t(store)].to.dtype), count, store);
+    for (const Ahead& a : s_.ahead)
+      if (a.nest == k)
+        line("Ahead<{}, {}> h{};", read_type(b_.operands[size_t(a.operand)].dtype), count,
+             a.operand);
+  }
+};
+
+}  // namespace tessera::compiler

@@ -1,0 +1,255 @@
+// The text of values and of what a nest does with an element, with which print_cpp.cpp fills its
+// loops.
+#pragma once
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "compile/codegen/kernel_text.h"
+
+namespace tessera::compiler {
+
+class ValueText : protected KernelText {
+ protected:
+  using KernelText::KernelText;
+
+  // ---- indices as positions ----
+
+  struct Comparison {
+    int loop;
+    InstrId position;
+  };
+  // What compares positions with the index of loop `v`.
+  bool compares(const Nest& n, int v) const {
+    return std::ranges::any_of(n.values, [&](InstrId id) {
+      auto c = as_position_.find(id);
+      return c != as_position_.end() && c->second.loop == v;
+    });
+  }
+
+  // eq(index, v) with v fixed in the row: v becomes an int, -1 when out of range, so that the
+  // comparison is as wide as the floats beside it.
+  void find_positions() {
+    for (size_t k = 0; k < b_.instrs.size(); ++k) {
+      const Instr& i = b_.instrs[k];
+      if (i.kind != InstrKind::kPointwise || i.op != "eq" || !s_.values[k].used) continue;
+      for (int side : {0, 1}) {
+        InstrId index = i.in[size_t(side)], to = i.in[size_t(1 - side)];
+        const Instr& x = instr(index);
+        if (x.kind != InstrKind::kIndex || at(to).place == Place::kElement ||
+            at(to).place == Place::kLate || at(index).place != Place::kElement)
+          continue;
+        int64_t extent = b_.extents[size_t(x.loop)];
+        auto known = positions_.find(to);
+        if (extent > INT32_MAX || (known != positions_.end() && known->second != extent)) continue;
+        positions_[to] = extent;
+        as_position_[InstrId(k)] = {x.loop, to};
+        break;
+      }
+    }
+  }
+
+  // ---- softmax ----
+
+  // exp(x - amax(x)) needs no care for large results.
+  bool is_exp_below_max(InstrId id) const {
+    const Instr& i = instr(id);
+    if (i.kind != InstrKind::kPointwise || i.op != "exp" || i.dtype != kF32) return false;
+    const Instr& d = instr(i.in[0]);
+    if (d.kind != InstrKind::kPointwise || d.op != "sub") return false;
+    const Instr& m = instr(d.in[1]);
+    return m.kind == InstrKind::kReduce && m.reduce == ReduceKind::kMax && m.in[0] == d.in[0];
+  }
+  // A row's sum of those, which is at least 1: dividing by it is multiplying by its reciprocal.
+  bool is_softmax_sum(InstrId id) const {
+    const Instr& i = instr(id);
+    return i.kind == InstrKind::kReduce && i.reduce == ReduceKind::kSum &&
+           at(id).place == Place::kRow && is_exp_below_max(i.in[0]);
+  }
+
+  // ---- values ----
+
+  // In lanes the step is subtracted from the position: numbers of lanes are constants of a vector.
+  std::string position_text(const Comparison& c) const {
+    if (lane_loop_ != c.loop) return fmt::format("int(i{}) == t{}", c.loop, c.position);
+    return fmt::format("asked & (int(l) == t{} - int(i{} - l))", c.position, c.loop);
+  }
+
+  std::string value_text(InstrId id) const {
+    const Instr& i = instr(id);
+    switch (i.kind) {
+      case InstrKind::kLoad: return loaded(i.dtype, operand(i.operand));
+      case InstrKind::kIndex: return fmt::format("i{}", i.loop);
+      case InstrKind::kReduce:
+        return finished(i, at(id).place == Place::kElement
+                               ? fmt::format("a{}[{}]", id, dense(kept(i)))
+                               : fmt::format("s{}", id));
+      default: break;
+    }
+    if (is_exp_below_max(id)) return fmt::format("exp_to_88(v{})", i.in[0]);
+    if (i.kind == InstrKind::kPointwise && i.op == "div" && is_softmax_sum(i.in[1]))
+      return fmt::format("v{} * q{}", i.in[0], i.in[1]);
+    auto position = as_position_.find(id);
+    return position != as_position_.end() ? position_text(position->second) : expression(b_, i);
+  }
+  void print_value(InstrId id) {
+    line("const {} v{} = {};", register_type(instr(id).dtype), id, value_text(id));
+    if (is_softmax_sum(id)) line("const float q{} = 1.0f / v{};", id, id);
+    auto position = positions_.find(id);
+    if (position != positions_.end())
+      line("const int t{} = position(v{}, {});", id, id, position->second);
+  }
+  // Values of rows that are ready after the nests of stages below `stage`.
+  void print_row_values(Place place, int stage) {
+    for (size_t k = 0; k < b_.instrs.size(); ++k)
+      if (s_.values[k].used && s_.values[k].place == place && s_.values[k].stage == stage)
+        print_value(InstrId(k));
+  }
+
+  // ---- rows ----
+
+  // Loops that read bools as such are not vectorised by GCC 12.
+  static std::string read_type(DType t) { return t == kBool ? "unsigned char" : memory_type(t); }
+  void print_indices() {
+    int64_t inside = 1;
+    if (s_.block > 0) {
+      const int v = s_.loops() - 1;
+      int64_t extent = b_.extents[size_t(v)], pieces = (extent + s_.block - 1) / s_.block;
+      line("const long begin{} = row % {} * {}, end{} = begin{} + {} < {} ? begin{} + {} : {};", v,
+           pieces, s_.block, v, v, s_.block, extent, v, s_.block, extent);
+      inside = pieces;
+    }
+    for (int l = s_.outer - 1; l >= 0; --l) {
+      std::string text = "row";
+      if (inside > 1) text += fmt::format(" / {}", inside);
+      if (l > 0) text += fmt::format(" % {}", b_.extents[size_t(l)]);
+      line("const long i{} = {};", l, text);
+      inside *= b_.extents[size_t(l)];
+    }
+  }
+  void print_row_pointer(const Access& a, const char* constness, const char* row, const char* base,
+                         size_t k) {
+    if (!(moving_loops(a) & outer()) || !(moving_loops(a) & inner())) return;
+    const std::string type = *constness ? read_type(a.dtype) : memory_type(a.dtype);
+    line("{}{}* {}{} = {}{} + {};", constness, type, row, k, base, k, offset(a, outer()));
+  }
+  void print_operand_rows() {
+    for (size_t k = 0; k < b_.operands.size(); ++k)
+      print_row_pointer(b_.operands[k], "const ", "r", "x", k);
+  }
+  void print_buffers() {
+    for (size_t k = 0; k < b_.instrs.size(); ++k)
+      if (s_.values[k].buffered && s_.values[k].kept_in < 0)
+        line("alignas(64) {} b{}[{}];", buffer_type(b_.instrs[k].dtype), k,
+             s_.count(b_.instrs[k].loops & inner()));
+  }
+  void print_row_end() {
+    for (int k : s_.row_stores) {
+      const Store& s = b_.stores[size_t(k)];
+      line("{} = {};", result(k), stored(s.to.dtype, fmt::format("v{}", s.value)));
+    }
+    for (InstrId id : s_.row_reductions)
+      line("{};", join(instr(id), fmt::format("c{}", id), fed(instr(id))));
+  }
+  void print_pick(InstrId id) {
+    const Instr &where = instr(instr(id).in[0]), &x = instr(where.in[1]);
+    const Comparison& c = as_position_.at(where.in[0]);
+    line("double s{} = 0.0;", id);
+    line("if (const long i{} = t{}; i{} >= 0) s{} += {};", c.loop, c.position, c.loop, id,
+         loaded(x.dtype, operand(x.operand)));
+  }
+
+  // ---- elements ----
+
+  static std::string buffer_type(DType t) { return t == kBool ? read_type(t) : register_type(t); }
+  std::string buffer(InstrId id) const {
+    return at(id).kept_in >= 0 ? result(at(id).kept_in)
+                               : fmt::format("b{}[{}]", id, dense(instr(id).loops & inner()));
+  }
+  // Values whose last loop is `l`, and what is done with them.
+  void print_level(const Nest& n, int l) {
+    for (InstrId id : n.reread)
+      if (last_of(instr(id).loops) == l)
+        line("const {} v{} = {};", register_type(instr(id).dtype), id,
+             instr(id).dtype == kBool ? loaded(kBool, buffer(id)) : buffer(id));
+    for (InstrId id : n.values) {
+      if (last_of(instr(id).loops) != l) continue;
+      print_value(id);
+      if (at(id).buffered) line("{} = v{};", buffer(id), id);
+    }
+  }
+  void print_element(const Nest& n, int v) {
+    print_level(n, v);
+    for (InstrId id : n.reductions) {
+      const Instr& i = instr(id);
+      line("{};", reduces_vector(i, n) ? fmt::format("l{}[l] = {}", id, fed(i))
+                                       : join(i, total(id), fed(i)));
+    }
+    for (int k : n.stores) {
+      const Store& s = b_.stores[size_t(k)];
+      line("{} = {};", s_.streamed[size_t(k)] ? fmt::format("o{}[l]", k) : result(k),
+           stored(s.to.dtype, fmt::format("v{}", s.value)));
+    }
+  }
+  // The running total that reduction `id` adds to inside its nest.
+  std::string total(InstrId id) const {
+    const Instr& i = instr(id);
+    const char* prefix = at(id).reduce == ReduceAs::kChunk ? "c" : kept(i) ? "a" : "s";
+    return kept(i) ? fmt::format("{}{}[{}]", prefix, id, dense(kept(i)))
+                   : fmt::format("{}{}", prefix, id);
+  }
+  std::vector<InstrId> lanes_in(const Nest& n) const {
+    std::vector<InstrId> list;
+    for (InstrId id : n.reductions)
+      if (reduces_vector(instr(id), n)) list.push_back(id);
+    return list;
+  }
+  bool looks_ahead(const Nest& n) const {
+    return std::ranges::any_of(s_.ahead,
+                               [&](const Ahead& a) { return &n == &s_.nests[size_t(a.nest)]; });
+  }
+  bool streams(const Nest& n) const {
+    return std::ranges::any_of(n.stores, [&](int k) { return s_.streamed[size_t(k)]; });
+  }
+  int64_t lanes_of(const Nest& n) const {
+    const int64_t extent = b_.extents[size_t(last_of(n.loops))];
+    int64_t count = 1, most = s_.touches_bytes(n) ? kMaxLanesOfBytes : kMaxLanes;
+    while (count < most && count < extent) count *= 2;
+    return count;
+  }
+  void print_lanes(InstrId id, int64_t count) {
+    line("Lanes<{}, {}, {}> l{};", reduction_type(instr(id).reduce), lane_type(instr(id)), count,
+         id);
+  }
+  // What a nest does with an element. One that compares the index with positions says which.
+  void print_body(const Nest& n, int v, const std::string& before, const std::string& captured,
+                  const std::string& after) {
+    std::string positions;
+    for (InstrId id : n.values) {
+      auto c = as_position_.find(id);
+      if (c != as_position_.end() && c->second.loop == v)
+        positions += fmt::format(", t{}", c->second.position);
+    }
+    const bool asks = !positions.empty();
+    std::string terms;
+    for (InstrId id : lanes_in(n)) terms += fmt::format(", auto& l{}", id);
+    for (int k : n.stores)
+      if (s_.streamed[size_t(k)]) terms += fmt::format(", auto& o{}", k);
+    if (looks_ahead(n)) terms += ", auto&...";
+    open("{}{}[{}](long i{}, long l{}{}) __attribute__((always_inline))", before,
+         asks ? "asking(" : "", captured, v, asks ? ", bool asked" : "", terms);
+    lane_loop_ = v;
+    print_element(n, v);
+    lane_loop_ = -1;
+    close(("}" + positions + (asks ? ")" : "") + after).c_str());
+  }
+
+  std::map<InstrId, int64_t> positions_;       // extent of the index they are compared with
+  std::map<InstrId, Comparison> as_position_;  // comparisons of indices and positions
+  int lane_loop_ = -1;                         // the loop whose lanes `l` counts
+};
+
+}  // namespace tessera::compiler
