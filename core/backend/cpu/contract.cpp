@@ -6,6 +6,7 @@
 #include "core/backend/cpu/gemm.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
+#include "core/backend/cpu/zero_rows.h"
 #include "core/base/isa.h"
 #include "core/base/log.h"
 #include "core/dispatch/copy.h"
@@ -205,10 +206,12 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
   const Direct d = direct(s, a.meta(), b.meta(), c.meta());
   if (d.fits == Direct::kOperands) return contract_copied(s, a, b, c);
   if (d.fits == Direct::kResult) return contract_reordered(s, a, b, c);
+  const Tensor &left = d.swapped ? b : a, &right = d.swapped ? a : b;
+  if (!s.leaves && run_gemm_without_zero_rows(d.g, left.raw_values(), right.raw_values(), c.raw()))
+    return;
   Tensor own;
   if (size_t bytes = d.workspace(s); bytes > work.bytes)  // planned with fewer threads, or not
     own = empty({int64_t(bytes)}, kU8), work = {own.raw(), bytes};
-  const Tensor &left = d.swapped ? b : a, &right = d.swapped ? a : b;
   if (s.leaves)
     run_packed_gemm(d.g, s.leaves_of(d.g.k), left.raw_values(), right.raw_values(), c.raw(),
                     work.data);

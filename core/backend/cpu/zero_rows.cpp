@@ -1,0 +1,148 @@
+// Rows that are left are copied together, and the product of what they make is an ordinary one. A
+// look at a few rows decides whether all are looked at, so that other products pay next to nothing.
+#include "core/backend/cpu/zero_rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/base/parallel.h"
+#include "core/ops/create.h"
+
+namespace tessera::cpu {
+namespace {
+
+constexpr double kLeastProduct = 1 << 27;  // multiply-adds
+constexpr int64_t kLooks = 16, kLookBytes = 64;
+constexpr int64_t kGrainBytes = 1 << 16;
+
+bool all_zero(const char* p, int64_t bytes) {
+  constexpr int64_t kStep = 512;
+  for (; bytes >= kStep; p += kStep, bytes -= kStep) {
+    uint64_t any = 0, word;
+    for (int64_t i = 0; i < kStep; i += 8) std::memcpy(&word, p + i, 8), any |= word;
+    if (any) return false;
+  }
+  return std::all_of(p, p + bytes, [](char x) { return x == 0; });
+}
+
+// Rows of dense elements that lie `step` bytes apart.
+struct Rows {
+  const char* at;
+  int64_t count, step, bytes;
+  const char* row(int64_t i) const { return at + i * step; }
+};
+
+bool few_are_zero(const Rows& rows) {
+  int64_t zeros = 0;
+  for (int64_t i = 0; i < kLooks; ++i)
+    zeros += all_zero(rows.row(rows.count * i / kLooks), std::min(kLookBytes, rows.bytes));
+  return zeros < kLooks / 4;
+}
+
+std::vector<int64_t> rows_left(const Rows& rows) {
+  std::vector<char> zero(size_t(rows.count));
+  parallel_for(rows.count, std::max<int64_t>(1, kGrainBytes / rows.bytes),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i)
+                   zero[size_t(i)] = all_zero(rows.row(i), rows.bytes);
+               });
+  std::vector<int64_t> left;
+  for (int64_t i = 0; i < rows.count; ++i)
+    if (!zero[size_t(i)]) left.push_back(i);
+  return left;
+}
+
+// True where no exponent is all ones.
+template <class Bits>
+bool finite(const char* p, int64_t n, Bits exponent) {
+  Bits worst = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    Bits x;
+    std::memcpy(&x, p + i * int64_t(sizeof(Bits)), sizeof(Bits));
+    worst = std::max<Bits>(worst, x & exponent);
+  }
+  return worst != exponent;
+}
+
+bool all_finite(const Rows& rows, DType t) {
+  std::vector<char> bad(size_t(rows.count));
+  parallel_for(
+      rows.count, std::max<int64_t>(1, kGrainBytes / rows.bytes), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+          bad[size_t(i)] = t == kBF16 ? !finite<uint16_t>(rows.row(i), rows.bytes / 2, 0x7f80)
+                                      : !finite<uint32_t>(rows.row(i), rows.bytes / 4, 0x7f800000);
+      });
+  return std::find(bad.begin(), bad.end(), 1) == bad.end();
+}
+
+// The rows of these numbers, and zeros after them up to `count`.
+Tensor gathered(const Rows& rows, const std::vector<int64_t>& numbers, int64_t count) {
+  Tensor to = empty({count * rows.bytes}, kU8);
+  char* out = static_cast<char*>(to.raw());
+  parallel_for(
+      count, std::max<int64_t>(1, kGrainBytes / rows.bytes), [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i)
+          if (size_t(i) < numbers.size())
+            std::memcpy(out + i * rows.bytes, rows.row(numbers[size_t(i)]), size_t(rows.bytes));
+          else
+            std::memset(out + i * rows.bytes, 0, size_t(rows.bytes));
+      });
+  return to;
+}
+
+void run_with_own_scratch(const Gemm& g, const void* a, const void* b, void* c) {
+  Tensor work = empty({int64_t(gemm_workspace(g))}, kU8);
+  run_gemm(g, a, b, c, work.raw());
+}
+
+// C's rows were computed one after the other from its beginning; each goes to where it belongs.
+void spread_rows(const Gemm& g, const std::vector<int64_t>& numbers, void* c) {
+  const size_t element = size_of(g.dtype), step = element * size_t(g.c_m),
+               bytes = element * size_t(g.n);
+  char* to = static_cast<char*>(c);
+  size_t left = numbers.size();
+  for (int64_t i = g.m - 1; i >= 0; --i) {
+    char* row = to + size_t(i) * step;
+    if (left == 0 || numbers[left - 1] != i)
+      std::memset(row, 0, bytes);
+    else if (--left != size_t(i))
+      std::memcpy(row, to + left * step, bytes);
+  }
+}
+
+}  // namespace
+
+bool run_gemm_without_zero_rows(const Gemm& g, const void* a, const void* b, void* c) {
+  const bool by_rows = g.a_k == 1, fits = g.batch == 0 && (by_rows || (g.a_m == 1 && g.b_n == 1));
+  if (!fits || (g.dtype != kF32 && g.dtype != kBF16) ||
+      double(g.m) * double(g.n) * double(g.k) < kLeastProduct)
+    return false;
+  const int64_t element = int64_t(size_of(g.dtype));
+  const Rows of_a{static_cast<const char*>(a), by_rows ? g.m : g.k,
+                  element * (by_rows ? g.a_m : g.a_k), element * (by_rows ? g.k : g.m)};
+  if (of_a.count < kLooks || few_are_zero(of_a)) return false;
+  const std::vector<int64_t> left = rows_left(of_a);
+  if (int64_t(left.size()) * 4 > of_a.count * 3) return false;
+  const bool b_rows = g.b_n == 1;
+  const Rows of_b{static_cast<const char*>(b), b_rows ? g.k : g.n,
+                  element * (b_rows ? g.b_k : g.b_n), element * (b_rows ? g.n : g.k)};
+  if (!all_finite(of_b, g.dtype)) return false;
+
+  Gemm rest = g;
+  const int64_t count = (int64_t(left.size()) + 1) / 2 * 2;  // pairs of bf16
+  if (by_rows) {
+    rest.m = int64_t(left.size()), rest.a_m = g.k;
+    if (rest.m > 0) run_with_own_scratch(rest, gathered(of_a, left, rest.m).raw(), b, c);
+    spread_rows(g, left, c);
+  } else if (count == 0) {
+    spread_rows(g, {}, c);
+  } else {
+    rest.k = count, rest.a_k = g.m, rest.b_k = g.n;
+    run_with_own_scratch(rest, gathered(of_a, left, count).raw(), gathered(of_b, left, count).raw(),
+                         c);
+  }
+  return true;
+}
+
+}  // namespace tessera::cpu
