@@ -17,8 +17,10 @@ constexpr int64_t kGrain = 32768;
 constexpr int64_t kPiece = int64_t(1)
                            << 16;  // elements of a whole-tensor sum that one task reduces
 
-template <class T, class Fn>
-void reduce_pieces(Fn fn, const T* x, T* out, int64_t outer, int64_t n, int64_t inner) {
+// `again` reduces what fn makes of pieces.
+template <class In, class T, class Fn, class Again>
+void reduce_pieces(Fn fn, Again again, const In* x, T* out, int64_t outer, int64_t n,
+                   int64_t inner) {
   if (outer == 1 && inner == 1 && n > kPiece) {
     int64_t pieces = (n + kPiece - 1) / kPiece;
     Tensor partial = empty({pieces}, dtype_of<T>);
@@ -27,7 +29,7 @@ void reduce_pieces(Fn fn, const T* x, T* out, int64_t outer, int64_t n, int64_t 
       for (int64_t i = begin; i < end; ++i)
         fn(x + i * kPiece, p + i, std::min(kPiece, n - i * kPiece), 1, 0, 1);
     });
-    fn(p, out, pieces, 1, 0, 1);
+    again(p, out, pieces, 1, 0, 1);
     return;
   }
   parallel_for(outer, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, n * inner)),
@@ -37,15 +39,17 @@ void reduce_pieces(Fn fn, const T* x, T* out, int64_t outer, int64_t n, int64_t 
 void reduce_run(ReduceKind kind, const Tensor& x, const Tensor& out, int64_t outer, int64_t n,
                 int64_t inner) {
   const ReduceTable& t = simd<ReduceTable>();
+  auto run = [&](auto fn, const auto* from, auto* to) {
+    reduce_pieces(fn, fn, from, to, outer, n, inner);
+  };
   switch (x.dtype()) {
-    case kF32:
-      return reduce_pieces(t.f32[int(kind)], x.values<float>(), out.data<float>(), outer, n, inner);
-    case kF64:
-      return reduce_pieces(t.f64[int(kind)], x.values<double>(), out.data<double>(), outer, n,
-                           inner);
-    default:
-      return reduce_pieces(t.i64[int(kind)], x.values<int64_t>(), out.data<int64_t>(), outer, n,
-                           inner);
+    case kBF16:
+      return reduce_pieces(t.sum_bf16, t.f32[int(kind)],
+                           static_cast<const uint16_t*>(x.raw_values()), out.data<float>(), outer,
+                           n, inner);
+    case kF32: return run(t.f32[int(kind)], x.values<float>(), out.data<float>());
+    case kF64: return run(t.f64[int(kind)], x.values<double>(), out.data<double>());
+    default: return run(t.i64[int(kind)], x.values<int64_t>(), out.data<int64_t>());
   }
 }
 
@@ -57,7 +61,8 @@ void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<con
                 Workspace, const Stream&) {
   const auto& a = static_cast<const ReduceAttributes&>(prim);
   DType compute = compute_dtype(in[0].dtype());
-  Tensor x = converted(in[0], compute);
+  const bool as_is = in[0].dtype() == kBF16 && a.kind == ReduceKind::kSum;
+  Tensor x = as_is ? in[0] : converted(in[0], compute);
   Shape shape = x.shape();
   for (int d = shape.size() - 1; d >= 0;) {
     if (!(a.mask >> d & 1)) {

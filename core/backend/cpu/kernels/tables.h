@@ -40,6 +40,9 @@ struct ReduceTable {
   F32 f32[6];  // by ReduceKind
   F64 f64[6];
   I64 i64[6];
+  /// bf16 as its bits; the sums are those of the same values in f32.
+  void (*sum_bf16)(const uint16_t* x, float* out, int64_t n, int64_t inner, int64_t begin,
+                   int64_t end);
 };
 
 /// Rows of n dense elements; each call covers rows [0, rows).
