@@ -214,7 +214,14 @@ BareProduct::BareProduct(BareProduct&&) noexcept = default;
 void BareProduct::run() { state_->primitive.execute(state_->stream, state_->arguments); }
 std::string BareProduct::implementation() const { return state_->description.impl_info_str(); }
 
-BareStep::BareStep(const Contractions& all, bool dense) {
+double Contractions::flops() const {
+  double sum = 0;
+  for (const Product& p : products) sum += p.flops();
+  for (const Convolution& c : convolutions) sum += c.flops();
+  return sum;
+}
+
+BareStep::BareStep(const Contractions& all, bool dense) : flops_(all.flops()) {
   for (const Product& recorded : all.products) {
     Product p = dense ? dense_form(recorded) : recorded;
     size_t i = size_t(std::find(shapes_.begin(), shapes_.end(), p) - shapes_.begin());
@@ -226,14 +233,7 @@ BareStep::BareStep(const Contractions& all, bool dense) {
     auto [found, first] = seen.emplace(c.text(), convolutions_.size());
     if (first) convolutions_.emplace_back(c);
     convolution_order_.push_back(found->second);
-    convolution_flops_ += c.flops();
   }
-}
-
-double BareStep::flops() const {
-  double all = convolution_flops_;
-  for (size_t i : order_) all += shapes_[i].flops();
-  return all;
 }
 
 void BareStep::print_shapes() {

@@ -61,6 +61,7 @@ class BareProduct {
 struct Contractions {
   std::vector<Product> products;
   std::vector<Convolution> convolutions;
+  double flops() const;
 };
 
 /// The contractions of a step, each shape prepared once.
@@ -73,7 +74,7 @@ class BareStep {
     for (size_t i : order_) prepared_[i].run();
     for (size_t i : convolution_order_) convolutions_[i].run();
   }
-  double flops() const;
+  double flops() const { return flops_; }
   /// Prints each shape with its time when called again and again.
   void print_shapes();
 
@@ -84,7 +85,7 @@ class BareStep {
   std::vector<size_t> order_;
   std::vector<BareConvolution> convolutions_;
   std::vector<size_t> convolution_order_;
-  double convolution_flops_ = 0;
+  double flops_ = 0;
 };
 
 }  // namespace tessera::bench

@@ -1,7 +1,9 @@
 // bench serve (hidden): keeps the program alive and times one sample for each line read, so that a
 // driver can alternate it with another program A-B-A-B. The protocol is that of
 // scripts/reference/bench_common.py: on start one JSON line with the names; then "go NAME" prints
-// {"name", "ms"}, "free" drops what the last name holds, "quit" or the end of stdin ends.
+// {"name", "ms"}, and "gflop" for a training step: its matrix products and convolutions, whichever
+// of them are left out because a factor is zero. "free" drops what the last name holds, "peak"
+// measures what the core can do, "quit" or the end of stdin ends.
 // Invariant: at most one case holds memory.
 #include <algorithm>
 #include <iostream>
@@ -17,31 +19,35 @@
 #include "examples/bench/commands.h"
 #include "examples/bench/compared.h"
 #include "examples/bench/contractions.h"
+#include "examples/bench/peaks.h"
 #include "examples/bench/recorder.h"
 #include "examples/bench/workload.h"
 
 namespace tessera::bench {
 namespace {
 
-using Sample = std::function<double()>;  // milliseconds
+struct Sample {
+  std::function<double()> milliseconds;
+  double gflop = 0;  // 0: not counted
+};
 
 // The median of a few runs of as many calls as fill some milliseconds; null where there is no such
 // case.
 Sample sample_of_case(const std::vector<Case>& cases, const std::string& name) {
   for (const Case& c : cases)
     if (c.name == name)
-      return [batch = c.prepare()] { return time_batches(batch, 5, 0.01).median * 1e3; };
-  return nullptr;
+      return {[batch = c.prepare()] { return time_batches(batch, 5, 0.01).median * 1e3; }};
+  return {};
 }
 
 Sample sample_of_large(const Case& c) {
   Batch batch = c.prepare();
   batch(1);
-  return [batch] {
+  return {[batch] {
     Stopwatch w;
     batch(1);
     return w.seconds() * 1e3;
-  };
+  }};
 }
 
 // Training steps, the median of some: "step" of gpt-nano, "gpt2" (one sequence of 512), "mlp",
@@ -64,14 +70,22 @@ bool take_suffix(std::string& name, std::string_view suffix) {
   return true;
 }
 
+Contractions contractions_of(Workload& work) {
+  RecordingBackend recorder;
+  Scoped<Backend*> use(context().backend, &recorder);
+  work.train();
+  return recorder.contractions();
+}
+
 Sample sample_of_steps(const Steps& steps, DType precision, bool compile) {
   auto work = std::make_shared<Workload>(WorkloadOptions{.model = steps.model,
                                                          .batch_size = steps.batch_size,
                                                          .seq_len = steps.seq_len,
                                                          .compile = compile,
                                                          .precision = precision});
+  const double gflop = contractions_of(*work).flops() * 1e-9;
   for (int i = 0; i < std::max(steps.count, 5); ++i) work->step();
-  return [work, count = steps.count] {
+  auto sample = [work, count = steps.count] {
     std::vector<double> times;
     for (int i = 0; i < count; ++i) {
       Stopwatch w;
@@ -80,25 +94,20 @@ Sample sample_of_steps(const Steps& steps, DType precision, bool compile) {
     }
     return stats_of(times).median;
   };
+  return {sample, gflop};
 }
 
 // The products of a gpt-nano step as bare library calls.
 Sample sample_of_contractions() {
-  Contractions contractions;
-  {
-    Workload work{WorkloadOptions{}};
-    RecordingBackend recorder;
-    Scoped<Backend*> use(context().backend, &recorder);
-    work.step();
-    contractions = recorder.contractions();
-  }
+  Workload work{WorkloadOptions{}};
+  const Contractions contractions = contractions_of(work);
   auto bare = std::make_shared<BareStep>(contractions, false);
   bare->run();
-  return [bare] {
+  return {[bare] {
     Stopwatch w;
     bare->run();
     return w.seconds() * 1e3;
-  };
+  }};
 }
 
 std::vector<std::string> all_names() {
@@ -121,7 +130,7 @@ Sample make_sample(const std::string& name) {
   if (name == "cross_entropy") return sample_of_large(cross_entropy_case(8192));
   if (name == "adamw") return sample_of_large(adamw_case());
   Sample sample = sample_of_case(small_cases(), name);
-  return sample ? sample : sample_of_case(compared_cases(), name);
+  return sample.milliseconds ? sample : sample_of_case(compared_cases(), name);
 }
 
 Json serve(int cpu) {
@@ -135,7 +144,7 @@ Json serve(int cpu) {
   std::string held;
   Sample sample;
   auto free = [&] {
-    sample = nullptr, held.clear();
+    sample = {}, held.clear();
     release_cached_cpu_memory();
   };
   for (std::string line; std::getline(std::cin, line);) {
@@ -148,13 +157,19 @@ Json serve(int cpu) {
       say({{"free", true}});
       continue;
     }
+    if (verb == "peak") {
+      say({{"fp32", measure_fma_peak() * 1e-9}, {"bf16", measure_bf16_peak() * 1e-9}});
+      continue;
+    }
     if (verb != "go" || !rest.empty() ||
         std::find(kNames.begin(), kNames.end(), name) == kNames.end()) {
       say({{"error", line}});
       continue;
     }
     if (name != held) free(), sample = make_sample(name), held = name;
-    say({{"name", name}, {"ms", sample()}});
+    Json answer{{"name", name}, {"ms", sample.milliseconds()}};
+    if (sample.gflop > 0) answer["gflop"] = sample.gflop;
+    say(answer);
   }
   return {};
 }

@@ -3,7 +3,9 @@
 
 How: both programs stay alive and are bound to the same core; a sample of one is followed by a sample of the other. Printed
 are medians, the ratio of medians and its 95 % bootstrap interval over pairs. PyTorch runs with the settings of
-scripts/reference/bench_common.py (one thread, tuned libraries). AdamW is compared with each kind that PyTorch has.
+scripts/reference/bench_common.py (one thread, tuned libraries). AdamW is compared with each kind that PyTorch has. Beside
+training steps stand the GF/s of their matrix products and convolutions (all of them, also those of rows that are zero, which
+Tessera leaves out), and what share that is of the most that the core did when measured after each row, in that precision.
 
 Usage: compare_pytorch.py --python NAME=INTERPRETER [--python ...] [--build DIR] [--pairs 11] [--only step,add] [--json FILE]
 """
@@ -45,6 +47,7 @@ class Server:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         self.header = self.answer()
+        self.gflop = None  # of the last sample, where it is counted
 
     def answer(self):
         line = self.process.stdout.readline()
@@ -62,6 +65,7 @@ class Server:
         answer = self.ask(f"go {name}")
         if "ms" not in answer:
             sys.exit(f"{' '.join(self.command)}: {answer}")
+        self.gflop = answer.get("gflop")
         return answer["ms"]
 
     def close(self):
@@ -81,16 +85,24 @@ def duration(ms):
     return f"{ms * 1e6:.0f} ns" if ms < 1e-3 else f"{ms * 1e3:.1f} us" if ms < 1 else f"{ms:.2f} ms"
 
 
-def print_row(what, ours, theirs):
+def print_row(what, ours, theirs, gflop=None, peak=None):
+    """`peak` in GF/s; both rates are printed where the work is counted."""
     ratio, low, high = common.ratio_interval(theirs, ours)
     medians = statistics.median(ours), statistics.median(theirs)
-    print(f"{what:<34} {duration(medians[0]):>12} {duration(medians[1]):>12} {ratio:>7.2f}x   [{low:.2f}, {high:.2f}]", flush=True)
-    return {"what": what, "tessera_ms": medians[0], "other_ms": medians[1], "ratio": ratio, "interval": [low, high]}
+    row = {"what": what, "tessera_ms": medians[0], "other_ms": medians[1], "ratio": ratio, "interval": [low, high]}
+    text = f"{what:<34} {duration(medians[0]):>12} {duration(medians[1]):>12} {ratio:>7.2f}x   [{low:.2f}, {high:.2f}]"
+    if gflop and peak:
+        rates = [gflop / ms * 1e3 for ms in medians]
+        text += "   " + " and ".join(f"{rate:.0f} GF/s ({rate / peak:.0%})" for rate in rates) + f" of {peak:.0f}"
+        row |= {"gflop": gflop, "tessera_gflops": rates[0], "other_gflops": rates[1], "peak_gflops": peak}
+    print(text, flush=True)
+    return row
 
 
 def compare(options, name, interpreter):
     """Rows against one PyTorch. One reference program lives at a time, beside ours."""
     rows, ours, theirs, script = [], Server([program_of(options), "serve"]), None, None
+    peaks = ours.ask("peak")
     for our_name, program, their_name in ROWS:
         if options.only and our_name not in options.only.split(","):
             continue
@@ -101,7 +113,9 @@ def compare(options, name, interpreter):
             theirs, script = Server([interpreter, str(path), "--serve"]), program
         if their_name in theirs.header["names"]:
             what = f"{our_name}, {their_name} of PyTorch {theirs.header['torch']}"
-            rows.append(print_row(what, *in_turn(ours, our_name, theirs, their_name, options.pairs)))
+            times = in_turn(ours, our_name, theirs, their_name, options.pairs)
+            peaks = {precision: max(peak, peaks[precision]) for precision, peak in ours.ask("peak").items()}
+            rows.append(print_row(what, *times, ours.gflop, peaks["bf16" if "_bf16" in our_name else "fp32"]))
             rows[-1]["pytorch"] = name
     for server in (ours, theirs):
         if server:
@@ -131,7 +145,7 @@ def main():
     if options.pairs < 9:
         p.error(f"--pairs {options.pairs}: a median takes at least 9")
     print(f"one thread on one core, {common.load()}")
-    print(f"{'':<34} {'Tessera':>12} {'other':>12} {'ratio':>8}   95 % interval")
+    print(f"{'':<34} {'Tessera':>12} {'other':>12} {'ratio':>8}   95 % interval   rates of Tessera and the other")
     rows = []
     if not options.only or "step" in options.only.split(","):
         rows.append(contractions(options))
