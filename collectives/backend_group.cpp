@@ -18,8 +18,6 @@ double ms_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-std::atomic<int> fork_count{0};
-
 }  // namespace
 
 int forks() {
@@ -63,7 +61,7 @@ bool BackendGroup::supports(const Collective& c) const {
 }
 
 void BackendGroup::check_alive() const {
-  TESSERA_CHECK(forks() == birth_,
+  TESSERA_CHECK(fork_count.load(std::memory_order_relaxed) == birth_,
                 "{}: forked after init; a group stays with the process that made it, so call "
                 "init_process_group in the child, or fork before it",
                 members_.group);
@@ -72,8 +70,45 @@ void BackendGroup::check_alive() const {
 Ref<Work> BackendGroup::submit(const Collective& c) {
   check_alive();
   if (dead_.load(std::memory_order_acquire)) std::rethrow_exception(failure());
-  Millis timeout = c.timeout.count() > 0 ? c.timeout : timeout_;
-  auto call = make_ref<Call>(make_plan(c, rank(), size()), c, timeout);
+  Plan plan = make_plan(c, rank(), size());
+  if (!c.async)
+    if (Ref<Call> call = begin_here(plan)) return run_here(std::move(call), c, std::move(plan));
+  return enqueue(c, std::move(plan));
+}
+
+/// Where nothing else is under way: numbers the call and makes its caller the one inside the
+/// engine. Else null.
+Ref<Call> BackendGroup::begin_here(Plan& plan) {
+  std::lock_guard lock(mutex_);
+  if (busy_ || !queue_.empty()) return nullptr;
+  seal(plan.record, plan.is_p2p() ? ++messages_ : ++collectives_);
+  busy_ = true;
+  p2p_busy_ = plan.is_p2p();
+  return spare_ && spare_->use_count() == 1 ? std::move(spare_) : make_ref<Call>();
+}
+
+Ref<Work> BackendGroup::run_here(Ref<Call> call, const Collective& c, Plan plan) {
+  call->begin(c, std::move(plan), c.timeout.count() > 0 ? c.timeout : timeout_);
+  call->here = true;
+  call->profile_as(members_.group);
+  for (const Tensor& t : c.out) t.storage()->bump_version();
+  {
+    ProfileSpan span("wait", "wait");
+    execute(call);
+  }
+  {
+    std::lock_guard lock(mutex_);
+    spare_ = call;
+    busy_ = p2p_busy_ = false;
+    if (!queue_.empty() || stop_) changed_.notify_all();
+  }
+  call->wait();
+  return call;
+}
+
+Ref<Work> BackendGroup::enqueue(const Collective& c, Plan plan) {
+  auto call = make_ref<Call>();
+  call->begin(c, std::move(plan), c.timeout.count() > 0 ? c.timeout : timeout_);
   call->profile_as(members_.group);
   for (const Tensor& t : c.out) {
     t.storage()->bump_version();
@@ -82,31 +117,14 @@ Ref<Work> BackendGroup::submit(const Collective& c) {
   if (c.async)  // who overwrites an operand waits; one that is a result is pending anyway
     for (const Tensor& t : c.in)
       if (t.storage()->ready() != call) t.storage()->add_reader(call);
-  bool here;
   {
     std::lock_guard lock(mutex_);
     seal(call->plan.record, call->plan.is_p2p() ? ++messages_ : ++collectives_);
-    here = !c.async && !busy_ && queue_.empty();
-    if (here) {
-      busy_ = true;
-      p2p_busy_ = call->plan.is_p2p();
-    } else {
-      queue_.push_back(call);
-      if (!thread_.joinable()) thread_ = start_thread("tessera-comm", [this] { serve(); });
-      if (p2p_busy_) engine_->interrupt();
-    }
+    queue_.push_back(call);
+    if (!thread_.joinable()) thread_ = start_thread("tessera-comm", [this] { serve(); });
+    if (p2p_busy_) engine_->interrupt();
   }
-  if (here) {
-    {
-      ProfileSpan span("wait", "wait");
-      execute(call);
-    }
-    std::lock_guard lock(mutex_);
-    busy_ = p2p_busy_ = false;
-    if (!queue_.empty() || stop_) changed_.notify_all();
-  } else {
-    changed_.notify_all();
-  }
+  changed_.notify_all();
   if (!c.async) call->wait();
   return call;
 }

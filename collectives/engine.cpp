@@ -7,14 +7,18 @@
 
 namespace tessera::detail {
 
-Call::Call(Plan p, const Collective& c, Millis timeout)
-    : plan(std::move(p)),
-      site(c.site),
-      timeout(timeout),
-      async(c.async),
-      ahead(c.ahead),
-      sketch(ahead ? sketch_of(ahead->calls) : Sketch()) {
-  plan.record.ahead = sketch.whole;
+void Call::begin(const Collective& c, Plan p, Millis limit) {
+  plan = std::move(p);
+  site = c.site, timeout = limit, async = c.async, ahead = c.ahead;
+  here = false;
+  if (ahead) {
+    sketch = sketch_of(ahead->calls);
+    plan.record.ahead = sketch.whole;
+  }
+  birth_ = fork_count.load(std::memory_order_relaxed);
+  state_.store(kPending, std::memory_order_relaxed);
+  error_ = nullptr;
+  elapsed_ms_ = 0;
   auto keep = [&](std::span<const Tensor> tensors) {
     for (const Tensor& t : tensors) {
       if (async) tensors_.push_back(t);  // else the caller, who waits, holds them
@@ -54,7 +58,8 @@ void Call::wait_for_inputs() {
 void Call::finish(std::exception_ptr error, double elapsed_ms) {
   if (done()) return;
   Tensors tensors;
-  std::swap(tensors, tensors_);  // dropped last: a storage waits for this very event when it dies
+  if (async)
+    std::swap(tensors, tensors_);  // dropped last: a storage waits for this event when it dies
   readers_.clear();
   before_.clear();
   error_ = std::move(error);
@@ -69,9 +74,11 @@ void Call::finish(std::exception_ptr error, double elapsed_ms) {
                    .took_us = took,
                    .own_us = took});
   }
+  State outcome = error_ ? kFailed : kDone;
+  if (here) return state_.store(outcome, std::memory_order_release);
   {
     std::lock_guard lock(mutex_);
-    state_.store(error_ ? kFailed : kDone, std::memory_order_release);
+    state_.store(outcome, std::memory_order_release);
   }
   finished_.notify_all();
 }

@@ -12,13 +12,17 @@
 
 namespace tessera::detail {
 
-/// How often this process has been a fork's child since it started: 0 unless someone forks.
+/// How often this process has been a fork's child since it started: 0 unless someone forks. Counted
+/// from the first call on.
 int forks();
+/// The count, for who has called that before.
+inline std::atomic<int> fork_count{0};
 
 /// One submitted collective: its plan, what keeps its memory alive, and its outcome.
 class Call final : public Work {
  public:
-  Call(Plan plan, const Collective& c, Millis timeout);
+  /// Becomes `c`, whose plan is `p`; what it was before is over.
+  void begin(const Collective& c, Plan p, Millis limit);
 
   bool done() const override { return state_.load(std::memory_order_acquire) != kPending; }
   void wait() override;
@@ -44,19 +48,22 @@ class Call final : public Work {
   /// "all_reduce #41 on world (train.cpp:88)".
   std::string title(const std::string& group) const;
 
+  // Written by begin alone.
   Plan plan;
-  const CallSite site;
-  const Millis timeout;
-  const bool async;
-  const Ref<const Announcement> ahead;  // null: nothing is announced
-  const Sketch sketch;                  // of it
+  CallSite site;
+  Millis timeout{};
+  bool async = false;
+  Ref<const Announcement> ahead;  // null: nothing is announced
+  Sketch sketch;                  // of it, if there is one
+  /// Whether only the thread that submitted it knows it until it is done.
+  bool here = false;
 
  private:
   enum State : uint32_t { kPending, kDone, kFailed };
   void rethrow() const;
   void check_process() const;
 
-  const int birth_ = forks();
+  int birth_ = 0;
   Tensors tensors_;
   SmallVector<Ref<Event>, 2> before_, readers_;
   std::atomic<uint32_t> state_{kPending};

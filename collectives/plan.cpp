@@ -23,7 +23,8 @@ uint64_t mix(uint64_t h, uint64_t v) {  // the finaliser of splitmix64
 
 class Builder {
  public:
-  Builder(const Collective& c, int rank, int size) : c_(c), name_(name_of(c.kind)) {
+  Builder(const Collective& c, int rank, int size, Plan& plan)
+      : c_(c), name_(name_of(c.kind)), plan_(plan) {
     plan_.kind = c.kind;
     plan_.op = c.op;
     plan_.reduces = traits(c.kind).reduces;
@@ -31,7 +32,7 @@ class Builder {
     plan_.size = size;
   }
 
-  Plan build() {
+  void build() {
     check_tensors();
     if (traits(c_.kind).rooted)
       TESSERA_CHECK(c_.peer >= 0 && c_.peer < plan_.size,
@@ -60,7 +61,6 @@ class Builder {
     r.dtype = plan_.dtype;
     r.peer = plan_.is_p2p() || traits(c_.kind).rooted ? c_.peer : -1;
     r.site = hash_site(c_.site);
-    return std::move(plan_);
   }
 
  private:
@@ -82,7 +82,7 @@ class Builder {
       }
     };
     check(c_.in, "in");
-    check(c_.out, "out");
+    if (c_.out.data() != c_.in.data() || c_.out.size() != c_.in.size()) check(c_.out, "out");
     if (first) plan_.dtype = first->dtype();
   }
 
@@ -145,18 +145,21 @@ class Builder {
     plan_.record.form = !even;
     plan_.record.counts = even ? uint64_t(elements(parts[0].bytes)) : hash;
   }
-  void agree(const Part& part) { agree(Parts{part}); }
+  void agree(const Part& part) {
+    plan_.longest = part.bytes;
+    plan_.record.counts = uint64_t(elements(part.bytes));
+  }
   void must_be_empty(TensorSpan tensors, const char* side) const {
     TESSERA_CHECK(tensors.empty(), "{}: {} is given, but only rank {} (the root) has one", name_,
                   side, c_.peer);
   }
 
   void reduce_all() {
-    plan_.give = {whole(only(c_.in, "in"))};
-    plan_.take = {whole(only(c_.out, "out"))};
+    const Part& in = plan_.give.emplace_back(whole(only(c_.in, "in")));
+    const Part& out = plan_.take.emplace_back(whole(only(c_.out, "out")));
     plan_.takes = true;
-    same_bytes(plan_.give[0], plan_.take[0], "in and out differ");
-    agree(plan_.give[0]);
+    same_bytes(in, out, "in and out differ");
+    agree(in);
   }
   void reduce_one() {
     plan_.give = {whole(only(c_.in, "in"))};
@@ -245,7 +248,7 @@ class Builder {
 
   const Collective& c_;
   std::string_view name_;
-  Plan plan_;
+  Plan& plan_;
 };
 
 bool overlap(const Part& a, const Part& b) {
@@ -270,7 +273,11 @@ bool Plan::must_stage() const {
   return false;
 }
 
-Plan make_plan(const Collective& c, int rank, int size) { return Builder(c, rank, size).build(); }
+Plan make_plan(const Collective& c, int rank, int size) {
+  Plan plan;
+  Builder(c, rank, size, plan).build();
+  return plan;
+}
 
 void seal(CallRecord& record, uint64_t seq) {
   record.seq = seq;
@@ -281,8 +288,17 @@ void seal(CallRecord& record, uint64_t seq) {
 }
 
 uint64_t hash_site(const CallSite& site) {
+  // The names of files are literals, so where one lies tells it from others in this process.
+  struct Known {
+    const char* file = nullptr;
+    uint64_t place = 0, hash = 0;
+  };
+  thread_local Known known[16];
   uint64_t place = uint64_t(site.line()) << 16 | site.column();
-  return mix(std::hash<std::string_view>()(site.file_name()), place);
+  Known& k = known[(site.line() ^ site.column()) % std::size(known)];
+  if (k.file != site.file_name() || k.place != place)
+    k = {site.file_name(), place, mix(std::hash<std::string_view>()(site.file_name()), place)};
+  return k.hash;
 }
 
 }  // namespace tessera::detail

@@ -31,20 +31,21 @@ using Splits = std::span<const int64_t>;
 
 TensorSpan one(const Tensor& t) { return {&t, 1}; }
 
-// How both forms of a verb are submitted. They are no ops: a recording backend does not see them.
+// How both forms of a verb are submitted: fills in the rest of a Collective that lives until submit
+// is over. They are no ops: a recording backend does not see them.
 struct Call {
   Millis timeout;
   CallSite site;
-  Collective waiting(Collective c) const {
+  const Collective& waiting(Collective&& c) const {
     if (Backend* backend = context().backend) [[unlikely]]
       backend->leaves_ops(
           fmt::format("{} on a process group ({})", name_of(c.kind), detail::describe(site)));
     c.timeout = timeout, c.site = site;
     return c;
   }
-  Collective pending(Collective c) const {
+  const Collective& pending(Collective&& c) const {
     c.async = true;
-    return waiting(c);
+    return waiting(std::move(c));
   }
 };
 

@@ -1,5 +1,6 @@
 // The few processor instructions that the shared-memory algorithm asks for by name.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 #if defined(__SSE2__)
@@ -14,6 +15,16 @@ inline void relax() {
   _mm_pause();
 #elif defined(__aarch64__)
   asm volatile("yield");
+#endif
+}
+
+/// Between a store and a load that may not overtake it.
+inline void store_before_load() {
+#if defined(__SANITIZE_THREAD__)  // knows no fences
+  static std::atomic<int> order{0};
+  order.fetch_add(1, std::memory_order_seq_cst);
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
 #endif
 }
 

@@ -21,6 +21,8 @@ constexpr int64_t kInlineBytes = 64 << 10;
 // slower even between two ranks: a line that both have read costs its writer far more than one that
 // moves from rank to rank.
 constexpr int64_t kReduceAloneBytes = 512;
+// Up to this many bytes are reduced in place before a peer that sleeps would be awake.
+constexpr int64_t kShortBytes = 16 << 10;
 constexpr int64_t kAlign = 64;
 constexpr int64_t kCopyBlock = 16 << 10;
 
@@ -127,20 +129,15 @@ std::byte* ShmEngine::taken(int r, uint64_t seq) const {
   return bases_[size_t(r)] + (entry.in_place ? entry.place : segment_->places(r, seq)[size_]);
 }
 
-/// Writes the facts of a call where peers will look once this rank has posted.
-void ShmEngine::publish(const Call& call, const Entry& entry) {
+/// Writes the facts of a call where reports look for them.
+void ShmEngine::tell(const Call& call) {
   const CallRecord& record = call.plan.record;
-  me_.entries[record.seq & 1] = entry;
   me_.records[record.seq & 1] = record;
   if (record.ahead) me_.sketches[record.seq & 1] = call.sketch;
   me_.entered.store(record.seq, std::memory_order_release);
 }
 
-void ShmEngine::post() {
-  me_.posted.store(++phase_, std::memory_order_seq_cst);
-  for (int r = 0; r < size_; ++r)
-    if (segment_->state(r).sleeping.load(std::memory_order_seq_cst)) ring(r);
-}
+void ShmEngine::post() { me_.posted.store(++phase_, std::memory_order_release); }
 
 void ShmEngine::run(Call& call) {
   const Plan& plan = call.plan;
@@ -160,7 +157,7 @@ void ShmEngine::run(Call& call) {
   entry.direct = find_places(plan, seq, entry);
   bool staged = entry.staged = small && !(entry.direct && way != Way::kStaged);
   entry.has_pool = published_.load(std::memory_order_acquire);
-  publish(call, entry);
+  tell(call);
   if (plan.has_splits()) {
     int64_t* splits = segment_->splits(rank_, seq);
     for (int r = 0; r < size_; ++r) {
@@ -174,8 +171,11 @@ void ShmEngine::run(Call& call) {
   if (staged) stage(plan, 0, window);
   --phase_;
   double us = trial ? us_since(start) : 0;
+  // Peers poll the line of both, so it is written in one go.
+  me_.entries[seq & 1] = entry;
   post();
-  wait_all(call);
+  wait_all(call,
+           plan.longest <= kShortBytes && way != Way::kStaged ? Waking::kLater : Waking::kNow);
   check_calls(call);
   if (trial) start = Clock::now();
   bool all_direct = all(seq, &Entry::direct);

@@ -41,6 +41,9 @@ class ShmEngine final : public Engine {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // When a peer that sleeps learns of the phase that was posted: once it is posted by all, or
+  // later, with a phase that follows in a moment.
+  enum class Waking : uint8_t { kNow, kLater };
   // A send or receive under way; see p2p.cpp.
   struct Message {
     Ref<Call> call;
@@ -54,7 +57,7 @@ class ShmEngine final : public Engine {
 
   // engine.cpp: moving data.
   bool find_places(const Plan& plan, uint64_t seq, Entry& entry);
-  void publish(const Call& call, const Entry& entry);
+  void tell(const Call& call);
   void post();
   void stage(const Plan& plan, int64_t begin, int64_t window);
   void consume(const Plan& plan, int64_t begin, int64_t window);
@@ -71,12 +74,14 @@ class ShmEngine final : public Engine {
   std::byte* taken(int r, uint64_t seq) const;
 
   // wait.cpp: waiting, and what can be wrong meanwhile.
-  void wait_all(Call& call) {
+  void wait_all(Call& call, Waking waking = Waking::kNow) {
     for (int r = 0; r < size_; ++r)
       if (segment_->state(r).posted.load(std::memory_order_acquire) < phase_)
         return wait_slow(call);
+    if (waking == Waking::kNow) wake_peers();
   }
   void wait_slow(Call& call);
+  void wake_peers();
   /// Sleeps until rung, `ready`, or about 20 ms have passed. True when ready.
   bool park(FunctionRef<bool()> ready);
   void ring(int r);

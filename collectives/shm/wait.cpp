@@ -20,6 +20,7 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(20);       // between two looks at absent ranks
 constexpr auto kTellTime = std::chrono::milliseconds(500);  // for call sites after a mismatch
+constexpr int kFewPolls = 16;                               // before peers that sleep are rung
 constexpr int kAsyncSpins = 40;  // the communication thread leaves its core to the computation
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds timeout) {
@@ -46,9 +47,16 @@ void ShmEngine::ring_all() {
   for (int r = 0; r < size_; ++r) ring(r);
 }
 
+/// Rings who sleeps and has not seen what was posted.
+void ShmEngine::wake_peers() {
+  store_before_load();
+  for (int r = 0; r < size_; ++r)
+    if (segment_->state(r).sleeping.load(std::memory_order_relaxed)) ring(r);
+}
+
 bool ShmEngine::park(FunctionRef<bool()> ready) {
-  // The order of these two stores and loads against a peer's "publish, then look whether somebody
-  // sleeps" is what makes a lost wake-up impossible; all four are sequentially consistent.
+  // The order of these two stores and loads against a peer's "post, then look whether somebody
+  // sleeps" (wake_peers) is what makes a lost wake-up impossible; all are sequentially consistent.
   me_.sleeping.store(1, std::memory_order_seq_cst);
   uint32_t bell = me_.bell.load(std::memory_order_seq_cst);
   bool now = ready();
@@ -66,8 +74,13 @@ void ShmEngine::wait_slow(Call& call) {
       if (segment_->state(r).posted.load(std::memory_order_seq_cst) < phase_) return false;
     return true;
   };
-  for (int i = 0, n = call.async ? std::min(spins_, kAsyncSpins) : spins_; i < n; ++i) {
-    if (ready()) return;
+  // A peer that sleeps is woken after a few polls: looking for one holds this rank up until all see
+  // its store, and where nobody sleeps they come meanwhile. Who falls asleep later has seen it.
+  const int spins = call.async ? std::min(spins_, kAsyncSpins) : spins_;
+  const int few = std::min(spins, kFewPolls);
+  for (int i = 0; i < spins; ++i) {
+    if (ready()) return i < few ? wake_peers() : void();
+    if (i == few - 1) wake_peers();
     relax();
   }
   auto since = Clock::now(), looked = since;
