@@ -20,8 +20,9 @@ constexpr int64_t kChunksOfScalars = 1 << 12;  // that keep partial sums, at mos
 constexpr int64_t kLongRow = 64 << 10;         // bytes of an operand's row: twice an L1 cache
 constexpr int64_t kBesideRow = 256;            // elements of rows that are computed beside others
 constexpr int64_t kRowsBeside = 64;            // rows of a chunk of such, if there are
-constexpr int64_t kChunksBeside = 32;          // so many chunks of them
+constexpr int64_t kChunksBeside = 16;          // so many chunks of them
 constexpr int64_t kAhead = 9 << 10;            // bytes that they are fetched ahead: no whole pages
+constexpr int64_t kFetched = 1 << 20;          // bytes of operands that are: more than an L2 cache
 constexpr int kWorkBeside = 10;                // of nests for which that is worth it
 constexpr int kWorthKeeping = 7;               // cost of a value that is kept, not computed again
 
@@ -388,7 +389,7 @@ class Scheduler {
       const Access& a = s_.body.operands[k];
       const int64_t size = int64_t(size_of(a.dtype)), row = s_.count(inner_) * size;
       if (moving_loops(a) != (outer_ | inner_) || a.strides.back() != 1) continue;
-      if (s_.beside)
+      if (s_.beside && s_.rows * row >= kFetched)
         s_.ahead.push_back(
             {int(k), first_reader(int(k)),
              a.strides[0] * size == row ? kAhead / size : (kAhead + row - 1) / row * a.strides[0]});
