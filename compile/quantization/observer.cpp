@@ -48,7 +48,7 @@ void Observed::see(const Tensor& given, std::string_view what) {
     if (before != 0)
       bins_[size_t(std::clamp((before - low_) / width_, 0.0, kBins - 1.0))] = double(seen);
   }
-  add_to_bins(x, n);
+  add_to_bins(t);
 }
 
 void Observed::grow(double low, double high) {
@@ -66,11 +66,21 @@ void Observed::grow(double low, double high) {
   }
 }
 
-void Observed::add_to_bins(const float* x, int64_t n) {
+// Each sample (index of dim 0) counts by 1 / its mean square, so that errors are relative to what a
+// sample holds: one with values a hundred times as large does not decide the range of all others.
+void Observed::add_to_bins(const Tensor& t) {
+  const float* x = t.values<float>();
+  const int64_t samples = t.ndim() > 1 ? t.shape()[0] : 1, each = t.numel() / samples;
   const float low = float(low_), per = float(1 / width_);
-  for (int64_t i = 0; i < n; ++i) {
-    const int bin = std::clamp(int((x[i] - low) * per), 0, kBins - 1);
-    bins_[size_t(bin)] += x[i] != 0;
+  for (int64_t s = 0; s < samples; ++s, x += each) {
+    double squares = 0;
+    for (int64_t i = 0; i < each; ++i) squares += double(x[i]) * x[i];
+    if (squares == 0) continue;
+    const double weight = double(each) / squares;
+    for (int64_t i = 0; i < each; ++i) {
+      const int bin = std::clamp(int((x[i] - low) * per), 0, kBins - 1);
+      bins_[size_t(bin)] += x[i] != 0 ? weight : 0;
+    }
   }
 }
 

@@ -11,7 +11,8 @@ namespace tessera::quant {
 
 enum class Observer : uint8_t {
   kMinMax,     // from the least value to the largest
-  kHistogram,  // the range with the least squared error; the tails may be clipped
+  kHistogram,  // the range with the least squared error, relative to each sample's mean square;
+               // tails may be clipped
 };
 
 class Observed {
@@ -30,7 +31,7 @@ class Observed {
 
  private:
   void grow(double low, double high);
-  void add_to_bins(const float* x, int64_t n);
+  void add_to_bins(const Tensor& t);
   /// Ends of the range with the least squared error of rounding and clipping.
   std::pair<double, double> best_range() const;
 

@@ -125,7 +125,7 @@ struct Quantized::Part final : nn::Module {
 struct Quantized::Plan {
   Meta x;
   int threads;
-  uint64_t versions;  // of the tensors that it was made from
+  uint64_t content;  // which tensors it was made from, and their versions
   Lowered lowered;
   compiler::Executor executor;
 };
@@ -177,6 +177,11 @@ Decisions Quantized::decisions() {
   Decisions d;
   for (const std::string& name : layers_) {
     Part& p = part(name);
+    for (const Tensor* t : {&p.weight_scale, &p.bias})
+      TESSERA_CHECK(t->dtype() == kF32,
+                    "quantized model: a scale or bias of {} is {}; they stay f32, to() is not for "
+                    "converted models",
+                    name, name_of(t->dtype()));
     d.layers[name] = {p.weight, p.weight_scale, p.bias};
   }
   for (const std::string& name : roots_) {
@@ -187,19 +192,22 @@ Decisions Quantized::decisions() {
 }
 
 Quantized::Plan& Quantized::plan_for(const Tensor& x) {
-  uint64_t versions = 0;  // load_state writes into the tensors
+  // load_state writes into the tensors, replace exchanges them.
+  uint64_t content = 0;
   for (auto& [name, p] : parts_)
     for (const Tensor* t : {&p->weight, &p->weight_scale, &p->bias, &p->scale, &p->zero_point})
-      if (t->defined()) versions += t->storage()->version();
+      if (t->defined())
+        content = content * 31 + reinterpret_cast<uintptr_t>(t->storage().get()) +
+                  t->storage()->version();
   const int threads = num_threads();
   for (auto& p : plans_)
-    if (same_layout(p->x, x.meta()) && p->threads == threads && p->versions == versions) return *p;
-  std::erase_if(plans_, [&](auto& p) { return p->versions != versions; });
+    if (same_layout(p->x, x.meta()) && p->threads == threads && p->content == content) return *p;
+  std::erase_if(plans_, [&](auto& p) { return p->content != content; });
   if (plans_.size() >= kMostPlans) plans_.erase(plans_.begin());
   Lowered lowered = lower(layers_of(*model_, x, keep_f32_), decisions(), x);
   Graph graph = lowered.graph;
   plans_.push_back(std::make_unique<Plan>(
-      Plan{x.meta(), threads, versions, std::move(lowered), compiler::Executor(std::move(graph))}));
+      Plan{x.meta(), threads, content, std::move(lowered), compiler::Executor(std::move(graph))}));
   return *plans_.back();
 }
 
