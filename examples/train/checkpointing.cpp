@@ -1,6 +1,12 @@
 #include "examples/train/checkpointing.h"
 
+#include <fmt/ranges.h>
+
+#include <filesystem>
+
 #include "core/tensor/random.h"
+#include "examples/train/fit.h"
+#include "parallel/checkpoint/folder.h"
 #include "parallel/checkpoint/load.h"
 #include "parallel/checkpoint/sharded.h"
 
@@ -29,6 +35,43 @@ checkpoint::Extra options_of(const Options& o) {
   return out;
 }
 
+// What is saved into a saved step would be found by nobody, and the step be damaged.
+void check_folder(const std::string& folder) {
+  namespace fs = std::filesystem;
+  fs::path path = fs::absolute(folder).lexically_normal();
+  if (!path.has_filename()) path = path.parent_path();
+  const std::string name = path.filename().string(), parent = path.parent_path().string();
+  const int64_t step = name.starts_with("step-") ? std::atoll(name.c_str() + 5) : -1;
+  std::error_code error;
+  if (!fs::exists(path / checkpoint::kManifestName, error) &&
+      (step < 0 || name != checkpoint::step_name(step)))
+    return;
+  std::vector<std::string> newer;
+  for (int64_t s : checkpoint::saved_steps(parent))
+    if (step >= 0 && s > step) newer.push_back(checkpoint::step_name(s));
+  throw UserError(fmt::format(
+      "train: --checkpoint {}: that is one saved step; give the folder that it is in, {}{}", folder,
+      parent,
+      newer.empty() ? ""
+                    : fmt::format("; to go on from this step, remove the newer ones there first: "
+                                  "{}",
+                                  fmt::join(newer, ", "))));
+}
+
+// Names that a save has and this run lacks, or the other way around.
+void check_names(const checkpoint::Loaded& l, const std::string& other_options) {
+  if (l.missing.empty() && l.unexpected.empty()) return;
+  auto few = [](const std::vector<std::string>& names) {
+    return names.size() > 3 ? fmt::format("{} and {} more", names[0], names.size() - 1)
+                            : fmt::format("{}", fmt::join(names, ", "));
+  };
+  std::string text = fmt::format("train: --resume: {} does not fit this run", l.folder);
+  if (!l.missing.empty()) text += "; it lacks " + few(l.missing);
+  if (!l.unexpected.empty()) text += "; this run has no " + few(l.unexpected);
+  if (!other_options.empty()) text += "; not as it was saved: " + other_options;
+  throw UserError(text + "; give the flags that it was saved with, or another --checkpoint folder");
+}
+
 int64_t parse_cursor(const checkpoint::Loaded& l) {
   auto at = l.extra.find("data.cursor");
   char* end = nullptr;
@@ -47,6 +90,7 @@ Checkpointing::Checkpointing(const Options& o, const Task& task, ProcessGroup& g
                              data::DataLoader& loader)
     : o_(o), task_(task), group_(group), optimizer_(optimizer), scaler_(scaler), loader_(loader) {
   if (o.checkpoint.empty()) return;
+  check_folder(o.checkpoint);
   saver_ = std::make_unique<checkpoint::Checkpointer>(o.checkpoint, &group,
                                                       checkpoint::SaveOptions{.keep = int(o.keep)});
   if (o.steps != 0) saver_->prepare(state().pieces);
@@ -75,6 +119,12 @@ std::string Checkpointing::differing_options(const checkpoint::Extra& saved) con
       out += fmt::format("{}--{} {} (was {})", out.empty() ? "" : ", ", key.substr(6),
                          value.empty() ? "''" : value, at->second.empty() ? "''" : at->second);
   }
+  for (const auto& [key, value] : task_.metadata) {
+    auto at = saved.find("metadata." + key);
+    if (key.ends_with("dropout") && at != saved.end() && at->second != value)
+      out += fmt::format("{}--set {}={} (was {})", out.empty() ? "" : ", ", key.substr(7), value,
+                         at->second);
+  }
   return out;
 }
 
@@ -89,7 +139,13 @@ int64_t Checkpointing::resume() {
     if (o_.resume) story_ = fmt::format("{} holds no saved step: a fresh start", o_.checkpoint);
     return 0;
   }
-  checkpoint::Loaded l = checkpoint::load(found->folder, state().pieces, &group_);
+  checkpoint::Loaded l =
+      checkpoint::load(found->folder, state().pieces, &group_,
+                       {.strict = false, .accept = [&](const checkpoint::Loaded& saved) {
+                          parse_cursor(saved);
+                          check_resumes(o_, task_, saved.extra, saved.folder);
+                        }});
+  check_names(l, differing_options(l.extra));
   loader_.seek(parse_cursor(l));
   optimizer_.load_state(optimizer_.named_state());  // filled in place: lets it look at the values
   story_ = fmt::format("resumed from {}, after step {}", l.folder, l.step);

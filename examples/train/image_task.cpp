@@ -1,11 +1,11 @@
 #include "examples/train/image_task.h"
 
 #include <cstdlib>
-#include <sstream>
 
 #include "core/data/image_dataset.h"
 #include "core/ops/fused.h"
 #include "examples/models/resnet.h"
+#include "examples/train/fit.h"
 #include "examples/train/synthetic.h"
 
 namespace tessera::train {
@@ -20,22 +20,6 @@ data::Augment augment_of(const Options& o, int64_t size) {
   if (o.augment == "resized-crop") return data::Augment::kResizedCrop;
   if (o.data.starts_with("idx:")) return data::Augment::kNone;  // digits have a left and a right
   return size <= kSmall ? data::Augment::kCrop : data::Augment::kResizedCrop;
-}
-
-// Weights know their classes by number: the data must number them alike.
-void check_classes(const Options& o, const std::string& of_weights, const std::string& of_data) {
-  if (of_weights.empty() || of_weights == of_data) return;
-  std::istringstream a(of_weights), b(of_data);
-  std::string want, got;
-  int number = 0;
-  do {
-    want.clear(), got.clear();
-    std::getline(a, want), std::getline(b, got), ++number;
-  } while (want == got);
-  TESSERA_CHECK(false,
-                "train: class {} of --weights {} is \"{}\", of --data {} it is \"{}\"; give the "
-                "classes that the model was trained with",
-                number, o.weights, want, o.data, got);
 }
 
 void add_images(const Options& o, const io::Metadata& saved, Task& task, models::ResNetOptions& m,
@@ -60,7 +44,8 @@ void add_images(const Options& o, const io::Metadata& saved, Task& task, models:
   };
   std::string names;
   for (const std::string& name : split.classes) names += (names.empty() ? "" : "\n") + name;
-  check_classes(o, find(saved, "classes"), names);
+  // Before the model is made: weights know their classes by number.
+  check_meaning(o, saved, {{"classes", names}}, "--weights " + o.weights);
   task.metadata.emplace_back("classes", names);
 }
 

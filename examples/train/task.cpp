@@ -1,9 +1,5 @@
 #include "examples/train/task.h"
 
-#include <unistd.h>
-
-#include <filesystem>
-
 #include "core/data/masked_dataset.h"
 #include "core/data/token_dataset.h"
 #include "core/data/tokens.h"
@@ -13,7 +9,9 @@
 #include "examples/models/gpt.h"
 #include "examples/models/hugging_face.h"
 #include "examples/models/mlp.h"
+#include "examples/train/fit.h"
 #include "examples/train/image_task.h"
+#include "examples/train/outputs.h"
 #include "examples/train/synthetic.h"
 
 namespace tessera::train {
@@ -44,6 +42,13 @@ void set_vocab(const Options& o, int64_t& vocab, int64_t of_data) {
                 "the --tokenizer that the model was trained with",
                 of_data, o.weights, vocab);
   vocab = of_data;
+}
+
+// What a file of these weights says of its ids.
+void tell_vocabulary(Task& task, const std::string& spec) {
+  task.metadata.emplace_back("tokenizer", spec);
+  task.metadata.emplace_back("tokenizer.state", task.tokenizer->state());
+  task.metadata.emplace_back("tokenizer.xxh128", vocabulary_hash(*task.tokenizer));
 }
 
 Task make_gpt_task(const Options& o) {
@@ -103,11 +108,7 @@ Task make_gpt_task(const Options& o) {
       field("heads", m.heads), field("dim", m.dim);
   field("dropout", m.dropout), field("bias", m.bias), field("tanh_gelu", m.tanh_gelu),
       field("tied", m.tied);
-  if (tokenizer) {
-    task.metadata.emplace_back("tokenizer",
-                               o.data.empty() ? find(saved, "tokenizer") : o.tokenizer);
-    task.metadata.emplace_back("tokenizer.state", tokenizer->state());
-  }
+  if (tokenizer) tell_vocabulary(task, o.data.empty() ? find(saved, "tokenizer") : o.tokenizer);
   return task;
 }
 
@@ -130,6 +131,7 @@ Task make_bert_task(const Options& o) {
     data::TokenSplit split =
         data::load_tokens("text:" + o.data.substr(4), (named ? "" : "wordpiece:") + o.tokenizer);
     auto tokenizer = std::static_pointer_cast<const data::WordPieceTokenizer>(split.tokenizer);
+    task.tokenizer = tokenizer;
     set_vocab(o, m.vocab, split.vocab_size);
     data::MaskingOptions masking{.length = length,
                                  .vocab_size = m.vocab,
@@ -160,6 +162,7 @@ Task make_bert_task(const Options& o) {
   field("layers", m.layers), field("heads", m.heads), field("dim", m.dim);
   field("hidden", m.hidden), field("dropout", m.dropout);
   field("attention_dropout", m.attention_dropout), field("eps", m.eps);
+  if (task.tokenizer) tell_vocabulary(task, o.tokenizer);
   return task;
 }
 
@@ -190,22 +193,14 @@ io::Metadata saved_metadata(const std::string& path) {
 }
 
 std::vector<NamedTensor> load_weights(const std::string& path) {
+  check_intact(path);
   return models::is_hugging_face(path) ? models::load_hugging_face(path)
                                        : io::load_safetensors(path);
 }
 
 namespace {
 
-// What would only show when a run has ended, and cost it.
-void check_save(const Options& o) {
-  if (o.save.empty() || saves_folder(o)) return;
-  std::filesystem::path folder = std::filesystem::absolute(o.save).parent_path();
-  TESSERA_CHECK(std::filesystem::is_directory(folder) && access(folder.c_str(), W_OK) == 0,
-                "train: --save {}: {} is no folder that can be written to; make it first", o.save,
-                folder.string());
-}
-
-void check_weights(const Options& o) {
+void check_model(const Options& o) {
   const std::string saved = find(saved_metadata(o.weights), "model");
   TESSERA_CHECK(saved.empty() || saved == o.model,
                 "train: --weights {} were saved by --model {}, not {}; give that model", o.weights,
@@ -215,14 +210,14 @@ void check_weights(const Options& o) {
 }  // namespace
 
 Task make_task(const Options& o, Device device) {
-  check_save(o);
-  check_weights(o);
+  check_model(o);  // before the options of another one are set
   nn::OnDevice building(device);
   Task task = o.model == "mlp"                ? make_mlp_task(o)
               : o.model.starts_with("resnet") ? make_image_task(o)
               : o.model.starts_with("bert")   ? make_bert_task(o)
                                               : make_gpt_task(o);
   task.metadata.emplace_back("model", o.model);
+  check_weights(o, task);
   if (!o.weights.empty())
     task.fill = [model = task.model, path = o.weights] { model->load_state(load_weights(path)); };
   TESSERA_CHECK(

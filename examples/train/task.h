@@ -33,9 +33,8 @@ struct Task {
   std::function<void(const std::string& folder, std::vector<NamedTensor> state)> save_folder;
 };
 
-/// --save names a folder: it ends in '/'.
-inline bool saves_folder(const Options& o) { return o.save.ends_with('/'); }
-/// The weights in a file, a folder of shards, or a folder of Hugging Face, by our names.
+/// The weights in a file, a folder of shards, or a folder of Hugging Face, by our names. Throws
+/// UserError for a file that says itself that it is damaged.
 std::vector<NamedTensor> load_weights(const std::string& path);
 
 /// Builds the task that the options describe: model (without values until fill), data, loss.

@@ -20,6 +20,7 @@
 #include "core/optim/optim.h"
 #include "core/tensor/random.h"
 #include "examples/train/checkpointing.h"
+#include "examples/train/outputs.h"
 #include "examples/train/profiling.h"
 #include "examples/train/report.h"
 #include "examples/train/strategy.h"
@@ -400,6 +401,7 @@ void run(const Options& options, Ref<ProcessGroup> group) {
   if (options.deterministic) set_num_threads(1);  // libraries may split a contraction by threads
   Scoped<bool> exact(context().exact_contraction, options.exact_contraction);
   manual_seed(options.seed);
+  if (group->rank() == 0) check_outputs(options);
   Trainer(options, std::move(group)).run();
 }
 

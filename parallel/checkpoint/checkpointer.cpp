@@ -184,6 +184,9 @@ void Checkpointer::Impl::plan_for(std::span<const Piece> pieces) {
 
 void Checkpointer::Impl::prepare(std::span<const Piece> pieces) {
   wait();
+  exchange_.together([&] {
+    if (exchange_.rank() == 0) io::AtomicFile(folder_ + "/" + kLatestName, "checkpoint");
+  });
   plan_for(pieces);
 }
 

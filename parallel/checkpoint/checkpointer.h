@@ -44,7 +44,8 @@ class Checkpointer {
   ~Checkpointer();
 
   /// Does once what a first save() with these pieces would: agrees who writes what and allocates
-  /// the staging buffer. All ranks call it, or none.
+  /// the staging buffer. Throws UserError on all ranks when no file can be made in the folder. All
+  /// ranks call it, or none.
   void prepare(std::span<const Piece> pieces);
   /// Saves `state` as step `step`, which must be beyond the newest saved one. All ranks call it,
   /// each with its own pieces and with equal extra (rank 0's counts). The pieces may change once it

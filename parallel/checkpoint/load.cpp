@@ -13,10 +13,10 @@ namespace {
 
 using io::quote;
 
-void check_piece(const Piece& p, const TensorEntry& t) {
+void check_piece(const std::string& folder, const Piece& p, const TensorEntry& t) {
   TESSERA_CHECK(p.values.dtype() == t.dtype && p.global == t.shape,
-                "checkpoint: tensor {} is {}{}, but {}{} is asked for", quote(p.name),
-                name_of(t.dtype), to_string(t.shape), name_of(p.values.dtype()),
+                "checkpoint: {}: tensor {} is {}{}, but {}{} is asked for", quote(folder),
+                quote(p.name), name_of(t.dtype), to_string(t.shape), name_of(p.values.dtype()),
                 to_string(p.global));
 }
 
@@ -101,11 +101,12 @@ Loaded load(const std::string& path, std::span<const Piece> pieces, ProcessGroup
   });
   out.step = m.step;
   out.extra = m.extra;
+  if (o.accept) x.together([&] { o.accept(out); });
   compare_names(x, m, pieces, o, out);
   x.together([&] {
     for (const Piece& p : pieces)
       if (const TensorEntry* t = matches(o.only, p.name) ? m.find(p.name) : nullptr)
-        check_piece(p, *t);
+        check_piece(out.folder, p, *t);
     Reader reader(out.folder, m, o.verify_all);
     for (const Piece& p : pieces)
       if (const TensorEntry* t = matches(o.only, p.name) ? m.find(p.name) : nullptr)

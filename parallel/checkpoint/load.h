@@ -2,20 +2,13 @@
 // was saved under, only the bytes of their common parts are read. Invariant: either every element
 // asked for was filled from the checkpoint, or an error says on every rank why not.
 #pragma once
+#include <functional>
+
 #include "collectives/process_group.h"
 #include "parallel/checkpoint/folder.h"
 #include "parallel/checkpoint/reader.h"
 
 namespace tessera::checkpoint {
-
-struct LoadOptions {
-  std::string only = "*";  // names that do not match are neither loaded nor missed; * is any text
-  bool strict = true;      // missing and unexpected names are errors; false: they are returned
-  // Blocks (4 MiB) that are read as a whole are compared with their hashes. True reads every block
-  // that is touched as a whole, for more bytes read where the cutting changed.
-  bool verify_all = false;
-  Millis timeout{600'000};  // of the agreement at begin and end
-};
 
 struct Loaded {
   int64_t step = 0;
@@ -25,6 +18,18 @@ struct Loaded {
   std::vector<std::string> missing;     // asked for by a rank, not in the checkpoint
   std::vector<std::string> unexpected;  // in the checkpoint, asked for by no rank
   ReadCost read;                        // on this rank
+};
+
+struct LoadOptions {
+  std::string only = "*";  // names that do not match are neither loaded nor missed; * is any text
+  bool strict = true;      // missing and unexpected names are errors; false: they are returned
+  // Blocks (4 MiB) that are read as a whole are compared with their hashes. True reads every block
+  // that is touched as a whole, for more bytes read where the cutting changed.
+  bool verify_all = false;
+  Millis timeout{600'000};  // of the agreement at begin and end
+  // Looks at step, folder and extra before names are compared and tensors read; a UserError that it
+  // throws is that of load(), on all ranks.
+  std::function<void(const Loaded&)> accept = {};
 };
 
 /// Fills the values of `pieces` (dense or strided, on the CPU), bumping their versions. `path`: a

@@ -42,7 +42,8 @@ class BlockCheck {
     next_ = UINT64_MAX;
     TESSERA_CHECK(hash_.digest() == c_.blocks[block],
                   "checkpoint: {} bytes [{}, {}), tensor {}{}: they do not hash to what was "
-                  "written; the file is damaged, go back to an older step",
+                  "written; the file is damaged. To go on from an older step, remove the folder "
+                  "of this one",
                   quote(path_), c_.offset + begin, c_.offset + end, quote(t_.name),
                   to_string(c_.box));
     verified_ += end - begin;
@@ -117,8 +118,8 @@ const io::File& Reader::open(uint32_t index) {
   const FileEntry& entry = m_.files[index];
   io::File file = io::File::open(folder_ + "/" + entry.name, "checkpoint");
   TESSERA_CHECK(file.size() == entry.bytes,
-                "checkpoint: {} has {} bytes, {} were written; it is damaged, go back to an "
-                "older step",
+                "checkpoint: {} has {} bytes, {} were written; it is damaged. To go on from an "
+                "older step, remove the folder of this one",
                 quote(file.path()), file.size(), entry.bytes);
   return files_.emplace(index, std::move(file)).first->second;
 }
