@@ -32,6 +32,11 @@ std::vector<std::vector<int>> cut_buckets(const std::vector<NamedTensor>& parame
   return buckets;
 }
 
+// Brings a gradient home, unless backward wrote it there.
+void settle(const Tensor& view, const Tensor& grad) {
+  if (!grad.is_same(view)) assign_(view, grad);
+}
+
 }  // namespace
 
 Reducer::Reducer(std::vector<NamedTensor> parameters, const DdpOptions& options)
@@ -93,11 +98,16 @@ void Reducer::put(int slot, const Tensor& grad) {
     TESSERA_CHECK(micro_batch_ > 0 || !previous.defined(),
                   "ddp: {} still has the gradient of the last step; call zero_grad before the next",
                   p.name);
-    return assign_(view, grad);
+    return settle(view, grad);
   }
-  if (!previous.defined()) return assign_(view, grad);
+  if (!previous.defined()) return settle(view, grad);
   if (previous.storage() == view.storage()) return add_(view, grad);
   assign_(view, previous + grad);
+}
+
+Tensor Reducer::home(int slot) {
+  bool added = !options_.tree_accumulation && parameters_[size_t(slot)].tensor.grad().defined();
+  return added ? Tensor() : place_[size_t(slot)].second;
 }
 
 void Reducer::deliver(int slot, Tensor grad) {

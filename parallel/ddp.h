@@ -38,6 +38,8 @@ class Reducer final : public GradSink {
   Reducer& operator=(const Reducer&) = delete;
 
   void deliver(int slot, Tensor grad) override;
+  /// The view of its bucket, unless a gradient of earlier backwards is still to be added to.
+  Tensor home(int slot) override;
   void backward_finished() override;
   /// Forgets what this backward delivered, so that it can be taken again, where no other rank waits
   /// for it: on one rank, or with sync off. Else the group is aborted with the reason.

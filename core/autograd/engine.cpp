@@ -12,6 +12,7 @@
 #include "core/dispatch/dispatch.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/update.h"
 #include "core/ops/views.h"
 
 namespace tessera {
@@ -138,13 +139,19 @@ class Backward {
           if (in) stack.push_back(in.get());
       } else {
         if (meta->run != run_) {
-          meta->run = run_, meta->pending = 0, meta->arriving = {};
+          meta->run = run_, meta->pending = 0, meta->arriving = {}, meta->home = home_of(*meta);
           if (meta->sink && std::ranges::find(sinks_, meta->sink) == sinks_.end())
             sinks_.push_back(meta->sink);
         }
         ++meta->pending;
       }
     }
+  }
+
+  // A hook may keep what it sees, and a graph of this backward too: their gradients move later.
+  Tensor home_of(const GradMeta& leaf) const {
+    bool delivered = leaf.sink && leaf.hooks.empty() && !returning_ && !options_.create_graph;
+    return delivered && !current_level() ? leaf.sink->home(leaf.slot) : Tensor();
   }
 
   void arrive(GradMeta& meta, Tensor g) {
@@ -160,12 +167,16 @@ class Backward {
       if (g.defined()) add_to(node->arriving[size_t(meta.output)], std::move(g));
       return;
     }
-    if (g.defined()) add_to(meta.arriving, std::move(g));
+    if (g.defined() && meta.home.defined() && meta.arriving.is_same(meta.home))
+      add_(meta.home, g);  // the first contribution lies where the sum is to lie
+    else if (g.defined())
+      add_to(meta.arriving, std::move(g));
     if (--meta.pending == 0) finish(meta);
   }
 
   void finish(GradMeta& leaf) {
     Tensor g = std::exchange(leaf.arriving, {});
+    leaf.home = {};
     if (!g.defined()) return;
     if (returning_) return give_back(leaf, std::move(g));
     g = after_hooks(leaf, std::move(g));

@@ -21,6 +21,10 @@ class GradSink {
   virtual ~GradSink() = default;
   /// The gradient of leaf number `slot` is complete for this backward.
   virtual void deliver(int slot, Tensor grad) = 0;
+  /// Where the gradient of leaf number `slot` is to lie in the end: memory that nobody reads until
+  /// it is delivered, and which backward may write from now on. What is delivered may be this very
+  /// tensor, or lie elsewhere. Undefined: nowhere in particular.
+  virtual Tensor home(int /*slot*/) { return {}; }
   /// A backward that could reach a leaf of this sink is over.
   virtual void backward_finished() = 0;
   /// Called instead when that backward ended by an exception (one from backward_finished included),
@@ -56,6 +60,7 @@ struct GradMeta final : RefCounted {
   int pending = 0;
   uint64_t run = 0;
   Tensor arriving;
+  Tensor home;  // what the sink gave, while `arriving` may lie there
 
   static void* operator new(size_t bytes) { return pool_allocate(bytes); }
   static void operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }

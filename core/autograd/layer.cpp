@@ -42,7 +42,8 @@ class PrimitiveNode final : public GradNode {
                                cot.end());  // results behind the last one reached have no cotangent
     all.resize(out_.size());
     if (last) release_saved();
-    Tensors grads = prim_->vjp({in, out, all, wanted});
+    const SmallVector<Tensor, 3> home = homes();
+    Tensors grads = prim_->vjp({in, out, all, wanted, home});
     for (size_t i = 0; i < grads.size() && i < in.size(); ++i) pin(in[i], grads[i]);
     return grads;
   }
@@ -55,6 +56,20 @@ class PrimitiveNode final : public GradNode {
   bool released() const override { return released_; }
 
  private:
+  // Where a leaf's first contribution may lie; an operand that stands twice gets one.
+  SmallVector<Tensor, 3> homes() const {
+    SmallVector<Tensor, 3> list;
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      const Ref<GradMeta>& leaf = inputs[i];
+      bool first = leaf && leaf->home.defined() && !leaf->arriving.defined();
+      for (size_t j = 0; first && j < i; ++j) first = !(inputs[j] == leaf);
+      if (!first) continue;
+      list.resize(i + 1);
+      list[i] = leaf->home;
+    }
+    return list;
+  }
+
   // Cotangents leave an op with the placement that its operands ask for, so that sums over ranks
   // are finished where a forward placement demands it and nowhere else.
   static void pin(const Tensor& forward, Tensor& g) {

@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/sharding.h"
 #include "core/tensor/wrapped.h"
@@ -52,6 +53,16 @@ Tensors dispatch(const PrimRef& prim, Inputs in) { return run_layers(kAllLayers,
 
 Tensor dispatch1(const PrimRef& prim, Inputs in) {
   return std::move(run_layers(kAllLayers, prim, in)[0]);
+}
+
+Tensor dispatch_home(const Tensor& home, const PrimRef& prim, Inputs in) {
+  if (!home.defined()) return dispatch1(prim, in);
+  for (const Tensor& t : in)
+    if (t.layers() & context().enabled) return dispatch1(prim, in);
+  const Meta result = prim->infer(metas_of(in))[0];
+  if (result.shape != home.shape() || result.dtype != home.dtype()) return dispatch1(prim, in);
+  assign({&home, 1}, prim, in);
+  return home;
 }
 
 Tensors dispatch_below(Layer above, const PrimRef& prim, Inputs in) {

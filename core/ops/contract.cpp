@@ -15,7 +15,8 @@ namespace {
 
 constexpr auto npos = std::string::npos;
 
-Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, const Tensor& b);
+Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, const Tensor& b,
+                     const Tensor& home = {});
 PrimRef parse_contract(const std::string& spec, int64_t leaves);
 
 class Contract final : public ContractAttributes {
@@ -83,8 +84,12 @@ class Contract final : public ContractAttributes {
   SaveMask saved() const override { return {3, 0}; }
   Tensors vjp(const VjpArgs& v) const override {
     const int64_t n = leaves ? kExactLeaves : 0;
-    return {v.wants(0) ? contract_with(n, out + "," + b + "->" + a, v.cot[0], v.in[1]) : Tensor(),
-            v.wants(1) ? contract_with(n, out + "," + a + "->" + b, v.cot[0], v.in[0]) : Tensor()};
+    auto other = [&](const std::string& word, int i, const std::string& result) {
+      return v.wants(i) ? contract_with(n, out + "," + word + "->" + result, v.cot[0],
+                                        v.in[size_t(1 - i)], v.home_of(size_t(i)))
+                        : Tensor();
+    };
+    return {other(b, 0, a), other(a, 1, b)};
   }
   void attributes(AttributeVisitor& v) const override {
     v.text("spec", spec());
@@ -166,7 +171,8 @@ Tensor sum_own_letters(const Tensor& t, std::string& word, const std::string& ot
   return dims.empty() ? t : sum(t, dims);
 }
 
-Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, const Tensor& b) {
+Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, const Tensor& b,
+                     const Tensor& home) {
   PrimRef prim = contract_primitive(spec, leaves);
   const auto& attributes = static_cast<const ContractAttributes&>(*prim);
   Tensor x = a, y = b;
@@ -185,7 +191,7 @@ Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, con
     y = sum_own_letters(y, wb, attributes.a, attributes.out);
     prim = contract_primitive(wa + "," + wb + "->" + attributes.out, leaves);
   }
-  return dispatch1(prim, operands(std::move(x), std::move(y)));
+  return dispatch_home(home, prim, operands(std::move(x), std::move(y)));
 }
 
 }  // namespace
