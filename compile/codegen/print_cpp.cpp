@@ -52,10 +52,17 @@ class Printer : BesideText {
       line("const bool apart{} = {};", k, text.empty() ? "true" : text);
     }
   }
+  void print_lowest(bool late) {
+    for (size_t k = 0; k < b_.instrs.size(); ++k)
+      if (s_.values[k].used && (s_.values[k].place == Place::kLate) == late &&
+          is_exp_below_max(s_, InstrId(k)))
+        return line("const float lowest = hidden(kLowestExponent);");
+  }
   void print_run() {
     open("extern \"C\" void {}_run(char* const* p, long chunk, char* scratch)", name_);
     print_pointers();
     print_apart();
+    print_lowest(false);
     print_row_values(Place::kHead, 0);
     for (size_t k = 0; k < b_.instrs.size(); ++k)
       if (s_.values[k].used && s_.values[k].reduce == ReduceAs::kChunk)
@@ -243,6 +250,7 @@ class Printer : BesideText {
   void print_finish() {
     open("extern \"C\" void {}_finish(char* const* p, char* scratch)", name_);
     print_pointers();
+    print_lowest(true);
     for (size_t k = 0; k < b_.instrs.size(); ++k) {
       if (!s_.values[k].used || s_.values[k].reduce != ReduceAs::kChunk) continue;
       const Instr& i = b_.instrs[k];

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "compile/codegen/kernel_text.h"
+#include "compile/codegen/softmax.h"
 
 namespace tessera::compiler {
 
@@ -52,24 +53,6 @@ class ValueText : protected KernelText {
     }
   }
 
-  // ---- softmax ----
-
-  // exp(x - amax(x)) needs no care for large results.
-  bool is_exp_below_max(InstrId id) const {
-    const Instr& i = instr(id);
-    if (i.kind != InstrKind::kPointwise || i.op != "exp" || i.dtype != kF32) return false;
-    const Instr& d = instr(i.in[0]);
-    if (d.kind != InstrKind::kPointwise || d.op != "sub") return false;
-    const Instr& m = instr(d.in[1]);
-    return m.kind == InstrKind::kReduce && m.reduce == ReduceKind::kMax && m.in[0] == d.in[0];
-  }
-  // A row's sum of those, which is at least 1: dividing by it is multiplying by its reciprocal.
-  bool is_softmax_sum(InstrId id) const {
-    const Instr& i = instr(id);
-    return i.kind == InstrKind::kReduce && i.reduce == ReduceKind::kSum &&
-           at(id).place == Place::kRow && is_exp_below_max(i.in[0]);
-  }
-
   // ---- values ----
 
   // In lanes the step is subtracted from the position: numbers of lanes are constants of a vector.
@@ -89,15 +72,15 @@ class ValueText : protected KernelText {
                                : fmt::format("s{}", id));
       default: break;
     }
-    if (is_exp_below_max(id)) return fmt::format("exp_to_88(v{})", i.in[0]);
-    if (i.kind == InstrKind::kPointwise && i.op == "div" && is_softmax_sum(i.in[1]))
+    if (is_exp_below_max(s_, id)) return fmt::format("exp_to_88(v{}, lowest)", i.in[0]);
+    if (i.kind == InstrKind::kPointwise && i.op == "div" && is_softmax_sum(s_, i.in[1]))
       return fmt::format("v{} * q{}", i.in[0], i.in[1]);
     auto position = as_position_.find(id);
     return position != as_position_.end() ? position_text(position->second) : expression(b_, i);
   }
   void print_value(InstrId id) {
     line("const {} v{} = {};", register_type(instr(id).dtype), id, value_text(id));
-    if (is_softmax_sum(id)) line("const float q{} = 1.0f / v{};", id, id);
+    if (is_softmax_sum(s_, id)) line("const float q{} = 1.0f / v{};", id, id);
     auto position = positions_.find(id);
     if (position != positions_.end())
       line("const int t{} = position(v{}, {});", id, id, position->second);
@@ -221,8 +204,9 @@ class ValueText : protected KernelText {
     return count;
   }
   void print_lanes(InstrId id, int64_t count) {
-    line("Lanes<{}, {}, {}> l{};", reduction_type(instr(id).reduce), lane_type(instr(id)), count,
-         id);
+    std::string kind = reduction_type(instr(id).reduce);
+    if (may_pass_over_nan(s_, id)) kind = fmt::format("Numbers<{}>", kind);
+    line("Lanes<{}, {}, {}> l{};", kind, lane_type(instr(id)), count, id);
   }
   // What a nest does with an element. One that compares the index with positions says which.
   void print_body(const Nest& n, int v, const std::string& before, const std::string& captured,

@@ -60,16 +60,18 @@ TESSERA_FN float exp(float x) {
 }
 TESSERA_FN double exp(double x) { return TESSERA_LIBM(exp)(x); }
 
-// 2^n of shifted = kShifter + 127 + n, for -127 < n < 128.
+// 2^n of shifted = kShifter + 127 + n, for -127 < n < 128, and 0 for n = -127.
 TESSERA_FN float power_of_two(float shifted) {
   return from_bits(static_cast<int>(static_cast<unsigned>(bits(shifted)) << 23));
 }
-TESSERA_FN float zero_below(float x, float bound, float y) { return x < bound ? 0.0f : y; }
 
 // exp(x) for x <= 88, as softmax needs it: half the work of exp, for no result overflows and those
-// below 2^-126 become 0. Within 1 ulp. F is float or a group of floats that has these functions.
+// below 2^-126.5 become 0, as the power of two is for the lowest x that is computed with. Within 1
+// ulp. F is float or a group of floats that has these functions.
+constexpr float kLowestExponent = -88.0f;
 template <class F>
-TESSERA_FN F exp_to_88(F x) {
+TESSERA_FN F exp_to_88(F x, float lowest = kLowestExponent) {
+  x = at_least(x, lowest);
   const F shift(kShifter + 127.0f), shifted = fma(x, F(1.44269502f), shift), n = shifted - shift;
   const F r = fma(n, F(-1.42860677e-6f), fma(n, F(-0.693145752f), x));
   F p = F(0.00138471415f);
@@ -79,7 +81,7 @@ TESSERA_FN F exp_to_88(F x) {
   p = fma(p, r, F(0.49999994f));
   p = fma(p, r, F(1.0f));
   p = fma(p, r, F(1.0f));
-  return zero_below(x, -87.3f, p * power_of_two(shifted));
+  return p * power_of_two(shifted);
 }
 TESSERA_FN double exp_to_88(double x) { return TESSERA_LIBM(exp)(x); }
 

@@ -1,4 +1,5 @@
 // Each template of generated code on bodies written by hand, against the interpreter.
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -65,17 +66,63 @@ TEST(Generate, NestsOfRowsThatFollowEachOther) {
   EXPECT_FALSE(beside(cross_entropy_body(16, 50304)));  // whose rows are chunks
 }
 
-TEST(Generate, ANanStaysInItsRow) {
-  const int64_t rows = 40, n = 300;
-  Body body = softmax_body(rows, n);
-  Tensor x = operand_of(body, 0, 1), y = result_of(body, 0);
-  static_cast<float*>(x.raw())[7 * n + 299] = std::numeric_limits<float>::quiet_NaN();
-  Fused op("softmax", body, results_of(body));
+bool has(const Body& body, const char* text) {
+  return print_cpp(body, "kernel").find(text) != std::string::npos;
+}
+
+// log_softmax; with `more`, a result that shows the maximum alone.
+Body log_softmax_body(int64_t rows, int64_t n, bool more) {
+  BodyBuilder b({rows, n});
+  InstrId x = b.load(3), m = b.reduce(ReduceKind::kMax, x, 2), d = b.op("sub", {x, m});
+  InstrId s = b.sum(b.op("exp", {d}), 2);
+  b.store(b.op("sub", {d, b.op("log", {s})}));
+  if (more) b.store(b.op("mul", {m, b.constant(2.0)}));
+  return b.body;
+}
+
+// The last result of `body` for an operand whose element `at` is `value`.
+Tensor result_with(const Body& body, int64_t at, float value) {
+  Tensor x = operand_of(body, 0, 1);
+  static_cast<float*>(x.raw())[at] = value;
+  Fused op("rows", body, results_of(body));
   auto kernels = generate({{&op}}, {.cache_dir = kernel_cache()});
-  char* p[] = {static_cast<char*>(x.raw()), static_cast<char*>(y.raw())};
-  run_code(kernels[0]->code, p, nullptr);
-  for (int64_t i = 0; i < rows * n; ++i)
-    EXPECT_EQ(std::isnan(static_cast<float*>(y.raw())[i]), i / n == 7) << i;
+  std::vector<char*> p{static_cast<char*>(x.raw())};
+  Tensors y;
+  for (size_t k = 0; k < body.stores.size(); ++k) {
+    y.push_back(result_of(body, k));
+    p.push_back(static_cast<char*>(y[k].raw()));
+  }
+  run_code(kernels[0]->code, p.data(), nullptr);
+  return y.back();
+}
+TEST(Generate, ANanStaysInItsRow) {
+  const int64_t rows = 40;
+  for (uint32_t bits : {0x7fc00000u, 0xffc00000u, 0x7fffffffu, 0xffffffffu, 0x7f800001u})
+    for (int64_t n : {255, 300, 512})
+      for (int64_t at : {int64_t(0), n - 1})
+        for (const Body& body : {softmax_body(rows, n), log_softmax_body(rows, n, false)}) {
+          Tensor y = result_with(body, 7 * n + at, std::bit_cast<float>(bits));
+          for (int64_t i = 0; i < rows * n; ++i)
+            ASSERT_EQ(std::isnan(static_cast<float*>(y.raw())[i]), i / n == 7) << i;
+        }
+}
+TEST(Generate, AMaximumPassesOverNanWhereTheSumOfExponentialsShowsIt) {
+  EXPECT_TRUE(has(softmax_body(40, 300), "Numbers<Max>"));
+  EXPECT_TRUE(has(cross_entropy_body(40, 300), "Numbers<Max>"));
+  EXPECT_TRUE(has(log_softmax_body(40, 300, false), "Numbers<Max>"));
+  const Body shown = log_softmax_body(40, 300, true);
+  EXPECT_FALSE(has(shown, "Numbers<Max>"));
+  Tensor y = result_with(shown, 7 * 300 + 20, std::numeric_limits<float>::quiet_NaN());
+  for (int64_t i = 0; i < 40; ++i)
+    EXPECT_EQ(std::isnan(static_cast<float*>(y.raw())[i]), i == 7) << i;
+}
+TEST(Generate, ExponentialsFarBelowTheMaximumAreZero) {
+  const int64_t rows = 40, n = 512;
+  for (float low : {-std::numeric_limits<float>::infinity(), -1e30f, -200.0f}) {
+    Tensor y = result_with(softmax_body(rows, n), 9 * n + 3, low);
+    for (int64_t i = 0; i < rows * n; ++i)
+      ASSERT_EQ(static_cast<float*>(y.raw())[i] == 0.0f, i == 9 * n + 3) << i;
+  }
 }
 
 TEST(Generate, PointwiseKernels) {

@@ -43,7 +43,7 @@ struct Unary {
   double absolute = 0.0;
 };
 
-// exp_to_88 on the part of the line that it is for; it flushes what is below 2^-126.
+// exp_to_88 on the part of the line that it is for; it flushes what is below 2^-126.5.
 template <class T>
 T up_to_88(T x) {
   return fn::exp_to_88(x > T(88) ? T(88) : x);

@@ -182,13 +182,11 @@ TESSERA_FN Group power_of_two(const Group& shifted) {
   typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
   return vectors([&](int i) { return Floats(Ints(shifted.v[i]) << 23); });
 }
-TESSERA_FN Group zero_below(const Group& x, float bound, const Group& y) {
-  return vectors([&](int i) { return x.v[i] < bound - Floats{} ? Floats{} : y.v[i]; });
-}
 // b where either is NaN.
 TESSERA_FN Group larger(const Group& a, const Group& b) {
   return vectors([&](int i) { return larger(a.v[i], b.v[i]); });
 }
+TESSERA_FN Group at_least(const Group& x, float bound) { return larger(Group(bound), x); }
 
 TESSERA_FN void stream(float* p, const Group& a) {
   for (int i = 0; i < Group::kVectors; ++i) stream(p + i * kWidth<float>, a.v[i]);
