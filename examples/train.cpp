@@ -1,4 +1,5 @@
 // Trains a model: the program users start with, and the benchmarks' workload. See train --help.
+#include <csignal>
 #include <new>
 
 #include "core/data/image_source.h"
@@ -12,8 +13,14 @@ int main(int argc, char** argv) {
     train::Parsed parsed = train::parse_options(argc, argv);
     if (parsed.exit_status >= 0) return parsed.exit_status;
     Ref<ProcessGroup> group = init_process_group({.backend = parsed.options.backend});
+    int signal = 0;
     try {
-      train::run(parsed.options, group);
+      signal = train::run(parsed.options, group);
+    } catch (const data::CutArchive& e) {
+      const std::string text =
+          fmt::format("{} (--bad-images skip trains on what comes before that)", e.what());
+      group->abort(text);
+      throw UserError(text);
     } catch (const data::BadImage& e) {
       const std::string text =
           fmt::format("{} (--bad-images skip leaves such images out)", e.what());
@@ -24,6 +31,7 @@ int main(int argc, char** argv) {
       throw;
     }
     destroy_process_group();
+    if (signal != 0) std::raise(signal);  // whoever sent it sees that it was obeyed
     return 0;
   } catch (const std::bad_alloc&) {  // tensors name their sizes; this is what libraries ask for
     std::fprintf(stderr,

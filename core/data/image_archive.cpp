@@ -152,7 +152,8 @@ ImageFiles list_archive(const std::string& path, BadImages bad) {
   } catch (const UserError& e) {
     const std::string text = fmt::format("data: archive {}: {}", io::quote(path), e.what());
     if (found.empty()) throw UserError(text);
-    if (bad == BadImages::kStop) throw BadImage(text);
+    if (bad == BadImages::kStop)
+      throw CutArchive(fmt::format("{}; {} images come before that", text, found.size()));
     log::warn("{}; going on with the {} images before that", text, found.size());
   }
   for (const auto& [name, used] : folders)

@@ -18,10 +18,15 @@ enum class BadImages {
 };
 
 /// What BadImages::kSkip would leave out: an image that cannot be read or made into a row, which
-/// the text names, or the rest of an archive that is cut off.
+/// the text names.
 class BadImage : public UserError {
  public:
   using UserError::UserError;
+};
+/// The same of all that comes after the place where an archive is cut off, whole classes perhaps.
+class CutArchive : public BadImage {
+ public:
+  using BadImage::BadImage;
 };
 
 class ImageSource {

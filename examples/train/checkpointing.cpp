@@ -172,12 +172,19 @@ std::string Checkpointing::after_step(int64_t done) {
   return warning;
 }
 
-void Checkpointing::finish(int64_t done) {
-  if (!saver_) return;
-  saver_->wait();
-  if (saved_ == done) return;
+std::string Checkpointing::finish(int64_t done) {
+  if (!saver_) return {};
+  std::string warning;
+  try {
+    saver_->wait();
+  } catch (const UserError& e) {
+    if (saved_ == done) throw;
+    warning = e.what();
+  }
+  if (saved_ == done) return warning;
   saver_->save(done, state());
   saver_->wait();
+  return warning;
 }
 
 }  // namespace tessera::train

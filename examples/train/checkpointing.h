@@ -30,8 +30,9 @@ class Checkpointing {
   /// when the save before failed (its reason; older saves are unchanged), else nothing. Throws
   /// CommError.
   std::string after_step(int64_t done);
-  /// Saves the end of the run unless that was done, and waits. Throws UserError when it failed.
-  void finish(int64_t done);
+  /// Saves the end of the run unless that was done, and waits. Throws UserError when it failed;
+  /// returns a warning when the save before did.
+  std::string finish(int64_t done);
 
  private:
   checkpoint::State state();

@@ -27,6 +27,10 @@ void add_images(const Options& o, const io::Metadata& saved, Task& task, models:
   const auto bad = o.bad_images == "skip" ? data::BadImages::kSkip : data::BadImages::kStop;
   data::ImageSplit split = data::load_images(o.data, bad);
   m.classes = int64_t(split.classes.size());
+  TESSERA_CHECK(
+      m.classes > 1, "train: --data {} has one class, {}: nothing is to be told apart{}", o.data,
+      io::quote(split.classes[0]),
+      bad == data::BadImages::kSkip ? "; an archive that is cut off has lost the others" : "");
   if (size == 0) size = split.side ? split.side : 224;
   data::ImageDatasetOptions d{.size = size, .seed = o.seed, .bad = bad};
   d.augment = augment_of(o, size);

@@ -4,6 +4,8 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -86,13 +88,23 @@ void check_values(const Options& o) {
   positive("--batch-size", o.batch_size), positive("--accumulate", o.accumulate),
       positive("--logical-batches", o.logical_batches);
   TESSERA_CHECK(o.seq_len >= 0, "train: --seq-len {}: expected at least 1", o.seq_len);
-  TESSERA_CHECK(o.steps >= -1 && o.epochs >= 0, "train: --steps and --epochs are not negative");
+  TESSERA_CHECK(o.steps >= -1 && o.epochs >= 0 && std::isfinite(o.epochs),
+                "train: --steps {} --epochs {}: expected numbers from 0", o.steps, o.epochs);
+  TESSERA_CHECK(o.steps < 0 || o.epochs == 0,
+                "train: --steps {} and --epochs {} both say how long to train; give one of them",
+                o.steps, o.epochs);
+  TESSERA_CHECK(o.sample >= 0 && o.eval_every >= 0,
+                "train: --sample {} --eval-every {}: expected at least 0", o.sample, o.eval_every);
+  TESSERA_CHECK(o.clip_norm >= 0, "train: --clip-norm {}: expected 0 (no clipping) or more",
+                o.clip_norm);
   TESSERA_CHECK(o.save_every >= 0 && o.keep >= 0,
                 "train: --save-every {} --keep {}: expected at least 0", o.save_every, o.keep);
   TESSERA_CHECK(!o.checkpoint.empty() || !(o.resume || o.save_every || o.keep),
                 "train: --resume, --save-every and --keep need --checkpoint FOLDER");
   TESSERA_CHECK(o.lr >= 0 && o.min_lr >= 0, "train: --lr {} --min-lr {}: rates are not negative",
                 o.lr, o.min_lr);
+  TESSERA_CHECK(o.min_lr <= o.lr, "train: --min-lr {} is above --lr {}; schedules go down to it",
+                o.min_lr, o.lr);
   TESSERA_CHECK(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1,
                 "train: --betas {},{}: each is in [0, 1)", o.beta1, o.beta2);
   TESSERA_CHECK(
@@ -141,6 +153,15 @@ std::pair<double, double> parse_betas(const std::string& text) {
   return {a, b};
 }
 
+// The command line's parser takes the nearest number there is for one that is out of range.
+template <class Integer>
+std::string in_range(const std::string& text) {
+  Integer value{};
+  const bool fits = std::from_chars(text.data(), text.data() + text.size(), value).ec !=
+                    std::errc::result_out_of_range;
+  return fits ? "" : fmt::format("{} is out of range", text);
+}
+
 }  // namespace
 
 DType compute_dtype(const Options& o) {
@@ -161,14 +182,17 @@ Parsed parse_options(int argc, char** argv) {
     app.add_option(flag, value, help)->capture_default_str();
   };
   auto number = [&](const char* flag, auto& value, const char* help) {
-    app.add_option(flag, value, help)->capture_default_str();
+    auto* option = app.add_option(flag, value, help)->capture_default_str();
+    if constexpr (std::is_integral_v<std::remove_reference_t<decltype(value)>>)
+      option->check(CLI::Validator(in_range<std::remove_reference_t<decltype(value)>>, ""));
   };
 
   text("--model", o.model,
        "gpt-nano, gpt2, bert-mini, bert-base, bert-large, resnet18, 34, 50, 101, 152 or mlp");
   text("--data", o.data,
        "text:PATH or mlm:PATH (file or folder), tokens:PATH, images:PATH (folder or tar of class "
-       "folders, or of train and val with class folders), cifar10:DIR, idx:DIR or synthetic:");
+       "folders, or of train and val with class folders), cifar10:DIR, idx:DIR or synthetic: "
+       "(random values, also where nothing is given)");
   text("--tokenizer", o.tokenizer, "byte, char or a GPT-2 ranks file; mlm: a WordPiece vocabulary");
   number("--batch-size", o.batch_size, "sequences or images in a step, over all ranks");
   number("--accumulate", o.accumulate, "micro-batches a rank runs before gradients are reduced");
@@ -181,7 +205,7 @@ Parsed parse_options(int argc, char** argv) {
        "images that cannot be read stop the run, or skip: the next one trains, and validation goes "
        "without; they are counted");
   number("--workers", o.workers, "threads of a rank that read data");
-  number("--steps", o.steps, "optimizer steps");
+  number("--steps", o.steps, "optimizer steps; -1: those of --epochs, else 1000");
   number("--epochs", o.epochs, "passes over the training split, instead of --steps");
   text("--optimizer", o.optimizer, "sgd or adamw");
   number("--lr", o.lr, "highest learning rate");

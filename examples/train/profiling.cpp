@@ -28,13 +28,13 @@ std::vector<std::string> gather_text(ProcessGroup& group, const std::string& min
   return texts;
 }
 
-// Throws on every rank when rank 0 could not write.
-void check_written(ProcessGroup& group, const std::string& path, bool written) {
+// On every rank why rank 0 could not write; empty where it could.
+std::string trouble_of(ProcessGroup& group, const std::string& path, bool written) {
   Tensor error = from_values<int64_t>({written ? 0 : errno}, {1});
   group.broadcast(error, 0);
-  if (int64_t code = error.data<int64_t>()[0])
-    throw UserError(fmt::format("train: --profile {}: rank 0 cannot write it: {}", path,
-                                std::strerror(int(code))));
+  const int code = int(error.data<int64_t>()[0]);
+  return code ? fmt::format("--profile {}: rank 0 cannot write it: {}", path, std::strerror(code))
+              : "";
 }
 
 }  // namespace
@@ -44,9 +44,10 @@ Profiling::Profiling(std::string path, ProcessGroup& group, int64_t first, int64
       group_(group),
       first_(std::clamp(first + kWarmup, first, std::max(first, end - 1))),
       last_(std::min(first_ + kSteps, end) - 1) {
-  if (!path_.empty())
-    check_written(group_, path_,
-                  group_.rank() != 0 || std::ofstream(path_, std::ios::app).is_open());
+  if (path_.empty()) return;
+  const bool opens = group_.rank() != 0 || std::ofstream(path_, std::ios::app).is_open();
+  const std::string trouble = trouble_of(group_, path_, opens);
+  TESSERA_CHECK(trouble.empty(), "train: {}", trouble);
 }
 
 void Profiling::before_step(int64_t step) {
@@ -77,7 +78,8 @@ std::string Profiling::write(const std::vector<ProfileEvent>& events) const {
     file << chrome_trace(ranks);
     written = bool(file.flush());
   }
-  check_written(group_, path_, written);
+  if (std::string trouble = trouble_of(group_, path_, written); !trouble.empty())
+    return fmt::format("warning: {}; the run goes on\n", trouble);
   return fmt::format("profile of {} ranks in {}; ", ranks.size(), path_);
 }
 

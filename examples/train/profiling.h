@@ -17,7 +17,7 @@ class Profiling {
 
   void before_step(int64_t step);
   /// Writes the file after the last recorded step, which all ranks do together. Returns what there
-  /// is to tell then; else nothing.
+  /// is to tell then, a disk that refuses included; else nothing.
   std::string after_step(int64_t step);
 
  private:

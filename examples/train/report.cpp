@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/io/file.h"
@@ -78,8 +79,21 @@ Report::~Report() {
 
 void Report::write_metrics(const std::string& json) {
   if (!metrics_) return;
-  bool ok = std::fprintf(metrics_, "%s\n", json.c_str()) > 0 && std::fflush(metrics_) == 0;
-  TESSERA_CHECK(ok, "train: --metrics {}: {}", path_, std::strerror(errno));
+  if (std::fprintf(metrics_, "%s\n", json.c_str()) > 0 && std::fflush(metrics_) == 0) return;
+  line(fmt::format("warning: --metrics {}: {}; the run goes on, the file ends here", path_,
+                   std::strerror(errno)));
+  std::fclose(std::exchange(metrics_, nullptr));
+}
+
+template <class F>
+void Report::write_events(F&& f) {
+  if (!events_) return;
+  try {
+    f(*events_);
+  } catch (const UserError& e) {
+    line(fmt::format("warning: {}; the run goes on, the event file ends here", e.what()));
+    events_.reset();
+  }
 }
 
 void Report::step(const StepFacts& f) {
@@ -106,7 +120,7 @@ void Report::step(const StepFacts& f) {
                                               {"speed/tokens_per_s", f.tokens_per_s},
                                               {"speed/comm_ms", f.comm_ms},
                                               {"memory/peak_bytes", double(f.peak_bytes)}};
-    events_->scalars(f.step, values);
+    write_events([&](io::EventWriter& events) { events.scalars(f.step, values); });
   }
   auto now = Clock::now();
   bool last = f.step == total_;
@@ -148,7 +162,7 @@ void Report::line(const std::string& text) {
 void Report::validation(int64_t step, const Validation& v) {
   line(fmt::format("step {}: {}", step, text_of(v)));
   if (!active_) return;
-  if (events_) tell_events(*events_, step, v);
+  write_events([&](io::EventWriter& events) { tell_events(events, step, v); });
   nlohmann::ordered_json j{{"event", "eval"}, {"step", step}, {"val_loss", number(v.loss)}};
   if (v.accuracy) j["val_accuracy"] = *v.accuracy;
   write_metrics(j.dump());
@@ -156,7 +170,8 @@ void Report::validation(int64_t step, const Validation& v) {
 
 void Report::done(const RunFacts& f) {
   if (!active_) return;
-  if (events_ && f.validation) tell_events(*events_, f.steps, *f.validation);
+  if (f.validation)
+    write_events([&](io::EventWriter& events) { tell_events(events, f.steps, *f.validation); });
   line(fmt::format("done: {} steps in {:.1f} s{}, parameters {}", f.steps, f.seconds,
                    f.validation ? ", " + text_of(*f.validation) : "", f.params_xxh128));
   const nlohmann::json none = nullptr;

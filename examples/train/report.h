@@ -33,7 +33,8 @@ class Report {
  public:
   /// `metrics`: path of the JSON lines, `tensorboard`: folder of event files; empty for none. A run
   /// that resumes after `done_steps` keeps what was written of those and continues it. Throws
-  /// UserError when they cannot be written.
+  /// UserError when they cannot be written. A disk that refuses later is told once, and ends that
+  /// file and not the run.
   Report(bool active, const std::string& metrics, const std::string& tensorboard,
          int64_t total_steps, int64_t done_steps = 0);
   ~Report();
@@ -48,6 +49,9 @@ class Report {
 
  private:
   void write_metrics(const std::string& json);
+  // f(events), where there are any.
+  template <class F>
+  void write_events(F&& f);
   void draw(const StepFacts& facts);
   using Clock = std::chrono::steady_clock;
 

@@ -115,10 +115,17 @@ class Sharded final : public Strategy {
  private:
   void cut_model(const Options& o, Task& task) {
     parallel::ParallelPlan plan;
+    auto check_heads = [&](int64_t heads) {
+      const int ranks = mesh_.size("tp");
+      TESSERA_CHECK(heads >= ranks,
+                    "train: --strategy {}: {} heads cannot be cut over tp={}; give --set heads={} "
+                    "or fewer ranks in --mesh",
+                    o.strategy, heads, ranks, ranks);
+    };
     if (auto gpt = std::dynamic_pointer_cast<models::Gpt>(task.model))
-      plan = models::tensor_parallel_plan(gpt->options);
+      check_heads(gpt->options.heads), plan = models::tensor_parallel_plan(gpt->options);
     else if (auto bert = std::dynamic_pointer_cast<models::BertForMaskedLM>(task.model))
-      plan = models::tensor_parallel_plan(bert->options);
+      check_heads(bert->options.heads), plan = models::tensor_parallel_plan(bert->options);
     else if (auto mlp = std::dynamic_pointer_cast<models::Mlp>(task.model))
       plan = models::tensor_parallel_plan(mlp->options);
     else
@@ -140,6 +147,10 @@ class Staged final : public Strategy {
     TESSERA_CHECK(whole, "train: --strategy pp cannot cut --model {} into stages", o.model);
     TESSERA_CHECK(!o.deterministic,
                   "train: --strategy pp has no --deterministic yet; leave it out");
+    TESSERA_CHECK(whole->options.layers >= mesh_.size("pp"),
+                  "train: --strategy pp: {} layers cannot be cut into pp={} stages; give --set "
+                  "layers={} or fewer ranks in --mesh",
+                  whole->options.layers, mesh_.size("pp"), mesh_.size("pp"));
     {
       nn::OnDevice meta(kMeta);
       stage_ = models::gpt_stage(whole->options, mesh_.coordinate("pp"), mesh_.size("pp"));

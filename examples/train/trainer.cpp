@@ -23,6 +23,7 @@
 #include "examples/train/outputs.h"
 #include "examples/train/profiling.h"
 #include "examples/train/report.h"
+#include "examples/train/stop.h"
 #include "examples/train/strategy.h"
 
 namespace tessera::train {
@@ -71,7 +72,9 @@ int64_t total_steps(const Options& o, const Task& task) {
   // Random windows never end: an epoch is as many tokens as the training split has.
   auto* windows = dynamic_cast<const data::RandomWindows*>(task.train.get());
   int64_t items = windows ? windows->num_windows() : task.train->size();
-  return std::max<int64_t>(1, int64_t(o.epochs * double(items) / double(o.batch_size)));
+  const double steps = o.epochs * double(items) / double(o.batch_size);
+  TESSERA_CHECK(steps < 1e15, "train: --epochs {}: that is {} steps; give fewer", o.epochs, steps);
+  return std::max<int64_t>(1, int64_t(steps));
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Module& model) {
@@ -213,42 +216,85 @@ class Trainer {
         report_(group_->rank() == 0, o.metrics, o.tensorboard, steps_, done_),
         profiling_(o.profile, *group_, done_, steps_) {}
 
-  void run() {
-    if (steps_ > 0)
-      report_.line(fmt::format("{}: {} parameters, {} ranks, {} steps of {} {}{}", o_.model,
-                               strategy_->num_parameters(), group_->size(), steps_, o_.batch_size,
-                               task_.samples, precision_story(o_)));
-    if (!checkpointing_.story().empty()) report_.line(checkpointing_.story());
+  // The signal that ended it, 0 where it came to its end.
+  int run() {
+    tell_beginning();
     auto start = Clock::now();
-    std::optional<Validation> validation;
     for (int64_t s = done_; s < steps_; ++s) {
       profiling_.before_step(s);
       step(s);
       if (std::string text = profiling_.after_step(s); !text.empty()) report_.line(text);
       if (std::string warning = checkpointing_.after_step(s + 1); !warning.empty())
         report_.line("warning: " + warning);
+      if (const int signal = stop_.agreed(*group_)) return stopped(signal, s + 1);
       if (task_.validation && o_.eval_every > 0 && (s + 1) % o_.eval_every == 0 && s + 1 < steps_)
         report_.validation(s + 1, validate(o_, task_, *strategy_));
     }
+    std::optional<Validation> validation;
     if (task_.validation) validation = validate(o_, task_, *strategy_);
-    report_.done({.steps = steps_,
+    report_.done({.steps = std::max(steps_, done_),
                   .seconds = seconds_since(start),
                   .validation = validation,
                   .params_xxh128 = strategy_->params_hash()});
     if (task_.skipped) tell_skipped();
     if (std::string line = strategy_->memory(); !line.empty()) report_.line(line);
     if (o_.compile) report_.line(compiled_story());
-    checkpointing_.finish(std::max(steps_, done_));
-    if (o_.save.empty() && o_.sample == 0) return;
-    std::vector<NamedTensor> state = strategy_->gather_state(*group_);
-    group_->barrier();  // what follows is rank 0's alone and may take longer than a deadline
-    if (group_->rank() == 0) {
-      if (!o_.save.empty()) save(o_, task_, state);
-      if (o_.sample > 0) report_.line("sample:\n" + generate(o_, task_, state));
-    }
+    save_all();
+    return 0;
   }
 
  private:
+  void tell_beginning() {
+    const char* made_up = o_.data.empty()                    ? " of random values (no --data)"
+                          : o_.data.starts_with("synthetic") ? " of random values"
+                                                             : "";
+    if (steps_ > 0)
+      report_.line(fmt::format("{}: {} parameters, {} ranks, {} steps of {} {}{}{}", o_.model,
+                               strategy_->num_parameters(), group_->size(), steps_, o_.batch_size,
+                               task_.samples, made_up, precision_story(o_)));
+    if (!checkpointing_.story().empty()) report_.line(checkpointing_.story());
+    if (done_ > 0 && done_ >= steps_)
+      report_.line(fmt::format(
+          "nothing is left to train: {} steps are done, this run has {}; give more --steps", done_,
+          steps_));
+  }
+
+  int stopped(int signal, int64_t done) {
+    const std::string warning = checkpointing_.finish(done);
+    if (!warning.empty()) report_.line("warning: " + warning);
+    report_.line(
+        fmt::format("stopped by signal {} ({}) after step {}, which is saved in {}; "
+                    "--resume goes on from there",
+                    signal, strsignal(signal), done, o_.checkpoint));
+    return signal;
+  }
+
+  // What fails leaves the rest to be done; the first failure is then that of the run.
+  void save_all() {
+    std::exception_ptr failed;
+    auto attempt = [&](auto&& f) {
+      try {
+        f();
+      } catch (const UserError& e) {
+        if (failed) report_.line(fmt::format("warning: {}", e.what()));
+        if (!failed) failed = std::current_exception();
+      }
+    };
+    attempt([&] {
+      const std::string warning = checkpointing_.finish(std::max(steps_, done_));
+      if (!warning.empty()) report_.line("warning: " + warning);
+    });
+    if (!o_.save.empty() || o_.sample > 0) {
+      std::vector<NamedTensor> state = strategy_->gather_state(*group_);
+      group_->barrier();  // what follows is rank 0's alone and may take longer than a deadline
+      if (group_->rank() == 0) {
+        if (!o_.save.empty()) attempt([&] { save(o_, task_, state); });
+        if (o_.sample > 0) attempt([&] { report_.line("sample:\n" + generate(o_, task_, state)); });
+      }
+    }
+    if (failed) std::rethrow_exception(failed);
+  }
+
   void step(int64_t s) {
     auto start = Clock::now();
     ProfileSpan span("step");
@@ -385,6 +431,7 @@ class Trainer {
   optim::GradScaler scaler_;  // fp16 needs it
   Checkpointing checkpointing_;
   int64_t done_;  // steps of the run that is resumed
+  StopSignals stop_{!o_.checkpoint.empty()};
   Report report_;
   Profiling profiling_;
   Tensor losses_;  // of this rank's micro-batches
@@ -397,12 +444,12 @@ class Trainer {
 
 }  // namespace
 
-void run(const Options& options, Ref<ProcessGroup> group) {
+int run(const Options& options, Ref<ProcessGroup> group) {
   if (options.deterministic) set_num_threads(1);  // libraries may split a contraction by threads
   Scoped<bool> exact(context().exact_contraction, options.exact_contraction);
   manual_seed(options.seed);
   if (group->rank() == 0) check_outputs(options);
-  Trainer(options, std::move(group)).run();
+  return Trainer(options, std::move(group)).run();
 }
 
 }  // namespace tessera::train

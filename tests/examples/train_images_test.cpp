@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -141,6 +142,17 @@ TEST_F(TrainImages, BadImages) {
   EXPECT_EQ(o.status, 0) << o.output;
   expect_contains(o.output, "the file ends too early; skipped");
   expect_contains(o.output, " images that could not be read");
+  // An archive that is cut off: within the first class.
+  const std::string tar = folder_ / "tree.tar";
+  ASSERT_EQ(run("tar -C " + (folder_ / "tree") + " --sort=name -cf " + tar + " .").status, 0);
+  std::filesystem::resize_file(tar, std::filesystem::file_size(tar) * 2 / 5);
+  o = command(1, "--steps 5 --data images:" + tar);
+  EXPECT_NE(o.status, 0);
+  expect_contains(o.output, " images come before that (--bad-images skip trains on what comes");
+  o = command(1, "--steps 5 --bad-images skip --data images:" + tar);
+  EXPECT_NE(o.status, 0);
+  expect_contains(o.output, "has one class, 'a'");
+  expect_contains(o.output, "an archive that is cut off has lost the others");
 }
 
 TEST_F(TrainImages, WrongOptionsAreErrors) {

@@ -408,6 +408,15 @@ TEST_F(Train, BadInputGetsOneClearLine) {
       {"--precision fp16 --deterministic --steps 1", "Use bf16 or fp32"},
       {"--precision fp8 --steps 1", "expected fp32, bf16 or fp16"},
       {"--precision bf16 --exact-contraction --steps 1", "--exact-contraction"},
+      {"--epochs inf", "--epochs inf"},
+      {"--epochs 1e300 --data " + data(), "--epochs 1e+300"},
+      {"--epochs 1 --steps 3", "give one of them"},
+      {"--seed 99999999999999999999999", "--seed"},
+      {"--steps 99999999999999999999999", "out of range"},
+      {"--clip-norm -1 --steps 1", "--clip-norm -1"},
+      {"--sample -20 --steps 1", "--sample -20"},
+      {"--eval-every -1 --steps 1", "--eval-every -1"},
+      {"--min-lr 1 --lr 0.1 --steps 1", "--min-lr 1 is above --lr 0.1"},
   };
   for (const auto& [flags, expected] : cases) {
     Outcome o = run(bin("train") + " " + flags + " </dev/null");
@@ -415,6 +424,25 @@ TEST_F(Train, BadInputGetsOneClearLine) {
     EXPECT_NE(o.output.find(expected), std::string::npos) << flags << "\n" << o.output;
     EXPECT_EQ(std::count(o.output.begin(), o.output.end(), '\n'), 1) << flags << "\n" << o.output;
   }
+}
+
+TEST_F(Train, ModelsThatCannotBeCutAreRefusedByName) {
+  const std::pair<std::string, std::string> cases[] = {
+      {"--strategy tp --set heads=1", "1 heads cannot be cut over tp=2; give --set heads=2"},
+      {"--strategy pp --set layers=1",
+       "1 layers cannot be cut into pp=2 stages; give --set layers"},
+  };
+  for (const auto& [flags, expected] : cases) {
+    const Outcome o = run(bin("tlaunch") + " --nproc 2 " + bin("train") + " --steps 1 --data " +
+                          data() + " --seq-len 16 --set dim=32 " + flags);
+    EXPECT_NE(o.status, 0) << flags;
+    expect_contains(o.output, expected);
+  }
+}
+
+TEST_F(Train, RandomDataAreCalledThat) {
+  expect_contains(run(bin("train") + " --seq-len 16 --set layers=1 --set dim=32 --steps 1").output,
+                  "1 steps of 12 sequences of random values (no --data)");
 }
 
 TEST_F(Train, GarbageInTheEnvironmentIsNamed) {

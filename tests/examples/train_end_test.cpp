@@ -1,0 +1,107 @@
+// How a run ends when something is in the way: a disk that is full, a signal, a run that has ended
+// before. Whatever can still be saved is.
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "tests/examples/command.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+class TrainEnd : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!std::ifstream(bin("train"))) GTEST_SKIP() << "no train in TESSERA_BIN";
+    std::string text;
+    for (int i = 0; i < 300; ++i) text += "line " + std::to_string(i * i % 97) + " of a text\n";
+    folder_.write("text.txt", text);
+  }
+  std::string command(const std::string& flags) const {
+    return bin("train") + " --data text:" + (folder_ / "text.txt") +
+           " --set layers=1 --set dim=32 --set heads=2 --seq-len 16 --batch-size 4 " + flags;
+  }
+  TempFolder folder_;
+};
+
+// 100 KiB a file (`ulimit -f`): weights fit, a checkpoint, three times as large, does not.
+TEST_F(TrainEnd, ACheckpointThatCannotBeSavedLosesNothingElse) {
+  const std::string file = folder_ / "model.safetensors";
+  const Outcome o = run(
+      "bash -c 'trap \"\" XFSZ; ulimit -f 100; " +
+      command("--steps 3 --sample 5 --save " + file + " --checkpoint " + (folder_ / "run")) + "'");
+  EXPECT_NE(o.status, 0);
+  expect_contains(o.output, "File too large");
+  expect_contains(o.output, "sample:");
+  EXPECT_EQ(run(command("--steps 0 --weights " + file)).status, 0);
+}
+
+TEST_F(TrainEnd, AFullDiskUnderTheReportsEndsThemAndNotTheRun) {
+  const std::string file = folder_ / "model.safetensors";
+  const Outcome o =
+      run(command("--steps 6 --metrics /dev/full --profile /dev/full --save " + file));
+  EXPECT_EQ(o.status, 0) << o.output;
+  const std::string told = "warning: --metrics /dev/full: No space left on device";
+  expect_contains(o.output, told);
+  EXPECT_EQ(o.output.find(told, o.output.find(told) + 1), std::string::npos) << o.output;
+  expect_contains(o.output, "warning: --profile /dev/full: rank 0 cannot write it: No space left");
+  expect_contains(o.output, "done: 6 steps");
+  EXPECT_TRUE(std::filesystem::exists(file));
+}
+
+TEST_F(TrainEnd, NothingLeftToTrainIsSaid) {
+  const std::string at = " --checkpoint " + (folder_ / "run");
+  EXPECT_EQ(run(command("--steps 4" + at)).status, 0);
+  const Outcome o = run(command("--steps 2 --resume" + at));
+  EXPECT_EQ(o.status, 0) << o.output;
+  expect_contains(o.output, "nothing is left to train: 4 steps are done, this run has 2");
+  expect_contains(o.output, "done: 4 steps");
+}
+
+// One rank of two is sent it: both end after the same step.
+TEST_F(TrainEnd, ASignalSavesTheStepItFinds) {
+  const std::string metrics = folder_ / "metrics.jsonl", at = " --checkpoint " + (folder_ / "run");
+  const std::string script =
+      folder_.write("rank.sh", "echo $$ > " + (folder_ / "pid.$RANK") + "; exec " +
+                                   command("--steps 1000000 --metrics " + metrics + at) + "\n");
+  for (int rank : {1, 0}) {
+    std::filesystem::remove_all(folder_ / "run");
+    std::filesystem::remove(metrics);
+    const pid_t child = fork();
+    if (child == 0) {
+      const std::string launch = "exec " + bin("tlaunch") + " --nproc 2 sh " + script + " > " +
+                                 (folder_ / "out.txt") + " 2>&1";
+      execl("/bin/sh", "sh", "-c", launch.c_str(), nullptr);
+      _exit(127);
+    }
+    for (int i = 0, lines = 0; i < 30000 && lines < 5; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::ifstream in(metrics);
+      lines = int(std::count(std::istreambuf_iterator<char>(in), {}, '\n'));
+    }
+    kill(std::stoi(folder_.read("pid." + std::to_string(rank))), SIGTERM);
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_NE(status, 0);
+    const std::string out = folder_.read("out.txt"), said = "stopped by signal 15 (Terminated) ";
+    const size_t begin = out.find(said);
+    ASSERT_NE(begin, std::string::npos) << out;
+    const std::string step =
+        out.substr(begin + said.size(), out.find(',', begin) - begin - said.size());
+    const Outcome next = run(command("--steps 1 --resume" + at));
+    EXPECT_EQ(next.status, 0) << next.output;
+    expect_contains(next.output, ", " + step);
+  }
+}
+
+}  // namespace
+}  // namespace tessera
