@@ -12,7 +12,9 @@
 #include "compile/replay.h"
 #include "compile/report.h"
 #include "core/autograd/graph.h"
+#include "core/base/deterministic.h"
 #include "core/base/log.h"
+#include "core/dispatch/default_device.h"
 #include "core/dispatch/sharding.h"
 #include "core/tensor/random.h"
 
@@ -45,6 +47,9 @@ void add_context(CallKey& key) {
           uint64_t(c.communication) << 40 | uint64_t(c.exact_contraction) << 48 |
           uint64_t(c.autocast) << 56);
   key.add(uint64_t(reinterpret_cast<uintptr_t>(generator)));
+  const Device device = default_device();
+  key.add(uint64_t(device.kind) | uint64_t(uint8_t(device.index)) << 8 |
+          uint64_t(deterministic_algorithms()) << 16);
 }
 
 void add_layout(CallKey& key, const Tensor& t) {

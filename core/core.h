@@ -5,6 +5,7 @@
 #include "core/autograd/autograd.h"    // IWYU pragma: export
 #include "core/autograd/recompute.h"   // IWYU pragma: export
 #include "core/autograd/transforms.h"  // IWYU pragma: export
+#include "core/base/deterministic.h"   // IWYU pragma: export
 #include "core/nn/nn.h"                // IWYU pragma: export
 #include "core/ops/compose.h"          // IWYU pragma: export
 #include "core/ops/contract.h"         // IWYU pragma: export

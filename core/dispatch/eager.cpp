@@ -113,6 +113,9 @@ class EagerBackend final : public Backend {
     return out;
   }
   static Tensors run_decomposed(const PrimRef& prim, Inputs in, Device device) {
+    TESSERA_CHECK(device.kind != DeviceKind::kCUDA,
+                  "{}: no CUDA support in this build, asked for {}; use cpu or meta", prim->name(),
+                  to_string(device));
     TESSERA_CHECK(prim->decomposable(), "{}: no kernel for {} and no decomposition ({})",
                   prim->name(), to_string(device), describe(metas_of(in)));
     Scoped<LayerMask> below_all_layers(context().enabled, 0);

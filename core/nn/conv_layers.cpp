@@ -122,7 +122,7 @@ BatchNormNd::BatchNormNd(int least_dims, int most_dims, BatchNormOptions o)
   register_parameter("bias", bias, o.affine ? empty_parameter(s) : Tensor());
   const bool track = o.track_running_stats;
   auto buffer = [&](const Shape& shape, DType dtype) {
-    return track ? empty(shape, dtype, building().device) : Tensor();
+    return track ? empty(shape, dtype, parameter_device()) : Tensor();
   };
   const DType t = context().default_dtype;
   register_buffer("running_mean", running_mean, buffer(s, t));

@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/default_device.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
 #include "core/ops/update.h"
@@ -51,6 +52,8 @@ Tensor InitKeys::key(std::string_view parameter) const {
   std::string name = prefix_ + std::string(parameter);
   return key_tensor(seed_, XXH3_64bits(name.data(), name.size()));
 }
+
+Device parameter_device() { return building().device.value_or(default_device()); }
 
 Building& building() {
   thread_local Building b;

@@ -3,6 +3,7 @@
 // construction, nor world size, nor sharding.
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -29,10 +30,12 @@ class InitKeys {
 
 /// How constructors on this thread make parameters.
 struct Building {
-  Device device = {};
+  std::optional<Device> device = {};  // none: default_device()
   bool draw = true;  // false: left without values, for init() or load_state() to fill
 };
 Building& building();
+/// Where constructors make parameters and buffers.
+Device parameter_device();
 /// Constructors in this scope leave parameters without values.
 class SkipInit {
  public:
@@ -54,7 +57,7 @@ class OnDevice {
   OnDevice& operator=(const OnDevice&) = delete;
 
  private:
-  Device old_;
+  std::optional<Device> old_;
 };
 
 // All overwrite `t` (a parameter may require grad) and skip meta tensors. Without a key: the next

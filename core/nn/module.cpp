@@ -188,7 +188,7 @@ void Module::reset_children(const InitKeys& keys) {
 }
 
 Tensor empty_parameter(const Shape& shape) {
-  return empty(shape, context().default_dtype, building().device).requires_grad_();
+  return empty(shape, context().default_dtype, parameter_device()).requires_grad_();
 }
 
 // ---- walking

@@ -1,8 +1,9 @@
 // Making tensors. dtype defaults to the context's default float dtype for real values, i64 for
-// integer ranges.
+// integer ranges, the device to default_device().
 #pragma once
 #include <optional>
 
+#include "core/dispatch/default_device.h"
 #include "core/ops/scalar.h"
 #include "core/primitive/registry.h"
 
@@ -10,7 +11,7 @@ namespace tessera {
 
 struct TensorOptions {
   std::optional<DType> dtype = {};
-  Device device = {};
+  Device device = default_device();
   /// Undefined, or a tensor of the same shape: if that is sharded so is the new one, and each rank
   /// makes its own piece.
   Tensor placed_like = {};

@@ -224,7 +224,7 @@ Parsed parse_options(int argc, char** argv) {
   text("--backend", o.backend, "collectives between CPU ranks: shm or gloo; default by host");
   number("--seed", o.seed, "of weights, data order and dropout");
   app.add_flag("--deterministic", o.deterministic,
-               "the same bits on any power-of-two number of ranks");
+               "the same bits on any power-of-two number of ranks, with any number of threads");
   number("--logical-batches", o.logical_batches, "micro-batches of a step under --deterministic");
   app.add_flag("--compile", o.compile,
                "run steps as one compiled graph each, where the strategy lets them be one");

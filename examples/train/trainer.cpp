@@ -10,8 +10,8 @@
 #include "compile/compile.h"
 #include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
+#include "core/base/deterministic.h"
 #include "core/base/isa.h"
-#include "core/base/parallel.h"
 #include "core/data/loader.h"
 #include "core/data/token_dataset.h"
 #include "core/io/safetensors.h"
@@ -445,7 +445,7 @@ class Trainer {
 }  // namespace
 
 int run(const Options& options, Ref<ProcessGroup> group) {
-  if (options.deterministic) set_num_threads(1);  // libraries may split a contraction by threads
+  DeterministicScope any_number_of_threads(options.deterministic);
   Scoped<bool> exact(context().exact_contraction, options.exact_contraction);
   manual_seed(options.seed);
   if (group->rank() == 0) check_outputs(options);

@@ -9,8 +9,10 @@
 #include "compile/compile.h"
 #include "compile/trace.h"
 #include "core/autograd/autograd.h"
+#include "core/base/deterministic.h"
 #include "core/dispatch/setting.h"
 #include "core/nn/nn.h"
+#include "core/ops/contract.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
@@ -122,6 +124,20 @@ TEST(Guards, ModulesThatAreGone) {
     expect_same_bits(step(rows(call)), expected, "call " + std::to_string(call));
   }
   EXPECT_EQ(step.report().replays, 6);
+}
+
+// Scratch is planned for the kernels of a mode.
+TEST(Guards, DeterministicMode) {
+  auto step = compile([](const Tensor& x) { return matmul(x, transpose(x, 0, 1)) + ones({2}); });
+  for (int call = 0; call < 3; ++call) step(rows(1));
+  EXPECT_EQ(step.report().replays, 1);
+  {
+    DeterministicScope on;
+    step(rows(1));
+    EXPECT_EQ(step.report().replays, 1);
+  }
+  step(rows(1));
+  EXPECT_EQ(step.report().replays, 2);
 }
 
 TEST(Guards, ASettingThatTheStepMakes) {

@@ -31,8 +31,9 @@ class TrainImages : public ::testing::Test {
     folder_.write("test_batch.bin", cifar_records(70, 100));
   }
   Outcome command(int ranks, const std::string& flags) {
-    return run("OMP_NUM_THREADS=1 " + bin("tlaunch") + " --nproc " + std::to_string(ranks) + " " +
-               bin("train") + " --model resnet18 --set width=4 --image-size 16 --batch-size 8" +
+    return run("OMP_NUM_THREADS=" + std::to_string(threads_) + " " + bin("tlaunch") + " --nproc " +
+               std::to_string(ranks) + " " + bin("train") +
+               " --model resnet18 --set width=4 --image-size 16 --batch-size 8" +
                " --optimizer sgd --lr 0.05 --label-smoothing 0.1 --clip-norm 0 " + flags);
   }
   ImageRun train(int ranks, const std::string& flags) {
@@ -53,6 +54,7 @@ class TrainImages : public ::testing::Test {
   }
   TempFolder folder_;
   std::string last_output_;  // of train()
+  int threads_ = 1;          // of each rank
 };
 
 TEST_F(TrainImages, Learns) {
@@ -81,6 +83,10 @@ TEST_F(TrainImages, DeterministicGivesEqualBits) {
   EXPECT_EQ(train(4, flags + "--strategy hsdp --mesh replicate=2,shard=2"), serial);
   EXPECT_EQ(train(2, "--steps 6 --nesterov --accumulate 2"),
             serial);  // a balanced tree of four leaves too
+  const ImageRun bf16 = train(1, flags + "--precision bf16");
+  threads_ = 3;  // libraries may split sums by them, but not in this mode
+  EXPECT_EQ(train(1, flags), serial);
+  EXPECT_EQ(train(2, flags + "--precision bf16"), bf16);
 }
 
 TEST_F(TrainImages, CompiledEqualsEager) {

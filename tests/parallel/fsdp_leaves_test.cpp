@@ -443,7 +443,7 @@ TEST(FullyShard, ChecksAllBeforeItChangesAny) {
 struct WithBuffers final : nn::Module {
   WithBuffers() {
     register_parameter("weight", weight, nn::empty_parameter({4, 4}));
-    register_buffer("mean", mean, empty({4}, kF32, nn::building().device));
+    register_buffer("mean", mean, empty({4}, kF32, nn::parameter_device()));
     draw();
   }
   Tensor compute(Tensor x) override { return linear(x, weight) + mean; }

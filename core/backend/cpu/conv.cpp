@@ -150,6 +150,7 @@ Prepared prepare(ConvRole role, const ConvAttributes::Window& window, const Conv
 
 Prepared& prepared(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
   thread_local std::unordered_map<ConvKey, Prepared, ConvKeyHash> cache;
+  LibraryThreads threads;
   ConvKey key = key_of(role, window, m);
   auto it = cache.find(key);
   if (it == cache.end()) {
@@ -176,6 +177,7 @@ void run_library(ConvRole role, const ConvAttributes::Window& window, const Oper
                  Workspace work) {
   Tensor x = role == ConvRole::kInput ? o.x : as_channels_last(o.x),
          y = role == ConvRole::kOutput ? o.y : as_channels_last(o.y);
+  LibraryThreads threads;
   Prepared& p = prepared(role, window, {o.x.meta(), o.w.meta(), o.y.meta()});
   Tensor own;
   if (p.workspace() > work.bytes)  // planned with fewer threads

@@ -75,6 +75,11 @@ struct Work {
   int64_t row_pieces() const { return pieces(rows, block_rows); }
   int64_t blocks() const { return pieces(pairs, block_pairs) * row_pieces(); }
   int64_t scratch() const { return pieces(dot_scratch(taps), 32) * 32; }
+  // What decides whether this way is taken, and may not hang on the number of threads: packed
+  // operands, and the sums of a thread for each run.
+  int64_t bytes_on_any_threads() const {
+    return 4 * (x_units() + g_units() + runs() * run() * kDotTile);
+  }
   // In bytes: packed operands, sums, and what storing takes for each share.
   int64_t workspace() const {
     return 4 * (x_units() + g_units() + sums()) + 2 * shares() * scratch();
@@ -236,7 +241,7 @@ bool suits_conv_dot_weight(const ConvAttributes::Window& window, const Meta& x, 
   if (x.dtype != kBF16 || window.groups != 1 || window.stride.size() != 2 || !has_bf16_dot())
     return false;
   if (x.shape[0] % 2 || x.shape[1] % kDotPanel || y.shape[1] % kDotSide) return false;
-  return Work(window, x, w, y).workspace() <= kMostBytes;
+  return Work(window, x, w, y).bytes_on_any_threads() <= kMostBytes;
 }
 
 size_t conv_dot_weight_workspace(const ConvAttributes::Window& window, const Meta& x, const Meta& w,

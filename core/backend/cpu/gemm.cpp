@@ -23,6 +23,7 @@ struct Prepared {
 
 struct GemmKey {
   Gemm g;
+  bool one_thread = deterministic_algorithms();
   GemmKey(const Gemm& from) {
     std::memset(static_cast<void*>(&g), 0, sizeof(g));
     g = from;
@@ -32,7 +33,9 @@ struct GemmKey {
     std::memset(reinterpret_cast<char*>(&g) + sizeof(DType), 0,
                 offsetof(Gemm, batch) - sizeof(DType));
   }
-  bool operator==(const GemmKey& o) const { return std::memcmp(&g, &o.g, sizeof(g)) == 0; }
+  bool operator==(const GemmKey& o) const {
+    return one_thread == o.one_thread && std::memcmp(&g, &o.g, sizeof(g)) == 0;
+  }
 };
 struct GemmHash {
   size_t operator()(const GemmKey& k) const {
@@ -71,6 +74,7 @@ Prepared prepare(const Gemm& g) {
 
 Prepared& prepared(const Gemm& g) {
   thread_local std::unordered_map<GemmKey, Prepared, GemmHash> cache;
+  LibraryThreads threads;
   GemmKey key(g);
   auto it = cache.find(key);
   if (it == cache.end()) {
@@ -81,6 +85,7 @@ Prepared& prepared(const Gemm& g) {
 }
 
 void run_onednn(const Gemm& g, const void* a, const void* b, void* c, void* work) {
+  LibraryThreads threads;
   Prepared& p = prepared(g);
   p.a.set_data_handle(const_cast<void*>(a));
   p.b.set_data_handle(const_cast<void*>(b));

@@ -2,6 +2,9 @@
 #pragma once
 #include <oneapi/dnnl/dnnl.hpp>
 
+#include "core/base/deterministic.h"
+#include "core/base/parallel.h"
+
 namespace tessera::cpu {
 
 inline const dnnl::engine& engine() {
@@ -12,5 +15,22 @@ inline dnnl::stream& stream() {
   thread_local dnnl::stream s(engine());
   return s;
 }
+
+/// oneDNN's threads: one in deterministic mode, since it may split a sum by them. Lives around what
+/// makes a primitive and what runs it.
+class LibraryThreads {
+ public:
+  LibraryThreads() : before_(deterministic_algorithms() ? num_threads() : 1) {
+    if (before_ > 1) set_num_threads(1);
+  }
+  ~LibraryThreads() {
+    if (before_ > 1) set_num_threads(before_);
+  }
+  LibraryThreads(const LibraryThreads&) = delete;
+  LibraryThreads& operator=(const LibraryThreads&) = delete;
+
+ private:
+  const int before_;
+};
 
 }  // namespace tessera::cpu
