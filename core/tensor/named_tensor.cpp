@@ -3,13 +3,11 @@
 namespace tessera {
 namespace {
 
-constexpr size_t kNamesInError = 8;
-
+// A line each: whoever renames or reshapes weights needs all of them.
 std::string list(const char* what, const std::vector<std::string>& names) {
   if (names.empty()) return {};
-  std::string text = fmt::format("\n  {} {}: ", names.size(), what);
-  for (size_t i = 0; i < names.size() && i < kNamesInError; ++i) text += (i ? ", " : "") + names[i];
-  if (names.size() > kNamesInError) text += ", ...";
+  std::string text = fmt::format("\n  {} {}:", names.size(), what);
+  for (const std::string& name : names) text += "\n    " + name;
   return text;
 }
 

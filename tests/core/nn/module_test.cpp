@@ -158,9 +158,13 @@ TEST(ModuleState, OneErrorTellsEverythingAndNothingIsWritten) {
       {"own", ones({2})}, {"mean", ones({7})}, {"surprise", ones({1})}, {"scratch", ones({1})}};
   std::string text = error_of([&] { m.load_state(state); });
   expect_contains(text, "Tied");
-  expect_contains(text, "2 missing: head, inner.bias");
-  expect_contains(text, "2 unexpected: surprise, scratch");
+  expect_contains(text, "2 missing:\n    head\n    inner.bias");
+  expect_contains(text, "2 unexpected:\n    surprise\n    scratch");
   expect_contains(text, "mean is [3] here, [7] in the state");
+  std::vector<NamedTensor> others;
+  for (int i = 0; i < 40; ++i) others.push_back({fmt::format("other.{}", i), ones({1})});
+  text = error_of([&] { m.load_state(others); });
+  for (const NamedTensor& t : others) expect_contains(text, "\n    " + t.name);  // all of them
   EXPECT_FLOAT_EQ(sum(m.own).item<float>(), 0);
   state[1].tensor = ones({3});
   m.load_state(state, {.strict = false});

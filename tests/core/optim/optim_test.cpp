@@ -128,8 +128,8 @@ TEST(Optimizer, StateHasNamesAndMisfitsAreListed) {
       {"step", scalar_tensor(3.0, kF64)}, {"exp_avg.h.w", zeros({3})}, {"other", zeros({1})}};
   std::string text = error_of([&] { opt.load_state(state); });
   expect_contains(text, "exp_avg.h.w is [2] here, [3]");
-  expect_contains(text, "1 unexpected: other");
-  expect_contains(text, "2 missing: exp_avg_sq.h.w, lr.0");
+  expect_contains(text, "1 unexpected:\n    other");
+  expect_contains(text, "2 missing:\n    exp_avg_sq.h.w\n    lr.0");
   EXPECT_EQ(value_of(opt.step_count()), 0);
 }
 
