@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -143,6 +144,29 @@ void check_values(const Options& o) {
                 "train: --nesterov is for --optimizer sgd with --momentum");
   check_data(o);
   check_images(o);
+}
+
+// Refuses flags that the run would not read, whatever their values; `given`: on the command line.
+void check_read(const Options& o, const std::function<bool(const std::string&)>& given) {
+  const bool images = o.model.starts_with("resnet"), mlp = o.model == "mlp";
+  const std::string model = "for --model " + o.model;
+  const struct {
+    const char* flag;
+    bool unread;
+    std::string why;
+  } all[] = {
+      {"--bad-images", !images, "is for the resnet models, not " + model},
+      {"--seq-len", mlp, "is for language models, not " + model},
+      {"--tokenizer", images || mlp, "is for language models, not " + model},
+      {"--tokenizer", o.data.starts_with("tokens:"), "is for text; --data tokens: has its own"},
+      {"--momentum", o.optimizer != "sgd", "is for --optimizer sgd, not " + o.optimizer},
+      {"--betas", o.optimizer != "adamw", "is for --optimizer adamw, not " + o.optimizer},
+      {"--min-lr", o.schedule == "constant", "is where --schedule linear or cosine ends"},
+      {"--logical-batches", !o.deterministic, "is for --deterministic"},
+      {"--epochs", o.steps >= 0, "is instead of --steps"},
+  };
+  for (const auto& [flag, unread, why] : all)
+    TESSERA_CHECK(!unread || !given(flag), "train: {} {}; leave it out", flag, why);
 }
 
 std::pair<double, double> parse_betas(const std::string& text) {
@@ -284,6 +308,7 @@ Parsed parse_options(int argc, char** argv) {
   }
   check_available(u);
   check_values(o);
+  check_read(o, [&](const std::string& flag) { return app.get_option(flag)->count() > 0; });
   return {o, -1};
 }
 
