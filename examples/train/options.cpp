@@ -159,11 +159,9 @@ void check_read(const Options& o, const std::function<bool(const std::string&)>&
       {"--seq-len", mlp, "is for language models, not " + model},
       {"--tokenizer", images || mlp, "is for language models, not " + model},
       {"--tokenizer", o.data.starts_with("tokens:"), "is for text; --data tokens: has its own"},
-      {"--momentum", o.optimizer != "sgd", "is for --optimizer sgd, not " + o.optimizer},
       {"--betas", o.optimizer != "adamw", "is for --optimizer adamw, not " + o.optimizer},
       {"--min-lr", o.schedule == "constant", "is where --schedule linear or cosine ends"},
       {"--logical-batches", !o.deterministic, "is for --deterministic"},
-      {"--epochs", o.steps >= 0, "is instead of --steps"},
   };
   for (const auto& [flag, unread, why] : all)
     TESSERA_CHECK(!unread || !given(flag), "train: {} {}; leave it out", flag, why);
