@@ -264,7 +264,8 @@ Parsed parse_options(int argc, char** argv) {
   text("--profile", o.profile,
        "Chrome trace file of all ranks; records the ten steps after the third");
   text("--checkpoint", o.checkpoint, "folder for saved steps: weights, optimizer, data position");
-  number("--save-every", o.save_every, "steps between saves; 0: at the end only");
+  number("--save-every", o.save_every,
+         "steps between saves; 0: at the end, and where SIGINT or SIGTERM stops the run");
   number("--keep", o.keep, "newest saves that stay; 0: all");
   app.add_flag("--resume", o.resume, "go on from the newest save in --checkpoint, if there is one");
   app.add_option("--set", set,
