@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
+#include <ctime>
 #include <iterator>
 #include <span>
 
@@ -14,12 +16,25 @@ namespace {
 constexpr int kSignals[kStopSignals] = {SIGINT, SIGTERM};
 std::atomic<int> sent = 0;  // to whichever thread
 
+std::atomic<int64_t> sent_at_ms = 0;
+constexpr int64_t kSameMs = 1000;  // `timeout` sends to the process, then to its group
+
+int64_t now_ms() {
+  timespec t{};
+  ::clock_gettime(CLOCK_MONOTONIC, &t);
+  return int64_t(t.tv_sec) * 1000 + t.tv_nsec / 1'000'000;
+}
+
 void on_signal(int signal) {
-  if (sent != 0) {
+  const int saved = errno;
+  if (sent == 0) {
+    sent_at_ms = now_ms();
+    sent = signal;
+  } else if (now_ms() - sent_at_ms > kSameMs) {
     std::signal(signal, SIG_DFL);
     std::raise(signal);
   }
-  sent = signal;
+  errno = saved;
 }
 
 }  // namespace

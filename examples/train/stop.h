@@ -11,8 +11,8 @@ inline constexpr int kStopSignals = 2;
 
 class StopSignals {
  public:
-  /// Catches both, unless they are ignored, while it lives; the second one ends the process as if
-  /// neither were caught. `active` false: catches none.
+  /// Catches both, unless they are ignored, while it lives; one that comes more than a second after
+  /// the first ends the process as if neither were caught. `active` false: catches none.
   explicit StopSignals(bool active);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;

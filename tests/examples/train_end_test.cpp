@@ -30,6 +30,23 @@ class TrainEnd : public ::testing::Test {
     return bin("train") + " --data text:" + (folder_ / "text.txt") +
            " --set layers=1 --set dim=32 --set heads=2 --seq-len 16 --batch-size 4 " + flags;
   }
+  // Starts a command that writes metrics.jsonl, and waits for some steps of it.
+  pid_t start(const std::string& command) const {
+    const std::string metrics = folder_ / "metrics.jsonl";
+    std::filesystem::remove(metrics);
+    const std::string line = "exec " + command + " > " + (folder_ / "out.txt") + " 2>&1";
+    const pid_t child = fork();
+    if (child == 0) {
+      execl("/bin/sh", "sh", "-c", line.c_str(), nullptr);
+      _exit(127);
+    }
+    for (int i = 0, lines = 0; i < 30000 && lines < 5; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      std::ifstream in(metrics);
+      lines = int(std::count(std::istreambuf_iterator<char>(in), {}, '\n'));
+    }
+    return child;
+  }
   TempFolder folder_;
 };
 
@@ -69,25 +86,13 @@ TEST_F(TrainEnd, NothingLeftToTrainIsSaid) {
 
 // One rank of two is sent it: both end after the same step.
 TEST_F(TrainEnd, ASignalSavesTheStepItFinds) {
-  const std::string metrics = folder_ / "metrics.jsonl", at = " --checkpoint " + (folder_ / "run");
-  const std::string script =
-      folder_.write("rank.sh", "echo $$ > " + (folder_ / "pid.$RANK") + "; exec " +
-                                   command("--steps 1000000 --metrics " + metrics + at) + "\n");
+  const std::string at = " --checkpoint " + (folder_ / "run");
+  const std::string script = folder_.write(
+      "rank.sh", "echo $$ > " + (folder_ / "pid.$RANK") + "; exec " +
+                     command("--steps 1000000 --metrics " + (folder_ / "metrics.jsonl") + at));
   for (int rank : {1, 0}) {
     std::filesystem::remove_all(folder_ / "run");
-    std::filesystem::remove(metrics);
-    const pid_t child = fork();
-    if (child == 0) {
-      const std::string launch = "exec " + bin("tlaunch") + " --nproc 2 sh " + script + " > " +
-                                 (folder_ / "out.txt") + " 2>&1";
-      execl("/bin/sh", "sh", "-c", launch.c_str(), nullptr);
-      _exit(127);
-    }
-    for (int i = 0, lines = 0; i < 30000 && lines < 5; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      std::ifstream in(metrics);
-      lines = int(std::count(std::istreambuf_iterator<char>(in), {}, '\n'));
-    }
+    const pid_t child = start(bin("tlaunch") + " --nproc 2 sh " + script);
     kill(std::stoi(folder_.read("pid." + std::to_string(rank))), SIGTERM);
     int status = 0;
     waitpid(child, &status, 0);
@@ -95,12 +100,25 @@ TEST_F(TrainEnd, ASignalSavesTheStepItFinds) {
     const std::string out = folder_.read("out.txt"), said = "stopped by signal 15 (Terminated) ";
     const size_t begin = out.find(said);
     ASSERT_NE(begin, std::string::npos) << out;
-    const std::string step =
-        out.substr(begin + said.size(), out.find(',', begin) - begin - said.size());
+    const std::string rest = out.substr(begin + said.size());
     const Outcome next = run(command("--steps 1 --resume" + at));
     EXPECT_EQ(next.status, 0) << next.output;
-    expect_contains(next.output, ", " + step);
+    expect_contains(next.output, ", " + rest.substr(0, rest.find(',')));  // "after step N"
   }
+}
+
+// As `timeout` sends it: to the process, and at once to its group.
+TEST_F(TrainEnd, ASignalSentTwiceAtOnceIsOne) {
+  const pid_t child =
+      start(command("--steps 1000000 --batch-size 64 --metrics " + (folder_ / "metrics.jsonl") +
+                    " --checkpoint " + (folder_ / "run")));
+  kill(child, SIGTERM);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1));  // or the two may be one pending
+  kill(child, SIGTERM);
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);  // as the sender expects it
+  expect_contains(folder_.read("out.txt"), "stopped by signal 15 (Terminated) after step ");
 }
 
 }  // namespace
