@@ -104,8 +104,8 @@ void check_values(const Options& o) {
                 "train: --resume, --save-every and --keep need --checkpoint FOLDER");
   TESSERA_CHECK(o.lr >= 0 && o.min_lr >= 0, "train: --lr {} --min-lr {}: rates are not negative",
                 o.lr, o.min_lr);
-  TESSERA_CHECK(o.min_lr <= o.lr, "train: --min-lr {} is above --lr {}; schedules go down to it",
-                o.min_lr, o.lr);
+  TESSERA_CHECK(o.schedule == "constant" || o.min_lr <= o.lr,
+                "train: --min-lr {} is above --lr {}; schedules go down to it", o.min_lr, o.lr);
   TESSERA_CHECK(o.beta1 >= 0 && o.beta1 < 1 && o.beta2 >= 0 && o.beta2 < 1,
                 "train: --betas {},{}: each is in [0, 1)", o.beta1, o.beta2);
   TESSERA_CHECK(

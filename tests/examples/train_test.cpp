@@ -423,7 +423,7 @@ TEST_F(Train, BadInputGetsOneClearLine) {
       {"--clip-norm -1 --steps 1", "--clip-norm -1"},
       {"--sample -20 --steps 1", "--sample -20"},
       {"--eval-every -1 --steps 1", "--eval-every -1"},
-      {"--min-lr 1 --lr 0.1 --steps 1", "--min-lr 1 is above --lr 0.1"},
+      {"--min-lr 1 --lr 0.1 --schedule cosine --steps 1", "--min-lr 1 is above --lr 0.1"},
   };
   for (const auto& [flags, expected] : cases) {
     Outcome o = run(bin("train") + " " + flags + " </dev/null");
