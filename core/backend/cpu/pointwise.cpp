@@ -96,8 +96,13 @@ void run_pointwise(const Primitive& prim, std::span<const Tensor> in, std::span<
   TESSERA_ASSERT(loop, "{}: no loop for {}", prim.name(), name_of(compute));
   if (stored == compute) return run_walk(walk, loop);
   ConvertLoop narrow = f.to_bool ? nullptr : convert_loop(compute, stored);
-  run_walk(walk, Blocked{loop, convert_loop(stored, compute), narrow, f.arity,
-                         int64_t(size_of(compute)), int64_t(size_of(compute))});
+  const Blocked blocked{loop,    convert_loop(stored, compute), narrow,
+                        f.arity, int64_t(size_of(compute)),     int64_t(size_of(compute))};
+  if (stored != kBF16 || !f.bf16) return run_walk(walk, blocked);
+  run_walk(walk, [&](char* const* p, const int64_t* s, int64_t n) {
+    const bool dense = std::all_of(s, s + f.arity + 1, [](int64_t step) { return step == 2; });
+    dense ? f.bf16(p, s, n) : blocked(p, s, n);
+  });
 }
 
 void run_cast(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,

@@ -84,6 +84,30 @@ void ternary(char* const* p, const int64_t* s, int64_t n) {
         F::apply(load<T>(p[1] + i * s[1]), load<T>(p[2] + i * s[2]), load<T>(p[3] + i * s[3]));
 }
 
+// Of brain floats by twos, so that nothing is shuffled: each word holds one in its upper half and
+// one in its lower. Rounds to nearest even; NaN stays NaN.
+inline float as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+inline uint32_t rounded(float x) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, x);
+  return x != x ? bits | 0x400000 : bits + 0x7fff + (bits >> 16 & 1);
+}
+template <class F>
+void binary_bf16(char* const* p, const int64_t*, int64_t n) {
+  auto at = [](uint32_t a, uint32_t b) {
+    return rounded(F::apply(as_float(a << 16), as_float(b << 16))) >> 16 |
+           (rounded(F::apply(as_float(a & 0xffff0000), as_float(b & 0xffff0000))) & 0xffff0000);
+  };
+  typedef uint32_t Word __attribute__((aligned(2), may_alias));
+  auto* r = reinterpret_cast<Word*>(p[0]);
+  const auto *a = reinterpret_cast<const Word*>(p[1]), *b = reinterpret_cast<const Word*>(p[2]);
+#pragma GCC ivdep
+  for (int64_t i = 0; i < n / 2; ++i) r[i] = at(a[i], b[i]);
+  if (n % 2 == 0) return;
+  const int64_t last = (n - 1) * 2;
+  const uint32_t word = at(load<uint16_t>(p[1] + last), load<uint16_t>(p[2] + last));
+  *reinterpret_cast<uint16_t*>(p[0] + last) = uint16_t(word);
+}
+
 struct Rows {
   PointwiseLoops rows[128];
   size_t count = 0;
@@ -106,7 +130,9 @@ struct Rows {
   }
   template <class... F>
   void any_binary(List<F...>) {
-    (add({F::name, 2, false, binary<F, float>, binary<F, double>, binary<F, int64_t>}), ...);
+    (add({F::name, 2, false, binary<F, float>, binary<F, double>, binary<F, int64_t>,
+          __is_same(F, Add) ? binary_bf16<Add> : nullptr}),
+     ...);
   }
   template <class... F>
   void float_binary(List<F...>) {

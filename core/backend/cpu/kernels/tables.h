@@ -10,12 +10,12 @@ namespace tessera::cpu {
 using Loop = void (*)(char* const* p, const int64_t* stride, int64_t n);
 
 /// Loops of one pointwise functor by compute type; null where the functor has none for it.
-/// `to_bool`: results are bool.
+/// `to_bool`: results are bool. `bf16`: of dense rows, computed in f32.
 struct PointwiseLoops {
   const char* name;
   int arity;
   bool to_bool;
-  Loop f32, f64, i64;
+  Loop f32, f64, i64, bf16 = nullptr;
 };
 struct PointwiseTable {
   const PointwiseLoops* rows;
