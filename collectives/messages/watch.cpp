@@ -160,6 +160,7 @@ void Watch::look(Op& op) {
                                      plan.takes ? "from" : "to", plan.record.peer, why),
                          members_.group, op.call->seq(), {plan.record.peer});
   }
+  if (!error_) check_deaths(op);
   if (!error_) check_deadline(op, all);
   if (error_) error_ = decode(store_->compare_set(key, "", encode(*error_)), members_.group);
 }
@@ -180,6 +181,29 @@ std::string Watch::deadlock_with(const Op& op, const std::string& theirs) const 
         "two must be a {}, or use the _async form",
         peer, plan.takes ? "recv" : "send", site_in(s), plan.takes ? "send" : "recv");
   return "";
+}
+
+// A carrier may not notice: bytes for a rank that is gone can wait in a buffer of the system.
+void Watch::check_deaths(const Op& op) {
+  const int world = std::ranges::max(members_.world_ranks) + 1;
+  for (const DeadRank& dead : dead_ranks(*store_, world)) {
+    auto at = std::ranges::find(members_.world_ranks, dead.rank);
+    const int peer = int(at - members_.world_ranks.begin());
+    if (at == members_.world_ranks.end() || peer == members_.rank) continue;
+    if (op.call->plan.is_p2p() && peer != op.call->plan.record.peer) continue;
+    error_ = gone(*op.call, peer, dead.how);
+    return;
+  }
+}
+
+CommError Watch::gone(const Call& call, int peer, const std::string& how) const {
+  const int world = members_.world_ranks[size_t(peer)];
+  const std::string who = world == peer ? fmt::format("rank {}", peer)
+                                        : fmt::format("rank {} (world rank {})", peer, world);
+  return CommError(
+      fmt::format("{}: {} is gone, {}; restart the job, or start a new group without it",
+                  call.title(members_.group), who, how),
+      members_.group, call.seq(), {peer});
 }
 
 void Watch::check_deadline(const Op& op, const std::vector<std::string>& all) {
@@ -240,16 +264,10 @@ void Watch::explain(const Call& call, int peer, const std::string& what) {
   } catch (const Error&) {
   }
   if (auto known = obituary()) throw *known;
-  int world = members_.world_ranks[size_t(peer)];
-  std::string who = world == peer ? fmt::format("rank {}", peer)
-                                  : fmt::format("rank {} (world rank {})", peer, world);
   // Gloo's text begins with its own source line in brackets.
   std::string reason =
       what.substr(what.rfind("] ") == std::string::npos ? 0 : what.rfind("] ") + 2);
-  die(call,
-      fmt::format("{}: {} is gone, {}; restart the job, or start a new group without it",
-                  call.title(members_.group), who, cause.empty() ? reason : cause),
-      {peer});
+  throw kill(gone(call, peer, cause.empty() ? reason : cause));
 }
 
 }  // namespace tessera::detail

@@ -1,8 +1,8 @@
 // What a carrier of messages cannot do for a waiting rank: tell why its peers do not come, and stop
 // waiting. A thread looks at calls that have been under way for a while, tells the store what this
-// rank waits for, reads what the others wait for, and ends the wait when the group is dead, when
-// two ranks wait for each other, or at the deadline. Invariant: the first rank to find the group
-// dead leaves an obituary in the store, and every rank throws that text.
+// rank waits for, reads what the others wait for, and ends the wait when the group or a rank of it
+// is dead, when two ranks wait for each other, or at the deadline. Invariant: the first rank to
+// find the group dead leaves an obituary in the store, and every rank throws that text.
 #pragma once
 #include <condition_variable>
 #include <functional>
@@ -52,6 +52,8 @@ class Watch {
   std::string status_of(const Op& op) const;
   std::vector<std::string> statuses();
   std::string deadlock_with(const Op& op, const std::string& theirs) const;
+  void check_deaths(const Op& op);
+  CommError gone(const Call& call, int peer, const std::string& how) const;
   void check_deadline(const Op& op, const std::vector<std::string>& statuses);
 
   const Membership members_;

@@ -2,8 +2,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <future>
+#include <thread>
 
+#include "collectives/join.h"
 #include "collectives/loopback/run_ranks.h"
+#include "collectives/store/liveness.h"
+#include "collectives/store/memory_store.h"
 #include "tests/collectives/verbs.h"
 
 namespace tessera {
@@ -66,6 +71,38 @@ TEST_F(Gloo, SplitsIntoGroupsThatWork) {
         g.barrier();
       },
       kGloo);
+}
+
+// The connection stays open here, as it may where the system still holds bytes for a rank that is
+// gone: the launcher's word is what ends the wait.
+TEST_F(Gloo, ADeathThatTheLauncherAnnouncesEndsTheWait) {
+  auto store = std::make_shared<MemoryStore>();
+  std::string text;
+  std::promise<void> seen;
+  auto rank = [&](int r) {
+    Ref<ProcessGroup> g =
+        detail::join_by_store(detail::make_world("world", r, 2), {.backend = "gloo",
+                                                                  .store = store,
+                                                                  .prefix = "pg/",
+                                                                  .timeout = Millis(120'000),
+                                                                  .join_timeout = Millis(60'000)});
+    g->barrier();
+    if (r == 1) return seen.get_future().wait();
+    announce_death(*store, 1, "signal 9 (Killed)");
+    try {
+      g->barrier();
+    } catch (const CommError& e) {
+      text = e.what();
+      EXPECT_EQ(e.ranks(), std::vector<int>{1});
+    }
+    seen.set_value();
+  };
+  auto start = std::chrono::steady_clock::now();
+  std::thread other(rank, 1);
+  rank(0);
+  other.join();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
+  EXPECT_NE(text.find("rank 1 is gone, signal 9 (Killed)"), std::string::npos) << text;
 }
 
 }  // namespace
