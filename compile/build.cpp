@@ -43,7 +43,8 @@ void add_code(Graph& graph) {
 void dump(const Graph& graph, const CompileOptions& options, int number, const char* stage) {
   std::string folder = env::get("TESSERA_COMPILE_DUMP");
   if (folder.empty()) return;
-  std::filesystem::create_directories(folder);
+  std::error_code said_below;
+  std::filesystem::create_directories(folder, said_below);
   std::ofstream file(
       fmt::format("{}/{}.{}.{}.{}.txt", folder, options.name, number, stage, getpid()));
   file << to_string(graph);
@@ -100,10 +101,10 @@ Executor build(Graph graph, const CompileOptions& options, int number, std::stri
   std::string skip = passes_to_skip(options);
   check_passes(skip);
   dump(graph, options, number, "recorded");
+  const size_t limit = memory_limit(options);
   Graph fused = graph;
   try {
-    if (size_t limit = memory_limit(options))
-      fused = within_memory(graph, limit, skip, options.name);
+    if (limit) fused = within_memory(graph, limit, skip, options.name);
     run_passes(fused, skip, passes);
   } catch (const std::exception& e) {
     // Slower is better than not at all; the text says which pass, so it can be left out or mended.

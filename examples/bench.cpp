@@ -54,9 +54,13 @@ int run(int argc, char** argv) {
   } catch (const CLI::ParseError& e) {
     throw UserError(fmt::format("bench: {}; see bench --help", e.what()));
   }
+  const bool writes = !json_path.empty() && job_environment().rank == 0;
+  if (writes)  // before hours of measuring
+    TESSERA_CHECK(std::ofstream(json_path, std::ios::app).good(),
+                  "bench: --json {}: cannot write it", json_path);
   double load = load_average();
   Json result = chosen();
-  if (!json_path.empty() && job_environment().rank == 0)
+  if (writes)
     write_json(json_path, app.get_subcommands().at(0)->get_name(), load, std::move(result));
   TESSERA_CHECK(std::fflush(stdout) == 0, "bench: cannot write to standard output");
   return 0;

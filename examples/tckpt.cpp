@@ -21,8 +21,15 @@ constexpr int kBad = 1;
 
 // Names come from files of any origin: control characters must not reach the terminal.
 std::string printable(const std::string& text) {
-  std::string quoted = io::quote(text);
-  return quoted.substr(1, quoted.size() - 2);
+  std::string out;
+  for (char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x20 || byte == 0x7f)
+      out += fmt::format("\\x{:02x}", byte);
+    else
+      out += c;
+  }
+  return out;
 }
 
 std::string grouped(uint64_t n) {
@@ -133,6 +140,11 @@ int look(const Arguments& a, bool inspect) {
 }
 
 void convert(const Arguments& a) {
+  TESSERA_CHECK(
+      checkpoint::is_checkpoint(a.path) || !a.to.ends_with(".safetensors"),
+      "convert: {} holds safetensors, of which a checkpoint is made, and that is a folder; "
+      "{} is the name of a file",
+      io::quote(a.path), io::quote(a.to));
   checkpoint::Converted c =
       checkpoint::is_checkpoint(a.path)
           ? checkpoint::export_safetensors(

@@ -181,6 +181,9 @@ void Supervisor::on_signal() {
 
 void Supervisor::on_stop_signal(int signal) {
   const char* name = ::strsignal(signal);
+  // `timeout` and some shells signal a program and its group at once: that is one signal.
+  constexpr double kOneSignal_s = 0.25;
+  if (signal == stop_signal_ && now_s() < stop_s_ + kOneSignal_s) return;
   if (stop_signal_ != 0) {
     job_.console.note(
         fmt::format("tlaunch: signal {} ({}) again: killing all ranks", signal, name));
@@ -189,6 +192,7 @@ void Supervisor::on_stop_signal(int signal) {
     return;
   }
   stop_signal_ = signal;
+  stop_s_ = now_s();
   job_.console.note(fmt::format(
       "tlaunch: signal {} ({}): passed on to all ranks, which have {:g} s; send it again to kill "
       "them now",

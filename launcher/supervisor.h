@@ -82,6 +82,7 @@ class Supervisor {
   Phase phase_ = Phase::kRunning;
   double phase_end_s_ = 0;
   int stop_signal_ = 0;
+  double stop_s_ = 0;
   bool paused_ = false;  // the console has enough to print
 };
 

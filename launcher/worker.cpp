@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "core/base/error.h"
+#include "core/base/log.h"
 
 namespace tessera::launcher {
 namespace {
@@ -23,14 +24,15 @@ void close_if_open(int& fd) {
   fd = -1;
 }
 
-void write_all(int fd, const char* bytes, size_t n) {
+bool write_all(int fd, const char* bytes, size_t n) {
   while (n > 0) {
     ssize_t w = ::write(fd, bytes, n);
     if (w < 0 && errno == EINTR) continue;
-    if (w < 0) return;  // a full disk must not stop the job; the console still has the bytes
+    if (w < 0) return false;
     bytes += w;
     n -= size_t(w);
   }
+  return true;
 }
 
 }  // namespace
@@ -86,7 +88,12 @@ bool Worker::read_stream(int s, Console& console, size_t max_bytes) {
     if (n <= 0) return false;  // a pseudo-terminal ends with EIO
     total += size_t(n);
     std::string_view bytes(buffer.data(), size_t(n));
-    if (stream.log_fd >= 0) write_all(stream.log_fd, bytes.data(), bytes.size());
+    // A full disk must not stop the job.
+    if (stream.log_fd >= 0 && !write_all(stream.log_fd, bytes.data(), bytes.size())) {
+      log::warn("tlaunch: the log of rank {} misses output from here on ({})", rank,
+                std::strerror(errno));
+      close_if_open(stream.log_fd);
+    }
     if (stream.on_console) console.write(rank, s, stream.interactive, bytes);
     tail.append(bytes.substr(bytes.size() - std::min(bytes.size(), kTailBytes)));
     if (tail.size() > 2 * kTailBytes) tail.erase(0, tail.size() - kTailBytes);

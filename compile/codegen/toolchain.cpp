@@ -73,6 +73,7 @@ std::string processor() {
 struct Child {
   pid_t pid = -1;
   std::string log;
+  int status = 0;
 };
 
 Child start(const std::vector<std::string>& command, const std::string& log) {
@@ -84,7 +85,7 @@ Child start(const std::vector<std::string>& command, const std::string& log) {
   posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_adddup2(&files, 1, 2);
-  Child child{-1, log};
+  Child child{-1, log, 0};
   int error = posix_spawn(&child.pid, argv[0], &files, nullptr, argv.data(), environ);
   posix_spawn_file_actions_destroy(&files);
   TESSERA_CHECK(error == 0, "codegen: {} does not start: {}; set TESSERA_COMPILE_CXX", command[0],
@@ -92,11 +93,16 @@ Child start(const std::vector<std::string>& command, const std::string& log) {
   return child;
 }
 
-bool succeeded(const Child& child) {
-  int status = 0;
-  while (waitpid(child.pid, &status, 0) < 0)
+bool succeeded(Child& child) {
+  while (waitpid(child.pid, &child.status, 0) < 0)
     if (errno != EINTR) return false;
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  return WIFEXITED(child.status) && WEXITSTATUS(child.status) == 0;
+}
+
+std::string how(const Child& child) {
+  return WIFSIGNALED(child.status) ? fmt::format("signal {} ({})", WTERMSIG(child.status),
+                                                 strsignal(WTERMSIG(child.status)))
+                                   : fmt::format("exit status {}", WEXITSTATUS(child.status));
 }
 
 std::string head_of(const std::string& path) {
@@ -107,14 +113,14 @@ std::string head_of(const std::string& path) {
 }
 
 // All are waited for, also when one fails: none may go on writing to a folder that is removed.
-void wait_for(const std::vector<Child>& children, const std::string& compiler,
-              const std::string& work) {
+void wait_for(std::vector<Child>& children, const std::string& compiler, const std::string& work) {
   const Child* failed = nullptr;
-  for (const Child& c : children)
+  for (Child& c : children)
     if (!succeeded(c) && !failed) failed = &c;
-  if (failed)
-    throw UserError(
-        fmt::format("codegen: {} failed on {}: {}", compiler, work, head_of(failed->log)));
+  if (!failed) return;
+  const std::string said = head_of(failed->log);
+  throw UserError(fmt::format("codegen: {} failed on {} ({}): {}", compiler, work, how(*failed),
+                              said.empty() ? "it said nothing; is the disk full?" : said));
 }
 
 }  // namespace
@@ -161,7 +167,9 @@ void compile_shared(const Toolchain& toolchain, const std::vector<std::string>& 
     children.push_back(start(command, stem + ".log"));
   }
   wait_for(children, toolchain.compiler, work);
-  if (!one) wait_for({start(link, work + "/link.log")}, toolchain.compiler, work);
+  if (one) return;
+  children = {start(link, work + "/link.log")};
+  wait_for(children, toolchain.compiler, work);
 }
 
 int available_cores() {

@@ -192,13 +192,22 @@ Json speeds(const CheckpointOptions& o, const fs::path& scratch) {
 }
 
 Json run(const CheckpointOptions& o) {
-  fs::path scratch = fs::path(o.folder) / "bench-checkpoint";
-  fs::remove_all(scratch);
-  fs::create_directories(scratch);
+  const fs::path scratch = fs::path(o.folder) / "bench-checkpoint";
+  std::error_code error;
+  fs::remove_all(scratch, error);
+  if (!error) fs::create_directories(scratch, error);
+  TESSERA_CHECK(!error, "bench checkpoint: --folder {}: cannot make {} ({})", o.folder,
+                scratch.string(), error.message());
+  struct Removed {
+    const fs::path& folder;
+    ~Removed() {
+      std::error_code ignored;
+      fs::remove_all(folder, ignored);
+    }
+  } at_the_end{scratch};
   Json out;
   if (o.rounds > 0) out = speeds(o, scratch);
   if (o.pairs > 0) out["around"] = steps_around_a_save(o, scratch);
-  fs::remove_all(scratch);
   return out;
 }
 

@@ -112,6 +112,11 @@ Json measure(ProcessGroup& g, const CollectiveOptions& o) {
     for (const Verb& v : verbs(g, bytes)) row(v, bytes);
     if (bytes == o.max_bytes) break;
   }
+  TESSERA_CHECK(
+      !tell || !rows.empty(),
+      "bench collectives: --only {}: no verb has this in its name; without --only all are "
+      "listed",
+      o.only);
   if (tell)
     fmt::print(
         "size: largest tensor of a rank; bus GB/s: bytes that have to cross between ranks, as "

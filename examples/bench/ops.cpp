@@ -111,6 +111,10 @@ Json bench_ops(const OpsOptions& o) {
   printer.sharded();
   printer.throughput(throughput_cases(), memory);
   printer.arithmetic(matmul_cases(), fma);
+  TESSERA_CHECK(!printer.rows.empty(),
+                "bench ops: --only {}: no case has this in its name; "
+                "without --only all are listed",
+                o.only);
   return {{"peak_gflops", fma * 1e-9},
           {"dram_copy_gbytes_per_s", memory * 1e-9},
           {"ops", printer.rows}};

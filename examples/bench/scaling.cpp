@@ -56,6 +56,33 @@ class Scratch {
   fs::path path;
 };
 
+// Waits for a child; a signal that would end this program ends the child first.
+int wait_or_stop(pid_t pid, const sigset_t& watched) {
+  int status = 0, stopped_by = 0;
+  while (waitpid(pid, &status, WNOHANG) == 0) {
+    int signal = 0;
+    if (sigwait(&watched, &signal) != 0 || signal == SIGCHLD) continue;
+    kill(pid, signal);
+    stopped_by = signal;
+  }
+  if (stopped_by) throw Error(fmt::format("bench scaling: stopped by {}", strsignal(stopped_by)));
+  return status;
+}
+
+// Signals that end a program, kept back for as long as this lives; and SIGCHLD.
+class Watched {
+ public:
+  Watched() {
+    sigemptyset(&set);
+    for (int s : {SIGCHLD, SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, s);
+    pthread_sigmask(SIG_BLOCK, &set, &before);
+  }
+  ~Watched() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+  Watched(const Watched&) = delete;
+  Watched& operator=(const Watched&) = delete;
+  sigset_t set, before;
+};
+
 void run(std::vector<std::string> command, const std::string& what) {
   std::vector<char*> argv;
   for (std::string& word : command) argv.push_back(word.data());
@@ -63,12 +90,17 @@ void run(std::vector<std::string> command, const std::string& what) {
   posix_spawn_file_actions_t actions;
   posix_spawn_file_actions_init(&actions);
   posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  Watched watched;
+  posix_spawnattr_setsigmask(&attributes, &watched.before);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
   pid_t pid = -1;
-  int error = posix_spawn(&pid, argv[0], &actions, nullptr, argv.data(), environ);
+  int error = posix_spawn(&pid, argv[0], &actions, &attributes, argv.data(), environ);
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   TESSERA_CHECK(error == 0, "bench scaling: cannot start {}: {}", command[0], std::strerror(error));
-  int status = 0;
-  waitpid(pid, &status, 0);
+  const int status = wait_or_stop(pid, watched.set);
   TESSERA_CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0,
                 "bench scaling: {} failed, see above", what);
 }

@@ -174,10 +174,15 @@ void add_train(CLI::App& app, Run& run) {
       "train",
       "a training step: time, tokens/s, ratio to its bare contractions, share of the peak");
   add_workload_options(*sub, o->workload);
-  sub->add_option("--precision", o->workload.precision,
-                  "of products and attention: fp32, or bf16 by autocast")
-      ->transform(
-          CLI::CheckedTransformer(std::map<std::string, DType>{{"fp32", kF32}, {"bf16", kBF16}}));
+  sub->add_option_function<std::string>(
+         "--precision",
+         [o](const std::string& given) {
+           if (given != "fp32" && given != "bf16")
+             throw CLI::ValidationError("--precision " + given + ": expected fp32 or bf16");
+           o->workload.precision = given == "bf16" ? kBF16 : kF32;
+         },
+         "of products and attention: fp32, or bf16 by autocast")
+      ->default_str("fp32");
   sub->add_option("--samples", o->samples, "steps that are timed")->capture_default_str();
   sub->add_option("--warmup", o->warmup, "steps before")->capture_default_str();
   sub->add_option("--threads", o->threads, "threads of the step; one is bound to a core")

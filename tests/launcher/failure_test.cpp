@@ -99,9 +99,25 @@ TEST(Signals, AreForwardedOnceAndThenTheyKill) {
   stubborn.wait_for("ready1");
   ::kill(stubborn.pid(), SIGINT);
   stubborn.wait_for("got");
+  sleep_s(0.3);
   ::kill(stubborn.pid(), SIGINT);
   r = stubborn.finish(5);
   EXPECT_EQ(r.exit_code, 128 + SIGINT);
+}
+
+// As `timeout` does, which signals its child and then the group of both.
+TEST(Signals, TheSameOneTwiceAtOnceIsOne) {
+  Command job(tlaunch_argv({"sh", "-c",
+                            "trap 'sleep 0.5; echo saved; exit 0' TERM; echo ready; while :; do "
+                            "sleep 0.05; done"}));
+  job.wait_for("ready");
+  for (int i = 0; i < 2; ++i) {
+    ::kill(job.pid(), SIGTERM);
+    sleep_s(0.02);
+  }
+  Result r = job.finish(5);
+  EXPECT_EQ(r.exit_code, 128 + SIGTERM);
+  EXPECT_EQ(r.out, "ready\nsaved\n");
 }
 
 TEST(Signals, GracePeriodEndsWithKill) {
