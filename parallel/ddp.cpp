@@ -85,6 +85,7 @@ void Reducer::build(const std::vector<int>& order) {
       at += int64_t(aligned(p.nbytes()) / size_of(t));
     }
     b.slots = std::move(slots);
+    b.owners = b.flat.storage()->use_count() - 1;  // without `storage`
     buckets_.push_back(std::move(b));
   }
 }
@@ -106,8 +107,12 @@ void Reducer::put(int slot, const Tensor& grad) {
 }
 
 Tensor Reducer::home(int slot) {
-  bool added = !options_.tree_accumulation && parameters_[size_t(slot)].tensor.grad().defined();
-  return added ? Tensor() : place_[size_t(slot)].second;
+  const auto& [index, view] = place_[size_t(slot)];
+  const Bucket& bucket = buckets_[size_t(index)];
+  const bool added =
+      !options_.tree_accumulation && parameters_[size_t(slot)].tensor.grad().defined();
+  const bool kept = view.ref()->use_count() > 1 || bucket.flat.storage()->use_count() > bucket.owners;
+  return added || kept ? Tensor() : view;
 }
 
 void Reducer::deliver(int slot, Tensor grad) {

@@ -38,7 +38,8 @@ class Reducer final : public GradSink {
   Reducer& operator=(const Reducer&) = delete;
 
   void deliver(int slot, Tensor grad) override;
-  /// The view of its bucket, unless a gradient of earlier backwards is still to be added to.
+  /// The view of its bucket, unless a gradient of earlier backwards is still to be added to, or
+  /// somebody else holds it, whom this backward may have to read it for.
   Tensor home(int slot) override;
   void backward_finished() override;
   /// Forgets what this backward delivered, so that it can be taken again, where no other rank waits
@@ -61,6 +62,7 @@ class Reducer final : public GradSink {
     Tensor flat;                 // what is reduced; grads are views of it
     std::vector<Tensor> levels;  // of the accumulation tree
     size_t arrived = 0;
+    uint32_t owners = 0;  // of the memory: `flat` and its views in place_
   };
   void build(const std::vector<int>& order);
   void put(int slot, const Tensor& grad);

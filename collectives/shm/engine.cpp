@@ -185,8 +185,10 @@ void ShmEngine::run(Call& call) {
     run_in_place(call, way);
   else if (all(seq, &Entry::staged))
     run_first(call, window);
-  else
+  else {
+    if (longest == 0) wake_peers();  // no phase follows that would
     run_staged(call, longest);
+  }
   if (trial && all_direct) places_.took(plan.longest, us + us_since(start));
   me_.finished.store(seq, std::memory_order_release);
 }

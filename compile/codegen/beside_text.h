@@ -157,7 +157,9 @@ class BesideText : protected ValueText {
                            : fmt::format("beside<{}>(0, {}", count, extent);
     for (int k = last_nest(); k >= 0; --k) {
       const Nest& n = s_.nests[size_t(k)];
-      const bool lines = lanes_in(n).empty() && streams(n);
+      // Such a strand runs ahead of the others in its row, so nobody may have to read that row of
+      // it: the last nest alone fills no buffer.
+      const bool lines = k == last_nest() && lanes_in(n).empty() && streams(n);
       std::string lanes, set;
       for (const std::string& name : names_of_lanes(k))
         lanes += ", " + name, set += name[0] == 'l' ? "" : ", " + name;

@@ -389,6 +389,7 @@ class Scheduler {
       const Access& a = s_.body.operands[k];
       const int64_t size = int64_t(size_of(a.dtype)), row = s_.count(inner_) * size;
       if (moving_loops(a) != (outer_ | inner_) || a.strides.back() != 1) continue;
+      if (s_.beside && first_reader(int(k)) < 0) continue;  // elements are picked from it
       if (s_.beside && s_.rows * row >= kFetched)
         s_.ahead.push_back(
             {int(k), first_reader(int(k)),
@@ -401,7 +402,7 @@ class Scheduler {
     for (size_t n = 0; n < s_.nests.size(); ++n)
       for (InstrId id : s_.nests[n].values)
         if (instr(id).kind == InstrKind::kLoad && instr(id).operand == operand) return int(n);
-    return 0;
+    return -1;
   }
   void visit(int n, InstrId id) {
     Placed& p = at(id);

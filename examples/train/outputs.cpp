@@ -42,6 +42,12 @@ bool are_one(const std::string& a, const std::string& b) {
   return !a.empty() && !b.empty() && !is_device(a) && fs::equivalent(a, b, error) && !error;
 }
 
+// Of what may not be there yet.
+fs::path place_of(const std::string& path) {
+  std::error_code error;
+  return fs::weakly_canonical(fs::absolute(path, error), error);
+}
+
 void check_apart(const Options& o) {
   const std::vector<Named> in = inputs_of(o);
   const Named out[] = {{"--save", o.save}, {"--metrics", o.metrics}, {"--profile", o.profile}};
@@ -52,14 +58,15 @@ void check_apart(const Options& o) {
                     r.flag);
     // A folder of weights is read whole; of a data folder, a run's own files may well be part.
     std::error_code error;
-    TESSERA_CHECK(
-        !fs::exists(w.path, error) || !are_one(fs::path(w.path).parent_path().string(), o.weights),
-        "train: {} {} would overwrite a file of --weights {}; name another path", w.flag, w.path,
-        o.weights);
+    TESSERA_CHECK(!fs::exists(w.path, error) ||
+                      !are_one(fs::absolute(w.path, error).parent_path().string(), o.weights),
+                  "train: {} {} would overwrite a file of --weights {}; name another path", w.flag,
+                  w.path, o.weights);
   }
   for (size_t i = 0; i < std::size(out); ++i)
     for (size_t j = 0; j < i; ++j)
-      TESSERA_CHECK(out[i].path.empty() || out[i].path != out[j].path || is_device(out[i].path),
+      TESSERA_CHECK(out[i].path.empty() || out[j].path.empty() || is_device(out[i].path) ||
+                        place_of(out[i].path) != place_of(out[j].path),
                     "train: {} and {} are both {}; name two paths", out[j].flag, out[i].flag,
                     out[i].path);
 }

@@ -155,6 +155,32 @@ TEST(DdpHome, GradientsOfEarlierBackwardsAreAddedTo) {
   });
 }
 
+// The last step's gradient, taken from the leaf, is the bucket's memory still.
+TEST(DdpHome, AGradientThatTheUserKeepsIsReadBeforeItIsOverwritten) {
+  const Shape shape{4, 4};
+  Loss first = [](const Tensor& w, int) { return sum(square(linear(values({6, 4}, 3), w))); };
+  for (bool as_factor : {false, true}) {
+    auto second = [&](const Tensor& w, const Tensor& v) {
+      Tensor a = matmul(values(shape, 7), w);
+      if (as_factor) return (sum(w * v) + sum(square(a))).backward();
+      Tensor root = a + matmul(values(shape, 8), w);
+      backward(std::span(&root, 1), std::span(&v, 1));
+    };
+    auto steps = [&](const Tensor& w) {
+      first(w, 0).backward();
+      w.set_grad({});
+      first(w, 0).backward();  // buckets were built again after the first
+      Tensor v = w.grad();
+      w.set_grad({});
+      second(w, v);
+      return list(w.grad());
+    };
+    const std::vector<float> want = steps(values(shape, 5).requires_grad_());
+    on_two_ranks(shape,
+                 [&](const Tensor& w, parallel::Reducer&, int) { EXPECT_EQ(steps(w), want); });
+  }
+}
+
 // grad() delivers nothing, and a graph of the backward keeps its values.
 TEST(DdpHome, OtherDerivativesLeaveBucketsAlone) {
   on_two_ranks({3, 4}, [&](const Tensor& w, parallel::Reducer&, int rank) {

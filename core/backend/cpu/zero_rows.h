@@ -9,7 +9,7 @@ namespace tessera::cpu {
 /// looking: rows of C (A by rows) or terms of every sum (A by columns: what lies densely is a row
 /// for one k). Returns false, with C untouched, where there are too few, the product is small, or B
 /// holds an infinity or a NaN, which a zero does not cancel. The values are those of the whole
-/// product, summed in the same order; in bf16 other neighbours may make a pair.
+/// product to rounding: sums have the order of a product of what is left.
 bool run_gemm_without_zero_rows(const Gemm& g, const void* a, const void* b, void* c);
 
 }  // namespace tessera::cpu

@@ -45,6 +45,17 @@ Body two_results_body(int64_t rows, int64_t n) {
   return b.body;
 }
 
+// Softmax times an element of an operand of which nothing else is read, large as it is.
+Body scaled_by_a_pick(int64_t rows, int64_t n) {
+  BodyBuilder b({rows, n});
+  InstrId x = b.load(3), z = b.load(3), t = b.load(1, kI64);
+  InstrId e = b.op("exp", {b.op("sub", {x, b.reduce(ReduceKind::kMax, x, 2)})});
+  InstrId hit = b.op("eq", {b.index(1), t}, true);
+  InstrId pick = b.sum(b.op("where", {hit, z, b.constant(0.0)}), 2);
+  b.store(b.op("mul", {b.op("div", {e, b.sum(e, 2)}), pick}));
+  return b.body;
+}
+
 TEST(Generate, NestsOfRowsThatFollowEachOther) {
   std::vector<Body> bodies;
   for (auto [rows, n] : {std::pair<int64_t, int64_t>{6, 256}, {33, 300}, {140, 1000}, {7, 4097}}) {
@@ -56,6 +67,7 @@ TEST(Generate, NestsOfRowsThatFollowEachOther) {
   for (DType t : {kBF16, kF64}) bodies.push_back(softmax_body(33, 300, t));
   bodies.push_back(cross_entropy_body(200, 3000));
   bodies.push_back(cross_entropy_body(130, 5000));
+  bodies.push_back(scaled_by_a_pick(300, 1000));
   for (const Body& b : bodies) EXPECT_TRUE(beside(b)) << to_string(b);
   compare_with_interpreter(bodies);
   compare_with_interpreter({masked_softmax_body(70, 300)});

@@ -149,6 +149,13 @@ TEST(Conv, OutputPaddingBeyondTheStride) {
   ConvTransposeOptions o{.output_padding = 3, .dilation = 4};
   Tensor y = conv_transpose2d(x, w, {}, o);
   EXPECT_LT(difference(y, conv_transpose2d(cast(x, kF64), cast(w, kF64), {}, o)), 1e-6);
+
+  Tensor x_low = cast(sample_values({2, 32, 9, 9}, -1, 1, 3), kBF16),
+         w_low = cast(sample_values({32, 32, 3, 3}, -1, 1, 4), kBF16);
+  ConvTransposeOptions wide{.output_padding = 2, .dilation = 3};
+  Tensor low = conv_transpose2d(x_low, w_low, {}, wide),
+         exact = conv_transpose2d(cast(x_low, kF64), cast(w_low, kF64), {}, wide);
+  EXPECT_LT(difference(low, exact), 0.004 * amax(abs(exact)).item<double>());
 }
 
 TEST(Conv, AnEmptyBatchGivesAnEmptyResultAndNoGradient) {
