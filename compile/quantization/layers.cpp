@@ -6,7 +6,7 @@
 #include "compile/rewrite.h"
 #include "compile/trace.h"
 #include "core/autograd/autograd.h"
-#include "core/dispatch/backend.h"
+#include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/pool_attributes.h"
@@ -36,7 +36,10 @@ class Finder {
                       n.prim->name());
     fold_constants();
     for (const Node& n : g_.nodes)
-      if (Layer layer; !is_constant(n) && is_layer(n, layer)) fed_.insert(n.in[0]);
+      if (Layer layer; !is_constant(n) && is_layer(n, layer)) {
+        fed_.insert(n.in[0]);
+        paths_.insert(path_of(n));
+      }
     for (size_t k = 0; k < g_.nodes.size(); ++k)
       if (!f_.absorbed[k] && !is_constant(g_.nodes[k])) find_layer(int32_t(k));
     find_bytes();
@@ -54,7 +57,7 @@ class Finder {
       for (ValueId id : n.in)
         if (constant(id).defined()) in.push_back(constant(id));
       if (in.size() != n.in.size()) continue;
-      Tensors out = eager_backend().run(n.prim, in);
+      Tensors out = dispatch(n.prim, in);
       for (size_t i = 0; i < n.out.size(); ++i) f_.constant[size_t(n.out[i])] = out[i];
     }
   }
@@ -65,8 +68,13 @@ class Finder {
     const Node& n = g_.nodes[size_t(k)];
     Layer layer;
     if (!is_layer(n, layer)) return;
-    layer.name = name_of_layer(n);
-    if (std::ranges::count(keep_f32_, layer.name)) return f_.kept.push_back(layer.name);
+    const std::string name = name_of_layer(n);
+    layer.name = unique(name, name == path_of(n));
+    for (const std::string& named : {name, layer.name})  // every call of it, or this one
+      if (std::ranges::count(keep_f32_, named)) {
+        if (!std::ranges::count(f_.kept, named)) f_.kept.push_back(named);
+        return;
+      }
     layer.bias = Tensor();
     layer.y = n.out[0];
     std::vector<int32_t> nodes{k};
@@ -111,17 +119,27 @@ class Finder {
     return true;
   }
 
-  std::string name_of_layer(const Node& n) {
+  // Where the model holds the layer's weight; "" for one that was computed.
+  std::string path_of(const Node& n) const {
     std::string name;
     for (const compiler::ImplicitInput& i : g_.implicit)
       if (g_[n.in[1]].buffer == i.id) name = i.name;
     if (name.ends_with(".weight")) name.resize(name.size() - 7);
-    if (name.empty()) name = g_.scopes[size_t(n.scope)];
-    return unique(name.empty() ? std::string(n.prim->name()) : name);
+    return name;
   }
-  std::string unique(const std::string& name) {
-    const int number = ++names_[name];
-    return number == 1 ? name : fmt::format("{}_{}", name, number);
+  std::string name_of_layer(const Node& n) const {
+    std::string name = path_of(n);
+    if (name.empty()) name = g_.scopes[size_t(n.scope)];
+    return name.empty() ? std::string(n.prim->name()) : name;
+  }
+  // `name`, or with a number where it is taken. A layer's path is for that layer alone: `is_path`.
+  std::string unique(const std::string& name, bool is_path) {
+    std::string made = name;
+    for (int k = 2; names_.contains(made) || (paths_.contains(made) && !(is_path && made == name));
+         ++k)
+      made = fmt::format("{}_{}", name, k);
+    names_.insert(made);
+    return made;
   }
 
   // What the layer's channels are multiplied by or added to: one value for each, or for all.
@@ -246,15 +264,15 @@ class Finder {
     if (!wanted[size_t(id)]) return;
     f_.root[size_t(id)] = id;
     const bool of_layer = std::ranges::any_of(f_.layers, [&](auto& l) { return l.y == id; });
-    f_.roots.push_back({id, of_layer ? name : unique(name)});
+    f_.roots.push_back({id, of_layer ? name : unique(name, false)});
   }
 
   Layers& f_;
   const Graph& g_;
   Uses uses_;
   std::span<const std::string> keep_f32_;
-  std::map<std::string, int> names_;
-  std::set<ValueId> fed_;  // what layers read
+  std::set<std::string> names_, paths_;  // given so far; of weights that layers have
+  std::set<ValueId> fed_;                // what layers read
 };
 
 }  // namespace
@@ -280,6 +298,7 @@ Layers find_layers(FunctionRef<Tensor(const Tensor&)> forward, const Tensor& giv
 
 Tensor run_observed(const Layers& layers, const Tensor& x,
                     FunctionRef<void(const Root&, const Tensor&)> see) {
+  NoGrad no_history;
   const Graph& g = layers.graph;
   std::vector<Tensor> value = layers.constant;
   std::vector<size_t> last(g.values.size(), 0);
@@ -300,7 +319,7 @@ Tensor run_observed(const Layers& layers, const Tensor& x,
     for (ValueId id : n.in) in.push_back(value[size_t(id)]);
     for (ValueId id : n.in)
       if (last[size_t(id)] == k && id != g.outputs[0]) value[size_t(id)] = {};
-    Tensors out = eager_backend().run(n.prim, in);
+    Tensors out = dispatch(n.prim, in);
     for (size_t i = 0; i < n.out.size(); ++i) set(n.out[i], std::move(out[i]));
   }
   return value[size_t(g.outputs[0])];

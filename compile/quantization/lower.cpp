@@ -27,6 +27,7 @@ class Lowering {
   }
 
   Tensor run(const Tensor& x) {
+    for (const Layer& l : from_.layers) tensors_of(l);  // before a value of one is missed
     f32_[size_t(g_.inputs[0])] = x;
     for (size_t k = 0; k < g_.nodes.size(); ++k) {
       const Node& n = g_.nodes[k];
@@ -46,6 +47,16 @@ class Lowering {
                   "quantized model: {} was not seen in calibration; calibrate with inputs like "
                   "this one",
                   root_name(id));
+    return it->second;
+  }
+
+  const LayerTensors& tensors_of(const Layer& layer) const {
+    auto it = decisions_.layers.find(layer.name);
+    TESSERA_CHECK(
+        it != decisions_.layers.end(),
+        "quantized model: the state has no layer {}; name it in keep_f32 if it was kept in "
+        "f32, or calibrate with inputs like this one",
+        layer.name);
     return it->second;
   }
 
@@ -79,7 +90,6 @@ class Lowering {
       return quantized_max_pool(x, static_cast<const PoolAttributes&>(*n.prim).windows);
     if (op == "relu") return maximum(x, int64_t(parameters(n.in[0]).zero_point));
     Tensor in[] = {x};
-    if (n.prim->is_view() && !n.prim->viewable(in)) in[0] = contiguous(x);
     return dispatch1(n.prim, in);
   }
 
@@ -90,12 +100,7 @@ class Lowering {
   }
 
   void run_layer(const Layer& layer) {
-    auto it = decisions_.layers.find(layer.name);
-    TESSERA_CHECK(it != decisions_.layers.end(),
-                  "quantized model: layer {} was not there when the model was calibrated; "
-                  "calibrate with inputs like this one",
-                  layer.name);
-    const LayerTensors& t = it->second;
+    const LayerTensors& t = tensors_of(layer);
     TESSERA_CHECK_AS(ShapeError, t.weight.shape() == layer.weight.shape(),
                      "quantized model: layer {} has a weight {}, the model's is {}", layer.name,
                      describe(t.weight), to_string(layer.weight.shape()));
@@ -130,10 +135,16 @@ class Lowering {
 
 }  // namespace
 
+// A channel that is nothing beside the others becomes zeros, in steps of the largest: in its own
+// steps the bias would overflow.
 LayerTensors round_weights(const Layer& layer) {
+  constexpr double kLeast = 1e-30, kLeastBeside = 1e-12;
   const Tensor rows = reshape(layer.weight, {layer.weight.shape()[0], -1});
-  Tensor largest = amax(abs(rows), {1}), steps = largest / 127.0;
-  steps = where(gt(largest, 0.0), steps, ones_like(steps));
+  const Tensor largest = amax(abs(rows), {1});
+  const double most = amax(largest).item<double>();
+  const Tensor zero_steps = full(largest.shape(), most > kLeast ? most / 127 : 1.0);
+  const Tensor steps =
+      where(gt(largest, std::max(kLeast, most * kLeastBeside)), largest / 127.0, zero_steps);
   Shape beside = Dims::filled(layer.weight.ndim(), 1);
   beside[0] = steps.numel();
   Tensor whole = clamp(round(layer.weight / reshape(steps, beside)), -127.0, 127.0);

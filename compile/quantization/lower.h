@@ -19,7 +19,8 @@ struct Decisions {
   std::map<std::string, QuantizationParameters> roots;
 };
 
-/// Weights rounded by output channel: the largest magnitude is 127 steps.
+/// Weights rounded by output channel: the largest magnitude is 127 steps. A channel of less than
+/// 1e-12 of the layer's largest, or than 1e-30, becomes zeros.
 LayerTensors round_weights(const Layer& layer);
 
 struct LoweredLayer {

@@ -44,24 +44,30 @@ void Observed::see(const Tensor& given, std::string_view what) {
     grow(low, high);
   } else {
     low_ = min_, width_ = (max_ - min_) / kBins * (1 + 1e-9);
-    bins_.assign(kBins, 0);
-    if (before != 0)
-      bins_[size_t(std::clamp((before - low_) / width_, 0.0, kBins - 1.0))] = double(seen);
+    bins_.assign(kBins, 0), squares_.assign(kBins, 0);
+    if (before != 0) {
+      const size_t bin = size_t(std::clamp((before - low_) / width_, 0.0, kBins - 1.0));
+      bins_[bin] = double(seen) / (before * before), squares_[bin] = double(seen);
+    }
   }
   add_to_bins(t);
 }
 
 void Observed::grow(double low, double high) {
   while (low < low_) {
-    for (int i = kBins - 1; i >= kBins / 2; --i)
-      bins_[size_t(i)] = bins_[size_t(2 * i - kBins)] + bins_[size_t(2 * i - kBins + 1)];
-    std::fill_n(bins_.begin(), kBins / 2, 0.0);
+    for (std::vector<double>* v : {&bins_, &squares_}) {
+      for (int i = kBins - 1; i >= kBins / 2; --i)
+        (*v)[size_t(i)] = (*v)[size_t(2 * i - kBins)] + (*v)[size_t(2 * i - kBins + 1)];
+      std::fill_n(v->begin(), kBins / 2, 0.0);
+    }
     low_ -= width_ * kBins, width_ *= 2;
   }
   while (high >= low_ + width_ * kBins) {
-    for (int i = 0; i < kBins / 2; ++i)
-      bins_[size_t(i)] = bins_[size_t(2 * i)] + bins_[size_t(2 * i + 1)];
-    std::fill_n(bins_.begin() + kBins / 2, kBins / 2, 0.0);
+    for (std::vector<double>* v : {&bins_, &squares_}) {
+      for (int i = 0; i < kBins / 2; ++i)
+        (*v)[size_t(i)] = (*v)[size_t(2 * i)] + (*v)[size_t(2 * i + 1)];
+      std::fill_n(v->begin() + kBins / 2, kBins / 2, 0.0);
+    }
     width_ *= 2;
   }
 }
@@ -80,16 +86,24 @@ void Observed::add_to_bins(const Tensor& t) {
     for (int64_t i = 0; i < each; ++i) {
       const int bin = std::clamp(int((x[i] - low) * per), 0, kBins - 1);
       bins_[size_t(bin)] += x[i] != 0 ? weight : 0;
+      squares_[size_t(bin)] += weight * x[i] * x[i];
     }
   }
 }
 
+// Rounding errs by step^2 / 12 in the mean, and by no more than the value itself, since 0 is exact:
+// a sample far dimmer than the others costs what it holds, not what its weight would make of it.
 std::pair<double, double> Observed::best_range() const {
   constexpr int kTries = 64;
+  const double least = std::min(min_, 0.0), most = std::max(max_, 0.0);
+  // A bin that the finest step rounds away counts as if it just were: weights without bound would
+  // drown the others in the sums.
+  const double finest = (most - least) / kTries / 255, bound = 12 / (finest * finest);
   // Sums over bins of 1, v and v^2, so that a range costs the same whatever its size.
   std::vector<double> n(kBins + 1, 0), s(kBins + 1, 0), q(kBins + 1, 0);
   for (int i = 0; i < kBins; ++i) {
-    const double v = low_ + (i + 0.5) * width_, c = bins_[size_t(i)];
+    const double v = low_ + (i + 0.5) * width_,
+                 c = std::min(bins_[size_t(i)], bound * squares_[size_t(i)]);
     n[size_t(i) + 1] = n[size_t(i)] + c, s[size_t(i) + 1] = s[size_t(i)] + c * v;
     q[size_t(i) + 1] = q[size_t(i)] + c * v * v;
   }
@@ -100,12 +114,18 @@ std::pair<double, double> Observed::best_range() const {
   auto clipped = [&](size_t a, size_t b, double edge) {
     return (q[b] - q[a]) - 2 * edge * (s[b] - s[a]) + edge * edge * (n[b] - n[a]);
   };
-  auto error = [&](double low, double high) {
-    const double step = (high - low) / 255;
-    const size_t a = bin_of(low), b = bin_of(high);
-    return step * step / 12 * (n[b] - n[a]) + clipped(0, a, low) + clipped(b, kBins, high);
+  // Of bins [a, b): only within a step of 0 can a value be less than its error.
+  auto rounded = [&](size_t a, size_t b, double step) {
+    const double each = step * step / 12;
+    const size_t from = std::clamp(bin_of(-step), a, b), to = std::clamp(bin_of(step) + 1, from, b);
+    double e = each * ((n[from] - n[a]) + (n[b] - n[to]));
+    for (size_t i = from; i < to; ++i) e += std::min(each * (n[i + 1] - n[i]), squares_[i]);
+    return e;
   };
-  const double least = std::min(min_, 0.0), most = std::max(max_, 0.0);
+  auto error = [&](double low, double high) {
+    const size_t a = bin_of(low), b = bin_of(high);
+    return rounded(a, b, (high - low) / 255) + clipped(0, a, low) + clipped(b, kBins, high);
+  };
   std::pair<double, double> best{least, most};
   double smallest = error(least, most);
   for (int i = least < 0 ? 1 : kTries; i <= kTries; ++i)

@@ -12,7 +12,7 @@ namespace tessera::quant {
 enum class Observer : uint8_t {
   kMinMax,     // from the least value to the largest
   kHistogram,  // the range with the least squared error, relative to each sample's mean square;
-               // tails may be clipped
+               // tails may be clipped, and samples far dimmer than the others round to 0
 };
 
 class Observed {
@@ -39,7 +39,9 @@ class Observed {
   int64_t count_ = 0;
   double min_ = 0, max_ = 0;
   double low_ = 0, width_ = 0;  // of the first bin; width 0: there are no bins yet
-  std::vector<double> bins_;    // zeros, which are exact in any range, are not counted
+  // Of each bin: the weights of its values, and their weighted squares. Zeros, which are exact in
+  // any range, are not counted.
+  std::vector<double> bins_, squares_;
 };
 
 /// Scale and zero point for values in [low, high], widened to hold 0.

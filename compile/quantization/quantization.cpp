@@ -43,6 +43,15 @@ void check_call(const nn::Module& model, const Tensor& x, const char* who) {
                 describe(x));
 }
 
+void add_slots(Contents& to, nn::Module& model) {
+  for (const nn::Slot& s : model.slots()) to.add(*s.tensor);
+}
+Contents contents_of(nn::Module& model) {
+  Contents c;
+  add_slots(c, model);
+  return c;
+}
+
 Layers layers_of(nn::Module& model, const Tensor& x, std::span<const std::string> keep_f32) {
   std::vector<NamedTensor> names = model.named_parameters();
   for (NamedTensor& b : model.named_buffers()) names.push_back(std::move(b));
@@ -71,17 +80,20 @@ Prepared::Prepared(std::shared_ptr<nn::Module> model, PrepareOptions options)
 Tensor Prepared::compute(Tensor x) {
   check_call(*model_, x, "calibration");
   NoGrad no_history;
-  const Layers* layers = nullptr;
+  if (Contents now = contents_of(*model_); !(now == contents_))
+    layers_.clear(), contents_ = std::move(now);
+  std::shared_ptr<const Layers> layers;
   for (auto& [shape, known] : layers_)
-    if (shape == x.shape()) layers = known.get();
-  if (!layers) {
-    layers_.emplace_back(x.shape(),
-                         std::make_unique<Layers>(layers_of(*model_, x, options_.keep_f32)));
-    layers = layers_.back().second.get();
-  }
-  return run_observed(*layers, x, [&](const Root& root, const Tensor& t) {
-    observed_.try_emplace(root.name, options_.observer).first->second.see(t, root.name);
+    if (shape == x.shape()) layers = known;
+  const bool is_new = !layers;
+  if (is_new) layers = std::make_shared<Layers>(layers_of(*model_, x, options_.keep_f32));
+  auto observed = observed_;
+  Tensor y = run_observed(*layers, x, [&](const Root& root, const Tensor& t) {
+    observed.try_emplace(root.name, options_.observer).first->second.see(t, root.name);
   });
+  observed_ = std::move(observed);
+  if (is_new) layers_.emplace_back(x.shape(), std::move(layers));
+  return y;
 }
 
 Decisions Prepared::decide() const {
@@ -93,6 +105,10 @@ Decisions Prepared::decide() const {
                     if (p.name.ends_with("weight")) return p.name;
                   return "any layer";
                 }());
+  TESSERA_CHECK(
+      contents_of(*model_) == contents_,
+      "convert: tensors of the model changed after calibration; call prepared->forward(x) "
+      "on a few batches again");
   Decisions d;
   for (auto& [shape, layers] : layers_) {
     TESSERA_CHECK(!layers->layers.empty(),
@@ -119,13 +135,12 @@ struct Quantized::Part final : nn::Module {
   std::string type_name() const override {
     return weight.defined() ? "QuantizedLayer" : scale.defined() ? "QuantizedValue" : "Part";
   }
-  std::map<std::string, std::shared_ptr<Part>> children;
 };
 
 struct Quantized::Plan {
   Meta x;
   int threads;
-  uint64_t content;  // which tensors it was made from, and their versions
+  Contents contents;  // it was made from
   Lowered lowered;
   compiler::Executor executor;
 };
@@ -191,23 +206,28 @@ Decisions Quantized::decisions() {
   return d;
 }
 
-Quantized::Plan& Quantized::plan_for(const Tensor& x) {
-  // load_state writes into the tensors, replace exchanges them.
-  uint64_t content = 0;
+// load_state writes into the tensors, replace exchanges them; what runs in f32 is the model's own.
+Contents Quantized::contents() const {
+  Contents c;
   for (auto& [name, p] : parts_)
     for (const Tensor* t : {&p->weight, &p->weight_scale, &p->bias, &p->scale, &p->zero_point})
-      if (t->defined())
-        content = content * 31 + reinterpret_cast<uintptr_t>(t->storage().get()) +
-                  t->storage()->version();
+      if (t->defined()) c.add(*t);
+  add_slots(c, *model_);
+  return c;
+}
+
+Quantized::Plan& Quantized::plan_for(const Tensor& x) {
+  Contents now = contents();
   const int threads = num_threads();
   for (auto& p : plans_)
-    if (same_layout(p->x, x.meta()) && p->threads == threads && p->content == content) return *p;
-  std::erase_if(plans_, [&](auto& p) { return p->content != content; });
+    if (same_layout(p->x, x.meta()) && p->threads == threads && p->contents == now) return *p;
+  std::erase_if(plans_, [&](auto& p) { return !(p->contents == now); });
   if (plans_.size() >= kMostPlans) plans_.erase(plans_.begin());
   Lowered lowered = lower(layers_of(*model_, x, keep_f32_), decisions(), x);
   Graph graph = lowered.graph;
-  plans_.push_back(std::make_unique<Plan>(
-      Plan{x.meta(), threads, content, std::move(lowered), compiler::Executor(std::move(graph))}));
+  plans_.push_back(
+      std::make_unique<Plan>(Plan{x.meta(), threads, std::move(now), std::move(lowered),
+                                  compiler::Executor(std::move(graph))}));
   return *plans_.back();
 }
 

@@ -19,18 +19,37 @@
 
 namespace tessera::quant {
 
+/// The memory that tensors lie in, and how often it was written: what was made from them is stale
+/// where this differs. Holds the memory, so that nothing else comes to lie there.
+struct Contents {
+  struct Entry {
+    Ref<Storage> storage;
+    int64_t offset;
+    uint32_t version;
+    bool operator==(const Entry&) const = default;
+  };
+  std::vector<Entry> entries;
+  void add(const Tensor& t) {
+    entries.push_back({t.storage(), t.offset(), t.storage() ? t.storage()->version() : 0});
+  }
+  bool operator==(const Contents&) const = default;
+};
+
 struct PrepareOptions {
   Observer observer = Observer::kHistogram;  // of activations; weights are rounded by channel
   std::vector<std::string> keep_f32 = {};    // layers by path: "conv1", "fc"
 };
 
-/// A model under calibration: forward(x) is the model's, in f32, and values are watched.
+/// A model under calibration: forward(x) is the model's, in f32, and values are watched. A forward
+/// that throws counts for nothing. Where the model's tensors change, layers are found anew and what
+/// was seen before still counts.
 class Prepared final : public nn::Module {
  public:
   Prepared(std::shared_ptr<nn::Module> model, PrepareOptions options);
   const std::shared_ptr<nn::Module>& model() const { return model_; }
   const PrepareOptions& options() const { return options_; }
-  /// What follows from the batches so far. Throws UserError naming a layer when there were none.
+  /// What follows from the batches so far. Throws UserError naming a layer when there were none,
+  /// and when the model's tensors changed after the last.
   Decisions decide() const;
 
  protected:
@@ -39,7 +58,8 @@ class Prepared final : public nn::Module {
  private:
   std::shared_ptr<nn::Module> model_;
   PrepareOptions options_;
-  std::vector<std::pair<Shape, std::unique_ptr<Layers>>> layers_;  // by shape of x
+  std::vector<std::pair<Shape, std::shared_ptr<const Layers>>> layers_;  // by shape of x
+  Contents contents_;                                                    // that layers_ are of
   std::map<std::string, Observed> observed_;
 };
 
@@ -65,6 +85,7 @@ class Quantized final : public nn::Module {
   struct Plan;
   Part& part(const std::string& path);
   Decisions decisions();
+  Contents contents() const;
   Plan& plan_for(const Tensor& x);
 
   std::shared_ptr<nn::Module> model_;

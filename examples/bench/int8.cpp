@@ -123,8 +123,9 @@ Json print_accuracy(const Accuracy& a, const std::string& data) {
 }
 
 Json bench_int8(const Int8Options& o) {
-  TESSERA_CHECK(o.batch_size > 0 && o.calibration > 0 && o.threads > 0,
-                "bench: --batch-size, --calibration and --threads must be positive");
+  TESSERA_CHECK(
+      o.batch_size > 0 && o.calibration > 0 && o.threads > 0 && o.samples > 0,
+      "bench: --batch-size, --calibration, --threads and --samples of int8 must be positive");
   TESSERA_CHECK(o.data.empty() == o.weights.empty(),
                 "bench: --weights and --data go together: accuracy is that of trained weights");
   if (o.threads == 1) bind_to_core(o.cpu);
@@ -144,7 +145,11 @@ Json bench_int8(const Int8Options& o) {
     data::DataLoader loader = batches_of(split->train, net.size, kRows, true);
     for (int64_t i = 0; i < o.calibration; ++i)
       if (auto batch = loader.next()) prepared->forward(batch->inputs);
-    x = batches_of(split->validation, net.size, o.batch_size, true).next()->inputs;
+    auto held_out = batches_of(split->validation, net.size, o.batch_size, true).next();
+    TESSERA_CHECK(held_out && held_out->rows() == o.batch_size,
+                  "bench: --batch-size {}: the held-out part of {} has {} images; give fewer",
+                  o.batch_size, o.data, held_out ? held_out->rows() : 0);
+    x = held_out->inputs;
   }
   auto bytes = quant::convert(prepared);
 

@@ -12,13 +12,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::string kNarrow =
-    " int8 --model resnet18 --set width=8 --image-size 32 --batch-size 2 --samples 1";
+const std::string kNarrow = " int8 --model resnet18 --set width=8 --image-size 32 --batch-size 2";
 
 TEST(BenchInt8, TimesEveryKindAndReports) {
   TempFolder folder;
   const std::string json = folder / "int8.json";
-  Outcome o = run(bin("bench") + kNarrow + " --report --keep-f32 fc --json " + json);
+  Outcome o = run(bin("bench") + kNarrow + " --samples 1 --report --keep-f32 fc --json " + json);
   ASSERT_EQ(o.status, 0) << o.output;
   for (const char* text : {"images/s", "conv1: ", "layer4.1.conv2: ", "fc: f32, as keep_f32 asks"})
     EXPECT_NE(o.output.find(text), std::string::npos) << text << "\n" << o.output;
@@ -34,6 +33,9 @@ TEST(BenchInt8, Refusals) {
   EXPECT_NE(o.output.find("int8 knows resnet18"), std::string::npos) << o.output;
   o = run(bin("bench") + kNarrow + " --data images:nowhere");
   EXPECT_NE(o.output.find("--weights and --data go together"), std::string::npos) << o.output;
+  o = run(bin("bench") + kNarrow + " --samples 0");
+  EXPECT_NE(o.output.find("--samples"), std::string::npos) << o.output;
+  EXPECT_NE(o.output.find("must be positive"), std::string::npos) << o.output;
 }
 
 }  // namespace

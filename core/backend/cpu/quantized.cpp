@@ -1,8 +1,8 @@
 // Quantised layers on the CPU: oneDNN's convolutions and products of u8 with s8, activations
 // channels-last, everything that follows the sum in the library's epilogue. Weights are packed and
 // code is generated once for an op and kept with it (QuantizedLayerAttributes::keep). Invariant:
-// sums are exact, so without dot instructions for bytes, where the library's would saturate at 16
-// bits, the op's decomposition into f32 kernels runs instead.
+// sums do not saturate, so without dot instructions for bytes, where the library's would at 16
+// bits, the op's decomposition into f32 kernels runs instead, whose sums are exact below 2^24.
 #include <algorithm>
 #include <oneapi/dnnl/dnnl.hpp>
 

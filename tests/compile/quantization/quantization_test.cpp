@@ -299,6 +299,141 @@ TEST(Quantization, FilesHoldTheConvertedModel) {
   loaded[0].name = "layer9.conv1.something";
   expect_contains(error_of([&] { load(other, loaded); }), "no tensor of a converted model");
   expect_contains(error_of([&] { load(other, model->state()); }), "not that of a converted model");
+  auto partly = calibrated(model, x, {.keep_f32 = {"fc"}});
+  expect_contains(error_of([&] { load(other, partly->state())->forward(x); }),
+                  "the state has no layer fc; name it in keep_f32");
+}
+
+// 0 is exact, so a dim sample costs its own values and no more, however it is weighted.
+TEST(Quantization, DimSamplesLeaveTheRangeToTheOthers) {
+  manual_seed(10);
+  auto model = nn::sequential(nn::linear(256, 8));
+  model->eval();
+  NoGrad off;
+  const Tensor x = randn({32, 256});
+  for (double dim : {1e-4, 1e-20}) {
+    SCOPED_TRACE(dim);
+    Tensor batch = clone(x);
+    mul_(batch[7], dim);
+    EXPECT_LT(relative_error(calibrated(model, batch)->forward(x), model->forward(x)), 0.02);
+  }
+}
+
+TEST(Quantization, RangesDoNotDependOnTheOrderOfBatches) {
+  manual_seed(11);
+  const Tensor constant = full({4000}, 1e-3), noise = randn({4, 4000});
+  Observed before(Observer::kHistogram), after(Observer::kHistogram);
+  before.see(constant, "x"), before.see(noise, "x");
+  after.see(noise, "x"), after.see(constant, "x");
+  EXPECT_EQ(before.parameters().scale, after.parameters().scale);
+  EXPECT_GT(after.parameters().scale * 255, 5);
+}
+
+TEST(Quantization, ChannelsOfTinyWeightsGiveTheirBias) {
+  manual_seed(12);
+  NoGrad off;
+  Tensor x = randn({2, 3, 8, 8});
+  for (double tiny : {1e-36, 1e-41})
+    for (bool all : {false, true}) {
+      SCOPED_TRACE(fmt::format("{} {}", tiny, all));
+      auto conv = nn::conv2d({.in = 3, .out = 4, .kernel = 3});
+      fill_(conv->bias, 1);
+      mul_(all ? conv->weight.detach() : conv->weight.detach()[1], tiny);
+      auto model = nn::sequential(conv);
+      model->eval();
+      const Tensor y = calibrated(model, x)->forward(x);
+      EXPECT_LT(relative_error(y, model->forward(x)), 0.02);
+      EXPECT_LT(largest(narrow(y, 1, 1, 1) - 1.0), 1e-6);
+    }
+}
+
+// Calls a layer twice, and one whose path is what the second call would be named.
+struct Twice final : nn::Module {
+  Twice() {
+    fc = register_module("fc", nn::linear(16, 16));
+    fc_2 = register_module("fc_2", nn::linear(16, 16));
+  }
+  nn::LinearPtr fc, fc_2;
+
+ protected:
+  Tensor compute(Tensor x) override { return (*fc_2)(gelu((*fc)(gelu((*fc)(x))))); }
+};
+TEST(Quantization, LayersCalledTwiceHaveNamesOfTheirOwn) {
+  manual_seed(13);
+  auto model = std::make_shared<Twice>();
+  model->eval();
+  Tensor x = randn({9, 16});
+  NoGrad off;
+  auto fast = calibrated(model, x);
+  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), 0.05);
+  for (const char* name : {"fc: ", "fc_2: ", "fc_3: "}) expect_contains(fast->report(), name);
+  // Kept by its path a layer is kept in every call.
+  fast = calibrated(model, x, {.keep_f32 = {"fc"}});
+  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), 0.05);
+  const std::string report = fast->report();
+  expect_contains(report, "fc: f32, as keep_f32 asks");
+  expect_contains(report, "fc_2: ");
+  EXPECT_EQ(report.find("fc_3"), std::string::npos) << report;
+}
+
+TEST(Quantization, WeightsThatChangeInCalibrationAreTheOnesConverted) {
+  manual_seed(14);
+  auto model = nn::sequential(nn::linear(16, 8)), other = nn::sequential(nn::linear(16, 8));
+  model->eval();
+  other->eval();
+  Tensor x = randn({9, 16});
+  NoGrad off;
+  auto prepared = prepare(model);
+  prepared->forward(x);
+  model->load_state(other->state());
+  expect_contains(error_of([&] { convert(prepared); }), "changed after calibration");
+  EXPECT_EQ(largest(prepared->forward(x) - model->forward(x)), 0);
+  EXPECT_LT(relative_error(convert(prepared)->forward(x), other->forward(x)), 0.03);
+}
+
+TEST(Quantization, WhatRunsInF32FollowsTheModel) {
+  manual_seed(15);
+  auto norm = nn::batch_norm1d({.channels = 16});
+  auto model = nn::sequential(norm, nn::linear(16, 8));
+  model->eval();
+  Tensor x = randn({9, 16});
+  NoGrad off;
+  auto fast = calibrated(model, x);
+  fast->forward(x);
+  fill_(norm->running_var, 9);
+  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), 0.1);
+}
+
+TEST(Quantization, CalibratesOnEveryLayout) {
+  manual_seed(16);
+  auto model = nn::sequential(nn::flatten(), nn::linear(60, 8));
+  model->eval();
+  Tensor x = randn({4, 3, 4, 5});
+  NoGrad off;
+  auto prepared = prepare(model);
+  prepared->forward(x);
+  const Tensor want = model->forward(x);
+  EXPECT_EQ(largest(prepared->forward(x.to(MemoryFormat::kChannelsLast)) - want), 0);
+  const Tensor turned = transpose(contiguous(transpose(x, 2, 3)), 2, 3);
+  EXPECT_EQ(largest(prepared->forward(turned) - want), 0);
+  auto fast = convert(prepared);
+  EXPECT_LT(relative_error(fast->forward(x.to(MemoryFormat::kChannelsLast)), want), 0.03);
+}
+
+// A batch that a layer's result overflows on is not counted at all.
+TEST(Quantization, BatchesThatFailLeaveNoTrace) {
+  manual_seed(17);
+  auto first = nn::linear(8, 8);
+  auto model = nn::sequential(first, nn::gelu(), nn::linear(8, 2));
+  model->eval();
+  NoGrad off;
+  mul_(first->weight.detach(), 100);
+  Tensor x = randn({4, 8});
+  auto prepared = prepare(model);
+  prepared->forward(x);
+  const double before = prepared->decide().roots.at("input").scale;
+  EXPECT_NE(error_of([&] { prepared->forward(x * 1e37); }), "no error");
+  EXPECT_EQ(prepared->decide().roots.at("input").scale, before);
 }
 
 TEST(Quantization, Refusals) {
