@@ -111,8 +111,9 @@ Tensor Reducer::home(int slot) {
   const Bucket& bucket = buckets_[size_t(index)];
   const bool added =
       !options_.tree_accumulation && parameters_[size_t(slot)].tensor.grad().defined();
-  const bool kept =
-      view.ref()->use_count() > 1 || bucket.flat.storage()->use_count() > bucket.owners;
+  // A recorder holds all that it has seen: owners tell nothing then.
+  const bool kept = !context().backend && (view.ref()->use_count() > 1 ||
+                                           bucket.flat.storage()->use_count() > bucket.owners);
   return added || kept ? Tensor() : view;
 }
 
