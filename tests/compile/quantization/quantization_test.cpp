@@ -15,19 +15,6 @@
 namespace tessera::quant {
 namespace {
 
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "no error";
-}
-void expect_contains(const std::string& text, const std::string& part) {
-  EXPECT_NE(text.find(part), std::string::npos) << text;
-}
-
 double largest(const Tensor& t) { return amax(abs(t)).item<double>(); }
 // Root of the mean square of a - b, by that of b.
 double relative_error(const Tensor& a, const Tensor& b) {
@@ -432,7 +419,7 @@ TEST(Quantization, BatchesThatFailLeaveNoTrace) {
   auto prepared = prepare(model);
   prepared->forward(x);
   const double before = prepared->decide().roots.at("input").scale;
-  EXPECT_NE(error_of([&] { prepared->forward(x * 1e37); }), "no error");
+  EXPECT_NE(error_of([&] { prepared->forward(x * 1e37); }), "");
   EXPECT_EQ(prepared->decide().roots.at("input").scale, before);
 }
 

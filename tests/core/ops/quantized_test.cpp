@@ -18,6 +18,7 @@
 #include "core/ops/samples.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
@@ -233,16 +234,6 @@ TEST(Quantized, LargestOfAWindow) {
   const PoolAttributes::Windows gaps{{3, 2}, {2, 2}, {2, 2}, {0, 0}, {2, 2}};
   EXPECT_EQ(elements(quantized_max_pool(x, gaps)),
             elements(max_pool2d(x.to(kF32), 2, {.stride = 2, .dilation = 2})));
-}
-
-template <class F>
-std::string error_of(F f) {
-  try {
-    f();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 TEST(Quantized, Refusals) {
