@@ -107,6 +107,21 @@ void attach(std::string_view name, std::span<const Tensor> in, Tensors& out, con
   }
 }
 
+// Whether the current level, or one further out, records what is made of `in`. A backward that is
+// not recorded at its own level may be at those outside.
+bool recorded(std::span<const Tensor> in) {
+  Level* level = current_level();
+  Tensors outside;
+  for (const Tensor& t : in) {
+    if (grad_enabled() && grad_meta(t) && (!level || level->mine(t))) return true;
+    bool batched;
+    if (level) outside.push_back(level->inner(t, batched));
+  }
+  if (!level) return false;
+  Level::Outside scope(*level);
+  return recorded(outside);
+}
+
 // One call of a function.
 struct Applied {
   Ref<CustomFunction> f;
@@ -140,9 +155,7 @@ Tensors vjp_of(const std::shared_ptr<const Applied>& call, Cotangents cot) {
 }  // namespace
 
 Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in) {
-  bool record = false;
-  for (const Tensor& t : in) record |= asks_at_any_level(t, bit(Layer::kAutograd));
-  record = record && grad_enabled();
+  const bool record = recorded(in);
   Tensors out;
   {
     NoGrad off;

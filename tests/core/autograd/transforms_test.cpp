@@ -464,6 +464,37 @@ TEST(CustomFunctions, AResultThatIsSavedHasItsHistory) {
   expect_close(leaf.grad(), want);
 }
 
+// sin and cos, each with ten times the other as its derivative, so that its use shows.
+class Circle final : public CustomFunction {
+ public:
+  explicit Circle(bool sine) : sine_(sine) {}
+  std::string_view name() const override { return "circle"; }
+  Tensors forward(std::span<const Tensor> in) override {
+    save(in[0]);
+    return {sine_ ? sin(in[0]) : cos(in[0])};
+  }
+  Tensors vjp(std::span<const Tensor> saved, std::span<const Tensor> cot) override {
+    Tensor slope = apply_function(make_ref<Circle>(!sine_), {&saved[0], 1})[0];
+    return {cot[0] * slope * (sine_ ? 10.0 : -10.0)};
+  }
+
+ private:
+  const bool sine_;
+};
+
+TEST(CustomFunctions, AVjpMayCallACustomFunction) {
+  auto sine = [](const Tensor& x) { return apply_function(make_ref<Circle>(true), {&x, 1})[0]; };
+  const Tensor x = vector({0.3, 1}), v = vector({2, -1});
+  expect_close(hessian([&](const Tensor& x) { return sum(sine(x)); })(x), diag(sin(x) * -100.0));
+  expect_close(vmap(grad(grad(grad(sine))))(x), cos(x) * -1000.0);
+  expect_close(jvp(vmap(grad(sine)), x, v).second, sin(x) * v * -100.0);
+  Tensor leaf = x.clone().requires_grad_();
+  sum(vmap(grad(sine))(leaf)).backward();
+  expect_close(leaf.grad(), sin(x) * -100.0);
+  NoGrad off;
+  EXPECT_FALSE(vmap(grad(sine))(leaf).requires_grad());
+}
+
 // ---- where levels meet other scopes
 
 TEST(Levels, AutocastInsideAFunction) {
