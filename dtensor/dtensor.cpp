@@ -1,6 +1,7 @@
 #include "dtensor/dtensor.h"
 
 #include "core/autograd/autograd.h"
+#include "core/autograd/level.h"
 #include "core/ops/views.h"
 #include "core/tensor/wrapped.h"
 #include "dtensor/redistribute.h"
@@ -24,17 +25,16 @@ void check_layout(const char* op, const DeviceMesh& mesh, const Layout& layout) 
                    to_string(layout), mesh.to_string());
 }
 
-// Placements belong to the tensor that a function transform's argument stands for.
-void refuse_wrapper(const char* op, const Tensor& t) {
-  TESSERA_CHECK(!wrapped(t),
-                "{}: {} is inside a function transform, where placements cannot be seen; call it "
+const ShardSpec* spec_inside(const char* op, const Tensor& t) {
+  TESSERA_CHECK(!is_sample(t) || !innermost(t).is_sharded(),
+                "{}: {} is a sample of vmap, whose batch is placed, not the samples; call it "
                 "outside, on arguments and results",
                 op, describe(t));
+  return placed_spec(t);
 }
 
 const ShardSpec& need_spec(const char* op, const Tensor& t) {
-  refuse_wrapper(op, t);
-  const ShardSpec* s = spec_of(t);
+  const ShardSpec* s = spec_inside(op, t);
   TESSERA_CHECK(s, "{}: {} is a plain tensor; distribute() it first", op, describe(t));
   return *s;
 }
@@ -45,7 +45,6 @@ class Border : public CustomFunction {
   Border(DeviceMesh mesh, Layout layout) : mesh_(std::move(mesh)), layout_(std::move(layout)) {}
 
  protected:
-  Tensor in_layout(const Tensor& g) const { return convert(g, mesh_, layout_); }
   const DeviceMesh mesh_;
   const Layout layout_;
 };
@@ -55,9 +54,11 @@ class Distribute final : public Border {
   using Border::Border;
   std::string_view name() const override { return "distribute"; }
   Tensors forward(std::span<const Tensor> in) override {
-    Tensor piece = converted_piece(Tensor(in[0]), mesh_, layout_);
-    if (piece.storage() == in[0].storage()) piece = clone(piece);  // lets go of the whole
-    return {wrap(mesh_, layout_, in[0].meta(), piece)};
+    return {at_bottom(operands(Tensor(in[0])), [&](Inputs full) {
+      Tensor piece = converted_piece(Tensor(full[0]), mesh_, layout_);
+      if (piece.storage() == full[0].storage()) piece = clone(piece);  // lets go of the whole
+      return wrap(mesh_, layout_, full[0].meta(), piece);
+    })};
   }
   Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
     return {full_tensor(cot[0])};
@@ -70,8 +71,10 @@ class FromLocal final : public Border {
       : Border(std::move(mesh), layout), global_(global) {}
   std::string_view name() const override { return "from_local"; }
   Tensors forward(std::span<const Tensor> in) override {
-    return {wrap(mesh_, layout_, Meta::contiguous(global_, in[0].dtype(), in[0].device()),
-                 in[0].detach())};
+    return {at_bottom(operands(Tensor(in[0])), [&](Inputs piece) {
+      return wrap(mesh_, layout_, Meta::contiguous(global_, piece[0].dtype(), piece[0].device()),
+                  piece[0].detach());
+    })};
   }
   Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
     return {to_local(redistribute(cot[0], closed_dual(layout_)))};
@@ -86,7 +89,9 @@ class ToLocal final : public Border {
   ToLocal(DeviceMesh mesh, const Layout& grad, const Meta& global)
       : Border(std::move(mesh), grad), global_(global.shape) {}
   std::string_view name() const override { return "to_local"; }
-  Tensors forward(std::span<const Tensor> in) override { return {spec_of(in[0])->local}; }
+  Tensors forward(std::span<const Tensor> in) override {
+    return {at_bottom(operands(Tensor(in[0])), [](Inputs t) { return spec_of(t[0])->local; })};
+  }
   Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
     return {from_local(cot[0], mesh_, layout_, global_)};
   }
@@ -101,11 +106,29 @@ Tensor cross(Ref<CustomFunction> border, const Tensor& t) {
 
 }  // namespace
 
+Tensor at_bottom(Inputs in, FunctionRef<Tensor(Inputs)> f) {
+  Level* level = current_level();
+  if (!level) return f(in);
+  Tensors outside;
+  for (const Tensor& t : in) {
+    bool batched = false;
+    outside.push_back(level->inner(t, batched));
+    TESSERA_CHECK(!batched, "{} is a sample of vmap; call what places it outside", describe(t));
+  }
+  Tensor out;
+  {
+    Level::Outside scope(*level);
+    NoGrad off;
+    out = at_bottom(outside, f);
+  }
+  return level->wrap(std::move(out), false);
+}
+
 const DeviceMesh& mesh_of(const Tensor& t) { return need_spec("mesh_of", t).mesh; }
 const Layout& layout_of(const Tensor& t) { return need_spec("layout_of", t).layout; }
 
 Box box_of(const Tensor& t) {
-  if (const ShardSpec* s = spec_of(t))
+  if (const ShardSpec* s = spec_inside("box_of", t))
     return box_of(t.shape(), s->layout, s->mesh.sizes(), s->mesh.coordinate());
   Box box;
   for (int64_t e : t.shape()) box.push_back({0, e, e});
@@ -114,8 +137,8 @@ Box box_of(const Tensor& t) {
 
 Tensor distribute(const Tensor& full, const DeviceMesh& mesh, const Layout& layout) {
   check_layout("distribute", mesh, layout);
-  TESSERA_CHECK(!spec_of(full), "distribute: {} is sharded already; use redistribute()",
-                describe(full));
+  TESSERA_CHECK(!spec_inside("distribute", full),
+                "distribute: {} is sharded already; use redistribute()", describe(full));
   box_of(full.shape(), layout, mesh.sizes(), mesh.coordinate());
   return cross(make_ref<Distribute>(mesh, layout), full);
 }
@@ -138,7 +161,8 @@ Tensor redistribute(const Tensor& t, std::string_view axis, const Placement& to)
 Tensor from_local(const Tensor& local, const DeviceMesh& mesh, const Layout& layout,
                   const Shape& global) {
   check_layout("from_local", mesh, layout);
-  TESSERA_CHECK(!spec_of(local), "from_local: {} is sharded already", describe(local));
+  TESSERA_CHECK(!spec_inside("from_local", local), "from_local: {} is sharded already",
+                describe(local));
   Shape whole = global;
   if (global.empty() && local.ndim() > 0) {
     whole = local.shape();
@@ -166,8 +190,7 @@ Tensor to_local(const Tensor& t, const Layout& grad) {
 }
 
 Tensor full_tensor(const Tensor& t) {
-  if (innermost(t).is_sharded()) refuse_wrapper("full_tensor", t);
-  const ShardSpec* s = spec_of(t);
+  const ShardSpec* s = spec_inside("full_tensor", t);
   return s ? to_local(redistribute(t, replicated(s->mesh))) : t;
 }
 

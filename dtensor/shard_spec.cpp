@@ -221,8 +221,10 @@ Tensor ShardSpec::create(const PrimRef& prim, Inputs in) const {
   for (size_t f = loops.size(); f < map.factors.size(); ++f)
     loops.push_back({0, map.factors[f].extent, map.factors[f].extent});
   PrimRef mine = prim->localize(map, loops);
-  Tensors out = dispatch_below(Layer::kSharding, mine ? mine : prim, in);
-  return wrap(mesh, whole, global, std::move(out[0]));
+  if (!mine) mine = prim;
+  return at_bottom(in, [&](Inputs in) {
+    return wrap(mesh, whole, global, dispatch_below(Layer::kSharding, mine, in)[0]);
+  });
 }
 
 Layout dual(const Layout& forward, Layout g, const Shape& global, const DeviceMesh& mesh) {
@@ -238,16 +240,13 @@ Layout dual(const Layout& forward, Layout g, const Shape& global, const DeviceMe
 }
 
 Tensor ShardSpec::pin_cotangent(const Tensor& forward, Tensor g) const {
-  const ShardSpec* operand = spec_of(forward);
-  const ShardSpec* cotangent = spec_of(g);
-  if (!operand) {
-    Tensor whole = full_tensor(g);
-    return whole;
-  }
+  const ShardSpec* operand = placed_spec(forward);
+  const ShardSpec* cotangent = placed_spec(g);
+  if (!operand) return full_tensor(g);
   const Layout now = cotangent ? cotangent->layout : replicated(mesh);
   Layout want = dual(operand->layout, now, forward.shape(), operand->mesh);
   if (cotangent && want == now) return g;
-  if (!cotangent) g = wrap(operand->mesh, now, g.meta(), g);
+  if (!cotangent) g = from_local(g, operand->mesh, now);
   return dispatch1(redistribute_primitive(operand->mesh, want, {}), operands(std::move(g)));
 }
 

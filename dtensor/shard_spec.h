@@ -1,6 +1,7 @@
 // What a sharded tensor carries: the mesh, the layout and this rank's piece; and, behind the
 // virtual methods of ShardingLayer, how ops run on it.
 #pragma once
+#include "core/base/function_ref.h"
 #include "core/dispatch/sharding.h"
 #include "dtensor/mesh.h"
 
@@ -34,6 +35,14 @@ class ShardSpec final : public ShardingLayer {
 inline const ShardSpec* spec_of(const Tensor& t) {
   return static_cast<const ShardSpec*>(shard_data(t));
 }
+
+/// As spec_of, of what `t` stands for inside of function transforms; null for a sample of vmap.
+inline const ShardSpec* placed_spec(const Tensor& t) {
+  return static_cast<const ShardSpec*>(placing(t));
+}
+/// f of what `in` stands for outside of all function transforms, as a tensor of the current one.
+/// Nothing is recorded. Throws UserError for samples of vmap.
+Tensor at_bottom(Inputs in, FunctionRef<Tensor(Inputs)> f);
 
 /// Replicate along every axis.
 inline Layout replicated(const DeviceMesh& mesh) {

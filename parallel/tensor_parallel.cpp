@@ -5,6 +5,7 @@
 #include "core/autograd/autograd.h"
 #include "core/nn/layers.h"
 #include "core/ops/create.h"
+#include "core/tensor/wrapped.h"
 #include "parallel/path_pattern.h"
 
 namespace tessera::parallel {
@@ -38,7 +39,7 @@ void shard_parameter(Module& root, const Tensor& old, const DeviceMesh& mesh, co
 
 // `x` as a tensor over the mesh; a plain one is the same on every rank.
 Tensor on_mesh(const Tensor& x, const DeviceMesh& mesh) {
-  return x.is_sharded() ? x : from_local(x, mesh, on_axis(Replicate()));
+  return innermost(x).is_sharded() ? x : from_local(x, mesh, on_axis(Replicate()));
 }
 
 // x in placement `to`; the gradient goes back as x came, complete.

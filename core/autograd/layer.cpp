@@ -71,12 +71,14 @@ class PrimitiveNode final : public GradNode {
   }
 
   // Cotangents leave an op with the placement that its operands ask for, so that sums over ranks
-  // are finished where a forward placement demands it and nowhere else.
+  // are finished where a forward placement demands it and nowhere else. Samples of vmap have none.
   static void pin(const Tensor& forward, Tensor& g) {
-    if (!g.defined() || !((g.layers() | forward.layers()) & bit(Layer::kSharding))) return;
-    const ShardingLayer* sharding = sharding_of(g);
-    if (!sharding) sharding = sharding_of(forward);
-    g = sharding->pin_cotangent(forward, std::move(g));
+    constexpr LayerMask kPlaced = bit(Layer::kSharding) | kWrappedBit;
+    if (!g.defined() || !((g.layers() | forward.layers()) & kPlaced)) return;
+    if (is_sample(g) || is_sample(forward)) return;
+    const ShardingLayer* sharding = placing(g);
+    if (!sharding) sharding = placing(forward);
+    if (sharding) g = sharding->pin_cotangent(forward, std::move(g));
   }
 
   PrimRef prim_;

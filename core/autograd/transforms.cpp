@@ -15,7 +15,25 @@ Tensor plain(const Level& level, const Tensor& t) {
   return level.inner(t, batched);
 }
 
-// Gradients at the level's leaves; what is not reached stays undefined.
+bool is_differentiable(const Tensor& t) { return t.defined() && is_floating(t.dtype()); }
+
+// The wanted floats of `args` become leaves of the level; undefined where there is none.
+List make_leaves(Level& level, List& args, const std::vector<bool>& wanted) {
+  List leaves(args.size());
+  for (size_t i = 0; i < args.size(); ++i)
+    if (wanted[i] && is_differentiable(args[i]))
+      leaves[i] = args[i] = level.wrap(args[i], false).requires_grad_();
+  return leaves;
+}
+
+// Zeros for inputs that no gradient reached.
+void fill_gradients(List& g, std::span<const Tensor> in) {
+  for (size_t i = 0; i < g.size(); ++i)
+    if (!g[i].defined() && in[i].defined()) g[i] = zeros_like(in[i]);
+}
+
+// Gradients at the level's leaves, as tensors of the level outside; what is not reached stays
+// undefined.
 List backward_at(Level& level, const List& roots, const List& cotangents, const List& leaves,
                  bool keep) {
   List watched;
@@ -27,7 +45,10 @@ List backward_at(Level& level, const List& roots, const List& cotangents, const 
   Tensors g = grad(roots, watched, cotangents, {.retain_graph = keep});
   size_t next = 0;
   for (size_t i = 0; i < leaves.size(); ++i)
-    if (leaves[i].defined()) result[i] = g[next++];
+    if (leaves[i].defined()) {
+      const Tensor& reached = g[next++];
+      if (reached.defined()) result[i] = plain(level, reached);
+    }
   return result;
 }
 
@@ -49,16 +70,10 @@ Recording record(Function f, std::span<const Tensor> in, const std::vector<bool>
   Recording r;
   r.level_ = make_ref<Level>();
   r.in_.assign(in.begin(), in.end());
-  r.wanted_ = wanted;
   {
     Level::Enter enter(*r.level_);
     List args = r.in_;
-    r.leaves_.resize(in.size());
-    for (size_t i = 0; i < in.size(); ++i) {
-      if (!in[i].defined() || !wanted[i] || !is_floating(in[i].dtype())) continue;
-      args[i] = r.level_->wrap(in[i], false).requires_grad_();
-      r.leaves_[i] = args[i];
-    }
+    r.leaves_ = make_leaves(*r.level_, args, wanted);
     for (const Tensor& t : f(args)) {
       TESSERA_CHECK(t.defined(),
                     "function transform: the function returned an undefined tensor; return tensors "
@@ -87,29 +102,22 @@ List Recording::pullback(std::span<const Tensor> cotangents) const {
       roots.push_back(out_[i]), cot.push_back(level_->adopt(c));
     }
     g = backward_at(*level_, roots, cot, leaves_, true);
-    for (Tensor& t : g)
-      if (t.defined()) t = plain(*level_, t);
   }
-  for (size_t i = 0; i < g.size(); ++i)
-    if (!g[i].defined() && in_[i].defined()) g[i] = zeros_like(in_[i]);
+  fill_gradients(g, in_);
   return g;
 }
 
 ValueAndGrad value_and_grad_of(Function f, std::span<const Tensor> in,
                                const std::vector<bool>& wanted) {
   bool any = false;
-  for (size_t i = 0; i < in.size(); ++i)
-    any |= wanted[i] && in[i].defined() && is_floating(in[i].dtype());
+  for (size_t i = 0; i < in.size(); ++i) any |= wanted[i] && is_differentiable(in[i]);
   TESSERA_CHECK(any, "grad: the arguments to differentiate by hold no float tensor");
   auto level = make_ref<Level>();
   ValueAndGrad r;
   {
     Level::Enter enter(*level);
-    List args(in.begin(), in.end()), leaves(in.size());
-    for (size_t i = 0; i < in.size(); ++i) {
-      if (!in[i].defined() || !wanted[i] || !is_floating(in[i].dtype())) continue;
-      leaves[i] = args[i] = level->wrap(in[i], false).requires_grad_();
-    }
+    List args(in.begin(), in.end());
+    const List leaves = make_leaves(*level, args, wanted);
     List out = f(args);
     for (Tensor& t : out)
       if (t.defined()) t = level->adopt(t);
@@ -121,12 +129,9 @@ ValueAndGrad value_and_grad_of(Function f, std::span<const Tensor> in,
     List roots;
     if (out[0].requires_grad()) roots.push_back(out[0]);
     r.gradients = backward_at(*level, roots, {}, leaves, false);
-    for (Tensor& t : r.gradients)
-      if (t.defined()) t = plain(*level, t);
     for (const Tensor& t : out) r.values.push_back(t.defined() ? plain(*level, t) : Tensor());
   }
-  for (size_t i = 0; i < in.size(); ++i)
-    if (!r.gradients[i].defined() && in[i].defined()) r.gradients[i] = zeros_like(in[i]);
+  fill_gradients(r.gradients, in);
   return r;
 }
 

@@ -26,7 +26,6 @@ class Recording {
   friend Recording record(Function f, std::span<const Tensor> in, const std::vector<bool>& wanted);
   Ref<Level> level_;
   List in_, leaves_, out_, results_;
-  std::vector<bool> wanted_;
 };
 /// Runs `f` on `in` at a level of its own, recording what depends on the wanted float inputs.
 Recording record(Function f, std::span<const Tensor> in, const std::vector<bool>& wanted);

@@ -95,6 +95,10 @@ const ShardingLayer* find_sharding(std::span<const Tensor> tensors) {
   return nullptr;
 }
 
+const ShardingLayer* placing(const Tensor& t) {
+  return is_sample(t) ? nullptr : sharding_of(innermost(t));
+}
+
 Tensors sharding_layer(const PrimRef& prim, Inputs in) { return find_sharding(in)->run(prim, in); }
 
 Tensor without_values(const Tensor& t) {

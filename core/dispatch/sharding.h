@@ -27,6 +27,9 @@ class ShardingLayer : public ShardData {
   virtual Tensor whole_value() const = 0;
 };
 
+/// Null unless `t` is sharded, itself or as what it stands for inside of function transforms. Null
+/// too for a sample of vmap: its batch is placed, whose dims are others.
+const ShardingLayer* placing(const Tensor& t);
 /// Null unless `t` is sharded.
 inline const ShardingLayer* sharding_of(const Tensor& t) {
   return static_cast<const ShardingLayer*>(shard_data(t));

@@ -77,8 +77,7 @@ class Arange final : public ArangeAttributes {
 
 Tensor create(const PrimRef& prim, const TensorOptions& o) {
   if (o.placed_like.defined())
-    if (const ShardingLayer* sharding = sharding_of(o.placed_like))
-      return sharding->create(prim, {});
+    if (const ShardingLayer* sharding = placing(o.placed_like)) return sharding->create(prim, {});
   return dispatch1(prim, {});
 }
 

@@ -61,7 +61,7 @@ Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DTyp
   PrimRef prim(
       new Random(kind, shape, Dims::filled(shape.size(), 0), shape, low, high, dtype, o.device));
   if (o.placed_like.defined())
-    if (const ShardingLayer* sharding = sharding_of(o.placed_like))
+    if (const ShardingLayer* sharding = placing(o.placed_like))
       return sharding->create(prim, operands(std::move(key)));
   return dispatch1(prim, operands(std::move(key)));
 }

@@ -31,6 +31,12 @@ inline const Tensor& innermost(const Tensor& t) {
   while (const Wrapped* w = wrapped(*at)) at = &w->inner;
   return *at;
 }
+/// True when `t` is a sample of a batch, at its own level or further out.
+inline bool is_sample(const Tensor& t) {
+  for (const Tensor* at = &t; const Wrapped* w = wrapped(*at); at = &w->inner)
+    if (w->batched) return true;
+  return false;
+}
 /// True when some layer of `mask` would look at ops on `t`, at its own level or further out.
 inline bool asks_at_any_level(const Tensor& t, LayerMask mask) {
   const Tensor* at = &t;

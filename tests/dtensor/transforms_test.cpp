@@ -1,5 +1,5 @@
 // Function transforms of sharded tensors: gradients have the placements and the values that the
-// tape gives; what needs to see placements is refused inside.
+// tape gives, and what changes placements is a step like others, except under vmap.
 #include "core/autograd/transforms.h"
 
 #include <gtest/gtest.h>
@@ -55,15 +55,104 @@ TEST(Transforms, GradientsOfShardedTensorsArePlacedAsTheTapePlacesThem) {
   });
 }
 
-TEST(Transforms, PlacementsCannotBeSeenInside) {
+// What places a tensor is a step of the function like any other: values and placements of the
+// derivatives are the tape's, forward derivatives those of the whole tensors.
+TEST(Transforms, PlacesAreChangedInside) {
+  const std::pair<const char*, Loss> losses[] = {
+      {"redistribute",
+       [](const Tensor& w, const Tensor& x) {
+         return sum(square(redistribute(w, {Replicate()})) * x);
+       }},
+      {"a Partial",
+       [](const Tensor& w, const Tensor& x) {
+         return sum(square(redistribute(sum(w, {0}), {Replicate()})) * sum(x, {0}));
+       }},
+      {"full_tensor", [](const Tensor& w,
+                         const Tensor& x) { return sum(square(full_tensor(w)) * full_tensor(x)); }},
+      {"to_local and back",
+       [](const Tensor& w, const Tensor& x) {
+         const Tensor piece = square(to_local(w));
+         return sum(
+             redistribute(from_local(piece, mesh_of(w), layout_of(w), w.shape()), {Replicate()}) *
+             x);
+       }},
+      {"distribute",
+       [](const Tensor& w, const Tensor& x) {
+         return sum(redistribute(distribute(square(full_tensor(w)), mesh_of(w), {Shard(1)}),
+                                 {Replicate()}) *
+                    x);
+       }},
+  };
   run_ranks(2, [&](ProcessGroup&) {
     DeviceMesh mesh = init_device_mesh({{"dp", 2}});
-    Tensor w = distribute(ones({4}), mesh, {Shard(0)});
+    manual_seed(3);
+    const Tensor w0 = randn({5, 3}, {.dtype = kF64}), x0 = randn({5, 3}, {.dtype = kF64}),
+                 v0 = randn({5, 3}, {.dtype = kF64});
+    auto far = [](const Tensor& a, const Tensor& b) {
+      return amax(abs(full_tensor(a) - full_tensor(b))).item<double>();
+    };
+    for (const auto& [name, loss] : losses) {
+      const Tensor x = distribute(x0, mesh, {Replicate()}), w = distribute(w0, mesh, {Shard(0)}),
+                   v = distribute(v0, mesh, {Shard(0)});
+      Tensor leaf = distribute(w0, mesh, {Shard(0)}).requires_grad_();
+      Tensor l = loss(leaf, x);
+      TESSERA_ASSERT(placed(l) == placed(loss(w, x)), "{}", name);
+      full_tensor(l).backward();
+      auto of_w = [&](const Tensor& w) { return full_tensor(loss(w, x)); };
+      const Tensor g = grad(of_w)(w);
+      TESSERA_ASSERT(placed(g) == placed(leaf.grad()), "{}: {}, not {}", name, placed(g),
+                     placed(leaf.grad()));
+      TESSERA_ASSERT(far(g, leaf.grad()) == 0, "{}", name);
+      auto [value, pull] = vjp(of_w, w);
+      TESSERA_ASSERT(far(value, full_tensor(l)) == 0, "{}: value", name);
+      const Tensor forward = jvp(of_w, w, v).second;
+      TESSERA_ASSERT(
+          std::abs(forward.item<double>() - sum(full_tensor(g) * v0).item<double>()) < 1e-12,
+          "{}: jvp {}", name, forward.item<double>());
+      const Tensor second =
+          grad([&](const Tensor& w) { return sum(full_tensor(grad(of_w)(w)) * v0); })(w);
+      leaf = distribute(w0, mesh, {Shard(0)}).requires_grad_();
+      const Tensor root = full_tensor(loss(leaf, x)),
+                   first = grad({&root, 1}, {&leaf, 1}, {}, {.create_graph = true})[0];
+      const Tensor again = sum(full_tensor(first) * v0);
+      TESSERA_ASSERT(far(second, grad({&again, 1}, {&leaf, 1})[0]) < 1e-12, "{}: second", name);
+    }
+  });
+}
+
+// zeros_like and what draws like a tensor are placed as the tensor is, whether it is an argument or
+// comes from outside, and hold what they hold outside.
+TEST(Transforms, CreationsArePlacedLikeTheTensor) {
+  run_ranks(2, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"dp", 2}});
+    const Tensor w = distribute(ones({5, 3}), mesh, {Shard(0)});
+    manual_seed(1);
+    const Tensor drawn = full_tensor(randn(w.shape(), options_of(w)));
+    auto f = [&](const Tensor& x) {
+      manual_seed(1);
+      const Tensor zero = zeros_like(x), number = randn(w.shape(), options_of(w));
+      TESSERA_ASSERT(layout_of(zero) == Layout{Shard(0)}, "zeros_like");
+      TESSERA_ASSERT(layout_of(number) == Layout{Shard(0)}, "randn");
+      TESSERA_ASSERT(zero.shape() == w.shape(), "zeros_like is {}", describe(zero));
+      return sum(square(maximum(x, zero)) * number);
+    };
+    const Tensor g = grad(f)(w);
+    TESSERA_ASSERT(amax(abs(full_tensor(g) - drawn * 2.0)).item<float>() == 0, "grad");
+    const Tensor unused = grad<1>([](const Tensor& x, const Tensor&) { return sum(x); })(w, w);
+    TESSERA_ASSERT(layout_of(unused) == Layout{Shard(0)}, "a gradient that nothing reached");
+  });
+}
+
+// Under vmap it is the batch that is placed.
+TEST(Transforms, SamplesHaveNoPlaces) {
+  run_ranks(2, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"dp", 2}});
+    Tensor w = distribute(ones({4, 3}), mesh, {Shard(0)});
     auto refused = [&](auto f) {
       try {
-        grad(f)(w);
+        vmap(f)(w);
       } catch (const UserError& e) {
-        return std::string(e.what()).find("inside a function transform") != std::string::npos;
+        return std::string(e.what()).find("is a sample of vmap") != std::string::npos;
       }
       return false;
     };

@@ -6,6 +6,8 @@
 #include "collectives/decorators/counting.h"
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
+#include "core/autograd/transforms.h"
+#include "core/nn/functional_call.h"
 #include "core/nn/nn.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
@@ -264,6 +266,52 @@ TEST(TensorParallel, ErrorsSayWhatToDo) {
     parallelize_module(*other, mesh, models::tensor_parallel_plan(other->options));
     e = error_of([&] { other->loss(test::ids(0, 0, 4), test::ids(1, 0, 4)); });
     TESSERA_ASSERT(e.find("ReplicatePlain") != e.npos || e.find("LossParallel") != e.npos, "{}", e);
+  });
+}
+
+// A plan's hooks place values inside of function transforms as they do outside: gradients are the
+// tape's to the bit, forward and second derivatives those of one rank.
+TEST(TensorParallel, PlansWorkInsideFunctionTransforms) {
+  const Tensor x = sample_values({4, 6}, -1, 1, 1);
+  auto make = [] {
+    auto m = nn::sequential(nn::linear(6, 8), nn::tanh(), nn::linear(8, 6));
+    m->init(1);
+    m->to(kF64);
+    return m;
+  };
+  auto transformed = [&](nn::Module& m, const Tensor& x) {
+    auto loss = [&](const std::vector<Tensor>& w) {
+      return nn::functional_call(m, w, [&] { return full_tensor(mean(square(m.forward(x)))); });
+    };
+    const std::vector<Tensor> w = m.parameters(), g = grad(loss)(w);
+    auto [value, forward] = jvp(loss, w, w);
+    auto norm = [&](const std::vector<Tensor>& w) {
+      Tensor total = scalar_tensor(0.0, kF64, kCPU);
+      for (const Tensor& g : grad(loss)(w)) total = total + full_tensor(sum(square(g)));
+      return total;
+    };
+    std::vector<Tensor> all = g;
+    for (const Tensor& second : grad(norm)(w)) all.push_back(second);
+    all.push_back(value), all.push_back(forward);
+    return all;
+  };
+  auto serial = make();
+  const std::vector<Tensor> want = transformed(*serial, x);
+  run_ranks(2, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"tp", 2}});
+    auto model = make();
+    parallelize_module(*model, mesh, {{"", pairwise()}});
+    const std::vector<Tensor> got = transformed(*model, x);
+    for (size_t i = 0; i < want.size(); ++i) {
+      double far = amax(abs(full_tensor(got[i]) - want[i])).item<double>();
+      TESSERA_ASSERT(far < 1e-12, "result {} differs by {}", i, far);
+    }
+    backward(full_tensor(mean(square(model->forward(x)))));
+    size_t i = 0;
+    for (const Tensor& p : model->parameters()) {
+      double far = amax(abs(full_tensor(p.grad()) - full_tensor(got[i++]))).item<double>();
+      TESSERA_ASSERT(far == 0, "gradient {} differs by {} from the tape's", i, far);
+    }
   });
 }
 
