@@ -1,9 +1,9 @@
 // Convolutions on the CPU: activations lie channels-last, operands that do not are copied so once.
 // bf16 with whole panels of channels is computed by kernels of ours, and so are f32 convolutions
-// that products are faster for; others of f32 and bf16 run in oneDNN, which has weights packed into
-// the layout that it wants. f64, and padding that the library does not know, run in a loop nest;
-// f16 is computed in f32. Invariant: a result of activations is channels-last, one of weights is
-// row-major.
+// that products are faster for and those of 3 x 3 without strides; others of f32 and bf16 run in
+// oneDNN, which has weights packed into the layout that it wants. f64, and padding that the library
+// does not know, run in a loop nest; f16 is computed in f32. Invariant: a result of activations is
+// channels-last, one of weights is row-major.
 #include <algorithm>
 #include <cstring>
 #include <oneapi/dnnl/dnnl.hpp>
@@ -14,6 +14,7 @@
 #include "core/backend/cpu/conv_dot_weight.h"
 #include "core/backend/cpu/conv_places.h"
 #include "core/backend/cpu/conv_product.h"
+#include "core/backend/cpu/conv_winograd.h"
 #include "core/backend/cpu/onednn.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
@@ -213,6 +214,16 @@ bool in_library(const ConvAttributes& a, DType t) {
   return true;
 }
 
+bool by_winograd(const ConvAttributes::Window& window, const ConvMetas& m) {
+  return suits_conv_winograd(window, m.x, m.w, m.y);
+}
+void run_winograd(ConvRole role, const ConvAttributes::Window& window, const Operands& o,
+                  Workspace work) {
+  const Tensor x = role == ConvRole::kInput ? o.x : as_channels_last(o.x),
+               y = role == ConvRole::kOutput ? o.y : as_channels_last(o.y);
+  run_conv_winograd(role, window, x, o.w, y, work);
+}
+
 bool by_places(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
   return role == ConvRole::kWeight && suits_conv_places(window, m.x, m.w, m.y);
 }
@@ -252,6 +263,7 @@ void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta
                                            : ConvMetas{r, out[0], l};
   plan.workspace_bytes =
       is_conv_product(role, a.window, m.x, m.w, m.y) ? conv_product_workspace(role, m.x, m.w, m.y)
+      : by_winograd(a.window, m)     ? conv_winograd_workspace(role, a.window, m.x, m.w, m.y)
       : by_places(role, a.window, m) ? conv_places_workspace(a.window, m.x, m.w, m.y)
       : by_dots(role, a.window, m)   ? dots_workspace(role, a.window, m)
                                      : prepared(role, a.window, m).workspace();
@@ -269,6 +281,8 @@ void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const
   const Operands o = operands_of(role, in, out[0]);
   if (is_conv_product(role, a.window, o.x.meta(), o.w.meta(), o.y.meta()))
     return run_conv_product(role, a.window, o.x, o.w, o.y, work);
+  if (by_winograd(a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
+    return run_winograd(role, a.window, o, work);
   if (by_places(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
     return run_conv_places(a.window, as_channels_last(o.x), o.w, as_channels_last(o.y), work);
   if (by_dots(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
