@@ -70,26 +70,27 @@ void BackendGroup::check_alive() const {
 Ref<Work> BackendGroup::submit(const Collective& c) {
   check_alive();
   if (dead_.load(std::memory_order_acquire)) std::rethrow_exception(failure());
-  Plan plan = make_plan(c, rank(), size());
   if (!c.async)
-    if (Ref<Call> call = begin_here(plan)) return run_here(std::move(call), c, std::move(plan));
-  return enqueue(c, std::move(plan));
+    if (Ref<Call> call = begin_here(c)) return run_here(std::move(call), c);
+  return enqueue(c);
 }
 
-/// Where nothing else is under way: numbers the call and makes its caller the one inside the
-/// engine. Else null.
-Ref<Call> BackendGroup::begin_here(Plan& plan) {
+/// Where nothing else is under way: plans and numbers the call and makes its caller the one inside
+/// the engine. Else null.
+Ref<Call> BackendGroup::begin_here(const Collective& c) {
   std::lock_guard lock(mutex_);
   if (busy_ || !queue_.empty()) return nullptr;
-  seal(plan.record, plan.is_p2p() ? ++messages_ : ++collectives_);
+  if (!spare_ || spare_->use_count() != 1) spare_ = make_ref<Call>();
+  Call& call = *spare_;
+  call.begin(c, rank(), size(), limit_of(c));
+  call.here = true;
+  seal(call.plan.record, call.plan.is_p2p() ? ++messages_ : ++collectives_);
   busy_ = true;
-  p2p_busy_ = plan.is_p2p();
-  return spare_ && spare_->use_count() == 1 ? std::move(spare_) : make_ref<Call>();
+  p2p_busy_ = call.plan.is_p2p();
+  return spare_;
 }
 
-Ref<Work> BackendGroup::run_here(Ref<Call> call, const Collective& c, Plan plan) {
-  call->begin(c, std::move(plan), c.timeout.count() > 0 ? c.timeout : timeout_);
-  call->here = true;
+Ref<Work> BackendGroup::run_here(Ref<Call> call, const Collective& c) {
   call->profile_as(members_.group);
   for (const Tensor& t : c.out) t.storage()->bump_version();
   {
@@ -98,7 +99,6 @@ Ref<Work> BackendGroup::run_here(Ref<Call> call, const Collective& c, Plan plan)
   }
   {
     std::lock_guard lock(mutex_);
-    spare_ = call;
     busy_ = p2p_busy_ = false;
     if (!queue_.empty() || stop_) changed_.notify_all();
   }
@@ -106,9 +106,9 @@ Ref<Work> BackendGroup::run_here(Ref<Call> call, const Collective& c, Plan plan)
   return call;
 }
 
-Ref<Work> BackendGroup::enqueue(const Collective& c, Plan plan) {
+Ref<Work> BackendGroup::enqueue(const Collective& c) {
   auto call = make_ref<Call>();
-  call->begin(c, std::move(plan), c.timeout.count() > 0 ? c.timeout : timeout_);
+  call->begin(c, rank(), size(), limit_of(c));
   call->profile_as(members_.group);
   for (const Tensor& t : c.out) {
     t.storage()->bump_version();
@@ -159,6 +159,7 @@ void BackendGroup::execute(const Ref<Call>& call) {
       run_alone(call->plan);
     else
       engine_->run(*call);
+    if (call->here && !call->timed()) return call->succeed_here();
     call->finish(nullptr, took());
   } catch (...) {
     call->finish(fail(std::current_exception(), call.get()), took());

@@ -35,9 +35,12 @@ class BackendGroup final : public ProcessGroup {
   int global_rank(int r) const override { return members_.world_ranks[size_t(r)]; }
 
  private:
-  Ref<Call> begin_here(Plan& plan);
-  Ref<Work> run_here(Ref<Call> call, const Collective& c, Plan plan);
-  Ref<Work> enqueue(const Collective& c, Plan plan);
+  Millis limit_of(const Collective& c) const {
+    return c.timeout.count() > 0 ? c.timeout : timeout_;
+  }
+  Ref<Call> begin_here(const Collective& c);
+  Ref<Work> run_here(Ref<Call> call, const Collective& c);
+  Ref<Work> enqueue(const Collective& c);
   void serve();
   void execute(const Ref<Call>& call);
   void execute_p2p(const Ref<Call>& first);
@@ -61,7 +64,7 @@ class BackendGroup final : public ProcessGroup {
   bool stop_ = false;
   uint64_t collectives_ = 0, messages_ = 0;
   std::exception_ptr failure_;
-  Ref<Call> spare_;  // a call that is over, to be taken again once nobody else holds it
+  Ref<Call> spare_;  // the latest that ran on its caller, taken again once nobody else holds it
   std::atomic<bool> dead_{false};
   std::thread thread_;
 };

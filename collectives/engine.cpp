@@ -7,30 +7,31 @@
 
 namespace tessera::detail {
 
-void Call::begin(const Collective& c, Plan p, Millis limit) {
-  plan = std::move(p);
-  site = c.site, timeout = limit, async = c.async, ahead = c.ahead;
+void Call::begin(const Collective& c, int rank, int size, Millis limit) {
+  make_plan(c, rank, size, plan);
+  site = c.site, timeout = limit, async = c.async;
   here = false;
+  if (ahead || c.ahead) ahead = c.ahead;
   if (ahead) {
     sketch = sketch_of(ahead->calls);
     plan.record.ahead = sketch.whole;
   }
   birth_ = fork_count.load(std::memory_order_relaxed);
   state_.store(kPending, std::memory_order_relaxed);
-  error_ = nullptr;
+  if (error_) error_ = nullptr;
   elapsed_ms_ = 0;
-  auto keep = [&](std::span<const Tensor> tensors) {
-    for (const Tensor& t : tensors) {
-      if (async) tensors_.push_back(t);  // else the caller, who waits, holds them
-      const Ref<Event>& ready = t.storage()->ready();
-      if (ready && !ready->done()) before_.push_back(ready);
-    }
-  };
-  keep(c.in);
-  keep(c.out);
+  for (const Tensor& t : c.in) keep(t);
+  if (c.out.data() != c.in.data())
+    for (const Tensor& t : c.out) keep(t);
   for (const Tensor& t : c.out)
     for (const Ref<Event>& reader : t.storage()->readers())
       if (!reader->done()) readers_.push_back(reader);
+}
+
+void Call::keep(const Tensor& t) {
+  if (async) tensors_.push_back(t);  // else the caller, who waits, holds them
+  const Ref<Event>& ready = t.storage()->ready();
+  if (ready && !ready->done()) before_.push_back(ready);
 }
 
 bool Call::inputs_ready() const {
@@ -38,12 +39,12 @@ bool Call::inputs_ready() const {
   return std::ranges::all_of(before_, done) && std::ranges::all_of(readers_, done);
 }
 
-void Call::profile_as(const std::string& group) {
+void Call::begin_profile(const std::string& group) {
   profile_ = Ref<Profile>(current_profile());
   if (profile_) lane_ = group;
 }
 
-void Call::wait_for_inputs() {
+void Call::wait_for_inputs_slow() {
   for (Ref<Event>& e : readers_) {
     try {
       e->wait();

@@ -21,8 +21,9 @@ inline std::atomic<int> fork_count{0};
 /// One submitted collective: its plan, what keeps its memory alive, and its outcome.
 class Call final : public Work {
  public:
-  /// Becomes `c`, whose plan is `p`; what it was before is over.
-  void begin(const Collective& c, Plan p, Millis limit);
+  /// Becomes `c` of rank `rank` of `size`; what it was before is over. Throws as make_plan, and is
+  /// then nothing that may be used but for beginning again.
+  void begin(const Collective& c, int rank, int size, Millis limit);
 
   bool done() const override { return state_.load(std::memory_order_acquire) != kPending; }
   void wait() override;
@@ -32,7 +33,10 @@ class Call final : public Work {
   double elapsed_ms() const override { return done() ? elapsed_ms_ : 0; }
 
   /// Records it in the profile of the thread that made it, as an event of `group`.
-  void profile_as(const std::string& group);
+  void profile_as(const std::string& group) {
+    if (profile_ || current_profile()) [[unlikely]]
+      begin_profile(group);
+  }
   /// Whether somebody may ask how long it took; a small call that is waited for takes no longer
   /// than two looks at the clock.
   bool timed() const { return async || profile_; }
@@ -40,9 +44,14 @@ class Call final : public Work {
   bool inputs_ready() const;
   /// Waits for the writes that were pending on its tensors when it was submitted, and for those who
   /// still read what it overwrites.
-  void wait_for_inputs();
+  void wait_for_inputs() {
+    if (!before_.empty() || !readers_.empty()) [[unlikely]]
+      wait_for_inputs_slow();
+  }
   /// Publishes the outcome (null: success) and lets go of the tensors.
   void finish(std::exception_ptr error, double elapsed_ms);
+  /// The same for success where nobody else knows the call, nor asks how long it took.
+  void succeed_here() { state_.store(kDone, std::memory_order_release); }
   /// "all_reduce #41".
   std::string title() const;
   /// "all_reduce #41 on world (train.cpp:88)".
@@ -60,6 +69,9 @@ class Call final : public Work {
 
  private:
   enum State : uint32_t { kPending, kDone, kFailed };
+  void keep(const Tensor& t);
+  void begin_profile(const std::string& group);
+  void wait_for_inputs_slow();
   void rethrow() const;
   void check_process() const;
 

@@ -24,17 +24,21 @@ uint64_t mix(uint64_t h, uint64_t v) {  // the finaliser of splitmix64
 class Builder {
  public:
   Builder(const Collective& c, int rank, int size, Plan& plan)
-      : c_(c), name_(name_of(c.kind)), plan_(plan) {
+      : c_(c), traits_(traits(c.kind)), name_(traits_.name), plan_(plan) {
+    static_cast<PlanFacts&>(plan_) = {};
+    plan_.give.clear();
+    plan_.take.clear();
     plan_.kind = c.kind;
     plan_.op = c.op;
-    plan_.reduces = traits(c.kind).reduces;
+    plan_.reduces = traits_.reduces;
+    plan_.p2p = traits_.p2p;
     plan_.rank = rank;
     plan_.size = size;
   }
 
   void build() {
     check_tensors();
-    if (traits(c_.kind).rooted)
+    if (traits_.rooted)
       TESSERA_CHECK(c_.peer >= 0 && c_.peer < plan_.size,
                     "{}: root {} is not a rank; expected 0 to {}", name_, c_.peer, plan_.size - 1);
     switch (c_.kind) {
@@ -59,7 +63,7 @@ class Builder {
     r.kind = c_.kind;
     r.op = plan_.reduces ? c_.op : ReduceOp::kSum;
     r.dtype = plan_.dtype;
-    r.peer = plan_.is_p2p() || traits(c_.kind).rooted ? c_.peer : -1;
+    r.peer = traits_.p2p || traits_.rooted ? c_.peer : -1;
     r.site = hash_site(c_.site);
   }
 
@@ -247,6 +251,7 @@ class Builder {
   }
 
   const Collective& c_;
+  const CollTraits& traits_;
   std::string_view name_;
   Plan& plan_;
 };
@@ -273,10 +278,8 @@ bool Plan::must_stage() const {
   return false;
 }
 
-Plan make_plan(const Collective& c, int rank, int size) {
-  Plan plan;
+void make_plan(const Collective& c, int rank, int size, Plan& plan) {
   Builder(c, rank, size, plan).build();
-  return plan;
 }
 
 void seal(CallRecord& record, uint64_t seq) {
@@ -284,7 +287,7 @@ void seal(CallRecord& record, uint64_t seq) {
   uint64_t packed = uint64_t(record.kind) << 24 | uint64_t(record.op) << 16 |
                     uint64_t(record.dtype) << 8 | record.form;
   uint64_t h = mix(packed | uint64_t(uint32_t(record.peer)) << 32, record.seq);
-  record.fingerprint = mix(mix(h, record.counts), record.site);
+  record.fingerprint = mix(h, mix(record.counts, record.site));
 }
 
 uint64_t hash_site(const CallSite& site) {

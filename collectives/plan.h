@@ -34,7 +34,8 @@ struct CallRecord {
   uint64_t ahead = 0;
 };
 
-struct Plan {
+/// The part of a plan that is plain values.
+struct PlanFacts {
   CollKind kind = CollKind::kBarrier;
   ReduceOp op = ReduceOp::kSum;
   DType dtype = kU8;
@@ -43,13 +44,17 @@ struct Plan {
   bool one_for_each = false;  // givers publish size() pieces, not one
   bool takes = false;         // this rank reads something
   bool reduces = false;       // takers reduce all givers' pieces into take[0]
-  Parts give;                 // what this rank publishes
-  Parts take;                 // where a piece of each giver goes; one place when `reduces`
+  bool p2p = false;           // send or recv
   int64_t longest = 0;        // bytes of the longest piece of any rank; -1: known after an exchange
   CallRecord record;          // fingerprint and seq still unset
+};
+
+struct Plan : PlanFacts {
+  Parts give;  // what this rank publishes
+  Parts take;  // where a piece of each giver goes; one place when `reduces`
 
   bool gives() const { return !give.empty(); }
-  bool is_p2p() const { return traits(kind).p2p; }
+  bool is_p2p() const { return p2p; }
   bool has_splits() const { return longest < 0; }
   /// Which of a giver's pieces this rank reads.
   int piece() const { return one_for_each ? rank : 0; }
@@ -57,9 +62,9 @@ struct Plan {
   bool must_stage() const;
 };
 
-/// Checks the arguments of `c` on a group of `size` and lays out its pieces. Throws UserError,
-/// ShapeError.
-Plan make_plan(const Collective& c, int rank, int size);
+/// Checks the arguments of `c` on a group of `size` and lays out its pieces in `plan`, whatever
+/// that was before. Throws UserError, ShapeError.
+void make_plan(const Collective& c, int rank, int size, Plan& plan);
 
 /// Gives `record` its number and computes its fingerprint.
 void seal(CallRecord& record, uint64_t seq);

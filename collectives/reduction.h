@@ -17,5 +17,8 @@ bool reducible(ReduceOp op, DType dtype);
 /// and rounded once; kAvg divides once, by sources.size(). `dst` may be one of the sources.
 void reduce_tree(ReduceOp op, DType dtype, void* dst, std::span<const void* const> sources,
                  int64_t count);
+/// The same result in each place of `to`, which may be sources.
+void reduce_tree(ReduceOp op, DType dtype, std::span<void* const> to,
+                 std::span<const void* const> sources, int64_t count);
 
 }  // namespace tessera::detail

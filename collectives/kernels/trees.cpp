@@ -71,8 +71,16 @@ struct Xor {
 
 inline float wide(BF16 x) { return fn::widen(x); }
 inline float wide(F16 x) { return fn::widen(x); }
+template <class T>
+T wide(T x) {
+  return x;
+}
 inline void narrow(float x, BF16& y) { y = fn::to_bf16(x); }
 inline void narrow(float x, F16& y) { y = fn::to_f16(x); }
+template <class T>
+void narrow(T x, T& y) {
+  y = x;
+}
 
 /// The largest power of two below n, for n of at least 2: how many sources the left branch has.
 inline int left_of(int n) {
@@ -125,16 +133,25 @@ void divide(const A* x, A* home, int64_t n, int by) {
   for (int64_t i = 0; i < n; ++i) home[i] = x[i] / A(by);
 }
 
-template <class T, class A, class Op, bool average = false>
-void reduce(void* to, const void* const* sources, int n_sources, int64_t count) {
-  T* dst = static_cast<T*>(to);
-  if constexpr (average && std::is_same_v<T, A>) {
-    if (n_sources == 2) {  // the common case, in one pass
-      const T *a = static_cast<const T*>(sources[0]), *b = static_cast<const T*>(sources[1]);
+/// The tree of two sources, in one pass.
+template <class T, class A, class Op, bool average, bool twice>
+void reduce_pair(T* to, T* and_to, const T* a, const T* b, int64_t count) {
 #pragma GCC ivdep
-      for (int64_t i = 0; i < count; ++i) dst[i] = (a[i] + b[i]) * T(0.5);
-      return;
-    }
+  for (int64_t i = 0; i < count; ++i) {
+    A x = Op::apply(wide(a[i]), wide(b[i]));
+    if constexpr (average) x *= A(0.5);
+    T y;
+    narrow(x, y);
+    to[i] = y;
+    if constexpr (twice) and_to[i] = y;
+  }
+}
+
+template <class T, class A, class Op, bool average>
+void reduce_to_one(T* dst, const void* const* sources, int n_sources, int64_t count) {
+  if (n_sources == 2) {
+    const T *a = static_cast<const T*>(sources[0]), *b = static_cast<const T*>(sources[1]);
+    return reduce_pair<T, A, Op, average, false>(dst, dst, a, b, count);
   }
   alignas(64) A top[kBlock];
   for (int64_t begin = 0; begin < count; begin += kBlock) {
@@ -154,6 +171,19 @@ void reduce(void* to, const void* const* sources, int n_sources, int64_t count) 
       for (int64_t i = 0; i < n; ++i) narrow(result[i], dst[begin + i]);
     }
   }
+}
+
+template <class T, class A, class Op, bool average = false>
+void reduce(void* const* to, int n_to, const void* const* sources, int n_sources, int64_t count) {
+  T* dst = static_cast<T*>(to[0]);
+  if (n_sources == 2 && n_to == 2) {
+    // What was just written may not be read yet, so a copy would wait for it.
+    const T *a = static_cast<const T*>(sources[0]), *b = static_cast<const T*>(sources[1]);
+    return reduce_pair<T, A, Op, average, true>(dst, static_cast<T*>(to[1]), a, b, count);
+  }
+  reduce_to_one<T, A, Op, average>(dst, sources, n_sources, count);
+  for (int k = 1; k < n_to; ++k)
+    __builtin_memmove(to[k], dst, static_cast<unsigned long>(count) * sizeof(T));
 }
 
 template <class Op>

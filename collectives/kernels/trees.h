@@ -12,9 +12,10 @@ struct v3;    // x86-64-v3: AVX2, FMA
 struct v4;    // x86-64-v4: AVX-512 F, BW, CD, DQ, VL
 }  // namespace isa
 
-/// dst[i] = the balanced tree over element i of all sources, for i in [0, count). `dst` may be one
-/// of the sources.
-using TreeKernel = void (*)(void* dst, const void* const* sources, int n_sources, int64_t count);
+/// to[k][i] = the balanced tree over element i of all sources, for each of n_to places k and i in
+/// [0, count). Any of the places may be one of the sources.
+using TreeKernel = void (*)(void* const* to, int n_to, const void* const* sources, int n_sources,
+                            int64_t count);
 
 // Rows are in the order of ReduceOp, columns of DType from u8 on (bool is a u8 of 0 and 1); null
 // where the operator is not defined.

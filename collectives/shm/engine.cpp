@@ -53,6 +53,7 @@ double us_since(std::chrono::steady_clock::time_point start) {
 }
 
 using Sources = SmallVector<const void*, 16>;
+using Places = SmallVector<void*, 16>;
 
 }  // namespace
 
@@ -63,6 +64,7 @@ ShmEngine::ShmEngine(Membership members, std::shared_ptr<Segment> segment, ShmOp
       rank_(members_.rank),
       size_(members_.size),
       me_(segment_->state(rank_)) {
+  entries_.resize(size_t(size_));
   bases_.resize(size_t(size_));
   views_.resize(size_t(size_));
   met_.resize(size_t(size_));
@@ -121,11 +123,11 @@ bool ShmEngine::find_places(const Plan& plan, uint64_t seq, Entry& entry) {
 }
 
 std::byte* ShmEngine::given(int r, uint64_t seq, size_t piece) const {
-  const Entry& entry = segment_->state(r).entries[seq & 1];
+  const Entry& entry = entries_[size_t(r)];
   return bases_[size_t(r)] + (piece == 0 ? entry.place : segment_->places(r, seq)[piece]);
 }
 std::byte* ShmEngine::taken(int r, uint64_t seq) const {
-  const Entry& entry = segment_->state(r).entries[seq & 1];
+  const Entry& entry = entries_[size_t(r)];
   return bases_[size_t(r)] + (entry.in_place ? entry.place : segment_->places(r, seq)[size_]);
 }
 
@@ -172,24 +174,26 @@ void ShmEngine::run(Call& call) {
   --phase_;
   double us = trial ? us_since(start) : 0;
   // Peers poll the line of both, so it is written in one go.
-  me_.entries[seq & 1] = entry;
+  me_.entries[seq & 1] = entries_[size_t(rank_)] = entry;
   post();
   wait_all(call,
            plan.longest <= kShortBytes && way != Way::kStaged ? Waking::kLater : Waking::kNow);
-  check_calls(call);
+  const Heard heard = listen(plan.record);
+  if (!heard.same_call) [[unlikely]]
+    report_mismatch(call);
+  if (plan.record.ahead) check_announcements(call);
   if (trial) start = Clock::now();
-  bool all_direct = all(seq, &Entry::direct);
-  places_.adopt(segment_->state(0).entries[seq & 1].verdict);
+  places_.adopt(entries_[0].verdict);
   int64_t longest = plan.has_splits() ? agree_on_splits(call) : plan.longest;
-  if (all_direct && way != Way::kStaged && reach_pools(call))
+  if (heard.direct && way != Way::kStaged && reach_pools(call, heard.news))
     run_in_place(call, way);
-  else if (all(seq, &Entry::staged))
+  else if (heard.staged)
     run_first(call, window);
   else {
     if (longest == 0) wake_peers();  // no phase follows that would
     run_staged(call, longest);
   }
-  if (trial && all_direct) places_.took(plan.longest, us + us_since(start));
+  if (trial && heard.direct) places_.took(plan.longest, us + us_since(start));
   me_.finished.store(seq, std::memory_order_release);
 }
 
@@ -216,21 +220,36 @@ int64_t ShmEngine::agree_on_splits(Call& call) {
   return *std::max_element(all.begin(), all.end());
 }
 
-bool ShmEngine::all(uint64_t seq, bool Entry::*what) {
-  for (int r = 0; r < size_; ++r)
-    if (!(segment_->state(r).entries[seq & 1].*what)) return false;
-  return true;
+/// Takes the entries of a call that all have posted, once: their lines move away again as soon as a
+/// faster peer posts its next phase. This rank's own is at hand; its line may still be on its way
+/// here for what was posted.
+ShmEngine::Heard ShmEngine::listen(const CallRecord& mine) {
+  Heard heard;
+  for (int r = 0; r < size_; ++r) {
+    Entry& e = entries_[size_t(r)];
+    if (r != rank_) e = segment_->state(r).entries[mine.seq & 1];
+    heard.same_call &= e.fingerprint == mine.fingerprint;
+    heard.direct &= e.direct;
+    heard.staged &= e.staged;
+    heard.news |= e.has_pool && !met_[size_t(r)];
+  }
+  return heard;
+}
+
+/// Whether all ranks can map each other's pools.
+bool ShmEngine::reach_pools(Call& call, bool news) {
+  if (!options_.processes) return true;
+  if (unreachable_) return false;
+  return !news || meet_pools(call);
 }
 
 /// Maps pools that this group has not met before; false when some rank cannot. All ranks do this in
 /// the same calls, since all read the same entries.
-bool ShmEngine::reach_pools(Call& call) {
-  if (!options_.processes) return true;
-  if (unreachable_) return false;
-  bool news = false, reached = true;
+bool ShmEngine::meet_pools(Call& call) {
+  bool reached = true;
   for (int r = 0; r < size_; ++r) {
-    if (met_[size_t(r)] || !segment_->state(r).entries[call.seq() & 1].has_pool) continue;
-    met_[size_t(r)] = news = true;
+    if (met_[size_t(r)] || !entries_[size_t(r)].has_pool) continue;
+    met_[size_t(r)] = 1;
     if (r == rank_) {
       bases_[size_t(r)] = pool_->data();
       continue;
@@ -244,7 +263,6 @@ bool ShmEngine::reach_pools(Call& call) {
     log::warn("shm: memory of {} is out of reach, {}; tensors of {} are copied on their way",
               tell_rank(r), why, members_.group);
   }
-  if (!news) return true;
   me_.reaches.store(reached, std::memory_order_relaxed);
   post();
   wait_all(call);
@@ -351,17 +369,24 @@ void ShmEngine::reduce_in_place(const Plan& plan, uint64_t seq, Way way) {
   Slice mine = slice_of(plan.take[0].bytes, rank_, size_);
   for (int64_t at = mine.begin; at < mine.end; at += kCopyBlock) {
     int64_t bytes = std::min(kCopyBlock, mine.end - at);
+    int64_t count = bytes / int64_t(size_of(plan.dtype));
     Sources sources;
     for (int r = 0; r < size_; ++r) sources.push_back(given(r, seq, 0) + at);
-    std::byte* result = way == Way::kStreamed ? block : plan.take[0].data + at;
-    reduce_tree(plan.op, plan.dtype, result, sources, bytes / int64_t(size_of(plan.dtype)));
+    if (way == Way::kInPlace) {
+      Places to{plan.take[0].data + at};
+      for (int r = 0; r < size_; ++r)
+        if (r != rank_) to.push_back(taken(r, seq) + at);
+      reduce_tree(plan.op, plan.dtype, std::span<void* const>(to), sources, count);
+      continue;
+    }
+    reduce_tree(plan.op, plan.dtype, block, sources, count);
     for (int r = 0; r < size_; ++r) {
       std::byte* to = taken(r, seq) + at;
       bool lines = reinterpret_cast<uintptr_t>(to) % kAlign == 0;
-      if (way == Way::kStreamed && r != rank_ && lines)
-        stream_copy(to, result, size_t(bytes));
+      if (r != rank_ && lines)
+        stream_copy(to, block, size_t(bytes));
       else
-        move_bytes(to, result, bytes);
+        move_bytes(to, block, bytes);
     }
   }
 }

@@ -57,6 +57,12 @@ class ShmEngine final : public Engine {
 
   // engine.cpp: moving data.
   bool find_places(const Plan& plan, uint64_t seq, Entry& entry);
+  /// What all ranks have published with a call, taken together.
+  struct Heard {
+    bool same_call = true, direct = true, staged = true;
+    bool news = false;  // a pool that this group has not met
+  };
+  Heard listen(const CallRecord& mine);
   void tell(const Call& call);
   void post();
   void stage(const Plan& plan, int64_t begin, int64_t window);
@@ -68,8 +74,8 @@ class ShmEngine final : public Engine {
   void reduce_in_place(const Plan& plan, uint64_t seq, Way way);
   void take_in_place(const Plan& plan, uint64_t seq);
   int64_t agree_on_splits(Call& call);
-  bool all(uint64_t seq, bool Entry::*what);
-  bool reach_pools(Call& call);
+  bool reach_pools(Call& call, bool news);
+  bool meet_pools(Call& call);
   std::byte* given(int r, uint64_t seq, size_t piece) const;
   std::byte* taken(int r, uint64_t seq) const;
 
@@ -90,7 +96,6 @@ class ShmEngine final : public Engine {
   void inspect(Call& call, Clock::time_point since);
   std::string tell_progress(int r) const;
   bool is_gone(int r, std::string* how) const;
-  void check_calls(Call& call);
   void check_announcements(const Call& call);
   [[noreturn]] void report_mismatch(Call& call);
   void tell_site(const Call& call);
@@ -123,9 +128,10 @@ class ShmEngine final : public Engine {
   Ref<Pool> pool_;                         // null until something is allocated in it
   bool no_pool_ = false;                   // the system gave none, which has been said
   std::atomic<Pool*> published_{nullptr};  // the same, once its door is written
+  std::vector<Entry> entries_;             // of every rank for the call under way
   std::vector<std::byte*> bases_;          // of every rank's pool, here; null between threads
   std::vector<PoolView> views_;
-  std::vector<bool> met_;     // ranks whose pools everybody has tried to map
+  std::vector<uint8_t> met_;  // 1: everybody has tried to map this rank's pool
   bool unreachable_ = false;  // some rank cannot map another's pool
 };
 

@@ -192,14 +192,6 @@ void ShmEngine::inspect(Call& call, Clock::time_point since) {
       absent);
 }
 
-void ShmEngine::check_calls(Call& call) {
-  const CallRecord& mine = call.plan.record;
-  for (int r = 0; r < size_; ++r)
-    if (segment_->state(r).entries[mine.seq & 1].fingerprint != mine.fingerprint)
-      report_mismatch(call);
-  if (mine.ahead) check_announcements(call);
-}
-
 void ShmEngine::check_announcements(const Call& call) {
   std::vector<Sketch> sketches(static_cast<size_t>(size_));
   for (int r = 0; r < size_; ++r) {

@@ -2,6 +2,7 @@
 // element at a time, is what each kernel must agree with to the bit.
 #include "collectives/reduction.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -105,6 +106,19 @@ bool is_nan(DType dtype, const std::byte* at) {
   return is_floating(dtype) && read_real(at, dtype) != read_real(at, dtype);
 }
 
+/// That `result` is the tree over `sources`, element by element.
+void expect_tree(ReduceOp op, DType dtype, const std::vector<std::vector<std::byte>>& sources,
+                 const std::byte* result, const std::string& where) {
+  for (int64_t i = 0; i < kCount; ++i) {
+    const std::byte* at = result + size_t(i) * size_of(dtype);
+    uint64_t want = expected(op, dtype, sources, i), got = 0;
+    std::memcpy(&got, at, size_of(dtype));
+    if (is_nan(dtype, reinterpret_cast<std::byte*>(&want)) && is_nan(dtype, at)) continue;
+    ASSERT_EQ(got, want) << name_of(op) << " of " << sources.size() << " x " << name_of(dtype)
+                         << ", element " << i << ", " << where;
+  }
+}
+
 void compare(ReduceOp op, DType dtype, int n) {
   std::mt19937_64 random(uint64_t(n) * 64 + uint64_t(dtype) * 8 + uint64_t(op));
   std::vector<std::vector<std::byte>> sources;
@@ -116,24 +130,23 @@ void compare(ReduceOp op, DType dtype, int n) {
   if (cpu::current_isa() >= cpu::Isa::kV3) tables.push_back(&tree_table<isa::v3>());
   if (cpu::current_isa() >= cpu::Isa::kV4) tables.push_back(&tree_table<isa::v4>());
 #endif
-  // In the last round reduce_tree chooses the table, and the result goes where a source lies.
-  for (size_t t = 0; t <= tables.size(); ++t) {
-    std::vector<std::byte> own(sources[0].size());
-    std::byte* out = t < tables.size() ? own.data() : sources[0].data();
-    std::vector<std::vector<std::byte>> before = sources;
-    if (t < tables.size() && dtype != kBool)
-      tables[t]->kernels[int(op)][int(dtype) - 1](out, pointers.data(), n, kCount);
-    else
-      reduce_tree(op, dtype, out, pointers, kCount);
-    for (int64_t i = 0; i < kCount; ++i) {
-      const std::byte* at = out + size_t(i) * size_of(dtype);
-      uint64_t want = expected(op, dtype, before, i), got = 0;
-      std::memcpy(&got, at, size_of(dtype));
-      if (is_nan(dtype, reinterpret_cast<std::byte*>(&want)) && is_nan(dtype, at)) continue;
-      ASSERT_EQ(got, want) << name_of(op) << " of " << n << " x " << name_of(dtype) << ", element "
-                           << i << ", table " << t;
+  // In the last round reduce_tree chooses the table, and the results go where sources lie.
+  for (size_t t = 0; t <= tables.size(); ++t)
+    for (int places : n == 2 || n == 3 ? std::vector{1, n} : std::vector{1}) {
+      const std::vector<std::vector<std::byte>> before = sources;
+      std::vector<std::vector<std::byte>> own(before.begin(), before.begin() + places);
+      std::vector<void*> to;
+      for (int p = 0; p < places; ++p)
+        to.push_back(t < tables.size() ? own[size_t(p)].data() : sources[size_t(p)].data());
+      if (t < tables.size() && dtype != kBool)
+        tables[t]->kernels[int(op)][int(dtype) - 1](to.data(), places, pointers.data(), n, kCount);
+      else
+        reduce_tree(op, dtype, std::span<void* const>(to), pointers, kCount);
+      for (int p = 0; p < places; ++p)
+        expect_tree(op, dtype, before, static_cast<const std::byte*>(to[size_t(p)]),
+                    fmt::format("table {}, place {} of {}", t, p, places));
+      for (int s = 0; s < n; ++s) std::ranges::copy(before[size_t(s)], sources[size_t(s)].begin());
     }
-  }
 }
 
 TEST(Reduction, IsTheBalancedTreeOnEveryInstructionSet) {
