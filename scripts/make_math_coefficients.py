@@ -95,6 +95,8 @@ tables = {
     "exp": (limit(lambda r: (mp.expm1(r) - r) / r**2, 0.5), lambda r: r**2 / mp.exp(r), -ln2, ln2, 7, False),
     # the same for |r| <= ln(2) / 2
     "exp_to_88": (limit(lambda r: (mp.expm1(r) - r) / r**2, 0.5), lambda r: r**2 / mp.exp(r), -ln2 / 2 * mpf("1.01"), ln2 / 2 * mpf("1.01"), 5, False),
+    # exp(r) = 1 + r + P r^2 + r^3 / 6 for |r| <= ln(2) / 32; with the table below
+    "exp_by_table": (limit(lambda r: (mp.expm1(r) - r - r**3 / 6) / r**2, 0.5), lambda r: r**2, mpf(0), ln2 / 32, 1, False),
     # exp(r) - 1 = r + r^2 P(r)
     "expm1": (limit(lambda r: (mp.expm1(r) - r) / r**2, 0.5), limit(lambda r: r**2 / mp.expm1(r), 0), -ln2 / 2 * 1.01, ln2 / 2 * 1.01, 5, False),
     # 2^r = 1 + r P(r)
@@ -142,6 +144,10 @@ tables["normal_tail"] = tail(mpf(9) / 32, lambda u, q: 1 / q, lambda u: erfcx(u 
 tables["normal_slope"] = (lambda u: erfcx(u / mp.sqrt(2)) / 2 - u / mp.sqrt(2 * mp.pi), lambda u: mp.exp(-u * u / 2), mpf(0), mpf(6), 12, False)
 
 
+# name: words of a table. Bits of 2^(j / 16) less j 2^19.
+words = {"exp_by_table": [struct.unpack("I", struct.pack("f", 2 ** (j / 16)))[0] - (j << 19) for j in range(16)]}
+
+
 def main():
     for name in sys.argv[1:] or tables:
         f, w, lo, hi, n, exact = tables[name]
@@ -149,6 +155,8 @@ def main():
         print(f"{name}: relative error {mp.nstr(worst, 3)} = 2^{mp.nstr(mp.log(worst, 2), 4)}")
         for c in coefs:
             print(f"  {float(c)!r}" if exact else f"  {mp.nstr(c, 9)}f")
+        for word in words.get(name, []):
+            print(f"  0x{word:08x}")
 
 
 if __name__ == "__main__":

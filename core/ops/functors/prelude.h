@@ -10,8 +10,10 @@
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define TESSERA_FN static __device__ __forceinline__
+#define TESSERA_TABLE static __device__ const
 #else
 #define TESSERA_FN static inline __attribute__((always_inline))
+#define TESSERA_TABLE constexpr
 #endif
 
 namespace tessera::fn {
@@ -96,6 +98,22 @@ TESSERA_FN double rint(double x) {
 #endif
 
 #endif  // CUDA or not
+
+// Sixteen words that a function chooses from, by the low four bits of an index: one permutation of
+// a register where there are groups of floats (group.h). An index comes as a float whose low bits
+// count, as they do once a number has been added that leaves its place to integers alone.
+struct Table {
+  alignas(64) int of[16];
+};
+TESSERA_FN float lookup(const Table& table, float index) {
+  return from_bits(table.of[bits(index) & 15]);
+}
+// The bits of x plus those of `by`, moved up so many places: by way of the exponent, a product with
+// a power of two.
+TESSERA_FN float raised(float x, float by, int places) {
+  return from_bits(static_cast<int>(static_cast<unsigned>(bits(x)) +
+                                    (static_cast<unsigned>(bits(by)) << places)));
+}
 
 TESSERA_FN float inf() { return from_bits(0x7f800000); }
 TESSERA_FN float nan() { return from_bits(0x7fc00000); }

@@ -19,6 +19,7 @@
 // These include nothing, so their order matters.
 // clang-format off
 #include "core/ops/functors/prelude.h"
+#include "core/ops/functors/group.h"
 #include "core/ops/functors/math.h"
 #include "core/ops/functors/math_trig.h"
 #include "core/ops/functors/activations.h"
@@ -47,6 +48,18 @@ struct Unary {
 template <class T>
 T up_to_88(T x) {
   return fn::exp_to_88(x > T(88) ? T(88) : x);
+}
+
+// Those that are for groups, in groups, and the rest one by one; for arguments up to 88.
+double exp_by_table(double x) { return fn::exp_by_table(std::isnan(x) ? x : std::min(x, 88.0)); }
+void exp_by_table(const float* x, float* y, int n) {
+  constexpr int kGroup = 32;
+  std::vector<float> low(static_cast<size_t>(n));
+  for (int i = 0; i < n; ++i) low[static_cast<size_t>(i)] = x[i] > 88.0f ? 88.0f : x[i];
+  int i = 0;
+  for (; i + kGroup <= n; i += kGroup)
+    fn::store(y + i, fn::exp_by_table(fn::load<kGroup>(low.data() + i)));
+  for (; i < n; ++i) y[i] = fn::exp_by_table(low[static_cast<size_t>(i)]);
 }
 
 #define UNARY(name, ...)                                                                       \
@@ -102,6 +115,7 @@ const Unary kUnary[] = {
             for (int i = 0; i < n; ++i) y[i] = up_to_88(x[i]);
           },
           up_to_88<double>, 1, 0x1p-125},
+    Unary{"exp_by_table", exp_by_table, exp_by_table, 1, 0x1.06p-127},
 };
 #undef UNARY
 
@@ -336,6 +350,25 @@ TEST(Prelude, RintRoundsHalvesToEven) {
     EXPECT_EQ(fn::bits(fn::rint(x)), fn::bits(std::nearbyint(x))) << x;
     EXPECT_EQ(fn::rint(x + 0.5), std::nearbyint(x + 0.5)) << x;
   }
+}
+
+TEST(Groups, AreTheirFloats) {
+  constexpr int kGroup = 32;
+  std::vector<float> x, y(kGroup);
+  for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 4099)
+    x.push_back(from_pattern(static_cast<uint32_t>(bits)));
+  for (float v : special_values()) x.push_back(v);
+  x.resize(x.size() / kGroup * kGroup);
+  for (size_t i = 0; i < x.size(); i += kGroup) {
+    fn::store(y.data(), fn::exp_by_table(fn::load<kGroup>(&x[i])));
+    for (size_t l = 0; l < kGroup; ++l) {
+      const float want = fn::exp_by_table(x[i + l]);
+      ASSERT_EQ(fn::bits(std::isnan(want) ? kNaN : want), fn::bits(std::isnan(y[l]) ? kNaN : y[l]))
+          << x[i + l];
+    }
+  }
+  EXPECT_EQ(fn::exp_by_table(0.0f), 1.0f);
+  EXPECT_EQ(fn::bits(fn::exp_by_table(-88.1f)), 0);
 }
 
 // The composed double forms against the same formula in long double.

@@ -67,13 +67,13 @@ T exp_sum(T* x, int64_t n, T top) {
   T lane[kGroup];
   for (int i = 0; i < kGroup; ++i) lane[i] = T(0);
   for (int64_t k = 0; k < n; k += kGroup)
-    for (int i = 0; i < kGroup; ++i) lane[i] += x[k + i] = fn::exp_to_88(x[k + i] - top);
+    for (int i = 0; i < kGroup; ++i) lane[i] += x[k + i] = fn::exp_by_table(x[k + i] - top);
   return fold<LaneSum, kGroup>(lane);
 }
 float exp_sum(float* x, int64_t n, float top) {
   Group sum(0.0f);
   for (int64_t k = 0; k < n; k += kGroup) {
-    const Group e = fn::exp_to_88(load_group(x + k) - Group(top));
+    const Group e = fn::exp_by_table(load_group(x + k) - Group(top));
     store(x + k, e), sum = sum + e;
   }
   return sum_of(sum);
@@ -82,11 +82,12 @@ float exp_sum(float* x, int64_t n, float top) {
 // x = exp(x - shift), y = x (y - delta).
 template <class T>
 void probabilities(T* x, T* y, int64_t n, T shift, T delta) {
-  for (int64_t c = 0; c < n; ++c) x[c] = fn::exp_to_88(x[c] - shift), y[c] = x[c] * (y[c] - delta);
+  for (int64_t c = 0; c < n; ++c)
+    x[c] = fn::exp_by_table(x[c] - shift), y[c] = x[c] * (y[c] - delta);
 }
 void probabilities(float* x, float* y, int64_t n, float shift, float delta) {
   for (int64_t c = 0; c < n; c += kGroup) {
-    const Group e = fn::exp_to_88(load_group(x + c) - Group(shift));
+    const Group e = fn::exp_by_table(load_group(x + c) - Group(shift));
     store(x + c, e), store(y + c, e * (load_group(y + c) - Group(delta)));
   }
 }

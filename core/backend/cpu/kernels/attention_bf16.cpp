@@ -73,7 +73,7 @@ float scaled_max(float* x, int64_t n, float scale) {
 float exp_sum(const float* x, int64_t n, float top, uint16_t* p) {
   Group sum(0.0f);
   for (int64_t c = 0; c < n; c += kGroup) {
-    const Group e = fn::exp_to_88(load_group(x + c) - Group(top));
+    const Group e = fn::exp_by_table(load_group(x + c) - Group(top));
     store_narrow(p + c, e), sum = sum + e;
   }
   return sum_of(sum);
@@ -82,7 +82,7 @@ float exp_sum(const float* x, int64_t n, float top, uint16_t* p) {
 // x = exp(scale x - shift), y = x (y - delta).
 void probabilities(float* x, float* y, int64_t n, float scale, float shift, float delta) {
   for (int64_t c = 0; c < n; c += kGroup) {
-    const Group e = fn::exp_to_88(load_group(x + c) * Group(scale) - Group(shift));
+    const Group e = fn::exp_by_table(load_group(x + c) * Group(scale) - Group(shift));
     store(x + c, e), store(y + c, e * (load_group(y + c) - Group(delta)));
   }
 }

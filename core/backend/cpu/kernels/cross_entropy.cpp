@@ -63,7 +63,7 @@ float sweep(const float* x, float* buffer, int64_t n, float top, Group& sum, flo
   for (int64_t i = 0; i < n; i += kGroup) {
     if constexpr (kStream)
       for (int l = 0; l < kGroup; l += kLine) __builtin_prefetch(x + i + l + kAhead, 0, 2);
-    const Group d = load_group(x + i) - reference, e = fn::exp_to_88(d);
+    const Group d = load_group(x + i) - reference, e = fn::exp_by_table(d);
     high = larger(d, high);
     part = part + e;
     if constexpr (kWrite && kStream) stream(grad + i, load_group(from + i) * scale);
@@ -76,7 +76,7 @@ float sweep(const float* x, float* buffer, int64_t n, float top, Group& sum, flo
 
 // Moves the reference to the highest of x[0, n): rescales the `done` exponentials before it.
 float raise(const float* x, int64_t n, float* buffer, int64_t done, float top, Group& sum) {
-  const float next = highest(x, n), keep = fn::exp_to_88(top - next);
+  const float next = highest(x, n), keep = fn::exp_by_table(top - next);
   for (int64_t i = 0; i < done; ++i) buffer[i] *= keep;
   sum = sum * Group(keep);
   return next;

@@ -67,13 +67,13 @@ T exp_row(const T* x, T* e, int64_t n, T top) {
   if constexpr (sizeof(T) == 4) {
     Group sum(0.0f);
     for (; k + kLanes <= n; k += kLanes) {
-      const Group g = fn::exp_to_88(load_group(x + k) - top);
+      const Group g = fn::exp_by_table(load_group(x + k) - top);
       store(e + k, g), sum = sum + g;
     }
     if (k == n) return sum_of(sum);
     store(s.v, sum);
   }
-  for (; k < n; ++k) s.v[k % kLanes] += e[k] = fn::exp_to_88(x[k] - top);
+  for (; k < n; ++k) s.v[k % kLanes] += e[k] = fn::exp_by_table(x[k] - top);
   return s.sum();
 }
 
@@ -89,14 +89,14 @@ template <class T>
 T logsumexp_row(const T* x, int64_t n) {
   T top = max_of(x, n);
   if (top == T(-__builtin_inf())) return top;
-  return top + fn::log(sum_of<T>(n, [&](auto at) { return fn::exp_to_88(at(x) - top); }));
+  return top + fn::log(sum_of<T>(n, [&](auto at) { return fn::exp_by_table(at(x) - top); }));
 }
 
 template <class T>
 void log_softmax(const T* x, T* y, int64_t n, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r, x += n, y += n) {
     T top = max_of(x, n),
-      rest = fn::log(sum_of<T>(n, [&](auto at) { return fn::exp_to_88(at(x) - top); }));
+      rest = fn::log(sum_of<T>(n, [&](auto at) { return fn::exp_by_table(at(x) - top); }));
     for (int64_t k = 0; k < n; ++k) y[k] = (x[k] - top) - rest;
   }
 }
@@ -113,7 +113,11 @@ template <class T>
 void log_softmax_grad(const T* y, const T* g, T* dx, int64_t n, int64_t rows) {
   for (int64_t r = 0; r < rows; ++r, y += n, g += n, dx += n) {
     T total = sum_of<T>(n, [&](auto at) { return at(g); });
-    for (int64_t k = 0; k < n; ++k) dx[k] = g[k] - fn::exp_to_88(y[k]) * total;
+    int64_t k = 0;
+    if constexpr (sizeof(T) == 4)
+      for (; k + kLanes <= n; k += kLanes)
+        store(dx + k, load_group(g + k) - fn::exp_by_table(load_group(y + k)) * total);
+    for (; k < n; ++k) dx[k] = g[k] - fn::exp_by_table(y[k]) * total;
   }
 }
 

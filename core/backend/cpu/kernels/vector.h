@@ -7,24 +7,22 @@
 #include <immintrin.h>
 #endif
 
+// The second needs the first.
+// clang-format off
 #include "core/ops/functors/prelude.h"
+#include "core/ops/functors/group.h"
+// clang-format on
 
 namespace tessera::cpu {
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int kVectorBytes = 64;
-#elif defined(__AVX2__)
-constexpr int kVectorBytes = 32;
-#else
-constexpr int kVectorBytes = 16;
-#endif
+using fn::kVectorBytes;
 
 template <class T>
 struct Vector;
 template <>
 struct Vector<float> {
-  typedef float type __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+  using type = fn::Floats;
 };
 template <>
 struct Vector<double> {
@@ -82,12 +80,12 @@ inline void store_narrow(uint16_t* to, Floats x) {
   const __m256i low = narrow(x);
   __builtin_memcpy(to, &low, sizeof(low));
 }
-// Lane i holds first[i] and second[i]. Masked as larger() is.
+// Lane i holds first[i] and second[i]. Masked by ones: the plain form warns in GCC 12.
 inline Pairs interleave(__m256i first, __m256i second) {
   return Pairs(_mm512_maskz_cvtepu16_epi32(0xffff, first)) |
          Pairs(_mm512_maskz_cvtepu16_epi32(0xffff, second)) << 16;
 }
-// The lower and the upper half of a vector to two places. Masked as larger() is.
+// The lower and the upper half of a vector to two places. Masked as above.
 template <class T, class Vec>
 inline void store_halves(T* low, T* high, Vec x) {
   const __m256i halves[] = {_mm512_maskz_extracti64x4_epi64(0xf, __m512i(x), 0),
@@ -102,20 +100,17 @@ inline Pairs interleave(const uint16_t* first, const uint16_t* second) {
 }
 #endif
 
-// The larger, b where either is NaN; and a store that bypasses the caches to p, aligned to
-// kVectorBytes. streams_done() orders such stores before what follows.
+using fn::larger;
+
+// A store that bypasses the caches to p, aligned to kVectorBytes. streams_done() orders such stores
+// before what follows.
 #if defined(__AVX512F__)
-// Masked by ones: the plain form warns in GCC 12.
-inline Floats larger(Floats a, Floats b) { return _mm512_maskz_max_ps(0xffff, a, b); }
 inline void stream(float* p, Floats a) { _mm512_stream_ps(p, a); }
 #elif defined(__AVX2__)
-inline Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 inline void stream(float* p, Floats a) { _mm256_stream_ps(p, a); }
 #elif defined(__x86_64__)
-inline Floats larger(Floats a, Floats b) { return _mm_max_ps(a, b); }
 inline void stream(float* p, Floats a) { _mm_stream_ps(p, a); }
 #else
-inline Floats larger(Floats a, Floats b) { return a > b ? a : b; }
 inline void stream(float* p, Floats a) { *reinterpret_cast<Floats*>(p) = a; }
 #endif
 inline void streams_done() {
@@ -131,63 +126,9 @@ constexpr int kWidth = kVectorBytes / int(sizeof(T));
 
 constexpr int kGroup = 32;  // two of the widest vectors: enough chains to hide latencies
 
-struct Group {
-  static constexpr int kVectors = kGroup / kWidth<float>;
-  Floats v[kVectors];
+using Group = fn::Group<kGroup>;
 
-  Group() = default;
-  inline __attribute__((always_inline)) explicit Group(float x) {
-    // By index: GCC takes a reference to an array of vectors for as aligned as their registers.
-    for (int i = 0; i < kVectors; ++i) v[i] = x - Floats{};
-  }
-};
-
-// The group of f(0), f(1), ..., one vector each.
-template <class F>
-TESSERA_FN Group vectors(F f) {
-  Group r;
-  for (int i = 0; i < Group::kVectors; ++i) r.v[i] = f(i);
-  return r;
-}
-
-TESSERA_FN Group load_group(const float* p) {
-  return vectors([&](int i) { return reinterpret_cast<const Floats*>(p)[i]; });
-}
-TESSERA_FN void store(float* p, const Group& a) {
-  for (int i = 0; i < Group::kVectors; ++i) reinterpret_cast<Floats*>(p)[i] = a.v[i];
-}
-TESSERA_FN Group operator+(const Group& a, const Group& b) {
-  return vectors([&](int i) { return a.v[i] + b.v[i]; });
-}
-TESSERA_FN Group operator-(const Group& a, const Group& b) {
-  return vectors([&](int i) { return a.v[i] - b.v[i]; });
-}
-TESSERA_FN Group operator*(const Group& a, const Group& b) {
-  return vectors([&](int i) { return a.v[i] * b.v[i]; });
-}
-TESSERA_FN Group operator-(const Group& a, float b) { return a - Group(b); }
-TESSERA_FN Group operator*(const Group& a, float b) { return a * Group(b); }
-// Named as in core/ops/functors, which find them by the type of their argument.
-TESSERA_FN Group fma(const Group& a, const Group& b, const Group& c) {
-#if defined(__FMA__)
-  return vectors([&](int i) { return multiply_add(a.v[i], b.v[i], c.v[i]); });
-#else
-  Group r;
-  for (int i = 0; i < Group::kVectors; ++i)
-    for (int l = 0; l < kWidth<float>; ++l) r.v[i][l] = fn::fma(a.v[i][l], b.v[i][l], c.v[i][l]);
-  return r;
-#endif
-}
-TESSERA_FN Group power_of_two(const Group& shifted) {
-  typedef int32_t Ints __attribute__((vector_size(kVectorBytes)));
-  return vectors([&](int i) { return Floats(Ints(shifted.v[i]) << 23); });
-}
-// b where either is NaN.
-TESSERA_FN Group larger(const Group& a, const Group& b) {
-  return vectors([&](int i) { return larger(a.v[i], b.v[i]); });
-}
-TESSERA_FN Group at_least(const Group& x, float bound) { return larger(Group(bound), x); }
-
+TESSERA_FN Group load_group(const float* p) { return fn::load<kGroup>(p); }
 TESSERA_FN void stream(float* p, const Group& a) {
   for (int i = 0; i < Group::kVectors; ++i) stream(p + i * kWidth<float>, a.v[i]);
 }

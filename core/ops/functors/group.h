@@ -1,0 +1,133 @@
+// Groups of floats, for functors that are templates: F is float, or so many floats in vectors as
+// wide as the instruction set's registers. A compiler that vectorises a loop makes loads of a table
+// in memory; here a lookup is a permutation of registers. Include prelude.h first; CPUs only.
+// Invariant: each lane is what the function of the same name makes of a float, bit by bit.
+#pragma once
+
+#if !defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+
+namespace tessera::fn {
+namespace {  // one binary holds groups of several instruction sets
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+constexpr int kFloats = kVectorBytes / 4;  // of a vector
+typedef float Floats __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+typedef int Ints __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+
+// Of two, the larger, b where either is NaN.
+#if defined(__AVX512F__) && !defined(__clang__)
+TESSERA_FN Floats fma(Floats a, Floats b, Floats c) {
+  return __builtin_ia32_vfmaddps512_mask(a, b, c, static_cast<unsigned short>(-1), 4);
+}
+TESSERA_FN Floats larger(Floats a, Floats b) {
+  return __builtin_ia32_maxps512_mask(a, b, a, static_cast<unsigned short>(-1), 4);
+}
+TESSERA_FN Floats lookup(const Table& table, Floats index) {
+  return Floats(__builtin_shuffle(*reinterpret_cast<const Ints*>(table.of), Ints(index)));
+}
+#elif defined(__AVX2__) && defined(__FMA__) && !defined(__clang__)
+TESSERA_FN Floats fma(Floats a, Floats b, Floats c) { return __builtin_ia32_vfmaddps256(a, b, c); }
+TESSERA_FN Floats larger(Floats a, Floats b) { return __builtin_ia32_maxps256(a, b); }
+TESSERA_FN Floats lookup(const Table& table, Floats index) {
+  const Ints* half = reinterpret_cast<const Ints*>(table.of);
+  return Floats(__builtin_shuffle(half[0], half[1], Ints(index)));
+}
+#else
+TESSERA_FN Floats fma(Floats a, Floats b, Floats c) {
+  Floats r;
+  for (int l = 0; l < kFloats; ++l) r[l] = fn::fma(a[l], b[l], c[l]);
+  return r;
+}
+#if defined(__SSE__) && !defined(__clang__)
+TESSERA_FN Floats larger(Floats a, Floats b) { return __builtin_ia32_maxps(a, b); }
+#else
+TESSERA_FN Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+#endif
+TESSERA_FN Floats lookup(const Table& table, Floats index) {
+  Floats r;
+  for (int l = 0; l < kFloats; ++l) r[l] = fn::lookup(table, index[l]);
+  return r;
+}
+#endif
+
+// N floats, a multiple of those in a vector.
+template <int N>
+struct Group {
+  static constexpr int kVectors = N / kFloats;
+  static_assert(N % kFloats == 0);
+  Floats v[kVectors];
+
+  Group() = default;
+  inline __attribute__((always_inline)) explicit Group(float x) {
+    // By index: GCC takes a reference to an array of vectors for as aligned as their registers.
+    for (int i = 0; i < kVectors; ++i) v[i] = x - Floats{};
+  }
+};
+
+// The group of f(0), f(1), ..., one vector each.
+template <int N, class F>
+TESSERA_FN Group<N> vectors(F f) {
+  Group<N> r;
+  for (int i = 0; i < Group<N>::kVectors; ++i) r.v[i] = f(i);
+  return r;
+}
+
+template <int N>
+TESSERA_FN Group<N> load(const float* p) {
+  return vectors<N>([&](int i) { return reinterpret_cast<const Floats*>(p)[i]; });
+}
+template <int N>
+TESSERA_FN void store(float* p, const Group<N>& a) {
+  for (int i = 0; i < Group<N>::kVectors; ++i) reinterpret_cast<Floats*>(p)[i] = a.v[i];
+}
+template <int N>
+TESSERA_FN Group<N> operator+(const Group<N>& a, const Group<N>& b) {
+  return vectors<N>([&](int i) { return a.v[i] + b.v[i]; });
+}
+template <int N>
+TESSERA_FN Group<N> operator-(const Group<N>& a, const Group<N>& b) {
+  return vectors<N>([&](int i) { return a.v[i] - b.v[i]; });
+}
+template <int N>
+TESSERA_FN Group<N> operator*(const Group<N>& a, const Group<N>& b) {
+  return vectors<N>([&](int i) { return a.v[i] * b.v[i]; });
+}
+template <int N>
+TESSERA_FN Group<N> operator-(const Group<N>& a, float b) {
+  return a - Group<N>(b);
+}
+template <int N>
+TESSERA_FN Group<N> operator*(const Group<N>& a, float b) {
+  return a * Group<N>(b);
+}
+template <int N>
+TESSERA_FN Group<N> fma(const Group<N>& a, const Group<N>& b, const Group<N>& c) {
+  return vectors<N>([&](int i) { return fma(a.v[i], b.v[i], c.v[i]); });
+}
+template <int N>
+TESSERA_FN Group<N> larger(const Group<N>& a, const Group<N>& b) {
+  return vectors<N>([&](int i) { return larger(a.v[i], b.v[i]); });
+}
+template <int N>
+TESSERA_FN Group<N> at_least(const Group<N>& x, float bound) {
+  return larger(Group<N>(bound), x);
+}
+template <int N>
+TESSERA_FN Group<N> lookup(const Table& table, const Group<N>& index) {
+  return vectors<N>([&](int i) { return lookup(table, index.v[i]); });
+}
+template <int N>
+TESSERA_FN Group<N> raised(const Group<N>& x, const Group<N>& by, int places) {
+  return vectors<N>([&](int i) { return Floats(Ints(x.v[i]) + (Ints(by.v[i]) << places)); });
+}
+
+}  // namespace
+}  // namespace tessera::fn
+
+#endif
