@@ -10,16 +10,6 @@
 #include "core/base/parallel.h"
 
 namespace tessera::detail {
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double ms_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-}  // namespace
-
 int forks() {
   static const int registered =
       pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
@@ -149,9 +139,8 @@ void BackendGroup::serve() {
 }
 
 void BackendGroup::execute(const Ref<Call>& call) {
-  if (dead_.load(std::memory_order_acquire)) return call->finish(failure(), 0);
-  auto start = call->timed() ? Clock::now() : Clock::time_point();
-  auto took = [&] { return call->timed() ? ms_since(start) : 0; };
+  if (dead_.load(std::memory_order_acquire)) return call->finish(failure());
+  call->start();
   try {
     call->wait_for_inputs();
     if (call->plan.is_p2p()) return execute_p2p(call);
@@ -160,9 +149,9 @@ void BackendGroup::execute(const Ref<Call>& call) {
     else
       engine_->run(*call);
     if (call->here && !call->timed()) return call->succeed_here();
-    call->finish(nullptr, took());
+    call->finish(nullptr);
   } catch (...) {
-    call->finish(fail(std::current_exception(), call.get()), took());
+    call->finish(fail(std::current_exception(), call.get()));
   }
 }
 
@@ -176,7 +165,7 @@ void BackendGroup::execute_p2p(const Ref<Call>& first) {
     });
   } catch (...) {
     std::exception_ptr error = fail(std::current_exception(), first.get());
-    for (const Ref<Call>& call : batch) call->finish(error, 0);
+    for (const Ref<Call>& call : batch) call->finish(error);
   }
 }
 
@@ -187,6 +176,7 @@ Ref<Call> BackendGroup::next_p2p() {
     return nullptr;
   Ref<Call> call = std::move(queue_.front());
   queue_.pop_front();
+  call->start();
   return call;
 }
 

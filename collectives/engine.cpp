@@ -6,6 +6,11 @@
 #include "collectives/reduction.h"
 
 namespace tessera::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
 
 void Call::begin(const Collective& c, int rank, int size, Millis limit) {
   make_plan(c, rank, size, plan);
@@ -19,6 +24,7 @@ void Call::begin(const Collective& c, int rank, int size, Millis limit) {
   birth_ = fork_count.load(std::memory_order_relaxed);
   state_.store(kPending, std::memory_order_relaxed);
   if (error_) error_ = nullptr;
+  started_ = {};
   elapsed_ms_ = 0;
   for (const Tensor& t : c.in) keep(t);
   if (c.out.data() != c.in.data())
@@ -56,7 +62,12 @@ void Call::wait_for_inputs_slow() {
   before_.clear();
 }
 
-void Call::finish(std::exception_ptr error, double elapsed_ms) {
+void Call::start_clock() {
+  started_ = Clock::now();
+  if (profile_) begin_us_ = profile_->now_us();
+}
+
+void Call::finish(std::exception_ptr error) {
   if (done()) return;
   Tensors tensors;
   if (async)
@@ -64,16 +75,19 @@ void Call::finish(std::exception_ptr error, double elapsed_ms) {
   readers_.clear();
   before_.clear();
   error_ = std::move(error);
-  elapsed_ms_ = elapsed_ms;
+  const bool started = started_ != Clock::time_point();
+  if (started)
+    elapsed_ms_ = std::chrono::duration<double, std::milli>(Clock::now() - started_).count();
   if (profile_) {
-    double took = elapsed_ms * 1e3;
+    // By the profile's own clock at both ends: this thread may be held up between two looks.
+    const double end = profile_->now_us(), begin = started ? begin_us_ : end;
     profile_->add({.name = std::string(name_of(plan.kind)),
                    .category = "collective",
                    .lane = lane_,
                    .detail = title() + " at " + describe(site),
-                   .begin_us = profile_->now_us() - took,
-                   .took_us = took,
-                   .own_us = took});
+                   .begin_us = begin,
+                   .took_us = end - begin,
+                   .own_us = end - begin});
   }
   State outcome = error_ ? kFailed : kDone;
   if (here) return state_.store(outcome, std::memory_order_release);

@@ -48,8 +48,12 @@ class Call final : public Work {
     if (!before_.empty() || !readers_.empty()) [[unlikely]]
       wait_for_inputs_slow();
   }
+  /// It is executed from now on.
+  void start() {
+    if (timed()) start_clock();
+  }
   /// Publishes the outcome (null: success) and lets go of the tensors.
-  void finish(std::exception_ptr error, double elapsed_ms);
+  void finish(std::exception_ptr error);
   /// The same for success where nobody else knows the call, nor asks how long it took.
   void succeed_here() { state_.store(kDone, std::memory_order_release); }
   /// "all_reduce #41".
@@ -73,6 +77,7 @@ class Call final : public Work {
   void begin_profile(const std::string& group);
   void wait_for_inputs_slow();
   void rethrow() const;
+  void start_clock();
   void check_process() const;
 
   int birth_ = 0;
@@ -80,8 +85,10 @@ class Call final : public Work {
   SmallVector<Ref<Event>, 2> before_, readers_;
   std::atomic<uint32_t> state_{kPending};
   std::exception_ptr error_;
+  std::chrono::steady_clock::time_point started_;  // zero: not yet, or nobody asks
   double elapsed_ms_ = 0;
   Ref<Profile> profile_;  // null: not recorded
+  double begin_us_ = 0;   // in it
   std::string lane_;      // in it
   std::mutex mutex_;
   std::condition_variable finished_;

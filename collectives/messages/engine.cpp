@@ -267,17 +267,14 @@ void MessageEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> nex
       ++running;
     }
     threads.emplace_back([this, call, before, number, &failure, &running] {
-      auto begin = std::chrono::steady_clock::now();
       std::exception_ptr error;
       try {
         if (before) before->wait();
         message(*call, number);
-        call->finish(nullptr, std::chrono::duration<double, std::milli>(
-                                  std::chrono::steady_clock::now() - begin)
-                                  .count());
+        call->finish(nullptr);
       } catch (...) {
         error = std::current_exception();
-        call->finish(error, 0);
+        call->finish(error);
       }
       std::lock_guard lock(mutex_);
       if (error && !failure) failure = error;

@@ -142,8 +142,7 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
       }
       Message m = std::move(active[i]);
       active.erase(active.begin() + std::ptrdiff_t(i));
-      m.call->finish(nullptr,
-                     std::chrono::duration<double, std::milli>(Clock::now() - m.since).count());
+      m.call->finish(nullptr);
       finished = true;
     }
     if (active.empty()) break;
