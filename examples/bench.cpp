@@ -7,6 +7,7 @@
 #include "collectives/store/environment.h"
 #include "core/base/error.h"
 #include "core/base/isa.h"
+#include "core/base/output.h"
 #include "core/base/version.h"
 #include "examples/bench/commands.h"
 
@@ -62,7 +63,6 @@ int run(int argc, char** argv) {
   Json result = chosen();
   if (writes)
     write_json(json_path, app.get_subcommands().at(0)->get_name(), load, std::move(result));
-  TESSERA_CHECK(std::fflush(stdout) == 0, "bench: cannot write to standard output");
   return 0;
 }
 
@@ -71,7 +71,9 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return tessera::bench::run(argc, argv);
+    const int status = tessera::bench::run(argc, argv);
+    tessera::check_output();
+    return status;
   } catch (const std::exception& e) {
     std::fflush(stdout);
     std::fprintf(stderr, "%s\n", e.what());

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "core/base/output.h"
 #include "core/base/version.h"
 #include "core/io/safetensors.h"
 #include "parallel/checkpoint/convert.h"
@@ -211,7 +212,6 @@ int run(int argc, char** argv) {
     consolidate(a);
   else
     status = look(a, inspect->parsed());
-  TESSERA_CHECK(std::fflush(stdout) == 0, "cannot write to standard output");
   return status;
 }
 
@@ -220,7 +220,9 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return tessera::run(argc, argv);
+    const int status = tessera::run(argc, argv);
+    tessera::check_output();
+    return status;
   } catch (const std::exception& e) {
     std::fflush(stdout);
     std::fprintf(stderr, "tckpt: %s\n", e.what());

@@ -2,6 +2,7 @@
 #include <csignal>
 #include <new>
 
+#include "core/base/output.h"
 #include "core/data/image_source.h"
 #include "core/tensor/allocator.h"
 #include "examples/train/options.h"
@@ -11,7 +12,7 @@ int main(int argc, char** argv) {
   using namespace tessera;
   try {
     train::Parsed parsed = train::parse_options(argc, argv);
-    if (parsed.exit_status >= 0) return parsed.exit_status;
+    if (parsed.exit_status >= 0) return check_output(), parsed.exit_status;
     Ref<ProcessGroup> group = init_process_group({.backend = parsed.options.backend});
     int signal = 0;
     try {
@@ -32,6 +33,7 @@ int main(int argc, char** argv) {
     }
     destroy_process_group();
     if (signal != 0) std::raise(signal);  // whoever sent it sees that it was obeyed
+    check_output();
     return 0;
   } catch (const std::bad_alloc&) {  // tensors name their sizes; this is what libraries ask for
     std::fprintf(stderr,

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 
 namespace tessera::launcher {
 namespace {
@@ -118,9 +119,14 @@ bool Console::send(int stream) {
       ::write(fd_of(stream), out.data() + sent, std::min<size_t>(out.size() - sent, PIPE_BUF));
   if (n < 0 && (errno == EINTR || errno == EAGAIN)) return true;
   if (n < 0) {
+    const int why = errno;
     gone_[stream] = true;
     out.clear();
     sent = 0;
+    if (why == EPIPE) return false;
+    lost_ = true;
+    note(std::string("tlaunch: ") + (stream == 0 ? "standard output" : "standard error") +
+         ": cannot write it: " + std::strerror(why) + "; what the ranks print there is lost");
     return false;
   }
   sent += size_t(n);

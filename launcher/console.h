@@ -3,8 +3,8 @@
 // interactive stream, rank 0's when tlaunch's own output is a terminal: its bytes go out at once,
 // with a prefix after each line break or carriage return, so a progress bar redraws in place; when
 // another rank prints, the bar's line is wiped first and the bar comes back with its next redraw.
-// A single rank's bytes pass through unchanged. Invariant: bytes given are printed in order or the
-// reader has gone; nothing here blocks except flush().
+// A single rank's bytes pass through unchanged. Invariant: bytes given are printed in order, or
+// the reader has gone, or an error is told; nothing here blocks except flush().
 #pragma once
 #include <array>
 #include <map>
@@ -28,6 +28,8 @@ class Console {
 
   /// Bytes not yet written to stdout (0) or stderr (1).
   size_t pending(int stream) const { return out_[stream].size() - sent_[stream]; }
+  /// Whether output was lost to an error, which a note told; a reader that left is none.
+  bool lost() const { return lost_; }
   /// Writes what can be written without blocking.
   void pump(int stream);
   /// Writes everything, waiting for the reader for at most `timeout_ms` without progress, or until
@@ -50,7 +52,8 @@ class Console {
 
   const bool prefix_;
   std::array<bool, 2> is_terminal_;
-  std::array<bool, 2> gone_{};  // the reader has closed
+  std::array<bool, 2> gone_{};  // nothing can be written any more
+  bool lost_ = false;
   std::array<std::string, 2> out_;
   std::array<size_t, 2> sent_{};
   std::map<Source, Line> lines_;

@@ -15,6 +15,7 @@
 #include "collectives/store/environment.h"
 #include "collectives/store/tcp_server.h"
 #include "core/base/error.h"
+#include "core/base/output.h"
 #include "launcher/doctor.h"
 #include "launcher/options.h"
 #include "launcher/placement.h"
@@ -124,7 +125,7 @@ int run_attempts(const Options& o, const Placement& placement, Guard& guard,
     console.flush(again ? 0 : outcome.stop_signal ? 1000 : 60000, signal_fd);
     if (!again) {
       if (outcome.exit_code == 0) guard.dismiss();
-      return outcome.exit_code;
+      return outcome.exit_code == 0 && console.lost() ? 1 : outcome.exit_code;
     }
     server.forget(attempt_prefix(attempt));
   }
@@ -153,7 +154,9 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return tessera::launcher::run(argc, argv);
+    const int status = tessera::launcher::run(argc, argv);
+    tessera::check_output();
+    return status;
   } catch (const tessera::UserError& e) {
     fmt::print(stderr, "tlaunch: {}\n", e.what());
     return 2;

@@ -75,6 +75,17 @@ TEST_F(TrainEnd, AFullDiskUnderTheReportsEndsThemAndNotTheRun) {
   EXPECT_TRUE(std::filesystem::exists(file));
 }
 
+TEST_F(TrainEnd, OutputThatCannotBeWrittenIsAnError) {
+  const std::string file = folder_ / "model.safetensors";
+  for (const std::string& command : {command("--steps 2 --save " + file), bin("train") + " --help",
+                                     bin("bench") + " --version", bin("tckpt") + " --help"}) {
+    const Outcome o = run(command + " > /dev/full");
+    EXPECT_EQ(o.status, 1) << command;
+    expect_contains(o.output, "standard output: cannot write it");
+  }
+  EXPECT_TRUE(std::filesystem::exists(file));
+}
+
 TEST_F(TrainEnd, NothingLeftToTrainIsSaid) {
   const std::string at = " --checkpoint " + (folder_ / "run");
   EXPECT_EQ(run(command("--steps 4" + at)).status, 0);

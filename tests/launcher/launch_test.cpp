@@ -82,6 +82,25 @@ TEST(Launch, ReaderThatLeavesDoesNotHurt) {
   EXPECT_EQ(r.err, "");
 }
 
+TEST(Launch, OutputThatCannotBeWrittenIsAnError) {
+  const std::string bin = tlaunch_argv({})[0];
+  auto to_full = [&](const std::string& arguments) {
+    return Command({"sh", "-c", bin + " " + arguments + " > /dev/full"}).finish();
+  };
+  Result r = to_full("--nproc 2 sh -c 'echo a; sleep 0.1; echo b; exit 0'");
+  EXPECT_EQ(r.exit_code, 1);
+  EXPECT_EQ(r.err,
+            "tlaunch: standard output: cannot write it: No space left on device; what the ranks "
+            "print there is lost\n");
+  EXPECT_EQ(to_full("--nproc 2 sh -c 'echo a; exit 7'").exit_code, 7);
+  for (const char* own : {"--version", "--help", "--dry-run true", "--doctor"}) {
+    r = to_full(own);
+    EXPECT_EQ(r.exit_code, 2) << own;
+    EXPECT_TRUE(r.err.starts_with("tlaunch: standard output: cannot write it")) << own << r.err;
+    EXPECT_EQ(lines(r.err).size(), 1u) << own << r.err;
+  }
+}
+
 TEST(Launch, LogFilesTeeAndRedirects) {
   Folder folder;
   std::vector<std::string> program = {"sh", "-c", "echo o$RANK; echo e$RANK >&2"};
