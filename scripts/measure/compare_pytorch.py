@@ -4,8 +4,9 @@
 How: both programs stay alive and are bound to the same core; a sample of one is followed by a sample of the other. Printed
 are medians, the ratio of medians and its 95 % bootstrap interval over pairs. PyTorch runs with the settings of
 scripts/reference/bench_common.py (one thread, tuned libraries). AdamW is compared with each kind that PyTorch has. Beside
-training steps stand the GF/s of their matrix products and convolutions (as plain sums
-take them: also of rows that are zero, which Tessera leaves out, and of 3 x 3 in f32, where it multiplies less), and what share that is of the most that the core did when measured after each row, in that precision.
+training steps stand the GF/s of their matrix products and convolutions, counted as plain sums take them (also those of rows
+that are zero, which Tessera leaves out, and of 3 x 3, where it multiplies less), and what share that is of the most that the
+core did when measured after each row, in that precision.
 
 Usage: compare_pytorch.py --python NAME=INTERPRETER [--python ...] [--build DIR] [--pairs 11] [--only step,add] [--json FILE]
 """

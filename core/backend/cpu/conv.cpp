@@ -1,8 +1,8 @@
 // Convolutions on the CPU: activations lie channels-last, operands that do not are copied so once.
-// bf16 with whole panels of channels is computed by kernels of ours, and so are f32 convolutions
-// that products are faster for and those of 3 x 3 without strides; others of f32 and bf16 run in
-// oneDNN, which has weights packed into the layout that it wants. f64, and padding that the library
-// does not know, run in a loop nest; f16 is computed in f32. Invariant: a result of activations is
+// bf16 with whole panels of channels is computed by kernels of ours, and so are 3 x 3 without
+// strides and f32 convolutions that products are faster for; others of f32 and bf16 run in oneDNN,
+// which has weights packed into the layout that it wants. f64, and padding that the library does
+// not know, run in a loop nest; f16 is computed in f32. Invariant: a result of activations is
 // channels-last, one of weights is row-major.
 #include <algorithm>
 #include <cstring>

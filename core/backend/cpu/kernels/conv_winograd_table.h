@@ -5,9 +5,16 @@
 
 namespace tessera::cpu {
 
-// A tile is 2 x 2 places of the output, which see 4 x 4 pixels of the input: 16 places of the
-// transformed domain. Channels go in panels, rows of a product in groups.
-inline constexpr int64_t kWinogradPlaces = 16, kWinogradPanel = 32, kWinogradGroup = 8;
+// Channels go in panels, rows of a product in groups.
+inline constexpr int64_t kWinogradPanel = 32, kWinogradGroup = 8;
+/// A tile is n x n places of the output, which see (n + 2) x (n + 2) pixels of the input: as many
+/// places of the transformed domain. Larger tiles take fewer multiplications and lose some bits:
+/// f32 has 2 x 2, whose errors are those of plain sums, and bf16 (E is its bits) 4 x 4, all
+/// arithmetic being f32, whose errors disappear when results are rounded.
+template <class E>
+inline constexpr int64_t kWinogradTile = sizeof(E) == sizeof(float) ? 2 : 4;
+template <class E>
+inline constexpr int64_t kWinogradPlaces = (kWinogradTile<E> + 2) * (kWinogradTile<E> + 2);
 
 /// Where transformed values go: channel c of tile t at place k lies k * place + t * tile + c / 32 *
 /// panel + c % 32 from `to`.
@@ -28,27 +35,30 @@ struct WinogradProduct {
   bool add;
 };
 
-/// Everything below with B^T = [1 0 -1 0; 0 1 1 0; 0 -1 1 0; 0 1 0 -1], G = [1 0 0; 1 1 1; 1 -1 1;
-/// 0 0 2] / [1; 2; 2; 2] and A^T = [1 1 1 0; 0 1 -1 -1]. Counts of channels are multiples of
-/// kWinogradPanel.
-struct ConvWinogradTable {
-  /// B^T d B of the tiles whose 16 pixels, row by row, `pixels` points at.
-  void (*input)(const float* const* pixels, int64_t tiles, int64_t channels,
-                const WinogradValues& to);
-  /// A g A^T of the tiles whose 4 pixels `pixels` points at.
-  void (*cotangent)(const float* const* pixels, int64_t tiles, int64_t channels,
+/// Transforms by the matrices B, G and A of Lavin and Gray for tiles of n x n, of operands and
+/// results of E. Counts of channels are multiples of kWinogradPanel.
+template <class E>
+struct WinogradFns {
+  /// B^T d B of the tiles whose (n + 2)^2 pixels, row by row, `pixels` points at.
+  void (*input)(const E* const* pixels, int64_t tiles, int64_t channels, const WinogradValues& to);
+  /// A g A^T of the tiles whose n^2 pixels `pixels` points at.
+  void (*cotangent)(const E* const* pixels, int64_t tiles, int64_t channels,
                     const WinogradValues& to);
-  /// A^T m A of a panel into 4 pixels of each tile; m[k, tile, 32] with `place` from one k to the
-  /// next.
-  void (*output)(const float* m, int64_t place, int64_t tiles, float* const* pixels);
+  /// A^T m A of the panel of channels from `first` on into n^2 pixels of each tile; m[k, tile, 32]
+  /// with `place` from one k to the next.
+  void (*output)(const float* m, int64_t place, int64_t tiles, E* const* pixels, int64_t first);
   /// G w G^T of weights [outputs, channels, 3, 3] for a panel of outputs: to[k, channel, 32].
-  void (*weight)(const float* w, int64_t channels, float* to);
+  void (*weight)(const E* w, int64_t channels, float* to);
   /// The same for a panel of channels, taps being turned around: to[k, output, 32].
-  void (*turned_weight)(const float* w, int64_t outputs, int64_t channels, float* to);
-  void (*product)(const WinogradProduct& p);
+  void (*turned_weight)(const E* w, int64_t outputs, int64_t channels, float* to);
   /// G^T m G into dw [32, 3, 3] of one output and a panel of channels; m[k, 32] with `place` from
   /// one k to the next.
-  void (*weight_grad)(const float* m, int64_t place, float* dw);
+  void (*weight_grad)(const float* m, int64_t place, E* dw);
+};
+struct ConvWinogradTable {
+  WinogradFns<float> f32;
+  WinogradFns<uint16_t> bf16;
+  void (*product)(const WinogradProduct& p);
 };
 
 }  // namespace tessera::cpu
