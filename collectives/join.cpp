@@ -8,6 +8,7 @@
 #include "collectives/backend_name.h"
 #include "collectives/device_group.h"
 #include "collectives/gloo/carrier.h"
+#include "collectives/joining.h"
 #include "collectives/messages/engine.h"
 #include "collectives/mpi/carrier.h"
 #include "collectives/shm/process.h"
@@ -98,31 +99,41 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
     mine.address = segment->address();
   }
   auto deadline = Clock::now() + o.join_timeout;
-  auto records = exchange(*o.store, m, prefix, mine, o.join_timeout);
+  auto store = std::make_shared<JoiningStore>(m, o.store);
+  auto records = exchange(*store, m, prefix, mine, o.join_timeout);
   bool one_host = std::all_of(records.begin(), records.end(),
                               [&](const Record& r) { return r.host == records[0].host; });
   std::string backend = agree_on_backend(records);
   if (backend == kMpi)
     return make_message_engine(
-        m,
-        make_mpi_carrier(m, {.store = o.store, .prefix = prefix, .join_timeout = o.join_timeout}),
+        m, make_mpi_carrier(m, {.store = store, .prefix = prefix, .join_timeout = o.join_timeout}),
         o.store, prefix);
   if (backend == kGloo)
     return make_message_engine(m,
-                               make_gloo_carrier(m, {.store = o.store,
+                               make_gloo_carrier(m, {.store = store,
                                                      .prefix = prefix,
                                                      .loopback = one_host,
                                                      .timeout = o.timeout,
                                                      .join_timeout = o.join_timeout}),
                                o.store, prefix);
-  if (!segment) segment = Segment::attach(records[0].address, m.size, layout);
+  try {
+    if (!segment) segment = Segment::attach(records[0].address, m.size, layout);
+  } catch (const Error&) {
+    store->explain();
+    throw;
+  }
   auto engine = std::make_unique<ShmEngine>(
       m, segment,
       ShmOptions{.processes = true,
                  .read_in_place = true,
                  .cause_of_death = [store = o.store](int r) { return cause_of_death(*store, r); }});
   // The creator's descriptor is the door by which the others come in.
+  auto look = Clock::now() + JoiningStore::kLook;
   while (segment->attached().load(std::memory_order_acquire) < uint32_t(m.size)) {
+    if (Clock::now() > look) {
+      store->check();
+      look = Clock::now() + JoiningStore::kLook;
+    }
     if (Clock::now() > deadline)
       throw CommError(fmt::format("init_process_group: only {} of {} ranks reached the shared "
                                   "memory of {} within {:.3g} s; look at their output",

@@ -4,12 +4,13 @@
 #include <memory>
 #include <string>
 
+#include "collectives/joining.h"
 #include "collectives/messages/carrier.h"
 
 namespace tessera::detail {
 
 struct GlooOptions {
-  std::shared_ptr<Store> store;
+  std::shared_ptr<JoiningStore> store;
   std::string prefix;     // of this group's keys
   bool loopback = false;  // all ranks are on this host: listen on 127.0.0.1 only
   Millis timeout{0};

@@ -2,15 +2,18 @@
 
 #include <arpa/inet.h>
 #include <gloo/rendezvous/store.h>
+#include <gloo/transport/context.h>
 #include <gloo/transport/tcp/device.h>
 #include <netdb.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <condition_variable>
 #include <csignal>
 #include <cstring>
 
 #include "collectives/store/environment.h"
+#include "collectives/thread.h"
 
 namespace tessera::detail {
 namespace {
@@ -40,6 +43,68 @@ class Rendezvous final : public gloo::rendezvous::Store {
   std::shared_ptr<tessera::Store> store_;
   std::string prefix_;
   Millis timeout_;
+};
+
+/// While it lives, looks whether a member has ended, and then calls `give_up` from its thread.
+class Lookout {
+ public:
+  Lookout(std::shared_ptr<JoiningStore> store, std::function<void()> give_up)
+      : thread_(start_thread("tessera-join", [this, store, give_up] {
+          std::unique_lock lock(mutex_);
+          while (!changed_.wait_for(lock, JoiningStore::kLook, [&] { return stop_; })) {
+            try {
+              store->check();
+            } catch (const std::exception&) {  // who connects asks again, and hears why
+              return give_up();
+            }
+          }
+        })) {}
+  ~Lookout() {
+    {
+      std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+/// Gloo's connectFullMesh, which would wait for a rank that has ended until its deadline: its end
+/// closes all pairs.
+class Mesh final : public gloo::rendezvous::Context {
+ public:
+  using gloo::rendezvous::Context::Context;
+
+  void connect(gloo::rendezvous::Store& store, std::shared_ptr<gloo::transport::Device> device,
+               const std::shared_ptr<JoiningStore>& members) {
+    std::shared_ptr<gloo::transport::Context> pairs = device->createContext(rank, size);
+    pairs->setTimeout(getTimeout());
+    std::vector<char> addresses;
+    for (int r = 0; r < size; ++r) {
+      if (r == rank) continue;
+      const std::vector<char> address = pairs->createPair(r)->address().bytes();
+      addresses.insert(addresses.end(), address.begin(), address.end());
+    }
+    store.set(std::to_string(rank), addresses);
+    Lookout lookout(members, [this, &pairs] {
+      for (int r = 0; r < size; ++r)
+        if (r != rank) pairs->getPair(r)->close();
+    });
+    for (int r = 0; r < size; ++r) {
+      if (r == rank) continue;
+      std::vector<char> theirs = store.get(std::to_string(r));
+      pairs->getPair(r)->connect(extractAddress(theirs, r));
+    }
+    members->check();  // a pair that was closed may count as connected
+    device_ = std::move(device);
+    transportContext_ = std::move(pairs);
+  }
 };
 
 /// The address of this host on the route to `host`: what a datagram socket binds to when connected,
@@ -87,12 +152,13 @@ std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
   try {
     gloo::transport::tcp::attr attributes(address.c_str());
     auto device = gloo::transport::tcp::CreateDevice(attributes);
-    auto context = std::make_shared<gloo::rendezvous::Context>(m.rank, m.size);
+    auto context = std::make_shared<Mesh>(m.rank, m.size);
     context->setTimeout(options.join_timeout);
     Rendezvous store(options.store, options.prefix + "gloo/", options.join_timeout);
-    context->connectFullMesh(store, device);
+    context->connect(store, device, options.store);
     return context;
   } catch (const gloo::Exception& e) {
+    options.store->explain();
     throw CommError(fmt::format("init_process_group: {}: gloo could not connect rank {} at {}: {}",
                                 m.group, m.rank, address, e.what()),
                     m.group, 0, {});

@@ -7,12 +7,13 @@
 #include <memory>
 #include <string>
 
+#include "collectives/joining.h"
 #include "collectives/messages/carrier.h"
 
 namespace tessera::detail {
 
 struct MpiOptions {
-  std::shared_ptr<Store> store;
+  std::shared_ptr<JoiningStore> store;
   std::string prefix;  // of this group's keys
   Millis join_timeout{0};
 };

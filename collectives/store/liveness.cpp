@@ -3,9 +3,24 @@
 #include <algorithm>
 
 namespace tessera {
+namespace {
+
+constexpr const char* kLeftPrefix = "tessera/left/";
+
+std::vector<DeadRank> ended_ranks(Store& store, int world_size, const char* prefix) {
+  std::vector<DeadRank> ended;
+  if (store.num_keys(prefix) == 0) return ended;
+  for (int rank = 0; rank < world_size; ++rank) {
+    const std::string key = prefix + std::to_string(rank);
+    if (store.check({&key, 1})) ended.push_back({rank, store.get(key, Millis(0))});
+  }
+  return ended;
+}
+
+}  // namespace
 
 std::string dead_key(int rank) { return kDeadPrefix + std::to_string(rank); }
-std::string left_key(int rank) { return "tessera/left/" + std::to_string(rank); }
+std::string left_key(int rank) { return kLeftPrefix + std::to_string(rank); }
 
 void announce_death(Store& store, int rank, const std::string& how) {
   store.set(dead_key(rank), how);
@@ -15,17 +30,16 @@ void announce_death(Store& store, int rank, const std::string& how) {
 void announce_departure(Store& store, int rank) { store.set(left_key(rank), "exit status 0"); }
 
 std::vector<DeadRank> dead_ranks(Store& store, int world_size) {
-  std::vector<DeadRank> dead;
-  if (store.num_keys(kDeadPrefix) == 0) return dead;
-  for (int rank = 0; rank < world_size; ++rank) {
-    std::string key = dead_key(rank);
-    if (store.check({&key, 1})) dead.push_back({rank, store.get(key, Millis(0))});
-  }
+  std::vector<DeadRank> dead = ended_ranks(store, world_size, kDeadPrefix);
   std::string failed = kFailedKey;
-  if (!store.check({&failed, 1})) return dead;
+  if (dead.empty() || !store.check({&failed, 1})) return dead;
   int first = std::stoi(store.get(failed, Millis(0)));
   std::stable_partition(dead.begin(), dead.end(), [&](const auto& d) { return d.rank == first; });
   return dead;
+}
+
+std::vector<DeadRank> left_ranks(Store& store, int world_size) {
+  return ended_ranks(store, world_size, kLeftPrefix);
 }
 
 }  // namespace tessera

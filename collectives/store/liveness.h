@@ -34,4 +34,7 @@ void announce_departure(Store& store, int rank);
 /// round trip while nobody has failed.
 std::vector<DeadRank> dead_ranks(Store& store, int world_size);
 
+/// The ranks that have finished, by number. Does not wait; one round trip while there is none.
+std::vector<DeadRank> left_ranks(Store& store, int world_size);
+
 }  // namespace tessera
