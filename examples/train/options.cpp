@@ -248,8 +248,10 @@ Parsed parse_options(int argc, char** argv) {
   app.add_flag("--deterministic", o.deterministic,
                "the same bits on any power-of-two number of ranks, with any number of threads");
   number("--logical-batches", o.logical_batches, "micro-batches of a step under --deterministic");
-  app.add_flag("--compile", o.compile,
-               "run steps as one compiled graph each, where the strategy lets them be one");
+  app.add_flag(
+      "--compile", o.compile,
+      "run steps as one compiled graph each, where the strategy lets them be one; sums may "
+      "differ from eager ones in their last digits");
   app.add_flag("--exact-contraction", o.exact_contraction,
                "products that ranks can share to the bit: with --deterministic, tp and fsdp+tp too "
                "give the bits of one rank");
