@@ -211,19 +211,27 @@ double sum_squares(const T* x, int64_t n) {
   return sum_squares(x, left) + sum_squares(x + left, n - left);
 }
 
-template <class T>
-void sgd(const T* p, const T* g, const T* b, T* p2, T* b2, int64_t n, const SgdStep& s) {
+template <class T, bool kMomentum>
+TESSERA_FN void sgd_as(const T* p, const T* g, const T* b, T* p2, T* b2, int64_t n,
+                       const SgdStep& s) {
   const T lr = T(s.lr), scale = T(s.grad_scale), decay = T(s.weight_decay),
           momentum = T(s.momentum), fresh = T(1 - s.dampening);
+  const bool first = s.first, nesterov = s.nesterov;
+#pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
     T grad = g[i] * scale + decay * p[i];
-    if (b) {
-      T buffer = s.first ? grad : momentum * b[i] + fresh * grad;
+    if constexpr (kMomentum) {
+      const T buffer = first ? grad : momentum * b[i] + fresh * grad;
       b2[i] = buffer;
-      grad = s.nesterov ? grad + momentum * buffer : buffer;
+      grad = nesterov ? grad + momentum * buffer : buffer;
     }
     p2[i] = p[i] - lr * grad;
   }
+}
+// Results may lie over their own operands, element by element.
+template <class T>
+void sgd(const T* p, const T* g, const T* b, T* p2, T* b2, int64_t n, const SgdStep& s) {
+  b ? sgd_as<T, true>(p, g, b, p2, b2, n, s) : sgd_as<T, false>(p, g, b, p2, b2, n, s);
 }
 
 }  // namespace
