@@ -1,5 +1,6 @@
 // Pooling on the CPU: rows of channels, window by window (kernels/channels.cpp). Operands that do
-// not lie channels-last are copied so; 16-bit floats are widened as whole tensors.
+// not lie channels-last are copied so; 16-bit floats are widened, a few images at a time, so that
+// what is wide stays in the caches.
 #include <algorithm>
 
 #include "core/backend/cpu/channels_last.h"
@@ -191,13 +192,40 @@ void run_avg_pool_grad(const Primitive& prim, std::span<const Tensor> in,
   dx.finish();
 }
 
+// Images [first, first + count) of a batch.
+Tensor images_of(const Tensor& t, int64_t first, int64_t count) {
+  Meta m = t.meta();
+  m.shape[0] = count;
+  return Tensor(m, t.storage(), t.offset() + first * m.strides[0]);
+}
+
+// `run` on one image for each thread at a time where they have to be widened; all operands and
+// results are batches.
+template <auto run>
+void run_pool(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+              Workspace work, const Stream& stream) {
+  const DType t = in[0].dtype();
+  const int64_t images = in[0].shape()[0], each = num_threads();
+  if (compute_dtype(t) == t || images <= each) return run(prim, in, out, work, stream);
+  for (int64_t n = 0; n < images; n += each) {
+    auto some = [&](std::span<const Tensor> all) {
+      SmallVector<Tensor, 2> of;
+      for (const Tensor& tensor : all)
+        of.push_back(images_of(tensor, n, std::min(each, images - n)));
+      return of;
+    };
+    const auto from = some(in), to = some(out);
+    run(prim, from, to, work, stream);
+  }
+}
+
 }  // namespace
 
 void register_pool(KernelTable& t) {
-  t.add(DeviceKind::kCPU, "max_pool", {plan_channels_last, run_max_pool});
-  t.add(DeviceKind::kCPU, "max_pool_grad", {plan_channels_last, run_max_pool_grad});
-  t.add(DeviceKind::kCPU, "avg_pool", {plan_channels_last, run_avg_pool});
-  t.add(DeviceKind::kCPU, "avg_pool_grad", {plan_channels_last, run_avg_pool_grad});
+  t.add(DeviceKind::kCPU, "max_pool", {plan_channels_last, run_pool<run_max_pool>});
+  t.add(DeviceKind::kCPU, "max_pool_grad", {plan_channels_last, run_pool<run_max_pool_grad>});
+  t.add(DeviceKind::kCPU, "avg_pool", {plan_channels_last, run_pool<run_avg_pool>});
+  t.add(DeviceKind::kCPU, "avg_pool_grad", {plan_channels_last, run_pool<run_avg_pool_grad>});
 }
 
 }  // namespace tessera::cpu
