@@ -1,5 +1,6 @@
 // The few ops whose parts on the ranks axes cannot express: updates of many tensors at once, the
-// norm over all gradients, and cross-entropy over a vocabulary that is spread over ranks.
+// norm over all gradients, cross-entropy over a vocabulary that is spread over ranks, and what
+// batch-norm says of a batch that is cut.
 #include <algorithm>
 #include <limits>
 
@@ -246,14 +247,31 @@ bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, 
   return true;
 }
 
+// ---- batch_norm: derived from its axes, but where the batch is cut the refusal says what trains.
+
+bool batch_norm_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, Tensors&) {
+  const Layout x = layout_on(in[0], mesh);
+  for (size_t a = 0; a < x.size(); ++a)
+    TESSERA_CHECK_AS(
+        ShardingError,
+        may_communicate() || mesh.sizes()[a] == 1 || !x[a].is_shard() || x[a].is_shard(1),
+        "{}: x is {} over mesh ({}), and its statistics are those of the whole batch. Give each "
+        "rank's part, to_local(x), to nn::SyncBatchNorm, which sums statistics over ranks, or "
+        "redistribute(x, \"{}\", Replicate()) first",
+        prim->name(), describe(in[0]), mesh.to_string(), mesh.axes()[a]);
+  return false;
+}
+
 }  // namespace
 
 Rule find_rule(OpId op) {
   static const OpId norm = intern_op("global_norm"), largest = intern_op("max_magnitude"),
-                    cross_entropy = intern_op("cross_entropy");
+                    cross_entropy = intern_op("cross_entropy"),
+                    batch_norm = intern_op("batch_norm");
   return op == norm            ? norm_rule
          : op == largest       ? max_rule
          : op == cross_entropy ? cross_entropy_rule
+         : op == batch_norm    ? batch_norm_rule
                                : nullptr;
 }
 

@@ -6,6 +6,8 @@
 #include "core/ops/compose.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
+#include "core/tensor/wrapped.h"
+#include "dtensor/placement.h"
 
 namespace tessera::nn {
 namespace {
@@ -50,6 +52,12 @@ class NormOverRanks final : public CustomFunction {
     const Tensor weight = operand(has_.weight), bias = operand(has_.bias),
                  residual = operand(has_.residual);
     GroupMoments all = moments_over(x, group_);
+    // Only where this rank may be one of those that have a single value in all is the count read.
+    if (values_a_channel(x) <= 1)
+      TESSERA_CHECK_AS(ShapeError, all.count.item<double>() > 1,
+                       "sync_batch_norm: {:g} values a channel on all ranks, x {} here; training "
+                       "takes more than one",
+                       all.count.item<double>(), to_string(x.shape()));
     const DType t = batch_norm_type(x);
     const ChannelMoments of{cast(all.of.mean, t), cast(all.of.var, t)};
     const Tensor y =
@@ -95,6 +103,10 @@ class NormOverRanks final : public CustomFunction {
 MomentsSource moments_of(Ref<ProcessGroup> group) {
   return [group = std::move(group)](const Tensor& x, const Tensor& weight, const Tensor& bias,
                                     double eps, const NormThen& then) -> SharedMoments {
+    TESSERA_CHECK_AS(
+        ShardingError, !innermost(x).is_sharded(),
+        "sync_batch_norm: x is {}; it takes each rank's part of the batch, to_local(x)",
+        describe(x));
     // What promotes or broadcasts is added as `+` does.
     const bool apart = then.residual.defined() &&
                        !(then.residual.dtype() == x.dtype() && then.residual.shape() == x.shape());

@@ -10,8 +10,8 @@
 namespace tessera::nn {
 
 /// x [N, C, ..] of any number of dims; ranks may have batches of different sizes, or none.
-/// Otherwise as BatchNorm1d, but one value a channel in all is not refused: y is then the bias. In
-/// evaluation, and in a group of one rank, it is plain batch-norm.
+/// Otherwise as BatchNorm1d: one value a channel on all ranks together is refused, on every rank.
+/// In evaluation, and in a group of one rank, it is plain batch-norm.
 class SyncBatchNorm final : public BatchNormNd {
  public:
   SyncBatchNorm(const BatchNormOptions& options, Ref<ProcessGroup> group);

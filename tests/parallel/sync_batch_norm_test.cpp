@@ -21,6 +21,7 @@
 #include "dtensor/dtensor.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
@@ -133,6 +134,53 @@ TEST(SyncBatchNorm, ARankWithoutRows) {
 }
 
 // Rounded once from f32 statistics, as plain batch-norm; gradients of y.dtype go in.
+// What plain batch-norm refuses on one rank is refused on all, whoever has the one value.
+TEST(SyncBatchNorm, OneValueOfAllRanksIsRefused) {
+  run_ranks(3, [](ProcessGroup& g) {
+    auto norm = nn::sync_batch_norm({.channels = 2});
+    auto refusal = [&](int64_t rows) {
+      try {
+        norm->forward(ones({rows, 2}));
+      } catch (const ShapeError& e) {
+        return std::string(e.what());
+      }
+      return std::string();
+    };
+    expect_contains(refusal(g.rank() == 1), "1 values a channel on all ranks");
+    expect_contains(refusal(0), "0 values a channel on all ranks");
+    EXPECT_EQ(refusal(g.rank() < 2), "");
+    EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 1);
+  });
+}
+
+// A batch that is cut has the statistics of the whole, which an op does not gather by itself.
+TEST(SyncBatchNorm, IsNamedWhereABatchIsCut) {
+  run_ranks(2, [](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"dp", 2}});
+    const Tensor x0 = draw({6, 4, 3}, 1), want = batch_norm(x0, {}, {}, {.training = true});
+    const Tensor x = distribute(x0, mesh, {Shard(0)});
+    auto refusal = [&](auto f) {
+      try {
+        f();
+      } catch (const ShardingError& e) {
+        return std::string(e.what());
+      }
+      return std::string();
+    };
+    expect_contains(refusal([&] { batch_norm(x, {}, {}, {.training = true}); }),
+                    "nn::SyncBatchNorm");
+    auto sync = nn::sync_batch_norm({.channels = 4, .affine = false});
+    expect_contains(refusal([&] { sync->forward(x); }), "to_local(x)");
+    const Tensor y = from_local(sync->forward(to_local(x)), mesh, {Shard(0)}, x0.shape());
+    EXPECT_LE(apart(full_tensor(y), want), 1e-6);
+    const Tensor channels =
+        batch_norm(distribute(x0, mesh, {Shard(1)}), {}, {}, {.training = true});
+    EXPECT_LE(apart(full_tensor(channels), want), 1e-12);
+    AllowCommunication on;
+    EXPECT_LE(apart(full_tensor(batch_norm(x, {}, {}, {.training = true})), want), 1e-12);
+  });
+}
+
 TEST(SyncBatchNorm, SixteenBits) {
   Autocast scope(kBF16);
   for (bool then : {false, true})
