@@ -148,7 +148,8 @@ void check_values(const Options& o) {
 
 // Refuses flags that the run would not read, whatever their values; `given`: on the command line.
 void check_read(const Options& o, const std::function<bool(const std::string&)>& given) {
-  const bool images = o.model.starts_with("resnet"), mlp = o.model == "mlp";
+  const bool images = o.model.starts_with("resnet"), mlp = o.model == "mlp",
+             synthetic = o.data.empty() || o.data.starts_with("synthetic");
   const std::string model = "for --model " + o.model;
   const struct {
     const char* flag;
@@ -156,9 +157,14 @@ void check_read(const Options& o, const std::function<bool(const std::string&)>&
     std::string why;
   } all[] = {
       {"--bad-images", !images, "is for the resnet models, not " + model},
+      {"--bad-images", !o.data.starts_with("images:"),
+       "is for --data images:, whose files may fail"},
+      {"--augment", synthetic, "is for images that are read, not for random values; give --data"},
       {"--seq-len", mlp, "is for language models, not " + model},
       {"--tokenizer", images || mlp, "is for language models, not " + model},
+      {"--tokenizer", synthetic, "is for text that is read, not for random values; give --data"},
       {"--tokenizer", o.data.starts_with("tokens:"), "is for text; --data tokens: has its own"},
+      {"--momentum", o.optimizer != "sgd", "is for --optimizer sgd, not " + o.optimizer},
       {"--betas", o.optimizer != "adamw", "is for --optimizer adamw, not " + o.optimizer},
       {"--min-lr", o.schedule == "constant", "is where --schedule linear or cosine ends"},
       {"--logical-batches", !o.deterministic, "is for --deterministic"},
