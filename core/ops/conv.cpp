@@ -9,6 +9,7 @@
 #include "core/ops/register.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/ops/windows.h"
 
 namespace tessera {
 
@@ -84,27 +85,10 @@ class ConvFamily : public ConvAttributes {
                   "{}: operands are {}; convert them to one float dtype", name(), describe(in));
   }
   void check_channels(const Shape& xs, const Shape& ws) const {
-    TESSERA_CHECK_AS(ShapeError, xs[1] == ws[1] * window.groups,
-                     "{}: x {} has {} channels, weight {} with groups={} takes {}", name(),
-                     to_string(xs), xs[1], to_string(ws), window.groups, ws[1] * window.groups);
-    TESSERA_CHECK_AS(ShapeError, window.groups == 0 ? ws[0] == 0 : ws[0] % window.groups == 0,
-                     "{}: the {} output channels of weight {} do not divide into groups={}", name(),
-                     ws[0], to_string(ws), window.groups);
+    windows::check_channels(name(), window, xs, ws);
   }
-  // Spatial extents of the output of x and w.
   Shape output(const Shape& xs, const Shape& ws) const {
-    Shape s{xs[0], ws[0]};
-    for (int i = 0; i < spatial(); ++i) {
-      TESSERA_CHECK_AS(ShapeError, ws[i + 2] > 0, "{}: weight {} has an empty kernel", name(),
-                       to_string(ws));
-      s.push_back(places(i, xs[i + 2], ws[i + 2]));
-      TESSERA_CHECK_AS(
-          ShapeError, s.back() > 0,
-          "{}: the kernel of weight {} (dilation {}) does not fit into x {} (padding {}, {})",
-          name(), to_string(ws), to_string(window.dilation), to_string(xs),
-          to_string(window.pad_begin), to_string(window.pad_end));
-    }
-    return s;
+    return windows::output(name(), window, xs, ws);
   }
   void check_output(const Shape& g, const Shape& xs, const Shape& ws) const {
     TESSERA_CHECK_AS(ShapeError, g == output(xs, ws), "{}: {} is no output of x {} and weight {}",
@@ -119,18 +103,11 @@ class ConvFamily : public ConvAttributes {
   static Window read_window(AttributeReader& a) {
     Window w{a.numbers("stride"), a.numbers("dilation"), a.numbers("pad_begin"), {}, 1};
     std::vector<int64_t> end = a.dims("pad_end");
-    const size_t n = size_t(w.stride.size());
-    TESSERA_CHECK(n >= 1 && n <= 3 && size_t(w.dilation.size()) == n &&
-                      size_t(w.pad_begin.size()) == n && end.size() == n,
-                  "convolution: stride {}, dilation {}, pad_begin {}, pad_end {}; expected one "
-                  "number for each of 1 to 3 spatial dims",
-                  to_string(w.stride), to_string(w.dilation), to_string(w.pad_begin),
+    TESSERA_CHECK(end.size() == size_t(w.stride.size()),
+                  "convolution: pad_end {}; expected one number for each spatial dim",
                   tessera::to_string(end));
-    for (size_t i = 0; i < n; ++i)
-      TESSERA_CHECK(w.stride[int(i)] > 0 && w.dilation[int(i)] > 0,
-                    "convolution: stride {} and dilation {} must be positive", to_string(w.stride),
-                    to_string(w.dilation));
     w.pad_end = Dims(end);
+    windows::check("convolution", w);
     w.groups = a.count("groups");
     return w;
   }

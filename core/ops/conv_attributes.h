@@ -16,15 +16,17 @@ struct ConvAttributes : Primitive {
   struct Window {
     Dims stride, dilation, pad_begin, pad_end;
     int64_t groups = 1;
+    /// Places of the output along spatial dim `i`; 0 or less where the kernel does not fit.
+    int64_t places(int i, int64_t extent, int64_t kernel) const {
+      int64_t room = extent + pad_begin[i] + pad_end[i] - (dilation[i] * (kernel - 1) + 1);
+      return room < 0 ? 0 : room / stride[i] + 1;
+    }
   };
   ConvAttributes(OpId id, const Window& window, const Dims& size = {})
       : Primitive(id), window(window), size(size) {}
   int spatial() const { return window.stride.size(); }
-  /// Places of the output along spatial dim `i`; 0 or less where the kernel does not fit.
   int64_t places(int i, int64_t extent, int64_t kernel) const {
-    int64_t room =
-        extent + window.pad_begin[i] + window.pad_end[i] - (window.dilation[i] * (kernel - 1) + 1);
-    return room < 0 ? 0 : room / window.stride[i] + 1;
+    return window.places(i, extent, kernel);
   }
   const Window window;
   const Dims size;

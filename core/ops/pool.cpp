@@ -10,6 +10,7 @@
 #include "core/ops/register.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/ops/windows.h"
 
 namespace tessera {
 namespace {
@@ -40,19 +41,7 @@ class PoolFamily : public PoolAttributes {
                      "{}: {} is {}{}; expected floats with {} spatial dims", name(), what,
                      name_of(t.dtype), to_string(t.shape), windows.spatial());
   }
-  // Every window meets the input: the first and the last tell of the others, unless gaps of a
-  // dilation fall on it.
-  void check_windows(const Shape& x) const {
-    for (int i = 0; i < windows.spatial(); ++i) {
-      const bool gaps = !windows.adaptive && windows.dilation[i] > 1;
-      const int64_t last = windows.windows[i] - 1, step = gaps || last == 0 ? 1 : last;
-      for (int64_t o = 0; o <= last; o += step) {
-        PoolWindow w = windows.at(i, o, x[i + 2]);
-        TESSERA_CHECK_AS(ShapeError, w.first < w.end, "{}: window {} of dim {} is outside of {}",
-                         name(), o, i + 2, to_string(x));
-      }
-    }
-  }
+  void check_windows(const Shape& x) const { tessera::windows::check_meet(name(), windows, x); }
   void check_cotangent(const Meta& g) const {
     check(g, "the cotangent");
     TESSERA_CHECK_AS(ShapeError, spatial_of(g.shape) == windows.windows,
@@ -83,14 +72,7 @@ class PoolFamily : public PoolAttributes {
     Windows w{a.numbers("windows"),    a.numbers("kernel"),   a.numbers("stride"),
               a.numbers("padding"),    a.numbers("dilation"), a.flag("adaptive"),
               a.flag("count_padding"), a.integer("divisor")};
-    const int n = w.spatial();
-    TESSERA_CHECK(n >= 1 && n <= 3, "pool: windows {}; expected 1 to 3 spatial dims",
-                  to_string(w.windows));
-    for (const Dims* d : {&w.windows, &w.kernel, &w.stride, &w.dilation})
-      for (int64_t e : *d) TESSERA_CHECK(e > 0, "pool: {} must be positive", to_string(*d));
-    for (const Dims* d : {&w.kernel, &w.stride, &w.padding, &w.dilation})
-      TESSERA_CHECK(d->size() == (w.adaptive ? 0 : n), "pool: {} for {} spatial dims",
-                    to_string(*d), n);
+    tessera::windows::check("pool", w);
     return w;
   }
   static Dims read_size(AttributeReader& a, int count) {

@@ -12,6 +12,7 @@
 #include "core/ops/register.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/ops/windows.h"
 
 namespace tessera {
 namespace {
@@ -174,20 +175,12 @@ class QuantizedLayer : public QuantizedLayerAttributes {
     check_zero_point(op, f.x_zero_point), check_zero_point(op, f.residual_zero_point);
     check_zero_point(op, f.y_zero_point), check_scale(op, f.residual_scale);
     const Window& w = f.window;
-    const int n = w.stride.size();
-    TESSERA_CHECK(n <= 3 && w.dilation.size() == n && w.pad_begin.size() == n &&
-                      w.pad_end.size() == n && w.groups > 0,
-                  "{}: stride {}, dilation {}, padding {} and {}, groups={}; expected one number "
-                  "for each of at most 3 spatial dims",
-                  op, to_string(w.stride), to_string(w.dilation), to_string(w.pad_begin),
-                  to_string(w.pad_end), w.groups);
-    for (int i = 0; i < n; ++i)
-      TESSERA_CHECK(
-          w.stride[i] > 0 && w.dilation[i] > 0 && w.pad_begin[i] >= 0 && w.pad_end[i] >= 0,
-          "{}: stride {} and dilation {} must be positive, padding {} and {} not "
-          "negative",
-          op, to_string(w.stride), to_string(w.dilation), to_string(w.pad_begin),
-          to_string(w.pad_end));
+    windows::check(op, w, 0);
+    TESSERA_CHECK(w.groups > 0, "{}: groups={} must be positive", op, w.groups);
+    for (int i = 0; i < w.stride.size(); ++i)
+      TESSERA_CHECK(w.pad_begin[i] >= 0 && w.pad_end[i] >= 0,
+                    "{}: padding {} and {} must not be negative", op, to_string(w.pad_begin),
+                    to_string(w.pad_end));
   }
 
  private:
@@ -200,22 +193,9 @@ class QuantizedLayer : public QuantizedLayerAttributes {
                                x[1] == w[1] * form.window.groups && w[0] % form.window.groups == 0,
                      "{}: x {} does not fit weight {} (out, in ..) with groups={}", name(),
                      to_string(x), to_string(w), form.window.groups);
+    if (n > 0) return windows::output(name(), form.window, x, w);
     Shape s = x;
-    if (n == 0) {
-      s[x.size() - 1] = w[0];
-      return s;
-    }
-    s[1] = w[0];
-    for (int i = 0; i < n; ++i) {
-      const Window& v = form.window;
-      int64_t room =
-          x[i + 2] + v.pad_begin[i] + v.pad_end[i] - (v.dilation[i] * (w[i + 2] - 1) + 1);
-      TESSERA_CHECK_AS(ShapeError, w[i + 2] > 0 && room >= 0,
-                       "{}: the kernel of weight {} does not fit into x {} (padding {}, {})",
-                       name(), to_string(w), to_string(x), to_string(v.pad_begin),
-                       to_string(v.pad_end));
-      s[i + 2] = room / v.stride[i] + 1;
-    }
+    s[x.size() - 1] = w[0];
     return s;
   }
   Tensor convolve(const Tensor& x, const Tensor& w) const {
@@ -257,16 +237,9 @@ class QuantizedMaxPool final : public PoolAttributes {
  public:
   explicit QuantizedMaxPool(const Windows& w) : PoolAttributes(intern_op("quantized_max_pool"), w) {
     TESSERA_CHECK(!w.adaptive, "quantized_max_pool: windows are adaptive; pool in f32");
-    const int n = w.spatial();
-    TESSERA_CHECK(n >= 1 && n <= 3 && w.kernel.size() == n && w.stride.size() == n &&
-                      w.padding.size() == n && w.dilation.size() == n,
-                  "quantized_max_pool: windows {}, kernel {}, stride {}, padding {}, dilation {}; "
-                  "expected one number for each of 1 to 3 spatial dims",
-                  to_string(w.windows), to_string(w.kernel), to_string(w.stride),
-                  to_string(w.padding), to_string(w.dilation));
-    for (int i = 0; i < n; ++i)
-      TESSERA_CHECK(w.windows[i] > 0 && w.kernel[i] > 0 && w.stride[i] > 0 && w.dilation[i] > 0 &&
-                        w.padding[i] >= 0 && w.padding[i] <= w.dilation[i] * (w.kernel[i] - 1),
+    tessera::windows::check("quantized_max_pool", w);
+    for (int i = 0; i < w.spatial(); ++i)
+      TESSERA_CHECK(w.padding[i] >= 0 && w.padding[i] <= w.dilation[i] * (w.kernel[i] - 1),
                     "quantized_max_pool: windows {}, kernel {}, stride {}, padding {}, dilation {} "
                     "are no windows",
                     to_string(w.windows), to_string(w.kernel), to_string(w.stride),
@@ -282,12 +255,7 @@ class QuantizedMaxPool final : public PoolAttributes {
     TESSERA_CHECK_AS(ShapeError, x.dtype == kU8 && x.shape.size() == windows.spatial() + 2,
                      "quantized_max_pool: x is {}; expected u8 with {} spatial dims", describe(in),
                      windows.spatial());
-    for (int i = 0; i < windows.spatial(); ++i) {
-      const PoolWindow last = windows.at(i, windows.windows[i] - 1, x.shape[i + 2]);
-      TESSERA_CHECK_AS(ShapeError, last.first < last.end,
-                       "quantized_max_pool: the last window of dim {} is outside of x {}", i + 2,
-                       to_string(x.shape));
-    }
+    tessera::windows::check_meet(name(), windows, x.shape);
     Shape s{x.shape[0], x.shape[1]};
     for (int64_t e : windows.windows) s.push_back(e);
     return {Meta::contiguous(s, kU8, x.device)};

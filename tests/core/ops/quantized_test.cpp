@@ -234,6 +234,15 @@ TEST(Quantized, LargestOfAWindow) {
   const PoolAttributes::Windows gaps{{3, 2}, {2, 2}, {2, 2}, {0, 0}, {2, 2}};
   EXPECT_EQ(elements(quantized_max_pool(x, gaps)),
             elements(max_pool2d(x.to(kF32), 2, {.stride = 2, .dilation = 2})));
+  // The gap of the second of three windows lies over all of x: refused, as by the pool of floats.
+  const Tensor row = bytes({1, 1, 2}, 1);
+  for (bool of_bytes : {true, false}) try {
+      of_bytes ? quantized_max_pool(row, {{3}, {2}, {1}, {2}, {3}})
+               : max_pool1d(row.to(kF32), 2, {.stride = 1, .padding = 2, .dilation = 3});
+      ADD_FAILURE() << "no error, bytes " << of_bytes;
+    } catch (const ShapeError& e) {
+      expect_contains(e.what(), "window 1 of dim 2 is outside of");
+    }
 }
 
 TEST(Quantized, Refusals) {
