@@ -23,6 +23,7 @@ BackendGroup::BackendGroup(Membership members, std::unique_ptr<Engine> engine, M
       engine_(std::move(engine)),
       timeout_(timeout),
       splitter_(std::move(splitter)),
+      waiters_(make_ref<Waiters>(engine_.get())),
       birth_(forks()) {}
 
 BackendGroup::~BackendGroup() {
@@ -38,6 +39,7 @@ BackendGroup::~BackendGroup() {
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
+  waiters_->retire();
 }
 
 bool BackendGroup::supports(const Collective& c) const {
@@ -99,6 +101,7 @@ Ref<Work> BackendGroup::run_here(Ref<Call> call, const Collective& c) {
 Ref<Work> BackendGroup::enqueue(const Collective& c) {
   auto call = make_ref<Call>();
   call->begin(c, rank(), size(), limit_of(c));
+  call->waiters = waiters_;
   call->profile_as(members_.group);
   for (const Tensor& t : c.out) {
     t.storage()->bump_version();

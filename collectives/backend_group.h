@@ -53,6 +53,7 @@ class BackendGroup final : public ProcessGroup {
   std::unique_ptr<Engine> engine_;
   const Millis timeout_;
   const Splitter splitter_;
+  const Ref<Waiters> waiters_;
   const int birth_;  // process generation; see forks()
   uint64_t splits_ = 0;
 

@@ -12,6 +12,18 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
+void Waiters::retire() {
+  std::lock_guard lock(mutex_);
+  engine_ = nullptr;
+}
+
+Waiters::Scope::Scope(Ref<Waiters> waiters) : waiters_(std::move(waiters)) {
+  if (!waiters_) return;
+  waiters_->count_.fetch_add(1, std::memory_order_seq_cst);
+  std::lock_guard lock(waiters_->mutex_);
+  if (waiters_->engine_) waiters_->engine_->interrupt();
+}
+
 void Call::begin(const Collective& c, int rank, int size, Millis limit) {
   make_plan(c, rank, size, plan);
   site = c.site, timeout = limit, async = c.async;
@@ -116,6 +128,7 @@ void Call::wait() {
     check_process();
     ProfileSpan span("wait", "wait");
     if (span) span.set_detail(title());
+    Waiters::Scope scope(waiters);
     std::unique_lock lock(mutex_);
     finished_.wait(lock, [&] { return done(); });
   }
@@ -125,6 +138,7 @@ void Call::wait() {
 bool Call::wait_for(Millis timeout) {
   if (!done()) {
     check_process();
+    Waiters::Scope scope(waiters);
     std::unique_lock lock(mutex_);
     if (!finished_.wait_for(lock, timeout, [&] { return done(); })) return false;
   }

@@ -18,6 +18,37 @@ int forks();
 /// The count, for who has called that before.
 inline std::atomic<int> fork_count{0};
 
+class Engine;
+
+/// The threads that are held up by calls of a group. While there are any, who executes the calls
+/// need not leave them its core.
+class Waiters final : public RefCounted {
+ public:
+  explicit Waiters(Engine* engine) : engine_(engine) {}
+  bool any() const { return count_.load(std::memory_order_relaxed) > 0; }
+  /// The engine is about to go.
+  void retire();
+
+  /// A thread that waits for as long as this lives; of nobody where `waiters` is null.
+  class Scope {
+   public:
+    explicit Scope(Ref<Waiters> waiters);
+    ~Scope() {
+      if (waiters_) waiters_->count_.fetch_sub(1, std::memory_order_relaxed);
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    const Ref<Waiters> waiters_;
+  };
+
+ private:
+  std::atomic<int> count_{0};
+  std::mutex mutex_;
+  Engine* engine_;  // null: gone
+};
+
 /// One submitted collective: its plan, what keeps its memory alive, and its outcome.
 class Call final : public Work {
  public:
@@ -70,6 +101,9 @@ class Call final : public Work {
   Sketch sketch;                  // of it, if there is one
   /// Whether only the thread that submitted it knows it until it is done.
   bool here = false;
+  Ref<Waiters> waiters;  // of its group; null for who runs it where it was submitted
+  /// Whether a thread is held up by it, or by a call that follows it.
+  bool waited_for() const { return !async || (waiters && waiters->any()); }
 
  private:
   enum State : uint32_t { kPending, kDone, kFailed };
@@ -103,7 +137,8 @@ class Engine {
   /// Executes `first`, a send or recv, together with those that `next` yields (null when there is
   /// none right now) until all of them are finished; calls `finish` of each.
   virtual void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) = 0;
-  /// From any thread: run_p2p should ask `next` again.
+  /// From any thread: run_p2p should ask `next` again, and who sleeps meanwhile look whether a
+  /// thread has begun to wait.
   virtual void interrupt() {}
   /// From any thread: fails calls under way, here and on every peer, with `error`.
   virtual void abort(const CommError& error) = 0;

@@ -63,13 +63,13 @@ ShmEngine::ShmEngine(Membership members, std::shared_ptr<Segment> segment, ShmOp
       options_(std::move(options)),
       rank_(members_.rank),
       size_(members_.size),
-      me_(segment_->state(rank_)) {
+      me_(segment_->state(rank_)),
+      room_(size_ <= int(std::thread::hardware_concurrency())),
+      spins_(room_ ? 400 : 4) {
   entries_.resize(size_t(size_));
   bases_.resize(size_t(size_));
   views_.resize(size_t(size_));
   met_.resize(size_t(size_));
-  bool room = size_ <= int(std::thread::hardware_concurrency());
-  spins_ = room ? 400 : 4;
   if (options_.processes) {
     me_.pid = getpid();
     me_.started = process_start(getpid());
@@ -176,8 +176,8 @@ void ShmEngine::run(Call& call) {
   // Peers poll the line of both, so it is written in one go.
   me_.entries[seq & 1] = entries_[size_t(rank_)] = entry;
   post();
-  wait_all(call,
-           plan.longest <= kShortBytes && way != Way::kStaged ? Waking::kLater : Waking::kNow);
+  wait_all(call, plan.longest <= kShortBytes && way != Way::kStaged ? Waking::kLater : Waking::kNow,
+           Peers::kElsewhere);
   const Heard heard = listen(plan.record);
   if (!heard.same_call) [[unlikely]]
     report_mismatch(call);

@@ -44,6 +44,8 @@ class ShmEngine final : public Engine {
   // When a peer that sleeps learns of the phase that was posted: once it is posted by all, or
   // later, with a phase that follows in a moment.
   enum class Waking : uint8_t { kNow, kLater };
+  // What peers are at that are waited for: their program, or their part of this call.
+  enum class Peers : uint8_t { kElsewhere, kAtWork };
   // A send or receive under way; see p2p.cpp.
   struct Message {
     Ref<Call> call;
@@ -80,13 +82,15 @@ class ShmEngine final : public Engine {
   std::byte* taken(int r, uint64_t seq) const;
 
   // wait.cpp: waiting, and what can be wrong meanwhile.
-  void wait_all(Call& call, Waking waking = Waking::kNow) {
+  void wait_all(Call& call, Waking waking = Waking::kNow, Peers peers = Peers::kAtWork) {
     for (int r = 0; r < size_; ++r)
       if (segment_->state(r).posted.load(std::memory_order_acquire) < phase_)
-        return wait_slow(call);
+        return wait_slow(call, peers);
     if (waking == Waking::kNow) wake_peers();
   }
-  void wait_slow(Call& call);
+  void wait_slow(Call& call, Peers peers);
+  int polls(const Call& call, Peers peers) const;
+  bool stay_awake(const Call& call, FunctionRef<bool()> ready, Clock::time_point* until);
   void wake_peers();
   /// Sleeps until rung, `ready`, or about 20 ms have passed. True when ready.
   bool park(FunctionRef<bool()> ready);
@@ -121,7 +125,8 @@ class ShmEngine final : public Engine {
   StageTuner tuner_;
   PlaceTuner places_;
   bool past_caches_ = false;  // how this call is staged
-  int spins_;                 // rounds of polling before a synchronous call sleeps
+  const bool room_;           // for each rank on a core of its own
+  const int spins_;           // rounds of polling before who is held up sleeps
   std::atomic<uint32_t> nudges_{0};
 
   std::mutex pool_mutex_;

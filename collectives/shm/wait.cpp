@@ -21,7 +21,15 @@ namespace {
 constexpr auto kLook = std::chrono::milliseconds(20);       // between two looks at absent ranks
 constexpr auto kTellTime = std::chrono::milliseconds(500);  // for call sites after a mismatch
 constexpr int kFewPolls = 16;                               // before peers that sleep are rung
-constexpr int kAsyncSpins = 40;  // the communication thread leaves its core to the computation
+// To wake a rank costs its peer 10 to 20 us, and 20 to 70 pass until it runs (futex, measured in a
+// virtual machine). So who has the core to itself, because its thread is held up, polls longer; a
+// communication thread whose rank computes meanwhile leaves it the core, unless peers are at work
+// on the same call, which does not take long.
+constexpr int kPollsBesideWork = 40, kPollsAtWork = 1000;
+// And how long beyond that: as far as ranks are apart at the end of a step. Where other programs
+// share the cores, a thread that has computed until now would be the one set aside when its peers
+// come, so it soon sleeps; a communication thread has slept before.
+constexpr auto kAwake = std::chrono::microseconds(100), kAwakeAsync = 10 * kAwake;
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds timeout) {
   timespec t{0, long(timeout.count())};
@@ -68,7 +76,27 @@ bool ShmEngine::park(FunctionRef<bool()> ready) {
   return now;
 }
 
-void ShmEngine::wait_slow(Call& call) {
+int ShmEngine::polls(const Call& call, Peers peers) const {
+  if (room_ && peers == Peers::kAtWork) return kPollsAtWork;
+  return call.waited_for() ? spins_ : std::min(spins_, kPollsBesideWork);
+}
+
+/// Where a thread is held up: looks again and again until `*until`, which is set by the first of
+/// a wait's calls that finds it so. True when ready.
+bool ShmEngine::stay_awake(const Call& call, FunctionRef<bool()> ready, Clock::time_point* until) {
+  if (!room_ || !call.waited_for()) return false;
+  auto now = Clock::now();
+  if (*until == Clock::time_point()) *until = now + (call.async ? kAwakeAsync : kAwake);
+  for (; now < *until; now = Clock::now()) {
+    for (int i = 0; i < kFewPolls; ++i) {
+      if (ready()) return true;
+      relax();
+    }
+  }
+  return false;
+}
+
+void ShmEngine::wait_slow(Call& call, Peers peers) {
   auto ready = [&] {
     for (int r = 0; r < size_; ++r)
       if (segment_->state(r).posted.load(std::memory_order_seq_cst) < phase_) return false;
@@ -76,17 +104,19 @@ void ShmEngine::wait_slow(Call& call) {
   };
   // A peer that sleeps is woken after a few polls: looking for one holds this rank up until all see
   // its store, and where nobody sleeps they come meanwhile. Who falls asleep later has seen it.
-  const int spins = call.async ? std::min(spins_, kAsyncSpins) : spins_;
-  const int few = std::min(spins, kFewPolls);
+  const int spins = polls(call, peers), few = std::min(spins, kFewPolls);
   for (int i = 0; i < spins; ++i) {
     if (ready()) return i < few ? wake_peers() : void();
     if (i == few - 1) wake_peers();
     relax();
   }
   auto since = Clock::now(), looked = since;
+  Clock::time_point until;
+  if (stay_awake(call, ready, &until)) return;
   tell_site(call);
   while (!park(ready)) {
     check_obituary();
+    if (stay_awake(call, ready, &until)) return;
     auto now = Clock::now();
     if (now - looked < kLook / 2) continue;
     looked = now;
