@@ -4,13 +4,13 @@
 #pragma once
 #include <set>
 
-#include "compile/codegen/value_text.h"
+#include "compile/codegen/body_text.h"
 
 namespace tessera::compiler {
 
-class BesideText : protected ValueText {
+class BesideText : protected BodyText {
  protected:
-  using ValueText::ValueText;
+  using BodyText::BodyText;
 
   // In front of the rows: nest2(row, of, ..) is what nest 2 does with an element of a row whose
   // totals so far are `of`.
@@ -144,11 +144,16 @@ class BesideText : protected ValueText {
       if (a.nest == k)
         line("h{}.next = &{} + {};", a.operand,
              element(b_.operands[size_t(a.operand)], "x", "r", a.operand, others), a.elements);
-    print_body(n, v, "return ", captured, ";");
+    print_body(n, v, lanes_beside(), "return ", captured, ";");
     close("};");
   }
+  int64_t lanes_beside() const {
+    int64_t most = 1;
+    for (const Nest& n : s_.nests) most = std::max(most, lanes_of(n));
+    return most;
+  }
   void print_strands() {
-    const int64_t extent = b_.extents.back(), count = lanes_of(s_.nests[0]);
+    const int64_t extent = b_.extents.back(), count = lanes_beside();
     const bool cut = extent > kSumBlock;
     if (cut) open("for (long block = 0; block < {}; block += {})", extent, kSumBlock);
     for (int k = 0; k <= last_nest(); ++k) print_lanes_of(k, count);

@@ -52,17 +52,10 @@ class Printer : BesideText {
       line("const bool apart{} = {};", k, text.empty() ? "true" : text);
     }
   }
-  void print_lowest(bool late) {
-    for (size_t k = 0; k < b_.instrs.size(); ++k)
-      if (s_.values[k].used && (s_.values[k].place == Place::kLate) == late &&
-          is_exp_below_max(s_, InstrId(k)))
-        return line("const float lowest = hidden(kLowestExponent);");
-  }
   void print_run() {
     open("extern \"C\" void {}_run(char* const* p, long chunk, char* scratch)", name_);
     print_pointers();
     print_apart();
-    print_lowest(false);
     print_row_values(Place::kHead, 0);
     for (size_t k = 0; k < b_.instrs.size(); ++k)
       if (s_.values[k].used && s_.values[k].reduce == ReduceAs::kChunk)
@@ -130,7 +123,8 @@ class Printer : BesideText {
       ++opened;
       print_level(n, l);
     }
-    const bool plain = lanes.empty() && !streams(n) && !compares(n, v) && !looks_ahead(n);
+    const bool plain =
+        lanes.empty() && !streams(n) && !compares(n, v) && !looks_ahead(n) && !in_groups(n);
     plain ? print_plain(n, v) : print_in_lanes(n, v, lanes);
     while (opened-- > 0) close();
   }
@@ -186,7 +180,7 @@ class Printer : BesideText {
       totals += fmt::format(", h{}", a.operand);
     }
     print_body(
-        n, v,
+        n, v, count,
         fmt::format("{}<{}>({}, {}, ", lanes.empty() && streams(n) ? "in_streams" : "in_lanes",
                     count, begin, end),
         "&", totals + ");");
@@ -250,7 +244,6 @@ class Printer : BesideText {
   void print_finish() {
     open("extern \"C\" void {}_finish(char* const* p, char* scratch)", name_);
     print_pointers();
-    print_lowest(true);
     for (size_t k = 0; k < b_.instrs.size(); ++k) {
       if (!s_.values[k].used || s_.values[k].reduce != ReduceAs::kChunk) continue;
       const Instr& i = b_.instrs[k];

@@ -122,12 +122,6 @@ TESSERA_FN T block_reduce(T value) {
 
 #define TESSERA_MEMBER inline __attribute__((always_inline))
 
-/// A constant that the compiler does not know. Of a maximum with one that it knows GCC 12 makes two
-/// instructions, one of them for the pipes that multiply.
-TESSERA_FN float hidden(float x) {
-  asm("" : "+m"(x));
-  return x;
-}
 template <class Op, class T>
 TESSERA_FN void start(T* to, long n) {
   for (long i = 0; i < n; ++i) to[i] = Op::template start<T>();
@@ -323,26 +317,72 @@ TESSERA_FN bool asks(const Asking<F, N>& of, long i, long n) {
     any |= static_cast<unsigned long>(of.numbers[k] - i) < static_cast<unsigned long>(n);
   return any;
 }
+/// A number of each lane of a step, on its way from one part of a body to the next: L of them, and
+/// at least a vector. Functions of groups put their results in the place of their operands.
+template <class T, long L>
+struct Held {
+  static constexpr int kCount = L % kFloats ? kFloats : L;
+  alignas(64) T of[kCount];
+  TESSERA_MEMBER T& operator[](long l) { return of[l]; }
+  template <class F>
+  TESSERA_MEMBER void become(F f) {
+    store(of, f(load<kCount>(of)));
+  }
+};
+/// A body in two parts, with functions of whole groups of floats between them. `before` leaves in a
+/// Step what `groups` and `after` read of it.
+template <class Step, class Before, class Groups, class After>
+struct Staged {
+  Before before;
+  Groups groups;
+  After after;
+};
+template <class Step, class Before, class Groups, class After>
+TESSERA_FN Staged<Step, Before, Groups, After> staged(Before before, Groups groups, After after) {
+  return {before, groups, after};
+}
 template <class F>
 TESSERA_FN F told(bool, F body) {
   return body;
 }
+template <class F>
+TESSERA_FN auto with(bool holds, F body) {
+  return [=](long i, long l, auto&... rest) __attribute__((always_inline)) {
+    body(i, l, holds, rest...);
+  };
+}
 template <class F, long N>
 TESSERA_FN auto told(bool holds, Asking<F, N> of) {
-  return [=](long i, long l, auto&... terms) __attribute__((always_inline)) {
-    of.body(i, l, holds, terms...);
-  };
+  return with(holds, of.body);
+}
+template <class Step, class Before, class Groups, class After, long N>
+TESSERA_FN auto told(bool holds, Asking<Staged<Step, Before, Groups, After>, N> of) {
+  return staged<Step>(with(holds, of.body.before), of.body.groups, with(holds, of.body.after));
+}
+/// body(i + l, l, terms..) for l in [0, n).
+template <class F, class... Steps>
+TESSERA_FN void each(const F& body, long i, long n, Steps&... steps) {
+#pragma GCC ivdep
+  for (long l = 0; l < n; ++l) body(i + l, l, steps.of...);
+}
+template <class Step, class Before, class Groups, class After, class... Steps>
+TESSERA_FN void each(const Staged<Step, Before, Groups, After>& body, long i, long n,
+                     Steps&... steps) {
+  Step step = {};
+#pragma GCC ivdep
+  for (long l = 0; l < n; ++l) body.before(i + l, l, step);
+  body.groups(step);
+#pragma GCC ivdep
+  for (long l = 0; l < n; ++l) body.after(i + l, l, step, steps.of...);
 }
 struct Nothing {
   TESSERA_MEMBER void operator()() const {}
 };
-/// body(i + l, l, terms..) for l in [0, L); then `then`; then `lanes` take the terms: totals,
-/// streams.
+/// A step of L; then `then`; then `lanes` take the terms: totals, streams.
 template <long L, class F, class Then, class... Lanes>
 TESSERA_FN void whole(long i, const F& body, const Then& then, Lanes&... lanes) {
   [&](typename Lanes::Step... steps) __attribute__((always_inline)) {
-#pragma GCC ivdep
-    for (long l = 0; l < L; ++l) body(i + l, l, steps.of...);
+    each(body, i, L, steps...);
     then();
     (lanes.take(i, steps), ...);
   }
@@ -353,8 +393,7 @@ template <class F, class... Lanes>
 TESSERA_FN void part(long i, long n, const F& body, Lanes&... lanes) {
   [&](typename Lanes::Step... steps) __attribute__((always_inline)) {
     (lanes.clear(steps), ...);
-#pragma GCC ivdep
-    for (long l = 0; l < n; ++l) body(i + l, l, steps.of...);
+    each(body, i, n, steps...);
     (lanes.take(i, n, steps), ...);
   }
   (typename Lanes::Step()...);

@@ -332,7 +332,7 @@ class Scheduler {
   void beside() {
     const int64_t row = s_.count(inner_),
                   rows = std::max(s_.chunk_rows, std::min(kRowsBeside, s_.rows / kChunksBeside));
-    const auto of_rows = [&](const Nest& n) { return n.loops == inner_ && !s_.touches_bytes(n); };
+    const auto of_rows = [&](const Nest& n) { return n.loops == inner_; };
     const auto by_the_next = [&](InstrId id) {
       for (size_t n = 0; n < s_.nests.size(); ++n)
         if (std::ranges::count(s_.nests[n].reread, id) && int(n) != computed_in_[size_t(id)] + 1)
@@ -434,6 +434,7 @@ class Scheduler {
     int total = 1 + (i.dtype == kBF16 ? 3 : i.dtype == kF16 ? 6 : 0);
     if (i.kind == InstrKind::kLoad && s_.body.operands[size_t(i.operand)].strides.back() > 1)
       total += 4;
+    if (i.kind == InstrKind::kLoad && size_of(i.dtype) == 1) total += 3;  // as wide as floats
     if (i.kind == InstrKind::kPointwise) total += cost_of(i.op) - 1;
     for (InstrId x : i.in) total = std::min(total + cost(x), 1000);
     return total;

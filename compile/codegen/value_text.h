@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -72,14 +73,19 @@ class ValueText : protected KernelText {
                                : fmt::format("s{}", id));
       default: break;
     }
-    if (is_exp_below_max(s_, id)) return fmt::format("exp_to_88(v{}, lowest)", i.in[0]);
+    if (const char* f = group_function(id)) return fmt::format("{}(v{})", f, i.in[0]);
     if (i.kind == InstrKind::kPointwise && i.op == "div" && is_softmax_sum(s_, i.in[1]))
       return fmt::format("v{} * q{}", i.in[0], i.in[1]);
     auto position = as_position_.find(id);
     return position != as_position_.end() ? position_text(position->second) : expression(b_, i);
   }
-  void print_value(InstrId id) {
-    line("const {} v{} = {};", register_type(instr(id).dtype), id, value_text(id));
+  // The function of one float that computes a value and has a form for groups of them.
+  const char* group_function(InstrId id) const {
+    return is_exp_below_max(s_, id) ? "exp_by_table" : nullptr;
+  }
+  void print_value(InstrId id) { print_value(id, value_text(id)); }
+  void print_value(InstrId id, const std::string& text) {
+    line("const {} v{} = {};", register_type(instr(id).dtype), id, text);
     if (is_softmax_sum(s_, id)) line("const float q{} = 1.0f / v{};", id, id);
     auto position = positions_.find(id);
     if (position != positions_.end())
@@ -152,20 +158,23 @@ class ValueText : protected KernelText {
     return at(id).kept_in >= 0 ? result(at(id).kept_in)
                                : fmt::format("b{}[{}]", id, dense(instr(id).loops & inner()));
   }
-  // Values whose last loop is `l`, and what is done with them.
-  void print_level(const Nest& n, int l) {
+  // Values whose last loop is `l`; if `part` is given, those in it.
+  void print_level(const Nest& n, int l, const std::set<InstrId>* part = nullptr) {
+    auto here = [&](InstrId id) {
+      return last_of(instr(id).loops) == l && (!part || part->contains(id));
+    };
     for (InstrId id : n.reread)
-      if (last_of(instr(id).loops) == l)
+      if (here(id))
         line("const {} v{} = {};", register_type(instr(id).dtype), id,
              instr(id).dtype == kBool ? loaded(kBool, buffer(id)) : buffer(id));
     for (InstrId id : n.values) {
-      if (last_of(instr(id).loops) != l) continue;
+      if (!here(id)) continue;
       print_value(id);
       if (at(id).buffered) line("{} = v{};", buffer(id), id);
     }
   }
-  void print_element(const Nest& n, int v) {
-    print_level(n, v);
+  // What is done with them.
+  void print_uses(const Nest& n) {
     for (InstrId id : n.reductions) {
       const Instr& i = instr(id);
       line("{};", reduces_vector(i, n) ? fmt::format("l{}[l] = {}", id, fed(i))
@@ -176,6 +185,10 @@ class ValueText : protected KernelText {
       line("{} = {};", s_.streamed[size_t(k)] ? fmt::format("o{}[l]", k) : result(k),
            stored(s.to.dtype, fmt::format("v{}", s.value)));
     }
+  }
+  void print_element(const Nest& n, int v) {
+    print_level(n, v);
+    print_uses(n);
   }
   // The running total that reduction `id` adds to inside its nest.
   std::string total(InstrId id) const {
@@ -208,29 +221,6 @@ class ValueText : protected KernelText {
     if (may_pass_over_nan(s_, id)) kind = fmt::format("Numbers<{}>", kind);
     line("Lanes<{}, {}, {}> l{};", kind, lane_type(instr(id)), count, id);
   }
-  // What a nest does with an element. One that compares the index with positions says which.
-  void print_body(const Nest& n, int v, const std::string& before, const std::string& captured,
-                  const std::string& after) {
-    std::string positions;
-    for (InstrId id : n.values) {
-      auto c = as_position_.find(id);
-      if (c != as_position_.end() && c->second.loop == v)
-        positions += fmt::format(", t{}", c->second.position);
-    }
-    const bool asks = !positions.empty();
-    std::string terms;
-    for (InstrId id : lanes_in(n)) terms += fmt::format(", auto& l{}", id);
-    for (int k : n.stores)
-      if (s_.streamed[size_t(k)]) terms += fmt::format(", auto& o{}", k);
-    if (looks_ahead(n)) terms += ", auto&...";
-    open("{}{}[{}](long i{}, long l{}{}) __attribute__((always_inline))", before,
-         asks ? "asking(" : "", captured, v, asks ? ", bool asked" : "", terms);
-    lane_loop_ = v;
-    print_element(n, v);
-    lane_loop_ = -1;
-    close(("}" + positions + (asks ? ")" : "") + after).c_str());
-  }
-
   std::map<InstrId, int64_t> positions_;       // extent of the index they are compared with
   std::map<InstrId, Comparison> as_position_;  // comparisons of indices and positions
   int lane_loop_ = -1;                         // the loop whose lanes `l` counts

@@ -66,31 +66,29 @@ TESSERA_FN float power_of_two(float shifted) {
   return from_bits(static_cast<int>(static_cast<unsigned>(bits(shifted)) << 23));
 }
 
-// exp(x) for x <= 88, as softmax needs it: half the work of exp, for no result overflows and those
-// below 2^-126.5 become 0, as the power of two is for the lowest x that is computed with. Within 1
-// ulp. F is float or a group of floats that has these functions.
-constexpr float kLowestExponent = -88.0f;
-template <class F>
-TESSERA_FN F exp_to_88(F x, float lowest = kLowestExponent) {
-  x = at_least(x, lowest);
-  const F shift(kShifter + 127.0f), shifted = fma(x, F(1.44269502f), shift), n = shifted - shift;
-  const F r = fma(n, F(-1.42860677e-6f), fma(n, F(-0.693145752f), x));
-  F p = F(0.00138471415f);
-  p = fma(p, r, F(0.00836999342f));
-  p = fma(p, r, F(0.041668009f));
-  p = fma(p, r, F(0.166665092f));
-  p = fma(p, r, F(0.49999994f));
-  p = fma(p, r, F(1.0f));
-  p = fma(p, r, F(1.0f));
+// exp(x) for x <= 88: half the work of exp, for no result overflows and those below 2^-126.5 become
+// 0, as the power of two is for the lowest x that is computed with. Within 1 ulp.
+TESSERA_FN float exp_to_88(float x) {
+  x = at_least(x, -88.0f);
+  const float shifted = fma(x, 1.44269502f, kShifter + 127.0f), n = shifted - (kShifter + 127.0f);
+  const float r = fma(n, -1.42860677e-6f, fma(n, -0.693145752f, x));
+  float p = 0.00138471415f;
+  p = fma(p, r, 0.00836999342f);
+  p = fma(p, r, 0.041668009f);
+  p = fma(p, r, 0.166665092f);
+  p = fma(p, r, 0.49999994f);
+  p = fma(p, r, 1.0f);
+  p = fma(p, r, 1.0f);
   return p * power_of_two(shifted);
 }
 TESSERA_FN double exp_to_88(double x) { return TESSERA_LIBM(exp)(x); }
 
-// The same function for groups of floats, with 7 multiplications where exp_to_88 has 10: exp(x) =
-// 2^(n / 16) exp(r), n = 16 k + j and |r| <= ln(2) / 32. The table holds the bits of 2^(j / 16)
-// less j 2^19, so that adding n 2^19 adds k to the exponent and takes j out. Within 1 ulp, of which
-// the table takes 0.45. Below 2^-126 results fall short, by at most 1.02 2^-127, and at 2^-127 they
-// are 0. Loops that a compiler is to vectorise take exp_to_88: of a table it makes loads.
+// The same with 7 multiplications where exp_to_88 has 10, for F a float or a group of floats:
+// exp(x) = 2^(n / 16) exp(r), n = 16 k + j and |r| <= ln(2) / 32. The table holds the bits of 2^(j
+// / 16) less j 2^19, so that adding n 2^19 adds k to the exponent and takes j out. Within 1 ulp, of
+// which the table takes 0.45. Below 2^-126 results fall short, by at most 1.02 2^-127, and at
+// 2^-127 they are 0. Loops that a compiler is to vectorise take exp_to_88: of a table it makes
+// loads.
 TESSERA_TABLE Table kSixteenths = {{0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0,
                                     0x3f76f532, 0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4,
                                     0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7,

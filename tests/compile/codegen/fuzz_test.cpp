@@ -156,6 +156,68 @@ class RandomBody {
   std::vector<bool> inexact_;
 };
 
+// Rows long and many enough to be worked on beside each other: softmaxes, norms and their like one
+// after the other, masked, with elements picked, and results of several of them.
+class RandomRows {
+ public:
+  explicit RandomRows(uint64_t seed)
+      : random_(seed),
+        long_(pick(6) == 0),
+        b_({long_ ? 6 + pick(14) : 6 + pick(125), long_ ? 4090 + pick(1000) : 256 + pick(800)}) {
+    const InstrId target = b_.load(1, kI64), z = b_.load(3);
+    hit_ = b_.op("eq", {b_.index(1), target}, true);
+    x_ = pick(2) ? b_.op("add", {z, b_.load(pick(2) ? 2 : 3)}) : z;
+    if (pick(2)) mask();
+    for (int k = 1 + int(pick(3)); k > 0; --k) {
+      add_step();
+      if (pick(4) == 0) b_.store(x_);
+    }
+    if (pick(3) == 0) b_.store(b_.sum(b_.op("where", {hit_, z, number(0)}), 2));
+    if (pick(3) == 0) b_.store(b_.sum(b_.op("abs", {x_}), pick(2) ? 1 : 3));
+    if (pick(3) == 0) b_.store(b_.sum(b_.op("square", {x_}), 2));
+    b_.store(x_);
+  }
+  Body body() const { return b_.body; }
+
+ private:
+  int64_t pick(uint64_t n) { return int64_t(random_() % n); }
+  InstrId number(double v) { return b_.constant(v); }
+  InstrId mean(InstrId x) {
+    return b_.op("mul", {b_.sum(x, 2), number(1.0 / double(b_.body.extents[1]))});
+  }
+  void mask() { x_ = b_.op("where", {b_.load(pick(2) ? 2 : 3, kBool), number(-20), x_}); }
+  void add_step() {
+    switch (pick(5)) {
+      case 0: return norm();
+      case 1: return grad();
+      case 2: x_ = b_.op("sub", {x_, b_.op("where", {hit_, number(1), number(0)})}); return;
+      default: return softmax();
+    }
+  }
+  void softmax() {
+    const InstrId d = b_.op("sub", {x_, b_.reduce(ReduceKind::kMax, x_, 2)}), e = b_.op("exp", {d});
+    switch (pick(5)) {
+      case 0: x_ = b_.op("sub", {d, b_.op("log", {b_.sum(e, 2)})}); return;
+      case 1: x_ = b_.op("mul", {b_.op("add", {d, e}), b_.sum(e, 2)}); return mask();
+      case 2: x_ = b_.op("where", {hit_, number(0), e}); return;
+      default: x_ = b_.op("div", {e, b_.sum(e, 2)});
+    }
+  }
+  void norm() {
+    const InstrId d = b_.op("sub", {x_, mean(x_)}), var = mean(b_.op("square", {d}));
+    x_ = b_.op("mul", {d, b_.op("rsqrt", {b_.op("add", {var, number(1e-3)})})});
+  }
+  void grad() {
+    const InstrId g = b_.load(3), dot = mean(b_.op("mul", {x_, g}));
+    x_ = b_.op("mul", {x_, b_.op("sub", {g, dot})});
+  }
+
+  std::mt19937_64 random_;
+  bool long_;
+  BodyBuilder b_;
+  InstrId x_ = 0, hit_ = 0;
+};
+
 std::vector<Body> random_bodies(size_t count) {
   const auto seed = uint64_t(GTEST_FLAG_GET(random_seed));  // gtest's own default is the time
   size_t refused = 0;
@@ -174,6 +236,20 @@ TEST(Fuzz, RandomBodies) { compare_with_interpreter(random_bodies(120), 1e-4); }
 TEST(Fuzz, RandomBodiesWithAllResultsStreamed) {
   StreamedFrom all(0);
   compare_with_interpreter(random_bodies(120), 1e-4);
+}
+
+TEST(Fuzz, RandomRowsBesideEachOther) {
+  const auto seed = uint64_t(GTEST_FLAG_GET(random_seed));
+  std::vector<Body> bodies;
+  size_t beside = 0, in_groups = 0;
+  for (uint64_t n = 0; n < 40; ++n) {
+    bodies.push_back(RandomRows(seed * 100000 + n).body());
+    const std::string text = print_cpp(bodies.back(), "kernel");
+    beside += text.find("beside<") != text.npos, in_groups += text.find("staged<") != text.npos;
+  }
+  EXPECT_GT(beside, 12) << "seed " << seed;
+  EXPECT_GT(in_groups, 10) << "seed " << seed;
+  compare_with_interpreter(bodies, 1e-4);
 }
 
 TEST(Fuzz, CudaTextOfRandomBodies) {

@@ -68,14 +68,47 @@ TEST(Generate, NestsOfRowsThatFollowEachOther) {
   bodies.push_back(cross_entropy_body(200, 3000));
   bodies.push_back(cross_entropy_body(130, 5000));
   bodies.push_back(scaled_by_a_pick(300, 1000));
+  bodies.push_back(masked_softmax_body(70, 300));
+  bodies.push_back(masked_softmax_body(20, 5000));
   for (const Body& b : bodies) EXPECT_TRUE(beside(b)) << to_string(b);
   compare_with_interpreter(bodies);
-  compare_with_interpreter({masked_softmax_body(70, 300)});
-  EXPECT_FALSE(beside(masked_softmax_body(70, 300)));  // masks of bytes have other lanes
-  EXPECT_FALSE(beside(softmax_body(5, 1000)));         // too few rows
-  EXPECT_FALSE(beside(softmax_body(70, 255)));         // too short for it to pay
+  EXPECT_FALSE(beside(softmax_body(5, 1000)));  // too few rows
+  EXPECT_FALSE(beside(softmax_body(70, 255)));  // too short for it to pay
   EXPECT_TRUE(beside(cross_entropy_body(256, 50304)));
   EXPECT_FALSE(beside(cross_entropy_body(16, 50304)));  // whose rows are chunks
+}
+
+InstrId exp_below_max(BodyBuilder& b, InstrId x) {
+  return b.op("exp", {b.op("sub", {x, b.reduce(ReduceKind::kMax, x, 2)})});
+}
+// Exponentials of two operands, and what they are computed from once more.
+Body two_exponentials_body(int64_t rows, int64_t n) {
+  BodyBuilder b({rows, n});
+  InstrId x = b.load(3), z = b.op("neg", {b.op("square", {b.load(3)})});
+  InstrId low = b.op("lt", {z, b.constant(-1.0)}, true);
+  InstrId e = exp_below_max(b, x), f = exp_below_max(b, b.op("where", {low, x, z}));
+  b.store(b.op("where", {low, e, b.op("mul", {f, z})})), b.store(b.sum(b.op("mul", {e, f}), 2));
+  return b.body;
+}
+// A softmax of a softmax, and the target's element of it in the same nest.
+Body softmax_of_softmax_body(int64_t rows, int64_t n) {
+  BodyBuilder b({rows, n});
+  InstrId hit = b.op("eq", {b.index(1), b.load(1, kI64)}, true), e = exp_below_max(b, b.load(3));
+  InstrId f = exp_below_max(b, b.op("div", {e, b.sum(e, 2)}));
+  b.store(b.op("div", {b.op("where", {hit, b.constant(0.0), f}), b.sum(f, 2)}));
+  return b.body;
+}
+TEST(Generate, ExponentialsOfWholeGroups) {
+  std::vector<Body> bodies;
+  for (int64_t n : {1, 2, 3, 8, 15, 16, 31, 33, 64, 100, 300, 5000})
+    for (int64_t rows : {3, 40}) {
+      bodies.push_back(two_exponentials_body(rows, n));
+      bodies.push_back(softmax_of_softmax_body(rows, n));
+      bodies.push_back(masked_softmax_body(rows, n));
+    }
+  compare_with_interpreter(bodies);
+  for (const Body& b : bodies)
+    EXPECT_EQ(print_cpp(b, "kernel").find("staged<") != std::string::npos, b.extents[1] > 1);
 }
 
 bool has(const Body& body, const char* text) {

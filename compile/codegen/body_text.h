@@ -1,0 +1,134 @@
+// The text of what a nest does with an element: a body, which loops of steps call for each lane
+// (prologue.h). Where functions run in groups of floats, a body has two parts, what they are
+// computed from and what is done with them.
+#pragma once
+#include <set>
+#include <string>
+#include <vector>
+
+#include "compile/codegen/value_text.h"
+
+namespace tessera::compiler {
+
+class BodyText : protected ValueText {
+ protected:
+  using ValueText::ValueText;
+
+  // Whether a nest computes values in groups of floats.
+  bool in_groups(const Nest& n) const { return !parts_of(n).groups.empty(); }
+
+  // One that compares the index with positions says which.
+  void print_body(const Nest& n, int v, int64_t lanes, const std::string& before,
+                  const std::string& captured, const std::string& after) {
+    std::string positions;
+    for (InstrId id : n.values) {
+      auto c = as_position_.find(id);
+      if (c != as_position_.end() && c->second.loop == v)
+        positions += fmt::format(", t{}", c->second.position);
+    }
+    const bool asks = !positions.empty();
+    std::string terms;
+    for (InstrId id : lanes_in(n)) terms += fmt::format(", auto& l{}", id);
+    for (int k : n.stores)
+      if (s_.streamed[size_t(k)]) terms += fmt::format(", auto& o{}", k);
+    if (looks_ahead(n)) terms += ", auto&...";
+    const std::string begin = before + (asks ? "asking(" : ""),
+                      end = positions + (asks ? ")" : "") + after,
+                      lane = fmt::format("long i{}, long l{}", v, asks ? ", bool asked" : "");
+    const Parts parts = parts_of(n);
+    lane_loop_ = v;
+    if (parts.groups.empty()) {
+      open("{}[{}]({}{}) {}", begin, captured, lane, terms, kInline);
+      print_element(n, v);
+      close(("}" + end).c_str());
+    } else {
+      print_step(parts, lanes);
+      open("{}staged<Step{}>([{}]({}, auto& step) {}", begin, parts.groups[0], captured, lane,
+           kInline);
+      print_before(n, v, parts);
+      close("},");
+      open("[](auto& step) {}", kInline);
+      for (InstrId id : parts.groups)
+        line("step.v{}.become([](auto x) {} {{ return {}(x); }});", id, kInline,
+             group_function(id));
+      close("},");
+      open("[{}]({}, auto& step{}) {}", captured, lane, terms, kInline);
+      print_after(n, v, parts);
+      close(("})" + end).c_str());
+    }
+    lane_loop_ = -1;
+  }
+
+ private:
+  static constexpr const char* kInline = "__attribute__((always_inline))";
+
+  // Of the values of the last loop: those computed in groups, those that these are computed from,
+  // and those that results and totals are, through the groups or not; `held` are in both of the
+  // latter, and not worth computing twice.
+  struct Parts {
+    std::vector<InstrId> groups;
+    std::set<InstrId> before, after, held;
+  };
+  Parts parts_of(const Nest& n) const {
+    const int v = last_of(n.loops);
+    std::set<InstrId> here, follow;  // values of this loop, and what follows from groups
+    for (const auto& list : {n.values, n.reread})
+      for (InstrId id : list)
+        if (last_of(instr(id).loops) == v) here.insert(id);
+    Parts p;
+    for (InstrId id : n.values) {
+      if (!here.contains(id)) continue;
+      const bool follows =
+          std::ranges::any_of(instr(id).in, [&](auto x) { return follow.contains(x); });
+      if (group_function(id) && !follows) p.groups.push_back(id);
+      if (follows || group_function(id)) follow.insert(id);
+    }
+    if (p.groups.empty()) return p;
+    auto need = [&](auto& self, InstrId id, std::set<InstrId>& found, bool through) -> void {
+      if (!here.contains(id) || !found.insert(id).second) return;
+      if (std::ranges::count(n.reread, id) || (!through && std::ranges::count(p.groups, id)))
+        return;
+      for (InstrId x : instr(id).in) self(self, x, found, through);
+    };
+    for (InstrId id : p.groups) need(need, instr(id).in[0], p.before, true);
+    for (InstrId id : n.reductions) need(need, instr(id).in[0], p.after, false);
+    for (int k : n.stores) need(need, b_.stores[size_t(k)].value, p.after, false);
+    for (InstrId id : n.values)
+      if (at(id).buffered && !p.before.contains(id)) need(need, id, p.after, false);
+    for (InstrId id : p.after)
+      if (p.before.contains(id) && instr(id).kind != InstrKind::kLoad &&
+          instr(id).kind != InstrKind::kIndex && !std::ranges::count(n.reread, id))
+        p.held.insert(id);
+    return p;
+  }
+
+  void print_step(const Parts& p, int64_t count) {
+    open("struct Step{}", p.groups[0]);
+    for (InstrId id : p.groups) line("Held<float, {}> v{};", count, id);
+    for (InstrId id : p.held) line("Held<{}, {}> v{};", buffer_type(instr(id).dtype), count, id);
+    close("};");
+  }
+  void print_before(const Nest& n, int v, const Parts& p) {
+    print_level(n, v, &p.before);
+    for (InstrId id : p.groups) line("step.v{}[l] = v{};", id, instr(id).in[0]);
+    for (InstrId id : p.held) line("step.v{}[l] = v{};", id, id);
+  }
+  void print_after(const Nest& n, int v, const Parts& p) {
+    std::set<InstrId> rest = p.after;
+    for (InstrId id : p.held) {
+      const std::string held = fmt::format("step.v{}[l]", id);
+      line("const {} v{} = {};", register_type(instr(id).dtype), id,
+           instr(id).dtype == kBool ? loaded(kBool, held) : held);
+      rest.erase(id);
+    }
+    for (InstrId id : p.groups) {
+      print_value(id, fmt::format("step.v{}[l]", id));
+      if (at(id).buffered) line("{} = v{};", buffer(id), id);
+      rest.erase(id);
+    }
+    print_level(n, v, &rest);
+    print_uses(n);
+  }
+};
+
+}  // namespace tessera::compiler
