@@ -17,6 +17,14 @@ class BodyText : protected ValueText {
   // Whether a nest computes values in groups of floats.
   bool in_groups(const Nest& n) const { return !parts_of(n).groups.empty(); }
 
+  // Elements of a step. Functions of groups wait for their lookups and multiplications in turn:
+  // what has nothing in its way takes twice as many at once.
+  int64_t step_of(const Nest& n) const {
+    const int64_t count = lanes_of(n), extent = b_.extents[size_t(last_of(n.loops))];
+    const bool wide = lanes_in(n).empty() && count == kMaxLanes && extent >= 2 * count;
+    return wide && in_groups(n) ? 2 * count : count;
+  }
+
   // One that compares the index with positions says which.
   void print_body(const Nest& n, int v, int64_t lanes, const std::string& before,
                   const std::string& captured, const std::string& after) {
@@ -78,19 +86,21 @@ class BodyText : protected ValueText {
     Parts p;
     for (InstrId id : n.values) {
       if (!here.contains(id)) continue;
-      const bool follows =
-          std::ranges::any_of(instr(id).in, [&](auto x) { return follow.contains(x); });
-      if (group_function(id) && !follows) p.groups.push_back(id);
-      if (follows || group_function(id)) follow.insert(id);
+      const bool group = !group_function(id).empty(),
+                 follows =
+                     std::ranges::any_of(instr(id).in, [&](auto x) { return follow.contains(x); });
+      if (group && !follows) p.groups.push_back(id);
+      if (follows || group) follow.insert(id);
     }
     if (p.groups.empty()) return p;
     auto need = [&](auto& self, InstrId id, std::set<InstrId>& found, bool through) -> void {
       if (!here.contains(id) || !found.insert(id).second) return;
-      if (std::ranges::count(n.reread, id) || (!through && std::ranges::count(p.groups, id)))
-        return;
-      for (InstrId x : instr(id).in) self(self, x, found, through);
+      if (std::ranges::count(n.reread, id)) return;
+      const bool known = !through && std::ranges::count(p.groups, id);  // but for the last operand
+      for (size_t k = 0; k + known < instr(id).in.size(); ++k)
+        self(self, instr(id).in[k], found, through);
     };
-    for (InstrId id : p.groups) need(need, instr(id).in[0], p.before, true);
+    for (InstrId id : p.groups) need(need, instr(id).in.back(), p.before, true);
     for (InstrId id : n.reductions) need(need, instr(id).in[0], p.after, false);
     for (int k : n.stores) need(need, b_.stores[size_t(k)].value, p.after, false);
     for (InstrId id : n.values)
@@ -110,7 +120,7 @@ class BodyText : protected ValueText {
   }
   void print_before(const Nest& n, int v, const Parts& p) {
     print_level(n, v, &p.before);
-    for (InstrId id : p.groups) line("step.v{}[l] = v{};", id, instr(id).in[0]);
+    for (InstrId id : p.groups) line("step.v{}[l] = v{};", id, instr(id).in.back());
     for (InstrId id : p.held) line("step.v{}[l] = v{};", id, id);
   }
   void print_after(const Nest& n, int v, const Parts& p) {
@@ -121,12 +131,9 @@ class BodyText : protected ValueText {
            instr(id).dtype == kBool ? loaded(kBool, held) : held);
       rest.erase(id);
     }
-    for (InstrId id : p.groups) {
-      print_value(id, fmt::format("step.v{}[l]", id));
-      if (at(id).buffered) line("{} = v{};", buffer(id), id);
-      rest.erase(id);
-    }
+    after_groups_.insert(p.groups.begin(), p.groups.end());
     print_level(n, v, &rest);
+    after_groups_.clear();
     print_uses(n);
   }
 };

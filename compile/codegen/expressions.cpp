@@ -32,18 +32,6 @@ std::string literal(DType t, Scalar value) {
   return fmt::format("{}L", v);
 }
 
-// The result of arithmetic, rounded to its dtype.
-std::string rounded(DType t, const std::string& text) {
-  switch (t) {
-    case kBF16: return fmt::format("as_bf16({})", text);
-    case kF16: return fmt::format("as_f16({})", text);
-    case kI32: return fmt::format("as_i32({})", text);
-    case kU8: return fmt::format("as_u8({})", text);
-    case kBool: return fmt::format("({}) != 0", text);
-    default: return text;
-  }
-}
-
 const char* infix(const std::string& op) {
   static const std::pair<const char*, const char*> table[] = {
       {"add", "+"}, {"sub", "-"}, {"mul", "*"}, {"div", "/"}, {"eq", "=="},
@@ -80,6 +68,17 @@ std::string pointwise(const Body& body, const Instr& i) {
 }
 
 }  // namespace
+
+std::string rounded(DType t, const std::string& text) {
+  switch (t) {
+    case kBF16: return fmt::format("as_bf16({})", text);
+    case kF16: return fmt::format("as_f16({})", text);
+    case kI32: return fmt::format("as_i32({})", text);
+    case kU8: return fmt::format("as_u8({})", text);
+    case kBool: return fmt::format("({}) != 0", text);
+    default: return text;
+  }
+}
 
 std::string register_type(DType t) {
   return t == kBool ? "bool" : is_integral(t) ? "long" : t == kF64 ? "double" : "float";

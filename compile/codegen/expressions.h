@@ -18,6 +18,9 @@ std::string stored(DType t, const std::string& value);
 /// The register `value` of dtype `from` converted to dtype `to`.
 std::string converted(DType from, DType to, const std::string& value);
 
+/// `text`, a result of arithmetic, rounded to dtype `t`.
+std::string rounded(DType t, const std::string& text);
+
 /// Constants, pointwise ops and casts of values called v<id>.
 std::string expression(const Body& body, const Instr& i);
 

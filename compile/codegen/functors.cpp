@@ -27,7 +27,8 @@ std::unordered_map<std::string_view, Functor> read_functors() {
     std::string_view parameters = between(line, " apply(", ")");
     found[op] = {between(line, "struct ", " "),
                  1 + int(std::count(parameters.begin(), parameters.end(), ',')),
-                 line.find("bool apply(") != line.npos};
+                 line.find("bool apply(") != line.npos,
+                 line.find("bool in_groups = true") != line.npos};
   }
   return found;
 }

@@ -18,6 +18,7 @@ struct Functor {
   std::string_view type;  // "GeluGrad"
   int arity = 0;
   bool to_bool = false;
+  bool in_groups = false;  // loops over floats take it in groups
 };
 /// The functor of pointwise op `op`, or null ("where" has none).
 const Functor* find_functor(std::string_view op);

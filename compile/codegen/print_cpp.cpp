@@ -151,7 +151,7 @@ class Printer : BesideText {
     close();
   }
   void print_in_lanes(const Nest& n, int v, const std::vector<InstrId>& lanes) {
-    const int64_t extent = b_.extents[size_t(v)], count = lanes_of(n);
+    const int64_t extent = b_.extents[size_t(v)], count = step_of(n);
     std::string begin = begin_of(v), end = end_of(v);
     const bool cut = !lanes.empty() && !blocked(v) && extent > kSumBlock;
     if (cut) {

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "compile/codegen/expressions.h"
+#include "compile/codegen/functors.h"
 #include "compile/codegen/generate.h"
 #include "compile/codegen/streams.h"
 
@@ -375,11 +376,17 @@ class Scheduler {
       if (reads(s_.nests[n])) return;
     }
   }
-  // Memory can bring what comes next while nests compute. Beside each other they do all the time;
-  // else the one that computes most, on a row that a cache holds by then, fetches the next one, if
-  // it is long. Operands are those that all of a row is read of.
+  // Memory can bring what comes next while nests compute. Beside each other they do all the time,
+  // and so does one alone that streams and whose steps are long, for they are of groups; else the
+  // one that computes most, on a row that a cache holds by then, fetches the next one, if it is
+  // long. Operands are those that all of a row is read of.
   void look_ahead() {
-    if (!on_cpu_ || s_.outer != 1 || s_.nests.size() < 2) return;
+    const bool alone = s_.nests.size() == 1 && std::ranges::count(s_.streamed, true) > 0 &&
+                       std::ranges::any_of(s_.nests[0].values, [&](InstrId id) {
+                         const Functor* functor = find_functor(instr(id).op);
+                         return functor && functor->in_groups;
+                       });
+    if (!on_cpu_ || s_.outer > 1 || (!alone && (s_.outer == 0 || s_.nests.size() < 2))) return;
     int most = 0, by = -1;
     for (size_t n = 1; n < s_.nests.size() && !s_.beside; ++n) {
       if ((s_.nests[n].loops & inner_) == inner_ && work(s_.nests[n]) > most)
@@ -389,11 +396,12 @@ class Scheduler {
       const Access& a = s_.body.operands[k];
       const int64_t size = int64_t(size_of(a.dtype)), row = s_.count(inner_) * size;
       if (moving_loops(a) != (outer_ | inner_) || a.strides.back() != 1) continue;
-      if (s_.beside && first_reader(int(k)) < 0) continue;  // elements are picked from it
-      if (s_.beside && s_.rows * row >= kFetched)
-        s_.ahead.push_back(
-            {int(k), first_reader(int(k)),
-             a.strides[0] * size == row ? kAhead / size : (kAhead + row - 1) / row * a.strides[0]});
+      const bool along = alone || s_.beside;
+      if (along && first_reader(int(k)) < 0) continue;  // elements are picked from it
+      const bool dense = s_.outer == 0 || a.strides[0] * size == row;
+      if (along && s_.rows * row >= kFetched)
+        s_.ahead.push_back({int(k), first_reader(int(k)),
+                            dense ? kAhead / size : (kAhead + row - 1) / row * a.strides[0]});
       else if (by >= 0 && row >= kLongRow && row <= kRowBuffers)
         s_.ahead.push_back({int(k), by, a.strides[0]});
     }

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "compile/codegen/functors.h"
 #include "compile/codegen/kernel_text.h"
 #include "compile/codegen/softmax.h"
 
@@ -73,19 +74,29 @@ class ValueText : protected KernelText {
                                : fmt::format("s{}", id));
       default: break;
     }
-    if (const char* f = group_function(id)) return fmt::format("{}(v{})", f, i.in[0]);
+    if (after_groups_.contains(id)) return from_group(id, fmt::format("step.v{}[l]", id));
+    if (is_exp_below_max(s_, id)) return fmt::format("exp_by_table(v{})", i.in[0]);
     if (i.kind == InstrKind::kPointwise && i.op == "div" && is_softmax_sum(s_, i.in[1]))
       return fmt::format("v{} * q{}", i.in[0], i.in[1]);
     auto position = as_position_.find(id);
     return position != as_position_.end() ? position_text(position->second) : expression(b_, i);
   }
-  // The function of one float that computes a value and has a form for groups of them.
-  const char* group_function(InstrId id) const {
-    return is_exp_below_max(s_, id) ? "exp_by_table" : nullptr;
+  // The function of one float that computes a value and has a form for groups of them, if there is
+  // one: it takes the last operand.
+  std::string group_function(InstrId id) const {
+    const Instr& i = instr(id);
+    if (is_exp_below_max(s_, id)) return "exp_by_table";
+    if (i.kind != InstrKind::kPointwise || register_type(i.dtype) != "float") return {};
+    const Functor* functor = find_functor(i.op);
+    return functor && functor->in_groups ? "fn::" + i.op : std::string();
   }
-  void print_value(InstrId id) { print_value(id, value_text(id)); }
-  void print_value(InstrId id, const std::string& text) {
-    line("const {} v{} = {};", register_type(instr(id).dtype), id, text);
+  // The value that such a function gave `result` for. One with two operands is a derivative.
+  std::string from_group(InstrId id, const std::string& result) const {
+    const Instr& i = instr(id);
+    return rounded(i.dtype, i.in.size() == 1 ? result : fmt::format("v{} * {}", i.in[0], result));
+  }
+  void print_value(InstrId id) {
+    line("const {} v{} = {};", register_type(instr(id).dtype), id, value_text(id));
     if (is_softmax_sum(s_, id)) line("const float q{} = 1.0f / v{};", id, id);
     auto position = positions_.find(id);
     if (position != positions_.end())
@@ -223,6 +234,7 @@ class ValueText : protected KernelText {
   }
   std::map<InstrId, int64_t> positions_;       // extent of the index they are compared with
   std::map<InstrId, Comparison> as_position_;  // comparisons of indices and positions
+  std::set<InstrId> after_groups_;             // values of which the step holds what groups gave
   int lane_loop_ = -1;                         // the loop whose lanes `l` counts
 };
 

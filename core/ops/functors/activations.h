@@ -1,5 +1,6 @@
 // The error function and the smooth activations with their derivatives, in the manner of math.h
-// (include prelude.h and math.h first). Invariant: a result never suffers from cancellation in its
+// (include prelude.h, math.h and pieces.h first; those that look up in tables are templates, of
+// floats and of groups of them). Invariant: a result never suffers from cancellation in its
 // tail: gelu(-8), silu(-95) or erfc(9) are as accurate as at 1, and at +-inf functions take their
 // limits (silu(-inf) = -0, not NaN). Bounds, float: erf, erfc, sigmoid, softplus and logsigmoid 2
 // ulp; silu, gelu, mish 4 ulp; gelu_tanh 4 ulp or, below -2, 2^-24 absolutely; the derivatives,
@@ -74,7 +75,8 @@ TESSERA_FN double erfc(double x) { return TESSERA_LIBM(erfc)(x); }
 
 // ---- logistic family; e = exp(-|x|) never overflows ----
 
-TESSERA_FN float sigmoid(float x) {
+// For all x; the other sigmoid calls it from 15.49 on.
+TESSERA_FN float sigmoid_far(float x) {
   const ExpParts p = exp_parts(-at_most(abs(x), 104.0f));
   const float e = p.value * p.scale * p.scale;
   // One quotient n / d with first-order terms for the rounding errors of n and d; 1 / d is v or 1 -
@@ -83,6 +85,19 @@ TESSERA_FN float sigmoid(float x) {
   const float e_low = p.value_low * p.scale * p.scale, d = 1.0f + e, d_low = (1.0f - d) + e;
   const float v = (negative ? e : 1.0f) / d;
   return fma(fma(-v, d_low, negative ? e_low : 0.0f), negative ? 1.0f - v : v, v);
+}
+// sigmoid(-u) for 0 <= u <= 15.49. d lies below the middle of its piece, where all terms of the
+// polynomial have one sign.
+constexpr float kSigmoidEnd = 15.49f;
+template <class F>
+TESSERA_FN F sigmoid_below(F u) {
+  const F index = u + F(kShifter);
+  return polynomial(kSigmoid, index, u - (index - kShifter) - 0.5f);
+}
+template <class F>
+TESSERA_FN F sigmoid(F x) {
+  const F one = copysign(F(0.5f), x) + F(0.5f);  // where x > 0, else 0
+  return beyond<sigmoid_far>(kSigmoidEnd, x, abs(one - sigmoid_below(abs(x))));
 }
 TESSERA_FN double sigmoid(double x) {
   const double e = exp(-abs(x));
@@ -98,13 +113,18 @@ TESSERA_FN double softplus(double x) { return (x > 0.0 ? x : 0.0) + log1p(exp(-a
 TESSERA_FN float logsigmoid(float x) { return -softplus(-x); }
 TESSERA_FN double logsigmoid(double x) { return -softplus(-x); }
 
-// x sigmoid(x). Below 0, x exp(x) / (1 + exp(x)) with the scale applied last: exp(x) may be
-// denormal when x exp(x) is not.
-TESSERA_FN float silu(float x) {
+// x sigmoid(x) = max(x, 0) - u sigmoid(-u), u = |x|. Far below 0, x exp(x) / (1 + exp(x)) with the
+// scale applied last: exp(x) may be denormal when x exp(x) is not.
+TESSERA_FN float silu_far(float x) {
   const float y = at_least(x, -112.0f);
   const ExpParts p = exp_parts(-at_most(abs(y), 112.0f));
   const float quotient = y / (1.0f + p.value * p.scale * p.scale);
   return x < 0.0f ? quotient * p.value * p.scale * p.scale : quotient;
+}
+template <class F>
+TESSERA_FN F silu(F x) {
+  const F u = abs(x);
+  return beyond<silu_far>(kSigmoidEnd, x, fma(-u, sigmoid_below(u), at_least(x, -0.0f)));
 }
 TESSERA_FN double silu(double x) { return x < -800.0 ? -0.0 : x * sigmoid(x); }
 
@@ -127,7 +147,7 @@ TESSERA_FN double mish(double x) {
 // of h after the powers of two are the rounding error of h and what the rounding errors of d and q
 // do to q P(q), whose logarithm changes about 1 + 1.85 q times as fast as that of q. The scale is
 // 2^64 times too large before the last product, which alone can be denormal.
-TESSERA_FN float gelu(float x) {
+TESSERA_FN float gelu_far(float x) {
   constexpr float kShift = kShifter + 127.0f + 64.0f, kTiny = 5.42101086e-20f;  // 2^-64
   const float u = at_most(abs(x), 14.4f), h = u * u;
   const float d = fma(0.28125f, u, 1.0f), q = 1.0f / d;
@@ -154,52 +174,52 @@ TESSERA_FN float gelu(float x) {
   const float t = u * q * p, part = fma(t, e * r, t) * power_of_two(shifted) * kTiny;
   return x < 0.0f ? -part : x - part;
 }
+
+// x Phi(x) = max(x, 0) - u Phi(-u), u = |x|, with Phi(-u) as the square of a piecewise polynomial,
+// because the root changes half as fast. As in sigmoid, d lies below the middle of its piece.
+template <class F>
+TESSERA_FN F gelu(F x) {
+  const F u = abs(x), index = u + F(kHalves);
+  const F root = polynomial(kNormalRoot, index, u - (index - kHalves) - 0.25f);
+  return beyond<gelu_far>(5.25f, x, fma(-(u * root), root, at_least(x, -0.0f)));
+}
 TESSERA_FN double gelu(double x) {
   return x < -40.0 ? -0.0 : x * 0.5 * erfc(x * -0.7071067811865476);
 }
 
-// Phi(x) + x phi(x): for u = |x| it is 1 - part or part, where part = Phi(-u) - u phi(u) = exp(-u^2
-// / 2) P(u). An absolute bound lets P be a polynomial, and the exponential lack extra bits; at 13.2
-// it is about to become 0, whose sign would be wrong.
-TESSERA_FN float gelu_grad(float x) {
-  const float u = at_most(abs(x), 13.2f);
-  float p = -2.07067927e-7f;
-  p = fma(p, u, 5.66918879e-6f);
-  p = fma(p, u, -6.85351406e-5f);
-  p = fma(p, u, 0.000492079591f);
-  p = fma(p, u, -0.00239817775f);
-  p = fma(p, u, 0.00868014153f);
-  p = fma(p, u, -0.0251284763f);
-  p = fma(p, u, 0.0617015846f);
-  p = fma(p, u, -0.132723451f);
-  p = fma(p, u, 0.249957219f);
-  p = fma(p, u, -0.797881782f);
-  p = fma(p, u, 0.49999997f);
-  const bool negative = x < 0.0f;
-  return fma(negative ? p : -p, exp_to_88(u * u * -0.5f), negative ? 0.0f : 1.0f);
+// The slope of an activation at x, whose pieces hold that at -u with its sign changed: the slopes
+// at u and -u add up to 1.
+template <class F, int D>
+TESSERA_FN F slope(const Pieces<D>& pieces, F x) {
+  const F u = at_most(abs(x), 7.5f), index = u + F(kHalves);
+  const F part = polynomial(pieces, index, u - (index - kHalves));
+  return (copysign(F(0.5f), x) + F(0.5f)) + flipped(part, x);
+}
+// Phi(x) + x phi(x)
+template <class F>
+TESSERA_FN F gelu_grad(F x) {
+  return slope(kNormalSlope, x);
 }
 TESSERA_FN double gelu_grad(double x) {
   const double u = abs(x) > 40.0 ? copysign(40.0, x) : x;
   return 0.5 * erfc(u * -0.7071067811865476) + u * 0.3989422804014327 * exp(-0.5 * u * u);
 }
 
-// x (1 + tanh(w / 2)) / 2 = x sigmoid(w), w = sqrt(8 / pi) (x + 0.044715 x^3), as in silu; an
-// absolute bound in the tail leaves the exponential without extra bits.
-TESSERA_FN float gelu_tanh(float x) {
-  const float y = at_least(x, -20.0f), u = at_most(abs(x), 20.0f);
-  const float e = exp_to_88(-u * fma(0.0713548139f, u * u, 1.59576917f));
-  return (x < 0.0f ? y * e : y) / (1.0f + e);
+// x (1 + tanh(w / 2)) / 2 = x sigmoid(w), w = sqrt(8 / pi) (x + 0.044715 x^3), as in silu; 0 below
+// -7.25, where it is 1e-16.
+template <class F>
+TESSERA_FN F gelu_tanh(F x) {
+  const F u = at_most(abs(x), 7.5f), index = u + F(kHalves);
+  return fma(-u, polynomial(kLogistic, index, u - (index - kHalves)), at_least(x, -0.0f));
 }
 TESSERA_FN double gelu_tanh(double x) {
   return x < -20.0 ? -0.0 : x * sigmoid(x * (1.5957691216057308 + 0.07135481627260025 * x * x));
 }
 
 // sigmoid(w) + x w'(x) sigmoid(w) sigmoid(-w)
-TESSERA_FN float gelu_tanh_grad(float x) {
-  const float u = at_most(abs(x), 20.0f), z = u * u;
-  const float e = exp_to_88(-u * fma(0.0713548139f, z, 1.59576917f)), d = 1.0f / (1.0f + e);
-  const float part = e * d * fma(-u * fma(0.214064449f, z, 1.59576917f), d, 1.0f);
-  return x < 0.0f ? part : 1.0f - part;
+template <class F>
+TESSERA_FN F gelu_tanh_grad(F x) {
+  return slope(kLogisticSlope, x);
 }
 TESSERA_FN double gelu_tanh_grad(double x) {
   const double u = abs(x) > 20.0 ? copysign(20.0, x) : x, z = u * u;

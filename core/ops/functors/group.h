@@ -20,7 +20,7 @@ constexpr int kFloats = kVectorBytes / 4;  // of a vector
 typedef float Floats __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 typedef int Ints __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 
-// Of two, the larger, b where either is NaN.
+// Of two, the larger or the smaller, b where either is NaN.
 #if defined(__AVX512F__) && !defined(__clang__)
 TESSERA_FN Floats fma(Floats a, Floats b, Floats c) {
   return __builtin_ia32_vfmaddps512_mask(a, b, c, static_cast<unsigned short>(-1), 4);
@@ -28,15 +28,23 @@ TESSERA_FN Floats fma(Floats a, Floats b, Floats c) {
 TESSERA_FN Floats larger(Floats a, Floats b) {
   return __builtin_ia32_maxps512_mask(a, b, a, static_cast<unsigned short>(-1), 4);
 }
+TESSERA_FN Floats smaller(Floats a, Floats b) {
+  return __builtin_ia32_minps512_mask(a, b, a, static_cast<unsigned short>(-1), 4);
+}
+TESSERA_FN bool any_negative(Ints x) {
+  return __builtin_ia32_cmpd512_mask(x, Ints{}, 1, static_cast<unsigned short>(-1)) != 0;
+}
 TESSERA_FN Floats lookup(const Table& table, Floats index) {
-  return Floats(__builtin_shuffle(*reinterpret_cast<const Ints*>(table.of), Ints(index)));
+  return __builtin_shuffle(*reinterpret_cast<const Floats*>(table.of), Ints(index));
 }
 #elif defined(__AVX2__) && defined(__FMA__) && !defined(__clang__)
 TESSERA_FN Floats fma(Floats a, Floats b, Floats c) { return __builtin_ia32_vfmaddps256(a, b, c); }
 TESSERA_FN Floats larger(Floats a, Floats b) { return __builtin_ia32_maxps256(a, b); }
+TESSERA_FN Floats smaller(Floats a, Floats b) { return __builtin_ia32_minps256(a, b); }
+TESSERA_FN bool any_negative(Ints x) { return __builtin_ia32_movmskps256(Floats(x)) != 0; }
 TESSERA_FN Floats lookup(const Table& table, Floats index) {
-  const Ints* half = reinterpret_cast<const Ints*>(table.of);
-  return Floats(__builtin_shuffle(half[0], half[1], Ints(index)));
+  const Floats* half = reinterpret_cast<const Floats*>(table.of);
+  return __builtin_shuffle(half[0], half[1], Ints(index));
 }
 #else
 TESSERA_FN Floats fma(Floats a, Floats b, Floats c) {
@@ -46,8 +54,16 @@ TESSERA_FN Floats fma(Floats a, Floats b, Floats c) {
 }
 #if defined(__SSE__) && !defined(__clang__)
 TESSERA_FN Floats larger(Floats a, Floats b) { return __builtin_ia32_maxps(a, b); }
+TESSERA_FN Floats smaller(Floats a, Floats b) { return __builtin_ia32_minps(a, b); }
+TESSERA_FN bool any_negative(Ints x) { return __builtin_ia32_movmskps(Floats(x)) != 0; }
 #else
 TESSERA_FN Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+TESSERA_FN Floats smaller(Floats a, Floats b) { return a < b ? a : b; }
+TESSERA_FN bool any_negative(Ints x) {
+  bool any = false;
+  for (int l = 0; l < kFloats; ++l) any |= x[l] < 0;
+  return any;
+}
 #endif
 TESSERA_FN Floats lookup(const Table& table, Floats index) {
   Floats r;
@@ -119,12 +135,53 @@ TESSERA_FN Group<N> at_least(const Group<N>& x, float bound) {
   return larger(Group<N>(bound), x);
 }
 template <int N>
+TESSERA_FN Group<N> at_most(const Group<N>& x, float bound) {
+  const Group<N> b(bound);
+  return vectors<N>([&](int i) { return smaller(b.v[i], x.v[i]); });
+}
+template <int N>
+TESSERA_FN Group<N> operator-(const Group<N>& a) {
+  return vectors<N>([&](int i) { return -a.v[i]; });
+}
+template <int N>
+TESSERA_FN Group<N> abs(const Group<N>& x) {
+  return vectors<N>([&](int i) { return Floats(Ints(x.v[i]) & 0x7fffffff); });
+}
+template <int N>
+TESSERA_FN Group<N> copysign(const Group<N>& x, const Group<N>& s) {
+  return vectors<N>(
+      [&](int i) { return Floats((Ints(x.v[i]) & 0x7fffffff) | (Ints(s.v[i]) & ~0x7fffffff)); });
+}
+template <int N>
+TESSERA_FN Group<N> flipped(const Group<N>& x, const Group<N>& s) {
+  return vectors<N>([&](int i) { return Floats(Ints(x.v[i]) ^ (Ints(s.v[i]) & ~0x7fffffff)); });
+}
+template <int N>
 TESSERA_FN Group<N> lookup(const Table& table, const Group<N>& index) {
   return vectors<N>([&](int i) { return lookup(table, index.v[i]); });
 }
 template <int N>
 TESSERA_FN Group<N> raised(const Group<N>& x, const Group<N>& by, int places) {
   return vectors<N>([&](int i) { return Floats(Ints(x.v[i]) + (Ints(by.v[i]) << places)); });
+}
+
+// Out of line, and a vector at a time, so that the loops around it keep their registers.
+template <float (*kFar)(float)>
+__attribute__((noinline)) Floats replaced_beyond(float bound, Floats x, Floats near) {
+  float from[kFloats], to[kFloats];
+  for (int l = 0; l < kFloats; ++l) from[l] = x[l], to[l] = near[l];
+  for (int l = 0; l < kFloats; ++l) to[l] = beyond<kFar>(bound, from[l], to[l]);
+  for (int l = 0; l < kFloats; ++l) near[l] = to[l];
+  return near;
+}
+template <float (*kFar)(float), int N>
+TESSERA_FN Group<N> beyond(float bound, const Group<N>& x, const Group<N>& near) {
+  Ints any = {};  // its sign: magnitudes are ordered as their bits, and NaN above all
+  for (int i = 0; i < Group<N>::kVectors; ++i)
+    any |= (Ints(x.v[i]) & 0x7fffffff) + (0x7fffffff - bits(bound));
+  if (__builtin_expect(any_negative(any), false))
+    return vectors<N>([&](int i) { return replaced_beyond<kFar>(bound, x.v[i], near.v[i]); });
+  return near;
 }
 
 }  // namespace

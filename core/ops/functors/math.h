@@ -89,10 +89,10 @@ TESSERA_FN double exp_to_88(double x) { return TESSERA_LIBM(exp)(x); }
 // which the table takes 0.45. Below 2^-126 results fall short, by at most 1.02 2^-127, and at
 // 2^-127 they are 0. Loops that a compiler is to vectorise take exp_to_88: of a table it makes
 // loads.
-TESSERA_TABLE Table kSixteenths = {{0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0,
-                                    0x3f76f532, 0x3f75fed7, 0x3f75583f, 0x3f7504f3, 0x3f7508a4,
-                                    0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7,
-                                    0x3f7d257d}};
+TESSERA_TABLE Table kSixteenths = {{1.0f, 0.99088687f, 0.9827539f, 0.9756443f, 0.96960354f,
+                                    0.9646789f, 0.9609198f, 0.9583778f, 0.95710677f, 0.9571631f,
+                                    0.9586054f, 0.96149516f, 0.9658964f, 0.9718761f, 0.97950405f,
+                                    0.9888533f}};
 template <class F>
 TESSERA_FN F exp_by_table(F x) {
   x = at_least(x, -88.03f);

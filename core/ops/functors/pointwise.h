@@ -2,7 +2,8 @@
 // CPU, eager CUDA, generated CPU and generated CUDA; so it includes nothing, and its includer
 // supplies prelude.h and the math functions first. Invariant: formulas are branch-free (selects
 // only), so that loops over them vectorise. A new op is a functor here, in the list of its kind at
-// the end, and a row in core/ops/pointwise.cpp. One op a line.
+// the end, and a row in core/ops/pointwise.cpp. One op a line. Those that look up in tables say
+// that loops over floats take them in_groups (group.h).
 // clang-format off
 namespace tessera::functors {
 
@@ -35,13 +36,13 @@ struct Trigamma { static constexpr const char* name = "trigamma"; template <clas
 struct Sqrt { static constexpr const char* name = "sqrt"; template <class T> TESSERA_FN T apply(T x) { return fn::sqrt(x); } };
 struct Rsqrt { static constexpr const char* name = "rsqrt"; template <class T> TESSERA_FN T apply(T x) { return T(1) / fn::sqrt(x); } };
 struct Reciprocal { static constexpr const char* name = "reciprocal"; template <class T> TESSERA_FN T apply(T x) { return T(1) / x; } };
-struct Sigmoid { static constexpr const char* name = "sigmoid"; template <class T> TESSERA_FN T apply(T x) { return fn::sigmoid(x); } };
+struct Sigmoid { static constexpr const char* name = "sigmoid"; static constexpr bool in_groups = true; template <class T> TESSERA_FN T apply(T x) { return fn::sigmoid(x); } };
 struct LogSigmoid { static constexpr const char* name = "logsigmoid"; template <class T> TESSERA_FN T apply(T x) { return fn::logsigmoid(x); } };
 struct Softplus { static constexpr const char* name = "softplus"; template <class T> TESSERA_FN T apply(T x) { return fn::softplus(x); } };
-struct Silu { static constexpr const char* name = "silu"; template <class T> TESSERA_FN T apply(T x) { return fn::silu(x); } };
+struct Silu { static constexpr const char* name = "silu"; static constexpr bool in_groups = true; template <class T> TESSERA_FN T apply(T x) { return fn::silu(x); } };
 struct Mish { static constexpr const char* name = "mish"; template <class T> TESSERA_FN T apply(T x) { return fn::mish(x); } };
-struct Gelu { static constexpr const char* name = "gelu"; template <class T> TESSERA_FN T apply(T x) { return fn::gelu(x); } };
-struct GeluTanh { static constexpr const char* name = "gelu_tanh"; template <class T> TESSERA_FN T apply(T x) { return fn::gelu_tanh(x); } };
+struct Gelu { static constexpr const char* name = "gelu"; static constexpr bool in_groups = true; template <class T> TESSERA_FN T apply(T x) { return fn::gelu(x); } };
+struct GeluTanh { static constexpr const char* name = "gelu_tanh"; static constexpr bool in_groups = true; template <class T> TESSERA_FN T apply(T x) { return fn::gelu_tanh(x); } };
 
 // --- one operand of any dtype, result of the same ---
 struct Neg { static constexpr const char* name = "neg"; template <class T> TESSERA_FN T apply(T x) { return -x; } };
@@ -81,8 +82,8 @@ struct Elu { static constexpr const char* name = "elu"; template <class T> TESSE
 struct TanhGrad { static constexpr const char* name = "tanh_grad"; template <class T> TESSERA_FN T apply(T g, T y) { return g * (T(1) - y * y); } };
 struct SigmoidGrad { static constexpr const char* name = "sigmoid_grad"; template <class T> TESSERA_FN T apply(T g, T y) { return g * ((T(1) - y) * y); } };
 struct ReluGrad { static constexpr const char* name = "relu_grad"; template <class T> TESSERA_FN T apply(T g, T y) { return y > T(0) ? g : T(0); } };
-struct GeluGrad { static constexpr const char* name = "gelu_grad"; template <class T> TESSERA_FN T apply(T g, T x) { return g * fn::gelu_grad(x); } };
-struct GeluTanhGrad { static constexpr const char* name = "gelu_tanh_grad"; template <class T> TESSERA_FN T apply(T g, T x) { return g * fn::gelu_tanh_grad(x); } };
+struct GeluGrad { static constexpr const char* name = "gelu_grad"; static constexpr bool in_groups = true; template <class T> TESSERA_FN T apply(T g, T x) { return g * fn::gelu_grad(x); } };
+struct GeluTanhGrad { static constexpr const char* name = "gelu_tanh_grad"; static constexpr bool in_groups = true; template <class T> TESSERA_FN T apply(T g, T x) { return g * fn::gelu_tanh_grad(x); } };
 
 // --- comparisons and logic: bool results ---
 struct Eq { static constexpr const char* name = "eq"; template <class T> TESSERA_FN bool apply(T a, T b) { return a == b; } };

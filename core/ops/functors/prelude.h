@@ -99,20 +99,26 @@ TESSERA_FN double rint(double x) {
 
 #endif  // CUDA or not
 
-// Sixteen words that a function chooses from, by the low four bits of an index: one permutation of
+// Sixteen floats that a function chooses from, by the low four bits of an index: one permutation of
 // a register where there are groups of floats (group.h). An index comes as a float whose low bits
 // count, as they do once a number has been added that leaves its place to integers alone.
 struct Table {
-  alignas(64) int of[16];
+  alignas(64) float of[16];
 };
-TESSERA_FN float lookup(const Table& table, float index) {
-  return from_bits(table.of[bits(index) & 15]);
-}
+TESSERA_FN float lookup(const Table& table, float index) { return table.of[bits(index) & 15]; }
 // The bits of x plus those of `by`, moved up so many places: by way of the exponent, a product with
 // a power of two.
 TESSERA_FN float raised(float x, float by, int places) {
   return from_bits(static_cast<int>(static_cast<unsigned>(bits(x)) +
                                     (static_cast<unsigned>(bits(by)) << places)));
+}
+
+// x with its sign changed where s has one.
+TESSERA_FN float flipped(float x, float s) { return from_bits(bits(x) ^ (bits(s) & ~0x7fffffff)); }
+// far(x) where |x| > bound, which is rare; else `near`. Groups compute it only if they hold such.
+template <float (*kFar)(float)>
+TESSERA_FN float beyond(float bound, float x, float near) {
+  return abs(x) > bound ? kFar(x) : near;
 }
 
 TESSERA_FN float inf() { return from_bits(0x7f800000); }

@@ -22,6 +22,7 @@
 #include "core/ops/functors/group.h"
 #include "core/ops/functors/math.h"
 #include "core/ops/functors/math_trig.h"
+#include "core/ops/functors/pieces.h"
 #include "core/ops/functors/activations.h"
 #include "core/ops/functors/special.h"
 // clang-format on
@@ -52,14 +53,17 @@ T up_to_88(T x) {
 
 // Those that are for groups, in groups, and the rest one by one; for arguments up to 88.
 double exp_by_table(double x) { return fn::exp_by_table(std::isnan(x) ? x : std::min(x, 88.0)); }
-void exp_by_table(const float* x, float* y, int n) {
+template <class F>
+void in_groups(F f, const float* x, float* y, int n) {
   constexpr int kGroup = 32;
+  int i = 0;
+  for (; i + kGroup <= n; i += kGroup) fn::store(y + i, f(fn::load<kGroup>(x + i)));
+  for (; i < n; ++i) y[i] = f(x[i]);
+}
+void exp_by_table(const float* x, float* y, int n) {
   std::vector<float> low(static_cast<size_t>(n));
   for (int i = 0; i < n; ++i) low[static_cast<size_t>(i)] = x[i] > 88.0f ? 88.0f : x[i];
-  int i = 0;
-  for (; i + kGroup <= n; i += kGroup)
-    fn::store(y + i, fn::exp_by_table(fn::load<kGroup>(low.data() + i)));
-  for (; i < n; ++i) y[i] = fn::exp_by_table(low[static_cast<size_t>(i)]);
+  in_groups([](auto v) { return fn::exp_by_table(v); }, low.data(), y, n);
 }
 
 #define UNARY(name, ...)                                                                       \
@@ -68,6 +72,15 @@ void exp_by_table(const float* x, float* y, int n) {
         [](const float* x, float* y, int n) {                                                    \
           for (int i = 0; i < n; ++i) y[i] = fn::name(x[i]);                                     \
         },                                                                                       \
+        [](double x) -> double { return fn::name(x); }, __VA_ARGS__ \
+  }
+
+#define IN_GROUPS(name, ...)                                          \
+  Unary {                                                             \
+#name,                                                              \
+        [](const float* x, float* y, int n) {                           \
+          in_groups([](auto v) { return fn::name(v); }, x, y, n);       \
+        },                                                              \
         [](double x) -> double { return fn::name(x); }, __VA_ARGS__ \
   }
 
@@ -101,15 +114,15 @@ const Unary kUnary[] = {
     UNARY(lgamma, 1),
     UNARY(digamma, 1),
     UNARY(trigamma, 1),
-    UNARY(sigmoid, 2),
+    IN_GROUPS(sigmoid, 2),
     UNARY(softplus, 2),
     UNARY(logsigmoid, 2),
-    UNARY(silu, 4),
+    IN_GROUPS(silu, 4),
     UNARY(mish, 4),
-    UNARY(gelu, 4),
-    UNARY(gelu_tanh, 4, 0x1p-24),
-    UNARY(gelu_grad, 4, 0x1p-22),
-    UNARY(gelu_tanh_grad, 4, 0x1p-22),
+    IN_GROUPS(gelu, 4),
+    IN_GROUPS(gelu_tanh, 4, 0x1p-24),
+    IN_GROUPS(gelu_grad, 4, 0x1p-22),
+    IN_GROUPS(gelu_tanh_grad, 4, 0x1p-22),
     Unary{"exp_to_88",
           [](const float* x, float* y, int n) {
             for (int i = 0; i < n; ++i) y[i] = up_to_88(x[i]);
@@ -118,6 +131,7 @@ const Unary kUnary[] = {
     Unary{"exp_by_table", exp_by_table, exp_by_table, 1, 0x1.06p-127},
 };
 #undef UNARY
+#undef IN_GROUPS
 
 double clamp_to_float(double v) {
   return std::isnan(v) ? v : std::clamp(v, -0x1p128, 0x1p128);  // an overflow counts as 2^128
@@ -193,7 +207,11 @@ std::vector<float> special_values() {
                   3.0f,
                   3.1415927f,
                   4.0f,
+                  5.25f,
+                  7.5f,
                   9.0f,
+                  15.49f,
+                  15.5f,
                   17.3f,
                   20.0f,
                   87.3f,
@@ -352,7 +370,8 @@ TEST(Prelude, RintRoundsHalvesToEven) {
   }
 }
 
-TEST(Groups, AreTheirFloats) {
+template <class F>
+void expect_groups_of_floats(F f) {
   constexpr int kGroup = 32;
   std::vector<float> x, y(kGroup);
   for (uint64_t bits = 0; bits < uint64_t{1} << 32; bits += 4099)
@@ -360,13 +379,23 @@ TEST(Groups, AreTheirFloats) {
   for (float v : special_values()) x.push_back(v);
   x.resize(x.size() / kGroup * kGroup);
   for (size_t i = 0; i < x.size(); i += kGroup) {
-    fn::store(y.data(), fn::exp_by_table(fn::load<kGroup>(&x[i])));
+    fn::store(y.data(), f(fn::load<kGroup>(&x[i])));
     for (size_t l = 0; l < kGroup; ++l) {
-      const float want = fn::exp_by_table(x[i + l]);
+      const float want = f(x[i + l]);
       ASSERT_EQ(fn::bits(std::isnan(want) ? kNaN : want), fn::bits(std::isnan(y[l]) ? kNaN : y[l]))
           << x[i + l];
     }
   }
+}
+
+TEST(Groups, AreTheirFloats) {
+  expect_groups_of_floats([](auto v) { return fn::exp_by_table(v); });
+  expect_groups_of_floats([](auto v) { return fn::sigmoid(v); });
+  expect_groups_of_floats([](auto v) { return fn::silu(v); });
+  expect_groups_of_floats([](auto v) { return fn::gelu(v); });
+  expect_groups_of_floats([](auto v) { return fn::gelu_grad(v); });
+  expect_groups_of_floats([](auto v) { return fn::gelu_tanh(v); });
+  expect_groups_of_floats([](auto v) { return fn::gelu_tanh_grad(v); });
   EXPECT_EQ(fn::exp_by_table(0.0f), 1.0f);
   EXPECT_EQ(fn::bits(fn::exp_by_table(-88.1f)), 0);
 }
@@ -490,6 +519,13 @@ double nanoseconds(Batch run) {
 
 #define HOT(name) \
   { #name, loop < fn::name>, one_by_one < fn::name> }
+#define HOT_IN_GROUPS(name)                                                                      \
+  {                                                                                              \
+#name, [](const float* x, float* y,                                                          \
+              int n) { in_groups([](auto v) { return fn::name(v); }, x, y, n); }, one_by_one <   \
+                                                                                      fn::name < \
+                                                                                      float>>    \
+  }
 
 TEST(Speed, HotLoopsAreVectorCode) {
 #if !defined(__OPTIMIZE__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || \
@@ -499,10 +535,20 @@ TEST(Speed, HotLoopsAreVectorCode) {
   const struct {
     const char* name;
     Batch vector, scalar;
-  } hot[] = {HOT(exp),       HOT(log),       HOT(tanh),           HOT(erf),
-             HOT(sigmoid),   HOT(silu),      HOT(softplus),       HOT(gelu),
-             HOT(gelu_grad), HOT(gelu_tanh), HOT(gelu_tanh_grad), HOT(rsqrt),
-             HOT(log1p),     HOT(expm1)};
+  } hot[] = {HOT(exp),
+             HOT(log),
+             HOT(tanh),
+             HOT(erf),
+             HOT_IN_GROUPS(sigmoid),
+             HOT_IN_GROUPS(silu),
+             HOT(softplus),
+             HOT_IN_GROUPS(gelu),
+             HOT_IN_GROUPS(gelu_grad),
+             HOT_IN_GROUPS(gelu_tanh),
+             HOT_IN_GROUPS(gelu_tanh_grad),
+             HOT(rsqrt),
+             HOT(log1p),
+             HOT(expm1)};
   for (const auto& f : hot) {
     const double vector = nanoseconds(f.vector), scalar = nanoseconds(f.scalar);
     std::printf("%-15s %6.2f ns per element, one by one %6.2f\n", f.name, vector, scalar);
@@ -512,5 +558,6 @@ TEST(Speed, HotLoopsAreVectorCode) {
   }
 }
 #undef HOT
+#undef HOT_IN_GROUPS
 
 }  // namespace

@@ -5,8 +5,10 @@
 // Each text needs the one before it.
 // clang-format off
 #include "core/ops/functors/prelude.h"
+#include "core/ops/functors/group.h"
 #include "core/ops/functors/math.h"
 #include "core/ops/functors/math_trig.h"
+#include "core/ops/functors/pieces.h"
 #include "core/ops/functors/activations.h"
 #include "core/ops/functors/special.h"
 #include "core/ops/functors/arithmetic.h"
@@ -23,14 +25,31 @@ T load(const char* p) {
   return *reinterpret_cast<const T*>(p);
 }
 
+// What a loop of F goes through in groups of floats; the rest is left to a loop of its own. Four
+// vectors, because a lookup and the steps of a polynomial wait for each other.
+constexpr int64_t kGroup = 4 * fn::kFloats;
+template <class F, class Loads>
+int64_t in_groups(float* r, int64_t n, Loads apply) {
+  int64_t i = 0;
+  if constexpr (requires { F::in_groups; })
+    for (; i + kGroup <= n; i += kGroup) fn::store(r + i, apply(i));
+  return i;
+}
+template <class F, class R, class Loads>
+int64_t in_groups(R*, int64_t, Loads) {
+  return 0;
+}
+fn::Group<kGroup> group(const float* p) { return fn::load<kGroup>(p); }
+
 template <class F, class T>
 void unary(char* const* p, const int64_t* s, int64_t n) {
   using R = decltype(F::apply(T()));
   if (s[0] == int64_t(sizeof(R)) && s[1] == int64_t(sizeof(T))) {
     R* r = reinterpret_cast<R*>(p[0]);
     const T* a = reinterpret_cast<const T*>(p[1]);
+    int64_t i = in_groups<F>(r, n, [&](auto k) { return F::apply(group(a + k)); });
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; ++i) r[i] = F::apply(a[i]);
+    for (; i < n; ++i) r[i] = F::apply(a[i]);
     return;
   }
   for (int64_t i = 0; i < n; ++i)
@@ -46,8 +65,9 @@ void binary(char* const* p, const int64_t* s, int64_t n) {
     R* r = reinterpret_cast<R*>(p[0]);
     const T *a = reinterpret_cast<const T*>(p[1]), *b = reinterpret_cast<const T*>(p[2]);
     if (s[1] && s[2]) {
+      int64_t i = in_groups<F>(r, n, [&](auto k) { return F::apply(group(a + k), group(b + k)); });
 #pragma GCC ivdep
-      for (int64_t i = 0; i < n; ++i) r[i] = F::apply(a[i], b[i]);
+      for (; i < n; ++i) r[i] = F::apply(a[i], b[i]);
     } else if (s[1]) {
       const T c = *b;
       if (__is_same(F, Mul) && c == T(1) && static_cast<const void*>(r) == a) return;  // in place
