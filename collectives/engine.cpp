@@ -39,7 +39,7 @@ void Call::begin(const Collective& c, int rank, int size, Millis limit) {
   started_ = {};
   elapsed_ms_ = 0;
   for (const Tensor& t : c.in) keep(t);
-  if (c.out.data() != c.in.data())
+  if (c.out.data() != c.in.data() || c.out.size() != c.in.size())  // else they are the same
     for (const Tensor& t : c.out) keep(t);
   for (const Tensor& t : c.out)
     for (const Ref<Event>& reader : t.storage()->readers())

@@ -89,6 +89,30 @@ std::string agree_on_backend(const std::vector<Record>& records) {
   return std::string(!asked.empty() ? std::string_view(asked) : one_host ? kShm : kGloo);
 }
 
+// Until all ranks have attached `segment`. Who saw that may leave at once, so that an end counts
+// only if they still have not when it is known.
+void await_all(Segment& segment, JoiningStore& store, const Membership& m,
+               Clock::time_point deadline, Millis timeout) {
+  auto all = [&] { return segment.attached().load(std::memory_order_acquire) >= uint32_t(m.size); };
+  for (auto look = Clock::now() + JoiningStore::kLook; !all();) {
+    if (Clock::now() > look) {
+      try {
+        store.check();
+      } catch (const CommError&) {
+        if (!all()) throw;
+      }
+      look = Clock::now() + JoiningStore::kLook;
+    }
+    if (Clock::now() > deadline)
+      throw CommError(
+          fmt::format("init_process_group: only {} of {} ranks reached the shared "
+                      "memory of {} within {:.3g} s; look at their output",
+                      segment.attached().load(), m.size, m.group, double(timeout.count()) / 1000),
+          m.group, 0, {});
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+}
+
 std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
                                 const std::string& prefix) {
   Segment::Options layout = segment_options(m.size);
@@ -99,23 +123,23 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
     mine.address = segment->address();
   }
   auto deadline = Clock::now() + o.join_timeout;
-  auto store = std::make_shared<JoiningStore>(m, o.store);
+  auto store = std::make_shared<JoiningStore>(m, o.store, prefix);
   auto records = exchange(*store, m, prefix, mine, o.join_timeout);
   bool one_host = std::all_of(records.begin(), records.end(),
                               [&](const Record& r) { return r.host == records[0].host; });
   std::string backend = agree_on_backend(records);
-  if (backend == kMpi)
-    return make_message_engine(
-        m, make_mpi_carrier(m, {.store = store, .prefix = prefix, .join_timeout = o.join_timeout}),
-        o.store, prefix);
-  if (backend == kGloo)
-    return make_message_engine(m,
-                               make_gloo_carrier(m, {.store = store,
-                                                     .prefix = prefix,
-                                                     .loopback = one_host,
-                                                     .timeout = o.timeout,
-                                                     .join_timeout = o.join_timeout}),
-                               o.store, prefix);
+  if (backend == kMpi || backend == kGloo) {
+    auto carrier = backend == kMpi
+                       ? make_mpi_carrier(
+                             m, {.store = store, .prefix = prefix, .join_timeout = o.join_timeout})
+                       : make_gloo_carrier(m, {.store = store,
+                                               .prefix = prefix,
+                                               .loopback = one_host,
+                                               .timeout = o.timeout,
+                                               .join_timeout = o.join_timeout});
+    store->joined();
+    return make_message_engine(m, std::move(carrier), o.store, prefix);
+  }
   try {
     if (!segment) segment = Segment::attach(records[0].address, m.size, layout);
   } catch (const Error&) {
@@ -128,20 +152,7 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
                  .read_in_place = true,
                  .cause_of_death = [store = o.store](int r) { return cause_of_death(*store, r); }});
   // The creator's descriptor is the door by which the others come in.
-  auto look = Clock::now() + JoiningStore::kLook;
-  while (segment->attached().load(std::memory_order_acquire) < uint32_t(m.size)) {
-    if (Clock::now() > look) {
-      store->check();
-      look = Clock::now() + JoiningStore::kLook;
-    }
-    if (Clock::now() > deadline)
-      throw CommError(fmt::format("init_process_group: only {} of {} ranks reached the shared "
-                                  "memory of {} within {:.3g} s; look at their output",
-                                  segment->attached().load(), m.size, m.group,
-                                  double(o.join_timeout.count()) / 1000),
-                      m.group, 0, {});
-    std::this_thread::sleep_for(std::chrono::microseconds(50));
-  }
+  await_all(*segment, *store, m, deadline, o.join_timeout);
   segment->close_descriptor();
   o.store->delete_key(fmt::format("{}{}", prefix, m.rank));
   return engine;

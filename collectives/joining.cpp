@@ -29,8 +29,8 @@ auto in_turns(const char* name, JoiningStore& store, size_t keys, Millis timeout
 
 }  // namespace
 
-JoiningStore::JoiningStore(Membership members, std::shared_ptr<Store> store)
-    : PrefixStore("", std::move(store)), members_(std::move(members)) {}
+JoiningStore::JoiningStore(Membership members, std::shared_ptr<Store> store, std::string prefix)
+    : PrefixStore("", std::move(store)), members_(std::move(members)), prefix_(std::move(prefix)) {}
 
 std::vector<std::string> JoiningStore::multi_get(std::span<const std::string> keys,
                                                  Millis timeout) {
@@ -43,10 +43,19 @@ void JoiningStore::wait(std::span<const std::string> keys, Millis timeout) {
            [&](Millis turn) { PrefixStore::wait(keys, turn); });
 }
 
+std::string JoiningStore::joined_key(int world_rank) const {
+  return fmt::format("{}joined/{}", prefix_, world_rank);
+}
+
+void JoiningStore::joined() { set(joined_key(members_.world_ranks[size_t(members_.rank)]), "1"); }
+
 void JoiningStore::check() {
   const int world = std::ranges::max(members_.world_ranks) + 1;
   std::vector<DeadRank> ended = dead_ranks(*this, world);
-  for (DeadRank& left : left_ranks(*this, world)) ended.push_back(std::move(left));
+  for (DeadRank& left : left_ranks(*this, world)) {
+    const std::string joined = joined_key(left.rank);
+    if (!PrefixStore::check({&joined, 1})) ended.push_back(std::move(left));
+  }
   std::erase_if(ended, [&](const DeadRank& d) {
     return std::ranges::find(members_.world_ranks, d.rank) == members_.world_ranks.end();
   });

@@ -92,15 +92,17 @@ class Mesh final : public gloo::rendezvous::Context {
       addresses.insert(addresses.end(), address.begin(), address.end());
     }
     store.set(std::to_string(rank), addresses);
-    Lookout lookout(members, [this, &pairs] {
-      for (int r = 0; r < size; ++r)
-        if (r != rank) pairs->getPair(r)->close();
-    });
-    for (int r = 0; r < size; ++r) {
-      if (r == rank) continue;
-      std::vector<char> theirs = store.get(std::to_string(r));
-      pairs->getPair(r)->connect(extractAddress(theirs, r));
-    }
+    {
+      Lookout lookout(members, [this, &pairs] {
+        for (int r = 0; r < size; ++r)
+          if (r != rank) pairs->getPair(r)->close();
+      });
+      for (int r = 0; r < size; ++r) {
+        if (r == rank) continue;
+        std::vector<char> theirs = store.get(std::to_string(r));
+        pairs->getPair(r)->connect(extractAddress(theirs, r));
+      }
+    }                  // nobody closes pairs any more
     members->check();  // a pair that was closed may count as connected
     device_ = std::move(device);
     transportContext_ = std::move(pairs);

@@ -92,6 +92,39 @@ TEST(Joining, ARankThatNeverCameIsNamed) {
   }
 }
 
+// The store of rank 0, which learns of departures only when rank 1 has joined and left.
+class LateStore final : public PrefixStore {
+ public:
+  using PrefixStore::PrefixStore;
+  int64_t num_keys(const std::string& prefix) override {
+    if (left_key(1).starts_with(prefix) && PrefixStore::check(kAddress)) {
+      const std::string left = left_key(1);
+      try {
+        PrefixStore::wait({&left, 1}, Millis(5000));
+      } catch (const StoreTimeout&) {  // rank 1 may wait for this rank's connection
+      }
+    }
+    return PrefixStore::num_keys(prefix);
+  }
+
+ private:
+  const std::vector<std::string> kAddress = {"pg/world/gloo/1"};
+};
+
+// A rank that has joined may leave at once: the slower ones have joined too.
+TEST(Joining, ARankThatHasJoinedMayLeave) {
+  if (!test::kHaveGloo) GTEST_SKIP() << "no gloo";
+  auto store = std::make_shared<MemoryStore>();
+  Ref<ProcessGroup> first;
+  std::thread other([&] {
+    first = detail::join_by_store(detail::make_world("world", 1, 2), options(store, "gloo"));
+    announce_departure(*store, 1);
+  });
+  auto late = std::make_shared<LateStore>("", store);
+  EXPECT_NO_THROW(detail::join_by_store(detail::make_world("world", 0, 2), options(late, "gloo")));
+  other.join();
+}
+
 // Ends of ranks that are not asked to join are nobody's business.
 TEST(Joining, OthersMayHaveEnded) {
   auto store = std::make_shared<MemoryStore>();

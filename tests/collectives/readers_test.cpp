@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <functional>
 #include <thread>
 
@@ -129,6 +130,41 @@ TEST(Operands, TheNextCollectiveWaitsTooBeforeItWritesThem) {
     expect_all(narrow(all, 0, kN, kN), 2);
     expect_all(t, 3);
   });
+}
+
+// Hung on a tensor as one of its readers, it holds up whoever writes the tensor.
+class SlowReader final : public Event {
+ public:
+  bool done() const override { return done_; }
+  void wait() override {
+    if (!done_.exchange(true)) std::this_thread::sleep_for(kLate);
+  }
+
+ private:
+  std::atomic<bool> done_{false};
+};
+
+// What is given may be the first of the pieces that are taken; the others are waited for too.
+TEST(Operands, PiecesThatBeginWithTheOperandAreWaitedFor) {
+  using Pieces = std::vector<Tensor>;
+  using Take = void (*)(ProcessGroup&, const Pieces&);
+  const Take takes[] = {
+      [](ProcessGroup& g, const Pieces& p) { g.all_gather(p, p[size_t(g.rank())]); },
+      [](ProcessGroup& g, const Pieces& p) {
+        g.gather(g.rank() == 0 ? std::span<const Tensor>(p) : std::span<const Tensor>(),
+                 p[size_t(g.rank())], 0);
+      }};
+  for (const Take take : takes)
+    run_ranks(2, [&](ProcessGroup& g) {
+      Ref<ProcessGroup> other = g.split(0);
+      const Pieces pieces = {of(0), of(1)};
+      Tensor nine = g.rank() == 0 ? pieces[1] : full({kN}, 9.0);
+      if (g.rank() == 1) nine.storage()->add_reader(make_ref<SlowReader>());
+      Ref<Work> work = other->broadcast_async(nine, 1);
+      take(g, pieces);
+      work->wait();
+      if (g.rank() == 0) expect_all(pieces[1], 2);
+    });
 }
 
 TEST(Operands, ARingThatSendsAndReceivesThroughOneBuffer) {
