@@ -70,6 +70,7 @@ int run(int argc, char** argv) {
 }  // namespace tessera::bench
 
 int main(int argc, char** argv) {
+  tessera::reserve_standard_streams();
   try {
     const int status = tessera::bench::run(argc, argv);
     tessera::check_output();

@@ -115,7 +115,7 @@ void inspect_checkpoint(const std::string& path) {
 int verify_checkpoint(const std::string& path) {
   checkpoint::Verified v = checkpoint::verify(path);
   for (const checkpoint::Finding& f : v.findings)
-    fmt::print(stderr, "tckpt: {}\n", printable(to_string(f)));
+    std::fprintf(stderr, "tckpt: %s\n", printable(to_string(f)).c_str());
   if (!v.findings.empty()) return kBad;
   fmt::print("{}: sound, {} saved steps, {} bytes compared with their hashes\n", printable(path),
              v.steps.size(), grouped(v.bytes));
@@ -219,6 +219,7 @@ int run(int argc, char** argv) {
 }  // namespace tessera
 
 int main(int argc, char** argv) {
+  tessera::reserve_standard_streams();
   try {
     const int status = tessera::run(argc, argv);
     tessera::check_output();

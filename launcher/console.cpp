@@ -123,7 +123,7 @@ bool Console::send(int stream) {
     gone_[stream] = true;
     out.clear();
     sent = 0;
-    if (why == EPIPE) return false;
+    if (why == EPIPE || (why == EIO && is_terminal_[stream])) return false;  // nobody reads it
     lost_ = true;
     note(std::string("tlaunch: ") + (stream == 0 ? "standard output" : "standard error") +
          ": cannot write it: " + std::strerror(why) + "; what the ranks print there is lost");

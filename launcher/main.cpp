@@ -1,7 +1,6 @@
 // tlaunch: starts a program on several ranks of this machine and looks after them. The order is the
 // program: options, then the guard (it must be forked before there are threads), then the store,
 // then attempts. Invariant: tlaunch returns only when no worker is left.
-#include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -9,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -132,12 +132,6 @@ int run_attempts(const Options& o, const Placement& placement, Guard& guard,
 }
 
 int run(int argc, char** argv) {
-  // Pipes must not land on 0 to 2 when those are closed.
-  for (int fd = ::open("/dev/null", O_RDWR); fd >= 0; fd = ::open("/dev/null", O_RDWR))
-    if (fd > 2) {
-      ::close(fd);
-      break;
-    }
   int exit_code = 0;
   std::optional<Options> options = parse_options(argc, argv, usable_cores(), &exit_code);
   if (!options) return exit_code;
@@ -153,15 +147,18 @@ int run(int argc, char** argv) {
 }  // namespace tessera::launcher
 
 int main(int argc, char** argv) {
+  tessera::reserve_standard_streams();
+  bool has_run = false;
   try {
     const int status = tessera::launcher::run(argc, argv);
+    has_run = true;
     tessera::check_output();
     return status;
   } catch (const tessera::UserError& e) {
-    fmt::print(stderr, "tlaunch: {}\n", e.what());
-    return 2;
+    std::fprintf(stderr, "tlaunch: %s\n", e.what());
+    return has_run ? 1 : 2;
   } catch (const std::exception& e) {
-    fmt::print(stderr, "tlaunch: {}\n", e.what());
+    std::fprintf(stderr, "tlaunch: %s\n", e.what());
   }
   return 1;
 }

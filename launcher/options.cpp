@@ -326,10 +326,10 @@ std::optional<Options> parse_options(int argc, char** argv, int cores, int* exit
   } catch (const CLI::ParseError& e) {
     *exit_code = app.exit(e) ? 2 : 0;
   } catch (const ProgramError& e) {
-    fmt::print(stderr, "tlaunch: {}\n", e.what());
+    std::fprintf(stderr, "tlaunch: %s\n", e.what());
     *exit_code = e.exit_code();
   } catch (const UserError& e) {
-    fmt::print(stderr, "tlaunch: {}\n", e.what());
+    std::fprintf(stderr, "tlaunch: %s\n", e.what());
     *exit_code = 2;
   }
   return std::nullopt;

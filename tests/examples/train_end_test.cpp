@@ -86,6 +86,30 @@ TEST_F(TrainEnd, OutputThatCannotBeWrittenIsAnError) {
   EXPECT_TRUE(std::filesystem::exists(file));
 }
 
+// No file that the run opens becomes its standard output.
+TEST_F(TrainEnd, ClosedOutputIsAnError) {
+  const std::string file = folder_ / "model.safetensors", metrics = folder_ / "metrics.jsonl";
+  for (const std::string& command :
+       {command("--steps 2 --metrics " + metrics + " --save " + file), bin("train") + " --help",
+        bin("bench") + " --version", bin("tckpt") + " --help"}) {
+    const Outcome o = run(command + " >&-");
+    EXPECT_EQ(o.status, 1) << command;
+    expect_contains(o.output, "standard output: cannot write it");
+  }
+  EXPECT_TRUE(std::filesystem::exists(file));
+  std::ifstream lines(metrics);
+  for (std::string line; std::getline(lines, line);) EXPECT_TRUE(line.starts_with("{")) << line;
+}
+
+// As under Gloo, which ignores SIGPIPE.
+TEST_F(TrainEnd, AReaderThatLeavesIsNoError) {
+  const std::string status = folder_ / "status";
+  const Outcome o = run("sh -c 'trap \"\" PIPE; " + command("--steps 300") + "; echo $? > " +
+                        status + "' | head -n 1");
+  EXPECT_EQ(folder_.read("status"), "0\n") << o.output;
+  EXPECT_EQ(std::count(o.output.begin(), o.output.end(), '\n'), 1) << o.output;
+}
+
 TEST_F(TrainEnd, NothingLeftToTrainIsSaid) {
   const std::string at = " --checkpoint " + (folder_ / "run");
   EXPECT_EQ(run(command("--steps 4" + at)).status, 0);

@@ -92,6 +92,11 @@ void Command::wait_for(const std::string& text, double timeout_s) {
   ASSERT_NE(result_.out.find(text), std::string::npos) << result_.out << result_.err;
 }
 
+void Command::hang_up() {
+  ::close(out_);
+  out_ = -1;
+}
+
 Result Command::finish(double timeout_s) {
   double end = now_s() + timeout_s;
   while ((out_ >= 0 || err_ >= 0) && now_s() < end) read_some(0.1);

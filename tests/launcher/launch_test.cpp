@@ -95,10 +95,37 @@ TEST(Launch, OutputThatCannotBeWrittenIsAnError) {
   EXPECT_EQ(to_full("--nproc 2 sh -c 'echo a; exit 7'").exit_code, 7);
   for (const char* own : {"--version", "--help", "--dry-run true", "--doctor"}) {
     r = to_full(own);
-    EXPECT_EQ(r.exit_code, 2) << own;
+    EXPECT_EQ(r.exit_code, 1) << own;
     EXPECT_TRUE(r.err.starts_with("tlaunch: standard output: cannot write it")) << own << r.err;
     EXPECT_EQ(lines(r.err).size(), 1u) << own << r.err;
   }
+}
+
+TEST(Launch, ClosedOutputIsAnError) {
+  const std::string bin = tlaunch_argv({})[0];
+  for (const char* arguments : {"--nproc 2 echo a", "--version"}) {
+    Result r = Command({"sh", "-c", bin + " " + arguments + " >&-"}).finish();
+    EXPECT_EQ(r.exit_code, 1) << arguments;
+    EXPECT_TRUE(r.err.starts_with("tlaunch: standard output: cannot write it")) << r.err;
+  }
+}
+
+// As of a job in the background when its terminal is closed.
+TEST(Launch, ATerminalThatHangsUpDoesNotHurt) {
+  Folder folder;
+  fs::create_directories(folder.path);
+  const std::string flag = (folder.path / "flag").string();
+  Command job(tlaunch_argv({"sh", "-c",
+                            "echo a; until test -e " + flag +
+                                "; do sleep 0.01; done; echo b; "
+                                "sleep 0.1; echo c; exit 0"}),
+              "", true);
+  job.wait_for("a");
+  job.hang_up();
+  std::ofstream{flag};
+  Result r = job.finish();
+  EXPECT_EQ(r.exit_code, 0);
+  EXPECT_EQ(r.err, "");
 }
 
 TEST(Launch, LogFilesTeeAndRedirects) {
