@@ -54,7 +54,7 @@ class Distribute final : public Border {
   using Border::Border;
   std::string_view name() const override { return "distribute"; }
   Tensors forward(std::span<const Tensor> in) override {
-    return {at_bottom(operands(Tensor(in[0])), [&](Inputs full) {
+    return {at_bottom(name(), operands(Tensor(in[0])), [&](Inputs full) {
       Tensor piece = converted_piece(Tensor(full[0]), mesh_, layout_);
       if (piece.storage() == full[0].storage()) piece = clone(piece);  // lets go of the whole
       return wrap(mesh_, layout_, full[0].meta(), piece);
@@ -71,7 +71,7 @@ class FromLocal final : public Border {
       : Border(std::move(mesh), layout), global_(global) {}
   std::string_view name() const override { return "from_local"; }
   Tensors forward(std::span<const Tensor> in) override {
-    return {at_bottom(operands(Tensor(in[0])), [&](Inputs piece) {
+    return {at_bottom(name(), operands(Tensor(in[0])), [&](Inputs piece) {
       return wrap(mesh_, layout_, Meta::contiguous(global_, piece[0].dtype(), piece[0].device()),
                   piece[0].detach());
     })};
@@ -90,7 +90,8 @@ class ToLocal final : public Border {
       : Border(std::move(mesh), grad), global_(global.shape) {}
   std::string_view name() const override { return "to_local"; }
   Tensors forward(std::span<const Tensor> in) override {
-    return {at_bottom(operands(Tensor(in[0])), [](Inputs t) { return spec_of(t[0])->local; })};
+    return {
+        at_bottom(name(), operands(Tensor(in[0])), [](Inputs t) { return spec_of(t[0])->local; })};
   }
   Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
     return {from_local(cot[0], mesh_, layout_, global_)};
@@ -106,20 +107,24 @@ Tensor cross(Ref<CustomFunction> border, const Tensor& t) {
 
 }  // namespace
 
-Tensor at_bottom(Inputs in, FunctionRef<Tensor(Inputs)> f) {
+Tensor at_bottom(std::string_view op, Inputs in, FunctionRef<Tensor(Inputs)> f) {
   Level* level = current_level();
   if (!level) return f(in);
   Tensors outside;
   for (const Tensor& t : in) {
     bool batched = false;
     outside.push_back(level->inner(t, batched));
-    TESSERA_CHECK(!batched, "{} is a sample of vmap; call what places it outside", describe(t));
+    TESSERA_CHECK(!batched,
+                  "{}: {} is a sample of vmap, which cannot be placed; call it outside. Where "
+                  "backward called it, a gradient of a sharded tensor depends on the sample: take "
+                  "that gradient outside",
+                  op, describe(t));
   }
   Tensor out;
   {
     Level::Outside scope(*level);
     NoGrad off;
-    out = at_bottom(outside, f);
+    out = at_bottom(op, outside, f);
   }
   return level->wrap(std::move(out), false);
 }

@@ -222,7 +222,7 @@ Tensor ShardSpec::create(const PrimRef& prim, Inputs in) const {
     loops.push_back({0, map.factors[f].extent, map.factors[f].extent});
   PrimRef mine = prim->localize(map, loops);
   if (!mine) mine = prim;
-  return at_bottom(in, [&](Inputs in) {
+  return at_bottom(prim->name(), in, [&](Inputs in) {
     return wrap(mesh, whole, global, dispatch_below(Layer::kSharding, mine, in)[0]);
   });
 }

@@ -41,8 +41,8 @@ inline const ShardSpec* placed_spec(const Tensor& t) {
   return static_cast<const ShardSpec*>(placing(t));
 }
 /// f of what `in` stands for outside of all function transforms, as a tensor of the current one.
-/// Nothing is recorded. Throws UserError for samples of vmap.
-Tensor at_bottom(Inputs in, FunctionRef<Tensor(Inputs)> f);
+/// Nothing is recorded. Throws UserError, in the name of `op`, for samples of vmap.
+Tensor at_bottom(std::string_view op, Inputs in, FunctionRef<Tensor(Inputs)> f);
 
 /// Replicate along every axis.
 inline Layout replicated(const DeviceMesh& mesh) {

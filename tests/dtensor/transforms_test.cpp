@@ -163,5 +163,27 @@ TEST(Transforms, SamplesHaveNoPlaces) {
   });
 }
 
+// A plain sample that backward would place: the gradient of a sharded tensor would depend on it.
+TEST(Transforms, CotangentsOfSamplesHaveNoPlacesEither) {
+  run_ranks(2, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"dp", 2}});
+    const Tensor w = distribute(ones({4, 3}), mesh, {Shard(0)}), batch = ones({5, 4, 3});
+    std::string told;
+    try {
+      vmap([&](const Tensor& x) {
+        return full_tensor(grad([&](const Tensor& u) { return sum(full_tensor(u) * x); })(w));
+      })(batch);
+    } catch (const UserError& e) {
+      told = e.what();
+    }
+    for (const char* part : {"from_local: ", "is a sample of vmap", "backward",
+                             "gradient of a sharded tensor depends on the sample"})
+      TESSERA_ASSERT(told.find(part) != std::string::npos, "\"{}\" lacks \"{}\"", told, part);
+    // What it says to do works.
+    const Tensor g = grad([&](const Tensor& u) { return sum(full_tensor(u) * batch); })(w);
+    TESSERA_ASSERT(layout_of(g) == Layout{Shard(0)} && full_tensor(g).shape() == w.shape(), "grad");
+  });
+}
+
 }  // namespace
 }  // namespace tessera
