@@ -7,6 +7,8 @@
 
 #include <atomic>
 #include <fstream>
+#include <functional>
+#include <optional>
 #include <thread>
 
 #include "collectives/decorators/decorator.h"
@@ -61,31 +63,70 @@ class Begun final : public Event {
   std::atomic<bool> begun_{false};
 };
 
-// A group whose gathers are under way when submit returns, however busy the machine is.
+// A group whose gathers are under way when submit returns, however busy the machine is. Then it
+// calls `under_way`, on the thread that gathers.
 class PromptGroup final : public Decorator {
  public:
-  using Decorator::Decorator;
+  PromptGroup(Ref<ProcessGroup> inner, std::function<void()> under_way)
+      : Decorator(std::move(inner)), under_way_(std::move(under_way)) {}
   Ref<Work> submit(const Collective& c) override {
     if (c.kind != CollKind::kAllGather || !c.async) return inner_->submit(c);
     auto begun = make_ref<Begun>();
     c.out[0].storage()->add_reader(begun);
     Ref<Work> work = inner_->submit(c);
     begun->await();
+    under_way_();
     return work;
   }
 
  protected:
   Ref<ProcessGroup> decorate(Ref<ProcessGroup> group) override {
-    return make_ref<PromptGroup>(std::move(group));
+    return make_ref<PromptGroup>(std::move(group), under_way_);
   }
+
+ private:
+  const std::function<void()> under_way_;
+};
+
+// Where a rank is: others wait for the number of its thread, which is there when it computes while
+// its gather is under way. kEnded when it ends without.
+class Whereabouts {
+ public:
+  static constexpr pid_t kEnded = -1;
+
+  void tell() { set(gettid()); }
+  /// Blocks until told.
+  pid_t thread() const {
+    thread_.wait(0);
+    return thread_;
+  }
+
+  /// Lives as long as the rank.
+  class Rank {
+   public:
+    explicit Rank(Whereabouts& at) : at_(at) {}
+    ~Rank() { at_.set(kEnded); }
+
+   private:
+    Whereabouts& at_;
+  };
+
+ private:
+  void set(pid_t thread) {
+    pid_t unset = 0;
+    thread_.compare_exchange_strong(unset, thread);
+    thread_.notify_all();
+  }
+  std::atomic<pid_t> thread_{0};
 };
 
 constexpr int kAsleepMs = 20;
 
-// Returns when a thread of this process has slept for kAsleepMs at a stretch. A busy machine may
-// keep a thread from running for longer than that, so a clock alone does not tell.
+// Returns when a thread of this process has slept for kAsleepMs at a stretch, or is no more. A busy
+// machine may keep a thread from running for longer than that, so a clock alone does not tell.
 void await_sleep(pid_t thread) {
-  auto blocked = [&] {  // how often it went to sleep so far; "" where it is awake
+  // How often it went to sleep so far; "" where it is awake, nothing where it is no more.
+  auto blocked = [&]() -> std::optional<std::string> {
     std::ifstream status(fmt::format("/proc/self/task/{}/status", thread));
     std::string line, count;
     bool asleep = false;
@@ -93,20 +134,25 @@ void await_sleep(pid_t thread) {
       asleep |= line.starts_with("State:\tS");
       if (line.starts_with("voluntary_ctxt_switches")) count = line;
     }
+    if (count.empty()) return std::nullopt;
     return asleep ? count : "";
   };
-  for (std::string before;;) {
-    std::string now = blocked();
-    if (!now.empty() && now == before) return;
+  for (std::optional<std::string> before = "";;) {
+    const std::optional<std::string> now = blocked();
+    if (!now || (!now->empty() && now == before)) return;
     before = now;
     std::this_thread::sleep_for(std::chrono::milliseconds(kAsleepMs));
   }
 }
 
 TEST(Report, CommunicationBesideComputation) {
-  std::atomic<pid_t> first{0};  // rank 0's thread
+  Whereabouts first;
   run_ranks(2, [&](ProcessGroup& g) {
-    auto group = make_ref<PromptGroup>(Ref<ProcessGroup>(&g));
+    std::optional<Whereabouts::Rank> alive;
+    if (g.rank() == 0) alive.emplace(first);
+    auto group = make_ref<PromptGroup>(Ref<ProcessGroup>(&g), [&] {
+      if (g.rank() == 0) first.tell();
+    });
     Tensor x = rand({256, 256});
     Trace trace({.inputs = {x}});
     Tensor all = all_gather(x * 2.0, group), y = x;
@@ -116,13 +162,7 @@ TEST(Report, CommunicationBesideComputation) {
     TESSERA_CHECK(executor.traffic().collective_bytes == 3 * 256 * 256 * 4, "{}",
                   executor.traffic().collective_bytes);
     // Rank 1 comes late: rank 0's gather is under way while it computes, and then it waits.
-    if (g.rank() == 0) {
-      first = gettid();
-      first.notify_all();
-    } else {
-      first.wait(0);
-      await_sleep(first);
-    }
+    if (g.rank() == 1) await_sleep(first.thread());
     std::vector<ProfileEvent> events;
     {
       Profiler profiler;
