@@ -1,8 +1,10 @@
 // Sparse gradients join dense ones in place. The gradient of an embedding is zero but in the rows
 // that were looked up; where it is added to another tensor (the gradient of a tied head), those
 // rows are added to that tensor instead, and two passes over a table become one over a batch.
+// Invariant: a row's terms are summed, in the order of embedding_grad, before they meet the tensor,
+// so sums have the bits that they have without the pass (a -0 in other rows stays -0).
 #include <algorithm>
-#include <cstring>
+#include <utility>
 #include <vector>
 
 #include "compile/passes/passes.h"
@@ -45,42 +47,62 @@ void plan(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan
   plan.all_dense = true, plan.in_place = true;
 }
 
-std::vector<int64_t> checked_ids(const Tensor& ids, int64_t rows) {
-  std::vector<int64_t> list;
-  for (int64_t i = 0; i < ids.numel(); ++i) {
-    int64_t id = ids.dtype() == kI64 ? ids.values<int64_t>()[i] : ids.values<int32_t>()[i];
-    TESSERA_CHECK(id >= 0 && id < rows,
-                  "embedding: id {} at position {} is outside the table of {} rows", id, i, rows);
-    list.push_back(id);
-  }
-  return list;
+int64_t row_at(const Tensor& ids, int64_t i) {
+  return ids.dtype() == kI64 ? ids.values<int64_t>()[i] : ids.values<int32_t>()[i];
 }
 
-// Ids are visited in order, so that each row has a fixed order of terms; threads share the columns.
+constexpr int64_t kNone = -1;
+
+// Positions in a list of ids by the row that they look up, each row's in order.
+struct Lookups {
+  std::vector<int64_t> firsts;  // of each row that is looked up
+  std::vector<int64_t> next;    // by position; kNone for a row's last
+};
+
+Lookups lookups(const EmbeddingAttributes& a, const Tensor& ids) {
+  const int64_t count = ids.numel();
+  std::vector<int64_t> last(size_t(a.rows), kNone);
+  Lookups found{.firsts = {}, .next = std::vector<int64_t>(size_t(count), kNone)};
+  for (int64_t i = 0; i < count; ++i) {
+    int64_t id = row_at(ids, i);
+    TESSERA_CHECK(id >= 0 && id < a.rows,
+                  "embedding: id {} at position {} is outside the table of {} rows", id, i, a.rows);
+    if (id == a.padding_idx) continue;
+    int64_t before = std::exchange(last[size_t(id)], i);
+    if (before == kNone)
+      found.firsts.push_back(i);
+    else
+      found.next[size_t(before)] = i;
+  }
+  return found;
+}
+
+// Threads share the columns.
 template <class T>
-void add_rows(const EmbeddingAttributes& a, const Tensor& g, const std::vector<int64_t>& ids,
-              const Tensor& out) {
-  const int64_t d = out.size(1), count = int64_t(ids.size());
+void add_rows(const Lookups& found, const Tensor& g, const Tensor& ids, const Tensor& out) {
+  const int64_t d = out.size(1), count = ids.numel();
   const T* from = g.values<T>();
   T* to = out.data<T>();
   parallel_for(d, std::max<int64_t>(16, kGrain / std::max<int64_t>(count, 1)),
-               [&](int64_t first, int64_t last) {
-                 for (int64_t i = 0; i < count; ++i) {
-                   if (ids[size_t(i)] == a.padding_idx) continue;
-                   const T* x = from + i * d;
-                   T* y = to + ids[size_t(i)] * d;
-                   for (int64_t k = first; k < last; ++k) y[k] += x[k];
+               [&](int64_t begin, int64_t end) {
+                 std::vector<T> sum(size_t(end - begin));
+                 for (int64_t first : found.firsts) {
+                   std::ranges::fill(sum, T(0));
+                   for (int64_t i = first; i != kNone; i = found.next[size_t(i)])
+                     for (int64_t k = begin; k < end; ++k)
+                       sum[size_t(k - begin)] += from[i * d + k];
+                   T* row = to + row_at(ids, first) * d;
+                   for (int64_t k = begin; k < end; ++k) row[k] += sum[size_t(k - begin)];
                  }
                });
 }
 
 void run(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
          const Stream&) {
-  const auto& a = static_cast<const AddEmbeddingGrad&>(prim);
-  std::vector<int64_t> ids = checked_ids(in[2], a.rows);
+  const Lookups found = lookups(static_cast<const AddEmbeddingGrad&>(prim), in[2]);
   if (out[0].raw() != in[0].raw_values()) copy_values(out[0], in[0]);
-  in[0].dtype() == kF32 ? add_rows<float>(a, in[1], ids, out[0])
-                        : add_rows<double>(a, in[1], ids, out[0]);
+  in[0].dtype() == kF32 ? add_rows<float>(found, in[1], in[2], out[0])
+                        : add_rows<double>(found, in[1], in[2], out[0]);
 }
 
 const Kernel* AddEmbeddingGrad::own_kernel(DeviceKind device) const {

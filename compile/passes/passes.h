@@ -34,7 +34,7 @@ void fold_constants(Graph& graph);
 /// Copies of memory that nobody writes, and chains of views, become one view or none.
 void clean_views(Graph& graph);
 /// The gradient of an embedding, zero but in the rows that were looked up, is added to another
-/// tensor row by row. Changes the order of sums.
+/// tensor row by row. Sums keep their order; a -0 of that tensor stays in rows not looked up.
 void accumulate(Graph& graph);
 /// The op that accumulate() makes, for a table of `rows`.
 PrimRef add_embedding_grad_op(int64_t rows, int64_t padding_idx);

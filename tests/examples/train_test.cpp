@@ -165,6 +165,20 @@ TEST_F(Train, DeterministicGivesEqualBits) {
   }
 }
 
+// Strategies keep gradients in other places (buckets, pieces), so that passes find other graphs.
+TEST_F(Train, CompiledDeterministicGivesEqualBits) {
+  const std::string flags = "--steps 8 --deterministic --compile ";
+  TrainRun serial = train(1, flags);
+  ASSERT_EQ(serial.losses.size(), 8u);
+  for (const char* strategy : {"--strategy ddp", "--strategy fsdp"}) {
+    TrainRun r = train(2, flags + strategy);
+    expect_contains(last_output_, "steps were replayed");
+    EXPECT_EQ(r.losses, serial.losses) << strategy;
+    EXPECT_EQ(r.hash, serial.hash) << strategy;
+    EXPECT_EQ(r.val_loss, serial.val_loss) << strategy;
+  }
+}
+
 struct Spread {
   int ranks;
   const char* flags;

@@ -46,6 +46,25 @@ TEST(Accumulate, ATiedTable) {
     }
 }
 
+// Whether the pass finds its place depends on how a strategy keeps gradients, so no bit of the sum
+// may depend on the pass. A row's terms are many here, and far from each other in size.
+TEST(Accumulate, ToTheBit) {
+  for (DType t : {kF32, kF64})
+    for (int64_t padding_idx : {-1, 2}) {
+      std::vector<int64_t> ids;
+      for (int64_t i = 0; i < 200; ++i) ids.push_back(i * i % 7);  // never 3, 5 and 6
+      std::vector<Tensor> in = {cast(sample_values({7, 37}, -1, 1, 1), t),
+                                from_values<int64_t>(ids, {4, 50}),
+                                cast(exp(sample_values({4, 50, 37}, -9, 9, 2)), t)};
+      Graph g = test::graph_of(in, [&]() -> Tensors {
+        Tensor table = in[0].detach().requires_grad_();
+        return {in[0] + grad({{embedding(in[1], table, padding_idx)}}, {{table}}, {{in[2]}})[0]};
+      });
+      Graph after = test::checked(g, in, [](Graph& x) { run_passes(x, "decompose,fuse"); });
+      EXPECT_EQ(test::count(after, "add_embedding_grad"), 1) << to_string(after);
+    }
+}
+
 TEST(Accumulate, AsPartOfAnEffect) {
   auto in = inputs(kI64);
   Tensor total = ones({7, 3}, {kF64});
