@@ -44,27 +44,35 @@ class BodyText : protected ValueText {
                       end = positions + (asks ? ")" : "") + after,
                       lane = fmt::format("long i{}, long l{}", v, asks ? ", bool asked" : "");
     const Parts parts = parts_of(n);
-    lane_loop_ = v;
-    if (parts.groups.empty()) {
+    lane_loop_ = v, widened_ = parts.bytes;
+    if (!parts.staged()) {
       open("{}[{}]({}{}) {}", begin, captured, lane, terms, kInline);
       print_element(n, v);
       close(("}" + end).c_str());
     } else {
-      print_step(parts, lanes);
-      open("{}staged<Step{}>([{}]({}, auto& step) {}", begin, parts.groups[0], captured, lane,
-           kInline);
-      print_before(n, v, parts);
+      const std::ptrdiff_t nest = &n - s_.nests.data();
+      print_step(parts, nest, lanes);
+      open("{}staged<Step{}>([=](long i{}, long n, auto& step) {}", begin, nest, v, kInline);
+      for (InstrId id : parts.bytes)
+        line("step.v{}.widen(&{}, n);", id, operand(instr(id).operand));
       close("},");
-      open("[](auto& step) {}", kInline);
-      for (InstrId id : parts.groups)
-        line("step.v{}.become([](auto x) {} {{ return {}(x); }});", id, kInline,
-             group_function(id));
-      close("},");
+      if (parts.groups.empty()) {
+        line("Nothing(), Nothing(),");
+      } else {
+        open("[{}]({}, auto& step) {}", captured, lane, kInline);
+        print_before(n, v, parts);
+        close("},");
+        open("[](auto& step) {}", kInline);
+        for (InstrId id : parts.groups)
+          line("step.v{}.become([](auto x) {} {{ return {}(x); }});", id, kInline,
+               group_function(id));
+        close("},");
+      }
       open("[{}]({}, auto& step{}) {}", captured, lane, terms, kInline);
       print_after(n, v, parts);
       close(("})" + end).c_str());
     }
-    lane_loop_ = -1;
+    lane_loop_ = -1, widened_.clear();
   }
 
  private:
@@ -72,10 +80,11 @@ class BodyText : protected ValueText {
 
   // Of the values of the last loop: those computed in groups, those that these are computed from,
   // and those that results and totals are, through the groups or not; `held` are in both of the
-  // latter, and not worth computing twice.
+  // latter, and not worth computing twice. `bytes` are widened before all that.
   struct Parts {
     std::vector<InstrId> groups;
-    std::set<InstrId> before, after, held;
+    std::set<InstrId> bytes, before, after, held;
+    bool staged() const { return !groups.empty() || !bytes.empty(); }
   };
   Parts parts_of(const Nest& n) const {
     const int v = last_of(n.loops);
@@ -86,13 +95,14 @@ class BodyText : protected ValueText {
     Parts p;
     for (InstrId id : n.values) {
       if (!here.contains(id)) continue;
+      if (s_.widened(n, id)) p.bytes.insert(id);
       const bool group = !group_function(id).empty(),
                  follows =
                      std::ranges::any_of(instr(id).in, [&](auto x) { return follow.contains(x); });
       if (group && !follows) p.groups.push_back(id);
       if (follows || group) follow.insert(id);
     }
-    if (p.groups.empty()) return p;
+    if (!p.staged()) return p;
     auto need = [&](auto& self, InstrId id, std::set<InstrId>& found, bool through) -> void {
       if (!here.contains(id) || !found.insert(id).second) return;
       if (std::ranges::count(n.reread, id)) return;
@@ -112,10 +122,14 @@ class BodyText : protected ValueText {
     return p;
   }
 
-  void print_step(const Parts& p, int64_t count) {
-    open("struct Step{}", p.groups[0]);
+  void print_step(const Parts& p, std::ptrdiff_t nest, int64_t count) {
+    open("struct Step{}", nest);
+    for (InstrId id : p.bytes) line("Bytes<{}> v{};", count, id);
     for (InstrId id : p.groups) line("Held<float, {}> v{};", count, id);
-    for (InstrId id : p.held) line("Held<{}, {}> v{};", buffer_type(instr(id).dtype), count, id);
+    for (InstrId id : p.held) {
+      const DType t = instr(id).dtype;
+      line("Held<{}, {}> v{};", t == kBool ? "int" : register_type(t), count, id);
+    }
     close("};");
   }
   void print_before(const Nest& n, int v, const Parts& p) {

@@ -329,17 +329,53 @@ struct Held {
     store(of, f(load<kCount>(of)));
   }
 };
-/// A body in two parts, with functions of whole groups of floats between them. `before` leaves in a
-/// Step what `groups` and `after` read of it.
-template <class Step, class Before, class Groups, class After>
+/// A vector of bytes, each as an int.
+TESSERA_FN Ints ints_of(const unsigned char* p) {
+#if defined(__AVX512F__) && !defined(__clang__)
+  typedef char Chars __attribute__((vector_size(16), aligned(1), may_alias));
+  return Ints(__builtin_ia32_pmovzxbd512_mask(*reinterpret_cast<const Chars*>(p), Ints{},
+                                              static_cast<unsigned short>(-1)));
+#elif defined(__AVX2__) && !defined(__clang__)
+  typedef char Chars __attribute__((vector_size(16)));
+  long long low __attribute__((vector_size(16))) = {};
+  __builtin_memcpy(&low, p, kFloats);
+  return Ints(__builtin_ia32_pmovzxbd256(Chars(low)));
+#else
+  Ints r;
+  for (int l = 0; l < kFloats; ++l) r[l] = p[l];
+  return r;
+#endif
+}
+/// Bytes of a step, one after the other in memory, as numbers as wide as its floats: in a loop that
+/// reads bytes itself GCC takes vectors of as many bytes as there are lanes for all that it does.
+template <long L>
+struct Bytes {
+  alignas(64) int of[L];
+  TESSERA_MEMBER int operator[](long l) const { return of[l]; }
+  TESSERA_MEMBER void widen(const unsigned char* from, long n) {
+    long l = 0;
+    for (; l + kFloats <= n; l += kFloats) *reinterpret_cast<Ints*>(of + l) = ints_of(from + l);
+    for (; l < n; ++l) of[l] = from[l];
+  }
+};
+struct Nothing {
+  template <class... T>
+  TESSERA_MEMBER void operator()(T&&...) const {}
+};
+/// A body in parts: `bytes` widens those of a step, `before` computes the operands of `groups`,
+/// functions of whole groups of floats, and `after` goes on from there. What one leaves for the
+/// next is in a Step.
+template <class Step, class Bytes, class Before, class Groups, class After>
 struct Staged {
+  Bytes bytes;
   Before before;
   Groups groups;
   After after;
 };
-template <class Step, class Before, class Groups, class After>
-TESSERA_FN Staged<Step, Before, Groups, After> staged(Before before, Groups groups, After after) {
-  return {before, groups, after};
+template <class Step, class Bytes, class Before, class Groups, class After>
+TESSERA_FN Staged<Step, Bytes, Before, Groups, After> staged(Bytes bytes, Before before,
+                                                             Groups groups, After after) {
+  return {bytes, before, groups, after};
 }
 template <class F>
 TESSERA_FN F told(bool, F body) {
@@ -355,9 +391,10 @@ template <class F, long N>
 TESSERA_FN auto told(bool holds, Asking<F, N> of) {
   return with(holds, of.body);
 }
-template <class Step, class Before, class Groups, class After, long N>
-TESSERA_FN auto told(bool holds, Asking<Staged<Step, Before, Groups, After>, N> of) {
-  return staged<Step>(with(holds, of.body.before), of.body.groups, with(holds, of.body.after));
+template <class Step, class Bytes, class Before, class Groups, class After, long N>
+TESSERA_FN auto told(bool holds, Asking<Staged<Step, Bytes, Before, Groups, After>, N> of) {
+  return staged<Step>(of.body.bytes, with(holds, of.body.before), of.body.groups,
+                      with(holds, of.body.after));
 }
 /// body(i + l, l, terms..) for l in [0, n).
 template <class F, class... Steps>
@@ -365,19 +402,17 @@ TESSERA_FN void each(const F& body, long i, long n, Steps&... steps) {
 #pragma GCC ivdep
   for (long l = 0; l < n; ++l) body(i + l, l, steps.of...);
 }
-template <class Step, class Before, class Groups, class After, class... Steps>
-TESSERA_FN void each(const Staged<Step, Before, Groups, After>& body, long i, long n,
+template <class Step, class Bytes, class Before, class Groups, class After, class... Steps>
+TESSERA_FN void each(const Staged<Step, Bytes, Before, Groups, After>& body, long i, long n,
                      Steps&... steps) {
   Step step = {};
+  body.bytes(i, n, step);
 #pragma GCC ivdep
   for (long l = 0; l < n; ++l) body.before(i + l, l, step);
   body.groups(step);
 #pragma GCC ivdep
   for (long l = 0; l < n; ++l) body.after(i + l, l, step, steps.of...);
 }
-struct Nothing {
-  TESSERA_MEMBER void operator()() const {}
-};
 /// A step of L; then `then`; then `lanes` take the terms: totals, streams.
 template <long L, class F, class Then, class... Lanes>
 TESSERA_FN void whole(long i, const F& body, const Then& then, Lanes&... lanes) {

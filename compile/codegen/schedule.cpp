@@ -516,11 +516,16 @@ LoopMask moving_loops(const Access& a) {
 }
 
 int64_t Schedule::count(LoopMask mask) const { return count_loops(body, mask); }
+bool Schedule::widened(const Nest& n, InstrId id) const {
+  const Instr& i = instr(id);
+  return i.kind == InstrKind::kLoad && i.dtype == kBool &&
+         body.operands[size_t(i.operand)].strides[size_t(31 - __builtin_clz(n.loops))] == 1;
+}
 bool Schedule::touches_bytes(const Nest& n) const {
   return std::ranges::any_of(n.values,
                              [&](InstrId id) {
                                return instr(id).kind == InstrKind::kLoad &&
-                                      size_of(instr(id).dtype) == 1;
+                                      size_of(instr(id).dtype) == 1 && !widened(n, id);
                              }) ||
          std::ranges::any_of(n.stores,
                              [&](int k) { return size_of(body.stores[size_t(k)].to.dtype) == 1; });

@@ -15,8 +15,8 @@ namespace tessera::compiler {
 /// Elements that a sum takes in interleaved lanes of its own precision before they meet in double.
 inline constexpr int64_t kSumBlock = 4096;
 inline constexpr int kMaxLanes = 32;
-/// Where elements of one byte are read or written as well: GCC takes vectors of as many bytes as
-/// there are lanes for all that a loop does.
+/// Where a loop reads or writes elements of one byte as well: GCC takes vectors of as many bytes as
+/// there are lanes for all that it does.
 inline constexpr int kMaxLanesOfBytes = 64;
 /// Elements of a row from which on its results are streamed.
 inline constexpr int64_t kStreamedRow = 64;
@@ -77,7 +77,10 @@ struct Schedule {
   int64_t chunks() const { return (rows + chunk_rows - 1) / chunk_rows; }
   /// Elements that the loops of `mask` have together.
   int64_t count(LoopMask mask) const;
-  /// Whether elements of one byte are read or written there, which decides how many lanes it has.
+  /// Whether a value is a bool that lies next to those of the neighbouring elements, which loops in
+  /// lanes find widened.
+  bool widened(const Nest& n, InstrId id) const;
+  /// Whether others of one byte are read or written there, which decides how many lanes it has.
   bool touches_bytes(const Nest& n) const;
   const Instr& instr(InstrId id) const { return body.instrs[size_t(id)]; }
   const Placed& at(InstrId id) const { return values[size_t(id)]; }

@@ -66,7 +66,9 @@ class ValueText : protected KernelText {
   std::string value_text(InstrId id) const {
     const Instr& i = instr(id);
     switch (i.kind) {
-      case InstrKind::kLoad: return loaded(i.dtype, operand(i.operand));
+      case InstrKind::kLoad:
+        return loaded(i.dtype,
+                      widened_.contains(id) ? fmt::format("step.v{}[l]", id) : operand(i.operand));
       case InstrKind::kIndex: return fmt::format("i{}", i.loop);
       case InstrKind::kReduce:
         return finished(i, at(id).place == Place::kElement
@@ -236,6 +238,7 @@ class ValueText : protected KernelText {
   std::map<InstrId, Comparison> as_position_;  // comparisons of indices and positions
   std::set<InstrId> after_groups_;             // values of which the step holds what groups gave
   int lane_loop_ = -1;                         // the loop whose lanes `l` counts
+  std::set<InstrId> widened_;                  // bytes that are, in the body that is printed
 };
 
 }  // namespace tessera::compiler
