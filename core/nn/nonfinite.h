@@ -20,7 +20,9 @@ class NonFiniteSearch final : public Backend {
     std::string op, operands, scope;  // "exp", "f32[2, 3]", "h.0.mlp"
     Phase phase = Phase::kForward;
   };
-  /// The first op that made a NaN of operands without any.
+  /// The first op that made a NaN of operands without any. An infinity among these is the
+  /// cause rather than the op (inf - inf; what convolutions make of one: core/ops/conv.h), and
+  /// first_infinity() says where it came from.
   const std::optional<Finding>& first_nan() const { return nan_; }
   /// The first op that made an infinity of finite operands; constants are none.
   const std::optional<Finding>& first_infinity() const { return infinity_; }

@@ -52,6 +52,12 @@ struct ConvOptions {
 /// x [N, C, L] or [C, L], weight [O, C / groups, K] -> [N, O, (L + 2 padding - dilation (K - 1) -
 /// 1) / stride + 1], plus bias [O] where given; conv2d and conv3d have as many spatial dims. f32,
 /// f64, bf16, f16; the 16-bit ones are summed in f32. Throws ShapeError naming what does not fit.
+///
+/// On the CPU, kernels of 3 x 3 without strides may go by minimal filtering (Winograd), in f32 and
+/// for the gradient by a bf16 weight. Then an Inf or NaN in x, weight or a gradient may spread over
+/// neighbours that plain sums would not give it to (outputs of the same tile of 2 x 2, taps of the
+/// same weight), an Inf also as NaN; and finite values overflow earlier: they are to be below 1e36,
+/// and sums of their products too (by a bf16 weight 1e33).
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const ConvOptions& options = {});
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},

@@ -1,8 +1,8 @@
 // Convolutions on the CPU: activations lie channels-last, operands that do not are copied so once.
 // bf16 with whole panels of channels is computed by kernels of ours, and so are 3 x 3 without
-// strides and f32 convolutions that products are faster for; others of f32 and bf16 run in oneDNN,
-// which has weights packed into the layout that it wants. f64, and padding that the library does
-// not know, run in a loop nest; f16 is computed in f32. Invariant: a result of activations is
+// strides in f32 and f32 convolutions that products are faster for; others of f32 and bf16 run in
+// oneDNN, which has weights packed into the layout that it wants. f64, and padding that the library
+// does not know, run in a loop nest; f16 is computed in f32. Invariant: a result of activations is
 // channels-last, one of weights is row-major.
 #include <algorithm>
 #include <cstring>
@@ -214,8 +214,8 @@ bool in_library(const ConvAttributes& a, DType t) {
   return true;
 }
 
-bool by_winograd(const ConvAttributes::Window& window, const ConvMetas& m) {
-  return suits_conv_winograd(window, m.x, m.w, m.y);
+bool by_winograd(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
+  return suits_conv_winograd(role, window, m.x, m.w, m.y);
 }
 void run_winograd(ConvRole role, const ConvAttributes::Window& window, const Operands& o,
                   Workspace work) {
@@ -263,10 +263,10 @@ void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta
                                            : ConvMetas{r, out[0], l};
   plan.workspace_bytes =
       is_conv_product(role, a.window, m.x, m.w, m.y) ? conv_product_workspace(role, m.x, m.w, m.y)
-      : by_winograd(a.window, m)     ? conv_winograd_workspace(role, a.window, m.x, m.w, m.y)
-      : by_places(role, a.window, m) ? conv_places_workspace(a.window, m.x, m.w, m.y)
-      : by_dots(role, a.window, m)   ? dots_workspace(role, a.window, m)
-                                     : prepared(role, a.window, m).workspace();
+      : by_winograd(role, a.window, m) ? conv_winograd_workspace(role, a.window, m.x, m.w, m.y)
+      : by_places(role, a.window, m)   ? conv_places_workspace(a.window, m.x, m.w, m.y)
+      : by_dots(role, a.window, m)     ? dots_workspace(role, a.window, m)
+                                       : prepared(role, a.window, m).workspace();
 }
 
 void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
@@ -281,7 +281,7 @@ void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const
   const Operands o = operands_of(role, in, out[0]);
   if (is_conv_product(role, a.window, o.x.meta(), o.w.meta(), o.y.meta()))
     return run_conv_product(role, a.window, o.x, o.w, o.y, work);
-  if (by_winograd(a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
+  if (by_winograd(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
     return run_winograd(role, a.window, o, work);
   if (by_places(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
     return run_conv_places(a.window, as_channels_last(o.x), o.w, as_channels_last(o.y), work);

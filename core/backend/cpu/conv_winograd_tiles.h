@@ -9,7 +9,7 @@
 namespace tessera::cpu {
 
 template <class E>
-const WinogradFns<E>& winograd() {
+const WinogradGradFns<E>& winograd() {
   const ConvWinogradTable& table = simd<ConvWinogradTable>();
   if constexpr (std::is_same_v<E, float>)
     return table.f32;
@@ -18,6 +18,11 @@ const WinogradFns<E>& winograd() {
 }
 
 inline int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
+
+/// True where tiles of n x n are mostly filled with places of an image.
+inline bool fills_tiles(int64_t height, int64_t width, int64_t n) {
+  return 4 * height * width >= 3 * n * n * pieces(height, n) * pieces(width, n);
+}
 
 /// A tensor [N, C, H, W] as it lies channels-last; E may be const.
 template <class E>

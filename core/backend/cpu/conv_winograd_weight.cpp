@@ -98,15 +98,31 @@ void run(const ConvAttributes::Window& window, const Tensor& x, const Tensor& dw
   });
 }
 
+// Calls f.operator()<E>() for the elements of a dtype.
+template <class F>
+auto with_elements(DType t, F f) {
+  return t == kF32 ? f.template operator()<float>() : f.template operator()<uint16_t>();
+}
+
 }  // namespace
 
+bool suits_conv_winograd_weight(const Meta& w, const Meta& y) {
+  constexpr size_t kMostBytes = size_t(128) << 20;  // of scratch
+  return with_elements(y.dtype, [&]<class E>() {
+    constexpr int64_t kLeastTiles = std::is_same_v<E, float> ? 32 : 96;
+    const Work<E> of(w, y);
+    return of.tiles >= kLeastTiles && of.workspace() <= kMostBytes &&
+           fills_tiles(y.shape[2], y.shape[3], of.kOut);
+  });
+}
+
 size_t conv_winograd_weight_workspace(const Meta& w, const Meta& y) {
-  return y.dtype == kF32 ? Work<float>(w, y).workspace() : Work<uint16_t>(w, y).workspace();
+  return with_elements(y.dtype, [&]<class E>() { return Work<E>(w, y).workspace(); });
 }
 
 void run_conv_winograd_weight(const ConvAttributes::Window& window, const Tensor& x,
                               const Tensor& dw, const Tensor& y, void* work) {
-  y.dtype() == kF32 ? run<float>(window, x, dw, y, work) : run<uint16_t>(window, x, dw, y, work);
+  with_elements(y.dtype(), [&]<class E>() { run<E>(window, x, dw, y, work); });
 }
 
 }  // namespace tessera::cpu

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "core/autograd/autograd.h"
+#include "core/base/isa.h"
 #include "core/base/parallel.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
@@ -28,10 +29,11 @@ double difference(const Tensor& a, const Tensor& b) {
 struct Results {
   Tensor y, dx, dw;
 };
-Results evaluate(const Tensor& x, const Tensor& w, const ConvOptions& o) {
+Results evaluate(const Tensor& x, const Tensor& w, const ConvOptions& o,
+                 const Tensor& cotangent = {}) {
   Tensor a = x.detach().requires_grad_(), b = w.detach().requires_grad_();
   Tensor y = x.ndim() == 5 ? conv3d(a, b, {}, o) : conv2d(a, b, {}, o);
-  Tensor g = cast(sample_values(y.shape(), -1, 1, 3), y.dtype());
+  Tensor g = cotangent.defined() ? cotangent : cast(sample_values(y.shape(), -1, 1, 3), y.dtype());
   Tensors out{y}, in{a, b}, cot{g}, d = grad(out, in, cot);
   return {y.detach(), d[0], d[1]};
 }
@@ -129,21 +131,73 @@ TEST(Conv, SecondDerivativesThroughASumOfTheWeightsGradient) {
   EXPECT_LE(difference(second(kF32), second(kF64)), 1e-5);
 }
 
+// Of 3 x 3 without strides, in whole panels of channels: blocks of tiles differ by threads.
 TEST(Conv, ThreadsMayComeAndGo) {
-  Tensor x = cast(sample_values({4, 32, 14, 14}, -1, 1, 1), kF32),
-         w = cast(sample_values({32, 32, 3, 3}, -1, 1, 2), kF32);
+  if (cpu::current_isa() != cpu::Isa::kV4) GTEST_SKIP() << "oneDNN's bits depend on threads";
   const int before = num_threads();
-  Results want = evaluate(x, w, {.padding = 1}),
-          want_low = evaluate(cast(x, kBF16), cast(w, kBF16), {.padding = 1});
-  for (int threads : {1, 3, 2}) {
-    set_num_threads(threads);
-    Results got = evaluate(x, w, {.padding = 1});
-    EXPECT_LT(difference(got.y, want.y), 1e-6);
-    EXPECT_LT(difference(got.dw, want.dw), 1e-6);
-    Results got_low = evaluate(cast(x, kBF16), cast(w, kBF16), {.padding = 1});
-    EXPECT_EQ(difference(got_low.dw, want_low.dw), 0);
-  }
+  for (DType dtype : {kF32, kBF16})
+    for (const Shape& s : {Shape{4, 32, 14, 14}, Shape{3, 32, 30, 30}}) {
+      SCOPED_TRACE(std::string(name_of(dtype)) + to_string(s));
+      Tensor x = cast(sample_values(s, -1, 1, 1), dtype),
+             w = cast(sample_values({64, 32, 3, 3}, -1, 1, 2), dtype);
+      set_num_threads(1);
+      const Results want = evaluate(x, w, {.padding = 1});
+      for (int threads : {2, 3}) {
+        set_num_threads(threads);
+        const Results got = evaluate(x, w, {.padding = 1});
+        EXPECT_EQ(difference(got.y, want.y), 0);
+        EXPECT_EQ(difference(got.dx, want.dx), 0);
+        EXPECT_EQ(difference(got.dw, want.dw), 0);
+      }
+    }
   set_num_threads(before);
+}
+
+// Images alone have few tiles, those of a batch many.
+TEST(Conv, ASamplesBitsAreTheSameInEveryBatch) {
+  if (cpu::current_isa() != cpu::Isa::kV4) GTEST_SKIP() << "oneDNN's bits depend on the batch";
+  for (DType dtype : {kF32, kBF16})
+    for (const Shape& s : {Shape{12, 32, 8, 8}, Shape{3, 64, 32, 32}, Shape{33, 128, 14, 14}}) {
+      SCOPED_TRACE(std::string(name_of(dtype)) + to_string(s));
+      Tensor x = cast(sample_values(s, -1, 1, 1), dtype),
+             w = cast(sample_values({64, s[1], 3, 3}, -1, 1, 2), dtype),
+             g = cast(sample_values({s[0], 64, s[2], s[3]}, -1, 1, 3), dtype);
+      const Results all = evaluate(x, w, {.padding = 1}, g);
+      for (int64_t i : {int64_t(0), s[0] - 1}) {
+        const Results one =
+            evaluate(slice(x, 0, i, i + 1), w, {.padding = 1}, slice(g, 0, i, i + 1));
+        EXPECT_EQ(difference(one.y, slice(all.y, 0, i, i + 1)), 0);
+        EXPECT_EQ(difference(one.dx, slice(all.dx, 0, i, i + 1)), 0);
+      }
+    }
+}
+
+// Left of column 10 all is zero: so is what sees no other pixel, in its whole, though its tile may
+// hold others; and nothing of them is in what sees small values beside large ones.
+TEST(Conv, ZerosAndSmallValuesKeepToThemselves) {
+  constexpr int64_t kZero = 10, kEdge = 24;
+  for (DType dtype : {kF64, kF32, kBF16, kF16}) {
+    SCOPED_TRACE(name_of(dtype));
+    auto scaled = [&](int64_t channels, int64_t key, double by) {
+      const Shape s{2, channels, kEdge, kEdge};
+      Tensor t = sample_values(s, -1, 1, key);
+      const Tensor parts[] = {slice(t, 3, 0, kZero) * by, slice(t, 3, kZero, kEdge)};
+      return cast(cat(parts, 3), dtype);
+    };
+    auto left = [](const Tensor& t) { return slice(t, 3, 0, kZero - 1); };
+    Tensor w = cast(sample_values({32, 64, 3, 3}, -1, 1, 2), dtype);
+    const Results zero = evaluate(scaled(64, 1, 0), w, {.padding = 1}, scaled(32, 3, 0));
+    EXPECT_EQ(amax(abs(cast(left(zero.y), kF64))).item<double>(), 0);
+    EXPECT_EQ(amax(abs(cast(left(zero.dx), kF64))).item<double>(), 0);
+    EXPECT_GT(amax(abs(cast(zero.y, kF64))).item<double>(), 1);
+
+    const Tensor x = scaled(64, 1, 0x1p-10), g = scaled(32, 3, 0x1p-10);
+    const Results got = evaluate(x, w, {.padding = 1}, g),
+                  want = evaluate(cast(x, kF64), cast(w, kF64), {.padding = 1}, cast(g, kF64));
+    const double tolerance = dtype == kBF16 ? 0x1p-8 : dtype == kF16 ? 0x1p-11 : 2e-6;
+    EXPECT_LT(difference(left(got.y), left(want.y)), tolerance);
+    EXPECT_LT(difference(left(got.dx), left(want.dx)), tolerance);
+  }
 }
 
 // What is not read of x, here more than a step, is beyond what the library takes.

@@ -52,6 +52,8 @@ std::vector<Case> cases() {
       {"large product", {{256, 700}, {700, 300}}, product},
       {"batched product", {{5, 30, 400}, {5, 400, 20}}, product},
       {"convolution", {{4, 32, 14, 14}, {32, 32, 3, 3}}, convolution({.padding = 1})},
+      {"3 x 3", {{4, 32, 24, 24}, {64, 32, 3, 3}}, convolution({.padding = 1})},
+      {"3 x 3 of many", {{6, 96, 14, 14}, {64, 96, 3, 3}}, convolution({.padding = 1})},
       {"one image", {{1, 16, 60, 60}, {32, 16, 3, 3}}, convolution({.stride = 2})},
       {"wide channels", {{2, 128, 7, 7}, {128, 128, 3, 3}}, convolution({.padding = 1})},
       {"1 x 1", {{2, 64, 20, 20}, {96, 64, 1, 1}}, convolution({})},

@@ -31,7 +31,8 @@ struct Line {
   Floats v[N];
 };
 
-// The transforms of a line for tiles of n places: B^T d, A g, G w, A^T m and G^T m.
+// The transforms of a line for tiles of n places: B^T d, A g, G w, A^T m and G^T m; for n = 4 those
+// of a gradient by the weight.
 template <int64_t n>
 struct Filter;
 template <>
@@ -68,19 +69,6 @@ struct Filter<4> {
                  wide_even = g.v[0] + spread(4.f) * g.v[2],
                  wide_odd = spread(2.f) * g.v[1] + spread(8.f) * g.v[3];
     return {{g.v[0], even + odd, even - odd, wide_even + wide_odd, wide_even - wide_odd, g.v[3]}};
-  }
-  TESSERA_FN Line<6> weight(const Line<3>& w) {
-    const Floats ends = (w.v[0] + w.v[2]) * spread(-1 / 6.f), middle = w.v[1] * spread(1 / 6.f),
-                 wide_ends = w.v[0] * spread(1 / 24.f) + w.v[2] * spread(1 / 6.f),
-                 wide_middle = w.v[1] * spread(1 / 12.f);
-    return {{w.v[0] * spread(0.25f), ends - middle, ends + middle, wide_ends + wide_middle,
-             wide_ends - wide_middle, w.v[2]}};
-  }
-  TESSERA_FN Line<4> output(const Line<6>& m) {
-    const Floats sum = m.v[1] + m.v[2], difference = m.v[1] - m.v[2], wide_sum = m.v[3] + m.v[4],
-                 wide_difference = m.v[3] - m.v[4];
-    return {{m.v[0] + sum + wide_sum, difference + spread(2.f) * wide_difference,
-             sum + spread(4.f) * wide_sum, difference + spread(8.f) * wide_difference + m.v[5]}};
   }
   TESSERA_FN Line<3> weight_grad(const Line<6>& m) {
     const Floats sum = (m.v[1] + m.v[2]) * spread(-1 / 6.f), wide_sum = m.v[3] + m.v[4];
@@ -147,9 +135,8 @@ void cotangent(const E* const* pixels, int64_t tiles, int64_t channels, const Wi
   to_places<Filter<kEdge>::cotangent, kEdge>(pixels, tiles, channels, to);
 }
 
-template <class E>
-void output(const float* m, int64_t place, int64_t tiles, E* const* pixels, int64_t first) {
-  constexpr int kOut = kWinogradTile<E>, kIn = kOut + 2;
+void output(const float* m, int64_t place, int64_t tiles, float* const* pixels, int64_t first) {
+  constexpr int kOut = kWinogradTile<float>, kIn = kOut + 2;
   for (int64_t t = 0; t < tiles; ++t, m += kPanel, pixels += kOut * kOut)
     for_vectors(kPanel, [&](int64_t c) {
       square<Filter<kOut>::output, kIn, kOut>(
@@ -159,10 +146,10 @@ void output(const float* m, int64_t place, int64_t tiles, E* const* pixels, int6
 }
 
 // Places of 3 x 3 vectors, tap t at `taps` + t * step, or 8 - t where they are turned around.
-template <class E, bool kTurned>
+template <bool kTurned>
 TESSERA_FN void store_weight(const float* taps, int64_t step, float* to, int64_t place) {
-  constexpr int kIn = kWinogradTile<E> + 2;
-  square<Filter<kWinogradTile<E>>::weight, 3, kIn>(
+  constexpr int kIn = kWinogradTile<float> + 2;
+  square<Filter<kWinogradTile<float>>::weight, 3, kIn>(
       [&](int i, int j) {
         const int t = 3 * i + j;
         return load(taps + (kTurned ? 8 - t : t) * step);
@@ -170,39 +157,29 @@ TESSERA_FN void store_weight(const float* taps, int64_t step, float* to, int64_t
       [&](int i, int j, Floats v) { store(to + (kIn * i + j) * place, v); });
 }
 
-// 9 taps each of `count` channels as floats; a multiple of a vector.
-template <class E>
-TESSERA_FN void widen_taps(const E* from, int64_t count, float* to) {
-  for (int64_t i = 0; i < count * 9; i += kW) store(to + i, load(from + i));
-}
-
-template <class E>
-void weight(const E* w, int64_t channels, float* to) {
-  constexpr int64_t kEach = kW, kTaps = kEach * 9;  // channels at a time
-  alignas(64) float wide[kW * kTaps], taps[kTaps * kPanel];
+void weight(const float* w, int64_t channels, float* to) {
+  constexpr int64_t kEach = kW;  // channels at a time
+  alignas(64) float taps[kEach * 9 * kPanel];
   for (int64_t first = 0; first < channels; first += kEach) {
-    for (int64_t o = 0; o < kPanel; o += kW) {
-      for (int64_t r = 0; r < kW; ++r)
-        widen_taps(w + ((o + r) * channels + first) * 9, kEach, wide + r * kTaps);
-      for (int64_t i = 0; i < kTaps; i += kW) turn(wide + i, kTaps, taps + i * kPanel + o, kPanel);
-    }
+    for (int64_t o = 0; o < kPanel; o += kW)
+      for (int64_t i = 0; i < kEach * 9; i += kW)
+        turn(w + (o * channels + first) * 9 + i, channels * 9, taps + i * kPanel + o, kPanel);
     for (int64_t c = 0; c < kEach; ++c)
       for_vectors(kPanel, [&](int64_t o) {
-        store_weight<E, false>(taps + c * 9 * kPanel + o, kPanel, to + (first + c) * kPanel + o,
-                               channels * kPanel);
+        store_weight<false>(taps + c * 9 * kPanel + o, kPanel, to + (first + c) * kPanel + o,
+                            channels * kPanel);
       });
   }
 }
 
-template <class E>
-void turned_weight(const E* w, int64_t outputs, int64_t channels, float* to) {
+void turned_weight(const float* w, int64_t outputs, int64_t channels, float* to) {
   // Of the last channel more than its taps are read.
-  alignas(64) float taps[kW * kPanel], wide[kPanel * 9 + kW] = {};
+  alignas(64) float taps[kW * kPanel], own[kPanel * 9 + kW] = {};
   for (int64_t o = 0; o < outputs; ++o) {
-    widen_taps(w + o * channels * 9, kPanel, wide);
+    __builtin_memcpy(own, w + o * channels * 9, kPanel * 9 * sizeof(float));
     for_vectors(kPanel, [&](int64_t c) {
-      turn(wide + c * 9, 9, taps + c, kPanel);
-      store_weight<E, true>(taps + c, kPanel, to + o * kPanel + c, outputs * kPanel);
+      turn(own + c * 9, 9, taps + c, kPanel);
+      store_weight<true>(taps + c, kPanel, to + o * kPanel + c, outputs * kPanel);
     });
   }
 }
@@ -238,8 +215,8 @@ void product(const WinogradProduct& p) {
 }
 
 template <class E>
-constexpr WinogradFns<E> fns() {
-  return {input<E>, cotangent<E>, output<E>, weight<E>, turned_weight<E>, weight_grad<E>};
+constexpr WinogradGradFns<E> fns() {
+  return {input<E>, cotangent<E>, weight_grad<E>};
 }
 
 #endif
@@ -249,7 +226,8 @@ constexpr WinogradFns<E> fns() {
 template <>
 const ConvWinogradTable& isa_table<ConvWinogradTable, isa::TESSERA_ISA>() {
 #if defined(__AVX512F__)
-  static const ConvWinogradTable table{fns<float>(), fns<uint16_t>(), product};
+  static const ConvWinogradTable table{fns<float>(), fns<uint16_t>(), output,
+                                       weight,       turned_weight,   product};
 #else
   static const ConvWinogradTable table{};
 #endif

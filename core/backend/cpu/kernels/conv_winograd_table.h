@@ -9,8 +9,10 @@ namespace tessera::cpu {
 inline constexpr int64_t kWinogradPanel = 32, kWinogradGroup = 8;
 /// A tile is n x n places of the output, which see (n + 2) x (n + 2) pixels of the input: as many
 /// places of the transformed domain. Larger tiles take fewer multiplications and lose some bits:
-/// f32 has 2 x 2, whose errors are those of plain sums, and bf16 (E is its bits) 4 x 4, all
-/// arithmetic being f32, whose errors disappear when results are rounded.
+/// f32 has 2 x 2, whose errors are those of plain sums. bf16 (E is its bits) has 4 x 4, and only
+/// for the gradient by the weight, whose elements are sums over all tiles: of f32 arithmetic on
+/// them rounding leaves no trace but where they nearly cancel. An output of 4 x 4 would keep one:
+/// pixels that it does not see cancel only to the accuracy of the largest of its tile.
 template <class E>
 inline constexpr int64_t kWinogradTile = sizeof(E) == sizeof(float) ? 2 : 4;
 template <class E>
@@ -35,29 +37,30 @@ struct WinogradProduct {
   bool add;
 };
 
-/// Transforms by the matrices B, G and A of Lavin and Gray for tiles of n x n, of operands and
-/// results of E. Counts of channels are multiples of kWinogradPanel.
+/// Transforms by the matrices B, G and A of Lavin and Gray for tiles of n x n. Counts of channels
+/// are multiples of kWinogradPanel. Here those that the gradient by the weight takes, of operands
+/// and results of E.
 template <class E>
-struct WinogradFns {
+struct WinogradGradFns {
   /// B^T d B of the tiles whose (n + 2)^2 pixels, row by row, `pixels` points at.
   void (*input)(const E* const* pixels, int64_t tiles, int64_t channels, const WinogradValues& to);
   /// A g A^T of the tiles whose n^2 pixels `pixels` points at.
   void (*cotangent)(const E* const* pixels, int64_t tiles, int64_t channels,
                     const WinogradValues& to);
-  /// A^T m A of the panel of channels from `first` on into n^2 pixels of each tile; m[k, tile, 32]
-  /// with `place` from one k to the next.
-  void (*output)(const float* m, int64_t place, int64_t tiles, E* const* pixels, int64_t first);
-  /// G w G^T of weights [outputs, channels, 3, 3] for a panel of outputs: to[k, channel, 32].
-  void (*weight)(const E* w, int64_t channels, float* to);
-  /// The same for a panel of channels, taps being turned around: to[k, output, 32].
-  void (*turned_weight)(const E* w, int64_t outputs, int64_t channels, float* to);
   /// G^T m G into dw [32, 3, 3] of one output and a panel of channels; m[k, 32] with `place` from
   /// one k to the next.
   void (*weight_grad)(const float* m, int64_t place, E* dw);
 };
 struct ConvWinogradTable {
-  WinogradFns<float> f32;
-  WinogradFns<uint16_t> bf16;
+  WinogradGradFns<float> f32;
+  WinogradGradFns<uint16_t> bf16;
+  /// A^T m A of the panel of channels from `first` on into n^2 pixels of each tile; m[k, tile, 32]
+  /// with `place` from one k to the next.
+  void (*output)(const float* m, int64_t place, int64_t tiles, float* const* pixels, int64_t first);
+  /// G w G^T of weights [outputs, channels, 3, 3] for a panel of outputs: to[k, channel, 32].
+  void (*weight)(const float* w, int64_t channels, float* to);
+  /// The same for a panel of channels, taps being turned around: to[k, output, 32].
+  void (*turned_weight)(const float* w, int64_t outputs, int64_t channels, float* to);
   void (*product)(const WinogradProduct& p);
 };
 
