@@ -77,8 +77,9 @@ std::string DynamicGraph::find_difference() {
     return fmt::format("{} ops at size {}, {} at size {}", a.nodes.size(), line_.size_a,
                        b.nodes.size(), line_.size_b);
   if (a.inputs != b.inputs || a.shapes != b.shapes || a.outputs != b.outputs ||
-      a.implicit.size() != b.implicit.size() || a.scopes != b.scopes)
-    return "other inputs, outputs or scopes";
+      a.implicit.size() != b.implicit.size() || a.scopes != b.scopes ||
+      a.deterministic != b.deterministic)
+    return "other inputs, outputs, scopes or mode";
   for (size_t i = 0; i < a.implicit.size(); ++i) {
     const Tensor &s = a.implicit[i].tensor, &t = b.implicit[i].tensor;
     if (a.implicit[i].id != b.implicit[i].id || s.storage() != t.storage() ||

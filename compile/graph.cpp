@@ -66,7 +66,7 @@ std::string to_string(const Graph& g, const Node& n) {
 }
 
 std::string to_string(const Graph& g) {
-  std::string text;
+  std::string text = g.deterministic ? "deterministic\n" : "";
   for (ValueId id : g.inputs) text += fmt::format("input %{} : {}\n", id, type_text(g[id].meta));
   for (const ImplicitInput& i : g.implicit)
     text += fmt::format("implicit %{} : {}{}\n", i.id, type_text(g[i.id].meta),

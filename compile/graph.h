@@ -64,6 +64,8 @@ struct Graph {
   std::vector<ValueId> shapes;  // values without memory
   std::vector<ValueId> outputs;
   std::vector<std::string> scopes = {""};  // paths, by Node::scope
+  // Recorded in deterministic mode: passes keep the eager bits, the order of sums included.
+  bool deterministic = false;
 
   const Value& operator[](ValueId id) const { return values[size_t(id)]; }
 };
@@ -71,7 +73,7 @@ struct Graph {
 /// "%7 = gelu(%5) : f32[12, 64, 512]  # h.0.mlp forward". Lists of ids and of types are shortened:
 /// "%3..%20". An effect names its places: "%9 = add(%2, %8) into %2 : i64[2]".
 std::string to_string(const Graph& graph, const Node& node);
-/// Inputs, then one line for each node, then the outputs.
+/// The mode if it is deterministic, inputs, then one line for each node, then the outputs.
 std::string to_string(const Graph& graph);
 
 }  // namespace tessera::compiler

@@ -79,6 +79,7 @@ class GraphReader {
     for (const Json& id : list("shapes")) g_.shapes.push_back(read_id(id));
     g_.scopes.clear();
     for (const Json& s : list("scopes")) g_.scopes.push_back(s.get<std::string>());
+    g_.deterministic = j_.value("deterministic", false);
     for (const Json& n : list("nodes")) {
       try {
         g_.nodes.push_back(read_node(n));
@@ -213,7 +214,7 @@ std::string graph_to_json(const Graph& g) {
             {"scopes", g.scopes},        {"inputs", g.inputs},
             {"shapes", g.shapes},        {"outputs", g.outputs},
             {"values", Json::array()},   {"implicit", Json::array()},
-            {"nodes", Json::array()}};
+            {"nodes", Json::array()},    {"deterministic", g.deterministic}};
   for (const Value& v : g.values) j["values"].push_back({json_of(v.meta), v.offset, v.buffer});
   for (const ImplicitInput& i : g.implicit)
     j["implicit"].push_back({{"id", i.id}, {"name", i.name}});

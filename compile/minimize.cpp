@@ -74,7 +74,7 @@ class Part {
  public:
   Part(const Graph& g, const std::vector<Tensor>& recorded, const std::vector<bool>& kept)
       : g_(g), recorded_(recorded), new_(g.values.size(), kNoValue) {
-    part_.graph.scopes = g.scopes;
+    part_.graph.scopes = g.scopes, part_.graph.deterministic = g.deterministic;
     for (size_t k = 0; k < g.nodes.size(); ++k)
       if (kept[k]) add(g.nodes[k]);
     find_outputs(kept);

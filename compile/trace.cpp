@@ -4,6 +4,7 @@
 #include "compile/as_strided.h"
 #include "compile/verify.h"
 #include "core/autograd/graph.h"
+#include "core/base/deterministic.h"
 #include "core/nn/scope.h"
 
 namespace tessera::compiler {
@@ -36,6 +37,7 @@ TraceBackend::TraceBackend(const TraceOptions& options, const char* who) : who_(
 
 void TraceBackend::begin_graph(const TraceOptions& options) {
   graph_ = {};
+  graph_.deterministic = deterministic_algorithms();
   memory_.clear();
   scopes_ = {{"", 0}};
   scope_of_node_.clear();

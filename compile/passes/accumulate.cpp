@@ -167,7 +167,9 @@ class Accumulator {
 
 }  // namespace
 
-void accumulate(Graph& graph) { Accumulator(graph).run(); }
+void accumulate(Graph& graph) {
+  if (!graph.deterministic) Accumulator(graph).run();
+}
 
 PrimRef add_embedding_grad_op(int64_t rows, int64_t padding_idx) {
   return PrimRef(new AddEmbeddingGrad(rows, padding_idx));

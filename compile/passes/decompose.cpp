@@ -262,6 +262,9 @@ class Decomposer {
 }  // namespace
 
 void decompose(Graph& graph, const DecomposeOptions& options) { Decomposer(graph, options).run(); }
-void decompose(Graph& graph) { decompose(graph, {}); }
+void decompose(Graph& graph) {
+  const bool other_sums = !graph.deterministic;
+  decompose(graph, {.norms = other_sums, .softmax = other_sums});
+}
 
 }  // namespace tessera::compiler

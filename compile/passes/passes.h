@@ -22,7 +22,8 @@ struct DecomposeOptions {
 };
 inline constexpr int64_t kCachedElements = int64_t(1) << 23;
 /// Replaces ops that gain from fusion by the ops they are made of, from the closed set that
-/// README.md lists. Results differ from the eager kernels' by the order of sums alone.
+/// README.md lists. Results differ from the eager kernels' by the order of sums alone; without
+/// options, only optimizers in a deterministic graph, whose results do not differ.
 void decompose(Graph& graph, const DecomposeOptions& options);
 void decompose(Graph& graph);
 /// One node for equal ops on equal operands. Effects, collectives and random draws stay.
@@ -34,12 +35,13 @@ void fold_constants(Graph& graph);
 /// Copies of memory that nobody writes, and chains of views, become one view or none.
 void clean_views(Graph& graph);
 /// The gradient of an embedding, zero but in the rows that were looked up, is added to another
-/// tensor row by row. Sums keep their order; a -0 of that tensor stays in rows not looked up.
+/// tensor row by row. Sums keep their order; a -0 of that tensor stays in rows not looked up,
+/// so a deterministic graph is left as it is.
 void accumulate(Graph& graph);
 /// The op that accumulate() makes, for a table of `rows`.
 PrimRef add_embedding_grad_op(int64_t rows, int64_t padding_idx);
 /// Groups of pointwise ops, reductions and views between them become Fused ops; effects that end in
-/// such a group become its results.
+/// such a group become its results. Reductions of a deterministic graph stay as they are.
 void fuse(Graph& graph);
 /// Collectives begin early enough, by an estimate of times, to be done when their results are read:
 /// what they do not need is computed behind them. Changes no value.

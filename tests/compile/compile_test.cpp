@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "core/autograd/autograd.h"
+#include "core/base/deterministic.h"
 #include "core/ops/create.h"
+#include "core/ops/fused.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
@@ -346,6 +348,27 @@ void train(const std::string& skip, double tolerance) {
 }
 TEST(Compile, AWholeTrainingStep) { train("", 1e-6); }
 TEST(Compile, AWholeTrainingStepToTheBit) { train("decompose,accumulate,fuse", 0); }
+TEST(Compile, AWholeTrainingStepInDeterministicModeToTheBit) {
+  DeterministicScope on;
+  train("", 0);
+}
+
+// Though nothing else tells the recordings apart.
+TEST(Compile, EachModeHasAGraphOfItsOwn) {
+  Tensor x = cast(numbers(-3, 2048), kF32), rows = reshape(x, {64, 32});
+  auto program = [](const Tensor& t) { return log_softmax(t * 0.3) + 1.0; };
+  auto step = compile(program);
+  for (bool mode : {false, true, false, true}) {
+    DeterministicScope scope(mode);
+    for (int k = 0; k < 3; ++k) {
+      Tensor y = step(rows);
+      if (mode) expect_same_bits(y, program(rows), "call " + std::to_string(k));
+    }
+    bool one_kernel = step.graph_report().find("kernels        1,") != std::string::npos;
+    EXPECT_EQ(one_kernel, !mode) << step.graph_report();
+  }
+  EXPECT_EQ(step.report().compiled, 2);
+}
 
 TEST(Compile, TrainAndEvalAreTwoGraphs) {
   Training run(0.5);

@@ -9,6 +9,7 @@
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
 #include "compile/executor.h"
+#include "core/base/deterministic.h"
 #include "tests/compile/passes/fuzz.h"
 #include "tests/compile/passes/graphs.h"
 #include "tests/compile/training.h"
@@ -60,8 +61,10 @@ TEST(GraphFile, AStepRunsFromItsFile) {
     test::Training training(0.1);
     auto [ids, targets] = test::batch(0);
     training.step(ids, targets);
+    DeterministicScope mode(passes);  // which is written too
     Trace trace({.inputs = {ids, targets}, .names = training.state()});
     Graph g = trace.finish(training.step(ids, targets));
+    EXPECT_EQ(g.deterministic, passes);
     if (passes) run_passes(g);
     save_graph(folder / "step", g, {{ids, targets}}, "a note");
     Reproducer again = load_graph(folder / "step");
