@@ -2,6 +2,7 @@
 // whatever stage of joining they wait for it.
 #include <gtest/gtest.h>
 
+#include <latch>
 #include <thread>
 
 #include "collectives/join.h"
@@ -17,21 +18,25 @@ using detail::JoinOptions;
 // What a rank's store throws when the rank is to end.
 struct Ended {};
 
-// The store of a rank that ends when it has set the key `last`; its launcher says so.
+// The store of a rank that ends when it has set the key `last`; its launcher says so. What the rank
+// has open stays so until the other is `told`: Gloo ends the process, which is both ranks here,
+// where a peer closes a connection that it is just accepting.
 class EndingStore final : public PrefixStore {
  public:
-  EndingStore(std::shared_ptr<Store> store, int rank, std::string last)
-      : PrefixStore("", std::move(store)), rank_(rank), last_(std::move(last)) {}
+  EndingStore(std::shared_ptr<Store> store, int rank, std::string last, std::latch& told)
+      : PrefixStore("", std::move(store)), rank_(rank), last_(std::move(last)), told_(told) {}
   void multi_set(std::span<const std::string> keys, std::span<const std::string> values) override {
     PrefixStore::multi_set(keys, values);
     if (keys[0] != last_) return;
     announce_death(*this, rank_, "signal 9 (Killed)");
+    told_.wait();
     throw Ended();
   }
 
  private:
   const int rank_;
   const std::string last_;
+  std::latch& told_;
 };
 
 JoinOptions options(std::shared_ptr<Store> store, const std::string& backend) {
@@ -69,13 +74,16 @@ TEST(Joining, ARankThatEndsIsNamedAtEveryStage) {
     for (int victim : {0, 1}) {
       SCOPED_TRACE(fmt::format("{} {}{}", backend, last, victim));
       auto store = std::make_shared<MemoryStore>();
+      std::latch told(1);
       std::thread other([&] {
-        auto ending = std::make_shared<EndingStore>(store, victim, last + std::to_string(victim));
+        auto ending =
+            std::make_shared<EndingStore>(store, victim, last + std::to_string(victim), told);
         EXPECT_THROW(
             detail::join_by_store(detail::make_world("world", victim, 2), options(ending, backend)),
             Ended);
       });
       expect_told(options(store, backend), 1 - victim, "signal 9 (Killed)");
+      told.count_down();
       other.join();
     }
 }
