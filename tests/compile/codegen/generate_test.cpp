@@ -111,6 +111,28 @@ TEST(Generate, ExponentialsOfWholeGroups) {
     EXPECT_EQ(print_cpp(b, "kernel").find("staged<") != std::string::npos, b.extents[1] > 1);
 }
 
+// A value kept in the result that functions of groups are computed from, and the operand beside
+// them.
+Body kept_before_groups_body(int64_t rows, int64_t n) {
+  BodyBuilder b({rows, n});
+  InstrId x = b.load(3), kept = b.op("tanh", {x}), g = b.op("gelu", {kept});
+  InstrId s = b.sum(b.op("mul", {g, x}), 2);
+  b.store(b.op("div", {kept, b.op("add", {b.op("abs", {s}), b.constant(1.0)})}));
+  return b.body;
+}
+// Computed in groups by two nests, as no row of it is kept.
+Body groups_of_two_nests_body(int64_t rows, int64_t n) {
+  BodyBuilder b({rows, 3, n});
+  InstrId g = b.op("gelu", {b.load(5)});
+  b.store(g), b.store(b.op("mul", {g, b.sum(b.load(7), 2)}));
+  return b.body;
+}
+TEST(Generate, GroupsOfValuesThatAreKeptOrNot) {
+  EXPECT_TRUE(may_overwrite(kept_before_groups_body(8, 100), 0, 0));
+  compare_with_interpreter({kept_before_groups_body(8, 100), kept_before_groups_body(40, 300),
+                            kept_before_groups_body(3, 1000), groups_of_two_nests_body(4, 70000)});
+}
+
 bool has(const Body& body, const char* text) {
   return print_cpp(body, "kernel").find(text) != std::string::npos;
 }
