@@ -15,7 +15,7 @@ namespace tessera::cpu {
 namespace {
 
 constexpr int64_t kPanel = kWinogradPanel, kGroup = kWinogradGroup;
-constexpr int64_t kOut = kWinogradTile<float>, kIn = kOut + 2, kPlaces = kWinogradPlaces<float>;
+constexpr int64_t kOut = kWinogradTile, kIn = kOut + 2, kPlaces = kIn * kIn;
 
 // The tiles of a block that leave its transformed values in the second cache; with many channels
 // still 32 of them, for each block reads all of the weight.
@@ -95,7 +95,7 @@ void run_block(const Work& w, const Image<const float>& from, const Image<float>
   for (int64_t p = 0; p < w.panels(); ++p) {
     for (int64_t k = 0; k < kPlaces; ++k, weight += w.channels * kPanel)
       fns.product({s.values + k * rows * w.channels, kGroup * w.channels, w.channels, 1, weight,
-                   s.products + k * rows * kPanel, rows / kGroup, w.channels, false});
+                   s.products + k * rows * kPanel, kPanel, rows / kGroup, w.channels});
     fns.output(s.products, rows * kPanel, count, s.to.data(), p * kPanel);
   }
 }

@@ -8,15 +8,6 @@
 
 namespace tessera::cpu {
 
-template <class E>
-const WinogradGradFns<E>& winograd() {
-  const ConvWinogradTable& table = simd<ConvWinogradTable>();
-  if constexpr (std::is_same_v<E, float>)
-    return table.f32;
-  else
-    return table.bf16;
-}
-
 inline int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 /// True where tiles of n x n are mostly filled with places of an image.

@@ -31,7 +31,7 @@ struct Line {
   Floats v[N];
 };
 
-// The transforms of a line for tiles of n places: B^T d, A g, G w, A^T m and G^T m; for n = 4 those
+// The transforms of a line for tiles of n places: B^T d, A g, G w, A^T m and G^T m; for n > 2 those
 // of a gradient by the weight.
 template <int64_t n>
 struct Filter;
@@ -78,6 +78,85 @@ struct Filter<4> {
   }
 };
 
+// By Toom and Cook at points +-p and infinity: with 0 and reciprocals of each other among them sums
+// of this length lose ten times as many bits. Values of the points are halved, those of g at +-2
+// taken 16 times smaller, so that they stay below those of n = 4.
+template <>
+struct Filter<7> {
+  static constexpr int kPairs = 4;
+  static constexpr double kPoint[kPairs] = {0.25, 0.625, 1.125, 2},
+                          kOfG[kPairs] = {1, 1, 1, 0.0625};
+  // Of the product of t^2 - p^2, over all points but that of `pair`, the coefficient of t^(2 n).
+  static constexpr double coefficient(int pair, int n) {
+    double c[kPairs + 1] = {1};
+    for (int i = 0, degree = 0; i < kPairs; ++i) {
+      if (i == pair) continue;
+      for (int k = ++degree; k >= 0; --k)
+        c[k] = (k > 0 ? c[k - 1] : 0) - kPoint[i] * kPoint[i] * c[k];
+    }
+    return c[n];
+  }
+  // What a value at point p counts in coefficient n of the sums.
+  static constexpr double share(int pair, int n) {
+    const double square = kPoint[pair] * kPoint[pair];
+    double value = 0, power = 1;
+    for (int k = 0; k < kPairs; ++k, power *= square) value += coefficient(pair, k) * power;
+    double to = 1 / (value * kPoint[pair] * kOfG[pair]);
+    for (int k = 0; k < n; ++k) to *= kPoint[pair];
+    return to;
+  }
+
+  TESSERA_FN Line<9> input(const Line<9>& d) {
+    Line<9> to;
+    for_pairs([&]<int i>() __attribute__((always_inline)) {
+      constexpr float p = float(kPoint[i]);
+      Floats even = d.v[6] * spread(0.5f), odd = d.v[7] * spread(0.5f);
+      for (int k = 2; k >= 0; --k) {
+        const Floats c = spread(float(coefficient(i, k) / 2));
+        even = multiply_add(c, d.v[2 * k], even), odd = multiply_add(c, d.v[2 * k + 1], odd);
+      }
+      to.v[2 * i] = multiply_add(spread(p), even, odd);
+      to.v[2 * i + 1] = multiply_add(spread(-p), even, odd);
+    });
+    to.v[8] = d.v[8] * spread(0.5f);
+    for (int k = 3; k >= 0; --k)
+      to.v[8] = multiply_add(spread(float(coefficient(kPairs, k) / 2)), d.v[2 * k], to.v[8]);
+    return to;
+  }
+  TESSERA_FN Line<9> cotangent(const Line<7>& g) {
+    Line<9> to;
+    for_pairs([&]<int i>() __attribute__((always_inline)) {
+      constexpr float scale = float(kOfG[i]), p = float(kPoint[i]), q = p * p;
+      Floats even = g.v[0] * spread(scale), odd = g.v[1] * spread(scale * p);
+      even = multiply_add(spread(scale * q), g.v[2], even);
+      odd = multiply_add(spread(scale * p * q), g.v[3], odd);
+      even = multiply_add(spread(scale * q * q), g.v[4], even);
+      odd = multiply_add(spread(scale * p * q * q), g.v[5], odd);
+      even = multiply_add(spread(scale * q * q * q), g.v[6], even);
+      to.v[2 * i] = even + odd, to.v[2 * i + 1] = even - odd;
+    });
+    to.v[8] = g.v[6];
+    return to;
+  }
+  TESSERA_FN Line<3> weight_grad(const Line<9>& m) {
+    Line<3> to{{Floats{}, Floats{}, m.v[8] * spread(2.f)}};
+    for_pairs([&]<int i>() __attribute__((always_inline)) {
+      const Floats sum = m.v[2 * i] + m.v[2 * i + 1], difference = m.v[2 * i] - m.v[2 * i + 1];
+      to.v[0] = multiply_add(spread(float(share(i, 0))), difference, to.v[0]);
+      to.v[1] = multiply_add(spread(float(share(i, 1))), sum, to.v[1]);
+      to.v[2] = multiply_add(spread(float(share(i, 2))), difference, to.v[2]);
+    });
+    return to;
+  }
+
+ private:
+  template <class F>
+  TESSERA_FN void for_pairs(F f) {
+    f.template operator()<0>(), f.template operator()<1>();
+    f.template operator()<2>(), f.template operator()<3>();
+  }
+};
+
 // A square of From x From vectors becomes one of To x To: `line` of each column, then of each row.
 // get(i, j) is a vector of the one, put(i, j, vector) takes one of the other.
 template <auto line, int From, int To, class Get, class Put>
@@ -111,32 +190,32 @@ TESSERA_FN void turn(const float* from, int64_t from_row, float* to, int64_t to_
 #endif
 }
 
-// Edge x Edge pixels of each tile become places.
-template <auto line, int Edge, class E>
+// Edge x Edge pixels of each tile become In x In places.
+template <auto line, int Edge, int In, class E>
 TESSERA_FN void to_places(const E* const* pixels, int64_t tiles, int64_t channels,
                           WinogradValues to) {
-  constexpr int kIn = kWinogradTile<E> + 2;
   for (int64_t t = 0; t < tiles; ++t, pixels += Edge * Edge)
     for_vectors(channels, [&](int64_t c) {
       float* at = to.to + t * to.tile + c / kPanel * to.panel + c % kPanel;
-      square<line, Edge, kIn>(
-          [&](int i, int j) { return load(pixels[Edge * i + j] + c); },
-          [&](int i, int j, Floats v) { store(at + (kIn * i + j) * to.place, v); });
+      square<line, Edge, In>([&](int i, int j) { return load(pixels[Edge * i + j] + c); },
+                             [&](int i, int j, Floats v) {
+                               float* place = at + (In * i + j) * to.place;
+                               __builtin_prefetch(place + 2 * to.tile, 1, 3);
+                               store(place, v);
+                             });
     });
 }
-template <class E>
+template <int n, class E>
 void input(const E* const* pixels, int64_t tiles, int64_t channels, const WinogradValues& to) {
-  constexpr int kEdge = kWinogradTile<E> + 2;
-  to_places<Filter<kWinogradTile<E>>::input, kEdge>(pixels, tiles, channels, to);
+  to_places<Filter<n>::input, n + 2, n + 2>(pixels, tiles, channels, to);
 }
-template <class E>
+template <int n, class E>
 void cotangent(const E* const* pixels, int64_t tiles, int64_t channels, const WinogradValues& to) {
-  constexpr int kEdge = kWinogradTile<E>;
-  to_places<Filter<kEdge>::cotangent, kEdge>(pixels, tiles, channels, to);
+  to_places<Filter<n>::cotangent, n, n + 2>(pixels, tiles, channels, to);
 }
 
 void output(const float* m, int64_t place, int64_t tiles, float* const* pixels, int64_t first) {
-  constexpr int kOut = kWinogradTile<float>, kIn = kOut + 2;
+  constexpr int kOut = kWinogradTile, kIn = kOut + 2;
   for (int64_t t = 0; t < tiles; ++t, m += kPanel, pixels += kOut * kOut)
     for_vectors(kPanel, [&](int64_t c) {
       square<Filter<kOut>::output, kIn, kOut>(
@@ -148,8 +227,8 @@ void output(const float* m, int64_t place, int64_t tiles, float* const* pixels, 
 // Places of 3 x 3 vectors, tap t at `taps` + t * step, or 8 - t where they are turned around.
 template <bool kTurned>
 TESSERA_FN void store_weight(const float* taps, int64_t step, float* to, int64_t place) {
-  constexpr int kIn = kWinogradTile<float> + 2;
-  square<Filter<kWinogradTile<float>>::weight, 3, kIn>(
+  constexpr int kIn = kWinogradTile + 2;
+  square<Filter<kWinogradTile>::weight, 3, kIn>(
       [&](int i, int j) {
         const int t = 3 * i + j;
         return load(taps + (kTurned ? 8 - t : t) * step);
@@ -184,39 +263,73 @@ void turned_weight(const float* w, int64_t outputs, int64_t channels, float* to)
   }
 }
 
-template <class E>
-void weight_grad(const float* m, int64_t place, E* dw) {
-  constexpr int kIn = kWinogradTile<E> + 2;
-  alignas(64) float taps[kW * kPanel] = {}, rows[kPanel * kW];
-  alignas(64) E narrow_rows[kPanel * kW];
-  for_vectors(kPanel, [&](int64_t c) {
-    square<Filter<kWinogradTile<E>>::weight_grad, kIn, 3>(
-        [&](int i, int j) { return load(m + c + (kIn * i + j) * place); },
-        [&](int i, int j, Floats v) { store(taps + (3 * i + j) * kPanel + c, v); });
-    turn(taps + c, kPanel, rows + c * kW, kW);
-  });
-  for (int64_t c = 0; c < kPanel; ++c) {
-    store(narrow_rows + c * kW, load(rows + c * kW));
-    __builtin_memcpy(dw + c * 9, narrow_rows + c * kW, 9 * sizeof(E));
+// The columns of taps [9, 32], one after the other.
+TESSERA_FN void store_columns(const Floats (&taps)[9][kTileVectors], float* to) {
+  alignas(64) float rows[kW * kW] = {}, columns[kW * kW];
+  for (int v = 0; v < kTileVectors; ++v) {
+    for (int t = 0; t < 9; ++t) store(rows + t * kW, taps[t][v]);
+    turn(rows, kW, columns, kW);
+    for (int c = 0; c < kW; ++c, to += 9) __builtin_memcpy(to, columns + c * kW, 9 * sizeof(float));
   }
+}
+// Where columns of 9 go, in vectors of 32: element i of vector v is of column `from`, and of row t
+// where `lanes[v][t]` has a bit.
+struct Columns {
+  static constexpr int kLanes = 32;
+  alignas(64) uint16_t from[9][kLanes] = {};
+  uint32_t lanes[9][9] = {};
+  constexpr Columns() {
+    for (int v = 0; v < 9; ++v)
+      for (int i = 0; i < kLanes; ++i) {
+        const int at = v * kLanes + i;
+        from[v][i] = uint16_t(at / 9), lanes[v][at % 9] |= uint32_t(1) << i;
+      }
+  }
+};
+constexpr Columns kColumns;
+// The same, rounded.
+TESSERA_FN void store_columns(const Floats (&taps)[9][kTileVectors], uint16_t* to) {
+  static_assert(kPanel == Columns::kLanes && kTileVectors == 2);
+  __m512i rows[9];
+  for (int t = 0; t < 9; ++t) {
+    const __m256i halves[] = {narrow(taps[t][0]), narrow(taps[t][1])};
+    __builtin_memcpy(&rows[t], halves, sizeof(halves));
+  }
+  for (int v = 0; v < 9; ++v) {
+    const __m512i from = _mm512_load_si512(kColumns.from[v]);
+    __m512i all = _mm512_setzero_si512();
+    for (int t = 0; t < 9; ++t)
+      all = _mm512_mask_permutexvar_epi16(all, kColumns.lanes[v][t], from, rows[t]);
+    __builtin_memcpy(to + v * Columns::kLanes, &all, sizeof(all));
+  }
+}
+
+template <int n, class E>
+void weight_grad(const float* m, float* sums, bool add, E* dw) {
+  Floats taps[9][kTileVectors];
+  for (int v = 0; v < kTileVectors; ++v)
+    square<Filter<n>::weight_grad, n + 2, 3>(
+        [&](int i, int j) { return load(m + ((n + 2) * i + j) * kPanel + v * kW); },
+        [&](int i, int j, Floats t) {
+          const int64_t at = (3 * i + j) * kPanel + v * kW;
+          taps[3 * i + j][v] = add ? load(sums + at) + t : t;
+        });
+  if (dw) return store_columns(taps, dw);
+  for (int t = 0; t < 9; ++t)
+    for (int v = 0; v < kTileVectors; ++v) store(sums + t * kPanel + v * kW, taps[t][v]);
 }
 
 void product(const WinogradProduct& p) {
   const float* a = p.a;
   float* c = p.c;
-  for (int64_t i = 0; i < p.groups; ++i, a += p.a_group, c += kWinogradGroup * kPanel) {
-    alignas(64) float sums[kWinogradGroup * kPanel];
-    tile<kTileRows, kTileVectors, false>(a, p.a_row, p.a_k, p.b, kPanel, p.add ? sums : c, kPanel,
-                                         p.k, NothingAhead());
-    if (p.add)
-      for (int64_t j = 0; j < kWinogradGroup * kPanel; j += kW)
-        store(c + j, load(c + j) + load(sums + j));
-  }
+  for (int64_t i = 0; i < p.groups; ++i, a += p.a_group, c += kWinogradGroup * p.c_row)
+    tile<kTileRows, kTileVectors, false>(a, p.a_row, p.a_k, p.b, kPanel, c, p.c_row, p.k,
+                                         NothingAhead());
 }
 
-template <class E>
+template <int n, class E>
 constexpr WinogradGradFns<E> fns() {
-  return {input<E>, cotangent<E>, weight_grad<E>};
+  return {n, input<n, E>, cotangent<n, E>, weight_grad<n, E>};
 }
 
 #endif
@@ -226,8 +339,12 @@ constexpr WinogradGradFns<E> fns() {
 template <>
 const ConvWinogradTable& isa_table<ConvWinogradTable, isa::TESSERA_ISA>() {
 #if defined(__AVX512F__)
-  static const ConvWinogradTable table{fns<float>(), fns<uint16_t>(), output,
-                                       weight,       turned_weight,   product};
+  static const ConvWinogradTable table{fns<kWinogradTile, float>(),
+                                       {fns<4, uint16_t>(), fns<7, uint16_t>()},
+                                       output,
+                                       weight,
+                                       turned_weight,
+                                       product};
 #else
   static const ConvWinogradTable table{};
 #endif
