@@ -2,12 +2,14 @@
 
 How: the recipe that Tessera's `train --model bert-mini --data mlm:` is compared with in scripts/measure/learning_pytorch.py.
 A row is [CLS], tokens of a random window, [SEP]; 15 % of the tokens (as many in each row) are targets, of which 80 % become
-[MASK], 10 % a random token, 10 % stay. AdamW (betas 0.9/0.999, weight decay on weights of two dims and more), gradients
-clipped to 1, learning rate with linear warm-up and a line to 0. The loss is over the windows of the other file that do not
-overlap, each masked once.
+[MASK], 10 % a random token, 10 % stay. Rows and targets are those that Tessera draws for the seed (masked_draws.py), so from
+the same --weights nothing but dropout differs. AdamW (betas 0.9/0.999, weight decay on weights of two dims and more),
+gradients clipped to 1, learning rate with linear warm-up and a line to 0. The loss is over the windows of the other file
+that do not overlap, each masked once. The head runs on the targets alone, whose logits are all that the loss is made of.
 
 Usage: learn_bert.py TRAIN VALIDATION VOCABULARY [--steps N] [--batch N] [--length N] [--lr F] [--warmup N] [--weight-decay F]
-       [--precision fp32|bf16] [--seed N] [--threads N]
+       [--precision fp32|bf16] [--seed N] [--threads N] [--weights FOLDER]
+FOLDER (config.json, model.safetensors) has the initial weights; without it they are drawn by transformers.
 Prints a line every 20 steps, then one JSON object: {torch, seed, steps, val_loss, seconds}.
 """
 
@@ -16,34 +18,31 @@ import contextlib
 import json
 import time
 
+import masked_draws
+import numpy as np
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
-
-IGNORED = -100
 
 
 def tokens_of(path, tokenizer):
     with open(path, encoding="utf-8") as file:
         pieces = tokenizer.tokenize(file.read())
-    return torch.tensor(tokenizer.convert_tokens_to_ids(pieces))
+    return np.array(tokenizer.convert_tokens_to_ids(pieces))
 
 
-def masked(windows, tokenizer, generator):
-    """windows [B, T - 2] -> (inputs, targets), both [B, T]."""
-    rows, words = windows.shape
-    count = max(1, round(0.15 * words))
-    inputs, targets = windows.clone(), torch.full_like(windows, IGNORED)
-    chosen = torch.rand(rows, words, generator=generator).argsort(1)[:, :count]
-    targets.scatter_(1, chosen, windows.gather(1, chosen))
-    fate = torch.rand(rows, count, generator=generator)
-    drawn = torch.randint(len(tokenizer), (rows, count), generator=generator)
-    kept = windows.gather(1, chosen)
-    new = torch.where(fate < 0.8, tokenizer.mask_token_id, torch.where(fate < 0.9, drawn, kept))
-    inputs.scatter_(1, chosen, new)
-    ends = torch.full((rows, 1), tokenizer.cls_token_id), torch.full((rows, 1), tokenizer.sep_token_id)
-    inputs = torch.cat([ends[0], inputs, ends[1]], 1)
-    none = torch.full((rows, 1), IGNORED)
-    return inputs, torch.cat([none, targets, none], 1)
+def rows(tokens, numbers, options, tokenizer, random_windows):
+    """(inputs, targets), both i64 [B, T]."""
+    t = tokenizer
+    ids = t.cls_token_id, t.sep_token_id, t.mask_token_id
+    drawn = masked_draws.rows(tokens, numbers, options.seed, options.length, len(t), *ids, random_windows)
+    return map(torch.from_numpy, drawn)
+
+
+def loss_of(model, inputs, targets):
+    """The mean over targets, as model(input_ids=inputs, labels=targets).loss without the logits that it leaves out."""
+    chosen = targets != masked_draws.IGNORED
+    hidden = model.bert(input_ids=inputs).last_hidden_state
+    return torch.nn.functional.cross_entropy(model.cls(hidden[chosen]), targets[chosen])
 
 
 def learning_rate(step, options):
@@ -55,15 +54,13 @@ def learning_rate(step, options):
 @torch.no_grad()
 def loss_over(model, tokens, options, tokenizer, precision):
     model.eval()
-    generator = torch.Generator().manual_seed(options.seed)
-    words = options.length - 2
-    windows = tokens[: len(tokens) // words * words].view(-1, words)
-    total = 0.0
-    for part in windows.split(64):
-        inputs, targets = masked(part, tokenizer, generator)
+    count, total = len(tokens) // (options.length - 2), 0.0
+    for begin in range(0, count, 64):
+        numbers = range(begin, min(begin + 64, count))
+        inputs, targets = rows(tokens, numbers, options, tokenizer, random_windows=False)
         with precision():
-            total += model(input_ids=inputs, labels=targets).loss.item() * len(part)
-    return total / len(windows)
+            total += loss_of(model, inputs, targets).item() * len(numbers)
+    return total / count
 
 
 def main():
@@ -80,6 +77,7 @@ def main():
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--weights")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
@@ -90,22 +88,24 @@ def main():
     tokenizer = BertTokenizer(options.vocabulary, do_lower_case=True)
     train, validation = (tokens_of(path, tokenizer) for path in (options.train, options.validation))
     shape = {"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 256, "intermediate_size": 1024}
-    model = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **shape))
+    if options.weights:
+        model = BertForMaskedLM.from_pretrained(options.weights)
+    else:
+        model = BertForMaskedLM(BertConfig(vocab_size=len(tokenizer), **shape))
+    model.train()
     groups = [
         {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": options.weight_decay},
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=options.lr, betas=(0.9, 0.999))
-    generator = torch.Generator().manual_seed(options.seed)
-    words = options.length - 2
     begin = time.perf_counter()
     for step in range(options.steps):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, options)
-        starts = torch.randint(len(train) - words + 1, (options.batch,), generator=generator)
-        inputs, targets = masked(torch.stack([train[s : s + words] for s in starts]), tokenizer, generator)
+        numbers = range(step * options.batch, (step + 1) * options.batch)
+        inputs, targets = rows(train, numbers, options, tokenizer, random_windows=True)
         with precision():
-            loss = model(input_ids=inputs, labels=targets).loss
+            loss = loss_of(model, inputs, targets)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

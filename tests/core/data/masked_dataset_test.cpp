@@ -83,6 +83,25 @@ TEST(MaskedDataset, DependsOnSeedAndSampleAlone) {
   EXPECT_NE(row_of(a, {.number = 5, .index = 0}), row_of(c, {.number = 5, .index = 0}));
 }
 
+// The rows that scripts/reference/masked_draws.py gives, from which PyTorch learns beside us.
+TEST(MaskedDataset, RowsAreThoseOfTheReference) {
+  using Hidden = std::map<int64_t, int64_t>;  // where a target is, what stands there
+  auto expect_row = [](bool random, int64_t number, int64_t first, const Hidden& hidden) {
+    Row want{std::vector<int64_t>(22), std::vector<int64_t>(22, MaskedDataset::kNoTarget)};
+    std::iota(want.inputs.begin(), want.inputs.end(), first - 1);
+    want.inputs.front() = kCls, want.inputs.back() = kSep;
+    for (auto [place, id] : hidden) {
+      want.targets[size_t(place)] = first + place - 1;
+      want.inputs[size_t(place)] = id;
+    }
+    MaskedDataset data(counting(1000), options(random), "data");
+    EXPECT_EQ(row_of(data, {.number = number, .index = number}), want) << number;
+  };
+  expect_row(true, 30, 779, {{1, kMask}, {10, 788}, {17, 31461}});
+  expect_row(true, (int64_t(1) << 33) + 5, 464, {{13, kMask}, {14, 477}, {16, kMask}});
+  expect_row(false, 3, 260, {{1, kMask}, {14, 24714}, {15, kMask}});
+}
+
 TEST(MaskedDataset, ValidationGoesThroughItsWindowsInOrder) {
   MaskedDataset data(counting(50), options(false), "validation split");
   EXPECT_EQ(data.size(), 2);
