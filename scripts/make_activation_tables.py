@@ -67,11 +67,13 @@ class Table:
     results: pairs of what the functor makes of f(u) and u, and the exact result, in doubles. Their errors count in units in
     the last place divided by the bound that they are to keep, or absolutely by `absolute(u)` where that is less.
     above: the values of f that pieces from `pieces` on have.
+    mended: coefficients of pieces of which the search at POINTS points leaves a float beyond the bound, searched for at
+    all floats where that is so.
     """
 
-    def __init__(self, f, weight, width, offset, pieces, results, bounds, absolute=None, above=0.0):
+    def __init__(self, f, weight, width, offset, pieces, results, bounds, absolute=None, above=0.0, mended={}):
         self.f, self.weight, self.width, self.offset, self.pieces = f, weight, mpf(width), mpf(offset), pieces
-        self.results, self.bounds, self.absolute, self.above = results, bounds, absolute, above
+        self.results, self.bounds, self.absolute, self.above, self.mended = results, bounds, absolute, above, mended
 
     def coefficients(self, n, rng, rounds=9000):
         middle = n * self.width
@@ -98,6 +100,8 @@ class Table:
     def rows(self):
         rng = np.random.default_rng(1)
         pieces = [self.coefficients(n, rng) for n in range(self.pieces)]
+        for n, coefs in self.mended.items():
+            pieces[n] = [F(c) for c in coefs]
         pieces += [[F(self.above)] + [F(0)] * DEGREE] * (16 - self.pieces)
         return zip(*pieces)
 
@@ -124,7 +128,9 @@ tables = {
                        (below, lambda u: -u * sigmoid(u)), (above, lambda u: u - u * sigmoid(u))], [2, 2, 4, 4]),
     "kNormalRoot": Table(lambda u: mp.sqrt(normal(u)), lambda u: 1 / mp.sqrt(normal(u)), 0.5, 0.25, 12,
                          [(lambda p, u: fma(-F(u * p), p, F(-0.0)), lambda u: -u * normal(u)),
-                          (lambda p, u: fma(-F(u * p), p, u), lambda u: u - u * normal(u))], [4, 4]),
+                          (lambda p, u: fma(-F(u * p), p, u), lambda u: u - u * normal(u))], [4, 4],
+                         mended={7: [0.00940304622, -0.0187490564, 0.0164612997, -0.00800226163, 0.00202202774, -0.000163203396, -0.000212004044],
+                                 9: [0.00100850547, -0.00249354285, 0.00283953873, -0.00194036914, 0.00085822941, -0.000245648203, 1.9681318e-5]}),
     "kNormalSlope": Table(lambda u: -normal_slope(u), one, 0.5, 0, 15,
                           list(zip(slopes, [normal_slope, lambda u: 1 - normal_slope(u)])), [4, 4], lambda u: 2.0**-22, 1e-37),
     "kLogistic": Table(logistic, lambda u: u if u > 2 else 1 / logistic(u), 0.5, 0, 15,

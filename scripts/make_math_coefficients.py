@@ -93,8 +93,8 @@ def of_square(g, at_zero):
 tables = {
     # exp(r) = 1 + r + r^2 P(r)
     "exp": (limit(lambda r: (mp.expm1(r) - r) / r**2, 0.5), lambda r: r**2 / mp.exp(r), -ln2, ln2, 7, False),
-    # the same for |r| <= ln(2) / 2
-    "exp_to_88": (limit(lambda r: (mp.expm1(r) - r) / r**2, 0.5), lambda r: r**2 / mp.exp(r), -ln2 / 2 * mpf("1.01"), ln2 / 2 * mpf("1.01"), 5, False),
+    # the same for |r| <= ln(2) / 2, in gelu_far
+    "exp_of_square": (limit(lambda r: (mp.expm1(r) - r) / r**2, 0.5), lambda r: r**2 / mp.exp(r), -ln2 / 2 * mpf("1.01"), ln2 / 2 * mpf("1.01"), 5, False),
     # exp(r) = 1 + r + P r^2 + r^3 / 6 for |r| <= ln(2) / 32; with the table below
     "exp_by_table": (limit(lambda r: (mp.expm1(r) - r - r**3 / 6) / r**2, 0.5), lambda r: r**2, mpf(0), ln2 / 32, 1, False),
     # exp(r) - 1 = r + r^2 P(r)

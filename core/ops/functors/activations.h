@@ -143,10 +143,10 @@ TESSERA_FN double mish(double x) {
 // ---- gelu(x) = x Phi(x), Phi the normal distribution ----
 
 // u Phi(-u) = u exp(-u^2 / 2) q P(q) for u = |x| <= 14.4, q = 1 / (1 + 9/32 u). The exponential is
-// that of exp_to_88 in h = u^2, 1 + r e, with coefficients times powers of -1/2. Added to the rest
-// of h after the powers of two are the rounding error of h and what the rounding errors of d and q
-// do to q P(q), whose logarithm changes about 1 + 1.85 q times as fast as that of q. The scale is
-// 2^64 times too large before the last product, which alone can be denormal.
+// 1 + r e times a power of two, r what that leaves of h = u^2: the coefficients of e are those of
+// exp times powers of -1/2. Added to r are the rounding error of h and what the rounding errors of
+// d and q do to q P(q), whose logarithm changes about 1 + 1.85 q times as fast as that of q. The
+// scale is 2^64 times too large before the last product, which alone can be denormal.
 TESSERA_FN float gelu_far(float x) {
   constexpr float kShift = kShifter + 127.0f + 64.0f, kTiny = 5.42101086e-20f;  // 2^-64
   const float u = at_most(abs(x), 14.4f), h = u * u;

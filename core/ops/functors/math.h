@@ -66,29 +66,11 @@ TESSERA_FN float power_of_two(float shifted) {
   return from_bits(static_cast<int>(static_cast<unsigned>(bits(shifted)) << 23));
 }
 
-// exp(x) for x <= 88: half the work of exp, for no result overflows and those below 2^-126.5 become
-// 0, as the power of two is for the lowest x that is computed with. Within 1 ulp.
-TESSERA_FN float exp_to_88(float x) {
-  x = at_least(x, -88.0f);
-  const float shifted = fma(x, 1.44269502f, kShifter + 127.0f), n = shifted - (kShifter + 127.0f);
-  const float r = fma(n, -1.42860677e-6f, fma(n, -0.693145752f, x));
-  float p = 0.00138471415f;
-  p = fma(p, r, 0.00836999342f);
-  p = fma(p, r, 0.041668009f);
-  p = fma(p, r, 0.166665092f);
-  p = fma(p, r, 0.49999994f);
-  p = fma(p, r, 1.0f);
-  p = fma(p, r, 1.0f);
-  return p * power_of_two(shifted);
-}
-TESSERA_FN double exp_to_88(double x) { return TESSERA_LIBM(exp)(x); }
-
-// The same with 7 multiplications where exp_to_88 has 10, for F a float or a group of floats:
-// exp(x) = 2^(n / 16) exp(r), n = 16 k + j and |r| <= ln(2) / 32. The table holds the bits of 2^(j
-// / 16) less j 2^19, so that adding n 2^19 adds k to the exponent and takes j out. Within 1 ulp, of
-// which the table takes 0.45. Below 2^-126 results fall short, by at most 1.02 2^-127, and at
-// 2^-127 they are 0. Loops that a compiler is to vectorise take exp_to_88: of a table it makes
-// loads.
+// exp(x) for x <= 88, for F a float or a group of floats, with 7 multiplications: exp(x) = 2^(n /
+// 16) exp(r), n = 16 k + j and |r| <= ln(2) / 32. The table holds the bits of 2^(j / 16) less j
+// 2^19, so that adding n 2^19 adds k to the exponent and takes j out. Within 1 ulp, of which the
+// table takes 0.45. Below 2^-126 results fall short, by at most 1.03 2^-127, and at 2^-127 they are
+// 0.
 TESSERA_TABLE Table kSixteenths = {{1.0f, 0.99088687f, 0.9827539f, 0.9756443f, 0.96960354f,
                                     0.9646789f, 0.9609198f, 0.9583778f, 0.95710677f, 0.9571631f,
                                     0.9586054f, 0.96149516f, 0.9658964f, 0.9718761f, 0.97950405f,

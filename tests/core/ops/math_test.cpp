@@ -45,12 +45,6 @@ struct Unary {
   double absolute = 0.0;
 };
 
-// exp_to_88 on the part of the line that it is for; it flushes what is below 2^-126.5.
-template <class T>
-T up_to_88(T x) {
-  return fn::exp_to_88(x > T(88) ? T(88) : x);
-}
-
 // Those that are for groups, in groups, and the rest one by one; for arguments up to 88.
 double exp_by_table(double x) { return fn::exp_by_table(std::isnan(x) ? x : std::min(x, 88.0)); }
 template <class F>
@@ -123,11 +117,6 @@ const Unary kUnary[] = {
     IN_GROUPS(gelu_tanh, 4, 0x1p-24),
     IN_GROUPS(gelu_grad, 4, 0x1p-22),
     IN_GROUPS(gelu_tanh_grad, 4, 0x1p-22),
-    Unary{"exp_to_88",
-          [](const float* x, float* y, int n) {
-            for (int i = 0; i < n; ++i) y[i] = up_to_88(x[i]);
-          },
-          up_to_88<double>, 1, 0x1p-125},
     Unary{"exp_by_table", exp_by_table, exp_by_table, 1, 0x1.06p-127},
 };
 #undef UNARY
