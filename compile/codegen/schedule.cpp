@@ -384,7 +384,8 @@ class Scheduler {
     const bool alone = s_.nests.size() == 1 && std::ranges::count(s_.streamed, true) > 0 &&
                        std::ranges::any_of(s_.nests[0].values, [&](InstrId id) {
                          const Functor* functor = find_functor(instr(id).op);
-                         return functor && functor->in_groups;
+                         return functor && functor->in_groups &&
+                                register_type(instr(id).dtype) == "float";
                        });
     if (!on_cpu_ || s_.outer > 1 || (!alone && (s_.outer == 0 || s_.nests.size() < 2))) return;
     int most = 0, by = -1;
@@ -399,7 +400,7 @@ class Scheduler {
       const bool along = alone || s_.beside;
       if (along && first_reader(int(k)) < 0) continue;  // elements are picked from it
       const bool dense = s_.outer == 0 || a.strides[0] * size == row;
-      if (along && s_.rows * row >= kFetched)
+      if (along && s_.count(outer_) * row >= kFetched)
         s_.ahead.push_back({int(k), first_reader(int(k)),
                             dense ? kAhead / size : (kAhead + row - 1) / row * a.strides[0]});
       else if (by >= 0 && row >= kLongRow && row <= kRowBuffers)

@@ -118,7 +118,7 @@ TEST(Streams, SameBitsAsOrdinaryStoresWhereverResultsBegin) {
 
 TEST(Streams, LongRowsAreFetchedOneAhead) {
   auto ahead = [](const Body& body) {  // by a nest of any number of lanes
-    return std::regex_search(print_cpp(body, "kernel"), std::regex(R"(Ahead<float, \d+> h0\{)"));
+    return std::regex_search(print_cpp(body, "kernel"), std::regex(R"(Ahead<\w+, \d+> h0\{)"));
   };
   EXPECT_FALSE(ahead(cross_entropy_body(3, 16383)));
   EXPECT_TRUE(ahead(cross_entropy_body(3, 16384)));  // 64 KiB
@@ -131,6 +131,10 @@ TEST(Streams, LongRowsAreFetchedOneAhead) {
   StreamedFrom all(0);
   EXPECT_FALSE(ahead(bias_gelu_body(65, 4000)));
   EXPECT_TRUE(ahead(bias_gelu_body(66, 4000)));  // more than 1 MiB
+  EXPECT_TRUE(ahead(bias_gelu_body(132, 4000, kBF16)));
+  EXPECT_FALSE(ahead(bias_gelu_body(66, 4000, kF64)));  // no groups, so its steps are short
+  EXPECT_FALSE(ahead(bias_gelu_body(31, 8200)));        // rows are taken in three pieces
+  EXPECT_TRUE(ahead(bias_gelu_body(32, 8200)));
 }
 
 // A row of two loops, and a nest that computes much along one of them.
