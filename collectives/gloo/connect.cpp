@@ -1,6 +1,7 @@
 #include "collectives/gloo/connect.h"
 
 #include <arpa/inet.h>
+#include <gloo/common/logging.h>
 #include <gloo/rendezvous/store.h>
 #include <gloo/transport/context.h>
 #include <gloo/transport/tcp/device.h>
@@ -8,6 +9,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
@@ -45,17 +47,27 @@ class Rendezvous final : public gloo::rendezvous::Store {
   Millis timeout_;
 };
 
-/// While it lives, looks whether a member has ended, and then calls `give_up` from its thread.
+// Gloo ends the process where a peer resets a connection that this side is just accepting: it asks
+// for the peer's name and throws in a thread of its own, whose pairs (tcp/pair.h) cannot be built
+// upon from outside, for Debian installs only half of their headers. So nobody resets what others
+// may be accepting: pairs are closed this long after the last connection was begun.
+constexpr Millis kAccepting{600};
+
+/// While it lives, looks whether a member has ended. Then no connection should be begun any more,
+/// and `give_up` is called from its thread a while later.
 class Lookout {
  public:
   Lookout(std::shared_ptr<JoiningStore> store, std::function<void()> give_up)
       : thread_(start_thread("tessera-join", [this, store, give_up] {
           std::unique_lock lock(mutex_);
-          while (!changed_.wait_for(lock, JoiningStore::kLook, [&] { return stop_; })) {
+          auto stopped = [&] { return stop_; };
+          while (!changed_.wait_for(lock, JoiningStore::kLook, stopped)) {
             try {
               store->check();
             } catch (const std::exception&) {  // who connects asks again, and hears why
-              return give_up();
+              ended_ = true;
+              if (!changed_.wait_for(lock, kAccepting, stopped)) give_up();
+              return;
             }
           }
         })) {}
@@ -67,11 +79,13 @@ class Lookout {
     changed_.notify_all();
     thread_.join();
   }
+  bool ended() const { return ended_; }
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   bool stop_ = false;
+  std::atomic<bool> ended_ = false;
   std::thread thread_;
 };
 
@@ -99,7 +113,9 @@ class Mesh final : public gloo::rendezvous::Context {
       });
       for (int r = 0; r < size; ++r) {
         if (r == rank) continue;
+        if (lookout.ended()) break;
         std::vector<char> theirs = store.get(std::to_string(r));
+        peer_ = r;
         pairs->getPair(r)->connect(extractAddress(theirs, r));
       }
     }                  // nobody closes pairs any more
@@ -107,6 +123,11 @@ class Mesh final : public gloo::rendezvous::Context {
     device_ = std::move(device);
     transportContext_ = std::move(pairs);
   }
+  /// The rank that was connected last, or could not be.
+  int peer() const { return peer_; }
+
+ private:
+  int peer_ = 0;
 };
 
 /// The address of this host on the route to `host`: what a datagram socket binds to when connected,
@@ -151,20 +172,27 @@ std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
   std::string address =
       options.loopback ? "127.0.0.1" : address_towards(job_environment().master_addr);
   ignore_broken_pipes();
+  auto context = std::make_shared<Mesh>(m.rank, m.size);
+  context->setTimeout(options.join_timeout);
+  auto failed = [&](const std::exception& e) {
+    options.store->explain();
+    const int mine = m.world_ranks[size_t(m.rank)], peer = m.world_ranks[size_t(context->peer())];
+    throw CommError(fmt::format("init_process_group: {}: gloo could not connect rank {} at {} with "
+                                "rank {}: {}; see the output of rank {}, and restart the job",
+                                m.group, mine, address, peer, e.what(), peer),
+                    m.group, 0, {peer});
+  };
   try {
     gloo::transport::tcp::attr attributes(address.c_str());
     auto device = gloo::transport::tcp::CreateDevice(attributes);
-    auto context = std::make_shared<Mesh>(m.rank, m.size);
-    context->setTimeout(options.join_timeout);
     Rendezvous store(options.store, options.prefix + "gloo/", options.join_timeout);
     context->connect(store, device, options.store);
-    return context;
   } catch (const gloo::Exception& e) {
-    options.store->explain();
-    throw CommError(fmt::format("init_process_group: {}: gloo could not connect rank {} at {}: {}",
-                                m.group, m.rank, address, e.what()),
-                    m.group, 0, {});
+    failed(e);
+  } catch (const gloo::EnforceNotMet& e) {
+    failed(e);
   }
+  return context;
 }
 
 }  // namespace tessera::detail

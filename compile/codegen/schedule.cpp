@@ -381,12 +381,12 @@ class Scheduler {
   // one that computes most, on a row that a cache holds by then, fetches the next one, if it is
   // long. Operands are those that all of a row is read of.
   void look_ahead() {
-    const bool alone = s_.nests.size() == 1 && std::ranges::count(s_.streamed, true) > 0 &&
-                       std::ranges::any_of(s_.nests[0].values, [&](InstrId id) {
-                         const Functor* functor = find_functor(instr(id).op);
-                         return functor && functor->in_groups &&
-                                register_type(instr(id).dtype) == "float";
-                       });
+    const bool alone =
+        s_.nests.size() == 1 && std::ranges::count(s_.streamed, true) > 0 &&
+        std::ranges::any_of(s_.nests[0].values, [&](InstrId id) {
+          const Functor* functor = find_functor(instr(id).op);
+          return functor && functor->in_groups && register_type(instr(id).dtype) == "float";
+        });
     if (!on_cpu_ || s_.outer > 1 || (!alone && (s_.outer == 0 || s_.nests.size() < 2))) return;
     int most = 0, by = -1;
     for (size_t n = 1; n < s_.nests.size() && !s_.beside; ++n) {
