@@ -20,6 +20,7 @@ Range reach_of(const Memory& m) {
   Range all{0, 0, 0};
   for (const Memory::View& v : m.views) {
     Range r = extent_of(v.tensor.meta(), v.offset);
+    if (r.size == 0) continue;
     int64_t end = std::max(all.begin + all.size, r.begin + r.size);
     all.begin = std::min(all.begin, r.begin), all.size = end - all.begin;
   }

@@ -1,5 +1,6 @@
 #include "compile/lesson.h"
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "core/autograd/graph.h"
@@ -27,7 +28,9 @@ bool same_place(const Tensor& a, const Tensor& b) {
 }
 
 bool agree(const Source& a, const Source& b) {
-  if (a.kind != b.kind || a.index != b.index || a.offset != b.offset) return false;
+  if (a.kind != b.kind || a.index != b.index || a.offset != b.offset || a.fresh != b.fresh ||
+      a.inference != b.inference)
+    return false;
   return a.kind == Source::kNone || same_place(a.like, b.like);
 }
 
@@ -52,7 +55,11 @@ class Lesson {
     if (recorder_.segments() != 1)
       return fmt::format("it was {} graphs instead of one", recorder_.segments());
     for (const Tensor& t : results) {
-      entry.results.push_back(source_of(t));
+      Source source = source_of(t);
+      // The list of results and `source` alone have it: the program made it.
+      if (source.kind == Source::kExisting && !grad_meta(t) && t.impl()->use_count() == 2)
+        source.like = t.detach(), source.fresh = true;
+      entry.results.push_back(std::move(source));
       bool made = entry.results.back().kind == Source::kOutput;
       if (t.defined() && (has_history(t) || (made && is_leaf(t))))
         return "a result can still be differentiated; return it detached";
@@ -79,6 +86,8 @@ class Lesson {
                                 .depends = s.depends});
     for (const ImplicitInput& i : recorder_.last_graph().implicit)
       entry.implicit.push_back(i.tensor);
+    for (const Tensor& t : entry.implicit) entry.reached.push_back(t.storage().get());
+    std::ranges::sort(entry.reached);
     return "";
   }
 
@@ -90,13 +99,20 @@ class Lesson {
     for (size_t i = 0; i < provided.size(); ++i)
       if (provided[i] == local.storage()) {
         held_[i] = true;
-        return {Source::kOutput, i, without_values(t.detach()), local.offset()};
+        return {.kind = Source::kOutput,
+                .index = i,
+                .like = without_values(t.detach()),
+                .offset = local.offset(),
+                .inference = t.impl()->inference};
       }
     for (size_t i = 0; i < inputs_.size(); ++i)
       if (inputs_[i].storage() == local.storage())
-        return {Source::kInput, i, without_values(t.detach()),
-                local.offset() - inputs_[i].offset()};
-    return {Source::kExisting, 0, t, 0};
+        return {.kind = Source::kInput,
+                .index = i,
+                .like = without_values(t.detach()),
+                .offset = local.offset() - inputs_[i].offset(),
+                .inference = t.impl()->inference};
+    return {.kind = Source::kExisting, .like = t};
   }
 
   std::string learn_slot(const TouchedSlot& s, Entry& entry) {
@@ -149,12 +165,14 @@ const Tensor& piece_of(const Tensor& t) {
 
 Tensor give(const Source& s, const Tensors& outputs, std::span<const Tensor> inputs) {
   if (s.kind == Source::kNone) return {};
-  if (s.kind == Source::kExisting) return s.like;
+  if (s.kind == Source::kExisting) return s.fresh ? s.like.detach() : s.like;
   const Tensor& from = s.kind == Source::kOutput ? outputs[s.index] : inputs[s.index];
   const Tensor& local = piece_of(s.like);
   Tensor t(local.meta(), from.storage(), from.offset() + s.offset);
-  const ShardingLayer* sharding = sharding_of(s.like);
-  return sharding ? sharding->with_local(s.like.meta(), t) : t;
+  if (const ShardingLayer* sharding = sharding_of(s.like))
+    t = sharding->with_local(s.like.meta(), t);
+  t.impl()->inference = s.inference;
+  return t;
 }
 
 std::string learn(const StepRecorder& recorder, std::span<const Tensor> inputs,
@@ -169,8 +187,12 @@ bool may_fit(const Entry& e) {
 }
 
 bool fits(const Entry& e, std::span<const Tensor> inputs) {
-  for (size_t i = 0; i < inputs.size(); ++i)
-    if (!e.any[i] && inputs[i].storage() != e.inputs[i]) return false;
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Storage* s = inputs[i].storage().get();
+    if (s == e.inputs[i].get()) continue;
+    // Where an argument is memory that the program reaches in another way, the graph is another.
+    if (!e.any[i] || std::ranges::binary_search(e.reached, s)) return false;
+  }
   return fits(e);
 }
 

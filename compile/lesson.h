@@ -38,6 +38,8 @@ struct Source {
   size_t index = 0;  // of outputs or inputs
   Tensor like;       // kExisting: the tensor; kOutput, kInput: its layout, placement, no values
   int64_t offset = 0;
+  bool fresh = false;      // kExisting: a handle of its own on that memory, made by each call
+  bool inference = false;  // it was made in inference mode
 };
 /// The tensor that leaves a run with these outputs and inputs.
 Tensor give(const Source& source, const Tensors& outputs, std::span<const Tensor> inputs);
@@ -77,6 +79,7 @@ struct Entry {
   std::vector<EntryHandle> handles = {};
   std::vector<EntrySlot> slots = {};
   std::vector<Tensor> implicit = {};
+  std::vector<const Storage*> reached = {};  // memory of `implicit`, sorted
   std::vector<Source> results = {};
 };
 

@@ -6,6 +6,7 @@
 #include "compile/verify.h"
 #include "core/autograd/graph.h"
 #include "core/dispatch/call.h"
+#include "core/dispatch/copy.h"
 
 namespace tessera::compiler {
 
@@ -188,6 +189,14 @@ std::vector<Tensor> StepRecorder::visible() {
   return tensors;
 }
 
+// A promise begins its memory; what the interpreter computed may lie over a part of an operand.
+Tensor laid_out_as(const Meta& promised, const Tensor& t) {
+  if (t.offset() == 0 && t.strides() == promised.strides) return t;
+  Tensor copy = empty(promised);
+  copy_values(copy, t);
+  return copy;
+}
+
 // Writes were counted when they were recorded.
 Tensors StepRecorder::run_segment(Graph graph, const std::vector<Met>& met) {
   std::vector<uint32_t> versions;
@@ -214,7 +223,7 @@ void StepRecorder::flush() {
       last_ = graph;
       Tensors results = run_segment(std::move(graph), met);
       for (size_t i = 0; i < seen.size(); ++i) {
-        seen[i].storage()->provide(results[i].storage());
+        seen[i].storage()->provide(laid_out_as(seen[i].meta(), results[i]).storage());
         provided_.push_back(seen[i].storage());
       }
     } catch (const std::exception& e) {

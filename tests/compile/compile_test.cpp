@@ -52,6 +52,27 @@ TEST(Compile, ResultsDoNotShareMemory) {
   expect_same_bits(third, numbers(3) * 2.0, "third");
 }
 
+// The first call interprets its graph; the result may take over memory that a part of was read.
+TEST(Compile, ResultsOverPartsOfWhatEndsThere) {
+  using Program = std::function<Tensor(const Tensor&)>;
+  for (const Program& program :
+       {Program([](const Tensor& a) { return slice(a * 2.0, 0, 2, 6) + 100.0; }),
+        Program([](const Tensor& a) { return exp(chunk(a * 2.0, 2)[1]); }),
+        Program([](const Tensor& a) { return relu((reshape(a, {2, 4}) * 2.0)[1]); }),
+        Program([](const Tensor& a) { return neg(slice(a * 2.0, 0, 0, 4)); })}) {
+    auto f = compile(program);
+    for (int k = 0; k < 4; ++k)
+      expect_same_bits(f(numbers(k, 8)), program(numbers(k, 8)), "call " + std::to_string(k));
+  }
+}
+
+TEST(Compile, ViewsWithoutElements) {
+  auto program = [](const Tensor& x) { return sum(slice(x, 0, 4, 5)) + sum(x); };
+  auto f = compile(program);
+  for (int k = 0; k < 4; ++k)
+    expect_same_bits(f(zeros({5, 0})), program(zeros({5, 0})), "call " + std::to_string(k));
+}
+
 TEST(Compile, TypesOfArgumentsAreGuarded) {
   int runs = 0;
   auto f = compile([&](const std::vector<Tensor>& list, int power) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <optional>
 
 #include "collectives/loopback/run_ranks.h"
 #include "compile/build.h"
@@ -219,6 +220,57 @@ TEST(Guards, ErrorsNameWhatWasCalled) {
     FAIL() << "shares memory";
   } catch (const UserError& e) {
     EXPECT_EQ(std::string(e.what()).substr(0, 8), "compile:") << e.what();
+  }
+}
+
+TEST(Guards, AnArgumentThatIsAlsoState) {
+  Tensor state = numbers(0), eager_state = numbers(0);
+  auto program = [](Tensor& s) {
+    return [&s](const Tensor& a) { return add_(s, a), a * 2.0 + s; };
+  };
+  auto step = compile(program(state));
+  for (int k = 0; k < 8; ++k) {
+    const bool itself = k == 4 || k == 6;
+    Tensor out = step(itself ? state : numbers(k));
+    expect_same_bits(out, program(eager_state)(itself ? eager_state : numbers(k)), "result");
+    expect_same_bits(state, eager_state, "state after call " + std::to_string(k));
+  }
+  EXPECT_EQ(step.report().replays, 2);  // it is recorded anew, both ways
+}
+
+// A program that makes a handle makes one at each call; one that returns a handle returns that.
+TEST(Guards, HandlesThatAreReturned) {
+  Tensor w = numbers(1);
+  auto step = compile([&](const Tensor& x) { return std::tuple(w.detach(), w, x * w); });
+  for (int k = 0; k < 6; ++k) {
+    auto [fresh, same, product] = step(numbers(k));
+    EXPECT_TRUE(same.is_same(w)) << k;
+    EXPECT_FALSE(fresh.requires_grad()) << k;
+    EXPECT_TRUE(fresh.storage() == w.storage());
+    fresh.requires_grad_();
+  }
+  EXPECT_EQ(step.report().replays, 4) << step.report().why_not;
+}
+
+TEST(Guards, ResultsOfInferenceMode) {
+  for (bool outside : {false, true}) {
+    auto program = [&](const Tensor& x) {
+      std::optional<InferenceMode> inside;
+      if (!outside) inside.emplace();
+      return x * 2.0;
+    };
+    auto step = compile(program);
+    Tensor w = numbers(1).requires_grad_();
+    for (int k = 0; k < 4; ++k) {
+      Tensor y;
+      {
+        std::optional<InferenceMode> mode;
+        if (outside) mode.emplace();
+        y = step(numbers(k));
+      }
+      EXPECT_THROW(sum(y * w).backward(), UserError) << "call " << k << ", outside " << outside;
+    }
+    EXPECT_EQ(step.report().replays, 2) << step.report().why_not;
   }
 }
 
