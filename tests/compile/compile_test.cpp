@@ -58,7 +58,9 @@ TEST(Compile, ResultsOverPartsOfWhatEndsThere) {
   for (const Program& program :
        {Program([](const Tensor& a) { return slice(a * 2.0, 0, 2, 6) + 100.0; }),
         Program([](const Tensor& a) { return exp(chunk(a * 2.0, 2)[1]); }),
-        Program([](const Tensor& a) { return relu((reshape(a, {2, 4}) * 2.0)[1]); }),
+        Program([](const Tensor& a) {
+          return relu((reshape(a, {2, 4}) * 2.0)[1]);
+        }),
         Program([](const Tensor& a) { return neg(slice(a * 2.0, 0, 0, 4)); })}) {
     auto f = compile(program);
     for (int k = 0; k < 4; ++k)
