@@ -7,6 +7,7 @@
 
 #include "core/dispatch/context.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/scalar_range.h"
 #include "core/ops/views.h"
 
 namespace tessera {
@@ -16,8 +17,24 @@ Tensor number(Scalar v, const Tensor& like) {
   return scalar_tensor(v, like.dtype(), like.device());
 }
 Tensor zero(const Tensor& like) { return number(0, like); }
-Tensor as_float(const Tensor& x) {
-  return is_floating(x.dtype()) ? x : cast(x, context().default_dtype);
+DType float_of(DType t) { return is_floating(t) ? t : context().default_dtype; }
+Tensor as_float(const Tensor& x) { return cast(x, float_of(x.dtype())); }
+
+// The dtype in which operands meet.
+DType meeting(const Tensor& x) { return x.dtype(); }
+DType meeting(const Tensor& a, const Tensor& b) { return result_type(a, b); }
+DType meeting(const Tensor& a, const Tensor& b, const Tensor& c) {
+  const DType t = result_type(a, b);
+  if (t == c.dtype()) return t;
+  return result_type(empty(broadcast(a.shape(), b.shape(), "operands"), t, kMeta), c);
+}
+
+// What `steps` make of operands that were converted to the float dtype in which they meet. Those of
+// 16 bits go through the steps in f32: the result is rounded once, and no step overflows.
+template <class Steps, class... Operands>
+Tensor composed(const Steps& steps, const Operands&... x) {
+  const DType t = float_of(meeting(x...)), wide = size_of(t) == 2 ? kF32 : t;
+  return cast(steps(cast(x, wide)...), t);
 }
 
 // The largest finite value of a float dtype.
@@ -42,7 +59,11 @@ Tensor round(const Tensor& x, int64_t decimals) {
   double scale = std::pow(10.0, double(std::abs(decimals)));
   if (is_integral(x.dtype()))
     return decimals >= 0 ? x : cast(round(cast(x, kF64) / scale) * scale, x.dtype());
-  return decimals >= 0 ? round(x * scale) / scale : round(x / scale) * scale;
+  return composed(
+      [&](const Tensor& f) {
+        return decimals >= 0 ? round(f * scale) / scale : round(f / scale) * scale;
+      },
+      x);
 }
 
 Tensor signbit(const Tensor& x) {
@@ -51,31 +72,37 @@ Tensor signbit(const Tensor& x) {
 }
 
 Tensor copysign(const Tensor& x, const Tensor& y) {
-  Tensor f = as_float(x);
+  Tensor f = cast(x, float_of(result_type(x, y)));
   return where(ne(signbit(f), signbit(y)), -f, f);
 }
 
 Tensor add(const Tensor& a, const Tensor& b, Scalar alpha) { return a + b * alpha; }
 Tensor addcmul(const Tensor& a, const Tensor& b, const Tensor& c, Scalar value) {
-  return a + b * c * value;
+  auto steps = [&](const Tensor& p, const Tensor& q, const Tensor& r) { return p + q * value * r; };
+  return is_floating(meeting(a, b, c)) ? composed(steps, a, b, c) : steps(a, b, c);
 }
 Tensor addcdiv(const Tensor& a, const Tensor& b, const Tensor& c, Scalar value) {
-  return a + b / c * value;
+  return composed(
+      [&](const Tensor& p, const Tensor& q, const Tensor& r) { return p + q * value / r; }, a, b,
+      c);
 }
 
 Tensor div_trunc(const Tensor& a, const Tensor& b) {
   DType t = result_type(a, b);
-  if (is_floating(t)) return trunc(a / b);
+  if (is_floating(t))
+    return composed([](const Tensor& p, const Tensor& q) { return trunc(p / q); }, a, b);
   // Exact for integers: what is left after the remainder of C divides evenly.
   return floor_divide(a - fmod(a, b), b);
 }
 
 // As clamp, nothing passes at the bound itself or for NaN.
 Tensor clamp_min(const Tensor& x, Scalar low) {
-  return where(gt(x, low), x, maximum(x.detach(), low));
+  const Scalar bound = nearest_in(result_type(x, low), low);
+  return where(gt(x, bound), x, maximum(x.detach(), bound));
 }
 Tensor clamp_max(const Tensor& x, Scalar high) {
-  return where(lt(x, high), x, minimum(x.detach(), high));
+  const Scalar bound = nearest_in(result_type(x, high), high);
+  return where(lt(x, bound), x, minimum(x.detach(), bound));
 }
 
 Tensor fmax(const Tensor& a, const Tensor& b) {
@@ -87,33 +114,56 @@ Tensor fmin(const Tensor& a, const Tensor& b) {
 Tensor deg2rad(const Tensor& x) { return as_float(x) * (M_PI / 180); }
 Tensor rad2deg(const Tensor& x) { return as_float(x) * (180 / M_PI); }
 
-Tensor hypot(const Tensor& a, const Tensor& b) {
-  // The scale is a constant for the gradient: it cancels.
-  Tensor scale = maximum(abs(a.detach()), abs(b.detach()));
-  Tensor usable = logical_and(isfinite(scale), gt(scale, 0));
-  scale = where(usable, scale, number(1.0, scale));
-  return sqrt(square(a / scale) + square(b / scale)) * scale;
+Tensor hypot(const Tensor& x, const Tensor& y) {
+  return composed(
+      [](const Tensor& a, const Tensor& b) {
+        // The scale is a constant for the gradient: it cancels.
+        Tensor scale = maximum(abs(a.detach()), abs(b.detach()));
+        Tensor usable = logical_and(isfinite(scale), gt(scale, 0));
+        scale = where(usable, scale, number(1.0, scale));
+        return sqrt(square(a / scale) + square(b / scale)) * scale;
+      },
+      x, y);
 }
 
 Tensor xlogy(const Tensor& x, const Tensor& y) {
-  Tensor f = as_float(y);
-  Tensor none = logical_and(eq(x, 0), logical_or(le(f, 0), isinf(f)));
-  return x * log(where(none, number(1.0, f), f));
+  return composed(
+      [](const Tensor& a, const Tensor& b) {
+        Tensor none = logical_and(eq(a, 0), logical_or(le(b, 0), isinf(b)));
+        return a * log(where(none, number(1.0, b), b));
+      },
+      x, y);
 }
 
-Tensor logaddexp(const Tensor& a, const Tensor& b) {
-  Tensor same = logical_and(isinf(a), eq(a, b));  // equal infinities: their difference is NaN
-  Tensor apart = where(same, zero(a), a) - where(same, zero(b), b);
-  return where(same, a, maximum(a, b) + log1p(exp(-abs(apart))));
+Tensor logaddexp(const Tensor& x, const Tensor& y) {
+  return composed(
+      [](const Tensor& a, const Tensor& b) {
+        Tensor same = logical_and(isinf(a), eq(a, b));  // their difference would be NaN
+        Tensor apart = where(same, zero(a), a) - where(same, zero(b), b);
+        return where(same, a, maximum(a, b) + log1p(exp(-abs(apart))));
+      },
+      x, y);
 }
-Tensor logaddexp2(const Tensor& a, const Tensor& b) {
-  return logaddexp(a * std::log(2.0), b * std::log(2.0)) / std::log(2.0);
+Tensor logaddexp2(const Tensor& x, const Tensor& y) {
+  return composed(
+      [](const Tensor& a, const Tensor& b) {
+        return logaddexp(a * std::log(2.0), b * std::log(2.0)) / std::log(2.0);
+      },
+      x, y);
 }
-Tensor logit(const Tensor& x) { return log(x / (1.0 - x)); }
+Tensor logit(const Tensor& x) {
+  return composed([](const Tensor& p) { return log(p / (1.0 - p)); }, x);
+}
 
 Tensor sinc(const Tensor& x) {
-  Tensor f = as_float(x), at_zero = eq(f, 0), safe = where(at_zero, number(1.0, f), f) * M_PI;
-  return where(at_zero, number(1.0, f), sin(safe) / safe);
+  return composed(
+      [](const Tensor& f) {
+        // So near to 0 it is 1 and flat, and the quotients of its derivative leave the floats.
+        Tensor flat = le(abs(f.detach()), f.dtype() == kF64 ? 0x1p-900 : 0x1p-100),
+               one = number(1.0, f), safe = where(flat, one, f) * M_PI;
+        return where(flat, one, sin(safe) / safe);
+      },
+      x);
 }
 
 Tensor nan_to_num(const Tensor& x, double nan, std::optional<double> posinf,
@@ -146,7 +196,9 @@ Tensor hardtanh(const Tensor& x, Scalar low, Scalar high) { return clamp(x, low,
 Tensor hardsigmoid(const Tensor& x) { return clamp(x + 3.0, 0, 6) / 6.0; }
 Tensor hardswish(const Tensor& x) { return x * hardsigmoid(x); }
 Tensor softsign(const Tensor& x) { return x / (abs(x) + 1.0); }
-Tensor tanhshrink(const Tensor& x) { return x - tanh(x); }
+Tensor tanhshrink(const Tensor& x) {
+  return composed([](const Tensor& f) { return f - tanh(f); }, x);
+}
 Tensor softshrink(const Tensor& x, double lambda) {
   return where(gt(x, lambda), x - lambda,
                where(lt(x, -lambda), x + lambda, where(isnan(x), x, zero(x))));
@@ -157,13 +209,21 @@ Tensor threshold(const Tensor& x, Scalar above, Scalar value) {
 }
 
 Tensor softplus(const Tensor& x, double beta, double threshold) {
-  Tensor scaled = as_float(x) * beta;
-  return where(gt(scaled, threshold), x, softplus(scaled) / beta);
+  return composed(
+      [&](const Tensor& f) {
+        Tensor scaled = f * beta;
+        return where(gt(scaled, threshold), f, softplus(scaled) / beta);
+      },
+      x);
 }
 
-Tensor celu(const Tensor& x, double alpha) { return elu(x / alpha, 1.0) * alpha; }
+Tensor celu(const Tensor& x, double alpha) {
+  return composed([&](const Tensor& f) { return elu(f / alpha, 1.0) * alpha; }, x);
+}
 Tensor selu(const Tensor& x) {
-  return elu(x, 1.6732632423543772848170429916717) * 1.0507009873554804934193349852946;
+  constexpr double kAlpha = 1.6732632423543772848170429916717,
+                   kScale = 1.0507009873554804934193349852946;
+  return composed([](const Tensor& f) { return elu(f, kAlpha) * kScale; }, x);
 }
 
 Tensor glu(const Tensor& x, int64_t dim) {

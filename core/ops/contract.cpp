@@ -246,7 +246,10 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
   return add(std::move(y), autocast_meets({bias.dtype()}) ? cast(bias, y.dtype()) : bias);
 }
 
-Tensor dot(const Tensor& a, const Tensor& b) { return sum(a * b, {-1}); }
+Tensor dot(const Tensor& a, const Tensor& b) {
+  const DType t = result_type(a, b), wide = is_floating(t) && size_of(t) == 2 ? kF32 : t;
+  return cast(sum(cast(a, wide) * cast(b, wide), {-1}), is_floating(t) ? t : kI64);
+}
 
 void register_contract_ops(OpRegistry& registry) {
   registry.add("contract", [] {

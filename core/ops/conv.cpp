@@ -10,6 +10,7 @@
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
 #include "core/ops/windows.h"
+#include "core/tensor/extents.h"
 
 namespace tessera {
 
@@ -20,8 +21,8 @@ Dims PerDim::expand(int dims, int64_t least, std::string_view op, std::string_vi
   Dims all;
   for (int i = 0; i < dims; ++i) all.push_back(v_[v_.size() == 1 ? 0 : i]);
   for (int64_t n : all)
-    TESSERA_CHECK_AS(ShapeError, n >= least, "{}: {} {}; each is at least {}", op, argument,
-                     to_string(v_), least);
+    TESSERA_CHECK_AS(ShapeError, n >= least && n <= windows::kMost, "{}: {} {}; each is {} to {}",
+                     op, argument, to_string(v_), least, windows::kMost);
   return all;
 }
 
@@ -322,8 +323,9 @@ Tensor convolve_transposed(std::string_view op, int dims, const Tensor& x, const
                      to_string(more), to_string(w.stride), to_string(w.dilation));
     TESSERA_CHECK_AS(ShapeError, b.x.shape()[i + 2] > 0,
                      "{}: x is {}; spatial extents must be positive", op, describe(x));
-    size.push_back((b.x.shape()[i + 2] - 1) * w.stride[i] - 2 * w.pad_begin[i] +
-                   w.dilation[i] * (weight.shape()[i + 2] - 1) + more[i] + 1);
+    const int64_t moved = extent_product(b.x.shape()[i + 2] - 1, w.stride[i], op),
+                  reach = extent_product(w.dilation[i], weight.shape()[i + 2] - 1, op);
+    size.push_back(extent_sum(moved - 2 * w.pad_begin[i], reach + more[i] + 1, op));
     TESSERA_CHECK_AS(ShapeError, size[i] > 0,
                      "{}: x {} with weight {} and padding {} leaves an output of extent {}", op,
                      to_string(x.shape()), to_string(weight.shape()), to_string(w.pad_begin),

@@ -6,6 +6,7 @@
 #include "core/ops/attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
+#include "core/ops/scalar_range.h"
 #include "core/ops/views.h"
 
 namespace tessera {
@@ -90,7 +91,10 @@ DType dtype_or(const TensorOptions& o, Scalar value) {
 int64_t steps_between(int64_t begin, int64_t end, int64_t step) {
   __int128 way = __int128(end) - begin, s = step;
   if (s < 0) way = -way, s = -s;
-  return int64_t((way + s - 1) / s);
+  const __int128 count = (way + s - 1) / s;
+  TESSERA_CHECK_AS(ShapeError, count <= INT64_MAX,
+                   "arange: {} to {} in steps of {} does not fit any memory", begin, end, step);
+  return int64_t(count);
 }
 
 // Positions (row, column) of the last two dims, compared: column - row <= diagonal.
@@ -104,7 +108,9 @@ Tensor below_diagonal(const Tensor& x, int64_t diagonal) {
 }  // namespace
 
 Tensor full(const Shape& shape, Scalar value, TensorOptions o) {
-  return create(PrimRef(new Full(shape, value, dtype_or(o, value), o.device)), o);
+  const DType t = dtype_or(o, value);
+  check_holds("full", t, value);
+  return create(PrimRef(new Full(shape, value, t, o.device)), o);
 }
 Tensor zeros(const Shape& shape, TensorOptions o) { return full(shape, 0.0, o); }
 Tensor ones(const Shape& shape, TensorOptions o) { return full(shape, 1.0, o); }
@@ -119,12 +125,20 @@ Tensor empty_like(const Tensor& x) {
 TensorOptions options_of(const Tensor& t) { return {t.dtype(), t.device(), t}; }
 
 Tensor arange(Scalar begin, Scalar end, Scalar step, TensorOptions o) {
-  TESSERA_CHECK(step.real() != 0, "arange: step is 0");
   bool real = begin.kind() == kF64 || end.kind() == kF64 || step.kind() == kF64;
-  int64_t count = real ? int64_t(std::ceil((end.real() - begin.real()) / step.real()))
+  const double way = (end.real() - begin.real()) / step.real();
+  TESSERA_CHECK(step.real() != 0 && std::isfinite(way) && std::isfinite(step.real()),
+                "arange: {} to {} in steps of {}; expected finite numbers and a step that is not 0",
+                begin.real(), end.real(), step.real());
+  TESSERA_CHECK(way >= 0, "arange: {} to {} in steps of {}; such steps lead away from the end",
+                begin.real(), end.real(), step.real());
+  TESSERA_CHECK_AS(ShapeError, !real || way < 0x1p62,
+                   "arange: {} to {} in steps of {} does not fit any memory", begin.real(),
+                   end.real(), step.real());
+  int64_t count = real ? int64_t(std::ceil(way))
                        : steps_between(begin.integer(), end.integer(), step.integer());
   DType t = o.dtype ? *o.dtype : real ? context().default_dtype : kI64;
-  return dispatch1(PrimRef(new Arange(std::max<int64_t>(count, 0), begin, step, t, o.device)), {});
+  return dispatch1(PrimRef(new Arange(count, begin, step, t, o.device)), {});
 }
 
 Tensor linspace(double first, double last, int64_t count, TensorOptions o) {

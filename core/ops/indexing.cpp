@@ -13,6 +13,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
+#include "core/ops/scalar_range.h"
 #include "core/ops/views.h"
 
 namespace tessera {
@@ -382,6 +383,7 @@ Tensor index_fill(const Tensor& x, int64_t dim, const Tensor& index, Scalar valu
 Tensor masked_fill(const Tensor& x, const Tensor& mask, Scalar value) {
   TESSERA_CHECK(mask.dtype() == kBool, "masked_fill: the mask is {}; it must be bool",
                 describe(mask));
+  check_holds("masked_fill", x.dtype(), value);
   return where(mask, scalar_tensor(value, x.dtype(), x.device()), x);
 }
 

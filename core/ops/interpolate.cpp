@@ -8,6 +8,7 @@
 #include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
+#include "core/ops/windows.h"
 
 namespace tessera {
 namespace {
@@ -28,9 +29,13 @@ Axis axis_of(const Tensor& x, int i, int dims, const InterpolateOptions& o) {
   } else {
     const double factor = o.scale_factor[o.scale_factor.size() == 1 ? 0 : size_t(i)];
     TESSERA_CHECK(factor > 0, "interpolate: scale_factor {} must be positive", factor);
-    a.out = int64_t(std::floor(double(in) * factor));
-    TESSERA_CHECK_AS(ShapeError, a.out > 0, "interpolate: scale_factor {} leaves nothing of {}",
+    const double out = std::floor(double(in) * factor);
+    TESSERA_CHECK_AS(ShapeError, out > 0, "interpolate: scale_factor {} leaves nothing of {}",
                      factor, to_string(x.shape()));
+    TESSERA_CHECK_AS(ShapeError, out <= double(windows::kMost),
+                     "interpolate: scale_factor {} makes {} of {}; extents end at {}", factor, out,
+                     to_string(x.shape()), windows::kMost);
+    a.out = int64_t(out);
     a.step = 1 / factor, a.factor = factor;
   }
   if (o.align_corners) a.step = a.out > 1 ? double(in - 1) / double(a.out - 1) : 0;
@@ -89,8 +94,15 @@ Tensor interpolate(const Tensor& x, const InterpolateOptions& o) {
   // Weights and sums of 16-bit floats are f32, rounded once.
   const bool narrow = smooth && size_of(x.dtype()) == 2;
   Tensor y = narrow ? cast(x, kF32) : x;
+  std::vector<Axis> axes;
+  Shape result = x.shape();
   for (int i = 0; i < dims; ++i) {
-    Axis a = axis_of(x, i, dims, o);
+    axes.push_back(axis_of(x, i, dims, o));
+    result[i + 2] = axes.back().out;
+  }
+  empty(result, y.dtype(), kMeta);  // refuses what no memory holds, before places are listed
+  for (int i = 0; i < dims; ++i) {
+    const Axis& a = axes[size_t(i)];
     if (a.out == a.in && a.step == 1) continue;
     y = smooth ? linear_between(y, i + 2, a, o.align_corners) : nearest(y, i + 2, a);
   }

@@ -8,6 +8,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/tensor/extents.h"
 
 namespace tessera {
 namespace {
@@ -29,7 +30,7 @@ class Cat final : public CatAttributes {
       bool fits = t.size() == s.size() && in[i]->dtype == in[0]->dtype;
       for (int d = 0; d < s.size() && fits; ++d) fits = d == dim || s[d] == t[d];
       TESSERA_CHECK_AS(ShapeError, fits, "cat: parts {} differ outside dim {}", describe(in), dim);
-      s[dim] += t[dim];
+      s[dim] = extent_sum(s[dim], t[dim], "cat");
     }
     return {Meta::contiguous(s, in[0]->dtype, in[0]->device)};
   }
@@ -62,7 +63,7 @@ class Split final : public Primitive {
                        to_string(sizes_));
       Shape s = in[0]->shape;
       s[dim_] = size;
-      total += size;
+      total = extent_sum(total, size, "split");
       out.push_back(Meta::contiguous(s, in[0]->dtype, in[0]->device));
     }
     TESSERA_CHECK_AS(ShapeError, total == in[0]->shape[dim_],
@@ -170,8 +171,7 @@ class Unslice final : public UnsliceAttributes {
       : UnsliceAttributes(intern_op("unslice"), dim, begin, step, extent) {}
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
-    TESSERA_CHECK_AS(ShapeError,
-                     dim < s.size() && (s[dim] == 0 || begin + (s[dim] - 1) * step < extent),
+    TESSERA_CHECK_AS(ShapeError, dim < s.size() && steps_fit(begin, s[dim], step, extent),
                      "unslice: {} from {} in steps of {} does not fit extent {}", describe(in),
                      begin, step, extent);
     s[dim] = extent;

@@ -8,6 +8,7 @@
 #include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
+#include "core/tensor/extents.h"
 
 namespace tessera {
 namespace {
@@ -18,10 +19,12 @@ Tensor positions(int64_t begin, int64_t end, const Tensor& x, int64_t step = 1) 
 
 Tensor padded_constant(const Tensor& x, int d, int64_t before, int64_t after, Scalar value) {
   int64_t n = x.shape()[d];
+  TESSERA_CHECK_AS(ShapeError,
+                   before >= -n && after >= -n &&
+                       std::min<int64_t>(before, 0) + std::min<int64_t>(after, 0) >= -n,
+                   "pad: {} before and {} after dim {} of {} cut off more than there is", before,
+                   after, d, describe(x));
   int64_t first = std::max<int64_t>(-before, 0), last = n - std::max<int64_t>(-after, 0);
-  TESSERA_CHECK_AS(ShapeError, last >= first,
-                   "pad: cutting {} and {} off dim {} of {} leaves nothing", -before, -after, d,
-                   describe(x));
   Tensor middle = narrow(x, d, first, last - first);
   Tensors parts;
   auto border = [&](int64_t size) {
@@ -39,7 +42,7 @@ Tensor padded_constant(const Tensor& x, int d, int64_t before, int64_t after, Sc
 // Position of the source of each padded element; they run from -before to n + after.
 Tensor padded_positions(const Tensor& x, int d, int64_t before, int64_t after, PadMode mode) {
   int64_t n = x.shape()[d];
-  int64_t most = mode == PadMode::kReflect ? n - 1 : mode == PadMode::kCircular ? n : INT64_MAX;
+  int64_t most = mode == PadMode::kReflect ? n - 1 : mode == PadMode::kCircular ? n : INT64_MAX - n;
   TESSERA_CHECK_AS(ShapeError,
                    before >= 0 && after >= 0 && before <= most && after <= most && n > 0,
                    "pad: {} before and {} after dim {} of {}; this mode takes 0 to {}", before,
@@ -141,6 +144,9 @@ Tensor repeat(const Tensor& x, const Dims& repeats) {
     TESSERA_CHECK_AS(ShapeError, repeats[d] >= 0, "repeat: {}; numbers are not negative",
                      to_string(repeats));
     if (repeats[d] == 1) continue;
+    Shape all = y.shape();
+    all[d] = extent_product(all[d], repeats[d], "repeat");
+    empty(all, x.dtype(), kMeta);  // refuses what no memory holds, before the parts are listed
     Tensors parts;
     for (int64_t i = 0; i < repeats[d]; ++i) parts.push_back(y);
     y = parts.empty() ? narrow(y, d, 0, 0) : cat(parts, d);
@@ -158,9 +164,10 @@ Tensor repeat_interleave(const Tensor& x, int64_t count, int64_t dim) {
   int d = wrap_dim(dim, x.ndim(), "repeat_interleave");
   TESSERA_CHECK_AS(ShapeError, count >= 0 && x.ndim() > 0, "repeat_interleave: {} times {}", count,
                    describe(x));
-  return index_select(x, d,
-                      floor_divide(positions(0, x.shape()[d] * count, x),
-                                   scalar_tensor(std::max<int64_t>(count, 1), kI64, x.device())));
+  return index_select(
+      x, d,
+      floor_divide(positions(0, extent_product(x.shape()[d], count, "repeat_interleave"), x),
+                   scalar_tensor(std::max<int64_t>(count, 1), kI64, x.device())));
 }
 
 Tensor repeat_interleave(const Tensor& x, const Tensor& counts, int64_t dim) {

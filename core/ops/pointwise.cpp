@@ -10,6 +10,7 @@
 #include "core/dispatch/dispatch.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
+#include "core/ops/scalar_range.h"
 #include "core/ops/views.h"
 #include "core/tensor/wrapped.h"
 
@@ -136,11 +137,13 @@ const Row kRows[] = {
     {"pow", 2, Kind::kAny, {3, 1}, [](V v) -> Tensors {
        Tensor zero = scalar_tensor(0.0, x(v).dtype(), x(v).device());
        Tensor dx = v.wants(0) ? where(eq(y(v), 0), zero, g(v) * y(v) * pow(x(v), y(v) - 1.0)) : Tensor();
-       Tensor dy = v.wants(1) ? where(eq(x(v), 0), zero, g(v) * out(v) * log(x(v))) : Tensor();
+       Tensor dy = v.wants(1) ? where(logical_and(eq(x(v), 0), ge(y(v), 0)), zero, g(v) * out(v) * log(x(v))) : Tensor();
        return {dx, dy}; }, {0.5, 2}},
     {"maximum", 2, Kind::kAny, kXY, [](V v) -> Tensors { return {share(lt(x(v), y(v)), v), share(gt(x(v), y(v)), v)}; }},
     {"minimum", 2, Kind::kAny, kXY, [](V v) -> Tensors { return {share(gt(x(v), y(v)), v), share(lt(x(v), y(v)), v)}; }},
-    {"atan2", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor s = g(v) / (square(x(v)) + square(y(v))); return {s * y(v), -(s * x(v))}; }, {0.5, 2, 0.5, 2}},
+    {"atan2", 2, Kind::kFloat, kXY, [](V v) -> Tensors {
+       Tensor d = square(x(v)) + square(y(v)), s = g(v) / where(eq(d, 0), scalar_tensor(1.0, d.dtype(), d.device()), d);  // 0 at the origin
+       return {s * y(v), -(s * x(v))}; }, {0.5, 2, 0.5, 2}},
     {"leaky_relu", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor p = gt(x(v), 0); return {where(p, g(v), g(v) * y(v)), keep(logical_not(p), g(v) * x(v))}; }, {0.3, 2}},
     {"elu", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor p = gt(x(v), 0); return {where(p, g(v), g(v) * y(v) * exp(x(v))), keep(logical_not(p), g(v) * expm1(x(v)))}; }, {-2, -0.3}},
     {"tanh_grad", 2, Kind::kFloat, kXY, [](V v) -> Tensors { return {call(primitive("tanh_grad"), g(v), y(v)), g(v) * x(v) * y(v) * -2.0}; }, {}, 1},
@@ -457,7 +460,8 @@ Tensor clamp(Tensor x, Tensor low, Tensor high) {
 
 Tensor clamp(Tensor x, Scalar low, Scalar high) {
   DType t = result_type(empty(x.shape(), result_type(x, low), kMeta), high);
-  Tensor l = scalar_tensor(low, t, x.device()), h = scalar_tensor(high, t, x.device());
+  Tensor l = scalar_tensor(nearest_in(t, low), t, x.device()),
+         h = scalar_tensor(nearest_in(t, high), t, x.device());
   static const Op op("clamp");
   return op(std::move(x), std::move(l), std::move(h));
 }

@@ -216,12 +216,13 @@ Windows make_windows(std::string_view op, const Tensor& x, int dims, const PerDi
     TESSERA_CHECK_AS(ShapeError, 2 * pad <= reach,
                      "{}: padding {} is more than half of the kernel {} (dilation {})", op,
                      to_string(w.padding), to_string(w.kernel), to_string(w.dilation));
-    const int64_t room = extent + 2 * pad - reach;
+    // In ceil mode the last window may reach beyond the padding, and so may the only one.
+    const int64_t room = extent + 2 * pad - reach + (ceil_mode ? step - 1 : 0);
     TESSERA_CHECK_AS(ShapeError, room >= 0 && extent > 0,
                      "{}: the kernel {} does not fit into x {} (padding {}, dilation {})", op,
                      to_string(w.kernel), to_string(x.shape()), to_string(w.padding),
                      to_string(w.dilation));
-    int64_t count = (ceil_mode ? room + step - 1 : room) / step + 1;
+    int64_t count = room / step + 1;
     if (ceil_mode && (count - 1) * step >= extent + pad) --count;  // it would begin in the padding
     w.windows.push_back(count);
   }

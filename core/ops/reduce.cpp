@@ -170,6 +170,12 @@ Tensor reduce(ReduceKind kind, const Tensor& x, const Dims& dims, bool keepdim) 
                    operands(Tensor(x)));
 }
 
+// any or all: 0 or 1 also where there is nothing to reduce, and a u8 would be handed on.
+Tensor truth(ReduceKind kind, const Tensor& x, const Dims& dims, bool keepdim) {
+  if (x.dtype() != kU8) return reduce(kind, x, dims, keepdim);
+  return cast(reduce(kind, ne(x, 0), dims, keepdim), kU8);
+}
+
 int64_t reduced_count(const Tensor& x, const Dims& dims, const char* op) {
   int64_t n = 1;
   uint32_t mask = mask_of(x, dims, op);
@@ -230,10 +236,10 @@ Tensor amin(const Tensor& x, const Dims& dims, bool keepdim) {
   return reduce(ReduceKind::kMin, x, dims, keepdim);
 }
 Tensor any(const Tensor& x, const Dims& dims, bool keepdim) {
-  return reduce(ReduceKind::kAny, x, dims, keepdim);
+  return truth(ReduceKind::kAny, x, dims, keepdim);
 }
 Tensor all(const Tensor& x, const Dims& dims, bool keepdim) {
-  return reduce(ReduceKind::kAll, x, dims, keepdim);
+  return truth(ReduceKind::kAll, x, dims, keepdim);
 }
 
 Tensor mean(const Tensor& x, const Dims& dims, bool keepdim) {

@@ -1,7 +1,10 @@
 #include "core/ops/scalar.h"
 
+#include <algorithm>
+
 #include "core/dispatch/context.h"
 #include "core/ops/create.h"
+#include "core/ops/scalar_range.h"
 #include "core/tensor/element.h"
 
 namespace tessera {
@@ -34,6 +37,24 @@ void write_scalar(void* p, DType dtype, Scalar value) {
     write_real(p, dtype, value.real());
   else
     write_integer(p, dtype, value.integer());
+}
+
+Scalar nearest_in(DType t, Scalar bound) {
+  if (t == kU8) return std::clamp<int64_t>(bound.integer(), 0, UINT8_MAX);
+  if (t == kI32) return std::clamp<int64_t>(bound.integer(), INT32_MIN, INT32_MAX);
+  return bound;
+}
+
+void check_holds(std::string_view op, DType t, Scalar value) {
+  if (is_floating(t) || t == kBool) return;
+  const bool exact = value.kind() != kF64 || std::abs(value.real()) < 0x1p63;
+  const int64_t n = exact ? value.integer() : 0;
+  const bool fits = exact && (t == kI64   ? true
+                              : t == kI32 ? n >= INT32_MIN && n <= INT32_MAX
+                                          : n >= -UINT8_MAX && n <= UINT8_MAX);
+  TESSERA_CHECK(
+      fits, "{}: {} holds no {}", op, name_of(t),
+      value.kind() == kF64 ? fmt::format("{}", value.real()) : fmt::format("{}", value.integer()));
 }
 
 Tensor scalar_tensor(Scalar value, DType dtype, Device device) {

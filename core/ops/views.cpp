@@ -10,6 +10,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/reshape_axes.h"
 #include "core/ops/samples.h"
+#include "core/tensor/extents.h"
 
 namespace tessera {
 namespace {
@@ -182,9 +183,7 @@ struct SliceView {
   int dim;
   int64_t begin, size, step;
   Shape shape(const Shape& s) const {
-    TESSERA_CHECK_AS(ShapeError,
-                     dim < s.size() && begin >= 0 && size >= 0 &&
-                         (size == 0 || begin + (size - 1) * step < s[dim]),
+    TESSERA_CHECK_AS(ShapeError, dim < s.size() && steps_fit(begin, size, step, s[dim]),
                      "slice: {} elements from {} in steps of {} of dim {} of {}", size, begin, step,
                      dim, to_string(s));
     Shape r = s;
@@ -282,16 +281,14 @@ Tensor transpose(const Tensor& x, int64_t a, int64_t b) {
 Tensor reshape(const Tensor& x, const Shape& shape) {
   Shape to = shape;
   int unknown = -1;
-  int64_t known = 1;
   for (int d = 0; d < to.size(); ++d) {
     TESSERA_CHECK_AS(ShapeError, to[d] >= -1 && (to[d] != -1 || unknown < 0),
                      "reshape: {}; at most one extent may be -1", to_string(shape));
-    if (to[d] == -1)
-      unknown = d;
-    else
-      known *= to[d];
+    if (to[d] == -1) unknown = d;
   }
   if (unknown >= 0) {
+    to[unknown] = 1;
+    const int64_t known = numel(to);
     TESSERA_CHECK_AS(ShapeError, known > 0 && x.numel() % known == 0,
                      "reshape: {} elements of {} do not fit {}", x.numel(), to_string(x.shape()),
                      to_string(shape));
@@ -310,9 +307,9 @@ Tensor flatten(const Tensor& x, int64_t first, int64_t last) {
   int a = wrap_dim(first, x.ndim(), "flatten"), b = wrap_dim(last, x.ndim(), "flatten");
   Shape to;
   for (int d = 0; d < a; ++d) to.push_back(x.shape()[d]);
-  int64_t merged = 1;
-  for (int d = a; d <= b && d < x.ndim(); ++d) merged *= x.shape()[d];
-  to.push_back(merged);
+  Shape merged;
+  for (int d = a; d <= b && d < x.ndim(); ++d) merged.push_back(x.shape()[d]);
+  to.push_back(numel(merged));
   for (int d = b + 1; d < x.ndim(); ++d) to.push_back(x.shape()[d]);
   return reshape(x, to);
 }
@@ -366,16 +363,17 @@ Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t s
   int64_t e = x.shape()[d];
   auto clip = [&](int64_t i) { return std::clamp<int64_t>(i < 0 ? i + e : i, 0, e); };
   begin = clip(begin), end = clip(end);
-  int64_t size = end > begin ? (end - begin + step - 1) / step : 0;
+  int64_t size = end > begin ? (end - begin - 1) / step + 1 : 0;
   if (size == e && step == 1) return x;
   return view(x, SliceView{d, begin, size, step});
 }
 
 Tensor narrow(const Tensor& x, int64_t dim, int64_t begin, int64_t size) {
   int d = wrap_dim(dim, x.ndim(), "narrow");
-  SliceView v{d, begin, size, 1};
-  v.shape(x.shape());
-  return view(x, v);
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && steps_fit(begin, size, 1, x.shape()[d]),
+                   "narrow: {} elements from {} of dim {} of {}", size, begin, d,
+                   to_string(x.shape()));
+  return view(x, SliceView{d, begin, size, 1});
 }
 
 Tensor select(const Tensor& x, int64_t dim, int64_t index) {

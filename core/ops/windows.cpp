@@ -14,6 +14,10 @@ void check(std::string_view op, const ConvAttributes::Window& w, int least) {
     TESSERA_CHECK(w.stride[i] > 0 && w.dilation[i] > 0,
                   "{}: stride {} and dilation {} must be positive", op, to_string(w.stride),
                   to_string(w.dilation));
+  for (const Dims* d : {&w.stride, &w.dilation, &w.pad_begin, &w.pad_end})
+    for (int64_t e : *d)
+      TESSERA_CHECK(e >= -kMost && e <= kMost, "{}: {} has a number beyond {}", op, to_string(*d),
+                    kMost);
 }
 
 void check_channels(std::string_view op, const ConvAttributes::Window& w, const Shape& x,
@@ -47,7 +51,11 @@ void check(std::string_view op, const PoolAttributes::Windows& w) {
   TESSERA_CHECK(n >= 1 && n <= 3, "{}: windows {}; expected 1 to 3 spatial dims", op,
                 to_string(w.windows));
   for (const Dims* d : {&w.windows, &w.kernel, &w.stride, &w.dilation})
-    for (int64_t e : *d) TESSERA_CHECK(e > 0, "{}: {} must be positive", op, to_string(*d));
+    for (int64_t e : *d)
+      TESSERA_CHECK(e > 0 && e <= kMost, "{}: {}; each is 1 to {}", op, to_string(*d), kMost);
+  for (int64_t e : w.padding)
+    TESSERA_CHECK(e >= -kMost && e <= kMost, "{}: padding {} has a number beyond {}", op,
+                  to_string(w.padding), kMost);
   for (const Dims* d : {&w.kernel, &w.stride, &w.padding, &w.dilation})
     TESSERA_CHECK(d->size() == (w.adaptive ? 0 : n), "{}: {} for {} spatial dims", op,
                   to_string(*d), n);

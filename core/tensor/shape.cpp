@@ -9,7 +9,10 @@ namespace tessera {
 
 int64_t numel(const Shape& s) {
   int64_t n = 1;
-  for (int64_t e : s) n *= e;
+  bool overflow = false;
+  for (int64_t e : s) overflow |= __builtin_mul_overflow(n, e, &n);
+  TESSERA_CHECK_AS(ShapeError, !overflow || std::ranges::count(s, 0) > 0,
+                   "tensor: shape {} has more elements than 64 bits count", to_string(s));
   return n;
 }
 
@@ -30,12 +33,12 @@ Strides contiguous_strides(const Shape& s) {
 }
 
 bool is_contiguous(const Shape& s, const Strides& st) {
-  int64_t step = 1;
+  uint64_t step = 1;  // wraps only before an extent of 0
   for (int i = s.size() - 1; i >= 0; --i) {
     if (s[i] == 0) return true;
     if (s[i] == 1) continue;
-    if (st[i] != step) return numel(s) == 0;
-    step *= s[i];
+    if (st[i] != int64_t(step)) return numel(s) == 0;
+    step *= uint64_t(s[i]);
   }
   return true;
 }

@@ -156,7 +156,16 @@ Prepared& prepared(ConvRole role, const ConvAttributes::Window& window, const Co
   auto it = cache.find(key);
   if (it == cache.end()) {
     if (cache.size() >= kMaxPrepared) cache.clear();
-    it = cache.emplace(key, prepare(role, window, m)).first;
+    try {
+      it = cache.emplace(key, prepare(role, window, m)).first;
+    } catch (const dnnl::error& e) {
+      throw UserError(fmt::format(
+          "convolution: oneDNN has none of x {}{} and weight {} with stride {}, dilation "
+          "{}, padding {} and {}: {}",
+          name_of(m.x.dtype), to_string(m.x.shape), to_string(m.w.shape), to_string(window.stride),
+          to_string(window.dilation), to_string(window.pad_begin), to_string(window.pad_end),
+          e.what()));
+    }
   }
   return it->second;
 }
@@ -205,12 +214,17 @@ void run_library(ConvRole role, const ConvAttributes::Window& window, const Oper
   if (p.pack && role == ConvRole::kWeight) run_pack(p, p.packed, p.w);
 }
 
-// True when the library computes it: it reads no more than one step less than x has.
+// True when the library computes it, or a kernel of ours does in its place: less than a step of x
+// is not read, and the numbers leave room in the library's 32 bits.
 bool in_library(const ConvAttributes& a, DType t) {
+  constexpr int64_t kMost = int64_t(1) << 20;
+  const ConvAttributes::Window& w = a.window;
   if (t != kF32 && t != kBF16) return false;
   if (t == kBF16 && !has_bf16_dot()) return false;  // the library would emulate them
   for (int i = 0; i < a.spatial(); ++i)
-    if (a.window.pad_end[i] + a.window.stride[i] < 0) return false;
+    if (w.pad_end[i] + w.stride[i] <= 0 ||
+        std::max({w.stride[i], w.dilation[i], w.pad_begin[i], w.pad_end[i]}) > kMost)
+      return false;
   return true;
 }
 
@@ -246,6 +260,19 @@ void run_dots(ConvRole role, const ConvAttributes::Window& window, const Operand
     run_conv_dot_rows(role, window, x, o.w, y, work);
 }
 
+// By the kernel that plan_conv reserved memory for.
+void run_planned(ConvRole role, const ConvAttributes::Window& window, const Operands& o,
+                 Workspace work) {
+  const ConvMetas m{o.x.meta(), o.w.meta(), o.y.meta()};
+  if (is_conv_product(role, window, m.x, m.w, m.y))
+    return run_conv_product(role, window, o.x, o.w, o.y, work);
+  if (by_winograd(role, window, m)) return run_winograd(role, window, o, work);
+  if (by_places(role, window, m))
+    return run_conv_places(window, as_channels_last(o.x), o.w, as_channels_last(o.y), work);
+  if (by_dots(role, window, m)) return run_dots(role, window, o, work);
+  run_library(role, window, o, work);
+}
+
 void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
   const auto& a = static_cast<const ConvAttributes&>(prim);
   const ConvRole role = role_of(prim);
@@ -279,15 +306,7 @@ void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const
     return;
   }
   const Operands o = operands_of(role, in, out[0]);
-  if (is_conv_product(role, a.window, o.x.meta(), o.w.meta(), o.y.meta()))
-    return run_conv_product(role, a.window, o.x, o.w, o.y, work);
-  if (by_winograd(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
-    return run_winograd(role, a.window, o, work);
-  if (by_places(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
-    return run_conv_places(a.window, as_channels_last(o.x), o.w, as_channels_last(o.y), work);
-  if (by_dots(role, a.window, {o.x.meta(), o.w.meta(), o.y.meta()}))
-    return run_dots(role, a.window, o, work);
-  if (in_library(a, out[0].dtype())) return run_library(role, a.window, o, work);
+  if (in_library(a, out[0].dtype())) return run_planned(role, a.window, o, work);
   if (out[0].dtype() == kF64 || out[0].dtype() == kF32)
     return run_conv_nest(role, a.window, o.x, o.w, o.y);
   const Tensor wide[] = {converted(in[0], kF32), converted(in[1], kF32)};
