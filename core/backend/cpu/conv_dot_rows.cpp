@@ -128,24 +128,41 @@ class Rows {
   int64_t rows() const { return o_.images * c_.extent[0] * c_.extent[1]; }
   int64_t groups() const { return pieces(rows(), kDotTileRows); }
 
+  // Finds all groups once, where several blocks of columns will ask for them and they are few.
+  void find_all() {
+    constexpr int64_t kMostPointers = 64 * 1024;
+    const int64_t taps = int64_t(c_.taps.size()), all = groups();
+    if (all * taps * kDotTileRows > kMostPointers) return;
+    found_.assign(size_t(all), Group(taps));
+    parallel_for(all, 32, [&](int64_t begin, int64_t end) {
+      Place at = place(begin * kDotTileRows);
+      for (int64_t g = begin; g < end; ++g) find(g, at, found_[size_t(g)]);
+    });
+  }
   // Panels [first, first + panels) of groups [begin, end).
   void run(int64_t begin, int64_t end, const uint32_t* packed, int64_t first,
            int64_t panels) const {
     const auto& fns = simd<ConvDotTable>();
     const int64_t taps = int64_t(c_.taps.size());
     std::vector<uint16_t> spare(size_t(panels * kDotPanel));
-    Group now(taps), next(taps);
+    Group own[2] = {Group(taps), Group(taps)};
     Place at = place(begin * kDotTileRows);
-    find(begin, at, spare.data(), now);
+    auto group = [&](int64_t g) {
+      if (!found_.empty()) return &found_[size_t(g)];
+      find(g, at, own[g % 2]);
+      return static_cast<const Group*>(&own[g % 2]);
+    };
+    const Group* now = group(begin);
     for (int64_t g = begin; g < end; ++g) {
-      if (g + 1 < end) find(g + 1, at, spare.data(), next);
-      for (uint16_t*& c : now.c)
-        if (c != spare.data()) c += first * kDotPanel;
+      const Group* next = g + 1 < end ? group(g + 1) : now;
+      uint16_t* c[kDotTileRows];
+      for (int64_t r = 0; r < kDotTileRows; ++r)
+        c[r] = now->c[r] ? now->c[r] + first * kDotPanel : spare.data();
       // What the next group reads first of all, and alone, is what its last tap meets.
-      const uint16_t* fetch = (g + 1 < end ? next : now).a[size_t(last_tap_ * kDotTileRows)];
-      fns.rows({taps, w_.summed / 2, panels, w_.panel_units(), tap_at_.data(), now.a.data(), packed,
-                now.c, reinterpret_cast<const char*>(fetch), kDotTileRows * w_.summed / 32});
-      std::swap(now, next);
+      const uint16_t* fetch = next->a[size_t(last_tap_ * kDotTileRows)];
+      fns.rows({taps, w_.summed / 2, panels, w_.panel_units(), tap_at_.data(), now->a.data(),
+                packed, c, reinterpret_cast<const char*>(fetch), kDotTileRows * w_.summed / 32});
+      now = next;
     }
   }
   void fill_with_zeros() const {
@@ -158,7 +175,7 @@ class Rows {
   struct Place {
     int64_t n, i, j;
   };
-  // Where the rows of a group find their operands, and where they go.
+  // Where the rows of a group find their operands, and where they go; null: nowhere.
   struct Group {
     explicit Group(int64_t taps) : a(size_t(taps * kDotTileRows)) {}
     std::vector<const uint16_t*> a;  // [taps][kDotTileRows]
@@ -179,7 +196,7 @@ class Rows {
   }
   // Fills a group, whose first place is `at`, and moves that on. Beyond the last row there are
   // zeros, and results nobody reads.
-  void find(int64_t group, Place& at, uint16_t* spare, Group& to) const {
+  void find(int64_t group, Place& at, Group& to) const {
     if (at.j + kDotTileRows <= c_.extent[1]) return find_in_line(at, to);
     for (int64_t r = 0; r < kDotTileRows; ++r) {
       const bool row = group * kDotTileRows + r < rows();
@@ -188,7 +205,7 @@ class Rows {
         *a = row ? met(at, t) : o_.zeros;
         a += kDotTileRows;
       }
-      to.c[r] = row ? result(at) : spare;
+      to.c[r] = row ? result(at) : nullptr;
       if (row) advance(at);
     }
   }
@@ -223,6 +240,7 @@ class Rows {
   const Operands& o_;
   std::vector<int64_t> tap_at_;
   int64_t last_tap_;
+  std::vector<Group> found_;
 };
 
 // Panels [first, first + panels) of the weight, of which `w` has its channels as neighbours.
@@ -286,15 +304,18 @@ void run_conv_dot_rows(ConvRole role, const ConvAttributes::Window& window, cons
                    Image(to.meta()),
                    x.shape()[0]};
   const std::vector<Class> classes = classes_of(role, window, x.meta(), weight.meta(), y.meta());
+  std::vector<Rows> all;
+  for (const Class& c : classes) {
+    all.emplace_back(w, c, o);
+    if (c.taps.empty())
+      all.back().fill_with_zeros(), all.pop_back();
+    else if (w.block < w.panels)
+      all.back().find_all();
+  }
   for (int64_t first = 0; first < w.panels; first += w.block) {
     const int64_t panels = std::min(w.block, w.panels - first);
     pack(w, w.joined ? split : values, first, panels, packed);
-    for (const Class& c : classes) {
-      const Rows rows(w, c, o);
-      if (c.taps.empty()) {
-        if (first == 0) rows.fill_with_zeros();
-        continue;
-      }
+    for (const Rows& rows : all) {
       parallel_for(rows.groups(), 4, [&](int64_t begin, int64_t end) {
         rows.run(begin, end, packed, first, panels);
       });

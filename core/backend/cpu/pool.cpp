@@ -1,7 +1,8 @@
 // Pooling on the CPU: rows of channels, window by window (kernels/channels.cpp). Operands that do
-// not lie channels-last are copied so; 16-bit floats are widened, a few images at a time, so that
-// what is wide stays in the caches.
+// not lie channels-last are copied so; 16-bit floats are widened, but for the largest of bf16, a
+// few images at a time, so that what is wide stays in the caches.
 #include <algorithm>
+#include <vector>
 
 #include "core/backend/cpu/channels_last.h"
 #include "core/backend/cpu/isa.h"
@@ -74,37 +75,42 @@ std::span<const int64_t> spatial_of(const Tensor& t) {
   return std::span<const int64_t>(t.shape()).subspan(2);
 }
 
+// f(x, places, count, best, at, channels) for every window, whose elements are E.
+template <class E, class F>
+void each_window(const Walk3& walk, const Tensor& x, const Tensor& y, int32_t* at, F f) {
+  const int64_t channels = x.shape()[1], count = walk.count(), image = walk.places() * channels;
+  std::vector<int32_t> places;  // of all windows, which are those of every image
+  std::vector<size_t> begins{0};
+  for (int64_t o = 0; o < count; ++o) {
+    walk.places_of(o, [&](int64_t place) { places.push_back(int32_t(place)); });
+    begins.push_back(places.size());
+  }
+  const E* from = static_cast<const E*>(x.raw_values());
+  E* to = static_cast<E*>(y.raw());
+  parallel_for(x.shape()[0] * count, std::max<int64_t>(1, kGrain / channels),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t row = begin; row < end; ++row) {
+                   const size_t o = size_t(row % count);
+                   f(from + row / count * image, &places[begins[o]],
+                     int64_t(begins[o + 1] - begins[o]), to + row * channels, at + row * channels,
+                     channels);
+                 }
+               });
+}
+
 void run_max_pool(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                   Workspace, const Stream&) {
   if (out[0].numel() == 0) return;
   const Walk3 walk(static_cast<const PoolAttributes&>(prim).windows, spatial_of(in[0]));
+  int32_t* at = out[1].data<int32_t>();
+  if (in[0].dtype() == kBF16)
+    return each_window<uint16_t>(walk, as_channels_last(in[0]), out[0], at,
+                                 simd<ChannelTable>().largest_bf16);
   const Tensor x = channels_last_wide(in[0]);
   const WideResult y(out[0]);
-  const int64_t channels = x.shape()[1], places = walk.places(), count = walk.count();
   in_compute_type(in[0].dtype(), [&](auto zero) {
     using T = decltype(zero);
-    const T* from = x.values<T>();
-    T* to = y.get().data<T>();
-    int32_t* at = out[1].data<int32_t>();
-    parallel_for(x.shape()[0] * count, std::max<int64_t>(1, kGrain / channels),
-                 [&](int64_t begin, int64_t end) {
-                   for (int64_t row = begin; row < end; ++row) {
-                     const T* image = from + row / count * places * channels;
-                     T* best = to + row * channels;
-                     int32_t* which = at + row * channels;
-                     bool first = true;
-                     walk.places_of(row % count, [&](int64_t place) {
-                       const T* here = image + place * channels;
-                       if (first) {
-                         std::copy_n(here, channels, best);
-                         std::fill_n(which, channels, int32_t(place));
-                         first = false;
-                       } else {
-                         fns<T>().take_larger(here, int32_t(place), best, which, channels);
-                       }
-                     });
-                   }
-                 });
+    each_window<T>(walk, x, y.get(), at, fns<T>().largest);
   });
   y.finish();
 }
@@ -205,8 +211,9 @@ template <auto run>
 void run_pool(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
               Workspace work, const Stream& stream) {
   const DType t = in[0].dtype();
+  const bool widened = compute_dtype(t) != t && !(run == run_max_pool && t == kBF16);
   const int64_t images = in[0].shape()[0], each = num_threads();
-  if (compute_dtype(t) == t || images <= each) return run(prim, in, out, work, stream);
+  if (!widened || images <= each) return run(prim, in, out, work, stream);
   for (int64_t n = 0; n < images; n += each) {
     auto some = [&](std::span<const Tensor> all) {
       SmallVector<Tensor, 2> of;

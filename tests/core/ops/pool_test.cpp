@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 
 #include "core/autograd/autograd.h"
@@ -68,6 +69,32 @@ TEST(Pool, IndicesArePlacesOfTheLargest) {
     for (int64_t c = 0; c < 3; ++c)
       EXPECT_EQ(flat[n][c][at[n][c][2][1].item<int64_t>()].item<float>(),
                 y[n][c][2][1].item<float>());
+}
+
+// Of whole vectors of channels and of the rest: the first of equal values, the last NaN.
+TEST(Pool, TheLargestIsTheFirstOfEqualOnesInEveryDType) {
+  constexpr int64_t kChannels = 37, kRows = 7, kColumns = 6;
+  Tensor exact = round(sample_values({2, kChannels, kRows, kColumns}, -3, 3, 1));
+  double* x = exact.data<double>();
+  for (int64_t i = 0; i < exact.numel(); i += 101) x[i] = std::nan("");
+  for (DType dtype : {kF64, kF32, kBF16, kF16}) {
+    SCOPED_TRACE(name_of(dtype));
+    auto [y, at] = max_pool_with_indices(cast(exact, dtype), 3, 2, {.stride = 2, .padding = 1});
+    y = cast(y, kF64).contiguous(), at = at.contiguous();
+    ASSERT_EQ(y.shape(), Shape({2, kChannels, 4, 3}));
+    for (int64_t i = 0; i < y.numel(); ++i) {
+      const double* image = x + i / 12 * kRows * kColumns;
+      const int64_t row = i / 3 % 4 * 2 - 1, column = i % 3 * 2 - 1;
+      int64_t best = -1;
+      for (int64_t r = std::max<int64_t>(row, 0); r < std::min(row + 3, kRows); ++r)
+        for (int64_t c = std::max<int64_t>(column, 0); c < std::min(column + 3, kColumns); ++c)
+          if (const double v = image[r * kColumns + c];
+              best < 0 || v > image[best] || std::isnan(v))
+            best = r * kColumns + c;
+      ASSERT_EQ(at.values<int64_t>()[i], best) << i;
+      ASSERT_TRUE(y.values<double>()[i] == image[best] || std::isnan(image[best])) << i;
+    }
+  }
 }
 
 TEST(Pool, RefusesByNameAndValue) {

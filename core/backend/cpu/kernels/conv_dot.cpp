@@ -108,9 +108,44 @@ void join_taps(const uint16_t* from, int64_t taps, uint16_t* to) {
   }
 }
 
+// Where channels of 9 taps, 32 of them in 9 vectors, have tap t: lane from[t][c] of vector v if
+// lanes[t][v] has bit c.
+struct NineTaps {
+  static constexpr int kLanes = 32;
+  alignas(64) uint16_t from[9][kLanes] = {};
+  uint32_t lanes[9][9] = {};
+  constexpr NineTaps() {
+    for (int t = 0; t < 9; ++t)
+      for (int c = 0; c < kLanes; ++c) {
+        const int at = 9 * c + t;
+        from[t][c] = uint16_t(at % kLanes), lanes[t][at / kLanes] |= uint32_t(1) << c;
+      }
+  }
+};
+constexpr NineTaps kNineTaps;
+// The taps of 32 channels.
+TESSERA_FN void split_nine(const uint16_t* from, uint16_t* to, int64_t tap_step) {
+  constexpr int64_t kAhead = 4096;  // bytes
+  __m512i all[9];
+  for (int v = 0; v < 9; ++v) {
+    const uint16_t* at = from + v * NineTaps::kLanes;
+    __builtin_prefetch(reinterpret_cast<const char*>(at) + kAhead, 0, 2);
+    __builtin_memcpy(&all[v], at, sizeof(all[v]));
+  }
+  for (int t = 0; t < 9; ++t) {
+    const __m512i lane = _mm512_load_si512(kNineTaps.from[t]);
+    __m512i tap = _mm512_setzero_si512();
+    for (int v = 0; v < 9; ++v)
+      tap = _mm512_mask_permutexvar_epi16(tap, kNineTaps.lanes[t][v], lane, all[v]);
+    __builtin_memcpy(to + t * tap_step, &tap, sizeof(tap));
+  }
+}
+
 void split_taps(const uint16_t* from, int64_t taps, int64_t channels, uint16_t* to,
                 int64_t tap_step) {
   int64_t c = 0;
+  for (; taps == 9 && c + NineTaps::kLanes <= channels; c += NineTaps::kLanes)
+    split_nine(from + c * 9, to + c, tap_step);
   // Reads 16 elements of each row, of which those beyond the taps belong to the next.
   for (; taps <= 16 && c + 32 <= channels; c += 16) {
     Turned rows;

@@ -132,8 +132,10 @@ struct PackedGemmTable {
 /// Rows of dense channels, one at a time: the steps of pooling.
 template <class T>
 struct ChannelFns {
-  /// best = x and at = place where x is larger or NaN.
-  void (*take_larger)(const T* x, int32_t place, T* best, int32_t* at, int64_t channels);
+  /// Of rows `places` [count] of x the largest values, the first of equal ones and the last NaN,
+  /// and which rows they were in; count > 0.
+  void (*largest)(const T* x, const int32_t* places, int64_t count, T* best, int32_t* at,
+                  int64_t channels);
   void (*add)(const T* x, T* sum, int64_t channels);
   /// sum += x / count
   void (*add_part)(const T* x, T count, T* sum, int64_t channels);
@@ -141,6 +143,7 @@ struct ChannelFns {
 struct ChannelTable {
   ChannelFns<float> f32;
   ChannelFns<double> f64;
+  decltype(ChannelFns<uint16_t>::largest) largest_bf16;
 };
 
 /// One head of attention: t queries of width d, s keys, values of width e. Rows lie `*_row`
