@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-#include "compile/codegen/body.h"
+#include "compile/codegen/loops.h"
 
 namespace tessera::compiler {
 
@@ -97,8 +97,5 @@ std::optional<Schedule> make_schedule(const Body& body, Target target = Target::
 int64_t chunk_scratch_bytes(const Schedule& s);
 int64_t scratch_offset(const Schedule& s, InstrId reduction);
 int64_t scratch_bytes(const Schedule& s);
-
-/// The loops that an access moves with.
-LoopMask moving_loops(const Access& a);
 
 }  // namespace tessera::compiler

@@ -116,6 +116,16 @@ TEST(Streams, SameBitsAsOrdinaryStoresWhereverResultsBegin) {
     }
 }
 
+TEST(Streams, OperandsAreFetchedNoWholePagesFromWhereRowsAreStored) {
+  auto fetches = [](const Body& body, int64_t bytes) {
+    return print_cpp(body, "kernel")
+               .find("h0.next = &r0[0] + " + std::to_string(bytes / 4) + ";") != std::string::npos;
+  };
+  EXPECT_TRUE(fetches(softmax_body(4096, 1024), 9 << 10));
+  EXPECT_TRUE(fetches(layer_norm_body(4096, 768), 9 << 10));        // 15 KiB from two rows before
+  EXPECT_TRUE(fetches(layer_norm_grad_body(4096, 768), 10 << 10));  // not 12 KiB from one before
+  EXPECT_TRUE(fetches(layer_norm_grad_body(4096, 1024), 9 << 10));
+}
 TEST(Streams, LongRowsAreFetchedOneAhead) {
   auto ahead = [](const Body& body) {  // by a nest of any number of lanes
     return std::regex_search(print_cpp(body, "kernel"), std::regex(R"(Ahead<\w+, \d+> h0\{)"));
