@@ -4,8 +4,9 @@
 How: every run leaves a file in --results, and a run whose file is there is not taken again, so runs can be spread over
 time and machines. Printed is a table in Markdown: what each seed reached on the data that validate, means and standard
 deviations. resnet18: seeds name different draws on the two sides, so the spread over seeds is what differences are to be
-judged by. bert-mini: a seed names the same initial weights and the same rows with the same targets on both sides, which
-differ in dropout alone, since in some seeds the loss is near its end before it falls below what word frequencies give.
+judged by. bert-mini: a seed names the same initial weights, and the same rows with the same targets, on both sides, which
+differ in dropout alone. What ends above the loss that word frequencies give has not begun to use the words around a mask;
+where 300 steps end before or after that is chance in some seeds, and worth 0.1 to 0.2.
 
 Recipes:
   resnet18   an archive with train/ and test/ class folders of 32 x 32 images: 312 steps of 128 (four epochs of 10,000), SGD
