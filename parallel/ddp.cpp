@@ -121,7 +121,9 @@ void Reducer::deliver(int slot, Tensor grad) {
   NoGrad off;
   auto& [index, view] = place_[size_t(slot)];
   Bucket& bucket = buckets_[size_t(index)];
-  TESSERA_CHECK(!seen_[size_t(slot)], "ddp: parameter {} got two gradients in one backward",
+  TESSERA_CHECK(!seen_[size_t(slot)],
+                "ddp: parameter {} got two gradients in one backward, one of them of a backward "
+                "that ran inside of the other; use recompute() for such a part of the model",
                 parameters_[size_t(slot)].name);
   seen_[size_t(slot)] = used_[size_t(slot)] = true;
   if (!rebuilt_ && sync()) ready_order_.push_back(slot);

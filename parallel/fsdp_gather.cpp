@@ -212,7 +212,7 @@ void State::add_exit(size_t group, Inputs in) {
     if (!node) node = Ref<GradNode>(new Exit(weak_from_this(), group));
     t = t.detach();
     attach_grad_meta(t, node, int(node->inputs.size()));
-    node->inputs.push_back(std::move(history));
+    node->add_input(history.get());
   }
   g.has_exit = bool(node);
 }

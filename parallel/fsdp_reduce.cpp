@@ -1,5 +1,7 @@
 // Gradients: whole ones come from backward, pieces of their sums over ranks become those of the
 // sharded parameters.
+#include <utility>
+
 #include "core/autograd/autograd.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
@@ -19,6 +21,10 @@ void State::deliver(int slot, Tensor grad) {
   Param& p = param(slot);
   if (size_t(slot) >= places_.size()) return accumulate_directly(p, std::move(grad));
   Group& g = groups_[places_[size_t(slot)].first];
+  TESSERA_CHECK(!std::exchange(p.delivered, true),
+                "fully_shard: {} got two gradients in one backward, one of them of a backward that "
+                "ran inside of the other; use recompute() for such a part of the model",
+                p.name);
   delivered_ = true;
   if (p.rest.defined()) grad = to_local(redistribute(grad, p.rest_layout));
   if (options_.precision.reduce) grad = cast(grad, *options_.precision.reduce);
@@ -137,6 +143,7 @@ void State::backward_finished() {
     }
     release(g);
     g.arrived = 0;
+    for (Param& p : g.params) p.delivered = false;
   }
   while (!on_their_way_.empty()) settle_first();
   time_.count();
@@ -148,7 +155,7 @@ void State::backward_abandoned(const std::string& why) {
   abort("fully_shard: a backward failed: " + why);
   on_their_way_.clear();
   for (Group& g : groups_) {
-    for (Param& p : g.params) p.reduced = {}, drop_gradient(p);
+    for (Param& p : g.params) p.reduced = {}, p.delivered = false, drop_gradient(p);
     if (!pinned_) let_go(g);
     g.arrived = 0;
   }

@@ -33,6 +33,7 @@ struct Param {
   Tensor reduced;              // this rank's piece of the sum over ranks, perhaps pending
   std::vector<Tensor> levels;  // of the accumulation tree
   int64_t micro_batches = 0;   // in it
+  bool delivered = false;      // by this backward
 
   bool trainable() const { return grad_meta(leaf) != nullptr; }
 };

@@ -16,7 +16,8 @@ struct BackwardOptions {
 
 /// Accumulates d(sum of roots . root_grads)/d(leaf) into every leaf's grad (or its sink). An
 /// undefined root grad stands for 1 and asks for a one-element root. Throws UserError when a root
-/// has no history or its graph was released.
+/// has no history or its graph was released. May be called while another backward runs, from a hook
+/// or a vjp; sinks are told that it is over when the outermost one is.
 void backward(std::span<const Tensor> roots, std::span<const Tensor> root_grads = {},
               BackwardOptions options = {});
 inline void backward(const Tensor& root, const Tensor& root_grad = {},
@@ -30,7 +31,7 @@ Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs,
              std::span<const Tensor> root_grads = {}, BackwardOptions options = {});
 
 /// Calls `hook` with each complete gradient of `leaf` before it is accumulated; a defined result
-/// replaces it. Returns a number for remove_hook.
+/// replaces it, and must have its shape, dtype and device. Returns a number for remove_hook.
 int add_hook(const Tensor& leaf, GradHook hook);
 void remove_hook(const Tensor& leaf, int number);
 
@@ -57,7 +58,8 @@ inline bool grad_enabled() { return context().enabled & bit(Layer::kAutograd); }
 
 /// A function with a derivative of its own. `forward` runs unrecorded; what `vjp` needs is kept by
 /// save(). The vjp is written in ordinary ops, so it can be differentiated again where saved inputs
-/// are involved.
+/// are involved. It returns a gradient per input (undefined: zero) of the input's shape; one of a
+/// shape that the input would broadcast to is summed, one of another float dtype is cast.
 class CustomFunction : public RefCounted {
  public:
   virtual std::string_view name() const = 0;

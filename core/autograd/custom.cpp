@@ -6,6 +6,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
+#include "core/dispatch/sharding.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
@@ -26,10 +27,7 @@ class CustomNode final : public GradNode {
                   "pass retain_graph");
     Tensors all(cot.begin(), cot.end());
     all.resize(results_);
-    Tensors grads = vjp_(all);
-    TESSERA_CHECK(grads.size() == inputs.size(), "{}: vjp returned {} gradients for {} inputs",
-                  name_, grads.size(), inputs.size());
-    return grads;
+    return vjp_(all);
   }
   std::string_view name() const override { return name_; }
   void release_saved() override { vjp_ = nullptr; }
@@ -100,7 +98,7 @@ void attach(std::string_view name, std::span<const Tensor> in, Tensors& out, con
   for (const Tensor& t : at_level) record |= grad_meta(t) != nullptr;
   if (!record || !grad_enabled()) return;
   auto node = make_ref<CustomNode>(name, vjp, out.size());
-  for (const Tensor& t : at_level) node->inputs.push_back(Ref<GradMeta>(grad_meta(t)));
+  for (const Tensor& t : at_level) node->add_input(grad_meta(t));
   for (size_t i = 0; i < out.size(); ++i) {
     out[i] = without_history(out[i]);  // forward may have returned an input itself
     if (is_floating(out[i].dtype())) attach_grad_meta(out[i], node, int(i));
@@ -128,8 +126,23 @@ struct Applied {
   std::vector<SavedTensor> saved;
   std::vector<int> output;  // which result a saved tensor is; -1: none
   Tensors in;               // where results were saved: their history is this call's
+  Tensors differentiated;   // shapes of the inputs that gradients flow to; else undefined
   size_t results;
 };
+
+// The gradient `g` of input `i` must have the input's shape, or one that it would broadcast to,
+// which is then summed; another float dtype is cast. As in PyTorch.
+Tensor fitted(const Applied& call, size_t i, Tensor g) {
+  const Tensor& in = call.differentiated[i];
+  if (!g.defined() || !in.defined()) return g;
+  const Shape &to = in.shape(), &from = g.shape();
+  const int more = from.size() - to.size();
+  bool fits = more >= 0 && is_floating(g.dtype()) && g.device() == in.device();
+  for (int d = 0; fits && d < to.size(); ++d) fits = to[d] == 1 || to[d] == from[d + more];
+  TESSERA_CHECK_AS(ShapeError, fits, "{}: vjp returned {} as the gradient of input {}, {}",
+                   call.f->name(), describe(g), i, describe(in));
+  return cast(sum_to(std::move(g), to), in.dtype());
+}
 
 Tensors vjp_of(const std::shared_ptr<const Applied>& call, Cotangents cot) {
   Tensors values, again;
@@ -149,7 +162,12 @@ Tensors vjp_of(const std::shared_ptr<const Applied>& call, Cotangents cot) {
     });
     for (size_t k = 0; k < again.size(); ++k) values[position[k]] = again[k];
   }
-  return call->f->vjp(values, cot);
+  Tensors grads = call->f->vjp(values, cot);
+  TESSERA_CHECK(grads.size() == call->differentiated.size(),
+                "{}: vjp returned {} gradients for {} inputs", call->f->name(), grads.size(),
+                call->differentiated.size());
+  for (size_t i = 0; i < grads.size(); ++i) grads[i] = fitted(*call, i, std::move(grads[i]));
+  return grads;
 }
 
 }  // namespace
@@ -163,7 +181,9 @@ Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in) {
     out = f->forward(in);
   }
   if (!record) return out;
-  auto call = std::make_shared<Applied>(Applied{f, {}, {}, {}, out.size()});
+  auto call = std::make_shared<Applied>(Applied{f, {}, {}, {}, {}, out.size()});
+  for (const Tensor& t : in)
+    call->differentiated.push_back(recorded({&t, 1}) ? without_values(t) : Tensor());
   for (const Tensor& t : f->saved_) {
     auto same = std::ranges::find(out, t.impl(), [](const Tensor& o) { return o.impl(); });
     call->saved.push_back(SavedTensor::input(t));

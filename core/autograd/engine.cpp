@@ -1,6 +1,7 @@
-// Backward: nodes are visited by falling creation number, which puts every consumer before its
-// producers, so cotangents are complete when a node's turn comes. Leaves are handed over the moment
-// their last contribution arrives.
+// Backward: nodes are visited by falling number, which puts every consumer before its producers, so
+// cotangents are complete when a node's turn comes. Leaves are handed over the moment their last
+// contribution arrives. What a run keeps lies at the nodes and leaves, where an inner run finds it:
+// it moves what the outer one has there aside.
 #include <algorithm>
 #include <atomic>
 #include <queue>
@@ -52,7 +53,15 @@ void check_level(const Tensor& t, const char* who) {
 
 class Backward {
  public:
-  explicit Backward(BackwardOptions o) : options_(o), run_(next_run()) {}
+  explicit Backward(BackwardOptions o)
+      : options_(o), run_(next_run()), outer_(std::exchange(innermost_, this)) {}
+  ~Backward() {
+    innermost_ = outer_;
+    for (auto& [node, progress] : outer_nodes_) node->now = std::move(progress);
+    for (auto& [leaf, progress] : outer_leaves_) leaf->now = std::move(progress);
+  }
+  Backward(const Backward&) = delete;
+  Backward& operator=(const Backward&) = delete;
 
   void seed(const Tensor& root, Tensor g) {
     check_level(root, "backward");
@@ -83,6 +92,10 @@ class Backward {
   Tensor result(const Tensor& t) { return watched_.at(key(grad_meta(t))); }
 
   void run() {
+    if (Backward* around = returning_ ? nullptr : delivering_around()) {
+      for (GradSink* s : sinks_) around->add_sink(s);
+      return walk();
+    }
     size_t finished = 0;
     auto tell_rest = [&](const std::string& why) {
       for (; finished < sinks_.size(); ++finished)
@@ -123,6 +136,18 @@ class Backward {
     return m->producer ? Key{m->producer.get(), m->output} : Key{m, 0};
   }
 
+  // The outermost backward() that this one runs inside of, if any.
+  Backward* delivering_around() const {
+    Backward* found = nullptr;
+    for (Backward* b = outer_; b; b = b->outer_)
+      if (!b->returning_) found = b;
+    return found;
+  }
+
+  void add_sink(GradSink* sink) {
+    if (std::ranges::find(sinks_, sink) == sinks_.end()) sinks_.push_back(sink);
+  }
+
   bool stops_at(GradMeta* m) const { return options_.stop_at_inputs && watched_.contains(key(m)); }
 
   // Counts how many contributions each leaf will get, and lists the sinks that wait for some.
@@ -132,25 +157,28 @@ class Backward {
       GradMeta* meta = stack.back();
       stack.pop_back();
       if (GradNode* node = meta->producer.get()) {
-        if (node->run == run_ || stops_at(meta)) continue;
-        node->run = run_;
-        node->arriving.clear();
+        if (node->now.run == run_ || stops_at(meta)) continue;
+        if (outer_ && node->now.run) outer_nodes_.emplace_back(node, std::move(node->now));
+        node->now.run = run_;
+        node->now.arriving.clear();
         for (auto& in : node->inputs)
           if (in) stack.push_back(in.get());
       } else {
-        if (meta->run != run_) {
-          meta->run = run_, meta->pending = 0, meta->arriving = {}, meta->home = home_of(*meta);
-          if (meta->sink && std::ranges::find(sinks_, meta->sink) == sinks_.end())
-            sinks_.push_back(meta->sink);
+        if (meta->now.run != run_) {
+          if (outer_ && meta->now.run) outer_leaves_.emplace_back(meta, std::move(meta->now));
+          meta->now = {.run = run_, .pending = 0, .arriving = {}, .home = home_of(*meta)};
+          if (meta->sink) add_sink(meta->sink);
         }
-        ++meta->pending;
+        ++meta->now.pending;
       }
     }
   }
 
-  // A hook may keep what it sees, and a graph of this backward too: their gradients move later.
+  // A hook may keep what it sees, and a graph of this backward too: their gradients move later. And
+  // at home may lie what a backward around this one has found.
   Tensor home_of(const GradMeta& leaf) const {
-    bool delivered = leaf.sink && leaf.hooks.empty() && !returning_ && !options_.create_graph;
+    bool delivered =
+        leaf.sink && leaf.hooks.empty() && !returning_ && !options_.create_graph && !outer_;
     return delivered && !current_level() ? leaf.sink->home(leaf.slot) : Tensor();
   }
 
@@ -160,23 +188,24 @@ class Backward {
         if (g.defined()) add_to(watched_.at(key(&meta)), std::move(g));
         return;
       }
-      if (node->arriving.empty()) queue_.push(meta.producer);
-      if (node->arriving.size() <= size_t(meta.output))
-        node->arriving.resize(size_t(meta.output) + 1);
+      auto& arriving = node->now.arriving;
+      if (arriving.empty()) queue_.push(meta.producer);
+      if (arriving.size() <= size_t(meta.output)) arriving.resize(size_t(meta.output) + 1);
       // Zero is passed on too: leaves below count on one contribution over each of their edges.
-      if (g.defined()) add_to(node->arriving[size_t(meta.output)], std::move(g));
+      if (g.defined()) add_to(arriving[size_t(meta.output)], std::move(g));
       return;
     }
-    if (g.defined() && meta.home.defined() && meta.arriving.is_same(meta.home))
-      add_(meta.home, g);  // the first contribution lies where the sum is to lie
+    LeafProgress& now = meta.now;
+    if (g.defined() && now.home.defined() && now.arriving.is_same(now.home))
+      add_(now.home, g);  // the first contribution lies where the sum is to lie
     else if (g.defined())
-      add_to(meta.arriving, std::move(g));
-    if (--meta.pending == 0) finish(meta);
+      add_to(now.arriving, std::move(g));
+    if (--now.pending == 0) finish(meta);
   }
 
   void finish(GradMeta& leaf) {
-    Tensor g = std::exchange(leaf.arriving, {});
-    leaf.home = {};
+    Tensor g = std::exchange(leaf.now.arriving, {});
+    leaf.now.home = {};
     if (!g.defined()) return;
     if (returning_) return give_back(leaf, std::move(g));
     g = after_hooks(leaf, std::move(g));
@@ -194,8 +223,9 @@ class Backward {
 
   void accumulate(GradMeta& leaf, Tensor g) {
     if (!leaf.grad.defined()) {
-      // A tensor that others see must not become a grad that is later added to in place.
-      bool ours = options_.create_graph || (g.uniquely_owned() && g.is_contiguous());
+      // A tensor that others see, or whose elements share memory, must not become a grad that is
+      // later written in place.
+      bool ours = g.uniquely_owned() && g.is_contiguous();
       put(leaf, ours ? std::move(g) : clone(g));
     } else {
       put(leaf, add(leaf.grad, std::move(g)));
@@ -204,8 +234,8 @@ class Backward {
 
   void visit(GradNode& node) {
     Scoped<uint64_t> visiting(context().grad_node, node.number);
-    SmallVector<Tensor, 2> cot = std::move(node.arriving);
-    node.arriving.clear();
+    SmallVector<Tensor, 2> cot = std::move(node.now.arriving);
+    node.now.arriving.clear();
     if (returning_)
       for (size_t i = 0; i < cot.size(); ++i)
         if (auto it = watched_.find({&node, int(i)}); it != watched_.end()) it->second = cot[i];
@@ -229,6 +259,12 @@ class Backward {
   std::vector<std::pair<Ref<GradMeta>, Tensor>> roots_;
   std::unordered_map<Key, Tensor, KeyHash> watched_;
   std::priority_queue<Ref<GradNode>, std::vector<Ref<GradNode>>, ByNumber> queue_;
+  // The backward of this thread that this one runs inside of, and what it had where both come by.
+  Backward* const outer_;
+  std::vector<std::pair<GradNode*, NodeProgress>> outer_nodes_;
+  std::vector<std::pair<GradMeta*, LeafProgress>> outer_leaves_;
+
+  inline static thread_local Backward* innermost_ = nullptr;
 };
 
 // A handle of its own on the same values, one node further: two equal operands then have gradients
@@ -238,6 +274,10 @@ Tensor alias(const Tensor& t) {
   if (!is_floating(t.dtype())) return t;
   if (t.requires_grad() && grad_enabled()) return dispatch1(prim, operands(Tensor(t)));
   return without_history(t).requires_grad_();
+}
+
+bool alike(const Tensor& a, const Tensor& b) {
+  return a.shape() == b.shape() && a.dtype() == b.dtype() && a.device() == b.device();
 }
 
 Tensor at(std::span<const Tensor> list, size_t i) { return i < list.size() ? list[i] : Tensor(); }
@@ -312,7 +352,13 @@ Tensor after_hooks(const GradMeta& leaf, Tensor g) {
     b->setting_read(leaf, leaf.hook_changes);
   const auto hooks = leaf.hooks;  // a hook may remove itself
   for (auto& [number, hook] : hooks)
-    if (Tensor changed = hook(g); changed.defined()) g = std::move(changed);
+    if (Tensor changed = hook(g); changed.defined()) {
+      TESSERA_CHECK_AS(ShapeError, alike(changed, g),
+                       "add_hook: a hook returned {} for a gradient {}; it must keep shape, dtype "
+                       "and device",
+                       describe(changed), describe(g));
+      g = std::move(changed);
+    }
   return g;
 }
 
@@ -357,6 +403,9 @@ Tensor Tensor::grad() const {
 void Tensor::set_grad(Tensor g) const {
   GradMeta* meta = grad_meta(*this);
   TESSERA_CHECK(meta, "set_grad: {} does not require grad", describe(*this));
+  TESSERA_CHECK_AS(ShapeError, !g.defined() || alike(g, *this),
+                   "set_grad: {} is no gradient of {}; it must have its shape, dtype and device",
+                   describe(g), describe(*this));
   put(*meta, std::move(g));
   if (meta->sink && !meta->grad.defined()) meta->sink->cleared(meta->slot);
 }

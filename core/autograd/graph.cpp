@@ -1,5 +1,7 @@
 #include "core/autograd/graph.h"
 
+#include <algorithm>
+
 #include "core/autograd/level.h"
 #include "core/dispatch/sharding.h"
 
@@ -15,6 +17,11 @@ uint64_t& newest_number() {
 
 GradNode::GradNode() : number(++newest_number()) {}
 uint64_t GradNode::last_number() { return newest_number(); }
+
+void GradNode::come_after(const GradNode& producer) {
+  newest_number() = std::max(newest_number(), producer.number);
+  number = ++newest_number();
+}
 
 // A long chain of nodes would otherwise be freed by recursion as deep as the chain.
 GradNode::~GradNode() {

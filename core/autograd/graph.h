@@ -1,6 +1,7 @@
 // The graph that backward walks. A recorded op is a GradNode; a tensor that requires grad carries a
-// GradMeta that names its producer, or is a leaf. Invariant: a node was created after the producers
-// of its inputs, so walking nodes by falling number visits every consumer first.
+// GradMeta that names its producer, or is a leaf. Invariant: the number of a node is greater than
+// those of the producers of its inputs, whatever threads made them, so walking nodes by falling
+// number visits every consumer first.
 #pragma once
 #include <functional>
 #include <string>
@@ -25,7 +26,8 @@ class GradSink {
   /// it is delivered, and which backward may write from now on. What is delivered may be this very
   /// tensor, or lie elsewhere. Undefined: nowhere in particular.
   virtual Tensor home(int /*slot*/) { return {}; }
-  /// A backward that could reach a leaf of this sink is over.
+  /// A backward that could reach a leaf of this sink is over, and so is every backward that it ran
+  /// inside of.
   virtual void backward_finished() = 0;
   /// Called instead when that backward ended by an exception (one from backward_finished included),
   /// whose text is `why`: gradients that are still missing will not come. The exception goes on
@@ -45,6 +47,19 @@ class GradSink {
 
 using GradHook = std::function<Tensor(const Tensor& grad)>;
 
+/// What a backward keeps at a leaf, and at a node, while it runs. One that runs inside of another
+/// puts its own in the place of the other's, which it restores when it is over.
+struct LeafProgress {
+  uint64_t run = 0;  // of which backward
+  int pending = 0;   // contributions that are still to come
+  Tensor arriving;
+  Tensor home;  // what the sink gave, while `arriving` may lie there
+};
+struct NodeProgress {
+  uint64_t run = 0;
+  SmallVector<Tensor, 2> arriving;
+};
+
 struct GradMeta final : RefCounted {
   Ref<GradNode> producer;  // null: a leaf
   int output = 0;          // which result of the producer
@@ -56,11 +71,7 @@ struct GradMeta final : RefCounted {
   int next_hook = 0;         // numbers are never given twice
   int64_t hook_changes = 0;  // how often one came or went
   bool replaced = false;     // another tensor took its place in its module: no gradient will come
-  // Of a leaf, while one backward runs:
-  int pending = 0;
-  uint64_t run = 0;
-  Tensor arriving;
-  Tensor home;  // what the sink gave, while `arriving` may lie there
+  LeafProgress now;
 
   static void* operator new(size_t bytes) { return pool_allocate(bytes); }
   static void operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }
@@ -93,14 +104,23 @@ class GradNode : public RefCounted {
   virtual void release_saved() = 0;
   virtual bool released() const = 0;
 
-  /// Number of the newest node of this thread: an op recorded now belongs to it.
+  /// Adds the history of one more input; null: no gradient flows there.
+  void add_input(GradMeta* meta) {
+    if (meta && meta->producer && meta->producer->number >= number) [[unlikely]]
+      come_after(*meta->producer);
+    inputs.push_back(Ref<GradMeta>(meta));
+  }
+
+  /// The greatest number that a node of this thread has: an op recorded now belongs to it.
   static uint64_t last_number();
 
-  const uint64_t number;                 // creation order on this thread
-  SmallVector<Ref<GradMeta>, 3> inputs;  // null where no gradient flows
-  // While one backward runs:
-  uint64_t run = 0;
-  SmallVector<Tensor, 2> arriving;
+  uint64_t number;  // creation order on this thread, and behind the producers of inputs
+  SmallVector<Ref<GradMeta>, 3> inputs;  // by add_input
+  NodeProgress now;
+
+ private:
+  // `producer` is of another thread, whose numbers run ahead: so do this thread's from now on.
+  void come_after(const GradNode& producer);
 };
 
 /// A tensor kept for backward: a value, with the version its storage had, or the recipe that brings

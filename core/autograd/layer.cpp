@@ -61,11 +61,11 @@ class PrimitiveNode final : public GradNode {
     SmallVector<Tensor, 3> list;
     for (size_t i = 0; i < inputs.size(); ++i) {
       const Ref<GradMeta>& leaf = inputs[i];
-      bool first = leaf && leaf->home.defined() && !leaf->arriving.defined();
+      bool first = leaf && leaf->now.home.defined() && !leaf->now.arriving.defined();
       for (size_t j = 0; first && j < i; ++j) first = !(inputs[j] == leaf);
       if (!first) continue;
       list.resize(i + 1);
-      list[i] = leaf->home;
+      list[i] = leaf->now.home;
     }
     return list;
   }
@@ -89,7 +89,7 @@ class PrimitiveNode final : public GradNode {
 
 Ref<PrimitiveNode> begin_node(const PrimRef& prim, std::span<const Tensor> in) {
   auto node = make_ref<PrimitiveNode>(prim);
-  for (const Tensor& t : in) node->inputs.push_back(Ref<GradMeta>(grad_meta(t)));
+  for (const Tensor& t : in) node->add_input(grad_meta(t));
   node->save_inputs(in);
   return node;
 }

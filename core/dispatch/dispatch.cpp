@@ -81,6 +81,11 @@ void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
                     "clone it first",
                     i, describe(d));
   }
+  for (const Tensor& t : in)
+    TESSERA_CHECK(!(t.layers() & c.enabled & bit(Layer::kAutograd)),
+                  "assign_: the value {} requires grad, and an update in place is not recorded; "
+                  "detach() it, or open a NoGrad scope around the update",
+                  describe(t));
   if (c.enabled & bit(Layer::kSharding)) {
     const ShardingLayer* sharding = find_sharding(dst);
     if (!sharding) sharding = find_sharding(in);

@@ -1,5 +1,5 @@
-// In-place updates, all built on the one effect. Destinations must not be recorded for gradients:
-// wrap in NoGrad.
+// In-place updates, all built on the one effect. They are never recorded: where a destination or a
+// value requires grad they throw UserError, unless in NoGrad.
 #pragma once
 #include "core/ops/scalar.h"
 #include "core/primitive/registry.h"

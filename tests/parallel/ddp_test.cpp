@@ -13,6 +13,7 @@
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
+#include "tests/support/checkpointed.h"
 #include "tests/support/unreliable.h"
 
 namespace tessera {
@@ -236,6 +237,33 @@ TEST(Ddp, ASecondBackwardAccumulates) {
     for (int i = 0; i < 2; ++i) loss_of(*model, group.rank() * kBatch / 2, kBatch / 2).backward();
     expect_close(flat_grads(*model), twice);
   });
+}
+
+// The reducer hears that a backward is over when the outermost one is.
+TEST(Ddp, ABackwardInsideOfAnotherDeliversToo) {
+  for (int ranks : {1, 2})
+    run_ranks(ranks, [&](ProcessGroup& group) {
+      auto first = nn::linear(kIn, 16), second = nn::linear(16, kOut);
+      auto model = nn::sequential(first, nn::tanh(), second);
+      model->init(7);
+      auto ddp = parallel::ddp(model, {.group = Ref<ProcessGroup>(&group), .bucket_bytes = 128});
+      const int64_t rows = kBatch / ranks;
+      Tensor x = narrow(inputs(), 0, group.rank() * rows, rows);
+      auto loss = [&] {
+        Tensor h = tanh(first->forward(x));
+        return mean(square(checkpointed(h, [&](auto& t) { return second->forward(t); })));
+      };
+      loss().backward();
+      expect_close(flat_grads(*model), serial_grads());
+      if (ranks > 1) return;
+      try {
+        (loss() + sum(second->weight)).backward();
+        ADD_FAILURE() << "two gradients of one parameter were taken";
+      } catch (const UserError& e) {
+        EXPECT_NE(std::string(e.what()).find("two gradients in one backward"), std::string::npos)
+            << e.what();
+      }
+    });
 }
 
 TEST(Ddp, TheTreeAsksForZeroGrad) {

@@ -22,6 +22,7 @@
 #include "parallel/fsdp.h"
 #include "parallel/tensor_parallel.h"
 #include "tests/parallel/small_gpt.h"
+#include "tests/support/checkpointed.h"
 #include "tests/support/temp_folder.h"
 #include "tests/support/unreliable.h"
 
@@ -373,6 +374,28 @@ TEST(ShardedLeaves, MayBeUsedDirectly) {
     backward(with_penalty(*model, loss_of(*model, group)));
     double diff = difference(model->parameters()[2].grad(), serial->parameters()[2].grad());
     TESSERA_ASSERT(diff < 1e-5, "the gradient differs by {}", diff);
+  });
+}
+
+TEST(ShardedLeaves, TwoGradientsInOneBackwardAreRefused) {
+  auto serial = make_model();
+  backward(serial_loss(*serial));
+  run_ranks(1, [&](ProcessGroup& group) {
+    auto model = make_model();
+    auto fsdp = fully_shard(*model);
+    Tensor loss = checkpointed(loss_of(*model, group),
+                               [&](const Tensor& t) { return t + loss_of(*model, group); });
+    std::string text = "nothing was thrown";
+    try {
+      backward(loss);
+    } catch (const UserError& e) {
+      text = e.what();
+    }
+    expect_text(text, "got two gradients in one backward");
+    model->zero_grad();
+    backward(loss_of(*model, group));
+    double diff = difference(model->parameters()[2].grad(), serial->parameters()[2].grad());
+    TESSERA_ASSERT(diff < 1e-5, "the gradient of a backward afterwards differs by {}", diff);
   });
 }
 
