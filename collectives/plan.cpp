@@ -1,5 +1,6 @@
 #include "collectives/plan.h"
 
+#include <cstring>
 #include <functional>
 
 #include "collectives/reduction.h"
@@ -276,6 +277,20 @@ bool Plan::must_stage() const {
       if (!(give[g].data == take[t].data && own && mine_alone)) return true;
     }
   return false;
+}
+
+Parts copied(const Parts& pieces, std::vector<std::byte>& memory) {
+  int64_t total = 0;
+  for (const Part& p : pieces) total += p.bytes;
+  memory.resize(size_t(total));
+  std::byte* at = memory.data();
+  Parts copies = pieces;
+  for (Part& p : copies) {
+    if (p.bytes) std::memcpy(at, p.data, size_t(p.bytes));
+    p.data = at;
+    at += p.bytes;
+  }
+  return copies;
 }
 
 void make_plan(const Collective& c, int rank, int size, Plan& plan) {

@@ -66,6 +66,9 @@ struct Plan : PlanFacts {
 /// that was before. Throws UserError, ShapeError.
 void make_plan(const Collective& c, int rank, int size, Plan& plan);
 
+/// Pieces with the same values in `memory`.
+Parts copied(const Parts& pieces, std::vector<std::byte>& memory);
+
 /// Gives `record` its number and computes its fingerprint.
 void seal(CallRecord& record, uint64_t seq);
 uint64_t hash_site(const CallSite& site);

@@ -277,7 +277,7 @@ struct StepCompiler::Impl {
     for (int64_t n : sizes) {
       try {
         graphs.push_back(family.graph_at(n));
-      } catch (const ShapeError&) {  // beyond what the program can be called with
+      } catch (const Error&) {  // beyond what the program can be called with
       }
     }
     return graphs;

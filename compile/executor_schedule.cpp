@@ -15,7 +15,8 @@ namespace {
 // is done when they are bound.
 constexpr size_t kUnboundBytes = size_t(1) << 60;
 
-size_t dense_bytes(const Meta& m) { return size_t(numel(m.shape)) * size_of(m.dtype); }
+// From its first element to its last: a result has the strides of the view that it is written to.
+size_t bytes_of(const Meta& m) { return size_t(extent_of(m, 0).size) * size_of(m.dtype); }
 
 class Scheduler {
  public:
@@ -105,7 +106,7 @@ class Scheduler {
 
   Tensor fresh(const Meta& meta, int dies) {
     bool outlives = dies == int(g_.nodes.size());
-    size_t bytes = dense_bytes(meta);
+    size_t bytes = bytes_of(meta);
     s_.unplanned_bytes += bytes;
     auto kind = outlives ? Memory::Kind::kOutput : Memory::Kind::kArena;
     return see(add_memory(kind, bytes, meta.device, dies), meta, 0);
@@ -210,7 +211,7 @@ class Scheduler {
     ValueId whole = g_.nodes[size_t(join.cat)].out[0];
     define(whole, fresh(g_[whole].meta, dies(whole)));
     for (const Join::Piece& p : join.pieces) {
-      s_.unplanned_bytes += dense_bytes(p.meta);
+      s_.unplanned_bytes += bytes_of(p.meta);
       out.push_back(see(memory_of(value_[size_t(whole)]), p.meta, p.offset));
     }
     return true;
@@ -236,7 +237,7 @@ class Scheduler {
       MemoryId m = memory_of(t);
       if (m == kNoMemory || use(m).dies != node_ || memory(m).kind != Memory::Kind::kArena)
         continue;
-      if (!same_layout(t.meta(), out) || t.offset() != 0 || memory(m).bytes != dense_bytes(out))
+      if (!same_layout(t.meta(), out) || t.offset() != 0 || memory(m).bytes != bytes_of(out))
         continue;
       if (in_use_elsewhere(m, collective)) continue;
       if (std::find(taken.begin(), taken.end(), m) != taken.end()) continue;

@@ -6,6 +6,7 @@
 
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"
+#include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/update.h"
@@ -38,7 +39,8 @@ void update_lists(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
     const Tensor& param = in[lead + (i - lead) % count];
     const ShardSpec* at = spec_of(param);
     const Layout want = layout_on(param, mesh);
-    TESSERA_CHECK_AS(ShardingError, !at || at->mesh == mesh || spec_of(in[i])->mesh == at->mesh,
+    TESSERA_CHECK_AS(ShardingError,
+                     !at || at->mesh == mesh || !spec_of(in[i]) || spec_of(in[i])->mesh == at->mesh,
                      "{}: {} and {} lie over different meshes", prim->name(), describe(param),
                      describe(in[i]));
     if (!at) {
@@ -214,6 +216,7 @@ bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, 
     if (!cuts_of(in, mesh, cuts)) return false;
   }
   Metas metas = prim->infer(SmallVector<const Meta*, 2>{&in[0].meta(), &in[1].meta()});
+  const int64_t all_classes = in[0].size(1);
   DType t = metas[0].dtype;
   Box box = box_of(in[0].shape(), cuts.logits, mesh.sizes(), mesh.coordinate());
   Tensor x = cast(converted_piece(std::move(in[0]), mesh, cuts.logits), t),
@@ -223,6 +226,9 @@ bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, 
   };
   int64_t rows = x.size(0), classes = x.size(1);
   Tensor counted = ne(targets, a.ignore_index), none = scalar_tensor(0.0, t, x.device());
+  // Refuses a target that is no class, which is hot on no rank.
+  Tensor known = gather(zeros({std::max<int64_t>(1, all_classes)}, {t, x.device()}), 0,
+                        where(counted, targets, zeros({}, {targets.dtype(), x.device()})));
   Tensor largest = classes > 0 ? amax(x, {1}) : full({rows}, kLowest, {t, x.device()});
   largest = over(std::move(largest), 1, ReduceOp::kMax);
   Tensor shifted = x - unsqueeze(largest, 1), e = exp(shifted);
@@ -230,7 +236,7 @@ bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, 
          hot = eq(unsqueeze(targets, 1), numbers);
   Tensor both[] = {sum(e, {1}), sum(where(hot, shifted, none), {1})};
   Tensor meet = over(stack(both, 0), 1, ReduceOp::kSum);
-  Tensor total = select(meet, 0, 0), picked = select(meet, 0, 1);
+  Tensor total = select(meet, 0, 0), picked = select(meet, 0, 1) + known;
 
   Tensor scale = scalar_tensor(1.0, t, x.device());
   if (a.mean) scale = 1.0 / over(sum(cast(counted, t)), 0, ReduceOp::kSum);

@@ -146,18 +146,8 @@ void MessageEngine::move_pieces(const Call& call) {
   bool only_root_takes = traits(plan.kind).rooted && plan.giver < 0;
   std::vector<std::byte> copy;
   auto given = [&](int piece) { return plan.give[plan.one_for_each ? size_t(piece) : 0]; };
-  Parts give = plan.give;
-  if (plan.must_stage()) {  // results would overwrite what is still to be sent
-    int64_t total = 0;
-    for (const Part& p : give) total += p.bytes;
-    copy.resize(size_t(total));
-    std::byte* at = copy.data();
-    for (Part& p : give) {
-      if (p.bytes) std::memcpy(at, p.data, size_t(p.bytes));
-      p.data = at;
-      at += p.bytes;
-    }
-  }
+  // Results would overwrite what is still to be sent.
+  const Parts give = plan.must_stage() ? copied(plan.give, copy) : plan.give;
   int64_t bytes = plan.reduces && plan.takes ? plan.take[0].bytes : 0;
   auto terms = std::make_unique_for_overwrite<std::byte[]>(size_t(bytes) * size_t(size_));
   std::vector<const void*> sources(static_cast<size_t>(size_));

@@ -170,7 +170,7 @@ void ShmEngine::run(Call& call) {
   auto start = trial ? Clock::now() : Clock::time_point();
   past_caches_ = staged && tuner_.past_caches(window * pieces);
   ++phase_;  // the phase about to be posted chooses the staging area
-  if (staged) stage(plan, 0, window);
+  if (staged) stage(plan.give, 0, window);
   --phase_;
   double us = trial ? us_since(start) : 0;
   // Peers poll the line of both, so it is written in one go.
@@ -272,9 +272,9 @@ bool ShmEngine::meet_pools(Call& call) {
 }
 
 /// Copies bytes [begin, begin + window) of every piece into the staging area of this phase.
-void ShmEngine::stage(const Plan& plan, int64_t begin, int64_t window) {
+void ShmEngine::stage(const Parts& give, int64_t begin, int64_t window) {
   std::byte* to = segment_->stage(rank_, int(phase_ & 1));
-  for (const Part& piece : plan.give) {
+  for (const Part& piece : give) {
     int64_t bytes = inside(piece.bytes, begin, window);
     if (bytes > 0 && past_caches_)
       stream_copy(to, piece.data + begin, size_t(bytes));
@@ -338,10 +338,12 @@ void ShmEngine::run_staged(Call& call, int64_t longest) {
   int64_t window = round_down(plan.one_for_each ? area / size_ : area);
   bool slices = plan.kind == CollKind::kAllReduce;
   int pieces = plan.one_for_each ? size_ : 1;
+  std::vector<std::byte> copy;  // where results of one window would overwrite what the next gives
+  const Parts give = window < longest && plan.must_stage() ? copied(plan.give, copy) : plan.give;
   for (int64_t begin = 0; begin < longest; begin += window) {
     past_caches_ = tuner_.past_caches(std::min(window, longest - begin) * pieces);
     ++phase_;
-    stage(plan, begin, window);
+    stage(give, begin, window);
     --phase_;
     post();
     wait_all(call);

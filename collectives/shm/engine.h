@@ -67,7 +67,7 @@ class ShmEngine final : public Engine {
   Heard listen(const CallRecord& mine);
   void tell(const Call& call);
   void post();
-  void stage(const Plan& plan, int64_t begin, int64_t window);
+  void stage(const Parts& give, int64_t begin, int64_t window);
   void consume(const Plan& plan, int64_t begin, int64_t window);
   void reduce_slices(Call& call, int64_t begin, int64_t window);
   void run_staged(Call& call, int64_t longest);

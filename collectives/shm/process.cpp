@@ -2,8 +2,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
@@ -11,6 +13,7 @@
 namespace tessera::detail {
 namespace {
 
+// "" with the reason in `errno` where it cannot be opened.
 std::string read_small_file(const char* path) {
   char text[1024];
   int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -35,6 +38,15 @@ uint64_t process_start(int pid) {
     ++at;
   }
   return std::strtoull(stat.c_str() + at, nullptr, 10);
+}
+
+bool process_ended(int pid, uint64_t started) {
+  if (kill(pid, 0) != 0 && errno == ESRCH) return true;
+  // There is one of this number, or what is left of it: it, or another.
+  errno = 0;
+  const uint64_t now = process_start(pid);
+  const bool looked = now != 0 || errno == 0 || errno == ENOENT || errno == ESRCH;
+  return started != 0 && looked && now != started;
 }
 
 std::string host_identity() {

@@ -6,8 +6,11 @@
 
 namespace tessera::detail {
 
-/// When process `pid` started, in clock ticks since boot; 0 when there is none or it has ended.
+/// When process `pid` started, in clock ticks since boot; 0 when there is none or it has ended, or
+/// this process can open no file to look.
 uint64_t process_start(int pid);
+/// Whether the process that started then has ended. False where that cannot be told for now.
+bool process_ended(int pid, uint64_t started);
 
 /// A text that is equal for two processes if and only if they can share memory and see each other's
 /// pids: host name, boot and pid namespace.

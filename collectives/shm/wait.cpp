@@ -182,7 +182,7 @@ std::string ShmEngine::tell_others(const std::vector<int>& absent) const {
 
 bool ShmEngine::is_gone(int r, std::string* how) const {
   const RankState& s = segment_->state(r);
-  if (options_.processes && s.pid && process_start(s.pid) != s.started) {
+  if (options_.processes && s.pid && process_ended(s.pid, s.started)) {
     std::string cause;
     if (options_.cause_of_death) cause = options_.cause_of_death(members_.world_ranks[size_t(r)]);
     *how = fmt::format("process {} has ended{}", s.pid, cause.empty() ? "" : ": " + cause);

@@ -7,6 +7,11 @@
 
 #include "collectives/decorators/counting.h"
 #include "collectives/loopback/run_ranks.h"
+#include "core/ops/compose.h"
+#include "core/ops/create.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/update.h"
+#include "core/ops/views.h"
 #include "tests/collectives/verbs.h"
 
 namespace tessera {
@@ -23,6 +28,21 @@ TEST(Loopback, LargeTensorsInPlaceAndStaged) {
     for (int size : {2, 3, 4})
       run_ranks(size, [](ProcessGroup& g) { test::check_verbs(g, kF32, 150'001); },
                 {.read_in_place = in_place});
+}
+
+// Results of the first window lie where the second one gives.
+TEST(Loopback, WhatIsGivenMayLieAmongTheResults) {
+  const int64_t n = 400'000;
+  run_ranks(2, [&](ProcessGroup& g) {
+    Tensor out = zeros({2 * n}), in = slice(out, 0, n / 4, n / 4 + n), value = arange(0, n) + 0.5;
+    value = value.to(kF32) + double(g.rank());
+    assign_(in, value);
+    g.all_gather(out, in);
+    for (int r : {0, 1})
+      EXPECT_TRUE(
+          allclose(slice(out, 0, r * n, (r + 1) * n), value + double(r - g.rank()), 0.0, 0.0))
+          << "of rank " << r << " on " << g.rank();
+  });
 }
 
 TEST(Loopback, EmptyTensors) {

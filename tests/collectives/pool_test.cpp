@@ -2,10 +2,14 @@
 #include "collectives/shm/pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
+
+#include "collectives/shm/process.h"
 
 namespace tessera::detail {
 namespace {
@@ -14,6 +18,25 @@ int64_t bytes_held(const Pool& pool) {
   struct stat s {};
   fstat(pool.descriptor(), &s);
   return s.st_blocks * 512;
+}
+
+TEST(Process, ThatCannotBeLookedAtHasNotEnded) {
+  const uint64_t started = process_start(getpid());
+  EXPECT_FALSE(process_ended(getpid(), started));
+  EXPECT_TRUE(process_ended(getpid(), started - 1));  // another one had this number
+  const pid_t child = fork();
+  if (child == 0) _exit(0);
+  const uint64_t of_child = process_start(child);
+  waitpid(child, nullptr, 0);
+  EXPECT_TRUE(process_ended(child, of_child));
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit none{.rlim_cur = 0, .rlim_max = before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  EXPECT_EQ(process_start(getpid()), 0u);
+  EXPECT_FALSE(process_ended(getpid(), started));
+  EXPECT_TRUE(process_ended(child, of_child));
+  setrlimit(RLIMIT_NOFILE, &before);
 }
 
 TEST(Pool, BlocksAreApartAndComeBack) {

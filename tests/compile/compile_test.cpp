@@ -68,6 +68,28 @@ TEST(Compile, ResultsOverPartsOfWhatEndsThere) {
   }
 }
 
+// Its results have the strides of the column that it writes, and may not lie over the operand.
+TEST(Compile, AColumnIsWrittenByWhatReducesIt) {
+  auto program = [](Tensor& state) {
+    return [&state](const Tensor& x) {
+      Tensor column = select(state, 1, 0);
+      add_(column, sum(column, {0}, true));
+      Tensor most = amax(column, {0}, true);
+      return std::tuple(most, column - most, column * x);
+    };
+  };
+  auto start = [] { return reshape(arange(0, 132), {33, 4}).clone(); };
+  Tensor state = start(), expected = start();
+  auto f = compile(program(state));
+  for (int k = 0; k < 4; ++k) {
+    auto [a, b, c] = f(arange(k, k + 33));
+    auto [p, q, r] = program(expected)(arange(k, k + 33));
+    const std::string call = "call " + std::to_string(k);
+    expect_same_bits(state, expected, "state, " + call);
+    expect_same_bits(Tensors{a, b, c}, Tensors{p, q, r}, call);
+  }
+}
+
 TEST(Compile, ViewsWithoutElements) {
   auto program = [](const Tensor& x) { return sum(slice(x, 0, 4, 5)) + sum(x); };
   auto f = compile(program);

@@ -118,6 +118,15 @@ TEST(Dynamic, WhatIsNotLinearIsAGraphForEachSize) {
   EXPECT_NE(f.report().why_static, "");
 }
 
+// What two sizes foretell of a third is no shape.
+TEST(Dynamic, SquaresOfSizesThatShrink) {
+  auto program = [](const Tensor& a) { return a + sum(zeros({a.size(0) * a.size(0)}, {kF64})); };
+  auto f = compile(program);
+  for (int64_t n : {64, 32, 8, 16})
+    expect_same_bits(f(numbers(1, n)), program(numbers(1, n)), "length");
+  EXPECT_NE(f.report().why_static, "");
+}
+
 TEST(Dynamic, OtherOpsAtOtherSizes) {
   auto program = [](const Tensor& a) { return a.size(0) % 2 ? exp(a) : a * 2.0; };
   auto f = compile(program, {.skip = "decompose,fuse"});

@@ -7,12 +7,15 @@
 #include "collectives/decorators/counting.h"
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
+#include "core/nn/nn.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
+#include "core/optim/optim.h"
+#include "dtensor/dtensor.h"
 #include "tests/dtensor/cases.h"
 #include "tests/support/temp_folder.h"
 
@@ -205,6 +208,37 @@ TEST(DTensor, ErrorsSayWhatToDo) {
     expect([&] { mesh["dp"]; }, "no axis \"dp\"; this mesh has tp");
     expect([&] { init_device_mesh({{"a", 3}}); }, "is 3 ranks, but group");
     expect([&] { parse_mesh("dp=2,tp"); }, "write axes as dp=2,tp=2");
+  });
+}
+
+// Those of the rows that a rank has; classes that are cut are on no rank in question.
+TEST(DTensor, ATargetThatIsNoClassIsRefused) {
+  run_ranks(2, [&](ProcessGroup& g) {
+    DeviceMesh mesh = init_device_mesh({{"tp", 2}});
+    Tensor logits = sample_values({4, 7}, -1, 1, 1);
+    LossParallel allowed;
+    ReplicatePlain same_targets;
+    for (int dim : {0, 1})
+      for (int64_t wrong : {int64_t(7), int64_t(-1)}) {
+        Tensor targets = from_values<int64_t>({1, wrong, -100, wrong}, {4});
+        std::string e =
+            error_of([&] { nn::cross_entropy(distribute(logits, mesh, {Shard(dim)}), targets); });
+        std::string part =
+            fmt::format("index {} at position [1] is outside dim 0 of extent 7", wrong);
+        EXPECT_NE(e.find(part), e.npos) << "rank " << g.rank() << ", dim " << dim << ": " << e;
+      }
+  });
+}
+
+TEST(DTensor, APlainGradientAmongSeveralMeshes) {
+  run_ranks(2, [&](ProcessGroup&) {
+    DeviceMesh a = init_device_mesh({{"a", 2}}), b = init_device_mesh({{"b", 2}});
+    Tensor x = distribute(ones({4}), a, {Shard(0)}).requires_grad_(),
+           y = distribute(ones({4}), b, {Shard(0)}).requires_grad_();
+    optim::SGD opt(std::vector<Tensor>{x, y}, {.lr = 0.1});
+    x.set_grad(distribute(ones({4}), a, {Shard(0)}));
+    y.set_grad(ones({4}));
+    EXPECT_THROW(opt.step(), ShardingError);
   });
 }
 
