@@ -17,7 +17,7 @@ class AsStrided final : public Primitive {
     if (t.storage()) {
       Range r = extent_of(t.meta(), t.offset());
       size_t bytes = size_t(r.begin + r.size) * size_of(t.dtype());
-      TESSERA_CHECK(r.begin >= 0 && bytes <= t.storage()->bytes(),
+      TESSERA_CHECK(r.size == 0 || (r.begin >= 0 && bytes <= t.storage()->bytes()),
                     "as_strided: elements {} to {} of a storage of {} bytes; pass the tensor that "
                     "was viewed as an input",
                     r.begin, r.begin + r.size, t.storage()->bytes());

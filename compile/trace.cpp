@@ -15,6 +15,7 @@ bool same_layout(const Meta& a, int64_t offset_a, const Meta& b, int64_t offset_
 }
 
 bool contains(const Range& outer, const Range& inner) {
+  if (inner.size == 0) return true;
   return outer.begin <= inner.begin && inner.begin + inner.size <= outer.begin + outer.size;
 }
 
@@ -49,7 +50,8 @@ void TraceBackend::begin_graph(const TraceOptions& options) {
     ValueId id = add_value(t, kNoBuffer);
     graph_.values[size_t(id)].buffer = id;
     graph_.inputs.push_back(id);
-    ++remember(t, id).inputs;
+    Memory& m = remember(t, id);
+    if (++m.inputs == 1) m.input = t;
   }
 }
 
@@ -69,12 +71,13 @@ ValueId TraceBackend::read(const Tensor& t) {
 // A layout of known memory that no recorded op made: viewed before the trace, or before a write.
 ValueId TraceBackend::reach(Memory& memory, const Tensor& t) {
   const Layout base = memory.layouts[0];
+  const Tensor& input = memory.input;
   TESSERA_CHECK(
-      memory.inputs == 0 || (memory.inputs == 1 && contains(extent_of(base.meta, base.offset),
+      memory.inputs == 0 || (memory.inputs == 1 && contains(extent_of(input.meta(), input.offset()),
                                                             extent_of(t.meta(), t.offset()))),
-      "{}: {} shares memory with an input, {}{}, but is not made from it; pass it as an input "
+      "{}: {} shares memory with an input, {}, but is not made from it; pass it as an input "
       "of its own",
-      who_, describe(t), name_of(base.meta.dtype), tessera::to_string(base.meta.shape));
+      who_, describe(t), describe(input));
   TESSERA_CHECK(t.dtype() == base.meta.dtype, "{}: {} shares memory with a value of {}", who_,
                 describe(t), name_of(base.meta.dtype));
   ValueId id = add_value(t, graph_[base.id].buffer);

@@ -50,6 +50,7 @@ class TraceBackend : public Backend {
     uint32_t version = 0;
     SmallVector<Layout, 2> layouts;  // the first one stands for the others
     int inputs = 0;                  // explicit inputs that live in it
+    Tensor input = {};               // the first of them
   };
 
   /// What happens to an op besides being written down: it runs. StepRecorder puts it off.

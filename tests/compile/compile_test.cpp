@@ -267,6 +267,45 @@ TEST(Compile, AnArgumentThatIsLookedAtAndWritten) {
     expect_same_bits(f(numbers(k), numbers(1)), program(numbers(k), numbers(1)), "call");
 }
 
+TEST(Compile, PartsOfAnArgumentAreWritten) {
+  using Program = std::function<Tensor(const Tensor&)>;
+  const Program programs[] = {[](const Tensor& x) {
+                                fill_(x[1], 7.0);
+                                return x + 0.0;
+                              },
+                              [](const Tensor& x) {
+                                fill_(x[1], 7.0);
+                                add_(x[0], x[1]);
+                                return x[1] * 2.0;
+                              },
+                              [](const Tensor& x) {
+                                Tensor before = x[0];
+                                fill_(x[1], 7.0);
+                                return before + sum(x);
+                              }};
+  for (const Program& program : programs) {
+    auto f = compile(program);
+    for (int k = 0; k < 4; ++k) {
+      Tensor x = reshape(numbers(k), {2, -1}), y = reshape(numbers(k), {2, -1});
+      expect_same_bits(f(x), program(y), "call " + std::to_string(k));
+      expect_same_bits(x, y, "argument of call " + std::to_string(k));
+    }
+    EXPECT_EQ(f.report().replays, 2) << f.report().why_not;
+  }
+}
+
+TEST(Compile, EmptyViewsAtTheEndOfAnArgument) {
+  for (int64_t columns : {3, 0}) {
+    auto f = compile([](const Tensor& x) {
+      Tensor end = slice(x, 0, 7, 7);
+      sum(x).item<double>();
+      return sum(end * 2.0) + sum(x);
+    });
+    for (int k = 0; k < 4; ++k)
+      EXPECT_EQ(f(full({7, columns}, k)).item<double>(), double(7 * columns * k));
+  }
+}
+
 TEST(Compile, GradientsOfLeaves) {
   Tensor w = numbers(1).requires_grad_(), eager = numbers(1).requires_grad_();
   auto zeroed = [](Tensor& w) {
