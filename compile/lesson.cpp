@@ -122,6 +122,9 @@ class Lesson {
                    .depends = s.depends};
     slot.before = s.before;
     bool read = s.before.defined() && implicit_.contains(piece_of(s.before).storage().get());
+    if (read && s.changed && !s.after.defined())
+      return "gradients that were made outside of it are read and let go; put backward into the "
+             "same function";
     if (read && s.changed && !same_place(s.after, s.before))
       return "gradients accumulate over calls; call zero_grad inside of the step";
     slot.depends |= read;

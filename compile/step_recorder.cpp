@@ -1,27 +1,37 @@
 #include "compile/step_recorder.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "compile/as_strided.h"
 #include "compile/verify.h"
 #include "core/autograd/graph.h"
 #include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
+#include "core/tensor/ready_lock.h"
 
 namespace tessera::compiler {
 
 // Waiting for it runs the segment. Tensors that were never computed keep it beyond the recorder.
 class StepRecorder::Promise final : public Event {
  public:
-  explicit Promise(StepRecorder* recorder) : recorder_(recorder) {}
+  explicit Promise(StepRecorder* recorder, bool only_read = false)
+      : only_read_(only_read), recorder_(recorder) {}
   bool done() const override { return false; }
   void wait() override {
+    bool elsewhere = std::this_thread::get_id() != thread_;
+    if (elsewhere && only_read_) return;  // what is put off will find the values of now too
     if (!recorder_) throw UserError("compile: this value was never computed: " + why_);
+    TESSERA_CHECK(!elsewhere,
+                  "compile: what another thread records writes this memory; wait for its call to "
+                  "return");
     recorder_->looked_at("the memory of a tensor is read");
   }
   void give_up(std::string why) { recorder_ = nullptr, why_ = std::move(why); }
 
  private:
+  const std::thread::id thread_ = std::this_thread::get_id();
+  const bool only_read_;
   StepRecorder* recorder_;
   std::string why_;
 };
@@ -31,7 +41,8 @@ StepRecorder::StepRecorder(const TraceOptions& options, RunSegment run,
     : TraceBackend({}, "compile"),
       options_(options),
       run_(std::move(run)),
-      promise_(new Promise(this)) {
+      promise_(new Promise(this)),
+      reading_(new Promise(this, true)) {
   TESSERA_CHECK(!context().backend, "compile: this thread runs another backend already");
   begin_graph(options_);
   for (const Tensor& t : options_.inputs) meets(t);  // so that a look at one is noticed
@@ -82,20 +93,36 @@ Tensors StepRecorder::execute(const PrimRef& prim, Inputs in) {
 
 void StepRecorder::write(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
   check_destinations(*prim, dst, prim->infer(metas_of(in)));
-  for (const Tensor& d : dst) d.storage()->bump_version();
+  std::lock_guard lock(ready_lock());
+  for (const Tensor& d : dst) {
+    d.storage()->bump_version();
+    d.storage()->set_ready(promise_);
+  }
 }
 
 // From here on the memory is pending, so nobody looks at it or changes it behind the graph.
 bool StepRecorder::meets(const Tensor& t) {
   Storage& s = *t.storage();
-  if (s.ready() == promise_) return false;
+  std::lock_guard lock(ready_lock());
+  if (own(s.ready())) return false;
   TESSERA_CHECK(!dynamic_cast<Promise*>(s.ready().get()),
                 "compile: {} is part of what another thread records; give each rank tensors of its "
                 "own",
                 describe(t));
   met_.push_back({t.storage(), s.ready()});
-  s.set_ready(promise_);
+  s.set_ready(reading_);
   return true;
+}
+
+bool StepRecorder::own(const Ref<Event>& ready) const {
+  return ready == promise_ || ready == reading_;
+}
+
+// Existing memory waits for what it waited for before.
+void StepRecorder::leave(const std::vector<Met>& met) {
+  std::lock_guard lock(ready_lock());
+  for (const Met& m : met)
+    if (own(m.storage->ready())) m.storage->set_ready(m.before);
 }
 
 // ---- what the program does besides ops
@@ -213,8 +240,7 @@ void StepRecorder::flush() {
   bool anything = !graph_.nodes.empty();
   Graph graph = TraceBackend::finish(seen);
   std::vector<Met> met = std::exchange(met_, {});
-  for (Met& m : met)
-    if (m.storage->ready() == promise_) m.storage->set_ready(m.before);
+  leave(met);
   if (anything) {
     ++segments_;
     provided_.clear();
@@ -240,10 +266,9 @@ void StepRecorder::finish() {
   if (!recording_) return;
   recording_.reset();
   auto stop = [this] {
-    for (Met& m : met_)
-      if (m.storage->ready() == promise_) m.storage->set_ready(m.before);
-    met_.clear();
+    leave(std::exchange(met_, {}));
     promise_->give_up("its recording is over");
+    reading_->give_up("its recording is over");
   };
   try {
     flush();

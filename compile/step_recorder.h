@@ -94,6 +94,8 @@ class StepRecorder final : public TraceBackend {
   Tensors execute(const PrimRef& prim, Inputs in) override;
   void write(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
   bool meets(const Tensor& t) override;
+  bool own(const Ref<Event>& ready) const;
+  void leave(const std::vector<Met>& met);
   void looked_at(const std::string& why);
   TouchedSetting& setting(const RefCounted& owner, const int64_t& value, bool read);
   void forget_handles();
@@ -103,7 +105,8 @@ class StepRecorder final : public TraceBackend {
 
   TraceOptions options_;
   RunSegment run_;
-  Ref<Promise> promise_;
+  Ref<Promise> promise_;  // of results and of memory that the segment writes
+  Ref<Promise> reading_;  // of existing memory that it has only read so far
   std::vector<Met> met_;  // existing memory that the segment reads or writes
   std::vector<TouchedSlot> slots_;
   std::vector<TouchedSetting> settings_;

@@ -1,8 +1,10 @@
 #include "core/tensor/storage.h"
 
 #include <algorithm>
+#include <mutex>
 
 #include "core/base/small_vector.h"
+#include "core/tensor/ready_lock.h"
 
 namespace tessera {
 
@@ -42,11 +44,24 @@ Storage::~Storage() {
 void* Storage::operator new(size_t bytes) { return pool_allocate(bytes); }
 void Storage::operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }
 
+std::mutex& ready_lock() {
+  static std::mutex lock;
+  return lock;
+}
+
 void Storage::wait_ready_slow() {
-  while (ready_) {  // what was waited for may have put another event in its place
-    Ref<Event> e = ready_;
+  for (;;) {  // what was waited for may have put another event in its place
+    Ref<Event> e;
+    {
+      std::lock_guard lock(ready_lock());
+      e = ready_;
+    }
+    if (!e) return;
     e->wait();
-    if (ready_ == e) ready_.reset();
+    std::lock_guard lock(ready_lock());
+    if (ready_ != e) continue;
+    if (!e->done()) return;  // pending for the thread that put it there alone
+    ready_.reset();
   }
 }
 

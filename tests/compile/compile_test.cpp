@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "core/autograd/autograd.h"
 #include "core/base/deterministic.h"
 #include "core/ops/create.h"
@@ -306,6 +308,37 @@ TEST(Compile, EmptyViewsAtTheEndOfAnArgument) {
   }
 }
 
+TEST(Compile, WhatIsRecordedIsReadByAnotherThread) {
+  Tensor w = numbers(1), state = numbers(0), seen;
+  auto elsewhere = [&](const Tensor& t) { std::thread([&] { seen = t * 2.0; }).join(); };
+  auto f = compile([&](const Tensor& a) {
+    Tensor y = a * w;
+    elsewhere(w), elsewhere(a);
+    return y + 1.0;
+  });
+  for (int k = 0; k < 4; ++k) {
+    expect_same_bits(f(numbers(k)), numbers(k) * numbers(1) + 1.0, "call");
+    if (k < 2) expect_same_bits(seen, numbers(k) * 2.0, "read elsewhere");
+  }
+  EXPECT_EQ(f.report().replays, 2) << f.report().why_not;
+
+  std::string error;
+  auto g = compile([&](const Tensor& a) {
+    add_(state, a);
+    std::thread([&] {
+      try {
+        seen = state * 2.0;
+      } catch (const UserError& e) {
+        error = e.what();
+      }
+    }).join();
+  });
+  g(numbers(1));
+  EXPECT_EQ(error,
+            "compile: what another thread records writes this memory; wait for its call to return");
+  expect_same_bits(state, numbers(0) + numbers(1), "state");
+}
+
 TEST(Compile, GradientsOfLeaves) {
   Tensor w = numbers(1).requires_grad_(), eager = numbers(1).requires_grad_();
   auto zeroed = [](Tensor& w) {
@@ -349,6 +382,15 @@ TEST(Compile, GradientsMadeOutside) {
     f(0.01), program(eager)(0.01);
     expect_same_bits(w.detach(), eager.detach(), "after " + std::to_string(k));
   }
+  auto drops = compile([&](double rate) {
+    NoGrad off;
+    add_(w.detach(), w.grad() * -rate);
+    w.set_grad({});
+  });
+  for (int k = 0; k < 3; ++k) sum(square(w)).backward(), drops(0.01);
+  EXPECT_EQ(drops.report().why_not,
+            "gradients that were made outside of it are read and let go; put backward into the "
+            "same function");
 }
 
 TEST(Compile, ResultsWithHistoryStayDifferentiable) {

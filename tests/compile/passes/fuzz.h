@@ -2,6 +2,7 @@
 // random shapes, made of pointwise ops with broadcasting, views, reductions, softmax and norms,
 // products, joins, writes to state through views, and gradients.
 #pragma once
+#include <cstdlib>
 #include <optional>
 #include <random>
 
@@ -15,6 +16,12 @@
 #include "core/ops/views.h"
 
 namespace tessera::test {
+
+/// An environment variable as a number.
+inline uint64_t number_from(const char* variable, uint64_t otherwise) {
+  const char* text = std::getenv(variable);
+  return text ? std::strtoull(text, nullptr, 10) : otherwise;
+}
 
 class RandomStep {
  public:
@@ -47,10 +54,14 @@ class RandomStep {
           if (g.defined()) out.push_back(g);
     }
     for (int i = 0, n = pick(1, 4); i < n; ++i) out.push_back(any().t.detach());
+    pool_.clear(), leaves_.clear();  // nothing but results outlives a run
     return out;
   }
 
   std::vector<Tensor> inputs, state;
+  // What only a whole program may do: values are read on the host, inputs are written, and views
+  // begin anywhere and may have no elements.
+  bool whole_program = false;
 
  private:
   struct Entry {
@@ -94,6 +105,7 @@ class RandomStep {
   }
 
   void op() {
+    if (whole_program && pick(0, 5) == 0) return pick(0, 11) ? part() : look();
     switch (pick(0, 15)) {
       case 0:
       case 1: return unary();
@@ -218,9 +230,23 @@ class RandomStep {
       default: return add(clone(e.t), e.exact);
     }
   }
+  void part() {
+    Entry e = any();
+    if (e.t.ndim() == 0) return unary();
+    int d = pick(0, e.t.ndim() - 1), begin = pick(0, int(e.t.size(d)));
+    Tensor t = slice(e.t, d, begin, pick(begin, int(e.t.size(d))), pick(1, 2));
+    add(t.numel() ? t : sum(t, {d}, true), e.exact);
+  }
+  void look() {
+    Entry e = number();
+    add(e.t * (sum(e.t.detach()).to(kF64).item<double>() > 0 ? 2.0 : 3.0), e.exact);
+  }
   void write() {
     NoGrad off;
-    Tensor s = state[size_t(pick(0, int(state.size()) - 1))];
+    std::vector<Tensor> targets = state;
+    if (whole_program && !differentiate_)
+      targets.insert(targets.end(), inputs.begin(), inputs.end());
+    Tensor s = targets[size_t(pick(0, int(targets.size()) - 1))];
     if (s.ndim() && pick(0, 1)) s = select(s, pick(0, s.ndim() - 1), 0);
     add(pick(0, 1) ? clone(s) : neg(s), exact_state_);
     Entry e = number();

@@ -4,18 +4,13 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-
 #include "tests/compile/passes/close.h"
 #include "tests/compile/passes/graphs.h"
 
 namespace tessera::compiler {
 namespace {
 
-uint64_t number_from(const char* variable, uint64_t otherwise) {
-  const char* text = std::getenv(variable);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
+using test::number_from;
 
 // Where narrower floats are computed with, f64 results may come from their sums.
 test::Tolerance for_graph(const Graph& g, test::Tolerance t) {

@@ -1,0 +1,79 @@
+// Random programs through compile(), from their first call on, against the same programs run
+// eagerly. A failure prints its seed; TESSERA_FUZZ_SEED runs one seed again, TESSERA_FUZZ_COUNT
+// sets how many are run.
+#include <gtest/gtest.h>
+
+#include "compile/compile.h"
+#include "tests/compile/passes/close.h"
+#include "tests/compile/passes/fuzz.h"
+
+namespace tessera::compiler {
+namespace {
+
+using test::number_from;
+using test::RandomStep;
+
+std::vector<Tensor> run_on(RandomStep& step, const std::vector<Tensor>& arguments) {
+  step.inputs = arguments;
+  Tensors out = step.run();
+  step.inputs = {};
+  return {out.begin(), out.end()};
+}
+
+// Arguments with other values at each call. Dense, or every second element of a last dim.
+std::vector<Tensor> arguments_of(const std::vector<Tensor>& like, int call, bool spread) {
+  std::vector<Tensor> list;
+  for (const Tensor& t : like) {
+    Tensor a = sin(t * double(call + 1) * 1.7);
+    if (spread && t.ndim()) {
+      Tensor twice[] = {a, a};
+      a = slice(cat(twice, -1), -1, 0, 2 * a.size(-1), 2);
+    }
+    list.push_back(a);
+  }
+  return list;
+}
+
+// Replays that were seen; results of earlier calls are looked at again at the end.
+int64_t run_seed(uint64_t seed, const std::string& skip, const test::Tolerance& tolerance) {
+  RandomStep ours(seed), eager(seed);
+  ours.whole_program = eager.whole_program = true;
+  const std::vector<Tensor> like = ours.inputs;
+  auto step =
+      compile([&](const std::vector<Tensor>& in) { return run_on(ours, in); }, {.skip = skip});
+  std::vector<Tensor> got, want;
+  auto keep = [](std::vector<Tensor>& list, const std::vector<Tensor>& more) {
+    list.insert(list.end(), more.begin(), more.end());
+  };
+  for (int call = 0; call < 4; ++call) {
+    std::string what = "seed " + std::to_string(seed) + " call " + std::to_string(call) + " ";
+    auto in = arguments_of(like, call, seed % 3 == 0),
+         same = arguments_of(like, call, seed % 3 == 0);
+    try {
+      keep(got, step(in)), keep(want, run_on(eager, same));
+    } catch (const Error& e) {
+      ADD_FAILURE() << what << e.what();
+      return 0;
+    }
+    keep(got, in), keep(want, same);
+    test::expect_close(got, want, tolerance, what);
+    test::expect_close(ours.state, eager.state, tolerance, what + "state ");
+    if (testing::Test::HasFailure()) return 0;
+  }
+  return step.report().replays;
+}
+
+void fuzz(uint64_t count, const std::string& skip, const test::Tolerance& tolerance) {
+  uint64_t first = number_from("TESSERA_FUZZ_SEED", 1);
+  if (std::getenv("TESSERA_FUZZ_SEED")) count = 1;
+  count = number_from("TESSERA_FUZZ_COUNT", count);
+  int64_t replays = 0;
+  for (uint64_t seed = first; seed < first + count && !testing::Test::HasFailure(); ++seed)
+    replays += run_seed(seed, skip, tolerance);
+  EXPECT_TRUE(count < 10 || replays > int64_t(count) / 4) << replays;
+}
+
+TEST(RandomPrograms, ComputeTheSameBits) { fuzz(400, "decompose,accumulate,fuse", {}); }
+
+}  // namespace
+}  // namespace tessera::compiler
