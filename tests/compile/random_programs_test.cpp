@@ -73,7 +73,7 @@ void fuzz(uint64_t count, const std::string& skip, const test::Tolerance& tolera
   EXPECT_TRUE(count < 10 || replays > int64_t(count) / 4) << replays;
 }
 
-TEST(RandomPrograms, ComputeTheSameBits) { fuzz(400, "decompose,accumulate,fuse", {}); }
+TEST(RandomPrograms, ComputeTheSameBits) { fuzz(3000, "decompose,accumulate,fuse", {}); }
 
 }  // namespace
 }  // namespace tessera::compiler
