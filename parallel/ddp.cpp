@@ -251,12 +251,9 @@ std::unique_ptr<Reducer> make_reducer(nn::Module& model, const DdpOptions& optio
         t.name, describe(t.tensor));
   if (group->size() > 1)
     for (const NamedTensor& t : model.state()) broadcast_(t.tensor.detach(), group, 0);
-  std::vector<NamedTensor> trainable;
-  for (NamedTensor& p : model.named_parameters())
-    if (p.tensor.requires_grad()) trainable.push_back(std::move(p));
   DdpOptions o = options;
   o.group = group;
-  return std::make_unique<Reducer>(std::move(trainable), o);
+  return std::make_unique<Reducer>(model.trainable_parameters(), o);
 }
 
 double count_weight(ProcessGroup& group, int64_t count) {

@@ -12,8 +12,8 @@ namespace tessera::data {
 /// follows inputs[b, t].
 struct Batch {
   Tensor inputs, targets;
-  Tensor sample_numbers;  // i64 [B]: keys of randomness (dropout)
-  int64_t cursor = 0;     // where sampling resumes after this batch (DistributedSampler::cursor)
+  Tensor sample_numbers = {};  // i64 [B]: keys of randomness (dropout); from the loader
+  int64_t cursor = 0;  // where sampling resumes after this batch (DistributedSampler::cursor)
   int64_t rows() const { return sample_numbers.size(0); }
 };
 
@@ -22,7 +22,7 @@ class Dataset {
   virtual ~Dataset() = default;
   /// Items; 0 for a dataset that is endless (items are drawn by number).
   virtual int64_t size() const = 0;
-  /// Uninitialised tensors for `rows` samples; sample_numbers is filled by the loader.
+  /// Uninitialised inputs and targets of `rows` samples.
   virtual Batch allocate(int64_t rows) const = 0;
   /// Writes the sample into row `row`. Thread-safe. Throws UserError when its data are bad.
   virtual void read(const Sample& sample, int64_t row, const Batch& to) const = 0;

@@ -25,8 +25,7 @@ ImageDataset::ImageDataset(std::shared_ptr<const ImageSource> source,
 
 Batch ImageDataset::allocate(int64_t rows) const {
   return {.inputs = permute(empty({rows, o_.size, o_.size, 3}, kF32), {0, 3, 1, 2}),
-          .targets = empty({rows}, kI64),
-          .sample_numbers = empty({rows}, kI64)};
+          .targets = empty({rows}, kI64)};
 }
 
 Image ImageDataset::transformed(Image image, const Sample& sample) const {

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/ops/create.h"
 
 namespace tessera::data {
 
@@ -128,6 +129,7 @@ void DataLoader::enqueue() {
   job->samples = sampler_.next();
   job->batch = dataset_->allocate(int64_t(job->samples.size()));
   job->batch.cursor = sampler_.cursor();
+  job->batch.sample_numbers = empty({int64_t(job->samples.size())}, kI64);
   int64_t* numbers = job->batch.sample_numbers.data<int64_t>();
   for (size_t i = 0; i < job->samples.size(); ++i) numbers[i] = job->samples[i].number;
   {

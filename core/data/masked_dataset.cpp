@@ -26,7 +26,7 @@ MaskedDataset::MaskedDataset(Tokens tokens, const MaskingOptions& options, std::
 int64_t MaskedDataset::size() const { return o_.random_windows ? 0 : tokens_.size() / words_; }
 
 Batch MaskedDataset::allocate(int64_t rows) const {
-  return {empty({rows, o_.length}, kI64), empty({rows, o_.length}, kI64), empty({rows}, kI64)};
+  return {empty({rows, o_.length}, kI64), empty({rows, o_.length}, kI64)};
 }
 
 void MaskedDataset::read(const Sample& sample, int64_t row, const Batch& to) const {

@@ -18,7 +18,7 @@ TokenDataset::TokenDataset(Tokens tokens, int64_t context, int64_t vocab_size, s
 }
 
 Batch TokenDataset::allocate(int64_t rows) const {
-  return {empty({rows, context_}, kI64), empty({rows, context_}, kI64), empty({rows}, kI64)};
+  return {empty({rows, context_}, kI64), empty({rows, context_}, kI64)};
 }
 
 void TokenDataset::read(const Sample& sample, int64_t row, const Batch& to) const {

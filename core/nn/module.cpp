@@ -151,6 +151,13 @@ void Module::check_name(const std::string& name, const char* who) const {
 
 void Module::register_parameter(std::string name, Tensor& slot, Tensor value) {
   check_name(name, "register_parameter");
+  if (value.defined() && is_floating(value.dtype())) {
+    value.requires_grad_();
+    TESSERA_CHECK(!grad_meta(value)->producer,
+                  "register_parameter: \"{}\" of a {} is the result of an op, so no optimizer can "
+                  "train it; register value.detach()",
+                  name, type_name());
+  }
   slot = std::move(value);
   entries_.push_back({std::move(name), &slot, false, true});
 }
@@ -181,6 +188,15 @@ void Module::set_path(const std::string& path) {
 
 void Module::draw() {
   if (building().draw) reset(InitKeys::next());
+}
+
+void Module::reset(const InitKeys& keys) {
+  for (const Entry& e : entries_)
+    TESSERA_CHECK(e.is_buffer || !e.slot->defined(),
+                  "{}: nothing draws its parameter \"{}\"; override reset(keys): fill it, as in "
+                  "nn::normal_({}, 0, 0.02, keys.key(\"{}\")), and call reset_children(keys)",
+                  type_name(), e.name, e.name, e.name);
+  reset_children(keys);
 }
 
 void Module::reset_children(const InitKeys& keys) {
@@ -229,6 +245,11 @@ std::vector<NamedTensor> Module::distinct(bool parameters, bool buffers, bool pe
 }
 
 std::vector<NamedTensor> Module::named_parameters() { return distinct(true, false, false); }
+std::vector<NamedTensor> Module::trainable_parameters() {
+  std::vector<NamedTensor> all = named_parameters();
+  std::erase_if(all, [](const NamedTensor& p) { return !p.tensor.requires_grad(); });
+  return all;
+}
 std::vector<NamedTensor> Module::named_buffers() { return distinct(false, true, false); }
 std::vector<NamedTensor> Module::state() { return distinct(true, true, true); }
 

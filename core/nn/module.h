@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -53,6 +54,24 @@ struct Slot {
   bool persistent = true;  // buffers only: part of state()
 };
 
+namespace detail {
+template <class C, class X>
+C* declarer_of_unary(Tensor (C::*)(X));
+template <class C, class X>
+C* declarer_of_unary(Tensor (C::*)(X) const);
+/// Whether M, or a base other than Module, declares a forward of one tensor: it hides
+/// Module::forward, and with it hooks, scopes and recompute().
+template <class M>
+constexpr bool hides_forward() {
+  if constexpr (requires(M & m, Tensor x) {
+                  m.forward(x);
+                  declarer_of_unary(&M::forward);
+                })
+    return !std::is_same_v<decltype(declarer_of_unary(&M::forward)), Module*>;
+  return false;
+}
+}  // namespace detail
+
 struct LoadOptions {
   bool strict = true;  // missing and unexpected names are errors; shapes that differ always are
 };
@@ -65,14 +84,16 @@ class Module {
   virtual ~Module();
 
   /// y = module(x) for modules with one input and one result: enters the module's scope, runs
-  /// pre-hooks, compute(), post-hooks. Modules with other inputs declare a forward() of their own
-  /// built on call().
+  /// pre-hooks, compute(), which a module overrides (not this), and post-hooks. Modules with other
+  /// inputs declare a forward() of their own built on call().
   Tensor forward(Tensor x);
   Tensor operator()(Tensor x) { return forward(std::move(x)); }
 
   /// In every list below order is registration order and tied tensors appear once.
   std::vector<Tensor> parameters();
   std::vector<NamedTensor> named_parameters();
+  /// Those that require grad: what an optimizer takes where a part of the model is frozen.
+  std::vector<NamedTensor> trainable_parameters();
   std::vector<NamedTensor> named_buffers();
   /// This module ("") and all below it; a module reached twice is listed once.
   std::vector<std::pair<std::string, Module*>> named_modules();
@@ -130,17 +151,26 @@ class Module {
   std::string to_string() const;
 
   // How a module is built; called from constructors.
+  /// A float `value` requires grad from now on (freeze it afterwards, by requires_grad_(false));
+  /// an undefined one leaves the slot empty, as a bias that is off. Throws UserError for a name
+  /// that is taken and for the result of an op that is differentiated.
   void register_parameter(std::string name, Tensor& slot, Tensor value);
   void register_buffer(std::string name, Tensor& slot, Tensor value, bool persistent = true);
   template <class M>
   std::shared_ptr<M> register_module(std::string name, std::shared_ptr<M> module) {
+    static_assert(
+        !detail::hides_forward<M>(),
+        "this module declares forward(Tensor), which hides Module::forward with its hooks: "
+        "override compute(Tensor) instead; forward() then calls it");
     adopt(std::move(name), module);
     return module;
   }
 
-  /// Draws own parameters and those of children with keys named after them. A module whose parts
-  /// need another distribution (a GPT's residual projections) overrides this.
-  virtual void reset(const InitKeys& keys) { reset_children(keys); }
+  /// Draws own parameters and those of children with keys named after them. A module with
+  /// parameters of its own overrides this, and one whose parts need another distribution (a GPT's
+  /// residual projections). The default draws children only; it throws UserError naming an own
+  /// parameter.
+  virtual void reset(const InitKeys& keys);
 
  protected:
   virtual Tensor compute(Tensor x);

@@ -28,7 +28,7 @@ data::Batch Synthetic::allocate(int64_t rows) const {
     in.insert(0, rows);
     inputs = empty(in, ids_ ? kI64 : kF32);
   }
-  return {.inputs = inputs, .targets = empty(out, kI64), .sample_numbers = empty({rows}, kI64)};
+  return {.inputs = inputs, .targets = empty(out, kI64)};
 }
 
 void Synthetic::read(const data::Sample& sample, int64_t row, const data::Batch& to) const {

@@ -43,6 +43,16 @@ struct GemmHash {
   }
 };
 
+// Multiplications that take about as long as to wake the other threads, which is thousands of times
+// as long where another program holds one of their cores. One thread computes so few.
+constexpr int64_t kFewProducts = int64_t(1) << 18;
+
+bool for_one_thread(const Gemm& g) {
+  int64_t products = g.m * g.n * g.k;
+  for (int i = 0; i < g.batch; ++i) products *= g.extent[i];
+  return products <= kFewProducts;
+}
+
 constexpr size_t kMaxPrepared = 4096;  // programs with ever new shapes start over rather than grow
 
 Prepared prepare(const Gemm& g) {
@@ -74,7 +84,7 @@ Prepared prepare(const Gemm& g) {
 
 Prepared& prepared(const Gemm& g) {
   thread_local std::unordered_map<GemmKey, Prepared, GemmHash> cache;
-  LibraryThreads threads;
+  LibraryThreads threads(for_one_thread(g));
   GemmKey key(g);
   auto it = cache.find(key);
   if (it == cache.end()) {
@@ -85,7 +95,7 @@ Prepared& prepared(const Gemm& g) {
 }
 
 void run_onednn(const Gemm& g, const void* a, const void* b, void* c, void* work) {
-  LibraryThreads threads;
+  LibraryThreads threads(for_one_thread(g));
   Prepared& p = prepared(g);
   p.a.set_data_handle(const_cast<void*>(a));
   p.b.set_data_handle(const_cast<void*>(b));

@@ -16,11 +16,13 @@ inline dnnl::stream& stream() {
   return s;
 }
 
-/// oneDNN's threads: one in deterministic mode, since it may split a sum by them. Lives around what
-/// makes a primitive and what runs it.
+/// oneDNN's threads: one in deterministic mode, since it may split a sum by them, and where `one`
+/// says that the work is not worth waking others. Lives around what makes a primitive and what runs
+/// it.
 class LibraryThreads {
  public:
-  LibraryThreads() : before_(deterministic_algorithms() ? num_threads() : 1) {
+  explicit LibraryThreads(bool one = false)
+      : before_(one || deterministic_algorithms() ? num_threads() : 1) {
     if (before_ > 1) set_num_threads(1);
   }
   ~LibraryThreads() {

@@ -18,7 +18,7 @@ class Probe final : public Dataset {
       : size_(size), bad_(bad), delay_ms_(delay_ms) {}
   int64_t size() const override { return size_; }
   Batch allocate(int64_t rows) const override {
-    return {empty({rows, 1}, kI64), empty({rows, 1}, kI64), empty({rows}, kI64)};
+    return {empty({rows, 1}, kI64), empty({rows, 1}, kI64)};
   }
   void read(const Sample& s, int64_t row, const Batch& to) const override {
     std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms_));
@@ -95,7 +95,7 @@ TEST(Loader, FirstBadRowCounts) {
    public:
     int64_t size() const override { return 0; }
     Batch allocate(int64_t rows) const override {
-      return {empty({rows}, kI64), empty({rows}, kI64), empty({rows}, kI64)};
+      return {empty({rows}, kI64), empty({rows}, kI64)};
     }
     void read(const Sample& s, int64_t, const Batch&) const override {
       if (s.number < 40) return;
@@ -119,7 +119,7 @@ TEST(Loader, WorkersDoNotRunAhead) {
     explicit Counting(std::atomic<int64_t>& highest) : highest_(highest) {}
     int64_t size() const override { return 0; }
     Batch allocate(int64_t rows) const override {
-      return {empty({rows}, kI64), empty({rows}, kI64), empty({rows}, kI64)};
+      return {empty({rows}, kI64), empty({rows}, kI64)};
     }
     void read(const Sample& s, int64_t, const Batch&) const override {
       int64_t seen = highest_;

@@ -104,6 +104,51 @@ TEST(Module, BadNamesAreRefused) {
   expect_contains(error_of([&] { m.register_module("x", LinearPtr()); }), "null");
 }
 
+TEST(Module, ParametersRequireGradAndAreLeaves) {
+  Tied m;
+  Tensor scale, ids, product;
+  m.register_parameter("scale", scale, ones({2}));
+  EXPECT_TRUE(scale.requires_grad());
+  m.register_parameter("ids", ids, zeros({2}, {.dtype = kI64}));
+  EXPECT_FALSE(ids.requires_grad());
+  expect_contains(error_of([&] { m.register_parameter("product", product, scale * scale); }),
+                  "\"product\" of a Tied is the result of an op");
+}
+
+TEST(Module, TrainableParametersLeaveFrozenOnesOut) {
+  Tied m;
+  m.inner->requires_grad_(false);
+  EXPECT_EQ(names_of(m.trainable_parameters()), (Names{"own"}));
+}
+
+TEST(Module, ParametersThatNothingDrawsAreNamed) {
+  struct Undrawn : Module {
+    Undrawn() {
+      register_parameter("w", w, empty_parameter({4}));
+      draw();
+    }
+    Tensor w;
+  };
+  expect_contains(error_of([] { Undrawn m; }), "nothing draws its parameter \"w\"");
+  Tied m;  // fills its own by itself, and has no way to do so again
+  expect_contains(error_of([&] { m.init(1); }), "\"head\"");
+}
+
+// A forward of one tensor in a module hides the one that runs hooks: register_module refuses it.
+struct Hiding : Module {
+  Tensor forward(const Tensor& x) { return x; }
+};
+struct BelowHiding : Hiding {};
+struct Overriding : Module {
+  Tensor compute(Tensor x) override { return x; }
+};
+struct Adding : Module {
+  using Module::forward;
+  Tensor forward(Tensor x, int times) { return x * double(times); }
+};
+static_assert(nn::detail::hides_forward<Hiding>() && nn::detail::hides_forward<BelowHiding>());
+static_assert(!nn::detail::hides_forward<Overriding>() && !nn::detail::hides_forward<Adding>());
+
 TEST(Module, TrainAndEvalReachEveryone) {
   auto model = sequential(linear(2, 2), sequential(dropout(0.5)));
   model->eval();
