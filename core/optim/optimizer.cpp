@@ -36,6 +36,7 @@ Optimizer::Optimizer(Params params, double lr, double weight_decay, std::vector<
   TESSERA_CHECK(lr >= 0, "optimizer: lr {} is negative", lr);
   std::set<const TensorImpl*> seen;
   std::set<std::string> names;
+  bool trains = false;
   for (ParamGroup& from : params.groups) {
     Group& group = groups_.emplace_back();
     double own = from.lr.value_or(lr);
@@ -48,27 +49,42 @@ Optimizer::Optimizer(Params params, double lr, double weight_decay, std::vector<
     group.params = std::move(from.params);
     group.state.resize(kinds_.size());
     for (const NamedTensor& p : group.params) {
-      TESSERA_CHECK(p.tensor.defined() && p.tensor.requires_grad(),
-                    "optimizer: parameter {} ({}) does not require grad", p.name,
-                    describe(p.tensor));
-      TESSERA_CHECK(seen.insert(p.tensor.impl()).second &&
-                        (groups_.size() == 1 || names.insert(p.name).second),
-                    "optimizer: parameter {} is given twice; name parameters when using groups",
+      TESSERA_CHECK(p.tensor.defined(), "optimizer: parameter {} is undefined", p.name);
+      GradMeta* meta = grad_meta(p.tensor);
+      TESSERA_CHECK(
+          !meta || !meta->producer,
+          "optimizer: parameter {} ({}) is the result of an op; pass the leaf it comes from",
+          p.name, describe(p.tensor));
+      TESSERA_CHECK(seen.insert(p.tensor.impl()).second, "optimizer: parameter {} is given twice",
                     p.name);
-      names.insert(p.name);
-      for (auto& kind : group.state) kind.push_back(zeros_like(p.tensor));
+      TESSERA_CHECK(names.insert(p.name).second,
+                    "optimizer: two parameters are called {}, and state goes by names; put "
+                    "something before the names of each module's",
+                    p.name);
+      trains |= p.tensor.requires_grad();
+      for (auto& kind : group.state)
+        kind.push_back(p.tensor.requires_grad() ? zeros_like(p.tensor) : Tensor());
     }
   }
-  TESSERA_CHECK(!seen.empty(), "optimizer: got no parameters");
+  TESSERA_CHECK(trains, "optimizer: got {}",
+                seen.empty() ? "no parameters" : "only parameters that do not require grad");
 }
 
-void Optimizer::collect(const Group& group) {
+/// Makes the state of a parameter that was frozen when the optimizer was made.
+void Optimizer::begin(Group& group, size_t i) {
+  Scoped<Backend*> untraced(context().backend, nullptr);  // it happens once: no part of a step
+  for (auto& kind : group.state)
+    if (!kind[i].defined()) kind[i] = zeros_like(group.params[i].tensor);
+}
+
+void Optimizer::collect(Group& group) {
   lists_.params.clear(), lists_.grads.clear(), lists_.index.clear();
   lists_.state.resize(kinds_.size());
   for (auto& kind : lists_.state) kind.clear();
   for (size_t i = 0; i < group.params.size(); ++i) {
     Tensor grad = group.params[i].tensor.grad();
     if (!grad.defined()) continue;
+    begin(group, i);
     lists_.index.push_back(i);
     lists_.params.push_back(group.params[i].tensor);
     lists_.grads.push_back(std::move(grad));
@@ -107,17 +123,29 @@ void Optimizer::step_if_finite(const Tensor& scale) {
   run(scale);
 }
 
+void Optimizer::set_weight_decay(size_t group, double weight_decay) {
+  TESSERA_CHECK(group < groups_.size() && weight_decay >= 0,
+                "optimizer: weight_decay {} of group {}: expected a number from 0 and one of {} "
+                "groups",
+                weight_decay, group, groups_.size());
+  groups_[group].weight_decay = weight_decay;
+  changes_.set(changes_.get() + 1);
+}
+
 void Optimizer::run(const Tensor& scale) {
-  for (const Group& group : groups_) {
+  (void)changes_.get();  // who records the step is told what it rests on
+  for (Group& group : groups_) {
     collect(group);
     if (!lists_.params.empty()) update(group, lists_, scale);
   }
-  collect({});  // let go of the gradients
+  Group none;
+  collect(none);  // let go of the gradients
 }
 
 void Optimizer::zero_grad() {
   for (Group& g : groups_)
-    for (NamedTensor& p : g.params) p.tensor.set_grad({});
+    for (NamedTensor& p : g.params)
+      if (grad_meta(p.tensor)) p.tensor.set_grad({});
 }
 
 void Optimizer::set_lr(double lr) {
@@ -144,11 +172,18 @@ std::vector<NamedTensor> Optimizer::named_state() const {
   for (const Group& g : groups_)
     for (size_t k = 0; k < kinds_.size(); ++k)
       for (size_t i = 0; i < g.params.size(); ++i)
-        out.push_back({kinds_[k] + "." + g.params[i].name, g.state[k][i]});
+        if (g.state[k][i].defined())
+          out.push_back({kinds_[k] + "." + g.params[i].name, g.state[k][i]});
   return out;
 }
 
 void Optimizer::load_state(std::span<const NamedTensor> state) {
+  std::set<std::string_view> given;
+  for (const NamedTensor& t : state) given.insert(t.name);
+  for (Group& g : groups_)  // frozen now, but not in the run that was saved
+    for (size_t i = 0; i < g.params.size(); ++i)
+      for (const std::string& kind : kinds_)
+        if (given.contains(kind + "." + g.params[i].name)) begin(g, i);
   std::map<std::string, Tensor> own;
   for (NamedTensor& t : named_state()) own.emplace(std::move(t.name), std::move(t.tensor));
   StateMisfit misfit;
@@ -164,7 +199,6 @@ void Optimizer::load_state(std::span<const NamedTensor> state) {
     if (!found.contains(name)) misfit.missing.push_back(name);
   misfit.check("the optimizer");
   for (const NamedTensor& t : state) assign_(own.at(t.name), t.tensor);
-  loaded();
 }
 
 }  // namespace tessera::optim

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "core/dispatch/setting.h"
 #include "core/tensor/named_tensor.h"
 
 namespace tessera::optim {
@@ -18,7 +19,8 @@ struct ParamGroup {
 };
 
 /// What an optimizer takes: model->parameters(), model->named_parameters() (names then name the
-/// state), or groups.
+/// state), or groups. Frozen parameters may be among them; they have no state until they get a
+/// gradient.
 class Params {
  public:
   Params(const std::vector<Tensor>& params);
@@ -33,9 +35,10 @@ Params decay_matrices_only(std::vector<NamedTensor> params, double weight_decay)
 
 struct Group {
   std::vector<NamedTensor> params;
-  std::vector<std::vector<Tensor>> state;  // [kind][parameter], of the parameter's shape
-  Tensor lr;                               // 0-d f64
-  double lr_ratio = 1;                     // to the optimizer's own rate
+  // [kind][parameter], of the parameter's shape; undefined while that is frozen from the start
+  std::vector<std::vector<Tensor>> state;
+  Tensor lr;            // 0-d f64
+  double lr_ratio = 1;  // to the optimizer's own rate
   double weight_decay = 0;
 };
 
@@ -61,7 +64,10 @@ class Optimizer {
   /// As set by set_lr; waits for the device.
   double lr() const;
 
-  std::vector<Group>& groups() { return groups_; }
+  /// The group's weight decay from the next step on. A compiled step is recorded anew for it.
+  void set_weight_decay(size_t group, double weight_decay);
+
+  const std::vector<Group>& groups() const { return groups_; }
   std::vector<Tensor> parameters() const;
   /// 0-d f64: steps done.
   const Tensor& step_count() const { return step_count_; }
@@ -83,14 +89,15 @@ class Optimizer {
     bool if_finite = false;     // nothing changes where the scale is not finite
   };
   virtual void update(const Group& group, const Lists& lists, const Tensor& scale) = 0;
-  virtual void loaded() {}
 
  private:
   void check_not_replaced() const;
   void run(const Tensor& scale);
-  void collect(const Group& group);
+  void begin(Group& group, size_t i);
+  void collect(Group& group);
   std::vector<std::string> kinds_;
   std::vector<Group> groups_;
+  Setting changes_{0};  // of weight decays
   Tensor step_count_, one_;
   Lists lists_;  // kept for its capacity
 };

@@ -35,6 +35,7 @@ void SGD::update(const Group& group, const Lists& l, const Tensor& scale) {
                 "that may be skipped (step_if_finite, GradScaler) cannot count; train without "
                 "dampening",
                 options_.dampening);
+  notice_loading();
   for (bool first : {true, false}) {
     std::vector<Tensor> params, grads, buffers;
     for (size_t i = 0; i < l.params.size(); ++i) {
@@ -48,11 +49,17 @@ void SGD::update(const Group& group, const Lists& l, const Tensor& scale) {
   started_.erase(std::unique(started_.begin(), started_.end()), started_.end());
 }
 
-void SGD::loaded() {
-  started_.clear();
-  if (step_count().item<double>() == 0) return;
-  for (const Tensor& p : parameters()) started_.push_back(p.impl());
-  std::ranges::sort(started_);
+// State may have been written where it lies, which only the step count tells: buffers that were
+// loaded have begun. It is read, so a compiled step runs this at every call.
+void SGD::notice_loading() {
+  const double step = step_count().item<double>();
+  if (step != last_step_ && step != last_step_ + 1) {
+    started_.clear();
+    if (step > 1)
+      for (const Tensor& p : parameters()) started_.push_back(p.impl());
+    std::ranges::sort(started_);
+  }
+  last_step_ = step;
 }
 
 // ---- Adam, AdamW

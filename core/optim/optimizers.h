@@ -20,10 +20,11 @@ class SGD final : public Optimizer {
 
  private:
   void update(const Group& group, const Lists& lists, const Tensor& scale) override;
-  void loaded() override;
+  void notice_loading();
   SGDOptions options_;
-  std::vector<const TensorImpl*>
-      started_;  // parameters whose momentum exists; matters with dampening only
+  // With dampening only: parameters whose momentum has begun, as of the latest step.
+  std::vector<const TensorImpl*> started_;
+  double last_step_ = 0;
 };
 
 struct AdamOptions {
