@@ -187,6 +187,11 @@ int run(int argc, char** argv) {
   convert_
       ->add_option("--max-shard-bytes", a.max_shard_bytes,
                    "of tensors in one file, as in 5GB; 0: one file")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            return text.starts_with("-") ? "is negative; expected a size as in 5GB" : "";
+          },
+          ""))
       ->transform(CLI::AsSizeValue(true));
   convert_->add_option("--step", a.step, "number of the step that a new checkpoint holds");
   for (CLI::App* command : {consolidate_, convert_})

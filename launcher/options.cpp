@@ -10,6 +10,7 @@
 
 #include "collectives/store/sha256.h"
 #include "core/base/error.h"
+#include "core/base/spelling.h"
 #include "core/base/version.h"
 #include "launcher/program.h"
 
@@ -272,6 +273,14 @@ void declare(CLI::App& app, Typed& t) {
   app.set_version_flag("--version", [] { return version_text("tlaunch"); });
 }
 
+std::string meant_by(const std::string& flag, const CLI::App& app) {
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  const std::string meant = nearest_word(flag, known);
+  return meant.empty() ? "" : fmt::format(" (is {} meant?)", meant);
+}
+
 /// Where PROGRAM begins in argv: flags before it belong to tlaunch and have their underscores
 /// turned into dashes, everything from there on is the program's.
 std::vector<std::string> own_arguments(const CLI::App& app, int argc, char** argv,
@@ -291,9 +300,9 @@ std::vector<std::string> own_arguments(const CLI::App& app, int argc, char** arg
     std::string name = arg.substr(0, equal);
     const CLI::Option* option = app.get_option_no_throw(name);
     TESSERA_CHECK(option,
-                  "{}: unknown flag; tlaunch --help lists them (flags of PROGRAM go after "
+                  "{}: unknown flag{}; tlaunch --help lists them (flags of PROGRAM go after "
                   "its name)",
-                  name);
+                  name, meant_by(name, app));
     if (option->get_expected_min() == 0 || equal < arg.size()) continue;
     TESSERA_CHECK(i + 1 < argc, "{}: expects a value", name);
     own.back() += std::string("=") + argv[++i];

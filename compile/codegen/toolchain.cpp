@@ -85,8 +85,13 @@ Child start(const std::vector<std::string>& command, const std::string& log) {
   posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_adddup2(&files, 1, 2);
+  // A process group of its own: Ctrl-C is for this program, which may have things to finish.
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
   Child child{-1, log, 0};
-  int error = posix_spawn(&child.pid, argv[0], &files, nullptr, argv.data(), environ);
+  int error = posix_spawn(&child.pid, argv[0], &files, &attributes, argv.data(), environ);
+  posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
   TESSERA_CHECK(error == 0, "codegen: {} does not start: {}; set TESSERA_COMPILE_CXX", command[0],
                 std::strerror(error));

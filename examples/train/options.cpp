@@ -11,6 +11,7 @@
 #include <set>
 
 #include "core/base/error.h"
+#include "core/base/spelling.h"
 #include "core/base/version.h"
 
 namespace tessera::train {
@@ -181,13 +182,38 @@ std::pair<double, double> parse_betas(const std::string& text) {
   return {a, b};
 }
 
-// The command line's parser takes the nearest number there is for one that is out of range.
-template <class Integer>
-std::string in_range(const std::string& text) {
-  Integer value{};
-  const bool fits = std::from_chars(text.data(), text.data() + text.size(), value).ec !=
-                    std::errc::result_out_of_range;
-  return fits ? "" : fmt::format("{} is out of range", text);
+// What is wrong with the text of a number, as validators of the command line say it: its parser
+// takes the nearest number there is for one that is out of range.
+template <class Number>
+std::string why_no_number(const std::string& text) {
+  Number value{};
+  const char *begin = text.data() + text.starts_with('+'), *end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(begin, end, value);
+  if (error == std::errc::result_out_of_range) return fmt::format("{} is out of range", text);
+  if (error != std::errc() || rest != end)
+    return fmt::format("\"{}\" is no {}number", text, std::is_integral_v<Number> ? "whole " : "");
+  if constexpr (std::is_floating_point_v<Number>)
+    if (!std::isfinite(value)) return fmt::format("{} is not finite", text);
+  return "";
+}
+
+// A variable of a script that has no value makes one.
+std::string why_no_text(const std::string& text) {
+  return text.empty() ? "is empty; give it a value, or leave the flag out" : "";
+}
+
+// What was typed that no flag or value takes: the first flag, with the one it is a slip of.
+std::string unexpected(const CLI::App& app) {
+  const std::vector<std::string> rest = app.remaining();
+  auto flag = std::ranges::find_if(rest, [](auto& r) { return r.starts_with("--"); });
+  if (flag == rest.end())
+    return fmt::format("\"{}\" is neither a flag nor the value of one", rest.at(0));
+  std::vector<std::string> known;
+  for (const CLI::Option* option : app.get_options())
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  const std::string name = flag->substr(0, flag->find('=')), meant = nearest_word(name, known);
+  return fmt::format("there is no flag {}{}", name,
+                     meant.empty() ? "" : fmt::format(" (is {} meant?)", meant));
 }
 
 }  // namespace
@@ -207,12 +233,14 @@ Parsed parse_options(int argc, char** argv) {
   // A flag given twice: the last counts, so that scripts can take overrides.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   auto text = [&](const char* flag, std::string& value, const char* help) {
-    app.add_option(flag, value, help)->capture_default_str();
+    app.add_option(flag, value, help)
+        ->capture_default_str()
+        ->check(CLI::Validator(why_no_text, ""));
   };
   auto number = [&](const char* flag, auto& value, const char* help) {
-    auto* option = app.add_option(flag, value, help)->capture_default_str();
-    if constexpr (std::is_integral_v<std::remove_reference_t<decltype(value)>>)
-      option->check(CLI::Validator(in_range<std::remove_reference_t<decltype(value)>>, ""));
+    app.add_option(flag, value, help)
+        ->capture_default_str()
+        ->check(CLI::Validator(why_no_number<std::remove_reference_t<decltype(value)>>, ""));
   };
 
   text("--model", o.model,
@@ -304,6 +332,8 @@ Parsed parse_options(int argc, char** argv) {
     app.parse(args);
   } catch (const CLI::Success& e) {
     return {o, app.exit(e)};
+  } catch (const CLI::ExtrasError&) {
+    throw UserError(fmt::format("train: {}; see train --help", unexpected(app)));
   } catch (const CLI::ParseError& e) {
     throw UserError(fmt::format("train: {}; see train --help", e.what()));
   }

@@ -41,6 +41,10 @@ void set_vocab(const Options& o, int64_t& vocab, int64_t of_data) {
                 "train: the data has a vocabulary of {}, config.json in --weights {} says {}; give "
                 "the --tokenizer that the model was trained with",
                 of_data, o.weights, vocab);
+  for (auto& [key, value] : o.set)
+    TESSERA_CHECK(key != "vocab" || vocab == of_data,
+                  "train: --set vocab={}, but the vocabulary of {} is {}; leave it out", value,
+                  o.data, of_data);
   vocab = of_data;
 }
 

@@ -16,6 +16,7 @@
 #include "core/data/token_dataset.h"
 #include "core/io/safetensors.h"
 #include "core/nn/nonfinite.h"
+#include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/optim/optim.h"
 #include "core/tensor/random.h"
@@ -135,6 +136,7 @@ Validation validate(const Options& o, const Task& task, Strategy& strategy) {
     if (!mine && !strategy.collective_forward()) break;
     if (!mine) {
       batch = task.validation->allocate(1);
+      batch->sample_numbers = zeros({1}, {.dtype = kI64});
       task.validation->read({0, 0}, 0, *batch);
     }
     const Evaluation e = strategy.evaluate(*batch);
@@ -232,6 +234,11 @@ class Trainer {
     }
     std::optional<Validation> validation;
     if (task_.validation) validation = validate(o_, task_, *strategy_);
+    TESSERA_CHECK(
+        !validation || std::isfinite(validation->loss),
+        "train: after the last step, {}, the validation loss is {}: nothing is saved. Lower "
+        "--lr, or give --clip-norm",
+        std::max(steps_, done_), validation->loss);
     report_.done({.steps = std::max(steps_, done_),
                   .seconds = seconds_since(start),
                   .validation = validation,

@@ -50,6 +50,14 @@ class TrainEnd : public ::testing::Test {
   TempFolder folder_;
 };
 
+TEST_F(TrainEnd, WeightsThatTheLastUpdateRuinedAreNotSaved) {
+  const std::string file = folder_ / "ruined.safetensors";
+  const Outcome o = run(command("--steps 1 --lr 1e38 --clip-norm 0 --save " + file));
+  EXPECT_NE(o.status, 0) << o.output;
+  expect_contains(o.output, "after the last step, 1, the validation loss is");
+  EXPECT_FALSE(std::filesystem::exists(file));
+}
+
 // 100 KiB a file (`ulimit -f`): weights fit, a checkpoint, three times as large, does not.
 TEST_F(TrainEnd, ACheckpointThatCannotBeSavedLosesNothingElse) {
   const std::string file = folder_ / "model.safetensors";

@@ -23,7 +23,8 @@ TEST(Options, BadValuesAreOneLine) {
   expect_refused({"--nproc", "4x", "true"}, "--nproc 4x:");
   expect_refused({"--nproc=1000000", "true"}, "--nproc 1000000:");
   expect_refused({"--nproc"}, "--nproc: expects a value");
-  expect_refused({"--frobnicate", "true"}, "--frobnicate: unknown flag");
+  expect_refused({"--frobnicate", "true"}, "--frobnicate: unknown flag; tlaunch");
+  expect_refused({"--nprco", "2", "true"}, "--nprco: unknown flag (is --nproc meant?)");
   expect_refused({}, "PROGRAM is missing");
   expect_refused({"--bind", "socket", "true"}, "--bind socket:");
   expect_refused({"--timeout", "soon", "true"}, "--timeout soon:");
