@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <ranges>
 
 #include "dtensor/hash.h"
 #include "dtensor/mesh_state.h"
@@ -42,10 +43,14 @@ void add_splits(const AxisMap& map, int f, std::span<const Placement> now,
   for (const OperandLoops& o : map.out) where_out.push_back(dim_led_by(o, f));
   auto inside = [](int d) { return d == -2; };
   if (std::ranges::any_of(where, inside) || std::ranges::any_of(where_out, inside)) return;
+  // One step makes no work to share: it goes where an operand lies already.
+  auto is_cut = [&](size_t i) { return where[i] >= 0 && now[i].is_shard(where[i]); };
+  if (loop.extent == 1 && std::ranges::none_of(std::views::iota(size_t(0), now.size()), is_cut))
+    return;
 
   SmallVector<int64_t, 4> units{1};
   for (size_t i = 0; i < now.size(); ++i)
-    if (where[i] >= 0 && now[i].is_shard(where[i])) {
+    if (is_cut(i)) {
       int64_t inner = inner_extent(map, map.in[i][size_t(where[i])]);
       if (now[i].unit % inner == 0) units.push_back(now[i].unit / inner);
     }
@@ -106,6 +111,9 @@ class Chooser {
     for (size_t k = 0; k < results_.size(); ++k)
       d.out.push_back(layout([&](auto& s) { return s.out[k]; }));
     d.refusal = refusal(d);
+    for (size_t i = 0; i < in_.size(); ++i)
+      if (std::ranges::any_of(*in_[i].layout, &Placement::is_partial) && moves(i, d.need[i]))
+        d.reduced.push_back(int(i));
     for (size_t k = 0; k < results_.size(); ++k)
       d.pieces.push_back(
           shape_of(box_of(results_[k].shape, d.out[k], mesh_.sizes(), mesh_.coordinate())));
@@ -183,13 +191,20 @@ class Chooser {
         return false;
     return true;
   }
+  // Not always the last rank's: 7 in two are 4 and 3, and 4 in three are 2, 2 and none.
   int64_t smallest_piece(int factor) const {
-    int64_t extent = map_.factors[size_t(factor)].extent;
-    Range r{0, extent, extent};
-    for (size_t a = chosen_.size(); a-- > 0;)
-      if (chosen_[a].factor == factor)
-        r = cut(r, chosen_[a].unit, mesh_.sizes()[a], mesh_.sizes()[a] - 1);
-    return r.size;
+    int64_t extent = map_.factors[size_t(factor)].extent, smallest = extent;
+    Coordinates cutting = mesh_.sizes();
+    for (size_t a = 0; a < cutting.size(); ++a)
+      if (chosen_[a].factor != factor) cutting[a] = 1;
+    for_all_ranks(cutting, [&](const Coordinates& at) {
+      Range r{0, extent, extent};
+      for (size_t a = chosen_.size(); a-- > 0;)
+        if (chosen_[a].factor == factor) r = cut(r, chosen_[a].unit, cutting[a], at[a]);
+      smallest = std::min(smallest, r.size);
+      return true;
+    });
+    return smallest;
   }
 
   PrimRef localized() const {
@@ -231,17 +246,22 @@ class Chooser {
   // The first operand that would have to move between ranks, and what would help.
   std::string refusal(const Decision& d) const {
     for (size_t i = 0; i < in_.size(); ++i) {
-      if (has_bit(map_.shape_only, i)) continue;
       const Layout& now = *in_[i].layout;
-      for (const Step& s : cached_route(in_[i].meta->shape, now, d.need[i], mesh_))
-        if (communicates(s, mesh_.sizes()))
-          return fmt::format(
-              "{}: operand {} {}{} is {} over mesh ({}){}. Call redistribute(operand {}, {}) first",
-              prim_->name(), i, name_of(in_[i].meta->dtype), tessera::to_string(in_[i].meta->shape),
-              tessera::to_string(now), mesh_.to_string(), reason(i, now, d.need[i]), i,
-              tessera::to_string(d.need[i]));
+      if (moves(i, d.need[i]))
+        return fmt::format(
+            "{}: operand {} {}{} is {} over mesh ({}){}. Call redistribute(operand {}, {}) first",
+            prim_->name(), i, name_of(in_[i].meta->dtype), tessera::to_string(in_[i].meta->shape),
+            tessera::to_string(now), mesh_.to_string(), reason(i, now, d.need[i]), i,
+            tessera::to_string(d.need[i]));
     }
     return {};
+  }
+  // Whether operand i takes collectives to lie as `need` says.
+  bool moves(size_t i, const Layout& need) const {
+    if (has_bit(map_.shape_only, i)) return false;
+    for (const Step& s : cached_route(in_[i].meta->shape, *in_[i].layout, need, mesh_))
+      if (communicates(s, mesh_.sizes())) return true;
+    return false;
   }
   std::string reason(size_t i, const Layout& now, const Layout& need) const {
     for (size_t a = 0; a < now.size(); ++a) {

@@ -30,6 +30,7 @@ struct Decision {
   Metas results;                 // global
   SmallVector<Shape, 2> pieces;  // shapes of this rank's results
   std::string refusal;           // why this takes communication; empty: it takes none
+  SmallVector<int, 2> reduced;   // operands whose sums over ranks are finished for it
   mutable bool told = false;     // that it communicates
 };
 

@@ -1,7 +1,10 @@
 #include "dtensor/dtensor.h"
 
+#include "collectives/ops.h"
 #include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
+#include "core/dispatch/backend.h"
+#include "core/ops/create.h"
 #include "core/ops/views.h"
 #include "core/tensor/wrapped.h"
 #include "dtensor/redistribute.h"
@@ -18,11 +21,44 @@ Layout closed_dual(Layout layout) {
   return layout;
 }
 
+// Reductions over two axes, of which either may be the first.
+bool commute(ReduceOp a, ReduceOp b) {
+  auto is_sum = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
+  return a == b || (is_sum(a) && is_sum(b));
+}
+
 void check_layout(const char* op, const DeviceMesh& mesh, const Layout& layout) {
   TESSERA_CHECK(mesh.defined(), "{}: the mesh is undefined; make one with init_device_mesh", op);
   TESSERA_CHECK_AS(ShardingError, int(layout.size()) == mesh.ndim(),
                    "{}: layout {} on mesh ({}); give a placement for each axis", op,
                    to_string(layout), mesh.to_string());
+  const Placement* first = nullptr;
+  for (const Placement& p : layout) {
+    if (!p.is_partial()) continue;
+    if (!first) first = &p;
+    TESSERA_CHECK_AS(ShardingError, commute(first->op, p.op),
+                     "{}: {} has no value of its own, it depends on which axis is reduced first; "
+                     "reduce one of them before the other is partial",
+                     op, to_string(layout));
+  }
+}
+
+// Ranks of which each infers the whole from its own piece must hold pieces of one shape.
+void check_even(const Tensor& local, const DeviceMesh& mesh, const Layout& layout) {
+  if (std::ranges::none_of(layout, [](const Placement& p) { return p.is_shard(); })) return;
+  if (context().backend && context().backend->records()) return;
+  std::vector<int64_t> extents;
+  for (int64_t e : local.shape()) extents.push_back(e), extents.push_back(-e);
+  Tensor largest = from_values<int64_t>(extents, {int64_t(extents.size())});
+  for (int a = 0; a < mesh.ndim(); ++a)
+    largest = all_reduce(largest, mesh.group(a), ReduceOp::kMax);
+  const int64_t* most = largest.data<int64_t>();
+  for (int d = 0; d < local.ndim(); ++d)
+    TESSERA_CHECK_AS(
+        ShardingError, most[2 * d] == -most[2 * d + 1],
+        "from_local: dim {} of the ranks' pieces is {} to {}, here {}; give the global "
+        "shape where shards are uneven",
+        d, -most[2 * d + 1], most[2 * d], describe(local));
 }
 
 const ShardSpec* spec_inside(const char* op, const Tensor& t) {
@@ -171,6 +207,7 @@ Tensor from_local(const Tensor& local, const DeviceMesh& mesh, const Layout& lay
   Shape whole = global;
   if (global.empty() && local.ndim() > 0) {
     whole = local.shape();
+    check_even(local, mesh, layout);
     for (size_t a = 0; a < layout.size(); ++a)
       if (layout[a].is_shard()) {
         TESSERA_CHECK_AS(ShardingError, layout[a].dim >= 0 && layout[a].dim < whole.size(),

@@ -21,8 +21,10 @@ Tensor redistribute(const Tensor& t, const Layout& to, const Layout& grad = {});
 Tensor redistribute(const Tensor& t, std::string_view axis, const Placement& to);
 
 /// The sharded tensor of which each rank holds `local`. `global` is its shape; empty: that of even
-/// shards. Throws ShardingError unless `local` has the shape of this rank's piece. The gradient of
-/// `local` is the piece of the whole gradient.
+/// shards, for which ranks compare the shapes of what they hold (a small collective; none where
+/// nothing is sharded, or in a trace). Throws ShardingError, then on every rank, unless `local` has
+/// the shape of this rank's piece, and where Partials do not commute (a sum and a maximum). The
+/// gradient of `local` is the piece of the whole gradient.
 Tensor from_local(const Tensor& local, const DeviceMesh& mesh, const Layout& layout,
                   const Shape& global = {});
 /// This rank's piece, a plain tensor that shares memory. `grad` is the layout that the ranks'

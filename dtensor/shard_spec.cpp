@@ -7,6 +7,7 @@
 #include "core/dispatch/copy.h"
 #include "core/ops/create.h"
 #include "core/ops/views.h"
+#include "core/tensor/wrapped.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/mesh_state.h"
 
@@ -43,7 +44,7 @@ const Decision& decision_for(const PrimRef& prim, Inputs in, const DeviceMesh& m
   const Layout everywhere = replicated(mesh);
   SmallVector<Operand, 8> seen;
   for (const Tensor& t : in) {
-    const ShardSpec* s = spec_of(t);
+    const ShardSpec* s = placed_spec(t);
     seen.push_back({&t.meta(), s ? &s->layout : &everywhere});
   }
   return mesh.state().decisions.find(prim, seen, mesh);
@@ -157,6 +158,27 @@ Tensors ShardSpec::run(const PrimRef& prim, Inputs in) const {
     out.push_back(wrap(home, d.out[k], d.results[k], std::move(pieces[k])));
   }
   return out;
+}
+
+void ShardSpec::settle(const PrimRef& prim, Inputs in) const {
+  if (prim->id() == Redistribute::op_id() || find_rule(prim->id())) return;
+  bool sums = false;
+  for (const Tensor& t : in) {
+    const ShardSpec* s = placed_spec(t);
+    if (is_sample(t) || (s && !(s->mesh == mesh))) return;  // run() knows what to say
+    sums = sums || (s && std::ranges::any_of(s->layout, &Placement::is_partial));
+  }
+  if (!sums) return;
+  const Decision& d = decision_for(prim, in, mesh);
+  if (d.reduced.empty()) return;
+  check_communication(d);
+  SmallVector<PrimRef, 2> steps;  // `d` holds until the next decision
+  const SmallVector<int, 2> reduced = d.reduced;
+  for (int i : reduced) steps.push_back(redistribute_primitive(mesh, d.need[size_t(i)], {}));
+  for (size_t k = 0; k < reduced.size(); ++k) {
+    Tensor& operand = in[size_t(reduced[k])];
+    operand = dispatch1(steps[k], operands(Tensor(operand)));
+  }
 }
 
 void ShardSpec::assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) const {

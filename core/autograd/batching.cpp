@@ -39,7 +39,8 @@ class LoopCheck {
   bool led(const OperandLoops& a, const OperandLoops& b, size_t padding) {
     if (b.size() != a.size() + 1 + padding || !is_lead(b[0], size_)) return false;
     for (size_t d = 1; d <= padding; ++d)
-      if (!b[d].empty()) return false;
+      for (int f : b[d])
+        if (batch_.factors[size_t(f)].extent != 1) return false;
     return same(a, 0, b, 1 + padding);
   }
   // Dim 0 of `b` holds all samples behind each other, `rows` in all.

@@ -113,9 +113,18 @@ bool asks_here(Inputs in) {
   return asks;
 }
 
+// Where ops may communicate: what the op would reduce over ranks is reduced in the record's sight.
+void settle(const PrimRef& prim, Inputs in) {
+  const Context& c = context();
+  if (c.communication != Communication::kAlways && c.phase != Phase::kBackward) return;
+  for (const Tensor& t : in)
+    if (const ShardingLayer* sharding = placing(t)) return sharding->settle(prim, in);
+}
+
 Tensors autograd_layer(const PrimRef& prim, Inputs in) {
   if (!prim->differentiable() || (context().backend && !asks_here(in)))
     return dispatch_below(Layer::kAutograd, prim, in);
+  settle(prim, in);
   auto node = begin_node(prim, in);
   Tensors out = dispatch_below(Layer::kAutograd, prim, in);
   finish_node(node, out);

@@ -43,10 +43,7 @@ class Contract final : public ContractAttributes {
       m.add(i < out.size() ? Factor::kPass : whole ? Factor::kWhole : Factor::kSum, e[i]);
     auto loops = [&](const std::string& word) {
       OperandLoops l;
-      for (char c : word) {
-        int f = int(letters_.find(c));
-        l.push_back(e[size_t(f)] == 1 ? DimLoops{} : DimLoops{f});
-      }
+      for (char c : word) l.push_back({int(letters_.find(c))});
       return l;
     };
     m.in.push_back(loops(a)), m.in.push_back(loops(b));

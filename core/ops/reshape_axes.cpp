@@ -49,6 +49,10 @@ struct Refiner {
 
   void run() {
     for (;;) {
+      while (x == 1 && y == 1 && i < from.size() && j < to.size() && from[i] == 1 && to[j] == 1) {
+        take_x(), take_y();
+        a[size_t(i - 1)].push_back(map.add(Factor::kPass, 1)), b[size_t(j - 1)] = a[size_t(i - 1)];
+      }
       while (x == 1 && i < from.size()) take_x();
       while (y == 1 && j < to.size()) take_y();
       if (x == 1 && y == 1) return;

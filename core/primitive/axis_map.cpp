@@ -7,7 +7,7 @@ OperandLoops broadcast_loops(const Shape& operand, const Shape& out) {
   int lead = out.size() - operand.size();
   for (int d = 0; d < operand.size(); ++d) {
     DimLoops dim;
-    if (operand[d] != 1) dim.push_back(d + lead);
+    if (operand[d] == out[d + lead]) dim.push_back(d + lead);
     loops.push_back(dim);
   }
   return loops;

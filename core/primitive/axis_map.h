@@ -21,8 +21,8 @@ struct Factor {
   int64_t extent = 1;
 };
 
-/// Factors of one dim, outermost first; a dim of extent 1 is the empty product. Only the first can
-/// be split.
+/// Factors of one dim, outermost first. Only the first can be split. The empty product is a dim of
+/// extent 1 that no rank may be without; with a factor of extent 1 the first rank alone has it.
 using DimLoops = SmallVector<int, 2>;
 using OperandLoops = SmallVector<DimLoops, 4>;
 

@@ -65,6 +65,39 @@ Case binary(Random& random) {
           }};
 }
 
+// A chain over one operand, one dim of which has often extent 1: the bias of linear(n, 1).
+Case unary(Random& random) {
+  Shape shape = random_shape(random, random_dims(random, 1, 3));
+  if (pick(random, 0, 1)) shape[int(pick(random, 0, shape.size() - 1))] = 1;
+  int64_t which = pick(random, 0, 3), dim = pick(random, 0, shape.size() - 1);
+  Case c{"unary " + std::to_string(which), {values(random, shape)}, [=](const List& in) -> List {
+           if (which == 0) return {square(in[0]) * 2.0};
+           if (which == 1) return {cast(tanh(in[0]), kF32)};
+           if (which == 2) return {sum(in[0], {dim})};
+           return {transpose(in[0], 0, dim) + 1.0};
+         }};
+  c.any_cuts = true;
+  return c;
+}
+
+// Whether the ranks' pieces of the one operand are theirs of the result, however it is cut. An op
+// of whole rows says so where they are longer than 1.
+bool takes_any_cuts(const Sample& s) {
+  if (s.in.size() != 1) return false;
+  Shape longer = s.in[0].shape();
+  for (int64_t& e : longer) e = std::max<int64_t>(e, 2);
+  const Meta meta = Meta::contiguous(longer, s.in[0].dtype(), s.in[0].device()), *in[] = {&meta};
+  try {
+    if (!(s.prim->infer(in)[0].shape == longer)) return false;
+    const AxisMap map = s.prim->axes(in);
+    return !map.empty() && std::ranges::all_of(map.factors, [](const Factor& f) {
+      return f.kind == Factor::kPass;
+    });
+  } catch (const UserError&) {
+    return false;  // it takes no other shape
+  }
+}
+
 Case contraction(Random& random) {
   // Each letter is in the first operand, the second, both, and in the result unless summed.
   std::string a, b, out, letters = "abcde";
@@ -307,14 +340,15 @@ std::vector<Case> registry_cases() {
                        Tensors out = dispatch(prim, operands);
                        return List(out.begin(), out.end());
                      },
-                     s.smooth, to_string(*s.prim).find("leaves=") != std::string::npos});
+                     s.smooth, to_string(*s.prim).find("leaves=") != std::string::npos,
+                     takes_any_cuts(s)});
     }
   }
   return all;
 }
 
 Case random_case(Random& random) {
-  switch (pick(random, 0, 10)) {
+  switch (pick(random, 0, 11)) {
     case 0: return binary(random);
     case 1: return contraction(random);
     case 2: return reduction(random);
@@ -325,6 +359,7 @@ Case random_case(Random& random) {
     case 7: return table_op(random);
     case 8: return loss_op(random);
     case 9: return attention_op(random);
+    case 10: return unary(random);
     default: return dropping(random);
   }
 }
@@ -349,10 +384,12 @@ Outcome check_case(const Case& c, const DeviceMesh& mesh, Random& random) {
   uint64_t key = random();
   Run want = run_case(c, c.in, [&](const Tensor& o) { return cotangent_values(o, key); });
   List placed;
+  bool partial = false;
   std::string text = c.name + " over (" + mesh.to_string() + ")";
   for (const Tensor& t : c.in) {
     Layout layout = random_layout(random, t.shape(), mesh, is_float(t));
     text += fmt::format(" {}{}", to_string(t.shape()), to_string(layout));
+    partial = partial || std::ranges::any_of(layout, &Placement::is_partial);
     placed.push_back(place(t, mesh, layout));
   }
   double tolerance = 1e-10;  // that of the narrowest operand: its terms were rounded
@@ -371,6 +408,7 @@ Outcome check_case(const Case& c, const DeviceMesh& mesh, Random& random) {
       got = run_case(c, placed, cotangent);
       outcome.free = true;
     } catch (const ShardingError&) {
+      if (c.any_cuts && !partial) throw;
       AllowCommunication allowed;
       got = run_case(c, placed, cotangent);
     }

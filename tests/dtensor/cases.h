@@ -31,6 +31,7 @@ struct Case {
   std::function<List(const List&)> run;
   bool smooth = true;       // gradients are compared too
   bool may_refuse = false;  // cuts of a sum, with ShapeError: exact contraction
+  bool any_cuts = false;    // one operand, which the op takes however it is cut
 };
 /// Every sample of the registry that has operands.
 std::vector<Case> registry_cases();
@@ -47,7 +48,8 @@ struct Outcome {
   bool refused = false;
 };
 /// Runs `c` on operands placed at random over `mesh`, strictly and, if that is refused, with
-/// communication allowed; compares results and gradients with plain ones. Throws on a difference.
+/// communication allowed; compares results and gradients with plain ones. Throws on a difference,
+/// and where cuts are refused that the op takes.
 Outcome check_case(const Case& c, const DeviceMesh& mesh, Random& random);
 
 }  // namespace tessera::test

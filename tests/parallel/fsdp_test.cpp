@@ -12,6 +12,7 @@
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
+#include "core/ops/samples.h"
 #include "core/ops/update.h"
 #include "core/tensor/random.h"
 #include "tests/parallel/small_gpt.h"
@@ -97,6 +98,37 @@ TEST(Fsdp, AccumulationWithoutSyncReducesOnce) {
     for (const Tensor& p : serial->parameters())
       TESSERA_CHECK(amax(abs(p.grad() - got[i++])).item<double>() < 1e-5, "gradient {}", i);
   });
+}
+
+// A regression: weight [1, n] and bias [1] lie on the first rank alone.
+TEST(Fsdp, ModelsOfOneOutputTrainAsSerial) {
+  auto train_one = [](bool shard, DType param) {
+    manual_seed(4);
+    auto model = nn::sequential(nn::linear(3, 4), nn::gelu(), nn::layer_norm(4), nn::linear(4, 1));
+    if (shard) fully_shard(*model, {.precision = {.param = param}});
+    auto adam = optim::AdamW(model->parameters(), {.lr = 0.1});
+    const Tensor x = sample_values({6, 3}, -1, 1, 5);
+    std::vector<double> seen;
+    for (int step = 0; step < 3; ++step) {
+      Tensor loss = mean(square(cast(model->forward(cast(x, kF32)), kF32) - 1.0));
+      loss.backward();
+      seen.push_back(loss.item<double>());
+      const optim::Clip clip = optim::clip_grad_norm(model->parameters(), 0.5);
+      seen.push_back(clip.norm.item<double>());
+      adam.step(clip.scale), adam.zero_grad();
+    }
+    return seen;
+  };
+  const std::vector<double> serial = train_one(false, kF32);
+  for (int ranks : {2, 3})
+    run_ranks(ranks, [&](ProcessGroup&) {
+      for (DType param : {kF32, kBF16}) {
+        std::vector<double> got = train_one(true, param);
+        for (size_t i = 0; i < serial.size(); ++i)
+          TESSERA_ASSERT(std::abs(got[i] - serial[i]) <= (param == kF32 ? 1e-5 : 0.1) * serial[i],
+                         "{} at {}: {}, not {}", name_of(param), i, got[i], serial[i]);
+      }
+    });
 }
 
 // Equal bits at every world size, for the same leaves.

@@ -26,6 +26,28 @@ using test::check_close;
 using test::Trained;
 using test::TrainOptions;
 
+// Between the layers lies one column, which the first rank has.
+TEST(TensorParallel, MoreRanksThanColumns) {
+  Tensor x = sample_values({4, 3}, -1, 1, 1);
+  auto make = [] {
+    auto m = nn::sequential(nn::linear(3, 1), nn::tanh(), nn::linear(1, 4));
+    m->to(kF64), m->init(1);
+    return m;
+  };
+  auto serial = make();
+  backward(mean(square(serial->forward(x))));
+  run_ranks(3, [&](ProcessGroup&) {
+    auto model = make();
+    parallelize_module(*model, init_device_mesh({{"tp", 3}}), {{"", pairwise()}});
+    backward(mean(square(model->forward(x))));
+    auto want = serial->named_parameters();
+    for (size_t i = 0; const NamedTensor& p : model->named_parameters()) {
+      double off = amax(abs(full_tensor(p.tensor.grad()) - want[i++].tensor.grad())).item<double>();
+      TESSERA_ASSERT(off < 1e-12, "{} differs by {}", p.name, off);
+    }
+  });
+}
+
 // The groups of a list of Linear layers are the layers themselves, hooks of both wrappers included.
 TEST(TensorParallel, FullyShardedLayersOfAList) {
   Tensor x = cast(sample_values({4, 6}, -1, 1, 1), kF32);
