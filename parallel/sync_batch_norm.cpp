@@ -5,6 +5,7 @@
 #include "core/ops/batch_norm_parts.h"
 #include "core/ops/compose.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
 #include "core/ops/views.h"
 #include "core/tensor/wrapped.h"
 #include "dtensor/placement.h"
@@ -20,19 +21,19 @@ struct GroupMoments {
   Tensor count;
 };
 
-// From the counts, sums and sums of squares of ranks. In f64 the squares of means cancel without
-// harm: what f32 statistics of a rank are worth is 2^29 times less.
+// From the counts, means and variances of ranks, by the pairwise formula of Chan, Golub and
+// LeVeque, 1979: no square of a mean is subtracted, so a large one costs no digits.
 GroupMoments moments_over(const Tensor& x, const Ref<ProcessGroup>& group) {
   const ChannelMoments mine = batch_norm_stats(x);
-  const double n = double(values_a_channel(x));
-  const Tensor mean = cast(mine.mean, kF64), var = cast(mine.var, kF64);
-  Tensor parts[] = {full({1}, n, {kF64, x.device()}), mean * n, (var + square(mean)) * n};
-  const Tensor sums = all_reduce(cat(parts), group);
-  const int64_t channels = x.size(1);
-  const Tensor count = narrow(sums, 0, 0, 1), share = 1.0 / clamp_min(count, 1);
-  const Tensor all_mean = narrow(sums, 0, 1, channels) * share;
-  const Tensor squares = narrow(sums, 0, 1 + channels, channels) * share;
-  return {{all_mean, clamp_min(squares - square(all_mean), 0)}, reshape(count, {})};
+  const int64_t ranks = group->size(), channels = x.size(1);
+  Tensor parts[] = {full({1}, double(values_a_channel(x)), {kF64, x.device()}),
+                    cast(mine.mean, kF64), cast(mine.var, kF64)};
+  const Tensor all = reshape(all_gather(cat(parts), group), {ranks, 1 + 2 * channels});
+  const Tensor counts = narrow(all, 1, 0, 1), means = narrow(all, 1, 1, channels),
+               vars = narrow(all, 1, 1 + channels, channels);
+  const Tensor count = sum(counts), share = counts / clamp_min(count, 1);
+  const Tensor mean = sum(means * share, {0});
+  return {{mean, sum((vars + square(means - mean)) * share, {0})}, count};
 }
 
 // y, mean, var, count of x, weight, bias, residual; the last three may be undefined.

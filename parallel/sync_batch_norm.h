@@ -1,8 +1,8 @@
 // Batch-norm whose statistics are over the batches of all ranks of a group, forward and backward,
 // so that training does not depend on how a batch is spread over ranks. It stands in nn, where
 // layers are looked for; core knows no groups. Invariant: with n_r values a channel on rank r,
-// ranks exchange 2 C + 1 sums in f64 in forward and 2 C in backward, and all have the same bits of
-// what follows from them: statistics, and with equal weights the running ones.
+// every rank gets 2 C + 1 f64 of each in forward and sums of 2 C in backward, and all have the same
+// bits of what follows from them: statistics, and with equal weights the running ones.
 #pragma once
 #include "collectives/process_group.h"
 #include "core/nn/conv_layers.h"

@@ -181,6 +181,21 @@ TEST(SyncBatchNorm, IsNamedWhereABatchIsCut) {
   });
 }
 
+// E[x^2] - E[x]^2 has no digits left where the mean is 1e8 deviations.
+TEST(SyncBatchNorm, ALargeMeanCostsNoDigits) {
+  run_ranks(3, [](ProcessGroup& group) {
+    const Tensor x0 = draw({30, 2, 5}, 1);
+    for (double shift : {1e3, 1e6, 1e8}) {
+      const Tensor x = x0 + shift, want = batch_norm(x, {}, {}, {.training = true});
+      auto norm = nn::sync_batch_norm({.channels = 2, .affine = false});
+      norm->to(kF64);
+      const Tensor mine = narrow(x, 0, group.rank() * 10, 10).clone();
+      EXPECT_LE(apart(norm->forward(mine), narrow(want, 0, group.rank() * 10, 10)), 4e-16 * shift)
+          << shift;
+    }
+  });
+}
+
 TEST(SyncBatchNorm, SixteenBits) {
   Autocast scope(kBF16);
   for (bool then : {false, true})
