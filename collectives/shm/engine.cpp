@@ -1,5 +1,6 @@
 #include "collectives/shm/engine.h"
 
+#include <sched.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -52,6 +53,17 @@ double us_since(std::chrono::steady_clock::time_point start) {
       .count();
 }
 
+// The logical CPUs that the calling thread may run on, by its affinity: what taskset, a launcher's
+// binding or a container's cpuset leave. All of the machine's where the system does not say.
+cpu_set_t usable_cpus() {
+  cpu_set_t cpus;
+  if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) return cpus;
+  CPU_ZERO(&cpus);
+  for (int i = 0; i < std::min(CPU_SETSIZE, int(std::thread::hardware_concurrency())); ++i)
+    CPU_SET(i, &cpus);
+  return cpus;
+}
+
 using Sources = SmallVector<const void*, 16>;
 using Places = SmallVector<void*, 16>;
 
@@ -63,9 +75,7 @@ ShmEngine::ShmEngine(Membership members, std::shared_ptr<Segment> segment, ShmOp
       options_(std::move(options)),
       rank_(members_.rank),
       size_(members_.size),
-      me_(segment_->state(rank_)),
-      room_(size_ <= int(std::thread::hardware_concurrency())),
-      spins_(room_ ? 400 : 4) {
+      me_(segment_->state(rank_)) {
   entries_.resize(size_t(size_));
   bases_.resize(size_t(size_));
   views_.resize(size_t(size_));
@@ -74,6 +84,7 @@ ShmEngine::ShmEngine(Membership members, std::shared_ptr<Segment> segment, ShmOp
     me_.pid = getpid();
     me_.started = process_start(getpid());
   }
+  me_.cpus = usable_cpus();
   // Publishes the fields above; peers look at them after attached() has reached the size.
   segment_->attached().fetch_add(1, std::memory_order_seq_cst);
 }

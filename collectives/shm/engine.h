@@ -89,6 +89,8 @@ class ShmEngine final : public Engine {
     if (waking == Waking::kNow) wake_peers();
   }
   void wait_slow(Call& call, Peers peers);
+  bool has_room() const;
+  int spins() const;  // rounds of polling before who is held up sleeps
   int polls(const Call& call, Peers peers) const;
   bool stay_awake(const Call& call, FunctionRef<bool()> ready, Clock::time_point* until);
   void wake_peers();
@@ -124,9 +126,8 @@ class ShmEngine final : public Engine {
   uint64_t phase_ = 0;  // phases posted by this rank
   StageTuner tuner_;
   PlaceTuner places_;
-  bool past_caches_ = false;  // how this call is staged
-  const bool room_;           // for each rank on a core of its own
-  const int spins_;           // rounds of polling before who is held up sleeps
+  bool past_caches_ = false;           // how this call is staged
+  mutable std::atomic<int> room_{-1};  // for each rank on a core of its own; -1: not known yet
   std::atomic<uint32_t> nudges_{0};
 
   std::mutex pool_mutex_;

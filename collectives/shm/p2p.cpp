@@ -148,7 +148,7 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
     if (active.empty()) break;
     if (finished) continue;  // the next call may have waited for it
     bool moved = false;
-    for (int i = 0; i < spins_ && !(moved = ready()); ++i) relax();
+    for (int i = spins(); i > 0 && !(moved = ready()); --i) relax();
     if (moved) continue;
     const Plan& plan = active[0].call->plan;
     uint64_t count = (me_.p2p.load(std::memory_order_relaxed) >> 32) + 1;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -95,6 +96,12 @@ std::shared_ptr<Segment> Segment::make_private(int size, const Options& options)
 
 std::shared_ptr<Segment> Segment::make_shared(int size, const Options& options) {
   std::shared_ptr<Segment> s(new Segment(size, options));
+  rlimit files{};
+  getrlimit(RLIMIT_FSIZE, &files);
+  TESSERA_CHECK(files.rlim_cur >= s->bytes_,  // the system would answer with a signal
+                "shm: cannot make shared memory of {} bytes: files are limited to {} bytes "
+                "(ulimit -f); raise that, or set TESSERA_BACKEND=gloo",
+                s->bytes_, files.rlim_cur);
   s->fd_ = memfd_create("tessera", MFD_CLOEXEC);
   TESSERA_CHECK(s->fd_ >= 0 && ftruncate(s->fd_, off_t(s->bytes_)) == 0,
                 "shm: cannot make shared memory of {} bytes: {}; set TESSERA_BACKEND=gloo",

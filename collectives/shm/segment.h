@@ -3,6 +3,8 @@
 // recv. It is a mapping without a name (memfd), so nothing is left behind however ranks die; ranks
 // that are threads share one mapping. Invariant: only rank r writes states(r), apart from its bell.
 #pragma once
+#include <sched.h>
+
 #include <atomic>
 #include <map>
 #include <memory>
@@ -55,6 +57,7 @@ struct alignas(2 * kLine) RankState {
   std::atomic<uint32_t> left{0};     // 1: this rank's group is gone
   int32_t pid = 0;                   // 0: ranks are threads
   uint64_t started = 0;              // start time of the process, so that a recycled pid is noticed
+  cpu_set_t cpus;                    // that it may run on
   PoolDoor pool;                     // of processes that have allocated in it
   std::atomic<uint32_t> reaches{0};  // 1: this rank has mapped the pools that it was told of last
   // For reports.

@@ -76,15 +76,32 @@ bool ShmEngine::park(FunctionRef<bool()> ready) {
   return now;
 }
 
+/// Whether ranks can run side by side: together they may use as many CPUs as they are. Two that are
+/// bound to a core each can, three that share two cores, bound or not, would poll at each other's
+/// cost. Known once all have attached.
+bool ShmEngine::has_room() const {
+  int known = room_.load(std::memory_order_relaxed);
+  if (known >= 0) return known;
+  if (segment_->attached().load(std::memory_order_acquire) < uint32_t(size_)) return false;
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (int r = 0; r < size_; ++r) CPU_OR(&all, &all, &segment_->state(r).cpus);
+  known = CPU_COUNT(&all) >= size_;
+  room_.store(known, std::memory_order_relaxed);
+  return known;
+}
+
+int ShmEngine::spins() const { return has_room() ? 400 : 4; }
+
 int ShmEngine::polls(const Call& call, Peers peers) const {
-  if (room_ && peers == Peers::kAtWork) return kPollsAtWork;
-  return call.waited_for() ? spins_ : std::min(spins_, kPollsBesideWork);
+  if (peers == Peers::kAtWork && has_room()) return kPollsAtWork;
+  return call.waited_for() ? spins() : std::min(spins(), kPollsBesideWork);
 }
 
 /// Where a thread is held up: looks again and again until `*until`, which is set by the first of
 /// a wait's calls that finds it so. True when ready.
 bool ShmEngine::stay_awake(const Call& call, FunctionRef<bool()> ready, Clock::time_point* until) {
-  if (!room_ || !call.waited_for()) return false;
+  if (!has_room() || !call.waited_for()) return false;
   auto now = Clock::now();
   if (*until == Clock::time_point()) *until = now + (call.async ? kAwakeAsync : kAwake);
   for (; now < *until; now = Clock::now()) {
