@@ -35,6 +35,17 @@ void check_one_launcher() {
   }
 }
 
+/// srun, or an mpirun whose variables are not read: each process would be a job of its own.
+void check_alone() {
+  for (const char* size : {"SLURM_STEP_NUM_TASKS", "PMI_SIZE"})
+    TESSERA_CHECK(
+        env::get_int(size, 1, 0, kMaxWorldSize) <= 1,
+        "{}={}, but no WORLD_SIZE: these processes would run as separate jobs of one rank. "
+        "Start one task with tlaunch, use Open MPI's mpirun, or set WORLD_SIZE=1 if "
+        "separate jobs are meant",
+        size, env::get(size).substr(0, 64));
+}
+
 }  // namespace
 
 JobEnvironment job_environment() {
@@ -47,6 +58,7 @@ JobEnvironment job_environment() {
   TESSERA_CHECK(has_size || env::get("RANK").empty(),
                 "RANK={}: set without WORLD_SIZE; set both (tlaunch does) or neither",
                 env::get("RANK").substr(0, 64));
+  if (!has_size) check_alone();
   job.world_size = int(env::get_int(names.size, 1, 1, kMaxWorldSize));
   TESSERA_CHECK(job.world_size == 1 || !env::get(names.rank).empty(),
                 "{}={}: set without {}; set both (the launcher does) or neither", names.size,

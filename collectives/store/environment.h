@@ -1,8 +1,8 @@
 // What a launcher tells a worker, read back from the environment. Launchers are looked for in this
 // order: tlaunch and torchrun (RANK, WORLD_SIZE, ...), then Open MPI's mpirun
-// (OMPI_COMM_WORLD_RANK, ...). Invariant: a value that does not fit, or two launchers that say
-// different things, is one line of error naming variables and values; without any of the variables
-// a process is a job of one rank.
+// (OMPI_COMM_WORLD_RANK, ...). Invariant: a value that does not fit, two launchers that say
+// different things, or several tasks of srun or of another mpirun (SLURM_STEP_NUM_TASKS, PMI_SIZE)
+// is one line of error naming variables and values; without any of them a process is a job of one.
 #pragma once
 #include <memory>
 #include <string>

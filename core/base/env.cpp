@@ -21,6 +21,8 @@ constexpr Variable kTable[] = {
     {"OMPI_COMM_WORLD_SIZE", "", "number of processes of the job (set by mpirun)"},
     {"OMPI_COMM_WORLD_LOCAL_RANK", "", "number of this process on its node (set by mpirun)"},
     {"OMPI_COMM_WORLD_LOCAL_SIZE", "", "number of processes on this node (set by mpirun)"},
+    {"SLURM_STEP_NUM_TASKS", "", "tasks that srun started; several without a launcher are refused"},
+    {"PMI_SIZE", "", "processes that another mpirun started; refused likewise"},
     {"TESSERA_RUN_ID", "", "name of the job, part of every shared name (set by tlaunch)"},
     {"TESSERA_RESTART_COUNT", "0", "how often tlaunch has restarted the workers"},
     {"TESSERA_STORE_KEY", "", "per-job secret that the store asks of its clients (set by tlaunch)"},

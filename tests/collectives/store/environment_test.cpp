@@ -24,7 +24,9 @@ constexpr const char* kNames[] = {"RANK",
                                   "OMPI_COMM_WORLD_RANK",
                                   "OMPI_COMM_WORLD_SIZE",
                                   "OMPI_COMM_WORLD_LOCAL_RANK",
-                                  "OMPI_COMM_WORLD_LOCAL_SIZE"};
+                                  "OMPI_COMM_WORLD_LOCAL_SIZE",
+                                  "SLURM_STEP_NUM_TASKS",
+                                  "PMI_SIZE"};
 
 class Environment : public testing::Test {
  protected:
@@ -72,6 +74,20 @@ TEST_F(Environment, ReadsWhatTheLauncherSets) {
   EXPECT_EQ(job.run_id, "run");
   connect_store(job)->set("k", "v");
   EXPECT_EQ(server.store()->get(attempt_prefix(2) + "k", Millis(0)), "v");
+}
+
+// Four tasks of srun would train four times.
+TEST_F(Environment, TasksOfOtherLaunchersAreRefused) {
+  for (const char* size : {"SLURM_STEP_NUM_TASKS", "PMI_SIZE"}) {
+    set(size, "4");
+    expect_error({size, "=4, but no WORLD_SIZE", "tlaunch", "set WORLD_SIZE=1"});
+    set("WORLD_SIZE", "1");  // what tlaunch --standalone sets in each task
+    EXPECT_EQ(job_environment().world_size, 1);
+    ::unsetenv("WORLD_SIZE");
+    set(size, "1");
+    EXPECT_EQ(job_environment().world_size, 1);
+    ::unsetenv(size);
+  }
 }
 
 TEST_F(Environment, NamesTheVariableThatIsWrong) {
