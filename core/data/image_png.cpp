@@ -42,6 +42,13 @@ bool start(Reader& r) {
   if (setjmp(png_jmpbuf(r.png))) return false;
   png_set_read_fn(r.png, &r, take);
   png_read_info(r.png, r.info);
+  png_set_interlace_handling(r.png);
+  if (png_get_color_type(r.png, r.info) == PNG_COLOR_TYPE_PALETTE) {
+    // Indices stay as they are, one a byte: the library paints those beyond the palette black.
+    png_set_packing(r.png);
+    png_read_update_info(r.png, r.info);
+    return true;
+  }
   png_set_expand(r.png);
   // Pillow takes the high byte, but of grey alone the value clipped at 255, which is white mostly.
   if (png_get_color_type(r.png, r.info) == PNG_COLOR_TYPE_GRAY)
@@ -50,7 +57,6 @@ bool start(Reader& r) {
     png_set_strip_16(r.png);
   png_set_gray_to_rgb(r.png);
   png_set_strip_alpha(r.png);
-  png_set_interlace_handling(r.png);
   png_read_update_info(r.png, r.info);
   return true;
 }
@@ -58,6 +64,21 @@ bool read_rows(Reader& r, png_bytepp rows) {
   if (setjmp(png_jmpbuf(r.png))) return false;
   png_read_image(r.png, rows);
   png_read_end(r.png, nullptr);
+  return true;
+}
+
+// A row of indices, which lie in its last third, as the colours that they stand for; false where
+// one is beyond the palette.
+bool paint(const Reader& r, uint8_t* row, int64_t width) {
+  png_colorp palette = nullptr;
+  int count = 0;
+  png_get_PLTE(r.png, r.info, &palette, &count);
+  for (int64_t x = 0; x < width; ++x) {
+    const uint8_t index = row[2 * width + x];
+    if (index >= count) return false;
+    const png_color c = palette[index];
+    row[3 * x] = c.red, row[3 * x + 1] = c.green, row[3 * x + 2] = c.blue;
+  }
   return true;
 }
 
@@ -70,13 +91,17 @@ Image decode_png(std::span<const std::byte> bytes, const std::string& name) {
   const int64_t height = png_get_image_height(r.png, r.info),
                 width = png_get_image_width(r.png, r.info);
   check_image_size(uint64_t(height), uint64_t(width), name);
-  TESSERA_CHECK(png_get_rowbytes(r.png, r.info) == size_t(width * 3),
+  const bool indexed = png_get_color_type(r.png, r.info) == PNG_COLOR_TYPE_PALETTE;
+  TESSERA_CHECK(png_get_rowbytes(r.png, r.info) == size_t(width * (indexed ? 1 : 3)),
                 "data: '{}': PNG: rows of {} pixels have {} bytes", name, width,
                 png_get_rowbytes(r.png, r.info));
   Image out = black_image(height, width);
   std::vector<png_bytep> rows;
-  for (int64_t y = 0; y < height; ++y) rows.push_back(out.row(y));
+  for (int64_t y = 0; y < height; ++y) rows.push_back(out.row(y) + (indexed ? 2 * width : 0));
   TESSERA_CHECK(read_rows(r, rows.data()), "data: '{}': PNG: {}", name, r.text);
+  for (int64_t y = 0; indexed && y < height; ++y)
+    TESSERA_CHECK(paint(r, out.row(y), width), "data: '{}': PNG: a pixel of row {} has no colour",
+                  name, y);
   return out;
 }
 

@@ -1,9 +1,11 @@
 // WordPiece as BERT does it (Devlin et al. 2019; Wu et al. 2016): text is cleaned, lower-cased and
 // stripped of accents where the vocabulary is uncased, cut at spaces and punctuation, and each word
 // into the longest pieces of the vocabulary from its front. Ids equal those of Hugging Face's
-// BertTokenizer for text without literal special tokens, which are plain text here. Invariant: any
-// UTF-8 text can be encoded; unlike the other tokenizers this one forgets, so decode() gives the
-// normalised text.
+// BertTokenizer for text without literal special tokens, which are plain text here, of code points
+// whose properties both libraries know alike: the tables of utf8proc (2.8: Unicode 15) and of
+// Hugging Face differ in the newest of them and in what is unassigned. Invariant: any UTF-8 text
+// can be encoded; unlike the other tokenizers this one forgets, so decode() gives the normalised
+// text.
 #pragma once
 #include <string>
 #include <unordered_map>

@@ -76,7 +76,7 @@ void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
                   "assign_: destination {} requires grad; open a NoGrad scope around the update",
                   describe(d));
     for (int i = 0; i < d.ndim(); ++i)
-      TESSERA_CHECK(d.strides()[i] != 0 || d.shape()[i] <= 1,
+      TESSERA_CHECK(d.strides()[i] != 0 || d.shape()[i] <= 1 || d.numel() == 0,
                     "assign_: dim {} of destination {} is expanded, its elements share memory; "
                     "clone it first",
                     i, describe(d));

@@ -93,7 +93,7 @@ std::string RMSNorm::describe() const {
 // ---- Dropout, Flatten
 
 Dropout::Dropout(double p) : p(p) {
-  TESSERA_CHECK(p >= 0 && p < 1, "dropout: p={} is not in [0, 1)", p);
+  TESSERA_CHECK(p >= 0 && p <= 1, "dropout: p={} is not in [0, 1]", p);
 }
 
 Tensor Dropout::compute(Tensor x) { return training() && p > 0 ? tessera::dropout(x, p) : x; }

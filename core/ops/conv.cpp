@@ -315,6 +315,10 @@ Tensor convolve_transposed(std::string_view op, int dims, const Tensor& x, const
            o.padding.expand(dims, 0, op, "padding"),
            {},
            o.groups};
+  const Shape &xs = b.x.shape(), &ws = weight.shape();
+  TESSERA_CHECK_AS(ShapeError, xs[1] == ws[0] && ws[0] % o.groups == 0,
+                   "{}: x {} has {} channels, weight {} takes {} in groups={}", op,
+                   to_string(x.shape()), xs[1], to_string(ws), ws[0], o.groups);
   Dims more = o.output_padding.expand(dims, 0, op, "output_padding"), size;
   w.pad_end = w.pad_begin;
   for (int i = 0; i < dims; ++i) {

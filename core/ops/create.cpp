@@ -142,7 +142,7 @@ Tensor arange(Scalar begin, Scalar end, Scalar step, TensorOptions o) {
 }
 
 Tensor linspace(double first, double last, int64_t count, TensorOptions o) {
-  TESSERA_CHECK(count >= 1, "linspace: {} values; at least 1", count);
+  TESSERA_CHECK(count >= 0, "linspace: {} values; expected 0 or more", count);
   double step = count > 1 ? (last - first) / double(count - 1) : 0;
   return dispatch1(PrimRef(new Arange(count, first, step, dtype_or(o, 0.0), o.device)), {});
 }

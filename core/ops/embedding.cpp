@@ -108,6 +108,9 @@ Tensors EmbeddingGrad::vjp(const VjpArgs& v) const {
 Tensor embedding(const Tensor& ids, const Tensor& table, int64_t padding_idx) {
   TESSERA_CHECK_AS(ShapeError, table.ndim() == 2, "embedding: the table must be [V, D], got {}",
                    describe(table));
+  TESSERA_CHECK(padding_idx >= -1 && padding_idx < table.shape()[0],
+                "embedding: padding_idx {} is not a row of the table {}; -1 for none", padding_idx,
+                describe(table));
   return dispatch1(PrimRef(new Embedding(table.shape()[0], padding_idx)),
                    operands(Tensor(ids), Tensor(table)));
 }

@@ -425,9 +425,10 @@ Tensor one_hot(const Tensor& x, int64_t classes) {
   TESSERA_CHECK(x.numel() == 0 || amin(i).item<int64_t>() >= 0,
                 "one_hot: class {} of {}; classes start at 0", amin(i).item<int64_t>(),
                 describe(x));
-  return cast(
-      eq(unsqueeze(wrap_index(i, classes), -1), arange(0, classes, 1, {.device = x.device()})),
-      kI64);
+  TESSERA_CHECK(x.numel() == 0 || amax(i).item<int64_t>() < classes,
+                "one_hot: class {} of {}; there are {} classes", amax(i).item<int64_t>(),
+                describe(x), classes);
+  return cast(eq(unsqueeze(i, -1), arange(0, classes, 1, {.device = x.device()})), kI64);
 }
 
 Tensor wrap_index(const Tensor& index, int64_t extent) {

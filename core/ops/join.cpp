@@ -238,10 +238,11 @@ Tensors chunk(const Tensor& x, int64_t pieces, int64_t dim) {
   int d = wrap_dim(dim, x.ndim(), "chunk");
   TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && pieces >= 1, "chunk: {} pieces of {}", pieces,
                    to_string(x.shape()));
-  int64_t e = x.shape()[d], size = std::max<int64_t>((e + pieces - 1) / pieces, 1);
+  const int64_t e = x.shape()[d];
+  if (e == 0) return split(x, std::vector<int64_t>(size_t(pieces), 0), d);
+  const int64_t size = (e - 1) / pieces + 1;
   Tensors out;
-  for (int64_t at = 0; at < e || out.empty(); at += size)
-    out.push_back(narrow(x, d, at, std::min(size, e - at)));
+  for (int64_t at = 0; at < e; at += size) out.push_back(narrow(x, d, at, std::min(size, e - at)));
   return out;
 }
 

@@ -104,8 +104,12 @@ Tensors meshgrid(std::span<const Tensor> vectors) {
 
 Tensor flip(const Tensor& x, const Dims& dims) {
   Tensor y = x;
+  uint32_t seen = 0;
   for (int64_t dim : dims) {
     int d = wrap_dim(dim, x.ndim(), "flip");
+    TESSERA_CHECK_AS(ShapeError, !(seen >> d & 1), "flip: dim {} is named twice in {}", d,
+                     to_string(dims));
+    seen |= 1u << d;
     if (x.ndim() && x.shape()[d] > 1)
       y = index_select(y, d, positions(x.shape()[d] - 1, -1, x, -1));
   }

@@ -429,7 +429,12 @@ Tensor add(Tensor a, Scalar b) { static const Op op("add"); return op(std::move(
 Tensor sub(Tensor a, Scalar b) { static const Op op("sub"); return op(std::move(a), b); }
 Tensor mul(Tensor a, Scalar b) { static const Op op("mul"); return op(std::move(a), b); }
 Tensor div(Tensor a, Scalar b) { static const Op op("div"); return op(std::move(a), b); }
-Tensor pow(Tensor a, Scalar b) { static const Op op("pow"); return op(std::move(a), b); }
+Tensor pow(Tensor a, Scalar b) {
+  static const Op op("pow");
+  TESSERA_CHECK(b.kind() == kF64 || b.integer() >= 0 || !is_integral(a.dtype()),
+                "pow: {} to the power {}; integers have no negative powers, cast them to floats", describe(a), b.integer());
+  return op(std::move(a), b);
+}
 Tensor maximum(Tensor a, Scalar b) { static const Op op("maximum"); return op(std::move(a), b); }
 Tensor minimum(Tensor a, Scalar b) { static const Op op("minimum"); return op(std::move(a), b); }
 Tensor eq(Tensor a, Scalar b) { static const Op op("eq"); return op(std::move(a), b); }

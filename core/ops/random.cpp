@@ -51,6 +51,20 @@ class Random final : public RandomAttributes {
   }
 };
 
+// Integers of magnitude up to which `t` holds every one.
+int64_t exact_integers(DType t) {
+  switch (t) {
+    case kBF16: return int64_t(1) << 8;
+    case kF16: return int64_t(1) << 11;
+    case kF32: return int64_t(1) << 24;
+    case kF64: return int64_t(1) << 53;
+    case kBool: return 1;
+    case kU8: return UINT8_MAX;
+    case kI32: return INT32_MAX;
+    default: return INT64_MAX;
+  }
+}
+
 Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DType dtype,
             const TensorOptions& o, Tensor key) {
   TESSERA_CHECK(kind == RandomKind::kInteger || is_floating(dtype),
@@ -163,7 +177,14 @@ Tensor randn(const Shape& shape, TensorOptions o, Tensor key) {
 }
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions o, Tensor key) {
   TESSERA_CHECK(low < high, "randint: the range [{}, {}) is empty", low, high);
-  return draw(RandomKind::kInteger, shape, low, high, o.dtype.value_or(kI64), o, std::move(key));
+  const DType t = o.dtype.value_or(kI64);
+  const int64_t most = exact_integers(t), least = t == kBool || t == kU8 ? 0
+                                                  : is_integral(t)       ? -most - 1
+                                                                         : -most;
+  TESSERA_CHECK(low >= least && high - 1 <= most,
+                "randint: {} does not hold all of [{}, {}); its integers are {} to {}", name_of(t),
+                low, high, least, most);
+  return draw(RandomKind::kInteger, shape, low, high, t, o, std::move(key));
 }
 
 // Equal draws, once in 2^53 pairs, keep their order.
@@ -177,8 +198,9 @@ Tensor bernoulli(const Tensor& p, Tensor key) {
 }
 
 Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {
-  TESSERA_CHECK(p >= 0 && p < 1, "dropout: probability {}; expected 0 <= p < 1", p);
+  TESSERA_CHECK(p >= 0 && p <= 1, "dropout: probability {}; expected 0 <= p <= 1", p);
   if (p == 0) return x;
+  if (p == 1) return x * 0.0;
   if (!key.defined()) key = default_generator().next_key();
   if (!samples.defined()) {
     const Tensor& s = context().samples;

@@ -215,6 +215,8 @@ Tensor log_softmax(const Tensor& x, int64_t dim) {
 }
 
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& o) {
+  TESSERA_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1,
+                "cross_entropy: label_smoothing {}; expected 0 to 1", o.label_smoothing);
   if (is_floating(targets.dtype()) && is_floating(logits.dtype()))
     return probability_cross_entropy(logits, targets, o);
   TESSERA_CHECK_AS(ShapeError, logits.ndim() == targets.ndim() + 1,

@@ -9,6 +9,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
+#include "core/ops/scalar_range.h"
 #include "core/ops/views.h"
 
 namespace tessera {
@@ -222,6 +223,7 @@ void mul_(const Tensor& dst, Scalar factor) {
   update(dst, "mul", scalar_tensor(factor, dst.dtype(), dst.device()), result);
 }
 void fill_(const Tensor& dst, Scalar value) {
+  check_holds("fill_", dst.dtype(), value);
   assign_(dst, scalar_tensor(value, dst.dtype(), dst.device()));
 }
 void zero_(const Tensor& dst) { fill_(dst, 0); }

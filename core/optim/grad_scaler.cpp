@@ -62,7 +62,11 @@ void GradScaler::unscale_(Optimizer& optimizer) {
   NoGrad off;
   Scoped<Phase> phase(context().phase, Phase::kUpdate);
   for (const Tensor& p : optimizer.parameters())
-    if (Tensor g = p.grad(); g.defined()) assign_(g, g * cast(inverse, g.dtype()));
+    if (Tensor g = p.grad(); g.defined()) {
+      // 1 / scale may be nothing in f16.
+      Tensor wide = size_of(g.dtype()) < 4 ? cast(g, kF32) : g;
+      assign_(g, cast(wide * cast(inverse, wide.dtype()), g.dtype()));
+    }
   unscaled_.push_back(&optimizer);
 }
 
@@ -84,11 +88,14 @@ void GradScaler::step(Optimizer& optimizer, const Clip& given) {
   optimizer.step_if_finite(
       where(finite, clip.scale, scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64)));
   assign_(bad_, logical_or(bad_, logical_not(plain(finite))));
+  stepped_ = true;
 }
 
 void GradScaler::update() {
   unscaled_.clear();
   if (!enabled()) return;
+  TESSERA_CHECK(stepped_, "grad_scaler: update() without a step; call step(optimizer) before it");
+  stepped_ = false;
   NoGrad off;
   Scoped<Phase> phase(context().phase, Phase::kUpdate);
   Tensor good = good_steps_ + 1, due = ge(good, options_.growth_interval);

@@ -45,7 +45,8 @@ class GradScaler {
   /// optimizer.step with gradients as of the unscaled loss; nothing changes when any is infinite or
   /// NaN. `clip` was computed with inverse_scale(), or after unscale_ (UserError if neither).
   void step(Optimizer& optimizer, const Clip& clip = {});
-  /// Once at the end of a step, after the steps of all optimizers: adapts the scale.
+  /// Once at the end of a step, after the steps of all optimizers: adapts the scale. Throws
+  /// UserError where there was none.
   void update();
 
   /// The scale as a number; waits for the device. 1 when disabled.
@@ -63,6 +64,7 @@ class GradScaler {
   Tensor bad_;      // 0-d bool: an optimizer of this step met a gradient that is not finite
   Tensor skipped_;  // 0-d bool: the step before the last update did
   std::vector<const Optimizer*> unscaled_;
+  bool stepped_ = false;  // since the last update
 };
 
 }  // namespace tessera::optim

@@ -1,6 +1,7 @@
 #include "core/optim/optimizers.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/ops/update.h"
 
@@ -13,7 +14,9 @@ SGD::SGD(Params params, SGDOptions o)
                 o.momentum != 0 ? std::vector<std::string>{"momentum_buffer"}
                                 : std::vector<std::string>{}),
       options_(o) {
-  TESSERA_CHECK(o.momentum >= 0, "sgd: momentum {} is negative", o.momentum);
+  TESSERA_CHECK(o.momentum >= 0, "sgd: momentum {}; expected 0 or more", o.momentum);
+  TESSERA_CHECK(std::isfinite(o.dampening), "sgd: dampening {}; expected a finite number",
+                o.dampening);
   TESSERA_CHECK(!o.nesterov || (o.momentum > 0 && o.dampening == 0),
                 "sgd: nesterov needs momentum (got {}) and no dampening (got {})", o.momentum,
                 o.dampening);
@@ -70,7 +73,7 @@ Adam::Adam(Params params, AdamOptions o, bool decoupled)
       decoupled_(decoupled) {
   for (double beta : o.betas)
     TESSERA_CHECK(beta >= 0 && beta < 1, "adam: beta {} is not in [0, 1)", beta);
-  TESSERA_CHECK(o.eps >= 0, "adam: eps {} is negative", o.eps);
+  TESSERA_CHECK(o.eps >= 0, "adam: eps {}; expected 0 or more", o.eps);
 }
 
 void Adam::update(const Group& group, const Lists& l, const Tensor& scale) {

@@ -120,6 +120,18 @@ TEST(Image, GreyOf16BitsIsRounded) {
   EXPECT_EQ(image.pixels, (std::vector<uint8_t>{2, 2, 2, 253, 253, 253}));
 }
 
+// Four pixels of 2 bits, 0 1 2 3, with four colours and with one.
+TEST(Image, PixelsBeyondThePaletteAreAnError) {
+  NEEDS_LIBRARIES();
+  const std::string start = "89504e470d0a1a0a0000000d49484452000000040000000102030000008452e75e",
+                    end = "0000000a49444154789c63900600001d001c8ef4f5210000000049454e44ae426082",
+                    four = "0000000c504c54450102030405060708090a0b0cdc6337ac",
+                    one = "00000003504c54450102030d8764d5";
+  EXPECT_EQ(decode(from_hex(start + four + end)).pixels,
+            (std::vector<uint8_t>{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
+  expect_contains(error_of([&] { decode(from_hex(start + one + end)); }), "has no colour");
+}
+
 TEST(Image, PngOfTheTestsIsRead) {
   NEEDS_LIBRARIES();
   const Image image = picture(150, 160);  // more than one stored block

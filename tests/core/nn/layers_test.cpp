@@ -60,7 +60,7 @@ TEST(Layers, DropoutWorksWhileTrainingOnly) {
   EXPECT_GT(difference(y, m->forward(x)), 0);  // a mask per call
   m->eval();
   EXPECT_TRUE(m->forward(x).is_same(x));
-  expect_contains(error_of([] { nn::dropout(1.0); }), "p=1");
+  expect_contains(error_of([] { nn::dropout(1.5); }), "p=1.5");
 }
 
 TEST(Layers, DropoutIsTheSameFromTheSameSeed) {

@@ -10,13 +10,17 @@
 #include "core/ops/compose.h"
 #include "core/ops/contract.h"
 #include "core/ops/conv.h"
+#include "core/ops/create.h"
+#include "core/ops/fused.h"
 #include "core/ops/indexing.h"
 #include "core/ops/interpolate.h"
 #include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/pool.h"
+#include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
+#include "core/ops/update.h"
 #include "core/ops/views.h"
 #include "tests/support/temp_folder.h"
 
@@ -107,6 +111,67 @@ TEST(Extremes, OutputPaddingOfAStep) {
     EXPECT_LT(difference(a.grad(), c.grad()), 1e-5);
     EXPECT_LT(difference(b.grad(), d.grad()), 1e-5);
   }
+}
+
+TEST(Extremes, NumbersThatADtypeDoesNotHoldAreRefused) {
+  const Tensor bytes = zeros({2}, {.dtype = kU8}), set = ones({2}, {.dtype = kBool});
+  refuses([] { full({1}, 300, {.dtype = kU8}); }, "full: u8 holds no 300");
+  refuses([] { full({1}, int64_t(1) << 40, {.dtype = kI32}); }, "full: i32 holds no 1099511627776");
+  for (double v : {1e30, 0x1p63, double(NAN), double(INFINITY)})
+    refuses([&] { full({1}, v, {.dtype = kI64}); }, "full: i64 holds no");
+  refuses([&] { masked_fill(bytes, set, 300); }, "masked_fill: u8 holds no 300");
+  refuses([&] { fill_(bytes, -256); }, "fill_: u8 holds no -256");
+  EXPECT_EQ(full({1}, -1, {.dtype = kU8}).item<int64_t>(), 255);
+  EXPECT_EQ(full({1}, 2.7, {.dtype = kI64}).item<int64_t>(), 2);
+  EXPECT_EQ(full({1}, 300, {.dtype = kBool}).item<bool>(), true);
+  for (auto [t, high] : {std::pair(kU8, 257), {kBool, 3}, {kBF16, 258}, {kF16, 2050}})
+    refuses([&] { randint(0, high, {4}, {.dtype = t}); }, "randint: ");
+  refuses([] { randint(-1, 5, {4}, {.dtype = kU8}); }, "its integers are 0 to 255");
+  EXPECT_LE(amax(randint(0, 257, {400}, {.dtype = kBF16})).item<float>(), 256);
+  EXPECT_EQ(randint(INT32_MIN, int64_t(INT32_MAX) + 1, {4}, {.dtype = kI32}).numel(), 4);
+}
+
+TEST(Extremes, RangesHaveAnEnd) {
+  refuses([] { arange(5, 0); }, "lead away from the end");
+  refuses([] { arange(0.0, 1.0, -0.5); }, "lead away from the end");
+  for (double v : {double(NAN), double(INFINITY), -double(INFINITY)}) {
+    refuses([&] { arange(0.0, v); }, "expected finite numbers");
+    refuses([&] { arange(0.0, 1.0, v); }, "expected finite numbers");
+  }
+  refuses([] { arange(0, 5, 0); }, "a step that is not 0");
+  refuses([] { arange(0.0, 1e300); }, "does not fit any memory");
+  EXPECT_EQ(arange(5, 5).numel(), 0);
+  EXPECT_EQ(linspace(0, 1, 0).numel(), 0);
+  EXPECT_EQ(chunk(zeros({0}), 3).size(), 3u);
+}
+
+TEST(Extremes, IntegersHaveNoNegativePowers) {
+  const Tensor x = from_values<int64_t>({2, 5, -7}, {3});
+  refuses([&] { pow(x, -1); }, "pow: i64[3] cpu to the power -1");
+  EXPECT_EQ(pow(x, 2)[2].item<int64_t>(), 49);
+  EXPECT_EQ(pow(x, -1.0)[0].item<float>(), 0.5F);
+}
+
+TEST(Extremes, ArgumentsOutOfRangeAreNamed) {
+  const Tensor x = ones({2, 3}), classes = from_values<int64_t>({0, 5}, {2});
+  refuses([&] { cross_entropy(x, zeros({2}, {.dtype = kI64}), {.label_smoothing = 2}); },
+          "label_smoothing 2");
+  for (int64_t row : {3, -2})
+    refuses(
+        [&] {
+          embedding(zeros({1}, {.dtype = kI64}), ones({3, 2}), row);
+        },
+        "embedding: padding_idx");
+  refuses([&] { flip(x, {0, -2}); }, "flip: dim 0 is named twice");
+  refuses([&] { one_hot(classes, 3); }, "one_hot: class 5 of i64[2] cpu; there are 3 classes");
+  refuses([&] { conv_transpose1d(ones({1, 3, 4}), ones({2, 1, 2})); }, "conv_transpose1d: x [1, 3");
+}
+
+TEST(Extremes, WholeAndEmptyAreTaken) {
+  EXPECT_EQ(sum(dropout(ones({5}), 1)).item<float>(), 0);
+  EXPECT_EQ(max_pool1d(ones({2, 1, 1}), 3, {.ceil_mode = true}).shape(), Shape({2, 1, 1}));
+  EXPECT_EQ(avg_pool1d(ones({2, 1, 1}), 3, {.ceil_mode = true})[0].item<float>(), 1);
+  assign_(expand(zeros({1, 0}), {3, 0}), zeros({3, 0}));
 }
 
 }  // namespace

@@ -193,6 +193,16 @@ TEST(GradScaler, DisabledPassesEverything) {
   EXPECT_FALSE(scaler.skipped());
 }
 
+// 2^-30 is nothing in f16.
+TEST(GradScaler, UnscalesSixteenBitsByAnyScale) {
+  Tensor w = ones({2}, {.dtype = kF16}).requires_grad_();
+  SGD opt(std::vector<Tensor>{w});
+  GradScaler scaler({.init_scale = 0x1p30});
+  give_grad(w, 0x1p14);
+  scaler.unscale_(opt);
+  EXPECT_EQ(w.grad()[0].item<float>(), 0x1p-16F);
+}
+
 TEST(GradScaler, MisuseIsAnError) {
   Tensor w = ones({2}).requires_grad_();
   SGD opt(std::vector<Tensor>{w});
@@ -208,6 +218,7 @@ TEST(GradScaler, MisuseIsAnError) {
   EXPECT_THROW(GradScaler({.growth_factor = 1}), UserError);
   EXPECT_THROW(GradScaler({.backoff_factor = 1}), UserError);
   EXPECT_THROW(GradScaler({.growth_interval = 0}), UserError);
+  EXPECT_THROW(GradScaler().update(), UserError) << "no step";
   SGD damped(std::vector<Tensor>{w}, {.momentum = 0.9, .dampening = 0.5});
   EXPECT_THROW(GradScaler().step(damped), UserError);
 }
