@@ -35,14 +35,14 @@ Tensor embedding(const Tensor& ids, const Tensor& table, int64_t padding_idx = -
 
 enum class AttentionKernel : uint8_t { kAuto, kFlash, kPlain };
 struct AttentionOptions {
-  Tensor mask = {};     // bool (true: attend) or float (added), broadcasts to [.., Tq, Tk]
+  Tensor mask = {};     // bool (true: attend) or float (added), broadcasts to [B, H, Tq, Tk]
   bool causal = false;  // position i attends to j <= i
   double scale = 0;     // 0: 1 / sqrt(D)
   double dropout = 0;   // of the attention weights
   AttentionKernel kernel = AttentionKernel::kAuto;
 };
-/// softmax(q k^T scale + mask) v. q [.., H, Tq, D], k [.., H, Tk, D], v [.., H, Tk, Dv] -> [.., H,
-/// Tq, Dv]. The flash kernel tiles and never holds [Tq, Tk]: Dao et al. 2022.
+/// softmax(q k^T scale + mask) v. q [B, H, Tq, D], k [B, H, Tk, D], v [B, H, Tk, Dv] -> [B, H, Tq,
+/// Dv], all with B or without. The flash kernel tiles and never holds [Tq, Tk]: Dao et al. 2022.
 Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tensor& v,
                                     const AttentionOptions& options = {});
 

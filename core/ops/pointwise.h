@@ -68,8 +68,8 @@ Tensor div(Tensor a, Tensor b);           // true division: integers give floats
 Tensor floor_divide(Tensor a, Tensor b);  // rounds down
 Tensor remainder(Tensor a, Tensor b);     // sign of b, as Python's %
 Tensor fmod(Tensor a, Tensor b);          // sign of a, as C's %
-Tensor pow(Tensor a, Tensor b);
-Tensor maximum(Tensor a, Tensor b);  // NaN wins
+Tensor pow(Tensor a, Tensor b);           // integers to negative powers: rounded to 0
+Tensor maximum(Tensor a, Tensor b);       // NaN wins
 Tensor minimum(Tensor a, Tensor b);
 Tensor atan2(Tensor y, Tensor x);
 Tensor leaky_relu(Tensor x, Tensor slope);
@@ -95,6 +95,10 @@ Tensor lerp(Tensor a, Tensor b, Tensor weight);  // a + weight (b - a)
 Tensor mul_add(Tensor a, Tensor b, Tensor c);    // a b + c, rounded twice
 /// Elements of `a` where `condition` (bool) holds, of `b` elsewhere.
 Tensor where(Tensor condition, Tensor a, Tensor b);
+Tensor where(Tensor condition, Tensor a, Scalar b);
+Tensor where(Tensor condition, Scalar a, Tensor b);
+/// Of the default float dtype, i64 or bool: that in which the numbers meet.
+Tensor where(Tensor condition, Scalar a, Scalar b);
 
 // the same with a number on one side
 Tensor add(Tensor a, Scalar b);
@@ -103,7 +107,7 @@ Tensor sub(Scalar a, Tensor b);
 Tensor mul(Tensor a, Scalar b);
 Tensor div(Tensor a, Scalar b);
 Tensor div(Scalar a, Tensor b);
-Tensor pow(Tensor a, Scalar b);
+Tensor pow(Tensor a, Scalar b);  // throws for integers to a negative power
 Tensor maximum(Tensor a, Scalar b);
 Tensor minimum(Tensor a, Scalar b);
 Tensor eq(Tensor a, Scalar b);
@@ -129,6 +133,25 @@ inline Tensor operator*(Tensor a, Scalar b) { return mul(std::move(a), b); }
 inline Tensor operator*(Scalar a, Tensor b) { return mul(std::move(b), a); }
 inline Tensor operator/(Tensor a, Scalar b) { return div(std::move(a), b); }
 inline Tensor operator/(Scalar a, Tensor b) { return div(a, std::move(b)); }
+// Element by element, as in PyTorch: a == b is a bool tensor. equal() in compose.h is one answer.
+inline Tensor operator==(Tensor a, Tensor b) { return eq(std::move(a), std::move(b)); }
+inline Tensor operator!=(Tensor a, Tensor b) { return ne(std::move(a), std::move(b)); }
+inline Tensor operator<(Tensor a, Tensor b) { return lt(std::move(a), std::move(b)); }
+inline Tensor operator<=(Tensor a, Tensor b) { return le(std::move(a), std::move(b)); }
+inline Tensor operator>(Tensor a, Tensor b) { return gt(std::move(a), std::move(b)); }
+inline Tensor operator>=(Tensor a, Tensor b) { return ge(std::move(a), std::move(b)); }
+inline Tensor operator==(Tensor a, Scalar b) { return eq(std::move(a), b); }
+inline Tensor operator!=(Tensor a, Scalar b) { return ne(std::move(a), b); }
+inline Tensor operator<(Tensor a, Scalar b) { return lt(std::move(a), b); }
+inline Tensor operator<=(Tensor a, Scalar b) { return le(std::move(a), b); }
+inline Tensor operator>(Tensor a, Scalar b) { return gt(std::move(a), b); }
+inline Tensor operator>=(Tensor a, Scalar b) { return ge(std::move(a), b); }
+inline Tensor operator==(Scalar a, Tensor b) { return eq(std::move(b), a); }
+inline Tensor operator!=(Scalar a, Tensor b) { return ne(std::move(b), a); }
+inline Tensor operator<(Scalar a, Tensor b) { return gt(std::move(b), a); }
+inline Tensor operator<=(Scalar a, Tensor b) { return ge(std::move(b), a); }
+inline Tensor operator>(Scalar a, Tensor b) { return lt(std::move(b), a); }
+inline Tensor operator>=(Scalar a, Tensor b) { return le(std::move(b), a); }
 
 /// The same values in `dtype`; floats to integers truncate.
 Tensor cast(Tensor x, DType dtype);

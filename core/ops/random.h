@@ -15,7 +15,8 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
                Tensor key = {});
 /// A random permutation of 0 .. n - 1, i64.
 Tensor randperm(int64_t n, Tensor key = {});
-/// True with probability p (0-d or tensor, broadcast to its own shape).
+/// True with probability p (0-d or tensor, broadcast to its own shape); no element is looked at:
+/// below 0 and NaN are never true, above 1 is always.
 Tensor bernoulli(const Tensor& p, Tensor key = {});
 
 /// x with each element zeroed with probability p, the others divided by 1 - p. `samples` i64 [B]

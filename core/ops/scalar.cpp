@@ -19,6 +19,10 @@ DType yield(DType high, DType low) {
 
 }  // namespace
 
+void Scalar::too_large(uint64_t v) {
+  throw UserError(fmt::format("scalar: {} is beyond the 64-bit integers; write it as a float", v));
+}
+
 DType result_type(const Tensor& a, const Tensor& b) {
   if (a.dtype() == b.dtype()) return a.dtype();
   if ((a.ndim() == 0) == (b.ndim() == 0)) return promote(a.dtype(), b.dtype());

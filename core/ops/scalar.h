@@ -10,8 +10,13 @@ namespace tessera {
 class Scalar {
  public:
   Scalar(bool v) : kind_(kBool), integer_(v) {}
+  /// Throws UserError for an unsigned number beyond the signed ones.
   template <std::integral T>
-  Scalar(T v) : kind_(kI64), integer_(int64_t(v)) {}
+  Scalar(T v) : kind_(kI64), integer_(int64_t(v)) {
+    if constexpr (std::unsigned_integral<T> && sizeof(T) == sizeof(int64_t))
+      if (integer_ < 0) [[unlikely]]
+        too_large(v);
+  }
   template <std::floating_point T>
   Scalar(T v) : kind_(kF64), real_(double(v)) {}
 
@@ -21,6 +26,7 @@ class Scalar {
   int64_t integer() const { return kind_ == kF64 ? int64_t(real_) : integer_; }
 
  private:
+  [[noreturn]] static void too_large(uint64_t v);
   DType kind_;
   union {
     int64_t integer_;

@@ -80,6 +80,22 @@ Tensor where(Tensor condition, Tensor a, Tensor b) {
                                   cast(std::move(b), t)));
 }
 
+Tensor where(Tensor condition, Tensor a, Scalar b) {
+  Tensor number = scalar_tensor(b, result_type(a, b), a.device());
+  return where(std::move(condition), std::move(a), std::move(number));
+}
+Tensor where(Tensor condition, Scalar a, Tensor b) {
+  Tensor number = scalar_tensor(a, result_type(b, a), b.device());
+  return where(std::move(condition), std::move(number), std::move(b));
+}
+Tensor where(Tensor condition, Scalar a, Scalar b) {
+  DType t = promote(a.kind(), b.kind());
+  if (t == kF64) t = context().default_dtype;
+  Tensor yes = scalar_tensor(a, t, condition.device()),
+         no = scalar_tensor(b, t, condition.device());
+  return where(std::move(condition), std::move(yes), std::move(no));
+}
+
 void register_select_ops(OpRegistry& registry) {
   registry.add("cast", [] {
     std::vector<Sample> s;

@@ -101,8 +101,8 @@ struct BitwiseNot { static constexpr const char* name = "bitwise_not"; template 
 struct BitwiseAnd { static constexpr const char* name = "bitwise_and"; template <class T> TESSERA_FN T apply(T a, T b) { return a & b; } };
 struct BitwiseOr { static constexpr const char* name = "bitwise_or"; template <class T> TESSERA_FN T apply(T a, T b) { return a | b; } };
 struct BitwiseXor { static constexpr const char* name = "bitwise_xor"; template <class T> TESSERA_FN T apply(T a, T b) { return a ^ b; } };
-struct ShiftLeft { static constexpr const char* name = "bitwise_left_shift"; template <class T> TESSERA_FN T apply(T a, T b) { return T((unsigned long)(a) << (b & 63)); } };
-struct ShiftRight { static constexpr const char* name = "bitwise_right_shift"; template <class T> TESSERA_FN T apply(T a, T b) { return a >> (b & 63); } };
+struct ShiftLeft { static constexpr const char* name = "bitwise_left_shift"; template <class T> TESSERA_FN T apply(T a, T b) { return (unsigned long)(b) < sizeof(T) * 8 ? T((unsigned long)(a) << (b & 63)) : T(0); } };  // all bits leave beyond them
+struct ShiftRight { static constexpr const char* name = "bitwise_right_shift"; template <class T> TESSERA_FN T apply(T a, T b) { return a >> ((unsigned long)(b) < sizeof(T) * 8 ? b : T(sizeof(T) * 8 - (T(-1) < T(0)))); } };  // the sign stays
 
 // --- three operands ---
 struct Clamp { static constexpr const char* name = "clamp"; template <class T> TESSERA_FN T apply(T x, T low, T high) { T y = x < low ? low : x; return y > high ? high : y; } };

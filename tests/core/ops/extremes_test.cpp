@@ -124,6 +124,8 @@ TEST(Extremes, NumbersThatADtypeDoesNotHoldAreRefused) {
   EXPECT_EQ(full({1}, -1, {.dtype = kU8}).item<int64_t>(), 255);
   EXPECT_EQ(full({1}, 2.7, {.dtype = kI64}).item<int64_t>(), 2);
   EXPECT_EQ(full({1}, 300, {.dtype = kBool}).item<bool>(), true);
+  refuses([] { full({1}, uint64_t(1) << 63, {.dtype = kF64}); }, "scalar: 9223372036854775808");
+  EXPECT_EQ(full({1}, uint64_t(INT64_MAX)).item<int64_t>(), INT64_MAX);
   for (auto [t, high] : {std::pair(kU8, 257), {kBool, 3}, {kBF16, 258}, {kF16, 2050}})
     refuses([&] { randint(0, high, {4}, {.dtype = t}); }, "randint: ");
   refuses([] { randint(-1, 5, {4}, {.dtype = kU8}); }, "its integers are 0 to 255");
@@ -145,11 +147,24 @@ TEST(Extremes, RangesHaveAnEnd) {
   EXPECT_EQ(chunk(zeros({0}), 3).size(), 3u);
 }
 
-TEST(Extremes, IntegersHaveNoNegativePowers) {
+TEST(Extremes, IntegersHaveNoNegativePowersAndAllTheirBitsShiftOut) {
   const Tensor x = from_values<int64_t>({2, 5, -7}, {3});
   refuses([&] { pow(x, -1); }, "pow: i64[3] cpu to the power -1");
   EXPECT_EQ(pow(x, 2)[2].item<int64_t>(), 49);
   EXPECT_EQ(pow(x, -1.0)[0].item<float>(), 0.5F);
+  const Tensor by = from_values<int64_t>({64, -1, 63}, {3});
+  const Tensor left = bitwise_left_shift(x, by), right = bitwise_right_shift(x, by);
+  EXPECT_TRUE(equal(left, from_values<int64_t>({0, 0, INT64_MIN}, {3})));
+  EXPECT_TRUE(equal(right, from_values<int64_t>({0, 0, -1}, {3})));
+  const Tensor narrow_by = from_values<int32_t>({40, 31, -1}, {3});
+  EXPECT_TRUE(equal(bitwise_left_shift(x.to(kI32), narrow_by),
+                    from_values<int32_t>({0, INT32_MIN, 0}, {3})));
+  EXPECT_TRUE(
+      equal(bitwise_right_shift(x.to(kI32), narrow_by), from_values<int32_t>({0, 0, -1}, {3})));
+  const Tensor bytes = from_values<uint8_t>({200, 5, 7}, {3}),
+               byte_by = from_values<uint8_t>({8, 7, 255}, {3});
+  EXPECT_TRUE(equal(bitwise_left_shift(bytes, byte_by), from_values<uint8_t>({0, 128, 0}, {3})));
+  EXPECT_TRUE(equal(bitwise_right_shift(bytes, byte_by), from_values<uint8_t>({0, 0, 0}, {3})));
 }
 
 TEST(Extremes, ArgumentsOutOfRangeAreNamed) {

@@ -141,5 +141,39 @@ TEST(Promotion, ThreeOperandsMeetAsTwoAndOne) {
   EXPECT_EQ(mul_add(operand(kI32, 1), operand(kI64, 1), operand(kBF16, 1)).dtype(), kBF16);
 }
 
+TEST(Promotion, ComparisonsAreElementwise) {
+  const Tensor a = from_values<int64_t>({1, 2, 3}, {3}), b = from_values<float>({2, 2, 2}, {3});
+  auto holds = [](const Tensor& t, bool x, bool y, bool z) {
+    return t.dtype() == kBool && t.values<bool>()[0] == x && t.values<bool>()[1] == y &&
+           t.values<bool>()[2] == z;
+  };
+  EXPECT_TRUE(holds(a < b, true, false, false) && holds(a < 2, true, false, false) &&
+              holds(2 > a, true, false, false));
+  EXPECT_TRUE(holds(a <= b, true, true, false) && holds(a <= 2, true, true, false) &&
+              holds(2 >= a, true, true, false));
+  EXPECT_TRUE(holds(a > b, false, false, true) && holds(a > 2.0, false, false, true) &&
+              holds(2 < a, false, false, true));
+  EXPECT_TRUE(holds(a >= b, false, true, true) && holds(a >= 2, false, true, true) &&
+              holds(2.0 <= a, false, true, true));
+  EXPECT_TRUE(holds(a == b, false, true, false) && holds(a == 2, false, true, false) &&
+              holds(2 == a, false, true, false));
+  EXPECT_TRUE(holds(a != b, true, false, true) && holds(a != 2, true, false, true) &&
+              holds(2 != a, true, false, true));
+}
+
+TEST(Promotion, NumbersInWhere) {
+  const Tensor c = from_values<bool>({true, false}, {2}), x = from_values<float>({3, 4}, {2});
+  auto is = [](const Tensor& t, DType dtype, double first, double second) {
+    return t.dtype() == dtype && t[0].item<double>() == first && t[1].item<double>() == second;
+  };
+  EXPECT_TRUE(is(where(c, x, 0), kF32, 3, 0));
+  EXPECT_TRUE(is(where(c, 1.5, x.to(kBF16)), kBF16, 1.5, 4));
+  EXPECT_TRUE(is(where(c, x.to(kI32), 0.5), kF32, 3, 0.5));
+  EXPECT_TRUE(is(where(c, 1.0, 0.0), kF32, 1, 0));
+  EXPECT_TRUE(is(where(c, 1, 0), kI64, 1, 0));
+  EXPECT_TRUE(is(where(c, 1, 0.5), kF32, 1, 0.5));
+  EXPECT_TRUE(is(where(c, false, true), kBool, 0, 1));
+}
+
 }  // namespace
 }  // namespace tessera
