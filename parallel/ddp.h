@@ -43,7 +43,9 @@ class Reducer final : public GradSink {
   Tensor home(int slot) override;
   void backward_finished() override;
   /// Forgets what this backward delivered, so that it can be taken again, where no other rank waits
-  /// for it: on one rank, or with sync off. Else the group is aborted with the reason.
+  /// for it: on one rank, or with sync off. Else the group is aborted with the reason. What it has
+  /// added to gradients of earlier micro-batches stays, as without ddp: the step then begins anew,
+  /// with zero_grad.
   void backward_abandoned(const std::string& why) override;
   void cleared(int slot) override;
   /// Gradients of the next backwards stay on this rank and accumulate.

@@ -311,7 +311,7 @@ TEST(Autograd, OverwrittenSavedTensorIsNamed) {
 
 TEST(Autograd, WritingARecordedTensorIsRefused) {
   Tensor x = leaf({1, 2});
-  EXPECT_TRUE(mentions(message([&] { fill_(x, 0.0); }), "no_grad"));
+  EXPECT_TRUE(mentions(message([&] { fill_(x, 0.0); }), "NoGrad"));
   NoGrad off;
   fill_(x, 0.5);
   EXPECT_DOUBLE_EQ(number(x), 0.5);
