@@ -164,8 +164,9 @@ class GraphReader {
                     "%{} lies elsewhere than its op puts it", i);
       if (given.buffer == kNoBuffer) continue;
       Range r = extent_of(given.meta, given.offset), all = memory_of(given.buffer);
-      TESSERA_CHECK(r.begin >= all.begin && r.begin + r.size <= all.begin + all.size,
-                    "%{} leaves the memory of %{}", i, given.buffer);
+      TESSERA_CHECK(
+          r.size == 0 || (r.begin >= all.begin && r.begin + r.size <= all.begin + all.size),
+          "%{} leaves the memory of %{}", i, given.buffer);
     }
   }
   Range memory_of(ValueId buffer) const {

@@ -120,6 +120,8 @@ def main():
     p.add_argument("--pairs", type=int, default=40, help="of blocks of steps; 0: speeds alone")
     p.add_argument("--python", default="/usr/bin/python3", help="interpreter with PyTorch")
     options = p.parse_args()
+    if options.pairs and min(options.rounds, options.pairs) < 6:
+        p.error("--rounds and --pairs: expected at least 6, which the interval of a median takes")
     print(common.load())
     for size in options.megabytes:
         speeds(options, size)

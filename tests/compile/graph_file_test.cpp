@@ -54,6 +54,11 @@ TEST(GraphFile, RandomSteps) {
   }
 }
 
+TEST(GraphFile, ViewsWithoutElementsLeaveNoMemory) {
+  const Tensor x = zeros({0, 7});
+  expect_round_trip(graph_of({x}, [&] { return Tensors{slice(x, 1, 2, 2)}; }));
+}
+
 // With parameters, moments and the generator, which are written by a run.
 TEST(GraphFile, AStepRunsFromItsFile) {
   TempFolder folder;

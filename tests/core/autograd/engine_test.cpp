@@ -13,6 +13,7 @@
 #include "core/ops/views.h"
 #include "core/optim/clip.h"
 #include "tests/support/checkpointed.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
@@ -28,15 +29,6 @@ std::vector<double> numbers(const Tensor& t) {
   return {dense.values<double>(), dense.values<double>() + t.numel()};
 }
 using Numbers = std::vector<double>;
-
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const UserError& e) {
-    return e.what();
-  }
-  return "nothing was thrown";
-}
 
 // A function made of two lambdas.
 class Function final : public CustomFunction {
@@ -97,7 +89,7 @@ TEST(Engine, AnInnerBackwardThatFailsLeavesTheOuterOneWhole) {
   auto bad = [](auto) -> Tensors { throw UserError("no derivative today"); };
   Tensor q = sum(apply([](auto in) { return Tensors{in[0] * 1.0}; }, bad, {h * a}));
   add_hook(a, [&](const Tensor&) {
-    EXPECT_EQ(message([&] { backward(q, {}, {.retain_graph = true}); }), "no derivative today");
+    EXPECT_EQ(error_of([&] { backward(q, {}, {.retain_graph = true}); }), "no derivative today");
     return Tensor();
   });
   backward(loss);
@@ -125,7 +117,7 @@ TEST(Engine, SinksHearOfTheOutermostBackward) {
     backward(sum(w * 1.0));
     throw UserError("no derivative today");
   };
-  EXPECT_EQ(message([&] { backward(sum(checkpointed(x * v, fails))); }), "no derivative today");
+  EXPECT_EQ(error_of([&] { backward(sum(checkpointed(x * v, fails))); }), "no derivative today");
   EXPECT_EQ(sink.heard, "12|1!");
 }
 
@@ -186,7 +178,7 @@ TEST(Engine, GradientsOfCustomFunctionsAreChecked) {
     return x.grad();
   };
   auto refused = [&](const std::function<Tensor(const Tensor&)>& vjp) {
-    return message([&] { gradient_of(leaf({1, 1, 1}), vjp); });
+    return error_of([&] { gradient_of(leaf({1, 1, 1}), vjp); });
   };
   EXPECT_EQ(refused([](const Tensor& c) { return sum(c); }),
             "halves: vjp returned f64[] cpu as the gradient of input 0, f64[3] cpu");
@@ -224,18 +216,18 @@ TEST(Engine, GradientsOfCustomFunctionsAreCheckedPerSample) {
 TEST(Engine, GradientsOfHooksAndOfSetGradAreChecked) {
   Tensor x = leaf({1, 2, 3});
   int hook = add_hook(x, [](const Tensor& g) { return sum(g); });
-  EXPECT_EQ(message([&] { backward(sum(x * 2.0)); }),
+  EXPECT_EQ(error_of([&] { backward(sum(x * 2.0)); }),
             "add_hook: a hook returned f64[] cpu for a gradient f64[3] cpu; it must keep shape, "
             "dtype and device");
   EXPECT_FALSE(x.grad().defined());
   remove_hook(x, hook);
   hook = add_hook(x, [](const Tensor& g) { return cast(g, kF32); });
-  EXPECT_NE(message([&] { backward(sum(x * 2.0)); }).find("returned f32[3]"), std::string::npos);
+  EXPECT_NE(error_of([&] { backward(sum(x * 2.0)); }).find("returned f32[3]"), std::string::npos);
   remove_hook(x, hook);
-  EXPECT_EQ(message([&] { x.set_grad(ones({5}, {.dtype = kF64})); }),
+  EXPECT_EQ(error_of([&] { x.set_grad(ones({5}, {.dtype = kF64})); }),
             "set_grad: f64[5] cpu is no gradient of f64[3] cpu; it must have its shape, dtype and "
             "device");
-  EXPECT_NE(message([&] { x.set_grad(ones({3})); }).find("f32[3]"), std::string::npos);
+  EXPECT_NE(error_of([&] { x.set_grad(ones({3})); }).find("f32[3]"), std::string::npos);
   x.set_grad(ones({3}, {.dtype = kF64}));
   EXPECT_EQ(numbers(x.grad()), (Numbers{1, 1, 1}));
 }
@@ -245,9 +237,9 @@ TEST(Engine, AnUpdateByWhatIsRecordedIsRefused) {
   const std::string why =
       " requires grad, and an update in place is not recorded; detach() it, or open a NoGrad scope "
       "around the update";
-  EXPECT_EQ(message([&] { assign_(x, w * 2.0); }), "assign_: the value f64[2] cpu" + why);
-  EXPECT_EQ(message([&] { assign_(x, w); }), "assign_: the value f64[2] cpu" + why);
-  EXPECT_EQ(message([&] { add_(x, w); }), "assign_: the value f64[2] cpu" + why);
+  EXPECT_EQ(error_of([&] { assign_(x, w * 2.0); }), "assign_: the value f64[2] cpu" + why);
+  EXPECT_EQ(error_of([&] { assign_(x, w); }), "assign_: the value f64[2] cpu" + why);
+  EXPECT_EQ(error_of([&] { add_(x, w); }), "assign_: the value f64[2] cpu" + why);
   EXPECT_EQ(numbers(x), (Numbers{0, 0})) << "nothing was written";
   add_(x, w.detach());
   {
