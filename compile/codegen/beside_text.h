@@ -1,6 +1,8 @@
 // The text of nests that work beside each other: each on a row of its own, nest k on the row k
 // before that of the first, all in one loop of steps (prologue.h). What a nest needs of its row is
-// computed from the totals of the nests before it, which the row carries along.
+// computed from the totals of the nests before it, which the row carries along. Where a softmax
+// comes in pieces, the first two nests are on one row, the first a piece ahead, and m3 are the
+// maxima of pieces, then what exponentials are multiplied by, p6 their sums.
 #pragma once
 #include <set>
 
@@ -20,32 +22,43 @@ class BesideText : protected BodyText {
     for (InstrId id : row_totals())
       line("{} s{} = {}::start<{}>();", total_type(instr(id)), id, reduction_type(instr(id).reduce),
            total_type(instr(id)));
+    if (in_pieces()) {
+      line("float m{}[{}], below = 0.0f, scale = 0.0f;", s_.pieces.max, pieces());
+      line("double p{}[{}];", s_.pieces.sum, pieces());
+    }
     close("};");
     for (int k = 0; k <= last_nest(); ++k) print_nest_beside(k);
-    for (int k = 1; k <= last_nest(); ++k) line("Totals of{};", k);
+    for (int k = 1; k <= lag(last_nest()); ++k) line("Totals of{};", k);
+    if (in_pieces()) print_first_piece();
   }
   // What a step of rows does: row2 is the one that nest 2 works on, on2 whether there is one, of2
   // its totals.
   void print_rows_beside() {
     line("Totals of0;");
     for (int k = 0; k <= last_nest(); ++k) {
-      line("const bool on{} = step >= first + {} && step < end + {};", k, k, k);
-      line("const long row{} = on{} ? step - {} : first;", k, k, k);
+      line("const bool on{} = step >= first + {} && step < end + {};", k, lag(k), lag(k));
+      line("const long row{} = on{} ? step - {} : first;", k, k, lag(k));
     }
     print_picks_beside();
-    print_strands();
+    in_pieces() ? print_strands_in_pieces() : print_strands();
     open("if (on{})", last_nest());
     line("const long row = row{};", last_nest());
-    line("const Totals& of = of{};", last_nest());
+    line("const Totals& of = of{};", lag(last_nest()));
     print_end_beside();
     close();
   }
   void print_next_step() {
-    for (int k = last_nest(); k > 0; --k) line("of{} = of{};", k, k - 1);
+    for (int k = lag(last_nest()); k > 0; --k) line("of{} = of{};", k, k - 1);
   }
-  int last_nest() const { return int(s_.nests.size()) - 1; }
+  // By how many rows the last nest is behind the first.
+  int last_lag() const { return lag(last_nest()); }
 
  private:
+  int last_nest() const { return int(s_.nests.size()) - 1; }
+  bool in_pieces() const { return s_.pieces.size > 0; }
+  int64_t pieces() const { return (b_.extents.back() + s_.pieces.size - 1) / s_.pieces.size; }
+  int lag(int nest) const { return in_pieces() && nest > 0 ? nest - 1 : nest; }
+
   std::vector<InstrId> row_totals() const {
     std::vector<InstrId> list;
     for (size_t k = 0; k < b_.instrs.size(); ++k) {
@@ -64,7 +77,8 @@ class BesideText : protected BodyText {
   void print_needed(const std::set<InstrId>& values) {
     for (InstrId id : values) {
       if (at(id).reduce != ReduceAs::kNone)
-        line("const {} s{} = of.s{};", total_type(instr(id)), id, id);
+        line("const {} s{} = of.{};", total_type(instr(id)), id,
+             of_piece_ && id == s_.pieces.max ? "below" : fmt::format("s{}", id));
       print_value(id);
     }
   }
@@ -134,7 +148,9 @@ class BesideText : protected BodyText {
     for (int store : n.stores) need(b_.stores[size_t(store)].value, needed);
     for (int x : operands) print_row_pointer(b_.operands[size_t(x)], "const ", "r", "x", size_t(x));
     for (int y : results) print_row_pointer(b_.stores[size_t(y)].to, "", "w", "y", size_t(y));
+    of_piece_ = in_pieces();
     print_needed(needed);
+    of_piece_ = false;
     const LoopMask others = ~(LoopMask(1) << v);
     for (int store : n.stores)
       if (s_.streamed[size_t(store)])
@@ -152,27 +168,35 @@ class BesideText : protected BodyText {
     for (const Nest& n : s_.nests) most = std::max(most, lanes_of(n));
     return most;
   }
+  std::string strand_text(int k, int64_t count) const {
+    const Nest& n = s_.nests[size_t(k)];
+    // Such a strand runs ahead of the others in its row, so nobody may have to read that row of it:
+    // the last nest alone fills no buffer.
+    const bool lines = k == last_nest() && lanes_in(n).empty() && streams(n);
+    std::string lanes, set;
+    for (const std::string& name : names_of_lanes(k))
+      lanes += ", " + name, set += name[0] == 'l' ? "" : ", " + name;
+    const std::string range =
+        in_pieces() ? "block, end_of_piece, " : fmt::format("0, {}, ", b_.extents.back());
+    return fmt::format("{}<{}>(on{}, {}nest{}(row{}, of{}{}){})",
+                       lines ? "strand_of_lines" : "strand", count, k, lines ? range : "", k, k,
+                       lag(k), set, lanes);
+  }
+  std::string strands_text(int64_t count, int first, size_t indent) const {
+    std::string text;
+    for (int k = last_nest(); k >= first; --k)
+      text += fmt::format(",\n{:{}}{}", "", indent, strand_text(k, count));
+    return text;
+  }
   void print_strands() {
     const int64_t extent = b_.extents.back(), count = lanes_beside();
     const bool cut = extent > kSumBlock;
     if (cut) open("for (long block = 0; block < {}; block += {})", extent, kSumBlock);
     for (int k = 0; k <= last_nest(); ++k) print_lanes_of(k, count);
-    std::string text = cut ? fmt::format("beside<{}>(block, block + {} < {} ? block + {} : {}",
-                                         count, kSumBlock, extent, kSumBlock, extent)
-                           : fmt::format("beside<{}>(0, {}", count, extent);
-    for (int k = last_nest(); k >= 0; --k) {
-      const Nest& n = s_.nests[size_t(k)];
-      // Such a strand runs ahead of the others in its row, so nobody may have to read that row of
-      // it: the last nest alone fills no buffer.
-      const bool lines = k == last_nest() && lanes_in(n).empty() && streams(n);
-      std::string lanes, set;
-      for (const std::string& name : names_of_lanes(k))
-        lanes += ", " + name, set += name[0] == 'l' ? "" : ", " + name;
-      text += fmt::format(",\n{:{}}{}<{}>(on{}, {}nest{}(row{}, of{}{}){})", "", cut ? 13 : 11,
-                          lines ? "strand_of_lines" : "strand", count, k,
-                          lines ? fmt::format("{}, ", extent) : "", k, k, k, set, lanes);
-    }
-    line("{});", text);
+    const std::string range = cut ? fmt::format("block, block + {} < {} ? block + {} : {}",
+                                                kSumBlock, extent, kSumBlock, extent)
+                                  : fmt::format("0, {}", extent);
+    line("beside<{}>({}{});", count, range, strands_text(count, 0, cut ? 13 : 11));
     for (int k = 0; k <= last_nest(); ++k)
       for (InstrId id : lanes_in(s_.nests[size_t(k)]))
         line("{};",
@@ -180,6 +204,40 @@ class BesideText : protected BodyText {
                   at(id).reduce == ReduceAs::kRow ? fmt::format("of{}.s{}", k, id) : total(id),
                   fmt::format("l{}.folded()", id)));
     if (cut) close();
+  }
+  // Before the rows: the maximum of the first piece of the first.
+  void print_first_piece() {
+    const int64_t count = lanes_beside();
+    print_lanes_of(0, count);
+    line("Totals of0;");
+    line("const bool on0 = true;");
+    line("const long row0 = first;");
+    line("beside<{}>(0, {}, {});", count, s_.pieces.size, strand_text(0, count));
+    line("float next_max = l{}.folded();", s_.pieces.max);
+  }
+  // Piece by piece, exponentials beside the maximum of the next one, in the end of the next row's
+  // first, and the results of the row before.
+  void print_strands_in_pieces() {
+    const auto [max, sum, size] = s_.pieces;
+    const int64_t extent = b_.extents.back(), count = lanes_beside();
+    open("for (long piece = 0, block = 0; block < {}; ++piece, block += {})", extent, size);
+    line("const bool last = block + {} >= {};", size, extent);
+    line("const long end_of_piece = last ? {} : block + {};", extent, size);
+    line("const long next = last ? step + 1 : step, row0 = next < end ? next : first;");
+    line("const bool on0 = next < end;");
+    for (int k = 0; k <= last_nest(); ++k) print_lanes_of(k, count);
+    line("of0.m{}[piece] = next_max;", max);
+    line("of0.below = next_max > kLeast ? next_max : kLeast;");
+    line("of{}.scale = of{}.m{}[piece];", last_lag(), last_lag(), max);
+    line("auto early = early_strand<{}>(last ? -block : {}, last ? {} : {},", count, size, size,
+         extent);
+    line("    {});", strand_text(0, count));
+    line("beside<{}>(block, end_of_piece{}, early);", count, strands_text(count, 1, 13));
+    line("if (last) beside<{}>({}, block + {}, early);", count, extent, size);
+    line("next_max = l{}.folded(), of0.p{}[piece] = l{}.folded();", max, sum, sum);
+    close();
+    line("const Softmax softmax = join_pieces(of0.m{}, of0.p{}, {});", max, sum, pieces());
+    line("of0.s{} = softmax.max, of0.s{} = softmax.sum;", max, sum);
   }
   void print_lanes_of(int k, int64_t count) {
     const Nest& n = s_.nests[size_t(k)];
@@ -189,8 +247,8 @@ class BesideText : protected BodyText {
         line("Streamed<{}, {}> o{};", memory_type(b_.stores[size_t(store)].to.dtype), count, store);
     for (const Ahead& a : s_.ahead)
       if (a.nest == k)
-        line("Ahead<{}, {}> h{};", read_type(b_.operands[size_t(a.operand)].dtype), count,
-             a.operand);
+        line("Ahead<{}, {}, {}> h{};", read_type(b_.operands[size_t(a.operand)].dtype), count,
+             a.level, a.operand);
   }
 };
 

@@ -65,7 +65,7 @@ class Printer : BesideText {
            s_.chunk_rows, s_.rows, s_.chunk_rows, s_.rows);
     if (s_.beside) {
       print_nests_beside();
-      open("for (long step = first; step < end + {}; ++step)", last_nest());
+      open("for (long step = first; step < end + {}; ++step)", last_lag());
       print_rows_beside();
       print_move_on("step");
       print_next_step();
@@ -175,7 +175,7 @@ class Printer : BesideText {
     for (const Ahead& a : s_.ahead) {
       if (&n != &s_.nests[size_t(a.nest)]) continue;
       const Access& x = b_.operands[size_t(a.operand)];
-      line("Ahead<{}, {}> h{}{{&{} + {}}};", read_type(x.dtype), count, a.operand,
+      line("Ahead<{}, {}, {}> h{}{{&{} + {}}};", read_type(x.dtype), count, a.level, a.operand,
            element(x, "x", "r", a.operand, ~(LoopMask(1) << v)), a.elements);
       totals += fmt::format(", h{}", a.operand);
     }

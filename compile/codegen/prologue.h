@@ -283,8 +283,8 @@ struct Streamed {
     for (long l = 0; l < n; ++l) to[i + l] = step.of[l];
   }
 };
-/// What an operand is read of next, on its way to the L2 cache, L elements at a time.
-template <class T, long L>
+/// What an operand is read of next, on its way to a cache of that level, L elements at a time.
+template <class T, long L, int kLevel>
 struct Ahead {
   const T* next = nullptr;
   struct Step {
@@ -292,7 +292,8 @@ struct Ahead {
   };
   TESSERA_MEMBER void clear(Step&) {}
   TESSERA_MEMBER void take(long i, Step&) {
-    for (long k = 0; k < L; k += 64 / long(sizeof(T))) __builtin_prefetch(next + i + k, 0, 2);
+    for (long k = 0; k < L; k += 64 / long(sizeof(T)))
+      __builtin_prefetch(next + i + k, 0, 4 - kLevel);
   }
   TESSERA_MEMBER void take(long, long, Step&) {}
 };
@@ -487,22 +488,24 @@ TESSERA_FN auto strand(bool on, F body, Lanes&... lanes) {
           part(i, n, told(true, body), lanes...);
       });
 }
-/// The same for streams alone. Its steps begin where lines of the first do, ahead of the others'.
+/// The same for streams alone, of elements [begin, end). Its steps begin where lines of the first
+/// do, ahead of the others'.
 template <long L, class F, class First, class... Rest>
-TESSERA_FN auto strand_of_lines(bool on, long end, F body, First& first, Rest&... rest) {
-  const long ahead = first.before_line(0);
+TESSERA_FN auto strand_of_lines(bool on, long begin, long end, F body, First& first,
+                                Rest&... rest) {
+  const long ahead = first.before_line(begin);
   return make_strand(
       on,
       [=](long i) __attribute__((always_inline)) {
-        return (i > 0 || ahead == 0) && i + ahead + L <= end && !asks(body, i + ahead, L);
+        return (i > begin || ahead == 0) && i + ahead + L <= end && !asks(body, i + ahead, L);
       },
       [ =, &first, &rest... ](long i, const auto& then) __attribute__((always_inline)) {
         whole<L>(i + ahead, told(false, body), then, first, rest...);
       },
       [ =, &first, &rest... ](long i, long n) __attribute__((always_inline)) {
         const long to = i + n + ahead < end ? i + n + ahead : end;
-        for (long at = i > 0 ? i + ahead : 0, m; at < to; at += m) {
-          m = at == 0 && ahead > 0 ? ahead : L;
+        for (long at = i > begin ? i + ahead : begin, m; at < to; at += m) {
+          m = at == begin && ahead > 0 ? ahead : L;
           if (m > to - at) m = to - at;
           if (m == L)
             whole<L>(at, told(true, body), Nothing(), first, rest...);
@@ -510,6 +513,39 @@ TESSERA_FN auto strand_of_lines(bool on, long end, F body, First& first, Rest&..
             part(at, m, told(true, body), first, rest...);
         }
       });
+}
+/// A strand that is `early` elements ahead of the others, until `end`.
+template <long L, class S>
+TESSERA_FN auto early_strand(long early, long end, S of) {
+  return make_strand(
+      of.on,
+      [=](long i)
+          __attribute__((always_inline)) { return i + early + L <= end && of.plain(i + early); },
+      [=](long i, const auto& then) __attribute__((always_inline)) { of.whole(i + early, then); },
+      [=](long i, long n) __attribute__((always_inline)) {
+        const long left = end - i - early;
+        if (left > 0) of.some(i + early, n < left ? n : left);
+      });
+}
+/// A row's exponentials below its maximum, found in pieces: max[k] is the maximum of piece k,
+/// sum[k] the sum of its exponentials below the larger of that and the least number (a piece may be
+/// all -inf). Gives the row's maximum and sum, and leaves in max[k] what exponentials of piece k
+/// are to be multiplied by. The sum of a row whose maximum is infinite is NaN, as that of exp(x -
+/// max) is.
+struct Softmax {
+  float max;
+  double sum;
+};
+constexpr float kLeast = -3.4028234663852886e38f;
+TESSERA_FN Softmax join_pieces(float* max, const double* sum, long n) {
+  Softmax row = {max[0], 0.0};
+  for (long k = 1; k < n; ++k) row.max = max[k] > row.max ? max[k] : row.max;
+  for (long k = 0; k < n; ++k) {
+    max[k] = exp_by_table((max[k] > kLeast ? max[k] : kLeast) - row.max);
+    row.sum += max[k] * sum[k];
+  }
+  row.sum += row.max - row.max;
+  return row;
 }
 /// A step of each strand. All of them read before one stores: rows are often a multiple of 4 KiB
 /// apart, and what is read where another row has just been stored, by the low bits of the address,

@@ -6,6 +6,7 @@
 #include "compile/codegen/functors.h"
 #include "compile/codegen/generate.h"
 #include "compile/codegen/loops.h"
+#include "compile/codegen/softmax.h"
 #include "compile/codegen/streams.h"
 
 namespace tessera::compiler {
@@ -21,7 +22,7 @@ constexpr int64_t kLongRow = 64 << 10;         // bytes of an operand's row: twi
 constexpr int64_t kBesideRow = 256;            // elements of rows that are computed beside others
 constexpr int64_t kRowsBeside = 64;            // rows of a chunk of such, if there are
 constexpr int64_t kChunksBeside = 16;          // so many chunks of them
-constexpr int64_t kAhead = 9 << 10;            // bytes that they are fetched ahead: no whole pages
+constexpr int64_t kAhead = 13 << 9;            // bytes that they are fetched ahead: no whole pages
 constexpr int64_t kFetched = 1 << 20;          // bytes of operands that are: more than an L2 cache
 constexpr int kWorkBeside = 10;                // of nests for which that is worth it
 constexpr int kWorthKeeping = 7;               // cost of a value that is kept, not computed again
@@ -212,6 +213,7 @@ class Scheduler {
     for (size_t id = 0; id < s_.values.size(); ++id)
       if (s_.values[id].buffered && !by_the_next(InstrId(id))) return;
     s_.beside = true, s_.chunk_rows = rows;
+    s_.pieces = softmax_pieces(s_);
   }
   int work(const Nest& n) const {
     int work = 0;
@@ -267,7 +269,7 @@ class Scheduler {
                             dense ? bytes_ahead(row, first_reader(int(k))) / size
                                   : (kAhead + row - 1) / row * a.strides[0]});
       else if (by >= 0 && row >= kLongRow && row <= kRowBuffers)
-        s_.ahead.push_back({int(k), by, a.strides[0]});
+        s_.ahead.push_back({int(k), by, a.strides[0], 2});
     }
   }
   // How far ahead of an operand with rows of `row` bytes nest `reader` fetches: kAhead, or so much

@@ -52,10 +52,19 @@ struct Nest {
   std::vector<int> stores = {};
 };
 
-/// An operand that nest `nest` fetches so many elements before it reads them.
+/// An operand that nest `nest` fetches, into a cache of that level, so many elements before it
+/// reads them.
 struct Ahead {
   int operand = 0, nest = 0;
   int64_t elements = 0;
+  int level = 1;
+};
+
+/// A softmax of long rows (compile/codegen/softmax.h): exponentials and sums of pieces of `size`
+/// elements below the maximum of the piece, so that nests 0 and 1 work on one row.
+struct Pieces {
+  InstrId max = -1, sum = -1;
+  int64_t size = 0;  // 0: there are none
 };
 
 struct Schedule {
@@ -68,7 +77,9 @@ struct Schedule {
   std::vector<bool> streamed;           // results that are stored past the caches
   std::vector<Ahead> ahead;
   bool beside = false;  // nest k works on the row k before that of the first, in one loop with it
-  int64_t block = 0;    // > 0: rows are pieces of so many elements of the innermost loop
+  Pieces pieces;      // then nest 1 works on the row of the first, and those after it one row less
+                      // behind
+  int64_t block = 0;  // > 0: rows are pieces of so many elements of the innermost loop
   int64_t rows = 1, chunk_rows = 1;
 
   int loops() const { return int(body.extents.size()); }

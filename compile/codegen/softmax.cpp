@@ -50,4 +50,36 @@ bool may_pass_over_nan(const Schedule& s, InstrId max) {
                               [&](const Store& store) { return of[size_t(store.value)] == kMax; });
 }
 
+Pieces softmax_pieces(const Schedule& s) {
+  constexpr int64_t kPiece = 2048, kLongRow = 4 * kPiece;  // elements
+  if (s.nests.size() != 3 || s.count(s.inner_mask()) < kLongRow) return {};
+  const Nest &first = s.nests[0], &second = s.nests[1], &last = s.nests[2];
+  if (first.reductions.size() != 1 || second.reductions.size() != 1 || !last.reductions.empty() ||
+      !first.stores.empty() || !second.stores.empty())
+    return {};
+  const InstrId max = first.reductions[0], sum = second.reductions[0];
+  if (!is_softmax_sum(s, sum) || !may_pass_over_nan(s, max)) return {};
+  const InstrId e = s.instr(sum).in[0], below = s.instr(e).in[0];
+  if (s.instr(below).in[1] != max || !s.at(e).buffered) return {};
+  for (size_t k = 0; k < s.values.size(); ++k) {
+    const InstrId id = InstrId(k);
+    const Instr& i = s.instr(id);
+    if (!s.values[k].used) continue;
+    auto reads = [&](InstrId x) { return std::ranges::count(i.in, x) > 0; };
+    const bool divides = i.kind == InstrKind::kPointwise && i.op == "div" && i.in[1] == sum;
+    if (reads(below) && id != e) return {};
+    if (reads(e) && id != sum && !(divides && i.in[0] == e)) return {};
+    // Elements know the maximum and the sum of their piece alone.
+    if (s.values[k].place != Place::kElement) continue;
+    if (reads(max) && id != below) return {};
+    if (reads(sum) && !(divides && i.in[0] == e)) return {};
+    for (InstrId x : i.in)
+      if (s.at(x).place == Place::kRow && s.at(x).stage > 0 && x != max && x != sum) return {};
+  }
+  for (const Store& store : s.body.stores)
+    if (store.value == e || store.value == below) return {};
+  const int64_t row = s.count(s.inner_mask()), count = (row + kPiece - 1) / kPiece;
+  return {max, sum, ((row + count - 1) / count + kMaxLanes - 1) / kMaxLanes * kMaxLanes};
+}
+
 }  // namespace tessera::compiler

@@ -99,7 +99,8 @@ class ValueText : protected KernelText {
   }
   void print_value(InstrId id) {
     line("const {} v{} = {};", register_type(instr(id).dtype), id, value_text(id));
-    if (is_softmax_sum(s_, id)) line("const float q{} = 1.0f / v{};", id, id);
+    if (is_softmax_sum(s_, id))
+      line("const float q{} = {} / v{};", id, of_piece_ ? "of.scale" : "1.0f", id);
     auto position = positions_.find(id);
     if (position != positions_.end())
       line("const int t{} = position(v{}, {});", id, id, position->second);
@@ -239,6 +240,7 @@ class ValueText : protected KernelText {
   std::set<InstrId> after_groups_;             // values of which the step holds what groups gave
   int lane_loop_ = -1;                         // the loop whose lanes `l` counts
   std::set<InstrId> widened_;                  // bytes that are, in the body that is printed
+  bool of_piece_ = false;  // values of rows are those that elements of a piece see
 };
 
 }  // namespace tessera::compiler

@@ -160,10 +160,7 @@ class RandomBody {
 // after the other, masked, with elements picked, and results of several of them.
 class RandomRows {
  public:
-  explicit RandomRows(uint64_t seed)
-      : random_(seed),
-        long_(pick(6) == 0),
-        b_({long_ ? 6 + pick(14) : 6 + pick(125), long_ ? 4090 + pick(1000) : 256 + pick(800)}) {
+  explicit RandomRows(uint64_t seed) : random_(seed), b_(rows()) {
     const InstrId target = b_.load(1, kI64), z = b_.load(3);
     hit_ = b_.op("eq", {b_.index(1), target}, true);
     x_ = pick(2) ? b_.op("add", {z, b_.load(pick(2) ? 2 : 3)}) : z;
@@ -181,6 +178,13 @@ class RandomRows {
 
  private:
   int64_t pick(uint64_t n) { return int64_t(random_() % n); }
+  BodyBuilder rows() {
+    switch (pick(12)) {
+      case 0: return BodyBuilder({96 + pick(10), 8190 + pick(3000)});
+      case 1: return BodyBuilder({6 + pick(14), 4090 + pick(1000)});
+      default: return BodyBuilder({6 + pick(125), 256 + pick(800)});
+    }
+  }
   InstrId number(double v) { return b_.constant(v); }
   InstrId mean(InstrId x) {
     return b_.op("mul", {b_.sum(x, 2), number(1.0 / double(b_.body.extents[1]))});
@@ -213,7 +217,6 @@ class RandomRows {
   }
 
   std::mt19937_64 random_;
-  bool long_;
   BodyBuilder b_;
   InstrId x_ = 0, hit_ = 0;
 };

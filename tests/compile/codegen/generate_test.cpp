@@ -78,6 +78,68 @@ TEST(Generate, NestsOfRowsThatFollowEachOther) {
   EXPECT_FALSE(beside(cross_entropy_body(16, 50304)));  // whose rows are chunks
 }
 
+bool in_pieces(const Body& body) {
+  return print_cpp(body, "kernel").find("join_pieces(") != std::string::npos;
+}
+// Softmax with another result, of elements that know no more than their piece.
+Body exponentials_body(int64_t rows, int64_t n) {
+  BodyBuilder b({rows, n});
+  InstrId x = b.load(3), e = b.op("exp", {b.op("sub", {x, b.reduce(ReduceKind::kMax, x, 2)})});
+  b.store(b.op("div", {e, b.sum(e, 2)})), b.store(b.op("mul", {e, b.constant(2.0)}));
+  return b.body;
+}
+TEST(Generate, SoftmaxOfLongRowsComesInPieces) {
+  std::vector<Body> bodies;
+  for (int64_t n : {8192, 8193, 12320}) {
+    const int64_t rows = 96 + n % 7;
+    bodies.push_back(softmax_body(rows, n));
+    bodies.push_back(masked_softmax_body(rows, n));
+    bodies.push_back(cross_entropy_body(rows, n));
+  }
+  for (const Body& b : bodies) EXPECT_TRUE(in_pieces(b)) << to_string(b);
+  compare_with_interpreter(bodies);
+  {
+    StreamedFrom all(0);
+    for (const Body& b : bodies) EXPECT_TRUE(in_pieces(b)) << to_string(b);
+    compare_with_interpreter(bodies);
+  }
+  std::vector<Body> others = {softmax_body(96, 8191),        softmax_body(90, 8192),
+                              scaled_by_a_pick(100, 8192),   exponentials_body(100, 8192),
+                              softmax_body(96, 8200, kBF16), softmax_body(96, 65537)};
+  for (const Body& b : others) EXPECT_FALSE(in_pieces(b)) << to_string(b);
+  compare_with_interpreter(others);
+}
+TEST(Generate, PiecesOfARowMayBeInfiniteOrNan) {
+  constexpr float kInf = std::numeric_limits<float>::infinity(),
+                  kLowest = std::numeric_limits<float>::lowest();
+  const int64_t rows = 100, n = 8200, half = n / 2;
+  Tensor x = randn({rows, n});
+  auto row = [&](int64_t r) { return static_cast<float*>(x.raw()) + r * n; };
+  for (int64_t r : {0, 51, 99}) std::fill_n(row(r), n, -kInf);
+  std::fill_n(row(1), half, -kInf), std::fill_n(row(2) + half, n - half, -kInf);
+  std::fill_n(row(3), n - 1, -kInf), std::fill_n(row(4) + 1, n - 1, -kInf);
+  std::fill_n(row(5), n, kLowest), std::fill_n(row(6), half, kLowest);
+  row(7)[0] = row(8)[half] = row(9)[n - 1] = kInf;
+  row(10)[0] = row(11)[half] = row(12)[n - 1] = std::numeric_limits<float>::quiet_NaN();
+  for (int64_t i = 0; i < n; ++i) row(13)[i] = float(i) * 0.05f, row(14)[i] = float(-i) * 0.05f;
+  row(15)[n - 1] = std::numeric_limits<float>::max();
+
+  const Body body = softmax_body(rows, n);
+  ASSERT_TRUE(in_pieces(body));
+  Fused op("rows", body, results_of(body));
+  auto kernels = generate({{&op}}, {.cache_dir = kernel_cache()});
+  Tensor y = result_of(body, 0), e = exp(x - amax(x, {1}, true)), expected = e / sum(e, {1}, true);
+  std::vector<char*> p{static_cast<char*>(x.raw()), static_cast<char*>(y.raw())};
+  run_code(kernels[0]->code, p.data(), nullptr);
+  for (int64_t i = 0; i < rows * n; ++i) {
+    const float got = static_cast<float*>(y.raw())[i],
+                wanted = static_cast<float*>(expected.raw())[i];
+    ASSERT_EQ(std::isnan(got), std::isnan(wanted)) << i / n << ", " << i % n;
+    if (std::isnan(wanted)) continue;
+    ASSERT_NEAR(got, wanted, 2e-6f * wanted + 1e-36f) << i / n << ", " << i % n;
+  }
+}
+
 InstrId exp_below_max(BodyBuilder& b, InstrId x) {
   return b.op("exp", {b.op("sub", {x, b.reduce(ReduceKind::kMax, x, 2)})});
 }

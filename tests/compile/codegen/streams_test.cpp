@@ -121,14 +121,15 @@ TEST(Streams, OperandsAreFetchedNoWholePagesFromWhereRowsAreStored) {
     return print_cpp(body, "kernel")
                .find("h0.next = &r0[0] + " + std::to_string(bytes / 4) + ";") != std::string::npos;
   };
-  EXPECT_TRUE(fetches(softmax_body(4096, 1024), 9 << 10));
-  EXPECT_TRUE(fetches(layer_norm_body(4096, 768), 9 << 10));        // 15 KiB from two rows before
-  EXPECT_TRUE(fetches(layer_norm_grad_body(4096, 768), 10 << 10));  // not 12 KiB from one before
-  EXPECT_TRUE(fetches(layer_norm_grad_body(4096, 1024), 9 << 10));
+  constexpr int64_t kAhead = 13 << 9;  // 6.5 KiB
+  EXPECT_TRUE(fetches(softmax_body(4096, 1024), kAhead));
+  EXPECT_TRUE(fetches(layer_norm_body(4096, 768), kAhead));   // 12.5 KiB from two rows before
+  EXPECT_TRUE(fetches(layer_norm_body(4096, 640), 15 << 9));  // not 6.5, which would be 11.5 KiB
+  EXPECT_TRUE(fetches(layer_norm_grad_body(4096, 1024), kAhead));
 }
 TEST(Streams, LongRowsAreFetchedOneAhead) {
   auto ahead = [](const Body& body) {  // by a nest of any number of lanes
-    return std::regex_search(print_cpp(body, "kernel"), std::regex(R"(Ahead<\w+, \d+> h0\{)"));
+    return std::regex_search(print_cpp(body, "kernel"), std::regex(R"(Ahead<\w+, \d+, \d> h0\{)"));
   };
   EXPECT_FALSE(ahead(cross_entropy_body(3, 16383)));
   EXPECT_TRUE(ahead(cross_entropy_body(3, 16384)));  // 64 KiB
