@@ -42,6 +42,7 @@ MAY_INCLUDE = {
     "compile": COLLECTIVES,
     "launcher": STORE,
     "examples": None,                             # None: anything
+    "examples/models": COLLECTIVES + ["dtensor", "parallel"],  # a library: tessera::models
     "tests": None,
     "scripts": None,
 }

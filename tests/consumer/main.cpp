@@ -1,14 +1,21 @@
-// Fits a line on two ranks: exercises ops, autograd, an optimizer and a collective from outside.
+// Fits a line on two ranks, and generates by the GPT-2 that transformers saved in the folder given:
+// exercises ops, autograd, an optimizer, a collective and the models from outside.
 #include <cmath>
 #include <cstdio>
 
 #include "collectives/loopback/run_ranks.h"
 #include "core/base/version.h"
 #include "core/core.h"
+#include "examples/models/hugging_face.h"
 
 using namespace tessera;
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc != 2) return std::fprintf(stderr, "usage: consumer FOLDER\n"), 2;
+  auto gpt = models::gpt(models::gpt_from_hugging_face(argv[1]));
+  gpt->load_state(models::load_hugging_face(argv[1]));
+  const std::vector<int64_t> ids = models::generate(*gpt, {1}, {.tokens = 3, .temperature = 0});
+
   double slope[2];
   run_ranks(2, [&](ProcessGroup& group) {
     manual_seed(uint64_t(group.rank()));
@@ -24,6 +31,7 @@ int main() {
     }
     slope[group.rank()] = model->parameters()[0].item<float>();
   });
-  std::printf("%s\nslope %.4f\n", version_text("consumer").c_str(), slope[0]);
-  return slope[0] == slope[1] && std::abs(slope[0] - 3) < 0.01 ? 0 : 1;
+  std::printf("%s\nslope %.4f, %zu tokens\n", version_text("consumer").c_str(), slope[0],
+              ids.size());
+  return ids.size() == 4 && slope[0] == slope[1] && std::abs(slope[0] - 3) < 0.01 ? 0 : 1;
 }
