@@ -75,6 +75,11 @@ constexpr bool hides_forward() {
 struct LoadOptions {
   bool strict = true;  // missing and unexpected names are errors; shapes that differ always are
 };
+/// What load_state left out: names of the module that the state lacks, whose values stay, and names
+/// of the state for which the module has no place. Both are empty where it was strict.
+struct IncompatibleNames {
+  std::vector<std::string> missing, unexpected;
+};
 
 class Module {
  public:
@@ -128,7 +133,7 @@ class Module {
   /// Copies values into the slots, cast to their dtypes. All is checked before anything is written:
   /// UserError lists every missing, unexpected and mismatched name at once. A tied tensor is found
   /// under any of its names.
-  void load_state(std::span<const NamedTensor> state, LoadOptions options = {});
+  IncompatibleNames load_state(std::span<const NamedTensor> state, LoadOptions options = {});
 
   /// `outermost`: before the pre-hooks that are there, not after them.
   HookHandle add_pre_hook(PreHook hook, bool outermost = false);

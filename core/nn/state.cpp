@@ -9,7 +9,7 @@
 
 namespace tessera::nn {
 
-void Module::load_state(std::span<const NamedTensor> state, LoadOptions options) {
+IncompatibleNames Module::load_state(std::span<const NamedTensor> state, LoadOptions options) {
   std::map<std::string, Tensor*> slot_of;
   for (Slot& s : slots())
     if (s.persistent) slot_of.emplace(s.name, s.tensor);
@@ -27,12 +27,17 @@ void Module::load_state(std::span<const NamedTensor> state, LoadOptions options)
   }
   for (NamedTensor& own : this->state())
     if (!found.contains(own.tensor.impl())) misfit.missing.push_back(own.name);
-  if (!options.strict) misfit.missing.clear(), misfit.unexpected.clear();
+  IncompatibleNames left_out;
+  if (!options.strict) {
+    left_out.missing.swap(misfit.missing);
+    left_out.unexpected.swap(misfit.unexpected);
+  }
   misfit.check(type_name());
 
   NoGrad off;
   for (const NamedTensor& t : state)
     if (auto it = slot_of.find(t.name); it != slot_of.end()) assign_(*it->second, t.tensor);
+  return left_out;
 }
 
 }  // namespace tessera::nn

@@ -2,14 +2,18 @@
 // names and layouts are ours.
 #include "examples/models/hugging_face.h"
 
+#include <fmt/ranges.h>
+
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/autograd/autograd.h"
 #include "core/io/file.h"
 #include "core/io/safetensors.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
+#include "examples/models/warn.h"
 
 namespace tessera::models {
 namespace {
@@ -118,13 +122,17 @@ std::vector<NamedTensor> bert_state(std::vector<NamedTensor> state) {
     if (ends_with_any(t.name, {"embeddings.position_ids", "predictions.decoder.weight",
                                "predictions.decoder.bias"}))
       continue;
-    if (t.name.starts_with("bert.pooler.") || t.name.starts_with("cls.seq_relationship.")) continue;
     // Folders from before transformers 1 keep TensorFlow's names, as bert-base-uncased does.
     if (t.name.ends_with("LayerNorm.gamma")) t.name.replace(t.name.size() - 5, 5, "weight");
     if (t.name.ends_with("LayerNorm.beta")) t.name.replace(t.name.size() - 4, 4, "bias");
     out.push_back(std::move(t));
   }
   return out;
+}
+
+// What masked language modelling does not use of a BERT that was trained for next sentences too.
+bool for_next_sentences(std::string_view name) {
+  return name.starts_with("bert.pooler.") || name.starts_with("cls.seq_relationship.");
 }
 
 void save(const std::string& folder, const json& config, std::span<const NamedTensor> state) {
@@ -188,6 +196,23 @@ std::vector<NamedTensor> load_hugging_face(const std::string& folder) {
   if (kind == "gpt2") return gpt_state(std::move(state), gpt_from_hugging_face(folder));
   bert_from_hugging_face(folder);  // checks the rest of the config
   return bert_state(std::move(state));
+}
+
+std::vector<std::string> load_hugging_face(nn::Module& model, const std::string& folder) {
+  std::set<std::string> own;
+  for (const nn::Slot& s : model.slots()) own.insert(s.name);
+  std::vector<NamedTensor> state = load_hugging_face(folder);
+  std::vector<std::string> left_out;
+  std::erase_if(state, [&](const NamedTensor& t) {
+    const bool unused = for_next_sentences(t.name) && !own.contains(t.name);
+    if (unused) left_out.push_back(t.name);
+    return unused;
+  });
+  model.load_state(state);
+  if (!left_out.empty())
+    warn(fmt::format("weights: {}: {} has no place for {}: left out", io::quote(folder),
+                     model.type_name(), fmt::join(left_out, ", ")));
+  return left_out;
 }
 
 void save_hugging_face(const std::string& folder, const GptOptions& o,

@@ -16,10 +16,14 @@ bool is_hugging_face(const std::string& path);
 /// when the model is of another kind ("model_type") or computes otherwise.
 GptOptions gpt_from_hugging_face(const std::string& folder);
 BertOptions bert_from_hugging_face(const std::string& folder);
-/// The folder's weights under this program's names, in its order and in f32. Left out are copies of
-/// tied weights, masks and position numbers, and of BERT what masked language modelling does not
-/// use: the pooler and the head for next sentences.
+/// The folder's weights under this program's names, in its order and in f32, but for what is no
+/// weight of its own: copies of tied weights, masks and position numbers.
 std::vector<NamedTensor> load_hugging_face(const std::string& folder);
+/// Loads them into `model` as its load_state does: names that differ are an error. But where BERT's
+/// pooler or its head for next sentences is in the files and not in the model (a BertForMaskedLM),
+/// it is left out; returns the names of what was, and logs them in one warning, of rank 0.
+/// To fill a part of a model give its load_state the list above, not strictly.
+std::vector<std::string> load_hugging_face(nn::Module& model, const std::string& folder);
 
 /// Writes config.json and model.safetensors into `folder`, which is made: transformers loads it as
 /// GPT2LMHeadModel (BertForMaskedLM). Throws UserError for a Gpt without biases: GPT-2 has them.

@@ -202,6 +202,15 @@ std::vector<NamedTensor> load_weights(const std::string& path) {
                                        : io::load_safetensors(path);
 }
 
+void load_weights(nn::Module& model, const std::string& path) {
+  if (!models::is_hugging_face(path)) {
+    model.load_state(load_weights(path));
+    return;
+  }
+  check_intact(path);
+  models::load_hugging_face(model, path);
+}
+
 namespace {
 
 void check_model(const Options& o) {
@@ -223,7 +232,7 @@ Task make_task(const Options& o, Device device) {
   task.metadata.emplace_back("model", o.model);
   check_weights(o, task);
   if (!o.weights.empty())
-    task.fill = [model = task.model, path = o.weights] { model->load_state(load_weights(path)); };
+    task.fill = [model = task.model, path = o.weights] { load_weights(*model, path); };
   TESSERA_CHECK(
       !saves_folder(o) || task.save_folder,
       "train: --save {}: folders of Hugging Face are for gpt and bert models; give a file "

@@ -36,6 +36,8 @@ struct Task {
 /// The weights in a file, a folder of shards, or a folder of Hugging Face, by our names. Throws
 /// UserError for a file that says itself that it is damaged.
 std::vector<NamedTensor> load_weights(const std::string& path);
+/// Loads them into a whole model. Throws UserError too for what does not fit it.
+void load_weights(nn::Module& model, const std::string& path);
 
 /// Builds the task that the options describe: model (without values until fill), data, loss.
 /// `device`: of the parameters; kMeta for a model that is to be cut before it has values.

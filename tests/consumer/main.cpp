@@ -13,7 +13,7 @@ using namespace tessera;
 int main(int argc, char** argv) {
   if (argc != 2) return std::fprintf(stderr, "usage: consumer FOLDER\n"), 2;
   auto gpt = models::gpt(models::gpt_from_hugging_face(argv[1]));
-  gpt->load_state(models::load_hugging_face(argv[1]));
+  models::load_hugging_face(*gpt, argv[1]);
   const std::vector<int64_t> ids = models::generate(*gpt, {1}, {.tokens = 3, .temperature = 0});
 
   double slope[2];

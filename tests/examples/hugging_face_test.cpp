@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -13,7 +14,9 @@
 #include "core/autograd/autograd.h"
 #include "core/io/file.h"
 #include "core/io/safetensors.h"
+#include "core/ops/create.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "tests/support/temp_folder.h"
 
@@ -60,7 +63,7 @@ TEST(HuggingFace, Gpt2HasItsLogitsAndIsSavedAsItWas) {
   NoGrad off;
   GptOptions o = gpt_from_hugging_face(golden("gpt2"));
   GptPtr model = gpt(o);
-  model->load_state(load_hugging_face(golden("gpt2")));
+  EXPECT_TRUE(load_hugging_face(*model, golden("gpt2")).empty());
   model->eval();
   expect_logits("gpt2", [&](const Tensor& ids) { return (*model)(ids); });
   TempFolder folder;
@@ -79,7 +82,7 @@ TEST(HuggingFace, BertHasItsLogitsAndIsSavedAsItWas) {
   NoGrad off;
   BertOptions o = bert_from_hugging_face(golden("bert"));
   BertForMaskedLMPtr model = bert_for_masked_lm(o);
-  model->load_state(load_hugging_face(golden("bert")));
+  EXPECT_TRUE(load_hugging_face(*model, golden("bert")).empty());
   model->eval();
   expect_logits("bert", [&](const Tensor& ids) {
     return model->forward({.ids = ids, .segments = {}, .key_mask = {}});
@@ -109,11 +112,58 @@ TEST(HuggingFace, OldNamesOfLayerNormsAreKnown) {
   io::save_safetensors(folder / "model.safetensors", state);
   folder.write("config.json", io::read_file(golden("bert/config.json"), "test"));
   BertForMaskedLMPtr model = bert_for_masked_lm(bert_from_hugging_face(folder.str()));
-  model->load_state(load_hugging_face(folder.str()));
+  EXPECT_TRUE(load_hugging_face(*model, folder.str()).empty());
   model->eval();
   expect_logits("bert", [&](const Tensor& ids) {
     return model->forward({.ids = ids, .segments = {}, .key_mask = {}});
   });
+}
+
+// Writes the golden BERT with `more` beside it, as a BertForPreTraining has a pooler.
+void write_bert_and(const TempFolder& folder, const std::vector<NamedTensor>& more) {
+  std::vector<NamedTensor> state = io::load_safetensors(golden("bert"));
+  state.insert(state.end(), more.begin(), more.end());
+  io::save_safetensors(folder / "model.safetensors", state);
+  folder.write("config.json", io::read_file(golden("bert/config.json"), "test"));
+}
+
+TEST(HuggingFace, APoolerGoesWhereTheModelHasOneAndIsNamedWhereNot) {
+  NoGrad off;
+  TempFolder folder;
+  const BertOptions o = bert_from_hugging_face(golden("bert"));
+  const Tensor weight = randn({o.dim, o.dim}), bias = randn({o.dim});
+  write_bert_and(folder, {{"bert.pooler.dense.bias", bias},
+                          {"bert.pooler.dense.weight", weight},
+                          {"cls.seq_relationship.bias", zeros({2})},
+                          {"cls.seq_relationship.weight", zeros({2, o.dim})}});
+  auto masked = bert_for_masked_lm(o);
+  testing::internal::CaptureStderr();
+  const std::vector<std::string> left_out = load_hugging_face(*masked, folder.str());
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(left_out,
+            (std::vector<std::string>{"bert.pooler.dense.bias", "bert.pooler.dense.weight",
+                                      "cls.seq_relationship.bias", "cls.seq_relationship.weight"}));
+  for (const std::string& name : left_out) expect_contains(log, name);
+  EXPECT_EQ(std::count(log.begin(), log.end(), '\n'), 1) << log;
+  setenv("RANK", "1", 1), setenv("WORLD_SIZE", "2", 1);
+  testing::internal::CaptureStderr();
+  load_hugging_face(*masked, folder.str());
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  unsetenv("RANK"), unsetenv("WORLD_SIZE");
+  masked->eval();
+  expect_logits("bert", [&](const Tensor& ids) { return (*masked)(ids); });
+
+  auto classifier = bert_for_sequence_classification(o, 3);
+  const nn::IncompatibleNames names =
+      classifier->load_state(load_hugging_face(folder.str()), {.strict = false});
+  EXPECT_EQ(names.missing, (std::vector<std::string>{"classifier.weight", "classifier.bias"}));
+  for (const std::string& name : names.unexpected) EXPECT_TRUE(name.starts_with("cls.")) << name;
+  EXPECT_EQ(amax(abs(classifier->slot("bert.pooler.dense.weight") - weight)).item<float>(), 0);
+  EXPECT_EQ(amax(abs(classifier->slot("bert.pooler.dense.bias") - bias)).item<float>(), 0);
+
+  write_bert_and(folder, {{"bert.encoder.layer.0.adapter.weight", bias}});
+  expect_error([&] { load_hugging_face(*masked, folder.str()); },
+               {"1 unexpected", "bert.encoder.layer.0.adapter.weight"});
 }
 
 TEST(HuggingFace, FieldsThatWouldChangeResultsAreRefusedByName) {

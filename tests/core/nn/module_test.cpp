@@ -186,7 +186,8 @@ TEST(Module, ZeroGradAndRequiresGrad) {
 
 TEST(ModuleState, RoundTripThroughAnyNameOfATie) {
   Tied a, b;
-  b.load_state(a.state());
+  const IncompatibleNames left_out = b.load_state(a.state());
+  EXPECT_TRUE(left_out.missing.empty() && left_out.unexpected.empty());
   EXPECT_FLOAT_EQ(sum(abs(a.head - b.head)).item<float>(), 0);
   std::vector<NamedTensor> state = a.state();
   for (NamedTensor& t : state)
@@ -212,7 +213,9 @@ TEST(ModuleState, OneErrorTellsEverythingAndNothingIsWritten) {
   for (const NamedTensor& t : others) expect_contains(text, "\n    " + t.name);  // all of them
   EXPECT_FLOAT_EQ(sum(m.own).item<float>(), 0);
   state[1].tensor = ones({3});
-  m.load_state(state, {.strict = false});
+  const IncompatibleNames left_out = m.load_state(state, {.strict = false});
+  EXPECT_EQ(left_out.missing, (std::vector<std::string>{"head", "inner.bias"}));
+  EXPECT_EQ(left_out.unexpected, (std::vector<std::string>{"surprise", "scratch"}));
   EXPECT_FLOAT_EQ(sum(m.own).item<float>(), 2);
   EXPECT_FLOAT_EQ(sum(m.scratch).item<float>(), 0);
 }
