@@ -149,6 +149,9 @@ int64_t Checkpointing::resume() {
   loader_.seek(parse_cursor(l));
   optimizer_.load_state(optimizer_.named_state());  // filled in place: lets it look at the values
   story_ = fmt::format("resumed from {}, after step {}", l.folder, l.step);
+  if (!o_.weights.empty())
+    story_ += fmt::format("\nnote: the weights of --weights {} are not used: the step has its own",
+                          o_.weights);
   if (std::string other = differing_options(l.extra); !other.empty())
     story_ += "\nnote: not as it was saved: " + other;
   if (!found->warning.empty()) story_ += "\nwarning: " + found->warning;

@@ -46,6 +46,9 @@ void add_images(const Options& o, const io::Metadata& saved, Task& task, models:
   task.skipped = [train, validation] {
     return train->skipped() + (validation ? validation->skipped() : 0);
   };
+  task.data_story =
+      fmt::format("{}: {} images train, {} validate, {} classes", o.data, split.train->size(),
+                  split.validation ? split.validation->size() : 0, m.classes);
   std::string names;
   for (const std::string& name : split.classes) names += (names.empty() ? "" : "\n") + name;
   // Before the model is made: weights know their classes by number.

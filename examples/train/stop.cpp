@@ -1,5 +1,7 @@
 #include "examples/train/stop.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -7,6 +9,7 @@
 #include <ctime>
 #include <iterator>
 #include <span>
+#include <string_view>
 
 #include "core/ops/create.h"
 
@@ -37,28 +40,42 @@ void on_signal(int signal) {
   errno = saved;
 }
 
+void write_error(std::string_view text) {
+  [[maybe_unused]] const ssize_t written = ::write(2, text.data(), text.size());
+}
+
+// Whom it interrupts may hold any lock: no stdio here.
+void on_interrupt(int signal) {
+  constexpr std::string_view kText =
+      "train: stopped by signal 2 (Interrupt): no step is saved; with --checkpoint FOLDER a run "
+      "saves the step at which it is stopped, and --resume goes on from there\n";
+  if (isatty(1) == 1) write_error("\n");  // after the progress bar
+  write_error(kText);
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
 }  // namespace
 
-StopSignals::StopSignals(bool active) : active_(active) {
-  if (!active_) return;
+StopSignals::StopSignals(bool saves, bool tells) : saves_(saves) {
   sent = 0;
-  struct sigaction action {};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_RESTART;  // what waits for a peer or a disk goes on
   for (size_t i = 0; i < std::size(kSignals); ++i) {
     ::sigaction(kSignals[i], nullptr, &before_[i]);
-    if (before_[i].sa_handler == SIG_IGN) continue;  // as a shell starts what runs behind it
+    const bool ends_as_ever = !saves && !(tells && kSignals[i] == SIGINT);
+    if (ends_as_ever || before_[i].sa_handler == SIG_IGN) continue;  // as what runs behind a shell
+    struct sigaction action {};
+    action.sa_handler = saves ? on_signal : on_interrupt;
+    action.sa_flags = SA_RESTART;  // what waits for a peer or a disk goes on
     ::sigaction(kSignals[i], &action, nullptr);
   }
 }
 
 StopSignals::~StopSignals() {
-  for (size_t i = 0; active_ && i < std::size(kSignals); ++i)
-    ::sigaction(kSignals[i], &before_[i], nullptr);
+  for (size_t i = 0; i < std::size(kSignals); ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
 }
 
 int StopSignals::agreed(ProcessGroup& group) const {
-  if (!active_) return 0;
+  if (!saves_) return 0;
   if (group.size() == 1) return sent.load();
   Tensor all = empty({group.size()}, kI64);
   group.all_gather(all, from_values<int64_t>({int64_t(sent.load())}, {1}));

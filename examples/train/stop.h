@@ -11,9 +11,11 @@ inline constexpr int kStopSignals = 2;
 
 class StopSignals {
  public:
-  /// Catches both, unless they are ignored, while it lives; one that comes more than a second after
-  /// the first ends the process as if neither were caught. `active` false: catches none.
-  explicit StopSignals(bool active);
+  /// While it lives, a run that `saves` catches both, unless they are ignored; one that comes more
+  /// than a second after the first ends the process as if neither were caught. SIGINT ends another
+  /// run at once, as ever, with a line from the rank that `tells`: no step is saved, and how to
+  /// have one.
+  StopSignals(bool saves, bool tells);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
@@ -23,7 +25,7 @@ class StopSignals {
   int agreed(ProcessGroup& group) const;
 
  private:
-  const bool active_;
+  const bool saves_;
   struct sigaction before_[kStopSignals] = {};
 };
 

@@ -48,6 +48,11 @@ void set_vocab(const Options& o, int64_t& vocab, int64_t of_data) {
   vocab = of_data;
 }
 
+std::string token_story(const Options& o, const data::TokenSplit& split) {
+  return fmt::format("{}: {} tokens train, {} validate, a vocabulary of {}", o.data,
+                     split.train.size(), split.validation.size(), split.vocab_size);
+}
+
 // What a file of these weights says of its ids.
 void tell_vocabulary(Task& task, const std::string& spec) {
   task.metadata.emplace_back("tokenizer", spec);
@@ -73,6 +78,7 @@ Task make_gpt_task(const Options& o) {
         data::load_tokens(o.data, o.data.starts_with("text:") ? o.tokenizer : "");
     set_vocab(o, m.vocab, split.vocab_size);
     task.tokenizer = split.tokenizer;
+    task.data_story = token_story(o, split);
     task.train =
         std::make_shared<data::RandomWindows>(split.train, length, o.seed, split.vocab_size);
     task.validation =
@@ -136,6 +142,7 @@ Task make_bert_task(const Options& o) {
         data::load_tokens("text:" + o.data.substr(4), (named ? "" : "wordpiece:") + o.tokenizer);
     auto tokenizer = std::static_pointer_cast<const data::WordPieceTokenizer>(split.tokenizer);
     task.tokenizer = tokenizer;
+    task.data_story = token_story(o, split);
     set_vocab(o, m.vocab, split.vocab_size);
     data::MaskingOptions masking{.length = length,
                                  .vocab_size = m.vocab,

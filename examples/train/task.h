@@ -25,6 +25,7 @@ struct Task {
   std::function<int64_t()>
       skipped;  // samples so far that could not be read; null where all must be
   const char* samples = "sequences";  // what to call them
+  std::string data_story;             // what was read, a line; empty for random values
   int64_t tokens_per_sample = 0;      // 0: not a language model
   int64_t validation_batch = 64;      // fixed, so that validation sums in one order
   std::function<std::string(int64_t tokens)> generate;        // null where nothing can be generated

@@ -259,6 +259,7 @@ class Trainer {
       report_.line(fmt::format("{}: {} parameters, {} ranks, {} steps of {} {}{}{}", o_.model,
                                strategy_->num_parameters(), group_->size(), steps_, o_.batch_size,
                                task_.samples, made_up, precision_story(o_)));
+    if (!task_.data_story.empty()) report_.line(task_.data_story);
     if (!checkpointing_.story().empty()) report_.line(checkpointing_.story());
     if (done_ > 0 && done_ >= steps_)
       report_.line(fmt::format(
@@ -438,7 +439,7 @@ class Trainer {
   optim::GradScaler scaler_;  // fp16 needs it
   Checkpointing checkpointing_;
   int64_t done_;  // steps of the run that is resumed
-  StopSignals stop_{!o_.checkpoint.empty()};
+  StopSignals stop_{!o_.checkpoint.empty(), group_->rank() == 0};
   Report report_;
   Profiling profiling_;
   Tensor losses_;  // of this rank's micro-batches

@@ -132,14 +132,18 @@ TEST_F(Resume, SgdToo) {
 }
 
 TEST_F(Resume, SaysWhatItDoes) {
-  Outcome o = run(command(1, "run", "--resume"));
+  const std::string weights = " --weights " + (dir_ / "model.safetensors"), unused = "are not used";
+  EXPECT_EQ(run(command(1, "other", "--save " + (dir_ / "model.safetensors"))).status, 0);
+  Outcome o = run(command(1, "run", "--resume" + weights));
   EXPECT_EQ(o.status, 0) << o.output;
   EXPECT_NE(o.output.find("holds no saved step: a fresh start"), std::string::npos) << o.output;
+  EXPECT_EQ(o.output.find(unused), std::string::npos) << o.output;
   o = run(command(1, "run", ""));
   EXPECT_NE(o.status, 0);
   EXPECT_NE(o.output.find("holds step 24 already; give --resume"), std::string::npos) << o.output;
-  o = run(command(1, "run", "--resume --steps 26 --lr 0.5"));
+  o = run(command(1, "run", "--resume --steps 26 --lr 0.5" + weights));
   EXPECT_EQ(o.status, 0) << o.output;
+  expect_contains(o.output, "the weights of" + weights + " " + unused + ": the step has its own");
   EXPECT_NE(o.output.find("after step 24"), std::string::npos) << o.output;
   EXPECT_NE(o.output.find("--lr 0.5 (was 0.001), --steps 26 (was 24)"), std::string::npos)
       << o.output;

@@ -37,6 +37,7 @@ class TrainEnd : public ::testing::Test {
     const std::string line = "exec " + command + " > " + (folder_ / "out.txt") + " 2>&1";
     const pid_t child = fork();
     if (child == 0) {
+      signal(SIGINT, SIG_DFL);  // a test that runs behind a shell ignores it
       execl("/bin/sh", "sh", "-c", line.c_str(), nullptr);
       _exit(127);
     }
@@ -147,6 +148,21 @@ TEST_F(TrainEnd, ASignalSavesTheStepItFinds) {
     const Outcome next = run(command("--steps 1 --resume" + at));
     EXPECT_EQ(next.status, 0) << next.output;
     expect_contains(next.output, ", " + rest.substr(0, rest.find(',')));  // "after step N"
+  }
+}
+
+// One line, of rank 0, and the end that the sender expects.
+TEST_F(TrainEnd, AnInterruptWithoutACheckpointSaysThatNothingIsSaved) {
+  const std::string endless = command("--steps 1000000 --metrics " + (folder_ / "metrics.jsonl"));
+  for (const std::string& launcher : {std::string(), bin("tlaunch") + " --nproc 2 "}) {
+    const pid_t child = start(launcher + endless);
+    kill(child, SIGINT);
+    int status = 0;
+    waitpid(child, &status, 0);
+    EXPECT_TRUE(WIFSIGNALED(status) ? WTERMSIG(status) == SIGINT : WEXITSTATUS(status) == 130);
+    const std::string out = folder_.read("out.txt"), said = "no step is saved; with --checkpoint";
+    expect_contains(out, said);
+    EXPECT_EQ(out.find(said), out.rfind(said)) << out;
   }
 }
 

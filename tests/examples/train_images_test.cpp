@@ -69,6 +69,7 @@ TEST_F(TrainImages, Learns) {
   EXPECT_LT(r.losses.at(100), 0.5);
   EXPECT_GT(r.val_accuracy, 0.95);
   expect_contains(last_output_, "2 ranks, 100 steps of 16 images");
+  expect_contains(last_output_, ": 45 images train, 45 validate, 10 classes");
   expect_contains(last_output_, "step 20: validation loss ");
   expect_contains(last_output_, " %, parameters " + r.hash);
 }

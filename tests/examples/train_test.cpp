@@ -502,6 +502,17 @@ TEST_F(Train, RandomDataAreCalledThat) {
                   "1 steps of 12 sequences of random values (no --data)");
 }
 
+TEST_F(Train, WhatWasReadIsTold) {
+  const std::string ids =
+      folder_.write("ids.bin", std::string("\1\0\2\0", 4) + std::string(2000, '\0'));
+  const std::string flags = " --seq-len 16 --set layers=1 --set dim=32 --steps 1";
+  expect_contains(run(bin("train") + flags + " --data tokens:" + ids).output,
+                  "tokens:" + ids + ": 901 tokens train, 101 validate, a vocabulary of 3\n");
+  const std::string text = folder_.write("abc.txt", std::string(700, 'a') + std::string(300, 'b'));
+  expect_contains(run(bin("train") + flags + " --data text:" + text).output,
+                  "text:" + text + ": 900 tokens train, 100 validate, a vocabulary of 2\n");
+}
+
 TEST_F(Train, GarbageInTheEnvironmentIsNamed) {
   for (const char* env :
        {"RANK=x WORLD_SIZE=2", "RANK=2 WORLD_SIZE=2", "WORLD_SIZE=0", "RANK=-1 WORLD_SIZE=2"}) {
