@@ -26,6 +26,8 @@ namespace fs = std::filesystem;
 
 constexpr size_t kDigest = 32;                    // hex digits at the end of an entry
 constexpr auto kWait = std::chrono::minutes(10);  // for another maker: far beyond any compilation
+constexpr auto kKept = std::chrono::hours(24);    // sources that an error has named
+constexpr std::string_view kWork = ".work-";
 
 std::string digest_of(const void* data, size_t bytes) {
   return io::to_string(io::xxh128(data, bytes));
@@ -78,6 +80,23 @@ class Lock {
   int fd_;
 };
 
+// Removes what makers of any entry left a day ago or earlier, killed or with an error that names
+// their sources. A lock that is held says that its maker is at work.
+void remove_stale(const std::string& folder) {
+  std::error_code ignored;
+  const auto before = fs::file_time_type::clock::now() - kKept;
+  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
+    const std::string name = entry.path().filename().string();
+    const size_t key_end = name.find(kWork);
+    if (key_end == name.npos || entry.last_write_time(ignored) > before) continue;
+    const std::string lock = fmt::format("{}/{}.lock", folder, name.substr(0, key_end));
+    const int fd = open(lock.c_str(), O_RDWR | O_CLOEXEC);
+    if (fd < 0) continue;
+    if (flock(fd, LOCK_EX | LOCK_NB) == 0) fs::remove_all(entry.path(), ignored);
+    close(fd);
+  }
+}
+
 // A folder for the maker of `key`, of a name of its own: a compiler may outlive the maker that was
 // killed, and goes on writing where it was told to. What killed makers left is removed. The lock is
 // held.
@@ -88,7 +107,7 @@ std::string fresh_folder(const std::string& folder, const std::string& key) {
     if (name.starts_with(key + ".") && name != key + ".so" && name != key + ".lock")
       fs::remove_all(entry.path(), ignored);
   }
-  std::string work = folder + "/" + key + ".work-XXXXXX";
+  std::string work = fmt::format("{}/{}{}XXXXXX", folder, key, kWork);
   if (!mkdtemp(work.data())) cannot_write(folder, std::strerror(errno));
   return work;
 }
@@ -137,6 +156,7 @@ Ref<LoadedObject> Cache::find_or_make(
   if (error) cannot_write(folder_, error.message());
   Lock lock(folder_, folder_ + "/" + key + ".lock");
   if (Ref<LoadedObject> entry = find(key)) return entry;  // made while this process waited
+  remove_stale(folder_);
   std::string work = fresh_folder(folder_, key), object = work + "/object.so";
   make(work, object);
   std::string bytes = io::read_file(object, "codegen");

@@ -1,5 +1,7 @@
 // The cache of compiled kernels: what is compiled when, and what is left when things go wrong.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -119,6 +121,30 @@ TEST(KernelCache, AKilledCompilationLeavesNothingThatIsUsedOrWaitedFor) {
     entries += f.path().extension() == ".so";
   }
   EXPECT_EQ(entries, 1);
+}
+
+TEST(KernelCache, WhatMakersOfOtherEntriesLeftIsRemovedAfterADay) {
+  namespace fs = std::filesystem;
+  TempFolder folder;
+  auto left = [&](const std::string& key, int hours) {
+    const std::string work = "cache/" + key + ".work-a1b2c3";
+    folder.write(work + "/kernels0.cpp", "int x;");
+    folder.write("cache/" + key + ".lock", "");
+    fs::last_write_time(folder / work,
+                        fs::file_time_type::clock::now() - std::chrono::hours(hours));
+    return folder / work;
+  };
+  const std::string dead = left("dead", 30), young = left("young", 20), alive = left("alive", 30);
+  const int lock = open((folder / "cache/alive.lock").c_str(), O_RDWR);
+  ASSERT_EQ(flock(lock, LOCK_EX | LOCK_NB), 0);
+  const GenerateOptions options{.cache_dir = folder / "cache"};
+  make({softmax_body(4, 8)}, options);
+  EXPECT_FALSE(fs::exists(dead));
+  EXPECT_TRUE(fs::exists(young));
+  EXPECT_TRUE(fs::exists(alive));
+  close(lock);
+  make({softmax_body(4, 8), softmax_body(4, 9)}, options);
+  EXPECT_FALSE(fs::exists(alive));
 }
 
 TEST(KernelCache, ADamagedEntryIsMadeAgain) {
