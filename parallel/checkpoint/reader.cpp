@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 
 namespace tessera::checkpoint {
 
@@ -116,7 +117,14 @@ const io::File& Reader::open(uint32_t index) {
   if (at != files_.end()) return at->second;
   if (files_.size() == 64) files_.clear();  // a few descriptors do for any number of files
   const FileEntry& entry = m_.files[index];
-  io::File file = io::File::open(folder_ + "/" + entry.name, "checkpoint");
+  const std::string path = folder_ + "/" + entry.name;
+  std::error_code error;
+  TESSERA_CHECK(
+      std::filesystem::exists(path, error) || error,
+      "checkpoint: {} is missing, file {} of {} of step {}. Put it back, or let every host "
+      "see the same folder; to go on from an older step, remove the folder of this one",
+      quote(path), index + 1, m_.files.size(), m_.step);
+  io::File file = io::File::open(path, "checkpoint");
   TESSERA_CHECK(file.size() == entry.bytes,
                 "checkpoint: {} has {} bytes, {} were written; it is damaged. To go on from an "
                 "older step, remove the folder of this one",

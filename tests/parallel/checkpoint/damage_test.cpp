@@ -164,6 +164,10 @@ TEST_F(Damage, LoadRefusesDamageAndFallsBackWithoutLatest) {
   expect_contains(error_of([&] { load(root_, pieces); }), "tensor 'w'[0:2, 0:3]");
   EXPECT_EQ(load(root_ + "/step-000000004", pieces).step, 4);
   EXPECT_EQ(n.item<int64_t>(), 4);
+  fs::remove(path);
+  std::string error = error_of([&] { load(root_, pieces); });
+  expect_contains(error, "rank-0000-of-0002.safetensors' is missing, file 1 of 2 of step 8");
+  expect_contains(error, "to go on from an older step, remove the folder of this one");
   write(path, bytes);
   std::string latest = read(root_ + "/latest");
   fs::remove(root_ + "/latest");
