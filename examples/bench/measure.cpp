@@ -1,6 +1,6 @@
 #include "examples/bench/measure.h"
 
-#include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <sched.h>
 #include <time.h>
 #include <unistd.h>
@@ -149,6 +149,14 @@ std::string cpu_name() {
   for (std::string line; std::getline(file, line);)
     if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
   return "unknown";
+}
+
+void check_only(const char* command, const std::string& only,
+                const std::vector<std::string>& names) {
+  for (const std::string& name : names)
+    if (name.find(only) != std::string::npos) return;
+  throw UserError(fmt::format("bench {}: --only {}: none of these has it in its name: {}", command,
+                              only, fmt::join(names, "; ")));
 }
 
 std::string time_text(double s) {

@@ -75,6 +75,10 @@ void keep(const T& value) {
   asm volatile("" : : "r,m"(value) : "memory");
 }
 
+/// --only of a command: throws UserError that lists `names` unless one of them has `only` in it.
+void check_only(const char* command, const std::string& only,
+                const std::vector<std::string>& names);
+
 /// "1.23 ms", "45.6 ns".
 std::string time_text(double seconds);
 /// "4 KiB", "100 MiB".
