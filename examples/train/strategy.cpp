@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 #include "core/autograd/autograd.h"
 #include "core/io/hash.h"
@@ -199,12 +198,10 @@ class Staged final : public Strategy {
   }
   // Values of this stage: drawn as the whole model's are, or its part of a file.
   void fill(const Options& o) {
-    if (o.weights.empty()) return stage_->init(o.seed);
-    std::set<std::string> own;
-    for (const NamedTensor& t : stage_->state()) own.insert(t.name);
-    std::vector<NamedTensor> state = load_weights(o.weights);
-    std::erase_if(state, [&](const NamedTensor& t) { return !own.contains(t.name); });
-    stage_->load_state(state);
+    if (o.weights.empty())
+      stage_->init(o.seed);
+    else
+      load_weights(*stage_, o, true);
   }
 
   DeviceMesh mesh_;

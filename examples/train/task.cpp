@@ -1,5 +1,7 @@
 #include "examples/train/task.h"
 
+#include <set>
+
 #include "core/data/masked_dataset.h"
 #include "core/data/token_dataset.h"
 #include "core/data/tokens.h"
@@ -203,19 +205,29 @@ io::Metadata saved_metadata(const std::string& path) {
   return path.empty() ? io::Metadata{} : io::SafetensorsSet::open(path).files()[0].metadata();
 }
 
-std::vector<NamedTensor> load_weights(const std::string& path) {
-  check_intact(path);
-  return models::is_hugging_face(path) ? models::load_hugging_face(path)
-                                       : io::load_safetensors(path);
-}
-
-void load_weights(nn::Module& model, const std::string& path) {
-  if (!models::is_hugging_face(path)) {
-    model.load_state(load_weights(path));
+void load_weights(nn::Module& model, const Options& o, bool part) {
+  check_intact(o.weights);
+  const bool hugging_face = models::is_hugging_face(o.weights);
+  if (hugging_face && !part) {
+    models::load_hugging_face(model, o.weights);
     return;
   }
-  check_intact(path);
-  models::load_hugging_face(model, path);
+  std::vector<NamedTensor> state =
+      hugging_face ? models::load_hugging_face(o.weights) : io::load_safetensors(o.weights);
+  if (part) {
+    std::set<std::string> own;
+    for (const NamedTensor& t : model.state()) own.insert(t.name);
+    std::erase_if(state, [&](const NamedTensor& t) { return !own.contains(t.name); });
+  }
+  try {
+    model.load_state(state);
+  } catch (const UserError& e) {  // the lists may be long: what to do comes last
+    throw UserError(
+        fmt::format("{}\ntrain: the weights in {} are not those of --model {} with the options "
+                    "given; give their "
+                    "--model, and its options with --set",
+                    e.what(), o.weights, o.model));
+  }
 }
 
 namespace {
@@ -238,8 +250,7 @@ Task make_task(const Options& o, Device device) {
                                               : make_gpt_task(o);
   task.metadata.emplace_back("model", o.model);
   check_weights(o, task);
-  if (!o.weights.empty())
-    task.fill = [model = task.model, path = o.weights] { load_weights(*model, path); };
+  if (!o.weights.empty()) task.fill = [model = task.model, o] { load_weights(*model, o); };
   TESSERA_CHECK(
       !saves_folder(o) || task.save_folder,
       "train: --save {}: folders of Hugging Face are for gpt and bert models; give a file "

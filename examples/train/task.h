@@ -34,11 +34,10 @@ struct Task {
   std::function<void(const std::string& folder, std::vector<NamedTensor> state)> save_folder;
 };
 
-/// The weights in a file, a folder of shards, or a folder of Hugging Face, by our names. Throws
-/// UserError for a file that says itself that it is damaged.
-std::vector<NamedTensor> load_weights(const std::string& path);
-/// Loads them into a whole model. Throws UserError too for what does not fit it.
-void load_weights(nn::Module& model, const std::string& path);
+/// Loads the weights in --weights, a file, a folder of shards or a folder of Hugging Face, into
+/// `model`, which may be a part of the one that was saved where `part`. Throws UserError for a file
+/// that says itself that it is damaged, and for what does not fit.
+void load_weights(nn::Module& model, const Options& o, bool part = false);
 
 /// Builds the task that the options describe: model (without values until fill), data, loss.
 /// `device`: of the parameters; kMeta for a model that is to be cut before it has values.

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <string>
 
+#include "core/io/safetensors.h"
+#include "core/ops/create.h"
 #include "tests/examples/command.h"
 #include "tests/support/images.h"
 #include "tests/support/temp_folder.h"
@@ -93,6 +95,19 @@ TEST_F(TrainFit, WordPiecesInAnotherOrderAreAnotherVocabulary) {
           "the vocabulary of --weights " + file + " is that of --tokenizer " + (folder_ / "a.txt"));
   refused(task + b + " --steps 3 --resume --checkpoint " + run,
           "this run's is that of --tokenizer " + (folder_ / "b.txt"));
+}
+
+// As another program saved them: nothing in the file says what model they are of.
+TEST_F(TrainFit, WeightsOfAnotherModelAreRefusedWithWhatToDo) {
+  const std::string file = folder_ / "foreign.safetensors";
+  io::save_safetensors(file, std::vector<NamedTensor>{{"wte.weight", ones({3, 2})}});
+  const Outcome o = train("--steps 1 --weights " + file + text());
+  EXPECT_EQ(o.status, 1);
+  expect_contains(o.output, "1 of another shape:\n    wte.weight is [");
+  EXPECT_TRUE(o.output.ends_with("the weights in " + file + " are not those of --model gpt-nano " +
+                                 "with the options given; give their --model, and its options " +
+                                 "with --set\n"))
+      << o.output;
 }
 
 TEST_F(TrainFit, OtherClassesAreNotLoaded) {
