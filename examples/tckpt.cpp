@@ -89,7 +89,7 @@ std::string layout_of(const checkpoint::Manifest& m, const checkpoint::TensorEnt
 void inspect_checkpoint(const std::string& path) {
   checkpoint::Newest found = checkpoint::resolve(path);
   if (!found.warning.empty()) fmt::print("warning: {}\n", printable(found.warning));
-  checkpoint::Manifest m = checkpoint::read_manifest(found.folder);
+  checkpoint::Manifest m = checkpoint::read_step(found.folder);
   fmt::print("{}: step {}, saved by {} ranks\n", printable(found.folder), m.step, m.world_size);
   size_t widest = 4;
   for (const auto& t : m.tensors) widest = std::max(widest, printable(t.name).size());

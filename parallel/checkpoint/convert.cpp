@@ -18,7 +18,7 @@ struct Source {
   std::string folder;
   Manifest manifest;
   std::string prefix;
-  Reader reader{folder, manifest, true};
+  Reader reader{folder, manifest};
 
   std::string name_of(const TensorEntry& t) const { return t.name.substr(prefix.size()); }
   Tensor read(const TensorEntry& t) {
@@ -137,7 +137,7 @@ bool is_checkpoint(const std::string& path) {
 Converted export_safetensors(const std::string& from, const std::string& to,
                              const ExportOptions& o) {
   Newest found = resolve(from);
-  Source source{found.folder, read_manifest(found.folder), o.prefix};
+  Source source{found.folder, read_step(found.folder), o.prefix};
   std::vector<Group> shards = shards_of(source, o.max_shard_bytes);
   if (to.ends_with(".safetensors")) {
     TESSERA_CHECK(o.max_shard_bytes == 0,

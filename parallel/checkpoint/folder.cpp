@@ -118,7 +118,7 @@ std::optional<Newest> newest(const std::string& folder) {
   for (size_t i = steps.size(); i-- > 0;) {
     std::string name = step_name(steps[i]);
     try {
-      read_manifest(folder + "/" + name);
+      read_step(folder + "/" + name);
     } catch (const UserError& e) {
       trouble += fmt::format("; {}", e.what());
       continue;
@@ -140,6 +140,34 @@ Newest resolve(const std::string& path) {
   TESSERA_CHECK(found, "checkpoint: {} holds no saved step and no {}; check the path", quote(path),
                 kManifestName);
   return *found;
+}
+
+std::optional<std::string> misplaced(const std::string& folder, const Manifest& m) {
+  std::error_code error;
+  fs::path path = fs::canonical(folder, error);
+  auto step = parse_step(path.filename().string());
+  if (!step) return std::nullopt;
+  if (*step != m.step)
+    return fmt::format("it describes step {}, but lies in {}; give the folder its own name", m.step,
+                       path.filename().string());
+  Latest latest;
+  try {
+    latest = read_latest(path.parent_path().string());
+  } catch (const UserError&) {  // newest() says so where it matters
+    return std::nullopt;
+  }
+  if (latest.step != m.step || latest.manifest == m.hash) return std::nullopt;
+  return fmt::format(
+      "its hash is {}, but `latest` names {}; one of them is damaged. To take the step all the "
+      "same, remove `latest`; to go on from an older one, the folder",
+      to_string(m.hash), to_string(latest.manifest));
+}
+
+Manifest read_step(const std::string& folder) {
+  Manifest m = read_manifest(folder);
+  if (auto why = misplaced(folder, m))
+    throw UserError(fmt::format("checkpoint: {}: {}", quote(folder + "/" + kManifestName), *why));
+  return m;
 }
 
 void make_folder(const std::string& folder) {

@@ -49,6 +49,13 @@ std::optional<Newest> newest(const std::string& folder);
 /// is none.
 Newest resolve(const std::string& path);
 
+/// Why the manifest of one step's folder is not what it should be there: it is another step's, or
+/// `latest` beside the folder names the step with another hash. Nothing where it is, and where
+/// `latest` is missing, damaged or about another step.
+std::optional<std::string> misplaced(const std::string& folder, const Manifest& manifest);
+/// read_manifest(folder), of one that is not misplaced; else throws UserError.
+Manifest read_step(const std::string& folder);
+
 /// Creates `folder` and its parents where missing, durably.
 void make_folders(const std::string& folder);
 /// Creates one folder; throws UserError when it exists.

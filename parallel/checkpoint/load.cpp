@@ -96,7 +96,7 @@ Loaded load(const std::string& path, std::span<const Piece> pieces, ProcessGroup
   out.folder = x.broadcast(out.folder);
   Manifest m;
   x.together([&] {
-    m = read_manifest(out.folder);
+    m = read_step(out.folder);
     for (const Piece& p : pieces) check_destination(p);
   });
   out.step = m.step;
@@ -107,7 +107,7 @@ Loaded load(const std::string& path, std::span<const Piece> pieces, ProcessGroup
     for (const Piece& p : pieces)
       if (const TensorEntry* t = matches(o.only, p.name) ? m.find(p.name) : nullptr)
         check_piece(out.folder, p, *t);
-    Reader reader(out.folder, m, o.verify_all);
+    Reader reader(out.folder, m);
     for (const Piece& p : pieces)
       if (const TensorEntry* t = matches(o.only, p.name) ? m.find(p.name) : nullptr)
         fill_piece(reader, p, *t);

@@ -21,11 +21,8 @@ struct Loaded {
 };
 
 struct LoadOptions {
-  std::string only = "*";  // names that do not match are neither loaded nor missed; * is any text
-  bool strict = true;      // missing and unexpected names are errors; false: they are returned
-  // Blocks (4 MiB) that are read as a whole are compared with their hashes. True reads every block
-  // that is touched as a whole, for more bytes read where the cutting changed.
-  bool verify_all = false;
+  std::string only = "*";   // names that do not match are neither loaded nor missed; * is any text
+  bool strict = true;       // missing and unexpected names are errors; false: they are returned
   Millis timeout{600'000};  // of the agreement at begin and end
   // Looks at step, folder and extra before names are compared and tensors read; a UserError that it
   // throws is that of load(), on all ranks.

@@ -17,7 +17,7 @@ namespace tessera::checkpoint {
 using io::Digest;
 
 inline constexpr const char* kManifestName = "manifest.json";
-inline constexpr uint64_t kBlockBytes = 4 << 20;  // a hash each
+inline constexpr uint64_t kBlockBytes = 1 << 20;  // a hash each
 inline constexpr uint64_t kMaxManifestBytes = 256 << 20, kMaxChunks = 1 << 21, kMaxFiles = 1 << 17,
                           kMaxExtra = 1 << 16;
 

@@ -14,9 +14,10 @@ namespace detail {
 struct Run {
   uint64_t offset, bytes;
   std::byte* to;
+  uint64_t end() const { return offset + bytes; }
 };
 
-// Compares blocks with their hashes as their bytes come by, in file order.
+// Compares blocks with their hashes as their bytes come by, all of them and in file order.
 class BlockCheck {
  public:
   BlockCheck(const Manifest& m, const TensorEntry& t, const Chunk& c, const std::string& path)
@@ -28,32 +29,29 @@ class BlockCheck {
       uint64_t block = at / m_.block_bytes, begin = block * m_.block_bytes,
                end = std::min(chunk_bytes_, begin + m_.block_bytes), n = std::min(bytes, end - at);
       if (at == begin) hash_.reset(), next_ = at;
-      if (at == next_) {
-        hash_.update(data, n);
-        next_ = at + n;
-        if (next_ == end) compare(block, begin, end);
-      }
+      TESSERA_ASSERT(at == next_, "checkpoint: a block of {} is read from its byte {} on", path_,
+                     at - begin);
+      hash_.update(data, n);
+      next_ = at + n;
+      if (next_ == end) compare(block, begin, end);
       at += n, data += n, bytes -= n;
     }
   }
-  uint64_t verified() const { return verified_; }
 
  private:
-  void compare(uint64_t block, uint64_t begin, uint64_t end) {
-    next_ = UINT64_MAX;
+  void compare(uint64_t block, uint64_t begin, uint64_t end) const {
     TESSERA_CHECK(hash_.digest() == c_.blocks[block],
                   "checkpoint: {} bytes [{}, {}), tensor {}{}: they do not hash to what was "
                   "written; the file is damaged. To go on from an older step, remove the folder "
                   "of this one",
                   quote(path_), c_.offset + begin, c_.offset + end, quote(t_.name),
                   to_string(c_.box));
-    verified_ += end - begin;
   }
   const Manifest& m_;
   const TensorEntry& t_;
   const Chunk& c_;
   const std::string& path_;
-  uint64_t chunk_bytes_, verified_ = 0, next_ = UINT64_MAX;
+  uint64_t chunk_bytes_, next_ = UINT64_MAX;
   io::Xxh128 hash_;
 };
 
@@ -63,8 +61,7 @@ namespace {
 
 using detail::Run;
 
-constexpr uint64_t kGapBytes = 4096;         // a disk reads pages: smaller gaps cost nothing
-constexpr uint64_t kScratchBytes = 4 << 20;  // spans with gaps are read through this much
+constexpr uint64_t kScratchBytes = 4 << 20;  // what is not all wanted is read through this much
 
 // The runs of the common part of a chunk and a destination box, in file order.
 std::vector<Run> runs_of(const Chunk& c, const Box& want, const Box& common, std::byte* to,
@@ -107,8 +104,7 @@ void Reader::fill(const TensorEntry& t, const Box& want, std::byte* to) {
       detail::BlockCheck check(m_, t, c, file.path());
       std::vector<Run> runs = runs_of(c, want, *common, to, size_of(t.dtype));
       for (const Run& r : runs) cost_.wanted += r.bytes;
-      read(file, t, c, runs, check);
-      cost_.verified += check.verified();
+      read(file, c, bytes_of(t, c), runs, check);
     }
 }
 
@@ -132,26 +128,24 @@ const io::File& Reader::open(uint32_t index) {
   return files_.emplace(index, std::move(file)).first->second;
 }
 
-void Reader::read(const io::File& file, const TensorEntry& t, const Chunk& c,
+// Spans of whole blocks, but where a span ends in the middle of one the next goes on there.
+void Reader::read(const io::File& file, const Chunk& c, uint64_t chunk_bytes,
                   std::span<const Run> runs, detail::BlockCheck& check) {
-  uint64_t chunk_end = c.offset + bytes_of(t, c), done = c.offset;
-  uint64_t gap = verify_all_ ? m_.block_bytes : kGapBytes;
+  auto block_begin = [&](uint64_t at) { return at - (at - c.offset) % m_.block_bytes; };
+  auto block_end = [&](uint64_t at) {
+    uint64_t blocks = (at - c.offset + m_.block_bytes - 1) / m_.block_bytes;
+    return c.offset + std::min(chunk_bytes, blocks * m_.block_bytes);
+  };
+  uint64_t done = c.offset;
   for (size_t i = 0; i < runs.size();) {
-    uint64_t begin = runs[i].offset, end = begin + runs[i].bytes;
+    uint64_t begin = std::max(done, block_begin(runs[i].offset)), end = block_end(runs[i].end());
     size_t next = i + 1;
-    auto fits = [&] {
-      uint64_t after = runs[next].offset;
-      return after - end <= gap && after + runs[next].bytes - begin <= kScratchBytes;
+    auto goes_on = [&] {
+      return block_begin(runs[next].offset) <= end && runs[next].end() - begin <= kScratchBytes;
     };
-    while (next < runs.size() && fits()) end = runs[next].offset + runs[next].bytes, ++next;
-    if (verify_all_) {
-      // Down to the beginning of a block, unless the span before has come as far; up to its end.
-      begin = std::max(done, begin - (begin - c.offset) % m_.block_bytes);
-      uint64_t blocks = (end - c.offset + m_.block_bytes - 1) / m_.block_bytes;
-      uint64_t limit = next < runs.size() ? runs[next].offset : chunk_end;
-      end = std::max(end, std::min(limit, c.offset + blocks * m_.block_bytes));
-    }
-    if (next == i + 1 && begin == runs[i].offset && end == begin + runs[i].bytes) {
+    while (next < runs.size() && goes_on()) end = block_end(runs[next++].end());
+    if (next < runs.size()) end = std::min(end, runs[next].offset);
+    if (begin == runs[i].offset && end == runs[i].end()) {
       file.read_at(runs[i].to, runs[i].bytes, begin);
       check.feed(begin, runs[i].to, runs[i].bytes);
     } else {
@@ -170,7 +164,7 @@ void Reader::through_scratch(const io::File& file, std::span<const Run> runs, ui
     file.read_at(scratch_.data(), n, at);
     check.feed(at, scratch_.data(), n);
     for (const Run& r : runs) {
-      uint64_t from = std::max(at, r.offset), to = std::min(at + n, r.offset + r.bytes);
+      uint64_t from = std::max(at, r.offset), to = std::min(at + n, r.end());
       if (from < to)
         std::memcpy(r.to + (from - r.offset), scratch_.data() + (from - at), to - from);
     }

@@ -76,20 +76,12 @@ class FileCheck {
   uint64_t begin_ = 0, end_ = 0;  // of the file, in the window
 };
 
-void verify_step(const std::string& folder, Pages& window, Verified& out, const Latest* latest) {
+void verify_step(const std::string& folder, Pages& window, Verified& out) {
   try {
     Manifest m = read_manifest(folder);
-    std::string name = fs::path(folder + "/").lexically_normal().parent_path().filename().string(),
-                manifest = folder + "/" + kManifestName;
     out.steps.push_back(m.step);
-    if (name.starts_with("step-") && name != step_name(m.step))
-      out.findings.push_back(
-          {manifest, 0, 0, "", fmt::format("it describes step {}, but lies in {}", m.step, name)});
-    if (latest && !(latest->manifest == m.hash))
-      out.findings.push_back(
-          {manifest, 0, 0, "",
-           fmt::format("its hash is {}, but `latest` names {}; one of them is damaged",
-                       to_string(m.hash), to_string(latest->manifest))});
+    if (auto why = misplaced(folder, m))
+      out.findings.push_back({folder + "/" + kManifestName, 0, 0, "", *why});
     for (size_t f = 0; f < m.files.size(); ++f) verify_file(folder, m, f, window, out);
   } catch (const UserError& e) {
     std::error_code error;
@@ -149,23 +141,20 @@ Verified verify(const std::string& path) {
     TESSERA_CHECK(fs::exists(path + "/" + kManifestName, error) || name.starts_with("step-"),
                   "checkpoint: {} holds no saved step and no {}; check the path", io::quote(path),
                   kManifestName);
-    verify_step(path, window, out, nullptr);
+    verify_step(path, window, out);
     return out;
   }
-  Latest latest{-1, {}};
   std::string pointer = path + "/" + kLatestName;
   try {
-    latest = read_latest(path);
-    if (!std::ranges::binary_search(steps, latest.step))
+    int64_t named = read_latest(path).step;
+    if (!std::ranges::binary_search(steps, named))
       out.findings.push_back(
-          {pointer, 0, 0, "",
-           fmt::format("it names {}, which is missing", step_name(latest.step))});
+          {pointer, 0, 0, "", fmt::format("it names {}, which is missing", step_name(named))});
   } catch (const UserError& e) {
     uint64_t bytes = fs::file_size(pointer, error);
     out.findings.push_back({pointer, 0, error ? 0 : bytes, "", e.what()});
   }
-  for (int64_t step : steps)
-    verify_step(path + "/" + step_name(step), window, out, step == latest.step ? &latest : nullptr);
+  for (int64_t step : steps) verify_step(path + "/" + step_name(step), window, out);
   return out;
 }
 

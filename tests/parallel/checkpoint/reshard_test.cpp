@@ -38,7 +38,6 @@ TEST(Checkpoint, RoundTripOnOneRank) {
   EXPECT_EQ(l.step, 7);
   EXPECT_EQ(l.extra, state.extra);
   EXPECT_EQ(l.read.read, l.read.wanted);
-  EXPECT_EQ(l.read.verified, l.read.wanted);
   for (const Piece& p : state.pieces) EXPECT_TRUE(same_bytes(p.values, expected[p.name])) << p.name;
   // Of an empty piece too: other ranks' pieces of the same tensor were written.
   EXPECT_GT(state.pieces[0].values.storage()->version(), version);
@@ -67,20 +66,15 @@ TEST(Checkpoint, ReshardBetweenRandomCuttings) {
     });
     ASSERT_TRUE(verify(dir.str()).findings.empty());
     auto wanted = random_layout(r, model, after, false);
-    for (bool all : {false, true}) {
-      run_ranks(after, [&](ProcessGroup& g) {
-        Loaded l = load(dir.str(), wanted[size_t(g.rank())], &g, {.verify_all = all});
-        EXPECT_EQ(l.extra.at("seed"), std::to_string(seed));
-        EXPECT_GE(l.read.read, l.read.wanted);
-        EXPECT_EQ(l.read.verified, all ? l.read.read : l.read.verified);
-      });
-      for (auto& of_rank : wanted)
-        for (Piece& p : of_rank) {
-          EXPECT_TRUE(same_bytes(p.values, copy_box(model[p.name], p.box())))
-              << "seed " << seed << " " << p.name << to_string(p.box());
-          std::memset(p.values.raw(), 1, p.values.nbytes());
-        }
-    }
+    run_ranks(after, [&](ProcessGroup& g) {
+      Loaded l = load(dir.str(), wanted[size_t(g.rank())], &g);
+      EXPECT_EQ(l.extra.at("seed"), std::to_string(seed));
+      EXPECT_GE(l.read.read, l.read.wanted);
+    });
+    for (auto& of_rank : wanted)
+      for (Piece& p : of_rank)
+        EXPECT_TRUE(same_bytes(p.values, copy_box(model[p.name], p.box())))
+            << "seed " << seed << " " << p.name << to_string(p.box());
   }
 }
 
@@ -99,24 +93,23 @@ TEST(Checkpoint, ReplicasAreWrittenOnceAndEvenly) {
   for (uint64_t w : written) EXPECT_EQ(w, 64u * 4 * (1 + 2 + 3 + 4));
 }
 
-TEST(Checkpoint, ReadsLittleMoreThanAskedFor) {
+TEST(Checkpoint, ReadsTheBlocksThatWhatIsAskedForLiesIn) {
   TempFolder dir;
   Random r(3);
   Model model{{"rows", random_tensor(r, kF32, {1024, 1000})},
               {"columns", random_tensor(r, kF32, {256, 8192})}};
   Checkpointer(dir.str()).save(0, state_of(model));
-  // Rows of a cut by rows are one range; columns of 8 KiB are ranges far apart.
+  // Rows of a cut by rows are one range; columns of 8 KiB are in every block.
   Piece rows{"rows", {1024, 1000}, {300, 0}, empty({100, 1000})};
   Piece columns{"columns", {256, 8192}, {0, 2048}, empty({256, 2048})};
   std::vector<Piece> pieces{rows, columns};
   Loaded l = load(dir.str(), pieces);
   EXPECT_EQ(l.read.wanted, 100u * 4000 + 256u * 8192);
-  EXPECT_EQ(l.read.read, l.read.wanted);
+  EXPECT_EQ(l.read.read, kBlockBytes + model["columns"].nbytes());
   for (Piece& p : pieces) EXPECT_TRUE(same_bytes(p.values, copy_box(model[p.name], p.box())));
-  // Columns of 16 bytes with small gaps are read with the gaps.
   std::vector<Piece> narrow{{"rows", {1024, 1000}, {0, 10}, empty({1024, 4})}};
   l = load(dir.str(), narrow, nullptr, {.only = "rows"});
-  EXPECT_LE(l.read.read, model["rows"].nbytes());
+  EXPECT_EQ(l.read.read, model["rows"].nbytes());
   EXPECT_TRUE(same_bytes(narrow[0].values, copy_box(model["rows"], narrow[0].box())));
 }
 
