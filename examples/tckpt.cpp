@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <string>
 
 #include "core/base/error.h"
@@ -122,6 +123,22 @@ int verify_checkpoint(const std::string& path) {
   return 0;
 }
 
+// A folder that is neither kind is no damaged one of either.
+void check_holds_anything(const char* command, const std::string& path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  if (!fs::is_directory(path, error) || checkpoint::is_checkpoint(path)) return;
+  bool weights = false;
+  for (const char* name : {"model.safetensors", "model.safetensors.index.json"})
+    weights |= fs::exists(fs::path(path) / name, error);
+  TESSERA_CHECK(
+      weights,
+      "{}: folder {} holds no saved step ({}, step-N, {}) and no weights (model.safetensors, "
+      "model.safetensors.index.json); name the folder that was saved into, one of its steps, or a "
+      "file of weights",
+      command, io::quote(path), checkpoint::kLatestName, checkpoint::kManifestName);
+}
+
 struct Arguments {
   std::string path, to, prefix = "model.";
   uint64_t max_shard_bytes = 0;
@@ -129,6 +146,7 @@ struct Arguments {
 };
 
 int look(const Arguments& a, bool inspect) {
+  check_holds_anything(inspect ? "inspect" : "verify", a.path);
   if (checkpoint::is_checkpoint(a.path)) {
     if (!inspect) return verify_checkpoint(a.path);
     inspect_checkpoint(a.path);
@@ -141,6 +159,7 @@ int look(const Arguments& a, bool inspect) {
 }
 
 void convert(const Arguments& a) {
+  check_holds_anything("convert", a.path);
   TESSERA_CHECK(
       checkpoint::is_checkpoint(a.path) || !a.to.ends_with(".safetensors"),
       "convert: {} holds safetensors, of which a checkpoint is made, and that is a folder; "
@@ -156,6 +175,7 @@ void convert(const Arguments& a) {
 }
 
 void consolidate(const Arguments& a) {
+  check_holds_anything("consolidate", a.path);
   TESSERA_CHECK(checkpoint::is_checkpoint(a.path), "consolidate: {} is no checkpoint; see convert",
                 io::quote(a.path));
   TESSERA_CHECK(a.to.ends_with(".safetensors"),

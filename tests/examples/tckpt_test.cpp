@@ -84,7 +84,11 @@ TEST_F(Tckpt, BadCommandLines) {
   refused("inspect", 1, "FILE is required");
   refused("inspect a b", 1, "see tckpt --help");
   refused("verify " + (dir_ / "absent"), 1, "No such file");
-  refused("verify " + dir_.str(), 1, "neither model.safetensors nor");
+  for (const char* rest : {"verify {}", "inspect {}", "convert {} x", "consolidate {} --to x"})
+    refused(fmt::format(fmt::runtime(rest), dir_.str()), 1,
+            fmt::format(": folder '{}' holds no saved step (latest, step-N, manifest.json) and no "
+                        "weights",
+                        dir_.str()));
   refused("convert a", 1, "TO is required");
   refused("convert a b", 1, "No such file");
   refused("consolidate a --to b", 1, "no checkpoint");
