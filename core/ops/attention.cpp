@@ -62,14 +62,12 @@ struct Loops {
   AxisMap map;
   int b, h, t, s, d, e;
   Loops(const Shape& q, const Shape& v) {
-    b = add(Factor::kPass, q[0]), h = add(Factor::kPass, q[1]), t = add(Factor::kWhole, q[2]),
-    s = add(Factor::kWhole, v[2]);
-    d = add(Factor::kWhole, q[3]), e = add(Factor::kWhole, v[3]);
+    b = map.add(Factor::kPass, q[0]), h = map.add(Factor::kPass, q[1]);
+    t = map.add(Factor::kWhole, q[2]), s = map.add(Factor::kWhole, v[2]);
+    d = map.add(Factor::kWhole, q[3]), e = map.add(Factor::kWhole, v[3]);
   }
-  int add(Factor::Kind kind, int64_t extent) { return extent == 1 ? -1 : map.add(kind, extent); }
-  static DimLoops dim(int f) { return f < 0 ? DimLoops{} : DimLoops{f}; }
-  OperandLoops operand(int x, int y) { return {dim(b), dim(h), dim(x), dim(y)}; }
-  OperandLoops row() { return {dim(b), dim(h), dim(t)}; }
+  OperandLoops operand(int x, int y) { return {{b}, {h}, {x}, {y}}; }
+  OperandLoops row() { return {{b}, {h}, {t}}; }
 };
 
 // Operands g, q, k, v, out, lse; results dq, dk, dv.

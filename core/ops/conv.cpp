@@ -39,24 +39,19 @@ struct ConvLoops {
   // A summed loop is what the result lacks.
   ConvLoops(const Shape& xs, const Shape& ws, const Shape& ys, int64_t groups, Factor::Kind batch,
             Factor::Kind output, Factor::Kind input) {
-    int n = loop(batch, xs[0]), g = loop(Factor::kPass, groups),
-        co = loop(output, groups ? ws[0] / groups : 0), ci = loop(input, ws[1]);
-    x = {dim({n}), dim({g, ci})}, w = {dim({g, co}), dim({ci})}, y = {dim({n}), dim({g, co})};
+    DimLoops n{map.add(batch, xs[0])}, ci{map.add(input, ws[1])},
+        co{map.add(output, groups ? ws[0] / groups : 0)}, of_x = ci, of_w = co;
+    if (groups != 1) {  // else channels are what a rank can have a part of
+      int g = map.add(Factor::kPass, groups);
+      of_x.insert(0, g), of_w.insert(0, g);
+    }
+    x = {n, of_x}, w = {of_w, ci}, y = {n, of_w};
     for (int d = 2; d < xs.size(); ++d) {
-      x.push_back(dim({loop(Factor::kWhole, xs[d])}));
-      w.push_back(dim({loop(Factor::kWhole, ws[d])}));
-      y.push_back(dim({loop(Factor::kWhole, ys[d])}));
+      x.push_back({map.add(Factor::kWhole, xs[d])});
+      w.push_back({map.add(Factor::kWhole, ws[d])});
+      y.push_back({map.add(Factor::kWhole, ys[d])});
     }
     map.linear_in = 3;
-  }
-
- private:
-  int loop(Factor::Kind kind, int64_t extent) { return extent == 1 ? -1 : map.add(kind, extent); }
-  static DimLoops dim(std::initializer_list<int> loops) {
-    DimLoops d;
-    for (int f : loops)
-      if (f >= 0) d.push_back(f);
-    return d;
   }
 };
 

@@ -26,12 +26,11 @@ class EmbeddingGrad final : public EmbeddingAttributes {
     const Shape& ids = in[1]->shape;
     AxisMap m;
     for (int64_t e : ids) m.add(Factor::kSum, e);
-    int v = rows == 1 ? -1 : m.add(Factor::kPass, rows);
-    int d = in[0]->shape.back() == 1 ? -1 : m.add(Factor::kPass, in[0]->shape.back());
+    int v = m.add(Factor::kPass, rows), d = m.add(Factor::kPass, in[0]->shape.back());
     OperandLoops l = broadcast_loops(ids, ids), g = l;
-    g.push_back(d < 0 ? DimLoops{} : DimLoops{d});
+    g.push_back({d});
     m.in.push_back(g), m.in.push_back(l);
-    m.out.push_back({v < 0 ? DimLoops{} : DimLoops{v}, d < 0 ? DimLoops{} : DimLoops{d}});
+    m.out.push_back({{v}, {d}});
     m.linear_in = 1;
     return m;
   }
@@ -67,12 +66,11 @@ class Embedding final : public EmbeddingAttributes {
     const Shape& ids = in[0]->shape;
     AxisMap m;
     for (int64_t e : ids) m.add(Factor::kPass, e);
-    int v = rows == 1 ? -1 : m.add(Factor::kSum, rows);
-    int d = in[1]->shape[1] == 1 ? -1 : m.add(Factor::kPass, in[1]->shape[1]);
+    int v = m.add(Factor::kSum, rows), d = m.add(Factor::kPass, in[1]->shape[1]);
     OperandLoops l = broadcast_loops(ids, ids), out = l;
-    out.push_back(d < 0 ? DimLoops{} : DimLoops{d});
+    out.push_back({d});
     m.in.push_back(l);
-    m.in.push_back({v < 0 ? DimLoops{} : DimLoops{v}, d < 0 ? DimLoops{} : DimLoops{d}});
+    m.in.push_back({{v}, {d}});
     m.out.push_back(out);
     m.linear_in = 2;
     return m;

@@ -38,12 +38,12 @@ AxisMap index_axes(MetaSpan in, int dim, Factor::Kind of_index, bool out_is_inde
   OperandLoops indexed, index;
   for (int d = 0; d < x.size(); ++d) {
     DimLoops loop;
-    if (d != dim && x[d] != 1) loop.push_back(m.add(Factor::kPass, x[d]));
+    if (d != dim) loop.push_back(m.add(Factor::kPass, x[d]));
     indexed.push_back(loop), index.push_back(loop);
   }
   size_t at = size_t(dim);
-  if (x[dim] != 1) indexed[at].push_back(m.add(Factor::kWhole, x[dim]));
-  if (int64_t n = in[1]->shape[dim]; n != 1) index[at].push_back(m.add(of_index, n));
+  indexed[at].push_back(m.add(Factor::kWhole, x[dim]));
+  index[at].push_back(m.add(of_index, in[1]->shape[dim]));
   m.in.push_back(indexed);
   for (size_t i = 1; i < in.size(); ++i) m.in.push_back(index);
   m.out.push_back(out_is_indexed ? indexed : index);
@@ -267,20 +267,11 @@ Tensor combined(const Tensor& x, int dim, const Tensor& index, const Tensor& src
 AxisMap along_dim_axes(MetaSpan in, std::span<const Meta> out, int dim) {
   AxisMap m;
   const Shape& first = in[0]->shape;
-  SmallVector<int, 8> shared;
-  for (int d = 0; d < first.size(); ++d)
-    shared.push_back(d == dim || first[d] == 1 ? -1 : m.add(Factor::kPass, first[d]));
-  int whole = first.size() && first[dim] != 1 ? m.add(Factor::kWhole, first[dim]) : -1;
+  for (int d = 0; d < first.size(); ++d) m.add(d == dim ? Factor::kWhole : Factor::kPass, first[d]);
   auto loops = [&](const Shape& s) {
     OperandLoops l;
-    for (int d = 0; d < s.size(); ++d) {
-      DimLoops dl;
-      int f = -1;
-      if (s[d] != 1)
-        f = d != dim ? shared[size_t(d)] : s[d] == first[d] ? whole : m.add(Factor::kWhole, s[d]);
-      if (f >= 0) dl.push_back(f);
-      l.push_back(dl);
-    }
+    for (int d = 0; d < s.size(); ++d)
+      l.push_back({s[d] == first[d] ? d : m.add(Factor::kWhole, s[d])});
     return l;
   };
   for (const Meta* t : in) m.in.push_back(loops(t->shape));

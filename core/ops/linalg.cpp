@@ -54,22 +54,19 @@ Shape with_matrix(const Shape& batch_of, std::initializer_list<int64_t> last) {
 class BatchLoops {
  public:
   BatchLoops(const Shape& shape, int batch) : batch_(batch) {
-    for (int d = 0; d < batch; ++d)
-      shared_.push_back(shape[d] == 1 ? -1 : map.add(Factor::kPass, shape[d]));
+    for (int d = 0; d < batch; ++d) map.add(Factor::kPass, shape[d]);
   }
-  int loop(Factor::Kind kind, int64_t extent) { return extent == 1 ? -1 : map.add(kind, extent); }
+  int loop(Factor::Kind kind, int64_t extent) { return map.add(kind, extent); }
   OperandLoops dims(std::initializer_list<int> matrix) const {
     OperandLoops l;
-    auto add = [&](int f) { l.push_back(f < 0 ? DimLoops{} : DimLoops{f}); };
-    for (int d = 0; d < batch_; ++d) add(shared_[size_t(d)]);
-    for (int f : matrix) add(f);
+    for (int d = 0; d < batch_; ++d) l.push_back({d});
+    for (int f : matrix) l.push_back({f});
     return l;
   }
   AxisMap map;
 
  private:
   int batch_;
-  SmallVector<int, 8> shared_;
 };
 
 class Cholesky final : public Primitive {

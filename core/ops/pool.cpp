@@ -53,9 +53,7 @@ class PoolFamily : public PoolAttributes {
                     int windows_out) const {
     AxisMap m;
     OperandLoops wide, narrow;
-    auto dim = [&](Factor::Kind kind, int64_t extent) {
-      return extent == 1 ? DimLoops{} : DimLoops{m.add(kind, extent)};
-    };
+    auto dim = [&](Factor::Kind kind, int64_t extent) { return DimLoops{m.add(kind, extent)}; };
     for (int d = 0; d < 2; ++d)
       wide.push_back(dim(Factor::kPass, x[d])), narrow.push_back(wide[size_t(d)]);
     for (int i = 0; i < windows.spatial(); ++i) {

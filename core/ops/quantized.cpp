@@ -123,15 +123,12 @@ class QuantizedLayer : public QuantizedLayerAttributes {
   AxisMap axes(MetaSpan in) const override {
     AxisMap m;
     const Shape& x = in[0]->shape;
-    const bool batched = x.size() > 1 && x[0] != 1;
+    const bool batched = x.size() > 1;
     if (batched) m.add(Factor::kPass, x[0]);
     auto whole = [&](const Shape& s, bool first_is_batch) {
       OperandLoops loops;
       for (int d = 0; d < s.size(); ++d)
-        loops.push_back(s[d] == 1 ? DimLoops{}
-                        : d == 0 && first_is_batch && batched
-                            ? DimLoops{0}
-                            : DimLoops{m.add(Factor::kWhole, s[d])});
+        loops.push_back({d == 0 && first_is_batch && batched ? 0 : m.add(Factor::kWhole, s[d])});
       return loops;
     };
     m.in = {whole(x, true)};
@@ -263,9 +260,7 @@ class QuantizedMaxPool final : public PoolAttributes {
   AxisMap axes(MetaSpan in) const override {
     AxisMap m;
     OperandLoops x, y;
-    auto loops = [&](Factor::Kind kind, int64_t extent) {
-      return extent == 1 ? DimLoops{} : DimLoops{m.add(kind, extent)};
-    };
+    auto loops = [&](Factor::Kind kind, int64_t extent) { return DimLoops{m.add(kind, extent)}; };
     for (int d = 0; d < 2; ++d)
       x.push_back(loops(Factor::kPass, in[0]->shape[d])), y.push_back(x[size_t(d)]);
     for (int i = 0; i < windows.spatial(); ++i) {

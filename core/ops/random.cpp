@@ -106,9 +106,8 @@ class Dropout final : public DropoutAttributes {
       if (in[2]->shape[0] == s[0]) {
         m.in.push_back({x[0]});
       } else {  // rows of a sample lie behind each other in dim 0: not split along it
-        if (s[0] != 1) m.factors[0].kind = Factor::kWhole;
-        m.in.push_back(
-            {in[2]->shape[0] == 1 ? DimLoops{} : DimLoops{m.add(Factor::kWhole, in[2]->shape[0])}});
+        m.factors[0].kind = Factor::kWhole;
+        m.in.push_back({DimLoops{m.add(Factor::kWhole, in[2]->shape[0])}});
       }
     }
     m.linear_in = 1;

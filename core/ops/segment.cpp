@@ -45,15 +45,11 @@ class Segment final : public SegmentAttributes {
     OperandLoops data, out;
     for (int d = 0; d < x.size(); ++d) {
       int64_t here = d == dim ? in[1]->shape[0] - 1 : x[d];
-      DimLoops loop, result;
-      if (x[d] != 1) loop.push_back(m.add(d == dim ? Factor::kWhole : Factor::kPass, x[d]));
-      if (d != dim) result = loop;
-      if (d == dim && here != 1) result.push_back(m.add(Factor::kWhole, here));
-      data.push_back(loop), out.push_back(result);
+      int loop = m.add(d == dim ? Factor::kWhole : Factor::kPass, x[d]);
+      data.push_back({loop}), out.push_back({d == dim ? m.add(Factor::kWhole, here) : loop});
     }
-    int64_t bounds = in[1]->shape[0];
     m.in.push_back(data);
-    m.in.push_back({bounds == 1 ? DimLoops{} : DimLoops{m.add(Factor::kWhole, bounds)}});
+    m.in.push_back({DimLoops{m.add(Factor::kWhole, in[1]->shape[0])}});
     m.out.push_back(out);
     m.linear_in = kind == ReduceKind::kSum ? 1 : 0;
     return m;

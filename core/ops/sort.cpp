@@ -80,8 +80,7 @@ class SearchSorted final : public SearchAttributes {
     for (int64_t e : x) m.add(Factor::kPass, e);
     OperandLoops of_x = broadcast_loops(x, x), of_edges;
     for (int d = 0; d + 1 < edges.size(); ++d) of_edges.push_back(of_x[size_t(d)]);
-    of_edges.push_back(edges.back() == 1 ? DimLoops{}
-                                         : DimLoops{m.add(Factor::kWhole, edges.back())});
+    of_edges.push_back({m.add(Factor::kWhole, edges.back())});
     m.in.push_back(of_edges), m.in.push_back(of_x), m.out.push_back(of_x);
     return m;
   }

@@ -38,9 +38,7 @@ struct Loops {
   }
 
  private:
-  DimLoops loop(Factor::Kind kind, int64_t extent) {
-    return extent == 1 ? DimLoops{} : DimLoops{map.add(kind, extent)};
-  }
+  DimLoops loop(Factor::Kind kind, int64_t extent) { return DimLoops{map.add(kind, extent)}; }
 };
 
 Tensor product(const Csr& a, const Tensor& values, const Tensor& dense);

@@ -85,8 +85,7 @@ AxisMap whole_dim_axes(const Shape& in, const Shape& out, int dim) {
   for (int d = 0; d < in.size(); ++d) m.add(d == dim ? Factor::kWhole : Factor::kPass, in[d]);
   m.in.push_back(broadcast_loops(in, in));
   m.out.push_back(m.in[0]);
-  m.out[0][size_t(dim)] = {};
-  if (out[dim] != 1) m.out[0][size_t(dim)].push_back(m.add(Factor::kWhole, out[dim]));
+  m.out[0][size_t(dim)] = {m.add(Factor::kWhole, out[dim])};
   return m;
 }
 

@@ -381,23 +381,30 @@ void check_close(const Tensor& got, const Tensor& want, double tolerance, const 
 }
 
 Outcome check_case(const Case& c, const DeviceMesh& mesh, Random& random) {
+  std::vector<Layout> layouts;
+  for (const Tensor& t : c.in)
+    layouts.push_back(random_layout(random, t.shape(), mesh, is_float(t)));
+  return check_placed(c, mesh, layouts, random);
+}
+
+Outcome check_placed(const Case& c, const DeviceMesh& mesh, const std::vector<Layout>& layouts,
+                     Random& random) {
   uint64_t key = random();
   Run want = run_case(c, c.in, [&](const Tensor& o) { return cotangent_values(o, key); });
   List placed;
   bool partial = false;
   std::string text = c.name + " over (" + mesh.to_string() + ")";
-  for (const Tensor& t : c.in) {
-    Layout layout = random_layout(random, t.shape(), mesh, is_float(t));
-    text += fmt::format(" {}{}", to_string(t.shape()), to_string(layout));
-    partial = partial || std::ranges::any_of(layout, &Placement::is_partial);
-    placed.push_back(place(t, mesh, layout));
+  for (size_t i = 0; i < c.in.size(); ++i) {
+    text += fmt::format(" {}{}", to_string(c.in[i].shape()), to_string(layouts[i]));
+    partial = partial || std::ranges::any_of(layouts[i], &Placement::is_partial);
+    placed.push_back(place(c.in[i], mesh, layouts[i]));
   }
   double tolerance = 1e-10;  // that of the narrowest operand: its terms were rounded
   for (const Tensor& t : c.in)
     if (is_float(t)) tolerance = std::max(tolerance, tolerance_of(t.dtype()));
-  uint64_t layouts = random();
+  uint64_t drawn = random();
   auto cotangent = [&](const Tensor& o) {
-    Random own{layouts};
+    Random own{drawn};
     Tensor value = cotangent_values(o, key);
     return place(value, mesh, random_layout(own, o.shape(), mesh, false));
   };

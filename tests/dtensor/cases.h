@@ -51,5 +51,8 @@ struct Outcome {
 /// communication allowed; compares results and gradients with plain ones. Throws on a difference,
 /// and where cuts are refused that the op takes.
 Outcome check_case(const Case& c, const DeviceMesh& mesh, Random& random);
+/// The same with operand i in layouts[i].
+Outcome check_placed(const Case& c, const DeviceMesh& mesh, const std::vector<Layout>& layouts,
+                     Random& random);
 
 }  // namespace tessera::test
