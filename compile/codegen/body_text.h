@@ -80,8 +80,7 @@ class BodyText : protected ValueText {
 
   // Of the values of the last loop: those computed in groups, those that these are computed from,
   // and those that results and totals are, through the groups or not; `held` are in both of the
-  // latter, and not worth computing twice or not to be had twice: where what comes before is kept
-  // in a result, that may lie over an operand. `bytes` are widened before all that.
+  // latter, and not worth computing twice. `bytes` are widened before all that.
   struct Parts {
     std::vector<InstrId> groups;
     std::set<InstrId> bytes, before, after, held;
@@ -116,11 +115,10 @@ class BodyText : protected ValueText {
     for (int k : n.stores) need(need, b_.stores[size_t(k)].value, p.after, false);
     for (InstrId id : n.values)
       if (at(id).buffered && !p.before.contains(id)) need(need, id, p.after, false);
-    const bool keeps =
-        std::ranges::any_of(p.before, [&](InstrId id) { return at(id).kept_in >= 0; });
+    for (InstrId id : p.before)
+      if (at(id).kept_in >= 0) p.after.insert(id);
     for (InstrId id : p.after) {
-      const bool cheap = instr(id).kind == InstrKind::kIndex ||
-                         (instr(id).kind == InstrKind::kLoad && (!keeps || p.bytes.contains(id)));
+      const bool cheap = instr(id).kind == InstrKind::kIndex || instr(id).kind == InstrKind::kLoad;
       if (p.before.contains(id) && !cheap && !std::ranges::count(n.reread, id)) p.held.insert(id);
     }
     return p;
@@ -152,6 +150,7 @@ class BodyText : protected ValueText {
     after_groups_.insert(p.groups.begin(), p.groups.end());
     print_level(n, v, &rest);
     after_groups_.clear();
+    print_kept(n, v);
     print_uses(n);
   }
 };

@@ -99,9 +99,14 @@ class Scheduler {
     if (hit.kind != InstrKind::kPointwise || hit.op != "eq" || x.kind != InstrKind::kLoad ||
         zero.kind != InstrKind::kConstant || zero.value.real() != 0)
       return false;
-    const Placed &a = s_.at(hit.in[0]), &b = s_.at(hit.in[1]);
-    return (instr(hit.in[0]).kind == InstrKind::kIndex && b.place <= Place::kRow && b.stage == 0) ||
-           (instr(hit.in[1]).kind == InstrKind::kIndex && a.place <= Place::kRow && a.stage == 0);
+    const auto along_the_row = [&](InstrId id) {
+      return instr(id).kind == InstrKind::kIndex && instr(id).loops == inner_;
+    };
+    const auto of_the_row = [&](InstrId id) {
+      return s_.at(id).place <= Place::kRow && s_.at(id).stage == 0;
+    };
+    return (along_the_row(hit.in[0]) && of_the_row(hit.in[1])) ||
+           (along_the_row(hit.in[1]) && of_the_row(hit.in[0]));
   }
   bool holds_totals(const Instr& i) {
     const LoopMask kept = i.loops & inner_;

@@ -172,7 +172,8 @@ class ValueText : protected KernelText {
     return at(id).kept_in >= 0 ? result(at(id).kept_in)
                                : fmt::format("b{}[{}]", id, dense(instr(id).loops & inner()));
   }
-  // Values whose last loop is `l`; if `part` is given, those in it.
+  // Values whose last loop is `l`; if `part` is given, those in it, and none is kept in a result:
+  // that may lie over an operand, so all that is read comes first.
   void print_level(const Nest& n, int l, const std::set<InstrId>* part = nullptr) {
     auto here = [&](InstrId id) {
       return last_of(instr(id).loops) == l && (!part || part->contains(id));
@@ -184,8 +185,13 @@ class ValueText : protected KernelText {
     for (InstrId id : n.values) {
       if (!here(id)) continue;
       print_value(id);
-      if (at(id).buffered) line("{} = v{};", buffer(id), id);
+      if (at(id).buffered && at(id).kept_in < 0) line("{} = v{};", buffer(id), id);
     }
+    if (!part) print_kept(n, l);
+  }
+  void print_kept(const Nest& n, int l) {
+    for (InstrId id : n.values)
+      if (at(id).kept_in >= 0 && last_of(instr(id).loops) == l) line("{} = v{};", buffer(id), id);
   }
   // What is done with them.
   void print_uses(const Nest& n) {

@@ -113,6 +113,19 @@ Tensors results_memory(const Body& body) {
   return out;
 }
 
+// Each operand under the first result that may be written over it, all at once, as a call takes
+// them.
+void overlay(const Body& body, const Tensors& operands, Tensors& results) {
+  std::vector<bool> taken(operands.size());
+  for (size_t r = 0; r < results.size(); ++r)
+    for (size_t o = 0; o < operands.size(); ++o) {
+      if (taken[o] || !may_overwrite(body, int(o), int(r))) continue;
+      if (reach(body, body.stores[r].to) != meta_numel(body, body.stores[r].to)) continue;
+      results[r] = operands[o], taken[o] = true;
+      break;
+    }
+}
+
 // Runs the chunks of `code` forwards or backwards.
 void run(const KernelCode& code, const Tensors& in, const Tensors& out, bool backwards) {
   std::vector<char*> p;
@@ -138,6 +151,10 @@ void expect_same_elsewhere(const Body& body, const KernelCode& code, uint64_t se
   auto [in, out] = fresh();
   run(code, in, out, true);
   expect_equal_memory(out, got, "backwards\n" + to_string(body));
+  auto [all_operands, all_results] = fresh();
+  overlay(body, all_operands, all_results);
+  run(code, all_operands, all_results, false);
+  expect_equal_memory(all_results, got, "results over operands\n" + to_string(body));
   for (size_t o = 0; o < body.operands.size(); ++o)
     for (size_t r = 0; r < body.stores.size(); ++r) {
       if (!may_overwrite(body, int(o), int(r))) continue;

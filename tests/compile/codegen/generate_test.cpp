@@ -326,6 +326,20 @@ TEST(Generate, ASumThatPicksAnElementReadsThatAlone) {
   compare_with_interpreter(bodies);
 }
 
+// Of rows that are asked for, or of the diagonal, all elements count.
+TEST(Generate, AComparisonOfTheIndexOfRowsPicksNoElement) {
+  std::vector<Body> bodies;
+  for (bool index_first : {true, false})
+    for (bool diagonal : {true, false}) {
+      BodyBuilder b({70, 9});
+      InstrId x = b.load(3), row = b.index(0), v = diagonal ? b.index(0) : b.load(1, kI64);
+      InstrId hit = index_first ? b.op("eq", {row, v}, true) : b.op("eq", {v, row}, true);
+      b.store(b.sum(b.op("where", {hit, x, b.constant(0.0)}), 2));
+      bodies.push_back(b.body);
+    }
+  compare_with_interpreter(bodies);
+}
+
 TEST(Generate, MaximaAndMinimaOfRowsWithNan) {
   std::vector<Body> bodies;
   for (int64_t n : {1, 2, 7, 16, 33, 64, 100, 5000}) {
@@ -355,6 +369,23 @@ TEST(Generate, ResultsOverOperandsWhereNothingIsReadAfterItIsWritten) {
 }
 
 // The value is computed where it is spread over the middle loop, and kept in the result without it.
+// A value waits in the row of a result that may lie over `z`, which is read after it.
+TEST(Generate, WhatIsKeptInAResultIsWrittenWhenAllIsRead) {
+  std::vector<Body> bodies;
+  for (int64_t rows : {5, 300})
+    for (int64_t n : {61, 300})
+      for (bool in_groups : {false, true}) {
+        BodyBuilder b({rows, n});
+        InstrId x = b.load(3), kept = b.op("floor", {b.op("mul", {x, b.constant(3.0)})});
+        InstrId y = in_groups ? b.op("gelu", {kept}) : b.op("neg", {kept}), z = b.load(3);
+        b.store(b.op("add", {kept, b.sum(kept, 2)}));
+        b.store(b.op("mul", {y, z})), b.store(b.sum(b.op("floor", {z}), 3));
+        EXPECT_TRUE(may_overwrite(b.body, 1, 0));
+        bodies.push_back(b.body);
+      }
+  compare_with_interpreter(bodies);
+}
+
 TEST(Generate, AResultThatIsWrittenAgainAndAgainIsNotOverItsOperand) {
   BodyBuilder b({64, 17, 2});
   InstrId v = b.op("silu", {b.op("sin", {b.op("rsqrt", {b.op("log1p", {b.load(5)})})})});
