@@ -184,7 +184,7 @@ class Decomposer {
   void run() {
     for (Node& n : g_.nodes) {
       for (ValueId& id : n.in) id = rewrite_.now(id);
-      Decomposition d = can_be_read(n) ? find(n.prim->name(), options_) : nullptr;
+      Decomposition d = has_values(n) ? find(n.prim->name(), options_) : nullptr;
       if (d && n.into.empty() && !has_company(n)) d = nullptr;
       if (d && !n.into.empty() && !worth_kernels(n)) d = nullptr;
       if (d)
@@ -214,10 +214,11 @@ class Decomposer {
     return all <= kCachedElements && all >= options_.least_elements * int64_t(n.out.size());
   }
 
-  bool can_be_read(const Node& n) const {
-    for (ValueId id : n.in)
-      if (g_[id].buffer == kNoBuffer) return false;
-    return true;
+  // Of no elements there is no maximum.
+  bool has_values(const Node& n) const {
+    return std::ranges::all_of(n.in, [&](ValueId id) {
+      return g_[id].buffer != kNoBuffer && numel(g_[id].meta.shape) > 0;
+    });
   }
 
   void take_apart(const Node& n, Decomposition d) {

@@ -48,7 +48,7 @@ class Adam final : public AdamAttributes {
       DType t = at(0).dtype();
       auto c = [&](const Tensor& x) { return cast(x, t); };
       Tensor p = at(0), g = at(1) * c(scale);
-      if (!decoupled) g = g + p * weight_decay;
+      if (!decoupled && weight_decay != 0) g = g + p * weight_decay;
       Tensor m = at(2) * beta1 + g * (1 - beta1), v = at(3) * beta2 + square(g) * (1 - beta2);
       Tensor c1 = c(1.0 - pow(full({}, beta1, {kF64}), step)),
              c2 = c(1.0 - pow(full({}, beta2, {kF64}), step));
@@ -103,7 +103,8 @@ class Sgd final : public SgdAttributes {
     for (int i = 0; i < count; ++i) {
       auto at = [&](int list) -> const Tensor& { return in[size_t(2 + list * count + i)]; };
       DType t = at(0).dtype();
-      Tensor g = at(1) * cast(in[1], t) + at(0) * weight_decay;
+      Tensor g = at(1) * cast(in[1], t);
+      if (weight_decay != 0) g = g + at(0) * weight_decay;
       if (momentum != 0) {
         Tensor b = first ? g : at(2) * momentum + g * (1 - dampening);
         g = nesterov ? g + b * momentum : b;

@@ -150,6 +150,40 @@ TEST(Decompose, OptimizersOfWhatCachesHold) {
   }
 }
 
+// No decay is no multiple of 0: an infinite parameter makes no NaN of its gradient, and a gradient
+// of -0 keeps its sign.
+TEST(Decompose, OptimizersWithoutDecayReadNoParameterForTheGradient) {
+  std::vector<Tensor> in = {from_values<float>({1, -0.0f, 2, -INFINITY}, {4})};
+  Tensors p = {from_values<float>({INFINITY, 1, -INFINITY, 2}, {4})}, m = {zeros({4})},
+          v = {ones({4})};
+  Tensor lr = scalar_tensor(0.1, kF64), step = scalar_tensor(3.0, kF64);
+  for (bool decoupled : {false, true})
+    become(1, in,
+           [&]() -> Tensors {
+             adam_update_(p, in, m, v, lr, step, {}, {.decoupled = decoupled});
+             return {};
+           },
+           {}, {.least_elements = 0});
+  for (bool first : {false, true})
+    become(1, in,
+           [&]() -> Tensors {
+             sgd_update_(p, in, m, lr, {}, first, {.momentum = 0.5});
+             return {};
+           },
+           {}, {.least_elements = 0});
+}
+
+TEST(Decompose, WhatHasNoElementsStays) {
+  std::vector<Tensor> in = {zeros({3, 0}), zeros({0, 3})};
+  for (const Tensor& x : in)
+    become(
+        4, in,
+        [&]() -> Tensors {
+          return {softmax(x * 2.0) + 1.0, layer_norm(x * 2.0)};
+        },
+        kSums, kSoftmax);
+}
+
 TEST(Decompose, WhatStays) {
   std::vector<Tensor> in = {draw({4, 5}, 1, kF32), from_values<int64_t>({1, 4, -100, 0}, {4})};
   Graph g = test::graph_of(in, [&]() -> Tensors { return {cross_entropy(in[0], in[1])}; });

@@ -185,22 +185,30 @@ constexpr RowFns<T> fns() {
           logsumexp<T>, softmax_scaled<T>, norm<T>,         norm_grad<T>};
 }
 
-// Kingma, Ba 2015; decoupled decay: Loshchilov, Hutter 2019.
-template <class T>
-void adam(const T* p, const T* g, const T* m, const T* v, T* p2, T* m2, T* v2, int64_t n,
-          const AdamStep& s) {
+// Kingma, Ba 2015; decoupled decay: Loshchilov, Hutter 2019. No decay is no multiple of 0, which an
+// infinite parameter would make NaN.
+template <class T, bool kCoupled>
+TESSERA_FN void adam_as(const T* p, const T* g, const T* m, const T* v, T* p2, T* m2, T* v2,
+                        int64_t n, const AdamStep& s) {
   const T scale = T(s.grad_scale), beta1 = T(s.beta1), beta2 = T(s.beta2), rest1 = T(1 - s.beta1),
           rest2 = T(1 - s.beta2), eps = T(s.eps);
-  const T coupled = s.decoupled ? T(0) : T(s.weight_decay),
-          keep = s.decoupled ? T(1 - s.lr * s.weight_decay) : T(1);
+  const T decay = T(s.weight_decay), keep = s.decoupled ? T(1 - s.lr * s.weight_decay) : T(1);
   const T step = T(s.lr / s.correction1), inverse_root = T(1 / __builtin_sqrt(s.correction2));
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
-    T grad = g[i] * scale + coupled * p[i];
+    T grad = g[i] * scale;
+    if constexpr (kCoupled) grad = grad + decay * p[i];
     T mi = beta1 * m[i] + rest1 * grad, vi = beta2 * v[i] + rest2 * grad * grad;
     m2[i] = mi, v2[i] = vi;
     p2[i] = p[i] * keep - step * mi / (fn::sqrt(vi) * inverse_root + eps);
   }
+}
+
+template <class T>
+void adam(const T* p, const T* g, const T* m, const T* v, T* p2, T* m2, T* v2, int64_t n,
+          const AdamStep& s) {
+  !s.decoupled&& s.weight_decay != 0 ? adam_as<T, true>(p, g, m, v, p2, m2, v2, n, s)
+                                     : adam_as<T, false>(p, g, m, v, p2, m2, v2, n, s);
 }
 
 template <class T>
@@ -211,7 +219,7 @@ double sum_squares(const T* x, int64_t n) {
   return sum_squares(x, left) + sum_squares(x + left, n - left);
 }
 
-template <class T, bool kMomentum>
+template <class T, bool kMomentum, bool kDecay>
 TESSERA_FN void sgd_as(const T* p, const T* g, const T* b, T* p2, T* b2, int64_t n,
                        const SgdStep& s) {
   const T lr = T(s.lr), scale = T(s.grad_scale), decay = T(s.weight_decay),
@@ -219,7 +227,8 @@ TESSERA_FN void sgd_as(const T* p, const T* g, const T* b, T* p2, T* b2, int64_t
   const bool first = s.first, nesterov = s.nesterov;
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) {
-    T grad = g[i] * scale + decay * p[i];
+    T grad = g[i] * scale;
+    if constexpr (kDecay) grad = grad + decay * p[i];
     if constexpr (kMomentum) {
       const T buffer = first ? grad : momentum * b[i] + fresh * grad;
       b2[i] = buffer;
@@ -231,7 +240,13 @@ TESSERA_FN void sgd_as(const T* p, const T* g, const T* b, T* p2, T* b2, int64_t
 // Results may lie over their own operands, element by element.
 template <class T>
 void sgd(const T* p, const T* g, const T* b, T* p2, T* b2, int64_t n, const SgdStep& s) {
-  b ? sgd_as<T, true>(p, g, b, p2, b2, n, s) : sgd_as<T, false>(p, g, b, p2, b2, n, s);
+  const bool decay = s.weight_decay != 0;
+  if (b)
+    decay ? sgd_as<T, true, true>(p, g, b, p2, b2, n, s)
+          : sgd_as<T, true, false>(p, g, b, p2, b2, n, s);
+  else
+    decay ? sgd_as<T, false, true>(p, g, b, p2, b2, n, s)
+          : sgd_as<T, false, false>(p, g, b, p2, b2, n, s);
 }
 
 }  // namespace
