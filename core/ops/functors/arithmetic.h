@@ -2,6 +2,16 @@
 // Includes nothing; its includer supplies prelude.h and math.h first.
 namespace tessera::fn {
 
+// By its sign bit: GCC takes -fma(a, b, c) for fma(-a, b, -c), which is another zero.
+TESSERA_FN float negated(float x) {
+  return from_bits(static_cast<int>(static_cast<unsigned>(bits(x)) ^ 0x80000000u));
+}
+TESSERA_FN double negated(double x) {
+  return from_bits64(
+      static_cast<long long>(static_cast<unsigned long long>(bits(x)) ^ 0x8000000000000000ull));
+}
+TESSERA_FN long negated(long x) { return -x; }
+
 TESSERA_FN long abs(long x) { return x < 0 ? -x : x; }
 TESSERA_FN long floor(long x) { return x; }
 TESSERA_FN long ceil(long x) { return x; }

@@ -45,7 +45,7 @@ struct Gelu { static constexpr const char* name = "gelu"; static constexpr bool 
 struct GeluTanh { static constexpr const char* name = "gelu_tanh"; static constexpr bool in_groups = true; template <class T> TESSERA_FN T apply(T x) { return fn::gelu_tanh(x); } };
 
 // --- one operand of any dtype, result of the same ---
-struct Neg { static constexpr const char* name = "neg"; template <class T> TESSERA_FN T apply(T x) { return -x; } };
+struct Neg { static constexpr const char* name = "neg"; template <class T> TESSERA_FN T apply(T x) { return fn::negated(x); } };
 struct Abs { static constexpr const char* name = "abs"; template <class T> TESSERA_FN T apply(T x) { return fn::abs(x); } };
 struct Sign { static constexpr const char* name = "sign"; template <class T> TESSERA_FN T apply(T x) { return x > T(0) ? T(1) : x < T(0) ? T(-1) : T(0); } };
 struct Square { static constexpr const char* name = "square"; template <class T> TESSERA_FN T apply(T x) { return x * x; } };

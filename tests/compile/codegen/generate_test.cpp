@@ -418,6 +418,14 @@ TEST(Generate, FloatsThroughIntegersLoseTheSignOfZero) {
   compare_with_interpreter(bodies);
 }
 
+// The second gelu ends in a product that is added to, +0 where x is not positive.
+TEST(Generate, ANegatedZeroHasTheOtherSign) {
+  BodyBuilder b({1000});
+  InstrId x = b.op("relu", {b.load(1)});
+  b.store(b.op("neg", {b.op("gelu", {b.op("gelu", {x})})}));
+  compare_with_interpreter({b.body});
+}
+
 TEST(Generate, TransposedStridedAndRepeated) {
   BodyBuilder a({40, 50});
   a.store(a.op("add", {a.load({kF32, {1, 40}}), a.load({kF32, {100, 2}})}));
