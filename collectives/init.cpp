@@ -17,7 +17,7 @@ constexpr Millis kJoinTimeout = std::chrono::seconds(600);
 thread_local Ref<ProcessGroup> this_thread_world;
 
 Ref<ProcessGroup> decorate(Ref<ProcessGroup> group) {
-  if (log::enabled(log::Level::kDebug)) group = make_ref<LoggingGroup>(std::move(group));
+  if (logging::enabled(logging::Level::kDebug)) group = make_ref<LoggingGroup>(std::move(group));
   std::string fault = env::get("TESSERA_FAULT");
   if (!fault.empty()) group = make_ref<FaultGroup>(std::move(group), parse_fault(fault));
   return group;
@@ -49,8 +49,8 @@ Ref<ProcessGroup> init_process_group(const GroupOptions& options) {
   }
   auto members = detail::make_world(options.name, job.rank, job.world_size);
   Ref<ProcessGroup> group = decorate(detail::join_by_store(std::move(members), join));
-  log::info("{}: rank {} of {}, backend {}", group->name(), group->rank(), group->size(),
-            group->backend());
+  logging::info("{}: rank {} of {}, backend {}", group->name(), group->rank(), group->size(),
+                group->backend());
   set_world(group);
   return group;
 }

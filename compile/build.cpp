@@ -48,7 +48,7 @@ void dump(const Graph& graph, const CompileOptions& options, int number, const c
   std::ofstream file(
       fmt::format("{}/{}.{}.{}.{}.txt", folder, options.name, number, stage, getpid()));
   file << to_string(graph);
-  if (!file.flush()) log::warn("compile: TESSERA_COMPILE_DUMP: cannot write to {}", folder);
+  if (!file.flush()) logging::warn("compile: TESSERA_COMPILE_DUMP: cannot write to {}", folder);
 }
 
 size_t memory_limit(const CompileOptions& options) {
@@ -89,8 +89,8 @@ Graph within_memory(const Graph& graph, size_t limit, std::string_view skip,
       high = count;
   }
   if (best_peak > limit)
-    log::warn("compile: {} takes {:.1f} MB beside its state, more than the limit of {:.1f} MB",
-              name, double(best_peak) / 1e6, double(limit) / 1e6);
+    logging::warn("compile: {} takes {:.1f} MB beside its state, more than the limit of {:.1f} MB",
+                  name, double(best_peak) / 1e6, double(limit) / 1e6);
   return best;
 }
 
@@ -108,7 +108,7 @@ Executor build(Graph graph, const CompileOptions& options, int number, std::stri
     run_passes(fused, skip, passes);
   } catch (const std::exception& e) {
     // Slower is better than not at all; the text says which pass, so it can be left out or mended.
-    log::warn(
+    logging::warn(
         "compile: {}; {} runs its graph as it was recorded. Report this; TESSERA_COMPILE_SKIP "
         "leaves the pass out until then",
         e.what(), options.name);
@@ -120,7 +120,7 @@ Executor build(Graph graph, const CompileOptions& options, int number, std::stri
     add_code(fused);
     return Executor(std::move(fused));
   } catch (const UserError& e) {
-    log::warn("compile: {}; {} runs without generated kernels", e.what(), options.name);
+    logging::warn("compile: {}; {} runs without generated kernels", e.what(), options.name);
   }
   run_passes(graph, skip + (skip.empty() ? "" : ",") + "decompose,fuse", passes);
   return Executor(std::move(graph));
@@ -151,7 +151,7 @@ Executor SizedBuilder::build(const Graph& graph, FunctionRef<std::vector<Graph>(
   try {
     if (add_code(fused, probes)) return Executor(std::move(fused), arena_);
   } catch (const UserError& e) {
-    log::warn("compile: {}; {} runs without generated kernels", e.what(), options_.name);
+    logging::warn("compile: {}; {} runs without generated kernels", e.what(), options_.name);
   }
   fused = graph;
   run_passes(fused, skip + (skip.empty() ? "" : ",") + "decompose,fuse");

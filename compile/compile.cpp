@@ -135,7 +135,7 @@ struct StepCompiler::Impl {
                      FunctionRef<StepResults()> body) {
     ++report.recordings;
     if (segments.size() >= kMaxSegments) {
-      log::info("compile: {} has had {} graphs; it starts over", options.name, segments.size());
+      logging::info("compile: {} has had {} graphs; it starts over", options.name, segments.size());
       known.clear(), families.clear(), segments.clear(), keeper.clear();
     }
     Tensors arguments(given.begin(), given.end());
@@ -164,7 +164,7 @@ struct StepCompiler::Impl {
       remember(std::move(known_call));
       if (options.dynamic && !known.front().entry.confirmed) learn_size();
     } else if (why != report.why_not) {
-      log::info("compile: {} runs its function at each call: {}", options.name, why);
+      logging::info("compile: {} runs its function at each call: {}", options.name, why);
     }
     report.why_not = why;
     let_go();
@@ -238,7 +238,7 @@ struct StepCompiler::Impl {
   }
   void tell_static(const std::string& why) {
     if (report.why_static.empty())
-      log::info("compile: {} has a graph for each size: {}", options.name, why);
+      logging::info("compile: {} has a graph for each size: {}", options.name, why);
     report.why_static = why;
   }
 

@@ -54,7 +54,7 @@ void check_communication(const Decision& d) {
   if (d.refusal.empty()) return;
   TESSERA_CHECK_AS(ShardingError, may_communicate(), "{}", d.refusal);
   if (context().phase == Phase::kBackward || std::exchange(d.told, true)) return;
-  log::info("communication allowed: {}", d.refusal);
+  logging::info("communication allowed: {}", d.refusal);
 }
 
 Tensors converted_pieces(Inputs in, const DeviceMesh& mesh, const Decision& d) {

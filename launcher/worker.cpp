@@ -90,8 +90,8 @@ bool Worker::read_stream(int s, Console& console, size_t max_bytes) {
     std::string_view bytes(buffer.data(), size_t(n));
     // A full disk must not stop the job.
     if (stream.log_fd >= 0 && !write_all(stream.log_fd, bytes.data(), bytes.size())) {
-      log::warn("tlaunch: the log of rank {} misses output from here on ({})", rank,
-                std::strerror(errno));
+      logging::warn("tlaunch: the log of rank {} misses output from here on ({})", rank,
+                    std::strerror(errno));
       close_if_open(stream.log_fd);
     }
     if (stream.on_console) console.write(rank, s, stream.interactive, bytes);

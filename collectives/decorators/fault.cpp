@@ -85,7 +85,7 @@ Ref<Work> FaultGroup::submit(const Collective& c) {
   const Fault& f = state_->fault;
   bool counts = inner_->global_rank(inner_->rank()) == f.rank && (!f.kind || *f.kind == c.kind);
   if (!counts || ++state_->calls != f.n) return inner_->submit(c);
-  log::warn("fault injected at call {} of {} on rank {}", f.n, name_of(c.kind), f.rank);
+  logging::warn("fault injected at call {} of {} on rank {}", f.n, name_of(c.kind), f.rank);
   switch (f.action) {
     case Fault::Action::kKill: kill(getpid(), SIGKILL); break;
     case Fault::Action::kStop: kill(getpid(), SIGSTOP); break;

@@ -102,7 +102,7 @@ Ref<Storage> ShmEngine::allocate(size_t bytes) {
     pool_ = Pool::make(&why);
     if (!pool_) {
       if (!no_pool_)
-        log::warn("shm: {}; tensors of {} are copied on their way", why, members_.group);
+        logging::warn("shm: {}; tensors of {} are copied on their way", why, members_.group);
       no_pool_ = true;
       return Engine::allocate(bytes);
     }
@@ -271,8 +271,8 @@ bool ShmEngine::meet_pools(Call& call) {
     bases_[size_t(r)] = views_[size_t(r)].data();
     if (bases_[size_t(r)]) continue;
     reached = false;
-    log::warn("shm: memory of {} is out of reach, {}; tensors of {} are copied on their way",
-              tell_rank(r), why, members_.group);
+    logging::warn("shm: memory of {} is out of reach, {}; tensors of {} are copied on their way",
+                  tell_rank(r), why, members_.group);
   }
   me_.reaches.store(reached, std::memory_order_relaxed);
   post();

@@ -140,7 +140,7 @@ Ref<LoadedObject> Cache::find(const std::string& key) const {
   std::string path = path_of(key);
   if (access(path.c_str(), R_OK) != 0) return {};
   if (!whole(path)) {
-    log::warn("codegen: {} is damaged and is made again", path);
+    logging::warn("codegen: {} is damaged and is made again", path);
     return {};
   }
   return make_ref<LoadedObject>(path);

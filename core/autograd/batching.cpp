@@ -248,8 +248,8 @@ void say_one_by_one(const Primitive& prim) {
   OneByOne& ops = one_by_one_ops();
   std::lock_guard lock(ops.mutex);
   if (ops.names.emplace(prim.name()).second)
-    log::warn("vmap: {} cannot be run on a batch at once; it runs on each sample, one by one",
-              prim.name());
+    logging::warn("vmap: {} cannot be run on a batch at once; it runs on each sample, one by one",
+                  prim.name());
 }
 
 // Below this level's layers, above those outside.

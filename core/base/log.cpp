@@ -6,7 +6,7 @@
 #include "core/base/env.h"
 #include "core/base/error.h"
 
-namespace tessera::log {
+namespace tessera::logging {
 namespace {
 
 spdlog::level::level_enum to_spdlog(Level level) {
@@ -45,4 +45,4 @@ spdlog::logger& logger() {
 bool enabled(Level level) { return logger().should_log(to_spdlog(level)); }
 void write(Level level, const std::string& text) { logger().log(to_spdlog(level), "{}", text); }
 
-}  // namespace tessera::log
+}  // namespace tessera::logging

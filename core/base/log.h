@@ -5,7 +5,7 @@
 
 #include <string>
 
-namespace tessera::log {
+namespace tessera::logging {
 
 enum class Level : int { kDebug, kInfo, kWarn, kError };
 
@@ -33,4 +33,4 @@ void error(fmt::format_string<A...> text, A&&... args) {
     write(Level::kError, fmt::vformat(text, fmt::make_format_args(args...)));
 }
 
-}  // namespace tessera::log
+}  // namespace tessera::logging

@@ -154,7 +154,7 @@ ImageFiles list_archive(const std::string& path, BadImages bad) {
     if (found.empty()) throw UserError(text);
     if (bad == BadImages::kStop)
       throw CutArchive(fmt::format("{}; {} images come before that", text, found.size()));
-    log::warn("{}; going on with the {} images before that", text, found.size());
+    logging::warn("{}; going on with the {} images before that", text, found.size());
   }
   for (const auto& [name, used] : folders)
     if (!used) list.empty_folders.push_back(name);

@@ -64,7 +64,7 @@ bool ImageDataset::try_item(int64_t item, const Sample& sample, Image& image) co
   } catch (const BadImage& e) {
     if (o_.bad == BadImages::kStop) throw;
     std::lock_guard lock(named_mutex_);
-    if (named_.insert(item).second) log::warn("{}; skipped", e.what());
+    if (named_.insert(item).second) logging::warn("{}; skipped", e.what());
     return false;
   }
 }

@@ -191,7 +191,7 @@ ImageSplit split_by_folders(ImageFiles list) {
   std::map<std::string, ByClass> groups = group(*files);
   check_bare_folders(*files, groups);
   if (files->others + files->hidden + files->links)
-    log::warn("data: {}: left out {}", files->where, left_out(*files));
+    logging::warn("data: {}: left out {}", files->where, left_out(*files));
   ByClass train, validation;
   if (groups.size() == 1) {
     train = groups.begin()->second;

@@ -104,7 +104,7 @@ std::string read_text(const std::string& path) {
     std::string text = io::read_file(file.string(), "data");
     if (text.find('\0') != std::string::npos || find_invalid_utf8(text) != std::string::npos) {
       ++skipped;
-      log::debug("data: {} is not text, skipped", io::quote(file.string()));
+      logging::debug("data: {} is not text, skipped", io::quote(file.string()));
       continue;
     }
     ++read;
@@ -113,7 +113,8 @@ std::string read_text(const std::string& path) {
   TESSERA_CHECK(!all.empty(),
                 "data: folder {} holds no text ({} files are not text); give another folder",
                 io::quote(path), skipped);
-  if (skipped) log::info("data: {}: {} text files read, {} others skipped", path, read, skipped);
+  if (skipped)
+    logging::info("data: {}: {} text files read, {} others skipped", path, read, skipped);
   return all;
 }
 

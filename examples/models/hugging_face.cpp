@@ -8,12 +8,13 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "collectives/store/environment.h"
 #include "core/autograd/autograd.h"
+#include "core/base/log.h"
 #include "core/io/file.h"
 #include "core/io/safetensors.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
-#include "examples/models/warn.h"
 
 namespace tessera::models {
 namespace {
@@ -209,9 +210,9 @@ std::vector<std::string> load_hugging_face(nn::Module& model, const std::string&
     return unused;
   });
   model.load_state(state);
-  if (!left_out.empty())
-    warn(fmt::format("weights: {}: {} has no place for {}: left out", io::quote(folder),
-                     model.type_name(), fmt::join(left_out, ", ")));
+  if (!left_out.empty() && job_environment().rank == 0)
+    logging::warn("weights: {}: {} has no place for {}: left out", io::quote(folder),
+                  model.type_name(), fmt::join(left_out, ", "));
   return left_out;
 }
 

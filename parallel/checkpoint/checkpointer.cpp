@@ -146,7 +146,7 @@ Checkpointer::Impl::~Impl() {
   try {
     std::rethrow_exception(error_);
   } catch (const std::exception& e) {
-    log::error("the last save failed: {}", e.what());
+    logging::error("the last save failed: {}", e.what());
   }
 }
 
@@ -332,7 +332,7 @@ std::string Checkpointer::Impl::write_rank_file(const Job& job, const std::strin
   }
   WrittenFile done = file.finish();
   if (!done.note.empty() && exchange_.rank() == 0 && !std::exchange(noted_, true))
-    log::warn("checkpoint: {}; saves take longer and more processor time", done.note);
+    logging::warn("checkpoint: {}; saves take longer and more processor time", done.note);
   Packer out;
   out.put(done.entry.name);
   out.put(done.entry.bytes);
@@ -413,7 +413,7 @@ void Checkpointer::Impl::publish(const Job& job) {
     try {
       remove_step(folder_, steps[i]);
     } catch (const UserError& e) {  // the new step is safe; the old one is only in the way
-      log::warn("{}", e.what());
+      logging::warn("{}", e.what());
     }
   }
 }
@@ -430,10 +430,10 @@ void Checkpointer::Impl::discard(const Job& job, bool committed) {
     if (committed && !named && std::ranges::binary_search(steps, job.step))
       remove_step(folder_, job.step);
   } catch (const UserError& e) {
-    log::warn("{}", e.what());
+    logging::warn("{}", e.what());
   }
   std::string trouble = remove_temporary(folder_ + "/" + temporary_name(job.step));
-  if (!trouble.empty()) log::warn("checkpoint: {}", trouble);
+  if (!trouble.empty()) logging::warn("checkpoint: {}", trouble);
 }
 
 }  // namespace tessera::checkpoint

@@ -224,9 +224,9 @@ void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& 
 bool bf16_products() {
   static const bool by_instruction = [] {
     if (has_bf16_dot())
-      log::info("products of bf16: by the CPU's bf16 dot instructions, summed in f32");
+      logging::info("products of bf16: by the CPU's bf16 dot instructions, summed in f32");
     else
-      log::warn(
+      logging::warn(
           "products of bf16: converted to f32 first; this CPU (or TESSERA_ISA) has no bf16 dot "
           "instructions, so bf16 saves memory and no time");
     return has_bf16_dot();

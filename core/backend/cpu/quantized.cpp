@@ -76,7 +76,7 @@ bool has_byte_dot() {
       case dnnl::cpu_isa::avx512_core_amx:
       case dnnl::cpu_isa::avx2_vnni: return true;
       default:
-        log::warn(
+        logging::warn(
             "quantized layers: no dot instructions for bytes (VNNI) on this CPU; they are computed "
             "in f32, no faster than without quantization");
         return false;
