@@ -2,6 +2,8 @@
 
 #include <gloo/transport/unbound_buffer.h>
 
+#include <atomic>
+
 #include "collectives/backend_name.h"
 #include "collectives/gloo/connect.h"
 
@@ -16,10 +18,12 @@ constexpr Millis kGrace = std::chrono::seconds(10);
 // theirs.
 constexpr int kStepBits = 3;
 constexpr uint64_t kMessage = uint64_t{1} << 62;
+constexpr uint64_t kNever = uint64_t{1} << 63;  // nobody sends this one
 
 class GlooCarrier final : public Carrier {
  public:
-  GlooCarrier(const Membership& m, const GlooOptions& o) : context_(connect_gloo(m, o)) {}
+  GlooCarrier(const Membership& m, const GlooOptions& o)
+      : context_(connect_gloo(m, o)), lifelines_(size_t(m.size)) {}
 
   std::string_view name() const override { return kGloo; }
   void exchange(const Call& call, std::span<const Transfer> transfers, Slot slot,
@@ -27,21 +31,56 @@ class GlooCarrier final : public Carrier {
   void close() override { context_->closeConnections(); }
 
  private:
+  /// Why the connection to `peer` is lost; empty: it is not. Of the watch's thread.
+  std::string lost(int peer);
+
   std::shared_ptr<gloo::rendezvous::Context> context_;
+  std::vector<std::unique_ptr<Buffer>> lifelines_;  // to each peer
 };
+
+// Where a connection ends, Gloo fails what waits for it, but not always a message of which it has
+// moved a part. So a receive is left there that only the end answers. To look at it, its wait is
+// ended before it begins.
+std::string GlooCarrier::lost(int peer) {
+  try {
+    std::unique_ptr<Buffer>& line = lifelines_[size_t(peer)];
+    if (!line) {
+      line = context_->createUnboundBuffer(nullptr, 0);
+      line->recv(peer, kNever);
+    }
+    line->abortWaitRecv();
+    line->waitRecv(nullptr, kGrace);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "";
+}
 
 void GlooCarrier::exchange(const Call& call, std::span<const Transfer> transfers, Slot slot,
                            Watch& watch) {
   std::vector<std::unique_ptr<Buffer>> buffers;
   for (const Transfer& t : transfers)
     buffers.push_back(t.bytes ? context_->createUnboundBuffer(t.data, size_t(t.bytes)) : nullptr);
-  auto op = watch.begin(call, [&buffers] {
-    for (auto& b : buffers) {
-      if (!b) continue;
-      b->abortWaitRecv();
-      b->abortWaitSend();
-    }
-  });
+  const size_t none = transfers.size();
+  std::atomic<size_t> awaited = none, is_lost = none;  // the message waited for now; one to end
+  std::string why;
+  auto end = [](Buffer& b) { b.abortWaitRecv(), b.abortWaitSend(); };
+  auto op = watch.begin(
+      call,
+      [&] {
+        for (auto& b : buffers)
+          if (b) end(*b);
+      },
+      [&] {
+        const size_t i = awaited;
+        if (i == none) return;
+        if (i != is_lost) {
+          why = lost(transfers[i].peer);
+          if (why.empty()) return;
+          is_lost = i;
+        }
+        end(*buffers[i]);
+      });
   struct Ender {
     Watch& watch;
     Watch::Handle op;
@@ -52,19 +91,25 @@ void GlooCarrier::exchange(const Call& call, std::span<const Transfer> transfers
     for (size_t i = 0; i < transfers.size(); ++i)
       if (transfers[i].sends == sends && buffers[i]) {
         peer = transfers[i].peer;
+        awaited = i;
         act(*buffers[i]);
       }
   };
   uint64_t key = (slot.p2p ? kMessage : 0) | slot.number << kStepBits | uint64_t(slot.step);
   Millis limit = call.timeout + kGrace;
-  auto waited = [&](bool done) {
-    if (!done) throw gloo::IoException("the wait was ended");
+  auto wait = [&](auto once) {
+    if (once()) return;
+    if (is_lost != awaited) throw gloo::IoException("the wait was ended");
+    // A rank may leave once all has been sent, and what arrived before the end counts: that is
+    // there at once, anything else until the next probe. A timeout would close all connections,
+    // before others could be told why.
+    if (!once()) throw gloo::IoException(why);
   };
   try {
     for_each(false, [&](Buffer& b) { b.recv(peer, key); });
     for_each(true, [&](Buffer& b) { b.send(peer, key); });
-    for_each(false, [&](Buffer& b) { waited(b.waitRecv(nullptr, limit)); });
-    for_each(true, [&](Buffer& b) { waited(b.waitSend(nullptr, limit)); });
+    for_each(false, [&](Buffer& b) { wait([&] { return b.waitRecv(nullptr, limit); }); });
+    for_each(true, [&](Buffer& b) { wait([&] { return b.waitSend(nullptr, limit); }); });
   } catch (const std::exception& e) {
     watch.explain(call, peer, e.what());
   }

@@ -73,13 +73,14 @@ Watch::~Watch() {
   thread_.join();
 }
 
-Watch::Handle Watch::begin(const Call& call, std::function<void()> cancel) {
+Watch::Handle Watch::begin(const Call& call, std::function<void()> cancel,
+                           std::function<void()> probe) {
   std::lock_guard lock(mutex_);
   if (!call.plan.is_p2p()) entered_ = call.seq();
   if (ops_.empty()) changed_.notify_all();
   Op op;
   op.call = &call;
-  op.cancel = std::move(cancel);
+  op.cancel = std::move(cancel), op.probe = std::move(probe);
   op.since = Clock::now();
   op.number = ++count_;
   return ops_.insert(ops_.end(), std::move(op));
@@ -101,11 +102,14 @@ void Watch::serve() {
     if (stop_) return;
     // Only calls that were there a while are worth a look. The lock is held meanwhile, so a call
     // that has just finished waits in end() for a few store round trips, once it was late anyway.
+    auto late = [](const Op& op) { return Clock::now() - op.since >= kLook; };
     try {
       for (Op& op : ops_)
-        if (Clock::now() - op.since >= kLook) look(op);
+        if (late(op)) look(op);
     } catch (const std::exception&) {  // the store is gone; the carrier's own errors still arrive
     }
+    for (Op& op : ops_)
+      if (op.probe && late(op)) op.probe();
     if (error_)
       for (Op& op : ops_) op.cancel();
   }

@@ -18,11 +18,12 @@ namespace tessera::detail {
 
 class Watch {
  public:
-  /// One call under way. `cancel` makes its wait return; called with the lock held, maybe
-  /// repeatedly.
+  /// One call under way. `cancel` makes its wait return; `probe` (may be null) ends it where
+  /// nothing else would. Both are called with the lock held, maybe repeatedly, `probe` for calls
+  /// that have been under way for a while.
   struct Op {
     const Call* call = nullptr;
-    std::function<void()> cancel;
+    std::function<void()> cancel, probe;
     std::chrono::steady_clock::time_point since;
     uint64_t number = 0;
     std::string suspicion;  // what looked like a deadlock when last looked at
@@ -33,7 +34,7 @@ class Watch {
   Watch(Membership members, std::shared_ptr<Store> store, std::string prefix);
   ~Watch();
 
-  Handle begin(const Call& call, std::function<void()> cancel);
+  Handle begin(const Call& call, std::function<void()> cancel, std::function<void()> probe = {});
   void end(Handle op);
   /// The error that killed the group, if any rank has left one.
   std::optional<CommError> obituary();

@@ -5,6 +5,8 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <random>
+
 #include "tests/collectives/verbs.h"
 #include "tests/support/printed.h"
 
@@ -50,6 +52,36 @@ TEST_P(Processes, AKilledRankIsNamedByAllSurvivors) {
     EXPECT_LT(seconds_in(result.output), 1.0);
   }
   EXPECT_EQ(WTERMSIG(ranks.wait(1, 1).status), SIGKILL);
+}
+
+// Whatever the others are at: small calls and large ones, messages, several at once.
+TEST_P(Processes, ARankKilledAtAnyMomentIsNamed) {
+  const char* text = std::getenv("TEST_KILLS");
+  const int kills = text ? std::atoi(text) : 12;
+  std::mt19937_64 random{uint64_t(kills)};
+  for (int i = 0; i < kills; ++i) {
+    const int n = int(2 + random() % 3), victim = int(random() % uint64_t(n));
+    std::map<std::string, std::string> how{
+        {"TEST_SEED", std::to_string(random() % 1000)},
+        {"TEST_VICTIM", std::to_string(victim)},
+        {"TEST_MICROSECONDS", std::to_string(random() % 50'000)}};
+    RankProcesses ranks(n, "storm", env(how));
+    for (int r = 0; r < n; ++r) {
+      RankResult result = ranks.wait(r, 20);
+      std::string round = fmt::format("round {}, rank {} of {}", i, r, n);
+      if (r == victim) {
+        EXPECT_EQ(WTERMSIG(result.status), SIGKILL) << round << "\n" << result.output;
+        continue;
+      }
+      EXPECT_EQ(result.status, 0) << round << "\n" << result.output;
+      EXPECT_NE(result.output.find(fmt::format("rank {} is gone", victim)), std::string::npos)
+          << round << "\n"
+          << result.output;
+      EXPECT_NE(result.output.find(fmt::format("blamed: {}\n", victim)), std::string::npos)
+          << round << "\n"
+          << result.output;
+    }
+  }
 }
 
 TEST_P(Processes, AStoppedRankIsNamedAtTheDeadline) {

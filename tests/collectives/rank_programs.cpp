@@ -5,11 +5,15 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <random>
+#include <thread>
 
 #include "core/base/parallel.h"
+#include "core/ops/views.h"
 #include "tests/collectives/verbs.h"
 
 namespace tessera {
@@ -87,6 +91,52 @@ void loop() {
   }
 }
 
+int64_t number_in(const char* variable) { return std::atoll(std::getenv(variable)); }
+
+/// Calls of all kinds and sizes, from the same seed on every rank, until one fails. One rank kills
+/// itself at some moment.
+void storm() {
+  ProcessGroup& g = *init_process_group();
+  std::mt19937_64 random(uint64_t(number_in("TEST_SEED")));
+  constexpr int64_t kLargest = 1 << 22;
+  Tensor t = empty({kLargest}), all = empty({kLargest * g.size()}), got = empty({kLargest});
+  auto part = [](const Tensor& whole, int64_t n) { return slice(whole, 0, 0, n); };
+  try {
+    g.barrier();
+    if (g.rank() == number_in("TEST_VICTIM"))
+      std::thread([] {
+        std::this_thread::sleep_for(std::chrono::microseconds(number_in("TEST_MICROSECONDS")));
+        kill(getpid(), SIGKILL);
+      }).detach();
+    for (;;) {
+      const int64_t n = random() % 2 ? int64_t(random() % 3000) : int64_t(random() % kLargest);
+      const int root = int(random() % uint64_t(g.size()));
+      switch (random() % 7) {
+        case 0: g.barrier(); break;
+        case 1: g.all_reduce(part(t, n)); break;
+        case 2: g.broadcast(part(t, n), root); break;
+        case 3: g.all_gather(part(all, n * g.size()), part(t, n)); break;
+        case 4: g.reduce_scatter(part(t, n), part(all, n * g.size())); break;
+        case 5: {
+          Ref<Work> first = g.all_reduce_async(part(t, n));
+          g.all_reduce(part(got, n / 2));
+          first->wait();
+          break;
+        }
+        default: {
+          Ref<Work> sent = g.send_async(part(t, n), (g.rank() + 1) % g.size());
+          g.recv(part(got, n), (g.rank() + g.size() - 1) % g.size());
+          sent->wait();
+        }
+      }
+    }
+  } catch (const CommError& e) {
+    fmt::print("error: {}\nblamed:", e.what());
+    for (int r : e.ranks()) fmt::print(" {}", r);
+    fmt::print("\n");
+  }
+}
+
 int64_t count_entries(const char* folder) {
   int64_t n = 0;
   for ([[maybe_unused]] const auto& e : std::filesystem::directory_iterator(folder)) ++n;
@@ -153,6 +203,7 @@ TEST(Rank, DISABLED_Program) {
   if (program == "ways") return ways();
   if (program == "cramped") return cramped();
   if (program == "loop") return loop();
+  if (program == "storm") return storm();
   if (program == "cycle") return cycle();
   if (program == "forked") return forked();
   FAIL() << "unknown program " << program;
