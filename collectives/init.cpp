@@ -38,11 +38,11 @@ Ref<ProcessGroup> init_process_group(const GroupOptions& options) {
   join.backend = options.backend.empty() ? env::get("TESSERA_BACKEND") : options.backend;
   detail::check_backend_name("init_process_group", join.backend, detail::RanksAre::kProcesses);
   join.timeout = options.timeout.count() > 0 ? options.timeout : detail::default_timeout();
-  join.join_timeout = kJoinTimeout;
+  join.join_timeout = options.timeout.count() > 0 ? options.timeout : kJoinTimeout;
   if (job.world_size > 1) {
     join.store = options.store ? options.store
-                 : job.mpirun  ? detail::connect_mpi_store(job, kJoinTimeout)
-                               : connect_store(job, kJoinTimeout);
+                 : job.mpirun  ? detail::connect_mpi_store(job, join.join_timeout)
+                               : connect_store(job, join.join_timeout);
     // Ranks count their joins alike, so a world made again does not read records of the last one.
     int64_t turn = join.store->add(fmt::format("pg/{}/turn/{}", options.name, job.rank), 1);
     join.prefix = fmt::format("pg/{}/", turn);

@@ -208,7 +208,7 @@ struct GroupOptions {
   int world_size = -1;
   std::shared_ptr<Store> store = nullptr;  // null: the job's
   std::string backend;  // "", "shm", "gloo" or "mpi"; "": TESSERA_BACKEND or chosen by host
-  Millis timeout{0};    // deadline of each collective; 0: TESSERA_TIMEOUT
+  Millis timeout{0};    // of joining, and of each collective; 0: 600 s, and TESSERA_TIMEOUT
   std::string name = "world";
 };
 

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <latch>
+#include <map>
 #include <thread>
 
 #include "collectives/join.h"
@@ -165,6 +166,32 @@ class AbsentStore final : public PrefixStore {
 };
 
 // Rank 0 has connected to rank 1, which has not accepted yet, and waits for rank 2, which ends.
+// Of a store that does not answer, and of ranks that do not come.
+TEST(Joining, TheTimeoutOfAGroupIsThatOfJoiningToo) {
+  int silent = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  socklen_t size = sizeof address;
+  address.sin_family = AF_INET, address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ASSERT_EQ(bind(silent, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(silent, 1), 0);
+  getsockname(silent, reinterpret_cast<sockaddr*>(&address), &size);
+  const std::map<std::string, std::string> job{
+      {"MASTER_ADDR", "127.0.0.1"},
+      {"MASTER_PORT", std::to_string(ntohs(address.sin_port))},
+      {"TESSERA_STORE_KEY", "key"}};
+  for (const auto& [name, value] : job) setenv(name.c_str(), value.c_str(), 1);
+  for (bool silent_store : {true, false}) {
+    GroupOptions o;
+    o.rank = 0, o.world_size = 2, o.timeout = Millis(300);
+    if (!silent_store) o.store = std::make_shared<MemoryStore>();
+    auto start = std::chrono::steady_clock::now();
+    EXPECT_THROW(init_process_group(o), Error);
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+  }
+  for (const auto& [name, value] : job) unsetenv(name.c_str());
+  close(silent);
+}
+
 TEST(Joining, ConnectionsAreNotResetBeforeTheyAreAccepted) {
   if (!test::kHaveGloo) GTEST_SKIP() << "no gloo";
   auto store = std::make_shared<MemoryStore>();
