@@ -1,0 +1,321 @@
+// Random programs through all of the compiler: recorded, passes, generated code, an executor on one
+// to three threads, and the code of one size at others. Kernels are held against the interpreter
+// within the bounds of bounds.h, whole graphs against the ops as they were recorded: bit by bit
+// where no order of sums can show. A failure prints its seed and the smallest part that shows it.
+// TESSERA_FUZZ_SEED runs one seed again, TESSERA_FUZZ_COUNT sets how many are run.
+#include <gtest/gtest.h>
+
+#include "compile/codegen/sized.h"
+#include "compile/executor.h"
+#include "compile/minimize.h"
+#include "core/base/parallel.h"
+#include "tests/compile/codegen/bounds.h"
+#include "tests/compile/codegen/compare.h"
+#include "tests/compile/codegen/random_graphs.h"
+#include "tests/compile/passes/close.h"
+#include "tests/compile/passes/fuzz.h"
+#include "tests/compile/passes/graphs.h"
+
+namespace tessera::compiler {
+namespace {
+
+using test::number_from;
+using test::RandomProgram;
+
+struct Case {
+  uint64_t seed = 0;
+  std::string what = {};
+  Graph recorded = {}, fused = {};
+  std::vector<Tensor> inputs = {};
+  std::vector<bool> exact = {};  // by output
+  bool state_exact = true;
+};
+
+void optimise(Graph& g, uint64_t seed) {
+  if (seed % 4) decompose(g, {.softmax = seed % 3 != 0, .least_elements = 0});
+  run_passes(g);
+}
+
+// Memory as it was before a program ran.
+class Restored {
+ public:
+  explicit Restored(std::vector<Tensor> tensors) : tensors_(std::move(tensors)) {
+    for (const Tensor& t : tensors_) before_.push_back(test::copy_of(t));
+  }
+  ~Restored() {
+    for (size_t i = 0; i < tensors_.size(); ++i)
+      if (before_[i].storage() && before_[i].storage()->bytes())
+        std::memcpy(tensors_[i].storage()->data(), before_[i].storage()->data(),
+                    before_[i].storage()->bytes());
+  }
+  Restored(const Restored&) = delete;
+  Restored& operator=(const Restored&) = delete;
+
+ private:
+  std::vector<Tensor> tensors_, before_;
+};
+
+std::string smallest(const Case& c);
+
+Case case_of(uint64_t seed, int64_t size = 0) {
+  Case c{.seed = seed};
+  RandomProgram program(seed, size);
+  std::vector<Tensor> state = program.state;
+  state.push_back(program.generator.state());
+  Restored before(state);
+  c.inputs = test::copies(program.inputs);
+  std::swap(c.inputs, program.inputs);
+  c.recorded = c.fused = test::graph_of(program.inputs, [&] { return program.run(); });
+  c.exact = program.exact, c.state_exact = program.state_exact();
+  try {
+    optimise(c.fused, seed);
+  } catch (const std::exception& e) {
+    ADD_FAILURE() << "seed " << seed << " size " << size << ": " << e.what() << "\n"
+                  << to_string(c.recorded) << "smallest: " << smallest(c);
+    c.fused = c.recorded;
+  }
+  c.what = fmt::format("seed {} size {}\n", seed, size) + to_string(c.recorded) + "fused:\n" +
+           to_string(c.fused);
+  return c;
+}
+
+std::vector<const Fused*> kernels_of(const Graph& g) {
+  std::vector<const Fused*> list;
+  for (const Node& n : g.nodes)
+    if (const Fused* f = as_fused(*n.prim)) list.push_back(f);
+  return list;
+}
+void set_code(Graph& g, std::span<const Ref<const LoadedKernel>> code) {
+  size_t k = 0;
+  for (Node& n : g.nodes)
+    if (const Fused* f = as_fused(*n.prim))
+      n.prim = PrimRef(new Fused(f->name, f->body, f->results, code[k++]));
+}
+
+struct Seen {
+  int64_t kernels = 0, bodies = 0, elements = 0, unknown = 0;
+};
+
+// Each kernel on the operands that it has in the graph, against the bounds of its body.
+std::string check_kernels(const Graph& g, std::span<const Tensor> inputs, Seen& seen) {
+  std::vector<Tensor> value(g.values.size()), given = test::copies(inputs);
+  auto at = [&](ValueId id) -> Tensor& { return value[size_t(id)]; };
+  std::vector<Tensor> outside_memory;
+  for (const ImplicitInput& i : g.implicit) outside_memory.push_back(i.tensor);
+  Restored before(outside_memory);
+  for (size_t i = 0; i < given.size(); ++i) at(g.inputs[i]) = given[i];
+  for (const ImplicitInput& i : g.implicit) at(i.id) = i.tensor;
+  for (ValueId id : g.shapes) at(id) = Tensor(g[id].meta, nullptr);
+  for (const Node& n : g.nodes) {
+    Tensors in, out;
+    for (ValueId id : n.in) in.push_back(at(id));
+    const Fused* fused = as_fused(*n.prim);
+    std::vector<test::Bounded> bounds;
+    if (fused) bounds = test::bounds_of(fused->body, in), ++seen.kernels;
+    if (n.into.empty()) {
+      out = eager_backend().run(n.prim, in);
+    } else {
+      for (size_t i = 0; i < n.into.size(); ++i)
+        out.push_back(n.into[i] == kNoValue ? empty(g[n.out[i]].meta) : at(n.into[i]));
+      eager_backend().assign(out, n.prim, in);
+    }
+    for (size_t k = 0; k < bounds.size(); ++k) {
+      std::string wrong =
+          test::outside(fused->body, k, bounds[k], out[k], seen.unknown, seen.elements);
+      if (!wrong.empty())
+        return fmt::format("{}: {}\n{}\n{}", fused->name, wrong, to_string(fused->body),
+                           print_cpp(fused->body, "kernel"));
+    }
+    for (size_t i = 0; i < n.out.size(); ++i) at(n.out[i]) = out[i];
+  }
+  return "";
+}
+
+template <class F>
+Tensors results_of(const Graph& g, std::span<const Tensor> in, F run) {
+  std::vector<Tensor> inputs = test::copies(in), outside_memory;
+  for (const ImplicitInput& i : g.implicit) outside_memory.push_back(i.tensor);
+  Restored before(outside_memory);
+  Tensors out;
+  for (const Tensor& t : run(inputs)) out.push_back(test::copy_of(t));
+  for (const Tensor& t : outside_memory) out.push_back(test::copy_of(t));
+  for (const Tensor& t : inputs) out.push_back(t);
+  return out;
+}
+
+// How far sums that come in another order may bring results apart, relative to the largest.
+double tolerance_of(const Graph& g) {
+  double most = 1e-9;
+  for (const Value& v : g.values)
+    most = std::max(most, v.meta.dtype == kBF16  ? 1e-1
+                          : v.meta.dtype == kF16 ? 2e-2
+                          : v.meta.dtype == kF32 ? 3e-4
+                                                 : 0.0);
+  return most;
+}
+
+// Equal numbers, and NaN where there is one.
+std::string differs(const Tensor& got, const Tensor& want, double tolerance) {
+  if (got.numel() != want.numel()) return "has another shape";
+  Tensor a = contiguous(got.to(kF64)), b = contiguous(want.to(kF64));
+  const double *p = a.data<double>(), *q = b.data<double>();
+  double largest = 1;
+  for (int64_t i = 0; i < b.numel(); ++i)
+    if (std::isfinite(q[i])) largest = std::max(largest, std::abs(q[i]));
+  for (int64_t i = 0; i < a.numel(); ++i) {
+    if (p[i] == q[i] || (std::isnan(p[i]) && std::isnan(q[i]))) continue;
+    if (std::abs(p[i] - q[i]) <= tolerance * largest) continue;
+    return fmt::format("element {}: {}, expected {}", i, p[i], q[i]);
+  }
+  return "";
+}
+
+std::string check_graph(const Case& c) {
+  auto replayed = [&](const Graph& g) {
+    return results_of(g, c.inputs, [&](auto& in) { return replay(g, in); });
+  };
+  const Tensors want = replayed(c.recorded), coded = replayed(c.fused);
+  const double tolerance = tolerance_of(c.recorded);
+  for (size_t i = 0; i < want.size(); ++i) {
+    const bool exact = i < c.exact.size()                                ? bool(c.exact[i])
+                       : i < c.exact.size() + c.recorded.implicit.size() ? c.state_exact
+                                                                         : true;
+    const bool real = is_floating(want[i].dtype());
+    std::string wrong = differs(coded[i], want[i], exact || !real ? 0 : tolerance);
+    if (!wrong.empty()) return fmt::format("result {} {}", i, wrong);
+  }
+  Executor executor{Graph(c.fused)};
+  for (int threads = 1; threads <= 3; ++threads) {
+    const int before = num_threads();
+    set_num_threads(threads);
+    Tensors got = results_of(c.fused, c.inputs, [&](auto& in) { return executor.run(in); });
+    set_num_threads(before);
+    for (size_t i = 0; i < got.size(); ++i) {
+      Tensor x = contiguous(got[i]), y = contiguous(coded[i]);
+      if (x.nbytes() && std::memcmp(x.raw(), y.raw(), x.nbytes()) != 0)
+        return fmt::format("result {} of the executor on {} threads: {}", i, threads,
+                           differs(x, y, 0));
+    }
+  }
+  return "";
+}
+
+void generate_code(std::vector<Case>& cases, Seen& seen) {
+  std::vector<const Fused*> kernels;
+  for (const Case& c : cases)
+    for (const Fused* f : kernels_of(c.fused)) kernels.push_back(f);
+  GenerateReport report;
+  auto code = generate(kernels, {.cache_dir = test::kernel_cache()}, &report);
+  seen.bodies += report.kernels;
+  size_t at = 0;
+  for (Case& c : cases) {
+    const size_t n = kernels_of(c.fused).size();
+    set_code(c.fused, std::span(code).subspan(at, n));
+    at += n;
+  }
+}
+
+// The smallest part of a failing graph whose results are far apart, if that shows it.
+std::string smallest(const Case& c) {
+  auto run = [&](const Graph& g, std::span<const Tensor> in) {
+    std::vector<Tensor> inputs = test::copies(in), ours = test::copies(in);
+    std::vector<Case> part(1);
+    part[0] = {.seed = c.seed, .what = {}, .recorded = g, .fused = g, .inputs = inputs};
+    optimise(part[0].fused, c.seed);
+    Seen seen;
+    generate_code(part, seen);
+    std::string wrong = check_kernels(part[0].fused, inputs, seen);
+    if (wrong.empty()) {
+      part[0].exact.assign(g.outputs.size(), false);
+      wrong = check_graph(part[0]);
+    }
+    TESSERA_CHECK(wrong.empty(), "{}", wrong);
+    return replay(g, in);
+  };
+  try {
+    Graph g = c.recorded;
+    return to_string(minimize(g, c.inputs, run));
+  } catch (const Error& e) {
+    return e.what();
+  }
+}
+
+void check_case(const Case& c, Seen& seen) {
+  std::string wrong;
+  try {
+    test::expect_same_sharing(c.fused, c.recorded);
+    wrong = check_kernels(c.fused, c.inputs, seen);
+    if (wrong.empty()) wrong = check_graph(c);
+  } catch (const Error& e) {
+    wrong = e.what();
+  }
+  if (wrong.empty()) return;
+  ADD_FAILURE() << c.what << wrong << "\nsmallest: " << smallest(c);
+}
+
+uint64_t first_seed() { return number_from("TESSERA_FUZZ_SEED", 1); }
+uint64_t count_of(uint64_t otherwise) {
+  return std::getenv("TESSERA_FUZZ_SEED") ? number_from("TESSERA_FUZZ_COUNT", 1)
+                                          : number_from("TESSERA_FUZZ_COUNT", otherwise);
+}
+
+TEST(GraphsFuzz, GeneratedCodeComputesWhatWasRecorded) {
+  constexpr uint64_t kAtOnce = 60;
+  const uint64_t first = first_seed(), count = count_of(60);
+  Seen seen;
+  for (uint64_t begin = first; begin < first + count; begin += kAtOnce) {
+    std::vector<Case> cases;
+    for (uint64_t seed = begin; seed < std::min(begin + kAtOnce, first + count); ++seed)
+      cases.push_back(case_of(seed));
+    generate_code(cases, seen);
+    for (const Case& c : cases) check_case(c, seen);
+  }
+  RecordProperty("kernels", std::to_string(seen.kernels));
+  RecordProperty("bodies", std::to_string(seen.bodies));
+  EXPECT_LT(seen.unknown, seen.elements / 20);
+}
+
+// Programs at several sizes: code made for three of them serves others.
+TEST(GraphsFuzz, CodeForManySizesComputesWhatWasRecorded) {
+  constexpr int64_t sizes[] = {7, 40, 131, 3, 64, 97, 4099};
+  constexpr uint64_t kAtOnce = 30;
+  const uint64_t first = first_seed(), count = count_of(30);
+  Seen seen;
+  int64_t served = 0, own = 0;
+  for (uint64_t begin = first; begin < first + count; begin += kAtOnce) {
+    std::vector<std::vector<Case>> programs;
+    for (uint64_t seed = begin; seed < std::min(begin + kAtOnce, first + count); ++seed) {
+      programs.emplace_back();
+      for (int64_t size : sizes) programs.back().push_back(case_of(seed, size));
+    }
+    std::vector<const Fused*> kernels;
+    std::vector<SizedKernels::Family> families;
+    for (const auto& cases : programs) {
+      const std::vector<const Fused*> own_kernels = kernels_of(cases[0].fused);
+      for (size_t k = 0; k < own_kernels.size(); ++k) {
+        kernels.push_back(own_kernels[k]), families.emplace_back();
+        for (const Case* c : {&cases[1], &cases[2]})
+          if (auto same = kernels_of(c->fused); same.size() == own_kernels.size())
+            families.back().push_back(same[k]);
+      }
+    }
+    SizedKernels code;
+    code.code_of(kernels, families, {.cache_dir = test::kernel_cache()});
+    for (auto& cases : programs)
+      for (Case& c : cases) {
+        kernels = kernels_of(c.fused);
+        if (kernels.empty() || !code.have(kernels)) {
+          own += !kernels.empty();
+          continue;
+        }
+        ++served;
+        set_code(c.fused, code.code_of(kernels, {}, {.cache_dir = test::kernel_cache()}));
+        check_case(c, seen);
+      }
+  }
+  RecordProperty("kernels", std::to_string(seen.kernels));
+  EXPECT_TRUE(count < 10 || served > own) << served << " of " << served + own;
+}
+
+}  // namespace
+}  // namespace tessera::compiler
