@@ -14,6 +14,7 @@
 
 #include "core/base/env.h"
 #include "core/base/error.h"
+#include "core/base/isa.h"
 #include "core/io/file.h"
 
 extern char** environ;
@@ -21,12 +22,25 @@ extern char** environ;
 namespace tessera::compiler {
 namespace {
 
+// This machine, or the instruction set that TESSERA_ISA names: what other machines run can be had
+// here.
+const char* architecture() {
+  const bool asked = !env::get("TESSERA_ISA").empty();
+  switch (cpu::current_isa()) {
+#if defined(__x86_64__)
+    case cpu::Isa::kBase: return asked ? "-march=x86-64" : "-march=native";
+    case cpu::Isa::kV3: return asked ? "-march=x86-64-v3" : "-march=native";
+#endif
+    default: return "-march=native";
+  }
+}
+
 // As the core's kernels are compiled, but for this machine. Nothing may be contracted or
 // reassociated: the bits are those of the ops one by one. A loop that copies to lanes is no memcpy:
 // it would go through memory.
 const std::vector<std::string>& flags() {
   static const std::vector<std::string> list {
-    "-std=c++20", "-O3", "-march=native",
+    "-std=c++20", "-O3", architecture(),
 #if defined(__x86_64__)
         "-mprefer-vector-width=512",
 #endif

@@ -8,6 +8,8 @@
 #include <chrono>
 #include <thread>
 
+#include "compile/codegen/toolchain.h"
+#include "core/base/isa.h"
 #include "core/core.h"
 #include "tests/compile/codegen/compare.h"
 #include "tests/support/temp_folder.h"
@@ -230,6 +232,18 @@ TEST(KernelCache, SourcesAreDumped) {
   EXPECT_NE(text.find("// h_0_norm\n"), std::string::npos);
   EXPECT_NE(text.find("k0_h_0_norm_run"), std::string::npos);
 }
+
+#ifdef __x86_64__
+// ctest runs it with TESSERA_ISA=v3 and without.
+TEST(Toolchain, CompilesForTheInstructionSetThatIsAsked) {
+  const char* asked = std::getenv("TESSERA_ISA");
+  const cpu::Isa isa = cpu::current_isa();
+  const bool all = !asked || !*asked || isa == cpu::Isa::kV4;
+  expect_contains(find_toolchain("").description, all                    ? "-march=native"
+                                                  : isa == cpu::Isa::kV3 ? "-march=x86-64-v3"
+                                                                         : "-march=x86-64 ");
+}
+#endif
 
 }  // namespace
 }  // namespace tessera::test
