@@ -17,7 +17,7 @@ Device common_device(const PrimRef& prim, Inputs in) {
 }
 
 bool may_reuse(const Tensor& t, const Meta& out) {
-  return t.uniquely_owned() && same_layout(t.meta(), out) && !t.storage()->ready();
+  return t.uniquely_owned() && same_layout(t.meta(), out) && !t.storage()->pending();
 }
 
 // A second handle on an operand that this result may overwrite (the kernel still reads it through

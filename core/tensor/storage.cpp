@@ -21,20 +21,21 @@ Storage::Storage(void* data, size_t bytes, Device device, Ref<RefCounted> keep_a
     : data_(data), bytes_(bytes), device_(device), keep_alive_(std::move(keep_alive)) {}
 
 Storage::Storage(size_t bytes, Device device, Ref<Event> ready)
-    : bytes_(bytes), device_(device), ready_(std::move(ready)) {}
+    : bytes_(bytes), device_(device), ready_(ready.detach()) {}
 
 void Storage::provide(const Ref<Storage>& memory) {
   data_ = memory->data();
-  ready_ = memory->ready();
+  set_ready(memory->ready());
   readers_ = memory->readers_;
   keep_alive_ = memory;
 }
 
 Storage::~Storage() {
-  // A collective may still be writing: its memory must not be recycled under it.
-  if (ready_ && data_) {
-    try {
-      ready_->wait();
+  if (pending()) {
+    const Ref<Event> last = ready();
+    set_ready(nullptr);
+    try {  // a collective may still be writing: its memory must not be recycled under it
+      if (data_) last->wait();
     } catch (...) {  // reported where the result is used; nobody can use this one any more
     }
   }
@@ -49,19 +50,26 @@ std::mutex& ready_lock() {
   return lock;
 }
 
+// One thread at a time changes it, so this need not be an exchange.
+void Storage::set_ready(Ref<Event> e) {
+  Event* before = ready_.load(std::memory_order_relaxed);
+  ready_.store(e.detach(), std::memory_order_release);
+  if (before && before->release()) delete before;
+}
+
 void Storage::wait_ready_slow() {
   for (;;) {  // what was waited for may have put another event in its place
     Ref<Event> e;
     {
       std::lock_guard lock(ready_lock());
-      e = ready_;
+      e = ready();
     }
     if (!e) return;
     e->wait();
     std::lock_guard lock(ready_lock());
-    if (ready_ != e) continue;
+    if (ready() != e) continue;
     if (!e->done()) return;  // pending for the thread that put it there alone
-    ready_.reset();
+    set_ready(nullptr);
   }
 }
 

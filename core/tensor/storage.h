@@ -3,6 +3,7 @@
 // them elsewhere (a collective that sends them, a checkpoint that has not copied them yet), and
 // bumps `version`.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -56,16 +57,19 @@ class Storage final : public RefCounted {
 
   /// Waits until pending writes (a collective in flight) have landed.
   void wait_ready() {
-    if (ready_) [[unlikely]]
+    if (pending()) [[unlikely]]
       wait_ready_slow();
   }
-  void set_ready(Ref<Event> e) { ready_ = std::move(e); }
-  const Ref<Event>& ready() const { return ready_; }
+  /// Whether writes are pending; other threads may change that meanwhile (ready_lock.h).
+  bool pending() const { return ready_.load(std::memory_order_acquire); }
+  /// The event that they end with. Called under ready_lock() where other threads change it or wait.
+  void set_ready(Ref<Event> e);
+  Ref<Event> ready() const { return Ref<Event>(ready_.load(std::memory_order_relaxed)); }
 
   /// Waits until the bytes may be overwritten: pending writes have landed and all readers are done.
   /// Throws what a pending write failed with; a reader that failed is done reading.
   void wait_writable() {
-    if (ready_ || readers_) [[unlikely]]
+    if (pending() || readers_) [[unlikely]]
       wait_writable_slow();
   }
   /// Somebody reads the bytes as they are now, beyond this call and perhaps on another thread,
@@ -91,9 +95,9 @@ class Storage final : public RefCounted {
   size_t bytes_ = 0;
   Device device_;
   uint32_t version_ = 0;
-  Allocator* allocator_ = nullptr;  // null: borrowed
-  Ref<Event> ready_;
-  Ref<Readers> readers_;  // null: nobody, which is what a write checks first
+  Allocator* allocator_ = nullptr;       // null: borrowed
+  std::atomic<Event*> ready_ = nullptr;  // holds a count; null: nothing is pending
+  Ref<Readers> readers_;                 // null: nobody, which is what a write checks first
   Ref<Recipe> recipe_;
   Ref<RefCounted> keep_alive_;
 };

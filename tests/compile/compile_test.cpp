@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <thread>
 
 #include "core/autograd/autograd.h"
@@ -337,6 +338,22 @@ TEST(Compile, WhatIsRecordedIsReadByAnotherThread) {
   EXPECT_EQ(error,
             "compile: what another thread records writes this memory; wait for its call to return");
   expect_same_bits(state, numbers(0) + numbers(1), "state");
+}
+
+// What is pending for one thread alone, another one passes by; ThreadSanitizer watches.
+TEST(Compile, AnotherThreadReadsWhileThisOneRecords) {
+  Tensor w = numbers(1);
+  const Tensor twice = numbers(1) * 2.0;
+  std::atomic<bool> over = false;
+  std::thread reader([&] {
+    while (!over) expect_same_bits(w * 2.0, twice, "read elsewhere");
+  });
+  for (int k = 0; k < 100; ++k) {
+    auto f = compile([&](const Tensor& a) { return a * w; }, {.skip = "fuse"});
+    expect_same_bits(f(numbers(k)), numbers(k) * numbers(1), "call");
+  }
+  over = true;
+  reader.join();
 }
 
 TEST(Compile, GradientsOfLeaves) {
