@@ -119,7 +119,7 @@ Executor build(Graph graph, const CompileOptions& options, int number, std::stri
   try {
     add_code(fused);
     return Executor(std::move(fused));
-  } catch (const UserError& e) {
+  } catch (const std::exception& e) {
     logging::warn("compile: {}; {} runs without generated kernels", e.what(), options.name);
   }
   run_passes(graph, skip + (skip.empty() ? "" : ",") + "decompose,fuse", passes);
@@ -150,7 +150,7 @@ Executor SizedBuilder::build(const Graph& graph, FunctionRef<std::vector<Graph>(
   run_passes(fused, skip);
   try {
     if (add_code(fused, probes)) return Executor(std::move(fused), arena_);
-  } catch (const UserError& e) {
+  } catch (const std::exception& e) {
     logging::warn("compile: {}; {} runs without generated kernels", e.what(), options_.name);
   }
   fused = graph;

@@ -23,8 +23,9 @@ class BesideText : protected BodyText {
       line("{} s{} = {}::start<{}>();", total_type(instr(id)), id, reduction_type(instr(id).reduce),
            total_type(instr(id)));
     if (in_pieces()) {
-      line("float m{}[{}], below = 0.0f, scale = 0.0f;", s_.pieces.max, pieces());
-      line("double p{}[{}];", s_.pieces.sum, pieces());
+      line("alignas(64) float m{}[{}];", s_.pieces.max, pieces());
+      line("alignas(64) double p{}[{}];", s_.pieces.sum, pieces());
+      line("float below = 0.0f, scale = 0.0f;");
     }
     close("};");
     for (int k = 0; k <= last_nest(); ++k) print_nest_beside(k);

@@ -87,9 +87,11 @@ void remove_stale(const std::string& folder) {
   const auto before = fs::file_time_type::clock::now() - kKept;
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
     const std::string name = entry.path().filename().string();
-    const size_t key_end = name.find(kWork);
-    if (key_end == name.npos || entry.last_write_time(ignored) > before) continue;
-    const std::string lock = fmt::format("{}/{}.lock", folder, name.substr(0, key_end));
+    const std::string key = name.substr(0, name.find('.'));
+    const bool left = name.substr(key.size()).starts_with(kWork) ||
+                      name.substr(key.size()).starts_with(".so.tmp.");
+    if (!left || entry.last_write_time(ignored) > before) continue;
+    const std::string lock = fmt::format("{}/{}.lock", folder, key);
     const int fd = open(lock.c_str(), O_RDWR | O_CLOEXEC);
     if (fd < 0) continue;
     if (flock(fd, LOCK_EX | LOCK_NB) == 0) fs::remove_all(entry.path(), ignored);

@@ -226,10 +226,13 @@ class Scheduler {
       work += instr(id).kind == InstrKind::kPointwise ? cost_of(instr(id).op) : 1;
     return work;
   }
-  // The row of a result that is written when nobody reads the value any more, and as it is.
+  // The row of a result that is written when nobody reads the value any more, and as it is. Where
+  // rows come in pieces, the first nest is in a row before its elements are picked, of an operand
+  // that the result may lie over.
   void keep_in_result(InstrId id) {
     const Instr& i = instr(id);
     if (i.dtype == kBool || memory_type(i.dtype) != register_type(i.dtype)) return;
+    if (s_.pieces.size > 0 && computed_in_[size_t(id)] == 0) return;
     auto reads = [&](const Nest& n) { return std::ranges::count(n.reread, id) > 0; };
     for (size_t n = s_.nests.size(); n-- > size_t(computed_in_[size_t(id)]) + 1;) {
       for (int k : s_.nests[n].stores) {

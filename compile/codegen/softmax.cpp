@@ -78,8 +78,13 @@ Pieces softmax_pieces(const Schedule& s) {
   }
   for (const Store& store : s.body.stores)
     if (store.value == e || store.value == below) return {};
+  for (int k : last.stores) {
+    const Placed& p = s.at(s.body.stores[size_t(k)].value);
+    if (p.place == Place::kRow && p.stage > 0) return {};
+  }
   const int64_t row = s.count(s.inner_mask()), count = (row + kPiece - 1) / kPiece;
-  return {max, sum, ((row + count - 1) / count + kMaxLanes - 1) / kMaxLanes * kMaxLanes};
+  return {max, sum,
+          ((row + count - 1) / count + kMaxLanesOfBytes - 1) / kMaxLanesOfBytes * kMaxLanesOfBytes};
 }
 
 }  // namespace tessera::compiler

@@ -208,19 +208,21 @@ io::Metadata saved_metadata(const std::string& path) {
 void load_weights(nn::Module& model, const Options& o, bool part) {
   check_intact(o.weights);
   const bool hugging_face = models::is_hugging_face(o.weights);
-  if (hugging_face && !part) {
-    models::load_hugging_face(model, o.weights);
-    return;
-  }
-  std::vector<NamedTensor> state =
-      hugging_face ? models::load_hugging_face(o.weights) : io::load_safetensors(o.weights);
+  std::vector<NamedTensor> state;
+  if (!hugging_face)
+    state = io::load_safetensors(o.weights);
+  else if (part)
+    state = models::load_hugging_face(o.weights);
   if (part) {
     std::set<std::string> own;
     for (const NamedTensor& t : model.state()) own.insert(t.name);
     std::erase_if(state, [&](const NamedTensor& t) { return !own.contains(t.name); });
   }
   try {
-    model.load_state(state);
+    if (hugging_face && !part)
+      models::load_hugging_face(model, o.weights);
+    else
+      model.load_state(state);
   } catch (const UserError& e) {  // the lists may be long: what to do comes last
     throw UserError(
         fmt::format("{}\ntrain: the weights in {} are not those of --model {} with the options "

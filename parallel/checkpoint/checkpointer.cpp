@@ -291,7 +291,9 @@ void Checkpointer::Impl::write(Job& job) {
     exchange_.together([&] {
       if (!root) return;
       remove_leftovers(folder_);
-      if (auto last = newest(folder_))
+      const auto last = newest(folder_);
+      mend_latest(folder_, last);
+      if (last)
         TESSERA_CHECK(job.step > last->step,
                       "checkpoint: {} holds step {} already and saves go forward; step {} belongs "
                       "into another folder",

@@ -128,6 +128,14 @@ std::optional<Newest> newest(const std::string& folder) {
   throw UserError(fmt::format("{}; no step saved in {} is sound", trouble, quote(folder)));
 }
 
+void mend_latest(const std::string& folder, const std::optional<Newest>& found) {
+  if (found && !found->warning.empty()) {
+    write_latest(folder, {found->step, read_step(found->folder).hash});
+  } else if (!found && unlink((folder + "/" + kLatestName).c_str()) == 0) {
+    sync_folder(folder);
+  }
+}
+
 Newest resolve(const std::string& path) {
   std::error_code error;
   if (fs::exists(path + "/" + kManifestName, error)) {

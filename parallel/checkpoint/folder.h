@@ -45,6 +45,9 @@ struct Newest {
 /// newest step whose manifest is sound. Nothing when no step is saved in `folder`. Throws UserError
 /// when steps are saved but none is sound.
 std::optional<Newest> newest(const std::string& folder);
+/// Where `latest` was of no use, makes it name what was taken instead, or removes it: a step that
+/// is saved under the name of one that is gone must not be held against that one's hash.
+void mend_latest(const std::string& folder, const std::optional<Newest>& found);
 /// `path` itself when it holds a manifest, else the newest step in it. Throws UserError when there
 /// is none.
 Newest resolve(const std::string& path);

@@ -80,6 +80,23 @@ TEST(Dynamic, AHundredLengthsOfAStepToTheBit) {
 TEST(Dynamic, AHundredLengthsOfAStep) { expect_lengths("", 2e-6, false); }
 TEST(Dynamic, AHundredBatchesOfAStep) { expect_lengths("", 2e-6, true); }
 
+// Rows of which longer ones come in pieces, which the sizes seen so far do not.
+TEST(Dynamic, LengthsOfASoftmax) {
+  auto program = [](const Tensor& x) {
+    Tensor e = exp(x - amax(x, {1}, true));
+    return e / sum(e, {1}, true) * 2.0;
+  };
+  for (const auto& lengths : {std::vector<int64_t>{4200, 5000, 4500, 4700},
+                              std::vector<int64_t>{9000, 12000, 10000, 14500}}) {
+    auto f = compile(program);
+    for (int64_t n : lengths) {
+      Tensor x = randn({200, n});
+      test::expect_close(f(x), program(x), {.f32 = 1e-6}, std::to_string(n));
+    }
+    EXPECT_EQ(f.report().size_compilations, 1) << f.report().why_static;
+  }
+}
+
 TEST(Dynamic, MemoryDoesNotPileUp) {
   auto f = compile([](const Tensor& a) { return sum(exp(a * 2.0 - amax(a)) + a, {0}); });
   auto bytes = [&](int64_t first) {

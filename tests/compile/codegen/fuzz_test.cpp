@@ -165,6 +165,7 @@ class RandomRows {
     hit_ = b_.op("eq", {b_.index(1), target}, true);
     x_ = pick(2) ? b_.op("add", {z, b_.load(pick(2) ? 2 : 3)}) : z;
     if (pick(2)) mask();
+    if (pick(4) == 0) x_ = b_.op("gelu", {x_});
     for (int k = 1 + int(pick(3)); k > 0; --k) {
       add_step();
       if (pick(4) == 0) b_.store(x_);

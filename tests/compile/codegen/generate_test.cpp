@@ -3,6 +3,7 @@
 #include <cmath>
 #include <limits>
 
+#include "compile/codegen/sized.h"
 #include "core/core.h"
 #include "tests/compile/codegen/compare.h"
 
@@ -88,8 +89,30 @@ Body exponentials_body(int64_t rows, int64_t n) {
   b.store(b.op("div", {e, b.sum(e, 2)})), b.store(b.op("mul", {e, b.constant(2.0)}));
   return b.body;
 }
+// Cross-entropy of what costs much to compute, with the target picked of what that is computed
+// from.
+Body gelu_cross_entropy_body(int64_t rows, int64_t n) {
+  BodyBuilder b({rows, n});
+  InstrId x = b.load(3), hit = b.op("eq", {b.index(1), b.load(1, kI64)}, true),
+          v = b.op("gelu", {x});
+  InstrId m = b.reduce(ReduceKind::kMax, v, 2), e = b.op("exp", {b.op("sub", {v, m})}),
+          s = b.sum(e, 2);
+  b.store(b.op("div", {e, s}));
+  b.store(b.op("sub", {b.op("add", {b.op("log", {s}), m}),
+                       b.sum(b.op("where", {hit, x, b.constant(0.0)}), 2)}));
+  return b.body;
+}
+// A number of each row, beside the softmax of the row, for each of its elements.
+Body log_sum_of_each_element_body(int64_t rows, int64_t n) {
+  BodyBuilder b({rows, n});
+  InstrId x = b.load(3), m = b.reduce(ReduceKind::kMax, x, 2),
+          e = b.op("exp", {b.op("sub", {x, m})});
+  InstrId s = b.sum(e, 2);
+  b.store(b.op("div", {e, s})), b.store(b.op("add", {b.op("log", {s}), m}), b.dense(3, kF32));
+  return b.body;
+}
 TEST(Generate, SoftmaxOfLongRowsComesInPieces) {
-  std::vector<Body> bodies;
+  std::vector<Body> bodies = {gelu_cross_entropy_body(100, 8200)};
   for (int64_t n : {8192, 8193, 12320}) {
     const int64_t rows = 96 + n % 7;
     bodies.push_back(softmax_body(rows, n));
@@ -103,11 +126,31 @@ TEST(Generate, SoftmaxOfLongRowsComesInPieces) {
     for (const Body& b : bodies) EXPECT_TRUE(in_pieces(b)) << to_string(b);
     compare_with_interpreter(bodies);
   }
-  std::vector<Body> others = {softmax_body(96, 8191),        softmax_body(90, 8192),
-                              scaled_by_a_pick(100, 8192),   exponentials_body(100, 8192),
-                              softmax_body(96, 8200, kBF16), softmax_body(96, 65537)};
+  std::vector<Body> others = {softmax_body(96, 8191),
+                              softmax_body(90, 8192),
+                              scaled_by_a_pick(100, 8192),
+                              exponentials_body(100, 8192),
+                              softmax_body(96, 8200, kBF16),
+                              softmax_body(96, 65537),
+                              log_sum_of_each_element_body(100, 8200)};
   for (const Body& b : others) EXPECT_FALSE(in_pieces(b)) << to_string(b);
   compare_with_interpreter(others);
+}
+TEST(Generate, OneCodeForAnyNumberOfPieces) {
+  std::vector<Ref<const Fused>> kernels;
+  for (int64_t n : {8192, 8300, 20000}) {
+    const Body b = cross_entropy_body(100, n);
+    kernels.push_back(make_ref<const Fused>("rows", b, results_of(b)));
+  }
+  SizedKernels sized;
+  const Fused* const first[] = {kernels[0].get()};
+  const SizedKernels::Family family[] = {{kernels[0].get(), kernels[1].get(), kernels[2].get()}};
+  sized.code_of(first, family, {.cache_dir = kernel_cache()});
+  for (size_t k : {1, 2}) {
+    const Fused* const other[] = {kernels[k].get()};
+    EXPECT_TRUE(sized.have(other));
+  }
+  EXPECT_EQ(sized.compilations(), 1);
 }
 TEST(Generate, PiecesOfARowMayBeInfiniteOrNan) {
   constexpr float kInf = std::numeric_limits<float>::infinity(),
@@ -368,7 +411,6 @@ TEST(Generate, ResultsOverOperandsWhereNothingIsReadAfterItIsWritten) {
   EXPECT_TRUE(may_overwrite(layer_norm_grad_body(7, 100), 0, 0));
 }
 
-// The value is computed where it is spread over the middle loop, and kept in the result without it.
 // A value waits in the row of a result that may lie over `z`, which is read after it.
 TEST(Generate, WhatIsKeptInAResultIsWrittenWhenAllIsRead) {
   std::vector<Body> bodies;
@@ -386,6 +428,7 @@ TEST(Generate, WhatIsKeptInAResultIsWrittenWhenAllIsRead) {
   compare_with_interpreter(bodies);
 }
 
+// The value is computed where it is spread over the middle loop, and kept in the result without it.
 TEST(Generate, AResultThatIsWrittenAgainAndAgainIsNotOverItsOperand) {
   BodyBuilder b({64, 17, 2});
   InstrId v = b.op("silu", {b.op("sin", {b.op("rsqrt", {b.op("log1p", {b.load(5)})})})});

@@ -91,9 +91,9 @@ std::string number_text(size_t n) { return "n" + std::to_string(n); }
 class Kill : public testing::Test {
  protected:
   // From a copy of `from` (empty: nothing), kills at call 0, 1, ... until a run survives. Returns
-  // how many kills there were.
+  // how many kills there were. The first `mends` swaps of `latest` name no new step.
   size_t kill_everywhere(int ranks, const std::string& from,
-                         const std::map<int64_t, std::string>& undisturbed) {
+                         const std::map<int64_t, std::string>& undisturbed, int64_t mends = 0) {
     for (size_t n = 0;; ++n) {
       std::string folder = dir_ / number_text(n);
       fs::create_directories(folder);
@@ -107,7 +107,7 @@ class Kill : public testing::Test {
         fs::remove_all(folder);
         return n;
       }
-      bool all_saved = expect_old_or_new(folder, run, before) == kSteps;
+      bool all_saved = expect_old_or_new(folder, run, before, mends) == kSteps;
       TracedRun resumed = run_traced([&] { return train(folder, ranks); }, {});
       EXPECT_EQ(resumed.exit_status, 0) << "after a kill at " << where(run);
       EXPECT_EQ(read_lines(folder), undisturbed) << "after a kill at " << where(run);
@@ -124,18 +124,41 @@ class Kill : public testing::Test {
   static std::string where(const TracedRun& run) {
     return run.calls.back().name + " " + run.calls.back().path;
   }
-  static int64_t expect_old_or_new(const std::string& folder, const TracedRun& run,
-                                   int64_t before) {
+  static int64_t expect_old_or_new(const std::string& folder, const TracedRun& run, int64_t before,
+                                   int64_t mends) {
     auto swaps = std::ranges::count_if(run.calls, [](const DiskCall& c) {
       return c.reached && c.name.starts_with("rename") && c.path.ends_with("/latest");
     });
-    int64_t old = before + swaps * kEvery;
+    int64_t old = before + std::max<int64_t>(0, swaps - mends) * kEvery;
     auto found = newest(folder + "/c");
     int64_t now = found ? found->step : 0;
     EXPECT_TRUE(now == old || now == old + kEvery)
         << "step " << now << " after " << old << ", killed at " << where(run);
     EXPECT_TRUE(!found || verify(found->folder).findings.empty());
     return now;
+  }
+  // A folder that a crash left between the commit of the second step and the swap of `latest`.
+  // Returns the lines of a run without one.
+  std::map<int64_t, std::string> crash(const std::string& folder) {
+    std::string calm = dir_ / "calm";
+    fs::create_directories(calm);
+    TracedRun run = run_traced([&] { return train(calm, 1); }, {});
+    auto swap = [seen = 0](const DiskCall& c) mutable {
+      return c.name.starts_with("rename") && c.path.ends_with("/latest") && ++seen == 2;
+    };
+    auto at = std::ranges::find_if(run.calls, swap);
+    EXPECT_NE(at, run.calls.end());
+    // The lines of the training thread come in between: the number of the call may vary a little.
+    for (auto n = size_t(at - run.calls.begin()); n < run.calls.size(); ++n) {
+      fs::remove_all(folder);
+      fs::create_directories(folder);
+      TracedRun killed = run_traced([&] { return train(folder, 1); }, n);
+      EXPECT_TRUE(killed.killed);
+      if (saved_steps(folder + "/c").size() == 2 && read_latest(folder + "/c").step == kEvery)
+        return read_lines(calm);
+    }
+    ADD_FAILURE() << "no kill came between commit and swap";
+    return {};
   }
   TempFolder dir_{"/dev/shm"};
 };
@@ -158,28 +181,23 @@ TEST_F(Kill, EveryCallOfASaveOnOneRankAndOnTwo) {
 
 // As above, beginning where a crash came between the commit of a step and the swap of `latest`.
 TEST_F(Kill, EveryCallOfTheSavesAfterACrash) {
-  std::string calm = dir_ / "calm", crashed = dir_ / "crashed";
-  fs::create_directories(calm);
-  TracedRun run = run_traced([&] { return train(calm, 1); }, {});
-  auto swap = [seen = 0](const DiskCall& c) mutable {
-    return c.name.starts_with("rename") && c.path.ends_with("/latest") && ++seen == 2;
-  };
-  auto at = std::ranges::find_if(run.calls, swap);
-  ASSERT_NE(at, run.calls.end());
-  fs::create_directories(crashed);
-  // The lines of the training thread come in between, so the number of the call may vary a little.
-  for (auto n = size_t(at - run.calls.begin());; ++n) {
-    fs::remove_all(crashed);
-    fs::create_directories(crashed);
-    TracedRun killed = run_traced([&] { return train(crashed, 1); }, n);
-    ASSERT_TRUE(killed.killed);
-    if (saved_steps(crashed + "/c").size() == 2 && read_latest(crashed + "/c").step == kEvery)
-      break;
-    ASSERT_LT(n, run.calls.size());
-  }
-  size_t kills = kill_everywhere(1, crashed, read_lines(calm));
+  std::string crashed = dir_ / "crashed";
+  auto undisturbed = crash(crashed);
+  size_t kills = kill_everywhere(1, crashed, undisturbed);
   EXPECT_GE(kills, 40u);
   std::printf("after a crash: %zu kills\n", kills);
+}
+
+// As above, beginning where somebody removed the step that `latest` names, which had another hash
+// than the step that is saved again will have.
+TEST_F(Kill, EveryCallOfTheSavesAfterGoingBack) {
+  std::string back = dir_ / "back";
+  auto undisturbed = crash(back);
+  write_latest(back + "/c", {2 * kEvery, Digest{1, 2}});
+  fs::remove_all(back + "/c/" + step_name(2 * kEvery));
+  size_t kills = kill_everywhere(1, back, undisturbed, 1);
+  EXPECT_GE(kills, 40u);
+  std::printf("after going back: %zu kills\n", kills);
 }
 
 // What a kill of the process cannot show, a loss of power would: nothing is renamed into place
