@@ -50,8 +50,20 @@ bool may_pass_over_nan(const Schedule& s, InstrId max) {
                               [&](const Store& store) { return of[size_t(store.value)] == kMax; });
 }
 
+// Elements of a piece: about 8 KiB of floats, but no whole pages, for two pieces are read and one
+// is written in a step. The last one should be whole: what it lacks, the next row's first piece
+// does alone.
+static int64_t piece_of(int64_t row) {
+  constexpr int64_t kLeastPiece = 1792, kMostPiece = 2304, kPage = 1024;
+  const auto lacks = [=](int64_t size) { return (row + size - 1) / size * size - row; };
+  int64_t best = kLeastPiece;
+  for (int64_t size = kLeastPiece; size <= kMostPiece; size += kMaxLanes)
+    if (size % kPage != 0 && lacks(size) < lacks(best)) best = size;
+  return best;
+}
+
 Pieces softmax_pieces(const Schedule& s) {
-  constexpr int64_t kPiece = 2048, kLongRow = 4 * kPiece;  // elements
+  constexpr int64_t kLongRow = 8192;  // elements
   if (s.nests.size() != 3 || s.count(s.inner_mask()) < kLongRow) return {};
   const Nest &first = s.nests[0], &second = s.nests[1], &last = s.nests[2];
   if (first.reductions.size() != 1 || second.reductions.size() != 1 || !last.reductions.empty() ||
@@ -82,9 +94,7 @@ Pieces softmax_pieces(const Schedule& s) {
     const Placed& p = s.at(s.body.stores[size_t(k)].value);
     if (p.place == Place::kRow && p.stage > 0) return {};
   }
-  const int64_t row = s.count(s.inner_mask()), count = (row + kPiece - 1) / kPiece;
-  return {max, sum,
-          ((row + count - 1) / count + kMaxLanesOfBytes - 1) / kMaxLanesOfBytes * kMaxLanesOfBytes};
+  return {max, sum, piece_of(s.count(s.inner_mask()))};
 }
 
 }  // namespace tessera::compiler
