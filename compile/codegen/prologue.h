@@ -488,8 +488,8 @@ TESSERA_FN auto strand(bool on, F body, Lanes&... lanes) {
           part(i, n, told(true, body), lanes...);
       });
 }
-/// The same for streams alone, of elements [begin, end). Its steps begin where lines of the first
-/// do, ahead of the others'.
+/// The same for streams alone, of elements [begin, end), which whole steps of the others stay in.
+/// Its steps begin where lines of the first do, ahead of the others'.
 template <long L, class F, class First, class... Rest>
 TESSERA_FN auto strand_of_lines(bool on, long begin, long end, F body, First& first,
                                 Rest&... rest) {
@@ -497,7 +497,7 @@ TESSERA_FN auto strand_of_lines(bool on, long begin, long end, F body, First& fi
   return make_strand(
       on,
       [=](long i) __attribute__((always_inline)) {
-        return (i > begin || ahead == 0) && i + ahead + L <= end && !asks(body, i + ahead, L);
+        return (ahead == 0 || (i > begin && i + ahead + L <= end)) && !asks(body, i + ahead, L);
       },
       [ =, &first, &rest... ](long i, const auto& then) __attribute__((always_inline)) {
         whole<L>(i + ahead, told(false, body), then, first, rest...);
