@@ -115,7 +115,7 @@ class BesideText : protected BodyText {
     for (int store : n.stores)
       if (s_.streamed[size_t(store)]) names.push_back(fmt::format("o{}", store));
     for (const Ahead& a : s_.ahead)
-      if (a.nest == k) names.push_back(fmt::format("h{}", a.operand));
+      if (a.nest == k) names.push_back(name_of(a));
     return names;
   }
   void print_nest_beside(int k) {
@@ -159,7 +159,7 @@ class BesideText : protected BodyText {
              element(b_.stores[size_t(store)].to, "y", "w", store, others), store, store);
     for (const Ahead& a : s_.ahead)
       if (a.nest == k)
-        line("h{}.next = &{} + {};", a.operand,
+        line("{}.next = &{} + {};", name_of(a),
              element(b_.operands[size_t(a.operand)], "x", "r", a.operand, others), a.elements);
     print_body(n, v, lanes_beside(), "return ", captured, ";");
     close("};");
@@ -248,8 +248,8 @@ class BesideText : protected BodyText {
         line("Streamed<{}, {}> o{};", memory_type(b_.stores[size_t(store)].to.dtype), count, store);
     for (const Ahead& a : s_.ahead)
       if (a.nest == k)
-        line("Ahead<{}, {}, {}> h{};", read_type(b_.operands[size_t(a.operand)].dtype), count,
-             a.level, a.operand);
+        line("Ahead<{}, {}, {}> {};", read_type(b_.operands[size_t(a.operand)].dtype), count,
+             a.level, name_of(a));
   }
 };
 

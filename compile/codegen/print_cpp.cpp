@@ -3,7 +3,7 @@
 // running total of reduction 3 in a row (one number, or one for each element it keeps), c3 the same
 // of a chunk, l3 its lanes, b3 the buffer of a row's values; x0, y0 operands and results, r0, w0
 // their parts that a row touches, o0 a result on its way past the caches, apart0 whether it lies
-// over no operand, h0 what is fetched ahead of an operand; i0 indices.
+// over no operand, h0_1 what is fetched ahead of operand 0 into L1; i0 indices.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -175,9 +175,9 @@ class Printer : BesideText {
     for (const Ahead& a : s_.ahead) {
       if (&n != &s_.nests[size_t(a.nest)]) continue;
       const Access& x = b_.operands[size_t(a.operand)];
-      line("Ahead<{}, {}, {}> h{}{{&{} + {}}};", read_type(x.dtype), count, a.level, a.operand,
+      line("Ahead<{}, {}, {}> {}{{&{} + {}}};", read_type(x.dtype), count, a.level, name_of(a),
            element(x, "x", "r", a.operand, ~(LoopMask(1) << v)), a.elements);
-      totals += fmt::format(", h{}", a.operand);
+      totals += ", " + name_of(a);
     }
     print_body(
         n, v, count,

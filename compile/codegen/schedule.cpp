@@ -22,7 +22,9 @@ constexpr int64_t kLongRow = 64 << 10;         // bytes of an operand's row: twi
 constexpr int64_t kBesideRow = 256;            // elements of rows that are computed beside others
 constexpr int64_t kRowsBeside = 64;            // rows of a chunk of such, if there are
 constexpr int64_t kChunksBeside = 16;          // so many chunks of them
-constexpr int64_t kAhead = 13 << 9;            // bytes that they are fetched ahead: no whole pages
+constexpr int64_t kAhead = 13 << 9;            // bytes that one is fetched ahead: no whole pages
+constexpr int64_t kFarAhead = 36 << 9;         // into L2, where it is the only one
+constexpr int64_t kEachAhead = 7 << 9;         // where there are more of them
 constexpr int64_t kFetched = 1 << 20;          // bytes of operands that are: more than an L2 cache
 constexpr int kWorkBeside = 10;                // of nests for which that is worth it
 constexpr int kWorthKeeping = 7;               // cost of a value that is kept, not computed again
@@ -265,24 +267,36 @@ class Scheduler {
       if ((s_.nests[n].loops & inner_) == inner_ && work(s_.nests[n]) > most)
         most = work(s_.nests[n]), by = int(n);
     }
+    std::vector<int> streams;
     for (size_t k = 0; k < s_.body.operands.size(); ++k) {
       const Access& a = s_.body.operands[k];
-      const int64_t size = int64_t(size_of(a.dtype)), row = s_.count(inner_) * size;
+      const int64_t row = row_bytes(a);
       if (moving_loops(a) != (outer_ | inner_) || a.strides.back() != 1) continue;
-      const bool along = alone || s_.beside;
-      if (along && first_reader(int(k)) < 0) continue;  // elements are picked from it
-      const bool dense = s_.outer == 0 || a.strides[0] * size == row;
-      if (along && s_.count(outer_) * row >= kFetched)
-        s_.ahead.push_back({int(k), first_reader(int(k)),
-                            dense ? bytes_ahead(row, first_reader(int(k))) / size
-                                  : (kAhead + row - 1) / row * a.strides[0]});
-      else if (by >= 0 && row >= kLongRow && row <= kRowBuffers)
+      if (alone || s_.beside) {
+        const bool picked = first_reader(int(k)) < 0;
+        if (!picked && s_.count(outer_) * row >= kFetched) streams.push_back(int(k));
+      } else if (by >= 0 && row >= kLongRow && row <= kRowBuffers) {
         s_.ahead.push_back({int(k), by, a.strides[0], 2});
+      }
+    }
+    for (int k : streams) {
+      fetch_along(k, streams.size() == 1 ? kAhead : kEachAhead, 1);
+      if (streams.size() == 1) fetch_along(k, kFarAhead, 2);
     }
   }
-  // How far ahead of an operand with rows of `row` bytes nest `reader` fetches: kAhead, or so much
-  // more that it is not whole pages from where a later nest stores a result with such rows.
-  int64_t bytes_ahead(int64_t row, int reader) const {
+  int64_t row_bytes(const Access& a) const { return s_.count(inner_) * int64_t(size_of(a.dtype)); }
+  void fetch_along(int operand, int64_t ahead, int level) {
+    const Access& a = s_.body.operands[size_t(operand)];
+    const int64_t size = int64_t(size_of(a.dtype)), row = row_bytes(a);
+    const int reader = first_reader(operand);
+    const bool dense = s_.outer == 0 || a.strides[0] * size == row;
+    const int64_t elements =
+        dense ? off_pages(ahead, row, reader) / size : (ahead + row - 1) / row * a.strides[0];
+    s_.ahead.push_back({operand, reader, elements, level});
+  }
+  // `ahead` bytes, or so many more that they are not whole pages from where nest `reader`, or one
+  // after it, stores a result with rows of `row` bytes.
+  int64_t off_pages(int64_t ahead, int64_t row, int reader) const {
     constexpr int64_t kPage = 4 << 10, kNear = 512;
     const auto meets_stores = [&](int64_t bytes) {
       for (int n = reader; n < int(s_.nests.size()); ++n)
@@ -291,9 +305,9 @@ class Scheduler {
           return true;
       return false;
     };
-    for (int64_t bytes = kAhead; bytes < kAhead + kPage; bytes += 2 * kNear)
+    for (int64_t bytes = ahead; bytes < ahead + kPage; bytes += 2 * kNear)
       if (!meets_stores(bytes)) return bytes;
-    return kAhead;
+    return ahead;
   }
   int first_reader(int operand) const {
     for (size_t n = 0; n < s_.nests.size(); ++n)

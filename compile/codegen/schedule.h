@@ -53,7 +53,7 @@ struct Nest {
 };
 
 /// An operand that nest `nest` fetches, into a cache of that level, so many elements before it
-/// reads them.
+/// reads them. There may be one of each level for an operand.
 struct Ahead {
   int operand = 0, nest = 0;
   int64_t elements = 0;

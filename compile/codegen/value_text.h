@@ -227,6 +227,7 @@ class ValueText : protected KernelText {
     return std::ranges::any_of(s_.ahead,
                                [&](const Ahead& a) { return &n == &s_.nests[size_t(a.nest)]; });
   }
+  static std::string name_of(const Ahead& a) { return fmt::format("h{}_{}", a.operand, a.level); }
   bool streams(const Nest& n) const {
     return std::ranges::any_of(n.stores, [&](int k) { return s_.streamed[size_t(k)]; });
   }

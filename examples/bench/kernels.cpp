@@ -3,7 +3,8 @@
 // two sweeps that do nothing else: a copy of as many bytes, half read and half written, and one
 // that reads and writes as many as the kernel, which is what a sum has to be held against. Of each
 // the faster one of two, with ordinary stores and with streaming ones, counts. All are timed in
-// turn: what other programs take from one they take from all.
+// turn: what other programs take from one they take from all. Before each that is larger than the
+// caches these are filled with other memory, or it would find there what the one before left.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -229,6 +230,12 @@ Json bench_kernels(int cpu, int samples, const std::string& only) {
   bind_to_core(cpu);
   set_num_threads(1);
   NoGrad no_grad;
+  int64_t largest = 0;  // of the caches
+  for (const Level& level : memory_levels(1)) largest = std::max(largest, level.size);
+  const Tensor others = randint(0, 256, {2 * largest}, {kU8});
+  const std::function<void()> fill_caches = [&] {
+    move_memory(Traffic::kCopy, nullptr, 0, static_cast<const char*>(others.raw()), 2 * largest);
+  };
   std::vector<compiler::Body> bodies;
   std::vector<int64_t> rows;
   std::vector<const Kernel*> kinds;
@@ -263,7 +270,8 @@ Json bench_kernels(int cpu, int samples, const std::string& only) {
         repeat([&] { k.copy(Traffic::kStreamingCopy); }), repeat([&] { k.move(Traffic::kCopy); }),
         repeat([&] { k.move(Traffic::kStreamingCopy); })};
     if (kinds[i]->eager) timed.push_back(repeat([&] { keep(kinds[i]->eager(k.in)[0].raw()); }));
-    std::vector<Stats> t = time_in_turn(timed, samples);
+    std::vector<Stats> t =
+        time_in_turn(timed, samples, k.bytes > double(largest) ? fill_caches : nullptr);
     double seconds = t[0].min / calls, copy = std::min(t[1].min, t[2].min) / calls,
            moving = std::min(t[3].min, t[4].min) / calls;
     fmt::print("{:<34} {:>10} {:>12} {:>10.1f} {:>8.2f} {:>9.2f}", k.name,

@@ -118,11 +118,13 @@ Stats time_batches(const std::function<void(int64_t)>& batch, int samples, doubl
   return stats_of(times);
 }
 
-std::vector<Stats> time_in_turn(const std::vector<std::function<void()>>& works, int samples) {
+std::vector<Stats> time_in_turn(const std::vector<std::function<void()>>& works, int samples,
+                                const std::function<void()>& before) {
   std::vector<std::vector<double>> times(works.size());
   for (auto& work : works) work();
   for (int s = 0; s < samples; ++s) {
     for (size_t i = 0; i < works.size(); ++i) {
+      if (before) before();
       Stopwatch w;
       works[i]();
       times[i].push_back(w.seconds());

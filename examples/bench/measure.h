@@ -60,8 +60,9 @@ Stats time_call(F&& work, int samples = kSamples, double sample_seconds = 0.01) 
   return time_batches(batch, samples, sample_seconds);
 }
 /// The same for several pieces of work in turn, one call a sample: sample i of all, then sample i +
-/// 1 of all.
-std::vector<Stats> time_in_turn(const std::vector<std::function<void()>>& works, int samples);
+/// 1 of all. `before` each, if there is any, is not timed.
+std::vector<Stats> time_in_turn(const std::vector<std::function<void()>>& works, int samples,
+                                const std::function<void()>& before = nullptr);
 
 /// "load average 1.90 on 2 cores, wall time": other programs' work is part of every number.
 std::string load_text();

@@ -117,19 +117,27 @@ TEST(Streams, SameBitsAsOrdinaryStoresWhereverResultsBegin) {
 }
 
 TEST(Streams, OperandsAreFetchedNoWholePagesFromWhereRowsAreStored) {
-  auto fetches = [](const Body& body, int64_t bytes) {
-    return print_cpp(body, "kernel")
-               .find("h0.next = &r0[0] + " + std::to_string(bytes / 4) + ";") != std::string::npos;
+  auto ahead = [](const Body& body, int level, int operand = 0) {  // bytes; 0: it is not
+    std::smatch found;
+    const std::string text = print_cpp(body, "kernel"), n = std::to_string(operand);
+    const std::regex sought("h" + n + "_" + std::to_string(level) + R"(\.next = &r)" + n +
+                            R"(\[0\] \+ (\d+);)");
+    return std::regex_search(text, found, sought) ? 4 * std::stoi(found[1]) : 0;
   };
-  constexpr int64_t kAhead = 13 << 9;  // 6.5 KiB
-  EXPECT_TRUE(fetches(softmax_body(4096, 1024), kAhead));
-  EXPECT_TRUE(fetches(layer_norm_body(4096, 768), kAhead));   // 12.5 KiB from two rows before
-  EXPECT_TRUE(fetches(layer_norm_body(4096, 640), 15 << 9));  // not 6.5, which would be 11.5 KiB
-  EXPECT_TRUE(fetches(layer_norm_grad_body(4096, 1024), kAhead));
+  EXPECT_EQ(ahead(softmax_body(4096, 1024), 1), 13 << 9);    // 6.5 KiB
+  EXPECT_EQ(ahead(layer_norm_body(4096, 768), 1), 13 << 9);  // 12.5 KiB from two rows before
+  EXPECT_EQ(ahead(layer_norm_body(4096, 640), 1), 15 << 9);  // not 6.5, which would be 11.5 KiB
+  EXPECT_EQ(ahead(softmax_body(4096, 1024), 2), 36 << 9);    // 18 KiB
+  EXPECT_EQ(ahead(layer_norm_body(4096, 768), 2), 38 << 9);  // not 18, which would be 24 KiB
+  for (int operand : {0, 1}) {  // two share what can be on its way to L1
+    EXPECT_EQ(ahead(layer_norm_grad_body(4096, 768), 1, operand), 7 << 9);
+    EXPECT_EQ(ahead(layer_norm_grad_body(4096, 768), 2, operand), 0);
+  }
 }
 TEST(Streams, LongRowsAreFetchedOneAhead) {
   auto ahead = [](const Body& body) {  // by a nest of any number of lanes
-    return std::regex_search(print_cpp(body, "kernel"), std::regex(R"(Ahead<\w+, \d+, \d> h0\{)"));
+    return std::regex_search(print_cpp(body, "kernel"),
+                             std::regex(R"(Ahead<\w+, \d+, \d> h0_\d\{)"));
   };
   EXPECT_FALSE(ahead(cross_entropy_body(3, 16383)));
   EXPECT_TRUE(ahead(cross_entropy_body(3, 16384)));  // 64 KiB
