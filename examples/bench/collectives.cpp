@@ -1,6 +1,8 @@
 // bench collectives: every verb over a range of sizes, on the ranks of this job or on threads of
-// this process. A call is timed on rank 0 from a barrier on, so that a rank that comes late is not
-// counted as slow transport.
+// this process. Before each call every rank writes all that it gives, as a backward pass would, so
+// that nothing which travels lies in the caches of who reads it; then a barrier, so that a rank
+// that comes late is not counted as slow transport. The call alone is timed, on every rank; what is
+// told is the mean over ranks, since who leaves the barrier first waits in the call for the others.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -28,6 +30,7 @@ struct CollectiveOptions {
 // counts.
 struct Verb {
   std::string name;
+  Tensors gives;  // what this rank writes before each call
   std::function<void()> call;
   double bus_factor;  // share of `bytes` that has to cross between ranks
 };
@@ -39,22 +42,23 @@ std::vector<Verb> verbs(ProcessGroup& g, int64_t bytes) {
   std::fill_n(shared.data<float>(), whole, 1.0f);
   double others = double(n - 1) / double(n);
   bool root = g.rank() == 0;
-  auto at_root = [root](const Tensor& x) {
-    return root ? std::vector<Tensor>{x} : std::vector<Tensor>{};
-  };
+  auto at_root = [root](const Tensor& x) { return root ? Tensors{x} : Tensors{}; };
   std::vector<Verb> v = {
-      {"all_reduce", [&g, t] { g.all_reduce(t, ReduceOp::kAvg); }, 2 * others},
+      {"all_reduce", {t}, [&g, t] { g.all_reduce(t, ReduceOp::kAvg); }, 2 * others},
       // In the group's own memory, as gradient buckets are: nothing is copied in.
-      {"all_reduce bucket", [&g, shared] { g.all_reduce(shared, ReduceOp::kAvg); }, 2 * others},
-      {"reduce", [&g, t] { g.reduce(t, 0, ReduceOp::kAvg); }, 1},
-      {"broadcast", [&g, t] { g.broadcast(t, 0); }, 1},
-      {"all_gather", [&g, out, piece] { g.all_gather(out, piece); }, others},
-      {"gather", [&g, piece, o = at_root(out)] { g.gather(o, piece, 0); }, others},
-      {"scatter", [&g, piece, i = at_root(in)] { g.scatter(piece, i, 0); }, others},
-      {"reduce_scatter", [&g, in, piece] { g.reduce_scatter(piece, in); }, others},
-      {"all_to_all", [&g, in, out] { g.all_to_all(out, in); }, others}};
+      {"all_reduce bucket",
+       {shared},
+       [&g, shared] { g.all_reduce(shared, ReduceOp::kAvg); },
+       2 * others},
+      {"reduce", {t}, [&g, t] { g.reduce(t, 0, ReduceOp::kAvg); }, 1},
+      {"broadcast", at_root(t), [&g, t] { g.broadcast(t, 0); }, 1},
+      {"all_gather", {piece}, [&g, out, piece] { g.all_gather(out, piece); }, others},
+      {"gather", {piece}, [&g, piece, o = at_root(out)] { g.gather(o, piece, 0); }, others},
+      {"scatter", at_root(in), [&g, piece, i = at_root(in)] { g.scatter(piece, i, 0); }, others},
+      {"reduce_scatter", {in}, [&g, in, piece] { g.reduce_scatter(piece, in); }, others},
+      {"all_to_all", {in}, [&g, in, out] { g.all_to_all(out, in); }, others}};
   if (n > 1)
-    v.push_back({"send_recv",
+    v.push_back({"send_recv", at_root(t),
                  [&g, t] {
                    if (g.rank() == 0) g.send(t, 1);
                    if (g.rank() == 1) g.recv(t, 0);
@@ -64,23 +68,26 @@ std::vector<Verb> verbs(ProcessGroup& g, int64_t bytes) {
 }
 
 // Rank 0 decides how many calls fill the time, so that all make the same.
-Stats time_verb(ProcessGroup& g, const std::function<void()>& call, double seconds) {
+Stats time_verb(ProcessGroup& g, const Verb& v, double seconds) {
   constexpr int kMost = 2000;
-  for (int i = 0; i < 2; ++i) call();
-  g.barrier();
+  auto timed = [&] {
+    for (const Tensor& t : v.gives) std::fill_n(t.data<float>(), t.numel(), 1.0f);
+    g.barrier();
+    Stopwatch w;
+    v.call();
+    return w.seconds();
+  };
+  for (int i = 0; i < 2; ++i) timed();
   Stopwatch trial;
-  call();
+  timed();
   Tensor calls = from_values<int64_t>({int64_t(seconds / std::max(trial.seconds(), 1e-7))}, {1});
   g.broadcast(calls, 0);
   int64_t n = std::clamp<int64_t>(calls.item<int64_t>(), kSamples, kMost);
   std::vector<double> times;
-  for (int64_t i = 0; i < n; ++i) {
-    g.barrier();
-    Stopwatch w;
-    call();
-    times.push_back(w.seconds());
-  }
-  return stats_of(times);
+  for (int64_t i = 0; i < n; ++i) times.push_back(timed());
+  Tensor mean = from_values<double>(times, {n});
+  g.all_reduce(mean, ReduceOp::kAvg);
+  return stats_of({mean.data<double>(), mean.data<double>() + n});
 }
 
 Json measure(ProcessGroup& g, const CollectiveOptions& o) {
@@ -90,14 +97,16 @@ Json measure(ProcessGroup& g, const CollectiveOptions& o) {
   check_only("collectives", o.only, names);
   Json rows;
   if (tell) {
-    fmt::print("{} ranks, backend {}, f32, {}; p50 on rank 0 after a barrier\n", g.size(),
-               g.backend(), load_text());
+    fmt::print(
+        "{} ranks, backend {}, f32, {}; before each call all ranks write what they give, and a "
+        "barrier; mean over ranks of the call alone\n",
+        g.size(), g.backend(), load_text());
     fmt::print("{:<18} {:>9} {:>12} {:>12} {:>12} {:>10} {:>10} {:>7}\n", "verb", "size", "p50",
                "q1", "q3", "GB/s", "bus GB/s", "calls");
   }
   auto row = [&](const Verb& v, int64_t bytes) {
     if (v.name.find(o.only) == std::string::npos) return;
-    Stats t = time_verb(g, v.call, o.seconds);
+    Stats t = time_verb(g, v, o.seconds);
     if (!tell) return;
     double rate = double(bytes) / t.median * 1e-9;
     fmt::print("{:<18} {:>9} {:>12} {:>12} {:>12} {:>10.2f} {:>10.2f} {:>7}\n", v.name,
@@ -110,7 +119,7 @@ Json measure(ProcessGroup& g, const CollectiveOptions& o) {
                     {"gbytes_per_s", rate},
                     {"bus_gbytes_per_s", rate * v.bus_factor}});
   };
-  row({"barrier", [&] { g.barrier(); }, 0}, 0);
+  row({"barrier", {}, [&] { g.barrier(); }, 0}, 0);
   for (int64_t bytes = o.min_bytes;; bytes = std::min(bytes * 8, o.max_bytes)) {
     for (const Verb& v : verbs(g, bytes)) row(v, bytes);
     if (bytes == o.max_bytes) break;
@@ -150,7 +159,9 @@ Json bench_collectives(const CollectiveOptions& o) {
 void add_collectives(CLI::App& app, Run& run) {
   auto o = std::make_shared<CollectiveOptions>();
   CLI::App* sub = app.add_subcommand(
-      "collectives", "latency and bandwidth of every verb; under tlaunch, or ranks as threads");
+      "collectives",
+      "latency and bandwidth of every verb, on buffers written before each call; under tlaunch, or "
+      "ranks as threads");
   sub->add_option("--ranks", o->ranks, "threads, when not under tlaunch")->capture_default_str();
   sub->add_option("--backend", o->backend,
                   "under tlaunch shm or gloo, as threads loopback or gloo; default by host");
