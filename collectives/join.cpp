@@ -147,10 +147,9 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
     throw;
   }
   auto engine = std::make_unique<ShmEngine>(
-      m, segment,
-      ShmOptions{.processes = true,
-                 .read_in_place = true,
-                 .cause_of_death = [store = o.store](int r) { return cause_of_death(*store, r); }});
+      m, segment, ShmOptions{.processes = true, .cause_of_death = [store = o.store](int r) {
+                               return cause_of_death(*store, r);
+                             }});
   // The creator's descriptor is the door by which the others come in.
   await_all(*segment, *store, m, deadline, o.join_timeout);
   segment->close_descriptor();
@@ -179,12 +178,11 @@ Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& options) 
 }
 
 Ref<ProcessGroup> join_threads(Membership members, std::shared_ptr<Hub> hub, Millis timeout,
-                               bool read_in_place) {
-  auto connect = [hub, read_in_place](const Membership& m, uint64_t) -> std::unique_ptr<Engine> {
+                               ShmOptions options) {
+  auto connect = [hub, options](const Membership& m, uint64_t) -> std::unique_ptr<Engine> {
     if (m.size == 1) return make_solo_engine();
     auto segment = hub->join(m.group, m.size, segment_options(m.size));
-    return std::make_unique<ShmEngine>(
-        m, std::move(segment), ShmOptions{.read_in_place = read_in_place, .cause_of_death = {}});
+    return std::make_unique<ShmEngine>(m, std::move(segment), options);
   };
   auto engine = connect(members, 0);
   return as_device_group(std::move(members), std::move(engine), timeout, connect);

@@ -20,7 +20,7 @@ Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& options);
 
 /// A group of threads that meet in a hub.
 Ref<ProcessGroup> join_threads(Membership members, std::shared_ptr<Hub> hub, Millis timeout,
-                               bool read_in_place);
+                               ShmOptions options);
 
 /// The members of a world of `size` ranks.
 Membership make_world(const std::string& name, int rank, int size);

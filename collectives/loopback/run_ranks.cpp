@@ -59,7 +59,9 @@ void run_ranks(int n, FunctionRef<void(ProcessGroup&)> body, const RunOptions& o
                                                            .timeout = timeout,
                                                            .join_timeout = timeout});
       } else {
-        group = detail::join_threads(std::move(members), hub, timeout, options.read_in_place);
+        group = detail::join_threads(
+            std::move(members), hub, timeout,
+            {.read_in_place = options.read_in_place, .way = options.way, .cause_of_death = {}});
       }
       set_world(group);
       body(*group);

@@ -2,17 +2,24 @@
 // The algorithm is that of processes on one host; only the memory is the process's own.
 #pragma once
 #include <memory>
+#include <optional>
 
 #include "collectives/process_group.h"
 #include "core/base/function_ref.h"
 
 namespace tessera {
 
+namespace detail {
+enum class Way : uint8_t;  // shm/tuner.h
+}
+
 struct RunOptions {
   std::string backend = "loopback";  // or "gloo": threads that talk over TCP
   Millis timeout{0};                 // deadline of each collective; 0: TESSERA_TIMEOUT
-  bool read_in_place =
-      true;  // false: large tensors pass through staging areas, as between processes
+  // false: large tensors pass through staging areas, as between processes
+  bool read_in_place = true;
+  // How an all_reduce that could go several ways goes; none: found by trying.
+  std::optional<detail::Way> way = {};
 };
 
 /// Calls body(group) on n threads, each with one OpenMP thread, with world() set to its group of n

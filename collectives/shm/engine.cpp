@@ -163,8 +163,8 @@ void ShmEngine::run(Call& call) {
   Way way = small ? Way::kStaged : Way::kInPlace;
   bool trial = false;
   if (plan.kind == CollKind::kAllReduce && plan.longest > kReduceAloneBytes) {
-    way = places_.way(plan.longest);
-    trial = places_.tries(plan.longest);
+    way = options_.way.value_or(places_.way(plan.longest));
+    trial = !options_.way && places_.tries(plan.longest);
   }
   Entry entry{.fingerprint = plan.record.fingerprint, .verdict = places_.verdict()};
   entry.direct = find_places(plan, seq, entry);

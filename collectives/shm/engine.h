@@ -9,6 +9,7 @@
 // staging areas, used in turn, need no second flag.
 #pragma once
 #include <functional>
+#include <optional>
 
 #include "collectives/backend_name.h"
 #include "collectives/engine.h"
@@ -19,8 +20,9 @@
 namespace tessera::detail {
 
 struct ShmOptions {
-  bool processes = false;     // ranks are processes: watch their pids
-  bool read_in_place = true;  // threads: large pieces are read where they lie
+  bool processes = false;       // ranks are processes: watch their pids
+  bool read_in_place = true;    // threads: large pieces are read where they lie
+  std::optional<Way> way = {};  // of each all_reduce that could go several; none: found by trying
   /// How rank r of the world ended, if anybody knows ("signal 9 (Killed)").
   std::function<std::string(int world_rank)> cause_of_death;
 };

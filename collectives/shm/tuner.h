@@ -1,14 +1,15 @@
 // What is fastest for a size, found by trying. Cores that share a last-level cache hand lines over
 // in it, at up to 100 GB/s; where they do not (cores of two dies, many virtual machines), a line
 // that is dirty in the other core's cache costs ten times one that is in memory: 2 against 7 GB/s
-// measured between two cores. So whether to write past the caches is tried a few times for each
-// size, and the faster way kept. Invariant: results do not depend on the choice.
+// measured between two cores. So the ways to do it, past the caches or not, are tried a few times
+// for each size, and the fastest kept. Invariant: results do not depend on the choice.
 #pragma once
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <chrono>
 #include <cstdint>
+#include <utility>
 
 namespace tessera::detail {
 
@@ -27,9 +28,10 @@ class StageTuner {
   }
   /// The window asked for last has been read.
   void done() {
-    if (!current_ || current_->calls >= 2 * kTrials) return;
+    Class* c = std::exchange(current_, nullptr);
+    if (!c || c->calls >= 2 * kTrials) return;
     double us = std::chrono::duration<double, std::micro>(Clock::now() - start_).count();
-    double& best = current_->best_us[current_->calls++ & 1];
+    double& best = c->best_us[c->calls++ & 1];
     best = std::min(best, us);
   }
 
@@ -50,49 +52,52 @@ class StageTuner {
 
 /// How an all_reduce is done whose tensors all ranks can reach.
 enum class Way : uint8_t {
-  kStaged,    // as if they could not
   kInPlace,   // each rank reduces a slice and writes it to all
   kStreamed,  // the same, past the caches
+  kStaged,    // as if they could not
 };
 
-/// Whether to write past the caches what is reduced in place. Ranks must agree, so rank 0's times
-/// count: it publishes its verdict with each call, and everybody goes by the one that came with the
-/// call before.
+/// The way of an all_reduce. Ranks must agree, so rank 0's times count: it publishes its verdict
+/// with each call, and everybody goes by the one that came with the call before.
 class PlaceTuner {
  public:
   /// The way for an all_reduce of `bytes`; equal on all ranks.
   Way way(int64_t bytes) const {
     if (bytes < kFirstBytes) return Way::kInPlace;
     size_t k = class_of(bytes);
-    bool streamed = tries(bytes) ? classes_[k].calls & 1 : adopted_ >> k & 1;
-    return streamed ? Way::kStreamed : Way::kInPlace;
+    return Way(tries(bytes) ? uint32_t(classes_[k].calls % ways(bytes))
+                            : adopted_ >> kBits * k & kMask);
   }
   bool tries(int64_t bytes) const {
     int trials = bytes < kLargeBytes ? kTrials : kTrialsOfLarge;
-    return bytes >= kFirstBytes && classes_[class_of(bytes)].calls < 2 * trials;
+    return bytes >= kFirstBytes && classes_[class_of(bytes)].calls < trials * ways(bytes);
   }
   /// A trial has taken `us` on this rank.
   void took(int64_t bytes, double us) {
     size_t k = class_of(bytes);
     Class& c = classes_[k];
-    double& best = c.best_us[c.calls++ & 1];
+    double& best = c.best_us[c.calls++ % ways(bytes)];
     best = std::min(best, us);
-    uint32_t bit = uint32_t{1} << k;
-    verdict_ = c.best_us[1] < c.best_us[0] ? verdict_ | bit : verdict_ & ~bit;
+    auto fastest = uint32_t(std::ranges::min_element(c.best_us) - c.best_us);
+    verdict_ = (verdict_ & ~(kMask << kBits * k)) | fastest << kBits * k;
   }
-  /// A bit for each class of sizes: streaming was faster.
+  /// The fastest way for each class of sizes.
   uint32_t verdict() const { return verdict_; }
   void adopt(uint32_t verdict) { adopted_ = verdict; }
 
  private:
-  // What fits a first-level cache is never streamed; large calls are few, so they try less.
-  static constexpr int64_t kFirstBytes = 32 << 10, kLargeBytes = 4 << 20;
-  static constexpr int kTrials = 8, kTrialsOfLarge = 3;
-  static constexpr size_t kClasses = 32;
+  // Below the first, tensors in place always were fastest; from the second on, what is staged goes
+  // through memory twice. Both begin a class. Large calls are few, so they try less.
+  static constexpr int64_t kFirstBytes = 32 << 10, kNeverStagedBytes = 1 << 20,
+                           kLargeBytes = 4 << 20;
+  static constexpr int kTrials = 8, kTrialsOfLarge = 3;  // of each way
+  static constexpr size_t kBits = 2, kClasses = 32 / kBits;
+  static constexpr uint32_t kMask = (1u << kBits) - 1;
   struct Class {
     int calls = 0;
-    double best_us[2] = {1e300, 1e300};  // in place, streamed
+    double best_us[3] = {1e300, 1e300, 1e300};  // by way
   };
+  static int ways(int64_t bytes) { return bytes < kNeverStagedBytes ? 3 : 2; }
   static size_t class_of(int64_t bytes) {
     return std::min<size_t>(size_t(std::bit_width(uint64_t(bytes / kFirstBytes))), kClasses) - 1;
   }

@@ -7,6 +7,7 @@
 
 #include "collectives/decorators/counting.h"
 #include "collectives/loopback/run_ranks.h"
+#include "collectives/shm/tuner.h"
 #include "core/ops/compose.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
@@ -78,6 +79,28 @@ TEST(Loopback, SumsAreTheTreesBitForBit) {
                     }
                   },
                   {.read_in_place = in_place});
+}
+
+TEST(Loopback, EachWayOfAnAllReduceGivesTheTreesBits) {
+  using detail::Way;
+  for (Way way : {Way::kInPlace, Way::kStreamed, Way::kStaged})
+    for (int size : {2, 3})
+      for (int64_t n : {2000, 10'000, 100'000, 300'001})
+        run_ranks(size,
+                  [&](ProcessGroup& g) {
+                    Tensor t = empty({n});
+                    std::vector<float> terms(static_cast<size_t>(size));
+                    for (int call = 0; call < 2; ++call) {
+                      for (int64_t i = 0; i < n; ++i) t.data<float>()[i] = term(g.rank(), i + call);
+                      g.all_reduce(t);
+                      for (int64_t i = 0; i < n; ++i) {
+                        for (int r = 0; r < size; ++r) terms[size_t(r)] = term(r, i + call);
+                        TESSERA_CHECK(t.data<float>()[i] == tree(terms, 0, terms.size()),
+                                      "way {}, call {}, element {}", int(way), call, i);
+                      }
+                    }
+                  },
+                  {.way = way});
 }
 
 TEST(Loopback, SumsHaveEqualBitsWhicheverWayIsTried) {

@@ -1,0 +1,65 @@
+// How an all_reduce in shared memory finds its way.
+#include "collectives/shm/tuner.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace tessera::detail {
+namespace {
+
+// Both ranks' tuners through `calls` calls, of which way w takes rank r us[r][w]. Every call goes
+// by the verdict that came with the one before. Returns the ways.
+std::vector<Way> run(int64_t bytes, int calls, const double (&us)[2][3]) {
+  PlaceTuner ranks[2];
+  std::vector<Way> ways;
+  for (int i = 0; i < calls; ++i) {
+    const Way way = ranks[0].way(bytes);
+    EXPECT_EQ(ranks[1].way(bytes), way) << bytes << " bytes, call " << i;
+    const uint32_t published = ranks[0].verdict();
+    for (int r : {0, 1}) {
+      ranks[r].adopt(published);
+      EXPECT_EQ(ranks[r].tries(bytes), ranks[0].tries(bytes));
+    }
+    for (int r : {0, 1})
+      if (ranks[r].tries(bytes)) ranks[r].took(bytes, us[r][int(way)] + i % 3);
+    ways.push_back(way);
+  }
+  return ways;
+}
+
+TEST(PlaceTuner, TriesEachWayAndKeepsTheFastestOfRank0) {
+  constexpr double us[2][3] = {{30, 20, 10}, {10, 20, 30}};
+  for (int64_t bytes : {32 << 10, 100'000, 512 << 10}) {
+    std::vector<Way> ways = run(bytes, 100, us);
+    EXPECT_EQ(std::set<Way>(ways.begin(), ways.begin() + 24),
+              (std::set<Way>{Way::kInPlace, Way::kStreamed, Way::kStaged}));
+    EXPECT_EQ(std::set<Way>(ways.begin() + 25, ways.end()), std::set<Way>{Way::kStaged}) << bytes;
+  }
+}
+
+TEST(PlaceTuner, LargeOnesStayInPlaceAndSmallOnesTryNothing) {
+  constexpr double us[2][3] = {{30, 20, 10}, {10, 20, 30}};
+  for (int64_t bytes : {1 << 20, 100 << 20}) {
+    std::vector<Way> ways = run(bytes, 100, us);
+    EXPECT_EQ(std::count(ways.begin(), ways.end(), Way::kStaged), 0);
+    EXPECT_EQ(ways.back(), Way::kStreamed) << bytes;
+  }
+  EXPECT_EQ(run(16 << 10, 30, us), std::vector<Way>(30, Way::kInPlace));
+}
+
+TEST(PlaceTuner, SizesHaveVerdictsOfTheirOwn) {
+  PlaceTuner tuner;
+  for (int64_t bytes : {64 << 10, 256 << 10, 4 << 20})
+    while (tuner.tries(bytes)) {
+      const int way = int(tuner.way(bytes)), best = bytes == 64 << 10 ? 2 : bytes == 256 << 10;
+      tuner.took(bytes, way == best ? 1 : 2);
+    }
+  tuner.adopt(tuner.verdict());
+  EXPECT_EQ(tuner.way(64 << 10), Way::kStaged);
+  EXPECT_EQ(tuner.way(256 << 10), Way::kStreamed);
+  EXPECT_EQ(tuner.way(4 << 20), Way::kInPlace);
+}
+
+}  // namespace
+}  // namespace tessera::detail
