@@ -4,9 +4,10 @@ namespace tessera::detail {
 namespace {
 
 Device device_of(const Collective& c) {
-  for (auto tensors : {c.in, c.out})
-    for (const Tensor& t : tensors)
-      if (t.defined()) return t.device();
+  for (const Tensor& t : c.in)
+    if (t.defined()) return t.device();
+  for (const Tensor& t : c.out)
+    if (t.defined()) return t.device();
   return kCPU;
 }
 

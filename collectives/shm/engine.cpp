@@ -18,10 +18,8 @@ namespace {
 
 // Below this many bytes a giver's pieces travel with the fingerprint, in the first phase.
 constexpr int64_t kInlineBytes = 64 << 10;
-// Up to this many bytes every rank reduces everything itself, which saves a phase. Beyond, it is
-// slower even between two ranks: a line that both have read costs its writer far more than one that
-// moves from rank to rank.
-constexpr int64_t kReduceAloneBytes = 512;
+// Up to this many bytes of its peers every rank reduces itself, which saves a phase.
+constexpr int64_t kReduceAloneBytes = Segment::kSwapBytes;
 // Up to this many bytes are reduced in place before a peer that sleeps would be awake.
 constexpr int64_t kShortBytes = 16 << 10;
 constexpr int64_t kAlign = 64;
@@ -162,7 +160,7 @@ void ShmEngine::run(Call& call) {
   // How it is done if all ranks are direct; equal on all of them.
   Way way = small ? Way::kStaged : Way::kInPlace;
   bool trial = false;
-  if (plan.kind == CollKind::kAllReduce && plan.longest > kReduceAloneBytes) {
+  if (by_slices(plan)) {
     way = options_.way.value_or(places_.way(plan.longest));
     trial = !options_.way && places_.tries(plan.longest);
   }
@@ -179,7 +177,8 @@ void ShmEngine::run(Call& call) {
     }
   }
   auto start = trial ? Clock::now() : Clock::time_point();
-  past_caches_ = staged && tuner_.past_caches(window * pieces);
+  swaps_ = small && !by_slices(plan) && window * pieces <= int64_t(Segment::kSwapBytes);
+  past_caches_ = staged && !swaps_ && tuner_.past_caches(window * pieces);
   ++phase_;  // the phase about to be posted chooses the staging area
   if (staged) stage(plan.give, 0, window);
   --phase_;
@@ -208,10 +207,14 @@ void ShmEngine::run(Call& call) {
   me_.finished.store(seq, std::memory_order_release);
 }
 
+bool ShmEngine::by_slices(const Plan& plan) const {
+  return plan.kind == CollKind::kAllReduce && plan.longest * (size_ - 1) > kReduceAloneBytes;
+}
+
 /// What came with the first phase.
 void ShmEngine::run_first(Call& call, int64_t window) {
   const Plan& plan = call.plan;
-  if (plan.kind == CollKind::kAllReduce && plan.longest > kReduceAloneBytes)
+  if (by_slices(plan))
     reduce_slices(call, 0, window);
   else
     consume(plan, 0, window);
@@ -284,7 +287,7 @@ bool ShmEngine::meet_pools(Call& call) {
 
 /// Copies bytes [begin, begin + window) of every piece into the staging area of this phase.
 void ShmEngine::stage(const Parts& give, int64_t begin, int64_t window) {
-  std::byte* to = segment_->stage(rank_, int(phase_ & 1));
+  std::byte* to = area(rank_);
   for (const Part& piece : give) {
     int64_t bytes = inside(piece.bytes, begin, window);
     if (bytes > 0 && past_caches_)
@@ -298,12 +301,17 @@ void ShmEngine::stage(const Parts& give, int64_t begin, int64_t window) {
 /// Takes the same bytes from all givers' staging areas.
 void ShmEngine::consume(const Plan& plan, int64_t begin, int64_t window) {
   if (!plan.takes) return;
-  int parity = int(phase_ & 1);
   int64_t offset = plan.piece() * window;
   int first = plan.giver < 0 ? 0 : plan.giver, last = plan.giver < 0 ? size_ : plan.giver + 1;
+  // What this rank has staged itself may have left its cache for a peer's.
+  const bool own_in_place = !plan.must_stage();
+  auto given_by = [&](int r) -> const std::byte* {
+    if (r == rank_ && own_in_place) return plan.give[size_t(plan.piece())].data + begin;
+    return area(r) + offset;
+  };
   if (plan.reduces) {
     Sources sources;
-    for (int r = first; r < last; ++r) sources.push_back(segment_->stage(r, parity) + offset);
+    for (int r = first; r < last; ++r) sources.push_back(given_by(r));
     int64_t bytes = inside(plan.take[0].bytes, begin, window);
     reduce_tree(plan.op, plan.dtype, plan.take[0].data + begin, sources,
                 bytes / int64_t(size_of(plan.dtype)));
@@ -311,8 +319,7 @@ void ShmEngine::consume(const Plan& plan, int64_t begin, int64_t window) {
   }
   for (int r = first; r < last; ++r) {
     const Part& to = plan.take[size_t(r - first)];
-    move_bytes(to.data + begin, segment_->stage(r, parity) + offset,
-               inside(to.bytes, begin, window));
+    move_bytes(to.data + begin, given_by(r), inside(to.bytes, begin, window));
   }
 }
 
@@ -345,9 +352,10 @@ void ShmEngine::reduce_slices(Call& call, int64_t begin, int64_t window) {
 /// Moves pieces of up to `longest` bytes through the staging areas, window by window.
 void ShmEngine::run_staged(Call& call, int64_t longest) {
   const Plan& plan = call.plan;
-  int64_t area = int64_t(segment_->options().stage_bytes);
-  int64_t window = round_down(plan.one_for_each ? area / size_ : area);
+  int64_t room = int64_t(segment_->options().stage_bytes);
+  int64_t window = round_down(plan.one_for_each ? room / size_ : room);
   bool slices = plan.kind == CollKind::kAllReduce;
+  swaps_ = false;
   int pieces = plan.one_for_each ? size_ : 1;
   std::vector<std::byte> copy;  // where results of one window would overwrite what the next gives
   const Parts give = window < longest && plan.must_stage() ? copied(plan.give, copy) : plan.give;

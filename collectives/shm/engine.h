@@ -69,6 +69,10 @@ class ShmEngine final : public Engine {
   Heard listen(const CallRecord& mine);
   void tell(const Call& call);
   void post();
+  bool by_slices(const Plan& plan) const;
+  std::byte* area(int r) const {
+    return swaps_ ? segment_->swap(r, phase_) : segment_->stage(r, int(phase_ & 1));
+  }
   void stage(const Parts& give, int64_t begin, int64_t window);
   void consume(const Plan& plan, int64_t begin, int64_t window);
   void reduce_slices(Call& call, int64_t begin, int64_t window);
@@ -128,7 +132,8 @@ class ShmEngine final : public Engine {
   uint64_t phase_ = 0;  // phases posted by this rank
   StageTuner tuner_;
   PlaceTuner places_;
-  bool past_caches_ = false;           // how this call is staged
+  // How this call is staged: in areas that go round, else past the caches.
+  bool swaps_ = false, past_caches_ = false;
   mutable std::atomic<int> room_{-1};  // for each rank on a core of its own; -1: not known yet
   std::atomic<uint32_t> nudges_{0};
 

@@ -54,6 +54,7 @@ Segment::Segment(int size, const Options& options) : size_(size), options_(optio
   size_t states = place(n * sizeof(RankState)), boxes = place(n * n * sizeof(Mailbox));
   size_t splits = place(n * 4 * n * sizeof(int64_t));
   size_t places = place(n * 2 * (n + 1) * sizeof(int64_t));
+  size_t swaps = place(2 * n * kSwapBytes);
   size_t stages = place(2 * n * options.stage_bytes);
   size_t mail = place(n * n * 2 * options.mail_bytes);
   bytes_ = at;
@@ -62,6 +63,7 @@ Segment::Segment(int size, const Options& options) : size_(size), options_(optio
   mailboxes_ = reinterpret_cast<Mailbox*>(boxes);
   splits_ = reinterpret_cast<int64_t*>(splits);
   places_ = reinterpret_cast<int64_t*>(places);
+  swaps_ = reinterpret_cast<std::byte*>(swaps);
   stages_ = reinterpret_cast<std::byte*>(stages);
   mail_ = reinterpret_cast<std::byte*>(mail);
 }
@@ -80,6 +82,7 @@ void Segment::map(int fd, bool fresh) {
   move(mailboxes_);
   move(splits_);
   move(places_);
+  move(swaps_);
   move(stages_);
   move(mail_);
   if (!fresh) return;

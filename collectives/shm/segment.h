@@ -88,6 +88,7 @@ struct Obituary {
 
 class Segment {
  public:
+  static constexpr size_t kSwapBytes = 4 << 10;
   struct Options {
     size_t stage_bytes = size_t{512} << 10;  // of each of a rank's two staging areas
     size_t mail_bytes = size_t{64} << 10;    // of each of a mailbox's two slots
@@ -113,6 +114,13 @@ class Segment {
   RankState& state(int r) { return states_[r]; }
   std::byte* stage(int r, int parity) {
     return stages_ + size_t(2 * r + parity) * options_.stage_bytes;
+  }
+  /// Where rank r stages at most kSwapBytes that only one phase needs. These areas go round: a rank
+  /// writes where it has read before, so its writes hit lines that its cache has, and each line
+  /// crosses once.
+  std::byte* swap(int r, uint64_t phase) {
+    size_t area = (size_t(r) + phase / 2) % size_t(size_);
+    return swaps_ + (2 * area + phase % 2) * kSwapBytes;
   }
   Mailbox& mailbox(int from, int to) { return mailboxes_[from * size_ + to]; }
   std::byte* mail(int from, int to, int parity) {
@@ -143,6 +151,7 @@ class Segment {
   Mailbox* mailboxes_ = nullptr;
   int64_t* splits_ = nullptr;
   int64_t* places_ = nullptr;
+  std::byte* swaps_ = nullptr;
   std::byte* stages_ = nullptr;
   std::byte* mail_ = nullptr;
 };

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <random>
 #include <thread>
 
 #include "collectives/decorators/counting.h"
 #include "collectives/loopback/run_ranks.h"
+#include "collectives/shm/cpu.h"
 #include "collectives/shm/tuner.h"
 #include "core/ops/compose.h"
 #include "core/ops/create.h"
@@ -101,6 +103,37 @@ TEST(Loopback, EachWayOfAnAllReduceGivesTheTreesBits) {
                     }
                   },
                   {.way = way});
+}
+
+// Areas that are used again hold nothing that a slower rank has yet to read.
+TEST(Loopback, SmallCallsInAnyOrderMeetNoValuesOfOthers) {
+  for (int size : {2, 3, 4})
+    run_ranks(size, [size](ProcessGroup& g) {
+      std::mt19937 order(7), pauses(uint32_t(g.rank()));
+      for (int call = 0; call < 2000; ++call) {
+        const int64_t n = 1 + int64_t(order() % 300);
+        for (uint32_t i = pauses() % 300; i > 0; --i) detail::relax();
+        auto mine = [&](int rank) { return float(call + 1000 * rank); };
+        float want = 0;
+        for (int r = 0; r < size; ++r) want += mine(r);
+        switch (order() % 4) {
+          case 0: g.barrier(); break;
+          case 1: {
+            Tensor t = full({n}, mine(g.rank())), out = empty({n * size});
+            g.all_gather(out, t);
+            for (int64_t i = 0; i < n * size; ++i)
+              TESSERA_CHECK(out.data<float>()[i] == mine(int(i / n)), "all_gather, call {}", call);
+            break;
+          }
+          default: {  // one phase, or two
+            Tensor t = full({n * int64_t(1 + order() % 20)}, mine(g.rank()));
+            g.all_reduce(t);
+            for (int64_t i = 0; i < t.numel(); ++i)
+              TESSERA_CHECK(t.data<float>()[i] == want, "all_reduce, call {}, {}", call, i);
+          }
+        }
+      }
+    });
 }
 
 TEST(Loopback, SumsHaveEqualBitsWhicheverWayIsTried) {
