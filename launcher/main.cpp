@@ -26,6 +26,11 @@ namespace {
 
 using Changes = std::vector<std::pair<std::string, std::string>>;
 
+// How often libgomp's threads look before they sleep: longer than most gaps between the loops of a
+// step. Its own default is a hundred times that, for which a thread that waits keeps the core from
+// the one it waits for where other programs run too.
+constexpr const char* kSpins = "3000";
+
 /// What the environment of a rank has that tlaunch's own has not.
 Changes rank_environment(const Options& o, const Placement& placement, int port,
                          const std::string& key, int rank, int attempt) {
@@ -40,6 +45,8 @@ Changes rank_environment(const Options& o, const Placement& placement, int port,
     changes.emplace_back("OMP_PROC_BIND", "close");
     changes.emplace_back("OMP_PLACES", "cores");
   }
+  if (!std::getenv("OMP_WAIT_POLICY") && !std::getenv("GOMP_SPINCOUNT"))
+    changes.emplace_back("GOMP_SPINCOUNT", kSpins);
   if (o.timeout_s > 0) changes.emplace_back("TESSERA_TIMEOUT", std::to_string(o.timeout_s));
   changes.insert(changes.end(), o.env.begin(), o.env.end());
   changes.insert(changes.end(), {{"RANK", me},

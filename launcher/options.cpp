@@ -21,7 +21,8 @@ constexpr int kMaxRanks = 4096;
 
 constexpr const char* kFooter = R"(
 Workers see RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT
-TESSERA_RUN_ID TESSERA_RESTART_COUNT TESSERA_STORE_KEY, and OMP_NUM_THREADS unless you set it.
+TESSERA_RUN_ID TESSERA_RESTART_COUNT TESSERA_STORE_KEY, and unless you set them OMP_NUM_THREADS and,
+where OMP_WAIT_POLICY is unset too, GOMP_SPINCOUNT (--dry-run prints them).
 PROGRAM is a path, a name on PATH, or a program beside tlaunch. Rank 0 reads tlaunch's standard
 input unless that is a terminal; the other ranks read nothing.
 Exit status: that of the worker that failed first, 128+n if signal n ended it or tlaunch.

@@ -82,6 +82,18 @@ TEST(Options, HelpVersionAndDryRunStartNothing) {
   EXPECT_NE(r.out.find("A=b"), std::string::npos) << r.out;
 }
 
+TEST(Options, WaitingThreadsSleepSoonUnlessTheUserSays) {
+  auto plan = [](std::vector<std::string> set) {
+    std::vector<std::string> argv{"env", "-u", "OMP_WAIT_POLICY", "-u", "GOMP_SPINCOUNT"};
+    argv.insert(argv.end(), set.begin(), set.end());
+    for (std::string& word : tlaunch_argv({"--dry-run", "true"})) argv.push_back(std::move(word));
+    return Command(argv).finish().out;
+  };
+  EXPECT_NE(plan({}).find(" GOMP_SPINCOUNT=3000 "), std::string::npos) << plan({});
+  for (const char* own : {"OMP_WAIT_POLICY=active", "GOMP_SPINCOUNT=7"})
+    EXPECT_EQ(plan({own}).find("GOMP_SPINCOUNT"), std::string::npos) << plan({own});
+}
+
 TEST(Options, DoctorReports) {
   Result r = tlaunch({"--doctor"});
   for (const char* part : {"cores", "/dev/shm", "loopback", "host name", "huge pages", "compiler"})
