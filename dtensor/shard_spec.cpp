@@ -275,7 +275,9 @@ Tensor ShardSpec::pin_cotangent(const Tensor& forward, Tensor g) const {
 Tensor ShardSpec::whole_value() const {
   for (size_t a = 0; a < layout.size(); ++a)
     TESSERA_CHECK_AS(ShardingError, layout[a].is_replicate() || mesh.sizes()[a] == 1,
-                     "item: a value that is {} over mesh ({}); take full_tensor() first",
+                     "reading values: a tensor that is {} over mesh ({}), of which no rank has all "
+                     "values; take full_tensor() of it on every rank, or redistribute() it to "
+                     "Replicate",
                      to_string(layout), mesh.to_string());
   return local;
 }

@@ -27,7 +27,7 @@ class ShardingLayer : public ShardData {
   /// asks for the whole, Replicate takes what arrives. `forward` may be plain; so is then the
   /// result.
   virtual Tensor pin_cotangent(const Tensor& forward, Tensor g) const = 0;
-  /// The one value that every rank would read of a one-element tensor; throws where ranks differ.
+  /// The values, where every rank has all of them; else throws ShardingError.
   virtual Tensor whole_value() const = 0;
 };
 

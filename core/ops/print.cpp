@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 
+#include "core/dispatch/sharding.h"
 #include "core/ops/views.h"
 #include "core/tensor/element.h"
 
@@ -90,7 +91,9 @@ std::string to_string(const Tensor& t) {
   if (!t.defined()) return "undefined";
   std::string what = fmt::format("{}{}", name_of(t.dtype()), to_string(t.shape()));
   if (t.device().is_meta()) return what + " meta";
-  return fmt::format("{} {}", Printer(contiguous(t.detach())).text(), what);
+  const ShardingLayer* sharding = sharding_of(t);
+  const Tensor values = sharding ? sharding->whole_value() : t.detach();
+  return fmt::format("{} {}", Printer(contiguous(values)).text(), what);
 }
 
 }  // namespace tessera

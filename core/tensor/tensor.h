@@ -183,7 +183,7 @@ Tensor from_values(std::initializer_list<T> values, const Shape& shape) {
 
 /// "f32[2, 3] cpu".
 std::string describe(const Tensor& t);
-/// Values as NumPy prints them, eliding the middle of long dims.
+/// Values as NumPy prints them, long dims elided. Sharded: where every rank has them, as in item.
 std::string to_string(const Tensor& t);
 
 }  // namespace tessera

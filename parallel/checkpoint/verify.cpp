@@ -94,6 +94,7 @@ void verify_step(const std::string& folder, Pages& window, Verified& out) {
 
 std::string to_string(const Finding& f) {
   std::string out = io::quote(f.file);
+  if (f.what.find(out) != std::string::npos) return f.what;  // an error that names the file
   if (f.end > f.begin) out += fmt::format(" bytes [{}, {})", f.begin, f.end);
   if (!f.tensor.empty()) out += ", tensor " + f.tensor;
   return out + ": " + f.what;

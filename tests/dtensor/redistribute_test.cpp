@@ -204,10 +204,24 @@ TEST(DTensor, ErrorsSayWhatToDo) {
     expect([&] { distribute(value, mesh, {Shard(0), Shard(1)}); }, "a placement for each axis");
     expect([&] { from_local(value, mesh, {Shard(0)}, {4, 6}); }, "give the global shape");
     expect([&] { rows.data<double>(); }, "full_tensor()");
-    expect([&] { sum(rows).item<double>(); }, "full_tensor() first");
+    expect([&] { sum(rows).item<double>(); }, "reading values: a tensor that is (Partial");
+    expect([&] { to_string(sum(rows)); }, "take full_tensor() of it on every rank");
+    expect([&] { to_string(rows); }, "or redistribute() it to Replicate");
     expect([&] { mesh["dp"]; }, "no axis \"dp\"; this mesh has tp");
     expect([&] { init_device_mesh({{"a", 3}}); }, "is 3 ranks, but group");
     expect([&] { parse_mesh("dp=2,tp"); }, "write axes as dp=2,tp=2");
+  });
+}
+
+TEST(DTensor, WhatEveryRankHasIsPrinted) {
+  run_ranks(2, [&](ProcessGroup&) {
+    DeviceMesh mesh = init_device_mesh({{"tp", 2}});
+    Tensor value = sample_values({4, 6}, -1, 1, 1);
+    Tensor whole = distribute(value, mesh, {Replicate()}).requires_grad_(), loss = sum(whole);
+    EXPECT_EQ(to_string(whole), to_string(value));
+    EXPECT_EQ(to_string(transpose(whole, 0, 1)), to_string(transpose(value, 0, 1)));
+    EXPECT_EQ(to_string(loss), to_string(sum(value)));
+    EXPECT_EQ(loss.item<double>(), sum(value).item<double>());
   });
 }
 

@@ -130,6 +130,9 @@ TEST_F(Damage, MissingFilesAreNamed) {
     ASSERT_FALSE(found.empty()) << path;
     EXPECT_EQ(found[0].file, path);
     expect_contains(found[0].what, "No such file");
+    const std::string text = to_string(found[0]), name = fs::path(path).filename();
+    expect_contains(text, path);
+    EXPECT_EQ(text.find(name), text.rfind(name)) << text;
     write(path, bytes);
   }
   fs::rename(root_ + "/step-000000008", root_ + "/gone");
