@@ -2,11 +2,17 @@
 // so a batch is the same whoever assembles it, when, and on how many ranks.
 #pragma once
 #include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
 
 #include "core/data/sampler.h"
-#include "core/tensor/tensor.h"
+#include "core/tensor/named_tensor.h"
 
 namespace tessera::data {
+
+/// A sample as tensors of any number and shapes, by name.
+using Item = std::vector<NamedTensor>;
 
 /// What a training step consumes. Language models: inputs and targets i64 [B, T], targets[b, t]
 /// follows inputs[b, t].
@@ -14,7 +20,11 @@ struct Batch {
   Tensor inputs, targets;
   Tensor sample_numbers = {};  // i64 [B]: keys of randomness (dropout); from the loader
   int64_t cursor = 0;  // where sampling resumes after this batch (DistributedSampler::cursor)
+  std::vector<NamedTensor> extra = {};            // what else samples have: masks, lengths, weights
+  std::shared_ptr<std::vector<Item>> items = {};  // what is still to be collated; see finish()
   int64_t rows() const { return sample_numbers.size(0); }
+  /// "inputs", "targets" or an extra one; throws UserError for a name that the batch has not.
+  const Tensor& operator[](std::string_view name) const;
 };
 
 class Dataset {
@@ -26,6 +36,8 @@ class Dataset {
   virtual Batch allocate(int64_t rows) const = 0;
   /// Writes the sample into row `row`. Thread-safe. Throws UserError when its data are bad.
   virtual void read(const Sample& sample, int64_t row, const Batch& to) const = 0;
+  /// What the loader delivers of a batch whose rows have all been read.
+  virtual Batch finish(Batch read) const { return read; }
 };
 
 }  // namespace tessera::data

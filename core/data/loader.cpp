@@ -166,8 +166,14 @@ std::optional<Batch> DataLoader::next() {
     w.failed = job->error;
     std::rethrow_exception(job->error);
   }
-  cursor_ = job->batch.cursor;
-  return std::move(job->batch);
+  try {
+    Batch batch = dataset_->finish(std::move(job->batch));
+    cursor_ = batch.cursor;
+    return batch;
+  } catch (...) {
+    w.failed = std::current_exception();
+    throw;
+  }
 }
 
 }  // namespace tessera::data

@@ -1,0 +1,86 @@
+// Datasets made of tensors, of other datasets, and of samples that differ in shape.
+#pragma once
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/data/dataset.h"
+
+namespace tessera::data {
+
+/// Sample i is row i of each tensor, whose memory is shared. Throws UserError unless all are on the
+/// CPU and have the same number of rows, at least one.
+class TensorDataset final : public Dataset {
+ public:
+  TensorDataset(Tensor inputs, Tensor targets, std::vector<NamedTensor> extra = {});
+  int64_t size() const override { return rows_.inputs.size(0); }
+  Batch allocate(int64_t rows) const override;
+  void read(const Sample& sample, int64_t row, const Batch& to) const override;
+
+ private:
+  Batch rows_;
+};
+
+/// Some items of another dataset, in this order; one may be there several times. Throws UserError
+/// for an item that `dataset` has not, and where there is none.
+class Subset final : public Dataset {
+ public:
+  Subset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> items);
+  int64_t size() const override { return int64_t(items_.size()); }
+  const std::vector<int64_t>& items() const { return items_; }
+  Batch allocate(int64_t rows) const override { return dataset_->allocate(rows); }
+  void read(const Sample& sample, int64_t row, const Batch& to) const override;
+  Batch finish(Batch read) const override { return dataset_->finish(std::move(read)); }
+
+ private:
+  std::shared_ptr<const Dataset> dataset_;
+  std::vector<int64_t> items_;
+};
+
+/// Every item of `dataset` in one of the parts, drawn by `seed`: the same on every rank. `sizes`
+/// are numbers of items, or fractions whose sum is 1; what rounding them leaves over goes to the
+/// parts in turn. Throws UserError for sizes that do not add up, and for a part without items.
+std::vector<std::shared_ptr<const Subset>> random_split(std::shared_ptr<const Dataset> dataset,
+                                                        const std::vector<double>& sizes,
+                                                        uint64_t seed);
+
+/// The items of the first dataset, then those of the second, and so on. Throws UserError unless all
+/// have rows of the same names, shapes and dtypes, for one that is endless, and for samples that
+/// are collated (concatenate their sources).
+class ConcatDataset final : public Dataset {
+ public:
+  explicit ConcatDataset(std::vector<std::shared_ptr<const Dataset>> parts);
+  int64_t size() const override { return ends_.back(); }
+  Batch allocate(int64_t rows) const override { return parts_[0]->allocate(rows); }
+  void read(const Sample& sample, int64_t row, const Batch& to) const override;
+
+ private:
+  std::vector<std::shared_ptr<const Dataset>> parts_;
+  std::vector<int64_t> ends_;  // of each part, in items of the whole
+};
+
+/// Samples of any shapes to a batch. Every tensor of it must have one row for each sample.
+using Collate = std::function<Batch(std::span<const Item>)>;
+/// Stacks tensors of equal names, shapes and dtypes; "inputs" and "targets" go to where a batch has
+/// them, the others are extra. Throws UserError naming what differs between which samples.
+Batch stack_items(std::span<const Item> items);
+
+/// `item` makes a sample, in a thread of the loader; `collate` makes the batch, in the thread that
+/// asks for it.
+class CollatedDataset final : public Dataset {
+ public:
+  CollatedDataset(int64_t size, std::function<Item(const Sample&)> item,
+                  Collate collate = stack_items);
+  int64_t size() const override { return size_; }
+  Batch allocate(int64_t rows) const override;
+  void read(const Sample& sample, int64_t row, const Batch& to) const override;
+  Batch finish(Batch read) const override;
+
+ private:
+  int64_t size_;
+  std::function<Item(const Sample&)> item_;
+  Collate collate_;
+};
+
+}  // namespace tessera::data
