@@ -137,8 +137,10 @@ void check_values(const Options& o) {
                 "train: --exact-contraction shares the sums of f32 products; --precision {} would "
                 "round its terms. Leave one of them out",
                 o.precision);
-  TESSERA_CHECK(o.optimizer == "sgd" || o.optimizer == "adamw",
-                "train: unknown optimizer \"{}\"; expected sgd or adamw", o.optimizer);
+  const auto known = {"sgd", "adamw", "rmsprop", "adagrad", "lion"};
+  TESSERA_CHECK(std::ranges::count(known, o.optimizer) == 1,
+                "train: unknown optimizer \"{}\"; expected one of {}", o.optimizer,
+                fmt::join(known, ", "));
   TESSERA_CHECK(o.momentum >= 0 && o.momentum < 1, "train: --momentum {}: it is in [0, 1)",
                 o.momentum);
   TESSERA_CHECK(!o.nesterov || (o.optimizer == "sgd" && o.momentum > 0),
@@ -166,7 +168,8 @@ void check_read(const Options& o, const std::function<bool(const std::string&)>&
       {"--tokenizer", synthetic, "is for text that is read, not for random values; give --data"},
       {"--tokenizer", o.data.starts_with("tokens:"), "is for text; --data tokens: has its own"},
       {"--momentum", o.optimizer != "sgd", "is for --optimizer sgd, not " + o.optimizer},
-      {"--betas", o.optimizer != "adamw", "is for --optimizer adamw, not " + o.optimizer},
+      {"--betas", o.optimizer != "adamw" && o.optimizer != "lion",
+       "is for --optimizer adamw and lion, not " + o.optimizer},
       {"--min-lr", o.schedule == "constant", "is where --schedule linear or cosine ends"},
       {"--logical-batches", !o.deterministic, "is for --deterministic"},
   };
@@ -263,10 +266,10 @@ Parsed parse_options(int argc, char** argv) {
   number("--workers", o.workers, "threads of a rank that read data");
   number("--steps", o.steps, "optimizer steps; -1: those of --epochs, else 1000");
   number("--epochs", o.epochs, "passes over the training split, instead of --steps");
-  text("--optimizer", o.optimizer, "sgd or adamw");
+  text("--optimizer", o.optimizer, "adamw, sgd, rmsprop, adagrad or lion");
   number("--lr", o.lr, "highest learning rate");
   number("--min-lr", o.min_lr, "learning rate at the end of a schedule");
-  text("--betas", betas, "of adamw");
+  text("--betas", betas, "of adamw and lion");
   number("--momentum", o.momentum, "of sgd");
   app.add_flag("--nesterov", o.nesterov, "sgd takes its momentum ahead");
   app.add_flag("--sync-batch-norm", o.sync_batch_norm,

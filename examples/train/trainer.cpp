@@ -85,6 +85,13 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const Options& o, nn::Module& m
                                                                   .momentum = o.momentum,
                                                                   .weight_decay = o.weight_decay,
                                                                   .nesterov = o.nesterov});
+  if (o.optimizer == "rmsprop")
+    return std::make_unique<optim::RMSprop>(params, optim::RMSpropOptions{.lr = o.lr});
+  if (o.optimizer == "adagrad")
+    return std::make_unique<optim::Adagrad>(params, optim::AdagradOptions{.lr = o.lr});
+  if (o.optimizer == "lion")
+    return std::make_unique<optim::Lion>(
+        params, optim::LionOptions{.lr = o.lr, .betas = {o.beta1, o.beta2}});
   return std::make_unique<optim::AdamW>(
       params,
       optim::AdamWOptions{.lr = o.lr, .betas = {o.beta1, o.beta2}, .weight_decay = o.weight_decay});

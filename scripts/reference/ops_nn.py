@@ -11,10 +11,27 @@ import torch
 from golden_cases import f64, i64, normal, uniform
 
 
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, algorithm 2, which PyTorch does not have."""
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            b1, b2 = group["betas"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                c = b1 * m + (1 - b1) * p.grad
+                p -= group["lr"] * (torch.sign(c) + group["weight_decay"] * p)
+                m.copy_(b2 * m + (1 - b2) * p.grad)
+
+
 def optimize(optimizer, p, grads, **options):
     """Parameters after each step of `optimizer` fed with the gradients grads[step]; [steps, ...]."""
     p = torch.nn.Parameter(p.clone())
-    optimizer = getattr(torch.optim, optimizer)([p], **options)
+    optimizer = (Lion if optimizer == "Lion" else getattr(torch.optim, optimizer))([p], **options)
     history = []
     for grad in grads:
         p.grad = grad.clone()
@@ -308,6 +325,14 @@ def optimizers(r):
         "AdamW/default": {"lr": 0.01},
         "AdamW/options": {"lr": 0.01, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.1},
         "AdamW/no_decay": {"lr": 0.01, "weight_decay": 0.0},
+        "RMSprop/default": {"lr": 0.01},
+        "RMSprop/momentum": {"lr": 0.02, "alpha": 0.9, "eps": 1e-6, "weight_decay": 0.1, "momentum": 0.9},
+        "RMSprop/centered": {"lr": 0.02, "alpha": 0.9, "centered": True},
+        "RMSprop/centered_momentum": {"lr": 0.02, "alpha": 0.8, "centered": True, "momentum": 0.5},
+        "Adagrad/default": {"lr": 0.1},
+        "Adagrad/options": {"lr": 0.1, "lr_decay": 0.2, "weight_decay": 0.1, "eps": 1e-6},
+        "Lion/default": {"lr": 0.01},
+        "Lion/options": {"lr": 0.02, "betas": [0.7, 0.8], "weight_decay": 0.1},
     }
     for name, options in variants.items():
         listed = ", ".join(f"{key}={key}" for key in options)

@@ -65,6 +65,16 @@ TEST_F(TrainFit, AnotherModelIsNotResumed) {
   expect_contains(o.output, "note: not as it was saved: --steps 3 (was 2), --set dropout=0.5 (was");
 }
 
+TEST_F(TrainFit, EveryOptimizerTrainsAndIsResumed) {
+  for (const std::string name : {"rmsprop", "adagrad", "lion"}) {
+    const std::string at = " --checkpoint " + (folder_ / name) + " ";
+    trains("--steps 2 --lr 0.001 --optimizer " + name + at + text());
+    trains("--steps 3 --lr 0.001 --resume --optimizer " + name + at + text());
+    refused("--steps 4 --resume" + at + text(), "was saved with --optimizer " + name);
+  }
+  refused("--optimizer adam" + text(), "expected one of sgd, adamw, rmsprop, adagrad, lion");
+}
+
 TEST_F(TrainFit, AnOptimizerOfOtherStateIsNotResumed) {
   const std::string at = " --optimizer sgd --checkpoint " + (folder_ / "run") + " ";
   trains("--steps 2 --momentum 0.5" + at + text());

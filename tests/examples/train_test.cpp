@@ -435,7 +435,7 @@ TEST_F(Train, BadInputGetsOneClearLine) {
       {"--momentum 0.9", "--momentum is for --optimizer sgd, not adamw"},
       {"--model mlp --seq-len 8", "--seq-len is for language models"},
       {"--model resnet18 --tokenizer byte", "--tokenizer is for language models"},
-      {"--optimizer sgd --betas 0.9,0.99", "--betas is for --optimizer adamw, not sgd"},
+      {"--optimizer sgd --betas 0.9,0.99", "--betas is for --optimizer adamw and lion, not sgd"},
       {"--min-lr 0.1", "--min-lr is where --schedule linear or cosine ends"},
       {"--logical-batches 8", "--logical-batches is for --deterministic"},
       {"--offload", "more ranks of --strategy fsdp"},

@@ -88,6 +88,33 @@ TEST(GoldenOptim, AdamAndAdamW) {
     }
 }
 
+TEST(GoldenOptim, RmspropAdagradAndLion) {
+  for (const json& c : cases_of("RMSprop")) {
+    const json& a = c["attributes"];
+    RMSpropOptions o{.lr = a["lr"],
+                     .alpha = a.value("alpha", 0.99),
+                     .eps = a.value("eps", 1e-8),
+                     .weight_decay = a.value("weight_decay", 0.0),
+                     .momentum = a.value("momentum", 0.0),
+                     .centered = a.value("centered", false)};
+    follow(c, 1, [&](auto params) { return RMSprop(params, o); });
+  }
+  for (const json& c : cases_of("Adagrad")) {
+    const json& a = c["attributes"];
+    AdagradOptions o{.lr = a["lr"],
+                     .lr_decay = a.value("lr_decay", 0.0),
+                     .weight_decay = a.value("weight_decay", 0.0),
+                     .eps = a.value("eps", 1e-10)};
+    follow(c, 1, [&](auto params) { return Adagrad(params, o); });
+  }
+  for (const json& c : cases_of("Lion")) {
+    const json& a = c["attributes"];
+    LionOptions o{.lr = a["lr"], .weight_decay = a.value("weight_decay", 0.0)};
+    if (a.contains("betas")) o.betas = {a["betas"][0], a["betas"][1]};
+    follow(c, 1, [&](auto params) { return Lion(params, o); });
+  }
+}
+
 TEST(GoldenOptim, ClipGradNorm) {
   for (const json& c : cases_of("clip_grad_norm")) {
     std::string name = c["name"];

@@ -188,6 +188,43 @@ TEST(Optimizer, Refuses) {
   expect_contains(error_of([&] { SGD(std::vector{p}, {.lr = -1}); }), "lr -1");
   expect_contains(error_of([&] { SGD(std::vector{p}, {.nesterov = true}); }), "nesterov");
   expect_contains(error_of([&] { AdamW(std::vector{p}, {.betas = {0.9, 1.0}}); }), "beta 1");
+  expect_contains(error_of([&] { Lion(std::vector{p}, {.betas = {-0.1, 0.9}}); }), "beta -0.1");
+  expect_contains(error_of([&] { RMSprop(std::vector{p}, {.alpha = 1}); }), "alpha 1");
+  expect_contains(error_of([&] { RMSprop(std::vector{p}, {.momentum = -1}); }), "momentum -1");
+  expect_contains(error_of([&] { Adagrad(std::vector{p}, {.lr_decay = -1}); }), "lr_decay -1");
+}
+
+// The mean of squares less the square of the mean, of equal numbers, may round to less than
+// nothing.
+TEST(Optimizer, ACenteredRmspropOfEqualGradientsStaysFinite) {
+  Tensor p = full({64}, 1.0).requires_grad_(), g = arange(1, 65, 1, {kF32}) * 0.1;
+  RMSprop opt(std::vector{p}, {.lr = 1e-9, .alpha = 0.5, .centered = true});
+  for (int step = 0; step < 60; ++step) {
+    p.set_grad(g);
+    opt.step();
+  }
+  EXPECT_TRUE(all(isfinite(p)).item<bool>());
+}
+
+TEST(Optimizer, AStepThatIsNotFiniteChangesNothing) {
+  auto check = [](auto make) {
+    Tensor p = leaf(1, {3});
+    auto opt = make(std::vector{p});
+    give_grad(p, 0.5);
+    opt.step();
+    std::vector<Tensor> before{p.clone()}, after{p};
+    for (const NamedTensor& t : opt.named_state()) {
+      before.push_back(t.tensor.clone()), after.push_back(t.tensor);
+    }
+    opt.step_if_finite(scalar_tensor(INFINITY, kF64));
+    for (size_t i = 0; i < before.size(); ++i)
+      EXPECT_TRUE(all(eq(before[i], after[i])).template item<bool>()) << i;
+    opt.step_if_finite(scalar_tensor(1.0, kF64));
+    EXPECT_FALSE(all(eq(before[0], p)).template item<bool>());
+  };
+  check([](auto p) { return RMSprop(p, {.momentum = 0.9, .centered = true}); });
+  check([](auto p) { return Adagrad(p, {.lr_decay = 0.1}); });
+  check([](auto p) { return Lion(p); });
 }
 
 TEST(Clip, ScaleEqualsClippingInPlace) {
