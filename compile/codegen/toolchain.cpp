@@ -35,18 +35,19 @@ const char* architecture() {
   }
 }
 
+// A loop that copies to lanes is no memcpy, which would go through memory. Clang refuses the word.
+constexpr const char* kOfGcc = "-fno-tree-loop-distribute-patterns";
+
 // As the core's kernels are compiled, but for this machine. Nothing may be contracted or
-// reassociated: the bits are those of the ops one by one. A loop that copies to lanes is no memcpy:
-// it would go through memory.
+// reassociated: the bits are those of the ops one by one.
 const std::vector<std::string>& flags() {
   static const std::vector<std::string> list {
     "-std=c++20", "-O3", architecture(),
 #if defined(__x86_64__)
         "-mprefer-vector-width=512",
 #endif
-        "-fno-tree-loop-distribute-patterns", "-ffp-contract=off", "-fno-math-errno",
-        "-fno-trapping-math", "-fwrapv", "-fPIC", "-fno-exceptions", "-fno-rtti",
-        "-fno-asynchronous-unwind-tables", "-w"
+        "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv", "-fPIC",
+        "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-w"
   };
   return list;
 }
@@ -131,6 +132,16 @@ std::string head_of(const std::string& path) {
   return text.size() > kShown ? text.substr(0, kShown) + "..." : text;
 }
 
+// Whatever a compiler's name, its macros say what it is.
+bool is_clang(const std::string& compiler, const std::string& work) {
+  const std::string log = work + "/macros.log";
+  Child asked = start({compiler, "-dM", "-E", "-x", "c++", "/dev/null"}, log);
+  succeeded(asked);  // one that fails says why on the sources
+  std::string macros;
+  std::getline(std::ifstream(log), macros, '\0');
+  return macros.find("#define __clang__ ") != macros.npos;
+}
+
 // All are waited for, also when one fails: none may go on writing to a folder that is removed.
 void wait_for(std::vector<Child>& children, const std::string& compiler, const std::string& work) {
   const Child* failed = nullptr;
@@ -163,13 +174,14 @@ Toolchain find_toolchain(const std::string& compiler) {
               fmt::format("{} {} {}.{}", realpath(found.c_str(), resolved) ? resolved : found,
                           s.st_size, s.st_mtim.tv_sec, s.st_mtim.tv_nsec)};
   for (const std::string& f : flags()) t.description += " " + f;
-  t.description += "\n" + processor();
+  t.description += fmt::format(" {}\n", kOfGcc) + processor();
   return t;
 }
 
 void compile_shared(const Toolchain& toolchain, const std::vector<std::string>& sources,
                     const std::string& work, const std::string& object) {
   const bool one = sources.size() == 1;
+  const bool clang = is_clang(toolchain.compiler, work);
   std::vector<std::string> link{toolchain.compiler, "-shared", "-nostdlib", "-o", object};
   std::vector<Child> children;
   for (size_t i = 0; i < sources.size(); ++i) {
@@ -177,6 +189,7 @@ void compile_shared(const Toolchain& toolchain, const std::vector<std::string>& 
     std::ofstream(stem + ".cpp") << sources[i];
     std::vector<std::string> command{toolchain.compiler};
     command.insert(command.end(), flags().begin(), flags().end());
+    if (!clang) command.push_back(kOfGcc);
     command.push_back(stem + ".cpp");
     if (one)
       command.insert(command.end(), link.begin() + 1, link.end());

@@ -46,13 +46,16 @@ std::string error_of_make(const GenerateOptions& options) {
   return "";
 }
 
-// A compiler that counts its calls in `folder`/calls, then sleeps for `seconds`.
-std::string counting_compiler(const TempFolder& folder, double seconds = 0) {
-  std::string path = folder.write(
-      "compiler", fmt::format("#!/bin/sh\necho $$ >> '{}'\nsleep {}\nexec c++ \"$@\"\n",
-                              folder / "calls", seconds));
+// The system's compiler behind a script that begins with `lines`.
+std::string compiler_with(const TempFolder& folder, const std::string& lines) {
+  std::string path = folder.write("compiler", "#!/bin/sh\n" + lines + "\nexec c++ \"$@\"\n");
   std::filesystem::permissions(path, std::filesystem::perms::owner_all);
   return path;
+}
+// A compiler that counts in `folder`/calls how often it compiles, then sleeps for `seconds`.
+std::string counting_compiler(const TempFolder& folder, double seconds = 0) {
+  return compiler_with(folder, fmt::format("[ $1 = -dM ] || {{ echo $$ >> '{}'; sleep {}; }}",
+                                           folder / "calls", seconds));
 }
 int calls(const TempFolder& folder) {
   std::string text = folder.read("calls");
@@ -231,6 +234,17 @@ TEST(KernelCache, SourcesAreDumped) {
     text = folder.read("dump/" + f.path().filename().string());
   EXPECT_NE(text.find("// h_0_norm\n"), std::string::npos);
   EXPECT_NE(text.find("k0_h_0_norm_run"), std::string::npos);
+}
+
+// One that has Clang's macro and refuses, as Clang does, an option of GCC's.
+TEST(Toolchain, ClangIsACompilerToo) {
+  TempFolder folder;
+  std::string clang =
+      compiler_with(folder,
+                    "[ $1 = -dM ] && exec echo '#define __clang__ 1'\n"
+                    "case $* in *-fno-tree-*) echo unknown argument >&2; exit 1;; esac");
+  EXPECT_EQ(make({softmax_body(4, 8)}, {.cache_dir = folder / "cache", .compiler = clang}).compiled,
+            1);
 }
 
 #ifdef __x86_64__
