@@ -120,8 +120,9 @@ void binary_bf16(char* const* p, const int64_t*, int64_t n) {
   typedef uint32_t Word __attribute__((aligned(2), may_alias));
   auto* r = reinterpret_cast<Word*>(p[0]);
   const auto *a = reinterpret_cast<const Word*>(p[1]), *b = reinterpret_cast<const Word*>(p[2]);
+  const int64_t words = n / 2;
 #pragma GCC ivdep
-  for (int64_t i = 0; i < n / 2; ++i) r[i] = at(a[i], b[i]);
+  for (int64_t i = 0; i < words; ++i) r[i] = at(a[i], b[i]);
   if (n % 2 == 0) return;
   const int64_t last = (n - 1) * 2;
   const uint32_t word = at(load<uint16_t>(p[1] + last), load<uint16_t>(p[2] + last));
