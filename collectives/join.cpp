@@ -97,7 +97,7 @@ void await_all(Segment& segment, JoiningStore& store, const Membership& m,
   for (auto look = Clock::now() + JoiningStore::kLook; !all();) {
     if (Clock::now() > look) {
       try {
-        store.check();
+        store.check_members();
       } catch (const CommError&) {
         if (!all()) throw;
       }

@@ -21,7 +21,7 @@ auto in_turns(const char* name, JoiningStore& store, size_t keys, Millis timeout
     try {
       return call(std::clamp(left, Millis(0), JoiningStore::kLook));
     } catch (const StoreTimeout& e) {
-      store.check();
+      store.check_members();
       if (left <= JoiningStore::kLook) throw StoreTimeout(name, e.keys(), keys, timeout);
     }
   }
@@ -49,7 +49,7 @@ std::string JoiningStore::joined_key(int world_rank) const {
 
 void JoiningStore::joined() { set(joined_key(members_.world_ranks[size_t(members_.rank)]), "1"); }
 
-void JoiningStore::check() {
+void JoiningStore::check_members() {
   const int world = std::ranges::max(members_.world_ranks) + 1;
   std::vector<DeadRank> ended = dead_ranks(*this, world);
   for (DeadRank& left : left_ranks(*this, world)) {
@@ -70,7 +70,7 @@ void JoiningStore::check() {
 
 void JoiningStore::explain() {
   for (const auto end = Clock::now() + kWordOfLauncher;;) {
-    check();
+    check_members();
     if (Clock::now() >= end) return;
     std::this_thread::sleep_for(Millis(20));
   }

@@ -21,7 +21,7 @@ class JoiningStore final : public PrefixStore {
   void joined();
 
   /// Throws CommError, which names it, if a member has failed, or has finished before it joined.
-  void check();
+  void check_members();
   /// The same after an error that such an end may be behind; the launcher's word may come a moment
   /// later.
   void explain();

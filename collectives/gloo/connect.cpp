@@ -63,7 +63,7 @@ class Lookout {
           auto stopped = [&] { return stop_; };
           while (!changed_.wait_for(lock, JoiningStore::kLook, stopped)) {
             try {
-              store->check();
+              store->check_members();
             } catch (const std::exception&) {  // who connects asks again, and hears why
               ended_ = true;
               if (!changed_.wait_for(lock, kAccepting, stopped)) give_up();
@@ -118,8 +118,8 @@ class Mesh final : public gloo::rendezvous::Context {
         peer_ = r;
         pairs->getPair(r)->connect(extractAddress(theirs, r));
       }
-    }                  // nobody closes pairs any more
-    members->check();  // a pair that was closed may count as connected
+    }                          // nobody closes pairs any more
+    members->check_members();  // a pair that was closed may count as connected
     device_ = std::move(device);
     transportContext_ = std::move(pairs);
   }
