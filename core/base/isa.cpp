@@ -7,7 +7,17 @@ namespace tessera::cpu {
 namespace {
 
 bool supported(Isa isa) {
-#ifdef __x86_64__
+#if defined(__x86_64__) && defined(__clang__)  // whose names of the sets are newer than Clang 16
+  const auto v3 = [] {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+  };
+  if (isa == Isa::kV4)
+    return v3() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+           __builtin_cpu_supports("avx512vl");
+  if (isa == Isa::kV3) return v3();
+#elif defined(__x86_64__)
   if (isa == Isa::kV4) return __builtin_cpu_supports("x86-64-v4");
   if (isa == Isa::kV3) return __builtin_cpu_supports("x86-64-v3");
 #endif

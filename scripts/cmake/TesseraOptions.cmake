@@ -1,10 +1,15 @@
 # Flags and the five functions with which every target of Tessera is declared. Nothing here touches global flags, so a
 # project that adds Tessera by add_subdirectory keeps its own.
 
+if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 16)
+  message(FATAL_ERROR "Tessera: Clang ${CMAKE_CXX_COMPILER_VERSION} has no std::source_location; "
+    "give -DCMAKE_CXX_COMPILER=g++ (12 or later) or clang++ (16 or later)")
+endif()
 add_library(tessera_flags INTERFACE)
 target_compile_features(tessera_flags INTERFACE cxx_std_20)
 target_compile_options(tessera_flags INTERFACE -Wall -Wextra $<$<BOOL:${PROJECT_IS_TOP_LEVEL}>:-Werror> -ffp-contract=off -fno-math-errno
   -fvisibility-inlines-hidden
+  $<$<CXX_COMPILER_ID:Clang>:-Wno-unknown-pragmas>  # GCC's ivdep
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # GCC 12 warns of its own std::string (bug 105651)
 foreach(sanitizer IN LISTS TESSERA_SANITIZE)
   target_compile_options(tessera_flags INTERFACE -fsanitize=${sanitizer})

@@ -23,7 +23,6 @@ TESSERA_FN Floats load(const uint16_t* p) {
   __builtin_memcpy(&bits, p, sizeof(bits));
   return Floats(Pairs(_mm512_maskz_cvtepu16_epi32(0xffff, bits)) << 16);
 }
-TESSERA_FN void store(uint16_t* p, Floats v) { store_narrow(p, v); }
 
 // N vectors of a line.
 template <int N>
