@@ -118,8 +118,8 @@ void binary_bf16(char* const* p, const int64_t*, int64_t n) {
            (rounded(F::apply(as_float(a & 0xffff0000), as_float(b & 0xffff0000))) & 0xffff0000);
   };
   typedef uint32_t Word __attribute__((aligned(2), may_alias));
-  auto* r = reinterpret_cast<Word*>(p[0]);
-  const auto *a = reinterpret_cast<const Word*>(p[1]), *b = reinterpret_cast<const Word*>(p[2]);
+  Word* r = reinterpret_cast<Word*>(p[0]);  // no auto, which drops attributes of a type
+  const Word *a = reinterpret_cast<const Word*>(p[1]), *b = reinterpret_cast<const Word*>(p[2]);
   const int64_t words = n / 2;
 #pragma GCC ivdep
   for (int64_t i = 0; i < words; ++i) r[i] = at(a[i], b[i]);
