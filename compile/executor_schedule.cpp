@@ -230,7 +230,7 @@ class Scheduler {
   }
 
   // The memory of an operand that a result of type `out` may be written over: of the same layout,
-  // all of its memory, read here for the last time, and read by no other operand in another layout.
+  // all of its memory, and read here for the last time, by no operand in another layout.
   MemoryId dying_operand(const Meta& out, std::span<const Tensor> in,
                          std::span<const MemoryId> taken, bool collective) {
     for (const Tensor& t : in) {
@@ -242,7 +242,7 @@ class Scheduler {
       if (in_use_elsewhere(m, collective)) continue;
       if (std::find(taken.begin(), taken.end(), m) != taken.end()) continue;
       bool alone = std::all_of(in.begin(), in.end(), [&](const Tensor& o) {
-        return o.storage() != t.storage() || o.is_same(t);
+        return o.storage() != t.storage() || harmless(t, o, true);
       });
       if (alone) return m;
     }

@@ -1,7 +1,8 @@
 #include "compile/codegen/fused.h"
 
+#include "compile/codegen/access_order.h"
 #include "core/base/parallel.h"
-#include "core/dispatch/kernel.h"
+#include "core/dispatch/call.h"
 
 namespace tessera::compiler {
 namespace {
@@ -11,19 +12,22 @@ OpId fused_op() {
   return id;
 }
 
-bool same_layout(const Meta& a, const Meta& b) {
-  return a.shape == b.shape && a.strides == b.strides && a.dtype == b.dtype;
+// Of a plan all results may lie over all operands of their layout, or none may.
+bool may_run_in_place(const Body& body, std::span<const Tensor> in, std::span<const Meta> out) {
+  const std::optional<Schedule> schedule = make_schedule(body);
+  if (!schedule) return false;
+  const AccessOrder order(*schedule);
+  for (size_t i = 0; i < in.size(); ++i)
+    for (size_t k = 0; k < out.size(); ++k)
+      if (same_layout(in[i].meta(), out[k]) && !order.may_overwrite(int(i), int(k))) return false;
+  return true;
 }
 
 void plan_fused(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out,
                 Plan& plan) {
   const auto& fused = static_cast<const Fused&>(prim);
   for (size_t i = 0; i < out.size(); ++i) out[i].strides = fused.results[i].strides;
-  plan.in_place = true;
-  for (size_t i = 0; i < in.size(); ++i)
-    for (size_t k = 0; k < out.size(); ++k)
-      if (same_layout(in[i].meta(), out[k]) && !may_overwrite(fused.body, int(i), int(k)))
-        plan.in_place = false;
+  plan.in_place = may_run_in_place(fused.body, in, out);
   if (fused.code) plan.workspace_bytes = fused.code->code.scratch_bytes;
 }
 

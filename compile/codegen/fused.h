@@ -38,8 +38,8 @@ class Fused final : public Primitive {
   Metas infer(MetaSpan in) const override;
   void attributes(AttributeVisitor& v) const override;
   /// Runs the code, or interprets the body where there is none. A result may be written over an
-  /// operand with the same address for every element (in_place in the plan) where the body allows
-  /// it.
+  /// operand with the same address for every element (in_place in the plan) where all are
+  /// read before they are written (compile/codegen/access_order.h).
   const Kernel* own_kernel(DeviceKind) const override;
 
   const std::string name;  // of the kernel; the op's name is "fused"
@@ -48,8 +48,6 @@ class Fused final : public Primitive {
   const Ref<const LoadedKernel> code;  // null: interpreted
 };
 
-/// True when generated code may write result `result` over operand `operand` of the same layout.
-bool may_overwrite(const Body& body, int operand, int result);
 /// The fused op of `prim`, or null.
 const Fused* as_fused(const Primitive& prim);
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compile/codegen/access_order.h"
 #include "compile/codegen/expressions.h"
 #include "compile/codegen/functors.h"
 #include "compile/codegen/generate.h"
@@ -183,7 +184,6 @@ class Scheduler {
   // ---- what each nest computes ----
 
   void fill_nests() {
-    computed_in_.assign(s_.values.size(), -1);
     for (size_t n = 0; n < s_.nests.size(); ++n) {
       Nest& nest = s_.nests[n];
       seen_.assign(s_.values.size(), false);
@@ -204,11 +204,9 @@ class Scheduler {
     const int64_t row = s_.count(inner_),
                   rows = std::max(s_.chunk_rows, std::min(kRowsBeside, s_.rows / kChunksBeside));
     const auto of_rows = [&](const Nest& n) { return n.loops == inner_; };
+    const AccessOrder order(s_);
     const auto by_the_next = [&](InstrId id) {
-      for (size_t n = 0; n < s_.nests.size(); ++n)
-        if (std::ranges::count(s_.nests[n].reread, id) && int(n) != computed_in_[size_t(id)] + 1)
-          return false;
-      return true;
+      return order.last_reread_in(id) <= order.computed_in(id) + 1;
     };
     if (!on_cpu_ || s_.outer != 1 || std::popcount(inner_) != 1 || s_.nests.size() < 2 ||
         row < kBesideRow || rows < int64_t(2 * s_.nests.size()) ||
@@ -228,27 +226,21 @@ class Scheduler {
       work += instr(id).kind == InstrKind::kPointwise ? cost_of(instr(id).op) : 1;
     return work;
   }
-  // The row of a result that is written when nobody reads the value any more, and as it is. Where
-  // rows come in pieces, the first nest is in a row before its elements are picked, of an operand
-  // that the result may lie over.
+  // The row of the last result that it may wait in, but of none whose rows would be streamed and
+  // are long. What the first nest of pieces computes has a buffer: in the row of a result it would
+  // come before the picks, and the result could not lie over the operand that elements are picked
+  // from.
   void keep_in_result(InstrId id) {
-    const Instr& i = instr(id);
-    if (i.dtype == kBool || memory_type(i.dtype) != register_type(i.dtype)) return;
-    if (s_.pieces.size > 0 && computed_in_[size_t(id)] == 0) return;
-    auto reads = [&](const Nest& n) { return std::ranges::count(n.reread, id) > 0; };
-    for (size_t n = s_.nests.size(); n-- > size_t(computed_in_[size_t(id)]) + 1;) {
+    const AccessOrder order(s_);
+    if (s_.pieces.size > 0 && order.computed_in(id) == 0) return;
+    for (size_t n = s_.nests.size(); n-- > 0;)
       for (int k : s_.nests[n].stores) {
-        const Access& to = s_.body.stores[size_t(k)].to;
-        const bool taken = std::ranges::any_of(s_.values, [&](auto& p) { return p.kept_in == k; });
-        if (!taken && to.dtype == i.dtype && (moving_loops(to) & inner_) == (i.loops & inner_)) {
-          const bool streams = s_.streamed[size_t(k)];
-          if (streams && (s_.beside || s_.count(inner_) * bytes_of(i.dtype) >= kLongRow)) return;
-          at(id).kept_in = k, s_.streamed[size_t(k)] = false;
-          return;
-        }
+        if (!order.may_wait_in(id, k)) continue;
+        const bool long_row = s_.count(inner_) * bytes_of(instr(id).dtype) >= kLongRow;
+        if (s_.streamed[size_t(k)] && (s_.beside || long_row)) return;
+        at(id).kept_in = k, s_.streamed[size_t(k)] = false;
+        return;
       }
-      if (reads(s_.nests[n])) return;
-    }
   }
   // Memory can bring what comes next while nests compute. Beside each other they do all the time,
   // and so does one alone that streams and whose steps are long, for they are of groups; else the
@@ -319,13 +311,11 @@ class Scheduler {
     Placed& p = at(id);
     if (p.place != Place::kElement || seen_[size_t(id)]) return;
     seen_[size_t(id)] = true;
-    int& first = computed_in_[size_t(id)];
     if (p.reduce != ReduceAs::kNone) return s_.nests[size_t(n)].values.push_back(id);
-    if (first >= 0 && (p.buffered || keep(id))) {
+    if (AccessOrder(s_).computed_in(id) >= 0 && (p.buffered || keep(id))) {
       p.buffered = true;
       return s_.nests[size_t(n)].reread.push_back(id);
     }
-    if (first < 0) first = n;
     for (InstrId x : instr(id).in) visit(n, x);
     s_.nests[size_t(n)].values.push_back(id);
   }
@@ -395,8 +385,7 @@ class Scheduler {
   const bool may_block_, on_cpu_;
   const int64_t streamed_from_;
   LoopMask outer_ = 0, inner_ = 0;
-  std::vector<int> computed_in_;  // the first nest that computes a value
-  std::vector<bool> seen_;        // by the nest that is being filled
+  std::vector<bool> seen_;  // by the nest that is being filled
   int64_t buffered_bytes_ = 0, total_bytes_ = 0;
 };
 
@@ -452,39 +441,5 @@ std::optional<Schedule> make_schedule(const Body& original, Target target) {
 }
 
 bool schedulable(const Body& body) { return make_schedule(body).has_value(); }
-
-bool may_overwrite(const Body& original, int operand, int result) {
-  std::optional<Schedule> schedule = make_schedule(original);
-  if (!schedule) return false;
-  const Body& body = schedule->body;
-  const Access &from = body.operands[size_t(operand)], &to = body.stores[size_t(result)].to;
-  if (from.dtype != to.dtype ||
-      !std::equal(from.strides.begin(), from.strides.end(), to.strides.begin(), to.strides.end()))
-    return false;
-  auto loads = [&](InstrId id) {
-    const Instr& i = body.instrs[size_t(id)];
-    return i.kind == InstrKind::kLoad && i.operand == operand;
-  };
-  // Late values read operands when everything else is done.
-  std::vector<bool> late(body.instrs.size());
-  for (size_t k = body.instrs.size(); k-- > 0;) {
-    const Placed& p = schedule->values[k];
-    if (!p.used || p.reduce != ReduceAs::kNone || !(late[k] || p.place == Place::kLate)) continue;
-    if (loads(InstrId(k))) return false;
-    for (InstrId x : body.instrs[k].in) late[size_t(x)] = true;
-  }
-  // No element may be read after the nest that overwrites it.
-  bool written = false;
-  for (const Nest& n : schedule->nests) {
-    bool writes = std::ranges::count(n.stores, result) > 0;
-    for (InstrId id : n.values) writes |= schedule->at(id).kept_in == result;
-    // A nest that also runs over loops which do not move the result comes back to each element.
-    const bool again = writes && (n.loops & ~moving_loops(to)) != 0;
-    for (InstrId id : n.values)
-      if ((written || again) && loads(id)) return false;
-    written |= writes;
-  }
-  return true;
-}
 
 }  // namespace tessera::compiler

@@ -5,6 +5,7 @@
 #include "compile/codegen/samples.h"
 #include "core/core.h"
 #include "tests/compile/bits.h"
+#include "tests/compile/codegen/compare.h"
 
 namespace tessera::test {
 
@@ -135,8 +136,8 @@ TEST(Fused, TakesOverAnOperandOnlyWhereElementsAreReadAndWrittenInOnePlace) {
   BodyBuilder same({4, 4}), turned({4, 4});
   same.store(same.op("neg", {same.load(3)}));
   turned.store(turned.op("neg", {turned.load({kF32, {1, 4}})}));
-  EXPECT_TRUE(compiler::may_overwrite(same.body, 0, 0));
-  EXPECT_FALSE(compiler::may_overwrite(turned.body, 0, 0));
+  EXPECT_TRUE(may_overwrite(same.body, 0, 0));
+  EXPECT_FALSE(may_overwrite(turned.body, 0, 0));
   Tensors in{ones({4, 4})};
   void* memory = in[0].raw();
   PrimRef op(new Fused("neg", same.body, results_of(same.body)));

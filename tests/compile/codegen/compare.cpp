@@ -7,6 +7,7 @@
 #include <cstring>
 #include <random>
 
+#include "compile/codegen/access_order.h"
 #include "compile/codegen/cache.h"
 #include "compile/codegen/toolchain.h"
 #include "core/core.h"
@@ -98,6 +99,10 @@ Tensor result_of(const Body& body, size_t k) {
   Tensor t = empty({reach(body, a)}, a.dtype);
   std::memset(t.raw(), a.dtype == kBool ? 1 : 0x5a, t.nbytes());
   return t;
+}
+
+bool may_overwrite(const Body& body, int operand, int result) {
+  return AccessOrder(make_schedule(body).value()).may_overwrite(operand, result);
 }
 
 namespace {

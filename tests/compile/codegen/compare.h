@@ -28,6 +28,9 @@ Tensor operand_of(const Body& body, size_t k, uint64_t seed);
 /// Memory for result k, filled with a pattern.
 Tensor result_of(const Body& body, size_t k);
 
+/// Whether result `result` of a kernel of `body` may lie over operand `operand`.
+bool may_overwrite(const Body& body, int operand, int result);
+
 /// Compiles `bodies` together and compares each with interpret(): results that no float reduction
 /// feeds must have equal bits, maxima and minima equal numbers; others may differ by `tolerance` of
 /// the largest. Chunks in another order and results over operands must give the same bits.

@@ -428,16 +428,6 @@ TEST(Generate, WhatIsKeptInAResultIsWrittenWhenAllIsRead) {
   compare_with_interpreter(bodies);
 }
 
-// The value is computed where it is spread over the middle loop, and kept in the result without it.
-TEST(Generate, AResultThatIsWrittenAgainAndAgainIsNotOverItsOperand) {
-  BodyBuilder b({64, 17, 2});
-  InstrId v = b.op("silu", {b.op("sin", {b.op("rsqrt", {b.op("log1p", {b.load(5)})})})});
-  b.store(v);
-  b.store(v, b.dense(7, kF32));
-  compare_with_interpreter({b.body});
-  EXPECT_FALSE(may_overwrite(b.body, 0, 0));
-}
-
 TEST(Generate, FunctionsOfConstantsAreTheLibrarys) {
   BodyBuilder b({3});
   InstrId x = b.load(1, kF64);
