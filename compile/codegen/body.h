@@ -6,8 +6,9 @@
 // the compute type of its dtype (f32 for 16-bit floats, i64 for narrow integers) and its result is
 // rounded to its dtype, so fused pointwise ops give the bits of the ops one by one; only sums may
 // be ordered differently, in an order fixed by the body; of two zeros a maximum or minimum may give
-// either. (Softmax is computed as core's kernel for
-// it does: exp(x - amax(x)) within 1 ulp, times the reciprocal of its sum.)
+// either. (Softmax, an exp(x - amax(x)) that is only summed and divided by its sum, is computed as
+// core's kernel for it does: exponentials within 1 ulp and 0 below 2^-126, times the reciprocal of
+// the sum.)
 #pragma once
 #include <string>
 #include <vector>

@@ -4,13 +4,40 @@
 
 namespace tessera::compiler {
 
-bool is_exp_below_max(const Schedule& s, InstrId id) {
+// exp(x - amax(x)) of float32, which needs no care for large results.
+static bool is_exp_below_max(const Schedule& s, InstrId id) {
   const Instr& i = s.instr(id);
   if (i.kind != InstrKind::kPointwise || i.op != "exp" || i.dtype != kF32) return false;
   const Instr& d = s.instr(i.in[0]);
   if (d.kind != InstrKind::kPointwise || d.op != "sub") return false;
   const Instr& m = s.instr(d.in[1]);
   return m.kind == InstrKind::kReduce && m.reduce == ReduceKind::kMax && m.in[0] == d.in[0];
+}
+
+bool is_softmax_exp(const Schedule& s, InstrId id) {
+  if (!is_exp_below_max(s, id)) return false;
+  const LoopMask row = s.instr(s.instr(s.instr(id).in[0]).in[1]).reduced;
+  const auto sums = [&](InstrId k) {  // at least 1 where all of the row is in it
+    const Instr& i = s.instr(k);
+    return i.kind == InstrKind::kReduce && i.reduce == ReduceKind::kSum && i.in[0] == id &&
+           within(row, i.reduced);
+  };
+  const auto is = [&](InstrId k, const char* op) {
+    return s.instr(k).kind == InstrKind::kPointwise && s.instr(k).op == op;
+  };
+  const auto divides = [&](InstrId k) {
+    const auto& in = s.instr(k).in;
+    const auto one_by_sum = [&](InstrId x) {
+      return is(x, "reciprocal") && sums(s.instr(x).in[0]);
+    };
+    return (is(k, "div") && sums(in[1])) ||
+           (is(k, "mul") && (one_by_sum(in[0]) || one_by_sum(in[1])));
+  };
+  for (InstrId k = id + 1; k < InstrId(s.values.size()); ++k) {
+    const bool reads = s.at(k).used && std::ranges::count(s.instr(k).in, id) > 0;
+    if (reads && !sums(k) && !divides(k)) return false;
+  }
+  return std::ranges::none_of(s.body.stores, [&](const Store& t) { return t.value == id; });
 }
 
 bool is_softmax_sum(const Schedule& s, InstrId id) {

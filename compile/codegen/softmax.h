@@ -5,9 +5,12 @@
 
 namespace tessera::compiler {
 
-/// exp(x - amax(x)) of float32, which needs no care for large results.
-bool is_exp_below_max(const Schedule& s, InstrId id);
-/// A row's sum of those, which is at least 1: dividing by it is multiplying by its reciprocal.
+/// An exponential of float32 below its maximum that is only summed, with the maximum among what is,
+/// and divided by such sums, or times their reciprocals. Below 2^-126 it may be 0, as that of
+/// core's softmax is. Anything else that reads it wants the bits of exp.
+bool is_softmax_exp(const Schedule& s, InstrId id);
+/// A row's sum of exp(x - amax(x)), which is at least 1: dividing by it is multiplying by its
+/// reciprocal.
 bool is_softmax_sum(const Schedule& s, InstrId id);
 /// Whether `max`, a maximum over a row, may pass over NaN: the sum of the row's exponentials is NaN
 /// where an element is, and so is, through it, all that would have been through the maximum.

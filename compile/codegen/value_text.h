@@ -77,7 +77,7 @@ class ValueText : protected KernelText {
       default: break;
     }
     if (after_groups_.contains(id)) return from_group(id, fmt::format("step.v{}[l]", id));
-    if (is_exp_below_max(s_, id)) return fmt::format("exp_by_table(v{})", i.in[0]);
+    if (is_softmax_exp(s_, id)) return fmt::format("exp_by_table(v{})", i.in[0]);
     if (i.kind == InstrKind::kPointwise && i.op == "div" && is_softmax_sum(s_, i.in[1]))
       return fmt::format("v{} * q{}", i.in[0], i.in[1]);
     auto position = as_position_.find(id);
@@ -87,7 +87,7 @@ class ValueText : protected KernelText {
   // one: it takes the last operand.
   std::string group_function(InstrId id) const {
     const Instr& i = instr(id);
-    if (is_exp_below_max(s_, id)) return "exp_by_table";
+    if (is_softmax_exp(s_, id)) return "exp_by_table";
     if (i.kind != InstrKind::kPointwise || register_type(i.dtype) != "float") return {};
     const Functor* functor = find_functor(i.op);
     return functor && functor->in_groups ? "fn::" + i.op : std::string();

@@ -5,7 +5,7 @@
 
 namespace tessera {
 
-/// exp(x - max) / sum over `dim`; rows that are all -inf give NaN, as in PyTorch.
+/// exp(x - max) / sum over `dim`, maybe 0 below 2^-126; all -inf gives NaN, as in PyTorch.
 Tensor softmax(const Tensor& x, int64_t dim = -1);
 Tensor log_softmax(const Tensor& x, int64_t dim = -1);
 

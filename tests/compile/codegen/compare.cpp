@@ -42,7 +42,6 @@ std::vector<Near> nearness(const Body& body) {
     const Instr& i = body.instrs[k];
     if (i.kind == InstrKind::kReduce && is_floating(i.dtype))
       near[k] = i.reduce <= ReduceKind::kProd ? Near::kRounding : Near::kNumber;
-    if (i.op == "exp" && body.instrs[size_t(i.in[0])].op == "sub") near[k] = Near::kRounding;
     for (InstrId x : i.in) near[k] = std::max(near[k], near[size_t(x)]);
   }
   return near;

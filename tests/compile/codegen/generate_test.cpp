@@ -152,6 +152,38 @@ TEST(Generate, OneCodeForAnyNumberOfPieces) {
   }
   EXPECT_EQ(sized.compilations(), 1);
 }
+InstrId exp_below_max(BodyBuilder& b, InstrId x) {
+  return b.op("exp", {b.op("sub", {x, b.reduce(ReduceKind::kMax, x, 2)})});
+}
+// Exponentials below a maximum that others than a softmax read are those of exp, denormals too.
+TEST(Generate, ExponentialsBelowAMaximumHaveTheBitsOfExp) {
+  std::vector<Body> bodies;
+  for (auto [rows, n] : {std::pair<int64_t, int64_t>{3, 100}, {70, 300}, {100, 8200}})
+    for (bool divides : {false, true}) {
+      BodyBuilder b({rows, n});
+      InstrId x = b.op("mul", {b.load(3), b.constant(20.0)});
+      InstrId e = exp_below_max(b, x);
+      if (divides) b.store(b.op("div", {e, b.sum(e, 2)}));
+      b.store(divides ? b.op("mul", {e, b.constant(2.0)}) : e);
+      bodies.push_back(b.body);
+    }
+  BodyBuilder columns({2, 100});  // whose sums may be all of denormals
+  InstrId x = columns.op("mul", {columns.load(3), columns.constant(30.0)});
+  InstrId e = exp_below_max(columns, x);
+  columns.store(columns.op("div", {e, columns.sum(e, 1)}));
+  bodies.push_back(columns.body);
+  for (const Body& b : bodies)
+    EXPECT_EQ(print_cpp(b, "kernel").find("exp_by_table"), std::string::npos) << to_string(b);
+  BodyBuilder by_reciprocal({70, 300});
+  e = exp_below_max(by_reciprocal, by_reciprocal.load(3));
+  InstrId factor = by_reciprocal.op("reciprocal", {by_reciprocal.sum(e, 2)});
+  by_reciprocal.store(by_reciprocal.op("mul", {e, factor}));
+  const std::vector<Body> softmax = {softmax_body(70, 300), by_reciprocal.body};
+  for (const Body& b : softmax)
+    EXPECT_NE(print_cpp(b, "kernel").find("exp_by_table"), std::string::npos) << to_string(b);
+  compare_with_interpreter(softmax);
+  compare_with_interpreter(bodies);
+}
 TEST(Generate, PiecesOfARowMayBeInfiniteOrNan) {
   constexpr float kInf = std::numeric_limits<float>::infinity(),
                   kLowest = std::numeric_limits<float>::lowest();
@@ -183,16 +215,14 @@ TEST(Generate, PiecesOfARowMayBeInfiniteOrNan) {
   }
 }
 
-InstrId exp_below_max(BodyBuilder& b, InstrId x) {
-  return b.op("exp", {b.op("sub", {x, b.reduce(ReduceKind::kMax, x, 2)})});
-}
 // Exponentials of two operands, and what they are computed from once more.
 Body two_exponentials_body(int64_t rows, int64_t n) {
   BodyBuilder b({rows, n});
   InstrId x = b.load(3), z = b.op("neg", {b.op("square", {b.load(3)})});
   InstrId low = b.op("lt", {z, b.constant(-1.0)}, true);
   InstrId e = exp_below_max(b, x), f = exp_below_max(b, b.op("where", {low, x, z}));
-  b.store(b.op("where", {low, e, b.op("mul", {f, z})})), b.store(b.sum(b.op("mul", {e, f}), 2));
+  InstrId p = b.op("div", {e, b.sum(e, 2)}), q = b.op("div", {f, b.sum(f, 2)});
+  b.store(b.op("where", {low, p, b.op("mul", {q, z})})), b.store(b.sum(b.op("mul", {p, q}), 2));
   return b.body;
 }
 // A softmax of a softmax, and the target's element of it in the same nest.
@@ -200,7 +230,7 @@ Body softmax_of_softmax_body(int64_t rows, int64_t n) {
   BodyBuilder b({rows, n});
   InstrId hit = b.op("eq", {b.index(1), b.load(1, kI64)}, true), e = exp_below_max(b, b.load(3));
   InstrId f = exp_below_max(b, b.op("div", {e, b.sum(e, 2)}));
-  b.store(b.op("div", {b.op("where", {hit, b.constant(0.0), f}), b.sum(f, 2)}));
+  b.store(b.op("where", {hit, b.constant(0.0), b.op("div", {f, b.sum(f, 2)})}));
   return b.body;
 }
 TEST(Generate, ExponentialsOfWholeGroups) {
