@@ -136,11 +136,11 @@ struct Lane<bool> {
   using Type = unsigned char;
 };
 template <class Op>
-constexpr bool kPicks = false;
+inline constexpr bool kPicks = false;
 template <>
-constexpr bool kPicks<Max> = true;
+inline constexpr bool kPicks<Max> = true;
 template <>
-constexpr bool kPicks<Min> = true;
+inline constexpr bool kPicks<Min> = true;
 /// Maxima and minima of what is no NaN, or where it does not matter whether they are one then.
 template <class Op>
 struct Numbers : Op {
