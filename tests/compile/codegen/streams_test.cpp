@@ -124,9 +124,9 @@ TEST(Streams, OperandsAreFetchedNoWholePagesFromWhereRowsAreStored) {
                             R"(\[0\] \+ (\d+);)");
     return std::regex_search(text, found, sought) ? 4 * std::stoi(found[1]) : 0;
   };
-  EXPECT_EQ(ahead(softmax_body(4096, 1024), 1), 13 << 9);    // 6.5 KiB
-  EXPECT_EQ(ahead(layer_norm_body(4096, 768), 1), 13 << 9);  // 12.5 KiB from two rows before
-  EXPECT_EQ(ahead(layer_norm_body(4096, 640), 1), 15 << 9);  // not 6.5, which would be 11.5 KiB
+  EXPECT_EQ(ahead(layer_norm_body(4096, 768), 1), 15 << 9);  // 13.5 KiB from two rows before
+  EXPECT_EQ(ahead(layer_norm_body(4096, 640), 1), 15 << 9);  // 12.5 KiB
+  EXPECT_EQ(ahead(softmax_body(4096, 1024), 1), 17 << 9);    // not 7.5, which would be 15.5 KiB
   EXPECT_EQ(ahead(softmax_body(4096, 1024), 2), 36 << 9);    // 18 KiB
   EXPECT_EQ(ahead(layer_norm_body(4096, 768), 2), 38 << 9);  // not 18, which would be 24 KiB
   for (int operand : {0, 1}) {  // two share what can be on its way to L1
