@@ -12,18 +12,34 @@
 namespace tessera::detail {
 namespace {
 
-constexpr size_t kPage = 4096;
-// Blocks begin at pages: no two of them share one, and streaming stores find lines whole.
-size_t round_up(size_t n) { return (n + kPage - 1) / kPage * kPage; }
+constexpr size_t kPage = 4096, kHugePage = size_t(2) << 20;
+constexpr size_t kSmallBytes = 64 << 10;  // blocks up to here have no huge page made for them
+size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+
+#ifndef MADV_COLLAPSE
+constexpr int MADV_COLLAPSE = 25;  // Linux 6.1; glibc 2.37 names it
+#endif
 
 size_t memory_of_machine() {
   long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGE_SIZE);
-  return pages > 0 && page > 0 ? round_up(size_t(pages) * size_t(page)) : size_t{1} << 36;
+  size_t bytes = pages > 0 && page > 0 ? size_t(pages) * size_t(page) : size_t{1} << 36;
+  return round_up(bytes, kHugePage);
 }
 
+// Begins at a huge page, of `fd` as in memory: else the system would map small ones.
 std::byte* map(int fd, size_t size) {
-  void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
-  return p == MAP_FAILED ? nullptr : static_cast<std::byte*>(p);
+  const size_t span = size + kHugePage;
+  void* reserved =
+      mmap(nullptr, span, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return nullptr;
+  auto* begin = static_cast<std::byte*>(reserved);
+  auto* at = begin + round_up(uintptr_t(begin), kHugePage) - uintptr_t(begin);
+  if (at > begin) munmap(begin, size_t(at - begin));
+  munmap(at + size, size_t(begin + span - (at + size)));
+  void* p = mmap(at, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd, 0);
+  if (p != MAP_FAILED) return at;
+  munmap(at, size);
+  return nullptr;
 }
 
 }  // namespace
@@ -40,8 +56,8 @@ class Pool::Block final : public RefCounted {
   const size_t begin_, bytes_;
 };
 
-Ref<Pool> Pool::make(std::string* why) {
-  size_t size = memory_of_machine();
+Ref<Pool> Pool::make(std::string* why, size_t bytes) {
+  const size_t size = bytes ? round_up(bytes, kHugePage) : memory_of_machine();
   rlimit files{};
   getrlimit(RLIMIT_FSIZE, &files);
   if (files.rlim_cur < size) {  // the system would answer with a signal
@@ -63,13 +79,19 @@ Ref<Pool> Pool::make(std::string* why) {
   return Ref<Pool>(new Pool(fd, base, size));
 }
 
+Pool::Pool(int fd, std::byte* base, size_t size)
+    : fd_(fd), base_(base), size_(size), huge_(size / kHugePage) {
+  free_[0] = size;
+}
+
 Pool::~Pool() {
   munmap(base_, size_);
   close(fd_);
 }
 
 Ref<Storage> Pool::allocate(size_t bytes) {
-  size_t need = round_up(std::max<size_t>(bytes, 1)), begin = 0;
+  // Blocks begin at pages: no two of them share one, and streaming stores find lines whole.
+  size_t need = round_up(std::max<size_t>(bytes, 1), kPage), begin = 0;
   {
     std::lock_guard lock(mutex_);
     auto best = free_.end();
@@ -80,29 +102,54 @@ Ref<Storage> Pool::allocate(size_t bytes) {
     size_t rest = best->second - need;
     free_.erase(best);
     if (rest) free_[begin + need] = rest;
+    if (bytes > kSmallBytes) make_huge(begin, begin + need);
   }
   return make_ref<Storage>(base_ + begin, bytes, kCPU,
                            Ref<RefCounted>(new Block(Ref<Pool>(this), begin, need)));
 }
 
+/// Puts huge pages under [begin, end), where the system has some.
+void Pool::make_huge(size_t begin, size_t end) {
+  for (size_t unit = begin / kHugePage; unit * kHugePage < end && !no_huge_; ++unit) {
+    if (huge_[unit]) continue;
+    std::byte* const page = base_ + unit * kHugePage;
+    // Nothing is done for a range none of whose pages exists yet.
+    *static_cast<volatile std::byte*>(base_ + std::max(begin, unit * kHugePage)) = std::byte{0};
+    huge_[unit] = madvise(page, kHugePage, MADV_COLLAPSE) == 0;
+    no_huge_ = !huge_[unit] && errno == EINVAL;
+  }
+}
+
 /// Gives the pages back to the system and joins the range with its neighbours.
 void Pool::give_back(size_t begin, size_t bytes) {
   if (forks() != birth_) return;
-  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(begin), off_t(bytes));
   std::lock_guard lock(mutex_);
+  size_t from = begin, to = begin + bytes;  // of the free range that this becomes part of
   auto next = free_.lower_bound(begin);
-  if (next != free_.end() && next->first == begin + bytes) {
-    bytes += next->second;
+  if (next != free_.end() && next->first == to) {
+    to += next->second;
     next = free_.erase(next);
   }
   if (next != free_.begin()) {
     auto before = std::prev(next);
-    if (before->first + before->second == begin) {
-      before->second += bytes;
-      return;
+    if (before->first + before->second == from) {
+      from = before->first;
+      free_.erase(before);
     }
   }
-  free_[begin] = bytes;
+  release_pages(from, to, begin, begin + bytes);
+  free_[from] = to - from;
+}
+
+/// Of the free range [from, to), [begin, end) was used until now. A huge page goes as a whole, with
+/// the last block in it.
+void Pool::release_pages(size_t from, size_t to, size_t begin, size_t end) {
+  const size_t first = begin / kHugePage, last = (end - 1) / kHugePage;
+  if (huge_[first]) begin = first * kHugePage >= from ? first * kHugePage : (first + 1) * kHugePage;
+  if (huge_[last]) end = (last + 1) * kHugePage <= to ? (last + 1) * kHugePage : last * kHugePage;
+  if (begin >= end) return;
+  fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, off_t(begin), off_t(end - begin));
+  for (size_t unit = begin / kHugePage; unit * kHugePage < end; ++unit) huge_[unit] = false;
 }
 
 PoolView::PoolView(int pid, int fd, size_t size, std::string* why) : size_(size) {

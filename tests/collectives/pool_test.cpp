@@ -2,12 +2,15 @@
 #include "collectives/shm/pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
+#include <fstream>
+#include <string>
 
 #include "collectives/shm/process.h"
 
@@ -41,9 +44,9 @@ TEST(Process, ThatCannotBeLookedAtHasNotEnded) {
 
 TEST(Pool, BlocksAreApartAndComeBack) {
   std::string why;
-  Ref<Pool> pool = Pool::make(&why);
+  Ref<Pool> pool = Pool::make(&why, 64 << 20);
   ASSERT_TRUE(pool) << why;
-  constexpr size_t kBytes = 1'000'000;
+  constexpr size_t kBytes = 1 << 20;
   Ref<Storage> a = pool->allocate(kBytes), b = pool->allocate(kBytes), c = pool->allocate(1);
   EXPECT_EQ(pool->offset_of(a->data(), kBytes), 0);
   EXPECT_GE(pool->offset_of(b->data(), kBytes), int64_t(kBytes));
@@ -62,6 +65,75 @@ TEST(Pool, BlocksAreApartAndComeBack) {
   Ref<Storage> all = pool->allocate(pool->size());
   ASSERT_TRUE(all) << "the ranges are one again";
   EXPECT_FALSE(pool->allocate(1));
+}
+
+constexpr size_t kHugePage = 2 << 20;
+
+/// Of the mapping that contains `p`.
+size_t huge_bytes(const void* p) {
+  std::ifstream maps("/proc/self/smaps");
+  bool here = false;
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin = 0, end = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx ", &begin, &end) == 2)
+      here = begin <= uintptr_t(p) && uintptr_t(p) < end;
+    else if (here && line.starts_with("ShmemPmdMapped:"))
+      return std::stoul(line.substr(line.find(':') + 1)) << 10;
+  }
+  return 0;
+}
+
+/// Whether the system makes one page of a file's small ones when asked to (Linux 6.1).
+bool collapses() {
+  const int fd = memfd_create("probe", MFD_CLOEXEC);
+  EXPECT_EQ(ftruncate(fd, 2 * kHugePage), 0);
+  void* p = mmap(nullptr, 2 * kHugePage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  const uintptr_t at = (uintptr_t(p) + kHugePage - 1) / kHugePage * kHugePage;
+  EXPECT_NE(mmap(reinterpret_cast<void*>(at), kHugePage, PROT_READ | PROT_WRITE,
+                 MAP_SHARED | MAP_FIXED, fd, 0),
+            MAP_FAILED);
+  *reinterpret_cast<volatile char*>(at) = 1;
+  const bool done = madvise(reinterpret_cast<void*>(at), kHugePage, 25) == 0;
+  munmap(p, 2 * kHugePage);
+  close(fd);
+  return done;
+}
+
+TEST(Pool, BlocksLieInHugePages) {
+  if (!collapses()) GTEST_SKIP() << "this system makes no huge pages of files";
+  std::string why;
+  Ref<Pool> pool = Pool::make(&why, 64 << 20);
+  ASSERT_TRUE(pool) << why;
+  Ref<Storage> small = pool->allocate(4096), large = pool->allocate(5 << 20);
+  std::memset(large->data(), 1, 5 << 20);
+  EXPECT_EQ(huge_bytes(pool->data()), 3 * kHugePage) << "the first of them under the small one too";
+  PoolView peer(getpid(), pool->descriptor(), pool->size(), &why);
+  ASSERT_TRUE(peer.data()) << why;
+  EXPECT_EQ(int(peer.data()[pool->offset_of(large->data(), 1) + 4'000'000]), 1);
+  EXPECT_GE(huge_bytes(peer.data()), kHugePage);
+  // A page goes with the last of its blocks, and is made again.
+  large.reset();
+  EXPECT_EQ(bytes_held(*pool), int64_t(kHugePage));
+  EXPECT_EQ(huge_bytes(pool->data()), kHugePage);
+  Ref<Storage> again = pool->allocate(3 << 20);
+  std::memset(again->data(), 1, 3 << 20);
+  EXPECT_EQ(huge_bytes(pool->data()), 2 * kHugePage);
+  small.reset();
+  EXPECT_EQ(bytes_held(*pool), int64_t(2 * kHugePage));
+  again.reset();
+  EXPECT_EQ(bytes_held(*pool), 0);
+}
+
+// Whoever only has small ones, as the group of a barrier, pays for no huge page.
+TEST(Pool, SmallBlocksAreSmall) {
+  std::string why;
+  Ref<Pool> pool = Pool::make(&why, 64 << 20);
+  ASSERT_TRUE(pool) << why;
+  Ref<Storage> small = pool->allocate(4096);
+  std::memset(small->data(), 1, 4096);
+  EXPECT_EQ(bytes_held(*pool), 4096);
+  small.reset();
+  EXPECT_EQ(bytes_held(*pool), 0);
 }
 
 TEST(Pool, KnowsWhatLiesInIt) {
