@@ -160,7 +160,8 @@ void run_alone(const Plan& plan) {
   if (!plan.takes || !plan.gives()) return;
   const Part &from = plan.give[0], &to = plan.take[0];
   if (plan.reduces) {
-    const void* source = from.data;
+    std::vector<std::byte> copy;  // the result would overwrite what is still to be read
+    const void* source = plan.must_stage() ? copied(plan.give, copy)[0].data : from.data;
     reduce_tree(plan.op, plan.dtype, to.data, {&source, 1},
                 to.bytes / int64_t(size_of(plan.dtype)));
   } else if (from.data != to.data && from.bytes) {

@@ -181,7 +181,9 @@ void MessageEngine::move_pieces(const Call& call) {
 /// (Rabenseifner 2004, with direct exchanges). Small tensors go to everybody whole.
 void MessageEngine::all_reduce(const Call& call) {
   const Plan& plan = call.plan;
-  const Part &in = plan.give[0], &out = plan.take[0];
+  std::vector<std::byte> copy;  // the result would overwrite what is still to be read
+  const Part in = plan.must_stage() ? copied(plan.give, copy)[0] : plan.give[0];
+  const Part& out = plan.take[0];
   bool whole = in.bytes <= kReduceAloneBytes;
   int64_t lines = (in.bytes + kAlign - 1) / kAlign;
   auto begin_of = [&](int r) {

@@ -16,13 +16,12 @@
 namespace tessera::detail {
 namespace {
 
-// Below this many bytes a giver's pieces travel with the fingerprint, in the first phase.
-constexpr int64_t kInlineBytes = 64 << 10;
+constexpr int64_t kInlineBytes = Segment::kInlineBytes;
 // Up to this many bytes of its peers every rank reduces itself, which saves a phase.
 constexpr int64_t kReduceAloneBytes = Segment::kSwapBytes;
 // Up to this many bytes are reduced in place before a peer that sleeps would be awake.
 constexpr int64_t kShortBytes = 16 << 10;
-constexpr int64_t kAlign = 64;
+constexpr int64_t kAlign = kLine;
 constexpr int64_t kCopyBlock = 16 << 10;
 
 int64_t round_down(int64_t n) { return n / kAlign * kAlign; }
@@ -195,6 +194,7 @@ void ShmEngine::run(Call& call) {
   if (trial) start = Clock::now();
   places_.adopt(entries_[0].verdict);
   int64_t longest = plan.has_splits() ? agree_on_splits(call) : plan.longest;
+  // Direct on all ranks, whose way is then the same: nobody has staged.
   if (heard.direct && way != Way::kStaged && reach_pools(call, heard.news))
     run_in_place(call, way);
   else if (heard.staged)

@@ -89,11 +89,15 @@ struct Obituary {
 class Segment {
  public:
   static constexpr size_t kSwapBytes = 4 << 10;
+  // At most this many bytes a giver's pieces travel with the fingerprint, in the first phase.
+  static constexpr size_t kInlineBytes = 64 << 10;
   struct Options {
-    size_t stage_bytes = size_t{512} << 10;  // of each of a rank's two staging areas
-    size_t mail_bytes = size_t{64} << 10;    // of each of a mailbox's two slots
+    // Of each of a rank's two staging areas: kInlineBytes and a cache line per rank at least.
+    size_t stage_bytes = size_t{512} << 10;
+    size_t mail_bytes = size_t{64} << 10;  // of each of a mailbox's two slots
   };
 
+  // All throw UserError when the staging areas of `options` are too small for `size` ranks.
   /// Memory of ranks that are threads of this process.
   static std::shared_ptr<Segment> make_private(int size, const Options& options);
   /// Memory for processes; peers join with attach(address()).

@@ -28,9 +28,10 @@ TEST(Loopback, EveryVerbAndDtypeIsRight) {
 
 TEST(Loopback, LargeTensorsInPlaceAndStaged) {
   for (bool in_place : {true, false})
-    for (int size : {2, 3, 4})
-      run_ranks(size, [](ProcessGroup& g) { test::check_verbs(g, kF32, 150'001); },
-                {.read_in_place = in_place});
+    for (int size : {1, 2, 3, 4})
+      for (int64_t n : {2061, 150'001})
+        run_ranks(size, [n](ProcessGroup& g) { test::check_verbs(g, kF32, n); },
+                  {.read_in_place = in_place});
 }
 
 // Results of the first window lie where the second one gives.

@@ -22,7 +22,7 @@ Tensor filled(Tensor t, auto value) {
 /// u8's range as computed by the reference below.
 double value_of(DType dtype, int r, int64_t i) {
   if (dtype == kBool) return double((r + i) % 3 == 0);
-  return double(1 + (r * 7 + i * 3) % 3);
+  return double(1 + (r * 7 + i * 5) % 3);
 }
 
 double combine(ReduceOp op, DType dtype, double a, double b) {
@@ -86,6 +86,38 @@ class Verbs {
       Tensor in = mine(n_ * size_), out = room(n_);
       g_.reduce_scatter(out, in, op);
       expect("reduce_scatter", g_, out, [&](int64_t i) { return want(rank_ * n_ + i); });
+    }
+  }
+
+  // What is given and the result lie over each other in part, either of them first.
+  void overlapping_reductions() {
+    constexpr int64_t kShift = 7;
+    auto reduce = [&](CollKind kind, ReduceOp op, int peer, bool in_first) {
+      const int64_t given = kind == CollKind::kReduceScatter ? n_ * size_ : n_;
+      const Tensor memory = room(given + kShift);
+      auto part = [&](int64_t begin, int64_t n) {
+        return Tensor(Meta::contiguous({n}, dtype_, {}), memory.storage(), begin);
+      };
+      const Tensor in =
+          filled(part(in_first ? 0 : kShift, given), [&](int64_t i) { return own(i); });
+      const Tensor out = part(in_first ? kShift : 0, n_);
+      const bool takes = kind != CollKind::kReduce || rank_ == peer;
+      g_.submit({.kind = kind,
+                 .op = op,
+                 .peer = peer,
+                 .in = {&in, 1},
+                 .out = {&out, takes ? size_t{1} : size_t{0}}});
+      if (!takes) return;
+      const int64_t first = kind == CollKind::kReduceScatter ? rank_ * n_ : 0;
+      expect("overlapping reduction", g_, out, [&](int64_t i) {
+        return reduced(op, dtype_, size_, [&](int r) { return value_of(dtype_, r, first + i); });
+      });
+    };
+    for (int o = 0; o < kNumReduceOps; ++o) {
+      if (!detail::reducible(ReduceOp(o), dtype_)) continue;
+      for (CollKind kind : {CollKind::kAllReduce, CollKind::kReduce, CollKind::kReduceScatter})
+        for (bool in_first : {true, false})
+          reduce(kind, ReduceOp(o), kind == CollKind::kReduce ? o % size_ : -1, in_first);
     }
   }
 
@@ -206,6 +238,7 @@ Tensor of_group(ProcessGroup& g, int64_t n) {
 void check_verbs(ProcessGroup& group, DType dtype, int64_t n, Memory memory) {
   Verbs v(group, dtype, n, memory);
   v.reductions();
+  v.overlapping_reductions();
   v.uneven_reduce_scatter();
   v.rooted();
   v.gathers();
