@@ -33,6 +33,7 @@ BackendGroup::~BackendGroup() {
     return;
   }
   {
+    Waiters::Scope scope(waiters_);
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
     stop_ = true;
@@ -116,6 +117,7 @@ Ref<Work> BackendGroup::enqueue(const Collective& c) {
     queue_.push_back(call);
     if (!thread_.joinable()) thread_ = start_thread("tessera-comm", [this] { serve(); });
     if (p2p_busy_) engine_->interrupt();
+    if (busy_) engine_->call_queued();
   }
   changed_.notify_all();
   if (!c.async) call->wait();
@@ -224,6 +226,7 @@ void BackendGroup::abort(const std::string& why) {
 
 void BackendGroup::flush() {
   check_alive();
+  Waiters::Scope scope(waiters_);
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
   if (failure_) std::rethrow_exception(failure_);

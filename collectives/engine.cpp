@@ -53,8 +53,11 @@ void Call::keep(const Tensor& t) {
 }
 
 bool Call::inputs_ready() const {
-  auto done = [](const Ref<Event>& e) { return e->done(); };
-  return std::ranges::all_of(before_, done) && std::ranges::all_of(readers_, done);
+  bool ready = true;
+  for (const auto* events : {&before_, &readers_})
+    for (const Ref<Event>& e : *events)
+      if (!e->done()) e->hurry(), ready = false;
+  return ready;
 }
 
 void Call::begin_profile(const std::string& group) {
@@ -106,6 +109,7 @@ void Call::finish(std::exception_ptr error) {
   {
     std::lock_guard lock(mutex_);
     state_.store(outcome, std::memory_order_release);
+    hurry_.reset();
   }
   finished_.notify_all();
 }
@@ -144,6 +148,11 @@ bool Call::wait_for(Millis timeout) {
   }
   rethrow();
   return true;
+}
+
+void Call::hurry() {
+  std::lock_guard lock(mutex_);
+  if (!done() && !hurry_) hurry_.emplace(waiters);
 }
 
 std::string Call::title() const { return fmt::format("{} #{}", name_of(plan.kind), seq()); }

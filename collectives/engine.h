@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <optional>
 
 #include "collectives/plan.h"
 #include "core/base/function_ref.h"
@@ -59,6 +60,8 @@ class Call final : public Work {
   bool done() const override { return state_.load(std::memory_order_acquire) != kPending; }
   void wait() override;
   bool wait_for(Millis timeout) override;
+  /// From now on a thread is held up by it.
+  void hurry() override;
   std::exception_ptr error() const override { return done() ? error_ : nullptr; }
   uint64_t seq() const override { return plan.record.seq; }
   double elapsed_ms() const override { return done() ? elapsed_ms_ : 0; }
@@ -71,7 +74,7 @@ class Call final : public Work {
   /// Whether somebody may ask how long it took; a small call that is waited for takes no longer
   /// than two looks at the clock.
   bool timed() const { return async || profile_; }
-  /// Whether wait_for_inputs would return at once.
+  /// Whether wait_for_inputs would return at once; what it would wait for is hurried.
   bool inputs_ready() const;
   /// Waits for the writes that were pending on its tensors when it was submitted, and for those who
   /// still read what it overwrites.
@@ -126,6 +129,7 @@ class Call final : public Work {
   std::string lane_;      // in it
   std::mutex mutex_;
   std::condition_variable finished_;
+  std::optional<Waiters::Scope> hurry_;
 };
 
 class Engine {
@@ -140,6 +144,8 @@ class Engine {
   /// From any thread: run_p2p should ask `next` again, and who sleeps meanwhile look whether a
   /// thread has begun to wait.
   virtual void interrupt() {}
+  /// From any thread: another call stands behind the one that is being executed.
+  virtual void call_queued() {}
   /// From any thread: fails calls under way, here and on every peer, with `error`.
   virtual void abort(const CommError& error) = 0;
   /// Memory for the group's tensors; see ProcessGroup::allocate.

@@ -158,10 +158,10 @@ void ShmEngine::run(Call& call) {
   bool small = !plan.has_splits() && window * pieces <= kInlineBytes;
   // How it is done if all ranks are direct; equal on all of them.
   Way way = small ? Way::kStaged : Way::kInPlace;
-  bool trial = false;
+  trial_ = false;
   if (by_slices(plan)) {
     way = options_.way.value_or(places_.way(plan.longest));
-    trial = !options_.way && places_.tries(plan.longest);
+    trial_ = !options_.way && places_.tries(plan.longest);
   }
   Entry entry{.fingerprint = plan.record.fingerprint, .verdict = places_.verdict()};
   entry.direct = find_places(plan, seq, entry);
@@ -175,13 +175,13 @@ void ShmEngine::run(Call& call) {
       splits[size_ + r] = plan.take[size_t(r)].bytes;
     }
   }
-  auto start = trial ? Clock::now() : Clock::time_point();
+  auto start = trial_ ? Clock::now() : Clock::time_point();
   swaps_ = small && !by_slices(plan) && window * pieces <= int64_t(Segment::kSwapBytes);
   past_caches_ = staged && !swaps_ && tuner_.past_caches(window * pieces);
   ++phase_;  // the phase about to be posted chooses the staging area
   if (staged) stage(plan.give, 0, window);
   --phase_;
-  double us = trial ? us_since(start) : 0;
+  double us = trial_ ? us_since(start) : 0;
   // Peers poll the line of both, so it is written in one go.
   me_.entries[seq & 1] = entries_[size_t(rank_)] = entry;
   post();
@@ -191,7 +191,7 @@ void ShmEngine::run(Call& call) {
   if (!heard.same_call) [[unlikely]]
     report_mismatch(call);
   if (plan.record.ahead) check_announcements(call);
-  if (trial) start = Clock::now();
+  if (trial_) start = Clock::now();
   places_.adopt(entries_[0].verdict);
   int64_t longest = plan.has_splits() ? agree_on_splits(call) : plan.longest;
   // Direct on all ranks, whose way is then the same: nobody has staged.
@@ -200,10 +200,10 @@ void ShmEngine::run(Call& call) {
   else if (heard.staged)
     run_first(call, window);
   else {
-    if (longest == 0) wake_peers();  // no phase follows that would
+    if (longest == 0) wake_peers(call);  // no phase follows that would
     run_staged(call, longest);
   }
-  if (trial && heard.direct) places_.took(plan.longest, us + us_since(start));
+  if (trial_ && heard.direct) places_.took(plan.longest, us + us_since(start));
   me_.finished.store(seq, std::memory_order_release);
 }
 

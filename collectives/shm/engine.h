@@ -36,6 +36,7 @@ class ShmEngine final : public Engine {
   void run(Call& call) override;
   void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) override;
   void interrupt() override;
+  void call_queued() override;
   void abort(const CommError& error) override;
   /// From the rank's pool, where it gets one.
   Ref<Storage> allocate(size_t bytes) override;
@@ -92,16 +93,20 @@ class ShmEngine final : public Engine {
     for (int r = 0; r < size_; ++r)
       if (segment_->state(r).posted.load(std::memory_order_acquire) < phase_)
         return wait_slow(call, peers);
-    if (waking == Waking::kNow) wake_peers();
+    if (waking == Waking::kNow) wake_peers(call);
   }
   void wait_slow(Call& call, Peers peers);
-  bool has_room() const;
+  int cpus_a_rank() const;
+  bool has_room() const { return cpus_a_rank() > 0; }
+  bool may_doze(const Call& call) const;
   int spins() const;  // rounds of polling before who is held up sleeps
   int polls(const Call& call, Peers peers) const;
   bool stay_awake(const Call& call, FunctionRef<bool()> ready, Clock::time_point* until);
-  void wake_peers();
-  /// Sleeps until rung, `ready`, or about 20 ms have passed. True when ready.
-  bool park(FunctionRef<bool()> ready);
+  void wake_peers(const Call& call);
+  bool all_posted(uint64_t phase) const;
+  /// Sleeps until rung, `ready`, or some time has passed, soon enough to look at absent ranks. True
+  /// when ready. Dozes where `call` may.
+  bool park(FunctionRef<bool()> ready, const Call* call = nullptr);
   void ring(int r);
   void ring_all();
   void check_obituary();
@@ -129,12 +134,14 @@ class ShmEngine final : public Engine {
   const ShmOptions options_;
   const int rank_, size_;
   RankState& me_;
-  uint64_t phase_ = 0;  // phases posted by this rank
+  uint64_t phase_ = 0;                // phases posted by this rank
+  std::atomic<uint64_t> awaited_{0};  // the phase that it dozes for
   StageTuner tuner_;
   PlaceTuner places_;
   // How this call is staged: in areas that go round, else past the caches.
   bool swaps_ = false, past_caches_ = false;
-  mutable std::atomic<int> room_{-1};  // for each rank on a core of its own; -1: not known yet
+  bool trial_ = false;  // this call is timed, so its ranks do not wait for each other's leisure
+  mutable std::atomic<int> cpus_a_rank_{-1};  // -1: not known yet
   std::atomic<uint32_t> nudges_{0};
 
   std::mutex pool_mutex_;

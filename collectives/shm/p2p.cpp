@@ -70,7 +70,7 @@ bool ShmEngine::step_send(Message& m) {
     m.moved += bytes;
     ++m.chunks;
     box.sent.store(++sent, std::memory_order_seq_cst);
-    if (segment_->state(peer).sleeping.load(std::memory_order_seq_cst)) ring(peer);
+    if (segment_->state(peer).sleep.load(std::memory_order_seq_cst) != Sleep::kNone) ring(peer);
   }
   return m.chunks == all && box.got.load(std::memory_order_acquire) == sent;
 }
@@ -101,7 +101,7 @@ bool ShmEngine::step_recv(Message& m) {
     m.moved += bytes;
     ++m.chunks;
     box.got.store(++got, std::memory_order_seq_cst);
-    if (segment_->state(peer).sleeping.load(std::memory_order_seq_cst)) ring(peer);
+    if (segment_->state(peer).sleep.load(std::memory_order_seq_cst) != Sleep::kNone) ring(peer);
   }
   return m.chunks == all;
 }

@@ -46,13 +46,20 @@ struct PoolDoor {
   uint64_t bytes = 0;
 };
 
+/// How a rank waits for its peers' posts.
+enum class Sleep : uint32_t {
+  kNone,
+  kDeep,  // until a peer rings
+  kDoze,  // until it looks itself, or a peer rings whose program is held up
+};
+
 struct alignas(2 * kLine) RankState {
   // One cache line holds all that peers read of a call without surprises.
   std::atomic<uint64_t> posted{0};  // phases that this rank has published
   Entry entries[2];                 // of the latest calls, by parity of their number
   static_assert(sizeof(std::atomic<uint64_t>) + 2 * sizeof(Entry) <= kLine);
   // Read by peers after they have posted, to see whether to ring.
-  alignas(kLine) std::atomic<uint32_t> sleeping{0};
+  alignas(kLine) std::atomic<Sleep> sleep{Sleep::kNone};
   std::atomic<uint32_t> bell{0};     // rung by peers
   std::atomic<uint32_t> left{0};     // 1: this rank's group is gone
   int32_t pid = 0;                   // 0: ranks are threads

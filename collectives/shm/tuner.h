@@ -65,8 +65,8 @@ class PlaceTuner {
   Way way(int64_t bytes) const {
     if (bytes < kFirstBytes) return Way::kInPlace;
     size_t k = class_of(bytes);
-    return Way(tries(bytes) ? uint32_t(classes_[k].calls % ways(bytes))
-                            : adopted_ >> kBits * k & kMask);
+    return tries(bytes) ? tried(classes_[k].calls, ways(bytes))
+                        : Way(adopted_ >> kBits * k & kMask);
   }
   bool tries(int64_t bytes) const {
     int trials = bytes < kLargeBytes ? kTrials : kTrialsOfLarge;
@@ -76,7 +76,7 @@ class PlaceTuner {
   void took(int64_t bytes, double us) {
     size_t k = class_of(bytes);
     Class& c = classes_[k];
-    double& best = c.best_us[c.calls++ % ways(bytes)];
+    double& best = c.best_us[size_t(tried(c.calls++, ways(bytes)))];
     best = std::min(best, us);
     auto fastest = uint32_t(std::ranges::min_element(c.best_us) - c.best_us);
     verdict_ = (verdict_ & ~(kMask << kBits * k)) | fastest << kBits * k;
@@ -97,6 +97,11 @@ class PlaceTuner {
     int calls = 0;
     double best_us[3] = {1e300, 1e300, 1e300};  // by way
   };
+  // The buckets of a step take turns, several of them in one class. So that none meets one way
+  // alone, each round of trials begins where the Thue-Morse sequence says, which has no period.
+  static Way tried(int call, int ways) {
+    return Way((call + std::popcount(unsigned(call / ways))) % ways);
+  }
   static int ways(int64_t bytes) { return bytes < kNeverStagedBytes ? 3 : 2; }
   static size_t class_of(int64_t bytes) {
     return std::min<size_t>(size_t(std::bit_width(uint64_t(bytes / kFirstBytes))), kClasses) - 1;

@@ -1,7 +1,8 @@
 // Waiting for peers, and finding out why they do not come. A wait polls for a moment, then sleeps
-// on the rank's bell; every 20 ms it looks whether the absent ranks still live, whether the group
-// has been killed and whether the deadline has passed. Invariant: whoever finds the group dead
-// first writes the obituary, and every rank throws that text.
+// on the rank's bell, which peers ring; or dozes until its own program submits another call or is
+// held up, or a peer is. Every 20 ms it looks whether the absent ranks still live, whether the
+// group has been killed and whether the deadline has passed. Invariant: whoever finds the group
+// dead first writes the obituary, and every rank throws that text.
 #include <fmt/format.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstring>
+#include <ranges>
 
 #include "collectives/shm/cpu.h"
 #include "collectives/shm/engine.h"
@@ -19,6 +21,7 @@ namespace tessera::detail {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(20);       // between two looks at absent ranks
+constexpr auto kLookDozing = 5 * kLook;                     // where nobody is held up
 constexpr auto kTellTime = std::chrono::milliseconds(500);  // for call sites after a mismatch
 constexpr int kFewPolls = 16;                               // before peers that sleep are rung
 // To wake a rank costs its peer 10 to 20 us, and 20 to 70 pass until it runs (futex, measured in a
@@ -55,46 +58,77 @@ void ShmEngine::ring_all() {
   for (int r = 0; r < size_; ++r) ring(r);
 }
 
-/// Rings who sleeps and has not seen what was posted.
-void ShmEngine::wake_peers() {
+/// Rings who sleeps and has not seen what was posted; who dozes, if a thread is held up here.
+void ShmEngine::wake_peers(const Call& call) {
   store_before_load();
-  for (int r = 0; r < size_; ++r)
-    if (segment_->state(r).sleeping.load(std::memory_order_relaxed)) ring(r);
+  for (int r = 0; r < size_; ++r) {
+    const Sleep sleep = segment_->state(r).sleep.load(std::memory_order_relaxed);
+    if (sleep == Sleep::kDeep || (sleep == Sleep::kDoze && !may_doze(call))) ring(r);
+  }
 }
 
-bool ShmEngine::park(FunctionRef<bool()> ready) {
+bool ShmEngine::park(FunctionRef<bool()> ready, const Call* call) {
+  const bool dozes = call && may_doze(*call);
   // The order of these two stores and loads against a peer's "post, then look whether somebody
   // sleeps" (wake_peers) is what makes a lost wake-up impossible; all are sequentially consistent.
-  me_.sleeping.store(1, std::memory_order_seq_cst);
+  awaited_.store(phase_, std::memory_order_relaxed);
+  me_.sleep.store(dozes ? Sleep::kDoze : Sleep::kDeep, std::memory_order_seq_cst);
   uint32_t bell = me_.bell.load(std::memory_order_seq_cst);
   bool now = ready();
-  if (!now && segment_->obituary().state.load(std::memory_order_seq_cst) != 2) {
-    futex_wait(me_.bell, bell, kLook);
+  // A thread that begins to be held up counts itself, then rings.
+  const bool held_up = dozes && !may_doze(*call);
+  if (!now && !held_up && segment_->obituary().state.load(std::memory_order_seq_cst) != 2) {
+    futex_wait(me_.bell, bell, dozes ? kLookDozing : kLook);
     now = ready();
   }
-  me_.sleeping.store(0, std::memory_order_seq_cst);
+  me_.sleep.store(Sleep::kNone, std::memory_order_seq_cst);
   return now;
 }
 
-/// Whether ranks can run side by side: together they may use as many CPUs as they are. Two that are
-/// bound to a core each can, three that share two cores, bound or not, would poll at each other's
-/// cost. Known once all have attached.
-bool ShmEngine::has_room() const {
-  int known = room_.load(std::memory_order_relaxed);
+bool ShmEngine::all_posted(uint64_t phase) const {
+  for (int r = 0; r < size_; ++r)
+    if (segment_->state(r).posted.load(std::memory_order_seq_cst) < phase) return false;
+  return true;
+}
+
+void ShmEngine::call_queued() {
+  if (me_.sleep.load(std::memory_order_seq_cst) == Sleep::kDoze &&
+      all_posted(awaited_.load(std::memory_order_relaxed)))
+    ring(rank_);
+}
+
+/// Whether a communication thread leaves it to its own program when it looks again. Where it has no
+/// CPU beside its program's, to be woken at once gains nothing, and costs both ranks more than to
+/// reduce a bucket: 40 to 120 us of interrupts (in a virtual machine).
+bool ShmEngine::may_doze(const Call& call) const {
+  const int cpus = cpus_a_rank();
+  return !call.waited_for() && !trial_ && (cpus == 0 || cpus == 1);
+}
+
+/// How many CPUs the ranks may use together, for each of them: 1 for two that are bound to a core
+/// each; 0 for three that share two cores, bound or not, and would poll at each other's cost. -1
+/// until all have attached.
+int ShmEngine::cpus_a_rank() const {
+  int known = cpus_a_rank_.load(std::memory_order_relaxed);
   if (known >= 0) return known;
-  if (segment_->attached().load(std::memory_order_acquire) < uint32_t(size_)) return false;
+  if (segment_->attached().load(std::memory_order_acquire) < uint32_t(size_)) return -1;
   cpu_set_t all;
   CPU_ZERO(&all);
   for (int r = 0; r < size_; ++r) CPU_OR(&all, &all, &segment_->state(r).cpus);
-  known = CPU_COUNT(&all) >= size_;
-  room_.store(known, std::memory_order_relaxed);
+  known = CPU_COUNT(&all) / size_;
+  cpus_a_rank_.store(known, std::memory_order_relaxed);
   return known;
 }
 
 int ShmEngine::spins() const { return has_room() ? 400 : 4; }
 
 int ShmEngine::polls(const Call& call, Peers peers) const {
-  if (peers == Peers::kAtWork && has_room()) return kPollsAtWork;
+  auto dozes = [&](int r) {
+    return segment_->state(r).sleep.load(std::memory_order_relaxed) == Sleep::kDoze;
+  };
+  if (peers == Peers::kAtWork && has_room() &&
+      std::ranges::none_of(std::views::iota(0, size_), dozes))
+    return kPollsAtWork;
   return call.waited_for() ? spins() : std::min(spins(), kPollsBesideWork);
 }
 
@@ -114,26 +148,24 @@ bool ShmEngine::stay_awake(const Call& call, FunctionRef<bool()> ready, Clock::t
 }
 
 void ShmEngine::wait_slow(Call& call, Peers peers) {
-  auto ready = [&] {
-    for (int r = 0; r < size_; ++r)
-      if (segment_->state(r).posted.load(std::memory_order_seq_cst) < phase_) return false;
-    return true;
-  };
+  auto ready = [&] { return all_posted(phase_); };
   // A peer that sleeps is woken after a few polls: looking for one holds this rank up until all see
   // its store, and where nobody sleeps they come meanwhile. Who falls asleep later has seen it.
   const int spins = polls(call, peers), few = std::min(spins, kFewPolls);
+  bool urged = !may_doze(call);  // who dozes has been rung too
   for (int i = 0; i < spins; ++i) {
-    if (ready()) return i < few ? wake_peers() : void();
-    if (i == few - 1) wake_peers();
+    if (ready()) return i < few ? wake_peers(call) : void();
+    if (i == few - 1) wake_peers(call);
     relax();
   }
   auto since = Clock::now(), looked = since;
   Clock::time_point until;
-  if (stay_awake(call, ready, &until)) return;
-  tell_site(call);
-  while (!park(ready)) {
-    check_obituary();
+  for (;;) {
+    if (!urged && !may_doze(call)) urged = true, wake_peers(call);
     if (stay_awake(call, ready, &until)) return;
+    tell_site(call);
+    if (park(ready, &call)) return;
+    check_obituary();
     auto now = Clock::now();
     if (now - looked < kLook / 2) continue;
     looked = now;

@@ -21,6 +21,8 @@ class Event : public RefCounted {
   virtual bool done() const = 0;
   /// Blocks until done; throws what the producer failed with.
   virtual void wait() = 0;
+  /// Somebody needs it, and waits in another way: who produces it at leisure should not.
+  virtual void hurry() {}
 };
 
 class Storage;

@@ -1,6 +1,7 @@
 // The shared-memory algorithm with ranks as threads: all verbs, equal bits, overlap, sub-groups.
 // Runs under ThreadSanitizer too.
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <cmath>
 #include <random>
@@ -162,6 +163,108 @@ TEST(Loopback, AsynchronousCallsOverlapAndKeepTheirOrder) {
     work->wait();
     EXPECT_TRUE(work->done());
     EXPECT_GE(work->elapsed_ms(), 0);
+  });
+}
+
+/// Runs two ranks that have two CPUs, so that their communication threads have none of their own.
+void run_on_two_cpus(FunctionRef<void(ProcessGroup&)> body) {
+  cpu_set_t before, two;
+  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
+  CPU_ZERO(&two);
+  for (int c = 0; c < CPU_SETSIZE && CPU_COUNT(&two) < 2; ++c)
+    if (CPU_ISSET(c, &before)) CPU_SET(c, &two);
+  ASSERT_EQ(sched_setaffinity(0, sizeof two, &two), 0);
+  run_ranks(2, body);
+  ASSERT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
+}
+
+// How soon `work` is done, at best of some times; it would be done in 100 ms if nobody looked.
+constexpr double kSoonMs = 30;
+constexpr int kTimes = 5;
+constexpr int64_t kSmall = 7000;  // elements of a tensor for which no ways are tried
+
+// Rank 0 computes and looks at nothing, while rank 1 is held up.
+TEST(Loopback, WhoIsHeldUpWakesWhoDozes) {
+  run_on_two_cpus([](ProcessGroup& g) {
+    double best = 1e300;
+    for (int i = 0; i < kTimes; ++i) {
+      Tensor t = full({kSmall}, g.rank() + 1.0);
+      g.barrier();
+      if (g.rank() == 1) std::this_thread::sleep_for(Millis(20));
+      Ref<Work> work = g.all_reduce_async(t);
+      std::this_thread::sleep_for(Millis(g.rank() == 0 ? 150 : 10));  // by then both doze
+      work->wait();
+      if (g.rank() == 1) best = std::min(best, work->elapsed_ms());
+      EXPECT_EQ(t.data<float>()[kSmall - 1], 3);
+    }
+    if (g.rank() == 1) {
+      EXPECT_LT(best, kSoonMs);
+    }
+  });
+}
+
+// The values that rank 0 sends are a sum; what asks for them is a send, behind another message.
+TEST(Loopback, AMessageHurriesWhatItSends) {
+  run_on_two_cpus([](ProcessGroup& g) {
+    Ref<ProcessGroup> other = g.split(0, g.rank());
+    double best = 1e300;
+    for (int i = 0; i < kTimes; ++i) {
+      Tensor sum = full({kSmall}, g.rank() + 1.0), message = zeros({kSmall});
+      g.barrier();
+      Ref<Work> first = g.rank() == 0 ? g.recv_async(message, 1) : nullptr;
+      if (g.rank() == 1) std::this_thread::sleep_for(Millis(5));
+      Ref<Work> all = other->all_reduce_async(sum);
+      Ref<Work> second = g.rank() == 0 ? g.send_async(sum, 1) : g.recv_async(message, 0);
+      std::this_thread::sleep_for(Millis(150));
+      if (g.rank() == 1) g.send(sum, 0);
+      for (Work* work : {first.get(), all.get(), second.get()})
+        if (work) work->wait();
+      best = std::min(best, all->elapsed_ms());
+      EXPECT_EQ(message.data<float>()[kSmall - 1], 3);
+    }
+    EXPECT_LT(best, 2 * kSoonMs);  // a group looks at what its messages wait for every 20 ms
+  });
+}
+
+TEST(Loopback, FlushIsHeldUp) {
+  run_on_two_cpus([](ProcessGroup& g) {
+    double best = 1e300;
+    for (int i = 0; i < kTimes; ++i) {
+      Tensor t = full({kSmall}, g.rank() + 1.0);
+      g.barrier();
+      if (g.rank() == 1) std::this_thread::sleep_for(Millis(5));
+      Ref<Work> work = g.all_reduce_async(t);
+      std::this_thread::sleep_for(Millis(g.rank() == 0 ? 150 : 10));
+      if (g.rank() == 1) g.flush();
+      work->wait();
+      if (g.rank() == 1) best = std::min(best, work->elapsed_ms());
+    }
+    if (g.rank() == 1) {
+      EXPECT_LT(best, kSoonMs);
+    }
+  });
+}
+
+// Nobody is held up; each rank looks when its program submits another call.
+TEST(Loopback, WhoDozesLooksWhenACallIsQueued) {
+  run_on_two_cpus([](ProcessGroup& g) {
+    bool soon = false;
+    for (int i = 0; i < kTimes; ++i) {
+      Tensor first = full({kSmall}, g.rank() + 1.0), second = full({kSmall}, g.rank() + 2.0);
+      g.barrier();
+      if (g.rank() == 1) std::this_thread::sleep_for(Millis(20));
+      Ref<Work> work = g.all_reduce_async(first);
+      if (g.rank() == 0) std::this_thread::sleep_for(Millis(40));
+      Ref<Work> next = g.all_reduce_async(second);
+      std::this_thread::sleep_for(Millis(g.rank() == 0 ? int(kSoonMs) : 100));
+      if (g.rank() == 0) soon |= work->done();
+      next->wait();
+      EXPECT_EQ(first.data<float>()[kSmall - 1], 3);
+      EXPECT_EQ(second.data<float>()[kSmall - 1], 5);
+    }
+    if (g.rank() == 0) {
+      EXPECT_TRUE(soon);
+    }
   });
 }
 

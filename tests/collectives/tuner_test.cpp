@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <vector>
 
 namespace tessera::detail {
 namespace {
@@ -59,6 +60,28 @@ TEST(PlaceTuner, SizesHaveVerdictsOfTheirOwn) {
   EXPECT_EQ(tuner.way(64 << 10), Way::kStaged);
   EXPECT_EQ(tuner.way(256 << 10), Way::kStreamed);
   EXPECT_EQ(tuner.way(4 << 20), Way::kInPlace);
+}
+
+// The buckets of a step, of one class, take turns. They differ in size, and some find their memory
+// in a cache; each way is to be judged by all of them.
+TEST(PlaceTuner, BucketsThatTakeTurnsMeetEachWay) {
+  struct Bucket {
+    int64_t bytes;
+    double ns_a_byte;  // in place
+  };
+  const Bucket large{1'900'000, 1}, small{1'100'000, 1}, cold{1'100'000, 3};
+  for (const std::vector<Bucket>& step :
+       {std::vector{large, small}, std::vector{cold, small}, std::vector{cold, large, small},
+        std::vector{cold, large, large, small}}) {
+    PlaceTuner tuner;
+    for (size_t i = 0; tuner.tries(step[0].bytes); ++i) {
+      const Bucket& b = step[i % step.size()];
+      const double dearer = tuner.way(b.bytes) == Way::kInPlace ? 1 : 1.1;
+      tuner.took(b.bytes, double(b.bytes) * b.ns_a_byte * dearer / 1000);
+    }
+    tuner.adopt(tuner.verdict());
+    EXPECT_EQ(tuner.way(step[0].bytes), Way::kInPlace) << step.size() << " buckets";
+  }
 }
 
 }  // namespace
