@@ -10,7 +10,11 @@ namespace {
 // Each parameter and its state take what f(i, parameter, gradient) returns of them: the parameter,
 // then the state by kind.
 template <class Lists, class F>
-void update_each(const Lists& l, const Tensor& scale, F f) {
+void update_each(const char* op, const Lists& l, const Tensor& scale, F f) {
+  for (const Tensor& p : l.params)  // in f16 an eps of 1e-8 is 0
+    TESSERA_CHECK(p.dtype() == kF32 || p.dtype() == kF64,
+                  "{}: parameters must be f32 or f64, got {}; keep f32 master weights", op,
+                  describe(p));
   Scoped<bool> same(context().replicate_plain, true);  // rates and scales are, on every rank
   const ShardingLayer* sharding = scale.defined() ? sharding_of(scale) : nullptr;
   const Tensor factor = sharding ? sharding->whole_value() : scale;
@@ -47,7 +51,7 @@ RMSprop::RMSprop(Params params, RMSpropOptions o)
 
 void RMSprop::update(const Group& group, const Lists& l, const Tensor& scale) {
   const RMSpropOptions& o = options_;
-  update_each(l, scale, [&](size_t i, const Tensor& p, Tensor g) -> Tensors {
+  update_each("rmsprop", l, scale, [&](size_t i, const Tensor& p, Tensor g) -> Tensors {
     g = decayed(g, p, group.weight_decay);
     const Tensor squares = l.state[0][i] * o.alpha + g * g * (1 - o.alpha);
     Tensor mean, size = squares;
@@ -74,7 +78,7 @@ void Adagrad::update(const Group& group, const Lists& l, const Tensor& scale) {
   const Tensor rate = options_.lr_decay == 0
                           ? group.lr
                           : group.lr / ((step_count() - 1.0) * options_.lr_decay + 1.0);
-  update_each(l, scale, [&](size_t i, const Tensor& p, Tensor g) -> Tensors {
+  update_each("adagrad", l, scale, [&](size_t i, const Tensor& p, Tensor g) -> Tensors {
     g = decayed(g, p, group.weight_decay);
     const Tensor squares = l.state[0][i] + g * g;
     return {p - cast(rate, p.dtype()) * g / (sqrt(squares) + options_.eps), squares};
@@ -89,7 +93,7 @@ Lion::Lion(Params params, LionOptions o)
 
 void Lion::update(const Group& group, const Lists& l, const Tensor& scale) {
   const auto [beta1, beta2] = options_.betas;
-  update_each(l, scale, [&](size_t i, const Tensor& p, const Tensor& g) -> Tensors {
+  update_each("lion", l, scale, [&](size_t i, const Tensor& p, const Tensor& g) -> Tensors {
     const Tensor& m = l.state[0][i];
     const Tensor rate = cast(group.lr, p.dtype());
     const Tensor kept = group.weight_decay == 0 ? p : p * (1.0 - rate * group.weight_decay);

@@ -1,5 +1,6 @@
 // RMSprop, Adagrad and Lion, made of ordinary ops, with PyTorch's options and defaults. Eager steps
-// make some passes over each parameter; a compiled step fuses them.
+// make some passes over each parameter; a compiled step fuses them. As SGD and Adam they take f32
+// and f64 parameters.
 #pragma once
 #include <array>
 

@@ -206,6 +206,24 @@ TEST(Optimizer, ACenteredRmspropOfEqualGradientsStaysFinite) {
   EXPECT_TRUE(all(isfinite(p)).item<bool>());
 }
 
+// In f16 an eps of 1e-8 is 0, and a gradient of 0 would make a parameter NaN.
+TEST(Optimizer, StepsTakeNoSixteenBits) {
+  auto check = [](auto make, DType dtype) {
+    Tensor p = ones({3}, {.dtype = dtype}).requires_grad_();
+    auto opt = make(std::vector{p});
+    give_grad(p, 0);
+    expect_contains(error_of([&] { opt.step(); }), "keep f32 master weights");
+    EXPECT_TRUE(all(eq(p, 1.0)).template item<bool>());
+  };
+  for (DType dtype : {kF16, kBF16}) {
+    check([](auto p) { return SGD(p); }, dtype);
+    check([](auto p) { return AdamW(p); }, dtype);
+    check([](auto p) { return RMSprop(p); }, dtype);
+    check([](auto p) { return Adagrad(p); }, dtype);
+    check([](auto p) { return Lion(p); }, dtype);
+  }
+}
+
 TEST(Optimizer, AStepThatIsNotFiniteChangesNothing) {
   auto check = [](auto make) {
     Tensor p = leaf(1, {3});
