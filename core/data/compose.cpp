@@ -145,9 +145,12 @@ ConcatDataset::ConcatDataset(std::vector<std::shared_ptr<const Dataset>> parts)
       same = rows.extra[i].name == first.extra[i].name;
     TESSERA_CHECK(same, "ConcatDataset: dataset {} has other tensors than the first", p);
     for_each_pair(first, rows, [&](const std::string& name, const Tensor& a, const Tensor& b) {
-      TESSERA_CHECK(a.shape() == b.shape() && a.dtype() == b.dtype() && a.strides() == b.strides(),
-                    "ConcatDataset: {} of a sample of dataset {} is {}, of the first {}", name, p,
-                    describe(b), describe(a));
+      const bool both = a.defined() && b.defined();
+      TESSERA_CHECK(
+          both ? a.shape() == b.shape() && a.dtype() == b.dtype() && a.strides() == b.strides()
+               : a.defined() == b.defined(),
+          "ConcatDataset: {} of a sample of dataset {} is {}, of the first {}", name, p,
+          describe(b), describe(a));
     });
   }
 }
@@ -160,8 +163,8 @@ void ConcatDataset::read(const Sample& sample, int64_t row, const Batch& to) con
 // ---- Collating
 
 Batch stack_items(std::span<const Item> items) {
+  TESSERA_CHECK(!items.empty(), "stack_items: no samples; there is nothing to tell shapes from");
   Batch out;
-  if (items.empty()) return out;
   for (size_t k = 0; k < items[0].size(); ++k) {
     const NamedTensor& first = items[0][k];
     std::vector<Tensor> rows;
@@ -207,7 +210,7 @@ void CollatedDataset::read(const Sample& sample, int64_t row, const Batch& to) c
 }
 
 Batch CollatedDataset::finish(Batch read) const {
-  Batch out = collate_(*read.items);
+  Batch out = read.items->empty() ? Batch() : collate_(*read.items);
   out.cursor = read.cursor, out.sample_numbers = read.sample_numbers;
   auto check = [&](const std::string& name, const Tensor& t) {
     TESSERA_CHECK(!t.defined() || (t.ndim() >= 1 && t.size(0) == read.rows()),

@@ -45,29 +45,33 @@ std::vector<std::shared_ptr<const Subset>> random_split(std::shared_ptr<const Da
                                                         const std::vector<double>& sizes,
                                                         uint64_t seed);
 
-/// The items of the first dataset, then those of the second, and so on. Throws UserError unless all
-/// have rows of the same names, shapes and dtypes, for one that is endless, and for samples that
-/// are collated (concatenate their sources).
+/// The items of the first dataset, then those of the second, and so on, in batches that the first
+/// allocates and finishes. Throws UserError unless all have rows of the same names, shapes and
+/// dtypes, for one that is endless, and for samples that are collated (concatenate their sources).
 class ConcatDataset final : public Dataset {
  public:
   explicit ConcatDataset(std::vector<std::shared_ptr<const Dataset>> parts);
   int64_t size() const override { return ends_.back(); }
   Batch allocate(int64_t rows) const override { return parts_[0]->allocate(rows); }
   void read(const Sample& sample, int64_t row, const Batch& to) const override;
+  Batch finish(Batch read) const override { return parts_[0]->finish(std::move(read)); }
 
  private:
   std::vector<std::shared_ptr<const Dataset>> parts_;
   std::vector<int64_t> ends_;  // of each part, in items of the whole
 };
 
-/// Samples of any shapes to a batch. Every tensor of it must have one row for each sample.
+/// Samples of any shapes, at least one, to a batch. Every tensor of it must have one row for each
+/// sample.
 using Collate = std::function<Batch(std::span<const Item>)>;
 /// Stacks tensors of equal names, shapes and dtypes; "inputs" and "targets" go to where a batch has
-/// them, the others are extra. Throws UserError naming what differs between which samples.
+/// them, the others are extra. Throws UserError naming what differs between which samples, and for
+/// none.
 Batch stack_items(std::span<const Item> items);
 
 /// `item` makes a sample, in a thread of the loader; `collate` makes the batch, in the thread that
-/// asks for it.
+/// asks for it. A batch without samples, with which a short pass may end on some ranks, has no
+/// tensors: rows() is 0.
 class CollatedDataset final : public Dataset {
  public:
   CollatedDataset(int64_t size, std::function<Item(const Sample&)> item,

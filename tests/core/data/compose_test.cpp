@@ -112,6 +112,34 @@ TEST(ConcatDataset, OneAfterTheOther) {
   expect_contains(concat({std::make_shared<CollatedDataset>(2, item)}), "dataset 0 is collated");
 }
 
+// Item i is the number i, without a target, and twice that when a batch is finished.
+struct Doubled : Dataset {
+  int64_t size() const override { return 2; }
+  Batch allocate(int64_t n) const override { return {empty({n}, kI64), Tensor()}; }
+  void read(const Sample& s, int64_t row, const Batch& to) const override {
+    to.inputs.data<int64_t>()[row] = s.index;
+  }
+  Batch finish(Batch read) const override {
+    read.inputs = read.inputs * 2;
+    return read;
+  }
+};
+TEST(ConcatDataset, PartsMayHaveNoTargetsAndAreFinished) {
+  auto one = std::make_shared<Doubled>();
+  auto both = std::make_shared<ConcatDataset>(std::vector<std::shared_ptr<const Dataset>>{
+      one, std::make_shared<Subset>(one, std::vector<int64_t>{1})});
+  DataLoader loader(
+      both, DistributedSampler({.dataset_size = 3, .micro_batch_size = 3, .shuffle = false}));
+  Batch b = *loader.next();
+  EXPECT_FALSE(b.targets.defined());
+  for (int64_t r = 0; r < 3; ++r) EXPECT_EQ(b.inputs[r].item<int64_t>(), r == 0 ? 0 : 2);
+  auto targets = std::make_shared<TensorDataset>(zeros({2}, {.dtype = kI64}), zeros({2}));
+  for (auto& [a, b] :
+       {std::pair<std::shared_ptr<const Dataset>, std::shared_ptr<const Dataset>>(one, targets),
+        {targets, one}})
+    expect_contains(error_of([&] { ConcatDataset({a, b}); }), "targets of a sample of dataset 1");
+}
+
 // Sample i is the i + 1 numbers from i on.
 Item sentence(const Sample& s) {
   return {{"inputs", arange(s.index, 2 * s.index + 1, 1)}, {"index", scalar_tensor(s.index, kI64)}};
@@ -151,6 +179,32 @@ TEST(Collate, PadsToTheLongestOfABatch) {
       }
       EXPECT_FALSE(loader.next());
     }
+}
+
+// The second of two ranks has a batch of two samples, then one of none.
+TEST(Collate, ABatchWithoutSamplesHasNoTensors) {
+  for (int prefetch : {0, 2}) {
+    auto first_of = [](std::span<const Item> items) {
+      Batch b = pad(items);
+      b.extra.push_back({"index", stack(std::vector<Tensor>(items.size(), items[0][1].tensor))});
+      return b;
+    };
+    DataLoader loader(std::make_shared<CollatedDataset>(6, sentence, first_of),
+                      DistributedSampler({.dataset_size = 6,
+                                          .micro_batch_size = 2,
+                                          .rank = 1,
+                                          .world_size = 2,
+                                          .shuffle = false,
+                                          .repeat = false}),
+                      {.prefetch = prefetch});
+    EXPECT_EQ(loader.next()->rows(), 2);
+    Batch none = *loader.next();
+    EXPECT_EQ(none.rows(), 0);
+    EXPECT_FALSE(none.inputs.defined() || none.targets.defined() || !none.extra.empty());
+    EXPECT_EQ(loader.cursor(), 8);
+    EXPECT_FALSE(loader.next());
+  }
+  expect_contains(error_of([] { stack_items({}); }), "no samples");
 }
 
 TEST(Collate, StacksByDefault) {
