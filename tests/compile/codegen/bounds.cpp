@@ -82,7 +82,8 @@ class Bounds {
     return m.kind == InstrKind::kReduce && m.reduce == ReduceKind::kMax && m.in[0] == d.in[0];
   }
 
-  // Functions are monotonic or smooth within what is left open of their operands: the ends tell.
+  // Operands whose bits are known give a result whose bits are; what is left open of others moves
+  // the result to one of the ends, or within.
   Bounded pointwise(const Instr& i) const {
     Tensors in;
     bool rounded = false;
@@ -90,11 +91,35 @@ class Bounds {
       in.push_back(operand(i, k).value), rounded = rounded || operand(i, k).rounded();
     Bounded r{apply(i, in, i.dtype), {}};
     const Tensor v = wide(r.value);
+    const Tensor least = is_exp_below_max(i) ? abs(v) * 0x1p-22 + 0x1p-126 : number(0);
     if (!rounded) {
-      if (is_exp_below_max(i)) r.error = abs(v) * 0x1p-22 + 0x1p-126;
+      if (is_exp_below_max(i)) r.error = least;
       return r;
     }
-    Tensor most = zeros_like(v), open = full(v.shape(), false, {kBool});
+    Tensor open = full(v.shape(), false, {kBool}), moves = open;
+    for (size_t k = 0; k < in.size(); ++k) {
+      if (!operand(i, k).rounded()) continue;
+      const Tensor& error = operand(i, k).error;
+      moves = logical_or(moves, error > 0.0);
+      open = logical_or(open, isinf(error));
+      if (asks_for_sign(i.op, k)) open = logical_or(open, abs(wide(in[k])) <= error);
+    }
+    const bool wave = i.op == "sin" || i.op == "cos";
+    const Tensor most = wave ? wave_moved(i, in[0]) : ends_moved(i, in, v);
+    if (is_floating(i.dtype)) {
+      const double within = wave || ends_are_furthest(i) ? 1 : 2;
+      Tensor moved = most * within + (abs(v) + most) * roundings(i.dtype) + 0x1p-140;
+      moved = where(isnan(moved), infinite(), moved);
+      moved = where(isfinite(v), moved, most);
+      r.error = where(open, infinite(), where(moves, moved, least));
+    } else {
+      r.error = where(logical_or(open, most > 0.0), infinite(), zeros_like(v));
+    }
+    return r;
+  }
+  // How far from `v` the ends of what is left open of the operands bring the result.
+  Tensor ends_moved(const Instr& i, const Tensors& in, const Tensor& v) const {
+    Tensor most = zeros_like(v);
     for (uint32_t corner = 0; corner < 1u << in.size(); ++corner) {
       Tensors at;
       for (size_t k = 0; k < in.size(); ++k) {
@@ -111,25 +136,27 @@ class Bounds {
       Tensor apart = abs(end - v);
       most = maximum(most, where(same, zeros_like(v), where(isnan(apart), infinite(), apart)));
     }
-    for (size_t k = 0; k < in.size(); ++k) {
-      if (!operand(i, k).rounded()) continue;
-      open = logical_or(open, isinf(operand(i, k).error));
-      if (asks_for_sign(i.op)) open = logical_or(open, in[k] == 0.0);
-    }
-    if (is_floating(i.dtype)) {
-      Tensor moved = most * 2.0 + abs(v) * roundings(i.dtype) + 0x1p-140;
-      r.error = where(logical_or(open, isnan(moved)), infinite(), moved);
-      r.error = where(logical_and(logical_not(open), logical_not(isfinite(v))), most, r.error);
-    } else {
-      open = logical_or(open, most > 0.0);
-      r.error = where(open, infinite(), zeros_like(v));
-    }
-    return r;
+    return most;
   }
-  // Of zeros: which of the two a sum is depends on its order.
-  static bool asks_for_sign(const std::string& op) {
-    static const char* ops[] = {"div", "reciprocal", "rsqrt", "atan2", "pow", "log", "lgamma"};
-    return std::ranges::count(ops, op) > 0;
+  // Of sines and cosines, whose ends tell nothing: |f'(x)| e + e^2 / 2, and never more than 2.
+  Tensor wave_moved(const Instr& i, const Tensor& in) const {
+    const Tensor x = wide(in), &e = operand(i).error;
+    const Tensor slope = abs(i.op == "sin" ? cos(x) : sin(x));
+    return minimum(slope * e + square(e) * 0.5, number(2));
+  }
+  // Monotonic in each operand, or a parabola: no point between the ends is further away.
+  static bool ends_are_furthest(const Instr& i) {
+    static const char* ops[] = {
+        "add",        "sub",   "mul",  "div",   "neg",   "abs",  "square",  "sqrt",    "rsqrt",
+        "exp",        "expm1", "log",  "log1p", "tanh",  "erf",  "sigmoid", "maximum", "minimum",
+        "reciprocal", "relu",  "lerp", "where", "floor", "ceil", "round",   "sign",    "tanh_grad"};
+    return i.kind == InstrKind::kCast || std::ranges::count(ops, i.op) > 0;
+  }
+  // Whether it matters on which side of zero operand k is. Which of the two zeros a sum is depends
+  // on its order.
+  static bool asks_for_sign(const std::string& op, size_t k) {
+    static const char* ops[] = {"reciprocal", "rsqrt", "atan2", "log", "lgamma"};
+    return (op == "div" && k == 1) || (op == "pow" && k == 0) || std::ranges::count(ops, op) > 0;
   }
 
   Bounded reduce(const Instr& i) const {
