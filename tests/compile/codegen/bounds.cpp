@@ -91,7 +91,8 @@ class Bounds {
       in.push_back(operand(i, k).value), rounded = rounded || operand(i, k).rounded();
     Bounded r{apply(i, in, i.dtype), {}};
     const Tensor v = wide(r.value);
-    const Tensor least = is_exp_below_max(i) ? abs(v) * 0x1p-22 + 0x1p-126 : number(0);
+    const Tensor least =
+        is_exp_below_max(i) ? where(isnan(v), number(0), abs(v) * 0x1p-22 + 0x1p-126) : number(0);
     if (!rounded) {
       if (is_exp_below_max(i)) r.error = least;
       return r;

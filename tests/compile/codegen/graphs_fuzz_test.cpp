@@ -388,6 +388,20 @@ TEST(GraphsFuzz, WhatANormMayBeIsKnown) {
   }
 }
 
+// Of a row with NaN: NaN.
+TEST(GraphsFuzz, WhatASoftmaxMayBeIsKnown) {
+  const Tensor x = rand({100, 256}, {kF32}, Generator(5).next_key()),
+               some = reshape(arange(0, 100), {100, 1}) == 7;
+  const Case c = case_by_hand({masked_fill(x, some, NAN)}, [](const auto& in) {
+    const Tensor p = exp(in[0] - amax(in[0], {1}, true));
+    return Tensors{p / sum(p, {1}, true)};
+  });
+  Seen seen;
+  EXPECT_EQ(check_kernels(c.fused, c.inputs, seen), "");
+  EXPECT_EQ(seen.elements, 100 * 256);
+  EXPECT_EQ(seen.unknown, 0);
+}
+
 // Programs at several sizes: code made for three of them serves others.
 TEST(GraphsFuzz, CodeForManySizesComputesWhatWasRecorded) {
   constexpr int64_t sizes[] = {7, 40, 131, 3, 64, 97, 4099};
