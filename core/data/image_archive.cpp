@@ -90,13 +90,19 @@ std::string tidy(std::string path) {
   return path;
 }
 
-// All of an archive's entries. Throws UserError where it is damaged; what came before is there.
+// All of an archive's entries. Throws UserError where it is damaged or cut; what came before is
+// there.
 void read_entries(archive* a, const io::Mapping& file, ImageFiles& list,
                   std::map<std::string, Content>& found, std::map<std::string, bool>& folders) {
   archive_entry* entry = nullptr;
   while (true) {
     const int status = archive_read_next_header(a, &entry);
-    if (status == ARCHIVE_EOF) return;
+    if (status == ARCHIVE_EOF) {
+      // Behind the last entry lie zeros, which libarchive has read past, unless it found none.
+      TESSERA_CHECK(archive_filter_bytes(a, 0) > archive_read_header_position(a),
+                    "Truncated behind a whole file: the zeros that end a tar archive are missing");
+      return;
+    }
     TESSERA_CHECK(status == ARCHIVE_OK || status == ARCHIVE_WARN, "{}", reason(a));
     const char* name = archive_entry_pathname(entry);
     const std::string path = tidy(name ? name : "");

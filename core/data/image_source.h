@@ -56,7 +56,8 @@ struct ImageSplit {
 /// `idx:DIR`: train-images-idx3-ubyte and so on, as MNIST; t10k validates.
 /// Throws UserError with the path for what is missing, damaged, or laid out otherwise, and for a
 /// class without images, and for a link that leads to nothing or to a folder around it. An archive
-/// that is cut off is an error, or ends there for kSkip.
+/// that is cut off is an error, or ends there for kSkip; between two files too, where the blocks of
+/// zeros that end every tar archive are missing.
 ImageSplit load_images(const std::string& kind_and_path, BadImages bad = BadImages::kStop);
 
 }  // namespace tessera::data

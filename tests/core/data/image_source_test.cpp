@@ -211,6 +211,27 @@ TEST(ImageSource, ArchiveThatIsCutOff) {
   }
 }
 
+TEST(ImageSource, ArchiveThatIsCutOffBetweenFiles) {
+  if (!has_image_libraries()) GTEST_SKIP() << kNone;
+  TempFolder dir, out;
+  for (int k = 0; k < 12; ++k)
+    dir.write("a/" + std::to_string(100 + k) + ".png", png_of(black_image(4, 4)));
+  dir.write("note.txt", std::string(1000, 'x'));
+  // Files, then just the two blocks of zeros of a tar's end.
+  std::ifstream file(tar(dir, out, "--record-size=512"), std::ios::binary);
+  const std::string whole(std::istreambuf_iterator<char>(file), {});
+  auto load = [&](size_t bytes_less, BadImages bad) {
+    return load_images("images:" + out.write("cut.tar", whole.substr(0, whole.size() - bytes_less)),
+                       bad);
+  };
+  for (size_t less : {0, 512})
+    EXPECT_EQ(load(less, BadImages::kStop).train->size(), 11) << less << " bytes less";
+  expect_contains(error_of([&] { load(1024, BadImages::kStop); }),
+                  "cut.tar': Truncated behind a whole file: the zeros that end a tar archive are "
+                  "missing; 12 images come before that");
+  EXPECT_EQ(load(1024, BadImages::kSkip).train->size(), 11);
+}
+
 TEST(ImageSource, Cifar10) {
   TempFolder dir;
   for (int b = 1; b <= 5; ++b)
