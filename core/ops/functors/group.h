@@ -19,6 +19,7 @@ constexpr int kVectorBytes = 16;
 constexpr int kFloats = kVectorBytes / 4;  // of a vector
 typedef float Floats __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 typedef int Ints __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+typedef unsigned Words __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 
 // Of two, the larger or the smaller, b where either is NaN.
 #if defined(__AVX512F__) && !defined(__clang__)
@@ -162,7 +163,7 @@ TESSERA_FN Group<N> lookup(const Table& table, const Group<N>& index) {
 }
 template <int N>
 TESSERA_FN Group<N> raised(const Group<N>& x, const Group<N>& by, int places) {
-  return vectors<N>([&](int i) { return Floats(Ints(x.v[i]) + (Ints(by.v[i]) << places)); });
+  return vectors<N>([&](int i) { return Floats(Words(x.v[i]) + (Words(by.v[i]) << places)); });
 }
 
 // Out of line, and a vector at a time, so that the loops around it keep their registers.
@@ -176,10 +177,10 @@ __attribute__((noinline)) Floats replaced_beyond(float bound, Floats x, Floats n
 }
 template <float (*kFar)(float), int N>
 TESSERA_FN Group<N> beyond(float bound, const Group<N>& x, const Group<N>& near) {
-  Ints any = {};  // its sign: magnitudes are ordered as their bits, and NaN above all
+  Words any = {};  // its sign: magnitudes are ordered as their bits, and NaN above all
   for (int i = 0; i < Group<N>::kVectors; ++i)
-    any |= (Ints(x.v[i]) & 0x7fffffff) + (0x7fffffff - bits(bound));
-  if (__builtin_expect(any_negative(any), false))
+    any |= (Words(x.v[i]) & 0x7fffffff) + static_cast<unsigned>(0x7fffffff - bits(bound));
+  if (__builtin_expect(any_negative(Ints(any)), false))
     return vectors<N>([&](int i) { return replaced_beyond<kFar>(bound, x.v[i], near.v[i]); });
   return near;
 }
