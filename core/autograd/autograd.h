@@ -8,8 +8,9 @@ namespace tessera {
 
 struct BackwardOptions {
   bool retain_graph = false;  // keep what was saved, for another backward
-  bool create_graph =
-      false;  // record the backward itself, for second derivatives (implies retain_graph)
+  // Record the backward itself, for second derivatives (implies retain_graph). A gradient that a
+  // leaf then keeps leads back to the leaf: set_grad({}) frees both, and grad() keeps none.
+  bool create_graph = false;
   bool stop_at_inputs =
       false;  // grad() only: inputs are independent of each other; nothing above them is visited
 };
