@@ -136,12 +136,14 @@ bool for_next_sentences(std::string_view name) {
   return name.starts_with("bert.pooler.") || name.starts_with("cls.seq_relationship.");
 }
 
-void save(const std::string& folder, const json& config, std::span<const NamedTensor> state) {
+void save(const std::string& folder, const json& config, std::span<const NamedTensor> state,
+          io::Metadata metadata) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   TESSERA_CHECK(!error, "save: cannot make the folder {}: {}", io::quote(folder), error.message());
+  metadata["format"] = "pt";
   io::save_safetensors((std::filesystem::path(folder) / "model.safetensors").string(), state,
-                       {{"format", "pt"}});
+                       metadata);
   io::write_file(config_path(folder), config.dump(2) + "\n", "save");
 }
 
@@ -217,7 +219,7 @@ std::vector<std::string> load_hugging_face(nn::Module& model, const std::string&
 }
 
 void save_hugging_face(const std::string& folder, const GptOptions& o,
-                       std::vector<NamedTensor> state) {
+                       std::vector<NamedTensor> state, const io::Metadata& metadata) {
   NoGrad off;
   TESSERA_CHECK(o.bias,
                 "save: {}: Hugging Face's GPT-2 has biases, this model has none; train it with "
@@ -245,11 +247,11 @@ void save_hugging_face(const std::string& folder, const GptOptions& o,
         {"bos_token_id", nullptr},
         {"eos_token_id", nullptr},
         {"dtype", "float32"}},
-       state);
+       state, metadata);
 }
 
 void save_hugging_face(const std::string& folder, const BertOptions& o,
-                       std::vector<NamedTensor> state) {
+                       std::vector<NamedTensor> state, const io::Metadata& metadata) {
   save(folder,
        {{"architectures", {"BertForMaskedLM"}},
         {"model_type", "bert"},
@@ -266,7 +268,7 @@ void save_hugging_face(const std::string& folder, const BertOptions& o,
         {"layer_norm_eps", o.eps},
         {"tie_word_embeddings", true},
         {"dtype", "float32"}},
-       state);
+       state, metadata);
 }
 
 }  // namespace tessera::models

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/io/safetensors.h"
 #include "examples/models/bert.h"
 #include "examples/models/gpt.h"
 
@@ -26,10 +27,11 @@ std::vector<NamedTensor> load_hugging_face(const std::string& folder);
 std::vector<std::string> load_hugging_face(nn::Module& model, const std::string& folder);
 
 /// Writes config.json and model.safetensors into `folder`, which is made: transformers loads it as
-/// GPT2LMHeadModel (BertForMaskedLM). Throws UserError for a Gpt without biases: GPT-2 has them.
+/// GPT2LMHeadModel (BertForMaskedLM). `metadata` goes along with the weights; transformers passes
+/// it over. Throws UserError for a Gpt without biases: GPT-2 has them.
 void save_hugging_face(const std::string& folder, const GptOptions& options,
-                       std::vector<NamedTensor> state);
+                       std::vector<NamedTensor> state, const io::Metadata& metadata = {});
 void save_hugging_face(const std::string& folder, const BertOptions& options,
-                       std::vector<NamedTensor> state);
+                       std::vector<NamedTensor> state, const io::Metadata& metadata = {});
 
 }  // namespace tessera::models

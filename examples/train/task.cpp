@@ -99,8 +99,9 @@ Task make_gpt_task(const Options& o) {
   models::GptPtr gpt = models::gpt(m);
   task.fill = [gpt, seed = o.seed] { gpt->init(seed); };
   task.model = gpt;
-  task.save_folder = [m](const std::string& folder, std::vector<NamedTensor> state) {
-    models::save_hugging_face(folder, m, std::move(state));
+  task.save_folder = [m](const std::string& folder, std::vector<NamedTensor> state,
+                         const io::Metadata& metadata) {
+    models::save_hugging_face(folder, m, std::move(state), metadata);
   };
   task.tokens_per_sample = length;
   task.loss = mean_cross_entropy;
@@ -163,8 +164,9 @@ Task make_bert_task(const Options& o) {
   auto bert = models::bert_for_masked_lm(m);
   task.fill = [bert, seed = o.seed] { bert->init(seed); };
   task.model = bert;
-  task.save_folder = [m](const std::string& folder, std::vector<NamedTensor> state) {
-    models::save_hugging_face(folder, m, std::move(state));
+  task.save_folder = [m](const std::string& folder, std::vector<NamedTensor> state,
+                         const io::Metadata& metadata) {
+    models::save_hugging_face(folder, m, std::move(state), metadata);
   };
   task.tokens_per_sample = length;
   task.loss = mean_cross_entropy;

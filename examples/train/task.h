@@ -31,7 +31,9 @@ struct Task {
   std::function<std::string(int64_t tokens)> generate;        // null where nothing can be generated
   std::vector<std::pair<std::string, std::string>> metadata;  // of a saved file
   // Writes the whole state as a Hugging Face folder; null for models that have none.
-  std::function<void(const std::string& folder, std::vector<NamedTensor> state)> save_folder;
+  std::function<void(const std::string& folder, std::vector<NamedTensor> state,
+                     const io::Metadata& metadata)>
+      save_folder;
 };
 
 /// Loads the weights in --weights, a file, a folder of shards or a folder of Hugging Face, into

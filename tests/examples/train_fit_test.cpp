@@ -107,6 +107,24 @@ TEST_F(TrainFit, WordPiecesInAnotherOrderAreAnotherVocabulary) {
           "this run's is that of --tokenizer " + (folder_ / "b.txt"));
 }
 
+// The folder's config says what the model is.
+TEST_F(TrainFit, AFolderOfAnotherVocabularyIsNotLoaded) {
+  const std::string pieces = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nline\nof\na\n#\n";
+  folder_.write("a.txt", pieces + "text\nto\n");
+  folder_.write("b.txt", pieces + "to\ntext\n");
+  const std::string bert = folder_ / "bert/",
+                    task = "OMP_NUM_THREADS=1 " + bin("train") +
+                           " --model bert-mini --seq-len 16 --batch-size 4 --steps 1 --data mlm:" +
+                           (folder_ / "text.txt") + " --tokenizer " + (folder_ / "");
+  EXPECT_EQ(run(task + "a.txt --set layers=1 --save " + bert).status, 0);
+  const Outcome same = run(task + "a.txt --weights " + bert);
+  EXPECT_EQ(same.status, 0) << same.output;
+  const Outcome other = run(task + "b.txt --weights " + bert);
+  EXPECT_EQ(other.status, 1) << other.output;
+  expect_contains(other.output, "the vocabulary of --weights " + bert + " is that of --tokenizer " +
+                                    (folder_ / "a.txt"));
+}
+
 // As another program saved them: nothing in the file says what model they are of.
 TEST_F(TrainFit, WeightsOfAnotherModelAreRefusedWithWhatToDo) {
   const std::string file = folder_ / "foreign.safetensors";
