@@ -108,8 +108,8 @@ void Call::finish(std::exception_ptr error) {
   if (here) return state_.store(outcome, std::memory_order_release);
   {
     std::lock_guard lock(mutex_);
-    state_.store(outcome, std::memory_order_release);
     hurry_.reset();
+    state_.store(outcome, std::memory_order_release);
   }
   finished_.notify_all();
 }
@@ -144,7 +144,11 @@ bool Call::wait_for(Millis timeout) {
     check_process();
     Waiters::Scope scope(waiters);
     std::unique_lock lock(mutex_);
-    if (!finished_.wait_for(lock, timeout, [&] { return done(); })) return false;
+    if (!finished_.wait_for(lock, timeout, [&] { return done(); })) {
+      lock.unlock();
+      hurry();
+      return false;
+    }
   }
   rethrow();
   return true;

@@ -165,6 +165,7 @@ void ShmEngine::run(Call& call) {
   }
   Entry entry{.fingerprint = plan.record.fingerprint, .verdict = places_.verdict()};
   entry.direct = find_places(plan, seq, entry);
+  trial_ &= entry.direct;
   bool staged = entry.staged = small && !(entry.direct && way != Way::kStaged);
   entry.has_pool = published_.load(std::memory_order_acquire);
   tell(call);
@@ -200,7 +201,7 @@ void ShmEngine::run(Call& call) {
   else if (heard.staged)
     run_first(call, window);
   else {
-    if (longest == 0) wake_peers(call);  // no phase follows that would
+    if (longest == 0) wake_peers(!may_doze(call));  // no phase follows that would
     run_staged(call, longest);
   }
   if (trial_ && heard.direct) places_.took(plan.longest, us + us_since(start));

@@ -157,6 +157,12 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
     me_.site.write(describe(active[0].call->site));
     me_.told.store(0, std::memory_order_seq_cst);
     me_.p2p.store(count << 32 | mark << 24 | uint64_t(peer_of(plan)), std::memory_order_seq_cst);
+    // A peer may doze in a collective that stands before its part of a message.
+    store_before_load();
+    for (const Message& m : active) {
+      const int peer = peer_of(m.call->plan);
+      if (segment_->state(peer).sleep.load(std::memory_order_relaxed) == Sleep::kDoze) ring(peer);
+    }
     while (!park(ready)) {
       check_obituary();
       for (size_t i = 0; i < active.size(); ++i)

@@ -90,6 +90,7 @@ Pool::~Pool() {
 }
 
 Ref<Storage> Pool::allocate(size_t bytes) {
+  if (forks() != birth_) return nullptr;
   // Blocks begin at pages: no two of them share one, and streaming stores find lines whole.
   size_t need = round_up(std::max<size_t>(bytes, 1), kPage), begin = 0;
   {

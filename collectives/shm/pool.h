@@ -27,7 +27,7 @@ class Pool : public RefCounted {
   ~Pool() override;
 
   /// Memory that returns to the pool when the storage dies, aligned to 64 bytes; null when the pool
-  /// has no room left.
+  /// has no room left, and in a fork's child.
   Ref<Storage> allocate(size_t bytes);
   /// Where [data, data + bytes) lies in the pool; -1 when some of it is elsewhere.
   int64_t offset_of(const void* data, int64_t bytes) const {

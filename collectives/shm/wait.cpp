@@ -1,8 +1,8 @@
 // Waiting for peers, and finding out why they do not come. A wait polls for a moment, then sleeps
 // on the rank's bell, which peers ring; or dozes until its own program submits another call or is
-// held up, or a peer is. Every 20 ms it looks whether the absent ranks still live, whether the
-// group has been killed and whether the deadline has passed. Invariant: whoever finds the group
-// dead first writes the obituary, and every rank throws that text.
+// held up, or a peer is. Every 20 ms, or 100 dozing, it looks whether the absent ranks still live,
+// whether the group has been killed and whether the deadline has passed. Invariant: whoever finds
+// the group dead first writes the obituary, and every rank throws that text.
 #include <fmt/format.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -22,6 +22,7 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(20);       // between two looks at absent ranks
 constexpr auto kLookDozing = 5 * kLook;                     // where nobody is held up
+constexpr auto kPatient = 10 * kLookDozing;                 // a deadline that dozing peers can meet
 constexpr auto kTellTime = std::chrono::milliseconds(500);  // for call sites after a mismatch
 constexpr int kFewPolls = 16;                               // before peers that sleep are rung
 // To wake a rank costs its peer 10 to 20 us, and 20 to 70 pass until it runs (futex, measured in a
@@ -58,12 +59,12 @@ void ShmEngine::ring_all() {
   for (int r = 0; r < size_; ++r) ring(r);
 }
 
-/// Rings who sleeps and has not seen what was posted; who dozes, if a thread is held up here.
-void ShmEngine::wake_peers(const Call& call) {
+/// Rings who sleeps and has not seen what was posted; who dozes too, if a thread is held up here.
+void ShmEngine::wake_peers(bool held_up) {
   store_before_load();
   for (int r = 0; r < size_; ++r) {
     const Sleep sleep = segment_->state(r).sleep.load(std::memory_order_relaxed);
-    if (sleep == Sleep::kDeep || (sleep == Sleep::kDoze && !may_doze(call))) ring(r);
+    if (sleep == Sleep::kDeep || (sleep == Sleep::kDoze && held_up)) ring(r);
   }
 }
 
@@ -102,7 +103,7 @@ void ShmEngine::call_queued() {
 /// reduce a bucket: 40 to 120 us of interrupts (in a virtual machine).
 bool ShmEngine::may_doze(const Call& call) const {
   const int cpus = cpus_a_rank();
-  return !call.waited_for() && !trial_ && (cpus == 0 || cpus == 1);
+  return !call.waited_for() && !trial_ && (cpus == 0 || cpus == 1) && call.timeout >= kPatient;
 }
 
 /// How many CPUs the ranks may use together, for each of them: 1 for two that are bound to a core
@@ -152,16 +153,16 @@ void ShmEngine::wait_slow(Call& call, Peers peers) {
   // A peer that sleeps is woken after a few polls: looking for one holds this rank up until all see
   // its store, and where nobody sleeps they come meanwhile. Who falls asleep later has seen it.
   const int spins = polls(call, peers), few = std::min(spins, kFewPolls);
-  bool urged = !may_doze(call);  // who dozes has been rung too
+  bool urged = false;  // who dozes has been rung too
   for (int i = 0; i < spins; ++i) {
-    if (ready()) return i < few ? wake_peers(call) : void();
-    if (i == few - 1) wake_peers(call);
+    if (ready()) return i < few ? wake_peers(!may_doze(call)) : void();
+    if (i == few - 1) urged = !may_doze(call), wake_peers(urged);
     relax();
   }
   auto since = Clock::now(), looked = since;
   Clock::time_point until;
   for (;;) {
-    if (!urged && !may_doze(call)) urged = true, wake_peers(call);
+    if (!urged && !may_doze(call)) urged = true, wake_peers(true);
     if (stay_awake(call, ready, &until)) return;
     tell_site(call);
     if (park(ready, &call)) return;

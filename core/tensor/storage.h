@@ -18,6 +18,7 @@ namespace tessera {
 /// of its producer.
 class Event : public RefCounted {
  public:
+  /// Whether it has; to ask hurries nobody.
   virtual bool done() const = 0;
   /// Blocks until done; throws what the producer failed with.
   virtual void wait() = 0;

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "collectives/decorators/counting.h"
+#include "collectives/engine.h"
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/shm/cpu.h"
 #include "collectives/shm/tuner.h"
@@ -223,6 +224,49 @@ TEST(Loopback, AMessageHurriesWhatItSends) {
       EXPECT_EQ(message.data<float>()[kSmall - 1], 3);
     }
     EXPECT_LT(best, 2 * kSoonMs);  // a group looks at what its messages wait for every 20 ms
+  });
+}
+
+// Who has waited in vain will ask again, and the count of those held up is given back at the end.
+TEST(Loopback, WhoWaitedForATimeIsHeldUp) {
+  run_ranks(2, [](ProcessGroup& g) {
+    auto held_up = [](const Ref<Work>& work) {
+      return static_cast<const detail::Call&>(*work).waited_for();
+    };
+    Tensor t = full({kSmall}, g.rank() + 1.0);
+    if (g.rank() == 1) std::this_thread::sleep_for(Millis(50));
+    Ref<Work> work = g.all_reduce_async(t);
+    if (g.rank() == 0) {
+      EXPECT_FALSE(held_up(work));
+      EXPECT_FALSE(work->wait_for(Millis(1)));
+      EXPECT_TRUE(held_up(work));
+    }
+    work->wait();
+    EXPECT_FALSE(held_up(work));
+  });
+}
+
+// Rank 0's send stands behind a sum of which it waits for the end, at leisure. Rank 1, which ends
+// it, is not held up then, but by the message.
+TEST(Loopback, AMessageWakesWhoDozesBeforeIt) {
+  run_on_two_cpus([](ProcessGroup& g) {
+    double best = 1e300;
+    for (int i = 0; i < kTimes; ++i) {
+      Tensor sum = full({kSmall}, g.rank() + 1.0), message = full({4}, g.rank() + 5.0);
+      g.barrier();
+      if (g.rank() == 0) std::this_thread::sleep_for(Millis(10));
+      Ref<Work> all = g.all_reduce_async(sum);
+      if (g.rank() == 1) std::this_thread::sleep_for(Millis(30));
+      Ref<Work> moved = g.rank() == 0 ? g.send_async(message, 1) : g.recv_async(message, 0);
+      std::this_thread::sleep_for(Millis(150));
+      moved->wait();
+      if (g.rank() == 1) best = std::min(best, moved->elapsed_ms());
+      EXPECT_EQ(message.data<float>()[3], 5);
+      all->wait();
+    }
+    if (g.rank() == 1) {
+      EXPECT_LT(best, kSoonMs);
+    }
   });
 }
 
