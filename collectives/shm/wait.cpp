@@ -102,8 +102,9 @@ void ShmEngine::call_queued() {
 /// CPU beside its program's, to be woken at once gains nothing, and costs both ranks more than to
 /// reduce a bucket: 40 to 120 us of interrupts (in a virtual machine).
 bool ShmEngine::may_doze(const Call& call) const {
+  if (call.waited_for() || trial_ || call.timeout < kPatient) return false;
   const int cpus = cpus_a_rank();
-  return !call.waited_for() && !trial_ && (cpus == 0 || cpus == 1) && call.timeout >= kPatient;
+  return cpus == 0 || cpus == 1;
 }
 
 /// How many CPUs the ranks may use together, for each of them: 1 for two that are bound to a core
