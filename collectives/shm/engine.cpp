@@ -158,7 +158,7 @@ void ShmEngine::run(Call& call) {
   bool small = !plan.has_splits() && window * pieces <= kInlineBytes;
   // How it is done if all ranks are direct; equal on all of them.
   Way way = small ? Way::kStaged : Way::kInPlace;
-  trial_ = false;
+  trial_ = urges_ = false;
   if (by_slices(plan)) {
     way = options_.way.value_or(places_.way(plan.longest));
     trial_ = !options_.way && places_.tries(plan.longest);
@@ -201,7 +201,7 @@ void ShmEngine::run(Call& call) {
   else if (heard.staged)
     run_first(call, window);
   else {
-    if (longest == 0) wake_peers(!may_doze(call));  // no phase follows that would
+    if (longest == 0) wake_peers();  // no phase follows that would
     run_staged(call, longest);
   }
   if (trial_ && heard.direct) places_.took(plan.longest, us + us_since(start));

@@ -93,7 +93,7 @@ class ShmEngine final : public Engine {
     for (int r = 0; r < size_; ++r)
       if (segment_->state(r).posted.load(std::memory_order_acquire) < phase_)
         return wait_slow(call, peers);
-    if (waking == Waking::kNow) wake_peers(!may_doze(call));
+    if (waking == Waking::kNow) wake_peers();
   }
   void wait_slow(Call& call, Peers peers);
   int cpus_a_rank() const;
@@ -102,7 +102,7 @@ class ShmEngine final : public Engine {
   int spins() const;  // rounds of polling before who is held up sleeps
   int polls(const Call& call, Peers peers) const;
   bool stay_awake(const Call& call, FunctionRef<bool()> ready, Clock::time_point* until);
-  void wake_peers(bool held_up);
+  void wake_peers();
   bool all_posted(uint64_t phase) const;
   /// Sleeps until rung, `ready`, or some time has passed, soon enough to look at absent ranks. True
   /// when ready. Dozes where `call` may.
@@ -141,6 +141,7 @@ class ShmEngine final : public Engine {
   // How this call is staged: in areas that go round, else past the caches.
   bool swaps_ = false, past_caches_ = false;
   bool trial_ = false;  // this call is timed, so its ranks do not wait for each other's leisure
+  bool urges_ = false;  // a thread has been held up by this call for long: peers should not doze
   mutable std::atomic<int> cpus_a_rank_{-1};  // -1: not known yet
   std::atomic<uint32_t> nudges_{0};
 

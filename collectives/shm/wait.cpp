@@ -59,12 +59,12 @@ void ShmEngine::ring_all() {
   for (int r = 0; r < size_; ++r) ring(r);
 }
 
-/// Rings who sleeps and has not seen what was posted; who dozes too, if a thread is held up here.
-void ShmEngine::wake_peers(bool held_up) {
+/// Rings who sleeps and has not seen what was posted; who dozes too, once this call has urged.
+void ShmEngine::wake_peers() {
   store_before_load();
   for (int r = 0; r < size_; ++r) {
     const Sleep sleep = segment_->state(r).sleep.load(std::memory_order_relaxed);
-    if (sleep == Sleep::kDeep || (sleep == Sleep::kDoze && held_up)) ring(r);
+    if (sleep == Sleep::kDeep || (sleep == Sleep::kDoze && urges_)) ring(r);
   }
 }
 
@@ -154,17 +154,18 @@ void ShmEngine::wait_slow(Call& call, Peers peers) {
   // A peer that sleeps is woken after a few polls: looking for one holds this rank up until all see
   // its store, and where nobody sleeps they come meanwhile. Who falls asleep later has seen it.
   const int spins = polls(call, peers), few = std::min(spins, kFewPolls);
-  bool urged = false;  // who dozes has been rung too
   for (int i = 0; i < spins; ++i) {
-    if (ready()) return i < few ? wake_peers(!may_doze(call)) : void();
-    if (i == few - 1) urged = !may_doze(call), wake_peers(urged);
+    if (ready()) return i < few ? wake_peers() : void();
+    if (i == few - 1) wake_peers();
     relax();
   }
   auto since = Clock::now(), looked = since;
   Clock::time_point until;
   for (;;) {
-    if (!urged && !may_doze(call)) urged = true, wake_peers(true);
     if (stay_awake(call, ready, &until)) return;
+    // A peer that dozes mostly comes by itself meanwhile: who is held up is ahead of it by no more
+    // than a moment, and to be interrupted would put it back further.
+    if (!urges_ && !may_doze(call)) urges_ = true, wake_peers();
     tell_site(call);
     if (park(ready, &call)) return;
     check_obituary();

@@ -83,9 +83,9 @@ std::string line_of(const Efficiency& e, const Json& job) {
 
 std::string efficiency_legend() {
   return "weak scaling: solo / ddp; its bound: solo / unconnected; communication: unconnected / "
-         "ddp; in lockstep: unconnected / the same steps at the pace of the slowest rank, which no "
-         "communication is part of; processor time: unconnected / ddp; medians over rounds with "
-         "their 95 % intervals";
+         "ddp; in lockstep: unconnected / the same with a barrier after each step, so that ranks "
+         "wait for the slowest and use memory at the same moments; processor time: unconnected / "
+         "ddp; medians over rounds with their 95 % intervals";
 }
 
 BarChart chart_of(const std::vector<Efficiency>& rows, const std::string& note) {

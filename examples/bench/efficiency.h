@@ -17,8 +17,8 @@ struct Efficiency {
   Interval weak;           // one rank over ddp
   Interval bound;          // of it: one rank over unconnected ranks, set by memory and caches
   Interval communication;  // unconnected ranks over ddp
-  // Unconnected ranks over the same steps if each took what it took the slowest rank: what waiting
-  // for each other at every step leaves of `communication` before anything is communicated.
+  // Unconnected ranks over the same with a barrier after each step: what waiting for the slowest
+  // and using memory at the same moments leaves of `communication` before anything is communicated.
   Interval lockstep;
   Interval processor;  // unconnected ranks over ddp in processor time of all threads of a rank
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <ctime>
-#include <numeric>
 
 #include "collectives/process_group.h"
 #include "core/base/parallel.h"
@@ -22,37 +21,26 @@ double processor_ms() {
   return double(t.tv_sec) * 1e3 + double(t.tv_nsec) * 1e-6;
 }
 
-// What one rank measured in one phase.
+// A step of one rank in one phase.
 struct Phase {
-  std::vector<double> step_ms;
-  double processor_ms = 0;  // a step, of all threads of the rank
-  double ms() const { return std::accumulate(step_ms.begin(), step_ms.end(), 0.0) / size(); }
-  double size() const { return double(step_ms.size()); }
+  double ms, processor_ms;  // the latter of all threads of the rank
 };
 
-Phase run_phase(Workload& work, int steps) {
-  Phase phase;
+/// Where a group is given, its ranks end each step together.
+Phase run_phase(Workload& work, int steps, ProcessGroup* group = nullptr) {
   const double before = processor_ms();
+  Stopwatch watch;
   for (int i = 0; i < steps; ++i) {
-    Stopwatch watch;
     work.step();
-    phase.step_ms.push_back(watch.seconds() * 1e3);
+    if (group) group->barrier(kPatience);
   }
-  phase.processor_ms = (processor_ms() - before) / steps;
-  return phase;
+  return {watch.seconds() * 1e3 / steps, (processor_ms() - before) / steps};
 }
 
 double mean_over_ranks(ProcessGroup& group, double value) {
   Tensor t = from_values<double>({value}, {1});
   group.all_reduce(t, ReduceOp::kAvg, kPatience);
   return t.item<double>();
-}
-
-/// Milliseconds a step if every step took what it took the slowest rank.
-double lockstep_ms(ProcessGroup& group, const Phase& phase) {
-  Tensor t = from_values<double>(phase.step_ms, {int64_t(phase.step_ms.size())});
-  group.all_reduce(t, ReduceOp::kMax, kPatience);
-  return std::accumulate(t.values<double>(), t.values<double>() + t.numel(), 0.0) / phase.size();
 }
 
 /// Rank 0's number, on every rank.
@@ -83,7 +71,7 @@ nlohmann::ordered_json measure_scaling(const RankOptions& o) {
                     w->compile_report().why_not);
   int steps = o.steps;
   if (steps == 0)
-    steps = agreed(*group, std::clamp<int64_t>(int64_t(500 / run_phase(alone, 1).ms()), 1, 200));
+    steps = agreed(*group, std::clamp<int64_t>(int64_t(500 / run_phase(alone, 1).ms), 1, 200));
   nlohmann::ordered_json result{{"batch_size", together.batch_size()},
                                 {"steps", steps},
                                 {"cores", cores_of_ranks(*group)},
@@ -91,15 +79,16 @@ nlohmann::ordered_json measure_scaling(const RankOptions& o) {
   auto note = [&](const char* key, double ms) { result[key].push_back(ms); };
   for (int r = 0; r < o.rounds; ++r) {
     group->barrier(kPatience);
-    if (group->rank() == 0) note("solo_ms", run_phase(alone, steps).ms());
+    if (group->rank() == 0) note("solo_ms", run_phase(alone, steps).ms);
     group->barrier(kPatience);
     Phase apart = run_phase(alone, steps);
-    note("unconnected_ms", mean_over_ranks(*group, apart.ms()));
-    note("lockstep_ms", lockstep_ms(*group, apart));
+    note("unconnected_ms", mean_over_ranks(*group, apart.ms));
     note("unconnected_processor_ms", mean_over_ranks(*group, apart.processor_ms));
     group->barrier(kPatience);
+    note("lockstep_ms", mean_over_ranks(*group, run_phase(alone, steps, group.get()).ms));
+    group->barrier(kPatience);
     Phase joined = run_phase(together, steps);
-    note("ddp_ms", mean_over_ranks(*group, joined.ms()));
+    note("ddp_ms", mean_over_ranks(*group, joined.ms));
     note("ddp_processor_ms", mean_over_ranks(*group, joined.processor_ms));
   }
   destroy_process_group();

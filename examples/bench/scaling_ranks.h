@@ -12,11 +12,10 @@ struct RankOptions {
   int rounds = 9;
 };
 
-/// Runs in every rank of a job. Every round has three phases on the same cores: rank 0 trains while
-/// the others wait, all ranks train without knowing of each other, and all train together under
-/// ddp. Returns milliseconds a step of each round, "solo_ms", "unconnected_ms" and "ddp_ms" (means
-/// over ranks); "lockstep_ms", the unconnected steps as if each took what it took the slowest rank,
-/// which is what waiting for each other costs before any communication;
+/// Runs in every rank of a job. Every round has four phases on the same cores: rank 0 trains while
+/// the others wait, all ranks train without knowing of each other, the same with a barrier after
+/// each step, and all train together under ddp. Returns milliseconds a step of each round,
+/// "solo_ms", "unconnected_ms", "lockstep_ms" and "ddp_ms" (means over ranks);
 /// "unconnected_processor_ms" and "ddp_processor_ms", processor time of all threads of a rank; and
 /// the cores that the ranks are bound to.
 nlohmann::ordered_json measure_scaling(const RankOptions& options);
