@@ -218,7 +218,7 @@ void add_scaling(CLI::App& app, Run& run) {
       ->capture_default_str();
   sub->add_option("--steps", o->steps, "in each phase; 0: what fills half a second")
       ->capture_default_str();
-  sub->add_option("--rounds", o->rounds, "of the three phases in turn")->capture_default_str();
+  sub->add_option("--rounds", o->rounds, "of the phases, in turn")->capture_default_str();
   sub->add_flag("--compile", o->compile, "steps as compiled graphs");
   sub->add_option("--plot", o->plot, "SVG file that gets the efficiencies as bars");
   sub->callback([o, &run] { run = [o] { return bench_scaling(*o); }; });

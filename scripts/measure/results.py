@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""examples/bench/RESULTS.md from the JSON files that the measuring commands have written into one folder.
+
+How: a table whose files are not there is left out. Nothing is computed here but the ratio of two all_reduce times. Invariant:
+every number stands in one of the files, which are written by, on cores 2 and 3 of a machine that does nothing else:
+
+  compare_pytorch.py --python 1.13=INTERPRETER --python 2.15=INTERPRETER --json FOLDER/compare.json
+  peak_memory.py --python 1.13=INTERPRETER --python 2.15=INTERPRETER --json FOLDER/memory.json
+  taskset -c 2,3 bench scaling --model resnet50,bert-base,gpt-nano --precision fp32,bf16 --json FOLDER/scaling.json
+  taskset -c 2,3 tlaunch --nproc 2 --bind core bench collectives --only all_reduce --json FOLDER/all_reduce_shm.json
+  the same with bench collectives --backend gloo --json FOLDER/all_reduce_gloo.json
+  scripts/reference/all_reduce_mpi.cpp, whose head says how, > FOLDER/all_reduce_mpi.json
+
+Usage: results.py FOLDER > examples/bench/RESULTS.md
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+STEPS = {
+    "step": "gpt-nano, batch 12",
+    "gpt2": "GPT-2 124M, sequence 512",
+    "mlp": "perceptron",
+    "bert": "BERT-base, sequence 128",
+    "bert512": "BERT-base, sequence 512",
+    "resnet50": "ResNet-50, 224 x 224, batch 8",
+}
+
+
+def read(folder, pattern):
+    files = sorted(folder.glob(pattern))
+    return [json.loads(file.read_text()) for file in files]
+
+
+def step_name(row):
+    model, _, precision = row.partition("_bf16")
+    return f"{STEPS[model]}, {'bf16' if '_bf16' in row else 'fp32'}" if model in STEPS else None
+
+
+def table(head, rows):
+    print("| " + " | ".join(head) + " |")
+    print("|" + "---|" * len(head))
+    for row in rows:
+        print("| " + " | ".join(row) + " |")
+    print()
+
+
+def split(what):
+    """("bert_bf16", compiled?, "2.15.0", compiled?) of a row of compare_pytorch.py; None for single ops."""
+    ours, theirs, version = re.fullmatch(r"(\S+), (\S+) of PyTorch (\S+)", what).groups()
+    rows = [name.removesuffix("_compiled") for name in (ours, theirs)]
+    if rows[0] != rows[1] or not step_name(rows[0]):
+        return None
+    return rows[0], ours != rows[0], version.split("+")[0], theirs != rows[1]
+
+
+def steps(files):
+    cells, times, columns = {}, {}, []
+    for row in (row for file in files for row in file["rows"] if " of PyTorch " in row["what"]):
+        key = split(row["what"])
+        if not key:
+            continue
+        name, compiled, version, theirs_compiled = key
+        if theirs_compiled == compiled or not compiled:
+            column = version, theirs_compiled, compiled
+            if column not in columns:
+                columns.append(column)
+            low, high = row["interval"]
+            cells.setdefault(name, {})[column] = f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}]"
+        share = f" ({row['tessera_gflops'] / row['peak_gflops']:.0%})" if "peak_gflops" in row else ""
+        times.setdefault(name, {})[compiled] = f"{row['tessera_ms']:.1f}{share}"
+    columns.sort()
+    kinds = {(False, False): "{}", (True, False): "{}, torch.compile", (True, True): "compiled, {}, torch.compile"}
+    head = ["step", "ms", "compiled, ms", *(kinds[their, our].format(version) for version, their, our in columns)]
+    table(
+        head,
+        [
+            [step_name(name), times[name].get(False, ""), times[name].get(True, ""), *(row.get(c, "") for c in columns)]
+            for name, row in sorted(cells.items(), key=lambda item: list(STEPS).index(item[0].partition("_bf16")[0]))
+        ],
+    )
+
+
+def scaling(files):
+    def cell(job, key):
+        i = job[key]
+        return f"{i['median']:.3f} [{i['low']:.3f}, {i['high']:.3f}]"
+
+    jobs = [job for file in files for job in file["result"]]
+    table(
+        ["ranks", "communication", "in lockstep", "weak scaling", "its bound"],
+        [
+            [f"{job['model']}, {job['precision']}, {job['nproc']} ranks"]
+            + [cell(job, key) for key in ("communication", "lockstep", "weak_scaling", "bound")]
+            for job in jobs
+        ],
+    )
+
+
+def size_name(n):
+    return f"{n >> 20} MiB" if n >= 1 << 20 else f"{n >> 10} KiB"
+
+
+def all_reduce(files):
+    us = {}
+    for result in (file["result"] for file in files):
+        for row in result["rows"]:
+            us.setdefault((result["backend"], row["verb"]), {})[row["bytes"]] = row["us"]["median"]
+    bucket, private = us["shm", "all_reduce bucket"], us["shm", "all_reduce"]
+    others = [backend for backend, verb in us if backend != "shm" and verb == "all_reduce"]
+    rows = []
+    for size, ours in bucket.items():
+        row = [size_name(size), f"{ours:.2f}", f"{private[size]:.2f}"]
+        for backend in others:
+            theirs = us[backend, "all_reduce"][size]
+            row.append(f"{theirs:.2f} ({theirs / ours:.1f} times)")
+        rows.append(row)
+    table(["us", "shm", "shm, private memory", *others], rows)
+
+
+def memory(files):
+    rows = {}
+    for row in (row for file in files for row in file):
+        ours, _, theirs = row["what"].partition(", ")
+        version = theirs.partition(" of PyTorch ")[2] + (", torch.compile" if "_compiled of" in theirs else "")
+        name = ours.removesuffix("_compiled")
+        entry = rows.setdefault(name, {})
+        entry["compiled" if ours != name else "Tessera"] = f"{row['tessera_mib'][0]:.0f}"
+        entry[version] = f"{row['other_mib'][0]:.0f}"
+    columns = ["Tessera", "compiled"] + sorted({c for row in rows.values() for c in row} - {"Tessera", "compiled"})
+    table(["MiB", *columns], [[step_name(name), *(row.get(c, "") for c in columns)] for name, row in rows.items()])
+
+
+SECTIONS = [
+    (
+        "compare*.json",
+        steps,
+        "## A training step on one core\n\nMilliseconds, and in brackets the share of the most that the core did; then how many times as long "
+        "PyTorch\ntakes, by version, with 95 % intervals (`scripts/measure/compare_pytorch.py`).\n",
+    ),
+    (
+        "scaling*.json",
+        scaling,
+        "## Several ranks\n\nOne core and one thread a rank. Communication: ranks that know nothing of each other over ddp. In lockstep: the same "
+        "ranks over\nthemselves with a barrier after each step, which is all of it but the communication. Weak scaling: one rank over ddp; its\n"
+        "bound: one rank over ranks that know nothing of each other (`bench scaling`).\n",
+    ),
+    (
+        "all_reduce_*.json",
+        all_reduce,
+        "## all_reduce between two ranks\n\nOf f32 that is written before each call, each rank on a core of its own: in the group's memory, where gradient buckets lie, and\n"
+        "in the program's own; then by other means (`bench collectives`, `scripts/reference/all_reduce_mpi.cpp`).\n",
+    ),
+    (
+        "memory*.json",
+        memory,
+        "## Peak memory of a process that trains\n\nThe high-water mark of the process (`scripts/measure/peak_memory.py`).\n",
+    ),
+]
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    p.add_argument("folder", type=Path, metavar="FOLDER", help="with the JSON files")
+    p.add_argument("--machine", default="", help="what they were measured on, in words")
+    options = p.parse_args()
+    found = [(write, text, read(options.folder, pattern)) for pattern, write, text in SECTIONS]
+    if not any(files for _, _, files in found):
+        sys.exit(f"results.py: {options.folder} has none of {', '.join(pattern for pattern, _, _ in SECTIONS)}")
+    print("# Results\n\nWritten by `scripts/measure/results.py`, which says how to measure again. Figures are of one machine, which others used too:")
+    print("ratios, taken in turn, say more than times.\n")
+    if options.machine:
+        print(options.machine + "\n")
+    for write, text, files in found:
+        if files:
+            print(text)
+            write(files)
+
+
+if __name__ == "__main__":
+    main()
