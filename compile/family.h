@@ -28,7 +28,6 @@ class Family {
   std::optional<int64_t> size_of(const CallKey& key) const;
   /// The call at `size`, known by `key`. Throws ShapeError where graph or results do not take it.
   RecordedCall at(int64_t size, const CallKey& key) const;
-  /// What `call`, recorded at another size, shows: "" when it was foretold, else what differs.
   Graph graph_at(int64_t size) const { return graph_.at(size); }
   const Entry& entry() const { return a_.entry; }
   const Entry& other_entry() const { return b_.entry; }
@@ -38,6 +37,7 @@ class Family {
   void confirm(int64_t size) {
     confirmed = true, low_ = std::min(low_, size), high_ = std::max(high_, size);
   }
+  /// What `call`, recorded at another size, shows: "" when it was foretold, else what differs.
   std::string compare(int64_t size, const RecordedCall& call) const;
 
   bool confirmed = false;

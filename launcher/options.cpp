@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "collectives/store/sha256.h"
+#include "core/base/env.h"
 #include "core/base/error.h"
 #include "core/base/spelling.h"
 #include "core/base/version.h"
@@ -31,6 +32,16 @@ Examples:
   tlaunch --nproc 2 train --model gpt-nano --data text:corpus.txt
   tlaunch --nproc auto --log-dir logs --max-restarts 3 ./my_program --my-flag
   tlaunch --doctor)";
+
+/// The footer of --help, with what Tessera reads from the environment.
+std::string footer() {
+  std::string text = std::string(kFooter) + "\n\nVariables that programs of Tessera read:";
+  for (const env::Variable& v : env::table()) {
+    text += fmt::format("\n  {:<28} {}", v.name, v.meaning);
+    if (*v.fallback) text += fmt::format("; default {}", v.fallback);
+  }
+  return text;
+}
 
 class HelpText : public CLI::Formatter {
   std::string make_usage(const CLI::App*, std::string) const override {
@@ -318,7 +329,7 @@ std::vector<std::string> own_arguments(const CLI::App& app, int argc, char** arg
 std::optional<Options> parse_options(int argc, char** argv, int cores, int* exit_code) {
   CLI::App app("Starts a program on several ranks and looks after them.", "tlaunch");
   app.formatter(std::make_shared<HelpText>());
-  app.footer(kFooter);
+  app.footer(footer());
   Typed typed;
   declare(app, typed);
   try {

@@ -158,7 +158,6 @@ void Reducer::launch_ready() {
          buckets_[next_launch_].arrived == buckets_[next_launch_].slots.size();
        ++next_launch_) {
     Bucket& b = buckets_[next_launch_];
-    bytes_reduced_ += int64_t(b.flat.nbytes());
     if (&b == &buckets_[0]) time_.count();
     if (group_->size() == 1) continue;
     all_reduce_(b.flat, group_, ReduceOp::kAvg);

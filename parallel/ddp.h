@@ -18,8 +18,8 @@ struct DdpOptions {
   Ref<ProcessGroup> group = {};   // null: the world
   size_t bucket_bytes = 0;        // 0: what measures best on the device (CPU: kCpuBucketBytes)
   size_t first_bucket_bytes = 0;  // of the first, which should leave early; 0: as bucket_bytes
-  bool allow_unused =
-      false;  // parameters without a gradient count as zero; else they are named in an error
+  // Parameters without a gradient count as zero; else they are named in an error.
+  bool allow_unused = false;
   bool rebuild = true;  // order buckets as gradients became ready, after the first step
   // Sum micro-batches in a balanced tree rather than one after the other, so that K micro-batches
   // on each of R ranks give the bits of any other K and R with the same product (powers of two).
@@ -53,7 +53,6 @@ class Reducer final : public GradSink {
   bool sync() const { return sync_.get() != 0; }
   ProcessGroup& group() const { return *group_; }
   /// Bytes of gradients reduced so far.
-  int64_t bytes_reduced() const { return bytes_reduced_; }
   /// How long reductions were executing since this was last asked, waiting for peers included; 0
   /// with one rank. Waits for them.
   double communication_ms() { return time_.take_ms(); }
@@ -83,17 +82,16 @@ class Reducer final : public GradSink {
   std::vector<int> ready_order_;
   size_t next_launch_ = 0;
   int64_t micro_batch_ = 0;  // since the last reduction
-  int64_t bytes_reduced_ = 0;
-  CommunicationTime time_;  // of reductions
+  CommunicationTime time_;   // of reductions
   Setting sync_{true};
   bool rebuilt_ = false;
 };
 
-/// Makes `model` data-parallel: broadcasts rank 0's parameters and buffers once and reduces
-/// gradients from now on. auto ddp = parallel::ddp(model); ddp->forward(x) is the model's own
-/// forward.
+/// Makes `model` data-parallel: broadcasts rank 0's parameters and persistent buffers once and
+/// reduces gradients for as long as it lives. auto ddp = parallel::ddp(model); ddp->forward(x) is
+/// the model's own forward.
 template <class M>
-class Ddp {
+class [[nodiscard]] Ddp {
  public:
   Ddp(std::shared_ptr<M> model, const DdpOptions& options)
       : model_(std::move(model)), reducer_(make(*model_, options)) {}
@@ -124,9 +122,9 @@ class Ddp {
   std::unique_ptr<Reducer> reducer_;
 };
 
-/// Broadcasts parameters and buffers of rank 0 and makes the reducer of a model's trainable
-/// parameters.
-std::unique_ptr<Reducer> make_reducer(nn::Module& model, const DdpOptions& options);
+/// Broadcasts parameters and persistent buffers of rank 0 and makes the reducer of a model's
+/// trainable parameters; gradients are reduced for as long as it lives.
+[[nodiscard]] std::unique_ptr<Reducer> make_reducer(nn::Module& model, const DdpOptions& options);
 
 template <class M>
 std::unique_ptr<Reducer> Ddp<M>::make(nn::Module& model, const DdpOptions& options) {

@@ -11,8 +11,8 @@ struct BackwardOptions {
   // Record the backward itself, for second derivatives (implies retain_graph). A gradient that a
   // leaf then keeps leads back to the leaf: set_grad({}) frees both, and grad() keeps none.
   bool create_graph = false;
-  bool stop_at_inputs =
-      false;  // grad() only: inputs are independent of each other; nothing above them is visited
+  // grad() only: inputs are independent of each other; nothing above them is visited.
+  bool stop_at_inputs = false;
 };
 
 /// Accumulates d(sum of roots . root_grads)/d(leaf) into every leaf's grad (or its sink). An
@@ -36,19 +36,23 @@ Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs,
 int add_hook(const Tensor& leaf, GradHook hook);
 void remove_hook(const Tensor& leaf, int number);
 
-/// Nothing is recorded while it lives.
-class NoGrad {
+/// Whether ops are recorded while it lives.
+class GradMode {
  public:
-  explicit NoGrad(bool off = true)
-      : enabled_(context().enabled, LayerMask(off ? context().enabled & ~bit(Layer::kAutograd)
-                                                  : context().enabled | bit(Layer::kAutograd))) {}
+  explicit GradMode(bool on)
+      : enabled_(context().enabled, LayerMask(on ? context().enabled | bit(Layer::kAutograd)
+                                                 : context().enabled & ~bit(Layer::kAutograd))) {}
 
  private:
   Scoped<LayerMask> enabled_;
 };
+/// Nothing is recorded while it lives.
+class NoGrad {
+  GradMode off_{false};
+};
 /// Records again inside NoGrad.
 class EnableGrad {
-  NoGrad on_{false};
+  GradMode on_{true};
 };
 /// As NoGrad, and results may never take part in recording later: the cheapest way to evaluate.
 class InferenceMode {

@@ -286,7 +286,7 @@ Tensor at(std::span<const Tensor> list, size_t i) { return i < list.size() ? lis
 
 void backward(std::span<const Tensor> roots, std::span<const Tensor> root_grads,
               BackwardOptions options) {
-  NoGrad scope(!options.create_graph);
+  GradMode scope(options.create_graph);
   Scoped<Phase> phase(context().phase, Phase::kBackward);
   Backward b(options);
   for (size_t i = 0; i < roots.size(); ++i) b.seed(roots[i], at(root_grads, i));
@@ -295,7 +295,7 @@ void backward(std::span<const Tensor> roots, std::span<const Tensor> root_grads,
 
 Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs,
              std::span<const Tensor> root_grads, BackwardOptions options) {
-  NoGrad scope(!options.create_graph);
+  GradMode scope(options.create_graph);
   Scoped<Phase> phase(context().phase, Phase::kBackward);
   Backward b(options);
   for (const Tensor& t : inputs) b.watch(t);

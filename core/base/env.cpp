@@ -48,12 +48,6 @@ constexpr Variable kTable[] = {
     {"OMP_NUM_THREADS", "", "threads of CPU kernels per process (tlaunch sets it when unset)"},
 };
 
-bool is_one_of(const std::string& v, std::initializer_list<const char*> words) {
-  for (const char* w : words)
-    if (v == w) return true;
-  return false;
-}
-
 }  // namespace
 
 std::span<const Variable> table() { return kTable; }
@@ -76,15 +70,6 @@ int64_t get_int(const char* name, int64_t fallback, int64_t low, int64_t high) {
                 "{}=\"{}\": expected an integer from {} to {}; unset it or correct it", name,
                 text.substr(0, 64), low, high);
   return v;
-}
-
-bool get_bool(const char* name, bool fallback) {
-  std::string v = get(name);
-  if (v.empty()) return fallback;
-  if (is_one_of(v, {"1", "true", "on", "yes"})) return true;
-  TESSERA_CHECK(is_one_of(v, {"0", "false", "off", "no"}), "{}=\"{}\": expected 1 or 0", name,
-                v.substr(0, 64));
-  return false;
 }
 
 }  // namespace tessera::env

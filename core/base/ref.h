@@ -72,10 +72,4 @@ Ref<T> make_ref(A&&... args) {
   return Ref<T>(new T(std::forward<A>(args)...));
 }
 
-/// Static downcast of a Ref.
-template <class T, class U>
-Ref<T> ref_cast(const Ref<U>& r) {
-  return Ref<T>(static_cast<T*>(r.get()));
-}
-
 }  // namespace tessera

@@ -24,8 +24,8 @@ constexpr int64_t dealt_leaf(Deal deal, int64_t rank, int64_t world_size, int64_
 }
 
 struct Sample {
-  int64_t number =
-      0;  // position in the global sequence; never repeats, so randomness is keyed by it
+  // Position in the global sequence; never repeats, so randomness is keyed by it.
+  int64_t number = 0;
   int64_t index = 0;  // item of the dataset; equals `number` where the dataset is endless
   bool operator==(const Sample&) const = default;
 };

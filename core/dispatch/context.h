@@ -49,8 +49,8 @@ struct Context {
   bool exact_contraction = false;  // new contractions sum in a fixed tree: ExactContraction
   Phase phase = Phase::kForward;   // set by backward() and by optimizers
   uint64_t grad_node = 0;          // number of the node whose vjp runs; 0 outside of backward
-  Tensor
-      samples;  // i64 [B]: number of each sample of the micro-batch in the data set; see random.h
+  // i64 [B]: number of each sample of the micro-batch in the data set; see random.h.
+  Tensor samples;
 };
 Context& context();
 

@@ -11,11 +11,11 @@
 namespace tessera {
 
 struct Plan {
-  bool in_place =
-      false;  // an output may overwrite an operand of the same layout that nobody else owns
+  // An output may overwrite an operand of the same layout that nobody else owns.
+  bool in_place = false;
   bool assign_in_place = false;  // assign may write straight over operands that are destinations
-  uint32_t dense_in =
-      0;  // bit i: operand i must be row-major dense; the backend copies it if it is not
+  // Bit i: operand i must be row-major dense; the backend copies it if it is not.
+  uint32_t dense_in = 0;
   bool all_dense = false;        // as dense_in with every bit set, for operand lists longer than 32
   bool any_strides_out = false;  // outputs may have other strides than planned, 1 in their last dim
   size_t workspace_bytes = 0;

@@ -12,8 +12,8 @@ namespace tessera::io {
 
 struct Header {
   Metadata metadata;
-  std::vector<TensorInfo>
-      tensors;  // in ascending order of names; offsets count from the start of the file
+  // In ascending order of names; offsets count from the start of the file.
+  std::vector<TensorInfo> tensors;
 };
 
 /// `source` delivers the `header_bytes` of JSON. `where` begins every error. Throws UserError

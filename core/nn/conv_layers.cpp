@@ -55,7 +55,7 @@ ConvNd::ConvNd(int dims, ConvOptions o) : options(o), dims_(dims) {
 void ConvNd::reset(const InitKeys& keys) { draw_convolution(weight, bias, keys); }
 
 Tensor ConvNd::compute(Tensor x) {
-  tessera::ConvOptions o{options.stride, options.padding, options.dilation, options.groups};
+  ConvGeometry o{options.stride, options.padding, options.dilation, options.groups};
   if (options.padding_mode != PadMode::kConstant) {
     Dims pads, before = o.padding.both().expand(dims_, 0, "conv", "padding");
     for (int i = dims_ - 1; i >= 0; --i) {

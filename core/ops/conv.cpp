@@ -281,7 +281,7 @@ void check_groups(std::string_view op, int64_t groups) {
 }
 
 Tensor convolve(std::string_view op, int dims, const Tensor& x, const Tensor& weight,
-                const Tensor& bias, const ConvOptions& o) {
+                const Tensor& bias, const ConvGeometry& o) {
   check_groups(op, o.groups);
   Batched b(op, x, weight, bias, dims, weight.ndim() ? weight.shape()[0] : 0);
   Window w{o.stride.expand(dims, 1, op, "stride"),
@@ -337,13 +337,13 @@ Tensor convolve_transposed(std::string_view op, int dims, const Tensor& x, const
 
 }  // namespace
 
-Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& b, const ConvOptions& o) {
+Tensor conv1d(const Tensor& x, const Tensor& w, const Tensor& b, const ConvGeometry& o) {
   return convolve("conv1d", 1, x, w, b, o);
 }
-Tensor conv2d(const Tensor& x, const Tensor& w, const Tensor& b, const ConvOptions& o) {
+Tensor conv2d(const Tensor& x, const Tensor& w, const Tensor& b, const ConvGeometry& o) {
   return convolve("conv2d", 2, x, w, b, o);
 }
-Tensor conv3d(const Tensor& x, const Tensor& w, const Tensor& b, const ConvOptions& o) {
+Tensor conv3d(const Tensor& x, const Tensor& w, const Tensor& b, const ConvGeometry& o) {
   return convolve("conv3d", 3, x, w, b, o);
 }
 Tensor conv_transpose1d(const Tensor& x, const Tensor& w, const Tensor& b,

@@ -43,7 +43,7 @@ class Padding {
   bool same_ = false;
 };
 
-struct ConvOptions {
+struct ConvGeometry {
   PerDim stride = 1;
   Padding padding = 0;
   PerDim dilation = 1;
@@ -59,11 +59,11 @@ struct ConvOptions {
 /// same weight), an Inf also as NaN; and finite values overflow earlier: they are to be below 1e36,
 /// and sums of their products too (by a bf16 weight 1e33).
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
-              const ConvOptions& options = {});
+              const ConvGeometry& options = {});
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
-              const ConvOptions& options = {});
+              const ConvGeometry& options = {});
 Tensor conv3d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
-              const ConvOptions& options = {});
+              const ConvGeometry& options = {});
 
 struct ConvTransposeOptions {
   PerDim stride = 1;

@@ -16,9 +16,10 @@ struct CrossEntropyOptions {
   Reduction reduction = Reduction::kMean;  // the mean is over targets that count
   Tensor weight = {};  // [V], per class; the mean then divides by the weights' sum
 };
-/// -log softmax(logits)[target]. logits [.., V] floats; targets [..] integers, or floats [.., V], a
-/// distribution over the classes for each row: then the loss is -sum(target log softmax(logits)),
-/// differentiable in the targets too, and the mean is over all rows, whatever the weights.
+/// -log softmax(logits)[target]. logits [.., V] floats, classes last; targets [..] integers, or
+/// floats [.., V], a distribution over the classes for each row: then the loss is -sum(target log
+/// softmax(logits)), differentiable in the targets too, and the mean is over all rows, whatever the
+/// weights.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyOptions& options = {});
 

@@ -21,8 +21,8 @@ struct TriangularOptions {
   bool unitriangular = false;  // the diagonal of a counts as ones
 };
 /// x with a x = b: a [.., N, N], b [.., N, K] (left) or [.., K, N]; batch dims broadcast. A
-/// transposed a is the view a.mT with the other `upper`: nothing is copied. Throws UserError naming
-/// the first singular matrix and its pivot, an element of the diagonal that is 0.
+/// transposed a is the view transpose(a, -2, -1) with the other `upper`: nothing is copied. Throws
+/// UserError naming the first singular matrix and its pivot, an element of the diagonal that is 0.
 Tensor solve_triangular(const Tensor& a, const Tensor& b, TriangularOptions options);
 
 struct QR {
@@ -46,7 +46,7 @@ struct SVD {
 SVD svd(const Tensor& a);
 Tensor svdvals(const Tensor& a);
 
-/// (sum |x|^ord)^(1/ord) over `dims` (empty: all); ord may be 0 (how many are not 0) or +-infinity.
+/// norm, under the name that it has in torch.linalg.
 inline Tensor vector_norm(const Tensor& x, double ord = 2, const Dims& dims = {},
                           bool keepdim = false) {
   return norm(x, ord, dims, keepdim);

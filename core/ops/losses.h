@@ -9,7 +9,7 @@ Tensor l1_loss(const Tensor& x, const Tensor& y, Reduction reduction = Reduction
 /// d^2 / (2 beta) below beta, d - beta/2 above, where d = |x - y|.
 Tensor smooth_l1_loss(const Tensor& x, const Tensor& y, double beta = 1,
                       Reduction reduction = Reduction::kMean);
-/// beta times smooth_l1_loss: Huber 1964.
+/// delta times smooth_l1_loss with beta = delta: Huber 1964.
 Tensor huber_loss(const Tensor& x, const Tensor& y, double delta = 1,
                   Reduction reduction = Reduction::kMean);
 /// -(y log x + (1 - y) log(1 - x)) weight; logarithms stop at -100.

@@ -200,7 +200,7 @@ class QuantizedLayer : public QuantizedLayerAttributes {
     Dims pads;
     for (int i = spatial() - 1; i >= 0; --i)
       pads.push_back(v.pad_begin[i]), pads.push_back(v.pad_end[i]);
-    const ConvOptions options{
+    const ConvGeometry options{
         .stride = PerDim(v.stride), .dilation = PerDim(v.dilation), .groups = v.groups};
     auto conv = spatial() == 1 ? conv1d : spatial() == 2 ? conv2d : conv3d;
     return conv(pad(x, pads), w, {}, options);

@@ -1,5 +1,7 @@
 // Softmax, log-softmax and cross-entropy. Each kernel works on the last dim; other dims are moved
 // there first.
+#include <algorithm>
+
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"
@@ -219,9 +221,13 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEnt
                 "cross_entropy: label_smoothing {}; expected 0 to 1", o.label_smoothing);
   if (is_floating(targets.dtype()) && is_floating(logits.dtype()))
     return probability_cross_entropy(logits, targets, o);
-  TESSERA_CHECK_AS(ShapeError, logits.ndim() == targets.ndim() + 1,
-                   "cross_entropy: takes logits [.., V] and targets [..], got {} and {}",
-                   describe(logits), describe(targets));
+  TESSERA_CHECK_AS(
+      ShapeError,
+      logits.ndim() == targets.ndim() + 1 &&
+          std::equal(targets.shape().begin(), targets.shape().end(), logits.shape().begin()),
+      "cross_entropy: takes logits [.., V] and targets [..], got {} and {}; classes come "
+      "last, so permute logits that have them in another dim",
+      describe(logits), describe(targets));
   TESSERA_CHECK(is_floating(logits.dtype()) && is_integral(targets.dtype()),
                 "cross_entropy: takes float logits and integer targets, got {} and {}",
                 describe(logits), describe(targets));

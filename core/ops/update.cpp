@@ -21,7 +21,7 @@ Meta same(const Meta* m) { return Meta::contiguous(m->shape, m->dtype, m->device
 
 class Adam final : public AdamAttributes {
  public:
-  Adam(int count, const AdamOptions& o)
+  Adam(int count, const AdamUpdate& o)
       : AdamAttributes(intern_op("adam"), count, o.beta1, o.beta2, o.eps, o.weight_decay,
                        o.decoupled, o.if_finite) {}
   Metas infer(MetaSpan in) const override {
@@ -71,7 +71,7 @@ class Adam final : public AdamAttributes {
     if (if_finite) v.integer("if_finite", 1);
   }
   PrimRef with_attributes(AttributeReader& a) const override {
-    AdamOptions o{.beta1 = a.real("beta1"), .beta2 = a.real("beta2"), .eps = a.real("eps")};
+    AdamUpdate o{.beta1 = a.real("beta1"), .beta2 = a.real("beta2"), .eps = a.real("eps")};
     o.weight_decay = a.real("weight_decay"), o.decoupled = a.flag("decoupled");
     o.if_finite = a.has("if_finite") && a.flag("if_finite");
     return PrimRef(new Adam(int(a.count("count")), o));
@@ -80,7 +80,7 @@ class Adam final : public AdamAttributes {
 
 class Sgd final : public SgdAttributes {
  public:
-  Sgd(int count, const SgdOptions& o, bool first)
+  Sgd(int count, const SgdUpdate& o, bool first)
       : SgdAttributes(intern_op("sgd"), count, o.momentum, o.dampening, o.weight_decay, o.nesterov,
                       first, o.if_finite) {}
   Metas infer(MetaSpan in) const override {
@@ -127,7 +127,7 @@ class Sgd final : public SgdAttributes {
     if (if_finite) v.integer("if_finite", 1);
   }
   PrimRef with_attributes(AttributeReader& a) const override {
-    SgdOptions o{.momentum = a.real("momentum"), .dampening = a.real("dampening")};
+    SgdUpdate o{.momentum = a.real("momentum"), .dampening = a.real("dampening")};
     o.weight_decay = a.real("weight_decay"), o.nesterov = a.flag("nesterov");
     o.if_finite = a.has("if_finite") && a.flag("if_finite");
     return PrimRef(new Sgd(int(a.count("count")), o, a.flag("first")));
@@ -231,7 +231,7 @@ void zero_(const Tensor& dst) { fill_(dst, 0); }
 
 void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
                   std::span<const Tensor> m, std::span<const Tensor> v, const Tensor& lr,
-                  const Tensor& step, const Tensor& scale, const AdamOptions& o) {
+                  const Tensor& step, const Tensor& scale, const AdamUpdate& o) {
   check_lists("adam", params, {grads, m, v});
   if (params.empty()) return;
   std::vector<Tensor> in{lr, step, or_one(scale, params[0].device())}, dst;
@@ -242,7 +242,7 @@ void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
 
 void sgd_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
                  std::span<const Tensor> buffers, const Tensor& lr, const Tensor& scale, bool first,
-                 const SgdOptions& o) {
+                 const SgdUpdate& o) {
   check_lists("sgd", params, {grads});
   if (o.momentum != 0) check_lists("sgd", params, {buffers});
   if (params.empty()) return;
@@ -288,7 +288,7 @@ void register_update_ops(OpRegistry& registry) {
   auto list = [](uint64_t key, double low) { return sample_values({3, 4}, low, 1, key); };
   registry.add("adam", [=] {
     std::vector<Sample> s;
-    auto add = [&](AdamOptions o, double scale) {
+    auto add = [&](AdamUpdate o, double scale) {
       o.weight_decay = 0.1;
       s.push_back({PrimRef(new Adam(2, o)),
                    {number(0.1), number(3), number(scale), list(1, -1), list(2, -1), list(3, -1),

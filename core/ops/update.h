@@ -15,11 +15,11 @@ void mul_(const Tensor& dst, Scalar factor);
 void fill_(const Tensor& dst, Scalar value);
 void zero_(const Tensor& dst);
 
-struct AdamOptions {
+struct AdamUpdate {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   double weight_decay = 0;
-  bool decoupled =
-      true;  // AdamW (Loshchilov, Hutter 2019); false: decay joins the gradient (Kingma, Ba 2015)
+  // AdamW (Loshchilov, Hutter 2019); false: decay joins the gradient (Kingma, Ba 2015).
+  bool decoupled = true;
   bool if_finite = false;  // nothing changes where scale is infinite or NaN
 };
 /// One Adam step of many tensors in one kernel. params, grads, m, v: lists of equal length and
@@ -28,9 +28,9 @@ struct AdamOptions {
 /// clipping and loss scaling cost no pass of their own.
 void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
                   std::span<const Tensor> m, std::span<const Tensor> v, const Tensor& lr,
-                  const Tensor& step, const Tensor& scale, const AdamOptions& options);
+                  const Tensor& step, const Tensor& scale, const AdamUpdate& options);
 
-struct SgdOptions {
+struct SgdUpdate {
   double momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
   bool if_finite = false;  // as above
@@ -39,7 +39,7 @@ struct SgdOptions {
 /// buffers are not yet valid.
 void sgd_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
                  std::span<const Tensor> buffers, const Tensor& lr, const Tensor& scale, bool first,
-                 const SgdOptions& options);
+                 const SgdUpdate& options);
 
 /// sqrt(sum over all tensors of the sum of squares), 0-d of the widest dtype. Each tensor sums its
 /// rows of dim 0 first, then rows and tensors meet in a fixed tree.

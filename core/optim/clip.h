@@ -8,8 +8,8 @@
 namespace tessera::optim {
 
 struct ClipOptions {
-  bool error_if_nonfinite =
-      false;             // throw UserError when the norm is; reads it, so waits for the device
+  // Throw UserError when the norm is; reads it, so waits for the device.
+  bool error_if_nonfinite = false;
   double norm_type = 2;  // 2 or infinity
   // 0-d f64: what the gradients as they stand are times, to be those of the loss. Of a scaled loss
   // GradScaler::inverse_scale(); undefined: 1.
@@ -19,7 +19,7 @@ struct ClipOptions {
 /// Norm of all gradients together (times grad_scale) before clipping, and min(1, max_norm / (norm +
 /// 1e-6)) times grad_scale, both 0-d f64. A norm that is not finite gives a scale of 0 or NaN, as
 /// in PyTorch.
-struct Clip {
+struct [[nodiscard]] Clip {
   Tensor norm, scale;
   bool unscaled = false;  // grad_scale was given: both are of the loss, not of the scaled loss
 };

@@ -23,11 +23,11 @@ SGD::SGD(Params params, SGDOptions o)
 }
 
 void SGD::update(const Group& group, const Lists& l, const Tensor& scale) {
-  tessera::SgdOptions o{.momentum = options_.momentum,
-                        .dampening = options_.dampening,
-                        .weight_decay = group.weight_decay,
-                        .nesterov = options_.nesterov,
-                        .if_finite = l.if_finite};
+  SgdUpdate o{.momentum = options_.momentum,
+              .dampening = options_.dampening,
+              .weight_decay = group.weight_decay,
+              .nesterov = options_.nesterov,
+              .if_finite = l.if_finite};
   if (options_.momentum == 0) return sgd_update_(l.params, l.grads, {}, group.lr, scale, false, o);
   // The first gradient of a parameter enters its momentum whole. With buffers of zeros that differs
   // from later steps only where there is dampening.

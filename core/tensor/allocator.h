@@ -19,7 +19,7 @@ class Allocator {
 
 struct MemoryStats {
   int64_t live_bytes = 0;    // held by storages now
-  int64_t peak_bytes = 0;    // most ever held, since reset_peak
+  int64_t peak_bytes = 0;    // most ever held, since reset_peak_cpu_memory
   int64_t system_bytes = 0;  // taken from the system and not returned
   int64_t system_calls = 0;  // how often the system was asked; constant over a steady step
 };

@@ -35,8 +35,8 @@ class GptAttention final : public nn::Module {
  private:
   const int64_t heads_;
   const double dropout_p_;
-  nn::LinearPtr c_attn_,
-      c_proj_;  // rows of c_attn: [H, 3, W], so that a cut by heads is a cut by rows
+  // Rows of c_attn: [H, 3, W], so that a cut by heads is a cut by rows.
+  nn::LinearPtr c_attn_, c_proj_;
   nn::DropoutPtr dropout_;
 };
 

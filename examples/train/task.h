@@ -22,8 +22,8 @@ struct Task {
   bool classifies = false;  // predictions are logits [B, classes]: validation reports accuracy too
   std::shared_ptr<const data::Dataset> train, validation;  // validation may be null
   std::shared_ptr<const data::Tokenizer> tokenizer;        // null without text
-  std::function<int64_t()>
-      skipped;  // samples so far that could not be read; null where all must be
+  // Samples so far that could not be read; null where all must be.
+  std::function<int64_t()> skipped;
   const char* samples = "sequences";  // what to call them
   std::string data_story;             // what was read, a line; empty for random values
   int64_t tokens_per_sample = 0;      // 0: not a language model

@@ -27,7 +27,7 @@ struct SaveOptions {
 struct SaveCost {
   int64_t step = -1;
   uint64_t bytes = 0;          // of tensors that this rank wrote
-  double blocked_seconds = 0;  // in save(), and in held_up_seconds
+  double blocked_seconds = 0;  // in save(), and held_up_seconds
   double held_up_seconds = 0;  // later writes to what was saved, waiting for its copy or making it
   double seconds = 0;          // until committed, read back and pruned
   double writer_cpu_seconds = 0;  // processor time of the writer thread: taken from training where

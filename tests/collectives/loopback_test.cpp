@@ -377,5 +377,15 @@ TEST(World, OneRankNeedsNothing) {
   }).join();
 }
 
+TEST(Loopback, ReduceAndBarrierMayBeAwaited) {
+  run_ranks(3, [](ProcessGroup& g) {
+    Tensor t = full({5}, g.rank() + 1.0);
+    Ref<Work> sum = g.reduce_async(t, 2), all = g.barrier_async();
+    all->wait();
+    EXPECT_TRUE(sum->done());  // calls keep their order
+    EXPECT_EQ(t.data<float>()[4], g.rank() == 2 ? 6 : g.rank() + 1);
+  });
+}
+
 }  // namespace
 }  // namespace tessera

@@ -75,6 +75,7 @@ TEST(Options, DashesAndUnderscoresAreEqualBeforeProgramOnly) {
 
 TEST(Options, HelpVersionAndDryRunStartNothing) {
   EXPECT_NE(tlaunch({"--help"}).out.find("--max-restarts"), std::string::npos);
+  EXPECT_NE(tlaunch({"--help"}).out.find("TESSERA_TIMEOUT"), std::string::npos);
   EXPECT_NE(tlaunch({"--version"}).out.find("tlaunch"), std::string::npos);
   Result r = tlaunch({"--dry-run", "--nproc", "2", "--env", "A=b", "sh", "-c", "exit 3"});
   EXPECT_EQ(r.exit_code, 0);

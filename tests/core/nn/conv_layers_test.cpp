@@ -71,6 +71,17 @@ TEST(ConvLayers, BatchNormFollowsBatchesAndAverages) {
   EXPECT_LT(difference(y, want), 1e-5);
 }
 
+TEST(ConvLayers, BatchNormOfThreeDimsIsThatOfTwoWithADimJoined) {
+  auto volume = nn::batch_norm3d({.channels = 3});
+  auto two = nn::batch_norm2d({.channels = 3});
+  Tensor x = randn({2, 3, 4, 5, 6}) * 3.0 + 1.0;
+  EXPECT_EQ(difference(reshape(volume->forward(x), {2, 3, 20, 6}),
+                       two->forward(reshape(x, {2, 3, 20, 6}))),
+            0);
+  EXPECT_EQ(difference(volume->running_var, two->running_var), 0);
+  EXPECT_THROW(volume->forward(zeros({2, 3, 4, 5})), ShapeError);
+}
+
 // 70 channels: every width of chunk. A residual of another shape is broadcast in a pass of its own.
 TEST(ConvLayers, BatchNormTakesResidualAndReluIntoItsPasses) {
   for (bool training : {true, false})

@@ -5,12 +5,18 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/autograd/autograd.h"
 #include "core/ops/contract.h"
+#include "core/ops/create.h"
+#include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/random.h"
+#include "core/ops/reduce.h"
 #include "core/ops/samples.h"
+#include "core/ops/views.h"
 
 namespace tessera {
 namespace {
@@ -131,6 +137,55 @@ TEST(Compose, DerivativesWhereQuotientsLeaveTheFloats) {
   Tensor base = one(-0.0), exponent = one(-0.5).requires_grad_();
   sum(pow(base, exponent)).backward();
   EXPECT_EQ(value(exponent.grad()), -INFINITY);
+}
+
+std::vector<double> list(const Tensor& t) {
+  Tensor wide = contiguous(t.to(kF64));
+  return {wide.data<double>(), wide.data<double>() + wide.numel()};
+}
+
+TEST(Compose, AnglesAndDistances) {
+  Tensor degrees = from_values<double>({0, 90, -180}, {3});
+  EXPECT_EQ(list(rad2deg(deg2rad(degrees))), list(degrees));
+  EXPECT_NEAR(list(deg2rad(degrees))[1], M_PI / 2, 1e-15);
+  Tensor a = from_values<double>({1, 2, 4, 6}, {2, 2}),
+         b = from_values<double>({4, 6, 4, 6}, {2, 2});
+  EXPECT_NEAR(list(pairwise_distance(a, b, 2, 0))[0], 5, 1e-12);
+  EXPECT_NEAR(list(pairwise_distance(a, b, 1, 0))[0], 7, 1e-12);
+  EXPECT_NEAR(list(pairwise_distance(a, b))[1], std::sqrt(2) * 1e-6, 1e-12);  // of eps alone
+  EXPECT_EQ(pairwise_distance(a, b, 2, 1e-6, true).shape(), (Shape{2, 1}));
+}
+
+TEST(Compose, BroadcastsAreViews) {
+  Tensor row = from_values<float>({1, 2, 3}, {3}), column = from_values<float>({10, 20}, {2, 1});
+  Tensor wide = broadcast_to(row, {2, 3});
+  EXPECT_EQ(list(wide), (std::vector<double>{1, 2, 3, 1, 2, 3}));
+  EXPECT_EQ(wide.storage(), row.storage());
+  Tensor both[] = {row, column};
+  Tensors same = broadcast_tensors(both);
+  EXPECT_EQ(list(same[0] + same[1]), (std::vector<double>{11, 12, 13, 21, 22, 23}));
+  EXPECT_EQ(same[1].storage(), column.storage());
+  EXPECT_THROW(broadcast_to(row, {2, 2}), ShapeError);
+}
+
+TEST(Compose, WhatIsLikeAnotherHasItsShapeAndDtype) {
+  Tensor x = empty_like(zeros({2, 3}, {.dtype = kBF16}));
+  EXPECT_EQ(x.shape(), (Shape{2, 3}));
+  EXPECT_EQ(x.dtype(), kBF16);
+}
+
+TEST(Compose, PermutationsHoldEachNumberOnce) {
+  for (int64_t n : {0, 1, 2, 1000}) {
+    std::vector<double> drawn = list(randperm(n));
+    std::vector<double> sorted = drawn;
+    std::sort(sorted.begin(), sorted.end());
+    for (int64_t i = 0; i < n; ++i) ASSERT_EQ(sorted[size_t(i)], double(i));
+    if (n == 1000) {
+      EXPECT_NE(drawn, sorted);
+      EXPECT_NE(drawn, list(randperm(n)));
+    }
+  }
+  EXPECT_THROW(randperm(-1), UserError);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ double difference(const Tensor& a, const Tensor& b) {
 struct Results {
   Tensor y, dx, dw;
 };
-Results evaluate(const Tensor& x, const Tensor& w, const ConvOptions& o,
+Results evaluate(const Tensor& x, const Tensor& w, const ConvGeometry& o,
                  const Tensor& cotangent = {}) {
   Tensor a = x.detach().requires_grad_(), b = w.detach().requires_grad_();
   Tensor y = x.ndim() == 5 ? conv3d(a, b, {}, o) : conv2d(a, b, {}, o);
@@ -42,7 +42,7 @@ Results evaluate(const Tensor& x, const Tensor& w, const ConvOptions& o,
 // 1 x 1, depthwise, three spatial dims; and where ours are used instead.
 struct Setting {
   Shape x, w;
-  ConvOptions options;
+  ConvGeometry options;
 };
 std::vector<Setting> settings() {
   return {{{2, 3, 33, 30}, {32, 3, 7, 7}, {.stride = 2, .padding = 3}},
@@ -130,7 +130,7 @@ TEST(Conv, AnyFormatOfOperandsGivesTheSameBits) {
 TEST(Conv, AWeightMayBeABroadcastView) {
   NoGrad off;
   Tensor x = sample_values({2, 6, 9, 8}, -1, 1, 1), one = sample_values({1, 1, 3, 3}, -1, 1, 2);
-  const ConvOptions depthwise{.padding = 1, .groups = 6};
+  const ConvGeometry depthwise{.padding = 1, .groups = 6};
   Tensor view = expand(one, {6, 1, 3, 3});
   EXPECT_EQ(difference(conv2d(x, view, {}, depthwise), conv2d(x, view.clone(), {}, depthwise)), 0);
   Tensor wide = expand(one, {5, 6, 3, 3});
@@ -247,7 +247,7 @@ TEST(Conv, AnEmptyBatchGivesAnEmptyResultAndNoGradient) {
 
 TEST(Conv, RefusesByNameAndValue) {
   Tensor x = zeros({2, 4, 5, 5}), w = zeros({6, 4, 3, 3});
-  auto refused = [&](const Tensor& a, const Tensor& b, const Tensor& bias, const ConvOptions& o,
+  auto refused = [&](const Tensor& a, const Tensor& b, const Tensor& bias, const ConvGeometry& o,
                      const char* text) {
     expect_contains(error_of([&] { conv2d(a, b, bias, o); }), text);
   };

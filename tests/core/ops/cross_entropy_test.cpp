@@ -132,5 +132,27 @@ TEST(CrossEntropy, BitsOfARowAreItsOwn) {
             cross_entropy(x, targets, {.reduction = Reduction::kSum}).item<float>());
 }
 
+// [N, V, L] with targets [N, L] has as many elements as it should where V and L are equal.
+TEST(CrossEntropy, ClassesComeLast) {
+  auto refused = [](const Shape& of_logits, const Shape& of_targets) {
+    for (Reduction reduction : {Reduction::kMean, Reduction::kSum, Reduction::kNone})
+      for (double smoothing : {0.0, 0.1}) try {
+          cross_entropy(zeros(of_logits), zeros(of_targets, {.dtype = kI64}),
+                        {.label_smoothing = smoothing, .reduction = reduction});
+          ADD_FAILURE() << "accepted";
+        } catch (const ShapeError& e) {
+          EXPECT_NE(std::string(e.what()).find("classes come last"), std::string::npos) << e.what();
+        }
+  };
+  refused({2, 3, 5}, {3, 2});
+  refused({2, 3, 4, 4}, {2, 4, 4});
+  refused({2, 4, 3}, {2, 3});
+  refused({4, 5}, {5});
+  EXPECT_EQ(cross_entropy(zeros({2, 3, 5}), zeros({2, 3}, {.dtype = kI64}),
+                          {.reduction = Reduction::kNone})
+                .shape(),
+            (Shape{2, 3}));
+}
+
 }  // namespace
 }  // namespace tessera

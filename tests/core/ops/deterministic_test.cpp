@@ -43,7 +43,7 @@ Tensor indices(int64_t n, int64_t below) {
 // Sums long enough to be worth splitting, results too few to share otherwise; and larger ones.
 std::vector<Case> cases() {
   auto product = [](const std::vector<Tensor>& t) { return matmul(t[0], t[1]); };
-  auto convolution = [](ConvOptions o) {
+  auto convolution = [](ConvGeometry o) {
     return [o](const std::vector<Tensor>& t) { return conv2d(t[0], t[1], {}, o); };
   };
   return {
@@ -133,9 +133,10 @@ TEST(Deterministic, EqualBitsOnAnyNumberOfThreads) {
     }
 }
 
-// What the mode is for. Which products the library splits is its choice, so that none is left is no
-// failure; it is printed.
+// What the mode is for, and what shows that the cases above need it. Which products the library
+// splits is its choice.
 TEST(Deterministic, WithoutItLibrariesMaySplitSums) {
+  int64_t differ = 0;
   for (const Case& c : cases())
     for (DType t : {kF32, kBF16}) {
       std::vector<Tensor> one, several;
@@ -147,10 +148,9 @@ TEST(Deterministic, WithoutItLibrariesMaySplitSums) {
         Threads scope(4);
         several = run(c, t);
       }
-      if (const int64_t n = differing(several, one))
-        std::printf("%s %s: %ld elements differ between 1 and 4 threads\n", c.name,
-                    std::string(name_of(t)).c_str(), long(n));
+      differ += differing(several, one);
     }
+  if (differ == 0) GTEST_SKIP() << "the library splits none of these sums on this machine";
 }
 
 TEST(Deterministic, TheModeIsOfItsScopeAndThread) {

@@ -29,7 +29,7 @@ int64_t groups_of(C c) {
 }
 Tensor bias_of(C c) { return c.has("bias") ? c["bias"] : Tensor(); }
 
-using ConvFunction = Tensor (*)(const Tensor&, const Tensor&, const Tensor&, const ConvOptions&);
+using ConvFunction = Tensor (*)(const Tensor&, const Tensor&, const Tensor&, const ConvGeometry&);
 template <ConvFunction F>
 Tensor convolution(C c) {
   const auto& a = c.entry["attributes"];

@@ -235,5 +235,17 @@ TEST(BatchNorm, RefusesByNameAndValue) {
   refused([&] { group_norm(x, 2); }, "groups=2");
 }
 
+// One spatial dim and three are two with the others of extent 1, or taken one after the other.
+TEST(Pool, AdaptiveMaximaOfOneAndThreeDims) {
+  Tensor line = values({2, 3, 11}), plane = reshape(line, {2, 3, 1, 11});
+  EXPECT_EQ(difference(adaptive_max_pool1d(line, 4),
+                       reshape(adaptive_max_pool2d(plane, {1, 4}), {2, 3, 4})),
+            0);
+  Tensor space = values({2, 3, 5, 6, 7});
+  Tensor flat = reshape(adaptive_max_pool2d(reshape(space, {2, 15, 6, 7}), {4, 3}), {2, 3, 5, 12});
+  Tensor want = adaptive_max_pool2d(flat, {2, 12});
+  EXPECT_EQ(difference(reshape(adaptive_max_pool3d(space, {2, 4, 3}), {2, 3, 2, 12}), want), 0);
+}
+
 }  // namespace
 }  // namespace tessera
