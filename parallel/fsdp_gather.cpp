@@ -3,6 +3,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/autograd/recompute.h"
+#include "core/nn/scope.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
 #include "parallel/fsdp_state.h"
@@ -59,10 +60,13 @@ bool is_at(const Tensor& t, const Storage* values, uint32_t version) {
 
 }  // namespace
 
-// Starts the gather of one parameter; its values may be pending.
+// Starts the gather of one parameter; its values may be pending. Its ops belong to the parameter,
+// not to the module whose forward or backward gathers ahead.
 void State::gather(size_t group, size_t param) {
   Group& g = groups_[group];
   Param& p = g.params[param];
+  nn::Scope scope = nn::Scope::module(p.name);
+  Scoped<uint64_t> of_no_node(context().grad_node, 0);
   p.values = local_of(p.sharded).storage();
   p.version = p.values->version();
   Tensor shards = p.sharded.detach();

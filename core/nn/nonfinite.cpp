@@ -35,7 +35,8 @@ Backend* instead_of_none(Backend* own) {
 
 }  // namespace
 
-NonFiniteSearch::NonFiniteSearch() : on_(context().backend, instead_of_none(this)) {}
+NonFiniteSearch::NonFiniteSearch(bool (*communicates)(const Primitive&))
+    : communicates_(communicates), on_(context().backend, instead_of_none(this)) {}
 
 NonFiniteSearch::Seen NonFiniteSearch::look(std::span<const Tensor> tensors) {
   Seen seen;
@@ -78,15 +79,20 @@ void NonFiniteSearch::watch(const Primitive& prim, Inputs in, Run run) {
   scope_here();
   const Seen before = look(in);
   std::string operands = describe(metas_of(in));
-  if (before.nan && !nan_ && !given_) given_ = finding(prim, operands);
+  if (before.nan && !nan_known()) given_ = finding(prim, operands);
   const Seen after = look(run());
   if (in.empty() || before.nan) return;
-  if (after.nan && !nan_ && !given_) nan_ = finding(prim, operands);
-  if (after.infinity && !before.infinity && !infinity_) infinity_ = finding(prim, operands);
+  if (after.nan && !nan_known())
+    (communicates_ && communicates_(prim) ? received_ : nan_) = finding(prim, operands);
+  if (after.infinity && !before.infinity && !infinity_ && !given_ && !received_)
+    infinity_ = finding(prim, operands);
 }
 
 Tensors NonFiniteSearch::run(const PrimRef& prim, Inputs in) {
-  if (prim->is_view()) return eager_backend().run(prim, in);
+  if (prim->is_view()) {
+    scope_here();
+    return eager_backend().run(prim, in);
+  }
   Tensors out;
   watch(*prim, in, [&] {
     out = eager_backend().run(prim, in);
@@ -110,9 +116,11 @@ std::string NonFiniteSearch::story() const {
   std::string text;
   if (given_)
     text = fmt::format("a NaN that no op of this rank made was an operand of {}", place(*given_));
+  else if (received_)
+    text = fmt::format("a NaN of another rank came with {}", place(*received_));
   else if (nan_)
     text = fmt::format("{} made the first NaN", place(*nan_));
-  if (infinity_ && !given_)
+  if (infinity_)
     text +=
         fmt::format("{}{} made the first infinity", text.empty() ? "" : ", ", place(*infinity_));
   return text;

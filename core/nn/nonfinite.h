@@ -13,8 +13,9 @@ namespace tessera::nn {
 
 class NonFiniteSearch final : public Backend {
  public:
-  /// Throws UserError where another backend runs (a recording).
-  NonFiniteSearch();
+  /// `communicates`: whether values of other ranks enter an op's results; null: in none. Throws
+  /// UserError where another backend runs (a recording).
+  explicit NonFiniteSearch(bool (*communicates)(const Primitive&) = nullptr);
 
   struct Finding {
     std::string op, operands, scope;  // "exp", "f32[2, 3]", "h.0.mlp"
@@ -24,11 +25,15 @@ class NonFiniteSearch final : public Backend {
   /// cause rather than the op (inf - inf; what convolutions make of one: core/ops/conv.h), and
   /// first_infinity() says where it came from.
   const std::optional<Finding>& first_nan() const { return nan_; }
-  /// The first op that made an infinity of finite operands; constants are none.
+  /// The first op that made an infinity of finite operands, before a NaN came from elsewhere;
+  /// constants are none.
   const std::optional<Finding>& first_infinity() const { return infinity_; }
   /// The first op that was given a NaN which no op had made: a parameter or an input holds it, or
-  /// another rank sent it.
+  /// another rank sent it in a message.
   const std::optional<Finding>& given_nan() const { return given_; }
+  /// The first op that communicates and made a NaN of operands without any: another rank holds it,
+  /// or infinities met.
+  const std::optional<Finding>& received_nan() const { return received_; }
   /// What was found, in the words of an error; "" when nothing was.
   std::string story() const;
 
@@ -45,8 +50,10 @@ class NonFiniteSearch final : public Backend {
   std::string scope_here();
   template <class Run>
   void watch(const Primitive& prim, Inputs in, Run run);
+  bool nan_known() const { return nan_ || given_ || received_; }
 
-  std::optional<Finding> nan_, infinity_, given_;
+  bool (*const communicates_)(const Primitive&);
+  std::optional<Finding> nan_, infinity_, given_, received_;
   std::map<uint64_t, std::string> scope_of_node_;  // of the op recorded by autograd node n
   Scoped<Backend*> on_;
 };

@@ -397,16 +397,17 @@ class Trainer {
                             const std::string& what) {
     std::string story;
     {
-      nn::NonFiniteSearch search;
+      nn::NonFiniteSearch search(is_collective);
       Autocast precision(compute_dtype(o_));
       strategy_->run_step(batches, key, scaler_);
       story = search.story();
-      // Found by the rank that made it before those that were sent it: '0' sorts first.
-      if (!story.empty()) story.insert(0, search.given_nan() ? "1" : "0");
+      // Who made it comes before who had it, and that one before who was sent it: '0' sorts first.
+      const bool made = search.first_nan() || search.first_infinity();
+      if (!story.empty()) story.insert(0, made ? "0" : search.given_nan() ? "1" : "2");
     }
     std::vector<std::string> stories = gather_texts(*group_, story);
     auto first = std::ranges::min_element(
-        stories, {}, [](const std::string& t) { return t.empty() ? '2' : t[0]; });
+        stories, {}, [](const std::string& t) { return t.empty() ? '3' : t[0]; });
     if (first->empty())
       throw UserError(fmt::format(
           "train: step {}: {}, but the same step run again op by op has finite numbers only{}",

@@ -6,10 +6,12 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "core/io/safetensors.h"
 #include "tests/examples/command.h"
 #include "tests/support/temp_folder.h"
 
@@ -347,6 +349,35 @@ TEST_F(Train, ANaNIsTracedToItsOp) {
     expect_contains(o.output, "on rank ");
     expect_contains(o.output, "ward) made the first ");
     EXPECT_EQ(o.output.find("in no module"), std::string::npos) << o.output;
+  }
+}
+
+// The rank that holds it is asked, not those that it is sent to, and the parameter is named rather
+// than the module during which it was gathered.
+TEST_F(Train, ANaNInAWeightIsTracedToTheWeight) {
+  const std::string sound = folder_ / "sound.safetensors", broken = folder_ / "broken.safetensors",
+                    weight = "h.1.mlp.c_fc.weight";
+  train(1, "--steps 1 --save " + sound);
+  std::vector<NamedTensor> tensors = io::load_safetensors(sound);
+  for (NamedTensor& t : tensors)
+    if (t.name == weight)
+      t.tensor.data<float>()[t.tensor.numel() - 1] = std::numeric_limits<float>::quiet_NaN();
+  io::Metadata metadata = io::SafetensorsFile::open(sound).metadata();
+  metadata.erase(io::kHashKey);
+  io::save_safetensors(broken, tensors, metadata);
+  const std::pair<const char*, std::string> spreads[] = {
+      {"ddp", "on rank 0, a NaN that no op of this rank made was an operand of"},
+      {"fsdp", "on rank 1, a NaN that no op of this rank made was an operand of all_gather"}};
+  for (const auto& [strategy, story] : spreads) {
+    Outcome o = run(bin("tlaunch") + " --nproc 2 " + bin("train") + " " + task() +
+                    " --batch-size 8 --seq-len 16 --set layers=2 --set dim=32 --set heads=2 "
+                    "--steps 2 --strategy " +
+                    strategy + " --weights " + broken);
+    EXPECT_NE(o.status, 0);
+    expect_contains(o.output, "train: step 1: the ");
+    expect_contains(o.output, story);
+    expect_contains(o.output, strategy == std::string("fsdp") ? " in " + weight + " (forward)"
+                                                              : " in h.1.mlp.c_fc (forward)");
   }
 }
 
