@@ -13,7 +13,8 @@ Device device_of(const Collective& c) {
 
 }  // namespace
 
-DeviceGroup::DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda) {
+DeviceGroup::DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda, TellCause tell_cause)
+    : tell_cause_(std::move(tell_cause)) {
   groups_[int(DeviceKind::kCPU)] = std::move(cpu);
   groups_[int(DeviceKind::kCUDA)] = std::move(cuda);
 }
@@ -41,12 +42,21 @@ Ref<ProcessGroup> DeviceGroup::split(int color, int key, CallSite site) {
   for (size_t d = 0; d < parts.size(); ++d)
     if (groups_[d]) parts[d] = groups_[d]->split(color, key, site);
   if (color < 0) return nullptr;
-  return make_ref<DeviceGroup>(parts[int(DeviceKind::kCPU)], parts[int(DeviceKind::kCUDA)]);
+  return make_ref<DeviceGroup>(parts[int(DeviceKind::kCPU)], parts[int(DeviceKind::kCUDA)],
+                               tell_cause_);
 }
 
 void DeviceGroup::abort(const std::string& why) {
   for (const Ref<ProcessGroup>& group : groups_)
     if (group) group->abort(why);
+  if (!tell_cause_) return;
+  try {
+    barrier();
+  } catch (const CommError& first) {  // what killed the group, be it this abort or another failure
+    std::vector<int> ranks;
+    for (int r : first.ranks()) ranks.push_back(global_rank(r));
+    if (!ranks.empty()) tell_cause_(ranks);
+  }
 }
 
 void DeviceGroup::flush() {

@@ -3,6 +3,7 @@
 // same order whatever the device.
 #pragma once
 #include <array>
+#include <functional>
 
 #include "collectives/process_group.h"
 
@@ -10,8 +11,10 @@ namespace tessera::detail {
 
 class DeviceGroup final : public ProcessGroup {
  public:
-  /// `cpu` serves CPU tensors and calls without tensors; `cuda` may be null.
-  DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda);
+  /// Is told which ranks of the world an aborted group failed on.
+  using TellCause = std::function<void(std::span<const int> world_ranks)>;
+  /// `cpu` serves CPU tensors and calls without tensors; `cuda` and `tell_cause` may be null.
+  DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda, TellCause tell_cause);
 
   int rank() const override { return cpu().rank(); }
   int size() const override { return cpu().size(); }
@@ -29,6 +32,7 @@ class DeviceGroup final : public ProcessGroup {
  private:
   ProcessGroup& cpu() const { return *groups_[int(DeviceKind::kCPU)]; }
   std::array<Ref<ProcessGroup>, kNumDeviceKinds> groups_;
+  const TellCause tell_cause_;
 };
 
 }  // namespace tessera::detail

@@ -158,10 +158,11 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
 }
 
 Ref<ProcessGroup> as_device_group(Membership m, std::unique_ptr<Engine> engine, Millis timeout,
-                                  BackendGroup::Splitter splitter) {
+                                  BackendGroup::Splitter splitter,
+                                  DeviceGroup::TellCause tell_cause = nullptr) {
   return make_ref<DeviceGroup>(
       Ref<ProcessGroup>(new BackendGroup(std::move(m), std::move(engine), timeout, splitter)),
-      nullptr);
+      nullptr, std::move(tell_cause));
 }
 
 }  // namespace
@@ -174,7 +175,16 @@ Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& options) 
   };
   auto engine = members.size == 1 ? make_solo_engine()
                                   : connect(members, options, options.prefix + members.group + "/");
-  return as_device_group(std::move(members), std::move(engine), options.timeout, splitter);
+  DeviceGroup::TellCause tell_cause;
+  if (options.store)
+    tell_cause = [store = options.store](std::span<const int> ranks) {
+      try {
+        announce_cause(*store, ranks);
+      } catch (const CommError&) {  // nobody is left who would ask
+      }
+    };
+  return as_device_group(std::move(members), std::move(engine), options.timeout, splitter,
+                         std::move(tell_cause));
 }
 
 Ref<ProcessGroup> join_threads(Membership members, std::shared_ptr<Hub> hub, Millis timeout,

@@ -1,5 +1,6 @@
 // The text that explains a failed attempt: the rank that failed first with its last lines, then the
-// others in groups. Invariant: "first" is the order in which the kernel reported the ends.
+// others in groups. Invariant: "first" is what the ranks said their groups failed on; where they
+// said nothing, the order in which the kernel reported the ends.
 #pragma once
 #include <memory>
 #include <string>
@@ -9,8 +10,8 @@
 
 namespace tessera::launcher {
 
-/// `failed`: ranks in the order they failed on their own; `out_of_memory`: the kernel has killed a
-/// process for memory during the attempt.
+/// `failed`: ranks that failed on their own, the first to fail first; `out_of_memory`: the kernel
+/// has killed a process for memory during the attempt.
 std::string failure_report(const std::vector<std::unique_ptr<Worker>>& workers,
                            const std::vector<int>& failed, bool out_of_memory);
 

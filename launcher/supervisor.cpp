@@ -73,6 +73,7 @@ void Supervisor::watch(int fd, uint64_t tag, uint32_t events) {
 Outcome Supervisor::run() {
   start_all();
   loop();
+  put_cause_first();
   return outcome();
 }
 
@@ -236,6 +237,13 @@ void Supervisor::announce(const Worker& worker) {
     job_.console.note(fmt::format("tlaunch: rank {} ended, which could not be announced: {}",
                                   worker.rank, e.what()));
   }
+}
+
+// Ranks that fail because of another may have ended before it.
+void Supervisor::put_cause_first() {
+  const std::vector<int> cause = cause_of_failure(job_.store);
+  std::ranges::stable_partition(
+      failed_, [&](int rank) { return std::ranges::find(cause, rank) != cause.end(); });
 }
 
 void Supervisor::on_output(Worker& worker, int s) {

@@ -62,6 +62,7 @@ class Supervisor {
   void on_stop_signal(int signal);
   void on_exit(Worker& worker);
   void announce(const Worker& worker);
+  void put_cause_first();
   void on_output(Worker& worker, int s);
   void on_time();
   void finish_if_done(Worker& worker);
@@ -78,7 +79,7 @@ class Supervisor {
   int null_fd_ = -1;
   std::vector<std::unique_ptr<Worker>> workers_;
   size_t unfinished_ = 0;
-  std::vector<int> failed_;  // in order
+  std::vector<int> failed_;  // in the order of their ends; after loop() the cause is first
   Phase phase_ = Phase::kRunning;
   double phase_end_s_ = 0;
   int stop_signal_ = 0;

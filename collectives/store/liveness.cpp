@@ -1,6 +1,9 @@
 #include "collectives/store/liveness.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <charconv>
 
 namespace tessera {
 namespace {
@@ -28,6 +31,24 @@ void announce_death(Store& store, int rank, const std::string& how) {
 }
 
 void announce_departure(Store& store, int rank) { store.set(left_key(rank), "exit status 0"); }
+
+void announce_cause(Store& store, std::span<const int> ranks) {
+  store.compare_set(kCauseKey, "", fmt::format("{}", fmt::join(ranks, ",")));
+}
+
+std::vector<int> cause_of_failure(Store& store) {
+  const std::string key = kCauseKey;
+  std::vector<int> ranks;
+  if (!store.check({&key, 1})) return ranks;
+  const std::string text = store.get(key, Millis(0));
+  int rank = 0;
+  for (const char *at = text.data(), *end = at + text.size(); at < end; ++at) {
+    const auto [next, error] = std::from_chars(at, end, rank);
+    if (error != std::errc()) break;
+    ranks.push_back(rank), at = next;
+  }
+  return ranks;
+}
 
 std::vector<DeadRank> dead_ranks(Store& store, int world_size) {
   std::vector<DeadRank> dead = ended_ranks(store, world_size, kDeadPrefix);

@@ -4,7 +4,9 @@
 #include <signal.h>
 
 #include <filesystem>
+#include <thread>
 
+#include "collectives/process_group.h"
 #include "collectives/store/environment.h"
 #include "collectives/store/liveness.h"
 #include "tests/launcher/command.h"
@@ -14,10 +16,10 @@ namespace {
 
 using namespace std::chrono_literals;
 
-Result run_as_workers(std::vector<std::string> flags) {
+Result run_as_workers(std::vector<std::string> flags, const std::string& worker = "Worker") {
   std::string self = std::filesystem::read_symlink("/proc/self/exe").string();
   flags.insert(flags.end(), {self, "--gtest_also_run_disabled_tests", "--gtest_brief=1",
-                             "--gtest_filter=Announce.DISABLED_Worker"});
+                             "--gtest_filter=Announce.DISABLED_" + worker});
   return tlaunch(flags);
 }
 
@@ -50,6 +52,31 @@ TEST(Announce, SurvivorsLearnWhoDied) {
   EXPECT_NE(r.err.find("rank 0 failed later: exit status 5"), std::string::npos) << r.err;
   EXPECT_NE(r.err.find("rank 2 finished"), std::string::npos) << r.err;
   EXPECT_LT(r.seconds, 1.5) << "nobody had to wait for a deadline";
+}
+
+// Rank 1 aborts the group and takes its time to end; rank 0, whom that fails, ends at once.
+TEST(Announce, DISABLED_Aborting) {
+  Ref<ProcessGroup> group = init_process_group();
+  if (group->rank() == 1) {
+    group->abort("the disk is full");
+    std::this_thread::sleep_for(500ms);
+    ::_exit(3);
+  }
+  EXPECT_THROW(group->barrier(), CommError);
+  ::_exit(4);
+}
+
+TEST(Announce, WhoIsTheCauseFailedFirstWhoeverEndsFirst) {
+  std::vector<std::string> backends = {"shm"};
+#if !defined(__SANITIZE_THREAD__)  // for which Gloo is not built
+  backends.push_back("gloo");
+#endif
+  for (const std::string& backend : backends) {
+    Result r = run_as_workers({"--nproc", "2", "--env", "TESSERA_BACKEND=" + backend}, "Aborting");
+    EXPECT_EQ(r.exit_code, 3) << backend;
+    EXPECT_NE(r.err.find("rank 1 failed first: exit status 3"), std::string::npos) << r.err;
+    EXPECT_NE(r.err.find("rank 0 failed later: exit status 4"), std::string::npos) << r.err;
+  }
 }
 
 TEST(Announce, ARestartBeginsWithoutOldNews) {
