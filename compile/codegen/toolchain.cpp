@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -91,25 +92,32 @@ struct Child {
   int status = 0;
 };
 
-Child start(const std::vector<std::string>& command, const std::string& log) {
+// In process group `group`; 0: one of its own. Reads from `input`; -1: nothing.
+Child start(const std::vector<std::string>& command, const std::string& log, pid_t group,
+            int input = -1) {
   std::vector<char*> argv;
   for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
   argv.push_back(nullptr);
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
-  posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+  if (input < 0)
+    posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+  else
+    posix_spawn_file_actions_adddup2(&files, input, 0);
   posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_adddup2(&files, 1, 2);
-  // A process group of its own: Ctrl-C is for this program, which may have things to finish.
+  // Not in the group of this program: Ctrl-C is for it alone, and it may have things to finish.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
+  posix_spawnattr_setpgroup(&attributes, group);
   Child child{-1, log, 0};
   int error = posix_spawn(&child.pid, argv[0], &files, &attributes, argv.data(), environ);
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
-  TESSERA_CHECK(error == 0, "codegen: {} does not start: {}; set TESSERA_COMPILE_CXX", command[0],
-                std::strerror(error));
+  TESSERA_CHECK(error == 0,
+                "codegen: {} does not start: {}; a compiler is set by TESSERA_COMPILE_CXX",
+                command[0], std::strerror(error));
   return child;
 }
 
@@ -132,10 +140,33 @@ std::string head_of(const std::string& path) {
   return text.size() > kShown ? text.substr(0, kShown) + "..." : text;
 }
 
+// A process group for compilers, and what they start, that does not outlive this process, however
+// that ends: its leader waits for the end of a pipe, and then kills the group.
+class Leash {
+ public:
+  explicit Leash(const std::string& work) : Leash() {
+    leader_ = start({"/bin/sh", "-c", "read line; kill -KILL 0"}, work + "/leash.log", 0, pipe_[0]);
+  }
+  ~Leash() {
+    if (leader_.pid > 0) kill(-leader_.pid, SIGKILL), succeeded(leader_);
+    for (int fd : pipe_) close(fd);
+  }
+  Leash(const Leash&) = delete;
+  Leash& operator=(const Leash&) = delete;
+  pid_t group() const { return leader_.pid; }
+
+ private:
+  Leash() {
+    TESSERA_CHECK(pipe2(pipe_, O_CLOEXEC) == 0, "codegen: no pipe: {}", std::strerror(errno));
+  }
+  int pipe_[2] = {-1, -1};
+  Child leader_;
+};
+
 // Whatever a compiler's name, its macros say what it is.
-bool is_clang(const std::string& compiler, const std::string& work) {
+bool is_clang(const std::string& compiler, const std::string& work, pid_t group) {
   const std::string log = work + "/macros.log";
-  Child asked = start({compiler, "-dM", "-E", "-x", "c++", "/dev/null"}, log);
+  Child asked = start({compiler, "-dM", "-E", "-x", "c++", "/dev/null"}, log, group);
   succeeded(asked);  // one that fails says why on the sources
   std::string macros;
   std::getline(std::ifstream(log), macros, '\0');
@@ -181,7 +212,8 @@ Toolchain find_toolchain(const std::string& compiler) {
 void compile_shared(const Toolchain& toolchain, const std::vector<std::string>& sources,
                     const std::string& work, const std::string& object) {
   const bool one = sources.size() == 1;
-  const bool clang = is_clang(toolchain.compiler, work);
+  const Leash leash(work);
+  const bool clang = is_clang(toolchain.compiler, work, leash.group());
   std::vector<std::string> link{toolchain.compiler, "-shared", "-nostdlib", "-o", object};
   std::vector<Child> children;
   for (size_t i = 0; i < sources.size(); ++i) {
@@ -196,11 +228,11 @@ void compile_shared(const Toolchain& toolchain, const std::vector<std::string>& 
     else
       command.insert(command.end(), {"-c", "-o", stem + ".o"});
     link.push_back(stem + ".o");
-    children.push_back(start(command, stem + ".log"));
+    children.push_back(start(command, stem + ".log", leash.group()));
   }
   wait_for(children, toolchain.compiler, work);
   if (one) return;
-  children = {start(link, work + "/link.log")};
+  children = {start(link, work + "/link.log", leash.group())};
   wait_for(children, toolchain.compiler, work);
 }
 

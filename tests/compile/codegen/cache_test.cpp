@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <fstream>
+#include <sstream>
 #include <thread>
 
 #include "compile/codegen/toolchain.h"
@@ -126,6 +128,31 @@ TEST(KernelCache, AKilledCompilationLeavesNothingThatIsUsedOrWaitedFor) {
     entries += f.path().extension() == ".so";
   }
   EXPECT_EQ(entries, 1);
+}
+
+// A compiler and what it has started.
+TEST(KernelCache, NoCompilerOutlivesAKilledMaker) {
+  TempFolder folder;
+  GenerateOptions options{
+      .cache_dir = folder / "cache",
+      .compiler = compiler_with(folder, fmt::format("sleep 60 & echo $! $$ > '{0}.part'\n"
+                                                    "mv '{0}.part' '{0}'\nwait",
+                                                    folder / "pids"))};
+  pid_t maker = child([&] { make({softmax_body(4, 8)}, options); });
+  while (!std::ifstream(folder / "pids")) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  kill(maker, SIGKILL);
+  waitpid(maker, nullptr, 0);
+  std::istringstream pids(folder.read("pids"));
+  for (int pid; pids >> pid;) {
+    std::string state = "?";
+    for (int i = 0; i < 500 && !state.empty() && state != "Z"; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      state.clear();
+      std::ifstream(fmt::format("/proc/{}/stat", pid)) >> state >> state >> state;
+    }
+    EXPECT_TRUE(state.empty() || state == "Z") << pid << " is in state " << state;
+    if (state != "Z" && !state.empty()) kill(pid, SIGKILL);
+  }
 }
 
 TEST(KernelCache, WhatMakersOfOtherEntriesLeftIsRemovedAfterADay) {
