@@ -13,6 +13,13 @@
 
 namespace tessera::detail {
 
+/// Which of `ways` trial number `call` takes. Calls of a step that share trials (buckets, windows)
+/// take turns and differ in size. So that none meets one way alone, each round of trials begins
+/// where the Thue-Morse sequence says, which has no period.
+inline int tried(int call, int ways) {
+  return (call + std::popcount(unsigned(call / ways))) % ways;
+}
+
 /// How a window goes into a staging area; each rank decides for itself.
 class StageTuner {
  public:
@@ -24,14 +31,14 @@ class StageTuner {
     if (!current_) return false;
     if (current_->calls >= 2 * kTrials) return current_->best_us[1] < current_->best_us[0];
     start_ = Clock::now();
-    return current_->calls & 1;
+    return tried(current_->calls, 2) == 1;
   }
   /// The window asked for last has been read.
   void done() {
     Class* c = std::exchange(current_, nullptr);
     if (!c || c->calls >= 2 * kTrials) return;
     double us = std::chrono::duration<double, std::micro>(Clock::now() - start_).count();
-    double& best = c->best_us[c->calls++ & 1];
+    double& best = c->best_us[tried(c->calls++, 2)];
     best = std::min(best, us);
   }
 
@@ -65,7 +72,7 @@ class PlaceTuner {
   Way way(int64_t bytes) const {
     if (bytes < kFirstBytes) return Way::kInPlace;
     size_t k = class_of(bytes);
-    return tries(bytes) ? tried(classes_[k].calls, ways(bytes))
+    return tries(bytes) ? Way(tried(classes_[k].calls, ways(bytes)))
                         : Way(adopted_ >> kBits * k & kMask);
   }
   bool tries(int64_t bytes) const {
@@ -76,7 +83,7 @@ class PlaceTuner {
   void took(int64_t bytes, double us) {
     size_t k = class_of(bytes);
     Class& c = classes_[k];
-    double& best = c.best_us[size_t(tried(c.calls++, ways(bytes)))];
+    double& best = c.best_us[tried(c.calls++, ways(bytes))];
     best = std::min(best, us);
     auto fastest = uint32_t(std::ranges::min_element(c.best_us) - c.best_us);
     verdict_ = (verdict_ & ~(kMask << kBits * k)) | fastest << kBits * k;
@@ -97,11 +104,6 @@ class PlaceTuner {
     int calls = 0;
     double best_us[3] = {1e300, 1e300, 1e300};  // by way
   };
-  // The buckets of a step take turns, several of them in one class. So that none meets one way
-  // alone, each round of trials begins where the Thue-Morse sequence says, which has no period.
-  static Way tried(int call, int ways) {
-    return Way((call + std::popcount(unsigned(call / ways))) % ways);
-  }
   static int ways(int64_t bytes) { return bytes < kNeverStagedBytes ? 3 : 2; }
   static size_t class_of(int64_t bytes) {
     return std::min<size_t>(size_t(std::bit_width(uint64_t(bytes / kFirstBytes))), kClasses) - 1;

@@ -1,8 +1,9 @@
-// How an all_reduce in shared memory finds its way.
+// How collectives in shared memory find their ways.
 #include "collectives/shm/tuner.h"
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <set>
 #include <vector>
 
@@ -81,6 +82,21 @@ TEST(PlaceTuner, BucketsThatTakeTurnsMeetEachWay) {
     }
     tuner.adopt(tuner.verdict());
     EXPECT_EQ(tuner.way(step[0].bytes), Way::kInPlace) << step.size() << " buckets";
+  }
+}
+
+// Windows of one class whose sizes take turns: each size meets both ways.
+TEST(StageTuner, WindowsThatTakeTurnsMeetEachWay) {
+  const std::vector<int64_t> steps[] = {{60'000, 40'000}, {60'000, 50'000, 40'000, 33'000}};
+  for (const std::vector<int64_t>& step : steps) {
+    StageTuner tuner;
+    std::map<int64_t, std::set<bool>> ways;
+    for (int trial = 0; trial < 16; ++trial) {
+      const int64_t bytes = step[size_t(trial) % step.size()];
+      ways[bytes].insert(tuner.past_caches(bytes));
+      tuner.done();
+    }
+    for (int64_t bytes : step) EXPECT_EQ(ways[bytes].size(), 2u) << bytes << " bytes";
   }
 }
 
