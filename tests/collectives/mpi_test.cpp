@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 
 namespace tessera {
@@ -51,7 +52,8 @@ class Mpirun : public testing::Test {
   Outcome program(int ranks, const std::string& name, const std::string& settings) {
     return run("OMP_NUM_THREADS=1 TEST_PROGRAM=" + name + " " + settings, mpirun(ranks) + self_);
   }
-  const std::string bin_ = from_environment("TESSERA_BIN");
+  // Beside this program, however that was started.
+  const std::string bin_ = std::filesystem::read_symlink("/proc/self/exe").parent_path().string();
   const std::string self_ = bin_ +
                             "/test_collectives --gtest_filter=Rank.DISABLED_Program "
                             "--gtest_also_run_disabled_tests";
