@@ -36,9 +36,9 @@ std::vector<int64_t> part_sizes(int64_t n, const std::vector<double>& sizes) {
   const bool fractions = std::abs(sum - 1) < 1e-9 && std::ranges::max(sizes) <= 1;
   for (double s : sizes) {
     TESSERA_CHECK(s > 0 && (fractions || s == std::floor(s)),
-                  "random_split: a part of {} items; expected numbers of items, or fractions whose "
-                  "sum is 1",
-                  s);
+                  "random_split: a part of {} items, of parts whose sum is {}; expected numbers of "
+                  "items, or fractions whose sum is 1",
+                  s, sum);
     parts.push_back(fractions ? int64_t(std::floor(double(n) * s)) : int64_t(s));
   }
   if (fractions)

@@ -83,12 +83,23 @@ TEST(RandomSplit, EveryItemIsInOnePart) {
     EXPECT_NE(parts[0]->items(), random_split(rows(101), sizes, 4)[0]->items());
     EXPECT_EQ(targets_of(parts[1], 8), parts[1]->items());
   }
+  // Fractions whose sum is off 1 by rounding, above and below.
+  for (size_t n : {10, 20, 49, 100}) {
+    auto parts = random_split(rows(490), std::vector<double>(n, 1 / double(n)), 0);
+    int64_t items = 0;
+    for (auto& p : parts) items += p->size();
+    EXPECT_EQ(items, 490) << n << " parts";
+  }
   auto thirds = random_split(rows(11), {1 / 3., 1 / 3., 1 / 3.}, 0);
   EXPECT_EQ(thirds[0]->size(), 4);
   EXPECT_EQ(thirds[1]->size(), 4);
   EXPECT_EQ(thirds[2]->size(), 3);
   expect_contains(error_of([] { random_split(rows(10), {5, 4}, 0); }), "9 items together");
   expect_contains(error_of([] { random_split(rows(10), {0.5, 0.4}, 0); }), "a part of 0.5");
+  expect_contains(error_of([] {
+                    random_split(rows(10), {0.7, 0.25, 0.1}, 0);
+                  }),
+                  "parts whose sum is 1.05");
   expect_contains(error_of([] { random_split(rows(10), {11, -1}, 0); }), "a part of -1");
   expect_contains(error_of([] { random_split(rows(2), {0.9, 0.05, 0.05}, 0); }), "no items");
   expect_contains(error_of([] { random_split(rows(2), {}, 0); }), "into 0 parts");
