@@ -126,16 +126,23 @@ double tree_sum(const double* v, int64_t n) {
 
 int64_t rows_of(const Tensor& t) { return t.ndim() ? t.size(0) : 1; }
 
+// Where rows are single elements (biases), calls would cost far more than the squares.
+template <class T>
+void sum_rows_of(const T* x, int64_t rows, int64_t each, double* to) {
+  parallel_for(rows, std::max<int64_t>(1, kPiece / std::max<int64_t>(each, 1)),
+               [&](int64_t b, int64_t e) {
+                 if (each == 1)
+                   for (int64_t r = b; r < e; ++r) to[r] = double(x[r] * x[r]);
+                 else
+                   for (int64_t r = b; r < e; ++r) to[r] = fns<T>().sum_squares(x + r * each, each);
+               });
+}
+
 void sum_rows(const Primitive& prim, const Tensor& t, double* to) {
   check_real(prim, t);
-  int64_t count = rows_of(t), each = count ? t.numel() / count : 0;
-  parallel_for(count, std::max<int64_t>(1, kPiece / std::max<int64_t>(each, 1)),
-               [&](int64_t b, int64_t e) {
-                 for (int64_t r = b; r < e; ++r)
-                   to[r] = t.dtype() == kF32
-                               ? fns<float>().sum_squares(t.values<float>() + r * each, each)
-                               : fns<double>().sum_squares(t.values<double>() + r * each, each);
-               });
+  const int64_t rows = rows_of(t), each = rows ? t.numel() / rows : 0;
+  t.dtype() == kF32 ? sum_rows_of(t.values<float>(), rows, each, to)
+                    : sum_rows_of(t.values<double>(), rows, each, to);
 }
 
 // Room for a number per tensor and, with rows, for those of the tensor that has most.

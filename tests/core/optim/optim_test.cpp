@@ -11,6 +11,7 @@
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/update.h"
+#include "core/ops/views.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::optim {
@@ -271,6 +272,18 @@ TEST(Clip, InfinityNormOfAnyDtype) {
   EXPECT_EQ(norm(), 4);
   wide.set_grad(from_values<double>({1, NAN, 9, 2}, {4}));
   EXPECT_TRUE(std::isnan(norm()));
+}
+
+// Rows of one element have a way of their own; a zero behind each changes no bit.
+TEST(Clip, VectorsAreRowsOfOneElement) {
+  manual_seed(2);
+  for (DType dtype : {kF32, kF64})
+    for (int64_t n : {1, 7, 1000, 70'000}) {
+      const Tensor v = randn({n}, {.dtype = dtype});
+      const Tensor columns[] = {v, zeros_like(v)};
+      EXPECT_EQ(value_of(global_norm({{v}})), value_of(global_norm({{stack(columns, 1)}})))
+          << n << " of " << name_of(dtype);
+    }
 }
 
 TEST(Clip, NonFiniteNormsPoisonOrThrow) {
