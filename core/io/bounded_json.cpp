@@ -9,6 +9,8 @@
 namespace tessera::io {
 namespace {
 
+constexpr const char* kAdvice = "the file is damaged or not what its name says";
+
 // Tracks just enough of the syntax (inside a string or not, depth) to measure what the parser would
 // have to keep.
 class BoundedBuffer final : public std::streambuf {
@@ -81,7 +83,6 @@ class BoundedBuffer final : public std::streambuf {
     }
   }
 
-  static constexpr const char* kAdvice = "the file is damaged or not what its name says";
   FunctionRef<size_t(char*, size_t)> source_;
   const JsonLimits& limits_;
   const std::string& where_;
@@ -98,6 +99,13 @@ void parse_bounded_json(FunctionRef<size_t(char*, size_t)> source, const JsonLim
   BoundedBuffer buffer(source, limits, where);
   std::istream stream(&buffer);
   nlohmann::json::sax_parse(stream, &events);
+}
+
+nlohmann::json::parser_callback_t nested_at_most(int max_depth, std::string where) {
+  return [=, where = std::move(where)](int depth, nlohmann::json::parse_event_t, nlohmann::json&) {
+    TESSERA_CHECK(depth <= max_depth, "{}: nested deeper than {}; {}", where, max_depth, kAdvice);
+    return true;
+  };
 }
 
 std::string short_reason(const nlohmann::json::exception& e) {

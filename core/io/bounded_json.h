@@ -25,6 +25,11 @@ using JsonEvents = nlohmann::json_sax<nlohmann::json>;
 void parse_bounded_json(FunctionRef<size_t(char*, size_t)> source, const JsonLimits& limits,
                         const std::string& where, JsonEvents& events);
 
+/// For nlohmann's parse(), whose values are copied and printed by functions that call themselves
+/// for each level: throws UserError, beginning with `where`, for text nested deeper than
+/// `max_depth`.
+nlohmann::json::parser_callback_t nested_at_most(int max_depth, std::string where);
+
 /// Why nlohmann's parser gave up, in one short line.
 std::string short_reason(const nlohmann::json::exception& e);
 

@@ -11,6 +11,7 @@
 #include "collectives/store/environment.h"
 #include "core/autograd/autograd.h"
 #include "core/base/log.h"
+#include "core/io/bounded_json.h"
 #include "core/io/file.h"
 #include "core/io/safetensors.h"
 #include "core/ops/pointwise.h"
@@ -21,6 +22,8 @@ namespace {
 
 using nlohmann::json;
 constexpr uint64_t kMaxConfig = 1 << 20;  // bytes
+constexpr int kMaxDepth = 64;             // of what is nested in it
+constexpr int64_t kMaxCount = INT32_MAX;  // so that products of two are numbers
 constexpr std::string_view kPrefix = "transformer.";
 
 std::string config_path(const std::string& folder) {
@@ -32,7 +35,9 @@ class Config {
  public:
   explicit Config(const std::string& folder)
       : path_(config_path(folder)),
-        fields_(json::parse(io::read_file(path_, "weights", kMaxConfig), nullptr, false)) {
+        fields_(json::parse(
+            io::read_file(path_, "weights", kMaxConfig),
+            io::nested_at_most(kMaxDepth, fmt::format("weights: {}", io::quote(path_))), false)) {
     TESSERA_CHECK(fields_.is_object(), "weights: {} is no JSON object", io::quote(path_));
   }
 
@@ -43,9 +48,10 @@ class Config {
   }
   int64_t count(const char* name) const {
     const json* v = find(name);
-    TESSERA_CHECK(v && v->is_number_integer() && v->get<int64_t>() > 0,
-                  "weights: {}: {} is {}; expected a positive integer", io::quote(path_), name,
-                  v ? v->dump() : "missing");
+    TESSERA_CHECK(
+        v && v->is_number_integer() && v->get<int64_t>() > 0 && v->get<int64_t>() <= kMaxCount,
+        "weights: {}: {} is {}; expected an integer from 1 to {}", io::quote(path_), name,
+        v ? v->dump() : "missing", kMaxCount);
     return v->get<int64_t>();
   }
   double real(const char* name, double otherwise) const {

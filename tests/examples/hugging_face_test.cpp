@@ -180,9 +180,20 @@ TEST(HuggingFace, FieldsThatWouldChangeResultsAreRefusedByName) {
   expect_error([&] { gpt_from_hugging_face(golden("bert")); }, {"model_type", "bert", "gpt2"});
   folder.write("config.json", "{\"model_type\": \"gpt2\", \"vocab_size\": -3}");
   expect_error([&] { gpt_from_hugging_face(folder.str()); }, {"vocab_size is -3"});
+  folder.write("config.json",
+               R"({"model_type": "gpt2", "vocab_size": 8, "n_positions": 8, "n_layer": 1,
+                   "n_head": 1, "n_embd": 4611686018427387904})");
+  expect_error([&] { gpt_from_hugging_face(folder.str()); }, {"n_embd is 4611686018427387904"});
   folder.write("config.json", "[1");
   expect_error([&] { gpt_from_hugging_face(folder.str()); }, {"no JSON object"});
   EXPECT_FALSE(is_hugging_face(folder / "nothing"));
+}
+
+TEST(HuggingFace, AConfigNestedWithoutEndIsRefused) {
+  TempFolder folder;
+  const std::string open(400'000, '['), close(400'000, ']');
+  folder.write("config.json", R"({"model_type": "gpt2", "vocab_size": )" + open + close + "}");
+  expect_error([&] { gpt_from_hugging_face(folder.str()); }, {"config.json", "nested deeper than"});
 }
 
 TEST(HuggingFace, EveryDifferenceOfTheWeightsIsInOneError) {
