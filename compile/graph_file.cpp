@@ -10,6 +10,7 @@
 #include "compile/rewrite.h"
 #include "compile/verify.h"
 #include "core/dispatch/copy.h"
+#include "core/io/bounded_json.h"
 #include "core/io/safetensors.h"
 
 namespace tessera::compiler {
@@ -18,9 +19,9 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kMaxTextBytes = 64 << 20;
-constexpr size_t kMaxItems = 1 << 20;               // values, nodes
-constexpr int64_t kMaxElements = int64_t(1) << 40;  // of one value, and of its memory
-constexpr int64_t kMaxZeros = int64_t(1) << 32;     // bytes of implicit inputs without values
+constexpr int kMaxDepth = 16;
+constexpr size_t kMaxItems = 1 << 20;            // values, nodes
+constexpr int64_t kMaxZeros = int64_t(1) << 32;  // bytes of implicit inputs without values
 
 // ---- writing
 
@@ -47,22 +48,6 @@ Json json_of(const Node& n) {
 }
 
 // ---- reading
-
-Meta read_meta(const Json& j) {
-  Meta m;
-  m.dtype = read_dtype(j.at(0));
-  m.shape = read_dims(j.at(1)), m.strides = read_dims(j.at(2));
-  TESSERA_CHECK(m.shape.size() == m.strides.size(), "{} strides for {} dims", m.strides.size(),
-                m.shape.size());
-  __int128 elements = 1, reach = 1;
-  for (int d = 0; d < m.shape.size(); ++d) {
-    elements *= m.shape[d];
-    reach += __int128(m.shape[d]) * m.strides[d];
-    TESSERA_CHECK(elements <= kMaxElements && reach <= kMaxElements, "{} has too many elements",
-                  tessera::to_string(m.shape));
-  }
-  return m;
-}
 
 class GraphReader {
  public:
@@ -227,7 +212,7 @@ Graph graph_from_json(const std::string& text, std::span<const Ref<ProcessGroup>
   return explained("graph", [&] {
     TESSERA_CHECK(text.size() <= kMaxTextBytes, "{} bytes of text, at most {} are read",
                   text.size(), kMaxTextBytes);
-    return GraphReader(Json::parse(text), groups).read();
+    return GraphReader(Json::parse(text, io::nested_at_most(kMaxDepth, "the text")), groups).read();
   });
 }
 
@@ -267,7 +252,9 @@ Reproducer load_graph(const std::string& path, std::span<const Ref<ProcessGroup>
       std::string name = fmt::format("implicit.{}", i);
       in.tensor = with_bytes(in.tensor.meta(), in.tensor.offset(), file.load(name), name);
     }
-    Json offsets = at == file.metadata().end() ? Json::array() : Json::parse(at->second);
+    Json offsets = at == file.metadata().end()
+                       ? Json::array()
+                       : Json::parse(at->second, io::nested_at_most(kMaxDepth, "input_offsets"));
     TESSERA_CHECK(
         offsets.is_array() && (offsets.empty() || offsets.size() == r.graph.inputs.size()),
         "{} inputs have values, the graph takes {}", offsets.size(), r.graph.inputs.size());

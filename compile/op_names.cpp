@@ -139,6 +139,20 @@ Instr read_instr(const Json& j) {
   return i;
 }
 
+// That what is counted in them are numbers. Extents of zero count as 1: strides are products of
+// them, too.
+void check_elements(std::span<const int64_t> extents, std::span<const int64_t> strides) {
+  TESSERA_CHECK(extents.size() == strides.size(), "{} strides for {} dims", strides.size(),
+                extents.size());
+  __int128 elements = 1, reach = 1;
+  for (size_t d = 0; d < extents.size(); ++d) {
+    elements *= std::max<int64_t>(extents[d], 1);
+    reach += __int128(extents[d]) * strides[d];
+    TESSERA_CHECK(elements <= kMaxElements && reach <= kMaxElements, "{} has too many elements",
+                  tessera::to_string(extents));
+  }
+}
+
 // Elements from the first one that the loops of a body reach.
 void check_reach(const Body& body, const Access& a, const Meta& m, const char* what) {
   __int128 last = 0;
@@ -151,6 +165,11 @@ void check_reach(const Body& body, const Access& a, const Meta& m, const char* w
 
 }  // namespace
 
+Meta read_meta(const Json& j) {
+  Meta m{read_dims(j.at(1)), read_dims(j.at(2)), read_dtype(j.at(0)), kCPU};
+  check_elements(m.shape, m.strides);
+  return m;
+}
 int64_t read_integer(const Json& j) {
   TESSERA_CHECK(j.is_number_integer() &&
                     (!j.is_number_unsigned() || j.get<uint64_t>() <= uint64_t(INT64_MAX)),
@@ -250,17 +269,16 @@ PrimRef read_fused(const Json& j, std::span<const Meta> in) {
     body.stores.push_back(
         {InstrId(between(s.at(0), 0, 1 << 20, "a stored value")), read_access(s.at(1))});
   Metas results;
-  for (const Json& m : j.at("results"))
-    results.push_back({read_dims(m.at(1)), read_dims(m.at(2)), read_dtype(m.at(0)), kCPU});
+  for (const Json& m : j.at("results")) results.push_back(read_meta(m));
   TESSERA_CHECK(results.size() == body.stores.size() && in.size() == body.operands.size(),
                 "fused: {} operands and {} results for a body of {} and {}", in.size(),
                 results.size(), body.operands.size(), body.stores.size());
+  for (const Access& a : body.operands) check_elements(body.extents, a.strides);
+  for (const Store& s : body.stores) check_elements(body.extents, s.to.strides);
   check(body);
   for (size_t i = 0; i < in.size(); ++i) check_reach(body, body.operands[i], in[i], "an operand");
-  for (size_t i = 0; i < results.size(); ++i) {
-    TESSERA_CHECK(results[i].shape.size() == results[i].strides.size(), "fused: result {}", i);
+  for (size_t i = 0; i < results.size(); ++i)
     check_reach(body, body.stores[i].to, results[i], "a result");
-  }
   return PrimRef(new Fused(j.at("name").get<std::string>(), std::move(body), std::move(results)));
 }
 

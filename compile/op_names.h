@@ -20,6 +20,10 @@ PrimRef read_op(const std::string& name, const Attributes& attributes, std::span
 nlohmann::json json_of_fused(const Fused& fused);
 PrimRef read_fused(const nlohmann::json& j, std::span<const Meta> in);
 
+inline constexpr int64_t kMaxElements = int64_t(1) << 40;  // of one value, and of its memory
+
+/// [dtype, shape, strides].
+Meta read_meta(const nlohmann::json& j);
 int64_t read_integer(const nlohmann::json& j);
 Dims read_dims(const nlohmann::json& j);
 DType read_dtype(const nlohmann::json& j);

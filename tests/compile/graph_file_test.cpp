@@ -118,6 +118,8 @@ TEST(GraphFile, CollectivesFindTheirGroups) {
 
 // ---- what is no graph
 
+constexpr int64_t kMost = int64_t(1) << 40;  // of one number among dims
+
 Graph some_graph() {
   static const Tensor x = reshape(arange(0, 6, 1, {kF32}), {2, 3}), state = ones({3});
   return graph_of({x}, [] {
@@ -141,6 +143,13 @@ TEST(GraphFile, SaysWhatIsWrong) {
   };
   expect_contains(error_of([] { graph_from_json("{\"nodes\": [1, 2"); }), "parse error");
   expect_contains(error_of([] { graph_from_json("[]"); }), "no graph");
+  const std::string open(400'000, '['), close(400'000, ']');
+  expect_contains(error_of([&] { graph_from_json(open + close); }), "nested deeper than");
+  expect_contains(
+      error_of([&] {
+        graph_from_json(R"({"format": "tessera graph", "version": )" + open + close + "}");
+      }),
+      "nested deeper than");
   expect_contains(wrong([](Json& j) { j["version"] = 9; }), "version 9 is not known");
   expect_contains(wrong([](Json& j) { j.erase("outputs"); }), "outputs");
   expect_contains(wrong([&](Json& j) { node(j, "softmax")["op"] = "harden"; }),
@@ -154,6 +163,23 @@ TEST(GraphFile, SaysWhatIsWrong) {
   expect_contains(wrong([&](Json& j) { j["values"][0][0][1] = {2, 4}; }), "verify");
   expect_contains(wrong([&](Json& j) { j["values"].back()[2] = 0; }), "");
   expect_contains(wrong([&](Json& j) { node(j, "permute")["role"] = 0; }), "role");
+  expect_contains(wrong([](Json& j) {
+                    j["values"][0][0] = {"f32", {0, kMost, kMost}, {0, 0, 0}};
+                  }),
+                  "elements");
+  const Json with_fused = Json::parse(graph_to_json(optimised(some_graph())));
+  auto wrong_fused = [&](const std::function<void(Json&)>& change) {
+    Json j = with_fused;
+    change(node(j, "fused")["fused"]);
+    return error_of([&] { graph_from_json(j.dump()); });
+  };
+  expect_contains(
+      wrong_fused([](Json& f) { f["extents"][0] = kMost, f["stores"][0][1][1][0] = kMost; }),
+      "elements");
+  expect_contains(wrong_fused([](Json& f) {
+                    f["results"][0] = {"f32", {kMost}, {kMost}};
+                  }),
+                  "elements");
 }
 
 // Values anywhere replaced by others: an error, or a graph that verifies.
