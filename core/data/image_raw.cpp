@@ -89,10 +89,10 @@ Idx open_idx(const std::string& path, size_t ndim) {
   for (size_t d = 0; d < ndim; ++d) {
     const uint8_t* b = at + 4 + 4 * d;
     const int64_t n = int64_t(b[0]) << 24 | b[1] << 16 | b[2] << 8 | b[3];
-    TESSERA_CHECK(n > 0 && n <= out.file.size(), "data: {}: dim {} has {} entries", io::quote(path),
-                  d, n);
+    TESSERA_CHECK(
+        n > 0 && !__builtin_mul_overflow(values, n, &values) && values <= INT64_MAX - header,
+        "data: {}: dim {} has {} entries", io::quote(path), d, n);
     out.dims.push_back(n);
-    values = values > out.file.size() ? values : values * n;
   }
   TESSERA_CHECK(out.file.size() == header + values,
                 "data: {} has {} bytes, its header says {}; is it cut off?", io::quote(path),

@@ -286,6 +286,11 @@ TEST(ImageSource, Idx) {
   expect_contains(loading(), "has 1 images");
   dir.write("train-images-idx3-ubyte", idx({3, 2, 4}, "too short"));
   expect_contains(loading(), "has 25 bytes, its header says 40; is it cut off?");
+  // Dims whose product is beyond 2^64 by as many bytes as there are.
+  const std::string header("\0\0\x08\3\x80\0\0\1\xFF\xFF\xFF\xFF\0\0\0\2", 16);
+  dir.write("train-images-idx3-ubyte", header);
+  std::filesystem::resize_file(dir / "train-images-idx3-ubyte", 16 + (uint64_t(1) << 32) - 2);
+  expect_contains(loading(), "dim 1 has 4294967295 entries");
   dir.write("train-images-idx3-ubyte", "\x1F\x8B compressed by gzip");
   expect_contains(loading(), "unpack it with gunzip");
   std::filesystem::remove(dir / "train-images-idx3-ubyte");
