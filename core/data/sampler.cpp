@@ -55,7 +55,9 @@ std::vector<Sample> DistributedSampler::next() {
 }
 
 void DistributedSampler::seek(int64_t cursor) {
-  TESSERA_CHECK(cursor >= 0, "sampler: cursor {} is negative; is the checkpoint damaged?", cursor);
+  TESSERA_CHECK(cursor >= 0 && cursor <= int64_t(1) << 62,
+                "sampler: cursor {} is negative or beyond 2^62; is the checkpoint damaged?",
+                cursor);
   cursor_ = cursor;
   k_ = 0;
 }

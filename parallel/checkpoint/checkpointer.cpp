@@ -193,7 +193,8 @@ void Checkpointer::Impl::prepare(std::span<const Piece> pieces) {
 void Checkpointer::Impl::save(int64_t step, const State& state) {
   auto start = Clock::now();
   wait();
-  TESSERA_CHECK(step >= 0, "checkpoint: step {} is negative", step);
+  TESSERA_CHECK(step >= 0 && step <= kMaxStep, "checkpoint: step {} is negative or beyond 2^62",
+                step);
   plan_for(state.pieces);
   {
     std::lock_guard lock(mutex_);

@@ -122,8 +122,8 @@ std::string print_manifest(Manifest& m) {
 }
 
 void check_manifest(const Manifest& m, const std::string& where) {
-  TESSERA_CHECK(m.step >= 0 && m.world_size >= 1, "{}: step {} of {} ranks", where, m.step,
-                m.world_size);
+  TESSERA_CHECK(m.step >= 0 && m.step <= kMaxStep && m.world_size >= 1, "{}: step {} of {} ranks",
+                where, m.step, m.world_size);
   TESSERA_CHECK(m.block_bytes >= 1 && m.block_bytes <= (1 << 30), "{}: blocks of {} bytes", where,
                 m.block_bytes);
   for (const FileEntry& f : m.files) {

@@ -20,6 +20,7 @@ inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr uint64_t kBlockBytes = 1 << 20;  // a hash each
 inline constexpr uint64_t kMaxManifestBytes = 256 << 20, kMaxChunks = 1 << 21, kMaxFiles = 1 << 17,
                           kMaxExtra = 1 << 16;
+inline constexpr int64_t kMaxStep = int64_t(1) << 62;  // so that who counts on has numbers
 
 struct Chunk {
   uint32_t file = 0;           // index into Manifest::files

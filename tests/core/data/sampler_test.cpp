@@ -201,6 +201,7 @@ TEST(Sampler, Refuses) {
   expect_contains(error_of([] { DistributedSampler s({.dataset_size = -1}); }), "out of range");
   DistributedSampler s({});
   expect_contains(error_of([&] { s.seek(-1); }), "negative");
+  expect_contains(error_of([&] { s.seek(INT64_MAX); }), "beyond 2^62");
 }
 
 }  // namespace

@@ -278,6 +278,8 @@ TEST_F(Damage, HostileManifestsAreRefused) {
   expect_contains(attempt("\"version\":1", "\"version\":2"), "format version 2");
   expect_contains(attempt("tessera-checkpoint", "other"), "is it a checkpoint");
   expect_contains(attempt("\"step\":8", "\"step\":8.5"), "fraction");
+  expect_contains(attempt("\"step\":8", "\"step\":9223372036854775807"),
+                  "step 9223372036854775807");
   expect_contains(attempt("\"step\":8,", ""), "missing");
   expect_contains(attempt("\"world_size\":2", "\"world_size\":0"), "of 0 ranks");
   expect_contains(attempt("\"block_bytes\":16", "\"block_bytes\":0"), "blocks of 0 bytes");
