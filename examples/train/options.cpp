@@ -84,11 +84,12 @@ void check_images(const Options& o) {
 }
 
 void check_values(const Options& o) {
-  auto positive = [](const char* flag, int64_t v) {
-    TESSERA_CHECK(v >= 1, "train: {} {}: expected at least 1", flag, v);
+  auto count = [](const char* flag, int64_t v) {  // products of two are numbers
+    constexpr int64_t kMost = 1 << 30;
+    TESSERA_CHECK(v >= 1 && v <= kMost, "train: {} {}: expected 1 to {}", flag, v, kMost);
   };
-  positive("--batch-size", o.batch_size), positive("--accumulate", o.accumulate),
-      positive("--logical-batches", o.logical_batches);
+  count("--batch-size", o.batch_size), count("--accumulate", o.accumulate),
+      count("--logical-batches", o.logical_batches);
   TESSERA_CHECK(o.seq_len >= 0, "train: --seq-len {}: expected at least 1", o.seq_len);
   TESSERA_CHECK(o.steps >= -1 && o.epochs >= 0 && std::isfinite(o.epochs),
                 "train: --steps {} --epochs {}: expected numbers from 0", o.steps, o.epochs);

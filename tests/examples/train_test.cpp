@@ -484,6 +484,7 @@ TEST_F(Train, BadInputGetsOneClearLine) {
       {"--weights '' --steps 1", "--weights: is empty"},
       {"--set vocab=10 --steps 1 --data " + data(), "--set vocab=10, but the vocabulary"},
       {"--batch-size 7 --accumulate 2", "--batch-size 7"},
+      {"--accumulate 4611686018427387904", "--accumulate 4611686018427387904: expected 1 to"},
       {"--data text:/no/such/file", "/no/such/file"},
       {"--data text:" + short_file, "8 tokens"},
       {"--data pictures:here", "pictures:here"},
