@@ -54,7 +54,7 @@ Schedule warmup(int64_t steps, Schedule then) {
   TESSERA_CHECK(steps >= 0, "schedule: warm-up over {} steps", steps);
   return {[=, then = std::move(then)](int64_t step) {
     if (step >= steps) return then(step - steps);
-    return then(0) * double(step + 1) / double(steps + 1);
+    return then(0) * double(step + 1) / (double(steps) + 1);
   }};
 }
 
@@ -62,6 +62,7 @@ Schedule schedule(std::string_view kind, ScheduleOptions o) {
   if (kind == "constant") return warmup(o.warmup, constant(o.lr));
   TESSERA_CHECK(kind == "linear" || kind == "cosine",
                 "schedule: \"{}\" is not constant, linear or cosine", kind);
+  TESSERA_CHECK(o.warmup >= 0, "schedule: warm-up over {} steps", o.warmup);
   TESSERA_CHECK(o.steps > o.warmup, "schedule: {} steps in all leave none after a warm-up of {}",
                 o.steps, o.warmup);
   auto falling = kind == "linear" ? linear : cosine;

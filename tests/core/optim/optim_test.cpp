@@ -313,6 +313,9 @@ TEST(Schedule, KindsAndErrors) {
   EXPECT_EQ(schedule("linear", {.lr = 1, .min_lr = 0, .steps = 10})(5), 0.5);
   expect_contains(error_of([] { schedule("cubic", {.steps = 1}); }), "cubic");
   expect_contains(error_of([] { schedule("cosine", {.steps = 5, .warmup = 5}); }), "warm-up of 5");
+  expect_contains(error_of([] { schedule("cosine", {.steps = 5, .warmup = INT64_MIN}); }),
+                  "warm-up over -9223372036854775808 steps");
+  EXPECT_GT(warmup(INT64_MAX, constant(1))(0), 0);
   expect_contains(error_of([] { sequence({constant(1)}, {3}); }), "1 parts");
 }
 
