@@ -9,11 +9,12 @@
 namespace tessera::data {
 
 MaskedDataset::MaskedDataset(Tokens tokens, const MaskingOptions& options, std::string what)
-    : tokens_(std::move(tokens)), o_(options), what_(std::move(what)), words_(options.length - 2) {
+    : tokens_(std::move(tokens)), o_(options), what_(std::move(what)) {
   TESSERA_CHECK(o_.length >= 3,
                 "data: sequence length {} is out of range; use at least 3: a token "
                 "between [CLS] and [SEP]",
                 o_.length);
+  words_ = o_.length - 2;
   TESSERA_CHECK(o_.share > 0 && o_.share <= 1, "data: mask share {} is out of range; use (0, 1]",
                 o_.share);
   TESSERA_CHECK(tokens_.size() >= words_,

@@ -14,7 +14,7 @@ TokenDataset::TokenDataset(Tokens tokens, int64_t context, int64_t vocab_size, s
   TESSERA_CHECK(tokens_.size() - 1 >= context_,
                 "data: the {} has {} tokens, a window of context {} needs {}; use a shorter "
                 "context or more data",
-                what_, tokens_.size(), context_, context_ + 1);
+                what_, tokens_.size(), context_, uint64_t(context_) + 1);
 }
 
 Batch TokenDataset::allocate(int64_t rows) const {

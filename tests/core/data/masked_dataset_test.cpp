@@ -123,6 +123,8 @@ TEST(MaskedDataset, RefusesWhatDoesNotFit) {
   o = options();
   o.length = 2;
   refused(o, 100, "length 2");
+  o.length = INT64_MIN;
+  refused(o, 100, "length -9223372036854775808");
   o = options();
   o.vocab_size = 210;
   MaskedDataset data(counting(100), o, "training split");

@@ -137,6 +137,8 @@ TEST(Windows, TooShortAndOutOfVocabulary) {
   std::string text = error_of([] { RandomWindows d(counting(64), 64, 0); });
   expect_contains(text, "training split has 64 tokens");
   expect_contains(text, "context 64 needs 65");
+  expect_contains(error_of([] { RandomWindows d(counting(64), INT64_MAX, 0); }),
+                  "needs 9223372036854775808");
   EXPECT_NO_THROW(RandomWindows(counting(65), 64, 0));
   expect_contains(error_of([] { ConsecutiveWindows d(Tokens(), 8); }),
                   "validation split has 0 tokens");
