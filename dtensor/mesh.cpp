@@ -111,7 +111,8 @@ DeviceMesh init_device_mesh(const std::vector<MeshAxis>& axes, Ref<ProcessGroup>
                   "mesh: two axes are called \"{}\"", a.name);
     state->axes.push_back(a.name);
     state->sizes.push_back(a.size);
-    ranks *= a.size;
+    TESSERA_CHECK(!__builtin_mul_overflow(ranks, int64_t(a.size), &ranks),
+                  "mesh: {} are too many ranks to count", text_of(axes));
   }
   TESSERA_CHECK(!axes.empty(), "mesh: no axes given");
   TESSERA_CHECK(ranks == group->size(), "mesh: {} is {} ranks, but group {} has {}", text_of(axes),

@@ -20,6 +20,12 @@ TEST(Mesh, SlicesOfTheSameAxesAreTheSameMesh) {
   });
 }
 
+TEST(Mesh, AsManyRanksAs64BitsForgetAreRefused) {
+  run_ranks(1, [](ProcessGroup&) {  // 2^65 + 1
+    EXPECT_THROW(init_device_mesh({{"a", 11806113}, {"b", 409891}, {"c", 7623851}}), UserError);
+  });
+}
+
 TEST(Mesh, ARefusedSliceLeavesTheOthersAsTheyAre) {
   run_ranks(4, [](ProcessGroup&) {
     DeviceMesh mesh = init_device_mesh({{"dp", 2}, {"tp", 2}});
