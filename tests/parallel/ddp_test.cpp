@@ -284,7 +284,7 @@ TEST(Ddp, CountWeightedMean) {
 TEST(Ddp, AParameterBelongsToOneReducer) {
   auto model = make_model();
   auto first = parallel::ddp(model, {});
-  EXPECT_THROW(parallel::ddp(model, {}), UserError);
+  EXPECT_THROW((void)parallel::ddp(model, {}), UserError);
 }
 
 }  // namespace
