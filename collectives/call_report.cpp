@@ -68,14 +68,19 @@ std::string compare_calls(std::span<const CallRecord> records, std::span<const s
   std::string text = fmt::format("{} #{} on {}: ranks made different calls:", name_of(usual.kind),
                                  usual.seq, group);
   std::string why;
+  bool only_sites = true;
   for (const auto& c : classes) {
     const CallRecord& r = records[size_t(c[0])];
     text += fmt::format(" {} called {} at {};", join_ranks(c), describe(r), sites[size_t(c[0])]);
     if (&c == &*majority) continue;
-    why += fmt::format("{}{}", why.empty() ? "" : "; ", differences(usual, r));
+    std::string differ = differences(usual, r);
+    only_sites &= differ == "call site";
+    why += fmt::format("{}{}", why.empty() ? "" : "; ", differ);
     blame.insert(blame.end(), c.begin(), c.end());
   }
-  return text + fmt::format(" they differ in {}; make the same call on every rank", why);
+  return text + fmt::format(" they differ in {}; {}", why,
+                            only_sites ? "let all ranks share one line, or pass `site`"
+                                       : "make the same call on every rank");
 }
 
 std::string compare_splits(std::span<const int64_t> splits, int size, const std::string& head,

@@ -60,7 +60,8 @@ Ref<ProcessGroup> world_group() {
     JobEnvironment job = job_environment();
     TESSERA_CHECK(job.world_size == 1,
                   "world: this thread has no process group, but WORLD_SIZE={}; call "
-                  "init_process_group() first",
+                  "init_process_group() first, or, where another thread of this rank did, "
+                  "set_world(group) in this one",
                   job.world_size);
     init_process_group();
   }

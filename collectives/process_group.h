@@ -91,17 +91,19 @@ class Work : public Event {
 
 /// The ranks that call collectives together. All verbs take dense tensors and throw UserError or
 /// ShapeError for arguments that cannot work (before anybody is told), CommError when a peer died,
-/// was absent at the deadline or made a different call. Reductions add up in a fixed order, the
-/// balanced tree ((r0+r1)+(r2+r3))+..., whatever the backend and the message size, so results have
-/// equal bits. A synchronous verb returns when this rank's results are there; a verb ending in
-/// _async returns at once and outputs are pending (their storage's ready event); inputs must not be
-/// changed until then. Calls on one group are executed in the order of submission.
+/// was absent at the deadline or made a different call. The call site counts: ranks that make one
+/// call in different branches must share one line, or pass `site` (one constant for all of them).
+/// Reductions add up in a fixed order, the balanced tree ((r0+r1)+(r2+r3))+..., whatever the
+/// backend and the message size, so results have equal bits. A synchronous verb returns when this
+/// rank's results are there; a verb ending in _async returns at once and outputs are pending (their
+/// storage's ready event); inputs must not be changed until then. Calls on one group are executed
+/// in the order of submission.
 class ProcessGroup : public RefCounted {
  public:
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;
-  /// "shm", "loopback", "gloo", "solo": what moves data of tensors on `device`.
+  /// "shm", "loopback", "gloo", "mpi", "solo": what moves data of tensors on `device`.
   virtual std::string_view backend(Device device = {}) const = 0;
   /// True when submit would accept `c` as far as kind, operator, dtype and device go.
   virtual bool supports(const Collective& c) const = 0;
@@ -208,15 +210,18 @@ struct GroupOptions {
   int world_size = -1;
   std::shared_ptr<Store> store = nullptr;  // null: the job's
   std::string backend;  // "", "shm", "gloo" or "mpi"; "": TESSERA_BACKEND or chosen by host
-  Millis timeout{0};    // of joining, and of each collective; 0: 600 s, and TESSERA_TIMEOUT
+  // Of joining, and of each collective; 0: 600 s, and TESSERA_TIMEOUT seconds (60 where it is
+  // unset).
+  Millis timeout{0};
   std::string name = "world";
 };
 
 /// Joins the job, makes its group the calling thread's world() and returns it. With one rank there
 /// is no store and no peer, and every verb works. Throws UserError, CommError.
 Ref<ProcessGroup> init_process_group(const GroupOptions& options = {});
-/// The calling thread's group of all ranks. A program of one rank need not call init_process_group.
-/// Throws UserError when there are more and it has not been called.
+/// The calling thread's group of all ranks; other threads have none of it until they set_world. A
+/// program of one rank need not call init_process_group. Throws UserError when there are more and
+/// this thread has none.
 ProcessGroup& world();
 /// The same, as a reference to keep.
 Ref<ProcessGroup> world_group();

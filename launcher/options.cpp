@@ -272,7 +272,7 @@ void declare(CLI::App& app, Typed& t) {
                  "pin each rank to its share of the cores, or to a NUMA node; auto: core")
       ->type_name("auto|core|numa|none");
   app.add_option("--timeout", t.timeout,
-                 "deadline of each collective (TESSERA_TIMEOUT); joining waits 600 s")
+                 "deadline of each collective (TESSERA_TIMEOUT); default 60; joining waits 600 s")
       ->type_name("SECONDS");
   app.add_option("--grace", t.grace, "time from a stop signal to SIGKILL; default 10")
       ->type_name("SECONDS");

@@ -387,5 +387,21 @@ TEST(Loopback, ReduceAndBarrierMayBeAwaited) {
   });
 }
 
+TEST(World, AThreadWithoutOneIsToldOfBothWaysToGetIt) {
+  setenv("WORLD_SIZE", "2", 1);
+  setenv("RANK", "0", 1);
+  std::thread([] {
+    try {
+      world();
+      ADD_FAILURE() << "no error";
+    } catch (const UserError& e) {
+      EXPECT_NE(std::string(e.what()).find("init_process_group()"), std::string::npos) << e.what();
+      EXPECT_NE(std::string(e.what()).find("set_world(group)"), std::string::npos) << e.what();
+    }
+  }).join();
+  unsetenv("WORLD_SIZE");
+  unsetenv("RANK");
+}
+
 }  // namespace
 }  // namespace tessera
