@@ -78,7 +78,12 @@ void set_world(Ref<ProcessGroup> group) { this_thread_world = std::move(group); 
 void destroy_process_group() {
   Ref<ProcessGroup> group = std::move(this_thread_world);
   this_thread_world = nullptr;
-  if (group) group->flush();
+  if (!group) return;
+  try {
+    group->flush();
+  } catch (const CommError& e) {  // calls have thrown it, or nobody has looked at their results
+    logging::error("destroy_process_group: {}", e.what());
+  }
 }
 
 }  // namespace tessera

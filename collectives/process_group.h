@@ -227,7 +227,9 @@ ProcessGroup& world();
 Ref<ProcessGroup> world_group();
 /// Sets or (null) forgets the calling thread's world.
 void set_world(Ref<ProcessGroup> group);
-/// Waits for what is under way and forgets the calling thread's world.
+/// Waits for what is under way and forgets the calling thread's world, so that a program that
+/// caught a CommError can clean up: the failure of a group that died is logged (as an error), not
+/// thrown.
 void destroy_process_group();
 
 }  // namespace tessera

@@ -186,6 +186,26 @@ TEST_P(Mismatch, ReceivesPostedEarlyAreNoDeadlock) {
 INSTANTIATE_TEST_SUITE_P(Backends, Mismatch, testing::Values("loopback", "gloo"),
                          [](const auto& p) { return p.param; });
 
+TEST(Faults, DestroyingAGroupThatDiedLogsWhyAndThrowsNothing) {
+  testing::internal::CaptureStderr();
+  auto body = [](ProcessGroup& g) {
+    if (g.rank() == 0) g.abort("out of data");
+    Tensor t = empty({4});
+    Ref<Work> unread;
+    try {
+      unread = g.all_reduce_async(t);  // rank 1 may only learn of it by its result
+    } catch (const CommError&) {
+    }
+    destroy_process_group();
+    EXPECT_EQ(world().size(), 1) << "the old world is still there";
+  };
+  EXPECT_THROW(run_ranks(2, body), CommError);  // it looks at the group as well
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("destroy_process_group: world: rank 0 aborted the group: out of data"),
+            std::string::npos)
+      << log;
+}
+
 TEST(Faults, ARankThatThrowsGivesItsTextToThePeers) {
   std::atomic<int> told{0};
   auto start = Clock::now();
