@@ -73,6 +73,12 @@ ProcessGroup& world() {
   return *this_thread_world;
 }
 
+Ref<ProcessGroup> solo_group() {
+  detail::JoinOptions join;
+  join.timeout = detail::default_timeout();
+  return detail::join_by_store(detail::make_world("solo", 0, 1), join);
+}
+
 void set_world(Ref<ProcessGroup> group) { this_thread_world = std::move(group); }
 
 void destroy_process_group() {

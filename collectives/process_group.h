@@ -225,6 +225,8 @@ Ref<ProcessGroup> init_process_group(const GroupOptions& options = {});
 ProcessGroup& world();
 /// The same, as a reference to keep.
 Ref<ProcessGroup> world_group();
+/// A group of the calling rank alone, whatever world there is; no peer is asked.
+Ref<ProcessGroup> solo_group();
 /// Sets or (null) forgets the calling thread's world.
 void set_world(Ref<ProcessGroup> group);
 /// Waits for what is under way and forgets the calling thread's world, so that a program that

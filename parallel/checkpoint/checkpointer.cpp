@@ -41,7 +41,8 @@ double thread_cpu_seconds() {
 constexpr size_t kWriteBytes = 8 << 20;
 
 Ref<ProcessGroup> own_group(ProcessGroup* group) {
-  return group && group->size() > 1 ? group->split(0, group->rank()) : nullptr;
+  if (!group) group = &world();
+  return group->size() > 1 ? group->split(0, group->rank()) : nullptr;
 }
 
 struct Job {

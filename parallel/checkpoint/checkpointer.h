@@ -36,9 +36,9 @@ struct SaveCost {
 
 class Checkpointer {
  public:
-  /// Creates `folder` where missing and takes it for this job. All ranks of `group` (null: one
-  /// rank) call it. Throws UserError on all ranks when the folder cannot be made or another job
-  /// saves into it.
+  /// Creates `folder` where missing and takes it for this job. All ranks of `group` (null: the
+  /// world; one rank of several alone: solo_group()) call it. Throws UserError on all ranks when
+  /// the folder cannot be made or another job saves into it.
   Checkpointer(std::string folder, ProcessGroup* group = nullptr, const SaveOptions& options = {});
   /// Waits for a save under way; its error, if nobody asked, is logged.
   ~Checkpointer();

@@ -170,7 +170,7 @@ Converted import_safetensors(const std::string& from, const std::string& to, int
   for (const io::SafetensorsFile& file : set.files())
     for (const auto& [key, value] : file.metadata())
       if (key != io::kHashKey) state.extra.emplace("metadata." + key, value);
-  Checkpointer saver(to, nullptr, {.async = false, .staging_bytes = 64 << 20});
+  Checkpointer saver(to, solo_group().get(), {.async = false, .staging_bytes = 64 << 20});
   saver.save(step, state);
   return out;
 }

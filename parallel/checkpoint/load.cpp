@@ -86,7 +86,8 @@ void compare_names(Exchange& x, const Manifest& m, std::span<const Piece> pieces
 
 Loaded load(const std::string& path, std::span<const Piece> pieces, ProcessGroup* group,
             const LoadOptions& o) {
-  Exchange x(group && group->size() > 1 ? group : nullptr, o.timeout);
+  if (!group) group = &world();
+  Exchange x(group->size() > 1 ? group : nullptr, o.timeout);
   Loaded out;
   x.together([&] {
     if (x.rank() != 0) return;

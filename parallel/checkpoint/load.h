@@ -30,9 +30,10 @@ struct LoadOptions {
 };
 
 /// Fills the values of `pieces` (dense or strided, on the CPU), bumping their versions. `path`: a
-/// folder of steps (the newest is taken) or one step's. All ranks of `group` (null: one rank) call
-/// it, each with its own pieces. Throws UserError on all ranks when the checkpoint is damaged, or
-/// names, dtypes or shapes do not fit; then the values of pieces are unspecified.
+/// folder of steps (the newest is taken) or one step's. All ranks of `group` (null: the world; one
+/// rank of several alone: solo_group()) call it, each with its own pieces. Throws UserError on all
+/// ranks when the checkpoint is damaged, or names, dtypes or shapes do not fit; then the values of
+/// pieces are unspecified.
 Loaded load(const std::string& path, std::span<const Piece> pieces, ProcessGroup* group = nullptr,
             const LoadOptions& options = {});
 

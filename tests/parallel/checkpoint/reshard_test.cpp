@@ -2,6 +2,7 @@
 #include <filesystem>
 
 #include "collectives/loopback/run_ranks.h"
+#include "core/ops/create.h"
 #include "parallel/checkpoint/checkpointer.h"
 #include "parallel/checkpoint/load.h"
 #include "parallel/checkpoint/verify.h"
@@ -152,6 +153,29 @@ TEST(Checkpoint, PiecesThatDoNotFitAreRefusedOnAllRanks) {
     for (const std::string& text : texts) expect_contains(text, c.expected);
     EXPECT_EQ(saved_steps(dir.str()), std::vector<int64_t>{2});
   }
+}
+
+TEST(Checkpoint, NoGroupIsTheWorldAndSoloOneRank) {
+  TempFolder dir;
+  auto piece = [](int rank, double value) {  // a half of [4]
+    return std::vector<Piece>{{"a", {4}, {2 * rank}, full({2}, value)}};
+  };
+  run_ranks(2, [&](ProcessGroup& g) {
+    Checkpointer c(dir / "all");
+    c.save(1, {piece(g.rank(), 1.0 + g.rank()), {}});
+    c.wait();
+    std::vector<Piece> back = piece(g.rank(), 0);
+    load(dir / "all", back);
+    EXPECT_EQ(back[0].values.data<float>()[1], 1.0f + float(g.rank()));
+    if (g.rank() != 0) return;
+    Checkpointer alone(dir / "one", solo_group().get());
+    alone.save(1, {{whole("a", full({4}, 5.0))}, {}});
+    alone.wait();
+    std::vector<Piece> whole_of_it{whole("a", zeros({4}))};
+    load(dir / "one", whole_of_it, solo_group().get());
+    EXPECT_EQ(whole_of_it[0].values.data<float>()[3], 5.0f);
+  });
+  EXPECT_TRUE(verify(dir / "all").findings.empty());
 }
 
 TEST(Checkpoint, PartitionsThatInterlockAreUnderstood) {
