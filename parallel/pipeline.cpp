@@ -10,7 +10,7 @@
 #include "core/io/hash.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
-#include "core/tensor/random.h"
+#include "core/ops/random.h"
 #include "dtensor/dtensor.h"
 
 namespace tessera::parallel {
@@ -182,7 +182,7 @@ class Pipeline::Run {
       m.arriving = {};
       if (train_) m.in.requires_grad_();
     }
-    Scoped<Tensor> samples(context().samples, b.samples.defined() ? b.samples : context().samples);
+    SampleScope samples(b.samples.defined() ? b.samples : context().samples);
     Generator generator{uint64_t(m.seed)};
     generator.seek(uint64_t(m.next_key));
     Scoped<Generator*> own(context().generator, &generator);

@@ -34,8 +34,9 @@ struct SamplerOptions {
   int64_t dataset_size = 0;      // items; 0: endless, items are drawn by number
   int64_t micro_batches = 0;     // logical micro-batches of a step, over all ranks; 0: one per rank
   int64_t micro_batch_size = 1;  // samples of one
-  int rank = 0;                  // coordinate on the data-parallel axes
-  int world_size = 1;            // extent of the data-parallel axes
+  // parallel::distributed_sampler fills these two from a group or mesh.
+  int rank = 0;        // coordinate on the data-parallel axes
+  int world_size = 1;  // extent of the data-parallel axes
   uint64_t seed = 0;
   bool shuffle = true;  // each pass over the dataset in an order of its own
   bool repeat = true;   // false: one pass; the last micro-batches may be short or empty, on every

@@ -1,6 +1,7 @@
 // Random tensors and dropout. Without an explicit key each call takes the next key of
 // default_generator().
 #pragma once
+#include "core/dispatch/context.h"
 #include "core/ops/create.h"
 #include "core/tensor/random.h"
 
@@ -19,9 +20,17 @@ Tensor randperm(int64_t n, Tensor key = {});
 /// below 0 and NaN are never true, above 1 is always.
 Tensor bernoulli(const Tensor& p, Tensor key = {});
 
+/// While one lives, dropout on the calling thread draws by these sample numbers, i64 [B] (those of
+/// a data::Batch), and not by position: ranks with one seed drop other elements, and a sample loses
+/// the same ones whichever rank has it.
+class SampleScope : public Scoped<Tensor> {
+ public:
+  explicit SampleScope(Tensor numbers) : Scoped(context().samples, std::move(numbers)) {}
+};
+
 /// x with each element zeroed with probability p, the others divided by 1 - p. `samples` i64 [B]
-/// numbers the samples along dim 0 of x; undefined: context().samples when its extent divides dim
-/// 0, else elements are indexed by position.
+/// numbers the samples along dim 0 of x; undefined: those of SampleScope when their extent divides
+/// dim 0, else elements are indexed by position.
 Tensor dropout(const Tensor& x, double p, Tensor key = {}, Tensor samples = {});
 
 void register_random_ops(OpRegistry& registry);

@@ -1,7 +1,7 @@
 // Randomness is a pure function of (key, index): Philox (philox.h). A Generator deals keys; each op
 // that draws takes one key as an operand and indexes it by the GLOBAL element, or by (sample
-// number, element in the sample) inside a SampleScope, so values do not depend on how many ranks
-// there are or which rank computes them.
+// number, element in the sample) inside a SampleScope (core/ops/random.h), so values do not depend
+// on how many ranks there are or which rank computes them.
 #pragma once
 #include "core/tensor/tensor.h"
 
@@ -26,7 +26,8 @@ class Generator {
   Tensor state_;
 };
 
-/// The generator of the calling thread: context().generator, or one seeded 0 of its own.
+/// The generator of the calling thread: context().generator, or one seeded 0 of its own, so threads
+/// that never call manual_seed draw the same numbers.
 Generator& default_generator();
 /// Seeds default_generator().
 void manual_seed(uint64_t seed);

@@ -7,6 +7,7 @@
 #include "core/io/hash.h"
 #include "core/io/safetensors.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/sort.h"
 #include "core/ops/views.h"
@@ -253,7 +254,7 @@ Tensor Strategy::run_step(const std::vector<data::Batch>& batches, const Tensor&
                           const optim::GradScaler& scaler) {
   std::vector<Tensor> losses;
   for (size_t k = 0; k < batches.size(); ++k) {
-    Scoped<Tensor> samples(context().samples, batches[k].sample_numbers);
+    SampleScope samples(batches[k].sample_numbers);
     default_generator().seek(key);
     set_sync(k + 1 == batches.size());
     if (statistics_) statistics_->before(k, batches.size());

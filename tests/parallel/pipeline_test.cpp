@@ -14,10 +14,10 @@
 #include "core/nn/nn.h"
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
 #include "core/optim/optim.h"
-#include "core/tensor/random.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 #include "parallel/stage.h"
@@ -269,7 +269,7 @@ TEST(Pipeline, MicroBatchesOfSeveralShapes) {
   for (int64_t step : {0, 1}) {
     std::vector<MicroBatch> batch = batch_of(step);
     for (const MicroBatch& b : batch) {
-      Scoped<Tensor> samples(context().samples, b.samples);
+      SampleScope samples(b.samples);
       default_generator().seek(40);
       backward(whole->loss(b.input, b.target) * (1.0 / double(batch.size())));
     }
