@@ -115,8 +115,11 @@ DeviceMesh init_device_mesh(const std::vector<MeshAxis>& axes, Ref<ProcessGroup>
                   "mesh: {} are too many ranks to count", text_of(axes));
   }
   TESSERA_CHECK(!axes.empty(), "mesh: no axes given");
-  TESSERA_CHECK(ranks == group->size(), "mesh: {} is {} ranks, but group {} has {}", text_of(axes),
-                ranks, group->name(), group->size());
+  TESSERA_CHECK(
+      ranks == group->size(),
+      "mesh: {} is {} ranks, but group {} has {}; start the program with tlaunch --nproc {}, or "
+      "choose sizes whose product is {}",
+      text_of(axes), ranks, group->name(), group->size(), ranks, group->size());
   int rest = group->rank();
   for (size_t a = axes.size(); a-- > 0;) {
     state->coordinate.insert(0, rest % axes[a].size);

@@ -11,7 +11,6 @@
 #include "core/ops/reduce.h"
 #include "core/ops/sort.h"
 #include "core/ops/views.h"
-#include "core/tensor/random.h"
 #include "dtensor/dtensor.h"
 #include "examples/models/plans.h"
 #include "parallel/ddp.h"
@@ -49,8 +48,8 @@ DeviceMesh make_mesh(const Options& o, const Ref<ProcessGroup>& group) {
   bool same = std::ranges::equal(axes, names, {}, &MeshAxis::name);
   if (o.strategy == "pp" && axes.size() == 2)  // each stage replicated
     same = axes[0].name == "dp" && axes[1].name == "pp";
-  TESSERA_CHECK(same, "train: --mesh {} for --strategy {}; expected {}", o.mesh, o.strategy,
-                listed(names));
+  TESSERA_CHECK(same, "train: --mesh {} for --strategy {}; expected {}{}", o.mesh, o.strategy,
+                listed(names), o.strategy == "pp" ? " or dp=N,pp=N" : "");
   // One data-parallel coordinate still sums its micro-batches in the tree: fully_shard does that.
   if (o.strategy == "tp" && o.deterministic) axes.insert(axes.begin(), {"dp", 1});
   return init_device_mesh(axes, group);
