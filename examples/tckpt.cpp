@@ -1,6 +1,7 @@
 // tckpt: looks into checkpoints and files of weights. `inspect` prints what they claim, `verify`
 // reads all of it and compares hashes, `consolidate` and `convert` change the layout. Invariant:
-// exit 0 only when everything asked for is sound; otherwise lines on stderr say what is not.
+// exit 0 only when everything asked for is sound; otherwise lines on stderr say what is not, and
+// the status is 1, or 2 where `verify` read everything but found no hash to compare it with.
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
@@ -10,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/base/output.h"
+#include "core/base/spelling.h"
 #include "core/base/version.h"
 #include "core/io/safetensors.h"
 #include "parallel/checkpoint/convert.h"
@@ -19,7 +21,7 @@
 namespace tessera {
 namespace {
 
-constexpr int kBad = 1;
+constexpr int kBad = 1, kUnverified = 2;
 
 // Names come from files of any origin: control characters must not reach the terminal.
 std::string printable(const std::string& text) {
@@ -63,14 +65,20 @@ void inspect_file(const io::SafetensorsFile& file) {
 void verify_file(const io::SafetensorsFile& file) {
   std::string actual = file.compute_hash();
   auto stored = file.metadata().find(io::kHashKey);
-  TESSERA_CHECK(stored == file.metadata().end() || stored->second == actual,
+  if (stored == file.metadata().end()) {
+    std::fprintf(stderr, "tckpt: %s: readable, %s, no %s stored: bytes not verified\n",
+                 printable(file.path()).c_str(),
+                 counted(int64_t(file.tensors().size()), "tensor").c_str(), io::kHashKey);
+    return kUnverified;
+  }
+  TESSERA_CHECK(stored->second == actual,
                 "verify: {}: the data hash to {}, but {} {} was stored when they were written; the "
                 "file is damaged, get "
                 "it again",
                 io::quote(file.path()), actual, io::kHashKey, io::quote(stored->second));
-  fmt::print("{}: sound, {} tensors, {} {} {}\n", printable(file.path()),
-             grouped(file.tensors().size()), io::kHashKey, actual,
-             stored == file.metadata().end() ? "(none stored to compare with)" : "as stored");
+  fmt::print("{}: sound, {} tensors, {} {} as stored\n", printable(file.path()),
+             grouped(file.tensors().size()), io::kHashKey, actual);
+  return 0;
 }
 
 // "rank-0000-of-0002.safetensors[0:4], ..." for the first few.
@@ -153,9 +161,14 @@ int look(const Arguments& a, bool inspect) {
     return 0;
   }
   io::SafetensorsSet set = io::SafetensorsSet::open(a.path);
-  for (const io::SafetensorsFile& file : set.files())
-    inspect ? inspect_file(file) : verify_file(file);
-  return 0;
+  int status = 0;
+  for (const io::SafetensorsFile& file : set.files()) {
+    if (inspect)
+      inspect_file(file);
+    else
+      status = std::max(status, verify_file(file));
+  }
+  return status;
 }
 
 void convert(const Arguments& a) {
@@ -193,7 +206,9 @@ int run(int argc, char** argv) {
   CLI::App* inspect =
       app.add_subcommand("inspect", "print names, dtypes, shapes, sizes, layout and extra texts");
   CLI::App* verify =
-      app.add_subcommand("verify", "read everything and compare hashes; non-zero status on damage");
+      app.add_subcommand("verify",
+                         "read everything and compare hashes; status 1 on damage, 2 where "
+                         "a file is readable but stores no hash");
   CLI::App* consolidate_ = app.add_subcommand(
       "consolidate", "write the weights of a checkpoint as one safetensors file");
   CLI::App* convert_ = app.add_subcommand(

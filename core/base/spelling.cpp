@@ -1,5 +1,7 @@
 #include "core/base/spelling.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -29,6 +31,10 @@ std::string nearest_word(std::string_view word, std::span<const std::string> kno
   for (const std::string& k : known)
     if (size_t d = distance(word, k); d < least) best = &k, least = d;
   return best ? *best : std::string();
+}
+
+std::string counted(int64_t n, std::string_view noun) {
+  return fmt::format("{} {}{}", n, noun, n == 1 ? "" : "s");
 }
 
 }  // namespace tessera

@@ -71,6 +71,15 @@ TEST_F(Tckpt, VerifyFindsDamage) {
   refused("verify " + dir_.write("empty", ""), 1, "cannot hold");
 }
 
+// As other programs write them: nothing says what the bytes were.
+TEST_F(Tckpt, VerifyOfAFileWithoutAHashIsNoProof) {
+  const std::string header = R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
+  std::string bytes(8, '\0');
+  bytes[0] = char(header.size());
+  refused("verify " + dir_.write("plain", bytes + header + std::string(4, 'x')), 2,
+          "readable, 1 tensor, no params_xxh128 stored: bytes not verified");
+}
+
 TEST_F(Tckpt, VerifyReadsAFolderOfShards) {
   std::filesystem::create_directories(dir_ / "m");
   std::filesystem::copy_file(dir_ / "good", dir_ / "m/p1.safetensors");

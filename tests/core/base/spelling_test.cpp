@@ -22,5 +22,11 @@ TEST(Spelling, AWordThatIsFarFromAllHasNone) {
   EXPECT_EQ(nearest_word("--seed", {}), "");
 }
 
+TEST(Spelling, OneOfAThingIsSingular) {
+  EXPECT_EQ(counted(1, "rank"), "1 rank");
+  EXPECT_EQ(counted(0, "rank"), "0 ranks");
+  EXPECT_EQ(counted(4, "rank"), "4 ranks");
+}
+
 }  // namespace
 }  // namespace tessera
