@@ -253,7 +253,8 @@ Parsed parse_options(int argc, char** argv) {
        "text:PATH or mlm:PATH (file or folder), tokens:PATH, images:PATH (folder or tar of class "
        "folders, or of train and val with class folders), cifar10:DIR, idx:DIR or synthetic: "
        "(random values, also where nothing is given)");
-  text("--tokenizer", o.tokenizer, "byte, char or a GPT-2 ranks file; mlm: a WordPiece vocabulary");
+  text("--tokenizer", o.tokenizer,
+       "byte, char or a GPT-2 ranks file (for weights of gpt2); mlm: a WordPiece vocabulary");
   number("--batch-size", o.batch_size, "sequences or images in a step, over all ranks");
   number("--accumulate", o.accumulate, "micro-batches a rank runs before gradients are reduced");
   number("--seq-len", o.seq_len, "tokens of a sequence; 0: the model's context");
@@ -279,7 +280,8 @@ Parsed parse_options(int argc, char** argv) {
   number("--label-smoothing", o.label_smoothing, "share of the target given to all classes alike");
   text("--schedule", o.schedule, "constant, linear or cosine");
   number("--warmup", o.warmup, "steps over which the rate rises");
-  number("--weight-decay", o.weight_decay, "of matrices; norms and biases do not decay");
+  number("--weight-decay", o.weight_decay,
+         "of matrices; norms and biases do not decay; sgd, rmsprop and adagrad: 0 unless given");
   number("--clip-norm", o.clip_norm, "largest norm of all gradients together; 0: no clipping");
   text("--backend", o.backend, "collectives between CPU ranks: shm or gloo; default by host");
   number("--seed", o.seed, "of weights, data order and dropout");
@@ -347,9 +349,13 @@ Parsed parse_options(int argc, char** argv) {
     TESSERA_CHECK(eq != std::string::npos && eq > 0, "train: --set \"{}\": expected key=value", s);
     o.set.emplace_back(s.substr(0, eq), s.substr(eq + 1));
   }
+  auto given = [&](const std::string& flag) { return app.get_option(flag)->count() > 0; };
+  // These add the decay to the gradient, where 0.1 would drown it.
+  if (o.optimizer != "adamw" && o.optimizer != "lion" && !given("--weight-decay"))
+    o.weight_decay = 0;
   check_available(u);
   check_values(o);
-  check_read(o, [&](const std::string& flag) { return app.get_option(flag)->count() > 0; });
+  check_read(o, given);
   return {o, -1};
 }
 

@@ -334,6 +334,19 @@ TEST_F(Train, TheLossScaleIsResumed) {
 }
 
 // The module and the op are named, whichever rank finds them and however the step ran.
+TEST_F(Train, SgdDecaysWeightsOnlyWhereAsked) {
+  const std::string sgd = "--steps 3 --optimizer sgd --lr 0.1";
+  const std::string hash = train(1, sgd).hash;
+  EXPECT_EQ(hash, train(1, sgd + " --weight-decay 0").hash);
+  EXPECT_NE(hash, train(1, sgd + " --weight-decay 0.1").hash);
+}
+
+TEST_F(Train, AnMlpLearnsFromSamples) {
+  Outcome o = run(bin("train") + " --model mlp --steps 1");
+  EXPECT_EQ(o.status, 0) << o.output;
+  expect_contains(o.output, "parameters, 1 rank, 1 step of 12 samples");
+}
+
 TEST_F(Train, ANaNIsTracedToItsOp) {
   const char* spreads[] = {"", "--compile", "--strategy fsdp", "--strategy pp --accumulate 2"};
   for (std::string spread : spreads) {
