@@ -62,7 +62,7 @@ void inspect_file(const io::SafetensorsFile& file) {
     fmt::print("metadata {} = {}\n", printable(key), printable(value));
 }
 
-void verify_file(const io::SafetensorsFile& file) {
+int verify_file(const io::SafetensorsFile& file) {
   std::string actual = file.compute_hash();
   auto stored = file.metadata().find(io::kHashKey);
   if (stored == file.metadata().end()) {
@@ -99,7 +99,8 @@ void inspect_checkpoint(const std::string& path) {
   checkpoint::Newest found = checkpoint::resolve(path);
   if (!found.warning.empty()) fmt::print("warning: {}\n", printable(found.warning));
   checkpoint::Manifest m = checkpoint::read_step(found.folder);
-  fmt::print("{}: step {}, saved by {} ranks\n", printable(found.folder), m.step, m.world_size);
+  fmt::print("{}: step {}, saved by {}\n", printable(found.folder), m.step,
+             counted(m.world_size, "rank"));
   size_t widest = 4;
   for (const auto& t : m.tensors) widest = std::max(widest, printable(t.name).size());
   fmt::print("{:<{}}  {:<5}  {:<18}  {:>15}  {}\n", "name", widest, "dtype", "shape", "bytes",
@@ -111,8 +112,8 @@ void inspect_checkpoint(const std::string& path) {
                io::safetensors_dtype(t.dtype), to_string(t.shape), grouped(own), layout_of(m, t));
     bytes += own;
   }
-  fmt::print("{} tensors, {} bytes in {} files\n", grouped(m.tensors.size()), grouped(bytes),
-             grouped(m.files.size()));
+  fmt::print("{} tensors, {} bytes in {}\n", grouped(m.tensors.size()), grouped(bytes),
+             counted(int64_t(m.files.size()), "file"));
   for (const auto& [key, value] : m.extra)
     fmt::print("extra {} = {}\n", printable(key), printable(value));
   std::string others;
@@ -126,8 +127,8 @@ int verify_checkpoint(const std::string& path) {
   for (const checkpoint::Finding& f : v.findings)
     std::fprintf(stderr, "tckpt: %s\n", printable(to_string(f)).c_str());
   if (!v.findings.empty()) return kBad;
-  fmt::print("{}: sound, {} saved steps, {} bytes compared with their hashes\n", printable(path),
-             v.steps.size(), grouped(v.bytes));
+  fmt::print("{}: sound, {}, {} bytes compared with their hashes\n", printable(path),
+             counted(int64_t(v.steps.size()), "saved step"), grouped(v.bytes));
   return 0;
 }
 
@@ -183,8 +184,8 @@ void convert(const Arguments& a) {
           ? checkpoint::export_safetensors(
                 a.path, a.to, {.prefix = a.prefix, .max_shard_bytes = a.max_shard_bytes})
           : checkpoint::import_safetensors(a.path, a.to, a.step, a.prefix);
-  fmt::print("{}: {} tensors, {} bytes in {} files\n", printable(a.to), grouped(c.tensors),
-             grouped(c.bytes), grouped(c.files));
+  fmt::print("{}: {} tensors, {} bytes in {}\n", printable(a.to), grouped(c.tensors),
+             grouped(c.bytes), counted(int64_t(c.files), "file"));
 }
 
 void consolidate(const Arguments& a) {

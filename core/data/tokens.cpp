@@ -188,8 +188,10 @@ TokenSplit load_token_files(const std::string& path, const std::string& tokenize
 TokenSplit load_tokens(const std::string& kind_and_path, const std::string& tokenizer) {
   size_t colon = kind_and_path.find(':');
   std::string kind = kind_and_path.substr(0, colon);
-  TESSERA_CHECK(colon != std::string::npos && colon + 1 < kind_and_path.size() &&
-                    (kind == "text" || kind == "tokens"),
+  TESSERA_CHECK(colon == std::string::npos || colon + 1 < kind_and_path.size(),
+                "data: {} has no path after the colon; is a variable of the shell unset?",
+                io::quote(kind_and_path));
+  TESSERA_CHECK(colon != std::string::npos && (kind == "text" || kind == "tokens"),
                 "data: {} is not text:PATH or tokens:PATH", io::quote(kind_and_path));
   std::string path = kind_and_path.substr(colon + 1);
   return kind == "text" ? load_text(path, tokenizer) : load_token_files(path, tokenizer);

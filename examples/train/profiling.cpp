@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "core/base/error.h"
+#include "core/base/spelling.h"
 #include "core/ops/create.h"
 
 namespace tessera::train {
@@ -80,7 +81,7 @@ std::string Profiling::write(const std::vector<ProfileEvent>& events) const {
   }
   if (std::string trouble = trouble_of(group_, path_, written); !trouble.empty())
     return fmt::format("warning: {}; the run goes on\n", trouble);
-  return fmt::format("profile of {} ranks in {}; ", ranks.size(), path_);
+  return fmt::format("profile of {} in {}; ", counted(int64_t(ranks.size()), "rank"), path_);
 }
 
 }  // namespace tessera::train

@@ -191,6 +191,7 @@ Task make_mlp_task(const Options& o) {
   auto mlp = models::mlp(m);
   task.fill = [mlp, seed = o.seed] { mlp->init(seed); };
   task.model = mlp;
+  task.samples = "samples";
   task.train = std::make_shared<Synthetic>(Shape{m.in}, Shape{}, m.out, false, o.seed);
   task.loss = mean_cross_entropy;
   return task;

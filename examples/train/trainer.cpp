@@ -12,6 +12,7 @@
 #include "core/autograd/autograd.h"
 #include "core/base/deterministic.h"
 #include "core/base/isa.h"
+#include "core/base/spelling.h"
 #include "core/data/loader.h"
 #include "core/data/token_dataset.h"
 #include "core/io/safetensors.h"
@@ -241,11 +242,9 @@ class Trainer {
     }
     std::optional<Validation> validation;
     if (task_.validation) validation = validate(o_, task_, *strategy_);
-    TESSERA_CHECK(
-        !validation || std::isfinite(validation->loss),
-        "train: after the last step, {}, the validation loss is {}: nothing is saved. Lower "
-        "--lr, or give --clip-norm",
-        std::max(steps_, done_), validation->loss);
+    TESSERA_CHECK(!validation || std::isfinite(validation->loss),
+                  "train: after the last step, {}, the validation loss is {}: nothing is saved. {}",
+                  std::max(steps_, done_), validation->loss, calmer());
     report_.done({.steps = std::max(steps_, done_),
                   .seconds = seconds_since(start),
                   .validation = validation,
@@ -263,15 +262,16 @@ class Trainer {
                           : o_.data.starts_with("synthetic") ? " of random values"
                                                              : "";
     if (steps_ > 0)
-      report_.line(fmt::format("{}: {} parameters, {} ranks, {} steps of {} {}{}{}", o_.model,
-                               strategy_->num_parameters(), group_->size(), steps_, o_.batch_size,
-                               task_.samples, made_up, precision_story(o_)));
+      report_.line(fmt::format("{}: {} parameters, {}, {} of {} {}{}{}", o_.model,
+                               strategy_->num_parameters(), counted(group_->size(), "rank"),
+                               counted(steps_, "step"), o_.batch_size, task_.samples, made_up,
+                               precision_story(o_)));
     if (!task_.data_story.empty()) report_.line(task_.data_story);
     if (!checkpointing_.story().empty()) report_.line(checkpointing_.story());
     if (done_ > 0 && done_ >= steps_)
-      report_.line(fmt::format(
-          "nothing is left to train: {} steps are done, this run has {}; give more --steps", done_,
-          steps_));
+      report_.line(
+          fmt::format("nothing is left to train: {} done, this run has {}; give more --steps",
+                      counted(done_, "step"), steps_));
   }
 
   int stopped(int signal, int64_t done) {
@@ -381,14 +381,20 @@ class Trainer {
                       n, task_.samples));
   }
 
+  // What to try where numbers grew without bound.
+  const char* calmer() const {
+    return o_.clip_norm > 0 ? "Lower --lr or --clip-norm" : "Lower --lr or give --clip-norm";
+  }
+
   std::string compiled_story() const {
     const compiler::CompileReport& r = compiled_update_.report();
     if (r.replays == 0 && !r.why_not.empty())
-      return fmt::format("compiled: {} graphs; the program runs at each step: {}", r.compiled,
-                         r.why_not);
-    return fmt::format(
-        "compiled: {} of {} steps were replayed from {} graphs, made in {:.2f} s\n{}", r.replays,
-        r.calls, r.compiled, r.compile_s, compiled_update_.graph_report());
+      return fmt::format("compiled: {}; the program runs at each step: {}",
+                         counted(r.compiled, "graph"), r.why_not);
+    std::string graphs = compiled_update_.graph_report();
+    while (graphs.ends_with('\n')) graphs.pop_back();
+    return fmt::format("compiled: {} of {} steps were replayed from {}, made in {:.2f} s\n{}",
+                       r.replays, r.calls, counted(r.compiled, "graph"), r.compile_s, graphs);
   }
 
   // Runs a step that went wrong again, op by op, on all ranks, and throws one error on all of them
@@ -413,9 +419,8 @@ class Trainer {
           "train: step {}: {}, but the same step run again op by op has finite numbers only{}",
           s + 1, what,
           o_.compile ? "; try it without --compile, and report it if that helps" : ""));
-    throw UserError(fmt::format(
-        "train: step {}: {}; on rank {}, {}. Lower --lr or --clip-norm, or look at that module",
-        s + 1, what, first - stories.begin(), first->substr(1)));
+    throw UserError(fmt::format("train: step {}: {}; on rank {}, {}. {}, or look at that module",
+                                s + 1, what, first - stories.begin(), first->substr(1), calmer()));
   }
 
   void tell(int64_t s, double loss, double norm, Clock::time_point start) {

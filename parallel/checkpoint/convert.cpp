@@ -78,7 +78,9 @@ std::vector<Group> shards_of(const Source& from, uint64_t most) {
     out.back().push_back(&t);
     filled += bytes_of(t);
   }
-  TESSERA_CHECK(!out.empty(), "convert: {} has no tensor whose name begins with {}; set the prefix",
+  TESSERA_CHECK(!out.empty(),
+                "convert: {} has no tensor whose name begins with {}; give the prefix that its "
+                "names have (tckpt --prefix; tckpt inspect lists them)",
                 quote(from.folder), quote(from.prefix));
   return out;
 }

@@ -88,7 +88,7 @@ TEST_F(TckptCheckpoint, VerifyNamesTheDamage) {
 
 TEST_F(TckptCheckpoint, Consolidate) {
   std::string file = dir_ / "model.safetensors";
-  expect_contains(run("consolidate " + root_ + " --to " + file), "2 tensors, 44 bytes in 1 files");
+  expect_contains(run("consolidate " + root_ + " --to " + file), "2 tensors, 44 bytes in 1 file\n");
   expect_weights(io::SafetensorsSet::open(file));
   expect_contains(run("verify " + file), "as stored");
   run("consolidate " + root_ + " --prefix '' --to " + file);
@@ -96,6 +96,14 @@ TEST_F(TckptCheckpoint, Consolidate) {
   expect_contains(run("consolidate " + root_ + " --prefix none. --to " + file, 1),
                   "no tensor whose");
   expect_contains(run("consolidate " + root_ + " --to " + (dir_ / "folder"), 1), ".safetensors");
+}
+
+TEST_F(TckptCheckpoint, ErrorsSayWhatToGive) {
+  expect_contains(
+      run("consolidate " + root_ + " --to " + (dir_ / "x.safetensors") + " --prefix foo.", 1),
+      "begins with 'foo.'; give the prefix that its names have (tckpt --prefix");
+  fs::remove(root_ + "/latest");
+  expect_contains(run("verify " + root_, 1), "latest' is missing; it names the newest save");
 }
 
 TEST_F(TckptCheckpoint, ConvertThereAndBack) {
@@ -113,7 +121,7 @@ TEST_F(TckptCheckpoint, ConvertThereAndBack) {
   EXPECT_FALSE(fs::exists(shards + ".tmp"));
 
   run("convert " + shards + " " + back + " --step 3");
-  expect_contains(run("verify " + back), "sound, 1 saved steps");
+  expect_contains(run("verify " + back), "sound, 1 saved step,");
   Tensor bias = empty({3});
   std::vector<checkpoint::Piece> pieces{checkpoint::whole("model.bias", bias)};
   checkpoint::Loaded l = checkpoint::load(back, pieces, nullptr, {.only = "*.bias"});

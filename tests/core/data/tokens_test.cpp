@@ -61,8 +61,9 @@ TEST(LoadTokens, FromTokenFilesAndFolders) {
 }
 
 TEST(LoadTokens, BadKinds) {
-  for (const char* bad : {"", "text", "text:", "pictures:x", ":x"})
+  for (const char* bad : {"", "text", "pictures:x", ":x"})
     expect_contains(error_of([&] { load_tokens(bad, "byte"); }), "not text:PATH or tokens:PATH");
+  expect_contains(error_of([&] { load_tokens("text:", "byte"); }), "has no path after the colon");
   expect_contains(error_of([&] { load_tokens("text:/no/such", "byte"); }), "No such file");
   expect_contains(error_of([&] { load_tokens("tokens:/no/such", "char"); }),
                   "not known from tokens");
