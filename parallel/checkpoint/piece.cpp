@@ -76,7 +76,8 @@ Piece whole(std::string name, Tensor values) {
 std::string to_string(const Box& box) {
   std::string out;
   for (int d = 0; d < box.begin.size(); ++d)
-    out += fmt::format("{}{}:{}", d ? ", " : "", box.begin[d], end_of(box, d));
+    out += fmt::format("{}{}:{}", d ? ", " : "", box.begin[d],
+                       uint64_t(box.begin[d]) + uint64_t(box.shape[d]));  // in any whole or not
   return "[" + out + "]";
 }
 

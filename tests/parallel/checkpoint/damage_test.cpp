@@ -268,6 +268,9 @@ TEST_F(Damage, HostileManifestsAreRefused) {
   expect_contains(attempt("\"shape\":[4,3]", "\"shape\":[4,3,1,1,1,1,1,1,1]"), "too many");
   expect_contains(attempt("\"begin\":[2,0]", "\"begin\":[0,0]"), "no box holds [2:4, 0:3]");
   expect_contains(attempt("\"begin\":[2,0]", "\"begin\":[3,0]"), "not inside");
+  expect_contains(attempt("\"begin\":[2,0],\"shape\":[2,3]",
+                          "\"begin\":[2,0],\"shape\":[9223372036854775807,3]"),
+                  "the box [2:9223372036854775809, 0:3] is not inside");
   expect_contains(attempt("\"begin\":[2,0]", "\"begin\":[18446744073709551615,0]"), "too many");
   expect_contains(attempt("\"dtype\":\"F32\"", "\"dtype\":\"F64\""), "which has 144");
   expect_contains(attempt("\"dtype\":\"F32\"", "\"dtype\":\"Q4\""), "not known");
