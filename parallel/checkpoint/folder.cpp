@@ -84,9 +84,10 @@ std::vector<int64_t> saved_steps(const std::string& folder) {
 Latest read_latest(const std::string& folder) {
   std::string path = folder + "/" + kLatestName;
   std::error_code error;
-  TESSERA_CHECK(fs::exists(fs::symlink_status(path, error)),
-                "checkpoint: {} is missing; it names the newest save, and the next one writes it",
-                quote(path));
+  TESSERA_CHECK(
+      fs::exists(fs::symlink_status(path, error)),
+      "checkpoint: {}: No such file; it names the newest save, and the next one writes it",
+      quote(path));
   std::string text = io::read_file(path, "checkpoint", 4096);
   size_t blank = text.find(' ');
   Latest out;

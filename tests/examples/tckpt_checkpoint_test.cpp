@@ -103,7 +103,7 @@ TEST_F(TckptCheckpoint, ErrorsSayWhatToGive) {
       run("consolidate " + root_ + " --to " + (dir_ / "x.safetensors") + " --prefix foo.", 1),
       "begins with 'foo.'; give the prefix that its names have (tckpt --prefix");
   fs::remove(root_ + "/latest");
-  expect_contains(run("verify " + root_, 1), "latest' is missing; it names the newest save");
+  expect_contains(run("verify " + root_, 1), "latest': No such file; it names the newest save");
 }
 
 TEST_F(TckptCheckpoint, ConvertThereAndBack) {

@@ -129,7 +129,7 @@ TEST_F(Damage, MissingFilesAreNamed) {
     auto found = findings();
     ASSERT_FALSE(found.empty()) << path;
     EXPECT_EQ(found[0].file, path);
-    expect_contains(found[0].what, "is missing");
+    expect_contains(found[0].what, "No such file");
     const std::string text = to_string(found[0]), name = fs::path(path).filename();
     expect_contains(text, path);
     EXPECT_EQ(text.find(name), text.rfind(name)) << text;
