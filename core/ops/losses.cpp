@@ -29,6 +29,17 @@ Tensor huber(const Tensor& x, const Tensor& y, double beta, double scale) {
   return where(lt(d, beta), square(d) * (0.5 / beta * scale), (d - 0.5 * beta) * scale);
 }
 
+// max(log x, -100) and max(log(1 - x), -100) with gradient 0 where a logarithm is -infinity: there
+// 0 dx / 0 would be NaN.
+Tensor bounded_log(const Tensor& x) {
+  Tensor none = eq(x, 0);
+  return masked_fill(clamp_min(log(masked_fill(x, none, 1)), -100.0), none, -100.0);
+}
+Tensor bounded_log_rest(const Tensor& x) {
+  Tensor none = eq(x, 1);
+  return masked_fill(clamp_min(log1p(-masked_fill(x, none, 0)), -100.0), none, -100.0);
+}
+
 }  // namespace
 
 Tensor mse_loss(const Tensor& x, const Tensor& y, Reduction r) {
@@ -54,7 +65,7 @@ Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weig
   check_shapes("binary_cross_entropy", x, y);
   if (autocast_meets({x.dtype()}) && x.dtype() != kF32)
     return binary_cross_entropy(wide(x), y, weight, r);
-  Tensor loss = (y - 1.0) * clamp_min(log1p(-x), -100.0) - y * clamp_min(log(x), -100.0);
+  Tensor loss = (y - 1.0) * bounded_log_rest(x) - y * bounded_log(x);
   return reduced(weight.defined() ? loss * weight : loss, r);
 }
 

@@ -12,7 +12,8 @@ Tensor smooth_l1_loss(const Tensor& x, const Tensor& y, double beta = 1,
 /// delta times smooth_l1_loss with beta = delta: Huber 1964.
 Tensor huber_loss(const Tensor& x, const Tensor& y, double delta = 1,
                   Reduction reduction = Reduction::kMean);
-/// -(y log x + (1 - y) log(1 - x)) weight; logarithms stop at -100.
+/// -(y log x + (1 - y) log(1 - x)) weight, x floats in 0 to 1 (NaN outside); logarithms stop at
+/// -100, and one that stopped has gradient 0.
 Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weight = {},
                             Reduction reduction = Reduction::kMean);
 /// The same of sigmoid(x), without overflow; `pos_weight` multiplies the first term.

@@ -15,6 +15,7 @@
 #include "core/ops/fused.h"
 #include "core/ops/indexing.h"
 #include "core/ops/layout.h"
+#include "core/ops/losses.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
 #include "core/ops/samples.h"
@@ -263,6 +264,18 @@ TEST(Reduce, SixteenBitRowsHaveTheBitsOfWideOnes) {
       Tensor low = sum(x, {dim}), wide = cast(sum(cast(x, kF32), {dim}), t);
       EXPECT_EQ(std::memcmp(low.raw(), wide.raw(), wide.nbytes()), 0) << to_string(shape);
     }
+}
+
+// What a sigmoid that is saturated gives.
+TEST(Losses, CertainProbabilitiesHaveFiniteGradients) {
+  for (DType t : {kF32, kF64}) {
+    Tensor x = from_values<float>({0, 0, 1, 1, 0.25}, {5}).to(t).requires_grad_(),
+           y = from_values<float>({0, 1, 1, 0, 1}, {5}).to(t);
+    Tensor loss = binary_cross_entropy(x, y, {}, Reduction::kSum);
+    loss.backward();
+    EXPECT_NEAR(loss.to(kF64).item<double>(), 200 - std::log(0.25), 1e-4) << name_of(t);
+    EXPECT_EQ(values(x.grad()), (std::vector<double>{1, 0, -1, 0, -4})) << name_of(t);
+  }
 }
 
 }  // namespace
