@@ -96,6 +96,7 @@ Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& o) {
 }
 
 Tensor kl_div(const Tensor& x, const Tensor& target, KlReduction r) {
+  check_shapes("kl_div", x, target);
   Tensor loss = xlogy(wide(target), wide(target)) - wide(target) * wide(x);
   if (r == KlReduction::kBatchMean) {
     TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && x.size(0) > 0, "kl_div: batch mean of {}",

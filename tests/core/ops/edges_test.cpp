@@ -278,5 +278,20 @@ TEST(Losses, CertainProbabilitiesHaveFiniteGradients) {
   }
 }
 
+TEST(Losses, DoNotBroadcast) {
+  Tensor x = ones({4, 1}), y = zeros({4});
+  const std::pair<const char*, std::function<void()>> losses[] = {
+      {"mse_loss", [&] { mse_loss(x, y); }},
+      {"l1_loss", [&] { l1_loss(x, y); }},
+      {"smooth_l1_loss", [&] { smooth_l1_loss(x, y); }},
+      {"huber_loss", [&] { huber_loss(x, y); }},
+      {"binary_cross_entropy", [&] { binary_cross_entropy(x, y); }},
+      {"binary_cross_entropy_with_logits", [&] { binary_cross_entropy_with_logits(x, y); }},
+      {"kl_div", [&] { kl_div(x, y); }},
+  };
+  for (const auto& [name, loss] : losses)
+    EXPECT_TRUE(contains(error_of(loss), name + std::string(": x is f32[4, 1]"))) << name;
+}
+
 }  // namespace
 }  // namespace tessera
