@@ -13,6 +13,7 @@
 #include "core/ops/einsum.h"           // IWYU pragma: export
 #include "core/ops/fused.h"            // IWYU pragma: export
 #include "core/ops/indexing.h"         // IWYU pragma: export
+#include "core/ops/interpolate.h"      // IWYU pragma: export
 #include "core/ops/layout.h"           // IWYU pragma: export
 #include "core/ops/linalg.h"           // IWYU pragma: export
 #include "core/ops/losses.h"           // IWYU pragma: export
