@@ -109,11 +109,12 @@ void write_latest(const std::string& folder, const Latest& latest) {
 
 std::optional<Newest> newest(const std::string& folder) {
   std::string trouble;
+  std::error_code unreadable;
   try {
     Latest latest = read_latest(folder);
     Newest out{latest.step, folder + "/" + step_name(latest.step), ""};
     // Damage below is for the reader of that step to report; here it is about where to look.
-    if (fs::exists(out.folder)) return out;
+    if (fs::exists(out.folder, unreadable)) return out;
     trouble = fmt::format("checkpoint: {} names {}, which is gone",
                           quote(folder + "/" + kLatestName), step_name(latest.step));
   } catch (const UserError& e) {

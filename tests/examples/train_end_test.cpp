@@ -124,7 +124,7 @@ TEST_F(TrainEnd, NothingLeftToTrainIsSaid) {
   EXPECT_EQ(run(command("--steps 4" + at)).status, 0);
   const Outcome o = run(command("--steps 2 --resume" + at));
   EXPECT_EQ(o.status, 0) << o.output;
-  expect_contains(o.output, "nothing is left to train: 4 steps are done, this run has 2");
+  expect_contains(o.output, "nothing is left to train: 4 steps done, this run has 2");
   expect_contains(o.output, "done: 4 steps");
 }
 

@@ -141,6 +141,17 @@ TEST_F(Damage, MissingFilesAreNamed) {
   expect_contains(found[0].what, "names step-000000008, which is missing");
 }
 
+// What the system cannot look at counts as gone: the step before it is taken.
+TEST_F(Damage, ALinkThatLeadsToItselfIsGone) {
+  const std::string step = root_ + "/step-000000008";
+  fs::remove_all(step);
+  fs::create_directory_symlink(step, step);
+  const auto found = newest(root_);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->step, 4);
+  expect_contains(found->warning, "names step-000000008, which is gone");
+}
+
 TEST_F(Damage, SwappedAndForeignFilesAreFound) {
   std::string a = root_ + "/step-000000004/", b = root_ + "/step-000000008/";
   fs::copy_file(a + "rank-0000-of-0002.safetensors", b + "rank-0000-of-0002.safetensors",
