@@ -71,9 +71,9 @@ def steps(files):
             low, high = row["interval"]
             cells.setdefault(name, {})[column] = f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}]"
         share = f" ({row['tessera_gflops'] / row['peak_gflops']:.0%})" if "peak_gflops" in row else ""
-        times.setdefault(name, {})[compiled] = f"{row['tessera_ms']:.1f}{share}"
+        times.setdefault(name, {})[compiled] = f"{row['tessera_ms']:.3g}{share}" if row["tessera_ms"] < 10 else f"{row['tessera_ms']:.1f}{share}"
     columns.sort()
-    kinds = {(False, False): "{}", (True, False): "{}, torch.compile", (True, True): "compiled, {}, torch.compile"}
+    kinds = {(False, False): "PyTorch {}", (True, False): "its torch.compile", (True, True): "compiled over that"}
     head = ["step", "ms", "compiled, ms", *(kinds[their, our].format(version) for version, their, our in columns)]
     table(
         head,
