@@ -28,6 +28,11 @@ inline void store_before_load() {
 #endif
 }
 
+/// Asks for all lines of a few KiB at once; a loop that waits for some of them asks for fewer.
+inline void prefetch(const std::byte* from, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
+}
+
 /// memcpy past the caches: another core that reads `to` afterwards finds it in memory rather than
 /// in this core's cache. `to` is aligned to 64 bytes. What was written is visible to whoever sees a
 /// later release store.

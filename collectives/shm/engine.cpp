@@ -164,7 +164,7 @@ void ShmEngine::run(Call& call) {
     trial_ = !options_.way && places_.tries(plan.longest);
   }
   Entry entry{.fingerprint = plan.record.fingerprint, .verdict = places_.verdict()};
-  entry.direct = find_places(plan, seq, entry);
+  entry.direct = (way != Way::kStaged || trial_) && find_places(plan, seq, entry);
   trial_ &= entry.direct;
   bool staged = entry.staged = small && !(entry.direct && way != Way::kStaged);
   entry.has_pool = published_.load(std::memory_order_acquire);
@@ -310,6 +310,9 @@ void ShmEngine::consume(const Plan& plan, int64_t begin, int64_t window) {
     if (r == rank_ && own_in_place) return plan.give[size_t(plan.piece())].data + begin;
     return area(r) + offset;
   };
+  if (swaps_)
+    for (int r = first; r < last; ++r)
+      if (r != rank_) prefetch(area(r) + offset, size_t(window));
   if (plan.reduces) {
     Sources sources;
     for (int r = first; r < last; ++r) sources.push_back(given_by(r));
