@@ -10,6 +10,16 @@
 #include "core/base/parallel.h"
 
 namespace tessera::detail {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a call is left to a thread that may wait for it. A step of a small model is over by
+// then, in a large one a visit of the communication thread is nothing.
+constexpr auto kLeave = std::chrono::milliseconds(20);
+
+}  // namespace
+
 int forks() {
   static const int registered =
       pthread_atfork(nullptr, nullptr, [] { fork_count.fetch_add(1, std::memory_order_relaxed); });
@@ -23,7 +33,7 @@ BackendGroup::BackendGroup(Membership members, std::unique_ptr<Engine> engine, M
       engine_(std::move(engine)),
       timeout_(timeout),
       splitter_(std::move(splitter)),
-      waiters_(make_ref<Waiters>(engine_.get())),
+      waiters_(make_ref<Waiters>(this)),
       birth_(forks()) {}
 
 BackendGroup::~BackendGroup() {
@@ -33,12 +43,11 @@ BackendGroup::~BackendGroup() {
     return;
   }
   {
-    Waiters::Scope scope(waiters_);
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+    wait_until_idle(lock);
     stop_ = true;
   }
-  changed_.notify_all();
+  work_.notify_all();
   if (thread_.joinable()) thread_.join();
   waiters_->retire();
 }
@@ -93,7 +102,8 @@ Ref<Work> BackendGroup::run_here(Ref<Call> call, const Collective& c) {
   {
     std::lock_guard lock(mutex_);
     busy_ = p2p_busy_ = false;
-    if (!queue_.empty() || stop_) changed_.notify_all();
+    if (!queue_.empty()) work_.notify_one();
+    if (waiters_->any()) idle_.notify_all();
   }
   call->wait();
   return call;
@@ -114,12 +124,15 @@ Ref<Work> BackendGroup::enqueue(const Collective& c) {
   {
     std::lock_guard lock(mutex_);
     seal(call->plan.record, call->plan.is_p2p() ? ++messages_ : ++collectives_);
+    call->left = !call->plan.is_p2p() && engine_->leaves_to_waiters(*call);
+    if (call->left) call->queued = Clock::now();
     queue_.push_back(call);
+    urgent_ += !call->left;
     if (!thread_.joinable()) thread_ = start_thread("tessera-comm", [this] { serve(); });
     if (p2p_busy_) engine_->interrupt();
     if (busy_) engine_->call_queued();
+    if (asleep_ || urgent_ > 0) work_.notify_one();
   }
-  changed_.notify_all();
   if (!c.async) call->wait();
   return call;
 }
@@ -127,20 +140,71 @@ Ref<Work> BackendGroup::enqueue(const Collective& c) {
 void BackendGroup::serve() {
   set_num_threads(1);  // who overwrites what a checkpoint reads may copy it, here too
   std::unique_lock lock(mutex_);
-  for (;;) {
-    changed_.wait(lock, [&] { return stop_ || (!queue_.empty() && !busy_); });
-    if (queue_.empty() || busy_) return;
-    Ref<Call> call = std::move(queue_.front());
-    queue_.pop_front();
-    busy_ = true;
-    p2p_busy_ = call->plan.is_p2p();
-    lock.unlock();
-    execute(call);
-    call.reset();
-    lock.lock();
-    busy_ = p2p_busy_ = false;
-    changed_.notify_all();
+  while (await_call(lock)) execute_head(lock);
+}
+
+/// Waits until the head of the queue is the communication thread's to execute. False when the group
+/// goes.
+bool BackendGroup::await_call(std::unique_lock<std::mutex>& lock) {
+  for (uint64_t taken = taken_; !stop_; asleep_ = false) {
+    const bool ready = !queue_.empty() && !busy_;
+    const auto now = Clock::now();
+    const auto until = (ready ? queue_.front()->queued : now) + kLeave;
+    if (ready && (urgent_ > 0 || waiters_->any() || dead_ || now >= until)) return true;
+    // While calls that are left come and go it looks by itself, so that none has to wake it.
+    asleep_ = queue_.empty() && taken == taken_;
+    taken = taken_;
+    if (asleep_)
+      work_.wait(lock);
+    else
+      work_.wait_until(lock, until);
   }
+  return false;
+}
+
+void BackendGroup::execute_head(std::unique_lock<std::mutex>& lock) {
+  Ref<Call> call = take_head();
+  busy_ = true;
+  p2p_busy_ = call->plan.is_p2p();
+  lock.unlock();
+  execute(call);
+  call.reset();
+  lock.lock();
+  busy_ = p2p_busy_ = false;
+  if (queue_.empty()) idle_.notify_all();
+}
+
+Ref<Call> BackendGroup::take_head() {
+  Ref<Call> call = std::move(queue_.front());
+  queue_.pop_front();
+  taken_ += call->left;
+  urgent_ -= !call->left;
+  return call;
+}
+
+void BackendGroup::help(const Call& call) {
+  {
+    std::unique_lock lock(mutex_);
+    while (!call.done() && !busy_ && !queue_.empty() && queue_.front()->left) execute_head(lock);
+    if (!queue_.empty() && (!call.done() || waiters_->count() > 1)) work_.notify_one();
+  }
+  if (!call.done()) engine_->interrupt();
+}
+
+void BackendGroup::hurry() {
+  {
+    std::lock_guard lock(mutex_);
+    work_.notify_one();
+  }
+  engine_->interrupt();
+}
+
+/// Until nothing is under way.
+void BackendGroup::wait_until_idle(std::unique_lock<std::mutex>& lock) {
+  Waiters::Scope scope(waiters_);
+  work_.notify_one();
+  engine_->interrupt();
+  idle_.wait(lock, [&] { return queue_.empty() && !busy_; });
 }
 
 void BackendGroup::execute(const Ref<Call>& call) {
@@ -176,11 +240,14 @@ void BackendGroup::execute_p2p(const Ref<Call>& first) {
 
 /// The head of the queue if it is a send or a receive whose operands are there.
 Ref<Call> BackendGroup::next_p2p() {
-  std::lock_guard lock(mutex_);
-  if (queue_.empty() || !queue_.front()->plan.is_p2p() || !queue_.front()->inputs_ready())
-    return nullptr;
-  Ref<Call> call = std::move(queue_.front());
-  queue_.pop_front();
+  std::unique_lock lock(mutex_);
+  if (queue_.empty() || !queue_.front()->plan.is_p2p()) return nullptr;
+  Ref<Call> call = queue_.front();
+  lock.unlock();  // what it waits for may be a call of this group
+  if (!call->inputs_ready()) return nullptr;
+  lock.lock();
+  take_head();
+  lock.unlock();
   call->start();
   return call;
 }
@@ -203,6 +270,7 @@ std::exception_ptr BackendGroup::fail(std::exception_ptr error, const Call* call
     if (!failure_) failure_ = error;
     error = failure_;
     dead_.store(true, std::memory_order_release);
+    work_.notify_one();
   }
   engine_->abort(report);
   return error;
@@ -226,9 +294,8 @@ void BackendGroup::abort(const std::string& why) {
 
 void BackendGroup::flush() {
   check_alive();
-  Waiters::Scope scope(waiters_);
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return queue_.empty() && !busy_; });
+  wait_until_idle(lock);
   if (failure_) std::rethrow_exception(failure_);
 }
 

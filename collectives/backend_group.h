@@ -1,7 +1,11 @@
 // A process group over one engine: checks the arguments of a call, numbers it, keeps calls in the
 // order of submission and remembers the first failure. A synchronous call runs on its caller when
 // nothing else is under way; everything else runs on the group's communication thread, started by
-// the first asynchronous call. Invariant: at most one thread is inside the engine.
+// the first asynchronous call. A call that the engine leaves to waiters runs on the thread that
+// waits for it, or on the communication thread once it has been queued for a while or somebody
+// waits in vain; messages, which may be under way for longer than what is waited for, never are
+// left. Invariants: at most one thread is inside the engine, and it alone takes calls from the
+// queue.
 #pragma once
 #include <deque>
 #include <functional>
@@ -11,7 +15,7 @@
 
 namespace tessera::detail {
 
-class BackendGroup final : public ProcessGroup {
+class BackendGroup final : public ProcessGroup, public Waiters::Server {
  public:
   /// Makes the engine of a sub-group; a collective call of its members.
   using Splitter =
@@ -42,6 +46,12 @@ class BackendGroup final : public ProcessGroup {
   Ref<Work> run_here(Ref<Call> call, const Collective& c);
   Ref<Work> enqueue(const Collective& c);
   void serve();
+  bool await_call(std::unique_lock<std::mutex>& lock);
+  void execute_head(std::unique_lock<std::mutex>& lock);
+  Ref<Call> take_head();
+  void wait_until_idle(std::unique_lock<std::mutex>& lock);
+  void help(const Call& call) override;
+  void hurry() override;
   void execute(const Ref<Call>& call);
   void execute_p2p(const Ref<Call>& first);
   Ref<Call> next_p2p();
@@ -58,8 +68,12 @@ class BackendGroup final : public ProcessGroup {
   uint64_t splits_ = 0;
 
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable work_;  // for the communication thread
+  std::condition_variable idle_;  // the queue is empty and nobody inside the engine
   std::deque<Ref<Call>> queue_;
+  int urgent_ = 0;         // calls in it that are not left to waiters
+  uint64_t taken_ = 0;     // those that are, taken from it so far
+  bool asleep_ = false;    // the communication thread sleeps until it is told to look
   bool busy_ = false;      // somebody is inside the engine
   bool p2p_busy_ = false;  // and takes further sends and receives
   bool stop_ = false;

@@ -12,22 +12,45 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-void Waiters::retire() {
-  std::lock_guard lock(mutex_);
-  engine_ = nullptr;
+/// Holds the server for as long as this lives, unless it is gone.
+class Waiters::Visit {
+ public:
+  explicit Visit(Waiters& w) : w_(w) {
+    std::lock_guard lock(w_.mutex_);
+    server = w_.server_;
+    if (server) ++w_.visits_;
+  }
+  ~Visit() {
+    if (!server) return;
+    std::lock_guard lock(w_.mutex_);
+    if (--w_.visits_ == 0) w_.left_.notify_all();
+  }
+  Visit(const Visit&) = delete;
+  Visit& operator=(const Visit&) = delete;
+  Server* server;
+
+ private:
+  Waiters& w_;
+};
+
+void Waiters::help(const Call& call) {
+  if (Visit visit(*this); visit.server) visit.server->help(call);
 }
 
-Waiters::Scope::Scope(Ref<Waiters> waiters) : waiters_(std::move(waiters)) {
-  if (!waiters_) return;
-  waiters_->count_.fetch_add(1, std::memory_order_seq_cst);
-  std::lock_guard lock(waiters_->mutex_);
-  if (waiters_->engine_) waiters_->engine_->interrupt();
+void Waiters::hurry() {
+  if (Visit visit(*this); visit.server) visit.server->hurry();
+}
+
+void Waiters::retire() {
+  std::unique_lock lock(mutex_);
+  server_ = nullptr;
+  left_.wait(lock, [&] { return visits_ == 0; });
 }
 
 void Call::begin(const Collective& c, int rank, int size, Millis limit) {
   make_plan(c, rank, size, plan);
   site = c.site, timeout = limit, async = c.async;
-  here = false;
+  here = left = false;
   if (ahead || c.ahead) ahead = c.ahead;
   if (ahead) {
     sketch = sketch_of(ahead->calls);
@@ -133,6 +156,7 @@ void Call::wait() {
     ProfileSpan span("wait", "wait");
     if (span) span.set_detail(title());
     Waiters::Scope scope(waiters);
+    waiters->help(*this);
     std::unique_lock lock(mutex_);
     finished_.wait(lock, [&] { return done(); });
   }
@@ -143,6 +167,7 @@ bool Call::wait_for(Millis timeout) {
   if (!done()) {
     check_process();
     Waiters::Scope scope(waiters);
+    waiters->hurry();
     std::unique_lock lock(mutex_);
     if (!finished_.wait_for(lock, timeout, [&] { return done(); })) {
       lock.unlock();
@@ -155,8 +180,13 @@ bool Call::wait_for(Millis timeout) {
 }
 
 void Call::hurry() {
-  std::lock_guard lock(mutex_);
-  if (!done() && !hurry_) hurry_.emplace(waiters);
+  if (forks() != birth_) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (done() || hurry_) return;
+    hurry_.emplace(waiters);
+  }
+  waiters->hurry();
 }
 
 std::string Call::title() const { return fmt::format("{} #{}", name_of(plan.kind), seq()); }

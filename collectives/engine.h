@@ -19,24 +19,40 @@ int forks();
 /// The count, for who has called that before.
 inline std::atomic<int> fork_count{0};
 
-class Engine;
+class Call;
 
 /// The threads that are held up by calls of a group. While there are any, who executes the calls
 /// need not leave them its core.
 class Waiters final : public RefCounted {
  public:
-  explicit Waiters(Engine* engine) : engine_(engine) {}
+  /// Who executes the calls of a group.
+  class Server {
+   public:
+    /// On a thread that is held up by `call`: executes what is queued up to it, or sees to it that
+    /// somebody does.
+    virtual void help(const Call& call) = 0;
+    /// A thread is held up that cannot help.
+    virtual void hurry() = 0;
+
+   protected:
+    ~Server() = default;
+  };
+
+  explicit Waiters(Server* server) : server_(server) {}
+  int count() const { return count_.load(std::memory_order_seq_cst); }
   bool any() const { return count_.load(std::memory_order_relaxed) > 0; }
-  /// The engine is about to go.
+  void help(const Call& call);
+  void hurry();
+  /// The server is about to go. Waits for those who help.
   void retire();
 
-  /// A thread that waits for as long as this lives; of nobody where `waiters` is null.
+  /// A thread that is held up for as long as this lives.
   class Scope {
    public:
-    explicit Scope(Ref<Waiters> waiters);
-    ~Scope() {
-      if (waiters_) waiters_->count_.fetch_sub(1, std::memory_order_relaxed);
+    explicit Scope(Ref<Waiters> waiters) : waiters_(std::move(waiters)) {
+      waiters_->count_.fetch_add(1, std::memory_order_seq_cst);
     }
+    ~Scope() { waiters_->count_.fetch_sub(1, std::memory_order_relaxed); }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
@@ -45,9 +61,12 @@ class Waiters final : public RefCounted {
   };
 
  private:
+  class Visit;
   std::atomic<int> count_{0};
   std::mutex mutex_;
-  Engine* engine_;  // null: gone
+  std::condition_variable left_;
+  Server* server_;  // null: gone
+  int visits_ = 0;  // threads that use it now
 };
 
 /// One submitted collective: its plan, what keeps its memory alive, and its outcome.
@@ -104,6 +123,9 @@ class Call final : public Work {
   Sketch sketch;                  // of it, if there is one
   /// Whether only the thread that submitted it knows it until it is done.
   bool here = false;
+  // A thread that waits for it may execute it. If so, when it was queued.
+  bool left = false;
+  std::chrono::steady_clock::time_point queued;
   Ref<Waiters> waiters;  // of its group; null for who runs it where it was submitted
   /// Whether a thread is held up by it, or by a call that follows it.
   bool waited_for() const { return !async || (waiters && waiters->any()); }
@@ -146,6 +168,9 @@ class Engine {
   virtual void interrupt() {}
   /// From any thread: another call stands behind the one that is being executed.
   virtual void call_queued() {}
+  /// Whether a collective is best executed by the thread that waits for it, since the rank has no
+  /// CPU for another beside its program.
+  virtual bool leaves_to_waiters(const Call&) const { return false; }
   /// From any thread: fails calls under way, here and on every peer, with `error`.
   virtual void abort(const CommError& error) = 0;
   /// Memory for the group's tensors; see ProcessGroup::allocate.

@@ -37,6 +37,7 @@ class ShmEngine final : public Engine {
   void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) override;
   void interrupt() override;
   void call_queued() override;
+  bool leaves_to_waiters(const Call& call) const override;
   void abort(const CommError& error) override;
   /// From the rank's pool, where it gets one.
   Ref<Storage> allocate(size_t bytes) override;

@@ -22,7 +22,7 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(20);       // between two looks at absent ranks
 constexpr auto kLookDozing = 5 * kLook;                     // where nobody is held up
-constexpr auto kPatient = 10 * kLookDozing;                 // a deadline that dozing peers can meet
+constexpr auto kPatient = 10 * kLookDozing;                 // a deadline that peers at leisure meet
 constexpr auto kTellTime = std::chrono::milliseconds(500);  // for call sites after a mismatch
 constexpr int kFewPolls = 16;                               // before peers that sleep are rung
 // To wake a rank costs its peer 10 to 20 us, and 20 to 70 pass until it runs (futex, measured in a
@@ -102,9 +102,12 @@ void ShmEngine::call_queued() {
 /// CPU beside its program's, to be woken at once gains nothing, and costs both ranks more than to
 /// reduce a bucket: 40 to 120 us of interrupts (in a virtual machine).
 bool ShmEngine::may_doze(const Call& call) const {
-  if (call.waited_for() || trial_ || call.timeout < kPatient) return false;
+  return leaves_to_waiters(call) && !call.waited_for() && !trial_;
+}
+
+bool ShmEngine::leaves_to_waiters(const Call& call) const {
   const int cpus = cpus_a_rank();
-  return cpus == 0 || cpus == 1;
+  return (cpus == 0 || cpus == 1) && call.timeout >= kPatient;
 }
 
 /// How many CPUs the ranks may use together, for each of them: 1 for two that are bound to a core

@@ -276,7 +276,8 @@ TEST(Loopback, AMessageWakesWhoDozesBeforeIt) {
   });
 }
 
-// Nobody is held up; each rank looks when its program submits another call.
+// Nobody is held up; each rank looks when its program submits another call, after it has begun
+// with the first, which it leaves to its program for 20 ms.
 TEST(Loopback, WhoDozesLooksWhenACallIsQueued) {
   run_on_two_cpus([](ProcessGroup& g) {
     bool soon = false;
@@ -285,7 +286,7 @@ TEST(Loopback, WhoDozesLooksWhenACallIsQueued) {
       g.barrier();
       if (g.rank() == 1) std::this_thread::sleep_for(Millis(20));
       Ref<Work> work = g.all_reduce_async(first);
-      if (g.rank() == 0) std::this_thread::sleep_for(Millis(40));
+      if (g.rank() == 0) std::this_thread::sleep_for(Millis(80));
       Ref<Work> next = g.all_reduce_async(second);
       std::this_thread::sleep_for(Millis(g.rank() == 0 ? int(kSoonMs) : 100));
       if (g.rank() == 0) soon |= work->done();

@@ -501,6 +501,7 @@ TEST(Communication, TimeIsThatOfAllMicroBatches) {
         sharded = fully_shard(*model);
       else
         reducer = make_reducer(*model, {});
+      group.flush();
       for (int k = 0; k < 2; ++k) {
         if (k == 0 && group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(80));
         backward(loss_of(*model, group));

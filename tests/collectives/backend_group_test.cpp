@@ -1,0 +1,165 @@
+// Which thread executes the calls of a group: an engine that only notes it.
+#include "collectives/backend_group.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "core/ops/create.h"
+
+namespace tessera::detail {
+namespace {
+
+using std::chrono::milliseconds;
+
+// What an engine was asked to run, where.
+struct Log {
+  void add(const Call& call) {
+    std::lock_guard lock(mutex);
+    threads.push_back(std::this_thread::get_id());
+    calls.push_back(call.seq());
+  }
+  size_t size() {
+    std::lock_guard lock(mutex);
+    return calls.size();
+  }
+  std::mutex mutex;
+  std::vector<std::thread::id> threads;
+  std::vector<uint64_t> calls;
+};
+
+class NotingEngine final : public Engine {
+ public:
+  NotingEngine(Log& log, bool leaves, milliseconds takes)
+      : log_(log), leaves_(leaves), takes_(takes) {}
+  std::string_view name() const override { return "noting"; }
+  void run(Call& call) override {
+    log_.add(call);
+    std::this_thread::sleep_for(takes_);
+  }
+  void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) override {
+    for (Ref<Call> call = first; call; call = next()) {
+      log_.add(*call);
+      call->finish(nullptr);
+    }
+  }
+  void abort(const CommError&) override {}
+  bool leaves_to_waiters(const Call&) const override { return leaves_; }
+
+ private:
+  Log& log_;
+  const bool leaves_;
+  const milliseconds takes_;
+};
+
+class BackendGroupTest : public testing::Test {
+ protected:
+  Ref<ProcessGroup> make(bool leaves, milliseconds takes = {}) {
+    Membership members{.group = "test", .rank = 0, .size = 2, .world_ranks = {0, 1}};
+    return Ref<ProcessGroup>(new BackendGroup(std::move(members),
+                                              std::make_unique<NotingEngine>(log, leaves, takes),
+                                              std::chrono::seconds(60), nullptr));
+  }
+  const std::thread::id here = std::this_thread::get_id();
+  Log log;
+  Tensor a = ones({4}), b = ones({4});
+};
+
+// Polls, which is no waiting.
+bool is_done_within(const Work& work, milliseconds limit) {
+  for (auto until = std::chrono::steady_clock::now() + limit;
+       !work.done() && std::chrono::steady_clock::now() < until;)
+    std::this_thread::sleep_for(milliseconds(1));
+  return work.done();
+}
+
+// A thread that is held up meanwhile for as long as calls are left to it has not shown anything.
+TEST_F(BackendGroupTest, WhoWaitsExecutesWhatIsQueuedUpToItsCall) {
+  Ref<ProcessGroup> g = make(true);
+  for (bool soon = false; !soon;) {
+    g->flush();
+    log.calls.clear(), log.threads.clear();
+    const auto start = std::chrono::steady_clock::now();
+    Ref<Work> first = g->all_reduce_async(a), second = g->all_reduce_async(b),
+              third = g->barrier_async();
+    second->wait();
+    const bool waits = !third->done();
+    soon = std::chrono::steady_clock::now() - start < milliseconds(10);
+    if (!soon) continue;
+    EXPECT_EQ(log.calls, (std::vector<uint64_t>{first->seq(), second->seq()}));
+    EXPECT_EQ(log.threads, (std::vector<std::thread::id>{here, here}));
+    EXPECT_TRUE(first->done());
+    EXPECT_TRUE(waits);
+  }
+}
+
+TEST_F(BackendGroupTest, CallsThatAreNotLeftRunBesideTheirProgram) {
+  Ref<ProcessGroup> g = make(false);
+  g->all_reduce_async(a)->wait();
+  ASSERT_EQ(log.threads.size(), 1u);
+  EXPECT_NE(log.threads[0], here);
+}
+
+TEST_F(BackendGroupTest, ACallThatNobodyWaitsForIsExecutedAfterAWhile) {
+  Ref<ProcessGroup> g = make(true);
+  for (int i = 0; i < 3; ++i) {
+    EXPECT_TRUE(is_done_within(*g->all_reduce_async(a), std::chrono::seconds(10)));
+    g->all_reduce_async(b)->wait();
+  }
+}
+
+// Each is left for as long from when it was queued, not from when it came to stand first.
+TEST_F(BackendGroupTest, CallsQueuedTogetherAreExecutedTogether) {
+  Ref<ProcessGroup> g = make(true);
+  auto best = milliseconds::max();
+  for (int i = 0; i < 5 && best > milliseconds(150); ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    for (int k = 0; k < 20; ++k) g->all_reduce_async(a);
+    EXPECT_TRUE(is_done_within(*g->barrier_async(), std::chrono::seconds(10)));
+    best = std::min(
+        best, std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - start));
+  }
+  EXPECT_LE(best.count(), 150);
+}
+
+TEST_F(BackendGroupTest, WhoCannotHelpHurriesTheCommunicationThread) {
+  Ref<ProcessGroup> g = make(true);
+  Ref<Work> work = g->all_reduce_async(a);
+  EXPECT_TRUE(work->wait_for(std::chrono::seconds(10)));
+  g->all_reduce_async(b);
+  g->flush();
+  for (std::thread::id t : log.threads) EXPECT_NE(t, here);
+}
+
+TEST_F(BackendGroupTest, TwoThreadsThatWaitAreBothServed) {
+  Ref<ProcessGroup> g = make(true, milliseconds(2));
+  for (int i = 0; i < 50; ++i) {
+    Ref<Work> first = g->all_reduce_async(a), second = g->all_reduce_async(b);
+    std::thread other([&] { second->wait(); });
+    first->wait();
+    other.join();
+  }
+  EXPECT_EQ(log.calls.size(), 100u);
+}
+
+TEST_F(BackendGroupTest, AMessageTakesTheCallsBeforeItAlong) {
+  Ref<ProcessGroup> g = make(true);
+  Ref<Work> sum = g->all_reduce_async(a), message = g->send_async(b, 1);
+  message->wait();
+  EXPECT_TRUE(sum->done());
+  ASSERT_EQ(log.threads.size(), 2u);
+  EXPECT_NE(log.threads[1], here);
+}
+
+TEST_F(BackendGroupTest, FlushEndsWithASynchronousCallOfAnotherThread) {
+  Ref<ProcessGroup> g = make(false, milliseconds(100));
+  std::thread other([&] { g->all_reduce(a); });
+  while (log.size() == 0) std::this_thread::yield();
+  g->flush();
+  other.join();
+}
+
+}  // namespace
+}  // namespace tessera::detail
