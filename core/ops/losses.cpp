@@ -1,5 +1,7 @@
 #include "core/ops/losses.h"
 
+#include <algorithm>
+
 #include "core/dispatch/context.h"
 #include "core/ops/compose.h"
 #include "core/ops/indexing.h"
@@ -20,6 +22,13 @@ Tensor wide(const Tensor& x) { return autocast_meets({x.dtype()}) ? cast(x, kF32
 void check_shapes(const char* op, const Tensor& x, const Tensor& y) {
   TESSERA_CHECK_AS(ShapeError, x.shape() == y.shape(), "{}: x is {}, y is {}; reshape one of them",
                    op, describe(x), describe(y));
+}
+
+// A weight larger than the loss would add elements to it.
+void check_weight(const char* op, const char* what, const Tensor& weight, const Tensor& x) {
+  TESSERA_CHECK_AS(ShapeError,
+                   !weight.defined() || broadcast(weight.shape(), x.shape(), op) == x.shape(),
+                   "{}: {} {} does not broadcast to x {}", op, what, describe(weight), describe(x));
 }
 
 // Quadratic below `beta`, linear above: the pieces meet with equal slopes.
@@ -63,6 +72,7 @@ Tensor huber_loss(const Tensor& x, const Tensor& y, double delta, Reduction r) {
 
 Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weight, Reduction r) {
   check_shapes("binary_cross_entropy", x, y);
+  check_weight("binary_cross_entropy", "weight", weight, x);
   if (autocast_meets({x.dtype()}) && x.dtype() != kF32)
     return binary_cross_entropy(wide(x), y, weight, r);
   Tensor loss = (y - 1.0) * bounded_log_rest(x) - y * bounded_log(x);
@@ -72,6 +82,8 @@ Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weig
 Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const Tensor& weight,
                                         const Tensor& pos_weight, Reduction r) {
   check_shapes("binary_cross_entropy_with_logits", x, y);
+  check_weight("binary_cross_entropy_with_logits", "weight", weight, x);
+  check_weight("binary_cross_entropy_with_logits", "pos_weight", pos_weight, x);
   if (autocast_meets({x.dtype()}) && x.dtype() != kF32)
     return binary_cross_entropy_with_logits(wide(x), y, weight, pos_weight, r);
   Tensor positive = pos_weight.defined() ? (pos_weight - 1.0) * y + 1.0 : Tensor();
@@ -81,9 +93,15 @@ Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const 
 }
 
 Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& o) {
-  TESSERA_CHECK_AS(ShapeError, x.ndim() == targets.ndim() + 1,
-                   "nll_loss: x is {}, targets {}; x has one more dim, its classes last",
-                   describe(x), describe(targets));
+  TESSERA_CHECK_AS(
+      ShapeError,
+      x.ndim() == targets.ndim() + 1 &&
+          std::equal(targets.shape().begin(), targets.shape().end(), x.shape().begin()),
+      "nll_loss: x is {}, targets {}; takes x [.., V], its classes last, and targets [..]",
+      describe(x), describe(targets));
+  TESSERA_CHECK_AS(ShapeError, !o.weight.defined() || o.weight.shape() == Shape{x.size(-1)},
+                   "nll_loss: the weight is {} for {} classes; it takes one for each",
+                   describe(o.weight), x.size(-1));
   if (autocast_meets({x.dtype()}) && x.dtype() != kF32) return nll_loss(wide(x), targets, o);
   Tensor counts = ne(targets, o.ignore_index),
          t = where(counts, targets, scalar_tensor(0, targets.dtype(), targets.device()));

@@ -1,6 +1,6 @@
 // Losses as compositions, with PyTorch's arguments and reductions. cross_entropy is in fused.h.
 // They do not broadcast: where the two operands are values of one kind, another shape is a
-// ShapeError.
+// ShapeError. Weights do, to the shape of the loss.
 #pragma once
 #include "core/ops/fused.h"
 

@@ -293,5 +293,28 @@ TEST(Losses, DoNotBroadcast) {
     EXPECT_TRUE(contains(error_of(loss), name + std::string(": x is f32[4, 1]"))) << name;
 }
 
+TEST(Losses, WeightsBroadcastToTheLossAndDoNotEnlargeIt) {
+  Tensor x = full({4}, 0.5), y = zeros({4}), one = ones({1}), column = ones({4, 1});
+  constexpr Reduction kNone = Reduction::kNone;
+  EXPECT_EQ(binary_cross_entropy(x, y, one, kNone).shape(), Shape{4});
+  EXPECT_EQ(binary_cross_entropy_with_logits(x, y, one, one, kNone).shape(), Shape{4});
+  EXPECT_THROW(binary_cross_entropy(x, y, column), ShapeError);
+  EXPECT_THROW(binary_cross_entropy_with_logits(x, y, column), ShapeError);
+  EXPECT_THROW(binary_cross_entropy_with_logits(x, y, {}, column), ShapeError);
+}
+
+// Targets of fewer rows, or weights of more classes, would be taken for a part.
+TEST(Losses, NllChecksEveryExtent) {
+  auto classes = [](const Shape& s) { return zeros(s, {.dtype = kI64}); };
+  EXPECT_THROW(nll_loss(zeros({4, 3}), classes({2})), ShapeError);
+  EXPECT_THROW(nll_loss(zeros({2, 5, 3}), classes({2, 4})), ShapeError);
+  EXPECT_THROW(nll_loss(zeros({2, 3, 5}), classes({2, 5})), ShapeError);
+  EXPECT_THROW(nll_loss(zeros({4, 3}), classes({4}), {.weight = ones({5})}), ShapeError);
+  EXPECT_EQ(nll_loss(zeros({2, 5, 3}), classes({2, 5}),
+                     {.weight = ones({3}), .reduction = Reduction::kNone})
+                .shape(),
+            (Shape{2, 5}));
+}
+
 }  // namespace
 }  // namespace tessera
