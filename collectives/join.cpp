@@ -180,7 +180,7 @@ Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& options) 
     tell_cause = [store = options.store](std::span<const int> ranks) {
       try {
         announce_cause(*store, ranks);
-      } catch (const CommError&) {  // nobody is left who would ask
+      } catch (const Error&) {  // nobody is left who would ask, or the store is full
       }
     };
   return as_device_group(std::move(members), std::move(engine), options.timeout, splitter,

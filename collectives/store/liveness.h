@@ -2,8 +2,7 @@
 // connect_store(),
 //   tessera/dead/<rank>  how a failed rank ended: "exit status 3", "signal 9 (Killed)";
 //   tessera/failed       number of the first rank that failed (set once, after its dead key), so
-//   one
-//                        blocking wait learns of a failure without polling;
+//                        one blocking wait learns of a failure without polling;
 //   tessera/cause        "1,2": the ranks that the first aborted group failed on. Set once, by a
 //                        rank that has aborted it, while that one runs: those that fail because of
 //                        it may end sooner;

@@ -4,11 +4,15 @@
 
 #include <atomic>
 #include <chrono>
+#include <latch>
 #include <mutex>
 #include <thread>
 
 #include "collectives/decorators/fault.h"
+#include "collectives/join.h"
 #include "collectives/loopback/run_ranks.h"
+#include "collectives/store/liveness.h"
+#include "collectives/store/memory_store.h"
 #include "tests/collectives/verbs.h"
 #include "tests/support/printed.h"
 
@@ -204,6 +208,40 @@ TEST(Faults, DestroyingAGroupThatDiedLogsWhyAndThrowsNothing) {
   EXPECT_NE(log.find("destroy_process_group: world: rank 0 aborted the group: out of data"),
             std::string::npos)
       << log;
+}
+
+// tlaunch names those ranks first.
+TEST(Faults, AnAbortTellsTheRanksThatItsGroupFailedOnAndNotThoseOfAnother) {
+  auto store = std::make_shared<MemoryStore>();
+  std::latch failed(4), looked(1);
+  auto rank = [&](int r) {
+    Ref<ProcessGroup> all =
+        detail::join_by_store(detail::make_world("world", r, 4), {.backend = "shm",
+                                                                  .store = store,
+                                                                  .prefix = "pg/",
+                                                                  .timeout = Millis(60'000),
+                                                                  .join_timeout = Millis(60'000)});
+    Ref<ProcessGroup> half = all->split(r / 2), pair = all->split(r / 2);
+    Tensor t = empty({4});
+    Ref<Work> unread = r == 3 ? all->barrier_async() : all->all_reduce_async(t);
+    if (r == 0) {
+      EXPECT_THROW(half->all_reduce(t), CommError);  // as its operand is that of a dead call
+      half->abort("the operand is lost");
+      EXPECT_EQ(cause_of_failure(*store), std::vector<int>());
+    }
+    EXPECT_THROW(unread->wait(), CommError);
+    failed.arrive_and_wait();
+    if (r == 2) {
+      pair->abort("the disk is full");
+      EXPECT_EQ(cause_of_failure(*store), std::vector<int>{2});
+      looked.count_down();
+    }
+    looked.wait();
+  };
+  std::vector<std::thread> others;
+  for (int r = 1; r < 4; ++r) others.emplace_back(rank, r);
+  rank(0);
+  for (std::thread& other : others) other.join();
 }
 
 TEST(Faults, ARankThatThrowsGivesItsTextToThePeers) {
