@@ -45,7 +45,6 @@ def table(head, rows):
     print("|" + "---|" * len(head))
     for row in rows:
         print("| " + " | ".join(row) + " |")
-    print()
 
 
 def split(what):
@@ -139,7 +138,8 @@ SECTIONS = [
         "compare*.json",
         steps,
         "## A training step on one core\n\nMilliseconds, and in brackets the share of the most that the core did; then how many times as long "
-        "PyTorch\ntakes, by version, with 95 % intervals (`scripts/measure/compare_pytorch.py`).\n",
+        "PyTorch\ntakes as the step that is not compiled, by version, and its torch.compile as both, with 95 % intervals\n"
+        "(`scripts/measure/compare_pytorch.py`).\n",
     ),
     (
         "scaling*.json",
@@ -170,13 +170,12 @@ def main():
     found = [(write, text, read(options.folder, pattern)) for pattern, write, text in SECTIONS]
     if not any(files for _, _, files in found):
         sys.exit(f"results.py: {options.folder} has none of {', '.join(pattern for pattern, _, _ in SECTIONS)}")
-    print("# Results\n\nWritten by `scripts/measure/results.py`, which says how to measure again. Figures are of one machine, which others used too:")
-    print("ratios, taken in turn, say more than times.\n")
+    print("# Results\n\nWritten by `scripts/measure/results.py`, which says how to measure again. Figures are of one machine:\nratios, taken in turn, say more than times.")
     if options.machine:
-        print(options.machine + "\n")
+        print("\n" + options.machine)
     for write, text, files in found:
         if files:
-            print(text)
+            print("\n" + text)
             write(files)
 
 
