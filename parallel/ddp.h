@@ -52,7 +52,6 @@ class Reducer final : public GradSink {
   void set_sync(bool sync) { sync_.set(sync); }
   bool sync() const { return sync_.get() != 0; }
   ProcessGroup& group() const { return *group_; }
-  /// Bytes of gradients reduced so far.
   /// How long reductions were executing since this was last asked, waiting for peers included; 0
   /// with one rank. Waits for them.
   double communication_ms() { return time_.take_ms(); }

@@ -75,9 +75,9 @@ Piece whole(std::string name, Tensor values) {
 
 std::string to_string(const Box& box) {
   std::string out;
-  for (int d = 0; d < box.begin.size(); ++d)
+  for (int d = 0; d < box.begin.size(); ++d)  // that of a damaged file may end beyond int64_t
     out += fmt::format("{}{}:{}", d ? ", " : "", box.begin[d],
-                       uint64_t(box.begin[d]) + uint64_t(box.shape[d]));  // in any whole or not
+                       uint64_t(box.begin[d]) + uint64_t(box.shape[d]));
   return "[" + out + "]";
 }
 

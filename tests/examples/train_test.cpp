@@ -333,7 +333,6 @@ TEST_F(Train, TheLossScaleIsResumed) {
   expect_contains(o.output, "scaler.good_steps");
 }
 
-// The module and the op are named, whichever rank finds them and however the step ran.
 TEST_F(Train, SgdDecaysWeightsOnlyWhereAsked) {
   const std::string sgd = "--steps 3 --optimizer sgd --lr 0.1";
   const std::string hash = train(1, sgd).hash;
@@ -347,6 +346,7 @@ TEST_F(Train, AnMlpLearnsFromSamples) {
   expect_contains(o.output, "parameters, 1 rank, 1 step of 12 samples");
 }
 
+// The module and the op are named, whichever rank finds them and however the step ran.
 TEST_F(Train, ANaNIsTracedToItsOp) {
   const char* spreads[] = {"", "--compile", "--clip-norm 0", "--strategy fsdp",
                            "--strategy pp --accumulate 2"};
