@@ -192,7 +192,7 @@ Tensor probability_cross_entropy(const Tensor& logits, const Tensor& targets,
                    "integer targets [..]), got {} and {}",
                    describe(logits), describe(targets));
   TESSERA_CHECK(o.ignore_index < 0,
-                "cross_entropy: ignore_index {} with probabilities; give such rows weights of 0",
+                "cross_entropy: ignore_index {} with probabilities; leave such rows out",
                 o.ignore_index);
   DType wide = logits.dtype() == kF64 ? kF64 : kF32;
   double classes = double(logits.size(-1));
@@ -219,6 +219,11 @@ Tensor log_softmax(const Tensor& x, int64_t dim) {
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& o) {
   TESSERA_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1,
                 "cross_entropy: label_smoothing {}; expected 0 to 1", o.label_smoothing);
+  TESSERA_CHECK_AS(
+      ShapeError,
+      !o.weight.defined() || (logits.ndim() > 0 && o.weight.shape() == Shape{logits.size(-1)}),
+      "cross_entropy: the weight is {}, the logits {}; it takes one for each class",
+      describe(o.weight), describe(logits));
   if (is_floating(targets.dtype()) && is_floating(logits.dtype()))
     return probability_cross_entropy(logits, targets, o);
   TESSERA_CHECK_AS(

@@ -154,5 +154,15 @@ TEST(CrossEntropy, ClassesComeLast) {
             (Shape{2, 3}));
 }
 
+// One of each row would multiply rows, one of each logit all of them.
+TEST(CrossEntropy, WeightsAreOfClasses) {
+  const Tensor logits = zeros({4, 3}), classes = zeros({4}, {.dtype = kI64});
+  for (const Shape& shape : {Shape{1}, Shape{4, 1}, Shape{4, 3}, Shape{2, 1, 3}})
+    for (const Tensor& targets : {classes, zeros({4, 3})})
+      EXPECT_THROW(cross_entropy(logits, targets, {.weight = ones(shape)}), ShapeError)
+          << to_string(shape);
+  EXPECT_EQ(cross_entropy(logits, classes, {.weight = ones({3})}).shape(), Shape());
+}
+
 }  // namespace
 }  // namespace tessera
