@@ -108,6 +108,8 @@ def all_reduce(files):
     for result in (file["result"] for file in files):
         for row in result["rows"]:
             us.setdefault((result["backend"], row["verb"]), {})[row["bytes"]] = row["us"]["median"]
+    if ("shm", "all_reduce bucket") not in us:
+        sys.exit("results.py: the folder has all_reduce files, but not all_reduce_shm.json, with which they are compared")
     bucket, private = us["shm", "all_reduce bucket"], us["shm", "all_reduce"]
     others = [backend for backend, verb in us if backend != "shm" and verb == "all_reduce"]
     rows = []
