@@ -283,7 +283,7 @@ Tensor norm(const Tensor& x, double p, const Dims& dims, bool keepdim) {
   else if (p == 2)
     y = root(sum(square(f), dims, keepdim), 0.5);
   else
-    y = root(sum(pow(abs(f), p), dims, keepdim), 1 / p);
+    y = root(sum(p > 0 && p < 1 ? root(abs(f), p) : pow(abs(f), p), dims, keepdim), 1 / p);
   return cast(std::move(y), result);
 }
 

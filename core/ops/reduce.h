@@ -21,7 +21,8 @@ Tensor std(const Tensor& x, const Dims& dims = {}, int64_t correction = 1, bool 
 /// log(sum(exp(x))), shifted by the maximum.
 Tensor logsumexp(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 /// (sum |x|^p)^(1/p) over `dims` (empty: all); p may be 0 (how many are not 0) or +-infinity (the
-/// largest, the smallest magnitude).
+/// largest, the smallest magnitude). Where the slope at 0 is infinite or there is none, the
+/// gradient is 0.
 Tensor norm(const Tensor& x, double p = 2, const Dims& dims = {}, bool keepdim = false);
 
 /// `x` repeated to the shape of `like`, whose values are not read: the vjp of sum.

@@ -293,6 +293,16 @@ TEST(Losses, DoNotBroadcast) {
     EXPECT_TRUE(contains(error_of(loss), name + std::string(": x is f32[4, 1]"))) << name;
 }
 
+// The slope of |x|^p, p < 1, is infinite at 0.
+TEST(Norms, GradientsAtZeroAreZero) {
+  for (double p : {0.5, 1.0, 1.5, 2.0, 3.0}) {
+    Tensor x = from_values<float>({0, 4, 0, 0}, {2, 2}).requires_grad_();
+    backward(sum(norm(x, p, {1})));
+    const float expected[] = {0, 1, 0, 0};
+    for (int i = 0; i < 4; ++i) EXPECT_NEAR(x.grad().data<float>()[i], expected[i], 1e-6) << p;
+  }
+}
+
 TEST(Losses, WeightsBroadcastToTheLossAndDoNotEnlargeIt) {
   Tensor x = full({4}, 0.5), y = zeros({4}), one = ones({1}), column = ones({4, 1});
   constexpr Reduction kNone = Reduction::kNone;
