@@ -97,7 +97,8 @@ class Work : public Event {
 /// backend and the message size, so results have equal bits. A synchronous verb returns when this
 /// rank's results are there; a verb ending in _async returns at once and outputs are pending (their
 /// storage's ready event); inputs must not be changed until then. Calls on one group are executed
-/// in the order of submission.
+/// in the order of submission; where a rank has one CPU, by the thread that waits for one, or 20 ms
+/// after they were submitted.
 class ProcessGroup : public RefCounted {
  public:
   virtual int rank() const = 0;

@@ -124,7 +124,8 @@ Tensor argsort(const Tensor& x, int64_t dim, bool descending) {
 ValuesAndIndices topk(const Tensor& x, int64_t k, int64_t dim, bool largest) {
   int d = wrap_dim(dim, x.ndim(), "topk");
   int64_t have = x.ndim() ? x.shape()[d] : 1;
-  TESSERA_CHECK_AS(ShapeError, k >= 0 && k <= have, "topk: {} of dim {} of {}", k, d, describe(x));
+  TESSERA_CHECK_AS(ShapeError, k >= 0 && k <= have, "topk: {} of dim {} of {}, which has {}", k, d,
+                   describe(x), have);
   return sorted(x, k, d, largest);
 }
 
