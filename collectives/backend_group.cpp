@@ -186,7 +186,8 @@ void BackendGroup::help(const Call& call) {
   {
     std::unique_lock lock(mutex_);
     while (!call.done() && !busy_ && !queue_.empty() && queue_.front()->left) execute_head(lock);
-    if (!queue_.empty() && (!call.done() || waiters_->count() > 1)) work_.notify_one();
+    const bool due = urgent_ > 0 || dead_ || !call.done() || waiters_->count() > 1;
+    if (!queue_.empty() && due) work_.notify_one();
   }
   if (!call.done()) engine_->interrupt();
 }

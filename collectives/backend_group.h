@@ -3,7 +3,7 @@
 // nothing else is under way; everything else runs on the group's communication thread, started by
 // the first asynchronous call. A call that the engine leaves to waiters runs on the thread that
 // waits for it, or on the communication thread once it has been queued for a while or somebody
-// waits in vain; messages, which may be under way for longer than what is waited for, never are
+// waits in vain; messages, which may be under way for longer than what is waited for, are never
 // left. Invariants: at most one thread is inside the engine, and it alone takes calls from the
 // queue.
 #pragma once
