@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <new>
 
 #include "collectives/reduction.h"
 #include "collectives/thread.h"
@@ -40,6 +41,9 @@ BackendGroup::~BackendGroup() {
   if (forks() != birth_) {  // a fork's child: threads and peers belong to the parent
     if (thread_.joinable()) thread_.detach();
     (void)engine_.release();
+    // Who sleeps on them is not here, and would be waited for.
+    new (&work_) std::condition_variable;
+    new (&idle_) std::condition_variable;
     return;
   }
   {

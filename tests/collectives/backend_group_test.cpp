@@ -2,6 +2,8 @@
 #include "collectives/backend_group.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <mutex>
@@ -175,6 +177,22 @@ TEST_F(BackendGroupTest, AMessageBehindACallThatAWaiterExecutesBeginsAtItsEnd) {
         best, std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - end));
   }
   EXPECT_LE(best.count(), 5);
+}
+
+// The communication thread, which the child has not, sleeps meanwhile.
+TEST_F(BackendGroupTest, AForkedChildLetsGoOfTheGroup) {
+  Ref<ProcessGroup> g = make(false);
+  g->all_reduce_async(a)->wait();
+  std::this_thread::sleep_for(milliseconds(50));
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    g.reset();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
 }
 
 TEST_F(BackendGroupTest, FlushEndsWithASynchronousCallOfAnotherThread) {
