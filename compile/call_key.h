@@ -24,6 +24,7 @@ class CallKey {
   /// A number, together with its type.
   template <class T>
   void add_number(T value) {
+    static_assert(sizeof(T) <= sizeof(uint64_t), "a number of at most 64 bits");
     add(uint64_t(reinterpret_cast<uintptr_t>(&kType<T>)));
     if constexpr (std::is_floating_point_v<T>)
       add(std::bit_cast<uint64_t>(double(value)));

@@ -10,13 +10,15 @@
 //   });
 //   for (...) Tensor loss = step(ids, targets);
 //
-// The first calls run the function, recorded (step_recorder.h). Once two calls on memory of their
-// own were the same one graph, and it says all that they did, later calls with arguments of the
-// same types run that graph alone. Where a call looks at values, talks to other ranks itself or
-// leaves new tensors behind, the function runs at every call and the graphs between its looks are
-// run compiled: slower, and right. What changes from call to call must be an argument or the values
-// of a tensor (a learning rate is one); plain C++ variables that the function reads are taken to be
-// constant, other than switches of the library: training(), set_sync, requires_grad_, hooks.
+// Arguments and results are trees (core/autograd/tree.h): tensors, numbers, text, and containers,
+// tuples and structs of them. The first calls run the function, recorded (step_recorder.h). Once
+// two calls on memory of their own were the same one graph, and it says all that they did, later
+// calls with arguments of the same types run that graph alone. Where a call looks at values, talks
+// to other ranks itself or leaves new tensors behind, the function runs at every call and the
+// graphs between its looks are run compiled: slower, and right. What changes from call to call must
+// be an argument or the values of a tensor (a learning rate is one); plain C++ variables that the
+// function reads are taken to be constant, other than switches of the library: training(),
+// set_sync, requires_grad_, hooks.
 #pragma once
 #include <any>
 #include <memory>
@@ -24,6 +26,7 @@
 #include <type_traits>
 
 #include "compile/call_key.h"
+#include "core/autograd/tree.h"
 #include "core/base/function_ref.h"
 #include "core/tensor/named_tensor.h"
 
@@ -88,68 +91,21 @@ class StepCompiler {
 
 namespace detail {
 
-/// A value as a list of tensors and back: Tensor, containers of them, tuples and pairs. `rebuild`
-/// takes the tensors from the front of the list and everything else from `like`.
-template <class T>
-struct Flat {
-  static_assert((std::is_arithmetic_v<T> || std::is_enum_v<T>)&&sizeof(T) <= sizeof(uint64_t),
-                "compile: arguments and results are tensors, containers, tuples or pairs of "
-                "tensors, or numbers; pass the parts of a struct one by one");
-  static void tensors(const T&, Tensors&) {}
-  static void key(const T& value, CallKey& key) { key.add_number(value); }
-  static T rebuild(const T& like, std::span<const Tensor>&) { return like; }
-};
-template <>
-struct Flat<Tensor> {
-  static void tensors(const Tensor& t, Tensors& list) { list.push_back(t); }
-  static void key(const Tensor& t, CallKey& key) { key.add(t.defined()); }
-  static Tensor rebuild(const Tensor&, std::span<const Tensor>& from) {
-    Tensor t = from[0];
-    from = from.subspan(1);
-    return t;
+/// The tensors of trees (core/autograd/tree.h), and in `key` all else that they are made of.
+struct Parts {
+  Tensors tensors = {};
+  CallKey key = {};
+
+  void tensor(const Tensor& t) { tensors.push_back(t), key.add(t.defined()); }
+  void size(size_t n) { key.add(n); }
+  template <class T>
+  void value(const T& v) {
+    if constexpr (std::is_convertible_v<T, std::string_view>)
+      key.add(std::string_view(v));
+    else
+      key.add_number(v);
   }
 };
-template <class List>
-struct FlatList {
-  static void tensors(const List& list, Tensors& out) {
-    for (auto& x : list) Flat<std::remove_cvref_t<decltype(x)>>::tensors(x, out);
-  }
-  static void key(const List& list, CallKey& key) {
-    key.add(list.size());
-    for (auto& x : list) Flat<std::remove_cvref_t<decltype(x)>>::key(x, key);
-  }
-  static List rebuild(const List& like, std::span<const Tensor>& from) {
-    List list;
-    for (auto& x : like) list.push_back(Flat<std::remove_cvref_t<decltype(x)>>::rebuild(x, from));
-    return list;
-  }
-};
-template <class T>
-struct Flat<std::vector<T>> : FlatList<std::vector<T>> {};
-template <class T, size_t n>
-struct Flat<SmallVector<T, n>> : FlatList<SmallVector<T, n>> {};
-template <class Tuple>
-struct FlatTuple {
-  static void tensors(const Tuple& tuple, Tensors& out) {
-    std::apply([&](auto&... x) { (Flat<std::remove_cvref_t<decltype(x)>>::tensors(x, out), ...); },
-               tuple);
-  }
-  static void key(const Tuple& tuple, CallKey& key) {
-    std::apply([&](auto&... x) { (Flat<std::remove_cvref_t<decltype(x)>>::key(x, key), ...); },
-               tuple);
-  }
-  static Tuple rebuild(const Tuple& like, std::span<const Tensor>& from) {
-    return std::apply(
-        [&](auto&... x) {  // braces: from left to right
-          return Tuple{Flat<std::remove_cvref_t<decltype(x)>>::rebuild(x, from)...};
-        },
-        like);
-  }
-};
-template <class... T>
-struct Flat<std::tuple<T...>> : FlatTuple<std::tuple<T...>> {};
-template <class A, class B>
-struct Flat<std::pair<A, B>> : FlatTuple<std::pair<A, B>> {};
 
 }  // namespace detail
 
@@ -162,29 +118,24 @@ class Compiled {
   template <class... A>
   auto operator()(const A&... args) {
     using R = std::remove_cvref_t<std::invoke_result_t<F&, const A&...>>;
-    Tensors inputs;
-    CallKey key;
-    (detail::Flat<A>::tensors(args, inputs), ...);
-    (detail::Flat<A>::key(args, key), ...);
+    detail::Parts in;
+    (tree::visit<std::decay_t<A>>(args, in), ...);
     if constexpr (std::is_void_v<R>) {
-      compiler_.call(inputs, key, [&] {
+      compiler_.call(in.tensors, in.key, [&] {
         f_(args...);
         return StepResults();
       });
     } else {
-      StepResults out = compiler_.call(inputs, key, [&] {
+      StepResults out = compiler_.call(in.tensors, in.key, [&] {
         R result = f_(args...);
-        StepResults r;
-        detail::Flat<R>::tensors(result, r.tensors);
-        detail::Flat<R>::key(result, r.key);
-        Tensors none;
-        none.resize(r.tensors.size());
-        std::span<const Tensor> rest(none.data(), none.size());
-        r.like = detail::Flat<R>::rebuild(result, rest);
-        return r;
+        detail::Parts parts;
+        tree::visit(result, parts);
+        const Tensors none(parts.tensors.size());
+        return StepResults{.tensors = std::move(parts.tensors),
+                           .key = std::move(parts.key),
+                           .like = tree::unflatten(result, none)};
       });
-      std::span<const Tensor> rest(out.tensors.data(), out.tensors.size());
-      return detail::Flat<R>::rebuild(std::any_cast<const R&>(out.like), rest);
+      return tree::unflatten(std::any_cast<const R&>(out.like), out.tensors);
     }
   }
   const CompileReport& report() const { return compiler_.report(); }

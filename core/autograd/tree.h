@@ -1,8 +1,8 @@
 // Arguments and results of functions as lists of tensors: a tensor, a vector, array, map, optional,
-// pair or tuple of such, a named tensor, or a struct of tensors that says so. Numbers, enums and
-// text have none and are passed on as they are; any other type does not compile, since its tensors
-// would be constants. Invariant: rebuild gives back the structure of its model with the tensors
-// that leaves() listed, in the same order.
+// pair or tuple of such, a named tensor, or a struct of such that says so. Numbers, enums and text
+// have none and are passed on as they are; any other type does not compile, since its tensors would
+// be constants. Invariant: rebuild gives back the structure of its model with the tensors that
+// visit() met, in the same order.
 #pragma once
 #include <array>
 #include <map>
@@ -27,12 +27,17 @@ struct Tree {
                     std::is_convertible_v<T, std::string_view>,
                 "no tree of tensors: give a struct one by `template <> struct tessera::tree::"
                 "Tree<S> : Members<S, &S::a, &S::b> {};`");
-  static void leaves(const T&, List&) {}
+  template <class V>
+  static void visit(const T& t, V& v) {
+    if constexpr (!std::is_empty_v<T>) v.value(t);
+  }
   static T rebuild(const T& like, const Tensor*&) { return like; }
 };
-template <class T>
-void leaves(const T& t, List& out) {
-  Tree<T>::leaves(t, out);
+/// Tells `v` what `t` is made of, in order: v.tensor(Tensor), v.value(number, enum or text) and,
+/// before the elements of what may have any number of them, v.size(how many).
+template <class T, class V>
+void visit(const T& t, V& v) {
+  Tree<T>::visit(t, v);
 }
 template <class T>
 T rebuild(const T& like, const Tensor*& next) {
@@ -41,12 +46,18 @@ T rebuild(const T& like, const Tensor*& next) {
 
 template <>
 struct Tree<Tensor> {
-  static void leaves(const Tensor& t, List& out) { out.push_back(t); }
+  template <class V>
+  static void visit(const Tensor& t, V& v) {
+    v.tensor(t);
+  }
   static Tensor rebuild(const Tensor&, const Tensor*& next) { return *next++; }
 };
 template <>
 struct Tree<NamedTensor> {
-  static void leaves(const NamedTensor& t, List& out) { out.push_back(t.tensor); }
+  template <class V>
+  static void visit(const NamedTensor& t, V& v) {
+    v.value(t.name), v.tensor(t.tensor);
+  }
   static NamedTensor rebuild(const NamedTensor& like, const Tensor*& next) {
     return {like.name, *next++};
   }
@@ -54,8 +65,10 @@ struct Tree<NamedTensor> {
 
 template <class T>
 struct Tree<std::optional<T>> {
-  static void leaves(const std::optional<T>& t, List& out) {
-    if (t) tree::leaves(*t, out);
+  template <class V>
+  static void visit(const std::optional<T>& t, V& v) {
+    v.size(size_t(t.has_value()));
+    if (t) tree::visit(*t, v);
   }
   static std::optional<T> rebuild(const std::optional<T>& like, const Tensor*& next) {
     return like ? std::optional<T>(tree::rebuild(*like, next)) : std::nullopt;
@@ -63,8 +76,10 @@ struct Tree<std::optional<T>> {
 };
 template <class K, class T>
 struct Tree<std::map<K, T>> {
-  static void leaves(const std::map<K, T>& t, List& out) {
-    for (const auto& [key, value] : t) tree::leaves(value, out);
+  template <class V>
+  static void visit(const std::map<K, T>& t, V& v) {
+    v.size(t.size());
+    for (const auto& [key, value] : t) v.value(key), tree::visit(value, v);
   }
   static std::map<K, T> rebuild(const std::map<K, T>& like, const Tensor*& next) {
     std::map<K, T> t = like;
@@ -73,10 +88,13 @@ struct Tree<std::map<K, T>> {
   }
 };
 
-/// For structs: the members that are trees.
+/// For structs: the members that may differ from one to the next.
 template <class S, auto... members>
 struct Members {
-  static void leaves(const S& s, List& out) { (tree::leaves(s.*members, out), ...); }
+  template <class V>
+  static void visit(const S& s, V& v) {
+    (tree::visit(s.*members, v), ...);
+  }
   static S rebuild(const S& like, const Tensor*& next) {
     S s = like;
     ((s.*members = tree::rebuild(like.*members, next)), ...);
@@ -98,8 +116,10 @@ struct Tree<BatchMoments>
 // Lists of equal elements.
 template <class C>
 struct Sequence {
-  static void leaves(const C& list, List& out) {
-    for (const auto& t : list) tree::leaves(t, out);
+  template <class V>
+  static void visit(const C& list, V& v) {
+    v.size(list.size());
+    for (const auto& t : list) tree::visit(t, v);
   }
   static C rebuild(const C& like, const Tensor*& next) {
     C list = like;
@@ -116,8 +136,9 @@ struct Tree<SmallVector<T, N>> : Sequence<SmallVector<T, N>> {};
 
 template <class... T>
 struct Tree<std::tuple<T...>> {
-  static void leaves(const std::tuple<T...>& t, List& out) {
-    std::apply([&](const T&... x) { (tree::leaves(x, out), ...); }, t);
+  template <class V>
+  static void visit(const std::tuple<T...>& t, V& v) {
+    std::apply([&](const T&... x) { (tree::visit(x, v), ...); }, t);
   }
   // Braces: left to right.
   static std::tuple<T...> rebuild(const std::tuple<T...>& like, const Tensor*& next) {
@@ -127,8 +148,9 @@ struct Tree<std::tuple<T...>> {
 };
 template <class A, class B>
 struct Tree<std::pair<A, B>> {
-  static void leaves(const std::pair<A, B>& t, List& out) {
-    tree::leaves(t.first, out), tree::leaves(t.second, out);
+  template <class V>
+  static void visit(const std::pair<A, B>& t, V& v) {
+    tree::visit(t.first, v), tree::visit(t.second, v);
   }
   static std::pair<A, B> rebuild(const std::pair<A, B>& like, const Tensor*& next) {
     A first = tree::rebuild(like.first, next);
@@ -136,12 +158,19 @@ struct Tree<std::pair<A, B>> {
   }
 };
 
+struct Leaves {
+  List list = {};
+  void tensor(const Tensor& t) { list.push_back(t); }
+  template <class T>
+  void value(const T&) {}
+  void size(size_t) {}
+};
 /// All tensors of `t`, in order.
 template <class T>
 List flatten(const T& t) {
-  List out;
-  leaves(t, out);
-  return out;
+  Leaves leaves;
+  visit(t, leaves);
+  return std::move(leaves.list);
 }
 /// The structure of `like` with other tensors.
 template <class T>

@@ -20,18 +20,14 @@
 #include "core/optim/optim.h"
 #include "core/tensor/allocator.h"
 #include "examples/models/gpt.h"
+#include "tests/compile/numbers.h"
 #include "tests/compile/passes/close.h"
 
 namespace tessera::compiler {
 namespace {
 
 using test::expect_same_bits;
-
-Tensor numbers(double first, int64_t n = 4) {
-  std::vector<double> v;
-  for (int64_t i = 0; i < n; ++i) v.push_back(first + 0.5 * double(i));
-  return from_values<double>(std::span<const double>(v), {n});
-}
+using test::numbers;
 
 TEST(Compile, AFunctionOfItsArguments) {
   int runs = 0;
@@ -98,26 +94,6 @@ TEST(Compile, ViewsWithoutElements) {
   auto f = compile(program);
   for (int k = 0; k < 4; ++k)
     expect_same_bits(f(zeros({5, 0})), program(zeros({5, 0})), "call " + std::to_string(k));
-}
-
-TEST(Compile, TypesOfArgumentsAreGuarded) {
-  int runs = 0;
-  auto f = compile([&](const std::vector<Tensor>& list, int power) {
-    ++runs;
-    Tensor sum = list[0];
-    for (size_t i = 1; i < list.size(); ++i) sum = sum + list[i];
-    return std::tuple(pow(sum, power), sum);
-  });
-  for (int round = 0; round < 3; ++round) {
-    auto [p, s] = f(std::vector{numbers(1), numbers(2)}, 2);
-    expect_same_bits(p, pow(numbers(1) + numbers(2), 2), "two");
-    expect_same_bits(s, numbers(1) + numbers(2), "two");
-    auto [q, t] = f(std::vector{numbers(1), numbers(2), numbers(3)}, 3);
-    expect_same_bits(q, pow(numbers(1) + numbers(2) + numbers(3), 3), "three");
-    auto [r, u] = f(std::vector{numbers(1, 7), numbers(2, 7)}, 2);
-    expect_same_bits(r, pow(numbers(1, 7) + numbers(2, 7), 2), "longer");
-  }
-  EXPECT_EQ(runs, 4);  // the two lengths of a list of two are one graph
 }
 
 TEST(Compile, TypesThatNeverRepeatDoNotPileUp) {
@@ -198,40 +174,6 @@ TEST(Compile, ValuesOfTheProgramAreNotFrozen) {
   EXPECT_EQ(f.report().replays, 0);
 }
 
-// What only looks like an argument: replayed for others only once recordings on memory of their
-// own agreed.
-TEST(Compile, ArgumentsThatAreOneTensor) {
-  auto product = compile([](const Tensor& a, const Tensor& b) { return a * b; });
-  Tensor w = numbers(2);
-  auto scaled = compile([&](const Tensor& a) { return a * w; });
-  auto parts = compile([](const Tensor& a, const Tensor& b) { return exp(a) - b; });
-  for (int k = 0; k < 4; ++k) {
-    Tensor x = numbers(k), y = numbers(k + 9), t = numbers(k, 9);
-    expect_same_bits(product(x, x), x * x, "one tensor twice");
-    expect_same_bits(product(x, y), x * y, "two tensors");
-    expect_same_bits(scaled(w), w * w, "the captured one");
-    Tensor a = slice(t, 0, 0, 8), b = slice(t, 0, 1, 9);
-    expect_same_bits(parts(a, b), exp(a) - b, "parts of one");
-    expect_same_bits(parts(b, a), exp(b) - a, "the other way");
-  }
-  for (int k = 0; k < 3; ++k) expect_same_bits(scaled(numbers(k)), numbers(k) * w, "another");
-}
-
-TEST(Compile, NumbersAreGuardedToTheLastDigit) {
-  auto f = compile([](const Tensor& a, auto factor) { return a * double(factor) * 1e9; });
-  for (int round = 0; round < 3; ++round) {
-    for (double x : {1e-9, 2e-9})
-      expect_same_bits(f(numbers(1), x), numbers(1) * x * 1e9, "double");
-    expect_same_bits(f(numbers(1), 1), numbers(1) * 1.0 * 1e9, "int");
-  }
-}
-
-TEST(Compile, ResultsKeepTheirNumbersAndStructure) {
-  auto f = compile([](const Tensor& x) { return std::pair(x * 2.0, x.numel()); });
-  for (int round = 0; round < 4; ++round)
-    for (int64_t n : {4, 7}) EXPECT_EQ(f(numbers(1, n)).second, n);
-}
-
 TEST(Compile, ValuesOfTheProgramThatAreReturned) {
   double x = 0;
   auto f = compile([&](const Tensor& a) {
@@ -243,69 +185,6 @@ TEST(Compile, ValuesOfTheProgramThatAreReturned) {
     auto [sum, t] = f(numbers(k));
     expect_same_bits(sum, numbers(k) + double(k), "sum");
     EXPECT_EQ(t.item<double>(), k);
-  }
-}
-
-TEST(Compile, AnArgumentWithGradients) {
-  auto f = compile([](Tensor x) {
-    x.set_grad({});
-    sum(square(x)).backward();
-  });
-  for (int k = 0; k < 4; ++k) {
-    Tensor x = numbers(k).requires_grad_();
-    f(x);
-    expect_same_bits(x.grad(), numbers(k) * 2.0, "grad");
-  }
-}
-
-TEST(Compile, AnArgumentThatIsLookedAtAndWritten) {
-  auto program = [](const Tensor& a, const Tensor& b) {
-    double x = a.data<double>()[0];
-    add_(a, b);
-    double y = a.data<double>()[0];
-    return b * (x + 10 * y);
-  };
-  auto f = compile(program);
-  for (int k = 0; k < 4; ++k)
-    expect_same_bits(f(numbers(k), numbers(1)), program(numbers(k), numbers(1)), "call");
-}
-
-TEST(Compile, PartsOfAnArgumentAreWritten) {
-  using Program = std::function<Tensor(const Tensor&)>;
-  const Program programs[] = {[](const Tensor& x) {
-                                fill_(x[1], 7.0);
-                                return x + 0.0;
-                              },
-                              [](const Tensor& x) {
-                                fill_(x[1], 7.0);
-                                add_(x[0], x[1]);
-                                return x[1] * 2.0;
-                              },
-                              [](const Tensor& x) {
-                                Tensor before = x[0];
-                                fill_(x[1], 7.0);
-                                return before + sum(x);
-                              }};
-  for (const Program& program : programs) {
-    auto f = compile(program);
-    for (int k = 0; k < 4; ++k) {
-      Tensor x = reshape(numbers(k), {2, -1}), y = reshape(numbers(k), {2, -1});
-      expect_same_bits(f(x), program(y), "call " + std::to_string(k));
-      expect_same_bits(x, y, "argument of call " + std::to_string(k));
-    }
-    EXPECT_EQ(f.report().replays, 2) << f.report().why_not;
-  }
-}
-
-TEST(Compile, EmptyViewsAtTheEndOfAnArgument) {
-  for (int64_t columns : {3, 0}) {
-    auto f = compile([](const Tensor& x) {
-      Tensor end = slice(x, 0, 7, 7);
-      sum(x).item<double>();
-      return sum(end * 2.0) + sum(x);
-    });
-    for (int k = 0; k < 4; ++k)
-      EXPECT_EQ(f(full({7, columns}, k)).item<double>(), double(7 * columns * k));
   }
 }
 

@@ -15,6 +15,7 @@
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
 #include "core/tensor/allocator.h"
+#include "tests/compile/numbers.h"
 #include "tests/compile/passes/close.h"
 #include "tests/compile/training.h"
 
@@ -22,13 +23,8 @@ namespace tessera::compiler {
 namespace {
 
 using test::expect_same_bits;
+using test::numbers;
 using test::Training;
-
-Tensor numbers(double first, int64_t n) {
-  std::vector<double> v;
-  for (int64_t i = 0; i < n; ++i) v.push_back(first + 0.5 * double(i));
-  return from_values<double>(std::span<const double>(v), {n});
-}
 
 // ids and targets [B, T]
 std::pair<Tensor, Tensor> tokens(int number, int64_t b, int64_t t) {

@@ -21,17 +21,14 @@
 #include "core/ops/views.h"
 #include "parallel/ddp.h"
 #include "tests/compile/bits.h"
+#include "tests/compile/numbers.h"
 
 namespace tessera::compiler {
 namespace {
 
 using test::expect_same_bits;
+using test::numbers;
 
-Tensor numbers(double first, int64_t n = 4) {
-  std::vector<double> v;
-  for (int64_t i = 0; i < n; ++i) v.push_back(first + 0.5 * double(i));
-  return from_values<double>(std::span<const double>(v), {n});
-}
 Tensor rows(double first) { return reshape(numbers(first, 8), {2, 4}).to(kF32); }
 
 // A model of two layers, and the gradients that a step leaves.
