@@ -82,10 +82,14 @@ void NonFiniteSearch::watch(const Primitive& prim, Inputs in, Run run) {
   if (before.nan && !nan_known()) given_ = finding(prim, operands);
   const Seen after = look(run());
   if (in.empty() || before.nan) return;
-  if (after.nan && !nan_known())
-    (communicates_ && communicates_(prim) ? received_ : nan_) = finding(prim, operands);
-  if (after.infinity && !before.infinity && !infinity_ && !given_ && !received_)
-    infinity_ = finding(prim, operands);
+  const bool receives = communicates_ && communicates_(prim);
+  if (after.nan && !nan_known()) {
+    (receives ? received_ : nan_) = finding(prim, operands);
+    nan_of_infinity_ = before.infinity;
+  }
+  const bool known = infinity_ || received_infinity_ || given_ || received_;
+  if (after.infinity && !before.infinity && !known)
+    (receives ? received_infinity_ : infinity_) = finding(prim, operands);
 }
 
 Tensors NonFiniteSearch::run(const PrimRef& prim, Inputs in) {
@@ -120,10 +124,21 @@ std::string NonFiniteSearch::story() const {
     text = fmt::format("a NaN of another rank came with {}", place(*received_));
   else if (nan_)
     text = fmt::format("{} made the first NaN", place(*nan_));
-  if (infinity_)
-    text +=
-        fmt::format("{}{} made the first infinity", text.empty() ? "" : ", ", place(*infinity_));
+  if ((infinity_ || received_infinity_) && !text.empty()) text += ", ";
+  if (infinity_) text += fmt::format("{} made the first infinity", place(*infinity_));
+  if (received_infinity_)
+    text += fmt::format("an infinity of another rank, or of the sum over ranks, came with {}",
+                        place(*received_infinity_));
   return text;
+}
+
+NonFiniteSearch::Evidence NonFiniteSearch::evidence() const {
+  if (nan_ && !nan_of_infinity_) return Evidence::kNanOfNumbers;
+  if (nan_ && infinity_) return Evidence::kNanOfOwnInfinity;
+  if (given_) return Evidence::kNanGiven;
+  if (infinity_) return Evidence::kInfinity;
+  if (nan_) return Evidence::kNanOfInfinity;
+  return received_ || received_infinity_ ? Evidence::kReceived : Evidence::kNothing;
 }
 
 }  // namespace tessera::nn

@@ -25,8 +25,8 @@ class NonFiniteSearch final : public Backend {
   /// cause rather than the op (inf - inf; what convolutions make of one: core/ops/conv.h), and
   /// first_infinity() says where it came from.
   const std::optional<Finding>& first_nan() const { return nan_; }
-  /// The first op that made an infinity of finite operands, before a NaN came from elsewhere;
-  /// constants are none.
+  /// The first op that made an infinity of finite operands, before a NaN or an infinity came from
+  /// elsewhere; constants are none.
   const std::optional<Finding>& first_infinity() const { return infinity_; }
   /// The first op that was given a NaN which no op had made: a parameter or an input holds it, or
   /// another rank sent it in a message.
@@ -34,6 +34,22 @@ class NonFiniteSearch final : public Backend {
   /// The first op that communicates and made a NaN of operands without any: another rank holds it,
   /// or infinities met.
   const std::optional<Finding>& received_nan() const { return received_; }
+  /// The first op that communicates and made an infinity of finite operands before one was known:
+  /// another rank holds it, or the sum over ranks is too large.
+  const std::optional<Finding>& received_infinity() const { return received_infinity_; }
+
+  /// What the story is worth as an account of where it began, best first: of several ranks' stories
+  /// the best one is told. kNanOfInfinity: of an infinity that no op of this rank made.
+  enum class Evidence {
+    kNanOfNumbers,
+    kNanOfOwnInfinity,
+    kNanGiven,
+    kInfinity,
+    kNanOfInfinity,
+    kReceived,
+    kNothing
+  };
+  Evidence evidence() const;
   /// What was found, in the words of an error; "" when nothing was.
   std::string story() const;
 
@@ -53,7 +69,8 @@ class NonFiniteSearch final : public Backend {
   bool nan_known() const { return nan_ || given_ || received_; }
 
   bool (*const communicates_)(const Primitive&);
-  std::optional<Finding> nan_, infinity_, given_, received_;
+  std::optional<Finding> nan_, infinity_, given_, received_, received_infinity_;
+  bool nan_of_infinity_ = false;                   // the operands of nan_ held one
   std::map<uint64_t, std::string> scope_of_node_;  // of the op recorded by autograd node n
   Scoped<Backend*> on_;
 };

@@ -406,15 +406,11 @@ class Trainer {
       nn::NonFiniteSearch search(is_collective);
       Autocast precision(compute_dtype(o_));
       strategy_->run_step(batches, key, scaler_);
-      story = search.story();
-      // Who made it comes before who had it, and that one before who was sent it: '0' sorts first.
-      const bool made = search.first_nan() || search.first_infinity();
-      if (!story.empty()) story.insert(0, made ? "0" : search.given_nan() ? "1" : "2");
+      story = fmt::format("{}{}", int(search.evidence()), search.story());
     }
     std::vector<std::string> stories = gather_texts(*group_, story);
-    auto first = std::ranges::min_element(
-        stories, {}, [](const std::string& t) { return t.empty() ? '3' : t[0]; });
-    if (first->empty())
+    auto first = std::ranges::min_element(stories, {}, [](const std::string& t) { return t[0]; });
+    if (first->size() == 1)
       throw UserError(fmt::format(
           "train: step {}: {}, but the same step run again op by op has finite numbers only{}",
           s + 1, what,

@@ -81,6 +81,7 @@ TEST(NonFiniteSearch, WhatWasThereBefore) {
   NonFiniteSearch search;
   net.forward(ones({1, 3}));
   ASSERT_TRUE(search.given_nan());
+  EXPECT_EQ(search.evidence(), NonFiniteSearch::Evidence::kNanGiven);
   EXPECT_EQ(search.given_nan()->scope, "first");
   EXPECT_FALSE(search.first_nan());
   EXPECT_NE(search.story().find("no op of this rank made"), std::string::npos);
@@ -96,6 +97,36 @@ TEST(NonFiniteSearch, HalvesOverflowAndMasksDoNot) {
   ASSERT_TRUE(search.first_infinity());
   EXPECT_EQ(search.first_infinity()->op, "add");
   EXPECT_FALSE(search.first_nan());
+}
+
+// Of several ranks' stories the one that is nearest to where it began is told. An op stands for one
+// that communicates: exp makes an infinity of finite operands, log a NaN.
+TEST(NonFiniteSearch, WhatCameFromAnotherRankIsWorthLess) {
+  using Evidence = NonFiniteSearch::Evidence;
+  auto exp_communicates = [](const Primitive& p) { return p.name() == "exp"; };
+  auto log_communicates = [](const Primitive& p) { return p.name() == "log"; };
+  const Tensor x = full({2}, 1000.0), infinite = full({2}, kInf);
+  auto evidence_of = [](auto communicates, auto program) {
+    NonFiniteSearch search(communicates);
+    program();
+    return search.evidence();
+  };
+  EXPECT_EQ(evidence_of(nullptr, [&] { log(-x); }), Evidence::kNanOfNumbers);
+  EXPECT_EQ(evidence_of(nullptr, [&] { log(-exp(x)); }), Evidence::kNanOfOwnInfinity);
+  EXPECT_EQ(evidence_of(nullptr, [&] { log(-x / 0.0 + infinite); }), Evidence::kNanOfOwnInfinity);
+  EXPECT_EQ(evidence_of(nullptr, [&] { exp(x); }), Evidence::kInfinity);
+  EXPECT_EQ(evidence_of(nullptr, [&] { log(-infinite); }), Evidence::kNanOfInfinity);
+  EXPECT_EQ(evidence_of(+exp_communicates, [&] { log(-exp(x)); }), Evidence::kNanOfInfinity);
+  EXPECT_EQ(evidence_of(+exp_communicates, [&] { exp(x), x / 0.0; }), Evidence::kReceived);
+  EXPECT_EQ(evidence_of(+log_communicates, [&] { log(-x); }), Evidence::kReceived);
+  EXPECT_EQ(evidence_of(nullptr, [&] { exp(-x); }), Evidence::kNothing);
+
+  NonFiniteSearch search(exp_communicates);
+  exp(x);
+  EXPECT_FALSE(search.first_infinity());
+  EXPECT_EQ(search.story(),
+            "an infinity of another rank, or of the sum over ranks, came with exp of f32[2] in no "
+            "module (forward)");
 }
 
 TEST(NonFiniteSearch, NothingIsFoundInASoundStep) {
