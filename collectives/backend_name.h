@@ -12,6 +12,8 @@ namespace tessera::detail {
 
 inline constexpr std::string_view kShm = "shm", kLoopback = "loopback", kGloo = "gloo",
                                   kMpi = "mpi";
+/// Of ranks on several hosts: gloo between blocks of ranks, shm in them. Chosen, never asked for.
+inline constexpr std::string_view kBlocks = "gloo+shm";
 
 /// What ranks are. Gloo serves both.
 enum class RanksAre : uint8_t { kProcesses, kThreads };

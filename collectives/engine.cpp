@@ -69,6 +69,15 @@ void Call::begin(const Collective& c, int rank, int size, Millis limit) {
       if (!reader->done()) readers_.push_back(reader);
 }
 
+void Call::begin_part(const Call& whole, const Plan& p, Millis limit) {
+  plan = p;
+  plan.record = whole.plan.record;
+  plan.record.ahead = 0;  // all have agreed on the whole
+  site = whole.site, timeout = limit, async = whole.async;
+  waiters = whole.waiters;
+  birth_ = whole.birth_;
+}
+
 void Call::keep(const Tensor& t) {
   if (async) tensors_.push_back(t);  // else the caller, who waits, holds them
   const Ref<Event>& ready = t.storage()->ready();
@@ -189,7 +198,7 @@ void Call::hurry() {
   waiters->hurry();
 }
 
-std::string Call::title() const { return fmt::format("{} #{}", name_of(plan.kind), seq()); }
+std::string Call::title() const { return fmt::format("{} #{}", name_of(plan.record.kind), seq()); }
 
 std::string Call::title(const std::string& group) const {
   return fmt::format("{} on {} ({})", title(), group, describe(site));

@@ -75,6 +75,8 @@ class Call final : public Work {
   /// Becomes `c` of rank `rank` of `size`; what it was before is over. Throws as make_plan, and is
   /// then nothing that may be used but for beginning again.
   void begin(const Collective& c, int rank, int size, Millis limit);
+  /// Becomes a part of `whole`, which outlives it: what moves the pieces of `p` within `limit`.
+  void begin_part(const Call& whole, const Plan& p, Millis limit);
 
   bool done() const override { return state_.load(std::memory_order_acquire) != kPending; }
   void wait() override;
@@ -183,6 +185,11 @@ struct Membership {
   std::string group;             // name of the group
   int rank = 0, size = 1;        // in the group
   std::vector<int> world_ranks;  // of the members
+  // Of a block of a group (messages/blocks.h): the rank in the group of its rank 0, by which errors
+  // name its members; -1: this is a whole group.
+  int first = -1;
+  /// Rank `r` as errors name it.
+  int number(int r) const { return first < 0 ? r : first + r; }
 };
 
 /// A group of one rank: results are copies.

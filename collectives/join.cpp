@@ -9,7 +9,7 @@
 #include "collectives/device_group.h"
 #include "collectives/gloo/carrier.h"
 #include "collectives/joining.h"
-#include "collectives/messages/engine.h"
+#include "collectives/messages/blocks.h"
 #include "collectives/mpi/carrier.h"
 #include "collectives/shm/process.h"
 #include "collectives/store/liveness.h"
@@ -27,18 +27,30 @@ Segment::Options segment_options(int size) {
   return o;
 }
 
-/// What one rank leaves in the store: three lines.
+/// What one rank leaves in the store, a line each.
 struct Record {
-  std::string host, backend, address;  // address of the group's memory: rank 0's only
-  std::string text() const { return fmt::format("{}\n{}\n{}", host, backend, address); }
+  std::string machine;  // whose loopback interface it shares
+  std::string host;     // whose memory: of a machine there may be several (TESSERA_HOST_ID)
+  std::string backend;  // that it asks for
+  std::string address;  // of the group's memory: rank 0's only
+  std::string text() const {
+    return fmt::format("{}\n{}\n{}\n{}", machine, host, backend, address);
+  }
 };
 Record parse_record(const std::string& text) {
-  size_t a = text.find('\n'), b = a == std::string::npos ? a : text.find('\n', a + 1);
-  TESSERA_CHECK(b != std::string::npos,
-                "init_process_group: a rank's record is \"{}\"; is the "
-                "store used by two jobs?",
+  std::vector<std::string> lines{""};
+  for (char c : text)
+    if (c == '\n')
+      lines.emplace_back();
+    else
+      lines.back() += c;
+  TESSERA_CHECK(lines.size() == 4,
+                "init_process_group: a rank's record is \"{}\"; is the store used by two jobs?",
                 text.substr(0, 100));
-  return {text.substr(0, a), text.substr(a + 1, b - a - 1), text.substr(b + 1)};
+  return {lines[0], lines[1], lines[2], lines[3]};
+}
+bool all_share(std::span<const Record> records, std::string Record::*line) {
+  return std::ranges::all_of(records, [&](const Record& r) { return r.*line == records[0].*line; });
 }
 
 std::vector<Record> exchange(Store& store, const Membership& m, const std::string& prefix,
@@ -74,19 +86,25 @@ std::string cause_of_death(Store& store, int world_rank) {
   }
 }
 
+int block_size(const std::vector<Record>& records) {
+  std::vector<std::string> hosts;
+  for (const Record& r : records) hosts.push_back(r.host);
+  return block_of_hosts(hosts);
+}
+
 std::string agree_on_backend(const std::vector<Record>& records) {
   for (size_t r = 1; r < records.size(); ++r)
     TESSERA_CHECK(records[r].backend == records[0].backend,
                   "init_process_group: rank 0 asks for backend \"{}\", rank {} for \"{}\"; set "
                   "TESSERA_BACKEND alike everywhere",
                   records[0].backend, r, records[r].backend);
-  bool one_host = std::all_of(records.begin(), records.end(),
-                              [&](const Record& r) { return r.host == records[0].host; });
+  const bool one_host = all_share(records, &Record::host);
   const std::string& asked = records[0].backend;
   TESSERA_CHECK(asked != kShm || one_host,
                 "init_process_group: backend shm, but ranks are on different hosts or in different "
                 "containers; unset TESSERA_BACKEND");
-  return std::string(!asked.empty() ? std::string_view(asked) : one_host ? kShm : kGloo);
+  if (!asked.empty()) return asked;
+  return std::string(one_host ? kShm : block_size(records) > 1 ? kBlocks : kGloo);
 }
 
 // Until all ranks have attached `segment`. Who saw that may leave at once, so that an end counts
@@ -117,7 +135,11 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
                                 const std::string& prefix) {
   Segment::Options layout = segment_options(m.size);
   std::shared_ptr<Segment> segment;
-  Record mine{host_identity(), o.backend, ""};
+  const std::string id = o.host.empty() ? env::get("TESSERA_HOST_ID") : o.host;
+  TESSERA_CHECK(id.find('\n') == std::string::npos, "TESSERA_HOST_ID=\"{}\": expected one line",
+                id.substr(0, 100));
+  const std::string machine = host_identity();
+  Record mine{machine, fmt::format("{} {}", machine, id), o.backend, ""};
   if (m.rank == 0 && (o.backend.empty() || o.backend == kShm)) {
     segment = Segment::make_shared(m.size, layout);
     mine.address = segment->address();
@@ -125,20 +147,30 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
   auto deadline = Clock::now() + o.join_timeout;
   auto store = std::make_shared<JoiningStore>(m, o.store, prefix);
   auto records = exchange(*store, m, prefix, mine, o.join_timeout);
-  bool one_host = std::all_of(records.begin(), records.end(),
-                              [&](const Record& r) { return r.host == records[0].host; });
   std::string backend = agree_on_backend(records);
-  if (backend == kMpi || backend == kGloo) {
+  if (backend != kShm) {
     auto carrier = backend == kMpi
                        ? make_mpi_carrier(
                              m, {.store = store, .prefix = prefix, .join_timeout = o.join_timeout})
                        : make_gloo_carrier(m, {.store = store,
                                                .prefix = prefix,
-                                               .loopback = one_host,
+                                               .loopback = all_share(records, &Record::machine),
                                                .timeout = o.timeout,
                                                .join_timeout = o.join_timeout});
+    std::unique_ptr<Engine> engine;
+    if (backend == kBlocks) {
+      const int B = block_size(records);
+      const Membership members = block_of(m, B);
+      JoinOptions in_block = o;
+      in_block.backend = kShm;
+      engine = std::make_unique<BlockEngine>(
+          m, std::move(carrier), o.store, prefix, B,
+          connect(members, in_block, fmt::format("{}block{}/", prefix, members.first)));
+    } else {
+      engine = std::make_unique<MessageEngine>(m, std::move(carrier), o.store, prefix);
+    }
     store->joined();
-    return make_message_engine(m, std::move(carrier), o.store, prefix);
+    return engine;
   }
   try {
     if (!segment) segment = Segment::attach(records[0].address, m.size, layout);

@@ -8,11 +8,12 @@
 namespace tessera::detail {
 
 struct JoinOptions {
-  std::string backend;           // "shm", "gloo", "mpi" or "" (shm when all ranks share a host)
+  std::string backend;           // "shm", "gloo", "mpi" or "" (chosen by where ranks are)
   std::shared_ptr<Store> store;  // the job's, where deaths are announced
   std::string prefix;            // of this group's and its sub-groups' keys
   Millis timeout{0};             // deadline of each collective
   Millis join_timeout{0};        // deadline of joining
+  std::string host = {};         // tells this rank's host from others; "": TESSERA_HOST_ID
 };
 
 /// A group of processes (or of threads, with gloo) that meet in a store.

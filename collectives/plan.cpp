@@ -279,6 +279,12 @@ bool Plan::must_stage() const {
   return false;
 }
 
+Slice slice_of(int64_t bytes, int r, int n) {
+  constexpr int64_t kLine = 64;
+  const int64_t lines = (bytes + kLine - 1) / kLine;
+  return {std::min(bytes, lines * r / n * kLine), std::min(bytes, lines * (r + 1) / n * kLine)};
+}
+
 Parts copied(const Parts& pieces, std::vector<std::byte>& memory) {
   int64_t total = 0;
   for (const Part& p : pieces) total += p.bytes;

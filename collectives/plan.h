@@ -66,6 +66,12 @@ struct Plan : PlanFacts {
 /// that was before. Throws UserError, ShapeError.
 void make_plan(const Collective& c, int rank, int size, Plan& plan);
 
+/// What of `bytes` bytes falls to the r-th of `n` ranks that share them: cut at cache lines.
+struct Slice {
+  int64_t begin, end;
+};
+Slice slice_of(int64_t bytes, int r, int n);
+
 /// Pieces with the same values in `memory`.
 Parts copied(const Parts& pieces, std::vector<std::byte>& memory);
 

@@ -36,19 +36,19 @@ bool reducible(ReduceOp op, DType dtype) {
 }
 
 void reduce_tree(ReduceOp op, DType dtype, void* dst, std::span<const void* const> sources,
-                 int64_t count) {
-  reduce_tree(op, dtype, std::span<void* const>(&dst, 1), sources, count);
+                 int64_t count, int terms) {
+  reduce_tree(op, dtype, std::span<void* const>(&dst, 1), sources, count, terms);
 }
 
 void reduce_tree(ReduceOp op, DType dtype, std::span<void* const> to,
-                 std::span<const void* const> sources, int64_t count) {
+                 std::span<const void* const> sources, int64_t count, int terms) {
   TESSERA_ASSERT(reducible(op, dtype) && !sources.empty() && !to.empty(), "{} of {}", name_of(op),
                  name_of(dtype));
   static_assert(kNumReduceOps == 8 && kNumDTypes == 8 && int(DType::kU8) == 1);
   const bool is_bool = dtype == DType::kBool;
   int row = int(is_bool ? of_bool(op) : op), column = is_bool ? 0 : int(dtype) - 1;
   trees().kernels[row][column](to.data(), int(to.size()), sources.data(), int(sources.size()),
-                               count);
+                               count, terms ? terms : int(sources.size()));
 }
 
 }  // namespace tessera::detail

@@ -14,11 +14,12 @@ namespace tessera::detail {
 bool reducible(ReduceOp op, DType dtype);
 
 /// dst[i] = op over all sources' element i, for i in [0, count). 16-bit floats are combined in f32
-/// and rounded once; kAvg divides once, by sources.size(). `dst` may be one of the sources.
+/// and rounded once; kAvg divides once, by `terms`: how many ranks' values went into the sources;
+/// 0: one into each. `dst` may be one of the sources.
 void reduce_tree(ReduceOp op, DType dtype, void* dst, std::span<const void* const> sources,
-                 int64_t count);
+                 int64_t count, int terms = 0);
 /// The same result in each place of `to`, which may be sources.
 void reduce_tree(ReduceOp op, DType dtype, std::span<void* const> to,
-                 std::span<const void* const> sources, int64_t count);
+                 std::span<const void* const> sources, int64_t count, int terms = 0);
 
 }  // namespace tessera::detail

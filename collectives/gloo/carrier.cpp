@@ -67,7 +67,7 @@ void GlooCarrier::exchange(const Call& call, std::span<const Transfer> transfers
   auto end = [](Buffer& b) { b.abortWaitRecv(), b.abortWaitSend(); };
   auto op = watch.begin(
       call,
-      [&] {
+      [&](const CommError&) {
         for (auto& b : buffers)
           if (b) end(*b);
       },

@@ -148,8 +148,8 @@ void reduce_pair(T* to, T* and_to, const T* a, const T* b, int64_t count) {
 }
 
 template <class T, class A, class Op, bool average>
-void reduce_to_one(T* dst, const void* const* sources, int n_sources, int64_t count) {
-  if (n_sources == 2) {
+void reduce_to_one(T* dst, const void* const* sources, int n_sources, int64_t count, int terms) {
+  if (n_sources == 2 && terms == 2) {
     const T *a = static_cast<const T*>(sources[0]), *b = static_cast<const T*>(sources[1]);
     return reduce_pair<T, A, Op, average, false>(dst, dst, a, b, count);
   }
@@ -160,7 +160,7 @@ void reduce_to_one(T* dst, const void* const* sources, int n_sources, int64_t co
     if constexpr (std::is_same_v<T, A>) home = dst + begin;
     const A* result = Tree<T, A, Op>{sources, begin, n}.evaluate(0, n_sources, home);
     if constexpr (average) {
-      divide(result, home, n, n_sources);
+      divide(result, home, n, terms);
       result = home;
     }
     if constexpr (std::is_same_v<T, A>) {
@@ -174,14 +174,15 @@ void reduce_to_one(T* dst, const void* const* sources, int n_sources, int64_t co
 }
 
 template <class T, class A, class Op, bool average = false>
-void reduce(void* const* to, int n_to, const void* const* sources, int n_sources, int64_t count) {
+void reduce(void* const* to, int n_to, const void* const* sources, int n_sources, int64_t count,
+            int terms) {
   T* dst = static_cast<T*>(to[0]);
-  if (n_sources == 2 && n_to == 2) {
+  if (n_sources == 2 && terms == 2 && n_to == 2) {
     // What was just written may not be read yet, so a copy would wait for it.
     const T *a = static_cast<const T*>(sources[0]), *b = static_cast<const T*>(sources[1]);
     return reduce_pair<T, A, Op, average, true>(dst, static_cast<T*>(to[1]), a, b, count);
   }
-  reduce_to_one<T, A, Op, average>(dst, sources, n_sources, count);
+  reduce_to_one<T, A, Op, average>(dst, sources, n_sources, count, terms);
   for (int k = 1; k < n_to; ++k)
     __builtin_memmove(to[k], dst, static_cast<unsigned long>(count) * sizeof(T));
 }

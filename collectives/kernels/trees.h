@@ -13,9 +13,9 @@ struct v4;    // x86-64-v4: AVX-512 F, BW, CD, DQ, VL
 }  // namespace isa
 
 /// to[k][i] = the balanced tree over element i of all sources, for each of n_to places k and i in
-/// [0, count). Any of the places may be one of the sources.
+/// [0, count). Any of the places may be one of the sources. An average is divided by `terms`.
 using TreeKernel = void (*)(void* const* to, int n_to, const void* const* sources, int n_sources,
-                            int64_t count);
+                            int64_t count, int terms);
 
 // Rows are in the order of ReduceOp, columns of DType from u8 on (bool is a u8 of 0 and 1); null
 // where the operator is not defined.

@@ -2,15 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <thread>
 
 #include "collectives/reduction.h"
 
 namespace tessera::detail {
 namespace {
-
-constexpr int64_t kReduceAloneBytes = 16 << 10;
-constexpr int64_t kAlign = 64;
 
 /// What ranks tell each other before a collective: its facts and where it was called.
 struct Header {
@@ -29,53 +27,29 @@ Header make_header(const Call& call) {
   return h;
 }
 
-class MessageEngine final : public Engine {
- public:
-  MessageEngine(const Membership& m, std::unique_ptr<Carrier> carrier, std::shared_ptr<Store> store,
-                std::string prefix)
-      : members_(m),
-        rank_(m.rank),
-        size_(m.size),
-        carrier_(std::move(carrier)),
-        watch_(m, std::move(store), std::move(prefix)),
-        sent_(size_t(m.size)),
-        received_(size_t(m.size)) {}
+}  // namespace
 
-  std::string_view name() const override { return carrier_->name(); }
-  void run(Call& call) override;
-  void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) override;
-  void interrupt() override {
-    std::lock_guard lock(mutex_);
-    changed_.notify_all();
-  }
-  void abort(const CommError& error) override {
-    watch_.kill(error);
-    // Peers that wait for this rank notice, and find the obituary.
-    std::lock_guard lock(mutex_);
-    if (!std::exchange(closed_, true)) carrier_->close();
-  }
+MessageEngine::MessageEngine(const Membership& m, std::unique_ptr<Carrier> carrier,
+                             std::shared_ptr<Store> store, std::string prefix)
+    : members_(m),
+      rank_(m.rank),
+      size_(m.size),
+      watch_(m, std::move(store), std::move(prefix)),
+      carrier_(std::move(carrier)),
+      sent_(size_t(m.size)),
+      received_(size_t(m.size)) {}
 
- private:
-  void exchange(const Call& call, std::span<const Transfer> transfers, Step step) {
-    carrier_->exchange(call, transfers, {call.seq(), step, false}, watch_);
-  }
-  void check_calls(const Call& call);
-  void check_announcements(const Call& call, std::span<const Header> all);
-  void check_splits(const Call& call);
-  void move_pieces(const Call& call);
-  void all_reduce(const Call& call);
-  void message(const Call& call, uint64_t number);
-  std::vector<Transfer> with_all(void* mine, void* all, int64_t bytes) const;
+void MessageEngine::interrupt() {
+  std::lock_guard lock(mutex_);
+  changed_.notify_all();
+}
 
-  const Membership members_;
-  const int rank_, size_;
-  const std::unique_ptr<Carrier> carrier_;
-  Watch watch_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool closed_ = false;
-  std::vector<uint64_t> sent_, received_;  // messages to and from each rank
-};
+void MessageEngine::abort(const CommError& error) {
+  watch_.kill(error);
+  // Peers that wait for this rank notice, and find the obituary.
+  std::lock_guard lock(mutex_);
+  if (!std::exchange(closed_, true)) carrier_->close();
+}
 
 /// Sends `mine` to every other rank and gathers theirs into `all`, rank by rank.
 std::vector<Transfer> MessageEngine::with_all(void* mine, void* all, int64_t bytes) const {
@@ -92,10 +66,13 @@ void MessageEngine::check_calls(const Call& call) {
   std::vector<Header> all(static_cast<size_t>(size_));
   Header mine = all[size_t(rank_)] = make_header(call);
   exchange(call, with_all(&mine, all.data(), sizeof(Header)), Step::kHeaders);
-  bool same = std::all_of(all.begin(), all.end(), [&](const Header& h) {
-    return h.record.fingerprint == mine.record.fingerprint;
-  });
-  if (same) return check_announcements(call, all);
+  bool same = true;
+  std::vector<Sketch> sketches;
+  for (const Header& h : all) {
+    same &= h.record.fingerprint == mine.record.fingerprint;
+    if (call.ahead) sketches.push_back(h.sketch);
+  }
+  if (same) return check_announcements(call, sketches);
   std::vector<CallRecord> records;
   std::vector<std::string> sites;
   for (Header& h : all) {
@@ -108,10 +85,8 @@ void MessageEngine::check_calls(const Call& call) {
   watch_.die(call, text, blame);
 }
 
-void MessageEngine::check_announcements(const Call& call, std::span<const Header> all) {
+void MessageEngine::check_announcements(const Call& call, std::span<const Sketch> sketches) {
   if (!call.ahead) return;
-  std::vector<Sketch> sketches;
-  for (const Header& h : all) sketches.push_back(h.sketch);
   std::vector<int> blame;
   std::string text =
       compare_announcements(sketches, *call.ahead, rank_, call.title(members_.group), blame);
@@ -133,11 +108,17 @@ void MessageEngine::check_splits(const Call& call) {
 void MessageEngine::run(Call& call) {
   check_calls(call);
   if (call.plan.has_splits()) check_splits(call);
-  if (call.plan.kind == CollKind::kBarrier) return;
-  if (call.plan.kind == CollKind::kAllReduce)
-    all_reduce(call);
-  else
-    move_pieces(call);
+  if (call.plan.kind != CollKind::kBarrier) move(call);
+}
+
+void MessageEngine::move(Call& call) {
+  const Plan& plan = call.plan;
+  if (plan.kind != CollKind::kAllReduce) return move_pieces(call);
+  std::vector<std::byte> copy;  // the result would overwrite what is still to be read
+  const Part in = plan.must_stage() ? copied(plan.give, copy)[0] : plan.give[0];
+  std::vector<int> all(static_cast<size_t>(size_));
+  std::iota(all.begin(), all.end(), 0);
+  all_reduce(call, in, plan.take[0], all, rank_);
 }
 
 /// Every piece goes straight from its giver to its taker; takers that reduce do so in rank order.
@@ -179,40 +160,38 @@ void MessageEngine::move_pieces(const Call& call) {
 
 /// Each rank reduces a slice, in rank order, and sends it to all: 2 (P-1)/P of the bytes each way
 /// (Rabenseifner 2004, with direct exchanges). Small tensors go to everybody whole.
-void MessageEngine::all_reduce(const Call& call) {
+void MessageEngine::all_reduce(const Call& call, const Part& in, const Part& out,
+                               std::span<const int> ours, int place) {
   const Plan& plan = call.plan;
-  std::vector<std::byte> copy;  // the result would overwrite what is still to be read
-  const Part in = plan.must_stage() ? copied(plan.give, copy)[0] : plan.give[0];
-  const Part& out = plan.take[0];
-  bool whole = in.bytes <= kReduceAloneBytes;
-  int64_t lines = (in.bytes + kAlign - 1) / kAlign;
-  auto begin_of = [&](int r) {
-    return whole ? (r < size_ ? int64_t(0) : in.bytes)
-                 : std::min(in.bytes, lines * r / size_ * kAlign);
+  const int n = int(ours.size());
+  const bool whole = in.bytes <= kReduceAloneBytes;
+  auto slice = [&](const Part& of, int i) -> Part {
+    const Slice s = whole ? Slice{0, of.bytes} : slice_of(of.bytes, i, n);
+    return {of.data + s.begin, s.end - s.begin};
   };
-  int64_t begin = begin_of(rank_), end = whole ? in.bytes : begin_of(rank_ + 1);
-  int64_t bytes = end - begin;
-  auto terms = std::make_unique_for_overwrite<std::byte[]>(size_t(bytes) * size_t(size_));
-  std::vector<const void*> sources(static_cast<size_t>(size_));
+  const Part mine = slice(out, place);
+  auto terms = std::make_unique_for_overwrite<std::byte[]>(size_t(mine.bytes) * size_t(n));
+  std::vector<const void*> sources(static_cast<size_t>(n));
   std::vector<Transfer> transfers;
-  for (int k = 1; k < size_; ++k) {
-    int to = (rank_ + k) % size_, from = (rank_ + size_ - k) % size_;
-    int64_t to_begin = begin_of(to), to_end = whole ? in.bytes : begin_of(to + 1);
-    transfers.push_back({to, in.data + to_begin, to_end - to_begin, true});
-    std::byte* place = terms.get() + from * bytes;
-    sources[size_t(from)] = place;
-    transfers.push_back({from, place, bytes, false});
+  for (int k = 1; k < n; ++k) {
+    int to = (place + k) % n, from = (place + n - k) % n;
+    const Part theirs = slice(in, to);
+    transfers.push_back({ours[size_t(to)], theirs.data, theirs.bytes, true});
+    std::byte* term = terms.get() + from * mine.bytes;
+    sources[size_t(from)] = term;
+    transfers.push_back({ours[size_t(from)], term, mine.bytes, false});
   }
   exchange(call, transfers, Step::kPieces);
-  sources[size_t(rank_)] = in.data + begin;
-  reduce_tree(plan.op, plan.dtype, out.data + begin, sources, bytes / int64_t(size_of(plan.dtype)));
+  sources[size_t(place)] = slice(in, place).data;
+  reduce_tree(plan.op, plan.dtype, mine.data, sources, mine.bytes / int64_t(size_of(plan.dtype)),
+              size_);
   if (whole) return;
   transfers.clear();
-  for (int k = 1; k < size_; ++k) {
-    int to = (rank_ + k) % size_, from = (rank_ + size_ - k) % size_;
-    transfers.push_back({to, out.data + begin, bytes, true});
-    transfers.push_back(
-        {from, out.data + begin_of(from), begin_of(from + 1) - begin_of(from), false});
+  for (int k = 1; k < n; ++k) {
+    int to = (place + k) % n, from = (place + n - k) % n;
+    const Part theirs = slice(out, from);
+    transfers.push_back({ours[size_t(to)], mine.data, mine.bytes, true});
+    transfers.push_back({ours[size_t(from)], theirs.data, theirs.bytes, false});
   }
   exchange(call, transfers, Step::kGather);
 }
@@ -283,15 +262,6 @@ void MessageEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> nex
   }
   for (std::thread& t : threads) t.join();
   if (failure) std::rethrow_exception(failure);
-}
-
-}  // namespace
-
-std::unique_ptr<Engine> make_message_engine(const Membership& members,
-                                            std::unique_ptr<Carrier> carrier,
-                                            std::shared_ptr<Store> store, std::string prefix) {
-  return std::make_unique<MessageEngine>(members, std::move(carrier), std::move(store),
-                                         std::move(prefix));
 }
 
 }  // namespace tessera::detail

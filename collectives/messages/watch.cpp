@@ -17,7 +17,8 @@ constexpr Millis kLook{100};    // between two looks at what is under way
 constexpr int kSuspicions = 2;  // looks in a row before two ranks are held to wait for each other
 constexpr Millis kCauseTime{150};
 
-// A status is "C 41 all_reduce train.cpp:88" for a collective, "S 2 17 train.cpp:90" for a send to
+// A status is "C 41 all_reduce train.cpp:88" for a collective, "B 41 ..." where the rank waits for
+// its block, "S 2 17 train.cpp:90" for a send to
 // rank 2 that holds the rank up ("R" for a receive; 17 is a count that makes it unique), "M" for
 // several messages or asynchronous ones.
 struct Status {
@@ -73,13 +74,14 @@ Watch::~Watch() {
   thread_.join();
 }
 
-Watch::Handle Watch::begin(const Call& call, std::function<void()> cancel,
-                           std::function<void()> probe) {
+Watch::Handle Watch::begin(const Call& call, Cancel cancel, std::function<void()> probe,
+                           For waits_for) {
   std::lock_guard lock(mutex_);
   if (!call.plan.is_p2p()) entered_ = call.seq();
   if (ops_.empty()) changed_.notify_all();
   Op op;
   op.call = &call;
+  op.waits_for = waits_for;
   op.cancel = std::move(cancel), op.probe = std::move(probe);
   op.since = Clock::now();
   op.number = ++count_;
@@ -111,7 +113,7 @@ void Watch::serve() {
     for (Op& op : ops_)
       if (op.probe && late(op)) op.probe();
     if (error_)
-      for (Op& op : ops_) op.cancel();
+      for (Op& op : ops_) op.cancel(*error_);
   }
 }
 
@@ -132,7 +134,9 @@ void Watch::forget_status() {
 std::string Watch::status_of(const Op& op) const {
   const Plan& plan = op.call->plan;
   std::string site = describe(op.call->site);
-  if (!plan.is_p2p()) return fmt::format("C {} {} {}", op.call->seq(), name_of(plan.kind), site);
+  if (!plan.is_p2p())
+    return fmt::format("{} {} {} {}", op.waits_for == For::kBlock ? 'B' : 'C', op.call->seq(),
+                       name_of(plan.record.kind), site);
   if (ops_.size() > 1 || op.call->async) return "M";  // the rank may be about to call what is due
   return fmt::format("{} {} {} {}", plan.takes ? 'R' : 'S', plan.record.peer, op.number, site);
 }
@@ -165,7 +169,7 @@ void Watch::look(Op& op) {
                          members_.group, op.call->seq(), {plan.record.peer});
   }
   if (!error_) check_deaths(op);
-  if (!error_) check_deadline(op, all);
+  if (!error_ && op.waits_for == For::kMessages) check_deadline(op, all);
   if (error_) error_ = decode(store_->compare_set(key, "", encode(*error_)), members_.group);
 }
 
@@ -215,11 +219,15 @@ void Watch::check_deadline(const Op& op, const std::vector<std::string>& all) {
   if (waited < op.call->timeout) return;
   const Plan& plan = op.call->plan;
   std::vector<int> absent, waiting;
+  bool held_up = false;  // some rank is, in an earlier call, and will say by whom
   for (int r = 0; r < members_.size; ++r) {
     Status s = parse_status(all[size_t(r)]);
-    bool here = plan.is_p2p() ? r != plan.record.peer : s.what == 'C' && s.number >= op.call->seq();
+    const bool in_collective = s.what == 'C' || s.what == 'B';
+    bool here = plan.is_p2p() ? r != plan.record.peer : in_collective && s.number >= op.call->seq();
+    held_up |= !plan.is_p2p() && in_collective && s.number < op.call->seq();
     (here || r == members_.rank ? waiting : absent).push_back(r);
   }
+  if (held_up && waited < op.call->timeout + 3 * kGrace) return;
   uint64_t before = plan.is_p2p() ? 0 : op.call->seq() - 1;
   std::string text = fmt::format(
       "{}: {} not seen for {:.3g} s; {}{} {} waiting; look at what holds it up, or raise "
@@ -252,7 +260,7 @@ CommError Watch::kill(const CommError& error) {
   }
   std::lock_guard lock(mutex_);
   if (!error_) error_ = held;
-  for (Op& op : ops_) op.cancel();
+  for (Op& op : ops_) op.cancel(*error_);
   return *error_;
 }
 

@@ -18,23 +18,34 @@ namespace tessera::detail {
 
 class Watch {
  public:
+  /// What a rank waits for: messages, which the watch ends at the call's deadline, or its block
+  /// (blocks.h), which has the same deadline and knows who is absent.
+  enum class For : uint8_t { kMessages, kBlock };
+  using Cancel = std::function<void(const CommError&)>;
   /// One call under way. `cancel` makes its wait return; `probe` (may be null) ends it where
   /// nothing else would. Both are called with the lock held, maybe repeatedly, `probe` for calls
   /// that have been under way for a while.
   struct Op {
     const Call* call = nullptr;
-    std::function<void()> cancel, probe;
+    For waits_for = For::kMessages;
+    Cancel cancel;
+    std::function<void()> probe;
     std::chrono::steady_clock::time_point since;
     uint64_t number = 0;
     std::string suspicion;  // what looked like a deadlock when last looked at
     int suspected = 0;      // and how often in a row
   };
   using Handle = std::list<Op>::iterator;
+  /// A rank that waits for another which waits for a third is to learn from that one who is absent.
+  /// So the further what it waits for is from where a call begins, the longer it waits beyond the
+  /// deadline: by one of these for each step.
+  static constexpr Millis kGrace{500};
 
   Watch(Membership members, std::shared_ptr<Store> store, std::string prefix);
   ~Watch();
 
-  Handle begin(const Call& call, std::function<void()> cancel, std::function<void()> probe = {});
+  Handle begin(const Call& call, Cancel cancel, std::function<void()> probe = {},
+               For waits_for = For::kMessages);
   void end(Handle op);
   /// The error that killed the group, if any rank has left one.
   std::optional<CommError> obituary();

@@ -50,7 +50,7 @@ class MpiCarrier final : public Carrier {
                 Watch& watch) override {
     int tag = group_ << (kStepBits + 1) | int(slot.p2p) << kStepBits | int(slot.step);
     std::atomic<bool> ended{false};
-    auto op = watch.begin(call, [&] { ended = true; });
+    auto op = watch.begin(call, [&](const CommError&) { ended = true; });
     try {
       std::vector<Mpi::Request> requests;
       for (bool sends : {false, true})

@@ -35,16 +35,6 @@ int64_t inside(int64_t bytes, int64_t begin, int64_t window) {
   return std::clamp<int64_t>(bytes - begin, 0, window);
 }
 
-/// The slice of `bytes` that rank r reduces: cut at cache lines.
-struct Slice {
-  int64_t begin, end;
-};
-Slice slice_of(int64_t bytes, int r, int size) {
-  int64_t lines = (bytes + kAlign - 1) / kAlign;
-  return {std::min(bytes, lines * r / size * kAlign),
-          std::min(bytes, lines * (r + 1) / size * kAlign)};
-}
-
 double us_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start)
       .count();
@@ -112,9 +102,9 @@ Ref<Storage> ShmEngine::allocate(size_t bytes) {
 
 /// Whether peers reach all that they read, or in an all_reduce write, of this rank's; if so, tells
 /// where it is.
-bool ShmEngine::find_places(const Plan& plan, uint64_t seq, Entry& entry) {
+bool ShmEngine::find_places(const Plan& plan, Entry& entry) {
   if (!options_.read_in_place || plan.must_stage()) return false;
-  int64_t* places = segment_->places(rank_, seq);
+  int64_t* places = segment_->places(rank_, turn_);
   const Pool* pool = published_.load(std::memory_order_acquire);
   auto place = [&](const Part& part, int64_t& at) {
     if (!options_.processes)
@@ -130,20 +120,20 @@ bool ShmEngine::find_places(const Plan& plan, uint64_t seq, Entry& entry) {
   return entry.in_place || place(plan.take[0], places[size_]);
 }
 
-std::byte* ShmEngine::given(int r, uint64_t seq, size_t piece) const {
+std::byte* ShmEngine::given(int r, size_t piece) const {
   const Entry& entry = entries_[size_t(r)];
-  return bases_[size_t(r)] + (piece == 0 ? entry.place : segment_->places(r, seq)[piece]);
+  return bases_[size_t(r)] + (piece == 0 ? entry.place : segment_->places(r, turn_)[piece]);
 }
-std::byte* ShmEngine::taken(int r, uint64_t seq) const {
+std::byte* ShmEngine::taken(int r) const {
   const Entry& entry = entries_[size_t(r)];
-  return bases_[size_t(r)] + (entry.in_place ? entry.place : segment_->places(r, seq)[size_]);
+  return bases_[size_t(r)] + (entry.in_place ? entry.place : segment_->places(r, turn_)[size_]);
 }
 
 /// Writes the facts of a call where reports look for them.
 void ShmEngine::tell(const Call& call) {
   const CallRecord& record = call.plan.record;
-  me_.records[record.seq & 1] = record;
-  if (record.ahead) me_.sketches[record.seq & 1] = call.sketch;
+  me_.records[turn_ & 1] = record;
+  if (record.ahead) me_.sketches[turn_ & 1] = call.sketch;
   me_.entered.store(record.seq, std::memory_order_release);
 }
 
@@ -151,8 +141,8 @@ void ShmEngine::post() { me_.posted.store(++phase_, std::memory_order_release); 
 
 void ShmEngine::run(Call& call) {
   const Plan& plan = call.plan;
-  uint64_t seq = plan.record.seq;
   check_obituary();
+  ++turn_;
   int pieces = plan.one_for_each ? size_ : 1;
   int64_t window = plan.has_splits() ? 0 : (plan.longest + kAlign - 1) / kAlign * kAlign;
   bool small = !plan.has_splits() && window * pieces <= kInlineBytes;
@@ -164,13 +154,13 @@ void ShmEngine::run(Call& call) {
     trial_ = !options_.way && places_.tries(plan.longest);
   }
   Entry entry{.fingerprint = plan.record.fingerprint, .verdict = places_.verdict()};
-  entry.direct = (way != Way::kStaged || trial_) && find_places(plan, seq, entry);
+  entry.direct = (way != Way::kStaged || trial_) && find_places(plan, entry);
   trial_ &= entry.direct;
   bool staged = entry.staged = small && !(entry.direct && way != Way::kStaged);
   entry.has_pool = published_.load(std::memory_order_acquire);
   tell(call);
   if (plan.has_splits()) {
-    int64_t* splits = segment_->splits(rank_, seq);
+    int64_t* splits = segment_->splits(rank_, turn_);
     for (int r = 0; r < size_; ++r) {
       splits[r] = plan.give[size_t(r)].bytes;
       splits[size_ + r] = plan.take[size_t(r)].bytes;
@@ -184,7 +174,7 @@ void ShmEngine::run(Call& call) {
   --phase_;
   double us = trial_ ? us_since(start) : 0;
   // Peers poll the line of both, so it is written in one go.
-  me_.entries[seq & 1] = entries_[size_t(rank_)] = entry;
+  me_.entries[turn_ & 1] = entries_[size_t(rank_)] = entry;
   post();
   wait_all(call, plan.longest <= kShortBytes && way != Way::kStaged ? Waking::kLater : Waking::kNow,
            Peers::kElsewhere);
@@ -205,7 +195,7 @@ void ShmEngine::run(Call& call) {
     run_staged(call, longest);
   }
   if (trial_ && heard.direct) places_.took(plan.longest, us + us_since(start));
-  me_.finished.store(seq, std::memory_order_release);
+  me_.finished.store(plan.record.seq, std::memory_order_release);
 }
 
 bool ShmEngine::by_slices(const Plan& plan) const {
@@ -226,7 +216,7 @@ void ShmEngine::run_first(Call& call, int64_t window) {
 int64_t ShmEngine::agree_on_splits(Call& call) {
   std::vector<int64_t> all;
   for (int r = 0; r < size_; ++r) {
-    const int64_t* splits = segment_->splits(r, call.seq());
+    const int64_t* splits = segment_->splits(r, turn_);
     all.insert(all.end(), splits, splits + 2 * size_);
   }
   std::vector<int> blame;
@@ -242,7 +232,7 @@ ShmEngine::Heard ShmEngine::listen(const CallRecord& mine) {
   Heard heard;
   for (int r = 0; r < size_; ++r) {
     Entry& e = entries_[size_t(r)];
-    if (r != rank_) e = segment_->state(r).entries[mine.seq & 1];
+    if (r != rank_) e = segment_->state(r).entries[turn_ & 1];
     heard.same_call &= e.fingerprint == mine.fingerprint;
     heard.direct &= e.direct;
     heard.staged &= e.staged;
@@ -381,32 +371,32 @@ void ShmEngine::run_staged(Call& call, int64_t longest) {
 /// Tensors are read where they lie; a last phase keeps everybody from changing them meanwhile.
 void ShmEngine::run_in_place(Call& call, Way way) {
   if (call.plan.kind == CollKind::kAllReduce)
-    reduce_in_place(call.plan, call.seq(), way);
+    reduce_in_place(call.plan, way);
   else
-    take_in_place(call.plan, call.seq());
+    take_in_place(call.plan);
   post();
   wait_all(call);
 }
 
 /// Reduces this rank's slice and writes it to everybody.
-void ShmEngine::reduce_in_place(const Plan& plan, uint64_t seq, Way way) {
+void ShmEngine::reduce_in_place(const Plan& plan, Way way) {
   alignas(kAlign) std::byte block[kCopyBlock];
   Slice mine = slice_of(plan.take[0].bytes, rank_, size_);
   for (int64_t at = mine.begin; at < mine.end; at += kCopyBlock) {
     int64_t bytes = std::min(kCopyBlock, mine.end - at);
     int64_t count = bytes / int64_t(size_of(plan.dtype));
     Sources sources;
-    for (int r = 0; r < size_; ++r) sources.push_back(given(r, seq, 0) + at);
+    for (int r = 0; r < size_; ++r) sources.push_back(given(r, 0) + at);
     if (way == Way::kInPlace) {
       Places to{plan.take[0].data + at};
       for (int r = 0; r < size_; ++r)
-        if (r != rank_) to.push_back(taken(r, seq) + at);
+        if (r != rank_) to.push_back(taken(r) + at);
       reduce_tree(plan.op, plan.dtype, std::span<void* const>(to), sources, count);
       continue;
     }
     reduce_tree(plan.op, plan.dtype, block, sources, count);
     for (int r = 0; r < size_; ++r) {
-      std::byte* to = taken(r, seq) + at;
+      std::byte* to = taken(r) + at;
       bool lines = reinterpret_cast<uintptr_t>(to) % kAlign == 0;
       if (r != rank_ && lines)
         stream_copy(to, block, size_t(bytes));
@@ -416,13 +406,13 @@ void ShmEngine::reduce_in_place(const Plan& plan, uint64_t seq, Way way) {
   }
 }
 
-void ShmEngine::take_in_place(const Plan& plan, uint64_t seq) {
+void ShmEngine::take_in_place(const Plan& plan) {
   if (!plan.takes) return;
   size_t piece = size_t(plan.piece());
   int first = plan.giver < 0 ? 0 : plan.giver, last = plan.giver < 0 ? size_ : plan.giver + 1;
   Sources sources;
   for (int r = first; r < last; ++r) {
-    const std::byte* from = given(r, seq, piece);
+    const std::byte* from = given(r, piece);
     if (plan.reduces)
       sources.push_back(from);
     else

@@ -62,7 +62,7 @@ class ShmEngine final : public Engine {
   };
 
   // engine.cpp: moving data.
-  bool find_places(const Plan& plan, uint64_t seq, Entry& entry);
+  bool find_places(const Plan& plan, Entry& entry);
   /// What all ranks have published with a call, taken together.
   struct Heard {
     bool same_call = true, direct = true, staged = true;
@@ -81,13 +81,13 @@ class ShmEngine final : public Engine {
   void run_staged(Call& call, int64_t longest);
   void run_first(Call& call, int64_t window);
   void run_in_place(Call& call, Way way);
-  void reduce_in_place(const Plan& plan, uint64_t seq, Way way);
-  void take_in_place(const Plan& plan, uint64_t seq);
+  void reduce_in_place(const Plan& plan, Way way);
+  void take_in_place(const Plan& plan);
   int64_t agree_on_splits(Call& call);
   bool reach_pools(Call& call, bool news);
   bool meet_pools(Call& call);
-  std::byte* given(int r, uint64_t seq, size_t piece) const;
-  std::byte* taken(int r, uint64_t seq) const;
+  std::byte* given(int r, size_t piece) const;
+  std::byte* taken(int r) const;
 
   // wait.cpp: waiting, and what can be wrong meanwhile.
   void wait_all(Call& call, Waking waking = Waking::kNow, Peers peers = Peers::kAtWork) {
@@ -135,7 +135,9 @@ class ShmEngine final : public Engine {
   const ShmOptions options_;
   const int rank_, size_;
   RankState& me_;
-  uint64_t phase_ = 0;                // phases posted by this rank
+  uint64_t phase_ = 0;  // phases posted by this rank
+  // Collectives begun: their number, unless they are parts of others, which have the same number.
+  uint64_t turn_ = 0;
   std::atomic<uint64_t> awaited_{0};  // the phase that it dozes for
   StageTuner tuner_;
   PlaceTuner places_;

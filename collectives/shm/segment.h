@@ -56,7 +56,7 @@ enum class Sleep : uint32_t {
 struct alignas(2 * kLine) RankState {
   // One cache line holds all that peers read of a call without surprises.
   std::atomic<uint64_t> posted{0};  // phases that this rank has published
-  Entry entries[2];                 // of the latest calls, by parity of their number
+  Entry entries[2];                 // of the latest calls, by parity of their turn
   static_assert(sizeof(std::atomic<uint64_t>) + 2 * sizeof(Entry) <= kLine);
   // Read by peers after they have posted, to see whether to ring.
   alignas(kLine) std::atomic<Sleep> sleep{Sleep::kNone};
@@ -137,12 +137,12 @@ class Segment {
   std::byte* mail(int from, int to, int parity) {
     return mail_ + (size_t(from * size_ + to) * 2 + size_t(parity)) * options_.mail_bytes;
   }
-  /// Where the pieces of rank r lie in call `seq`, if it is direct: of each piece that it gives but
-  /// the first, and behind `size()` of those of the first that it takes; what is in its entry is
-  /// not here as well. Addresses between threads, else offsets into its pool.
-  int64_t* places(int r, uint64_t seq) { return places_ + (2 * r + int(seq & 1)) * (size_ + 1); }
-  /// Bytes for, then bytes from every rank, as rank r has announced them for call `seq`.
-  int64_t* splits(int r, uint64_t seq) { return splits_ + (2 * r + int(seq & 1)) * 2 * size_; }
+  /// Where the pieces of rank r lie in the call of `turn`, if it is direct: of each piece that it
+  /// gives but the first, and behind `size()` of those of the first that it takes; what is in its
+  /// entry is not here as well. Addresses between threads, else offsets into its pool.
+  int64_t* places(int r, uint64_t turn) { return places_ + (2 * r + int(turn & 1)) * (size_ + 1); }
+  /// Bytes for, then bytes from every rank, as rank r has announced them for the call of `turn`.
+  int64_t* splits(int r, uint64_t turn) { return splits_ + (2 * r + int(turn & 1)) * 2 * size_; }
 
  private:
   struct Header {

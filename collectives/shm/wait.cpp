@@ -218,12 +218,13 @@ void ShmEngine::die(const Call& call, const std::string& text, std::vector<int> 
 }
 
 std::string ShmEngine::tell_rank(int r) const {
-  int global = members_.world_ranks[size_t(r)];
-  return global == r ? fmt::format("rank {}", r)
-                     : fmt::format("rank {} (world rank {})", r, global);
+  const int mine = members_.number(r), global = members_.world_ranks[size_t(r)];
+  return global == mine ? fmt::format("rank {}", mine)
+                        : fmt::format("rank {} (world rank {})", mine, global);
 }
 
 std::string ShmEngine::tell_progress(int r) const {
+  if (members_.first >= 0) return "it has begun the call";
   uint64_t done = segment_->state(r).finished.load(std::memory_order_acquire);
   return done ? fmt::format("it last finished #{}", done) : "it has finished no collective";
 }
@@ -231,7 +232,8 @@ std::string ShmEngine::tell_progress(int r) const {
 std::string ShmEngine::tell_others(const std::vector<int>& absent) const {
   std::vector<int> others;
   for (int r = 0; r < size_; ++r)
-    if (std::find(absent.begin(), absent.end(), r) == absent.end()) others.push_back(r);
+    if (std::find(absent.begin(), absent.end(), r) == absent.end())
+      others.push_back(members_.number(r));
   return fmt::format("{} {} waiting", join_ranks(others), others.size() == 1 ? "is" : "are");
 }
 
@@ -260,7 +262,7 @@ void ShmEngine::inspect(Call& call, Clock::time_point since) {
     // It may have done its part before it went.
     if (segment_->state(r).posted.load(std::memory_order_seq_cst) >= phase_) continue;
     text += fmt::format(" {} is gone, {}; {};", tell_rank(r), how, tell_progress(r));
-    gone.push_back(r);
+    gone.push_back(members_.number(r));
   }
   std::string title = call.title(members_.group);
   if (!gone.empty())
@@ -271,9 +273,11 @@ void ShmEngine::inspect(Call& call, Clock::time_point since) {
   for (int r : absent)
     text +=
         fmt::format(" {} not seen for {}; {};", tell_rank(r), seconds(waited), tell_progress(r));
+  const std::string others = tell_others(absent);
+  for (int& r : absent) r = members_.number(r);
   die(call,
       fmt::format("{}:{} {}; look at what holds it up, or raise TESSERA_TIMEOUT", title, text,
-                  tell_others(absent)),
+                  others),
       absent);
 }
 
@@ -281,7 +285,7 @@ void ShmEngine::check_announcements(const Call& call) {
   std::vector<Sketch> sketches(static_cast<size_t>(size_));
   for (int r = 0; r < size_; ++r) {
     const RankState& s = segment_->state(r);
-    if (s.records[call.seq() & 1].ahead) sketches[size_t(r)] = s.sketches[call.seq() & 1];
+    if (s.records[turn_ & 1].ahead) sketches[size_t(r)] = s.sketches[turn_ & 1];
   }
   std::vector<int> blame;
   std::string text =
@@ -305,7 +309,7 @@ void ShmEngine::report_mismatch(Call& call) {
   std::vector<std::string> sites;
   for (int r = 0; r < size_; ++r) {
     const RankState& s = segment_->state(r);
-    records.push_back(s.records[seq & 1]);
+    records.push_back(s.records[turn_ & 1]);
     bool known = s.told.load(std::memory_order_seq_cst) == seq;
     sites.push_back(known ? s.site.read() : "an unknown place");
   }

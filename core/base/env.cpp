@@ -33,6 +33,8 @@ constexpr Variable kTable[] = {
     {"TESSERA_FAULT", "", "fault injection for tests, e.g. rank=1,op=all_reduce,n=20,kill"},
     {"TESSERA_BACKEND", "",
      "collective backend for CPU tensors: shm, gloo or mpi; default is chosen by host"},
+    {"TESSERA_HOST_ID", "",
+     "tells hosts apart that are one by name: ranks share memory only where it is equal too"},
     {"TESSERA_COMPILE_MEMORY", "",
      "megabytes that a compiled step may take beside its state; it computes more again to keep to "
      "it"},

@@ -46,7 +46,7 @@ int start(const std::string& program, const std::map<std::string, std::string>& 
 }  // namespace
 
 RankProcesses::RankProcesses(int n, const std::string& program,
-                             std::map<std::string, std::string> environment)
+                             std::map<std::string, std::string> environment, int hosts)
     : server_("127.0.0.1", 0, kKey) {
   environment["WORLD_SIZE"] = environment["LOCAL_WORLD_SIZE"] = std::to_string(n);
   environment["MASTER_ADDR"] = "127.0.0.1";
@@ -56,6 +56,7 @@ RankProcesses::RankProcesses(int n, const std::string& program,
   environment["OMP_NUM_THREADS"] = "1";
   for (int r = 0; r < n; ++r) {
     environment["RANK"] = environment["LOCAL_RANK"] = std::to_string(r);
+    if (hosts > 1) environment["TESSERA_HOST_ID"] = fmt::format("host {}", r * hosts / n);
     outputs_.push_back(memfd_create("output", MFD_CLOEXEC));
     pids_.push_back(start(program, environment, outputs_.back()));
   }

@@ -17,7 +17,9 @@ struct RankResult {
 
 class RankProcesses {
  public:
-  RankProcesses(int n, const std::string& program, std::map<std::string, std::string> environment);
+  /// `hosts`: as many hosts count as having the ranks, each as many that follow on each other.
+  RankProcesses(int n, const std::string& program, std::map<std::string, std::string> environment,
+                int hosts = 1);
   ~RankProcesses();
 
   /// Waits for rank r to end, at most `seconds`, after which it is killed.

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include <random>
+#include <thread>
 
 #include "tests/collectives/verbs.h"
 #include "tests/support/printed.h"
@@ -19,21 +20,27 @@ using test::RankResult;
 class Processes : public testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    if (GetParam() == "gloo" && !test::kHaveGloo) GTEST_SKIP() << "Gloo is left out of this build";
+    if (GetParam() != "shm" && !test::kHaveGloo) GTEST_SKIP() << "Gloo is left out of this build";
   }
-  std::map<std::string, std::string> env(std::map<std::string, std::string> more = {}) {
-    more["TESSERA_BACKEND"] = GetParam();
-    return more;
+  /// Four ranks of two hosts where the backend is that of several, else `n` of one.
+  RankProcesses start(int n, const std::string& program,
+                      std::map<std::string, std::string> more = {}) {
+    const bool several = GetParam() == "gloo+shm";
+    more["TESSERA_BACKEND"] = several ? "" : GetParam();
+    if (several) more["TEST_COUNT"] = "50000";  // larger than what goes straight to every rank
+    size_ = several ? 4 : n;
+    return RankProcesses(size_, program, more, several ? 2 : 1);
   }
+  int size_ = 0;  // ranks that were started last
 };
 
 TEST_P(Processes, EveryVerbAndDtypeIsRight) {
   for (int n : {2, 3, 4, 8}) {
-    if (n > 4 && GetParam() == "gloo") continue;  // ranks as threads cover it
-    RankProcesses ranks(n, "verbs", env());
+    if (n > 4 && GetParam() != "shm") continue;  // ranks as threads cover it
+    RankProcesses ranks = start(n, "verbs");
     for (const RankResult& r : ranks.wait_all(60)) {
       EXPECT_EQ(r.status, 0) << r.output;
-      EXPECT_NE(r.output.find("backend " + GetParam()), std::string::npos);
+      EXPECT_NE(r.output.find("backend " + GetParam() + "\n"), std::string::npos) << r.output;
     }
   }
 }
@@ -41,8 +48,9 @@ TEST_P(Processes, EveryVerbAndDtypeIsRight) {
 double seconds_in(const std::string& output) { return number_after("after ", output); }
 
 TEST_P(Processes, AKilledRankIsNamedByAllSurvivors) {
-  RankProcesses ranks(3, "loop", env({{"TESSERA_FAULT", "rank=1,op=all_reduce,n=20,kill"}}));
-  for (int r : {0, 2}) {
+  RankProcesses ranks = start(3, "loop", {{"TESSERA_FAULT", "rank=1,op=all_reduce,n=20,kill"}});
+  for (int r = 0; r < size_; ++r) {
+    if (r == 1) continue;
     RankResult result = ranks.wait(r, 20);
     EXPECT_EQ(result.status, 0) << result.output;
     EXPECT_NE(result.output.find("all_reduce #20 on world (rank_programs.cpp:"), std::string::npos)
@@ -60,12 +68,13 @@ TEST_P(Processes, ARankKilledAtAnyMomentIsNamed) {
   const int kills = text ? std::atoi(text) : 12;
   std::mt19937_64 random{uint64_t(kills)};
   for (int i = 0; i < kills; ++i) {
-    const int n = int(2 + random() % 3), victim = int(random() % uint64_t(n));
+    const int n = GetParam() == "gloo+shm" ? 4 : int(2 + random() % 3),
+              victim = int(random() % uint64_t(n));
     std::map<std::string, std::string> how{
         {"TEST_SEED", std::to_string(random() % 1000)},
         {"TEST_VICTIM", std::to_string(victim)},
         {"TEST_MICROSECONDS", std::to_string(random() % 50'000)}};
-    RankProcesses ranks(n, "storm", env(how));
+    RankProcesses ranks = start(n, "storm", how);
     for (int r = 0; r < n; ++r) {
       RankResult result = ranks.wait(r, 20);
       std::string round = fmt::format("round {}, rank {} of {}", i, r, n);
@@ -85,24 +94,45 @@ TEST_P(Processes, ARankKilledAtAnyMomentIsNamed) {
 }
 
 TEST_P(Processes, AStoppedRankIsNamedAtTheDeadline) {
-  RankProcesses ranks(
-      3, "loop",
-      env({{"TESSERA_FAULT", "rank=2,op=all_reduce,n=20,stop"}, {"TESSERA_TIMEOUT", "1.5"}}));
-  for (int r : {0, 1}) {
+  RankProcesses ranks = start(
+      3, "loop", {{"TESSERA_FAULT", "rank=2,op=all_reduce,n=20,stop"}, {"TESSERA_TIMEOUT", "1.5"}});
+  for (int r = 0; r < size_; ++r) {
+    if (r == 2) continue;
     RankResult result = ranks.wait(r, 20);
     double unseen = number_after("rank 2 not seen for ", result.output);
     EXPECT_GE(unseen, 1.5) << result.output;
     EXPECT_LT(unseen, 3.5) << result.output;
     EXPECT_NE(result.output.find("it last finished #19"), std::string::npos) << result.output;
-    EXPECT_NE(result.output.find("ranks 0, 1 are waiting"), std::string::npos) << result.output;
+    EXPECT_NE(result.output.find(size_ == 3 ? "ranks 0, 1 are waiting" : "ranks 0, 1, 3 are wait"),
+              std::string::npos)
+        << result.output;
     EXPECT_NE(result.output.find("blamed: 2\n"), std::string::npos) << result.output;
     EXPECT_GT(seconds_in(result.output), 1.4);
     EXPECT_LT(seconds_in(result.output), 3.5);
   }
 }
 
+// Wherever in a call it stops: the others wait for it, or for one that waits for it.
+TEST_P(Processes, ARankStoppedAtAnyMomentIsNamed) {
+  std::mt19937_64 random(3);
+  for (int i = 0; i < 3; ++i) {
+    RankProcesses ranks = start(4, "loop", {{"TEST_COUNT", "3000000"}, {"TESSERA_TIMEOUT", "1"}});
+    const int victim = int(random() % 4);
+    std::this_thread::sleep_for(std::chrono::microseconds(500'000 + random() % 500'000));
+    kill(ranks.pid(victim), SIGSTOP);
+    for (int r = 0; r < 4; ++r) {
+      if (r == victim) continue;
+      RankResult result = ranks.wait(r, 20);
+      EXPECT_NE(result.output.find(fmt::format("blamed: {}\n", victim)), std::string::npos)
+          << victim << " stopped, but rank " << r << " says\n"
+          << result.output;
+      EXPECT_LT(seconds_in(result.output), 5);
+    }
+  }
+}
+
 TEST_P(Processes, ARankThatExitsIsNamed) {
-  RankProcesses ranks(2, "loop", env({{"TESSERA_FAULT", "rank=0,n=5,exit"}}));
+  RankProcesses ranks = start(2, "loop", {{"TESSERA_FAULT", "rank=0,n=5,exit"}});
   RankResult result = ranks.wait(1, 20);
   EXPECT_EQ(result.status, 0) << result.output;
   EXPECT_NE(result.output.find("rank 0 is gone"), std::string::npos) << result.output;
@@ -119,27 +149,27 @@ constexpr const char *kMoreOptions = "", *kGlooCycles = "30";
 
 TEST_P(Processes, GroupsLeaveNothingBehind) {
   const char* options = std::getenv("ASAN_OPTIONS");
-  RankProcesses ranks(
-      2, "cycle",
-      env({{"TEST_CYCLES", GetParam() == "gloo" ? kGlooCycles : "200"},
-           {"ASAN_OPTIONS", (options ? options : "") + std::string(kMoreOptions)}}));
+  RankProcesses ranks =
+      start(2, "cycle",
+            {{"TEST_CYCLES", GetParam() == "shm" ? "200" : kGlooCycles},
+             {"ASAN_OPTIONS", (options ? options : "") + std::string(kMoreOptions)}});
   for (const RankResult& r : ranks.wait_all(60)) EXPECT_EQ(r.status, 0) << r.output;
 }
 
 TEST_P(Processes, SumsHaveEqualBitsWhereverTensorsLie) {
   for (int size : {2, 3}) {
-    RankProcesses ranks(size, "ways", env());
+    RankProcesses ranks = start(size, "ways");
     for (const RankResult& r : ranks.wait_all(60)) EXPECT_EQ(r.status, 0) << r.output;
   }
 }
 
 TEST_P(Processes, AForkedChildIsToldSo) {
-  RankProcesses ranks(2, "forked", env());
+  RankProcesses ranks = start(2, "forked");
   for (const RankResult& r : ranks.wait_all(20)) EXPECT_EQ(r.status, 0) << r.output;
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, Processes, testing::Values("shm", "gloo"),
-                         [](const auto& p) { return p.param; });
+INSTANTIATE_TEST_SUITE_P(Backends, Processes, testing::Values("shm", "gloo", "gloo+shm"),
+                         [](const auto& p) { return p.index < 2 ? p.param : "several_hosts"; });
 
 #if !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)  // which need addresses themselves

@@ -139,7 +139,8 @@ void compare(ReduceOp op, DType dtype, int n) {
       for (int p = 0; p < places; ++p)
         to.push_back(t < tables.size() ? own[size_t(p)].data() : sources[size_t(p)].data());
       if (t < tables.size() && dtype != kBool)
-        tables[t]->kernels[int(op)][int(dtype) - 1](to.data(), places, pointers.data(), n, kCount);
+        tables[t]->kernels[int(op)][int(dtype) - 1](to.data(), places, pointers.data(), n, kCount,
+                                                    n);
       else
         reduce_tree(op, dtype, std::span<void* const>(to), pointers, kCount);
       for (int p = 0; p < places; ++p)
@@ -154,6 +155,19 @@ TEST(Reduction, IsTheBalancedTreeOnEveryInstructionSet) {
     for (DType dtype : kAllDTypes)
       for (int op = 0; op < kNumReduceOps; ++op)
         if (reducible(ReduceOp(op), dtype)) compare(ReduceOp(op), dtype, n);
+}
+
+// Where sources are sums over ranks themselves, an average divides by the number of ranks.
+TEST(Reduction, AnAverageOfSumsDividesOnce) {
+  const float a[] = {1, 2, 1e-45f}, b[] = {4, 6, 1e-45f}, c[] = {3, -1, 0};
+  const void* sources[] = {a, b, c};
+  float got[3];
+  reduce_tree(ReduceOp::kAvg, kF32, got, {sources, 2}, 3, 4);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(got[i], (a[i] + b[i]) / 4.0f);
+  reduce_tree(ReduceOp::kAvg, kF32, got, sources, 3, 6);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(got[i], (a[i] + b[i] + c[i]) / 6.0f);
+  reduce_tree(ReduceOp::kSum, kF32, got, sources, 3, 6);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(got[i], a[i] + b[i] + c[i]);
 }
 
 }  // namespace
