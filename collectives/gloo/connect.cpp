@@ -6,6 +6,7 @@
 #include <gloo/transport/context.h>
 #include <gloo/transport/tcp/device.h>
 #include <netdb.h>
+#include <sched.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -165,6 +166,23 @@ void ignore_broken_pipes() {
   if (now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
+// While it lives the thread, and what it starts, is one that does not interrupt others when it is
+// woken. Gloo's thread that moves bytes asks the system for events again and again while another
+// one holds the lock of a connection; if it has interrupted that one, on the only CPU of a rank, it
+// does so for a whole slice of time.
+class BatchPolicy {
+ public:
+  BatchPolicy() : policy_(sched_getscheduler(0)) { set(SCHED_BATCH); }
+  ~BatchPolicy() { set(policy_); }
+
+ private:
+  void set(int policy) {
+    const sched_param none{};
+    if (policy_ == SCHED_OTHER) sched_setscheduler(0, policy, &none);
+  }
+  const int policy_;
+};
+
 }  // namespace
 
 std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
@@ -184,7 +202,10 @@ std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
   };
   try {
     gloo::transport::tcp::attr attributes(address.c_str());
-    auto device = gloo::transport::tcp::CreateDevice(attributes);
+    auto device = [&] {
+      BatchPolicy inherited;
+      return gloo::transport::tcp::CreateDevice(attributes);
+    }();
     Rendezvous store(options.store, options.prefix + "gloo/", options.join_timeout);
     context->connect(store, device, options.store);
   } catch (const gloo::Exception& e) {

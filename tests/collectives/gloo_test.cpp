@@ -1,7 +1,9 @@
 // The TCP backend with ranks as threads.
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <cmath>
+#include <filesystem>
 #include <future>
 #include <thread>
 
@@ -67,6 +69,27 @@ TEST_F(Gloo, SplitsIntoGroupsThatWork) {
         Ref<ProcessGroup> part = g.split(g.rank() % 2);
         ASSERT_EQ(part->size(), 2);
         test::check_verbs(*part, kF32, 7);
+        g.barrier();
+      },
+      kGloo);
+}
+
+// Gloo's thread that moves bytes, that is: woken, it lets the others of its CPU go on, one of which
+// may hold the lock that it would ask for all the time.
+TEST_F(Gloo, ItsThreadInterruptsNoOther) {
+  auto batch_threads = [] {
+    int n = 0;
+    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
+      n += sched_getscheduler(std::stoi(task.path().filename())) == SCHED_BATCH;
+    return n;
+  };
+  ASSERT_EQ(batch_threads(), 0);
+  run_ranks(
+      2,
+      [&](ProcessGroup& g) {
+        g.barrier();
+        EXPECT_EQ(batch_threads(), 2);
+        EXPECT_EQ(sched_getscheduler(0), SCHED_OTHER);
         g.barrier();
       },
       kGloo);
