@@ -159,21 +159,21 @@ void BlockEngine::reduce_scatter_by_blocks(Call& call) {
   std::vector<int64_t> at(size_t(blocks_) + 1);
   for (int k = 0; k < blocks_; ++k)
     at[size_t(k) + 1] = at[size_t(k)] + whole.give[size_t(peer_in(k))].bytes;
-  auto partial = std::make_unique_for_overwrite<std::byte[]>(size_t(at.back()));
+  const Scratch partial(at.back());
   for (int k = 0; k < blocks_; ++k) {
     Plan plan = part_plan(call, CollKind::kReduceScatter);
     plan.give = Parts(whole.give.begin() + k * B_, whole.give.begin() + (k + 1) * B_);
-    plan.take = {{partial.get() + at[size_t(k)], at[size_t(k) + 1] - at[size_t(k)]}};
+    plan.take = {{partial.data() + at[size_t(k)], at[size_t(k) + 1] - at[size_t(k)]}};
     plan.longest = longest(plan.give);
     in_block(call, plan, Millis(0));
   }
   const Part& out = whole.take[0];
-  auto terms = std::make_unique_for_overwrite<std::byte[]>(size_t(out.bytes) * size_t(blocks_));
+  const Scratch terms(out.bytes * blocks_);
   std::vector<const void*> sources(static_cast<size_t>(blocks_));
   std::vector<Transfer> transfers;
   for (int k = 0; k < blocks_; ++k) {
-    std::byte* mine = partial.get() + at[size_t(k)];
-    std::byte* term = terms.get() + k * out.bytes;
+    std::byte* mine = partial.data() + at[size_t(k)];
+    std::byte* term = terms.data() + k * out.bytes;
     sources[size_t(k)] = k == k_ ? mine : term;
     if (k == k_) continue;
     transfers.push_back({peer_in(k), mine, at[size_t(k) + 1] - at[size_t(k)], true});

@@ -130,7 +130,7 @@ void MessageEngine::move_pieces(const Call& call) {
   // Results would overwrite what is still to be sent.
   const Parts give = plan.must_stage() ? copied(plan.give, copy) : plan.give;
   int64_t bytes = plan.reduces && plan.takes ? plan.take[0].bytes : 0;
-  auto terms = std::make_unique_for_overwrite<std::byte[]>(size_t(bytes) * size_t(size_));
+  const Scratch terms(bytes * size_);
   std::vector<const void*> sources(static_cast<size_t>(size_));
   std::vector<Transfer> transfers;
   for (int k = 1; k < size_; ++k) {
@@ -141,7 +141,7 @@ void MessageEngine::move_pieces(const Call& call) {
     }
     if (!plan.takes || (plan.giver >= 0 && plan.giver != from)) continue;
     const Part& p = plan.take[plan.reduces || plan.giver >= 0 ? 0 : size_t(from)];
-    std::byte* place = plan.reduces ? terms.get() + from * bytes : p.data;
+    std::byte* place = plan.reduces ? terms.data() + from * bytes : p.data;
     sources[size_t(from)] = place;
     transfers.push_back({from, place, p.bytes, false});
   }
@@ -170,14 +170,14 @@ void MessageEngine::all_reduce(const Call& call, const Part& in, const Part& out
     return {of.data + s.begin, s.end - s.begin};
   };
   const Part mine = slice(out, place);
-  auto terms = std::make_unique_for_overwrite<std::byte[]>(size_t(mine.bytes) * size_t(n));
+  const Scratch terms(mine.bytes * n);
   std::vector<const void*> sources(static_cast<size_t>(n));
   std::vector<Transfer> transfers;
   for (int k = 1; k < n; ++k) {
     int to = (place + k) % n, from = (place + n - k) % n;
     const Part theirs = slice(in, to);
     transfers.push_back({ours[size_t(to)], theirs.data, theirs.bytes, true});
-    std::byte* term = terms.get() + from * mine.bytes;
+    std::byte* term = terms.data() + from * mine.bytes;
     sources[size_t(from)] = term;
     transfers.push_back({ours[size_t(from)], term, mine.bytes, false});
   }

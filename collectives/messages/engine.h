@@ -13,6 +13,18 @@
 
 namespace tessera::detail {
 
+/// Memory for the time of a call, from the allocator that keeps it for the next one: memory that is
+/// new to the process costs more than what is done with it here.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes)
+      : storage_(make_ref<Storage>(size_t(bytes), kCPU, cpu_allocator())) {}
+  std::byte* data() const { return static_cast<std::byte*>(storage_->data()); }
+
+ private:
+  const Ref<Storage> storage_;
+};
+
 class MessageEngine : public Engine {
  public:
   /// What is smaller is reduced by every rank, of everybody's whole tensor.
