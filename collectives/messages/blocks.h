@@ -19,9 +19,9 @@ int block_of_hosts(std::span<const std::string> hosts);
 /// The members of the block of B ranks that `m`'s rank belongs to.
 Membership block_of(const Membership& m, int B);
 
-/// all_reduce, reduce_scatter, all_gather and broadcast above MessageEngine::kReduceAloneBytes go
-/// through blocks, unless counts differ from rank to rank, or 16-bit floats would be rounded
-/// between the two levels. Everything else goes straight from rank to rank.
+/// Through blocks go all_reduce, reduce_scatter, all_gather and broadcast of more than
+/// kReduceAloneBytes, but for sums, averages and products of 16-bit floats, which would be rounded
+/// once more between the two levels. Everything else goes straight from rank to rank.
 class BlockEngine final : public MessageEngine {
  public:
   /// `block` moves what stays in the block of B ranks.
