@@ -150,7 +150,9 @@ ImageFiles list_archive(const std::string& path, BadImages bad) {
   archive_read_support_format_tar(a);
   TESSERA_CHECK(
       archive_read_open_memory(a, out.mapping->data(), out.mapping->bytes()) == ARCHIVE_OK,
-      "data: {} is no folder, and no tar archive: {}", io::quote(path), reason(a));
+      "data: {} is no folder, and no tar archive: {}; give a folder or tar archive of class "
+      "folders",
+      io::quote(path), reason(a));
   std::map<std::string, Content> found;
   std::map<std::string, bool> folders;  // whether something is in them
   try {

@@ -34,6 +34,8 @@ ImageFiles list_archive(const std::string& path, BadImages bad);
 /// Classes and splits from the last folders of the paths.
 ImageSplit split_by_folders(ImageFiles files);
 
+/// "cifar10" or "idx" where `folder` holds such files, which messages name; else "".
+std::string raw_kind(const std::string& folder);
 ImageSplit load_cifar10(const std::string& folder);
 ImageSplit load_idx(const std::string& folder);
 

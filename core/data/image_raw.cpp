@@ -129,11 +129,17 @@ class IdxImages final : public ImageSource {
   Idx images_, labels_;
 };
 
-// "train-images-idx3-ubyte", or with a dot before idx3 as some copies have it.
-std::string idx_path(const std::string& folder, const std::string& stem, const std::string& end) {
+// "train-images-idx3-ubyte", or with a dot before idx3 as some copies have it; "" for neither.
+std::string find_idx(const std::string& folder, const std::string& stem, const std::string& end) {
   for (const char* between : {"-", "."})
     if (fs::path p = fs::path(folder) / (stem + between + end); fs::exists(p)) return p.string();
-  throw UserError(fmt::format("data: folder {} has no {}-{}", io::quote(folder), stem, end));
+  return "";
+}
+
+std::string idx_path(const std::string& folder, const std::string& stem, const std::string& end) {
+  const std::string path = find_idx(folder, stem, end);
+  TESSERA_CHECK(!path.empty(), "data: folder {} has no {}-{}", io::quote(folder), stem, end);
+  return path;
 }
 
 std::shared_ptr<IdxImages> open_idx_pair(const std::string& folder, const std::string& split) {
@@ -143,6 +149,11 @@ std::shared_ptr<IdxImages> open_idx_pair(const std::string& folder, const std::s
 }
 
 }  // namespace
+
+std::string raw_kind(const std::string& folder) {
+  if (fs::exists(fs::path(folder) / "data_batch_1.bin")) return "cifar10";
+  return find_idx(folder, "train-images", "idx3-ubyte").empty() ? "" : "idx";
+}
 
 ImageSplit load_cifar10(const std::string& folder) {
   ImageSplit out;

@@ -183,6 +183,13 @@ ImageSplit split_by_folders(ImageFiles list) {
   TESSERA_CHECK(list.empty_folders.empty(),
                 "data: {}: folder {} is empty; remove it, or put the images of its class there",
                 io::quote(list.where), io::quote(list.empty_folders.at(0)));
+  if (list.paths.empty())
+    for (const std::string& folder : list.bare_folders) {
+      const std::string path = folder.empty() ? list.where : list.where + "/" + folder;
+      const std::string kind = raw_kind(path);
+      TESSERA_CHECK(kind.empty(), "data: {} holds no JPEG or PNG files; give {}:{} for those there",
+                    io::quote(list.where), kind, path);
+    }
   TESSERA_CHECK(!list.paths.empty(),
                 "data: {} holds no JPEG or PNG files ({}); expected class folders, or train and "
                 "test with class folders",

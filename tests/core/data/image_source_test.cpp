@@ -101,6 +101,7 @@ TEST(ImageSource, WrongLayoutsAreErrors) {
   if (!has_image_libraries()) return;
   dir.write("no.tar", "this is no archive, although it is long enough to be looked at");
   expect_contains(loading(dir / "no.tar"), "no.tar' is no folder, and no tar archive");
+  expect_contains(loading(dir / "no.tar"), "; give a folder or tar archive of class folders");
   TempFolder empty;
   std::filesystem::create_directories(empty / "train/a");
   expect_contains(loading(tar(empty, dir)), "folder 'train/a' is empty");
@@ -250,6 +251,12 @@ TEST(ImageSource, Cifar10) {
     for (int x : {0, 5})
       for (int c = 0; c < 3; ++c)  // planes become pixels
         EXPECT_EQ(image.row(y)[3 * x + c], uint8_t(record[size_t(1 + 1024 * c + 32 * y + x)]));
+  expect_contains(error_of([&] { load_images("images:" + dir.str()); }),
+                  "holds no JPEG or PNG files; give cifar10:" + dir.str() + " for those there");
+  TempFolder above;
+  above.write("in/data_batch_1.bin", "");
+  expect_contains(error_of([&] { load_images("images:" + above.str()); }),
+                  "; give cifar10:" + (above / "in") + " for those there");
   dir.write("data_batch_3.bin", cifar_records(4).substr(0, 5000));
   expect_contains(error_of([&] { load_images("cifar10:" + dir.str()); }),
                   "data_batch_3.bin' has 5000 bytes");
@@ -279,6 +286,8 @@ TEST(ImageSource, Idx) {
   EXPECT_EQ(image.height, 2);
   EXPECT_EQ(image.width, 4);
   for (int c = 0; c < 3; ++c) EXPECT_EQ(image.row(1)[3 * 2 + c], 'G');  // grey
+  expect_contains(error_of([&] { load_images("images:" + dir.str()); }),
+                  "holds no JPEG or PNG files; give idx:" + dir.str() + " for those there");
   auto loading = [&] { return error_of([&] { load_images("idx:" + dir.str()); }); };
   dir.write("t10k-labels.idx1-ubyte", idx({1}, "\3"));
   expect_contains(loading(), "validates with label 3; labels up to 2 train");
