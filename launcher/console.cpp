@@ -2,8 +2,10 @@
 
 #include <limits.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -20,15 +22,25 @@ bool writable(int fd, int timeout_ms, int stop_fd = -1) {
   return ::poll(p, 2, timeout_ms) > 0 && p[0].revents != 0;
 }
 
+bool same_file(int a, int b) {
+  struct stat x {
+  }, y{};
+  return ::fstat(a, &x) == 0 && ::fstat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 }  // namespace
 
-Console::Console(bool prefix) : prefix_(prefix), is_terminal_{::isatty(1) == 1, ::isatty(2) == 1} {}
+Console::Console(bool prefix)
+    : prefix_(prefix),
+      one_place_(same_file(1, 2)),
+      is_terminal_{::isatty(1) == 1, ::isatty(2) == 1} {}
 
 std::string Console::prefix(int rank) const { return "[rank" + std::to_string(rank) + "] "; }
 
 void Console::put(int stream, std::string_view bytes) {
   if (bytes.empty() || gone_[stream]) return;
   out_[stream].append(bytes);
+  line_count_ += std::ranges::count(bytes, '\n');
   at_line_start_ = bytes.back() == '\n';
 }
 

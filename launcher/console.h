@@ -26,6 +26,10 @@ class Console {
   /// A message of tlaunch's own, on stderr, on lines of its own.
   void note(const std::string& text);
 
+  /// Lines given so far, to both streams.
+  long lines() const { return line_count_; }
+  /// Whether stdout and stderr are one terminal, file or pipe.
+  bool one_place() const { return one_place_; }
   /// Bytes not yet written to stdout (0) or stderr (1).
   size_t pending(int stream) const { return out_[stream].size() - sent_[stream]; }
   /// Whether output was lost to an error, which a note told; a reader that left is none.
@@ -51,6 +55,8 @@ class Console {
   std::string prefix(int rank) const;
 
   const bool prefix_;
+  const bool one_place_;
+  long line_count_ = 0;
   std::array<bool, 2> is_terminal_;
   std::array<bool, 2> gone_{};  // nothing can be written any more
   bool lost_ = false;

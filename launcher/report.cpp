@@ -48,15 +48,19 @@ long count_memory_kills() {
 }
 
 std::string failure_report(const std::vector<std::unique_ptr<Worker>>& workers,
-                           const std::vector<int>& failed, bool out_of_memory) {
+                           const std::vector<int>& failed, bool out_of_memory,
+                           const Console& console) {
   const Worker& first = *workers[size_t(failed.front())];
-  std::string text = fmt::format("tlaunch: rank {} failed first: {} after {:.1f} s (pid {})\n",
-                                 first.rank, first.how(), first.ended_s, first.pid);
+  const std::string lines = last_lines(first.tail);
+  const bool repeat = !lines.empty() && !first.in_view(console);
+  std::string text = fmt::format("tlaunch: rank {} failed first: {} after {:.1f} s (pid {}){}\n",
+                                 first.rank, first.how(), first.ended_s, first.pid,
+                                 repeat          ? ""
+                                 : lines.empty() ? "; it printed nothing"
+                                                 : "; its last lines are above");
   if (first.exit_code() == 128 + SIGKILL && out_of_memory)
     text += "tlaunch: the kernel killed a process for lack of memory meanwhile; use less of it\n";
-  std::string lines = last_lines(first.tail);
-  text += lines.empty() ? "tlaunch: it printed nothing\n"
-                        : fmt::format("tlaunch: last output of rank {}:\n{}", first.rank, lines);
+  if (repeat) text += fmt::format("tlaunch: last output of rank {}:\n{}", first.rank, lines);
   std::map<std::string, std::vector<int>> groups;
   for (const auto& worker : workers) {
     if (worker.get() == &first) continue;

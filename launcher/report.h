@@ -11,9 +11,11 @@
 namespace tessera::launcher {
 
 /// `failed`: ranks that failed on their own, the first to fail first; `out_of_memory`: the kernel
-/// has killed a process for memory during the attempt.
+/// has killed a process for memory during the attempt. The last lines of the first are left out
+/// where `console` has just shown them.
 std::string failure_report(const std::vector<std::unique_ptr<Worker>>& workers,
-                           const std::vector<int>& failed, bool out_of_memory);
+                           const std::vector<int>& failed, bool out_of_memory,
+                           const Console& console);
 
 /// "0-3,5" for ranks in ascending order.
 std::string rank_list(const std::vector<int>& ranks);

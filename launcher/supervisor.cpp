@@ -324,7 +324,8 @@ Outcome Supervisor::outcome() const {
   result.stop_signal = stop_signal_;
   if (!failed_.empty()) {
     result.exit_code = workers_[size_t(failed_.front())]->exit_code();
-    result.report = failure_report(workers_, failed_, count_memory_kills() > memory_kills_);
+    result.report =
+        failure_report(workers_, failed_, count_memory_kills() > memory_kills_, job_.console);
     if (!job_.options.log_dir.empty())
       result.report += fmt::format("tlaunch: logs in {}/{}/attempt_{}\n", job_.options.log_dir,
                                    job_.options.run_id, attempt_);

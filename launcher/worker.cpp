@@ -18,6 +18,7 @@ namespace tessera::launcher {
 namespace {
 
 constexpr size_t kTailBytes = 8 << 10;
+constexpr long kViewLines = 16;  // of a terminal of 24, beside the report
 
 void close_if_open(int& fd) {
   if (fd >= 0) ::close(fd);
@@ -95,6 +96,7 @@ bool Worker::read_stream(int s, Console& console, size_t max_bytes) {
       close_if_open(stream.log_fd);
     }
     if (stream.on_console) console.write(rank, s, stream.interactive, bytes);
+    stream.shown_at = console.lines();
     tail.append(bytes.substr(bytes.size() - std::min(bytes.size(), kTailBytes)));
     if (tail.size() > 2 * kTailBytes) tail.erase(0, tail.size() - kTailBytes);
   }
@@ -124,6 +126,16 @@ void Worker::finish() {
   while (::waitpid(pid, nullptr, 0) < 0 && errno == EINTR) continue;
   finished = true;
   close_if_open(pid_fd);
+}
+
+bool Worker::in_view(const Console& console) const {
+  for (int s : {0, 1}) {
+    const Stream& stream = streams[s];
+    if (stream.shown_at < 0) continue;
+    const bool seen = stream.on_console && (s == 1 || console.one_place());
+    if (!seen || console.lines() - stream.shown_at > kViewLines) return false;
+  }
+  return true;
 }
 
 std::string Worker::how() const {

@@ -17,6 +17,7 @@ struct Stream {
   int log_fd = -1;
   bool interactive = false;
   bool on_console = true;
+  long shown_at = -1;  // lines of the console when it last printed; -1: it has printed nothing
 };
 
 class Worker {
@@ -47,6 +48,8 @@ class Worker {
 
   bool ended() const { return ended_s >= 0; }
   bool failed() const { return ended() && status != 0; }
+  /// Whether what it printed last is on the console, a few lines above the next one on stderr.
+  bool in_view(const Console& console) const;
   /// "exit status 3" or "signal 9 (Killed)".
   std::string how() const;
   /// What a shell would report: the exit status, or 128 + signal.

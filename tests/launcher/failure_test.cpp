@@ -35,9 +35,27 @@ TEST(Failure, ExitStatusIsTheFirstFailingWorkers) {
        "test $RANK = 1 && { echo last words >&2; exit 3; }; sleep 0.3; echo sorry; exit 4"});
   EXPECT_EQ(r.exit_code, 3);
   EXPECT_TRUE(contains(r.err, "rank 1 failed first: exit status 3")) << r.err;
-  EXPECT_TRUE(contains(r.err, "    | last words")) << r.err;
+  EXPECT_TRUE(contains(r.err, "; its last lines are above\n")) << r.err;
+  EXPECT_EQ(r.err.find("last words"), r.err.rfind("last words")) << r.err;
   EXPECT_TRUE(contains(r.err, "ranks 0,2 failed later: exit status 4")) << r.err;
   EXPECT_TRUE(contains(r.out, "[rank2] sorry")) << "survivors may speak: " << r.out;
+}
+
+TEST(Failure, LastLinesAreRepeatedWhereTheyAreNotInView) {
+  const std::string fail = "test $RANK = 1 && { echo last words >&2; exit 3; }; sleep 0.2; ";
+  const std::vector<std::string> cases[] = {
+      {"sh", "-c", fail + "for i in $(seq 20); do echo $i >&2; done"},  // far above
+      {"--local-ranks-filter", "0", "sh", "-c", fail},
+      {"sh", "-c", "test $RANK = 0 || { echo last words; exit 3; }"}};  // another pipe than stderr
+  for (std::vector<std::string> arguments : cases) {
+    arguments.insert(arguments.begin(), {"--nproc", "2"});
+    const Result r = tlaunch(arguments);
+    EXPECT_EQ(r.exit_code, 3);
+    EXPECT_TRUE(contains(r.err, "tlaunch: last output of rank 1:\n    | last words\n")) << r.err;
+    EXPECT_FALSE(contains(r.err, "above")) << r.err;
+  }
+  const Result silent = tlaunch({"--nproc", "2", "sh", "-c", "exit $RANK"});
+  EXPECT_TRUE(contains(silent.err, "; it printed nothing\n")) << silent.err;
 }
 
 TEST(Failure, SignalsAre128PlusN) {
