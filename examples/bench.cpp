@@ -1,7 +1,9 @@
 // bench: measures this machine and Tessera on it. Every command prints its numbers with their units
 // and writes the same as JSON with --json (rank 0 does, under tlaunch). Invariant: a bad flag is
 // one line on stderr and a non-zero exit status.
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 
 #include "collectives/store/environment.h"
@@ -10,6 +12,7 @@
 #include "core/base/output.h"
 #include "core/base/version.h"
 #include "examples/bench/commands.h"
+#include "launcher/command_line.h"
 
 namespace tessera::bench {
 namespace {
@@ -44,21 +47,9 @@ int run(int argc, char** argv) {
   std::string json_path;
   for (CLI::App* sub : app.get_subcommands([](CLI::App*) { return true; }))
     sub->add_option("--json", json_path, "file that gets the numbers too");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& e) {
-    return app.exit(e);
-  } catch (const CLI::RequiredError& e) {
-    if (argc > 1 && app.get_subcommands().empty())
-      throw UserError(fmt::format("bench: there is no command \"{}\"; see bench --help", argv[1]));
-    throw UserError(fmt::format("bench: {}; see bench --help", e.what()));
-  } catch (const CLI::ParseError& e) {
-    throw UserError(fmt::format("bench: {}; see bench --help", e.what()));
-  }
+  if (auto status = parse_command_line(app, argc, argv, 1)) return *status;
   const bool writes = !json_path.empty() && job_environment().rank == 0;
-  if (writes)  // before hours of measuring
-    TESSERA_CHECK(std::ofstream(json_path, std::ios::app).good(),
-                  "bench: --json {}: cannot write it", json_path);
+  if (writes) check_can_write("--json", json_path);
   double load = load_average();
   Json result = chosen();
   if (writes)
@@ -67,6 +58,13 @@ int run(int argc, char** argv) {
 }
 
 }  // namespace
+
+void check_can_write(const char* flag, const std::string& path) {
+  errno = 0;
+  TESSERA_CHECK(std::ofstream(path, std::ios::app).good(), "bench: {} {}: cannot write it: {}",
+                flag, path, std::strerror(errno));
+}
+
 }  // namespace tessera::bench
 
 int main(int argc, char** argv) {

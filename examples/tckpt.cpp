@@ -4,7 +4,6 @@
 // the status is 1, or 2 where `verify` read everything but found no hash to compare it with.
 #include <fmt/core.h>
 
-#include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
 #include <string>
@@ -14,6 +13,7 @@
 #include "core/base/spelling.h"
 #include "core/base/version.h"
 #include "core/io/safetensors.h"
+#include "launcher/command_line.h"
 #include "parallel/checkpoint/convert.h"
 #include "parallel/checkpoint/folder.h"
 #include "parallel/checkpoint/verify.h"
@@ -234,18 +234,9 @@ int run(int argc, char** argv) {
     command
         ->add_option("--prefix", a.prefix,
                      "what names of weights begin with in a checkpoint, and nowhere else")
+        ->type_name("[TEXT]")
         ->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& e) {  // --help, --version
-    return app.exit(e);
-  } catch (const CLI::RequiredError& e) {
-    if (argc > 1 && app.get_subcommands().empty())
-      throw UserError(fmt::format("there is no command {}; see tckpt --help", io::quote(argv[1])));
-    throw UserError(fmt::format("{}; see tckpt --help", e.what()));
-  } catch (const CLI::ParseError& e) {
-    throw UserError(fmt::format("{}; see tckpt --help", e.what()));
-  }
+  if (auto status = parse_command_line(app, argc, argv, kBad)) return *status;
   int status = 0;
   if (convert_->parsed())
     convert(a);

@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
   using namespace tessera;
   reserve_standard_streams();
   try {
-    train::Parsed parsed = train::parse_options(argc, argv);
+    const train::Parsed parsed = train::parse_options(argc, argv);
     if (parsed.exit_status >= 0) return check_output(), parsed.exit_status;
     Ref<ProcessGroup> group = init_process_group({.backend = parsed.options.backend});
     int signal = 0;

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <chrono>
@@ -11,8 +10,8 @@
 #include "collectives/store/sha256.h"
 #include "core/base/env.h"
 #include "core/base/error.h"
-#include "core/base/spelling.h"
 #include "core/base/version.h"
+#include "launcher/command_line.h"
 #include "launcher/program.h"
 
 namespace tessera::launcher {
@@ -286,44 +285,6 @@ void declare(CLI::App& app, Typed& t) {
   app.set_version_flag("--version", [] { return version_text("tlaunch"); });
 }
 
-std::string meant_by(const std::string& flag, const CLI::App& app) {
-  std::vector<std::string> known;
-  for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-  const std::string meant = nearest_word(flag, known);
-  return meant.empty() ? "" : fmt::format(" (is {} meant?)", meant);
-}
-
-/// Where PROGRAM begins in argv: flags before it belong to tlaunch and have their underscores
-/// turned into dashes, everything from there on is the program's.
-std::vector<std::string> own_arguments(const CLI::App& app, int argc, char** argv,
-                                       std::vector<std::string>& command) {
-  std::vector<std::string> own;
-  int i = 1;
-  for (; i < argc; ++i) {
-    std::string arg = argv[i];
-    if (arg == "--") {
-      ++i;
-      break;
-    }
-    if (!arg.starts_with("-") || arg == "-") break;
-    size_t equal = std::min(arg.find('='), arg.size());
-    std::replace(arg.begin(), arg.begin() + std::ptrdiff_t(equal), '_', '-');
-    own.push_back(arg);
-    std::string name = arg.substr(0, equal);
-    const CLI::Option* option = app.get_option_no_throw(name);
-    TESSERA_CHECK(option,
-                  "{}: unknown flag{}; tlaunch --help lists them (flags of PROGRAM go after "
-                  "its name)",
-                  name, meant_by(name, app));
-    if (option->get_expected_min() == 0 || equal < arg.size()) continue;
-    TESSERA_CHECK(i + 1 < argc, "{}: expects a value", name);
-    own.back() += std::string("=") + argv[++i];
-  }
-  command.assign(argv + i, argv + argc);
-  return own;
-}
-
 }  // namespace
 
 std::optional<Options> parse_options(int argc, char** argv, int cores, int* exit_code) {
@@ -334,9 +295,10 @@ std::optional<Options> parse_options(int argc, char** argv, int cores, int* exit
   declare(app, typed);
   try {
     std::vector<std::string> command;
-    std::vector<std::string> own = own_arguments(app, argc, argv, command);
-    std::reverse(own.begin(), own.end());  // CLI11 takes them from the back
-    app.parse(own);
+    if (auto status = parse_command_line(app, argc, argv, 2, &command)) {
+      *exit_code = *status;
+      return std::nullopt;
+    }
     Options options = checked(typed, cores);
     options.command = command;
     if (!options.doctor) {
@@ -345,8 +307,6 @@ std::optional<Options> parse_options(int argc, char** argv, int cores, int* exit
       options.program = find_program(command[0]);
     }
     return options;
-  } catch (const CLI::ParseError& e) {
-    *exit_code = app.exit(e) ? 2 : 0;
   } catch (const ProgramError& e) {
     std::fprintf(stderr, "tlaunch: %s\n", e.what());
     *exit_code = e.exit_code();

@@ -198,6 +198,10 @@ Json speeds(const CheckpointOptions& o, const fs::path& scratch) {
 }
 
 Json run(const CheckpointOptions& o) {
+  TESSERA_CHECK(o.tensors >= 1 && o.steps >= 1 && o.rounds >= 0 && o.pairs >= 0,
+                "bench checkpoint: --tensors {} --steps {} --rounds {} --pairs {}: expected at "
+                "least 1, 1, 0 and 0",
+                o.tensors, o.steps, o.rounds, o.pairs);
   const fs::path scratch = fs::path(o.folder) / "bench-checkpoint";
   std::error_code error;
   fs::remove_all(scratch, error);
@@ -224,16 +228,11 @@ void add_checkpoint(CLI::App& app, Run& chosen) {
   CLI::App* sub = app.add_subcommand("checkpoint", "save and load beside plain copies and files");
   sub->add_option("--folder", o->folder, "on the disk to measure")->capture_default_str();
   sub->add_option("--megabytes", o->megabytes, "of tensors")->capture_default_str();
-  sub->add_option("--tensors", o->tensors)->capture_default_str()->check(CLI::PositiveNumber);
-  sub->add_option("--rounds", o->rounds, "of save and load")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
+  sub->add_option("--tensors", o->tensors)->capture_default_str();
+  sub->add_option("--rounds", o->rounds, "of save and load")->capture_default_str();
   sub->add_option("--pairs", o->pairs, "of blocks of steps with and without a save")
-      ->capture_default_str()
-      ->check(CLI::NonNegativeNumber);
-  sub->add_option("--steps", o->steps, "of a block")
-      ->capture_default_str()
-      ->check(CLI::PositiveNumber);
+      ->capture_default_str();
+  sub->add_option("--steps", o->steps, "of a block")->capture_default_str();
   add_workload_options(*sub, o->workload);
   sub->callback([o, &chosen] { chosen = [o] { return run(*o); }; });
 }

@@ -132,7 +132,9 @@ Json measure(ProcessGroup& g, const CollectiveOptions& o) {
 }
 
 Json bench_collectives(const CollectiveOptions& o) {
-  TESSERA_CHECK(o.ranks >= 1, "bench collectives: --ranks {}: expected at least 1", o.ranks);
+  TESSERA_CHECK(o.ranks >= 1 && o.ranks <= kMostThreads,
+                "bench collectives: --ranks {}: expected 1 to {}", o.ranks, kMostThreads);
+  TESSERA_CHECK(o.seconds >= 0, "bench collectives: --seconds {}: expected at least 0", o.seconds);
   TESSERA_CHECK(o.min_bytes >= 256 && o.min_bytes <= o.max_bytes,
                 "bench collectives: --min-bytes {} --max-bytes {}: expected 256 or more, and the "
                 "first at most the second",

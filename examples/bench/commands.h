@@ -26,6 +26,9 @@ void add_scaling(CLI::App& app, Run& run);
 void add_checkpoint(CLI::App& app, Run& run);
 void add_serve(CLI::App& app, Run& run);  // hidden: see serve.cpp
 
+/// Throws UserError where the file that `flag` names cannot be written: before hours of measuring.
+void check_can_write(const char* flag, const std::string& path);
+
 /// --cpu-time, for commands that measure one thread.
 inline void add_clock_option(CLI::App& sub) {
   sub.add_flag_callback(

@@ -123,9 +123,11 @@ Json print_accuracy(const Accuracy& a, const std::string& data) {
 }
 
 Json bench_int8(const Int8Options& o) {
-  TESSERA_CHECK(
-      o.batch_size > 0 && o.calibration > 0 && o.threads > 0 && o.samples > 0,
-      "bench: --batch-size, --calibration, --threads and --samples of int8 must be positive");
+  TESSERA_CHECK(o.batch_size > 0 && o.calibration > 0 && o.samples > 0 && o.threads > 0 &&
+                    o.threads <= kMostThreads,
+                "bench int8: --batch-size {} --calibration {} --samples {} --threads {}: expected "
+                "at least 1, threads up to {}",
+                o.batch_size, o.calibration, o.samples, o.threads, kMostThreads);
   TESSERA_CHECK(o.data.empty() == o.weights.empty(),
                 "bench: --weights and --data go together: accuracy is that of trained weights");
   if (o.threads == 1) bind_to_core(o.cpu);

@@ -224,6 +224,7 @@ Prepared prepare(const Kernel& k, int64_t rows, const compiler::Body& body,
 }
 
 Json bench_kernels(int cpu, int samples, const std::string& only) {
+  TESSERA_CHECK(samples >= 1, "bench kernels: --samples {}: expected at least 1", samples);
   std::vector<std::string> names;
   for (const Kernel& k : kKernels) names.push_back(k.name);
   check_only("kernels", only, names);

@@ -23,7 +23,8 @@ struct Interval {
 };
 Interval median_interval(std::vector<double> samples);
 
-inline constexpr int kSamples = 9;  // at least, behind every median
+inline constexpr int kSamples = 9;         // at least, behind every median
+inline constexpr int kMostThreads = 1024;  // that a flag may ask for
 
 /// What a Stopwatch counts: wall time, or the processor time of the calling thread, which on a
 /// machine that others use is nearer to what a quiet one would show. One-thread measures only;

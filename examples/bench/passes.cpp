@@ -89,6 +89,8 @@ void print_kernels(compiler::Executor& run) {
 }
 
 Json bench_passes(const PassesOptions& o) {
+  TESSERA_CHECK(o.samples >= kSamples, "bench passes: --samples {}: a median takes at least {}",
+                o.samples, kSamples);
   bind_to_core(o.cpu);
   set_num_threads(1);
   Workload work(o.workload);

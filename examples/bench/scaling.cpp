@@ -149,6 +149,7 @@ void write_plot(const std::string& path, const std::vector<Efficiency>& rows,
 }
 
 Json measure_jobs(const ScalingOptions& o) {
+  if (!o.plot.empty()) check_can_write("--plot", o.plot);
   fmt::print("{} rounds of solo, unconnected and ddp in turn, one thread a rank{}, {}\n", o.rounds,
              o.compile ? ", compiled steps" : "", load_text());
   fmt::print("{}\n", efficiency_head());

@@ -82,7 +82,9 @@ std::unique_ptr<Workload> compiled_workload(const TrainOptions& o) {
 Json bench_train(const TrainOptions& o) {
   TESSERA_CHECK(o.samples >= kSamples, "bench train: --samples {}: a median takes at least {}",
                 o.samples, kSamples);
-  TESSERA_CHECK(o.threads >= 1, "bench train: --threads {}: expected at least 1", o.threads);
+  TESSERA_CHECK(o.threads >= 1 && o.threads <= kMostThreads,
+                "bench train: --threads {}: expected 1 to {}", o.threads, kMostThreads);
+  TESSERA_CHECK(o.warmup >= 0, "bench train: --warmup {}: expected at least 0", o.warmup);
   if (o.threads == 1) bind_to_core(o.cpu);
   set_num_threads(o.threads);
   Workload work(o.workload);

@@ -2,17 +2,15 @@
 
 #include <fmt/ranges.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <functional>
 #include <map>
 #include <set>
 
 #include "core/base/error.h"
-#include "core/base/spelling.h"
 #include "core/base/version.h"
+#include "launcher/command_line.h"
 
 namespace tessera::train {
 namespace {
@@ -40,10 +38,11 @@ void check_data(const Options& o) {
   static const std::map<std::string, const char*> kKinds = {
       {"text", "gpt"},      {"tokens", "gpt"},     {"mlm", "bert"},
       {"images", "resnet"}, {"cifar10", "resnet"}, {"idx", "resnet"}};
-  const std::string kind = o.data.substr(0, o.data.find(':'));
-  if (o.data.empty() || kind == "synthetic") return;
+  if (o.data.empty() || o.data == "synthetic" || o.data == "synthetic:") return;
+  const size_t colon = o.data.find(':');
+  const std::string kind = o.data.substr(0, colon);
   auto at = kKinds.find(kind);
-  TESSERA_CHECK(at != kKinds.end(),
+  TESSERA_CHECK(at != kKinds.end() && colon != std::string::npos,
                 "train: --data \"{}\": expected text:PATH, tokens:PATH, mlm:PATH, images:PATH, "
                 "cifar10:DIR, idx:DIR or synthetic:",
                 o.data);
@@ -186,40 +185,6 @@ std::pair<double, double> parse_betas(const std::string& text) {
   return {a, b};
 }
 
-// What is wrong with the text of a number, as validators of the command line say it: its parser
-// takes the nearest number there is for one that is out of range.
-template <class Number>
-std::string why_no_number(const std::string& text) {
-  Number value{};
-  const char *begin = text.data() + text.starts_with('+'), *end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(begin, end, value);
-  if (error == std::errc::result_out_of_range) return fmt::format("{} is out of range", text);
-  if (error != std::errc() || rest != end)
-    return fmt::format("\"{}\" is no {}number", text, std::is_integral_v<Number> ? "whole " : "");
-  if constexpr (std::is_floating_point_v<Number>)
-    if (!std::isfinite(value)) return fmt::format("{} is not finite", text);
-  return "";
-}
-
-// A variable of a script that has no value makes one.
-std::string why_no_text(const std::string& text) {
-  return text.empty() ? "is empty; give it a value, or leave the flag out" : "";
-}
-
-// What was typed that no flag or value takes: the first flag, with the one it is a slip of.
-std::string unexpected(const CLI::App& app) {
-  const std::vector<std::string> rest = app.remaining();
-  auto flag = std::ranges::find_if(rest, [](auto& r) { return r.starts_with("--"); });
-  if (flag == rest.end())
-    return fmt::format("\"{}\" is neither a flag nor the value of one", rest.at(0));
-  std::vector<std::string> known;
-  for (const CLI::Option* option : app.get_options())
-    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
-  const std::string name = flag->substr(0, flag->find('=')), meant = nearest_word(name, known);
-  return fmt::format("there is no flag {}{}", name,
-                     meant.empty() ? "" : fmt::format(" (is {} meant?)", meant));
-}
-
 }  // namespace
 
 DType compute_dtype(const Options& o) {
@@ -236,58 +201,53 @@ Parsed parse_options(int argc, char** argv) {
   app.get_formatter()->column_width(34);
   // A flag given twice: the last counts, so that scripts can take overrides.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  auto text = [&](const char* flag, std::string& value, const char* help) {
-    app.add_option(flag, value, help)
-        ->capture_default_str()
-        ->check(CLI::Validator(why_no_text, ""));
-  };
-  auto number = [&](const char* flag, auto& value, const char* help) {
-    app.add_option(flag, value, help)
-        ->capture_default_str()
-        ->check(CLI::Validator(why_no_number<std::remove_reference_t<decltype(value)>>, ""));
+  auto option = [&](const char* flag, auto& value, const char* help) {
+    app.add_option(flag, value, help)->capture_default_str();
   };
 
-  text("--model", o.model,
-       "gpt-nano, gpt2, bert-mini, bert-base, bert-large, resnet18, 34, 50, 101, 152 or mlp");
-  text("--data", o.data,
-       "text:PATH or mlm:PATH (file or folder), tokens:PATH, images:PATH (folder or tar of class "
-       "folders, or of train and val with class folders), cifar10:DIR, idx:DIR or synthetic: "
-       "(random values, also where nothing is given)");
-  text("--tokenizer", o.tokenizer,
-       "byte, char or a GPT-2 ranks file (for weights of gpt2); mlm: a WordPiece vocabulary");
-  number("--batch-size", o.batch_size, "sequences or images in a step, over all ranks");
-  number("--accumulate", o.accumulate, "micro-batches a rank runs before gradients are reduced");
-  number("--seq-len", o.seq_len, "tokens of a sequence; 0: the model's context");
-  number("--image-size", o.image_size, "side of images; 0: that of cifar10: and idx:, else 224");
-  text("--augment", o.augment,
-       "none, crop (shifts and mirrors), resized-crop (random areas, and mirrors) or auto: crop up "
-       "to 64 pixels, none for idx:");
-  text("--bad-images", o.bad_images,
-       "images that cannot be read stop the run, or skip: the next one trains, and validation goes "
-       "without; they are counted");
-  number("--workers", o.workers, "threads of a rank that read data");
-  number("--steps", o.steps, "optimizer steps; -1: those of --epochs, else 1000");
-  number("--epochs", o.epochs, "passes over the training split, instead of --steps");
-  text("--optimizer", o.optimizer, "adamw, sgd, rmsprop, adagrad or lion");
-  number("--lr", o.lr, "highest learning rate");
-  number("--min-lr", o.min_lr, "learning rate at the end of a schedule");
-  text("--betas", betas, "of adamw and lion");
-  number("--momentum", o.momentum, "of sgd");
+  option("--model", o.model,
+         "gpt-nano, gpt2, bert-mini, bert-base, bert-large, resnet18, 34, 50, 101, 152 or mlp");
+  option("--data", o.data,
+         "text:PATH or mlm:PATH (file or folder), tokens:PATH, images:PATH (folder or tar of class "
+         "folders, or of train and val with class folders), cifar10:DIR, idx:DIR or synthetic: "
+         "(random values, also where nothing is given)");
+  option("--tokenizer", o.tokenizer,
+         "byte, char or a GPT-2 ranks file (for weights of gpt2); mlm: a WordPiece vocabulary");
+  option("--batch-size", o.batch_size, "sequences or images in a step, over all ranks");
+  option("--accumulate", o.accumulate, "micro-batches a rank runs before gradients are reduced");
+  option("--seq-len", o.seq_len, "tokens of a sequence; 0: the model's context");
+  option("--image-size", o.image_size, "side of images; 0: that of cifar10: and idx:, else 224");
+  option(
+      "--augment", o.augment,
+      "none, crop (shifts and mirrors), resized-crop (random areas, and mirrors) or auto: crop up "
+      "to 64 pixels, none for idx:");
+  option(
+      "--bad-images", o.bad_images,
+      "images that cannot be read stop the run, or skip: the next one trains, and validation goes "
+      "without; they are counted");
+  option("--workers", o.workers, "threads of a rank that read data");
+  option("--steps", o.steps, "optimizer steps; -1: those of --epochs, else 1000");
+  option("--epochs", o.epochs, "passes over the training split, instead of --steps");
+  option("--optimizer", o.optimizer, "adamw, sgd, rmsprop, adagrad or lion");
+  option("--lr", o.lr, "highest learning rate");
+  option("--min-lr", o.min_lr, "learning rate at the end of a schedule");
+  option("--betas", betas, "of adamw and lion");
+  option("--momentum", o.momentum, "of sgd");
   app.add_flag("--nesterov", o.nesterov, "sgd takes its momentum ahead");
   app.add_flag("--sync-batch-norm", o.sync_batch_norm,
                "batch-norm takes its statistics over the ranks that share a batch, as one rank "
                "with the whole of it would");
-  number("--label-smoothing", o.label_smoothing, "share of the target given to all classes alike");
-  text("--schedule", o.schedule, "constant, linear or cosine");
-  number("--warmup", o.warmup, "steps over which the rate rises");
-  number("--weight-decay", o.weight_decay,
+  option("--label-smoothing", o.label_smoothing, "share of the target given to all classes alike");
+  option("--schedule", o.schedule, "constant, linear or cosine");
+  option("--warmup", o.warmup, "steps over which the rate rises");
+  option("--weight-decay", o.weight_decay,
          "of matrices; norms and biases do not decay; sgd, rmsprop and adagrad: 0 unless given");
-  number("--clip-norm", o.clip_norm, "largest norm of all gradients together; 0: no clipping");
-  text("--backend", o.backend, "collectives between CPU ranks: shm or gloo; default by host");
-  number("--seed", o.seed, "of weights, data order and dropout");
+  option("--clip-norm", o.clip_norm, "largest norm of all gradients together; 0: no clipping");
+  option("--backend", o.backend, "collectives between CPU ranks: shm or gloo; default by host");
+  option("--seed", o.seed, "of weights, data order and dropout");
   app.add_flag("--deterministic", o.deterministic,
                "the same bits on any power-of-two number of ranks, with any number of threads");
-  number("--logical-batches", o.logical_batches, "micro-batches of a step under --deterministic");
+  option("--logical-batches", o.logical_batches, "micro-batches of a step under --deterministic");
   app.add_flag(
       "--compile", o.compile,
       "run steps as one compiled graph each, where the strategy lets them be one; sums may "
@@ -295,67 +255,58 @@ Parsed parse_options(int argc, char** argv) {
   app.add_flag("--exact-contraction", o.exact_contraction,
                "products that ranks can share to the bit: with --deterministic, tp and fsdp+tp too "
                "give the bits of one rank");
-  text("--weights", o.weights, "safetensors file, or folder of Hugging Face, to start from");
-  text("--save", o.save,
-       "safetensors file to write at the end; FOLDER/ as Hugging Face's transformers reads it");
-  number("--sample", o.sample, "tokens to generate at the end");
-  number("--eval-every", o.eval_every, "steps between validations; 0: at the end only");
-  text("--metrics", o.metrics, "JSON lines file, one line a step");
-  text("--tensorboard", o.tensorboard,
-       "folder for TensorBoard's event files: numbers of every step");
-  text("--profile", o.profile,
-       "Chrome trace file of all ranks; records the ten steps after the third");
-  text("--checkpoint", o.checkpoint, "folder for saved steps: weights, optimizer, data position");
-  number("--save-every", o.save_every,
+  option("--weights", o.weights, "safetensors file, or folder of Hugging Face, to start from");
+  option("--save", o.save,
+         "safetensors file to write at the end; FOLDER/ as Hugging Face's transformers reads it");
+  option("--sample", o.sample, "tokens to generate at the end");
+  option("--eval-every", o.eval_every, "steps between validations; 0: at the end only");
+  option("--metrics", o.metrics, "JSON lines file, one line a step");
+  option("--tensorboard", o.tensorboard,
+         "folder for TensorBoard's event files: numbers of every step");
+  option("--profile", o.profile,
+         "Chrome trace file of all ranks; records the ten steps after the third");
+  option("--checkpoint", o.checkpoint, "folder for saved steps: weights, optimizer, data position");
+  option("--save-every", o.save_every,
          "steps between saves; 0: at the end, and where SIGINT or SIGTERM stops the run");
-  number("--keep", o.keep, "newest saves that stay; 0: all");
+  option("--keep", o.keep, "newest saves that stay; 0: all");
   app.add_flag("--resume", o.resume, "go on from the newest save in --checkpoint, if there is one");
   app.add_option("--set", set,
                  "key=value: a field of the model's options (layers, heads, dim, dropout, ...)")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  text("--strategy", o.strategy, "ddp, fsdp, hsdp, tp, fsdp+tp, hsdp+tp or pp");
-  text("--mesh", o.mesh,
-       "ranks along each axis: dp=N (ddp, fsdp), replicate=N,shard=N (hsdp), tp=N, pp=N, "
-       "dp=N,tp=N, dp=N,pp=N ...");
-  text("--precision", o.precision,
-       "of products and attention: fp32, bf16 or fp16 (with dynamic loss scaling); weights, "
-       "gradients, norms and the loss stay fp32");
-  text("--recompute", o.recompute,
-       "activations of blocks that backward computes again instead of keeping them: none, block "
-       "(all) or selective (all but results of products and attention)");
-  text("--device", u.device, "auto or cpu");
+  option("--strategy", o.strategy, "ddp, fsdp, hsdp, tp, fsdp+tp, hsdp+tp or pp");
+  option("--mesh", o.mesh,
+         "ranks along each axis: dp=N (ddp, fsdp), replicate=N,shard=N (hsdp), tp=N, pp=N, "
+         "dp=N,tp=N, dp=N,pp=N ...");
+  option("--precision", o.precision,
+         "of products and attention: fp32, bf16 or fp16 (with dynamic loss scaling); weights, "
+         "gradients, norms and the loss stay fp32");
+  option("--recompute", o.recompute,
+         "activations of blocks that backward computes again instead of keeping them: none, block "
+         "(all) or selective (all but results of products and attention)");
+  option("--device", u.device, "auto or cpu");
   auto later = [&](CLI::Option* option) { option->group(""); };
   later(app.add_flag("--offload", u.offload));
 
-  // --a_b is --a-b.
-  std::vector<std::string> args(argv + 1, argv + argc);
-  for (std::string& a : args)
-    if (a.starts_with("--"))
-      for (size_t i = 2; i < a.size() && a[i] != '='; ++i)
-        if (a[i] == '_') a[i] = '-';
-  std::reverse(args.begin(), args.end());
+  if (auto status = parse_command_line(app, argc, argv, 1)) return {o, *status};
   try {
-    app.parse(args);
-  } catch (const CLI::Success& e) {
-    return {o, app.exit(e)};
-  } catch (const CLI::ExtrasError&) {
-    throw UserError(fmt::format("train: {}; see train --help", unexpected(app)));
-  } catch (const CLI::ParseError& e) {
-    throw UserError(fmt::format("train: {}; see train --help", e.what()));
+    std::tie(o.beta1, o.beta2) = parse_betas(betas);
+    for (const std::string& s : set) {
+      size_t eq = s.find('=');
+      TESSERA_CHECK(eq != std::string::npos && eq > 0, "train: --set \"{}\": expected key=value",
+                    s);
+      o.set.emplace_back(s.substr(0, eq), s.substr(eq + 1));
+    }
+    auto given = [&](const std::string& flag) { return app.get_option(flag)->count() > 0; };
+    // These add the decay to the gradient, where 0.1 would drown it.
+    if (o.optimizer != "adamw" && o.optimizer != "lion" && !given("--weight-decay"))
+      o.weight_decay = 0;
+    check_available(u);
+    check_values(o);
+    check_read(o, given);
+  } catch (const UserError& e) {
+    print_usage_error(e.what());
+    return {o, 1};
   }
-  std::tie(o.beta1, o.beta2) = parse_betas(betas);
-  for (const std::string& s : set) {
-    size_t eq = s.find('=');
-    TESSERA_CHECK(eq != std::string::npos && eq > 0, "train: --set \"{}\": expected key=value", s);
-    o.set.emplace_back(s.substr(0, eq), s.substr(eq + 1));
-  }
-  auto given = [&](const std::string& flag) { return app.get_option(flag)->count() > 0; };
-  // These add the decay to the gradient, where 0.1 would drown it.
-  if (o.optimizer != "adamw" && o.optimizer != "lion" && !given("--weight-decay"))
-    o.weight_decay = 0;
-  check_available(u);
-  check_values(o);
-  check_read(o, given);
   return {o, -1};
 }
 

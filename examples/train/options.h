@@ -49,11 +49,10 @@ struct Options {
 /// What products and attention compute in.
 DType compute_dtype(const Options& options);
 
-/// Parses and checks. Prints help or version and exits the program through the returned status when
-/// asked to; throws UserError with one line for everything else that is wrong.
+/// Parses and checks.
 struct Parsed {
   Options options;
-  int exit_status = -1;  // >= 0: nothing is left to do
+  int exit_status = -1;  // >= 0: nothing is left to do; help or what is wrong has been printed
 };
 Parsed parse_options(int argc, char** argv);
 

@@ -22,9 +22,14 @@ TEST(Options, BadValuesAreOneLine) {
   expect_refused({"--nproc", "-1", "true"}, "--nproc -1:");
   expect_refused({"--nproc", "4x", "true"}, "--nproc 4x:");
   expect_refused({"--nproc=1000000", "true"}, "--nproc 1000000:");
-  expect_refused({"--nproc"}, "--nproc: expects a value");
-  expect_refused({"--frobnicate", "true"}, "--frobnicate: unknown flag; tlaunch");
-  expect_refused({"--nprco", "2", "true"}, "--nprco: unknown flag (is --nproc meant?)");
+  expect_refused({"--nproc"}, "--nproc expects a value");
+  expect_refused({"--frobnicate", "true"}, "no flag --frobnicate; flags of PROGRAM go after its");
+  expect_refused({"--nprco", "2", "true"}, "no flag --nprco (is --nproc meant?)");
+  expect_refused({"--nproc=", "true"}, "--nproc: is empty; give it a value");
+  expect_refused({"--log-dir=", "--nproc", "2", "true"}, "--log-dir: is empty; give it a value");
+  expect_refused({"--log-dir", "--nproc", "2", "true"}, "\"--nproc\" is a flag, not its value");
+  expect_refused({"--nproc", "2", "--nproc", "3", "true"}, "--nproc is given twice");
+  expect_refused({"--dry-run=maybe", "true"}, "--dry-run = maybe is no value");
   expect_refused({}, "PROGRAM is missing");
   expect_refused({"--bind", "socket", "true"}, "--bind socket:");
   expect_refused({"--timeout", "soon", "true"}, "--timeout soon:");
