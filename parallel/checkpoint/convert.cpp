@@ -172,8 +172,15 @@ Converted import_safetensors(const std::string& from, const std::string& to, int
   for (const io::SafetensorsFile& file : set.files())
     for (const auto& [key, value] : file.metadata())
       if (key != io::kHashKey) state.extra.emplace("metadata." + key, value);
-  Checkpointer saver(to, solo_group().get(), {.async = false, .staging_bytes = 64 << 20});
-  saver.save(step, state);
+  std::error_code error;
+  const bool is_new = !fs::exists(to, error);
+  try {
+    Checkpointer saver(to, solo_group().get(), {.async = false, .staging_bytes = 64 << 20});
+    saver.save(step, state);
+  } catch (...) {
+    if (is_new) fs::remove(to, error);  // it is empty
+    throw;
+  }
   return out;
 }
 

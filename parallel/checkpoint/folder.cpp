@@ -65,6 +65,11 @@ std::vector<std::string> entries(const std::string& folder) {
   return out;
 }
 
+void check_place(const std::string& folder, const Manifest& m) {
+  if (auto why = misplaced(folder, m))
+    throw UserError(fmt::format("checkpoint: {}: {}", quote(folder + "/" + kManifestName), *why));
+}
+
 }  // namespace
 
 std::string step_name(int64_t step) { return name_of_step(step); }
@@ -125,7 +130,7 @@ std::optional<Newest> newest(const std::string& folder) {
   for (size_t i = steps.size(); i-- > 0;) {
     std::string name = step_name(steps[i]);
     try {
-      read_step(folder + "/" + name);
+      check_place(folder + "/" + name, read_manifest(folder + "/" + name));
     } catch (const UserError& e) {
       trouble += fmt::format("; {}", e.what());
       continue;
@@ -145,12 +150,11 @@ void mend_latest(const std::string& folder, const std::optional<Newest>& found) 
 
 Newest resolve(const std::string& path) {
   std::error_code error;
-  if (fs::exists(path + "/" + kManifestName, error)) {
-    std::string name = fs::path(path).filename().string();
-    return {parse_step(name).value_or(-1), path, ""};
-  }
+  const std::optional<int64_t> step = parse_step(fs::path(path).filename().string());
+  if (fs::exists(path + "/" + kManifestName, error)) return {step.value_or(-1), path, ""};
   TESSERA_CHECK(fs::is_directory(path, error), "checkpoint: {} is no folder; check the path",
                 quote(path));
+  if (step) return {*step, path, ""};  // damaged, for its reader to report
   auto found = newest(path);
   TESSERA_CHECK(found, "checkpoint: {} holds no saved step and no {}; check the path", quote(path),
                 kManifestName);
@@ -179,9 +183,14 @@ std::optional<std::string> misplaced(const std::string& folder, const Manifest& 
 }
 
 Manifest read_step(const std::string& folder) {
-  Manifest m = read_manifest(folder);
-  if (auto why = misplaced(folder, m))
-    throw UserError(fmt::format("checkpoint: {}: {}", quote(folder + "/" + kManifestName), *why));
+  Manifest m;
+  try {
+    m = read_manifest(folder);
+  } catch (const UserError& e) {
+    throw UserError(
+        fmt::format("{}; to go on from an older step, remove the folder of this one", e.what()));
+  }
+  check_place(folder, m);
   return m;
 }
 

@@ -129,6 +129,9 @@ TEST_F(TckptCheckpoint, ConvertThereAndBack) {
   EXPECT_EQ(l.extra.at("metadata.tokenizer"), "byte");
   EXPECT_EQ(bias.data<float>()[2], 9);
   expect_contains(run("convert " + shards + " " + back + " --step 2", 1), "holds step 3 already");
+  EXPECT_TRUE(fs::exists(back));
+  expect_contains(run("convert " + shards + " " + (dir_ / "new") + " --step -1", 1), "step -1");
+  EXPECT_FALSE(fs::exists(dir_ / "new"));
 }
 
 TEST_F(TckptCheckpoint, DamageStopsAConversion) {

@@ -189,9 +189,18 @@ TEST_F(Damage, LoadRefusesDamageAndFallsBackWithoutLatest) {
   EXPECT_EQ(l.step, 8);
   expect_contains(l.warning, "taking step-000000008");
   write(root_ + "/step-000000008/manifest.json", "{}");
-  EXPECT_EQ(load(root_, pieces).step, 4);
+  l = load(root_, pieces);
+  EXPECT_EQ(l.step, 4);
+  EXPECT_EQ(l.warning.find("older step"), std::string::npos) << l.warning;
   write(root_ + "/latest", latest);
-  expect_contains(error_of([&] { load(root_, pieces); }), "cannot be a manifest");
+  const std::string advice = "; to go on from an older step, remove the folder of this one";
+  error = error_of([&] { load(root_, pieces); });
+  expect_contains(error, "cannot be a manifest");
+  expect_contains(error, advice);
+  fs::remove(root_ + "/step-000000008/manifest.json");
+  error = error_of([&] { load(root_ + "/step-000000008", pieces); });
+  expect_contains(error, "manifest.json': No such file");
+  expect_contains(error, advice);
 }
 
 // Also by a rank that needs a part of a block only, in the bytes that it does not need.
