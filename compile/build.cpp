@@ -6,6 +6,7 @@
 #include <fstream>
 
 #include "compile/codegen/generate.h"
+#include "compile/codegen/streams.h"
 #include "compile/passes/passes.h"
 #include "compile/passes/recompute.h"
 #include "core/base/env.h"
@@ -102,6 +103,7 @@ Executor build(Graph graph, const CompileOptions& options, int number, std::stri
   check_passes(skip);
   dump(graph, options, number, "recorded");
   const size_t limit = memory_limit(options);
+  streamed_from();  // throws for what is no number: not what a pass has done
   Graph fused = graph;
   try {
     if (limit) fused = within_memory(graph, limit, skip, options.name);

@@ -477,6 +477,12 @@ TEST_F(Train, WhatWasReadIsTold) {
 }
 
 TEST_F(Train, GarbageInTheEnvironmentIsNamed) {
+  for (const char* variable : {"TESSERA_COMPILE_STREAM", "TESSERA_COMPILE_MEMORY"}) {
+    const Outcome o = run(fmt::format("{}=x {} --compile --set layers=1 --set dim=32 --steps 3",
+                                      variable, bin("train")));
+    EXPECT_EQ(o.status, 1) << o.output;
+    expect_contains(o.output, fmt::format("\n{}=\"x\": expected an integer", variable));
+  }
   for (const char* env :
        {"RANK=x WORLD_SIZE=2", "RANK=2 WORLD_SIZE=2", "WORLD_SIZE=0", "RANK=-1 WORLD_SIZE=2"}) {
     Outcome o = run(std::string("env ") + env + " " + bin("train") + " --steps 1");
