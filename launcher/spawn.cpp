@@ -56,7 +56,8 @@ struct Prepared {
   ::dup2(p.request->in, 0);
   ::dup2(p.request->out, 1);
   ::dup2(p.request->err, 2);
-  ::signal(SIGPIPE, SIG_DFL);  // the one that tlaunch ignores; others stay as they were (nohup)
+  // Those that tlaunch ignores; others stay as they were (nohup).
+  for (int s : {SIGPIPE, SIGXFSZ}) ::signal(s, SIG_DFL);
   ::sigprocmask(SIG_SETMASK, &p.request->signal_mask, nullptr);
   ::execve(p.path, p.argv, p.envp);
   SpawnFailure failure{p.request->rank, errno};

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -25,6 +26,7 @@ void reserve_standard_streams() {
   // The lowest number that is free, `fd`, gets what cannot be written: EBADF, as if still closed.
   for (int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", O_RDONLY);
+  ::signal(SIGXFSZ, SIG_IGN);
 }
 
 void check_output() {

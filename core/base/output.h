@@ -4,9 +4,10 @@
 
 namespace tessera {
 
-/// For the begin of main(). Where standard input, output or error is closed, its number would be
-/// that of the next file which the program opens, which would then get what it prints. Afterwards
-/// a closed input is at its end, and a write to a closed output fails.
+/// For the begin of main(). A file that grows past its limit (ulimit -f) is an error of the write
+/// from here on, not the end of the program. Where standard input, output or error is closed, its
+/// number would be that of the next file which the program opens, which would then get what it
+/// prints. Afterwards a closed input is at its end, and a write to a closed output fails.
 void reserve_standard_streams();
 
 /// For the end of main(). Throws UserError unless everything that was printed to standard output,

@@ -63,12 +63,21 @@ TEST_F(TrainEnd, WeightsThatTheLastUpdateRuinedAreNotSaved) {
 TEST_F(TrainEnd, ACheckpointThatCannotBeSavedLosesNothingElse) {
   const std::string file = folder_ / "model.safetensors";
   const Outcome o = run(
-      "bash -c 'trap \"\" XFSZ; ulimit -f 100; " +
+      "bash -c 'ulimit -f 100; " +
       command("--steps 3 --sample 5 --save " + file + " --checkpoint " + (folder_ / "run")) + "'");
   EXPECT_NE(o.status, 0);
   expect_contains(o.output, "File too large");
   expect_contains(o.output, "sample:");
   EXPECT_EQ(run(command("--steps 0 --weights " + file)).status, 0);
+}
+
+TEST_F(TrainEnd, WeightsThatDoNotFitLeaveNothingBehind) {
+  TempFolder empty;
+  const Outcome o = run("bash -c 'ulimit -f 20; " +
+                        command("--steps 1 --save " + (empty / "w.safetensors")) + "'");
+  EXPECT_EQ(o.status, 1);
+  expect_contains(o.output, "w.safetensors' (after 20480 bytes): File too large; raise");
+  EXPECT_EQ(empty.count(), 0u);
 }
 
 TEST_F(TrainEnd, AFullDiskUnderTheReportsEndsThemAndNotTheRun) {
