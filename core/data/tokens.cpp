@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/spelling.h"
 #include "core/data/utf8.h"
 #include "core/io/file.h"
 
@@ -99,22 +100,22 @@ std::string read_text(const std::string& path) {
     return text;
   }
   std::string all;
-  size_t skipped = 0, read = 0;
+  size_t skipped = 0;
+  std::string first_skipped;
   for (const fs::path& file : files_below(path)) {
     std::string text = io::read_file(file.string(), "data");
     if (text.find('\0') != std::string::npos || find_invalid_utf8(text) != std::string::npos) {
-      ++skipped;
-      logging::debug("data: {} is not text, skipped", io::quote(file.string()));
+      if (skipped++ == 0) first_skipped = file.string();
       continue;
     }
-    ++read;
     all += text;
   }
   TESSERA_CHECK(!all.empty(),
                 "data: folder {} holds no text ({} files are not text); give another folder",
                 io::quote(path), skipped);
   if (skipped)
-    logging::info("data: {}: {} text files read, {} others skipped", path, read, skipped);
+    logging::warn("data: {}: left out {} without UTF-8 text, {} the first", path,
+                  counted(int64_t(skipped), "file"), io::quote(first_skipped));
   return all;
 }
 

@@ -41,8 +41,8 @@ class Tokens {
 };
 
 /// Text of a file, or of every text file below a folder, concatenated in the order of their paths.
-/// Skipped in folders, with one log line: names that begin with a dot, build trees (they hold
-/// CMakeCache.txt), symbolic links, and files that are not UTF-8 text. Throws UserError for a
+/// Left out of folders: names that begin with a dot, build trees (they hold CMakeCache.txt),
+/// symbolic links, and, with one warning, files that are not UTF-8 text. Throws UserError for a
 /// missing, unreadable or empty path.
 std::string read_text(const std::string& path);
 

@@ -15,6 +15,7 @@
 #include "examples/train/image_task.h"
 #include "examples/train/outputs.h"
 #include "examples/train/synthetic.h"
+#include "parallel/checkpoint/convert.h"
 
 namespace tessera::train {
 namespace {
@@ -205,6 +206,11 @@ std::string find(const io::Metadata& m, const std::string& key) {
 }
 
 io::Metadata saved_metadata(const std::string& path) {
+  TESSERA_CHECK(
+      path.empty() || !checkpoint::is_checkpoint(path),
+      "train: --weights {} is a checkpoint; go on from it with --checkpoint and --resume, "
+      "or make weights of it with tckpt consolidate {} --to FILE.safetensors",
+      path, path);
   return path.empty() ? io::Metadata{} : io::SafetensorsSet::open(path).files()[0].metadata();
 }
 

@@ -204,6 +204,11 @@ TEST_F(TrainFit, ASavedStepIsNoFolderOfSteps) {
   refused(more + run + "/step-000000002", "the folder that it is in, " + run +
                                               "; to go on from this step, remove the newer ones "
                                               "there first: step-000000003");
+  for (const std::string& folder : {run, run + "/step-000000002"})
+    refused(text() + "--steps 0 --weights " + folder,
+            "is a checkpoint; go on from it with --checkpoint and --resume, or make weights of it "
+            "with tckpt consolidate " +
+                folder);
   // As it says, for a newest step that is damaged.
   const std::string damaged = "run/step-000000003/rank-0000-of-0001.safetensors";
   std::string bytes = folder_.read(damaged);

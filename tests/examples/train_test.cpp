@@ -474,6 +474,10 @@ TEST_F(Train, WhatWasReadIsTold) {
   const std::string text = folder_.write("abc.txt", std::string(700, 'a') + std::string(300, 'b'));
   expect_contains(run(bin("train") + flags + " --data text:" + text).output,
                   "text:" + text + ": 900 tokens train, 100 validate, a vocabulary of 2\n");
+  folder_.write("folder/a.txt", std::string(1000, 'a'));
+  folder_.write("folder/b.txt", "one byte of Latin-1: \xE9");
+  expect_contains(run(bin("train") + flags + " --data text:" + (folder_ / "folder")).output,
+                  "folder: left out 1 file without UTF-8 text, '" + (folder_ / "folder/b.txt"));
 }
 
 TEST_F(Train, GarbageInTheEnvironmentIsNamed) {
