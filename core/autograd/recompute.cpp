@@ -1,6 +1,5 @@
 #include "core/autograd/recompute.h"
 
-#include <cstring>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -66,11 +65,14 @@ class Region final : public RefCounted {
     return above || (keep_ && keep_(prim.name()));
   }
   std::vector<Op>& ops() { return ops_; }
+  /// The function reads a value: one of those that it has computed so far.
+  void value_read() { read_before_ = ops_.size(); }
   const Storage* random_state() const { return generator_.state().storage().get(); }
 
  private:
   void run_again();
-  void find_needed();
+  void find_needed(bool all);
+  bool run_second(bool all);
 
   std::function<bool(std::string_view)> keep_;
   Function f_;
@@ -79,9 +81,26 @@ class Region final : public RefCounted {
   Generator generator_ = default_generator();  // shares its state
   Tensor random_;                              // that state then
   std::vector<Op> ops_;
+  size_t read_before_ = 0;  // ops whose results the function may have read
 };
 
 namespace {
+
+// Of results that the second run leaves out: to read one is to wait for what nobody computes.
+class LeftOut final : public Event {
+ public:
+  bool done() const override { return false; }
+  void wait() override {
+    read_ = true;
+    throw UserError(
+        "recompute: when it was computed again, the function read a value that it had computed "
+        "from a tensor that it then overwrote; write to it outside of the function");
+  }
+  bool read() const { return read_; }
+
+ private:
+  bool read_ = false;
+};
 
 class ValueRecipe final : public Recipe {
  public:
@@ -143,6 +162,11 @@ class RegionBackend : public Backend {
 class FirstRun final : public RegionBackend {
  public:
   using RegionBackend::RegionBackend;
+
+  void value_read(std::string_view where) override {
+    region_.value_read();
+    RegionBackend::value_read(where);
+  }
 
   Tensors run(const PrimRef& prim, Inputs in) override {
     if (apart) return run_outside(prim, in);
@@ -255,6 +279,8 @@ class SecondRun final : public RegionBackend {
   }
 
   size_t count() const { return at_; }
+  /// Whether the function read a result that was left out.
+  bool missed() const { return left_out_->read(); }
 
  private:
   Op& next(const PrimRef& prim, Inputs in, bool assigns) {
@@ -275,14 +301,16 @@ class SecondRun final : public RegionBackend {
                         prim->name(), describe(t));
     return op;
   }
-  // Nobody wants what becomes of these.
+  // Backward does not want what becomes of these: they have no memory.
   Tensors stand_ins(const Op& op) {
     Tensors out;
     for (const Meta& m : op.metas) {
-      Tensor t = empty(m);
-      if (!m.device.is_meta()) std::memset(t.raw(), 0, t.storage()->bytes());
-      made_.insert(storage_of(t)), stand_ins_.insert(storage_of(t));
-      out.push_back(std::move(t));
+      Meta shape = m;
+      shape.device = kMeta;
+      Ref<Storage> s = empty(shape).storage();
+      if (!m.device.is_meta()) s = make_ref<Storage>(s->bytes(), m.device, left_out_);
+      made_.insert(s.get()), stand_ins_.insert(s.get());
+      out.push_back(Tensor(m, std::move(s)));
     }
     return out;
   }
@@ -294,6 +322,7 @@ class SecondRun final : public RegionBackend {
   }
 
   const Storage* random_;
+  const Ref<LeftOut> left_out_ = make_ref<LeftOut>();
   size_t at_ = 0;
   std::unordered_set<const Storage*> made_, values_, stand_ins_;
 };
@@ -355,8 +384,11 @@ Ref<Storage> Region::value(size_t op, size_t result) {
   return o.values[result];
 }
 
-void Region::find_needed() {
-  for (Op& op : ops_) op.needed = op.wanted != 0 || op.draws;
+void Region::find_needed(bool all) {
+  for (size_t k = 0; k < ops_.size(); ++k) {
+    Op& op = ops_[k];
+    op.needed = op.wanted != 0 || op.draws || ((all || k < read_before_) && !op.stale);
+  }
   for (size_t k = ops_.size(); k-- > 0;) {
     Op& op = ops_[k];
     TESSERA_CHECK(
@@ -371,7 +403,14 @@ void Region::find_needed() {
 
 void Region::run_again() {
   Ref<Region> alive(this);
-  find_needed();
+  // How the function goes on may depend on values that backward does not need. Which ones it reads
+  // by other ways than item() shows when it runs.
+  if (!run_second(false)) run_second(true);
+}
+
+// False when the function read a value that was left out.
+bool Region::run_second(bool all) {
+  find_needed(all);
   Rewound rewound(generator_, random_);
   SecondRun backend(*this, context().backend, random_state());
   Context now = context_;
@@ -382,11 +421,17 @@ void Region::run_again() {
       casts;  // before the backend: as in the first run, casts are ops each time
   if (context().forced & bit(Layer::kAutocast)) casts.emplace(context().autocast);
   Scoped<Backend*> front(context().backend, &backend);
-  f_(in_);
+  try {
+    f_(in_);
+  } catch (...) {
+    if (all || !backend.missed()) throw;
+  }
+  if (!all && backend.missed()) return false;
   TESSERA_CHECK(backend.count() == ops_.size(),
                 "recompute: when it was computed again, the function ran {} ops, and {} before; it "
                 "must do the same each time",
                 backend.count(), ops_.size());
+  return true;
 }
 
 List run(const RecomputeOptions& options, Function f, const List& in) {

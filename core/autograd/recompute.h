@@ -15,9 +15,10 @@
 // The function may read tensors from outside (parameters): they must have the same values when
 // backward comes. assign_ in it writes once: the second run leaves out writes to what is outside
 // (running statistics); a value that was computed from what the function then overwrote cannot be
-// brought back, and that is said. What ops made above the core return (collectives) stays. A
-// function within another is part of that one; so is one within a function transform, which keeps
-// its values.
+// brought back, and that is said. Values may be read (item, nonzero, masked_select), and what the
+// function does may depend on them: they are computed again too. What ops made above the core
+// return (collectives) stays. A function within another is part of that one; so is one within a
+// function transform, which keeps its values.
 #pragma once
 #include <functional>
 #include <optional>

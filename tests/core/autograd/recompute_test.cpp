@@ -12,7 +12,9 @@
 #include "core/ops/contract.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
+#include "core/ops/indexing.h"
 #include "core/ops/random.h"
+#include "core/ops/sort.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
 #include "core/tensor/allocator.h"
@@ -154,6 +156,56 @@ TEST(Recompute, StatisticsAreWrittenOnce) {
   for (size_t i = 0; i < got.size(); ++i) expect_same(got[i], want[i], fmt::format("tensor {}", i));
 }
 
+// What backward does not need decides how the function goes on.
+TEST(Recompute, ValuesThatTheFunctionReads) {
+  manual_seed(1);
+  Tensor w = randn({6, 6}).requires_grad_();
+  const std::pair<const char*, Block> blocks[] = {
+      {"item",
+       [&](const Tensor& x) {
+         Tensor h = matmul(x, w);
+         return exp(sin(h * (1.0 / amax(abs(h)).item<double>())));
+       }},
+      {"a branch on item",
+       [&](const Tensor& x) {
+         Tensor h = matmul(x, w);
+         return amax(h).item<float>() > 0 ? exp(sin(h)) : cos(h);
+       }},
+      {"nonzero",
+       [&](const Tensor& x) {
+         Tensor h = sin(matmul(x, w));
+         Tensor rows = reshape(nonzero(gt(select(h, 1, 0), 0)), {-1});
+         return index_add(h, 0, rows, exp(sin(index_select(h, 0, rows))));
+       }},
+      {"masked_select",
+       [&](const Tensor& x) {
+         Tensor h = sin(matmul(x, w));
+         return h * sum(exp(sin(masked_select(h, gt(h, 0)))));
+       }},
+      {"unique",
+       [&](const Tensor& x) {
+         Tensor h = sin(matmul(x, w));
+         return h * sum(exp(sin(index_select(h, 1, unique(argmax(h, 1)).values))));
+       }},
+      {"a result's memory",
+       [&](const Tensor& x) {
+         Tensor h = matmul(x, w), top = amax(abs(h));
+         return exp(sin(h * double(*top.detach().values<float>())));
+       }},
+  };
+  for (auto& [what, block] : blocks) {
+    List want = through(block, w, [](const Block& f, const Tensor& x) { return f(x); });
+    List got = through(block, w, [](const Block& f, const Tensor& x) { return recompute(f, x); });
+    List kept = through(block, w, [](const Block& f, const Tensor& x) {
+      return recompute(keeping_products(), f, x);
+    });
+    for (size_t i = 0; i < want.size(); ++i) {
+      expect_same(got[i], want[i], fmt::format("{}, result {}", what, i));
+      expect_same(kept[i], want[i], fmt::format("{}, result {}, products kept", what, i));
+    }
+  }
+}
+
 TEST(Recompute, Refusals) {
   Tensor w = ones({3}).requires_grad_(), x = ones({3}).requires_grad_();
   Tensor y = recompute([&](const Tensor& x) { return exp(x * w); }, x);
@@ -175,6 +227,15 @@ TEST(Recompute, Refusals) {
       },
       x);
   EXPECT_NE(message([&] { sum(s).backward(); }).find("then overwrote"), std::string::npos);
+  Tensor r = recompute(
+      [&](const Tensor& x) {
+        const double old = sum(state * 2.0).item<double>();
+        assign_(state, x.detach() * 3.0);
+        return exp(x * old);
+      },
+      x);
+  EXPECT_NE(message([&] { sum(r).backward(); }).find("then overwrote"), std::string::npos)
+      << "read, and not needed otherwise";
 }
 
 // A step of a small GPT: loss, gradients, bytes at the peak above where it began.
