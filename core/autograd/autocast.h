@@ -1,9 +1,10 @@
 // Mixed precision by op: while an Autocast lives, ops that are fast and safe in 16 bits (products,
 // convolutions, attention) compute in its dtype, and ops that lose digits there (softmax, norms,
-// losses, exp, powers, sums) in f32; every other op computes in what its operands are, and operands
-// of two dtypes meet in the wider one. Parameters stay f32, and so do their gradients: a cast is an
-// op, with a derivative. The lists are one table, in autocast.cpp. Invariant: it looks at the
-// forward pass only; backward and updates run on the dtypes that forward chose.
+// losses, exp, powers, sums) in f32; every other op (batch_norm too) computes in what its operands
+// are, and operands of two dtypes meet in the wider one. Parameters stay f32, and so do their
+// gradients: a cast is an op, with a derivative. The lists are one table, in autocast.cpp.
+// Invariant: it looks at the forward pass only; backward and updates run on the dtypes that forward
+// chose.
 //
 //   {
 //     Autocast scope(kBF16);

@@ -220,10 +220,12 @@ List vmap_of(Function f, std::span<const Tensor> in, const Batching& b) {
 List jacobians(Mode mode, Function f, std::span<const Tensor> in, const std::vector<bool>& wanted) {
   const char* name = mode == Mode::kReverse ? "jacrev" : "jacfwd";
   Recording primal = record(f, in, wanted);
-  TESSERA_CHECK(primal.results().size() == 1 && is_floating(primal.results()[0].dtype()),
+  TESSERA_CHECK(primal.results().size() == 1,
                 "{}: the function returned {} tensors; it must return one, of floats", name,
                 primal.results().size());
   const Tensor y = primal.results()[0];
+  TESSERA_CHECK(is_floating(y.dtype()), "{}: the function returned {}; it must return floats", name,
+                describe(y));
   for (size_t i = 0; i < in.size(); ++i)
     TESSERA_CHECK(!wanted[i] || is_floating(in[i].dtype()),
                   "{}: input {} is {}; derivatives are by floats", name, i, describe(in[i]));
@@ -249,14 +251,20 @@ List jacobians(Mode mode, Function f, std::span<const Tensor> in, const std::vec
       if (left[i]) result[i] = shaped(rows[i], in[i]);
     return result;
   }
+  auto pull_left = [&](std::span<const Tensor> u) {
+    List all = primal.pullback(u), g;
+    for (size_t i = 0; i < in.size(); ++i)
+      if (left[i]) g.push_back(all[i]);
+    return g;
+  };
   Tensor zero = zeros_like(y);
-  Recording linear = record(pull, {&zero, 1}, {true});
+  Recording linear = record(pull_left, {&zero, 1}, {true});
   for (size_t i = 0; i < in.size(); ++i) {
     if (!left[i]) continue;
     auto push = [&](std::span<const Tensor> direction) {
       List tangents;
       for (size_t k = 0; k < in.size(); ++k)
-        tangents.push_back(k == i ? direction[0] : zeros_like(in[k]));
+        if (left[k]) tangents.push_back(k == i ? direction[0] : zeros_like(in[k]));
       return linear.pullback(tangents);
     };
     Tensor columns = vmap_leading(push, basis(in[i]))[0];  // [x's elements, y's dims..]

@@ -243,7 +243,7 @@ Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight, const T
   y = reshape(layer_norm(y, {}, {}, eps), x.shape());
   if (weight.defined()) y = y * beside(wide_channel(weight, x), x);
   if (bias.defined()) y = y + beside(wide_channel(bias, x), x);
-  return cast(y, x.dtype());
+  return autocast_meets({x.dtype()}) ? y : cast(y, x.dtype());
 }
 
 Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {

@@ -214,7 +214,7 @@ Tensor softplus(const Tensor& x, double beta, double threshold) {
         Tensor scaled = f * beta;
         return where(gt(scaled, threshold), f, softplus(scaled) / beta);
       },
-      x);
+      autocast_meets({x.dtype()}) ? cast(x, kF32) : x);
 }
 
 Tensor celu(const Tensor& x, double alpha) {

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "core/base/function_ref.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/create.h"
 #include "core/ops/dim_attributes.h"
@@ -15,6 +16,7 @@
 #include "core/ops/samples.h"
 #include "core/ops/scalar_range.h"
 #include "core/ops/views.h"
+#include "core/tensor/wrapped.h"
 
 namespace tessera {
 namespace {
@@ -200,6 +202,20 @@ Tensor as_index(const char* op, const Tensor& index) {
   return cast(index, kI64);
 }
 
+struct Pair {
+  Tensor x, src;
+};
+// Both in one dtype. Under autocast floats of two meet in the wider one.
+Pair of_one_dtype(const char* op, const Tensor& x, const Tensor& src) {
+  if (x.dtype() != src.dtype() && autocast_meets({x.dtype(), src.dtype()})) {
+    const DType t = result_type(x, src);
+    return {cast(x, t), cast(src, t)};
+  }
+  TESSERA_CHECK(src.dtype() == x.dtype(), "{}: x is {}, src is {}; convert them to one dtype", op,
+                describe(x), describe(src));
+  return {x, src};
+}
+
 // `index` [N] seen with the dims of `x` outside `dim`, by strides of 0.
 Tensor rows_index(const char* op, const Tensor& x, int dim, const Tensor& index) {
   TESSERA_CHECK_AS(ShapeError, index.ndim() <= 1 && x.ndim() > 0,
@@ -311,10 +327,9 @@ Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
                    operands(Tensor(x), rows_index("index_select", x, d, index)));
 }
 
-Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src) {
-  int d = wrap_dim(dim, x.ndim(), "scatter");
-  TESSERA_CHECK(src.dtype() == x.dtype(), "scatter: x is {}, src is {}; convert them to one dtype",
-                describe(x), describe(src));
+Tensor scatter(const Tensor& to, int64_t dim, const Tensor& index, const Tensor& from) {
+  int d = wrap_dim(dim, to.ndim(), "scatter");
+  const auto [x, src] = of_one_dtype("scatter", to, from);
   Tensor i = as_index("scatter", index);
   Tensor s = window("scatter", src, i, -1);
   return in_reach("scatter", x, d, i, 0, [&](const Tensor& t) { return overwritten(t, d, i, s); });
@@ -324,11 +339,9 @@ Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, Scalar value) 
   return scatter(x, dim, index, expand(scalar_tensor(value, x.dtype(), x.device()), index.shape()));
 }
 
-Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src) {
-  int d = wrap_dim(dim, x.ndim(), "scatter_add");
-  TESSERA_CHECK(src.dtype() == x.dtype(),
-                "scatter_add: x is {}, src is {}; convert them to one dtype", describe(x),
-                describe(src));
+Tensor scatter_add(const Tensor& to, int64_t dim, const Tensor& index, const Tensor& from) {
+  int d = wrap_dim(dim, to.ndim(), "scatter_add");
+  const auto [x, src] = of_one_dtype("scatter_add", to, from);
   Tensor i = as_index("scatter_add", index);
   Tensor sums =
       scatter_sum(window("scatter_add", x, i, d), d, i, window("scatter_add", src, i, -1));
@@ -337,12 +350,10 @@ Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tens
   return x + std::move(sums);
 }
 
-Tensor scatter_reduce(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src,
+Tensor scatter_reduce(const Tensor& to, int64_t dim, const Tensor& index, const Tensor& from,
                       ScatterReduce how, bool include_self) {
-  int d = wrap_dim(dim, x.ndim(), "scatter_reduce");
-  TESSERA_CHECK(src.dtype() == x.dtype(),
-                "scatter_reduce: x is {}, src is {}; convert them to one dtype", describe(x),
-                describe(src));
+  int d = wrap_dim(dim, to.ndim(), "scatter_reduce");
+  const auto [x, src] = of_one_dtype("scatter_reduce", to, from);
   bool adds = how == ScatterReduce::kSum || how == ScatterReduce::kMean;
   if (adds && is_floating(x.dtype()) && size_of(x.dtype()) == 2)  // rounded to 16 bits once
     return cast(scatter_reduce(cast(x, kF32), dim, index, cast(src, kF32), how, include_self),
@@ -352,12 +363,10 @@ Tensor scatter_reduce(const Tensor& x, int64_t dim, const Tensor& index, const T
                   [&](const Tensor& t) { return combined(t, d, i, s, how, include_self); });
 }
 
-Tensor index_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src,
+Tensor index_add(const Tensor& to, int64_t dim, const Tensor& index, const Tensor& from,
                  Scalar alpha) {
-  int d = wrap_dim(dim, x.ndim(), "index_add");
-  TESSERA_CHECK(src.dtype() == x.dtype(),
-                "index_add: x is {}, src is {}; convert them to one dtype", describe(x),
-                describe(src));
+  int d = wrap_dim(dim, to.ndim(), "index_add");
+  const auto [x, src] = of_one_dtype("index_add", to, from);
   return x + scatter_sum(x, d, rows_index("index_add", x, d, index), cast(src * alpha, x.dtype()));
 }
 
@@ -413,13 +422,15 @@ Tensor one_hot(const Tensor& x, int64_t classes) {
                   describe(x));
     classes = amax(i).item<int64_t>() + 1;
   }
-  TESSERA_CHECK(x.numel() == 0 || amin(i).item<int64_t>() >= 0,
-                "one_hot: class {} of {}; classes start at 0", amin(i).item<int64_t>(),
-                describe(x));
-  TESSERA_CHECK(x.numel() == 0 || amax(i).item<int64_t>() < classes,
-                "one_hot: class {} of {}; there are {} classes", amax(i).item<int64_t>(),
-                describe(x), classes);
-  return cast(eq(unsqueeze(i, -1), arange(0, classes, 1, {.device = x.device()})), kI64);
+  if (x.numel() > 0 && !is_sample(x)) {  // a sample of vmap has no values to read: scatter refuses
+    const int64_t least = amin(i).item<int64_t>(), most = amax(i).item<int64_t>();
+    TESSERA_CHECK(least >= 0, "one_hot: class {} of {}; classes start at 0", least, describe(x));
+    TESSERA_CHECK(most < classes, "one_hot: class {} of {}; there are {} classes", most,
+                  describe(x), classes);
+  }
+  Shape s = i.shape();
+  s.push_back(classes);
+  return scatter(zeros(s, {.dtype = kI64, .device = x.device()}), -1, unsqueeze(i, -1), 1);
 }
 
 Tensor wrap_index(const Tensor& index, int64_t extent) {

@@ -8,11 +8,13 @@
 #include <set>
 
 #include "core/autograd/autograd.h"
+#include "core/ops/batch_norm.h"
 #include "core/ops/compose.h"
 #include "core/ops/contract.h"
 #include "core/ops/conv.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
+#include "core/ops/indexing.h"
 #include "core/ops/losses.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
@@ -85,14 +87,40 @@ TEST(Autocast, OpsComputeByTheTable) {
     EXPECT_EQ((y + linear(x, w).to(kF32)).dtype(), kF32) << "the wider of two";
     Tensor parts[] = {y, drawn({4, 6}, 4)};
     EXPECT_EQ(cat(parts, 0).dtype(), kF32);
-    for (const Tensor& wide :
-         {softmax(y), log_softmax(y), layer_norm(y, drawn({6}, 5), b), rms_norm(y), exp(y),
-          pow(abs(y), 2.5), sum(y), mean(y), cumsum(y, 0), mse_loss(y, y), l1_loss(y, y),
-          huber_loss(y, y), binary_cross_entropy_with_logits(y, sigmoid(y)),
-          kl_div(log_softmax(y), softmax(y)), norm(y),
-          cross_entropy(y, from_values<int64_t>({0, 1, 2, 3}, {4})),
-          nll_loss(y, from_values<int64_t>({0, 1, 2, 3}, {4}))})
+    for (const Tensor& wide : {softmax(y),
+                               log_softmax(y),
+                               layer_norm(y, drawn({6}, 5), b),
+                               rms_norm(y),
+                               exp(y),
+                               pow(abs(y), 2.5),
+                               sum(y),
+                               mean(y),
+                               cumsum(y, 0),
+                               mse_loss(y, y),
+                               l1_loss(y, y),
+                               huber_loss(y, y),
+                               binary_cross_entropy_with_logits(y, sigmoid(y)),
+                               kl_div(log_softmax(y), softmax(y)),
+                               norm(y),
+                               cross_entropy(y, from_values<int64_t>({0, 1, 2, 3}, {4})),
+                               nll_loss(y, from_values<int64_t>({0, 1, 2, 3}, {4})),
+                               softplus(y),
+                               softplus(y, 2.0),
+                               group_norm(y, 2, b),
+                               instance_norm(unsqueeze(y, 0))})
       EXPECT_EQ(wide.dtype(), kF32);
+    const Tensor rows = from_values<int64_t>({3, 0, 1, 2}, {4}), f32 = drawn({4, 6}, 4);
+    const Tensor at = expand(unsqueeze(rows, 1), {4, 6});
+    for (auto& [a, b] : {std::pair{f32, y}, std::pair{y, f32}}) {
+      expect_same(index_add(a, 0, rows, b), index_add(a.to(kF32), 0, rows, b.to(kF32)),
+                  "index_add");
+      expect_same(index_put(a, {&rows, 1}, b), index_put(a.to(kF32), {&rows, 1}, b.to(kF32)),
+                  "index_put");
+      expect_same(scatter_add(a, 0, at, b), scatter_add(a.to(kF32), 0, at, b.to(kF32)),
+                  "scatter_add");
+      expect_same(scatter_reduce(a, 0, at, b, ScatterReduce::kAmax),
+                  scatter_reduce(a.to(kF32), 0, at, b.to(kF32), ScatterReduce::kAmax), "amax");
+    }
     Tensor image = drawn({2, 3, 5, 5}, 7), kernel = weight({4, 3, 3, 3}, 8), c = weight({4}, 9);
     EXPECT_EQ(conv2d(image, kernel, c).dtype(), low);
     EXPECT_EQ(conv_transpose2d(conv2d(image, kernel, c), kernel).dtype(), low);

@@ -557,6 +557,24 @@ TEST(Trees, StructsMapsAndOptionalsHoldTensors) {
   expect_same(*grad(sum_of)(std::optional<Tensor>(x)), x * 2.0);
 }
 
+TEST(Jacobian, AnArgumentMayBeUndefined) {
+  auto f = [](const Tensor& x, const Tensor& mask) {
+    return sum(mask.defined() ? x * mask : x * x * x);
+  };
+  const Tensor x = vector({1, 2}), none;
+  expect_close(jacrev(f)(x, none), vector({3, 12}));
+  expect_close(jacfwd(f)(x, none), vector({3, 12}));
+  expect_close(hessian(f)(x, none), diag(vector({6, 12})));
+}
+
+TEST(Vmap, OneHotOfEachSample) {
+  const Tensor classes = from_values<int64_t>({2, 0, 1, 2}, {2, 2});
+  auto f = [](const Tensor& c) { return one_hot(c, 3); };
+  expect_same(vmap(f)(classes), one_hot(classes, 3));
+  expect_same(vmap(vmap(f))(classes), one_hot(classes, 3));
+  EXPECT_THROW(vmap(f)(classes + 1), UserError);
+}
+
 TEST(Jacobian, OfDropoutEmptyTensorsAndOtherDtypes) {
   Tensor x = values({6}, 1) + 2.0, key = default_generator().next_key();
   auto f = [&](const Tensor& x) { return dropout(x * x, 0.5, key); };
