@@ -8,6 +8,8 @@
 #include "core/autograd/batching_rules.h"
 #include "core/base/log.h"
 #include "core/dispatch/call.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
 #include "core/ops/views.h"
 
 namespace tessera {
@@ -228,8 +230,23 @@ std::optional<Tensors> with_longer_rows(const Call& c, const SampleOp& op, bool 
   return results;
 }
 
+// Of no samples. What the op says of one tells the types; operands have gradients of zero.
+Tensors none(const Call& c) {
+  Tensors results;
+  for (Meta m : SampleOp(c).out) {
+    m.shape.insert(0, 0);
+    Tensor r = empty(m.shape, m.dtype, m.device);
+    for (const Tensor& t : c.in)
+      if (is_floating(m.dtype) && asks_at_any_level(t, bit(Layer::kAutograd)))
+        r = r + cast(sum(t), m.dtype);
+    results.push_back(std::move(r));
+  }
+  return results;
+}
+
 // Each sample by itself.
 Tensors one_by_one(const Call& c) {
+  if (c.size == 0) return none(c);
   std::vector<Tensors> parts;
   for (int64_t b = 0; b < c.size; ++b) {
     Tensors in;
@@ -266,7 +283,7 @@ Tensors decomposed(Level& level, const Call& c) {
 // Empty where the op must be taken apart.
 std::optional<Result> at_once(const Call& c) {
   if (draws(*c.prim)) return random_draws(c);
-  if (c.size == 1) return Result{one_by_one(c), true};
+  if (c.size <= 1) return Result{one_by_one(c), true};
   if (auto r = by_rule(c)) return r;
   SampleOp op(c);
   if (op.map.empty() || op.out.empty()) return std::nullopt;

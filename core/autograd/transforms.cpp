@@ -183,7 +183,6 @@ List vmap_of(Function f, std::span<const Tensor> in, const Batching& b) {
   TESSERA_CHECK_AS(ShapeError, agree, "vmap: batches differ in size: {}", sizes);
   TESSERA_CHECK_AS(ShapeError, size != -1,
                    "vmap: no argument has a batch dim; give one in in_dims");
-  TESSERA_CHECK_AS(ShapeError, size > 0, "vmap: the batch has no samples");
   auto level = Ref<Level>(new Level(size, b.randomness));
   List out;
   std::vector<bool> whole;

@@ -181,9 +181,9 @@ struct VmapOptions {
 };
 
 /// g(args): f on every sample of a batch at once. f sees arguments without their batch dim; results
-/// get it back at out_dims. A list has its argument's in_dim in each of its tensors. Each op runs
-/// once on the whole batch (core/autograd/batching.h); the few that cannot run sample by sample,
-/// and that is said.
+/// get it back at out_dims. A list has its argument's in_dim in each of its tensors; a batch may
+/// have no samples. Each op runs once on the whole batch (core/autograd/batching.h); the few that
+/// cannot run sample by sample, and that is said.
 template <class F>
 auto vmap(F f, VmapOptions options = {}) {
   return [f = std::move(f), options = std::move(options)](const auto&... args) {

@@ -567,6 +567,21 @@ TEST(Jacobian, AnArgumentMayBeUndefined) {
   expect_close(hessian(f)(x, none), diag(vector({6, 12})));
 }
 
+TEST(Vmap, OfNoSamples) {
+  const Tensor none = zeros({0, 3}, {.dtype = kF64}), w = values({3, 2}, 1);
+  auto f = [](const Tensor& x, const Tensor& w) { return softmax(matmul(tanh(x), w)); };
+  auto batched = vmap(f, {.in_dims = {0, std::nullopt}, .out_dims = {1}});
+  expect_same(batched(none, w), zeros({2, 0}, {.dtype = kF64}));
+  auto total = [&](const Tensor& x, const Tensor& w) { return sum(batched(x, w)); };
+  expect_same(grad<1>(total)(none, w), zeros_like(w));
+  auto row = vmap([](const Tensor& x) { return x * x; });
+  expect_same(vmap(row)(zeros({4, 0})), zeros({4, 0}));
+  expect_same(vmap(row)(zeros({0, 4})), zeros({0, 4}));
+  Tensor p = clone(w).requires_grad_();
+  total(none, p).backward();
+  expect_same(p.grad(), zeros_like(w));
+}
+
 TEST(Vmap, OneHotOfEachSample) {
   const Tensor classes = from_values<int64_t>({2, 0, 1, 2}, {2, 2});
   auto f = [](const Tensor& c) { return one_hot(c, 3); };

@@ -125,6 +125,26 @@ TEST(Sweep, ABatchOfOneSample) {
   });
 }
 
+TEST(Sweep, ABatchOfNoSamples) {
+  for_each_sample([](const Sample& s) {
+    if (s.in.empty()) return;
+    for (uint32_t batched : subsets(s.in.size())) {
+      SCOPED_TRACE(fmt::format("operands {:#b} batched", batched));
+      List in = s.in;
+      for (size_t i = 0; i < in.size(); ++i)
+        if (batched >> i & 1) in[i] = narrow(unsqueeze(in[i], 0), 0, 0, 0);
+      List got = vmapped(s, in, batched, 0, Randomness::kDifferent), want = run(s.prim, s.in);
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t i = 0; i < want.size(); ++i) {
+        Shape none = want[i].shape();
+        none.insert(0, 0);
+        EXPECT_EQ(got[i].shape(), none);
+        EXPECT_EQ(got[i].dtype(), want[i].dtype());
+      }
+    }
+  });
+}
+
 bool tested(const Sample& s) {
   bool floats = false;
   for (const Tensor& t : s.in) floats = floats || t.dtype() == kF64;
