@@ -129,9 +129,8 @@ Tensor laid_out(const Call& c, const SampleOp& op, size_t i, const Layout& l, si
     padding = size_t(op.out[0].shape.size() - op.ndim(i));
     Shape s = t.shape();
     for (size_t k = 0; k < padding; ++k) s.insert(1, 1);
-    t = t.storage() || t.is_sharded() || wrapped(t)
-            ? reshape(t, s)
-            : Tensor(Meta::contiguous(s, t.dtype(), t.device()), nullptr);
+    t = is_shape_only(t) ? Tensor(Meta::contiguous(s, t.dtype(), t.device()), nullptr)
+                         : reshape(t, s);
   }
   return t;
 }
@@ -244,6 +243,13 @@ Tensors none(const Call& c) {
   return results;
 }
 
+Tensor sample(const Tensor& t, int64_t number) {
+  if (!is_shape_only(t)) return select(t, 0, number);
+  Shape s = t.shape();
+  s.erase(0);
+  return Tensor(Meta::contiguous(s, t.dtype(), t.device()), nullptr);
+}
+
 // Each sample by itself.
 Tensors one_by_one(const Call& c) {
   if (c.size == 0) return none(c);
@@ -251,7 +257,7 @@ Tensors one_by_one(const Call& c) {
   for (int64_t b = 0; b < c.size; ++b) {
     Tensors in;
     for (size_t i = 0; i < c.in.size(); ++i)
-      in.push_back(c.batched[i] ? select(c.in[i], 0, b) : c.in[i]);
+      in.push_back(c.batched[i] ? sample(c.in[i], b) : c.in[i]);
     Tensors out = dispatch(c.prim, in);
     parts.resize(out.size());
     for (size_t i = 0; i < out.size(); ++i) parts[i].push_back(std::move(out[i]));

@@ -259,8 +259,7 @@ PrimRef leading_dim_primitive(const Primitive& prim, int64_t size) {
 Tensor with_batch(const Tensor& t, int64_t size) {
   Shape s = t.shape();
   s.insert(0, size);
-  if (!t.storage() && !t.is_sharded() && !wrapped(t))  // a shape without values
-    return Tensor(Meta::contiguous(s, t.dtype(), t.device()), nullptr);
+  if (is_shape_only(t)) return Tensor(Meta::contiguous(s, t.dtype(), t.device()), nullptr);
   return expand(unsqueeze(t, 0), s);
 }
 

@@ -3,6 +3,7 @@
 #include <optional>
 
 #include "core/autograd/level.h"
+#include "core/tensor/wrapped.h"
 
 namespace tessera::batching {
 
@@ -29,6 +30,11 @@ std::optional<Result> by_rule(const Call& c);
 /// `prim` with attributes that name dims moved by one, and extents of all dims with the batch in
 /// front: the op on [size, ..], if it is one.
 PrimRef leading_dim_primitive(const Primitive& prim, int64_t size);
+/// True for the shape of an operand whose values a vjp does not read.
+inline bool is_shape_only(const Tensor& t) {
+  const Tensor& at = innermost(t);
+  return !at.storage() && !at.is_sharded();
+}
 /// `t`, the same for each sample, seen with the batch in front.
 Tensor with_batch(const Tensor& t, int64_t size);
 

@@ -567,6 +567,19 @@ TEST(Jacobian, AnArgumentMayBeUndefined) {
   expect_close(hessian(f)(x, none), diag(vector({6, 12})));
 }
 
+// What a vjp keeps as a shape only has no values to take a sample of.
+TEST(Vmap, OfOneSampleWithinAndWithout) {
+  auto sums = [](const Tensor& x) { return logsumexp(x * x, {-1}); };
+  auto norms = [](const Tensor& x) { return x * norm(x, 2, {-1}, true); };
+  const Tensor x = values({1, 3}, 1), one = values({1, 1}, 2);
+  expect_close(vmap(jacfwd(norms))(x), unsqueeze(jacrev(norms)(x[0]), 0));
+  expect_close(vmap(jacrev(jacrev(sums)))(x), unsqueeze(hessian(sums)(x[0]), 0));
+  expect_close(vmap(jacfwd(norms))(one), unsqueeze(jacrev(norms)(one[0]), 0));
+  auto columns = vmap(vmap(jacfwd(norms)), {.in_dims = {1}, .out_dims = {1}});
+  const Tensor cube = values({1, 1, 3}, 3);
+  expect_close(columns(cube), reshape(jacrev(norms)(cube[0][0]), {1, 1, 3, 3}));
+}
+
 TEST(Vmap, OfNoSamples) {
   const Tensor none = zeros({0, 3}, {.dtype = kF64}), w = values({3, 2}, 1);
   auto f = [](const Tensor& x, const Tensor& w) { return softmax(matmul(tanh(x), w)); };
