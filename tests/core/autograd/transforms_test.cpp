@@ -216,6 +216,33 @@ TEST(Jacobian, ReverseEqualsForward) {
   expect_close(jacfwd<1>(f)(a, b), ja);
 }
 
+TEST(Jacobian, AnArgumentMayBeUndefined) {
+  auto f = [](const Tensor& x, const Tensor& mask) {
+    return sum(mask.defined() ? x * mask : x * x * x);
+  };
+  const Tensor x = vector({1, 2}), none;
+  expect_close(jacrev(f)(x, none), vector({3, 12}));
+  expect_close(jacfwd(f)(x, none), vector({3, 12}));
+  expect_close(hessian(f)(x, none), diag(vector({6, 12})));
+}
+
+TEST(Jacobian, OfDropoutEmptyTensorsAndOtherDtypes) {
+  Tensor x = values({6}, 1) + 2.0, key = default_generator().next_key();
+  auto f = [&](const Tensor& x) { return dropout(x * x, 0.5, key); };
+  expect_close(jacrev(f)(x), jacfwd(f)(x));
+  auto drawn = [](const Tensor& x) { return dropout(x, 0.5); };
+  Tensor j = jacrev(drawn)(x), zero_or_two = j * (j - 2.0);
+  expect_same(zero_or_two, zeros({6, 6}, {.dtype = kF64}));
+  auto twice = [](const Tensor& x) { return x * 2.0; };
+  expect_same(jacrev(twice)(zeros({0})), zeros({0, 0}));
+  expect_same(jacfwd(twice)(zeros({0})), zeros({0, 0}));
+  auto widened = [](const Tensor& x) { return x.to(kF64); };
+  expect_same(jacrev(widened)(ones({2})), jacfwd(widened)(ones({2})));
+  auto by_integer = [](const Tensor& x, const Tensor& i) { return x * i; };
+  EXPECT_TRUE(
+      says([&] { jacrev<1>(by_integer)(ones({2}), arange(0, 2)); }, "derivatives are by floats"));
+}
+
 TEST(Hessian, OfKnownFunctions) {
   Tensor a = values({3, 3}, 4);
   auto quadratic = [&](const Tensor& x) { return sum(x * matmul(a, x)) * 0.5; };
@@ -343,6 +370,42 @@ TEST(Vmap, EffectsNeedADestinationForEachSample) {
   expect_close(shared, vector({1, 1}));  // once, not for each sample
 }
 
+// What a vjp keeps as a shape only has no values to take a sample of.
+TEST(Vmap, OfOneSampleWithinAndWithout) {
+  auto sums = [](const Tensor& x) { return logsumexp(x * x, {-1}); };
+  auto norms = [](const Tensor& x) { return x * norm(x, 2, {-1}, true); };
+  const Tensor x = values({1, 3}, 1), one = values({1, 1}, 2);
+  expect_close(vmap(jacfwd(norms))(x), unsqueeze(jacrev(norms)(x[0]), 0));
+  expect_close(vmap(jacrev(jacrev(sums)))(x), unsqueeze(hessian(sums)(x[0]), 0));
+  expect_close(vmap(jacfwd(norms))(one), unsqueeze(jacrev(norms)(one[0]), 0));
+  auto columns = vmap(vmap(jacfwd(norms)), {.in_dims = {1}, .out_dims = {1}});
+  const Tensor cube = values({1, 1, 3}, 3);
+  expect_close(columns(cube), reshape(jacrev(norms)(cube[0][0]), {1, 1, 3, 3}));
+}
+
+TEST(Vmap, OfNoSamples) {
+  const Tensor none = zeros({0, 3}, {.dtype = kF64}), w = values({3, 2}, 1);
+  auto f = [](const Tensor& x, const Tensor& w) { return softmax(matmul(tanh(x), w)); };
+  auto batched = vmap(f, {.in_dims = {0, std::nullopt}, .out_dims = {1}});
+  expect_same(batched(none, w), zeros({2, 0}, {.dtype = kF64}));
+  auto total = [&](const Tensor& x, const Tensor& w) { return sum(batched(x, w)); };
+  expect_same(grad<1>(total)(none, w), zeros_like(w));
+  auto row = vmap([](const Tensor& x) { return x * x; });
+  expect_same(vmap(row)(zeros({4, 0})), zeros({4, 0}));
+  expect_same(vmap(row)(zeros({0, 4})), zeros({0, 4}));
+  Tensor p = clone(w).requires_grad_();
+  total(none, p).backward();
+  expect_same(p.grad(), zeros_like(w));
+}
+
+TEST(Vmap, OneHotOfEachSample) {
+  const Tensor classes = from_values<int64_t>({2, 0, 1, 2}, {2, 2});
+  auto f = [](const Tensor& c) { return one_hot(c, 3); };
+  expect_same(vmap(f)(classes), one_hot(classes, 3));
+  expect_same(vmap(vmap(f))(classes), one_hot(classes, 3));
+  EXPECT_THROW(vmap(f)(classes + 1), UserError);
+}
+
 TEST(Vmap, Refusals) {
   auto f = [](const Tensor& x, const Tensor& y) { return x + y; };
   Tensor x = values({3, 2}, 1), y = values({4, 2}, 2);
@@ -361,138 +424,6 @@ TEST(Vmap, Refusals) {
   vmap([&](const Tensor& x) { return kept = x; })(x);
   EXPECT_TRUE(says([&] { grad([&](const Tensor& t) { return sum(t * kept); })(x[0]); },
                    "a function transform that is over"));
-}
-
-// ---- custom functions
-
-// Rounds; the derivative passes as if it did not (Bengio et al. 2013). `calls` counts forwards.
-class StraightThrough final : public CustomFunction {
- public:
-  std::string_view name() const override { return "straight_through"; }
-  Tensors forward(std::span<const Tensor> in) override { return {round(in[0]) * in[1]}; }
-  Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
-    return {cot[0], cot[0] * 2.0};
-  }
-};
-Tensor straight(const Tensor& x, const Tensor& y) {
-  Tensor in[] = {x, y};
-  return apply_function(Ref<CustomFunction>(new StraightThrough), in)[0];
-}
-
-// x y, with a derivative that is ten times too large, so that its use shows.
-class Tenfold final : public CustomFunction {
- public:
-  std::string_view name() const override { return "tenfold"; }
-  Tensors forward(std::span<const Tensor> in) override {
-    save(in[0]), save(in[1]);
-    return {in[0] * in[1]};
-  }
-  Tensors vjp(std::span<const Tensor> saved, std::span<const Tensor> cot) override {
-    return {cot[0] * saved[1] * 10.0, cot[0] * saved[0] * 10.0};
-  }
-};
-Tensor tenfold(const Tensor& x, const Tensor& y) {
-  Tensor in[] = {x, y};
-  return apply_function(Ref<CustomFunction>(new Tenfold), in)[0];
-}
-
-TEST(CustomFunctions, KeepTheirDerivativeUnderEveryTransform) {
-  Tensor x = values({3, 2}, 1) * 3.0, y = values({2}, 2);
-  auto f = [](const Tensor& x, const Tensor& y) { return sum(straight(x, y) * x); };
-  Tensor dx = vmap(grad(f), {.in_dims = {0, std::nullopt}})(x, y);
-  Tensor dy = vmap(grad<1>(f), {.in_dims = {0, std::nullopt}})(x, y);
-  for (int64_t b = 0; b < 3; ++b) {
-    expect_close(dx[b], grad(f)(x[b], y));
-    expect_close(dy[b], grad<1>(f)(x[b], y));
-  }
-  // Outside of a vmap: the input without a batch gets the sum.
-  auto batch = [&](const Tensor& x, const Tensor& y) {
-    return sum(vmap(straight, {.in_dims = {0, std::nullopt}})(x, y));
-  };
-  expect_close(grad(batch)(x, y), ones({3, 2}, {.dtype = kF64}));
-  expect_close(grad<1>(batch)(x, y), full({2}, 6.0, {.dtype = kF64}));
-}
-
-TEST(CustomFunctions, AreDifferentiatedByTheirVjpAtEveryLevel) {
-  // d/dx = 10 y; d/dy of that is 10, by the vjp's own ops.
-  auto f = [](const Tensor& x, const Tensor& y) { return tenfold(x, y); };
-  auto outer = grad<1>([&](const Tensor& x, const Tensor& y) { return grad(f)(x, y); });
-  EXPECT_EQ(grad(f)(number(2), number(3)).item<double>(), 30);
-  EXPECT_EQ(outer(number(2), number(3)).item<double>(), 10);
-  // The outer level differentiates the value, which is the inner level's constant.
-  auto value = [&](const Tensor& y) {
-    return grad([&](const Tensor& x) { return x * tenfold(number(2), y); })(number(5));
-  };
-  EXPECT_EQ(grad(value)(number(3)).item<double>(), 20);
-  auto [z, dz] = jvp(f, std::tuple{number(2), number(3)}, std::tuple{number(1), number(0)});
-  EXPECT_EQ(z.item<double>(), 6);
-  EXPECT_EQ(dz.item<double>(), 30);
-  expect_close(jacfwd(vmap(f, {.in_dims = {0, std::nullopt}}))(vector({1, 2}), number(3)),
-               eye(2, 2, {.dtype = kF64}) * 30.0);
-}
-
-// exp, which keeps its result instead of its input.
-class Exponential final : public CustomFunction {
- public:
-  std::string_view name() const override { return "exponential"; }
-  Tensors forward(std::span<const Tensor> in) override {
-    Tensor y = exp(in[0]);
-    save(y);
-    return {y};
-  }
-  Tensors vjp(std::span<const Tensor> saved, std::span<const Tensor> cot) override {
-    return {cot[0] * saved[0]};
-  }
-};
-Tensor exponential(const Tensor& x) {
-  return apply_function(Ref<CustomFunction>(new Exponential), {&x, 1})[0];
-}
-
-TEST(CustomFunctions, AResultThatIsSavedHasItsHistory) {
-  auto f = [](const Tensor& x) { return sum(exponential(x)); };
-  Tensor x = vector({0, 1}), want = exp(x);
-  expect_close(hessian(f)(x), diag(want));
-  expect_close(grad([&](const Tensor& x) { return sum(vmap(grad(exponential))(x)); })(x), want);
-  expect_close(vmap(grad(grad(exponential)))(x), want);
-  Tensor leaf = x.clone().requires_grad_();
-  sum(grad(f)(leaf)).backward();
-  expect_close(leaf.grad(), want);
-  leaf.set_grad({});
-  Tensor outputs[] = {f(leaf)}, inputs[] = {leaf};
-  Tensor first = grad(outputs, inputs, {}, {.create_graph = true})[0];
-  sum(first).backward();
-  expect_close(leaf.grad(), want);
-}
-
-// sin and cos, each with ten times the other as its derivative, so that its use shows.
-class Circle final : public CustomFunction {
- public:
-  explicit Circle(bool sine) : sine_(sine) {}
-  std::string_view name() const override { return "circle"; }
-  Tensors forward(std::span<const Tensor> in) override {
-    save(in[0]);
-    return {sine_ ? sin(in[0]) : cos(in[0])};
-  }
-  Tensors vjp(std::span<const Tensor> saved, std::span<const Tensor> cot) override {
-    Tensor slope = apply_function(make_ref<Circle>(!sine_), {&saved[0], 1})[0];
-    return {cot[0] * slope * (sine_ ? 10.0 : -10.0)};
-  }
-
- private:
-  const bool sine_;
-};
-
-TEST(CustomFunctions, AVjpMayCallACustomFunction) {
-  auto sine = [](const Tensor& x) { return apply_function(make_ref<Circle>(true), {&x, 1})[0]; };
-  const Tensor x = vector({0.3, 1}), v = vector({2, -1});
-  expect_close(hessian([&](const Tensor& x) { return sum(sine(x)); })(x), diag(sin(x) * -100.0));
-  expect_close(vmap(grad(grad(grad(sine))))(x), cos(x) * -1000.0);
-  expect_close(jvp(vmap(grad(sine)), x, v).second, sin(x) * v * -100.0);
-  Tensor leaf = x.clone().requires_grad_();
-  sum(vmap(grad(sine))(leaf)).backward();
-  expect_close(leaf.grad(), sin(x) * -100.0);
-  NoGrad off;
-  EXPECT_FALSE(vmap(grad(sine))(leaf).requires_grad());
 }
 
 // ---- where levels meet other scopes
@@ -555,69 +486,6 @@ TEST(Trees, StructsMapsAndOptionalsHoldTensors) {
   expect_same(vmap([](const Dictionary& d) { return sum(d.at("w")); })(d), sum(x, {1, 2}));
   auto sum_of = [](const std::optional<Tensor>& t) { return sum(*t * *t); };
   expect_same(*grad(sum_of)(std::optional<Tensor>(x)), x * 2.0);
-}
-
-TEST(Jacobian, AnArgumentMayBeUndefined) {
-  auto f = [](const Tensor& x, const Tensor& mask) {
-    return sum(mask.defined() ? x * mask : x * x * x);
-  };
-  const Tensor x = vector({1, 2}), none;
-  expect_close(jacrev(f)(x, none), vector({3, 12}));
-  expect_close(jacfwd(f)(x, none), vector({3, 12}));
-  expect_close(hessian(f)(x, none), diag(vector({6, 12})));
-}
-
-// What a vjp keeps as a shape only has no values to take a sample of.
-TEST(Vmap, OfOneSampleWithinAndWithout) {
-  auto sums = [](const Tensor& x) { return logsumexp(x * x, {-1}); };
-  auto norms = [](const Tensor& x) { return x * norm(x, 2, {-1}, true); };
-  const Tensor x = values({1, 3}, 1), one = values({1, 1}, 2);
-  expect_close(vmap(jacfwd(norms))(x), unsqueeze(jacrev(norms)(x[0]), 0));
-  expect_close(vmap(jacrev(jacrev(sums)))(x), unsqueeze(hessian(sums)(x[0]), 0));
-  expect_close(vmap(jacfwd(norms))(one), unsqueeze(jacrev(norms)(one[0]), 0));
-  auto columns = vmap(vmap(jacfwd(norms)), {.in_dims = {1}, .out_dims = {1}});
-  const Tensor cube = values({1, 1, 3}, 3);
-  expect_close(columns(cube), reshape(jacrev(norms)(cube[0][0]), {1, 1, 3, 3}));
-}
-
-TEST(Vmap, OfNoSamples) {
-  const Tensor none = zeros({0, 3}, {.dtype = kF64}), w = values({3, 2}, 1);
-  auto f = [](const Tensor& x, const Tensor& w) { return softmax(matmul(tanh(x), w)); };
-  auto batched = vmap(f, {.in_dims = {0, std::nullopt}, .out_dims = {1}});
-  expect_same(batched(none, w), zeros({2, 0}, {.dtype = kF64}));
-  auto total = [&](const Tensor& x, const Tensor& w) { return sum(batched(x, w)); };
-  expect_same(grad<1>(total)(none, w), zeros_like(w));
-  auto row = vmap([](const Tensor& x) { return x * x; });
-  expect_same(vmap(row)(zeros({4, 0})), zeros({4, 0}));
-  expect_same(vmap(row)(zeros({0, 4})), zeros({0, 4}));
-  Tensor p = clone(w).requires_grad_();
-  total(none, p).backward();
-  expect_same(p.grad(), zeros_like(w));
-}
-
-TEST(Vmap, OneHotOfEachSample) {
-  const Tensor classes = from_values<int64_t>({2, 0, 1, 2}, {2, 2});
-  auto f = [](const Tensor& c) { return one_hot(c, 3); };
-  expect_same(vmap(f)(classes), one_hot(classes, 3));
-  expect_same(vmap(vmap(f))(classes), one_hot(classes, 3));
-  EXPECT_THROW(vmap(f)(classes + 1), UserError);
-}
-
-TEST(Jacobian, OfDropoutEmptyTensorsAndOtherDtypes) {
-  Tensor x = values({6}, 1) + 2.0, key = default_generator().next_key();
-  auto f = [&](const Tensor& x) { return dropout(x * x, 0.5, key); };
-  expect_close(jacrev(f)(x), jacfwd(f)(x));
-  auto drawn = [](const Tensor& x) { return dropout(x, 0.5); };
-  Tensor j = jacrev(drawn)(x), zero_or_two = j * (j - 2.0);
-  expect_same(zero_or_two, zeros({6, 6}, {.dtype = kF64}));
-  auto twice = [](const Tensor& x) { return x * 2.0; };
-  expect_same(jacrev(twice)(zeros({0})), zeros({0, 0}));
-  expect_same(jacfwd(twice)(zeros({0})), zeros({0, 0}));
-  auto widened = [](const Tensor& x) { return x.to(kF64); };
-  expect_same(jacrev(widened)(ones({2})), jacfwd(widened)(ones({2})));
-  auto by_integer = [](const Tensor& x, const Tensor& i) { return x * i; };
-  EXPECT_TRUE(
-      says([&] { jacrev<1>(by_integer)(ones({2}), arange(0, 2)); }, "derivatives are by floats"));
 }
 
 }  // namespace
