@@ -10,6 +10,7 @@ every number stands in one of the files, which are written by, on cores 2 and 3 
   taskset -c 2,3 tlaunch --nproc 2 --bind core bench collectives --only all_reduce --json FOLDER/all_reduce_shm.json
   the same with bench collectives --backend gloo --json FOLDER/all_reduce_gloo.json
   scripts/reference/all_reduce_mpi.cpp, whose head says how, > FOLDER/all_reduce_mpi.json
+  scripts/reference/all_reduce_pytorch.py --cores 2,3 > FOLDER/all_reduce_pytorch.json
 
 Usage: results.py FOLDER > examples/bench/RESULTS.md
 """
@@ -154,7 +155,7 @@ SECTIONS = [
         "all_reduce_*.json",
         all_reduce,
         "## all_reduce between two ranks\n\nOf f32 that is written before each call, each rank on a core of its own: in the group's memory, where gradient buckets lie, and\n"
-        "in the program's own; then by other means (`bench collectives`, `scripts/reference/all_reduce_mpi.cpp`).\n",
+        "in the program's own; then by other means (`bench collectives`, `scripts/reference/all_reduce_mpi.cpp`,\n`scripts/reference/all_reduce_pytorch.py`).\n",
     ),
     (
         "memory*.json",
