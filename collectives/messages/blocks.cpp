@@ -133,7 +133,7 @@ void BlockEngine::gather_in_block(const Call& call, Parts pieces) {
   plan.longest = longest(pieces);
   plan.give = {pieces[size_t(l_)]};
   plan.take = std::move(pieces);
-  in_block(call, plan, 2 * kGrace);
+  in_block(call, plan, 3 * kGrace);
 }
 
 /// Rank l of a block reduces slice l over the block, then over the blocks.
@@ -147,8 +147,8 @@ void BlockEngine::all_reduce_by_blocks(Call& call) {
   plan.give = slices(in, B_);
   plan.take = {mine};
   plan.longest = longest(out);
-  in_block(call, plan, Millis(0));
-  all_reduce(*part_of(call, whole, kGrace), mine, mine, peers_, k_);
+  in_block(call, plan, kGrace);
+  all_reduce(*part_of(call, whole, 2 * kGrace), mine, mine, peers_, k_);
   gather_in_block(call, out);
 }
 
@@ -165,7 +165,7 @@ void BlockEngine::reduce_scatter_by_blocks(Call& call) {
     plan.give = Parts(whole.give.begin() + k * B_, whole.give.begin() + (k + 1) * B_);
     plan.take = {{partial.data() + at[size_t(k)], at[size_t(k) + 1] - at[size_t(k)]}};
     plan.longest = longest(plan.give);
-    in_block(call, plan, Millis(0));
+    in_block(call, plan, kGrace);
   }
   const Part& out = whole.take[0];
   const Scratch terms(out.bytes * blocks_);
@@ -179,7 +179,7 @@ void BlockEngine::reduce_scatter_by_blocks(Call& call) {
     transfers.push_back({peer_in(k), mine, at[size_t(k) + 1] - at[size_t(k)], true});
     transfers.push_back({peer_in(k), term, out.bytes, false});
   }
-  exchange(*part_of(call, whole, kGrace), transfers, Step::kPieces);
+  exchange(*part_of(call, whole, 2 * kGrace), transfers, Step::kPieces);
   reduce_tree(whole.op, whole.dtype, out.data, sources, out.bytes / int64_t(size_of(whole.dtype)),
               size_);
 }
@@ -196,7 +196,7 @@ void BlockEngine::all_gather_by_blocks(Call& call) {
     transfers.push_back({peer_in(k), give.data, give.bytes, true});
     transfers.push_back({peer_in(k), piece.data, piece.bytes, false});
   }
-  exchange(*part_of(call, whole, kGrace), transfers, Step::kPieces);
+  exchange(*part_of(call, whole, 2 * kGrace), transfers, Step::kPieces);
   const Part& own = whole.take[size_t(rank_)];
   if (own.data != give.data && own.bytes) std::memmove(own.data, give.data, size_t(own.bytes));
   for (int k = 0; k < blocks_; ++k)
@@ -214,7 +214,7 @@ void BlockEngine::broadcast_by_blocks(Call& call) {
     plan.takes = whole.takes;
     plan.longest = all.bytes;
     (whole.takes ? plan.take : plan.give) = {all};
-    in_block(call, plan, Millis(0));
+    in_block(call, plan, kGrace);
   }
   const Parts parts = slices(all, B_);
   const Part& mine = parts[size_t(l_)];
@@ -222,7 +222,7 @@ void BlockEngine::broadcast_by_blocks(Call& call) {
   for (int k = 0; k < blocks_; ++k)
     if (k != k_ && (k == home || k_ == home))
       transfers.push_back({peer_in(k), mine.data, mine.bytes, k_ == home});
-  exchange(*part_of(call, whole, kGrace), transfers, Step::kPieces);
+  exchange(*part_of(call, whole, 2 * kGrace), transfers, Step::kPieces);
   if (k_ != home) gather_in_block(call, parts);
 }
 

@@ -227,7 +227,7 @@ void Watch::check_deadline(const Op& op, const std::vector<std::string>& all) {
     held_up |= !plan.is_p2p() && in_collective && s.number < op.call->seq();
     (here || r == members_.rank ? waiting : absent).push_back(r);
   }
-  if (held_up && waited < op.call->timeout + 3 * kGrace) return;
+  if (held_up && waited < op.call->timeout + 4 * kGrace) return;
   uint64_t before = plan.is_p2p() ? 0 : op.call->seq() - 1;
   std::string text = fmt::format(
       "{}: {} not seen for {:.3g} s; {}{} {} waiting; look at what holds it up, or raise "

@@ -18,8 +18,8 @@ namespace tessera::detail {
 
 class Watch {
  public:
-  /// What a rank waits for: messages, which the watch ends at the call's deadline, or its block
-  /// (blocks.h), which has the same deadline and knows who is absent.
+  /// What a rank waits for: messages, for which the watch keeps the call's deadline, or its block
+  /// (blocks.h), which keeps it itself and knows who is absent.
   enum class For : uint8_t { kMessages, kBlock };
   using Cancel = std::function<void(const CommError&)>;
   /// One call under way. `cancel` makes its wait return; `probe` (may be null) ends it where
