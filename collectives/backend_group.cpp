@@ -29,11 +29,12 @@ int forks() {
 }
 
 BackendGroup::BackendGroup(Membership members, std::unique_ptr<Engine> engine, Millis timeout,
-                           Splitter splitter)
+                           Splitter splitter, std::shared_ptr<Watchdog> watchdog)
     : members_(std::move(members)),
       engine_(std::move(engine)),
       timeout_(timeout),
       splitter_(std::move(splitter)),
+      watchdog_(std::move(watchdog)),
       waiters_(make_ref<Waiters>(this)),
       birth_(forks()) {}
 
@@ -268,8 +269,14 @@ std::exception_ptr BackendGroup::fail(std::exception_ptr error, const Call* call
     std::string title = call ? call->title(members_.group) : members_.group;
     report = CommError(fmt::format("{}: rank {} failed: {}", title, rank(), e.what()),
                        members_.group, call ? call->seq() : 0, {rank()});
-    error = std::make_exception_ptr(report);
   }
+  if (report.culprits().empty() && report.group() == members_.group) {
+    std::vector<int> culprits;
+    for (int r : report.ranks()) culprits.push_back(members_.world_ranks[size_t(r)]);
+    report = CommError(report.what(), report.group(), report.seq(), report.ranks(), culprits);
+  }
+  error = std::make_exception_ptr(report);
+  if (watchdog_) watchdog_->failed(report);
   {
     std::lock_guard lock(mutex_);
     if (!failure_) failure_ = error;
@@ -294,7 +301,13 @@ void BackendGroup::abort(const std::string& why) {
     std::lock_guard lock(mutex_);
     seq = collectives_;
   }
-  fail(std::make_exception_ptr(CommError(text, members_.group, seq, {rank()})), nullptr);
+  // What this rank has failed on before is why its program gives up.
+  const std::vector<int> culprits = watchdog_ ? watchdog_->culprits() : std::vector<int>();
+  fail(std::make_exception_ptr(CommError(text, members_.group, seq, {rank()}, culprits)), nullptr);
+}
+
+void BackendGroup::working(std::string_view what) {
+  if (watchdog_) watchdog_->working(members_.group, what);
 }
 
 void BackendGroup::flush() {
@@ -328,7 +341,7 @@ Ref<ProcessGroup> BackendGroup::split(int color, int key, CallSite site) {
   }
   auto engine = sub.size == 1 ? make_solo_engine() : splitter_(sub, number);
   return Ref<ProcessGroup>(
-      new BackendGroup(std::move(sub), std::move(engine), timeout_, splitter_));
+      new BackendGroup(std::move(sub), std::move(engine), timeout_, splitter_, watchdog_));
 }
 
 }  // namespace tessera::detail

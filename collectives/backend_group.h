@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "collectives/engine.h"
+#include "collectives/watchdog.h"
 
 namespace tessera::detail {
 
@@ -21,8 +22,9 @@ class BackendGroup final : public ProcessGroup, public Waiters::Server {
   using Splitter =
       std::function<std::unique_ptr<Engine>(const Membership& members, uint64_t number)>;
 
+  /// `watchdog` is the rank's; null where no peer can be to blame for anything.
   BackendGroup(Membership members, std::unique_ptr<Engine> engine, Millis timeout,
-               Splitter splitter);
+               Splitter splitter, std::shared_ptr<Watchdog> watchdog = nullptr);
   ~BackendGroup() override;
 
   int rank() const override { return members_.rank; }
@@ -37,6 +39,8 @@ class BackendGroup final : public ProcessGroup, public Waiters::Server {
   Ref<Storage> allocate(size_t bytes) override { return engine_->allocate(bytes); }
   bool has_own_memory() const override { return engine_->has_own_memory(); }
   int global_rank(int r) const override { return members_.world_ranks[size_t(r)]; }
+  Millis timeout() const override { return timeout_; }
+  void working(std::string_view what) override;
 
  private:
   Millis limit_of(const Collective& c) const {
@@ -63,6 +67,7 @@ class BackendGroup final : public ProcessGroup, public Waiters::Server {
   std::unique_ptr<Engine> engine_;
   const Millis timeout_;
   const Splitter splitter_;
+  const std::shared_ptr<Watchdog> watchdog_;
   const Ref<Waiters> waiters_;
   const int birth_;  // process generation; see forks()
   uint64_t splits_ = 0;

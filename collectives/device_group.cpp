@@ -53,10 +53,7 @@ void DeviceGroup::abort(const std::string& why) {
   try {
     barrier();
   } catch (const CommError& first) {  // what killed the group, be it this abort or another failure
-    if (first.group() != name()) return;  // an operand's: its ranks are those of another group
-    std::vector<int> ranks;
-    for (int r : first.ranks()) ranks.push_back(global_rank(r));
-    if (!ranks.empty()) tell_cause_(ranks);
+    if (!first.culprits().empty()) tell_cause_(first.culprits());
   }
 }
 

@@ -28,6 +28,8 @@ class DeviceGroup final : public ProcessGroup {
   Ref<Storage> allocate(size_t bytes) override { return cpu().allocate(bytes); }
   bool has_own_memory() const override { return cpu().has_own_memory(); }
   int global_rank(int r) const override { return cpu().global_rank(r); }
+  Millis timeout() const override { return cpu().timeout(); }
+  void working(std::string_view what) override { cpu().working(what); }
 
  private:
   ProcessGroup& cpu() const { return *groups_[int(DeviceKind::kCPU)]; }

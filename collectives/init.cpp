@@ -11,8 +11,6 @@
 namespace tessera {
 namespace {
 
-constexpr Millis kJoinTimeout = std::chrono::seconds(600);
-
 // Part of the thread's context: ranks may be threads, each with a world of its own.
 thread_local Ref<ProcessGroup> this_thread_world;
 
@@ -38,7 +36,7 @@ Ref<ProcessGroup> init_process_group(const GroupOptions& options) {
   join.backend = options.backend.empty() ? env::get("TESSERA_BACKEND") : options.backend;
   detail::check_backend_name("init_process_group", join.backend, detail::RanksAre::kProcesses);
   join.timeout = options.timeout.count() > 0 ? options.timeout : detail::default_timeout();
-  join.join_timeout = options.timeout.count() > 0 ? options.timeout : kJoinTimeout;
+  join.join_timeout = options.timeout.count() > 0 ? options.timeout : detail::join_timeout();
   if (job.world_size > 1) {
     join.store = options.store ? options.store
                  : job.mpirun  ? detail::connect_mpi_store(job, join.join_timeout)

@@ -58,32 +58,21 @@ std::vector<Record> exchange(Store& store, const Membership& m, const std::strin
   std::vector<std::string> keys;
   for (int r = 0; r < m.size; ++r) keys.push_back(fmt::format("{}{}", prefix, r));
   store.set(keys[size_t(m.rank)], mine.text());
-  std::vector<std::string> texts;
-  try {
-    texts = store.multi_get(keys, timeout);
-  } catch (const StoreTimeout& e) {
-    std::vector<int> absent;
-    for (int r = 0; r < m.size; ++r)
-      if (std::find(e.keys().begin(), e.keys().end(), keys[size_t(r)]) != e.keys().end())
-        absent.push_back(r);
-    throw CommError(
-        fmt::format("init_process_group: {} of {} did not join {} within {:.3g} s; "
-                    "look at their output",
-                    join_ranks(absent), m.size, m.group, double(timeout.count()) / 1000),
-        m.group, 0, absent);
-  }
+  const std::vector<std::string> texts = store.multi_get(keys, timeout);
   std::vector<Record> records;
   for (const std::string& t : texts) records.push_back(parse_record(t));
   return records;
 }
 
-/// The launcher announces how a rank ended a moment after its peers notice.
-std::string cause_of_death(Store& store, int world_rank) {
-  try {
-    return store.get(dead_key(world_rank), Millis(150));
-  } catch (const Error&) {
-    return "";
-  }
+Millis seconds_in(const char* name, const char* otherwise) {
+  const std::string text = env::get(name, otherwise);
+  double s = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), s);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  TESSERA_CHECK(whole && s > 0 && s <= 1e7,
+                "{}=\"{}\": expected a number of seconds above 0; unset it or correct it", name,
+                text.substr(0, 64));
+  return Millis(int64_t(std::ceil(s * 1000)));
 }
 
 int block_size(const std::vector<Record>& records) {
@@ -109,24 +98,27 @@ std::string agree_on_backend(const std::vector<Record>& records) {
 
 // Until all ranks have attached `segment`. Who saw that may leave at once, so that an end counts
 // only if they still have not when it is known.
-void await_all(Segment& segment, JoiningStore& store, const Membership& m,
-               Clock::time_point deadline, Millis timeout) {
+void await_all(Segment& segment, JoiningStore& store, const Membership& m, Millis timeout,
+               Watchdog* dog) {
   auto all = [&] { return segment.attached().load(std::memory_order_acquire) >= uint32_t(m.size); };
+  auto absent = [&] {
+    std::vector<int> ranks;
+    for (int r = 0; r < m.size; ++r)
+      if (segment.state(r).pid == 0) ranks.push_back(r);
+    return ranks;
+  };
+  if (all()) return;
+  JoinWait wait(m, timeout, absent(), dog);
   for (auto look = Clock::now() + JoiningStore::kLook; !all();) {
     if (Clock::now() > look) {
       try {
         store.check_members();
+        wait.check(absent());
       } catch (const CommError&) {
         if (!all()) throw;
       }
       look = Clock::now() + JoiningStore::kLook;
     }
-    if (Clock::now() > deadline)
-      throw CommError(
-          fmt::format("init_process_group: only {} of {} ranks reached the shared "
-                      "memory of {} within {:.3g} s; look at their output",
-                      segment.attached().load(), m.size, m.group, double(timeout.count()) / 1000),
-          m.group, 0, {});
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 }
@@ -144,8 +136,7 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
     segment = Segment::make_shared(m.size, layout);
     mine.address = segment->address();
   }
-  auto deadline = Clock::now() + o.join_timeout;
-  auto store = std::make_shared<JoiningStore>(m, o.store, prefix);
+  auto store = std::make_shared<JoiningStore>(m, o.store, prefix, o.watchdog);
   auto records = exchange(*store, m, prefix, mine, o.join_timeout);
   std::string backend = agree_on_backend(records);
   if (backend != kShm) {
@@ -164,10 +155,10 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
       JoinOptions in_block = o;
       in_block.backend = kShm;
       engine = std::make_unique<BlockEngine>(
-          m, std::move(carrier), o.store, prefix, B,
+          m, std::move(carrier), o.watchdog, o.store, prefix, B,
           connect(members, in_block, fmt::format("{}block{}/", prefix, members.first)));
     } else {
-      engine = std::make_unique<MessageEngine>(m, std::move(carrier), o.store, prefix);
+      engine = std::make_unique<MessageEngine>(m, std::move(carrier), o.watchdog, o.store, prefix);
     }
     store->joined();
     return engine;
@@ -178,12 +169,10 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
     store->explain();
     throw;
   }
-  auto engine = std::make_unique<ShmEngine>(
-      m, segment, ShmOptions{.processes = true, .cause_of_death = [store = o.store](int r) {
-                               return cause_of_death(*store, r);
-                             }});
+  auto engine = std::make_unique<ShmEngine>(m, segment,
+                                            ShmOptions{.processes = true, .watchdog = o.watchdog});
   // The creator's descriptor is the door by which the others come in.
-  await_all(*segment, *store, m, deadline, o.join_timeout);
+  await_all(*segment, *store, m, o.join_timeout, o.watchdog.get());
   segment->close_descriptor();
   o.store->delete_key(fmt::format("{}{}", prefix, m.rank));
   return engine;
@@ -191,22 +180,32 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
 
 Ref<ProcessGroup> as_device_group(Membership m, std::unique_ptr<Engine> engine, Millis timeout,
                                   BackendGroup::Splitter splitter,
+                                  std::shared_ptr<Watchdog> watchdog,
                                   DeviceGroup::TellCause tell_cause = nullptr) {
   return make_ref<DeviceGroup>(
-      Ref<ProcessGroup>(new BackendGroup(std::move(m), std::move(engine), timeout, splitter)),
+      Ref<ProcessGroup>(new BackendGroup(std::move(m), std::move(engine), timeout,
+                                         std::move(splitter), std::move(watchdog))),
       nullptr, std::move(tell_cause));
 }
 
 }  // namespace
 
-Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& options) {
+Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& o) {
+  JoinOptions options = o;
+  if (options.store && !options.watchdog)
+    options.watchdog = std::make_shared<Watchdog>(members.world_ranks[size_t(members.rank)],
+                                                  std::ranges::max(members.world_ranks) + 1,
+                                                  options.store, options.prefix);
   auto splitter = [options](const Membership& sub, uint64_t) {
     JoinOptions o = options;
     o.join_timeout = o.timeout;
-    return connect(sub, o, fmt::format("{}{}/", o.prefix, sub.group));
+    try {
+      return connect(sub, o, fmt::format("{}{}/", o.prefix, sub.group));
+    } catch (const CommError& e) {
+      options.watchdog->failed(e);
+      throw;
+    }
   };
-  auto engine = members.size == 1 ? make_solo_engine()
-                                  : connect(members, options, options.prefix + members.group + "/");
   DeviceGroup::TellCause tell_cause;
   if (options.store)
     tell_cause = [store = options.store](std::span<const int> ranks) {
@@ -215,19 +214,30 @@ Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& options) 
       } catch (const Error&) {  // nobody is left who would ask, or the store is full
       }
     };
+  std::unique_ptr<Engine> engine;
+  try {
+    engine = members.size == 1 ? make_solo_engine()
+                               : connect(members, options, options.prefix + members.group + "/");
+  } catch (const CommError& e) {  // without a group there is nothing to abort
+    if (tell_cause && !e.culprits().empty()) tell_cause(e.culprits());
+    throw;
+  }
   return as_device_group(std::move(members), std::move(engine), options.timeout, splitter,
-                         std::move(tell_cause));
+                         options.watchdog, std::move(tell_cause));
 }
 
 Ref<ProcessGroup> join_threads(Membership members, std::shared_ptr<Hub> hub, Millis timeout,
                                ShmOptions options) {
+  if (!options.watchdog)
+    options.watchdog =
+        std::make_shared<Watchdog>(members.rank, members.size, hub->store(), "ranks/");
   auto connect = [hub, options](const Membership& m, uint64_t) -> std::unique_ptr<Engine> {
     if (m.size == 1) return make_solo_engine();
     auto segment = hub->join(m.group, m.size, segment_options(m.size));
     return std::make_unique<ShmEngine>(m, std::move(segment), options);
   };
   auto engine = connect(members, 0);
-  return as_device_group(std::move(members), std::move(engine), timeout, connect);
+  return as_device_group(std::move(members), std::move(engine), timeout, connect, options.watchdog);
 }
 
 Membership make_world(const std::string& name, int rank, int size) {
@@ -236,16 +246,7 @@ Membership make_world(const std::string& name, int rank, int size) {
   return m;
 }
 
-Millis default_timeout() {
-  std::string text = env::get("TESSERA_TIMEOUT", "60");
-  double s = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), s);
-  bool whole = error == std::errc() && end == text.data() + text.size();
-  TESSERA_CHECK(whole && s > 0 && s <= 1e7,
-                "TESSERA_TIMEOUT=\"{}\": expected a number of seconds above 0; unset it or correct "
-                "it",
-                text.substr(0, 64));
-  return Millis(int64_t(std::ceil(s * 1000)));
-}
+Millis default_timeout() { return seconds_in("TESSERA_TIMEOUT", "60"); }
+Millis join_timeout() { return seconds_in("TESSERA_JOIN_TIMEOUT", "600"); }
 
 }  // namespace tessera::detail

@@ -14,18 +14,22 @@ struct JoinOptions {
   Millis timeout{0};             // deadline of each collective
   Millis join_timeout{0};        // deadline of joining
   std::string host = {};         // tells this rank's host from others; "": TESSERA_HOST_ID
+  std::shared_ptr<Watchdog> watchdog = nullptr;  // of this rank; null: it gets one
 };
 
 /// A group of processes (or of threads, with gloo) that meet in a store.
 Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& options);
 
-/// A group of threads that meet in a hub.
+/// A group of threads that meet in a hub
+/// (`options.watchdog` null: each gets one).
 Ref<ProcessGroup> join_threads(Membership members, std::shared_ptr<Hub> hub, Millis timeout,
                                ShmOptions options);
 
 /// The members of a world of `size` ranks.
 Membership make_world(const std::string& name, int rank, int size);
-/// TESSERA_TIMEOUT.
+/// TESSERA_TIMEOUT: of each collective.
 Millis default_timeout();
+/// TESSERA_JOIN_TIMEOUT: of joining the world.
+Millis join_timeout();
 
 }  // namespace tessera::detail

@@ -1,6 +1,7 @@
 #include "collectives/joining.h"
 
 #include <algorithm>
+#include <charconv>
 #include <thread>
 
 #include "collectives/store/liveness.h"
@@ -12,35 +13,86 @@ using Clock = std::chrono::steady_clock;
 
 constexpr Millis kWordOfLauncher{300};
 
-// call(timeout) in turns of kLook, with a look at the members after each that was in vain.
-template <class Call>
-auto in_turns(const char* name, JoiningStore& store, size_t keys, Millis timeout, Call call) {
-  const auto deadline = deadline_after(timeout);
-  for (;;) {
-    const auto left = std::chrono::duration_cast<Millis>(deadline - Clock::now());
-    try {
-      return call(std::clamp(left, Millis(0), JoiningStore::kLook));
-    } catch (const StoreTimeout& e) {
-      store.check_members();
-      if (left <= JoiningStore::kLook) throw StoreTimeout(name, e.keys(), keys, timeout);
-    }
+// Ranks of a group of `size` that set `keys`, which end in their numbers; other keys are nobody's.
+std::vector<int> ranks_of(std::span<const std::string> keys, int size) {
+  std::vector<int> ranks;
+  for (const std::string& key : keys) {
+    int rank = -1;
+    const char* digits = key.data() + key.find_last_not_of("0123456789") + 1;
+    std::from_chars(digits, key.data() + key.size(), rank);
+    if (rank >= 0 && rank < size) ranks.push_back(rank);
   }
+  std::ranges::sort(ranks);
+  return ranks;
 }
 
 }  // namespace
 
-JoiningStore::JoiningStore(Membership members, std::shared_ptr<Store> store, std::string prefix)
-    : PrefixStore("", std::move(store)), members_(std::move(members)), prefix_(std::move(prefix)) {}
+JoinWait::JoinWait(const Membership& members, Millis timeout, std::vector<int> absent,
+                   Watchdog* dog)
+    : members_(members),
+      timeout_(timeout),
+      absent_(std::move(absent)),
+      scope_(dog, *this, Clock::now()) {}
+
+void JoinWait::check(std::vector<int> absent) {
+  std::lock_guard lock(mutex_);
+  absent_ = std::move(absent);
+  if (error_) throw *error_;
+}
+
+WaitFacts JoinWait::facts() const {
+  WaitFacts f;
+  f.kind = WaitFacts::Kind::kJoin;
+  f.group = members_.group;
+  f.members = members_.world_ranks;
+  f.call = "init_process_group";
+  f.absent.emplace();
+  std::lock_guard lock(mutex_);
+  for (int r : absent_) f.absent->push_back(members_.world_ranks[size_t(r)]);
+  return f;
+}
+
+void JoinWait::fail(const CommError& error) {
+  std::lock_guard lock(mutex_);
+  const std::vector<int>& absent = error.ranks();
+  error_ = CommError(
+      fmt::format(
+          "init_process_group: {} of {} did not join {} within {:.3g} s{}; look at their "
+          "output",
+          join_ranks(absent), members_.size, members_.group, double(timeout_.count()) / 1000,
+          error.culprits().empty() || error.culprits() == absent
+              ? ""
+              : fmt::format(", which comes down to {} of the world", join_ranks(error.culprits()))),
+      members_.group, 0, absent, error.culprits());
+}
+
+// call(timeout) in turns of kLook, with a look at the members after each that was in vain.
+template <class Call>
+auto JoiningStore::in_turns(std::span<const std::string> keys, Millis timeout, Call call) {
+  JoinWait wait(members_, timeout, ranks_of(keys, members_.size), dog_.get());
+  for (;;) try {
+      return call(kLook);
+    } catch (const StoreTimeout& e) {
+      check_members();
+      wait.check(ranks_of(e.keys(), members_.size));
+    }
+}
+
+JoiningStore::JoiningStore(Membership members, std::shared_ptr<Store> store, std::string prefix,
+                           std::shared_ptr<Watchdog> dog)
+    : PrefixStore("", std::move(store)),
+      members_(std::move(members)),
+      prefix_(std::move(prefix)),
+      dog_(std::move(dog)) {}
 
 std::vector<std::string> JoiningStore::multi_get(std::span<const std::string> keys,
                                                  Millis timeout) {
-  return in_turns("get", *this, keys.size(), timeout,
-                  [&](Millis turn) { return PrefixStore::multi_get(keys, turn); });
+  return in_turns(keys, timeout, [&](Millis turn) { return PrefixStore::multi_get(keys, turn); });
 }
 
 void JoiningStore::wait(std::span<const std::string> keys, Millis timeout) {
-  in_turns("wait", *this, keys.size(), timeout,
-           [&](Millis turn) { PrefixStore::wait(keys, turn); });
+  in_turns(keys, timeout, [&](Millis turn) { PrefixStore::wait(keys, turn); });
 }
 
 std::string JoiningStore::joined_key(int world_rank) const {
@@ -65,7 +117,7 @@ void JoiningStore::check_members() {
       fmt::format("init_process_group: rank {} ended before all ranks had joined {}: {}; see its "
                   "output, and restart the job",
                   first.rank, members_.group, first.how),
-      members_.group, 0, {first.rank});
+      members_.group, 0, {first.rank}, {first.rank});
 }
 
 void JoiningStore::explain() {

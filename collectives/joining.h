@@ -4,16 +4,41 @@
 // ends a wait early.
 #pragma once
 #include "collectives/engine.h"
-#include "collectives/store/store.h"
+#include "collectives/watchdog.h"
 
 namespace tessera::detail {
+
+/// A wait for members that have not joined; the watchdog keeps its deadline.
+class JoinWait final : public Watchdog::Wait {
+ public:
+  /// `absent`: ranks of the group. `dog` may be null, then the wait has no deadline.
+  JoinWait(const Membership& members, Millis timeout, std::vector<int> absent, Watchdog* dog);
+  /// Those who are missing now. Throws CommError once the deadline has passed.
+  void check(std::vector<int> absent);
+
+  WaitFacts facts() const override;
+  Millis timeout() const override { return timeout_; }
+  std::string story(int) const override { return ""; }
+  void fail(const CommError& error) override;
+  bool looks_for_deaths() const override { return false; }  // JoiningStore does
+
+ private:
+  const Membership& members_;
+  const Millis timeout_;
+  mutable std::mutex mutex_;
+  std::vector<int> absent_;
+  std::optional<CommError> error_;
+  const Watchdog::Scope scope_;  // the last, so that the rest is there while it is
+};
 
 class JoiningStore final : public PrefixStore {
  public:
   /// `store` is the job's, where deaths are announced; `prefix` is that of the group's own keys.
-  JoiningStore(Membership members, std::shared_ptr<Store> store, std::string prefix);
+  JoiningStore(Membership members, std::shared_ptr<Store> store, std::string prefix,
+               std::shared_ptr<Watchdog> dog);
 
-  /// As a store's, but throw CommError as soon as a member has ended.
+  /// As a store's, for keys that end in the number of the rank that sets them; but throw CommError
+  /// as soon as a member has ended, or at the deadline.
   std::vector<std::string> multi_get(std::span<const std::string> keys, Millis timeout) override;
   void wait(std::span<const std::string> keys, Millis timeout) override;
 
@@ -32,8 +57,12 @@ class JoiningStore final : public PrefixStore {
  private:
   std::string joined_key(int world_rank) const;
 
+  template <class Call>
+  auto in_turns(std::span<const std::string> keys, Millis timeout, Call call);
+
   const Membership members_;
   const std::string prefix_;
+  const std::shared_ptr<Watchdog> dog_;
 };
 
 }  // namespace tessera::detail

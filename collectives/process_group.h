@@ -124,6 +124,11 @@ class ProcessGroup : public RefCounted {
   virtual bool has_own_memory() const = 0;
   /// Rank in the world of this group's rank `r`.
   virtual int global_rank(int r) const = 0;
+  /// The deadline of calls that do not say another.
+  virtual Millis timeout() const = 0;
+  /// Tells that this rank is at work for which peers may have to wait in this group, like "writing
+  /// step 20", and has got on with it: their deadlines begin anew with each call. "" ends it.
+  virtual void working(std::string_view what) = 0;
 
   // t: [..], reduced in place; every rank gets the result.
   void all_reduce(const Tensor& t, ReduceOp op = ReduceOp::kSum, Millis timeout = {},
@@ -211,8 +216,8 @@ struct GroupOptions {
   int world_size = -1;
   std::shared_ptr<Store> store = nullptr;  // null: the job's
   std::string backend;  // "", "shm", "gloo" or "mpi"; "": TESSERA_BACKEND or chosen by host
-  // Of joining, and of each collective; 0: 600 s, and TESSERA_TIMEOUT seconds (60 where it is
-  // unset).
+  // Of joining, and of each collective; 0: TESSERA_JOIN_TIMEOUT and TESSERA_TIMEOUT seconds (600
+  // and 60 where they are unset).
   Millis timeout{0};
   std::string name = "world";
 };

@@ -48,6 +48,8 @@ Changes rank_environment(const Options& o, const Placement& placement, int port,
   if (!std::getenv("OMP_WAIT_POLICY") && !std::getenv("GOMP_SPINCOUNT"))
     changes.emplace_back("GOMP_SPINCOUNT", kSpins);
   if (o.timeout_s > 0) changes.emplace_back("TESSERA_TIMEOUT", std::to_string(o.timeout_s));
+  if (o.join_timeout_s > 0)
+    changes.emplace_back("TESSERA_JOIN_TIMEOUT", std::to_string(o.join_timeout_s));
   changes.insert(changes.end(), o.env.begin(), o.env.end());
   changes.insert(changes.end(), {{"RANK", me},
                                  {"LOCAL_RANK", me},

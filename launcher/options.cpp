@@ -51,7 +51,7 @@ class HelpText : public CLI::Formatter {
 /// Everything as typed; checked and turned into Options by `checked`.
 struct Typed {
   std::string nproc = "1", nnodes = "1", node_rank = "0", endpoint, run_id, max_restarts = "0";
-  std::string log_dir, tee, redirects, ranks, bind = "auto", timeout, grace = "10";
+  std::string log_dir, tee, redirects, ranks, bind = "auto", timeout, join_timeout, grace = "10";
   std::vector<std::string> env;
   bool standalone = false, dry_run = false, doctor = false;
 };
@@ -230,6 +230,9 @@ Options checked(const Typed& typed, int cores) {
   o.bind = bind->second;
   if (!typed.timeout.empty())
     o.timeout_s = int_flag("--timeout", typed.timeout, 1, 30 * 86400, "whole seconds");
+  if (!typed.join_timeout.empty())
+    o.join_timeout_s =
+        int_flag("--join-timeout", typed.join_timeout, 1, 30 * 86400, "whole seconds");
   char* end = nullptr;
   o.grace_s = std::strtod(typed.grace.c_str(), &end);
   TESSERA_CHECK(*end == '\0' && o.grace_s >= 0 && o.grace_s <= 86400,
@@ -271,7 +274,10 @@ void declare(CLI::App& app, Typed& t) {
                  "pin each rank to its share of the cores, or to a NUMA node; auto: core")
       ->type_name("auto|core|numa|none");
   app.add_option("--timeout", t.timeout,
-                 "deadline of each collective (TESSERA_TIMEOUT); default 60; joining waits 600 s")
+                 "deadline of each collective (TESSERA_TIMEOUT); default 60")
+      ->type_name("SECONDS");
+  app.add_option("--join-timeout", t.join_timeout,
+                 "how long ranks may be apart when they start (TESSERA_JOIN_TIMEOUT); default 600")
       ->type_name("SECONDS");
   app.add_option("--grace", t.grace, "time from a stop signal to SIGKILL; default 10")
       ->type_name("SECONDS");

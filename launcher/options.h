@@ -34,7 +34,8 @@ struct Options {
   StreamModes redirects;                       // to file only
   std::optional<std::set<int>> console_ranks;  // nullopt: all
   Bind bind = Bind::kAuto;
-  int timeout_s = 0;  // 0: leave TESSERA_TIMEOUT alone
+  int timeout_s = 0;       // 0: leave TESSERA_TIMEOUT alone
+  int join_timeout_s = 0;  // 0: leave TESSERA_JOIN_TIMEOUT alone
   double grace_s = 10;
   std::vector<std::pair<std::string, std::string>> env;
   bool dry_run = false;

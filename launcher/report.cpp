@@ -35,6 +35,10 @@ std::string last_lines(const std::string& tail) {
   return text;
 }
 
+bool contains(const std::vector<int>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
 }  // namespace
 
 std::string rank_list(const std::vector<int>& ranks) { return cpu_list(ranks); }
@@ -53,18 +57,27 @@ std::string failure_report(const std::vector<std::unique_ptr<Worker>>& workers,
   const Worker& first = *workers[size_t(failed.front())];
   const std::string lines = last_lines(first.tail);
   const bool repeat = !lines.empty() && !first.in_view(console);
-  std::string text = fmt::format("tlaunch: rank {} failed first: {} after {:.1f} s (pid {}){}\n",
-                                 first.rank, first.how(), first.ended_s, first.pid,
-                                 repeat          ? ""
-                                 : lines.empty() ? "; it printed nothing"
-                                                 : "; its last lines are above");
+  std::string text;
+  for (const auto& worker : workers)
+    if (worker->absent != Worker::Absent::kNo && !contains(failed, worker->rank))
+      text += fmt::format("tlaunch: rank {} held up the others, who gave it up: {} (pid {})\n",
+                          worker->rank,
+                          worker->absent == Worker::Absent::kStopped
+                              ? "a signal had stopped it"
+                              : "it ran, but did not come; its output or a debugger may say why",
+                          worker->pid);
+  text += fmt::format("tlaunch: rank {} failed first: {} after {:.1f} s (pid {}){}\n", first.rank,
+                      first.how(), first.ended_s, first.pid,
+                      repeat          ? ""
+                      : lines.empty() ? "; it printed nothing"
+                                      : "; its last lines are above");
   if (first.exit_code() == 128 + SIGKILL && out_of_memory)
     text += "tlaunch: the kernel killed a process for lack of memory meanwhile; use less of it\n";
   if (repeat) text += fmt::format("tlaunch: last output of rank {}:\n{}", first.rank, lines);
   std::map<std::string, std::vector<int>> groups;
   for (const auto& worker : workers) {
     if (worker.get() == &first) continue;
-    bool own = std::find(failed.begin(), failed.end(), worker->rank) != failed.end();
+    bool own = contains(failed, worker->rank);
     std::string fate = own                ? "failed later: " + worker->how()
                        : worker->failed() ? "stopped by tlaunch: " + worker->how()
                                           : "finished";

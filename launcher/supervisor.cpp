@@ -223,6 +223,7 @@ void Supervisor::on_exit(Worker& worker) {
   if (worker.failed() && phase_ == Phase::kRunning) {
     phase_ = Phase::kGrace;
     phase_end_s_ = now_s() + kSurvivorsGrace_s;
+    note_absent();
   }
   finish_if_done(worker);
 }
@@ -236,6 +237,15 @@ void Supervisor::announce(const Worker& worker) {
   } catch (const UserError& e) {  // a store that workers have filled must not end supervision
     job_.console.note(fmt::format("tlaunch: rank {} ended, which could not be announced: {}",
                                   worker.rank, e.what()));
+  }
+}
+
+// A rank that the others waited for in vain has not ended, and soon gets signals.
+void Supervisor::note_absent() {
+  for (int rank : cause_of_failure(job_.store)) {
+    if (rank < 0 || rank >= int(workers_.size()) || workers_[size_t(rank)]->ended()) continue;
+    Worker& worker = *workers_[size_t(rank)];
+    worker.absent = worker.stopped() ? Worker::Absent::kStopped : Worker::Absent::kRunning;
   }
 }
 

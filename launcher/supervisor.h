@@ -62,6 +62,7 @@ class Supervisor {
   void on_stop_signal(int signal);
   void on_exit(Worker& worker);
   void announce(const Worker& worker);
+  void note_absent();
   void put_cause_first();
   void on_output(Worker& worker, int s);
   void on_time();

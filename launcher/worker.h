@@ -48,6 +48,8 @@ class Worker {
 
   bool ended() const { return ended_s >= 0; }
   bool failed() const { return ended() && status != 0; }
+  /// Whether a signal has stopped it (SIGSTOP, Ctrl-Z, a debugger).
+  bool stopped() const;
   /// Whether what it printed last is on the console, a few lines above the next one on stderr.
   bool in_view(const Console& console) const;
   /// "exit status 3" or "signal 9 (Killed)".
@@ -62,6 +64,8 @@ class Worker {
   int status = 0;       // wait status
   double ended_s = -1;  // when, in seconds of the supervisor's clock; -1: running
   int sent_signal = 0;  // last signal from tlaunch
+  // The others gave it up, though it ran: whether it was stopped then.
+  enum class Absent { kNo, kRunning, kStopped } absent = Absent::kNo;
   bool finished = false;
   std::string tail;  // last bytes of both streams
 };

@@ -24,6 +24,8 @@ class Decorator : public ProcessGroup {
   Ref<Storage> allocate(size_t bytes) override { return inner_->allocate(bytes); }
   bool has_own_memory() const override { return inner_->has_own_memory(); }
   int global_rank(int r) const override { return inner_->global_rank(r); }
+  Millis timeout() const override { return inner_->timeout(); }
+  void working(std::string_view what) override { inner_->working(what); }
 
  protected:
   /// The same decoration around `group`, sharing state with this one.

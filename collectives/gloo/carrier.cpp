@@ -12,8 +12,8 @@ namespace {
 
 using Buffer = gloo::transport::UnboundBuffer;
 
-// Gloo's own timeout only backs up the deadlines that Watch keeps, because it names nobody.
-constexpr Millis kGrace = std::chrono::seconds(10);
+// The watchdog keeps deadlines: Gloo's own names nobody, and closes all connections.
+constexpr Millis kNoLimit = std::chrono::hours(24 * 365);
 // Messages of a collective are told apart by its number and step, those between two ranks by
 // theirs.
 constexpr int kStepBits = 3;
@@ -49,7 +49,7 @@ std::string GlooCarrier::lost(int peer) {
       line->recv(peer, kNever);
     }
     line->abortWaitRecv();
-    line->waitRecv(nullptr, kGrace);
+    line->waitRecv(nullptr, kNoLimit);
   } catch (const std::exception& e) {
     return e.what();
   }
@@ -65,8 +65,8 @@ void GlooCarrier::exchange(const Call& call, std::span<const Transfer> transfers
   std::atomic<size_t> awaited = none, is_lost = none;  // the message waited for now; one to end
   std::string why;
   auto end = [](Buffer& b) { b.abortWaitRecv(), b.abortWaitSend(); };
-  auto op = watch.begin(
-      call,
+  Watch::Op op(
+      watch, call,
       [&](const CommError&) {
         for (auto& b : buffers)
           if (b) end(*b);
@@ -81,22 +81,17 @@ void GlooCarrier::exchange(const Call& call, std::span<const Transfer> transfers
         }
         end(*buffers[i]);
       });
-  struct Ender {
-    Watch& watch;
-    Watch::Handle op;
-    ~Ender() { watch.end(op); }
-  } ender{watch, op};
   int peer = 0;
   auto for_each = [&](bool sends, auto act) {
     for (size_t i = 0; i < transfers.size(); ++i)
       if (transfers[i].sends == sends && buffers[i]) {
         peer = transfers[i].peer;
         awaited = i;
+        op.awaits(peer);
         act(*buffers[i]);
       }
   };
   uint64_t key = (slot.p2p ? kMessage : 0) | slot.number << kStepBits | uint64_t(slot.step);
-  Millis limit = call.timeout + kGrace;
   auto wait = [&](auto once) {
     if (once()) return;
     if (is_lost != awaited) throw gloo::IoException("the wait was ended");
@@ -108,8 +103,8 @@ void GlooCarrier::exchange(const Call& call, std::span<const Transfer> transfers
   try {
     for_each(false, [&](Buffer& b) { b.recv(peer, key); });
     for_each(true, [&](Buffer& b) { b.send(peer, key); });
-    for_each(false, [&](Buffer& b) { wait([&] { return b.waitRecv(nullptr, limit); }); });
-    for_each(true, [&](Buffer& b) { wait([&] { return b.waitSend(nullptr, limit); }); });
+    for_each(false, [&](Buffer& b) { wait([&] { return b.waitRecv(nullptr, kNoLimit); }); });
+    for_each(true, [&](Buffer& b) { wait([&] { return b.waitSend(nullptr, kNoLimit); }); });
   } catch (const std::exception& e) {
     watch.explain(call, peer, e.what());
   }

@@ -61,7 +61,7 @@ void run_ranks(int n, FunctionRef<void(ProcessGroup&)> body, const RunOptions& o
       } else {
         group = detail::join_threads(
             std::move(members), hub, timeout,
-            {.read_in_place = options.read_in_place, .way = options.way, .cause_of_death = {}});
+            {.read_in_place = options.read_in_place, .way = options.way, .watchdog = nullptr});
       }
       set_world(group);
       body(*group);

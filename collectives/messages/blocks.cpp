@@ -9,8 +9,6 @@
 namespace tessera::detail {
 namespace {
 
-constexpr Millis kGrace = Watch::kGrace;
-
 Parts slices(const Part& whole, int n) {
   Parts parts;
   for (int i = 0; i < n; ++i) {
@@ -26,9 +24,9 @@ int64_t longest(const Parts& parts) {
   return bytes;
 }
 
-Ref<Call> part_of(const Call& call, const Plan& plan, Millis grace) {
+Ref<Call> part_of(const Call& call, const Plan& plan) {
   auto part = make_ref<Call>();
-  part->begin_part(call, plan, call.timeout + grace);
+  part->begin_part(call, plan, call.timeout);
   return part;
 }
 
@@ -55,9 +53,9 @@ Membership block_of(const Membership& m, int B) {
 }
 
 BlockEngine::BlockEngine(const Membership& m, std::unique_ptr<Carrier> carrier,
-                         std::shared_ptr<Store> store, std::string prefix, int B,
-                         std::unique_ptr<Engine> block)
-    : MessageEngine(m, std::move(carrier), std::move(store), std::move(prefix)),
+                         std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store,
+                         std::string prefix, int B, std::unique_ptr<Engine> block)
+    : MessageEngine(m, std::move(carrier), std::move(dog), std::move(store), std::move(prefix)),
       B_(B),
       blocks_(m.size / B),
       k_(m.rank / B),
@@ -115,15 +113,10 @@ Plan BlockEngine::part_plan(const Call& call, CollKind kind) const {
   return plan;
 }
 
-void BlockEngine::in_block(const Call& call, const Plan& plan, Millis grace) {
-  Ref<Call> part = part_of(call, plan, grace);
-  struct Held {
-    Watch& watch;
-    Watch::Handle op;
-    ~Held() { watch.end(op); }
-  } held{watch_,
-         watch_.begin(
-             *part, [this](const CommError& e) { block_->abort(e); }, {}, Watch::For::kBlock)};
+void BlockEngine::in_block(const Call& call, const Plan& plan) {
+  Ref<Call> part = part_of(call, plan);
+  const Watch::Op op(
+      watch_, *part, [this](const CommError& e) { block_->abort(e); }, {}, true);
   block_->run(*part);
 }
 
@@ -133,7 +126,7 @@ void BlockEngine::gather_in_block(const Call& call, Parts pieces) {
   plan.longest = longest(pieces);
   plan.give = {pieces[size_t(l_)]};
   plan.take = std::move(pieces);
-  in_block(call, plan, 3 * kGrace);
+  in_block(call, plan);
 }
 
 /// Rank l of a block reduces slice l over the block, then over the blocks.
@@ -147,8 +140,8 @@ void BlockEngine::all_reduce_by_blocks(Call& call) {
   plan.give = slices(in, B_);
   plan.take = {mine};
   plan.longest = longest(out);
-  in_block(call, plan, kGrace);
-  all_reduce(*part_of(call, whole, 2 * kGrace), mine, mine, peers_, k_);
+  in_block(call, plan);
+  all_reduce(*part_of(call, whole), mine, mine, peers_, k_);
   gather_in_block(call, out);
 }
 
@@ -165,7 +158,7 @@ void BlockEngine::reduce_scatter_by_blocks(Call& call) {
     plan.give = Parts(whole.give.begin() + k * B_, whole.give.begin() + (k + 1) * B_);
     plan.take = {{partial.data() + at[size_t(k)], at[size_t(k) + 1] - at[size_t(k)]}};
     plan.longest = longest(plan.give);
-    in_block(call, plan, kGrace);
+    in_block(call, plan);
   }
   const Part& out = whole.take[0];
   const Scratch terms(out.bytes * blocks_);
@@ -179,7 +172,7 @@ void BlockEngine::reduce_scatter_by_blocks(Call& call) {
     transfers.push_back({peer_in(k), mine, at[size_t(k) + 1] - at[size_t(k)], true});
     transfers.push_back({peer_in(k), term, out.bytes, false});
   }
-  exchange(*part_of(call, whole, 2 * kGrace), transfers, Step::kPieces);
+  exchange(*part_of(call, whole), transfers, Step::kPieces);
   reduce_tree(whole.op, whole.dtype, out.data, sources, out.bytes / int64_t(size_of(whole.dtype)),
               size_);
 }
@@ -196,7 +189,7 @@ void BlockEngine::all_gather_by_blocks(Call& call) {
     transfers.push_back({peer_in(k), give.data, give.bytes, true});
     transfers.push_back({peer_in(k), piece.data, piece.bytes, false});
   }
-  exchange(*part_of(call, whole, 2 * kGrace), transfers, Step::kPieces);
+  exchange(*part_of(call, whole), transfers, Step::kPieces);
   const Part& own = whole.take[size_t(rank_)];
   if (own.data != give.data && own.bytes) std::memmove(own.data, give.data, size_t(own.bytes));
   for (int k = 0; k < blocks_; ++k)
@@ -214,7 +207,7 @@ void BlockEngine::broadcast_by_blocks(Call& call) {
     plan.takes = whole.takes;
     plan.longest = all.bytes;
     (whole.takes ? plan.take : plan.give) = {all};
-    in_block(call, plan, kGrace);
+    in_block(call, plan);
   }
   const Parts parts = slices(all, B_);
   const Part& mine = parts[size_t(l_)];
@@ -222,7 +215,7 @@ void BlockEngine::broadcast_by_blocks(Call& call) {
   for (int k = 0; k < blocks_; ++k)
     if (k != k_ && (k == home || k_ == home))
       transfers.push_back({peer_in(k), mine.data, mine.bytes, k_ == home});
-  exchange(*part_of(call, whole, 2 * kGrace), transfers, Step::kPieces);
+  exchange(*part_of(call, whole), transfers, Step::kPieces);
   if (k_ != home) gather_in_block(call, parts);
 }
 

@@ -26,8 +26,8 @@ class BlockEngine final : public MessageEngine {
  public:
   /// `block` moves what stays in the block of B ranks.
   BlockEngine(const Membership& members, std::unique_ptr<Carrier> carrier,
-              std::shared_ptr<Store> store, std::string prefix, int B,
-              std::unique_ptr<Engine> block);
+              std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store, std::string prefix,
+              int B, std::unique_ptr<Engine> block);
 
   std::string_view name() const override;
   void interrupt() override;
@@ -46,7 +46,7 @@ class BlockEngine final : public MessageEngine {
   void all_gather_by_blocks(Call& call);
   void broadcast_by_blocks(Call& call);
   Plan part_plan(const Call& call, CollKind kind) const;
-  void in_block(const Call& call, const Plan& plan, Millis grace);
+  void in_block(const Call& call, const Plan& plan);
   void gather_in_block(const Call& call, Parts pieces);
   int peer_in(int block) const { return block * B_ + l_; }
 

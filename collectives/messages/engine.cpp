@@ -30,11 +30,12 @@ Header make_header(const Call& call) {
 }  // namespace
 
 MessageEngine::MessageEngine(const Membership& m, std::unique_ptr<Carrier> carrier,
-                             std::shared_ptr<Store> store, std::string prefix)
+                             std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store,
+                             std::string prefix)
     : members_(m),
       rank_(m.rank),
       size_(m.size),
-      watch_(m, std::move(store), std::move(prefix)),
+      watch_(m, std::move(dog), std::move(store), std::move(prefix)),
       carrier_(std::move(carrier)),
       sent_(size_t(m.size)),
       received_(size_t(m.size)) {}

@@ -30,9 +30,9 @@ class MessageEngine : public Engine {
   /// What is smaller is reduced by every rank, of everybody's whole tensor.
   static constexpr int64_t kReduceAloneBytes = 16 << 10;
 
-  /// `store` and `prefix` are where ranks tell each other what they wait for.
+  /// `store` and `prefix` are where ranks tell each other what the group died of.
   MessageEngine(const Membership& members, std::unique_ptr<Carrier> carrier,
-                std::shared_ptr<Store> store, std::string prefix);
+                std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store, std::string prefix);
 
   std::string_view name() const override { return carrier_->name(); }
   void run(Call& call) final;

@@ -1,52 +1,52 @@
-// What a carrier of messages cannot do for a waiting rank: tell why its peers do not come, and stop
-// waiting. A thread looks at calls that have been under way for a while, tells the store what this
-// rank waits for, reads what the others wait for, and ends the wait when the group or a rank of it
-// is dead, when two ranks wait for each other, or at the deadline. Invariant: the first rank to
-// find the group dead leaves an obituary in the store, and every rank throws that text.
+// What a group of messages cannot do for a waiting rank: tell why its peers do not come, and stop
+// waiting. Its waits are reported to the rank's watchdog. Invariant: the first rank to find the
+// group dead leaves an obituary in the store, and every rank throws that text.
 #pragma once
-#include <condition_variable>
 #include <functional>
-#include <list>
-#include <mutex>
 #include <optional>
-#include <thread>
 
 #include "collectives/engine.h"
-#include "collectives/store/store.h"
+#include "collectives/watchdog.h"
 
 namespace tessera::detail {
 
 class Watch {
  public:
-  /// What a rank waits for: messages, for which the watch keeps the call's deadline, or its block
-  /// (blocks.h), which keeps it itself and knows who is absent.
-  enum class For : uint8_t { kMessages, kBlock };
-  using Cancel = std::function<void(const CommError&)>;
-  /// One call under way. `cancel` makes its wait return; `probe` (may be null) ends it where
-  /// nothing else would. Both are called with the lock held, maybe repeatedly, `probe` for calls
-  /// that have been under way for a while.
-  struct Op {
-    const Call* call = nullptr;
-    For waits_for = For::kMessages;
-    Cancel cancel;
-    std::function<void()> probe;
-    std::chrono::steady_clock::time_point since;
-    uint64_t number = 0;
-    std::string suspicion;  // what looked like a deadlock when last looked at
-    int suspected = 0;      // and how often in a row
+  Watch(Membership members, std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store,
+        std::string prefix);
+
+  /// One call under way, for as long as this lives.
+  class Op final : public Watchdog::Wait {
+   public:
+    /// `end` makes the wait return, maybe repeatedly; `probe` (may be null) does where nothing else
+    /// would. `in_block`: the call's block (blocks.h) keeps the deadline; only the death of the
+    /// group ends it here.
+    Op(Watch& watch, const Call& call, std::function<void(const CommError&)> end,
+       std::function<void()> probe = {}, bool in_block = false);
+    ~Op();
+    /// It waits for data of rank `peer` of the group now.
+    void awaits(int peer) { awaited_.store(peer, std::memory_order_relaxed); }
+
+    WaitFacts facts() const override;
+    Millis timeout() const override { return in_block_ ? Millis(0) : call_.timeout; }
+    std::string story(int r) const override;
+    void fail(const CommError& error) override;
+    void probe() override;
+    std::string obituary_key() const override { return watch_.obituary_key(); }
+    bool looks_for_deaths() const override { return !in_block_; }
+
+   private:
+    friend class Watch;
+    Watch& watch_;
+    const Call& call_;
+    const std::function<void(const CommError&)> end_;
+    const std::function<void()> probe_;
+    const bool in_block_;
+    const uint64_t number_;
+    std::atomic<int> awaited_{-1};
+    std::optional<Watchdog::Scope> scope_;
   };
-  using Handle = std::list<Op>::iterator;
-  /// A rank that waits for another which waits for a third is to learn from that one who is absent.
-  /// So the further what it waits for is from where a call begins, the longer it waits beyond the
-  /// deadline: by one of these for each step.
-  static constexpr Millis kGrace{500};
 
-  Watch(Membership members, std::shared_ptr<Store> store, std::string prefix);
-  ~Watch();
-
-  Handle begin(const Call& call, Cancel cancel, std::function<void()> probe = {},
-               For waits_for = For::kMessages);
-  void end(Handle op);
   /// The error that killed the group, if any rank has left one.
   std::optional<CommError> obituary();
   /// Leaves `error` unless there is one already, ends all waits, and returns what holds.
@@ -57,29 +57,17 @@ class Watch {
   [[noreturn]] void explain(const Call& call, int peer, const std::string& what);
 
  private:
-  void serve();
-  void look(Op& op);
-  void tell(const std::string& status);
-  void forget_status();
-  std::string status_of(const Op& op) const;
-  std::vector<std::string> statuses();
-  std::string deadlock_with(const Op& op, const std::string& theirs) const;
-  void check_deaths(const Op& op);
-  CommError gone(const Call& call, int peer, const std::string& how) const;
-  void check_deadline(const Op& op, const std::vector<std::string>& statuses);
+  std::string obituary_key() const { return prefix_ + "obituary"; }
 
   const Membership members_;
+  const std::shared_ptr<Watchdog> dog_;
   const std::shared_ptr<Store> store_;
   const std::string prefix_;
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::list<Op> ops_;
-  uint64_t count_ = 0;
+  std::list<Op*> ops_;
+  uint64_t count_ = 0;    // of ops
   uint64_t entered_ = 0;  // last collective
-  std::string told_;
   std::optional<CommError> error_;
-  bool stop_ = false;
-  std::thread thread_;
 };
 
 }  // namespace tessera::detail

@@ -16,8 +16,6 @@ namespace {
 constexpr int kSpins = 200;  // rounds of polling before a wait yields its core between them
 constexpr int kYields = 2000;
 constexpr auto kNap = std::chrono::microseconds(50);
-// Backs up the deadlines that Watch keeps, which needs the store, and with it rank 0.
-constexpr Millis kGrace = std::chrono::seconds(10);
 // A tag tells groups, steps, and collectives from messages apart; what is equal in all these keeps
 // its order, which MPI guarantees.
 constexpr int kStepBits = 2, kGroups = 1 << 28;
@@ -50,14 +48,13 @@ class MpiCarrier final : public Carrier {
                 Watch& watch) override {
     int tag = group_ << (kStepBits + 1) | int(slot.p2p) << kStepBits | int(slot.step);
     std::atomic<bool> ended{false};
-    auto op = watch.begin(call, [&](const CommError&) { ended = true; });
+    Watch::Op op(watch, call, [&](const CommError&) { ended = true; });
     try {
       std::vector<Mpi::Request> requests;
       for (bool sends : {false, true})
         for (const Transfer& t : transfers)
           if (t.sends == sends)
             mpi_.begin(sends, t.data, t.bytes, world_ranks_[size_t(t.peer)], tag, requests);
-      auto limit = std::chrono::steady_clock::now() + call.timeout + kGrace;
       for (int i = 0; !mpi_.done(requests); ++i) {
         if (ended) end_process(explained(call, transfers, watch, "the wait was ended"));
         if (i < kSpins) {
@@ -66,17 +63,11 @@ class MpiCarrier final : public Carrier {
           std::this_thread::yield();
         } else {
           std::this_thread::sleep_for(kNap);
-          if (std::chrono::steady_clock::now() > limit)
-            end_process(
-                fmt::format("{}: not done after {:.3g} s, and the store of rank 0 does not "
-                            "say why; look at what holds rank 0 up",
-                            call.title(name_), double(call.timeout.count()) / 1000));
         }
       }
     } catch (const Error& e) {  // MPI's own; what is under way cannot be taken back either
       end_process(explained(call, transfers, watch, e.what()));
     }
-    watch.end(op);
   }
 
   void close() override {}  // peers look at the store

@@ -16,6 +16,7 @@
 #include "collectives/shm/pool.h"
 #include "collectives/shm/segment.h"
 #include "collectives/shm/tuner.h"
+#include "collectives/watchdog.h"
 
 namespace tessera::detail {
 
@@ -23,8 +24,8 @@ struct ShmOptions {
   bool processes = false;       // ranks are processes: watch their pids
   bool read_in_place = true;    // threads: large pieces are read where they lie
   std::optional<Way> way = {};  // of each all_reduce that could go several; none: found by trying
-  /// How rank r of the world ended, if anybody knows ("signal 9 (Killed)").
-  std::function<std::string(int world_rank)> cause_of_death;
+  /// The rank's. Null: calls have no deadline, and nobody knows how a rank ended.
+  std::shared_ptr<Watchdog> watchdog = nullptr;
 };
 
 class ShmEngine final : public Engine {
@@ -50,6 +51,7 @@ class ShmEngine final : public Engine {
   enum class Waking : uint8_t { kNow, kLater };
   // What peers are at that are waited for: their program, or their part of this call.
   enum class Peers : uint8_t { kElsewhere, kAtWork };
+  class MessageWait;
   // A send or receive under way; see p2p.cpp.
   struct Message {
     Ref<Call> call;
@@ -59,6 +61,23 @@ class ShmEngine final : public Engine {
     Clock::time_point since;
     uint64_t suspicion = 0;  // what looked like a deadlock when last looked at, and since when
     Clock::time_point suspected;
+    std::unique_ptr<MessageWait> watched;  // null: it has not lasted long enough
+  };
+  // What the watchdog sees of a wait for the phase that has been posted.
+  class CollectiveWait final : public Watchdog::Wait {
+   public:
+    CollectiveWait(ShmEngine& engine, const Call& call)
+        : engine_(engine), call_(call), phase_(engine.phase_) {}
+    WaitFacts facts() const override;
+    Millis timeout() const override { return call_.timeout; }
+    std::string story(int world_rank) const override;
+    void fail(const CommError& error) override { engine_.abort(error); }
+    bool looks_for_deaths() const override { return !engine_.options_.processes; }
+
+   private:
+    ShmEngine& engine_;
+    const Call& call_;
+    const uint64_t phase_;
   };
 
   // engine.cpp: moving data.
@@ -111,16 +130,18 @@ class ShmEngine final : public Engine {
   void ring(int r);
   void ring_all();
   void check_obituary();
-  void inspect(Call& call, Clock::time_point since);
+  void check_deaths(const Call& call);
+  std::vector<int> absent_ranks(uint64_t phase) const;
+  WaitFacts facts_of(const Call& call) const;
   std::string tell_progress(int r) const;
-  bool is_gone(int r, std::string* how) const;
+  bool is_gone(int r, Watchdog::Fate* fate) const;
   void check_announcements(const Call& call);
   [[noreturn]] void report_mismatch(Call& call);
   void tell_site(const Call& call);
   std::string tell_rank(int r) const;
-  std::string tell_others(const std::vector<int>& absent) const;
   /// Writes the obituary unless there is one, and throws what it says.
-  [[noreturn]] void die(const Call& call, const std::string& text, std::vector<int> ranks);
+  [[noreturn]] void die(const Call& call, const std::string& text, std::vector<int> ranks,
+                        std::vector<int> culprits = {});
 
   // p2p.cpp
   bool step(Message& m);

@@ -30,6 +30,37 @@ uint64_t chunks_of(int64_t bytes, size_t chunk) {
 
 }  // namespace
 
+// What the watchdog sees of a message.
+class ShmEngine::MessageWait final : public Watchdog::Wait {
+ public:
+  MessageWait(ShmEngine& engine, Ref<Call> call, bool alone, Clock::time_point since)
+      : engine_(engine),
+        call_(std::move(call)),
+        alone_(alone),
+        scope_(engine.options_.watchdog.get(), *this, since) {}
+  WaitFacts facts() const override {
+    const int peer = engine_.members_.world_ranks[size_t(peer_of(call_->plan))];
+    WaitFacts f = engine_.facts_of(*call_);
+    f.kind = !alone_             ? WaitFacts::Kind::kMessages
+             : call_->plan.takes ? WaitFacts::Kind::kRecv
+                                 : WaitFacts::Kind::kSend;
+    f.takes = call_->plan.takes;
+    f.peer = peer;
+    f.absent = {peer};
+    return f;
+  }
+  Millis timeout() const override { return call_->timeout; }
+  std::string story(int) const override { return engine_.tell_progress(peer_of(call_->plan)); }
+  void fail(const CommError& error) override { engine_.abort(error); }
+  bool looks_for_deaths() const override { return !engine_.options_.processes; }
+
+ private:
+  ShmEngine& engine_;
+  const Ref<Call> call_;
+  const bool alone_;
+  const Watchdog::Scope scope_;  // the last, so that the rest is there while it is
+};
+
 void ShmEngine::interrupt() {
   nudges_.fetch_add(1, std::memory_order_seq_cst);
   ring(rank_);
@@ -179,13 +210,14 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
 
 void ShmEngine::inspect_p2p(Message& m, size_t n_active) {
   int peer = peer_of(m.call->plan);
-  std::string title = m.call->title(members_.group), how;
+  std::string title = m.call->title(members_.group);
   const char* preposition = m.call->plan.takes ? "from" : "to";
-  if (is_gone(peer, &how) && !can_step(m))
+  Watchdog::Fate fate;
+  if (is_gone(peer, &fate) && !can_step(m))
     die(*m.call,
         fmt::format("{} {} rank {}: {} is gone, {}; {}", title, preposition, peer, tell_rank(peer),
-                    how, tell_progress(peer)),
-        {peer});
+                    fate.how, tell_progress(peer)),
+        {peer}, fate.culprits);
   auto now = Clock::now();
   uint64_t signature = 0;
   std::string text = deadlock_with(m, n_active, &signature);
@@ -195,13 +227,9 @@ void ShmEngine::inspect_p2p(Message& m, size_t n_active) {
   } else if (now - m.suspected >= kSuspicion && !can_step(m)) {
     die(*m.call, fmt::format("{} {} rank {}: {}", title, preposition, peer, text), {peer});
   }
-  if (now - m.since >= m.call->timeout)
-    die(*m.call,
-        fmt::format("{} {} rank {}: {} not seen for {:.3g} s; {}; look at what holds it up, or "
-                    "raise TESSERA_TIMEOUT",
-                    title, preposition, peer, tell_rank(peer),
-                    std::chrono::duration<double>(now - m.since).count(), tell_progress(peer)),
-        {peer});
+  if (!m.watched && now - m.since >= Watchdog::kLook)
+    m.watched =
+        std::make_unique<MessageWait>(*this, m.call, n_active == 1 && !m.call->async, m.since);
 }
 
 /// Why this message and its peer wait for each other for ever, if they do. `signature` tells one

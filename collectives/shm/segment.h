@@ -5,6 +5,7 @@
 #pragma once
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -12,6 +13,7 @@
 #include <string>
 
 #include "collectives/plan.h"
+#include "collectives/store/memory_store.h"
 
 namespace tessera::detail {
 
@@ -88,8 +90,14 @@ struct alignas(kLine) Mailbox {
 struct Obituary {
   std::atomic<uint32_t> state{0};  // 0 none, 1 being written, 2 readable
   uint64_t seq = 0;
-  int32_t n_ranks = 0;
-  int32_t ranks[64] = {};
+  struct Ranks {
+    int32_t count = 0, list[64] = {};
+    void write(std::span<const int> ranks) {
+      count = int32_t(std::min(ranks.size(), std::size(list)));
+      std::copy_n(ranks.begin(), count, list);
+    }
+    std::vector<int> read() const { return {list, list + count}; }
+  } ranks, culprits;
   char text[4000] = {};
 };
 
@@ -172,6 +180,8 @@ class Hub {
  public:
   std::shared_ptr<Segment> join(const std::string& group, int size,
                                 const Segment::Options& options);
+  /// Through which the ranks' watchdogs speak.
+  const std::shared_ptr<Store>& store() const { return store_; }
 
  private:
   struct Meeting {
@@ -180,6 +190,7 @@ class Hub {
   };
   std::mutex mutex_;
   std::map<std::string, Meeting> meetings_;
+  const std::shared_ptr<Store> store_ = std::make_shared<MemoryStore>();
 };
 
 }  // namespace tessera::detail

@@ -1,8 +1,9 @@
-// Waiting for peers, and finding out why they do not come. A wait polls for a moment, then sleeps
-// on the rank's bell, which peers ring; or dozes until its own program submits another call or is
-// held up, or a peer is. Every 20 ms, or 100 dozing, it looks whether the absent ranks still live,
-// whether the group has been killed and whether the deadline has passed. Invariant: whoever finds
-// the group dead first writes the obituary, and every rank throws that text.
+// Waiting for peers. A wait polls for a moment, then sleeps on the rank's bell, which peers ring;
+// or dozes until its own program submits another call or is held up, or a peer is. Every 20 ms, or
+// 100 dozing, it looks whether the absent ranks still live and whether the group has been killed;
+// once it has lasted 100 ms it is reported to the rank's watchdog, which keeps the deadline.
+// Invariant: whoever finds the group dead first writes the obituary, and every rank throws that
+// text.
 #include <fmt/format.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -41,10 +42,6 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanose
 }
 void futex_wake(std::atomic<uint32_t>& word) {
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
-}
-
-std::string seconds(std::chrono::steady_clock::duration d) {
-  return fmt::format("{:.3g} s", std::chrono::duration<double>(d).count());
 }
 
 }  // namespace
@@ -162,8 +159,11 @@ void ShmEngine::wait_slow(Call& call, Peers peers) {
     if (i == few - 1) wake_peers();
     relax();
   }
-  auto since = Clock::now(), looked = since;
+  const auto since = Clock::now();
+  auto looked = since;
   Clock::time_point until;
+  std::optional<CollectiveWait> wait;
+  std::optional<Watchdog::Scope> watched;
   for (;;) {
     if (stay_awake(call, ready, &until)) return;
     // A peer that dozes mostly comes by itself meanwhile: who is held up is ahead of it by no more
@@ -175,7 +175,10 @@ void ShmEngine::wait_slow(Call& call, Peers peers) {
     auto now = Clock::now();
     if (now - looked < kLook / 2) continue;
     looked = now;
-    inspect(call, since);
+    check_deaths(call);
+    if (watched || now - since < Watchdog::kLook) continue;
+    wait.emplace(*this, call);
+    watched.emplace(options_.watchdog.get(), *wait, since);
   }
 }
 
@@ -189,8 +192,7 @@ void ShmEngine::tell_site(const Call& call) {
 void ShmEngine::check_obituary() {
   Obituary& o = segment_->obituary();
   if (o.state.load(std::memory_order_acquire) != 2) return;
-  throw CommError(o.text, members_.group, o.seq,
-                  std::vector<int>(o.ranks, o.ranks + std::max(0, o.n_ranks)));
+  throw CommError(o.text, members_.group, o.seq, o.ranks.read(), o.culprits.read());
 }
 
 void ShmEngine::abort(const CommError& error) {
@@ -200,15 +202,16 @@ void ShmEngine::abort(const CommError& error) {
     std::string_view text = error.what();
     std::memcpy(o.text, text.data(), std::min(text.size(), sizeof o.text - 1));
     o.seq = error.seq();
-    o.n_ranks = int32_t(std::min(error.ranks().size(), std::size(o.ranks)));
-    std::copy_n(error.ranks().begin(), o.n_ranks, o.ranks);
+    o.ranks.write(error.ranks());
+    o.culprits.write(error.culprits());
     o.state.store(2, std::memory_order_seq_cst);
   }
   ring_all();
 }
 
-void ShmEngine::die(const Call& call, const std::string& text, std::vector<int> ranks) {
-  CommError error(text, members_.group, call.seq(), std::move(ranks));
+void ShmEngine::die(const Call& call, const std::string& text, std::vector<int> ranks,
+                    std::vector<int> culprits) {
+  CommError error(text, members_.group, call.seq(), std::move(ranks), std::move(culprits));
   abort(error);
   for (int i = 0; i < 1000; ++i) {  // another rank may be writing the obituary at this moment
     check_obituary();
@@ -229,56 +232,68 @@ std::string ShmEngine::tell_progress(int r) const {
   return done ? fmt::format("it last finished #{}", done) : "it has finished no collective";
 }
 
-std::string ShmEngine::tell_others(const std::vector<int>& absent) const {
-  std::vector<int> others;
-  for (int r = 0; r < size_; ++r)
-    if (std::find(absent.begin(), absent.end(), r) == absent.end())
-      others.push_back(members_.number(r));
-  return fmt::format("{} {} waiting", join_ranks(others), others.size() == 1 ? "is" : "are");
-}
-
-bool ShmEngine::is_gone(int r, std::string* how) const {
+bool ShmEngine::is_gone(int r, Watchdog::Fate* fate) const {
   const RankState& s = segment_->state(r);
-  if (options_.processes && s.pid && process_ended(s.pid, s.started)) {
-    std::string cause;
-    if (options_.cause_of_death) cause = options_.cause_of_death(members_.world_ranks[size_t(r)]);
-    *how = fmt::format("process {} has ended{}", s.pid, cause.empty() ? "" : ": " + cause);
-    return true;
-  }
-  if (!s.left.load(std::memory_order_seq_cst)) return false;
-  *how = "it has left the group (its ProcessGroup was destroyed)";
+  const bool ended = options_.processes && s.pid && process_ended(s.pid, s.started);
+  if (!ended && !s.left.load(std::memory_order_seq_cst)) return false;
+  const int world = members_.world_ranks[size_t(r)];
+  *fate = options_.watchdog ? options_.watchdog->fate_of(world) : Watchdog::Fate{"", {world}};
+  const std::string how = ended ? fmt::format("process {} has ended", s.pid)
+                                : "it has left the group (its ProcessGroup was destroyed)";
+  fate->how = fate->how.empty() ? how : fmt::format("{}: {}", how, fate->how);
   return true;
 }
 
-void ShmEngine::inspect(Call& call, Clock::time_point since) {
+/// Ranks of the group that have not posted this phase.
+std::vector<int> ShmEngine::absent_ranks(uint64_t phase) const {
   std::vector<int> absent;
   for (int r = 0; r < size_; ++r)
-    if (segment_->state(r).posted.load(std::memory_order_seq_cst) < phase_) absent.push_back(r);
+    if (segment_->state(r).posted.load(std::memory_order_seq_cst) < phase) absent.push_back(r);
+  return absent;
+}
+
+void ShmEngine::check_deaths(const Call& call) {
   std::string text;
-  std::vector<int> gone;
-  for (int r : absent) {
-    std::string how;
-    if (!is_gone(r, &how)) continue;
+  std::vector<int> gone, culprits;
+  for (int r : absent_ranks(phase_)) {
+    Watchdog::Fate fate;
+    if (!is_gone(r, &fate)) continue;
     // It may have done its part before it went.
     if (segment_->state(r).posted.load(std::memory_order_seq_cst) >= phase_) continue;
-    text += fmt::format(" {} is gone, {}; {};", tell_rank(r), how, tell_progress(r));
+    text += fmt::format(" {} is gone, {}; {};", tell_rank(r), fate.how, tell_progress(r));
     gone.push_back(members_.number(r));
+    for (int c : fate.culprits)
+      if (std::ranges::find(culprits, c) == culprits.end()) culprits.push_back(c);
   }
-  std::string title = call.title(members_.group);
-  if (!gone.empty())
-    die(call, fmt::format("{}:{} restart the job, or start a new group without it", title, text),
-        gone);
-  auto waited = Clock::now() - since;
-  if (waited < call.timeout || absent.empty()) return;
-  for (int r : absent)
-    text +=
-        fmt::format(" {} not seen for {}; {};", tell_rank(r), seconds(waited), tell_progress(r));
-  const std::string others = tell_others(absent);
-  for (int& r : absent) r = members_.number(r);
+  if (gone.empty()) return;
   die(call,
-      fmt::format("{}:{} {}; look at what holds it up, or raise TESSERA_TIMEOUT", title, text,
-                  others),
-      absent);
+      fmt::format("{}:{} restart the job, or start a new group without it",
+                  call.title(members_.group), text),
+      gone, culprits);
+}
+
+WaitFacts ShmEngine::facts_of(const Call& call) const {
+  WaitFacts f;
+  f.group = members_.group;
+  f.members = members_.world_ranks;
+  f.first = std::max(0, members_.first);
+  f.number = f.seq = call.seq();
+  f.call = call.title(), f.site = describe(call.site);
+  f.holds_up = call.waited_for();
+  return f;
+}
+
+WaitFacts ShmEngine::CollectiveWait::facts() const {
+  WaitFacts f = engine_.facts_of(call_);
+  f.absent.emplace();
+  for (int r : engine_.absent_ranks(phase_))
+    f.absent->push_back(engine_.members_.world_ranks[size_t(r)]);
+  return f;
+}
+
+std::string ShmEngine::CollectiveWait::story(int world_rank) const {
+  const auto at = std::ranges::find(engine_.members_.world_ranks, world_rank);
+  return engine_.tell_progress(int(at - engine_.members_.world_ranks.begin()));
 }
 
 void ShmEngine::check_announcements(const Call& call) {

@@ -18,6 +18,8 @@ std::string timeout_text(const std::string& call, const std::vector<std::string>
       call, absent.size(), asked, asked == 1 ? "" : "s", timeout.count(), names);
 }
 
+thread_local Millis patience = Millis::max();
+
 }  // namespace
 
 StoreTimeout::StoreTimeout(const std::string& call, std::vector<std::string> absent, size_t asked,
@@ -42,6 +44,12 @@ void Store::set(const std::string& key, std::string_view value) {
 std::string Store::get(const std::string& key, Millis timeout) {
   return std::move(multi_get({&key, 1}, timeout)[0]);
 }
+
+StorePatience::StorePatience(Millis limit) : before_(patience) {
+  patience = std::min(patience, limit);
+}
+StorePatience::~StorePatience() { patience = before_; }
+Millis StorePatience::of_thread(Millis otherwise) { return std::min(patience, otherwise); }
 
 PrefixStore::PrefixStore(std::string prefix, std::shared_ptr<Store> store)
     : prefix_(std::move(prefix)), store_(std::move(store)) {}

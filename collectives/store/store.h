@@ -68,6 +68,21 @@ class Store {
   std::string get(const std::string& key, Millis timeout);
 };
 
+/// While it lives, calls of the calling thread give up a store that does not answer after `limit`
+/// (beyond what they wait for keys), instead of after some seconds.
+class StorePatience {
+ public:
+  explicit StorePatience(Millis limit);
+  ~StorePatience();
+  StorePatience(const StorePatience&) = delete;
+  StorePatience& operator=(const StorePatience&) = delete;
+  /// The calling thread's; `otherwise` where there is none, or it is longer.
+  static Millis of_thread(Millis otherwise);
+
+ private:
+  const Millis before_;
+};
+
 /// The part of another store whose keys begin with `prefix`; its users do not see the prefix.
 class PrefixStore : public Store {
  public:

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "collectives/store/wire.h"
+#include "core/base/log.h"
 
 namespace tessera {
 namespace {
@@ -26,6 +27,9 @@ using Clock = std::chrono::steady_clock;
 
 // How much longer than the server's own deadline a client waits before it gives the server up.
 constexpr Millis kSlack = std::chrono::seconds(5);
+
+// Until it is said that nobody answers, and until it is said again.
+constexpr Millis kSilence = std::chrono::seconds(10), kRepeat = std::chrono::seconds(60);
 
 // One socket with its own event loop, so that every read and write can have a deadline.
 class Connection {
@@ -124,11 +128,20 @@ std::unique_ptr<Connection> TcpStore::Impl::open(Millis timeout) {
   auto deadline = detail::deadline_after(timeout);
   auto connection = std::make_unique<Connection>(peer);
   error_code e = asio::error::timed_out;
+  const auto start = Clock::now();
+  auto say = start + kSilence;
   for (Millis pause(2);; pause = std::min(2 * pause, Millis(200))) {
+    if (Clock::now() >= say) {
+      logging::warn("store: no server at {} for {:.3g} s ({}); trying on for {:.3g} s", peer,
+                    std::chrono::duration<double>(Clock::now() - start).count(), e.message(),
+                    std::chrono::duration<double>(deadline - Clock::now()).count());
+      say = Clock::now() + kRepeat;
+    }
     for (const tcp::endpoint& endpoint : endpoints) {
       e = connection->connect(endpoint, deadline);
       if (e) continue;
-      connection->handshake(key, std::max(deadline, Clock::now() + kSlack));
+      connection->handshake(key,
+                            std::max(deadline, Clock::now() + StorePatience::of_thread(kSlack)));
       return connection;
     }
     if (Clock::now() + pause >= deadline)
@@ -154,10 +167,11 @@ std::string TcpStore::Impl::exchange(wire::Writer& request, Millis timeout) {
       idle.pop_back();
     }
   }
-  if (!connection) connection = open(kSlack);
+  const Millis slack = StorePatience::of_thread(kSlack);
+  if (!connection) connection = open(slack);
   // A connection that fails is dropped here, with whatever was under way on it.
   std::string answer =
-      connection->exchange(request.frame(), detail::deadline_after(timeout) + kSlack);
+      connection->exchange(request.frame(), detail::deadline_after(timeout) + slack);
   std::lock_guard lock(mutex);
   idle.push_back(std::move(connection));
   return answer;

@@ -27,6 +27,7 @@ constexpr Variable kTable[] = {
     {"TESSERA_RESTART_COUNT", "0", "how often tlaunch has restarted the workers"},
     {"TESSERA_STORE_KEY", "", "per-job secret that the store asks of its clients (set by tlaunch)"},
     {"TESSERA_TIMEOUT", "60", "deadline of each collective in seconds"},
+    {"TESSERA_JOIN_TIMEOUT", "600", "how long ranks may be apart when they start, in seconds"},
     {"TESSERA_LOG", "warn", "log level: debug, info, warn, error or off"},
     {"TESSERA_COMPILE_SKIP", "", "passes of the compiler to leave out: cse,fuse"},
     {"TESSERA_ISA", "", "kernel instruction set: base, v3 or v4; default is the best the CPU has"},

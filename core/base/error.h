@@ -35,20 +35,28 @@ class NotDifferentiable : public UserError {
   using UserError::UserError;
 };
 
-/// A collective failed. `ranks` are the ranks to blame (absent, dead or disagreeing); the group
-/// must be rebuilt.
+/// A collective failed. `ranks` are the ranks of `group` to blame (absent, dead or disagreeing);
+/// the group must be rebuilt.
 class CommError : public Error {
  public:
-  CommError(const std::string& text, std::string group, uint64_t seq, std::vector<int> ranks)
-      : Error(text), group_(std::move(group)), seq_(seq), ranks_(std::move(ranks)) {}
+  CommError(const std::string& text, std::string group, uint64_t seq, std::vector<int> ranks,
+            std::vector<int> culprits = {})
+      : Error(text),
+        group_(std::move(group)),
+        seq_(seq),
+        ranks_(std::move(ranks)),
+        culprits_(std::move(culprits)) {}
   const std::string& group() const { return group_; }
   uint64_t seq() const { return seq_; }
   const std::vector<int>& ranks() const { return ranks_; }
+  /// Ranks of the world that the failure comes down to: where a rank of `ranks` failed or waited
+  /// because of another, that other one. Empty: not known.
+  const std::vector<int>& culprits() const { return culprits_; }
 
  private:
   std::string group_;
   uint64_t seq_;
-  std::vector<int> ranks_;
+  std::vector<int> ranks_, culprits_;
 };
 
 /// An invariant of this library does not hold.

@@ -39,10 +39,16 @@ double thread_cpu_seconds() {
 // Each write() of a file: large enough for a disk's full speed, small enough for a bounded staging
 // buffer to have room again soon.
 constexpr size_t kWriteBytes = 8 << 20;
+constexpr auto kLookAtWriter = std::chrono::milliseconds(100);  // whether it still gets on
 
 Ref<ProcessGroup> own_group(ProcessGroup* group) {
   if (!group) group = &world();
   return group->size() > 1 ? group->split(0, group->rank()) : nullptr;
+}
+
+SaveOptions with_timeout(SaveOptions options, ProcessGroup* group) {
+  if (options.timeout.count() <= 0) options.timeout = (group ? *group : world()).timeout();
+  return options;
 }
 
 struct Job {
@@ -70,8 +76,12 @@ class Checkpointer::Impl {
   SaveCost last() const;
   /// True in a fork's child: the writer thread, its locks and its peers are the parent's.
   bool left_behind() const { return detail::forks() != birth_; }
+  /// False, which has been logged, when the writer thread stands still.
+  bool await_end() noexcept;
 
  private:
+  bool await_writer(std::unique_lock<std::mutex>& lock);
+  std::string hangs() const;
   void plan_for(std::span<const Piece> pieces);
   std::unique_ptr<Job> make_job(int64_t step, const State& state) const;
   void begin_snapshot(const State& state);
@@ -110,7 +120,7 @@ class Checkpointer::Impl {
 Checkpointer::Checkpointer(std::string folder, ProcessGroup* group, const SaveOptions& options)
     : impl_(std::make_unique<Impl>(std::move(folder), group, options)) {}
 Checkpointer::~Checkpointer() {
-  if (impl_->left_behind()) (void)impl_.release();
+  if (impl_->left_behind() || !impl_->await_end()) (void)impl_.release();
 }
 void Checkpointer::prepare(std::span<const Piece> pieces) { impl_->prepare(pieces); }
 void Checkpointer::save(int64_t step, const State& state) { impl_->save(step, state); }
@@ -120,9 +130,9 @@ SaveCost Checkpointer::last() const { return impl_->last(); }
 
 Checkpointer::Impl::Impl(std::string folder, ProcessGroup* group, const SaveOptions& options)
     : folder_(std::move(folder)),
-      options_(options),
+      options_(with_timeout(options, group)),
       group_(own_group(group)),
-      exchange_(group_.get(), options.timeout),
+      exchange_(group_.get(), options_.timeout, "saving into " + io::quote(folder_)),
       snapshot_(options.staging_bytes) {
   exchange_.together([&] {
     window_ = Pages(kWindowBytes);
@@ -159,15 +169,35 @@ SaveCost Checkpointer::Impl::last() const {
   return cost;
 }
 
+/// Until no save is under way; false where the writer stands still. What it waits for its peers has
+/// deadlines of its own.
+bool Checkpointer::Impl::await_writer(std::unique_lock<std::mutex>& lock) {
+  while (!changed_.wait_for(lock, kLookAtWriter, [&] { return !job_; })) {
+    const auto still = exchange_.still_since();
+    if (still != Clock::time_point() && Clock::now() - still > options_.timeout) return false;
+  }
+  return true;
+}
+
+std::string Checkpointer::Impl::hangs() const {
+  return fmt::format(
+      "checkpoint: the save of step {} into {} has not got on for {:.3g} s; the disk "
+      "hangs, or is too slow for this deadline (TESSERA_TIMEOUT)",
+      job_->step, io::quote(folder_), double(options_.timeout.count()) / 1000);
+}
+
 void Checkpointer::Impl::wait() {
   std::unique_lock lock(mutex_);
-  bool done = changed_.wait_for(lock, options_.timeout, [&] { return !job_; });
-  if (!done)
-    throw CommError(fmt::format("checkpoint: the save of step {} into {} is not done after {} s; "
-                                "the disk is too slow or hangs",
-                                job_->step, io::quote(folder_), options_.timeout.count() / 1000),
-                    group_ ? group_->name() : "", 0, {exchange_.rank()});
+  if (!await_writer(lock))
+    throw CommError(hangs(), group_ ? group_->name() : "", 0, {exchange_.rank()});
   if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+}
+
+bool Checkpointer::Impl::await_end() noexcept {
+  std::unique_lock lock(mutex_);
+  if (await_writer(lock)) return true;
+  logging::error("{}", hangs());
+  return false;
 }
 
 void Checkpointer::Impl::plan_for(std::span<const Piece> pieces) {
@@ -205,7 +235,7 @@ void Checkpointer::Impl::save(int64_t step, const State& state) {
   try {
     begin_snapshot(state);
   } catch (...) {
-    snapshot_.begin({}, start);
+    snapshot_.begin({}, options_.timeout);
     snapshot_.give_up();
     start_writer(std::move(job));  // which tells the other ranks
     throw;
@@ -237,7 +267,7 @@ std::unique_ptr<Job> Checkpointer::Impl::make_job(int64_t step, const State& sta
 void Checkpointer::Impl::begin_snapshot(const State& state) {
   std::vector<Tensor> values;
   for (size_t i : plan_->mine) values.push_back(state.pieces[i].values.detach());
-  snapshot_.begin(std::move(values), Clock::now() + options_.timeout);
+  snapshot_.begin(std::move(values), options_.timeout);
 }
 
 void Checkpointer::Impl::start_writer(std::unique_ptr<Job> job) {
@@ -327,10 +357,11 @@ std::string Checkpointer::Impl::write_rank_file(const Job& job, const std::strin
     TESSERA_CHECK(
         !bytes.empty(),
         "checkpoint: step {} was given up: its tensors could not be read, or a write to "
-        "one of them waited for {} s while {} bytes of staging were full; the disk is too "
-        "slow or hangs",
-        job.step, options_.timeout.count() / 1000, snapshot_.capacity());
+        "one of them waited for {:.3g} s while none of {} bytes of staging came free; the disk "
+        "hangs, or is too slow for this deadline (TESSERA_TIMEOUT)",
+        job.step, double(options_.timeout.count()) / 1000, snapshot_.capacity());
     file.write(bytes.data(), bytes.size());
+    got_on();
     snapshot_.release(bytes.size());
     left -= bytes.size();
   }

@@ -20,7 +20,9 @@ struct SaveOptions {
   bool lazy = true;          // false: save() returns when all is copied
   size_t staging_bytes = 0;  // most memory of the staging buffer; 0: as much as this rank writes
   uint64_t block_bytes = kBlockBytes;  // a hash each
-  Millis timeout{1'800'000};           // for all of one save
+  // How long a rank may stand still in a save (no bytes written or read, no answer to its peers)
+  // before it is given up; 0: the deadline of the group's calls.
+  Millis timeout{0};
 };
 
 /// What a finished save cost this rank.
@@ -40,7 +42,8 @@ class Checkpointer {
   /// world; one rank of several alone: solo_group()) call it. Throws UserError on all ranks when
   /// the folder cannot be made or another job saves into it.
   Checkpointer(std::string folder, ProcessGroup* group = nullptr, const SaveOptions& options = {});
-  /// Waits for a save under way; its error, if nobody asked, is logged.
+  /// Waits for a save under way; its error, if nobody asked, is logged. A writer that stands still
+  /// for longer than the timeout is left behind, which is logged.
   ~Checkpointer();
 
   /// Does once what a first save() with these pieces would: agrees who writes what and allocates

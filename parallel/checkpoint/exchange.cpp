@@ -12,7 +12,43 @@ Tensor bytes_of(const std::string& text, int64_t room) {
   return t;
 }
 
+// Of the function that the thread runs in together().
+thread_local Exchange* at_work = nullptr;
+
+constexpr auto kTell = std::chrono::milliseconds(50);  // how often peers are told, at most
+
 }  // namespace
+
+/// Marks the calling thread as being at work for as long as it lives.
+class Exchange::Work {
+ public:
+  explicit Work(Exchange& exchange) : exchange_(exchange), before_(at_work) {
+    at_work = &exchange_;
+    exchange_.tell_progress(true);
+  }
+  ~Work() {
+    exchange_.tell_progress(false);
+    at_work = before_;
+  }
+  Work(const Work&) = delete;
+  Work& operator=(const Work&) = delete;
+
+ private:
+  Exchange& exchange_;
+  Exchange* const before_;
+};
+
+void Exchange::tell_progress(bool working) {
+  const auto now = std::chrono::steady_clock::now();
+  still_since_.store(working ? now.time_since_epoch().count() : 0, std::memory_order_relaxed);
+  if (!group_ || (working && now - told_ < kTell)) return;
+  told_ = working ? now : std::chrono::steady_clock::time_point();
+  group_->working(working ? what_ : "");
+}
+
+void got_on() {
+  if (at_work) at_work->tell_progress(true);
+}
 
 std::vector<std::string> Exchange::gather(const std::string& text) {
   if (!group_) return {text};
@@ -68,6 +104,7 @@ void Exchange::together(FunctionRef<void()> f) {
   std::string trouble;
   bool failed = false;
   try {
+    const Work work(*this);
     f();
   } catch (const UserError& e) {
     trouble = e.what();

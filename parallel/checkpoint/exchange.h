@@ -1,6 +1,10 @@
-// What the ranks of a save tell each other: short texts and whether all went well. Invariant: a
-// step that fails on one rank fails on all of them, with that rank's reason.
+// What the ranks of a save tell each other: short texts and whether all went well. A rank that
+// writes or reads files says that it gets on, so its peers wait for a slow disk, but not for one
+// that hangs. Invariant: a step that fails on one rank fails on all of them, with that rank's
+// reason.
 #pragma once
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <string>
@@ -11,10 +15,16 @@
 
 namespace tessera::checkpoint {
 
+/// The calling thread's work on files has got on by a piece: to be said at least once for each
+/// system call that may take long. Costs nothing outside of Exchange::together.
+void got_on();
+
 /// Texts over a group. Without a group there is one rank and nothing is sent.
 class Exchange {
  public:
-  Exchange(ProcessGroup* group, Millis timeout) : group_(group), timeout_(timeout) {}
+  /// `what` is said of a rank that others wait for: "saving into runs/a".
+  Exchange(ProcessGroup* group, Millis timeout, std::string what)
+      : group_(group), timeout_(timeout), what_(std::move(what)) {}
   int rank() const { return group_ ? group_->rank() : 0; }
   int size() const { return group_ ? group_->size() : 1; }
 
@@ -28,10 +38,22 @@ class Exchange {
   /// Runs `f` here; when it throws UserError anywhere, throws UserError with the lowest such rank's
   /// text on every rank. Other errors pass through at once.
   void together(FunctionRef<void()> f);
+  /// From any thread: since when an f of together() has not got on; zero while none runs.
+  std::chrono::steady_clock::time_point still_since() const {
+    return std::chrono::steady_clock::time_point(
+        std::chrono::steady_clock::duration(still_since_.load(std::memory_order_relaxed)));
+  }
 
  private:
+  friend void got_on();
+  class Work;
+  void tell_progress(bool at_work);
+
   ProcessGroup* group_;
   Millis timeout_;
+  const std::string what_;
+  std::atomic<std::chrono::steady_clock::rep> still_since_{0};
+  std::chrono::steady_clock::time_point told_{};
 };
 
 /// Values as bytes, for the same program on the other side.

@@ -87,7 +87,7 @@ void compare_names(Exchange& x, const Manifest& m, std::span<const Piece> pieces
 Loaded load(const std::string& path, std::span<const Piece> pieces, ProcessGroup* group,
             const LoadOptions& o) {
   if (!group) group = &world();
-  Exchange x(group->size() > 1 ? group : nullptr, o.timeout);
+  Exchange x(group->size() > 1 ? group : nullptr, o.timeout, "loading " + quote(path));
   Loaded out;
   x.together([&] {
     if (x.rank() != 0) return;
@@ -118,7 +118,7 @@ Loaded load(const std::string& path, std::span<const Piece> pieces, ProcessGroup
 }
 
 std::optional<Newest> newest(const std::string& folder, ProcessGroup& group) {
-  Exchange x(group.size() > 1 ? &group : nullptr, LoadOptions().timeout);
+  Exchange x(group.size() > 1 ? &group : nullptr, {}, "looking into " + quote(folder));
   std::string text;
   x.together([&] {
     auto found = x.rank() == 0 ? newest(folder) : std::nullopt;

@@ -21,9 +21,9 @@ struct Loaded {
 };
 
 struct LoadOptions {
-  std::string only = "*";   // names that do not match are neither loaded nor missed; * is any text
-  bool strict = true;       // missing and unexpected names are errors; false: they are returned
-  Millis timeout{600'000};  // of the agreement at begin and end
+  std::string only = "*";  // names that do not match are neither loaded nor missed; * is any text
+  bool strict = true;      // missing and unexpected names are errors; false: they are returned
+  Millis timeout{0};       // how long a rank may stand still; 0: the group's
   // Looks at step, folder and extra before names are compared and tensors read; a UserError that it
   // throws is that of load(), on all ranks.
   std::function<void(const Loaded&)> accept = {};

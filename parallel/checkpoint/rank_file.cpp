@@ -9,6 +9,7 @@
 
 #include "core/io/file.h"
 #include "core/io/safetensors_header.h"
+#include "parallel/checkpoint/exchange.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -147,6 +148,14 @@ void RankFile::end_block() {
 WrittenFile RankFile::finish() {
   TESSERA_ASSERT(written_ == out_.entry.bytes, "{} has {} of {} bytes", path_, written_,
                  out_.entry.bytes);
+  // What went through the page cache is waited for by pieces, each of which is progress. A hint, as
+  // above: errors are those of the sync.
+  for (uint64_t at = 0; at < flushed_; at += kFlushBytes) {
+    sync_file_range(
+        fd_, off_t(at), off_t(kFlushBytes),
+        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+    got_on();
+  }
   // A failed sync is final: the kernel may have dropped the pages, so asking again proves nothing.
   if (fsync(fd_) != 0) fail("sync", errno);
   if (::close(std::exchange(fd_, -1)) != 0) fail("close", errno);

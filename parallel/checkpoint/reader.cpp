@@ -4,6 +4,8 @@
 #include <cstring>
 #include <filesystem>
 
+#include "parallel/checkpoint/exchange.h"
+
 namespace tessera::checkpoint {
 
 using io::quote;
@@ -62,6 +64,7 @@ namespace {
 using detail::Run;
 
 constexpr uint64_t kScratchBytes = 4 << 20;  // what is not all wanted is read through this much
+constexpr uint64_t kReadBytes = 64 << 20;    // at once of what is
 
 // The runs of the common part of a chunk and a destination box, in file order.
 std::vector<Run> runs_of(const Chunk& c, const Box& want, const Box& common, std::byte* to,
@@ -146,8 +149,12 @@ void Reader::read(const io::File& file, const Chunk& c, uint64_t chunk_bytes,
     while (next < runs.size() && goes_on()) end = block_end(runs[next++].end());
     if (next < runs.size()) end = std::min(end, runs[next].offset);
     if (begin == runs[i].offset && end == runs[i].end()) {
-      file.read_at(runs[i].to, runs[i].bytes, begin);
-      check.feed(begin, runs[i].to, runs[i].bytes);
+      for (uint64_t at = 0; at < runs[i].bytes; at += kReadBytes) {
+        const uint64_t n = std::min<uint64_t>(kReadBytes, runs[i].bytes - at);
+        file.read_at(runs[i].to + at, n, begin + at);
+        check.feed(begin + at, runs[i].to + at, n);
+        got_on();
+      }
     } else {
       through_scratch(file, runs.subspan(i, next - i), begin, end, check);
     }
@@ -163,6 +170,7 @@ void Reader::through_scratch(const io::File& file, std::span<const Run> runs, ui
     uint64_t n = std::min<uint64_t>(scratch_.size(), end - at);
     file.read_at(scratch_.data(), n, at);
     check.feed(at, scratch_.data(), n);
+    got_on();
     for (const Run& r : runs) {
       uint64_t from = std::max(at, r.offset), to = std::min(at + n, r.end());
       if (from < to)

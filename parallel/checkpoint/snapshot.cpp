@@ -73,7 +73,7 @@ void gather(std::byte* to, const Meta& t, const std::byte* data, int64_t first, 
 class Snapshot::Copying final : public RefCounted {
  public:
   Copying(std::vector<Tensor> tensors, std::byte* buffer, uint64_t capacity,
-          Clock::time_point deadline);
+          Clock::duration patience);
 
   bool done(size_t source) const { return sources_[source].left.load() == 0 || left_behind(); }
   /// Returns when `source` may be overwritten; copies what is left of it.
@@ -125,7 +125,7 @@ class Snapshot::Copying final : public RefCounted {
   const int birth_ = detail::forks();
   std::byte* const buffer_;
   const uint64_t capacity_;
-  const Clock::time_point deadline_;
+  const Clock::duration patience_;
   uint64_t bytes_ = 0;
   size_t n_sources_ = 0, n_units_ = 0;
   std::unique_ptr<Source[]> sources_;
@@ -160,8 +160,8 @@ class Copied final : public Event {
 }  // namespace
 
 Snapshot::Copying::Copying(std::vector<Tensor> tensors, std::byte* buffer, uint64_t capacity,
-                           Clock::time_point deadline)
-    : buffer_(buffer), capacity_(capacity), deadline_(deadline), n_sources_(tensors.size()) {
+                           Clock::duration patience)
+    : buffer_(buffer), capacity_(capacity), patience_(patience), n_sources_(tensors.size()) {
   auto cells = [](uint64_t begin, uint64_t end) {
     return begin == end ? 0 : (end - 1) / kUnitBytes - begin / kUnitBytes + 1;
   };
@@ -225,12 +225,12 @@ void Snapshot::Copying::wake() {
   changed_.notify_all();
 }
 
-// Until `ready` or the deadline; false: then.
+// Until `ready`; false: not for as long as it has patience.
 template <class F>
 bool Snapshot::Copying::wait(F ready) {
   std::unique_lock lock(mutex_);
   waiting_.fetch_add(1);
-  bool in_time = changed_.wait_until(lock, deadline_, ready);
+  bool in_time = changed_.wait_for(lock, patience_, ready);
   waiting_.fetch_sub(1);
   return in_time;
 }
@@ -322,10 +322,10 @@ void Snapshot::reserve(size_t bytes) {
                });
 }
 
-void Snapshot::begin(std::vector<Tensor> tensors, Clock::time_point deadline) {
+void Snapshot::begin(std::vector<Tensor> tensors, Clock::duration patience) {
   std::vector<Ref<Storage>> storages;
   for (const Tensor& t : tensors) storages.push_back(t.storage());
-  copying_ = make_ref<Copying>(std::move(tensors), pages_.data(), pages_.bytes(), deadline);
+  copying_ = make_ref<Copying>(std::move(tensors), pages_.data(), pages_.bytes(), patience);
   for (size_t i = 0; i < storages.size(); ++i)
     storages[i]->add_reader(make_ref<Copied<Copying>>(copying_, i));
 }

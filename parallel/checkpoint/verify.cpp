@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "parallel/checkpoint/exchange.h"
 #include "parallel/checkpoint/folder.h"
 
 namespace tessera::checkpoint {
@@ -66,6 +67,7 @@ class FileCheck {
   void read_window(uint64_t at) {
     begin_ = at / io::kDirectAlign * io::kDirectAlign;
     end_ = begin_ + file_.read_up_to(window_.data(), window_.bytes(), begin_);
+    got_on();
     TESSERA_CHECK(at < end_, "checkpoint: {} ends at offset {}; it was truncated meanwhile",
                   io::quote(file_.path()), end_);
   }

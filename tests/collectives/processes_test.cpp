@@ -8,6 +8,7 @@
 #include <random>
 #include <thread>
 
+#include "collectives/store/liveness.h"
 #include "tests/collectives/verbs.h"
 #include "tests/support/printed.h"
 
@@ -35,13 +36,26 @@ class Processes : public testing::TestWithParam<std::string> {
 };
 
 TEST_P(Processes, EveryVerbAndDtypeIsRight) {
-  for (int n : {2, 3, 4, 8}) {
-    if (n > 4 && GetParam() != "shm") continue;  // ranks as threads cover it
-    RankProcesses ranks = start(n, "verbs");
-    for (const RankResult& r : ranks.wait_all(60)) {
-      EXPECT_EQ(r.status, 0) << r.output;
-      EXPECT_NE(r.output.find("backend " + GetParam() + "\n"), std::string::npos) << r.output;
+  const bool several = GetParam() == "gloo+shm";
+  for (int n : {1, 2, 3, 4, 8})
+    for (int hosts : several ? std::vector<int>{2, 4} : std::vector<int>{1}) {
+      if (hosts > 1 && n < 4) continue;  // of blocks there are two, of two ranks, at least
+      if (hosts == n) continue;
+      RankProcesses ranks(n, "verbs", {{"TESSERA_BACKEND", several ? "" : GetParam()}}, hosts);
+      for (const RankResult& r : ranks.wait_all(60)) {
+        EXPECT_EQ(r.status, 0) << r.output;
+        EXPECT_NE(r.output.find("backend " + (n == 1 ? "solo" : GetParam()) + "\n"),
+                  std::string::npos)
+            << r.output;
+      }
     }
+}
+
+TEST_P(Processes, CallsThatDifferInAnyWayAreAnErrorOnEveryRank) {
+  RankProcesses ranks = start(3, "mismatches");
+  for (const RankResult& r : ranks.wait_all(60)) {
+    EXPECT_EQ(r.status, 0) << r.output;
+    EXPECT_NE(r.output.find("38 mismatches"), std::string::npos) << r.output;
   }
 }
 
@@ -129,6 +143,52 @@ TEST_P(Processes, ARankStoppedAtAnyMomentIsNamed) {
       EXPECT_LT(seconds_in(result.output), 5);
     }
   }
+}
+
+// In groups that overlap, ranks wait for others that wait for the one that is gone or has stopped.
+// Each finds out whom that comes down to, and so does the store, where launchers look.
+TEST_P(Processes, AFaultInOverlappingGroupsIsBlamedOnItsRank) {
+  const char* text = std::getenv("TEST_KILLS");
+  const int rounds = text ? std::atoi(text) : 10;
+  std::mt19937_64 random(7);
+  for (int i = 0; i < rounds; ++i) {
+    const bool stops = i % 2;
+    RankProcesses ranks = start(
+        4, "mesh", {{"TEST_SEED", std::to_string(random() % 1000)}, {"TESSERA_TIMEOUT", "1"}});
+    const int victim = int(random() % 4);
+    std::this_thread::sleep_for(std::chrono::microseconds(400'000 + random() % 300'000));
+    kill(ranks.pid(victim), stops ? SIGSTOP : SIGKILL);
+    for (int r = 0; r < 4; ++r) {
+      if (r == victim) continue;
+      RankResult result = ranks.wait(r, 20);
+      EXPECT_NE(result.output.find(fmt::format("culprits: {}\n", victim)), std::string::npos)
+          << "round " << i << ": " << victim << (stops ? " stopped" : " was killed")
+          << ", but rank " << r << " says\n"
+          << result.output;
+      EXPECT_LT(seconds_in(result.output), stops ? 3.0 : 1.0) << result.output;
+    }
+    PrefixStore store = ranks.store();
+    EXPECT_EQ(cause_of_failure(store), std::vector<int>{victim}) << "round " << i;
+  }
+}
+
+TEST_P(Processes, AfterTenSecondsOfWaitingItIsSaidForWhom) {
+  RankProcesses joins =
+                    start(2, "late", {{"TEST_MILLISECONDS", "10400"}, {"TEST_JOINS_LATE", "1"}}),
+                calls = start(2, "late", {{"TEST_MILLISECONDS", "10400"}});
+  RankResult result = joins.wait(0, 30);
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_NE(result.output.find("init_process_group on world: has waited 10"), std::string::npos)
+      << result.output;
+  EXPECT_NE(result.output.find(" s for rank 1; the deadline is 600 s"), std::string::npos)
+      << result.output;
+  result = calls.wait(0, 30);
+  EXPECT_EQ(result.status, 0) << result.output;
+  EXPECT_NE(result.output.find("barrier #1 on world (rank_programs.cpp:"), std::string::npos)
+      << result.output;
+  EXPECT_NE(result.output.find("): has waited 10"), std::string::npos) << result.output;
+  EXPECT_NE(result.output.find(" s for rank 1; the deadline is 60 s"), std::string::npos)
+      << result.output;
 }
 
 TEST_P(Processes, ARankThatExitsIsNamed) {

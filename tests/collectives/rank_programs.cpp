@@ -34,6 +34,48 @@ void verbs() {
   destroy_process_group();
 }
 
+/// Rank 1 makes another call than the others, of every kind in every way, each in a group of its
+/// own: an error on every rank within a second, which says what differs and names both call sites.
+void mismatches() {
+  ProcessGroup& g = *init_process_group();
+  const char* differ[] = {"", "kind", "operator", "dtype", "count", "root"};
+  int cases = 0;
+  for (int k = 0; k < kNumCollKinds; ++k)
+    for (int variant = 1; variant <= 5; ++variant) {
+      const auto kind = CollKind(k);
+      const bool p2p = kind >= CollKind::kSend;
+      const bool reduces = kind == CollKind::kAllReduce || kind == CollKind::kReduce ||
+                           kind == CollKind::kReduceScatter;
+      const bool rooted = kind == CollKind::kReduce || kind == CollKind::kBroadcast ||
+                          kind == CollKind::kGather || kind == CollKind::kScatter;
+      if ((variant == 2 && !reduces) || (variant == 5 && !rooted)) continue;
+      if (kind == CollKind::kBarrier && variant > 1) continue;
+      if (p2p && g.backend() == "mpi") continue;  // which ends the process; see mpi/carrier.h
+      Ref<ProcessGroup> part = g.split(0);
+      part->barrier();
+      const auto start = Clock::now();
+      const std::string what = fmt::format("{} {}", name_of(kind), differ[variant]);
+      try {
+        test::call_variant(*part, kind, variant, kind == CollKind::kSend ? 0 : 1);
+        part->barrier();
+        ADD_FAILURE() << what << ": no error on rank " << g.rank();
+      } catch (const CommError& e) {
+        const std::string text = e.what();
+        const size_t site = text.find("verbs.cpp:");
+        EXPECT_NE(text.find(p2p && variant > 1 ? "make both equal" : differ[variant]),
+                  std::string::npos)
+            << what << ": " << text;
+        EXPECT_NE(site, std::string::npos) << text;
+        EXPECT_NE(text.find("verbs.cpp:", site + 1), std::string::npos) << text;
+        ++cases;
+      }
+      EXPECT_LT(std::chrono::duration<double>(Clock::now() - start).count(), 1.0) << what;
+      part.reset();
+      g.barrier();
+    }
+  fmt::print("{} mismatches\n", cases);
+}
+
 /// Rank 1 makes another call than the others.
 void mismatch() {
   ProcessGroup& g = *init_process_group();
@@ -139,6 +181,44 @@ void storm() {
   }
 }
 
+/// Four ranks as a mesh of two by two: calls on the world, a row or a column, from the same seed on
+/// every rank, until one fails, which then gives up as programs do: by aborting the world.
+void mesh() {
+  Ref<ProcessGroup> world = init_process_group();
+  Ref<ProcessGroup> row = world->split(world->rank() / 2), column = world->split(world->rank() % 2);
+  std::mt19937_64 random(uint64_t(number_in("TEST_SEED")));
+  auto last = Clock::now();
+  try {
+    for (;;) {
+      Tensor a = empty({int64_t(random() % 20'000 + 1)}), b = empty({3});
+      ProcessGroup& other = random() % 2 ? *row : *column;
+      Ref<Work> early = other.all_reduce_async(a);
+      if (random() % 4 == 0) world->all_reduce(b);
+      ((random() % 2) ? *row : *column).all_reduce(b);
+      early->wait();
+      last = Clock::now();
+    }
+  } catch (const CommError& e) {
+    world->abort(e.what());
+    fmt::print("after {:.3f} s: {}\nculprits:",
+               std::chrono::duration<double>(Clock::now() - last).count(), e.what());
+    for (int r : e.culprits()) fmt::print(" {}", r);
+    fmt::print("\n");
+    std::fflush(stdout);
+    _exit(1);
+  }
+}
+
+/// Rank 1 comes late: to joining, or to a call.
+void late() {
+  const auto wait = std::chrono::milliseconds(number_in("TEST_MILLISECONDS"));
+  const bool joins_late = std::getenv("TEST_JOINS_LATE"), is_late = number_in("RANK") == 1;
+  if (is_late && joins_late) std::this_thread::sleep_for(wait);
+  ProcessGroup& g = *init_process_group();
+  if (is_late && !joins_late) std::this_thread::sleep_for(wait);
+  g.barrier();
+}
+
 int64_t count_entries(const char* folder) {
   int64_t n = 0;
   for ([[maybe_unused]] const auto& e : std::filesystem::directory_iterator(folder)) ++n;
@@ -202,10 +282,13 @@ TEST(Rank, DISABLED_Program) {
   set_num_threads(1);
   if (program == "verbs") return verbs();
   if (program == "mismatch") return mismatch();
+  if (program == "mismatches") return mismatches();
   if (program == "ways") return ways();
   if (program == "cramped") return cramped();
   if (program == "loop") return loop();
   if (program == "storm") return storm();
+  if (program == "mesh") return mesh();
+  if (program == "late") return late();
   if (program == "cycle") return cycle();
   if (program == "forked") return forked();
   FAIL() << "unknown program " << program;

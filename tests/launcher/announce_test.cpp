@@ -83,6 +83,32 @@ TEST(Announce, WhoIsTheCauseFailedFirstWhoeverEndsFirst) {
   }
 }
 
+// Rank 1 stops by itself; the others wait until the deadline.
+TEST(Announce, DISABLED_Stopping) {
+  Ref<ProcessGroup> group = init_process_group();
+  try {
+    for (int i = 0;; ++i) {
+      if (group->rank() == 1 && i == 5) ::raise(SIGSTOP);
+      group->barrier();
+    }
+  } catch (const CommError& e) {
+    group->abort(e.what());
+    ::_exit(4);
+  }
+}
+
+TEST(Announce, ARankThatASignalHasStoppedIsNamedFirst) {
+  Result r = run_as_workers({"--nproc", "3", "--timeout", "1", "--grace", "1"}, "Stopping");
+  EXPECT_EQ(r.exit_code, 4) << r.err;
+  const size_t named = r.err.find(
+                   "tlaunch: rank 1 held up the others, who gave it up: a signal had stopped it"),
+               first = r.err.find(" failed first: exit status 4");
+  EXPECT_NE(named, std::string::npos) << r.err;
+  EXPECT_LT(named, first) << r.err;
+  EXPECT_EQ(r.err.find("rank 1 failed first"), std::string::npos) << r.err;
+  EXPECT_LT(r.seconds, 6);
+}
+
 TEST(Announce, ARestartBeginsWithoutOldNews) {
   Result r = run_as_workers({"--nproc", "3", "--max-restarts", "1"});
   EXPECT_EQ(r.exit_code, 0) << r.out << r.err;

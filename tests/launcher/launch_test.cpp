@@ -34,15 +34,15 @@ class Folder {
 
 TEST(Launch, WorkersSeeTheirEnvironment) {
   Result r =
-      tlaunch({"--nproc", "3", "--rdzv-id", "run", "--timeout", "7", "--env", "A=b c", "--env",
+      tlaunch({"--nproc", "3", "--rdzv-id", "run", "--timeout", "7", "--join-timeout", "90", "--env", "A=b c", "--env",
                "E=", "sh", "-c",
                "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR "
-               "$TESSERA_RUN_ID $TESSERA_RESTART_COUNT $TESSERA_TIMEOUT $A ${E-unset}; "
+               "$TESSERA_RUN_ID $TESSERA_RESTART_COUNT $TESSERA_TIMEOUT $TESSERA_JOIN_TIMEOUT $A ${E-unset}; "
                "test $MASTER_PORT -gt 0 && test ${#TESSERA_STORE_KEY} = 64"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   std::multiset<std::string> expected;
   for (std::string k : {"0", "1", "2"})
-    expected.insert("[rank" + k + "] " + k + "/3 " + k + "/3 0 127.0.0.1 run 0 7 b c");
+    expected.insert("[rank" + k + "] " + k + "/3 " + k + "/3 0 127.0.0.1 run 0 7 90 b c");
   // ${E-unset} is empty: the trailing blank goes with it.
   EXPECT_EQ(lines(r.out), expected);
 }

@@ -33,6 +33,7 @@ TEST(Options, BadValuesAreOneLine) {
   expect_refused({}, "PROGRAM is missing");
   expect_refused({"--bind", "socket", "true"}, "--bind socket:");
   expect_refused({"--timeout", "soon", "true"}, "--timeout soon:");
+  expect_refused({"--join-timeout", "0", "true"}, "--join-timeout 0:");
   expect_refused({"--max-restarts", "-1", "true"}, "--max-restarts -1:");
   expect_refused({"--grace", "x", "true"}, "--grace x:");
   expect_refused({"--env", "NAME", "true"}, "--env NAME:");

@@ -238,7 +238,7 @@ TEST(Snapshot, AWriteCopiesItsOwnTensorAndNoOther) {
   expected.insert(expected.end(), rest.begin(), rest.end());
   Snapshot s(0);
   s.reserve(expected.size());
-  s.begin({a, b}, Clock::now() + kLong);
+  s.begin({a, b}, kLong);
   Tensor c = a + b;
   EXPECT_EQ(s.held_up_seconds(), 0) << "reading waits for nobody";
   fill_(a, 0);
@@ -256,7 +256,7 @@ TEST(Snapshot, KeepsNoTensorAliveOnceItIsCopied) {
   Snapshot s(0);
   s.reserve(4 << 20);
   Tensor t = randn({1000});
-  s.begin({t}, Clock::now() + kLong);
+  s.begin({t}, kLong);
   EXPECT_FALSE(t.uniquely_owned());
   s.copy_all();
   EXPECT_TRUE(t.uniquely_owned());
@@ -281,7 +281,7 @@ TEST(Snapshot, StridedTensorsOfEverySize) {
     }
     Snapshot s(i % 2 ? 2 << 20 : 0);
     s.reserve(expected.size());
-    s.begin(tensors, Clock::now() + kLong);
+    s.begin(tensors, kLong);
     EXPECT_TRUE(take_all(s, expected.size(), size_t(draw(1, 300)) * 4096) == expected);
   }
 }
@@ -293,7 +293,7 @@ TEST(Snapshot, AFullBufferHoldsUpAWriteUntilThereIsRoom) {
   Snapshot s(2 << 20);
   s.reserve(expected.size());
   ASSERT_EQ(s.capacity(), size_t(2 << 20));
-  s.begin({a, b}, Clock::now() + kLong);
+  s.begin({a, b}, kLong);
   std::atomic<bool> written{false};
   std::thread training([&] {
     fill_(b, 0);
@@ -318,7 +318,7 @@ TEST(Snapshot, ManyThreadsAtOnce) {
       }
       Snapshot s(limit);
       s.reserve(expected.size());
-      s.begin(tensors, Clock::now() + kLong);
+      s.begin(tensors, kLong);
       std::vector<std::thread> threads;
       for (size_t k = 0; k < 3; ++k)
         threads.emplace_back([&, k] {
@@ -336,7 +336,7 @@ TEST(Snapshot, GivenUpHoldsUpNobody) {
   Tensor t = ones({1 << 20}), late = ones({1 << 20});
   Snapshot s(2 << 20);
   s.reserve(8 << 20);
-  s.begin({t, late}, Clock::now() + kLong);
+  s.begin({t, late}, kLong);
   std::thread training([&] { fill_(late, 0); });  // for which there is no room
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   s.give_up();
@@ -350,10 +350,10 @@ TEST(Snapshot, AWriteThatWaitsTooLongGivesItUp) {
   Tensor t = ones({1 << 20});
   Snapshot s(2 << 20);
   s.reserve(4 << 20);
-  s.begin({t}, Clock::now() + std::chrono::milliseconds(50));
+  s.begin({t}, std::chrono::milliseconds(50));
   fill_(t, 0);
   EXPECT_TRUE(s.take(4096).empty());
-  EXPECT_NEAR(s.held_up_seconds(), 0.05, 0.04);
+  EXPECT_GE(s.held_up_seconds(), 0.05);
 }
 
 TEST(Snapshot, ThatIsGoneHoldsUpNobody) {
@@ -361,7 +361,7 @@ TEST(Snapshot, ThatIsGoneHoldsUpNobody) {
   {
     Snapshot s(0);
     s.reserve(4 << 20);
-    s.begin({t}, Clock::now() + kLong);
+    s.begin({t}, kLong);
   }
   fill_(t, 0);
   EXPECT_TRUE(t.uniquely_owned());

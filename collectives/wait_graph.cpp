@@ -1,0 +1,222 @@
+#include "collectives/wait_graph.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+
+#include "collectives/plan.h"
+
+namespace tessera::detail {
+namespace {
+
+using Kind = WaitFacts::Kind;
+
+// A record is lines of fields between tabs. No field holds a tab or a line break: names of groups,
+// calls and places are the library's and the compiler's.
+constexpr char kField = '\t', kLineEnd = '\n';
+
+std::vector<std::string> cut(const std::string& text, char at) {
+  std::vector<std::string> parts{""};
+  for (char c : text)
+    if (c == at)
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  return parts;
+}
+
+int64_t number_in(const std::string& text) {
+  int64_t n = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
+  TESSERA_CHECK(
+      error == std::errc() && end == text.data() + text.size() && !text.empty(),
+      "a rank's record holds \"{}\" where a number belongs; is the store used by two jobs?",
+      text.substr(0, 50));
+  return n;
+}
+
+std::vector<int> ranks_in(const std::string& text) {
+  std::vector<int> ranks;
+  if (text.empty()) return ranks;
+  for (const std::string& part : cut(text, ',')) ranks.push_back(int(number_in(part)));
+  return ranks;
+}
+
+std::string plain(std::string text) {
+  std::ranges::replace_if(
+      text, [](char c) { return c == kField || c == kLineEnd; }, ' ');
+  return text;
+}
+
+bool is_message(const WaitFacts& w) { return w.peer >= 0; }
+
+// Follows waits from rank to rank.
+class Search {
+ public:
+  Search(int me, const WaitFacts& mine, Millis timeout,
+         const std::function<Account(int rank)>& account)
+      : me_(me), timeout_(timeout), account_(account) {
+    // What this rank waits for is known first hand.
+    Account own;
+    own.record.emplace().waits.push_back(mine);
+    own.alive = true;
+    accounts_[me] = std::move(own);
+  }
+
+  Verdict run(const WaitFacts& mine) {
+    Verdict v;
+    v.absent = absent_of(mine, me_);
+    for (int r : v.absent) visit(r, mine, me_);
+    v.undecided = undecided_;
+    v.culprits = culprits_;
+    v.story = story_;
+    // Ranks that wait for each other in a circle: the nearest is as good a place to look as any.
+    if (v.culprits.empty())
+      v.culprits = v.absent, v.story = circle_ ? "they wait for each other" : "";
+    std::ranges::sort(v.culprits);
+    return v;
+  }
+
+ private:
+  const Account& known(int rank) {
+    auto [at, fresh] = accounts_.try_emplace(rank);
+    if (fresh) at->second = account_(rank);
+    if (!at->second.alive) undecided_ = true;
+    return at->second;
+  }
+
+  bool in_call(int rank, const WaitFacts& w) {
+    const Account& a = known(rank);
+    if (!a.record || !a.alive.value_or(true)) return false;
+    return std::ranges::any_of(a.record->waits, [&](const WaitFacts& theirs) {
+      return theirs.group == w.group && theirs.kind == w.kind && theirs.number >= w.number;
+    });
+  }
+
+  std::vector<int> absent_of(const WaitFacts& w, int who) {
+    if (w.absent) return *w.absent;
+    if (is_message(w)) return {w.peer};
+    std::vector<int> absent;
+    for (int r : w.members)
+      if (r != who && !in_call(r, w)) absent.push_back(r);
+    if (absent.empty() && w.awaited >= 0) absent.push_back(w.awaited);
+    return absent;
+  }
+
+  // `rank`, for which `waiter` waits in `by`.
+  void blame(int rank, const WaitFacts& by, int waiter, const std::string& why) {
+    culprits_.push_back(rank);
+    if (waiter == me_ && why.empty()) return;
+    story_ += story_.empty() ? "" : "; ";
+    if (waiter != me_) story_ += fmt::format("world rank {} waits in {} for ", waiter, by.title());
+    story_ += fmt::format("world rank {}{}", rank, why);
+  }
+
+  void judge_work(int rank, const WorkFacts& work, const WaitFacts& by, int waiter) {
+    if (Millis(work.idle_ms) < timeout_)
+      undecided_ = true;
+    else
+      blame(rank, by, waiter,
+            fmt::format(" is {} and has not got on for {:.3g} s", work.what,
+                        double(work.idle_ms) / 1000));
+  }
+
+  void visit(int rank, const WaitFacts& by, int waiter) {
+    if (rank == me_) circle_ = true;
+    if (rank == me_ || std::ranges::find(visited_, rank) != visited_.end()) return;
+    visited_.push_back(rank);
+    const Account& a = known(rank);
+    if (!a.alive) return;
+    if (!a.record) return blame(rank, by, waiter, "");
+    if (!*a.alive) return blame(rank, by, waiter, " has stopped while it waited itself");
+    std::vector<const WaitFacts*> on;
+    for (const WaitFacts& w : a.record->waits)
+      if (w.group == by.group && (is_message(by) || is_message(w) || w.number <= by.number))
+        on.push_back(&w);
+    const WorkFacts* work = nullptr;  // of the group that is waited in, if any
+    for (const WorkFacts& w : a.record->work)
+      if (!work || w.group == by.group) work = &w;
+    if (on.empty() && (!work || work->group != by.group))
+      for (const WaitFacts& w : a.record->waits)
+        if (w.holds_up) on.push_back(&w);
+    if (on.empty()) return work ? judge_work(rank, *work, by, waiter) : blame(rank, by, waiter, "");
+    for (const WaitFacts* w : on)
+      for (int next : absent_of(*w, rank)) visit(next, *w, rank);
+  }
+
+  const int me_;
+  const Millis timeout_;
+  const std::function<Account(int rank)>& account_;
+  std::map<int, Account> accounts_;
+  std::vector<int> visited_, culprits_;
+  std::string story_;
+  bool undecided_ = false, circle_ = false;
+};
+
+}  // namespace
+
+std::string WaitFacts::title() const {
+  return fmt::format("{} on {}{}", call, group, site.empty() ? "" : fmt::format(" ({})", site));
+}
+
+int WaitFacts::number_of(int r) const {
+  auto at = std::ranges::find(members, r);
+  return at == members.end() ? -1 : first + int(at - members.begin());
+}
+
+std::string WaitFacts::tell(int r) const {
+  const int number = number_of(r);
+  if (number < 0) return fmt::format("world rank {}", r);
+  return number == r ? fmt::format("rank {}", r)
+                     : fmt::format("rank {} (world rank {})", number, r);
+}
+
+std::string encode(const WaitRecord& record) {
+  std::string text = std::to_string(record.beat);
+  for (const WaitFacts& w : record.waits)
+    text += fmt::format("\nwait\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}\t{}", int(w.kind),
+                        plain(w.group), fmt::join(w.members, ","), w.number, w.peer,
+                        int(w.holds_up), plain(w.call), plain(w.site), int(w.absent.has_value()),
+                        fmt::join(w.absent.value_or(std::vector<int>()), ","), w.awaited);
+  for (const WorkFacts& w : record.work)
+    text += fmt::format("\nwork\t{}\t{}\t{}", plain(w.group), plain(w.what), w.idle_ms);
+  return text;
+}
+
+WaitRecord decode_record(const std::string& text) {
+  WaitRecord record;
+  const std::vector<std::string> lines = cut(text, kLineEnd);
+  record.beat = uint64_t(number_in(lines[0]));
+  for (size_t i = 1; i < lines.size(); ++i) {
+    const std::vector<std::string> f = cut(lines[i], kField);
+    if (f[0] == "work" && f.size() == 4) {
+      record.work.push_back({.group = f[1], .what = f[2], .idle_ms = number_in(f[3])});
+      continue;
+    }
+    TESSERA_CHECK(f[0] == "wait" && f.size() == 12,
+                  "a rank's record holds the line \"{}\"; is the store used by two jobs?",
+                  lines[i].substr(0, 100));
+    WaitFacts w;
+    w.kind = Kind(number_in(f[1]));
+    w.group = f[2];
+    w.members = ranks_in(f[3]);
+    w.number = uint64_t(number_in(f[4]));
+    w.peer = int(number_in(f[5]));
+    w.holds_up = number_in(f[6]) != 0;
+    w.call = f[7], w.site = f[8];
+    if (number_in(f[9]) != 0) w.absent = ranks_in(f[10]);
+    w.awaited = int(number_in(f[11]));
+    record.waits.push_back(std::move(w));
+  }
+  return record;
+}
+
+Verdict find_culprits(int me, const WaitFacts& mine, Millis timeout,
+                      const std::function<Account(int rank)>& account) {
+  return Search(me, mine, timeout, account).run(mine);
+}
+
+}  // namespace tessera::detail

@@ -1,0 +1,141 @@
+// The one owner of deadlines and blame of a rank: waits of all its groups, whatever the backend,
+// are reported here, at the latest once they have lasted 100 ms. A thread then tells the peers what
+// this rank waits for (wait_graph.h), looks for ranks that have died, says after 10 s for whom this
+// rank waits, and at the deadline ends the wait with an error that names the culprit: the rank at
+// the end of the chain of ranks that wait for another, in whatever groups. Invariant: the first
+// failure of a rank is what everything that fails on it later comes down to, here and on its peers.
+#pragma once
+#include <condition_variable>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "collectives/store/store.h"
+#include "collectives/wait_graph.h"
+
+namespace tessera::detail {
+
+/// The text of an error for other ranks, and back.
+std::string encode(const CommError& error);
+CommError decode_error(const std::string& text, const std::string& group);
+
+class Watchdog {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr Millis kLook{100};        // between two looks at what is under way
+  static constexpr Millis kPatience{1000};   // for a sign of life, and for the store's answers
+  static constexpr Millis kSilence{10'000};  // until it is said for whom this rank waits,
+  static constexpr Millis kRepeat{60'000};   // and until it is said again
+
+  /// One wait. Its members are called while it cannot end, mostly by the watchdog's thread.
+  class Wait {
+   public:
+    virtual ~Wait() = default;
+    virtual WaitFacts facts() const = 0;
+    /// Zero: somebody else keeps the deadline, and peers are not told of this wait.
+    virtual Millis timeout() const = 0;
+    /// What is known of the rank of the world `r`, which has not come: "it last finished #19".
+    virtual std::string story(int r) const = 0;
+    /// Ends the wait with `error`, or with what had killed the group before. May be called
+    /// repeatedly.
+    virtual void fail(const CommError& error) = 0;
+    /// Ends the wait where nothing else would.
+    virtual void probe() {}
+    /// Where the store holds what the group died of; "": the engine looks for that itself.
+    virtual std::string obituary_key() const { return ""; }
+    /// Whether the death of a member that has not come ends the wait; false: the engine sees to it.
+    virtual bool looks_for_deaths() const { return true; }
+  };
+  /// A wait that is under way for as long as this lives.
+  class Scope {
+   public:
+    /// `dog` may be null: nobody looks at the wait.
+    Scope(Watchdog* dog, Wait& wait, Clock::time_point since);
+    ~Scope();
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+
+   private:
+    Watchdog* const dog_;
+    std::list<struct WatchedWait>::iterator entry_;
+  };
+
+  /// Of rank `rank` of the world. `store` is the job's, where deaths are announced; `prefix` is
+  /// that of the world's keys.
+  Watchdog(int rank, int world_size, std::shared_ptr<Store> store, std::string prefix);
+  ~Watchdog();
+
+  /// This rank is at work in `group` for which its peers may have to wait: their deadlines begin
+  /// anew with each call. An empty text ends it.
+  void working(const std::string& group, std::string_view what);
+
+  /// A group of this rank has failed with `error`, whose culprits are known where they can be. The
+  /// first such error is told to all.
+  void failed(const CommError& error);
+  /// What the first failure came down to; empty: nothing has failed.
+  std::vector<int> culprits() const;
+
+  /// Why a rank of the world is gone, as far as anybody has said.
+  struct Fate {
+    std::string how;            // "signal 9 (Killed)"; "": nobody has said
+    std::vector<int> culprits;  // the rank itself, or those that it had failed on
+  };
+  /// Waits a moment for the launcher's word.
+  Fate fate_of(int rank);
+
+ private:
+  using Entry = struct WatchedWait;
+  struct Late;
+  class Inquiry;
+
+  std::list<Entry>::iterator begin(Wait& wait, Clock::time_point since);
+  void end(std::list<Entry>::iterator wait);
+  void serve();
+  bool idle() const { return waits_.empty() && work_.empty(); }
+  std::vector<Late> late_waits();
+  void look(std::vector<Late>& late);
+  void tell(const std::vector<Late>& late);
+  void forget();
+  void check_obituary(Late& late);
+  void check_messages(Late& late);
+  void check_deaths(Late& late);
+  void check_deadline(Late& late);
+  void check_failure(Late& late, const Verdict& verdict);
+  void say(const Late& late);
+  void deliver(std::vector<Late>& late);
+  std::string key(const char* what, int rank) const;
+  std::optional<std::string> value_of(const std::string& key) const;
+  std::optional<WaitRecord> record_of(int rank) const;
+
+  const int rank_, size_;
+  const std::shared_ptr<Store> store_;
+  const std::string prefix_;
+  const int birth_;  // process generation; see forks()
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::list<Entry> waits_;
+  std::map<std::string, std::pair<std::string, Clock::time_point>> work_;  // by group
+  std::optional<CommError> failure_;
+  Clock::time_point failed_at_;
+  uint64_t count_ = 0;
+  bool stop_ = false;
+  std::thread thread_;
+
+  // Of the thread.
+  bool told_ = false;
+  uint64_t beat_ = 0;
+  std::unique_ptr<Inquiry> inquiry_;  // while a wait is beyond its deadline
+  std::map<uint64_t, std::pair<std::string, int>> suspicions_;  // by wait: state, how often seen
+};
+
+struct WatchedWait {
+  Watchdog::Wait* wait = nullptr;
+  uint64_t id = 0;
+  Watchdog::Clock::time_point since, said{};  // said for whom it waits
+};
+
+}  // namespace tessera::detail
