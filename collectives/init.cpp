@@ -41,6 +41,7 @@ Ref<ProcessGroup> init_process_group(const GroupOptions& options) {
     join.store = options.store ? options.store
                  : job.mpirun  ? detail::connect_mpi_store(job, join.join_timeout)
                                : connect_store(job, join.join_timeout);
+    if (job.mpirun && !options.store) join.store_keeper = 0;
     // Ranks count their joins alike, so a world made again does not read records of the last one.
     int64_t turn = join.store->add(fmt::format("pg/{}/turn/{}", options.name, job.rank), 1);
     join.prefix = fmt::format("pg/{}/", turn);

@@ -193,9 +193,9 @@ Ref<ProcessGroup> as_device_group(Membership m, std::unique_ptr<Engine> engine, 
 Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& o) {
   JoinOptions options = o;
   if (options.store && !options.watchdog)
-    options.watchdog = std::make_shared<Watchdog>(members.world_ranks[size_t(members.rank)],
-                                                  std::ranges::max(members.world_ranks) + 1,
-                                                  options.store, options.prefix);
+    options.watchdog = std::make_shared<Watchdog>(
+        members.world_ranks[size_t(members.rank)], std::ranges::max(members.world_ranks) + 1,
+        options.store, options.prefix, options.store_keeper);
   auto splitter = [options](const Membership& sub, uint64_t) {
     JoinOptions o = options;
     o.join_timeout = o.timeout;

@@ -14,6 +14,7 @@ struct JoinOptions {
   Millis timeout{0};             // deadline of each collective
   Millis join_timeout{0};        // deadline of joining
   std::string host = {};         // tells this rank's host from others; "": TESSERA_HOST_ID
+  int store_keeper = -1;         // rank of the world that serves the store; -1: the launcher
   std::shared_ptr<Watchdog> watchdog = nullptr;  // of this rank; null: it gets one
 };
 

@@ -58,9 +58,9 @@ CommError late_error(const WaitFacts& facts, const Verdict& v, Millis waited,
   }
   if (v.absent.empty())
     text += fmt::format(
-        " all ranks are in the call, but not all of its data has come within {:.3g} s; look at "
+        " all ranks are in the call, but not all of its data has come within {:.3g} s{}{}; look at "
         "the network, or raise TESSERA_TIMEOUT",
-        in_seconds(waited));
+        in_seconds(waited), v.story.empty() ? "" : "; ", v.story);
   else if (!v.story.empty())
     text += fmt::format(
         " {}; look at what holds {} up, or raise TESSERA_TIMEOUT", v.story,
@@ -150,9 +150,11 @@ Watchdog::Scope::~Scope() {
   if (dog_) dog_->end(entry_);
 }
 
-Watchdog::Watchdog(int rank, int world_size, std::shared_ptr<Store> store, std::string prefix)
+Watchdog::Watchdog(int rank, int world_size, std::shared_ptr<Store> store, std::string prefix,
+                   int keeper)
     : rank_(rank),
       size_(world_size),
+      keeper_(keeper),
       store_(std::move(store)),
       prefix_(std::move(prefix)),
       birth_(forks()) {}
@@ -259,20 +261,24 @@ void Watchdog::look(std::vector<Late>& late) {
       store_answers = false;
     }
   if (store_answers) return;
-  // Nobody tells what others wait for: who has not come here is all that is known.
   for (Late& l : late)
-    if (!l.error && l.timeout != Millis(0) && l.waited >= l.timeout + kLook) {
-      Verdict v;
-      if (l.facts.absent)
-        v.absent = *l.facts.absent;
-      else if (l.facts.peer >= 0)
-        v.absent = {l.facts.peer};
-      else if (l.facts.awaited >= 0)
-        v.absent = {l.facts.awaited};
-      v.culprits = v.absent;
-      v.story = "the store, which knows more, does not answer";
-      l.error = late_error(l.facts, v, l.waited, l.stories);
-    }
+    if (!l.error && l.timeout != Millis(0) && l.waited >= l.timeout + kLook) check_alone(l);
+}
+
+// Without the store nobody tells what others wait for: who has not come here is all that is known.
+void Watchdog::check_alone(Late& l) {
+  Verdict v;
+  v.story = "the store, which knows more, does not answer";
+  if (keeper_ >= 0 && l.facts.number_of(keeper_) >= 0) {
+    v.absent = {keeper_};
+    v.story = fmt::format("the store, which world rank {} serves, does not answer", keeper_);
+  } else if (l.facts.absent) {
+    v.absent = *l.facts.absent;
+  } else if (const int peer = l.facts.peer >= 0 ? l.facts.peer : l.facts.awaited; peer >= 0) {
+    v.absent = {peer};
+  }
+  v.culprits = v.absent;
+  l.error = late_error(l.facts, v, l.waited, l.stories);
 }
 
 // Peers learn what this rank waits for, and that it runs.

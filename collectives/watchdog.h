@@ -64,8 +64,9 @@ class Watchdog {
   };
 
   /// Of rank `rank` of the world. `store` is the job's, where deaths are announced; `prefix` is
-  /// that of the world's keys.
-  Watchdog(int rank, int world_size, std::shared_ptr<Store> store, std::string prefix);
+  /// that of the world's keys; `keeper` is the rank that serves the store, -1: the launcher does.
+  Watchdog(int rank, int world_size, std::shared_ptr<Store> store, std::string prefix,
+           int keeper = -1);
   ~Watchdog();
 
   /// This rank is at work in `group` for which its peers may have to wait: their deadlines begin
@@ -104,13 +105,14 @@ class Watchdog {
   void check_deaths(Late& late);
   void check_deadline(Late& late);
   void check_failure(Late& late, const Verdict& verdict);
+  void check_alone(Late& late);
   void say(const Late& late);
   void deliver(std::vector<Late>& late);
   std::string key(const char* what, int rank) const;
   std::optional<std::string> value_of(const std::string& key) const;
   std::optional<WaitRecord> record_of(int rank) const;
 
-  const int rank_, size_;
+  const int rank_, size_, keeper_;
   const std::shared_ptr<Store> store_;
   const std::string prefix_;
   const int birth_;  // process generation; see forks()

@@ -34,10 +34,11 @@ class Folder {
 
 TEST(Launch, WorkersSeeTheirEnvironment) {
   Result r =
-      tlaunch({"--nproc", "3", "--rdzv-id", "run", "--timeout", "7", "--join-timeout", "90", "--env", "A=b c", "--env",
-               "E=", "sh", "-c",
+      tlaunch({"--nproc", "3", "--rdzv-id", "run", "--timeout", "7", "--join-timeout", "90",
+               "--env", "A=b c", "--env", "E=", "sh", "-c",
                "echo $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR "
-               "$TESSERA_RUN_ID $TESSERA_RESTART_COUNT $TESSERA_TIMEOUT $TESSERA_JOIN_TIMEOUT $A ${E-unset}; "
+               "$TESSERA_RUN_ID $TESSERA_RESTART_COUNT $TESSERA_TIMEOUT $TESSERA_JOIN_TIMEOUT $A "
+               "${E-unset}; "
                "test $MASTER_PORT -gt 0 && test ${#TESSERA_STORE_KEY} = 64"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   std::multiset<std::string> expected;
