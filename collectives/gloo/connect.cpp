@@ -79,8 +79,7 @@ class TurningLoop final : public gloo::transport::tcp::Handler {
 };
 
 /// Has `pair` use `socket`.
-void adopt(gloo::transport::Pair& pair, gloo::transport::tcp::Device& device,
-           const Socket& socket) {
+void adopt(gloo::transport::Pair& pair, gloo::transport::tcp::Device& device, Socket socket) {
   using gloo::transport::tcp::Address;
   sockaddr_in address;
   const Socket listener = listen_here(address);
@@ -97,12 +96,12 @@ void adopt(gloo::transport::Pair& pair, gloo::transport::tcp::Device& device,
 class Connected final : public gloo::rendezvous::Context {
  public:
   using gloo::rendezvous::Context::Context;
-  void take(std::shared_ptr<gloo::transport::tcp::Device> device, std::span<const Socket> sockets) {
+  void take(std::shared_ptr<gloo::transport::tcp::Device> device, std::vector<Socket> sockets) {
     std::shared_ptr<gloo::transport::Context> pairs = device->createContext(rank, size);
     pairs->setTimeout(getTimeout());
     TurningLoop turning(*device);
     for (int r = 0; r < size; ++r)
-      if (r != rank) adopt(*pairs->createPair(r), *device, sockets[size_t(r)]);
+      if (r != rank) adopt(*pairs->createPair(r), *device, std::move(sockets[size_t(r)]));
     device_ = std::move(device);
     transportContext_ = std::move(pairs);
   }
@@ -179,14 +178,15 @@ std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
   auto context = std::make_shared<Connected>(m.rank, m.size);
   context->setTimeout(options.join_timeout);
   try {
-    const std::vector<Socket> sockets =
+    std::vector<Socket> sockets =
         connect_ranks(m, *options.store, options.prefix + "gloo/", address, options.join_timeout);
     gloo::transport::tcp::attr attributes(kUnreachable);
     auto device = [&] {
       BatchPolicy inherited;
       return gloo::transport::tcp::CreateDevice(attributes);
     }();
-    context->take(std::dynamic_pointer_cast<gloo::transport::tcp::Device>(device), sockets);
+    context->take(std::dynamic_pointer_cast<gloo::transport::tcp::Device>(device),
+                  std::move(sockets));
   } catch (const PeerError& e) {
     options.store->explain();
     const int peer = m.world_ranks[size_t(e.peer)];
