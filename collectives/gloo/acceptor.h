@@ -59,7 +59,10 @@ class Acceptor {
   /// Waits for all callers, at most `timeout`; the place of the first that is absent, or -1.
   int wait(Millis timeout);
   /// All callers; once they have come.
-  std::vector<Caller> take() { return std::move(callers_); }
+  std::vector<Caller> take() {
+    std::lock_guard lock(mutex_);  // others may still show their tokens
+    return std::move(callers_);
+  }
 
  private:
   using Clock = std::chrono::steady_clock;
