@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "collectives/store/store.h"
 #include "collectives/store/tcp_server.h"
 
 namespace tessera::test {
@@ -26,6 +27,8 @@ class RankProcesses {
   RankResult wait(int r, double seconds);
   std::vector<RankResult> wait_all(double seconds);
   int pid(int r) const { return pids_[size_t(r)]; }
+  /// The store as the ranks see it.
+  std::shared_ptr<Store> store();
 
  private:
   TcpStoreServer server_;

@@ -197,7 +197,8 @@ void forked() {
   g.barrier();  // the parent is unaffected
 }
 
-/// The last rank is slow to find the others, which have to wait for it while they connect.
+/// The last rank looks for the others only when strangers have been there, so that the others have
+/// to wait for it while they connect.
 void meet() {
   class Slow final : public PrefixStore {
    public:
@@ -213,9 +214,10 @@ void meet() {
     }
 
    private:
-    static void dawdle(std::span<const std::string> keys) {
-      if (keys[0].find("/gloo/") != std::string::npos)
-        std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    void dawdle(std::span<const std::string> keys) {
+      const std::string visited = "test/visited";
+      if (keys[0].find("/gloo/") == std::string::npos) return;
+      PrefixStore::wait({&visited, 1}, std::chrono::seconds(20));
     }
   };
   const JobEnvironment job = job_environment();
