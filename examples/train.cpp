@@ -2,6 +2,7 @@
 #include <csignal>
 #include <new>
 
+#include "core/base/open_files.h"
 #include "core/base/output.h"
 #include "core/data/image_source.h"
 #include "core/tensor/allocator.h"
@@ -14,6 +15,7 @@ int main(int argc, char** argv) {
   try {
     const train::Parsed parsed = train::parse_options(argc, argv);
     if (parsed.exit_status >= 0) return check_output(), parsed.exit_status;
+    check_open_files("train", 12);  // data, a checkpoint, a cache, a compiler's pipes
     Ref<ProcessGroup> group = init_process_group({.backend = parsed.options.backend});
     int signal = 0;
     try {

@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include <iterator>
 #include <set>
 
+#include "collectives/store/sha256.h"
 #include "core/base/error.h"
 
 namespace tessera::launcher {
@@ -24,20 +26,56 @@ namespace {
 
 constexpr pid_t kDismissed = 0;
 
-void kill_by_environment(const std::string& entry) {
-  std::error_code error;
-  for (const auto& process : std::filesystem::directory_iterator("/proc", error)) {
-    std::string name = process.path().filename().string();
-    if (!std::isdigit(static_cast<unsigned char>(name[0]))) continue;
-    pid_t pid = std::stoi(name);
-    if (pid == ::getpid()) continue;
-    std::ifstream file(process.path() / "environ", std::ios::binary);
-    std::string environment(std::istreambuf_iterator<char>(file), {});
-    if (environment.find(entry) != std::string::npos) ::kill(pid, SIGKILL);
+// Limits from here on are marks.
+constexpr rlim_t kLeastMark = rlim_t{1} << 62;
+constexpr rlim_t kMarks = rlim_t{1} << 61, kInnerMarks = rlim_t{1} << 60;
+
+// Within another job the hard limit stays as it is, so that whatever belongs to the inner job still
+// belongs to the outer one. 0: somebody has set a limit that means something.
+rlim_t set_mark() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_RTTIME, &limit) != 0 || limit.rlim_max < kLeastMark) return 0;
+  rlim_t number = 0;
+  detail::random_bytes(sizeof number).copy(reinterpret_cast<char*>(&number), sizeof number);
+  const bool inner = limit.rlim_max != RLIM_INFINITY;
+  limit.rlim_cur =
+      inner ? kLeastMark + number % kInnerMarks : kLeastMark + kInnerMarks + number % kMarks;
+  if (!inner) limit.rlim_max = limit.rlim_cur;
+  return ::setrlimit(RLIMIT_RTTIME, &limit) == 0 ? limit.rlim_cur : 0;
+}
+
+bool has_mark(pid_t pid, rlim_t mark) {
+  rlimit limit{};
+  return mark != 0 && ::prlimit(pid, RLIMIT_RTTIME, nullptr, &limit) == 0 &&
+         (limit.rlim_cur == mark || limit.rlim_max == mark);
+}
+
+bool has_in_environment(pid_t pid, const std::string& entry) {
+  std::ifstream file(fmt::format("/proc/{}/environ", pid), std::ios::binary);
+  std::string environment(std::istreambuf_iterator<char>(file), {});
+  return environment.find(entry) != std::string::npos;
+}
+
+// Again and again, as long as there are any that the last look did not find: they may have been
+// starting others.
+void kill_job(rlim_t mark, const std::string& key, pid_t launcher) {
+  std::set<pid_t> killed{::getpid(), launcher};
+  for (size_t before = 0; before != killed.size();) {
+    before = killed.size();
+    std::error_code error;
+    for (const auto& process : std::filesystem::directory_iterator("/proc", error)) {
+      std::string name = process.path().filename().string();
+      if (!std::isdigit(static_cast<unsigned char>(name[0]))) continue;
+      const pid_t pid = std::stoi(name);
+      if (killed.contains(pid)) continue;
+      if (!has_mark(pid, mark) && !has_in_environment(pid, "TESSERA_STORE_KEY=" + key)) continue;
+      ::kill(pid, SIGKILL);
+      killed.insert(pid);
+    }
   }
 }
 
-[[noreturn]] void guard(int pipe, const std::string& key) {
+[[noreturn]] void guard(int pipe, rlim_t mark, const std::string& key, pid_t launcher) {
   ::setsid();
   ::prctl(PR_SET_NAME, "tlaunch-guard");
   for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE}) ::signal(signal, SIG_IGN);
@@ -57,7 +95,7 @@ void kill_by_environment(const std::string& entry) {
       groups.erase(-message);
   }
   for (pid_t group : groups) ::kill(-group, SIGKILL);
-  kill_by_environment("TESSERA_STORE_KEY=" + key);
+  kill_job(mark, key, launcher);
   ::_exit(0);
 }
 
@@ -66,12 +104,14 @@ void kill_by_environment(const std::string& entry) {
 Guard::Guard(const std::string& key) {
   int ends[2];
   TESSERA_CHECK(::pipe2(ends, O_CLOEXEC) == 0, "no pipe for the guard: {}", std::strerror(errno));
+  const rlim_t mark = set_mark();
+  const pid_t launcher = ::getpid();
   pid_ = ::fork();
   TESSERA_CHECK(pid_ >= 0, "cannot fork: {}; is the process limit (ulimit -u) reached?",
                 std::strerror(errno));
   if (pid_ == 0) {
     ::close(ends[1]);
-    guard(ends[0], key);
+    guard(ends[0], mark, key, launcher);
   }
   ::close(ends[0]);
   fd_ = ends[1];

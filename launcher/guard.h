@@ -1,7 +1,10 @@
 // The guard is a small process that outlives tlaunch by a moment. It holds one end of a pipe; when
 // tlaunch ends, however it ends, the pipe closes and the guard kills every worker's process group,
-// and then whatever still carries the job's key in its environment. Workers themselves die by
-// PR_SET_PDEATHSIG; the guard is for what they started. Invariant: dismissed, it kills nothing.
+// and then whatever else belongs to the job. Workers themselves die by PR_SET_PDEATHSIG; the guard
+// is for what they started. That is known by a mark which a process inherits whatever session,
+// parent or environment it has: tlaunch sets its limit of real-time CPU time (RLIMIT_RTTIME), which
+// is infinite unless somebody sets it, to a number of 140,000 years or more that no other job has.
+// Invariant: dismissed, it kills nothing.
 #pragma once
 #include <sys/types.h>
 
@@ -11,7 +14,9 @@ namespace tessera::launcher {
 
 class Guard {
  public:
-  /// Forks: call it before the process has threads. `key` is the value of TESSERA_STORE_KEY.
+  /// Marks this process and what it starts from now on, and forks: call it before the process has
+  /// threads. `key` is the value of TESSERA_STORE_KEY, by which the job is known where the mark
+  /// cannot be set.
   explicit Guard(const std::string& key);
   /// Lets the guard do its work and waits for its end, at most 2 s.
   ~Guard();

@@ -15,6 +15,7 @@
 #include "collectives/store/environment.h"
 #include "collectives/store/tcp_server.h"
 #include "core/base/error.h"
+#include "core/base/open_files.h"
 #include "core/base/output.h"
 #include "launcher/doctor.h"
 #include "launcher/options.h"
@@ -106,11 +107,17 @@ rlimit raise_open_files() {
   return before;
 }
 
-int run_attempts(const Options& o, const Placement& placement, Guard& guard,
-                 const std::string& key) {
+/// What supervision takes, and what each rank does: two streams, their logs, itself and two
+/// connections to the store.
+void check_open_files(const Options& o) {
+  constexpr int kFixed = 13, kOfRank = 7;
+  tessera::check_open_files(fmt::format("--nproc {}", o.nproc), kFixed + kOfRank * o.nproc);
+}
+
+int run_attempts(const Options& o, const Placement& placement, Guard& guard, const std::string& key,
+                 const rlimit& files_before) {
   sigset_t mask_before;
   int signal_fd = take_signals(&mask_before);
-  rlimit files_before = raise_open_files();
   Console console(o.nproc > 1);
   if (placement.shared && o.bind != Bind::kNone)
     console.note(
@@ -147,9 +154,11 @@ int run(int argc, char** argv) {
   if (options->doctor) return run_doctor();
   Placement placement = place_ranks(options->nproc, options->bind);
   if (options->dry_run) return print_plan(*options, placement);
+  const rlimit files_before = raise_open_files();
+  check_open_files(*options);
   std::string key = make_store_key();
   Guard guard(key);
-  return run_attempts(*options, placement, guard, key);
+  return run_attempts(*options, placement, guard, key, files_before);
 }
 
 }  // namespace

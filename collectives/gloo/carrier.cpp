@@ -2,6 +2,7 @@
 
 #include <gloo/transport/unbound_buffer.h>
 
+#include <algorithm>
 #include <atomic>
 
 #include "collectives/backend_name.h"
@@ -19,6 +20,14 @@ constexpr Millis kNoLimit = std::chrono::hours(24 * 365);
 constexpr int kStepBits = 3;
 constexpr uint64_t kMessage = uint64_t{1} << 62;
 constexpr uint64_t kNever = uint64_t{1} << 63;  // nobody sends this one
+
+/// Gloo's text without the address, which is one of this process's own (connect.cpp).
+std::string reason(std::string text) {
+  const size_t at = text.find(" [127.0.0.1]:");
+  if (at == std::string::npos) return text;
+  const size_t port = text.find(':', at) + 1, end = text.find_first_not_of("0123456789", port);
+  return text.erase(at, std::min(end, text.size()) - at);
+}
 
 class GlooCarrier final : public Carrier {
  public:
@@ -106,7 +115,7 @@ void GlooCarrier::exchange(const Call& call, std::span<const Transfer> transfers
     for_each(false, [&](Buffer& b) { wait([&] { return b.waitRecv(nullptr, kNoLimit); }); });
     for_each(true, [&](Buffer& b) { wait([&] { return b.waitSend(nullptr, kNoLimit); }); });
   } catch (const std::exception& e) {
-    watch.explain(call, peer, e.what());
+    watch.explain(call, peer, reason(e.what()));
   }
 }
 

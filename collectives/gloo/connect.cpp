@@ -1,134 +1,110 @@
 #include "collectives/gloo/connect.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
 #include <gloo/common/logging.h>
-#include <gloo/rendezvous/store.h>
 #include <gloo/transport/context.h>
+#include <gloo/transport/tcp/address.h>
 #include <gloo/transport/tcp/device.h>
 #include <netdb.h>
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <condition_variable>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <system_error>
 
+#include "collectives/gloo/mesh.h"
 #include "collectives/store/environment.h"
-#include "collectives/thread.h"
 
 namespace tessera::detail {
 namespace {
 
-/// Our store as Gloo's.
-class Rendezvous final : public gloo::rendezvous::Store {
- public:
-  Rendezvous(std::shared_ptr<tessera::Store> store, std::string prefix, Millis timeout)
-      : store_(std::move(store)), prefix_(std::move(prefix)), timeout_(timeout) {}
+// Gloo's own way to connect two ranks is a listening socket for each, which takes whoever comes
+// first, and ends the process where that one resets the connection at once. So those sockets listen
+// on a broadcast address, to which no system lets anybody connect, and each pair is connected to a
+// socket of this process instead, whose place, under the same descriptor, the one that leads to the
+// other rank then takes.
+constexpr const char* kUnreachable = "127.255.255.255";
 
-  void set(const std::string& key, const std::vector<char>& data) override {
-    store_->set(prefix_ + key, {data.data(), data.size()});
+/// A socket that listens on a free port of 127.0.0.1.
+Socket listen_here(sockaddr_in& address) {
+  address = {};
+  address.sin_family = AF_INET, address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  Socket s(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  auto* a = reinterpret_cast<sockaddr*>(&address);
+  socklen_t size = sizeof address;
+  if (!s || bind(s.fd(), a, size) != 0 || listen(s.fd(), SOMAXCONN) != 0 ||
+      getsockname(s.fd(), a, &size) != 0)
+    throw std::system_error(errno, std::generic_category());
+  return s;
+}
+
+/// This process's descriptor of the connection from `here` to `there`; -1: there is none.
+int find_descriptor(const sockaddr_storage& here, const sockaddr_in& there) {
+  auto same = [](const sockaddr_in& a, const sockaddr_in& b) {
+    return a.sin_family == b.sin_family && a.sin_port == b.sin_port &&
+           a.sin_addr.s_addr == b.sin_addr.s_addr;
+  };
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    sockaddr_in self{}, peer{};
+    socklen_t self_size = sizeof self, peer_size = sizeof peer;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&self), &self_size) == 0 &&
+        getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_size) == 0 &&
+        same(self, reinterpret_cast<const sockaddr_in&>(here)) && same(peer, there))
+      return fd;
   }
-  std::vector<char> get(const std::string& key) override {
-    std::string text = store_->get(prefix_ + key, timeout_);
-    return {text.begin(), text.end()};
+  return -1;
+}
+
+/// While it lives, the device's loop never waits. Whoever takes a descriptor from a loop waits
+/// until it has gone round, which is 10 ms where nothing happens.
+class TurningLoop final : public gloo::transport::tcp::Handler {
+ public:
+  explicit TurningLoop(gloo::transport::tcp::Device& device)
+      : device_(device), always_(::eventfd(1, EFD_CLOEXEC)) {
+    if (!always_) throw std::system_error(errno, std::generic_category(), "eventfd");
+    device_.registerDescriptor(always_.fd(), EPOLLIN, this);
   }
-  void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
-  void wait(const std::vector<std::string>& keys,
-            const std::chrono::milliseconds& timeout) override {
-    std::vector<std::string> full;
-    for (const std::string& k : keys) full.push_back(prefix_ + k);
-    store_->wait(full, timeout);
-  }
+  ~TurningLoop() override { device_.unregisterDescriptor(always_.fd(), this); }
+  void handleEvents(int) override {}
 
  private:
-  std::shared_ptr<tessera::Store> store_;
-  std::string prefix_;
-  Millis timeout_;
+  gloo::transport::tcp::Device& device_;
+  const Socket always_;
 };
 
-// Gloo ends the process where a peer resets a connection that this side is just accepting: it asks
-// for the peer's name and throws in a thread of its own, whose pairs (tcp/pair.h) cannot be built
-// upon from outside, for Debian installs only half of their headers. So nobody resets what others
-// may be accepting: pairs are closed this long after the last connection was begun.
-constexpr Millis kAccepting{600};
+/// Has `pair` use `socket`.
+void adopt(gloo::transport::Pair& pair, gloo::transport::tcp::Device& device, Socket socket) {
+  using gloo::transport::tcp::Address;
+  sockaddr_in address;
+  const Socket listener = listen_here(address);
+  pair.connect(Address(reinterpret_cast<sockaddr*>(&address), sizeof address).bytes());
+  const int fd = find_descriptor(Address(pair.address().bytes()).getSockaddr(), address);
+  TESSERA_ASSERT(fd >= 0, "gloo: the connection of a pair was not found");
+  auto& handler = dynamic_cast<gloo::transport::tcp::Handler&>(pair);
+  device.unregisterDescriptor(fd, &handler);
+  if (dup3(socket.fd(), fd, O_CLOEXEC) < 0) throw std::system_error(errno, std::generic_category());
+  device.registerDescriptor(fd, EPOLLIN, &handler);
+}
 
-/// While it lives, looks whether a member has ended. Then no connection should be begun any more,
-/// and `give_up` is called from its thread a while later.
-class Lookout {
- public:
-  Lookout(std::shared_ptr<JoiningStore> store, std::function<void()> give_up)
-      : thread_(start_thread("tessera-join", [this, store, give_up] {
-          std::unique_lock lock(mutex_);
-          auto stopped = [&] { return stop_; };
-          while (!changed_.wait_for(lock, JoiningStore::kLook, stopped)) {
-            try {
-              store->check_members();
-            } catch (const std::exception&) {  // who connects asks again, and hears why
-              ended_ = true;
-              if (!changed_.wait_for(lock, kAccepting, stopped)) give_up();
-              return;
-            }
-          }
-        })) {}
-  ~Lookout() {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-  bool ended() const { return ended_; }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool stop_ = false;
-  std::atomic<bool> ended_ = false;
-  std::thread thread_;
-};
-
-/// Gloo's connectFullMesh, which would wait for a rank that has ended until its deadline: its end
-/// closes all pairs.
-class Mesh final : public gloo::rendezvous::Context {
+/// A Gloo context whose connections are those given.
+class Connected final : public gloo::rendezvous::Context {
  public:
   using gloo::rendezvous::Context::Context;
-
-  void connect(gloo::rendezvous::Store& store, std::shared_ptr<gloo::transport::Device> device,
-               const std::shared_ptr<JoiningStore>& members) {
+  void take(std::shared_ptr<gloo::transport::tcp::Device> device, std::vector<Socket> sockets) {
     std::shared_ptr<gloo::transport::Context> pairs = device->createContext(rank, size);
     pairs->setTimeout(getTimeout());
-    std::vector<char> addresses;
-    for (int r = 0; r < size; ++r) {
-      if (r == rank) continue;
-      const std::vector<char> address = pairs->createPair(r)->address().bytes();
-      addresses.insert(addresses.end(), address.begin(), address.end());
-    }
-    store.set(std::to_string(rank), addresses);
-    {
-      Lookout lookout(members, [this, &pairs] {
-        for (int r = 0; r < size; ++r)
-          if (r != rank) pairs->getPair(r)->close();
-      });
-      for (int r = 0; r < size; ++r) {
-        if (r == rank) continue;
-        if (lookout.ended()) break;
-        std::vector<char> theirs = store.get(std::to_string(r));
-        peer_ = r;
-        pairs->getPair(r)->connect(extractAddress(theirs, r));
-      }
-    }                          // nobody closes pairs any more
-    members->check_members();  // a pair that was closed may count as connected
+    TurningLoop turning(*device);
+    for (int r = 0; r < size; ++r)
+      if (r != rank) adopt(*pairs->createPair(r), *device, std::move(sockets[size_t(r)]));
     device_ = std::move(device);
     transportContext_ = std::move(pairs);
   }
-  /// The rank that was connected last, or could not be.
-  int peer() const { return peer_; }
-
- private:
-  int peer_ = 0;
 };
 
 /// The address of this host on the route to `host`: what a datagram socket binds to when connected,
@@ -190,29 +166,42 @@ std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
   std::string address =
       options.loopback ? "127.0.0.1" : address_towards(job_environment().master_addr);
   ignore_broken_pipes();
-  auto context = std::make_shared<Mesh>(m.rank, m.size);
-  context->setTimeout(options.join_timeout);
+  const int mine = m.world_ranks[size_t(m.rank)];
   auto failed = [&](const std::exception& e) {
     options.store->explain();
-    const int mine = m.world_ranks[size_t(m.rank)], peer = m.world_ranks[size_t(context->peer())];
-    throw CommError(fmt::format("init_process_group: {}: gloo could not connect rank {} at {} with "
-                                "rank {}: {}; see the output of rank {}, and restart the job",
-                                m.group, mine, address, peer, e.what(), peer),
-                    m.group, 0, {peer});
+    throw CommError(
+        fmt::format("init_process_group: {}: gloo could not open a connection of rank {} "
+                    "at {}: {}; see what is wrong with its host, and restart the job",
+                    m.group, mine, address, e.what()),
+        m.group, 0, {m.rank});
   };
+  auto context = std::make_shared<Connected>(m.rank, m.size);
+  context->setTimeout(options.join_timeout);
   try {
-    gloo::transport::tcp::attr attributes(address.c_str());
+    std::vector<Socket> sockets =
+        connect_ranks(m, *options.store, options.prefix + "gloo/", address, options.join_timeout);
+    gloo::transport::tcp::attr attributes(kUnreachable);
     auto device = [&] {
       BatchPolicy inherited;
       return gloo::transport::tcp::CreateDevice(attributes);
     }();
-    Rendezvous store(options.store, options.prefix + "gloo/", options.join_timeout);
-    context->connect(store, device, options.store);
+    context->take(std::dynamic_pointer_cast<gloo::transport::tcp::Device>(device),
+                  std::move(sockets));
+  } catch (const PeerError& e) {
+    options.store->explain();
+    const int peer = m.world_ranks[size_t(e.peer)];
+    throw CommError(fmt::format("init_process_group: {}: gloo could not connect rank {} at {} with "
+                                "rank {}: {}; see the output of rank {}, and restart the job",
+                                m.group, mine, address, peer, e.what(), peer),
+                    m.group, 0, {e.peer});
+  } catch (const std::system_error& e) {
+    failed(e);
   } catch (const gloo::Exception& e) {
     failed(e);
   } catch (const gloo::EnforceNotMet& e) {
     failed(e);
   }
+  options.store->check_members();  // one that has ended since may have accepted
   return context;
 }
 

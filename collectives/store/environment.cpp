@@ -3,6 +3,7 @@
 #include "collectives/store/memory_store.h"
 #include "collectives/store/tcp_store.h"
 #include "core/base/env.h"
+#include "core/base/open_files.h"
 
 namespace tessera {
 namespace {
@@ -89,6 +90,7 @@ std::shared_ptr<Store> connect_store(const JobEnvironment& job, Millis timeout) 
   TESSERA_CHECK(!job.key.empty(),
                 "TESSERA_STORE_KEY: unset, but WORLD_SIZE={}; start the program with tlaunch",
                 job.world_size);
+  check_open_files("init_process_group", 13 + 2 * job.world_size);
   auto tcp = std::make_shared<TcpStore>(job.master_addr, job.master_port, job.key, timeout);
   return std::make_shared<PrefixStore>(attempt_prefix(job.restart_count), std::move(tcp));
 }

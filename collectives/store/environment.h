@@ -32,7 +32,8 @@ JobEnvironment job_environment();
 
 /// The job's store, seen through a prefix of this attempt, so that a process left over from an
 /// earlier attempt disturbs nobody: a MemoryStore when no launcher serves one and world_size is 1,
-/// otherwise a TcpStore. Waits at most `timeout` for the server. Throws UserError, CommError.
+/// otherwise a TcpStore. Looks whether as many files can be opened as ranks take together. Waits at
+/// most `timeout` for the server. Throws UserError, CommError.
 std::shared_ptr<Store> connect_store(const JobEnvironment& job,
                                      Millis timeout = std::chrono::seconds(600));
 

@@ -308,7 +308,7 @@ void TcpStoreServer::Impl::accept() {
   });
 }
 
-TcpStoreServer::TcpStoreServer(const std::string& host, int port, const std::string& key)
+TcpStoreServer::TcpStoreServer(const std::string& host, int port, const std::string& key) try
     : impl_(std::make_unique<Impl>()) {
   TESSERA_CHECK(!key.empty(), "store: the key is empty; make one with make_store_key()");
   impl_->shared.key = key;
@@ -316,6 +316,11 @@ TcpStoreServer::TcpStoreServer(const std::string& host, int port, const std::str
   impl_->port = impl_->acceptor.local_endpoint().port();
   impl_->accept();
   impl_->thread = std::thread([impl = impl_.get()] { impl->shared.io.run(); });
+} catch (const boost::system::system_error& e) {
+  detail::raise<UserError>(
+      fmt::format("store: cannot serve on {}:{} ({}); is the limit of open "
+                  "files (ulimit -n) too low?",
+                  host, port, e.code().message()));
 }
 
 TcpStoreServer::~TcpStoreServer() {

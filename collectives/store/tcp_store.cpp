@@ -109,6 +109,19 @@ class Connection {
   std::string peer_;
 };
 
+[[noreturn]] void fail_to_open(const std::string& peer, const error_code& e) {
+  throw CommError(fmt::format("store: cannot open a connection to {} ({}); is the limit of open "
+                              "files (ulimit -n) too low?",
+                              peer, e.message()),
+                  "store", 0, {});
+}
+
+std::unique_ptr<Connection> make_connection(const std::string& peer) try {
+  return std::make_unique<Connection>(peer);
+} catch (const boost::system::system_error& e) {  // its event loop takes three files
+  fail_to_open(peer, e.code());
+}
+
 }  // namespace
 
 struct TcpStore::Impl {
@@ -126,7 +139,7 @@ struct TcpStore::Impl {
 
 std::unique_ptr<Connection> TcpStore::Impl::open(Millis timeout) {
   auto deadline = detail::deadline_after(timeout);
-  auto connection = std::make_unique<Connection>(peer);
+  auto connection = make_connection(peer);
   error_code e = asio::error::timed_out;
   const auto start = Clock::now();
   auto say = start + kSilence;
@@ -139,6 +152,7 @@ std::unique_ptr<Connection> TcpStore::Impl::open(Millis timeout) {
     }
     for (const tcp::endpoint& endpoint : endpoints) {
       e = connection->connect(endpoint, deadline);
+      if (e == asio::error::no_descriptors) fail_to_open(peer, e);
       if (e) continue;
       connection->handshake(key,
                             std::max(deadline, Clock::now() + StorePatience::of_thread(kSlack)));
@@ -192,7 +206,7 @@ wire::Reader TcpStore::Impl::call(const char* name, wire::Writer request, std::s
   throw BugError(fmt::format("store {}: unknown status in an answer", name));
 }
 
-TcpStore::TcpStore(const std::string& host, int port, const std::string& key, Millis timeout)
+TcpStore::TcpStore(const std::string& host, int port, const std::string& key, Millis timeout) try
     : impl_(std::make_unique<Impl>()) {
   impl_->peer = fmt::format("{}:{}", host, port);
   impl_->key = key;
@@ -203,6 +217,8 @@ TcpStore::TcpStore(const std::string& host, int port, const std::string& key, Mi
                 e.message());
   for (const auto& entry : found) impl_->endpoints.push_back(entry.endpoint());
   impl_->idle.push_back(impl_->open(timeout));
+} catch (const boost::system::system_error& e) {
+  fail_to_open(fmt::format("{}:{}", host, port), e.code());
 }
 
 TcpStore::~TcpStore() = default;

@@ -6,6 +6,7 @@ shows does not hold.
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -21,6 +22,19 @@ def parser(description):
     p = argparse.ArgumentParser(description=description.strip().splitlines()[0])
     p.add_argument("--build", type=Path, default=ROOT / "build", help="build folder (default: build)")
     return p
+
+
+# Student's quantiles for a two-sided interval of 95 %, by degrees of freedom from 1 on
+STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
+STUDENT += [2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042]
+
+
+def mean_ratio_interval(ratios):
+    """Geometric mean of independent ratios, at least two, with its 95 % interval by Student's distribution."""
+    logs = [math.log(r) for r in ratios]
+    mean, freedom = statistics.mean(logs), len(logs) - 1
+    half = STUDENT[min(freedom, len(STUDENT)) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
 
 
 def add_text_argument(p):

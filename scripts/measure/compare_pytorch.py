@@ -42,10 +42,10 @@ ROWS = [
 class Server:
     """A program that times one sample for each line it is sent."""
 
-    def __init__(self, command):
+    def __init__(self, command, environment=None):
         self.command = command
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
         self.header = self.answer()
         self.gflop = None  # of the last sample, where it is counted

@@ -10,6 +10,8 @@
 #include <chrono>
 #include <thread>
 
+#include "collectives/store/environment.h"
+
 extern char** environ;
 
 namespace tessera::test {
@@ -60,6 +62,10 @@ RankProcesses::RankProcesses(int n, const std::string& program,
     outputs_.push_back(memfd_create("output", MFD_CLOEXEC));
     pids_.push_back(start(program, environment, outputs_.back()));
   }
+}
+
+std::shared_ptr<Store> RankProcesses::store() {
+  return std::make_shared<PrefixStore>(attempt_prefix(0), server_.store());
 }
 
 RankProcesses::~RankProcesses() {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/store/environment.h"
+#include "collectives/store/store.h"
 #include "collectives/store/tcp_server.h"
 
 namespace tessera::test {
@@ -28,7 +28,7 @@ class RankProcesses {
   std::vector<RankResult> wait_all(double seconds);
   int pid(int r) const { return pids_[size_t(r)]; }
   /// The store as the ranks see it.
-  PrefixStore store() { return PrefixStore(attempt_prefix(0), server_.store()); }
+  std::shared_ptr<Store> store();
 
  private:
   TcpStoreServer server_;

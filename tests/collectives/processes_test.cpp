@@ -167,8 +167,7 @@ TEST_P(Processes, AFaultInOverlappingGroupsIsBlamedOnItsRank) {
           << result.output;
       EXPECT_LT(seconds_in(result.output), stops ? 3.0 : 1.0) << result.output;
     }
-    PrefixStore store = ranks.store();
-    EXPECT_EQ(cause_of_failure(store), std::vector<int>{victim}) << "round " << i;
+    EXPECT_EQ(cause_of_failure(*ranks.store()), std::vector<int>{victim}) << "round " << i;
   }
 }
 

@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "collectives/store/environment.h"
 #include "core/base/parallel.h"
 #include "core/ops/views.h"
 #include "tests/collectives/verbs.h"
@@ -276,6 +277,38 @@ void forked() {
   g.barrier();  // the parent is unaffected
 }
 
+/// The last rank looks for the others only when strangers have been there, so that the others have
+/// to wait for it while they connect.
+void meet() {
+  class Slow final : public PrefixStore {
+   public:
+    using PrefixStore::PrefixStore;
+    void multi_set(std::span<const std::string> keys,
+                   std::span<const std::string> values) override {
+      dawdle(keys);
+      PrefixStore::multi_set(keys, values);
+    }
+    std::vector<std::string> multi_get(std::span<const std::string> keys, Millis timeout) override {
+      dawdle(keys);
+      return PrefixStore::multi_get(keys, timeout);
+    }
+
+   private:
+    void dawdle(std::span<const std::string> keys) {
+      const std::string visited = "test/visited";
+      if (keys[0].find("/gloo/") == std::string::npos) return;
+      PrefixStore::wait({&visited, 1}, std::chrono::seconds(20));
+    }
+  };
+  const JobEnvironment job = job_environment();
+  GroupOptions o;
+  o.store = connect_store(job);
+  if (job.rank == job.world_size - 1) o.store = std::make_shared<Slow>("", o.store);
+  ProcessGroup& g = *init_process_group(o);
+  test::check_verbs(g, kF32, 5);
+  destroy_process_group();
+}
+
 TEST(Rank, DISABLED_Program) {
   const char* text = std::getenv("TEST_PROGRAM");
   std::string program = text ? text : "";
@@ -291,6 +324,7 @@ TEST(Rank, DISABLED_Program) {
   if (program == "late") return late();
   if (program == "cycle") return cycle();
   if (program == "forked") return forked();
+  if (program == "meet") return meet();
   FAIL() << "unknown program " << program;
 }
 

@@ -170,6 +170,47 @@ TEST(Orphans, NoneWhenTlaunchIsKilled) {
   EXPECT_TRUE(gone_within("sleep " + s, 2));
 }
 
+// Neither a parent nor a group, session or variable says whose they are.
+TEST(Orphans, NoneThatHaveLeftEverythingBehind) {
+  const std::string s = unique_seconds();
+  const std::string leave = "(env -i setsid sleep " + s + " >/dev/null 2>&1 </dev/null &) ; ";
+  const std::string twice =
+      "(env -i setsid sh -c 'setsid sleep " + s + " & exec sleep " + s + "' &) ; ";
+  Command job(
+      tlaunch_argv({"--nproc", "2", "sh", "-c", leave + twice + "echo ready$RANK; sleep " + s}));
+  job.wait_for("ready0");
+  job.wait_for("ready1");
+  for (int i = 0; i < 250 && count_processes("sleep " + s) < 8; ++i) sleep_s(0.02);
+  EXPECT_GE(count_processes("sleep " + s), 8);
+  ::kill(job.pid(), SIGKILL);
+  EXPECT_TRUE(gone_within("sleep " + s, 2));
+
+  Result failed = tlaunch({"sh", "-c", leave + "sleep 0.2; exit 3"});
+  EXPECT_EQ(failed.exit_code, 3);
+  EXPECT_TRUE(gone_within("sleep " + s, 2));
+}
+
+// A job that a job starts belongs to both, and other jobs to neither.
+TEST(Orphans, NoneOfAnInnerJobAndAllOfAnother) {
+  const std::string s = unique_seconds(), other = unique_seconds();
+  const std::string leave = "(env -i setsid sleep " + s + " >/dev/null 2>&1 </dev/null &) ; ";
+  Command bystander(tlaunch_argv({"sh", "-c", "echo ready; exec sleep " + other}));
+  bystander.wait_for("ready");
+  const std::string inner = tlaunch_argv({})[0];
+  Command job(
+      tlaunch_argv({"sh", "-c", inner + " sh -c '" + leave + "echo ready; sleep " + s + "'"}));
+  job.wait_for("ready");
+  for (int i = 0; i < 250 && count_processes("sleep " + s) < 4; ++i) sleep_s(0.02);
+  ::kill(job.pid(), SIGKILL);
+  EXPECT_TRUE(gone_within("sleep " + s, 2));
+
+  Result failed =
+      tlaunch({"sh", "-c", inner + " sh -c '" + leave + "sleep 0.2; exit 3'; echo alive"});
+  EXPECT_EQ(failed.out, "alive\n") << failed.err;
+  EXPECT_TRUE(gone_within("sleep " + s, 2));
+  EXPECT_GE(count_processes("sleep " + other), 1);
+}
+
 TEST(Orphans, NoneAfterAFailure) {
   std::string s = unique_seconds();
   Result r =

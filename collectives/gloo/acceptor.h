@@ -1,0 +1,93 @@
+// Where a rank takes the connections of a group: one listening socket, and a thread that lets
+// nobody in who does not begin with the right 32 bytes. Invariant: a connection that has not
+// shown a token yet has one of a fixed number of places for a few seconds, and reaches nothing but
+// a buffer of those 32 bytes.
+#pragma once
+#include <unistd.h>
+
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "collectives/store/sha256.h"
+#include "collectives/store/store.h"
+
+namespace tessera::detail {
+
+/// A descriptor, closed with its owner.
+class Socket {
+ public:
+  Socket() = default;
+  explicit Socket(int fd) : fd_(fd) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket& operator=(Socket&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~Socket() {
+    if (fd_ >= 0) ::close(fd_);
+  }
+  int fd() const { return fd_; }
+  explicit operator bool() const { return fd_ >= 0; }
+
+ private:
+  int fd_ = -1;
+};
+
+/// A connection that is to come: what it begins with, and what it is answered.
+struct Caller {
+  Digest token, answer;
+  Socket socket{};  // once it has come; it does not block
+};
+
+class Acceptor {
+ public:
+  /// What a connection has until it has shown its token, and how many there are at once: the oldest
+  /// makes room for the next.
+  static constexpr std::chrono::seconds kTokenTime{5};
+  static constexpr size_t kPlaces = 256;
+
+  /// Listens on a free port of `address`, which is numeric. Throws std::system_error.
+  Acceptor(const std::string& address, std::vector<Caller> callers);
+  ~Acceptor();
+
+  int port() const { return port_; }
+  /// Waits for all callers, at most `timeout`; the place of the first that is absent, or -1.
+  int wait(Millis timeout);
+  /// All callers; once they have come.
+  std::vector<Caller> take() {
+    std::lock_guard lock(mutex_);  // others may still show their tokens
+    return std::move(callers_);
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Stranger {
+    Socket socket;
+    Clock::time_point until;
+    Digest said{};
+    size_t bytes = 0;  // of `said`
+  };
+
+  void listen(const std::string& address);
+  void serve();
+  void accept_all();
+  bool hear(Stranger& stranger);
+  void admit(Stranger& stranger);
+
+  Socket listener_, wake_;
+  int port_ = 0;
+  std::list<Stranger> strangers_;  // oldest first; of the thread
+  Clock::time_point pause_{};      // none is accepted before; of the thread
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Caller> callers_;
+  size_t absent_;
+  std::thread thread_;
+};
+
+}  // namespace tessera::detail
