@@ -44,11 +44,23 @@ bool names_a_step(const std::string& name) {
   return name.starts_with("step-") && step_name(std::atoll(name.c_str() + 5)) == name;
 }
 
-// By its name, or, where it was renamed, by its manifest.
+// Files of ranks, where the manifest is lost.
+bool holds_rank_files(const fs::path& folder) {
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.starts_with("rank-") && name.ends_with(".safetensors")) return true;
+  }
+  return false;
+}
+
+// By its name and what is in it, or, where it was renamed, by its manifest.
 bool is_saved_step(const fs::path& folder) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) return false;
-  if (names_a_step(folder.filename().string())) return true;
+  if (names_a_step(folder.filename().string()) &&
+      (fs::exists(folder / kManifestName, error) || holds_rank_files(folder)))
+    return true;
   constexpr std::string_view kBegin = "{\"format\":\"tessera-checkpoint\"";
   std::string begin(kBegin.size(), '\0');
   const fs::path manifest = folder / kManifestName;

@@ -114,7 +114,13 @@ TEST_F(Overwrite, NoWriterChangesASavedStep) {
     if (path.ends_with(".safetensors"))
       refused(bin("tckpt") + " consolidate " + run_folder() + " --to " + path);
   EXPECT_EQ(run(bin("tckpt") + " verify " + run_folder()).status, 0);
-  // A step under a name of its own is one too.
+  // A step without its manifest is one, and so is one under a name of its own; a folder that has no
+  // more than the name is none.
+  fs::copy(run_folder(), folder_ / "lost", fs::copy_options::recursive);
+  fs::remove(folder_ / "lost/step-000000004/manifest.json");
+  refused(trains + " --save lost/step-000000004/rank-0000-of-0001.safetensors");
+  fs::create_directories(folder_ / "out/step-000000004");
+  EXPECT_EQ(harmless(trains + " --save out/step-000000004/w.safetensors").status, 0);
   fs::copy(step(), folder_ / "kept", fs::copy_options::recursive);
   refused(trains + " --save kept/rank-0000-of-0001.safetensors");
 }
