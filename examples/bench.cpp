@@ -11,8 +11,10 @@
 #include "core/base/isa.h"
 #include "core/base/output.h"
 #include "core/base/version.h"
+#include "core/io/file.h"
 #include "examples/bench/commands.h"
 #include "launcher/command_line.h"
+#include "parallel/checkpoint/overwrite.h"
 
 namespace tessera::bench {
 namespace {
@@ -60,6 +62,8 @@ int run(int argc, char** argv) {
 }  // namespace
 
 void check_can_write(const char* flag, const std::string& path) {
+  checkpoint::check_may_write(path, fmt::format("bench: {}", flag));
+  io::detach(path, fmt::format("bench: {}", flag));
   errno = 0;
   TESSERA_CHECK(std::ofstream(path, std::ios::app).good(), "bench: {} {}: cannot write it: {}",
                 flag, path, std::strerror(errno));

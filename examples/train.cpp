@@ -6,6 +6,7 @@
 #include "core/base/output.h"
 #include "core/data/image_source.h"
 #include "core/tensor/allocator.h"
+#include "examples/train/agreement.h"
 #include "examples/train/options.h"
 #include "examples/train/trainer.h"
 
@@ -20,6 +21,10 @@ int main(int argc, char** argv) {
     int signal = 0;
     try {
       signal = train::run(parsed.options, group);
+    } catch (const train::RanksDisagree& e) {  // on all ranks, with the same text
+      if (group->rank() == 0) std::fprintf(stderr, "%s\n", e.what());
+      destroy_process_group();
+      return 1;
     } catch (const data::CutArchive& e) {
       const std::string text =
           fmt::format("{} (--bad-images skip trains on what comes before that)", e.what());

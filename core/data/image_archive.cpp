@@ -1,6 +1,7 @@
 // Images in a tar archive, through libarchive. The archive is mapped and gone through once; of a
 // tar that is not compressed libarchive hands out the bytes where they lie, so nothing is copied or
-// read until an image is asked for. Invariant: whatever libarchive had to unpack is kept.
+// read until an image is asked for, and then the file must still be what it was. Invariant:
+// whatever libarchive had to unpack is kept.
 #include <algorithm>
 #include <map>
 
@@ -138,9 +139,9 @@ void read_entries(archive* a, const io::Mapping& file, ImageFiles& list,
 
 }  // namespace
 
-ImageFiles list_archive(const std::string& path, BadImages bad) {
-  Archive out;
-  out.mapping = io::File::open(path, "data").map();
+namespace {
+
+ImageFiles list_mapped(const std::string& path, BadImages bad, Archive out) {
   ImageFiles list;
   list.where = path;
   Handle handle(archive_read_new());
@@ -168,14 +169,24 @@ ImageFiles list_archive(const std::string& path, BadImages bad) {
     if (!used) list.empty_folders.push_back(name);
   for (auto& [name, content] : found) {
     list.paths.push_back(name);
+    list.bytes.push_back(content.bytes.size());
     out.contents.push_back(std::move(content));
   }
   auto shared = std::make_shared<const Archive>(std::move(out));
   auto paths = std::make_shared<const std::vector<std::string>>(list.paths);
   list.decode = [path, shared, paths](size_t i) {
-    return decode_image(shared->contents[i].bytes, path + "/" + (*paths)[i]);
+    const Content& content = shared->contents[i];
+    auto decode = [&] { return decode_image(content.bytes, path + "/" + (*paths)[i]); };
+    return content.unpacked ? decode() : shared->mapping->checked(decode);
   };
   return list;
+}
+
+}  // namespace
+
+ImageFiles list_archive(const std::string& path, BadImages bad) {
+  const Ref<io::Mapping> mapping = io::File::open(path, "data").map();
+  return mapping->checked([&] { return list_mapped(path, bad, {mapping, {}}); });
 }
 #else
 ImageFiles list_archive(const std::string& path, BadImages) { refuse_without_libraries(path); }

@@ -48,6 +48,8 @@ Image ImageDataset::transformed(Image image, const Sample& sample) const {
 Image ImageDataset::row_of(int64_t item, const Sample& sample) const {
   try {
     return transformed(source_->read(item), sample);
+  } catch (const io::FileChanged&) {
+    throw;  // no image of it is good any more
   } catch (const UserError& e) {
     const std::string_view text = e.what();
     const std::string name = source_->name(item);

@@ -27,42 +27,53 @@ constexpr int64_t kSide = 32, kPlane = kSide * kSide, kRecord = 1 + 3 * kPlane;
 
 class Cifar final : public ImageSource {
  public:
-  explicit Cifar(const std::vector<std::string>& paths, int64_t classes) {
+  Cifar(const std::vector<std::string>& paths, int64_t classes, io::Xxh128& hash) {
     for (const std::string& path : paths) {
       RawFile file = open_raw(path);
-      TESSERA_CHECK(file.size() > 0 && file.size() % kRecord == 0,
-                    "data: {} has {} bytes; CIFAR-10's binary version has {} for each image",
-                    io::quote(path), file.size(), kRecord);
-      for (int64_t i = 0; i < file.size() / kRecord; ++i) {
-        const uint8_t* record = file.bytes() + i * kRecord;
-        TESSERA_CHECK(*record < classes, "data: {} has label {} at image {}; there are {} classes",
-                      io::quote(path), *record, i, classes);
-        records_.push_back({files_.size(), i});
-      }
+      records_.reserve(records_.size() + size_t(file.size() / kRecord));
+      file.mapping->checked([&] { return add_records(file, classes, hash); });
       files_.push_back(std::move(file));
     }
   }
   int64_t size() const override { return int64_t(records_.size()); }
-  int64_t label(int64_t item) const override { return *record(item); }
+  int64_t label(int64_t item) const override { return records_[size_t(item)].label; }
   std::string name(int64_t item) const override {
-    auto [file, i] = records_[size_t(item)];
-    return fmt::format("{}, image {}", files_[file].path, i);
+    const Record& r = records_[size_t(item)];
+    return fmt::format("{}, image {}", files_[r.file].path, r.number);
   }
   Image read(int64_t item) const override {
-    Image out = black_image(kSide, kSide);
-    const uint8_t* planes = record(item) + 1;
-    for (int64_t i = 0; i < kPlane; ++i)
-      for (int64_t c = 0; c < 3; ++c) out.pixels[size_t(3 * i + c)] = planes[c * kPlane + i];
-    return out;
+    const Record& r = records_[size_t(item)];
+    const RawFile& file = files_[r.file];
+    return file.mapping->checked([&] {
+      Image out = black_image(kSide, kSide);
+      const uint8_t* planes = file.bytes() + r.number * kRecord + 1;
+      for (int64_t i = 0; i < kPlane; ++i)
+        for (int64_t c = 0; c < 3; ++c) out.pixels[size_t(3 * i + c)] = planes[c * kPlane + i];
+      return out;
+    });
   }
 
  private:
-  const uint8_t* record(int64_t item) const {
-    auto [file, i] = records_[size_t(item)];
-    return files_[file].bytes() + i * kRecord;
+  struct Record {
+    size_t file;
+    int64_t number;  // in the file
+    uint8_t label;
+  };
+  bool add_records(const RawFile& file, int64_t classes, io::Xxh128& hash) {
+    TESSERA_CHECK(file.size() > 0 && file.size() % kRecord == 0,
+                  "data: {} has {} bytes; CIFAR-10's binary version has {} for each image",
+                  io::quote(file.path), file.size(), kRecord);
+    for (int64_t i = 0; i < file.size() / kRecord; ++i) {
+      const uint8_t label = file.bytes()[i * kRecord];
+      TESSERA_CHECK(label < classes, "data: {} has label {} at image {}; there are {} classes",
+                    io::quote(file.path), label, i, classes);
+      records_.push_back({files_.size(), i, label});
+    }
+    hash.update(file.bytes(), size_t(file.size()));
+    return true;
   }
   std::vector<RawFile> files_;
-  std::vector<std::pair<size_t, int64_t>> records_;
+  std::vector<Record> records_;
 };
 
 // ---- IDX: two zeros, type, number of dims, dims (big-endian), values
@@ -73,9 +84,10 @@ struct Idx {
   const uint8_t* values = nullptr;
 };
 
-Idx open_idx(const std::string& path, size_t ndim) {
+Idx parse_idx(RawFile file, size_t ndim) {
   Idx out;
-  out.file = open_raw(path);
+  const std::string path = file.path;
+  out.file = std::move(file);
   const uint8_t* at = out.file.bytes();
   const int64_t header = 4 + 4 * int64_t(ndim);
   const bool known = out.file.size() >= header && at[0] == 0 && at[1] == 0 && at[2] == 8;
@@ -101,17 +113,27 @@ Idx open_idx(const std::string& path, size_t ndim) {
   return out;
 }
 
+Idx open_idx(const std::string& path, size_t ndim) {
+  RawFile file = open_raw(path);
+  return file.mapping->checked([&] { return parse_idx(file, ndim); });
+}
+
 class IdxImages final : public ImageSource {
  public:
-  IdxImages(Idx images, Idx labels) : images_(std::move(images)), labels_(std::move(labels)) {
-    TESSERA_CHECK(images_.dims[0] == labels_.dims[0], "data: {} has {} images, {} has {} labels",
-                  io::quote(images_.file.path), images_.dims[0], io::quote(labels_.file.path),
-                  labels_.dims[0]);
+  IdxImages(Idx images, const Idx& labels) : images_(std::move(images)) {
+    TESSERA_CHECK(images_.dims[0] == labels.dims[0], "data: {} has {} images, {} has {} labels",
+                  io::quote(images_.file.path), images_.dims[0], io::quote(labels.file.path),
+                  labels.dims[0]);
+    labels_ = labels.file.mapping->checked(
+        [&] { return std::vector<uint8_t>(labels.values, labels.values + labels.dims[0]); });
   }
   int64_t size() const override { return images_.dims[0]; }
-  int64_t label(int64_t item) const override { return labels_.values[item]; }
-  int64_t classes() const {
-    return 1 + *std::max_element(labels_.values, labels_.values + labels_.dims[0]);
+  int64_t label(int64_t item) const override { return labels_[size_t(item)]; }
+  int64_t classes() const { return 1 + *std::ranges::max_element(labels_); }
+  void add_to(io::Xxh128& hash) const {
+    images_.file.mapping->checked(
+        [&] { return hash.update(images_.file.bytes(), size_t(images_.file.size())), true; });
+    hash.update(labels_.data(), labels_.size());
   }
   int64_t height() const { return images_.dims[1]; }
   int64_t width() const { return images_.dims[2]; }
@@ -119,14 +141,17 @@ class IdxImages final : public ImageSource {
     return fmt::format("{}, image {}", images_.file.path, item);
   }
   Image read(int64_t item) const override {
-    Image out = black_image(height(), width());
-    const uint8_t* from = images_.values + item * height() * width();
-    for (size_t i = 0; i < out.pixels.size(); ++i) out.pixels[i] = from[i / 3];  // grey
-    return out;
+    return images_.file.mapping->checked([&] {
+      Image out = black_image(height(), width());
+      const uint8_t* from = images_.values + item * height() * width();
+      for (size_t i = 0; i < out.pixels.size(); ++i) out.pixels[i] = from[i / 3];  // grey
+      return out;
+    });
   }
 
  private:
-  Idx images_, labels_;
+  Idx images_;
+  std::vector<uint8_t> labels_;
 };
 
 // "train-images-idx3-ubyte", or with a dot before idx3 as some copies have it; "" for neither.
@@ -164,8 +189,10 @@ ImageSplit load_cifar10(const std::string& folder) {
   std::vector<std::string> train;
   for (int i = 1; i <= 5; ++i) train.push_back(path(fmt::format("data_batch_{}.bin", i)));
   const auto classes = int64_t(out.classes.size());
-  out.train = std::make_shared<Cifar>(train, classes);
-  out.validation = std::make_shared<Cifar>(std::vector{path("test_batch.bin")}, classes);
+  io::Xxh128 hash;
+  out.train = std::make_shared<Cifar>(train, classes, hash);
+  out.validation = std::make_shared<Cifar>(std::vector{path("test_batch.bin")}, classes, hash);
+  out.hash = hash.digest();
   return out;
 }
 
@@ -183,6 +210,9 @@ ImageSplit load_idx(const std::string& folder) {
   for (int64_t c = 0; c < train->classes(); ++c) out.classes.push_back(std::to_string(c));
   out.train = train;
   out.validation = validation;
+  io::Xxh128 hash;
+  train->add_to(hash), validation->add_to(hash);
+  out.hash = hash.digest();
   return out;
 }
 

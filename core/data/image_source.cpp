@@ -104,6 +104,28 @@ void list_below(const fs::path& folder, const std::string& prefix, std::vector<f
   around.pop_back();
 }
 
+// A look at every file would take minutes where there are millions, so of those it is some.
+void add_sizes(ImageFiles& files) {
+  constexpr size_t kMost = 100'000;
+  const size_t stride = files.paths.size() / kMost + 1;
+  files.bytes.resize(files.paths.size());
+  for (size_t i = 0; i < files.paths.size(); i += stride) {
+    std::error_code error;  // of a link to nothing: told when it is read
+    const uintmax_t bytes = fs::file_size(files.where + "/" + files.paths[i], error);
+    files.bytes[i] = error ? 0 : uint64_t(bytes);
+  }
+}
+
+io::Digest hash_of(const ImageFiles& files) {
+  io::Xxh128 hash;
+  for (size_t i = 0; i < files.paths.size(); ++i) {
+    const uint64_t numbers[] = {files.paths[i].size(), files.bytes[i]};
+    hash.update(numbers, sizeof numbers);
+    hash.update(files.paths[i].data(), files.paths[i].size());
+  }
+  return hash.digest();
+}
+
 // What is left out, for messages.
 std::string left_out(const ImageFiles& files) {
   std::string out;
@@ -170,6 +192,7 @@ ImageFiles list_folder(const std::string& path) {
     throw UserError(fmt::format("data: {}: {}", io::quote(e.path1().string()), e.code().message()));
   }
   std::ranges::sort(out.paths);
+  add_sizes(out);
   auto paths = std::make_shared<std::vector<std::string>>(out.paths);
   out.decode = [path, paths](size_t i) {
     const std::string file = path + "/" + (*paths)[i];
@@ -226,6 +249,7 @@ ImageSplit split_by_folders(ImageFiles list) {
                   io::quote(files->where), all);
   }
   ImageSplit out;
+  out.hash = hash_of(*files);
   for (const auto& [name, members] : train) out.classes.push_back(name);
   out.train = std::make_shared<FileItems>(files, items_of(train, out.classes, *files));
   if (!validation.empty())

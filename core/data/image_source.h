@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/data/image.h"
+#include "core/io/hash.h"
 
 namespace tessera::data {
 
@@ -43,6 +44,9 @@ class ImageSource {
 struct ImageSplit {
   std::shared_ptr<const ImageSource> train, validation;  // validation may be null
   std::vector<std::string> classes;                      // by label
+  // Of what there is: names and sizes of files of images, which are not read for it (sizes of
+  // 100,000 at most in a folder); all bytes of cifar10: and idx:.
+  io::Digest hash = {};
   int64_t side = 0;  // of all images, where they are alike by their format
 };
 

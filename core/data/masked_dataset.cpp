@@ -42,10 +42,7 @@ void MaskedDataset::read(const Sample& sample, int64_t row, const Batch& to) con
   inputs[o_.length - 1] = o_.sep;
   for (int64_t t = 0; t < words_; ++t) {
     int64_t id = tokens_[from + t];
-    TESSERA_CHECK(id >= 0 && id < o_.vocab_size,
-                  "data: the {} has id {} at token {}, but the vocabulary has {}; was another "
-                  "tokenizer used?",
-                  what_, id, from + t, o_.vocab_size);
+    if (id < 0 || id >= o_.vocab_size) refuse(id, from + t);
     inputs[1 + t] = id;
   }
   // The first of a permutation of the row's positions, which is this sample's own.
@@ -59,6 +56,18 @@ void MaskedDataset::read(const Sample& sample, int64_t row, const Batch& to) con
     else if (fate == 8)
       inputs[t] = uniform_below(o_.vocab_size, key, RandomUse::kMask, uint64_t(2 * k + 1));
   }
+}
+
+void MaskedDataset::refuse(int64_t id, int64_t at) const {
+  tokens_.check_unchanged();  // else that is why
+  throw UserError(fmt::format(
+      "data: the {} has id {} at token {}, but the vocabulary has {}; was another tokenizer used?",
+      what_, id, at, o_.vocab_size));
+}
+
+Batch MaskedDataset::finish(Batch read) const {
+  tokens_.check_unchanged();
+  return read;
 }
 
 }  // namespace tessera::data

@@ -31,10 +31,13 @@ class MaskedDataset final : public Dataset {
   int64_t size() const override;
   Batch allocate(int64_t rows) const override;
   void read(const Sample& sample, int64_t row, const Batch& to) const override;
+  /// Throws io::FileChanged where the file behind the tokens was changed meanwhile.
+  Batch finish(Batch read) const override;
   /// Targets of a row.
   int64_t num_targets() const { return targets_; }
 
  private:
+  [[noreturn]] void refuse(int64_t id, int64_t at) const;
   Tokens tokens_;
   MaskingOptions o_;
   std::string what_;

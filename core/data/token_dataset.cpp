@@ -29,13 +29,22 @@ void TokenDataset::read(const Sample& sample, int64_t row, const Batch& to) cons
   int64_t* targets = to.targets.data<int64_t>() + row * context_;
   for (int64_t t = 0; t <= context_; ++t) {
     int64_t id = tokens_[from + t];
-    TESSERA_CHECK(id >= 0 && (vocab_size_ == 0 || id < vocab_size_),
-                  "data: the {} has id {} at token {}, but the vocabulary has {}; was another "
-                  "tokenizer used?",
-                  what_, id, from + t, vocab_size_);
+    if (id < 0 || (vocab_size_ != 0 && id >= vocab_size_)) refuse(id, from + t);
     if (t < context_) inputs[t] = id;
     if (t > 0) targets[t - 1] = id;
   }
+}
+
+void TokenDataset::refuse(int64_t id, int64_t at) const {
+  tokens_.check_unchanged();  // else that is why
+  throw UserError(fmt::format(
+      "data: the {} has id {} at token {}, but the vocabulary has {}; was another tokenizer used?",
+      what_, id, at, vocab_size_));
+}
+
+Batch TokenDataset::finish(Batch read) const {
+  tokens_.check_unchanged();
+  return read;
 }
 
 int64_t RandomWindows::start(const Sample& sample) const {

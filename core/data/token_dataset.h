@@ -26,8 +26,11 @@ class TokenDataset : public Dataset {
 
   Batch allocate(int64_t rows) const override;
   void read(const Sample& sample, int64_t row, const Batch& to) const override;
+  /// Throws io::FileChanged where the file behind the tokens was changed meanwhile.
+  Batch finish(Batch read) const override;
 
  private:
+  [[noreturn]] void refuse(int64_t id, int64_t at) const;
   Tokens tokens_;
   int64_t context_, vocab_size_;
   std::string what_;

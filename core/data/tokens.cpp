@@ -70,10 +70,9 @@ Tokens Tokens::map_file(const std::string& path) {
                 "data: {} has {} bytes, no multiple of {}; expected raw little-endian u{} tokens "
                 "(u32 files end in .u32)",
                 io::quote(path), file.size(), width, 8 * width);
-  auto mapping = std::make_shared<Ref<io::Mapping>>(file.map());
-  out.data_ = (*mapping)->data();
+  out.mapping_ = file.map();
+  out.data_ = out.mapping_->data();
   out.size_ = int64_t(file.size() / width);
-  out.owner_ = mapping;
   return out;
 }
 
@@ -86,10 +85,27 @@ Tokens Tokens::slice(int64_t begin, int64_t end) const {
   return out;
 }
 
-TokenId Tokens::max() const {
-  TokenId top = -1;
-  for (int64_t i = 0; i < size_; ++i) top = std::max(top, (*this)[i]);
-  return top;
+TokenId Tokens::max_and_hash(io::Xxh128& hash) const {
+  constexpr int64_t kBlock = 1 << 13;  // stays in the cache from the one use to the other
+  std::vector<uint32_t> block(kBlock);
+  int64_t top = -1;
+  for (int64_t begin = 0; begin < size_; begin += kBlock) {
+    const int64_t n = std::min(kBlock, size_ - begin);
+    if (wide_)
+      std::copy_n(static_cast<const uint32_t*>(data_) + begin, n, block.begin());
+    else
+      std::copy_n(static_cast<const uint16_t*>(data_) + begin, n, block.begin());
+    uint32_t largest = 0;
+    for (int64_t i = 0; i < n; ++i) largest = std::max(largest, block[size_t(i)]);
+    top = std::max<int64_t>(top, largest);
+    hash.update(block.data(), size_t(n) * sizeof(uint32_t));
+  }
+  check_unchanged();
+  return TokenId(top);
+}
+
+void Tokens::check_unchanged() const {
+  if (mapping_) mapping_->check();
 }
 
 std::string read_text(const std::string& path) {
@@ -132,6 +148,19 @@ TextSplit split_text(std::string_view text) {
 
 namespace {
 
+// Hashes the splits, each after its length. Returns the largest id.
+TokenId survey(TokenSplit& split) {
+  io::Xxh128 hash;
+  TokenId top = -1;
+  for (const Tokens* part : {&split.train, &split.validation}) {
+    const int64_t size = part->size();
+    hash.update(&size, sizeof size);
+    top = std::max(top, part->max_and_hash(hash));
+  }
+  split.hash = hash.digest();
+  return top;
+}
+
 /// A folder that holds train.txt and validation.txt is split as they are; other text 90/10.
 TokenSplit load_text(const std::string& path, const std::string& tokenizer) {
   TESSERA_CHECK(!tokenizer.empty(),
@@ -150,6 +179,7 @@ TokenSplit load_text(const std::string& path, const std::string& tokenizer) {
   out.vocab_size = out.tokenizer->vocab_size();
   out.train = Tokens::from_ids(out.tokenizer->encode(split.train));
   out.validation = Tokens::from_ids(out.tokenizer->encode(split.validation));
+  survey(out);
   return out;
 }
 
@@ -175,8 +205,9 @@ TokenSplit load_token_files(const std::string& path, const std::string& tokenize
     out.train = all.slice(0, cut);
     out.validation = all.slice(cut, all.size());
   }
+  const TokenId top = survey(out);
   if (tokenizer.empty()) {
-    out.vocab_size = int64_t(std::max(out.train.max(), out.validation.max())) + 1;
+    out.vocab_size = int64_t(top) + 1;
   } else {
     out.tokenizer = make_tokenizer(tokenizer, "");
     out.vocab_size = out.tokenizer->vocab_size();

@@ -9,11 +9,13 @@
 #include <string_view>
 
 #include "core/data/tokenizer.h"
+#include "core/io/hash.h"
+#include "core/io/mapping.h"
 
 namespace tessera::data {
 
 /// A sequence of ids, 2 bytes each where they fit, else 4; in memory or mapped from a file. Copies
-/// share.
+/// share. Where a mapped file is cut off meanwhile, ids read as 0: see check_unchanged.
 class Tokens {
  public:
   Tokens() = default;
@@ -30,11 +32,16 @@ class Tokens {
   }
   /// Elements [begin, end).
   Tokens slice(int64_t begin, int64_t end) const;
-  /// Largest id, -1 when empty; reads everything.
-  TokenId max() const;
+  /// Largest id, -1 when empty; reads everything. In the same pass the ids enter `hash`, as u32
+  /// whatever their width here. Throws io::FileChanged.
+  TokenId max_and_hash(io::Xxh128& hash) const;
+  /// Throws io::FileChanged when what was read so far may be other than the file held when it was
+  /// mapped: to be called after reading. Does nothing for tokens in memory.
+  void check_unchanged() const;
 
  private:
-  std::shared_ptr<const void> owner_;
+  std::shared_ptr<const void> owner_;  // of ids in memory
+  Ref<io::Mapping> mapping_;           // of ids in a file
   const void* data_ = nullptr;
   int64_t size_ = 0;
   bool wide_ = false;
@@ -56,12 +63,14 @@ struct TokenSplit {
   Tokens train, validation;
   int64_t vocab_size = 0;
   std::shared_ptr<const Tokenizer> tokenizer;  // null for token files without one
+  io::Digest hash;  // of the ids of both splits, so of all that models learn from
 };
 
 /// `text:PATH`: read_text, split (a folder with train.txt and validation.txt: into these), encoded
 /// by make_tokenizer(tokenizer, whole text). `tokens:PATH`:
 /// a token file, split 90/10, or a folder with train.bin and val.bin; `tokenizer` may be empty,
-/// then vocab_size is the largest id + 1. Throws UserError for another kind and for what the parts
+/// then vocab_size is the largest id + 1. Either way the ids are read once, for their hash. Throws
+/// UserError for another kind and for what the parts
 /// refuse.
 TokenSplit load_tokens(const std::string& kind_and_path, const std::string& tokenizer);
 

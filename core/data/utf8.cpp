@@ -1,6 +1,7 @@
 #include "core/data/utf8.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
 
 #include "core/base/error.h"
@@ -59,6 +60,36 @@ void check_utf8(std::string_view text, std::string_view who) {
       at == std::string_view::npos,
       "{}: the text is not UTF-8 at offset {} (byte 0x{:02x}); convert it, or use --tokenizer byte",
       who, at, static_cast<unsigned char>(text[at]));
+}
+
+std::string escape_bytes(std::string_view bytes) {
+  std::string out;
+  for (size_t at = 0; at < bytes.size();) {
+    const uint32_t n = decode_utf8(bytes, at).bytes;
+    if (n == 0)
+      out += fmt::format("\\x{:02x}", uint8_t(bytes[at]));
+    else
+      out += bytes[at] == '\\' ? std::string_view("\\\\") : bytes.substr(at, n);
+    at += std::max<uint32_t>(n, 1);
+  }
+  return out;
+}
+
+std::string unescape_bytes(std::string_view text) {
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    unsigned byte = 0;
+    const std::string_view rest = text.substr(at);
+    if (rest.starts_with("\\\\")) {
+      out += '\\', at += 2;
+    } else if (rest.size() >= 4 && rest.starts_with("\\x") &&
+               std::from_chars(rest.data() + 2, rest.data() + 4, byte, 16).ptr == rest.data() + 4) {
+      out += char(byte), at += 4;
+    } else {
+      out += text[at++];
+    }
+  }
+  return out;
 }
 
 size_t count_code_points(std::string_view text) {

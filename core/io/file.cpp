@@ -1,13 +1,13 @@
 #include "core/io/file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <filesystem>
 
@@ -27,10 +27,20 @@ std::string advice(int error) {
     case ENOSPC:
     case EDQUOT: return "free space or write elsewhere";
     case EROFS: return "write elsewhere";
+    case ENAMETOOLONG: return "give it a shorter name or path";
     case EFBIG: return "raise the file-size limit (ulimit -f) or write elsewhere";
     case EMFILE: return "raise the limit of open files (ulimit -n)";
     default: return "check the disk";
   }
+}
+
+// `path` with `suffix` behind, the name cut where that would be too long for a file system.
+std::string beside(const std::string& path, const std::string& suffix) {
+  const size_t name = path.rfind('/') + 1;  // 0 without one
+  size_t end = std::min(path.size(), name + NAME_MAX - suffix.size());
+  // Not within a character of UTF-8, which some file systems ask for.
+  while (end > name && end < path.size() && (path[end] & 0xC0) == 0x80) --end;
+  return path.substr(0, end) + suffix;
 }
 
 }  // namespace
@@ -57,12 +67,8 @@ std::string quote(std::string_view text) {
   return out + "'";
 }
 
-Mapping::~Mapping() {
-  if (bytes_) munmap(data_, bytes_);
-}
-
-File::File(int fd, std::string path, std::string who, uint64_t size)
-    : fd_(fd), path_(std::move(path)), who_(std::move(who)), size_(size) {}
+File::File(int fd, std::string path, std::string who)
+    : fd_(fd), path_(std::move(path)), who_(std::move(who)) {}
 
 int set_direct(int fd, bool on) {
   int flags = fcntl(fd, F_GETFL);
@@ -75,13 +81,13 @@ File File::open(const std::string& path, std::string who) {
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   TESSERA_CHECK(fd >= 0, "{}: cannot open {}: {}; {}", who, quote(path), std::strerror(errno),
                 advice(errno));
-  File file(fd, path, std::move(who), 0);
+  File file(fd, path, std::move(who));
   struct stat info {};
   TESSERA_CHECK(fstat(fd, &info) == 0, "{}: cannot read {}: {}; {}", file.who_, quote(path),
                 std::strerror(errno), advice(errno));
   TESSERA_CHECK(S_ISREG(info.st_mode), "{}: {} is {}, not a regular file; name a file", file.who_,
                 quote(path), S_ISDIR(info.st_mode) ? "a folder" : "a device or pipe");
-  file.size_ = uint64_t(info.st_size);
+  file.opened_ = state_of(fd, file.who_, path);
   return file;
 }
 
@@ -89,13 +95,13 @@ File::File(File&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)),
       path_(std::move(other.path_)),
       who_(std::move(other.who_)),
-      size_(other.size_) {}
+      opened_(other.opened_) {}
 
 File& File::operator=(File&& other) noexcept {
   std::swap(fd_, other.fd_);
   std::swap(path_, other.path_);
   std::swap(who_, other.who_);
-  std::swap(size_, other.size_);
+  std::swap(opened_, other.opened_);
   return *this;
 }
 
@@ -105,6 +111,7 @@ File::~File() {
 
 void File::read_at(void* to, uint64_t bytes, uint64_t offset) const {
   uint64_t done = read_up_to(to, bytes, offset);
+  if (done < bytes) check_unchanged();
   TESSERA_CHECK(
       done == bytes,
       "{}: {} ends at offset {}, but bytes [{}, {}) were asked for; the file is truncated", who_,
@@ -124,20 +131,16 @@ uint64_t File::read_up_to(void* to, uint64_t bytes, uint64_t offset) const {
                   offset + done, std::strerror(errno), advice(errno));
     done += uint64_t(n);
     // The end; asking again from there would be no aligned read.
-    if (n == 0 || offset + done >= size_) break;
+    if (n == 0 || offset + done >= size()) break;
   }
   return done;
 }
 
+void File::check_unchanged() const { check_state(fd_, opened_, who_, path_); }
+
 void File::bypass_cache() { set_direct(fd_, true); }
 
-Ref<Mapping> File::map() const {
-  if (size_ == 0) return make_ref<Mapping>(nullptr, 0);
-  void* p = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd_, 0);
-  TESSERA_CHECK(p != MAP_FAILED, "{}: cannot map {} ({} bytes): {}; load it by copying instead",
-                who_, quote(path_), size_, std::strerror(errno));
-  return make_ref<Mapping>(static_cast<std::byte*>(p), size_t(size_));
-}
+Ref<Mapping> File::map() const { return make_ref<Mapping>(fd_, opened_, path_, who_); }
 
 std::string read_file(const std::string& path, const std::string& who, uint64_t max_bytes) {
   File file = File::open(path, who);
@@ -158,10 +161,12 @@ AtomicFile::AtomicFile(const std::string& path, std::string who)
     fs::path target = fs::weakly_canonical(path, error);
     if (!error) path_ = target.string();
   }
+  struct stat info {};
+  if (lstat(path_.c_str(), &info) != 0 && errno != ENOENT) fail("cannot create", errno);
   fs::file_status status = fs::status(path_, error);
   TESSERA_CHECK(!fs::exists(status) || fs::is_regular_file(status),
                 "{}: {} exists and is not a regular file; name another path", who_, quote(path_));
-  temporary_ = fmt::format("{}.tmp.{}.{}", path_, getpid(), serial.fetch_add(1));
+  temporary_ = beside(path_, fmt::format(".tmp.{}.{}", getpid(), serial.fetch_add(1)));
   fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd_ < 0) fail("cannot create", errno);
 }
@@ -208,6 +213,13 @@ void AtomicFile::commit() {
   TESSERA_CHECK(error == 0 || error == EINVAL || error == EACCES,
                 "{}: {} is written, but its folder cannot be synced: {}; check the disk", who_,
                 quote(path_), std::strerror(error));
+}
+
+void detach(const std::string& path, const std::string& who) {
+  std::error_code error;
+  if (std::filesystem::is_regular_file(path, error) &&
+      std::filesystem::hard_link_count(path, error) > 1)
+    write_file(path, "", who);
 }
 
 void write_file(const std::string& path, std::string_view bytes, const std::string& who) {

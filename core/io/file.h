@@ -7,28 +7,13 @@
 #include <string>
 #include <string_view>
 
-#include "core/base/ref.h"
+#include "core/io/mapping.h"
 
 namespace tessera::io {
 
 /// `text` in single quotes for an error message: control characters escaped, the middle of long
 /// texts elided.
 std::string quote(std::string_view text);
-
-/// A whole file in memory, by mmap. Private and writable: writes stay in memory and never reach the
-/// file. Pages are read when touched; if another process truncates the file meanwhile, touching
-/// them raises SIGBUS, as with any mmap.
-class Mapping final : public RefCounted {
- public:
-  Mapping(std::byte* data, size_t bytes) : data_(data), bytes_(bytes) {}
-  ~Mapping() override;
-  std::byte* data() const { return data_; }
-  size_t bytes() const { return bytes_; }
-
- private:
-  std::byte* data_;
-  size_t bytes_;
-};
 
 inline constexpr size_t kDirectAlign = 4096;  // of O_DIRECT: a disk with larger sectors refuses
 /// Turns O_DIRECT of an open file on or off; returns 0, or the errno of a file system that has
@@ -46,23 +31,26 @@ class File {
   ~File();
 
   const std::string& path() const { return path_; }
-  uint64_t size() const { return size_; }  // bytes, when opened
+  uint64_t size() const { return opened_.bytes; }  // when opened
   /// Reads exactly [offset, offset + bytes) or throws. Thread-safe.
   void read_at(void* to, uint64_t bytes, uint64_t offset) const;
   /// As read_at, but stops at the end of the file; returns how many bytes that were.
   uint64_t read_up_to(void* to, uint64_t bytes, uint64_t offset) const;
+  /// Throws FileChanged where the file is not what it was when it was opened: what was read from it
+  /// so far may be of two versions.
+  void check_unchanged() const;
   /// From now on reads go past the page cache where the file system can do that: no copy, and no
   /// page of others pushed out. Addresses, offsets and counts of reads must then be multiples of
   /// kDirectAlign; counts may reach beyond the end of the file.
   void bypass_cache();
-  /// The whole file; an empty file gives an empty mapping.
+  /// The whole file, as it was when opened: Mapping::check() says whether it still is.
   Ref<Mapping> map() const;
 
  private:
-  File(int fd, std::string path, std::string who, uint64_t size);
+  File(int fd, std::string path, std::string who);
   int fd_;
   std::string path_, who_;
-  uint64_t size_;
+  FileState opened_;
 };
 
 /// The bytes of a regular file; throws UserError when it is missing, unreadable or larger than
@@ -71,11 +59,13 @@ std::string read_file(const std::string& path, const std::string& who,
                       uint64_t max_bytes = UINT64_MAX);
 
 /// A file that appears under its path only when it is complete: written beside it under a temporary
-/// name, then fsync, rename, and fsync of the directory. Dropped before commit() it leaves nothing
+/// name (the first 200 and some bytes of its own, and a number), then fsync, rename, and fsync of
+/// the directory. Dropped before commit() it leaves nothing
 /// behind. A symbolic link at `path` is followed, not replaced.
 class AtomicFile {
  public:
-  /// Creates the temporary file; throws UserError when the directory is missing or not writable.
+  /// Creates the temporary file; throws UserError when the directory is missing or not writable, or
+  /// the name or path is too long.
   AtomicFile(const std::string& path, std::string who);
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -93,6 +83,10 @@ class AtomicFile {
   int fd_ = -1;
   uint64_t written_ = 0;
 };
+
+/// Where the file at `path` has other names too (hard links), an empty file takes its place under
+/// this one, so that who writes into it leaves what the others name as it is.
+void detach(const std::string& path, const std::string& who);
 
 /// Writes `bytes` to `path` through an AtomicFile.
 void write_file(const std::string& path, std::string_view bytes, const std::string& who);

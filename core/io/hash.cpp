@@ -51,6 +51,23 @@ Digest xxh128(const void* data, size_t bytes) {
   return {h.high64, h.low64};
 }
 
+Digest sampled_xxh128(const std::string& path, const std::string& who) {
+  constexpr uint64_t kBlock = 64 << 10, kMost = 256;
+  const File file = File::open(path, who);
+  const uint64_t size = file.size(), blocks = std::min(kMost, (size + kBlock - 1) / kBlock);
+  std::vector<char> block(kBlock);
+  Xxh128 hash;
+  hash.update(&size, sizeof size);
+  for (uint64_t i = 0; i < blocks; ++i) {
+    const uint64_t last = size - std::min(kBlock, size), n = std::min(kBlock, size);
+    file.read_at(
+        block.data(), n,
+        blocks == 1 ? 0 : last / (blocks - 1) * i + last % (blocks - 1) * i / (blocks - 1));
+    hash.update(block.data(), n);
+  }
+  return hash.digest();
+}
+
 void ParamsHasher::add(std::string_view name, DType dtype, const Shape& shape,
                        std::span<const std::byte> bytes) {
   TESSERA_CHECK(!any_ || name > std::string_view(last_),

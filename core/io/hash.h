@@ -44,6 +44,11 @@ class Xxh128 {
 };
 Digest xxh128(const void* data, size_t bytes);
 
+/// Tells files apart at little cost: a hash of the size and of at most 256 blocks of 64 KiB, spread
+/// evenly, the first and the last bytes among them. A change between the blocks goes unnoticed.
+/// Throws UserError.
+Digest sampled_xxh128(const std::string& path, const std::string& who);
+
 /// XXH3-128 (Collet, xxHash) over, per tensor: u64 length of the name, the name, the dtype's name
 /// ("f32") padded with zeros to 8 bytes, u64 ndim, i64 extents, then the elements in C order; all
 /// integers little-endian.

@@ -168,6 +168,7 @@ Tensor SafetensorsFile::load(std::string_view name) const {
   const TensorInfo& t = info(name);
   Tensor out = empty(t.shape, t.dtype);
   file_.read_at(out.raw(), t.bytes, t.offset);
+  file_.check_unchanged();
   return out;
 }
 
@@ -183,6 +184,11 @@ Tensor SafetensorsFile::view(std::string_view name) const {
   std::byte* data = mapping->data() + t.offset;
   return Tensor(Meta::contiguous(t.shape, t.dtype, kCPU),
                 make_ref<Storage>(data, t.bytes, kCPU, mapping));
+}
+
+void SafetensorsFile::check_unchanged() const {
+  std::lock_guard lock(mapping_->mutex);
+  if (mapping_->mapping) mapping_->mapping->check();
 }
 
 std::string SafetensorsFile::compute_hash() const {
@@ -242,6 +248,9 @@ const TensorInfo& SafetensorsSet::info(std::string_view name) const {
 }
 Tensor SafetensorsSet::load(std::string_view name) const { return file_of(name).load(name); }
 Tensor SafetensorsSet::view(std::string_view name) const { return file_of(name).view(name); }
+void SafetensorsSet::check_unchanged() const {
+  for (const SafetensorsFile& file : files_) file.check_unchanged();
+}
 
 std::vector<NamedTensor> load_safetensors(const std::string& path) {
   SafetensorsSet set = SafetensorsSet::open(path);

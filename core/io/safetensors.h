@@ -53,12 +53,16 @@ class SafetensorsFile {
   bool contains(std::string_view name) const { return find(name) != nullptr; }
   /// Throws UserError naming the closest name when there is no `name`.
   const TensorInfo& info(std::string_view name) const;
-  /// A copy in fresh memory, on the CPU.
+  /// A copy in fresh memory, on the CPU. Throws FileChanged where the file is not what was opened.
   Tensor load(std::string_view name) const;
   /// Zero-copy: pages are read when touched and stay private to this process, so writing to the
   /// tensor is safe and never reaches the file. Falls back to load() where the data are not aligned
-  /// to the dtype. Keeps the mapping alive.
+  /// to the dtype. Keeps the mapping alive. Where others change the file, so do the values:
+  /// check_unchanged().
   Tensor view(std::string_view name) const;
+  /// Throws FileChanged when what was read of views so far may not be what the file held when it
+  /// was opened.
+  void check_unchanged() const;
   /// params_xxh128 over all tensors; reads every byte, one tensor at a time.
   std::string compute_hash() const;
 
@@ -86,6 +90,7 @@ class SafetensorsSet {
   const TensorInfo& info(std::string_view name) const;
   Tensor load(std::string_view name) const;
   Tensor view(std::string_view name) const;
+  void check_unchanged() const;
   std::span<const SafetensorsFile> files() const { return files_; }
 
  private:

@@ -4,10 +4,13 @@
 
 #include <filesystem>
 
+#include "core/data/utf8.h"
 #include "core/tensor/random.h"
 #include "examples/train/fit.h"
+#include "examples/train/option_table.h"
 #include "parallel/checkpoint/folder.h"
 #include "parallel/checkpoint/load.h"
+#include "parallel/checkpoint/overwrite.h"
 #include "parallel/checkpoint/sharded.h"
 
 namespace tessera::train {
@@ -16,24 +19,12 @@ namespace {
 // Options that decide which numbers come out, as texts.
 checkpoint::Extra options_of(const Options& o) {
   checkpoint::Extra out;
-  auto put = [&](const char* flag, const auto& value) {
-    out[fmt::format("train.{}", flag)] = fmt::format("{}", value);
-  };
-  put("model", o.model), put("data", o.data), put("tokenizer", o.tokenizer);
-  put("batch-size", o.batch_size), put("accumulate", o.accumulate), put("seq-len", o.seq_len);
-  put("optimizer", o.optimizer), put("lr", o.lr), put("min-lr", o.min_lr);
-  put("weight-decay", o.weight_decay), put("clip-norm", o.clip_norm);
-  put("betas", fmt::format("{},{}", o.beta1, o.beta2));
-  put("schedule", o.schedule), put("warmup", o.warmup), put("steps", o.steps);
-  put("epochs", o.epochs), put("seed", o.seed), put("deterministic", o.deterministic);
-  put("exact-contraction", o.exact_contraction), put("precision", o.precision);
-  put("logical-batches", o.logical_batches);
-  put("momentum", o.momentum), put("nesterov", o.nesterov);
-  put("sync-batch-norm", o.sync_batch_norm);
-  put("label-smoothing", o.label_smoothing), put("image-size", o.image_size);
-  put("augment", o.augment), put("bad-images", o.bad_images);
+  for (const OptionRow& row : option_table())
+    if (row.kept()) out[fmt::format("train.{}", row.flag)] = data::escape_bytes(row.text(o));
   return out;
 }
+
+constexpr const char *kDataSize = "data.size", *kDataHash = "data.xxh128";
 
 // What is saved into a saved step would be found by nobody, and the step be damaged.
 void check_folder(const std::string& folder) {
@@ -87,26 +78,46 @@ int64_t parse_cursor(const checkpoint::Loaded& l) {
 
 Checkpointing::Checkpointing(const Options& o, const Task& task, ProcessGroup& group,
                              optim::Optimizer& optimizer, optim::GradScaler& scaler,
-                             data::DataLoader& loader)
-    : o_(o), task_(task), group_(group), optimizer_(optimizer), scaler_(scaler), loader_(loader) {
+                             data::DataLoader& loader, Agreement& agreement)
+    : o_(o),
+      task_(task),
+      group_(group),
+      optimizer_(optimizer),
+      scaler_(scaler),
+      loader_(loader),
+      agreement_(agreement) {
   if (o.checkpoint.empty()) return;
   check_folder(o.checkpoint);
+  checkpoint::check_may_save(o.checkpoint, "train: --checkpoint");
   saver_ = std::make_unique<checkpoint::Checkpointer>(o.checkpoint, &group,
                                                       checkpoint::SaveOptions{.keep = int(o.keep)});
-  if (o.steps != 0) saver_->prepare(state().pieces);
+  if (o.steps == 0) return;
+  const checkpoint::State first = state();
+  checkpoint::check_extra(first.extra);
+  saver_->prepare(first.pieces);
 }
+
+std::vector<checkpoint::Piece> Checkpointing::replicas() {
+  std::vector<checkpoint::Piece> out;
+  for (NamedTensor& t : task_.model->state())
+    out.push_back(checkpoint::piece_of("model." + t.name, t.tensor));
+  for (NamedTensor& t : scaler_.named_state())  // the same on every rank
+    out.push_back(checkpoint::whole("scaler." + t.name, t.tensor));
+  return out;
+}
+
+void Checkpointing::compare_replicas(int64_t done) { agreement_.on_replicas(replicas(), done); }
 
 checkpoint::State Checkpointing::state() {
   checkpoint::State s;
-  for (NamedTensor& t : task_.model->state())
-    s.pieces.push_back(checkpoint::piece_of("model." + t.name, t.tensor));
+  s.pieces = replicas();
   for (NamedTensor& t : optimizer_.named_state())
     s.pieces.push_back(checkpoint::piece_of("optimizer." + t.name, t.tensor));
-  for (NamedTensor& t : scaler_.named_state())  // the same on every rank
-    s.pieces.push_back(checkpoint::whole("scaler." + t.name, t.tensor));
   s.pieces.push_back(checkpoint::whole("random.generator", default_generator().state()));
   s.extra = options_of(o_);
   s.extra["data.cursor"] = std::to_string(loader_.cursor());
+  if (!task_.data.hash.empty())
+    s.extra[kDataSize] = task_.data.size, s.extra[kDataHash] = task_.data.hash;
   for (const auto& [key, value] : task_.metadata) s.extra["metadata." + key] = value;
   return s;
 }
@@ -119,6 +130,11 @@ std::string Checkpointing::differing_options(const checkpoint::Extra& saved) con
       out += fmt::format("{}--{} {} (was {})", out.empty() ? "" : ", ", key.substr(6),
                          value.empty() ? "''" : value, at->second.empty() ? "''" : at->second);
   }
+  const DataFacts were = {find(saved, kDataSize), find(saved, kDataHash)};
+  if (!were.hash.empty() && were.hash != task_.data.hash)  // older saves do not say
+    out += fmt::format("{}the data: {} (were {})", out.empty() ? "" : ", ",
+                       task_.data.hash.empty() ? "random values" : to_string(task_.data),
+                       to_string(were));
   for (const auto& [key, value] : task_.metadata) {
     auto at = saved.find("metadata." + key);
     if (key.ends_with("dropout") && at != saved.end() && at->second != value)
@@ -160,6 +176,7 @@ int64_t Checkpointing::resume() {
 
 std::string Checkpointing::after_step(int64_t done) {
   if (!saver_ || o_.save_every == 0 || done % o_.save_every != 0) return {};
+  compare_replicas(done);
   std::string warning;
   try {
     saver_->wait();
@@ -185,6 +202,7 @@ std::string Checkpointing::finish(int64_t done) {
     warning = e.what();
   }
   if (saved_ == done) return warning;
+  compare_replicas(done);
   saver_->save(done, state());
   saver_->wait();
   return warning;

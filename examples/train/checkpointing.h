@@ -8,6 +8,7 @@
 #include "core/data/loader.h"
 #include "core/optim/grad_scaler.h"
 #include "core/optim/optimizer.h"
+#include "examples/train/agreement.h"
 #include "examples/train/options.h"
 #include "examples/train/task.h"
 #include "parallel/checkpoint/checkpointer.h"
@@ -19,22 +20,27 @@ class Checkpointing {
   /// Opens --checkpoint, if asked for. Throws UserError when the folder holds saved steps and
   /// --resume was not given: two runs would mix in it.
   Checkpointing(const Options& options, const Task& task, ProcessGroup& group,
-                optim::Optimizer& optimizer, optim::GradScaler& scaler, data::DataLoader& loader);
+                optim::Optimizer& optimizer, optim::GradScaler& scaler, data::DataLoader& loader,
+                Agreement& agreement);
 
   /// Restores the newest saved step where --resume says so and there is one. Returns the number of
   /// steps that are done.
   int64_t resume();
+  /// Compares the replicas of model and loss scale on all ranks; with or without --checkpoint.
+  /// Moments of the optimizer that differ show in parameters a step later. Throws RanksDisagree.
+  void compare_replicas(int64_t done);
   /// What resume() did, for the user; may be empty.
   const std::string& story() const { return story_; }
   /// Begins a save when one is due after `done` steps; the run goes on meanwhile. Returns a warning
   /// when the save before failed (its reason; older saves are unchanged), else nothing. Throws
-  /// CommError.
+  /// CommError, and RanksDisagree where replicas differ, before anything is saved.
   std::string after_step(int64_t done);
   /// Saves the end of the run unless that was done, and waits. Throws UserError when it failed;
   /// returns a warning when the save before did.
   std::string finish(int64_t done);
 
  private:
+  std::vector<checkpoint::Piece> replicas();
   checkpoint::State state();
   std::string differing_options(const checkpoint::Extra& saved) const;
   const Options& o_;
@@ -43,6 +49,7 @@ class Checkpointing {
   optim::Optimizer& optimizer_;
   optim::GradScaler& scaler_;
   data::DataLoader& loader_;
+  Agreement& agreement_;
   std::unique_ptr<checkpoint::Checkpointer> saver_;  // null: nothing is saved
   int64_t saved_ = -1;                               // the last save that was begun
   std::string story_;

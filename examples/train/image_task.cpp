@@ -3,6 +3,7 @@
 #include <cstdlib>
 
 #include "core/data/image_dataset.h"
+#include "core/data/utf8.h"
 #include "core/ops/fused.h"
 #include "examples/models/resnet.h"
 #include "examples/train/fit.h"
@@ -46,11 +47,13 @@ void add_images(const Options& o, const io::Metadata& saved, Task& task, models:
   task.skipped = [train, validation] {
     return train->skipped() + (validation ? validation->skipped() : 0);
   };
-  task.data_story =
-      fmt::format("{}: {} images train, {} validate, {} classes", o.data, split.train->size(),
-                  split.validation ? split.validation->size() : 0, m.classes);
+  task.data = {fmt::format("{} images train, {} validate", split.train->size(),
+                           split.validation ? split.validation->size() : 0),
+               io::to_string(split.hash)};
+  task.data_story = fmt::format("{}: {}, {} classes", o.data, task.data.size, m.classes);
   std::string names;
-  for (const std::string& name : split.classes) names += (names.empty() ? "" : "\n") + name;
+  for (const std::string& name : split.classes)
+    names += (names.empty() ? "" : "\n") + data::escape_bytes(name);
   // Before the model is made: weights know their classes by number.
   check_meaning(o, saved, {{"classes", names}}, "--weights " + o.weights);
   task.metadata.emplace_back("classes", names);

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/base/version.h"
+#include "examples/train/option_table.h"
 #include "launcher/command_line.h"
 
 namespace tessera::train {
@@ -192,105 +193,21 @@ DType compute_dtype(const Options& o) {
 }
 
 Parsed parse_options(int argc, char** argv) {
-  Options o;
+  RawOptions o;
   Unavailable u;
-  std::string betas = "0.9,0.99";
-  std::vector<std::string> set;
   CLI::App app{"Trains a model, on one rank or under tlaunch on many.", "train"};
   app.set_version_flag("--version", [] { return version_text("train"); });
   app.get_formatter()->column_width(34);
   // A flag given twice: the last counts, so that scripts can take overrides.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
-  auto option = [&](const char* flag, auto& value, const char* help) {
-    app.add_option(flag, value, help)->capture_default_str();
-  };
-
-  option("--model", o.model,
-         "gpt-nano, gpt2, bert-mini, bert-base, bert-large, resnet18, 34, 50, 101, 152 or mlp");
-  option("--data", o.data,
-         "text:PATH or mlm:PATH (file or folder), tokens:PATH, images:PATH (folder or tar of class "
-         "folders, or of train and val with class folders), cifar10:DIR, idx:DIR or synthetic: "
-         "(random values, also where nothing is given)");
-  option("--tokenizer", o.tokenizer,
-         "byte, char or a GPT-2 ranks file (for weights of gpt2); mlm: a WordPiece vocabulary");
-  option("--batch-size", o.batch_size, "sequences or images in a step, over all ranks");
-  option("--accumulate", o.accumulate, "micro-batches a rank runs before gradients are reduced");
-  option("--seq-len", o.seq_len, "tokens of a sequence; 0: the model's context");
-  option("--image-size", o.image_size, "side of images; 0: that of cifar10: and idx:, else 224");
-  option(
-      "--augment", o.augment,
-      "none, crop (shifts and mirrors), resized-crop (random areas, and mirrors) or auto: crop up "
-      "to 64 pixels, none for idx:");
-  option(
-      "--bad-images", o.bad_images,
-      "images that cannot be read stop the run, or skip: the next one trains, and validation goes "
-      "without; they are counted");
-  option("--workers", o.workers, "threads of a rank that read data");
-  option("--steps", o.steps, "optimizer steps; -1: those of --epochs, else 1000");
-  option("--epochs", o.epochs, "passes over the training split, instead of --steps");
-  option("--optimizer", o.optimizer, "adamw, sgd, rmsprop, adagrad or lion");
-  option("--lr", o.lr, "highest learning rate");
-  option("--min-lr", o.min_lr, "learning rate at the end of a schedule");
-  option("--betas", betas, "of adamw and lion");
-  option("--momentum", o.momentum, "of sgd");
-  app.add_flag("--nesterov", o.nesterov, "sgd takes its momentum ahead");
-  app.add_flag("--sync-batch-norm", o.sync_batch_norm,
-               "batch-norm takes its statistics over the ranks that share a batch, as one rank "
-               "with the whole of it would");
-  option("--label-smoothing", o.label_smoothing, "share of the target given to all classes alike");
-  option("--schedule", o.schedule, "constant, linear or cosine");
-  option("--warmup", o.warmup, "steps over which the rate rises");
-  option("--weight-decay", o.weight_decay,
-         "of matrices; norms and biases do not decay; sgd, rmsprop and adagrad: 0 unless given");
-  option("--clip-norm", o.clip_norm, "largest norm of all gradients together; 0: no clipping");
-  option("--backend", o.backend, "collectives between CPU ranks: shm or gloo; default by host");
-  option("--seed", o.seed, "of weights, data order and dropout");
-  app.add_flag("--deterministic", o.deterministic,
-               "the same bits on any power-of-two number of ranks, with any number of threads");
-  option("--logical-batches", o.logical_batches, "micro-batches of a step under --deterministic");
-  app.add_flag(
-      "--compile", o.compile,
-      "run steps as one compiled graph each, where the strategy lets them be one; sums may "
-      "differ from eager ones in their last digits");
-  app.add_flag("--exact-contraction", o.exact_contraction,
-               "products that ranks can share to the bit: with --deterministic, tp and fsdp+tp too "
-               "give the bits of one rank");
-  option("--weights", o.weights, "safetensors file, or folder of Hugging Face, to start from");
-  option("--save", o.save,
-         "safetensors file to write at the end; FOLDER/ as Hugging Face's transformers reads it");
-  option("--sample", o.sample, "tokens to generate at the end");
-  option("--eval-every", o.eval_every, "steps between validations; 0: at the end only");
-  option("--metrics", o.metrics, "JSON lines file, one line a step");
-  option("--tensorboard", o.tensorboard,
-         "folder for TensorBoard's event files: numbers of every step");
-  option("--profile", o.profile,
-         "Chrome trace file of all ranks; records the ten steps after the third");
-  option("--checkpoint", o.checkpoint, "folder for saved steps: weights, optimizer, data position");
-  option("--save-every", o.save_every,
-         "steps between saves; 0: at the end, and where SIGINT or SIGTERM stops the run");
-  option("--keep", o.keep, "newest saves that stay; 0: all");
-  app.add_flag("--resume", o.resume, "go on from the newest save in --checkpoint, if there is one");
-  app.add_option("--set", set,
-                 "key=value: a field of the model's options (layers, heads, dim, dropout, ...)")
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
-  option("--strategy", o.strategy, "ddp, fsdp, hsdp, tp, fsdp+tp, hsdp+tp or pp");
-  option("--mesh", o.mesh,
-         "ranks along each axis: dp=N (ddp, fsdp), replicate=N,shard=N (hsdp), tp=N, pp=N, "
-         "dp=N,tp=N, dp=N,pp=N ...");
-  option("--precision", o.precision,
-         "of products and attention: fp32, bf16 or fp16 (with dynamic loss scaling); weights, "
-         "gradients, norms and the loss stay fp32");
-  option("--recompute", o.recompute,
-         "activations of blocks that backward computes again instead of keeping them: none, block "
-         "(all) or selective (all but results of products and attention)");
-  option("--device", u.device, "auto or cpu");
-  auto later = [&](CLI::Option* option) { option->group(""); };
-  later(app.add_flag("--offload", u.offload));
+  for (const OptionRow& row : option_table()) row.declare(app, o);
+  app.add_option("--device", u.device, "auto or cpu")->capture_default_str();
+  app.add_flag("--offload", u.offload)->group("");
 
   if (auto status = parse_command_line(app, argc, argv, 1)) return {o, *status};
   try {
-    std::tie(o.beta1, o.beta2) = parse_betas(betas);
-    for (const std::string& s : set) {
+    std::tie(o.beta1, o.beta2) = parse_betas(o.betas);
+    for (const std::string& s : o.set_texts) {
       size_t eq = s.find('=');
       TESSERA_CHECK(eq != std::string::npos && eq > 0, "train: --set \"{}\": expected key=value",
                     s);

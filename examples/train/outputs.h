@@ -1,5 +1,6 @@
 // What a run will write, looked at before it begins. Invariant: a place that cannot be written to,
-// or that holds what the run reads, is an error before the first step and not after the last.
+// or that holds what a run reads or a checkpoint needs, is an error before the first step and not
+// after the last; nothing that exists was changed then.
 #pragma once
 #include "examples/train/options.h"
 

@@ -7,27 +7,14 @@
 
 #include "core/base/error.h"
 #include "core/base/spelling.h"
+#include "core/io/file.h"
 #include "core/ops/create.h"
+#include "parallel/checkpoint/exchange.h"
 
 namespace tessera::train {
 namespace {
 
 constexpr int64_t kWarmup = 3, kSteps = 10;
-
-// Every rank's text, on rank 0.
-std::vector<std::string> gather_text(ProcessGroup& group, const std::string& mine) {
-  std::vector<int64_t> sizes(size_t(group.size()));
-  Tensor size = from_values<int64_t>({int64_t(mine.size())}, {1});
-  Tensor all = empty({group.size()}, kI64), text = empty({int64_t(mine.size())}, kU8);
-  group.all_gather(all, size);
-  std::memcpy(text.raw(), mine.data(), mine.size());
-  Tensors parts;
-  for (int r = 0; r < group.size(); ++r) parts.push_back(empty({all.data<int64_t>()[r]}, kU8));
-  group.all_gather({parts.data(), parts.size()}, text);
-  std::vector<std::string> texts;
-  for (const Tensor& t : parts) texts.emplace_back(static_cast<const char*>(t.raw()), t.nbytes());
-  return texts;
-}
 
 // On every rank why rank 0 could not write; empty where it could.
 std::string trouble_of(ProcessGroup& group, const std::string& path, bool written) {
@@ -46,6 +33,7 @@ Profiling::Profiling(std::string path, ProcessGroup& group, int64_t first, int64
       first_(std::clamp(first + kWarmup, first, std::max(first, end - 1))),
       last_(std::min(first_ + kSteps, end) - 1) {
   if (path_.empty()) return;
+  if (group_.rank() == 0) io::detach(path_, "train: --profile");
   const bool opens = group_.rank() != 0 || std::ofstream(path_, std::ios::app).is_open();
   const std::string trouble = trouble_of(group_, path_, opens);
   TESSERA_CHECK(trouble.empty(), "train: {}", trouble);
@@ -72,7 +60,8 @@ std::string Profiling::after_step(int64_t step) {
 }
 
 std::string Profiling::write(const std::vector<ProfileEvent>& events) const {
-  std::vector<std::string> ranks = gather_text(group_, trace_events(events, group_.rank()));
+  std::vector<std::string> ranks =
+      checkpoint::Exchange(&group_, {}).gather(trace_events(events, group_.rank()));
   bool written = true;
   if (group_.rank() == 0) {
     std::ofstream file(path_, std::ios::trunc);

@@ -68,6 +68,7 @@ Report::Report(bool active, const std::string& metrics, const std::string& tenso
   }
   if (metrics.empty()) return;
   if (done > 0) keep_lines_until(metrics, done);
+  io::detach(metrics, "train: --metrics");
   metrics_ = std::fopen(metrics.c_str(), done > 0 ? "a" : "w");
   TESSERA_CHECK(metrics_, "train: --metrics {}: {}", metrics, std::strerror(errno));
 }

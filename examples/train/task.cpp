@@ -5,6 +5,7 @@
 #include "core/data/masked_dataset.h"
 #include "core/data/token_dataset.h"
 #include "core/data/tokens.h"
+#include "core/data/utf8.h"
 #include "core/data/wordpiece.h"
 #include "core/ops/fused.h"
 #include "examples/models/bert.h"
@@ -51,14 +52,17 @@ void set_vocab(const Options& o, int64_t& vocab, int64_t of_data) {
   vocab = of_data;
 }
 
-std::string token_story(const Options& o, const data::TokenSplit& split) {
-  return fmt::format("{}: {} tokens train, {} validate, a vocabulary of {}", o.data,
-                     split.train.size(), split.validation.size(), split.vocab_size);
+void tell_tokens(const Options& o, const data::TokenSplit& split, Task& task) {
+  task.data = {
+      fmt::format("{} tokens train, {} validate", split.train.size(), split.validation.size()),
+      io::to_string(split.hash)};
+  task.data_story =
+      fmt::format("{}: {}, a vocabulary of {}", o.data, task.data.size, split.vocab_size);
 }
 
 // What a file of these weights says of its ids.
 void tell_vocabulary(Task& task, const std::string& spec) {
-  task.metadata.emplace_back("tokenizer", spec);
+  task.metadata.emplace_back("tokenizer", data::escape_bytes(spec));  // it may be a path
   task.metadata.emplace_back("tokenizer.state", task.tokenizer->state());
   task.metadata.emplace_back("tokenizer.xxh128", vocabulary_hash(*task.tokenizer));
 }
@@ -81,13 +85,13 @@ Task make_gpt_task(const Options& o) {
         data::load_tokens(o.data, o.data.starts_with("text:") ? o.tokenizer : "");
     set_vocab(o, m.vocab, split.vocab_size);
     task.tokenizer = split.tokenizer;
-    task.data_story = token_story(o, split);
+    tell_tokens(o, split, task);
     task.train =
         std::make_shared<data::RandomWindows>(split.train, length, o.seed, split.vocab_size);
     task.validation =
         std::make_shared<data::ConsecutiveWindows>(split.validation, length, split.vocab_size);
   } else {
-    std::string spec = find(saved, "tokenizer");
+    std::string spec = data::unescape_bytes(find(saved, "tokenizer"));
     if (!spec.empty()) task.tokenizer = data::make_tokenizer(spec, find(saved, "tokenizer.state"));
     task.train = std::make_shared<Synthetic>(Shape{length}, Shape{length}, m.vocab, true, o.seed);
   }
@@ -122,7 +126,9 @@ Task make_gpt_task(const Options& o) {
       field("heads", m.heads), field("dim", m.dim);
   field("dropout", m.dropout), field("bias", m.bias), field("tanh_gelu", m.tanh_gelu),
       field("tied", m.tied);
-  if (tokenizer) tell_vocabulary(task, o.data.empty() ? find(saved, "tokenizer") : o.tokenizer);
+  if (tokenizer)
+    tell_vocabulary(task,
+                    o.data.empty() ? data::unescape_bytes(find(saved, "tokenizer")) : o.tokenizer);
   return task;
 }
 
@@ -146,7 +152,7 @@ Task make_bert_task(const Options& o) {
         data::load_tokens("text:" + o.data.substr(4), (named ? "" : "wordpiece:") + o.tokenizer);
     auto tokenizer = std::static_pointer_cast<const data::WordPieceTokenizer>(split.tokenizer);
     task.tokenizer = tokenizer;
-    task.data_story = token_story(o, split);
+    tell_tokens(o, split, task);
     set_vocab(o, m.vocab, split.vocab_size);
     data::MaskingOptions masking{.length = length,
                                  .vocab_size = m.vocab,
@@ -250,6 +256,17 @@ void check_model(const Options& o) {
                 saved, o.model);
 }
 
+std::string hash_of_weights(const std::string& path) {
+  if (path.empty()) return {};
+  io::Xxh128 hash;
+  const io::SafetensorsSet set = io::SafetensorsSet::open(path);
+  for (const io::SafetensorsFile& file : set.files()) {
+    const io::Digest of_file = io::sampled_xxh128(file.path(), "train");
+    hash.update(&of_file, sizeof of_file);
+  }
+  return "xxh128 " + io::to_string(hash.digest());
+}
+
 }  // namespace
 
 Task make_task(const Options& o, Device device) {
@@ -261,6 +278,7 @@ Task make_task(const Options& o, Device device) {
                                               : make_gpt_task(o);
   task.metadata.emplace_back("model", o.model);
   check_weights(o, task);
+  task.weights_hash = hash_of_weights(o.weights);
   if (!o.weights.empty()) task.fill = [model = task.model, o] { load_weights(*model, o); };
   TESSERA_CHECK(
       !saves_folder(o) || task.save_folder,

@@ -12,6 +12,14 @@
 
 namespace tessera::train {
 
+/// What was read, so that ranks and resumed runs know whether they read the same. Empty for random
+/// values.
+struct DataFacts {
+  std::string size;  // "900 tokens train, 100 validate"
+  std::string hash;  // TokenSplit::hash, ImageSplit::hash
+};
+inline std::string to_string(const DataFacts& d) { return d.size + ", xxh128 " + d.hash; }
+
 struct Task {
   std::shared_ptr<nn::Module> model;
   std::function<void()> fill;  // draws the parameters from the seed, or loads --weights
@@ -25,9 +33,11 @@ struct Task {
   // Samples so far that could not be read; null where all must be.
   std::function<int64_t()> skipped;
   const char* samples = "sequences";  // what to call them
-  std::string data_story;             // what was read, a line; empty for random values
-  int64_t tokens_per_sample = 0;      // 0: not a language model
-  int64_t validation_batch = 64;      // fixed, so that validation sums in one order
+  DataFacts data;
+  std::string weights_hash;       // of the files of --weights
+  std::string data_story;         // what was read, a line; empty for random values
+  int64_t tokens_per_sample = 0;  // 0: not a language model
+  int64_t validation_batch = 64;  // fixed, so that validation sums in one order
   std::function<std::string(int64_t tokens)> generate;        // null where nothing can be generated
   std::vector<std::pair<std::string, std::string>> metadata;  // of a saved file
   // Writes the whole state as a Hugging Face folder; null for models that have none.

@@ -21,12 +21,14 @@
 #include "core/ops/pointwise.h"
 #include "core/optim/optim.h"
 #include "core/tensor/random.h"
+#include "examples/train/agreement.h"
 #include "examples/train/checkpointing.h"
 #include "examples/train/outputs.h"
 #include "examples/train/profiling.h"
 #include "examples/train/report.h"
 #include "examples/train/stop.h"
 #include "examples/train/strategy.h"
+#include "parallel/checkpoint/exchange.h"
 
 namespace tessera::train {
 namespace {
@@ -181,19 +183,6 @@ std::string generate(const Options& o, const Task& task, const std::vector<Named
   return copy.generate(o.sample);
 }
 
-// The texts of all ranks by rank, on every rank; each may be cut.
-std::vector<std::string> gather_texts(ProcessGroup& group, std::string text) {
-  constexpr size_t kLength = 480;
-  text.resize(kLength, '\0');
-  std::vector<uint8_t> bytes(text.begin(), text.end());
-  Tensor all =
-      all_gather(from_values<uint8_t>(bytes, {int64_t(kLength)}), Ref<ProcessGroup>(&group));
-  std::vector<std::string> out;
-  const auto* at = reinterpret_cast<const char*>(all.values<uint8_t>());
-  for (int r = 0; r < group.size(); ++r, at += kLength) out.emplace_back(at, strnlen(at, kLength));
-  return out;
-}
-
 // What computes the products of a run in mixed precision.
 std::string precision_story(const Options& o) {
   switch (compute_dtype(o)) {
@@ -210,7 +199,8 @@ class Trainer {
   Trainer(const Options& o, Ref<ProcessGroup> group)
       : o_(o),
         group_(std::move(group)),
-        task_(make_task(o, shards_parameters(o) ? kMeta : kCPU)),
+        agreement_(o, group_),
+        task_(agreement_.on(make_task(o, shards_parameters(o) ? kMeta : kCPU))),
         steps_(total_steps(o, task_)),
         strategy_(make_strategy(o, group_, task_)),
         optimizer_(make_optimizer(o, *task_.model)),
@@ -221,7 +211,7 @@ class Trainer {
         loader_(task_.train, data::DistributedSampler(sampler_options(o, task_, *strategy_)),
                 {.workers = o.workers}),
         scaler_({.enabled = compute_dtype(o) == kF16}),
-        checkpointing_(o, task_, *group_, *optimizer_, scaler_, loader_),
+        checkpointing_(o, task_, *group_, *optimizer_, scaler_, loader_, agreement_),
         done_(checkpointing_.resume()),
         report_(group_->rank() == 0, o.metrics, o.tensorboard, steps_, done_),
         profiling_(o.profile, *group_, done_, steps_) {}
@@ -229,6 +219,7 @@ class Trainer {
   // The signal that ended it, 0 where it came to its end.
   int run() {
     tell_beginning();
+    checkpointing_.compare_replicas(done_);
     auto start = Clock::now();
     for (int64_t s = done_; s < steps_; ++s) {
       profiling_.before_step(s);
@@ -240,6 +231,7 @@ class Trainer {
       if (task_.validation && o_.eval_every > 0 && (s + 1) % o_.eval_every == 0 && s + 1 < steps_)
         report_.validation(s + 1, validate(o_, task_, *strategy_));
     }
+    checkpointing_.compare_replicas(std::max(steps_, done_));
     std::optional<Validation> validation;
     if (task_.validation) validation = validate(o_, task_, *strategy_);
     TESSERA_CHECK(!validation || std::isfinite(validation->loss),
@@ -251,6 +243,7 @@ class Trainer {
                   .params_xxh128 = strategy_->params_hash()});
     if (task_.skipped) tell_skipped();
     if (std::string line = strategy_->memory(); !line.empty()) report_.line(line);
+    if (std::string line = agreement_.story(); !line.empty()) report_.line(line);
     if (o_.compile) report_.line(compiled_story());
     save_all();
     return 0;
@@ -408,7 +401,7 @@ class Trainer {
       strategy_->run_step(batches, key, scaler_);
       story = fmt::format("{}{}", int(search.evidence()), search.story());
     }
-    std::vector<std::string> stories = gather_texts(*group_, story);
+    std::vector<std::string> stories = checkpoint::Exchange(group_.get(), {}).all_gather(story);
     auto first = std::ranges::min_element(stories, {}, [](const std::string& t) { return t[0]; });
     if (first->size() == 1)
       throw UserError(fmt::format(
@@ -439,6 +432,7 @@ class Trainer {
 
   const Options& o_;
   Ref<ProcessGroup> group_;
+  Agreement agreement_;
   Task task_;
   int64_t steps_;
   std::unique_ptr<Strategy> strategy_;

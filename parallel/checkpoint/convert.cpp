@@ -6,6 +6,7 @@
 #include "core/io/safetensors_header.h"
 #include "parallel/checkpoint/checkpointer.h"
 #include "parallel/checkpoint/folder.h"
+#include "parallel/checkpoint/overwrite.h"
 #include "parallel/checkpoint/reader.h"
 
 namespace tessera::checkpoint {
@@ -138,6 +139,7 @@ bool is_checkpoint(const std::string& path) {
 
 Converted export_safetensors(const std::string& from, const std::string& to,
                              const ExportOptions& o) {
+  check_may_write(to, "convert");
   Newest found = resolve(from);
   Source source{found.folder, read_step(found.folder), o.prefix};
   std::vector<Group> shards = shards_of(source, o.max_shard_bytes);
@@ -161,6 +163,8 @@ Converted export_safetensors(const std::string& from, const std::string& to,
 
 Converted import_safetensors(const std::string& from, const std::string& to, int64_t step,
                              const std::string& prefix) {
+  check_may_write(to, "convert");
+  check_may_save(to, "convert");
   io::SafetensorsSet set = io::SafetensorsSet::open(from);
   State state;
   Converted out{.tensors = 0, .bytes = 0, .files = 1};
@@ -177,6 +181,13 @@ Converted import_safetensors(const std::string& from, const std::string& to, int
   try {
     Checkpointer saver(to, solo_group().get(), {.async = false, .staging_bytes = 64 << 20});
     saver.save(step, state);
+    try {
+      set.check_unchanged();
+    } catch (const io::FileChanged&) {
+      remove_step(to, step);
+      mend_latest(to, newest(to));
+      throw;
+    }
   } catch (...) {
     if (is_new) fs::remove(to, error);  // it is empty
     throw;

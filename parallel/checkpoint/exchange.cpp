@@ -67,6 +67,20 @@ std::vector<std::string> Exchange::gather(const std::string& text) {
   return out;
 }
 
+std::vector<std::string> Exchange::all_gather(const std::string& text) {
+  if (!group_) return {text};
+  Tensor mine = from_values<int64_t>({int64_t(text.size())}, {1}), sizes = empty({size()}, kI64);
+  group_->all_gather(sizes, mine, timeout_);
+  std::span<const int64_t> each(sizes.data<int64_t>(), size_t(size()));
+  const int64_t room = std::max<int64_t>(1, *std::ranges::max_element(each));
+  Tensor all = empty({size() * room}, kU8);
+  group_->all_gather(all, bytes_of(text, room), timeout_);
+  std::vector<std::string> out;
+  for (int r = 0; r < size(); ++r)
+    out.emplace_back(static_cast<const char*>(all.raw()) + r * room, size_t(each[size_t(r)]));
+  return out;
+}
+
 std::string Exchange::scatter(const std::vector<std::string>& texts) {
   if (!group_) return texts.at(0);
   Tensor sizes = empty({size()}, kI64);

@@ -30,6 +30,8 @@ class Exchange {
 
   /// Everybody's text, on rank 0; nothing elsewhere.
   std::vector<std::string> gather(const std::string& text);
+  /// Everybody's text, on every rank.
+  std::vector<std::string> all_gather(const std::string& text);
   /// Rank r gets texts[r] of rank 0.
   std::string scatter(const std::vector<std::string>& texts);
   std::string broadcast(const std::string& text);

@@ -99,6 +99,12 @@ bool is_plain_file_name(std::string_view name) {
   });
 }
 
+void check_extra(const Extra& extra) {
+  TESSERA_CHECK(extra.size() <= kMaxExtra, "checkpoint: {} extra texts, at most {} are kept",
+                extra.size(), kMaxExtra);
+  for (const auto& [key, value] : extra) json_text(key), json_text(value);
+}
+
 std::string print_manifest(Manifest& m) {
   std::string out = fmt::format(
       "{{\"format\":\"tessera-checkpoint\",\"version\":1,\"step\":{},\"world_size\":{},"

@@ -56,6 +56,9 @@ inline uint64_t bytes_of(const TensorEntry& t, const Chunk& c) {
   return uint64_t(numel(c.box.shape)) * size_of(t.dtype);
 }
 
+/// Throws UserError for texts that a manifest cannot hold: they are UTF-8, and at most kMaxExtra.
+/// Who saves in hours from now asks at once.
+void check_extra(const Extra& extra);
 /// JSON text; sets m.hash to what its last line says.
 std::string print_manifest(Manifest& m);
 /// Reads and checks `folder`/manifest.json. Throws UserError naming the file and what is wrong.

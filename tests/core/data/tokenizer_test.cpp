@@ -27,6 +27,21 @@ TEST(Utf8, AcceptsAndRefuses) {
   EXPECT_EQ(count_code_points(all), 0x110000u - 0x800);
 }
 
+TEST(Utf8, AnyBytesAreEscapedAndGivenBack) {
+  std::string all;
+  for (int i = 0; i < 256; ++i) all += char(i);
+  for (const std::string& bytes :
+       {all, std::string(kMixed), std::string("n\xff/\\x41\\"), std::string("\xff\xfe\\"),
+        std::string("\xE6\x9D"), std::string()}) {
+    const std::string text = escape_bytes(bytes);
+    EXPECT_EQ(find_invalid_utf8(text), std::string_view::npos);
+    EXPECT_EQ(unescape_bytes(text), bytes);
+  }
+  EXPECT_EQ(escape_bytes(kMixed), kMixed);
+  EXPECT_EQ(escape_bytes("n\xff\\"), R"(n\xff\\)");
+  EXPECT_EQ(unescape_bytes(R"(a\b\x4)"), R"(a\b\x4)");  // escapes nothing
+}
+
 TEST(ByteTokenizer, AnyBytes) {
   auto t = make_tokenizer("byte", "");
   std::string all;

@@ -1,8 +1,11 @@
 // Token sequences, where they come from, and the windows cut from them.
 #include "core/data/tokens.h"
 
+#include <filesystem>
+#include <fstream>
 #include <set>
 
+#include "core/data/loader.h"
 #include "core/data/token_dataset.h"
 #include "tests/support/temp_folder.h"
 
@@ -25,10 +28,72 @@ TEST(Tokens, NarrowAndWide) {
     std::vector<TokenId> ids{1, top, 7};
     Tokens t = Tokens::from_ids(ids);
     EXPECT_EQ(ids_of(t), ids);
-    EXPECT_EQ(t.max(), top);
+    io::Xxh128 hash;
+    EXPECT_EQ(t.max_and_hash(hash), top);
     EXPECT_EQ(ids_of(t.slice(1, 2)), std::vector<TokenId>{top});
   }
-  EXPECT_EQ(Tokens::from_ids({}).max(), -1);
+  io::Xxh128 hash;
+  EXPECT_EQ(Tokens::from_ids({}).max_and_hash(hash), -1);
+}
+
+// The hash is that of the ids, whatever holds them.
+TEST(Tokens, HashesOfSplits) {
+  TempFolder dir;
+  std::string narrow, wide;
+  for (int i = 0; i < 100'000; ++i) {
+    const int id = i * 31 % 1000;
+    narrow += {char(id), char(id >> 8)};
+    wide += {char(id), char(id >> 8), 0, 0};
+  }
+  auto hash = [&](const std::string& name, const std::string& bytes) {
+    return load_tokens("tokens:" + dir.write(name, bytes), "").hash;
+  };
+  const io::Digest first = hash("a.bin", narrow);
+  EXPECT_EQ(hash("b.bin", narrow), first);
+  EXPECT_EQ(hash("c.u32", wide), first);
+  for (size_t at : {size_t(0), narrow.size() / 2, narrow.size() - 2}) {
+    std::string other = narrow;
+    other[at] ^= 1;
+    EXPECT_FALSE(hash("d.bin", other) == first) << at;
+  }
+  // The same ids, cut elsewhere.
+  dir.write("parts/train.bin", narrow.substr(0, 100'000));
+  dir.write("parts/val.bin", narrow.substr(100'000));
+  EXPECT_FALSE(load_tokens("tokens:" + (dir / "parts"), "").hash == first);
+  auto text = [&](const std::string& bytes) {
+    return load_tokens("text:" + dir.write("t.txt", bytes), "char").hash;
+  };
+  const std::string line = "some text to be cut into characters";
+  EXPECT_EQ(text(line), text(line));
+  EXPECT_FALSE(text(line) == text("emos" + line.substr(4)));  // the same vocabulary
+}
+
+TEST(Tokens, AFileThatChangesIsAnErrorOfTheNextBatch) {
+  TempFolder dir;
+  for (int workers : {0, 1, 3}) {
+    const std::string path = dir.write("a.bin", std::string(1 << 20, '\0'));
+    auto windows = std::make_shared<RandomWindows>(Tokens::map_file(path), 16, 1, 10);
+    DataLoader loader(windows, DistributedSampler({.micro_batches = 1, .micro_batch_size = 4}),
+                      {.prefetch = workers, .workers = std::max(workers, 1)});
+    EXPECT_TRUE(loader.next());
+    std::filesystem::resize_file(path, 64);
+    const std::string text = error_of([&] {
+      for (int i = 0; i < 5; ++i) loader.next();
+    });
+    expect_contains(text, "a.bin' was truncated from 1048576 to 64 bytes");
+    EXPECT_THROW(loader.next(), io::FileChanged);  // and stays one
+  }
+}
+
+TEST(Tokens, IdsOfAnotherFileAreNotBlamedOnTheTokenizer) {
+  TempFolder dir;
+  const std::string path = dir.write("a.bin", std::string(1 << 16, '\0'));
+  const RandomWindows windows(Tokens::map_file(path), 16, 1, 10);
+  const Batch batch = windows.allocate(1);
+  windows.read({0, 0}, 0, batch);
+  std::filesystem::last_write_time(path, std::filesystem::file_time_type());
+  std::fstream(path, std::ios::in | std::ios::out) << std::string(1 << 16, '\1');
+  expect_contains(error_of([&] { windows.read({0, 0}, 0, batch); }), "a.bin' was written to");
 }
 
 TEST(Tokens, Files) {

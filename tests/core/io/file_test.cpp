@@ -24,6 +24,18 @@ TEST(File, ReadsExactRanges) {
   expect_contains(error_of([&] { read_file(dir / "a", "test", 5); }), "at most 5");
 }
 
+TEST(File, AChangeAfterItWasOpenedIsTold) {
+  TempFolder dir;
+  File f = File::open(dir.write("a", "0123456789"), "test");
+  f.check_unchanged();
+  std::filesystem::resize_file(dir / "a", 4);
+  char to[8];
+  expect_contains(error_of([&] { f.read_at(to, 8, 0); }), "was truncated from 10 to 4 bytes");
+  std::filesystem::resize_file(dir / "a", 10);
+  std::filesystem::last_write_time(dir / "a", std::filesystem::file_time_type());
+  expect_contains(error_of([&] { f.check_unchanged(); }), "was written to");
+}
+
 TEST(File, OpenErrorsNamePathAndReason) {
   TempFolder dir;
   std::string text = error_of([&] { File::open(dir / "absent", "load"); });
@@ -70,6 +82,37 @@ TEST(AtomicFile, RefusesFoldersAndMissingFolders) {
   TempFolder dir;
   expect_contains(error_of([&] { write_file(dir.str(), "x", "save"); }), "not a regular file");
   expect_contains(error_of([&] { write_file(dir / "no/such", "x", "save"); }), "No such file");
+}
+
+// The temporary name is longer than the name itself, which may be as long as names can be.
+TEST(AtomicFile, TakesTheLongestNamesAndRefusesLongerOnesAtOnce) {
+  TempFolder dir;
+  for (const std::string& name : {std::string(255, 'n'), std::string(240, 'n'), [] {
+                                    std::string wide;  // 3 bytes each
+                                    for (int i = 0; i < 85; ++i) wide += "東";
+                                    return wide;
+                                  }()}) {
+    write_file(dir / name, "new", "save");
+    EXPECT_EQ(dir.read(name), "new");
+  }
+  EXPECT_EQ(dir.count(), 3u);
+  const std::string text = error_of([&] { AtomicFile(dir / std::string(256, 'n'), "save"); });
+  expect_contains(text, "File name too long");
+  expect_contains(text, "give it a shorter name or path");
+  EXPECT_EQ(dir.count(), 3u);
+}
+
+TEST(File, AHardLinkIsDetached) {
+  TempFolder dir;
+  dir.write("a", "old");
+  detach(dir / "a", "test");
+  EXPECT_EQ(dir.read("a"), "old");  // no other name
+  detach(dir / "absent", "test");
+  std::filesystem::create_hard_link(dir / "a", dir / "b");
+  detach(dir / "b", "test");
+  EXPECT_EQ(dir.read("b"), "");
+  dir.write("b", "new");
+  EXPECT_EQ(dir.read("a"), "old");
 }
 
 // A file-size limit fails a write half-way just as a full disk does, and needs no disk to fill.

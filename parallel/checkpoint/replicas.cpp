@@ -1,0 +1,129 @@
+#include "parallel/checkpoint/replicas.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <map>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/parallel.h"
+#include "core/io/hash.h"
+#include "parallel/checkpoint/exchange.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+using io::Digest;
+
+// Of a piece, as it travels.
+struct Entry {
+  Digest which;  // name, dtype and box
+  Digest bits;
+};
+
+Digest which(const Piece& p) {
+  Packer packer;
+  packer.put(p.name);
+  packer.put(p.values.dtype());
+  for (int64_t extent : p.begin) packer.put(extent);
+  for (int64_t extent : p.values.shape()) packer.put(extent);
+  const std::string text = packer.take();
+  return io::xxh128(text.data(), text.size());
+}
+
+// A hash of the hashes of blocks, which threads share.
+std::vector<Entry> entries_of(std::span<const Piece> pieces) {
+  constexpr uint64_t kBlock = 1 << 20;
+  struct Block {
+    const std::byte* data;
+    uint64_t bytes;
+  };
+  std::vector<Tensor> dense;
+  std::vector<Block> blocks;
+  std::vector<size_t> ends;  // in `blocks`, of each piece
+  for (const Piece& p : pieces) {
+    dense.push_back(io::dense_values(p.values, "checkpoint", p.name));
+    const auto* data = static_cast<const std::byte*>(dense.back().raw_values());
+    for (uint64_t at = 0, end = dense.back().nbytes(); at < end; at += kBlock)
+      blocks.push_back({data + at, std::min(kBlock, end - at)});
+    ends.push_back(blocks.size());
+  }
+  std::vector<Digest> bits(blocks.size());
+  parallel_for(int64_t(blocks.size()), 4, [&](int64_t begin, int64_t end) {
+    for (auto i = size_t(begin); i < size_t(end); ++i)
+      bits[i] = io::xxh128(blocks[i].data, blocks[i].bytes);
+  });
+  std::vector<Entry> out;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const size_t begin = i ? ends[i - 1] : 0;
+    out.push_back(
+        {which(pieces[i]), io::xxh128(bits.data() + begin, (ends[i] - begin) * sizeof(Digest))});
+  }
+  return out;
+}
+
+std::vector<Entry> unpack(const std::string& text) {
+  std::vector<Entry> out(text.size() / sizeof(Entry));
+  std::memcpy(out.data(), text.data(), text.size());
+  return out;
+}
+
+struct HashOf {
+  size_t operator()(const Digest& d) const { return size_t(d.low); }
+};
+
+}  // namespace
+
+std::string who_has_what(std::span<const std::optional<std::string>> said) {
+  std::vector<std::pair<std::string, std::vector<size_t>>> groups;
+  for (size_t r = 0; r < said.size(); ++r) {
+    if (!said[r]) continue;
+    auto at = std::ranges::find(groups, *said[r], &decltype(groups)::value_type::first);
+    if (at == groups.end()) at = groups.insert(at, {*said[r], {}});
+    at->second.push_back(r);
+  }
+  std::string out;
+  for (const auto& [text, ranks] : groups)
+    out +=
+        fmt::format("{}{} {} {} {}", out.empty() ? "" : ", ", ranks.size() > 1 ? "ranks" : "rank",
+                    fmt::join(ranks, ", "), ranks.size() > 1 ? "have" : "has", text);
+  return out;
+}
+
+std::optional<std::string> differing_replica(std::span<const Piece> pieces, ProcessGroup& group) {
+  if (group.size() == 1) return std::nullopt;
+  Exchange exchange(&group, {});
+  const std::vector<Entry> mine = entries_of(pieces);
+  const std::string text(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(Entry));
+  std::vector<std::vector<Entry>> all;
+  for (const std::string& t : exchange.all_gather(text)) all.push_back(unpack(t));
+
+  std::unordered_map<Digest, Digest, HashOf> first;
+  std::unordered_map<Digest, bool, HashOf> differs;
+  for (const auto& entries : all)
+    for (const Entry& e : entries)
+      if (auto [at, fresh] = first.emplace(e.which, e.bits); !fresh && !(at->second == e.bits))
+        differs[e.which] = true;
+  if (differs.empty()) return std::nullopt;
+
+  auto differing = [&](const Entry& e) { return differs.contains(e.which); };
+  size_t rank = 0;  // the lowest that holds one; the first one it holds
+  while (std::ranges::none_of(all[rank], differing)) ++rank;
+  const size_t index = size_t(std::ranges::find_if(all[rank], differing) - all[rank].begin());
+  const Digest piece = all[rank][index].which;
+  const bool told_here = size_t(group.rank()) == rank;
+  const std::vector<std::string> names = exchange.all_gather(
+      told_here ? pieces[index].values.shape() == pieces[index].global
+                      ? pieces[index].name
+                      : pieces[index].name + " " + to_string(pieces[index].box())
+                : "");
+  std::vector<std::optional<std::string>> said(all.size());
+  for (size_t r = 0; r < all.size(); ++r)
+    for (const Entry& e : all[r])
+      if (e.which == piece) said[r] = "xxh128 " + io::to_string(e.bits);
+  return fmt::format("{}: {}{}", names[rank], who_has_what(said),
+                     differs.size() > 1 ? fmt::format("; {} more differ", differs.size() - 1) : "");
+}
+
+}  // namespace tessera::checkpoint

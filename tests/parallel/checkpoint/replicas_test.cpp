@@ -1,0 +1,97 @@
+// Replicas that differ are found whatever the cutting: by one bit, in any piece, on any rank.
+#include "parallel/checkpoint/replicas.h"
+
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <set>
+
+#include "collectives/loopback/run_ranks.h"
+#include "core/ops/create.h"
+#include "core/ops/views.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera::checkpoint {
+namespace {
+
+// Four ranks, 2 x 2: "cut" is cut over the columns of the mesh and held twice, "whole" is held by
+// all, "own" is another tensor on each rank. Rank `odd` has one flipped bit in piece `at`.
+std::vector<Piece> pieces_of(int rank, int odd, size_t at) {
+  std::vector<Piece> out;
+  Tensor cut = full({300, 1000}, 1.5 + double(rank % 2));
+  out.push_back({"cut", {600, 1000}, {300 * (rank % 2), 0}, cut});
+  out.push_back(whole("own." + std::to_string(rank), full({3}, double(rank))));
+  out.push_back(whole("whole", arange(0, 7, 1, {.dtype = kF32})));
+  out.push_back(whole("scalar", zeros({})));
+  out.push_back(whole("empty", zeros({0, 4})));
+  out.push_back(whole("numbers", from_values<int64_t>({1, 2, 3}, {3})));
+  if (rank == odd) {
+    auto* bytes = static_cast<std::byte*>(out[at].values.raw());
+    bytes[out[at].values.nbytes() - 1] ^= std::byte(1);
+  }
+  return out;
+}
+
+// What all ranks find, which must be one text.
+std::optional<std::string> found(int odd, size_t at) {
+  std::mutex mutex;
+  std::set<std::optional<std::string>> all;
+  run_ranks(4, [&](ProcessGroup& group) {
+    std::optional<std::string> text = differing_replica(pieces_of(group.rank(), odd, at), group);
+    std::lock_guard lock(mutex);
+    all.insert(text);
+  });
+  EXPECT_EQ(all.size(), 1u);
+  return *all.begin();
+}
+
+TEST(Replicas, EqualOnesAreFine) { EXPECT_EQ(found(-1, 0), std::nullopt); }
+
+TEST(Replicas, OneBitIsFoundInEveryPieceOfEveryRank) {
+  for (int odd = 0; odd < 4; ++odd) {
+    const std::string text = found(odd, 0).value_or("none");
+    expect_contains(text, odd % 2 ? "cut [300:600, 0:1000]: rank 1 has xxh128 "
+                                  : "cut [0:300, 0:1000]: rank 0 has xxh128 ");
+    expect_contains(text, odd % 2 ? ", rank 3 has xxh128 " : ", rank 2 has xxh128 ");
+    for (const auto& [at, name] :
+         {std::pair<size_t, std::string>{2, "whole"}, {3, "scalar"}, {5, "numbers"}}) {
+      const std::string where = found(odd, at).value_or("none");
+      EXPECT_TRUE(where.starts_with(name + ": ")) << where;
+      expect_contains(where, odd == 0   ? "rank 0 has xxh128 "
+                             : odd == 1 ? "ranks 0, 2, 3 have xxh128 "
+                             : odd == 2 ? "ranks 0, 1, 3 have xxh128 "
+                                        : "ranks 0, 1, 2 have xxh128 ");
+    }
+    EXPECT_EQ(found(odd, 1), std::nullopt);  // nobody else has it
+  }
+}
+
+TEST(Replicas, TheFirstOfSeveralIsNamed) {
+  std::mutex mutex;
+  std::set<std::string> all;
+  run_ranks(2, [&](ProcessGroup& group) {
+    std::vector<Piece> pieces;
+    for (const char* name : {"b", "a", "c"})
+      pieces.push_back(whole(name, full({4}, *name == 'b' ? 0.0 : double(group.rank()))));
+    const std::string text = differing_replica(pieces, group).value_or("none");
+    std::lock_guard lock(mutex);
+    all.insert(text);
+  });
+  ASSERT_EQ(all.size(), 1u);
+  EXPECT_TRUE(all.begin()->starts_with("a: rank 0 has xxh128 ")) << *all.begin();
+  EXPECT_TRUE(all.begin()->ends_with("; 1 more differ")) << *all.begin();
+}
+
+// Zeros of two signs are equal numbers and other bits; strides are not values.
+TEST(Replicas, BitsCountAndStridesDoNot) {
+  run_ranks(2, [&](ProcessGroup& group) {
+    const double zero = group.rank() == 0 ? 0.0 : -0.0;
+    EXPECT_TRUE(differing_replica(std::vector{whole("z", full({2}, zero))}, group));
+    Tensor t = reshape(arange(0, 6, 1, {.dtype = kF32}), {2, 3});
+    if (group.rank() == 1) t = transpose(transpose(t, 0, 1).contiguous(), 0, 1);
+    EXPECT_FALSE(differing_replica(std::vector{whole("t", t)}, group));
+  });
+}
+
+}  // namespace
+}  // namespace tessera::checkpoint
