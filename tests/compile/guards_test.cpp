@@ -138,6 +138,20 @@ TEST(Guards, DeterministicMode) {
   EXPECT_EQ(step.report().replays, 2);
 }
 
+// What is made without a dtype, and what integers become, has the default one of the call.
+TEST(Guards, DefaultDType) {
+  auto program = [](const Tensor& x) { return sqrt(x) + ones({2}); };
+  auto step = compile(program);
+  Tensor x = from_values<int64_t>({2, 3}, {2});
+  for (int call = 0; call < 12; ++call) {
+    Scoped<DType> type(context().default_dtype, call / 3 % 2 ? kF64 : kF32);
+    Tensor y = step(x);
+    EXPECT_EQ(y.dtype(), context().default_dtype) << "call " << call;
+    expect_same_bits(y, program(x), "call " + std::to_string(call));
+  }
+  EXPECT_GE(step.report().replays, 4) << step.report().why_not;
+}
+
 TEST(Guards, ASettingThatTheStepMakes) {
   Setting on(1);
   auto step = compile([&](const Tensor& x) {
