@@ -27,10 +27,12 @@ class TrainGolden : public ::testing::Test {
   void SetUp() override {
     if (!std::ifstream(bin("train"))) GTEST_SKIP() << "no train in TESSERA_BIN";
   }
-  /// The lines of --metrics.
-  std::vector<json> train(const std::string& flags) {
+  /// The lines of --metrics; on several ranks under tlaunch.
+  std::vector<json> train(const std::string& flags, int ranks = 1) {
     const std::string metrics = folder_ / "metrics.jsonl";
-    const Outcome o = run("cd " + golden_folder() + " && " + bin("train") + " " + flags +
+    std::string launch;
+    if (ranks > 1) launch = bin("tlaunch") + " --nproc " + std::to_string(ranks) + " ";
+    const Outcome o = run("cd " + golden_folder() + " && " + launch + bin("train") + " " + flags +
                           " --metrics " + metrics);
     EXPECT_EQ(o.status, 0) << o.output;
     std::vector<json> lines;
@@ -38,15 +40,16 @@ class TrainGolden : public ::testing::Test {
     for (std::string line; std::getline(file, line);) lines.push_back(json::parse(line));
     return lines;
   }
-  /// Of a field over the steps.
-  static std::vector<double> numbers(const std::vector<json>& lines, const char* field) {
-    std::vector<double> out;
-    for (const json& line : lines)
-      if (line.contains("loss")) out.push_back(line[field]);
-    return out;
-  }
   TempFolder folder_;
 };
+
+/// Of a field over the steps.
+std::vector<double> numbers(const std::vector<json>& lines, const char* field) {
+  std::vector<double> out;
+  for (const json& line : lines)
+    if (line.contains("loss")) out.push_back(line[field]);
+  return out;
+}
 
 void expect_near(const char* what, const std::vector<double>& got, const std::vector<double>& want,
                  double tolerance) {
@@ -63,29 +66,52 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
   return most;
 }
 
+bool of_resnet(const json& recipe) {
+  return recipe["flags"].get<std::string>().find("--model resnet") != std::string::npos;
+}
+
+void expect_as_recorded(const std::vector<json>& lines, const json& recipe,
+                        const json& tolerances) {
+  ASSERT_FALSE(lines.empty());
+  const json& tolerance = tolerances[recipe["precision"].get<std::string>()];
+  const double loss = tolerance["loss"], norm = tolerance["norm"];
+  // Some roundings of a formula in fp64, and the digits that the golden file has.
+  expect_near("rate", numbers(lines, "lr"), recipe["lr"], 1e-14);
+  expect_near("loss", numbers(lines, "loss"), recipe["loss"], loss);
+  expect_near("norm", numbers(lines, "grad_norm"), recipe["grad_norm"], norm);
+  const double validation = recipe["val_loss"];
+  EXPECT_NEAR(lines.back()["val_loss"].get<double>(), validation, loss * validation);
+  if (!recipe.contains("fp32_loss")) return;
+  const double least = tolerances["fp32"]["loss"];  // 16 bits are not what fp32 gives
+  EXPECT_GT(largest_difference(numbers(lines, "loss"), recipe["fp32_loss"]), 5 * least);
+}
+
 TEST_F(TrainGolden, EveryRecipe) {
   const json golden = json::parse(std::ifstream(golden_folder() + "/recipes.json"));
   ASSERT_GT(golden["recipes"].size(), 30u);
   for (const json& r : golden["recipes"]) {
     SCOPED_TRACE(r["name"].get<std::string>());
-    const std::string flags = r["flags"];
-    const bool resnet = flags.find("--model resnet") != std::string::npos;
-    const std::vector<json> lines =
-        train(flags + " --weights " + (resnet ? "resnet" : "gpt") + ".safetensors");
-    ASSERT_FALSE(lines.empty());
-    const json& tolerance = golden["tolerance"][r["precision"].get<std::string>()];
-    const double loss = tolerance["loss"], norm = tolerance["norm"];
-    // Some roundings of a formula in fp64, and the digits that the golden file has.
-    expect_near("rate", numbers(lines, "lr"), r["lr"], 1e-14);
-    expect_near("loss", numbers(lines, "loss"), r["loss"], loss);
-    expect_near("norm", numbers(lines, "grad_norm"), r["grad_norm"], norm);
-    const double validation = r["val_loss"];
-    EXPECT_NEAR(lines.back()["val_loss"].get<double>(), validation, loss * validation);
-    if (r.contains("fp32_loss")) {  // within the tolerance, but not what fp32 gives
-      const double least = golden["tolerance"]["fp32"]["loss"];
-      EXPECT_GT(largest_difference(numbers(lines, "loss"), r["fp32_loss"]), 5 * least);
-    }
+    const std::string weights = of_resnet(r) ? " --weights resnet" : " --weights gpt";
+    expect_as_recorded(train(r["flags"].get<std::string>() + weights + ".safetensors"), r,
+                       golden["tolerance"]);
   }
+}
+
+// Half of a batch each: the same rates, the mean of their losses, the norm of their mean gradient.
+// Batch-norm on half of a batch would be another recipe.
+TEST_F(TrainGolden, EveryRecipeOfTheGptOnTwoRanks) {
+  const json golden = json::parse(std::ifstream(golden_folder() + "/recipes.json"));
+  int number = 0;
+  for (const json& r : golden["recipes"]) {
+    if (of_resnet(r)) continue;
+    const std::string strategy = number++ % 2 ? "fsdp" : "ddp";
+    SCOPED_TRACE(r["name"].get<std::string>() + " under " + strategy);
+    expect_as_recorded(
+        train(r["flags"].get<std::string>() + " --weights gpt.safetensors --strategy " + strategy,
+              2),
+        r, golden["tolerance"]);
+  }
+  EXPECT_GT(number, 20);
 }
 
 // The recipes have the rows that another seed draws; here are the weights.
