@@ -50,7 +50,7 @@ MARGIN = 5  # times the tolerance: what each flag must change at least
 
 # What `train --help` says of a run without flags.
 DEFAULTS = {
-    "batch-size": 12, "accumulate": 1, "steps": 6, "optimizer": "adamw", "lr": 1e-3, "min-lr": 0.0, "betas": "0.9,0.99",
+    "batch-size": 12, "accumulate": 1, "steps": 6, "epochs": 0, "optimizer": "adamw", "lr": 1e-3, "min-lr": 0.0, "betas": "0.9,0.99",
     "momentum": 0.9, "nesterov": False, "label-smoothing": 0.0, "schedule": "constant", "warmup": 0, "weight-decay": None,
     "clip-norm": 1.0, "seed": 1337, "precision": "fp32",
 }  # fmt: skip
@@ -82,11 +82,13 @@ RECIPES = {
     "rmsprop": {**FAST, "optimizer": "rmsprop", "lr": 0.003, "weight-decay": 0.1},
     "adagrad": {**FAST, "optimizer": "adagrad", "lr": 0.01, "weight-decay": 0.1},
     "lion": {**FAST, "optimizer": "lion", "lr": 0.002, "betas": "0.7,0.8", "weight-decay": 5.0},
+    "epochs": {**FAST, "epochs": 0.1, "schedule": "linear"},
     "bf16": {**FAST, "precision": "bf16", "optimizer": "sgd", "lr": 0.05, "momentum": 0.0},
     "fp16": {**FAST, "precision": "fp16", "optimizer": "sgd", "lr": 0.05, "momentum": 0.0},
     "images": {**SLOW, "clip-norm": 0.0},
     "label smoothing": {**SLOW, "label-smoothing": 0.2},
     "accumulated images": {**SLOW, "batch-size": 12, "accumulate": 2, "clip-norm": 2.0},
+    "epochs of images": {**SLOW, "epochs": 2.5, "schedule": "linear"},
     "images of another seed": {**SLOW, "seed": 3},
     "recipe of a ResNet": {
         **SLOW, "nesterov": True, "weight-decay": 0.5, "clip-norm": 0.0, "label-smoothing": 0.1, "schedule": "cosine",
@@ -167,6 +169,9 @@ class Text:
         cut = len(tokens) * 9 // 10
         self.train, self.rest = tokens[:cut], tokens[cut:]
 
+    def items(self):
+        return (len(self.train) - 1) // CONFIG.context
+
     def rows(self, numbers, seed):
         T = CONFIG.context
         begin = uniform_below(len(self.train) - T, seed, WINDOW, np.asarray(numbers, np.uint64))
@@ -199,6 +204,9 @@ class Images:
     def normalised(self, pixels):
         grey = torch.from_numpy(pixels.astype(np.float64))[:, None].expand(-1, 3, -1, -1) / 255
         return (grey - MEAN.double()[:, None, None]) / DEVIATION.double()[:, None, None]
+
+    def items(self):
+        return len(self.train)
 
     def rows(self, numbers, seed):
         n = len(self.train)
@@ -292,13 +300,15 @@ def flags_of(recipe):
     for flag, value in recipe.items():
         if flag != "model":
             words.append(f"--{flag}" if value is True else f"--{flag} {value}")
-    return " ".join(words + ([] if "steps" in recipe else [f"--steps {DEFAULTS['steps']}"]))
+    return " ".join(words + ([] if "steps" in recipe or "epochs" in recipe else [f"--steps {DEFAULTS['steps']}"]))
 
 
 def golden(recipe, tasks):
     """The recipe's record; raises where a flag could be ignored without a difference."""
     task, init = tasks[recipe.get("model", "gpt")]
     full = {**DEFAULTS, **recipe}
+    if full["epochs"]:
+        full["steps"] = int(full["epochs"] * task.items() / full["batch-size"])
     precision = full["precision"] + (" images" if recipe.get("model") else "")
     tolerance = TOLERANCE[precision]
     out = run(full, task, init)
@@ -307,7 +317,7 @@ def golden(recipe, tasks):
     if own > 1 / 3:
         raise SystemExit(f"{recipe}: PyTorch's own run in {precision} differs by {own:.3g} tolerances")
     for flag in recipe:
-        if flag in ("model", "steps", "batch-size") or (flag == "accumulate" and task is tasks["gpt"][0]):
+        if flag in ("model", "steps", "epochs", "batch-size") or (flag == "accumulate" and task is tasks["gpt"][0]):
             continue  # micro-batches of one size have the mean of the whole batch
         without = {**full, flag: DEFAULTS[flag]}
         if flag == "precision":  # rounding hides in the tolerance; what is far from fp32 by fp32's did not ignore the flag
