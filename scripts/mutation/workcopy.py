@@ -45,7 +45,8 @@ class WorkCopy:
         self.root, self.tree, self.jobs, self.patience, self.say = root, folder / "tree", jobs, patience, say
         self.build = self.tree / "build"
         self.state_file = folder / "baseline.json"
-        self.entries, self.seconds, self.objects = {}, {}, {}
+        self.entries, self.seconds = {}, {}  # seconds: of the tests whose baseline was looked at by this run
+        self.passed, self.objects = {}, {}  # test -> [state of its objects, seconds]; object -> [time, digest]
         self.environment = dict(os.environ)
         # The copy lies inside the tree, so both write the same relative paths and share what is in the cache.
         self.environment.setdefault("CCACHE_BASEDIR", str(root))
@@ -72,8 +73,12 @@ class WorkCopy:
             done = self.run(command, timeout=None)
             if done.status != 0:
                 raise BaselineError(f"the copy cannot be configured:\n{done.output}")
-        built = [p for p in wanted if not p.endswith(".md") and (not p.startswith("scripts/") or p.startswith("scripts/cmake/"))]
-        self.read_state(hashlib.sha256("".join(f"{p}\0{digest(self.root / p)}\0" for p in built).encode()).hexdigest())
+        # What tests read and builds do not: a baseline holds as long as it and the objects are what they were.
+        data = [p for p in wanted if not p.endswith((".md", ".cpp", ".h")) and not p.startswith("scripts/")]
+        self.data = hashlib.sha256("".join(f"{p}\0{digest(self.root / p)}\0" for p in data).encode()).hexdigest()
+        if self.state_file.is_file():
+            state = json.loads(self.state_file.read_text())
+            self.passed, self.objects = state["passed"], state["objects"]
 
     def copy(self, path):
         source, target = self.root / path, self.tree / path
@@ -83,15 +88,8 @@ class WorkCopy:
         shutil.copyfile(source, target)
         shutil.copymode(source, target)
 
-    def read_state(self, tree_hash):
-        self.tree_hash = tree_hash
-        if self.state_file.is_file():
-            state = json.loads(self.state_file.read_text())
-            if state["tree"] == tree_hash:
-                self.seconds, self.objects = state["seconds"], state["objects"]
-
     def write_state(self):
-        state = {"tree": self.tree_hash, "seconds": self.seconds, "objects": self.objects}
+        state = {"passed": self.passed, "objects": self.objects}
         beside = self.state_file.with_suffix(".new")
         beside.write_text(json.dumps(state))
         beside.replace(self.state_file)
@@ -151,31 +149,37 @@ class WorkCopy:
         return self.run([*command, *flags], timeout, environment, folder)
 
     def baseline(self, step):
-        """Builds the step's programs of the unchanged copy and runs its test, once for this text of the tree."""
+        """Builds the step's programs of the unchanged copy and runs its test, unless it passed with the same objects."""
         if step.label in self.seconds:
             return
-        self.say(f"baseline of {step.label}")
         done = self.make(step.targets)
         if done.status != 0:
             raise BaselineError(f"{' '.join(step.targets)} cannot be built without a change:\n{done.output[-4000:]}")
-        self.record_objects()
-        self.find_tests()
-        if step.test not in self.entries:
-            raise BaselineError(f"ctest knows no {step.test}")
-        done = self.test(step.test, step.filters, 900)
-        if done.status != 0:
-            raise BaselineError(f"{step.label} fails without a change:\n{done.output[-4000:]}")
-        self.seconds[step.label] = done.seconds
-        self.write_state()
+        state = hashlib.sha256((self.data + "".join(self.record_objects(step.targets))).encode()).hexdigest()
+        if self.passed.get(step.label, [None])[0] != state:
+            self.say(f"baseline of {step.label}")
+            self.find_tests()
+            if step.test not in self.entries:
+                raise BaselineError(f"ctest knows no {step.test}")
+            done = self.test(step.test, step.filters, 900)
+            if done.status != 0:
+                raise BaselineError(f"{step.label} fails without a change:\n{done.output[-4000:]}")
+            self.passed[step.label] = [state, done.seconds]
+            self.write_state()
+        self.seconds[step.label] = self.passed[step.label][1]
 
     def object_files(self):
         return {str(p.relative_to(self.build)): p for p in self.build.rglob("*.o")}
 
-    def record_objects(self):
-        """Those that a build of the unchanged copy has made for the first time."""
-        for name, path in self.object_files().items():
-            if name not in self.objects:
-                self.objects[name] = digest(path)
+    def record_objects(self, targets):
+        """Digests of the objects of these targets, which were just built from the unchanged copy."""
+        listed = self.run(["ninja", "-C", str(self.build), "-t", "inputs", *targets], timeout=None).output
+        names = sorted(line for line in listed.splitlines() if line.endswith(".o"))
+        for name in names:
+            stamp = (self.build / name).stat().st_mtime_ns
+            if self.objects.get(name, [None])[0] != stamp:
+                self.objects[name] = [stamp, digest(self.build / name)]
+        return [self.objects[name][1] for name in names]
 
     def stamps(self):
         return {name: path.stat().st_mtime_ns for name, path in self.object_files().items()}
@@ -183,7 +187,7 @@ class WorkCopy:
     def altered(self, before):
         """(objects made since `before`, those of them whose bytes are not the baseline's)."""
         made = [name for name, stamp in self.stamps().items() if before.get(name) != stamp]
-        different = [name for name in made if self.objects.get(name) != digest(self.build / name)]
+        different = [name for name in made if self.objects.get(name, [0, None])[1] != digest(self.build / name)]
         return len(made), len(different)
 
     def verdict(self, change, steps):
