@@ -224,12 +224,17 @@ class WorkCopy:
                 target.write_text(text, encoding="utf-8")
 
     def failure(self, step):
-        """What says that the changed program is wrong, or nothing."""
+        """What says that the changed program is wrong, or nothing. What fails once only, alone and together, says nothing:
+        on a busy machine tests of times do."""
         limit = SLOWER * self.seconds[step.label] + self.patience
-        done = self.test(step.test, step.filters, limit)
-        if done.status is None:
-            return f"{step.label}: timeout"
-        if done.status == 0:
-            return ""
-        failed = re.findall(r"^\[  FAILED  \] ([\w./]+)", done.output, re.MULTILINE)
-        return f"{step.label}: {failed[0] if failed else f'exit status {done.status}'}"
+        for turn in range(2):
+            done = self.test(step.test, step.filters, limit)
+            if done.status is None:
+                return f"{step.label}: timeout"
+            if done.status == 0:
+                return ""
+            failed = re.findall(r"^\[  FAILED  \] ([\w./]+)", done.output, re.MULTILINE)
+            what = f"{step.label}: {failed[0] if failed else f'exit status {done.status}'}"
+            if turn == 1 or (failed and self.test(step.test, failed[0], limit).status != 0):
+                return what
+        return ""

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """scripts/mutate tells changes that tests notice from those that they do not, on a project of two files."""
+import os
 import pathlib
 import signal
 import subprocess
@@ -127,6 +128,19 @@ class Project(unittest.TestCase):
         self.mutate("--only", "unnoticed", status=1)
         self.mutate("--only", "unnoticed", "--again")
         self.assertEqual(self.verdicts()["unnoticed"][0], "killed")
+
+    def test_what_fails_only_once_kills_nothing(self):
+        test = self.root / "tests/toy_test.cpp"
+        once = "  if (std::getenv(\"ONCE\") && !fopen(std::getenv(\"ONCE\"), \"r\")) return fopen(std::getenv(\"ONCE\"), \"w\"), 1;\n"
+        test.write_text(test.read_text().replace("  if (tested", once + "  if (tested"))
+        self.mutate("--only", "unnoticed", status=1)  # its baseline
+        os.environ["ONCE"] = str(self.root / "build-once")
+        try:
+            self.mutate("--only", "unnoticed", "--again", status=1)
+        finally:
+            del os.environ["ONCE"]
+        self.assertTrue((self.root / "build-once").is_file())
+        self.assertEqual(self.verdicts()["unnoticed"][0], "survived")
 
     def test_an_interrupted_run_goes_on(self):
         run = subprocess.Popen(self.command("--known"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
