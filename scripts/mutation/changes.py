@@ -9,7 +9,8 @@ A list (known.txt, explained.txt) is a sequence of entries, which find their pla
     >> new text
 
 `<<` and `>>` may be repeated: each line of the text has its own. An entry with several changes has several `--` parts.
-`equivalent: reason` beside `why:` says that no test can tell the changed program from the original.
+`equivalent: reason` beside `why:` says that no test can tell the changed program from the original; `caught by: TEST(FILTER)`
+says which test is there to fail, and is run before those of tests.txt.
 Invariant: the key of a change depends on the file's text and on the change alone, so that a finished one is known again.
 """
 
@@ -45,6 +46,7 @@ class Change:
     edits: list
     why: str = ""
     equivalent: str = ""
+    caught_by: str = ""
     operator: str = ""
     origin: str = ""
     key: str = field(default="", compare=False)
@@ -106,6 +108,8 @@ def read_list(path, origin):
         elif mark in ("why:", "equivalent:"):
             current = mark[:-1]
             setattr(changes[-1], current, rest.strip())
+        elif line.startswith("caught by: "):
+            changes[-1].caught_by = line.removeprefix("caught by: ").strip()
         elif mark == "--":
             parts = [rest.strip(), [], []]
             changes[-1].edits.append(parts)
@@ -129,6 +133,8 @@ def read_list(path, origin):
 def entry(change):
     """The change as an entry of a list."""
     out = [f"== {change.name}", f"why: {change.why}"]
+    out += [f"equivalent: {change.equivalent}"] if change.equivalent else []
+    out += [f"caught by: {change.caught_by}"] if change.caught_by else []
     for edit in change.edits:
         out.append(f"-- {edit.file}")
         out += [f"<< {line}".rstrip() for line in edit.old.split("\n")]
