@@ -138,6 +138,33 @@ TEST(Guards, DeterministicMode) {
   EXPECT_EQ(step.report().replays, 2);
 }
 
+// What is made without a dtype, and what integers become, has the default one of the call.
+TEST(Guards, DefaultDType) {
+  auto program = [](const Tensor& x) { return sqrt(x) + ones({2}); };
+  auto step = compile(program);
+  Tensor x = from_values<int64_t>({2, 3}, {2});
+  for (int call = 0; call < 12; ++call) {
+    Scoped<DType> type(context().default_dtype, call / 3 % 2 ? kF64 : kF32);
+    Tensor y = step(x);
+    EXPECT_EQ(y.dtype(), context().default_dtype) << "call " << call;
+    expect_same_bits(y, program(x), "call " + std::to_string(call));
+  }
+  EXPECT_GE(step.report().replays, 4) << step.report().why_not;
+}
+
+// Two views of one storage, of one shape, neither of them dense.
+TEST(Guards, StridesOfAnArgument) {
+  auto program = [](const Tensor& x) { return x * 2.0 + 1.0; };
+  auto step = compile(program);
+  Tensor whole = reshape(numbers(1, 16), {4, 4});
+  Tensor rows = narrow(whole, 1, 0, 2), columns = narrow(transpose(whole, 0, 1), 1, 0, 2);
+  for (int call = 0; call < 12; ++call) {
+    const Tensor& x = call / 3 % 2 ? columns : rows;
+    expect_same_bits(contiguous(step(x)), contiguous(program(x)), "call " + std::to_string(call));
+  }
+  EXPECT_GE(step.report().replays, 4) << step.report().why_not;
+}
+
 TEST(Guards, ASettingThatTheStepMakes) {
   Setting on(1);
   auto step = compile([&](const Tensor& x) {

@@ -90,6 +90,31 @@ TEST(Ddp, SmallBucketsAndRebuiltOrderChangeNothing) {
     expect_close(ddp_grads(2, 1, {.bucket_bytes = bytes}, 3), serial);
 }
 
+// Two weights of one shape, whose gradients become ready in an order of the rank's own: the buckets
+// that are built after the first step hold them in the order of rank 0 everywhere.
+TEST(Ddp, BucketsFollowRankZeroWhereRanksDisagree) {
+  for (size_t bytes : {size_t(1), size_t(1) << 20})  // a bucket each, and both in one
+    run_ranks(2, [&](ProcessGroup& group) {
+      auto model = nn::sequential(nn::linear({.in = 2, .out = 2, .bias = false}),
+                                  nn::linear({.in = 2, .out = 2, .bias = false}));
+      auto ddp = parallel::ddp(model, {.group = Ref<ProcessGroup>(&group), .bucket_bytes = bytes});
+      std::vector<Tensor> w = model->parameters();
+      for (int step = 0; step < 3; ++step) {
+        // The gradient of a weight is all `factor`; backward reaches what came last first.
+        const double mine = group.rank() == 0 ? 1 : 3;
+        const bool turned = group.rank() == 1;
+        Tensor first = sum(w[turned]) * (turned ? 10 * mine : mine),
+               second = sum(w[!turned]) * (turned ? mine : 10 * mine);
+        (first + second).backward();
+        for (int i : {0, 1})
+          for (int64_t k = 0; k < 4; ++k)
+            EXPECT_EQ(w[size_t(i)].grad().data<float>()[k], i == 0 ? 2 : 20)
+                << "weight " << i << " at step " << step << " on rank " << group.rank();
+        model->zero_grad();
+      }
+    });
+}
+
 TEST(Ddp, NoSyncAccumulates) { expect_close(ddp_grads(2, 4, {}), serial_grads()); }
 
 // Eight micro-batches of one row each, whoever computes them.

@@ -9,6 +9,7 @@
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
 #include "core/nn/nn.h"
+#include "core/ops/compose.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
@@ -145,6 +146,43 @@ TEST(Fsdp, TreeAccumulationGivesEqualBits) {
           4 / ranks, kF32);
       check_close(t, want, 0);
     });
+}
+
+// After each of seven micro-batches the tree holds the sum of all so far: in the bits of the trees
+// that its levels are, joined from the smallest up.
+TEST(Fsdp, TreeAccumulationOfAnyNumberOfMicroBatches) {
+  run_ranks(2, [&](ProcessGroup& group) {
+    Scoped<DType> type(context().default_dtype, kF64);
+    auto gradients = [&](int64_t first, int64_t count, bool tree) {
+      manual_seed(3);
+      auto model = models::gpt(
+          {.vocab = test::kVocab, .context = test::kTokens, .layers = 1, .heads = 1, .dim = 4});
+      auto fsdp = fully_shard(*model, {.tree_accumulation = tree});
+      for (int64_t k = first; k < first + count; ++k)
+        backward(model->loss(ids(k, group.rank() * 2, 2), ids(100 + k, group.rank() * 2, 2)));
+      std::vector<Tensor> out;
+      for (const Tensor& p : model->parameters()) out.push_back(to_local(p.grad()));
+      return out;
+    };
+    std::vector<std::vector<Tensor>> one;
+    for (int64_t k = 0; k < 7; ++k) one.push_back(gradients(k, 1, false));
+    for (int64_t count = 1; count <= 7; ++count) {
+      std::vector<Tensor> got = gradients(0, count, true);
+      for (size_t p = 0; p < got.size(); ++p) {
+        auto at = [&](int64_t k) { return one[size_t(k)][p]; };
+        Tensor pair = at(0) + at(1), four = pair + (at(2) + at(3));
+        const Tensor want[] = {at(0),
+                               pair,
+                               pair + at(2),
+                               four,
+                               four + at(4),
+                               four + (at(4) + at(5)),
+                               four + ((at(4) + at(5)) + at(6))};
+        TESSERA_CHECK(equal(got[p], want[count - 1]), "parameter {} after {} micro-batches differs",
+                      p, count);
+      }
+    }
+  });
 }
 
 TEST(Fsdp, MixedPrecisionKeepsMasterWeights) {

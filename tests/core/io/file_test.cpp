@@ -8,6 +8,7 @@
 
 #include <csignal>
 
+#include "tests/support/disk_tracer.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::io {
@@ -67,6 +68,23 @@ TEST(AtomicFile, ReplacesOnlyAtCommit) {
   write_file(dir / "a", "newer", "save");
   EXPECT_EQ(dir.read("a"), "newer");
   EXPECT_EQ(dir.count(), 1u);
+}
+
+// Without the first sync power loss may leave an empty file under the new name, without the last
+// one the old file.
+TEST(AtomicFile, IsOnDiskOnceItIsCommitted) {
+  TempFolder dir;
+  const std::string path = dir / "a";
+  TracedRun run = run_traced([&] { return write_file(path, "new", "save"), 0; }, {});
+  ASSERT_EQ(run.exit_status, 0);
+  std::vector<std::string> calls;
+  for (const DiskCall& c : run.calls) {
+    if (!c.path.starts_with(dir.str())) continue;
+    const char* what = c.path == path ? " a" : c.path == dir.str() ? " folder" : " temporary";
+    calls.push_back((c.name.starts_with("rename") ? "rename" : c.name) + what);
+  }
+  EXPECT_EQ(calls, (std::vector<std::string>{"openat temporary", "write temporary",
+                                             "fsync temporary", "rename a", "fsync folder"}));
 }
 
 TEST(AtomicFile, FollowsASymbolicLink) {

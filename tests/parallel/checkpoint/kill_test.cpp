@@ -14,7 +14,7 @@
 #include "parallel/checkpoint/load.h"
 #include "parallel/checkpoint/verify.h"
 #include "parallel/ddp.h"
-#include "tests/parallel/checkpoint/disk_tracer.h"
+#include "tests/support/disk_tracer.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::checkpoint {
@@ -207,8 +207,8 @@ TEST_F(Kill, SyncsComeBeforeRenames) {
   ASSERT_EQ(run.exit_status, 0);
   std::set<std::string> dirty;     // files written and not yet synced
   std::set<std::string> unsynced;  // folders with entries that are not on disk
-  int commits = 0, swaps = 0;
-  bool committed_synced = false;
+  int commits = 0, swaps = 0, pruned = 0;
+  bool committed_synced = false, swap_synced = true;
   std::string root = dir_ / "c";
   auto parent = [](const std::string& path) { return fs::path(path).parent_path().string(); };
   for (const DiskCall& c : run.calls) {
@@ -217,11 +217,17 @@ TEST_F(Kill, SyncsComeBeforeRenames) {
     if (c.name == "openat" || c.name == "open" || c.name == "mkdir")
       unsynced.insert(parent(c.path));
     if (c.name == "write") dirty.insert(c.path);
-    if (c.name == "fsync" && c.path == root) committed_synced = true;
+    if (c.name == "fsync" && c.path == root) committed_synced = swap_synced = true;
+    if (c.name.starts_with("rename") && c.path.ends_with(".old.tmp")) {
+      ++pruned;
+      EXPECT_TRUE(swap_synced) << "after power loss `latest` may name " << c.path
+                               << ", a removed step";
+    }
     if (c.name == "fsync") dirty.erase(c.path), unsynced.erase(c.path);
     if (!c.name.starts_with("rename") || temporary) continue;
     if (c.path.ends_with("/latest")) {
       ++swaps;
+      swap_synced = false;
       EXPECT_EQ(swaps, commits);
       EXPECT_FALSE(
           std::ranges::any_of(dirty, [](auto& f) { return f.find("latest.tmp") != f.npos; }));
@@ -235,7 +241,51 @@ TEST_F(Kill, SyncsComeBeforeRenames) {
   }
   EXPECT_EQ(commits, kSteps / kEvery);
   EXPECT_EQ(swaps, kSteps / kEvery);
+  EXPECT_EQ(pruned, kSteps / kEvery - 1);
+  EXPECT_TRUE(swap_synced);
   EXPECT_TRUE(dirty.empty());
+}
+
+// Bytes that change on their way to the disk, after they were written and before the step is
+// published: the save fails, and the step before it is still there and still the newest.
+TEST_F(Kill, ASaveThatReadsBackWrongLeavesTheOneBefore) {
+  std::string folder = dir_ / "c", out = dir_ / "error";
+  auto save = [&](int64_t step) {
+    State s{{whole("w", full({64}, double(step)))}, {}};
+    Checkpointer saver(folder, nullptr, {.keep = 1});
+    saver.save(step, s);
+    saver.wait();
+  };
+  auto body = [&] {
+    try {
+      run_ranks(1, [&](ProcessGroup&) { save(1), save(2); });
+    } catch (const UserError& e) {
+      std::ofstream(out) << e.what();
+      return 3;
+    }
+    return 0;
+  };
+  bool renamed = false, damaged = false;
+  auto damage = [&](const DiskCall& c) {
+    const std::string step = folder + "/" + step_name(2);
+    if (c.name.starts_with("rename") && c.path == step) renamed = true;
+    // Its folder is about to be synced: all of it is written, nothing of it is read back.
+    if (!renamed || damaged || c.name != "fsync" || c.path != folder) return;
+    damaged = true;
+    std::fstream file(step + "/" + rank_file_name(0, 1),
+                      std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-1, std::ios::end);
+    file.put('\x55');
+  };
+  TracedRun run = run_traced(body, {}, damage);
+  ASSERT_TRUE(damaged);
+  EXPECT_EQ(run.exit_status, 3);
+  std::stringstream error;
+  error << std::ifstream(out).rdbuf();
+  EXPECT_NE(error.str().find("step 2 reads back wrong"), std::string::npos) << error.str();
+  EXPECT_EQ(saved_steps(folder), std::vector<int64_t>{1});
+  EXPECT_EQ(read_latest(folder).step, 1);
+  EXPECT_TRUE(verify(folder).findings.empty());
 }
 
 }  // namespace

@@ -22,7 +22,9 @@ struct TracedRun {
 };
 
 /// `kill_at`: the number of the call (from 0) at whose entry all threads are killed; without it the
-/// child runs to its end. `body` returns the exit status.
-TracedRun run_traced(const std::function<int()>& body, std::optional<size_t> kill_at);
+/// child runs to its end. `body` returns the exit status. `at_entry`, in this process, is told of
+/// each call while the thread that makes it stands before it.
+TracedRun run_traced(const std::function<int()>& body, std::optional<size_t> kill_at,
+                     const std::function<void(const DiskCall&)>& at_entry = {});
 
 }  // namespace tessera

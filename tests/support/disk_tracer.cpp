@@ -1,4 +1,4 @@
-#include "tests/parallel/checkpoint/disk_tracer.h"
+#include "tests/support/disk_tracer.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -99,7 +99,8 @@ std::optional<DiskCall> look_at(pid_t tid) {
 
 }  // namespace
 
-TracedRun run_traced(const std::function<int()>& body, std::optional<size_t> kill_at) {
+TracedRun run_traced(const std::function<int()>& body, std::optional<size_t> kill_at,
+                     const std::function<void(const DiskCall&)>& at_entry) {
   TracedRun out;
   std::fflush(nullptr);
   pid_t child = fork();
@@ -130,6 +131,8 @@ TracedRun run_traced(const std::function<int()>& body, std::optional<size_t> kil
           call->reached = false;
           out.killed = true;
           kill(child, SIGKILL);
+        } else if (at_entry) {
+          at_entry(*call);
         }
         out.calls.push_back(std::move(*call));
       }

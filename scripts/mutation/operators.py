@@ -1,0 +1,148 @@
+"""Small changes of a C++ file, found in its text: turned comparisons and signs, bounds off by one, dropped calls and waits.
+
+How: comments, strings, preprocessor lines and the texts of errors and logs are blanked out; what is left is searched with
+patterns that rely on the layout of clang-format (binary operators stand between spaces, brackets of templates do not).
+Invariant: what is proposed for a file depends on its text alone, and every change keeps the number of lines.
+"""
+
+import hashlib
+import math
+import re
+from collections import Counter
+
+from changes import Change, Edit
+
+SKIPPED = re.compile(
+    r"//[^\n]*|/\*.*?\*/|R\"(\w*)\(.*?\)\1\"|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])+'"
+    r"|^[ \t]*#(?:[^\n]*\\\n)*[^\n]*|\bstatic_assert\s*\([^;]*;",
+    re.DOTALL | re.MULTILINE,
+)
+TEXTS = re.compile(r"\b(?:TESSERA_ASSERT|UserError|BugError|fmt::format|fmt::print|logging::\w+|std::f?printf|expect_\w+)\(")
+SAMPLES = re.compile(r"^.*(?:\bSample\b|\bsamples?\().*$", re.MULTILINE)  # what the registry's tests are fed with
+CHECK = re.compile(r"\bTESSERA_CHECK\(")
+LITERAL = re.compile(r"(?<![\w.\"'])(\d+(?:\.\d+)?(?:e-?\d+)?)(?![\w.'])")
+CALL = re.compile(r"^[ ]+((?:[a-z_]\w*(?:::|\.|->))*([a-z_]\w*)\([^;{}=]*\);)$", re.MULTILINE)
+WAITS = re.compile(r"wait|barrier|fsync|sync|join|fence|flush", re.IGNORECASE)
+NO_CALLS = {"if", "for", "while", "switch", "return", "throw", "delete", "sizeof", "assert"}
+# Without these a program is slower or says less, and no result is another.
+NO_RESULT = re.compile(r"^(logging::|.*\b(reserve|shrink_to_fit|prefetch|posix_fadvise|madvise)\()")
+
+SWAPS = [
+    ("bound", r" < ", " <= "), ("bound", r" <= ", " < "), ("bound", r" > ", " >= "), ("bound", r" >= ", " > "),
+    ("comparison", r" == ", " != "), ("comparison", r" != ", " == "),
+    ("sign", r" \+ ", " - "), ("sign", r" - ", " + "), ("sign", r" \+= ", " -= "), ("sign", r" -= ", " += "),
+    ("product", r"(?<=[\w)\]]) \* (?=[\w(])", " / "), ("product", r"(?<=[\w)\]]) / (?=[\w(])", " * "),
+    ("product", r" \*= ", " /= "), ("product", r"(?<=[\w)]) % (?=[\w(])", " / "),
+    ("logic", r" && ", " || "), ("logic", r" \|\| ", " && "),
+    ("sign", r"(?<=return )-(?=[a-z(])", ""), ("sign", r"(?<=[(=,] )-(?=[a-z(])", ""),
+    ("truth", r"\btrue\b", "false"), ("truth", r"\bfalse\b", "true"),
+    ("extreme", r"\bstd::min\b", "std::max"), ("extreme", r"\bstd::max\b", "std::min"),
+]  # fmt: skip
+CONDITION = re.compile(r"\b(if|while) \((?!const auto|auto |int64_t |[\w:<>]+[&*]? [a-z_]\w* =)")
+# How often each is drawn, beside the others: literals are many and say little.
+WEIGHTS = {"constant": 0.4, "wait": 3.0, "call": 1.0, "condition": 0.7, "logic": 1.0, "bound": 1.0, "sign": 1.0}
+
+
+def blank(text):
+    """`text` with everything that is no code replaced by spaces of the same extent."""
+
+    def spaces(s):
+        return re.sub(r"[^\n]", " ", s)
+
+    text = SAMPLES.sub(lambda m: spaces(m[0]), SKIPPED.sub(lambda m: spaces(m[0]), text))
+    out = list(text)
+    for pattern, first in ((TEXTS, True), (CHECK, False)):
+        for match in pattern.finditer(text):
+            begin, end = match.end(), closing(text, match.end() - 1)
+            if not first:
+                begin = argument_end(text, begin, end)
+            out[begin:end] = spaces(text[begin:end])
+    return "".join(out)
+
+
+def closing(text, at):
+    """Where the bracket that opens at `at` closes, or the end."""
+    depth = 0
+    for i in range(at, len(text)):
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        if depth == 0:
+            return i
+    return len(text)
+
+
+def argument_end(text, begin, end):
+    depth = 0
+    for i in range(begin, end):
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        if depth == 0 and text[i] == ",":
+            return i
+    return end
+
+
+def other_literal(literal):
+    """A number near this one."""
+    if re.fullmatch(r"\d+", literal):
+        return str(int(literal) + 1)
+    return repr(float(literal) * 1.5 + (0.5 if float(literal) == 0 else 0))
+
+
+def places(text):
+    """(operator, begin, end, replacement) of everything that may be changed."""
+    code = blank(text)
+    for operator, pattern, new in SWAPS:
+        for match in re.finditer(pattern, code):
+            if '"' not in (text[match.start() - 1], text[match.end()]):  # of texts there is no difference
+                yield operator, match.start(), match.end(), new
+    for match in LITERAL.finditer(code):
+        if not re.search(r"\b(case|alignas\(|template <[^>]*)\s*$", code[max(0, match.start() - 40) : match.start()]):
+            yield "constant", match.start(), match.end(), other_literal(match[1])
+    for match in CONDITION.finditer(code):
+        open_at = match.end() - 1
+        close_at = closing(code, open_at)
+        inside = text[open_at + 1 : close_at]
+        if close_at < len(text) and "\n" not in inside and ";" not in inside:
+            yield "condition", open_at, close_at + 1, f"(!({inside}))"
+    for match in CALL.finditer(code):
+        if match[2] not in NO_CALLS and not NO_RESULT.match(match[1]):
+            operator = "wait" if WAITS.search(match[2]) else "call"
+            yield operator, match.start(1), match.end(1), "(void)0;" + "\n" * text[match.start(1) : match.end(1)].count("\n")
+
+
+def unique_edit(path, text, begin, end, new):
+    """The change as whole lines, with as many around it as make the old text unique."""
+    first = text.rfind("\n", 0, begin) + 1
+    last = text.find("\n", end)
+    last = len(text) if last < 0 else last
+    while text.count(text[first:last]) > 1:
+        if first > 0:
+            first = text.rfind("\n", 0, first - 1) + 1
+        if text.count(text[first:last]) > 1:
+            after = text.find("\n", last + 1)
+            last = len(text) if after < 0 else after
+    return Edit(path, text[first:last], text[first:begin] + new + text[end:last])
+
+
+def propose(path, text, origin, lines=None):
+    """All changes of a file; `lines`: of these lines only (from 1)."""
+    out, seen = [], Counter()
+    for operator, begin, end, new in sorted(places(text), key=lambda p: (p[1], p[0])):
+        number = text.count("\n", 0, begin) + 1
+        if lines is not None and number not in lines:
+            continue
+        edit = unique_edit(path, text, begin, end, new)
+        seen[operator] += 1
+        name = f"{path}:{operator}-{seen[operator]}"
+        out.append(Change(name=name, edits=[edit], operator=operator, origin=origin))
+    return out
+
+
+def drawn(changes, seed):
+    """The changes in an order that the seed and each change's own text decide; no change moves another's place."""
+
+    def rank(change):
+        edit = change.edits[0]
+        digest = hashlib.sha256("\0".join((str(seed), edit.file, edit.old, edit.new)).encode()).digest()
+        uniform = (int.from_bytes(digest[:7], "big") + 1) / 2**56
+        return -math.log(uniform) / WEIGHTS.get(change.operator, 1.0)
+
+    return sorted(changes, key=rank)
