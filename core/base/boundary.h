@@ -32,17 +32,15 @@ extern std::atomic<int> boundary_counters;
 void record_boundary(int index, int64_t extent, int64_t limit);
 }  // namespace detail
 
-/// A kernel cuts `extent` by a limit.
-inline void meet(BoundaryName b, int64_t extent) {
+/// A kernel cuts `extent` by a limit: that of the table, or one that depends on other extents.
+inline void meet(BoundaryName b, int64_t extent, int64_t limit) {
   if (detail::boundary_counters.load(std::memory_order_relaxed)) [[unlikely]]
-    detail::record_boundary(b.index, extent, kBoundaries[b.index].limit);
+    detail::record_boundary(b.index, extent, limit);
 }
+inline void meet(BoundaryName b, int64_t extent) { meet(b, extent, kBoundaries[b.index].limit); }
 
 /// A loop over threads whose grain is this: two threads share it from two grains on.
-inline void meet_threads(BoundaryName b, int64_t n, int64_t grain) {
-  if (detail::boundary_counters.load(std::memory_order_relaxed)) [[unlikely]]
-    detail::record_boundary(b.index, n, 2 * grain);
-}
+inline void meet_threads(BoundaryName b, int64_t n, int64_t grain) { meet(b, n, 2 * grain); }
 /// parallel_for that says so.
 inline void parallel_for(BoundaryName b, int64_t n, int64_t grain,
                          FunctionRef<void(int64_t, int64_t)> body) {

@@ -3,6 +3,7 @@
 // limits: a limit that moves is no longer crossed, and the sweep says so.
 #pragma once
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,8 @@ struct LargeCase {
   int roundings = 1;
   /// In f64 the reference cuts loops until they are at most so long.
   int64_t part = 13;
+  /// Elements are equal between which the gradient chooses: another rounding chooses otherwise.
+  bool ties = false;
 };
 
 std::vector<LargeCase> large_cases();
@@ -36,12 +39,27 @@ void add_products(LargeCases& cases);
 void add_elementwise(LargeCases& cases);  // and indexing, sorting, scans, dropout
 void add_windows(LargeCases& cases);      // convolutions, pools
 void add_updates(LargeCases& cases);
+void add_generated(LargeCases& cases);  // what compile makes kernels of
 
 /// Multiples of 2^-7 in [low, high); of larger powers of two where values are beyond 1.
 Tensor grid_values(const Shape& shape, uint64_t key, double low = -1, double high = 1);
 
-/// Results of the call on operands in `dtype`, then, with `gradients`, those of a fixed weighted
-/// sum of the results by each float operand; as f64.
-std::vector<Tensor> evaluate(const LargeCase& c, DType dtype);
+/// The operands of the call in `dtype`: all floats but numbers (0-d), which stay f64.
+std::vector<Tensor> operands_in(const LargeCase& c, DType dtype);
+/// Results of the call on these operands, then, with `gradients`, those of a fixed weighted
+/// sum of the results by each float operand; in the dtype that they have.
+std::vector<Tensor> evaluate(const LargeCase& c, const std::vector<Tensor>& operands);
+
+/// What the call is in f64, computed in parts (in_parts.h). Names of ops that nothing cuts are
+/// added to `whole`.
+std::vector<Tensor> reference(const LargeCase& c, std::set<std::string>* whole = nullptr);
+
+/// How far an element may be off in `dtype`, as a part of the largest magnitude of its tensor; see
+/// the analysis there.
+double tolerance(const LargeCase& c, DType dtype, bool gradient);
+
+/// The first result or gradient that is further off, in words; "" where all are close.
+std::string difference(const LargeCase& c, DType dtype, const std::vector<Tensor>& got,
+                       const std::vector<Tensor>& want);
 
 }  // namespace tessera::test

@@ -38,6 +38,7 @@ void add_windows(LargeCases& cases) {
                      {grid_values(x, 1)},
                      [f](const List& in) { return List{f(in[0])}; },
                      9});
+    cases.back().ties = true;
   };
   auto largest = [](const Tensor& x) { return max_pool2d(x, 3, {.stride = 2}); };
   auto average = [](const Tensor& x) { return avg_pool2d(x, 3, {.stride = 2}); };
