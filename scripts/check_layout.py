@@ -50,10 +50,10 @@ MAY_INCLUDE = {
 MAY_INCLUDE_FILES = {
     "core/ops/functors": [],
     "core/backend/cpu/kernels": [
-        "core/backend/cpu/kernels/*", "core/backend/cpu/isa.h", "core/ops/functors/*", "core/tensor/philox.h",
+        "core/backend/cpu/kernels/*", "core/backend/cpu/isa.h", "core/base/boundaries.h", "core/ops/functors/*", "core/tensor/philox.h",
         "immintrin.h", "cstddef", "cstdint", "type_traits",
     ],
-    "collectives/kernels": ["collectives/kernels/*", "core/ops/functors/*", "cstdint", "type_traits"],
+    "collectives/kernels": ["collectives/kernels/*", "core/base/boundaries.h", "core/ops/functors/*", "cstdint", "type_traits"],
 }
 CODE = (".h", ".cpp", ".cu", ".cuh")
 MAX_LINES = 600

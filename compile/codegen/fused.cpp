@@ -1,7 +1,7 @@
 #include "compile/codegen/fused.h"
 
 #include "compile/codegen/access_order.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/dispatch/call.h"
 
 namespace tessera::compiler {
@@ -49,9 +49,10 @@ constexpr Kernel kKernel{plan_fused, run_fused};
 }  // namespace
 
 void run_code(const KernelCode& code, char* const* p, char* scratch) {
-  parallel_for(code.chunks, code.parallel_grain, [&](int64_t begin, int64_t end) {
-    for (int64_t chunk = begin; chunk < end; ++chunk) code.run(p, chunk, scratch);
-  });
+  parallel_for("generated.threads", code.chunks, code.parallel_grain,
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t chunk = begin; chunk < end; ++chunk) code.run(p, chunk, scratch);
+               });
   if (code.finish) code.finish(p, scratch);
 }
 

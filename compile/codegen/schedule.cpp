@@ -9,18 +9,17 @@
 #include "compile/codegen/loops.h"
 #include "compile/codegen/softmax.h"
 #include "compile/codegen/streams.h"
+#include "core/base/boundary.h"
 
 namespace tessera::compiler {
 namespace {
 
 constexpr int64_t kRowBuffers = 256 << 10;     // bytes of one row's intermediate values: half of L2
 constexpr int64_t kTotals = 512 << 10;         // bytes of running totals, all on the stack
-constexpr int64_t kSerial = 1 << 16;           // elements that one row may have if there is but one
 constexpr int64_t kChunk = 1 << 15;            // elements of a chunk, at least
 constexpr int64_t kChunksOfArrays = 64;        // that keep partial arrays, at most
 constexpr int64_t kChunksOfScalars = 1 << 12;  // that keep partial sums, at most
 constexpr int64_t kLongRow = 64 << 10;         // bytes of an operand's row: twice an L1 cache
-constexpr int64_t kBesideRow = 256;            // elements of rows that are computed beside others
 constexpr int64_t kRowsBeside = 64;            // rows of a chunk of such, if there are
 constexpr int64_t kChunksBeside = 16;          // so many chunks of them
 constexpr int64_t kAhead = 15 << 9;            // bytes that one is fetched ahead: no whole pages
@@ -29,6 +28,8 @@ constexpr int64_t kEachAhead = 7 << 9;         // where there are more of them
 constexpr int64_t kFetched = 1 << 20;          // bytes of operands that are: more than an L2 cache
 constexpr int kWorkBeside = 10;                // of nests for which that is worth it
 constexpr int kWorthKeeping = 7;               // cost of a value that is kept, not computed again
+// Elements of the only row, at most, and of rows that are computed beside others, at least.
+constexpr int64_t kSerial = limit("generated.one_row"), kBesideRow = limit("generated.beside");
 
 int64_t bytes_of(DType t) { return t == kF64 || (is_integral(t) && t != kBool) ? 8 : 4; }
 
@@ -208,8 +209,9 @@ class Scheduler {
     const auto by_the_next = [&](InstrId id) {
       return order.last_reread_in(id) <= order.computed_in(id) + 1;
     };
-    if (!on_cpu_ || s_.outer != 1 || std::popcount(inner_) != 1 || s_.nests.size() < 2 ||
-        row < kBesideRow || rows < int64_t(2 * s_.nests.size()) ||
+    if (!on_cpu_ || s_.outer != 1 || std::popcount(inner_) != 1 || s_.nests.size() < 2) return;
+    meet("generated.beside", row);
+    if (row < kBesideRow || rows < int64_t(2 * s_.nests.size()) ||
         !std::ranges::all_of(s_.nests, of_rows))
       return;
     int all = 0;
@@ -366,17 +368,21 @@ class Scheduler {
     for (const Nest& n : s_.nests) plain = plain && n.loops & vector;
     s_.rows = s_.count(outer_);
     int64_t work = row;
+    if (vector && sums) meet("generated.sum_block", s_.body.extents.back());
+    if (arrays) meet("generated.sum_rows", s_.rows);
     if (plain && may_block_ && !arrays && vector && s_.body.extents.back() > kSumBlock) {
       s_.block = kSumBlock;
       s_.rows *= (s_.body.extents.back() + kSumBlock - 1) / kSumBlock;
       work = row / s_.body.extents.back() * kSumBlock;
     }
+    if (s_.rows == 1 && !plain) meet("generated.one_row", row);
     if (s_.rows == 1 && !plain && row > kSerial) return false;
     s_.chunk_rows = std::max<int64_t>(1, kChunk / work);
     if (arrays)
       s_.chunk_rows = std::max({s_.chunk_rows, kSumRows, s_.rows / kChunksOfArrays});
     else if (sums)
       s_.chunk_rows = std::max(s_.chunk_rows, s_.rows / kChunksOfScalars);
+    meet("generated.chunk", s_.rows, s_.chunk_rows);
     s_.chunk_rows = std::min(s_.chunk_rows, s_.rows);
     return true;
   }

@@ -9,11 +9,12 @@
 #include <vector>
 
 #include "compile/codegen/loops.h"
+#include "core/base/boundaries.h"
 
 namespace tessera::compiler {
 
 /// Elements that a sum takes in interleaved lanes of its own precision before they meet in double.
-inline constexpr int64_t kSumBlock = 4096;
+inline constexpr int64_t kSumBlock = limit("generated.sum_block");
 inline constexpr int kMaxLanes = 32;
 /// Where a loop reads or writes elements of one byte as well: GCC takes vectors of as many bytes as
 /// there are lanes for all that it does.
@@ -21,7 +22,7 @@ inline constexpr int kMaxLanesOfBytes = 64;
 /// Elements of a row from which on its results are streamed.
 inline constexpr int64_t kStreamedRow = 64;
 /// Rows after which sums over rows move from single to double precision.
-inline constexpr int64_t kSumRows = 64;
+inline constexpr int64_t kSumRows = limit("generated.sum_rows");
 
 enum class Place : uint8_t {
   kHead,     // once for each chunk: varies with no loop

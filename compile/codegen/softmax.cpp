@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/base/boundary.h"
+
 namespace tessera::compiler {
 
 // exp(x - amax(x)) of float32, which needs no care for large results.
@@ -90,7 +92,8 @@ static int64_t piece_of(int64_t row) {
 }
 
 Pieces softmax_pieces(const Schedule& s) {
-  constexpr int64_t kLongRow = 8192;  // elements
+  constexpr int64_t kLongRow = limit("generated.softmax");  // elements
+  if (s.nests.size() == 3) meet("generated.softmax", s.count(s.inner_mask()));
   if (s.nests.size() != 3 || s.count(s.inner_mask()) < kLongRow) return {};
   const Nest &first = s.nests[0], &second = s.nests[1], &last = s.nests[2];
   if (first.reductions.size() != 1 || second.reductions.size() != 1 || !last.reductions.empty() ||

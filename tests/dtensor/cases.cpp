@@ -406,7 +406,7 @@ Outcome check_placed(const Case& c, const DeviceMesh& mesh, const std::vector<La
   auto cotangent = [&](const Tensor& o) {
     Random own{drawn};
     Tensor value = cotangent_values(o, key);
-    return place(value, mesh, random_layout(own, o.shape(), mesh, false));
+    return place(value, mesh, random_layout(own, o.shape(), mesh, is_float(o)));
   };
   Outcome outcome;
   Run got;
@@ -427,7 +427,9 @@ Outcome check_placed(const Case& c, const DeviceMesh& mesh, const std::vector<La
     for (size_t i = 0; i < want.gradients.size(); ++i) {
       if (!want.gradients[i].defined()) continue;
       TESSERA_ASSERT(got.gradients[i].defined(), "no gradient of operand {}", i);
-      check_close(full_tensor(got.gradients[i]), want.gradients[i], tolerance,
+      // Terms of a partial cotangent are of the result's dtype.
+      check_close(full_tensor(got.gradients[i]), want.gradients[i],
+                  std::max(tolerance, tolerance_of(want.out[0].dtype())),
                   fmt::format("gradient {}", i));
       ++outcome.gradients;
     }

@@ -8,7 +8,7 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/dispatch/copy.h"
 #include "core/ops/attributes.h"
 
@@ -63,6 +63,18 @@ T* out_head(const Tensor& t, int64_t b, int64_t h) {
   return static_cast<T*>(t.raw()) + b * t.strides()[0] + h * t.strides()[1];
 }
 
+// The extents that the kernels cut into tiles.
+template <class T>
+void meet_tiles(const AttentionHead& h, bool back) {
+  if constexpr (!std::is_same_v<T, uint16_t>) {
+    meet("attention.rows", h.t), meet("attention.columns", h.s), meet("attention.lanes", h.s);
+  } else if (back) {
+    meet("attention_bf16.rows_backward", h.t), meet("attention_bf16.columns_backward", h.s);
+  } else {
+    meet("attention_bf16.rows", h.t), meet("attention_bf16.columns", h.s);
+  }
+}
+
 template <class T>
 using HeadIn = AttentionIn<T, SumOf<T>>;
 
@@ -72,7 +84,7 @@ template <class T, class Reads, class Run>
 void for_each_head(const AttentionHead& shape, const Tensor& q, const Reads& reads,
                    const Run& run) {
   const int64_t heads = q.size(1), work = fns<T>().workspace(shape);
-  parallel_for(q.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
+  parallel_for("attention.heads", q.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
     Tensor scratch = empty({work}, dtype_of<SumOf<T>>);
     for (int64_t i = begin; i < end; ++i) {
       const int64_t next = std::min(i + 1, end - 1);
@@ -89,6 +101,7 @@ void forward(const AttentionAttributes& a, In in, Out out) {
   AttentionHead head_shape{
       q.size(2),      k.size(2),      q.size(3),      v.size(3), a.scale, a.causal, q.strides()[2],
       k.strides()[2], v.strides()[2], o.strides()[2], 0,         0,       0,        0};
+  meet_tiles<T>(head_shape, false);
   for_each_head<T>(
       head_shape, q,
       [&](int64_t b, int64_t h) {
@@ -109,6 +122,7 @@ void backward(const AttentionAttributes& a, In in, Out out) {
                            a.scale,         a.causal,       q.strides()[2], k.strides()[2],
                            v.strides()[2],  o.strides()[2], g.strides()[2], dq.strides()[2],
                            dk.strides()[2], dv.strides()[2]};
+  meet_tiles<T>(head_shape, true);
   for_each_head<T>(
       head_shape, q,
       [&](int64_t b, int64_t h) {
@@ -167,7 +181,7 @@ template <class Compute>
 void for_each_wide_head(const AttentionHead& shape, const Tensor& q, int64_t elements,
                         const Compute& compute) {
   const int64_t heads = q.size(1), work = fns<float>().workspace(shape);
-  parallel_for(q.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
+  parallel_for("attention.wide_heads", q.size(0) * heads, 1, [&](int64_t begin, int64_t end) {
     Tensor wide = empty({elements}), scratch = empty({work});
     for (int64_t i = begin; i < end; ++i)
       compute(i / heads, i % heads, wide.data<float>(), scratch.data<float>());

@@ -13,13 +13,13 @@
 #include "core/backend/cpu/kernels/batch_norm_table.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/ops/batch_norm_attributes.h"
 
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kPieceElements = 65536, kMostRows = 512;
+constexpr int64_t kPieceElements = 65536, kMostRows = limit("batch_norm.rows");
 
 template <class E>
 const auto& fns() {
@@ -38,19 +38,21 @@ struct Pieces {
   explicit Pieces(const Shape& x) : channels(x[1]), rows(numel(x) / std::max<int64_t>(x[1], 1)) {
     each = std::clamp<int64_t>(kPieceElements / std::max<int64_t>(channels, 1), 8, kMostRows);
     count = (rows + each - 1) / each;
+    meet("batch_norm.block", rows);
+    if (each == kMostRows) meet("batch_norm.rows", rows);
   }
   int64_t size(int64_t piece) const { return std::min(each, rows - piece * each); }
   // Calls f(piece, its first element, its rows), in parallel.
   template <class F>
   void run(F f) const {
-    parallel_for(count, 1, [&](int64_t begin, int64_t end) {
+    parallel_for("batch_norm.threads", count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t p = begin; p < end; ++p) f(p, p * each * channels, size(p));
     });
   }
   // The same from the last piece to the first: f(first element, rows).
   template <class F>
   void run_back(F f) const {
-    parallel_for(count, 1, [&](int64_t begin, int64_t end) {
+    parallel_for("batch_norm.threads", count, 1, [&](int64_t begin, int64_t end) {
       for (int64_t p = count - 1 - begin; p >= count - end; --p) f(p * each * channels, size(p));
     });
   }

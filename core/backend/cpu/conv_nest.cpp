@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 
 namespace tessera::cpu {
 namespace {
@@ -65,7 +65,7 @@ struct ConvNest {
     const int summed = role == ConvRole::kOutput ? 3 : role == ConvRole::kInput ? 2 : 0;
     int64_t units = 1;
     for (int l = 0; l < 4; ++l) units *= l == summed ? 1 : extent[l];
-    parallel_for(units, 1, [&](int64_t begin, int64_t end) {
+    parallel_for("conv_nest.threads", units, 1, [&](int64_t begin, int64_t end) {
       for (int64_t unit = begin; unit < end; ++unit) {
         T *xp = x, *wp = w, *yp = y;
         int64_t rest = unit;

@@ -7,6 +7,7 @@
 
 #include "core/backend/cpu/channels_last.h"
 #include "core/backend/cpu/gemm.h"
+#include "core/base/boundary.h"
 #include "core/base/isa.h"
 
 namespace tessera::cpu {
@@ -51,7 +52,7 @@ Tensor read_places(const Tensor& x, const ConvAttributes::Window& window, const 
 
 bool is_conv_product(ConvRole role, const ConvAttributes::Window& window, const Meta& x,
                      const Meta& w, const Meta& y) {
-  constexpr int64_t kLeast = 64, kDeep = 2048;
+  constexpr int64_t kLeast = limit("conv_product.least"), kDeep = 2048;
   const int64_t rows = numel(y.shape) / std::max<int64_t>(y.shape[1], 1);
   // Of bf16 only weights, summed over so few rows that they are packed at once: others are faster
   // by conv_dot_rows and conv_dot_weight.
@@ -61,6 +62,7 @@ bool is_conv_product(ConvRole role, const ConvAttributes::Window& window, const 
   for (int i = 0; i < window.stride.size(); ++i)
     if (w.shape[i + 2] != 1 || window.pad_begin[i] != 0 || window.pad_end[i] > 0) return false;
   if (w.strides[0] != 1 && w.strides[1] != 1) return false;
+  meet("conv_product.least", std::min({x.shape[1], y.shape[1], rows}));
   return std::min({x.shape[1], y.shape[1], rows}) >= kLeast;
 }
 

@@ -9,7 +9,7 @@
 
 #include "core/backend/cpu/channels_last.h"
 #include "core/backend/cpu/conv_winograd_tiles.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 
 namespace tessera::cpu {
 namespace {
@@ -73,7 +73,7 @@ struct Share {
 
 void transform_weight(ConvRole role, const Work& w, const float* weight, float* to) {
   const auto& fns = simd<ConvWinogradTable>();
-  parallel_for(w.panels(), 1, [&](int64_t begin, int64_t end) {
+  parallel_for("winograd.panels", w.panels(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) {
       float* panel = to + p * w.panel();
       if (role == ConvRole::kOutput)
@@ -118,9 +118,10 @@ void run(ConvRole role, const Work& w, const Image<const float>& from, const Ima
 // Of an image alone, for a sample's bits are not to depend on its batch: enough for what
 // transforming the weight takes. Bounds the scratch too.
 bool suits_outputs(const Shape& result, const Meta& w) {
-  constexpr int64_t kLeastTiles = 16, kMostBytes = int64_t(64) << 20;
+  constexpr int64_t kLeastTiles = limit("winograd.least_tiles"), kMostBytes = int64_t(64) << 20;
   const int64_t tiles = pieces(result[2], kOut) * pieces(result[3], kOut),
                 weight_bytes = int64_t(sizeof(float)) * kPlaces * w.shape[0] * w.shape[1];
+  meet("winograd.least_tiles", tiles);
   return tiles >= kLeastTiles && fills_tiles(result[2], result[3], kOut) &&
          weight_bytes <= kMostBytes;
 }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 
 namespace tessera::cpu {
 namespace {
@@ -95,6 +95,7 @@ void run_walk(const Walk& w, FunctionRef<void(char* const*, const int64_t*, int6
   if (w.n == 0) return;
   int64_t rows = w.rows();
   if (rows == 1) {
+    meet_threads("elementwise.threads", w.n, kGrain);
     if (w.n < 2 * kGrain) return row(w.base, w.row_stride, w.n);
     parallel_for(w.n, kGrain, [&](int64_t begin, int64_t end) {
       char* p[kMaxWalked];
@@ -103,7 +104,8 @@ void run_walk(const Walk& w, FunctionRef<void(char* const*, const int64_t*, int6
     });
     return;
   }
-  parallel_for(rows, std::max<int64_t>(1, kGrain / w.n), [&](int64_t begin, int64_t end) {
+  const int64_t grain = std::max<int64_t>(1, kGrain / w.n);
+  parallel_for("elementwise.row_threads", rows, grain, [&](int64_t begin, int64_t end) {
     int64_t index[kMaxDims];
     char* p[kMaxWalked];
     std::copy(w.base, w.base + w.operands, p);

@@ -6,7 +6,7 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/ops/attributes.h"
 
 namespace tessera::cpu {
@@ -52,7 +52,8 @@ void run_softmax(const Primitive&, In in, Out out, Workspace, const Stream&) {
     auto fn = kLog ? rows_of<T>().log_softmax : rows_of<T>().softmax;
     const T* x = in[0].values<T>();
     T* y = out[0].data<T>();
-    parallel_for(rows, row_grain(n),
+    meet("rows.lanes", n);
+    parallel_for("softmax.threads", rows, row_grain(n),
                  [&](int64_t b, int64_t e) { fn(x + b * n, y + b * n, n, e - b); });
   });
 }
@@ -65,7 +66,7 @@ void run_softmax_grad(const Primitive&, In in, Out out, Workspace, const Stream&
     auto fn = kLog ? rows_of<T>().log_softmax_grad : rows_of<T>().softmax_grad;
     const T *y = in[0].values<T>(), *g = in[1].values<T>();
     T* dx = out[0].data<T>();
-    parallel_for(rows, row_grain(n),
+    parallel_for("softmax_grad.threads", rows, row_grain(n),
                  [&](int64_t b, int64_t e) { fn(y + b * n, g + b * n, dx + b * n, n, e - b); });
   });
 }
@@ -122,7 +123,8 @@ void run_cross_entropy(const Primitive& prim, In in, Out out, Workspace, const S
     T* grad = a.with_grad ? out[1].data<T>() : nullptr;
     Tensor terms = empty({rows}, dtype_of<T>);
     T* term = terms.data<T>();
-    parallel_for(rows, row_grain(n), [&](int64_t b, int64_t e) {
+    meet("cross_entropy.block", n);
+    parallel_for("cross_entropy.threads", rows, row_grain(n), [&](int64_t b, int64_t e) {
       cross_entropy_rows(x + b * n, targets + b, a.ignore_index, scale, term + b,
                          grad ? grad + b * n : nullptr, n, e - b, in[0].nbytes());
     });
@@ -143,7 +145,7 @@ void run_norm(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
     const T *x = in[0].values<T>(), *w = a.has_weight ? in[1].values<T>() : nullptr,
             *b = a.has_bias ? in[a.has_weight ? 2 : 1].values<T>() : nullptr;
     T *y = out[0].data<T>(), *mean = out[1].data<T>(), *rstd = out[2].data<T>();
-    parallel_for(rows, row_grain(n), [&](int64_t begin, int64_t end) {
+    parallel_for("norm.threads", rows, row_grain(n), [&](int64_t begin, int64_t end) {
       rows_of<T>().norm(x + begin * n, w, b, y + begin * n, mean + begin, rstd + begin, n,
                         end - begin, T(a.eps), a.centred);
     });
@@ -152,7 +154,7 @@ void run_norm(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
 
 // dw and db are sums over rows: blocks of kRowBlock rows are summed in order, then the blocks meet
 // in the column tree.
-constexpr int64_t kRowBlock = 64;
+constexpr int64_t kRowBlock = limit("norm_grad.rows");
 
 template <class T>
 void run_norm_grad_as(const NormAttributes& a, In in, Out out) {
@@ -165,7 +167,8 @@ void run_norm_grad_as(const NormAttributes& a, In in, Out out) {
   Tensor partial = empty({std::max(sums, 1), blocks, n}, dtype_of<T>);
   T *pw = a.has_weight ? partial.data<T>() : nullptr,
     *pb = a.has_bias ? partial.data<T>() + (a.has_weight ? blocks * n : 0) : nullptr;
-  parallel_for(blocks, std::max<int64_t>(1, row_grain(n) / kRowBlock),
+  meet("norm_grad.rows", rows);
+  parallel_for("norm_grad.threads", blocks, std::max<int64_t>(1, row_grain(n) / kRowBlock),
                [&](int64_t begin, int64_t end) {
                  for (int64_t k = begin; k < end; ++k) {
                    int64_t r = k * kRowBlock, count = std::min(kRowBlock, rows - r);
@@ -210,15 +213,16 @@ void run_embedding(const Primitive& prim, In in, Out out, Workspace, const Strea
   const size_t row = size_t(in[1].size(1)) * size_of(in[1].dtype());
   const char* table = static_cast<const char*>(in[1].raw_values());
   char* y = static_cast<char*>(out[0].raw());
-  parallel_for(in[0].numel(), row_grain(int64_t(row)), [&](int64_t b, int64_t e) {
-    for (int64_t i = b; i < e; ++i) {
-      int64_t r = local_row(a, id_at(in[0], i), i);
-      if (r >= 0)
-        std::memcpy(y + size_t(i) * row, table + size_t(r) * row, row);
-      else
-        std::memset(y + size_t(i) * row, 0, row);
-    }
-  });
+  parallel_for("embedding.threads", in[0].numel(), row_grain(int64_t(row)),
+               [&](int64_t b, int64_t e) {
+                 for (int64_t i = b; i < e; ++i) {
+                   int64_t r = local_row(a, id_at(in[0], i), i);
+                   if (r >= 0)
+                     std::memcpy(y + size_t(i) * row, table + size_t(r) * row, row);
+                   else
+                     std::memset(y + size_t(i) * row, 0, row);
+                 }
+               });
 }
 
 // Ids are visited in order, so each row sums its cotangents in a fixed order; threads split the
@@ -240,7 +244,8 @@ void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace workspa
       int64_t id = id_at(in[1], i);
       target[i] = id == a.padding_idx ? -1 : local_row(a, id, i);
     }
-    parallel_for(d, std::max<int64_t>(16, kGrain / std::max<int64_t>(count, 1)),
+    parallel_for("embedding_grad.threads", d,
+                 std::max<int64_t>(16, kGrain / std::max<int64_t>(count, 1)),
                  [&](int64_t b, int64_t e) {
                    for (int64_t r = 0; r < a.rows; ++r)
                      std::fill(dt + r * d + b, dt + r * d + e, T(0));

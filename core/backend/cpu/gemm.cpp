@@ -7,6 +7,7 @@
 
 #include "core/backend/cpu/blas.h"
 #include "core/backend/cpu/onednn.h"
+#include "core/base/boundary.h"
 #include "core/base/error.h"
 #include "core/base/isa.h"
 
@@ -45,11 +46,12 @@ struct GemmHash {
 
 // Multiplications that take about as long as to wake the other threads, which is thousands of times
 // as long where another program holds one of their cores. One thread computes so few.
-constexpr int64_t kFewProducts = int64_t(1) << 18;
+constexpr int64_t kFewProducts = limit("product.one_thread");
 
 bool for_one_thread(const Gemm& g) {
   int64_t products = g.m * g.n * g.k;
   for (int i = 0; i < g.batch; ++i) products *= g.extent[i];
+  meet("product.one_thread", products);
   return products <= kFewProducts;
 }
 
@@ -137,8 +139,9 @@ void run_blas(const Gemm& g, const double* a, const double* b, double* c) {
 // panels makes ours faster, by 1 to 25 %. Smaller ones may still lie in that cache, where both are
 // equal. Measured by `bench products` on a core of Zen 4.
 bool suits_packed(const Gemm& g) {
-  constexpr int64_t kLeast = 64, kLeastBytes = 512 * 1024;
+  constexpr int64_t kLeast = limit("packed.least"), kLeastBytes = 512 * 1024;
   if (g.dtype == kF64 || g.batch > 0 || current_isa() != Isa::kV4) return false;
+  meet("packed.least", std::min({g.m, g.n, g.k}));
   if (std::min({g.m, g.n, g.k}) < kLeast || !packed_gemm_takes(g)) return false;
   return int64_t(size_of(g.dtype)) * (g.m * g.k + g.k * g.n + g.m * g.n) >= kLeastBytes;
 }

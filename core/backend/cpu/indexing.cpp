@@ -7,7 +7,7 @@
 
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/ops/dim_attributes.h"
 
 namespace tessera::cpu {
@@ -66,11 +66,12 @@ void plan_index(const Primitive& p, std::span<const Tensor> in, std::span<Meta>,
 // Calls body(o, first, last) over outer index o and a range of inner elements, in parallel.
 template <class F>
 void over_columns(int64_t outer, int64_t n, int64_t inner, F body) {
-  constexpr int64_t kColumns = 1024;
+  constexpr int64_t kColumns = limit("indexing.columns");
+  meet("indexing.columns", inner);
   int64_t pieces = std::max<int64_t>(1, (inner + kColumns - 1) / kColumns);
   int64_t grain =
       std::max<int64_t>(1, kGrain / std::max<int64_t>(1, n * std::min(inner, kColumns)));
-  parallel_for(outer * pieces, grain, [&](int64_t begin, int64_t end) {
+  parallel_for("indexing.threads", outer * pieces, grain, [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       int64_t first = t % pieces * kColumns;
       body(t / pieces, first, std::min(inner, first + kColumns));

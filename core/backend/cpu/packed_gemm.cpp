@@ -7,14 +7,15 @@
 
 #include "core/backend/cpu/gemm.h"
 #include "core/backend/cpu/isa.h"
+#include "core/base/boundary.h"
 #include "core/base/error.h"
-#include "core/base/parallel.h"
 
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kColumns = 256;  // at most so many in a tile, so that deep panels fit the cache
-constexpr int64_t kRows = 64;      // rows come in groups of so many
+constexpr int64_t kColumns =
+    limit("packed.columns");  // at most so many in a tile, so that deep panels fit the cache
+constexpr int64_t kRows = limit("packed.rows");  // rows come in groups of so many
 
 int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
@@ -97,7 +98,8 @@ void run(const Gemm& g, int64_t leaves, const void* a_at, const void* b_at, void
     t.m = std::min(cut.tile_m, g.m - i), t.n = std::min(cut.tile_n, g.n - j);
     fns<T>().run(t, a + to_a, b + to_b, c + to_c, scratch);
   };
-  parallel_for(cut.shares, 1, [&](int64_t begin, int64_t end) {
+  meet("packed.rows", g.m), meet("packed.columns", g.n);
+  parallel_for("packed.shares", cut.shares, 1, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s)
       for (int64_t at = cut.tiles * s / cut.shares; at < cut.tiles * (s + 1) / cut.shares; ++at)
         run_tile(at, work + s * share);

@@ -7,11 +7,12 @@
 #include "core/backend/cpu/elementwise.h"
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
+#include "core/base/boundary.h"
 
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kBlock = 512;
+constexpr int64_t kBlock = limit("pointwise.block");
 
 Loop loop_for(const PointwiseLoops& f, DType compute) {
   return compute == kF32 ? f.f32 : compute == kF64 ? f.f64 : f.i64;
@@ -95,6 +96,7 @@ void run_pointwise(const Primitive& prim, std::span<const Tensor> in, std::span<
   Loop loop = loop_for(f, compute);
   TESSERA_ASSERT(loop, "{}: no loop for {}", prim.name(), name_of(compute));
   if (stored == compute) return run_walk(walk, loop);
+  meet("pointwise.block", walk.n);
   ConvertLoop narrow = f.to_bool ? nullptr : convert_loop(compute, stored);
   const Blocked blocked{loop,    convert_loop(stored, compute), narrow,
                         f.arity, int64_t(size_of(compute)),     int64_t(size_of(compute))};

@@ -7,7 +7,7 @@
 #include "core/backend/cpu/channels_last.h"
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/ops/pool_attributes.h"
 
 namespace tessera::cpu {
@@ -87,7 +87,7 @@ void each_window(const Walk3& walk, const Tensor& x, const Tensor& y, int32_t* a
   }
   const E* from = static_cast<const E*>(x.raw_values());
   E* to = static_cast<E*>(y.raw());
-  parallel_for(x.shape()[0] * count, std::max<int64_t>(1, kGrain / channels),
+  parallel_for("pool.threads", x.shape()[0] * count, std::max<int64_t>(1, kGrain / channels),
                [&](int64_t begin, int64_t end) {
                  for (int64_t row = begin; row < end; ++row) {
                    const size_t o = size_t(row % count);
@@ -127,7 +127,7 @@ void run_max_pool_grad(const Primitive&, std::span<const Tensor> in, std::span<c
     const T* from = g.values<T>();
     const int32_t* place = at.values<int32_t>();
     T* to = dx.get().data<T>();
-    parallel_for(images, 1, [&](int64_t begin, int64_t end) {
+    parallel_for("pool_grad.images", images, 1, [&](int64_t begin, int64_t end) {
       std::fill(to + begin * size, to + end * size, T(0));
       const int32_t *first = place + begin * rows * channels, *last = place + end * rows * channels;
       for (const int32_t* p = first; p < last; ++p)
@@ -153,8 +153,8 @@ void run_avg_pool(const Primitive& prim, std::span<const Tensor> in, std::span<c
     using T = decltype(zero);
     const T* from = x.values<T>();
     T* to = y.get().data<T>();
-    parallel_for(x.shape()[0] * count, std::max<int64_t>(1, kGrain / channels),
-                 [&](int64_t begin, int64_t end) {
+    parallel_for("average_pool.threads", x.shape()[0] * count,
+                 std::max<int64_t>(1, kGrain / channels), [&](int64_t begin, int64_t end) {
                    for (int64_t row = begin; row < end; ++row) {
                      const T* image = from + row / count * places * channels;
                      T* sum = to + row * channels;
@@ -181,7 +181,7 @@ void run_avg_pool_grad(const Primitive& prim, std::span<const Tensor> in,
     using T = decltype(zero);
     const T* from = g.values<T>();
     T* to = dx.get().data<T>();
-    parallel_for(g.shape()[0], 1, [&](int64_t begin, int64_t end) {
+    parallel_for("average_pool_grad.images", g.shape()[0], 1, [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; ++n) {
         T* image = to + n * places * channels;
         std::fill_n(image, places * channels, T(0));

@@ -7,7 +7,7 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/ops/attributes.h"
 #include "core/tensor/element.h"
 #include "core/tensor/philox.h"
@@ -17,7 +17,7 @@ namespace {
 
 using In = std::span<const Tensor>;
 using Out = std::span<const Tensor>;
-constexpr int64_t kChunk = 1024;  // elements drawn at a time, a multiple of 4
+constexpr int64_t kChunk = limit("random.chunk");  // elements drawn at a time, a multiple of 4
 
 // The stream of one key: a key of its own, so that streams never meet whatever their counters are.
 uint64_t stream_key(const Tensor& key) {
@@ -32,19 +32,21 @@ void for_runs(const Shape& local, const Dims& begin, const Shape& global, F run)
   int64_t total = numel(local);
   if (total == 0) return;
   if (global.empty() || local == global)
-    return parallel_for(total, 1 << 14, [&](int64_t b, int64_t e) { run(b, b, e - b); });
+    return parallel_for("random.threads", total, 1 << 14,
+                        [&](int64_t b, int64_t e) { run(b, b, e - b); });
   int64_t n = local.back(), rows = total / n;
-  parallel_for(rows, std::max<int64_t>(1, (1 << 14) / n), [&](int64_t b, int64_t e) {
-    for (int64_t r = b; r < e; ++r) {
-      int64_t rest = r, index = 0, step = global.back();
-      for (int d = local.size() - 2; d >= 0; --d) {
-        index += (rest % local[d] + begin[d]) * step;
-        rest /= local[d];
-        step *= global[d];
-      }
-      run(index + begin[local.size() - 1], r * n, n);
-    }
-  });
+  parallel_for("random.row_threads", rows, std::max<int64_t>(1, (1 << 14) / n),
+               [&](int64_t b, int64_t e) {
+                 for (int64_t r = b; r < e; ++r) {
+                   int64_t rest = r, index = 0, step = global.back();
+                   for (int d = local.size() - 2; d >= 0; --d) {
+                     index += (rest % local[d] + begin[d]) * step;
+                     rest /= local[d];
+                     step *= global[d];
+                   }
+                   run(index + begin[local.size() - 1], r * n, n);
+                 }
+               });
 }
 
 // Calls use(words, first, count): words of elements [first, first + count) of the stream, one word
@@ -52,6 +54,7 @@ void for_runs(const Shape& local, const Dims& begin, const Shape& global, F run)
 template <class F>
 void for_words(uint64_t key, uint64_t hi, int64_t first, int64_t count, F use) {
   uint32_t words[kChunk + 8];
+  meet("random.chunk", count);
   for (int64_t at = 0; at < count; at += kChunk) {
     int64_t n = std::min(kChunk, count - at), block = (first + at) / 4, skip = (first + at) % 4;
     simd<RandomTable>().words(key, hi, uint64_t(block), (skip + n + 3) / 4, words);
@@ -163,7 +166,8 @@ void run_dropout_as(const DropoutAttributes& a, In in, const Tensor& x, const Te
   Shape local = x.shape(), global = a.global.empty() ? local : a.global;
   Dims begin = a.begin.empty() ? Dims::filled(local.size(), 0) : a.begin;
   local[0] /= batch, global[0] = local[0], begin[0] = 0;
-  parallel_for(batch, std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(each, 1)),
+  parallel_for("dropout.sample_threads", batch,
+               std::max<int64_t>(1, (1 << 14) / std::max<int64_t>(each, 1)),
                [&](int64_t b, int64_t e) {
                  for (int64_t s = b; s < e; ++s)
                    for_runs(local, begin, global, [&](int64_t index, int64_t at, int64_t count) {

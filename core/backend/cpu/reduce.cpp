@@ -6,7 +6,7 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/dispatch/copy.h"
 #include "core/ops/attributes.h"
 
@@ -14,13 +14,21 @@ namespace tessera::cpu {
 namespace {
 
 constexpr int64_t kGrain = 32768;
-constexpr int64_t kPiece = int64_t(1)
-                           << 16;  // elements of a whole-tensor sum that one task reduces
+constexpr int64_t kPiece = limit("reduce.piece");  // of a whole-tensor sum that one task reduces
+
+// The extents that kernels/reduce.cpp cuts.
+void meet_loops(int64_t n, int64_t inner) {
+  if (inner == 1)
+    meet("reduce.lanes", n), meet("reduce.block", n);
+  else
+    meet("reduce.run", n), meet("reduce.columns", inner);
+}
 
 // `again` reduces what fn makes of pieces.
 template <class In, class T, class Fn, class Again>
 void reduce_pieces(Fn fn, Again again, const In* x, T* out, int64_t outer, int64_t n,
                    int64_t inner) {
+  if (outer == 1 && inner == 1) meet("reduce.piece", n);
   if (outer == 1 && inner == 1 && n > kPiece) {
     int64_t pieces = (n + kPiece - 1) / kPiece;
     Tensor partial = empty({pieces}, dtype_of<T>);
@@ -32,7 +40,9 @@ void reduce_pieces(Fn fn, Again again, const In* x, T* out, int64_t outer, int64
     again(p, out, pieces, 1, 0, 1);
     return;
   }
-  parallel_for(outer, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, n * inner)),
+  meet_loops(n, inner);
+  parallel_for("reduce.threads", outer,
+               std::max<int64_t>(1, kGrain / std::max<int64_t>(1, n * inner)),
                [&](int64_t begin, int64_t end) { fn(x, out, n, inner, begin, end); });
 }
 
@@ -88,17 +98,17 @@ void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<con
 // back.
 void cat_rows(std::span<const Tensor> in, const Tensor& out, int64_t rows) {
   const size_t row_bytes = out.nbytes() / size_t(rows);
-  parallel_for(
-      rows, std::max<int64_t>(1, kGrain * rows / out.numel()), [&](int64_t begin, int64_t end) {
-        for (int64_t r = begin; r < end; ++r) {
-          char* to = static_cast<char*>(out.raw()) + size_t(r) * row_bytes;
-          for (const Tensor& t : in) {
-            const size_t bytes = t.nbytes() / size_t(rows);
-            std::memcpy(to, static_cast<const char*>(t.raw_values()) + size_t(r) * bytes, bytes);
-            to += bytes;
-          }
-        }
-      });
+  const int64_t grain = std::max<int64_t>(1, kGrain * rows / out.numel());
+  parallel_for("cat.threads", rows, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r) {
+      char* to = static_cast<char*>(out.raw()) + size_t(r) * row_bytes;
+      for (const Tensor& t : in) {
+        const size_t bytes = t.nbytes() / size_t(rows);
+        std::memcpy(to, static_cast<const char*>(t.raw_values()) + size_t(r) * bytes, bytes);
+        to += bytes;
+      }
+    }
+  });
 }
 
 void run_cat(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
@@ -108,7 +118,9 @@ void run_cat(const Primitive& prim, std::span<const Tensor> in, std::span<const 
   auto dense = [](const Tensor& t) { return t.is_contiguous() && t.numel() > 0; };
   int64_t rows = 1, at = 0;
   for (int d = 0; d < dim; ++d) rows *= out[0].shape()[d];
-  if (out[0].numel() / rows <= kGrain && dense(out[0]) && std::all_of(in.begin(), in.end(), dense))
+  meet("cat.row", out[0].numel() / rows);
+  if (out[0].numel() / rows <= limit("cat.row") && dense(out[0]) &&
+      std::all_of(in.begin(), in.end(), dense))
     return cat_rows(in, out[0], rows);
   for (const Tensor& t : in) {
     Tensor window({t.shape(), out[0].strides(), t.dtype(), t.device()}, out[0].storage(),

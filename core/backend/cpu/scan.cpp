@@ -6,7 +6,7 @@
 
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/ops/dim_attributes.h"
 
 namespace tessera::cpu {
@@ -23,7 +23,8 @@ void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan
 // that line is at base + k * inner.
 template <class F>
 void over_lines(const Around& a, F body) {
-  parallel_for(a.outer, std::max<int64_t>(1, kGrain / std::max<int64_t>(a.n * a.inner, 1)),
+  parallel_for("scan.threads", a.outer,
+               std::max<int64_t>(1, kGrain / std::max<int64_t>(a.n * a.inner, 1)),
                [&](int64_t begin, int64_t end) {
                  for (int64_t o = begin; o < end; ++o)
                    for (int64_t i = 0; i < a.inner; ++i) body(o * a.n * a.inner + i);

@@ -7,7 +7,7 @@
 
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/ops/dim_attributes.h"
 
 namespace tessera::cpu {
@@ -49,7 +49,8 @@ void sort_rows(const Tensor& keys, const Tensor& indices, const SortAttributes& 
   const T* x = keys.values<T>();
   int64_t* out = indices.data<int64_t>();
   Around r(keys.shape(), a.dim);
-  parallel_for(r.outer * r.inner, std::max<int64_t>(1, kGrain / std::max<int64_t>(r.n, 1)),
+  parallel_for("sort.threads", r.outer * r.inner,
+               std::max<int64_t>(1, kGrain / std::max<int64_t>(r.n, 1)),
                [&](int64_t begin, int64_t end) {
                  std::vector<T> row(static_cast<size_t>(r.n));
                  std::vector<int64_t> position(static_cast<size_t>(r.n));
@@ -86,20 +87,20 @@ void extreme_rows(const Tensor& keys, const Tensor& out, int dim) {
   const T* x = keys.values<T>();
   int64_t* y = out.data<int64_t>();
   Around r(keys.shape(), dim);
-  parallel_for(r.outer, std::max<int64_t>(1, kGrain / std::max<int64_t>(r.n * r.inner, 1)),
-               [&](int64_t begin, int64_t end) {
-                 for (int64_t o = begin; o < end; ++o)
-                   for (int64_t i = 0; i < r.inner; ++i) {
-                     const T* row = x + o * r.n * r.inner + i;
-                     int64_t best = 0;
-                     for (int64_t k = 1; k < r.n && row[best * r.inner] == row[best * r.inner];
-                          ++k) {
-                       T a = row[k * r.inner], b = row[best * r.inner];
-                       if ((kLargest ? a > b : a < b) || a != a) best = k;
-                     }
-                     y[o * r.inner + i] = best;
-                   }
-               });
+  parallel_for(
+      "argmax.threads", r.outer, std::max<int64_t>(1, kGrain / std::max<int64_t>(r.n * r.inner, 1)),
+      [&](int64_t begin, int64_t end) {
+        for (int64_t o = begin; o < end; ++o)
+          for (int64_t i = 0; i < r.inner; ++i) {
+            const T* row = x + o * r.n * r.inner + i;
+            int64_t best = 0;
+            for (int64_t k = 1; k < r.n && row[best * r.inner] == row[best * r.inner]; ++k) {
+              T a = row[k * r.inner], b = row[best * r.inner];
+              if ((kLargest ? a > b : a < b) || a != a) best = k;
+            }
+            y[o * r.inner + i] = best;
+          }
+      });
 }
 
 template <bool kLargest>

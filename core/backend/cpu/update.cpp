@@ -8,7 +8,7 @@
 
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/ops/attributes.h"
 
 namespace tessera::cpu {
@@ -16,7 +16,7 @@ namespace {
 
 using In = std::span<const Tensor>;
 using Out = std::span<const Tensor>;
-constexpr int64_t kPiece = 1 << 15;
+constexpr int64_t kPiece = limit("update.piece");
 
 void plan_lists(const Primitive&, In, std::span<Meta>, Plan& plan) {
   plan.all_dense = true;
@@ -30,8 +30,11 @@ template <class F>
 void for_pieces(In params, F piece) {
   auto pieces_of = [](const Tensor& t) { return (t.numel() + kPiece - 1) / kPiece; };
   int64_t pieces = 0, total = 0;
-  for (const Tensor& t : params) pieces += pieces_of(t), total += t.numel();
-  parallel_for(pieces, total < kPiece ? pieces : 1, [&](int64_t b, int64_t e) {
+  for (const Tensor& t : params) {
+    meet("update.piece", t.numel());
+    pieces += pieces_of(t), total += t.numel();
+  }
+  parallel_for("update.threads", pieces, total < kPiece ? pieces : 1, [&](int64_t b, int64_t e) {
     size_t tensor = 0;
     int64_t first = 0;  // number of the tensor's first piece
     for (int64_t i = b; i < e; ++i) {
@@ -129,7 +132,8 @@ int64_t rows_of(const Tensor& t) { return t.ndim() ? t.size(0) : 1; }
 // Where rows are single elements (biases), calls would cost far more than the squares.
 template <class T>
 void sum_rows_of(const T* x, int64_t rows, int64_t each, double* to) {
-  parallel_for(rows, std::max<int64_t>(1, kPiece / std::max<int64_t>(each, 1)),
+  meet("squares.block", each);
+  parallel_for("squares.threads", rows, std::max<int64_t>(1, kPiece / std::max<int64_t>(each, 1)),
                [&](int64_t b, int64_t e) {
                  if (each == 1)
                    for (int64_t r = b; r < e; ++r) to[r] = double(x[r] * x[r]);

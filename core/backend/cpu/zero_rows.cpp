@@ -6,14 +6,14 @@
 #include <cstring>
 #include <vector>
 
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/ops/create.h"
 
 namespace tessera::cpu {
 namespace {
 
-constexpr double kLeastProduct = 1 << 27;  // multiply-adds
-constexpr int64_t kLooks = 16, kLookBytes = 64;
+constexpr double kLeastProduct = limit("zero_rows.product");  // multiply-adds
+constexpr int64_t kLooks = limit("zero_rows.looks"), kLookBytes = 64;
 constexpr int64_t kGrainBytes = 1 << 16;
 
 bool all_zero(const char* p, int64_t bytes) {
@@ -42,7 +42,7 @@ bool few_are_zero(const Rows& rows) {
 
 std::vector<int64_t> rows_left(const Rows& rows) {
   std::vector<char> zero(size_t(rows.count));
-  parallel_for(rows.count, std::max<int64_t>(1, kGrainBytes / rows.bytes),
+  parallel_for("zero_rows.threads", rows.count, std::max<int64_t>(1, kGrainBytes / rows.bytes),
                [&](int64_t begin, int64_t end) {
                  for (int64_t i = begin; i < end; ++i)
                    zero[size_t(i)] = all_zero(rows.row(i), rows.bytes);
@@ -115,12 +115,14 @@ void spread_rows(const Gemm& g, const std::vector<int64_t>& numbers, void* c) {
 
 bool run_gemm_without_zero_rows(const Gemm& g, const void* a, const void* b, void* c) {
   const bool by_rows = g.a_k == 1, fits = g.batch == 0 && (by_rows || (g.a_m == 1 && g.b_n == 1));
+  meet("zero_rows.product", g.m * g.n * g.k);
   if (!fits || (g.dtype != kF32 && g.dtype != kBF16) ||
       double(g.m) * double(g.n) * double(g.k) < kLeastProduct)
     return false;
   const int64_t element = int64_t(size_of(g.dtype));
   const Rows of_a{static_cast<const char*>(a), by_rows ? g.m : g.k,
                   element * (by_rows ? g.a_m : g.a_k), element * (by_rows ? g.k : g.m)};
+  meet("zero_rows.looks", of_a.count);
   if (of_a.count < kLooks || few_are_zero(of_a)) return false;
   const std::vector<int64_t> left = rows_left(of_a);
   if (int64_t(left.size()) * 4 > of_a.count * 3) return false;

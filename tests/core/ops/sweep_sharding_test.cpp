@@ -8,64 +8,31 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
 #include "tests/core/ops/sweep.h"
+#include "tests/support/loops.h"
 
 namespace tessera::sweep {
 namespace {
 
-// Where a loop is in an operand: the dim that it leads, and the extent of the loops inside it
-// there.
-struct Place {
-  int dim = -1;
-  int64_t inner = 1;
-  bool leads = true;
-};
-
-Place place_of(const AxisMap& map, const OperandLoops& loops, int f) {
-  Place p;
-  for (int d = 0; d < int(loops.size()); ++d)
-    for (size_t k = 0; k < loops[size_t(d)].size(); ++k) {
-      if (loops[size_t(d)][k] != f) continue;
-      p.dim = d;
-      p.leads = k == 0;
-      for (size_t i = 1; i < loops[size_t(d)].size(); ++i)
-        p.inner *= map.factors[size_t(loops[size_t(d)][i])].extent;
-    }
-  return p;
-}
-
-Tensor part_of(const Tensor& t, const Place& p, const Range& r) {
-  return p.dim < 0 ? t : clone(narrow(t, p.dim, r.begin * p.inner, r.size * p.inner));
-}
-
-bool leads_everywhere(const AxisMap& map, int f) {
-  for (const OperandLoops& l : map.in)
-    if (!place_of(map, l, f).leads) return false;
-  for (const OperandLoops& l : map.out)
-    if (!place_of(map, l, f).leads) return false;
-  return true;
-}
+using test::leads_everywhere;
+using test::loops_with;
+using test::part_of;
+using test::Place;
+using test::place_of;
 
 List run_part(const Sample& s, const AxisMap& map, int f, const Range& part) {
-  std::vector<Range> loops;
-  for (const Factor& x : map.factors) loops.push_back({0, x.extent, x.extent});
-  loops[size_t(f)] = part;
-  PrimRef local = s.prim->localize(map, loops);
+  PrimRef local = s.prim->localize(map, loops_with(map, f, part));
   List in;
   for (size_t i = 0; i < s.in.size(); ++i)
-    in.push_back(part_of(s.in[i], place_of(map, map.in[i], f), part));
+    in.push_back(clone(part_of(s.in[i], place_of(map, map.in[i], f), part)));
   return run(local ? local : s.prim, in);
 }
 
 // Exact contractions refuse a part of their sum that is no subtree of it.
 bool may_cut(const Sample& s, const AxisMap& map, int f, int64_t cut) {
-  std::vector<Range> loops;
-  for (const Factor& x : map.factors) loops.push_back({0, x.extent, x.extent});
   const int64_t extent = map.factors[size_t(f)].extent;
   try {
-    for (const Range& part : {Range{0, cut, extent}, Range{cut, extent - cut, extent}}) {
-      loops[size_t(f)] = part;
-      s.prim->localize(map, loops);
-    }
+    for (const Range& part : {Range{0, cut, extent}, Range{cut, extent - cut, extent}})
+      s.prim->localize(map, loops_with(map, f, part));
     return true;
   } catch (const ShapeError&) {
     return false;

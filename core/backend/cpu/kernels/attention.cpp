@@ -6,6 +6,7 @@
 #include "core/backend/cpu/kernels/lanes.h"
 #include "core/backend/cpu/kernels/microgemm.h"
 #include "core/backend/cpu/kernels/tables.h"
+#include "core/base/boundaries.h"
 // clang-format off
 #include "core/ops/functors/prelude.h"
 #include "core/ops/functors/math.h"
@@ -14,7 +15,7 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kRows = 16, kColumns = 128;
+constexpr int64_t kRows = limit("attention.rows"), kColumns = limit("attention.columns");
 
 // to[i] = from[i] * scale.
 template <class T>

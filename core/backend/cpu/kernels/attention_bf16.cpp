@@ -6,6 +6,7 @@
 #include "core/backend/cpu/kernels/attention_rows.h"
 #include "core/backend/cpu/kernels/microgemm.h"
 #include "core/backend/cpu/kernels/tables.h"
+#include "core/base/boundaries.h"
 // clang-format off
 #include "core/ops/functors/prelude.h"
 #include "core/ops/functors/math.h"
@@ -16,8 +17,10 @@ namespace {
 
 #if defined(__AVX512F__)
 
-constexpr int64_t kRows = 32, kColumns = 128;                 // queries and keys of a tile forward
-constexpr int64_t kRowsBackward = 64, kColumnsBackward = 64;  // and backward
+// Queries and keys of a tile.
+constexpr int64_t kRows = limit("attention_bf16.rows"), kColumns = limit("attention_bf16.columns"),
+                  kRowsBackward = limit("attention_bf16.rows_backward"),
+                  kColumnsBackward = limit("attention_bf16.columns_backward");
 
 int64_t pairs(int64_t n) { return (n + 1) / 2; }
 const Bf16Pair* in_pairs(const uint16_t* p) { return reinterpret_cast<const Bf16Pair*>(p); }

@@ -4,12 +4,13 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/batch_norm_table.h"
 #include "core/backend/cpu/kernels/vector.h"
+#include "core/base/boundaries.h"
 #include "core/ops/functors/convert.h"
 
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kBlockRows = 8, kAheadBytes = 8192;
+constexpr int64_t kBlockRows = limit("batch_norm.block"), kAheadBytes = 8192;
 
 typedef uint32_t WideWords __attribute__((vector_size(kVectorBytes)));
 typedef uint32_t Twos __attribute__((vector_size(kVectorBytes), aligned(2), may_alias));

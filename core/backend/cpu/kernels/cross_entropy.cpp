@@ -6,6 +6,7 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/tables.h"
 #include "core/backend/cpu/kernels/vector.h"
+#include "core/base/boundaries.h"
 // Each text needs the one before it.
 // clang-format off
 #include "core/ops/functors/prelude.h"
@@ -15,9 +16,10 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // floats between two tests of the reference
-constexpr int64_t kAhead = 4096;  // floats between a read and its prefetch
-constexpr float kHeadroom = 40;   // exp(40) times a row's length is far from overflow
+constexpr int64_t kBlock =
+    limit("cross_entropy.block");  // floats between two tests of the reference
+constexpr int64_t kAhead = 4096;   // floats between a read and its prefetch
+constexpr float kHeadroom = 40;    // exp(40) times a row's length is far from overflow
 constexpr float kLowest = -3.40282347e38f;
 constexpr int kLine = 64 / sizeof(float);
 

@@ -4,6 +4,7 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/lanes.h"
 #include "core/backend/cpu/kernels/tables.h"
+#include "core/base/boundaries.h"
 // clang-format off
 #include "core/ops/functors/prelude.h"
 #include "core/ops/functors/convert.h"
@@ -12,8 +13,8 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int kLanes = 32;
-constexpr int64_t kBlock = 1024;
+constexpr int kLanes = limit("reduce.lanes");
+constexpr int64_t kBlock = limit("reduce.block");
 
 struct Sum {
   template <class T>
@@ -106,7 +107,7 @@ SumOf<In> row(const In* x, int64_t n) {
 
 // Rows of `inner` elements are joined elementwise; the tree is over runs of kRun rows. Rows lie
 // further apart than the CPU looks ahead by itself.
-constexpr int64_t kRun = 32, kColumns = 256, kRowsAhead = 8;
+constexpr int64_t kRun = limit("reduce.run"), kColumns = limit("reduce.columns"), kRowsAhead = 8;
 template <class Op, class In, class T = SumOf<In>>
 void columns(const In* x, T* out, int64_t n, int64_t inner, int64_t width) {
   if (n <= kRun) {

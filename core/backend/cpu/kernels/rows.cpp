@@ -5,6 +5,7 @@
 #include "core/backend/cpu/kernels/lanes.h"
 #include "core/backend/cpu/kernels/tables.h"
 #include "core/backend/cpu/kernels/vector.h"
+#include "core/base/boundaries.h"
 // Each text needs the one before it.
 // clang-format off
 #include "core/ops/functors/prelude.h"
@@ -14,7 +15,7 @@
 namespace tessera::cpu {
 namespace {
 
-constexpr int kLanes = 32;
+constexpr int kLanes = limit("rows.lanes");
 static_assert(kLanes == kGroup);
 
 template <class T>
@@ -213,7 +214,7 @@ void adam(const T* p, const T* g, const T* m, const T* v, T* p2, T* m2, T* v2, i
 
 template <class T>
 double sum_squares(const T* x, int64_t n) {
-  constexpr int64_t kBlock = 4096;
+  constexpr int64_t kBlock = limit("squares.block");
   if (n <= kBlock) return double(sum_of<T>(n, [&](auto at) { return at(x) * at(x); }));
   int64_t blocks = (n + kBlock - 1) / kBlock, left = (blocks + 1) / 2 * kBlock;
   return sum_squares(x, left) + sum_squares(x + left, n - left);

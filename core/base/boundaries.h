@@ -1,0 +1,116 @@
+// Limits at which kernels cut their work: tiles, pieces, blocks, lanes, and where a loop is shared
+// among threads. One table: a kernel takes its limit from it, and the sweep Large.* must meet each
+// one short of it, at it and one beyond it. core/backend/README.md names the kernels whose limits
+// are not here yet. Kernels that are compiled for several instruction sets include this text: it
+// has no function that exists at run time.
+#pragma once
+#include <cstdint>
+
+namespace tessera {
+
+enum class Needs : uint8_t { kAnyCpu, kV4, kBf16Dot };
+
+struct Boundary {
+  const char* name;   // "family.what"
+  int64_t limit = 0;  // in elements of the dim that is cut; 0: two grains of a loop over threads,
+                      // or what depends on other extents
+  Needs needs = Needs::kAnyCpu;
+};
+
+inline constexpr Boundary kBoundaries[] = {
+    // Sums and other reductions: lanes and blocks of a row, runs of rows and their columns.
+    {"reduce.lanes", 32},
+    {"reduce.block", 1024},
+    {"reduce.run", 32},
+    {"reduce.columns", 256},
+    {"reduce.piece", 65536},
+    {"reduce.threads"},
+    {"cat.row", 32768},
+    {"cat.threads"},
+    // Updates of parameters, and the sums of squares that norms of gradients are made of.
+    {"update.piece", 32768},
+    {"update.threads"},
+    {"squares.block", 4096},
+    {"squares.threads"},
+    // Rows of softmax, losses and norms.
+    {"rows.lanes", 32},
+    {"softmax.threads"},
+    {"softmax_grad.threads"},
+    {"cross_entropy.block", 1024},
+    {"cross_entropy.threads"},
+    {"norm.threads"},
+    {"norm_grad.rows", 64},
+    {"norm_grad.threads"},
+    {"batch_norm.rows", 512},
+    {"batch_norm.block", 8},
+    {"batch_norm.threads"},
+    {"embedding.threads"},
+    {"embedding_grad.threads"},
+    // Attention: queries and keys of a tile, lanes over keys; heads are what threads share.
+    {"attention.rows", 16},
+    {"attention.columns", 128},
+    {"attention.lanes", 32},
+    {"attention.heads"},
+    {"attention.wide_heads"},
+    {"attention_bf16.rows", 32, Needs::kBf16Dot},
+    {"attention_bf16.columns", 128, Needs::kBf16Dot},
+    {"attention_bf16.rows_backward", 64, Needs::kBf16Dot},
+    {"attention_bf16.columns_backward", 64, Needs::kBf16Dot},
+    // Products.
+    {"product.one_thread", int64_t(1) << 18},
+    {"packed.least", 64, Needs::kV4},
+    {"packed.rows", 64},
+    {"packed.columns", 256},
+    {"packed.shares"},
+    {"zero_rows.product", int64_t(1) << 27},
+    {"zero_rows.looks", 16},
+    {"zero_rows.threads"},
+    // Elements one by one, and their positions.
+    {"elementwise.threads"},
+    {"elementwise.row_threads"},
+    {"pointwise.block", 512},
+    {"random.chunk", 1024},
+    {"random.threads"},
+    {"random.row_threads"},
+    {"dropout.sample_threads"},
+    {"indexing.columns", 1024},
+    {"indexing.threads"},
+    {"sort.threads"},
+    {"argmax.threads"},
+    {"scan.threads"},
+    // Convolutions and pools.
+    {"conv_product.least", 64},
+    {"conv_nest.threads"},
+    {"winograd.panels"},
+    {"winograd.least_tiles", 16},
+    {"pool.threads"},
+    {"pool_grad.images"},
+    {"average_pool.threads"},
+    {"average_pool_grad.images"},
+    // Kernels that compile generates: blocks of a sum, rows of sums over rows, chunks of rows.
+    {"generated.sum_block", 4096},
+    {"generated.sum_rows", 64},
+    {"generated.one_row", 65536},
+    {"generated.chunk"},
+    {"generated.threads"},
+    {"generated.beside", 256},
+    {"generated.softmax", 8192},
+};
+inline constexpr int kNumBoundaries = int(sizeof(kBoundaries) / sizeof(kBoundaries[0]));
+
+void no_boundary_has_this_name();  // defined nowhere: a wrong name does not compile
+
+consteval int boundary_index(const char* name) {
+  for (int i = 0; i < kNumBoundaries; ++i) {
+    const char *a = kBoundaries[i].name, *b = name;
+    for (; *a && *a == *b; ++a) ++b;
+    if (*a == *b) return i;
+  }
+  no_boundary_has_this_name();
+  return -1;
+}
+
+/// The limit that the table has for `name`.
+consteval int64_t limit(const char* name) { return kBoundaries[boundary_index(name)].limit; }
+
+}  // namespace tessera

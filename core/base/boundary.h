@@ -1,0 +1,51 @@
+// Which limits of boundaries.h were crossed, and how closely. Who cuts work says with which extent;
+// nothing is recorded unless a test counts.
+#pragma once
+#include <atomic>
+
+#include "core/base/boundaries.h"
+#include "core/base/parallel.h"
+
+namespace tessera {
+
+/// A row of kBoundaries by its name, found when the program is compiled.
+struct BoundaryName {
+  int index;
+  consteval BoundaryName(const char* name) : index(boundary_index(name)) {}
+};
+
+/// Counts between its construction and its end, in the whole process, on top of what was counted
+/// before.
+class CountBoundaries {
+ public:
+  CountBoundaries();
+  ~CountBoundaries();
+  CountBoundaries(const CountBoundaries&) = delete;
+  CountBoundaries& operator=(const CountBoundaries&) = delete;
+};
+
+/// What has been met of row `index`: bit 0 one short of the limit, bit 1 the limit, bit 2 one more.
+uint8_t boundary_met(int index);
+
+namespace detail {
+extern std::atomic<int> boundary_counters;
+void record_boundary(int index, int64_t extent, int64_t limit);
+}  // namespace detail
+
+/// A kernel cuts `extent` by a limit: that of the table, or one that depends on other extents.
+inline void meet(BoundaryName b, int64_t extent, int64_t limit) {
+  if (detail::boundary_counters.load(std::memory_order_relaxed)) [[unlikely]]
+    detail::record_boundary(b.index, extent, limit);
+}
+inline void meet(BoundaryName b, int64_t extent) { meet(b, extent, kBoundaries[b.index].limit); }
+
+/// A loop over threads whose grain is this: two threads share it from two grains on.
+inline void meet_threads(BoundaryName b, int64_t n, int64_t grain) { meet(b, n, 2 * grain); }
+/// parallel_for that says so.
+inline void parallel_for(BoundaryName b, int64_t n, int64_t grain,
+                         FunctionRef<void(int64_t, int64_t)> body) {
+  meet_threads(b, n, grain);
+  parallel_for(n, grain, body);
+}
+
+}  // namespace tessera

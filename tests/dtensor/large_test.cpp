@@ -1,0 +1,67 @@
+// The cases at real sizes (tests/support/large_cases.h) on sharded operands, results and gradients
+// against plain ones.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "collectives/loopback/run_ranks.h"
+#include "tests/dtensor/cases.h"
+#include "tests/support/large_cases.h"
+
+namespace tessera::test {
+namespace {
+
+std::vector<Case> cases_of(const LargeCases& large) {
+  std::vector<Case> cases;
+  for (const LargeCase& c : large) {
+    int64_t most = 0;
+    for (const Tensor& t : c.in) most = std::max(most, t.numel());
+    if (most > 1 << 20) continue;  // their size is a matter of one rank's kernels
+    auto run = [f = c.f](const List& in) {
+      ReplicatePlain same;
+      return f(in);
+    };
+    const bool exact = c.name.find("in a fixed tree") != std::string::npos;
+    cases.push_back({c.name, c.in, run, c.gradients && !c.ties, exact});
+  }
+  return cases;
+}
+
+TEST(DTensorLarge, AnyLayoutEqualsPlain) {
+  LargeCases large;
+  for (auto add : {add_reductions, add_rows, add_attention, add_products, add_elementwise,
+                   add_windows, add_generated})
+    add(large);
+  const std::vector<Case> cases = cases_of(large);
+  std::atomic<int> free = 0, gradients = 0, refused = 0;
+  for (int ranks : {2, 3})
+    run_ranks(ranks, [&](ProcessGroup& group) {
+      const DeviceMesh mesh = make_meshes(group)[0];
+      Random random{uint64_t(ranks)};
+      for (const Case& c : cases) {
+        const Outcome o = check_case(c, mesh, random);
+        if (group.rank() == 0) free += o.free, gradients += o.gradients > 0, refused += o.refused;
+      }
+    });
+  EXPECT_GT(free, int(cases.size()) / 2);
+  EXPECT_GT(gradients, int(cases.size()) / 2);
+  // Cuts of an odd sum in a fixed tree.
+  EXPECT_LT(refused, 2 * std::ranges::count_if(cases, &Case::may_refuse));
+}
+
+// Parameters, gradients and state of an optimizer lie in one way.
+TEST(DTensorLarge, CutUpdatesEqualWhole) {
+  LargeCases large;
+  add_updates(large);
+  for (int ranks : {2, 3})
+    run_ranks(ranks, [&](ProcessGroup& group) {
+      const DeviceMesh mesh = make_meshes(group)[0];
+      Random random{uint64_t(ranks)};
+      for (const Case& c : cases_of(large))
+        check_placed(c, mesh, std::vector<Layout>(c.in.size(), {Shard(0)}), random);
+    });
+}
+
+}  // namespace
+}  // namespace tessera::test

@@ -1,0 +1,93 @@
+// Products: odd extents beside every limit, all layouts of both operands, in a fixed tree too.
+#include <optional>
+
+#include "core/ops/contract.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/views.h"
+#include "tests/support/large_cases.h"
+
+namespace tessera::test {
+namespace {
+
+using List = std::vector<Tensor>;
+
+// a [m, k] and b [k, n], each as it is or the transpose of what lies in memory.
+void add_product(LargeCases& cases, int64_t m, int64_t n, int64_t k, bool a_turned, bool b_turned,
+                 bool exact) {
+  auto as_shape = [](const Tensor& t, bool turned) { return turned ? transpose(t, 0, 1) : t; };
+  LargeCase c{
+      fmt::format("product of {} x {} x {}{}{}{}", m, k, n, a_turned ? ", a transposed" : "",
+                  b_turned ? ", b transposed" : "", exact ? ", in a fixed tree" : ""),
+      {grid_values(a_turned ? Shape{k, m} : Shape{m, k}, 1),
+       grid_values(b_turned ? Shape{n, k} : Shape{k, n}, 2)},
+      [=](const List& in) {
+        std::optional<ExactContraction> scope;
+        if (exact) scope.emplace();
+        return List{matmul(as_shape(in[0], a_turned), as_shape(in[1], b_turned))};
+      },
+      std::max({m, n, k})};
+  c.part = 61;
+  cases.push_back(std::move(c));
+}
+
+// Few products of `rows` rows, most of them zero as in the gradient of a loss that ignores most of
+// its targets.
+void add_zero_rows(LargeCases& cases, int64_t m, int64_t n, int64_t k) {
+  Tensor a = grid_values({m, k}, 1);
+  for (int64_t r = 0; r < m; ++r)
+    if (r % 5 != 2) std::fill_n(a.data<double>() + r * k, k, 0.0);
+  LargeCase c{fmt::format("product of {} x {} x {}, most rows zero", m, k, n),
+              {a, grid_values({k, n}, 2)},
+              [](const List& in) { return List{matmul(in[0], in[1])}; },
+              k};
+  c.gradients = false, c.part = 509;
+  cases.push_back(std::move(c));
+}
+
+}  // namespace
+
+void add_products(LargeCases& cases) {
+  for (bool a : {false, true})
+    for (bool b : {false, true}) {
+      for (bool exact : {false, true}) {
+        add_product(cases, 63, 100, 160, a, b, exact);
+        add_product(cases, 64, 129, 64, a, b, exact);
+        add_product(cases, 65, 257, 65, a, b, exact);
+        add_product(cases, 1, 67, 33, a, b, exact);
+        add_product(cases, 67, 1, 33, a, b, exact);
+        add_product(cases, 9, 15, 1, a, b, exact);
+      }
+      // Large enough for packed panels, and odd beside each of their limits.
+      add_product(cases, 65, 255, 1100, a, b, false);
+      add_product(cases, 64, 256, 1100, a, b, false);
+      add_product(cases, 130, 257, 1031, a, b, false);
+      add_product(cases, 200, 641, 300, a, b, false);
+    }
+  add_product(cases, 189, 19, 73, false, false, false);  // 2^18 - 1 products
+  add_product(cases, 64, 64, 64, false, false, false);
+  add_product(cases, 65, 37, 109, false, false, false);  // 2^18 + 1
+  add_zero_rows(cases, 73, 7, 262657);                   // 2^27 - 1
+  add_zero_rows(cases, 512, 512, 512);
+  add_zero_rows(cases, 81, 19, 87211);  // 2^27 + 1
+  for (int64_t rows : {15, 16, 17}) add_zero_rows(cases, rows, 2048, 4409);
+  for (int64_t rows : {31, 32, 33}) add_zero_rows(cases, rows, 4409, 1024);
+  auto spec = [&](const char* of, const Shape& a, const Shape& b, int64_t length) {
+    cases.push_back({fmt::format("contract {}", of),
+                     {grid_values(a, 1), grid_values(b, 2)},
+                     [=](const List& in) { return List{contract(of, in[0], in[1])}; },
+                     length});
+  };
+  spec("bthd,bshd->bhts", {2, 33, 3, 17}, {2, 35, 3, 17}, 66);
+  spec("bhts,bshd->bthd", {2, 3, 33, 35}, {2, 35, 3, 17}, 66);
+  spec("btn,btk->nk", {3, 67, 33}, {3, 67, 35}, 201);
+  spec("ij,ij->i", {65, 300}, {65, 300}, 300);
+  spec("i,j->ij", {300}, {65}, 300);
+  cases.push_back({"linear with bias",
+                   {grid_values({5, 27, 65}, 1), grid_values({129, 65}, 2), grid_values({129}, 3)},
+                   [](const List& in) { return List{linear(in[0], in[1], in[2])}; },
+                   135,
+                   true,
+                   2});
+}
+
+}  // namespace tessera::test
