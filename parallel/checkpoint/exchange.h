@@ -22,8 +22,9 @@ void got_on();
 /// Texts over a group. Without a group there is one rank and nothing is sent.
 class Exchange {
  public:
-  /// `what` is said of a rank that others wait for: "saving into runs/a".
-  Exchange(ProcessGroup* group, Millis timeout, std::string what)
+  /// `timeout` zero: that of the group's calls. `what` is said of a rank in together() that others
+  /// wait for: "saving into runs/a".
+  Exchange(ProcessGroup* group, Millis timeout, std::string what = "reading or writing files")
       : group_(group), timeout_(timeout), what_(std::move(what)) {}
   int rank() const { return group_ ? group_->rank() : 0; }
   int size() const { return group_ ? group_->size() : 1; }
