@@ -219,6 +219,7 @@ Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& o) {
     engine = members.size == 1 ? make_solo_engine()
                                : connect(members, options, options.prefix + members.group + "/");
   } catch (const CommError& e) {  // without a group there is nothing to abort
+    if (options.watchdog) options.watchdog->failed(e);
     if (tell_cause && !e.culprits().empty()) tell_cause(e.culprits());
     throw;
   }

@@ -113,11 +113,13 @@ void JoiningStore::check_members() {
   });
   if (ended.empty()) return;
   const DeadRank& first = ended[0];
+  const Watchdog::Fate fate =
+      dog_ ? dog_->fate_of(first.rank) : Watchdog::Fate{first.how, {first.rank}};
   throw CommError(
       fmt::format("init_process_group: rank {} ended before all ranks had joined {}: {}; see its "
                   "output, and restart the job",
-                  first.rank, members_.group, first.how),
-      members_.group, 0, {first.rank}, {first.rank});
+                  first.rank, members_.group, fate.how.empty() ? first.how : fate.how),
+      members_.group, 0, {first.rank}, fate.culprits);
 }
 
 void JoiningStore::explain() {

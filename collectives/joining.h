@@ -42,6 +42,7 @@ class JoiningStore final : public PrefixStore {
   std::vector<std::string> multi_get(std::span<const std::string> keys, Millis timeout) override;
   void wait(std::span<const std::string> keys, Millis timeout) override;
 
+  Watchdog* watchdog() const { return dog_.get(); }
   /// Says that this rank needs no member any more in order to join: it may finish from now on.
   void joined();
 

@@ -17,8 +17,6 @@
 namespace tessera::detail {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
 /// Where a rank takes connections, as it stands in the store.
 struct Endpoint {
   std::string address;
@@ -44,6 +42,13 @@ Caller caller(const std::string& key, const std::string& nonce, int from, int to
   return {digest("token"), digest("answer")};
 }
 
+std::vector<int> others(const Membership& m) {
+  std::vector<int> ranks;
+  for (int r = 0; r < m.size; ++r)
+    if (r != m.rank) ranks.push_back(r);
+  return ranks;
+}
+
 class Mesh {
  public:
   Mesh(const Membership& m, JoiningStore& store, const std::string& prefix, Millis timeout)
@@ -51,7 +56,7 @@ class Mesh {
         store_(store),
         prefix_(prefix),
         timeout_(timeout),
-        deadline_(deadline_after(timeout)) {}
+        wait_(m, timeout, others(m), store.watchdog()) {}
 
   std::vector<Socket> connect(const std::string& address);
 
@@ -66,7 +71,7 @@ class Mesh {
   JoiningStore& store_;
   const std::string prefix_;
   const Millis timeout_;
-  const Clock::time_point deadline_;
+  JoinWait wait_;
   const std::string job_key_ = job_environment().key;
 };
 
@@ -141,7 +146,7 @@ void Mesh::await(const Socket& socket, short events, int rank) {
 // While this rank waits for `rank`.
 void Mesh::look(int rank) {
   store_.check_members();
-  if (Clock::now() > deadline_) throw PeerError(rank, ETIMEDOUT);
+  wait_.check({rank});
 }
 
 }  // namespace

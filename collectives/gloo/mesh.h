@@ -13,7 +13,7 @@
 
 namespace tessera::detail {
 
-/// Another rank could not be reached, or did not come in time.
+/// Another rank could not be reached.
 struct PeerError : std::runtime_error {
   PeerError(int peer, int error) : std::runtime_error(std::strerror(error)), peer(peer) {}
   const int peer;  // in the group
@@ -21,8 +21,8 @@ struct PeerError : std::runtime_error {
 
 /// A socket for each rank of the group, in their order, but none for this rank; they do not block.
 /// `address` is where this rank listens, `prefix` that of the keys which say so. Throws CommError
-/// when a member has ended or left no address, PeerError, and std::system_error where this host
-/// fails.
+/// when a member has ended or did not come in time, PeerError, and std::system_error where this
+/// host fails.
 std::vector<Socket> connect_ranks(const Membership& members, JoiningStore& store,
                                   const std::string& prefix, const std::string& address,
                                   Millis timeout);
