@@ -120,6 +120,37 @@ TEST(Joining, ARankThatNeverCameIsNamed) {
 }
 
 // Of a store that does not answer, and of ranks that do not come.
+// Rank 2 does not come, so rank 0 gives up and ends, which rank 1 learns before its own deadline.
+TEST(Joining, ARankThatEndsBecauseAnotherDidNotComeLeadsToThatOne) {
+  auto store = std::make_shared<MemoryStore>();
+  std::thread rank0([&] {
+    JoinOptions o = options(store, "");
+    o.join_timeout = Millis(300);
+    try {
+      detail::join_by_store(detail::make_world("world", 0, 3), o);
+      ADD_FAILURE() << "rank 0 joined";
+    } catch (const CommError& e) {
+      EXPECT_NE(std::string(e.what()).find("rank 2 of 3 did not join world within 0.3 s"),
+                std::string::npos)
+          << e.what();
+      EXPECT_EQ(e.culprits(), std::vector<int>{2});
+    }
+    EXPECT_EQ(cause_of_failure(*store), std::vector<int>{2});
+    announce_death(*store, 0, "exit status 1");
+  });
+  try {
+    detail::join_by_store(detail::make_world("world", 1, 3), options(store, ""));
+    ADD_FAILURE() << "rank 1 joined";
+  } catch (const CommError& e) {
+    EXPECT_NE(std::string(e.what()).find("rank 0 ended before all ranks had joined world: exit "
+                                         "status 1; it failed before: init_process_group: rank 2"),
+              std::string::npos)
+        << e.what();
+    EXPECT_EQ(e.culprits(), std::vector<int>{2});
+  }
+  rank0.join();
+}
+
 TEST(Joining, TheTimeoutOfAGroupIsThatOfJoiningToo) {
   int silent = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
