@@ -276,7 +276,6 @@ std::exception_ptr BackendGroup::fail(std::exception_ptr error, const Call* call
     report = CommError(report.what(), report.group(), report.seq(), report.ranks(), culprits);
   }
   error = std::make_exception_ptr(report);
-  if (watchdog_) watchdog_->failed(report);
   {
     std::lock_guard lock(mutex_);
     if (!failure_) failure_ = error;
@@ -285,6 +284,7 @@ std::exception_ptr BackendGroup::fail(std::exception_ptr error, const Call* call
     work_.notify_one();
   }
   engine_->abort(report);
+  if (watchdog_) watchdog_->failed(report);
   return error;
 }
 

@@ -44,7 +44,7 @@ Ref<ProcessGroup> init_process_group(const GroupOptions& options) {
     if (job.mpirun && !options.store) join.store_keeper = 0;
     // Ranks count their joins alike, so a world made again does not read records of the last one.
     int64_t turn = join.store->add(fmt::format("pg/{}/turn/{}", options.name, job.rank), 1);
-    join.prefix = fmt::format("pg/{}/", turn);
+    join.prefix = fmt::format("pg/{}/{}/", options.name, turn);
   }
   auto members = detail::make_world(options.name, job.rank, job.world_size);
   Ref<ProcessGroup> group = decorate(detail::join_by_store(std::move(members), join));

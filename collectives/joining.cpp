@@ -46,6 +46,7 @@ WaitFacts JoinWait::facts() const {
   f.kind = WaitFacts::Kind::kJoin;
   f.group = members_.group;
   f.members = members_.world_ranks;
+  f.first = std::max(0, members_.first);
   f.call = "init_process_group";
   f.absent.emplace();
   std::lock_guard lock(mutex_);
@@ -56,12 +57,15 @@ WaitFacts JoinWait::facts() const {
 void JoinWait::fail(const CommError& error) {
   std::lock_guard lock(mutex_);
   const std::vector<int>& absent = error.ranks();
+  std::vector<int> of_world;
+  for (int r : absent)
+    of_world.push_back(members_.world_ranks[size_t(r - std::max(0, members_.first))]);
   error_ = CommError(
       fmt::format(
           "init_process_group: {} of {} did not join {} within {:.3g} s{}; look at their "
           "output",
           join_ranks(absent), members_.size, members_.group, double(timeout_.count()) / 1000,
-          error.culprits().empty() || error.culprits() == absent
+          error.culprits().empty() || error.culprits() == of_world
               ? ""
               : fmt::format(", which comes down to {} of the world", join_ranks(error.culprits()))),
       members_.group, 0, absent, error.culprits());

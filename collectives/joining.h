@@ -18,9 +18,7 @@ class JoinWait final : public Watchdog::Wait {
 
   WaitFacts facts() const override;
   Millis timeout() const override { return timeout_; }
-  std::string story(int) const override { return ""; }
   void fail(const CommError& error) override;
-  bool looks_for_deaths() const override { return false; }  // JoiningStore does
 
  private:
   const Membership& members_;

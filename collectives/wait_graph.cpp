@@ -58,7 +58,7 @@ class Search {
  public:
   Search(int me, const WaitFacts& mine, Millis timeout,
          const std::function<Account(int rank)>& account)
-      : me_(me), timeout_(timeout), account_(account) {
+      : me_(me), group_(mine.group), timeout_(timeout), account_(account), reached_(mine.number) {
     // What this rank waits for is known first hand.
     Account own;
     own.record.emplace().waits.push_back(mine);
@@ -72,10 +72,11 @@ class Search {
     for (int r : v.absent) visit(r, mine, me_);
     v.undecided = undecided_;
     v.culprits = culprits_;
-    v.story = story_;
+    v.chain = chain_, v.why = why_;
+    v.reached = reached_;
     // Ranks that wait for each other in a circle: the nearest is as good a place to look as any.
     if (v.culprits.empty())
-      v.culprits = v.absent, v.story = circle_ ? "they wait for each other" : "";
+      v.culprits = v.absent, v.why = circle_ ? "they wait for each other" : "";
     std::ranges::sort(v.culprits);
     return v;
   }
@@ -109,10 +110,10 @@ class Search {
   // `rank`, for which `waiter` waits in `by`.
   void blame(int rank, const WaitFacts& by, int waiter, const std::string& why) {
     culprits_.push_back(rank);
-    if (waiter == me_ && why.empty()) return;
-    story_ += story_.empty() ? "" : "; ";
-    if (waiter != me_) story_ += fmt::format("world rank {} waits in {} for ", waiter, by.title());
-    story_ += fmt::format("world rank {}{}", rank, why);
+    if (!why.empty()) why_ += fmt::format("{}world rank {}{}", why_.empty() ? "" : "; ", rank, why);
+    if (waiter != me_)
+      chain_ += fmt::format("{}world rank {} waits in {} for world rank {}",
+                            chain_.empty() ? "" : "; ", waiter, by.title(), rank);
   }
 
   void judge_work(int rank, const WorkFacts& work, const WaitFacts& by, int waiter) {
@@ -131,7 +132,7 @@ class Search {
     const Account& a = known(rank);
     if (!a.alive) return;
     if (!a.record) return blame(rank, by, waiter, "");
-    if (!*a.alive) return blame(rank, by, waiter, " has stopped while it waited itself");
+    if (!*a.alive) return blame(rank, by, waiter, " has stopped: it tells nothing any more");
     std::vector<const WaitFacts*> on;
     for (const WaitFacts& w : a.record->waits)
       if (w.group == by.group && (is_message(by) || is_message(w) || w.number <= by.number))
@@ -143,16 +144,20 @@ class Search {
       for (const WaitFacts& w : a.record->waits)
         if (w.holds_up) on.push_back(&w);
     if (on.empty()) return work ? judge_work(rank, *work, by, waiter) : blame(rank, by, waiter, "");
-    for (const WaitFacts* w : on)
+    for (const WaitFacts* w : on) {
+      if (w->group == group_ && !is_message(*w)) reached_ = std::min(reached_, w->number);
       for (int next : absent_of(*w, rank)) visit(next, *w, rank);
+    }
   }
 
   const int me_;
+  const std::string& group_;  // in which it waits
   const Millis timeout_;
   const std::function<Account(int rank)>& account_;
   std::map<int, Account> accounts_;
   std::vector<int> visited_, culprits_;
-  std::string story_;
+  std::string chain_, why_;
+  uint64_t reached_;
   bool undecided_ = false, circle_ = false;
 };
 

@@ -1,7 +1,8 @@
 // Who is to blame when a rank waits too long: the rank that it waits for, or the one that this rank
 // waits for itself, in whatever group. Each rank tells in a record what it waits for; whoever looks
 // for a culprit follows the records from rank to rank until one waits for nobody. Pure functions of
-// records. Invariant: a rank whose record says that it waits, and changes, is never blamed alone.
+// records. Invariant: a rank that waits, and still tells so, is blamed only where ranks wait for
+// each other.
 #pragma once
 #include <functional>
 #include <optional>
@@ -72,7 +73,9 @@ struct Verdict {
   bool undecided = false;     // ask again in a moment
   std::vector<int> absent;    // those whom the wait is for
   std::vector<int> culprits;  // those whom that comes down to
-  std::string story;          // where they are others: how; "" otherwise
+  std::string chain;          // where they are others: how that is; "" otherwise
+  std::string why;            // what is known of a culprit but that it waits for nobody
+  uint64_t reached = 0;       // of the group's collectives, the earliest that one waits in
 };
 
 /// Of the wait `mine` of rank `me`, which has lasted until its deadline; `timeout` is how long a

@@ -50,29 +50,38 @@ double in_seconds(Millis time) { return double(time.count()) / 1000; }
 // absent ranks of the world.
 CommError late_error(const WaitFacts& facts, const Verdict& v, Millis waited,
                      const std::map<int, std::string>& stories) {
+  const std::string way_out = ", or raise TESSERA_TIMEOUT", end = v.why.empty() ? "" : "; " + v.why;
+  if (v.absent.empty())
+    return CommError(
+        fmt::format("{}: all ranks are in the call, but not all of its data has come within {:.3g} "
+                    "s{}; look at the network{}",
+                    facts.title(), in_seconds(waited), end, way_out),
+        facts.group, facts.seq, {}, {});
+  const bool inside =
+      std::ranges::all_of(v.culprits, [&](int r) { return facts.number_of(r) >= 0; });
+  const std::vector<int>& blamed = inside ? v.culprits : v.absent;
   std::string text = facts.title() + ":";
-  for (int r : v.absent) {
+  for (int r : blamed) {
     text += fmt::format(" {} not seen for {:.3g} s;", facts.tell(r), in_seconds(waited));
     if (auto story = stories.find(r); story != stories.end() && !story->second.empty())
       text += fmt::format(" {};", story->second);
+    else if (facts.peer < 0 && v.reached > 1)
+      text += fmt::format(" it last finished #{};", v.reached - 1);
   }
-  if (v.absent.empty())
-    text += fmt::format(
-        " all ranks are in the call, but not all of its data has come within {:.3g} s{}{}; look at "
-        "the network, or raise TESSERA_TIMEOUT",
-        in_seconds(waited), v.story.empty() ? "" : "; ", v.story);
-  else if (!v.story.empty())
-    text += fmt::format(
-        " {}; look at what holds {} up, or raise TESSERA_TIMEOUT", v.story,
-        v.culprits.size() == 1 ? fmt::format("world rank {}", v.culprits[0]) : "those ranks");
-  else {
+  if (inside) {
     std::vector<int> others;
     for (int r : facts.members)
-      if (std::ranges::find(v.absent, r) == v.absent.end()) others.push_back(r);
-    text += fmt::format(" {} {} waiting; look at what holds it up, or raise TESSERA_TIMEOUT",
-                        join_ranks(numbers_of(facts, others)), others.size() == 1 ? "is" : "are");
+      if (std::ranges::find(blamed, r) == blamed.end()) others.push_back(r);
+    text += fmt::format(" {} {} waiting{}; look at what holds {} up{}",
+                        join_ranks(numbers_of(facts, others)), others.size() == 1 ? "is" : "are",
+                        end, blamed.size() == 1 ? "it" : "them", way_out);
+  } else {
+    text += fmt::format(
+        " {}{}; look at what holds {} up{}", v.chain, end,
+        v.culprits.size() == 1 ? fmt::format("world rank {}", v.culprits[0]) : "those ranks",
+        way_out);
   }
-  return CommError(text, facts.group, facts.seq, numbers_of(facts, v.absent), v.culprits);
+  return CommError(text, facts.group, facts.seq, numbers_of(facts, blamed), v.culprits);
 }
 
 }  // namespace
@@ -99,8 +108,9 @@ struct Watchdog::Late {
   WaitFacts facts;
   Millis timeout, waited;
   Clock::time_point since;
-  bool say, looks_for_deaths;
-  std::string obituary_key;
+  bool say = false;
+  bool follows_failure = false;  // it had begun when this rank failed in some group
+  std::string obituary_key{};
   std::map<int, std::string> stories;  // of members, once the deadline has passed
   std::optional<CommError> error;
 };
@@ -108,37 +118,48 @@ struct Watchdog::Late {
 // Asks ranks what they wait for, again in each look, and sees who of them still lives.
 class Watchdog::Inquiry {
  public:
-  explicit Inquiry(const Watchdog& dog) : dog_(dog) {}
+  explicit Inquiry(Watchdog& dog) : dog_(dog) {}
   void next_look() { accounts_.clear(); }
-  Account account_of(int rank) {
+  /// `timeout`: how long a rank that was at work has to come.
+  Account account_of(int rank, Millis timeout) {
     auto [at, fresh] = accounts_.try_emplace(rank);
     if (fresh) at->second = ask(rank);
-    return at->second;
+    Account a = at->second;
+    if (!a.record && Clock::now() - seen_.at(rank).worked < timeout) a.alive.reset();
+    return a;
   }
 
  private:
   // What was seen of a rank since it was first asked.
   struct Seen {
-    Clock::time_point since;
-    std::optional<uint64_t> beat;
+    Clock::time_point since;       // when it was first asked, or told something new
+    std::optional<uint64_t> beat;  // none: it told nothing
+    bool runs = false;             // it has told something new
+    Clock::time_point worked{};    // when it last got on with its work
   };
   Account ask(int rank) {
-    Seen& seen = seen_.try_emplace(rank, Seen{Clock::now(), {}}).first->second;
-    const auto asked = Clock::now() - seen.since;
     Account a;
     a.record = dog_.record_of(rank);
-    if (!a.record) {  // a wait that has just begun is told of within a look
-      if (asked > kLook) a.alive = true;
-    } else if (seen.beat && *seen.beat != a.record->beat) {
-      a.alive = true;
-    } else if (asked >= kPatience) {
-      a.alive = false;
+    const auto now = Clock::now();
+    const auto beat = a.record ? std::optional(a.record->beat) : std::nullopt;
+    auto [at, fresh] = seen_.try_emplace(rank, Seen{.since = now, .beat = beat});
+    Seen& seen = at->second;
+    if (!fresh && seen.beat != beat) seen.since = now, seen.beat = beat, seen.runs = true;
+    const auto still = now - seen.since;
+    if (!a.record) {
+      if (still > 3 * kLook) a.alive = true;  // else it may be about to tell of a wait
+      return a;
     }
-    if (a.record && !seen.beat) seen.beat = a.record->beat;
+    for (const WorkFacts& w : a.record->work)
+      seen.worked = std::max(seen.worked, now - Millis(w.idle_ms));
+    if (still >= kPatience)
+      a.alive = false;
+    else if (seen.runs)
+      a.alive = true;
     return a;
   }
 
-  const Watchdog& dog_;
+  Watchdog& dog_;
   std::map<int, Seen> seen_;
   std::map<int, Account> accounts_;  // of this look
 };
@@ -225,7 +246,7 @@ std::vector<Watchdog::Late> Watchdog::late_waits() {
                     .waited = std::chrono::duration_cast<Millis>(now - e.since),
                     .since = e.since,
                     .say = false,
-                    .looks_for_deaths = e.wait->looks_for_deaths(),
+                    .follows_failure = failure_ && e.since <= failed_at_,
                     .obituary_key = e.wait->obituary_key(),
                     .stories = {},
                     .error = {}});
@@ -240,70 +261,98 @@ std::vector<Watchdog::Late> Watchdog::late_waits() {
 }
 
 void Watchdog::look(std::vector<Late>& late) {
-  bool store_answers = true;
+  const bool asks = std::ranges::any_of(late, [](const Late& l) {
+    return l.timeout != Millis(0) && (l.waited >= l.timeout || l.follows_failure);
+  });
+  if (!asks) inquiry_.reset();
+  if (inquiry_) inquiry_->next_look();
+  std::erase_if(suspicions_, [&](const auto& s) {
+    return std::ranges::find(late, s.first, &Late::id) == late.end();
+  });
   try {
     tell(late);
-  } catch (const Error&) {
-    store_answers = false;
-  }
-  const bool overdue = std::ranges::any_of(
-      late, [](const Late& l) { return l.timeout != Millis(0) && l.waited >= l.timeout; });
-  if (!overdue) inquiry_.reset();
-  if (inquiry_) inquiry_->next_look();
-  if (late.empty()) suspicions_.clear();
-  for (Late& l : late) try {
-      if (store_answers && !l.error) check_obituary(l);
-      if (store_answers && !l.error) check_messages(l);
-      if (store_answers && !l.error) check_deaths(l);
-      if (store_answers && !l.error && l.timeout != Millis(0)) check_deadline(l);
-      if (store_answers && l.say && !l.error) say(l);
-    } catch (const Error&) {
-      store_answers = false;
+    const bool waits_for_messages =
+        std::ranges::any_of(late, [](const Late& l) { return !l.obituary_key.empty(); });
+    const std::vector<DeadRank> dead =
+        waits_for_messages ? dead_ranks(*store_, size_) : std::vector<DeadRank>();
+    for (Late& l : late) {
+      beat();
+      check_obituary(l);
+      if (!l.error) check_messages(l);
+      if (!l.error) check_deaths(l, dead);
+      if (!l.error && l.timeout != Millis(0)) check_deadline(l);
+      if (!l.error && l.say) {
+        Inquiry inquiry(*this);
+        say(l, find_culprits(rank_, l.facts, l.timeout, [&](int rank) {
+                 return inquiry.account_of(rank, l.timeout);
+               }).absent);
+      }
     }
-  if (store_answers) return;
-  for (Late& l : late)
-    if (!l.error && l.timeout != Millis(0) && l.waited >= l.timeout + kLook) check_alone(l);
+    silent_looks_ = 0;
+    return;
+  } catch (const std::exception&) {  // most likely the store, which is gone or does not answer
+    ++silent_looks_;
+  }
+  for (Late& l : late) {
+    if (l.error || l.timeout == Millis(0)) continue;
+    if (l.say) say(l, l.facts.absent.value_or(std::vector<int>()));
+    if (l.waited >= l.timeout && silent_looks_ > 1) check_alone(l);
+  }
 }
 
-// Without the store nobody tells what others wait for: who has not come here is all that is known.
+// Without the store this rank knows only who has not come to its own call.
 void Watchdog::check_alone(Late& l) {
   Verdict v;
-  v.story = "the store, which knows more, does not answer";
-  if (keeper_ >= 0 && l.facts.number_of(keeper_) >= 0) {
-    v.absent = {keeper_};
-    v.story = fmt::format("the store, which world rank {} serves, does not answer", keeper_);
-  } else if (l.facts.absent) {
+  if (l.facts.absent)
     v.absent = *l.facts.absent;
-  } else if (const int peer = l.facts.peer >= 0 ? l.facts.peer : l.facts.awaited; peer >= 0) {
+  else if (const int peer = l.facts.peer >= 0 ? l.facts.peer : l.facts.awaited; peer >= 0)
     v.absent = {peer};
-  }
   v.culprits = v.absent;
+  v.why = "the store, which knows more, does not answer";
+  if (keeper_ >= 0 && keeper_ != rank_) {
+    v.culprits = {keeper_};
+    if (v.absent.empty() && l.facts.number_of(keeper_) >= 0) v.absent = {keeper_};
+    v.why = fmt::format("the store, which world rank {} serves, does not answer", keeper_);
+  }
   l.error = late_error(l.facts, v, l.waited, l.stories);
 }
 
 // Peers learn what this rank waits for, and that it runs.
 void Watchdog::tell(const std::vector<Late>& late) {
-  WaitRecord record;
-  for (const Late& l : late)
-    if (l.timeout != Millis(0)) record.waits.push_back(l.facts);
+  record_.waits.clear(), record_.work.clear();
+  for (const Late& l : late) {
+    if (l.timeout == Millis(0)) continue;
+    WaitFacts& told = record_.waits.emplace_back(l.facts);
+    if (told.absent || told.peer >= 0) told.members.clear();  // nobody needs them
+  }
   {
     std::lock_guard lock(mutex_);
     for (const auto& [group, work] : work_)
-      record.work.push_back(
+      record_.work.push_back(
           {.group = group,
            .what = work.first,
            .idle_ms = std::chrono::duration_cast<Millis>(Clock::now() - work.second).count()});
   }
-  if (record.waits.empty() && record.work.empty()) return forget();
-  record.beat = ++beat_;
+  if (record_.waits.empty() && record_.work.empty()) return forget();
   told_ = true;
-  store_->set(key("waits", rank_), encode(record));
+  told_at_ = {};
+  beat();
 }
 
+// In a long look too, a rank that runs says so.
+void Watchdog::beat() {
+  if (!told_ || Clock::now() - told_at_ < kLook) return;
+  ++record_.beat;
+  store_->set(key("waits", rank_), encode(record_));
+  told_at_ = Clock::now();
+}
+
+// What has not been deleted is tried again at the next look.
 void Watchdog::forget() {
-  if (!std::exchange(told_, false)) return;
+  if (!told_) return;
   try {
     store_->delete_key(key("waits", rank_));
+    told_ = false;
   } catch (const Error&) {
   }
 }
@@ -346,9 +395,9 @@ void Watchdog::check_messages(Late& l) {
 }
 
 // A carrier may not notice: bytes for a rank that is gone can wait in a buffer of the system.
-void Watchdog::check_deaths(Late& l) {
-  if (!l.looks_for_deaths) return;
-  for (const DeadRank& dead : dead_ranks(*store_, size_)) {
+void Watchdog::check_deaths(Late& l, const std::vector<DeadRank>& all) {
+  if (l.obituary_key.empty() || l.timeout == Millis(0)) return;
+  for (const DeadRank& dead : all) {
     if (l.facts.number_of(dead.rank) < 0 || dead.rank == rank_) continue;
     if (l.facts.peer >= 0 && dead.rank != l.facts.peer) continue;
     if (l.facts.absent && std::ranges::find(*l.facts.absent, dead.rank) == l.facts.absent->end())
@@ -364,16 +413,11 @@ void Watchdog::check_deaths(Late& l) {
 }
 
 void Watchdog::check_deadline(Late& l) {
-  bool has_failed;
-  {
-    std::lock_guard lock(mutex_);
-    has_failed = failure_.has_value() && l.since <= failed_at_;
-  }
-  if (l.waited < l.timeout && !has_failed) return;
+  if (l.waited < l.timeout && !l.follows_failure) return;
   if (!inquiry_) inquiry_ = std::make_unique<Inquiry>(*this);
-  const Verdict verdict = find_culprits(rank_, l.facts, l.timeout,
-                                        [&](int rank) { return inquiry_->account_of(rank); });
-  if (has_failed) check_failure(l, verdict);
+  const Verdict verdict = find_culprits(
+      rank_, l.facts, l.timeout, [&](int rank) { return inquiry_->account_of(rank, l.timeout); });
+  if (l.follows_failure && (l.facts.absent || !verdict.undecided)) check_failure(l, verdict);
   if (l.error || verdict.undecided || l.waited < l.timeout) return;
   l.error = late_error(l.facts, verdict, l.waited, l.stories);
 }
@@ -390,14 +434,11 @@ void Watchdog::check_failure(Late& l, const Verdict& verdict) {
                       failure_->culprits());
 }
 
-void Watchdog::say(const Late& l) {
-  Inquiry inquiry(*this);
-  const Verdict v =
-      find_culprits(rank_, l.facts, l.timeout, [&](int rank) { return inquiry.account_of(rank); });
+void Watchdog::say(const Late& l, const std::vector<int>& absent) {
   logging::warn("{}: has waited {:.3g} s for {}; the deadline is {:.3g} s", l.facts.title(),
                 in_seconds(l.waited),
-                v.absent.empty() ? "data of ranks that are all in the call"
-                                 : join_ranks(numbers_of(l.facts, v.absent)),
+                absent.empty() ? "others, none of whom is known to be absent"
+                               : join_ranks(numbers_of(l.facts, absent)),
                 in_seconds(l.timeout));
 }
 
@@ -405,10 +446,7 @@ void Watchdog::say(const Late& l) {
 void Watchdog::deliver(std::vector<Late>& late) {
   for (Late& l : late) {
     auto entry = std::ranges::find(waits_, l.id, &Entry::id);
-    if (entry == waits_.end()) {
-      suspicions_.erase(l.id);
-      continue;
-    }
+    if (entry == waits_.end()) continue;
     entry->wait->probe();
     if (l.error) entry->wait->fail(*l.error);
   }
@@ -457,15 +495,15 @@ std::string Watchdog::key(const char* what, int rank) const {
 }
 
 std::optional<std::string> Watchdog::value_of(const std::string& key) const {
-  if (!store_->check({&key, 1})) return std::nullopt;
   try {
     return store_->get(key, Millis(0));
-  } catch (const StoreTimeout&) {  // deleted meanwhile
+  } catch (const StoreTimeout&) {  // nobody has set it
     return std::nullopt;
   }
 }
 
-std::optional<WaitRecord> Watchdog::record_of(int rank) const {
+std::optional<WaitRecord> Watchdog::record_of(int rank) {
+  beat();
   const auto text = value_of(key("waits", rank));
   return text ? std::optional(decode_record(*text)) : std::nullopt;
 }

@@ -13,7 +13,7 @@
 #include <optional>
 #include <thread>
 
-#include "collectives/store/store.h"
+#include "collectives/store/liveness.h"
 #include "collectives/wait_graph.h"
 
 namespace tessera::detail {
@@ -21,6 +21,8 @@ namespace tessera::detail {
 /// The text of an error for other ranks, and back.
 std::string encode(const CommError& error);
 CommError decode_error(const std::string& text, const std::string& group);
+
+struct WatchedWait;
 
 class Watchdog {
  public:
@@ -30,24 +32,26 @@ class Watchdog {
   static constexpr Millis kSilence{10'000};  // until it is said for whom this rank waits,
   static constexpr Millis kRepeat{60'000};   // and until it is said again
 
-  /// One wait. Its members are called while it cannot end, mostly by the watchdog's thread.
+  /// One wait. Its members are called by the watchdog's thread with its lock held, so that the wait
+  /// cannot end meanwhile; they do not block.
   class Wait {
    public:
     virtual ~Wait() = default;
     virtual WaitFacts facts() const = 0;
-    /// Zero: somebody else keeps the deadline, and peers are not told of this wait.
+    /// Zero: another wait of this rank stands for this one, which has no deadline and is neither
+    /// told to peers nor spoken of.
     virtual Millis timeout() const = 0;
-    /// What is known of the rank of the world `r`, which has not come: "it last finished #19".
-    virtual std::string story(int r) const = 0;
+    /// What the engine knows of the rank of the world `r`, which has not come: "it last finished
+    /// #19". "": nothing but what peers tell.
+    virtual std::string story(int) const { return ""; }
     /// Ends the wait with `error`, or with what had killed the group before. May be called
     /// repeatedly.
     virtual void fail(const CommError& error) = 0;
     /// Ends the wait where nothing else would.
     virtual void probe() {}
-    /// Where the store holds what the group died of; "": the engine looks for that itself.
+    /// Where the store holds what the group died of; "": the engine looks for that, and for deaths
+    /// of its members, itself.
     virtual std::string obituary_key() const { return ""; }
-    /// Whether the death of a member that has not come ends the wait; false: the engine sees to it.
-    virtual bool looks_for_deaths() const { return true; }
   };
   /// A wait that is under way for as long as this lives.
   class Scope {
@@ -60,7 +64,7 @@ class Watchdog {
 
    private:
     Watchdog* const dog_;
-    std::list<struct WatchedWait>::iterator entry_;
+    std::list<WatchedWait>::iterator entry_;
   };
 
   /// Of rank `rank` of the world. `store` is the job's, where deaths are announced; `prefix` is
@@ -88,7 +92,7 @@ class Watchdog {
   Fate fate_of(int rank);
 
  private:
-  using Entry = struct WatchedWait;
+  using Entry = WatchedWait;
   struct Late;
   class Inquiry;
 
@@ -99,18 +103,19 @@ class Watchdog {
   std::vector<Late> late_waits();
   void look(std::vector<Late>& late);
   void tell(const std::vector<Late>& late);
+  void beat();
   void forget();
   void check_obituary(Late& late);
   void check_messages(Late& late);
-  void check_deaths(Late& late);
+  void check_deaths(Late& late, const std::vector<DeadRank>& dead);
   void check_deadline(Late& late);
   void check_failure(Late& late, const Verdict& verdict);
   void check_alone(Late& late);
-  void say(const Late& late);
+  void say(const Late& late, const std::vector<int>& absent);
   void deliver(std::vector<Late>& late);
   std::string key(const char* what, int rank) const;
   std::optional<std::string> value_of(const std::string& key) const;
-  std::optional<WaitRecord> record_of(int rank) const;
+  std::optional<WaitRecord> record_of(int rank);
 
   const int rank_, size_, keeper_;
   const std::shared_ptr<Store> store_;
@@ -129,7 +134,9 @@ class Watchdog {
 
   // Of the thread.
   bool told_ = false;
-  uint64_t beat_ = 0;
+  Clock::time_point told_at_{};
+  WaitRecord record_;                 // as told last
+  int silent_looks_ = 0;              // in a row, in which the store did not answer
   std::unique_ptr<Inquiry> inquiry_;  // while a wait is beyond its deadline
   std::map<uint64_t, std::pair<std::string, int>> suspicions_;  // by wait: state, how often seen
 };

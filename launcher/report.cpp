@@ -64,7 +64,7 @@ std::string failure_report(const std::vector<std::unique_ptr<Worker>>& workers,
                           worker->rank,
                           worker->absent == Worker::Absent::kStopped
                               ? "a signal had stopped it"
-                              : "it ran, but did not come; its output or a debugger may say why",
+                              : "it was still running; its output or a debugger may say why",
                           worker->pid);
   text += fmt::format("tlaunch: rank {} failed first: {} after {:.1f} s (pid {}){}\n", first.rank,
                       first.how(), first.ended_s, first.pid,

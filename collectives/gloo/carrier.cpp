@@ -96,7 +96,7 @@ void GlooCarrier::exchange(const Call& call, std::span<const Transfer> transfers
       if (transfers[i].sends == sends && buffers[i]) {
         peer = transfers[i].peer;
         awaited = i;
-        op.awaits(peer);
+        op.awaits(peer, slot.step != Step::kHeaders);
         act(*buffers[i]);
       }
   };

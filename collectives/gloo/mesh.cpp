@@ -42,21 +42,14 @@ Caller caller(const std::string& key, const std::string& nonce, int from, int to
   return {digest("token"), digest("answer")};
 }
 
-std::vector<int> others(const Membership& m) {
-  std::vector<int> ranks;
-  for (int r = 0; r < m.size; ++r)
-    if (r != m.rank) ranks.push_back(r);
-  return ranks;
-}
-
 class Mesh {
  public:
   Mesh(const Membership& m, JoiningStore& store, const std::string& prefix, Millis timeout)
       : m_(m),
         store_(store),
         prefix_(prefix),
-        timeout_(timeout),
-        wait_(m, timeout, others(m), store.watchdog()) {}
+        deadline_(std::chrono::steady_clock::now() + timeout),
+        wait_(m, timeout, {}, store.watchdog()) {}
 
   std::vector<Socket> connect(const std::string& address);
 
@@ -70,7 +63,7 @@ class Mesh {
   const Membership& m_;
   JoiningStore& store_;
   const std::string prefix_;
-  const Millis timeout_;
+  const std::chrono::steady_clock::time_point deadline_;
   JoinWait wait_;
   const std::string job_key_ = job_environment().key;
 };
@@ -94,7 +87,10 @@ std::vector<Socket> Mesh::connect(const std::string& address) {
 }
 
 Socket Mesh::connect_to(int rank) {
-  const Endpoint endpoint = parse_endpoint(store_.get(key_of(rank), timeout_));
+  wait_.check({rank});
+  const auto left =
+      std::chrono::duration_cast<Millis>(deadline_ - std::chrono::steady_clock::now());
+  const Endpoint endpoint = parse_endpoint(store_.get(key_of(rank), std::max(left, Millis(1))));
   for (Millis pause{5};; pause = std::min(2 * pause, JoiningStore::kLook)) {
     if (Socket s = try_to(rank, endpoint, caller(job_key_, endpoint.nonce, m_.rank, rank)))
       return s;

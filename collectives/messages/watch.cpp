@@ -46,7 +46,9 @@ WaitFacts Watch::Op::facts() const {
   if (!plan.is_p2p()) {
     f.number = call_.seq();
     const int peer = awaited_.load(std::memory_order_relaxed);
-    if (peer >= 0) f.awaited = m.world_ranks[size_t(peer)];
+    if (peer == kNobody) return f;
+    f.awaited = m.world_ranks[size_t(peer < 0 ? ~peer : peer)];
+    if (peer < 0) f.absent = {f.awaited};
     return f;
   }
   f.number = number_;
@@ -58,11 +60,6 @@ WaitFacts Watch::Op::facts() const {
   const bool alone = watch_.ops_.size() == 1 && !call_.async;
   f.kind = !alone ? Kind::kMessages : plan.takes ? Kind::kRecv : Kind::kSend;
   return f;
-}
-
-std::string Watch::Op::story(int) const {
-  const uint64_t seq = call_.seq();
-  return call_.plan.is_p2p() || seq <= 1 ? "" : fmt::format("it last finished #{}", seq - 1);
 }
 
 void Watch::Op::fail(const CommError& error) {

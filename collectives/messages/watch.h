@@ -3,6 +3,7 @@
 // group dead leaves an obituary in the store, and every rank throws that text.
 #pragma once
 #include <functional>
+#include <limits>
 #include <optional>
 
 #include "collectives/engine.h"
@@ -24,16 +25,17 @@ class Watch {
     Op(Watch& watch, const Call& call, std::function<void(const CommError&)> end,
        std::function<void()> probe = {}, bool in_block = false);
     ~Op();
-    /// It waits for data of rank `peer` of the group now.
-    void awaits(int peer) { awaited_.store(peer, std::memory_order_relaxed); }
+    /// It waits for data of rank `peer` of the group now. `all_called`: every rank has told that it
+    /// made this call, so that nobody else can be absent.
+    void awaits(int peer, bool all_called) {
+      awaited_.store(all_called ? ~peer : peer, std::memory_order_relaxed);
+    }
 
     WaitFacts facts() const override;
     Millis timeout() const override { return in_block_ ? Millis(0) : call_.timeout; }
-    std::string story(int r) const override;
     void fail(const CommError& error) override;
     void probe() override;
     std::string obituary_key() const override { return watch_.obituary_key(); }
-    bool looks_for_deaths() const override { return !in_block_; }
 
    private:
     friend class Watch;
@@ -43,7 +45,8 @@ class Watch {
     const std::function<void()> probe_;
     const bool in_block_;
     const uint64_t number_;
-    std::atomic<int> awaited_{-1};
+    static constexpr int kNobody = std::numeric_limits<int>::max();
+    std::atomic<int> awaited_{kNobody};  // complement: all have called
     std::optional<Watchdog::Scope> scope_;
   };
 

@@ -72,7 +72,6 @@ class ShmEngine final : public Engine {
     Millis timeout() const override { return call_.timeout; }
     std::string story(int world_rank) const override;
     void fail(const CommError& error) override { engine_.abort(error); }
-    bool looks_for_deaths() const override { return !engine_.options_.processes; }
 
    private:
     ShmEngine& engine_;

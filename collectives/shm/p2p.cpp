@@ -33,18 +33,14 @@ uint64_t chunks_of(int64_t bytes, size_t chunk) {
 // What the watchdog sees of a message.
 class ShmEngine::MessageWait final : public Watchdog::Wait {
  public:
-  MessageWait(ShmEngine& engine, Ref<Call> call, bool alone, Clock::time_point since)
+  MessageWait(ShmEngine& engine, Ref<Call> call, Clock::time_point since)
       : engine_(engine),
         call_(std::move(call)),
-        alone_(alone),
         scope_(engine.options_.watchdog.get(), *this, since) {}
   WaitFacts facts() const override {
     const int peer = engine_.members_.world_ranks[size_t(peer_of(call_->plan))];
     WaitFacts f = engine_.facts_of(*call_);
-    f.kind = !alone_             ? WaitFacts::Kind::kMessages
-             : call_->plan.takes ? WaitFacts::Kind::kRecv
-                                 : WaitFacts::Kind::kSend;
-    f.takes = call_->plan.takes;
+    f.kind = WaitFacts::Kind::kMessages;
     f.peer = peer;
     f.absent = {peer};
     return f;
@@ -52,12 +48,10 @@ class ShmEngine::MessageWait final : public Watchdog::Wait {
   Millis timeout() const override { return call_->timeout; }
   std::string story(int) const override { return engine_.tell_progress(peer_of(call_->plan)); }
   void fail(const CommError& error) override { engine_.abort(error); }
-  bool looks_for_deaths() const override { return !engine_.options_.processes; }
 
  private:
   ShmEngine& engine_;
   const Ref<Call> call_;
-  const bool alone_;
   const Watchdog::Scope scope_;  // the last, so that the rest is there while it is
 };
 
@@ -228,8 +222,7 @@ void ShmEngine::inspect_p2p(Message& m, size_t n_active) {
     die(*m.call, fmt::format("{} {} rank {}: {}", title, preposition, peer, text), {peer});
   }
   if (!m.watched && now - m.since >= Watchdog::kLook)
-    m.watched =
-        std::make_unique<MessageWait>(*this, m.call, n_active == 1 && !m.call->async, m.since);
+    m.watched = std::make_unique<MessageWait>(*this, m.call, m.since);
 }
 
 /// Why this message and its peer wait for each other for ever, if they do. `signature` tells one

@@ -23,7 +23,7 @@ namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(20);       // between two looks at absent ranks
 constexpr auto kLookDozing = 5 * kLook;                     // where nobody is held up
-constexpr auto kPatient = 10 * kLookDozing;                 // a deadline that peers at leisure meet
+constexpr auto kPatient = 10 * kLookDozing;                 // calls with less time never doze
 constexpr auto kTellTime = std::chrono::milliseconds(500);  // for call sites after a mismatch
 constexpr int kFewPolls = 16;                               // before peers that sleep are rung
 // To wake a rank costs its peer 10 to 20 us, and 20 to 70 pass until it runs (futex, measured in a

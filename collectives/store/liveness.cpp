@@ -54,7 +54,9 @@ std::vector<DeadRank> dead_ranks(Store& store, int world_size) {
   std::vector<DeadRank> dead = ended_ranks(store, world_size, kDeadPrefix);
   std::string failed = kFailedKey;
   if (dead.empty() || !store.check({&failed, 1})) return dead;
-  int first = std::stoi(store.get(failed, Millis(0)));
+  const std::string text = store.get(failed, Millis(0));
+  int first = -1;
+  std::from_chars(text.data(), text.data() + text.size(), first);
   std::stable_partition(dead.begin(), dead.end(), [&](const auto& d) { return d.rank == first; });
   return dead;
 }

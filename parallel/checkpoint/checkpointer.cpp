@@ -344,7 +344,7 @@ void Checkpointer::Impl::write(Job& job) {
       if (root) publish(job);
     });
   } catch (const UserError&) {
-    if (root) discard(job, committed);
+    if (root) exchange_.at_work([&] { discard(job, committed); });
     throw;
   }
 }

@@ -12,8 +12,8 @@ Tensor bytes_of(const std::string& text, int64_t room) {
   return t;
 }
 
-// Of the function that the thread runs in together().
-thread_local Exchange* at_work = nullptr;
+// Of the function that the thread runs in at_work().
+thread_local Exchange* worker = nullptr;
 
 constexpr auto kTell = std::chrono::milliseconds(50);  // how often peers are told, at most
 
@@ -22,13 +22,13 @@ constexpr auto kTell = std::chrono::milliseconds(50);  // how often peers are to
 /// Marks the calling thread as being at work for as long as it lives.
 class Exchange::Work {
  public:
-  explicit Work(Exchange& exchange) : exchange_(exchange), before_(at_work) {
-    at_work = &exchange_;
+  explicit Work(Exchange& exchange) : exchange_(exchange), before_(worker) {
+    worker = &exchange_;
     exchange_.tell_progress(true);
   }
   ~Work() {
     exchange_.tell_progress(false);
-    at_work = before_;
+    worker = before_;
   }
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
@@ -47,7 +47,12 @@ void Exchange::tell_progress(bool working) {
 }
 
 void got_on() {
-  if (at_work) at_work->tell_progress(true);
+  if (worker) worker->tell_progress(true);
+}
+
+void Exchange::at_work(FunctionRef<void()> f) {
+  const Work work(*this);
+  f();
 }
 
 std::vector<std::string> Exchange::gather(const std::string& text) {
@@ -118,8 +123,7 @@ void Exchange::together(FunctionRef<void()> f) {
   std::string trouble;
   bool failed = false;
   try {
-    const Work work(*this);
-    f();
+    at_work(f);
   } catch (const UserError& e) {
     trouble = e.what();
     failed = true;

@@ -41,6 +41,8 @@ class Exchange {
   /// Runs `f` here; when it throws UserError anywhere, throws UserError with the lowest such rank's
   /// text on every rank. Other errors pass through at once.
   void together(FunctionRef<void()> f);
+  /// Runs `f` here, as work that peers may have to wait for.
+  void at_work(FunctionRef<void()> f);
   /// From any thread: since when an f of together() has not got on; zero while none runs.
   std::chrono::steady_clock::time_point still_since() const {
     return std::chrono::steady_clock::time_point(

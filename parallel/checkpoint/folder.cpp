@@ -12,6 +12,7 @@
 #include <filesystem>
 
 #include "core/io/file.h"
+#include "parallel/checkpoint/exchange.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -223,6 +224,11 @@ void rename_folder(const std::string& from, const std::string& to) {
 
 std::string remove_temporary(const std::string& folder) {
   std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    std::error_code ignored;  // what stays is found below
+    fs::remove_all(at->path(), ignored);
+    got_on();
+  }
   fs::remove_all(folder, error);
   return error ? fmt::format("cannot remove {}: {}", quote(folder), error.message()) : "";
 }

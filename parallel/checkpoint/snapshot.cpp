@@ -225,7 +225,7 @@ void Snapshot::Copying::wake() {
   changed_.notify_all();
 }
 
-// Until `ready`; false: not for as long as it has patience.
+// False when it was not `ready` within the patience.
 template <class F>
 bool Snapshot::Copying::wait(F ready) {
   std::unique_lock lock(mutex_);

@@ -31,8 +31,8 @@ class Snapshot {
 
   /// From here on, the values of `tensors` (plain ones of the CPU, dense or strided) are those of
   /// the save. Waits for pending writes, copies nothing. Where they do not fit the buffer, a write
-  /// to one of them waits until the disk has made room; one that has waited for `patience` without
-  /// any coming free gives the save up. Only while nothing is under way.
+  /// to one of them waits until the disk has made room; one that has waited for `patience` while
+  /// none came free gives the save up. Only while nothing is under way.
   void begin(std::vector<Tensor> tensors, Clock::duration patience);
   /// Copies everything, with the threads of the calling thread, waiting for room as a write does.
   void copy_all();

@@ -33,8 +33,8 @@ MODEL = ["--set", "layers=2", "--set", "dim=32", "--set", "heads=4", "--seq-len"
 GRACE = 2.0  # seconds beyond the deadline within which all survivors have ended
 
 
-def processes_with(mark):
-    """Pids and ranks of live processes whose environment holds `mark`."""
+def processes_with(mark, launcher):
+    """Live processes whose environment holds `mark`: their ranks by pid, -1 for those that ranks have started."""
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -43,12 +43,12 @@ def processes_with(mark):
             with open(f"/proc/{name}/environ", "rb") as f:
                 variables = f.read().split(b"\0")
             with open(f"/proc/{name}/stat") as f:
-                state = f.read().rpartition(")")[2].split()[0]
+                state, parent = f.read().rpartition(")")[2].split()[:2]
         except OSError:
             continue
         if mark.encode() in variables and state not in "ZX":
             rank = [v[5:] for v in variables if v.startswith(b"RANK=")]
-            found[int(name)] = int(rank[0]) if rank else -1
+            found[int(name)] = int(rank[0]) if rank and int(parent) == launcher else -1
     return found
 
 
@@ -80,7 +80,7 @@ def run_round(args, strategy, kind, index, folder):
         start = time.monotonic()
         ranks = {}
         while len(ranks) < size and time.monotonic() < start + 20:
-            ranks = {rank: pid for pid, rank in processes_with(mark).items() if rank >= 0}
+            ranks = {rank: pid for pid, rank in processes_with(mark, job.pid).items() if rank >= 0}
         time.sleep(max(0, start + moment - time.monotonic()))
         wrong = []
         try:
@@ -119,7 +119,7 @@ def run_round(args, strategy, kind, index, folder):
                  ("#" in line or "init_process_group" in line or "store" in line or "checkpoint" in line)]
         if rank != victim and not any(re.search(rf"\brank {victim}\b", line) for line in lines):
             wrong.append(f"rank {rank} does not name it: {lines[-1][:300] if lines else 'nothing'}")
-    for pid, rank in processes_with(mark).items():
+    for pid, rank in processes_with(mark, job.pid).items():
         wrong.append(f"process {pid} (rank {rank}) is left")
         os.kill(pid, signal.SIGKILL)
     return {"strategy": strategy, "kind": kind, "index": index, "victim": victim, "saves": saves,

@@ -210,6 +210,26 @@ void mesh() {
   }
 }
 
+/// Rank 0 says for 2.5 s that it gets on with something, then stops.
+void work() {
+  ProcessGroup& g = *init_process_group();
+  g.barrier();
+  const auto start = Clock::now();
+  if (g.rank() == 0) {
+    while (Clock::now() - start < std::chrono::milliseconds(2500)) {
+      g.working("counting sheep");
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    raise(SIGSTOP);
+  }
+  try {
+    g.barrier();
+  } catch (const CommError& e) {
+    fmt::print("after {:.3f} s: {}\n", std::chrono::duration<double>(Clock::now() - start).count(),
+               e.what());
+  }
+}
+
 /// Rank 1 comes late: to joining, or to a call.
 void late() {
   const auto wait = std::chrono::milliseconds(number_in("TEST_MILLISECONDS"));
@@ -321,6 +341,7 @@ TEST(Rank, DISABLED_Program) {
   if (program == "loop") return loop();
   if (program == "storm") return storm();
   if (program == "mesh") return mesh();
+  if (program == "work") return work();
   if (program == "late") return late();
   if (program == "cycle") return cycle();
   if (program == "forked") return forked();
