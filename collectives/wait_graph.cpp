@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <span>
 
 #include "collectives/plan.h"
 
@@ -78,6 +79,8 @@ class Search {
     if (v.culprits.empty())
       v.culprits = v.absent, v.why = circle_ ? "they wait for each other" : "";
     std::ranges::sort(v.culprits);
+    const auto twice = std::ranges::unique(v.culprits);
+    v.culprits.erase(twice.begin(), twice.end());
     return v;
   }
 
@@ -116,6 +119,20 @@ class Search {
                             chain_.empty() ? "" : "; ", waiter, by.title(), rank);
   }
 
+  // A rank that waits for nobody, maybe because it has given up already.
+  void blame_idle(int rank, std::span<const int> failed_on, const WaitFacts& by, int waiter) {
+    if (failed_on.empty()) return blame(rank, by, waiter, "");
+    for (int c : failed_on) {
+      if (c == rank) {
+        blame(rank, by, waiter, " has failed");
+        continue;
+      }
+      culprits_.push_back(c);
+      chain_ += fmt::format("{}world rank {} has failed because of world rank {}",
+                            chain_.empty() ? "" : "; ", rank, c);
+    }
+  }
+
   void judge_work(int rank, const WorkFacts& work, const WaitFacts& by, int waiter) {
     if (Millis(work.idle_ms) < timeout_)
       undecided_ = true;
@@ -131,7 +148,7 @@ class Search {
     visited_.push_back(rank);
     const Account& a = known(rank);
     if (!a.alive) return;
-    if (!a.record) return blame(rank, by, waiter, "");
+    if (!a.record) return blame_idle(rank, a.failed_on, by, waiter);
     if (!*a.alive) return blame(rank, by, waiter, " has stopped: it tells nothing any more");
     std::vector<const WaitFacts*> on;
     for (const WaitFacts& w : a.record->waits)

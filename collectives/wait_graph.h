@@ -67,6 +67,7 @@ struct Account {
   std::optional<WaitRecord> record;  // none: the rank tells nothing, so it waits for nobody
   /// Whether the rank has told something since the question arose. None: too early to say.
   std::optional<bool> alive;
+  std::vector<int> failed_on;  // whom its first failure comes down to; empty: it has not failed
 };
 
 struct Verdict {

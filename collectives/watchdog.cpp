@@ -147,7 +147,9 @@ class Watchdog::Inquiry {
     if (!fresh && seen.beat != beat) seen.since = now, seen.beat = beat, seen.runs = true;
     const auto still = now - seen.since;
     if (!a.record) {
-      if (still > 3 * kLook) a.alive = true;  // else it may be about to tell of a wait
+      a.failed_on = dog_.failure_of(rank);
+      // Else it may be about to tell of a wait.
+      if (still > 3 * kLook || !a.failed_on.empty()) a.alive = true;
       return a;
     }
     for (const WorkFacts& w : a.record->work)
@@ -500,6 +502,11 @@ std::optional<std::string> Watchdog::value_of(const std::string& key) const {
   } catch (const StoreTimeout&) {  // nobody has set it
     return std::nullopt;
   }
+}
+
+std::vector<int> Watchdog::failure_of(int rank) const {
+  const auto text = value_of(key("failed", rank));
+  return text ? decode_error(*text, "").culprits() : std::vector<int>();
 }
 
 std::optional<WaitRecord> Watchdog::record_of(int rank) {

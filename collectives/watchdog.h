@@ -116,6 +116,7 @@ class Watchdog {
   std::string key(const char* what, int rank) const;
   std::optional<std::string> value_of(const std::string& key) const;
   std::optional<WaitRecord> record_of(int rank);
+  std::vector<int> failure_of(int rank) const;
 
   const int rank_, size_, keeper_;
   const std::shared_ptr<Store> store_;

@@ -11,6 +11,7 @@ every number stands in one of the files, which are written by, on cores 2 and 3 
   the same with bench collectives --backend gloo --json FOLDER/all_reduce_gloo.json
   scripts/reference/all_reduce_mpi.cpp, whose head says how, > FOLDER/all_reduce_mpi.json
   scripts/reference/all_reduce_pytorch.py --cores 2,3 > FOLDER/all_reduce_pytorch.json
+  faults.py --results FOLDER/faults.jsonl
 
 Usage: results.py FOLDER > examples/bench/RESULTS.md
 """
@@ -33,6 +34,8 @@ STEPS = {
 
 def read(folder, pattern):
     files = sorted(folder.glob(pattern))
+    if pattern.endswith("l"):  # a value in each line
+        return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     return [json.loads(file.read_text()) for file in files]
 
 
@@ -136,6 +139,21 @@ def memory(files):
     table(["MiB", *columns], [[step_name(name), *(row.get(c, "") for c in columns)] for name, row in rows.items()])
 
 
+def faults(files):
+    rounds = {}
+    for r in (r for file in files for r in file):
+        rounds.setdefault(r["strategy"], {}).setdefault(r["kind"], []).append(r)
+
+    def cells(rows):
+        right = sum(not r["wrong"] for r in rows)
+        return [f"{right} of {len(rows)}", f"{max(r['survivors_s'] for r in rows):.2f} s"]
+
+    table(
+        ["", "killed: right", "last survivor at most", "stopped: right", "last survivor at most"],
+        [[name, *cells(kinds["kill"]), *cells(kinds["stop"])] for name, kinds in rounds.items() if len(kinds) == 2],
+    )
+
+
 SECTIONS = [
     (
         "compare*.json",
@@ -161,6 +179,13 @@ SECTIONS = [
         "memory*.json",
         memory,
         "## Peak memory of a process that trains\n\nThe high-water mark of the process (`scripts/measure/peak_memory.py`).\n",
+    ),
+    (
+        "faults*.jsonl",
+        faults,
+        "## Ranks that are killed or stopped\n\nAt random moments of runs with `--timeout 4`, half of them with saves, 4 ranks (hsdp+tp: 8) on two cores. Right: tlaunch and all\n"
+        "survivors name the rank, the exit status is as documented, the survivors have ended within 6 s, and no process is left\n"
+        "(`scripts/measure/faults.py`).\n",
     ),
 ]
 

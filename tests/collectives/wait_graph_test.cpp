@@ -43,7 +43,7 @@ class World {
     const WaitFacts mine = accounts_.at(me).record->waits.at(0);
     return find_culprits(me, mine, kTimeout, [&](int rank) {
       auto at = accounts_.find(rank);
-      return at == accounts_.end() ? Account{std::nullopt, true} : at->second;
+      return at == accounts_.end() ? Account{std::nullopt, true, {}} : at->second;
     });
   }
 
@@ -101,6 +101,23 @@ TEST(WaitGraph, ARankThatStoppedWhileItWaitedIsToBlame) {
   EXPECT_FALSE(v.undecided);
   EXPECT_EQ(v.culprits, Ranks{1});
   EXPECT_NE(v.why.find("world rank 1 has stopped: it tells nothing any more"), std::string::npos);
+}
+
+// It has reached its deadline before the others, and gives up at leisure.
+TEST(WaitGraph, ARankThatHasFailedLeadsToWhatItFailedOn) {
+  World w;
+  w.waits(0, wait_in("world", {0, 1, 2}, 4, Ranks{1}));
+  w[1].alive = true;
+  w[1].failed_on = {2};
+  Verdict v = w.judge(0);
+  EXPECT_FALSE(v.undecided);
+  EXPECT_EQ(v.absent, Ranks{1});
+  EXPECT_EQ(v.culprits, Ranks{2});
+  EXPECT_EQ(v.chain, "world rank 1 has failed because of world rank 2");
+  w[1].failed_on = {1};
+  v = w.judge(0);
+  EXPECT_EQ(v.culprits, Ranks{1});
+  EXPECT_EQ(v.why, "world rank 1 has failed");
 }
 
 TEST(WaitGraph, RanksThatWaitForEachOtherAreSaidTo) {
