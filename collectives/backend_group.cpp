@@ -276,6 +276,9 @@ std::exception_ptr BackendGroup::fail(std::exception_ptr error, const Call* call
     report = CommError(report.what(), report.group(), report.seq(), report.ranks(), culprits);
   }
   error = std::make_exception_ptr(report);
+  // Before any thread of this rank can see the failure: its program may give up because of it, and
+  // is then to say why. The peers' own memory needs no store, so they are told by that first.
+  const bool first = watchdog_ && watchdog_->remember_failure(report);
   {
     std::lock_guard lock(mutex_);
     if (!failure_) failure_ = error;
@@ -284,7 +287,7 @@ std::exception_ptr BackendGroup::fail(std::exception_ptr error, const Call* call
     work_.notify_one();
   }
   engine_->abort(report);
-  if (watchdog_) watchdog_->failed(report);
+  if (first) watchdog_->tell_failure(report);
   return error;
 }
 

@@ -13,7 +13,8 @@ class JoinWait final : public Watchdog::Wait {
  public:
   /// `absent`: ranks of the group. `dog` may be null, then the wait has no deadline.
   JoinWait(const Membership& members, Millis timeout, std::vector<int> absent, Watchdog* dog);
-  /// Those who are missing now. Throws CommError once the deadline has passed.
+  /// The waiting thread says which ranks of the group are missing now. Throws CommError once the
+  /// deadline has passed.
   void check(std::vector<int> absent);
 
   WaitFacts facts() const override;

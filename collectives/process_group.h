@@ -216,8 +216,8 @@ struct GroupOptions {
   int world_size = -1;
   std::shared_ptr<Store> store = nullptr;  // null: the job's
   std::string backend;  // "", "shm", "gloo" or "mpi"; "": TESSERA_BACKEND or chosen by host
-  // Of joining, and of each collective; 0: TESSERA_JOIN_TIMEOUT and TESSERA_TIMEOUT seconds (600
-  // and 60 where they are unset).
+  // Deadline of joining and of each collective. 0: TESSERA_JOIN_TIMEOUT and TESSERA_TIMEOUT seconds
+  // (600 and 60 where they are unset).
   Millis timeout{0};
   std::string name = "world";
 };

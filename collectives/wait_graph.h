@@ -1,8 +1,8 @@
-// Who is to blame when a rank waits too long: the rank that it waits for, or the one that this rank
-// waits for itself, in whatever group. Each rank tells in a record what it waits for; whoever looks
-// for a culprit follows the records from rank to rank until one waits for nobody. Pure functions of
-// records. Invariant: a rank that waits, and still tells so, is blamed only where ranks wait for
-// each other.
+// Finds the rank to blame when another has waited too long: the one that is waited for, or, where
+// that one waits itself, in whatever group, the rank at the end of the chain. Each rank tells in a
+// record what it waits for; the search follows the records from rank to rank until one waits for
+// nobody. Pure functions of records. Invariant: a rank that waits, and still tells so, is blamed
+// only where ranks wait for each other.
 #pragma once
 #include <functional>
 #include <optional>

@@ -454,13 +454,15 @@ void Watchdog::deliver(std::vector<Late>& late) {
   }
 }
 
-void Watchdog::failed(const CommError& error) {
-  {
-    std::lock_guard lock(mutex_);
-    if (failure_) return;
-    failure_ = error;
-    failed_at_ = Clock::now();
-  }
+bool Watchdog::remember_failure(const CommError& error) {
+  std::lock_guard lock(mutex_);
+  if (failure_) return false;
+  failure_ = error;
+  failed_at_ = Clock::now();
+  return true;
+}
+
+void Watchdog::tell_failure(const CommError& error) {
   const StorePatience patience(kPatience);
   try {
     store_->set(key("failed", rank_), encode(error).substr(0, kToldBytes));

@@ -77,9 +77,13 @@ class Watchdog {
   /// anew with each call. An empty text ends it.
   void working(const std::string& group, std::string_view what);
 
-  /// A group of this rank has failed with `error`, whose culprits are known where they can be. The
-  /// first such error is told to all.
-  void failed(const CommError& error);
+  /// A group of this rank has failed with `error`, whose culprits are known where they can be. True
+  /// for the first such error, which is then to be told to the peers. Does not block.
+  bool remember_failure(const CommError& error);
+  void tell_failure(const CommError& error);
+  void failed(const CommError& error) {
+    if (remember_failure(error)) tell_failure(error);
+  }
   /// What the first failure came down to; empty: nothing has failed.
   std::vector<int> culprits() const;
 

@@ -1,7 +1,7 @@
-// Where a rank takes the connections of a group: one listening socket, and a thread that lets
-// nobody in who does not begin with the right 32 bytes. Invariant: a connection that has not
-// shown a token yet has one of a fixed number of places for a few seconds, and reaches nothing but
-// a buffer of those 32 bytes.
+// A rank takes the connections of a group here: it listens on one socket, and a thread admits only
+// connections that begin with the right 32 bytes, the token. Invariant: a connection that has not
+// shown its token yet occupies one of a fixed number of places for a few seconds, and what it sends
+// reaches nothing but a buffer of 32 bytes.
 #pragma once
 #include <unistd.h>
 
