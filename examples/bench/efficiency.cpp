@@ -25,6 +25,7 @@ constexpr Column kColumns[] = {
     {"lockstep", "in lockstep", &Efficiency::lockstep, "unconnected_ms", "lockstep_ms"},
     {"processor", "processor time", &Efficiency::processor, "unconnected_processor_ms",
      "ddp_processor_ms"},
+    {"fsdp", "fsdp to ddp", &Efficiency::sharded, "ddp_ms", "fsdp_ms"},
 };
 
 std::vector<double> rounds_of(const Json& job, const char* key) {
@@ -85,7 +86,7 @@ std::string efficiency_legend() {
   return "weak scaling: solo / ddp; its bound: solo / unconnected; communication: unconnected / "
          "ddp; in lockstep: unconnected / the same with a barrier after each step, so that ranks "
          "wait for the slowest and use memory at the same moments; processor time: unconnected / "
-         "ddp; medians over rounds with their 95 % intervals";
+         "ddp; fsdp to ddp: ddp / fsdp; medians over rounds with their 95 % intervals";
 }
 
 BarChart chart_of(const std::vector<Efficiency>& rows, const std::string& note) {

@@ -21,6 +21,7 @@ struct Efficiency {
   // and using memory at the same moments leaves of `communication` before anything is communicated.
   Interval lockstep;
   Interval processor;  // unconnected ranks over ddp in processor time of all threads of a rank
+  Interval sharded;    // ddp over fsdp
 };
 
 /// From what measure_scaling returns. Throws UserError naming a list of rounds that is not there or

@@ -1,8 +1,9 @@
 // bench scaling: what training on N ranks costs. For each model and precision one job runs, in
-// which three ways to train take turns on the same cores: one rank alone, N ranks that do not know
-// of each other, N ranks under ddp. So a machine that slows down slows all three, and what other
-// work takes from it cancels out of the ratios. Weak scaling is one over together; its bound, which
-// memory and caches set, is one over unconnected; communication is unconnected over together.
+// which ways to train take turns on the same cores: one rank alone, N ranks that do not know of
+// each other, N ranks under ddp and under fsdp. So a machine that slows down slows all three, and
+// what other work takes from it cancels out of the ratios. Weak scaling is one over together; its
+// bound, which memory and caches set, is one over unconnected; communication is unconnected over
+// ddp, and fsdp is held against ddp.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <spawn.h>
@@ -150,8 +151,8 @@ void write_plot(const std::string& path, const std::vector<Efficiency>& rows,
 
 Json measure_jobs(const ScalingOptions& o) {
   if (!o.plot.empty()) check_can_write("--plot", o.plot);
-  fmt::print("{} rounds of solo, unconnected and ddp in turn, one thread a rank{}, {}\n", o.rounds,
-             o.compile ? ", compiled steps" : "", load_text());
+  fmt::print("{} rounds of solo, unconnected, ddp and fsdp in turn, one thread a rank{}, {}\n",
+             o.rounds, o.compile ? ", compiled steps" : "", load_text());
   fmt::print("{}\n", efficiency_head());
   std::fflush(stdout);
   Json jobs;

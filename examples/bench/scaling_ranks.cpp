@@ -63,9 +63,12 @@ nlohmann::ordered_json measure_scaling(const RankOptions& o) {
   set_num_threads(1);
   Ref<ProcessGroup> group = init_process_group();
   Workload alone(o.workload), together(o.workload, group);
-  for (int i = 0; i < kWarmup; ++i) alone.step(), together.step();
+  WorkloadOptions sharded = o.workload;
+  sharded.fsdp = true;
+  Workload in_shards(sharded, group);
+  for (int i = 0; i < kWarmup; ++i) alone.step(), together.step(), in_shards.step();
   if (o.workload.compile)
-    for (Workload* w : {&alone, &together})
+    for (Workload* w : {&alone, &together, &in_shards})
       TESSERA_CHECK(w->compile_report().replays > 0,
                     "bench scaling: --compile: the step is not replayed: {}",
                     w->compile_report().why_not);
@@ -90,6 +93,8 @@ nlohmann::ordered_json measure_scaling(const RankOptions& o) {
     Phase joined = run_phase(together, steps);
     note("ddp_ms", mean_over_ranks(*group, joined.ms));
     note("ddp_processor_ms", mean_over_ranks(*group, joined.processor_ms));
+    group->barrier(kPatience);
+    note("fsdp_ms", mean_over_ranks(*group, run_phase(in_shards, steps).ms));
   }
   destroy_process_group();
   return result;

@@ -12,12 +12,12 @@ struct RankOptions {
   int rounds = 9;
 };
 
-/// Runs in every rank of a job. Every round has four phases on the same cores: rank 0 trains while
+/// Runs in every rank of a job. Every round has five phases on the same cores: rank 0 trains while
 /// the others wait, all ranks train without knowing of each other, the same with a barrier after
-/// each step, and all train together under ddp. Returns milliseconds a step of each round,
-/// "solo_ms", "unconnected_ms", "lockstep_ms" and "ddp_ms" (means over ranks);
-/// "unconnected_processor_ms" and "ddp_processor_ms", processor time of all threads of a rank; and
-/// the cores that the ranks are bound to.
+/// each step, all train together under ddp, and then under fsdp. Returns milliseconds a step of
+/// each round, "solo_ms", "unconnected_ms", "lockstep_ms", "ddp_ms" and "fsdp_ms" (means over
+/// ranks); "unconnected_processor_ms" and "ddp_processor_ms", processor time of all threads of a
+/// rank; and the cores that the ranks are bound to.
 nlohmann::ordered_json measure_scaling(const RankOptions& options);
 
 }  // namespace tessera::bench

@@ -46,11 +46,10 @@ Workload::Workload(const WorkloadOptions& o, Ref<ProcessGroup> group) : precisio
         "bench: unknown model \"{}\"; expected gpt-nano, gpt2, bert-mini, bert-base, bert-large, "
         "resnet18, resnet34, resnet50 or mlp",
         o.model));
-  if (!optimizer_)
-    optimizer_ =
-        std::make_unique<optim::AdamW>(optim::decay_matrices_only(model_->named_parameters(), 0.1),
-                                       optim::AdamWOptions{.lr = 1e-3, .betas = {0.9, 0.99}});
-  if (group) reducer_ = parallel::make_reducer(*model_, {.group = std::move(group)});
+  if (group && o.fsdp)
+    parallel::fully_shard(*model_, {.mesh = init_device_mesh({{"dp", group->size()}}, group)});
+  make_optimizer(o);
+  if (group && !o.fsdp) reducer_ = parallel::make_reducer(*model_, {.group = std::move(group)});
   if (o.compile)
     compiled_ = std::make_unique<compiler::Compiled<Step>>(
         [this](const Tensor& inputs, const Tensor& targets) {
@@ -94,7 +93,7 @@ void Workload::make_bert(const WorkloadOptions& o) {
   }
 }
 
-/// Images of 224 x 224, channels-last; SGD with momentum.
+/// Images of 224 x 224, channels-last.
 void Workload::make_resnet(const WorkloadOptions& o) {
   models::ResNetOptions m;
   TESSERA_CHECK(o.model == "resnet18" || o.model == "resnet34" || o.model == "resnet50",
@@ -107,8 +106,6 @@ void Workload::make_resnet(const WorkloadOptions& o) {
   auto resnet = models::resnet(m);
   model_ = resnet;
   loss_ = [resnet](const Batch& b) { return resnet->loss(b.inputs, b.targets); };
-  optimizer_ = std::make_unique<optim::SGD>(
-      model_->parameters(), optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 1e-4});
   for (int i = 0; i < 2; ++i)
     batches_.push_back({contiguous(randn({batch_, 3, 224, 224}), MemoryFormat::kChannelsLast),
                         randint(0, m.classes, {batch_})});
@@ -125,6 +122,17 @@ void Workload::make_mlp(const WorkloadOptions& o) {
   loss_ = [mlp](const Batch& b) { return mlp->loss(b.inputs, b.targets); };
   for (int i = 0; i < kBatches; ++i)
     batches_.push_back({randn({batch_, m.in}), randint(0, m.out, {batch_})});
+}
+
+/// SGD with momentum for images, AdamW for the others.
+void Workload::make_optimizer(const WorkloadOptions& o) {
+  if (o.model.starts_with("resnet"))
+    optimizer_ = std::make_unique<optim::SGD>(
+        model_->parameters(), optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .weight_decay = 1e-4});
+  else
+    optimizer_ =
+        std::make_unique<optim::AdamW>(optim::decay_matrices_only(model_->named_parameters(), 0.1),
+                                       optim::AdamWOptions{.lr = 1e-3, .betas = {0.9, 0.99}});
 }
 
 std::vector<NamedTensor> Workload::state() const {

@@ -12,6 +12,7 @@
 #include "core/nn/module.h"
 #include "core/optim/optim.h"
 #include "parallel/ddp.h"
+#include "parallel/fsdp.h"
 
 namespace tessera::bench {
 
@@ -23,11 +24,12 @@ struct WorkloadOptions {
   std::vector<std::string> set = {};  // key=value, fields of the model's options
   bool compile = false;
   DType precision = kF32;  // of an autocast around forward; f32: none
+  bool fsdp = false;       // where there is a group: parameters are sharded over it
 };
 
 class Workload {
  public:
-  /// Under ddp on `group` unless that is null; the options are those of one rank then.
+  /// Under ddp, or fsdp, on `group` unless that is null; the options are those of one rank then.
   explicit Workload(const WorkloadOptions& options, Ref<ProcessGroup> group = nullptr);
   /// One optimizer step on the next of a few batches, compiled where the options say so; returns
   /// the loss.
@@ -52,11 +54,12 @@ class Workload {
   void make_bert(const WorkloadOptions& options);
   void make_resnet(const WorkloadOptions& options);
   void make_mlp(const WorkloadOptions& options);
+  void make_optimizer(const WorkloadOptions& options);
 
   std::shared_ptr<nn::Module> model_;
   std::function<Tensor(const Batch&)> loss_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  std::unique_ptr<parallel::Reducer> reducer_;  // null: of no group
+  std::unique_ptr<parallel::Reducer> reducer_;  // null: not under ddp
   std::vector<Batch> batches_;
   size_t next_ = 0;
   DType precision_;

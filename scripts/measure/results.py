@@ -11,7 +11,10 @@ every number stands in one of the files, which are written by, on cores 2 and 3 
   the same with bench collectives --backend gloo --json FOLDER/all_reduce_gloo.json
   scripts/reference/all_reduce_mpi.cpp, whose head says how, > FOLDER/all_reduce_mpi.json
   scripts/reference/all_reduce_pytorch.py --cores 2,3 > FOLDER/all_reduce_pytorch.json
+  compiled_steps.py --json FOLDER/compiled.json
+  bench kernels --json FOLDER/kernels.json
   faults.py --results FOLDER/faults.jsonl
+  scripts/soak --folder FOLDER, which writes FOLDER/soak.jsonl
 
 Usage: results.py FOLDER > examples/bench/RESULTS.md
 """
@@ -19,6 +22,7 @@ Usage: results.py FOLDER > examples/bench/RESULTS.md
 import argparse
 import json
 import re
+import statistics
 import sys
 from pathlib import Path
 
@@ -89,15 +93,17 @@ def steps(files):
 
 def scaling(files):
     def cell(job, key):
+        if key not in job:
+            return ""
         i = job[key]
         return f"{i['median']:.3f} [{i['low']:.3f}, {i['high']:.3f}]"
 
     jobs = [job for file in files for job in file["result"]]
     table(
-        ["ranks", "communication", "in lockstep", "weak scaling", "its bound"],
+        ["ranks", "communication", "in lockstep", "weak scaling", "its bound", "fsdp to ddp"],
         [
             [f"{job['model']}, {job['precision']}, {job['nproc']} ranks"]
-            + [cell(job, key) for key in ("communication", "lockstep", "weak_scaling", "bound")]
+            + [cell(job, key) for key in ("communication", "lockstep", "weak_scaling", "bound", "fsdp")]
             for job in jobs
         ],
     )
@@ -154,6 +160,57 @@ def faults(files):
     )
 
 
+def compiled(files):
+    table(
+        ["step", "eager over bare", "compiled over bare", "bare, ms", "compiled in, s", "again, s"],
+        [
+            [
+                f"{row['model']}, {row['precision']}",
+                f"{row['step_over_contractions']:.3f}",
+                f"{row['compiled_over_contractions']:.3f}",
+                f"{row['contractions_ms']:.3g}" if row["contractions_ms"] < 10 else f"{row['contractions_ms']:.1f}",
+                f"{row['cold_s']:.2f}",
+                f"{row['warm_s']:.3f}",
+            ]
+            for file in files
+            for row in file["rows"]
+        ],
+    )
+
+
+def kernels(files):
+    rows = [row for file in files for row in file["result"]["rows"]]
+    ratios = [row["eager_seconds"] / row["seconds"] for row in rows if "eager_seconds" in row]
+    table(
+        ["kernel", "MB", "GB/s", "of a copy", "of moving as much", "op by op takes"],
+        [
+            [
+                row["what"],
+                f"{row['bytes'] * 1e-6:.3g}",
+                f"{row['bytes'] / row['seconds'] * 1e-9:.1f}",
+                f"{row['copy_seconds'] / row['seconds']:.2f}",
+                f"{row['moving_seconds'] / row['seconds']:.2f}",
+                f"{row['eager_seconds'] / row['seconds']:.2f} times" if "eager_seconds" in row else "",
+            ]
+            for row in rows
+        ],
+    )
+    print(f"\nGeometric mean of the last column: {statistics.geometric_mean(ratios):.2f}.")
+
+
+def soak(files):
+    latest = {}
+    for r in (r for file in files for r in file):
+        latest[r["name"]] = r
+    table(
+        ["run", "what", "commit", "minutes", "result", "its last line"],
+        [
+            [r["name"], r["what"], r["commit"], f"{r['minutes']:.0f}", "passed" if r["status"] == 0 else f"status {r['status']}", r["last_line"].replace("|", "/")[:160]]
+            for r in latest.values()
+        ],
+    )
+
+
 SECTIONS = [
     (
         "compare*.json",
@@ -163,11 +220,24 @@ SECTIONS = [
         "(`scripts/measure/compare_pytorch.py`).\n",
     ),
     (
+        "compiled*.json",
+        compiled,
+        "## Compiled steps over their bare products\n\nOne core. Bare: the products and convolutions of the step, each called by itself in the same layouts. Compiled in:\n"
+        "with an empty cache; again: with what the cache has then (`scripts/measure/compiled_steps.py`).\n",
+    ),
+    (
+        "kernels*.json",
+        kernels,
+        "## Fused kernels\n\nGenerated kernels on one core beside a copy of as many bytes, beside a sweep that reads and writes as many, and beside the\n"
+        "same computation op by op (`bench kernels`).\n",
+    ),
+    (
         "scaling*.json",
         scaling,
         "## Several ranks\n\nOne core and one thread a rank. Communication: ranks that know nothing of each other over ddp. In lockstep: the same "
         "ranks over\nthemselves with a barrier after each step, which is all of it but the communication. Weak scaling: one rank over ddp; its\n"
-        "bound: one rank over ranks that know nothing of each other (`bench scaling`).\n",
+        "bound: one rank over ranks that know nothing of each other. Fsdp to ddp: how many steps under fsdp in the time of one under ddp\n"
+        "(`bench scaling`).\n",
     ),
     (
         "all_reduce_*.json",
@@ -186,6 +256,11 @@ SECTIONS = [
         "## Ranks that are killed or stopped\n\nAt random moments of runs with `--timeout 4`, half of them with saves, 4 ranks (hsdp+tp: 8) on two cores. Right: tlaunch and all\n"
         "survivors name the rank, the exit status is as documented, the survivors have ended within 6 s, and no process is left\n"
         "(`scripts/measure/faults.py`).\n",
+    ),
+    (
+        "soak*.jsonl",
+        soak,
+        "## Long runs\n\nWhat takes too long for every change (`scripts/soak`).\n",
     ),
 ]
 

@@ -21,6 +21,7 @@ Json seven_rounds() {
     job["unconnected_ms"].push_back(9.5 * pace);
     job["lockstep_ms"].push_back(9.5 / 0.97 * pace);
     job["ddp_ms"].push_back(r == 3 ? 100 : 10 * pace);
+    job["fsdp_ms"].push_back(12.5 * pace);
     job["unconnected_processor_ms"].push_back(9 * pace);
     job["ddp_processor_ms"].push_back(9.25 * pace);
   }
@@ -42,6 +43,8 @@ TEST(ScalingReport, RatiosAreTakenWithinARound) {
   EXPECT_DOUBLE_EQ(e.communication.median, 0.95);
   EXPECT_DOUBLE_EQ(e.lockstep.median, 0.97);
   EXPECT_DOUBLE_EQ(e.processor.median, 9 / 9.25);
+  EXPECT_DOUBLE_EQ(e.sharded.median, 0.8);
+  EXPECT_DOUBLE_EQ(e.sharded.low, 0.8);
 }
 
 TEST(ScalingReport, JsonHasWhatTheRowHas) {
@@ -63,6 +66,7 @@ TEST(ScalingReport, EveryColumnOfTheLineStandsUnderItsHead) {
   under("communication", "0.950 [0.123, 0.950]");
   under("in lockstep", "0.970 [0.970, 0.970]");
   under("processor time", "0.973 [0.973, 0.973]");
+  under("fsdp to ddp", "0.800 [0.800, 6.154]");
   EXPECT_EQ(line.substr(head.find("cores") - 1), "   2,3");
   EXPECT_NE(line.find("    4     11.70"), std::string::npos) << line;  // batch, median of solo
 }
