@@ -3,11 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <mutex>
-
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
-#include "compile/compile.h"
 #include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
 #include "core/nn/nn.h"
@@ -21,25 +18,11 @@
 #include "dtensor/dtensor.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
+#include "tests/parallel/small_net.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
-
-using Named = std::vector<std::pair<std::string, Tensor>>;
-
-Tensor draw(const Shape& s, int64_t key, DType t = kF64) {
-  return randn(s, {kF64}, from_values<int64_t>({key, 1}, {2})).to(t);
-}
-
-double apart(const Tensor& a, const Tensor& b) {
-  return a.numel() ? amax(abs(a.to(kF64) - b.to(kF64))).item<double>() : 0;
-}
-void expect_near(const Named& got, const Named& want, double tolerance, const std::string& what) {
-  ASSERT_EQ(got.size(), want.size());
-  for (size_t i = 0; i < got.size(); ++i)
-    EXPECT_LE(apart(got[i].second, want[i].second), tolerance) << what << ": " << got[i].first;
-}
 
 struct Problem {
   Shape shape{7, 3, 4, 2};
@@ -218,64 +201,10 @@ TEST(SyncBatchNorm, EvaluationIsPlain) {
 
 // ---- in a model
 
-nn::SequentialPtr small_net() {
-  auto model = nn::sequential(
-      nn::conv2d({.in = 2, .out = 4, .kernel = 3, .padding = 1, .bias = false}),
-      nn::batch_norm2d({.channels = 4}), nn::relu(),
-      nn::conv2d({.in = 4, .out = 3, .kernel = 3, .stride = 2}), nn::batch_norm2d({.channels = 3}));
-  model->init(5);
-  return model;
-}
-
-using Prepare = std::function<std::shared_ptr<void>(nn::Module&)>;
-// The mean losses of three steps, and the parameters and buffers after them.
-Named train(int ranks, const Prepare& prepare, bool compiled = false) {
-  const Tensor x = draw({6, 2, 6, 6}, 1, kF32) + 1.0, t = draw({6, 3, 2, 2}, 2, kF32);
-  std::mutex mutex;
-  Named out;
-  run_ranks(ranks, [&](ProcessGroup& group) {
-    auto model = small_net();
-    if (ranks > 1) nn::convert_sync_batch_norm(*model);
-    auto keep = prepare ? prepare(*model) : nullptr;
-    optim::SGD opt(model->parameters(), {.lr = 0.1, .momentum = 0.9});
-    const int64_t rows = 6 / ranks, first = rows * group.rank();
-    auto step = [&](const Tensor& a, const Tensor& b) {
-      Tensor loss = mean(square(model->forward(a) - b));
-      opt.zero_grad();
-      loss.backward();
-      opt.step();
-      return loss.detach();
-    };
-    auto fast = compile(step);
-    Named mine;
-    for (int s = 0; s < 4; ++s) {
-      const Tensor a = narrow(x, 0, first, rows).clone(), b = narrow(t, 0, first, rows).clone();
-      const Tensor loss = compiled ? fast(a, b) : step(a, b);
-      mine.push_back({"loss", all_reduce(loss.clone(), world_group()) / double(ranks)});
-    }
-    for (const NamedTensor& s : model->state())
-      mine.push_back({s.name, full_tensor(s.tensor.detach()).clone()});
-    std::lock_guard lock(mutex);
-    if (group.rank() == 0) out = mine;
-  });
-  return out;
-}
-
-TEST(SyncBatchNorm, UnderDdpAndFullyShardedAndCompiled) {
+TEST(SyncBatchNorm, UnderDdpAndFullySharded) {
   const Named serial = train(1, {});
-  const Prepare ddp = [](nn::Module& m) -> std::shared_ptr<void> {
-    return parallel::make_reducer(m, {});
-  };
-  const Prepare fsdp = [](nn::Module& m) -> std::shared_ptr<void> {
-    return parallel::fully_shard(m, {});
-  };
-  for (int ranks : {2, 3}) {
-    const Named eager = train(ranks, ddp);
-    expect_near(eager, serial, 5e-6, "ddp");
-    expect_near(train(ranks, ddp, true), eager, 2e-6, "ddp, compiled");
-  }
-  expect_near(train(2, fsdp), serial, 5e-6, "fully sharded");
-  expect_near(train(2, fsdp, true), serial, 5e-6, "fully sharded, compiled");
+  for (int ranks : {2, 3}) expect_near(train(ranks, under_ddp()), serial, 5e-6, "ddp");
+  expect_near(train(2, fully_sharded()), serial, 5e-6, "fully sharded");
 }
 
 TEST(SyncBatchNorm, Converts) {
@@ -289,25 +218,6 @@ TEST(SyncBatchNorm, Converts) {
       EXPECT_TRUE(model->parameters()[i].is_same(before[i]));
     auto none = nn::linear(2, 2);
     EXPECT_THROW(nn::convert_sync_batch_norm(*none), UserError);
-  });
-}
-
-// A step compiled before is not replayed after.
-TEST(SyncBatchNorm, ConvertedAfterCompilation) {
-  run_ranks(2, [&](ProcessGroup& group) {
-    auto norm = nn::batch_norm1d({.channels = 3});
-    auto step = compile([&](const Tensor& x) {
-      NoGrad off;
-      return norm->forward(x);
-    });
-    const Tensor x = narrow(draw({8, 3}, 3, kF32), 0, 4 * group.rank(), 4).clone();
-    for (int i = 0; i < 3; ++i) step(x);
-    const Tensor alone = step(x).clone();
-    nn::convert_sync_batch_norm(*norm);
-    NoGrad off;
-    const Tensor want = norm->forward(x);
-    EXPECT_GT(apart(want, alone), 1e-3);
-    for (int i = 0; i < 3; ++i) EXPECT_LE(apart(step(x), want), 1e-6);
   });
 }
 

@@ -14,11 +14,11 @@
 #include <thread>
 
 #include "collectives/loopback/run_ranks.h"
-#include "compile/compile.h"
 #include "core/base/parallel.h"
 #include "core/core.h"
 #include "parallel/checkpoint/checkpointer.h"
 #include "parallel/checkpoint/load.h"
+#include "tests/parallel/checkpoint/training.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::checkpoint {
@@ -26,62 +26,6 @@ namespace {
 
 using Clock = Snapshot::Clock;
 constexpr auto kLong = std::chrono::minutes(5);
-
-std::vector<std::byte> bytes_of(const Tensor& t) {
-  Tensor dense = contiguous(t.detach());
-  auto* p = static_cast<const std::byte*>(dense.raw_values());
-  return {p, p + dense.nbytes()};
-}
-
-using Values = std::map<std::string, std::vector<std::byte>>;
-Values values_of(const State& s) {
-  Values out;
-  for (const Piece& p : s.pieces) out[p.name] = bytes_of(p.values);
-  return out;
-}
-
-void expect_saved(const std::string& folder, const Values& expected) {
-  State to;
-  for (const auto& [name, entry] : expected) {
-    Manifest m = read_manifest(folder);
-    const TensorEntry* t = m.find(name);
-    ASSERT_TRUE(t) << name;
-    to.pieces.push_back(whole(name, empty(t->shape, t->dtype)));
-  }
-  load(folder, to.pieces);
-  for (const Piece& p : to.pieces)
-    EXPECT_TRUE(bytes_of(p.values) == expected.at(p.name)) << p.name << " in " << folder;
-}
-
-// A small model with all that a training run saves.
-struct Training {
-  Training() {
-    manual_seed(3);
-    model = nn::sequential(nn::linear(96, 640), nn::gelu(), nn::dropout(0.1), nn::linear(640, 640),
-                           nn::layer_norm(640), nn::linear(640, 8));
-    optimizer =
-        std::make_unique<optim::AdamW>(model->named_parameters(), optim::AdamWOptions{.lr = 0.01});
-  }
-  void forward_backward() {
-    Tensor loss = nn::cross_entropy(model->forward(randn({16, 96})), randint(0, 8, {16}));
-    optimizer->zero_grad();
-    loss.backward();
-  }
-  void step() {
-    forward_backward();
-    optimizer->step();
-  }
-  State state() const {
-    State s;
-    for (auto& t : model->state()) s.pieces.push_back(whole("model." + t.name, t.tensor));
-    for (auto& t : optimizer->named_state())
-      s.pieces.push_back(whole("optimizer." + t.name, t.tensor));
-    s.pieces.push_back(whole("random", default_generator().state()));
-    return s;
-  }
-  std::shared_ptr<nn::Sequential> model;
-  std::unique_ptr<optim::AdamW> optimizer;
-};
 
 // Overwrites all of `s` in the order of `random`.
 using Overwrite = std::function<void(const Tensor&)>;
@@ -142,28 +86,6 @@ TEST_P(Save, IsTheStateAtTheCallWhileTrainingGoesOn) {
   manual_seed(11);  // and training does not notice
   for (int64_t step = 0; step < 8; ++step) undisturbed.step();
   EXPECT_EQ(values_of(undisturbed.state()), expected.back());
-}
-
-TEST_P(Save, OfACompiledStepIsTheStateAtTheCall) {
-  TempFolder dir;
-  Training run;
-  Checkpointer saver(dir / "c", nullptr, {.staging_bytes = GetParam()});
-  auto step = compile([&](const Tensor& x, const Tensor& y) {
-    Tensor loss = nn::cross_entropy(run.model->forward(x), y);
-    run.optimizer->zero_grad();
-    loss.backward();
-    run.optimizer->step();
-    return loss.detach();
-  });
-  std::vector<Values> expected;
-  for (int64_t n = 0; n < 8; ++n) {
-    step(randn({16, 96}), randint(0, 8, {16}));
-    expected.push_back(values_of(run.state()));
-    saver.save(n, run.state());
-  }
-  saver.wait();
-  for (int64_t n = 0; n < 8; ++n)
-    expect_saved(saver.folder() + "/" + step_name(n), expected[size_t(n)]);
 }
 
 TEST_P(Save, OfSeveralRanksIsTheStateAtTheCall) {
