@@ -19,6 +19,17 @@ namespace {
 constexpr uint64_t kSliceBytes = uint64_t(1)
                                  << 30;  // Linux moves at most 0x7ffff000 bytes per call
 
+// `path` with `suffix` behind, the name cut where that would be too long for a file system.
+std::string beside(const std::string& path, const std::string& suffix) {
+  const size_t name = path.rfind('/') + 1;  // 0 without one
+  size_t end = std::min(path.size(), name + NAME_MAX - suffix.size());
+  // Not within a character of UTF-8, which some file systems ask for.
+  while (end > name && end < path.size() && (path[end] & 0xC0) == 0x80) --end;
+  return path.substr(0, end) + suffix;
+}
+
+}  // namespace
+
 std::string advice(int error) {
   switch (error) {
     case ENOENT: return "check the path";
@@ -33,17 +44,6 @@ std::string advice(int error) {
     default: return "check the disk";
   }
 }
-
-// `path` with `suffix` behind, the name cut where that would be too long for a file system.
-std::string beside(const std::string& path, const std::string& suffix) {
-  const size_t name = path.rfind('/') + 1;  // 0 without one
-  size_t end = std::min(path.size(), name + NAME_MAX - suffix.size());
-  // Not within a character of UTF-8, which some file systems ask for.
-  while (end > name && end < path.size() && (path[end] & 0xC0) == 0x80) --end;
-  return path.substr(0, end) + suffix;
-}
-
-}  // namespace
 
 std::string quote(std::string_view text) {
   constexpr size_t kMax = 240, kKeep = 100;

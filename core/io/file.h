@@ -14,6 +14,8 @@ namespace tessera::io {
 /// `text` in single quotes for an error message: control characters escaped, the middle of long
 /// texts elided.
 std::string quote(std::string_view text);
+/// What a user can do about a failed call on a file, by its errno: "free space or write elsewhere".
+std::string advice(int error);
 
 inline constexpr size_t kDirectAlign = 4096;  // of O_DIRECT: a disk with larger sectors refuses
 /// Turns O_DIRECT of an open file on or off; returns 0, or the errno of a file system that has

@@ -21,15 +21,7 @@ constexpr uint64_t kFlushBytes = 32 << 20;
 constexpr uint64_t kDirectBytes = 1 << 20;
 
 std::string advice(int error) {
-  switch (error) {
-    case ENOSPC:
-    case EDQUOT: return "free space or write elsewhere";
-    case EFBIG: return "raise the file-size limit (ulimit -f) or write elsewhere";
-    case ENOENT: return "all hosts must see the same folder";
-    case EACCES:
-    case EPERM: return "check its permissions";
-    default: return "check the disk";
-  }
+  return error == ENOENT ? "all hosts must see the same folder" : io::advice(error);
 }
 
 }  // namespace

@@ -35,6 +35,8 @@ class TrainGolden : public ::testing::Test {
     const Outcome o = run("cd " + golden_folder() + " && " + launch + bin("train") + " " + flags +
                           " --metrics " + metrics);
     EXPECT_EQ(o.status, 0) << o.output;
+    if (flags.find("--compile") != std::string::npos)
+      expect_contains(o.output, "steps were replayed from 1 graph");
     std::vector<json> lines;
     std::ifstream file(metrics);
     for (std::string line; std::getline(file, line);) lines.push_back(json::parse(line));
@@ -94,6 +96,17 @@ TEST_F(TrainGolden, EveryRecipe) {
     const std::string weights = of_resnet(r) ? " --weights resnet" : " --weights gpt";
     expect_as_recorded(train(r["flags"].get<std::string>() + weights + ".safetensors"), r,
                        golden["tolerance"]);
+  }
+}
+
+TEST_F(TrainGolden, EveryRecipeCompiled) {
+  const json golden = json::parse(std::ifstream(golden_folder() + "/recipes.json"));
+  for (const json& r : golden["recipes"]) {
+    SCOPED_TRACE(r["name"].get<std::string>());
+    const std::string weights = of_resnet(r) ? " --weights resnet" : " --weights gpt";
+    expect_as_recorded(
+        train(r["flags"].get<std::string>() + " --compile" + weights + ".safetensors"), r,
+        golden["tolerance"]);
   }
 }
 
