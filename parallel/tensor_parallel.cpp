@@ -66,6 +66,14 @@ Affine affine_of(Module& m) {
   auto* conv = dynamic_cast<nn::ConvNd*>(&m);
   return conv && conv->options.groups == 1 ? Affine{&conv->weight, &conv->bias, true} : Affine{};
 }
+// Forward sums over a cut `in`, backward over a cut `out`.
+void check_sums(const Affine& a, const DeviceMesh& mesh, const std::string& path) {
+  TESSERA_CHECK(!a.convolves || !context().exact_contraction || mesh.size() == 1,
+                "parallelize_module: the convolution \"{}\" sums over channels that ranks share, in "
+                "an order of its kernel's, which exact contraction excludes; leave it out of the "
+                "plan, or exact contraction off",
+                path);
+}
 constexpr const char* kCutByColumnsAndRows = "a Linear, a convolution of one group or an Embedding";
 
 [[noreturn]] void refuse(const char* style, const std::string& path, const Module& m,
@@ -79,7 +87,8 @@ class Colwise final : public ParallelStyle {
   explicit Colwise(const ColwiseOptions& o) : o_(o) {}
   void apply(Module& root, Module& module, const std::string& path,
              const DeviceMesh& mesh) const override {
-    if (const Affine affine = affine_of(module)) {
+    const Affine affine = affine_of(module);
+    if (affine) {
       shard_parameter(root, *affine.weight, mesh, Shard(0, o_.unit));
       shard_parameter(root, *affine.bias, mesh, Shard(0, o_.unit));
     } else if (auto* table = dynamic_cast<nn::Embedding*>(&module)) {
@@ -87,7 +96,10 @@ class Colwise final : public ParallelStyle {
     } else {
       refuse("colwise", path, module, kCutByColumnsAndRows);
     }
-    module.add_pre_hook([mesh](Module&, Inputs in) { in[0] = placed(in[0], mesh, Replicate()); });
+    module.add_pre_hook([mesh, affine, path](Module&, Inputs in) {
+      check_sums(affine, mesh, path);
+      in[0] = placed(in[0], mesh, Replicate());
+    });
     if (o_.output)
       module.add_post_hook([mesh, to = *o_.output](Module&, Inputs, Tensor& out) {
         out = redistribute(out, on_axis(to));
@@ -107,7 +119,8 @@ class Rowwise final : public ParallelStyle {
     if (affine) {
       shard_parameter(root, *affine.weight, mesh, Shard(1, o_.unit));
       shard_parameter(root, *affine.bias, mesh, Replicate());
-      module.add_pre_hook([mesh, affine, unit = o_.unit](Module&, Inputs in) {
+      module.add_pre_hook([mesh, affine, path, unit = o_.unit](Module&, Inputs in) {
+        check_sums(affine, mesh, path);
         in[0] = redistribute(on_mesh(in[0], mesh), on_axis(Shard(affine.features(in[0]), unit)));
       });
     } else if (auto* table = dynamic_cast<nn::Embedding*>(&module)) {
