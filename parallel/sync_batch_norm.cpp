@@ -136,9 +136,9 @@ SharedMoments moments_of_channels(const Ref<ProcessGroup>& group, const Tensor& 
   auto piece = [](const Tensor& t, const Layout& l) {
     return t.defined() ? to_local(redistribute(t, l)) : t;
   };
-  SharedMoments mine = moments_of_plain(
-      group, to_local(x), piece(weight, of_channel), piece(bias, of_channel), eps,
-      {.residual = piece(then.residual, of_x), .relu = then.relu});
+  SharedMoments mine =
+      moments_of_plain(group, to_local(x), piece(weight, of_channel), piece(bias, of_channel), eps,
+                       {.residual = piece(then.residual, of_x), .relu = then.relu});
   auto whole = [&](const Tensor& t, const Layout& l, const Shape& shape) {
     return from_local(t, mesh, l, shape);
   };

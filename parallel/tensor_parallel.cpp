@@ -68,11 +68,12 @@ Affine affine_of(Module& m) {
 }
 // Forward sums over a cut `in`, backward over a cut `out`.
 void check_sums(const Affine& a, const DeviceMesh& mesh, const std::string& path) {
-  TESSERA_CHECK(!a.convolves || !context().exact_contraction || mesh.size() == 1,
-                "parallelize_module: the convolution \"{}\" sums over channels that ranks share, in "
-                "an order of its kernel's, which exact contraction excludes; leave it out of the "
-                "plan, or exact contraction off",
-                path);
+  TESSERA_CHECK(
+      !a.convolves || !context().exact_contraction || mesh.size() == 1,
+      "parallelize_module: the convolution \"{}\" sums over channels that ranks share, in "
+      "an order of its kernel's, which exact contraction excludes; leave it out of the "
+      "plan, or exact contraction off",
+      path);
 }
 constexpr const char* kCutByColumnsAndRows = "a Linear, a convolution of one group or an Embedding";
 

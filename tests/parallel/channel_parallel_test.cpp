@@ -146,11 +146,10 @@ TEST(ChannelParallel, BiasesAndOutputs) {
   Scoped<DType> type(context().default_dtype, kF64);
   const Tensor x = sample_values({2, 3, 5}, -1, 1, 1);
   auto make = [] {
-    auto m = nn::sequential(nn::conv1d({.in = 3, .out = 4, .kernel = 3}),
-                            nn::batch_norm1d({.channels = 4}),
-                            nn::conv1d({.in = 4, .out = 6, .kernel = 1}),
-                            nn::batch_norm1d({.channels = 6}),
-                            nn::conv1d({.in = 6, .out = 3, .kernel = 3, .padding = 1}));
+    auto m = nn::sequential(
+        nn::conv1d({.in = 3, .out = 4, .kernel = 3}), nn::batch_norm1d({.channels = 4}),
+        nn::conv1d({.in = 4, .out = 6, .kernel = 1}), nn::batch_norm1d({.channels = 6}),
+        nn::conv1d({.in = 6, .out = 3, .kernel = 3, .padding = 1}));
     m->init(3);
     return m;
   };
@@ -196,15 +195,21 @@ TEST(ChannelParallel, ErrorsSayWhatToDo) {
       parallelize_module(*nn::sequential(m), mesh, {{"0", style}});
     };
     auto grouped = nn::conv2d({.in = 4, .out = 4, .kernel = 1, .groups = 2});
-    refused([&] { apply(grouped, colwise()); }, "a Conv2d; it takes a Linear, a convolution of one");
-    refused([&] { apply(grouped, rowwise()); }, "a Conv2d; it takes a Linear, a convolution of one");
-    refused([&] { apply(nn::linear(2, 2), channel_parallel()); }, "a Linear; it takes a batch-norm");
+    refused([&] { apply(grouped, colwise()); },
+            "a Conv2d; it takes a Linear, a convolution of one");
+    refused([&] { apply(grouped, rowwise()); },
+            "a Conv2d; it takes a Linear, a convolution of one");
+    refused([&] { apply(nn::linear(2, 2), channel_parallel()); },
+            "a Linear; it takes a batch-norm");
     for (const StylePtr& style : {colwise(), rowwise()}) {
       auto conv = nn::sequential(nn::conv1d({.in = 2, .out = 2, .kernel = 1}));
       parallelize_module(*conv, mesh, {{"0", style}});
       ExactContraction exact;
-      refused([&] { conv->forward(sample_values({2, 2, 3}, -1, 1, 1)); },
-              "the convolution \"0\" sums over channels that ranks share");
+      refused(
+          [&] {
+            conv->forward(sample_values({2, 2, 3}, -1, 1, 1));
+          },
+          "the convolution \"0\" sums over channels that ranks share");
     }
   });
 }

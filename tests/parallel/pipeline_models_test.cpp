@@ -31,7 +31,9 @@ const StageLoss kLoss = [](const Tensor& y, const Tensor& targets) {
 
 using Named = std::vector<NamedTensor>;
 using Forward = std::function<Tensor(nn::Module& model, const Tensor& x, const MicroBatch& b)>;
-const Forward kPlain = [](nn::Module& m, const Tensor& x, const MicroBatch&) { return m.forward(x); };
+const Forward kPlain = [](nn::Module& m, const Tensor& x, const MicroBatch&) {
+  return m.forward(x);
+};
 
 /// A model, whole and in stages, on micro-batches that it learns from.
 struct Subject {
@@ -81,11 +83,11 @@ Learned serial(const Subject& s, ProcessGroup& alone) {
 Learned staged(const Subject& s, ProcessGroup& group, Schedule (*schedule)(int, int)) {
   auto stage = s.stage(group.rank(), group.size());
   RunningStatistics statistics(*stage, group.split(group.rank()), true);
-  Pipeline pipeline(
-      stage, {.schedule = schedule,
-              .tied = s.tied,
-              .forward = [&](const Tensor& x, const MicroBatch& b) { return s.forward(*stage, x, b); },
-              .statistics = &statistics});
+  Pipeline pipeline(stage, {.schedule = schedule,
+                            .tied = s.tied,
+                            .forward = [&](const Tensor& x,
+                                           const MicroBatch& b) { return s.forward(*stage, x, b); },
+                            .statistics = &statistics});
   Learned out;
   for (int step = 0; step < 2; ++step) {
     default_generator().seek(uint64_t(step) << 20);
@@ -103,7 +105,8 @@ Learned staged(const Subject& s, ProcessGroup& group, Schedule (*schedule)(int, 
 
 void check_near(const Tensor& got, const Tensor& want, const std::string& what) {
   const Tensor a = cast(got, kF64), b = cast(want, kF64);
-  TESSERA_ASSERT(a.shape() == b.shape(), "{} is {} where {} is due", what, describe(a), describe(b));
+  TESSERA_ASSERT(a.shape() == b.shape(), "{} is {} where {} is due", what, describe(a),
+                 describe(b));
   const double far = amax(abs(a - b)).item<double>(), size = amax(abs(b)).item<double>();
   TESSERA_ASSERT(far <= 1e-11 * (1 + size), "{} differs by {} of {}", what, far, size);
 }
@@ -196,7 +199,8 @@ TEST(PipelineModels, SegmentsAndPaddingChangeTheLoss) {
 }
 
 Subject resnet(int64_t depth) {
-  const models::ResNetOptions o{.depth = depth, .classes = 5, .width = 3, .small_images = depth < 50};
+  const models::ResNetOptions o{
+      .depth = depth, .classes = 5, .width = 3, .small_images = depth < 50};
   Subject s;
   s.whole = [o] {
     auto m = models::resnet(o);
@@ -280,8 +284,11 @@ TEST(PipelineModels, PartsThatAreNone) {
   refused([] { models::resnet_stage({.depth = 18}, 0, 9); }, "of 9 for 8 modules");
   refused([] { models::ResNet({.depth = 18}, {3, 9}); }, "blocks [3, 9) are no part of 8");
   refused([] { models::bert_stage(models::bert_mini(), 0, 5); }, "of 5 for 4 modules");
-  refused([] { models::BertForMaskedLM(models::bert_mini(), {2, 2}); },
-          "layers [2, 2) are no part of 4");
+  refused(
+      [] {
+        models::BertForMaskedLM(models::bert_mini(), {2, 2});
+      },
+      "layers [2, 2) are no part of 4");
   refused([] { models::mlp_stage({.layers = 2}, 0, 4); }, "of 4 for 3 modules");
   refused([] { models::Mlp({.layers = 2}, {-1, 2}); }, "layers [-1, 2) are no part of 3");
 }
