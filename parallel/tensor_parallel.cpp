@@ -122,7 +122,7 @@ class Rowwise final : public ParallelStyle {
       shard_parameter(root, *affine.bias, mesh, Replicate());
       module.add_pre_hook([mesh, affine, path, unit = o_.unit](Module&, Inputs in) {
         check_sums(affine, mesh, path);
-        in[0] = redistribute(on_mesh(in[0], mesh), on_axis(Shard(affine.features(in[0]), unit)));
+        in[0] = placed(in[0], mesh, Shard(affine.features(in[0]), unit));
       });
     } else if (auto* table = dynamic_cast<nn::Embedding*>(&module)) {
       shard_parameter(root, table->weight, mesh, Shard(0, o_.unit));

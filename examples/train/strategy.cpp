@@ -156,7 +156,9 @@ class Staged final : public Strategy {
   Staged(const Options& o, const Ref<ProcessGroup>& group, Task& task)
       : Strategy(task), mesh_(make_mesh(o, group)) {
     TESSERA_CHECK(!o.deterministic,
-                  "train: --strategy pp has no --deterministic yet; leave it out");
+                  "train: --deterministic with --strategy pp: stages add up micro-batches as they "
+                  "come back, and the norm stage by stage, while other strategies keep one tree of "
+                  "sums; rounding differs. Leave --deterministic out");
     const Stage stage = stage_of(task, o, mesh_.coordinate("pp"), mesh_.size("pp"));
     stage_ = stage.model;
     parallel::materialize(*stage_);

@@ -49,7 +49,8 @@ class Train : public ::testing::Test {
       auto j = nlohmann::json::parse(line);
       if (j.contains("loss")) r.losses.push_back(j["loss"]);
       if (j.value("event", "") != "done") continue;
-      r.hash = j["params_xxh128"], r.val_loss = j.value("val_loss", 0.0);
+      r.hash = j["params_xxh128"];
+      if (!j["val_loss"].is_null()) r.val_loss = j["val_loss"];
     }
     return r;
   }
@@ -538,6 +539,8 @@ TEST_F(Train, ModelsThatCannotBeCutAreRefusedByName) {
                   "1 layers cannot be cut into pp=2 stages; give --set layers=2");
   expect_contains(run(two + "--model mlp --set layers=0 --steps 1").output,
                   "1 linear layers cannot be cut into pp=2 stages; give --set layers=1");
+  expect_contains(run(two + "--deterministic --steps 1").output,
+                  "--deterministic with --strategy pp: stages add up micro-batches as they come");
 }
 
 TEST_F(Train, RandomDataAreCalledThat) {

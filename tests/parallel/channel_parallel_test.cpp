@@ -2,6 +2,9 @@
 // training: losses, gradients, running statistics.
 #include <gtest/gtest.h>
 
+#include <array>
+
+#include "collectives/decorators/counting.h"
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
 #include "core/nn/nn.h"
@@ -121,6 +124,43 @@ TEST(ChannelParallel, WithShardedParameters) {
     check_near(train(o, cut, {.ranks = 2, .rank = mesh.coordinate("dp")}, mesh.group("dp")),
                serial);
   });
+}
+
+// One all-reduce a block and direction; where shapes change, the short way is made whole forward
+// and its gradient summed backward; the classifier adds one each. A bottleneck leaves the channels
+// between its last convolutions cut.
+TEST(ChannelParallel, CollectivesOfAResNet) {
+  struct Case {
+    int64_t depth, blocks, short_ways;
+  };
+  for (const Case& c : {Case{18, 8, 3}, Case{50, 16, 4}})
+    run_ranks(2, [&](ProcessGroup& group) {
+      auto counting = make_ref<CountingGroup>(Ref<ProcessGroup>(&group));
+      const models::ResNetOptions o = small_resnet(c.depth);
+      auto model = models::resnet(o);
+      parallelize_module(*model, init_device_mesh({{"tp", 2}}, counting),
+                         models::tensor_parallel_plan(o));
+      auto expect = [&, last = std::array<int64_t, 3>{}](const char* when, int64_t reduced,
+                                                         int64_t gathered,
+                                                         int64_t scattered) mutable {
+        const CollectiveCounts& n = counting->counts();
+        std::array<int64_t, 3> now = {n.calls(CollKind::kAllReduce), n.calls(CollKind::kAllGather),
+                                      n.calls(CollKind::kReduceScatter)};
+        TESSERA_ASSERT(
+            now[0] - last[0] == reduced && now[1] - last[1] == gathered &&
+                now[2] - last[2] == scattered && n.total_calls() == now[0] + now[1] + now[2],
+            "{} of {}: {} all-reduces, {} all-gathers, {} reduce-scatters of {} in all", when,
+            c.depth, now[0] - last[0], now[1] - last[1], now[2] - last[2], n.total_calls());
+        last = now;
+      };
+      expect("before", 0, 0, 0);
+      const int64_t cut = o.bottleneck() ? c.blocks : 0;
+      Tensor y = model->forward(cast(images(0, 0, kRows), kF32));
+      expect("forward", c.blocks + 1, c.short_ways, cut);
+      LossParallel same_targets;
+      backward(cross_entropy(y, classes(0, 0, kRows)));
+      expect("backward", c.blocks + c.short_ways, cut + 1, 0);
+    });
 }
 
 // With the statistics of both halves of the batch, they are the whole batch.
