@@ -186,7 +186,11 @@ class Pipeline::Run {
     Generator generator{uint64_t(m.seed)};
     generator.seek(uint64_t(m.next_key));
     Scoped<Generator*> own(context().generator, &generator);
-    m.out = p_.stage_->forward(m.in);
+    RunningStatistics* statistics = train_ ? p_.options_.statistics : nullptr;
+    if (statistics) statistics->before(forwards_, batch_.size());
+    m.out = p_.options_.forward ? p_.options_.forward(m.in, b) : p_.stage_->forward(m.in);
+    if (statistics) statistics->after(forwards_, batch_.size());
+    ++forwards_;
     if (stage_ == last_) {
       m.loss = loss_(m.out, b.target);
       m.out = {};
@@ -275,7 +279,7 @@ class Pipeline::Run {
   std::pair<int64_t, int64_t> first_state_;  // of the generator: seed, next key
   int64_t after_keys_ = 0;
   Ref<Work> sending_[2];  // to the stage before, to the stage behind
-  size_t backwards_ = 0;
+  size_t forwards_ = 0, backwards_ = 0;
   int alive_ = 0, peak_live_ = 0;
   double waited_ms_ = 0;
 };

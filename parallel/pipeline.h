@@ -12,9 +12,18 @@
 #include "core/optim/clip.h"
 #include "dtensor/mesh.h"
 #include "parallel/pipeline_parameters.h"
+#include "parallel/running_statistics.h"
 #include "parallel/schedule.h"
 
 namespace tessera::parallel {
+
+/// What a step reads of one micro-batch. A stage looks at its own part only.
+struct MicroBatch {
+  Tensor input = {};    // of the first stage
+  Tensor target = {};   // of the last
+  Tensor samples = {};  // i64 [B], context().samples of every stage that draws; may be undefined
+  Tensors beside = {};  // what each stage reads beside its input (masks), for PipelineOptions
+};
 
 struct PipelineOptions {
   /// One axis; its rank s runs stage s. Undefined: all ranks of the world.
@@ -29,13 +38,12 @@ struct PipelineOptions {
   /// fully_shard: [=](bool on) { fsdp->set_sync(on); }. Null: every backward reduces, which is
   /// slower.
   std::function<void(bool on)> set_sync = nullptr;
-};
-
-/// What a step reads of one micro-batch. A stage looks at its own part only.
-struct MicroBatch {
-  Tensor input = {};    // of the first stage
-  Tensor target = {};   // of the last
-  Tensor samples = {};  // i64 [B], context().samples of every stage that draws; may be undefined
+  /// The stage's forward on x, batch.input or what the stage before gave, where it reads more of
+  /// the micro-batch than that. Null: stage->forward(x).
+  std::function<Tensor(const Tensor& x, const MicroBatch& batch)> forward = nullptr;
+  /// Makes running statistics of the stage those of a step with as many micro-batches; it outlives
+  /// the pipeline. Null: each micro-batch moves them on.
+  RunningStatistics* statistics = nullptr;
 };
 
 /// The mean loss of a micro-batch, a one-element tensor.

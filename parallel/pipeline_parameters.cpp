@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "core/autograd/autograd.h"
 #include "core/io/hash.h"
@@ -13,12 +14,15 @@
 namespace tessera::parallel {
 namespace {
 
-/// The list of a stage's parameters as numbers, which is what ranks can exchange.
-std::vector<int64_t> encode(const std::vector<NamedTensor>& parameters) {
+/// What a stage holds as numbers, which is what ranks can exchange.
+std::vector<int64_t> encode(nn::Module& stage) {
+  std::set<std::string> parameters;
+  for (const NamedTensor& p : stage.named_parameters()) parameters.insert(p.name);
   std::vector<int64_t> words;
-  for (const auto& [name, p] : parameters) {
+  for (const auto& [name, p] : stage.state()) {
     words.push_back(int64_t(p.dtype()));
     words.push_back(p.requires_grad());
+    words.push_back(!parameters.contains(name));
     words.push_back(p.ndim());
     for (int64_t extent : p.shape()) words.push_back(extent);
     words.push_back(int64_t(name.size()));
@@ -27,14 +31,15 @@ std::vector<int64_t> encode(const std::vector<NamedTensor>& parameters) {
   return words;
 }
 
-std::vector<PlacedParameter> decode(std::span<const int64_t> words, int stage) {
-  std::vector<PlacedParameter> list;
+std::vector<PlacedTensor> decode(std::span<const int64_t> words, int stage) {
+  std::vector<PlacedTensor> list;
   size_t at = 0;
   auto next = [&] { return words[at++]; };
   while (at < words.size()) {
-    PlacedParameter& p = list.emplace_back();
+    PlacedTensor& p = list.emplace_back();
     p.dtype = DType(next());
     p.trainable = next() != 0;
+    p.is_buffer = next() != 0;
     for (int64_t n = next(); n > 0; --n) p.shape.push_back(next());
     for (int64_t n = next(); n > 0; --n) p.name += char(next());
     p.stages = {stage};
@@ -53,7 +58,7 @@ std::vector<Tensor> all_gather_words(ProcessGroup& group, const std::vector<int6
   return all;
 }
 
-std::string tell(const PlacedParameter& p) {
+std::string tell(const PlacedTensor& p) {
   return fmt::format("{}{}{}", name_of(p.dtype), to_string(p.shape), p.trainable ? "" : ", frozen");
 }
 
@@ -74,17 +79,18 @@ PipelineParameters::PipelineParameters(std::shared_ptr<nn::Module> stage,
 }
 
 void PipelineParameters::exchange(const std::vector<std::string>& tied) {
-  std::vector<Tensor> lists = all_gather_words(*pipeline_, encode(stage_->named_parameters()));
+  std::vector<Tensor> lists = all_gather_words(*pipeline_, encode(*stage_));
   std::map<std::string, size_t> place;
   for (int stage = 0; stage < pipeline_->size(); ++stage) {
     const Tensor& words = lists[size_t(stage)];
-    for (PlacedParameter& p : decode({words.values<int64_t>(), size_t(words.numel())}, stage)) {
+    for (PlacedTensor& p : decode({words.values<int64_t>(), size_t(words.numel())}, stage)) {
       auto [it, is_new] = place.try_emplace(p.name, all_.size());
       if (is_new) {
         all_.push_back(std::move(p));
         continue;
       }
-      PlacedParameter& first = all_[it->second];
+      PlacedTensor& first = all_[it->second];
+      if (p.is_buffer) continue;  // a constant that several stages have: the first one's counts
       TESSERA_CHECK(std::ranges::find(tied, p.name) != tied.end(),
                     "pipeline: stages {} and {} both have a parameter {}; if it is one that they "
                     "share, name it in tied, else call it by its name in the whole model "
@@ -98,41 +104,42 @@ void PipelineParameters::exchange(const std::vector<std::string>& tied) {
     }
   }
   for (const std::string& name : tied)
-    TESSERA_CHECK(place.contains(name), "pipeline: no stage has a parameter {}, which is in tied",
-                  name);
+    TESSERA_CHECK(place.contains(name) && !all_[place[name]].is_buffer,
+                  "pipeline: no stage has a parameter {}, which is in tied", name);
 }
 
 /// One group for each set of stages that share something. All ranks come to the same list.
 void PipelineParameters::make_groups() {
   std::map<std::vector<int>, Ref<ProcessGroup>> groups;
-  for (const PlacedParameter& p : all_)
+  for (const PlacedTensor& p : all_)
     if (p.stages.size() > 1) groups[p.stages];
   int me = pipeline_->rank();
   for (auto& [stages, group] : groups)
     group = pipeline_->split(std::ranges::find(stages, me) == stages.end() ? -1 : 0);
-  for (const PlacedParameter& p : all_)
+  for (const PlacedTensor& p : all_)
     if (p.stages.size() > 1 && groups[p.stages]) copies_.push_back({p.name, groups[p.stages]});
 }
 
 // Asked anew each time: wrappers replace what the slots hold.
-Tensor PipelineParameters::parameter(const std::string& name) const { return stage_->slot(name); }
+Tensor PipelineParameters::at(const std::string& name) const { return stage_->slot(name); }
 
 int64_t PipelineParameters::num_parameters() const {
   int64_t n = 0;
-  for (const PlacedParameter& p : all_) n += numel(p.shape);
+  for (const PlacedTensor& p : all_)
+    if (!p.is_buffer) n += numel(p.shape);
   return n;
 }
 
 std::vector<NamedTensor> PipelineParameters::counted() const {
   std::vector<NamedTensor> mine;
-  for (const PlacedParameter& p : all_)
-    if (p.stages[0] == pipeline_->rank()) mine.push_back({p.name, parameter(p.name)});
+  for (const PlacedTensor& p : all_)
+    if (!p.is_buffer && p.stages[0] == pipeline_->rank()) mine.push_back({p.name, at(p.name)});
   return mine;
 }
 
 void PipelineParameters::check_copies_equal() const {
   for (const Copies& c : copies_) {
-    Tensor t = local_of(parameter(c.name));
+    Tensor t = local_of(at(c.name));
     uint64_t low = io::xxh128(t.raw_values(), t.nbytes()).low;
     Tensor mine = from_values<int64_t>({int64_t(low)}, {1}), all = empty({c.group->size()}, kI64);
     c.group->all_gather(all, mine);
@@ -147,7 +154,7 @@ void PipelineParameters::check_copies_equal() const {
 
 void PipelineParameters::check_copies_clear() const {
   for (const Copies& c : copies_)
-    TESSERA_CHECK(!parameter(c.name).grad().defined(),
+    TESSERA_CHECK(!at(c.name).grad().defined(),
                   "pipeline: {}, which several stages share, still has the gradient of the last "
                   "step, where copies are summed already; call zero_grad() between steps, and "
                   "accumulate by more micro-batches",
@@ -157,7 +164,7 @@ void PipelineParameters::check_copies_clear() const {
 void PipelineParameters::sum_gradients_of_copies() const {
   NoGrad off;
   for (const Copies& c : copies_) {
-    Tensor p = parameter(c.name);
+    Tensor p = at(c.name);
     if (!p.requires_grad()) continue;
     if (!p.grad().defined()) p.set_grad(zeros_like(p.detach()));
     Tensor g = local_of(p.grad());
@@ -165,12 +172,13 @@ void PipelineParameters::sum_gradients_of_copies() const {
   }
 }
 
-std::vector<NamedTensor> PipelineParameters::gather() const {
+std::vector<NamedTensor> PipelineParameters::gather(bool buffers) const {
   NoGrad off;
   std::vector<NamedTensor> out;
-  for (const PlacedParameter& p : all_) {
+  for (const PlacedTensor& p : all_) {
+    if (p.is_buffer && !buffers) continue;
     int owner = p.stages[0];
-    Tensor t = owner == pipeline_->rank() ? full_tensor(parameter(p.name).detach()).contiguous()
+    Tensor t = owner == pipeline_->rank() ? full_tensor(at(p.name).detach()).contiguous()
                                           : empty(p.shape, p.dtype);
     pipeline_->broadcast(t, owner);
     out.push_back({p.name, t});

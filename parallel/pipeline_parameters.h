@@ -1,6 +1,7 @@
-// The parameters of a model that is cut into stages. Invariant: a parameter is known by its name in
-// the whole model, and one stage has it; a tied one may be on several stages, which then hold
-// copies of it: they start equal, their gradients are summed, and it counts once.
+// The parameters of a model that is cut into stages, and its buffers. Invariant: each is known by
+// its name in the whole model, and one stage has it; a tied parameter may be on several stages,
+// which then hold copies of it: they start equal, their gradients are summed, and it counts once.
+// Of a buffer that several stages have, the first one's is that of the model.
 #pragma once
 #include <string>
 #include <vector>
@@ -10,12 +11,13 @@
 
 namespace tessera::parallel {
 
-/// A parameter of the whole model, and the stages that hold a copy, ascending.
-struct PlacedParameter {
+/// A parameter or a persistent buffer of the whole model, and the stages that hold a copy,
+/// ascending.
+struct PlacedTensor {
   std::string name;
   Shape shape;
   DType dtype = kF32;
-  bool trainable = true;
+  bool trainable = true, is_buffer = false;
   std::vector<int> stages;
 };
 
@@ -24,12 +26,12 @@ class PipelineParameters {
  public:
   /// Ranks of `pipeline` tell each other what their stages hold. Throws UserError on every rank
   /// when a name is on several stages and not among `tied`, when copies differ in shape, dtype or
-  /// in whether they are trained, or when no stage has a tied name.
+  /// in whether they are trained, or when no stage has a parameter of a tied name.
   PipelineParameters(std::shared_ptr<nn::Module> stage, Ref<ProcessGroup> pipeline,
                      const std::vector<std::string>& tied);
 
-  /// Of all stages: those of stage 0 first, each parameter where it is met first.
-  const std::vector<PlacedParameter>& all() const { return all_; }
+  /// Of all stages: those of stage 0 first, each where it is met first.
+  const std::vector<PlacedTensor>& all() const { return all_; }
   int64_t num_parameters() const;
   /// This stage's parameters for which it is the first stage that holds them: what it contributes
   /// to a sum over the whole model.
@@ -41,20 +43,23 @@ class PipelineParameters {
   /// Each copy's gradient becomes the sum over all copies, added in the order of the stages.
   void sum_gradients_of_copies() const;
   /// All parameters of the model, whole and plain, on every rank.
-  std::vector<NamedTensor> gather() const;
+  std::vector<NamedTensor> gather() const { return gather(false); }
+  /// And its persistent buffers: Module::state() of the whole model.
+  std::vector<NamedTensor> gather_state() const { return gather(true); }
 
  private:
   struct Copies {  // of one parameter that other stages hold as well
     std::string name;
     Ref<ProcessGroup> group;  // of the stages that hold it
   };
-  Tensor parameter(const std::string& name) const;
+  std::vector<NamedTensor> gather(bool buffers) const;
+  Tensor at(const std::string& name) const;
   void exchange(const std::vector<std::string>& tied);
   void make_groups();
 
   std::shared_ptr<nn::Module> stage_;
   Ref<ProcessGroup> pipeline_;
-  std::vector<PlacedParameter> all_;
+  std::vector<PlacedTensor> all_;
   std::vector<Copies> copies_;
 };
 

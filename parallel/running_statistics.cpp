@@ -7,6 +7,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
+#include "dtensor/dtensor.h"
 
 namespace tessera::parallel {
 namespace {
@@ -22,8 +23,10 @@ Tensor tree_sum(std::span<const Tensor> t) {
 RunningStatistics::RunningStatistics(nn::Module& model, Ref<ProcessGroup> group,
                                      bool accumulate_first)
     : group_(std::move(group)), accumulate_first_(accumulate_first) {
-  for (const NamedTensor& b : model.named_buffers())
-    (is_floating(b.tensor.dtype()) ? means_ : counts_).push_back(b.tensor);
+  for (const NamedTensor& b : model.named_buffers()) {
+    const ShardData* cut = shard_data(b.tensor);
+    (is_floating(b.tensor.dtype()) ? means_ : counts_).push_back(cut ? cut->local : b.tensor);
+  }
   for (const Tensor& t : means_)
     TESSERA_CHECK(t.dtype() == means_[0].dtype(),
                   "running statistics: buffers of {} and of {}; expected one dtype",

@@ -14,7 +14,8 @@ namespace tessera::parallel {
 
 class RunningStatistics {
  public:
-  /// The float buffers of `model`, all of one dtype. `accumulate_first`: as gradients are summed,
+  /// The float buffers of `model`, all of one dtype; of those that are cut over other axes, this
+  /// rank's pieces. `accumulate_first`: as gradients are summed,
   /// over the micro-batches of a rank and then over ranks (data::Deal::kAccumulateThenReduce), or
   /// the other way. All ranks of `group` take equally many micro-batches.
   RunningStatistics(nn::Module& model, Ref<ProcessGroup> group, bool accumulate_first);

@@ -1,5 +1,7 @@
 #include "parallel/sync_batch_norm.h"
 
+#include <set>
+
 #include "collectives/ops.h"
 #include "core/autograd/autograd.h"
 #include "core/ops/batch_norm_parts.h"
@@ -8,7 +10,7 @@
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
 #include "core/tensor/wrapped.h"
-#include "dtensor/placement.h"
+#include "dtensor/dtensor.h"
 
 namespace tessera::nn {
 namespace {
@@ -101,29 +103,75 @@ class NormOverRanks final : public CustomFunction {
   const bool relu_;
 };
 
+SharedMoments moments_of_plain(const Ref<ProcessGroup>& group, const Tensor& x,
+                               const Tensor& weight, const Tensor& bias, double eps,
+                               const NormThen& then) {
+  // What promotes or broadcasts is added as `+` does.
+  const bool apart = then.residual.defined() &&
+                     !(then.residual.dtype() == x.dtype() && then.residual.shape() == x.shape());
+  const bool residual = then.residual.defined() && !apart;
+  Tensors in{x};
+  const DType wide = x.dtype() == kF64 ? kF64 : kF32;
+  if (weight.defined()) in.push_back(cast(weight, wide));
+  if (bias.defined()) in.push_back(cast(bias, wide));
+  if (residual) in.push_back(then.residual);
+  Tensors out = apply_function(
+      make_ref<NormOverRanks>(group, eps,
+                              NormOverRanks::Operands{weight.defined(), bias.defined(), residual},
+                              then.relu && !apart),
+      in);
+  if (apart) out[0] = then(std::move(out[0]));
+  return {{out[0], out[1].detach(), out[2].detach()}, out[3].detach()};
+}
+
+// Of x whose channels are whole or cut over other ranks than those of the group: each of them has
+// its channels' part of the batch.
+SharedMoments moments_of_channels(const Ref<ProcessGroup>& group, const Tensor& x,
+                                  const Tensor& weight, const Tensor& bias, double eps,
+                                  const NormThen& then) {
+  const DeviceMesh& mesh = mesh_of(x);
+  const Layout of_x = layout_of(x);
+  Layout of_channel;
+  for (const Placement& p : of_x) of_channel.push_back(p.is_shard() ? Shard(0, p.unit) : p);
+  auto piece = [](const Tensor& t, const Layout& l) {
+    return t.defined() ? to_local(redistribute(t, l)) : t;
+  };
+  SharedMoments mine =
+      moments_of_plain(group, to_local(x), piece(weight, of_channel), piece(bias, of_channel), eps,
+                       {.residual = piece(then.residual, of_x), .relu = then.relu});
+  auto whole = [&](const Tensor& t, const Layout& l, const Shape& shape) {
+    return from_local(t, mesh, l, shape);
+  };
+  const Shape channels{x.size(1)};
+  return {{whole(mine.now.y, of_x, x.shape()), whole(mine.now.mean, of_channel, channels),
+           whole(mine.now.var, of_channel, channels)},
+          whole(mine.count, Layout(of_x.size(), Replicate()), {})};
+}
+
+bool only_channels_are_cut(const Tensor& x, const ProcessGroup& group) {
+  const DeviceMesh& mesh = mesh_of(x);
+  std::set<int> sharing;
+  for (int r = 0; r < group.size(); ++r) sharing.insert(group.global_rank(r));
+  for (int a = 0; a < mesh.ndim(); ++a) {
+    const Placement& p = layout_of(x)[size_t(a)];
+    if (!p.is_replicate() && !p.is_shard(1)) return false;
+    const ProcessGroup& axis = *mesh.group(a);
+    for (int r = 0; r < axis.size(); ++r)
+      if (r != axis.rank() && sharing.contains(axis.global_rank(r))) return false;
+  }
+  return true;
+}
+
 MomentsSource moments_of(Ref<ProcessGroup> group) {
   return [group = std::move(group)](const Tensor& x, const Tensor& weight, const Tensor& bias,
-                                    double eps, const NormThen& then) -> SharedMoments {
-    TESSERA_CHECK_AS(
-        ShardingError, !innermost(x).is_sharded(),
-        "sync_batch_norm: x is {}; it takes each rank's part of the batch, to_local(x)",
-        describe(x));
-    // What promotes or broadcasts is added as `+` does.
-    const bool apart = then.residual.defined() &&
-                       !(then.residual.dtype() == x.dtype() && then.residual.shape() == x.shape());
-    const bool residual = then.residual.defined() && !apart;
-    Tensors in{x};
-    const DType wide = x.dtype() == kF64 ? kF64 : kF32;
-    if (weight.defined()) in.push_back(cast(weight, wide));
-    if (bias.defined()) in.push_back(cast(bias, wide));
-    if (residual) in.push_back(then.residual);
-    Tensors out = apply_function(
-        make_ref<NormOverRanks>(group, eps,
-                                NormOverRanks::Operands{weight.defined(), bias.defined(), residual},
-                                then.relu && !apart),
-        in);
-    if (apart) out[0] = then(std::move(out[0]));
-    return {{out[0], out[1].detach(), out[2].detach()}, out[3].detach()};
+                                    double eps, const NormThen& then) {
+    if (!innermost(x).is_sharded()) return moments_of_plain(group, x, weight, bias, eps, then);
+    TESSERA_CHECK_AS(ShardingError, x.is_sharded() && only_channels_are_cut(x, *group),
+                     "sync_batch_norm: x is {}; it takes each rank's part of the batch, "
+                     "to_local(x), of which only channels may be cut, and over other ranks than "
+                     "those that share statistics",
+                     describe(x));
+    return moments_of_channels(group, x, weight, bias, eps, then);
   };
 }
 

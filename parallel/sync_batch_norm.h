@@ -9,7 +9,8 @@
 
 namespace tessera::nn {
 
-/// x [N, C, ..] of any number of dims; ranks may have batches of different sizes, or none.
+/// x [N, C, ..] of any number of dims; ranks may have batches of different sizes, or none. Its
+/// channels may be cut over other ranks (tensor parallelism), weight and bias then as they are.
 /// Otherwise as BatchNorm1d: one value a channel on all ranks together is refused, on every rank.
 /// In evaluation, and in a group of one rank, it is plain batch-norm.
 class SyncBatchNorm final : public BatchNormNd {

@@ -3,8 +3,10 @@
 #include <map>
 
 #include "core/autograd/autograd.h"
+#include "core/nn/conv_layers.h"
 #include "core/nn/layers.h"
 #include "core/ops/create.h"
+#include "core/ops/views.h"
 #include "core/tensor/wrapped.h"
 #include "parallel/path_pattern.h"
 
@@ -50,7 +52,30 @@ Tensor placed(const Tensor& x, const DeviceMesh& mesh, const Placement& to) {
   return redistribute(t, on_axis(to), on_axis(now.is_shard() ? now : Replicate()));
 }
 
-Placement last_dim(const Tensor& x, int64_t unit) { return Shard(x.ndim() - 1, unit); }
+// What has a weight [out, in, ..] and a bias [out]: a Linear, or a convolution whose output
+// channels each read all input channels.
+struct Affine {
+  Tensor *weight = nullptr, *bias = nullptr;
+  bool convolves = false;
+  explicit operator bool() const { return weight; }
+  // The dim of x that `in` is.
+  int features(const Tensor& x) const { return convolves ? 1 : x.ndim() - 1; }
+};
+Affine affine_of(Module& m) {
+  if (auto* linear = dynamic_cast<nn::Linear*>(&m)) return {&linear->weight, &linear->bias};
+  auto* conv = dynamic_cast<nn::ConvNd*>(&m);
+  return conv && conv->options.groups == 1 ? Affine{&conv->weight, &conv->bias, true} : Affine{};
+}
+// Forward sums over a cut `in`, backward over a cut `out`.
+void check_sums(const Affine& a, const DeviceMesh& mesh, const std::string& path) {
+  TESSERA_CHECK(
+      !a.convolves || !context().exact_contraction || mesh.size() == 1,
+      "parallelize_module: the convolution \"{}\" sums over channels that ranks share, in "
+      "an order of its kernel's, which exact contraction excludes; leave it out of the "
+      "plan, or exact contraction off",
+      path);
+}
+constexpr const char* kCutByColumnsAndRows = "a Linear, a convolution of one group or an Embedding";
 
 [[noreturn]] void refuse(const char* style, const std::string& path, const Module& m,
                          const char* takes) {
@@ -63,15 +88,19 @@ class Colwise final : public ParallelStyle {
   explicit Colwise(const ColwiseOptions& o) : o_(o) {}
   void apply(Module& root, Module& module, const std::string& path,
              const DeviceMesh& mesh) const override {
-    if (auto* linear = dynamic_cast<nn::Linear*>(&module)) {
-      shard_parameter(root, linear->weight, mesh, Shard(0, o_.unit));
-      shard_parameter(root, linear->bias, mesh, Shard(0, o_.unit));
+    const Affine affine = affine_of(module);
+    if (affine) {
+      shard_parameter(root, *affine.weight, mesh, Shard(0, o_.unit));
+      shard_parameter(root, *affine.bias, mesh, Shard(0, o_.unit));
     } else if (auto* table = dynamic_cast<nn::Embedding*>(&module)) {
       shard_parameter(root, table->weight, mesh, Shard(1, o_.unit));
     } else {
-      refuse("colwise", path, module, "a Linear or an Embedding");
+      refuse("colwise", path, module, kCutByColumnsAndRows);
     }
-    module.add_pre_hook([mesh](Module&, Inputs in) { in[0] = placed(in[0], mesh, Replicate()); });
+    module.add_pre_hook([mesh, affine, path](Module&, Inputs in) {
+      check_sums(affine, mesh, path);
+      in[0] = placed(in[0], mesh, Replicate());
+    });
     if (o_.output)
       module.add_post_hook([mesh, to = *o_.output](Module&, Inputs, Tensor& out) {
         out = redistribute(out, on_axis(to));
@@ -87,37 +116,44 @@ class Rowwise final : public ParallelStyle {
   explicit Rowwise(const RowwiseOptions& o) : o_(o) {}
   void apply(Module& root, Module& module, const std::string& path,
              const DeviceMesh& mesh) const override {
-    if (auto* linear = dynamic_cast<nn::Linear*>(&module)) {
-      shard_parameter(root, linear->weight, mesh, Shard(1, o_.unit));
-      shard_parameter(root, linear->bias, mesh, Replicate());
-      module.add_pre_hook([mesh, unit = o_.unit](Module&, Inputs in) {
-        in[0] = redistribute(on_mesh(in[0], mesh), on_axis(last_dim(in[0], unit)));
+    const Affine affine = affine_of(module);
+    if (affine) {
+      shard_parameter(root, *affine.weight, mesh, Shard(1, o_.unit));
+      shard_parameter(root, *affine.bias, mesh, Replicate());
+      module.add_pre_hook([mesh, affine, path, unit = o_.unit](Module&, Inputs in) {
+        check_sums(affine, mesh, path);
+        in[0] = placed(in[0], mesh, Shard(affine.features(in[0]), unit));
       });
     } else if (auto* table = dynamic_cast<nn::Embedding*>(&module)) {
       shard_parameter(root, table->weight, mesh, Shard(0, o_.unit));
       module.add_pre_hook([mesh](Module&, Inputs in) { in[0] = on_mesh(in[0], mesh); });
     } else {
-      refuse("rowwise", path, module, "a Linear or an Embedding");
+      refuse("rowwise", path, module, kCutByColumnsAndRows);
     }
     module.add_post_hook(
         [to = o_.output](Module&, Inputs, Tensor& out) { out = redistribute(out, on_axis(to)); });
-    if (auto* linear = dynamic_cast<nn::Linear*>(&module)) add_bias_last(*linear);
+    if (affine) add_bias_last(module, affine);
   }
 
  private:
   // Each rank computes a term of the product; the bias joins their sum, as in serial code.
-  static void add_bias_last(nn::Linear& linear) {
-    if (!linear.bias.defined()) return;
+  static void add_bias_last(Module& module, const Affine& of) {
+    if (!of.bias->defined()) return;
     auto kept = std::make_shared<Tensor>();
-    linear.add_pre_hook(
-        [&linear, kept](Module&, Inputs) { *kept = std::exchange(linear.bias, {}); });
-    linear.add_post_hook([&linear, kept](Module&, Inputs, Tensor& out) {
-      linear.bias = std::exchange(*kept, {});
-      out = std::move(out) + linear.bias;
+    module.add_pre_hook([of, kept](Module&, Inputs) { *kept = std::exchange(*of.bias, {}); });
+    module.add_post_hook([of, kept](Module&, Inputs, Tensor& out) {
+      *of.bias = std::exchange(*kept, {});
+      out = std::move(out) + (of.convolves ? beside_channels(*of.bias, out) : *of.bias);
     });
-    linear.add_unwind_hook([&linear, kept](Module&) {
-      if (kept->defined()) linear.bias = std::exchange(*kept, {});
+    module.add_unwind_hook([of, kept](Module&) {
+      if (kept->defined()) *of.bias = std::exchange(*kept, {});
     });
+  }
+  // [C] beside [N, C, ..].
+  static Tensor beside_channels(const Tensor& bias, const Tensor& y) {
+    Dims extents = Dims::filled(y.ndim(), 1);
+    extents[1] = bias.numel();
+    return reshape(bias, extents);
   }
   const RowwiseOptions o_;
 };
@@ -138,6 +174,27 @@ class SequenceParallel final : public ParallelStyle {
     if (output_)
       module.add_post_hook(
           [mesh, to = *output_](Module&, Inputs, Tensor& out) { out = placed(out, mesh, to); });
+  }
+
+ private:
+  const std::optional<Placement> output_;
+};
+
+class ChannelParallel final : public ParallelStyle {
+ public:
+  explicit ChannelParallel(std::optional<Placement> output) : output_(output) {}
+  void apply(Module& root, Module& module, const std::string& path,
+             const DeviceMesh& mesh) const override {
+    auto* norm = dynamic_cast<nn::BatchNormNd*>(&module);
+    if (!norm) refuse("channel_parallel", path, module, "a batch-norm");
+    for (Tensor* of_channel : {&norm->weight, &norm->bias, &norm->running_mean, &norm->running_var})
+      shard_parameter(root, *of_channel, mesh, Shard(0));
+    module.add_pre_hook([mesh](Module&, Inputs in) {  // x, and a residual
+      for (Tensor& t : in) t = redistribute(on_mesh(t, mesh), on_axis(Shard(1)));
+    });
+    if (output_)
+      module.add_post_hook(
+          [to = *output_](Module&, Inputs, Tensor& out) { out = redistribute(out, on_axis(to)); });
   }
 
  private:
@@ -178,6 +235,9 @@ StylePtr colwise(const ColwiseOptions& o) { return std::make_shared<Colwise>(o);
 StylePtr rowwise(const RowwiseOptions& o) { return std::make_shared<Rowwise>(o); }
 StylePtr sequence_parallel(std::optional<Placement> output) {
   return std::make_shared<SequenceParallel>(output);
+}
+StylePtr channel_parallel(std::optional<Placement> output) {
+  return std::make_shared<ChannelParallel>(output);
 }
 StylePtr prepare_output(Placement output) { return std::make_shared<PrepareOutput>(output); }
 StylePtr pairwise() { return std::make_shared<Pairwise>(); }

@@ -32,22 +32,29 @@ struct ColwiseOptions {
   int64_t unit = 1;                      // rows of the weight that must stay together: a head's
   std::optional<Placement> output = {};  // none: cut as the weight's rows are
 };
-/// Linear: weight [out, in] and bias are cut by `out`; the input is made whole, and its gradient
-/// summed over ranks (or scattered, where it came in cut). Embedding: the table is cut by columns.
+/// Linear, and a convolution of one group: weight [out, in, ..] and bias are cut by `out`; the
+/// input is made whole, and its gradient summed over ranks (or scattered, where it came in cut).
+/// Embedding: the table is cut by columns.
 StylePtr colwise(const ColwiseOptions& options = {});
 
 struct RowwiseOptions {
   int64_t unit = 1;                // columns of the weight that must stay together
-  Placement output = Replicate();  // or Shard(1): sequence parallel
+  Placement output = Replicate();  // or Shard(1): sequence parallel; of a convolution, by channels
 };
-/// Linear: weight [out, in] is cut by `in`, which the input's last dim must be cut like; the bias
-/// is added once. Embedding: the table is cut by rows, each rank looks up the ids it has.
+/// Linear, and a convolution of one group: weight [out, in, ..] is cut by `in`, which the input's
+/// last dim (its channels) must be cut like; the bias is added once. Embedding: the table is cut by
+/// rows, each rank looks up the ids it has.
 StylePtr rowwise(const RowwiseOptions& options = {});
 
 /// Norms and dropouts between tensor-parallel regions, computed on a part of the sequence, dim 1 of
 /// their input: parameters are whole, their gradients summed over ranks. `output`: what the result
 /// is turned into; none: it stays cut.
 StylePtr sequence_parallel(std::optional<Placement> output = {});
+
+/// Batch-norm of channels that are cut over ranks, as a column-wise convolution leaves them:
+/// weight, bias and running statistics are cut alike, and each rank has the statistics of its
+/// channels. `output`: what the result is turned into; none: it stays cut.
+StylePtr channel_parallel(std::optional<Placement> output = {});
 
 /// Turns the result into `output`. Its gradient is passed on as the result came, summed where that
 /// was whole: what stands before a head whose weight is cut.

@@ -6,6 +6,7 @@
 #include "core/ops/fused.h"
 #include "core/ops/views.h"
 #include "examples/models/options.h"
+#include "parallel/stage.h"
 
 namespace tessera::models {
 namespace {
@@ -64,8 +65,9 @@ void set_option(BertOptions& o, std::string_view key, std::string_view value) {
 
 // ---- embeddings
 
-BertEmbeddings::BertEmbeddings(const BertOptions& o) : context_(o.context) {
+BertEmbeddings::BertEmbeddings(const BertOptions& o, bool only_words) : context_(o.context) {
   word_embeddings_ = register_module("word_embeddings", nn::embedding(o.vocab, o.dim));
+  if (only_words) return;
   position_embeddings_ = register_module("position_embeddings", nn::embedding(o.context, o.dim));
   token_type_embeddings_ =
       register_module("token_type_embeddings", nn::embedding(o.segments, o.dim));
@@ -144,7 +146,7 @@ Tensor BertLayer::run(const Tensor& x, const Tensor& key_mask) {
 
 // ---- the encoder
 
-Bert::Bert(const BertOptions& o, bool pooler) : options(o) {
+Bert::Bert(const BertOptions& o, BertPart p, bool pooler, bool words) : options(o), part(p) {
   TESSERA_CHECK(
       o.layers > 0 && o.heads > 0 && o.context > 0 && o.vocab > 0 && o.dim > 0 && o.hidden > 0 &&
           o.segments > 0,
@@ -152,12 +154,15 @@ Bert::Bert(const BertOptions& o, bool pooler) : options(o) {
       "must be positive",
       o.layers, o.heads, o.dim, o.hidden, o.context, o.vocab, o.segments);
   TESSERA_CHECK(o.dim % o.heads == 0, "bert: dim={} is not a multiple of heads={}", o.dim, o.heads);
+  TESSERA_CHECK(0 <= p.begin && p.begin < p.end && p.end <= o.layers,
+                "bert: layers [{}, {}) are no part of {}", p.begin, p.end, o.layers);
   {
     nn::SkipInit drawn_below;
-    embeddings_ = register_module("embeddings", std::make_shared<BertEmbeddings>(o));
+    if (p.begin == 0 || words)
+      embeddings_ = register_module("embeddings", std::make_shared<BertEmbeddings>(o, p.begin > 0));
     auto encoder = register_module("encoder", std::make_shared<Named>());
-    layer_ = encoder->add("layer", nn::module_list<BertLayer>());
-    for (int64_t i = 0; i < o.layers; ++i) layer_->push_back(std::make_shared<BertLayer>(o));
+    layer_ = encoder->add("layer", nn::module_list<BertLayer>(size_t(p.begin)));
+    for (int64_t i = p.begin; i < p.end; ++i) layer_->push_back(std::make_shared<BertLayer>(o));
     if (pooler)
       pooler_ = register_module("pooler", std::make_shared<Named>())
                     ->add("dense", nn::linear(o.dim, o.dim));
@@ -173,7 +178,7 @@ Tensor Bert::forward(const BertInputs& inputs) {
 }
 
 Tensor Bert::run(const BertInputs& inputs) {
-  Tensor x = embeddings_->forward(inputs.ids, inputs.segments);
+  Tensor x = part.begin == 0 ? embeddings_->forward(inputs.ids, inputs.segments) : inputs.ids;
   for (BertLayer& layer : *layer_) x = layer.forward(x, inputs.key_mask);
   return x;
 }
@@ -185,16 +190,18 @@ Tensor Bert::pool(const Tensor& x_BTD) {
 
 // ---- heads
 
-BertForMaskedLM::BertForMaskedLM(const BertOptions& o) : options(o) {
+BertForMaskedLM::BertForMaskedLM(const BertOptions& o, BertPart part) : options(o) {
   {
     nn::SkipInit drawn_below;
-    bert_ = register_module("bert", std::make_shared<Bert>(o, false));
-    auto cls = register_module("cls", std::make_shared<Named>());
-    auto predictions = cls->add("predictions", std::make_shared<Named>());
-    predictions->register_parameter("bias", bias_, nn::empty_parameter({o.vocab}));
-    auto transform = predictions->add("transform", std::make_shared<Named>());
-    transform_ = transform->add("dense", nn::linear(o.dim, o.dim));
-    transform_norm_ = transform->add("LayerNorm", norm_of(o));
+    bert_ = register_module("bert", std::make_shared<Bert>(o, part, false, part.end == o.layers));
+    if (has_head()) {
+      auto cls = register_module("cls", std::make_shared<Named>());
+      auto predictions = cls->add("predictions", std::make_shared<Named>());
+      predictions->register_parameter("bias", bias_, nn::empty_parameter({o.vocab}));
+      auto transform = predictions->add("transform", std::make_shared<Named>());
+      transform_ = transform->add("dense", nn::linear(o.dim, o.dim));
+      transform_norm_ = transform->add("LayerNorm", norm_of(o));
+    }
   }
   draw();
 }
@@ -203,7 +210,7 @@ void BertForMaskedLM::reset(const nn::InitKeys& keys) { draw_as_bert(*this, keys
 
 Tensor BertForMaskedLM::forward(const BertInputs& inputs) {
   Tensor in[] = {inputs.ids, inputs.segments, inputs.key_mask};
-  return call(in, [&] { return head(bert_->forward({in[0], in[1], in[2]})); });
+  return call(in, [&] { return finished(bert_->forward({in[0], in[1], in[2]})); });
 }
 
 Tensor BertForMaskedLM::head(Tensor x_BTD) {
@@ -237,6 +244,10 @@ Tensor BertForSequenceClassification::head(Tensor x_BTD) {
 
 BertForMaskedLMPtr bert_for_masked_lm(const BertOptions& options) {
   return std::make_shared<BertForMaskedLM>(options);
+}
+BertForMaskedLMPtr bert_stage(const BertOptions& options, int stage, int stages) {
+  const parallel::StageRange r = parallel::stage_range(options.layers, stage, stages);
+  return std::make_shared<BertForMaskedLM>(options, BertPart{r.begin, r.end});
 }
 std::shared_ptr<BertForSequenceClassification> bert_for_sequence_classification(
     const BertOptions& options, int64_t classes) {

@@ -29,9 +29,15 @@ BertOptions bert_options(std::string_view name);
 /// that does not parse.
 void set_option(BertOptions& options, std::string_view key, std::string_view value);
 
+/// Which part of a Bert to build: layers [begin, end), the embeddings if it begins at 0.
+struct BertPart {
+  int64_t begin = 0, end = 0;
+};
+
 class BertEmbeddings final : public nn::Module {
  public:
-  explicit BertEmbeddings(const BertOptions& options);
+  /// `only_words`: for a head that shares them, in a part of a model that does not embed.
+  explicit BertEmbeddings(const BertOptions& options, bool only_words = false);
   /// ids, segments [B, T] i64 (segments undefined: all 0) -> [B, T, D].
   Tensor forward(const Tensor& ids, const Tensor& segments);
   const nn::EmbeddingPtr& words() const { return word_embeddings_; }
@@ -92,21 +98,26 @@ class BertLayer final : public nn::Module {
 };
 
 struct BertInputs {
-  Tensor ids;       // [B, T] i64, T at most the context
+  Tensor ids;       // [B, T] i64, T at most the context; a part behind the first: [B, T, D]
   Tensor segments;  // [B, T] i64 in [0, segments); undefined: all 0
   Tensor key_mask;  // [B, T] bool, false at padding; undefined: all true
 };
 
-/// -> [B, T, D]. `pooler`: with the layer over the first token that classifiers read.
+/// -> [B, T, D]. `pooler`: with the layer over the first token that classifiers read. A part takes
+/// and gives activations [B, T, D] where it is cut; its parameters are called and drawn as those of
+/// the whole. `words`: with the word embeddings, where the part does not begin the model too.
 class Bert final : public nn::Module {
  public:
-  explicit Bert(const BertOptions& options, bool pooler = true);
+  explicit Bert(const BertOptions& options, bool pooler = true)
+      : Bert(options, {0, options.layers}, pooler) {}
+  Bert(const BertOptions& options, BertPart part, bool pooler, bool words = false);
   Tensor forward(const BertInputs& inputs);
   /// tanh(dense(first token)): x [B, T, D] -> [B, D].
   Tensor pool(const Tensor& x_BTD);
   BertEmbeddings& embeddings() { return *embeddings_; }
   void reset(const nn::InitKeys& keys) override;
   const BertOptions options;
+  const BertPart part;
 
  protected:
   Tensor compute(Tensor ids) override {
@@ -120,21 +131,26 @@ class Bert final : public nn::Module {
   nn::LinearPtr pooler_;
 };
 
-/// ids [B, T] -> logits [B, T, V]; the head's matrix is that of the word embeddings.
+/// ids [B, T] -> logits [B, T, V]; the head's matrix is that of the word embeddings. A part has the
+/// head if it ends at the last layer, and takes and gives what that of a Bert does.
 class BertForMaskedLM final : public nn::Module {
  public:
-  explicit BertForMaskedLM(const BertOptions& options);
+  explicit BertForMaskedLM(const BertOptions& options)
+      : BertForMaskedLM(options, {0, options.layers}) {}
+  BertForMaskedLM(const BertOptions& options, BertPart part);
   Tensor forward(const BertInputs& inputs);
   void reset(const nn::InitKeys& keys) override;
   const BertOptions options;
 
  protected:
-  Tensor compute(Tensor ids) override { return head((*bert_)(std::move(ids))); }
+  Tensor compute(Tensor ids) override { return finished((*bert_)(std::move(ids))); }
 
  private:
+  Tensor finished(Tensor x) { return has_head() ? head(std::move(x)) : x; }
+  bool has_head() const { return bert_->part.end == options.layers; }
   Tensor head(Tensor x_BTD);
   std::shared_ptr<Bert> bert_;
-  nn::LinearPtr transform_;
+  nn::LinearPtr transform_;  // null where there is no head
   nn::LayerNormPtr transform_norm_;
   Tensor bias_;  // [V]
 };
@@ -158,6 +174,12 @@ class BertForSequenceClassification final : public nn::Module {
 
 using BertForMaskedLMPtr = std::shared_ptr<BertForMaskedLM>;
 BertForMaskedLMPtr bert_for_masked_lm(const BertOptions& options);
+/// Stage number `stage` of a masked language model cut by layers (parallel::stage_range). The first
+/// and the last stage each have a copy of the word embeddings; the pipeline is told so: .tied =
+/// {kBertWords}. Masks and segments are given to every stage. Throws UserError for more stages than
+/// layers.
+BertForMaskedLMPtr bert_stage(const BertOptions& options, int stage, int stages);
+inline constexpr const char* kBertWords = "bert.embeddings.word_embeddings.weight";
 std::shared_ptr<BertForSequenceClassification> bert_for_sequence_classification(
     const BertOptions& options, int64_t classes);
 

@@ -2,6 +2,7 @@
 
 #include "core/ops/views.h"
 #include "examples/models/options.h"
+#include "parallel/stage.h"
 
 namespace tessera::models {
 
@@ -15,27 +16,30 @@ void set_option(MlpOptions& o, std::string_view key, std::string_view value) {
             key, value);
 }
 
-Mlp::Mlp(const MlpOptions& o) : options(o) {
+Mlp::Mlp(const MlpOptions& o, MlpPart p) : options(o), part(p) {
   TESSERA_CHECK(o.in > 0 && o.hidden > 0 && o.out > 0 && o.layers >= 0,
                 "mlp: in={}, hidden={}, out={} must be positive, layers={} at least 0", o.in,
                 o.hidden, o.out, o.layers);
-  layers_ = nn::sequential();
-  int64_t width = o.in;
-  for (int64_t i = 0; i < o.layers; ++i) {
-    layers_->push_back(nn::linear(width, o.hidden));
+  TESSERA_CHECK(0 <= p.begin && p.begin < p.end && p.end <= o.layers + 1,
+                "mlp: linear layers [{}, {}) are no part of {}", p.begin, p.end, o.layers + 1);
+  const int64_t modules_each = o.dropout > 0 ? 3 : 2;
+  layers_ = std::make_shared<nn::Sequential>(size_t(p.begin * modules_each));
+  for (int64_t i = p.begin; i < p.end; ++i) {
+    const bool last = i == o.layers;
+    layers_->push_back(nn::linear(i == 0 ? o.in : o.hidden, last ? o.out : o.hidden));
+    if (last) break;
     layers_->push_back(nn::relu());
     if (o.dropout > 0) layers_->push_back(nn::dropout(o.dropout));
-    width = o.hidden;
   }
-  layers_->push_back(nn::linear(width, o.out));
   register_module("layers", layers_);
 }
 
 Tensor Mlp::compute(Tensor x) {
-  TESSERA_CHECK_AS(ShapeError, x.ndim() >= 1 && x.size(0) * options.in == x.numel(),
-                   "mlp: x is {}; give [B, ..] with in={} elements per sample",
-                   tessera::describe(x), options.in);
-  if (x.ndim() != 2) x = reshape(x, {x.size(0), options.in});
+  const int64_t width = part.begin == 0 ? options.in : options.hidden;
+  TESSERA_CHECK_AS(ShapeError, x.ndim() >= 1 && x.size(0) * width == x.numel(),
+                   "mlp: x is {}; give [B, ..] with {}={} elements per sample",
+                   tessera::describe(x), part.begin == 0 ? "in" : "hidden", width);
+  if (x.ndim() != 2) x = reshape(x, {x.size(0), width});
   return (*layers_)(std::move(x));
 }
 
@@ -46,5 +50,10 @@ Tensor Mlp::loss(const Tensor& x, const Tensor& targets) {
 }
 
 std::shared_ptr<Mlp> mlp(const MlpOptions& options) { return std::make_shared<Mlp>(options); }
+
+std::shared_ptr<Mlp> mlp_stage(const MlpOptions& options, int stage, int stages) {
+  const parallel::StageRange r = parallel::stage_range(options.layers + 1, stage, stages);
+  return std::make_shared<Mlp>(options, MlpPart{r.begin, r.end});
+}
 
 }  // namespace tessera::models

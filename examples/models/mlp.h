@@ -14,14 +14,22 @@ struct MlpOptions {
 /// Sets the field called `key` from text; throws UserError as that of the GPT does.
 void set_option(MlpOptions& options, std::string_view key, std::string_view value);
 
-/// x [B, ..] with `in` elements per sample -> [B, out].
+/// Which part of an Mlp to build: linear layers [begin, end) with what follows each, of layers + 1.
+struct MlpPart {
+  int64_t begin = 0, end = 0;
+};
+
+/// x [B, ..] with `in` elements per sample -> [B, out]. A part takes and gives activations [B,
+/// hidden] where it is cut; its parameters are called and drawn as those of the whole.
 class Mlp final : public nn::Module {
  public:
-  explicit Mlp(const MlpOptions& options);
+  explicit Mlp(const MlpOptions& options) : Mlp(options, {0, options.layers + 1}) {}
+  Mlp(const MlpOptions& options, MlpPart part);
   /// Classes (targets i64 [B]): mean cross-entropy. Values (targets floats [B, out]): mean square
   /// error.
   Tensor loss(const Tensor& x, const Tensor& targets);
   const MlpOptions options;
+  const MlpPart part;
 
  protected:
   Tensor compute(Tensor x) override;
@@ -30,5 +38,8 @@ class Mlp final : public nn::Module {
   nn::SequentialPtr layers_;
 };
 std::shared_ptr<Mlp> mlp(const MlpOptions& options = {});
+/// Stage number `stage` of an Mlp cut before linear layers (parallel::stage_range). Throws
+/// UserError for more stages than linear layers.
+std::shared_ptr<Mlp> mlp_stage(const MlpOptions& options, int stage, int stages);
 
 }  // namespace tessera::models

@@ -52,4 +52,27 @@ parallel::ParallelPlan tensor_parallel_plan(const MlpOptions& o) {
   return plan;
 }
 
+parallel::ParallelPlan tensor_parallel_plan(const ResNetOptions& o) {
+  namespace p = parallel;
+  p::ParallelPlan plan;
+  for (int layer = 1; layer <= kResNetLayers; ++layer) {
+    auto add = [&](const char* name, p::StylePtr style) {
+      plan.emplace_back(fmt::format("layer{}.*.{}", layer, name), std::move(style));
+    };
+    add("conv1", p::colwise());
+    add("bn1", p::channel_parallel());
+    if (o.bottleneck()) {
+      add("conv2", p::rowwise({.output = Shard(1)}));
+      add("bn2", p::channel_parallel());
+    }
+    add(o.bottleneck() ? "conv3" : "conv2", p::rowwise());
+    // Only the first block of a layer changes shapes, that of the first layer where it widens.
+    if (layer == 1 && !o.bottleneck()) continue;
+    add("downsample.0", p::colwise());
+    add("downsample.1", p::channel_parallel(Replicate()));
+  }
+  plan.emplace_back("fc", p::rowwise());
+  return plan;
+}
+
 }  // namespace tessera::models

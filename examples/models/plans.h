@@ -3,6 +3,7 @@
 #include "examples/models/bert.h"
 #include "examples/models/gpt.h"
 #include "examples/models/mlp.h"
+#include "examples/models/resnet.h"
 #include "parallel/tensor_parallel.h"
 
 namespace tessera::models {
@@ -19,5 +20,10 @@ parallel::ParallelPlan tensor_parallel_plan(const BertOptions& options);
 
 /// Hidden layers in pairs, column-wise and row-wise; a layer that is left over stays whole.
 parallel::ParallelPlan tensor_parallel_plan(const MlpOptions& options);
+
+/// Convolutions of a block by output channels, then by input channels, as their norms are; what a
+/// block adds up is whole on every rank, and so is the stem. A bottleneck's second convolution
+/// takes the first's channels and leaves its own cut for the third.
+parallel::ParallelPlan tensor_parallel_plan(const ResNetOptions& options);
 
 }  // namespace tessera::models

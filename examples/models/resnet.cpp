@@ -1,10 +1,14 @@
 #include "examples/models/resnet.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
 
 #include "core/ops/fused.h"
 #include "core/ops/views.h"
 #include "examples/models/options.h"
+#include "parallel/stage.h"
 
 namespace tessera::models {
 namespace {
@@ -80,7 +84,7 @@ class Block final : public nn::Module {
   nn::SequentialPtr downsample_;
 };
 
-std::vector<int64_t> blocks_of(int64_t depth) {
+std::array<int64_t, kResNetLayers> blocks_of(int64_t depth) {
   switch (depth) {
     case 18: return {2, 2, 2, 2};
     case 34:
@@ -103,41 +107,57 @@ void set_option(ResNetOptions& o, std::string_view key, std::string_view value) 
             key, value);
 }
 
-ResNet::ResNet(const ResNetOptions& o) : options(o) {
-  const std::vector<int64_t> blocks = blocks_of(o.depth);
+int64_t num_blocks(const ResNetOptions& o) {
+  const auto blocks = blocks_of(o.depth);
+  return std::accumulate(blocks.begin(), blocks.end(), int64_t(0));
+}
+
+ResNet::ResNet(const ResNetOptions& o, ResNetPart p) : options(o), part(p) {
+  const auto blocks = blocks_of(o.depth);
+  const int64_t all = num_blocks(o);
   TESSERA_CHECK(o.classes > 0 && o.width > 0, "resnet: classes={} and width={} must be positive",
                 o.classes, o.width);
-  const bool bottleneck = o.depth >= 50;
-  conv1_ =
-      register_module("conv1", o.small_images ? conv(3, o.width, 3, 1) : conv(3, o.width, 7, 2));
-  bn1_ = register_module("bn1", norm(o.width));
-  int64_t channels = o.width;
-  for (size_t s = 0; s < blocks.size(); ++s) {
-    const int64_t width = o.width << s;
-    auto stage = nn::sequential();
-    for (int64_t b = 0; b < blocks[s]; ++b) {
-      stage->push_back(
-          std::make_shared<Block>(channels, width, s > 0 && b == 0 ? 2 : 1, bottleneck));
-      channels = bottleneck ? 4 * width : width;
-    }
-    stages_.push_back(register_module(fmt::format("layer{}", s + 1), stage));
+  TESSERA_CHECK(0 <= p.begin && p.begin < p.end && p.end <= all,
+                "resnet: blocks [{}, {}) are no part of {}", p.begin, p.end, all);
+  if (p.begin == 0) {
+    conv1_ =
+        register_module("conv1", o.small_images ? conv(3, o.width, 3, 1) : conv(3, o.width, 7, 2));
+    bn1_ = register_module("bn1", norm(o.width));
   }
-  fc_ = register_module("fc", nn::linear(channels, o.classes));
+  int64_t channels = o.width,
+          first = 0;  // of what goes into a block; the number of a layer's first
+  for (size_t l = 0; l < blocks.size(); first += blocks[l++]) {
+    const int64_t width = o.width << l, begin = std::clamp(p.begin - first, int64_t(0), blocks[l]),
+                  end = std::clamp(p.end - first, int64_t(0), blocks[l]);
+    auto layer = std::make_shared<nn::Sequential>(size_t(begin));
+    for (int64_t b = 0; b < blocks[l]; ++b) {
+      if (begin <= b && b < end)
+        layer->push_back(
+            std::make_shared<Block>(channels, width, l > 0 && b == 0 ? 2 : 1, o.bottleneck()));
+      channels = o.bottleneck() ? 4 * width : width;
+    }
+    if (layer->size() > 0) layers_.push_back(register_module(fmt::format("layer{}", l + 1), layer));
+  }
+  if (p.end == all) fc_ = register_module("fc", nn::linear(channels, o.classes));
   draw();
 }
 
 void ResNet::reset(const nn::InitKeys& keys) {
   reset_children(keys);
-  reset_conv(*conv1_, keys.child("conv1"));
+  if (conv1_) reset_conv(*conv1_, keys.child("conv1"));
 }
 
-Tensor ResNet::compute(Tensor x) {
+Tensor ResNet::stem(Tensor x) {
   TESSERA_CHECK_AS(ShapeError, x.ndim() == 4 && x.size(1) == 3,
                    "resnet: x is {}; expected images [B, 3, H, W]", tessera::describe(x));
   x = bn1_->forward(conv1_->forward(std::move(x)), {.relu = true});
-  if (!options.small_images) x = max_pool2d(x, 3, {.stride = 2, .padding = 1});
-  for (const nn::SequentialPtr& stage : stages_) x = stage->forward(std::move(x));
-  return fc_->forward(flatten(adaptive_avg_pool2d(x, 1), 1));
+  return options.small_images ? x : max_pool2d(x, 3, {.stride = 2, .padding = 1});
+}
+
+Tensor ResNet::compute(Tensor x) {
+  if (conv1_) x = stem(std::move(x));
+  for (const nn::SequentialPtr& layer : layers_) x = layer->forward(std::move(x));
+  return fc_ ? fc_->forward(flatten(adaptive_avg_pool2d(x, 1), 1)) : x;
 }
 
 Tensor ResNet::loss(const Tensor& x, const Tensor& targets) {
@@ -148,6 +168,11 @@ Tensor ResNet::loss(const Tensor& x, const Tensor& targets) {
 
 std::shared_ptr<ResNet> resnet(const ResNetOptions& options) {
   return std::make_shared<ResNet>(options);
+}
+
+std::shared_ptr<ResNet> resnet_stage(const ResNetOptions& options, int stage, int stages) {
+  const parallel::StageRange r = parallel::stage_range(num_blocks(options), stage, stages);
+  return std::make_shared<ResNet>(options, ResNetPart{r.begin, r.end});
 }
 
 }  // namespace tessera::models

@@ -12,28 +12,46 @@ struct ResNetOptions {
   int64_t classes = 1000;
   int64_t width = 64;         // channels of the first stage
   bool small_images = false;  // the stem for 32 x 32: one 3 x 3, no stride, no pooling
+  bool bottleneck() const { return depth >= 50; }
 };
+/// layer1, layer2, ...: each halves the image of the one before and doubles its channels.
+inline constexpr int kResNetLayers = 4;
+/// Blocks of all layers together. Throws UserError for a depth that there is not.
+int64_t num_blocks(const ResNetOptions& options);
 /// Sets the field called `key` from text; throws UserError as that of the GPT does.
 void set_option(ResNetOptions& options, std::string_view key, std::string_view value);
 
-/// x [B, 3, H, W] -> logits [B, classes].
+/// Which part of a ResNet to build: blocks [begin, end), counted over all layers, the stem if it
+/// begins at 0, pooling and the classifier if it ends at the last.
+struct ResNetPart {
+  int64_t begin = 0, end = 0;
+};
+
+/// x [B, 3, H, W] -> logits [B, classes]. A part takes and gives activations [B, C, H', W'] where
+/// it is cut; its parameters are called and drawn as those of the whole.
 class ResNet final : public nn::Module {
  public:
-  explicit ResNet(const ResNetOptions& options);
+  explicit ResNet(const ResNetOptions& options) : ResNet(options, {0, num_blocks(options)}) {}
+  ResNet(const ResNetOptions& options, ResNetPart part);
   void reset(const nn::InitKeys& keys) override;
   /// Mean cross-entropy; targets i64 [B].
   Tensor loss(const Tensor& x, const Tensor& targets);
   const ResNetOptions options;
+  const ResNetPart part;
 
  protected:
   Tensor compute(Tensor x) override;
 
  private:
-  std::shared_ptr<nn::Conv2d> conv1_;
+  Tensor stem(Tensor x);
+  std::shared_ptr<nn::Conv2d> conv1_;  // null where the part does not begin the model
   std::shared_ptr<nn::BatchNorm2d> bn1_;
-  std::vector<nn::SequentialPtr> stages_;
-  nn::LinearPtr fc_;
+  std::vector<nn::SequentialPtr> layers_;
+  nn::LinearPtr fc_;  // null where the part does not end it
 };
 std::shared_ptr<ResNet> resnet(const ResNetOptions& options = {});
+/// Stage number `stage` of a ResNet cut between blocks (parallel::stage_range). Throws UserError
+/// for more stages than blocks.
+std::shared_ptr<ResNet> resnet_stage(const ResNetOptions& options, int stage, int stages);
 
 }  // namespace tessera::models

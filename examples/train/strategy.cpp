@@ -6,6 +6,7 @@
 #include "core/autograd/autograd.h"
 #include "core/io/hash.h"
 #include "core/io/safetensors.h"
+#include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
@@ -13,6 +14,7 @@
 #include "core/ops/views.h"
 #include "dtensor/dtensor.h"
 #include "examples/models/plans.h"
+#include "examples/train/stages.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 #include "parallel/pipeline.h"
@@ -114,22 +116,33 @@ class Sharded final : public Strategy {
  private:
   void cut_model(const Options& o, Task& task) {
     parallel::ParallelPlan plan;
-    auto check_heads = [&](int64_t heads) {
+    auto check = [&](int64_t has, const char* parts, const char* field) {
       const int ranks = mesh_.size("tp");
-      TESSERA_CHECK(heads >= ranks,
-                    "train: --strategy {}: {} heads cannot be cut over tp={}; give --set heads={} "
-                    "or fewer ranks in --mesh",
-                    o.strategy, heads, ranks, ranks);
+      TESSERA_CHECK(has >= ranks,
+                    "train: --strategy {}: {} {} cannot be cut over tp={}; give --set {}={} or "
+                    "fewer ranks in --mesh",
+                    o.strategy, has, parts, ranks, field, ranks);
     };
-    if (auto gpt = std::dynamic_pointer_cast<models::Gpt>(task.model))
-      check_heads(gpt->options.heads), plan = models::tensor_parallel_plan(gpt->options);
-    else if (auto bert = std::dynamic_pointer_cast<models::BertForMaskedLM>(task.model))
-      check_heads(bert->options.heads), plan = models::tensor_parallel_plan(bert->options);
-    else if (auto mlp = std::dynamic_pointer_cast<models::Mlp>(task.model))
+    if (auto gpt = std::dynamic_pointer_cast<models::Gpt>(task.model)) {
+      check(gpt->options.heads, "heads", "heads");
+      plan = models::tensor_parallel_plan(gpt->options);
+    } else if (auto bert = std::dynamic_pointer_cast<models::BertForMaskedLM>(task.model)) {
+      check(bert->options.heads, "heads", "heads");
+      plan = models::tensor_parallel_plan(bert->options);
+    } else if (auto resnet = std::dynamic_pointer_cast<models::ResNet>(task.model)) {
+      TESSERA_CHECK(!o.exact_contraction,
+                    "train: --exact-contraction with --strategy {} and --model {}: a convolution "
+                    "sums over channels that ranks share, and its kernel has no order of sums that "
+                    "they could keep. Leave --exact-contraction out; results are then those of one "
+                    "rank up to rounding",
+                    o.strategy, o.model);
+      check(resnet->options.width, "channels", "width");
+      plan = models::tensor_parallel_plan(resnet->options);
+    } else {
+      auto mlp = std::dynamic_pointer_cast<models::Mlp>(task.model);
+      TESSERA_ASSERT(mlp, "--model {} has no tensor-parallel plan", o.model);
       plan = models::tensor_parallel_plan(mlp->options);
-    else
-      throw UserError(fmt::format("train: --strategy {} has no tensor-parallel plan for --model {}",
-                                  o.strategy, o.model));
+    }
     parallel::parallelize_module(*task.model, mesh_["tp"], plan);
   }
 
@@ -142,25 +155,21 @@ class Staged final : public Strategy {
  public:
   Staged(const Options& o, const Ref<ProcessGroup>& group, Task& task)
       : Strategy(task), mesh_(make_mesh(o, group)) {
-    auto whole = std::dynamic_pointer_cast<models::Gpt>(task.model);
-    TESSERA_CHECK(whole, "train: --strategy pp cannot cut --model {} into stages", o.model);
     TESSERA_CHECK(!o.deterministic,
-                  "train: --strategy pp has no --deterministic yet; leave it out");
-    TESSERA_CHECK(whole->options.layers >= mesh_.size("pp"),
-                  "train: --strategy pp: {} layers cannot be cut into pp={} stages; give --set "
-                  "layers={} or fewer ranks in --mesh",
-                  whole->options.layers, mesh_.size("pp"), mesh_.size("pp"));
-    {
-      nn::OnDevice meta(kMeta);
-      stage_ = models::gpt_stage(whole->options, mesh_.coordinate("pp"), mesh_.size("pp"));
-    }
+                  "train: --deterministic with --strategy pp: stages add up micro-batches as they "
+                  "come back, and the norm stage by stage, while other strategies keep one tree of "
+                  "sums; rounding differs. Leave --deterministic out");
+    const Stage stage = stage_of(task, o, mesh_.coordinate("pp"), mesh_.size("pp"));
+    stage_ = stage.model;
     parallel::materialize(*stage_);
     fill(o);
     task.model = stage_;
     bool replicated = mesh_.has_axis("dp");
     data_group_ = replicated ? mesh_.group("dp") : group->split(group->rank());
-    parallel::PipelineOptions p{.mesh = mesh_["pp"]};
-    if (whole->options.tied) p.tied = {"wte.weight"};
+    if (o.sync_batch_norm) nn::convert_sync_batch_norm(*stage_, data_group_);
+    statistics_ = std::make_unique<parallel::RunningStatistics>(*stage_, data_group_, true);
+    parallel::PipelineOptions p{
+        .mesh = mesh_["pp"], .tied = stage.tied, .statistics = statistics_.get()};
     if (replicated) {
       reducer_ = parallel::make_reducer(*stage_, {.group = data_group_});
       p.set_sync = [this](bool on) { reducer_->set_sync(on); };
@@ -177,7 +186,17 @@ class Staged final : public Strategy {
     return scaler.enabled() ? losses * cast(scaler.inverse_scale(), losses.dtype()) : losses;
   }
   Evaluation evaluate(const data::Batch& batch) override {
-    return {pipeline_->evaluate(micro_batches({batch}), task_.loss).item<double>(), batch.rows()};
+    if (!task_.classifies)
+      return {pipeline_->evaluate(micro_batches({batch}), task_.loss).item<double>(), batch.rows()};
+    Evaluation e;
+    pipeline_->evaluate(micro_batches({batch}), [&](const Tensor& logits, const Tensor& targets) {
+      e = judge(logits, targets);
+      return scalar_tensor(e.loss, kF64);
+    });
+    Tensor facts = from_values<double>({e.loss, double(e.counted), double(e.right)}, {3});
+    pipeline_->group().broadcast(facts, pipeline_->stages() - 1);  // only the last stage has logits
+    const double* f = facts.data<double>();
+    return {f[0], int64_t(f[1]), int64_t(f[2])};
   }
   optim::Clip clip(optim::Optimizer&, double max_norm, const Tensor& grad_scale) override {
     return pipeline_->clip_grad_norm(max_norm, grad_scale);
@@ -185,7 +204,7 @@ class Staged final : public Strategy {
   int64_t num_parameters() override { return pipeline_->parameters().num_parameters(); }
   std::string params_hash() override { return io::params_xxh128(pipeline_->parameters().gather()); }
   std::vector<NamedTensor> gather_state(ProcessGroup&) override {
-    return pipeline_->parameters().gather();
+    return pipeline_->parameters().gather_state();
   }
   double communication_ms() override { return pipeline_->communication_ms(); }
 
@@ -205,7 +224,7 @@ class Staged final : public Strategy {
   }
 
   DeviceMesh mesh_;
-  models::GptPtr stage_;
+  std::shared_ptr<nn::Module> stage_;
   std::unique_ptr<parallel::Reducer> reducer_;
   std::unique_ptr<parallel::Pipeline> pipeline_;
 };
@@ -269,11 +288,14 @@ Tensor Strategy::run_step(const std::vector<data::Batch>& batches, const Tensor&
 Evaluation Strategy::evaluate(const data::Batch& batch) {
   InferenceMode off;
   if (!task_.classifies) return {loss_of(batch).item<double>(), batch.rows()};
-  const Tensor logits = full_tensor(task_.model->forward(batch.inputs));
-  const Tensor right = eq(argmax(logits, 1), batch.targets).to(kI64);
-  Evaluation out{.counted = sum(ge(batch.targets, 0).to(kI64)).item<int64_t>(),
+  return judge(full_tensor(task_.model->forward(batch.inputs)), batch.targets);
+}
+
+Evaluation Strategy::judge(const Tensor& logits, const Tensor& targets) const {
+  const Tensor right = eq(argmax(logits, 1), targets).to(kI64);
+  Evaluation out{.counted = sum(ge(targets, 0).to(kI64)).item<int64_t>(),
                  .right = sum(right).item<int64_t>()};
-  if (out.counted > 0) out.loss = task_.validation_loss(logits, batch.targets).item<double>();
+  if (out.counted > 0) out.loss = task_.validation_loss(logits, targets).item<double>();
   return out;
 }
 

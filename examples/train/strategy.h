@@ -58,6 +58,8 @@ class Strategy {
   explicit Strategy(Task& task) : task_(task) {}
   /// The mean loss of a batch.
   Tensor loss_of(const data::Batch& batch);
+  /// Of a batch that is classified.
+  Evaluation judge(const Tensor& logits, const Tensor& targets) const;
   /// Backwards before the last of a step are run with false.
   virtual void set_sync(bool) {}
 

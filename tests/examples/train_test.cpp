@@ -33,13 +33,14 @@ class Train : public ::testing::Test {
   std::string data() const { return "text:" + (folder_ / "text.txt"); }
   /// What is trained, and on what.
   virtual std::string task() const { return "--data " + data(); }
+  virtual std::string shape() const {
+    return "--seq-len 16 --set layers=2 --set dim=32 --set heads=2";
+  }
   TrainRun train(int ranks, const std::string& flags) {
     std::string metrics = (folder_ / "metrics.jsonl");
-    Outcome o = run(bin("tlaunch") + " --nproc " + std::to_string(ranks) + " " + bin("train") +
-                    " " + task() +
-                    " --batch-size 8 --seq-len 16 --set layers=2 --set dim=32 --set heads=2 "
-                    "--metrics " +
-                    metrics + " " + flags);
+    Outcome o =
+        run(bin("tlaunch") + " --nproc " + std::to_string(ranks) + " " + bin("train") + " " +
+            task() + " --batch-size 8 " + shape() + " --metrics " + metrics + " " + flags);
     EXPECT_EQ(o.status, 0) << o.output;
     last_output_ = o.output;
     TrainRun r;
@@ -47,7 +48,9 @@ class Train : public ::testing::Test {
     for (std::string line; std::getline(file, line);) {
       auto j = nlohmann::json::parse(line);
       if (j.contains("loss")) r.losses.push_back(j["loss"]);
-      if (j.value("event", "") == "done") r.hash = j["params_xxh128"], r.val_loss = j["val_loss"];
+      if (j.value("event", "") != "done") continue;
+      r.hash = j["params_xxh128"];
+      if (!j["val_loss"].is_null()) r.val_loss = j["val_loss"];
     }
     return r;
   }
@@ -231,7 +234,9 @@ TEST_F(TrainBert, LearnsAndEveryStrategyEqualsSerial) {
   TrainRun serial = train(1, "--steps 50");
   ASSERT_EQ(serial.losses.size(), 50u);
   EXPECT_LT(serial.val_loss, 0.9 * serial.losses[0]);
-  for (const Spread& s : {Spread{2, ""}, kSpreads[0], kSpreads[3], kSpreads[4]}) {
+  std::vector<Spread> spreads{{2, ""}};
+  spreads.insert(spreads.end(), std::begin(kSpreads), std::end(kSpreads));
+  for (const Spread& s : spreads) {
     SCOPED_TRACE(s.flags);
     TrainRun r = train(s.ranks, std::string("--steps 50 ") + s.flags);
     ASSERT_EQ(r.losses.size(), 50u);
@@ -252,11 +257,61 @@ TEST_F(TrainBert, DeterministicGivesEqualBits) {
 }
 
 TEST_F(TrainBert, CompiledEqualsEager) {
-  TrainRun eager = train(2, "--steps 8"), compiled = train(2, "--steps 8 --compile");
-  ASSERT_EQ(compiled.losses.size(), 8u);
-  EXPECT_NEAR(compiled.losses[0] / eager.losses[0], 1, 1e-6);
-  EXPECT_NEAR(compiled.losses[7] / eager.losses[7], 1, 1e-5);
-  EXPECT_NE(last_output_.find("steps were replayed"), std::string::npos) << last_output_;
+  for (const char* flags : {"", "--strategy pp --accumulate 2"}) {
+    TrainRun eager = train(2, std::string("--steps 8 ") + flags),
+             compiled = train(2, std::string("--steps 8 --compile ") + flags);
+    ASSERT_EQ(compiled.losses.size(), 8u);
+    EXPECT_NEAR(compiled.losses[0] / eager.losses[0], 1, 1e-6) << flags;
+    EXPECT_NEAR(compiled.losses[7] / eager.losses[7], 1, 1e-5) << flags;
+    expect_contains(last_output_, *flags ? "the program runs at each step" : "steps were replayed");
+  }
+}
+
+// Ten steps in each way, ten more in the next.
+TEST_F(TrainBert, ResumesUnderAnotherStrategy) {
+  const Spread spreads[] = {{1, ""}, kSpreads[6], kSpreads[3], kSpreads[7]};
+  TrainRun whole = train(1, "--steps 20");
+  ASSERT_EQ(whole.losses.size(), 20u);
+  for (size_t i = 0; i < std::size(spreads); ++i) {
+    const Spread &from = spreads[i], &to = spreads[(i + 1) % std::size(spreads)];
+    SCOPED_TRACE(std::string(from.flags) + " -> " + to.flags);
+    std::string folder = " --checkpoint " + (folder_ / ("saved" + std::to_string(i))) + " ";
+    train(from.ranks, "--steps 10" + folder + from.flags);
+    TrainRun rest = train(to.ranks, "--steps 20 --resume" + folder + to.flags);
+    ASSERT_EQ(rest.losses.size(), 20u);
+    for (size_t s = 10; s < 20; ++s) EXPECT_NEAR(rest.losses[s] / whole.losses[s], 1, 1e-4) << s;
+  }
+}
+
+TEST_F(TrainBert, StagesInMixedPrecision) {
+  TrainRun exact = train(1, "--steps 50");
+  for (const char* precision : {"--precision bf16", "--precision fp16"}) {
+    TrainRun r = train(2, std::string("--steps 50 --strategy pp --accumulate 2 ") + precision);
+    ASSERT_EQ(r.losses.size(), 50u);
+    EXPECT_NE(r.hash, exact.hash) << precision << " computed in fp32";
+    EXPECT_NEAR(r.losses[0] / exact.losses[0], 1, 1e-3) << precision;
+    EXPECT_NEAR(r.losses[49] / exact.losses[49], 1, 5e-3) << precision;
+    EXPECT_NEAR(r.val_loss / exact.val_loss, 1, 5e-3) << precision;
+  }
+}
+
+// The copies of the words on the first and the last stage are one tensor in what is saved.
+TEST_F(TrainBert, WhatStagesSaveIsLoadedBySerial) {
+  for (const std::string name : {"saved/", "saved.safetensors"}) {
+    const std::string path = folder_ / name, weights = "--steps 0 --weights " + path + " ";
+    // A folder says itself what the model is.
+    auto load = [&](int ranks, const std::string& flags) {
+      return run(bin("tlaunch") + " --nproc " + std::to_string(ranks) + " " + bin("train") + " " +
+                 "--model bert-mini --seq-len 16 --data mlm:" + (folder_ / "text.txt") +
+                 " --tokenizer " + (folder_ / "vocab.txt") + " " + weights + flags);
+    };
+    TrainRun saved = train(2, "--steps 3 --strategy pp --save " + path);
+    for (const Spread& s : {Spread{1, ""}, Spread{2, "--strategy pp"}}) {
+      const Outcome o = load(s.ranks, s.flags);
+      EXPECT_EQ(o.status, 0) << o.output;
+      expect_contains(o.output, saved.hash);
+    }
+  }
 }
 
 TEST_F(Train, FullyShardedGivesTheBitsOfSerial) {
@@ -343,6 +398,27 @@ TEST_F(Train, AnMlpLearnsFromSamples) {
   Outcome o = run(bin("train") + " --model mlp --steps 1");
   EXPECT_EQ(o.status, 0) << o.output;
   expect_contains(o.output, "parameters, 1 rank, 1 step of 12 samples");
+}
+
+/// An MLP on random samples.
+class TrainMlp : public Train {
+ protected:
+  std::string task() const override { return "--model mlp --set in=20"; }
+  std::string shape() const override { return "--set layers=3 --set hidden=24"; }
+};
+
+TEST_F(TrainMlp, EveryStrategyEqualsSerial) {
+  TrainRun serial = train(1, "--steps 50 --set dropout=0.1");
+  ASSERT_EQ(serial.losses.size(), 50u);
+  std::vector<Spread> spreads(std::begin(kSpreads), std::end(kSpreads));
+  spreads.push_back({4, "--strategy pp --accumulate 2"});  // a linear layer each
+  for (const Spread& s : spreads) {
+    SCOPED_TRACE(s.flags);
+    TrainRun r = train(s.ranks, std::string("--steps 50 --set dropout=0.1 ") + s.flags);
+    ASSERT_EQ(r.losses.size(), 50u);
+    EXPECT_NEAR(r.losses[0] / serial.losses[0], 1, 1e-6);
+    EXPECT_NEAR(r.losses[49] / serial.losses[49], 1, 1e-3);
+  }
 }
 
 // The module and the op are named, whichever rank finds them and however the step ran.
@@ -450,7 +526,7 @@ TEST_F(Train, ModelsThatCannotBeCutAreRefusedByName) {
   const std::pair<std::string, std::string> cases[] = {
       {"--strategy tp --set heads=1", "1 heads cannot be cut over tp=2; give --set heads=2"},
       {"--strategy pp --set layers=1",
-       "1 layers cannot be cut into pp=2 stages; give --set layers"},
+       "1 layers cannot be cut into pp=2 stages; give --set layers=2"},
   };
   for (const auto& [flags, expected] : cases) {
     const Outcome o = run(bin("tlaunch") + " --nproc 2 " + bin("train") + " --steps 1 --data " +
@@ -458,6 +534,13 @@ TEST_F(Train, ModelsThatCannotBeCutAreRefusedByName) {
     EXPECT_NE(o.status, 0) << flags;
     expect_contains(o.output, expected);
   }
+  const std::string two = bin("tlaunch") + " --nproc 2 " + bin("train") + " --strategy pp ";
+  expect_contains(run(two + "--model bert-mini --set layers=1 --steps 1").output,
+                  "1 layers cannot be cut into pp=2 stages; give --set layers=2");
+  expect_contains(run(two + "--model mlp --set layers=0 --steps 1").output,
+                  "1 linear layers cannot be cut into pp=2 stages; give --set layers=1");
+  expect_contains(run(two + "--deterministic --steps 1").output,
+                  "--deterministic with --strategy pp: stages add up micro-batches as they come");
 }
 
 TEST_F(Train, RandomDataAreCalledThat) {

@@ -154,6 +154,9 @@ TEST(SyncBatchNorm, IsNamedWhereABatchIsCut) {
                     "nn::SyncBatchNorm");
     auto sync = nn::sync_batch_norm({.channels = 4, .affine = false});
     expect_contains(refusal([&] { sync->forward(x); }), "to_local(x)");
+    // Channels of different ranks are no parts of one batch.
+    expect_contains(refusal([&] { sync->forward(distribute(x0, mesh, {Shard(1)})); }),
+                    "over other ranks than those that share statistics");
     const Tensor y = from_local(sync->forward(to_local(x)), mesh, {Shard(0)}, x0.shape());
     EXPECT_LE(apart(full_tensor(y), want), 1e-6);
     const Tensor channels =
