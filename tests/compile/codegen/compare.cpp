@@ -12,6 +12,7 @@
 #include "compile/codegen/toolchain.h"
 #include "core/core.h"
 #include "core/tensor/element.h"
+#include "tests/support/fuzz.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::test {
@@ -178,8 +179,7 @@ void expect_same_elsewhere(const Body& body, const KernelCode& code, const Tenso
     }
 }
 
-// `seed`: of `drawn`.
-void expect_interpreted(const Body& body, uint64_t seed, const Tensors& drawn, const Tensors& got,
+void expect_interpreted(const Body& body, const Tensors& drawn, const Tensors& got,
                         double tolerance, const std::string& text) {
   Tensors expected = results_memory(body);
   interpret(body, drawn, expected);
@@ -188,7 +188,7 @@ void expect_interpreted(const Body& body, uint64_t seed, const Tensors& drawn, c
     const Near n = near[size_t(body.stores[k].value)];
     double bound = n != Near::kRounding ? 0 : rounds_to_16_bits(body) ? 1.0 / 50 : tolerance;
     EXPECT_LE(difference(got[k], expected[k], n == Near::kBits), bound)
-        << "body " << seed << ", result " << k << "\n"
+        << "result " << k << "\n"
         << to_string(got[k]) << "\n"
         << to_string(expected[k]) << "\n"
         << to_string(body) << text;
@@ -197,7 +197,8 @@ void expect_interpreted(const Body& body, uint64_t seed, const Tensors& drawn, c
 
 }  // namespace
 
-void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance) {
+void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance,
+                              const std::vector<uint64_t>& seeds) {
   std::vector<Ref<const Fused>> fused;
   std::vector<const Fused*> kernels;
   for (const Body& b : bodies) {
@@ -207,15 +208,18 @@ void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance)
   }
   auto loaded = generate(kernels, {.cache_dir = kernel_cache()});
   for (size_t n = 0; n < bodies.size(); ++n) {
-    const Tensors drawn = operands_of(bodies[n], n);
+    const uint64_t seed = seeds.empty() ? n : seeds[n];
+    const testing::ScopedTrace trace(__FILE__, __LINE__, seeds.empty() ? "" : run_again(seed));
+    const Tensors drawn = operands_of(bodies[n], seed);
     Tensors got = results_memory(bodies[n]);
     run(loaded[n]->code, copies(drawn), got, false);
     expect_same_elsewhere(bodies[n], loaded[n]->code, drawn, got);
-    expect_interpreted(bodies[n], n, drawn, got, tolerance, print_cpp(bodies[n], "kernel"));
+    expect_interpreted(bodies[n], drawn, got, tolerance, print_cpp(bodies[n], "kernel"));
   }
 }
 
-int compare_cuda_on_one_thread(const std::vector<Body>& bodies, double tolerance) {
+int compare_cuda_on_one_thread(const std::vector<Body>& bodies, double tolerance,
+                               const std::vector<uint64_t>& seeds) {
   std::string text = prologue_cuda() + R"(
 #define __global__
 struct Dim { unsigned x; };
@@ -231,13 +235,14 @@ template <class Op, class T> T block_reduce(T value) { return value; }
   compile_shared(find_toolchain(""), {text}, folder.str(), folder / "object.so");
   LoadedObject object(folder / "object.so");
   for (size_t n : printed) {
-    const Tensors drawn = operands_of(bodies[n], n);
+    const testing::ScopedTrace trace(__FILE__, __LINE__, run_again(seeds[n]));
+    const Tensors drawn = operands_of(bodies[n], seeds[n]);
     Tensors in = copies(drawn), got = results_memory(bodies[n]);
     std::vector<char*> p;
     for (const Tensor& t : in) p.push_back(static_cast<char*>(t.raw()));
     for (const Tensor& t : got) p.push_back(static_cast<char*>(t.raw()));
     reinterpret_cast<void (*)(char* const*)>(object.symbol(fmt::format("k{}", n)))(p.data());
-    expect_interpreted(bodies[n], n, drawn, got, tolerance, print_cuda(bodies[n], "kernel"));
+    expect_interpreted(bodies[n], drawn, got, tolerance, print_cuda(bodies[n], "kernel"));
   }
   return int(printed.size());
 }
