@@ -52,8 +52,7 @@ class Acceptor {
   static constexpr size_t kPlaces = 256;
 
   /// Listens on a free port of `address`, which is numeric. Throws std::system_error.
-  Acceptor(const std::string& address, std::vector<Caller> callers,
-           Millis token_time = kTokenTime);
+  Acceptor(const std::string& address, std::vector<Caller> callers, Millis token_time = kTokenTime);
   ~Acceptor();
 
   int port() const { return port_; }

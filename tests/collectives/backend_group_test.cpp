@@ -150,8 +150,7 @@ TEST_F(BackendGroupTest, WhoCannotHelpHurriesTheCommunicationThread) {
 }
 
 TEST_F(BackendGroupTest, TwoThreadsThatWaitAreBothServed) {
-  Ref<ProcessGroup> g =
-      make(true, kAnHour, [] { std::this_thread::sleep_for(milliseconds(2)); });
+  Ref<ProcessGroup> g = make(true, kAnHour, [] { std::this_thread::sleep_for(milliseconds(2)); });
   Rescue rescue(*g);
   std::vector<uint64_t> made, executed;
   for (int i = 0; i < 50; ++i) {

@@ -1,5 +1,5 @@
-// For tests of who wakes whom: whether other threads have come to rest, and an end of waits for which
-// nobody is woken.
+// For tests of who wakes whom: whether other threads have come to rest, and an end of waits for
+// which nobody is woken.
 #pragma once
 #include <sys/types.h>
 #include <unistd.h>

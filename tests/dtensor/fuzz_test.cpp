@@ -1,6 +1,8 @@
 // Any op, any shapes, any mesh, any layouts: what ranks compute together equals what one computes
 // alone, forward and backward. A failure prints its seed; tests/support/fuzz.h says how to run
 // others.
+#include "tests/support/fuzz.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,7 +10,6 @@
 
 #include "collectives/loopback/run_ranks.h"
 #include "tests/dtensor/cases.h"
-#include "tests/support/fuzz.h"
 
 namespace tessera::test {
 namespace {

