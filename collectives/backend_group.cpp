@@ -15,10 +15,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a call is left to a thread that may wait for it. A step of a small model is over by
-// then, in a large one a visit of the communication thread is nothing.
-constexpr auto kLeave = std::chrono::milliseconds(20);
-
 }  // namespace
 
 int forks() {
@@ -29,10 +25,11 @@ int forks() {
 }
 
 BackendGroup::BackendGroup(Membership members, std::unique_ptr<Engine> engine, Millis timeout,
-                           Splitter splitter, std::shared_ptr<Watchdog> watchdog)
+                           Splitter splitter, std::shared_ptr<Watchdog> watchdog, Millis leave)
     : members_(std::move(members)),
       engine_(std::move(engine)),
       timeout_(timeout),
+      leave_(leave),
       splitter_(std::move(splitter)),
       watchdog_(std::move(watchdog)),
       waiters_(make_ref<Waiters>(this)),
@@ -154,7 +151,7 @@ bool BackendGroup::await_call(std::unique_lock<std::mutex>& lock) {
   for (uint64_t taken = taken_; !stop_; asleep_ = false) {
     const bool ready = !queue_.empty() && !busy_;
     const auto now = Clock::now();
-    const auto until = (ready ? queue_.front()->queued : now) + kLeave;
+    const auto until = (ready ? queue_.front()->queued : now) + leave_;
     if (ready && (urgent_ > 0 || waiters_->any() || dead_ || now >= until)) return true;
     // While calls that are left come and go it looks by itself, so that none has to wake it.
     asleep_ = queue_.empty() && taken == taken_;

@@ -22,9 +22,14 @@ class BackendGroup final : public ProcessGroup, public Waiters::Server {
   using Splitter =
       std::function<std::unique_ptr<Engine>(const Membership& members, uint64_t number)>;
 
+  /// How long a call is left to a thread that may wait for it. A step of a small model is over by
+  /// then, in a large one a visit of the communication thread is nothing.
+  static constexpr Millis kLeave{20};
+
   /// `watchdog` is the rank's; null where no peer can be to blame for anything.
   BackendGroup(Membership members, std::unique_ptr<Engine> engine, Millis timeout,
-               Splitter splitter, std::shared_ptr<Watchdog> watchdog = nullptr);
+               Splitter splitter, std::shared_ptr<Watchdog> watchdog = nullptr,
+               Millis leave = kLeave);
   ~BackendGroup() override;
 
   int rank() const override { return members_.rank; }
@@ -65,7 +70,7 @@ class BackendGroup final : public ProcessGroup, public Waiters::Server {
 
   const Membership members_;
   std::unique_ptr<Engine> engine_;
-  const Millis timeout_;
+  const Millis timeout_, leave_;
   const Splitter splitter_;
   const std::shared_ptr<Watchdog> watchdog_;
   const Ref<Waiters> waiters_;

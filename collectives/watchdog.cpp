@@ -174,10 +174,11 @@ Watchdog::Scope::~Scope() {
 }
 
 Watchdog::Watchdog(int rank, int world_size, std::shared_ptr<Store> store, std::string prefix,
-                   int keeper)
+                   int keeper, Millis silence)
     : rank_(rank),
       size_(world_size),
       keeper_(keeper),
+      silence_(silence),
       store_(std::move(store)),
       prefix_(std::move(prefix)),
       birth_(forks()) {}
@@ -254,7 +255,7 @@ std::vector<Watchdog::Late> Watchdog::late_waits() {
                     .error = {}});
     Late& l = late.back();
     const bool again = e.said == Clock::time_point() || now - e.said >= kRepeat;
-    l.say = l.waited >= kSilence && again && l.facts.holds_up && l.timeout != Millis(0);
+    l.say = l.waited >= silence_ && again && l.facts.holds_up && l.timeout != Millis(0);
     if (l.say) e.said = now;
     if (l.waited >= l.timeout)
       for (int r : l.facts.members) l.stories[r] = e.wait->story(r);

@@ -29,7 +29,7 @@ class Watchdog {
   using Clock = std::chrono::steady_clock;
   static constexpr Millis kLook{100};        // between two looks at what is under way
   static constexpr Millis kPatience{1000};   // for a sign of life, and for the store's answers
-  static constexpr Millis kSilence{10'000};  // until it is said for whom this rank waits,
+  static constexpr Millis kSilence{10'000};  // until it is said for whom a rank waits,
   static constexpr Millis kRepeat{60'000};   // and until it is said again
 
   /// One wait. Its members are called by the watchdog's thread with its lock held, so that the wait
@@ -69,8 +69,9 @@ class Watchdog {
 
   /// Of rank `rank` of the world. `store` is the job's, where deaths are announced; `prefix` is
   /// that of the world's keys; `keeper` is the rank that serves the store, -1: the launcher does.
+  /// After `silence` it is said for whom this rank waits.
   Watchdog(int rank, int world_size, std::shared_ptr<Store> store, std::string prefix,
-           int keeper = -1);
+           int keeper = -1, Millis silence = kSilence);
   ~Watchdog();
 
   /// This rank is at work in `group` for which its peers may have to wait: their deadlines begin
@@ -123,6 +124,7 @@ class Watchdog {
   std::vector<int> failure_of(int rank) const;
 
   const int rank_, size_, keeper_;
+  const Millis silence_;
   const std::shared_ptr<Store> store_;
   const std::string prefix_;
   const int birth_;  // process generation; see forks()

@@ -25,8 +25,8 @@ constexpr int kBacklog = 1024;
 
 }  // namespace
 
-Acceptor::Acceptor(const std::string& address, std::vector<Caller> callers)
-    : callers_(std::move(callers)), absent_(callers_.size()) {
+Acceptor::Acceptor(const std::string& address, std::vector<Caller> callers, Millis token_time)
+    : token_time_(token_time), callers_(std::move(callers)), absent_(callers_.size()) {
   listen(address);
   wake_ = Socket(::eventfd(0, EFD_CLOEXEC));
   if (!wake_) fail("eventfd");
@@ -94,7 +94,7 @@ void Acceptor::accept_all() {
       if (strangers_.size() >= kPlaces) strangers_.pop_front();
       const int on = 1;
       ::setsockopt(socket.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-      strangers_.push_back({std::move(socket), Clock::now() + kTokenTime});
+      strangers_.push_back({std::move(socket), Clock::now() + token_time_});
       continue;
     }
     if (errno == EAGAIN) return;

@@ -48,11 +48,11 @@ class Acceptor {
  public:
   /// What a connection has until it has shown its token, and how many there are at once: the oldest
   /// makes room for the next.
-  static constexpr std::chrono::seconds kTokenTime{5};
+  static constexpr Millis kTokenTime{5000};
   static constexpr size_t kPlaces = 256;
 
   /// Listens on a free port of `address`, which is numeric. Throws std::system_error.
-  Acceptor(const std::string& address, std::vector<Caller> callers);
+  Acceptor(const std::string& address, std::vector<Caller> callers, Millis token_time = kTokenTime);
   ~Acceptor();
 
   int port() const { return port_; }
@@ -79,6 +79,7 @@ class Acceptor {
   bool hear(Stranger& stranger);
   void admit(Stranger& stranger);
 
+  const Millis token_time_;
   Socket listener_, wake_;
   int port_ = 0;
   std::list<Stranger> strangers_;  // oldest first; of the thread

@@ -24,6 +24,9 @@ struct ShmOptions {
   bool processes = false;       // ranks are processes: watch their pids
   bool read_in_place = true;    // threads: large pieces are read where they lie
   std::optional<Way> way = {};  // of each all_reduce that could go several; none: found by trying
+  /// How long a rank dozes that nobody wakes, until it looks at absent ranks. Calls whose deadline
+  /// is nearer than ten times that never doze.
+  Millis doze{100};
   /// The rank's. Null: calls have no deadline, and nobody knows how a rank ended.
   std::shared_ptr<Watchdog> watchdog = nullptr;
 };

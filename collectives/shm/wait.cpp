@@ -22,8 +22,6 @@ namespace tessera::detail {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(20);       // between two looks at absent ranks
-constexpr auto kLookDozing = 5 * kLook;                     // where nobody is held up
-constexpr auto kPatient = 10 * kLookDozing;                 // calls with less time never doze
 constexpr auto kTellTime = std::chrono::milliseconds(500);  // for call sites after a mismatch
 constexpr int kFewPolls = 16;                               // before peers that sleep are rung
 // To wake a rank costs its peer 10 to 20 us, and 20 to 70 pass until it runs (futex, measured in a
@@ -37,7 +35,8 @@ constexpr int kPollsBesideWork = 40, kPollsAtWork = 1000;
 constexpr auto kAwake = std::chrono::microseconds(100), kAwakeAsync = 10 * kAwake;
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds timeout) {
-  timespec t{0, long(timeout.count())};
+  const auto whole = std::chrono::floor<std::chrono::seconds>(timeout);
+  timespec t{time_t(whole.count()), long((timeout - whole).count())};
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, value, &t, nullptr, 0);
 }
 void futex_wake(std::atomic<uint32_t>& word) {
@@ -76,7 +75,7 @@ bool ShmEngine::park(FunctionRef<bool()> ready, const Call* call) {
   // A thread that begins to be held up counts itself, then rings.
   const bool held_up = dozes && !may_doze(*call);
   if (!now && !held_up && segment_->obituary().state.load(std::memory_order_seq_cst) != 2) {
-    futex_wait(me_.bell, bell, dozes ? kLookDozing : kLook);
+    futex_wait(me_.bell, bell, dozes ? options_.doze : kLook);
     now = ready();
   }
   me_.sleep.store(Sleep::kNone, std::memory_order_seq_cst);
@@ -104,7 +103,7 @@ bool ShmEngine::may_doze(const Call& call) const {
 
 bool ShmEngine::leaves_to_waiters(const Call& call) const {
   const int cpus = cpus_a_rank();
-  return (cpus == 0 || cpus == 1) && call.timeout >= kPatient;
+  return (cpus == 0 || cpus == 1) && call.timeout >= 10 * options_.doze;
 }
 
 /// How many CPUs the ranks may use together, for each of them: 1 for two that are bound to a core

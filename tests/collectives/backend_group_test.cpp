@@ -1,21 +1,30 @@
-// Which thread executes the calls of a group: an engine that only notes it.
+// Which thread executes the calls of a group: an engine that only notes it. Where it must not be
+// time that lets a call begin, calls are left to those who wait for an hour.
 #include "collectives/backend_group.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
+#include <functional>
+#include <latch>
 #include <mutex>
 #include <random>
 #include <thread>
 
 #include "core/ops/create.h"
+#include "tests/collectives/wakeups.h"
 
 namespace tessera::detail {
 namespace {
 
 using std::chrono::milliseconds;
+using test::is_done;
+using test::Rescue;
+
+constexpr auto kAnHour = std::chrono::hours(1);
 
 // A call that an engine was asked to run, and where.
 struct Execution {
@@ -30,10 +39,6 @@ class Log {
     std::lock_guard lock(mutex_);
     list_.push_back({call.seq(), std::this_thread::get_id()});
   }
-  void clear() {
-    std::lock_guard lock(mutex_);
-    list_.clear();
-  }
   std::vector<Execution> list() {
     std::lock_guard lock(mutex_);
     return list_;
@@ -44,18 +49,18 @@ class Log {
   std::vector<Execution> list_;
 };
 
-// Is entered by one thread at a time, for one collective after the other.
+// Is entered by one thread at a time, for one collective after the other. `inside` is called there.
 class NotingEngine final : public Engine {
  public:
-  NotingEngine(Log& log, bool leaves, milliseconds takes)
-      : log_(log), leaves_(leaves), takes_(takes) {}
+  NotingEngine(Log& log, bool leaves, std::function<void()> inside)
+      : log_(log), leaves_(leaves), in_call_(std::move(inside)) {}
   std::string_view name() const override { return "noting"; }
   void run(Call& call) override {
     EXPECT_FALSE(inside_.exchange(true));
     EXPECT_LT(latest_, call.seq());
     latest_ = call.seq();
     log_.add(call);
-    std::this_thread::sleep_for(takes_);
+    if (in_call_) in_call_();
     inside_ = false;
   }
   void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) override {
@@ -72,101 +77,97 @@ class NotingEngine final : public Engine {
  private:
   Log& log_;
   const bool leaves_;
-  const milliseconds takes_;
+  const std::function<void()> in_call_;
   std::atomic<bool> inside_{false};
   uint64_t latest_ = 0;
 };
 
 class BackendGroupTest : public testing::Test {
  protected:
-  Ref<ProcessGroup> make(bool leaves, milliseconds takes = {}) {
+  Ref<ProcessGroup> make(bool leaves, Millis leave, std::function<void()> inside = nullptr) {
     Membership members{.group = "test", .rank = 0, .size = 2, .world_ranks = {0, 1}};
-    return Ref<ProcessGroup>(new BackendGroup(std::move(members),
-                                              std::make_unique<NotingEngine>(log, leaves, takes),
-                                              std::chrono::seconds(60), nullptr));
+    auto engine = std::make_unique<NotingEngine>(log, leaves, std::move(inside));
+    return Ref<ProcessGroup>(new BackendGroup(std::move(members), std::move(engine),
+                                              std::chrono::seconds(60), nullptr, nullptr, leave));
+  }
+  // The communication thread has looked at what is queued, and has found nothing that is its to
+  // execute.
+  void await_rest() {
+    for (pid_t thread : test::threads_called("tessera-comm")) test::await_sleep(thread);
   }
   const std::thread::id here = std::this_thread::get_id();
   Log log;
   Tensor a = ones({4}), b = ones({4});
 };
 
-// Polls, which is no waiting.
-bool is_done_within(const Work& work, milliseconds limit) {
-  for (auto until = std::chrono::steady_clock::now() + limit;
-       !work.done() && std::chrono::steady_clock::now() < until;)
-    std::this_thread::sleep_for(milliseconds(1));
-  return work.done();
-}
-
-// One time of some: a thread that is held up for as long as calls are left to it, or that comes to
-// wait just when the communication thread looks by itself, has not shown anything.
 TEST_F(BackendGroupTest, WhoWaitsExecutesWhatIsQueuedUpToItsCall) {
-  Ref<ProcessGroup> g = make(true);
-  std::vector<Execution> seen, expected;
-  for (int times = 0; times < 20 && (times == 0 || seen != expected); ++times) {
-    g->flush();
-    log.clear();
-    Ref<Work> first = g->all_reduce_async(a), second = g->all_reduce_async(b),
-              third = g->barrier_async();
-    second->wait();
-    seen = log.list();
-    expected = {{first->seq(), here}, {second->seq(), here}};
-    EXPECT_TRUE(first->done());
-  }
-  EXPECT_EQ(seen, expected);
+  Ref<ProcessGroup> g = make(true, kAnHour);
+  Rescue rescue(*g);
+  Ref<Work> first = g->all_reduce_async(a), second = g->all_reduce_async(b),
+            third = g->barrier_async();
+  await_rest();
+  second->wait();
+  EXPECT_EQ(log.list(), (std::vector<Execution>{{first->seq(), here}, {second->seq(), here}}));
+  EXPECT_TRUE(first->done());
+  EXPECT_FALSE(third->done());
 }
 
 TEST_F(BackendGroupTest, CallsThatAreNotLeftRunBesideTheirProgram) {
-  Ref<ProcessGroup> g = make(false);
+  Ref<ProcessGroup> g = make(false, kAnHour);
+  Rescue rescue(*g);
   g->all_reduce_async(a)->wait();
   ASSERT_EQ(log.list().size(), 1u);
   EXPECT_NE(log.list()[0].thread, here);
 }
 
 TEST_F(BackendGroupTest, ACallThatNobodyWaitsForIsExecutedAfterAWhile) {
-  Ref<ProcessGroup> g = make(true);
+  Ref<ProcessGroup> g = make(true, BackendGroup::kLeave);
   for (int i = 0; i < 3; ++i) {
-    EXPECT_TRUE(is_done_within(*g->all_reduce_async(a), std::chrono::seconds(10)));
+    EXPECT_TRUE(is_done(*g->all_reduce_async(a)));
     g->all_reduce_async(b)->wait();
   }
 }
 
-// Each is left for as long from when it was queued, not from when it came to stand first.
+// Each is left for as long from when it was queued, not from when it came to stand first: that
+// would take 200 s.
 TEST_F(BackendGroupTest, CallsQueuedTogetherAreExecutedTogether) {
-  Ref<ProcessGroup> g = make(true);
-  auto best = milliseconds::max();
-  for (int i = 0; i < 5 && best > milliseconds(150); ++i) {
-    const auto start = std::chrono::steady_clock::now();
-    for (int k = 0; k < 20; ++k) g->all_reduce_async(a);
-    EXPECT_TRUE(is_done_within(*g->barrier_async(), std::chrono::seconds(10)));
-    best = std::min(
-        best, std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - start));
-  }
-  EXPECT_LE(best.count(), 150);
+  Ref<ProcessGroup> g = make(true, milliseconds(100));
+  for (int k = 0; k < 2000; ++k) g->all_reduce_async(a);
+  EXPECT_TRUE(is_done(*g->barrier_async()));
 }
 
 TEST_F(BackendGroupTest, WhoCannotHelpHurriesTheCommunicationThread) {
-  Ref<ProcessGroup> g = make(true);
+  Ref<ProcessGroup> g = make(true, kAnHour);
+  Rescue rescue(*g);
   Ref<Work> work = g->all_reduce_async(a);
-  EXPECT_TRUE(work->wait_for(std::chrono::seconds(10)));
+  await_rest();
+  EXPECT_TRUE(work->wait_for(std::chrono::minutes(1)));
   g->all_reduce_async(b);
+  await_rest();
   g->flush();
+  ASSERT_EQ(log.list().size(), 2u);
   for (const Execution& e : log.list()) EXPECT_NE(e.thread, here);
 }
 
 TEST_F(BackendGroupTest, TwoThreadsThatWaitAreBothServed) {
-  Ref<ProcessGroup> g = make(true, milliseconds(2));
+  Ref<ProcessGroup> g = make(true, kAnHour, [] { std::this_thread::sleep_for(milliseconds(2)); });
+  Rescue rescue(*g);
+  std::vector<uint64_t> made, executed;
   for (int i = 0; i < 50; ++i) {
     Ref<Work> first = g->all_reduce_async(a), second = g->all_reduce_async(b);
-    std::thread other([&] { second->wait(); });
-    first->wait();
+    std::thread other([&] { EXPECT_NO_THROW(second->wait()); });
+    EXPECT_NO_THROW(first->wait());
     other.join();
+    EXPECT_TRUE(first->done() && second->done()) << "round " << i;
+    made.insert(made.end(), {first->seq(), second->seq()});
   }
-  EXPECT_EQ(log.list().size(), 100u);
+  for (const Execution& e : log.list()) executed.push_back(e.call);
+  EXPECT_EQ(executed, made);
 }
 
 TEST_F(BackendGroupTest, AMessageTakesTheCallsBeforeItAlong) {
-  Ref<ProcessGroup> g = make(true);
+  Ref<ProcessGroup> g = make(true, kAnHour);
+  Rescue rescue(*g);
   Ref<Work> sum = g->all_reduce_async(a), message = g->send_async(b, 1);
   message->wait();
   EXPECT_TRUE(sum->done());
@@ -175,60 +176,69 @@ TEST_F(BackendGroupTest, AMessageTakesTheCallsBeforeItAlong) {
 }
 
 TEST_F(BackendGroupTest, ThreadsCallAndWaitAsTheyLike) {
-  Ref<ProcessGroup> g = make(true);
+  Ref<ProcessGroup> g = make(true, kAnHour);
+  Rescue rescue(*g);
+  std::atomic<size_t> made{0};
   auto program = [&](unsigned seed) {
     std::mt19937 random(seed);
     Tensor mine = ones({4});
     std::vector<Ref<Work>> works{g->all_reduce_async(mine)};
+    ++made;
     for (int i = 0; i < 500; ++i) {
       Work& one = *works[random() % works.size()];
       switch (random() % 8) {
-        case 0: g->all_reduce(mine); break;
+        case 0: g->all_reduce(mine), ++made; break;
         case 1: g->flush(); break;
         case 2: one.wait(); break;
         case 3: one.wait_for(milliseconds(1)); break;
-        case 4: works.push_back(g->send_async(mine, 1)); break;
-        default: works.push_back(g->all_reduce_async(mine));
+        case 4: works.push_back(g->send_async(mine, 1)), ++made; break;
+        default: works.push_back(g->all_reduce_async(mine)), ++made;
       }
     }
-    for (const Ref<Work>& work : works) work->wait();
+    for (const Ref<Work>& work : works) {
+      work->wait();
+      EXPECT_TRUE(work->done());
+    }
   };
   std::vector<std::thread> threads;
-  for (unsigned seed = 0; seed < 4; ++seed) threads.emplace_back(program, seed);
+  for (unsigned seed = 0; seed < 4; ++seed)
+    threads.emplace_back([&, seed] { EXPECT_NO_THROW(program(seed)); });
   for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(log.list().size(), made);
 }
 
-// At best of some times that a waiter executes the sum. Were a message left as a sum is, it would
-// begin when the communication thread looks by itself, 18 ms later.
+// Were a message left as a sum is, it would begin in an hour.
 TEST_F(BackendGroupTest, AMessageBehindACallThatAWaiterExecutesBeginsAtItsEnd) {
-  Ref<ProcessGroup> g = make(true, milliseconds(22));
-  auto best = milliseconds::max();
-  for (int times = 0; times < 100 && best > milliseconds(5); ++times) {
-    Ref<Work> sum = g->all_reduce_async(a);
-    std::this_thread::sleep_for(milliseconds(2));  // the communication thread has looked
-    const size_t before = log.list().size();
-    std::thread waiter([&] { sum->wait(); });
-    const std::thread::id its = waiter.get_id();
-    while (log.list().size() == before && !sum->done()) std::this_thread::yield();
-    Ref<Work> message = g->send_async(b, 1);
-    waiter.join();
-    const auto end = std::chrono::steady_clock::now();
-    EXPECT_TRUE(is_done_within(*message, std::chrono::seconds(10)));
-    if (log.list().size() < before + 2 || log.list()[before].thread != its) continue;
-    best = std::min(
-        best, std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - end));
-  }
-  EXPECT_LE(best.count(), 5);
+  std::latch entered(1), leave(1);
+  Ref<ProcessGroup> g = make(true, kAnHour, [&] {
+    entered.count_down();
+    leave.wait();
+  });
+  Rescue rescue(*g);
+  Ref<Work> sum = g->all_reduce_async(a);
+  await_rest();
+  std::thread waiter([&] { EXPECT_NO_THROW(sum->wait()); });
+  const std::thread::id its = waiter.get_id();
+  entered.wait();
+  Ref<Work> message = g->send_async(b, 1);
+  await_rest();
+  EXPECT_FALSE(message->done());
+  leave.count_down();
+  waiter.join();
+  EXPECT_TRUE(is_done(*message));
+  ASSERT_EQ(log.list().size(), 2u);
+  EXPECT_EQ(log.list()[0].thread, its);
+  EXPECT_NE(log.list()[1].thread, its);
 }
 
 // The communication thread, which the child has not, sleeps meanwhile.
 TEST_F(BackendGroupTest, AForkedChildLetsGoOfTheGroup) {
-  Ref<ProcessGroup> g = make(false);
+  Ref<ProcessGroup> g = make(false, kAnHour);
   g->all_reduce_async(a)->wait();
-  std::this_thread::sleep_for(milliseconds(50));
+  await_rest();
   const pid_t child = fork();
   if (child == 0) {
-    alarm(20);
+    alarm(60);
     g.reset();
     _exit(0);
   }
@@ -238,11 +248,27 @@ TEST_F(BackendGroupTest, AForkedChildLetsGoOfTheGroup) {
 }
 
 TEST_F(BackendGroupTest, FlushEndsWithASynchronousCallOfAnotherThread) {
-  Ref<ProcessGroup> g = make(false, milliseconds(100));
+  std::latch entered(1), leave(1);
+  std::atomic<pid_t> flushes{0};
+  std::atomic<bool> called{false};
+  Ref<ProcessGroup> g = make(false, kAnHour, [&] {
+    entered.count_down();
+    leave.wait();
+    called = true;
+  });
+  Rescue rescue(*g);
   std::thread other([&] { g->all_reduce(a); });
-  while (log.list().size() == 0) std::this_thread::yield();
-  g->flush();
+  entered.wait();
+  std::thread flusher([&] {
+    flushes = gettid();
+    EXPECT_NO_THROW(g->flush());
+    EXPECT_TRUE(called);
+  });
+  while (flushes == 0) std::this_thread::yield();
+  EXPECT_TRUE(test::await_sleep(flushes));
+  leave.count_down();
   other.join();
+  flusher.join();
 }
 
 }  // namespace

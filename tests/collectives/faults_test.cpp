@@ -60,6 +60,12 @@ Outcome run_and_collect(int n, FunctionRef<void(ProcessGroup&)> body, RunOptions
   return out;
 }
 
+// By no deadline, which is a minute away and which an error would name.
+void expect_found_out(const Outcome& o) {
+  EXPECT_LT(o.seconds, 30);
+  for (const std::string& e : o.errors) EXPECT_EQ(e.find("not seen for"), std::string::npos) << e;
+}
+
 bool reduces(CollKind k) {
   return k == CollKind::kAllReduce || k == CollKind::kReduce || k == CollKind::kReduceScatter;
 }
@@ -92,7 +98,7 @@ TEST_P(Mismatch, EveryKindOfEveryVerbIsAnErrorOnEveryRank) {
                             test::call_variant(g, kind, variant, kind == CollKind::kSend ? 0 : 1);
                           },
                           {.backend = GetParam()});
-      EXPECT_LT(o.seconds, 1.0);
+      expect_found_out(o);
       for (const std::string& e : o.errors) {
         EXPECT_NE(e.find(p2p && variant > 1 ? "make both equal" : differ[variant]),
                   std::string::npos)
@@ -164,7 +170,7 @@ TEST_P(Mismatch, NothingIsWritten) {
 TEST_P(Mismatch, TwoSendsToEachOtherAreNamed) {
   Outcome o = run_and_collect(2, [](ProcessGroup& g) { g.send(empty({4}), 1 - g.rank()); },
                               {.backend = GetParam()});
-  EXPECT_LT(o.seconds, 1.0);
+  expect_found_out(o);
   for (const std::string& e : o.errors) EXPECT_NE(e.find("must be a recv"), std::string::npos) << e;
 }
 
@@ -264,7 +270,7 @@ TEST(Faults, ARankThatThrowsGivesItsTextToThePeers) {
     EXPECT_STREQ(e.what(), "batch: file missing");
   }
   EXPECT_EQ(told, 2);
-  EXPECT_LT(seconds_since(start), 1.0);
+  EXPECT_LT(seconds_since(start), 30);  // the deadline is a minute away
 }
 
 TEST(Faults, ARankThatLeavesIsNamed) {
@@ -279,21 +285,27 @@ TEST(Faults, ARankThatLeavesIsNamed) {
           << e.what();
     }
   });
-  EXPECT_LT(o.seconds, 1.0);
+  expect_found_out(o);
 }
 
 TEST(Faults, ALateRankIsNamedAtTheDeadline) {
-  Outcome o = run_and_collect(3, [](ProcessGroup& g) {
+  std::latch failed(2);
+  Outcome o = run_and_collect(3, [&](ProcessGroup& g) {
     for (int i = 0; i < 2; ++i) g.barrier();
-    if (g.rank() == 2) std::this_thread::sleep_for(Millis(700));
-    g.all_reduce(empty({8}), ReduceOp::kSum, Millis(300));
+    if (g.rank() == 2) failed.wait();
+    try {
+      g.all_reduce(empty({8}), ReduceOp::kSum, Millis(1000));
+    } catch (const CommError&) {
+      if (g.rank() != 2) failed.count_down();
+      throw;
+    }
   });
-  EXPECT_GT(o.seconds, 0.29);
-  EXPECT_LT(o.seconds, 1.5);
+  EXPECT_GE(o.seconds, 1.0);
+  EXPECT_LT(o.seconds, 30);  // another deadline, of a minute, was not waited for
   for (int r : {0, 1}) {
     const std::string& e = o.errors[size_t(r)];
     EXPECT_NE(e.find("all_reduce #3 on world (faults_test.cpp:"), std::string::npos) << e;
-    EXPECT_GE(number_after("rank 2 not seen for ", e), 0.3) << e;
+    EXPECT_GE(number_after("rank 2 not seen for ", e), 1.0) << e;
     EXPECT_NE(e.find("it last finished #2"), std::string::npos) << e;
     EXPECT_NE(e.find("ranks 0, 1 are waiting"), std::string::npos) << e;
   }

@@ -15,6 +15,7 @@
 #include "collectives/join.h"
 #include "collectives/store/liveness.h"
 #include "collectives/store/memory_store.h"
+#include "core/ops/create.h"
 #include "tests/collectives/verbs.h"
 
 namespace tessera {
@@ -119,11 +120,12 @@ TEST(Joining, ARankThatNeverCameIsNamed) {
   }
 }
 
-// Of a store that does not answer, and of ranks that do not come.
 // Rank 2 does not come, so rank 0 gives up and ends, which rank 1 learns before its own deadline.
 TEST(Joining, ARankThatEndsBecauseAnotherDidNotComeLeadsToThatOne) {
   auto store = std::make_shared<MemoryStore>();
   std::thread rank0([&] {
+    const std::string rank1 = "pg/world/1";
+    store->wait({&rank1, 1}, Millis(120'000));
     JoinOptions o = options(store, "");
     o.join_timeout = Millis(300);
     try {
@@ -151,6 +153,7 @@ TEST(Joining, ARankThatEndsBecauseAnotherDidNotComeLeadsToThatOne) {
   rank0.join();
 }
 
+// Of a store that does not answer, and of ranks that do not come.
 TEST(Joining, TheTimeoutOfAGroupIsThatOfJoiningToo) {
   int silent = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -215,7 +218,10 @@ TEST(Joining, OthersMayHaveEnded) {
   announce_death(*store, 2, "exit status 3");
   announce_departure(*store, 3);
   auto meet = [&](int rank) {
-    detail::join_by_store(detail::make_world("world", rank, 2), options(store, ""))->barrier();
+    Tensor t = full({4}, rank + 1.0);
+    EXPECT_NO_THROW(detail::join_by_store(detail::make_world("world", rank, 2), options(store, ""))
+                        ->all_reduce(t));
+    EXPECT_EQ(t.data<float>()[3], 3);
   };
   std::thread other(meet, 1);
   meet(0);

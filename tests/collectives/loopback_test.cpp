@@ -1,14 +1,15 @@
 // The shared-memory algorithm with ranks as threads: all verbs, equal bits, overlap, sub-groups.
 // Runs under ThreadSanitizer too.
 #include <gtest/gtest.h>
-#include <sched.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <latch>
 #include <random>
 #include <thread>
 
 #include "collectives/decorators/counting.h"
-#include "collectives/engine.h"
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/shm/cpu.h"
 #include "collectives/shm/tuner.h"
@@ -144,7 +145,8 @@ TEST(Loopback, SumsHaveEqualBitsWhicheverWayIsTried) {
 }
 
 TEST(Loopback, AsynchronousCallsOverlapAndKeepTheirOrder) {
-  run_ranks(2, [](ProcessGroup& g) {
+  std::latch gone_on(1);
+  run_ranks(2, [&](ProcessGroup& g) {
     std::vector<Tensor> tensors;
     for (int k = 0; k < 50; ++k) {
       Tensor t = empty({2000});
@@ -155,11 +157,12 @@ TEST(Loopback, AsynchronousCallsOverlapAndKeepTheirOrder) {
     g.barrier();  // after all of them
     for (int k = 0; k < 50; ++k)
       ASSERT_EQ(tensors[size_t(k)].data<float>()[1999], float(2 * k + 1));
-    if (g.rank() == 0) std::this_thread::sleep_for(Millis(50));
+    if (g.rank() == 0) gone_on.wait();
     Tensor t = empty({4});
     Ref<Work> work = g.broadcast_async(t, 0);
     if (g.rank() == 1) {
       EXPECT_FALSE(work->wait_for(Millis(0)));  // the caller goes on while rank 0 is late
+      gone_on.count_down();
     }
     work->wait();
     EXPECT_TRUE(work->done());
@@ -167,142 +170,38 @@ TEST(Loopback, AsynchronousCallsOverlapAndKeepTheirOrder) {
   });
 }
 
-/// Runs two ranks that have two CPUs, so that their communication threads have none of their own.
-void run_on_two_cpus(FunctionRef<void(ProcessGroup&)> body) {
-  cpu_set_t before, two;
-  ASSERT_EQ(sched_getaffinity(0, sizeof before, &before), 0);
-  CPU_ZERO(&two);
-  for (int c = 0; c < CPU_SETSIZE && CPU_COUNT(&two) < 2; ++c)
-    if (CPU_ISSET(c, &before)) CPU_SET(c, &two);
-  ASSERT_EQ(sched_setaffinity(0, sizeof two, &two), 0);
-  run_ranks(2, body);
-  ASSERT_EQ(sched_setaffinity(0, sizeof before, &before), 0);
-}
+class CountedEnd final : public RefCounted {
+ public:
+  explicit CountedEnd(std::atomic<int>& ends) : ends_(ends) {}
+  ~CountedEnd() override { ++ends_; }
 
-// How soon `work` is done, at best of some times; it would be done in 100 ms if nobody looked.
-constexpr double kSoonMs = 30;
-constexpr int kTimes = 5;
-constexpr int64_t kSmall = 7000;  // elements of a tensor for which no ways are tried
-
-// Rank 0 computes and looks at nothing; rank 1 is held up by `hold` once both doze.
-void expect_soon(FunctionRef<void(ProcessGroup&, Work&)> hold) {
-  run_on_two_cpus([&](ProcessGroup& g) {
-    double best = 1e300;
-    for (int i = 0; i < kTimes; ++i) {
-      Tensor t = full({kSmall}, g.rank() + 1.0);
-      g.barrier();
-      if (g.rank() == 1) std::this_thread::sleep_for(Millis(20));
-      Ref<Work> work = g.all_reduce_async(t);
-      std::this_thread::sleep_for(Millis(g.rank() == 0 ? 150 : 10));
-      if (g.rank() == 1) hold(g, *work);
-      work->wait();
-      if (g.rank() == 1) best = std::min(best, work->elapsed_ms());
-      EXPECT_EQ(t.data<float>()[kSmall - 1], 3);
-    }
-    if (g.rank() == 1) {
-      EXPECT_LT(best, kSoonMs);
-    }
-  });
-}
-
-TEST(Loopback, WhoIsHeldUpWakesWhoDozes) {
-  expect_soon([](ProcessGroup&, Work& work) { work.wait(); });
-  expect_soon([](ProcessGroup& g, Work&) { g.flush(); });
-}
-
-// The values that rank 0 sends are a sum; what asks for them is a send, behind another message.
-TEST(Loopback, AMessageHurriesWhatItSends) {
-  run_on_two_cpus([](ProcessGroup& g) {
-    Ref<ProcessGroup> other = g.split(0, g.rank());
-    double best = 1e300;
-    for (int i = 0; i < kTimes; ++i) {
-      Tensor sum = full({kSmall}, g.rank() + 1.0), message = zeros({kSmall});
-      g.barrier();
-      Ref<Work> first = g.rank() == 0 ? g.recv_async(message, 1) : nullptr;
-      if (g.rank() == 1) std::this_thread::sleep_for(Millis(5));
-      Ref<Work> all = other->all_reduce_async(sum);
-      Ref<Work> second = g.rank() == 0 ? g.send_async(sum, 1) : g.recv_async(message, 0);
-      std::this_thread::sleep_for(Millis(150));
-      if (g.rank() == 1) g.send(sum, 0);
-      for (Work* work : {first.get(), all.get(), second.get()})
-        if (work) work->wait();
-      best = std::min(best, all->elapsed_ms());
-      EXPECT_EQ(message.data<float>()[kSmall - 1], 3);
-    }
-    EXPECT_LT(best, 2 * kSoonMs);  // a group looks at what its messages wait for every 20 ms
-  });
-}
-
-// Who has waited in vain will ask again, and the count of those held up is given back at the end.
-TEST(Loopback, WhoWaitedForATimeIsHeldUp) {
-  run_ranks(2, [](ProcessGroup& g) {
-    auto held_up = [](const Ref<Work>& work) {
-      return static_cast<const detail::Call&>(*work).waited_for();
-    };
-    Tensor t = full({kSmall}, g.rank() + 1.0);
-    if (g.rank() == 1) std::this_thread::sleep_for(Millis(50));
-    Ref<Work> work = g.all_reduce_async(t);
-    if (g.rank() == 0) {
-      EXPECT_FALSE(held_up(work));
-      EXPECT_FALSE(work->wait_for(Millis(1)));
-      EXPECT_TRUE(held_up(work));
-    }
-    work->wait();
-    EXPECT_FALSE(held_up(work));
-  });
-}
-
-// Rank 0's send stands behind a sum of which it waits for the end, at leisure. Rank 1, which ends
-// it, is not held up then, but by the message.
-TEST(Loopback, AMessageWakesWhoDozesBeforeIt) {
-  run_on_two_cpus([](ProcessGroup& g) {
-    double best = 1e300;
-    for (int i = 0; i < kTimes; ++i) {
-      Tensor sum = full({kSmall}, g.rank() + 1.0), message = full({4}, g.rank() + 5.0);
-      g.barrier();
-      if (g.rank() == 0) std::this_thread::sleep_for(Millis(10));
-      Ref<Work> all = g.all_reduce_async(sum);
-      if (g.rank() == 1) std::this_thread::sleep_for(Millis(30));
-      Ref<Work> moved = g.rank() == 0 ? g.send_async(message, 1) : g.recv_async(message, 0);
-      std::this_thread::sleep_for(Millis(150));
-      moved->wait();
-      if (g.rank() == 1) best = std::min(best, moved->elapsed_ms());
-      EXPECT_EQ(message.data<float>()[3], 5);
-      all->wait();
-    }
-    if (g.rank() == 1) {
-      EXPECT_LT(best, kSoonMs);
-    }
-  });
-}
-
-// Nobody is held up; each rank looks when its program submits another call, after it has begun
-// with the first, which it leaves to its program for 20 ms.
-TEST(Loopback, WhoDozesLooksWhenACallIsQueued) {
-  run_on_two_cpus([](ProcessGroup& g) {
-    bool soon = false;
-    for (int i = 0; i < kTimes; ++i) {
-      Tensor first = full({kSmall}, g.rank() + 1.0), second = full({kSmall}, g.rank() + 2.0);
-      g.barrier();
-      if (g.rank() == 1) std::this_thread::sleep_for(Millis(20));
-      Ref<Work> work = g.all_reduce_async(first);
-      if (g.rank() == 0) std::this_thread::sleep_for(Millis(80));
-      Ref<Work> next = g.all_reduce_async(second);
-      std::this_thread::sleep_for(Millis(g.rank() == 0 ? int(kSoonMs) : 100));
-      if (g.rank() == 0) soon |= work->done();
-      next->wait();
-      EXPECT_EQ(first.data<float>()[kSmall - 1], 3);
-      EXPECT_EQ(second.data<float>()[kSmall - 1], 5);
-    }
-    if (g.rank() == 0) {
-      EXPECT_TRUE(soon);
-    }
-  });
-}
+ private:
+  std::atomic<int>& ends_;
+};
 
 TEST(Loopback, ResultsOfAPendingCollectiveMayBeDropped) {
-  run_ranks(2, [](ProcessGroup& g) {
-    for (int k = 0; k < 100; ++k) g.all_reduce_async(empty({1000}));
+  constexpr int kCalls = 100;
+  constexpr int64_t n = 1000;
+  std::vector<float> memory[2];
+  std::atomic<int> freed[2];
+  std::latch all_dropped(1);
+  run_ranks(2, [&](ProcessGroup& g) {
+    const size_t r = size_t(g.rank());
+    memory[r].assign(size_t(kCalls * n), float(r + 1));
+    if (r == 1) all_dropped.wait();  // so that those of rank 0 are pending
+    for (int k = 0; k < kCalls; ++k) {
+      Tensor t(Meta::contiguous({n}, kF32, kCPU),
+               make_ref<Storage>(memory[r].data() + k * n, n * sizeof(float), kCPU,
+                                 make_ref<CountedEnd>(freed[r])));
+      g.all_reduce_async(t);
+    }
+    if (r == 0) {
+      EXPECT_EQ(freed[0], 0);
+      all_dropped.count_down();
+    }
+    g.flush();
+    EXPECT_EQ(freed[r], kCalls);
+    EXPECT_EQ(std::ranges::count(memory[r], 3.0f), kCalls * n);
   });
 }
 

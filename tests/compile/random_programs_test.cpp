@@ -1,16 +1,15 @@
 // Random programs through compile(), from their first call on, against the same programs run
-// eagerly. A failure prints its seed; TESSERA_FUZZ_SEED runs one seed again, TESSERA_FUZZ_COUNT
-// sets how many are run.
+// eagerly. A failure prints its seed; tests/support/fuzz.h says how to run others.
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
 #include "tests/compile/passes/close.h"
 #include "tests/compile/passes/fuzz.h"
+#include "tests/support/fuzz.h"
 
 namespace tessera::compiler {
 namespace {
 
-using test::number_from;
 using test::RandomStep;
 
 std::vector<Tensor> run_on(RandomStep& step, const std::vector<Tensor>& arguments) {
@@ -46,7 +45,7 @@ int64_t run_seed(uint64_t seed, const std::string& skip, const test::Tolerance& 
     list.insert(list.end(), more.begin(), more.end());
   };
   for (int call = 0; call < 4; ++call) {
-    std::string what = "seed " + std::to_string(seed) + " call " + std::to_string(call) + " ";
+    std::string what = test::run_again(seed) + "call " + std::to_string(call) + " ";
     auto in = arguments_of(like, call, seed % 3 == 0),
          same = arguments_of(like, call, seed % 3 == 0);
     try {
@@ -64,13 +63,11 @@ int64_t run_seed(uint64_t seed, const std::string& skip, const test::Tolerance& 
 }
 
 void fuzz(uint64_t count, const std::string& skip, const test::Tolerance& tolerance) {
-  uint64_t first = number_from("TESSERA_FUZZ_SEED", 1);
-  if (std::getenv("TESSERA_FUZZ_SEED")) count = 1;
-  count = number_from("TESSERA_FUZZ_COUNT", count);
+  const test::FuzzSeeds seeds = test::fuzz_seeds(count);
   int64_t replays = 0;
-  for (uint64_t seed = first; seed < first + count && !testing::Test::HasFailure(); ++seed)
+  for (uint64_t seed = seeds.first; seed < seeds.end() && !testing::Test::HasFailure(); ++seed)
     replays += run_seed(seed, skip, tolerance);
-  EXPECT_TRUE(count < 10 || replays > int64_t(count) / 4) << replays;
+  EXPECT_TRUE(!seeds.many() || replays > int64_t(seeds.count) / 4) << replays;
 }
 
 TEST(RandomPrograms, ComputeTheSameBits) { fuzz(3000, "decompose,accumulate,fuse", {}); }

@@ -1,5 +1,8 @@
 // Any op, any shapes, any mesh, any layouts: what ranks compute together equals what one computes
-// alone, forward and backward.
+// alone, forward and backward. A failure prints its seed; tests/support/fuzz.h says how to run
+// others.
+#include "tests/support/fuzz.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -15,7 +18,18 @@ struct Counts {
   std::atomic<int> cases{0}, free{0}, gradients{0}, refused{0};
 };
 
-void count(const Outcome& o, ProcessGroup& group, Counts& counts) {
+// Every rank draws the same numbers, so all make the same calls.
+Random random_of(uint64_t seed, int ranks) { return Random{64 * seed + uint64_t(ranks)}; }
+
+// `seed`: what `random` was made of.
+void check_and_count(const Case& c, const DeviceMesh& mesh, Random& random, uint64_t seed,
+                     ProcessGroup& group, Counts& counts) {
+  Outcome o;
+  try {
+    o = check_case(c, mesh, random);
+  } catch (const BugError& e) {
+    throw BugError(run_again(seed) + e.what());
+  }
   if (group.rank() != 0) return;
   ++counts.cases;
   counts.free += o.free;
@@ -23,7 +37,6 @@ void count(const Outcome& o, ProcessGroup& group, Counts& counts) {
   counts.refused += o.refused;
 }
 
-// Every rank draws the same numbers, so all make the same calls.
 constexpr int kRanks[] = {1, 2, 3, 4, 5, 6, 8};
 // Random cases for each number of ranks. Sanitizers run them many times slower, and look at paths
 // rather than values: fewer cases go down the same ones.
@@ -34,13 +47,18 @@ constexpr int kRandomCases = 1200;
 #endif
 
 TEST(DTensorFuzz, EveryRegisteredOpEqualsDense) {
+  const FuzzSeeds seeds = fuzz_seeds(1);
   Counts counts;
   for (int ranks : kRanks)
     run_ranks(ranks, [&](ProcessGroup& group) {
       std::vector<DeviceMesh> meshes = make_meshes(group);
-      Random random{uint64_t(ranks)};
-      for (const Case& c : registry_cases())
-        for (const DeviceMesh& mesh : meshes) count(check_case(c, mesh, random), group, counts);
+      const std::vector<Case> cases = registry_cases();
+      for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+        Random random = random_of(seed, ranks);
+        for (const Case& c : cases)
+          for (const DeviceMesh& mesh : meshes)
+            check_and_count(c, mesh, random, seed, group, counts);
+      }
     });
   RecordProperty("cases", counts.cases);
   EXPECT_GT(counts.cases, 3000);
@@ -50,19 +68,21 @@ TEST(DTensorFuzz, EveryRegisteredOpEqualsDense) {
 }
 
 TEST(DTensorFuzz, RandomShapesEqualDense) {
+  const FuzzSeeds seeds = fuzz_seeds(kRandomCases);
   Counts counts;
   for (int ranks : kRanks)
     run_ranks(ranks, [&](ProcessGroup& group) {
       std::vector<DeviceMesh> meshes = make_meshes(group);
-      Random random{100 + uint64_t(ranks)};
-      for (int i = 0; i < kRandomCases; ++i) {
+      for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+        Random random = random_of(seed, ranks);
         Case c = random_case(random);
         const DeviceMesh& mesh = meshes[size_t(pick(random, 0, int64_t(meshes.size()) - 1))];
-        count(check_case(c, mesh, random), group, counts);
+        check_and_count(c, mesh, random, seed, group, counts);
       }
     });
   RecordProperty("cases", counts.cases);
-  EXPECT_EQ(counts.cases, int(std::size(kRanks)) * kRandomCases);
+  EXPECT_EQ(uint64_t(counts.cases), std::size(kRanks) * seeds.count);
+  if (!seeds.many()) return;
   EXPECT_GT(counts.free, counts.cases / 4);
   EXPECT_GT(counts.gradients, counts.cases / 2);
 }

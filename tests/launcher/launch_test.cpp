@@ -1,6 +1,7 @@
 // What workers get: environment, input, cores; and what becomes of their output.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -184,16 +185,21 @@ TEST(Launch, BindsRanksToTheirShare) {
   EXPECT_NE(r.err.find("share"), std::string::npos) << r.err;
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kStartSeconds = 2;  // the sanitizer's own start and its search for leaks
-#else
-constexpr double kStartSeconds = 0.15;
-#endif
+// Nothing is waited for but the ranks: in turns with starts of the program alone, so that both are
+// as slow as the machine is.
+TEST(Launch, StartsQuickly) {
+  constexpr int kTimes = 15;
+  std::vector<double> launches, starts;
+  for (int i = 0; i < kTimes; ++i) {
+    launches.push_back(tlaunch({"--nproc", "2", "true"}).seconds);
+    starts.push_back(tlaunch({"--version"}).seconds);
+  }
+  for (auto* list : {&launches, &starts})
+    std::nth_element(list->begin(), list->begin() + kTimes / 2, list->end());
+  EXPECT_LT(launches[kTimes / 2], 20 * starts[kTimes / 2]);
+}
 
-TEST(Launch, StartsQuicklyAndManyRanks) {
-  double best = 1e9;
-  for (int i = 0; i < 5; ++i) best = std::min(best, tlaunch({"--nproc", "2", "true"}).seconds);
-  EXPECT_LT(best, kStartSeconds);
+TEST(Launch, StartsManyRanks) {
   Result r = tlaunch({"--nproc", "200", "sh", "-c", "echo $RANK"});
   EXPECT_EQ(r.exit_code, 0) << r.err;
   EXPECT_EQ(lines(r.out).size(), 200u);

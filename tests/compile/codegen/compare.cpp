@@ -12,6 +12,7 @@
 #include "compile/codegen/toolchain.h"
 #include "core/core.h"
 #include "core/tensor/element.h"
+#include "tests/support/fuzz.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::test {
@@ -111,6 +112,11 @@ Tensors operands_of(const Body& body, uint64_t seed) {
   for (size_t k = 0; k < body.operands.size(); ++k) in.push_back(operand_of(body, k, seed));
   return in;
 }
+Tensors copies(const Tensors& of) {
+  Tensors list;
+  for (const Tensor& t : of) list.push_back(clone(t));
+  return list;
+}
 Tensors results_memory(const Body& body) {
   Tensors out;
   for (size_t k = 0; k < body.stores.size(); ++k) out.push_back(result_of(body, k));
@@ -149,9 +155,9 @@ void expect_equal_memory(const Tensors& a, const Tensors& b, const std::string& 
 
 // The same bits from chunks in another order, and from each result written over each operand that
 // it may be written over.
-void expect_same_elsewhere(const Body& body, const KernelCode& code, uint64_t seed,
+void expect_same_elsewhere(const Body& body, const KernelCode& code, const Tensors& drawn,
                            const Tensors& got) {
-  auto fresh = [&] { return std::pair(operands_of(body, seed), results_memory(body)); };
+  auto fresh = [&] { return std::pair(copies(drawn), results_memory(body)); };
   auto [in, out] = fresh();
   run(code, in, out, true);
   expect_equal_memory(out, got, "backwards\n" + to_string(body));
@@ -173,16 +179,16 @@ void expect_same_elsewhere(const Body& body, const KernelCode& code, uint64_t se
     }
 }
 
-void expect_interpreted(const Body& body, uint64_t seed, const Tensors& got, double tolerance,
-                        const std::string& text) {
+void expect_interpreted(const Body& body, const Tensors& drawn, const Tensors& got,
+                        double tolerance, const std::string& text) {
   Tensors expected = results_memory(body);
-  interpret(body, operands_of(body, seed), expected);
+  interpret(body, drawn, expected);
   std::vector<Near> near = nearness(body);
   for (size_t k = 0; k < got.size(); ++k) {
     const Near n = near[size_t(body.stores[k].value)];
     double bound = n != Near::kRounding ? 0 : rounds_to_16_bits(body) ? 1.0 / 50 : tolerance;
     EXPECT_LE(difference(got[k], expected[k], n == Near::kBits), bound)
-        << "body " << seed << ", result " << k << "\n"
+        << "result " << k << "\n"
         << to_string(got[k]) << "\n"
         << to_string(expected[k]) << "\n"
         << to_string(body) << text;
@@ -191,7 +197,8 @@ void expect_interpreted(const Body& body, uint64_t seed, const Tensors& got, dou
 
 }  // namespace
 
-void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance) {
+void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance,
+                              const std::vector<uint64_t>& seeds) {
   std::vector<Ref<const Fused>> fused;
   std::vector<const Fused*> kernels;
   for (const Body& b : bodies) {
@@ -201,14 +208,18 @@ void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance)
   }
   auto loaded = generate(kernels, {.cache_dir = kernel_cache()});
   for (size_t n = 0; n < bodies.size(); ++n) {
+    const uint64_t seed = seeds.empty() ? n : seeds[n];
+    const testing::ScopedTrace trace(__FILE__, __LINE__, seeds.empty() ? "" : run_again(seed));
+    const Tensors drawn = operands_of(bodies[n], seed);
     Tensors got = results_memory(bodies[n]);
-    run(loaded[n]->code, operands_of(bodies[n], n), got, false);
-    expect_same_elsewhere(bodies[n], loaded[n]->code, n, got);
-    expect_interpreted(bodies[n], n, got, tolerance, print_cpp(bodies[n], "kernel"));
+    run(loaded[n]->code, copies(drawn), got, false);
+    expect_same_elsewhere(bodies[n], loaded[n]->code, drawn, got);
+    expect_interpreted(bodies[n], drawn, got, tolerance, print_cpp(bodies[n], "kernel"));
   }
 }
 
-int compare_cuda_on_one_thread(const std::vector<Body>& bodies, double tolerance) {
+int compare_cuda_on_one_thread(const std::vector<Body>& bodies, double tolerance,
+                               const std::vector<uint64_t>& seeds) {
   std::string text = prologue_cuda() + R"(
 #define __global__
 struct Dim { unsigned x; };
@@ -224,12 +235,14 @@ template <class Op, class T> T block_reduce(T value) { return value; }
   compile_shared(find_toolchain(""), {text}, folder.str(), folder / "object.so");
   LoadedObject object(folder / "object.so");
   for (size_t n : printed) {
-    Tensors in = operands_of(bodies[n], n), got = results_memory(bodies[n]);
+    const testing::ScopedTrace trace(__FILE__, __LINE__, run_again(seeds[n]));
+    const Tensors drawn = operands_of(bodies[n], seeds[n]);
+    Tensors in = copies(drawn), got = results_memory(bodies[n]);
     std::vector<char*> p;
     for (const Tensor& t : in) p.push_back(static_cast<char*>(t.raw()));
     for (const Tensor& t : got) p.push_back(static_cast<char*>(t.raw()));
     reinterpret_cast<void (*)(char* const*)>(object.symbol(fmt::format("k{}", n)))(p.data());
-    expect_interpreted(bodies[n], n, got, tolerance, print_cuda(bodies[n], "kernel"));
+    expect_interpreted(bodies[n], drawn, got, tolerance, print_cuda(bodies[n], "kernel"));
   }
   return int(printed.size());
 }

@@ -34,10 +34,13 @@ bool may_overwrite(const Body& body, int operand, int result);
 /// Compiles `bodies` together and compares each with interpret(): results that no float reduction
 /// feeds must have equal bits, maxima and minima equal numbers; others may differ by `tolerance` of
 /// the largest. Chunks in another order and results over operands must give the same bits.
-void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance = 1e-5);
+/// `seeds`: of random bodies, from which their operands are drawn too.
+void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance = 1e-5,
+                              const std::vector<uint64_t>& seeds = {});
 
 /// Compiles the CUDA text of `bodies` for this machine, as a grid of one thread, and compares it in
 /// the same way: all of it but what threads do together. Returns how many have such a text.
-int compare_cuda_on_one_thread(const std::vector<Body>& bodies, double tolerance = 1e-5);
+int compare_cuda_on_one_thread(const std::vector<Body>& bodies, double tolerance,
+                               const std::vector<uint64_t>& seeds);
 
 }  // namespace tessera::test

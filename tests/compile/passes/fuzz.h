@@ -2,7 +2,6 @@
 // random shapes, made of pointwise ops with broadcasting, views, reductions, softmax and norms,
 // products, joins, writes to state through views, and gradients.
 #pragma once
-#include <cstdlib>
 #include <optional>
 #include <random>
 
@@ -16,12 +15,6 @@
 #include "core/ops/views.h"
 
 namespace tessera::test {
-
-/// An environment variable as a number.
-inline uint64_t number_from(const char* variable, uint64_t otherwise) {
-  const char* text = std::getenv(variable);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
-}
 
 class RandomStep {
  public:

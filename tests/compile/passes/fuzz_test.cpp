@@ -1,16 +1,15 @@
 // Thousands of random steps through the pipeline, against plain replay. A failure prints its seed
-// and graphs; TESSERA_FUZZ_SEED runs one seed again, TESSERA_FUZZ_COUNT sets how many are run.
+// and graphs; tests/support/fuzz.h says how to run others.
 #include "tests/compile/passes/fuzz.h"
 
 #include <gtest/gtest.h>
 
 #include "tests/compile/passes/close.h"
 #include "tests/compile/passes/graphs.h"
+#include "tests/support/fuzz.h"
 
 namespace tessera::compiler {
 namespace {
-
-using test::number_from;
 
 // By result (test::results: outputs, implicit inputs, inputs): whether what its memory holds at the
 // end was computed with floats narrower than f64 anywhere before it. Then an f64 result may carry
@@ -52,7 +51,7 @@ bool run_seed(uint64_t seed, std::string_view skip, const test::Tolerance& toler
   std::vector<Tensor> in = test::copies(step.inputs);
   std::swap(in, step.inputs);
   Graph g = test::graph_of(step.inputs, [&] { return step.run(); }), after = g;
-  std::string what = "seed " + std::to_string(seed) + "\nbefore:\n" + to_string(g);
+  std::string what = test::run_again(seed) + "before:\n" + to_string(g);
   try {
     if (skip.empty()) decompose(after, {.softmax = seed % 2 == 0, .least_elements = 0});
     run_passes(after, skip);
@@ -66,10 +65,8 @@ bool run_seed(uint64_t seed, std::string_view skip, const test::Tolerance& toler
 }
 
 void fuzz(uint64_t count, std::string_view skip, const test::Tolerance& tolerance) {
-  uint64_t first = number_from("TESSERA_FUZZ_SEED", 1);
-  if (std::getenv("TESSERA_FUZZ_SEED")) count = 1;
-  count = number_from("TESSERA_FUZZ_COUNT", count);
-  for (uint64_t seed = first; seed < first + count; ++seed)
+  const test::FuzzSeeds seeds = test::fuzz_seeds(count);
+  for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed)
     if (!run_seed(seed, skip, tolerance)) return;
 }
 

@@ -1,12 +1,10 @@
 // Compares the scalar functions of core/ops/functors with the platform's double libm, over a stride
 // of all float bit patterns (denormals, infinities and NaN included) and over special values. The
 // loops under test are the ones GCC vectorises, so vector code is what gets checked.
-// TESSERA_MATH_STRIDE=1 makes the unary sweep exhaustive (scripts/check_math_all.sh), and the last
-// tests fail if the hot loops stop being vector code.
+// TESSERA_MATH_STRIDE=1 makes the unary sweep exhaustive (scripts/check_math_all.sh).
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -491,79 +489,5 @@ TEST(DoubleForms, ErfinvInvertsErf) {
   EXPECT_EQ(fn::erfinv(-1.0), -kInfinity);
   EXPECT_TRUE(std::isnan(fn::erfinv(1.0000001)));
 }
-
-// ---- speed: a vector loop takes a fraction of the time of the same function one call at a time
-// ----
-
-template <float (*kFunction)(float)>
-[[gnu::noinline]] void loop(const float* x, float* y, int n) {
-  for (int i = 0; i < n; ++i) y[i] = kFunction(x[i]);
-}
-
-template <float (*kFunction)(float)>
-[[gnu::noinline]] void one_by_one(const float* x, float* y, int n) {
-  for (int i = 0; i < n; ++i) {
-    float v = x[i];
-    asm volatile("" : "+m"(v));  // a scalar that the vectoriser must not touch
-    y[i] = kFunction(v);
-  }
-}
-
-double nanoseconds(Batch run) {
-  constexpr int kCount = 4096;
-  std::vector<float> x(kCount), y(kCount);
-  for (int i = 0; i < kCount; ++i) x[i] = 0.003f * static_cast<float>(i - kCount / 2) + 0.001f;
-  double best = 1e30;
-  for (int repeat = 0; repeat < 60; ++repeat) {
-    const auto start = std::chrono::steady_clock::now();
-    run(x.data(), y.data(), kCount);
-    const std::chrono::duration<double, std::nano> took = std::chrono::steady_clock::now() - start;
-    best = std::min(best, took.count() / kCount);
-  }
-  return best;
-}
-
-#define HOT(name) \
-  { #name, loop < fn::name>, one_by_one < fn::name> }
-#define HOT_IN_GROUPS(name)                                                                      \
-  {                                                                                              \
-#name, [](const float* x, float* y,                                                          \
-              int n) { in_groups([](auto v) { return fn::name(v); }, x, y, n); }, one_by_one <   \
-                                                                                      fn::name < \
-                                                                                      float>>    \
-  }
-
-TEST(Speed, HotLoopsAreVectorCode) {
-#if !defined(__OPTIMIZE__) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || \
-    !defined(__NO_MATH_ERRNO__)
-  GTEST_SKIP() << "needs -O3 -fno-math-errno -fno-trapping-math and no sanitizer";
-#endif
-  const struct {
-    const char* name;
-    Batch vector, scalar;
-  } hot[] = {HOT(exp),
-             HOT(log),
-             HOT(tanh),
-             HOT(erf),
-             HOT_IN_GROUPS(sigmoid),
-             HOT_IN_GROUPS(silu),
-             HOT(softplus),
-             HOT_IN_GROUPS(gelu),
-             HOT_IN_GROUPS(gelu_grad),
-             HOT_IN_GROUPS(gelu_tanh),
-             HOT_IN_GROUPS(gelu_tanh_grad),
-             HOT(rsqrt),
-             HOT(log1p),
-             HOT(expm1)};
-  for (const auto& f : hot) {
-    const double vector = nanoseconds(f.vector), scalar = nanoseconds(f.scalar);
-    std::printf("%-15s %6.2f ns per element, one by one %6.2f\n", f.name, vector, scalar);
-#if defined(__AVX2__)
-    EXPECT_LT(vector * 2.0, scalar) << f.name << " is no longer vectorised";
-#endif
-  }
-}
-#undef HOT
-#undef HOT_IN_GROUPS
 
 }  // namespace

@@ -1,0 +1,14 @@
+// Loops over the functions in which models spend their time, compiled as kernels are.
+#pragma once
+
+namespace tessera::test {
+
+struct HotLoop {
+  const char* name;
+  void (*all_at_once)(const float* x, float* y, int n);
+  void (*one_by_one)(const float* x, float* y, int n);  // which no vectoriser can touch
+};
+inline constexpr int kHotLoops = 14;
+extern const HotLoop hot_loops[kHotLoops];
+
+}  // namespace tessera::test
