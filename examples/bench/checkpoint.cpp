@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "core/base/error.h"
+#include "core/base/parallel.h"
 #include "core/dispatch/copy.h"
 #include "core/ops/create.h"
 #include "examples/bench/commands.h"

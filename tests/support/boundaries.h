@@ -13,7 +13,7 @@ struct FamilyElsewhere {
 };
 inline constexpr FamilyElsewhere kFamiliesElsewhere[] = {
     {"generated", "test_compile"},
-    {"fuse", "test_compile"},
+    {"fuse", "test_compile_passes"},
     {"accumulate", "test_compile"},
     {"decompose", "test_compile_passes"},
     {"streams", "test_compile_codegen"},

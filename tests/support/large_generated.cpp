@@ -52,38 +52,17 @@ void add_rows_of(LargeCases& cases, int64_t rows, int64_t n) {
   add_softmax_of_sum(cases, rows, n, 13);
 }
 
-// Bools, which a loop writes besides what it reads.
+// Bools, which a loop writes besides what it sums.
 void add_flags(LargeCases& cases, int64_t n) {
   cases.push_back({"flags, " + std::to_string(n),
                    {grid_values({n}, 1), grid_values({n}, 2)},
-                   [](const List& in) { return List{gt(square(in[0]) * in[1], 0.125)}; }});
-}
-
-// One kernel of so many products and sums.
-void add_chain(LargeCases& cases, int steps) {
-  cases.push_back({fmt::format("a chain of {} steps", steps),
-                   {grid_values({37}, 1), grid_values({37}, 2, -0.5, 0.5)},
-                   [=](const List& in) {
-                     Tensor x = in[0];
-                     for (int i = 0; i < steps; ++i) x = i % 2 ? x * in[1] : x + in[0];
-                     return List{x};
+                   [](const List& in) {
+                     const Tensor x = square(in[0]) * in[1];
+                     return List{gt(x, 0.125), sum(x)};
                    },
-                   1,
-                   false,
+                   n,
+                   true,
                    0});
-}
-
-// One kernel of so many operands.
-void add_many(LargeCases& cases, size_t operands) {
-  LargeCase c{fmt::format("a sum of {} operands", operands), {}, {}, int64_t(operands), false};
-  for (size_t i = 0; i < operands; ++i) c.in.push_back(grid_values({41}, i));
-  c.f = [](const List& in) {
-    Tensor x = square(in[0]);
-    for (size_t i = 1; i < in.size(); ++i) x = x + in[i];
-    return List{x};
-  };
-  c.roundings = 0;
-  cases.push_back(std::move(c));
 }
 
 // The gradient of a table that is looked up and multiplied by: rows join the dense one in place.
@@ -108,8 +87,6 @@ void add_generated(LargeCases& cases) {
   for (int64_t n : {8191, 8192, 8193}) add_softmax_of_sum(cases, 100, n, 509);
   for (int64_t n : {65535, 65536, 65537}) add_rows_of(cases, 1, n);
   for (int64_t n : {63, 64, 65}) add_flags(cases, n);
-  for (int steps : {252, 253, 254, 255, 256}) add_chain(cases, steps);
-  for (size_t operands : {46, 47, 48}) add_many(cases, operands);
   for (int64_t width : {31, 32, 33}) add_tied(cases, width);
 }
 
