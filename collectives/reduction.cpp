@@ -1,6 +1,7 @@
 #include "collectives/reduction.h"
 
 #include "collectives/kernels/trees.h"
+#include "core/base/boundary.h"
 #include "core/base/isa.h"
 
 namespace tessera::detail {
@@ -47,6 +48,7 @@ void reduce_tree(ReduceOp op, DType dtype, std::span<void* const> to,
   static_assert(kNumReduceOps == 8 && kNumDTypes == 8 && int(DType::kU8) == 1);
   const bool is_bool = dtype == DType::kBool;
   int row = int(is_bool ? of_bool(op) : op), column = is_bool ? 0 : int(dtype) - 1;
+  meet("trees.block", count);
   trees().kernels[row][column](to.data(), int(to.size()), sources.data(), int(sources.size()),
                                count, terms ? terms : int(sources.size()));
 }

@@ -65,6 +65,50 @@ UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|/(home|root)/\w|\bnot implem
 UNFINISHED_IN = CODE + (".py", ".sh", ".cmake", ".md", ".txt", ".json")
 INCLUDE = re.compile(r'^\s*#\s*include\s+(["<])([^">]+)[">]')
 
+# Where a constant may be a limit at which a kernel cuts its work. It has a row of core/base/boundaries.h then, so that tests go
+# beside it; or its name says that it is the grain of a loop over threads (which has a row), a number of bytes or a distance of
+# prefetches; or it is one of these, which lead to no other loop or path: shapes that all calls have in common, bounds of caches,
+# how many pieces there are at most, what only chooses between kernels.
+KERNELS = ("core/backend/", "collectives/kernels/", "compile/codegen/", "compile/passes/")
+NAMED = re.compile(r"kGrain|k\w*Bytes|k\w*Ahead")
+NOT_LIMITS = {
+    "compile/codegen/cache.cpp": "kDigest",
+    "compile/codegen/generate.cpp": "kKernelsPerFile",
+    "compile/codegen/loops.cpp": "kMerged",
+    "compile/codegen/prologue.h": "kWidth kLine",
+    "compile/codegen/schedule.cpp": "kRowBuffers kChunk kChunksOfArrays kChunksOfScalars kLongRow kRowsBeside kChunksBeside "
+                                    "kFetched kWorkBeside kWorthKeeping kPage kNear",
+    "compile/codegen/sized.cpp": "kKernelsPerFile",
+    "compile/codegen/softmax.cpp": "kLeastPiece kMostPiece kPage",
+    "compile/codegen/toolchain.cpp": "kShown",
+    "compile/passes/kernel_name.cpp": "kMaxOps",
+    "compile/passes/recompute.cpp": "kMostNodes",
+    "core/backend/cpu/batch_norm.cpp": "kPieceElements",
+    "core/backend/cpu/conv.cpp": "kMaxPrepared kMost",
+    "core/backend/cpu/conv_dot_rows.cpp": "kMostPointers",
+    "core/backend/cpu/conv_dot_weight.cpp": "kLineUnits",
+    "core/backend/cpu/conv_product.cpp": "kDeep",
+    "core/backend/cpu/conv_winograd.cpp": "kIn kLeastGroups kMost",
+    "core/backend/cpu/conv_winograd_weight.cpp": "kRows kApart kFloats kLeast kMost",
+    "core/backend/cpu/elementwise.h": "kMaxWalked",
+    "core/backend/cpu/gemm.cpp": "kMaxPrepared",
+    "core/backend/cpu/gemm.h": "kMaxBatch",
+    "core/backend/cpu/kernels/attention_bf16.cpp": "kStep",
+    "core/backend/cpu/kernels/conv_dot.cpp": "kLanes",
+    "core/backend/cpu/kernels/conv_winograd.cpp": "kPairs kIn kLanes",
+    "core/backend/cpu/kernels/conv_winograd_table.h": "kWinogradTile",
+    "core/backend/cpu/kernels/cross_entropy.cpp": "kLine",
+    "core/backend/cpu/kernels/microgemm.h": "kLine kTileRows kTileVectors",
+    "core/backend/cpu/kernels/packed_gemm.cpp": "kGroupRows kLine kAtOnce",
+    "core/backend/cpu/kernels/pointwise.cpp": "kGroup",
+    "core/backend/cpu/kernels/sparse.cpp": "kFour",
+    "core/backend/cpu/kernels/vector.h": "kGroup",
+    "core/backend/cpu/linalg.cpp": "kBlock",
+    "core/backend/cpu/packed_gemm.cpp": "kFit",
+}
+CONSTANTS = re.compile(r"\bconstexpr\s+(?:u?int(?:\d+_t)?|size_t|long)\s+(k[A-Z][^;{}()]*?=[^;]*);")
+NUMBER = re.compile(r"(?<![\w.])\d")
+
 
 def longest(path, modules):
     found = [m for m in modules if path.startswith(m + "/")]
@@ -97,6 +141,18 @@ def check_includes(path, lines):
                 yield f"{path}:{number}: {module} may not include {target} ({included})"
 
 
+def check_constants(path, lines):
+    """Constants of kernels that are numbers, without a name in the table of limits."""
+    text = "\n".join(line.split("//")[0] for line in lines)
+    for found in CONSTANTS.finditer(text):
+        for name, value in re.findall(r"(k[A-Z]\w*)(?:<[^=]*>)?\s*=\s*((?:[^,(]|\([^)]*\))+)", found[1]):
+            named = "limit(" in value or NAMED.fullmatch(name) or name in NOT_LIMITS.get(path, "").split()
+            if NUMBER.search(value) and value.strip() not in ("-1", "0", "1") and not named:
+                number = text[:found.start()].count("\n") + 1
+                yield (f"{path}:{number}: {name} is a number; if another loop or path begins there, give it a row in "
+                       "core/base/boundaries.h, else a place in NOT_LIMITS of scripts/check_layout.py")
+
+
 def check_readmes(files):
     folders = set()
     for path in files:
@@ -120,6 +176,8 @@ def check(root):
         lines = (root / path).read_text(encoding="utf-8").splitlines()
         if path.endswith(CODE):
             yield from check_includes(path, lines)
+        if path.endswith((".h", ".cpp")) and path.startswith(KERNELS):
+            yield from check_constants(path, lines)
         if path.endswith(COUNTED) and len(lines) > MAX_LINES:
             yield f"{path}:{len(lines)}: {len(lines)} lines, at most {MAX_LINES}; split it along an idea"
         if path != "scripts/check_layout.py":

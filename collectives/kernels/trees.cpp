@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/base/boundaries.h"
+
 // clang-format off
 #include "core/ops/functors/prelude.h"
 #include "core/ops/functors/convert.h"
@@ -17,7 +19,8 @@ namespace {
 
 using fn::BF16, fn::F16;
 
-constexpr int64_t kBlock = 1024;  // elements; a block of every level stays in the first-level cache
+// Elements; a block of every level stays in the first-level cache.
+constexpr int64_t kBlock = limit("trees.block");
 
 struct Sum {
   template <class A>

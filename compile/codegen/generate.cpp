@@ -19,8 +19,8 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr size_t kKernelsPerFile = 4;           // that are worth a compiler of their own
-constexpr int64_t kParallelElements = 1 << 15;  // that are worth a thread
+constexpr size_t kKernelsPerFile = 4;  // that are worth a compiler of their own
+constexpr int64_t kGrain = 1 << 15;    // that are worth a thread
 
 struct Distinct {
   const Fused* fused;
@@ -80,7 +80,7 @@ void set_sizes(KernelCode& code, const Schedule& schedule) {
   code.scratch_bytes = size_t(scratch_bytes(schedule));
   code.chunks = schedule.chunks();
   int64_t chunk = schedule.count(~LoopMask(0)) / code.chunks;
-  code.parallel_grain = std::max<int64_t>(1, kParallelElements / std::max<int64_t>(1, chunk));
+  code.parallel_grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, chunk));
 }
 
 std::vector<Ref<const LoadedKernel>> generate(std::span<const Fused* const> kernels,

@@ -15,7 +15,6 @@ namespace tessera::compiler {
 namespace {
 
 constexpr int64_t kRowBuffers = 256 << 10;     // bytes of one row's intermediate values: half of L2
-constexpr int64_t kTotals = 512 << 10;         // bytes of running totals, all on the stack
 constexpr int64_t kChunk = 1 << 15;            // elements of a chunk, at least
 constexpr int64_t kChunksOfArrays = 64;        // that keep partial arrays, at most
 constexpr int64_t kChunksOfScalars = 1 << 12;  // that keep partial sums, at most
@@ -114,8 +113,9 @@ class Scheduler {
   }
   bool holds_totals(const Instr& i) {
     const LoopMask kept = i.loops & inner_;
-    if (kept) total_bytes_ += s_.count(kept) * bytes_of(i.dtype);
-    return total_bytes_ <= kTotals;
+    if (kept) totals_ += s_.count(kept) * bytes_of(i.dtype) / 4;
+    meet("generated.totals", totals_);
+    return totals_ <= limit("generated.totals");
   }
   // What the end of the kernel can compute: sums over rows and values of no row.
   bool at_the_end(InstrId id) const {
@@ -162,9 +162,11 @@ class Scheduler {
     return true;
   }
   bool streams(const Access& to) const {
-    return on_cpu_ && s_.loops() > 0 && to.strides.back() == 1 &&
-           s_.body.extents.back() >= kStreamedRow &&
-           s_.count(moving_loops(to)) * int64_t(size_of(to.dtype)) >= streamed_from_;
+    if (!on_cpu_ || s_.loops() == 0 || to.strides.back() != 1 ||
+        s_.count(moving_loops(to)) * int64_t(size_of(to.dtype)) < streamed_from_)
+      return false;
+    meet("streams.row", s_.body.extents.back());
+    return s_.body.extents.back() >= kStreamedRow;
   }
   void feed_reductions() {
     for (size_t k = 0; k < s_.values.size(); ++k) {
@@ -392,7 +394,8 @@ class Scheduler {
   const int64_t streamed_from_;
   LoopMask outer_ = 0, inner_ = 0;
   std::vector<bool> seen_;  // by the nest that is being filled
-  int64_t buffered_bytes_ = 0, total_bytes_ = 0;
+  int64_t buffered_bytes_ = 0;
+  int64_t totals_ = 0;  // that run, all on the stack, in words of four bytes
 };
 
 std::optional<Schedule> schedule_with(const Body& body, LoopMask inner, int vector, bool may_block,

@@ -15,12 +15,12 @@ namespace tessera::compiler {
 
 /// Elements that a sum takes in interleaved lanes of its own precision before they meet in double.
 inline constexpr int64_t kSumBlock = limit("generated.sum_block");
-inline constexpr int kMaxLanes = 32;
+inline constexpr int kMaxLanes = limit("generated.lanes");
 /// Where a loop reads or writes elements of one byte as well: GCC takes vectors of as many bytes as
 /// there are lanes for all that it does.
-inline constexpr int kMaxLanesOfBytes = 64;
+inline constexpr int kMaxLanesOfBytes = limit("generated.byte_lanes");
 /// Elements of a row from which on its results are streamed.
-inline constexpr int64_t kStreamedRow = 64;
+inline constexpr int64_t kStreamedRow = limit("streams.row");
 /// Rows after which sums over rows move from single to double precision.
 inline constexpr int64_t kSumRows = limit("generated.sum_rows");
 

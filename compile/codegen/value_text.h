@@ -12,6 +12,7 @@
 #include "compile/codegen/functors.h"
 #include "compile/codegen/kernel_text.h"
 #include "compile/codegen/softmax.h"
+#include "core/base/boundary.h"
 
 namespace tessera::compiler {
 
@@ -233,7 +234,12 @@ class ValueText : protected KernelText {
   }
   int64_t lanes_of(const Nest& n) const {
     const int64_t extent = b_.extents[size_t(last_of(n.loops))];
-    int64_t count = 1, most = s_.touches_bytes(n) ? kMaxLanesOfBytes : kMaxLanes;
+    const bool bytes = s_.touches_bytes(n);
+    int64_t count = 1, most = bytes ? kMaxLanesOfBytes : kMaxLanes;
+    if (bytes)
+      meet("generated.byte_lanes", extent);
+    else
+      meet("generated.lanes", extent);
     while (count < most && count < extent) count *= 2;
     return count;
   }

@@ -9,7 +9,7 @@
 
 #include "compile/passes/passes.h"
 #include "compile/rewrite.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/kernel.h"
 #include "core/ops/attributes.h"
@@ -83,7 +83,7 @@ void add_rows(const Lookups& found, const Tensor& g, const Tensor& ids, const Te
   const int64_t d = out.size(1), count = ids.numel();
   const T* from = g.values<T>();
   T* to = out.data<T>();
-  parallel_for(d, std::max<int64_t>(16, kGrain / std::max<int64_t>(count, 1)),
+  parallel_for("accumulate.threads", d, std::max<int64_t>(16, kGrain / std::max<int64_t>(count, 1)),
                [&](int64_t begin, int64_t end) {
                  std::vector<T> sum(size_t(end - begin));
                  for (int64_t first : found.firsts) {

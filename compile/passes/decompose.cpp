@@ -11,6 +11,7 @@
 #include "compile/passes/passes.h"
 #include "compile/record.h"
 #include "compile/rewrite.h"
+#include "core/base/boundary.h"
 #include "core/dispatch/copy.h"
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"
@@ -211,6 +212,7 @@ class Decomposer {
   bool worth_kernels(const Node& n) const {
     int64_t all = 0;
     for (ValueId id : n.out) all += numel(g_[id].meta.shape);
+    meet("decompose.cached", all);
     return all <= kCachedElements && all >= options_.least_elements * int64_t(n.out.size());
   }
 

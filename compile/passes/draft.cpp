@@ -8,11 +8,12 @@
 #include "compile/passes/closed_set.h"
 #include "compile/passes/loop_order.h"
 #include "compile/rewrite.h"
+#include "core/base/boundary.h"
 
 namespace tessera::compiler {
 namespace {
 
-constexpr size_t kMaxInstrs = 256, kMaxMemories = 48;
+constexpr size_t kMaxInstrs = limit("fuse.instructions"), kMaxMemories = limit("fuse.operands");
 
 // An operand as the group sees it.
 struct Read {
@@ -37,8 +38,10 @@ class Draft {
     if (!number_loops() || !reads_where_it_writes()) return {};
     for (size_t i = 0; i < nodes_.size(); ++i) add_instrs(i);
     add_stores();
-    if (kernel_.body.stores.empty() || body().instrs.size() > kMaxInstrs ||
-        kernel_.in.size() + kernel_.out.size() > kMaxMemories)
+    const size_t memories = kernel_.in.size() + kernel_.out.size();
+    meet("fuse.instructions", int64_t(body().instrs.size()));
+    meet("fuse.operands", int64_t(memories));
+    if (kernel_.body.stores.empty() || body().instrs.size() > kMaxInstrs || memories > kMaxMemories)
       return {};
     order_loops(kernel_.body);
     if (body().extents.size() > size_t(kMaxDims) || !one_sweep(body()) || !schedulable(body()))

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/base/boundary.h"
+
 namespace tessera::compiler {
 namespace {
 
@@ -93,7 +95,7 @@ void order_loops(Body& b) {
 namespace {
 
 // Elements of a row that is swept more than once: it should come from a cache the second time.
-constexpr int64_t kMaxRow = int64_t(1) << 16;
+constexpr int64_t kMaxRow = limit("generated.row");
 
 bool fits_rows(const Body& b, LoopMask rows) {
   std::vector<bool> late(b.instrs.size());
@@ -112,6 +114,7 @@ bool fits_rows(const Body& b, LoopMask rows) {
   int64_t row = 1;
   for (size_t l = 0; l < b.extents.size(); ++l)
     if (!(rows >> l & 1)) row *= b.extents[l];
+  if (within_rows) meet("generated.row", row);
   return !within_rows || row <= kMaxRow;
 }
 

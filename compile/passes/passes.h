@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compile/graph.h"
+#include "core/base/boundaries.h"
 
 namespace tessera::compiler {
 
@@ -20,7 +21,7 @@ struct DecomposeOptions {
   // their kernels take longer to make and to call than they save.
   int64_t least_elements = 4096;
 };
-inline constexpr int64_t kCachedElements = int64_t(1) << 23;
+inline constexpr int64_t kCachedElements = limit("decompose.cached");
 /// Replaces ops that gain from fusion by the ops they are made of, from the closed set that
 /// README.md lists. Results differ from the eager kernels' by the order of sums alone; without
 /// options, only optimizers in a deterministic graph, whose results do not differ.

@@ -1,8 +1,8 @@
 // Limits at which kernels cut their work: tiles, pieces, blocks, lanes, and where a loop is shared
-// among threads. One table: a kernel takes its limit from it, and the sweep Large.* must meet each
-// one short of it, at it and one beyond it. core/backend/README.md names the kernels whose limits
-// are not here yet. Kernels that are compiled for several instruction sets include this text: it
-// has no function that exists at run time.
+// among threads. One table: a kernel takes its limit from it, and a test must meet each one short
+// of it, at it and one beyond it (tests/support/boundaries.h says which test). Kernels that are
+// compiled for several instruction sets include this text: it has no function that exists at run
+// time.
 #pragma once
 #include <cstdint>
 
@@ -24,6 +24,7 @@ inline constexpr Boundary kBoundaries[] = {
     {"reduce.run", 32},
     {"reduce.columns", 256},
     {"reduce.piece", 65536},
+    {"reduce.pieces"},
     {"reduce.threads"},
     {"cat.row", 32768},
     {"cat.threads"},
@@ -37,6 +38,7 @@ inline constexpr Boundary kBoundaries[] = {
     {"softmax.threads"},
     {"softmax_grad.threads"},
     {"cross_entropy.block", 1024},
+    {"cross_entropy.streams", int64_t(1) << 24},
     {"cross_entropy.threads"},
     {"norm.threads"},
     {"norm_grad.rows", 64},
@@ -61,10 +63,16 @@ inline constexpr Boundary kBoundaries[] = {
     {"packed.least", 64, Needs::kV4},
     {"packed.rows", 64},
     {"packed.columns", 256},
+    {"packed.tile_rows"},
+    {"packed.tile_columns"},
+    {"packed.depth"},
     {"packed.shares"},
     {"zero_rows.product", int64_t(1) << 27},
     {"zero_rows.looks", 16},
+    {"zero_rows.bytes", 512},
     {"zero_rows.threads"},
+    {"zero_rows.finite_threads"},
+    {"zero_rows.gather_threads"},
     // Elements one by one, and their positions.
     {"elementwise.threads"},
     {"elementwise.row_threads"},
@@ -81,12 +89,52 @@ inline constexpr Boundary kBoundaries[] = {
     // Convolutions and pools.
     {"conv_product.least", 64},
     {"conv_nest.threads"},
-    {"winograd.panels"},
-    {"winograd.least_tiles", 16},
+    {"conv_places.least", 64, Needs::kV4},
+    {"conv_places.narrow", 7, Needs::kV4},
+    {"conv_places.gather_threads", 0, Needs::kV4},
+    {"conv_places.threads", 0, Needs::kV4},
+    {"winograd.channels", 32, Needs::kV4},
+    {"winograd.panels", 0, Needs::kV4},
+    {"winograd.least_tiles", 16, Needs::kV4},
+    {"winograd.group", 8, Needs::kV4},
+    {"winograd.block", 0, Needs::kV4},
+    {"winograd.shares", 0, Needs::kV4},
+    {"winograd_weight.least_tiles", 32, Needs::kV4},
+    {"winograd_weight.block", 0, Needs::kV4},
+    {"winograd_weight.shares", 0, Needs::kV4},
+    {"winograd_weight.together", 8, Needs::kBf16Dot},
+    {"winograd_weight.threads", 0, Needs::kBf16Dot},
+    {"conv_dot.channels", 32, Needs::kBf16Dot},
+    {"conv_dot.taps", 16, Needs::kBf16Dot},
+    {"conv_dot_rows.least", 64, Needs::kBf16Dot},
+    {"conv_dot_rows.tile", 8, Needs::kBf16Dot},
+    {"conv_dot_rows.block", 0, Needs::kBf16Dot},
+    {"conv_dot_rows.threads", 0, Needs::kBf16Dot},
+    {"conv_dot_rows.find_threads", 0, Needs::kBf16Dot},
+    {"conv_dot_rows.pack_threads", 0, Needs::kBf16Dot},
+    {"conv_dot_rows.split_threads", 0, Needs::kBf16Dot},
+    {"conv_dot_weight.outputs", 16, Needs::kBf16Dot},
+    {"conv_dot_weight.places", 800, Needs::kBf16Dot},
+    {"conv_dot_weight.places_of_one_tap", 256, Needs::kBf16Dot},
+    {"conv_dot_weight.pairs", 0, Needs::kBf16Dot},
+    {"conv_dot_weight.group", 0, Needs::kBf16Dot},
+    {"conv_dot_weight.half", 8, Needs::kBf16Dot},
+    {"conv_dot_weight.pack_threads", 0, Needs::kBf16Dot},
+    {"conv_dot_weight.shares", 0, Needs::kBf16Dot},
     {"pool.threads"},
     {"pool_grad.images"},
     {"average_pool.threads"},
     {"average_pool_grad.images"},
+    // Matrices of a batch, sparse rows, bytes.
+    {"cholesky.threads"},
+    {"solve_triangular.threads"},
+    {"qr.threads"},
+    {"svd.threads"},
+    {"sparse.columns"},
+    {"sparse.lanes", 32},
+    {"sparse.threads"},
+    {"quantize.threads"},
+    {"dequantize.threads"},
     // Kernels that compile generates: blocks of a sum, rows of sums over rows, chunks of rows.
     {"generated.sum_block", 4096},
     {"generated.sum_rows", 64},
@@ -95,6 +143,21 @@ inline constexpr Boundary kBoundaries[] = {
     {"generated.threads"},
     {"generated.beside", 256},
     {"generated.softmax", 8192},
+    {"generated.lanes", 32},
+    {"generated.byte_lanes", 64},
+    {"generated.totals", int64_t(1) << 17},
+    {"streams.row", 64},
+    {"generated.row", 65536},
+    {"fuse.instructions", 256},
+    {"fuse.operands", 48},
+    {"decompose.cached", int64_t(1) << 23},
+    {"accumulate.threads"},
+    // Reductions between ranks.
+    {"trees.block", 1024},
+    // Checkpoints: buffers of snapshots, hashes of replicas.
+    {"snapshot.pages"},
+    {"snapshot.units"},
+    {"replicas.threads"},
 };
 inline constexpr int kNumBoundaries = int(sizeof(kBoundaries) / sizeof(kBoundaries[0]));
 

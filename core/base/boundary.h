@@ -32,20 +32,26 @@ extern std::atomic<int> boundary_counters;
 void record_boundary(int index, int64_t extent, int64_t limit);
 }  // namespace detail
 
+/// Whether a test counts: who must compute a limit in order to say it does so only then.
+inline bool counting_boundaries() {
+  return detail::boundary_counters.load(std::memory_order_relaxed) != 0;
+}
 /// A kernel cuts `extent` by a limit: that of the table, or one that depends on other extents.
 inline void meet(BoundaryName b, int64_t extent, int64_t limit) {
-  if (detail::boundary_counters.load(std::memory_order_relaxed)) [[unlikely]]
+  if (counting_boundaries()) [[unlikely]]
     detail::record_boundary(b.index, extent, limit);
 }
 inline void meet(BoundaryName b, int64_t extent) { meet(b, extent, kBoundaries[b.index].limit); }
 
 /// A loop over threads whose grain is this: two threads share it from two grains on.
 inline void meet_threads(BoundaryName b, int64_t n, int64_t grain) { meet(b, n, 2 * grain); }
-/// parallel_for that says so.
+/// Calls body(begin, end) over a partition of [0, n) into pieces of at least `grain` items, and
+/// returns when all are done. Runs inline when one piece suffices or when already inside a
+/// parallel_for. The first exception is rethrown.
 inline void parallel_for(BoundaryName b, int64_t n, int64_t grain,
                          FunctionRef<void(int64_t, int64_t)> body) {
   meet_threads(b, n, grain);
-  parallel_for(n, grain, body);
+  detail::share(n, grain, body);
 }
 
 }  // namespace tessera

@@ -52,7 +52,7 @@ void set_num_threads(int n) {
   omp_set_num_threads(n);
 }
 
-void parallel_for(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {
+void detail::share(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t)> body) {
   if (n <= 0) return;
   int64_t pieces = std::min<int64_t>(n / std::max<int64_t>(grain, 1), omp_get_max_threads());
   if (pieces <= 1 || omp_in_parallel()) return body(0, n);

@@ -13,9 +13,9 @@ int num_threads();
 /// Sets num_threads() for the calling thread. Ranks that are threads of one process use 1 each.
 void set_num_threads(int n);
 
-/// Calls body(begin, end) over a partition of [0, n) into pieces of at least `grain` items, and
-/// returns when all are done. Runs inline when one piece suffices or when already inside a
-/// parallel_for. The first exception is rethrown.
-void parallel_for(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t)> body);
+namespace detail {
+/// parallel_for of boundary.h, which gives every loop a name.
+void share(int64_t n, int64_t grain, FunctionRef<void(int64_t, int64_t)> body);
+}  // namespace detail
 
 }  // namespace tessera

@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/base/parallel.h"
+#include "core/dispatch/copy.h"
 #include "core/ops/create.h"
 #include "examples/bench/commands.h"
 #include "parallel/checkpoint/checkpointer.h"
@@ -36,13 +37,6 @@ double timed(F f) {
   auto start = std::chrono::steady_clock::now();
   f();
   return Seconds(std::chrono::steady_clock::now() - start).count();
-}
-
-void copy(void* to, const void* from, size_t bytes) {
-  parallel_for(int64_t(bytes), 256 << 10, [&](int64_t begin, int64_t end) {
-    std::memcpy(static_cast<char*>(to) + begin, static_cast<const char*>(from) + begin,
-                size_t(end - begin));
-  });
 }
 
 void write_plain(const std::string& path, const Tensor& bytes) {
@@ -153,7 +147,7 @@ Json speeds(const CheckpointOptions& o, const fs::path& scratch) {
   checkpoint::Checkpointer saver(scratch / "c", nullptr, {.keep = 1});
   double prepare = timed([&] { saver.prepare(state.pieces); });
   for (int64_t round = 0; round <= o.rounds; ++round) {
-    double c = timed([&] { copy(other.raw(), flat.raw(), flat.nbytes()); });
+    double c = timed([&] { copy_values(other, flat); });
     double p = timed([&] { write_plain(scratch / "plain", flat); });
     saver.save(2 * round, state);
     for (const checkpoint::Piece& p : state.pieces)

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/io/hash.h"
 #include "parallel/checkpoint/exchange.h"
 
@@ -50,7 +50,7 @@ std::vector<Entry> entries_of(std::span<const Piece> pieces) {
     ends.push_back(blocks.size());
   }
   std::vector<Digest> bits(blocks.size());
-  parallel_for(int64_t(blocks.size()), 4, [&](int64_t begin, int64_t end) {
+  parallel_for("replicas.threads", int64_t(blocks.size()), 4, [&](int64_t begin, int64_t end) {
     for (auto i = size_t(begin); i < size_t(end); ++i)
       bits[i] = io::xxh128(blocks[i].data, blocks[i].bytes);
   });

@@ -13,7 +13,7 @@
 #include <mutex>
 
 #include "collectives/engine.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/base/profile.h"
 
 namespace tessera::checkpoint {
@@ -239,7 +239,7 @@ void Snapshot::Copying::finish(size_t source) {
   Source& s = sources_[source];
   while (!done(source)) {
     uint64_t released = released_.load();
-    parallel_for(int64_t(s.units), 1, [&](int64_t begin, int64_t end) {
+    parallel_for("snapshot.units", int64_t(s.units), 1, [&](int64_t begin, int64_t end) {
       for (int64_t u = begin; u < end; ++u)
         if (Unit& unit = units_[s.first + size_t(u)]; claim(unit)) copy(unit);
     });
@@ -315,9 +315,10 @@ void Snapshot::reserve(size_t bytes) {
   if (want <= capacity()) return;
   pages_ = {};  // before the new ones are taken
   pages_ = Pages(want);
-  parallel_for(int64_t(want / kPage), int64_t(kHugePageBytes / kPage),
+  constexpr auto kEach = int64_t(kHugePageBytes / kPage);
+  parallel_for("snapshot.pages", int64_t(want / kHugePageBytes), 1,
                [&](int64_t begin, int64_t end) {
-                 for (int64_t i = begin; i < end; ++i)
+                 for (int64_t i = begin * kEach; i < end * kEach; ++i)
                    pages_.data()[size_t(i) * kPage] = std::byte(0);
                });
 }

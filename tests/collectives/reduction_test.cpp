@@ -12,13 +12,13 @@
 #include <vector>
 
 #include "collectives/kernels/trees.h"
+#include "core/base/boundary.h"
 #include "core/base/isa.h"
 #include "core/tensor/element.h"
+#include "tests/support/boundaries.h"
 
 namespace tessera::detail {
 namespace {
-
-constexpr int64_t kCount = 2500;  // two blocks and a rest
 
 template <class T>
 T tree(ReduceOp op, const std::vector<T>& x, size_t low, size_t high) {
@@ -53,9 +53,9 @@ double value(std::mt19937_64& random) {
   return std::ldexp(double(int64_t(random()) >> 11) * 0x1p-52, int(r / 16 % 40) - 20);
 }
 
-std::vector<std::byte> fill(DType dtype, std::mt19937_64& random) {
-  std::vector<std::byte> bytes(size_t(kCount) * size_of(dtype));
-  for (int64_t i = 0; i < kCount; ++i) {
+std::vector<std::byte> fill(DType dtype, int64_t count, std::mt19937_64& random) {
+  std::vector<std::byte> bytes(size_t(count) * size_of(dtype));
+  for (int64_t i = 0; i < count; ++i) {
     std::byte* at = bytes.data() + size_t(i) * size_of(dtype);
     if (is_floating(dtype))
       write_real(at, dtype, value(random));
@@ -108,8 +108,8 @@ bool is_nan(DType dtype, const std::byte* at) {
 
 /// That `result` is the tree over `sources`, element by element.
 void expect_tree(ReduceOp op, DType dtype, const std::vector<std::vector<std::byte>>& sources,
-                 const std::byte* result, const std::string& where) {
-  for (int64_t i = 0; i < kCount; ++i) {
+                 const std::byte* result, int64_t count, const std::string& where) {
+  for (int64_t i = 0; i < count; ++i) {
     const std::byte* at = result + size_t(i) * size_of(dtype);
     uint64_t want = expected(op, dtype, sources, i), got = 0;
     std::memcpy(&got, at, size_of(dtype));
@@ -119,11 +119,11 @@ void expect_tree(ReduceOp op, DType dtype, const std::vector<std::vector<std::by
   }
 }
 
-void compare(ReduceOp op, DType dtype, int n) {
+void compare(ReduceOp op, DType dtype, int n, int64_t count) {
   std::mt19937_64 random(uint64_t(n) * 64 + uint64_t(dtype) * 8 + uint64_t(op));
   std::vector<std::vector<std::byte>> sources;
   std::vector<const void*> pointers;
-  for (int s = 0; s < n; ++s) sources.push_back(fill(dtype, random));
+  for (int s = 0; s < n; ++s) sources.push_back(fill(dtype, count, random));
   for (auto& s : sources) pointers.push_back(s.data());
   std::vector<const TreeTable*> tables = {&tree_table<isa::base>()};
 #ifdef __x86_64__
@@ -139,12 +139,12 @@ void compare(ReduceOp op, DType dtype, int n) {
       for (int p = 0; p < places; ++p)
         to.push_back(t < tables.size() ? own[size_t(p)].data() : sources[size_t(p)].data());
       if (t < tables.size() && dtype != kBool)
-        tables[t]->kernels[int(op)][int(dtype) - 1](to.data(), places, pointers.data(), n, kCount,
+        tables[t]->kernels[int(op)][int(dtype) - 1](to.data(), places, pointers.data(), n, count,
                                                     n);
       else
-        reduce_tree(op, dtype, std::span<void* const>(to), pointers, kCount);
+        reduce_tree(op, dtype, std::span<void* const>(to), pointers, count);
       for (int p = 0; p < places; ++p)
-        expect_tree(op, dtype, before, static_cast<const std::byte*>(to[size_t(p)]),
+        expect_tree(op, dtype, before, static_cast<const std::byte*>(to[size_t(p)]), count,
                     fmt::format("table {}, place {} of {}", t, p, places));
       for (int s = 0; s < n; ++s) std::ranges::copy(before[size_t(s)], sources[size_t(s)].begin());
     }
@@ -154,7 +154,17 @@ TEST(Reduction, IsTheBalancedTreeOnEveryInstructionSet) {
   for (int n : {1, 2, 3, 4, 5, 8})
     for (DType dtype : kAllDTypes)
       for (int op = 0; op < kNumReduceOps; ++op)
-        if (reducible(ReduceOp(op), dtype)) compare(ReduceOp(op), dtype, n);
+        if (reducible(ReduceOp(op), dtype))
+          compare(ReduceOp(op), dtype, n, 2500);  // two blocks and a rest
+}
+
+TEST(Reduction, BlocksAtTheirLimit) {
+  CountBoundaries counting;
+  for (int64_t count : {1023, 1024, 1025})
+    for (DType dtype : {kI64, kBF16, kF32, kF64})
+      for (ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg})
+        if (reducible(op, dtype)) compare(op, dtype, 3, count);
+  EXPECT_EQ(test::not_met({"trees"}), "");
 }
 
 // Where sources are sums over ranks themselves, an average divides by the number of ranks.

@@ -65,6 +65,18 @@ class CheckLayout(unittest.TestCase):
         self.assertEqual(self.findings({"core/ops/a.cpp": "\n" * 600}), [])
         self.finds({"core/ops/a.cpp": "\n" * 601}, "601 lines")
 
+    def test_constants_of_kernels(self):
+        self.assertEqual(self.findings({
+            "core/backend/cpu/a.cpp": 'constexpr int64_t kTile = limit("a.tile"), kNone = -1, kAlso = kTile;\n'
+                                      "constexpr int64_t kGrain = 1 << 14, kMostBytes = 4 << 20;\n",
+            "core/backend/cpu/gemm.h": "inline constexpr int kMaxBatch = 6;\n",
+            "core/ops/a.cpp": "constexpr int64_t kMost = 7;\n",
+        }), [])
+        self.finds({"core/backend/cpu/a.cpp": "\nconstexpr int64_t kTile = 48;\n"}, "core/backend/cpu/a.cpp:2: kTile is a number")
+        self.finds({"core/backend/cpu/kernels/a.h": 'constexpr int kTile = limit("a.tile"),\n    kPanel = 4 * kTile;\n'}, "kPanel")
+        self.finds({"compile/codegen/a.cpp": "static constexpr size_t kPieces = size_t(1) << 20;\n"}, "kPieces")
+        self.finds({"core/backend/cpu/gemm.cpp": "template <class T>\nconstexpr int64_t kMaxBatch<T> = 6;\n"}, "kMaxBatch")
+
     def test_missing_readme(self):
         self.finds({"core/README.md": "", "core/ops/a.cpp": ""}, "core/ops/README.md:1: missing")
 

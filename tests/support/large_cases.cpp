@@ -63,7 +63,7 @@ Tensor grid_values(const Shape& shape, uint64_t key, double low, double high) {
 std::vector<LargeCase> large_cases() {
   LargeCases cases;
   for (auto add : {add_reductions, add_rows, add_attention, add_products, add_elementwise,
-                   add_windows, add_updates})
+                   add_windows, add_linalg, add_updates})
     add(cases);
   return cases;
 }

@@ -26,6 +26,7 @@ struct LargeCase {
   int64_t part = 13;
   /// Elements are equal between which the gradient chooses: another rounding chooses otherwise.
   bool ties = false;
+  int threads = 3;
 };
 
 std::vector<LargeCase> large_cases();
@@ -38,6 +39,10 @@ void add_attention(LargeCases& cases);
 void add_products(LargeCases& cases);
 void add_elementwise(LargeCases& cases);  // and indexing, sorting, scans, dropout
 void add_windows(LargeCases& cases);      // convolutions, pools
+void add_linalg(LargeCases& cases);       // and sparse rows, bytes
+// What kernels of these dtypes alone compute.
+void add_f32_convolutions(LargeCases& cases);
+void add_bf16_convolutions(LargeCases& cases);
 void add_updates(LargeCases& cases);
 void add_generated(LargeCases& cases);  // what compile makes kernels of
 

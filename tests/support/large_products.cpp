@@ -30,12 +30,11 @@ void add_product(LargeCases& cases, int64_t m, int64_t n, int64_t k, bool a_turn
   cases.push_back(std::move(c));
 }
 
-// Few products of `rows` rows, most of them zero as in the gradient of a loss that ignores most of
-// its targets.
-void add_zero_rows(LargeCases& cases, int64_t m, int64_t n, int64_t k) {
+// One row of `every` is not zero, as in the gradient of a loss that ignores most of its targets.
+void add_zero_rows(LargeCases& cases, int64_t m, int64_t n, int64_t k, int64_t every = 5) {
   Tensor a = grid_values({m, k}, 1);
   for (int64_t r = 0; r < m; ++r)
-    if (r % 5 != 2) std::fill_n(a.data<double>() + r * k, k, 0.0);
+    if (r % every != 2) std::fill_n(a.data<double>() + r * k, k, 0.0);
   LargeCase c{fmt::format("product of {} x {} x {}, most rows zero", m, k, n),
               {a, grid_values({k, n}, 2)},
               [](const List& in) { return List{matmul(in[0], in[1])}; },
@@ -56,12 +55,16 @@ void add_products(LargeCases& cases) {
         add_product(cases, 1, 67, 33, a, b, exact);
         add_product(cases, 67, 1, 33, a, b, exact);
         add_product(cases, 9, 15, 1, a, b, exact);
+        add_product(cases, 7, 31, 5, a, b, exact);
+        add_product(cases, 8, 32, 8, a, b, exact);
+        add_product(cases, 9, 33, 17, a, b, exact);
       }
       // Large enough for packed panels, and odd beside each of their limits.
       add_product(cases, 65, 255, 1100, a, b, false);
       add_product(cases, 64, 256, 1100, a, b, false);
       add_product(cases, 130, 257, 1031, a, b, false);
       add_product(cases, 200, 641, 300, a, b, false);
+      for (int64_t k : {767, 768, 769}) add_product(cases, 64, 250, k, a, b, false);
     }
   add_product(cases, 189, 19, 73, false, false, false);  // 2^18 - 1 products
   add_product(cases, 64, 64, 64, false, false, false);
@@ -69,8 +72,12 @@ void add_products(LargeCases& cases) {
   add_zero_rows(cases, 73, 7, 262657);                   // 2^27 - 1
   add_zero_rows(cases, 512, 512, 512);
   add_zero_rows(cases, 81, 19, 87211);  // 2^27 + 1
-  for (int64_t rows : {15, 16, 17}) add_zero_rows(cases, rows, 2048, 4409);
+  for (int64_t rows : {15, 16, 17}) add_zero_rows(cases, rows, 70460, 112 + rows);
   for (int64_t rows : {31, 32, 33}) add_zero_rows(cases, rows, 4409, 1024);
+  // Rows of b that threads look through, and rows of a that they copy: two grains of both.
+  add_zero_rows(cases, 6 * 841, 819, 39, 6);
+  add_zero_rows(cases, 6 * 818, 819, 40, 6);
+  add_zero_rows(cases, 6 * 797, 819, 41, 6);
   auto spec = [&](const char* of, const Shape& a, const Shape& b, int64_t length) {
     cases.push_back({fmt::format("contract {}", of),
                      {grid_values(a, 1), grid_values(b, 2)},

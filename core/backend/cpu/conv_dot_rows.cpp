@@ -14,7 +14,7 @@
 
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/conv_dot_table.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 
 namespace tessera::cpu {
 namespace {
@@ -95,7 +95,9 @@ struct Work {
                  : taps > 1 ? w.strides[3]
                             : 0),
         panels(columns / kDotPanel) {
-    block = std::clamp<int64_t>(kBlockBytes / (4 * panel_units()), 1, panels);
+    const int64_t most = kBlockBytes / (4 * panel_units());
+    meet("conv_dot_rows.block", panels, most);
+    block = std::clamp<int64_t>(most, 1, panels);
     block = pieces(panels, pieces(panels, block));
   }
   int64_t tap_units() const { return summed / 2 * kDotPanel; }
@@ -134,7 +136,7 @@ class Rows {
     const int64_t taps = int64_t(c_.taps.size()), all = groups();
     if (all * taps * kDotTileRows > kMostPointers) return;
     found_.assign(size_t(all), Group(taps));
-    parallel_for(all, 32, [&](int64_t begin, int64_t end) {
+    parallel_for("conv_dot_rows.find_threads", all, 32, [&](int64_t begin, int64_t end) {
       Place at = place(begin * kDotTileRows);
       for (int64_t g = begin; g < end; ++g) find(g, at, found_[size_t(g)]);
     });
@@ -245,23 +247,25 @@ class Rows {
 
 // Panels [first, first + panels) of the weight, of which `w` has its channels as neighbours.
 void pack(const Work& work, const uint16_t* w, int64_t first, int64_t panels, uint32_t* to) {
-  parallel_for(panels * work.taps, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t at = begin; at < end; ++at) {
-      const int64_t p = first + at / work.taps, tap = at % work.taps;
-      simd<ConvDotTable>().pack_weight(
-          w + tap * work.tap_step + p * kDotPanel * (work.across ? 1 : work.o_step), work.o_step,
-          work.across, work.summed / 2, kDotPanel, to + at * work.tap_units());
-    }
-  });
+  parallel_for(
+      "conv_dot_rows.pack_threads", panels * work.taps, 1, [&](int64_t begin, int64_t end) {
+        for (int64_t at = begin; at < end; ++at) {
+          const int64_t p = first + at / work.taps, tap = at % work.taps;
+          simd<ConvDotTable>().pack_weight(
+              w + tap * work.tap_step + p * kDotPanel * (work.across ? 1 : work.o_step),
+              work.o_step, work.across, work.summed / 2, kDotPanel, to + at * work.tap_units());
+        }
+      });
 }
 
 }  // namespace
 
 bool suits_conv_dot_rows(ConvRole role, const ConvAttributes::Window& window, const Meta& x,
                          const Meta& w, const Meta& y) {
-  constexpr int64_t kLeastRows = 64, kMostBytes = int64_t(64) << 20;
+  constexpr int64_t kLeastRows = limit("conv_dot_rows.least"), kMostBytes = int64_t(64) << 20;
   if (x.dtype != kBF16 || window.groups != 1 || window.stride.size() != 2 || !has_bf16_dot())
     return false;
+  meet("conv_dot.channels", std::min(w.shape[0], w.shape[1]));
   if (w.shape[0] % kDotPanel || w.shape[1] % kDotPanel) return false;
   // Channels are neighbours, or the places of a channel are and then the channels.
   const int64_t taps = taps_of(w);
@@ -270,6 +274,7 @@ bool suits_conv_dot_rows(ConvRole role, const ConvAttributes::Window& window, co
              dense = w.strides == contiguous_strides(w.shape);
   if (!last && !dense) return false;
   const Shape& result = role == ConvRole::kOutput ? y.shape : x.shape;
+  meet("conv_dot_rows.least", numel(result) / result[1]);
   return numel(result) / result[1] >= kLeastRows && Work(role, w).workspace() <= kMostBytes;
 }
 
@@ -289,12 +294,15 @@ void run_conv_dot_rows(ConvRole role, const ConvAttributes::Window& window, cons
   auto* split = reinterpret_cast<uint16_t*>(reinterpret_cast<char*>(zeros) + w.zero_bytes());
   std::memset(zeros, 0, size_t(w.zero_bytes()));
   const auto* values = static_cast<const uint16_t*>(weight.raw_values());
-  if (w.joined)
-    parallel_for(w.outer, 8, [&](int64_t begin, int64_t end) {
-      for (int64_t o = begin; o < end; ++o)
-        simd<ConvDotTable>().split_taps(values + o * w.inner * w.taps, w.taps, w.inner,
-                                        split + o * w.inner, w.tap_step);
-    });
+  if (w.joined) {
+    meet("conv_dot.taps", w.taps);
+    parallel_for("conv_dot_rows.split_threads", w.outer / kDotPanel, 1,
+                 [&](int64_t begin, int64_t end) {
+                   for (int64_t o = begin * kDotPanel; o < end * kDotPanel; ++o)
+                     simd<ConvDotTable>().split_taps(values + o * w.inner * w.taps, w.taps, w.inner,
+                                                     split + o * w.inner, w.tap_step);
+                 });
+  }
   const bool out = role == ConvRole::kOutput;
   const Tensor &from = out ? x : y, &to = out ? y : x;
   const Operands o{static_cast<const uint16_t*>(from.raw_values()),
@@ -307,6 +315,7 @@ void run_conv_dot_rows(ConvRole role, const ConvAttributes::Window& window, cons
   std::vector<Rows> all;
   for (const Class& c : classes) {
     all.emplace_back(w, c, o);
+    meet("conv_dot_rows.tile", c.extent[1]);
     if (c.taps.empty())
       all.back().fill_with_zeros(), all.pop_back();
     else if (w.block < w.panels)
@@ -316,7 +325,7 @@ void run_conv_dot_rows(ConvRole role, const ConvAttributes::Window& window, cons
     const int64_t panels = std::min(w.block, w.panels - first);
     pack(w, w.joined ? split : values, first, panels, packed);
     for (const Rows& rows : all) {
-      parallel_for(rows.groups(), 4, [&](int64_t begin, int64_t end) {
+      parallel_for("conv_dot_rows.threads", rows.groups(), 4, [&](int64_t begin, int64_t end) {
         rows.run(begin, end, packed, first, panels);
       });
     }

@@ -10,14 +10,15 @@
 
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/conv_dot_table.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 
 namespace tessera::cpu {
 namespace {
 
 // Places of a block, at most, where rows are not longer. Several taps read the same panels, and
 // more places spare more turns of the sums; for one tap a side is to stay in the first cache.
-constexpr int64_t kPlaces = 800, kPlacesOfOneTap = 256;
+constexpr int64_t kPlaces = limit("conv_dot_weight.places"),
+                  kPlacesOfOneTap = limit("conv_dot_weight.places_of_one_tap");
 constexpr int64_t kGroupBytes = 320 * 1024;  // of panels that tiles go through again and again
 constexpr int64_t kLineUnits = 16;  // of a cache line, by which panels and sides are set apart
 
@@ -61,6 +62,15 @@ struct Work {
     const int64_t panels = channels / kDotPanel;
     group = std::clamp<int64_t>(kGroupBytes / (4 * panel), 1, panels);
     while (panels % group) --group;
+  }
+  void meet_limits() const {
+    if (sampled)
+      meet("conv_dot_weight.places_of_one_tap", rows * columns);
+    else
+      meet("conv_dot_weight.places", rows * columns);
+    meet("conv_dot_weight.pairs", pairs, (sampled ? kPlacesOfOneTap : kPlaces) / (rows * columns));
+    meet("conv_dot_weight.group", panels(), kGroupBytes / (4 * panel));
+    meet("conv_dot_weight.half", taps), meet("conv_dot.taps", taps);
   }
   int64_t panels() const { return channels / kDotPanel; }
   int64_t sides() const { return outputs / kDotSide; }
@@ -143,7 +153,7 @@ void pack_row_of_g(const Work& w, const Block& b, const uint16_t* g, int64_t p, 
 
 void pack(const Work& w, const Block& b, const uint16_t* x, const uint16_t* g, const Buffers& to) {
   const int64_t of_x = rows_of_x(w, b), each = of_x + b.rows;
-  parallel_for(b.pairs * each, 4, [&](int64_t begin, int64_t end) {
+  parallel_for("conv_dot_weight.pack_threads", b.pairs * each, 4, [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
       const int64_t p = at / each, i = at % each;
       if (i < of_x)
@@ -227,7 +237,7 @@ void sum(const Work& w, const Block& b, const Buffers& of, bool add, const Share
                 dw + ((side * kDotSide + half * 4) * w.channels + first * kDotPanel) * w.taps,
                 w.channels * w.taps, of.scratch + share * w.scratch());
   };
-  parallel_for(shares, 1, [&](int64_t begin, int64_t end) {
+  parallel_for("conv_dot_weight.shares", shares, 1, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s)
       for (int64_t at = w.runs() * s / shares; at < w.runs() * (s + 1) / shares; ++at) run(at, s);
   });
@@ -240,7 +250,9 @@ bool suits_conv_dot_weight(const ConvAttributes::Window& window, const Meta& x, 
   constexpr int64_t kMostBytes = int64_t(128) << 20;  // of scratch
   if (x.dtype != kBF16 || window.groups != 1 || window.stride.size() != 2 || !has_bf16_dot())
     return false;
-  if (x.shape[0] % 2 || x.shape[1] % kDotPanel || y.shape[1] % kDotSide) return false;
+  if (x.shape[0] % 2 || x.shape[1] % kDotPanel) return false;
+  meet("conv_dot_weight.outputs", y.shape[1]);
+  if (y.shape[1] % kDotSide) return false;
   return Work(window, x, w, y).bytes_on_any_threads() <= kMostBytes;
 }
 
@@ -252,6 +264,7 @@ size_t conv_dot_weight_workspace(const ConvAttributes::Window& window, const Met
 void run_conv_dot_weight(const ConvAttributes::Window& window, const Tensor& x, const Tensor& dw,
                          const Tensor& y, Workspace work) {
   const Work w(window, x.meta(), dw.meta(), y.meta());
+  w.meet_limits();
   Tensor own;
   if (w.workspace() > int64_t(work.bytes))  // planned with fewer threads
     own = empty({w.workspace()}, kU8), work = {own.raw(), size_t(w.workspace())};

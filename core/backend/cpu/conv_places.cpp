@@ -8,8 +8,8 @@
 #include <cstring>
 
 #include "core/backend/cpu/gemm.h"
+#include "core/base/boundary.h"
 #include "core/base/isa.h"
-#include "core/base/parallel.h"
 
 namespace tessera::cpu {
 namespace {
@@ -42,25 +42,28 @@ void gather(const ConvAttributes::Window& window, const Tensor& x, const Tensor&
                 rows = y.shape()[2], columns = y.shape()[3];
   const float* from = x.values<float>();
   const size_t bytes = size_t(channels) * sizeof(float);
-  parallel_for(x.shape()[0] * rows, 8, [&](int64_t begin, int64_t end) {
-    for (int64_t line = begin; line < end; ++line) {
-      const int64_t n = line / rows, i = line % rows * window.stride[0] - window.pad_begin[0] +
-                                         ki * window.dilation[0];
-      float* row = to + line * columns * channels;
-      for (int64_t o = 0; o < columns; ++o, row += channels) {
-        const int64_t j = o * window.stride[1] - window.pad_begin[1] + kj * window.dilation[1];
-        if (i < 0 || i >= height || j < 0 || j >= width)
-          std::memset(row, 0, bytes);
-        else
-          std::memcpy(row, from + ((n * height + i) * width + j) * channels, bytes);
-      }
-    }
-  });
+  parallel_for(
+      "conv_places.gather_threads", x.shape()[0] * rows, 8, [&](int64_t begin, int64_t end) {
+        for (int64_t line = begin; line < end; ++line) {
+          const int64_t n = line / rows, i = line % rows * window.stride[0] - window.pad_begin[0] +
+                                             ki * window.dilation[0];
+          float* row = to + line * columns * channels;
+          for (int64_t o = 0; o < columns; ++o, row += channels) {
+            const int64_t j = o * window.stride[1] - window.pad_begin[1] + kj * window.dilation[1];
+            if (i < 0 || i >= height || j < 0 || j >= width)
+              std::memset(row, 0, bytes);
+            else
+              std::memcpy(row, from + ((n * height + i) * width + j) * channels, bytes);
+          }
+        }
+      });
 }
 
 // dw [O, I, K] from [O, K, I].
 void transpose(const Extents& e, const float* from, float* to) {
-  parallel_for(e.outputs, 1, [&](int64_t begin, int64_t end) {
+  constexpr int64_t kGrain = 16384;  // elements worth a thread
+  const int64_t grain = std::max<int64_t>(1, kGrain / (e.places * e.channels));
+  parallel_for("conv_places.threads", e.outputs, grain, [&](int64_t begin, int64_t end) {
     for (int64_t o = begin; o < end; ++o) {
       const float* f = from + o * e.places * e.channels;
       float* t = to + o * e.places * e.channels;
@@ -74,13 +77,17 @@ void transpose(const Extents& e, const float* from, float* to) {
 
 bool suits_conv_places(const ConvAttributes::Window& window, const Meta& x, const Meta& w,
                        const Meta& y) {
-  constexpr int64_t kLeastChannels = 64, kNarrow = 7;
+  constexpr int64_t kLeastChannels = limit("conv_places.least"),
+                    kNarrow = limit("conv_places.narrow");
   constexpr size_t kMostBytes = size_t(64) << 20;  // of scratch
   if (x.dtype != kF32 || window.groups != 1 || window.stride.size() != 2) return false;
   if (current_isa() != Isa::kV4 || w.shape[2] * w.shape[3] == 1) return false;
+  meet("conv_places.least", std::min(w.shape[0], w.shape[1]));
   if (std::min(w.shape[0], w.shape[1]) < kLeastChannels) return false;
   if (Extents(w, y).gathered_bytes() > kMostBytes) return false;
-  return window.stride[0] > 1 || window.stride[1] > 1 || y.shape[3] <= kNarrow;
+  if (window.stride[0] > 1 || window.stride[1] > 1) return true;
+  meet("conv_places.narrow", y.shape[3]);
+  return y.shape[3] <= kNarrow;
 }
 
 size_t conv_places_workspace(const ConvAttributes::Window&, const Meta&, const Meta& w,

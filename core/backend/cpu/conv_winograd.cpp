@@ -41,6 +41,7 @@ struct Work {
     tiles = result[0] * to.rows * to.columns;
     const int64_t fair = pieces(pieces(tiles, num_threads()), kGroup) * kGroup;
     block = std::min(block_of(channels), fair);
+    meet("winograd.block", fair / kGroup, block_of(channels) / kGroup);
   }
   int64_t panels() const { return outputs / kPanel; }
   int64_t blocks() const { return pieces(tiles, block); }
@@ -89,6 +90,7 @@ void run_block(const Work& w, const Image<const float>& from, const Image<float>
                const float* weight, const float* zeros, int64_t first, Share& s) {
   const auto& fns = simd<ConvWinogradTable>();
   const int64_t count = std::min(w.block, w.tiles - first), rows = pieces(count, kGroup) * kGroup;
+  meet("winograd.group", count);
   find_pixels(from, w.from, kIn, first, rows, w.tiles, zeros, s.from.data());
   find_pixels(to, w.to, kOut, first, count, w.tiles, s.spare, s.to.data());
   fns.f32.input(s.from.data(), rows, w.channels, {s.values, rows * w.channels, w.channels, kPanel});
@@ -106,7 +108,7 @@ void run(ConvRole role, const Work& w, const Image<const float>& from, const Ima
   std::fill_n(zeros, w.spare(), 0.0f);
   transform_weight(role, w, weight, transformed);
   const int64_t shares = w.shares();
-  parallel_for(shares, 1, [&](int64_t begin, int64_t end) {
+  parallel_for("winograd.shares", shares, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       Share s(w, own + i * w.share());
       for (int64_t b = w.blocks() * i / shares; b < w.blocks() * (i + 1) / shares; ++b)
@@ -137,8 +139,11 @@ bool suits_conv_winograd(ConvRole role, const ConvAttributes::Window& window, co
   if (current_isa() != Isa::kV4) return false;
   for (int i = 0; i < 2; ++i) {
     if (w.shape[i + 2] != 3 || window.stride[i] != 1 || window.dilation[i] != 1) return false;
-    if (window.pad_begin[i] > 2 || w.shape[i] % kPanel || w.shape[i] > kMost) return false;
+    if (window.pad_begin[i] > 2) return false;
   }
+  meet("winograd.channels", std::min(w.shape[0], w.shape[1]));
+  for (int i = 0; i < 2; ++i)
+    if (w.shape[i] % kPanel || w.shape[i] > kMost) return false;
   return by_weight ? suits_conv_winograd_weight(w, y)
                    : suits_outputs(role == ConvRole::kOutput ? y.shape : x.shape, w);
 }

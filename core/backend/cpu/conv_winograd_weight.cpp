@@ -7,15 +7,16 @@
 
 #include "core/backend/cpu/conv_winograd.h"
 #include "core/backend/cpu/conv_winograd_tiles.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 
 namespace tessera::cpu {
 namespace {
 
 constexpr int64_t kPanel = kWinogradPanel, kGroup = kWinogradGroup;
-constexpr int64_t kRows = 32;     // outputs whose products are in work
-constexpr int64_t kTogether = 8;  // tiles whose pixels are found together
-constexpr int64_t kApart = 32;    // floats between places, so that they spread over the caches
+constexpr int64_t kRows = 32;  // outputs whose products are in work
+constexpr int64_t kTogether =
+    limit("winograd_weight.together");  // tiles whose pixels are found together
+constexpr int64_t kApart = 32;  // floats between places, so that they spread over the caches
 
 template <class E>
 struct Work {
@@ -35,6 +36,7 @@ struct Work {
     constexpr int64_t kFloats = 1408 * 1024, kLeast = 32, kMost = 512;
     const int64_t most = std::clamp(kFloats / (places * (channels + outputs)), kLeast, kMost);
     block = pieces(tiles, pieces(tiles, most));
+    meet("winograd_weight.block", tiles, most);
   }
   int64_t blocks() const { return pieces(tiles, block); }
   // In floats: from a place to the next, from a panel to the next.
@@ -90,17 +92,21 @@ void transform(const Work<E>& w, const Operands<E>& o, int64_t first, int64_t co
   const TileGrid x_grid{w.rows, w.columns, w.edge, {o.pad[0], o.pad[1]}},
       g_grid{w.rows, w.columns, w.edge, {0, 0}};
   const E* outside = reinterpret_cast<const E*>(b.zeros);
-  parallel_for(pieces(count, kTogether), 1, [&](int64_t begin, int64_t end) {
-    std::vector<const E*> pixels(size_t(in * in * kTogether));
-    for (int64_t at = begin * kTogether; at < std::min(end * kTogether, count); at += kTogether) {
-      const int64_t n = std::min(kTogether, count - at);
-      find_pixels(o.x, x_grid, in, first + at, n, w.tiles, outside, pixels.data());
-      w.fns.input(pixels.data(), n, w.channels, {b.x + at * kPanel, w.place(), kPanel, w.panel()});
-      find_pixels(o.g, g_grid, w.edge, first + at, n, w.tiles, outside, pixels.data());
-      w.fns.cotangent(pixels.data(), n, w.outputs,
-                      {b.g + at * kPanel, w.place(), kPanel, w.panel()});
-    }
-  });
+  meet("winograd_weight.together", count);
+  parallel_for("winograd_weight.threads", pieces(count, kTogether), 1,
+               [&](int64_t begin, int64_t end) {
+                 std::vector<const E*> pixels(size_t(in * in * kTogether));
+                 for (int64_t at = begin * kTogether; at < std::min(end * kTogether, count);
+                      at += kTogether) {
+                   const int64_t n = std::min(kTogether, count - at);
+                   find_pixels(o.x, x_grid, in, first + at, n, w.tiles, outside, pixels.data());
+                   w.fns.input(pixels.data(), n, w.channels,
+                               {b.x + at * kPanel, w.place(), kPanel, w.panel()});
+                   find_pixels(o.g, g_grid, w.edge, first + at, n, w.tiles, outside, pixels.data());
+                   w.fns.cotangent(pixels.data(), n, w.outputs,
+                                   {b.g + at * kPanel, w.place(), kPanel, w.panel()});
+                 }
+               });
 }
 
 // Products of a block of `count` tiles, number `block` of them.
@@ -120,7 +126,7 @@ void sum(const Work<E>& w, const Operands<E>& o, int64_t block, int64_t count, c
                         last ? o.dw + element * 9 : nullptr);
     }
   };
-  parallel_for(shares, 1, [&](int64_t begin, int64_t end) {
+  parallel_for("winograd_weight.shares", shares, 1, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s)
       for (int64_t at = w.runs() * s / shares; at < w.runs() * (s + 1) / shares; ++at)
         run(at, b.products + s * w.products());
@@ -143,7 +149,8 @@ bool suits_conv_winograd_weight(const Meta& w, const Meta& y) {
   return with_work(w, y, [&]<class E>(const Work<E>& of) {
     if (of.workspace() > kMostBytes) return false;
     if constexpr (std::is_same_v<E, float>) {
-      constexpr int64_t kLeastTiles = 32;
+      constexpr int64_t kLeastTiles = limit("winograd_weight.least_tiles");
+      meet("winograd_weight.least_tiles", of.tiles);
       return of.tiles >= kLeastTiles && fills_tiles(y.shape[2], y.shape[3], of.edge);
     } else {
       // Dot instructions take two products at once, and reach 0.9 of their peak.

@@ -95,9 +95,11 @@ void run_walk(const Walk& w, FunctionRef<void(char* const*, const int64_t*, int6
   if (w.n == 0) return;
   int64_t rows = w.rows();
   if (rows == 1) {
-    meet_threads("elementwise.threads", w.n, kGrain);
-    if (w.n < 2 * kGrain) return row(w.base, w.row_stride, w.n);
-    parallel_for(w.n, kGrain, [&](int64_t begin, int64_t end) {
+    if (w.n < 2 * kGrain) {
+      meet_threads("elementwise.threads", w.n, kGrain);
+      return row(w.base, w.row_stride, w.n);
+    }
+    parallel_for("elementwise.threads", w.n, kGrain, [&](int64_t begin, int64_t end) {
       char* p[kMaxWalked];
       for (int i = 0; i < w.operands; ++i) p[i] = w.base[i] + begin * w.row_stride[i];
       row(p, w.row_stride, end - begin);

@@ -84,15 +84,15 @@ int64_t count_targets(const int64_t* targets, int64_t rows, int64_t classes, int
   return counted;
 }
 
-// Rows of one thread; `bytes` of the whole operand.
+// Rows of one thread; the whole operand is of so many elements.
 void cross_entropy_rows(const float* x, const int64_t* targets, int64_t ignored, float scale,
-                        float* term, float* grad, int64_t n, int64_t rows, size_t bytes) {
+                        float* term, float* grad, int64_t n, int64_t rows, int64_t of) {
   Tensor buffer = empty({n + 64}, kF32);
   simd<CrossEntropyTable>().f32(x, targets, ignored, scale, term, grad, n, rows,
-                                buffer.data<float>(), bytes > (size_t(64) << 20));
+                                buffer.data<float>(), of > limit("cross_entropy.streams"));
 }
 void cross_entropy_rows(const double* x, const int64_t* targets, int64_t ignored, double scale,
-                        double* term, double* grad, int64_t n, int64_t rows, size_t) {
+                        double* term, double* grad, int64_t n, int64_t rows, int64_t) {
   const RowFns<double>& fns = rows_of<double>();
   for (int64_t r = 0; r < rows; ++r, x += n, grad += grad ? n : 0) {
     term[r] = 0;
@@ -123,10 +123,10 @@ void run_cross_entropy(const Primitive& prim, In in, Out out, Workspace, const S
     T* grad = a.with_grad ? out[1].data<T>() : nullptr;
     Tensor terms = empty({rows}, dtype_of<T>);
     T* term = terms.data<T>();
-    meet("cross_entropy.block", n);
+    meet("cross_entropy.block", n), meet("cross_entropy.streams", rows * n);
     parallel_for("cross_entropy.threads", rows, row_grain(n), [&](int64_t b, int64_t e) {
       cross_entropy_rows(x + b * n, targets + b, a.ignore_index, scale, term + b,
-                         grad ? grad + b * n : nullptr, n, e - b, in[0].nbytes());
+                         grad ? grad + b * n : nullptr, n, e - b, rows * n);
     });
     T* loss = out[0].data<T>();
     if constexpr (sizeof(T) == 4)

@@ -12,7 +12,7 @@
 #include "core/backend/cpu/blas.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/ops/linalg_attributes.h"
 
 namespace tessera::cpu {
@@ -77,9 +77,9 @@ std::string name_matrix(const Tensor& t, int64_t i) {
 // Calls body(i), which returns 0 or the number of the pivot that failed, for each matrix of a
 // batch; returns the first that failed, and its pivot from 0, or -1.
 template <class F>
-std::pair<int64_t, int64_t> each_matrix(int64_t count, int64_t work, F body) {
+std::pair<int64_t, int64_t> each_matrix(BoundaryName threads, int64_t count, int64_t work, F body) {
   std::vector<int64_t> failed(size_t(count), 0);
-  parallel_for(count, std::max<int64_t>(1, kGrain / std::max<int64_t>(work, 1)),
+  parallel_for(threads, count, std::max<int64_t>(1, kGrain / std::max<int64_t>(work, 1)),
                [&](int64_t begin, int64_t end) {
                  for (int64_t i = begin; i < end; ++i) failed[size_t(i)] = body(i);
                });
@@ -117,17 +117,18 @@ void run_cholesky(const Primitive&, std::span<const Tensor> in, std::span<const 
     using T = typename L::T;
     Matrices<T> a(from[0]), l(to[0]);
     int64_t n = a.rows;
-    auto [matrix, pivot] = each_matrix(a.count, n * n * n / 3, [&](int64_t i) -> int64_t {
-      T* x = l.at(i);
-      symmetric_lower(a.at(i), x, n);
-      // What is lower here is upper there.
-      lapack_int info =
-          L::potrf(LAPACK_COL_MAJOR, 'U', lapack_int(n), x, lapack_int(std::max<int64_t>(n, 1)));
-      check_info("potrf", info);
-      for (int64_t d = 0; d < n && info == 0; ++d)
-        if (!(x[d * n + d] > 0)) info = lapack_int(d + 1);  // NaN
-      return info;
-    });
+    auto [matrix, pivot] =
+        each_matrix("cholesky.threads", a.count, n * n * n / 3, [&](int64_t i) -> int64_t {
+          T* x = l.at(i);
+          symmetric_lower(a.at(i), x, n);
+          // What is lower here is upper there.
+          lapack_int info = L::potrf(LAPACK_COL_MAJOR, 'U', lapack_int(n), x,
+                                     lapack_int(std::max<int64_t>(n, 1)));
+          check_info("potrf", info);
+          for (int64_t d = 0; d < n && info == 0; ++d)
+            if (!(x[d * n + d] > 0)) info = lapack_int(d + 1);  // NaN
+          return info;
+        });
     TESSERA_CHECK(matrix < 0,
                   "cholesky: {} is not positive-definite: the leading minor of order {} is not "
                   "positive (pivot {})",
@@ -168,18 +169,19 @@ void run_solve_triangular(const Primitive& p, std::span<const Tensor> in,
                   column = a.strides()[a.ndim() - 1];
     const bool by_columns = n > 1 && column != 1;
     auto triangle = o.upper != by_columns ? CblasUpper : CblasLower;
-    auto [matrix, pivot] = each_matrix(x.count, n * x.rows * x.columns, [&](int64_t i) -> int64_t {
-      const T* m = values + offset_of_matrix(a, i);
-      for (int64_t d = 0; d < n && !o.unitriangular; ++d)
-        if (m[d * (row + column)] == 0) return d + 1;
-      std::memcpy(x.at(i), b.at(i), size_t(x.rows * x.columns) * sizeof(T));
-      if (n == 0 || x.rows * x.columns == 0) return 0;
-      L::trsm(CblasRowMajor, o.left ? CblasLeft : CblasRight, triangle,
-              by_columns ? CblasTrans : CblasNoTrans, o.unitriangular ? CblasUnit : CblasNonUnit,
-              blasint(x.rows), blasint(x.columns), T(1), m, blasint(std::max({row, column, n})),
-              x.at(i), blasint(x.columns));
-      return 0;
-    });
+    auto [matrix, pivot] = each_matrix(
+        "solve_triangular.threads", x.count, n * x.rows * x.columns, [&](int64_t i) -> int64_t {
+          const T* m = values + offset_of_matrix(a, i);
+          for (int64_t d = 0; d < n && !o.unitriangular; ++d)
+            if (m[d * (row + column)] == 0) return d + 1;
+          std::memcpy(x.at(i), b.at(i), size_t(x.rows * x.columns) * sizeof(T));
+          if (n == 0 || x.rows * x.columns == 0) return 0;
+          L::trsm(CblasRowMajor, o.left ? CblasLeft : CblasRight, triangle,
+                  by_columns ? CblasTrans : CblasNoTrans,
+                  o.unitriangular ? CblasUnit : CblasNonUnit, blasint(x.rows), blasint(x.columns),
+                  T(1), m, blasint(std::max({row, column, n})), x.at(i), blasint(x.columns));
+          return 0;
+        });
     TESSERA_CHECK(matrix < 0,
                   "solve_triangular: {} is singular: pivot {}, an element of its diagonal, is 0",
                   name_matrix(in[0], matrix), pivot);
@@ -203,7 +205,7 @@ void run_qr(const Primitive&, std::span<const Tensor> in, std::span<const Tensor
     const int64_t m = a.rows, n = a.columns, k = std::min(m, n);
     if (k == 0) return;
     constexpr int64_t kBlock = 64;  // LAPACK's own are up to this
-    each_matrix(a.count, 2 * m * n * k, [&](int64_t i) -> int64_t {
+    each_matrix("qr.threads", a.count, 2 * m * n * k, [&](int64_t i) -> int64_t {
       const lapack_int M = lapack_int(m), N = lapack_int(n), K = lapack_int(k);
       std::vector<T> work(size_t(std::max(k, n) * kBlock)), tau(static_cast<size_t>(k)),
           factors(a.at(i), a.at(i) + m * n);
@@ -233,7 +235,7 @@ void run_svd(const Primitive&, std::span<const Tensor> in, std::span<const Tenso
     const int64_t m = a.rows, n = a.columns, k = std::min(m, n);
     if (k == 0) return;
     const lapack_int M = lapack_int(m), N = lapack_int(n), K = lapack_int(k);
-    auto failed = each_matrix(a.count, 8 * m * n * k, [&](int64_t i) -> int64_t {
+    auto failed = each_matrix("svd.threads", a.count, 8 * m * n * k, [&](int64_t i) -> int64_t {
       std::vector<T> x(a.at(i), a.at(i) + m * n);
       for (T v : x)
         if (!std::isfinite(v)) return 1;  // LAPACK may loop forever

@@ -99,6 +99,9 @@ void run(const Gemm& g, int64_t leaves, const void* a_at, const void* b_at, void
     fns<T>().run(t, a + to_a, b + to_b, c + to_c, scratch);
   };
   meet("packed.rows", g.m), meet("packed.columns", g.n);
+  meet("packed.tile_rows", g.m, fns<T>().rows), meet("packed.tile_columns", g.n, fns<T>().columns);
+  if (counting_boundaries())
+    meet("packed.depth", leaves ? g.k / leaves : g.k, fns<T>().depth(cut.tile));
   parallel_for("packed.shares", cut.shares, 1, [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s)
       for (int64_t at = cut.tiles * s / cut.shares; at < cut.tiles * (s + 1) / cut.shares; ++at)

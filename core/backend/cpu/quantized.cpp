@@ -12,8 +12,8 @@
 #include "core/backend/cpu/onednn.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
+#include "core/base/boundary.h"
 #include "core/base/log.h"
-#include "core/base/parallel.h"
 #include "core/ops/quantized_attributes.h"
 
 namespace tessera::cpu {
@@ -49,7 +49,7 @@ void run_quantize(const Primitive& prim, std::span<const Tensor> in, std::span<c
   }
   const float* x = wide.values<float>();
   uint8_t* y = out[0].data<uint8_t>();
-  parallel_for(out[0].numel(), kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for("quantize.threads", out[0].numel(), kGrain, [&](int64_t begin, int64_t end) {
     simd<QuantizeTable>().quantize(x + begin, y + begin, end - begin, float(1 / a.scale),
                                    a.zero_point);
   });
@@ -60,7 +60,7 @@ void run_dequantize(const Primitive& prim, std::span<const Tensor> in, std::span
   const auto& a = static_cast<const QuantizeAttributes&>(prim);
   const uint8_t* x = in[0].values<uint8_t>();
   float* y = out[0].data<float>();
-  parallel_for(out[0].numel(), kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for("dequantize.threads", out[0].numel(), kGrain, [&](int64_t begin, int64_t end) {
     simd<QuantizeTable>().dequantize(x + begin, y + begin, end - begin, float(a.scale),
                                      a.zero_point);
   });

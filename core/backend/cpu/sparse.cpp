@@ -2,13 +2,14 @@
 // checked before it is used. Invariant: work is cut over rows (or segments), at places that depend
 // on the structure only, and a row is computed whole by one thread.
 #include <algorithm>
+#include <ranges>
 #include <vector>
 
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/sparse_table.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/ops/sparse_attributes.h"
 
 namespace tessera::cpu {
@@ -73,18 +74,17 @@ void wide(std::span<const Tensor> in, std::span<const Tensor> out, DType t, F ru
     run(in, out);
 }
 
-// Calls body(first, last) over rows, cut where pieces have about equally many edges.
+// Calls body(first, last) over rows, cut where pieces have about equally many edges and rows.
 template <class F>
 void over_rows(const int64_t* crow, int64_t rows, int64_t work_per_edge, F body) {
-  const int64_t edges = crow[rows];
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(work_per_edge, 1));
-  const int64_t pieces = std::clamp<int64_t>((edges + rows) / grain, 1, 256);
-  auto cut = [&](int64_t piece) {
-    if (piece == 0 || piece == pieces) return piece ? rows : 0;
-    return int64_t(std::lower_bound(crow, crow + rows, piece * edges / pieces) - crow);
+  // The first row before which so many edges and rows lie.
+  auto row_at = [&](int64_t at) {
+    auto before = [&](int64_t row) { return crow[row] + row; };
+    return *std::ranges::lower_bound(std::views::iota(int64_t(0), rows + 1), at, {}, before);
   };
-  parallel_for(pieces, 1, [&](int64_t begin, int64_t end) {
-    if (int64_t first = cut(begin), last = cut(end); first < last) body(first, last);
+  parallel_for("sparse.threads", crow[rows] + rows, grain, [&](int64_t begin, int64_t end) {
+    if (int64_t first = row_at(begin), last = row_at(end); first < last) body(first, last);
   });
 }
 
@@ -116,6 +116,7 @@ template <class F>
 void run_rows(const Primitive& p, std::span<const Tensor> in, int64_t columns, int64_t k, F body) {
   check_offsets(p, "crow", in[0], in[1].numel());
   check_columns(p, in[1], columns);
+  meet("sparse.lanes", k);
   over_rows(in[0].values<int64_t>(), in[0].numel() - 1, k, body);
 }
 
@@ -128,6 +129,7 @@ void run_spmm(const Primitive& p, std::span<const Tensor> in, std::span<const Te
       using T = decltype(zero);
       const T *values = from[2].template values<T>(), *dense = from[3].template values<T>();
       T* y = to[0].template data<T>();
+      meet("sparse.columns", k, sparse_fns<T>().columns);
       run_rows(p, in, in[3].shape()[0], k, [&](int64_t first, int64_t last) {
         for (int64_t m = first; m < last; ++m)
           sparse_fns<T>().sum(values + crow[m], col + crow[m], crow[m + 1] - crow[m], dense, k,

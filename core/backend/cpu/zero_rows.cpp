@@ -17,7 +17,7 @@ constexpr int64_t kLooks = limit("zero_rows.looks"), kLookBytes = 64;
 constexpr int64_t kGrainBytes = 1 << 16;
 
 bool all_zero(const char* p, int64_t bytes) {
-  constexpr int64_t kStep = 512;
+  constexpr int64_t kStep = limit("zero_rows.bytes");
   for (; bytes >= kStep; p += kStep, bytes -= kStep) {
     uint64_t any = 0, word;
     for (int64_t i = 0; i < kStep; i += 8) std::memcpy(&word, p + i, 8), any |= word;
@@ -67,12 +67,13 @@ bool finite(const char* p, int64_t n, Bits exponent) {
 
 bool all_finite(const Rows& rows, DType t) {
   std::vector<char> bad(size_t(rows.count));
-  parallel_for(
-      rows.count, std::max<int64_t>(1, kGrainBytes / rows.bytes), [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i)
-          bad[size_t(i)] = t == kBF16 ? !finite<uint16_t>(rows.row(i), rows.bytes / 2, 0x7f80)
-                                      : !finite<uint32_t>(rows.row(i), rows.bytes / 4, 0x7f800000);
-      });
+  parallel_for("zero_rows.finite_threads", rows.count,
+               std::max<int64_t>(1, kGrainBytes / rows.bytes), [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i)
+                   bad[size_t(i)] =
+                       t == kBF16 ? !finite<uint16_t>(rows.row(i), rows.bytes / 2, 0x7f80)
+                                  : !finite<uint32_t>(rows.row(i), rows.bytes / 4, 0x7f800000);
+               });
   return std::find(bad.begin(), bad.end(), 1) == bad.end();
 }
 
@@ -80,14 +81,15 @@ bool all_finite(const Rows& rows, DType t) {
 Tensor gathered(const Rows& rows, const std::vector<int64_t>& numbers, int64_t count) {
   Tensor to = empty({count * rows.bytes}, kU8);
   char* out = static_cast<char*>(to.raw());
-  parallel_for(
-      count, std::max<int64_t>(1, kGrainBytes / rows.bytes), [&](int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; ++i)
-          if (size_t(i) < numbers.size())
-            std::memcpy(out + i * rows.bytes, rows.row(numbers[size_t(i)]), size_t(rows.bytes));
-          else
-            std::memset(out + i * rows.bytes, 0, size_t(rows.bytes));
-      });
+  parallel_for("zero_rows.gather_threads", count, std::max<int64_t>(1, kGrainBytes / rows.bytes),
+               [&](int64_t begin, int64_t end) {
+                 for (int64_t i = begin; i < end; ++i)
+                   if (size_t(i) < numbers.size())
+                     std::memcpy(out + i * rows.bytes, rows.row(numbers[size_t(i)]),
+                                 size_t(rows.bytes));
+                   else
+                     std::memset(out + i * rows.bytes, 0, size_t(rows.bytes));
+               });
   return to;
 }
 
@@ -123,6 +125,7 @@ bool run_gemm_without_zero_rows(const Gemm& g, const void* a, const void* b, voi
   const Rows of_a{static_cast<const char*>(a), by_rows ? g.m : g.k,
                   element * (by_rows ? g.a_m : g.a_k), element * (by_rows ? g.k : g.m)};
   meet("zero_rows.looks", of_a.count);
+  meet("zero_rows.bytes", of_a.bytes / 4, limit("zero_rows.bytes") / 4);
   if (of_a.count < kLooks || few_are_zero(of_a)) return false;
   const std::vector<int64_t> left = rows_left(of_a);
   if (int64_t(left.size()) * 4 > of_a.count * 3) return false;

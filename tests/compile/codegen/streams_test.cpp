@@ -6,8 +6,10 @@
 #include <cstring>
 #include <regex>
 
+#include "core/base/boundary.h"
 #include "core/core.h"
 #include "tests/compile/codegen/compare.h"
+#include "tests/support/boundaries.h"
 
 namespace tessera::test {
 
@@ -98,6 +100,18 @@ TEST(Streams, EqualTheInterpreter) {
   StreamedFrom all(0);
   for (const Body& b : bodies()) EXPECT_TRUE(streams(b)) << to_string(b);
   compare_with_interpreter(bodies());
+}
+
+TEST(Streams, RowsAtTheirLimit) {
+  StreamedFrom all(0);
+  CountBoundaries counting;
+  std::vector<Body> list;
+  for (int64_t n : {63, 64, 65}) {
+    list.push_back(residual_norm_body(70, n));
+    EXPECT_EQ(streams(list.back()), n > 63);
+  }
+  compare_with_interpreter(list);
+  EXPECT_EQ(not_met({"streams"}), "");
 }
 
 TEST(Streams, SameBitsAsOrdinaryStoresWhereverResultsBegin) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "compile/codegen/fused.h"
+#include "core/base/boundary.h"
 #include "core/base/function_ref.h"
 #include "core/nn/scope.h"
 #include "core/ops/create.h"
@@ -11,6 +12,7 @@
 #include "core/ops/update.h"
 #include "core/ops/views.h"
 #include "tests/compile/passes/graphs.h"
+#include "tests/support/boundaries.h"
 
 namespace tessera::compiler {
 namespace {
@@ -40,6 +42,33 @@ std::string body_of(const Graph& g) {
   for (const Node& n : g.nodes)
     if (const Fused* f = as_fused(*n.prim)) return to_string(f->body);
   return "";
+}
+
+TEST(Fuse, KernelsAtTheirLimits) {
+  const auto kernels_of = [](const Graph& g) {
+    return std::ranges::count_if(g.nodes, [](const Node& n) { return n.role == Role::kCompute; });
+  };
+  CountBoundaries counting;
+  const std::vector<Tensor> in = {ramp({2, 3}), ramp({3})};
+  for (int steps : {253, 254, 255}) {  // and two operands
+    Graph g = fused(in, [&]() -> Tensors {
+      Tensor x = in[0];
+      for (int i = 0; i < steps; ++i) x = i % 2 ? x * in[1] : maximum(x, in[1]);
+      return {x};
+    });
+    EXPECT_EQ(kernels_of(g), steps <= 254 ? 1 : 2) << steps << " steps";
+  }
+  for (size_t operands : {46, 47, 48}) {  // and a result
+    std::vector<Tensor> many;
+    for (size_t i = 0; i < operands; ++i) many.push_back(ramp({5}, double(i)));
+    Graph g = fused(many, [&]() -> Tensors {
+      Tensor x = many[0];
+      for (size_t i = 1; i < operands; ++i) x = x + many[i];
+      return {x};
+    });
+    EXPECT_EQ(kernels_of(g), operands <= 47 ? 1 : 2) << operands << " operands";
+  }
+  EXPECT_EQ(test::not_met({"fuse"}), "");
 }
 
 TEST(Fuse, ChainsOfPointwiseOps) {

@@ -3,13 +3,18 @@
 // (tests/support/in_parts.h). And that every limit was crossed by a case.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <set>
 
+#include "core/autograd/autograd.h"
 #include "core/base/boundary.h"
-#include "core/base/isa.h"
+#include "core/ops/create.h"
+#include "core/ops/losses.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/samples.h"
 #include "core/ops/views.h"
 #include "tests/core/ops/sweep.h"
+#include "tests/support/boundaries.h"
 #include "tests/support/large_cases.h"
 #include "tests/support/loops.h"
 
@@ -30,18 +35,23 @@ class Threads {
 int sweeps = 0;  // that were run
 
 // `computed_whole`: ops with a dim that nothing cuts. Their other dims are cut, and along this one
-// their kernels cut nothing either: they scan it, sort it, place by it, slide over it.
-void sweep(void (*add)(test::LargeCases&), const std::set<std::string>& computed_whole = {}) {
+// their kernels cut nothing either: they scan it, sort it, place by it, slide over it. The
+// reference has one thread.
+void sweep(void (*add)(test::LargeCases&), const std::set<std::string>& computed_whole = {},
+           const std::vector<DType>& dtypes = {kF64, kF32, kBF16, kF16}) {
   ++sweeps;
-  Threads three(3);
   test::LargeCases cases;
   add(cases);
   std::set<std::string> names, whole;
   for (const LargeCase& c : cases) {
     SCOPED_TRACE(c.name);
     EXPECT_TRUE(names.insert(c.name).second) << "two cases have this name";
-    const List want = test::reference(c, &whole);
-    for (DType t : {kF64, kF32, kBF16, kF16}) {
+    const List want = [&] {
+      Threads one(1);
+      return test::reference(c, &whole);
+    }();
+    Threads threads(c.threads);
+    for (DType t : dtypes) {
       if (size_of(t) == 2 && c.roundings == 0) continue;
       CountBoundaries counting;
       EXPECT_EQ(test::difference(c, t, test::evaluate(c, test::operands_in(c, t)), want), "");
@@ -59,6 +69,16 @@ TEST(Large, Elementwise) {
 }
 TEST(Large, Windows) {
   sweep(test::add_windows, {"avg_pool", "avg_pool_grad", "max_pool", "max_pool_grad"});
+}
+// In f64 a plain loop nest computes them.
+const std::set<std::string> convolutions = {"conv", "conv_grad_input", "conv_grad_weight"};
+TEST(Large, ConvolutionsInF32) { sweep(test::add_f32_convolutions, convolutions, {kF32}); }
+TEST(Large, ConvolutionsInBf16) { sweep(test::add_bf16_convolutions, convolutions, {kBF16}); }
+TEST(Large, Linalg) {
+  sweep(test::add_linalg,
+        {"cholesky", "csr_transpose", "gather", "qr", "scatter_sum", "sddmm", "searchsorted",
+         "segment_amax", "segment_sum", "solve_triangular", "spmm", "spmm_amax", "svd"},
+        {kF32, kBF16});
 }
 TEST(Large, Updates) { sweep(test::add_updates); }
 TEST(Large, WhatCompileFuses) { sweep(test::add_generated); }
@@ -83,25 +103,37 @@ TEST(Large, PartsOfDropout) {
   }
 }
 
-bool has(Needs needs) {
-  if (needs == Needs::kBf16Dot) return cpu::has_bf16_dot();
-  return needs == Needs::kAnyCpu || cpu::current_isa() == cpu::Isa::kV4;
+// Gradients of operands that are far larger than the caches are stored past these: bits are those
+// of both halves, which are not.
+TEST(Large, CrossEntropyBeyondTheCaches) {
+  Threads three(3);
+  const int64_t most = 257 * 65281;  // 2^24 + 1
+  Tensor all = empty({most}, kF32);
+  for (int64_t i = 0; i < most; ++i)
+    all.data<float>()[i] = float(uint32_t(i) * 2654435761u >> 22) / 128 - 4;
+  const auto gradient = [](const Tensor& x, const Tensor& targets) {
+    const Tensor leaf = x.detach().requires_grad_();
+    const Tensors loss{cross_entropy(leaf, targets, {.reduction = Reduction::kSum})}, by{leaf};
+    return grad(loss, by)[0];
+  };
+  for (auto [rows, n] : {std::pair<int64_t, int64_t>{4095, 4097}, {4096, 4096}, {257, 65281}}) {
+    const Tensor x = reshape(narrow(all, 0, 0, rows * n), {rows, n}),
+                 targets = sample_integers({rows}, 0, n, 1);
+    CountBoundaries counting;
+    const Tensor whole = gradient(x, targets);
+    for (auto [first, count] : {std::pair{int64_t(0), rows / 2}, {rows / 2, rows - rows / 2}}) {
+      const Tensor half = gradient(narrow(x, 0, first, count), narrow(targets, 0, first, count));
+      EXPECT_EQ(std::memcmp(half.values<float>(), whole.values<float>() + first * n, half.nbytes()),
+                0)
+          << rows << " x " << n << ", rows from " << first << " on";
+    }
+  }
 }
-
-// Of kernels that compile makes: tests/compile/large_test.cpp.
-bool is_generated(int i) { return std::string_view(kBoundaries[i].name).starts_with("generated."); }
 
 // The last of the sweep: it counts what the others met.
 TEST(Large, ZEveryBoundaryIsMetFromBothSides) {
-  if (sweeps < 8) GTEST_SKIP() << "only part of the sweep was run";
-  for (int i = 0; i < kNumBoundaries; ++i) {
-    if (!has(kBoundaries[i].needs) || is_generated(i)) continue;
-    const uint8_t met = boundary_met(i);
-    EXPECT_EQ(met, 7) << kBoundaries[i].name << ", limit " << kBoundaries[i].limit << ": "
-                      << (met & 1 ? "" : "no case is one short of it; ")
-                      << (met & 2 ? "" : "none is at it; ")
-                      << (met & 4 ? "" : "none is one beyond it");
-  }
+  if (sweeps < 11) GTEST_SKIP() << "only part of the sweep was run";
+  EXPECT_EQ(test::not_met(), "");
 }
 
 }  // namespace

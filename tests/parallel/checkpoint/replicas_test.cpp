@@ -3,12 +3,15 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <mutex>
 #include <set>
 
 #include "collectives/loopback/run_ranks.h"
+#include "core/base/boundary.h"
 #include "core/ops/create.h"
 #include "core/ops/views.h"
+#include "tests/support/boundaries.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::checkpoint {
@@ -64,6 +67,25 @@ TEST(Replicas, OneBitIsFoundInEveryPieceOfEveryRank) {
     }
     EXPECT_EQ(found(odd, 1), std::nullopt);  // nobody else has it
   }
+}
+
+TEST(Replicas, ThreadsShareBlocks) {
+  CountBoundaries counting;
+  for (int64_t mebibytes : {7, 8, 9}) {
+    std::atomic<int> differ = 0;
+    run_ranks(2, [&](ProcessGroup& group) {
+      set_num_threads(3);
+      const Tensor values = full({mebibytes << 18}, 1.5);
+      EXPECT_EQ(differing_replica(std::vector{whole("w", values)}, group), std::nullopt);
+      for (int64_t block : {int64_t(0), int64_t(3), int64_t(4), mebibytes - 1}) {
+        Tensor odd = clone(values);
+        odd.data<float>()[(block << 18) + 5] += float(group.rank());
+        differ += differing_replica(std::vector{whole("w", odd)}, group).has_value();
+      }
+    });
+    EXPECT_EQ(differ, 2 * 4);
+  }
+  EXPECT_EQ(test::not_met({"replicas"}), "");
 }
 
 TEST(Replicas, TheFirstOfSeveralIsNamed) {

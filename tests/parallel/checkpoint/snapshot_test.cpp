@@ -14,11 +14,12 @@
 #include <thread>
 
 #include "collectives/loopback/run_ranks.h"
-#include "core/base/parallel.h"
+#include "core/base/boundary.h"
 #include "core/core.h"
 #include "parallel/checkpoint/checkpointer.h"
 #include "parallel/checkpoint/load.h"
 #include "tests/parallel/checkpoint/training.h"
+#include "tests/support/boundaries.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::checkpoint {
@@ -206,6 +207,25 @@ TEST(Snapshot, StridedTensorsOfEverySize) {
     s.begin(tensors, kLong);
     EXPECT_TRUE(take_all(s, expected.size(), size_t(draw(1, 300)) * 4096) == expected);
   }
+}
+
+TEST(Snapshot, ThreadsShareUnitsAndPages) {
+  const int before = num_threads();
+  set_num_threads(3);
+  {
+    CountBoundaries counting;
+    for (int64_t mebibytes : {1, 2, 3, 5}) {  // units, in one to three pages
+      const Tensor t = randn({mebibytes << 18});
+      const std::vector<std::byte> expected = bytes_of(t);
+      Snapshot s(0);
+      s.reserve(expected.size());
+      s.begin({t}, kLong);
+      s.copy_all();
+      EXPECT_TRUE(take_all(s, expected.size()) == expected) << mebibytes << " MiB";
+    }
+  }
+  EXPECT_EQ(test::not_met({"snapshot"}), "");
+  set_num_threads(before);
 }
 
 TEST(Snapshot, AFullBufferHoldsUpAWriteUntilThereIsRoom) {

@@ -104,7 +104,7 @@ void join_taps(const uint16_t* from, int64_t taps, uint16_t* to) {
   turn(rows);
   for (int c = 0; c < 16; ++c, to += taps) {
     __builtin_memcpy(to, rows.column(c), 16);
-    if (taps > 8) __builtin_memcpy(to + 8, rows.column(c) + sizeof(__m256i), 16);
+    if (taps > kDotHalf) __builtin_memcpy(to + 8, rows.column(c) + sizeof(__m256i), 16);
   }
 }
 
@@ -147,7 +147,7 @@ void split_taps(const uint16_t* from, int64_t taps, int64_t channels, uint16_t* 
   for (; taps == 9 && c + NineTaps::kLanes <= channels; c += NineTaps::kLanes)
     split_nine(from + c * 9, to + c, tap_step);
   // Reads 16 elements of each row, of which those beyond the taps belong to the next.
-  for (; taps <= 16 && c + 32 <= channels; c += 16) {
+  for (; taps <= kDotTaps && c + 32 <= channels; c += 16) {
     Turned rows;
     for (int64_t i = 0; i < 16; ++i)
       __builtin_memcpy(&rows.at[i], from + (c + i) * taps, sizeof(__m256i));
@@ -237,9 +237,9 @@ void store(const float* tiles, int64_t panels, int64_t taps, uint16_t* dw, int64
         store_narrow(narrow + kDotPanel / 2, Floats(_mm512_permutex2var_ps(a, high, b)));
       }
       if (taps == 1) continue;
-      for (int64_t c = 0; taps <= 16 && c < kDotPanel; c += 16)
+      for (int64_t c = 0; taps <= kDotTaps && c < kDotPanel; c += 16)
         join_taps(scratch + c, taps, turned + c * taps);
-      for (int64_t c = 0; taps > 16 && c < kDotPanel; ++c)
+      for (int64_t c = 0; taps > kDotTaps && c < kDotPanel; ++c)
         for (int64_t t = 0; t < taps; ++t) turned[c * taps + t] = scratch[t * kDotPanel + c];
       __builtin_memcpy(to, turned, size_t(kDotPanel * taps) * sizeof(uint16_t));
     }

@@ -3,12 +3,19 @@
 #pragma once
 #include <cstdint>
 
+#include "core/base/boundaries.h"
+
 namespace tessera::cpu {
 
 // A weight's gradient is summed over places of the output by twos: a place of one image and the
 // same of the next, interleaved channel by channel. Panels hold kDotPanel channels of x side by
 // side, sides kDotSide channels of g, both in the order that interleaving leaves them in.
-inline constexpr int64_t kDotPanel = 32, kDotSide = 16, kDotTileRows = 8;
+inline constexpr int64_t kDotPanel = limit("conv_dot.channels"),
+                         kDotSide = limit("conv_dot_weight.outputs"),
+                         kDotTileRows = limit("conv_dot_rows.tile");
+/// Taps that are turned in registers, at most, and those of which one half is.
+inline constexpr int64_t kDotTaps = limit("conv_dot.taps"),
+                         kDotHalf = limit("conv_dot_weight.half");
 inline constexpr int64_t kDotTile = kDotTileRows * kDotPanel;  // floats of a tile of sums
 inline constexpr int64_t dot_scratch(int64_t taps) { return 2 * kDotPanel * taps + 64; }
 /// Row r of a half of a side is output dot_row(r) after the side's 4 * half-th.

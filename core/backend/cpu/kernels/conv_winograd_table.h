@@ -3,10 +3,13 @@
 #pragma once
 #include <cstdint>
 
+#include "core/base/boundaries.h"
+
 namespace tessera::cpu {
 
 // Channels go in panels, rows of a product in groups.
-inline constexpr int64_t kWinogradPanel = 32, kWinogradGroup = 8;
+inline constexpr int64_t kWinogradPanel = limit("winograd.channels"),
+                         kWinogradGroup = limit("winograd.group");
 /// A tile is n x n places of the output, which see (n + 2) x (n + 2) pixels of the input: as many
 /// places of the transformed domain. Larger tiles take fewer multiplications and lose some bits:
 /// f32 has 2 x 2, whose errors are those of plain sums. bf16 (its bits are E) has 4 x 4 and 7 x 7,

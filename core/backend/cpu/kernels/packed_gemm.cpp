@@ -288,14 +288,14 @@ int64_t chain_of(const PackedTile& t) { return t.leaves ? t.k / t.leaves : t.k; 
 template <class In>
 struct Workspace {
   using T = UnitOf<In>;
-  int64_t depth, a, b, spare, sums_row;
+  int64_t most, depth, a, b, spare, sums_row;
   explicit Workspace(const PackedTile& t) {
     constexpr int64_t kPacked = kPackedBytes / int64_t(sizeof(T));
     const int64_t k = chain_of(t) / kTogether<In>, row = pieces(t.n, kPanel<T>) * kPanel<T>,
                   sides = t.a_k == 1 ? 0 : pieces(least(t.m, kGroupRows), kTileRows),
                   column = sides * kTileRows;
-    depth = least(
-        k, least(kRowsBytes<In> / (kTileRows * int64_t(sizeof(T))), kPacked / (row + column)));
+    most = least(kRowsBytes<In> / (kTileRows * int64_t(sizeof(T))), kPacked / (row + column));
+    depth = least(k, most);
     a = least(k * column, kPacked) + sides * kLine<T>;
     b = least(k * row, kPacked);
     sums_row = row;
@@ -303,6 +303,11 @@ struct Workspace {
   }
   int64_t blocks(const PackedTile& t) const { return pieces(chain_of(t) / kTogether<In>, depth); }
 };
+
+template <class In>
+int64_t depth(const PackedTile& t) {
+  return Workspace<In>(t).most * kTogether<In>;
+}
 
 template <class In>
 int64_t workspace(const PackedTile& t) {
@@ -328,14 +333,18 @@ void run(const PackedTile& t, const In* a, const In* b, In* c, SumOf<UnitOf<In>>
   }
 }
 
+template <class In>
+constexpr PackedGemmFns<In, SumOf<UnitOf<In>>> kFns{kTileRows, kPanel<UnitOf<In>>, depth<In>,
+                                                    workspace<In>, run<In>};
+
 }  // namespace
 
 template <>
 const PackedGemmTable& isa_table<PackedGemmTable, isa::TESSERA_ISA>() {
   static const PackedGemmTable table {
-    {workspace<float>, run<float>}, {workspace<double>, run<double>},
+    kFns<float>, kFns<double>,
 #if defined(__AVX512F__)
-        {workspace<uint16_t>, run<uint16_t>}
+        kFns<uint16_t>
 #else
     {
     }

@@ -5,6 +5,7 @@
 #include "core/backend/cpu/kernels/lanes.h"
 #include "core/backend/cpu/kernels/sparse_table.h"
 #include "core/backend/cpu/kernels/vector.h"
+#include "core/base/boundaries.h"
 
 namespace tessera::cpu {
 namespace {
@@ -35,13 +36,17 @@ struct Single {
   static constexpr int kCount = 1;
 };
 
+template <class T>
+constexpr int64_t kOne = kWidth<T>;
+template <class T>
+constexpr int64_t kFour = 4 * kOne<T>;
+
 // Calls f(chunk, first column) for all columns: four vectors at a time, one, and single ones.
 template <class T, class F>
 inline __attribute__((always_inline)) void for_chunks(int64_t n, F f) {
-  constexpr int64_t kOne = kWidth<T>, kFour = 4 * kOne;
   int64_t i = 0;
-  for (; i + kFour <= n; i += kFour) f(Vectors<T, 4>(), i);
-  for (; i + kOne <= n; i += kOne) f(Vectors<T, 1>(), i);
+  for (; i + kFour<T> <= n; i += kFour<T>) f(Vectors<T, 4>(), i);
+  for (; i + kOne<T> <= n; i += kOne<T>) f(Vectors<T, 1>(), i);
   for (; i < n; ++i) f(Single<T>(), i);
 }
 
@@ -106,7 +111,7 @@ void extreme(const T* values, const int64_t* col, int64_t edges, const T* dense,
 
 template <class T>
 void dots(const T* a, const T* b, const int64_t* col, int64_t edges, int64_t n, T* out) {
-  constexpr int kLanes = 32;
+  constexpr int kLanes = limit("sparse.lanes");
   for (int64_t e = 0; e < edges; ++e) {
     const T* row = b + col[e] * n;
     T lane[kLanes] = {};
@@ -119,7 +124,7 @@ void dots(const T* a, const T* b, const int64_t* col, int64_t edges, int64_t n, 
 }
 
 template <class T>
-constexpr SparseFns<T> kFns{sum<T>, extreme<true, T>, extreme<false, T>, dots<T>};
+constexpr SparseFns<T> kFns{kFour<T>, sum<T>, extreme<true, T>, extreme<false, T>, dots<T>};
 
 }  // namespace
 

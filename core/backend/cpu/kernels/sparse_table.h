@@ -8,6 +8,7 @@ namespace tessera::cpu {
 /// elements. Edges are joined from the first to the last.
 template <class T>
 struct SparseFns {
+  int64_t columns;  // of dense rows that go through registers together
   /// out[i] = sum over e of values[e] dense[col[e], i]
   void (*sum)(const T* values, const int64_t* col, int64_t edges, const T* dense, int64_t n,
               T* out);

@@ -120,6 +120,8 @@ struct PackedTile {
 };
 template <class T, class Work = T>
 struct PackedGemmFns {
+  int64_t rows, columns;                      // of C that stay in registers
+  int64_t (*depth)(const PackedTile& t);      // elements of k that are packed at a time, at most
   int64_t (*workspace)(const PackedTile& t);  // elements of `work`
   void (*run)(const PackedTile& t, const T* a, const T* b, T* c, Work* work);
 };

@@ -1,0 +1,91 @@
+// Matrices of a batch, sparse rows, and bytes: as many as threads share.
+#include "core/ops/contract.h"
+#include "core/ops/create.h"
+#include "core/ops/linalg.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/quantized.h"
+#include "core/ops/samples.h"
+#include "core/ops/sparse.h"
+#include "core/ops/views.h"
+#include "tests/support/large_cases.h"
+
+namespace tessera::test {
+namespace {
+
+using List = std::vector<Tensor>;
+
+// Near twice the identity: factors, and gradients through them, keep the accuracy of sums.
+Tensor matrices(int64_t count) {
+  return grid_values({count, 16, 16}, 1, -0.125, 0.125) + eye(16, 16, {.dtype = kF64}) * 2.0;
+}
+
+void add_matrices(LargeCases& cases, const char* op, std::initializer_list<int64_t> counts,
+                  std::function<List(const List&)> f) {
+  for (int64_t count : counts) {
+    cases.push_back({fmt::format("{} of {} matrices", op, count),
+                     {matrices(count), grid_values({count, 16, 16}, 2)},
+                     f,
+                     64});
+    cases.back().roundings = 0;
+  }
+}
+
+// Row m has m % 3 edges and those that are left at the end, so that edges and rows are `total`.
+Csr matrix(int64_t rows, int64_t columns, int64_t total) {
+  std::vector<int64_t> crow{0};
+  for (int64_t m = 0; m < rows; ++m) crow.push_back(crow.back() + m % 3);
+  crow.back() = total - rows;
+  return {from_values<int64_t>(crow, {rows + 1}), sample_integers({total - rows}, 0, columns, 3)};
+}
+
+void add_sparse(LargeCases& cases, int64_t total, int64_t width) {
+  const Csr a = matrix(150, 40, total);
+  const Tensor values = grid_values({a.col.numel()}, 1);
+  const std::string of = fmt::format(" of {} edges and rows, {} columns", total, width);
+  for (ScatterReduce how : {ScatterReduce::kSum, ScatterReduce::kAmax}) {
+    cases.push_back({fmt::format("spmm {}{}", int(how), of),
+                     {values, grid_values({40, width}, 2)},
+                     [=](const List& in) { return List{spmm_reduce(a, in[0], in[1], how)}; },
+                     std::max(total, width)});
+    cases.back().ties = how == ScatterReduce::kAmax;
+    cases.push_back({fmt::format("segment_reduce {}{}", int(how), of),
+                     {grid_values({a.col.numel(), width}, 3)},
+                     [=](const List& in) { return List{segment_reduce(in[0], a.crow, how)}; },
+                     total});
+    cases.back().ties = how == ScatterReduce::kAmax;
+  }
+}
+
+}  // namespace
+
+void add_linalg(LargeCases& cases) {
+  add_matrices(cases, "cholesky", {47, 48, 49}, [](const List& in) {
+    return List{linalg::cholesky(in[0] + transpose(in[0], -2, -1))};
+  });
+  add_matrices(cases, "solve_triangular", {15, 16, 17}, [](const List& in) {
+    return List{linalg::solve_triangular(in[0], in[1], {.upper = true}),
+                linalg::solve_triangular(in[0], in[1], {.upper = false, .left = false})};
+  });
+  add_matrices(cases, "qr", {7, 8, 9}, [](const List& in) {
+    const linalg::QR f = linalg::qr(in[0]);
+    return List{f.q, f.r};
+  });
+  add_matrices(cases, "svd", {1, 2, 3}, [](const List& in) {
+    const linalg::SVD f = linalg::svd(in[0].detach());
+    return List{f.s, matmul(f.u * unsqueeze(f.s, -2), f.vh)};
+  });
+  for (int64_t total : {511, 512, 513}) add_sparse(cases, total, 64);
+  for (int64_t width : {31, 32, 33, 63, 65}) add_sparse(cases, 700, width);
+  for (int64_t n : {131071, 131072, 131073}) {
+    cases.push_back({"quantize " + std::to_string(n),
+                     {grid_values({n}, 1)},
+                     [](const List& in) {
+                       const Tensor q = quantize(in[0], {0x1p-6, 117});
+                       return List{q, dequantize(q, {0x1p-6, 117})};
+                     },
+                     1,
+                     false});
+  }
+}
+
+}  // namespace tessera::test
