@@ -22,7 +22,7 @@ struct MicroBatch {
   Tensor input = {};    // of the first stage
   Tensor target = {};   // of the last
   Tensor samples = {};  // i64 [B], context().samples of every stage that draws; may be undefined
-  Tensors beside = {};  // what each stage reads beside its input (masks), for PipelineOptions
+  Tensors beside = {};  // what stages read beside their input (masks): PipelineOptions::forward
 };
 
 struct PipelineOptions {
@@ -41,8 +41,9 @@ struct PipelineOptions {
   /// The stage's forward on x, batch.input or what the stage before gave, where it reads more of
   /// the micro-batch than that. Null: stage->forward(x).
   std::function<Tensor(const Tensor& x, const MicroBatch& batch)> forward = nullptr;
-  /// Makes running statistics of the stage those of a step with as many micro-batches; it outlives
-  /// the pipeline. Null: each micro-batch moves them on.
+  /// Batch-norm's, of this stage: after a step they are the mean of what its micro-batches, those
+  /// of replicas included, made of the values before. Must outlive the pipeline. Null: each
+  /// micro-batch moves them on.
   RunningStatistics* statistics = nullptr;
 };
 

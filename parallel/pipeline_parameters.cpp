@@ -90,7 +90,8 @@ void PipelineParameters::exchange(const std::vector<std::string>& tied) {
         continue;
       }
       PlacedTensor& first = all_[it->second];
-      if (p.is_buffer) continue;  // a constant that several stages have: the first one's counts
+      if (p.is_buffer && first.is_buffer)
+        continue;  // a constant that several stages have: the first one's counts
       TESSERA_CHECK(std::ranges::find(tied, p.name) != tied.end(),
                     "pipeline: stages {} and {} both have a parameter {}; if it is one that they "
                     "share, name it in tied, else call it by its name in the whole model "

@@ -15,15 +15,17 @@ namespace tessera::parallel {
 class RunningStatistics {
  public:
   /// The float buffers of `model`, all of one dtype; of those that are cut over other axes, this
-  /// rank's pieces. `accumulate_first`: as gradients are summed,
-  /// over the micro-batches of a rank and then over ranks (data::Deal::kAccumulateThenReduce), or
-  /// the other way. All ranks of `group` take equally many micro-batches.
+  /// rank's pieces. `accumulate_first`: as gradients are summed, over the micro-batches of a rank
+  /// and then over ranks (data::Deal::kAccumulateThenReduce), or the other way. All ranks of
+  /// `group` take equally many micro-batches.
   RunningStatistics(nn::Module& model, Ref<ProcessGroup> group, bool accumulate_first);
 
   /// Around the forward of micro-batch `k` of `count`: before, and after. The last after()
   /// communicates.
   void before(size_t k, size_t count);
   void after(size_t k, size_t count);
+  /// Leaves the buffers alone from now on: for a step that is run again only to be looked at.
+  void stop() { means_.clear(), counts_.clear(); }
 
  private:
   bool idle(size_t count) const { return means_.empty() || (count == 1 && group_->size() == 1); }

@@ -61,7 +61,8 @@ std::span<const OptionRow> option_table() {
       row("batch-size", &Options::batch_size, kNumbers,
           "sequences or images in a step, over all ranks"),
       row("accumulate", &Options::accumulate, kNumbers,
-          "micro-batches a rank runs before gradients are reduced"),
+          "micro-batches a rank runs before gradients are reduced; under pp they follow each other "
+          "through the stages"),
       row("seq-len", &Options::seq_len, kNumbers, "tokens of a sequence; 0: the model's context"),
       row("image-size", &Options::image_size, kNumbers,
           "side of images; 0: that of cifar10: and idx:, else 224"),
@@ -106,7 +107,7 @@ std::span<const OptionRow> option_table() {
           "differ from eager ones in their last digits"),
       row("exact-contraction", &Options::exact_contraction, kNumbers,
           "products that ranks can share to the bit: with --deterministic, tp and fsdp+tp too "
-          "give the bits of one rank"),
+          "give the bits of one rank; not of resnets"),
       row("weights", &Options::weights, kStart,
           "safetensors file, or folder of Hugging Face, to start from"),
       row("save", &Options::save, kGiven,

@@ -34,6 +34,11 @@ class Strategy {
   /// by `scaler`.
   virtual Tensor run_step(const std::vector<data::Batch>& batches, const Tensor& key,
                           const optim::GradScaler& scaler);
+  /// Steps from now on are run to be looked at: what a step that failed has left in the running
+  /// statistics is not read.
+  void leave_statistics() {
+    if (statistics_) statistics_->stop();
+  }
   /// One batch, nothing recorded. Samples that could not be read do not count.
   virtual Evaluation evaluate(const data::Batch& batch);
   /// Of the gradients of the whole model, times `grad_scale` (0-d f64; undefined: 1).

@@ -395,6 +395,7 @@ class Trainer {
   [[noreturn]] void explain(int64_t s, const std::vector<data::Batch>& batches, const Tensor& key,
                             const std::string& what) {
     std::string story;
+    strategy_->leave_statistics();
     {
       nn::NonFiniteSearch search(is_collective);
       Autocast precision(compute_dtype(o_));

@@ -267,6 +267,17 @@ TEST_F(TrainImages, WeightsOfCutModelsAreLoadedBySerial) {
   }
 }
 
+// The module and the op are named, not what keeps the running statistics, which hold a NaN by then.
+TEST_F(TrainImages, ANaNIsTracedToItsOp) {
+  for (const auto& [ranks, flags] : {Spread{1, "--accumulate 2"}, Spread{2, "--strategy tp"},
+                                     Spread{2, "--strategy pp --accumulate 2"}}) {
+    const Outcome o = command(ranks, std::string("--steps 20 --lr 1e30 ") + flags);
+    EXPECT_NE(o.status, 0) << flags;
+    expect_contains(o.output, "train: step 2: the loss is nan; on rank 0, batch_norm of ");
+    expect_contains(o.output, " in bn1 (forward) made the first NaN");
+  }
+}
+
 TEST_F(TrainImages, ResumedOnOtherRanks) {
   const std::string flags = "--deterministic --checkpoint " + (folder_ / "run") + " --steps ";
   const ImageRun calm = train(1, "--deterministic --steps 9");
