@@ -9,6 +9,7 @@ add_library(tessera_flags INTERFACE)
 target_compile_features(tessera_flags INTERFACE cxx_std_20)
 target_compile_options(tessera_flags INTERFACE -Wall -Wextra $<$<BOOL:${PROJECT_IS_TOP_LEVEL}>:-Werror> -ffp-contract=off -fno-math-errno
   -fvisibility-inlines-hidden
+  -falign-functions=64  # a cache line: by default, what is linked before moves the time of an op's dispatch by 7 %
   $<$<CXX_COMPILER_ID:Clang>:-Wno-unknown-pragmas>  # GCC's ivdep
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # GCC 12 warns of its own std::string (bug 105651)
 foreach(sanitizer IN LISTS TESSERA_SANITIZE)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """examples/bench/RESULTS.md from the JSON files that the measuring commands have written into one folder.
 
-How: a table whose files are not there is left out. Nothing is computed here but the ratio of two all_reduce times. Invariant:
+How: a section whose files are not there stays as it is in the file that is rewritten. Nothing is computed here but the ratio of two all_reduce times. Invariant:
 every number stands in one of the files, which are written by, on cores 2 and 3 of a machine that does nothing else:
 
   compare_pytorch.py --python 1.13=INTERPRETER --python 2.15=INTERPRETER --json FOLDER/compare.json
@@ -16,16 +16,19 @@ every number stands in one of the files, which are written by, on cores 2 and 3 
   faults.py --results FOLDER/faults.jsonl
   scripts/soak --folder FOLDER, which writes FOLDER/soak.jsonl
 
-Usage: results.py FOLDER > examples/bench/RESULTS.md
+Usage: results.py FOLDER [--machine TEXT] [--into FILE]
 """
 
 import argparse
+import contextlib
+import io
 import json
 import re
 import statistics
 import sys
 from pathlib import Path
 
+RESULTS = Path(__file__).resolve().parents[2] / "examples/bench/RESULTS.md"
 STEPS = {
     "step": "gpt-nano, batch 12",
     "gpt2": "GPT-2 124M, sequence 512",
@@ -265,21 +268,41 @@ SECTIONS = [
 ]
 
 
+HEAD = """# Results
+
+Written by `scripts/measure/results.py`, which says how to measure again. Figures are of one machine:
+ratios, taken in turn, say more than times.
+"""
+
+
+def written(write, text, files):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        print(text)
+        write(files)
+    return out.getvalue()
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("folder", type=Path, metavar="FOLDER", help="with the JSON files")
-    p.add_argument("--machine", default="", help="what they were measured on, in words")
+    p.add_argument("--machine", help="what the sections of FILE were measured on, in words (default: what FILE says)")
+    p.add_argument("--into", type=Path, default=RESULTS, metavar="FILE", help="Markdown that is rewritten (examples/bench/RESULTS.md)")
     options = p.parse_args()
-    found = [(write, text, read(options.folder, pattern)) for pattern, write, text in SECTIONS]
-    if not any(files for _, _, files in found):
+    head, *old = re.split(r"^(?=## )", options.into.read_text() if options.into.is_file() else HEAD, flags=re.M)
+    old = {section.partition("\n")[0]: section for section in old}
+    known = {text.partition("\n")[0] for _, _, text in SECTIONS}
+    if unknown := set(old) - known:
+        sys.exit(f"results.py: {options.into}: no table is called {sorted(unknown)[0]!r}; remove it, or give another --into")
+    sections, renewed = [], 0
+    for pattern, write, text in SECTIONS:
+        files = read(options.folder, pattern)
+        renewed += bool(files)
+        sections.append(written(write, text, files) if files else old.get(text.partition("\n")[0], ""))
+    if not renewed:
         sys.exit(f"results.py: {options.folder} has none of {', '.join(pattern for pattern, _, _ in SECTIONS)}")
-    print("# Results\n\nWritten by `scripts/measure/results.py`, which says how to measure again. Figures are of one machine:\nratios, taken in turn, say more than times.")
-    if options.machine:
-        print("\n" + options.machine)
-    for write, text, files in found:
-        if files:
-            print("\n" + text)
-            write(files)
+    if options.machine is not None:
+        head = f"{HEAD}\n{options.machine}\n"
+    options.into.write_text("\n".join(part.strip() + "\n" for part in [head, *sections] if part))
 
 
 if __name__ == "__main__":

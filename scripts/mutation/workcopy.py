@@ -47,6 +47,7 @@ class WorkCopy:
         self.state_file = folder / "baseline.json"
         self.entries, self.seconds = {}, {}  # seconds: of the tests whose baseline was looked at by this run
         self.passed, self.objects = {}, {}  # test -> [state of its objects, seconds]; object -> [time, digest]
+        self.process, self.stopped = None, False
         self.environment = dict(os.environ)
         # The copy lies inside the tree, so both write the same relative paths and share what is in the cache.
         self.environment.setdefault("CCACHE_BASEDIR", str(root))
@@ -101,26 +102,36 @@ class WorkCopy:
             self.status, self.output, self.seconds = status, output, seconds
 
     def run(self, command, timeout, environment=None, cwd=None):
-        """Ends the whole process group when time is up (status None) or when this program is interrupted."""
+        """Ends the whole process group when time is up (status None); raises KeyboardInterrupt once `stop` was called."""
         begin = time.monotonic()
-        process = subprocess.Popen(
+        self.process = process = subprocess.Popen(
             command, cwd=cwd or self.tree, env=environment or self.environment, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
         )  # fmt: skip
+        if self.stopped:
+            self.stop()
         try:
             output, _ = process.communicate(timeout=timeout)
             status = process.returncode
         except subprocess.TimeoutExpired:
             status, output = None, ""
-        except KeyboardInterrupt:
-            end_group(process, signal.SIGTERM)  # builders remove what they have half written
-            time.sleep(0.5)
+        except KeyboardInterrupt:  # while the copy is prepared: later, commands run in another thread, which `stop` ends
+            self.stop()
             raise
         finally:
             end_group(process, signal.SIGKILL)  # what a test left behind, too
             process.stdout.close()
             process.wait()
+        if self.stopped:
+            raise KeyboardInterrupt
         return self.Done(status, output, time.monotonic() - begin)
+
+    def stop(self):
+        """Ends the command that runs, and the verdict that another thread waits for."""
+        self.stopped = True
+        if self.process and self.process.poll() is None:
+            end_group(self.process, signal.SIGTERM)  # builders remove what they have half written
+            time.sleep(0.5)
 
     def make(self, targets):
         return self.run(["cmake", "--build", str(self.build), "-j", str(self.jobs), "--target", *targets], timeout=None)
