@@ -47,9 +47,11 @@ class TrainImages : public ::testing::Test {
                " --optimizer sgd --lr 0.05 --label-smoothing 0.1 --clip-norm 0 " + flags);
   }
   ImageRun train(int ranks, const std::string& flags) {
+    return train_on("cifar10:" + folder_.str(), ranks, flags);
+  }
+  ImageRun train_on(const std::string& data, int ranks, const std::string& flags) {
     const std::string metrics = folder_ / "metrics.jsonl";
-    const Outcome o =
-        command(ranks, "--data cifar10:" + folder_.str() + " --metrics " + metrics + " " + flags);
+    const Outcome o = command(ranks, "--data " + data + " --metrics " + metrics + " " + flags);
     EXPECT_EQ(o.status, 0) << o.output;
     last_output_ = o.output;
     ImageRun r;
@@ -320,6 +322,34 @@ TEST_F(TrainImages, BadImages) {
   EXPECT_NE(o.status, 0);
   expect_contains(o.output, "has one class, 'a'");
   expect_contains(o.output, "an archive that is cut off has lost the others");
+}
+
+// Of 256 pixels for every 224 that the model sees, as is usual: here 112 of 128, so that nothing is
+// resized and the outermost 8 pixels are not seen.
+TEST_F(TrainImages, LargeImagesAreEvaluatedAtTheirMiddle) {
+  auto loss_with = [&](int first, int last, const std::string& flags) {
+    for (const std::string part : {"train", "test"})
+      for (int i = 0; i < 4; ++i) {
+        data::Image image = picture(128, 128);
+        for (int64_t y = 0; y < 128; ++y)
+          for (int64_t x = 0; x < 128; ++x) {
+            const int64_t edge = std::min({x, y, 127 - x, 127 - y});
+            uint8_t* p = image.row(y) + 3 * x;
+            if (part == "test" && edge >= first && edge <= last)
+              p[0] = p[1] = p[2] = uint8_t(255 - p[0]);
+          }
+        folder_.write(
+            "large/" + part + "/" + (i % 2 ? "cat" : "ant") + "/" + std::to_string(i) + ".png",
+            png_of(image));
+      }
+    return train_on("images:" + (folder_ / "large"), 1,
+                    "--image-size 112 --batch-size 2 --steps 1 " + flags)
+        .val_loss;
+  };
+  const double plain = loss_with(0, -1, "");
+  EXPECT_EQ(loss_with(0, 7, ""), plain);
+  EXPECT_NE(loss_with(8, 8, ""), plain);
+  EXPECT_NE(loss_with(0, 7, "--augment none"), loss_with(0, -1, "--augment none"));
 }
 
 TEST_F(TrainImages, WrongOptionsAreErrors) {

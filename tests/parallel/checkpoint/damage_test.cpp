@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "collectives/loopback/run_ranks.h"
+#include "core/ops/create.h"
 #include "parallel/checkpoint/checkpointer.h"
 #include "parallel/checkpoint/load.h"
 #include "parallel/checkpoint/verify.h"
@@ -227,6 +228,28 @@ TEST_F(Damage, LoadingAPartFindsDamageInItsBlocks) {
       uint64_t begin = header + (first ? 0 : 16), end = begin + (first ? 16 : 8);
       expect_contains(error_of(attempt), fmt::format("bytes [{}, {}), tensor 'w'", begin, end));
     }
+  }
+}
+
+// Where the last block, or all of a tensor, is one byte.
+TEST_F(Damage, LoadingFindsDamageInABlockOfOneByte) {
+  Checkpointer c(dir_ / "bytes", nullptr, {.block_bytes = 16});
+  const Tensor mask = ones({17}, {.dtype = kBool}), flag = ones({}, {.dtype = kBool});
+  c.save(1, {{whole("mask", mask), whole("flag", flag)}, {}});
+  c.wait();
+  const std::string step = dir_ / "bytes/step-000000001";
+  const Manifest m = read_manifest(step);
+  const std::string path = step + "/" + m.files[0].name, bytes = read(path);
+  Tensor values[] = {empty({17}, kBool), empty({}, kBool)};
+  const std::vector<Piece> pieces{whole("mask", values[0]), whole("flag", values[1])};
+  load(step, pieces);
+  for (const TensorEntry& t : m.tensors) {
+    const uint64_t last = t.chunks[0].offset + (t.name == "mask" ? 16 : 0);
+    std::string bad = bytes;
+    bad[last] = char(!bad[last]);
+    write(path, bad);
+    expect_contains(error_of([&] { load(step, pieces); }),
+                    fmt::format("bytes [{}, {}), tensor '{}'", last, last + 1, t.name));
   }
 }
 
