@@ -120,8 +120,8 @@ int run_attempts(const Options& o, const Placement& placement, Guard& guard, con
   int signal_fd = take_signals(&mask_before);
   Console console(o.nproc > 1);
   if (placement.shared && o.bind != Bind::kNone)
-    console.note(
-        fmt::format("tlaunch: {} ranks share {} cores, round-robin", o.nproc, placement.cores));
+    console.note(fmt::format("tlaunch: {} ranks share {} {}, round-robin", o.nproc, placement.cores,
+                             placement.cores == 1 ? "core" : "cores"));
   console.flush(0, -1);
   TcpStoreServer server(o.host, o.port, key);
   for (int attempt = 0;; ++attempt) {

@@ -107,6 +107,18 @@ TEST(Compile, TypesThatNeverRepeatDoNotPileUp) {
   EXPECT_EQ(f.report().compiled, 1);
 }
 
+// 64 graphs are kept: with as many, the next call finds none of them, and with one fewer it does.
+TEST(Compile, AProgramWhoseTypesNeverRepeatStartsOver) {
+  for (int64_t lengths : {63, 64}) {
+    auto f =
+        compile([](const Tensor& a) { return a * 2.0 + 1.0; }, {.skip = "fuse", .dynamic = false});
+    for (int64_t n = 1; n <= lengths; ++n) f(numbers(1, n));
+    EXPECT_EQ(f.report().compiled, 0);  // graphs that came once are interpreted
+    expect_same_bits(f(numbers(2, 1)), numbers(2, 1) * 2.0 + 1.0, "the first length again");
+    EXPECT_EQ(f.report().compiled, lengths == 63 ? 1 : 0);
+  }
+}
+
 TEST(Compile, StateIsReadAndWrittenWhereItIs) {
   Tensor state = numbers(0);
   auto f = compile([&](const Tensor& a) {

@@ -76,6 +76,40 @@ TEST(Dynamic, AHundredLengthsOfAStepToTheBit) {
 TEST(Dynamic, AHundredLengthsOfAStep) { expect_lengths("", 2e-6, false); }
 TEST(Dynamic, AHundredBatchesOfAStep) { expect_lengths("", 2e-6, true); }
 
+// Each size has an executor with memory of its own: 128 of those used last are kept.
+TEST(Dynamic, SizesThatWereNotUsedForLongAreForgotten) {
+  auto f = compile([](const Tensor& a) { return a * 2.0 + 1.0; });
+  auto planned_for = [&](int64_t n) {
+    const int before = f.report().sizes;
+    expect_same_bits(f(numbers(1, n)), numbers(1, n) * 2.0 + 1.0, "length " + std::to_string(n));
+    return f.report().sizes - before;
+  };
+  for (int64_t n : {4, 400, 4, 400, 800}) planned_for(n);
+  for (int64_t n = 10; n < 138; ++n) planned_for(n);
+  EXPECT_EQ(planned_for(10), 0);   // the oldest of 128, now the youngest
+  EXPECT_EQ(planned_for(138), 1);  // takes the place of 11
+  EXPECT_EQ(planned_for(12), 0);
+  EXPECT_EQ(planned_for(11), 1);
+}
+
+// Of programs that differ in more than one size, each with a graph for its sizes, eight are kept.
+TEST(Dynamic, TheOldestOfNineGraphsIsForgotten) {
+  for (int64_t graphs : {8, 9}) {
+    auto f = compile([](const Tensor& a) { return a * 2.0 + 1.0; });
+    auto planned_for = [&](int64_t n, int64_t graph) {
+      const int before = f.report().sizes;
+      const int64_t rows = graph + 1, columns = graph * 7 % 11 + 1;
+      const Tensor a = reshape(numbers(1, n * rows * columns), {n, rows, columns});
+      expect_same_bits(f(a), a * 2.0 + 1.0, to_string(a.shape()));
+      return f.report().sizes - before;
+    };
+    for (int64_t graph = 1; graph <= graphs; ++graph)
+      for (int64_t n : {4, 400, 4, 400, 800}) planned_for(n, graph);
+    EXPECT_EQ(planned_for(100, 2), 1);
+    EXPECT_EQ(planned_for(100, 1), graphs == 8 ? 1 : 0);
+  }
+}
+
 // Rows of which longer ones come in pieces, which the sizes seen so far do not.
 TEST(Dynamic, LengthsOfASoftmax) {
   auto program = [](const Tensor& x) {

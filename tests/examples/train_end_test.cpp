@@ -189,5 +189,26 @@ TEST_F(TrainEnd, ASignalSentTwiceAtOnceIsOne) {
   expect_contains(folder_.read("out.txt"), "stopped by signal 15 (Terminated) after step ");
 }
 
+// Rank 0 cannot end its step, because the other rank stands still: who insists ends it there.
+TEST_F(TrainEnd, ASecondSignalEndsTheRunAtOnce) {
+  const std::string script = folder_.write(
+      "rank.sh", "echo $$ > " + (folder_ / "pid.$RANK") + "; exec " +
+                     command("--steps 1000000 --metrics " + (folder_ / "metrics.jsonl") +
+                             " --checkpoint " + (folder_ / "run")));
+  const pid_t child = start(bin("tlaunch") + " --nproc 2 sh " + script);
+  kill(std::stoi(folder_.read("pid.1")), SIGSTOP);
+  const pid_t first = std::stoi(folder_.read("pid.0"));
+  kill(first, SIGTERM);
+  std::this_thread::sleep_for(std::chrono::milliseconds(1200));  // sooner, the two would be one
+  kill(first, SIGTERM);
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_NE(status, 0);
+  const std::string out = folder_.read("out.txt");
+  expect_contains(out, "rank 0 failed first: signal 15");
+  EXPECT_EQ(out.find("after step"), std::string::npos) << out;
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "run/latest")) << out;
+}
+
 }  // namespace
 }  // namespace tessera
