@@ -7,11 +7,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "core/io/safetensors.h"
 #include "tests/examples/command.h"
 #include "tests/support/temp_folder.h"
 
@@ -187,6 +190,56 @@ TEST_F(TrainEnd, ASignalSentTwiceAtOnceIsOne) {
   waitpid(child, &status, 0);
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);  // as the sender expects it
   expect_contains(folder_.read("out.txt"), "stopped by signal 15 (Terminated) after step ");
+}
+
+// Flips a bit of each place in the private memory of a process that holds `bytes`; returns how many
+// there are.
+int damage(pid_t process, const std::string& bytes) {
+  const std::string proc = "/proc/" + std::to_string(process);
+  std::ifstream maps(proc + "/maps");
+  std::fstream memory(proc + "/mem", std::ios::in | std::ios::out | std::ios::binary);
+  int found = 0;
+  for (std::string line; std::getline(maps, line);) {
+    uint64_t begin = 0, end = 0;
+    char access[5] = {};
+    if (std::sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, access) != 3) continue;
+    if (std::string(access) != "rw-p" || end - begin > (1u << 30)) continue;  // no ranges set aside
+    std::string held(end - begin, '\0');
+    memory.clear();
+    memory.seekg(int64_t(begin)).read(held.data(), int64_t(held.size()));
+    if (!memory) continue;
+    for (size_t at = held.find(bytes); at != held.npos; at = held.find(bytes, at + 1), ++found)
+      memory.seekp(int64_t(begin + at)).put(char(bytes[0] ^ 1)).flush();
+  }
+  return found;
+}
+
+// As bad memory or a stray write does: all losses look sound, and the ranks train two models.
+TEST_F(TrainEnd, AReplicaThatChangesInMidRunIsNotSaved) {
+  const std::string model = folder_ / "w.safetensors", run_folder = folder_ / "run";
+  ASSERT_EQ(run(command("--steps 0 --save " + model)).status, 0);
+  const std::vector<NamedTensor> weights = io::load_safetensors(model);
+  const auto weight = std::ranges::find(weights, "wpe.weight", &NamedTensor::name);
+  ASSERT_NE(weight, weights.end());
+  const std::string bytes(reinterpret_cast<const char*>(weight->tensor.data<float>()), 64);
+  const std::string script = folder_.write(
+      "rank.sh",
+      "echo $$ > " + (folder_ / "pid.$RANK") + "; exec " +
+          command("--steps 1000000 --lr 0 --weights " + model + " --metrics " +
+                  (folder_ / "metrics.jsonl") + " --checkpoint " + run_folder));
+  const pid_t child = start(bin("tlaunch") + " --nproc 2 sh " + script);
+  const pid_t second = std::stoi(folder_.read("pid.1"));
+  kill(second, SIGSTOP);
+  EXPECT_GE(damage(second, bytes), 1);
+  kill(second, SIGCONT);
+  kill(second, SIGTERM);  // asks for a save
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+  const std::string out = folder_.read("out.txt");
+  expect_contains(out, "steps the ranks hold other values of what they should hold alike, ");
+  expect_contains(out, "model.wpe.weight: rank 0 has xxh128 ");
+  EXPECT_FALSE(std::filesystem::exists(run_folder + "/latest")) << out;
 }
 
 // Rank 0 cannot end its step, because the other rank stands still: who insists ends it there.
