@@ -223,10 +223,9 @@ TEST_F(TrainEnd, AReplicaThatChangesInMidRunIsNotSaved) {
   ASSERT_NE(weight, weights.end());
   const std::string bytes(reinterpret_cast<const char*>(weight->tensor.data<float>()), 64);
   const std::string script = folder_.write(
-      "rank.sh",
-      "echo $$ > " + (folder_ / "pid.$RANK") + "; exec " +
-          command("--steps 1000000 --lr 0 --weights " + model + " --metrics " +
-                  (folder_ / "metrics.jsonl") + " --checkpoint " + run_folder));
+      "rank.sh", "echo $$ > " + (folder_ / "pid.$RANK") + "; exec " +
+                     command("--steps 1000000 --lr 0 --weights " + model + " --metrics " +
+                             (folder_ / "metrics.jsonl") + " --checkpoint " + run_folder));
   const pid_t child = start(bin("tlaunch") + " --nproc 2 sh " + script);
   const pid_t second = std::stoi(folder_.read("pid.1"));
   kill(second, SIGSTOP);
