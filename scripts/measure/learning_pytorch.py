@@ -44,6 +44,7 @@ THEIRS = {
     " --lr 1e-3 --warmup 30 --weight-decay 0.01",
 }
 
+ON_BYTES = {"resnet18": "int8 --model resnet18 --data images:{data} --samples 1"}
 INITIAL = {"bert-mini": "--model bert-mini --data mlm:{data} --tokenizer {data}/vocab.txt --seq-len 128 --steps 0"}
 
 
@@ -66,7 +67,15 @@ def run(command, log):
 def run_ours(options, seed, to):
     command = [common.program(options, "tlaunch"), "--nproc", "2", common.program(options, "train")]
     command += OURS[options.recipe].format(data=options.data).split()
+    command += ["--save", str(to.with_suffix(".safetensors"))] if options.recipe in ON_BYTES else []
     run([*command, "--seed", seed, "--metrics", str(to)], to.with_suffix(".log"))
+
+
+def run_on_bytes(options, seed, to):
+    """What the weights of our run get right in f32, and on bytes; the training part calibrates."""
+    weights = options.results / f"{options.recipe}_ours_{seed}.safetensors"
+    command = [common.program(options, "bench"), *ON_BYTES[options.recipe].format(data=options.data).split()]
+    run([*command, "--weights", str(weights), "--json", str(to)], to.with_suffix(".log"))
 
 
 def initial_weights(options, seed):
@@ -105,7 +114,7 @@ def main():
     options = p.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
     sides = {"ours": (run_ours, "jsonl"), "theirs": (run_theirs, "txt")}
-    ends = {side: [] for side in sides}
+    ends, on_bytes = {side: [] for side in sides}, []
     for seed in options.seeds.split(","):
         for side, (take, suffix) in sides.items():
             path = options.results / f"{options.recipe}_{side}_{seed}.{suffix}"
@@ -113,11 +122,19 @@ def main():
                 take(options, seed, path)
             if (end := last_json(path)) is not None:
                 ends[side].append(end)
+        if options.recipe in ON_BYTES:
+            path = options.results / f"{options.recipe}_on_bytes_{seed}.json"
+            if not path.is_file() and options.side in ("ours", "both"):
+                run_on_bytes(options, seed, path)
+            if path.is_file():
+                on_bytes.append(json.loads(path.read_text())["accuracy"])
     print("| | accuracy, % | loss |\n|---|---|---|")
     for side, name in (("ours", "Tessera, 2 ranks"), ("theirs", "PyTorch")):
         shares = [e.get("val_accuracy") for e in ends[side]]
         accuracy = "" if None in shares else cell([100 * share for share in shares], "{:.1f}")
         print(f"| {name} | {accuracy} | {cell([e['val_loss'] for e in ends[side]], '{:.3f}')} |")
+    if on_bytes:
+        print(f"| Tessera's weights on bytes | {cell([e['int8'] for e in on_bytes], '{:.1f}')} | |")
 
 
 if __name__ == "__main__":
