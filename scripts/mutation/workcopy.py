@@ -41,8 +41,10 @@ def digest(path):
 
 
 class WorkCopy:
-    def __init__(self, root, folder, jobs, patience, say):
+    def __init__(self, root, folder, core, jobs, patience, say):
         self.root, self.tree, self.jobs, self.patience, self.say = root, folder / "tree", jobs, patience, say
+        # Tests of two copies at once keep to a core each: ranks that find a core of their own poll on it for their peers.
+        self.pinned = ["taskset", "-c", str(core)]
         self.build = self.tree / "build"
         self.state_file = folder / "baseline.json"
         self.entries, self.seconds = {}, {}  # seconds: of the tests whose baseline was looked at by this run
@@ -157,7 +159,8 @@ class WorkCopy:
         command, environment, folder = self.entries[name]
         flags = ["--gtest_fail_fast", "--gtest_brief=1", "--gtest_shuffle=0"]
         flags += [f"--gtest_filter={filters}"] if filters else []
-        return self.run([*command, *flags], timeout, environment, folder)
+        environment = {"OMP_NUM_THREADS": "2", **environment}  # loops are shared among threads all the same
+        return self.run([*self.pinned, *command, *flags], timeout, environment, folder)
 
     def baseline(self, step):
         """Builds the step's programs of the unchanged copy and runs its test, unless it passed with the same objects."""
@@ -166,7 +169,8 @@ class WorkCopy:
         done = self.make(step.targets)
         if done.status != 0:
             raise BaselineError(f"{' '.join(step.targets)} cannot be built without a change:\n{done.output[-4000:]}")
-        state = hashlib.sha256((self.data + "".join(self.record_objects(step.targets))).encode()).hexdigest()
+        parts = [self.data, *self.pinned, *self.record_objects(step.targets)]
+        state = hashlib.sha256("".join(parts).encode()).hexdigest()
         if self.passed.get(step.label, [None])[0] != state:
             self.say(f"baseline of {step.label}")
             self.find_tests()

@@ -119,6 +119,16 @@ class Project(unittest.TestCase):
         entry = textwrap.dedent(out[out.index("    == unnoticed") :])  # as it is printed for this
         (self.root / "scripts/mutation/explained.txt").write_text(entry)
         self.assertIn("survived, explained: unnoticed", self.mutate("--report"))
+        (self.root / "scripts/mutation/explained.txt").write_text(entry.replace("why:", "equivalent:"))
+        out = self.mutate("--report")
+        self.assertIn("survived, equivalent: unnoticed", out)
+        self.assertRegex(out, "all +2 of 3 killed, 1 of the others equivalent: 100.0 % of the rest")
+
+    def test_a_reason_for_a_change_that_stands_nowhere_is_an_error(self):
+        (self.root / "scripts/mutation/explained.txt").write_text("== gone\nwhy: -\n-- core/toy.cpp\n<< not there\n>> there\n")
+        done = subprocess.run(self.command("--known", "--list"), capture_output=True, text=True)
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.stderr, "mutate: core/toy.cpp: the text to change stands there 0 times, not once:\nnot there\n")
 
     def test_a_survivor_is_run_again_with_another_test(self):
         self.mutate("--only", "unnoticed", status=1)
