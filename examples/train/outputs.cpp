@@ -192,7 +192,6 @@ void check_save(const Options& o) {
     check_writable(o, place.parent_path());
     return try_save(o);
   }
-  if (!place.has_filename()) place = place.parent_path();  // "a/" ends in an empty name
   while (!fs::exists(place, error) && place.has_relative_path()) place = place.parent_path();
   TESSERA_CHECK(fs::is_directory(place, error), "train: --save {}: {} is a file, not a folder",
                 o.save, place.string());

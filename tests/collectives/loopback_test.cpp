@@ -19,6 +19,7 @@
 #include "core/ops/update.h"
 #include "core/ops/views.h"
 #include "tests/collectives/verbs.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
@@ -234,6 +235,12 @@ TEST(Loopback, ArgumentsThatCannotWorkAreRefusedAlone) {
     EXPECT_THROW(g.send(t, g.rank()), UserError);
     EXPECT_THROW(g.reduce_scatter(ints, empty({6})), UserError);
     EXPECT_THROW(g.all_reduce(Tensor()), UserError);
+    const int64_t ones[] = {1, 1};
+    const Tensor two = empty({2}), others = empty({2});
+    expect_contains(error_of([&] { g.all_to_all(others, two, ones, {}); }),
+                    "in_splits has 0 counts for 2 ranks");
+    expect_contains(error_of([&] { g.all_to_all(others, two, {}, ones); }),
+                    "out_splits has 0 counts for 2 ranks");
     g.all_reduce(t);  // the group lives on
   });
 }

@@ -186,6 +186,38 @@ TEST(DTensor, BordersAreDifferentiable) {
   });
 }
 
+// Without the global shape, pieces of one size make it.
+TEST(DTensor, PiecesOfOneSizeMakeAWhole) {
+  run_ranks(4, [&](ProcessGroup& group) {
+    const Tensor piece = full({2, 3}, double(group.rank())).to(kF64);
+    const DeviceMesh line = init_device_mesh({{"a", 4}});
+    TESSERA_ASSERT(from_local(piece, line, {Shard(0)}).shape() == (Shape{8, 3}), "rows");
+    TESSERA_ASSERT(from_local(piece, line, {Shard(1)}).shape() == (Shape{2, 12}), "columns");
+    const DeviceMesh square = init_device_mesh({{"a", 2}, {"b", 2}});
+    const Tensor whole = from_local(piece, square, {Shard(0), Shard(1)});
+    TESSERA_ASSERT(whole.shape() == (Shape{4, 6}), "both: {}", describe(whole));
+    // Axis "a" varies slowest in ranks: it is here that cuts rows.
+    check_close(
+        full_tensor(whole),
+        reshape(from_values<double>(
+                    {0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 2, 2, 2, 3, 3, 3}, {24}),
+                {4, 6}),
+        0, "values");
+    for (int dim : {-1, 2}) {
+      const std::string e = error_of([&] { from_local(piece, line, {Shard(dim)}); });
+      TESSERA_ASSERT(e.starts_with("from_local: Shard(" + std::to_string(dim) + ") of "), "{}", e);
+    }
+  });
+}
+
+// Of 7 elements one rank of an axis has 4 and the other 3, which no units of 2 make.
+TEST(DTensor, ALayoutFitsWhereItFitsEveryRank) {
+  EXPECT_FALSE(fits({7}, {Shard(0, 2), Shard(0)}, {2, 2}));
+  EXPECT_TRUE(fits({8}, {Shard(0, 2), Shard(0)}, {2, 2}));
+  EXPECT_TRUE(fits({7}, {Shard(0), Shard(0)}, {2, 2}));
+  EXPECT_FALSE(fits({7}, {Shard(0, 2), Replicate(), Shard(0)}, {2, 3, 2}));
+}
+
 TEST(DTensor, ErrorsSayWhatToDo) {
   run_ranks(2, [&](ProcessGroup&) {
     DeviceMesh mesh = init_device_mesh({{"tp", 2}});

@@ -177,6 +177,14 @@ TEST(HuggingFace, FieldsThatWouldChangeResultsAreRefusedByName) {
   expect_error(
       [&] { bert_from_hugging_face(with("bert", "\"position_embedding_type\":\"relative\"")); },
       {"config.json", "position_embedding_type", "relative", "absolute"});
+  for (const char* field : {"is_decoder", "add_cross_attention"}) {
+    std::string text = io::read_file(golden("bert/config.json"), "test");
+    const std::string is = "\"" + std::string(field) + "\": ";
+    ASSERT_NE(text.find(is + "false"), text.npos);
+    folder.write("config.json", text.replace(text.find(is), is.size() + 5, is + "true"));
+    expect_error([&] { bert_from_hugging_face(folder.str()); },
+                 {"config.json", field, "true", "false"});
+  }
   expect_error([&] { gpt_from_hugging_face(golden("bert")); }, {"model_type", "bert", "gpt2"});
   folder.write("config.json", "{\"model_type\": \"gpt2\", \"vocab_size\": -3}");
   expect_error([&] { gpt_from_hugging_face(folder.str()); }, {"vocab_size is -3"});
