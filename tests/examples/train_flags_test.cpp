@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "tests/examples/command.h"
 #include "tests/support/temp_folder.h"
@@ -111,6 +113,47 @@ TEST_F(TrainFlags, BadInputGetsOneClearLine) {
     EXPECT_NE(o.output.find(expected), std::string::npos) << flags << "\n" << o.output;
     EXPECT_EQ(std::count(o.output.begin(), o.output.end(), '\n'), 1) << flags << "\n" << o.output;
   }
+}
+
+// Numbers at the ends of what an option takes, and just beyond.
+TEST_F(TrainFlags, RangesOfNumbersEndWhereTheErrorsSay) {
+  struct Range {
+    std::string flags;  // before the number
+    std::vector<std::string> taken, refused;
+    std::string error;
+  };
+  const std::string images = "--model resnet18 --set width=8 ";
+  const Range ranges[] = {
+      {"--optimizer sgd --momentum ", {"0", "0.999"}, {"-0.001", "1"}, "it is in [0, 1)"},
+      {"--betas 0.9,", {"0", "0.999"}, {"-0.001", "1"}, "each is in [0, 1)"},
+      {images + "--label-smoothing ", {"0", "0.999"}, {"-0.001", "1"}, "it is in [0, 1)"},
+      {images + "--image-size ", {"32"}, {"-1", "16385"}, "expected 1 to 16384"},
+      {"--workers ", {"1", "1024"}, {"0", "1025"}, "expected 1 to 1024"},
+      {"--batch-size ", {"1"}, {"0", "1073741825"}, "expected 1 to 1073741824"},
+      {"--accumulate ", {"1"}, {"0", "1073741825"}, "expected 1 to 1073741824"},
+      {"--sample 0 --eval-every ", {"0", "1"}, {"-1"}, "expected at least 0"},
+      {"--eval-every 0 --sample ", {"0"}, {"-1"}, "expected at least 0"},
+      {"--clip-norm ", {"0", "1e9"}, {"-0.001"}, "expected 0 (no clipping) or more"},
+      {"--lr ", {"0", "10"}, {"-0.001"}, "rates are not negative"},
+      {"--schedule cosine --lr 0.1 --min-lr ", {"0", "0.1"}, {"0.1001"}, "schedules go down"},
+      {"--schedule cosine --min-lr ", {"0"}, {"-0.001"}, "rates are not negative"},
+      {"--checkpoint " + (folder_ / "run") + " --keep ", {"0", "1"}, {"-1"}, "expected at least 0"},
+      {"--checkpoint " + (folder_ / "run") + " --save-every ", {"0"}, {"-1"}, "at least 0"},
+  };
+  for (const Range& range : ranges) {
+    for (const std::string& value : range.taken) {
+      std::filesystem::remove_all(folder_ / "run");
+      const Outcome o = run(bin("train") + " --steps 0 " + range.flags + value);
+      EXPECT_EQ(o.status, 0) << range.flags << value << "\n" << o.output;
+    }
+    for (const std::string& value : range.refused) {
+      const Outcome o = run(bin("train") + " --steps 0 " + range.flags + value);
+      EXPECT_EQ(o.status, 1) << range.flags << value << "\n" << o.output;
+      expect_contains(o.output, range.error);
+    }
+  }
+  for (const std::string flags : {"--steps -1 --epochs -0.5", "--steps -2"})
+    expect_contains(run(bin("train") + " " + flags).output, "expected numbers from 0");
 }
 
 // By rank 0, or by the one rank whose command line is another.

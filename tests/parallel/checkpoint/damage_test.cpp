@@ -330,6 +330,10 @@ TEST_F(Damage, HostileManifestsAreRefused) {
   expect_contains(attempt("\"step\":8,", ""), "missing");
   expect_contains(attempt("\"world_size\":2", "\"world_size\":0"), "of 0 ranks");
   expect_contains(attempt("\"block_bytes\":16", "\"block_bytes\":0"), "blocks of 0 bytes");
+  expect_contains(attempt("\"block_bytes\":16", "\"block_bytes\":1073741825"),
+                  "blocks of 1073741825 bytes");
+  expect_contains(attempt("\"block_bytes\":16", "\"block_bytes\":1073741824"),
+                  "2 hashes for 24 bytes in blocks of 1073741824");  // the largest there are
   expect_contains(attempt("\"name\":\"w\"", "\"name\":\"n\""), "twice or out of order");
   expect_contains(attempt("\"extra\":{", "\"extra\":{\"d\":[[[[[[[[[["), "nested deeper");
   expect_contains(attempt("\"extra\":{", "\"extra\":{\"d\":{},"), "not expected");
