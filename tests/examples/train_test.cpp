@@ -77,6 +77,24 @@ TEST_F(Train, EventFilesForTensorBoard) {
   EXPECT_EQ(count("validation/loss"), 2u);
 }
 
+TEST_F(Train, ValidatesBetweenStepsAndOnceAtTheEnd) {
+  train(1, "--steps 6 --eval-every 2");
+  std::ifstream file(folder_ / "metrics.jsonl");
+  std::vector<int> between;
+  int ends = 0;
+  for (std::string line; std::getline(file, line);) {
+    const auto j = nlohmann::json::parse(line);
+    if (!j.contains("val_loss")) continue;
+    EXPECT_GT(double(j["val_loss"]), 0);
+    if (j.value("event", "") == "done")
+      ++ends;
+    else
+      between.push_back(j["step"]);
+  }
+  EXPECT_EQ(between, (std::vector<int>{2, 4}));
+  EXPECT_EQ(ends, 1);
+}
+
 TEST_F(Train, ProfileOfAllRanks) {
   for (std::string flags : {"", " --compile"}) {
     std::string path = folder_ / "profile.json";
