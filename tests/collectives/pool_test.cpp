@@ -23,6 +23,14 @@ int64_t bytes_held(const Pool& pool) {
   return s.st_blocks * 512;
 }
 
+// Containers on two machines may have one name and one number of their space.
+TEST(Process, AHostIsKnownByTheBootOfItsKernel) {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  ASSERT_TRUE(std::getline(file, boot));
+  EXPECT_NE(host_identity().find(" " + boot + " pid:["), std::string::npos) << host_identity();
+}
+
 TEST(Process, ThatCannotBeLookedAtHasNotEnded) {
   const uint64_t started = process_start(getpid());
   EXPECT_FALSE(process_ended(getpid(), started));

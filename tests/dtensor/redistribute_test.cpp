@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "collectives/decorators/counting.h"
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
@@ -216,6 +218,22 @@ TEST(DTensor, ALayoutFitsWhereItFitsEveryRank) {
   EXPECT_TRUE(fits({8}, {Shard(0, 2), Shard(0)}, {2, 2}));
   EXPECT_TRUE(fits({7}, {Shard(0), Shard(0)}, {2, 2}));
   EXPECT_FALSE(fits({7}, {Shard(0, 2), Replicate(), Shard(0)}, {2, 3, 2}));
+}
+
+TEST(DTensorDeathTest, CommunicationThatIsAllowedIsTold) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // a process of its own, which reads the level
+  setenv("TESSERA_LOG", "info", 1);
+  auto add = [] {
+    run_ranks(2, [](ProcessGroup&) {
+      const DeviceMesh mesh = init_device_mesh({{"tp", 2}});
+      const Tensor value = ones({4, 6});
+      AllowCommunication allowed;
+      distribute(value, mesh, {Shard(0)}) + distribute(value, mesh, {Shard(1)});
+    });
+    std::exit(0);
+  };
+  EXPECT_EXIT(add(), testing::ExitedWithCode(0), "communication allowed: ");
+  unsetenv("TESSERA_LOG");
 }
 
 TEST(DTensor, ErrorsSayWhatToDo) {

@@ -77,6 +77,17 @@ TEST(Contract, BatchLetterLast) {
   }
 }
 
+TEST(Contract, LettersOfOneOperandAreSummed) {
+  const Tensor a = values({2, 3}, 1, kF64), b = values({3, 4}, 2, kF64);
+  const Tensor product = matmul(a, b);
+  EXPECT_LT(difference(contract("ij,jk->k", a, b), sum(product, {0})), 1e-14);
+  EXPECT_LT(difference(contract("ij,jk->i", a, b), sum(product, {1})), 1e-14);
+  EXPECT_LT(difference(contract("ij,jk->", a, b), sum(product)), 1e-14);
+  const Tensor rows = sum(a, {1}), columns = sum(b, {0});
+  EXPECT_LT(difference(contract("ij,lk->ik", a, b), unsqueeze(rows, 1) * unsqueeze(columns, 0)),
+            1e-14);
+}
+
 // One element by the definition: chains of multiply-adds over the leaves, a balanced tree over
 // them.
 template <class T>
