@@ -87,7 +87,7 @@ NOT_LIMITS = {
     "core/backend/cpu/conv.cpp": "kMaxPrepared kMost",
     "core/backend/cpu/conv_dot_rows.cpp": "kMostPointers",
     "core/backend/cpu/conv_dot_weight.cpp": "kLineUnits",
-    "core/backend/cpu/conv_product.cpp": "kDeep",
+    "core/backend/cpu/conv_product.cpp": "kBlock kDeep",
     "core/backend/cpu/conv_winograd.cpp": "kIn kLeastGroups kMost",
     "core/backend/cpu/conv_winograd_weight.cpp": "kRows kApart kFloats kLeast kMost",
     "core/backend/cpu/elementwise.h": "kMaxWalked",

@@ -62,7 +62,7 @@ inline constexpr Boundary kBoundaries[] = {
     {"product.one_thread", int64_t(1) << 18},
     {"packed.least", 64, Needs::kV4},
     {"packed.rows", 64},
-    {"packed.columns", 256},
+    {"packed.columns", 256, Needs::kV4},  // others sum in leaves, in narrower tiles
     {"packed.tile_rows"},
     {"packed.tile_columns"},
     {"packed.depth"},

@@ -55,6 +55,8 @@ void add_products(LargeCases& cases) {
         add_product(cases, 1, 67, 33, a, b, exact);
         add_product(cases, 67, 1, 33, a, b, exact);
         add_product(cases, 9, 15, 1, a, b, exact);
+        add_product(cases, 5, 31, 7, a, b, exact);
+        add_product(cases, 6, 33, 9, a, b, exact);
         add_product(cases, 7, 31, 5, a, b, exact);
         add_product(cases, 8, 32, 8, a, b, exact);
         add_product(cases, 9, 33, 17, a, b, exact);
@@ -66,6 +68,11 @@ void add_products(LargeCases& cases) {
       add_product(cases, 200, 641, 300, a, b, false);
       for (int64_t k : {767, 768, 769}) add_product(cases, 64, 250, k, a, b, false);
     }
+  // Leaves as deep as what is packed of them at a time, where rows of A come in sixes and in
+  // eights.
+  for (int64_t depth : {768, 1024})
+    for (int64_t k : {depth - 1, depth, depth + 1})
+      add_product(cases, 7, 9, kExactLeaves * k, true, false, true);
   add_product(cases, 189, 19, 73, false, false, false);  // 2^18 - 1 products
   add_product(cases, 64, 64, 64, false, false, false);
   add_product(cases, 65, 37, 109, false, false, false);  // 2^18 + 1

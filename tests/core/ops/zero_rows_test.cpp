@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "core/base/isa.h"
 #include "core/base/parallel.h"
 #include "core/ops/contract.h"
 #include "core/ops/create.h"
@@ -50,8 +51,9 @@ Tensor other(int64_t rows, DType t) {
 }
 
 TEST(ZeroRows, AreLeftOutOfTheResultAndOfItsSums) {
-  for (DType t : {kF32, kBF16})
-    for (int64_t kept : {0, 7, 1000}) {  // 1000: one row
+  for (DType t : {kF32, kBF16}) {
+    if (t == kBF16 && !cpu::has_bf16_dot()) continue;  // products of bf16 are computed in f32 there
+    for (int64_t kept : {0, 7, 1000}) {                // 1000: one row
       const Tensor x = sparse_rows(kept, t), w = other(kWidth, t), y = other(kRows, t);
       const Tensor rows = cast(matmul(cast(x, kF64), cast(w, kF64)), t),
                    sums = cast(matmul(transpose(cast(x, kF64), 0, 1), cast(y, kF64)), t);
@@ -66,6 +68,7 @@ TEST(ZeroRows, AreLeftOutOfTheResultAndOfItsSums) {
         EXPECT_EQ(difference(d, sums), 0.0) << name_of(t) << ' ' << kept << ' ' << threads;
       }
     }
+  }
 }
 
 TEST(ZeroRows, ColumnsOfTheOtherOperandAndRowsApart) {
