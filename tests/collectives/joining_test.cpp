@@ -153,6 +153,20 @@ TEST(Joining, ARankThatEndsBecauseAnotherDidNotComeLeadsToThatOne) {
   rank0.join();
 }
 
+TEST(Joining, RankZeroThatDoesNotComeIsNamed) {
+  JoinOptions o = options(std::make_shared<MemoryStore>(), "");
+  o.join_timeout = Millis(300);
+  try {
+    detail::join_by_store(detail::make_world("world", 1, 2), o);
+    ADD_FAILURE() << "rank 1 joined";
+  } catch (const CommError& e) {
+    EXPECT_NE(std::string(e.what()).find("rank 0 of 2 did not join world within 0.3 s"),
+              std::string::npos)
+        << e.what();
+    EXPECT_EQ(e.culprits(), std::vector<int>{0});
+  }
+}
+
 // Of a store that does not answer, and of ranks that do not come.
 TEST(Joining, TheTimeoutOfAGroupIsThatOfJoiningToo) {
   int silent = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

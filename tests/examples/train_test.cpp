@@ -1,9 +1,7 @@
 // The training program under its launcher: any number of ranks trains the same model.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -11,112 +9,10 @@
 #include <vector>
 
 #include "core/io/safetensors.h"
-#include "tests/examples/command.h"
-#include "tests/support/temp_folder.h"
+#include "tests/examples/train_runs.h"
 
 namespace tessera {
 namespace {
-
-struct TrainRun {
-  std::vector<double> losses;
-  std::string hash;
-  double val_loss = 0;
-};
-
-class Train : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (!std::ifstream(bin("train"))) GTEST_SKIP() << "no train in TESSERA_BIN";
-    std::ofstream text(folder_ / "text.txt");
-    for (int i = 0; i < 3000; ++i) text << "line " << i * i % 997 << " of a text to learn\n";
-  }
-  std::string data() const { return "text:" + (folder_ / "text.txt"); }
-  /// What is trained, and on what.
-  virtual std::string task() const { return "--data " + data(); }
-  virtual std::string shape() const {
-    return "--seq-len 16 --set layers=2 --set dim=32 --set heads=2";
-  }
-  TrainRun train(int ranks, const std::string& flags) {
-    std::string metrics = (folder_ / "metrics.jsonl");
-    Outcome o =
-        run(bin("tlaunch") + " --nproc " + std::to_string(ranks) + " " + bin("train") + " " +
-            task() + " --batch-size 8 " + shape() + " --metrics " + metrics + " " + flags);
-    EXPECT_EQ(o.status, 0) << o.output;
-    last_output_ = o.output;
-    TrainRun r;
-    std::ifstream file(metrics);
-    for (std::string line; std::getline(file, line);) {
-      auto j = nlohmann::json::parse(line);
-      if (j.contains("loss")) r.losses.push_back(j["loss"]);
-      if (j.value("event", "") != "done") continue;
-      r.hash = j["params_xxh128"];
-      if (!j["val_loss"].is_null()) r.val_loss = j["val_loss"];
-    }
-    return r;
-  }
-  TempFolder folder_;
-  std::string last_output_;  // of train()
-};
-
-// One rank writes; that the file decodes is tested with io::EventWriter.
-TEST_F(Train, EventFilesForTensorBoard) {
-  std::string folder = folder_ / "runs";
-  train(2, "--steps 3 --eval-every 2 --tensorboard " + folder);
-  std::vector<std::string> files;
-  for (auto& entry : std::filesystem::directory_iterator(folder)) files.push_back(entry.path());
-  ASSERT_EQ(files.size(), 1u);
-  std::ifstream file(files[0], std::ios::binary);
-  std::string bytes((std::istreambuf_iterator<char>(file)), {});
-  auto count = [&](const std::string& tag) {
-    size_t n = 0;
-    for (size_t at = bytes.find(tag); at != std::string::npos; at = bytes.find(tag, at + 1)) ++n;
-    return n;
-  };
-  EXPECT_EQ(count("train/loss"), 3u);
-  EXPECT_EQ(count("train/grad_norm"), 3u);
-  EXPECT_EQ(count("validation/loss"), 2u);
-}
-
-TEST_F(Train, ValidatesBetweenStepsAndOnceAtTheEnd) {
-  train(1, "--steps 6 --eval-every 2");
-  std::ifstream file(folder_ / "metrics.jsonl");
-  std::vector<int> steps;  // 0: the end
-  for (std::string line; std::getline(file, line);) {
-    const auto j = nlohmann::json::parse(line);
-    if (j.contains("val_loss"))
-      steps.push_back(j.value("event", "") == "done" ? 0 : int(j["step"]));
-  }
-  EXPECT_EQ(steps, (std::vector<int>{2, 4, 0}));
-}
-
-TEST_F(Train, ProfileOfAllRanks) {
-  for (std::string flags : {"", " --compile"}) {
-    std::string path = folder_ / "profile.json";
-    train(2, "--steps 20 --profile " + path + flags);
-    expect_contains(last_output_, "profile of 2 ranks in " + path);
-    expect_contains(last_output_, "steps 4 to 13 of rank 0");
-    auto json = nlohmann::json::parse(std::ifstream(path));
-    int steps[2] = {}, products[2] = {}, reductions[2] = {};
-    for (const auto& e : json["traceEvents"]) {
-      if (e["ph"] != "X") continue;
-      int rank = e["pid"];
-      ASSERT_TRUE(rank == 0 || rank == 1) << e;
-      steps[rank] += e["name"] == "step";
-      products[rank] += e["name"] == "contract";
-      reductions[rank] += e["name"] == "all_reduce" && e["cat"] == "collective";
-    }
-    for (int rank : {0, 1}) {
-      EXPECT_EQ(steps[rank], 10);
-      EXPECT_GE(products[rank], 10 * 2 * 4 * 3);  // two blocks of four linear layers
-      EXPECT_GE(reductions[rank], 10);
-    }
-  }
-  train(1, "--steps 2 --profile " + (folder_ / "short.json"));
-  expect_contains(last_output_, "steps 2 to 2 of rank 0");
-  Outcome o = run(bin("train") + " --data " + data() + " --steps 1 --profile /no/such/folder/x");
-  EXPECT_NE(o.status, 0);
-  expect_contains(o.output, "--profile /no/such/folder/x: rank 0 cannot write it: No such file");
-}
 
 TEST_F(Train, ParallelEqualsSerial) {
   TrainRun serial = train(1, "--steps 50");

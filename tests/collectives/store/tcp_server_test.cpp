@@ -9,8 +9,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <random>
+#include <set>
 #include <thread>
 
 #include "collectives/store/tcp_store.h"
@@ -181,6 +183,25 @@ TEST_F(Server, TenThousandConnectionsLeaveRoomForRanks) {
   expect_alive();
   EXPECT_LE(server.num_connections(), 300);
   EXPECT_LT(resident_kib(), before + 32 * 1024);
+}
+
+// What the open sockets of this process are called by the system, which names no two alike.
+std::set<std::string> open_sockets() {
+  std::set<std::string> sockets;
+  for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code gone;
+    const std::string what = std::filesystem::read_symlink(file, gone);
+    if (!gone && what.starts_with("socket:")) sockets.insert(what);
+  }
+  return sockets;
+}
+
+TEST_F(Server, CallsShareAConnection) {
+  TcpStore store("127.0.0.1", server.port(), key, 5s);
+  store.set("key", "value");
+  const std::set<std::string> before = open_sockets();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(store.get("key", 1s), "value");
+  EXPECT_EQ(open_sockets(), before);
 }
 
 TEST_F(Server, ClientSaysThatTheServerHasGone) {
