@@ -26,7 +26,10 @@ endif()
 
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM AND PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  # Paths relative to the tree, so that every checkout of it finds what another one has compiled. What is sloppy is what
+  # precompiled headers need: they use neither __DATE__ nor __TIME__, nor macros of a command line.
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+    CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
 endif()
 set(CMAKE_RUNTIME_OUTPUT_DIRECTORY ${CMAKE_CURRENT_BINARY_DIR}/bin)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
@@ -59,6 +62,19 @@ function(tessera_link target visibility)
       target_link_libraries(${target} ${visibility} ${name})
     endif()
   endforeach()
+endfunction()
+
+# tessera_precompile(target PRIVATE headers... | REUSE_FROM target): headers of other libraries that most files of a program
+# include are read once for the program. Files include what they use all the same: scripts/sanitize builds without
+# (CMAKE_DISABLE_PRECOMPILE_HEADERS).
+set(TESSERA_STANDARD_HEADERS <algorithm> <array> <atomic> <charconv> <chrono> <cmath> <cstring> <functional> <map> <memory>
+  <mutex> <optional> <span> <string> <string_view> <unordered_map> <utility> <vector> <fmt/format.h>)
+function(tessera_precompile target)
+  target_precompile_headers(${target} ${ARGN})
+  # GCC 12 warns of its own std::string (bug 105651), more often where it comes from there.
+  if(NOT CMAKE_DISABLE_PRECOMPILE_HEADERS)
+    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow -Wno-array-bounds>)
+  endif()
 endfunction()
 
 # tessera_library(name SOURCES dirs... [EXCLUDE regex] [DEPENDS ...] [PRIVATE_DEPENDS ...] [BUILD_DEPENDS ...]): target
@@ -148,6 +164,10 @@ function(tessera_program name)
   add_executable(${name} ${files})
   target_link_libraries(${name} PRIVATE tessera_flags)
   tessera_link(${name} PRIVATE ${A_DEPENDS})
+  list(LENGTH files count)
+  if(CLI11::CLI11 IN_LIST A_DEPENDS AND count GREATER 5)  # to read them takes as long as four files without
+    tessera_precompile(${name} PRIVATE ${TESSERA_STANDARD_HEADERS} <CLI/CLI.hpp>)
+  endif()
   if(NOT A_NO_INSTALL)
     set_property(GLOBAL APPEND PROPERTY TESSERA_PROGRAMS ${name})
   endif()

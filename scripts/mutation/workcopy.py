@@ -51,9 +51,6 @@ class WorkCopy:
         self.passed, self.objects = {}, {}  # test -> [state of its objects, seconds]; object -> [time, digest]
         self.process, self.stopped = None, False
         self.environment = dict(os.environ)
-        # The copy lies inside the tree, so both write the same relative paths and share what is in the cache.
-        self.environment.setdefault("CCACHE_BASEDIR", str(root))
-        self.environment.setdefault("CCACHE_NOHASHDIR", "1")
 
     # -- the copy
 
