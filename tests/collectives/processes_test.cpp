@@ -50,7 +50,7 @@ TEST_P(Processes, EveryVerbAndDtypeIsRight) {
       if (hosts > 1 && n < 4) continue;  // of blocks there are two, of two ranks, at least
       if (hosts == n) continue;
       RankProcesses ranks(n, "verbs", {{"TESSERA_BACKEND", several ? "" : GetParam()}}, hosts);
-      for (const RankResult& r : ranks.wait_all(60)) {
+      for (const RankResult& r : ranks.wait_all(test::kHangs)) {
         EXPECT_EQ(r.status, 0) << r.output;
         EXPECT_NE(r.output.find("backend " + (n == 1 ? "solo" : GetParam()) + "\n"),
                   std::string::npos)
@@ -61,7 +61,7 @@ TEST_P(Processes, EveryVerbAndDtypeIsRight) {
 
 TEST_P(Processes, CallsThatDifferInAnyWayAreAnErrorOnEveryRank) {
   RankProcesses ranks = start(3, "mismatches");
-  for (const RankResult& r : ranks.wait_all(60)) {
+  for (const RankResult& r : ranks.wait_all(test::kHangs)) {
     EXPECT_EQ(r.status, 0) << r.output;
     EXPECT_NE(r.output.find("38 mismatches"), std::string::npos) << r.output;
   }
@@ -234,19 +234,19 @@ TEST_P(Processes, GroupsLeaveNothingBehind) {
       start(2, "cycle",
             {{"TEST_CYCLES", GetParam() == "shm" ? "200" : kGlooCycles},
              {"ASAN_OPTIONS", (options ? options : "") + std::string(kMoreOptions)}});
-  for (const RankResult& r : ranks.wait_all(60)) EXPECT_EQ(r.status, 0) << r.output;
+  for (const RankResult& r : ranks.wait_all(test::kHangs)) EXPECT_EQ(r.status, 0) << r.output;
 }
 
 TEST_P(Processes, SumsHaveEqualBitsWhereverTensorsLie) {
   for (int size : {2, 3}) {
     RankProcesses ranks = start(size, "ways");
-    for (const RankResult& r : ranks.wait_all(60)) EXPECT_EQ(r.status, 0) << r.output;
+    for (const RankResult& r : ranks.wait_all(test::kHangs)) EXPECT_EQ(r.status, 0) << r.output;
   }
 }
 
 TEST_P(Processes, AForkedChildIsToldSo) {
   RankProcesses ranks = start(2, "forked");
-  for (const RankResult& r : ranks.wait_all(60)) EXPECT_EQ(r.status, 0) << r.output;
+  for (const RankResult& r : ranks.wait_all(test::kHangs)) EXPECT_EQ(r.status, 0) << r.output;
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Processes, testing::Values("shm", "gloo", "gloo+shm"),
@@ -273,7 +273,7 @@ TEST(Pool, ARankWithoutAddressesIsNamedAndServed) {
 
 TEST(Backend, SharedMemoryIsChosenOnOneHost) {
   RankProcesses ranks(2, "verbs", {});
-  for (const RankResult& r : ranks.wait_all(60))
+  for (const RankResult& r : ranks.wait_all(test::kHangs))
     EXPECT_NE(r.output.find("backend shm"), std::string::npos) << r.output;
 }
 
