@@ -123,6 +123,7 @@ class Project(unittest.TestCase):
         out = self.mutate("--report")
         self.assertIn("survived, equivalent: unnoticed", out)
         self.assertRegex(out, "all +2 of 3 killed, 1 of the others equivalent: 100.0 % of the rest")
+        self.assertNotIn(" s\n", self.mutate("--only", "unnoticed", "--again"))  # what is explained is not run again
 
     def test_a_reason_for_a_change_that_stands_nowhere_is_an_error(self):
         (self.root / "scripts/mutation/explained.txt").write_text("== gone\nwhy: -\n-- core/toy.cpp\n<< not there\n>> there\n")
