@@ -1,7 +1,6 @@
 #include "collectives/join.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <thread>
 
@@ -64,16 +63,7 @@ std::vector<Record> exchange(Store& store, const Membership& m, const std::strin
   return records;
 }
 
-Millis seconds_in(const char* name, const char* otherwise) {
-  const std::string text = env::get(name, otherwise);
-  double s = 0;
-  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), s);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  TESSERA_CHECK(whole && s > 0 && s <= 1e7,
-                "{}=\"{}\": expected a number of seconds above 0; unset it or correct it", name,
-                text.substr(0, 64));
-  return Millis(int64_t(std::ceil(s * 1000)));
-}
+Millis in_millis(double seconds) { return Millis(int64_t(std::ceil(seconds * 1000))); }
 
 int block_size(const std::vector<Record>& records) {
   std::vector<std::string> hosts;
@@ -247,7 +237,7 @@ Membership make_world(const std::string& name, int rank, int size) {
   return m;
 }
 
-Millis default_timeout() { return seconds_in("TESSERA_TIMEOUT", "60"); }
-Millis join_timeout() { return seconds_in("TESSERA_JOIN_TIMEOUT", "600"); }
+Millis default_timeout() { return in_millis(env::get_seconds("TESSERA_TIMEOUT", 60)); }
+Millis join_timeout() { return in_millis(env::get_seconds("TESSERA_JOIN_TIMEOUT", 600)); }
 
 }  // namespace tessera::detail

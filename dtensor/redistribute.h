@@ -25,7 +25,7 @@ Route plan_route(const Shape& global, const Layout& from, const Layout& to,
 /// As plan_route, remembered by the mesh.
 const Route& cached_route(const Shape& global, const Layout& from, const Layout& to,
                           const DeviceMesh& mesh);
-/// Elements that a rank receives on the route, on average.
+/// Elements that a rank receives on the route, on average, and a price for each collective.
 double route_cost(const Shape& global, Layout from, const Route& route, const Coordinates& sizes);
 
 /// Takes this rank's piece of a tensor of shape `global` from layout `from` along `route`. The

@@ -13,16 +13,20 @@
 #include <cstring>
 #include <ctime>
 #include <filesystem>
+#include <utility>
 
 #include "collectives/store/liveness.h"
+#include "core/base/env.h"
 #include "core/base/error.h"
 #include "launcher/report.h"
 
 namespace tessera::launcher {
 namespace {
 
+constexpr double kSilence_s = 10;        // until it is said who still runs when others have ended
 constexpr double kSurvivorsGrace_s = 2;  // for errors of their own after another rank failed
-constexpr double kLingerGrace_s = 0.5;   // for what a dead worker started and still prints
+constexpr double kLook_s = 0.5;  // between looks at ranks that still run when others have ended
+constexpr double kLingerGrace_s = 0.5;  // for what a dead worker started and still prints
 constexpr size_t kMaxPendingBytes = 1 << 20;
 constexpr size_t kReadBytes = 256 << 10;  // from one stream before the others get their turn
 
@@ -43,6 +47,8 @@ Supervisor::Supervisor(Job job, int attempt)
     : job_(std::move(job)),
       attempt_(attempt),
       start_s_(monotonic_s()),
+      timeout_s_(job_.options.timeout_s > 0 ? job_.options.timeout_s
+                                            : env::get_seconds("TESSERA_TIMEOUT", 60)),
       memory_kills_(count_memory_kills()) {
   epoll_fd_ = ::epoll_create1(EPOLL_CLOEXEC);
   null_fd_ = ::open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -286,6 +292,7 @@ void Supervisor::on_time() {
     finish_if_done(*worker);
     all_ended = all_ended && worker->ended();
   }
+  if (phase_ == Phase::kRunning) look_after_ends();
   if (all_ended || now_s() < phase_end_s_) return;
   if (phase_ == Phase::kGrace) {
     signal_all(SIGTERM);
@@ -298,8 +305,41 @@ void Supervisor::on_time() {
   }
 }
 
+double Supervisor::last_end_s() const {
+  double last = -1;
+  for (const auto& worker : workers_) last = std::max(last, worker->ended_s);
+  return last;
+}
+
+// Once a rank has ended well, no collective with it has a deadline for the others. One that a
+// signal has stopped on the way to its end would be waited for for ever.
+void Supervisor::look_after_ends() {
+  const double last = last_end_s(), since = now_s() - last;
+  if (last < 0) return;
+  std::vector<int> running;
+  for (const auto& worker : workers_)
+    if (!worker->ended()) running.push_back(worker->rank);
+  if (running.empty()) return;
+  if (since >= kSilence_s && !std::exchange(said_who_runs_, true))
+    job_.console.note(fmt::format(
+        "tlaunch: rank{} {} still run{}, {:.0f} s after others have ended",
+        running.size() == 1 ? "" : "s", rank_list(running), running.size() == 1 ? "s" : "", since));
+  if (since < timeout_s_) return;
+  for (int rank : running) {
+    Worker& worker = *workers_[size_t(rank)];
+    if (worker.sent_signal == SIGKILL || !worker.stopped()) continue;
+    job_.console.note(fmt::format(
+        "tlaunch: rank {} was stopped by a signal, and has not gone on {:.3g} s after others have "
+        "ended (--timeout): killing it (pid {})",
+        rank, since, worker.pid));
+    worker.sent_signal = SIGKILL;
+    worker.signal_group(SIGKILL);
+  }
+}
+
 int Supervisor::wait_ms() const {
   double wait_s = 3600;
+  if (phase_ == Phase::kRunning && last_end_s() >= 0) wait_s = kLook_s;
   if (phase_ == Phase::kGrace || phase_ == Phase::kStopping)
     wait_s = std::min(wait_s, phase_end_s_ - now_s());
   for (const auto& worker : workers_)

@@ -66,6 +66,8 @@ class Supervisor {
   void put_cause_first();
   void on_output(Worker& worker, int s);
   void on_time();
+  double last_end_s() const;
+  void look_after_ends();
   void finish_if_done(Worker& worker);
   void signal_all(int signal);
   void write_console();
@@ -75,6 +77,7 @@ class Supervisor {
   Job job_;
   const int attempt_;
   const double start_s_;
+  const double timeout_s_;  // of a collective
   const long memory_kills_;
   int epoll_fd_ = -1;
   int null_fd_ = -1;
@@ -85,6 +88,7 @@ class Supervisor {
   double phase_end_s_ = 0;
   int stop_signal_ = 0;
   double stop_s_ = 0;
+  bool said_who_runs_ = false;
   bool paused_ = false;  // the console has enough to print
 };
 

@@ -12,10 +12,12 @@
 #include <cstring>
 #include <filesystem>
 #include <thread>
+#include <utility>
 
 #include "core/base/env.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/silence.h"
 #include "core/io/file.h"
 #include "core/io/hash.h"
 
@@ -24,9 +26,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr size_t kDigest = 32;                    // hex digits at the end of an entry
-constexpr auto kWait = std::chrono::minutes(10);  // for another maker: far beyond any compilation
-constexpr auto kKept = std::chrono::hours(24);    // sources that an error has named
+constexpr size_t kDigest = 32;                  // hex digits at the end of an entry
+constexpr auto kKept = std::chrono::hours(24);  // sources that an error has named
 constexpr std::string_view kWork = ".work-";
 
 std::string digest_of(const void* data, size_t bytes) {
@@ -49,32 +50,36 @@ bool whole(const std::string& path) {
 }
 
 // Held by the one process that makes an entry; the kernel drops it when that process ends, however
-// it ends.
+// it ends. Others wait for it, at most until the deadline of a collective: then it is not held.
 class Lock {
  public:
   Lock(const std::string& folder, const std::string& path)
       : fd_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)) {
     if (fd_ < 0) cannot_write(folder, std::strerror(errno));
-    auto deadline = std::chrono::steady_clock::now() + kWait;
+    const std::chrono::duration<double> deadline(env::get_seconds("TESSERA_TIMEOUT", 60));
+    Silence silence(std::chrono::duration_cast<Silence::Clock::duration>(deadline));
     while (flock(fd_, LOCK_EX | LOCK_NB) != 0) {
       int error = errno;
       if (error != EWOULDBLOCK && error != EINTR) {
         close(fd_);
         cannot_write(folder, std::strerror(error));
       }
-      if (std::chrono::steady_clock::now() > deadline) {
-        close(fd_);
-        throw UserError(
-            fmt::format("codegen: another process has held {} for 10 minutes; end it "
-                        "or set TESSERA_COMPILE_CACHE to another folder",
-                        path));
+      if (silence.over())
+        logging::warn("codegen: has waited {:.3g} s for the process that compiles and holds {}",
+                      silence.waited(), path);
+      if (silence.waited() > deadline.count()) {
+        close(std::exchange(fd_, -1));
+        return;
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
   Lock(const Lock&) = delete;
   Lock& operator=(const Lock&) = delete;
-  ~Lock() { close(fd_); }
+  ~Lock() {
+    if (fd_ >= 0) close(fd_);
+  }
+  bool held() const { return fd_ >= 0; }
 
  private:
   int fd_;
@@ -148,24 +153,40 @@ Ref<LoadedObject> Cache::find(const std::string& key) const {
   return make_ref<LoadedObject>(path);
 }
 
-Ref<LoadedObject> Cache::find_or_make(
-    const std::string& key,
-    FunctionRef<void(const std::string& work, const std::string& object)> make, bool* made) {
+// A maker that a signal has stopped holds up its peers where no collective could name it. They make
+// the entry themselves, then: again one of them for all, by another lock.
+Ref<LoadedObject> Cache::find_or_make(const std::string& key, Maker make, bool* made) {
   *made = false;
   if (Ref<LoadedObject> entry = find(key)) return entry;
   std::error_code error;
   fs::create_directories(folder_, error);
   if (error) cannot_write(folder_, error.message());
-  Lock lock(folder_, folder_ + "/" + key + ".lock");
-  if (Ref<LoadedObject> entry = find(key)) return entry;  // made while this process waited
+  std::string held;
+  for (const std::string& maker : {key, key + "-again"}) {
+    const std::string path = fmt::format("{}/{}.lock", folder_, maker);
+    Lock lock(folder_, path);
+    if (Ref<LoadedObject> entry = find(key)) return entry;  // made while this process waited
+    if (lock.held()) {
+      *made = true;
+      return make_entry(key, maker, make);
+    }
+    held += (held.empty() ? "" : " and ") + path;
+  }
+  throw UserError(fmt::format(
+      "codegen: other processes hold {}, each for longer than TESSERA_TIMEOUT; end them "
+      "or set TESSERA_COMPILE_CACHE to another folder",
+      held));
+}
+
+Ref<LoadedObject> Cache::make_entry(const std::string& key, const std::string& maker, Maker make) {
   remove_stale(folder_);
-  std::string work = fresh_folder(folder_, key), object = work + "/object.so";
+  std::string work = fresh_folder(folder_, maker), object = work + "/object.so";
   make(work, object);
   std::string bytes = io::read_file(object, "codegen");
   bytes += digest_of(bytes.data(), bytes.size());
   io::write_file(path_of(key), bytes, "codegen");
-  *made = true;
-  fs::remove_all(work, error);
+  std::error_code ignored;
+  fs::remove_all(work, ignored);
   return make_ref<LoadedObject>(path_of(key));
 }
 

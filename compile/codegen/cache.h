@@ -32,12 +32,15 @@ class Cache {
   Ref<LoadedObject> find(const std::string& key) const;
   /// The entry `key`; where there is none, make(work, object) is called to write it to the file
   /// `object`, with a folder `work` for its own use, while other makers of this entry wait.
-  /// `*made`: it was called. Throws UserError where the folder cannot be written.
-  Ref<LoadedObject> find_or_make(
-      const std::string& key,
-      FunctionRef<void(const std::string& work, const std::string& object)> make, bool* made);
+  /// `*made`: it was called. Throws UserError where the folder cannot be written. Another maker is
+  /// waited for at most as long as a collective (TESSERA_TIMEOUT), then one of those who wait makes
+  /// the entry.
+  using Maker = FunctionRef<void(const std::string& work, const std::string& object)>;
+  Ref<LoadedObject> find_or_make(const std::string& key, Maker make, bool* made);
 
  private:
+  /// Under the lock of `maker`.
+  Ref<LoadedObject> make_entry(const std::string& key, const std::string& maker, Maker make);
   std::string path_of(const std::string& key) const { return folder_ + "/" + key + ".so"; }
   std::string folder_;
 };

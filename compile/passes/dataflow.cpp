@@ -197,6 +197,8 @@ Recompute Dataflow::may_recompute(int32_t k,
 void Dataflow::add_dependences() {
   const Graph& g = graph;
   std::vector<std::vector<int32_t>> since_write(g.values.size());  // by buffer: who looked at it
+  // Its maker needs no place there: who writes names a value of the buffer, which exists() leads to
+  // the maker.
   int32_t collective = kNoNode;
   for (int32_t k = 0; k < int32_t(g.nodes.size()); ++k) {
     if (is_free(k)) continue;
@@ -235,8 +237,6 @@ void Dataflow::add_dependences() {
       for (int32_t reader : looked) depends(reader);
       looked = {k};
     }
-    for (ValueId id : n.out)
-      if (g[id].buffer != kNoBuffer) since_write[size_t(g[id].buffer)].push_back(k);
     if (n.role == Role::kCollective) depends(collective), collective = k;
     std::sort(waits.begin(), waits.end());
     waits.erase(std::unique(waits.begin(), waits.end()), waits.end());

@@ -75,4 +75,16 @@ int64_t get_int(const char* name, int64_t fallback, int64_t low, int64_t high) {
   return v;
 }
 
+double get_seconds(const char* name, double fallback) {
+  std::string text = get(name);
+  if (text.empty()) return fallback;
+  double s = 0;
+  auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), s);
+  bool whole = error == std::errc() && end == text.data() + text.size();
+  TESSERA_CHECK(whole && s > 0 && s <= 1e7,
+                "{}=\"{}\": expected a number of seconds above 0; unset it or correct it", name,
+                text.substr(0, 64));
+  return s;
+}
+
 }  // namespace tessera::env

@@ -25,4 +25,8 @@ std::string get(const char* name, const std::string& fallback = "");
 /// variable and value.
 int64_t get_int(const char* name, int64_t fallback, int64_t low, int64_t high);
 
+/// Seconds above 0, at most 1e7, or `fallback` when unset. Throws UserError naming variable and
+/// value.
+double get_seconds(const char* name, double fallback);
+
 }  // namespace tessera::env

@@ -15,6 +15,7 @@
 #include "collectives/thread.h"
 #include "core/base/log.h"
 #include "core/base/parallel.h"
+#include "core/base/silence.h"
 #include "core/io/hash.h"
 #include "parallel/checkpoint/folder.h"
 #include "parallel/checkpoint/plan.h"
@@ -172,8 +173,16 @@ SaveCost Checkpointer::Impl::last() const {
 /// Until no save is under way; false where the writer stands still. What it waits for its peers has
 /// deadlines of its own.
 bool Checkpointer::Impl::await_writer(std::unique_lock<std::mutex>& lock) {
-  while (!changed_.wait_for(lock, kLookAtWriter, [&] { return !job_; })) {
+  Silence silence(options_.timeout);
+  while (!changed_.wait_for(lock, std::min(kLookAtWriter, options_.timeout / 4),
+                            [&] { return !job_; })) {
     const auto still = exchange_.still_since();
+    if (silence.over())
+      logging::warn("checkpoint: has waited {:.3g} s for the save of step {} into {}{}",
+                    silence.waited(), job_->step, io::quote(folder_),
+                    still == Clock::time_point()
+                        ? ", which waits for other ranks"
+                        : fmt::format(", which last got on {:.3g} s ago", seconds_since(still)));
     if (still != Clock::time_point() && Clock::now() - still > options_.timeout) return false;
   }
   return true;

@@ -14,7 +14,9 @@
 
 #include "collectives/engine.h"
 #include "core/base/boundary.h"
+#include "core/base/log.h"
 #include "core/base/profile.h"
+#include "core/base/silence.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -230,7 +232,15 @@ template <class F>
 bool Snapshot::Copying::wait(F ready) {
   std::unique_lock lock(mutex_);
   waiting_.fetch_add(1);
-  bool in_time = changed_.wait_for(lock, patience_, ready);
+  const auto silent = Silence::first(patience_);
+  bool in_time = changed_.wait_for(lock, silent, ready);
+  if (!in_time) {
+    logging::warn(
+        "checkpoint: a tensor that is being saved is to be written to, and has waited {:.3g} s for "
+        "the disk to take what is staged",
+        std::chrono::duration<double>(silent).count());
+    in_time = changed_.wait_for(lock, patience_ - silent, ready);
+  }
   waiting_.fetch_sub(1);
   return in_time;
 }

@@ -232,6 +232,8 @@ TEST(Loopback, ArgumentsThatCannotWorkAreRefusedAlone) {
     EXPECT_THROW(g.all_reduce(t, ReduceOp::kBitOr), UserError);
     EXPECT_THROW(g.broadcast(t, 2), UserError);
     EXPECT_THROW(g.all_gather(t, t), ShapeError);
+    expect_contains(error_of([&] { g.all_gather(empty({8}), t); }),
+                    "all_gather: in and this rank's piece of out differ: 3 and 4 elements");
     EXPECT_THROW(g.send(t, g.rank()), UserError);
     EXPECT_THROW(g.reduce_scatter(ints, empty({6})), UserError);
     EXPECT_THROW(g.all_reduce(Tensor()), UserError);

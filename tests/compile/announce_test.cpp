@@ -143,6 +143,10 @@ TEST(Announcements, SketchesTellWhereListsPart) {
     std::string text = tessera::detail::compare_announcements(sketches, mine, 0, "t", blame);
     EXPECT_EQ(blame, std::vector{1});
     EXPECT_TRUE(has(text, "call " + std::to_string(at + 1))) << at << text;
+    // Where it begins is known to a call up to 16, then to a quarter of the last power of two.
+    const auto from = size_t(std::stoi(text.substr(text.find("from call ") + 10)));
+    EXPECT_LE(from, at + 1);
+    EXPECT_LE(at + 1 - from, at / 4) << text;
   }
   const Sketch equal[] = {tessera::detail::sketch_of(calls), Sketch(),
                           tessera::detail::sketch_of(calls)};

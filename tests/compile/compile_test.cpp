@@ -22,6 +22,7 @@
 #include "examples/models/gpt.h"
 #include "tests/compile/numbers.h"
 #include "tests/compile/passes/close.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera::compiler {
 namespace {
@@ -448,6 +449,41 @@ TEST(Compile, TrainAndEvalAreTwoGraphs) {
   run.model->eval();
   expect_same_bits(forward(ids), expected, "eval again");
   EXPECT_EQ(forward.report().recordings, 4);
+}
+
+// Environment variables are read when a graph is built.
+TEST(Compile, WithoutACompilerAStepRunsWithoutGeneratedKernels) {
+  TempFolder folder;
+  setenv("TESSERA_COMPILE_CXX", "/no/such/compiler", 1);
+  setenv("TESSERA_COMPILE_CACHE", (folder / "cache").c_str(), 1);
+  testing::internal::CaptureStderr();
+  auto f =
+      compile([](const Tensor& a) { return softmax(exp(a) * 2.0, -1) + 1.0; }, {.name = "alone"});
+  for (int k = 0; k < 3; ++k) {
+    Tensor a = numbers(k);
+    expect_same_bits(f(a), softmax(exp(a) * 2.0, -1) + 1.0, "call");
+  }
+  const std::string said = testing::internal::GetCapturedStderr();
+  unsetenv("TESSERA_COMPILE_CXX");
+  unsetenv("TESSERA_COMPILE_CACHE");
+  EXPECT_EQ(f.report().replays, 1);
+  EXPECT_EQ(f.report().unoptimised, "");
+  EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
+  for (const char* part : {"/no/such/compiler", "alone runs without generated kernels"})
+    EXPECT_NE(said.find(part), std::string::npos) << said;
+}
+
+TEST(Compile, GraphsAreDumpedAsRecordedAndAsOptimised) {
+  TempFolder folder;
+  setenv("TESSERA_COMPILE_DUMP", folder.str().c_str(), 1);
+  auto f = compile([](const Tensor& a) { return exp(a) * 2.0 + 1.0; }, {.name = "dumped"});
+  f(numbers(1)), f(numbers(2));
+  unsetenv("TESSERA_COMPILE_DUMP");
+  const std::string end = fmt::format(".{}.txt", getpid());
+  const std::string recorded = folder.read("dumped.1.recorded" + end),
+                    optimised = folder.read("dumped.1.optimised" + end);
+  EXPECT_NE(recorded.find("exp"), std::string::npos) << recorded;
+  EXPECT_NE(recorded, optimised);
 }
 
 // A program that makes its batch itself, a new one at each call, is right and keeps none of them.

@@ -28,7 +28,8 @@ double element(const Tensor& dense, int64_t i) {
                    dense.dtype());
 }
 
-double tolerance_of(DType t) {
+double tolerance_of(const Case& c, DType t) {
+  if (c.tolerance) return c.tolerance(t);
   return t == kF64 ? 1e-10 : t == kF32 ? 2e-5 : t == kBF16 ? 2e-2 : 2e-3;
 }
 
@@ -401,7 +402,7 @@ Outcome check_placed(const Case& c, const DeviceMesh& mesh, const std::vector<La
   }
   double tolerance = 1e-10;  // that of the narrowest operand: its terms were rounded
   for (const Tensor& t : c.in)
-    if (is_float(t)) tolerance = std::max(tolerance, tolerance_of(t.dtype()));
+    if (is_float(t)) tolerance = std::max(tolerance, tolerance_of(c, t.dtype()));
   uint64_t drawn = random();
   auto cotangent = [&](const Tensor& o) {
     Random own{drawn};
@@ -422,14 +423,14 @@ Outcome check_placed(const Case& c, const DeviceMesh& mesh, const std::vector<La
     TESSERA_ASSERT(got.out.size() == want.out.size(), "{} results", got.out.size());
     for (size_t k = 0; k < want.out.size(); ++k)
       check_close(full_tensor(got.out[k]), want.out[k],
-                  std::max(tolerance, tolerance_of(want.out[k].dtype())),
+                  std::max(tolerance, tolerance_of(c, want.out[k].dtype())),
                   fmt::format("result {}", k));
     for (size_t i = 0; i < want.gradients.size(); ++i) {
       if (!want.gradients[i].defined()) continue;
       TESSERA_ASSERT(got.gradients[i].defined(), "no gradient of operand {}", i);
       // Terms of a partial cotangent are of the result's dtype.
       check_close(full_tensor(got.gradients[i]), want.gradients[i],
-                  std::max(tolerance, tolerance_of(want.out[0].dtype())),
+                  std::max(tolerance, tolerance_of(c, want.out[0].dtype())),
                   fmt::format("gradient {}", i));
       ++outcome.gradients;
     }

@@ -32,6 +32,9 @@ struct Case {
   bool smooth = true;       // gradients are compared too
   bool may_refuse = false;  // cuts of a sum, with ShapeError: exact contraction
   bool any_cuts = false;    // one operand, which the op takes however it is cut
+  /// How far results and gradients may be off, as a part of the largest; null: what sums of a
+  /// few terms need.
+  std::function<double(DType)> tolerance = {};
 };
 /// Every sample of the registry that has operands.
 std::vector<Case> registry_cases();

@@ -306,5 +306,18 @@ TEST(DTensor, APlainGradientAmongSeveralMeshes) {
   });
 }
 
+// Elements received, and 256 more for each collective: of 64, cut in two on two axes, a quarter is
+// here and another one is gathered, then half.
+TEST(Redistribute, ARouteCostsWhatItsStepsReceive) {
+  const Shape global{8, 8};
+  const Coordinates sizes{2, 2};
+  const Layout cut{Shard(0), Shard(1)};
+  const Step first{0, Shard(0), Replicate()}, second{1, Shard(1), Replicate()};
+  const double one = route_cost(global, cut, {first}, sizes),
+               both = route_cost(global, cut, {first, second}, sizes);
+  EXPECT_EQ(one, 256 + 16);
+  EXPECT_EQ(both, one + 256 + 32);
+}
+
 }  // namespace
 }  // namespace tessera::test

@@ -142,5 +142,15 @@ TEST(Mlp, ClassifiesAndRegresses) {
   expect_contains(error_of([&] { m->forward(randn({4, 5})); }), "in=6");
 }
 
+TEST(Gpt, EachSizeIsPositive) {
+  using models::GptOptions;
+  for (int64_t GptOptions::*size : {&GptOptions::layers, &GptOptions::heads, &GptOptions::dim,
+                                    &GptOptions::context, &GptOptions::vocab}) {
+    GptOptions o = models::gpt_nano();
+    o.*size = 0;
+    expect_contains(error_of([&] { models::gpt(o); }), "must be positive");
+  }
+}
+
 }  // namespace
 }  // namespace tessera::models

@@ -89,17 +89,28 @@ TEST_F(TrainChangedData, ATokenFileThatIsReplacedGoesOn) {
   EXPECT_EQ(o.status, 0) << o.output;
 }
 
-TEST_F(TrainChangedData, CifarThatIsCutOff) {
+TEST_F(TrainChangedData, RawImagesThatAreCutOff) {
   for (int i = 1; i <= 5; ++i)
     folder_.write("cifar/data_batch_" + std::to_string(i) + ".bin", cifar_records(40));
   folder_.write("cifar/test_batch.bin", cifar_records(10));
-  for (const std::string bad : {"stop", "skip"}) {
-    const std::string third = folder_.write("cifar/data_batch_3.bin", cifar_records(40));
+  const std::string sizes("\0\0\0\x28\0\0\0\x1c\0\0\0\x1c", 12);  // 40 of 28 x 28
+  for (const std::string part : {"train", "t10k"}) {
+    folder_.write("idx/" + part + "-images-idx3-ubyte",
+                  std::string("\0\0\x08\x03", 4) + sizes + std::string(40 * 28 * 28, 'x'));
+    folder_.write("idx/" + part + "-labels-idx1-ubyte",
+                  std::string("\0\0\x08\x01", 4) + sizes.substr(0, 4) + std::string(40, '\1'));
+  }
+  struct Case {
+    std::string data, file, bytes;
+  };
+  for (const Case& c : {Case{"cifar10:" + (folder_ / "cifar"), "cifar/data_batch_3.bin", "122920"},
+                        Case{"idx:" + (folder_ / "idx"), "idx/train-images-idx3-ubyte", "31376"}}) {
     const Outcome o = changed(bin("train") + " --model resnet18 --set width=8 --batch-size 4" +
-                                  " --steps 1000000 --data cifar10:" + (folder_ / "cifar"),
-                              [&] { fs::resize_file(third, 0); });
+                                  " --steps 1000000 --data " + c.data,
+                              [&] { fs::resize_file(folder_ / c.file, 0); });
     EXPECT_EQ(o.status, 1) << o.output;
-    expect_contains(o.output, "data_batch_3.bin' was truncated from 122920 to 0 bytes");
+    expect_contains(o.output,
+                    (folder_ / c.file) + "' was truncated from " + c.bytes + " to 0 bytes");
   }
 }
 

@@ -83,6 +83,25 @@ TEST(Announce, WhoIsTheCauseFailedFirstWhoeverEndsFirst) {
   }
 }
 
+TEST(Announce, DISABLED_Late) {
+  if (job_environment().rank == 1) std::this_thread::sleep_for(600s);
+  try {
+    init_process_group();
+  } catch (const CommError& e) {
+    fmt::print("{}\n", e.what());
+    std::fflush(stdout);
+    ::_exit(4);
+  }
+}
+
+TEST(Announce, ARankThatDoesNotJoinIsWaitedForAsLongAsAsked) {
+  Result r = run_as_workers({"--nproc", "2", "--join-timeout", "1", "--grace", "1"}, "Late");
+  EXPECT_EQ(r.exit_code, 4) << r.err;
+  EXPECT_NE(r.out.find("rank 1 of 2 did not join world within 1 s"), std::string::npos) << r.out;
+  EXPECT_GE(r.seconds, 1);
+  EXPECT_LT(r.seconds, 30);
+}
+
 // Rank 1 stops by itself; the others wait until the deadline.
 TEST(Announce, DISABLED_Stopping) {
   Ref<ProcessGroup> group = init_process_group();

@@ -77,6 +77,26 @@ TEST(Failure, StubbornAndStoppedSurvivorsAreKilled) {
   EXPECT_LT(r.seconds, 5);
 }
 
+// No collective waits for it any more.
+TEST(Failure, ARankThatASignalStoppedOnItsWayToItsEndIsKilled) {
+  const Result r = tlaunch(
+      {"--nproc", "3", "--timeout", "1", "sh", "-c", "test $RANK = 1 && kill -STOP $$; exit 0"});
+  EXPECT_EQ(r.exit_code, 128 + SIGKILL);
+  EXPECT_TRUE(contains(r.err, "tlaunch: rank 1 was stopped by a signal, and has not gone on"))
+      << r.err;
+  EXPECT_TRUE(contains(r.err, "rank 1 failed first: signal 9 (Killed)")) << r.err;
+  EXPECT_LT(r.seconds, 30);
+}
+
+TEST(Failure, ItIsSaidOnceWhoStillRunsWhenOthersHaveEnded) {
+  const Result r =
+      tlaunch({"--nproc", "3", "--timeout", "1", "sh", "-c", "test $RANK = 1 || sleep 12; exit 0"});
+  EXPECT_EQ(r.exit_code, 0) << r.err;
+  const std::string said = "tlaunch: ranks 0,2 still run, 10 s after others have ended\n";
+  EXPECT_TRUE(contains(r.err, said)) << r.err;
+  EXPECT_EQ(r.err.find(" still run"), r.err.rfind(" still run")) << r.err;
+}
+
 TEST(Failure, ScriptWithoutInterpreterLine) {
   std::string path = ::testing::TempDir() + "/tlaunch-script-" + std::to_string(::getpid());
   Command({"sh", "-c", "echo true > " + path + "; chmod +x " + path}).finish();

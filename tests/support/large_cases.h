@@ -26,6 +26,8 @@ struct LargeCase {
   int64_t part = 13;
   /// Elements are equal between which the gradient chooses: another rounding chooses otherwise.
   bool ties = false;
+  /// The call sets the generator of random numbers, which no compiled function can.
+  bool seeds = false;
   int threads = 3;
 };
 

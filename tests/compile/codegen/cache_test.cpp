@@ -130,6 +130,32 @@ TEST(KernelCache, AKilledCompilationLeavesNothingThatIsUsedOrWaitedFor) {
   EXPECT_EQ(entries, 1);
 }
 
+// By a signal, in the middle of a compilation. Of those who wait for it one makes the entry again.
+TEST(KernelCache, AMakerThatIsStoppedIsNotWaitedForLongerThanForACollective) {
+  TempFolder folder;
+  const GenerateOptions options{.cache_dir = folder / "cache",
+                                .compiler = counting_compiler(folder, 0.5)};
+  const pid_t stopped = child([&] { make({softmax_body(4, 8)}, options); });
+  while (calls(folder) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  kill(stopped, SIGSTOP);
+  setenv("TESSERA_TIMEOUT", "1", 1);
+  std::vector<pid_t> others;
+  for (int i = 0; i < 2; ++i) others.push_back(child([&] { make({softmax_body(4, 8)}, options); }));
+  testing::internal::CaptureStderr();
+  const GenerateReport report = make({softmax_body(4, 8)}, options);
+  const std::string said = testing::internal::GetCapturedStderr();
+  unsetenv("TESSERA_TIMEOUT");
+  for (const pid_t pid : others) EXPECT_TRUE(ended_well(pid));
+  EXPECT_EQ(calls(folder), 2);
+  EXPECT_GE(report.seconds, 1);
+  EXPECT_LT(report.seconds, 30);
+  expect_contains(said, "codegen: has waited 0.5");
+  expect_contains(said, " s for the process that compiles and holds " + folder / "cache/");
+  kill(stopped, SIGCONT);
+  EXPECT_TRUE(ended_well(stopped));
+  EXPECT_EQ(make({softmax_body(4, 8)}, options).compiled, 0);
+}
+
 // A compiler and what it has started.
 TEST(KernelCache, NoCompilerOutlivesAKilledMaker) {
   TempFolder folder;

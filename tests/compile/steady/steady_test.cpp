@@ -93,8 +93,9 @@ TEST(Steady, NothingIsAllocated) {
 void forbid_system_calls() {
   constexpr unsigned kill = SECCOMP_RET_KILL_PROCESS;
   std::vector<sock_filter> filter{BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr))};
-  for (long call : {SYS_mmap, SYS_munmap, SYS_mremap, SYS_madvise, SYS_brk, SYS_open, SYS_openat,
-                    SYS_read, SYS_stat, SYS_clone, SYS_clone3}) {
+  for (long call :
+       {SYS_mmap, SYS_munmap, SYS_mremap, SYS_madvise, SYS_brk, SYS_open, SYS_openat, SYS_read,
+        SYS_pread64, SYS_stat, SYS_newfstatat, SYS_statx, SYS_mprotect, SYS_clone, SYS_clone3}) {
     filter.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, unsigned(call), 0, 1));
     filter.push_back(BPF_STMT(BPF_RET | BPF_K, kill));
   }
@@ -105,8 +106,14 @@ void forbid_system_calls() {
     _exit(77);
 }
 
-// A whole GPT step; `ask` asks the system in the middle.
-[[noreturn]] void run_without_system_calls(bool ask) {
+void open_a_file() { (void)!std::fopen("/dev/null", "r"); }
+void look_at_a_file() {
+  struct stat status {};
+  (void)!::stat("/", &status);
+}
+
+// A whole GPT step; `ask`, where there is one, asks the system in the middle.
+[[noreturn]] void run_without_system_calls(void (*ask)()) {
   set_num_threads(1);
   Training training(0.1);
   auto [ids, targets] = batch(0);
@@ -116,14 +123,15 @@ void forbid_system_calls() {
   for (int i = 0; i < 5; ++i) executor.run(inputs);
   forbid_system_calls();
   for (int i = 0; i < 20; ++i) executor.run(inputs);
-  if (ask) (void)!std::fopen("/dev/null", "r");
+  if (ask) ask();
   _exit(0);
 }
 
 TEST(SteadyDeathTest, TheSystemIsAskedForNothing) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  EXPECT_EXIT(run_without_system_calls(false), testing::ExitedWithCode(0), "");
-  EXPECT_EXIT(run_without_system_calls(true), testing::KilledBySignal(SIGSYS), "");
+  EXPECT_EXIT(run_without_system_calls(nullptr), testing::ExitedWithCode(0), "");
+  for (auto ask : {open_a_file, look_at_a_file})
+    EXPECT_EXIT(run_without_system_calls(ask), testing::KilledBySignal(SIGSYS), "");
 }
 
 #endif

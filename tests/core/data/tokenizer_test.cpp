@@ -63,6 +63,7 @@ TEST(CharTokenizer, SortedCodePoints) {
   std::string text = error_of([&] { t->encode("ab?"); });
   expect_contains(text, "U+003F");
   expect_contains(text, "offset 2");
+  expect_contains(error_of([&] { t->encode("ü"); }), "U+00FC");  // between é and 東
   expect_contains(error_of([&] { make_tokenizer("char", "ab\xff"); }), "not UTF-8 at offset 2");
   expect_contains(error_of([&] { t->encode("ab\xff"); }), "not UTF-8 at offset 2");
   expect_contains(error_of([&] { make_tokenizer("char", ""); }), "empty");

@@ -9,7 +9,9 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdarg>
+#include <filesystem>
 
+#include "collectives/loopback/run_ranks.h"
 #include "core/core.h"
 #include "core/io/safetensors.h"
 #include "parallel/checkpoint/checkpointer.h"
@@ -20,9 +22,19 @@
 
 namespace {
 
-enum class Refuse { kNothing, kAsking, kWriting };
+enum class Refuse { kNothing, kAsking, kWriting, kHanging };
 std::atomic<Refuse> refuse = Refuse::kNothing;
 std::atomic<int> direct_writes = 0;
+std::atomic<const char*> hanging_file = nullptr;  // part of its path; null: every one
+
+bool hangs(int fd) {
+  const char* part = hanging_file;
+  if (!part) return true;
+  std::error_code ignored;
+  return std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", fd), ignored)
+             .string()
+             .find(part) != std::string::npos;
+}
 
 bool is_direct(int fd) { return syscall(SYS_fcntl, fd, F_GETFL) & O_DIRECT; }
 
@@ -42,6 +54,7 @@ extern "C" int fcntl(int fd, int command, ...) {
 
 extern "C" ssize_t write(int fd, const void* data, size_t bytes) {
   if (is_direct(fd)) {
+    if (refuse == Refuse::kHanging && hangs(fd)) refuse.wait(Refuse::kHanging);
     if (refuse == Refuse::kWriting) {
       errno = EINVAL;
       return -1;
@@ -135,6 +148,74 @@ TEST(Direct, WhereTheFileSystemCannotTheBytesAreTheSameAndOneLineSaysSo) {
     EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
     expect_contains(said, "does not write past the page cache (Invalid argument)");
   }
+}
+
+// Neither wait() nor the destructor stays with a writer that does not get on.
+TEST(Direct, ADiskThatHangsIsAnErrorAtTheDeadlineAndHoldsUpNoEnd) {
+  Random r(9);
+  TempFolder dir;
+  auto saver = std::make_unique<Checkpointer>(
+      dir / "save", nullptr, SaveOptions{.timeout = std::chrono::milliseconds(400)});
+  testing::internal::CaptureStderr();
+  refuse = Refuse::kHanging;
+  saver->save(3, state_of(r, {2 * kMiB}));
+  std::string error;
+  try {
+    saver->wait();
+  } catch (const CommError& e) {
+    error = e.what();
+    EXPECT_EQ(e.ranks(), std::vector<int>{0});
+  }
+  const std::string hangs =
+      "the save of step 3 into '" + (dir / "save") + "' has not got on for 0.4 s";
+  expect_contains(error, hangs);
+  saver.reset();
+  const std::string said = testing::internal::GetCapturedStderr();
+  expect_contains(said, "[error] checkpoint: " + hangs);
+  expect_contains(said,
+                  "s for the save of step 3 into '" + (dir / "save") + "', which last got on 0.");
+  refuse = Refuse::kNothing;
+  refuse.notify_all();
+  // The writer goes on where it was, with a folder that is to be there until it is done.
+  while (!std::filesystem::exists((dir / "save") + "/" + kLatestName))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_TRUE(verify(dir / "save").findings.empty());
+}
+
+// What its peers wait for is no collective of theirs alone: one that stops at its work in the
+// middle of a save is given up at the same deadline.
+TEST(Direct, ARankWhoseDiskHangsIsNamedByItsPeer) {
+  static TempFolder dir;  // as long as the writer that is left behind
+  Random r(10);
+  const State state = state_of(r, {2 * kMiB, 2 * kMiB});
+  const std::string file = rank_file_name(1, 2);
+  hanging_file = file.c_str();
+  refuse = Refuse::kHanging;
+  std::string errors[2];
+  std::vector<int> named[2];
+  double seconds[2];
+  run_ranks(2, [&](ProcessGroup& g) {
+    const auto rank = size_t(g.rank());
+    Checkpointer saver(dir / "save", &g, {.timeout = std::chrono::milliseconds(500)});
+    const auto start = std::chrono::steady_clock::now();
+    try {
+      saver.save(3, state);
+      saver.wait();
+    } catch (const CommError& e) {
+      errors[rank] = e.what();
+      named[rank] = e.ranks();
+    }
+    seconds[rank] = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  });
+  for (size_t rank : {0, 1}) {
+    EXPECT_EQ(named[rank], std::vector<int>{1}) << errors[rank];
+    EXPECT_GE(seconds[rank], 0.5);
+    EXPECT_LT(seconds[rank], 30);
+  }
+  expect_contains(errors[0], "saving into '" + (dir / "save") + "'");
+  refuse = Refuse::kNothing;
+  refuse.notify_all();
+  hanging_file = nullptr;
 }
 
 }  // namespace

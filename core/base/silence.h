@@ -1,0 +1,33 @@
+// When one that waits says for whom: after 10 s, or half of its deadline where that is sooner, then
+// once a minute.
+#pragma once
+#include <algorithm>
+#include <chrono>
+
+namespace tessera {
+
+class Silence {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Begins with the wait, which ends after `deadline`.
+  explicit Silence(Clock::duration deadline) : end_(begin_ + first(deadline)) {}
+
+  /// How long a wait of this deadline is silent.
+  static Clock::duration first(Clock::duration deadline) {
+    return std::min<Clock::duration>(std::chrono::seconds(10), deadline / 2);
+  }
+  /// Whether it is time to say something; true once for each time.
+  bool over() {
+    if (Clock::now() < end_) return false;
+    end_ = Clock::now() + std::chrono::minutes(1);
+    return true;
+  }
+  /// Seconds since the wait began.
+  double waited() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }
+
+ private:
+  Clock::time_point begin_ = Clock::now(), end_;
+};
+
+}  // namespace tessera
