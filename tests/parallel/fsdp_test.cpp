@@ -101,6 +101,48 @@ TEST(Fsdp, AccumulationWithoutSyncReducesOnce) {
   });
 }
 
+struct TwoHeads final : nn::Module {
+  TwoHeads() {
+    used = register_module("used", nn::linear(2, 4));
+    spare = register_module("spare", nn::linear(2, 4));
+    init(7);
+  }
+  Tensor compute(Tensor x) override {
+    const Tensor y = used->forward(x);
+    return both ? y + spare->forward(x) * 2.0 : y;
+  }
+  nn::LinearPtr used, spare;
+  bool both = false;
+};
+
+TEST(Fsdp, UnusedParametersAreNamed) {
+  const std::string e = error_of([] {
+    run_ranks(2, [](ProcessGroup&) {
+      TwoHeads model;
+      fully_shard(model);
+      backward(sum(model.forward(ones({1, 2}))));
+    });
+  });
+  expect_contains(e, "got no gradient in this backward: spare.weight, spare.bias; leave them out");
+}
+
+// A parameter that an earlier backward without sync has reached is not unused.
+TEST(Fsdp, PartsOfAGroupMayGetTheirGradientsInEarlierBackwards) {
+  run_ranks(2, [](ProcessGroup&) {
+    TwoHeads model;
+    auto fsdp = fully_shard(model);
+    for (bool last : {false, true}) {
+      fsdp->set_sync(last);
+      model.both = !last;
+      backward(sum(model.forward(ones({1, 2}))));
+    }
+    for (nn::LinearPtr head : {model.used, model.spare})
+      for (const Tensor& p : head->parameters())
+        TESSERA_CHECK(amax(abs(full_tensor(p.grad()) - 2.0)).item<double>() == 0,
+                      "a gradient is not 2 everywhere");
+  });
+}
+
 // A regression: weight [1, n] and bias [1] lie on the first rank alone.
 TEST(Fsdp, ModelsOfOneOutputTrainAsSerial) {
   auto train_one = [](bool shard, DType param) {
