@@ -20,6 +20,14 @@ TEST(Mesh, SlicesOfTheSameAxesAreTheSameMesh) {
   });
 }
 
+TEST(Mesh, AxesAreReadFromText) {
+  const std::vector<MeshAxis> axes = parse_mesh("dp=2,tp=13");
+  ASSERT_EQ(axes.size(), 2u);
+  EXPECT_EQ(axes[0].name + axes[1].name, "dptp");
+  EXPECT_EQ(axes[0].size, 2);
+  EXPECT_EQ(axes[1].size, 13);
+}
+
 TEST(Mesh, AsManyRanksAs64BitsForgetAreRefused) {
   run_ranks(1, [](ProcessGroup&) {  // 2^65 + 1
     EXPECT_THROW(init_device_mesh({{"a", 11806113}, {"b", 409891}, {"c", 7623851}}), UserError);

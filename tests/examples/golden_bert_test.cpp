@@ -95,6 +95,7 @@ TEST_F(GoldenBert, SequenceClassification) {
 TEST(Bert, HasThePublishedNumberOfParameters) {
   nn::OnDevice nowhere(kMeta);
   nn::SkipInit none;
+  EXPECT_EQ(models::Bert(models::bert_mini()).num_parameters(), 11'170'560);
   EXPECT_EQ(models::Bert(models::bert_base()).num_parameters(), 109'482'240);
   EXPECT_EQ(models::Bert(models::bert_large()).num_parameters(), 335'141'888);
   EXPECT_EQ(models::BertForMaskedLM(models::bert_base()).num_parameters(), 109'514'298);
