@@ -110,6 +110,10 @@ def scaling(files):
             for job in jobs
         ],
     )
+    for key, limit in (("communication", 0.98), ("fsdp", 0.9)):
+        missed = [f"{job['model']} in {job['precision']} ({job[key]['median']:.3f})" for job in jobs if key in job and job[key]["median"] < limit]
+        if missed:
+            print(f"\nBelow the {limit} that {key} is to reach: {', '.join(missed)}.")
 
 
 def size_name(n):
