@@ -26,7 +26,7 @@ class Command {
   /// Takes the reader of its stdout away: a closed pipe, a terminal that is gone.
   void hang_up();
   /// Reads output until its end and waits for the exit status.
-  Result finish(double timeout_s = 20);
+  Result finish(double timeout_s = 30);
 
  private:
   bool read_some(double timeout_s);

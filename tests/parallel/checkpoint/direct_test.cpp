@@ -171,6 +171,7 @@ TEST(Direct, ADiskThatHangsIsAnErrorAtTheDeadlineAndHoldsUpNoEnd) {
   expect_contains(error, hangs);
   saver.reset();
   const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(std::ranges::count(said, '\n'), 2) << said;  // one of each kind
   expect_contains(said, "[error] checkpoint: " + hangs);
   expect_contains(said,
                   "s for the save of step 3 into '" + (dir / "save") + "', which last got on 0.");
