@@ -148,7 +148,7 @@ TEST(Gpt, EachSizeIsPositive) {
                                     &GptOptions::context, &GptOptions::vocab}) {
     GptOptions o = models::gpt_nano();
     o.*size = 0;
-    expect_contains(error_of([&] { models::gpt(o); }), "must be positive");
+    expect_contains(error_of([&] { models::gpt(o); }), "gpt: layers=");
   }
 }
 
