@@ -153,29 +153,25 @@ Ref<LoadedObject> Cache::find(const std::string& key) const {
   return make_ref<LoadedObject>(path);
 }
 
-// A maker that a signal has stopped holds up its peers where no collective could name it. They make
-// the entry themselves, then: again one of them for all, by another lock.
+// A maker that a signal has stopped holds up its peers where no collective could name it. Once they
+// have waited for as long as for a collective, one of them makes the entry under another lock,
+// which the rest wait for in the same way. No process gives up: with other kernels than its peers
+// it would compute other bits.
 Ref<LoadedObject> Cache::find_or_make(const std::string& key, Maker make, bool* made) {
   *made = false;
   if (Ref<LoadedObject> entry = find(key)) return entry;
   std::error_code error;
   fs::create_directories(folder_, error);
   if (error) cannot_write(folder_, error.message());
-  std::string held;
-  for (const std::string& maker : {key, key + "-again"}) {
-    const std::string path = fmt::format("{}/{}.lock", folder_, maker);
-    Lock lock(folder_, path);
+  for (int turn = 0;; ++turn) {
+    const std::string maker = turn == 0 ? key : fmt::format("{}-again{}", key, turn);
+    Lock lock(folder_, fmt::format("{}/{}.lock", folder_, maker));
     if (Ref<LoadedObject> entry = find(key)) return entry;  // made while this process waited
-    if (lock.held()) {
-      *made = true;
-      return make_entry(key, maker, make);
-    }
-    held += (held.empty() ? "" : " and ") + path;
+    if (!lock.held()) continue;
+    Ref<LoadedObject> entry = make_entry(key, maker, make);
+    *made = true;
+    return entry;
   }
-  throw UserError(fmt::format(
-      "codegen: other processes hold {}, each for longer than TESSERA_TIMEOUT; end them "
-      "or set TESSERA_COMPILE_CACHE to another folder",
-      held));
 }
 
 Ref<LoadedObject> Cache::make_entry(const std::string& key, const std::string& maker, Maker make) {

@@ -197,8 +197,8 @@ Recompute Dataflow::may_recompute(int32_t k,
 void Dataflow::add_dependences() {
   const Graph& g = graph;
   std::vector<std::vector<int32_t>> since_write(g.values.size());  // by buffer: who looked at it
-  // Its maker needs no place there: who writes names a value of the buffer, which exists() leads to
-  // the maker.
+  // The node that makes a buffer is not in its list: a node that writes to the buffer names a value
+  // of it, and exists() makes that node depend on the value's maker.
   int32_t collective = kNoNode;
   for (int32_t k = 0; k < int32_t(g.nodes.size()); ++k) {
     if (is_free(k)) continue;

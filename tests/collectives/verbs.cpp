@@ -248,7 +248,7 @@ class Verbs {
   }
 
  private:
-  /// Of rank r's tensor.
+  /// The elements of rank r's tensor.
   Repeating values(int r) const {
     return Repeating([&](int64_t i) { return value_of(dtype_, r, i); });
   }

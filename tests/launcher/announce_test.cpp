@@ -83,6 +83,7 @@ TEST(Announce, WhoIsTheCauseFailedFirstWhoeverEndsFirst) {
   }
 }
 
+// Rank 1 does not join. A program of ranks, as the other disabled ones: the test below starts it.
 TEST(Announce, DISABLED_Late) {
   if (job_environment().rank == 1) std::this_thread::sleep_for(600s);
   try {

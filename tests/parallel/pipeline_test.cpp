@@ -101,8 +101,8 @@ Trained train(const DeviceMesh& mesh, const Plan& plan) {
     t.losses.push_back(loss.item<double>());
     optim::Clip clip = pipeline.clip_grad_norm(0.5);
     t.norm = clip.norm.item<double>();
-    // Of gradients of a loss that was scaled by 4, were they: their norm is a quarter, as they are
-    // after the step's scale.
+    // The same gradients as those of a loss that was scaled by 4: their norm is a quarter, and the
+    // step is told to scale them by a quarter.
     const optim::Clip scaled = pipeline.clip_grad_norm(1e9, scalar_tensor(0.25, kF64));
     TESSERA_ASSERT(std::abs(scaled.norm.item<double>() - t.norm / 4) <= 1e-10 * t.norm &&
                        scaled.scale.item<double>() == 0.25,

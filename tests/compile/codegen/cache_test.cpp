@@ -156,6 +156,18 @@ TEST(KernelCache, AMakerThatIsStoppedIsNotWaitedForLongerThanForACollective) {
   EXPECT_EQ(make({softmax_body(4, 8)}, options).compiled, 0);
 }
 
+// Nobody goes on without kernels that its peers have.
+TEST(KernelCache, ACompilationThatTakesLongerThanACollectiveMayFailsNobody) {
+  TempFolder folder;
+  const GenerateOptions options{.cache_dir = folder / "cache",
+                                .compiler = counting_compiler(folder, 1.5)};
+  setenv("TESSERA_TIMEOUT", "0.3", 1);
+  std::vector<pid_t> pids;
+  for (int i = 0; i < 4; ++i) pids.push_back(child([&] { make({softmax_body(4, 8)}, options); }));
+  for (const pid_t pid : pids) EXPECT_TRUE(ended_well(pid));
+  unsetenv("TESSERA_TIMEOUT");
+}
+
 // A compiler and what it has started.
 TEST(KernelCache, NoCompilerOutlivesAKilledMaker) {
   TempFolder folder;
