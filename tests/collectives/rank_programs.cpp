@@ -26,7 +26,7 @@ void verbs() {
   ProcessGroup& g = *init_process_group();
   fmt::print("backend {}\n", g.backend());
   test::check_all_verbs(g, 5);
-  test::check_verbs(g, kF32, 150'001);
+  for (DType t : {kF32, kBF16, kU8}) test::check_verbs(g, t, 150'001);
   test::check_all_verbs(g, 5, test::Memory::kGroup);
   test::check_verbs(g, kF32, 150'001, test::Memory::kGroup);
   Ref<ProcessGroup> part = g.split(g.rank() % 2);

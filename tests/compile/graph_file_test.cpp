@@ -59,6 +59,12 @@ TEST(GraphFile, ViewsWithoutElementsLeaveNoMemory) {
   expect_round_trip(graph_of({x}, [&] { return Tensors{slice(x, 1, 2, 2)}; }));
 }
 
+TEST(GraphFile, TensorsOfTheMostDims) {
+  const Tensor x = ones({2, 1, 2, 1, 3, 1, 1, 2});
+  ASSERT_EQ(x.ndim(), kMaxDims);
+  expect_round_trip(graph_of({x}, [&] { return Tensors{transpose(x, 0, -1) * 2.0}; }));
+}
+
 // With parameters, moments and the generator, which are written by a run.
 TEST(GraphFile, AStepRunsFromItsFile) {
   TempFolder folder;

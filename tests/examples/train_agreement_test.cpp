@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 
+#include "core/base/version.h"
 #include "core/io/safetensors.h"
 #include "examples/train/option_table.h"
 #include "tests/examples/command.h"
@@ -79,6 +80,34 @@ TEST_F(TrainAgreement, InstructionSets) {
   EXPECT_EQ(o.status, 1) << o.output;
   expect_contains(o.output, "train: ranks disagree on the instruction set of kernels (TESSERA_ISA");
   expect_contains(o.output, "rank 0 has base, rank 1 has v3");
+}
+
+// Rank 1 runs a copy of the program, in which another version stands.
+TEST_F(TrainAgreement, Programs) {
+  std::ifstream file(bin("train"), std::ios::binary);
+  std::string program(std::istreambuf_iterator<char>(file), {});
+  const std::string mine(version());
+  std::string other = mine;
+  other.back() = other.back() == '9' ? '8' : '9';
+  for (size_t at = program.find(mine); at != program.npos; at = program.find(mine, at))
+    program.replace(at, mine.size(), other);
+  fs::permissions(folder_.write("1", program), fs::perms::owner_all);
+  fs::create_symlink(fs::absolute(bin("train")), folder_ / "0");
+  const Outcome o = run(bin("tlaunch") + " --nproc 2 sh -c 'exec " + (folder_ / "$RANK") +
+                        " --set layers=1 --steps 1 " + text() + "'");
+  EXPECT_EQ(o.status, 1) << o.output;
+  expect_contains(o.output, "train: ranks disagree on the program: rank 0 has train (Tessera) " +
+                                mine);
+  expect_contains(o.output, ", rank 1 has train (Tessera) " + other);
+}
+
+TEST_F(TrainAgreement, WhatIsCompiled) {
+  const Outcome o = run(bin("tlaunch") +
+                        " --nproc 2 sh -c '[ $RANK = 0 ] || export TESSERA_COMPILE_SKIP=fuse; "
+                        "exec " +
+                        bin("train") + " --set layers=1 --steps 1 " + text() + "'");
+  EXPECT_EQ(o.status, 1) << o.output;
+  expect_contains(o.output, "ranks disagree on TESSERA_COMPILE_SKIP: rank 0 has '', rank 1 has");
 }
 
 TEST_F(TrainAgreement, DataOfTheSameVocabulary) {

@@ -55,6 +55,25 @@ TEST_F(TrainReport, RatesAreThoseOfTheStepsTime) {
   EXPECT_EQ(steps, 3);
 }
 
+// Tensor parallelism alone leaves no gradient to reduce: its collectives are part of the step.
+TEST_F(TrainReport, CommunicationOfGradientsIsTimed) {
+  for (std::string strategy : {"ddp", "fsdp", "tp"}) {
+    train(2, "--steps 3 --strategy " + strategy);
+    std::ifstream file(folder_ / "metrics.jsonl");
+    int steps = 0;
+    for (std::string line; std::getline(file, line);) {
+      const auto j = nlohmann::json::parse(line);
+      if (!j.contains("loss")) continue;
+      ++steps;
+      if (strategy == "tp")
+        EXPECT_EQ(j["comm_ms"], 0) << j;
+      else
+        EXPECT_GT(j["comm_ms"], 0) << strategy << ": " << j;
+    }
+    EXPECT_EQ(steps, 3) << strategy;
+  }
+}
+
 TEST_F(TrainReport, ProfileOfAllRanks) {
   for (std::string flags : {"", " --compile"}) {
     std::string path = folder_ / "profile.json";

@@ -238,5 +238,16 @@ TEST(TcpStore, SaysThatNobodyListens) {
   }
 }
 
+// Nobody would know for 600 s, the time that joining may take.
+TEST(TcpStore, SaysAfterTenSecondsForWhomItWaits) {
+  const int port = TcpStoreServer("127.0.0.1", 0, "k").port();
+  testing::internal::CaptureStderr();
+  EXPECT_THROW(TcpStore("127.0.0.1", port, "k", 11s), CommError);
+  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string line = "no server at 127.0.0.1:" + std::to_string(port) + " for 10";
+  EXPECT_NE(said.find(line), std::string::npos) << said;
+  EXPECT_EQ(said.find("no server"), said.rfind("no server")) << said;
+}
+
 }  // namespace
 }  // namespace tessera

@@ -11,6 +11,7 @@
 #include "collectives/loopback/run_ranks.h"
 #include "core/ops/create.h"
 #include "parallel/checkpoint/checkpointer.h"
+#include "parallel/checkpoint/folder.h"
 #include "parallel/checkpoint/load.h"
 #include "parallel/checkpoint/verify.h"
 #include "tests/support/small_disk.h"
@@ -338,6 +339,27 @@ TEST_F(Damage, HostileManifestsAreRefused) {
   expect_contains(attempt("\"extra\":{", "\"extra\":{\"d\":[[[[[[[[[["), "nested deeper");
   expect_contains(attempt("\"extra\":{", "\"extra\":{\"d\":{},"), "not expected");
   expect_contains(attempt("\"extra\"", "\"extras\""), "not expected");
+
+  const std::string one =
+      "{\"name\":\"a\",\"bytes\":8,\"header_bytes\":8,\"xxh128\":\"" + std::string(32, '0') + "\"},";
+  std::string most;  // beside the files of the two ranks
+  for (uint64_t i = 2; i < kMaxFiles; ++i) most += one;
+  const std::string files = "\"files\":[";
+  EXPECT_EQ(attempt(files, files + most).find("more than"), std::string::npos);
+  expect_contains(attempt(files, files + one + most), "more than 131072 files");
+}
+
+// Where standard input was closed, the first file that a program opens has descriptor 0.
+TEST_F(Damage, DescriptorZeroIsClosedLikeAnyOther) {
+  const int input = ::dup(0);
+  ::close(0);
+  const auto is_free = [] { return ::fcntl(0, F_GETFD) == -1; };
+  EXPECT_TRUE(verify(root_).findings.empty());
+  EXPECT_TRUE(is_free()) << "after verify()";
+  make_folders(dir_ / "new/folder");
+  EXPECT_TRUE(is_free()) << "after make_folders()";
+  ::dup2(input, 0);
+  ::close(input);
 }
 
 TEST_F(Damage, SavesGoForwardAndOneJobAtATime) {
