@@ -163,9 +163,6 @@ class Table:
         self.write()
         return row
 
-    def forget(self, key):
-        self.rows.pop(key, None)
-
     def write(self):
         lines = ["\t".join(COLUMNS)] + ["\t".join(row[c] for c in COLUMNS) for row in self.rows.values()]
         beside = self.path.with_suffix(".new")

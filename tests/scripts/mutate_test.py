@@ -125,6 +125,15 @@ class Project(unittest.TestCase):
         self.assertRegex(out, "all +2 of 3 killed, 1 of the others equivalent: 100.0 % of the rest")
         self.assertNotIn(" s\n", self.mutate("--only", "unnoticed", "--again"))  # what is explained is not run again
 
+    def test_code_that_this_cpu_does_not_run_gets_no_verdict(self):
+        row = self.root / "scripts/mutation/tests.txt"
+        row.write_text(FILES["scripts/mutation/tests.txt"] + "? sixty_four_hands core/toy\n")
+        for flags in (["--only", "bound"], ["--draw", "1", "--per-folder", "0", "--folders", "core"]):
+            out = self.mutate(*flags, status=1)
+            self.assertRegex(out, r"no verdict on this CPU: .* \(needs sixty_four_hands\)\n$")
+            self.assertEqual(out.count("no verdict"), 1)
+            self.assertEqual(self.verdicts(), {})
+
     def test_a_reason_for_a_change_that_stands_nowhere_is_an_error(self):
         (self.root / "scripts/mutation/explained.txt").write_text("== gone\nwhy: -\n-- core/toy.cpp\n<< not there\n>> there\n")
         done = subprocess.run(self.command("--known", "--list"), capture_output=True, text=True)

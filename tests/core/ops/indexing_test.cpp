@@ -68,6 +68,12 @@ TEST(Indexing, EmptyIndicesGiveEmptyResults) {
   EXPECT_EQ(nonzero(ones({})).shape(), (Shape{1, 0}));
 }
 
+TEST(Indexing, RunningExtremesAreAtTheLastOfEqualOnes) {
+  const Tensor x = ints({2, 2, 1, 1, 2, 1});
+  EXPECT_TRUE(equal(cummax(x, 0).indices, ints({0, 1, 1, 1, 4, 4})));
+  EXPECT_TRUE(equal(cummin(x, 0).indices, ints({0, 1, 2, 3, 3, 5})));
+}
+
 TEST(Indexing, EveryDtype) {
   for (DType t : kAllDTypes) {
     Tensor x = cast(ints({0, 1, 1, 0}), t);
@@ -147,6 +153,8 @@ TEST(Layout, RearrangingKeepsEveryElement) {
   EXPECT_TRUE(equal(diag(ints({1, 2}), 1), reshape(ints({0, 1, 0, 0, 0, 2, 0, 0, 0}), {3, 3})));
   EXPECT_TRUE(equal(pad(ints({1, 2, 3}), {1, 0}, PadMode::kReflect), ints({2, 1, 2, 3})));
   EXPECT_THROW(pad(ints({1, 2, 3}), {3, 0}, PadMode::kReflect), UserError);
+  for (PadMode mode : {PadMode::kReflect, PadMode::kReplicate, PadMode::kCircular})
+    expect_contains(error_of([&] { pad(zeros({2, 0}), {0, 1}, mode); }), "pad: 0 before and 1 after");
   EXPECT_THROW(pad(ints({1}), {1}), UserError);
   EXPECT_TRUE(equal(diff(ints({1, 4, 9, 16}), 2), ints({2, 2})));
   EXPECT_TRUE(equal(outer(ints({1, 2}), ints({3, 4})), reshape(ints({3, 4, 6, 8}), {2, 2})));
