@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/autograd/autograd.h"
+#include "core/base/parallel.h"
 #include "core/ops/contract.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
@@ -12,6 +13,7 @@
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/tensor/allocator.h"
 
 namespace tessera {
 namespace {
@@ -117,6 +119,31 @@ TEST(Attention, ScoresOfMinusInfinityCountForNothing) {
       out = cast(scaled_dot_product_attention(q, nan, v), kF64);
       EXPECT_TRUE(std::isnan(sum(out).item<double>())) << name_of(t) << ' ' << hidden;
     }
+}
+
+// Bytes that attention holds at most beside its operands.
+int64_t held(const std::vector<Tensor>& in) {
+  const auto attend = [&] { scaled_dot_product_attention(in[0], in[1], in[2]); };
+  attend();  // what is made once
+  reset_peak_cpu_memory();
+  const int64_t before = cpu_memory_stats().live_bytes;
+  attend();
+  return cpu_memory_stats().peak_bytes - before;
+}
+
+TEST(Attention, OnlyRowsWhoseElementsLieApartAreCopied) {
+  std::vector<Tensor> dense, inside, apart;
+  for (uint64_t key : {1, 2, 3}) {
+    dense.push_back(operand(512, 64, key, false));
+    inside.push_back(operand(512, 64, key, true));
+    apart.push_back(transpose(contiguous(transpose(dense.back(), 2, 3)), 2, 3));
+  }
+  const int threads = num_threads();
+  set_num_threads(1);  // each has room for tiles, while it works
+  const int64_t copies = 3 * dense[0].numel() * int64_t(sizeof(float));
+  EXPECT_EQ(held(inside), held(dense));
+  EXPECT_EQ(held(apart), held(dense) + copies);
+  set_num_threads(threads);
 }
 
 }  // namespace

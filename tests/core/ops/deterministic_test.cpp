@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <thread>
 
 #include "core/autograd/autograd.h"
 #include "core/base/parallel.h"
@@ -131,6 +132,23 @@ TEST(Deterministic, EqualBitsOnAnyNumberOfThreads) {
         if (want.empty()) want = got;
         EXPECT_EQ(differing(got, want), 0) << c.name << " " << name_of(t) << " on " << threads;
       }
+    }
+}
+
+// What libraries prepared for a shape, for all threads, is not used in deterministic mode.
+TEST(Deterministic, EqualBitsAfterTheSameCallsInTheOtherMode) {
+  Threads two(2);
+  for (const Case& c : cases())
+    for (DType t : {kF32, kBF16}) {
+      (void)run(c, t);
+      DeterministicScope on;
+      const std::vector<Tensor> got = run(c, t);
+      std::vector<Tensor> want;
+      std::thread([&] {  // has prepared nothing yet
+        DeterministicScope too;
+        want = run(c, t);
+      }).join();
+      EXPECT_EQ(differing(got, want), 0) << c.name << " " << name_of(t);
     }
 }
 

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "core/tensor/allocator.h"
 
 namespace tessera {
@@ -36,6 +38,22 @@ TEST(MemorySummary, FreedBlocksAreCachedBySize) {
   EXPECT_GT(cached_of(size_t(11) << 20), 0);
   release_cached_cpu_memory();
   EXPECT_EQ(cached_of(size_t(11) << 20), 0);
+}
+
+// As a tensor in a thread's own static variable does.
+TEST(MemorySummary, ABlockThatOutlivesItsThreadsCacheIsCachedForOthers) {
+  constexpr size_t kBytes = 1000;
+  int64_t held = 0;
+  std::thread([&] {
+    struct Last {
+      void* p = nullptr;
+      ~Last() { cpu_allocator().deallocate(p, kBytes); }
+    };
+    thread_local Last last;  // made before the cache, so destroyed behind it
+    last.p = cpu_allocator().allocate(kBytes);
+    held = cached_of(kBytes);
+  }).join();
+  EXPECT_EQ(cached_of(kBytes), held + 1);
 }
 
 TEST(MemorySummary, IsATableForPeople) {
