@@ -257,9 +257,11 @@ TEST(ImageSource, Cifar10) {
   above.write("in/data_batch_1.bin", "");
   expect_contains(error_of([&] { load_images("images:" + above.str()); }),
                   "; give cifar10:" + (above / "in") + " for those there");
-  dir.write("data_batch_3.bin", cifar_records(4).substr(0, 5000));
-  expect_contains(error_of([&] { load_images("cifar10:" + dir.str()); }),
-                  "data_batch_3.bin' has 5000 bytes");
+  for (const size_t bytes : {0, 5000}) {
+    dir.write("data_batch_3.bin", cifar_records(4).substr(0, bytes));
+    expect_contains(error_of([&] { load_images("cifar10:" + dir.str()); }),
+                    "data_batch_3.bin' has " + std::to_string(bytes) + " bytes; CIFAR-10's");
+  }
   dir.write("data_batch_3.bin", "\x0A" + cifar_records(1).substr(1));
   expect_contains(error_of([&] { load_images("cifar10:" + dir.str()); }),
                   "has label 10 at image 0");
