@@ -96,8 +96,8 @@ TEST_F(TrainAgreement, Programs) {
   const Outcome o = run(bin("tlaunch") + " --nproc 2 sh -c 'exec " + (folder_ / "$RANK") +
                         " --set layers=1 --steps 1 " + text() + "'");
   EXPECT_EQ(o.status, 1) << o.output;
-  expect_contains(o.output, "train: ranks disagree on the program: rank 0 has train (Tessera) " +
-                                mine);
+  expect_contains(o.output,
+                  "train: ranks disagree on the program: rank 0 has train (Tessera) " + mine);
   expect_contains(o.output, ", rank 1 has train (Tessera) " + other);
 }
 

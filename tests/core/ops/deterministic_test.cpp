@@ -147,7 +147,8 @@ TEST(Deterministic, EqualBitsAfterTheSameCallsInTheOtherMode) {
       std::thread([&] {  // has prepared nothing yet
         DeterministicScope too;
         want = run(c, t);
-      }).join();
+      })
+          .join();
       EXPECT_EQ(differing(got, want), 0) << c.name << " " << name_of(t);
     }
 }

@@ -154,7 +154,10 @@ TEST(Layout, RearrangingKeepsEveryElement) {
   EXPECT_TRUE(equal(pad(ints({1, 2, 3}), {1, 0}, PadMode::kReflect), ints({2, 1, 2, 3})));
   EXPECT_THROW(pad(ints({1, 2, 3}), {3, 0}, PadMode::kReflect), UserError);
   for (PadMode mode : {PadMode::kReflect, PadMode::kReplicate, PadMode::kCircular})
-    expect_contains(error_of([&] { pad(zeros({2, 0}), {0, 1}, mode); }), "pad: 0 before and 1 after");
+    expect_contains(error_of([&] {
+                      pad(zeros({2, 0}), {0, 1}, mode);
+                    }),
+                    "pad: 0 before and 1 after");
   EXPECT_THROW(pad(ints({1}), {1}), UserError);
   EXPECT_TRUE(equal(diff(ints({1, 4, 9, 16}), 2), ints({2, 2})));
   EXPECT_TRUE(equal(outer(ints({1, 2}), ints({3, 4})), reshape(ints({3, 4, 6, 8}), {2, 2})));

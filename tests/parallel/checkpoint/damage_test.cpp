@@ -340,8 +340,8 @@ TEST_F(Damage, HostileManifestsAreRefused) {
   expect_contains(attempt("\"extra\":{", "\"extra\":{\"d\":{},"), "not expected");
   expect_contains(attempt("\"extra\"", "\"extras\""), "not expected");
 
-  const std::string one =
-      "{\"name\":\"a\",\"bytes\":8,\"header_bytes\":8,\"xxh128\":\"" + std::string(32, '0') + "\"},";
+  const std::string one = "{\"name\":\"a\",\"bytes\":8,\"header_bytes\":8,\"xxh128\":\"" +
+                          std::string(32, '0') + "\"},";
   std::string most;  // beside the files of the two ranks
   for (uint64_t i = 2; i < kMaxFiles; ++i) most += one;
   const std::string files = "\"files\":[";
