@@ -184,6 +184,12 @@ class Project(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         self.assertIn("test_toy fails without a change", done.stderr)
 
+    def test_one_change_of_a_file_by_its_name(self):
+        line = self.mutate("core/toy.cpp", "--list").splitlines()[-1]
+        self.assertEqual(self.mutate("core/toy.cpp", "--list", "--only", line.split(": ")[0]).splitlines(), [line])
+        done = subprocess.run(self.command("core/toy.cpp", "--only", "other"), capture_output=True, text=True)
+        self.assertEqual((done.returncode, done.stderr), (1, "mutate: core/toy.cpp has no change other\n"))
+
     def test_changed_lines_only(self):
         path = self.root / "core/toy.cpp"
         path.write_text(path.read_text().replace("return a + 3;", "return a + 4;"))
