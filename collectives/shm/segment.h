@@ -14,6 +14,7 @@
 
 #include "collectives/plan.h"
 #include "collectives/store/memory_store.h"
+#include "core/base/boundaries.h"
 
 namespace tessera::detail {
 
@@ -103,9 +104,9 @@ struct Obituary {
 
 class Segment {
  public:
-  static constexpr size_t kSwapBytes = 4 << 10;
+  static constexpr size_t kSwapBytes = limit("shm.alone") * kLine;
   // At most this many bytes a giver's pieces travel with the fingerprint, in the first phase.
-  static constexpr size_t kInlineBytes = 64 << 10;
+  static constexpr size_t kInlineBytes = limit("shm.first_phase") * kLine;
   struct Options {
     // Of each of a rank's two staging areas: kInlineBytes and a cache line per rank at least.
     size_t stage_bytes = size_t{512} << 10;

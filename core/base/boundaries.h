@@ -61,6 +61,8 @@ inline constexpr Boundary kBoundaries[] = {
     // Products.
     {"product.one_thread", int64_t(1) << 18},
     {"packed.least", 64, Needs::kV4},
+    {"packed.least_elements", int64_t(1) << 17, Needs::kV4},  // of both operands and the result
+    {"packed.fit", 0, Needs::kBf16Dot},
     {"packed.rows", 64},
     {"packed.columns", 256, Needs::kV4},  // others sum in leaves, in narrower tiles
     {"packed.tile_rows"},
@@ -88,12 +90,14 @@ inline constexpr Boundary kBoundaries[] = {
     {"scan.threads"},
     // Convolutions and pools.
     {"conv_product.least", 64},
+    {"conv_product.pairs", 1024, Needs::kBf16Dot},
     {"conv_nest.threads"},
     {"conv_places.least", 64, Needs::kV4},
     {"conv_places.narrow", 7, Needs::kV4},
     {"conv_places.gather_threads", 0, Needs::kV4},
     {"conv_places.threads", 0, Needs::kV4},
     {"winograd.channels", 32, Needs::kV4},
+    {"winograd.most_panels", 64, Needs::kV4},
     {"winograd.panels", 0, Needs::kV4},
     {"winograd.least_tiles", 16, Needs::kV4},
     {"winograd.group", 8, Needs::kV4},
@@ -152,8 +156,13 @@ inline constexpr Boundary kBoundaries[] = {
     {"fuse.operands", 48},
     {"decompose.cached", int64_t(1) << 23},
     {"accumulate.threads"},
-    // Reductions between ranks.
+    // Reductions between ranks, and what ranks of a host copy, in cache lines: what each reduces
+    // alone, what goes with the first phase, blocks of a slice, a window of the staging area.
     {"trees.block", 1024},
+    {"shm.alone", 64},
+    {"shm.first_phase", 1024},
+    {"shm.block", 256},
+    {"shm.window"},
     // Checkpoints: buffers of snapshots, hashes of replicas.
     {"snapshot.pages"},
     {"snapshot.units"},

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """One build against another: the rows of compare_pytorch.py and of `bench ops`, in turn on one core; 1 where one is slower.
 
-How: in every round both programs are started afresh (where memory lies differs from process to process, and with it the
-speed), and each row is timed in pairs whose order alternates; a round counts with the median of its ratios. From the rounds
+How: where code and data lie decides by some percent how long a small op takes, so that one layout says little of a build
+(Mytkowicz et al., Producing wrong data without doing anything obviously wrong, 2009). In every round both programs are
+linked anew with their code moved by a random distance (--as-linked leaves them as they are) and started afresh, and each row
+is timed in pairs whose order alternates; a round counts with the median of its ratios. From the rounds
 comes the ratio second build over first with its 95 % interval, Student's on logarithms. Processor time of the thread is
 counted, since others may use the machine; --wall counts the clock's. A row whose interval lies wholly beyond --limit is
 measured again, and is slower where the second interval, of fresh rounds only, lies there too: among a hundred rows of equal
@@ -15,6 +17,8 @@ Usage: compare_builds.py --build FIRST --build SECOND [--quick] [--only step,mat
 import argparse
 import json
 import os
+import random
+import shlex
 import statistics
 import subprocess
 import sys
@@ -32,12 +36,32 @@ OPS = "ops: "  # before the names of `bench ops`
 
 
 class Build:
-    """A build folder, with what is set in the environment of its programs."""
+    """A build folder, with what is set in the environment of its programs. What is linked lies in `scratch`."""
 
-    def __init__(self, options, folder, variables):
+    def __init__(self, options, folder, variables, scratch):
         self.bench = common.program(argparse.Namespace(build=folder), "bench")
+        self.folder, self.scratch = folder, Path(scratch)
+        self.link = None if options.as_linked else self.link_command()
         self.flags = ["--cpu", str(options.cpu)] + ([] if options.wall else ["--cpu-time"])
         self.environment = os.environ | dict(v.split("=", 1) for v in variables)
+
+    def link_command(self):
+        found = subprocess.run(["ninja", "-C", str(self.folder), "-t", "commands", "bench"], capture_output=True, text=True)
+        command = found.stdout.strip().split("\n")[-1]
+        if found.returncode != 0 or " -o bin/bench " not in command:
+            sys.exit(f"compare_builds.py: ninja knows no command that links {self.folder}/bin/bench; give --as-linked to "
+                     f"compare the programs as they are\n{found.stdout[:200]}{found.stderr}")
+        return command
+
+    def lay_out(self):
+        """Links the program with its code moved by up to a page: what is in .text.unlikely stands before all other code."""
+        if self.link is None:
+            return
+        gap, self.bench = self.scratch / "gap.o", str(self.scratch / "bench")
+        text = f'.section .text.unlikely,"ax",@progbits\n.skip {16 * random.randrange(1, 256)}\n.section .note.GNU-stack\n'
+        subprocess.run(["cc", "-c", "-x", "assembler", "-", "-o", str(gap)], input=text, text=True, check=True)
+        command = self.link.replace(" -o bin/bench ", f" -o {shlex.quote(self.bench)} {shlex.quote(str(gap))} ")
+        subprocess.run(command, shell=True, cwd=self.folder, check=True, stdout=subprocess.DEVNULL)
 
     def serve(self):
         return Server([self.bench, "serve", *self.flags], self.environment)
@@ -69,6 +93,10 @@ class Rounds:
         self.number += 1
         results = {i: act(i) for i in ((0, 1) if self.number % 2 else (1, 0))}
         return results[0], results[1]
+
+    def begin(self):
+        for build in self.builds:
+            build.lay_out()
 
     def round_of_served(self, names):
         if not names:
@@ -110,6 +138,7 @@ def again(builds, options, suspects):
     print(f"\nmeasured again, {options.rounds} fresh rounds of each", flush=True)
     rounds = Rounds(builds, options.pairs)
     for _ in range(options.rounds):
+        rounds.begin()
         rounds.round_of_served([name for name in suspects if not name.startswith(OPS)])
         for name in suspects:
             if name.startswith(OPS):
@@ -127,6 +156,7 @@ def measure(builds, options):
     rounds = Rounds(builds, options.pairs)
     with_ops = True  # until it is known that none has such a name
     for _ in range(options.rounds):
+        rounds.begin()
         rounds.round_of_served(served)
         if with_ops:
             with_ops = rounds.round_of_ops(lambda name: named(OPS + name), QUICK_OPS if options.quick else None)
@@ -146,6 +176,7 @@ def parse(argv=None):
     p.add_argument("--pairs", type=int, default=3, help="samples of each build in a round (default: 3)")
     p.add_argument("--limit", type=float, default=2, help="percent by which a row may be slower (default: 2)")
     p.add_argument("--cpu", type=int, default=max(os.sched_getaffinity(0)), help="core of all programs (default: the last)")
+    p.add_argument("--as-linked", action="store_true", help="keep the layout of the programs; for folders without build.ninja")
     p.add_argument("--wall", action="store_true", help="count the clock's time instead of the thread's")
     p.add_argument("--json", type=Path)
     options = p.parse_args(argv)
@@ -161,13 +192,18 @@ def parse(argv=None):
 
 
 def main():
-    options = parse()
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        compare(parse(), (first, second))
+
+
+def compare(options, scratch):
     os.sched_setaffinity(0, {options.cpu})
     folders = options.build
-    builds = [Build(options, folders[0], options.first), Build(options, folders[1], options.second)]
+    builds = [Build(options, *of) for of in zip(folders, (options.first, options.second), scratch)]
     names = [" ".join([str(folder), *variables]) for folder, variables in zip(folders, (options.first, options.second))]
     clock = "clock" if options.wall else "thread's CPU"
-    print(f"core {options.cpu}, {clock} time, {options.rounds} rounds of {options.pairs} pairs, {common.load()}")
+    layout = "as linked" if options.as_linked else "linked anew in each round"
+    print(f"core {options.cpu}, {clock} time, {options.rounds} rounds of {options.pairs} pairs, {layout}, {common.load()}")
     print(f"first: {names[0]}\nsecond: {names[1]}")
     print(f"{'':<44} {'first':>12} {'second':>12} {'ratio':>8}   95 % interval", flush=True)
     rows, slower = measure(builds, options), []
@@ -180,7 +216,8 @@ def main():
     print(f"\nratio: time of the second build over the first's; {len(slower)} of {len(rows)} rows are slower by more than "
           f"{options.limit:g} %; {common.load()}")
     if options.json:
-        report = {"first": names[0], "second": names[1], "clock": clock, "load": common.load(), "rows": rows, "slower": slower}
+        report = {"first": names[0], "second": names[1], "clock": clock, "layout": layout, "load": common.load()}
+        report |= {"rows": rows, "slower": slower}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     sys.exit(bool(slower))
 

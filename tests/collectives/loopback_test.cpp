@@ -13,12 +13,14 @@
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/shm/cpu.h"
 #include "collectives/shm/tuner.h"
+#include "core/base/boundary.h"
 #include "core/ops/compose.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
 #include "tests/collectives/verbs.h"
+#include "tests/support/boundaries.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera {
@@ -88,26 +90,42 @@ TEST(Loopback, SumsAreTheTreesBitForBit) {
                   {.read_in_place = in_place});
 }
 
+// By ranks as threads; the second call finds what the first has left in shared memory.
+void expect_sums_of_the_tree(int size, int64_t n, detail::Way way) {
+  run_ranks(size,
+            [&](ProcessGroup& g) {
+              Tensor t = empty({n});
+              std::vector<float> terms(static_cast<size_t>(size));
+              for (int call = 0; call < 2; ++call) {
+                for (int64_t i = 0; i < n; ++i) t.data<float>()[i] = term(g.rank(), i + call);
+                g.all_reduce(t);
+                for (int64_t i = 0; i < n; ++i) {
+                  for (int r = 0; r < size; ++r) terms[size_t(r)] = term(r, i + call);
+                  TESSERA_CHECK(t.data<float>()[i] == tree(terms, 0, terms.size()),
+                                "way {}, call {}, element {}", int(way), call, i);
+                }
+              }
+            },
+            {.way = way});
+}
+
+constexpr detail::Way kWays[] = {detail::Way::kInPlace, detail::Way::kStreamed,
+                                 detail::Way::kStaged};
+
 TEST(Loopback, EachWayOfAnAllReduceGivesTheTreesBits) {
-  using detail::Way;
-  for (Way way : {Way::kInPlace, Way::kStreamed, Way::kStaged})
+  for (detail::Way way : kWays)
     for (int size : {2, 3})
-      for (int64_t n : {2000, 10'000, 100'000, 300'001})
-        run_ranks(size,
-                  [&](ProcessGroup& g) {
-                    Tensor t = empty({n});
-                    std::vector<float> terms(static_cast<size_t>(size));
-                    for (int call = 0; call < 2; ++call) {
-                      for (int64_t i = 0; i < n; ++i) t.data<float>()[i] = term(g.rank(), i + call);
-                      g.all_reduce(t);
-                      for (int64_t i = 0; i < n; ++i) {
-                        for (int r = 0; r < size; ++r) terms[size_t(r)] = term(r, i + call);
-                        TESSERA_CHECK(t.data<float>()[i] == tree(terms, 0, terms.size()),
-                                      "way {}, call {}, element {}", int(way), call, i);
-                      }
-                    }
-                  },
-                  {.way = way});
+      for (int64_t n : {2000, 10'000, 100'000, 300'001}) expect_sums_of_the_tree(size, n, way);
+}
+
+TEST(Loopback, SumsBesideEachLimitHaveTheTreesBits) {
+  CountBoundaries counting;
+  // Cache lines of 16 floats: what ranks reduce alone; two slices of 255, 256, 257; what goes with
+  // the first phase; a window of the staging area.
+  for (detail::Way way : kWays)
+    for (int64_t lines : {63, 64, 65, 511, 514, 1023, 1024, 1025, 8191, 8192, 8193})
+      expect_sums_of_the_tree(2, 16 * lines, way);
+  EXPECT_EQ(test::not_met({"shm"}), "");
 }
 
 // Areas that are used again hold nothing that a slower rank has yet to read.

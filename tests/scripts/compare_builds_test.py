@@ -29,6 +29,8 @@ for line in sys.stdin:
 
 
 class CompareBuilds(unittest.TestCase):
+    linked_anew = False
+
     def setUp(self):
         self.folder = tempfile.TemporaryDirectory()
         self.builds = []
@@ -47,6 +49,7 @@ class CompareBuilds(unittest.TestCase):
         report = Path(self.folder.name) / "report.json"
         report.unlink(missing_ok=True)
         command = [sys.executable, "-B", str(SCRIPT), *self.builds, "--rounds", "3", "--json", str(report), *flags]
+        command += [] if self.linked_anew else ["--as-linked"]
         if factors:
             command += ["--second", "FACTORS=" + json.dumps(factors)]
         done = subprocess.run(command, capture_output=True, text=True)
@@ -81,6 +84,23 @@ class CompareBuilds(unittest.TestCase):
         self.assertEqual(set(self.run_script("--only", "view")[1]), {"view"})
         self.assertEqual(set(self.run_script("--only", "ops: s,step")[1]), {"ops: sum", "step"})
         self.assertIn("no row has such a name", self.run_script("--only", "nothing")[1])
+
+    def test_each_round_links_both_programs_with_another_gap(self):
+        self.linked_anew = True
+        for folder in self.builds[1::2]:
+            # The linker: keeps how far the object it is given moves code, and puts the program where it is told.
+            (Path(folder) / "link").write_text('#!/bin/sh\nsize -A "$3" | grep unlikely >> gaps; cp bin/bench "$2"\n')
+            text = "rule link\n  command = : && sh link -o bin/bench && :\nbuild bench: link\n"
+            (Path(folder) / "build.ninja").write_text(text)
+        status, rows, slower, out = self.run_script("--rounds", "9", **{"view": 1.05})
+        self.assertEqual((status, slower), (1, ["view"]), out)
+        for folder in self.builds[1::2]:
+            gaps = [int(line.split()[1]) for line in (Path(folder) / "gaps").read_text().splitlines()]
+            self.assertEqual(len(gaps), 9 + 9)  # "view" is measured again
+            self.assertTrue(all(0 < gap < 4096 and gap % 16 == 0 for gap in gaps), gaps)
+            self.assertGreater(len(set(gaps)), 9)
+        (Path(self.builds[1]) / "build.ninja").unlink()
+        self.assertIn("give --as-linked", self.run_script()[1])
 
     def test_what_is_wrong_is_said(self):
         self.builds = self.builds[:2]

@@ -18,6 +18,7 @@ inline constexpr FamilyElsewhere kFamiliesElsewhere[] = {
     {"decompose", "test_compile_passes"},
     {"streams", "test_compile_codegen"},
     {"trees", "test_collectives"},
+    {"shm", "test_collectives"},
     {"snapshot", "test_parallel_checkpoint"},
     {"replicas", "test_parallel_checkpoint"},
 };

@@ -34,6 +34,7 @@ void add_f32_convolutions(LargeCases& cases) {
   for (int64_t outputs : {163, 164, 165}) add({1, 66, 2, 8}, {outputs, 66, 1, 3}, {});
   // Minimal filtering: channels of a panel, groups of 8 tiles, blocks of them, threads.
   for (int64_t c : {31, 32, 33, 96}) add({2, c, 8, 8}, {64, c, 3, 3}, {.padding = 1});
+  for (int64_t c : {2016, 2048, 2080}) add({1, c, 8, 8}, {32, c, 3, 3}, {.padding = 1});
   add({2, 64, 8, 8}, {32, 64, 3, 3}, {.padding = 1}, 1);
   add({1, 32, 2, 46}, {32, 32, 3, 3}, {.padding = 1});  // 23 tiles: groups of 8, 8 and 7
   add({1, 32, 12, 8}, {32, 32, 3, 3}, {.padding = 1});
@@ -79,6 +80,8 @@ void add_bf16_convolutions(LargeCases& cases) {
   for (auto [height, width] : {std::pair<int64_t, int64_t>{15, 17}, {16, 16}, {1, 257}})
     add({2, 32, height, width}, {32, 32, 1, 1}, {});
   for (int64_t images : {2, 4, 6}) add({images, 32, 8, 16}, {32, 32, 1, 1}, {});
+  for (auto [height, width] : {std::pair<int64_t, int64_t>{33, 62}, {32, 64}, {41, 50}})
+    add({1, 64, height, width}, {66, 64, 1, 1}, {});  // places that a product sums at once, or not
   for (int64_t c : {64, 96, 128}) add({2, c, 28, 28}, {16, c, 1, 3}, {});
   add({2, 32, 4, 11}, {16, 32, 2, 1}, {}, 1);
   add({2, 32, 5, 11}, {16, 32, 3, 1}, {});

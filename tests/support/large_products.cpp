@@ -75,8 +75,13 @@ void add_products(LargeCases& cases) {
       add_product(cases, 7, 9, kExactLeaves * k, true, false, true);
   add_product(cases, 189, 19, 73, false, false, false);  // 2^18 - 1 products
   add_product(cases, 64, 64, 64, false, false, false);
-  add_product(cases, 65, 37, 109, false, false, false);  // 2^18 + 1
-  add_zero_rows(cases, 73, 7, 262657);                   // 2^27 - 1
+  add_product(cases, 65, 37, 109, false, false, false);    // 2^18 + 1
+  add_product(cases, 188, 213, 227, false, false, false);  // 2^17 - 1 elements of all three
+  add_product(cases, 196, 200, 232, false, false, false);
+  add_product(cases, 172, 217, 241, false, false, false);  // 2^17 + 1
+  // As deep as half of the columns still fit, of 16-bit floats.
+  for (int64_t k : {1534, 1536, 1538}) add_product(cases, 64, 270, k, false, false, false);
+  add_zero_rows(cases, 73, 7, 262657);  // 2^27 - 1
   add_zero_rows(cases, 512, 512, 512);
   add_zero_rows(cases, 81, 19, 87211);  // 2^27 + 1
   for (int64_t rows : {15, 16, 17}) add_zero_rows(cases, rows, 70460, 112 + rows);

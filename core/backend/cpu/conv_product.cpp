@@ -61,12 +61,14 @@ bool overruns_in_library(ConvRole role, const ConvAttributes::Window& window, co
 
 bool is_conv_product(ConvRole role, const ConvAttributes::Window& window, const Meta& x,
                      const Meta& w, const Meta& y) {
-  constexpr int64_t kLeast = limit("conv_product.least"), kDeep = 2048;
+  constexpr int64_t kLeast = limit("conv_product.least"), kDeep = 2 * limit("conv_product.pairs");
   const int64_t rows = numel(y.shape) / std::max<int64_t>(y.shape[1], 1);
   // Of bf16 only weights, summed over so few rows that they are packed at once: others are faster
   // by conv_dot_rows and conv_dot_weight.
   const bool low = x.dtype == kBF16 && has_bf16_dot() && role == ConvRole::kWeight &&
                    rows <= kDeep && rows % 2 == 0 && x.shape[1] % 2 == 0 && y.shape[1] % 2 == 0;
+  if (x.dtype == kBF16 && role == ConvRole::kWeight && rows % 2 == 0)
+    meet("conv_product.pairs", rows / 2);
   if ((x.dtype != kF32 && !low) || window.groups != 1) return false;
   for (int i = 0; i < window.stride.size(); ++i)
     if (w.shape[i + 2] != 1 || window.pad_begin[i] != 0 || window.pad_end[i] > 0) return false;

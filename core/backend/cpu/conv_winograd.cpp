@@ -132,7 +132,8 @@ bool suits_outputs(const Shape& result, const Meta& w) {
 
 bool suits_conv_winograd(ConvRole role, const ConvAttributes::Window& window, const Meta& x,
                          const Meta& w, const Meta& y) {
-  constexpr int64_t kMost = 2048;  // channels, which bounds the values of a block
+  // Channels, which bounds the values of a block.
+  constexpr int64_t kMost = limit("winograd.most_panels") * kPanel;
   const bool by_weight = role == ConvRole::kWeight,
              low = by_weight && x.dtype == kBF16 && has_bf16_dot();
   if ((x.dtype != kF32 && !low) || window.groups != 1 || window.stride.size() != 2) return false;
@@ -142,6 +143,7 @@ bool suits_conv_winograd(ConvRole role, const ConvAttributes::Window& window, co
     if (window.pad_begin[i] > 2) return false;
   }
   meet("winograd.channels", std::min(w.shape[0], w.shape[1]));
+  meet("winograd.most_panels", std::max(w.shape[0], w.shape[1]) / kPanel);
   for (int i = 0; i < 2; ++i)
     if (w.shape[i] % kPanel || w.shape[i] > kMost) return false;
   return by_weight ? suits_conv_winograd_weight(w, y)

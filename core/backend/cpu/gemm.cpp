@@ -139,11 +139,14 @@ void run_blas(const Gemm& g, const double* a, const double* b, double* c) {
 // panels makes ours faster, by 1 to 25 %. Smaller ones may still lie in that cache, where both are
 // equal. Measured by `bench products` on a core of Zen 4.
 bool suits_packed(const Gemm& g) {
-  constexpr int64_t kLeast = limit("packed.least"), kLeastBytes = 512 * 1024;
+  constexpr int64_t kLeast = limit("packed.least"),
+                    kLeastBytes = limit("packed.least_elements") * int64_t(sizeof(float));
   if (g.dtype == kF64 || g.batch > 0 || current_isa() != Isa::kV4) return false;
   meet("packed.least", std::min({g.m, g.n, g.k}));
   if (std::min({g.m, g.n, g.k}) < kLeast || !packed_gemm_takes(g)) return false;
-  return int64_t(size_of(g.dtype)) * (g.m * g.k + g.k * g.n + g.m * g.n) >= kLeastBytes;
+  const int64_t elements = g.m * g.k + g.k * g.n + g.m * g.n;
+  if (g.dtype == kF32) meet("packed.least_elements", elements);
+  return int64_t(size_of(g.dtype)) * elements >= kLeastBytes;
 }
 
 }  // namespace

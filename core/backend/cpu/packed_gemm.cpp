@@ -24,7 +24,9 @@ int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
 int64_t most_columns(const Gemm& g) {
   constexpr int64_t kFit = 384 * 1024;  // elements: kPackedBytes of kernels/packed_gemm.cpp
   if (g.dtype != kBF16) return g.a_k == 1 ? kColumns : 2 * kColumns;
-  return g.k * (kColumns + (g.a_k == 1 ? 0 : kRows)) > kFit ? kColumns / 2 : kColumns;
+  const int64_t deep = kFit / (kColumns + (g.a_k == 1 ? 0 : kRows));
+  meet("packed.fit", g.k / 2, deep / 2);  // they are summed in pairs
+  return g.k > deep ? kColumns / 2 : kColumns;
 }
 
 // Extents of a tile. With leaves, several partial sums of a tile wait in the cache. Without, a tile
