@@ -9,6 +9,15 @@
 #if TESSERA_HAVE_MPI
 #include <dlfcn.h>
 #include <mpi.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "core/base/log.h"
+#include "core/base/silence.h"
 #endif
 
 namespace tessera::detail {
@@ -35,6 +44,49 @@ struct Symbol {
   operator T*() const {  // NOLINT(google-explicit-constructor)
     return reinterpret_cast<T*>(address);
   }
+};
+
+// Calls of MPI that wait for all ranks and take no deadline: a thread beside one says that it
+// waits, and at the deadline ends the process, upon which mpirun ends the others.
+class Watch {
+ public:
+  Watch(const char* call, double seconds)
+      : thread_([this, call, seconds] { watch(call, seconds); }) {}
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+  ~Watch() {
+    {
+      std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  void watch(const char* call, double seconds) {
+    const auto timeout = std::chrono::duration_cast<Silence::Clock::duration>(
+        std::chrono::duration<double>(seconds));
+    const auto deadline = Silence::Clock::now() + timeout;
+    Silence silence(timeout);
+    std::unique_lock lock(mutex_);
+    while (!changed_.wait_until(lock, std::min(deadline, silence.end()), [&] { return over_; })) {
+      if (Silence::Clock::now() >= deadline) {
+        logging::error(
+            "mpi: {} has waited {:.3g} s for other ranks, which do not come to it; this "
+            "rank ends, and with it the job; look at the output of the others",
+            call, silence.waited());
+        _exit(1);
+      }
+      if (silence.over())
+        logging::warn("mpi: {} has waited {:.0f} s for other ranks", call, silence.waited());
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;
 };
 
 }  // namespace
@@ -73,7 +125,10 @@ Mpi::Mpi() {
   static const Functions functions;
   f_ = &functions;
   int level = 0;
-  check(f_->Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
+  {
+    Watch watch("MPI_Init_thread", env::get_seconds("TESSERA_JOIN_TIMEOUT", 600));
+    check(f_->Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
+  }
   TESSERA_CHECK(
       level >= MPI_THREAD_SERIALIZED,
       "mpi: MPI grants thread level {}, and MPI_THREAD_SERIALIZED is needed; use Open MPI "
@@ -86,7 +141,9 @@ Mpi::Mpi() {
   // failed; mpirun ends the others when a process leaves with an error and without this.
   on_exit(
       [](int status, void* finalize) {
-        if (status == 0) reinterpret_cast<decltype(&MPI_Finalize)>(finalize)();
+        if (status != 0) return;
+        Watch watch("MPI_Finalize", env::get_seconds("TESSERA_TIMEOUT", 60));
+        reinterpret_cast<decltype(&MPI_Finalize)>(finalize)();
       },
       reinterpret_cast<void*>(f_->Finalize));
 }

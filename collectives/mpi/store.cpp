@@ -7,6 +7,8 @@
 #include "collectives/mpi/library.h"
 #include "collectives/store/tcp_server.h"
 #include "collectives/store/tcp_store.h"
+#include "core/base/log.h"
+#include "core/base/silence.h"
 
 namespace tessera::detail {
 namespace {
@@ -42,12 +44,16 @@ class Meeting {
     for (int r = tells ? 1 : 0; r < (tells ? job.world_size : 1); ++r)
       mpi.begin(tells, &door_, sizeof door_, r, kTag, requests);
     auto deadline = std::chrono::steady_clock::now() + timeout;
+    Silence silence(timeout);
     while (!mpi.done(requests)) {
+      if (silence.over())
+        logging::warn("init_process_group: has waited {:.0f} s for {} under mpirun",
+                      silence.waited(), tells ? "other ranks" : "rank 0");
       if (std::chrono::steady_clock::now() > deadline)
         throw CommError(fmt::format("init_process_group: {} within {:.3g} s; look at their output",
                                     tells ? "not all ranks called it" : "rank 0 did not call it",
                                     double(timeout.count()) / 1000),
-                        "world", 0, {});
+                        "world", 0, tells ? std::vector<int>{} : std::vector<int>{0});
       std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }

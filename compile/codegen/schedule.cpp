@@ -19,16 +19,17 @@ constexpr int64_t kChunk = 1 << 15;            // elements of a chunk, at least
 constexpr int64_t kChunksOfArrays = 64;        // that keep partial arrays, at most
 constexpr int64_t kChunksOfScalars = 1 << 12;  // that keep partial sums, at most
 constexpr int64_t kLongRow = 64 << 10;         // bytes of an operand's row: twice an L1 cache
-constexpr int64_t kRowsBeside = 64;            // rows of a chunk of such, if there are
-constexpr int64_t kChunksBeside = 16;          // so many chunks of them
+constexpr int64_t kChunksBeside = 16;          // of rows that long, at most
 constexpr int64_t kAhead = 15 << 9;            // bytes that one is fetched ahead: no whole pages
 constexpr int64_t kFarAhead = 36 << 9;         // into L2, where it is the only one
 constexpr int64_t kEachAhead = 7 << 9;         // where there are more of them
 constexpr int64_t kFetched = 1 << 20;          // bytes of operands that are: more than an L2 cache
 constexpr int kWorkBeside = 10;                // of nests for which that is worth it
 constexpr int kWorthKeeping = 7;               // cost of a value that is kept, not computed again
-// Elements of the only row, at most, and of rows that are computed beside others, at least.
-constexpr int64_t kSerial = limit("generated.one_row"), kBesideRow = limit("generated.beside");
+// Elements of the only row, at most, and of rows that are computed beside others, at least; rows of
+// a chunk of such, if there are.
+constexpr int64_t kSerial = limit("generated.one_row"), kBesideRow = limit("generated.beside"),
+                  kRowsBeside = limit("generated.rows_beside");
 
 int64_t bytes_of(DType t) { return t == kF64 || (is_integral(t) && t != kBool) ? 8 : 4; }
 
@@ -213,6 +214,7 @@ class Scheduler {
     };
     if (!on_cpu_ || s_.outer != 1 || std::popcount(inner_) != 1 || s_.nests.size() < 2) return;
     meet("generated.beside", row);
+    meet("generated.rows_beside", s_.rows / kChunksBeside);
     if (row < kBesideRow || rows < int64_t(2 * s_.nests.size()) ||
         !std::ranges::all_of(s_.nests, of_rows))
       return;
@@ -380,6 +382,8 @@ class Scheduler {
     if (s_.rows == 1 && !plain) meet("generated.one_row", row);
     if (s_.rows == 1 && !plain && row > kSerial) return false;
     s_.chunk_rows = std::max<int64_t>(1, kChunk / work);
+    if (arrays && s_.chunk_rows <= kSumRows)
+      meet("generated.arrays", s_.rows / kChunksOfArrays, kSumRows);
     if (arrays)
       s_.chunk_rows = std::max({s_.chunk_rows, kSumRows, s_.rows / kChunksOfArrays});
     else if (sums)

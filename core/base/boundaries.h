@@ -44,6 +44,7 @@ inline constexpr Boundary kBoundaries[] = {
     {"norm_grad.rows", 64},
     {"norm_grad.threads"},
     {"batch_norm.rows", 512},
+    {"batch_norm.piece"},  // of rows with more channels
     {"batch_norm.block", 8},
     {"batch_norm.threads"},
     {"embedding.threads"},
@@ -142,10 +143,12 @@ inline constexpr Boundary kBoundaries[] = {
     // Kernels that compile generates: blocks of a sum, rows of sums over rows, chunks of rows.
     {"generated.sum_block", 4096},
     {"generated.sum_rows", 64},
+    {"generated.arrays"},  // rows of a chunk, where all rows make as many chunks as may be
     {"generated.one_row", 65536},
     {"generated.chunk"},
     {"generated.threads"},
     {"generated.beside", 256},
+    {"generated.rows_beside", 64},
     {"generated.softmax", 8192},
     {"generated.lanes", 32},
     {"generated.byte_lanes", 64},

@@ -17,6 +17,8 @@ class Silence {
   static Clock::duration first(Clock::duration deadline) {
     return std::min<Clock::duration>(std::chrono::seconds(10), deadline / 2);
   }
+  /// When it will be time to say something.
+  Clock::time_point end() const { return end_; }
   /// Whether it is time to say something; true once for each time.
   bool over() {
     if (Clock::now() < end_) return false;

@@ -12,6 +12,8 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "core/base/log.h"
+#include "core/base/silence.h"
 #include "core/ops/create.h"
 
 namespace tessera::data {
@@ -54,13 +56,20 @@ struct DataLoader::Workers {
   std::deque<std::unique_ptr<Job>> jobs;
   std::atomic<bool> stop{false};
   std::exception_ptr failed;  // sticky: what the last delivered job threw
+  bool stuck = false;         // a batch was not read in time: nobody waits for its readers again
   std::vector<std::thread> threads;
+  int working = 0;  // of these
 
-  void start(std::shared_ptr<const Dataset> dataset, int count) {
+  static void start(const std::shared_ptr<Workers>& self, std::shared_ptr<const Dataset> dataset,
+                    int count) {
+    self->working = count;
     for (int i = 0; i < count; ++i)
-      threads.emplace_back([this, dataset, count] {
+      self->threads.emplace_back([self, dataset, count] {
         pthread_setname_np(pthread_self(), "tessera-data");
-        work(*dataset, size_t(count));
+        self->work(*dataset, size_t(count));
+        std::lock_guard lock(self->mutex);
+        --self->working;
+        self->changed.notify_all();
       });
   }
   Job* first_open() {
@@ -84,14 +93,21 @@ struct DataLoader::Workers {
       if (job->done()) changed.notify_all();
     }
   }
-  // Ends the threads after the samples in hand; their dataset may be slow, not stuck.
-  ~Workers() {
+  // Ends the threads after the samples in hand, or leaves those behind that take longer.
+  void end(std::chrono::milliseconds timeout) {
+    bool ended = false;
     {
-      std::lock_guard lock(mutex);
+      std::unique_lock lock(mutex);
       stop = true;
+      changed.notify_all();
+      if (stuck) timeout = std::chrono::milliseconds(0);
+      ended = changed.wait_for(lock, timeout, [&] { return working == 0; });
     }
-    changed.notify_all();
-    for (std::thread& t : threads) t.join();
+    for (std::thread& t : threads)
+      if (ended)
+        t.join();
+      else
+        t.detach();
   }
 };
 
@@ -112,15 +128,20 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSample
 }
 
 DataLoader::DataLoader(DataLoader&&) noexcept = default;
-DataLoader::~DataLoader() = default;
+DataLoader::~DataLoader() { end_workers(); }
+
+void DataLoader::end_workers() {
+  if (workers_) workers_->end(std::chrono::milliseconds(options_.timeout_ms));
+  workers_.reset();
+}
 
 void DataLoader::seek(int64_t cursor) {
-  workers_.reset();
+  end_workers();
   sampler_.seek(cursor);
   cursor_ = cursor;
-  workers_ = std::make_unique<Workers>();
+  workers_ = std::make_shared<Workers>();
   for (int i = 0; i < options_.prefetch; ++i) enqueue();
-  if (options_.prefetch > 0) workers_->start(dataset_, options_.workers);
+  if (options_.prefetch > 0) Workers::start(workers_, dataset_, options_.workers);
 }
 
 void DataLoader::enqueue() {
@@ -139,26 +160,39 @@ void DataLoader::enqueue() {
   workers_->changed.notify_all();
 }
 
+// Until the front job is read.
+void DataLoader::wait_for(Workers& w, const Job& job) const {
+  const std::chrono::milliseconds timeout(options_.timeout_ms);
+  const auto deadline = Silence::Clock::now() + timeout;
+  Silence silence(timeout);
+  const int64_t first = job.samples.empty() ? -1 : job.samples[0].number;
+  std::unique_lock lock(w.mutex);
+  while (
+      !w.changed.wait_until(lock, std::min(deadline, silence.end()), [&] { return job.done(); })) {
+    w.stuck = Silence::Clock::now() >= deadline;
+    TESSERA_CHECK(!w.stuck,
+                  "loader: the batch from sample {} on was not read within {} ms; is the storage "
+                  "stalled? (raise the timeout if it is only slow)",
+                  first, options_.timeout_ms);
+    if (silence.over())
+      logging::warn("loader: has waited {:.0f} s for the batch from sample {} on", silence.waited(),
+                    first);
+  }
+}
+
 std::optional<Batch> DataLoader::next() {
   Workers& w = *workers_;
   if (w.failed) std::rethrow_exception(w.failed);
   enqueue();  // before waiting: workers never idle for lack of a request
   std::unique_ptr<Job> job;
+  if (w.jobs.empty()) return std::nullopt;  // this thread alone adds jobs and takes them away
+  Job& front = *w.jobs.front();
+  if (options_.prefetch == 0)
+    front.error = front.read(*dataset_, 0, front.samples.size(), w.stop);
+  else
+    wait_for(w, front);
   {
-    std::unique_lock lock(w.mutex);
-    if (w.jobs.empty()) return std::nullopt;
-    Job& front = *w.jobs.front();
-    if (options_.prefetch == 0) {
-      front.error = front.read(*dataset_, 0, front.samples.size(), w.stop);
-    } else {
-      bool ready = w.changed.wait_for(lock, std::chrono::milliseconds(options_.timeout_ms),
-                                      [&] { return front.done(); });
-      TESSERA_CHECK(ready,
-                    "loader: the batch from sample {} on was not read within {} ms; is the storage "
-                    "stalled? (raise the "
-                    "loader's timeout_ms if it is only slow)",
-                    front.samples.empty() ? -1 : front.samples[0].number, options_.timeout_ms);
-    }
+    std::lock_guard lock(w.mutex);
     job = std::move(w.jobs.front());
     w.jobs.pop_front();
   }

@@ -15,7 +15,7 @@ namespace tessera::data {
 struct LoaderOptions {
   int prefetch = 2;             // batches read ahead; 0: no threads, next() reads itself
   int workers = 1;              // threads that read; several share the rows of a batch
-  int64_t timeout_ms = 60'000;  // how long next() waits for one batch
+  int64_t timeout_ms = 60'000;  // how long next() waits for one batch that threads read
 };
 
 /// One batch per micro-batch of this rank.
@@ -25,12 +25,14 @@ class DataLoader {
   DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
              LoaderOptions options = {});
   DataLoader(DataLoader&&) noexcept;
-  ~DataLoader();  // waits for the samples being read, drops the rest
+  /// Drops what is not read yet and waits for the samples that are being read, at most timeout_ms.
+  /// A reader that is stuck beyond it is left behind: it keeps what it reads and fills alive.
+  ~DataLoader();
 
   /// The next batch, waiting for it; nothing after the last micro-batch of a sampler that does not
   /// repeat. A short pass may end with batches of fewer rows or none. What reading threw is
-  /// rethrown here, once its batch is due; the loader stays failed until seek(). Throws UserError
-  /// after timeout_ms.
+  /// rethrown here, once its batch is due; the loader stays failed until seek(). A wait of 10 s is
+  /// told, one of timeout_ms throws UserError.
   std::optional<Batch> next();
   /// Where to resume after the batches delivered so far (not those read ahead).
   int64_t cursor() const { return cursor_; }
@@ -42,11 +44,13 @@ class DataLoader {
   struct Job;
   struct Workers;
   void enqueue();
+  void wait_for(Workers& workers, const Job& job) const;
   std::shared_ptr<const Dataset> dataset_;
   DistributedSampler sampler_;
   LoaderOptions options_;
   int64_t cursor_ = 0;
-  std::unique_ptr<Workers> workers_;
+  void end_workers();
+  std::shared_ptr<Workers> workers_;  // its threads share it
 };
 
 }  // namespace tessera::data

@@ -137,7 +137,7 @@ Validation validate(const Options& o, const Task& task, Strategy& strategy) {
                                                     .world_size = group.size(),
                                                     .shuffle = false,
                                                     .repeat = false}),
-                          {.workers = o.workers});
+                          {.workers = o.workers, .timeout_ms = group.timeout().count()});
   std::vector<double> facts(size_t(3 * batches),
                             0);  // sum of losses, counted, right: of each batch
   int64_t b = group.rank();
@@ -209,7 +209,7 @@ class Trainer {
                                                .steps = std::max<int64_t>(steps_, 1),
                                                .warmup = o.warmup})),
         loader_(task_.train, data::DistributedSampler(sampler_options(o, task_, *strategy_)),
-                {.workers = o.workers}),
+                {.workers = o.workers, .timeout_ms = group_->timeout().count()}),
         scaler_({.enabled = compute_dtype(o) == kF16}),
         checkpointing_(o, task_, *group_, *optimizer_, scaler_, loader_, agreement_),
         done_(checkpointing_.resume()),

@@ -13,6 +13,8 @@ every number stands in one of the files, which are written by, on cores 2 and 3 
   scripts/reference/all_reduce_pytorch.py --cores 2,3 > FOLDER/all_reduce_pytorch.json
   compiled_steps.py --json FOLDER/compiled.json
   bench kernels --json FOLDER/kernels.json
+  compare_builds.py --build BEFORE --build AFTER --json FOLDER/builds.json
+  agreement.py --json FOLDER/agreement.json
   faults.py --results FOLDER/faults.jsonl
   scripts/soak --folder FOLDER, which writes FOLDER/soak.jsonl
 
@@ -205,6 +207,28 @@ def kernels(files):
     print(f"\nGeometric mean of the last column: {statistics.geometric_mean(ratios):.2f}.")
 
 
+def builds(files):
+    for file in files:
+        rows, percent = file["rows"], lambda ratio: f"{100 * (ratio - 1):+.1f} %"
+        apart = [r for r in rows if r["interval"][0] > 1.02 or r["interval"][1] < 0.98]
+        mean = statistics.geometric_mean(r["ratio"] for r in rows)
+        print(f"{len(rows)} rows, {len(file['slower'])} of them slower by more than 2 %; geometric mean of the ratios {mean:.3f}. "
+              "Wholly beyond 2 % in\nthe first measurement were:\n")  # fmt: skip
+        table(["", "before", "after", "time", "95 % interval", "again"], [
+            [r["name"], f"{r['first_ms']:.4g} ms", f"{r['second_ms']:.4g} ms", percent(r["ratio"]),
+             " to ".join(map(percent, r["interval"])),
+             "slower" if r["name"] in [s["name"] for s in file["slower"]] else "" if r["ratio"] < 1 else "not slower"]
+            for r in sorted(apart, key=lambda r: r["ratio"])
+        ])  # fmt: skip
+
+
+def agreement(files):
+    table(
+        ["", "compared", "ms", "of 100 steps"],
+        [[f["what"], f"{f['bytes'] / 1e6:.1f} MB, {f['times']} times", f"{f['ms']:.2f}", f"{f['percent_of_100_steps']:.3f} %"] for f in files],
+    )
+
+
 def soak(files):
     latest = {}
     for r in (r for file in files for r in file):
@@ -251,6 +275,18 @@ SECTIONS = [
         all_reduce,
         "## all_reduce between two ranks\n\nOf f32 that is written before each call, each rank on a core of its own: in the group's memory, where gradient buckets lie, and\n"
         "in the program's own; then by other means (`bench collectives`, `scripts/reference/all_reduce_mpi.cpp`,\n`scripts/reference/all_reduce_pytorch.py`).\n",
+    ),
+    (
+        "builds*.json",
+        builds,
+        "## This build beside an earlier one\n\nThe rows of the first table and of `bench ops`, both builds in turn, linked anew in each round\n"
+        "(`scripts/measure/compare_builds.py`).\n",
+    ),
+    (
+        "agreement*.json",
+        agreement,
+        "## What it costs that ranks agree\n\nOptions, data and weights are compared before the first step, the bits of replicas before the save and at the end\n"
+        "(`scripts/measure/agreement.py`).\n",
     ),
     (
         "memory*.json",

@@ -104,6 +104,27 @@ TEST_F(Mpirun, AStoppedRank0EndsTheJobToo) {
   EXPECT_LT(o.seconds, 20);
 }
 
+// MPI waits for all ranks at its own beginning and end, without a deadline of its own.
+TEST_F(Mpirun, ARankThatNeverBeginsEndsTheJob) {
+  Outcome o = run(
+      "OMP_NUM_THREADS=1 TEST_PROGRAM=verbs TESSERA_BACKEND=mpi TESSERA_JOIN_TIMEOUT=3",
+      mpirun(2) + "sh -c 'test $OMPI_COMM_WORLD_RANK = 1 && exec sleep 50; exec " + self_ + "'");
+  EXPECT_NE(o.status, 0) << o.output;
+  EXPECT_NE(o.output.find("mpi: MPI_Init_thread has waited 3 s for other ranks, which do not come"),
+            std::string::npos)
+      << o.output;
+  EXPECT_LT(o.seconds, 20);
+}
+
+TEST_F(Mpirun, ARankThatStopsOnItsWayToItsEndEndsTheJob) {
+  Outcome o = program(2, "stops_at_the_end", "TESSERA_BACKEND=mpi TESSERA_TIMEOUT=3");
+  EXPECT_NE(o.status, 0) << o.output;
+  EXPECT_NE(o.output.find("mpi: MPI_Finalize has waited 3 s for other ranks, which do not come"),
+            std::string::npos)
+      << o.output;
+  EXPECT_LT(o.seconds, 20);
+}
+
 TEST_F(Mpirun, CallsThatDifferAreAnErrorOnEveryRank) {
   Outcome o = program(2, "mismatch", "TESSERA_BACKEND=mpi");
   EXPECT_EQ(o.status, 0) << o.output;
@@ -112,6 +133,13 @@ TEST_F(Mpirun, CallsThatDifferAreAnErrorOnEveryRank) {
                             "all_reduce #2 on world: ranks made different calls: rank 0 called"),
               std::string::npos)
         << o.output;
+}
+
+TEST_F(Mpirun, ASendThatDoesNotFitItsRecvEndsTheJobWithAReport) {
+  Outcome o = program(2, "send_that_does_not_fit", "TESSERA_BACKEND=mpi");
+  EXPECT_NE(o.status, 0) << o.output;
+  EXPECT_NE(o.output.find("make both equal"), std::string::npos) << o.output;
+  EXPECT_LT(o.seconds, 20);
 }
 
 TEST_F(Mpirun, TrainsAsUnderTlaunch) {

@@ -240,6 +240,24 @@ void work() {
   }
 }
 
+/// Rank 0 sends four numbers where rank 1 expects eight.
+void send_that_does_not_fit() {
+  ProcessGroup& g = *init_process_group();
+  g.barrier();
+  Tensor t = empty({g.rank() == 0 ? 4 : 8});
+  if (g.rank() == 0)
+    g.send(t, 1);
+  else
+    g.recv(t, 0);
+}
+
+/// Rank 1 stops between its last collective and its end.
+void stops_at_the_end() {
+  ProcessGroup& g = *init_process_group();
+  g.barrier();
+  if (g.rank() == 1) raise(SIGSTOP);
+}
+
 int64_t count_entries(const char* folder) {
   int64_t n = 0;
   for ([[maybe_unused]] const auto& e : std::filesystem::directory_iterator(folder)) ++n;
@@ -341,6 +359,8 @@ TEST(Rank, DISABLED_Program) {
   if (program == "loop") return loop();
   if (program == "storm") return storm();
   if (program == "mesh") return mesh();
+  if (program == "stops_at_the_end") return stops_at_the_end();
+  if (program == "send_that_does_not_fit") return send_that_does_not_fit();
   if (program == "work") return work();
   if (program == "cycle") return cycle();
   if (program == "forked") return forked();

@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -59,6 +61,26 @@ TEST_F(Train, CompiledWithoutFusionHasTheBitsOfEager) {
     EXPECT_NE(last_output_.find("steps were replayed"), std::string::npos) << last_output_;
     EXPECT_EQ(compiled.losses, eager.losses) << flags;
     EXPECT_EQ(compiled.hash, eager.hash) << flags;
+  }
+}
+
+// The compiler is a script that notes the hash of each source that it is given.
+TEST_F(Train, RanksThatStartTogetherCompileEachSourceOnce) {
+  const std::string compiler = folder_.write(
+      "compiler", "#!/bin/sh\nfor word; do case $word in\n*.cpp) md5sum < \"$word\" >> '" +
+                      (folder_ / "sources") + "' ;;\nesac; done\nexec c++ \"$@\"\n");
+  std::filesystem::permissions(compiler, std::filesystem::perms::owner_all);
+  for (int start = 0; start < 2; ++start) {  // the second finds everything in the cache
+    Outcome o =
+        run("TESSERA_COMPILE_CXX=" + compiler + " TESSERA_COMPILE_CACHE=" + (folder_ / "cache") +
+            " " + bin("tlaunch") + " --nproc 8 " + bin("train") + " " + task() +
+            " --batch-size 8 " + shape() + " --steps 3 --compile");
+    EXPECT_EQ(o.status, 0) << o.output;
+    std::ifstream file(folder_ / "sources");
+    std::multiset<std::string> sources;
+    for (std::string line; std::getline(file, line);) sources.insert(line);
+    EXPECT_FALSE(sources.empty());
+    for (const std::string& s : sources) EXPECT_EQ(sources.count(s), 1u) << s;
   }
 }
 

@@ -82,8 +82,10 @@ void add_generated(LargeCases& cases) {
   for (int64_t n : {4095, 4096, 4097, 28672, 32768, 36864, 65535, 65536, 65537, 98304, 98305})
     add_total(cases, n);
   for (int64_t rows : {63, 64, 65, 129, 1001}) add_columns(cases, rows);
+  for (int64_t rows : {4095, 4096, 4160}) add_columns(cases, rows, 600);  // of 64 chunks
   for (int64_t columns : {131071, 131072, 131073}) add_columns(cases, 2, columns);
   for (int64_t n : {31, 32, 33, 255, 256, 257, 4097}) add_rows_of(cases, 33, n);
+  for (int64_t rows : {1023, 1024, 1040}) add_rows_of(cases, rows, 1024);  // of 16 chunks
   for (int64_t n : {8191, 8192, 8193}) add_softmax_of_sum(cases, 100, n, 509);
   for (int64_t n : {65535, 65536, 65537}) add_rows_of(cases, 1, n);
   for (int64_t n : {63, 64, 65}) add_flags(cases, n);

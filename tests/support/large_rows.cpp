@@ -95,7 +95,10 @@ void add_rows(LargeCases& cases) {
                          {7, 5, 73, 1},
                          {8, 5, 8, 8},
                          {27, 5, 19, 1},
-                         {5, 67, 5, 41}})
+                         {5, 67, 5, 41},
+                         {1, 160, 8, 51},  // pieces of 409 rows, which blocks of eight do not fill
+                         {1, 160, 1, 409},
+                         {2, 160, 5, 41}})
     add_batch_norm(cases, s);
   cases.push_back({"group_norm",
                    {grid_values({3, 12, 9, 11}, 1), grid_values({12}, 2), grid_values({12}, 3)},

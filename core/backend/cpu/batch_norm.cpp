@@ -39,7 +39,10 @@ struct Pieces {
     each = std::clamp<int64_t>(kPieceElements / std::max<int64_t>(channels, 1), 8, kMostRows);
     count = (rows + each - 1) / each;
     meet("batch_norm.block", rows);
-    if (each == kMostRows) meet("batch_norm.rows", rows);
+    if (each == kMostRows)
+      meet("batch_norm.rows", rows);
+    else
+      meet("batch_norm.piece", rows, each);
   }
   int64_t size(int64_t piece) const { return std::min(each, rows - piece * each); }
   // Calls f(piece, its first element, its rows), in parallel.

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <latch>
 #include <thread>
 
 #include "core/data/token_dataset.h"
@@ -167,10 +168,45 @@ TEST(Loader, ErrorsArriveWithTheirBatchAndStay) {
   }
 }
 
+// Storage that answers no read until it is let go.
+class Stalled final : public Dataset {
+ public:
+  int64_t size() const override { return 0; }
+  Batch allocate(int64_t rows) const override {
+    return {empty({rows, 1}, kI64), empty({rows, 1}, kI64)};
+  }
+  void read(const Sample& s, int64_t row, const Batch& to) const override {
+    began.count_down();
+    go.wait();
+    to.inputs.data<int64_t>()[row] = s.index;
+    ended.count_down();
+  }
+  mutable std::latch began{1}, go{1}, ended{1};
+};
+
 TEST(Loader, WaitsNoLongerThanItsTimeout) {
-  DataLoader loader(std::make_shared<Probe>(0, -1, 300),
-                    DistributedSampler({.micro_batch_size = 1}), {.prefetch = 1, .timeout_ms = 20});
-  expect_contains(error_of([&] { loader.next(); }), "sample 0 on was not read within 20 ms");
+  auto storage = std::make_shared<Stalled>();
+  {
+    DataLoader loader(storage, DistributedSampler({.micro_batch_size = 1}),
+                      {.prefetch = 1, .timeout_ms = 40});
+    testing::internal::CaptureStderr();
+    expect_contains(error_of([&] { loader.next(); }), "sample 0 on was not read within 40 ms");
+    expect_contains(testing::internal::GetCapturedStderr(), "for the batch from sample 0 on");
+  }
+  EXPECT_FALSE(storage->ended.try_wait());  // the loader has ended before its reader
+  storage->go.count_down();
+  storage->ended.wait();
+}
+
+TEST(Loader, LeavesAReaderBehindThatIsStuckWhenItEnds) {
+  auto storage = std::make_shared<Stalled>();
+  {
+    DataLoader loader(storage, DistributedSampler({.micro_batch_size = 1}), {.timeout_ms = 20});
+    storage->began.wait();
+  }
+  EXPECT_FALSE(storage->ended.try_wait());
+  storage->go.count_down();
+  storage->ended.wait();
 }
 
 TEST(Loader, StopsAtOnceWithBatchesUnread) {
