@@ -35,6 +35,7 @@ struct Case {
   /// How far results and gradients may be off, as a part of the largest; null: what sums of a
   /// few terms need.
   std::function<double(DType)> tolerance = {};
+  int64_t terms = 1;  // of the longest sum behind an element
 };
 /// Every sample of the registry that has operands.
 std::vector<Case> registry_cases();

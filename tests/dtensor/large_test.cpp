@@ -20,13 +20,15 @@ std::vector<Case> cases_of(const LargeCases& large, DType t = kF64) {
     int64_t most = 0;
     for (const Tensor& t : c.in) most = std::max(most, t.numel());
     if (most > 1 << 20) continue;  // their size is a matter of one rank's kernels
-    auto run = [f = c.f](const List& in) {
+    auto run = [c](const List& in) {
       ReplicatePlain same;
-      return f(in);
+      seed(c);
+      return c.f(in);
     };
     const bool exact = c.name.find("in a fixed tree") != std::string::npos;
     cases.push_back({c.name, operands_in(c, t), run, c.gradients && !c.ties, exact});
     cases.back().tolerance = [c](DType of) { return 2 * tolerance(c, of, true); };
+    cases.back().terms = c.length;
   }
   return cases;
 }
@@ -38,6 +40,8 @@ TEST_P(DTensorLarge, AnyLayoutEqualsPlain) {
   for (auto add : {add_reductions, add_rows, add_attention, add_products, add_elementwise,
                    add_windows, add_generated})
     add(large);
+  if (GetParam() == kF32) add_f32_convolutions(large);
+  if (GetParam() == kBF16) add_bf16_convolutions(large);
   const std::vector<Case> cases = cases_of(large, GetParam());
   std::atomic<int> free = 0, gradients = 0, refused = 0;
   for (int ranks : {2, 3})

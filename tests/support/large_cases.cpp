@@ -8,6 +8,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/tensor/random.h"
 #include "tests/support/in_parts.h"
 
 namespace tessera::test {
@@ -75,6 +76,10 @@ std::vector<Tensor> operands_in(const LargeCase& c, DType dtype) {
   return in;
 }
 
+void seed(const LargeCase& c) {
+  if (c.draws) manual_seed(7);
+}
+
 std::vector<Tensor> evaluate(const LargeCase& c, const std::vector<Tensor>& operands) {
   std::vector<Tensor> in, results;
   Tensors leaves, roots, weights;
@@ -97,6 +102,7 @@ std::vector<Tensor> evaluate(const LargeCase& c, const std::vector<Tensor>& oper
 
 std::vector<Tensor> reference(const LargeCase& c, std::set<std::string>* whole) {
   InParts parts(c.part);
+  seed(c);
   std::vector<Tensor> want = evaluate(c, operands_in(c, kF64));
   if (whole) whole->insert(parts.whole().begin(), parts.whole().end());
   return want;

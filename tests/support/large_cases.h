@@ -26,8 +26,8 @@ struct LargeCase {
   int64_t part = 13;
   /// Elements are equal between which the gradient chooses: another rounding chooses otherwise.
   bool ties = false;
-  /// The call sets the generator of random numbers, which no compiled function can.
-  bool seeds = false;
+  /// The call draws from the default generator, which is seeded before: every dtype drops the same.
+  bool draws = false;
   int threads = 3;
 };
 
@@ -53,6 +53,8 @@ Tensor grid_values(const Shape& shape, uint64_t key, double low = -1, double hig
 
 /// The operands of the call in `dtype`: all floats but numbers (0-d), which stay f64.
 std::vector<Tensor> operands_in(const LargeCase& c, DType dtype);
+/// Seeds the default generator where the call draws from it.
+void seed(const LargeCase& c);
 /// Results of the call on these operands, then, with `gradients`, those of a fixed weighted
 /// sum of the results by each float operand; in the dtype that they have.
 std::vector<Tensor> evaluate(const LargeCase& c, const std::vector<Tensor>& operands);

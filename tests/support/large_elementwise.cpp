@@ -59,12 +59,12 @@ void add_orders(LargeCases& cases) {
 }
 
 void add_dropout(LargeCases& cases) {
+  const Tensor key = from_values<int64_t>({3, 9}, {2});
   auto dropped = [&](const Tensor& x, const Tensor& samples) {
     List in = {x};
     if (samples.defined()) in.push_back(samples);
     cases.push_back({"dropout of " + to_string(x.shape()) + (samples.defined() ? " by sample" : ""),
-                     in, [](const List& in) {
-                       const Tensor key = from_values<int64_t>({3, 9}, {2});
+                     in, [key](const List& in) {
                        return List{dropout(in[0], 0.3, key, in.size() > 1 ? in[1] : Tensor())};
                      }});
   };

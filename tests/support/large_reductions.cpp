@@ -90,6 +90,7 @@ Tensor number(double v) { return scalar_tensor(v, kF64); }
 }  // namespace
 
 void add_updates(LargeCases& cases) {
+  const Tensor rate = number(0.01), steps = number(3), scale = number(0.5);
   const std::vector<std::vector<Shape>> sets = {
       {{32767}}, {{32768}}, {{32769}}, {{65537}}, {{5}, {33, 1001}, {1}, {70001}}};
   for (size_t i = 0; i < sets.size(); ++i) {
@@ -97,15 +98,15 @@ void add_updates(LargeCases& cases) {
     for (bool decoupled : {true, false})
       cases.push_back(
           update((decoupled ? "adamw" : "adam") + of, sets[i], 4, [=](const std::vector<List>& l) {
-            adam_update_(l[0], l[1], l[2], l[3], number(0.01), number(3), number(0.5),
+            adam_update_(l[0], l[1], l[2], l[3], rate, steps, scale,
                          {.weight_decay = 0.1, .decoupled = decoupled});
           }));
-    cases.push_back(update("sgd with momentum" + of, sets[i], 3, [](const std::vector<List>& l) {
-      sgd_update_(l[0], l[1], l[2], number(0.01), number(0.5), false,
+    cases.push_back(update("sgd with momentum" + of, sets[i], 3, [=](const std::vector<List>& l) {
+      sgd_update_(l[0], l[1], l[2], rate, scale, false,
                   {.momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
     }));
-    cases.push_back(update("sgd" + of, sets[i], 2, [](const std::vector<List>& l) {
-      sgd_update_(l[0], l[1], {}, number(0.01), number(0.5), false, {});
+    cases.push_back(update("sgd" + of, sets[i], 2, [=](const std::vector<List>& l) {
+      sgd_update_(l[0], l[1], {}, rate, scale, false, {});
     }));
   }
   auto norms = [&](const Shape& shape, int64_t length) {

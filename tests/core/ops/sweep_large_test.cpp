@@ -68,6 +68,7 @@ void sweep(void (*add)(test::LargeCases&), const std::set<std::string>& computed
       if (size_of(t) == 2 && c.roundings == 0) continue;
       CountBoundaries counting;
       soil_memory(want, t);
+      test::seed(c);
       EXPECT_EQ(test::difference(c, t, test::evaluate(c, test::operands_in(c, t)), want), "");
     }
   }
