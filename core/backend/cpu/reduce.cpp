@@ -24,22 +24,28 @@ void meet_loops(int64_t n, int64_t inner) {
     meet("reduce.run", n), meet("reduce.columns", inner);
 }
 
-// `again` reduces what fn makes of pieces.
+// A whole tensor of several pieces; `again` reduces what fn makes of them.
+template <class In, class T, class Fn, class Again>
+void reduce_whole(Fn fn, Again again, const In* x, T* out, int64_t n) {
+  const int64_t pieces = (n + kPiece - 1) / kPiece;
+  Tensor partial = empty({pieces}, dtype_of<T>);
+  T* p = partial.data<T>();
+  parallel_for("reduce.pieces", pieces, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i)
+      fn(x + i * kPiece, p + i, std::min(kPiece, n - i * kPiece), 1, 0, 1);
+  });
+  again(p, out, pieces, 1, 0, 1);
+}
+
 template <class In, class T, class Fn, class Again>
 void reduce_pieces(Fn fn, Again again, const In* x, T* out, int64_t outer, int64_t n,
                    int64_t inner) {
   meet_loops(n, inner);
   if (outer == 1 && inner == 1) {
     meet("reduce.piece", n);
-    const int64_t pieces = std::max<int64_t>(1, (n + kPiece - 1) / kPiece);
-    Tensor partial = pieces > 1 ? empty({pieces}, dtype_of<T>) : Tensor();
-    T* p = pieces > 1 ? partial.data<T>() : out;
-    parallel_for("reduce.pieces", pieces, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        fn(x + i * kPiece, p + i, std::min(kPiece, n - i * kPiece), 1, 0, 1);
-    });
-    if (pieces > 1) again(p, out, pieces, 1, 0, 1);
-    return;
+    if (n > kPiece) return reduce_whole(fn, again, x, out, n);
+    meet_threads("reduce.pieces", 1, 1);
+    return fn(x, out, n, 1, 0, 1);
   }
   parallel_for("reduce.threads", outer,
                std::max<int64_t>(1, kGrain / std::max<int64_t>(1, n * inner)),
