@@ -8,13 +8,16 @@ is timed in pairs whose order alternates; a round counts with the median of its 
 comes the ratio second build over first with its 95 % interval, Student's on logarithms. Processor time of the thread is
 counted, since others may use the machine; --wall counts the clock's. A row whose interval lies wholly beyond --limit is
 measured again, and is slower where the second interval, of fresh rounds only, lies there too: among a hundred rows of equal
-speed some intervals do by chance.
+speed some intervals do by chance. All rows take an hour or more; rounds that --results holds already, of the same programs, are
+not taken again, so that an interrupted run goes on where it was.
 
 Usage: compare_builds.py --build FIRST --build SECOND [--quick] [--only step,matmul] [--rounds 7] [--limit 2] [--json FILE]
+                         [--results FILE]
        compare_builds.py --build build --build build --second TESSERA_ISA=base --only gelu
 """
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -149,17 +152,43 @@ def again(builds, options, suspects):
     return rows
 
 
+class Kept:
+    """Finished rounds in a file: a line that says of what, then a line for each."""
+
+    def __init__(self, path, builds, options):
+        programs = [hashlib.sha256(Path(b.bench).read_bytes()).hexdigest() for b in builds]
+        of = {"programs": programs, "environments": [options.first, options.second], "only": options.only}
+        of |= {"quick": options.quick, "pairs": options.pairs, "wall": options.wall, "as_linked": options.as_linked}
+        self.path = path
+        lines = path.read_text().splitlines() if path.is_file() else []
+        if lines and json.loads(lines[0]) != of:
+            sys.exit(f"compare_builds.py: {path} holds rounds of other programs or options; remove it, or give another --results")
+        self.rounds = [json.loads(line) for line in lines[1:]]
+        if not lines:
+            path.write_text(json.dumps(of) + "\n")
+
+    def add(self, rows):
+        with self.path.open("a") as file:
+            file.write(json.dumps(rows) + "\n")
+
+
 def measure(builds, options):
     chosen = options.only.split(",") if options.only else [""]
     named = lambda name: any(part in name for part in chosen)
     served = [name for name in (QUICK_SERVED if options.quick else SERVED) if named(name)]
     rounds = Rounds(builds, options.pairs)
+    kept = Kept(options.results, builds, options) if options.results else None
+    done = kept.rounds[: options.rounds] if kept else []
+    for row, sample in (item for one in done for item in one.items()):
+        rounds.rows.setdefault(row, []).append(sample)
     with_ops = True  # until it is known that none has such a name
-    for _ in range(options.rounds):
+    for _ in range(options.rounds - len(done)):
         rounds.begin()
         rounds.round_of_served(served)
         if with_ops:
             with_ops = rounds.round_of_ops(lambda name: named(OPS + name), QUICK_OPS if options.quick else None)
+        if kept:
+            kept.add({name: samples[-1] for name, samples in rounds.rows.items()})
     if not rounds.rows:
         sys.exit(f"compare_builds.py: --only {options.only}: no row has such a name in both builds")
     return [result(name, samples) for name, samples in rounds.rows.items()]
@@ -179,6 +208,7 @@ def parse(argv=None):
     p.add_argument("--as-linked", action="store_true", help="keep the layout of the programs; for folders without build.ninja")
     p.add_argument("--wall", action="store_true", help="count the clock's time instead of the thread's")
     p.add_argument("--json", type=Path)
+    p.add_argument("--results", type=Path, metavar="FILE", help="finished rounds are kept here, and not taken again")
     options = p.parse_args(argv)
     if len(options.build or []) != 2:
         p.error("expected --build twice")

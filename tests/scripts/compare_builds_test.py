@@ -102,6 +102,21 @@ class CompareBuilds(unittest.TestCase):
         (Path(self.builds[1]) / "build.ninja").unlink()
         self.assertIn("give --as-linked", self.run_script()[1])
 
+    def test_finished_rounds_are_not_taken_again(self):
+        kept = Path(self.folder.name) / "rounds.jsonl"
+        status, before, slower, out = self.run_script("--results", str(kept), view=1.05)
+        self.assertEqual(len(kept.read_text().splitlines()), 1 + 3)
+        # With other times, but what the file holds counts; the row that was slower is measured afresh.
+        lines = kept.read_text().splitlines()
+        kept.write_text("\n".join(line.replace('"view": [1.05', '"view": [1.5') for line in lines) + "\n")
+        status, rows, slower, out = self.run_script("--results", str(kept), view=1.05)
+        self.assertAlmostEqual(rows["view"]["ratio"], 1.5)
+        self.assertAlmostEqual(rows["step"]["ratio"], before["step"]["ratio"])
+        kept.write_text("\n".join(kept.read_text().splitlines()[:-1]) + "\n")  # interrupted in the third round
+        self.run_script("--results", str(kept), view=1.05)
+        self.assertEqual(len(kept.read_text().splitlines()), 1 + 3)
+        self.assertIn("other programs or options", self.run_script("--results", str(kept), "--only", "view", view=1.05)[1])
+
     def test_what_is_wrong_is_said(self):
         self.builds = self.builds[:2]
         self.assertIn("expected --build twice", self.run_script()[1])
