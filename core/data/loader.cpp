@@ -56,7 +56,7 @@ struct DataLoader::Workers {
   std::deque<std::unique_ptr<Job>> jobs;
   std::atomic<bool> stop{false};
   std::exception_ptr failed;  // sticky: what the last delivered job threw
-  bool stuck = false;         // a batch was not read in time: nobody waits for its readers again
+  bool stuck = false;         // the next batch was not read in time: no end waits for its readers
   std::vector<std::thread> threads;
   int working = 0;  // of these
 
@@ -178,6 +178,7 @@ void DataLoader::wait_for(Workers& w, const Job& job) const {
       logging::warn("loader: has waited {:.0f} s for the batch from sample {} on", silence.waited(),
                     first);
   }
+  w.stuck = false;  // it was only slow
 }
 
 std::optional<Batch> DataLoader::next() {

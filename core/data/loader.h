@@ -45,11 +45,11 @@ class DataLoader {
   struct Workers;
   void enqueue();
   void wait_for(Workers& workers, const Job& job) const;
+  void end_workers();
   std::shared_ptr<const Dataset> dataset_;
   DistributedSampler sampler_;
   LoaderOptions options_;
   int64_t cursor_ = 0;
-  void end_workers();
   std::shared_ptr<Workers> workers_;  // its threads share it
 };
 

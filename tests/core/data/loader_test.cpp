@@ -176,11 +176,16 @@ class Stalled final : public Dataset {
     return {empty({rows, 1}, kI64), empty({rows, 1}, kI64)};
   }
   void read(const Sample& s, int64_t row, const Batch& to) const override {
-    began.count_down();
+    ++reads, ++at_work;
+    if (!began.try_wait()) began.count_down();
     go.wait();
+    std::this_thread::sleep_for(std::chrono::milliseconds(slow_ms));
     to.inputs.data<int64_t>()[row] = s.index;
-    ended.count_down();
+    --at_work;
+    if (!ended.try_wait()) ended.count_down();
   }
+  int slow_ms = 0;  // once it is let go
+  mutable std::atomic<int> reads{0}, at_work{0};
   mutable std::latch began{1}, go{1}, ended{1};
 };
 
@@ -196,6 +201,21 @@ TEST(Loader, WaitsNoLongerThanItsTimeout) {
   EXPECT_FALSE(storage->ended.try_wait());  // the loader has ended before its reader
   storage->go.count_down();
   storage->ended.wait();
+}
+
+// The end waits again for readers that turned out to be slow.
+TEST(Loader, StorageThatRecoversIsReadOn) {
+  auto storage = std::make_shared<Stalled>();
+  {
+    DataLoader loader(storage, DistributedSampler({.micro_batch_size = 1}),
+                      {.prefetch = 1, .timeout_ms = 2000});
+    storage->slow_ms = 200;
+    expect_contains(error_of([&] { loader.next(); }), "was not read within 2000 ms");
+    storage->go.count_down();
+    EXPECT_TRUE(loader.next());
+    while (storage->reads < 2) std::this_thread::yield();  // the next batch
+  }
+  EXPECT_EQ(storage->at_work, 0);
 }
 
 TEST(Loader, LeavesAReaderBehindThatIsStuckWhenItEnds) {
