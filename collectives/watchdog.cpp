@@ -254,7 +254,7 @@ std::vector<Watchdog::Late> Watchdog::late_waits() {
                     .stories = {},
                     .error = {}});
     Late& l = late.back();
-    const bool again = e.said == Clock::time_point() || now - e.said >= kRepeat;
+    const bool again = e.said == Clock::time_point() || now - e.said >= Silence::kAgain;
     l.say = l.waited >= silence_ && again && l.facts.holds_up && l.timeout != Millis(0);
     if (l.say) e.said = now;
     if (l.waited >= l.timeout)

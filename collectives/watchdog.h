@@ -15,6 +15,7 @@
 
 #include "collectives/store/liveness.h"
 #include "collectives/wait_graph.h"
+#include "core/base/silence.h"
 
 namespace tessera::detail {
 
@@ -27,10 +28,8 @@ struct WatchedWait;
 class Watchdog {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr Millis kLook{100};        // between two looks at what is under way
-  static constexpr Millis kPatience{1000};   // for a sign of life, and for the store's answers
-  static constexpr Millis kSilence{10'000};  // until it is said for whom a rank waits,
-  static constexpr Millis kRepeat{60'000};   // and until it is said again
+  static constexpr Millis kLook{100};       // between two looks at what is under way
+  static constexpr Millis kPatience{1000};  // for a sign of life, and for the store's answers
 
   /// One wait. Its members are called by the watchdog's thread with its lock held, so that the wait
   /// cannot end meanwhile; they do not block.
@@ -71,7 +70,7 @@ class Watchdog {
   /// that of the world's keys; `keeper` is the rank that serves the store, -1: the launcher does.
   /// After `silence` it is said for whom this rank waits.
   Watchdog(int rank, int world_size, std::shared_ptr<Store> store, std::string prefix,
-           int keeper = -1, Millis silence = kSilence);
+           int keeper = -1, Millis silence = Silence::kFirst);
   ~Watchdog();
 
   /// This rank is at work in `group` for which its peers may have to wait: their deadlines begin

@@ -18,12 +18,13 @@
 #include "collectives/store/liveness.h"
 #include "core/base/env.h"
 #include "core/base/error.h"
+#include "core/base/process.h"
+#include "core/base/silence.h"
 #include "launcher/report.h"
 
 namespace tessera::launcher {
 namespace {
 
-constexpr double kSilence_s = 10;        // until it is said who still runs when others have ended
 constexpr double kSurvivorsGrace_s = 2;  // for errors of their own after another rank failed
 constexpr double kLook_s = 0.5;  // between looks at ranks that still run when others have ended
 constexpr double kLingerGrace_s = 0.5;  // for what a dead worker started and still prints
@@ -251,7 +252,7 @@ void Supervisor::note_absent() {
   for (int rank : cause_of_failure(job_.store)) {
     if (rank < 0 || rank >= int(workers_.size()) || workers_[size_t(rank)]->ended()) continue;
     Worker& worker = *workers_[size_t(rank)];
-    worker.absent = worker.stopped() ? Worker::Absent::kStopped : Worker::Absent::kRunning;
+    worker.absent = is_stopped(worker.pid) ? Worker::Absent::kStopped : Worker::Absent::kRunning;
   }
 }
 
@@ -320,14 +321,15 @@ void Supervisor::look_after_ends() {
   for (const auto& worker : workers_)
     if (!worker->ended()) running.push_back(worker->rank);
   if (running.empty()) return;
-  if (since >= kSilence_s && !std::exchange(said_who_runs_, true))
+  const double silence_s = std::chrono::duration<double>(Silence::kFirst).count();
+  if (since >= silence_s && !std::exchange(said_who_runs_, true))
     job_.console.note(fmt::format(
         "tlaunch: rank{} {} still run{}, {:.0f} s after others have ended",
         running.size() == 1 ? "" : "s", rank_list(running), running.size() == 1 ? "s" : "", since));
   if (since < timeout_s_) return;
   for (int rank : running) {
     Worker& worker = *workers_[size_t(rank)];
-    if (worker.sent_signal == SIGKILL || !worker.stopped()) continue;
+    if (worker.sent_signal == SIGKILL || !is_stopped(worker.pid)) continue;
     job_.console.note(fmt::format(
         "tlaunch: rank {} was stopped by a signal, and has not gone on {:.3g} s after others have "
         "ended (--timeout): killing it (pid {})",

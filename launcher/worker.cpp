@@ -10,8 +10,6 @@
 
 #include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 
 #include "core/base/error.h"
 #include "core/base/log.h"
@@ -138,15 +136,6 @@ bool Worker::in_view(const Console& console) const {
     if (!seen || console.lines() - stream.shown_at > kViewLines) return false;
   }
   return true;
-}
-
-bool Worker::stopped() const {
-  std::ifstream file(fmt::format("/proc/{}/stat", pid));
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  const size_t name_end = text.rfind(')');  // the name may hold anything
-  if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
-  const char state = text[name_end + 2];
-  return state == 'T' || state == 't';
 }
 
 std::string Worker::how() const {

@@ -48,8 +48,6 @@ class Worker {
 
   bool ended() const { return ended_s >= 0; }
   bool failed() const { return ended() && status != 0; }
-  /// Whether a signal has stopped it (SIGSTOP, Ctrl-Z, a debugger).
-  bool stopped() const;
   /// Whether what it printed last is on the console, a few lines above the next one on stderr.
   bool in_view(const Console& console) const;
   /// "exit status 3" or "signal 9 (Killed)".

@@ -5,6 +5,7 @@
 
 #include "collectives/backend_name.h"
 #include "collectives/reduction.h"
+#include "core/base/boundary.h"
 
 namespace tessera::detail {
 namespace {
@@ -82,13 +83,16 @@ bool BlockEngine::goes_through_blocks(const Plan& plan) const {
   const bool rounds =
       size_of(plan.dtype) == 2 && plan.op != ReduceOp::kMin && plan.op != ReduceOp::kMax;
   if (plan.has_splits() || (plan.reduces && rounds)) return false;
+  int64_t bytes = 0;  // of the whole tensor
   switch (plan.kind) {
     case CollKind::kAllReduce:
-    case CollKind::kBroadcast: return plan.longest > kReduceAloneBytes;
+    case CollKind::kBroadcast: bytes = plan.longest; break;
     case CollKind::kReduceScatter:
-    case CollKind::kAllGather: return plan.longest * size_ > kReduceAloneBytes;
+    case CollKind::kAllGather: bytes = plan.longest * size_; break;
     default: return false;
   }
+  meet("messages.straight", lines_of(bytes));
+  return bytes > kStraightBytes;
 }
 
 void BlockEngine::move(Call& call) {

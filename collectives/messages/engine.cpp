@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "collectives/reduction.h"
+#include "core/base/boundary.h"
 
 namespace tessera::detail {
 namespace {
@@ -165,6 +166,7 @@ void MessageEngine::all_reduce(const Call& call, const Part& in, const Part& out
                                std::span<const int> ours, int place) {
   const Plan& plan = call.plan;
   const int n = int(ours.size());
+  meet("messages.alone", lines_of(in.bytes));
   const bool whole = in.bytes <= kReduceAloneBytes;
   auto slice = [&](const Part& of, int i) -> Part {
     const Slice s = whole ? Slice{0, of.bytes} : slice_of(of.bytes, i, n);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collectives/messages/carrier.h"
+#include "core/base/boundaries.h"
 
 namespace tessera::detail {
 
@@ -25,10 +26,14 @@ class Scratch {
   const Ref<Storage> storage_;
 };
 
+/// Limits of sizes are counted in cache lines.
+inline constexpr int64_t kLineBytes = 64;
+inline int64_t lines_of(int64_t bytes) { return (bytes + kLineBytes - 1) / kLineBytes; }
+
 class MessageEngine : public Engine {
  public:
-  /// What is smaller is reduced by every rank, of everybody's whole tensor.
-  static constexpr int64_t kReduceAloneBytes = 16 << 10;
+  /// What is no larger is reduced by every rank, of everybody's whole tensor.
+  static constexpr int64_t kReduceAloneBytes = limit("messages.alone") * kLineBytes;
 
   /// `store` and `prefix` are where ranks tell each other what the group died of.
   MessageEngine(const Membership& members, std::unique_ptr<Carrier> carrier,

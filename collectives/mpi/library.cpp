@@ -14,9 +14,11 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "core/base/log.h"
+#include "core/base/process.h"
 #include "core/base/silence.h"
 #endif
 
@@ -47,11 +49,13 @@ struct Symbol {
 };
 
 // Calls of MPI that wait for all ranks and take no deadline: a thread beside one says that it
-// waits, and at the deadline ends the process, upon which mpirun ends the others.
+// waits, and after the deadline ends the process, upon which mpirun ends the others.
 class Watch {
  public:
-  Watch(const char* call, double seconds)
-      : thread_([this, call, seconds] { watch(call, seconds); }) {}
+  /// `processes`: of all ranks, by their numbers. Where they are given the call may take any time,
+  /// and is given up after the deadline where one of them is stopped.
+  Watch(const char* call, double seconds, std::span<const pid_t> processes = {})
+      : processes_(processes), thread_([this, call, seconds] { watch(call, seconds); }) {}
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
   ~Watch() {
@@ -67,27 +71,48 @@ class Watch {
   void watch(const char* call, double seconds) {
     const auto timeout = std::chrono::duration_cast<Silence::Clock::duration>(
         std::chrono::duration<double>(seconds));
-    const auto deadline = Silence::Clock::now() + timeout;
+    auto deadline = Silence::Clock::now() + timeout;
     Silence silence(timeout);
     std::unique_lock lock(mutex_);
     while (!changed_.wait_until(lock, std::min(deadline, silence.end()), [&] { return over_; })) {
       if (Silence::Clock::now() >= deadline) {
-        logging::error(
-            "mpi: {} has waited {:.3g} s for other ranks, which do not come to it; this "
-            "rank ends, and with it the job; look at the output of the others",
-            call, silence.waited());
-        _exit(1);
+        if (const std::string who = in_the_way(); !who.empty()) {
+          logging::error(
+              "mpi: {} has waited {:.3g} s for {}; this rank ends, and with it the job; look at "
+              "the output of the others",
+              call, silence.waited(), who);
+          _exit(1);
+        }
+        deadline = Silence::Clock::now() + std::chrono::seconds(1);
       }
       if (silence.over())
         logging::warn("mpi: {} has waited {:.0f} s for other ranks", call, silence.waited());
     }
   }
 
+  // Why waiting on is in vain, as what is waited for; empty: it may not be.
+  std::string in_the_way() const {
+    if (processes_.empty()) return "other ranks, which do not come to it";
+    for (size_t r = 0; r < processes_.size(); ++r)
+      if (is_stopped(processes_[r]))
+        return fmt::format("other ranks, and rank {} is stopped (process {})", r, processes_[r]);
+    return {};
+  }
+
+  const std::span<const pid_t> processes_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool over_ = false;
   std::thread thread_;
 };
+
+// What the end of the process needs when everything else is gone.
+struct Ending {
+  decltype(&MPI_Finalize) finalize;
+  std::vector<pid_t> processes;  // of all ranks
+};
+
+double join_timeout_s() { return env::get_seconds("TESSERA_JOIN_TIMEOUT", 600); }
 
 }  // namespace
 
@@ -126,7 +151,7 @@ Mpi::Mpi() {
   f_ = &functions;
   int level = 0;
   {
-    Watch watch("MPI_Init_thread", env::get_seconds("TESSERA_JOIN_TIMEOUT", 600));
+    Watch watch("MPI_Init_thread", join_timeout_s());
     check(f_->Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level), "MPI_Init_thread");
   }
   TESSERA_CHECK(
@@ -140,12 +165,28 @@ Mpi::Mpi() {
   // Waiting for all ranks is right at the end of a program that went well, and a hang for one that
   // failed; mpirun ends the others when a process leaves with an error and without this.
   on_exit(
-      [](int status, void* finalize) {
+      [](int status, void* at) {
         if (status != 0) return;
-        Watch watch("MPI_Finalize", env::get_seconds("TESSERA_TIMEOUT", 60));
-        reinterpret_cast<decltype(&MPI_Finalize)>(finalize)();
+        const Ending& ending = *static_cast<const Ending*>(at);
+        Watch watch("MPI_Finalize", env::get_seconds("TESSERA_TIMEOUT", 60), ending.processes);
+        ending.finalize();
       },
-      reinterpret_cast<void*>(f_->Finalize));
+      new Ending{f_->Finalize, processes_of_ranks()});
+}
+
+// Of ranks on this host; those elsewhere are refused before any of them comes to its end.
+std::vector<pid_t> Mpi::processes_of_ranks() {
+  std::vector<pid_t> all(size_t(size_), ::getpid());
+  std::vector<Request> requests;
+  pid_t own = ::getpid();
+  for (int r = 0; r < size_; ++r) {
+    if (r == rank_) continue;
+    begin(true, &own, sizeof own, r, kTag, requests);
+    begin(false, &all[size_t(r)], sizeof own, r, kTag, requests);
+  }
+  Watch watch("the exchange of process numbers", join_timeout_s());
+  while (!done(requests)) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  return all;
 }
 
 void Mpi::begin(bool sends, void* data, int64_t bytes, int rank, int tag,

@@ -3,6 +3,8 @@
 // start it. Invariant: at most one thread is inside MPI, which is all that MPI_THREAD_SERIALIZED
 // promises.
 #pragma once
+#include <sys/types.h>
+
 #include <cstdint>
 #include <mutex>
 #include <span>
@@ -27,6 +29,8 @@ class Mpi {
              std::vector<Request>& requests);
   /// Whether all of them are done; then they are gone.
   bool done(std::span<Request> requests);
+  /// Of messages before there is a group; carriers' tags begin above it.
+  static constexpr int kTag = 0;
 
   Mpi(const Mpi&) = delete;
   Mpi& operator=(const Mpi&) = delete;
@@ -35,6 +39,7 @@ class Mpi {
   struct Functions;
   Mpi();
   void check(int error, const char* what) const;
+  std::vector<pid_t> processes_of_ranks();
 
   const Functions* f_;
   std::mutex mutex_;

@@ -13,8 +13,6 @@
 namespace tessera::detail {
 namespace {
 
-constexpr int kTag = 0;  // carriers' tags begin above it
-
 // What rank 0 tells.
 struct Door {
   int32_t port = 0;
@@ -42,7 +40,7 @@ class Meeting {
     std::vector<Mpi::Request> requests;
     bool tells = job.rank == 0;
     for (int r = tells ? 1 : 0; r < (tells ? job.world_size : 1); ++r)
-      mpi.begin(tells, &door_, sizeof door_, r, kTag, requests);
+      mpi.begin(tells, &door_, sizeof door_, r, Mpi::kTag, requests);
     auto deadline = std::chrono::steady_clock::now() + timeout;
     Silence silence(timeout);
     while (!mpi.done(requests)) {

@@ -16,6 +16,7 @@
 
 #include "collectives/store/wire.h"
 #include "core/base/log.h"
+#include "core/base/silence.h"
 
 namespace tessera {
 namespace {
@@ -27,9 +28,6 @@ using Clock = std::chrono::steady_clock;
 
 // How much longer than the server's own deadline a client waits before it gives the server up.
 constexpr Millis kSlack = std::chrono::seconds(5);
-
-// Until it is said that nobody answers, and until it is said again.
-constexpr Millis kSilence = std::chrono::seconds(10), kRepeat = std::chrono::seconds(60);
 
 // One socket with its own event loop, so that every read and write can have a deadline.
 class Connection {
@@ -142,13 +140,13 @@ std::unique_ptr<Connection> TcpStore::Impl::open(Millis timeout) {
   auto connection = make_connection(peer);
   error_code e = asio::error::timed_out;
   const auto start = Clock::now();
-  auto say = start + kSilence;
+  auto say = start + Silence::kFirst;
   for (Millis pause(2);; pause = std::min(2 * pause, Millis(200))) {
     if (Clock::now() >= say) {
       logging::warn("store: no server at {} for {:.3g} s ({}); trying on for {:.3g} s", peer,
                     std::chrono::duration<double>(Clock::now() - start).count(), e.message(),
                     std::chrono::duration<double>(deadline - Clock::now()).count());
-      say = Clock::now() + kRepeat;
+      say = Clock::now() + Silence::kAgain;
     }
     for (const tcp::endpoint& endpoint : endpoints) {
       e = connection->connect(endpoint, deadline);

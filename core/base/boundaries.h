@@ -115,6 +115,7 @@ inline constexpr Boundary kBoundaries[] = {
     {"conv_dot_rows.tile", 8, Needs::kBf16Dot},
     {"conv_dot_rows.block", 0, Needs::kBf16Dot},
     {"conv_dot_rows.threads", 0, Needs::kBf16Dot},
+    {"conv_dot_rows.pointers", 0, Needs::kBf16Dot},
     {"conv_dot_rows.find_threads", 0, Needs::kBf16Dot},
     {"conv_dot_rows.pack_threads", 0, Needs::kBf16Dot},
     {"conv_dot_rows.split_threads", 0, Needs::kBf16Dot},
@@ -159,13 +160,16 @@ inline constexpr Boundary kBoundaries[] = {
     {"fuse.operands", 48},
     {"decompose.cached", int64_t(1) << 23},
     {"accumulate.threads"},
-    // Reductions between ranks, and what ranks of a host copy, in cache lines: what each reduces
-    // alone, what goes with the first phase, blocks of a slice, a window of the staging area.
+    // Reductions between ranks, in elements, and what they move, in cache lines. Ranks of a host:
+    // what each reduces alone, what goes with the first phase, blocks of a slice, a window of the
+    // staging area. Messages: what each rank reduces alone, what does not go through blocks.
     {"trees.block", 1024},
     {"shm.alone", 64},
     {"shm.first_phase", 1024},
     {"shm.block", 256},
     {"shm.window"},
+    {"messages.alone", 256},
+    {"messages.straight", 256},
     // Checkpoints: buffers of snapshots, hashes of replicas.
     {"snapshot.pages"},
     {"snapshot.units"},

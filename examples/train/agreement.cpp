@@ -25,7 +25,7 @@ using Facts = std::vector<Fact>;
 std::string kind_of(const std::string& text) { return text.substr(0, text.find(':')); }
 
 Facts facts_of(const Options& o) {
-  std::string build = version_text("train");  // version, compiler, build type
+  std::string build = version_text("train");  // and compiler, build id
   std::ranges::replace(build, '\n', ',');
   Facts facts = {{"the instruction set of kernels (TESSERA_ISA chooses it)",
                   std::string(cpu::isa_name(cpu::current_isa()))},

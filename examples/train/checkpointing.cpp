@@ -103,6 +103,8 @@ std::vector<checkpoint::Piece> Checkpointing::replicas() {
     out.push_back(checkpoint::piece_of("model." + t.name, t.tensor));
   for (NamedTensor& t : scaler_.named_state())  // the same on every rank
     out.push_back(checkpoint::whole("scaler." + t.name, t.tensor));
+  for (NamedTensor& t : optimizer_.named_state())
+    out.push_back(checkpoint::piece_of("optimizer." + t.name, t.tensor));
   return out;
 }
 
@@ -111,8 +113,6 @@ void Checkpointing::compare_replicas(int64_t done) { agreement_.on_replicas(repl
 checkpoint::State Checkpointing::state() {
   checkpoint::State s;
   s.pieces = replicas();
-  for (NamedTensor& t : optimizer_.named_state())
-    s.pieces.push_back(checkpoint::piece_of("optimizer." + t.name, t.tensor));
   s.pieces.push_back(checkpoint::whole("random.generator", default_generator().state()));
   s.extra = options_of(o_);
   s.extra["data.cursor"] = std::to_string(loader_.cursor());

@@ -26,8 +26,8 @@ class Checkpointing {
   /// Restores the newest saved step where --resume says so and there is one. Returns the number of
   /// steps that are done.
   int64_t resume();
-  /// Compares the replicas of model and loss scale on all ranks; with or without --checkpoint.
-  /// Moments of the optimizer that differ show in parameters a step later. Throws RanksDisagree.
+  /// Compares the replicas of model, optimizer and loss scale on all ranks; with or without
+  /// --checkpoint. Throws RanksDisagree.
   void compare_replicas(int64_t done);
   /// What resume() did, for the user; may be empty.
   const std::string& story() const { return story_; }

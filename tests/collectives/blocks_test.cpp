@@ -9,8 +9,10 @@
 #include "collectives/join.h"
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/store/memory_store.h"
+#include "core/base/boundary.h"
 #include "core/ops/create.h"
 #include "tests/collectives/verbs.h"
+#include "tests/support/boundaries.h"
 
 namespace tessera::detail {
 namespace {
@@ -144,6 +146,23 @@ TEST_F(BlockGroups, ReductionsEqualThoseOfOneHostBitForBit) {
                   results_of(n, 20'000, dtype, op, on_one))
             << hosts << " " << name_of(dtype) << " " << name_of(op);
       }
+}
+
+// Results of all elements, at the sizes from which on slices and blocks of ranks share the work.
+TEST_F(BlockGroups, ReductionsBesideEachLimitEqualThoseOfOneHost) {
+  CountBoundaries counting;
+  for (int64_t lines : {255, 256, 257})
+    for (const char* hosts : {"ab", "abab", "aabb"}) {
+      const int n = int(std::string(hosts).size());
+      const int64_t count = 16 * lines;  // floats of a cache line
+      auto on_hosts = [&](auto body) { run_on(hosts, body); };
+      auto on_one = [&](auto body) { run_ranks(n, body); };
+      EXPECT_EQ(results_of(n, count, kF32, ReduceOp::kSum, on_hosts),
+                results_of(n, count, kF32, ReduceOp::kSum, on_one))
+          << hosts << ", " << count << " elements";
+      run_on(hosts, [&](ProcessGroup& g) { test::check_verbs(g, kF32, count); });
+    }
+  EXPECT_EQ(test::not_met({"messages"}), "");
 }
 
 TEST_F(BlockGroups, CallsAreCountedOnceAndRunBesideOthers) {

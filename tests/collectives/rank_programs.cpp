@@ -258,6 +258,13 @@ void stops_at_the_end() {
   if (g.rank() == 1) raise(SIGSTOP);
 }
 
+/// Rank 1 has something to do after its last collective.
+void works_on_alone() {
+  ProcessGroup& g = *init_process_group();
+  g.barrier();
+  if (g.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(4));
+}
+
 int64_t count_entries(const char* folder) {
   int64_t n = 0;
   for ([[maybe_unused]] const auto& e : std::filesystem::directory_iterator(folder)) ++n;
@@ -360,6 +367,7 @@ TEST(Rank, DISABLED_Program) {
   if (program == "storm") return storm();
   if (program == "mesh") return mesh();
   if (program == "stops_at_the_end") return stops_at_the_end();
+  if (program == "works_on_alone") return works_on_alone();
   if (program == "send_that_does_not_fit") return send_that_does_not_fit();
   if (program == "work") return work();
   if (program == "cycle") return cycle();

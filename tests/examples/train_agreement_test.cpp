@@ -8,9 +8,13 @@
 #include <set>
 #include <string>
 
+#include "collectives/process_group.h"
 #include "core/base/version.h"
 #include "core/io/safetensors.h"
+#include "core/ops/create.h"
 #include "examples/train/option_table.h"
+#include "parallel/checkpoint/checkpointer.h"
+#include "parallel/checkpoint/load.h"
 #include "tests/examples/command.h"
 #include "tests/support/images.h"
 #include "tests/support/temp_folder.h"
@@ -82,23 +86,47 @@ TEST_F(TrainAgreement, InstructionSets) {
   expect_contains(o.output, "rank 0 has base, rank 1 has v3");
 }
 
-// Rank 1 runs a copy of the program, in which another version stands.
-TEST_F(TrainAgreement, Programs) {
+// Rank 1 runs a copy of the program in which `from` is `to`; both are as long.
+Outcome run_with_a_changed_copy(const TempFolder& folder, const std::string& from,
+                                const std::string& to, const std::string& flags) {
   std::ifstream file(bin("train"), std::ios::binary);
   std::string program(std::istreambuf_iterator<char>(file), {});
+  size_t at = program.find(from);
+  EXPECT_NE(at, program.npos);
+  for (; at != program.npos; at = program.find(from, at)) program.replace(at, from.size(), to);
+  fs::permissions(folder.write("1", program), fs::perms::owner_all);
+  fs::create_symlink(fs::absolute(bin("train")), folder / "0");
+  return run(bin("tlaunch") + " --nproc 2 sh -c 'exec " + (folder / "$RANK") + flags + "'");
+}
+
+TEST_F(TrainAgreement, VersionsOfTheProgram) {
   const std::string mine(version());
   std::string other = mine;
   other.back() = other.back() == '9' ? '8' : '9';
-  for (size_t at = program.find(mine); at != program.npos; at = program.find(mine, at))
-    program.replace(at, mine.size(), other);
-  fs::permissions(folder_.write("1", program), fs::perms::owner_all);
-  fs::create_symlink(fs::absolute(bin("train")), folder_ / "0");
-  const Outcome o = run(bin("tlaunch") + " --nproc 2 sh -c 'exec " + (folder_ / "$RANK") +
-                        " --set layers=1 --steps 1 " + text() + "'");
+  const Outcome o =
+      run_with_a_changed_copy(folder_, mine, other, " --set layers=1 --steps 1 " + text());
   EXPECT_EQ(o.status, 1) << o.output;
   expect_contains(o.output,
                   "train: ranks disagree on the program: rank 0 has train (Tessera) " + mine);
   expect_contains(o.output, ", rank 1 has train (Tessera) " + other);
+}
+
+TEST_F(TrainAgreement, BuildsOfOneVersionOfTheProgram) {
+  const Outcome about = run(bin("train") + " --version");
+  const size_t at = about.output.find("build: ") + 7;
+  const std::string id = about.output.substr(at, about.output.find('\n', at) - at);
+  ASSERT_EQ(id.find_first_not_of("0123456789abcdef"), id.npos) << about.output;
+  std::string mine;
+  for (size_t i = 0; i + 1 < id.size(); i += 2)
+    mine += char(std::stoi(id.substr(i, 2), nullptr, 16));
+  std::string other = mine;
+  other.back() = char(other.back() ^ 1);
+  const Outcome o =
+      run_with_a_changed_copy(folder_, mine, other, " --set layers=1 --steps 1 " + text());
+  EXPECT_EQ(o.status, 1) << o.output;
+  expect_contains(o.output, "train: ranks disagree on the program: rank 0 has train (Tessera) ");
+  expect_contains(o.output, "build: " + id);
+  expect_contains(o.output, "build: " + id.substr(0, id.size() - 1));
 }
 
 TEST_F(TrainAgreement, WhatIsCompiled) {
@@ -182,6 +210,35 @@ TEST_F(TrainAgreement, ReplicasOfOtherValuesTakeNoStep) {
   EXPECT_EQ(o.output.find("train: after", text_at + 1), o.output.npos) << o.output;
   EXPECT_EQ(o.output.find("step 1/"), o.output.npos) << o.output;
   EXPECT_FALSE(fs::exists(folder_ / "w.safetensors"));
+}
+
+// Rank 1 goes on from a save of its own, in which a moment differs.
+TEST_F(TrainAgreement, MomentsThatDiffer) {
+  const std::string flags = " --set layers=1 --set dim=32 --set heads=2 --seq-len 16 " + text();
+  for (const char* rank : {"0", "1"}) fs::create_directory(folder_ / rank);
+  const std::string saved = folder_ / "0/run", other = folder_ / "1/run";
+  Outcome o = run(bin("train") + flags + "--steps 2 --checkpoint " + saved);
+  ASSERT_EQ(o.status, 0) << o.output;
+  {
+    checkpoint::State state;
+    for (const auto& t : checkpoint::read_manifest(saved + "/" + checkpoint::step_name(2)).tensors)
+      state.pieces.push_back(checkpoint::whole(t.name, empty(t.shape, t.dtype)));
+    const auto group = solo_group();
+    state.extra = checkpoint::load(saved, state.pieces, group.get()).extra;
+    const auto moment = std::ranges::find(
+        state.pieces, std::string("optimizer.exp_avg_sq.wpe.weight"), &checkpoint::Piece::name);
+    ASSERT_NE(moment, state.pieces.end());
+    moment->values.data<float>()[7] += 1;
+    checkpoint::Checkpointer(other, group.get(), {.async = false}).save(2, state);
+  }
+  o = run("OMP_NUM_THREADS=1 " + bin("tlaunch") + " --nproc 2 sh -c 'cd " + (folder_ / "$RANK") +
+          " && exec " + fs::absolute(bin("train")).string() + flags +
+          "--steps 4 --checkpoint run --resume'");
+  EXPECT_EQ(o.status, 1) << o.output;
+  expect_contains(o.output,
+                  "train: after 2 steps the ranks hold other values of what they should hold "
+                  "alike, optimizer.exp_avg_sq.wpe.weight: rank 0 has xxh128 ");
+  EXPECT_EQ(o.output.find("step 3/"), o.output.npos) << o.output;
 }
 
 // Copies of the data on each host, logs of its own.

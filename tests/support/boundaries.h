@@ -19,6 +19,7 @@ inline constexpr FamilyElsewhere kFamiliesElsewhere[] = {
     {"streams", "test_compile_codegen"},
     {"trees", "test_collectives"},
     {"shm", "test_collectives"},
+    {"messages", "test_collectives"},
     {"snapshot", "test_parallel_checkpoint"},
     {"replicas", "test_parallel_checkpoint"},
 };

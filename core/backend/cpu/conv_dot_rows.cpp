@@ -134,7 +134,9 @@ class Rows {
   void find_all() {
     constexpr int64_t kMostPointers = 64 * 1024;
     const int64_t taps = int64_t(c_.taps.size()), all = groups();
-    if (all * taps * kDotTileRows > kMostPointers) return;
+    const int64_t most = kMostPointers / (taps * kDotTileRows);
+    meet("conv_dot_rows.pointers", all, most);
+    if (all > most) return;
     found_.assign(size_t(all), Group(taps));
     parallel_for("conv_dot_rows.find_threads", all, 32, [&](int64_t begin, int64_t end) {
       Place at = place(begin * kDotTileRows);
