@@ -326,10 +326,13 @@ void Supervisor::look_after_ends() {
     job_.console.note(fmt::format(
         "tlaunch: rank{} {} still run{}, {:.0f} s after others have ended",
         running.size() == 1 ? "" : "s", rank_list(running), running.size() == 1 ? "s" : "", since));
-  if (since < timeout_s_) return;
+  // What is counted is time in which this process looks: it may be suspended with its ranks.
+  const double passed = std::min(now_s() - looked_s_, 2 * kLook_s);
+  looked_s_ = now_s();
   for (int rank : running) {
     Worker& worker = *workers_[size_t(rank)];
-    if (worker.sent_signal == SIGKILL || !is_stopped(worker.pid)) continue;
+    worker.stopped_s = is_stopped(worker.pid) ? worker.stopped_s + passed : 0;
+    if (worker.sent_signal == SIGKILL || worker.stopped_s < timeout_s_) continue;
     job_.console.note(fmt::format(
         "tlaunch: rank {} was stopped by a signal, and has not gone on {:.3g} s after others have "
         "ended (--timeout): killing it (pid {})",

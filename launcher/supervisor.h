@@ -89,6 +89,7 @@ class Supervisor {
   int stop_signal_ = 0;
   double stop_s_ = 0;
   bool said_who_runs_ = false;
+  double looked_s_ = 0;  // when it was last seen which ranks are stopped
   bool paused_ = false;  // the console has enough to print
 };
 

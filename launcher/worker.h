@@ -59,9 +59,10 @@ class Worker {
   pid_t pid = -1;
   int pid_fd = -1;
   std::array<Stream, 2> streams;
-  int status = 0;       // wait status
-  double ended_s = -1;  // when, in seconds of the supervisor's clock; -1: running
-  int sent_signal = 0;  // last signal from tlaunch
+  int status = 0;        // wait status
+  double ended_s = -1;   // when, in seconds of the supervisor's clock; -1: running
+  double stopped_s = 0;  // for how long a signal has stopped it, where that is looked at
+  int sent_signal = 0;   // last signal from tlaunch
   // The others gave it up, though it ran: whether it was stopped then.
   enum class Absent { kNo, kRunning, kStopped } absent = Absent::kNo;
   bool finished = false;

@@ -49,13 +49,18 @@ struct Symbol {
 };
 
 // Calls of MPI that wait for all ranks and take no deadline: a thread beside one says that it
-// waits, and after the deadline ends the process, upon which mpirun ends the others.
+// waits, and ends the process where that is in vain, upon which mpirun ends the others.
 class Watch {
  public:
-  /// `processes`: of all ranks, by their numbers. Where they are given the call may take any time,
-  /// and is given up after the deadline where one of them is stopped.
+  /// Waiting is in vain after `seconds`. With `processes`, of all ranks by their numbers, it is as
+  /// long as they run: in vain once one of them has been stopped by a signal for `seconds`.
   Watch(const char* call, double seconds, std::span<const pid_t> processes = {})
-      : processes_(processes), thread_([this, call, seconds] { watch(call, seconds); }) {}
+      : call_(call),
+        timeout_(std::chrono::duration_cast<Silence::Clock::duration>(
+            std::chrono::duration<double>(seconds))),
+        processes_(processes),
+        looks_(processes.size()),
+        thread_([this] { watch(); }) {}
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
   ~Watch() {
@@ -68,38 +73,43 @@ class Watch {
   }
 
  private:
-  void watch(const char* call, double seconds) {
-    const auto timeout = std::chrono::duration_cast<Silence::Clock::duration>(
-        std::chrono::duration<double>(seconds));
-    auto deadline = Silence::Clock::now() + timeout;
-    Silence silence(timeout);
+  static constexpr std::chrono::milliseconds kLook{250};
+
+  void watch() {
+    const auto deadline = Silence::Clock::now() + timeout_;
     std::unique_lock lock(mutex_);
-    while (!changed_.wait_until(lock, std::min(deadline, silence.end()), [&] { return over_; })) {
-      if (Silence::Clock::now() >= deadline) {
-        if (const std::string who = in_the_way(); !who.empty()) {
-          logging::error(
-              "mpi: {} has waited {:.3g} s for {}; this rank ends, and with it the job; look at "
-              "the output of the others",
-              call, silence.waited(), who);
-          _exit(1);
-        }
-        deadline = Silence::Clock::now() + std::chrono::seconds(1);
-      }
-      if (silence.over())
-        logging::warn("mpi: {} has waited {:.0f} s for other ranks", call, silence.waited());
+    while (!changed_.wait_for(lock, kLook, [&] { return over_; })) {
+      if (silence_.over())
+        logging::warn("mpi: {} has waited {:.0f} s for other ranks", call_, silence_.waited());
+      if (!processes_.empty())
+        look();
+      else if (Silence::Clock::now() >= deadline)
+        leave("other ranks do not come to it");
     }
   }
 
-  // Why waiting on is in vain, as what is waited for; empty: it may not be.
-  std::string in_the_way() const {
-    if (processes_.empty()) return "other ranks, which do not come to it";
-    for (size_t r = 0; r < processes_.size(); ++r)
-      if (is_stopped(processes_[r]))
-        return fmt::format("other ranks, and rank {} is stopped (process {})", r, processes_[r]);
-    return {};
+  // Looks are counted, not the time between them: this process may be suspended meanwhile, too.
+  void look() {
+    for (size_t r = 0; r < processes_.size(); ++r) {
+      looks_[r] = is_stopped(processes_[r]) ? looks_[r] + 1 : 0;
+      if (looks_[r] * kLook >= timeout_)
+        leave(fmt::format("rank {} is stopped by a signal (process {})", r, processes_[r]));
+    }
   }
 
+  [[noreturn]] void leave(const std::string& why) const {
+    logging::error(
+        "mpi: {} has waited {:.3g} s, and {}; this rank ends, and with it the job; look at the "
+        "output of the others",
+        call_, silence_.waited(), why);
+    _exit(1);
+  }
+
+  const char* const call_;
+  const Silence::Clock::duration timeout_;
   const std::span<const pid_t> processes_;
+  std::vector<int> looks_;  // at each process, the last ones that found it stopped
+  Silence silence_{timeout_};
   std::mutex mutex_;
   std::condition_variable changed_;
   bool over_ = false;

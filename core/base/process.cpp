@@ -13,8 +13,7 @@ bool is_stopped(pid_t pid) {
   const std::string text{std::istreambuf_iterator<char>(file), {}};
   const size_t name_end = text.rfind(')');  // the name may hold anything
   if (name_end == std::string::npos || name_end + 2 >= text.size()) return false;
-  const char state = text[name_end + 2];
-  return state == 'T' || state == 't';
+  return text[name_end + 2] == 'T';
 }
 
 }  // namespace tessera

@@ -4,8 +4,8 @@
 
 namespace tessera {
 
-/// Whether a signal (SIGSTOP, Ctrl-Z) or a debugger has stopped process `pid`; false where there is
-/// none.
+/// Whether a signal (SIGSTOP, Ctrl-Z) has stopped process `pid`; false where a debugger has, for
+/// then somebody looks after it, and where there is no such process.
 bool is_stopped(pid_t pid);
 
 }  // namespace tessera

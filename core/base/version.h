@@ -8,9 +8,12 @@ namespace tessera {
 /// "0.1.0"
 std::string_view version();
 
-/// What tells this program from others that were built of other text, or with other flags: the id
-/// that the linker computed from its contents (the note NT_GNU_BUILD_ID, in hexadecimal). Empty
-/// where the linker was told to leave it out.
+/// "GCC 12.2.0, Release".
+std::string compiler_text();
+
+/// The linker's hash of this program (its note NT_GNU_BUILD_ID, in hexadecimal): builds of other
+/// source or flags have other ones. Where Tessera is shared libraries, the exclusive or of theirs
+/// and the program's. Empty where the linker left it out.
 std::string build_id();
 
 /// What `program --version` prints: number, compiler, build type, build id, instruction set in use.

@@ -25,11 +25,11 @@ using Facts = std::vector<Fact>;
 std::string kind_of(const std::string& text) { return text.substr(0, text.find(':')); }
 
 Facts facts_of(const Options& o) {
-  std::string build = version_text("train");  // and compiler, build id
-  std::ranges::replace(build, '\n', ',');
   Facts facts = {{"the instruction set of kernels (TESSERA_ISA chooses it)",
                   std::string(cpu::isa_name(cpu::current_isa()))},
-                 {"the program", build},
+                 {"the version of the program", std::string(version())},
+                 {"the compiler of the program", compiler_text()},
+                 {"the build of the program (--version)", build_id()},
                  {"TESSERA_COMPILE_SKIP", env::get("TESSERA_COMPILE_SKIP", "''")}};
   for (const OptionRow& row : option_table()) {
     const std::string name = fmt::format("--{}", row.flag), value = row.text(o);
@@ -99,7 +99,7 @@ void compare(ProcessGroup& group, const Facts& mine, const char* remedy) {
     said.push_back(io::quote(value_of(facts, differ[0]).value_or("none")));
   for (auto& text : said) *text = text->substr(1, text->size() - 2);
   std::string others;
-  for (size_t i = 1; i < differ.size(); ++i) others += (i > 1 ? ", " : "; so do ") + differ[i];
+  for (size_t i = 1; i < differ.size(); ++i) others += (i > 1 ? ", " : "; and on ") + differ[i];
   throw RanksDisagree(fmt::format("train: ranks disagree on {}: {}{}; {}", differ[0],
                                   checkpoint::who_has_what(said), others, remedy));
 }
@@ -135,27 +135,27 @@ Task Agreement::on(Task task) {
 void Agreement::on_replicas(std::span<const checkpoint::Piece> pieces, int64_t done) {
   if (group_->size() == 1 || compared_ == done) return;
   Timed timed(*this);
-  std::optional<std::string> differing = checkpoint::differing_replica(pieces, *group_);
-  if (differing)
+  const checkpoint::ReplicasCompared compared = checkpoint::compare_replicas(pieces, *group_);
+  if (compared.difference)
     throw RanksDisagree(fmt::format(
         "train: after {} the ranks hold other values of what they should hold alike, {}. Nothing "
         "is saved; {}",
-        counted(done, "step"), *differing,
-        done == 0 ? "give all ranks the same --weights and the same program"
-                  : "a core or memory computes wrongly, or a program changed parameters on some "
-                    "ranks only: run again from the last saved step, on other hosts if it comes "
-                    "back"));
+        counted(done, "step"), *compared.difference,
+        times_ == 0 ? "they began with them: give all ranks the same --weights, the same saved "
+                      "steps in --checkpoint and the same program"
+                    : "a core or memory computes wrongly, or a program changed parameters on some "
+                      "ranks only: run again from the last saved step, on other hosts if it comes "
+                      "back"));
   compared_ = done;
   ++times_;
-  bytes_ = 0;
-  for (const checkpoint::Piece& p : pieces) bytes_ += int64_t(p.values.nbytes());
+  bytes_ = compared.bytes;
 }
 
 std::string Agreement::story() const {
   if (group_->size() == 1) return {};
   return fmt::format(
-      "ranks agreed on options, data and weights ({:.1f} MB each, compared {}) in "
-      "{:.2f} ms",
+      "ranks agreed on options and data, and on what they hold alike ({:.1f} MB each, compared {}) "
+      "in {:.2f} ms",
       double(bytes_) / 1e6, counted(times_, "time"), seconds_ * 1e3);
 }
 

@@ -39,7 +39,7 @@ class Agreement {
   double seconds_ = 0;
   int times_ = 0;          // that replicas were compared
   int64_t compared_ = -1;  // after this many steps, the last time
-  int64_t bytes_ = 0;      // of this rank's pieces
+  uint64_t bytes_ = 0;     // of this rank that others hold, too
 };
 
 }  // namespace tessera::train

@@ -32,8 +32,8 @@ Digest which(const Piece& p) {
   return io::xxh128(text.data(), text.size());
 }
 
-// A hash of the hashes of blocks, which threads share.
-std::vector<Entry> entries_of(std::span<const Piece> pieces) {
+// A hash of the hashes of blocks, which threads share, of each of `pieces`.
+std::vector<Digest> hashes_of(std::span<const Piece* const> pieces) {
   constexpr uint64_t kBlock = 1 << 20;
   struct Block {
     const std::byte* data;
@@ -42,8 +42,8 @@ std::vector<Entry> entries_of(std::span<const Piece> pieces) {
   std::vector<Tensor> dense;
   std::vector<Block> blocks;
   std::vector<size_t> ends;  // in `blocks`, of each piece
-  for (const Piece& p : pieces) {
-    dense.push_back(io::dense_values(p.values, "checkpoint", p.name));
+  for (const Piece* p : pieces) {
+    dense.push_back(io::dense_values(p->values, "checkpoint", p->name));
     const auto* data = static_cast<const std::byte*>(dense.back().raw_values());
     for (uint64_t at = 0, end = dense.back().nbytes(); at < end; at += kBlock)
       blocks.push_back({data + at, std::min(kBlock, end - at)});
@@ -54,24 +54,42 @@ std::vector<Entry> entries_of(std::span<const Piece> pieces) {
     for (auto i = size_t(begin); i < size_t(end); ++i)
       bits[i] = io::xxh128(blocks[i].data, blocks[i].bytes);
   });
-  std::vector<Entry> out;
+  std::vector<Digest> out;
   for (size_t i = 0; i < pieces.size(); ++i) {
     const size_t begin = i ? ends[i - 1] : 0;
-    out.push_back(
-        {which(pieces[i]), io::xxh128(bits.data() + begin, (ends[i] - begin) * sizeof(Digest))});
+    out.push_back(io::xxh128(bits.data() + begin, (ends[i] - begin) * sizeof(Digest)));
   }
   return out;
 }
 
-std::vector<Entry> unpack(const std::string& text) {
-  std::vector<Entry> out(text.size() / sizeof(Entry));
-  std::memcpy(out.data(), text.data(), text.size());
-  return out;
+// Everybody's values.
+template <class T>
+std::vector<std::vector<T>> all_gather(Exchange& exchange, const std::vector<T>& mine) {
+  std::vector<std::vector<T>> all;
+  const auto* bytes = reinterpret_cast<const char*>(mine.data());
+  for (const std::string& t : exchange.all_gather({bytes, mine.size() * sizeof(T)})) {
+    all.emplace_back(t.size() / sizeof(T));
+    std::memcpy(all.back().data(), t.data(), t.size());
+  }
+  return all;
 }
 
 struct HashOf {
   size_t operator()(const Digest& d) const { return size_t(d.low); }
 };
+
+// Those of `pieces` that other ranks hold, too.
+std::vector<const Piece*> shared(std::span<const Piece> pieces, Exchange& exchange) {
+  std::vector<Digest> mine;
+  for (const Piece& p : pieces) mine.push_back(which(p));
+  std::unordered_map<Digest, int, HashOf> holders;
+  for (const auto& held : all_gather(exchange, mine))
+    for (const Digest& d : held) ++holders[d];
+  std::vector<const Piece*> out;
+  for (size_t i = 0; i < pieces.size(); ++i)
+    if (holders[mine[i]] > 1) out.push_back(&pieces[i]);
+  return out;
+}
 
 }  // namespace
 
@@ -91,13 +109,18 @@ std::string who_has_what(std::span<const std::optional<std::string>> said) {
   return out;
 }
 
-std::optional<std::string> differing_replica(std::span<const Piece> pieces, ProcessGroup& group) {
-  if (group.size() == 1) return std::nullopt;
+ReplicasCompared compare_replicas(std::span<const Piece> all_pieces, ProcessGroup& group) {
+  if (group.size() == 1) return {};
   Exchange exchange(&group, {});
-  const std::vector<Entry> mine = entries_of(pieces);
-  const std::string text(reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(Entry));
-  std::vector<std::vector<Entry>> all;
-  for (const std::string& t : exchange.all_gather(text)) all.push_back(unpack(t));
+  ReplicasCompared result;
+  const std::vector<const Piece*> pieces = shared(all_pieces, exchange);
+  const std::vector<Digest> hashes = hashes_of(pieces);
+  std::vector<Entry> mine;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    mine.push_back({which(*pieces[i]), hashes[i]});
+    result.bytes += pieces[i]->values.nbytes();
+  }
+  const std::vector<std::vector<Entry>> all = all_gather(exchange, mine);
 
   std::unordered_map<Digest, Digest, HashOf> first;
   std::unordered_map<Digest, bool, HashOf> differs;
@@ -105,7 +128,7 @@ std::optional<std::string> differing_replica(std::span<const Piece> pieces, Proc
     for (const Entry& e : entries)
       if (auto [at, fresh] = first.emplace(e.which, e.bits); !fresh && !(at->second == e.bits))
         differs[e.which] = true;
-  if (differs.empty()) return std::nullopt;
+  if (differs.empty()) return result;
 
   auto differing = [&](const Entry& e) { return differs.contains(e.which); };
   size_t rank = 0;  // the lowest that holds one; the first one it holds
@@ -114,16 +137,18 @@ std::optional<std::string> differing_replica(std::span<const Piece> pieces, Proc
   const Digest piece = all[rank][index].which;
   const bool told_here = size_t(group.rank()) == rank;
   const std::vector<std::string> names = exchange.all_gather(
-      told_here ? pieces[index].values.shape() == pieces[index].global
-                      ? pieces[index].name
-                      : pieces[index].name + " " + to_string(pieces[index].box())
+      told_here ? pieces[index]->values.shape() == pieces[index]->global
+                      ? pieces[index]->name
+                      : pieces[index]->name + " " + to_string(pieces[index]->box())
                 : "");
   std::vector<std::optional<std::string>> said(all.size());
   for (size_t r = 0; r < all.size(); ++r)
     for (const Entry& e : all[r])
       if (e.which == piece) said[r] = "xxh128 " + io::to_string(e.bits);
-  return fmt::format("{}: {}{}", names[rank], who_has_what(said),
-                     differs.size() > 1 ? fmt::format("; {} more differ", differs.size() - 1) : "");
+  result.difference =
+      fmt::format("{}: {}{}", names[rank], who_has_what(said),
+                  differs.size() > 1 ? fmt::format("; {} more differ", differs.size() - 1) : "");
+  return result;
 }
 
 }  // namespace tessera::checkpoint

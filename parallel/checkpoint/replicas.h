@@ -2,6 +2,7 @@
 // follows from what a rank says of its pieces, whatever the strategy, so it needs no list of what
 // is replicated. Invariant: all ranks get the same answer.
 #pragma once
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,11 +12,17 @@
 
 namespace tessera::checkpoint {
 
-/// Nothing where all replicas among the pieces of all ranks have equal bits; else the first piece
-/// that has not, by the order of the lowest rank that holds one, with who holds what: "model.w:
-/// rank 0 has xxh128 ..., ranks 1, 2 have ...". All ranks of `group` call it. Each hashes its own
-/// pieces, at the speed of memory; ranks exchange 32 bytes for each.
-std::optional<std::string> differing_replica(std::span<const Piece> pieces, ProcessGroup& group);
+struct ReplicasCompared {
+  /// Nothing where all replicas among the pieces of all ranks have equal bits; else the first piece
+  /// that has not, by the order of the lowest rank that holds one, with who holds what: "model.w:
+  /// rank 0 has xxh128 ..., ranks 1, 2 have ...".
+  std::optional<std::string> difference;
+  uint64_t bytes = 0;  // of this rank's pieces, that another rank holds too
+};
+
+/// All ranks of `group` call it. Ranks tell each other which pieces they hold, 16 bytes for each;
+/// a rank hashes those that another one holds too, at the speed of memory, and tells the hashes.
+ReplicasCompared compare_replicas(std::span<const Piece> pieces, ProcessGroup& group);
 
 /// "rank 0 has A, ranks 1, 2 have B": who says what, by the first to say it. `said[r]` is rank r's;
 /// ranks without one are left out.

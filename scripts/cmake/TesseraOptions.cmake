@@ -12,6 +12,7 @@ target_compile_options(tessera_flags INTERFACE -Wall -Wextra $<$<BOOL:${PROJECT_
   -falign-functions=64  # a cache line: by default, what is linked before moves the time of an op's dispatch by 7 %
   $<$<CXX_COMPILER_ID:Clang>:-Wno-unknown-pragmas>  # GCC's ivdep
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # GCC 12 warns of its own std::string (bug 105651)
+target_link_options(tessera_flags INTERFACE -Wl,--build-id=sha1)  # core/base/version.h
 foreach(sanitizer IN LISTS TESSERA_SANITIZE)
   target_compile_options(tessera_flags INTERFACE -fsanitize=${sanitizer})
   target_link_options(tessera_flags INTERFACE -fsanitize=${sanitizer})

@@ -104,7 +104,7 @@ def run_round(args, strategy, kind, index, folder):
     time.sleep(0.1)
     with open(log_path, errors="replace") as f:
         text = f.read()
-    limit = KNOWN if kind == "kill" else args.timeout + GRACE
+    limit = args.slack + (KNOWN if kind == "kill" else args.timeout + GRACE)
     late = {r: round(ends.get(r, took), 2) for r in range(size) if r != victim and ends.get(r, took) > limit}
     if late:
         wrong.append(f"survivors ended after {late} s")
@@ -135,6 +135,7 @@ def main():
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--stops", type=int, default=15)
     parser.add_argument("--timeout", type=int, default=4, help="deadline of collectives and of joining, in seconds")
+    parser.add_argument("--slack", type=float, default=0, help="seconds more, for a machine that has other work")
     parser.add_argument("--strategies", default=",".join(STRATEGIES))
     parser.add_argument("--seed", default="1")
     parser.add_argument("--results", help="a file of JSON lines, one for each round")

@@ -57,6 +57,11 @@ def last_json(path):
     return end if "val_loss" in end and "seconds" in end else None
 
 
+def steps_of(recipe):
+    words = OURS[recipe].split()
+    return int(words[words.index("--steps") + 1])
+
+
 def run(command, log):
     with log.open("w") as out:
         if subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode != 0:
@@ -120,6 +125,8 @@ def main():
             if last_json(path) is None and options.side in (side, "both"):
                 take(options, seed, path)
             if (end := last_json(path)) is not None:
+                if end["steps"] != steps_of(options.recipe):
+                    sys.exit(f"{path} is of {end['steps']} steps, not {steps_of(options.recipe)}; give another --results")
                 ends[side].append(end)
         if options.recipe in ON_BYTES:
             path = options.results / f"{options.recipe}_on_bytes_{seed}.json"

@@ -262,7 +262,7 @@ void stops_at_the_end() {
 void works_on_alone() {
   ProcessGroup& g = *init_process_group();
   g.barrier();
-  if (g.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(4));
+  if (g.rank() == 1) std::this_thread::sleep_for(std::chrono::seconds(6));
 }
 
 int64_t count_entries(const char* folder) {

@@ -68,7 +68,7 @@ void add_bf16_convolutions(LargeCases& cases) {
     cases.push_back(convolution(cases.size(), {1, 1024, rows, 8}, {192, 1024, 1, 1}, {}));
     cases.back().gradients = false;
   }
-  for (int64_t width : {66, 67, 68})  // groups for which these blocks find their rows once
+  for (int64_t width : {66, 67, 68})  // groups of rows; up to 67 are found once for both blocks
     add({1, 32, 18, width + 10}, {64, 32, 11, 11}, {});
   // Taps and panels that threads pack; strides: each class of places is a product.
   for (int64_t outputs : {32, 64, 96}) add({2, 32, 8, 8}, {outputs, 32, 1, 1}, {.stride = 2});

