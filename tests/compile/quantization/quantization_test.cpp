@@ -22,10 +22,10 @@ double relative_error(const Tensor& a, const Tensor& b) {
   return std::sqrt(mean(square(a - b)).item<double>() / mean(square(b)).item<double>());
 }
 
-// How far a network may be off, relative to its results: each layer rounds its values to 1 / 255 of
-// a range of some eight standard deviations, off by 8 / 255 / sqrt(12) = 0.9 % of them in the root
-// of the mean square, and errors of layers are independent of each other.
-double rounding_of(int layers) { return 8 / 255.0 / std::sqrt(12.0) * std::sqrt(double(layers)); }
+// How far a network may be off, relative to its results, that rounds so many tensors, inputs and
+// weights of its layers: to 1 / 255 of a range of some eight standard deviations, off by
+// 8 / 255 / sqrt(12) = 0.9 % of them in the root of the mean square, each independently.
+double rounding_of(int tensors) { return 8 / 255.0 / std::sqrt(12.0) * std::sqrt(double(tensors)); }
 
 // Statistics that batches would have left behind.
 void draw_statistics(nn::Module& model) {
@@ -187,7 +187,7 @@ TEST(Quantization, UnknownOpsRunInF32) {
   Tensor x = randn({7, 5, 12});
   auto fast = calibrated(model, x);
   NoGrad off;
-  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), 0.03);
+  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), rounding_of(6));
   expect_contains(fast->report(), "1 x gelu: f32");
   expect_contains(fast->report(), "1 x layer_norm: f32");
 }
@@ -218,7 +218,7 @@ TEST(Quantization, ResidualsOfTransformersStayF32) {
     Tensor x = randn({9, 16});
     auto fast = calibrated(model, x);
     NoGrad off;
-    EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), 0.03);
+    EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), rounding_of(6));
     EXPECT_EQ(fast->report().find("1 x add: f32") != std::string::npos, normed) << fast->report();
   }
 }
@@ -309,7 +309,8 @@ TEST(Quantization, DimSamplesLeaveTheRangeToTheOthers) {
     SCOPED_TRACE(dim);
     Tensor batch = clone(x);
     mul_(batch[7], dim);
-    EXPECT_LT(relative_error(calibrated(model, batch)->forward(x), model->forward(x)), 0.02);
+    EXPECT_LT(relative_error(calibrated(model, batch)->forward(x), model->forward(x)),
+              rounding_of(2));
   }
 }
 
@@ -336,7 +337,7 @@ TEST(Quantization, ChannelsOfTinyWeightsGiveTheirBias) {
       auto model = nn::sequential(conv);
       model->eval();
       const Tensor y = calibrated(model, x)->forward(x);
-      EXPECT_LT(relative_error(y, model->forward(x)), 0.02);
+      EXPECT_LT(relative_error(y, model->forward(x)), rounding_of(2));
       EXPECT_LT(largest(narrow(y, 1, 1, 1) - 1.0), 1e-6);
     }
 }
@@ -359,11 +360,11 @@ TEST(Quantization, LayersCalledTwiceHaveNamesOfTheirOwn) {
   Tensor x = randn({9, 16});
   NoGrad off;
   auto fast = calibrated(model, x);
-  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), 0.05);
+  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), rounding_of(6));
   for (const char* name : {"fc: ", "fc_2: ", "fc_3: "}) expect_contains(fast->report(), name);
   // Kept by its path a layer is kept in every call.
   fast = calibrated(model, x, {.keep_f32 = {"fc"}});
-  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), 0.05);
+  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), rounding_of(2));
   const std::string report = fast->report();
   expect_contains(report, "fc: f32, as keep_f32 asks");
   expect_contains(report, "fc_2: ");
@@ -382,7 +383,7 @@ TEST(Quantization, WeightsThatChangeInCalibrationAreTheOnesConverted) {
   model->load_state(other->state());
   expect_contains(error_of([&] { convert(prepared); }), "changed after calibration");
   EXPECT_EQ(largest(prepared->forward(x) - model->forward(x)), 0);
-  EXPECT_LT(relative_error(convert(prepared)->forward(x), other->forward(x)), 0.03);
+  EXPECT_LT(relative_error(convert(prepared)->forward(x), other->forward(x)), rounding_of(2));
 }
 
 TEST(Quantization, WhatRunsInF32FollowsTheModel) {
@@ -411,7 +412,7 @@ TEST(Quantization, CalibratesOnEveryLayout) {
   const Tensor turned = transpose(contiguous(transpose(x, 2, 3)), 2, 3);
   EXPECT_EQ(largest(prepared->forward(turned) - want), 0);
   auto fast = convert(prepared);
-  EXPECT_LT(relative_error(fast->forward(x.to(MemoryFormat::kChannelsLast)), want), 0.03);
+  EXPECT_LT(relative_error(fast->forward(x.to(MemoryFormat::kChannelsLast)), want), rounding_of(2));
 }
 
 // A batch that a layer's result overflows on is not counted at all.
