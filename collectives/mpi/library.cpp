@@ -184,7 +184,8 @@ Mpi::Mpi() {
       new Ending{f_->Finalize, processes_of_ranks()});
 }
 
-// Of ranks on this host; those elsewhere are refused before any of them comes to its end.
+// Process numbers mean something on one host only; a job on several hosts is refused before any
+// rank looks at them.
 std::vector<pid_t> Mpi::processes_of_ranks() {
   std::vector<pid_t> all(size_t(size_), ::getpid());
   std::vector<Request> requests;

@@ -160,7 +160,7 @@ TEST_F(BlockGroups, ReductionsBesideEachLimitEqualThoseOfOneHost) {
       EXPECT_EQ(results_of(n, count, kF32, ReduceOp::kSum, on_hosts),
                 results_of(n, count, kF32, ReduceOp::kSum, on_one))
           << hosts << ", " << count << " elements";
-      // Of gathered and scattered tensors, the whole counts.
+      // all_gather and reduce_scatter compare the size of the whole tensor with the limit.
       for (int64_t own : {count, count / n})
         run_on(hosts, [&](ProcessGroup& g) { test::check_verbs(g, kF32, own); });
     }
