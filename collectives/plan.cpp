@@ -280,9 +280,9 @@ bool Plan::must_stage() const {
 }
 
 Slice slice_of(int64_t bytes, int r, int n) {
-  constexpr int64_t kLine = 64;
-  const int64_t lines = (bytes + kLine - 1) / kLine;
-  return {std::min(bytes, lines * r / n * kLine), std::min(bytes, lines * (r + 1) / n * kLine)};
+  const int64_t lines = lines_of(bytes);
+  return {std::min(bytes, lines * r / n * kLineBytes),
+          std::min(bytes, lines * (r + 1) / n * kLineBytes)};
 }
 
 Parts copied(const Parts& pieces, std::vector<std::byte>& memory) {

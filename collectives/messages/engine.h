@@ -26,10 +26,6 @@ class Scratch {
   const Ref<Storage> storage_;
 };
 
-/// Limits of sizes are counted in cache lines.
-inline constexpr int64_t kLineBytes = 64;
-inline int64_t lines_of(int64_t bytes) { return (bytes + kLineBytes - 1) / kLineBytes; }
-
 class MessageEngine : public Engine {
  public:
   /// What is no larger is reduced by every rank, of everybody's whole tensor.

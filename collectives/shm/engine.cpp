@@ -22,11 +22,9 @@ constexpr int64_t kInlineBytes = Segment::kInlineBytes;
 constexpr int64_t kReduceAloneBytes = Segment::kSwapBytes;
 // Up to this many bytes are reduced in place before a peer that sleeps would be awake.
 constexpr int64_t kShortBytes = 16 << 10;
-constexpr int64_t kAlign = kLine;
-constexpr int64_t kCopyBlock = limit("shm.block") * kAlign;
+constexpr int64_t kCopyBlock = limit("shm.block") * kLineBytes;
 
-int64_t lines(int64_t bytes) { return (bytes + kAlign - 1) / kAlign; }
-int64_t round_down(int64_t n) { return n / kAlign * kAlign; }
+int64_t round_down(int64_t n) { return n / kLineBytes * kLineBytes; }
 
 void move_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, size_t(bytes));
@@ -146,13 +144,13 @@ void ShmEngine::run(Call& call) {
   check_obituary();
   ++turn_;
   int pieces = plan.one_for_each ? size_ : 1;
-  int64_t window = plan.has_splits() ? 0 : lines(plan.longest) * kAlign;
-  meet("shm.first_phase", lines(window * pieces));
+  int64_t window = plan.has_splits() ? 0 : lines_of(plan.longest) * kLineBytes;
+  meet("shm.first_phase", lines_of(window * pieces));
   bool small = !plan.has_splits() && window * pieces <= kInlineBytes;
   // How it is done if all ranks are direct; equal on all of them.
   Way way = small ? Way::kStaged : Way::kInPlace;
   trial_ = urges_ = false;
-  meet("shm.alone", lines(plan.longest * (size_ - 1)));
+  meet("shm.alone", lines_of(plan.longest * (size_ - 1)));
   if (by_slices(plan)) {
     way = options_.way.value_or(places_.way(plan.longest));
     trial_ = !options_.way && places_.tries(plan.longest);
@@ -329,7 +327,7 @@ void ShmEngine::reduce_slices(Call& call, int64_t begin, int64_t window) {
   int64_t bytes = inside(plan.take[0].bytes, begin, window);
   Slice mine = slice_of(bytes, rank_, size_);
   const int parity = int(phase_ & 1);
-  meet("shm.block", lines(mine.end - mine.begin));
+  meet("shm.block", lines_of(mine.end - mine.begin));
   for (int64_t at = mine.begin; at < mine.end; at += kCopyBlock) {
     int64_t part = std::min(kCopyBlock, mine.end - at);
     Sources sources;
@@ -354,7 +352,7 @@ void ShmEngine::run_staged(Call& call, int64_t longest) {
   int64_t room = int64_t(segment_->options().stage_bytes);
   int64_t window = round_down(plan.one_for_each ? room / size_ : room);
   bool slices = plan.kind == CollKind::kAllReduce;
-  meet("shm.window", lines(longest), window / kAlign);
+  meet("shm.window", lines_of(longest), window / kLineBytes);
   swaps_ = false;
   int pieces = plan.one_for_each ? size_ : 1;
   std::vector<std::byte> copy;  // where results of one window would overwrite what the next gives
@@ -386,9 +384,9 @@ void ShmEngine::run_in_place(Call& call, Way way) {
 
 /// Reduces this rank's slice and writes it to everybody.
 void ShmEngine::reduce_in_place(const Plan& plan, Way way) {
-  alignas(kAlign) std::byte block[kCopyBlock];
+  alignas(kLineBytes) std::byte block[kCopyBlock];
   Slice mine = slice_of(plan.take[0].bytes, rank_, size_);
-  meet("shm.block", lines(mine.end - mine.begin));
+  meet("shm.block", lines_of(mine.end - mine.begin));
   for (int64_t at = mine.begin; at < mine.end; at += kCopyBlock) {
     int64_t bytes = std::min(kCopyBlock, mine.end - at);
     int64_t count = bytes / int64_t(size_of(plan.dtype));
@@ -404,8 +402,8 @@ void ShmEngine::reduce_in_place(const Plan& plan, Way way) {
     reduce_tree(plan.op, plan.dtype, block, sources, count);
     for (int r = 0; r < size_; ++r) {
       std::byte* to = taken(r) + at;
-      bool lines = reinterpret_cast<uintptr_t>(to) % kAlign == 0;
-      if (r != rank_ && lines)
+      bool aligned = reinterpret_cast<uintptr_t>(to) % kLineBytes == 0;
+      if (r != rank_ && aligned)
         stream_copy(to, block, size_t(bytes));
       else
         move_bytes(to, block, bytes);

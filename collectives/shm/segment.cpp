@@ -52,10 +52,10 @@ Segment::Segment(int size, const Options& options) : size_(size), options_(optio
     return here;
   };
   size_t n = size_t(size);
-  TESSERA_CHECK(options.stage_bytes >= std::max(kInlineBytes, n * kLine),
+  TESSERA_CHECK(options.stage_bytes >= std::max(kInlineBytes, n * kLineBytes),
                 "shm: staging areas of {} bytes are too small for {} ranks; make stage_bytes at "
                 "least {}",
-                options.stage_bytes, size, std::max(kInlineBytes, n * kLine));
+                options.stage_bytes, size, std::max(kInlineBytes, n * kLineBytes));
   size_t states = place(n * sizeof(RankState)), boxes = place(n * n * sizeof(Mailbox));
   size_t splits = place(n * 4 * n * sizeof(int64_t));
   size_t places = place(n * 2 * (n + 1) * sizeof(int64_t));

@@ -18,7 +18,6 @@
 
 namespace tessera::detail {
 
-inline constexpr size_t kLine = 64;  // bytes of a cache line
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
 /// A short text that others may read while it changes.
@@ -56,13 +55,13 @@ enum class Sleep : uint32_t {
   kDoze,  // until it looks itself, or a peer rings whose program is held up
 };
 
-struct alignas(2 * kLine) RankState {
+struct alignas(2 * kLineBytes) RankState {
   // One cache line holds all that peers read of a call without surprises.
   std::atomic<uint64_t> posted{0};  // phases that this rank has published
   Entry entries[2];                 // of the latest calls, by parity of their turn
-  static_assert(sizeof(std::atomic<uint64_t>) + 2 * sizeof(Entry) <= kLine);
+  static_assert(sizeof(std::atomic<uint64_t>) + 2 * sizeof(Entry) <= kLineBytes);
   // Read by peers after they have posted, to see whether to ring.
-  alignas(kLine) std::atomic<Sleep> sleep{Sleep::kNone};
+  alignas(kLineBytes) std::atomic<Sleep> sleep{Sleep::kNone};
   std::atomic<uint32_t> bell{0};     // rung by peers
   std::atomic<uint32_t> left{0};     // 1: this rank's group is gone
   int32_t pid = 0;                   // 0: ranks are threads
@@ -71,8 +70,8 @@ struct alignas(2 * kLine) RankState {
   PoolDoor pool;                     // of processes that have allocated in it
   std::atomic<uint32_t> reaches{0};  // 1: this rank has mapped the pools that it was told of last
   // For reports.
-  alignas(kLine) std::atomic<uint64_t> entered{0};  // number of the last collective entered
-  std::atomic<uint64_t> finished{0};                // and finished
+  alignas(kLineBytes) std::atomic<uint64_t> entered{0};  // number of the last collective entered
+  std::atomic<uint64_t> finished{0};                     // and finished
   std::atomic<uint64_t> p2p{0};  // count << 32 | (1 send, 2 recv) << 24 | peer; 0 in low bits: none
   std::atomic<uint64_t> told{0};  // number of the collective whose call site `site` holds
   SharedText site;
@@ -80,11 +79,11 @@ struct alignas(2 * kLine) RankState {
   Sketch sketches[2];  // of what is announced with the calls whose record says so
 };
 
-struct alignas(kLine) Mailbox {
+struct alignas(kLineBytes) Mailbox {
   std::atomic<uint64_t> sent{0};  // chunks written by the sender
   CallRecord record;              // of the message under way
   char site[120] = {};
-  alignas(kLine) std::atomic<uint64_t> got{0};  // chunks read by the receiver
+  alignas(kLineBytes) std::atomic<uint64_t> got{0};  // chunks read by the receiver
 };
 
 /// The error that killed the group; written once.
@@ -104,9 +103,9 @@ struct Obituary {
 
 class Segment {
  public:
-  static constexpr size_t kSwapBytes = limit("shm.alone") * kLine;
+  static constexpr size_t kSwapBytes = limit("shm.alone") * kLineBytes;
   // At most this many bytes a giver's pieces travel with the fingerprint, in the first phase.
-  static constexpr size_t kInlineBytes = limit("shm.first_phase") * kLine;
+  static constexpr size_t kInlineBytes = limit("shm.first_phase") * kLineBytes;
   struct Options {
     // Of each of a rank's two staging areas: kInlineBytes and a cache line per rank at least.
     size_t stage_bytes = size_t{512} << 10;

@@ -5,10 +5,18 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION
   message(FATAL_ERROR "Tessera: Clang ${CMAKE_CXX_COMPILER_VERSION} has no std::source_location; "
     "give -DCMAKE_CXX_COMPILER=g++ (12 or later) or clang++ (16 or later)")
 endif()
+# Files call themselves by their paths in the tree, so that checkouts in several folders give the same program and the same
+# build id. The second prefix is for ccache, which gives the compiler paths relative to the build folder.
+set(source_prefixes -fmacro-prefix-map=${PROJECT_SOURCE_DIR}/=)
+file(RELATIVE_PATH core_from_build ${CMAKE_BINARY_DIR} ${PROJECT_SOURCE_DIR}/core)
+if(core_from_build MATCHES "^(.+/)core$")
+  list(APPEND source_prefixes -fmacro-prefix-map=${CMAKE_MATCH_1}=)
+endif()
 add_library(tessera_flags INTERFACE)
 target_compile_features(tessera_flags INTERFACE cxx_std_20)
 target_compile_options(tessera_flags INTERFACE -Wall -Wextra $<$<BOOL:${PROJECT_IS_TOP_LEVEL}>:-Werror> -ffp-contract=off -fno-math-errno
   -fvisibility-inlines-hidden
+  ${source_prefixes}
   -falign-functions=64  # a cache line: by default, what is linked before moves the time of an op's dispatch by 7 %
   $<$<CXX_COMPILER_ID:Clang>:-Wno-unknown-pragmas>  # GCC's ivdep
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # GCC 12 warns of its own std::string (bug 105651)
