@@ -16,6 +16,7 @@ every number stands in one of the files, which are written by, on cores 2 and 3 
   compare_builds.py --build BEFORE --build AFTER --json FOLDER/builds.json
   agreement.py --json FOLDER/agreement.json
   faults.py --results FOLDER/faults.jsonl
+  scripts/stress --repeats 20 --results FOLDER/stress.jsonl
   scripts/soak --folder FOLDER, which writes FOLDER/soak.jsonl
 
 Usage: results.py FOLDER [--machine TEXT] [--into FILE]
@@ -229,6 +230,17 @@ def agreement(files):
     )
 
 
+def stress(files):
+    runs = [r for file in files for r in file]
+    names = sorted({r["file"] for r in runs})
+    failed = [r for r in runs if r["status"] != 0]
+    print(f"{len(names)} files, {min(sum(r['file'] == n for r in runs) for n in names)} runs of each or more: {len(runs) - len(failed)} of "
+          f"{len(runs)} runs passed.")  # fmt: skip
+    if failed:
+        print()
+        table(["failed", "run", "tests"], [[r["file"], str(r["repeat"]), ", ".join(r["failed"])] for r in failed])
+
+
 def soak(files):
     latest = {}
     for r in (r for file in files for r in file):
@@ -299,6 +311,11 @@ SECTIONS = [
         "## Ranks that are killed or stopped\n\nAt random moments of runs with `--timeout 4`, half of them with saves, 4 ranks (hsdp+tp: 8) on two cores. Right: tlaunch and all\n"
         "survivors name the rank, the exit status is as documented, the survivors have ended within 6 s, and no process is left\n"
         "(`scripts/measure/faults.py`).\n",
+    ),
+    (
+        "stress*.jsonl",
+        stress,
+        "## Tests that look at time\n\nEach file again and again, beside other tests and busy loops on all cores (`scripts/stress`).\n",
     ),
     (
         "soak*.jsonl",
