@@ -66,8 +66,9 @@ struct Plan : PlanFacts {
 /// that was before. Throws UserError, ShapeError.
 void make_plan(const Collective& c, int rank, int size, Plan& plan);
 
-/// Shares of a tensor, and limits on its size, are whole cache lines.
+/// A cache line. Tensors are shared among ranks, and limits on their sizes counted, in these.
 inline constexpr int64_t kLineBytes = 64;
+/// How many lines hold `bytes` bytes.
 inline constexpr int64_t lines_of(int64_t bytes) { return (bytes + kLineBytes - 1) / kLineBytes; }
 
 /// What of `bytes` bytes falls to the r-th of `n` ranks that share them: cut at cache lines.
