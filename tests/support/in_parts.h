@@ -19,6 +19,8 @@ class InParts final : public Backend {
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
   /// Ops that had a loop longer than `longest` which nothing could cut: computed as they are.
   const std::set<std::string, std::less<>>& whole() const { return whole_; }
+  /// Ops that were called with more than a thousand elements, views aside.
+  const std::set<std::string, std::less<>>& large() const { return large_; }
 
  private:
   struct Call {  // an op on all of its operands
@@ -34,7 +36,8 @@ class InParts final : public Backend {
   Tensors cut_reduction(const PrimRef& prim, const std::vector<Tensor>& in);
 
   int64_t longest_;
-  std::set<std::string, std::less<>> whole_;
+  bool inside_ = false;  // an op is computed by others, which the program did not call
+  std::set<std::string, std::less<>> whole_, large_;
   Scoped<Backend*> on_;
 };
 

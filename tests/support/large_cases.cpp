@@ -100,11 +100,14 @@ std::vector<Tensor> evaluate(const LargeCase& c, const std::vector<Tensor>& oper
   return results;
 }
 
-std::vector<Tensor> reference(const LargeCase& c, std::set<std::string>* whole) {
+std::vector<Tensor> reference(const LargeCase& c, OpsMet* met) {
   InParts parts(c.part);
   seed(c);
   std::vector<Tensor> want = evaluate(c, operands_in(c, kF64));
-  if (whole) whole->insert(parts.whole().begin(), parts.whole().end());
+  if (met) {
+    met->large.insert(parts.large().begin(), parts.large().end());
+    met->whole.insert(parts.whole().begin(), parts.whole().end());
+  }
   return want;
 }
 

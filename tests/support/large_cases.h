@@ -26,6 +26,9 @@ struct LargeCase {
   int64_t part = 13;
   /// Elements are equal between which the gradient chooses: another rounding chooses otherwise.
   bool ties = false;
+  /// Values lie where a result jumps, as halves do that are rounded: what is off by the rounding of
+  /// 16-bit parts is off by a step.
+  bool jumps = false;
   /// The call draws from the default generator, which is seeded before: every dtype drops the same.
   bool draws = false;
   int threads = 3;
@@ -59,9 +62,13 @@ void seed(const LargeCase& c);
 /// sum of the results by each float operand; in the dtype that they have.
 std::vector<Tensor> evaluate(const LargeCase& c, const std::vector<Tensor>& operands);
 
-/// What the call is in f64, computed in parts (in_parts.h). Names of ops that nothing cuts are
-/// added to `whole`.
-std::vector<Tensor> reference(const LargeCase& c, std::set<std::string>* whole = nullptr);
+struct OpsMet {
+  std::set<std::string> large;  // with more than a thousand elements, views aside
+  std::set<std::string> whole;  // with a loop that the reference cannot cut
+};
+/// What the call is in f64, computed in parts (in_parts.h). Names of its ops, those of backward
+/// included, are added to `met`.
+std::vector<Tensor> reference(const LargeCase& c, OpsMet* met = nullptr);
 
 /// How far an element may be off in `dtype`, as a part of the largest magnitude of its tensor; see
 /// the analysis there.

@@ -33,6 +33,30 @@ void add_positions(LargeCases& cases) {
                      [](const List& in) { return List{gather(in[0], 0, in[1])}; },
                      33});
   }
+  // No place is named twice in a column, so that nothing hangs on an order.
+  for (int64_t rows : {31, 32, 33}) {
+    List in = {grid_values({40, 65}, 1), sample_integers({rows, 65}, 0, 40, 2),
+               grid_values({rows, 65}, 3)};
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t k = 0; k < 65; ++k) in[1].data<int64_t>()[r * 65 + k] = (r * 7 + k * 3) % 40;
+    const std::string of = fmt::format(" of {} rows", rows);
+    cases.push_back(
+        {"scatter" + of, in, [](const List& in) { return List{scatter(in[0], 0, in[1], in[2])}; }});
+    for (auto [name, how] : {std::pair{"prod", ScatterReduce::kProd},
+                             {"amax", ScatterReduce::kAmax},
+                             {"amin", ScatterReduce::kAmin}}) {
+      List some = in;
+      // Several meet at a place; products stay in the range of every dtype.
+      some[1] = sample_integers({rows, 65}, 0, 20, 2);
+      if (how == ScatterReduce::kProd)
+        some[0] = grid_values({40, 65}, 1, 0.75, 1.25), some[2] = some[2] + 1.5;
+      cases.push_back(
+          {fmt::format("scatter_{}{}", name, of), some,
+           [how](const List& in) { return List{scatter_reduce(in[0], 0, in[1], in[2], how)}; },
+           rows, true, how == ScatterReduce::kProd ? 0 : 1});
+      cases.back().ties = how != ScatterReduce::kProd;
+    }
+  }
   for (int64_t outer : {127, 128, 129})
     cases.push_back({"index_select in " + std::to_string(outer) + " rows",
                      {grid_values({outer, 20, 16}, 1), sample_integers({16}, 0, 20, 2)},
@@ -50,12 +74,56 @@ void add_orders(LargeCases& cases) {
     const std::string of = " of " + std::to_string(rows) + " rows";
     cases.push_back({"sort" + of, {x}, [](const List& in) { return List{sort(in[0], 1).values}; }});
     cases.push_back({"argmax" + of, {x}, [](const List& in) { return List{argmax(in[0], 1)}; }});
+    cases.push_back({"argmin" + of, {x}, [](const List& in) { return List{argmin(in[0], 1)}; }});
+    // Never an edge itself, whatever edges are summed of.
+    const Tensor between = grid_values({rows, 65}, 2, -0.5, 0.5) + 0x1p-8;
+    for (bool right : {false, true})
+      cases.push_back({fmt::format("searchsorted{}, {}", of, right ? "right" : "left"),
+                       {sort(x, 1).values, between},
+                       [right](const List& in) { return List{searchsorted(in[0], in[1], right)}; },
+                       1,
+                       false});
   }
   for (int64_t rows : {255, 256, 257})
     cases.push_back({"cumsum of " + std::to_string(rows) + " rows",
                      {grid_values({rows, 128}, 1)},
                      [](const List& in) { return List{cumsum(in[0], 1)}; },
                      128});
+}
+
+void add_scans(LargeCases& cases) {
+  for (int64_t rows : {255, 256, 257}) {
+    const std::string of = fmt::format(" of {} rows", rows);
+    const Tensor x = grid_values({rows, 33}, 1), y = grid_values({rows, 33}, 2, -0.5, 0.5);
+    cases.push_back({"cummax" + of,
+                     {x},
+                     [](const List& in) {
+                       const auto [values, indices] = cummax(in[0], 1);
+                       return List{values, indices};
+                     },
+                     33});
+    cases.push_back({"cummin" + of,
+                     {x},
+                     [](const List& in) {
+                       const auto [values, indices] = cummin(in[0], 1);
+                       return List{values, indices};
+                     },
+                     33});
+    cases.push_back({"logcumsumexp" + of,
+                     {x},
+                     [](const List& in) { return List{logcumsumexp(in[0], 1)}; },
+                     33,
+                     true,
+                     4});
+    for (bool reverse : {false, true})
+      cases.push_back(
+          {fmt::format("linear_scan{}{}", of, reverse ? ", from the end" : ""),
+           {y, x},
+           [reverse](const List& in) { return List{linear_scan(in[0], in[1], 1, reverse)}; },
+           33,
+           true,
+           3});
+  }
 }
 
 void add_dropout(LargeCases& cases) {
@@ -84,6 +152,16 @@ void add_elementwise(LargeCases& cases) {
                      1,
                      true,
                      4});
+    cases.push_back(
+        {"elements between others, " + std::to_string(n),
+         {grid_values({n}, 1), grid_values({n}, 2, -0.5, 0), grid_values({n}, 3, 0, 0.5)},
+         [](const List& in) {
+           return List{clamp(in[0], -0.25, 0.75), clamp(in[0], in[1], in[2]),
+                       lerp(in[0], in[1], in[2]), mul_add(in[0], in[1], in[2])};
+         },
+         1,
+         true,
+         3});
     cases.push_back({"elements and a number each, " + std::to_string(n),
                      {grid_values({n}, 1), grid_values({1}, 2)},
                      both,
@@ -115,7 +193,7 @@ void add_elementwise(LargeCases& cases) {
                    1,
                    true,
                    4});
-  add_positions(cases), add_orders(cases), add_dropout(cases);
+  add_positions(cases), add_orders(cases), add_scans(cases), add_dropout(cases);
 }
 
 }  // namespace tessera::test

@@ -42,17 +42,66 @@ void add_sparse(LargeCases& cases, int64_t total, int64_t width) {
   const Csr a = matrix(150, 40, total);
   const Tensor values = grid_values({a.col.numel()}, 1);
   const std::string of = fmt::format(" of {} edges and rows, {} columns", total, width);
-  for (ScatterReduce how : {ScatterReduce::kSum, ScatterReduce::kAmax}) {
+  for (ScatterReduce how : {ScatterReduce::kSum, ScatterReduce::kAmax, ScatterReduce::kAmin}) {
     cases.push_back({fmt::format("spmm {}{}", int(how), of),
                      {values, grid_values({40, width}, 2)},
                      [=](const List& in) { return List{spmm_reduce(a, in[0], in[1], how)}; },
                      std::max(total, width)});
-    cases.back().ties = how == ScatterReduce::kAmax;
+    cases.back().ties = how != ScatterReduce::kSum;
     cases.push_back({fmt::format("segment_reduce {}{}", int(how), of),
                      {grid_values({a.col.numel(), width}, 3)},
                      [=](const List& in) { return List{segment_reduce(in[0], a.crow, how)}; },
                      total});
-    cases.back().ties = how == ScatterReduce::kAmax;
+    cases.back().ties = how != ScatterReduce::kSum;
+  }
+  cases.push_back(
+      {"segment_reduce by products" + of,
+       {grid_values({a.col.numel(), width}, 3, 0.75, 1.25)},
+       [=](const List& in) { return List{segment_reduce(in[0], a.crow, ScatterReduce::kProd)}; },
+       total,
+       true,
+       0});
+}
+
+// Scales, biases and sums are multiples of powers of two: results are exact in every dtype.
+void add_bytes(LargeCases& cases) {
+  auto byte = [](const Shape& s, uint64_t key) {
+    return cast(sample_integers(s, 0, 256, key), kU8);
+  };
+  for (int64_t rows : {63, 64, 65}) {
+    const Tensor scale = full({rows}, 0x1p-10, {.dtype = kF64}),
+                 bias = grid_values({rows}, 3, -64, 64);
+    for (bool quantized : {true, false}) {
+      const QuantizedEpilogue then{
+          .relu = quantized, .quantized = quantized, .y_zero_point = quantized ? 7 : 0};
+      const std::string of = fmt::format(" of {} rows to {}", rows, quantized ? "bytes" : "floats");
+      cases.push_back({"quantized_linear" + of,
+                       {byte({rows, 129}, 1), byte({rows, 129}, 2), scale, bias},
+                       [=](const List& in) {
+                         return List{quantized_linear(in[0], 117, in[1], in[2], in[3], then)};
+                       },
+                       1,
+                       false,
+                       0});
+      cases.push_back({"quantized_conv" + of,
+                       {byte({2, 33, 9, 11}, 1), byte({rows, 33, 3, 3}, 2), scale, bias},
+                       [=](const List& in) {
+                         return List{quantized_conv(in[0], 117, in[1], in[2], in[3],
+                                                    {{1, 1}, {1, 1}, {1, 1}, {1, 1}, 1}, then)};
+                       },
+                       1,
+                       false,
+                       0});
+    }
+    cases.push_back(
+        {fmt::format("quantized_max_pool of {} channels", rows),
+         {byte({2, rows, 17, 19}, 1)},
+         [](const List& in) {
+           return List{quantized_max_pool(in[0], {{9, 10}, {3, 3}, {2, 2}, {1, 1}, {1, 1}})};
+         },
+         1,
+         false,
+         0});
   }
 }
 
@@ -70,12 +119,14 @@ void add_linalg(LargeCases& cases) {
     const linalg::QR f = linalg::qr(in[0]);
     return List{f.q, f.r};
   });
-  add_matrices(cases, "svd", {1, 2, 3}, [](const List& in) {
+  add_matrices(cases, "svd", {1, 2, 3, 5}, [](const List& in) {
     const linalg::SVD f = linalg::svd(in[0].detach());
     return List{f.s, matmul(f.u * unsqueeze(f.s, -2), f.vh)};
   });
   for (int64_t total : {511, 512, 513}) add_sparse(cases, total, 64);
   for (int64_t width : {31, 32, 33, 63, 65}) add_sparse(cases, 700, width);
+  add_sparse(cases, 1500, 8);
+  add_bytes(cases);
   for (int64_t n : {131071, 131072, 131073}) {
     cases.push_back({"quantize " + std::to_string(n),
                      {grid_values({n}, 1)},
@@ -85,6 +136,7 @@ void add_linalg(LargeCases& cases) {
                      },
                      1,
                      false});
+    cases.back().jumps = true;
   }
 }
 

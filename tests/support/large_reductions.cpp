@@ -113,7 +113,8 @@ void add_updates(LargeCases& cases) {
     cases.push_back({"norms of " + to_string(shape),
                      {grid_values(shape, 1), grid_values({7}, 2)},
                      [](const List& in) {
-                       return List{global_norm(in), max_magnitude(in), row_squares(in[0])};
+                       const Tensor rows[] = {row_squares(in[0]), row_squares(in[1])};
+                       return List{global_norm(in), max_magnitude(in), rows[0], norm_of_rows(rows)};
                      },
                      length,
                      false,
@@ -121,6 +122,7 @@ void add_updates(LargeCases& cases) {
   };
   for (int64_t n : {4095, 4096, 4097, 8193}) norms({3, n}, 3 * n);
   for (int64_t n : {65535, 65536, 65537}) norms({n}, n);
+  for (int64_t rows : {1023, 1024, 1025}) norms({rows, 3}, 3 * rows);
 }
 
 }  // namespace tessera::test

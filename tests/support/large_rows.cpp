@@ -1,5 +1,6 @@
 // Softmax, losses, norms and embedding: rows, and as many as threads share.
 #include "core/ops/batch_norm.h"
+#include "core/ops/batch_norm_parts.h"
 #include "core/ops/fused.h"
 #include "core/ops/losses.h"
 #include "core/ops/pointwise.h"
@@ -56,6 +57,47 @@ void add_batch_norm(LargeCases& cases, const Shape& shape) {
                    numel(shape) / shape[1]});
 }
 
+// For a batch that several ranks have: statistics lie in f32 beside 16-bit floats.
+void add_batch_norm_parts(LargeCases& cases, const Shape& shape) {
+  const Shape channels{shape[1]};
+  const auto wide = [](const Tensor& t, const Tensor& x) {
+    return cast(t, x.dtype() == kF64 ? kF64 : kF32);
+  };
+  auto add = [&](const char* name, List in, auto f) {
+    cases.push_back({fmt::format("batch_norm_{} of {}", name, to_string(shape)), std::move(in), f,
+                     numel(shape) / shape[1], false});
+  };
+  const Tensor x = grid_values(shape, 1), g = grid_values(shape, 2), y = grid_values(shape, 3);
+  const Tensor mean = grid_values(channels, 4, -0.25, 0.25),
+               var = grid_values(channels, 5, 0.25, 0.5), weight = grid_values(channels, 6, 0.5, 1),
+               bias = grid_values(channels, 7);
+  add("stats", {x}, [](const List& in) {
+    const ChannelMoments of = batch_norm_stats(in[0]);
+    return List{of.mean, of.var};
+  });
+  add("apply", {x, mean, var, weight, bias, y}, [wide](const List& in) {
+    const ChannelMoments of{wide(in[1], in[0]), wide(in[2], in[0])};
+    const Tensor w = wide(in[3], in[0]), b = wide(in[4], in[0]);
+    return List{batch_norm_apply(in[0], of, w, b, 1e-5),
+                batch_norm_apply(in[0], of, w, b, 1e-5, {.residual = in[5], .relu = true})};
+  });
+  add("grad_stats", {g, x, mean, y}, [wide](const List& in) {
+    const Tensor m = wide(in[2], in[0]);
+    const ChannelSums all = batch_norm_grad_stats(in[0], in[1], m),
+                      some = batch_norm_grad_stats(in[0], in[1], m, in[3]);
+    return List{all.g, all.gx, some.g, some.gx};
+  });
+  add("grad_apply", {g, x, mean, var, weight, y}, [wide](const List& in) {
+    const ChannelMoments of{wide(in[2], in[0]), wide(in[3], in[0])};
+    const ChannelSums sums{of.mean * 0.5, of.var * 0.25};
+    const BatchNormGrads all =
+        batch_norm_grad_apply(in[0], in[1], of, sums, wide(in[4], in[0]), 1e-5);
+    const BatchNormGrads some =
+        batch_norm_grad_apply(in[0], in[1], of, sums, wide(in[4], in[0]), 1e-5, in[5], true);
+    return List{all.x, some.x, some.residual};
+  });
+}
+
 // Means of so many elements have gradients that f16 does not hold: sums there.
 void add_losses(LargeCases& cases) {
   // Differences are odd multiples of 2^-8, away from where losses have kinks.
@@ -99,7 +141,7 @@ void add_rows(LargeCases& cases) {
                          {1, 160, 8, 51},  // pieces of 409 rows, which blocks of eight do not fill
                          {1, 160, 1, 409},
                          {2, 160, 5, 41}})
-    add_batch_norm(cases, s);
+    add_batch_norm(cases, s), add_batch_norm_parts(cases, s);
   cases.push_back({"group_norm",
                    {grid_values({3, 12, 9, 11}, 1), grid_values({12}, 2), grid_values({12}, 3)},
                    [](const List& in) { return List{group_norm(in[0], 4, in[1], in[2])}; },

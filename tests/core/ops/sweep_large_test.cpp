@@ -3,6 +3,7 @@
 // (tests/support/in_parts.h). And that every limit was crossed by a case.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 
@@ -15,6 +16,7 @@
 #include "core/ops/views.h"
 #include "tests/core/ops/sweep.h"
 #include "tests/support/boundaries.h"
+#include "tests/support/channels_last.h"
 #include "tests/support/large_cases.h"
 #include "tests/support/loops.h"
 
@@ -32,7 +34,8 @@ class Threads {
   int before_;
 };
 
-int sweeps = 0;  // that were run
+int sweeps = 0;             // that were run
+std::set<std::string> met;  // ops that they called with large extents
 
 // Results may come to lie where equal ones lay: what a kernel leaves out must not be right by that.
 void soil_memory(const List& results, DType t) {
@@ -55,13 +58,14 @@ void sweep(void (*add)(test::LargeCases&), const std::set<std::string>& computed
   ++sweeps;
   test::LargeCases cases;
   add(cases);
-  std::set<std::string> names, whole;
+  std::set<std::string> names;
+  test::OpsMet ops;
   for (const LargeCase& c : cases) {
     SCOPED_TRACE(c.name);
     EXPECT_TRUE(names.insert(c.name).second) << "two cases have this name";
     const List want = [&] {
       Threads one(1);
-      return test::reference(c, &whole);
+      return test::reference(c, &ops);
     }();
     Threads threads(c.threads);
     for (DType t : dtypes) {
@@ -72,7 +76,8 @@ void sweep(void (*add)(test::LargeCases&), const std::set<std::string>& computed
       EXPECT_EQ(test::difference(c, t, test::evaluate(c, test::operands_in(c, t)), want), "");
     }
   }
-  EXPECT_EQ(whole, computed_whole) << "the reference has no other way to compute these";
+  EXPECT_EQ(ops.whole, computed_whole) << "the reference has no other way to compute these";
+  met.merge(ops.large);
 }
 
 TEST(Large, Reductions) { sweep(test::add_reductions, {"cumprod", "gather"}); }
@@ -80,7 +85,10 @@ TEST(Large, Rows) { sweep(test::add_rows, {"gather", "scatter_sum"}); }
 TEST(Large, Attention) { sweep(test::add_attention); }
 TEST(Large, Products) { sweep(test::add_products); }
 TEST(Large, Elementwise) {
-  sweep(test::add_elementwise, {"argmax", "cumsum", "gather", "scatter_sum", "sort", "unslice"});
+  sweep(test::add_elementwise,
+        {"argmax", "argmin", "cummax", "cummin", "cumsum", "gather", "linear_scan", "logcumsumexp",
+         "scatter", "scatter_amax", "scatter_amin", "scatter_prod", "scatter_sum", "searchsorted",
+         "sort", "unslice"});
 }
 TEST(Large, Windows) {
   sweep(test::add_windows, {"avg_pool", "avg_pool_grad", "max_pool", "max_pool_grad"});
@@ -91,8 +99,9 @@ TEST(Large, ConvolutionsInF32) { sweep(test::add_f32_convolutions, convolutions,
 TEST(Large, ConvolutionsInBf16) { sweep(test::add_bf16_convolutions, convolutions, {kBF16}); }
 TEST(Large, Linalg) {
   sweep(test::add_linalg,
-        {"cholesky", "csr_transpose", "gather", "qr", "scatter_sum", "sddmm", "searchsorted",
-         "segment_amax", "segment_sum", "solve_triangular", "spmm", "spmm_amax", "svd"},
+        {"cholesky", "csr_transpose", "gather", "qr", "quantized_max_pool", "scatter_sum", "sddmm",
+         "searchsorted", "segment_amax", "segment_amin", "segment_prod", "segment_sum",
+         "solve_triangular", "spmm", "spmm_amax", "spmm_amin", "svd"},
         {kF32, kBF16});
 }
 TEST(Large, Updates) { sweep(test::add_updates); }
@@ -149,6 +158,24 @@ TEST(Large, CrossEntropyBeyondTheCaches) {
 TEST(Large, ZEveryBoundaryIsMetFromBothSides) {
   if (sweeps < 11) GTEST_SKIP() << "only part of the sweep was run";
   EXPECT_EQ(test::not_met(), "");
+}
+
+TEST(Large, ZEveryOpIsMetAtARealSize) {
+  if (sweeps < 11) GTEST_SKIP() << "only part of the sweep was run";
+  // Pointwise ops repeat their samples (sweep_large_pointwise_test.cpp); what draws has cases of
+  // its own (random_test.cpp).
+  met.merge(std::set<std::string>{"rand", "randn", "randint"});
+  std::set<std::string> all;
+  for_each_sample([](const Sample& s) {
+    if (test::is_pointwise(s)) met.emplace(s.prim->name());
+  });
+  std::string missing;
+  for_each_sample([&](const Sample& s) {
+    const std::string name(s.prim->name());
+    if (s.in.empty() || s.prim->is_view() || met.contains(name)) return;
+    if (all.insert(name).second) missing += " " + name;
+  });
+  EXPECT_EQ(missing, "") << "tests/support/large_*.cpp: add a case of more than 1,000 elements";
 }
 
 }  // namespace

@@ -167,7 +167,9 @@ TESSERA_FN void fetch(const E* p) {
 }
 
 // Deviations are from the mean of the first rows, so that sums of squares do not cancel: n of them
-// against the variance are at most the number of rows over that of the first.
+// against the variance are at most the number of rows over that of the first. Each block is summed
+// by itself: where values have few digits, the squares of their deviations agree in the last ones,
+// so that each addition to a sum over all rows would round in the same direction.
 template <class E, class T>
 void moments(const E* x, int64_t rows, int64_t channels, T* centre, T* mean, T* deviations) {
   const int64_t first = rows < kBlockRows ? rows : kBlockRows, next = ahead<E>(channels);
@@ -185,8 +187,7 @@ void moments(const E* x, int64_t rows, int64_t channels, T* centre, T* mean, T* 
       from = map<C>([&](int i) { return total.v[i] * first_share; });
       set_channels<C, E>(centre + c, from);
     } else {
-      from = channels_of<C, E>(centre + c), sum = channels_of<C, E>(mean + c),
-      squares = channels_of<C, E>(deviations + c);
+      from = channels_of<C, E>(centre + c);
     }
     for (int64_t r = 0; r < n; ++r) {
       C a = load<C>(at + r * channels);
@@ -194,6 +195,12 @@ void moments(const E* x, int64_t rows, int64_t channels, T* centre, T* mean, T* 
       a = map<C>([&](int i) { return a.v[i] - from.v[i]; });
       sum = map<C>([&](int i) { return sum.v[i] + a.v[i]; });
       squares = map<C>([&](int i) { return squares.v[i] + a.v[i] * a.v[i]; });
+    }
+    if (r0) {
+      const C sum_before = channels_of<C, E>(mean + c),
+              squares_before = channels_of<C, E>(deviations + c);
+      sum = map<C>([&](int i) { return sum_before.v[i] + sum.v[i]; });
+      squares = map<C>([&](int i) { return squares_before.v[i] + squares.v[i]; });
     }
     if (r0 + n == rows) {
       set_channels<C, E>(mean + c, map<C>([&](int i) { return from.v[i] + sum.v[i] * share; }));
@@ -249,7 +256,6 @@ TESSERA_FN void grad_sums_as(const E* g, const E* x, const E* y, const T* mean, 
   for_blocks<T>(rows, channels, [&](auto none, int64_t c, int64_t r0, int64_t n) {
     using C = decltype(none);
     C total = none, dot = none;
-    if (r0) total = channels_of<C, E>(sum + c), dot = channels_of<C, E>(product + c);
     const C centre = channels_of<C, E>(mean + c);
     for (int64_t r = r0; r < r0 + n; ++r) {
       const int64_t at = r * channels + c;
@@ -261,6 +267,11 @@ TESSERA_FN void grad_sums_as(const E* g, const E* x, const E* y, const T* mean, 
       }
       total = map<C>([&](int i) { return total.v[i] + a.v[i]; });
       dot = map<C>([&](int i) { return dot.v[i] + a.v[i] * (b.v[i] - centre.v[i]); });
+    }
+    if (r0) {
+      const C before = channels_of<C, E>(sum + c), dot_before = channels_of<C, E>(product + c);
+      total = map<C>([&](int i) { return before.v[i] + total.v[i]; });
+      dot = map<C>([&](int i) { return dot_before.v[i] + dot.v[i]; });
     }
     set_channels<C, E>(sum + c, total), set_channels<C, E>(product + c, dot);
   });
