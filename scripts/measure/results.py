@@ -42,6 +42,9 @@ STEPS = {
 }
 
 
+BEYOND_CACHES = 1e8  # bytes
+
+
 def read(folder, pattern):
     files = sorted(folder.glob(pattern))
     if pattern.endswith("l"):  # a value in each line
@@ -95,6 +98,26 @@ def steps(files):
             for name, row in sorted(cells.items(), key=lambda item: list(STEPS).index(item[0].partition("_bf16")[0]))
         ],
     )
+
+
+def ops(files):
+    cells, times, columns, slower = {}, {}, [], []
+    for row in (row for file in files for row in file["rows"] if " of PyTorch " in row["what"]):
+        ours, theirs, version = re.fullmatch(r"(\S+), (\S+) of PyTorch (\S+)", row["what"]).groups()
+        if step_name(ours.removesuffix("_compiled")):
+            continue
+        column = version.split("+")[0] + ("" if theirs == ours else f", {theirs}")
+        if column not in columns:
+            columns.append(column)
+        low, high = row["interval"]
+        cells.setdefault(ours, {})[column] = f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}]"
+        times[ours] = f"{row['tessera_ms']:.3g}"
+        if row["ratio"] < 1:
+            slower.append(f"{ours} ({row['ratio']:.2f} of {column})")
+    columns.sort()
+    table(["op", "ms", *columns], [[name, times[name], *(row.get(c, "") for c in columns)] for name, row in cells.items()])
+    if slower:
+        print(f"\nPyTorch is faster in {', '.join(slower)}.")
 
 
 def scaling(files):
@@ -206,6 +229,11 @@ def kernels(files):
         ],
     )
     print(f"\nGeometric mean of the last column: {statistics.geometric_mean(ratios):.2f}.")
+    shares = [(row["what"], row["moving_seconds"] / row["seconds"]) for row in rows if row["bytes"] > BEYOND_CACHES]
+    fused = [(row["what"], row["eager_seconds"] / row["seconds"]) for row in rows if "eager_seconds" in row]
+    for what, values, limit in (("of moving as much, that large kernels are", shares, 0.85), ("times, that fused kernels are", fused, 2)):
+        if missed := [f"{name} ({value:.2f})" for name, value in values if value < limit]:
+            print(f"Below the {limit} {what} to reach: {', '.join(missed)}.")
 
 
 def builds(files):
@@ -261,6 +289,12 @@ SECTIONS = [
         "## A training step on one core\n\nMilliseconds, and in brackets the share of the most that the core did; then how many times as long "
         "PyTorch\ntakes as the step that is not compiled, by version, and its torch.compile as both, with 95 % intervals\n"
         "(`scripts/measure/compare_pytorch.py`).\n",
+    ),
+    (
+        "compare*.json",
+        ops,
+        "## Single ops on one core\n\nHow many times as long PyTorch takes, by version, with 95 % intervals (`scripts/measure/compare_pytorch.py`, whose head\n"
+        "says what each row is).\n",
     ),
     (
         "compiled*.json",

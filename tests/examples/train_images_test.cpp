@@ -107,6 +107,7 @@ TEST_F(TrainImages, CompiledEqualsEager) {
   for (const auto& [ranks, flags] :
        std::vector<std::pair<int, std::string>>{{2, ""},
                                                 {2, "--strategy fsdp "},
+                                                {4, "--strategy hsdp --mesh replicate=2,shard=2 "},
                                                 {2, "--accumulate 2 "},
                                                 {2, "--precision bf16 "},
                                                 {2, calm + "--strategy tp "},

@@ -35,10 +35,12 @@ TEST_F(Train, CompiledEqualsEager) {
     const char* flags;
     bool replayed;
   };
-  for (const Case& c :
-       {Case{1, "--set dropout=0.1", true}, Case{2, "--accumulate 2", true},
-        Case{2, "--strategy fsdp", true}, Case{2, "--strategy tp", true},
-        Case{4, "--strategy fsdp+tp --mesh dp=2,tp=2", true}, Case{2, "--strategy pp", false}}) {
+  for (const Case& c : {Case{1, "--set dropout=0.1", true}, Case{2, "--accumulate 2", true},
+                        Case{2, "--strategy fsdp", true}, Case{2, "--strategy tp", true},
+                        Case{4, "--strategy fsdp+tp --mesh dp=2,tp=2", true},
+                        Case{4, "--strategy hsdp --mesh replicate=2,shard=2", true},
+                        Case{8, "--strategy hsdp+tp --mesh replicate=2,shard=2,tp=2", true},
+                        Case{2, "--strategy pp", false}}) {
     TrainRun eager = train(c.ranks, std::string("--steps 8 --clip-norm 1 ") + c.flags);
     TrainRun compiled = train(c.ranks, std::string("--steps 8 --clip-norm 1 --compile ") + c.flags);
     ASSERT_EQ(compiled.losses.size(), 8u) << c.flags;
@@ -348,6 +350,21 @@ TEST_F(TrainMlp, EveryStrategyEqualsSerial) {
     ASSERT_EQ(r.losses.size(), 50u);
     EXPECT_NEAR(r.losses[0] / serial.losses[0], 1, 1e-6);
     EXPECT_NEAR(r.losses[49] / serial.losses[49], 1, 1e-3);
+  }
+}
+
+TEST_F(TrainMlp, CompiledEqualsEager) {
+  const Spread spreads[] = {{2, "--accumulate 2"},
+                            {2, "--strategy fsdp"},
+                            {4, "--strategy fsdp+tp --mesh dp=2,tp=2"},
+                            {4, "--strategy hsdp --mesh replicate=2,shard=2"}};
+  for (const Spread& s : spreads) {
+    const std::string flags = std::string("--steps 8 --set dropout=0.1 ") + s.flags;
+    const TrainRun eager = train(s.ranks, flags), compiled = train(s.ranks, flags + " --compile");
+    ASSERT_EQ(compiled.losses.size(), 8u) << flags;
+    EXPECT_NEAR(compiled.losses[0] / eager.losses[0], 1, 1e-6) << flags;
+    EXPECT_NEAR(compiled.losses[7] / eager.losses[7], 1, 1e-5) << flags;
+    expect_contains(last_output_, "steps were replayed");
   }
 }
 

@@ -142,6 +142,19 @@ models::GptOptions nano(double dropout) {
   return o;
 }
 
+// Scratch of products and what backward keeps included; blocks of the first steps are recycled.
+TEST(Steady, AnEagerStepAsksTheSystemForNoMemory) {
+  Training training(nano(0.1));
+  const Tensor ids = randint(0, 65, {12, 64}), targets = randint(0, 65, {12, 64});
+  for (int i = 0; i < 3; ++i) training.step(ids, targets);
+  const MemoryStats before = cpu_memory_stats();
+  for (int i = 0; i < 10; ++i) training.step(ids, targets);
+  const MemoryStats after = cpu_memory_stats();
+  EXPECT_EQ(after.system_calls, before.system_calls);
+  EXPECT_EQ(after.system_bytes, before.system_bytes);
+  EXPECT_EQ(after.live_bytes, before.live_bytes);
+}
+
 // Scratch of products is planned for the threads they run on; attention's, some kilobytes for each
 // thread, is not. One thread is what the sizes of this test are stated for.
 TEST(Steady, ThePeakIsThePlannedOneAndBelowEager) {
