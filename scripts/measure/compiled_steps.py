@@ -6,8 +6,8 @@ the second time with what the first has left there. The step, eager and compiled
 is made of, each called by itself in the same layouts, are timed in turn in the second run.
 
 Usage: compiled_steps.py [--build DIR] [--models gpt2,resnet50] [--precision fp32,bf16] [--samples 9] [--json FILE]
-Ends with status 1 where GPT-2 takes longer than 3 s cold or 0.1 s warm to compile, or a compiled step of BERT-base or
-ResNet-50 more than 1.1 times as long as its bare products.
+Ends with status 1 where GPT-2 takes longer than 3 s cold or 0.1 s warm to compile, or where a compiled step of
+BERT-base or ResNet-50 takes more than 1.1 times as long as its bare products.
 """
 
 import json

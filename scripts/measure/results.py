@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """examples/bench/RESULTS.md from the JSON files that the measuring commands have written into one folder.
 
-How: a section whose files are not there stays as it is in the file that is rewritten. Nothing is computed here but the ratio of two all_reduce times. Invariant:
-every number stands in one of the files, which are written by, on cores 2 and 3 of a machine that does nothing else:
+How: a section whose files are not there stays as it is in the file that is rewritten. Nothing is computed here but ratios of
+two times, and named is what falls short of an aim. Invariant: every number stands in one of the files, which are written by,
+on cores 2 and 3 of a machine that does nothing else:
 
   compare_pytorch.py --python 1.13=INTERPRETER --python 2.15=INTERPRETER --json FOLDER/compare.json
   peak_memory.py --python 1.13=INTERPRETER --python 2.15=INTERPRETER --json FOLDER/memory.json
-  taskset -c 2,3 bench scaling --model resnet50,bert-base,gpt-nano --precision fp32,bf16 --json FOLDER/scaling.json
+  taskset -c 2,3 bench scaling --model gpt2,resnet50,bert-base,gpt-nano --precision fp32,bf16 --json FOLDER/scaling.json
   taskset -c 2,3 tlaunch --nproc 2 --bind core bench collectives --only all_reduce --json FOLDER/all_reduce_shm.json
   the same with bench collectives --backend gloo --json FOLDER/all_reduce_gloo.json
   scripts/reference/all_reduce_mpi.cpp, whose head says how, > FOLDER/all_reduce_mpi.json
@@ -58,6 +59,8 @@ def step_name(row):
 
 
 def table(head, rows):
+    if not rows:
+        return
     print("| " + " | ".join(head) + " |")
     print("|" + "---|" * len(head))
     for row in rows:
@@ -101,21 +104,25 @@ def steps(files):
 
 
 def ops(files):
-    cells, times, columns, slower = {}, {}, [], []
+    cells, times, versions, slower = {}, {}, [], []
     for row in (row for file in files for row in file["rows"] if " of PyTorch " in row["what"]):
         ours, theirs, version = re.fullmatch(r"(\S+), (\S+) of PyTorch (\S+)", row["what"]).groups()
         if step_name(ours.removesuffix("_compiled")):
             continue
-        column = version.split("+")[0] + ("" if theirs == ours else f", {theirs}")
-        if column not in columns:
-            columns.append(column)
+        name, version = ours if theirs == ours else f"{ours}, {theirs}", version.split("+")[0]
+        if version not in versions:
+            versions.append(version)
         low, high = row["interval"]
-        cells.setdefault(ours, {})[column] = f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}]"
-        times[ours] = f"{row['tessera_ms']:.3g}"
-        if row["ratio"] < 1:
-            slower.append(f"{ours} ({row['ratio']:.2f} of {column})")
-    columns.sort()
-    table(["op", "ms", *columns], [[name, times[name], *(row.get(c, "") for c in columns)] for name, row in cells.items()])
+        cells.setdefault(name, {})[version] = f"{row['ratio']:.2f} [{low:.2f}, {high:.2f}]"
+        us = 1e3 * row["tessera_ms"]
+        times[name] = f"{us:.3g}" if us < 100 else f"{us:.0f}"
+        if high < 1:
+            slower.append(f"{name} ({row['ratio']:.2f} of {version})")
+    versions.sort()
+    table(
+        ["", "us", *(f"PyTorch {v}" for v in versions)],
+        [[name, times[name], *(row.get(v, "") for v in versions)] for name, row in cells.items()],
+    )
     if slower:
         print(f"\nPyTorch is faster in {', '.join(slower)}.")
 
@@ -229,11 +236,21 @@ def kernels(files):
         ],
     )
     print(f"\nGeometric mean of the last column: {statistics.geometric_mean(ratios):.2f}.")
-    shares = [(row["what"], row["moving_seconds"] / row["seconds"]) for row in rows if row["bytes"] > BEYOND_CACHES]
-    fused = [(row["what"], row["eager_seconds"] / row["seconds"]) for row in rows if "eager_seconds" in row]
-    for what, values, limit in (("of moving as much, that large kernels are", shares, 0.85), ("times, that fused kernels are", fused, 2)):
-        if missed := [f"{name} ({value:.2f})" for name, value in values if value < limit]:
-            print(f"Below the {limit} {what} to reach: {', '.join(missed)}.")
+    falls_short(
+        "Large kernels are to reach 0.85 of the speed at which as much is moved; these do not",
+        [(row["what"], row["moving_seconds"] / row["seconds"]) for row in rows if row["bytes"] > BEYOND_CACHES],
+        0.85,
+    )
+    falls_short(
+        "Op by op is to take twice as long as a fused kernel; beside these it takes less",
+        [(row["what"], row["eager_seconds"] / row["seconds"]) for row in rows if "eager_seconds" in row],
+        2,
+    )
+
+
+def falls_short(sentence, values, limit):
+    if missed := [f"{name} ({value:.2f})" for name, value in values if value < limit]:
+        print(f"\n{sentence}: {', '.join(missed)}.")
 
 
 def builds(files):
@@ -293,8 +310,8 @@ SECTIONS = [
     (
         "compare*.json",
         ops,
-        "## Single ops on one core\n\nHow many times as long PyTorch takes, by version, with 95 % intervals (`scripts/measure/compare_pytorch.py`, whose head\n"
-        "says what each row is).\n",
+        "## Single ops on one core\n\nHow many times as long PyTorch takes, by version, with 95 % intervals (`scripts/measure/compare_pytorch.py`);\n"
+        "`scripts/reference/bench_ops.py` says what each row is.\n",
     ),
     (
         "compiled*.json",
@@ -367,10 +384,10 @@ ratios, taken in turn, say more than times.
 
 
 def written(write, text, files):
+    """The section; "" where the files have no row of it."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        print(text)
         write(files)
-    return out.getvalue()
+    return f"{text}\n{out.getvalue()}" if out.getvalue() else ""
 
 
 def main():
@@ -388,7 +405,7 @@ def main():
     for pattern, write, text in SECTIONS:
         files = read(options.folder, pattern)
         renewed += bool(files)
-        sections.append(written(write, text, files) if files else old.get(text.partition("\n")[0], ""))
+        sections.append((files and written(write, text, files)) or old.get(text.partition("\n")[0], ""))
     if not renewed:
         sys.exit(f"results.py: {options.folder} has none of {', '.join(pattern for pattern, _, _ in SECTIONS)}")
     if options.machine is not None:

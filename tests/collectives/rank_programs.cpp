@@ -41,7 +41,6 @@ void mismatches() {
   ProcessGroup& g = *init_process_group();
   const char* differ[] = {"", "kind", "operator", "dtype", "count", "root"};
   int cases = 0;
-  double slowest = 0;
   for (int k = 0; k < kNumCollKinds; ++k)
     for (int variant = 1; variant <= 5; ++variant) {
       const auto kind = CollKind(k);
@@ -72,13 +71,11 @@ void mismatches() {
         EXPECT_EQ(text.find("not seen for"), std::string::npos) << what << ": " << text;
         ++cases;
       }
-      const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
-      EXPECT_LT(seconds, 30.0) << what;
-      slowest = std::max(slowest, seconds);
+      EXPECT_LT(std::chrono::duration<double>(Clock::now() - start).count(), 30.0) << what;
       part.reset();
       g.barrier();
     }
-  fmt::print("{} mismatches, each known within {:.3f} s\n", cases, slowest);
+  fmt::print("{} mismatches\n", cases);
 }
 
 /// Rank 1 makes another call than the others.

@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <map>
+#include <optional>
 #include <thread>
 
 #include "core/autograd/autograd.h"
@@ -455,14 +458,17 @@ TEST(Compile, TrainAndEvalAreTwoGraphs) {
 TEST(Compile, WithoutACompilerOrACacheAStepRunsWithoutGeneratedKernels) {
   TempFolder folder;
   struct Case {
-    const char *compiler, *cache, *said;
+    const char *variable, *value, *said;
   };
-  for (const Case& c : {Case{"/no/such/compiler", nullptr, "/no/such/compiler"},
-                        {nullptr, "/proc/tessera", "the cache /proc/tessera cannot be written"}}) {
-    if (c.compiler) setenv("TESSERA_COMPILE_CXX", c.compiler, 1);
-    const char* before = getenv("TESSERA_COMPILE_CACHE");
-    const std::optional<std::string> cache = before ? std::optional(before) : std::nullopt;
-    setenv("TESSERA_COMPILE_CACHE", c.cache ? c.cache : (folder / "cache").c_str(), 1);
+  for (const Case& c :
+       {Case{"TESSERA_COMPILE_CXX", "/no/such/compiler", "/no/such/compiler"},
+        {"TESSERA_COMPILE_CACHE", "/proc/tessera", "the cache /proc/tessera cannot be written"}}) {
+    std::map<std::string, std::optional<std::string>> before;
+    for (const char* name : {"TESSERA_COMPILE_CXX", "TESSERA_COMPILE_CACHE"})
+      before[name] =
+          std::getenv(name) ? std::optional<std::string>(std::getenv(name)) : std::nullopt;
+    setenv("TESSERA_COMPILE_CACHE", (folder / "cache").c_str(), 1);
+    setenv(c.variable, c.value, 1);
     testing::internal::CaptureStderr();
     auto f =
         compile([](const Tensor& a) { return softmax(exp(a) * 2.0, -1) + 1.0; }, {.name = "alone"});
@@ -471,8 +477,8 @@ TEST(Compile, WithoutACompilerOrACacheAStepRunsWithoutGeneratedKernels) {
       expect_same_bits(f(a), softmax(exp(a) * 2.0, -1) + 1.0, "call");
     }
     const std::string said = testing::internal::GetCapturedStderr();
-    if (c.compiler) unsetenv("TESSERA_COMPILE_CXX");
-    cache ? setenv("TESSERA_COMPILE_CACHE", cache->c_str(), 1) : unsetenv("TESSERA_COMPILE_CACHE");
+    for (const auto& [name, value] : before)
+      value ? setenv(name.c_str(), value->c_str(), 1) : unsetenv(name.c_str());
     EXPECT_EQ(f.report().replays, 1);
     EXPECT_EQ(f.report().unoptimised, "");
     EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;

@@ -157,11 +157,37 @@ std::map<std::string, std::vector<double>> saved_values(const std::string& path)
   return out;
 }
 
+// How far the run is from the one that is wanted, in words; "" where losses, and weights and
+// running statistics whose names hold `part`, are as close as rounding lets them be.
+std::string distance(const ImageRun& run, const ImageRun& want,
+                     const std::map<std::string, std::vector<double>>& got_values,
+                     const std::map<std::string, std::vector<double>>& want_values,
+                     const std::string& part = "") {
+  auto off = [](double got, double by) { return std::abs(got / by - 1); };
+  if (run.losses.size() != want.losses.size() || got_values.size() != want_values.size())
+    return "other steps or values";
+  for (auto [step, loss] : want.losses)
+    if (!(off(run.losses.at(step), loss) < 5e-6))
+      return fmt::format("loss {} of step {}, not {}", run.losses.at(step), step, loss);
+  for (const auto& [name, values] : want_values) {
+    if (name.find(part) == name.npos) continue;
+    double far = 0, size = 0;
+    for (size_t i = 0; i < values.size(); ++i) {
+      far = std::max(far, std::abs(got_values.at(name).at(i) - values[i]));
+      size = std::max(size, std::abs(values[i]));
+    }
+    if (!(far <= 1e-4 * size)) return fmt::format("{} is {} off, of {}", name, far, size);
+  }
+  if (part.empty() && !(off(run.val_loss, want.val_loss) < 1e-4))
+    return fmt::format("validation loss {}, not {}", run.val_loss, want.val_loss);
+  return "";
+}
+
 // Sums over channels alone are in another order: weights and running statistics are as close as
-// losses. A net of bottlenecks lets rounding grow in its gradients from the first step on, so that
-// one is taken, and compared in what is computed before the update. Where rounding moves a value
-// over the 0 of a relu, gradients differ by far more than rounding: of 160 pairs of runs with other
-// seeds 7 had that within six steps on two ranks. This seed has not.
+// losses. Where rounding moves a value over the 0 of a relu, gradients differ by far more than
+// rounding: of 160 pairs of runs 7 had that within six steps. Of three seeds one may have it. A net
+// of bottlenecks lets rounding grow in its gradients from the first step on, so that one is taken,
+// and compared in what is computed before the update.
 TEST_F(TrainImages, TensorParallelEqualsSerial) {
   const std::string file = folder_ / "saved.safetensors", save = " --save " + file;
   const std::map<int, std::vector<Spread>> spreads = {
@@ -170,32 +196,27 @@ TEST_F(TrainImages, TensorParallelEqualsSerial) {
       {4, {{8, "--strategy hsdp+tp --mesh replicate=2,shard=2,tp=2"}}}};
   for (const bool bottlenecks : {false, true})
     for (const auto& [micro_batches, how] : spreads) {
-      const std::string flags = std::string(kCalm) + (bottlenecks ? "--steps 1 --model resnet50 "
-                                                                  : "--steps 6 --seed 1 ");
-      const ImageRun serial =
-          train(1, flags + "--accumulate " + std::to_string(micro_batches) + save);
-      const auto want = saved_values(file);
-      for (const Spread& s : how) {
-        SCOPED_TRACE(flags + s.flags);
-        const ImageRun run = train(s.ranks, flags + s.flags + save);
-        ASSERT_EQ(run.losses.size(), bottlenecks ? 1u : 6u);
-        for (auto [step, loss] : serial.losses)
-          EXPECT_NEAR(run.losses.at(step) / loss, 1, 5e-6) << step;
-        if (!bottlenecks) {
-          EXPECT_NEAR(run.val_loss / serial.val_loss, 1, 1e-4);
-        }
-        const auto got = saved_values(file);
-        ASSERT_EQ(got.size(), want.size());
-        for (const auto& [name, values] : want) {
-          if (bottlenecks && name.find("running") == name.npos) continue;
-          double far = 0, size = 0;
-          for (size_t i = 0; i < values.size(); ++i) {
-            far = std::max(far, std::abs(got.at(name).at(i) - values[i]));
-            size = std::max(size, std::abs(values[i]));
-          }
-          EXPECT_LE(far, 1e-4 * size) << name;
+      std::vector<std::string> far(how.size());
+      std::vector<int> seeds_far(how.size(), 0);
+      for (int seed = 1; seed <= (bottlenecks ? 1 : 3); ++seed) {
+        const std::string flags =
+            fmt::format("{} {} --seed {} ", kCalm,
+                        bottlenecks ? "--steps 1 --model resnet50" : "--steps 6", seed);
+        const ImageRun serial =
+            train(1, flags + fmt::format("--accumulate {}", micro_batches) + save);
+        EXPECT_EQ(serial.losses.size(), bottlenecks ? 1u : 6u);
+        const auto want = saved_values(file);
+        for (size_t i = 0; i < how.size(); ++i) {
+          const ImageRun run = train(how[i].ranks, flags + how[i].flags + save);
+          const std::string said =
+              distance(run, serial, saved_values(file), want, bottlenecks ? "running" : "");
+          if (said.empty()) continue;
+          ++seeds_far[i];
+          far[i] += fmt::format("{}{}: {}\n", flags, how[i].flags, said);
         }
       }
+      for (size_t i = 0; i < how.size(); ++i)
+        EXPECT_LE(seeds_far[i], bottlenecks ? 0 : 1) << far[i];
     }
 }
 

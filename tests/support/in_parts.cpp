@@ -20,10 +20,18 @@ SmallVector<const Meta*, 8> pointers(const std::vector<Tensor>& in) {
   return m;
 }
 
+int64_t longest_of(const Shape& shape) {
+  return shape.empty() ? 0 : *std::max_element(shape.begin(), shape.end());
+}
 int64_t longest_dim(const std::vector<Tensor>& in) {
   int64_t longest = 0;
-  for (const Tensor& t : in)
-    for (int64_t extent : t.shape()) longest = std::max(longest, extent);
+  for (const Tensor& t : in) longest = std::max(longest, longest_of(t.shape()));
+  return longest;
+}
+// Of operands and results: what draws has a key of two numbers, however much it draws.
+int64_t longest_dim(const Primitive& prim, const std::vector<Tensor>& in) {
+  int64_t longest = longest_dim(in);
+  for (const Meta& m : prim.infer(pointers(in))) longest = std::max(longest, longest_of(m.shape));
   return longest;
 }
 
@@ -43,18 +51,22 @@ Tensor joined(const Tensor& a, const Tensor& b, int dim, Factor::Kind kind) {
 
 Tensors InParts::run(const PrimRef& prim, Inputs in) {
   if (prim->is_view()) return eager_backend().run(prim, in);
-  const auto is_large = [](const Tensor& t) { return t.numel() > 1000; };
-  if (!inside_ && std::ranges::any_of(in, is_large)) large_.emplace(prim->name());
-  Scoped<bool> inside(inside_, true);
   // Below all layers, and what parts are cut and joined by is computed as ever.
   Scoped<LayerMask> below(context().enabled, 0);
   Scoped<Backend*> eager(context().backend, nullptr);
+  const bool called = !inside_;
+  Scoped<bool> inside(inside_, true);
   const std::vector<Tensor> operands(in.begin(), in.end());
-  return run_in(prim, operands);
+  Tensors out = run_in(prim, operands);
+  const auto is_large = [](const Tensor& t) { return t.numel() > 1000; };
+  if (called && (std::ranges::any_of(operands, is_large) || std::ranges::any_of(out, is_large)))
+    large_.emplace(prim->name());
+  return out;
 }
 
 Tensors InParts::run_in(const PrimRef& prim, const std::vector<Tensor>& in) {
-  if (prim->is_view() || longest_dim(in) <= longest_) return eager_backend().run(prim, copies(in));
+  if (prim->is_view() || longest_dim(*prim, in) <= longest_)
+    return eager_backend().run(prim, copies(in));
   if (prim->name() == "global_norm") {
     Tensor total = scalar_tensor(0.0, kF64);
     for (const Tensor& x : in) {

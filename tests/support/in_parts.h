@@ -36,7 +36,7 @@ class InParts final : public Backend {
   Tensors cut_reduction(const PrimRef& prim, const std::vector<Tensor>& in);
 
   int64_t longest_;
-  bool inside_ = false;  // an op is computed by others, which the program did not call
+  bool inside_ = false;  // an op is being computed: what computes it was not called by the program
   std::set<std::string, std::less<>> whole_, large_;
   Scoped<Backend*> on_;
 };

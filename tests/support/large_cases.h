@@ -26,8 +26,8 @@ struct LargeCase {
   int64_t part = 13;
   /// Elements are equal between which the gradient chooses: another rounding chooses otherwise.
   bool ties = false;
-  /// Values lie where a result jumps, as halves do that are rounded: what is off by the rounding of
-  /// 16-bit parts is off by a step.
+  /// Some values lie where a result jumps, as halves do when they are rounded: operands that are
+  /// summed of parts may then give another result.
   bool jumps = false;
   /// The call draws from the default generator, which is seeded before: every dtype drops the same.
   bool draws = false;

@@ -54,9 +54,11 @@ void add_sparse(LargeCases& cases, int64_t total, int64_t width) {
                      total});
     cases.back().ties = how != ScatterReduce::kSum;
   }
+  // Factors of 1 - 2^-6 and 1 + 2^-6: one that is left out shows however long the product is.
+  const Tensor signs = cast(sample_integers({a.col.numel(), width}, 0, 2, 3), kF64) * 2.0 - 1.0;
   cases.push_back(
       {"segment_reduce by products" + of,
-       {grid_values({a.col.numel(), width}, 3, 0.75, 1.25)},
+       {signs * 0x1p-6 + 1.0},
        [=](const List& in) { return List{segment_reduce(in[0], a.crow, ScatterReduce::kProd)}; },
        total,
        true,
@@ -81,8 +83,8 @@ void add_bytes(LargeCases& cases) {
                          return List{quantized_linear(in[0], 117, in[1], in[2], in[3], then)};
                        },
                        1,
-                       false,
-                       0});
+                       false});
+      cases.back().jumps = quantized;
       cases.push_back({"quantized_conv" + of,
                        {byte({2, 33, 9, 11}, 1), byte({rows, 33, 3, 3}, 2), scale, bias},
                        [=](const List& in) {
@@ -90,8 +92,8 @@ void add_bytes(LargeCases& cases) {
                                                     {{1, 1}, {1, 1}, {1, 1}, {1, 1}, 1}, then)};
                        },
                        1,
-                       false,
-                       0});
+                       false});
+      cases.back().jumps = quantized;
     }
     cases.push_back(
         {fmt::format("quantized_max_pool of {} channels", rows),
@@ -100,8 +102,7 @@ void add_bytes(LargeCases& cases) {
            return List{quantized_max_pool(in[0], {{9, 10}, {3, 3}, {2, 2}, {1, 1}, {1, 1}})};
          },
          1,
-         false,
-         0});
+         false});
   }
 }
 

@@ -142,7 +142,8 @@ models::GptOptions nano(double dropout) {
   return o;
 }
 
-// Scratch of products and what backward keeps included; blocks of the first steps are recycled.
+// Scratch of products and what backward keeps are included: blocks of the first steps are used
+// again.
 TEST(Steady, AnEagerStepAsksTheSystemForNoMemory) {
   Training training(nano(0.1));
   const Tensor ids = randint(0, 65, {12, 64}), targets = randint(0, 65, {12, 64});

@@ -150,13 +150,14 @@ TEST(Sparse, ResultsDoNotDependOnThreads) {
 }
 
 TEST(Spmm, TransposingTwiceSortsRows) {
-  Random r = random_matrix(20, 30, kF64);
-  CsrTranspose t = csr_transpose(r.a, 30), back = csr_transpose(t.transposed, 20);
+  Random r = random_matrix(200, 30, kF64);
+  EXPECT_GT(r.a.col.numel(), 2000);
+  CsrTranspose t = csr_transpose(r.a, 30), back = csr_transpose(t.transposed, 200);
   EXPECT_EQ(values(back.transposed.crow), values(r.a.crow));
   Tensor w = index_select(index_select(r.weights, 0, t.order), 0, back.order);
-  Random sorted{back.transposed, w, 20, 30};
+  Random sorted{back.transposed, w, 200, 30};
   EXPECT_LT(difference(dense_of(sorted), dense_of(r)), 1e-14);
-  EXPECT_EQ(difference(dense_of({t.transposed, index_select(r.weights, 0, t.order), 30, 20}),
+  EXPECT_EQ(difference(dense_of({t.transposed, index_select(r.weights, 0, t.order), 30, 200}),
                        transpose(dense_of(r), 0, 1)),
             0);
 }

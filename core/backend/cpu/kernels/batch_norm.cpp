@@ -168,8 +168,8 @@ TESSERA_FN void fetch(const E* p) {
 
 // Deviations are from the mean of the first rows, so that sums of squares do not cancel: n of them
 // against the variance are at most the number of rows over that of the first. Each block is summed
-// by itself: where values have few digits, the squares of their deviations agree in the last ones,
-// so that each addition to a sum over all rows would round in the same direction.
+// by itself. Where values have few digits, the low digits of their squared deviations are alike, so
+// every addition to one running sum would be rounded in the same direction.
 template <class E, class T>
 void moments(const E* x, int64_t rows, int64_t channels, T* centre, T* mean, T* deviations) {
   const int64_t first = rows < kBlockRows ? rows : kBlockRows, next = ahead<E>(channels);

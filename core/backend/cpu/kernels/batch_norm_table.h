@@ -10,8 +10,8 @@ struct BrainFloat {
 };
 
 /// Rows of dense channels: x, y, their gradients and the residual are [rows, channels] of E, what
-/// has one value a channel is T, which arithmetic is done in. Sums go over blocks of rows from the
-/// first to the last, in which they go over the rows likewise.
+/// has one value a channel is T, which arithmetic is done in. Each block of rows is summed from its
+/// first row to its last; the sums of blocks are added in their order.
 template <class E, class T>
 struct BatchNormFns {
   /// The mean of each channel, and the sum of squared deviations from it; rows > 0. `centre` is
