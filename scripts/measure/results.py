@@ -7,7 +7,8 @@ on cores 2 and 3 of a machine that does nothing else:
 
   compare_pytorch.py --python 1.13=INTERPRETER --python 2.15=INTERPRETER --json FOLDER/compare.json
   peak_memory.py --python 1.13=INTERPRETER --python 2.15=INTERPRETER --json FOLDER/memory.json
-  taskset -c 2,3 bench scaling --model gpt2,resnet50,bert-base,gpt-nano --precision fp32,bf16 --json FOLDER/scaling.json
+  taskset -c 2,3 bench scaling --model resnet50,bert-base,gpt-nano --precision fp32,bf16 --json FOLDER/scaling.json
+  the same with --model gpt2,resnet50,bert-base,gpt-nano --json FOLDER/fsdp.json
   taskset -c 2,3 tlaunch --nproc 2 --bind core bench collectives --only all_reduce --json FOLDER/all_reduce_shm.json
   the same with bench collectives --backend gloo --json FOLDER/all_reduce_gloo.json
   scripts/reference/all_reduce_mpi.cpp, whose head says how, > FOLDER/all_reduce_mpi.json
@@ -127,26 +128,39 @@ def ops(files):
         print(f"\nPyTorch is faster in {', '.join(slower)}.")
 
 
-def scaling(files):
-    def cell(job, key):
-        if key not in job:
-            return ""
-        i = job[key]
-        return f"{i['median']:.3f} [{i['low']:.3f}, {i['high']:.3f}]"
+def jobs_of(files):
+    return [job for file in files for job in file["result"]]
 
-    jobs = [job for file in files for job in file["result"]]
+
+def interval(job, key):
+    if key not in job:
+        return ""
+    i = job[key]
+    return f"{i['median']:.3f} [{i['low']:.3f}, {i['high']:.3f}]"
+
+
+def job_name(job):
+    return f"{job['model']}, {job['precision']}, {job['nproc']} ranks"
+
+
+def below(jobs, key, limit):
+    if missed := [f"{job['model']} in {job['precision']} ({job[key]['median']:.3f})" for job in jobs if key in job and job[key]["median"] < limit]:
+        print(f"\nBelow the {limit} that {key} is to reach: {', '.join(missed)}.")
+
+
+def scaling(files):
+    jobs, keys = jobs_of(files), ("communication", "lockstep", "weak_scaling", "bound")
     table(
-        ["ranks", "communication", "in lockstep", "weak scaling", "its bound", "fsdp to ddp"],
-        [
-            [f"{job['model']}, {job['precision']}, {job['nproc']} ranks"]
-            + [cell(job, key) for key in ("communication", "lockstep", "weak_scaling", "bound", "fsdp")]
-            for job in jobs
-        ],
+        ["ranks", "communication", "in lockstep", "weak scaling", "its bound"],
+        [[job_name(job), *(interval(job, key) for key in keys)] for job in jobs],
     )
-    for key, limit in (("communication", 0.98), ("fsdp", 0.9)):
-        missed = [f"{job['model']} in {job['precision']} ({job[key]['median']:.3f})" for job in jobs if key in job and job[key]["median"] < limit]
-        if missed:
-            print(f"\nBelow the {limit} that {key} is to reach: {', '.join(missed)}.")
+    below(jobs, "communication", 0.98)
+
+
+def fsdp(files):
+    jobs = [job for job in jobs_of(files) if "fsdp" in job]
+    table(["ranks", "fsdp to ddp"], [[job_name(job), interval(job, "fsdp")] for job in jobs])
+    below(jobs, "fsdp", 0.9)
 
 
 def size_name(n):
@@ -330,8 +344,12 @@ SECTIONS = [
         scaling,
         "## Several ranks\n\nOne core and one thread a rank. Communication: ranks that know nothing of each other over ddp. In lockstep: the same "
         "ranks over\nthemselves with a barrier after each step, which is all of it but the communication. Weak scaling: one rank over ddp; its\n"
-        "bound: one rank over ranks that know nothing of each other. Fsdp to ddp: how many steps under fsdp in the time of one under ddp\n"
-        "(`bench scaling`).\n",
+        "bound: one rank over ranks that know nothing of each other (`bench scaling`).\n",
+    ),
+    (
+        "fsdp*.json",
+        fsdp,
+        "## FSDP beside DDP\n\nHow many steps under fsdp in the time of one under ddp, one core and one thread a rank (`bench scaling`).\n",
     ),
     (
         "all_reduce_*.json",
