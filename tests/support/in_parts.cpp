@@ -28,7 +28,7 @@ int64_t longest_dim(const std::vector<Tensor>& in) {
   for (const Tensor& t : in) longest = std::max(longest, longest_of(t.shape()));
   return longest;
 }
-// Of operands and results: what draws has a key of two numbers, however much it draws.
+// Results count too: an op that draws has one operand, a key of two numbers, however much it draws.
 int64_t longest_dim(const Primitive& prim, const std::vector<Tensor>& in) {
   int64_t longest = longest_dim(in);
   for (const Meta& m : prim.infer(pointers(in))) longest = std::max(longest, longest_of(m.shape));

@@ -102,20 +102,14 @@ void add_scans(LargeCases& cases) {
   for (int64_t rows : {255, 256, 257}) {
     const std::string of = fmt::format(" of {} rows", rows);
     const Tensor x = grid_values({rows, 33}, 1), y = grid_values({rows, 33}, 2, -0.5, 0.5);
-    cases.push_back({"cummax" + of,
-                     {x},
-                     [](const List& in) {
-                       const auto [values, indices] = cummax(in[0], 1);
-                       return List{values, indices};
-                     },
-                     33});
-    cases.push_back({"cummin" + of,
-                     {x},
-                     [](const List& in) {
-                       const auto [values, indices] = cummin(in[0], 1);
-                       return List{values, indices};
-                     },
-                     33});
+    for (auto [name, scan] : {std::pair{"cummax", &cummax}, {"cummin", &cummin}})
+      cases.push_back({name + of,
+                       {x},
+                       [scan](const List& in) {
+                         const auto [values, indices] = scan(in[0], 1);
+                         return List{values, indices};
+                       },
+                       33});
     cases.push_back({"logcumsumexp" + of,
                      {x},
                      [](const List& in) { return List{logcumsumexp(in[0], 1)}; },
