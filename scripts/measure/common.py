@@ -5,6 +5,7 @@ shows does not hold.
 """
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -58,6 +59,30 @@ def program(options, name):
     if not path.is_file():
         sys.exit(f"{Path(sys.argv[0]).name}: there is no {path}; build first, or give --build")
     return str(path)
+
+
+def digest(path):
+    """SHA-256 of a file, in hexadecimal."""
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+class Kept:
+    """The finished parts of a long measurement, in a file of JSON lines: one that says what is measured, then one for each part.
+
+    `of`: what must be the same for parts to be comparable, as the digests of the programs and the options."""
+
+    def __init__(self, path, of):
+        self.path = path
+        lines = path.read_text().splitlines() if path.is_file() else []
+        if lines and json.loads(lines[0]) != of:
+            sys.exit(f"{Path(sys.argv[0]).name}: {path} is of other programs or options; remove it, or give another --results")
+        self.parts = [json.loads(line) for line in lines[1:]]
+        if not lines:
+            path.write_text(json.dumps(of) + "\n")
+
+    def add(self, part):
+        with self.path.open("a") as file:
+            file.write(json.dumps(part) + "\n")
 
 
 def load():

@@ -17,7 +17,6 @@ Usage: compare_builds.py --build FIRST --build SECOND [--quick] [--only step,mat
 """
 
 import argparse
-import hashlib
 import json
 import os
 import random
@@ -152,24 +151,10 @@ def again(builds, options, suspects):
     return rows
 
 
-class Kept:
-    """Finished rounds in a file: a line that says of what, then a line for each."""
-
-    def __init__(self, path, builds, options):
-        programs = [hashlib.sha256(Path(b.bench).read_bytes()).hexdigest() for b in builds]
-        of = {"programs": programs, "environments": [options.first, options.second], "only": options.only}
-        of |= {"quick": options.quick, "pairs": options.pairs, "wall": options.wall, "as_linked": options.as_linked}
-        self.path = path
-        lines = path.read_text().splitlines() if path.is_file() else []
-        if lines and json.loads(lines[0]) != of:
-            sys.exit(f"compare_builds.py: {path} holds rounds of other programs or options; remove it, or give another --results")
-        self.rounds = [json.loads(line) for line in lines[1:]]
-        if not lines:
-            path.write_text(json.dumps(of) + "\n")
-
-    def add(self, rows):
-        with self.path.open("a") as file:
-            file.write(json.dumps(rows) + "\n")
+def kept_rounds(path, builds, options):
+    of = {"programs": [common.digest(b.bench) for b in builds], "environments": [options.first, options.second]}
+    of |= {key: getattr(options, key) for key in ("only", "quick", "pairs", "wall", "as_linked")}
+    return common.Kept(path, of)
 
 
 def measure(builds, options):
@@ -177,8 +162,8 @@ def measure(builds, options):
     named = lambda name: any(part in name for part in chosen)
     served = [name for name in (QUICK_SERVED if options.quick else SERVED) if named(name)]
     rounds = Rounds(builds, options.pairs)
-    kept = Kept(options.results, builds, options) if options.results else None
-    done = kept.rounds[: options.rounds] if kept else []
+    kept = kept_rounds(options.results, builds, options) if options.results else None
+    done = kept.parts[: options.rounds] if kept else []
     for row, sample in (item for one in done for item in one.items()):
         rounds.rows.setdefault(row, []).append(sample)
     with_ops = True  # until it is known that none has such a name

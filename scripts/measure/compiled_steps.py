@@ -6,6 +6,8 @@ the second time with what the first has left there. The step, eager and compiled
 is made of, each called by itself in the same layouts, are timed in turn in the second run.
 
 Usage: compiled_steps.py [--build DIR] [--models gpt2,resnet50] [--precision fp32,bf16] [--samples 9] [--json FILE]
+                         [--results FILE]
+With --results, finished rows of the same program and options are kept in that file and not taken again.
 Ends with status 1 where GPT-2 takes longer than 3 s cold or 0.1 s warm to compile, or where a compiled step of
 BERT-base or ResNet-50 takes more than 1.1 times as long as its bare products.
 """
@@ -63,13 +65,19 @@ def main():
     p.add_argument("--samples", type=int, default=9, help="of each step (default: 9)")
     p.add_argument("--cpu-time", action="store_true", help="count the thread's own time, where others use the machine")
     p.add_argument("--json", type=Path)
+    p.add_argument("--results", type=Path, metavar="FILE", help="finished rows are kept here, and not taken again")
     options = p.parse_args()
+    of = {"program": common.digest(common.program(options, "bench")), "samples": options.samples, "cpu_time": options.cpu_time}
+    kept = common.Kept(options.results, of) if options.results else None
+    done = {(row["model"], row["precision"]): row for row in kept.parts} if kept else {}
     print(common.load())
     print(f"{'':<18}{'step ms':>10}{'compiled':>10}{'bare':>10}{'step/bare':>11}{'compiled/bare':>15}{'cold s':>9}{'warm s':>9}")
     rows, missed = [], []
     for model in options.models.split(","):
         for precision in options.precision.split(","):
-            row = measure(options, model, precision)
+            row = done.get((model, precision)) or measure(options, model, precision)
+            if kept and (model, precision) not in done:
+                kept.add(row)
             rows.append(row)
             print(
                 f"{model + ' ' + precision:<18}{row['step_ms']:>10.2f}{row['compiled_step_ms']:>10.2f}{row['contractions_ms']:>10.2f}"
