@@ -231,7 +231,7 @@ def compare(options, scratch):
     print(f"\nratio: time of the second build over the first's; {len(slower)} of {len(rows)} rows are slower by more than "
           f"{options.limit:g} %; {common.load()}")
     if options.json:
-        report = {"first": names[0], "second": names[1], "clock": clock, "layout": layout, "load": common.load()}
+        report = {"first": names[0], "second": names[1], "clock": clock, "layout": layout, "rounds": options.rounds, "load": common.load()}
         report |= {"rows": rows, "slower": slower}
         options.json.write_text(json.dumps(report, indent=2) + "\n")
     sys.exit(bool(slower))

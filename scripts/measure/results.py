@@ -272,14 +272,15 @@ def builds(files):
         rows, percent = file["rows"], lambda ratio: f"{100 * (ratio - 1):+.1f} %"
         apart = [r for r in rows if r["interval"][0] > 1.02 or r["interval"][1] < 0.98]
         mean = statistics.geometric_mean(r["ratio"] for r in rows)
-        print(f"{len(rows)} rows, {len(file['slower'])} of them slower by more than 2 %; geometric mean of the ratios {mean:.3f}. "
-              "Wholly beyond 2 % in\nthe first measurement were:\n")  # fmt: skip
+        print(f"{len(rows)} rows over {file['rounds']} rounds, {len(file['slower'])} of them slower by more than 2 %; geometric mean of the "
+              f"ratios {mean:.3f}.{' Wholly beyond 2 % in the first measurement were:' if apart else ''}\n")  # fmt: skip
         table(["", "before", "after", "time", "95 % interval", "again"], [
             [r["name"], f"{r['first_ms']:.4g} ms", f"{r['second_ms']:.4g} ms", percent(r["ratio"]),
              " to ".join(map(percent, r["interval"])),
              "slower" if r["name"] in [s["name"] for s in file["slower"]] else "" if r["ratio"] < 1 else "not slower"]
             for r in sorted(apart, key=lambda r: r["ratio"])
         ])  # fmt: skip
+        print()
 
 
 def agreement(files):
