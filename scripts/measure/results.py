@@ -15,6 +15,7 @@ on cores 2 and 3 of a machine that does nothing else:
   scripts/reference/all_reduce_pytorch.py --cores 2,3 > FOLDER/all_reduce_pytorch.json
   compiled_steps.py --json FOLDER/compiled.json
   bench kernels --json FOLDER/kernels.json
+  bench int8 --model resnet50 --json FOLDER/int8.json
   compare_builds.py --build BEFORE --build AFTER --json FOLDER/builds.json
   agreement.py --json FOLDER/agreement.json
   faults.py --results FOLDER/faults.jsonl
@@ -267,6 +268,23 @@ def falls_short(sentence, values, limit):
         print(f"\n{sentence}: {', '.join(missed)}.")
 
 
+def int8(files):
+    results = [file["result"] for file in files]
+    table(
+        ["ms a batch", *results[0]["ms"], "times the faster f32's speed", "the faster bf16's"],
+        [
+            [
+                f"{r['model']}, {r['image_size']} x {r['image_size']}, batch {r['batch_size']}",
+                *(f"{ms['median']:.1f}" for ms in r["ms"].values()),
+                f"{r['over_fp32']:.2f}",
+                f"{r['over_bf16']:.2f}",
+            ]
+            for r in results
+        ],
+    )
+    falls_short("Bytes are to be twice as fast as f32; these are not", [(r["model"], r["over_fp32"]) for r in results], 2)
+
+
 def builds(files):
     for file in files:
         rows, percent = file["rows"], lambda ratio: f"{100 * (ratio - 1):+.1f} %"
@@ -339,6 +357,11 @@ SECTIONS = [
         kernels,
         "## Fused kernels\n\nGenerated kernels on one core beside a copy of as many bytes, beside a sweep that reads and writes as many, and beside the\n"
         "same computation op by op (`bench kernels`).\n",
+    ),
+    (
+        "int8*.json",
+        int8,
+        "## Inference on bytes\n\nOne core; bare: the convolutions and the product alone, as prepared library calls (`bench int8`).\n",
     ),
     (
         "scaling*.json",
