@@ -5,6 +5,7 @@ Prints one line per finding, `path:line: what is wrong`, and exits 1 when there 
 `--root DIR` checks another tree, which the test of this script does.
 """
 import argparse
+import os
 import pathlib
 import re
 import subprocess
@@ -178,6 +179,8 @@ def check(root):
             yield from check_includes(path, lines)
         if path.endswith((".h", ".cpp")) and path.startswith(KERNELS):
             yield from check_constants(path, lines)
+        if lines and lines[0].startswith("#!") and not os.access(root / path, os.X_OK):
+            yield f"{path}:1: begins as a program does, but may not be executed; chmod +x"
         if path.endswith(COUNTED) and len(lines) > MAX_LINES:
             yield f"{path}:{len(lines)}: {len(lines)} lines, at most {MAX_LINES}; split it along an idea"
         if path != "scripts/check_layout.py":

@@ -48,6 +48,9 @@ class CheckLayout(unittest.TestCase):
         self.finds({"parallel/a.cpp": '#include "compile/graph.h"\n'}, "parallel may not include compile")
         self.finds({"compile/a.cpp": '#include "dtensor/mesh.h"\n'}, "compile may not include dtensor")
 
+    def test_programs_may_be_executed(self):
+        self.finds({"scripts/a.py": "#!/usr/bin/env python3\n"}, "scripts/a.py:1: begins as a program does, but may not be executed")
+
     def test_launcher_sees_store_only(self):
         self.assertEqual(self.findings({"launcher/a.cpp": '#include "collectives/store/store.h"\n'}), [])
         self.finds({"launcher/a.cpp": '#include "collectives/plan.h"\n'}, "launcher may not include collectives")
