@@ -2,7 +2,7 @@
 #pragma once
 #include "compile/codegen/sized.h"
 #include "compile/compile.h"
-#include "compile/executor.h"
+#include "compile/run/executor.h"
 #include "compile/passes/passes.h"
 
 namespace tessera::compiler {

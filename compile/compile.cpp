@@ -5,12 +5,12 @@
 #include <set>
 #include <unordered_map>
 
-#include "compile/announce.h"
+#include "compile/run/collective_order.h"
 #include "compile/build.h"
-#include "compile/family.h"
-#include "compile/lesson.h"
-#include "compile/replay.h"
-#include "compile/report.h"
+#include "compile/record/dynamic_call.h"
+#include "compile/record/guards.h"
+#include "compile/ir/interpreter.h"
+#include "compile/run/report.h"
 #include "core/autograd/graph.h"
 #include "core/base/deterministic.h"
 #include "core/base/log.h"

@@ -25,7 +25,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "compile/call_key.h"
+#include "compile/record/call_key.h"
 #include "core/autograd/tree.h"
 #include "core/base/function_ref.h"
 #include "core/tensor/named_tensor.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "compile/passes/passes.h"
-#include "compile/rewrite.h"
+#include "compile/ir/rewrite.h"
 #include "core/base/boundary.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/kernel.h"

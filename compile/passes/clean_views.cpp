@@ -3,8 +3,8 @@
 // expand_like becomes expand, which reads no second operand; a copy vanishes where nobody can tell
 // its memory from the source's.
 #include "compile/passes/passes.h"
-#include "compile/record.h"
-#include "compile/rewrite.h"
+#include "compile/ir/node_writer.h"
+#include "compile/ir/rewrite.h"
 #include "core/ops/views.h"
 
 namespace tessera::compiler {

@@ -5,7 +5,7 @@
 #include <unordered_map>
 
 #include "compile/passes/passes.h"
-#include "compile/rewrite.h"
+#include "compile/ir/rewrite.h"
 
 namespace tessera::compiler {
 namespace {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "compile/passes/closed_set.h"
-#include "compile/rewrite.h"
+#include "compile/ir/rewrite.h"
 
 namespace tessera::compiler {
 namespace {

@@ -5,7 +5,7 @@
 #pragma once
 #include <vector>
 
-#include "compile/rewrite.h"
+#include "compile/ir/rewrite.h"
 
 namespace tessera::compiler {
 

@@ -7,8 +7,8 @@
 
 #include "compile/passes/closed_set.h"
 #include "compile/passes/passes.h"
-#include "compile/record.h"
-#include "compile/rewrite.h"
+#include "compile/ir/node_writer.h"
+#include "compile/ir/rewrite.h"
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"
 

@@ -3,7 +3,7 @@
 #include <span>
 #include <string>
 
-#include "compile/graph.h"
+#include "compile/ir/graph.h"
 
 namespace tessera::compiler {
 

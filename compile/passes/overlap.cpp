@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <numeric>
 
-#include "compile/cost.h"
+#include "compile/ir/cost.h"
 #include "compile/passes/passes.h"
-#include "compile/rewrite.h"
+#include "compile/ir/rewrite.h"
 
 namespace tessera::compiler {
 namespace {

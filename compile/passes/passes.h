@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "compile/graph.h"
+#include "compile/ir/graph.h"
 #include "core/base/boundaries.h"
 
 namespace tessera::compiler {

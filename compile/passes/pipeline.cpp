@@ -1,7 +1,7 @@
 #include <algorithm>
 
 #include "compile/passes/passes.h"
-#include "compile/verify.h"
+#include "compile/ir/verify.h"
 
 namespace tessera::compiler {
 

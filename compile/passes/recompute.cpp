@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <optional>
 
-#include "compile/cost.h"
-#include "compile/rewrite.h"
+#include "compile/ir/cost.h"
+#include "compile/ir/rewrite.h"
 
 namespace tessera::compiler {
 namespace {

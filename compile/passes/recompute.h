@@ -2,7 +2,7 @@
 #pragma once
 #include <vector>
 
-#include "compile/graph.h"
+#include "compile/ir/graph.h"
 
 namespace tessera::compiler {
 

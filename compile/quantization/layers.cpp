@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <set>
 
-#include "compile/rewrite.h"
-#include "compile/trace.h"
+#include "compile/ir/rewrite.h"
+#include "compile/record/trace.h"
 #include "core/autograd/autograd.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "compile/graph.h"
+#include "compile/ir/graph.h"
 #include "core/base/function_ref.h"
 #include "core/ops/conv_attributes.h"
 #include "core/tensor/named_tensor.h"

@@ -1,7 +1,7 @@
 #include "compile/quantization/lower.h"
 
 #include "compile/passes/passes.h"
-#include "compile/trace.h"
+#include "compile/record/trace.h"
 #include "core/autograd/autograd.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"

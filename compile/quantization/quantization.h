@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "compile/executor.h"
+#include "compile/run/executor.h"
 #include "compile/quantization/lower.h"
 #include "compile/quantization/observer.h"
 #include "core/nn/module.h"

@@ -6,9 +6,9 @@
 #include <fmt/core.h>
 
 #include "compile/codegen/generate.h"
-#include "compile/executor.h"
-#include "compile/trace.h"
-#include "compile/verify.h"
+#include "compile/run/executor.h"
+#include "compile/record/trace.h"
+#include "compile/ir/verify.h"
 #include "core/base/parallel.h"
 #include "core/base/profile.h"
 #include "examples/bench/commands.h"

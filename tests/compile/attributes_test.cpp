@@ -1,5 +1,5 @@
 // Every op of the registry is made again from its attributes.
-#include "compile/attributes.h"
+#include "compile/ir/attributes.h"
 
 #include <gtest/gtest.h>
 

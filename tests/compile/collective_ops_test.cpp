@@ -5,8 +5,8 @@
 
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
-#include "compile/replay.h"
-#include "compile/trace.h"
+#include "compile/ir/interpreter.h"
+#include "compile/record/trace.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"

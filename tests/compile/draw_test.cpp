@@ -1,5 +1,5 @@
 // The text of a drawing, and what happens without Graphviz.
-#include "compile/draw.h"
+#include "compile/debug/draw.h"
 
 #include <cstdlib>
 

@@ -1,12 +1,12 @@
 // The executor runs what replay() runs: every op of the registry, training steps, effects through
 // views; what it does with the memory of outputs and inputs; what it refuses.
-#include "compile/executor.h"
+#include "compile/run/executor.h"
 
 #include <random>
 
-#include "compile/executor_schedule.h"
-#include "compile/replay.h"
-#include "compile/trace.h"
+#include "compile/run/program.h"
+#include "compile/ir/interpreter.h"
+#include "compile/record/trace.h"
 #include "core/autograd/autograd.h"
 #include "core/base/profile.h"
 #include "core/ops/fused.h"

@@ -1,6 +1,6 @@
 // Graphs written to files and read again are the same graphs, and run; files that are no graphs are
 // refused, whatever is wrong with them.
-#include "compile/graph_file.h"
+#include "compile/debug/graph_file.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
-#include "compile/executor.h"
+#include "compile/run/executor.h"
 #include "core/base/deterministic.h"
 #include "tests/compile/passes/fuzz.h"
 #include "tests/compile/passes/graphs.h"

@@ -8,7 +8,7 @@
 #include "collectives/loopback/run_ranks.h"
 #include "compile/build.h"
 #include "compile/compile.h"
-#include "compile/trace.h"
+#include "compile/record/trace.h"
 #include "core/autograd/autograd.h"
 #include "core/base/deterministic.h"
 #include "core/dispatch/setting.h"

@@ -1,10 +1,10 @@
 // Orders of nodes that need less memory, and that they are orders in which the nodes can run:
 // random steps compute the same bits.
-#include "compile/memory_order.h"
+#include "compile/run/memory_order.h"
 
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
-#include "compile/executor_schedule.h"
+#include "compile/run/program.h"
 #include "core/ops/contract.h"
 #include "core/ops/random.h"
 #include "tests/compile/passes/fuzz.h"

@@ -1,5 +1,5 @@
 // Layouts of random sets of blocks: nothing that is in use together overlaps, and little is wasted.
-#include "compile/memory_plan.h"
+#include "compile/run/memory_plan.h"
 
 #include <gtest/gtest.h>
 

@@ -1,7 +1,7 @@
 // Runners with a fault of their own: the graph shrinks to the nodes that show it.
-#include "compile/minimize.h"
+#include "compile/debug/minimize.h"
 
-#include "compile/executor.h"
+#include "compile/run/executor.h"
 #include "tests/compile/passes/fuzz.h"
 #include "tests/compile/passes/graphs.h"
 #include "tests/compile/training.h"

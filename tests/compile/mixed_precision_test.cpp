@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "compile/compile.h"
-#include "compile/trace.h"
+#include "compile/record/trace.h"
 #include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
 #include "core/nn/nn.h"

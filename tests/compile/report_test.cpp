@@ -1,6 +1,6 @@
 // What a run reports and what the profile of its thread says: every kernel is there once and in
 // order, and communication beside computation counts as hidden.
-#include "compile/report.h"
+#include "compile/run/report.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 #include "collectives/decorators/decorator.h"
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
-#include "compile/trace.h"
+#include "compile/record/trace.h"
 #include "core/base/profile.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"

@@ -2,9 +2,9 @@
 // generator. Replayed for five steps it equals five eager steps, bit for bit.
 #include <gtest/gtest.h>
 
-#include "compile/replay.h"
-#include "compile/trace.h"
-#include "compile/verify.h"
+#include "compile/ir/interpreter.h"
+#include "compile/record/trace.h"
+#include "compile/ir/verify.h"
 #include "tests/compile/training.h"
 
 namespace tessera::compiler {

@@ -3,9 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
-#include "compile/replay.h"
-#include "compile/trace.h"
-#include "compile/verify.h"
+#include "compile/ir/interpreter.h"
+#include "compile/record/trace.h"
+#include "compile/ir/verify.h"
 #include "tests/compile/passes/close.h"
 #include "tests/compile/samples.h"
 #include "tests/support/channels_last.h"

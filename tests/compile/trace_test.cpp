@@ -1,11 +1,11 @@
 // What a trace makes of storage: views, writes, detached handles, constants, implicit inputs; where
 // nodes come from; how graphs print.
-#include "compile/trace.h"
+#include "compile/record/trace.h"
 
 #include <gtest/gtest.h>
 
-#include "compile/replay.h"
-#include "compile/verify.h"
+#include "compile/ir/interpreter.h"
+#include "compile/ir/verify.h"
 #include "core/nn/nn.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"

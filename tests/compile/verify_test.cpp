@@ -1,9 +1,9 @@
 // Broken graphs are refused, with the node and the reason.
-#include "compile/verify.h"
+#include "compile/ir/verify.h"
 
 #include <gtest/gtest.h>
 
-#include "compile/trace.h"
+#include "compile/record/trace.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"

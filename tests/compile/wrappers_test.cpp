@@ -8,10 +8,10 @@
 
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
-#include "compile/executor.h"
+#include "compile/run/executor.h"
 #include "compile/passes/passes.h"
-#include "compile/replay.h"
-#include "compile/trace.h"
+#include "compile/ir/interpreter.h"
+#include "compile/record/trace.h"
 #include "core/nn/nn.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"

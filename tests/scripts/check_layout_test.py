@@ -35,7 +35,7 @@ class CheckLayout(unittest.TestCase):
             "core/ops/a.cpp": '#include "core/dispatch/dispatch.h"\n#include <vector>\n',
             "core/data/a.cpp": '#include "core/io/file.h"\n',
             "core/backend/cpu/kernels/a.cpp": '#include "core/ops/functors/math.h"\n#include <immintrin.h>\n',
-            "examples/a.cpp": '#include "parallel/ddp.h"\n#include "compile/graph.h"\n',
+            "examples/a.cpp": '#include "parallel/ddp.h"\n#include "compile/ir/graph.h"\n',
         }), [])
 
     def test_upward_include(self):
@@ -45,7 +45,7 @@ class CheckLayout(unittest.TestCase):
         self.finds({"core/nn/a.cpp": '#include "core/backend/cpu/gemm.h"\n'}, "core/nn may not include core/backend/cpu")
 
     def test_compile_and_parallel_do_not_meet(self):
-        self.finds({"parallel/a.cpp": '#include "compile/graph.h"\n'}, "parallel may not include compile")
+        self.finds({"parallel/a.cpp": '#include "compile/ir/graph.h"\n'}, "parallel may not include compile")
         self.finds({"compile/a.cpp": '#include "dtensor/mesh.h"\n'}, "compile may not include dtensor")
 
     def test_programs_may_be_executed(self):

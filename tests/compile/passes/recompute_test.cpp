@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "compile/build.h"
-#include "compile/executor_schedule.h"
+#include "compile/run/program.h"
 #include "core/ops/contract.h"
 #include "core/ops/random.h"
 #include "tests/compile/passes/close.h"

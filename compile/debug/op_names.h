@@ -1,0 +1,31 @@
+// Ops as JSON: by name, with their attributes. An op is made again from any other of its name, so
+// the samples of the registry are all the table there is. Invariant: an op that is read fits its
+// operands as far as infer does not look: their number, and which dims it names.
+#pragma once
+#include <nlohmann/json.hpp>
+
+#include "collectives/process_group.h"
+#include "compile/ir/attributes.h"
+#include "compile/codegen/fused.h"
+
+namespace tessera::compiler {
+
+nlohmann::json json_of_attributes(const Attributes& attributes);
+/// Throws UserError for what is no such thing, as do the others.
+Attributes read_attributes(const nlohmann::json& j);
+/// The op `name` on operands of types `in`.
+PrimRef read_op(const std::string& name, const Attributes& attributes, std::span<const Meta> in,
+                std::span<const Ref<ProcessGroup>> groups);
+
+nlohmann::json json_of_fused(const Fused& fused);
+PrimRef read_fused(const nlohmann::json& j, std::span<const Meta> in);
+
+inline constexpr int64_t kMaxElements = int64_t(1) << 40;  // of one value, and of its memory
+
+/// [dtype, shape, strides].
+Meta read_meta(const nlohmann::json& j);
+int64_t read_integer(const nlohmann::json& j);
+Dims read_dims(const nlohmann::json& j);
+DType read_dtype(const nlohmann::json& j);
+
+}  // namespace tessera::compiler

@@ -1,0 +1,226 @@
+#include "compile/record/guards.h"
+
+#include <algorithm>
+#include <unordered_set>
+
+#include "core/autograd/graph.h"
+#include "core/dispatch/sharding.h"
+
+namespace tessera::compiler {
+namespace {
+
+bool is_leaf(const Tensor& t) {
+  GradMeta* meta = grad_meta(t);
+  return meta && !meta->producer;
+}
+
+// True for a tensor that backward can still be called through.
+bool has_history(const Tensor& t) {
+  GradMeta* meta = grad_meta(t);
+  return meta && meta->producer && !meta->producer->released();
+}
+
+bool same_place(const Tensor& a, const Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  const Tensor &x = piece_of(a), &y = piece_of(b);
+  return x.storage() == y.storage() && x.offset() == y.offset() && x.shape() == y.shape() &&
+         x.strides() == y.strides() && x.dtype() == y.dtype();
+}
+
+bool agree(const Source& a, const Source& b) {
+  if (a.kind != b.kind || a.index != b.index || a.offset != b.offset || a.fresh != b.fresh ||
+      a.inference != b.inference)
+    return false;
+  return a.kind == Source::kNone || same_place(a.like, b.like);
+}
+
+// Nobody but the Keeper has it.
+bool is_gone(const RefCounted& object) { return object.use_count() == 1; }
+
+HandleState state_of(const TensorImpl& handle) {
+  const auto* meta = static_cast<const GradMeta*>(handle.autograd.get());
+  return meta ? HandleState{meta, meta->sink, meta->replaced} : HandleState();
+}
+
+class Lesson {
+ public:
+  Lesson(const StepRecorder& recorder, std::span<const Tensor> inputs, Keeper& keeper)
+      : recorder_(recorder), inputs_(inputs), keeper_(keeper), held_(recorder.provided().size()) {
+    for (const ImplicitInput& i : recorder.last_graph().implicit)
+      implicit_.insert(i.tensor.storage().get());
+  }
+
+  std::string learn(const Tensors& results, Entry& entry) {
+    if (!recorder_.break_reason().empty()) return recorder_.break_reason();
+    if (recorder_.segments() != 1)
+      return fmt::format("it was {} graphs instead of one", recorder_.segments());
+    for (const Tensor& t : results) {
+      Source source = source_of(t);
+      // The list of results and `source` alone have it: the program made it.
+      if (source.kind == Source::kExisting && !grad_meta(t) && t.impl()->use_count() == 2)
+        source.like = t.detach(), source.fresh = true;
+      entry.results.push_back(std::move(source));
+      bool made = entry.results.back().kind == Source::kOutput;
+      if (t.defined() && (has_history(t) || (made && is_leaf(t))))
+        return "a result can still be differentiated; return it detached";
+    }
+    for (const TouchedSlot& s : recorder_.slots())
+      if (std::string why = learn_slot(s, entry); !why.empty()) return why;
+    for (size_t i = 0; i < held_.size(); ++i)
+      if (!held_[i])
+        return fmt::format(
+            "a tensor made by {} outlives the call; return it, or write it with assign_",
+            maker_of(recorder_.last_graph().outputs[i]));
+    for (const TouchedHandle& h : recorder_.handles()) {
+      if (state_of(*h.handle.impl()) != h.before)
+        return fmt::format("whether {} requires a gradient, or where that goes, changes in it",
+                           describe(h.handle));
+      entry.handles.push_back({keeper_.keep(h.handle.impl()), h.before});
+    }
+    for (const TouchedSetting& s : recorder_.settings())
+      entry.settings.push_back({.owner = keeper_.keep(s.owner.get()),
+                                .seen = s.seen,
+                                .changed = s.changed,
+                                .before = s.before,
+                                .after = s.after,
+                                .depends = s.depends});
+    for (const ImplicitInput& i : recorder_.last_graph().implicit)
+      entry.implicit.push_back(i.tensor);
+    for (const Tensor& t : entry.implicit) entry.reached.push_back(t.storage().get());
+    std::ranges::sort(entry.reached);
+    return "";
+  }
+
+ private:
+  Source source_of(const Tensor& t) {
+    if (!t.defined()) return {};
+    const Tensor& local = piece_of(t);
+    auto& provided = recorder_.provided();
+    for (size_t i = 0; i < provided.size(); ++i)
+      if (provided[i] == local.storage()) {
+        held_[i] = true;
+        return {.kind = Source::kOutput,
+                .index = i,
+                .like = without_values(t.detach()),
+                .offset = local.offset(),
+                .inference = t.impl()->inference};
+      }
+    for (size_t i = 0; i < inputs_.size(); ++i)
+      if (inputs_[i].storage() == local.storage())
+        return {.kind = Source::kInput,
+                .index = i,
+                .like = without_values(t.detach()),
+                .offset = local.offset() - inputs_[i].offset(),
+                .inference = t.impl()->inference};
+    return {.kind = Source::kExisting, .like = t};
+  }
+
+  std::string learn_slot(const TouchedSlot& s, Entry& entry) {
+    EntrySlot slot{.owner = keeper_.keep(s.owner.get()),
+                   .seen = s.seen,
+                   .changed = s.changed,
+                   .depends = s.depends};
+    slot.before = s.before;
+    bool read = s.before.defined() && implicit_.contains(piece_of(s.before).storage().get());
+    if (read && s.changed && !s.after.defined())
+      return "gradients that were made outside of it are read and let go; put backward into the "
+             "same function";
+    if (read && s.changed && !same_place(s.after, s.before))
+      return "gradients accumulate over calls; call zero_grad inside of the step";
+    slot.depends |= read;
+    if (s.changed) slot.after = source_of(s.after);
+    entry.slots.push_back(std::move(slot));
+    return "";
+  }
+
+  std::string maker_of(ValueId id) const {
+    const Graph& g = recorder_.last_graph();
+    for (const Node& n : g.nodes)
+      for (ValueId out : n.out)
+        if (g[out].buffer == g[id].buffer)
+          return fmt::format("{} ({})", n.prim->name(), g.scopes[size_t(n.scope)]);
+    return "the call";
+  }
+
+  const StepRecorder& recorder_;
+  std::span<const Tensor> inputs_;
+  Keeper& keeper_;
+  std::vector<bool> held_;
+  std::unordered_set<const Storage*> implicit_;
+};
+
+}  // namespace
+
+void Keeper::keep_only(std::span<const Entry* const> entries) {
+  std::unordered_set<const RefCounted*> wanted;
+  for (const Entry* e : entries) {
+    for (const EntrySlot& s : e->slots) wanted.insert(s.owner);
+    for (const EntrySetting& s : e->settings) wanted.insert(s.owner);
+    for (const EntryHandle& h : e->handles) wanted.insert(h.handle);
+  }
+  std::erase_if(kept_, [&](const auto& kept) { return !wanted.contains(kept.first); });
+}
+
+const Tensor& piece_of(const Tensor& t) {
+  ShardData* shard = shard_data(t);
+  return shard ? shard->local : t;
+}
+
+Tensor give(const Source& s, const Tensors& outputs, std::span<const Tensor> inputs) {
+  if (s.kind == Source::kNone) return {};
+  if (s.kind == Source::kExisting) return s.fresh ? s.like.detach() : s.like;
+  const Tensor& from = s.kind == Source::kOutput ? outputs[s.index] : inputs[s.index];
+  const Tensor& local = piece_of(s.like);
+  Tensor t(local.meta(), from.storage(), from.offset() + s.offset);
+  if (const ShardingLayer* sharding = sharding_of(s.like))
+    t = sharding->with_local(s.like.meta(), t);
+  t.impl()->inference = s.inference;
+  return t;
+}
+
+std::string learn(const StepRecorder& recorder, std::span<const Tensor> inputs,
+                  const Tensors& results, Keeper& keeper, Entry& entry) {
+  return Lesson(recorder, inputs, keeper).learn(results, entry);
+}
+
+bool may_fit(const Entry& e) {
+  for (const EntryHandle& h : e.handles)
+    if (is_gone(*h.handle) || state_of(*h.handle) != h.before) return false;
+  return true;
+}
+
+bool fits(const Entry& e, std::span<const Tensor> inputs) {
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const Storage* s = inputs[i].storage().get();
+    if (s == e.inputs[i].get()) continue;
+    // Where an argument is memory that the program reaches in another way, the graph is another.
+    if (!e.any[i] || std::ranges::binary_search(e.reached, s)) return false;
+  }
+  return fits(e);
+}
+
+bool fits(const Entry& e) {
+  for (const EntrySetting& s : e.settings)
+    if (is_gone(*s.owner) || (s.depends && *s.seen != s.before)) return false;
+  for (const EntrySlot& s : e.slots)
+    if (is_gone(*s.owner) || (s.depends && !same_place(*s.seen, s.before))) return false;
+  return may_fit(e);
+}
+
+bool agree(const Entry& a, const Entry& b) {
+  if (a.settings != b.settings || a.handles != b.handles || !(a.returned == b.returned))
+    return false;
+  if (a.slots.size() != b.slots.size() || a.results.size() != b.results.size()) return false;
+  if (a.implicit.size() != b.implicit.size()) return false;
+  for (size_t i = 0; i < a.implicit.size(); ++i)
+    if (!same_place(a.implicit[i], b.implicit[i])) return false;
+  for (size_t i = 0; i < a.results.size(); ++i)
+    if (!agree(a.results[i], b.results[i])) return false;
+  for (size_t i = 0; i < a.slots.size(); ++i) {
+    const EntrySlot &s = a.slots[i], &t = b.slots[i];
+    if (s.owner != t.owner || s.changed != t.changed || !agree(s.after, t.after)) return false;
+  }
+  return true;
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,284 @@
+#include "compile/record/step_recorder.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "compile/ir/as_strided.h"
+#include "compile/ir/verify.h"
+#include "core/autograd/graph.h"
+#include "core/dispatch/call.h"
+#include "core/dispatch/copy.h"
+#include "core/tensor/ready_lock.h"
+
+namespace tessera::compiler {
+
+// Waiting for it runs the segment. Tensors that were never computed keep it beyond the recorder.
+class StepRecorder::Promise final : public Event {
+ public:
+  explicit Promise(StepRecorder* recorder, bool only_read = false)
+      : only_read_(only_read), recorder_(recorder) {}
+  bool done() const override { return false; }
+  void wait() override {
+    bool elsewhere = std::this_thread::get_id() != thread_;
+    if (elsewhere && only_read_) return;  // what is put off will find the values of now too
+    if (!recorder_) throw UserError("compile: this value was never computed: " + why_);
+    TESSERA_CHECK(!elsewhere,
+                  "compile: what another thread records writes this memory; wait for its call to "
+                  "return");
+    recorder_->looked_at("the memory of a tensor is read");
+  }
+  void give_up(std::string why) { recorder_ = nullptr, why_ = std::move(why); }
+
+ private:
+  const std::thread::id thread_ = std::this_thread::get_id();
+  const bool only_read_;
+  StepRecorder* recorder_;
+  std::string why_;
+};
+
+StepRecorder::StepRecorder(const TraceOptions& options, RunSegment run,
+                           std::span<const Tensor> arguments)
+    : TraceBackend({}, "compile"),
+      options_(options),
+      run_(std::move(run)),
+      promise_(new Promise(this)),
+      reading_(new Promise(this, true)) {
+  TESSERA_CHECK(!context().backend, "compile: this thread runs another backend already");
+  begin_graph(options_);
+  for (const Tensor& t : options_.inputs) meets(t);  // so that a look at one is noticed
+  for (const Tensor& t : arguments) known_handles_.insert(t.impl());
+  recording_.emplace(context().backend, this);
+}
+
+StepRecorder::~StepRecorder() {
+  try {
+    finish();
+  } catch (const std::exception&) {  // promises were given up with it; the first one is on its way
+  }
+}
+
+// ---- ops
+
+Tensors StepRecorder::run(const PrimRef& prim, Inputs in) {
+  for (const Tensor& t : in) {
+    if (t.device().is_meta()) {
+      Scoped<Backend*> eager(context().backend, nullptr);
+      return eager_backend().run(prim, in);
+    }
+  }
+  if (!prim->is_view() && !find_kernel(*prim, device_of(*prim, in))) {
+    TESSERA_CHECK(prim->decomposable(), "{}: no kernel for {} and no decomposition", prim->name(),
+                  to_string(device_of(*prim, in)));
+    Scoped<LayerMask> below_all_layers(context().enabled, 0);
+    return prim->decompose(in);
+  }
+  return TraceBackend::run(prim, in);
+}
+
+Tensors StepRecorder::execute(const PrimRef& prim, Inputs in) {
+  Tensors out;
+  if (prim->is_view()) {
+    out = prim->view(in);
+  } else {
+    KernelCall call = plan_call(*prim, find_kernel(*prim, device_of(*prim, in)), in);
+    for (const Meta& m : call.out) {
+      size_t bytes = size_t(extent_of(m, 0).size) * size_of(m.dtype);
+      out.push_back(Tensor(m, Ref<Storage>(new Storage(bytes, m.device, promise_))));
+    }
+  }
+  if (context().inference)
+    for (Tensor& t : out) t.impl()->inference = true;
+  return out;
+}
+
+void StepRecorder::write(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
+  check_destinations(*prim, dst, prim->infer(metas_of(in)));
+  std::lock_guard lock(ready_lock());
+  for (const Tensor& d : dst) {
+    d.storage()->bump_version();
+    d.storage()->set_ready(promise_);
+  }
+}
+
+// From here on the memory is pending, so nobody looks at it or changes it behind the graph.
+bool StepRecorder::meets(const Tensor& t) {
+  Storage& s = *t.storage();
+  std::lock_guard lock(ready_lock());
+  if (own(s.ready())) return false;
+  TESSERA_CHECK(!dynamic_cast<Promise*>(s.ready().get()),
+                "compile: {} is part of what another thread records; give each rank tensors of its "
+                "own",
+                describe(t));
+  met_.push_back({t.storage(), s.ready()});
+  s.set_ready(reading_);
+  return true;
+}
+
+bool StepRecorder::own(const Ref<Event>& ready) const {
+  return ready == promise_ || ready == reading_;
+}
+
+// Existing memory waits for what it waited for before.
+void StepRecorder::leave(const std::vector<Met>& met) {
+  std::lock_guard lock(ready_lock());
+  for (const Met& m : met)
+    if (own(m.storage->ready())) m.storage->set_ready(m.before);
+}
+
+// ---- what the program does besides ops
+
+void StepRecorder::leaves_ops(std::string_view what) { looked_at(std::string(what)); }
+void StepRecorder::value_read(std::string_view where) {
+  looked_at(fmt::format("item() at {}", where));
+}
+
+void StepRecorder::looked_at(const std::string& why) {
+  if (break_.empty()) {
+    std::string scope =
+        graph_.nodes.empty() ? "" : graph_.scopes[size_t(graph_.nodes.back().scope)];
+    break_ = scope.empty() ? why : fmt::format("{}, after ops of {}", why, scope);
+  }
+  flush();
+}
+
+void StepRecorder::slot_read(const RefCounted& owner, const Tensor& slot) {
+  for (TouchedSlot& s : slots_)
+    if (s.owner.get() == &owner) return;
+  slots_.push_back({.owner = Ref<const RefCounted>(&owner), .seen = &slot, .before = slot});
+}
+
+void StepRecorder::slot_changes(const RefCounted& owner, Tensor& slot, const Tensor& now) {
+  for (TouchedSlot& s : slots_)
+    if (s.owner.get() == &owner) {
+      s.changed = &slot;
+      return;
+    }
+  slots_.push_back({.owner = Ref<const RefCounted>(&owner),
+                    .seen = &slot,
+                    .changed = &slot,
+                    .before = slot,
+                    .depends = now.defined()});
+}
+
+TouchedSetting& StepRecorder::setting(const RefCounted& owner, const int64_t& value, bool read) {
+  auto [known, fresh] = setting_of_.try_emplace(&value, settings_.size());
+  if (fresh)
+    settings_.push_back({.owner = Ref(&owner), .seen = &value, .before = value, .depends = read});
+  return settings_[known->second];
+}
+void StepRecorder::setting_read(const RefCounted& owner, const int64_t& value) {
+  setting(owner, value, true);
+}
+void StepRecorder::setting_changes(const RefCounted& owner, int64_t& value) {
+  setting(owner, value, false).changed = &value;
+}
+
+HandleState state_of(const Tensor& handle) {
+  const GradMeta* meta = grad_meta(handle);
+  return meta ? HandleState{meta, meta->sink, meta->replaced} : HandleState();
+}
+
+// Handles on memory that the recording makes are its own.
+void StepRecorder::takes(std::span<const Tensor> operands) {
+  for (const Tensor& t : operands) {
+    const ShardData* shard = shard_data(t);
+    const Storage* storage = (shard ? shard->local : t).storage().get();
+    if (!storage || !storage->data() || !known_handles_.insert(t.impl()).second) continue;
+    handles_.push_back({t, state_of(t)});
+  }
+  if (handles_.size() >= forget_handles_at_) forget_handles();
+}
+
+// Those that nobody else has were made on the way.
+void StepRecorder::forget_handles() {
+  std::erase_if(handles_, [&](const TouchedHandle& h) {
+    if (h.handle.impl()->use_count() > 1) return false;
+    known_handles_.erase(h.handle.impl());
+    return true;
+  });
+  forget_handles_at_ = std::max<size_t>(256, 2 * handles_.size());
+}
+
+// ---- segments
+
+// One tensor over all of each promised memory that somebody besides the recording holds.
+std::vector<Tensor> StepRecorder::visible() {
+  std::vector<std::pair<ValueId, Tensor>> found;
+  for (auto& [storage, memory] : memory_) {
+    if (memory.storage->data() || memory.storage->ready() != promise_) continue;
+    if (memory.storage->use_count() == 1) continue;
+    ValueId buffer = graph_[memory.layouts[0].id].buffer;
+    found.emplace_back(buffer, Tensor(graph_[buffer].meta, memory.storage));
+  }
+  std::sort(found.begin(), found.end(), [](auto& a, auto& b) { return a.first < b.first; });
+  std::vector<Tensor> tensors;
+  for (auto& [id, t] : found) tensors.push_back(std::move(t));
+  return tensors;
+}
+
+// A promise begins its memory; what the interpreter computed may lie over a part of an operand.
+Tensor laid_out_as(const Meta& promised, const Tensor& t) {
+  if (t.offset() == 0 && t.strides() == promised.strides) return t;
+  Tensor copy = empty(promised);
+  copy_values(copy, t);
+  return copy;
+}
+
+// Writes were counted when they were recorded.
+Tensors StepRecorder::run_segment(Graph graph, const std::vector<Met>& met) {
+  std::vector<uint32_t> versions;
+  for (const Met& m : met) versions.push_back(m.storage->version());
+  Tensors results = run_(std::move(graph), options_.inputs);
+  for (size_t i = 0; i < met.size(); ++i) met[i].storage->set_version(versions[i]);
+  return results;
+}
+
+void StepRecorder::flush() {
+  Scoped<Backend*> eager(context().backend, nullptr);
+  forget_handles();
+  std::vector<Tensor> seen = visible();
+  bool anything = !graph_.nodes.empty();
+  Graph graph = TraceBackend::finish(seen);
+  std::vector<Met> met = std::exchange(met_, {});
+  leave(met);
+  if (anything) {
+    ++segments_;
+    provided_.clear();
+    try {
+      verify(graph);
+      last_ = graph;
+      Tensors results = run_segment(std::move(graph), met);
+      for (size_t i = 0; i < seen.size(); ++i) {
+        seen[i].storage()->provide(laid_out_as(seen[i].meta(), results[i]).storage());
+        provided_.push_back(seen[i].storage());
+      }
+    } catch (const std::exception& e) {
+      promise_->give_up(e.what());
+      promise_ = Ref<Promise>(new Promise(this));
+      begin_graph(options_);
+      throw;
+    }
+  }
+  begin_graph(options_);
+}
+
+void StepRecorder::finish() {
+  if (!recording_) return;
+  recording_.reset();
+  auto stop = [this] {
+    leave(std::exchange(met_, {}));
+    promise_->give_up("its recording is over");
+    reading_->give_up("its recording is over");
+  };
+  try {
+    flush();
+  } catch (...) {
+    stop();
+    throw;
+  }
+  stop();
+  for (TouchedSlot& s : slots_) s.after = *s.seen;
+  for (TouchedSetting& s : settings_) s.after = *s.seen;
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,107 @@
+// Recording. While a Trace lives, every op of its thread runs through the eager backend as ever and
+// is appended to a graph, so the traced step has happened when it ends. Invariant: a tensor is
+// known by the memory it sees (storage, version, layout), so handles, detached copies and views
+// made twice are one value, and a write gives the written memory new values.
+#pragma once
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "compile/ir/graph.h"
+#include "core/tensor/named_tensor.h"
+
+namespace tessera::compiler {
+
+struct TraceOptions {
+  std::vector<Tensor> inputs = {};      // what changes from run to run by being another tensor
+  std::vector<NamedTensor> names = {};  // of implicit inputs, for printing
+};
+
+/// The backend of a trace: runs each op eagerly and writes it down. It keeps a reference on the
+/// memory of everything that can still be read, so no kernel takes an operand over: a recorded
+/// value keeps its values. Throws UserError when memory it knows was written by other means than
+/// ops.
+class TraceBackend : public Backend {
+ public:
+  /// `who` begins the texts of errors.
+  explicit TraceBackend(const TraceOptions& options, const char* who = "trace");
+
+  Tensors run(const PrimRef& prim, Inputs in) override;
+  void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
+  bool records() const override { return true; }
+  /// Throws UserError: what is written then would be frozen as if it had always been there.
+  void leaves_ops(std::string_view what) override;
+  /// Makes `tensors` the outputs and hands the graph over.
+  Graph finish(std::span<const Tensor> tensors);
+
+ protected:
+  struct Layout {
+    Meta meta;
+    int64_t offset;
+    ValueId id;
+  };
+  /// What is known of one storage at its present version.
+  struct Memory {
+    Ref<Storage> storage;
+    uint32_t version = 0;
+    SmallVector<Layout, 2> layouts;  // the first one stands for the others
+    int inputs = 0;                  // explicit inputs that live in it
+    Tensor input = {};               // the first of them
+  };
+
+  /// What happens to an op besides being written down: it runs. StepRecorder puts it off.
+  virtual Tensors execute(const PrimRef& prim, Inputs in);
+  virtual void write(std::span<const Tensor> dst, const PrimRef& prim, Inputs in);
+  /// An op reads or writes the memory of `t`, which existed before the trace. True when nothing was
+  /// put off that involves it, so that its values now are those that the op will find.
+  virtual bool meets(const Tensor& /*t*/) { return false; }
+  /// Begins another graph on inputs with the layouts of `options`.
+  void begin_graph(const TraceOptions& options);
+
+  ValueId read(const Tensor& t);
+  ValueId reach(Memory& memory, const Tensor& t);
+  ValueId adopt(const Tensor& t);
+  ValueId shape_of(const Meta& meta);
+  ValueId add_value(const Tensor& t, ValueId buffer);
+  Memory& remember(const Tensor& t, ValueId id);
+  void check_unchanged(const Memory& memory, const Tensor& t) const;
+  void overwritten(std::span<const Tensor> dst, const ValueIds& out);
+  Node begin(const PrimRef& prim, Inputs in);
+  int32_t scope_here();
+  void forget_unreachable();
+
+  const char* const who_;
+  Graph graph_;
+  std::unordered_map<const Storage*, Memory> memory_;
+  std::unordered_map<const Storage*, std::string> names_;
+  std::unordered_map<std::string, int32_t> scopes_;
+  std::map<uint64_t, int32_t> scope_of_node_;  // by autograd node, see scope_here
+  size_t forget_at_ = 256;                     // storages
+};
+
+/// auto trace = Trace({.inputs = {x}}); Tensor y = f(x); Graph g = trace.finish({y});
+/// Traces of one thread do not nest (UserError).
+class Trace {
+ public:
+  explicit Trace(TraceOptions options = {});
+  ~Trace();
+  Trace(const Trace&) = delete;
+  Trace& operator=(const Trace&) = delete;
+
+  /// Ends the recording and returns the graph, verified. Its outputs are `tensors`, in this order.
+  Graph finish(std::span<const Tensor> tensors = {});
+  Graph finish(std::initializer_list<Tensor> tensors) {
+    return finish(std::span(tensors.begin(), tensors.size()));
+  }
+
+ private:
+  TraceOptions options_;  // keeps the named memory alive
+  TraceBackend backend_;
+  std::optional<Scoped<Backend*>> recording_;
+};
+
+}  // namespace tessera::compiler

@@ -1,0 +1,78 @@
+#include "compile/run/cat_in_place.h"
+
+#include <algorithm>
+
+#include "compile/ir/rewrite.h"
+#include "core/ops/attributes.h"
+
+namespace tessera::compiler {
+namespace {
+
+// The value behind views that nobody else reads; kNoValue where somebody does.
+ValueId behind_views(const Graph& g, const Uses& uses, ValueId id) {
+  for (;;) {
+    int32_t m = uses.maker[size_t(id)];
+    if (m == kNoNode || uses.readers[size_t(id)].size() != 1 || uses.output[size_t(id)])
+      return kNoValue;
+    const Node& n = g.nodes[size_t(m)];
+    if (!n.prim->is_view()) return id;
+    if (n.in.size() != 1 || n.out.size() != 1) return kNoValue;
+    id = n.in[0];
+  }
+}
+
+// `made` laid out so that `seen`, a view of it, gets the strides `to`. Views exchange dims and add
+// or drop those of extent 1, or there is no such layout: dims are told apart by their strides.
+bool lay_out_as(const Meta& made, const Meta& seen, const Strides& to, Meta& result) {
+  result = made;
+  if (numel(made.shape) != numel(seen.shape)) return false;
+  for (int d = 0; d < made.shape.size(); ++d) {
+    if (made.shape[d] == 1) continue;
+    int found = -1;
+    for (int s = 0; s < seen.shape.size(); ++s)
+      if (seen.shape[s] == made.shape[d] && seen.strides[s] == made.strides[d]) found = s;
+    if (found < 0) return false;
+    result.strides[d] = to[found];
+  }
+  return true;
+}
+
+bool find_join(const Graph& g, const Uses& uses, int32_t cat, int32_t& maker, Join& join) {
+  const Node& n = g.nodes[size_t(cat)];
+  const Meta& whole = g[n.out[0]].meta;
+  const int dim = static_cast<const CatAttributes&>(*n.prim).dim;
+  maker = kNoNode;
+  int64_t at = 0;
+  for (ValueId id : n.in) {
+    ValueId made = behind_views(g, uses, id);
+    if (made == kNoValue) return false;
+    const int32_t m = uses.maker[size_t(made)];
+    const Node& from = g.nodes[size_t(m)];
+    if (maker == kNoNode) join.pieces.resize(from.out.size());
+    if ((maker != kNoNode && m != maker) || from.out.size() != n.in.size() || is_effect(from))
+      return false;
+    maker = m;
+    Join::Piece& piece = join.pieces[size_t(std::ranges::find(from.out, made) - from.out.begin())];
+    piece.offset = at * whole.strides[dim];
+    if (!lay_out_as(g[made].meta, g[id].meta, whole.strides, piece.meta)) return false;
+    at += g[id].meta.shape[dim];
+  }
+  join.cat = cat;
+  return true;
+}
+
+}  // namespace
+
+std::unordered_map<int32_t, Join> find_joins(const Graph& graph) {
+  std::unordered_map<int32_t, Join> found;
+  Uses uses(graph);
+  for (int32_t k = 0; k < int32_t(graph.nodes.size()); ++k) {
+    const Node& n = graph.nodes[size_t(k)];
+    if (n.prim->name() != "cat" || is_effect(n)) continue;
+    int32_t maker;
+    if (Join join; find_join(graph, uses, k, maker, join)) found.emplace(maker, std::move(join));
+  }
+  return found;
+}
+
+}  // namespace tessera::compiler

@@ -1,0 +1,24 @@
+// Which results can be made where they are joined: `cat` of the results of one op, seen as they are
+// or with their dims exchanged, need not run if that op writes its results into the pieces.
+#pragma once
+#include <unordered_map>
+#include <vector>
+
+#include "compile/ir/graph.h"
+
+namespace tessera::compiler {
+
+struct Join {
+  /// Where result i of the op lies in the joined value: a layout, and elements from its beginning.
+  struct Piece {
+    Meta meta;
+    int64_t offset = 0;
+  };
+  int32_t cat = -1;  // node that joins them
+  std::vector<Piece> pieces;
+};
+
+/// By the node that makes the results. Each of them is read by nothing but the join, through views.
+std::unordered_map<int32_t, Join> find_joins(const Graph& graph);
+
+}  // namespace tessera::compiler

@@ -1,0 +1,351 @@
+#include "compile/run/executor.h"
+
+#include <algorithm>
+
+#include "compile/ir/as_strided.h"
+#include "compile/codegen/fused.h"
+#include "compile/run/program.h"
+#include "compile/run/memory_order.h"
+#include "compile/ir/interpreter.h"
+#include "core/base/profile.h"
+#include "core/dispatch/copy.h"
+#include "core/dispatch/dispatch.h"
+#include "core/tensor/allocator.h"
+
+namespace tessera::compiler {
+namespace {
+
+// Elements that the handles of an input touch, counted from its first one.
+Range reach_of(const Memory& m) {
+  Range all{0, 0, 0};
+  for (const Memory::View& v : m.views) {
+    Range r = extent_of(v.tensor.meta(), v.offset);
+    if (r.size == 0) continue;
+    int64_t end = std::max(all.begin + all.size, r.begin + r.size);
+    all.begin = std::min(all.begin, r.begin), all.size = end - all.begin;
+  }
+  return all;
+}
+
+// Elements of `t` in memory, an expanded one once.
+size_t bytes_of(const Tensor& t) {
+  size_t n = size_of(t.dtype());
+  for (int d = 0; d < t.ndim(); ++d)
+    if (t.strides()[d] != 0 || t.shape()[d] == 0) n *= size_t(t.shape()[d]);
+  return t.storage() ? n : 0;
+}
+size_t bytes_of(std::span<const Tensor> list) {
+  size_t n = 0;
+  for (const Tensor& t : list) n += bytes_of(t);
+  return n;
+}
+
+Traffic traffic_of(const CallSchedule& schedule) {
+  Traffic traffic;
+  for (const Step& s : schedule.steps)
+    if (s.collective)
+      ++traffic.collectives, traffic.collective_bytes += std::max(bytes_of(s.in), bytes_of(s.out));
+    else
+      ++traffic.kernels, traffic.kernel_bytes += bytes_of(s.in) + bytes_of(s.out);
+  return traffic;
+}
+
+struct BoundInput {
+  MemoryId memory = kNoMemory;
+  Range reach;
+  size_t size = 0;  // bytes of an element
+};
+
+}  // namespace
+
+class SharedArena {
+ public:
+  // Of ordinary memory (null) or of a group's own.
+  Ref<Storage>& of(const Ref<ProcessGroup>& group) {
+    for (auto& [owner, storage] : storages)
+      if (owner == group) return storage;
+    return storages.emplace_back(group, nullptr).second;
+  }
+  std::vector<std::pair<Ref<ProcessGroup>, Ref<Storage>>> storages;
+  Executor::Impl* user = nullptr;
+};
+std::shared_ptr<SharedArena> make_shared_arena() { return std::make_shared<SharedArena>(); }
+
+struct Executor::Impl {
+  Impl(Graph g, std::shared_ptr<SharedArena> shared_arena)
+      : graph(ordered(std::move(g))),
+        schedule(make_schedule(graph)),
+        shared(std::move(shared_arena)) {
+    inputs.resize(graph.inputs.size());
+    implicit.resize(graph.implicit.size());
+    for (size_t i = 0; i < schedule.memories.size(); ++i) {
+      const Memory& m = schedule.memories[i];
+      if (m.kind == Memory::Kind::kInput || m.kind == Memory::Kind::kImplicit) {
+        auto& list = m.kind == Memory::Kind::kInput ? inputs : implicit;
+        list[size_t(m.index)] = {MemoryId(i), reach_of(m), size_of(m.views[0].tensor.dtype())};
+        writes_inputs |= m.written;
+      } else if (m.kind == Memory::Kind::kOutput) {
+        outputs.push_back(MemoryId(i));
+        plan.output_bytes += m.bytes;
+      }
+    }
+    plan.arena_bytes = schedule.arena_bytes();
+    plan.unplanned_bytes = schedule.unplanned_bytes;
+    plan.eager_nodes = schedule.eager_steps;
+    traffic = traffic_of(schedule);
+    for (const ImplicitInput& i : graph.implicit) plan.implicit_bytes += i.tensor.nbytes();
+  }
+
+  static Graph ordered(Graph g) {
+    order_for_memory(g);
+    return g;
+  }
+
+  // ---- memory
+
+  Memory& memory(MemoryId m) { return schedule.memories[size_t(m)]; }
+
+  static void bind(Memory& m, const Ref<Storage>& storage, int64_t base) {
+    m.storage = storage;
+    for (Memory::View& v : m.views) {
+      v.tensor.impl()->storage = storage;
+      v.tensor.impl()->offset = base + v.offset;
+    }
+  }
+
+  ~Impl() {
+    if (shared && shared->user == this) shared->user = nullptr;
+  }
+
+  // What eager steps left cached would lie beside the arena, in blocks that fit nothing in it.
+  static Ref<Storage> new_arena(const Arena& a) {
+    if (a.group) return a.group->allocate(a.bytes);
+    release_cached_cpu_memory();
+    return make_ref<Storage>(a.bytes, kCPU, cpu_arena_allocator());
+  }
+  Ref<Storage> shared_arena(const Arena& a) {
+    Ref<Storage>& storage = shared->of(a.group);
+    if (!storage || storage->bytes() < a.bytes) {
+      storage.reset();
+      storage = new_arena(a);
+    }
+    return storage;
+  }
+  void take_turn() {
+    if (shared->user && shared->user != this) shared->user->let_go();
+    shared->user = this;
+  }
+  // Of the arenas and of outputs that others may hold.
+  void let_go() {
+    finish_last_run();
+    release_inputs();
+    for (Memory& m : schedule.memories)
+      if (m.kind == Memory::Kind::kArena || m.kind == Memory::Kind::kOutput)
+        bind(m, make_ref<Storage>(nullptr, m.bytes, kCPU, nullptr), 0);
+    arenas.clear();
+  }
+
+  void take_memory() {
+    if (!arenas.empty() && (!shared || shared->user == this)) return;
+    if (shared) take_turn();
+    std::vector<Ref<Storage>> taken;
+    for (const Arena& a : schedule.arenas) taken.push_back(shared ? shared_arena(a) : new_arena(a));
+    arenas = std::move(taken);
+    for (Memory& m : schedule.memories) {
+      if (m.kind != Memory::Kind::kArena) continue;
+      const Ref<Storage>& arena = arenas[size_t(m.arena)];
+      void* data = static_cast<char*>(arena->data()) + m.offset;
+      bind(m, make_ref<Storage>(data, m.bytes, kCPU, arena), 0);
+    }
+    for (Step& s : schedule.steps)
+      if (s.scratch != kNoMemory) s.workspace.data = memory(s.scratch).storage->data();
+  }
+
+  // Fresh memory for outputs, but where nobody holds what the last run returned.
+  void renew_outputs() {
+    for (MemoryId id : outputs) {
+      Memory& m = memory(id);
+      if (m.storage->data() && m.storage->use_count() == m.views.size() + 1)
+        m.storage->set_ready(nullptr);
+      else
+        bind(m, make_ref<Storage>(m.bytes, kCPU, cpu_allocator()), 0);
+    }
+  }
+
+  void bind_input(const BoundInput& in, const Tensor& given, const char* kind, size_t number) {
+    Memory& m = memory(in.memory);
+    const Ref<Storage>& storage = given.storage();
+    if (m.storage == storage && m.views[0].tensor.offset() == given.offset() + m.views[0].offset)
+      return;
+    TESSERA_CHECK(storage, "executor: {} {}, {}, has no values", kind, number, describe(given));
+    int64_t begin = given.offset() + in.reach.begin, end = begin + in.reach.size;
+    TESSERA_CHECK_AS(ShapeError, begin >= 0 && size_t(end) * in.size <= storage->bytes(),
+                     "executor: the graph looks at elements {} to {} of the memory of {} {}, {}, "
+                     "which has {} bytes; pass the tensor that it is a view of",
+                     begin, end, kind, number, describe(given), storage->bytes());
+    bind(m, storage, given.offset());
+  }
+
+  void bind_inputs(std::span<const Tensor> given, std::span<const Tensor> given_implicit) {
+    check_inputs("executor", graph, given);
+    TESSERA_CHECK_AS(ShapeError, given_implicit.empty() || given_implicit.size() == implicit.size(),
+                     "executor: {} tensors for {} implicit inputs", given_implicit.size(),
+                     implicit.size());
+    for (size_t i = 0; i < given.size(); ++i) bind_input(inputs[i], given[i], "input", i);
+    for (size_t i = 0; i < implicit.size(); ++i) {
+      const Tensor& own = graph.implicit[i].tensor;
+      const Tensor& t = given_implicit.empty() ? own : given_implicit[i];
+      TESSERA_CHECK_AS(
+          ShapeError,
+          t.is_same(own) || (t.shape() == own.shape() && t.strides() == own.strides() &&
+                             t.dtype() == own.dtype() && t.device() == own.device()),
+          "executor: implicit input {} is {}, the graph was traced with {}", i, describe(t),
+          describe(own));
+      bind_input(implicit[i], t, "implicit input", i);
+    }
+    if (writes_inputs && (!given.empty() || !given_implicit.empty())) check_written_apart();
+  }
+
+  // What the graph writes may not be memory that another input reads: the steps were ordered and
+  // made to write in place without knowing of it.
+  void check_written_apart() {
+    owners.clear();
+    for (auto* list : {&inputs, &implicit})
+      for (const BoundInput& in : *list) owners.push_back(in.memory);
+    auto storage = [&](MemoryId m) { return memory(m).storage.get(); };
+    std::sort(owners.begin(), owners.end(),
+              [&](MemoryId a, MemoryId b) { return storage(a) < storage(b); });
+    for (size_t i = 1; i < owners.size(); ++i) {
+      const Memory &a = memory(owners[i - 1]), &b = memory(owners[i]);
+      TESSERA_CHECK(a.storage != b.storage || !(a.written || b.written),
+                    "executor: {} is written, but shares memory with another input; clone one of "
+                    "them",
+                    describe((a.written ? a : b).views[0].tensor));
+    }
+  }
+
+  // Between runs nothing is kept of the inputs, except by collectives that still read them.
+  void release_inputs() {
+    if (!unfinished.empty()) return;
+    for (const BoundInput& in : inputs) bind(memory(in.memory), nullptr, 0);
+  }
+
+  // ---- running
+
+  Tensors run(std::span<const Tensor> given, std::span<const Tensor> given_implicit) {
+    finish_last_run();
+    take_memory();
+    bind_inputs(given, given_implicit);
+    renew_outputs();
+    Scoped<Backend*> eager(context().backend, nullptr);
+    Scoped<LayerMask> below_all_layers(context().enabled, 0);
+    try {
+      current_profile() ? run_profiled() : run_steps();
+    } catch (...) {
+      abandon_run();
+      throw;
+    }
+    Tensors results = collect_outputs();
+    for (MemoryId m : schedule.unfinished)
+      if (const Ref<Event>& e = memory(m).storage->ready()) unfinished.push_back(e);
+    release_inputs();
+    return results;
+  }
+
+  void run_steps() {
+    const Stream stream = context().stream;
+    for (const Step& s : schedule.steps) run_step(s, stream);
+  }
+
+  void run_step(const Step& s, const Stream& stream) {
+    for (MemoryId m : s.waits) memory(m).storage->wait_ready();
+    // A collective waits by itself. What is written may be read from outside of the graph: state by
+    // a checkpoint that copies it meanwhile, an input by a collective of the program.
+    if (!s.collective)
+      for (const Tensor& t : s.out) t.storage()->wait_writable();
+    if (s.kernel) [[likely]]
+      s.kernel->run(*s.prim, s.in, s.out, s.workspace, stream);
+    else
+      run_decomposed(s);
+    for (MemoryId m : s.bumps) memory(m).storage->bump_version();
+  }
+
+  void run_decomposed(const Step& s) {
+    const PrimRef& prim = graph.nodes[size_t(s.node)].prim;
+    Tensors in(s.in.begin(), s.in.end()), results = eager_backend().run(prim, in);
+    for (size_t i = 0; i < results.size(); ++i) copy_values(s.out[i], results[i]);
+  }
+
+  void run_profiled() {
+    const Stream stream = context().stream;
+    for (const Step& s : schedule.steps) {
+      const Fused* fused = as_fused(*s.prim);
+      // Written before the span begins: the text of a large kernel takes as long as a small one.
+      std::string detail = to_string(graph, graph.nodes[size_t(s.node)]);
+      ProfileSpan span(fused ? fused->name : s.prim->name(), s.collective ? "op" : "kernel");
+      span.set_detail(std::move(detail));
+      run_step(s, stream);
+    }
+  }
+
+  // Arena and outputs may be written again once nothing of the last run is under way.
+  void finish_last_run() {
+    for (const Ref<Event>& e : std::exchange(unfinished, {})) {
+      try {
+        e->wait();
+      } catch (...) {  // the result carries the error; whoever reads it gets it
+      }
+    }
+    for (MemoryId m : schedule.results)
+      if (memory(m).kind == Memory::Kind::kArena) memory(m).storage->set_ready(nullptr);
+  }
+
+  // What is under way may still read and write the executor's memory.
+  void abandon_run() {
+    for (MemoryId id : schedule.results) {
+      Memory& m = memory(id);
+      try {
+        m.storage->wait_ready();
+      } catch (...) {  // the first error is the one to report
+      }
+      if (m.kind == Memory::Kind::kArena || m.kind == Memory::Kind::kOutput)
+        m.storage->set_ready(nullptr);
+    }
+    release_inputs();
+  }
+
+  Tensors collect_outputs() {
+    Tensors results;
+    for (const Tensor& t : schedule.outputs) {
+      results.push_back(t.detach());
+      results.back().impl()->inference = context().inference;
+    }
+    return results;
+  }
+
+  Graph graph;
+  CallSchedule schedule;
+  MemoryPlan plan;
+  Traffic traffic;
+  std::vector<BoundInput> inputs, implicit;
+  std::vector<MemoryId> outputs;  // memories of kind kOutput
+  bool writes_inputs = false;
+  std::shared_ptr<SharedArena> shared;  // null: the arenas are its own
+  std::vector<Ref<Storage>> arenas;     // as in the schedule; empty: not taken
+  std::vector<Ref<Event>> unfinished;   // collectives of the last run that nothing waited for
+  std::vector<MemoryId> owners;         // room for check_written_apart
+};
+
+Executor::Executor(Graph graph, std::shared_ptr<SharedArena> arena)
+    : impl_(std::make_unique<Impl>(std::move(graph), std::move(arena))) {}
+Executor::~Executor() = default;
+Executor::Executor(Executor&&) noexcept = default;
+
+Tensors Executor::run(std::span<const Tensor> inputs, std::span<const Tensor> implicit) {
+  return impl_->run(inputs, implicit);
+}
+const Graph& Executor::graph() const { return impl_->graph; }
+const MemoryPlan& Executor::memory() const { return impl_->plan; }
+const Traffic& Executor::traffic() const { return impl_->traffic; }
+
+}  // namespace tessera::compiler

@@ -1,0 +1,62 @@
+// Runs a graph again and again: memory planned once, no dispatch, nothing allocated. Invariants: a
+// run computes what replay() computes; between two runs the executor keeps only the arena and what
+// it was given.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "compile/ir/graph.h"
+
+namespace tessera::compiler {
+
+/// What one run moves.
+struct Traffic {
+  int kernels = 0, collectives = 0;  // calls
+  size_t kernel_bytes = 0;           // read and written by kernels, each operand and result once
+  size_t collective_bytes = 0;       // of operands or results, whichever are more
+};
+
+/// Scratch that kernels take for themselves (products of matrices: up to three quarters of the
+/// second cache for each thread) is not in it.
+struct MemoryPlan {
+  size_t arena_bytes = 0;      // intermediate values and scratch, together at their peak, in memory
+                               // of process groups too
+  size_t output_bytes = 0;     // fresh at each run, unless nobody holds the last ones
+  size_t implicit_bytes = 0;   // parameters and other state, read and written where they are
+  size_t unplanned_bytes = 0;  // sum over all values, had each its own memory
+  int eager_nodes = 0;  // ops without a kernel: their decomposition runs eagerly, and allocates
+};
+
+/// Arenas that executors of one thread take turns in, as large as the largest of them needs.
+class SharedArena;
+std::shared_ptr<SharedArena> make_shared_arena();
+
+class Executor {
+ public:
+  /// Plans `graph` (verified), whose nodes it may put in another order (memory_order.h). Memory is
+  /// taken at the first run.
+  /// `arena`: where others lie too; before one of them runs, this one lets go of all memory.
+  explicit Executor(Graph graph, std::shared_ptr<SharedArena> arena = nullptr);
+  ~Executor();
+  Executor(Executor&&) noexcept;
+
+  /// Runs the graph on explicit `inputs`, with the layouts it was traced with, and on its implicit
+  /// inputs where they are. `implicit`, when not empty, takes their place: one tensor for each,
+  /// with equal layouts. Outputs are new tensors; memory of outputs of an earlier run is used again
+  /// when nobody else holds it. Each kernel is an event of the thread's profile, if there is one,
+  /// with its node as detail. Throws ShapeError for inputs that do not fit, and what kernels
+  /// throw.
+  Tensors run(std::span<const Tensor> inputs, std::span<const Tensor> implicit = {});
+
+  const Graph& graph() const;
+  const MemoryPlan& memory() const;
+  const Traffic& traffic() const;
+
+ private:
+  friend class SharedArena;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tessera::compiler

@@ -1,0 +1,491 @@
+#include "compile/run/program.h"
+
+#include <unordered_map>
+
+#include "collectives/ops.h"
+#include "compile/ir/as_strided.h"
+#include "compile/run/cat_in_place.h"
+#include "core/dispatch/call.h"
+#include "core/dispatch/copy.h"
+
+namespace tessera::compiler {
+namespace {
+
+// More than any input can have: as_strided checks its extent against the storage, which for inputs
+// is done when they are bound.
+constexpr size_t kUnboundBytes = size_t(1) << 60;
+
+// From its first element to its last: a result has the strides of the view that it is written to.
+size_t bytes_of(const Meta& m) { return size_t(extent_of(m, 0).size) * size_of(m.dtype); }
+
+class Scheduler {
+ public:
+  explicit Scheduler(const Graph& g)
+      : g_(g), joins_(find_joins(g)), value_(g.values.size()), last_read_(g.values.size(), -1) {}
+
+  CallSchedule run() {
+    s_.arenas.emplace_back();
+    find_last_reads();
+    add_inputs();
+    for (node_ = 0; node_ < int(g_.nodes.size()); ++node_) add_node(g_.nodes[size_t(node_)]);
+    add_outputs();
+    finish_flights();
+    lay_out_arenas();
+    return std::move(s_);
+  }
+
+ private:
+  // What the schedule does not need to know of a memory.
+  struct Use {
+    int dies = -1;                     // node that reads it last; node count: it outlives the run
+    int64_t base = 0;                  // offset of the input that it begins with
+    int flight = -1;                   // the collective that may still write it
+    bool maybe = false;                // an input may come pending from elsewhere
+    SmallVector<int, 2> readers = {};  // collectives that may still read it
+  };
+  // A collective between its submission and the step that waits for it.
+  struct Flight {
+    int step = 0, done = -1;
+    SmallVector<MemoryId, 4> memories = {};  // of operands and results
+    MemoryId result = kNoMemory;
+    SmallVector<int, 2> after = {};  // collectives that it waits for itself
+  };
+
+  // ---- lifetimes
+
+  bool shape_only(const Node& n, size_t i) const {
+    if (i >= 32) return false;
+    MetaPointers metas;
+    for (ValueId id : n.in) metas.push_back(&g_[id].meta);
+    return n.prim->axes(metas).shape_only >> i & 1;
+  }
+
+  void find_last_reads() {
+    auto read = [&](ValueId id, int k) {
+      if (ValueId b = g_[id].buffer; b != kNoBuffer) last_read_[size_t(b)] = k;
+    };
+    for (int k = 0; k < int(g_.nodes.size()); ++k) {
+      const Node& n = g_.nodes[size_t(k)];
+      for (size_t i = 0; i < n.in.size(); ++i)
+        if (!shape_only(n, i)) read(n.in[i], k);
+      for (ValueId id : n.into)
+        if (id != kNoValue) read(id, k);
+      for (ValueId id : n.out) read(id, k);
+    }
+    for (ValueId id : g_.outputs) read(id, int(g_.nodes.size()));
+  }
+
+  // ---- memories and the tensors that see them
+
+  Memory& memory(MemoryId m) { return s_.memories[size_t(m)]; }
+  Use& use(MemoryId m) { return uses_[size_t(m)]; }
+
+  MemoryId add_memory(Memory::Kind kind, size_t bytes, Device device, int dies) {
+    MemoryId m = MemoryId(s_.memories.size());
+    int now = int(s_.steps.size());
+    Ref<Storage> storage = make_ref<Storage>(nullptr, bytes, device, nullptr);
+    of_storage_.emplace(storage.get(), m);
+    s_.memories.push_back(
+        {.kind = kind, .bytes = bytes, .first = now, .last = now, .storage = storage});
+    uses_.push_back({.dies = dies});
+    return m;
+  }
+
+  MemoryId memory_of(const Tensor& t) const {
+    return t.storage() ? of_storage_.at(t.storage().get()) : kNoMemory;
+  }
+
+  // The one handle for a layout of a memory.
+  Tensor see(MemoryId m, const Meta& meta, int64_t offset) {
+    Memory& mem = memory(m);
+    for (const Memory::View& v : mem.views)
+      if (v.tensor.offset() == offset && same_layout(v.tensor.meta(), meta)) return v.tensor;
+    mem.views.push_back({Tensor(meta, mem.storage, offset), offset - use(m).base});
+    return mem.views.back().tensor;
+  }
+
+  Tensor fresh(const Meta& meta, int dies) {
+    bool outlives = dies == int(g_.nodes.size());
+    size_t bytes = bytes_of(meta);
+    s_.unplanned_bytes += bytes;
+    auto kind = outlives ? Memory::Kind::kOutput : Memory::Kind::kArena;
+    return see(add_memory(kind, bytes, meta.device, dies), meta, 0);
+  }
+
+  void add_input(Memory::Kind kind, int index, ValueId id) {
+    MemoryId m = add_memory(kind, kUnboundBytes, g_[id].meta.device, int(g_.nodes.size()));
+    memory(m).index = index;
+    use(m).base = g_[id].offset;
+    use(m).maybe = true;
+    value_[size_t(id)] = see(m, g_[id].meta, g_[id].offset);
+  }
+
+  void add_inputs() {
+    for (size_t i = 0; i < g_.inputs.size(); ++i)
+      add_input(Memory::Kind::kInput, int(i), g_.inputs[i]);
+    for (size_t i = 0; i < g_.implicit.size(); ++i)
+      add_input(Memory::Kind::kImplicit, int(i), g_.implicit[i].id);
+    for (ValueId id : g_.shapes) value_[size_t(id)] = Tensor(g_[id].meta, nullptr);
+  }
+
+  // ---- nodes
+
+  void add_node(const Node& n) {
+    std::vector<Tensor> in;
+    for (size_t i = 0; i < n.in.size(); ++i) {
+      const Tensor& t = value_[size_t(n.in[i])];
+      in.push_back(shape_only(n, i) ? Tensor(t.meta(), nullptr, t.offset()) : t);
+    }
+    if (n.into.empty())
+      add_pure(n, in);
+    else
+      add_effect(n, in);
+  }
+
+  void define(ValueId id, Tensor t) { value_[size_t(id)] = std::move(t); }
+  int dies(ValueId id) const { return last_read_[size_t(g_[id].buffer)]; }
+
+  void add_pure(const Node& n, std::vector<Tensor>& in) {
+    if (n.prim->is_view()) {
+      Tensors views = n.prim->view(in);
+      for (size_t i = 0; i < n.out.size(); ++i) define(n.out[i], handle(views[i]));
+      return;
+    }
+    if (is_joined(n.out)) return;
+    SmallVector<int, 4> last;
+    for (ValueId id : n.out) last.push_back(dies(id));
+    Tensors out = results_of(n, in, last);
+    for (size_t i = 0; i < n.out.size(); ++i) define(n.out[i], out[i]);
+  }
+
+  Tensor handle(const Tensor& view) {
+    MemoryId m = memory_of(view);
+    return m == kNoMemory ? view : see(m, view.meta(), view.offset());
+  }
+
+  // The results of an op in memory of their own, or over operands that die here.
+  Tensors results_of(const Node& n, std::vector<Tensor>& in, std::span<const int> last) {
+    Device device = device_of(*n.prim, in);
+    const Kernel& kernel = find_kernel(*n.prim, device);
+    Tensors out;
+    if (!kernel) {
+      ++s_.eager_steps;
+      for (size_t i = 0; i < n.out.size(); ++i) out.push_back(fresh(g_[n.out[i]].meta, last[i]));
+      emit(n, nullptr, in, out);
+      return out;
+    }
+    KernelCall call = plan_call(*n.prim, kernel, in);
+    make_dense(call, in);
+    if (call.plan.any_strides_out && make_joined(call.out, out)) {
+      emit(n, &kernel, in, out, call.plan.workspace_bytes);
+      return out;
+    }
+    SmallVector<MemoryId, 2> taken;
+    for (size_t i = 0; i < call.out.size(); ++i) {
+      MemoryId m =
+          call.plan.in_place ? dying_operand(call.out[i], in, taken, collective(n)) : kNoMemory;
+      if (m == kNoMemory) {
+        out.push_back(fresh(call.out[i], last[i]));
+        continue;
+      }
+      taken.push_back(m);
+      s_.unplanned_bytes += memory(m).bytes;
+      use(m).dies = last[i];
+      if (last[i] == int(g_.nodes.size())) memory(m).kind = Memory::Kind::kOutput;
+      out.push_back(see(m, call.out[i], 0));
+    }
+    emit(n, &kernel, in, out, call.plan.workspace_bytes);
+    return out;
+  }
+
+  // The results of this node, in the memory of the value that joins them, which is made now.
+  bool make_joined(const Metas& planned, Tensors& out) {
+    auto it = joins_.find(node_);
+    if (it == joins_.end()) return false;
+    const Join& join = it->second;
+    for (size_t i = 0; i < planned.size(); ++i) {
+      const Meta& m = join.pieces[i].meta;
+      if (!(m.shape == planned[i].shape) || m.dtype != planned[i].dtype || m.strides.back() != 1)
+        return false;
+    }
+    ValueId whole = g_.nodes[size_t(join.cat)].out[0];
+    define(whole, fresh(g_[whole].meta, dies(whole)));
+    for (const Join::Piece& p : join.pieces) {
+      s_.unplanned_bytes += bytes_of(p.meta);
+      out.push_back(see(memory_of(value_[size_t(whole)]), p.meta, p.offset));
+    }
+    return true;
+  }
+  bool is_joined(const ValueIds& out) const { return value_[size_t(out[0])].defined(); }
+
+  void make_dense(const KernelCall& call, std::vector<Tensor>& in) {
+    const Primitive& copy = *copy_primitive();
+    for (size_t i = 0; i < in.size(); ++i) {
+      if (!call.needs_dense(i, in[i]) || !in[i].storage()) continue;
+      Meta meta = Meta::contiguous(in[i].shape(), in[i].dtype(), in[i].device());
+      Tensor dense = fresh(meta, node_);
+      emit_copy(copy, in[i], dense);
+      in[i] = dense;
+    }
+  }
+
+  // The memory of an operand that a result of type `out` may be written over: of the same layout,
+  // all of its memory, and read here for the last time, by no operand in another layout.
+  MemoryId dying_operand(const Meta& out, std::span<const Tensor> in,
+                         std::span<const MemoryId> taken, bool collective) {
+    for (const Tensor& t : in) {
+      MemoryId m = memory_of(t);
+      if (m == kNoMemory || use(m).dies != node_ || memory(m).kind != Memory::Kind::kArena)
+        continue;
+      if (!same_layout(t.meta(), out) || t.offset() != 0 || memory(m).bytes != bytes_of(out))
+        continue;
+      if (in_use_elsewhere(m, collective)) continue;
+      if (std::find(taken.begin(), taken.end(), m) != taken.end()) continue;
+      bool alone = std::all_of(in.begin(), in.end(), [&](const Tensor& o) {
+        return o.storage() != t.storage() || harmless(t, o, true);
+      });
+      if (alone) return m;
+    }
+    return kNoMemory;
+  }
+
+  // A collective that is under way reads it, and the op would have to wait for that. The one that
+  // writes it is waited for in any case, except by other collectives.
+  bool in_use_elsewhere(MemoryId m, bool collective) {
+    if (collective && use(m).flight >= 0) return true;
+    for (int f : use(m).readers)
+      if (f != use(m).flight) return true;
+    return false;
+  }
+
+  void add_effect(const Node& n, std::vector<Tensor>& in) {
+    Tensors to;
+    for (size_t i = 0; i < n.out.size(); ++i)
+      to.push_back(n.into[i] == kNoValue ? fresh(g_[n.out[i]].meta, dies(n.out[i]))
+                                         : value_[size_t(n.into[i])]);
+    const Kernel* kernel = nullptr;
+    if (!n.prim->is_view()) kernel = &find_kernel(*n.prim, device_of(*n.prim, in));
+    if (kernel && *kernel) {
+      KernelCall call = plan_call(*n.prim, *kernel, in);
+      check_destinations(*n.prim, to, call.out);
+      make_dense(call, in);
+      if (writes_in_place(call, to, in)) {
+        emit(n, kernel, in, to, call.plan.workspace_bytes);
+        return end_effect(n, to);
+      }
+    }
+    Tensors results;
+    if (n.prim->is_view()) {
+      for (const Tensor& t : n.prim->view(in)) results.push_back(handle(t));
+    } else {
+      SmallVector<int, 4> here(n.out.size(), node_);
+      results = results_of(n, in, here);
+    }
+    for (size_t i = 0; i < to.size(); ++i) emit_copy(*copy_primitive(), results[i], to[i]);
+    end_effect(n, to);
+  }
+
+  void end_effect(const Node& n, const Tensors& to) {
+    SmallVector<MemoryId, 4> bumps;
+    for (size_t i = 0; i < to.size(); ++i) {
+      define(n.out[i], to[i]);
+      Memory& m = memory(memory_of(to[i]));
+      if (m.kind != Memory::Kind::kInput && m.kind != Memory::Kind::kImplicit) continue;
+      m.written = true;
+      bumps.push_back(memory_of(to[i]));
+    }
+    s_.steps.back().bumps = keep(bumps);
+  }
+
+  // ---- steps
+
+  template <class List>
+  std::span<const MemoryId> keep(const List& list) {
+    if (list.empty()) return {};
+    s_.lists.push_back(std::make_unique<MemoryId[]>(list.size()));
+    std::copy(list.begin(), list.end(), s_.lists.back().get());
+    return {s_.lists.back().get(), list.size()};
+  }
+  std::span<const Tensor> keep_tensors(std::span<const Tensor> list) {
+    s_.operands.push_back(std::make_unique<Tensor[]>(list.size()));
+    std::copy(list.begin(), list.end(), s_.operands.back().get());
+    return {s_.operands.back().get(), list.size()};
+  }
+
+  void emit_copy(const Primitive& copy, const Tensor& from, const Tensor& to) {
+    const Kernel& kernel = kernel_table().find(from.device().kind, copy.id());
+    push({.prim = &copy, .kernel = &kernel, .node = node_}, {&from, 1}, {&to, 1}, false);
+  }
+
+  void emit(const Node& n, const Kernel* kernel, std::span<const Tensor> in,
+            std::span<const Tensor> out, size_t workspace_bytes = 0) {
+    Step step{.prim = n.prim.get(), .kernel = kernel, .node = node_};
+    if (workspace_bytes) {
+      step.scratch = add_memory(Memory::Kind::kArena, workspace_bytes, out[0].device(), node_);
+      step.workspace.bytes = workspace_bytes;
+    }
+    if (is_collective(*n.prim)) lay_in_group(*n.prim, in, out);
+    push(std::move(step), in, out, collective(n));
+  }
+  static bool collective(const Node& n) {
+    return n.role == Role::kCollective || is_collective(*n.prim);
+  }
+
+  // What a collective moves lies in its group's own memory, where the group has some: the first
+  // group's, if several move it.
+  void lay_in_group(const Primitive& prim, std::span<const Tensor> in,
+                    std::span<const Tensor> out) {
+    ProcessGroup& group = group_of(prim);
+    if (!group.has_own_memory()) return;
+    auto lay = [&](std::span<const Tensor> list) {
+      for (const Tensor& t : list)
+        if (Memory& m = memory(memory_of(t)); m.kind == Memory::Kind::kArena && m.arena == 0)
+          m.arena = arena_of(group);
+    };
+    lay(in);
+    if (moves_its_result(prim)) lay(out);
+  }
+  int arena_of(ProcessGroup& group) {
+    auto at = std::find_if(s_.arenas.begin(), s_.arenas.end(),
+                           [&](const Arena& a) { return a.group.get() == &group; });
+    if (at == s_.arenas.end()) at = s_.arenas.insert(at, {.group = Ref<ProcessGroup>(&group)});
+    return int(at - s_.arenas.begin());
+  }
+
+  void push(Step step, std::span<const Tensor> in, std::span<const Tensor> out, bool collective) {
+    const int now = int(s_.steps.size());
+    SmallVector<MemoryId, 4> waits;
+    for (const Tensor& t : out) {
+      const Use& u = use(memory_of(t));
+      auto readers = u.readers;  // settling takes them off the list
+      for (int f : readers)      // a collective waits by itself for the one that writes its operand
+        if (!(collective && f == u.flight)) settle(f, now, waits);
+    }
+    for (auto list : {in, out})
+      for (const Tensor& t : list)
+        if (MemoryId m = memory_of(t); m != kNoMemory) {
+          memory(m).last = now;
+          if (!collective) wait_for(m, now, waits);
+        }
+    if (collective) take_off(in, out, now);
+    step.collective = collective;
+    step.waits = keep(waits);
+    step.in = keep_tensors(in);
+    step.out = keep_tensors(out);
+    s_.steps.push_back(std::move(step));
+  }
+
+  // ---- what is pending. A collective is done when something waits for its result, and everything
+  // that it waits for itself is done then too.
+
+  void wait_for(MemoryId m, int now, SmallVector<MemoryId, 4>& waits) {
+    if (use(m).flight >= 0) settle(use(m).flight, now, waits);
+    if (std::exchange(use(m).maybe, false)) waits.push_back(m);
+  }
+
+  void settle(int f, int now, SmallVector<MemoryId, 4>& waits) {
+    if (flights_[size_t(f)].done >= 0) return;
+    waits.push_back(flights_[size_t(f)].result);
+    mark_done(f, now);
+    use(flights_[size_t(f)].result).maybe = false;
+  }
+
+  void mark_done(int f, int now) {
+    Flight& flight = flights_[size_t(f)];
+    if (flight.done >= 0) return;
+    flight.done = now;
+    if (use(flight.result).flight == f)  // done, but its event is still there
+      use(flight.result).flight = -1, use(flight.result).maybe = true;
+    for (MemoryId m : flight.memories) {
+      auto& readers = use(m).readers;
+      if (auto it = std::find(readers.begin(), readers.end(), f); it != readers.end())
+        readers.erase(size_t(it - readers.begin()));
+    }
+    for (int g : flight.after) mark_done(g, now);
+  }
+
+  void take_off(std::span<const Tensor> in, std::span<const Tensor> out, int now) {
+    int f = int(flights_.size());
+    Flight flight{.step = now};
+    for (auto list : {in, out})
+      for (const Tensor& t : list) {
+        MemoryId m = memory_of(t);
+        flight.memories.push_back(m);
+        if (use(m).flight >= 0) flight.after.push_back(use(m).flight);
+      }
+    for (const Tensor& t : in) use(memory_of(t)).readers.push_back(f);
+    for (const Tensor& t : out) {
+      flight.result = memory_of(t);
+      use(flight.result).flight = f;
+      use(flight.result).maybe = false;  // the collective waits for it
+      s_.results.push_back(flight.result);
+    }
+    flights_.push_back(std::move(flight));
+  }
+
+  void finish_flights() {
+    for (const Flight& f : flights_) {
+      if (f.done < 0) s_.unfinished.push_back(f.result);
+      int until = f.done < 0 ? int(s_.steps.size()) - 1 : f.done - 1;
+      for (MemoryId m : f.memories) memory(m).last = std::max(memory(m).last, until);
+    }
+  }
+
+  // ---- the end
+
+  void add_outputs() {
+    for (ValueId id : g_.outputs) s_.outputs.push_back(value_[size_t(id)]);
+  }
+
+  struct Tenants {
+    std::vector<Memory*> memories = {};
+    std::vector<Block> blocks = {};
+  };
+  Tenants tenants_of(int arena) {
+    Tenants t;
+    for (Memory& m : s_.memories)
+      if (m.kind == Memory::Kind::kArena && m.arena == arena) {
+        t.memories.push_back(&m);
+        t.blocks.push_back({m.bytes, m.first, m.last});
+      }
+    return t;
+  }
+
+  // The groups' arenas first: what of the rest fits between their tenants costs no other memory.
+  void lay_out_arenas() {
+    for (int a = int(s_.arenas.size()) - 1; a >= 0; --a) {
+      Tenants own = tenants_of(a);
+      ArenaLayout layout = lay_out(own.blocks);
+      s_.arenas[size_t(a)].bytes = layout.bytes;
+      for (size_t i = 0; i < own.memories.size(); ++i) own.memories[i]->offset = layout.offsets[i];
+      if (a == 0) return;
+      Tenants rest = tenants_of(0);
+      std::vector<size_t> offsets = fill_gaps(own.blocks, layout, rest.blocks);
+      for (size_t i = 0; i < offsets.size(); ++i)
+        if (offsets[i] != kNoRoom)
+          rest.memories[i]->arena = a, rest.memories[i]->offset = offsets[i];
+    }
+  }
+
+  const Graph& g_;
+  const std::unordered_map<int32_t, Join> joins_;
+  CallSchedule s_;
+  int node_ = 0;
+  std::vector<Tensor> value_;   // by ValueId
+  std::vector<int> last_read_;  // node, by the value that made the memory
+  std::vector<Use> uses_;       // by MemoryId
+  std::vector<Flight> flights_;
+  std::unordered_map<const Storage*, MemoryId> of_storage_;
+};
+
+}  // namespace
+
+size_t CallSchedule::arena_bytes() const {
+  size_t bytes = 0;
+  for (const Arena& a : arenas) bytes += a.bytes;
+  return bytes;
+}
+
+CallSchedule make_schedule(const Graph& graph) { return Scheduler(graph).run(); }
+
+}  // namespace tessera::compiler
