@@ -14,7 +14,7 @@
 #include <string>
 #include <string_view>
 
-#include "collectives/announcement.h"
+#include "collectives/call_order.h"
 #include "core/base/error.h"
 #include "core/tensor/tensor.h"
 

@@ -1,9 +1,9 @@
 // From a recorded graph to one that runs fast: passes, code, executor.
 #pragma once
 #include "compile/codegen/sized.h"
-#include "compile/compile.h"
-#include "compile/run/executor.h"
+#include "compile/options.h"
 #include "compile/passes/passes.h"
+#include "compile/run/executor.h"
 
 namespace tessera::compiler {
 

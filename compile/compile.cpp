@@ -5,11 +5,11 @@
 #include <set>
 #include <unordered_map>
 
-#include "compile/run/collective_order.h"
 #include "compile/build.h"
+#include "compile/ir/interpreter.h"
 #include "compile/record/dynamic_call.h"
 #include "compile/record/guards.h"
-#include "compile/ir/interpreter.h"
+#include "compile/run/collective_order.h"
 #include "compile/run/report.h"
 #include "core/autograd/graph.h"
 #include "core/base/deterministic.h"

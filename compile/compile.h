@@ -11,10 +11,10 @@
 //   for (...) Tensor loss = step(ids, targets);
 //
 // Arguments and results are trees (core/autograd/tree.h): tensors, numbers, text, and containers,
-// tuples and structs of them. The first calls run the function, recorded (step_recorder.h). Once
-// two calls on memory of their own were the same one graph, and it says all that they did, later
-// calls with arguments of the same types run that graph alone. Where a call looks at values, talks
-// to other ranks itself or leaves new tensors behind, the function runs at every call and the
+// tuples and structs of them. The first calls run the function, recorded (record/step_recorder.h).
+// Once two calls on memory of their own were the same one graph, and it says all that they did,
+// later calls with arguments of the same types run that graph alone. Where a call looks at values,
+// talks to other ranks itself or leaves new tensors behind, the function runs at every call and the
 // graphs between its looks are run compiled: slower, and right. What changes from call to call must
 // be an argument or the values of a tensor (a learning rate is one); plain C++ variables that the
 // function reads are taken to be constant, other than switches of the library: training(),
@@ -25,28 +25,12 @@
 #include <tuple>
 #include <type_traits>
 
+#include "compile/options.h"
 #include "compile/record/call_key.h"
 #include "core/autograd/tree.h"
 #include "core/base/function_ref.h"
-#include "core/tensor/named_tensor.h"
 
 namespace tessera::compiler {
-
-struct CompileOptions {
-  std::string name = "step";            // in logs and reports
-  std::vector<NamedTensor> names = {};  // of parameters and state, for readable graphs
-  // Passes that are left out, by name and separated by commas; TESSERA_COMPILE_SKIP adds to them.
-  std::string skip = {};
-  // Calls that differ in one size are one graph, between sizes that were recorded, where their
-  // graphs say so (family.h); else each size has a graph of its own. False: for functions that
-  // treat some sizes between others in a way of their own.
-  bool dynamic = true;
-  // Bytes that a run may take beside parameters and other state; 0: no limit. To keep to it, values
-  // of the forward pass are computed again in backward, the cheapest for their size first, and no
-  // more than has to be. TESSERA_COMPILE_MEMORY (megabytes) where this is 0. A graph of many sizes
-  // keeps no limit.
-  size_t memory_limit = 0;
-};
 
 /// What became of the calls so far.
 struct CompileReport {

@@ -3,7 +3,7 @@
 #pragma once
 #include <map>
 
-#include "dtensor/decision.h"
+#include "dtensor/propagation.h"
 #include "dtensor/redistribute.h"
 
 namespace tessera {

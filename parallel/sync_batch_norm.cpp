@@ -4,7 +4,7 @@
 
 #include "collectives/ops.h"
 #include "core/autograd/autograd.h"
-#include "core/ops/batch_norm_parts.h"
+#include "core/ops/batch_norm_stats.h"
 #include "core/ops/compose.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"

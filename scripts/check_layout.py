@@ -40,7 +40,16 @@ MAY_INCLUDE = {
     "collectives": CORE + ["collectives/store"],
     "dtensor": COLLECTIVES,
     "parallel": COLLECTIVES + ["dtensor"],
-    "compile": COLLECTIVES,
+    # The stages of the compiler: a step is recorded, passes rewrite its graph, code is generated, an executor runs it. None
+    # of record, passes and run includes another, and none includes the front (compile/*.h), which uses them all.
+    "compile": COLLECTIVES + ["compile/ir", "compile/record", "compile/passes", "compile/codegen", "compile/run"],
+    "compile/ir": COLLECTIVES,
+    "compile/record": COLLECTIVES + ["compile/ir"],
+    "compile/codegen": COLLECTIVES,
+    "compile/passes": COLLECTIVES + ["compile/ir", "compile/codegen"],
+    "compile/run": COLLECTIVES + ["compile/ir", "compile/codegen"],
+    "compile/quantization": COLLECTIVES + ["compile/ir", "compile/record", "compile/passes", "compile/run"],
+    "compile/debug": COLLECTIVES + ["compile/ir", "compile/record", "compile/passes", "compile/codegen"],  # a library of its own
     "launcher": STORE,
     "examples": None,                             # None: anything
     "examples/models": COLLECTIVES + ["dtensor", "parallel"],  # a library: tessera::models
@@ -85,12 +94,12 @@ NOT_LIMITS = {
     "compile/passes/kernel_name.cpp": "kMaxOps",
     "compile/passes/recompute.cpp": "kMostNodes",
     "core/backend/cpu/batch_norm.cpp": "kPieceElements",
-    "core/backend/cpu/conv.cpp": "kMaxPrepared kMost",
-    "core/backend/cpu/conv_dot_rows.cpp": "kMostPointers",
-    "core/backend/cpu/conv_dot_weight.cpp": "kLineUnits",
-    "core/backend/cpu/conv_product.cpp": "kBlock kDeep",
-    "core/backend/cpu/conv_winograd.cpp": "kIn kLeastGroups kMost",
-    "core/backend/cpu/conv_winograd_weight.cpp": "kRows kApart kFloats kLeast kMost",
+    "core/backend/cpu/conv/conv.cpp": "kMaxPrepared kMost",
+    "core/backend/cpu/conv/dot_rows.cpp": "kMostPointers",
+    "core/backend/cpu/conv/dot_weight.cpp": "kLineUnits",
+    "core/backend/cpu/conv/product.cpp": "kBlock kDeep",
+    "core/backend/cpu/conv/winograd.cpp": "kIn kLeastGroups kMost",
+    "core/backend/cpu/conv/winograd_weight.cpp": "kRows kApart kFloats kLeast kMost",
     "core/backend/cpu/elementwise.h": "kMaxWalked",
     "core/backend/cpu/gemm.cpp": "kMaxPrepared",
     "core/backend/cpu/gemm.h": "kMaxBatch",

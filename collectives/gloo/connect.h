@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "collectives/gloo/carrier.h"
+#include "collectives/gloo/transport.h"
 
 namespace tessera::detail {
 

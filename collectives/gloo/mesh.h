@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "collectives/gloo/acceptor.h"
-#include "collectives/joining.h"
+#include "collectives/rendezvous_store.h"
 
 namespace tessera::detail {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "collectives/backend_name.h"
-#include "collectives/join.h"
+#include "collectives/rendezvous.h"
 #include "collectives/store/memory_store.h"
 #include "core/base/parallel.h"
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "collectives/messages/carrier.h"
+#include "collectives/messages/transport.h"
 #include "core/base/boundaries.h"
 
 namespace tessera::detail {

@@ -4,11 +4,11 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
-#include "compile/ir/as_strided.h"
-#include "compile/record/dynamic_graph.h"
 #include "compile/debug/op_names.h"
+#include "compile/ir/as_strided.h"
 #include "compile/ir/rewrite.h"
 #include "compile/ir/verify.h"
+#include "compile/record/dynamic_graph.h"
 #include "core/dispatch/copy.h"
 #include "core/io/bounded_json.h"
 #include "core/io/safetensors.h"

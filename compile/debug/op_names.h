@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "collectives/process_group.h"
-#include "compile/ir/attributes.h"
 #include "compile/codegen/fused.h"
+#include "compile/ir/attributes.h"
 
 namespace tessera::compiler {
 

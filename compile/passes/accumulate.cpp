@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "compile/passes/passes.h"
 #include "compile/ir/rewrite.h"
+#include "compile/passes/passes.h"
 #include "core/base/boundary.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/kernel.h"

@@ -2,9 +2,9 @@
 // many views lie between, is that value; reshapes of reshapes and permutes of permutes are one;
 // expand_like becomes expand, which reads no second operand; a copy vanishes where nobody can tell
 // its memory from the source's.
-#include "compile/passes/passes.h"
 #include "compile/ir/node_writer.h"
 #include "compile/ir/rewrite.h"
+#include "compile/passes/passes.h"
 #include "core/ops/views.h"
 
 namespace tessera::compiler {

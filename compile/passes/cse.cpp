@@ -4,8 +4,8 @@
 // read.
 #include <unordered_map>
 
-#include "compile/passes/passes.h"
 #include "compile/ir/rewrite.h"
+#include "compile/passes/passes.h"
 
 namespace tessera::compiler {
 namespace {

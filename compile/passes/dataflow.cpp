@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "compile/passes/closed_set.h"
 #include "compile/ir/rewrite.h"
+#include "compile/passes/closed_set.h"
 
 namespace tessera::compiler {
 namespace {

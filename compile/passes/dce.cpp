@@ -1,7 +1,7 @@
 // Dead code, found from the end: what an output, an effect on memory that somebody still reads, or
 // a collective needs is live.
-#include "compile/passes/passes.h"
 #include "compile/ir/rewrite.h"
+#include "compile/passes/passes.h"
 
 namespace tessera::compiler {
 

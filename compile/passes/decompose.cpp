@@ -7,10 +7,10 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "compile/passes/closed_set.h"
-#include "compile/passes/passes.h"
 #include "compile/ir/node_writer.h"
 #include "compile/ir/rewrite.h"
+#include "compile/passes/closed_set.h"
+#include "compile/passes/passes.h"
 #include "core/base/boundary.h"
 #include "core/dispatch/copy.h"
 #include "core/ops/attributes.h"

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <optional>
 
-#include "compile/passes/closed_set.h"
-#include "compile/passes/passes.h"
 #include "compile/ir/node_writer.h"
 #include "compile/ir/rewrite.h"
+#include "compile/passes/closed_set.h"
+#include "compile/passes/passes.h"
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"
 

@@ -10,11 +10,11 @@
 #include <set>
 
 #include "compile/codegen/fused.h"
-#include "compile/passes/dataflow.h"
-#include "compile/passes/lower_group.h"
-#include "compile/passes/kernel_name.h"
-#include "compile/passes/passes.h"
 #include "compile/ir/rewrite.h"
+#include "compile/passes/dataflow.h"
+#include "compile/passes/kernel_name.h"
+#include "compile/passes/lower_group.h"
+#include "compile/passes/passes.h"
 
 namespace tessera::compiler {
 namespace {

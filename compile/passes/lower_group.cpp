@@ -5,9 +5,9 @@
 #include <map>
 
 #include "compile/codegen/generate.h"
+#include "compile/ir/rewrite.h"
 #include "compile/passes/closed_set.h"
 #include "compile/passes/loop_order.h"
-#include "compile/ir/rewrite.h"
 #include "core/base/boundary.h"
 
 namespace tessera::compiler {

@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "compile/ir/cost.h"
-#include "compile/passes/passes.h"
 #include "compile/ir/rewrite.h"
+#include "compile/passes/passes.h"
 
 namespace tessera::compiler {
 namespace {

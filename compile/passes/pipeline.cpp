@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "compile/passes/passes.h"
 #include "compile/ir/verify.h"
+#include "compile/passes/passes.h"
 
 namespace tessera::compiler {
 

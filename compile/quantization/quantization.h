@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "compile/run/executor.h"
 #include "compile/quantization/lower.h"
 #include "compile/quantization/observer.h"
+#include "compile/run/executor.h"
 #include "core/nn/module.h"
 
 namespace tessera::quant {

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "compile/ir/as_strided.h"
 #include "compile/codegen/fused.h"
-#include "compile/run/program.h"
-#include "compile/run/memory_order.h"
+#include "compile/ir/as_strided.h"
 #include "compile/ir/interpreter.h"
+#include "compile/run/memory_order.h"
+#include "compile/run/program.h"
 #include "core/base/profile.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "core/nn/layers.h"
-#include "core/ops/batch_norm_parts.h"
+#include "core/ops/batch_norm_stats.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"

@@ -2,7 +2,7 @@
 #include "core/ops/batch_norm.h"
 
 #include "core/dispatch/dispatch.h"
-#include "core/ops/batch_norm_family.h"
+#include "core/ops/batch_norm_common.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"

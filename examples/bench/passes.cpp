@@ -6,9 +6,9 @@
 #include <fmt/core.h>
 
 #include "compile/codegen/generate.h"
-#include "compile/run/executor.h"
-#include "compile/record/trace.h"
 #include "compile/ir/verify.h"
+#include "compile/record/trace.h"
+#include "compile/run/executor.h"
 #include "core/base/parallel.h"
 #include "core/base/profile.h"
 #include "examples/bench/commands.h"

@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "collectives/backend_group.h"
-#include "collectives/join.h"
+#include "collectives/rendezvous.h"
 #include "collectives/shm/engine.h"
 #include "core/ops/create.h"
 #include "tests/collectives/wakeups.h"

@@ -7,8 +7,8 @@
 #include <future>
 #include <thread>
 
-#include "collectives/join.h"
 #include "collectives/loopback/run_ranks.h"
+#include "collectives/rendezvous.h"
 #include "collectives/store/liveness.h"
 #include "collectives/store/memory_store.h"
 #include "tests/collectives/verbs.h"

@@ -7,7 +7,7 @@
 #include <latch>
 #include <thread>
 
-#include "collectives/join.h"
+#include "collectives/rendezvous.h"
 #include "collectives/store/memory_store.h"
 #include "tests/support/printed.h"
 

@@ -4,7 +4,7 @@
 
 #include <thread>
 
-#include "collectives/announcement.h"
+#include "collectives/call_order.h"
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
 #include "compile/compile.h"

@@ -1,14 +1,13 @@
 // Calls that differ in one size: how many recordings and runs of the compiler a hundred lengths
 // need, and that each gives what the program gives.
-#include "compile/record/dynamic_graph.h"
-
 #include <gtest/gtest.h>
 
 #include "compile/codegen/sized.h"
 #include "compile/compile.h"
 #include "compile/ir/interpreter.h"
-#include "compile/record/trace.h"
 #include "compile/ir/verify.h"
+#include "compile/record/dynamic_graph.h"
+#include "compile/record/trace.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"

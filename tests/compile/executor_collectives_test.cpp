@@ -8,9 +8,9 @@
 
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
-#include "compile/run/executor.h"
 #include "compile/ir/interpreter.h"
 #include "compile/record/trace.h"
+#include "compile/run/executor.h"
 #include "core/ops/create.h"
 #include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"

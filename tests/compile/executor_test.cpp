@@ -4,9 +4,9 @@
 
 #include <random>
 
-#include "compile/run/program.h"
 #include "compile/ir/interpreter.h"
 #include "compile/record/trace.h"
+#include "compile/run/program.h"
 #include "core/autograd/autograd.h"
 #include "core/base/profile.h"
 #include "core/ops/fused.h"

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "compile/ir/interpreter.h"
-#include "compile/record/trace.h"
 #include "compile/ir/verify.h"
+#include "compile/record/trace.h"
 #include "tests/compile/training.h"
 
 namespace tessera::compiler {

@@ -4,8 +4,8 @@
 
 #include "compile/compile.h"
 #include "compile/ir/interpreter.h"
-#include "compile/record/trace.h"
 #include "compile/ir/verify.h"
+#include "compile/record/trace.h"
 #include "tests/compile/passes/close.h"
 #include "tests/compile/samples.h"
 #include "tests/support/channels_last.h"

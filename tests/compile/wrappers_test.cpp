@@ -8,10 +8,10 @@
 
 #include "collectives/loopback/run_ranks.h"
 #include "collectives/ops.h"
-#include "compile/run/executor.h"
-#include "compile/passes/passes.h"
 #include "compile/ir/interpreter.h"
+#include "compile/passes/passes.h"
 #include "compile/record/trace.h"
+#include "compile/run/executor.h"
 #include "core/nn/nn.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"

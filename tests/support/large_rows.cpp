@@ -1,6 +1,6 @@
 // Softmax, losses, norms and embedding: rows, and as many as threads share.
 #include "core/ops/batch_norm.h"
-#include "core/ops/batch_norm_parts.h"
+#include "core/ops/batch_norm_stats.h"
 #include "core/ops/fused.h"
 #include "core/ops/losses.h"
 #include "core/ops/pointwise.h"

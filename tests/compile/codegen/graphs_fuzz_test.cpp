@@ -8,8 +8,8 @@
 #include <map>
 
 #include "compile/codegen/sized.h"
-#include "compile/run/executor.h"
 #include "compile/debug/minimize.h"
+#include "compile/run/executor.h"
 #include "core/base/parallel.h"
 #include "tests/compile/codegen/bounds.h"
 #include "tests/compile/codegen/compare.h"

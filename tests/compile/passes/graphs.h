@@ -1,9 +1,9 @@
 // Small graphs for tests of passes: traced, printed without the parts that do not matter, replayed.
 #pragma once
-#include "compile/passes/passes.h"
 #include "compile/ir/interpreter.h"
-#include "compile/record/trace.h"
 #include "compile/ir/verify.h"
+#include "compile/passes/passes.h"
+#include "compile/record/trace.h"
 #include "tests/compile/samples.h"
 
 namespace tessera::test {

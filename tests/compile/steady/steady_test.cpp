@@ -13,8 +13,8 @@
 #include <cstdlib>
 #include <new>
 
-#include "compile/run/executor.h"
 #include "compile/record/trace.h"
+#include "compile/run/executor.h"
 #include "core/base/parallel.h"
 #include "core/ops/fused.h"
 #include "core/ops/reduce.h"

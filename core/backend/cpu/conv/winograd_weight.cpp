@@ -5,8 +5,8 @@
 // tile to its last, that depend on shapes alone: bits do not depend on threads.
 #include <vector>
 
-#include "core/backend/cpu/conv_winograd.h"
-#include "core/backend/cpu/conv_winograd_tiles.h"
+#include "core/backend/cpu/conv/winograd.h"
+#include "core/backend/cpu/conv/winograd_tiles.h"
 #include "core/base/boundary.h"
 
 namespace tessera::cpu {

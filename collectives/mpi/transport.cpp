@@ -1,4 +1,4 @@
-#include "collectives/mpi/carrier.h"
+#include "collectives/mpi/transport.h"
 
 #include <unistd.h>
 

@@ -2,7 +2,7 @@
 // place o of sample n sees at k: a row of channels of x, or zeros outside of it. x_k is gathered,
 // the product written into dw as [O, K, I], and that transposed at the end. Scratch holds both, and
 // then the product's own.
-#include "core/backend/cpu/conv_places.h"
+#include "core/backend/cpu/conv/places.h"
 
 #include <algorithm>
 #include <cstring>

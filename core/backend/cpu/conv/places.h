@@ -1,6 +1,6 @@
 // The gradient of a convolution by its weights as one matrix product for each place of the kernel.
 #pragma once
-#include "core/backend/cpu/conv_nest.h"
+#include "core/backend/cpu/conv/nest.h"
 #include "core/dispatch/kernel.h"
 
 namespace tessera::cpu {

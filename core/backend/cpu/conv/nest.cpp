@@ -1,7 +1,7 @@
 // One nest for the three ops: threads share the loops of the result, each walks the summed loop,
 // and for every place of the kernel the places of the output that it meets inside of x. Fewer than
 // three spatial dims get leading ones of extent 1.
-#include "core/backend/cpu/conv_nest.h"
+#include "core/backend/cpu/conv/nest.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 // same taps reach. The weight is packed in blocks of columns that stay in the second cache while
 // all rows pass. Invariant: an element is summed tap by tap, each from the first channel to the
 // last, wherever its row is.
-#include "core/backend/cpu/conv_dot_rows.h"
+#include "core/backend/cpu/conv/dot_rows.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 // bf16 convolutions and their gradients by the input, by dot instructions.
 #pragma once
-#include "core/backend/cpu/conv_nest.h"
+#include "core/backend/cpu/conv/nest.h"
 #include "core/dispatch/kernel.h"
 
 namespace tessera::cpu {

@@ -1,4 +1,4 @@
-#include "collectives/join.h"
+#include "collectives/rendezvous.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,10 +6,10 @@
 
 #include "collectives/backend_name.h"
 #include "collectives/device_group.h"
-#include "collectives/gloo/carrier.h"
-#include "collectives/joining.h"
-#include "collectives/messages/blocks.h"
-#include "collectives/mpi/carrier.h"
+#include "collectives/gloo/transport.h"
+#include "collectives/messages/hierarchical.h"
+#include "collectives/mpi/transport.h"
+#include "collectives/rendezvous_store.h"
 #include "collectives/shm/process.h"
 #include "collectives/store/liveness.h"
 #include "core/base/env.h"

@@ -1,4 +1,4 @@
-#include "collectives/joining.h"
+#include "collectives/rendezvous_store.h"
 
 #include <algorithm>
 #include <charconv>

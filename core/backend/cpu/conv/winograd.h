@@ -1,6 +1,6 @@
 // Convolutions of 3 x 3 by Winograd's minimal filtering (Lavin, Gray 2016).
 #pragma once
-#include "core/backend/cpu/conv_nest.h"
+#include "core/backend/cpu/conv/nest.h"
 #include "core/dispatch/kernel.h"
 
 namespace tessera::cpu {

@@ -1,6 +1,6 @@
 // The gradient of a bf16 convolution by its weights, by dot instructions.
 #pragma once
-#include "core/backend/cpu/conv_nest.h"
+#include "core/backend/cpu/conv/nest.h"
 #include "core/dispatch/kernel.h"
 
 namespace tessera::cpu {

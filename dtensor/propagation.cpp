@@ -1,4 +1,4 @@
-#include "dtensor/decision.h"
+#include "dtensor/propagation.h"
 
 #include <algorithm>
 #include <numeric>

@@ -1,4 +1,4 @@
-#include "collectives/messages/blocks.h"
+#include "collectives/messages/hierarchical.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,7 +1,7 @@
 // With x [M, C], w [O, C] and y [M, O], where M counts batch and places: y = x w^T, dx = g w, dw =
 // g^T x. Strides leave out places of x: those that are read are gathered first, and places of dx
 // that were not are zeros.
-#include "core/backend/cpu/conv_product.h"
+#include "core/backend/cpu/conv/product.h"
 
 #include <algorithm>
 

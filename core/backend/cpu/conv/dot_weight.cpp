@@ -3,7 +3,7 @@
 // images are too many places. While a block is summed the next one's rows are fetched. The sums, of
 // all taps, wait in scratch. Invariant: blocks depend on shapes alone, and threads share tiles
 // of the result, so bits do not depend on the number of threads.
-#include "core/backend/cpu/conv_dot_weight.h"
+#include "core/backend/cpu/conv/dot_weight.h"
 
 #include <algorithm>
 #include <vector>

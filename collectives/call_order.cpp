@@ -1,4 +1,4 @@
-#include "collectives/announcement.h"
+#include "collectives/call_order.h"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "collectives/gloo/carrier.h"
+#include "collectives/gloo/transport.h"
 
 #include <gloo/transport/unbound_buffer.h>
 

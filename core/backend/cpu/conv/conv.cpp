@@ -10,11 +10,11 @@
 #include <unordered_map>
 
 #include "core/backend/cpu/channels_last.h"
-#include "core/backend/cpu/conv_dot_rows.h"
-#include "core/backend/cpu/conv_dot_weight.h"
-#include "core/backend/cpu/conv_places.h"
-#include "core/backend/cpu/conv_product.h"
-#include "core/backend/cpu/conv_winograd.h"
+#include "core/backend/cpu/conv/dot_rows.h"
+#include "core/backend/cpu/conv/dot_weight.h"
+#include "core/backend/cpu/conv/places.h"
+#include "core/backend/cpu/conv/product.h"
+#include "core/backend/cpu/conv/winograd.h"
 #include "core/backend/cpu/onednn.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"

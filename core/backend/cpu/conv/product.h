@@ -1,6 +1,6 @@
 // Convolutions with kernels of one place, which are matrix products of rows of channels.
 #pragma once
-#include "core/backend/cpu/conv_nest.h"
+#include "core/backend/cpu/conv/nest.h"
 #include "core/dispatch/kernel.h"
 
 namespace tessera::cpu {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <string>
 
-#include "collectives/joining.h"
-#include "collectives/messages/carrier.h"
+#include "collectives/messages/transport.h"
+#include "collectives/rendezvous_store.h"
 
 namespace tessera::detail {
 

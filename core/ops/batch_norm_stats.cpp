@@ -1,9 +1,9 @@
 // The four parts of batch-norm as primitives. Invariant: stats then apply, and grad_stats then
 // grad_apply, have the bits of batch_norm and of its derivative, since they share the loops.
-#include "core/ops/batch_norm_parts.h"
+#include "core/ops/batch_norm_stats.h"
 
 #include "core/dispatch/dispatch.h"
-#include "core/ops/batch_norm_family.h"
+#include "core/ops/batch_norm_common.h"
 #include "core/ops/compose.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/register.h"

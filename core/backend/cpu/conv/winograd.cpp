@@ -3,12 +3,12 @@
 // gradient by the input is the same with the weight turned around. All of the weight is transformed
 // first; then tiles go in blocks. Invariant: an element is summed over channels from the first to
 // the last, wherever its tile is and whatever else is in the batch.
-#include "core/backend/cpu/conv_winograd.h"
+#include "core/backend/cpu/conv/winograd.h"
 
 #include <vector>
 
 #include "core/backend/cpu/channels_last.h"
-#include "core/backend/cpu/conv_winograd_tiles.h"
+#include "core/backend/cpu/conv/winograd_tiles.h"
 #include "core/base/boundary.h"
 
 namespace tessera::cpu {
