@@ -25,42 +25,43 @@ size_t length_of(int j) {
 
 }  // namespace
 
-Sketch sketch_of(std::span<const uint64_t> calls) {
-  Sketch s;
+OrderDigest digest_of(std::span<const uint64_t> calls) {
+  OrderDigest s;
   uint64_t h = 0;
   int j = 0;
   for (size_t i = 0; i < calls.size(); ++i) {
     h = mix(h, calls[i]);
-    if (j < Sketch::kPrefixes && i + 1 == length_of(j)) s.prefixes[size_t(j++)] = uint32_t(h >> 16);
+    if (j < OrderDigest::kPrefixes && i + 1 == length_of(j))
+      s.prefixes[size_t(j++)] = uint32_t(h >> 16);
   }
   s.whole = std::max<uint64_t>(1, mix(h, calls.size()));
-  for (; j < Sketch::kPrefixes; ++j) s.prefixes[size_t(j)] = uint32_t(s.whole >> 16);
+  for (; j < OrderDigest::kPrefixes; ++j) s.prefixes[size_t(j)] = uint32_t(s.whole >> 16);
   return s;
 }
 
-std::string compare_announcements(std::span<const Sketch> sketches, const Announcement& mine,
-                                  int rank, const std::string& title, std::vector<int>& blame) {
+std::string compare_orders(std::span<const OrderDigest> digests, const CallOrder& mine, int rank,
+                           const std::string& title, std::vector<int>& blame) {
   std::map<uint64_t, std::vector<int>> classes;
-  for (int r = 0; r < int(sketches.size()); ++r)
-    if (sketches[size_t(r)].whole) classes[sketches[size_t(r)].whole].push_back(r);
+  for (int r = 0; r < int(digests.size()); ++r)
+    if (digests[size_t(r)].whole) classes[digests[size_t(r)].whole].push_back(r);
   if (classes.size() <= 1) return "";
   auto usual = std::max_element(classes.begin(), classes.end(), [](auto& a, auto& b) {
     return a.second.size() != b.second.size() ? a.second.size() < b.second.size()
                                               : a.second > b.second;
   });
   std::string text = title + ": the steps that ranks run again make different calls:";
-  int first = Sketch::kPrefixes;
+  int first = OrderDigest::kPrefixes;
   for (auto& [whole, ranks] : classes) {
     text +=
         fmt::format("{} {}", &ranks == &classes.begin()->second ? "" : " and", join_ranks(ranks));
     if (whole == usual->first) continue;
     blame.insert(blame.end(), ranks.begin(), ranks.end());
-    const auto &a = sketches[size_t(ranks[0])].prefixes,
-               &b = sketches[size_t(usual->second[0])].prefixes;
+    const auto &a = digests[size_t(ranks[0])].prefixes,
+               &b = digests[size_t(usual->second[0])].prefixes;
     first = std::min(first, int(std::mismatch(a.begin(), a.end(), b.begin()).first - a.begin()));
   }
   size_t begin = first == 0 ? 0 : length_of(first - 1),
-         end = first < Sketch::kPrefixes ? length_of(first) : mine.calls.size();
+         end = first < OrderDigest::kPrefixes ? length_of(first) : mine.calls.size();
   text += fmt::format(" differ from call {} of the step on; rank {} makes", begin + 1, rank);
   end = std::min(end, mine.names.size());
   if (begin >= end) text += fmt::format(" {} calls in all", mine.names.size());

@@ -1,7 +1,7 @@
 // What a rank knows of the calls that follow one: a step that is run again without its program
 // knows all that it will make on a group. Ranks that announce a step with the same call compare
 // what they announce before anything moves; a rank that announces nothing (it runs its program, and
-// does not know) takes no part. Invariant: equal lists have equal sketches, and a sketch tells
+// does not know) takes no part. Invariant: equal lists have equal digests, and a digest tells
 // where two lists part to within a fifth of the way there.
 #pragma once
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace tessera {
 
-struct Announcement final : RefCounted {
+struct CallOrder final : RefCounted {
   std::vector<uint64_t> calls;     // hash of kind, operator, dtype and counts of each, in order
   std::vector<std::string> names;  // of each, for errors: "all_reduce(%7) in h.0.mlp backward"
 };
@@ -21,17 +21,17 @@ struct Announcement final : RefCounted {
 namespace detail {
 
 /// Hashes of prefixes of a list: of 1, 2, .., 16 calls, then four for each doubling.
-struct Sketch {
+struct OrderDigest {
   static constexpr int kPrefixes = 32;
   uint64_t whole = 0;  // 0: there is no list
   std::array<uint32_t, kPrefixes> prefixes{};
 };
-Sketch sketch_of(std::span<const uint64_t> calls);
+OrderDigest digest_of(std::span<const uint64_t> calls);
 
 /// Error text where ranks announce different lists ("" otherwise): which ranks, from which call on,
 /// and what `mine`, that of this rank, has there. `blame` gets the ranks outside the majority.
-std::string compare_announcements(std::span<const Sketch> sketches, const Announcement& mine,
-                                  int rank, const std::string& title, std::vector<int>& blame);
+std::string compare_orders(std::span<const OrderDigest> digests, const CallOrder& mine, int rank,
+                           const std::string& title, std::vector<int>& blame);
 
 }  // namespace detail
 }  // namespace tessera

@@ -51,10 +51,10 @@ void Call::begin(const Collective& c, int rank, int size, Millis limit) {
   make_plan(c, rank, size, plan);
   site = c.site, timeout = limit, async = c.async;
   here = left = false;
-  if (ahead || c.ahead) ahead = c.ahead;
-  if (ahead) {
-    sketch = sketch_of(ahead->calls);
-    plan.record.ahead = sketch.whole;
+  if (order || c.order) order = c.order;
+  if (order) {
+    digest = digest_of(order->calls);
+    plan.record.order = digest.whole;
   }
   birth_ = fork_count.load(std::memory_order_relaxed);
   state_.store(kPending, std::memory_order_relaxed);
@@ -72,7 +72,7 @@ void Call::begin(const Collective& c, int rank, int size, Millis limit) {
 void Call::begin_part(const Call& whole, const Plan& p, Millis limit) {
   plan = p;
   plan.record = whole.plan.record;
-  plan.record.ahead = 0;  // all have agreed on the whole
+  plan.record.order = 0;  // all have agreed on the whole
   site = whole.site, timeout = limit, async = whole.async;
   waiters = whole.waiters;
   birth_ = whole.birth_;

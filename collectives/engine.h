@@ -121,8 +121,8 @@ class Call final : public Work {
   CallSite site;
   Millis timeout{};
   bool async = false;
-  Ref<const Announcement> ahead;  // null: nothing is announced
-  Sketch sketch;                  // of it, if there is one
+  Ref<const CallOrder> order;  // null: nothing is announced
+  OrderDigest digest;          // of it, if there is one
   /// Whether only the thread that submitted it knows it until it is done.
   bool here = false;
   // A thread that waits for it may execute it. If so, when it was queued.

@@ -71,10 +71,10 @@ class CollectiveOp final : public Primitive {
   const CallSite site;  // of the program, compared between ranks; not an attribute
 };
 
-thread_local Announcing::List* announcing = nullptr;
+thread_local CallOrderScope::List* announcing = nullptr;
 
 // What is to be announced with a call on `group`, once.
-Ref<const Announcement> announced_on(const ProcessGroup& group) {
+Ref<const CallOrder> order_on(const ProcessGroup& group) {
   if (announcing)
     for (auto& [on, announcement] : *announcing)
       if (on == &group) return std::exchange(announcement, nullptr);
@@ -106,7 +106,7 @@ void run_collective(const Primitive& prim, std::span<const Tensor> in, std::span
                    .out = out,
                    .async = true,
                    .site = p.site,
-                   .ahead = announced_on(*p.group)});
+                   .order = order_on(*p.group)});
 }
 
 // The verbs over pieces that may differ from rank to rank: operand and result are flat buffers.
@@ -188,7 +188,7 @@ void run_pieces(const Primitive& prim, std::span<const Tensor> in, std::span<con
                    .out = take,
                    .async = true,
                    .site = p.site,
-                   .ahead = announced_on(*p.group)});
+                   .order = order_on(*p.group)});
 }
 
 const Kernel* PiecesOp::own_kernel(DeviceKind) const {
@@ -281,9 +281,9 @@ uint64_t hash_collective(const Primitive& prim, const Meta& operand) {
          (pieces ? 0 : uint64_t(numel(operand.shape)));
 }
 
-Announcing::Announcing(List list) : before_(announcing), list_(std::move(list)) {
+CallOrderScope::CallOrderScope(List list) : before_(announcing), list_(std::move(list)) {
   announcing = &list_;
 }
-Announcing::~Announcing() { announcing = before_; }
+CallOrderScope::~CallOrderScope() { announcing = before_; }
 
 }  // namespace tessera

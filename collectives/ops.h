@@ -61,13 +61,13 @@ uint64_t hash_collective(const Primitive& prim, const Meta& operand);
 
 /// While it lives, the first of the ops above that this thread runs on each of these groups
 /// announces those that follow.
-class Announcing {
+class CallOrderScope {
  public:
-  using List = std::vector<std::pair<const ProcessGroup*, Ref<const Announcement>>>;
-  explicit Announcing(List list);
-  ~Announcing();
-  Announcing(const Announcing&) = delete;
-  Announcing& operator=(const Announcing&) = delete;
+  using List = std::vector<std::pair<const ProcessGroup*, Ref<const CallOrder>>>;
+  explicit CallOrderScope(List list);
+  ~CallOrderScope();
+  CallOrderScope(const CallOrderScope&) = delete;
+  CallOrderScope& operator=(const CallOrderScope&) = delete;
 
  private:
   List* const before_;

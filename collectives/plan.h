@@ -21,7 +21,7 @@ using Parts = SmallVector<Part, 8>;
 
 /// The facts of one call. All ranks of a collective must have equal ones.
 struct CallRecord {
-  uint64_t fingerprint = 0;  // of everything below but `ahead`
+  uint64_t fingerprint = 0;  // of everything below but `order`
   uint64_t seq = 0;
   uint64_t counts = 0;  // number of elements, or a hash of them where they differ from rank to rank
   uint64_t site = 0;    // hash of file, line and column
@@ -31,7 +31,7 @@ struct CallRecord {
   DType dtype = kF32;
   uint8_t form = 0;  // 1: counts that differ from rank to rank
   // Not in the fingerprint: hash of what this rank announces with the call; 0: nothing.
-  uint64_t ahead = 0;
+  uint64_t order = 0;
 };
 
 /// The part of a plan that is plain values.

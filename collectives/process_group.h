@@ -70,7 +70,7 @@ struct Collective {
   bool async = false;                        // false: submit returns when it is done
   CallSite site = CallSite::current();
   // Of this call and those that follow it on this group; null: they are not known.
-  Ref<const Announcement> ahead = nullptr;
+  Ref<const CallOrder> order = nullptr;
 };
 
 /// A collective on its way. Its outputs carry it as their ready event, so most programs never see

@@ -88,7 +88,7 @@ std::string agree_on_backend(const std::vector<Record>& records) {
 
 // Until all ranks have attached `segment`. Who saw that may leave at once, so that an end counts
 // only if they still have not when it is known.
-void await_all(Segment& segment, JoiningStore& store, const Membership& m, Millis timeout,
+void await_all(Segment& segment, RendezvousStore& store, const Membership& m, Millis timeout,
                Watchdog* dog) {
   auto all = [&] { return segment.attached().load(std::memory_order_acquire) >= uint32_t(m.size); };
   auto absent = [&] {
@@ -98,8 +98,8 @@ void await_all(Segment& segment, JoiningStore& store, const Membership& m, Milli
     return ranks;
   };
   if (all()) return;
-  JoinWait wait(m, timeout, absent(), dog);
-  for (auto look = Clock::now() + JoiningStore::kLook; !all();) {
+  RendezvousWait wait(m, timeout, absent(), dog);
+  for (auto look = Clock::now() + RendezvousStore::kLook; !all();) {
     if (Clock::now() > look) {
       try {
         store.check_members();
@@ -107,7 +107,7 @@ void await_all(Segment& segment, JoiningStore& store, const Membership& m, Milli
       } catch (const CommError&) {
         if (!all()) throw;
       }
-      look = Clock::now() + JoiningStore::kLook;
+      look = Clock::now() + RendezvousStore::kLook;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
@@ -126,29 +126,30 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
     segment = Segment::make_shared(m.size, layout);
     mine.address = segment->address();
   }
-  auto store = std::make_shared<JoiningStore>(m, o.store, prefix, o.watchdog);
+  auto store = std::make_shared<RendezvousStore>(m, o.store, prefix, o.watchdog);
   auto records = exchange(*store, m, prefix, mine, o.join_timeout);
   std::string backend = agree_on_backend(records);
   if (backend != kShm) {
-    auto carrier = backend == kMpi
-                       ? make_mpi_carrier(
-                             m, {.store = store, .prefix = prefix, .join_timeout = o.join_timeout})
-                       : make_gloo_carrier(m, {.store = store,
-                                               .prefix = prefix,
-                                               .loopback = all_share(records, &Record::machine),
-                                               .timeout = o.timeout,
-                                               .join_timeout = o.join_timeout});
+    auto transport =
+        backend == kMpi ? make_mpi_transport(
+                              m, {.store = store, .prefix = prefix, .join_timeout = o.join_timeout})
+                        : make_gloo_transport(m, {.store = store,
+                                                  .prefix = prefix,
+                                                  .loopback = all_share(records, &Record::machine),
+                                                  .timeout = o.timeout,
+                                                  .join_timeout = o.join_timeout});
     std::unique_ptr<Engine> engine;
     if (backend == kBlocks) {
       const int B = block_size(records);
       const Membership members = block_of(m, B);
       JoinOptions in_block = o;
       in_block.backend = kShm;
-      engine = std::make_unique<BlockEngine>(
-          m, std::move(carrier), o.watchdog, o.store, prefix, B,
+      engine = std::make_unique<HierarchicalEngine>(
+          m, std::move(transport), o.watchdog, o.store, prefix, B,
           connect(members, in_block, fmt::format("{}block{}/", prefix, members.first)));
     } else {
-      engine = std::make_unique<MessageEngine>(m, std::move(carrier), o.watchdog, o.store, prefix);
+      engine =
+          std::make_unique<MessageEngine>(m, std::move(transport), o.watchdog, o.store, prefix);
     }
     store->joined();
     return engine;

@@ -28,20 +28,20 @@ std::vector<int> ranks_of(std::span<const std::string> keys, int size) {
 
 }  // namespace
 
-JoinWait::JoinWait(const Membership& members, Millis timeout, std::vector<int> absent,
-                   Watchdog* dog)
+RendezvousWait::RendezvousWait(const Membership& members, Millis timeout, std::vector<int> absent,
+                               Watchdog* dog)
     : members_(members),
       timeout_(timeout),
       absent_(std::move(absent)),
       scope_(dog, *this, Clock::now()) {}
 
-void JoinWait::check(std::vector<int> absent) {
+void RendezvousWait::check(std::vector<int> absent) {
   std::lock_guard lock(mutex_);
   absent_ = std::move(absent);
   if (error_) throw *error_;
 }
 
-WaitFacts JoinWait::facts() const {
+WaitFacts RendezvousWait::facts() const {
   WaitFacts f;
   f.kind = WaitFacts::Kind::kJoin;
   f.group = members_.group;
@@ -54,7 +54,7 @@ WaitFacts JoinWait::facts() const {
   return f;
 }
 
-void JoinWait::fail(const CommError& error) {
+void RendezvousWait::fail(const CommError& error) {
   std::lock_guard lock(mutex_);
   const std::vector<int>& absent = error.ranks();
   std::vector<int> of_world;
@@ -73,8 +73,8 @@ void JoinWait::fail(const CommError& error) {
 
 // call(timeout) in turns of kLook, with a look at the members after each that was in vain.
 template <class Call>
-auto JoiningStore::in_turns(std::span<const std::string> keys, Millis timeout, Call call) {
-  JoinWait wait(members_, timeout, ranks_of(keys, members_.size), dog_.get());
+auto RendezvousStore::in_turns(std::span<const std::string> keys, Millis timeout, Call call) {
+  RendezvousWait wait(members_, timeout, ranks_of(keys, members_.size), dog_.get());
   for (;;) try {
       return call(kLook);
     } catch (const StoreTimeout& e) {
@@ -83,29 +83,31 @@ auto JoiningStore::in_turns(std::span<const std::string> keys, Millis timeout, C
     }
 }
 
-JoiningStore::JoiningStore(Membership members, std::shared_ptr<Store> store, std::string prefix,
-                           std::shared_ptr<Watchdog> dog)
+RendezvousStore::RendezvousStore(Membership members, std::shared_ptr<Store> store,
+                                 std::string prefix, std::shared_ptr<Watchdog> dog)
     : PrefixStore("", std::move(store)),
       members_(std::move(members)),
       prefix_(std::move(prefix)),
       dog_(std::move(dog)) {}
 
-std::vector<std::string> JoiningStore::multi_get(std::span<const std::string> keys,
-                                                 Millis timeout) {
+std::vector<std::string> RendezvousStore::multi_get(std::span<const std::string> keys,
+                                                    Millis timeout) {
   return in_turns(keys, timeout, [&](Millis turn) { return PrefixStore::multi_get(keys, turn); });
 }
 
-void JoiningStore::wait(std::span<const std::string> keys, Millis timeout) {
+void RendezvousStore::wait(std::span<const std::string> keys, Millis timeout) {
   in_turns(keys, timeout, [&](Millis turn) { PrefixStore::wait(keys, turn); });
 }
 
-std::string JoiningStore::joined_key(int world_rank) const {
+std::string RendezvousStore::joined_key(int world_rank) const {
   return fmt::format("{}joined/{}", prefix_, world_rank);
 }
 
-void JoiningStore::joined() { set(joined_key(members_.world_ranks[size_t(members_.rank)]), "1"); }
+void RendezvousStore::joined() {
+  set(joined_key(members_.world_ranks[size_t(members_.rank)]), "1");
+}
 
-void JoiningStore::check_members() {
+void RendezvousStore::check_members() {
   const int world = std::ranges::max(members_.world_ranks) + 1;
   std::vector<DeadRank> ended = dead_ranks(*this, world);
   for (DeadRank& left : left_ranks(*this, world)) {
@@ -126,7 +128,7 @@ void JoiningStore::check_members() {
       members_.group, 0, {first.rank}, fate.culprits);
 }
 
-void JoiningStore::explain() {
+void RendezvousStore::explain() {
   for (const auto end = Clock::now() + kWordOfLauncher;;) {
     check_members();
     if (Clock::now() >= end) return;

@@ -9,10 +9,10 @@
 namespace tessera::detail {
 
 /// A wait for members that have not joined; the watchdog keeps its deadline.
-class JoinWait final : public Watchdog::Wait {
+class RendezvousWait final : public Watchdog::Wait {
  public:
   /// `absent`: ranks of the group. `dog` may be null, then the wait has no deadline.
-  JoinWait(const Membership& members, Millis timeout, std::vector<int> absent, Watchdog* dog);
+  RendezvousWait(const Membership& members, Millis timeout, std::vector<int> absent, Watchdog* dog);
   /// The waiting thread says which ranks of the group are missing now. Throws CommError once the
   /// deadline has passed.
   void check(std::vector<int> absent);
@@ -30,11 +30,11 @@ class JoinWait final : public Watchdog::Wait {
   const Watchdog::Scope scope_;  // the last, so that the rest is there while it is
 };
 
-class JoiningStore final : public PrefixStore {
+class RendezvousStore final : public PrefixStore {
  public:
   /// `store` is the job's, where deaths are announced; `prefix` is that of the group's own keys.
-  JoiningStore(Membership members, std::shared_ptr<Store> store, std::string prefix,
-               std::shared_ptr<Watchdog> dog);
+  RendezvousStore(Membership members, std::shared_ptr<Store> store, std::string prefix,
+                  std::shared_ptr<Watchdog> dog);
 
   /// As a store's, for keys that end in the number of the rank that sets them; but throw CommError
   /// as soon as a member has ended, or at the deadline.

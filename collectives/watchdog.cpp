@@ -110,7 +110,7 @@ struct Watchdog::Late {
   Clock::time_point since;
   bool say = false;
   bool follows_failure = false;  // it had begun when this rank failed in some group
-  std::string obituary_key{};
+  std::string failure_key{};
   std::map<int, std::string> stories;  // of members, once the deadline has passed
   std::optional<CommError> error;
 };
@@ -250,7 +250,7 @@ std::vector<Watchdog::Late> Watchdog::late_waits() {
                     .since = e.since,
                     .say = false,
                     .follows_failure = failure_ && e.since <= failed_at_,
-                    .obituary_key = e.wait->obituary_key(),
+                    .failure_key = e.wait->failure_key(),
                     .stories = {},
                     .error = {}});
     Late& l = late.back();
@@ -275,7 +275,7 @@ void Watchdog::look(std::vector<Late>& late) {
   try {
     tell(late);
     const bool waits_for_messages =
-        std::ranges::any_of(late, [](const Late& l) { return !l.obituary_key.empty(); });
+        std::ranges::any_of(late, [](const Late& l) { return !l.failure_key.empty(); });
     const std::vector<DeadRank> dead =
         waits_for_messages ? dead_ranks(*store_, size_) : std::vector<DeadRank>();
     for (Late& l : late) {
@@ -361,14 +361,14 @@ void Watchdog::forget() {
 }
 
 void Watchdog::check_obituary(Late& l) {
-  if (l.obituary_key.empty()) return;
-  if (auto text = value_of(l.obituary_key)) l.error = decode_error(*text, l.facts.group);
+  if (l.failure_key.empty()) return;
+  if (auto text = value_of(l.failure_key)) l.error = decode_error(*text, l.facts.group);
 }
 
 // Whether a message and its peer wait for each other for ever.
 void Watchdog::check_messages(Late& l) {
   const WaitFacts& mine = l.facts;
-  if (l.obituary_key.empty() || mine.peer < 0) return;
+  if (l.failure_key.empty() || mine.peer < 0) return;
   std::string why, state;
   if (const auto record = record_of(mine.peer))
     for (const WaitFacts& theirs : record->waits) {
@@ -397,9 +397,9 @@ void Watchdog::check_messages(Late& l) {
                         mine.group, mine.seq, numbers_of(mine, {{mine.peer}}), {mine.peer});
 }
 
-// A carrier may not notice: bytes for a rank that is gone can wait in a buffer of the system.
+// A transport may not notice: bytes for a rank that is gone can wait in a buffer of the system.
 void Watchdog::check_deaths(Late& l, const std::vector<DeadRank>& all) {
-  if (l.obituary_key.empty() || l.timeout == Millis(0)) return;
+  if (l.failure_key.empty() || l.timeout == Millis(0)) return;
   for (const DeadRank& dead : all) {
     if (l.facts.number_of(dead.rank) < 0 || dead.rank == rank_) continue;
     if (l.facts.peer >= 0 && dead.rank != l.facts.peer) continue;

@@ -50,7 +50,7 @@ class Watchdog {
     virtual void probe() {}
     /// Where the store holds what the group died of; "": the engine looks for that, and for deaths
     /// of its members, itself.
-    virtual std::string obituary_key() const { return ""; }
+    virtual std::string failure_key() const { return ""; }
   };
   /// A wait that is under way for as long as this lives.
   class Scope {

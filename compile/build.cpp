@@ -131,18 +131,18 @@ Executor build(Graph graph, const CompileOptions& options, int number, std::stri
 bool SizedBuilder::add_code(Graph& graph, FunctionRef<std::vector<Graph>()> probes) {
   std::vector<const Fused*> kernels = fused_ops(graph);
   std::vector<Graph> others;
-  std::vector<SizedKernels::Family> families(kernels.size());
+  std::vector<SizedKernels::Sizes> sizes(kernels.size());
   if (!kernels_.have(kernels)) {
     if (kernels_.compilations() >= kMaxCompilations) return false;
     others = probes();
     for (Graph& g : others) {
       run_passes(g, passes_to_skip(options_));
       std::vector<const Fused*> same = fused_ops(g);
-      if (same.size() != kernels.size()) continue;  // fused otherwise: not of these families
-      for (size_t k = 0; k < same.size(); ++k) families[k].push_back(same[k]);
+      if (same.size() != kernels.size()) continue;  // fused otherwise: not of these sizes
+      for (size_t k = 0; k < same.size(); ++k) sizes[k].push_back(same[k]);
     }
   }
-  set_code(graph, kernels_.code_of(kernels, families));
+  set_code(graph, kernels_.code_of(kernels, sizes));
   return true;
 }
 

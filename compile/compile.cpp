@@ -34,7 +34,7 @@ struct KnownCall : RecordedCall {
 };
 
 struct SizedCalls {
-  std::unique_ptr<Family> family;
+  std::unique_ptr<DynamicCall> dynamic;
   SizedBuilder builder;
 };
 
@@ -54,7 +54,7 @@ void add_context(CallKey& key) {
 
 void add_layout(CallKey& key, const Tensor& t) {
   if (!t.defined()) return key.add(0);
-  const Tensor& local = piece_of(t);
+  const Tensor& local = local_of(t);
   const bool dense = local.is_contiguous();
   key.add(1 | uint64_t(local.dtype()) << 8 | uint64_t(local.ndim()) << 16 |
           uint64_t(grad_meta(t) != nullptr) << 24 | uint64_t(dense) << 25 |
@@ -74,9 +74,9 @@ struct StepCompiler::Impl {
   CompileOptions options;
   CompileReport report;
   std::unordered_map<std::string, Segment> segments;
-  Keeper keeper;
+  GuardedObjects guarded;
   std::list<KnownCall> known;  // the one used last comes first
-  std::list<SizedCalls> families;
+  std::list<SizedCalls> dynamic_calls;
   std::string host_made;  // in the last segment: an implicit input that nobody else holds
 
   explicit Impl(CompileOptions o) : options(std::move(o)) {}
@@ -93,7 +93,7 @@ struct StepCompiler::Impl {
       add_layout(key, t);
       if (!t.defined()) return;
       detached &= grad_meta(t) == nullptr;
-      const Tensor& local = piece_of(t);
+      const Tensor& local = local_of(t);
       for (size_t i = 0; i < inputs.size(); ++i)  // which share memory, and where
         if (inputs[i].storage() == local.storage())
           key.add(i + 1), key.add(uint64_t(local.offset() - inputs[i].offset()));
@@ -102,12 +102,12 @@ struct StepCompiler::Impl {
     for (const Tensor& t : given) add(t);
     if (context().samples.defined()) add(context().samples);
     for (auto e = known.begin(); e != known.end(); ++e)
-      if (e->entry.confirmed && e->entry.key == key && fits(e->entry, inputs)) {
+      if (e->entry.confirmed && e->entry.key == key && guards_hold(e->entry, inputs)) {
         if (e != known.begin()) known.splice(known.begin(), known, e);
         return replay_known(*e, inputs);
       }
-    for (SizedCalls& f : families)
-      if (f.family->confirmed && plan_size(f, key, inputs))
+    for (SizedCalls& f : dynamic_calls)
+      if (f.dynamic->confirmed && plan_size(f, key, inputs))
         return replay_known(known.front(), inputs);
     return record(key, given, inputs, detached, body);
   }
@@ -115,17 +115,17 @@ struct StepCompiler::Impl {
   StepResults replay_known(KnownCall& known_call, std::span<const Tensor> inputs) {
     ++report.replays;
     report.why_not.clear();
-    const Entry& call = known_call.entry;
+    const CachedCall& call = known_call.entry;
     Executor& executor = known_call.sized ? *known_call.sized : executor_of(*known_call.segment);
-    std::optional<Announcing> announcing;
+    std::optional<CallOrderScope> announcing;
     if (!std::exchange(known_call.announced, true))
-      announcing.emplace(announcements_of(executor.graph()));
+      announcing.emplace(collective_orders(executor.graph()));
     Tensors outputs = executor.run(inputs, call.implicit);
     StepResults results{.tensors = {}, .key = {}, .like = call.like};
     for (const Source& s : call.results) results.tensors.push_back(give(s, outputs, inputs));
-    for (const EntrySlot& s : call.slots)
+    for (const CachedSlot& s : call.slots)
       if (s.changed) *s.changed = give(s.after, outputs, inputs);
-    for (const EntrySetting& s : call.settings)
+    for (const CachedSetting& s : call.settings)
       if (s.changed) *s.changed = s.after;
     return results;
   }
@@ -136,7 +136,7 @@ struct StepCompiler::Impl {
     ++report.recordings;
     if (segments.size() >= kMaxSegments) {
       logging::info("compile: {} has had {} graphs; it starts over", options.name, segments.size());
-      known.clear(), families.clear(), segments.clear(), keeper.clear();
+      known.clear(), dynamic_calls.clear(), segments.clear(), guarded.clear();
     }
     Tensors arguments(given.begin(), given.end());
     if (context().samples.defined()) arguments.push_back(context().samples);
@@ -150,9 +150,9 @@ struct StepCompiler::Impl {
     results = body();
     recorder.finish();
     KnownCall known_call;
-    Entry& call = known_call.entry;
+    CachedCall& call = known_call.entry;
     call.key = key;
-    std::string why = learn(recorder, inputs, results.tensors, keeper, call);
+    std::string why = make_guards(recorder, inputs, results.tensors, guarded, call);
     if (why.empty()) why = host_made;
     if (why.empty() && !detached) why = "an argument requires gradients; pass it detached";
     if (why.empty()) {
@@ -173,25 +173,25 @@ struct StepCompiler::Impl {
 
   // Of what no entry refers to: arguments of former calls among it.
   void let_go() {
-    std::vector<const Entry*> entries;
+    std::vector<const CachedCall*> entries;
     for (const KnownCall& e : known) entries.push_back(&e.entry);
-    for (const SizedCalls& f : families)
-      entries.push_back(&f.family->entry()), entries.push_back(&f.family->other_entry());
-    keeper.keep_only(entries);
+    for (const SizedCalls& f : dynamic_calls)
+      entries.push_back(&f.dynamic->entry()), entries.push_back(&f.dynamic->other_entry());
+    guarded.keep_only(entries);
   }
 
   // Beside what is known of other keys, and of this key under other settings.
   void remember(KnownCall known_call) {
-    Entry& call = known_call.entry;
+    CachedCall& call = known_call.entry;
     call.any.assign(call.inputs.size(), false);
     for (auto e = known.begin(); e != known.end();) {
-      const Entry& other = e->entry;
+      const CachedCall& other = e->entry;
       bool same = other.key == call.key && other.settings == call.settings;
-      if (!same && may_fit(other)) {
+      if (!same && guards_may_hold(other)) {
         ++e;
         continue;
       }
-      if (same && e->segment == known_call.segment && agree(other, call)) {
+      if (same && e->segment == known_call.segment && same_guards(other, call)) {
         call.confirmed = true;
         for (size_t i = 0; i < call.inputs.size(); ++i)
           call.any[i] = other.any[i] || other.inputs[i] != call.inputs[i];
@@ -206,29 +206,29 @@ struct StepCompiler::Impl {
   // What the call that was recorded last says of calls that differ from it in one size.
   void learn_size() {
     const KnownCall& call = known.front();
-    for (auto f = families.begin(); f != families.end(); ++f) {
-      std::optional<int64_t> size = f->family->size_of(call.entry.key);
-      if (!size || !(f->family->entry().settings == call.entry.settings)) continue;
-      if (f->family->confirmed && f->family->covers(*size)) continue;
-      std::string why = f->family->compare(*size, call);
+    for (auto f = dynamic_calls.begin(); f != dynamic_calls.end(); ++f) {
+      std::optional<int64_t> size = f->dynamic->size_of(call.entry.key);
+      if (!size || !(f->dynamic->entry().settings == call.entry.settings)) continue;
+      if (f->dynamic->confirmed && f->dynamic->covers(*size)) continue;
+      std::string why = f->dynamic->compare(*size, call);
       if (!why.empty())
-        families.erase(f), tell_static(why);
+        dynamic_calls.erase(f), tell_static(why);
       else
-        f->family->confirm(*size), forget_last();
+        f->dynamic->confirm(*size), forget_last();
       return;
     }
     for (auto e = std::next(known.begin()); e != known.end(); ++e) {
       if (e->sized) continue;
       std::string why;
-      if (auto family = Family::unify(*e, call, &why)) {
-        if (families.size() >= kMaxFamilies) families.pop_front();
-        families.push_back({std::move(family), SizedBuilder(options)});
+      if (auto dynamic = DynamicCall::unify(*e, call, &why)) {
+        if (dynamic_calls.size() >= kMaxDynamicCalls) dynamic_calls.pop_front();
+        dynamic_calls.push_back({std::move(dynamic), SizedBuilder(options)});
         return;
       }
       if (!why.empty()) return tell_static(why);
     }
   }
-  // A family answers for it now.
+  // A DynamicCall answers for it now.
   void forget_last() {
     auto segment =
         std::ranges::find_if(segments, [&](auto& s) { return &s.second == known.front().segment; });
@@ -245,16 +245,16 @@ struct StepCompiler::Impl {
   // Puts the call of a new size in front of those that are known, unless its graph does not take
   // it; then the program says what becomes of it.
   bool plan_size(SizedCalls& f, const CallKey& key, std::span<const Tensor> inputs) {
-    std::optional<int64_t> size = f.family->size_of(key);
-    if (!size || !f.family->covers(*size) || !fits(f.family->entry())) return false;
+    std::optional<int64_t> size = f.dynamic->size_of(key);
+    if (!size || !f.dynamic->covers(*size) || !guards_hold(f.dynamic->entry())) return false;
     auto begin = std::chrono::steady_clock::now();
     try {
-      KnownCall call{f.family->at(*size, key)};
+      KnownCall call{f.dynamic->at(*size, key)};
       call.entry.confirmed = true;
-      if (!fits(call.entry, inputs)) return false;
+      if (!guards_hold(call.entry, inputs)) return false;
       int before = f.builder.compilations();
       call.sized = std::make_unique<Executor>(
-          f.builder.build(*call.graph, [&] { return probes(*f.family, *size); }));
+          f.builder.build(*call.graph, [&] { return probes(*f.dynamic, *size); }));
       report.size_compilations += f.builder.compilations() - before;
       known.push_front(std::move(call));
     } catch (const Error& e) {
@@ -268,15 +268,15 @@ struct StepCompiler::Impl {
   }
 
   // Sizes around those seen, for code that will serve them all.
-  static std::vector<Graph> probes(const Family& family, int64_t size) {
-    std::set<int64_t> sizes{family.size_a(), family.size_b(), size + 1};
-    int64_t most = 4 * std::max({family.size_a(), family.size_b(), size});
-    int64_t least = std::min({family.size_a(), family.size_b(), size}) / 4;
+  static std::vector<Graph> probes(const DynamicCall& dynamic, int64_t size) {
+    std::set<int64_t> sizes{dynamic.size_a(), dynamic.size_b(), size + 1};
+    int64_t most = 4 * std::max({dynamic.size_a(), dynamic.size_b(), size});
+    int64_t least = std::min({dynamic.size_a(), dynamic.size_b(), size}) / 4;
     for (int64_t n = std::max<int64_t>(2, least); n <= most; n *= 2) sizes.insert(n);
     std::vector<Graph> graphs;
     for (int64_t n : sizes) {
       try {
-        graphs.push_back(family.graph_at(n));
+        graphs.push_back(dynamic.graph_at(n));
       } catch (const Error&) {  // beyond what the program can be called with
       }
     }
@@ -306,7 +306,7 @@ struct StepCompiler::Impl {
     Segment& segment = found->second;
     if (fresh) {
       segment.graph = graph;
-      return compiler::replay(graph, inputs);
+      return compiler::interpret(graph, inputs);
     }
     std::vector<Tensor> implicit;
     for (const ImplicitInput& i : graph.implicit) implicit.push_back(i.tensor);
@@ -328,7 +328,7 @@ struct StepCompiler::Impl {
   // Of graphs that are remembered, each with its memory: programs whose types never repeat start
   // over rather than grow.
   static constexpr size_t kMaxSegments = 64;
-  static constexpr size_t kMaxFamilies = 8;
+  static constexpr size_t kMaxDynamicCalls = 8;
   static constexpr int kMaxSizes = 128;  // with an executor each; their arena is one
 };
 

@@ -13,8 +13,8 @@ struct CompileOptions {
   // Passes that are left out, by name and separated by commas; TESSERA_COMPILE_SKIP adds to them.
   std::string skip = {};
   // Calls that differ in one size are one graph, between sizes that were recorded, where their
-  // graphs say so (record/dynamic_call.h); else each size has a graph of its own. False: for functions that
-  // treat some sizes between others in a way of their own.
+  // graphs say so (record/dynamic_call.h); else each size has a graph of its own. False: for
+  // functions that treat some sizes between others in a way of their own.
   bool dynamic = true;
   // Bytes that a run may take beside parameters and other state; 0: no limit. To keep to it, values
   // of the forward pass are computed again in backward, the cheapest for their size first, and no

@@ -101,11 +101,11 @@ class Chooser {
     if (!map_.empty()) verify_axes(prim->name(), map_, metas_, results_);
   }
 
-  Decision run() {
+  ShardingDecision run() {
     for (int a = 0; a < mesh_.ndim(); ++a) chosen_.push_back(best(a));
     nest();
     for (int a = 0; a < mesh_.ndim() && !everything_fits(); ++a) chosen_[size_t(a)] = everybody();
-    Decision d;
+    ShardingDecision d;
     for (size_t i = 0; i < in_.size(); ++i)
       d.need.push_back(layout([&](auto& s) { return s.in[i]; }));
     for (size_t k = 0; k < results_.size(); ++k)
@@ -243,7 +243,7 @@ class Chooser {
   }
 
   // The first operand that would have to move between ranks, and what would help.
-  std::string refusal(const Decision& d) const {
+  std::string refusal(const ShardingDecision& d) const {
     for (size_t i = 0; i < in_.size(); ++i) {
       const Layout& now = *in_[i].layout;
       if (moves(i, d.need[i]))
@@ -307,12 +307,12 @@ std::vector<Strategy> strategies(const AxisMap& map, std::span<const Placement> 
   return all;
 }
 
-Decision decide(const PrimRef& prim, std::span<const Operand> in, const DeviceMesh& mesh) {
+ShardingDecision decide(const PrimRef& prim, std::span<const Operand> in, const DeviceMesh& mesh) {
   return Chooser(prim, in, mesh).run();
 }
 
-const Decision& DecisionCache::find(const PrimRef& prim, std::span<const Operand> in,
-                                    const DeviceMesh& mesh) {
+const ShardingDecision& DecisionCache::find(const PrimRef& prim, std::span<const Operand> in,
+                                            const DeviceMesh& mesh) {
   Hash h;
   h.add(hash_primitive(*prim));
   for (const Operand& o : in)

@@ -23,7 +23,7 @@ struct Strategy {
 std::vector<Strategy> strategies(const AxisMap& map, std::span<const Placement> now);
 
 /// What the ranks of a mesh do with one op on operands of these layouts.
-struct Decision {
+struct ShardingDecision {
   PrimRef local;                 // the op of this rank
   SmallVector<Layout, 4> need;   // of each operand
   SmallVector<Layout, 2> out;    // of each result
@@ -41,13 +41,14 @@ struct Operand {
 };
 
 class DeviceMesh;
-Decision decide(const PrimRef& prim, std::span<const Operand> in, const DeviceMesh& mesh);
+ShardingDecision decide(const PrimRef& prim, std::span<const Operand> in, const DeviceMesh& mesh);
 
 /// What a mesh remembers; bounded.
 class DecisionCache {
  public:
   /// The decision holds until BoundedCache::kCapacity others are made.
-  const Decision& find(const PrimRef& prim, std::span<const Operand> in, const DeviceMesh& mesh);
+  const ShardingDecision& find(const PrimRef& prim, std::span<const Operand> in,
+                               const DeviceMesh& mesh);
   size_t size() const { return entries_.size(); }
 
  private:
@@ -55,7 +56,7 @@ class DecisionCache {
     PrimRef prim;
     std::vector<Meta> metas;
     std::vector<Layout> layouts;
-    Decision decision;
+    ShardingDecision decision;
   };
   BoundedCache<Entry> entries_;
 };

@@ -40,7 +40,7 @@ const DeviceMesh& common_mesh(const Primitive& prim, Inputs in) {
   return *mesh;
 }
 
-const Decision& decision_for(const PrimRef& prim, Inputs in, const DeviceMesh& mesh) {
+const ShardingDecision& decision_for(const PrimRef& prim, Inputs in, const DeviceMesh& mesh) {
   const Layout everywhere = replicated(mesh);
   SmallVector<Operand, 8> seen;
   for (const Tensor& t : in) {
@@ -50,14 +50,14 @@ const Decision& decision_for(const PrimRef& prim, Inputs in, const DeviceMesh& m
   return mesh.state().decisions.find(prim, seen, mesh);
 }
 
-void check_communication(const Decision& d) {
+void check_communication(const ShardingDecision& d) {
   if (d.refusal.empty()) return;
   TESSERA_CHECK_AS(ShardingError, may_communicate(), "{}", d.refusal);
   if (context().phase == Phase::kBackward || std::exchange(d.told, true)) return;
   logging::info("communication allowed: {}", d.refusal);
 }
 
-Tensors converted_pieces(Inputs in, const DeviceMesh& mesh, const Decision& d) {
+Tensors converted_pieces(Inputs in, const DeviceMesh& mesh, const ShardingDecision& d) {
   Tensors pieces;
   for (size_t i = 0; i < in.size(); ++i)
     pieces.push_back(converted_piece(std::move(in[i]), mesh, d.need[i]));
@@ -147,7 +147,7 @@ Tensors ShardSpec::run(const PrimRef& prim, Inputs in) const {
   Tensors out;
   if (Rule rule = find_rule(prim->id()); rule && rule(prim, in, home, out)) return out;
 
-  const Decision& d = decision_for(prim, in, home);
+  const ShardingDecision& d = decision_for(prim, in, home);
   check_communication(d);
   Tensors locals = converted_pieces(in, home, d);
   Tensors pieces = dispatch_below(Layer::kSharding, d.local, locals);
@@ -160,7 +160,7 @@ Tensors ShardSpec::run(const PrimRef& prim, Inputs in) const {
   return out;
 }
 
-void ShardSpec::settle(const PrimRef& prim, Inputs in) const {
+void ShardSpec::reduce_partials(const PrimRef& prim, Inputs in) const {
   if (prim->id() == Redistribute::op_id() || find_rule(prim->id())) return;
   bool sums = false;
   for (const Tensor& t : in) {
@@ -169,7 +169,7 @@ void ShardSpec::settle(const PrimRef& prim, Inputs in) const {
     sums = sums || (s && std::ranges::any_of(s->layout, &Placement::is_partial));
   }
   if (!sums) return;
-  const Decision& d = decision_for(prim, in, mesh);
+  const ShardingDecision& d = decision_for(prim, in, mesh);
   if (d.reduced.empty()) return;
   check_communication(d);
   SmallVector<PrimRef, 2> steps;  // `d` holds until the next decision
@@ -215,7 +215,7 @@ void ShardSpec::assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs 
 bool ShardSpec::assign_in_place(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) const {
   if (prim->id() == Redistribute::op_id() || find_rule(prim->id())) return false;
   if (!(common_mesh(*prim, in) == mesh)) return false;
-  const Decision& d = decision_for(prim, in, mesh);
+  const ShardingDecision& d = decision_for(prim, in, mesh);
   Tensors to;
   for (size_t k = 0; k < d.out.size(); ++k) {
     if (k >= dst.size() || !(spec_of(dst[k])->layout == d.out[k]) ||

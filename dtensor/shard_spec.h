@@ -18,7 +18,7 @@ class ShardSpec final : public ShardingLayer {
 
   std::string placement() const override;
   Tensors run(const PrimRef& prim, Inputs in) const override;
-  void settle(const PrimRef& prim, Inputs in) const override;
+  void reduce_partials(const PrimRef& prim, Inputs in) const override;
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) const override;
   Tensor create(const PrimRef& prim, Inputs in) const override;
   Tensor with_local(const Meta& global, Tensor local) const override;

@@ -106,7 +106,7 @@ void Reducer::put(int slot, const Tensor& grad) {
   assign_(view, previous + grad);
 }
 
-Tensor Reducer::home(int slot) {
+Tensor Reducer::grad_buffer(int slot) {
   const auto& [index, view] = place_[size_t(slot)];
   const Bucket& bucket = buckets_[size_t(index)];
   const bool added =

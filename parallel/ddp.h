@@ -40,7 +40,7 @@ class Reducer final : public GradSink {
   void deliver(int slot, Tensor grad) override;
   /// The view of its bucket, unless a gradient of earlier backwards is still to be added to, or
   /// somebody else holds it, whom this backward may have to read it for.
-  Tensor home(int slot) override;
+  Tensor grad_buffer(int slot) override;
   void backward_finished() override;
   /// Forgets what this backward delivered, so that it can be taken again, where no other rank waits
   /// for it: on one rank, or with sync off. Else the group is aborted with the reason. What it has

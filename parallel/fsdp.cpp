@@ -15,10 +15,6 @@ namespace fsdp {
 
 using nn::Module;
 
-const Tensor& local_of(const Tensor& t) {
-  const ShardData* shard = shard_data(t);
-  return shard ? shard->local : t;
-}
 int64_t bytes_of(const Tensor& t) { return int64_t(local_of(t).nbytes()); }
 
 namespace {

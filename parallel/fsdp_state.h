@@ -134,7 +134,5 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
 
 /// Of this rank's piece, where the tensor is sharded.
 int64_t bytes_of(const Tensor& t);
-/// This rank's values.
-const Tensor& local_of(const Tensor& t);
 
 }  // namespace tessera::parallel::fsdp

@@ -62,12 +62,6 @@ std::string tell(const PlacedTensor& p) {
   return fmt::format("{}{}{}", name_of(p.dtype), to_string(p.shape), p.trainable ? "" : ", frozen");
 }
 
-/// What this rank holds of `t`.
-Tensor local_of(const Tensor& t) {
-  const ShardData* shard = shard_data(t);
-  return shard ? shard->local : t;
-}
-
 }  // namespace
 
 PipelineParameters::PipelineParameters(std::shared_ptr<nn::Module> stage,

@@ -44,7 +44,7 @@ Caller caller(const std::string& key, const std::string& nonce, int from, int to
 
 class Mesh {
  public:
-  Mesh(const Membership& m, JoiningStore& store, const std::string& prefix, Millis timeout)
+  Mesh(const Membership& m, RendezvousStore& store, const std::string& prefix, Millis timeout)
       : m_(m),
         store_(store),
         prefix_(prefix),
@@ -61,10 +61,10 @@ class Mesh {
   void look(int rank);
 
   const Membership& m_;
-  JoiningStore& store_;
+  RendezvousStore& store_;
   const std::string prefix_;
   const std::chrono::steady_clock::time_point deadline_;
-  JoinWait wait_;
+  RendezvousWait wait_;
   const std::string job_key_ = job_environment().key;
 };
 
@@ -80,7 +80,8 @@ std::vector<Socket> Mesh::connect(const std::string& address) {
   std::vector<Socket> sockets(size_t(m_.size));
   for (int r = 0; r < m_.rank; ++r) sockets[size_t(r)] = connect_to(r);
   if (!acceptor) return sockets;
-  for (int absent; (absent = acceptor->wait(JoiningStore::kLook)) >= 0;) look(m_.rank + 1 + absent);
+  for (int absent; (absent = acceptor->wait(RendezvousStore::kLook)) >= 0;)
+    look(m_.rank + 1 + absent);
   int r = m_.rank;
   for (Caller& c : acceptor->take()) sockets[size_t(++r)] = std::move(c.socket);
   return sockets;
@@ -91,7 +92,7 @@ Socket Mesh::connect_to(int rank) {
   const auto left =
       std::chrono::duration_cast<Millis>(deadline_ - std::chrono::steady_clock::now());
   const Endpoint endpoint = parse_endpoint(store_.get(key_of(rank), std::max(left, Millis(1))));
-  for (Millis pause{5};; pause = std::min(2 * pause, JoiningStore::kLook)) {
+  for (Millis pause{5};; pause = std::min(2 * pause, RendezvousStore::kLook)) {
     if (Socket s = try_to(rank, endpoint, caller(job_key_, endpoint.nonce, m_.rank, rank)))
       return s;
     std::this_thread::sleep_for(pause);
@@ -136,7 +137,7 @@ Socket Mesh::try_to(int rank, const Endpoint& endpoint, const Caller& us) {
 
 void Mesh::await(const Socket& socket, short events, int rank) {
   pollfd ready{socket.fd(), events, 0};
-  while (poll(&ready, 1, int(JoiningStore::kLook.count())) <= 0) look(rank);
+  while (poll(&ready, 1, int(RendezvousStore::kLook.count())) <= 0) look(rank);
 }
 
 // While this rank waits for `rank`.
@@ -147,7 +148,7 @@ void Mesh::look(int rank) {
 
 }  // namespace
 
-std::vector<Socket> connect_ranks(const Membership& members, JoiningStore& store,
+std::vector<Socket> connect_ranks(const Membership& members, RendezvousStore& store,
                                   const std::string& prefix, const std::string& address,
                                   Millis timeout) {
   return Mesh(members, store, prefix, timeout).connect(address);

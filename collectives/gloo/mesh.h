@@ -23,7 +23,7 @@ struct PeerError : std::runtime_error {
 /// `address` is where this rank listens, `prefix` that of the keys which say so. Throws CommError
 /// when a member has ended or did not come in time, PeerError, and std::system_error where this
 /// host fails.
-std::vector<Socket> connect_ranks(const Membership& members, JoiningStore& store,
+std::vector<Socket> connect_ranks(const Membership& members, RendezvousStore& store,
                                   const std::string& prefix, const std::string& address,
                                   Millis timeout);
 

@@ -29,9 +29,9 @@ std::string reason(std::string text) {
   return text.erase(at, std::min(end, text.size()) - at);
 }
 
-class GlooCarrier final : public Carrier {
+class GlooTransport final : public Transport {
  public:
-  GlooCarrier(const Membership& m, const GlooOptions& o)
+  GlooTransport(const Membership& m, const GlooOptions& o)
       : context_(connect_gloo(m, o)), lifelines_(size_t(m.size)) {}
 
   std::string_view name() const override { return kGloo; }
@@ -50,7 +50,7 @@ class GlooCarrier final : public Carrier {
 // Where a connection ends, Gloo fails what waits for it, but not always a message of which it has
 // moved a part. So a receive is left there that only the end answers. To look at it, its wait is
 // ended before it begins.
-std::string GlooCarrier::lost(int peer) {
+std::string GlooTransport::lost(int peer) {
   try {
     std::unique_ptr<Buffer>& line = lifelines_[size_t(peer)];
     if (!line) {
@@ -65,8 +65,8 @@ std::string GlooCarrier::lost(int peer) {
   return "";
 }
 
-void GlooCarrier::exchange(const Call& call, std::span<const Transfer> transfers, Slot slot,
-                           Watch& watch) {
+void GlooTransport::exchange(const Call& call, std::span<const Transfer> transfers, Slot slot,
+                             Watch& watch) {
   std::vector<std::unique_ptr<Buffer>> buffers;
   for (const Transfer& t : transfers)
     buffers.push_back(t.bytes ? context_->createUnboundBuffer(t.data, size_t(t.bytes)) : nullptr);
@@ -121,8 +121,9 @@ void GlooCarrier::exchange(const Call& call, std::span<const Transfer> transfers
 
 }  // namespace
 
-std::unique_ptr<Carrier> make_gloo_carrier(const Membership& members, const GlooOptions& options) {
-  return std::make_unique<GlooCarrier>(members, options);
+std::unique_ptr<Transport> make_gloo_transport(const Membership& members,
+                                               const GlooOptions& options) {
+  return std::make_unique<GlooTransport>(members, options);
 }
 
 }  // namespace tessera::detail

@@ -10,7 +10,7 @@
 namespace tessera::detail {
 
 struct GlooOptions {
-  std::shared_ptr<JoiningStore> store;
+  std::shared_ptr<RendezvousStore> store;
   std::string prefix;     // of this group's keys
   bool loopback = false;  // all ranks are on this host: listen on 127.0.0.1 only
   Millis timeout{0};
@@ -18,6 +18,7 @@ struct GlooOptions {
 };
 
 /// Connects all pairs of ranks. Throws CommError.
-std::unique_ptr<Carrier> make_gloo_carrier(const Membership& members, const GlooOptions& options);
+std::unique_ptr<Transport> make_gloo_transport(const Membership& members,
+                                               const GlooOptions& options);
 
 }  // namespace tessera::detail

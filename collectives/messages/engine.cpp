@@ -14,7 +14,7 @@ namespace {
 /// What ranks tell each other before a collective: its facts and where it was called.
 struct Header {
   CallRecord record;
-  Sketch sketch;
+  OrderDigest digest;
   char site[88] = {};
 };
 static_assert(std::is_trivially_copyable_v<Header>);
@@ -22,7 +22,7 @@ static_assert(std::is_trivially_copyable_v<Header>);
 Header make_header(const Call& call) {
   Header h;
   h.record = call.plan.record;
-  h.sketch = call.sketch;
+  h.digest = call.digest;
   std::string site = describe(call.site);
   std::memcpy(h.site, site.data(), std::min(site.size(), sizeof h.site - 1));
   return h;
@@ -30,14 +30,14 @@ Header make_header(const Call& call) {
 
 }  // namespace
 
-MessageEngine::MessageEngine(const Membership& m, std::unique_ptr<Carrier> carrier,
+MessageEngine::MessageEngine(const Membership& m, std::unique_ptr<Transport> transport,
                              std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store,
                              std::string prefix)
     : members_(m),
       rank_(m.rank),
       size_(m.size),
       watch_(m, std::move(dog), std::move(store), std::move(prefix)),
-      carrier_(std::move(carrier)),
+      transport_(std::move(transport)),
       sent_(size_t(m.size)),
       received_(size_t(m.size)) {}
 
@@ -48,9 +48,9 @@ void MessageEngine::interrupt() {
 
 void MessageEngine::abort(const CommError& error) {
   watch_.kill(error);
-  // Peers that wait for this rank notice, and find the obituary.
+  // Peers that wait for this rank notice, and find the failure.
   std::lock_guard lock(mutex_);
-  if (!std::exchange(closed_, true)) carrier_->close();
+  if (!std::exchange(closed_, true)) transport_->close();
 }
 
 /// Sends `mine` to every other rank and gathers theirs into `all`, rank by rank.
@@ -69,12 +69,12 @@ void MessageEngine::check_calls(const Call& call) {
   Header mine = all[size_t(rank_)] = make_header(call);
   exchange(call, with_all(&mine, all.data(), sizeof(Header)), Step::kHeaders);
   bool same = true;
-  std::vector<Sketch> sketches;
+  std::vector<OrderDigest> digests;
   for (const Header& h : all) {
     same &= h.record.fingerprint == mine.record.fingerprint;
-    if (call.ahead) sketches.push_back(h.sketch);
+    if (call.order) digests.push_back(h.digest);
   }
-  if (same) return check_announcements(call, sketches);
+  if (same) return check_orders(call, digests);
   std::vector<CallRecord> records;
   std::vector<std::string> sites;
   for (Header& h : all) {
@@ -87,11 +87,10 @@ void MessageEngine::check_calls(const Call& call) {
   watch_.die(call, text, blame);
 }
 
-void MessageEngine::check_announcements(const Call& call, std::span<const Sketch> sketches) {
-  if (!call.ahead) return;
+void MessageEngine::check_orders(const Call& call, std::span<const OrderDigest> digests) {
+  if (!call.order) return;
   std::vector<int> blame;
-  std::string text =
-      compare_announcements(sketches, *call.ahead, rank_, call.title(members_.group), blame);
+  std::string text = compare_orders(digests, *call.order, rank_, call.title(members_.group), blame);
   if (!text.empty()) watch_.die(call, text, blame);
 }
 
@@ -206,7 +205,7 @@ void MessageEngine::message(const Call& call, uint64_t number) {
   bool sends = !plan.takes;
   const Part& part = sends ? plan.give[0] : plan.take[0];
   auto pass = [&](Step step, Transfer t) {
-    carrier_->exchange(call, {&t, 1}, {number, step, true}, watch_);
+    transport_->exchange(call, {&t, 1}, {number, step, true}, watch_);
   };
   Header header = make_header(call);
   int64_t answer = 1;

@@ -1,7 +1,7 @@
 // Collectives over messages between pairs of ranks: our plans and our reduction order on top of a
-// Carrier. Carriers' own collectives are not used: they lack verbs and uneven forms, or add up in
-// an order that depends on sizes. Invariant: no message of a collective is sent before all ranks'
-// call records have been compared.
+// Transport. Transports' own collectives are not used: they lack verbs and uneven forms, or add up
+// in an order that depends on sizes. Invariant: no message of a collective is sent before all
+// ranks' call records have been compared.
 #pragma once
 #include <condition_variable>
 #include <memory>
@@ -32,10 +32,10 @@ class MessageEngine : public Engine {
   static constexpr int64_t kReduceAloneBytes = limit("messages.alone") * kLineBytes;
 
   /// `store` and `prefix` are where ranks tell each other what the group died of.
-  MessageEngine(const Membership& members, std::unique_ptr<Carrier> carrier,
+  MessageEngine(const Membership& members, std::unique_ptr<Transport> transport,
                 std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store, std::string prefix);
 
-  std::string_view name() const override { return carrier_->name(); }
+  std::string_view name() const override { return transport_->name(); }
   void run(Call& call) final;
   void run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) override;
   void interrupt() override;
@@ -46,7 +46,7 @@ class MessageEngine : public Engine {
   virtual void move(Call& call);
   /// Moves all `transfers` at once; no other messages of the call have this `step`.
   void exchange(const Call& call, std::span<const Transfer> transfers, Step step) {
-    carrier_->exchange(call, transfers, {call.seq(), step, false}, watch_);
+    transport_->exchange(call, transfers, {call.seq(), step, false}, watch_);
   }
   /// out = the reduction of `in` over the ranks `ours`, of which this rank is the one at `place`;
   /// an average divides by the group's size. Takes the steps kPieces and kGather. `in` and `out`
@@ -60,13 +60,13 @@ class MessageEngine : public Engine {
 
  private:
   void check_calls(const Call& call);
-  void check_announcements(const Call& call, std::span<const Sketch> sketches);
+  void check_orders(const Call& call, std::span<const OrderDigest> digests);
   void check_splits(const Call& call);
   void move_pieces(const Call& call);
   void message(const Call& call, uint64_t number);
   std::vector<Transfer> with_all(void* mine, void* all, int64_t bytes) const;
 
-  const std::unique_ptr<Carrier> carrier_;
+  const std::unique_ptr<Transport> transport_;
   std::mutex mutex_;
   std::condition_variable changed_;
   bool closed_ = false;

@@ -53,10 +53,10 @@ Membership block_of(const Membership& m, int B) {
   return block;
 }
 
-BlockEngine::BlockEngine(const Membership& m, std::unique_ptr<Carrier> carrier,
-                         std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store,
-                         std::string prefix, int B, std::unique_ptr<Engine> block)
-    : MessageEngine(m, std::move(carrier), std::move(dog), std::move(store), std::move(prefix)),
+HierarchicalEngine::HierarchicalEngine(const Membership& m, std::unique_ptr<Transport> transport,
+                                       std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store,
+                                       std::string prefix, int B, std::unique_ptr<Engine> block)
+    : MessageEngine(m, std::move(transport), std::move(dog), std::move(store), std::move(prefix)),
       B_(B),
       blocks_(m.size / B),
       k_(m.rank / B),
@@ -65,21 +65,21 @@ BlockEngine::BlockEngine(const Membership& m, std::unique_ptr<Carrier> carrier,
   for (int k = 0; k < blocks_; ++k) peers_.push_back(peer_in(k));
 }
 
-std::string_view BlockEngine::name() const { return kBlocks; }
+std::string_view HierarchicalEngine::name() const { return kBlocks; }
 
-void BlockEngine::interrupt() {
+void HierarchicalEngine::interrupt() {
   MessageEngine::interrupt();
   block_->interrupt();
 }
 
-void BlockEngine::call_queued() { block_->call_queued(); }
+void HierarchicalEngine::call_queued() { block_->call_queued(); }
 
-void BlockEngine::abort(const CommError& error) {
+void HierarchicalEngine::abort(const CommError& error) {
   MessageEngine::abort(error);
   block_->abort(error);
 }
 
-bool BlockEngine::goes_through_blocks(const Plan& plan) const {
+bool HierarchicalEngine::goes_through_blocks(const Plan& plan) const {
   const bool rounds =
       size_of(plan.dtype) == 2 && plan.op != ReduceOp::kMin && plan.op != ReduceOp::kMax;
   if (plan.has_splits() || (plan.reduces && rounds)) return false;
@@ -95,7 +95,7 @@ bool BlockEngine::goes_through_blocks(const Plan& plan) const {
   return bytes > kStraightBytes;
 }
 
-void BlockEngine::move(Call& call) {
+void HierarchicalEngine::move(Call& call) {
   if (!goes_through_blocks(call.plan)) return MessageEngine::move(call);
   switch (call.plan.kind) {
     case CollKind::kAllReduce: return all_reduce_by_blocks(call);
@@ -106,7 +106,7 @@ void BlockEngine::move(Call& call) {
 }
 
 /// The plan of what `kind` does in this block, still without pieces.
-Plan BlockEngine::part_plan(const Call& call, CollKind kind) const {
+Plan HierarchicalEngine::part_plan(const Call& call, CollKind kind) const {
   Plan plan;
   plan.kind = kind;
   plan.op = call.plan.op == ReduceOp::kAvg ? ReduceOp::kSum : call.plan.op;  // divided at the end
@@ -117,7 +117,7 @@ Plan BlockEngine::part_plan(const Call& call, CollKind kind) const {
   return plan;
 }
 
-void BlockEngine::in_block(const Call& call, const Plan& plan) {
+void HierarchicalEngine::in_block(const Call& call, const Plan& plan) {
   Ref<Call> part = part_of(call, plan);
   const Watch::Op op(
       watch_, *part, [this](const CommError& e) { block_->abort(e); }, {}, true);
@@ -125,7 +125,7 @@ void BlockEngine::in_block(const Call& call, const Plan& plan) {
 }
 
 /// Everybody in the block gets all `pieces`, of which this rank has its own.
-void BlockEngine::gather_in_block(const Call& call, Parts pieces) {
+void HierarchicalEngine::gather_in_block(const Call& call, Parts pieces) {
   Plan plan = part_plan(call, CollKind::kAllGather);
   plan.longest = longest(pieces);
   plan.give = {pieces[size_t(l_)]};
@@ -134,7 +134,7 @@ void BlockEngine::gather_in_block(const Call& call, Parts pieces) {
 }
 
 /// Rank l of a block reduces slice l over the block, then over the blocks.
-void BlockEngine::all_reduce_by_blocks(Call& call) {
+void HierarchicalEngine::all_reduce_by_blocks(Call& call) {
   const Plan& whole = call.plan;
   std::vector<std::byte> copy;  // the result would overwrite what is still to be read
   const Part in = whole.must_stage() ? copied(whole.give, copy)[0] : whole.give[0];
@@ -151,7 +151,7 @@ void BlockEngine::all_reduce_by_blocks(Call& call) {
 
 /// For each block in turn, rank l reduces what its rank l is to get over this block; what came from
 /// all blocks is reduced where it is to be.
-void BlockEngine::reduce_scatter_by_blocks(Call& call) {
+void HierarchicalEngine::reduce_scatter_by_blocks(Call& call) {
   const Plan& whole = call.plan;
   std::vector<int64_t> at(size_t(blocks_) + 1);
   for (int k = 0; k < blocks_; ++k)
@@ -182,7 +182,7 @@ void BlockEngine::reduce_scatter_by_blocks(Call& call) {
 }
 
 /// Pieces go from rank l to rank l of every block, and from there to its block.
-void BlockEngine::all_gather_by_blocks(Call& call) {
+void HierarchicalEngine::all_gather_by_blocks(Call& call) {
   const Plan& whole = call.plan;
   std::vector<std::byte> copy;  // results would overwrite what is still to be sent
   const Part give = whole.must_stage() ? copied(whole.give, copy)[0] : whole.give[0];
@@ -201,7 +201,7 @@ void BlockEngine::all_gather_by_blocks(Call& call) {
 }
 
 /// The root's block hands it on in slices: rank l sends slice l to rank l of every other block.
-void BlockEngine::broadcast_by_blocks(Call& call) {
+void HierarchicalEngine::broadcast_by_blocks(Call& call) {
   const Plan& whole = call.plan;
   const int root = whole.giver, home = root / B_;
   const Part& all = whole.takes ? whole.take[0] : whole.give[0];

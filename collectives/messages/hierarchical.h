@@ -22,14 +22,14 @@ Membership block_of(const Membership& m, int B);
 /// Through blocks go all_reduce, reduce_scatter, all_gather and broadcast of more than
 /// kStraightBytes, but for sums, averages and products of 16-bit floats, which would be rounded
 /// once more between the two levels. Everything else goes straight from rank to rank.
-class BlockEngine final : public MessageEngine {
+class HierarchicalEngine final : public MessageEngine {
  public:
   static constexpr int64_t kStraightBytes = limit("messages.straight") * kLineBytes;
 
   /// `block` moves what stays in the block of B ranks.
-  BlockEngine(const Membership& members, std::unique_ptr<Carrier> carrier,
-              std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store, std::string prefix,
-              int B, std::unique_ptr<Engine> block);
+  HierarchicalEngine(const Membership& members, std::unique_ptr<Transport> transport,
+                     std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store,
+                     std::string prefix, int B, std::unique_ptr<Engine> block);
 
   std::string_view name() const override;
   void interrupt() override;

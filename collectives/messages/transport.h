@@ -25,9 +25,9 @@ struct Slot {
   bool p2p;
 };
 
-class Carrier {
+class Transport {
  public:
-  virtual ~Carrier() = default;
+  virtual ~Transport() = default;
   /// The backend's name.
   virtual std::string_view name() const = 0;
   /// Moves all `transfers` at once and returns when they are done. A wait that `watch` ends, or a

@@ -74,10 +74,10 @@ void Watch::Op::probe() {
   if (probe_) probe_();
 }
 
-std::optional<CommError> Watch::obituary() {
+std::optional<CommError> Watch::failure() {
   const StorePatience patience(Watchdog::kPatience);
   try {
-    const std::string key = obituary_key();
+    const std::string key = failure_key();
     if (store_->check({&key, 1})) return decode_error(store_->get(key, Millis(0)), members_.group);
   } catch (const Error&) {
   }
@@ -89,7 +89,7 @@ CommError Watch::kill(const CommError& error) {
   const StorePatience patience(Watchdog::kPatience);
   CommError held = error;
   try {
-    held = decode_error(store_->compare_set(obituary_key(), "", encode(error)), members_.group);
+    held = decode_error(store_->compare_set(failure_key(), "", encode(error)), members_.group);
   } catch (const Error&) {
   }
   std::lock_guard lock(mutex_);
@@ -108,10 +108,10 @@ void Watch::explain(const Call& call, int peer, const std::string& what) {
         return error_;
       }())
     throw kill(*ended);
-  if (auto known = obituary()) throw *known;
+  if (auto known = failure()) throw *known;
   const int world = members_.world_ranks[size_t(peer)];
   const Watchdog::Fate fate = dog_->fate_of(world);
-  if (auto known = obituary()) throw *known;
+  if (auto known = failure()) throw *known;
   // Gloo's text begins with its own source line in brackets.
   std::string reason =
       what.substr(what.rfind("] ") == std::string::npos ? 0 : what.rfind("] ") + 2);

@@ -1,6 +1,6 @@
 // What a group of messages cannot do for a waiting rank: tell why its peers do not come, and stop
 // waiting. Its waits are reported to the rank's watchdog. Invariant: the first rank to find the
-// group dead leaves an obituary in the store, and every rank throws that text.
+// group dead leaves a failure in the store, and every rank throws that text.
 #pragma once
 #include <functional>
 #include <limits>
@@ -35,7 +35,7 @@ class Watch {
     Millis timeout() const override { return in_block_ ? Millis(0) : call_.timeout; }
     void fail(const CommError& error) override;
     void probe() override;
-    std::string obituary_key() const override { return watch_.obituary_key(); }
+    std::string failure_key() const override { return watch_.failure_key(); }
 
    private:
     friend class Watch;
@@ -51,16 +51,16 @@ class Watch {
   };
 
   /// The error that killed the group, if any rank has left one.
-  std::optional<CommError> obituary();
+  std::optional<CommError> failure();
   /// Leaves `error` unless there is one already, ends all waits, and returns what holds.
   CommError kill(const CommError& error);
   /// kill(), thrown.
   [[noreturn]] void die(const Call& call, const std::string& text, std::vector<int> ranks);
-  /// Throws for a wait on `peer` that failed with the carrier's text `what`.
+  /// Throws for a wait on `peer` that failed with the transport's text `what`.
   [[noreturn]] void explain(const Call& call, int peer, const std::string& what);
 
  private:
-  std::string obituary_key() const { return prefix_ + "obituary"; }
+  std::string failure_key() const { return prefix_ + "failure"; }
 
   const Membership members_;
   const std::shared_ptr<Watchdog> dog_;

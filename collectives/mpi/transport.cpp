@@ -20,9 +20,9 @@ constexpr auto kNap = std::chrono::microseconds(50);
 // its order, which MPI guarantees.
 constexpr int kStepBits = 2, kGroups = 1 << 28;
 
-class MpiCarrier final : public Carrier {
+class MpiTransport final : public Transport {
  public:
-  MpiCarrier(const Membership& m, const MpiOptions& o) : name_(m.group) {
+  MpiTransport(const Membership& m, const MpiOptions& o) : name_(m.group) {
     // Tags belong to MPI's world, whatever store a group was made with.
     std::shared_ptr<Store> all = connect_mpi_store(job_environment(), o.join_timeout);
     Store& store = *o.store;
@@ -95,8 +95,9 @@ class MpiCarrier final : public Carrier {
 
 }  // namespace
 
-std::unique_ptr<Carrier> make_mpi_carrier(const Membership& members, const MpiOptions& options) {
-  return std::make_unique<MpiCarrier>(members, options);
+std::unique_ptr<Transport> make_mpi_transport(const Membership& members,
+                                              const MpiOptions& options) {
+  return std::make_unique<MpiTransport>(members, options);
 }
 
 }  // namespace tessera::detail

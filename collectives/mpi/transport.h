@@ -13,12 +13,12 @@
 namespace tessera::detail {
 
 struct MpiOptions {
-  std::shared_ptr<JoiningStore> store;
+  std::shared_ptr<RendezvousStore> store;
   std::string prefix;  // of this group's keys
   Millis join_timeout{0};
 };
 
 /// A collective call of the members. Throws UserError (see Mpi::get), CommError.
-std::unique_ptr<Carrier> make_mpi_carrier(const Membership& members, const MpiOptions& options);
+std::unique_ptr<Transport> make_mpi_transport(const Membership& members, const MpiOptions& options);
 
 }  // namespace tessera::detail

@@ -133,7 +133,7 @@ std::byte* ShmEngine::taken(int r) const {
 void ShmEngine::tell(const Call& call) {
   const CallRecord& record = call.plan.record;
   me_.records[turn_ & 1] = record;
-  if (record.ahead) me_.sketches[turn_ & 1] = call.sketch;
+  if (record.order) me_.digests[turn_ & 1] = call.digest;
   me_.entered.store(record.seq, std::memory_order_release);
 }
 
@@ -183,7 +183,7 @@ void ShmEngine::run(Call& call) {
   const Heard heard = listen(plan.record);
   if (!heard.same_call) [[unlikely]]
     report_mismatch(call);
-  if (plan.record.ahead) check_announcements(call);
+  if (plan.record.order) check_orders(call);
   if (trial_) start = Clock::now();
   places_.adopt(entries_[0].verdict);
   int64_t longest = plan.has_splits() ? agree_on_splits(call) : plan.longest;

@@ -137,11 +137,11 @@ class ShmEngine final : public Engine {
   WaitFacts facts_of(const Call& call) const;
   std::string tell_progress(int r) const;
   bool is_gone(int r, Watchdog::Fate* fate) const;
-  void check_announcements(const Call& call);
+  void check_orders(const Call& call);
   [[noreturn]] void report_mismatch(Call& call);
   void tell_site(const Call& call);
   std::string tell_rank(int r) const;
-  /// Writes the obituary unless there is one, and throws what it says.
+  /// Writes the failure unless there is one, and throws what it says.
   [[noreturn]] void die(const Call& call, const std::string& text, std::vector<int> ranks,
                         std::vector<int> culprits = {});
 

@@ -76,7 +76,7 @@ struct alignas(2 * kLineBytes) RankState {
   std::atomic<uint64_t> told{0};  // number of the collective whose call site `site` holds
   SharedText site;
   CallRecord records[2];
-  Sketch sketches[2];  // of what is announced with the calls whose record says so
+  OrderDigest digests[2];  // of what is announced with the calls whose record says so
 };
 
 struct alignas(kLineBytes) Mailbox {
@@ -87,7 +87,7 @@ struct alignas(kLineBytes) Mailbox {
 };
 
 /// The error that killed the group; written once.
-struct Obituary {
+struct FailureRecord {
   std::atomic<uint32_t> state{0};  // 0 none, 1 being written, 2 readable
   uint64_t seq = 0;
   struct Ranks {
@@ -129,7 +129,7 @@ class Segment {
   std::atomic<uint32_t>& attached() { return header().attached; }
   void close_descriptor();
 
-  Obituary& obituary() { return header().obituary; }
+  FailureRecord& failure() { return header().failure; }
   RankState& state(int r) { return states_[r]; }
   std::byte* stage(int r, int parity) {
     return stages_ + size_t(2 * r + parity) * options_.stage_bytes;
@@ -155,7 +155,7 @@ class Segment {
  private:
   struct Header {
     std::atomic<uint32_t> attached{0};
-    Obituary obituary;
+    FailureRecord failure;
   };
   Segment(int size, const Options& options);
   Header& header() { return *static_cast<Header*>(base_); }

@@ -2,7 +2,7 @@
 // or dozes until its own program submits another call or is held up, or a peer is. Every 20 ms, or
 // 100 dozing, it looks whether the absent ranks still live and whether the group has been killed;
 // once it has lasted 100 ms it is reported to the rank's watchdog, which keeps the deadline.
-// Invariant: whoever finds the group dead first writes the obituary, and every rank throws that
+// Invariant: whoever finds the group dead first writes the failure, and every rank throws that
 // text.
 #include <fmt/format.h>
 #include <linux/futex.h>
@@ -74,7 +74,7 @@ bool ShmEngine::park(FunctionRef<bool()> ready, const Call* call) {
   bool now = ready();
   // A thread that begins to be held up counts itself, then rings.
   const bool held_up = dozes && !may_doze(*call);
-  if (!now && !held_up && segment_->obituary().state.load(std::memory_order_seq_cst) != 2) {
+  if (!now && !held_up && segment_->failure().state.load(std::memory_order_seq_cst) != 2) {
     futex_wait(me_.bell, bell, dozes ? options_.doze : kLook);
     now = ready();
   }
@@ -189,13 +189,13 @@ void ShmEngine::tell_site(const Call& call) {
 }
 
 void ShmEngine::check_obituary() {
-  Obituary& o = segment_->obituary();
+  FailureRecord& o = segment_->failure();
   if (o.state.load(std::memory_order_acquire) != 2) return;
   throw CommError(o.text, members_.group, o.seq, o.ranks.read(), o.culprits.read());
 }
 
 void ShmEngine::abort(const CommError& error) {
-  Obituary& o = segment_->obituary();
+  FailureRecord& o = segment_->failure();
   uint32_t none = 0;
   if (o.state.compare_exchange_strong(none, 1, std::memory_order_acq_rel)) {
     std::string_view text = error.what();
@@ -212,7 +212,7 @@ void ShmEngine::die(const Call& call, const std::string& text, std::vector<int> 
                     std::vector<int> culprits) {
   CommError error(text, members_.group, call.seq(), std::move(ranks), std::move(culprits));
   abort(error);
-  for (int i = 0; i < 1000; ++i) {  // another rank may be writing the obituary at this moment
+  for (int i = 0; i < 1000; ++i) {  // another rank may be writing the failure at this moment
     check_obituary();
     usleep(1000);
   }
@@ -295,15 +295,14 @@ std::string ShmEngine::CollectiveWait::story(int world_rank) const {
   return engine_.tell_progress(int(at - engine_.members_.world_ranks.begin()));
 }
 
-void ShmEngine::check_announcements(const Call& call) {
-  std::vector<Sketch> sketches(static_cast<size_t>(size_));
+void ShmEngine::check_orders(const Call& call) {
+  std::vector<OrderDigest> digests(static_cast<size_t>(size_));
   for (int r = 0; r < size_; ++r) {
     const RankState& s = segment_->state(r);
-    if (s.records[turn_ & 1].ahead) sketches[size_t(r)] = s.sketches[turn_ & 1];
+    if (s.records[turn_ & 1].order) digests[size_t(r)] = s.digests[turn_ & 1];
   }
   std::vector<int> blame;
-  std::string text =
-      compare_announcements(sketches, *call.ahead, rank_, call.title(members_.group), blame);
+  std::string text = compare_orders(digests, *call.order, rank_, call.title(members_.group), blame);
   if (!text.empty()) die(call, text, blame);
 }
 

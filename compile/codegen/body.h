@@ -75,6 +75,6 @@ std::string to_string(const Body& body);
 /// Runs the body with one core op for each instruction: slow, and the reference for generated code.
 /// `in` and `out` are the memory of operands and results (any shape; only storage, offset and dtype
 /// are read). Pointwise results have the bits of generated code; sums are those of core's `sum`.
-void interpret(const Body& body, std::span<const Tensor> in, std::span<const Tensor> out);
+void interpret_body(const Body& body, std::span<const Tensor> in, std::span<const Tensor> out);
 
 }  // namespace tessera::compiler

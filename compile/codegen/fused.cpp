@@ -34,7 +34,7 @@ void plan_fused(const Primitive& prim, std::span<const Tensor> in, std::span<Met
 void run_fused(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                Workspace workspace, const Stream&) {
   const auto& fused = static_cast<const Fused&>(prim);
-  if (!fused.code) return interpret(fused.body, in, out);
+  if (!fused.code) return interpret_body(fused.body, in, out);
   SmallVector<char*, 16> p;
   for (const Tensor& t : in)  // generated code only reads them
     p.push_back(static_cast<char*>(const_cast<void*>(t.raw_values())));

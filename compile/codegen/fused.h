@@ -1,6 +1,6 @@
 // An op that the fusion pass made of others: a body, the memory layouts of its results, and, once
 // generated, code. Invariant: with and without code it computes the same function, so a graph of
-// fused ops can be replayed by the interpreter and compared.
+// fused ops can be run by the interpreter and compared.
 #pragma once
 #include "compile/codegen/body.h"
 #include "core/primitive/primitive.h"

@@ -91,7 +91,7 @@ class Interpreter {
 
 }  // namespace
 
-void interpret(const Body& body, std::span<const Tensor> in, std::span<const Tensor> out) {
+void interpret_body(const Body& body, std::span<const Tensor> in, std::span<const Tensor> out) {
   TESSERA_ASSERT(in.size() == body.operands.size() && out.size() == body.stores.size(),
                  "body: {} operands and {} results for {} and {}", in.size(), out.size(),
                  body.operands.size(), body.stores.size());

@@ -99,16 +99,16 @@ bool SizedKernels::have(std::span<const Fused* const> kernels) const {
 }
 
 std::vector<Ref<const LoadedKernel>> SizedKernels::code_of(std::span<const Fused* const> kernels,
-                                                           std::span<const Family> families,
+                                                           std::span<const Sizes> sizes,
                                                            const GenerateOptions& options) {
   std::vector<NumberedText> texts;
-  std::vector<Family> missing;
+  std::vector<Sizes> missing;
   for (size_t k = 0; k < kernels.size(); ++k) {
     texts.push_back(split_numbers(text_of(*kernels[k])));
     if (find(texts.back())) continue;
     missing.push_back({kernels[k]});
-    if (k < families.size())
-      missing.back().insert(missing.back().end(), families[k].begin(), families[k].end());
+    if (k < sizes.size())
+      missing.back().insert(missing.back().end(), sizes[k].begin(), sizes[k].end());
   }
   if (!missing.empty()) compile(missing, options);
   std::vector<Ref<const LoadedKernel>> result;
@@ -175,17 +175,17 @@ std::string sized_text(const NumberedText& text, const std::vector<std::string>&
 
 }  // namespace
 
-// Kernels of a family whose texts differ in numbers alone share code.
-void SizedKernels::compile(std::span<const Family> families, const GenerateOptions& options) {
+// Kernels of one body at several sizes share code where their texts differ in numbers alone.
+void SizedKernels::compile(std::span<const Sizes> sizes, const GenerateOptions& options) {
   struct Made {
     Variant variant;
     std::string source, symbol;
     bool has_finish;
   };
   std::vector<Made> made;
-  for (const Family& family : families) {
+  for (const Sizes& of : sizes) {
     std::vector<std::pair<NumberedText, const Fused*>> texts;
-    for (const Fused* f : family)
+    for (const Fused* f : of)
       if (make_schedule(f->body)) texts.emplace_back(split_numbers(text_of(*f)), f);
     for (size_t i = 0; i < texts.size(); ++i) {
       const NumberedText& first = texts[i].first;

@@ -23,14 +23,14 @@ NumberedText split_numbers(const std::string& text);
 
 class SizedKernels {
  public:
-  /// Bodies that are known to come, with the body's kernel and some more sizes of it.
-  using Family = std::vector<const Fused*>;
+  /// One body at further sizes that calls are known to have.
+  using Sizes = std::vector<const Fused*>;
 
   /// Code for each of `kernels`, with what is there, else by compiling one file: for each kernel
-  /// that has none, code for all members of its family (`families` holds one for each kernel, or is
+  /// that has none, code for all its sizes too (`sizes` holds an element for each kernel, or is
   /// empty). Throws as generate().
   std::vector<Ref<const LoadedKernel>> code_of(std::span<const Fused* const> kernels,
-                                               std::span<const Family> families,
+                                               std::span<const Sizes> sizes,
                                                const GenerateOptions& options = {});
   /// True when code_of would not compile.
   bool have(std::span<const Fused* const> kernels) const;
@@ -45,7 +45,7 @@ class SizedKernels {
     Ref<const LoadedKernel> code;
   };
   const Variant* find(const NumberedText& text) const;
-  void compile(std::span<const Family> families, const GenerateOptions& options);
+  void compile(std::span<const Sizes> sizes, const GenerateOptions& options);
 
   std::vector<Variant> variants_;
   int compilations_ = 0;

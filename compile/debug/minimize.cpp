@@ -153,13 +153,13 @@ class Part {
   Reproducer part_;
 };
 
-// How `run` differs from replay(); "" where it does not, or where replay itself fails.
+// How `run` differs from interpret(); "" where it does not, or where interpret() itself fails.
 std::string failure_of(const Reproducer& part, const Runner& run) {
   std::vector<Tensor> expected_in = copies(part.inputs), given = copies(part.inputs);
   Tensors expected;
   try {
     verify(part.graph);
-    expected = replay(part.graph, expected_in);
+    expected = interpret(part.graph, expected_in);
   } catch (const std::exception&) {
     return "";
   }
@@ -190,7 +190,8 @@ Reproducer minimize(const Graph& g, std::span<const Tensor> inputs, const Runner
   std::vector<bool> kept(g.nodes.size(), true);
   Reproducer best = Part(g, recorded, kept).take();
   best.failure = failure_of(best, run);
-  TESSERA_CHECK(!best.failure.empty(), "minimize: the runner gives the bits of replay on {} nodes",
+  TESSERA_CHECK(!best.failure.empty(),
+                "minimize: the runner gives the bits of the interpreter on {} nodes",
                 g.nodes.size());
   for (size_t chunk = std::max<size_t>(g.nodes.size() / 2, 1);; chunk = (chunk + 1) / 2) {
     bool smaller = false;

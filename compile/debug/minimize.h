@@ -1,4 +1,4 @@
-// Shrinks a graph on which a runner disagrees with replay() to a few nodes that still show it.
+// Shrinks a graph on which a runner disagrees with interpret() to a few nodes that still show it.
 // Invariant: what is tried is a graph of its own that verifies; values from outside are inputs,
 // with the values that they have in the whole.
 #pragma once
@@ -23,9 +23,9 @@ std::string to_string(const Reproducer& reproducer);
 
 /// Leaves out ever fewer nodes at a time (delta debugging: Zeller and Hildebrandt 2002,
 /// "Simplifying and Isolating Failure-Inducing Input") while outputs or written inputs of `run`
-/// differ in a bit from those of replay(), or `run` throws and replay() does not. `graph` has run
-/// on `inputs` and on the present values of its implicit inputs, none of which it changes; they are
-/// inputs of the reproducer. Collectives are refused. Throws UserError when nothing differs.
+/// differ in a bit from those of interpret(), or `run` throws and interpret() does not. `graph` has
+/// run on `inputs` and on the present values of its implicit inputs, none of which it changes; they
+/// are inputs of the reproducer. Collectives are refused. Throws UserError when nothing differs.
 Reproducer minimize(const Graph& graph, std::span<const Tensor> inputs, const Runner& run);
 
 }  // namespace tessera::compiler

@@ -40,8 +40,8 @@ void check_inputs(std::string_view who, const Graph& g, std::span<const Tensor> 
   }
 }
 
-Tensors replay(const Graph& g, std::span<const Tensor> inputs) {
-  check_inputs("replay", g, inputs);
+Tensors interpret(const Graph& g, std::span<const Tensor> inputs) {
+  check_inputs("interpret", g, inputs);
   Scoped<Backend*> eager(context().backend, nullptr);
   std::vector<size_t> last = last_reads(g);
   std::vector<Tensor> value(g.values.size());

@@ -9,9 +9,9 @@ namespace tessera::compiler {
 /// Runs the graph on the eager backend with `inputs` in place of those it was traced with: of equal
 /// shape, strides, dtype and device, else ShapeError. Implicit inputs are read and written where
 /// they are. Returns the outputs.
-Tensors replay(const Graph& graph, std::span<const Tensor> inputs);
-inline Tensors replay(const Graph& graph, std::initializer_list<Tensor> inputs) {
-  return replay(graph, std::span(inputs.begin(), inputs.size()));
+Tensors interpret(const Graph& graph, std::span<const Tensor> inputs);
+inline Tensors interpret(const Graph& graph, std::initializer_list<Tensor> inputs) {
+  return interpret(graph, std::span(inputs.begin(), inputs.size()));
 }
 
 /// Throws ShapeError, in the name of `who`, unless `inputs` are what the graph was traced with.

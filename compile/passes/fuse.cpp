@@ -30,7 +30,7 @@ bool keep_what_is_not_inlined(const Dataflow& flow, std::vector<bool>& kept) {
   bool any = false;
   for (int32_t k = 0; k < int32_t(flow.graph.nodes.size()); ++k) {
     if (flow.is_free(k) || !inlines(flow, k) || !flow.is_needed(k)) continue;
-    if (draft_kernel(flow, {&k, 1})) continue;
+    if (lower_group(flow, {&k, 1})) continue;
     auto keep = [&](int32_t node, auto&& self) -> void {
       for (ValueId id : flow.graph.nodes[size_t(node)].in)
         if (int32_t m = flow.inlined(id, k); m != kNoNode)
@@ -92,7 +92,7 @@ class Fusion {
     if (failed_.contains(attempt(x, y)) || path_past(x, y)) return false;
     std::vector<int32_t> nodes;
     std::ranges::merge(members_[size_t(x)], members_[size_t(y)], std::back_inserter(nodes));
-    if (!draft_kernel(flow_, nodes)) {
+    if (!lower_group(flow_, nodes)) {
       failed_.insert(attempt(x, y));
       return false;
     }
@@ -229,7 +229,7 @@ class Fusion {
       if (!flow_.is_needed(members[0])) return;
       if (!inlines(flow_, members[0])) return place(g_.nodes[size_t(members[0])]);
     }
-    std::optional<DraftedKernel> kernel = draft_kernel(flow_, members);
+    std::optional<LoweredGroup> kernel = lower_group(flow_, members);
     TESSERA_ASSERT(kernel, "fuse: a group of {} nodes makes no kernel any more", members.size());
     Metas results;
     for (ValueId id : kernel->out) results.push_back(g_[id].meta);

@@ -23,16 +23,16 @@ struct Read {
   std::vector<Read> in;       // that node's operands
 };
 
-class Draft {
+class Lowering {
  public:
-  Draft(const Dataflow& flow, std::span<const int32_t> nodes)
+  Lowering(const Dataflow& flow, std::span<const int32_t> nodes)
       : flow_(flow),
         g_(flow.graph),
         nodes_(nodes),
         made_(nodes.size()),
         computed_(nodes.size(), -1) {}
 
-  std::optional<DraftedKernel> run() {
+  std::optional<LoweredGroup> run() {
     if (!unify_nodes() || !places_are_free()) return {};
     share_reads();
     if (!number_loops() || !reads_where_it_writes()) return {};
@@ -400,13 +400,13 @@ class Draft {
   std::map<ValueId, InstrId> numbers_;
   std::vector<std::pair<ValueId, InstrId>> loads_;
   std::vector<Again> again_;
-  DraftedKernel kernel_;
+  LoweredGroup kernel_;
 };
 
 }  // namespace
 
-std::optional<DraftedKernel> draft_kernel(const Dataflow& flow, std::span<const int32_t> nodes) {
-  return Draft(flow, nodes).run();
+std::optional<LoweredGroup> lower_group(const Dataflow& flow, std::span<const int32_t> nodes) {
+  return Lowering(flow, nodes).run();
 }
 
 }  // namespace tessera::compiler

@@ -11,7 +11,7 @@
 
 namespace tessera::compiler {
 
-struct DraftedKernel {
+struct LoweredGroup {
   Body body;
   ValueIds in;    // operands, in the body's order
   ValueIds out;   // results, likewise
@@ -21,6 +21,6 @@ struct DraftedKernel {
 /// The kernel of `nodes` (fusible, in order), or null where they do not make one: loops that do not
 /// fit each other, memory that is written and read in different layouts, more than kMaxDims loops,
 /// or an order that generated code does not support.
-std::optional<DraftedKernel> draft_kernel(const Dataflow& flow, std::span<const int32_t> nodes);
+std::optional<LoweredGroup> lower_group(const Dataflow& flow, std::span<const int32_t> nodes);
 
 }  // namespace tessera::compiler

@@ -9,14 +9,14 @@ bool same_or_linear(const Source& a, const Source& b) {
   if (a.kind != b.kind || a.index != b.index) return false;
   if (a.kind == Source::kNone) return true;
   if (!a.like.defined() || !b.like.defined()) return false;
-  if (a.kind == Source::kExisting) return piece_of(a.like).storage() == piece_of(b.like).storage();
+  if (a.kind == Source::kExisting) return local_of(a.like).storage() == local_of(b.like).storage();
   if (shard_data(a.like) || shard_data(b.like))
-    return a.offset == b.offset && same_layout(piece_of(a.like).meta(), piece_of(b.like).meta()) &&
+    return a.offset == b.offset && same_layout(local_of(a.like).meta(), local_of(b.like).meta()) &&
            a.like.shape() == b.like.shape();
   return a.like.ndim() == b.like.ndim() && a.like.dtype() == b.like.dtype();
 }
 
-std::string differ(const Entry& a, const Entry& b) {
+std::string differ(const CachedCall& a, const CachedCall& b) {
   if (a.settings != b.settings || a.handles != b.handles) return "other settings at each size";
   if (!(a.returned == b.returned)) return "a number that it returns depends on the size";
   if (a.slots.size() != b.slots.size() || a.results.size() != b.results.size())
@@ -25,7 +25,7 @@ std::string differ(const Entry& a, const Entry& b) {
     if (!same_or_linear(a.results[i], b.results[i]))
       return fmt::format("result {} comes from elsewhere at each size", i);
   for (size_t i = 0; i < a.slots.size(); ++i) {
-    const EntrySlot &s = a.slots[i], &t = b.slots[i];
+    const CachedSlot &s = a.slots[i], &t = b.slots[i];
     if (s.owner != t.owner || s.changed != t.changed || !same_or_linear(s.after, t.after))
       return "gradients go elsewhere at each size";
   }
@@ -34,8 +34,8 @@ std::string differ(const Entry& a, const Entry& b) {
 
 }  // namespace
 
-std::unique_ptr<Family> Family::unify(const RecordedCall& a, const RecordedCall& b,
-                                      std::string* why) {
+std::unique_ptr<DynamicCall> DynamicCall::unify(const RecordedCall& a, const RecordedCall& b,
+                                                std::string* why) {
   why->clear();
   const auto &x = a.entry.key.extents(), &y = b.entry.key.extents();
   if (!a.entry.key.same_kind(b.entry.key) || x.size() != y.size()) return nullptr;
@@ -50,12 +50,12 @@ std::unique_ptr<Family> Family::unify(const RecordedCall& a, const RecordedCall&
   if (!why->empty()) return nullptr;
   auto graph = DynamicGraph::unify(*a.graph, line.size_a, *b.graph, line.size_b, why);
   if (!graph) return nullptr;
-  std::unique_ptr<Family> family(new Family(a, b, std::move(*graph), line));
-  family->confirmed = family->graph_.certain();
-  return family;
+  std::unique_ptr<DynamicCall> dynamic(new DynamicCall(a, b, std::move(*graph), line));
+  dynamic->confirmed = dynamic->graph_.certain();
+  return dynamic;
 }
 
-std::optional<int64_t> Family::size_of(const CallKey& key) const {
+std::optional<int64_t> DynamicCall::size_of(const CallKey& key) const {
   if (!key.same_kind(a_.entry.key)) return std::nullopt;
   const auto &x = a_.entry.key.extents(), &y = b_.entry.key.extents(), &now = key.extents();
   std::optional<int64_t> size;
@@ -66,7 +66,7 @@ std::optional<int64_t> Family::size_of(const CallKey& key) const {
   return size && *size >= 2 ? size : std::nullopt;
 }
 
-Source Family::source_at(const Source& a, const Source& b, int64_t size) const {
+Source DynamicCall::source_at(const Source& a, const Source& b, int64_t size) const {
   if (a.kind == Source::kNone || a.kind == Source::kExisting || shard_data(a.like)) return a;
   Source s = a;
   s.offset = line_.at(a.offset, b.offset, size);
@@ -83,9 +83,9 @@ Source Family::source_at(const Source& a, const Source& b, int64_t size) const {
   return s;
 }
 
-RecordedCall Family::at(int64_t size, const CallKey& key) const {
+RecordedCall DynamicCall::at(int64_t size, const CallKey& key) const {
   RecordedCall call{a_.entry, std::make_shared<const Graph>(graph_.at(size))};
-  Entry& e = call.entry;
+  CachedCall& e = call.entry;
   e.key = key;
   for (size_t i = 0; i < e.any.size(); ++i)
     e.any[i] = a_.entry.any[i] || b_.entry.any[i] || a_.entry.inputs[i] != b_.entry.inputs[i];
@@ -96,10 +96,10 @@ RecordedCall Family::at(int64_t size, const CallKey& key) const {
   return call;
 }
 
-std::string Family::compare(int64_t size, const RecordedCall& call) const {
+std::string DynamicCall::compare(int64_t size, const RecordedCall& call) const {
   try {
     RecordedCall foretold = at(size, call.entry.key);
-    if (!agree(foretold.entry, call.entry)) return "other results than foretold";
+    if (!same_guards(foretold.entry, call.entry)) return "other results than foretold";
     std::string why;
     auto same = DynamicGraph::unify(*foretold.graph, size, *call.graph, size + 1, &why);
     if (!same) return why;

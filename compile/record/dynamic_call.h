@@ -1,6 +1,6 @@
 // Calls that differ in one size: two recorded calls are one, with a graph that is linear in that
-// size. Invariant: a family answers for a size only between the least and the largest that were
-// recorded and found to be on its lines (a program may treat what is longer than its window in
+// size. Invariant: a DynamicCall answers for a size only between the least and the largest that
+// were recorded and found to be on its lines (a program may treat what is longer than its window in
 // another way), when two sizes leave no doubt (in proportion, or a constant beside the size) or a
 // third was what they had foretold, and when shape inference of the whole graph takes the size.
 #pragma once
@@ -14,23 +14,24 @@ namespace tessera::compiler {
 
 /// A recorded call and its graph.
 struct RecordedCall {
-  Entry entry;
+  CachedCall entry;
   std::shared_ptr<const Graph> graph;
 };
 
-class Family {
+class DynamicCall {
  public:
   /// Of two calls of one kind; nothing where they are none, and *why then says what differs: "" if
   /// they differ in more than one size, or in a size below 2, which ops treat in their own ways.
-  static std::unique_ptr<Family> unify(const RecordedCall& a, const RecordedCall& b,
-                                       std::string* why);
-  /// The size that `key` has where the calls of this family differ; nothing where it is of another.
+  static std::unique_ptr<DynamicCall> unify(const RecordedCall& a, const RecordedCall& b,
+                                            std::string* why);
+  /// The size that `key` has where the calls of this one differ; nothing where it is of
+  /// another.
   std::optional<int64_t> size_of(const CallKey& key) const;
   /// The call at `size`, known by `key`. Throws ShapeError where graph or results do not take it.
   RecordedCall at(int64_t size, const CallKey& key) const;
   Graph graph_at(int64_t size) const { return graph_.at(size); }
-  const Entry& entry() const { return a_.entry; }
-  const Entry& other_entry() const { return b_.entry; }
+  const CachedCall& entry() const { return a_.entry; }
+  const CachedCall& other_entry() const { return b_.entry; }
   /// True when `size` lies between sizes that were recorded.
   bool covers(int64_t size) const { return low_ <= size && size <= high_; }
   /// A recording at `size` was what had been foretold.
@@ -45,7 +46,7 @@ class Family {
   int64_t size_b() const { return line_.size_b; }
 
  private:
-  Family(const RecordedCall& a, const RecordedCall& b, DynamicGraph graph, Line line)
+  DynamicCall(const RecordedCall& a, const RecordedCall& b, DynamicGraph graph, Line line)
       : a_(a),
         b_(b),
         graph_(std::move(graph)),

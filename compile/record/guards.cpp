@@ -22,19 +22,19 @@ bool has_history(const Tensor& t) {
 
 bool same_place(const Tensor& a, const Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() == b.defined();
-  const Tensor &x = piece_of(a), &y = piece_of(b);
+  const Tensor &x = local_of(a), &y = local_of(b);
   return x.storage() == y.storage() && x.offset() == y.offset() && x.shape() == y.shape() &&
          x.strides() == y.strides() && x.dtype() == y.dtype();
 }
 
-bool agree(const Source& a, const Source& b) {
+bool same_guards(const Source& a, const Source& b) {
   if (a.kind != b.kind || a.index != b.index || a.offset != b.offset || a.fresh != b.fresh ||
       a.inference != b.inference)
     return false;
   return a.kind == Source::kNone || same_place(a.like, b.like);
 }
 
-// Nobody but the Keeper has it.
+// Nobody but the GuardedObjects has it.
 bool is_gone(const RefCounted& object) { return object.use_count() == 1; }
 
 HandleState state_of(const TensorImpl& handle) {
@@ -42,15 +42,15 @@ HandleState state_of(const TensorImpl& handle) {
   return meta ? HandleState{meta, meta->sink, meta->replaced} : HandleState();
 }
 
-class Lesson {
+class GuardMaker {
  public:
-  Lesson(const StepRecorder& recorder, std::span<const Tensor> inputs, Keeper& keeper)
-      : recorder_(recorder), inputs_(inputs), keeper_(keeper), held_(recorder.provided().size()) {
+  GuardMaker(const StepRecorder& recorder, std::span<const Tensor> inputs, GuardedObjects& guarded)
+      : recorder_(recorder), inputs_(inputs), guarded_(guarded), held_(recorder.provided().size()) {
     for (const ImplicitInput& i : recorder.last_graph().implicit)
       implicit_.insert(i.tensor.storage().get());
   }
 
-  std::string learn(const Tensors& results, Entry& entry) {
+  std::string make_guards(const Tensors& results, CachedCall& entry) {
     if (!recorder_.break_reason().empty()) return recorder_.break_reason();
     if (recorder_.segments() != 1)
       return fmt::format("it was {} graphs instead of one", recorder_.segments());
@@ -65,7 +65,7 @@ class Lesson {
         return "a result can still be differentiated; return it detached";
     }
     for (const TouchedSlot& s : recorder_.slots())
-      if (std::string why = learn_slot(s, entry); !why.empty()) return why;
+      if (std::string why = add_slot(s, entry); !why.empty()) return why;
     for (size_t i = 0; i < held_.size(); ++i)
       if (!held_[i])
         return fmt::format(
@@ -75,10 +75,10 @@ class Lesson {
       if (state_of(*h.handle.impl()) != h.before)
         return fmt::format("whether {} requires a gradient, or where that goes, changes in it",
                            describe(h.handle));
-      entry.handles.push_back({keeper_.keep(h.handle.impl()), h.before});
+      entry.handles.push_back({guarded_.keep(h.handle.impl()), h.before});
     }
     for (const TouchedSetting& s : recorder_.settings())
-      entry.settings.push_back({.owner = keeper_.keep(s.owner.get()),
+      entry.settings.push_back({.owner = guarded_.keep(s.owner.get()),
                                 .seen = s.seen,
                                 .changed = s.changed,
                                 .before = s.before,
@@ -94,7 +94,7 @@ class Lesson {
  private:
   Source source_of(const Tensor& t) {
     if (!t.defined()) return {};
-    const Tensor& local = piece_of(t);
+    const Tensor& local = local_of(t);
     auto& provided = recorder_.provided();
     for (size_t i = 0; i < provided.size(); ++i)
       if (provided[i] == local.storage()) {
@@ -115,13 +115,13 @@ class Lesson {
     return {.kind = Source::kExisting, .like = t};
   }
 
-  std::string learn_slot(const TouchedSlot& s, Entry& entry) {
-    EntrySlot slot{.owner = keeper_.keep(s.owner.get()),
-                   .seen = s.seen,
-                   .changed = s.changed,
-                   .depends = s.depends};
+  std::string add_slot(const TouchedSlot& s, CachedCall& entry) {
+    CachedSlot slot{.owner = guarded_.keep(s.owner.get()),
+                    .seen = s.seen,
+                    .changed = s.changed,
+                    .depends = s.depends};
     slot.before = s.before;
-    bool read = s.before.defined() && implicit_.contains(piece_of(s.before).storage().get());
+    bool read = s.before.defined() && implicit_.contains(local_of(s.before).storage().get());
     if (read && s.changed && !s.after.defined())
       return "gradients that were made outside of it are read and let go; put backward into the "
              "same function";
@@ -144,33 +144,28 @@ class Lesson {
 
   const StepRecorder& recorder_;
   std::span<const Tensor> inputs_;
-  Keeper& keeper_;
+  GuardedObjects& guarded_;
   std::vector<bool> held_;
   std::unordered_set<const Storage*> implicit_;
 };
 
 }  // namespace
 
-void Keeper::keep_only(std::span<const Entry* const> entries) {
+void GuardedObjects::keep_only(std::span<const CachedCall* const> entries) {
   std::unordered_set<const RefCounted*> wanted;
-  for (const Entry* e : entries) {
-    for (const EntrySlot& s : e->slots) wanted.insert(s.owner);
-    for (const EntrySetting& s : e->settings) wanted.insert(s.owner);
-    for (const EntryHandle& h : e->handles) wanted.insert(h.handle);
+  for (const CachedCall* e : entries) {
+    for (const CachedSlot& s : e->slots) wanted.insert(s.owner);
+    for (const CachedSetting& s : e->settings) wanted.insert(s.owner);
+    for (const CachedHandle& h : e->handles) wanted.insert(h.handle);
   }
   std::erase_if(kept_, [&](const auto& kept) { return !wanted.contains(kept.first); });
-}
-
-const Tensor& piece_of(const Tensor& t) {
-  ShardData* shard = shard_data(t);
-  return shard ? shard->local : t;
 }
 
 Tensor give(const Source& s, const Tensors& outputs, std::span<const Tensor> inputs) {
   if (s.kind == Source::kNone) return {};
   if (s.kind == Source::kExisting) return s.fresh ? s.like.detach() : s.like;
   const Tensor& from = s.kind == Source::kOutput ? outputs[s.index] : inputs[s.index];
-  const Tensor& local = piece_of(s.like);
+  const Tensor& local = local_of(s.like);
   Tensor t(local.meta(), from.storage(), from.offset() + s.offset);
   if (const ShardingLayer* sharding = sharding_of(s.like))
     t = sharding->with_local(s.like.meta(), t);
@@ -178,36 +173,36 @@ Tensor give(const Source& s, const Tensors& outputs, std::span<const Tensor> inp
   return t;
 }
 
-std::string learn(const StepRecorder& recorder, std::span<const Tensor> inputs,
-                  const Tensors& results, Keeper& keeper, Entry& entry) {
-  return Lesson(recorder, inputs, keeper).learn(results, entry);
+std::string make_guards(const StepRecorder& recorder, std::span<const Tensor> inputs,
+                        const Tensors& results, GuardedObjects& guarded, CachedCall& entry) {
+  return GuardMaker(recorder, inputs, guarded).make_guards(results, entry);
 }
 
-bool may_fit(const Entry& e) {
-  for (const EntryHandle& h : e.handles)
+bool guards_may_hold(const CachedCall& e) {
+  for (const CachedHandle& h : e.handles)
     if (is_gone(*h.handle) || state_of(*h.handle) != h.before) return false;
   return true;
 }
 
-bool fits(const Entry& e, std::span<const Tensor> inputs) {
+bool guards_hold(const CachedCall& e, std::span<const Tensor> inputs) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Storage* s = inputs[i].storage().get();
     if (s == e.inputs[i].get()) continue;
     // Where an argument is memory that the program reaches in another way, the graph is another.
     if (!e.any[i] || std::ranges::binary_search(e.reached, s)) return false;
   }
-  return fits(e);
+  return guards_hold(e);
 }
 
-bool fits(const Entry& e) {
-  for (const EntrySetting& s : e.settings)
+bool guards_hold(const CachedCall& e) {
+  for (const CachedSetting& s : e.settings)
     if (is_gone(*s.owner) || (s.depends && *s.seen != s.before)) return false;
-  for (const EntrySlot& s : e.slots)
+  for (const CachedSlot& s : e.slots)
     if (is_gone(*s.owner) || (s.depends && !same_place(*s.seen, s.before))) return false;
-  return may_fit(e);
+  return guards_may_hold(e);
 }
 
-bool agree(const Entry& a, const Entry& b) {
+bool same_guards(const CachedCall& a, const CachedCall& b) {
   if (a.settings != b.settings || a.handles != b.handles || !(a.returned == b.returned))
     return false;
   if (a.slots.size() != b.slots.size() || a.results.size() != b.results.size()) return false;
@@ -215,10 +210,11 @@ bool agree(const Entry& a, const Entry& b) {
   for (size_t i = 0; i < a.implicit.size(); ++i)
     if (!same_place(a.implicit[i], b.implicit[i])) return false;
   for (size_t i = 0; i < a.results.size(); ++i)
-    if (!agree(a.results[i], b.results[i])) return false;
+    if (!same_guards(a.results[i], b.results[i])) return false;
   for (size_t i = 0; i < a.slots.size(); ++i) {
-    const EntrySlot &s = a.slots[i], &t = b.slots[i];
-    if (s.owner != t.owner || s.changed != t.changed || !agree(s.after, t.after)) return false;
+    const CachedSlot &s = a.slots[i], &t = b.slots[i];
+    if (s.owner != t.owner || s.changed != t.changed || !same_guards(s.after, t.after))
+      return false;
   }
   return true;
 }

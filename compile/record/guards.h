@@ -13,11 +13,11 @@
 
 namespace tessera::compiler {
 
-struct Entry;
+struct CachedCall;
 
 /// Keeps what guards look at, once however many guards do, so that its count tells whether anybody
 /// else has it still.
-class Keeper {
+class GuardedObjects {
  public:
   template <class T>
   T* keep(T* object) {
@@ -25,7 +25,7 @@ class Keeper {
     return object;
   }
   /// Lets go of what these do not refer to.
-  void keep_only(std::span<const Entry* const> entries);
+  void keep_only(std::span<const CachedCall* const> entries);
   void clear() { kept_.clear(); }
 
  private:
@@ -44,8 +44,8 @@ struct Source {
 /// The tensor that leaves a run with these outputs and inputs.
 Tensor give(const Source& source, const Tensors& outputs, std::span<const Tensor> inputs);
 
-// What follows refers to objects that a Keeper keeps.
-struct EntrySlot {
+// What follows refers to objects that a GuardedObjects keeps.
+struct CachedSlot {
   const RefCounted* owner;
   const Tensor* seen = nullptr;
   Tensor* changed = nullptr;  // the same place; null when it is only read
@@ -53,31 +53,31 @@ struct EntrySlot {
   bool depends = false;  // on what it held: `before`
   Tensor before = {};
 };
-struct EntrySetting {
+struct CachedSetting {
   const RefCounted* owner;
   const int64_t* seen = nullptr;
   int64_t* changed = nullptr;
   int64_t before = 0, after = 0;
   bool depends = true;
-  bool operator==(const EntrySetting&) const = default;
+  bool operator==(const CachedSetting&) const = default;
 };
-struct EntryHandle {
+struct CachedHandle {
   const TensorImpl* handle;
   HandleState before;
-  bool operator==(const EntryHandle&) const = default;
+  bool operator==(const CachedHandle&) const = default;
 };
 
 /// A call that is known.
-struct Entry {
+struct CachedCall {
   CallKey key = {};
   bool confirmed = false;                 // by a second recording
   std::vector<Ref<Storage>> inputs = {};  // of the last recording
   std::vector<bool> any = {};             // which inputs may be other memory than those
   CallKey returned = {};                  // besides tensors
   std::any like = {};
-  std::vector<EntrySetting> settings = {};
-  std::vector<EntryHandle> handles = {};
-  std::vector<EntrySlot> slots = {};
+  std::vector<CachedSetting> settings = {};
+  std::vector<CachedHandle> handles = {};
+  std::vector<CachedSlot> slots = {};
   std::vector<Tensor> implicit = {};
   std::vector<const Storage*> reached = {};  // memory of `implicit`, sorted
   std::vector<Source> results = {};
@@ -85,18 +85,15 @@ struct Entry {
 
 /// Fills `entry` but for key, inputs and what is returned besides tensors; why the program has to
 /// run at each call, "" when `entry` can take its place. `inputs`: what the recording was given.
-std::string learn(const StepRecorder& recorder, std::span<const Tensor> inputs,
-                  const Tensors& results, Keeper& keeper, Entry& entry);
+std::string make_guards(const StepRecorder& recorder, std::span<const Tensor> inputs,
+                        const Tensors& results, GuardedObjects& guarded, CachedCall& entry);
 
 /// True when the graph of `entry` still says what the program does; with which inputs.
-bool fits(const Entry& entry);
-bool fits(const Entry& entry, std::span<const Tensor> inputs);
+bool guards_hold(const CachedCall& entry);
+bool guards_hold(const CachedCall& entry, std::span<const Tensor> inputs);
 /// False when it never will again: a handle that it depends on has changed or is gone.
-bool may_fit(const Entry& entry);
+bool guards_may_hold(const CachedCall& entry);
 /// True when two recordings of one key, which are one graph, say the same.
-bool agree(const Entry& a, const Entry& b);
-
-/// This rank's piece of a sharded tensor; a plain one itself.
-const Tensor& piece_of(const Tensor& t);
+bool same_guards(const CachedCall& a, const CachedCall& b);
 
 }  // namespace tessera::compiler

@@ -37,8 +37,8 @@ bool lay_out_as(const Meta& made, const Meta& seen, const Strides& to, Meta& res
   return true;
 }
 
-bool find_join(const Graph& g, const Uses& uses, int32_t cat, int32_t& maker, Join& join) {
-  const Node& n = g.nodes[size_t(cat)];
+bool find_cat(const Graph& g, const Uses& uses, int32_t node, int32_t& maker, CatInPlace& cat) {
+  const Node& n = g.nodes[size_t(node)];
   const Meta& whole = g[n.out[0]].meta;
   const int dim = static_cast<const CatAttributes&>(*n.prim).dim;
   maker = kNoNode;
@@ -48,29 +48,30 @@ bool find_join(const Graph& g, const Uses& uses, int32_t cat, int32_t& maker, Jo
     if (made == kNoValue) return false;
     const int32_t m = uses.maker[size_t(made)];
     const Node& from = g.nodes[size_t(m)];
-    if (maker == kNoNode) join.pieces.resize(from.out.size());
+    if (maker == kNoNode) cat.pieces.resize(from.out.size());
     if ((maker != kNoNode && m != maker) || from.out.size() != n.in.size() || is_effect(from))
       return false;
     maker = m;
-    Join::Piece& piece = join.pieces[size_t(std::ranges::find(from.out, made) - from.out.begin())];
+    CatInPlace::Piece& piece =
+        cat.pieces[size_t(std::ranges::find(from.out, made) - from.out.begin())];
     piece.offset = at * whole.strides[dim];
     if (!lay_out_as(g[made].meta, g[id].meta, whole.strides, piece.meta)) return false;
     at += g[id].meta.shape[dim];
   }
-  join.cat = cat;
+  cat.node = node;
   return true;
 }
 
 }  // namespace
 
-std::unordered_map<int32_t, Join> find_joins(const Graph& graph) {
-  std::unordered_map<int32_t, Join> found;
+std::unordered_map<int32_t, CatInPlace> find_cats_in_place(const Graph& graph) {
+  std::unordered_map<int32_t, CatInPlace> found;
   Uses uses(graph);
   for (int32_t k = 0; k < int32_t(graph.nodes.size()); ++k) {
     const Node& n = graph.nodes[size_t(k)];
     if (n.prim->name() != "cat" || is_effect(n)) continue;
     int32_t maker;
-    if (Join join; find_join(graph, uses, k, maker, join)) found.emplace(maker, std::move(join));
+    if (CatInPlace cat; find_cat(graph, uses, k, maker, cat)) found.emplace(maker, std::move(cat));
   }
   return found;
 }

@@ -8,17 +8,17 @@
 
 namespace tessera::compiler {
 
-struct Join {
+struct CatInPlace {
   /// Where result i of the op lies in the joined value: a layout, and elements from its beginning.
   struct Piece {
     Meta meta;
     int64_t offset = 0;
   };
-  int32_t cat = -1;  // node that joins them
+  int32_t node = -1;  // the cat that joins them
   std::vector<Piece> pieces;
 };
 
-/// By the node that makes the results. Each of them is read by nothing but the join, through views.
-std::unordered_map<int32_t, Join> find_joins(const Graph& graph);
+/// By the node that makes the results. Each of them is read by nothing but the cat, through views.
+std::unordered_map<int32_t, CatInPlace> find_cats_in_place(const Graph& graph);
 
 }  // namespace tessera::compiler

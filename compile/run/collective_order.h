@@ -8,6 +8,6 @@
 namespace tessera::compiler {
 
 /// The collectives of `graph`, in the order of its nodes, by group.
-Announcing::List announcements_of(const Graph& graph);
+CallOrderScope::List collective_orders(const Graph& graph);
 
 }  // namespace tessera::compiler

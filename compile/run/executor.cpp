@@ -40,7 +40,7 @@ size_t bytes_of(std::span<const Tensor> list) {
   return n;
 }
 
-Traffic traffic_of(const CallSchedule& schedule) {
+Traffic traffic_of(const Program& schedule) {
   Traffic traffic;
   for (const Step& s : schedule.steps)
     if (s.collective)
@@ -74,7 +74,7 @@ std::shared_ptr<SharedArena> make_shared_arena() { return std::make_shared<Share
 struct Executor::Impl {
   Impl(Graph g, std::shared_ptr<SharedArena> shared_arena)
       : graph(ordered(std::move(g))),
-        schedule(make_schedule(graph)),
+        schedule(make_program(graph)),
         shared(std::move(shared_arena)) {
     inputs.resize(graph.inputs.size());
     implicit.resize(graph.implicit.size());
@@ -324,7 +324,7 @@ struct Executor::Impl {
   }
 
   Graph graph;
-  CallSchedule schedule;
+  Program schedule;
   MemoryPlan plan;
   Traffic traffic;
   std::vector<BoundInput> inputs, implicit;

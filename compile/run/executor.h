@@ -1,6 +1,6 @@
 // Runs a graph again and again: memory planned once, no dispatch, nothing allocated. Invariants: a
-// run computes what replay() computes; between two runs the executor keeps only the arena and what
-// it was given.
+// run computes what interpret() computes; between two runs the executor keeps only the arena and
+// what it was given.
 #pragma once
 #include <memory>
 #include <string>

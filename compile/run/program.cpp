@@ -21,15 +21,18 @@ size_t bytes_of(const Meta& m) { return size_t(extent_of(m, 0).size) * size_of(m
 class Scheduler {
  public:
   explicit Scheduler(const Graph& g)
-      : g_(g), joins_(find_joins(g)), value_(g.values.size()), last_read_(g.values.size(), -1) {}
+      : g_(g),
+        cats_(find_cats_in_place(g)),
+        value_(g.values.size()),
+        last_read_(g.values.size(), -1) {}
 
-  CallSchedule run() {
+  Program run() {
     s_.arenas.emplace_back();
     find_last_reads();
     add_inputs();
     for (node_ = 0; node_ < int(g_.nodes.size()); ++node_) add_node(g_.nodes[size_t(node_)]);
     add_outputs();
-    finish_flights();
+    finish_pending();
     lay_out_arenas();
     return std::move(s_);
   }
@@ -39,12 +42,12 @@ class Scheduler {
   struct Use {
     int dies = -1;                     // node that reads it last; node count: it outlives the run
     int64_t base = 0;                  // offset of the input that it begins with
-    int flight = -1;                   // the collective that may still write it
+    int pending = -1;                  // the collective that may still write it
     bool maybe = false;                // an input may come pending from elsewhere
     SmallVector<int, 2> readers = {};  // collectives that may still read it
   };
   // A collective between its submission and the step that waits for it.
-  struct Flight {
+  struct Pending {
     int step = 0, done = -1;
     SmallVector<MemoryId, 4> memories = {};  // of operands and results
     MemoryId result = kNoMemory;
@@ -200,17 +203,17 @@ class Scheduler {
 
   // The results of this node, in the memory of the value that joins them, which is made now.
   bool make_joined(const Metas& planned, Tensors& out) {
-    auto it = joins_.find(node_);
-    if (it == joins_.end()) return false;
-    const Join& join = it->second;
+    auto it = cats_.find(node_);
+    if (it == cats_.end()) return false;
+    const CatInPlace& cat = it->second;
     for (size_t i = 0; i < planned.size(); ++i) {
-      const Meta& m = join.pieces[i].meta;
+      const Meta& m = cat.pieces[i].meta;
       if (!(m.shape == planned[i].shape) || m.dtype != planned[i].dtype || m.strides.back() != 1)
         return false;
     }
-    ValueId whole = g_.nodes[size_t(join.cat)].out[0];
+    ValueId whole = g_.nodes[size_t(cat.node)].out[0];
     define(whole, fresh(g_[whole].meta, dies(whole)));
-    for (const Join::Piece& p : join.pieces) {
+    for (const CatInPlace::Piece& p : cat.pieces) {
       s_.unplanned_bytes += bytes_of(p.meta);
       out.push_back(see(memory_of(value_[size_t(whole)]), p.meta, p.offset));
     }
@@ -252,9 +255,9 @@ class Scheduler {
   // A collective that is under way reads it, and the op would have to wait for that. The one that
   // writes it is waited for in any case, except by other collectives.
   bool in_use_elsewhere(MemoryId m, bool collective) {
-    if (collective && use(m).flight >= 0) return true;
+    if (collective && use(m).pending >= 0) return true;
     for (int f : use(m).readers)
-      if (f != use(m).flight) return true;
+      if (f != use(m).pending) return true;
     return false;
   }
 
@@ -359,7 +362,7 @@ class Scheduler {
       const Use& u = use(memory_of(t));
       auto readers = u.readers;  // settling takes them off the list
       for (int f : readers)      // a collective waits by itself for the one that writes its operand
-        if (!(collective && f == u.flight)) settle(f, now, waits);
+        if (!(collective && f == u.pending)) wait_for(f, now, waits);
     }
     for (auto list : {in, out})
       for (const Tensor& t : list)
@@ -379,52 +382,52 @@ class Scheduler {
   // that it waits for itself is done then too.
 
   void wait_for(MemoryId m, int now, SmallVector<MemoryId, 4>& waits) {
-    if (use(m).flight >= 0) settle(use(m).flight, now, waits);
+    if (use(m).pending >= 0) wait_for(use(m).pending, now, waits);
     if (std::exchange(use(m).maybe, false)) waits.push_back(m);
   }
 
-  void settle(int f, int now, SmallVector<MemoryId, 4>& waits) {
-    if (flights_[size_t(f)].done >= 0) return;
-    waits.push_back(flights_[size_t(f)].result);
+  void wait_for(int f, int now, SmallVector<MemoryId, 4>& waits) {
+    if (pending_[size_t(f)].done >= 0) return;
+    waits.push_back(pending_[size_t(f)].result);
     mark_done(f, now);
-    use(flights_[size_t(f)].result).maybe = false;
+    use(pending_[size_t(f)].result).maybe = false;
   }
 
   void mark_done(int f, int now) {
-    Flight& flight = flights_[size_t(f)];
-    if (flight.done >= 0) return;
-    flight.done = now;
-    if (use(flight.result).flight == f)  // done, but its event is still there
-      use(flight.result).flight = -1, use(flight.result).maybe = true;
-    for (MemoryId m : flight.memories) {
+    Pending& pending = pending_[size_t(f)];
+    if (pending.done >= 0) return;
+    pending.done = now;
+    if (use(pending.result).pending == f)  // done, but its event is still there
+      use(pending.result).pending = -1, use(pending.result).maybe = true;
+    for (MemoryId m : pending.memories) {
       auto& readers = use(m).readers;
       if (auto it = std::find(readers.begin(), readers.end(), f); it != readers.end())
         readers.erase(size_t(it - readers.begin()));
     }
-    for (int g : flight.after) mark_done(g, now);
+    for (int g : pending.after) mark_done(g, now);
   }
 
   void take_off(std::span<const Tensor> in, std::span<const Tensor> out, int now) {
-    int f = int(flights_.size());
-    Flight flight{.step = now};
+    int f = int(pending_.size());
+    Pending pending{.step = now};
     for (auto list : {in, out})
       for (const Tensor& t : list) {
         MemoryId m = memory_of(t);
-        flight.memories.push_back(m);
-        if (use(m).flight >= 0) flight.after.push_back(use(m).flight);
+        pending.memories.push_back(m);
+        if (use(m).pending >= 0) pending.after.push_back(use(m).pending);
       }
     for (const Tensor& t : in) use(memory_of(t)).readers.push_back(f);
     for (const Tensor& t : out) {
-      flight.result = memory_of(t);
-      use(flight.result).flight = f;
-      use(flight.result).maybe = false;  // the collective waits for it
-      s_.results.push_back(flight.result);
+      pending.result = memory_of(t);
+      use(pending.result).pending = f;
+      use(pending.result).maybe = false;  // the collective waits for it
+      s_.results.push_back(pending.result);
     }
-    flights_.push_back(std::move(flight));
+    pending_.push_back(std::move(pending));
   }
 
-  void finish_flights() {
-    for (const Flight& f : flights_) {
+  void finish_pending() {
+    for (const Pending& f : pending_) {
       if (f.done < 0) s_.unfinished.push_back(f.result);
       int until = f.done < 0 ? int(s_.steps.size()) - 1 : f.done - 1;
       for (MemoryId m : f.memories) memory(m).last = std::max(memory(m).last, until);
@@ -468,24 +471,24 @@ class Scheduler {
   }
 
   const Graph& g_;
-  const std::unordered_map<int32_t, Join> joins_;
-  CallSchedule s_;
+  const std::unordered_map<int32_t, CatInPlace> cats_;
+  Program s_;
   int node_ = 0;
   std::vector<Tensor> value_;   // by ValueId
   std::vector<int> last_read_;  // node, by the value that made the memory
   std::vector<Use> uses_;       // by MemoryId
-  std::vector<Flight> flights_;
+  std::vector<Pending> pending_;
   std::unordered_map<const Storage*, MemoryId> of_storage_;
 };
 
 }  // namespace
 
-size_t CallSchedule::arena_bytes() const {
+size_t Program::arena_bytes() const {
   size_t bytes = 0;
   for (const Arena& a : arenas) bytes += a.bytes;
   return bytes;
 }
 
-CallSchedule make_schedule(const Graph& graph) { return Scheduler(graph).run(); }
+Program make_program(const Graph& graph) { return Scheduler(graph).run(); }
 
 }  // namespace tessera::compiler

@@ -2,7 +2,7 @@
 // values that are never alive together. Everything that can be decided before the first run is
 // decided here: kernels, layouts, dense copies, scratch, which result is written over which
 // operand, when something that may be pending is waited for. Invariant: run in order, the steps
-// compute what replay() computes.
+// compute what interpret() computes.
 #pragma once
 #include <memory>
 #include <vector>
@@ -14,7 +14,7 @@
 
 namespace tessera::compiler {
 
-/// Index into CallSchedule::memories.
+/// Index into Program::memories.
 using MemoryId = int32_t;
 inline constexpr MemoryId kNoMemory = -1;
 
@@ -35,7 +35,7 @@ struct Memory {
   Kind kind = Kind::kArena;
   int index = 0;
   size_t bytes = 0;         // but of an input, which brings its own
-  int arena = 0;            // kArena: index into CallSchedule::arenas
+  int arena = 0;            // kArena: index into Program::arenas
   size_t offset = 0;        // kArena: into that arena
   int first = 0, last = 0;  // steps between which it is in use, both included
   bool written = false;     // by an effect; of inputs
@@ -62,7 +62,7 @@ struct Step {
   bool collective = false;
 };
 
-struct CallSchedule {
+struct Program {
   std::vector<Memory> memories;
   std::vector<Step> steps;
   std::vector<Tensor> outputs;       // handles of the memories they are in
@@ -81,6 +81,6 @@ struct CallSchedule {
 };
 
 /// Throws what infer and the plans of kernels throw.
-CallSchedule make_schedule(const Graph& graph);
+Program make_program(const Graph& graph);
 
 }  // namespace tessera::compiler

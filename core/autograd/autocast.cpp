@@ -68,11 +68,6 @@ constexpr AutocastEntry kTable[] = {
     {"sddmm", AutocastRule::kWide},
 };
 
-const Tensor& piece(const Tensor& t) {
-  const ShardData* shard = shard_data(t);
-  return shard ? shard->local : t;
-}
-
 // Of values that are not worth keeping (a gathered weight) the cast is not either: it is made again
 // from what they are made from.
 class CastAgain final : public Recipe {
@@ -92,7 +87,7 @@ class CastAgain final : public Recipe {
 
 const Ref<Recipe>& recipe_of(const Tensor& t) {
   static const Ref<Recipe> none;
-  const Ref<Storage>& values = piece(t).storage();
+  const Ref<Storage>& values = local_of(t).storage();
   return values ? values->recipe() : none;
 }
 
@@ -113,7 +108,7 @@ class CastCache {
     // Inside a function transform a kept cast would be a constant of the levels outside.
     if (!enabled_ || context().backend != backend_ || current_level() || !is_parameter(t))
       return cast(t, to);
-    const Ref<Storage>& storage = piece(t).storage();
+    const Ref<Storage>& storage = local_of(t).storage();
     if (!storage) return cast(t, to);
     Entry& e = entries_[{t.impl(), to}];
     if (!e.value.defined() || e.storage != storage || e.version != storage->version()) {
@@ -151,7 +146,7 @@ namespace {
 Tensor lowered(const Tensor& t, DType to) {
   if (const Ref<Recipe>& recipe = recipe_of(t)) [[unlikely]] {
     Tensor low = cast(t, to);
-    piece(low).storage()->set_recipe(Ref<Recipe>(new CastAgain(recipe, piece(t), to)));
+    local_of(low).storage()->set_recipe(Ref<Recipe>(new CastAgain(recipe, local_of(t), to)));
     return low;
   }
   return context().casts->cast_to(t, to);

@@ -166,7 +166,8 @@ class Backward {
       } else {
         if (meta->now.run != run_) {
           if (outer_ && meta->now.run) outer_leaves_.emplace_back(meta, std::move(meta->now));
-          meta->now = {.run = run_, .pending = 0, .arriving = {}, .home = home_of(*meta)};
+          meta->now = {
+              .run = run_, .pending = 0, .arriving = {}, .grad_buffer = grad_buffer_of(*meta)};
           if (meta->sink) add_sink(meta->sink);
         }
         ++meta->now.pending;
@@ -175,11 +176,11 @@ class Backward {
   }
 
   // A hook may keep what it sees, and a graph of this backward too: their gradients move later. And
-  // at home may lie what a backward around this one has found.
-  Tensor home_of(const GradMeta& leaf) const {
+  // at grad_buffer may lie what a backward around this one has found.
+  Tensor grad_buffer_of(const GradMeta& leaf) const {
     bool delivered =
         leaf.sink && leaf.hooks.empty() && !returning_ && !options_.create_graph && !outer_;
-    return delivered && !current_level() ? leaf.sink->home(leaf.slot) : Tensor();
+    return delivered && !current_level() ? leaf.sink->grad_buffer(leaf.slot) : Tensor();
   }
 
   void arrive(GradMeta& meta, Tensor g) {
@@ -196,8 +197,8 @@ class Backward {
       return;
     }
     LeafProgress& now = meta.now;
-    if (g.defined() && now.home.defined() && now.arriving.is_same(now.home))
-      add_(now.home, g);  // the first contribution lies where the sum is to lie
+    if (g.defined() && now.grad_buffer.defined() && now.arriving.is_same(now.grad_buffer))
+      add_(now.grad_buffer, g);  // the first contribution lies where the sum is to lie
     else if (g.defined())
       add_to(now.arriving, std::move(g));
     if (--now.pending == 0) finish(meta);
@@ -205,7 +206,7 @@ class Backward {
 
   void finish(GradMeta& leaf) {
     Tensor g = std::exchange(leaf.now.arriving, {});
-    leaf.now.home = {};
+    leaf.now.grad_buffer = {};
     if (!g.defined()) return;
     if (returning_) return give_back(leaf, std::move(g));
     g = after_hooks(leaf, std::move(g));

@@ -47,11 +47,7 @@ void attach_grad_meta(const Tensor& t, Ref<GradNode> producer, int output) {
 namespace {
 
 // Where the values of `t` are: its own storage or that of this rank's piece; null: nowhere.
-Storage* values_of(const Tensor& handle) {
-  const Tensor& t = innermost(handle);
-  const ShardData* shard = shard_data(t);
-  return (shard ? shard->local : t).storage().get();
-}
+Storage* values_of(const Tensor& handle) { return local_of(innermost(handle)).storage().get(); }
 
 Tensor rebuilt(const Tensor& t, Recipe& recipe) {
   const ShardingLayer* sharding = sharding_of(t);

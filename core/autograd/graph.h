@@ -25,7 +25,7 @@ class GradSink {
   /// Where the gradient of leaf number `slot` is to lie in the end: memory that nobody reads until
   /// it is delivered, and which backward may write from now on. What is delivered may be this very
   /// tensor, or lie elsewhere. Undefined: nowhere in particular.
-  virtual Tensor home(int /*slot*/) { return {}; }
+  virtual Tensor grad_buffer(int /*slot*/) { return {}; }
   /// A backward that could reach a leaf of this sink is over, and so is every backward that it ran
   /// inside of.
   virtual void backward_finished() = 0;
@@ -53,7 +53,7 @@ struct LeafProgress {
   uint64_t run = 0;  // of which backward
   int pending = 0;   // contributions that are still to come
   Tensor arriving;
-  Tensor home;  // what the sink gave, while `arriving` may lie there
+  Tensor grad_buffer;  // what the sink gave, while `arriving` may lie there
 };
 struct NodeProgress {
   uint64_t run = 0;

@@ -42,8 +42,8 @@ class PrimitiveNode final : public GradNode {
                                cot.end());  // results behind the last one reached have no cotangent
     all.resize(out_.size());
     if (last) release_saved();
-    const SmallVector<Tensor, 3> home = homes();
-    Tensors grads = prim_->vjp({in, out, all, wanted, home});
+    const SmallVector<Tensor, 3> grad_buffer = grad_buffers();
+    Tensors grads = prim_->vjp({in, out, all, wanted, grad_buffer});
     for (size_t i = 0; i < grads.size() && i < in.size(); ++i) pin(in[i], grads[i]);
     return grads;
   }
@@ -57,15 +57,15 @@ class PrimitiveNode final : public GradNode {
 
  private:
   // Where a leaf's first contribution may lie; an operand that stands twice gets one.
-  SmallVector<Tensor, 3> homes() const {
+  SmallVector<Tensor, 3> grad_buffers() const {
     SmallVector<Tensor, 3> list;
     for (size_t i = 0; i < inputs.size(); ++i) {
       const Ref<GradMeta>& leaf = inputs[i];
-      bool first = leaf && leaf->now.home.defined() && !leaf->now.arriving.defined();
+      bool first = leaf && leaf->now.grad_buffer.defined() && !leaf->now.arriving.defined();
       for (size_t j = 0; first && j < i; ++j) first = !(inputs[j] == leaf);
       if (!first) continue;
       list.resize(i + 1);
-      list[i] = leaf->now.home;
+      list[i] = leaf->now.grad_buffer;
     }
     return list;
   }
@@ -114,17 +114,17 @@ bool asks_here(Inputs in) {
 }
 
 // Where ops may communicate: what the op would reduce over ranks is reduced in the record's sight.
-void settle(const PrimRef& prim, Inputs in) {
+void reduce_partials(const PrimRef& prim, Inputs in) {
   const Context& c = context();
   if (c.communication != Communication::kAlways && c.phase != Phase::kBackward) return;
   for (const Tensor& t : in)
-    if (const ShardingLayer* sharding = placing(t)) return sharding->settle(prim, in);
+    if (const ShardingLayer* sharding = placing(t)) return sharding->reduce_partials(prim, in);
 }
 
 Tensors autograd_layer(const PrimRef& prim, Inputs in) {
   if (!prim->differentiable() || (context().backend && !asks_here(in)))
     return dispatch_below(Layer::kAutograd, prim, in);
-  settle(prim, in);
+  reduce_partials(prim, in);
   auto node = begin_node(prim, in);
   Tensors out = dispatch_below(Layer::kAutograd, prim, in);
   finish_node(node, out);

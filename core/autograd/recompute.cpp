@@ -345,10 +345,7 @@ RegionBackend* current_region() {
   return b ? dynamic_cast<RegionBackend*>(b) : nullptr;
 }
 
-Storage* values_of(const Tensor& t) {
-  const ShardData* shard = shard_data(t);
-  return storage_of(shard ? shard->local : t);
-}
+Storage* values_of(const Tensor& t) { return storage_of(local_of(t)); }
 
 }  // namespace
 

@@ -55,14 +55,15 @@ Tensor dispatch1(const PrimRef& prim, Inputs in) {
   return std::move(run_layers(kAllLayers, prim, in)[0]);
 }
 
-Tensor dispatch_home(const Tensor& home, const PrimRef& prim, Inputs in) {
-  if (!home.defined()) return dispatch1(prim, in);
+Tensor dispatch_into(const Tensor& grad_buffer, const PrimRef& prim, Inputs in) {
+  if (!grad_buffer.defined()) return dispatch1(prim, in);
   for (const Tensor& t : in)
     if (t.layers() & context().enabled) return dispatch1(prim, in);
   const Meta result = prim->infer(metas_of(in))[0];
-  if (result.shape != home.shape() || result.dtype != home.dtype()) return dispatch1(prim, in);
-  assign({&home, 1}, prim, in);
-  return home;
+  if (result.shape != grad_buffer.shape() || result.dtype != grad_buffer.dtype())
+    return dispatch1(prim, in);
+  assign({&grad_buffer, 1}, prim, in);
+  return grad_buffer;
 }
 
 Tensors dispatch_below(Layer above, const PrimRef& prim, Inputs in) {

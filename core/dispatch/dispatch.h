@@ -10,9 +10,10 @@ namespace tessera {
 Tensors dispatch(const PrimRef& prim, Inputs in);
 /// As dispatch, for ops with one result.
 Tensor dispatch1(const PrimRef& prim, Inputs in);
-/// As dispatch1, but the result lies in `home` and is that tensor where `home` is defined, has the
-/// result's shape and dtype, and no operand asks for a layer: for a vjp, see VjpArgs::home.
-Tensor dispatch_home(const Tensor& home, const PrimRef& prim, Inputs in);
+/// As dispatch1, but the result lies in `grad_buffer` and is that tensor where `grad_buffer` is
+/// defined, has the result's shape and dtype, and no operand asks for a layer: for a vjp, see
+/// VjpArgs::grad_buffer.
+Tensor dispatch_into(const Tensor& grad_buffer, const PrimRef& prim, Inputs in);
 /// For a layer: runs `prim` in the layers below `above`.
 Tensors dispatch_below(Layer above, const PrimRef& prim, Inputs in);
 

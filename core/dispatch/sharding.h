@@ -15,7 +15,7 @@ class ShardingLayer : public ShardData {
   /// Before the op is recorded: operands that are sums still to be reduced, and that it will reduce
   /// by collectives, are reduced by an op of their own. What is saved for backward then has the
   /// bits that the op saw (`x == amax(x)` finds its maximum), and is not reduced again.
-  virtual void settle(const PrimRef& prim, Inputs in) const = 0;
+  virtual void reduce_partials(const PrimRef& prim, Inputs in) const = 0;
   /// The effect on sharded destinations: each rank's pieces take the values of its part of the op.
   virtual void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) const = 0;
   /// The result of a creation (an op whose operands, keys, no loop runs over), of the shape that

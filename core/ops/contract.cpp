@@ -16,7 +16,7 @@ namespace {
 constexpr auto npos = std::string::npos;
 
 Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, const Tensor& b,
-                     const Tensor& home = {});
+                     const Tensor& grad_buffer = {});
 PrimRef parse_contract(const std::string& spec, int64_t leaves);
 
 class Contract final : public ContractAttributes {
@@ -83,7 +83,7 @@ class Contract final : public ContractAttributes {
     const int64_t n = leaves ? kExactLeaves : 0;
     auto other = [&](const std::string& word, int i, const std::string& result) {
       return v.wants(i) ? contract_with(n, out + "," + word + "->" + result, v.cot[0],
-                                        v.in[size_t(1 - i)], v.home_of(size_t(i)))
+                                        v.in[size_t(1 - i)], v.grad_buffer_of(size_t(i)))
                         : Tensor();
     };
     return {other(b, 0, a), other(a, 1, b)};
@@ -169,7 +169,7 @@ Tensor sum_own_letters(const Tensor& t, std::string& word, const std::string& ot
 }
 
 Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, const Tensor& b,
-                     const Tensor& home) {
+                     const Tensor& grad_buffer) {
   PrimRef prim = contract_primitive(spec, leaves);
   const auto& attributes = static_cast<const ContractAttributes&>(*prim);
   Tensor x = a, y = b;
@@ -188,7 +188,7 @@ Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, con
     y = sum_own_letters(y, wb, attributes.a, attributes.out);
     prim = contract_primitive(wa + "," + wb + "->" + attributes.out, leaves);
   }
-  return dispatch_home(home, prim, operands(std::move(x), std::move(y)));
+  return dispatch_into(grad_buffer, prim, operands(std::move(x), std::move(y)));
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ struct ConvLoops {
 Tensor run_conv(const Window& window, const Tensor& x, const Tensor& w);
 Tensor run_grad_input(const Window& window, const Dims& size, const Tensor& g, const Tensor& w);
 Tensor run_grad_weight(const Window& window, const Dims& size, const Tensor& g, const Tensor& x,
-                       const Tensor& home = {});
+                       const Tensor& grad_buffer = {});
 
 // What is common to the three: checks of operands, attributes, the group loop on a rank.
 class ConvFamily : public ConvAttributes {
@@ -140,7 +140,7 @@ class Conv final : public ConvFamily {
     for (int d = 2; d < x.ndim(); ++d) extents.push_back(x.shape()[d]);
     for (int d = 1; d < w.ndim(); ++d) kernel.push_back(w.shape()[d]);
     return {v.wants(0) ? run_grad_input(window, extents, g, w) : Tensor(),
-            v.wants(1) ? run_grad_weight(window, kernel, g, x, v.home_of(1)) : Tensor()};
+            v.wants(1) ? run_grad_weight(window, kernel, g, x, v.grad_buffer_of(1)) : Tensor()};
   }
   PrimRef with_attributes(AttributeReader& a) const override {
     Window w = read_window(a);
@@ -241,8 +241,8 @@ Tensor run_grad_input(const Window& window, const Dims& size, const Tensor& g, c
   return dispatch1(PrimRef(new ConvGradInput(window, size)), operands(Tensor(g), Tensor(w)));
 }
 Tensor run_grad_weight(const Window& window, const Dims& size, const Tensor& g, const Tensor& x,
-                       const Tensor& home) {
-  return dispatch_home(home, PrimRef(new ConvGradWeight(window, size)),
+                       const Tensor& grad_buffer) {
+  return dispatch_into(grad_buffer, PrimRef(new ConvGradWeight(window, size)),
                        operands(Tensor(g), Tensor(x)));
 }
 

@@ -34,9 +34,11 @@ struct VjpArgs {
   uint32_t wanted = ~0u;        // bit i: the gradient of input i is needed
   // Where the gradient of input i is to lie in the end (a bucket of data parallelism): a vjp may
   // write it there and return that tensor, which saves a copy. Undefined, or none: nowhere.
-  std::span<const Tensor> home = {};
+  std::span<const Tensor> grad_buffer = {};
   bool wants(int i) const { return i >= 32 || (wanted >> i & 1); }
-  Tensor home_of(size_t i) const { return i < home.size() ? home[i] : Tensor(); }
+  Tensor grad_buffer_of(size_t i) const {
+    return i < grad_buffer.size() ? grad_buffer[i] : Tensor();
+  }
 };
 
 /// Visits the attributes of a primitive; equality, hashing, printing and graph files are all built

@@ -163,6 +163,11 @@ struct ShardData : RefCounted {
 inline ShardData* shard_data(const Tensor& t) {
   return t.is_sharded() ? static_cast<ShardData*>(t.impl()->shard.get()) : nullptr;
 }
+/// This rank's piece of a sharded tensor; a plain one itself.
+inline const Tensor& local_of(const Tensor& t) {
+  const ShardData* shard = shard_data(t);
+  return shard ? shard->local : t;
+}
 
 using Tensors = SmallVector<Tensor, 4>;
 /// Operands on their way down. A callee may take one over by moving from it; that is how a

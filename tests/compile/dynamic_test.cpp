@@ -262,7 +262,7 @@ TEST(Dynamic, AGraphAtASizeIsTheGraphRecordedThere) {
     Graph at = g->at(n);
     verify(at);
     EXPECT_EQ(to_string(at), to_string(graph_of(n, f)));
-    expect_same_bits(replay(at, {{numbers(5, n)}})[0], f(numbers(5, n)), "replay");
+    expect_same_bits(interpret(at, {{numbers(5, n)}})[0], f(numbers(5, n)), "replay");
   }
 }
 

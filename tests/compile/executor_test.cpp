@@ -1,5 +1,5 @@
-// The executor runs what replay() runs: every op of the registry, training steps, effects through
-// views; what it does with the memory of outputs and inputs; what it refuses.
+// The executor runs what interpret() runs: every op of the registry, training steps, effects
+// through views; what it does with the memory of outputs and inputs; what it refuses.
 #include "compile/run/executor.h"
 
 #include <random>
@@ -49,7 +49,7 @@ TEST(Executor, EveryOpAndItsGradient) {
       Trace trace({.inputs = in});
       Tensors traced = defined_only(evaluate(s, in));
       Graph graph = trace.finish(traced);
-      Tensors expected = replay(graph, other);
+      Tensors expected = interpret(graph, other);
       Executor executor(graph);
       eager_nodes += executor.memory().eager_nodes;
       for (int run = 0; run < 2; ++run) {
@@ -100,7 +100,7 @@ void compare_steps(double dropout) {
   Executor executor(trace.finish(first));
   EXPECT_EQ(executor.memory().eager_nodes, 0);
   size_t scratch = 0;  // of one product at a time; it grows with threads, as large as values here
-  for (const Step& s : make_schedule(executor.graph()).steps)
+  for (const Step& s : make_program(executor.graph()).steps)
     scratch = std::max(scratch, s.workspace.bytes);
   EXPECT_LT(executor.memory().arena_bytes, executor.memory().unplanned_bytes / 3 + scratch);
   for (int n = 1; n <= 5; ++n) {
@@ -139,7 +139,7 @@ TEST(Executor, ResultsAreMadeWhereTheyAreJoined) {
     });
     run_passes(graph);
     Executor executor(graph);
-    Tensors expected = replay(graph, in);
+    Tensors expected = interpret(graph, in);
     Profiler profiler;
     expect_same_bits(executor.run(in), expected, "joined");
     bool joins = std::ranges::any_of(profiler.profile()->events(),

@@ -81,12 +81,13 @@ TEST(GraphFile, AStepRunsFromItsFile) {
     Reproducer again = load_graph(folder / "step");
     EXPECT_EQ(to_string(again.graph), to_string(g));
     EXPECT_EQ(again.failure, "a note");
-    expect_same_bits(replay(again.graph, again.inputs), replay(g, {{ids, targets}}), "results");
+    expect_same_bits(interpret(again.graph, again.inputs), interpret(g, {{ids, targets}}),
+                     "results");
     for (size_t i = 0; i < g.implicit.size(); ++i)
       expect_same_bits(again.graph.implicit[i].tensor, g.implicit[i].tensor, g.implicit[i].name);
     Reproducer once_more = load_graph(folder / "step");
     expect_same_bits(Executor(once_more.graph).run(once_more.inputs),
-                     replay(load_graph(folder / "step").graph, again.inputs), "executor");
+                     interpret(load_graph(folder / "step").graph, again.inputs), "executor");
   }
 }
 
@@ -96,7 +97,7 @@ TEST(GraphFile, WhatTheMinimiserFound) {
   Graph graph = graph_of({x}, [&] { return Tensors{sum(exp(x) * 2.0)}; });
   Runner run = [](const Graph& g, std::span<const Tensor> in) {
     for (const Node& n : g.nodes) TESSERA_CHECK(n.prim->name() != "mul", "no product today");
-    return replay(g, in);
+    return interpret(g, in);
   };
   Reproducer found = minimize(graph, {&x, 1}, run);
   save_graph(folder / "found", found);
@@ -117,7 +118,7 @@ TEST(GraphFile, CollectivesFindTheirGroups) {
     std::string text = graph_to_json(graph);
     Graph again = graph_from_json(text, groups);
     EXPECT_EQ(to_string(again), to_string(graph));
-    expect_same_bits(replay(again, {{x}}), replay(graph, {{x}}), "results");
+    expect_same_bits(interpret(again, {{x}}), interpret(graph, {{x}}), "results");
     expect_contains(error_of([&] { graph_from_json(text); }), "group world, which was not given");
   });
 }

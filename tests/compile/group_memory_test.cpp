@@ -94,7 +94,7 @@ TEST(GroupMemory, HoldsWhatCollectivesMove) {
     EXPECT_TRUE(group->given.empty());  // before the first run
     for (int n = 0; n < 4; ++n) {
       Tensor mine = input(group->rank(), n);
-      Tensors expected = replay(graph, {mine});
+      Tensors expected = interpret(graph, {mine});
       group->calls.clear();
       expect_same_bits(executor.run({&mine, 1}), expected, "run " + std::to_string(n));
       ASSERT_EQ(group->calls.size(), 6u);
@@ -156,7 +156,7 @@ TEST(GroupMemory, IsSharedBetweenExecutors) {
         Tensor x =
             slice(input(group->rank(), n), 0, 0, e->graph()[e->graph().inputs[0]].meta.shape[0])
                 .clone();
-        Tensors expected = replay(e->graph(), {x});
+        Tensors expected = interpret(e->graph(), {x});
         expect_same_bits(e->run({&x, 1}), expected, "run " + std::to_string(n));
       }
     ASSERT_EQ(group->given.size(), 2u);
@@ -174,7 +174,7 @@ TEST(GroupMemory, OfTwoGroups) {
     Trace trace({.inputs = {x}});
     Tensor both = all_reduce(all_reduce(x * 2.0, a), b), own = all_reduce(tanh(x), b);
     Graph graph = trace.finish({sum(both) + sum(own)});
-    Tensors expected = replay(graph, {x});
+    Tensors expected = interpret(graph, {x});
     a->calls.clear(), b->calls.clear();
     Executor executor(graph);
     expect_same_bits(executor.run({&x, 1}), expected, "two groups");

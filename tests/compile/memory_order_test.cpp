@@ -15,7 +15,7 @@ namespace {
 
 using test::checked, test::expect_same_bits, test::graph_of, test::nodes_of;
 
-size_t arena_of(const Graph& g) { return make_schedule(g).arena_bytes(); }
+size_t arena_of(const Graph& g) { return make_program(g).arena_bytes(); }
 
 TEST(MemoryOrder, TheGradientOfTheWeightGoesFirst) {
   // In f64, whose products take no scratch.

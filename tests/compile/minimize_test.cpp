@@ -20,7 +20,7 @@ Runner mistaking(std::string_view op, PrimRef other) {
     Graph wrong = g;
     for (Node& n : wrong.nodes)
       if (n.prim->name() == op) n.prim = other;
-    return replay(wrong, in);
+    return interpret(wrong, in);
   };
 }
 
@@ -48,7 +48,7 @@ TEST(Minimize, WhatThrowsIsAFaultToo) {
   Graph graph = graph_of({x}, [&] { return Tensors{sum(exp(x) * 2.0)}; });
   Reproducer r = minimize(graph, {&x, 1}, [](const Graph& g, std::span<const Tensor> in) {
     for (const Node& n : g.nodes) TESSERA_CHECK(n.prim->name() != "mul", "no product today");
-    return replay(g, in);
+    return interpret(g, in);
   });
   EXPECT_EQ(r.graph.nodes.size(), 1u) << to_string(r);
   EXPECT_EQ(r.failure, "throws: no product today");
@@ -64,7 +64,7 @@ TEST(Minimize, KeepsWhatBelongsTogether) {
     return Tensors{exp(gelu(state * 3.0)), sum(y)};
   });
   auto run = [](const Graph& g, std::span<const Tensor> in) {
-    Tensors out = replay(g, in);
+    Tensors out = interpret(g, in);
     int found = 0;
     for (const Node& n : g.nodes) found += n.prim->name() == "tanh" || n.prim->name() == "gelu";
     if (found == 2) out.pop_back();
@@ -79,7 +79,7 @@ TEST(Minimize, RefusesWhatDoesNotFail) {
     test::RandomStep step(seed);
     Graph graph = graph_of(step.inputs, [&] { return step.run(); });
     expect_contains(error_of([&] { minimize(graph, step.inputs, run_executor); }),
-                    "the runner gives the bits of replay");
+                    "the runner gives the bits of the interpreter");
   }
 }
 

@@ -27,7 +27,7 @@ TEST(TraceSweep, TracedEqualsEager) {
     Tensors traced = defined_only(evaluate(s, in));
     Graph graph = trace.finish(traced);
     expect_same_bits(traced, eager, what + " while traced");
-    expect_same_bits(replay(graph, copies(s.in)), eager, what + " replayed");
+    expect_same_bits(interpret(graph, copies(s.in)), eager, what + " replayed");
     for (size_t i = 0; i < in.size(); ++i)
       expect_same_bits(in[i], s.in[i], what + " wrote its operand");
     EXPECT_FALSE(to_string(graph).empty());
@@ -110,7 +110,7 @@ TEST(TraceSweep, ReplayFollowsItsInputs) {
       for (Tensor& t : other)
         for (int64_t i = 0; t.dtype() == kF64 && i < t.numel(); ++i)
           t.data<double>()[i] = 0.25 + 0.5 * t.data<double>()[i];
-      expect_same_bits(replay(graph, other), defined_only(evaluate(s, other)), name);
+      expect_same_bits(interpret(graph, other), defined_only(evaluate(s, other)), name);
     }
   }
 }

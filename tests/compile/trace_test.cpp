@@ -86,7 +86,7 @@ TEST(Trace, ViewsAndWritesThroughThem) {
   expect_same_bits(traced, eager, "state");
   for (const Tensor& in : {x2, x}) {
     Tensor expected = step(eager, in);
-    expect_same_bits(replay(g, {in})[0], expected, "replayed");
+    expect_same_bits(interpret(g, {in})[0], expected, "replayed");
     expect_same_bits(traced, eager, "state after replay");
   }
 }
@@ -104,7 +104,7 @@ TEST(Trace, AViewOfAParameterMadeBeforeTheTrace) {
   EXPECT_EQ(g.implicit.size(), 1u);  // one memory
   EXPECT_GT(count(g, "as_strided"), 0);
   expect_same_bits(out, values({13, 17, 21, 25}, {2, 2}), "traced");
-  expect_same_bits(replay(g, {})[0], values({49, 65, 81, 97}, {2, 2}), "replayed");
+  expect_same_bits(interpret(g, {})[0], values({49, 65, 81, 97}, {2, 2}), "replayed");
   expect_same_bits(flat, values({4, 8, 48, 64, 80, 96}, {6}), "memory");
 }
 
@@ -116,7 +116,7 @@ TEST(Trace, RecordedValuesAreNotTakenOver) {
   Graph g = trace.finish({y});
   for (const Node& n : g.nodes)
     for (ValueId id : n.out) EXPECT_EQ(g[id].buffer, id) << to_string(g, n);
-  expect_same_bits(replay(g, {x})[0], y, "replayed");
+  expect_same_bits(interpret(g, {x})[0], y, "replayed");
 }
 
 TEST(Trace, MemoryNobodyCanReadIsForgotten) {
@@ -127,7 +127,7 @@ TEST(Trace, MemoryNobodyCanReadIsForgotten) {
   for (int i = 0; i < 2000; ++i) y = y + 1.0;
   EXPECT_LT(cpu_memory_stats().peak_bytes, 400 * x.nbytes());
   Graph g = trace.finish({y});
-  expect_same_bits(replay(g, {x})[0], full({1 << 16}, 2000.0), "replayed");
+  expect_same_bits(interpret(g, {x})[0], full({1 << 16}, 2000.0), "replayed");
 }
 
 TEST(Trace, NumbersAreConstantsAndStateIsNot) {
@@ -137,7 +137,7 @@ TEST(Trace, NumbersAreConstantsAndStateIsNot) {
   Graph g = trace.finish({y});
   EXPECT_EQ(g.implicit.size(), 1u);
   fill_(rate, 10);
-  expect_same_bits(replay(g, {x})[0], values({13, 16}, {2}), "a new rate");
+  expect_same_bits(interpret(g, {x})[0], values({13, 16}, {2}), "a new rate");
 }
 
 TEST(Trace, RandomKeysMoveOn) {
@@ -150,7 +150,7 @@ TEST(Trace, RandomKeysMoveOn) {
   Tensor first = draw(b);
   Graph g = trace.finish({first});
   expect_same_bits(first, draw(a), "first");
-  for (int i = 0; i < 3; ++i) expect_same_bits(replay(g, {})[0], draw(a), "next");
+  for (int i = 0; i < 3; ++i) expect_same_bits(interpret(g, {})[0], draw(a), "next");
   expect_same_bits(a.state(), b.state(), "state");
 }
 
@@ -195,7 +195,7 @@ TEST(Trace, SecondDerivatives) {
   Tensor traced = curvature(x);
   Graph g = trace.finish({traced});
   expect_same_bits(traced, curvature(x), "traced");
-  expect_same_bits(replay(g, {y})[0], curvature(y), "replayed");
+  expect_same_bits(interpret(g, {y})[0], curvature(y), "replayed");
 }
 
 // A custom function has the scope of what it ran, in both directions.
@@ -267,9 +267,9 @@ TEST(Trace, Refuses) {
             std::string::npos);
   Trace trace({.inputs = {x}});
   Graph g = trace.finish({x + 1.0});
-  EXPECT_NE(error_of([&] { replay(g, {zeros({5})}); }).find("replay: input 0 is f32[5]"),
+  EXPECT_NE(error_of([&] { interpret(g, {zeros({5})}); }).find("interpret: input 0 is f32[5]"),
             std::string::npos);
-  EXPECT_NE(error_of([&] { replay(g, {}); }).find("0 inputs"), std::string::npos);
+  EXPECT_NE(error_of([&] { interpret(g, {}); }).find("0 inputs"), std::string::npos);
 }
 
 }  // namespace

@@ -183,8 +183,8 @@ void compare(const Case& c) {
          {"cleaned", "replayed", "executed", "executed", "eager", "executed", "replayed"}) {
       inputs = next();
       std::string when = fmt::format("step {} ({})", number, how);
-      expect_same_bits(how[0] == 'c'   ? replay(cleaned, inputs)
-                       : how[0] == 'r' ? replay(graph, inputs)
+      expect_same_bits(how[0] == 'c'   ? interpret(cleaned, inputs)
+                       : how[0] == 'r' ? interpret(graph, inputs)
                        : how[1] == 'x' ? executor.run(inputs)
                                        : traced.step(inputs),
                        want, when);
@@ -193,7 +193,7 @@ void compare(const Case& c) {
     inputs = next();  // `want` and the state of `eager` are those after the step
     std::vector<Tensor> before;
     for (const NamedTensor& t : traced.state()) before.push_back(test::copy_of(t.tensor));
-    test::expect_close(replay(fused, inputs), want, {1e-5, 1e-5, 1e-2, 1e-2}, "fused");
+    test::expect_close(interpret(fused, inputs), want, {1e-5, 1e-5, 1e-2, 1e-2}, "fused");
     auto a = traced.state(), b = eager.state();
     for (size_t k = 0; k < a.size(); ++k)
       expect_same_way(a[k].tensor, b[k].tensor, before[k], a[k].name);

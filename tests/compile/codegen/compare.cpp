@@ -182,7 +182,7 @@ void expect_same_elsewhere(const Body& body, const KernelCode& code, const Tenso
 void expect_interpreted(const Body& body, const Tensors& drawn, const Tensors& got,
                         double tolerance, const std::string& text) {
   Tensors expected = results_memory(body);
-  interpret(body, drawn, expected);
+  interpret_body(body, drawn, expected);
   std::vector<Near> near = nearness(body);
   for (size_t k = 0; k < got.size(); ++k) {
     const Near n = near[size_t(body.stores[k].value)];

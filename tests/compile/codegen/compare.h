@@ -31,10 +31,10 @@ Tensor result_of(const Body& body, size_t k);
 /// Whether result `result` of a kernel of `body` may lie over operand `operand`.
 bool may_overwrite(const Body& body, int operand, int result);
 
-/// Compiles `bodies` together and compares each with interpret(): results that no float reduction
-/// feeds must have equal bits, maxima and minima equal numbers; others may differ by `tolerance` of
-/// the largest. Chunks in another order and results over operands must give the same bits.
-/// `seeds`: of random bodies, from which their operands are drawn too.
+/// Compiles `bodies` together and compares each with interpret_body(): results that no float
+/// reduction feeds must have equal bits, maxima and minima equal numbers; others may differ by
+/// `tolerance` of the largest. Chunks in another order and results over operands must give the same
+/// bits. `seeds`: of random bodies, from which their operands are drawn too.
 void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance = 1e-5,
                               const std::vector<uint64_t>& seeds = {});
 

@@ -144,7 +144,7 @@ TEST(Generate, OneCodeForAnyNumberOfPieces) {
   }
   SizedKernels sized;
   const Fused* const first[] = {kernels[0].get()};
-  const SizedKernels::Family family[] = {{kernels[0].get(), kernels[1].get(), kernels[2].get()}};
+  const SizedKernels::Sizes family[] = {{kernels[0].get(), kernels[1].get(), kernels[2].get()}};
   sized.code_of(first, family, {.cache_dir = kernel_cache()});
   for (size_t k : {1, 2}) {
     const Fused* const other[] = {kernels[k].get()};

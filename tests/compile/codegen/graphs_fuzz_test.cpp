@@ -100,8 +100,8 @@ struct Seen {
   int64_t kernels = 0, bodies = 0, elements = 0, unknown = 0;
 };
 
-// Runs the nodes one by one, as replay() does, but keeps all values. `visit` gets each node, its
-// operands and a function that runs it.
+// Runs the nodes one by one, as interpret_body() does, but keeps all values. `visit` gets each
+// node, its operands and a function that runs it.
 template <class F>
 Tensors walk(const Graph& g, std::span<const Tensor> inputs, F visit) {
   std::vector<Tensor> value(g.values.size());
@@ -238,7 +238,7 @@ Tensors conditions(const Graph& g, std::span<const Tensor> inputs) {
 
 std::string check_graph(const Case& c) {
   auto replayed = [&](const Graph& g) {
-    return results_of(g, c.inputs, [&](auto& in) { return replay(g, in); });
+    return results_of(g, c.inputs, [&](auto& in) { return interpret_body(g, in); });
   };
   const Tensors want = replayed(c.recorded), coded = replayed(c.fused);
   const double tolerance = tolerance_of(c.recorded);
@@ -298,7 +298,7 @@ std::string smallest(const Case& c) {
       wrong = check_graph(part[0]);
     }
     TESSERA_CHECK(wrong.empty(), "{}", wrong);
-    return replay(g, in);
+    return interpret_body(g, in);
   };
   try {
     Graph g = c.recorded;
@@ -412,7 +412,7 @@ TEST(GraphsFuzz, CodeForManySizesComputesWhatWasRecorded) {
       for (int64_t size : sizes) programs.back().push_back(case_of(seed, size));
     }
     std::vector<const Fused*> kernels;
-    std::vector<SizedKernels::Family> families;
+    std::vector<SizedKernels::Sizes> families;
     for (const auto& cases : programs) {
       const std::vector<const Fused*> own_kernels = kernels_of(cases[0].fused);
       for (size_t k = 0; k < own_kernels.size(); ++k) {

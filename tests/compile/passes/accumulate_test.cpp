@@ -106,7 +106,7 @@ TEST(Accumulate, IdsAreChecked) {
   });
   ASSERT_EQ(test::count(g, "embedding"), 0) << to_string(g);
   try {
-    replay(g, {in[0], from_values<int64_t>({2, 7, 2, 0}, {4})});
+    interpret(g, {in[0], from_values<int64_t>({2, 7, 2, 0}, {4})});
     FAIL();
   } catch (const UserError& e) {
     EXPECT_STREQ(e.what(), "embedding: id 7 at position 1 is outside the table of 7 rows");

@@ -28,7 +28,7 @@ std::vector<int32_t> all_of(const std::vector<std::vector<int32_t>>& groups) {
   return nodes;
 }
 Graph everything(const Graph& g) { return recomputed(g, all_of(recomputable(g))); }
-size_t arena_of(const Graph& g) { return make_schedule(g).arena_bytes(); }
+size_t arena_of(const Graph& g) { return make_program(g).arena_bytes(); }
 
 TEST(Recompute, TheCheapestForItsMemoryFirst) {
   Tensor x = rand({64, 64}), w = rand({64, 512});

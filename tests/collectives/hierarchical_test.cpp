@@ -1,11 +1,12 @@
 // Ranks of several hosts, as threads that say where they are: shared memory in blocks, TCP between.
+#include "collectives/messages/hierarchical.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <thread>
 
 #include "collectives/loopback/run_ranks.h"
-#include "collectives/messages/hierarchical.h"
 #include "collectives/rendezvous.h"
 #include "collectives/store/memory_store.h"
 #include "core/base/boundary.h"

@@ -1,5 +1,7 @@
 // A rank that ends while others join: they are told at once who it was and how it ended, at
 // whatever stage of joining they wait for it.
+#include "collectives/rendezvous_store.h"
+
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -11,7 +13,6 @@
 #include <thread>
 
 #include "collectives/rendezvous.h"
-#include "collectives/rendezvous_store.h"
 #include "collectives/store/liveness.h"
 #include "collectives/store/memory_store.h"
 #include "core/ops/create.h"

@@ -69,10 +69,10 @@ void three_sums(ProcessGroup& g, int odd, int calls) {
   }
 }
 
-class Announce : public ::testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Backends, Announce, ::testing::Values("loopback", "gloo"));
+class CallOrderOfRanks : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Backends, CallOrderOfRanks, ::testing::Values("loopback", "gloo"));
 
-TEST_P(Announce, RanksThatAgreeGoOn) {
+TEST_P(CallOrderOfRanks, RanksThatAgreeGoOn) {
   for (int ranks : {2, 4})
     for (const std::string& e :
          errors_of(ranks, {.backend = GetParam()}, [](ProcessGroup& g) { three_sums(g, -1, 6); }))
@@ -80,7 +80,7 @@ TEST_P(Announce, RanksThatAgreeGoOn) {
 }
 
 // The first replay of both variants, at the same call.
-TEST_P(Announce, ADisagreementIsNamedOnEveryRank) {
+TEST_P(CallOrderOfRanks, ADisagreementIsNamedOnEveryRank) {
   for (int ranks : {2, 3, 4}) {
     std::vector<std::string> errors =
         errors_of(ranks, {.backend = GetParam()}, [](ProcessGroup& g) { three_sums(g, 1, 3); });
@@ -93,7 +93,7 @@ TEST_P(Announce, ADisagreementIsNamedOnEveryRank) {
 }
 
 // One rank looks at a value in each call, so it runs its program while the others replay.
-TEST_P(Announce, ARankThatRunsItsProgramTakesNoPart) {
+TEST_P(CallOrderOfRanks, ARankThatRunsItsProgramTakesNoPart) {
   for (const std::string& e : errors_of(3, {.backend = GetParam()}, [](ProcessGroup& g) {
          Ref<ProcessGroup> group = world_group();
          auto program = [&](const Tensor& x) {
@@ -113,7 +113,7 @@ TEST_P(Announce, ARankThatRunsItsProgramTakesNoPart) {
 }
 
 // A rank that is not there yet is waited for until the deadline, which names it.
-TEST_P(Announce, ARankThatIsAbsentIsNamedAtTheDeadline) {
+TEST_P(CallOrderOfRanks, ARankThatIsAbsentIsNamedAtTheDeadline) {
   std::vector<std::string> errors =
       errors_of(2, {.backend = GetParam(), .timeout = Millis(400)}, [](ProcessGroup& g) {
         Ref<ProcessGroup> group = world_group();
@@ -127,20 +127,21 @@ TEST_P(Announce, ARankThatIsAbsentIsNamedAtTheDeadline) {
   EXPECT_TRUE(has(errors[0], "rank 1")) << errors[0];
 }
 
-TEST(Announcements, SketchesTellWhereListsPart) {
-  using tessera::detail::Sketch;
+TEST(CallOrder, DigestsTellWhereListsPart) {
+  using tessera::detail::OrderDigest;
   std::vector<uint64_t> calls;
   for (uint64_t i = 0; i < 200; ++i) calls.push_back(i * i + 7);
-  Announcement mine;
+  CallOrder mine;
   mine.calls = calls;
   for (size_t i = 0; i < calls.size(); ++i) mine.names.push_back("call " + std::to_string(i + 1));
   for (size_t at : {size_t(0), size_t(3), size_t(15), size_t(20), size_t(77), size_t(199)}) {
     std::vector<uint64_t> other = calls;
     other[at] ^= 1;
-    const Sketch sketches[] = {tessera::detail::sketch_of(calls), tessera::detail::sketch_of(other),
-                               tessera::detail::sketch_of(calls), Sketch()};
+    const OrderDigest digests[] = {tessera::detail::digest_of(calls),
+                                   tessera::detail::digest_of(other),
+                                   tessera::detail::digest_of(calls), OrderDigest()};
     std::vector<int> blame;
-    std::string text = tessera::detail::compare_announcements(sketches, mine, 0, "t", blame);
+    std::string text = tessera::detail::compare_orders(digests, mine, 0, "t", blame);
     EXPECT_EQ(blame, std::vector{1});
     EXPECT_TRUE(has(text, "call " + std::to_string(at + 1))) << at << text;
     // Where it begins is known to a call up to 16, then to a quarter of the last power of two.
@@ -148,13 +149,14 @@ TEST(Announcements, SketchesTellWhereListsPart) {
     EXPECT_LE(from, at + 1);
     EXPECT_LE(at + 1 - from, at / 4) << text;
   }
-  const Sketch equal[] = {tessera::detail::sketch_of(calls), Sketch(),
-                          tessera::detail::sketch_of(calls)};
+  const OrderDigest equal[] = {tessera::detail::digest_of(calls), OrderDigest(),
+                               tessera::detail::digest_of(calls)};
   std::vector<int> blame;
-  EXPECT_EQ(tessera::detail::compare_announcements(equal, mine, 0, "t", blame), "");
+  EXPECT_EQ(tessera::detail::compare_orders(equal, mine, 0, "t", blame), "");
   std::vector<uint64_t> fewer(calls.begin(), calls.begin() + 5);
-  const Sketch lengths[] = {tessera::detail::sketch_of(calls), tessera::detail::sketch_of(fewer)};
-  std::string text = tessera::detail::compare_announcements(lengths, mine, 0, "t", blame);
+  const OrderDigest lengths[] = {tessera::detail::digest_of(calls),
+                                 tessera::detail::digest_of(fewer)};
+  std::string text = tessera::detail::compare_orders(lengths, mine, 0, "t", blame);
   EXPECT_TRUE(has(text, "from call 5 of") || has(text, "from call 6 of")) << text;
 }
 
