@@ -29,7 +29,7 @@ class Mpi {
              std::vector<Request>& requests);
   /// Whether all of them are done; then they are gone.
   bool done(std::span<Request> requests);
-  /// Messages carry it that ranks exchange before there is a group; carriers use higher tags.
+  /// Messages carry it that ranks exchange before there is a group; transports use higher tags.
   static constexpr int kTag = 0;
 
   Mpi(const Mpi&) = delete;
