@@ -4,6 +4,7 @@
 #include "compile/options.h"
 #include "compile/passes/passes.h"
 #include "compile/run/executor.h"
+#include "core/base/function_ref.h"
 
 namespace tessera::compiler {
 

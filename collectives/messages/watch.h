@@ -20,8 +20,8 @@ class Watch {
   class Op final : public Watchdog::Wait {
    public:
     /// `end` makes the wait return, maybe repeatedly; `probe` (may be null) does where nothing else
-    /// would. `in_block`: the call's block (hierarchical.h) keeps the deadline; only the death of the
-    /// group ends it here.
+    /// would. `in_block`: the call's block (hierarchical.h) keeps the deadline; only the death of
+    /// the group ends it here.
     Op(Watch& watch, const Call& call, std::function<void(const CommError&)> end,
        std::function<void()> probe = {}, bool in_block = false);
     ~Op();
