@@ -246,7 +246,9 @@ struct StepCompiler::Impl {
   // it; then the program says what becomes of it.
   bool plan_size(SizedCalls& f, const CallKey& key, std::span<const Tensor> inputs) {
     std::optional<int64_t> size = f.dynamic->size_of(key);
-    if (!size || !f.dynamic->covers(*size) || !guards_hold(f.dynamic->entry())) return false;
+    if (!size || !(options.beyond_recorded || f.dynamic->covers(*size)) ||
+        !guards_hold(f.dynamic->entry()))
+      return false;
     auto begin = std::chrono::steady_clock::now();
     try {
       KnownCall call{f.dynamic->at(*size, key)};

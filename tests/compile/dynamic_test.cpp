@@ -222,6 +222,30 @@ TEST(Dynamic, LengthsThatGrow) {
   EXPECT_EQ(f.report().replays, 200);
 }
 
+// Where the program says that it treats all sizes alike, lengths that only grow are replayed from
+// the third call on: attention of a new token to a cache that it joins.
+TEST(Dynamic, LengthsThatGrowBeyondThoseRecorded) {
+  auto decode = [](const Tensor& cache, const Tensor& token) {
+    const Tensor all = cat(std::vector{cache, token}, 0);                           // [n + 1, D]
+    const Tensor weights = softmax(sum(all * token, {1}) * 0.25, 0);                // [n + 1]
+    return std::pair(all, sum(all * reshape(weights, {weights.numel(), 1}), {0}));  // [D]
+  };
+  auto f = compile(decode, {.beyond_recorded = true});
+  Tensor cache = reshape(numbers(1, 4 * 8), {4, 8}), expected = cache;
+  for (int call = 0; call < 40; ++call) {
+    const Tensor token = reshape(numbers(2 + call, 8), {1, 8});
+    auto [grown, out] = f(cache, token);
+    auto [want_grown, want] = decode(expected, token);
+    expect_same_bits(grown, want_grown, "cache");
+    test::expect_close(out, want, {.f64 = 1e-12}, "call " + std::to_string(call));
+    cache = grown, expected = want_grown;
+  }
+  EXPECT_EQ(f.report().recordings, 2) << f.report().why_not << f.report().why_static;
+  EXPECT_EQ(f.report().replays, 38);
+  // What its graph cannot be at a size is run by the function, which says so.
+  EXPECT_THROW(f(cache, reshape(numbers(1, 7), {1, 7})), ShapeError);
+}
+
 // A dim of extent 1 has any stride.
 TEST(Dynamic, OneRowOfALongerOne) {
   Tensor tokens = reshape(numbers(1, 40), {1, 40});
