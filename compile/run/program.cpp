@@ -360,9 +360,9 @@ class Scheduler {
     SmallVector<MemoryId, 4> waits;
     for (const Tensor& t : out) {
       const Use& u = use(memory_of(t));
-      auto readers = u.readers;  // settling takes them off the list
+      auto readers = u.readers;  // finishing takes them off the list
       for (int f : readers)      // a collective waits by itself for the one that writes its operand
-        if (!(collective && f == u.pending)) wait_for(f, now, waits);
+        if (!(collective && f == u.pending)) finish(f, now, waits);
     }
     for (auto list : {in, out})
       for (const Tensor& t : list)
@@ -382,11 +382,11 @@ class Scheduler {
   // that it waits for itself is done then too.
 
   void wait_for(MemoryId m, int now, SmallVector<MemoryId, 4>& waits) {
-    if (use(m).pending >= 0) wait_for(use(m).pending, now, waits);
+    if (use(m).pending >= 0) finish(use(m).pending, now, waits);
     if (std::exchange(use(m).maybe, false)) waits.push_back(m);
   }
 
-  void wait_for(int f, int now, SmallVector<MemoryId, 4>& waits) {
+  void finish(int f, int now, SmallVector<MemoryId, 4>& waits) {
     if (pending_[size_t(f)].done >= 0) return;
     waits.push_back(pending_[size_t(f)].result);
     mark_done(f, now);

@@ -82,7 +82,7 @@ class Embedding final : public EmbeddingAttributes {
   SaveMask saved() const override { return {1, 0}; }
   Tensors vjp(const VjpArgs& v) const override {
     return {Tensor(),
-            dispatch_into(v.home_of(1), PrimRef(new EmbeddingGrad(rows, padding_idx, part)),
+            dispatch_into(v.grad_buffer_of(1), PrimRef(new EmbeddingGrad(rows, padding_idx, part)),
                           operands(Tensor(v.cot[0]), Tensor(v.in[0])))};
   }
   void attributes(AttributeVisitor& v) const override {

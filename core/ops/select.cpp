@@ -22,7 +22,7 @@ class Cast final : public Primitive {
     if (!is_floating(v.in[0].dtype()) || !is_floating(to_)) return {Tensor()};
     DType from = v.in[0].dtype();
     if (from == to_) return {v.cot[0]};
-    return {dispatch_into(v.home_of(0), cast_primitive(from), operands(Tensor(v.cot[0])))};
+    return {dispatch_into(v.grad_buffer_of(0), cast_primitive(from), operands(Tensor(v.cot[0])))};
   }
   bool differentiable() const override { return is_floating(to_); }
   void attributes(AttributeVisitor& v) const override { v.text("to", name_of(to_)); }
