@@ -23,8 +23,8 @@ class BesideText : protected BodyText {
       line("{} s{} = {}::start<{}>();", total_type(instr(id)), id, reduction_type(instr(id).reduce),
            total_type(instr(id)));
     if (in_pieces()) {
-      line("alignas(64) float m{}[{}];", s_.pieces.max, pieces());
-      line("alignas(64) double p{}[{}];", s_.pieces.sum, pieces());
+      line("alignas(64) float m{}[{}];", s_.pieces.max, capacity(pieces()));
+      line("alignas(64) double p{}[{}];", s_.pieces.sum, capacity(pieces()));
       line("float below = 0.0f, scale = 0.0f;");
     }
     close("};");
@@ -160,7 +160,8 @@ class BesideText : protected BodyText {
     for (const Ahead& a : s_.ahead)
       if (a.nest == k)
         line("{}.next = &{} + {};", name_of(a),
-             element(b_.operands[size_t(a.operand)], "x", "r", a.operand, others), a.elements);
+             element(b_.operands[size_t(a.operand)], "x", "r", a.operand, others),
+             size(a.elements));
     print_body(n, v, lanes_beside(), "return ", captured, ";");
     close("};");
   }
@@ -169,7 +170,7 @@ class BesideText : protected BodyText {
     for (const Nest& n : s_.nests) most = std::max(most, lanes_of(n));
     return most;
   }
-  std::string strand_text(int k, int64_t count) const {
+  std::string strand_text(int k, int64_t count) {
     const Nest& n = s_.nests[size_t(k)];
     // Such a strand runs ahead of the others in its row, so nobody may have to read that row of it:
     // the last nest alone fills no buffer.
@@ -178,12 +179,12 @@ class BesideText : protected BodyText {
     for (const std::string& name : names_of_lanes(k))
       lanes += ", " + name, set += name[0] == 'l' ? "" : ", " + name;
     const std::string range =
-        in_pieces() ? "block, end_of_piece, " : fmt::format("0, {}, ", b_.extents.back());
+        in_pieces() ? "block, end_of_piece, " : fmt::format("0, {}, ", size(b_.extents.back()));
     return fmt::format("{}<{}>(on{}, {}nest{}(row{}, of{}{}){})",
                        lines ? "strand_of_lines" : "strand", count, k, lines ? range : "", k, k,
                        lag(k), set, lanes);
   }
-  std::string strands_text(int64_t count, int first, size_t indent) const {
+  std::string strands_text(int64_t count, int first, size_t indent) {
     std::string text;
     for (int k = last_nest(); k >= first; --k)
       text += fmt::format(",\n{:{}}{}", "", indent, strand_text(k, count));
@@ -192,11 +193,11 @@ class BesideText : protected BodyText {
   void print_strands() {
     const int64_t extent = b_.extents.back(), count = lanes_beside();
     const bool cut = extent > kSumBlock;
-    if (cut) open("for (long block = 0; block < {}; block += {})", extent, kSumBlock);
+    if (cut) open("for (long block = 0; block < {}; block += {})", size(extent), kSumBlock);
     for (int k = 0; k <= last_nest(); ++k) print_lanes_of(k, count);
     const std::string range = cut ? fmt::format("block, block + {} < {} ? block + {} : {}",
-                                                kSumBlock, extent, kSumBlock, extent)
-                                  : fmt::format("0, {}", extent);
+                                                kSumBlock, size(extent), kSumBlock, size(extent))
+                                  : fmt::format("0, {}", size(extent));
     line("beside<{}>({}{});", count, range, strands_text(count, 0, cut ? 13 : 11));
     for (int k = 0; k <= last_nest(); ++k)
       for (InstrId id : lanes_in(s_.nests[size_t(k)]))
@@ -213,31 +214,33 @@ class BesideText : protected BodyText {
     line("Totals of0;");
     line("const bool on0 = true;");
     line("const long row0 = first;");
-    line("beside<{}>(0, {}, {});", count, s_.pieces.size, strand_text(0, count));
+    line("beside<{}>(0, {}, {});", count, size(s_.pieces.size), strand_text(0, count));
     line("float next_max = l{}.folded();", s_.pieces.max);
   }
   // Piece by piece, exponentials beside the maximum of the next one, in the end of the next row's
   // first, and the results of the row before.
   void print_strands_in_pieces() {
-    const auto [max, sum, size] = s_.pieces;
+    const InstrId max = s_.pieces.max, sum = s_.pieces.sum;
+    const int64_t piece = s_.pieces.size;
     const int64_t extent = b_.extents.back(), count = lanes_beside();
-    open("for (long piece = 0, block = 0; block < {}; ++piece, block += {})", extent, size);
-    line("const bool last = block + {} >= {};", size, extent);
-    line("const long end_of_piece = last ? {} : block + {};", extent, size);
+    open("for (long piece = 0, block = 0; block < {}; ++piece, block += {})", size(extent),
+         size(piece));
+    line("const bool last = block + {} >= {};", size(piece), size(extent));
+    line("const long end_of_piece = last ? {} : block + {};", size(extent), size(piece));
     line("const long next = last ? step + 1 : step, row0 = next < end ? next : first;");
     line("const bool on0 = next < end;");
     for (int k = 0; k <= last_nest(); ++k) print_lanes_of(k, count);
     line("of0.m{}[piece] = next_max;", max);
     line("of0.below = next_max > kLeast ? next_max : kLeast;");
     line("of{}.scale = of{}.m{}[piece];", last_lag(), last_lag(), max);
-    line("auto early = early_strand<{}>(last ? -block : {}, last ? {} : {},", count, size, size,
-         extent);
+    line("auto early = early_strand<{}>(last ? -block : {}, last ? {} : {},", count, size(piece),
+         size(piece), size(extent));
     line("    {});", strand_text(0, count));
     line("beside<{}>(block, end_of_piece{}, early);", count, strands_text(count, 1, 13));
-    line("if (last) beside<{}>({}, block + {}, early);", count, extent, size);
+    line("if (last) beside<{}>({}, block + {}, early);", count, size(extent), size(piece));
     line("next_max = l{}.folded(), of0.p{}[piece] = l{}.folded();", max, sum, sum);
     close();
-    line("const Softmax softmax = join_pieces(of0.m{}, of0.p{}, {});", max, sum, pieces());
+    line("const Softmax softmax = join_pieces(of0.m{}, of0.p{}, {});", max, sum, size(pieces()));
     line("of0.s{} = softmax.max, of0.s{} = softmax.sum;", max, sum);
   }
   void print_lanes_of(int k, int64_t count) {

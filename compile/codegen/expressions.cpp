@@ -22,16 +22,6 @@ std::string real_literal(DType t, double v) {
   return wide ? text : text + "f";
 }
 
-std::string literal(DType t, Scalar value) {
-  char element[8];
-  write_scalar(element, t, value);
-  if (is_floating(t)) return real_literal(t, read_real(element, t));
-  int64_t v = read_integer(element, t);
-  if (t == kBool) return v ? "true" : "false";
-  if (v == std::numeric_limits<int64_t>::min()) return "(-9223372036854775807L - 1)";
-  return fmt::format("{}L", v);
-}
-
 const char* infix(const std::string& op) {
   static const std::pair<const char*, const char*> table[] = {
       {"add", "+"}, {"sub", "-"}, {"mul", "*"}, {"div", "/"}, {"eq", "=="},
@@ -68,6 +58,16 @@ std::string pointwise(const Body& body, const Instr& i) {
 }
 
 }  // namespace
+
+std::string literal(DType t, Scalar value) {
+  char element[8];
+  write_scalar(element, t, value);
+  if (is_floating(t)) return real_literal(t, read_real(element, t));
+  int64_t v = read_integer(element, t);
+  if (t == kBool) return v ? "true" : "false";
+  if (v == std::numeric_limits<int64_t>::min()) return "(-9223372036854775807L - 1)";
+  return fmt::format("{}L", v);
+}
 
 std::string rounded(DType t, const std::string& text) {
   switch (t) {

@@ -21,6 +21,8 @@ std::string converted(DType from, DType to, const std::string& value);
 /// `text`, a result of arithmetic, rounded to dtype `t`.
 std::string rounded(DType t, const std::string& text);
 
+/// A constant of dtype `t`.
+std::string literal(DType t, Scalar value);
 /// Constants, pointwise ops and casts of values called v<id>.
 std::string expression(const Body& body, const Instr& i);
 

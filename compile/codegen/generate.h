@@ -3,6 +3,7 @@
 #pragma once
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "compile/codegen/fused.h"
 
@@ -14,6 +15,21 @@ bool schedulable(const Body& body);
 /// Source of one kernel with C linkage under `name`, to be put behind prologue(). Readable: loops,
 /// one line for each instruction, a head that says what it is made of.
 std::string print_cpp(const Body& body, std::string_view name);
+/// The text of a kernel for bodies that differ in the sizes of their loops: each number that
+/// follows from the sizes is left out of the text and written beside it.
+struct SizedText {
+  struct Number {
+    std::string digits;  // as print_cpp writes it: "768", "0.5f"
+    enum Kind : uint8_t { kInteger, kFloat, kDouble } kind = kInteger;
+    int64_t word = 0;       // its value, a floating one by the bits of a double
+    bool capacity = false;  // the extent of an array: code for a larger one serves too
+  };
+  static constexpr char kNumber = '\1';  // in `text`: here a number follows
+  static constexpr char kTable = '\2';   // in `text`: here names of numbers may be declared
+  std::string text;
+  std::vector<Number> numbers;  // in the order of the text
+};
+SizedText print_sized(const Body& body, std::string_view name);
 /// What precedes the kernels of a file: the functors of core/ops, embedded when Tessera was built.
 std::string prologue_cpp();
 /// The same kernel as CUDA C++ (to be compiled by NVRTC): `name`(p) with p as in KernelCode, for

@@ -4,17 +4,49 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <string>
+#include <vector>
 
 #include "compile/codegen/expressions.h"
 #include "compile/codegen/generate.h"
 #include "compile/codegen/schedule.h"
+#include "core/tensor/element.h"
 
 namespace tessera::compiler {
 
 class KernelText {
  protected:
-  explicit KernelText(const Schedule& s) : s_(s), b_(s.body) {}
+  /// `numbers`: null where they are written into the text; else where numbers that follow from the
+  /// sizes of loops go instead. The text then has a mark for each: kNumber, its index, kEnd.
+  explicit KernelText(const Schedule& s, std::vector<SizedText::Number>* numbers = nullptr)
+      : s_(s), b_(s.body), numbers_(numbers) {}
+
+  // ---- numbers that follow from sizes ----
+
+  static constexpr char kEnd = '\3';
+  std::string number(SizedText::Number n) {
+    if (!numbers_) return std::move(n.digits);
+    numbers_->push_back(std::move(n));
+    return fmt::format("{}{}{}", SizedText::kNumber, numbers_->size() - 1, kEnd);
+  }
+  std::string size(int64_t n) { return number({.digits = std::to_string(n), .word = n}); }
+  /// The extent of an array.
+  std::string capacity(int64_t n) {
+    return number({.digits = std::to_string(n), .word = n, .capacity = true});
+  }
+  /// A constant of the body: the number of elements of a mean is one.
+  std::string constant(const Instr& i) {
+    std::string digits = literal(i.dtype, i.value);
+    if (i.dtype == kBool || digits.find('(') != digits.npos) return digits;  // no plain number
+    char element[8];
+    write_scalar(element, i.dtype, i.value);
+    if (is_integral(i.dtype))
+      return number({.digits = std::move(digits), .word = read_integer(element, i.dtype)});
+    return number({.digits = std::move(digits),
+                   .kind = i.dtype == kF64 ? SizedText::Number::kDouble : SizedText::Number::kFloat,
+                   .word = std::bit_cast<int64_t>(read_real(element, i.dtype))});
+  }
 
   // ---- text ----
 
@@ -43,17 +75,18 @@ class KernelText {
   static int last_of(LoopMask m) { return 31 - __builtin_clz(m); }
 
   // "i0 * 768 + i1": where an access is at the indices of `loops`, "0" where it does not move.
-  static std::string offset(const Access& a, LoopMask loops) {
+  std::string offset(const Access& a, LoopMask loops) {
     std::string text;
     for (size_t l = 0; l < a.strides.size(); ++l) {
       if (!(loops >> l & 1) || a.strides[l] == 0) continue;
       if (!text.empty()) text += " + ";
-      text += a.strides[l] == 1 ? fmt::format("i{}", l) : fmt::format("i{} * {}", l, a.strides[l]);
+      text += a.strides[l] == 1 ? fmt::format("i{}", l)
+                                : fmt::format("i{} * {}", l, size(a.strides[l]));
     }
     return text.empty() ? "0" : text;
   }
   // Position in a dense array over the loops of `kept`.
-  std::string dense(LoopMask kept) const {
+  std::string dense(LoopMask kept) {
     Access a{kF32, {}};
     a.strides.resize(b_.extents.size());
     int64_t stride = 1;
@@ -61,17 +94,17 @@ class KernelText {
       if (kept >> l & 1) a.strides[size_t(l)] = stride, stride *= b_.extents[size_t(l)];
     return offset(a, kept);
   }
-  std::string element(const Access& a, const char* base, const char* row, int number) const {
+  std::string element(const Access& a, const char* base, const char* row, int number) {
     return element(a, base, row, number, ~LoopMask(0));
   }
   std::string element(const Access& a, const char* base, const char* row, int number,
-                      LoopMask loops) const {
+                      LoopMask loops) {
     const bool moves = moving_loops(a) & outer(), inside = moving_loops(a) & inner();
     if (moves && inside) return fmt::format("{}{}[{}]", row, number, offset(a, inner() & loops));
     return fmt::format("{}{}[{}]", base, number, offset(a, loops));
   }
-  std::string operand(int k) const { return element(b_.operands[size_t(k)], "x", "r", k); }
-  std::string result(int k) const { return element(b_.stores[size_t(k)].to, "y", "w", k); }
+  std::string operand(int k) { return element(b_.operands[size_t(k)], "x", "r", k); }
+  std::string result(int k) { return element(b_.stores[size_t(k)].to, "y", "w", k); }
 
   DType reduced_dtype(const Instr& i) const {  // of what is joined
     return i.reduce <= ReduceKind::kProd || i.reduce >= ReduceKind::kAny ? i.dtype
@@ -121,6 +154,7 @@ class KernelText {
   std::string text_;
 
  private:
+  std::vector<SizedText::Number>* const numbers_;
   int depth_ = 0;
 };
 

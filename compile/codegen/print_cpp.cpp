@@ -17,7 +17,10 @@ namespace {
 
 class Printer : BesideText {
  public:
-  Printer(const Schedule& s, std::string_view name) : BesideText(s), name_(name) {}
+  using BesideText::kEnd;
+  Printer(const Schedule& s, std::string_view name,
+          std::vector<SizedText::Number>* numbers = nullptr)
+      : BesideText(s, numbers), name_(name), sized_(numbers != nullptr) {}
 
   std::string run() {
     find_positions();
@@ -30,6 +33,7 @@ class Printer : BesideText {
   // ---- the function that computes a chunk ----
 
   void print_pointers() {
+    if (sized_) text_ += SizedText::kTable;
     for (size_t k = 0; k < b_.operands.size(); ++k) {
       std::string type = read_type(b_.operands[k].dtype);
       line("const {}* x{} = reinterpret_cast<const {}*>(p[{}]);", type, k, type, k);
@@ -61,8 +65,9 @@ class Printer : BesideText {
       if (s_.values[k].used && s_.values[k].reduce == ReduceAs::kChunk)
         print_chunk_total(InstrId(k));
     if (s_.rows > 1)
-      line("const long first = chunk * {}, end = first + {} < {} ? first + {} : {};", s_.chunk_rows,
-           s_.chunk_rows, s_.rows, s_.chunk_rows, s_.rows);
+      line("const long first = chunk * {}, end = first + {} < {} ? first + {} : {};",
+           size(s_.chunk_rows), size(s_.chunk_rows), size(s_.rows), size(s_.chunk_rows),
+           size(s_.rows));
     if (s_.beside) {
       print_nests_beside();
       open("for (long step = first; step < end + {}; ++step)", last_lag());
@@ -119,7 +124,7 @@ class Printer : BesideText {
     int opened = 0;
     for (int l = s_.outer; l < v; ++l) {
       if (!(n.loops >> l & 1)) continue;
-      open("for (long i{} = 0; i{} < {}; ++i{})", l, l, b_.extents[size_t(l)], l);
+      open("for (long i{} = 0; i{} < {}; ++i{})", l, l, size(b_.extents[size_t(l)]), l);
       ++opened;
       print_level(n, l);
     }
@@ -133,14 +138,14 @@ class Printer : BesideText {
     if (kept(i) == 0)
       return line("{} s{} = {}::start<{}>();", total_type(i), id, reduction_type(i.reduce),
                   total_type(i));
-    line("alignas(64) {} a{}[{}];", array_type(i, n), id, s_.count(kept(i)));
-    line("start<{}>(a{}, {});", reduction_type(i.reduce), id, s_.count(kept(i)));
+    line("alignas(64) {} a{}[{}];", array_type(i, n), id, capacity(s_.count(kept(i))));
+    line("start<{}>(a{}, {});", reduction_type(i.reduce), id, size(s_.count(kept(i))));
   }
   std::string begin_of(int v) const {
     return blocked(v) ? fmt::format("begin{}", v) : std::string("0");
   }
-  std::string end_of(int v) const {
-    return blocked(v) ? fmt::format("end{}", v) : fmt::format("{}", b_.extents[size_t(v)]);
+  std::string end_of(int v) {
+    return blocked(v) ? fmt::format("end{}", v) : size(b_.extents[size_t(v)]);
   }
   bool blocked(int v) const { return s_.block > 0 && v == s_.loops() - 1; }
 
@@ -155,10 +160,10 @@ class Printer : BesideText {
     std::string begin = begin_of(v), end = end_of(v);
     const bool cut = !lanes.empty() && !blocked(v) && extent > kSumBlock;
     if (cut) {
-      open("for (long block = 0; block < {}; block += {})", extent, kSumBlock);
+      open("for (long block = 0; block < {}; block += {})", size(extent), kSumBlock);
       begin = "block";
-      end =
-          fmt::format("(block + {} < {} ? block + {} : {})", kSumBlock, extent, kSumBlock, extent);
+      end = fmt::format("(block + {} < {} ? block + {} : {})", kSumBlock, size(extent), kSumBlock,
+                        size(extent));
     }
     std::string totals;
     for (InstrId id : lanes) {
@@ -176,7 +181,7 @@ class Printer : BesideText {
       if (&n != &s_.nests[size_t(a.nest)]) continue;
       const Access& x = b_.operands[size_t(a.operand)];
       line("Ahead<{}, {}, {}> {}{{&{} + {}}};", read_type(x.dtype), count, a.level, name_of(a),
-           element(x, "x", "r", a.operand, ~(LoopMask(1) << v)), a.elements);
+           element(x, "x", "r", a.operand, ~(LoopMask(1) << v)), size(a.elements));
       totals += ", " + name_of(a);
     }
     print_body(
@@ -197,9 +202,9 @@ class Printer : BesideText {
            array_type(i, *nest_of(id)) != "double";
   }
   bool in_scratch(InstrId id) const { return kept(instr(id)) && !moves_on(id); }
-  std::string scratch_of(InstrId id) const {
+  std::string scratch_of(InstrId id) {
     return fmt::format("reinterpret_cast<{}*>(scratch + chunk * {} + {})", total_type(instr(id)),
-                       chunk_scratch_bytes(s_), scratch_offset(s_, id));
+                       size(chunk_scratch_bytes(s_)), size(scratch_offset(s_, id)));
   }
   void print_chunk_total(InstrId id) {
     const Instr& i = instr(id);
@@ -209,12 +214,12 @@ class Printer : BesideText {
       line("{} c{} = {}::start<{}>();", total_type(i), id, kind, total_type(i));
     } else if (in_scratch(id)) {
       line("{}* c{} = {};", total_type(i), id, scratch_of(id));
-      line("start<{}>(c{}, {});", kind, id, count);
+      line("start<{}>(c{}, {});", kind, id, size(count));
     } else {
-      line("alignas(64) {} c{}[{}];", lane_type(i), id, count);
+      line("alignas(64) {} c{}[{}];", lane_type(i), id, capacity(count));
       line("double* d{} = {};", id, scratch_of(id));
-      line("start<{}>(c{}, {});", kind, id, count);
-      line("start<{}>(d{}, {});", kind, id, count);
+      line("start<{}>(c{}, {});", kind, id, size(count));
+      line("start<{}>(d{}, {});", kind, id, size(count));
     }
   }
   void print_move_on(const char* row) {
@@ -224,7 +229,7 @@ class Printer : BesideText {
       if (!moves_on(InstrId(k))) continue;
       if (!std::exchange(any, true))
         open("if (({} - first) % {} == {})", row, kSumRows, kSumRows - 1);
-      line("move_on(d{}, c{}, {});", k, k, s_.count(kept(b_.instrs[k])));
+      line("move_on(d{}, c{}, {});", k, k, size(s_.count(kept(b_.instrs[k]))));
     }
     if (any) close();
   }
@@ -233,7 +238,7 @@ class Printer : BesideText {
       const InstrId id = InstrId(k);
       if (!at(id).used || at(id).reduce != ReduceAs::kChunk || in_scratch(id)) continue;
       if (moves_on(id))
-        line("move_on(d{}, c{}, {});", id, id, s_.count(kept(instr(id))));
+        line("move_on(d{}, c{}, {});", id, id, size(s_.count(kept(instr(id)))));
       else
         line("*{} = c{};", scratch_of(id), id);
     }
@@ -248,9 +253,9 @@ class Printer : BesideText {
       if (!s_.values[k].used || s_.values[k].reduce != ReduceAs::kChunk) continue;
       const Instr& i = b_.instrs[k];
       line("{}* c{} = reinterpret_cast<{}*>(scratch + {});", total_type(i), k, total_type(i),
-           scratch_offset(s_, InstrId(k)));
-      line("combine<{}>(c{}, {}, {}, {});", reduction_type(i.reduce), k, chunk_scratch_bytes(s_),
-           s_.chunks(), s_.count(i.loops));
+           size(scratch_offset(s_, InstrId(k))));
+      line("combine<{}>(c{}, {}, {}, {});", reduction_type(i.reduce), k,
+           size(chunk_scratch_bytes(s_)), size(s_.chunks()), size(s_.count(i.loops)));
     }
     for (int k : s_.late_stores) print_late_store(k);
     close();
@@ -270,7 +275,7 @@ class Printer : BesideText {
     open("");
     for (int l = 0; l < s_.loops(); ++l)
       if (instr(s.value).loops >> l & 1) {
-        open("for (long i{} = 0; i{} < {}; ++i{})", l, l, b_.extents[size_t(l)], l);
+        open("for (long i{} = 0; i{} < {}; ++i{})", l, l, size(b_.extents[size_t(l)]), l);
         ++opened;
       }
     for (InstrId id : values) {
@@ -286,6 +291,7 @@ class Printer : BesideText {
   }
 
   const std::string name_;
+  const bool sized_;
 };
 
 }  // namespace
@@ -294,6 +300,22 @@ std::string print_cpp(const Body& body, std::string_view name) {
   std::optional<Schedule> schedule = make_schedule(body);
   TESSERA_ASSERT(schedule, "print_cpp: {} cannot be scheduled:\n{}", name, to_string(body));
   return Printer(*schedule, name).run();
+}
+
+SizedText print_sized(const Body& body, std::string_view name) {
+  std::optional<Schedule> schedule = make_schedule(body);
+  TESSERA_ASSERT(schedule, "print_sized: {} cannot be scheduled:\n{}", name, to_string(body));
+  std::vector<SizedText::Number> numbers;  // some are of text that was dropped, or stands twice
+  const std::string marked = Printer(*schedule, name, &numbers).run();
+  SizedText result;
+  for (size_t at = 0; at < marked.size(); ++at) {
+    result.text += marked[at];
+    if (marked[at] != SizedText::kNumber) continue;
+    size_t index = 0;
+    for (++at; marked[at] != Printer::kEnd; ++at) index = index * 10 + size_t(marked[at] - '0');
+    result.numbers.push_back(numbers[index]);
+  }
+  return result;
 }
 
 }  // namespace tessera::compiler

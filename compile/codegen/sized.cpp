@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cctype>
-#include <charconv>
 #include <optional>
 
 #include "compile/codegen/cache.h"
@@ -20,10 +18,7 @@ namespace {
 constexpr std::string_view kName = "KERNEL";  // of every kernel until it is compiled
 constexpr size_t kKernelsPerFile = 4;         // that are worth a compiler of their own
 
-bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
-bool is_digit(char c) { return std::isdigit(static_cast<unsigned char>(c)); }
-
-std::string text_of(const Fused& f) { return print_cpp(f.body, kName); }
+SizedText text_of(const Fused& f) { return print_sized(f.body, kName); }
 
 std::string replaced(std::string text, std::string_view old, const std::string& now) {
   for (size_t at = text.find(old); at != text.npos; at = text.find(old, at + now.size()))
@@ -31,62 +26,21 @@ std::string replaced(std::string text, std::string_view old, const std::string& 
   return text;
 }
 
-// What a number is as a run-time value.
-enum class Kind : uint8_t { kInteger, kFloat, kDouble };
-Kind kind_of(const std::string& digits) {
-  if (digits.back() == 'f') return Kind::kFloat;
-  return digits.find_first_of(".e") == digits.npos ? Kind::kInteger : Kind::kDouble;
-}
-int64_t word_of(const std::string& digits) {
-  if (kind_of(digits) != Kind::kInteger) return std::bit_cast<int64_t>(std::stod(digits));
-  int64_t v = 0;
-  std::from_chars(digits.data(), digits.data() + digits.size(), v);
-  return v;
-}
-
 struct Loaded final : LoadedKernel {
   Ref<LoadedObject> object;
   std::vector<int64_t> numbers;
-  bool has_finish = false;
 };
 
 }  // namespace
 
-NumberedText split_numbers(const std::string& text) {
-  NumberedText result;
-  bool array = false;  // in a line that declares an array
-  for (size_t i = 0; i < text.size();) {
-    if (text[i] == '\n') array = false;
-    if (text.compare(i, 8, "alignas(") == 0) array = true;
-    if (!is_digit(text[i]) || (i > 0 && (is_word(text[i - 1]) || text[i - 1] == '.'))) {
-      result.rest += text[i++];
-      continue;
-    }
-    size_t end = i;
-    while (end < text.size() && (is_word(text[end]) || text[end] == '.' ||
-                                 ((text[end] == '-' || text[end] == '+') && text[end - 1] == 'e')))
-      ++end;
-    std::string digits = text.substr(i, end - i);
-    bool plain = digits.find_first_not_of("0123456789.eLf+-") == digits.npos;
-    if (!plain || (end < text.size() && text[end] == '>')) {
-      result.rest += digits;  // a template's, or no number that a table could hold
-    } else {
-      result.rest += '\1';
-      result.numbers.push_back({digits, array && i > 0 && text[i - 1] == '['});
-    }
-    i = end;
-  }
-  return result;
-}
-
-const SizedKernels::Variant* SizedKernels::find(const NumberedText& text) const {
+const SizedKernels::Variant* SizedKernels::find(const SizedText& text) const {
   for (const Variant& v : variants_) {
-    if (v.rest != text.rest) continue;
+    if (v.text != text.text) continue;
     bool fits = true;
     for (size_t i = 0; i < text.numbers.size() && fits; ++i) {
-      const std::string& digits = text.numbers[i].digits;
-      fits = v.capacity[i] >= 0 ? word_of(digits) <= v.capacity[i]
-                                : v.fixed[i].empty() || v.fixed[i] == digits;
+      const SizedText::Number& number = text.numbers[i];
+      fits = v.capacity[i] >= 0 ? number.word <= v.capacity[i]
+                                : v.fixed[i].empty() || v.fixed[i] == number.digits;
     }
     if (fits) return &v;
   }
@@ -94,17 +48,16 @@ const SizedKernels::Variant* SizedKernels::find(const NumberedText& text) const 
 }
 
 bool SizedKernels::have(std::span<const Fused* const> kernels) const {
-  return std::ranges::all_of(
-      kernels, [&](const Fused* f) { return find(split_numbers(text_of(*f))) != nullptr; });
+  return std::ranges::all_of(kernels, [&](const Fused* f) { return find(text_of(*f)) != nullptr; });
 }
 
 std::vector<Ref<const LoadedKernel>> SizedKernels::code_of(std::span<const Fused* const> kernels,
                                                            std::span<const Sizes> sizes,
                                                            const GenerateOptions& options) {
-  std::vector<NumberedText> texts;
+  std::vector<SizedText> texts;
   std::vector<Sizes> missing;
   for (size_t k = 0; k < kernels.size(); ++k) {
-    texts.push_back(split_numbers(text_of(*kernels[k])));
+    texts.push_back(text_of(*kernels[k]));
     if (find(texts.back())) continue;
     missing.push_back({kernels[k]});
     if (k < sizes.size())
@@ -120,7 +73,7 @@ std::vector<Ref<const LoadedKernel>> SizedKernels::code_of(std::span<const Fused
     kernel->object = made.object, kernel->code = made.code;
     for (size_t i = 0; i < texts[k].numbers.size(); ++i)
       if (v->fixed[i].empty() && v->capacity[i] < 0)
-        kernel->numbers.push_back(word_of(texts[k].numbers[i].digits));
+        kernel->numbers.push_back(texts[k].numbers[i].word);
     Schedule schedule = *make_schedule(kernels[k]->body);
     set_sizes(kernel->code, schedule);
     kernel->code.numbers = kernel->numbers.data();
@@ -131,46 +84,36 @@ std::vector<Ref<const LoadedKernel>> SizedKernels::code_of(std::span<const Fused
 
 namespace {
 
-// The text with names in the place of numbers that vary, which are read at its beginning.
-// `address`: of p that holds the numbers.
-std::string sized_text(const NumberedText& text, const std::vector<std::string>& fixed,
-                       const std::vector<int64_t>& capacity, size_t address) {
-  std::string body, table;
-  size_t number = 0, entry = 0;
-  for (char c : text.rest) {
-    if (c != '\1') {
-      body += c;
+// The text with the names of run-time values in the place of numbers that vary; both functions of a
+// kernel read all of these at their beginning. `address`: of p that holds the numbers.
+std::string source_of(const SizedText& text, const std::vector<std::string>& fixed,
+                      const std::vector<int64_t>& capacity, size_t address) {
+  std::vector<std::string> names;
+  std::string table;
+  size_t entry = 0;
+  for (size_t i = 0; i < text.numbers.size(); ++i) {
+    if (capacity[i] >= 0 || !fixed[i].empty()) {
+      names.push_back(capacity[i] >= 0 ? std::to_string(capacity[i]) : fixed[i]);
       continue;
     }
-    const std::string& digits = text.numbers[number].digits;
-    if (capacity[number] >= 0) {
-      body += std::to_string(capacity[number]);
-    } else if (!fixed[number].empty()) {
-      body += fixed[number];
-    } else {
-      const char* type = kind_of(digits) == Kind::kInteger ? "long"
-                         : kind_of(digits) == Kind::kFloat ? "float"
-                                                           : "double";
-      table +=
-          fmt::format("  const {} n{} = {}(reinterpret_cast<const {}*>(p[{}])[{}]);\n", type, entry,
-                      type, kind_of(digits) == Kind::kInteger ? "long" : "double", address, entry);
-      body += fmt::format("n{}", entry++);
-    }
-    ++number;
+    const auto kind = text.numbers[i].kind;
+    const bool integer = kind == SizedText::Number::kInteger;
+    const char* type = integer ? "long" : kind == SizedText::Number::kFloat ? "float" : "double";
+    table += fmt::format("  const {} n{} = {}(reinterpret_cast<const {}*>(p[{}])[{}]);\n", type,
+                         entry, type, integer ? "long" : "double", address, entry);
+    names.push_back(fmt::format("n{}", entry++));
   }
-  // Both functions of a kernel read the whole table.
-  std::string result;
-  for (size_t at = 0; at < body.size();) {
-    size_t head = body.find("extern \"C\" void", at);
-    if (head == body.npos) {
-      result += body.substr(at);
-      break;
-    }
-    size_t brace = body.find("{\n", head) + 2;
-    result += body.substr(at, brace - at) + table;
-    at = brace;
+  std::string source;
+  auto name = names.begin();
+  for (char c : text.text) {
+    if (c == SizedText::kNumber)
+      source += *name++;
+    else if (c == SizedText::kTable)
+      source += table;
+    else
+      source += c;
   }
-  return result;
+  return source;
 }
 
 }  // namespace
@@ -184,35 +127,35 @@ void SizedKernels::compile(std::span<const Sizes> sizes, const GenerateOptions& 
   };
   std::vector<Made> made;
   for (const Sizes& of : sizes) {
-    std::vector<std::pair<NumberedText, const Fused*>> texts;
+    std::vector<std::pair<SizedText, const Fused*>> texts;
     for (const Fused* f : of)
-      if (make_schedule(f->body)) texts.emplace_back(split_numbers(text_of(*f)), f);
+      if (make_schedule(f->body)) texts.emplace_back(text_of(*f), f);
     for (size_t i = 0; i < texts.size(); ++i) {
-      const NumberedText& first = texts[i].first;
+      const SizedText& first = texts[i].first;
       bool done = false;
-      for (size_t j = 0; j < i && !done; ++j) done = texts[j].first.rest == first.rest;
+      for (size_t j = 0; j < i && !done; ++j) done = texts[j].first.text == first.text;
       if (done) continue;
-      Variant v{.rest = first.rest, .fixed = {}, .capacity = {}, .code = {}};
+      Variant v{.text = first.text, .fixed = {}, .capacity = {}, .code = {}};
       for (const auto& n : first.numbers) v.fixed.push_back(n.digits), v.capacity.push_back(-1);
       for (auto& [text, f] : texts) {
-        if (text.rest != first.rest) continue;
+        if (text.text != first.text) continue;
         for (size_t n = 0; n < text.numbers.size(); ++n) {
           if (text.numbers[n].digits == first.numbers[n].digits && v.fixed[n] != "") continue;
           v.fixed[n].clear();
           if (!text.numbers[n].capacity) continue;
           auto larger = [](int64_t x) { return int64_t(std::bit_ceil(uint64_t(2 * x))); };
-          v.capacity[n] = std::max({v.capacity[n], larger(word_of(text.numbers[n].digits)),
-                                    larger(word_of(first.numbers[n].digits))});
+          v.capacity[n] = std::max(
+              {v.capacity[n], larger(text.numbers[n].word), larger(first.numbers[n].word)});
         }
       }
       bool there = std::ranges::any_of(made, [&](const Made& m) {
-        return m.variant.rest == v.rest && m.variant.fixed == v.fixed &&
+        return m.variant.text == v.text && m.variant.fixed == v.fixed &&
                m.variant.capacity == v.capacity;
       });
       if (there) continue;
       const Fused* f = texts[i].second;
       size_t address = f->body.operands.size() + f->body.stores.size();
-      std::string source = sized_text(first, v.fixed, v.capacity, address);
+      std::string source = source_of(first, v.fixed, v.capacity, address);
       std::string symbol = fmt::format("sized{}", made.size());
       bool finish = source.find(std::string(kName) + "_finish(") != source.npos;
       made.push_back({std::move(v), replaced(std::move(source), kName, symbol), symbol, finish});

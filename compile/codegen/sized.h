@@ -1,7 +1,7 @@
-// Code for bodies that differ in sizes alone. Their texts are equal but for numbers; a number that
-// differs becomes a run-time value, which the code finds behind the addresses of its results.
-// Invariant: code is used for a body only if its text, with the body's numbers put in, is the text
-// that print_cpp gives.
+// Code for bodies that differ in sizes alone. Their texts are equal but for the numbers that follow
+// from sizes (SizedText); a number that differs becomes a run-time value, which the code finds
+// behind the addresses of its results. Invariant: code is used for a body only if its text, with
+// the body's numbers put in, is the text that print_cpp gives.
 #pragma once
 #include <string>
 #include <vector>
@@ -9,17 +9,6 @@
 #include "compile/codegen/generate.h"
 
 namespace tessera::compiler {
-
-/// A text without its numbers, and those. Numbers in brackets of templates stay in the text.
-struct NumberedText {
-  struct Number {
-    std::string digits;  // "768", "0.5f", "3L"
-    bool capacity;       // extent of an array: code for a larger one does
-  };
-  std::string rest;  // '\1' for each number
-  std::vector<Number> numbers;
-};
-NumberedText split_numbers(const std::string& text);
 
 class SizedKernels {
  public:
@@ -39,12 +28,12 @@ class SizedKernels {
 
  private:
   struct Variant {
-    std::string rest;
+    std::string text;                // with marks for numbers
     std::vector<std::string> fixed;  // by number; "" where it is a run-time value
     std::vector<int64_t> capacity;   // by number; -1 where it is none
     Ref<const LoadedKernel> code;
   };
-  const Variant* find(const NumberedText& text) const;
+  const Variant* find(const SizedText& text) const;
   void compile(std::span<const Sizes> sizes, const GenerateOptions& options);
 
   std::vector<Variant> variants_;

@@ -64,12 +64,13 @@ class ValueText : protected KernelText {
     return fmt::format("asked & (int(l) == t{} - int(i{} - l))", c.position, c.loop);
   }
 
-  std::string value_text(InstrId id) const {
+  std::string value_text(InstrId id) {
     const Instr& i = instr(id);
     switch (i.kind) {
       case InstrKind::kLoad:
         return loaded(i.dtype,
                       widened_.contains(id) ? fmt::format("step.v{}[l]", id) : operand(i.operand));
+      case InstrKind::kConstant: return constant(i);
       case InstrKind::kIndex: return fmt::format("i{}", i.loop);
       case InstrKind::kReduce:
         return finished(i, at(id).place == Place::kElement
@@ -104,7 +105,7 @@ class ValueText : protected KernelText {
       line("const float q{} = {} / v{};", id, of_piece_ ? "of.scale" : "1.0f", id);
     auto position = positions_.find(id);
     if (position != positions_.end())
-      line("const int t{} = position(v{}, {});", id, id, position->second);
+      line("const int t{} = position(v{}, {});", id, id, size(position->second));
   }
   // Values of rows that are ready after the nests of stages below `stage`.
   void print_row_values(Place place, int stage) {
@@ -123,13 +124,14 @@ class ValueText : protected KernelText {
       const int v = s_.loops() - 1;
       int64_t extent = b_.extents[size_t(v)], pieces = (extent + s_.block - 1) / s_.block;
       line("const long begin{} = row % {} * {}, end{} = begin{} + {} < {} ? begin{} + {} : {};", v,
-           pieces, s_.block, v, v, s_.block, extent, v, s_.block, extent);
+           size(pieces), size(s_.block), v, v, size(s_.block), size(extent), v, size(s_.block),
+           size(extent));
       inside = pieces;
     }
     for (int l = s_.outer - 1; l >= 0; --l) {
       std::string text = "row";
-      if (inside > 1) text += fmt::format(" / {}", inside);
-      if (l > 0) text += fmt::format(" % {}", b_.extents[size_t(l)]);
+      if (inside > 1) text += fmt::format(" / {}", size(inside));
+      if (l > 0) text += fmt::format(" % {}", size(b_.extents[size_t(l)]));
       line("const long i{} = {};", l, text);
       inside *= b_.extents[size_t(l)];
     }
@@ -148,7 +150,7 @@ class ValueText : protected KernelText {
     for (size_t k = 0; k < b_.instrs.size(); ++k)
       if (s_.values[k].buffered && s_.values[k].kept_in < 0)
         line("alignas(64) {} b{}[{}];", buffer_type(b_.instrs[k].dtype), k,
-             s_.count(b_.instrs[k].loops & inner()));
+             capacity(s_.count(b_.instrs[k].loops & inner())));
   }
   void print_row_end() {
     for (int k : s_.row_stores) {
@@ -169,7 +171,7 @@ class ValueText : protected KernelText {
   // ---- elements ----
 
   static std::string buffer_type(DType t) { return t == kBool ? read_type(t) : register_type(t); }
-  std::string buffer(InstrId id) const {
+  std::string buffer(InstrId id) {
     return at(id).kept_in >= 0 ? result(at(id).kept_in)
                                : fmt::format("b{}[{}]", id, dense(instr(id).loops & inner()));
   }
@@ -212,7 +214,7 @@ class ValueText : protected KernelText {
     print_uses(n);
   }
   // The running total that reduction `id` adds to inside its nest.
-  std::string total(InstrId id) const {
+  std::string total(InstrId id) {
     const Instr& i = instr(id);
     const char* prefix = at(id).reduce == ReduceAs::kChunk ? "c" : kept(i) ? "a" : "s";
     return kept(i) ? fmt::format("{}{}[{}]", prefix, id, dense(kept(i)))

@@ -2,6 +2,9 @@
 // need, and that each gives what the program gives.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
+#include "compile/codegen/samples.h"
 #include "compile/codegen/sized.h"
 #include "compile/compile.h"
 #include "compile/ir/interpreter.h"
@@ -290,14 +293,39 @@ TEST(Dynamic, AGraphAtASizeIsTheGraphRecordedThere) {
   }
 }
 
+// A text with its numbers put in is the text of the body, and bodies that differ in sizes alone
+// have one text without.
 TEST(Dynamic, TextsWithoutNumbers) {
-  NumberedText t =
-      split_numbers("alignas(64) float b3[128];\nin_lanes<32>(0, 96, v12 * 0.5f + 3L)");
-  EXPECT_EQ(t.rest, "alignas(\1) float b3[\1];\nin_lanes<32>(\1, \1, v12 * \1 + \1)");
-  ASSERT_EQ(t.numbers.size(), 6u);
-  EXPECT_TRUE(t.numbers[1].capacity);
-  EXPECT_FALSE(t.numbers[0].capacity || t.numbers[2].capacity);
-  EXPECT_EQ(t.numbers[4].digits, "0.5f");
+  auto body_of = [](int64_t rows, int64_t columns) {
+    BodyBuilder b({rows, columns});
+    const InstrId x = b.load(3);
+    const InstrId mean = b.op("mul", {b.sum(x, 2), b.constant(1.0 / double(columns))});
+    b.store(b.op("sub", {x, mean}));
+    return b.body;
+  };
+  const SizedText small = print_sized(body_of(6, 100), "k"),
+                  large = print_sized(body_of(7, 120), "k");
+  EXPECT_EQ(small.text, large.text);
+  ASSERT_EQ(small.numbers.size(), large.numbers.size());
+  for (const auto& [sized, body] : {std::pair(small, body_of(6, 100)), {large, body_of(7, 120)}}) {
+    std::string text;
+    auto number = sized.numbers.begin();
+    for (char c : sized.text) {
+      if (c == SizedText::kTable) continue;
+      if (c == SizedText::kNumber)
+        text += (number++)->digits;
+      else
+        text += c;
+    }
+    EXPECT_EQ(text, print_cpp(body, "k"));
+  }
+  auto has = [&](const std::string& digits, auto kind) {
+    return std::ranges::any_of(large.numbers,
+                               [&](auto& n) { return n.digits == digits && n.kind == kind; });
+  };
+  EXPECT_TRUE(has("120", SizedText::Number::kInteger));
+  EXPECT_TRUE(has("0.008333334f", SizedText::Number::kFloat));
+  EXPECT_EQ(std::ranges::count_if(large.numbers, [](auto& n) { return n.digits == "6"; }), 0);
 }
 
 }  // namespace
