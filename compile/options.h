@@ -16,9 +16,9 @@ struct CompileOptions {
   // graphs say so (record/dynamic_call.h); else each size has a graph of its own. False: for
   // functions that treat some sizes between others in a way of their own.
   bool dynamic = true;
-  // Sizes beyond those that were recorded are served too, so that a function whose lengths only grow
-  // (decoding with a cache) is replayed from its third call on. For functions that treat all sizes
-  // alike: one that crops what is longer than its window would not be run, and not crop.
+  // Sizes beyond those that were recorded are served too, so that a function whose lengths only
+  // grow (decoding with a cache) is replayed from its third call on. For functions that treat all
+  // sizes alike: one that crops what is longer than its window would not be run, and not crop.
   bool beyond_recorded = false;
   // Bytes that a run may take beside parameters and other state; 0: no limit. To keep to it, values
   // of the forward pass are computed again in backward, the cheapest for their size first, and no
