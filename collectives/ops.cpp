@@ -1,5 +1,7 @@
 #include "collectives/ops.h"
 
+#include <map>
+
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/kernel.h"
@@ -23,10 +25,27 @@ ReduceOp read_op(AttributeReader& a, ReduceOp otherwise) {
   throw UserError(fmt::format("attribute op: \"{}\" is no reduction", text));
 }
 
+// The verbs that are ops, and those that are over pieces too.
+using enum CollKind;
+constexpr CollKind kWhole[] = {kAllReduce, kAllGather, kReduceScatter, kBroadcast, kAllToAll},
+                   kInPieces[] = {kAllGather, kReduceScatter, kAllToAll};
+
+const OpInfo& op_of(CollKind kind, bool pieces) {
+  static const auto* ops = [] {
+    constexpr OpTraits collective{OpKind::kCollective, Precision::kAsGiven, 1};
+    auto* m = new std::map<std::pair<CollKind, bool>, OpInfo>;
+    for (CollKind k : kWhole) m->try_emplace({k, false}, name_of(k), collective);
+    for (CollKind k : kInPieces)
+      m->try_emplace({k, true}, std::string(name_of(k)) + "_v", collective);
+    return m;
+  }();
+  return ops->at({kind, pieces});
+}
+
 class CollectiveOp final : public Primitive {
  public:
   CollectiveOp(CollKind kind, Ref<ProcessGroup> group, ReduceOp op, int root, CallSite site)
-      : Primitive(intern_op(tessera::name_of(kind))),
+      : Primitive(op_of(kind, false)),
         kind(kind),
         group(std::move(group)),
         op(op),
@@ -53,13 +72,13 @@ class CollectiveOp final : public Primitive {
   }
   void attributes(AttributeVisitor& v) const override {
     v.text("group", group->name());
-    if (traits(kind).reduces) v.text("op", tessera::name_of(op));
-    if (traits(kind).rooted) v.integer("root", root);
+    if (tessera::traits(kind).reduces) v.text("op", tessera::name_of(op));
+    if (tessera::traits(kind).rooted) v.integer("root", root);
   }
   PrimRef with_attributes(AttributeReader& a) const override {
     check_group(a, *group);
-    int64_t from = traits(kind).rooted ? a.integer("root") : root;
-    TESSERA_CHECK(!traits(kind).rooted || (from >= 0 && from < group->size()),
+    int64_t from = tessera::traits(kind).rooted ? a.integer("root") : root;
+    TESSERA_CHECK(!tessera::traits(kind).rooted || (from >= 0 && from < group->size()),
                   "{}: root {} of {} ranks", name(), from, group->size());
     return PrimRef(new CollectiveOp(kind, group, read_op(a, op), int(from), site));
   }
@@ -114,7 +133,7 @@ class PiecesOp final : public Primitive {
  public:
   PiecesOp(CollKind kind, Ref<ProcessGroup> group, ReduceOp op, const Pieces& in, const Pieces& out,
            CallSite site)
-      : Primitive(intern_op(std::string(tessera::name_of(kind)) + "_v")),
+      : Primitive(op_of(kind, true)),
         kind(kind),
         group(std::move(group)),
         op(op),
@@ -247,17 +266,14 @@ Tensor all_to_all_v(const Tensor& x, const Ref<ProcessGroup>& group, const Piece
   return run(PrimRef(new PiecesOp(CollKind::kAllToAll, group, ReduceOp::kSum, in, out, site)), x);
 }
 
-bool is_collective(const Primitive& prim) {
-  return dynamic_cast<const CollectiveOp*>(&prim) || dynamic_cast<const PiecesOp*>(&prim);
-}
+bool is_collective(const Primitive& prim) { return prim.traits().kind == OpKind::kCollective; }
 
 PrimRef collective_op(std::string_view name, const Ref<ProcessGroup>& group) {
   const CallSite site = CallSite::current();
-  using enum CollKind;
-  for (CollKind kind : {kAllReduce, kAllGather, kReduceScatter, kBroadcast, kAllToAll})
-    if (name == name_of(kind)) return make(kind, group, ReduceOp::kSum, 0, site);
-  for (CollKind kind : {kAllGather, kReduceScatter, kAllToAll})
-    if (name == std::string(name_of(kind)) + "_v")
+  for (CollKind kind : kWhole)
+    if (name == op_of(kind, false).name) return make(kind, group, ReduceOp::kSum, 0, site);
+  for (CollKind kind : kInPieces)
+    if (name == op_of(kind, true).name)
       return PrimRef(new PiecesOp(kind, group, ReduceOp::kSum, {}, {}, site));
   throw UserError(fmt::format("there is no collective {}", name));
 }

@@ -66,12 +66,9 @@ Tensors converted_pieces(Inputs in, const DeviceMesh& mesh, const ShardingDecisi
 
 class Redistribute final : public Primitive {
  public:
+  static inline const OpInfo kOp{"redistribute", {OpKind::kOther, Precision::kAsGiven, 1}};
   Redistribute(DeviceMesh mesh, const Layout& to, const Layout& grad)
-      : Primitive(op_id()), mesh(std::move(mesh)), to(to), grad(grad) {}
-  static OpId op_id() {
-    static const OpId id = intern_op("redistribute");
-    return id;
-  }
+      : Primitive(kOp), mesh(std::move(mesh)), to(to), grad(grad) {}
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
   }
@@ -132,7 +129,7 @@ Tensor ShardSpec::with_local(const Meta& global, Tensor piece) const {
 }
 
 Tensors ShardSpec::run(const PrimRef& prim, Inputs in) const {
-  if (prim->id() == Redistribute::op_id()) {
+  if (prim->id() == Redistribute::kOp.id) {
     const auto& r = static_cast<const Redistribute&>(*prim);
     Tensor moved = convert(in[0], r.mesh, r.to);
     Tensor& piece = shard_data(moved)->local;
@@ -161,7 +158,7 @@ Tensors ShardSpec::run(const PrimRef& prim, Inputs in) const {
 }
 
 void ShardSpec::reduce_partials(const PrimRef& prim, Inputs in) const {
-  if (prim->id() == Redistribute::op_id() || find_rule(prim->id())) return;
+  if (prim->id() == Redistribute::kOp.id || find_rule(prim->id())) return;
   bool sums = false;
   for (const Tensor& t : in) {
     const ShardSpec* s = placed_spec(t);
@@ -213,7 +210,7 @@ void ShardSpec::assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs 
 
 // Where the op leaves its results as the destinations lie, each rank's op writes into its piece.
 bool ShardSpec::assign_in_place(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) const {
-  if (prim->id() == Redistribute::op_id() || find_rule(prim->id())) return false;
+  if (prim->id() == Redistribute::kOp.id || find_rule(prim->id())) return false;
   if (!(common_mesh(*prim, in) == mesh)) return false;
   const ShardingDecision& d = decision_for(prim, in, mesh);
   Tensors to;

@@ -10,8 +10,6 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr std::string_view kReduceNames[] = {"sum", "prod", "amax", "amin", "any", "all"};
-
 LoopMask moving(const Access& a) {
   LoopMask m = 0;
   for (size_t l = 0; l < a.strides.size(); ++l)
@@ -105,8 +103,8 @@ class Checker {
       result = x.dtype == kU8 ? kU8 : kBool;
     else if (i.reduce <= ReduceKind::kProd && is_integral(x.dtype))
       result = kI64;
-    require(i.dtype == result, "{} of {} is {}, not {}", kReduceNames[int(i.reduce)],
-            name_of(x.dtype), name_of(result), name_of(i.dtype));
+    require(i.dtype == result, "{} of {} is {}, not {}", name_of(i.reduce), name_of(x.dtype),
+            name_of(result), name_of(i.dtype));
   }
 
   // Sorted by stride, each must step over all that the smaller ones reach.
@@ -158,7 +156,7 @@ std::string instr_text(const Instr& i) {
     case InstrKind::kPointwise: return fmt::format("{}({})", i.op, list());
     case InstrKind::kCast: return fmt::format("cast({})", list());
     case InstrKind::kReduce:
-      return fmt::format("{}({}) over {:b}", kReduceNames[int(i.reduce)], list(), i.reduced);
+      return fmt::format("{}({}) over {:b}", name_of(i.reduce), list(), i.reduced);
   }
   return "";
 }

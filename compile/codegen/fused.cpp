@@ -7,10 +7,8 @@
 namespace tessera::compiler {
 namespace {
 
-OpId fused_op() {
-  static const OpId id = intern_op("fused");
-  return id;
-}
+// As many operands as a body has, maybe none.
+const OpInfo kFused{"fused", {OpKind::kOther, Precision::kAsGiven, 0}};
 
 // Of a plan all results may lie over all operands of their layout, or none may.
 bool may_run_in_place(const Body& body, std::span<const Tensor> in, std::span<const Meta> out) {
@@ -57,7 +55,7 @@ void run_code(const KernelCode& code, char* const* p, char* scratch) {
 }
 
 Fused::Fused(std::string name, Body body, Metas results, Ref<const LoadedKernel> code)
-    : Primitive(fused_op()),
+    : Primitive(kFused),
       name(std::move(name)),
       body(std::move(body)),
       results(std::move(results)),
@@ -91,7 +89,7 @@ const Kernel* Fused::own_kernel(DeviceKind device) const {
 }
 
 const Fused* as_fused(const Primitive& prim) {
-  return prim.id() == fused_op() ? static_cast<const Fused*>(&prim) : nullptr;
+  return prim.id() == kFused.id ? static_cast<const Fused*>(&prim) : nullptr;
 }
 
 }  // namespace tessera::compiler

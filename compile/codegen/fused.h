@@ -35,6 +35,7 @@ class Fused final : public Primitive {
   /// it is made of: "h_0_mlp_add_gelu".
   Fused(std::string name, Body body, Metas results, Ref<const LoadedKernel> code = {});
 
+  int64_t operand_count() const override { return int64_t(body.operands.size()); }
   Metas infer(MetaSpan in) const override;
   void attributes(AttributeVisitor& v) const override;
   /// Runs the code, or interprets the body where there is none. A result may be written over an

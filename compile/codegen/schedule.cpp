@@ -135,7 +135,7 @@ class Scheduler {
   // A zero would have to be refused before the loops run.
   bool divides_integers(const Instr& i) const {
     if (i.kind != InstrKind::kPointwise || !is_integral(i.dtype)) return false;
-    if (i.op != "floor_divide" && i.op != "remainder" && i.op != "fmod") return false;
+    if (!op_info(i.op).traits.may_trap) return false;
     const Instr& by = instr(i.in[1]);
     return by.kind != InstrKind::kConstant || by.value.integer() == 0;
   }
@@ -234,7 +234,7 @@ class Scheduler {
   int work(const Nest& n) const {
     int work = 0;
     for (InstrId id : n.values)
-      work += instr(id).kind == InstrKind::kPointwise ? cost_of(instr(id).op) : 1;
+      work += instr(id).kind == InstrKind::kPointwise ? op_info(instr(id).op).traits.cost : 1;
     return work;
   }
   // The row of the last result that it may wait in, but of none whose rows would be streamed and
@@ -347,18 +347,9 @@ class Scheduler {
     if (i.kind == InstrKind::kLoad && s_.body.operands[size_t(i.operand)].strides.back() > 1)
       total += 4;
     if (i.kind == InstrKind::kLoad && size_of(i.dtype) == 1) total += 3;  // as wide as floats
-    if (i.kind == InstrKind::kPointwise) total += cost_of(i.op) - 1;
+    if (i.kind == InstrKind::kPointwise) total += op_info(i.op).traits.cost - 1;
     for (InstrId x : i.in) total = std::min(total + cost(x), 1000);
     return total;
-  }
-
-  static int cost_of(const std::string& op) {
-    static const char* cheap[] = {
-        "add", "sub", "mul", "neg", "abs", "square",  "maximum", "minimum", "where",    "eq",
-        "ne",  "lt",  "le",  "gt",  "ge",  "mul_add", "relu",    "sign",    "relu_grad"};
-    for (const char* c : cheap)
-      if (op == c) return 1;
-    return op == "div" || op == "sqrt" || op == "reciprocal" || op == "tanh_grad" ? 4 : 12;
   }
 
   // ---- rows and chunks ----

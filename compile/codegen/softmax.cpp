@@ -66,9 +66,8 @@ bool may_pass_over_nan(const Schedule& s, InstrId max) {
       of[k] = kSum;
       continue;
     }
-    static const char* keep_nan[] = {"add", "sub", "mul", "div", "neg", "log"};
-    const bool keeps = i.kind == InstrKind::kPointwise && is_floating(i.dtype) &&
-                       std::ranges::count(keep_nan, i.op) > 0;
+    const bool keeps =
+        i.kind == InstrKind::kPointwise && is_floating(i.dtype) && op_info(i.op).traits.keeps_nan;
     auto reads = [&](Follows f) {
       return std::ranges::any_of(i.in, [&](InstrId x) { return of[size_t(x)] == f; });
     };

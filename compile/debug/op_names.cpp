@@ -12,74 +12,34 @@ namespace {
 
 using Json = nlohmann::json;
 
-// One op of each name, and how many operands its samples take.
-struct Known {
-  PrimRef prim;
-  size_t fewest = 0, most = 0;
-};
-
-const std::map<std::string, Known, std::less<>>& known_ops() {
+// One op of each name.
+const std::map<std::string, PrimRef, std::less<>>& known_ops() {
   static const auto* ops = [] {
-    auto* m = new std::map<std::string, Known, std::less<>>;
-    for (const OpEntry& e : op_registry().entries()) {
-      Known known;
-      for (const Sample& s : e.samples()) {
-        known.fewest = known.prim ? std::min(known.fewest, s.in.size()) : s.in.size();
-        known.most = std::max(known.most, s.in.size());
-        known.prim = s.prim;
-      }
-      m->emplace(e.name, known);
-    }
-    m->emplace("as_strided", Known{as_strided({1}, {1}, 0), 1, 1});
-    m->emplace("add_embedding_grad", Known{add_embedding_grad_op(1, -1), 3, 3});
+    auto* m = new std::map<std::string, PrimRef, std::less<>>;
+    for (const OpEntry& e : op_registry().entries()) m->emplace(e.name, e.samples().back().prim);
+    m->emplace("as_strided", as_strided({1}, {1}, 0));
+    m->emplace("add_embedding_grad", add_embedding_grad_op(1, -1));
     return m;
   }();
   return *ops;
 }
 
-// Ops whose number of operands follows from their attributes.
-std::optional<size_t> operands_of(const std::string& op, const Attributes& attributes) {
-  auto integer = [&](std::string_view name) -> size_t {
-    for (const Attribute& a : attributes)
-      if (a.name == name)
-        if (auto* v = std::get_if<int64_t>(&a.value)) return size_t(*v) & 0xffffff;
-    return 0;
-  };
-  auto real = [&](std::string_view name) {
-    for (const Attribute& a : attributes)
-      if (a.name == name)
-        if (auto* v = std::get_if<double>(&a.value)) return *v;
-    return 0.0;
-  };
-  if (op == "adam") return 3 + 4 * integer("count");
-  if (op == "sgd") return 2 + (real("momentum") != 0 ? 3 : 2) * integer("count");
-  if (op == "dropout") return 2 + integer("by_sample");
-  if (op == "layer_norm" || op == "rms_norm" || op == "batch_norm")
-    return 1 + integer("has_weight") + integer("has_bias") + integer("has_residual");
-  if (op == "layer_norm_grad" || op == "rms_norm_grad" || op == "batch_norm_grad")
-    return 4 + integer("has_weight") + (op == "batch_norm_grad" ? integer("relu") : 0);
-  if (op == "batch_norm_apply")
-    return 3 + integer("has_weight") + integer("has_bias") + integer("has_residual");
-  if (op == "batch_norm_grad_stats") return 3 + integer("relu");
-  if (op == "batch_norm_grad_apply") return 6 + integer("has_weight") + integer("relu");
-  return std::nullopt;
-}
-
-void check_operands(const std::string& op, const Known& known, const Attributes& attributes,
-                    std::span<const Meta> in) {
-  bool any = op == "cat" || op == "global_norm";
-  std::optional<size_t> exactly = operands_of(op, attributes);
-  size_t fewest = exactly.value_or(any ? 1 : known.fewest),
-         most = exactly.value_or(any ? in.size() : known.most);
-  TESSERA_CHECK(in.size() >= fewest && in.size() <= most, "{} of {} operands", op, in.size());
+// `like` with other attributes, as far as they fit operands of types `in`.
+PrimRef remake_for(const Primitive& like, const Attributes& attributes, std::span<const Meta> in) {
   const int dims = in.empty() ? 0 : in[0].shape.size();
   for (const Attribute& a : attributes) {
     const auto* v = std::get_if<int64_t>(&a.value);
     if (v && a.name == "dim")
-      TESSERA_CHECK(*v >= 0 && *v < dims, "{}: dim {} of a tensor of {} dims", op, *v, dims);
+      TESSERA_CHECK(*v >= 0 && *v < dims, "{}: dim {} of a tensor of {} dims", like.name(), *v,
+                    dims);
     if (v && a.name == "mask")
-      TESSERA_CHECK(*v >= 0 && *v >> dims == 0, "{}: mask {} for {} dims", op, *v, dims);
+      TESSERA_CHECK(*v >= 0 && *v >> dims == 0, "{}: mask {} for {} dims", like.name(), *v, dims);
   }
+  PrimRef made = remake(like, attributes);
+  const int64_t count = made->operand_count();
+  TESSERA_CHECK(count == Primitive::kAnyNumber ? !in.empty() : int64_t(in.size()) == count,
+                "{} of {} operands", like.name(), in.size());
+  return made;
 }
 
 Json json_of(const Access& a) {
@@ -239,8 +199,7 @@ PrimRef read_op(const std::string& name, const Attributes& attributes, std::span
   }
   auto known = known_ops().find(name);
   TESSERA_CHECK(known != known_ops().end(), "there is no op {}", name);
-  check_operands(name, known->second, attributes, in);
-  return remake(*known->second.prim, attributes);
+  return remake_for(*known->second, attributes, in);
 }
 
 Json json_of_fused(const Fused& f) {

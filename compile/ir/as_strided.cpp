@@ -5,12 +5,12 @@ namespace {
 
 class AsStrided final : public Primitive {
  public:
+  static inline const OpInfo kOp{"as_strided", {OpKind::kView, Precision::kAsGiven, 1}};
   AsStrided(const Shape& shape, const Strides& strides, int64_t offset)
-      : Primitive(intern_op("as_strided")), shape_(shape), strides_(strides), offset_(offset) {}
+      : Primitive(kOp), shape_(shape), strides_(strides), offset_(offset) {}
   Metas infer(MetaSpan in) const override {
     return {{shape_, strides_, in[0]->dtype, in[0]->device}};
   }
-  bool is_view() const override { return true; }
   Tensors view(std::span<const Tensor> in) const override {
     Tensor t({shape_, strides_, in[0].dtype(), in[0].device()}, in[0].storage(),
              in[0].offset() + offset_);

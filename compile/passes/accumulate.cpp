@@ -22,8 +22,9 @@ constexpr int64_t kGrain = 16384;  // elements worth a thread
 // Operands: the sum so far [V, D], cotangents [.., D], ids [..]. Result: [V, D].
 class AddEmbeddingGrad final : public EmbeddingAttributes {
  public:
+  static inline const OpInfo kOp{"add_embedding_grad", {OpKind::kOther, Precision::kAsGiven, 3}};
   AddEmbeddingGrad(int64_t rows, int64_t padding_idx)
-      : EmbeddingAttributes(intern_op("add_embedding_grad"), rows, padding_idx) {}
+      : EmbeddingAttributes(kOp, rows, padding_idx) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK_AS(ShapeError,
                      in[0]->shape.size() == 2 && in[0]->shape[0] == rows &&

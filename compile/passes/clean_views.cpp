@@ -74,8 +74,8 @@ class Cleaner {
 
   // view(view(x)) as one view of the same kind, where that gives the same layout.
   void shorten(Node& n) {
+    if (!n.prim->traits().shows_all) return;
     std::string_view op = n.prim->name();
-    if (op != "reshape" && op != "permute" && op != "expand") return;
     for (;;) {
       const Node* inner = view_behind(n.in[0]);
       if (!inner || inner->prim->name() != op) return;

@@ -11,10 +11,7 @@ namespace tessera::compiler {
 namespace {
 
 bool may_share(const Node& n) {
-  if (!n.into.empty() || n.role == Role::kCollective) return false;
-  for (std::string_view draw : {"rand", "randn", "randint", "dropout"})
-    if (n.prim->name() == draw) return false;
-  return true;
+  return n.into.empty() && n.role != Role::kCollective && n.prim->traits().kind != OpKind::kDraw;
 }
 
 uint64_t hash_of(const Node& n, const ValueIds& in) {

@@ -50,12 +50,11 @@ NodeKind kind_of(const Graph& g, const Node& n, const std::vector<MemoryUse>& me
                    all_pass(n.prim->axes(metas_of(g, n)))
                ? NodeKind::kTransparent
                : NodeKind::kOpaque;
-  std::string_view op = n.prim->name();
-  if (n.into.empty() && (op == "full" || op == "arange") &&
+  if (n.into.empty() && n.prim->traits().kind == OpKind::kFill &&
       memory[size_t(n.out[0])].writes.empty() && has_elements(g, n))
     return NodeKind::kNumber;
-  bool fits =
-      is_elementwise(*n.prim) || op == "copy" || (as_reduction(*n.prim) && !g.deterministic);
+  bool fits = is_elementwise(*n.prim) || n.prim->name() == "copy" ||
+              (as_reduction(*n.prim) && !g.deterministic);
   if (!fits || n.out.size() != 1 || !has_elements(g, n) || !is_injective(g[n.out[0]].meta) ||
       may_trap(*n.prim, g[n.in[0]].meta.dtype))
     return NodeKind::kOther;

@@ -11,11 +11,9 @@ namespace {
 
 bool is_view(const Node& n) { return n.role == Role::kView && n.into.empty(); }
 
+// What draws random bits may: it draws the same again by the same key.
 bool may_run_twice(const Node& n) {
-  if (n.phase != Phase::kForward || !n.into.empty() || n.role == Role::kCollective) return false;
-  for (std::string_view draw : {"rand", "randn", "randint"})
-    if (n.prim->name() == draw) return false;
-  return true;
+  return n.phase == Phase::kForward && n.into.empty() && n.role != Role::kCollective;
 }
 
 class Selection {

@@ -1,6 +1,6 @@
-// The table of rules, and casts of operands by it. What is cast again and again are weights: their
-// values are kept, and every use gets a history of its own, so that gradients of several uses are
-// added in f32 and one backward does not use up the casts of another.
+// Casts of operands by the precision that their op states. What is cast again and again are
+// weights: their values are kept, and every use gets a history of its own, so that gradients of
+// several uses are added in f32 and one backward does not use up the casts of another.
 #include "core/autograd/autocast.h"
 
 #include <unordered_map>
@@ -11,62 +11,6 @@
 
 namespace tessera {
 namespace {
-
-// PyTorch's lists, by the names of our primitives; functions that are made of others (mean, norm,
-// the losses of losses.h) follow from what they are made of, or widen their operands themselves.
-constexpr AutocastEntry kTable[] = {
-    // matmul, linear, bmm, einsum and their like are all contractions
-    {"contract", AutocastRule::kLow},
-    {"attention", AutocastRule::kLow},
-    {"conv", AutocastRule::kLow},
-    {"conv_grad_input", AutocastRule::kLow},  // forward of a transposed convolution
-    // normalisation
-    {"softmax", AutocastRule::kWide},
-    {"log_softmax", AutocastRule::kWide},
-    {"layer_norm", AutocastRule::kWide},
-    {"rms_norm", AutocastRule::kWide},
-    // losses
-    {"cross_entropy", AutocastRule::kWide},
-    // functions whose results span many powers of two
-    {"exp", AutocastRule::kWide},
-    {"exp2", AutocastRule::kWide},
-    {"expm1", AutocastRule::kWide},
-    {"log", AutocastRule::kWide},
-    {"log2", AutocastRule::kWide},
-    {"log10", AutocastRule::kWide},
-    {"log1p", AutocastRule::kWide},
-    {"logsigmoid", AutocastRule::kWide},
-    {"softplus", AutocastRule::kWide},
-    {"pow", AutocastRule::kWide},
-    {"reciprocal", AutocastRule::kWide},
-    {"rsqrt", AutocastRule::kWide},
-    {"sinh", AutocastRule::kWide},
-    {"cosh", AutocastRule::kWide},
-    {"tan", AutocastRule::kWide},
-    {"asin", AutocastRule::kWide},
-    {"acos", AutocastRule::kWide},
-    {"erfinv", AutocastRule::kWide},
-    {"lgamma", AutocastRule::kWide},
-    {"digamma", AutocastRule::kWide},
-    {"trigamma", AutocastRule::kWide},
-    // factorisations and triangular systems
-    {"cholesky", AutocastRule::kWide},
-    {"solve_triangular", AutocastRule::kWide},
-    {"qr", AutocastRule::kWide},
-    {"svd", AutocastRule::kWide},
-    // sums and products of many terms
-    {"sum", AutocastRule::kWide},
-    {"prod", AutocastRule::kWide},
-    {"logcumsumexp", AutocastRule::kWide},
-    {"cumsum", AutocastRule::kWide},
-    {"cumprod", AutocastRule::kWide},
-    {"segment_sum", AutocastRule::kWide},
-    {"segment_prod", AutocastRule::kWide},
-    {"spmm", AutocastRule::kWide},
-    {"spmm_amax", AutocastRule::kWide},
-    {"spmm_amin", AutocastRule::kWide},
-    {"sddmm", AutocastRule::kWide},
-};
 
 // Of values that are not worth keeping (a gathered weight) the cast is not either: it is made again
 // from what they are made from.
@@ -169,31 +113,16 @@ Autocast::Autocast(DType dtype, AutocastOptions o)
 }
 Autocast::~Autocast() = default;
 
-std::span<const AutocastEntry> autocast_table() { return kTable; }
-
-AutocastRule autocast_rule(OpId op) {
-  static const std::vector<AutocastRule> rules = [] {
-    std::vector<AutocastRule> by_op;
-    for (const AutocastEntry& e : kTable) {
-      size_t id = intern_op(e.op);
-      if (by_op.size() <= id) by_op.resize(id + 1, AutocastRule::kAsGiven);
-      by_op[id] = e.rule;
-    }
-    return by_op;
-  }();
-  return op < rules.size() ? rules[op] : AutocastRule::kAsGiven;
-}
-
 Tensors autocast_layer(const PrimRef& prim, Inputs in) {
-  const AutocastRule rule = autocast_on() ? autocast_rule(prim->id()) : AutocastRule::kAsGiven;
-  if (rule == AutocastRule::kLow) {
+  const Precision precision = autocast_on() ? prim->traits().precision : Precision::kAsGiven;
+  if (precision == Precision::kLow) {
     bool precise = false;  // f64 is asked for by name
     for (const Tensor& t : in) precise |= t.dtype() == kF64;
     const DType low = context().autocast;
     if (!precise)
       for (Tensor& t : in)
         if (is_floating(t.dtype()) && t.dtype() != low) t = lowered(t, low);
-  } else if (rule == AutocastRule::kWide) {
+  } else if (precision == Precision::kWide) {
     for (Tensor& t : in)
       if (is_low(t)) t = cast(std::move(t), kF32);
   }

@@ -2,7 +2,9 @@
 // convolutions, attention) compute in its dtype, and ops that lose digits there (softmax, norms,
 // losses, exp, powers, sums) in f32; every other op (batch_norm too) computes in what its operands
 // are, and operands of two dtypes meet in the wider one. Parameters stay f32, and so do their
-// gradients: a cast is an op, with a derivative. The lists are one table, in autocast.cpp.
+// gradients: a cast is an op, with a derivative. Which op is what, it states itself (Precision in
+// core/primitive/traits.h), as PyTorch has it; functions that are made of others (mean, norm, the
+// losses of losses.h) follow from what they are made of, or widen their operands themselves.
 // Invariant: it looks at the forward pass only; backward and updates run on the dtypes that forward
 // chose.
 //
@@ -16,8 +18,6 @@
 // optim::GradScaler. bf16 does not.
 #pragma once
 #include <memory>
-#include <string_view>
-#include <vector>
 
 #include "core/dispatch/dispatch.h"
 
@@ -46,16 +46,6 @@ class Autocast {
   Scoped<DType> dtype_;
   Scoped<CastCache*> casts_;
 };
-
-/// In which precision ops of a name compute.
-enum class AutocastRule : uint8_t { kAsGiven, kLow, kWide };
-AutocastRule autocast_rule(OpId op);
-/// Every op that has a rule, for documentation and tests.
-struct AutocastEntry {
-  std::string_view op;
-  AutocastRule rule;
-};
-std::span<const AutocastEntry> autocast_table();
 
 /// The entry of layer_functions.
 Tensors autocast_layer(const PrimRef& prim, Inputs in);

@@ -19,7 +19,7 @@
 namespace tessera {
 
 /// True for ops that draw random numbers.
-bool draws(const Primitive& prim);
+inline bool draws(const Primitive& prim) { return prim.traits().kind == OpKind::kDraw; }
 
 /// Results of `prim` at `level`, which vectorizes, from operands of the level outside; bit i of
 /// `batched`: operand i has the batch in dim 0.

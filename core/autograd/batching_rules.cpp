@@ -67,13 +67,8 @@ bool any_but_first(std::span<const bool> batched) {
 
 // ---- random draws
 
-enum class Draw : uint8_t { kNone, kFill, kDropout };
-Draw draw_of(OpId op) {
-  static const OpId fills[] = {intern_op("rand"), intern_op("randn"), intern_op("randint")},
-                    dropout = intern_op("dropout");
-  if (op == dropout) return Draw::kDropout;
-  return std::ranges::find(fills, op) != std::end(fills) ? Draw::kFill : Draw::kNone;
-}
+// Draws that fill a new tensor have no operand but the key; dropout has what it drops from before.
+bool fills(const Primitive& prim) { return prim.traits().operands == 1; }
 
 Result filled(const Call& c) {
   if (c.randomness == Randomness::kSame) return {dispatch(c.prim, c.in), false};
@@ -213,12 +208,12 @@ Rule rule_of(OpId op) {
 }  // namespace
 
 std::optional<Result> random_draws(const Call& c) {
-  const Draw draw = draw_of(c.prim->id());
-  if (draw == Draw::kNone) return std::nullopt;
+  if (!draws(*c.prim)) return std::nullopt;
+  const bool fill = fills(*c.prim);
   // Keys, or numbers of samples, that the program deals say themselves what is drawn.
-  const bool dealt = draw == Draw::kFill ? c.batched[0] : any_but_first(c.batched);
+  const bool dealt = fill ? c.batched[0] : any_but_first(c.batched);
   if (dealt) return std::nullopt;
-  if (draw == Draw::kDropout && static_cast<const DropoutAttributes&>(*c.prim).by_sample) {
+  if (!fill && static_cast<const DropoutAttributes&>(*c.prim).by_sample) {
     if (c.batched[0]) return std::nullopt;
     return Result{dispatch(c.prim, c.in), false};
   }
@@ -226,7 +221,7 @@ std::optional<Result> random_draws(const Call& c) {
                 "vmap: {} draws random numbers; say whether samples draw the same or different "
                 "ones: vmap(f, {{.randomness = Randomness::kDifferent}})",
                 c.prim->name());
-  return draw == Draw::kFill ? filled(c) : dropped(c);
+  return fill ? filled(c) : dropped(c);
 }
 
 std::optional<Result> by_rule(const Call& c) {
@@ -264,9 +259,3 @@ Tensor with_batch(const Tensor& t, int64_t size) {
 }
 
 }  // namespace tessera::batching
-
-namespace tessera {
-
-bool draws(const Primitive& prim) { return batching::draw_of(prim.id()) != batching::Draw::kNone; }
-
-}  // namespace tessera

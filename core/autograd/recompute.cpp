@@ -13,9 +13,7 @@
 namespace tessera {
 
 RecomputeOptions keeping_products() {
-  return {[](std::string_view op) {
-    return op == "contract" || op == "attention" || op.starts_with("conv");
-  }};
+  return {[](const Primitive& op) { return op.traits().kind == OpKind::kProduct; }};
 }
 
 namespace recomputation {
@@ -62,7 +60,7 @@ class Region final : public RefCounted {
   bool keeps(const Primitive& prim, Inputs in) const {
     // What was made above the core (collectives) may not run twice.
     const bool above = !in.empty() && prim.own_kernel(in[0].device().kind);
-    return above || (keep_ && keep_(prim.name()));
+    return above || (keep_ && keep_(prim));
   }
   std::vector<Op>& ops() { return ops_; }
   /// The function reads a value: one of those that it has computed so far.
@@ -74,7 +72,7 @@ class Region final : public RefCounted {
   void find_needed(bool all);
   bool run_second(bool all);
 
-  std::function<bool(std::string_view)> keep_;
+  std::function<bool(const Primitive&)> keep_;
   Function f_;
   List in_;
   Context context_;                            // the settings under which it ran

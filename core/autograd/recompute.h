@@ -22,7 +22,6 @@
 #pragma once
 #include <functional>
 #include <optional>
-#include <string_view>
 
 #include "core/autograd/tree.h"
 #include "core/base/function_ref.h"
@@ -31,7 +30,7 @@ namespace tessera {
 
 struct RecomputeOptions {
   /// Ops whose results stay; none given: all are computed again.
-  std::function<bool(std::string_view op)> keep = {};
+  std::function<bool(const Primitive& op)> keep = {};
 };
 /// Keeps results of products, convolutions and attention, which take most of the time, and computes
 /// the rest again.

@@ -8,7 +8,10 @@ namespace {
 
 class Copy final : public Primitive {
  public:
-  Copy() : Primitive(intern_op("copy")) {}
+  static inline const OpInfo kOp{
+      "copy",
+      {.kind = OpKind::kOther, .precision = Precision::kAsGiven, .operands = 1, .plain = true}};
+  Copy() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
   }

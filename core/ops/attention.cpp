@@ -73,8 +73,8 @@ struct Loops {
 // Operands g, q, k, v, out, lse; results dq, dk, dv.
 class FlashGrad final : public AttentionAttributes {
  public:
-  FlashGrad(double scale, bool causal)
-      : AttentionAttributes(intern_op("attention_grad"), scale, causal) {}
+  static inline const OpInfo kOp{"attention_grad", {OpKind::kProduct, Precision::kAsGiven, 6}};
+  FlashGrad(double scale, bool causal) : AttentionAttributes(kOp, scale, causal) {}
   Metas infer(MetaSpan in) const override {
     Metas out;
     for (int i = 1; i <= 3; ++i)
@@ -117,7 +117,8 @@ class FlashGrad final : public AttentionAttributes {
 // Operands q, k, v; results out and lse [B, H, T], the log of each row's sum of exponentials.
 class Flash final : public AttentionAttributes {
  public:
-  Flash(double scale, bool causal) : AttentionAttributes(intern_op("attention"), scale, causal) {}
+  static inline const OpInfo kOp{"attention", {OpKind::kProduct, Precision::kLow, 3}};
+  Flash(double scale, bool causal) : AttentionAttributes(kOp, scale, causal) {}
   Metas infer(MetaSpan in) const override {
     const Shape &q = in[0]->shape, &v = in[2]->shape;
     return {

@@ -9,31 +9,33 @@
 namespace tessera {
 
 struct CatAttributes : Primitive {
-  CatAttributes(OpId id, int dim) : Primitive(id), dim(dim) {}
+  CatAttributes(const OpInfo& op, int dim) : Primitive(op), dim(dim) {}
   const int dim;
 };
 
 struct UnsliceAttributes : Primitive {
-  UnsliceAttributes(OpId id, int dim, int64_t begin, int64_t step, int64_t extent)
-      : Primitive(id), dim(dim), begin(begin), step(step), extent(extent) {}
+  UnsliceAttributes(const OpInfo& op, int dim, int64_t begin, int64_t step, int64_t extent)
+      : Primitive(op), dim(dim), begin(begin), step(step), extent(extent) {}
   const int dim;
   const int64_t begin, step, extent;
 };
 
 enum class ReduceKind : uint8_t { kSum, kProd, kMax, kMin, kAny, kAll };
+/// The name of its op: "amax".
+std::string_view name_of(ReduceKind kind);
 
 /// Reduces the dims whose bit is set in `mask`.
 struct ReduceAttributes : Primitive {
-  ReduceAttributes(OpId id, ReduceKind kind, uint32_t mask, bool keepdim)
-      : Primitive(id), kind(kind), mask(mask), keepdim(keepdim) {}
+  ReduceAttributes(const OpInfo& op, ReduceKind kind, uint32_t mask, bool keepdim)
+      : Primitive(op), kind(kind), mask(mask), keepdim(keepdim) {}
   const ReduceKind kind;
   const uint32_t mask;
   const bool keepdim;
 };
 
 struct FullAttributes : Primitive {
-  FullAttributes(OpId id, const Shape& shape, Scalar value, DType dtype, Device device)
-      : Primitive(id), shape(shape), value(value), dtype(dtype), device(device) {}
+  FullAttributes(const OpInfo& op, const Shape& shape, Scalar value, DType dtype, Device device)
+      : Primitive(op), shape(shape), value(value), dtype(dtype), device(device) {}
   const Shape shape;
   const Scalar value;
   const DType dtype;
@@ -41,8 +43,9 @@ struct FullAttributes : Primitive {
 };
 
 struct ArangeAttributes : Primitive {
-  ArangeAttributes(OpId id, int64_t count, Scalar begin, Scalar step, DType dtype, Device device)
-      : Primitive(id), count(count), begin(begin), step(step), dtype(dtype), device(device) {}
+  ArangeAttributes(const OpInfo& op, int64_t count, Scalar begin, Scalar step, DType dtype,
+                   Device device)
+      : Primitive(op), count(count), begin(begin), step(step), dtype(dtype), device(device) {}
   const int64_t count;
   const Scalar begin, step;  // in integers where both are: exact beyond 2^53
   const DType dtype;
@@ -54,8 +57,9 @@ struct ArangeAttributes : Primitive {
 /// of `a`, are one loop, cut into leaves_of(extent) equal leaves; a leaf is one chain of fused
 /// multiply-adds for each element of the result, and leaves meet in a balanced tree.
 struct ContractAttributes : Primitive {
-  ContractAttributes(OpId id, std::string a, std::string b, std::string out, int64_t leaves = 0)
-      : Primitive(id), a(std::move(a)), b(std::move(b)), out(std::move(out)), leaves(leaves) {}
+  ContractAttributes(const OpInfo& op, std::string a, std::string b, std::string out,
+                     int64_t leaves = 0)
+      : Primitive(op), a(std::move(a)), b(std::move(b)), out(std::move(out)), leaves(leaves) {}
   /// The largest power of two up to `leaves` that divides `extent` (at least 1).
   int64_t leaves_of(int64_t extent) const {
     int64_t n = 1;
@@ -67,31 +71,31 @@ struct ContractAttributes : Primitive {
 };
 
 struct CrossEntropyAttributes : Primitive {
-  CrossEntropyAttributes(OpId id, int64_t ignore_index, bool mean, bool with_grad)
-      : Primitive(id), ignore_index(ignore_index), mean(mean), with_grad(with_grad) {}
+  CrossEntropyAttributes(const OpInfo& op, int64_t ignore_index, bool mean, bool with_grad)
+      : Primitive(op), ignore_index(ignore_index), mean(mean), with_grad(with_grad) {}
   const int64_t ignore_index;
   const bool mean, with_grad;
 };
 
 /// Operands x, then weight and bias where the op has them; `centred` false is rms-norm.
 struct NormAttributes : Primitive {
-  NormAttributes(OpId id, double eps, bool centred, bool has_weight, bool has_bias)
-      : Primitive(id), eps(eps), centred(centred), has_weight(has_weight), has_bias(has_bias) {}
+  NormAttributes(const OpInfo& op, double eps, bool centred, bool has_weight, bool has_bias)
+      : Primitive(op), eps(eps), centred(centred), has_weight(has_weight), has_bias(has_bias) {}
   const double eps;
   const bool centred, has_weight, has_bias;
 };
 
 struct EmbeddingAttributes : Primitive {
-  EmbeddingAttributes(OpId id, int64_t rows, int64_t padding_idx, Range part = {})
-      : Primitive(id), rows(rows), padding_idx(padding_idx), part(part) {}
+  EmbeddingAttributes(const OpInfo& op, int64_t rows, int64_t padding_idx, Range part = {})
+      : Primitive(op), rows(rows), padding_idx(padding_idx), part(part) {}
   const int64_t rows;         // of the table
   const int64_t padding_idx;  // -1: none
   const Range part;  // of a table split by rows: ids outside give zeros; extent 0: not split
 };
 
 struct AttentionAttributes : Primitive {
-  AttentionAttributes(OpId id, double scale, bool causal)
-      : Primitive(id), scale(scale), causal(causal) {}
+  AttentionAttributes(const OpInfo& op, double scale, bool causal)
+      : Primitive(op), scale(scale), causal(causal) {}
   const double scale;
   const bool causal;
 };
@@ -101,9 +105,9 @@ enum class RandomKind : uint8_t { kUniform, kNormal, kInteger };
 /// Element (i, j, ..) of the result is element (begin + i, ..) of a global tensor of extents
 /// `global`.
 struct RandomAttributes : Primitive {
-  RandomAttributes(OpId id, RandomKind kind, const Shape& shape, const Dims& begin,
+  RandomAttributes(const OpInfo& op, RandomKind kind, const Shape& shape, const Dims& begin,
                    const Shape& global, int64_t low, int64_t high, DType dtype, Device device)
-      : Primitive(id),
+      : Primitive(op),
         kind(kind),
         shape(shape),
         begin(begin),
@@ -124,8 +128,9 @@ struct RandomAttributes : Primitive {
 /// Operands x, key and, where `by_sample`, the sample numbers of dim 0. `begin`, `global` as above,
 /// empty: not split.
 struct DropoutAttributes : Primitive {
-  DropoutAttributes(OpId id, double p, bool by_sample, const Dims& begin, const Shape& global)
-      : Primitive(id), p(p), by_sample(by_sample), begin(begin), global(global) {}
+  DropoutAttributes(const OpInfo& op, double p, bool by_sample, const Dims& begin,
+                    const Shape& global)
+      : Primitive(op), p(p), by_sample(by_sample), begin(begin), global(global) {}
   const double p;
   const bool by_sample;
   const Dims begin;
@@ -135,9 +140,9 @@ struct DropoutAttributes : Primitive {
 /// Operands lr, step and scale (0-d f64), then `count` params, grads, m, v; results params, m, v.
 /// `if_finite`: results are what was there before where scale is not finite.
 struct AdamAttributes : Primitive {
-  AdamAttributes(OpId id, int count, double beta1, double beta2, double eps, double weight_decay,
-                 bool decoupled, bool if_finite)
-      : Primitive(id),
+  AdamAttributes(const OpInfo& op, int count, double beta1, double beta2, double eps,
+                 double weight_decay, bool decoupled, bool if_finite)
+      : Primitive(op),
         count(count),
         beta1(beta1),
         beta2(beta2),
@@ -153,9 +158,9 @@ struct AdamAttributes : Primitive {
 /// Operands lr and scale (0-d f64), then `count` params, grads and, with momentum, buffers; results
 /// params, buffers. `if_finite` as above.
 struct SgdAttributes : Primitive {
-  SgdAttributes(OpId id, int count, double momentum, double dampening, double weight_decay,
+  SgdAttributes(const OpInfo& op, int count, double momentum, double dampening, double weight_decay,
                 bool nesterov, bool first, bool if_finite)
-      : Primitive(id),
+      : Primitive(op),
         count(count),
         momentum(momentum),
         dampening(dampening),

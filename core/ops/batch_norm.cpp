@@ -18,8 +18,9 @@ using namespace batch_norm_family;
 
 class BatchNormGrad final : public BatchNormFamily {
  public:
-  BatchNormGrad(double eps, const BatchNormForm& form)
-      : BatchNormFamily(intern_op("batch_norm_grad"), eps, form) {}
+  int64_t operand_count() const override { return 4 + form.weight + form.relu; }
+  static inline const OpInfo kOp{"batch_norm_grad", {OpKind::kOther, Precision::kAsGiven, 4}};
+  BatchNormGrad(double eps, const BatchNormForm& form) : BatchNormFamily(kOp, eps, form) {}
   Metas infer(MetaSpan in) const override {
     const Meta& x = *in[1];
     check_x(x), check_like_x(x, *in[0], "the gradient");
@@ -76,8 +77,9 @@ class BatchNormGrad final : public BatchNormFamily {
 
 class BatchNorm final : public BatchNormFamily {
  public:
-  BatchNorm(double eps, const BatchNormForm& form)
-      : BatchNormFamily(intern_op("batch_norm"), eps, form) {}
+  int64_t operand_count() const override { return 1 + form.weight + form.bias + form.residual; }
+  static inline const OpInfo kOp{"batch_norm", {OpKind::kOther, Precision::kAsGiven, 1}};
+  BatchNorm(double eps, const BatchNormForm& form) : BatchNormFamily(kOp, eps, form) {}
   Metas infer(MetaSpan in) const override {
     const Meta& x = *in[0];
     check_x(x);

@@ -14,8 +14,8 @@ struct BatchNormForm {
 };
 
 struct BatchNormAttributes : Primitive {
-  BatchNormAttributes(OpId id, double eps, const BatchNormForm& form)
-      : Primitive(id), eps(eps), form(form) {}
+  BatchNormAttributes(const OpInfo& op, double eps, const BatchNormForm& form)
+      : Primitive(op), eps(eps), form(form) {}
   const double eps;
   const BatchNormForm form;
 };

@@ -18,8 +18,7 @@ using namespace batch_norm_family;
 template <class Self>
 class Part : public BatchNormFamily {
  public:
-  Part(double eps, const BatchNormForm& form)
-      : BatchNormFamily(intern_op(Self::kName), eps, form) {}
+  Part(double eps, const BatchNormForm& form) : BatchNormFamily(Self::kOp, eps, form) {}
   SaveMask saved() const override { return {255, 0}; }
   bool decomposable() const override { return true; }
   Tensors vjp(const VjpArgs& v) const override { return vjp_by_decomposition(*this, v); }
@@ -42,7 +41,7 @@ class Part : public BatchNormFamily {
 
 class Stats final : public Part<Stats> {
  public:
-  static constexpr std::string_view kName = "batch_norm_stats";
+  static inline const OpInfo kOp{"batch_norm_stats", {OpKind::kOther, Precision::kAsGiven, 1}};
   using Part::Part;
   Metas infer(MetaSpan in) const override {
     check_x(*in[0]);
@@ -65,7 +64,8 @@ class Stats final : public Part<Stats> {
 // Operands: x, mean, var, then weight, bias, residual where present.
 class Apply final : public Part<Apply> {
  public:
-  static constexpr std::string_view kName = "batch_norm_apply";
+  int64_t operand_count() const override { return 3 + form.weight + form.bias + form.residual; }
+  static inline const OpInfo kOp{"batch_norm_apply", {OpKind::kOther, Precision::kAsGiven, 3}};
   using Part::Part;
   Metas infer(MetaSpan in) const override {
     const Meta& x = *in[0];
@@ -96,7 +96,8 @@ class Apply final : public Part<Apply> {
 // Operands: g, x, mean, then y behind a relu.
 class GradStats final : public Part<GradStats> {
  public:
-  static constexpr std::string_view kName = "batch_norm_grad_stats";
+  int64_t operand_count() const override { return 3 + form.relu; }
+  static inline const OpInfo kOp{"batch_norm_grad_stats", {OpKind::kOther, Precision::kAsGiven, 3}};
   using Part::Part;
   Metas infer(MetaSpan in) const override {
     const Meta& x = *in[1];
@@ -123,7 +124,8 @@ class GradStats final : public Part<GradStats> {
 // Results: dx, then the residual's where wanted.
 class GradApply final : public Part<GradApply> {
  public:
-  static constexpr std::string_view kName = "batch_norm_grad_apply";
+  int64_t operand_count() const override { return 6 + form.weight + form.relu; }
+  static inline const OpInfo kOp{"batch_norm_grad_apply", {OpKind::kOther, Precision::kAsGiven, 6}};
   using Part::Part;
   Metas infer(MetaSpan in) const override {
     const Meta& x = *in[1];

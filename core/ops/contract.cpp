@@ -21,9 +21,14 @@ PrimRef parse_contract(const std::string& spec, int64_t leaves);
 
 class Contract final : public ContractAttributes {
  public:
+  double flops(MetaSpan in, std::span<const Meta>) const override {
+    double n = 2;
+    for (const Factor& f : axes(in).factors) n *= double(f.extent);
+    return n;
+  }
+  static inline const OpInfo kOp{"contract", {OpKind::kProduct, Precision::kLow, 2}};
   Contract(std::string a, std::string b, std::string out, int64_t leaves)
-      : ContractAttributes(intern_op("contract"), std::move(a), std::move(b), std::move(out),
-                           leaves),
+      : ContractAttributes(kOp, std::move(a), std::move(b), std::move(out), leaves),
         letters_(this->out) {
     for (char c : this->a + this->b)
       if (letters_.find(c) == npos) letters_ += c;

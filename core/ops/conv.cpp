@@ -90,6 +90,10 @@ class ConvFamily : public ConvAttributes {
     TESSERA_CHECK_AS(ShapeError, g == output(xs, ws), "{}: {} is no output of x {} and weight {}",
                      name(), to_string(g), to_string(xs), to_string(ws));
   }
+  // Every element of the output y is a sum over the weights of its channel.
+  static double flops_of(const Shape& y, const Shape& w) {
+    return 2 * double(numel(y)) * double(numel(w)) / double(std::max<int64_t>(w[0], 1));
+  }
   // What a rank computes: its share of the groups, `output` being the loops of w's dim 0.
   Window local_window(const DimLoops& output, std::span<const Range> loops) const {
     Window w = window;
@@ -118,7 +122,11 @@ class ConvFamily : public ConvAttributes {
 // Operands x [N, C, I..], w [O, C / groups, K..].
 class Conv final : public ConvFamily {
  public:
-  explicit Conv(const Window& window) : ConvFamily(intern_op("conv"), window) {}
+  double flops(MetaSpan in, std::span<const Meta> out) const override {
+    return flops_of(out[0].shape, in[1]->shape);
+  }
+  static inline const OpInfo kOp{"conv", {OpKind::kProduct, Precision::kLow, 2}};
+  explicit Conv(const Window& window) : ConvFamily(kOp, window) {}
   Metas infer(MetaSpan in) const override {
     check_operands(in);
     check_channels(in[0]->shape, in[1]->shape);
@@ -152,8 +160,11 @@ class Conv final : public ConvFamily {
 // Operands g [N, O, ..] (a cotangent of y), w; result [N, C, size..].
 class ConvGradInput final : public ConvFamily {
  public:
-  ConvGradInput(const Window& window, const Dims& size)
-      : ConvFamily(intern_op("conv_grad_input"), window, size) {}
+  double flops(MetaSpan in, std::span<const Meta>) const override {
+    return flops_of(in[0]->shape, in[1]->shape);
+  }
+  static inline const OpInfo kOp{"conv_grad_input", {OpKind::kProduct, Precision::kLow, 2}};
+  ConvGradInput(const Window& window, const Dims& size) : ConvFamily(kOp, window, size) {}
   Metas infer(MetaSpan in) const override {
     check_operands(in);
     Shape xs = x_shape(in);
@@ -194,8 +205,11 @@ class ConvGradInput final : public ConvFamily {
 // Operands g [N, O, ..], x; result [O, size..].
 class ConvGradWeight final : public ConvFamily {
  public:
-  ConvGradWeight(const Window& window, const Dims& size)
-      : ConvFamily(intern_op("conv_grad_weight"), window, size) {}
+  double flops(MetaSpan in, std::span<const Meta> out) const override {
+    return flops_of(in[0]->shape, out[0].shape);
+  }
+  static inline const OpInfo kOp{"conv_grad_weight", {OpKind::kProduct, Precision::kAsGiven, 2}};
+  ConvGradWeight(const Window& window, const Dims& size) : ConvFamily(kOp, window, size) {}
   Metas infer(MetaSpan in) const override {
     check_operands(in);
     Shape ws = w_shape(in);

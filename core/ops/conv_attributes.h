@@ -22,8 +22,8 @@ struct ConvAttributes : Primitive {
       return room < 0 ? 0 : room / stride[i] + 1;
     }
   };
-  ConvAttributes(OpId id, const Window& window, const Dims& size = {})
-      : Primitive(id), window(window), size(size) {}
+  ConvAttributes(const OpInfo& op, const Window& window, const Dims& size = {})
+      : Primitive(op), window(window), size(size) {}
   int spatial() const { return window.stride.size(); }
   int64_t places(int i, int64_t extent, int64_t kernel) const {
     return window.places(i, extent, kernel);

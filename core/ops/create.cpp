@@ -34,8 +34,9 @@ Scalar read_scalar(AttributeReader& a, std::string_view name) {
 
 class Full final : public FullAttributes {
  public:
+  static inline const OpInfo kOp{"full", {OpKind::kFill, Precision::kAsGiven, 0}};
   Full(const Shape& shape, Scalar value, DType dtype, Device device)
-      : FullAttributes(intern_op("full"), shape, value, dtype, device) {}
+      : FullAttributes(kOp, shape, value, dtype, device) {}
   Metas infer(MetaSpan) const override { return {Meta::contiguous(shape, dtype, device)}; }
   AxisMap axes(MetaSpan) const override { return created_axes(shape); }
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
@@ -54,8 +55,9 @@ class Full final : public FullAttributes {
 
 class Arange final : public ArangeAttributes {
  public:
+  static inline const OpInfo kOp{"arange", {OpKind::kFill, Precision::kAsGiven, 0}};
   Arange(int64_t count, Scalar begin, Scalar step, DType dtype, Device device)
-      : ArangeAttributes(intern_op("arange"), count, begin, step, dtype, device) {}
+      : ArangeAttributes(kOp, count, begin, step, dtype, device) {}
   Metas infer(MetaSpan) const override { return {Meta::contiguous({count}, dtype, device)}; }
   AxisMap axes(MetaSpan) const override { return created_axes({count}); }
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {

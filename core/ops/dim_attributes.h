@@ -6,15 +6,15 @@
 namespace tessera {
 
 struct DimAttributes : Primitive {
-  DimAttributes(OpId id, int dim) : Primitive(id), dim(dim) {}
+  DimAttributes(const OpInfo& op, int dim) : Primitive(op), dim(dim) {}
   void attributes(AttributeVisitor& v) const override { v.integer("dim", dim); }
   const int dim;
 };
 
 /// Sorts along `dim` and keeps the first `count`.
 struct SortAttributes : DimAttributes {
-  SortAttributes(OpId id, int dim, int64_t count, bool descending)
-      : DimAttributes(id, dim), count(count), descending(descending) {}
+  SortAttributes(const OpInfo& op, int dim, int64_t count, bool descending)
+      : DimAttributes(op, dim), count(count), descending(descending) {}
   void attributes(AttributeVisitor& v) const override {
     v.integer("dim", dim), v.integer("count", count), v.integer("descending", descending);
   }
@@ -24,7 +24,8 @@ struct SortAttributes : DimAttributes {
 
 /// Runs along `dim`, from its end when `reverse`.
 struct ScanAttributes : DimAttributes {
-  ScanAttributes(OpId id, int dim, bool reverse) : DimAttributes(id, dim), reverse(reverse) {}
+  ScanAttributes(const OpInfo& op, int dim, bool reverse)
+      : DimAttributes(op, dim), reverse(reverse) {}
   void attributes(AttributeVisitor& v) const override {
     v.integer("dim", dim), v.integer("reverse", reverse);
   }
@@ -32,13 +33,13 @@ struct ScanAttributes : DimAttributes {
 };
 
 struct SearchAttributes : Primitive {
-  SearchAttributes(OpId id, bool right) : Primitive(id), right(right) {}
+  SearchAttributes(const OpInfo& op, bool right) : Primitive(op), right(right) {}
   void attributes(AttributeVisitor& v) const override { v.integer("right", right); }
   const bool right;
 };
 
 struct WrapIndexAttributes : Primitive {
-  WrapIndexAttributes(OpId id, int64_t extent) : Primitive(id), extent(extent) {}
+  WrapIndexAttributes(const OpInfo& op, int64_t extent) : Primitive(op), extent(extent) {}
   void attributes(AttributeVisitor& v) const override { v.integer("extent", extent); }
   const int64_t extent;
 };

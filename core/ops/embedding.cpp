@@ -17,8 +17,9 @@ Range read_part(AttributeReader& a) {
 // Operands g [.., D], ids [..]; result [rows, D].
 class EmbeddingGrad final : public EmbeddingAttributes {
  public:
+  static inline const OpInfo kOp{"embedding_grad", {OpKind::kOther, Precision::kAsGiven, 2}};
   EmbeddingGrad(int64_t rows, int64_t padding_idx, Range part = {})
-      : EmbeddingAttributes(intern_op("embedding_grad"), rows, padding_idx, part) {}
+      : EmbeddingAttributes(kOp, rows, padding_idx, part) {}
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous({rows, in[0]->shape.back()}, in[0]->dtype, in[0]->device)};
   }
@@ -52,8 +53,9 @@ class EmbeddingGrad final : public EmbeddingAttributes {
 // Operands ids [..], table [rows, D]; result [.., D].
 class Embedding final : public EmbeddingAttributes {
  public:
+  static inline const OpInfo kOp{"embedding", {OpKind::kOther, Precision::kAsGiven, 2}};
   Embedding(int64_t rows, int64_t padding_idx, Range part = {})
-      : EmbeddingAttributes(intern_op("embedding"), rows, padding_idx, part) {}
+      : EmbeddingAttributes(kOp, rows, padding_idx, part) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK_AS(ShapeError,
                      in[1]->shape.size() == 2 && (in[0]->dtype == kI64 || in[0]->dtype == kI32),

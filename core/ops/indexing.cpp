@@ -21,7 +21,7 @@
 namespace tessera {
 namespace {
 
-void check_fit(const char* op, MetaSpan in, int dim) {
+void check_fit(std::string_view op, MetaSpan in, int dim) {
   bool fits = dim < in[0]->shape.size() && in[1]->dtype == kI64;
   for (const Meta* m : in) fits = fits && m->shape.size() == in[0]->shape.size();
   for (int d = 0; d < in[0]->shape.size() && fits; ++d)
@@ -54,7 +54,8 @@ AxisMap index_axes(MetaSpan in, int dim, Factor::Kind of_index, bool out_is_inde
 
 class Gather final : public DimAttributes {
  public:
-  explicit Gather(int dim) : DimAttributes(intern_op("gather"), dim) {}
+  static inline const OpInfo kOp{"gather", {OpKind::kOther, Precision::kAsGiven, 2}};
+  explicit Gather(int dim) : DimAttributes(kOp, dim) {}
   PrimRef with_attributes(AttributeReader& a) const override {
     return PrimRef(new Gather(a.dim("dim")));
   }
@@ -75,7 +76,8 @@ class Gather final : public DimAttributes {
 
 class ScatterSum final : public DimAttributes {
  public:
-  explicit ScatterSum(int dim) : DimAttributes(intern_op("scatter_sum"), dim) {}
+  static inline const OpInfo kOp{"scatter_sum", {OpKind::kOther, Precision::kAsGiven, 3}};
+  explicit ScatterSum(int dim) : DimAttributes(kOp, dim) {}
   PrimRef with_attributes(AttributeReader& a) const override {
     return PrimRef(new ScatterSum(a.dim("dim")));
   }
@@ -97,7 +99,8 @@ class ScatterSum final : public DimAttributes {
 
 class Scatter final : public DimAttributes {
  public:
-  explicit Scatter(int dim) : DimAttributes(intern_op("scatter"), dim) {}
+  static inline const OpInfo kOp{"scatter", {OpKind::kOther, Precision::kAsGiven, 3}};
+  explicit Scatter(int dim) : DimAttributes(kOp, dim) {}
   PrimRef with_attributes(AttributeReader& a) const override {
     return PrimRef(new Scatter(a.dim("dim")));
   }
@@ -116,18 +119,18 @@ class Scatter final : public DimAttributes {
 // The product, maximum or minimum of x and of the sources that meet at each place.
 class ScatterCombine final : public DimAttributes {
  public:
-  ScatterCombine(ScatterReduce how, int dim)
-      : DimAttributes(intern_op(op_of(how)), dim), how_(how) {}
+  ScatterCombine(ScatterReduce how, int dim) : DimAttributes(op_of(how), dim), how_(how) {}
   PrimRef with_attributes(AttributeReader& a) const override {
     return PrimRef(new ScatterCombine(how_, a.dim("dim")));
   }
-  static const char* op_of(ScatterReduce how) {
-    return how == ScatterReduce::kProd   ? "scatter_prod"
-           : how == ScatterReduce::kAmax ? "scatter_amax"
-                                         : "scatter_amin";
+  static const OpInfo& op_of(ScatterReduce how) {
+    static const OpInfo prod{"scatter_prod", {OpKind::kOther, Precision::kAsGiven, 3}},
+        amax{"scatter_amax", {OpKind::kOther, Precision::kAsGiven, 3}},
+        amin{"scatter_amin", {OpKind::kOther, Precision::kAsGiven, 3}};
+    return how == ScatterReduce::kProd ? prod : how == ScatterReduce::kAmax ? amax : amin;
   }
   Metas infer(MetaSpan in) const override {
-    check_fit(op_of(how_), in, dim);
+    check_fit(name(), in, dim);
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
   }
   AxisMap axes(MetaSpan in) const override { return index_axes(in, dim, Factor::kWhole, true); }
@@ -184,7 +187,8 @@ Scalar identity_of(ScatterReduce how, DType t) {
 
 class WrapIndex final : public WrapIndexAttributes {
  public:
-  explicit WrapIndex(int64_t extent) : WrapIndexAttributes(intern_op("wrap_index"), extent) {}
+  static inline const OpInfo kOp{"wrap_index", {OpKind::kOther, Precision::kAsGiven, 1}};
+  explicit WrapIndex(int64_t extent) : WrapIndexAttributes(kOp, extent) {}
   PrimRef with_attributes(AttributeReader& a) const override {
     return PrimRef(new WrapIndex(a.count("extent")));
   }
@@ -460,7 +464,7 @@ void register_indexing_ops(OpRegistry& registry) {
         {PrimRef(new Scatter(1)), {x(), at, sample_values({3, 4, 2}, -1, 1, 3)}}};
   });
   for (auto how : {ScatterReduce::kProd, ScatterReduce::kAmax, ScatterReduce::kAmin})
-    registry.add(ScatterCombine::op_of(how), [=] {
+    registry.add(ScatterCombine::op_of(how).name, [=] {
       auto combine = [&](int dim) { return PrimRef(new ScatterCombine(how, dim)); };
       return std::vector<Sample>{{combine(1), {x(), i(), sample_values({3, 4, 2}, -1, 1, 3)}},
                                  {combine(0),

@@ -22,7 +22,9 @@ AxisMap moving_axes(MetaSpan in, std::span<const Meta> out, int dim) {
 
 class Cat final : public CatAttributes {
  public:
-  explicit Cat(int dim) : CatAttributes(intern_op("cat"), dim) {}
+  int64_t operand_count() const override { return kAnyNumber; }
+  static inline const OpInfo kOp{"cat", {OpKind::kOther, Precision::kAsGiven, 1}};
+  explicit Cat(int dim) : CatAttributes(kOp, dim) {}
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
     for (size_t i = 1; i < in.size(); ++i) {
@@ -53,8 +55,9 @@ class Cat final : public CatAttributes {
 
 class Split final : public Primitive {
  public:
+  static inline const OpInfo kOp{"split", {OpKind::kView, Precision::kAsGiven, 1}};
   Split(int dim, std::vector<int64_t> sizes)
-      : Primitive(intern_op("split")), dim_(dim), sizes_(std::move(sizes)) {}
+      : Primitive(kOp), dim_(dim), sizes_(std::move(sizes)) {}
   Metas infer(MetaSpan in) const override {
     Metas out;
     int64_t total = 0;
@@ -72,7 +75,6 @@ class Split final : public Primitive {
     return out;
   }
   AxisMap axes(MetaSpan in) const override { return moving_axes(in, infer(in), dim_); }
-  bool is_view() const override { return true; }
   Tensors view(std::span<const Tensor> operands) const override {
     const Tensor& in = operands[0];
     Tensors out;
@@ -113,7 +115,8 @@ class Split final : public Primitive {
 // each part and add them up.
 class Unbind final : public Primitive {
  public:
-  explicit Unbind(int dim) : Primitive(intern_op("unbind")), dim_(dim) {}
+  static inline const OpInfo kOp{"unbind", {OpKind::kView, Precision::kAsGiven, 1}};
+  explicit Unbind(int dim) : Primitive(kOp), dim_(dim) {}
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
     TESSERA_CHECK_AS(ShapeError, dim_ < s.size(), "unbind: dim {} of {}", dim_, describe(in));
@@ -134,7 +137,6 @@ class Unbind final : public Primitive {
     for (int64_t i = 0; i < s[dim_]; ++i) m.out.push_back(part);
     return m;
   }
-  bool is_view() const override { return true; }
   Tensors view(std::span<const Tensor> in) const override {
     Tensors out;
     for (int64_t i = 0; i < in[0].shape()[dim_]; ++i) {
@@ -167,8 +169,9 @@ class Unbind final : public Primitive {
 
 class Unslice final : public UnsliceAttributes {
  public:
+  static inline const OpInfo kOp{"unslice", {OpKind::kOther, Precision::kAsGiven, 1}};
   Unslice(int dim, int64_t begin, int64_t step, int64_t extent)
-      : UnsliceAttributes(intern_op("unslice"), dim, begin, step, extent) {}
+      : UnsliceAttributes(kOp, dim, begin, step, extent) {}
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
     TESSERA_CHECK_AS(ShapeError, dim < s.size() && steps_fit(begin, s[dim], step, extent),

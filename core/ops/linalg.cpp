@@ -71,7 +71,8 @@ class BatchLoops {
 
 class Cholesky final : public Primitive {
  public:
-  Cholesky() : Primitive(intern_op("cholesky")) {}
+  static inline const OpInfo kOp{"cholesky", {OpKind::kOther, Precision::kWide, 1}};
+  Cholesky() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override {
     check_matrix("cholesky", *in[0], true);
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
@@ -97,8 +98,9 @@ class Cholesky final : public Primitive {
 
 class SolveTriangular final : public SolveTriangularAttributes {
  public:
+  static inline const OpInfo kOp{"solve_triangular", {OpKind::kOther, Precision::kWide, 2}};
   SolveTriangular(bool upper, bool left, bool unitriangular)
-      : SolveTriangularAttributes(intern_op("solve_triangular"), upper, left, unitriangular) {}
+      : SolveTriangularAttributes(kOp, upper, left, unitriangular) {}
   Metas infer(MetaSpan in) const override {
     const Meta &a = *in[0], &b = *in[1];
     check_matrix("solve_triangular", a, true);
@@ -144,7 +146,8 @@ class SolveTriangular final : public SolveTriangularAttributes {
 
 class QrOp final : public Primitive {
  public:
-  QrOp() : Primitive(intern_op("qr")) {}
+  static inline const OpInfo kOp{"qr", {OpKind::kOther, Precision::kWide, 1}};
+  QrOp() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override {
     check_matrix("qr", *in[0], false);
     const Shape& s = in[0]->shape;
@@ -202,7 +205,8 @@ class QrOp final : public Primitive {
 
 class SvdOp final : public Primitive {
  public:
-  SvdOp() : Primitive(intern_op("svd")) {}
+  static inline const OpInfo kOp{"svd", {OpKind::kOther, Precision::kWide, 1}};
+  SvdOp() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override {
     check_matrix("svd", *in[0], false);
     const Shape& s = in[0]->shape;

@@ -9,9 +9,6 @@
 namespace tessera {
 namespace {
 
-const char* norm_name(bool centred) { return centred ? "layer_norm" : "rms_norm"; }
-const char* grad_name(bool centred) { return centred ? "layer_norm_grad" : "rms_norm_grad"; }
-
 Shape rows_of(const Shape& s) {
   Shape r = s;
   r[r.size() - 1] = 1;
@@ -32,8 +29,11 @@ OperandLoops loops_like(Like like, const Shape& x) {
 // Operands: g, x, mean, rstd, then weight where present. Results: dx, then dw and db where wanted.
 class NormGrad final : public NormAttributes {
  public:
+  static inline const OpInfo kLayer{"layer_norm_grad", {OpKind::kOther, Precision::kAsGiven, 4}},
+      kRms{"rms_norm_grad", {OpKind::kOther, Precision::kAsGiven, 4}};
+  int64_t operand_count() const override { return 4 + has_weight; }
   NormGrad(double eps, bool centred, bool has_weight, bool has_bias)
-      : NormAttributes(intern_op(grad_name(centred)), eps, centred, has_weight, has_bias) {}
+      : NormAttributes(centred ? kLayer : kRms, eps, centred, has_weight, has_bias) {}
   Metas infer(MetaSpan in) const override {
     const Shape& x = in[1]->shape;
     Metas out{Meta::contiguous(x, in[1]->dtype, in[1]->device)};
@@ -88,8 +88,11 @@ class NormGrad final : public NormAttributes {
 // Operands: x, then weight, bias where present. Results: y, mean (layer-norm only), rstd.
 class Norm final : public NormAttributes {
  public:
+  static inline const OpInfo kLayer{"layer_norm", {OpKind::kOther, Precision::kWide, 1}},
+      kRms{"rms_norm", {OpKind::kOther, Precision::kWide, 1}};
+  int64_t operand_count() const override { return 1 + has_weight + has_bias; }
   Norm(double eps, bool centred, bool has_weight, bool has_bias)
-      : NormAttributes(intern_op(norm_name(centred)), eps, centred, has_weight, has_bias) {}
+      : NormAttributes(centred ? kLayer : kRms, eps, centred, has_weight, has_bias) {}
   Metas infer(MetaSpan in) const override {
     const Shape& x = in[0]->shape;
     TESSERA_CHECK_AS(ShapeError, x.size() > 0 && is_floating(in[0]->dtype),
@@ -160,7 +163,7 @@ Tensor rms_norm(const Tensor& x, const Tensor& weight, double eps) {
 
 void register_norm_ops(OpRegistry& registry) {
   for (bool centred : {true, false}) {
-    registry.add(norm_name(centred), [centred] {
+    registry.add((centred ? Norm::kLayer : Norm::kRms).name, [centred] {
       Tensor x = sample_values({2, 3, 5}, -2, 2, 1), w = sample_values({5}, 0.5, 2, 2),
              b = sample_values({5}, -1, 1, 3);
       std::vector<Sample> s{{PrimRef(new Norm(1e-5, centred, true, false)), {x, w}},
@@ -168,7 +171,7 @@ void register_norm_ops(OpRegistry& registry) {
       if (centred) s.push_back({PrimRef(new Norm(1e-5, centred, true, true)), {x, w, b}});
       return s;
     });
-    registry.add(grad_name(centred), [centred] {
+    registry.add((centred ? NormGrad::kLayer : NormGrad::kRms).name, [centred] {
       Tensor x = sample_values({3, 5}, -2, 2, 1), w = sample_values({5}, 0.5, 2, 2),
              g = sample_values({3, 5}, -1, 1, 3);
       Tensors out = dispatch(PrimRef(new Norm(1e-5, centred, false, false)), operands(Tensor(x)));

@@ -1,9 +1,8 @@
-// The rows of the pointwise ops: what vjp reads, how the derivative is formed, how promotion works,
-// where to sample. Broadcasting is handled once, in Pointwise: a row's derivative is written as if
-// all operands had the result's shape.
+// The rows of the pointwise ops: their traits, what vjp reads, how the derivative is formed, how
+// promotion works, where to sample. Broadcasting is handled once, in Pointwise: a row's derivative
+// is written as if all operands had the result's shape.
 #include "core/ops/pointwise.h"
 
-#include <algorithm>
 #include <cmath>
 #include <unordered_map>
 
@@ -29,8 +28,7 @@ struct Domain {
 };
 
 struct Row {
-  const char* name;
-  int arity;
+  OpInfo op;
   Kind kind;
   SaveMask saved = {};
   Vjp vjp = nullptr;  // null: not differentiable
@@ -76,116 +74,128 @@ Tensor gelu_tanh_second(const Tensor& x) {
   return s * u1 + x * s * (u2 * 0.5 - t * square(u1));
 }
 
+// Traits of ops of one, two and three operands: how autocast computes them, their cost, and what
+// else holds.
+using enum Precision;
+constexpr OpTraits pointwise(int operands, Precision precision, int cost, OpTraits traits) {
+  traits.kind = OpKind::kPointwise, traits.precision = precision;
+  traits.operands = operands, traits.cost = cost;
+  return traits;
+}
+constexpr OpTraits one(Precision p, int cost, OpTraits t = {}) { return pointwise(1, p, cost, t); }
+constexpr OpTraits two(Precision p, int cost, OpTraits t = {}) { return pointwise(2, p, cost, t); }
+constexpr OpTraits three(Precision p, int cost) { return pointwise(3, p, cost, {}); }
+
 // One op a line.
 // clang-format off
 const Row kRows[] = {
-    {"exp", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * out(v)}; }},
-    {"exp2", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * out(v) * kLn2}; }},
-    {"expm1", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * (out(v) + 1.0)}; }},
-    {"log", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / x(v)}; }, {0.3, 3}},
-    {"log2", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (x(v) * kLn2)}; }, {0.3, 3}},
-    {"log10", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (x(v) * kLn10)}; }, {0.3, 3}},
-    {"log1p", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (x(v) + 1.0)}; }, {-0.5, 3}},
-    {"sin", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * cos(x(v))}; }},
-    {"cos", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {-(g(v) * sin(x(v)))}; }},
-    {"tan", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * (square(out(v)) + 1.0)}; }, {-1, 1}},
-    {"asin", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * rsqrt(1.0 - square(x(v)))}; }, {-0.8, 0.8}},
-    {"acos", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {-(g(v) * rsqrt(1.0 - square(x(v))))}; }, {-0.8, 0.8}},
-    {"atan", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (square(x(v)) + 1.0)}; }},
-    {"sinh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * cosh(x(v))}; }},
-    {"cosh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * sinh(x(v))}; }},
-    {"tanh", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {call(primitive("tanh_grad"), g(v), out(v))}; }},
-    {"asinh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * rsqrt(square(x(v)) + 1.0)}; }},
-    {"acosh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * rsqrt(square(x(v)) - 1.0)}; }, {1.3, 3}},
-    {"atanh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (1.0 - square(x(v)))}; }, {-0.8, 0.8}},
-    {"erf", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * exp(-square(x(v))) * kTwoOverSqrtPi}; }},
-    {"erfc", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * exp(-square(x(v))) * -kTwoOverSqrtPi}; }},
-    {"erfinv", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * exp(square(out(v))) * (1 / kTwoOverSqrtPi)}; }, {-0.8, 0.8}},
-    {"lgamma", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * digamma(x(v))}; }, {0.3, 3}},
-    {"digamma", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * trigamma(x(v))}; }, {0.3, 3}},
-    {"trigamma", 1, Kind::kFloat, kNone, refuse, {0.3, 3}},
-    {"sqrt", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) / (out(v) * 2.0)}; }, {0.3, 3}},
-    {"rsqrt", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * out(v) * square(out(v)) * -0.5}; }, {0.3, 3}},
-    {"reciprocal", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {-(g(v) * square(out(v)))}; }, {0.3, 3}},
-    {"sigmoid", 1, Kind::kFloat, kOut, [](V v) -> Tensors { return {call(primitive("sigmoid_grad"), g(v), out(v))}; }},
-    {"logsigmoid", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * sigmoid(-x(v))}; }},
-    {"softplus", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * sigmoid(x(v))}; }},
-    {"silu", 1, Kind::kFloat, kX, [](V v) -> Tensors { Tensor s = sigmoid(x(v)); return {g(v) * (s * (x(v) * (1.0 - s) + 1.0))}; }},
-    {"mish", 1, Kind::kFloat, kX, [](V v) -> Tensors { Tensor t = tanh(softplus(x(v))); return {g(v) * (t + x(v) * sigmoid(x(v)) * (1.0 - square(t)))}; }},
-    {"gelu", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {call(primitive("gelu_grad"), g(v), x(v))}; }},
-    {"gelu_tanh", 1, Kind::kFloat, kX, [](V v) -> Tensors { return {call(primitive("gelu_tanh_grad"), g(v), x(v))}; }},
+    {{"exp", one(kWide, 12)}, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * out(v)}; }},
+    {{"exp2", one(kWide, 12)}, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * out(v) * kLn2}; }},
+    {{"expm1", one(kWide, 12)}, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * (out(v) + 1.0)}; }},
+    {{"log", one(kWide, 12, {.keeps_nan = true})}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / x(v)}; }, {0.3, 3}},
+    {{"log2", one(kWide, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (x(v) * kLn2)}; }, {0.3, 3}},
+    {{"log10", one(kWide, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (x(v) * kLn10)}; }, {0.3, 3}},
+    {{"log1p", one(kWide, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (x(v) + 1.0)}; }, {-0.5, 3}},
+    {{"sin", one(kAsGiven, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * cos(x(v))}; }},
+    {{"cos", one(kAsGiven, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {-(g(v) * sin(x(v)))}; }},
+    {{"tan", one(kWide, 12)}, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * (square(out(v)) + 1.0)}; }, {-1, 1}},
+    {{"asin", one(kWide, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * rsqrt(1.0 - square(x(v)))}; }, {-0.8, 0.8}},
+    {{"acos", one(kWide, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {-(g(v) * rsqrt(1.0 - square(x(v))))}; }, {-0.8, 0.8}},
+    {{"atan", one(kAsGiven, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (square(x(v)) + 1.0)}; }},
+    {{"sinh", one(kWide, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * cosh(x(v))}; }},
+    {{"cosh", one(kWide, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * sinh(x(v))}; }},
+    {{"tanh", one(kAsGiven, 12)}, Kind::kFloat, kOut, [](V v) -> Tensors { return {call(primitive("tanh_grad"), g(v), out(v))}; }},
+    {{"asinh", one(kAsGiven, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * rsqrt(square(x(v)) + 1.0)}; }},
+    {{"acosh", one(kAsGiven, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * rsqrt(square(x(v)) - 1.0)}; }, {1.3, 3}},
+    {{"atanh", one(kAsGiven, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) / (1.0 - square(x(v)))}; }, {-0.8, 0.8}},
+    {{"erf", one(kAsGiven, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * exp(-square(x(v))) * kTwoOverSqrtPi}; }},
+    {{"erfc", one(kAsGiven, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * exp(-square(x(v))) * -kTwoOverSqrtPi}; }},
+    {{"erfinv", one(kWide, 12)}, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * exp(square(out(v))) * (1 / kTwoOverSqrtPi)}; }, {-0.8, 0.8}},
+    {{"lgamma", one(kWide, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * digamma(x(v))}; }, {0.3, 3}},
+    {{"digamma", one(kWide, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * trigamma(x(v))}; }, {0.3, 3}},
+    {{"trigamma", one(kWide, 12)}, Kind::kFloat, kNone, refuse, {0.3, 3}},
+    {{"sqrt", one(kAsGiven, 4)}, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) / (out(v) * 2.0)}; }, {0.3, 3}},
+    {{"rsqrt", one(kWide, 12)}, Kind::kFloat, kOut, [](V v) -> Tensors { return {g(v) * out(v) * square(out(v)) * -0.5}; }, {0.3, 3}},
+    {{"reciprocal", one(kWide, 4)}, Kind::kFloat, kOut, [](V v) -> Tensors { return {-(g(v) * square(out(v)))}; }, {0.3, 3}},
+    {{"sigmoid", one(kAsGiven, 12)}, Kind::kFloat, kOut, [](V v) -> Tensors { return {call(primitive("sigmoid_grad"), g(v), out(v))}; }},
+    {{"logsigmoid", one(kWide, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * sigmoid(-x(v))}; }},
+    {{"softplus", one(kWide, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {g(v) * sigmoid(x(v))}; }},
+    {{"silu", one(kAsGiven, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { Tensor s = sigmoid(x(v)); return {g(v) * (s * (x(v) * (1.0 - s) + 1.0))}; }},
+    {{"mish", one(kAsGiven, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { Tensor t = tanh(softplus(x(v))); return {g(v) * (t + x(v) * sigmoid(x(v)) * (1.0 - square(t)))}; }},
+    {{"gelu", one(kAsGiven, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {call(primitive("gelu_grad"), g(v), x(v))}; }},
+    {{"gelu_tanh", one(kAsGiven, 12)}, Kind::kFloat, kX, [](V v) -> Tensors { return {call(primitive("gelu_tanh_grad"), g(v), x(v))}; }},
 
-    {"neg", 1, Kind::kAny, kNone, [](V v) -> Tensors { return {-g(v)}; }, {}, 0, true},
-    {"abs", 1, Kind::kAny, kX, [](V v) -> Tensors { return {g(v) * sign(x(v))}; }, {0.3, 2}},
-    {"sign", 1, Kind::kAny, kNone, zero, {0.3, 2}},
-    {"square", 1, Kind::kAny, kX, [](V v) -> Tensors { return {g(v) * x(v) * 2.0}; }},
-    {"relu", 1, Kind::kAny, kOut, [](V v) -> Tensors { return {call(primitive("relu_grad"), g(v), out(v))}; }, {0.3, 2}},
-    {"floor", 1, Kind::kAny, kNone, zero, {0.1, 0.9}},
-    {"ceil", 1, Kind::kAny, kNone, zero, {0.1, 0.9}},
-    {"trunc", 1, Kind::kAny, kNone, zero, {0.1, 0.9}},
-    {"round", 1, Kind::kAny, kNone, zero, {0.1, 0.4}},
-    {"isnan", 1, Kind::kBool}, {"isinf", 1, Kind::kBool}, {"isfinite", 1, Kind::kBool}, {"logical_not", 1, Kind::kBool},
-    {"bitwise_not", 1, Kind::kBits},
+    {{"neg", one(kAsGiven, 1, {.refuses_bool = true, .keeps_nan = true, .plain = true})}, Kind::kAny, kNone, [](V v) -> Tensors { return {-g(v)}; }, {}, 0, true},
+    {{"abs", one(kAsGiven, 1, {.refuses_bool = true})}, Kind::kAny, kX, [](V v) -> Tensors { return {g(v) * sign(x(v))}; }, {0.3, 2}},
+    {{"sign", one(kAsGiven, 1)}, Kind::kAny, kNone, zero, {0.3, 2}},
+    {{"square", one(kAsGiven, 1, {.plain = true})}, Kind::kAny, kX, [](V v) -> Tensors { return {g(v) * x(v) * 2.0}; }},
+    {{"relu", one(kAsGiven, 1)}, Kind::kAny, kOut, [](V v) -> Tensors { return {call(primitive("relu_grad"), g(v), out(v))}; }, {0.3, 2}},
+    {{"floor", one(kAsGiven, 12, {.refuses_bool = true})}, Kind::kAny, kNone, zero, {0.1, 0.9}},
+    {{"ceil", one(kAsGiven, 12, {.refuses_bool = true})}, Kind::kAny, kNone, zero, {0.1, 0.9}},
+    {{"trunc", one(kAsGiven, 12, {.refuses_bool = true})}, Kind::kAny, kNone, zero, {0.1, 0.9}},
+    {{"round", one(kAsGiven, 12, {.refuses_bool = true})}, Kind::kAny, kNone, zero, {0.1, 0.4}},
+    {{"isnan", one(kAsGiven, 12)}, Kind::kBool}, {{"isinf", one(kAsGiven, 12)}, Kind::kBool}, {{"isfinite", one(kAsGiven, 12)}, Kind::kBool}, {{"logical_not", one(kAsGiven, 1)}, Kind::kBool},
+    {{"bitwise_not", one(kAsGiven, 1)}, Kind::kBits},
 
-    {"add", 2, Kind::kAny, kNone, [](V v) -> Tensors { return {g(v), g(v)}; }, {}, 0, true},
-    {"sub", 2, Kind::kAny, kNone, [](V v) -> Tensors { return {g(v), v.wants(1) ? -g(v) : Tensor()}; }, {}, 0, true},
-    {"mul", 2, Kind::kAny, kXY, [](V v) -> Tensors { return {v.wants(0) ? g(v) * y(v) : Tensor(), v.wants(1) ? g(v) * x(v) : Tensor()}; }, {}, 3},
-    {"div", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor q = g(v) / y(v); return {q, v.wants(1) ? -(q * (x(v) / y(v))) : Tensor()}; }, {-2, 2, 0.5, 2}, 1},
-    {"floor_divide", 2, Kind::kAny, kNone, [](V) -> Tensors { return {Tensor(), Tensor()}; }, {0.1, 0.4, 0.5, 2}},
-    {"remainder", 2, Kind::kAny, kXY, [](V v) -> Tensors { return {g(v), v.wants(1) ? -(g(v) * floor(x(v) / y(v))) : Tensor()}; }, {1.1, 1.4, 0.6, 0.65}},
-    {"fmod", 2, Kind::kAny, kXY, [](V v) -> Tensors { return {g(v), v.wants(1) ? -(g(v) * trunc(x(v) / y(v))) : Tensor()}; }, {1.1, 1.4, 0.6, 0.65}},
-    {"pow", 2, Kind::kAny, {3, 1}, [](V v) -> Tensors {
+    {{"add", two(kAsGiven, 1, {.keeps_nan = true, .plain = true})}, Kind::kAny, kNone, [](V v) -> Tensors { return {g(v), g(v)}; }, {}, 0, true},
+    {{"sub", two(kAsGiven, 1, {.refuses_bool = true, .keeps_nan = true, .plain = true})}, Kind::kAny, kNone, [](V v) -> Tensors { return {g(v), v.wants(1) ? -g(v) : Tensor()}; }, {}, 0, true},
+    {{"mul", two(kAsGiven, 1, {.keeps_nan = true, .plain = true})}, Kind::kAny, kXY, [](V v) -> Tensors { return {v.wants(0) ? g(v) * y(v) : Tensor(), v.wants(1) ? g(v) * x(v) : Tensor()}; }, {}, 3},
+    {{"div", two(kAsGiven, 4, {.keeps_nan = true, .plain = true})}, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor q = g(v) / y(v); return {q, v.wants(1) ? -(q * (x(v) / y(v))) : Tensor()}; }, {-2, 2, 0.5, 2}, 1},
+    {{"floor_divide", two(kAsGiven, 12, {.refuses_bool = true, .may_trap = true})}, Kind::kAny, kNone, [](V) -> Tensors { return {Tensor(), Tensor()}; }, {0.1, 0.4, 0.5, 2}},
+    {{"remainder", two(kAsGiven, 12, {.refuses_bool = true, .may_trap = true})}, Kind::kAny, kXY, [](V v) -> Tensors { return {g(v), v.wants(1) ? -(g(v) * floor(x(v) / y(v))) : Tensor()}; }, {1.1, 1.4, 0.6, 0.65}},
+    {{"fmod", two(kAsGiven, 12, {.refuses_bool = true, .may_trap = true})}, Kind::kAny, kXY, [](V v) -> Tensors { return {g(v), v.wants(1) ? -(g(v) * trunc(x(v) / y(v))) : Tensor()}; }, {1.1, 1.4, 0.6, 0.65}},
+    {{"pow", two(kWide, 12, {.refuses_bool = true})}, Kind::kAny, {3, 1}, [](V v) -> Tensors {
        Tensor zero = scalar_tensor(0.0, x(v).dtype(), x(v).device());
        Tensor dx = v.wants(0) ? where(eq(y(v), 0), zero, g(v) * y(v) * pow(x(v), y(v) - 1.0)) : Tensor();
        Tensor dy = v.wants(1) ? where(logical_and(eq(x(v), 0), ge(y(v), 0)), zero, g(v) * out(v) * log(x(v))) : Tensor();
        return {dx, dy}; }, {0.5, 2}},
-    {"maximum", 2, Kind::kAny, kXY, [](V v) -> Tensors { return {share(lt(x(v), y(v)), v), share(gt(x(v), y(v)), v)}; }},
-    {"minimum", 2, Kind::kAny, kXY, [](V v) -> Tensors { return {share(gt(x(v), y(v)), v), share(lt(x(v), y(v)), v)}; }},
-    {"atan2", 2, Kind::kFloat, kXY, [](V v) -> Tensors {
+    {{"maximum", two(kAsGiven, 1)}, Kind::kAny, kXY, [](V v) -> Tensors { return {share(lt(x(v), y(v)), v), share(gt(x(v), y(v)), v)}; }},
+    {{"minimum", two(kAsGiven, 1)}, Kind::kAny, kXY, [](V v) -> Tensors { return {share(gt(x(v), y(v)), v), share(lt(x(v), y(v)), v)}; }},
+    {{"atan2", two(kAsGiven, 12)}, Kind::kFloat, kXY, [](V v) -> Tensors {
        Tensor d = square(x(v)) + square(y(v)), s = g(v) / where(eq(d, 0), scalar_tensor(1.0, d.dtype(), d.device()), d);  // 0 at the origin
        return {s * y(v), -(s * x(v))}; }, {0.5, 2, 0.5, 2}},
-    {"leaky_relu", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor p = gt(x(v), 0); return {where(p, g(v), g(v) * y(v)), keep(logical_not(p), g(v) * x(v))}; }, {0.3, 2}},
-    {"elu", 2, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor p = gt(x(v), 0); return {where(p, g(v), g(v) * y(v) * exp(x(v))), keep(logical_not(p), g(v) * expm1(x(v)))}; }, {-2, -0.3}},
-    {"tanh_grad", 2, Kind::kFloat, kXY, [](V v) -> Tensors { return {call(primitive("tanh_grad"), g(v), y(v)), g(v) * x(v) * y(v) * -2.0}; }, {}, 1},
-    {"sigmoid_grad", 2, Kind::kFloat, kXY, [](V v) -> Tensors { return {call(primitive("sigmoid_grad"), g(v), y(v)), g(v) * x(v) * (1.0 - y(v) * 2.0)}; }, {}, 1},
-    {"relu_grad", 2, Kind::kFloat, kY, [](V v) -> Tensors { return {call(primitive("relu_grad"), g(v), y(v)), Tensor()}; }, {-2, 2, 0.3, 2}, 1},
-    {"gelu_grad", 2, Kind::kFloat, kXY, [](V v) -> Tensors {
+    {{"leaky_relu", two(kAsGiven, 12)}, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor p = gt(x(v), 0); return {where(p, g(v), g(v) * y(v)), keep(logical_not(p), g(v) * x(v))}; }, {0.3, 2}},
+    {{"elu", two(kAsGiven, 12)}, Kind::kFloat, kXY, [](V v) -> Tensors { Tensor p = gt(x(v), 0); return {where(p, g(v), g(v) * y(v) * exp(x(v))), keep(logical_not(p), g(v) * expm1(x(v)))}; }, {-2, -0.3}},
+    {{"tanh_grad", two(kAsGiven, 4)}, Kind::kFloat, kXY, [](V v) -> Tensors { return {call(primitive("tanh_grad"), g(v), y(v)), g(v) * x(v) * y(v) * -2.0}; }, {}, 1},
+    {{"sigmoid_grad", two(kAsGiven, 12)}, Kind::kFloat, kXY, [](V v) -> Tensors { return {call(primitive("sigmoid_grad"), g(v), y(v)), g(v) * x(v) * (1.0 - y(v) * 2.0)}; }, {}, 1},
+    {{"relu_grad", two(kAsGiven, 1)}, Kind::kFloat, kY, [](V v) -> Tensors { return {call(primitive("relu_grad"), g(v), y(v)), Tensor()}; }, {-2, 2, 0.3, 2}, 1},
+    {{"gelu_grad", two(kAsGiven, 12)}, Kind::kFloat, kXY, [](V v) -> Tensors {
        return {call(primitive("gelu_grad"), g(v), y(v)), v.wants(1) ? g(v) * x(v) * normal_density(y(v)) * (2.0 - square(y(v))) : Tensor()}; }, {}, 1},
-    {"gelu_tanh_grad", 2, Kind::kFloat, kXY, [](V v) -> Tensors {
+    {{"gelu_tanh_grad", two(kAsGiven, 12)}, Kind::kFloat, kXY, [](V v) -> Tensors {
        return {call(primitive("gelu_tanh_grad"), g(v), y(v)), v.wants(1) ? g(v) * x(v) * gelu_tanh_second(y(v)) : Tensor()}; }, {}, 1},
-    {"eq", 2, Kind::kBool}, {"ne", 2, Kind::kBool}, {"lt", 2, Kind::kBool}, {"le", 2, Kind::kBool}, {"gt", 2, Kind::kBool}, {"ge", 2, Kind::kBool},
-    {"logical_and", 2, Kind::kBool}, {"logical_or", 2, Kind::kBool}, {"logical_xor", 2, Kind::kBool},
-    {"bitwise_and", 2, Kind::kBits}, {"bitwise_or", 2, Kind::kBits}, {"bitwise_xor", 2, Kind::kBits},
-    {"bitwise_left_shift", 2, Kind::kBits}, {"bitwise_right_shift", 2, Kind::kBits},
+    {{"eq", two(kAsGiven, 1)}, Kind::kBool}, {{"ne", two(kAsGiven, 1)}, Kind::kBool}, {{"lt", two(kAsGiven, 1)}, Kind::kBool}, {{"le", two(kAsGiven, 1)}, Kind::kBool}, {{"gt", two(kAsGiven, 1)}, Kind::kBool}, {{"ge", two(kAsGiven, 1)}, Kind::kBool},
+    {{"logical_and", two(kAsGiven, 1)}, Kind::kBool}, {{"logical_or", two(kAsGiven, 1)}, Kind::kBool}, {{"logical_xor", two(kAsGiven, 1)}, Kind::kBool},
+    {{"bitwise_and", two(kAsGiven, 1)}, Kind::kBits}, {{"bitwise_or", two(kAsGiven, 1)}, Kind::kBits}, {{"bitwise_xor", two(kAsGiven, 1)}, Kind::kBits},
+    {{"bitwise_left_shift", two(kAsGiven, 12, {.refuses_bool = true})}, Kind::kBits}, {{"bitwise_right_shift", two(kAsGiven, 12, {.refuses_bool = true})}, Kind::kBits},
 
     // At a bound itself, and for NaN, nothing passes, as in PyTorch since 2.0.
-    {"clamp", 3, Kind::kAny, kXYZ, [](V v) -> Tensors {
+    {{"clamp", three(kAsGiven, 12)}, Kind::kAny, kXYZ, [](V v) -> Tensors {
        const Tensor &low = y(v), &high = v.in[2];
        return {v.wants(0) ? keep(logical_and(gt(x(v), low), lt(x(v), high)), g(v)) : Tensor(),
                v.wants(1) ? keep(logical_and(le(x(v), low), lt(low, high)), g(v)) : Tensor(),
                v.wants(2) ? keep(ge(maximum(x(v), low), high), g(v)) : Tensor()}; }},
-    {"lerp", 3, Kind::kFloat, kXYZ, [](V v) -> Tensors { return {g(v) * (1.0 - v.in[2]), g(v) * v.in[2], g(v) * (y(v) - x(v))}; }},
-    {"mul_add", 3, Kind::kAny, kXY, [](V v) -> Tensors { return {g(v) * y(v), g(v) * x(v), g(v)}; }},
+    {{"lerp", three(kAsGiven, 12)}, Kind::kFloat, kXYZ, [](V v) -> Tensors { return {g(v) * (1.0 - v.in[2]), g(v) * v.in[2], g(v) * (y(v) - x(v))}; }},
+    {{"mul_add", three(kAsGiven, 1)}, Kind::kAny, kXY, [](V v) -> Tensors { return {g(v) * y(v), g(v) * x(v), g(v)}; }},
 };
 // clang-format on
 
 class Pointwise final : public Primitive {
  public:
-  explicit Pointwise(const Row& row) : Primitive(intern_op(row.name)), row_(row) {}
+  explicit Pointwise(const Row& row) : Primitive(row.op), row_(row) {}
 
   Metas infer(MetaSpan in) const override {
     Shape shape = in[0]->shape;
     for (size_t i = 1; i < in.size(); ++i) {
-      shape = broadcast(shape, in[i]->shape, row_.name);
+      shape = broadcast(shape, in[i]->shape, name());
       TESSERA_CHECK(in[i]->dtype == in[0]->dtype, "{}: operands are {}; convert them to one dtype",
-                    row_.name, describe(in));
+                    name(), describe(in));
     }
     return {
         Meta::contiguous(shape, row_.kind == Kind::kBool ? kBool : in[0]->dtype, in[0]->device)};
   }
   AxisMap axes(MetaSpan in) const override {
     Shape shape = in[0]->shape;
-    for (const Meta* m : in) shape = broadcast(shape, m->shape, row_.name);
+    for (const Meta* m : in) shape = broadcast(shape, m->shape, name());
     AxisMap map = pointwise_axes(in, shape);
     map.linear_in = row_.linear_in;
     map.jointly_linear = row_.jointly_linear;
@@ -213,7 +223,7 @@ struct Entry {
 const std::unordered_map<std::string_view, Entry>& entries() {
   static const auto* map = [] {
     auto* m = new std::unordered_map<std::string_view, Entry>;
-    for (const Row& row : kRows) m->emplace(row.name, Entry{&row, PrimRef(new Pointwise(row))});
+    for (const Row& row : kRows) m->emplace(row.op.name, Entry{&row, PrimRef(new Pointwise(row))});
     return m;
   }();
   return *map;
@@ -285,11 +295,11 @@ std::vector<Sample> samples_of(const Row& row, const PrimRef& prim) {
   };
   bool smooth = row.vjp != nullptr && row.vjp != Vjp(refuse);
   std::vector<Sample> s;
-  if (row.arity == 1) {
+  if (row.op.traits.operands == 1) {
     s.push_back({prim, {draw({3, 4}, 0, 1)}, smooth});
     s.push_back({prim, {permute(draw({3, 4}, 0, 2), {1, 0})}, smooth});
     s.push_back({prim, {draw({}, 0, 3)}, smooth});
-  } else if (row.arity == 2) {
+  } else if (row.op.traits.operands == 2) {
     s.push_back({prim, {draw({3, 4}, 0, 1), draw({3, 4}, 1, 2)}, smooth});
     s.push_back({prim, {draw({3, 4}, 0, 1), draw({4}, 1, 2)}, smooth});
     s.push_back({prim, {draw({3, 1}, 0, 1), draw({2, 1, 4}, 1, 2)}, smooth});
@@ -301,31 +311,14 @@ std::vector<Sample> samples_of(const Row& row, const PrimRef& prim) {
   return s;
 }
 
-// Ops that bool operands have no answer for.
-constexpr std::string_view kNoBool[] = {"neg",
-                                        "abs",
-                                        "floor",
-                                        "ceil",
-                                        "trunc",
-                                        "round",
-                                        "sub",
-                                        "pow",
-                                        "fmod",
-                                        "floor_divide",
-                                        "remainder",
-                                        "bitwise_left_shift",
-                                        "bitwise_right_shift"};
-
 // An op by name, found once per call site.
 struct Op {
   const Entry& e;
-  bool refuses_bool;
-  explicit Op(std::string_view name)
-      : e(entries().at(name)), refuses_bool(std::ranges::count(kNoBool, name) > 0) {}
+  explicit Op(std::string_view name) : e(entries().at(name)) {}
   void check(bool is_bool) const {
-    TESSERA_CHECK(!(refuses_bool && is_bool),
+    TESSERA_CHECK(!(e.row->op.traits.refuses_bool && is_bool),
                   "{}: bool has no such operation; cast it to an integer or use the logical ops",
-                  e.row->name);
+                  e.row->op.name);
   }
   static bool is_bool(const Tensor& t) { return t.dtype() == kBool; }
   static bool is_bool(Scalar s) { return s.kind() == kBool; }
@@ -475,8 +468,8 @@ const PrimRef& pointwise_primitive(std::string_view name) { return primitive(nam
 
 void register_pointwise_ops(OpRegistry& registry) {
   for (const Row& row : kRows) {
-    const Entry& e = entries().at(row.name);
-    registry.add(row.name, [&e] { return samples_of(*e.row, e.prim); });
+    const Entry& e = entries().at(row.op.name);
+    registry.add(row.op.name, [&e] { return samples_of(*e.row, e.prim); });
   }
 }
 

@@ -84,8 +84,8 @@ class PoolFamily : public PoolAttributes {
 // Operands g [N, C, windows..], place (i32, of the same shape); result [N, C, size..].
 class MaxPoolGrad final : public PoolFamily {
  public:
-  MaxPoolGrad(const Windows& w, const Dims& size)
-      : PoolFamily(intern_op("max_pool_grad"), w, size) {}
+  static inline const OpInfo kOp{"max_pool_grad", {OpKind::kOther, Precision::kAsGiven, 2}};
+  MaxPoolGrad(const Windows& w, const Dims& size) : PoolFamily(kOp, w, size) {}
   Metas infer(MetaSpan in) const override {
     check_cotangent(*in[0]);
     TESSERA_CHECK_AS(ShapeError, in[1]->shape == in[0]->shape && in[1]->dtype == kI32,
@@ -111,7 +111,8 @@ class MaxPoolGrad final : public PoolFamily {
 // Operand x; results the largest values [N, C, windows..] and their places (i32).
 class MaxPool final : public PoolFamily {
  public:
-  explicit MaxPool(const Windows& w) : PoolFamily(intern_op("max_pool"), w) {}
+  static inline const OpInfo kOp{"max_pool", {OpKind::kOther, Precision::kAsGiven, 1}};
+  explicit MaxPool(const Windows& w) : PoolFamily(kOp, w) {}
   Metas infer(MetaSpan in) const override {
     check(*in[0], "x");
     check_windows(in[0]->shape);
@@ -142,8 +143,8 @@ Tensor run_avg_pool(const Windows& w, const Tensor& x);
 // Operand g [N, C, windows..]; result [N, C, size..].
 class AvgPoolGrad final : public PoolFamily {
  public:
-  AvgPoolGrad(const Windows& w, const Dims& size)
-      : PoolFamily(intern_op("avg_pool_grad"), w, size) {}
+  static inline const OpInfo kOp{"avg_pool_grad", {OpKind::kOther, Precision::kAsGiven, 1}};
+  AvgPoolGrad(const Windows& w, const Dims& size) : PoolFamily(kOp, w, size) {}
   Metas infer(MetaSpan in) const override {
     check_cotangent(*in[0]);
     return {Meta::contiguous(with_spatial(in[0]->shape, size), in[0]->dtype, in[0]->device)};
@@ -162,7 +163,8 @@ class AvgPoolGrad final : public PoolFamily {
 
 class AvgPool final : public PoolFamily {
  public:
-  explicit AvgPool(const Windows& w) : PoolFamily(intern_op("avg_pool"), w) {}
+  static inline const OpInfo kOp{"avg_pool", {OpKind::kOther, Precision::kAsGiven, 1}};
+  explicit AvgPool(const Windows& w) : PoolFamily(kOp, w) {}
   Metas infer(MetaSpan in) const override {
     check(*in[0], "x");
     check_windows(in[0]->shape);

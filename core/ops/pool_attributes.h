@@ -45,8 +45,8 @@ struct PoolAttributes : Primitive {
     }
   };
   /// `size`: the spatial extents of the input, where no operand tells.
-  PoolAttributes(OpId id, const Windows& windows, const Dims& size = {})
-      : Primitive(id), windows(windows), size(size) {}
+  PoolAttributes(const OpInfo& op, const Windows& windows, const Dims& size = {})
+      : Primitive(op), windows(windows), size(size) {}
   const Windows windows;
   const Dims size;
 };

@@ -52,8 +52,8 @@ class QuantizeFamily : public QuantizeAttributes {
 
 class Quantize final : public QuantizeFamily {
  public:
-  explicit Quantize(const QuantizationParameters& q)
-      : QuantizeFamily(intern_op("quantize"), q.scale, q.zero_point) {}
+  static inline const OpInfo kOp{"quantize", {OpKind::kOther, Precision::kAsGiven, 1}};
+  explicit Quantize(const QuantizationParameters& q) : QuantizeFamily(kOp, q.scale, q.zero_point) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(is_floating(in[0]->dtype), "quantize: x is {}; expected floats", describe(in));
     return {Meta::contiguous(in[0]->shape, kU8, in[0]->device)};
@@ -68,8 +68,9 @@ class Quantize final : public QuantizeFamily {
 
 class Dequantize final : public QuantizeFamily {
  public:
+  static inline const OpInfo kOp{"dequantize", {OpKind::kOther, Precision::kAsGiven, 1}};
   explicit Dequantize(const QuantizationParameters& q)
-      : QuantizeFamily(intern_op("dequantize"), q.scale, q.zero_point) {}
+      : QuantizeFamily(kOp, q.scale, q.zero_point) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(in[0]->dtype == kU8, "dequantize: x is {}; expected u8", describe(in));
     return {Meta::contiguous(in[0]->shape, kF32, in[0]->device)};
@@ -87,6 +88,7 @@ class Dequantize final : public QuantizeFamily {
 class QuantizedLayer : public QuantizedLayerAttributes {
  public:
   using QuantizedLayerAttributes::QuantizedLayerAttributes;
+  int64_t operand_count() const override { return 4 + form.residual; }
   void attributes(AttributeVisitor& v) const override {
     const Window& w = form.window;
     v.dims("stride", w.stride), v.dims("dilation", w.dilation);
@@ -98,7 +100,7 @@ class QuantizedLayer : public QuantizedLayerAttributes {
     v.integer("constant", form.constant);
   }
   Metas infer(MetaSpan in) const override {
-    TESSERA_CHECK(in.size() == (form.residual ? 5u : 4u),
+    TESSERA_CHECK(int64_t(in.size()) == operand_count(),
                   "{}: {} operands; expected x, weight, scale, bias{}", name(), in.size(),
                   form.residual ? " and a residual" : "");
     const Meta &x = *in[0], &w = *in[1];
@@ -209,7 +211,8 @@ class QuantizedLayer : public QuantizedLayerAttributes {
 
 class QuantizedLinear final : public QuantizedLayer {
  public:
-  explicit QuantizedLinear(const Form& f) : QuantizedLayer(intern_op("quantized_linear"), f) {
+  static inline const OpInfo kOp{"quantized_linear", {OpKind::kProduct, Precision::kAsGiven, 4}};
+  explicit QuantizedLinear(const Form& f) : QuantizedLayer(kOp, f) {
     check(name(), f);
     TESSERA_CHECK(spatial() == 0, "quantized_linear: {} spatial dims; expected none", spatial());
   }
@@ -219,7 +222,8 @@ class QuantizedLinear final : public QuantizedLayer {
 };
 class QuantizedConv final : public QuantizedLayer {
  public:
-  explicit QuantizedConv(const Form& f) : QuantizedLayer(intern_op("quantized_conv"), f) {
+  static inline const OpInfo kOp{"quantized_conv", {OpKind::kProduct, Precision::kAsGiven, 4}};
+  explicit QuantizedConv(const Form& f) : QuantizedLayer(kOp, f) {
     check(name(), f);
     TESSERA_CHECK(spatial() > 0, "quantized_conv: no spatial dims; expected 1 to 3");
   }
@@ -232,7 +236,8 @@ class QuantizedConv final : public QuantizedLayer {
 
 class QuantizedMaxPool final : public PoolAttributes {
  public:
-  explicit QuantizedMaxPool(const Windows& w) : PoolAttributes(intern_op("quantized_max_pool"), w) {
+  static inline const OpInfo kOp{"quantized_max_pool", {OpKind::kOther, Precision::kAsGiven, 1}};
+  explicit QuantizedMaxPool(const Windows& w) : PoolAttributes(kOp, w) {
     TESSERA_CHECK(!w.adaptive, "quantized_max_pool: windows are adaptive; pool in f32");
     tessera::windows::check("quantized_max_pool", w);
     for (int i = 0; i < w.spatial(); ++i)

@@ -14,8 +14,8 @@ namespace tessera {
 inline constexpr int kWeightZeroPoint = 128;
 
 struct QuantizeAttributes : Primitive {
-  QuantizeAttributes(OpId id, double scale, int zero_point)
-      : Primitive(id), scale(scale), zero_point(zero_point) {}
+  QuantizeAttributes(const OpInfo& op, double scale, int zero_point)
+      : Primitive(op), scale(scale), zero_point(zero_point) {}
   const double scale;
   const int zero_point;
 };
@@ -47,7 +47,7 @@ struct QuantizedLayerAttributes : Primitive {
     /// computes them. Then a kernel may pack weights once for all calls of this op with them.
     bool constant = false;
   };
-  QuantizedLayerAttributes(OpId id, const Form& form) : Primitive(id), form(form) {}
+  QuantizedLayerAttributes(const OpInfo& op, const Form& form) : Primitive(op), form(form) {}
   int spatial() const { return form.window.stride.size(); }
   const Form form;
 

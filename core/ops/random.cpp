@@ -13,13 +13,13 @@ namespace {
 
 class Random final : public RandomAttributes {
  public:
+  static inline const OpInfo kOps[] = {
+      {"rand", {OpKind::kDraw, Precision::kAsGiven, 1}},
+      {"randn", {OpKind::kDraw, Precision::kAsGiven, 1}},
+      {"randint", {OpKind::kDraw, Precision::kAsGiven, 1}}};  // by RandomKind
   Random(RandomKind kind, const Shape& shape, const Dims& begin, const Shape& global, int64_t low,
          int64_t high, DType dtype, Device device)
-      : RandomAttributes(intern_op(name_of_kind(kind)), kind, shape, begin, global, low, high,
-                         dtype, device) {}
-  static const char* name_of_kind(RandomKind k) {
-    return k == RandomKind::kUniform ? "rand" : k == RandomKind::kNormal ? "randn" : "randint";
-  }
+      : RandomAttributes(kOps[int(kind)], kind, shape, begin, global, low, high, dtype, device) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK_AS(ShapeError, in[0]->shape == Shape{2} && in[0]->dtype == kI64,
                      "{}: the key must be i64[2], got {}", name(), describe(in));
@@ -69,7 +69,7 @@ Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DTyp
             const TensorOptions& o, Tensor key) {
   TESSERA_CHECK(kind == RandomKind::kInteger || is_floating(dtype),
                 "{}: draws real numbers, asked for {}; use randint for integers",
-                Random::name_of_kind(kind), name_of(dtype));
+                Random::kOps[int(kind)].name, name_of(dtype));
   if (!key.defined()) key = default_generator().next_key();
   if (o.device.is_meta()) key = empty(key.shape(), key.dtype(), kMeta);  // the op runs where it is
   PrimRef prim(
@@ -83,8 +83,9 @@ Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DTyp
 // Its own derivative: the same mask on the cotangent.
 class Dropout final : public DropoutAttributes {
  public:
+  static inline const OpInfo kOp{"dropout", {OpKind::kDraw, Precision::kAsGiven, 2}};
   Dropout(double p, bool by_sample, const Dims& begin = {}, const Shape& global = {})
-      : DropoutAttributes(intern_op("dropout"), p, by_sample, begin, global) {}
+      : DropoutAttributes(kOp, p, by_sample, begin, global) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(is_floating(in[0]->dtype), "dropout: takes floats, got {}", describe(in));
     TESSERA_CHECK_AS(
@@ -122,6 +123,7 @@ class Dropout final : public DropoutAttributes {
     }
     return PrimRef(new Dropout(p, by_sample, b, g));
   }
+  int64_t operand_count() const override { return 2 + by_sample; }
   SaveMask saved() const override { return {6, 0}; }
   Tensors vjp(const VjpArgs& v) const override {
     Tensors in{v.cot[0], v.in[1]};
@@ -214,7 +216,7 @@ Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {
 void register_random_ops(OpRegistry& registry) {
   auto key = [] { return from_values<int64_t>({7, 3}, {2}); };
   for (auto kind : {RandomKind::kUniform, RandomKind::kNormal, RandomKind::kInteger})
-    registry.add(Random::name_of_kind(kind), [=] {
+    registry.add(Random::kOps[int(kind)].name, [=] {
       DType t = kind == RandomKind::kInteger ? kI64 : kF64;
       return std::vector<Sample>{
           {PrimRef(new Random(kind, {3, 5}, {0, 0}, {3, 5}, 0, 9, t, kCPU)), {key()}, false},

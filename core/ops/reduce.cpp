@@ -45,13 +45,14 @@ Tensor products_before(const Tensor& x, int dim) {
 
 class Reduce final : public ReduceAttributes {
  public:
+  static inline const OpInfo kOps[] = {{"sum", {OpKind::kReduce, Precision::kWide, 1}},
+                                       {"prod", {OpKind::kReduce, Precision::kWide, 1}},
+                                       {"amax", {OpKind::kReduce, Precision::kAsGiven, 1}},
+                                       {"amin", {OpKind::kReduce, Precision::kAsGiven, 1}},
+                                       {"any", {OpKind::kReduce, Precision::kAsGiven, 1}},
+                                       {"all", {OpKind::kReduce, Precision::kAsGiven, 1}}};
   Reduce(ReduceKind kind, uint32_t mask, bool keepdim)
-      : ReduceAttributes(op_id(kind), kind, mask, keepdim) {}
-  static OpId op_id(ReduceKind k) {
-    static const OpId ids[] = {intern_op("sum"),  intern_op("prod"), intern_op("amax"),
-                               intern_op("amin"), intern_op("any"),  intern_op("all")};
-    return ids[int(k)];
-  }
+      : ReduceAttributes(kOps[int(kind)], kind, mask, keepdim) {}
   Metas infer(MetaSpan in) const override {
     Shape s;
     int64_t n = 1;
@@ -196,7 +197,10 @@ Tensor root(const Tensor& s, double e) {
 
 class ExpandLike final : public Primitive {
  public:
-  ExpandLike() : Primitive(intern_op("expand_like")) {}
+  static inline const OpInfo kOp{
+      "expand_like",
+      {.kind = OpKind::kView, .precision = Precision::kAsGiven, .operands = 2, .shows_all = true}};
+  ExpandLike() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK_AS(ShapeError,
                      broadcast(in[0]->shape, in[1]->shape, "expand_like") == in[1]->shape,
@@ -212,7 +216,6 @@ class ExpandLike final : public Primitive {
   Tensors vjp(const VjpArgs& v) const override {
     return {sum_to(v.cot[0], v.in[0].shape()), Tensor()};
   }
-  bool is_view() const override { return true; }
   Tensors view(std::span<const Tensor> in) const override {
     const Shape& to = in[1].shape();
     return {Tensor(
@@ -222,6 +225,8 @@ class ExpandLike final : public Primitive {
 };
 
 }  // namespace
+
+std::string_view name_of(ReduceKind kind) { return Reduce::kOps[int(kind)].name; }
 
 Tensor sum(const Tensor& x, const Dims& dims, bool keepdim) {
   return reduce(ReduceKind::kSum, x, dims, keepdim);

@@ -30,7 +30,8 @@ void check_float(std::string_view op, MetaSpan in) {
 
 class CumSum final : public ScanAttributes {
  public:
-  CumSum(int dim, bool reverse) : ScanAttributes(intern_op("cumsum"), dim, reverse) {}
+  static inline const OpInfo kOp{"cumsum", {OpKind::kOther, Precision::kWide, 1}};
+  CumSum(int dim, bool reverse) : ScanAttributes(kOp, dim, reverse) {}
   PrimRef with_attributes(AttributeReader& a) const override {
     return PrimRef(new CumSum(a.dim("dim"), a.flag("reverse")));
   }
@@ -49,7 +50,8 @@ class CumSum final : public ScanAttributes {
 
 class LinearScan final : public ScanAttributes {
  public:
-  LinearScan(int dim, bool reverse) : ScanAttributes(intern_op("linear_scan"), dim, reverse) {}
+  static inline const OpInfo kOp{"linear_scan", {OpKind::kOther, Precision::kAsGiven, 2}};
+  LinearScan(int dim, bool reverse) : ScanAttributes(kOp, dim, reverse) {}
   PrimRef with_attributes(AttributeReader& a) const override {
     return PrimRef(new LinearScan(a.dim("dim"), a.flag("reverse")));
   }
@@ -71,7 +73,8 @@ class LinearScan final : public ScanAttributes {
 
 class CumProd final : public DimAttributes {
  public:
-  explicit CumProd(int dim) : DimAttributes(intern_op("cumprod"), dim) {}
+  static inline const OpInfo kOp{"cumprod", {OpKind::kOther, Precision::kWide, 1}};
+  explicit CumProd(int dim) : DimAttributes(kOp, dim) {}
   PrimRef with_attributes(AttributeReader& a) const override {
     return PrimRef(new CumProd(a.dim("dim")));
   }
@@ -95,10 +98,11 @@ class CumProd final : public DimAttributes {
 
 class CumExtreme final : public DimAttributes {
  public:
-  CumExtreme(bool largest, int dim)
-      : DimAttributes(intern_op(largest ? "cummax" : "cummin"), dim) {}
+  static inline const OpInfo kMax{"cummax", {OpKind::kOther, Precision::kAsGiven, 1}},
+      kMin{"cummin", {OpKind::kOther, Precision::kAsGiven, 1}};
+  CumExtreme(bool largest, int dim) : DimAttributes(largest ? kMax : kMin, dim) {}
   PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new CumExtreme(name() == "cummax", a.dim("dim")));
+    return PrimRef(new CumExtreme(id() == kMax.id, a.dim("dim")));
   }
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device),
@@ -113,7 +117,8 @@ class CumExtreme final : public DimAttributes {
 
 class LogCumSumExp final : public DimAttributes {
  public:
-  explicit LogCumSumExp(int dim) : DimAttributes(intern_op("logcumsumexp"), dim) {}
+  static inline const OpInfo kOp{"logcumsumexp", {OpKind::kOther, Precision::kWide, 1}};
+  explicit LogCumSumExp(int dim) : DimAttributes(kOp, dim) {}
   PrimRef with_attributes(AttributeReader& a) const override {
     return PrimRef(new LogCumSumExp(a.dim("dim")));
   }

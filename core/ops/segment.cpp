@@ -15,16 +15,14 @@
 namespace tessera {
 namespace {
 
-const char* name_of_kind(ReduceKind k) {
-  return k == ReduceKind::kSum    ? "segment_sum"
-         : k == ReduceKind::kProd ? "segment_prod"
-         : k == ReduceKind::kMax  ? "segment_amax"
-                                  : "segment_amin";
-}
-
 class Segment final : public SegmentAttributes {
  public:
-  Segment(ReduceKind kind, int dim) : SegmentAttributes(intern_op(name_of_kind(kind)), dim, kind) {}
+  static inline const OpInfo kOps[] = {
+      {"segment_sum", {OpKind::kOther, Precision::kWide, 2}},
+      {"segment_prod", {OpKind::kOther, Precision::kWide, 2}},
+      {"segment_amax", {OpKind::kOther, Precision::kAsGiven, 2}},
+      {"segment_amin", {OpKind::kOther, Precision::kAsGiven, 2}}};  // by ReduceKind
+  Segment(ReduceKind kind, int dim) : SegmentAttributes(kOps[int(kind)], dim, kind) {}
   PrimRef with_attributes(AttributeReader& a) const override {
     return PrimRef(new Segment(kind, a.dim("dim")));
   }
@@ -115,7 +113,7 @@ Tensor segment_reduce(const Tensor& data, const Tensor& offsets, ScatterReduce h
 
 void register_segment_ops(OpRegistry& registry) {
   for (ReduceKind k : {ReduceKind::kSum, ReduceKind::kProd, ReduceKind::kMax, ReduceKind::kMin})
-    registry.add(name_of_kind(k), [k] {
+    registry.add(Segment::kOps[int(k)].name, [k] {
       bool empty =
           k == ReduceKind::kSum || k == ReduceKind::kProd;  // extremes of nothing: infinite
       Tensor offsets =

@@ -8,7 +8,13 @@ namespace {
 
 class Cast final : public Primitive {
  public:
-  explicit Cast(DType to) : Primitive(intern_op("cast")), to_(to) {}
+  static inline const OpInfo kOp{"cast",
+                                 {.kind = OpKind::kPointwise,
+                                  .precision = Precision::kAsGiven,
+                                  .operands = 1,
+                                  .cost = 1,
+                                  .plain = true}};
+  explicit Cast(DType to) : Primitive(kOp), to_(to) {}
   Metas infer(MetaSpan in) const override {
     return {{in[0]->shape, contiguous_strides(in[0]->shape), to_, in[0]->device}};
   }
@@ -36,7 +42,13 @@ class Cast final : public Primitive {
 
 class Where final : public Primitive {
  public:
-  Where() : Primitive(intern_op("where")) {}
+  static inline const OpInfo kOp{"where",
+                                 {.kind = OpKind::kPointwise,
+                                  .precision = Precision::kAsGiven,
+                                  .operands = 3,
+                                  .cost = 1,
+                                  .plain = true}};
+  Where() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(in[0]->dtype == kBool && in[1]->dtype == in[2]->dtype,
                   "where: takes a bool condition and two values of one dtype, got {}",

@@ -29,8 +29,9 @@ Metas like_first(MetaSpan in) {
 // softmax_grad(y, g) = y (g - sum(g y)); log_softmax_grad(y, g) = g - exp(y) sum(g).
 class SoftmaxGrad final : public Primitive {
  public:
-  explicit SoftmaxGrad(bool log)
-      : Primitive(intern_op(log ? "log_softmax_grad" : "softmax_grad")), log_(log) {}
+  static inline const OpInfo kPlain{"softmax_grad", {OpKind::kOther, Precision::kAsGiven, 2}},
+      kLog{"log_softmax_grad", {OpKind::kOther, Precision::kAsGiven, 2}};
+  explicit SoftmaxGrad(bool log) : Primitive(log ? kLog : kPlain), log_(log) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK_AS(ShapeError, in[0]->shape == in[1]->shape && in[0]->dtype == in[1]->dtype,
                      "{}: takes a result and its cotangent, got {}", name(), describe(in));
@@ -56,7 +57,9 @@ class SoftmaxGrad final : public Primitive {
 
 class Softmax final : public Primitive {
  public:
-  explicit Softmax(bool log) : Primitive(intern_op(log ? "log_softmax" : "softmax")), log_(log) {}
+  static inline const OpInfo kPlain{"softmax", {OpKind::kOther, Precision::kWide, 1}},
+      kLog{"log_softmax", {OpKind::kOther, Precision::kWide, 1}};
+  explicit Softmax(bool log) : Primitive(log ? kLog : kPlain), log_(log) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK_AS(ShapeError, in[0]->shape.size() > 0 && is_floating(in[0]->dtype),
                      "{}: takes floats with at least one dim, got {}", name(), describe(in));
@@ -98,8 +101,9 @@ Tensor one_hot_mask(const Tensor& targets, int64_t classes) {
 // not be saved, and backward only multiplies by the cotangent of the loss.
 class CrossEntropy final : public CrossEntropyAttributes {
  public:
+  static inline const OpInfo kOp{"cross_entropy", {OpKind::kOther, Precision::kWide, 2}};
   CrossEntropy(int64_t ignore_index, bool mean, bool with_grad)
-      : CrossEntropyAttributes(intern_op("cross_entropy"), ignore_index, mean, with_grad) {}
+      : CrossEntropyAttributes(kOp, ignore_index, mean, with_grad) {}
   Metas infer(MetaSpan in) const override {
     const Shape &x = in[0]->shape, &t = in[1]->shape;
     TESSERA_CHECK_AS(ShapeError,

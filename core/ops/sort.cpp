@@ -19,8 +19,8 @@ namespace {
 
 class Sort final : public SortAttributes {
  public:
-  Sort(int dim, int64_t count, bool descending)
-      : SortAttributes(intern_op("sort"), dim, count, descending) {}
+  static inline const OpInfo kOp{"sort", {OpKind::kOther, Precision::kAsGiven, 1}};
+  Sort(int dim, int64_t count, bool descending) : SortAttributes(kOp, dim, count, descending) {}
   PrimRef with_attributes(AttributeReader& a) const override {
     return PrimRef(new Sort(a.dim("dim"), a.count("count"), a.flag("descending")));
   }
@@ -41,10 +41,11 @@ class Sort final : public SortAttributes {
 
 class ArgExtreme final : public DimAttributes {
  public:
-  ArgExtreme(bool largest, int dim)
-      : DimAttributes(intern_op(largest ? "argmax" : "argmin"), dim) {}
+  static inline const OpInfo kMax{"argmax", {OpKind::kOther, Precision::kAsGiven, 1}},
+      kMin{"argmin", {OpKind::kOther, Precision::kAsGiven, 1}};
+  ArgExtreme(bool largest, int dim) : DimAttributes(largest ? kMax : kMin, dim) {}
   PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new ArgExtreme(name() == "argmax", a.dim("dim")));
+    return PrimRef(new ArgExtreme(id() == kMax.id, a.dim("dim")));
   }
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
@@ -59,7 +60,8 @@ class ArgExtreme final : public DimAttributes {
 
 class SearchSorted final : public SearchAttributes {
  public:
-  explicit SearchSorted(bool right) : SearchAttributes(intern_op("searchsorted"), right) {}
+  static inline const OpInfo kOp{"searchsorted", {OpKind::kOther, Precision::kAsGiven, 2}};
+  explicit SearchSorted(bool right) : SearchAttributes(kOp, right) {}
   PrimRef with_attributes(AttributeReader& a) const override {
     return PrimRef(new SearchSorted(a.flag("right")));
   }

@@ -65,7 +65,8 @@ AxisMap product_axes(MetaSpan in, int results) {
 
 class Spmm final : public Primitive {
  public:
-  Spmm() : Primitive(intern_op("spmm")) {}
+  static inline const OpInfo kOp{"spmm", {OpKind::kOther, Precision::kWide, 4}};
+  Spmm() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override {
     check_product(name(), in);
     return {Meta::contiguous({in[0]->shape[0] - 1, in[3]->shape[1]}, in[3]->dtype, in[3]->device)};
@@ -91,7 +92,9 @@ class Spmm final : public Primitive {
 
 class SpmmExtreme final : public Primitive {
  public:
-  explicit SpmmExtreme(bool largest) : Primitive(intern_op(largest ? "spmm_amax" : "spmm_amin")) {}
+  static inline const OpInfo kMax{"spmm_amax", {OpKind::kOther, Precision::kWide, 4}},
+      kMin{"spmm_amin", {OpKind::kOther, Precision::kWide, 4}};
+  explicit SpmmExtreme(bool largest) : Primitive(largest ? kMax : kMin) {}
   Metas infer(MetaSpan in) const override {
     check_product(name(), in);
     Shape s{in[0]->shape[0] - 1, in[3]->shape[1]};
@@ -125,7 +128,8 @@ class SpmmExtreme final : public Primitive {
 
 class Sddmm final : public Primitive {
  public:
-  Sddmm() : Primitive(intern_op("sddmm")) {}
+  static inline const OpInfo kOp{"sddmm", {OpKind::kOther, Precision::kWide, 4}};
+  Sddmm() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override {
     check_structure("sddmm", in);
     const Meta &a = *in[2], &b = *in[3];
@@ -161,8 +165,8 @@ class Sddmm final : public Primitive {
 
 class CsrTransposeOp final : public CsrTransposeAttributes {
  public:
-  explicit CsrTransposeOp(int64_t columns)
-      : CsrTransposeAttributes(intern_op("csr_transpose"), columns) {}
+  static inline const OpInfo kOp{"csr_transpose", {OpKind::kOther, Precision::kAsGiven, 2}};
+  explicit CsrTransposeOp(int64_t columns) : CsrTransposeAttributes(kOp, columns) {}
   Metas infer(MetaSpan in) const override {
     check_structure("csr_transpose", in);
     Device device = in[0]->device;

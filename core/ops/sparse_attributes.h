@@ -7,13 +7,14 @@ namespace tessera {
 
 /// Operands data and offsets.
 struct SegmentAttributes : DimAttributes {
-  SegmentAttributes(OpId id, int dim, ReduceKind kind) : DimAttributes(id, dim), kind(kind) {}
+  SegmentAttributes(const OpInfo& op, int dim, ReduceKind kind)
+      : DimAttributes(op, dim), kind(kind) {}
   const ReduceKind kind;  // kSum, kProd, kMax or kMin
 };
 
 /// Operands crow and col; results of the transposed matrix.
 struct CsrTransposeAttributes : Primitive {
-  CsrTransposeAttributes(OpId id, int64_t columns) : Primitive(id), columns(columns) {}
+  CsrTransposeAttributes(const OpInfo& op, int64_t columns) : Primitive(op), columns(columns) {}
   const int64_t columns;
 };
 

@@ -21,9 +21,11 @@ Meta same(const Meta* m) { return Meta::contiguous(m->shape, m->dtype, m->device
 
 class Adam final : public AdamAttributes {
  public:
+  int64_t operand_count() const override { return 3 + 4 * int64_t(count); }
+  static inline const OpInfo kOp{"adam", {OpKind::kOther, Precision::kAsGiven, 3}};
   Adam(int count, const AdamUpdate& o)
-      : AdamAttributes(intern_op("adam"), count, o.beta1, o.beta2, o.eps, o.weight_decay,
-                       o.decoupled, o.if_finite) {}
+      : AdamAttributes(kOp, count, o.beta1, o.beta2, o.eps, o.weight_decay, o.decoupled,
+                       o.if_finite) {}
   Metas infer(MetaSpan in) const override {
     Metas out;
     for (int list : {0, 2, 3})
@@ -80,9 +82,11 @@ class Adam final : public AdamAttributes {
 
 class Sgd final : public SgdAttributes {
  public:
+  int64_t operand_count() const override { return 2 + (momentum != 0 ? 3 : 2) * int64_t(count); }
+  static inline const OpInfo kOp{"sgd", {OpKind::kOther, Precision::kAsGiven, 2}};
   Sgd(int count, const SgdUpdate& o, bool first)
-      : SgdAttributes(intern_op("sgd"), count, o.momentum, o.dampening, o.weight_decay, o.nesterov,
-                      first, o.if_finite) {}
+      : SgdAttributes(kOp, count, o.momentum, o.dampening, o.weight_decay, o.nesterov, first,
+                      o.if_finite) {}
   Metas infer(MetaSpan in) const override {
     Metas out;
     for (int i = 0; i < count; ++i) {
@@ -136,7 +140,9 @@ class Sgd final : public SgdAttributes {
 
 class GlobalNorm final : public Primitive {
  public:
-  GlobalNorm() : Primitive(intern_op("global_norm")) {}
+  int64_t operand_count() const override { return kAnyNumber; }
+  static inline const OpInfo kOp{"global_norm", {OpKind::kOther, Precision::kAsGiven, 1}};
+  GlobalNorm() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override { return {Meta::contiguous({}, kF64, in[0]->device)}; }
   bool differentiable() const override { return false; }
 };
@@ -145,7 +151,8 @@ class GlobalNorm final : public Primitive {
 // the sum of squares of each row, f64 [R].
 class RowSquares final : public Primitive {
  public:
-  RowSquares() : Primitive(intern_op("row_squares")) {}
+  static inline const OpInfo kOp{"row_squares", {OpKind::kOther, Precision::kAsGiven, 1}};
+  RowSquares() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK_AS(ShapeError, in[0]->shape.size() > 0, "row_squares: {} has no rows",
                      describe(in));
@@ -165,7 +172,9 @@ class RowSquares final : public Primitive {
 // Operands f64 [R_i], sums of squares of the rows of each tensor.
 class NormOfRows final : public Primitive {
  public:
-  NormOfRows() : Primitive(intern_op("norm_of_rows")) {}
+  int64_t operand_count() const override { return kAnyNumber; }
+  static inline const OpInfo kOp{"norm_of_rows", {OpKind::kOther, Precision::kAsGiven, 1}};
+  NormOfRows() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override {
     for (const Meta* m : in)
       TESSERA_CHECK_AS(ShapeError, m->shape.size() == 1 && m->dtype == kF64,
@@ -177,7 +186,9 @@ class NormOfRows final : public Primitive {
 
 class MaxMagnitude final : public Primitive {
  public:
-  MaxMagnitude() : Primitive(intern_op("max_magnitude")) {}
+  int64_t operand_count() const override { return kAnyNumber; }
+  static inline const OpInfo kOp{"max_magnitude", {OpKind::kOther, Precision::kAsGiven, 1}};
+  MaxMagnitude() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override { return {Meta::contiguous({}, kF64, in[0]->device)}; }
   bool differentiable() const override { return false; }
   bool decomposable() const override { return true; }

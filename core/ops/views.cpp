@@ -43,11 +43,7 @@ Tensor view(const Tensor& x, const V& v) {
 template <class V>
 class ViewPrimitive final : public Primitive {
  public:
-  explicit ViewPrimitive(const V& v) : Primitive(op_id()), v_(v) {}
-  static OpId op_id() {
-    static const OpId id = intern_op(V::kName);
-    return id;
-  }
+  explicit ViewPrimitive(const V& v) : Primitive(V::kOp), v_(v) {}
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous(v_.shape(in[0]->shape), in[0]->dtype, in[0]->device)};
   }
@@ -60,7 +56,6 @@ class ViewPrimitive final : public Primitive {
     return v_.localize(map, loops);
   }
   Tensors vjp(const VjpArgs& a) const override { return {v_.vjp(a.cot[0], a.in[0].shape())}; }
-  bool is_view() const override { return true; }
   Tensors view(std::span<const Tensor> in) const override {
     v_.shape(in[0].shape());
     return {v_.apply(in[0])};
@@ -89,8 +84,11 @@ AxisMap whole_dim_axes(const Shape& in, const Shape& out, int dim) {
   return m;
 }
 
+constexpr OpTraits kShowsAll{
+    .kind = OpKind::kView, .precision = Precision::kAsGiven, .operands = 1, .shows_all = true};
+
 struct PermuteView {
-  static constexpr const char* kName = "permute";
+  static inline const OpInfo kOp{"permute", kShowsAll};
   Dims order;
   Shape shape(const Shape& s) const {
     TESSERA_CHECK_AS(ShapeError, s.size() == order.size(), "permute: order {} for shape {}",
@@ -126,7 +124,7 @@ struct PermuteView {
 };
 
 struct ReshapeView {
-  static constexpr const char* kName = "reshape";
+  static inline const OpInfo kOp{"reshape", kShowsAll};
   Shape to;
   Shape shape(const Shape& s) const {
     TESSERA_CHECK_AS(ShapeError, numel(s) == numel(to), "reshape: {} elements of {} do not fit {}",
@@ -152,7 +150,7 @@ struct ReshapeView {
 };
 
 struct ExpandView {
-  static constexpr const char* kName = "expand";
+  static inline const OpInfo kOp{"expand", kShowsAll};
   Shape to;
   Shape shape(const Shape& s) const {
     TESSERA_CHECK_AS(ShapeError, s.size() <= to.size() && broadcast(s, to, "expand") == to,
@@ -178,7 +176,7 @@ struct ExpandView {
 };
 
 struct SliceView {
-  static constexpr const char* kName = "slice";
+  static inline const OpInfo kOp{"slice", {OpKind::kView, Precision::kAsGiven, 1}};
   int dim;
   int64_t begin, size, step;
   Shape shape(const Shape& s) const {
@@ -210,7 +208,7 @@ struct SliceView {
 };
 
 struct SelectView {
-  static constexpr const char* kName = "select";
+  static inline const OpInfo kOp{"select", {OpKind::kView, Precision::kAsGiven, 1}};
   int dim;
   int64_t index;
   Shape shape(const Shape& s) const {

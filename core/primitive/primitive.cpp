@@ -14,7 +14,8 @@ namespace {
 
 struct OpNames {
   std::mutex mutex;
-  std::deque<std::string> names;  // references stay valid as it grows
+  std::deque<std::string> names;    // references stay valid as it grows
+  std::deque<const OpInfo*> infos;  // null where a name is only mentioned
   std::unordered_map<std::string_view, OpId> ids;
 };
 OpNames& op_names() {
@@ -109,7 +110,7 @@ OpId intern_op(std::string_view name) {
   OpNames& n = op_names();
   std::lock_guard lock(n.mutex);
   if (auto it = n.ids.find(name); it != n.ids.end()) return it->second;
-  n.names.emplace_back(name);
+  n.names.emplace_back(name), n.infos.push_back(nullptr);
   OpId id = OpId(n.names.size() - 1);
   n.ids.emplace(n.names.back(), id);
   return id;
@@ -119,6 +120,22 @@ std::string_view op_name(OpId id) {
   OpNames& n = op_names();
   std::lock_guard lock(n.mutex);
   return n.names[id];
+}
+
+OpInfo::OpInfo(std::string_view op, const OpTraits& traits)
+    : id(intern_op(op)), name(op_name(id)), traits(traits) {
+  OpNames& n = op_names();
+  std::lock_guard lock(n.mutex);
+  TESSERA_ASSERT(!n.infos[id], "op {} is defined twice", name);
+  n.infos[id] = this;
+}
+
+const OpInfo& op_info(std::string_view name) {
+  OpNames& n = op_names();
+  std::lock_guard lock(n.mutex);
+  auto it = n.ids.find(name);
+  TESSERA_ASSERT(it != n.ids.end() && n.infos[it->second], "there is no op {}", name);
+  return *n.infos[it->second];
 }
 
 int op_count() {

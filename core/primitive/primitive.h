@@ -7,19 +7,13 @@
 #include <vector>
 
 #include "core/primitive/axis_map.h"
+#include "core/primitive/traits.h"
 
 namespace tessera {
 
 class Primitive;
 struct Kernel;
 using PrimRef = Ref<const Primitive>;
-
-/// Small dense number of an op's name; indexes kernel tables.
-using OpId = uint16_t;
-/// The number of `name`, the same for every call with it. Thread-safe.
-OpId intern_op(std::string_view name);
-std::string_view op_name(OpId id);
-int op_count();
 
 /// Bits of what a vjp reads. Everything else is kept as a shape without values, so a wrong mask
 /// fails loudly.
@@ -75,12 +69,20 @@ class AttributeReader {
 
 class Primitive : public RefCounted {
  public:
-  explicit Primitive(OpId id) : id_(id) {}
+  /// `op` lives as long as the program.
+  explicit Primitive(const OpInfo& op) : op_(op) {}
   static void* operator new(size_t bytes) { return pool_allocate(bytes); }
   static void operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }
 
-  OpId id() const { return id_; }
-  std::string_view name() const { return op_name(id_); }
+  const OpInfo& info() const { return op_; }
+  OpId id() const { return op_.id; }
+  std::string_view name() const { return op_.name; }
+  const OpTraits& traits() const { return op_.traits; }
+
+  static constexpr int64_t kAnyNumber = -1;
+  /// Operands that the op has with these attributes; kAnyNumber: one or more. Ops for which it is
+  /// not always traits().operands override it.
+  virtual int64_t operand_count() const { return traits().operands; }
 
   /// Shapes, dtypes and device of the results; strides are set by the kernel's plan. Throws
   /// ShapeError with every shape.
@@ -92,6 +94,9 @@ class Primitive : public RefCounted {
   virtual PrimRef localize(const AxisMap& /*map*/, std::span<const Range> /*loops*/) const {
     return nullptr;
   }
+
+  /// Additions and multiplications of a product; of other ops they are not counted.
+  virtual double flops(MetaSpan /*in*/, std::span<const Meta> /*out*/) const { return 0; }
 
   virtual SaveMask saved() const { return {}; }
   /// Cotangents of the inputs from those of the outputs, in ordinary ops, so that it can be
@@ -111,7 +116,7 @@ class Primitive : public RefCounted {
   virtual const Kernel* own_kernel(DeviceKind) const { return nullptr; }
 
   /// Views are metadata: they have no kernel, only this. Results share the storage of `in`.
-  virtual bool is_view() const { return false; }
+  bool is_view() const { return traits().kind == OpKind::kView; }
   virtual Tensors view(std::span<const Tensor> in) const;
   /// False where operand 0, as it lies in memory, has no such view and is copied first: a rank's
   /// part of a tensor may lie otherwise than the whole did when this became a view.
@@ -123,7 +128,7 @@ class Primitive : public RefCounted {
   virtual PrimRef with_attributes(AttributeReader& /*attributes*/) const { return PrimRef(this); }
 
  private:
-  OpId id_;
+  const OpInfo& op_;
 };
 
 /// The vjp of any primitive with a decomposition, by differentiating that: what fused derivatives

@@ -112,7 +112,7 @@ void contract_copied(const ContractAttributes& s, const Tensor& a, const Tensor&
   TESSERA_ASSERT(word_a != s.a || word_b != s.b || !a.is_contiguous() || !b.is_contiguous(),
                  "contract {},{}->{}: no order of {} and {} suits", s.a, s.b, s.out, describe(a),
                  describe(b));
-  contract_in(Letters(s.id(), word_a, word_b, s.out, s.leaves), x, y, c, {});
+  contract_in(Letters(s.info(), word_a, word_b, s.out, s.leaves), x, y, c, {});
 }
 
 // C's unit stride lies in a batch letter: compute with the letters ordered batch, m, n, then copy.
@@ -129,7 +129,7 @@ void contract_reordered(const ContractAttributes& s, const Tensor& a, const Tens
   Shape shape;
   for (char l : order) shape.push_back(c.shape()[int(s.out.find(l))]);
   Tensor dense = empty(shape, c.dtype(), c.device());
-  contract_in(Letters(s.id(), s.a, s.b, order, s.leaves), a, b, dense, {});
+  contract_in(Letters(s.info(), s.a, s.b, order, s.leaves), a, b, dense, {});
   Strides strides;
   for (char l : s.out) strides.push_back(dense.strides()[int(order.find(l))]);
   copy_values(c, Tensor({c.shape(), strides, c.dtype(), c.device()}, dense.storage()));

@@ -185,9 +185,9 @@ ConvertLoop convert_loop(DType from, DType to) {
 void register_pointwise(KernelTable& t) {
   const PointwiseTable& loops = simd<PointwiseTable>();
   for (size_t i = 0; i < loops.count; ++i)
-    t.add(DeviceKind::kCPU, loops.rows[i].name, {plan_in_place, run_pointwise});
-  for (const char* op : {"floor_divide", "remainder", "fmod"})
-    t.add(DeviceKind::kCPU, op, {plan_in_place, run_integer_checked});
+    t.add(DeviceKind::kCPU, loops.rows[i].name,
+          {plan_in_place,
+           op_info(loops.rows[i].name).traits.may_trap ? run_integer_checked : run_pointwise});
   t.add(DeviceKind::kCPU, "cast", {plan_layout, run_cast});
   t.add(DeviceKind::kCPU, "copy", {nullptr, run_copy});
   t.add(DeviceKind::kCPU, "where", {nullptr, run_where});

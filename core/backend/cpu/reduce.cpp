@@ -150,8 +150,8 @@ void run_unslice(const Primitive& prim, std::span<const Tensor> in, std::span<co
 }  // namespace
 
 void register_reduce(KernelTable& t) {
-  for (const char* op : {"sum", "prod", "amax", "amin", "any", "all"})
-    t.add(DeviceKind::kCPU, op, {plan_dense, run_reduce});
+  for (int kind = 0; kind <= int(ReduceKind::kAll); ++kind)
+    t.add(DeviceKind::kCPU, name_of(ReduceKind(kind)), {plan_dense, run_reduce});
   t.add(DeviceKind::kCPU, "cat", {nullptr, run_cat});
   t.add(DeviceKind::kCPU, "unslice", {nullptr, run_unslice});
 }

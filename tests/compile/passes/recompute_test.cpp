@@ -63,7 +63,7 @@ TEST(Recompute, WhatIsNotKeptRunsAgainToo) {
 }
 
 TEST(Recompute, WhatMayNotRunTwiceStays) {
-  Tensor x = rand({32, 32}), state = rand({32, 32});
+  Tensor x = rand({32, 32}), state = rand({32, 32}), key = from_values<int64_t>({7, 3}, {2});
   auto groups = [&](auto value) {
     Graph graph = graph_of({x}, [&] {
       Tensor v = value(), total = sum(v);
@@ -76,7 +76,8 @@ TEST(Recompute, WhatMayNotRunTwiceStays) {
   };
   EXPECT_EQ(groups([&] { return exp(x); }), 1u);
   EXPECT_EQ(groups([&] { return exp(state); }), 0u);      // written since
-  EXPECT_EQ(groups([&] { return rand({32, 32}); }), 0u);  // another draw
+  EXPECT_EQ(groups([&] { return rand({32, 32}); }), 0u);  // the generator has gone on since
+  EXPECT_EQ(groups([&] { return rand({32, 32}, {}, key); }), 1u) << "the same draw again";
   Graph output = graph_of({x}, [&] {
     Tensor v = exp(x);
     InBackward here;
