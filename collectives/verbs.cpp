@@ -4,7 +4,7 @@
 
 #include "collectives/plan.h"
 #include "collectives/process_group.h"
-#include "core/dispatch/context.h"
+#include "core/dispatch/observer.h"
 
 namespace tessera {
 namespace {
@@ -37,9 +37,9 @@ struct Call {
   Millis timeout;
   CallSite site;
   const Collective& waiting(Collective&& c) const {
-    if (Backend* backend = context().backend) [[unlikely]]
-      backend->leaves_ops(
-          fmt::format("{} on a process group ({})", name_of(c.kind), detail::describe(site)));
+    notify(events::LeavesOps{[&] {
+      return fmt::format("{} on a process group ({})", name_of(c.kind), detail::describe(site));
+    }});
     c.timeout = timeout, c.site = site;
     return c;
   }

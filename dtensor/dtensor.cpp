@@ -3,7 +3,7 @@
 #include "collectives/ops.h"
 #include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
-#include "core/dispatch/backend.h"
+#include "core/dispatch/context.h"
 #include "core/ops/create.h"
 #include "core/ops/views.h"
 #include "core/tensor/wrapped.h"
@@ -46,7 +46,7 @@ void check_layout(const char* op, const DeviceMesh& mesh, const Layout& layout) 
 // Ranks of which each infers the whole from its own piece must hold pieces of one shape.
 void check_even(const Tensor& local, const DeviceMesh& mesh, const Layout& layout) {
   if (std::ranges::none_of(layout, [](const Placement& p) { return p.is_shard(); })) return;
-  if (context().backend && context().backend->records()) return;
+  if (context().records) return;
   std::vector<int64_t> extents;
   for (int64_t e : local.shape()) extents.push_back(e), extents.push_back(-e);
   Tensor largest = from_values<int64_t>(extents, {int64_t(extents.size())});

@@ -229,7 +229,7 @@ void Reducer::backward_finished() {
 void Reducer::rebuild_in_ready_order() {
   rebuilt_ = true;
   if (!options_.rebuild || group_->size() == 1) return;
-  Scoped<Backend*> untraced(context().backend, nullptr);
+  EagerScope untraced;
   std::vector<bool> listed(parameters_.size(), false);
   for (int slot : ready_order_) listed[size_t(slot)] = true;
   for (size_t i = 0; i < listed.size(); ++i)  // not reached on this rank: every rank takes part

@@ -8,7 +8,7 @@
 
 #include "collectives/process_group.h"
 #include "core/autograd/graph.h"
-#include "core/dispatch/setting.h"
+#include "core/dispatch/tracked_setting.h"
 #include "core/nn/module.h"
 #include "parallel/communication_time.h"
 
@@ -49,8 +49,8 @@ class Reducer final : public GradSink {
   void backward_abandoned(const std::string& why) override;
   void cleared(int slot) override;
   /// Gradients of the next backwards stay on this rank and accumulate.
-  void set_sync(bool sync) { sync_.set(sync); }
-  bool sync() const { return sync_.get() != 0; }
+  void set_sync(bool sync) { sync_.write(sync); }
+  bool sync() const { return sync_.read() != 0; }
   ProcessGroup& group() const { return *group_; }
   /// How long reductions were executing since this was last asked, waiting for peers included; 0
   /// with one rank. Waits for them.
@@ -82,7 +82,7 @@ class Reducer final : public GradSink {
   size_t next_launch_ = 0;
   int64_t micro_batch_ = 0;  // since the last reduction
   CommunicationTime time_;   // of reductions
-  Setting sync_{true};
+  TrackedSetting sync_{true};
   bool rebuilt_ = false;
 };
 

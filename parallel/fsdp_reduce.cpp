@@ -13,7 +13,7 @@ void State::set_sync(bool sync) {
   TESSERA_CHECK(sync || !options_.tree_accumulation,
                 "fully_shard: tree accumulation sums micro-batches after they are reduced; leave "
                 "sync on");
-  sync_.set(sync);
+  sync_.write(sync);
 }
 
 void State::deliver(int slot, Tensor grad) {

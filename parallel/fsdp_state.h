@@ -57,7 +57,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
 
   // Fsdp
   void set_sync(bool sync) override;
-  bool sync() const override { return sync_.get() != 0; }
+  bool sync() const override { return sync_.read() != 0; }
   FsdpMemory memory() const override { return memory_; }
   double communication_ms() override { return time_.take_ms(); }
   void unshard() override;
@@ -127,7 +127,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   int64_t most_gradient_bytes_ = 0;         // whole ones that may be alive at a time
   CommunicationTime time_;
   FsdpMemory memory_;
-  Setting sync_{true};
+  TrackedSetting sync_{true};
   bool pinned_ = false;
   bool delivered_ = false;  // this backward has delivered a whole gradient
 };

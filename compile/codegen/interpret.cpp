@@ -96,7 +96,7 @@ void interpret_body(const Body& body, std::span<const Tensor> in, std::span<cons
                  "body: {} operands and {} results for {} and {}", in.size(), out.size(),
                  body.operands.size(), body.stores.size());
   Scoped<LayerMask> below_all_layers(context().enabled, 0);
-  Scoped<Backend*> eager(context().backend, nullptr);
+  EagerScope eager;
   Interpreter(body, in).run(out);
 }
 

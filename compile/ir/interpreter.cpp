@@ -42,7 +42,7 @@ void check_inputs(std::string_view who, const Graph& g, std::span<const Tensor> 
 
 Tensors interpret(const Graph& g, std::span<const Tensor> inputs) {
   check_inputs("interpret", g, inputs);
-  Scoped<Backend*> eager(context().backend, nullptr);
+  EagerScope eager;
   std::vector<size_t> last = last_reads(g);
   std::vector<Tensor> value(g.values.size());
   auto at = [&](ValueId id) -> Tensor& { return value[size_t(id)]; };

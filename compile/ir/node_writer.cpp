@@ -9,7 +9,7 @@ NodeWriter::NodeWriter(Graph& graph, std::vector<Node>& nodes, const Node& like)
       nodes_(nodes),
       phase_(like.phase),
       scope_(like.scope),
-      recording_(context().backend, static_cast<Backend*>(this)),
+      recording_({.backend = this, .records = true}),
       no_layers_(context().enabled, LayerMask(0)) {}
 
 Tensor NodeWriter::tensor(ValueId id) {

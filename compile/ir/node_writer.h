@@ -23,7 +23,6 @@ class NodeWriter final : private Backend {
  private:
   Tensors run(const PrimRef& prim, Inputs in) override;
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
-  bool records() const override { return true; }
 
   Graph& graph_;
   std::vector<Node>& nodes_;
@@ -32,7 +31,7 @@ class NodeWriter final : private Backend {
   std::unordered_map<const TensorImpl*, ValueId> ids_;
   std::vector<Tensor> held_;  // so that no handle is made twice at one address
   std::unordered_map<ValueId, Ref<Storage>> memory_;
-  Scoped<Backend*> recording_;
+  BackendScope recording_;
   Scoped<LayerMask> no_layers_;
 };
 

@@ -105,7 +105,7 @@ class Cleaner {
       prim = prim_of(from.meta, [&](const Tensor& t) { return expand(t, to.meta.shape); });
     } else {
       Tensor source(from.meta, nullptr, from.offset);
-      Scoped<Backend*> none(context().backend, nullptr);
+      EagerScope none;
       std::vector<Node> nodes;
       Graph scratch;
       scratch.values.push_back({from.meta, from.offset, 0});

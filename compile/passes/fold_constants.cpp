@@ -69,7 +69,7 @@ class Folder {
       if (!uniform(id)) return;
       in.push_back(scalar_tensor(*uniform(id), g_[id].meta.dtype));
     }
-    Scoped<Backend*> eager(context().backend, nullptr);
+    EagerScope eager;
     result = number_in(eager_backend().run(n.prim, in)[0]);
     n.prim = prim_of([&] { return full(to.shape, *result, {to.dtype, to.device}); });
     n.in = {}, n.role = Role::kConstant;

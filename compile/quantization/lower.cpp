@@ -95,7 +95,7 @@ class Lowering {
 
   // Of numbers that the graph finds as they are.
   static Tensor outside(FunctionRef<Tensor()> make) {
-    Scoped<Backend*> eager(context().backend, nullptr);
+    EagerScope eager;
     return make();
   }
 

@@ -47,7 +47,7 @@ StepRecorder::StepRecorder(const TraceOptions& options, RunSegment run,
   begin_graph(options_);
   for (const Tensor& t : options_.inputs) meets(t);  // so that a look at one is noticed
   for (const Tensor& t : arguments) known_handles_.insert(t.impl());
-  recording_.emplace(context().backend, this);
+  recording_.emplace(target());
 }
 
 StepRecorder::~StepRecorder() {
@@ -62,7 +62,7 @@ StepRecorder::~StepRecorder() {
 Tensors StepRecorder::run(const PrimRef& prim, Inputs in) {
   for (const Tensor& t : in) {
     if (t.device().is_meta()) {
-      Scoped<Backend*> eager(context().backend, nullptr);
+      EagerScope eager;
       return eager_backend().run(prim, in);
     }
   }
@@ -127,9 +127,13 @@ void StepRecorder::leave(const std::vector<Met>& met) {
 
 // ---- what the program does besides ops
 
-void StepRecorder::leaves_ops(std::string_view what) { looked_at(std::string(what)); }
-void StepRecorder::value_read(std::string_view where) {
-  looked_at(fmt::format("item() at {}", where));
+void StepRecorder::notice(const HostEvent& event) {
+  std::visit([this](const auto& e) { on(e); }, event);
+}
+
+void StepRecorder::on(const events::LeavesOps& event) { looked_at(event.what()); }
+void StepRecorder::on(const events::ValueRead& event) {
+  looked_at(fmt::format("item() at {}:{}", event.where.file_name(), event.where.line()));
 }
 
 void StepRecorder::looked_at(const std::string& why) {
@@ -141,23 +145,24 @@ void StepRecorder::looked_at(const std::string& why) {
   flush();
 }
 
-void StepRecorder::slot_read(const RefCounted& owner, const Tensor& slot) {
+void StepRecorder::on(const events::SlotRead& event) {
   for (TouchedSlot& s : slots_)
-    if (s.owner.get() == &owner) return;
-  slots_.push_back({.owner = Ref<const RefCounted>(&owner), .seen = &slot, .before = slot});
+    if (s.owner.get() == &event.owner) return;
+  slots_.push_back(
+      {.owner = Ref<const RefCounted>(&event.owner), .seen = &event.slot, .before = event.slot});
 }
 
-void StepRecorder::slot_changes(const RefCounted& owner, Tensor& slot, const Tensor& now) {
+void StepRecorder::on(const events::SlotChange& event) {
   for (TouchedSlot& s : slots_)
-    if (s.owner.get() == &owner) {
-      s.changed = &slot;
+    if (s.owner.get() == &event.owner) {
+      s.changed = &event.slot;
       return;
     }
-  slots_.push_back({.owner = Ref<const RefCounted>(&owner),
-                    .seen = &slot,
-                    .changed = &slot,
-                    .before = slot,
-                    .depends = now.defined()});
+  slots_.push_back({.owner = Ref<const RefCounted>(&event.owner),
+                    .seen = &event.slot,
+                    .changed = &event.slot,
+                    .before = event.slot,
+                    .depends = event.now.defined()});
 }
 
 TouchedSetting& StepRecorder::setting(const RefCounted& owner, const int64_t& value, bool read) {
@@ -166,11 +171,9 @@ TouchedSetting& StepRecorder::setting(const RefCounted& owner, const int64_t& va
     settings_.push_back({.owner = Ref(&owner), .seen = &value, .before = value, .depends = read});
   return settings_[known->second];
 }
-void StepRecorder::setting_read(const RefCounted& owner, const int64_t& value) {
-  setting(owner, value, true);
-}
-void StepRecorder::setting_changes(const RefCounted& owner, int64_t& value) {
-  setting(owner, value, false).changed = &value;
+void StepRecorder::on(const events::SettingRead& event) { setting(event.owner, event.value, true); }
+void StepRecorder::on(const events::SettingChange& event) {
+  setting(event.owner, event.value, false).changed = &event.value;
 }
 
 HandleState state_of(const Tensor& handle) {
@@ -179,8 +182,8 @@ HandleState state_of(const Tensor& handle) {
 }
 
 // Handles on memory that the recording makes are its own.
-void StepRecorder::takes(std::span<const Tensor> operands) {
-  for (const Tensor& t : operands) {
+void StepRecorder::on(const events::HandlesRead& event) {
+  for (const Tensor& t : event.handles) {
     const ShardData* shard = shard_data(t);
     const Storage* storage = (shard ? shard->local : t).storage().get();
     if (!storage || !storage->data() || !known_handles_.insert(t.impl()).second) continue;
@@ -234,7 +237,7 @@ Tensors StepRecorder::run_segment(Graph graph, const std::vector<Met>& met) {
 }
 
 void StepRecorder::flush() {
-  Scoped<Backend*> eager(context().backend, nullptr);
+  EagerScope eager;
   forget_handles();
   std::vector<Tensor> seen = visible();
   bool anything = !graph_.nodes.empty();

@@ -25,7 +25,7 @@ struct TouchedSlot {
   bool depends = true;  // what was recorded depends on `before`; else it was dropped unread
 };
 
-/// A switch that outlives the recording and was touched by it (setting.h).
+/// A switch that outlives the recording and was touched by it (tracked_setting.h).
 struct TouchedSetting {
   Ref<const RefCounted> owner;
   const int64_t* seen = nullptr;
@@ -76,13 +76,8 @@ class StepRecorder final : public TraceBackend {
 
   // Backend:
   Tensors run(const PrimRef& prim, Inputs in) override;
-  void leaves_ops(std::string_view what) override;
-  void value_read(std::string_view where) override;
-  void slot_read(const RefCounted& owner, const Tensor& slot) override;
-  void slot_changes(const RefCounted& owner, Tensor& slot, const Tensor& now) override;
-  void setting_read(const RefCounted& owner, const int64_t& value) override;
-  void setting_changes(const RefCounted& owner, int64_t& value) override;
-  void takes(std::span<const Tensor> operands) override;
+  // Observer:
+  void notice(const HostEvent& event) override;
 
  private:
   class Promise;
@@ -96,6 +91,13 @@ class StepRecorder final : public TraceBackend {
   bool meets(const Tensor& t) override;
   bool own(const Ref<Event>& ready) const;
   void leave(const std::vector<Met>& met);
+  void on(const events::LeavesOps& event);
+  void on(const events::ValueRead& event);
+  void on(const events::SlotRead& event);
+  void on(const events::SlotChange& event);
+  void on(const events::SettingRead& event);
+  void on(const events::SettingChange& event);
+  void on(const events::HandlesRead& event);
   void looked_at(const std::string& why);
   TouchedSetting& setting(const RefCounted& owner, const int64_t& value, bool read);
   void forget_handles();
@@ -118,7 +120,7 @@ class StepRecorder final : public TraceBackend {
   Graph last_;
   std::string break_;
   int segments_ = 0;
-  std::optional<Scoped<Backend*>> recording_;
+  std::optional<BackendScope> recording_;
 };
 
 }  // namespace tessera::compiler

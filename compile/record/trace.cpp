@@ -25,11 +25,6 @@ Role role_of(const Primitive& prim, Inputs in) {
   return in.empty() ? Role::kConstant : Role::kCompute;
 }
 
-// Ops that an op runs inside (a decomposition) are its own business.
-class EagerScope {
-  Scoped<Backend*> eager_{context().backend, nullptr};
-};
-
 }  // namespace
 
 TraceBackend::TraceBackend(const TraceOptions& options, const char* who) : who_(who) {
@@ -191,6 +186,7 @@ void TraceBackend::assign(std::span<const Tensor> dst, const PrimRef& prim, Inpu
   graph_.nodes.push_back(std::move(node));
 }
 
+// What an op runs inside, a decomposition, is no part of the graph.
 Tensors TraceBackend::execute(const PrimRef& prim, Inputs in) {
   EagerScope eager;
   return eager_backend().run(prim, in);
@@ -212,11 +208,12 @@ void TraceBackend::overwritten(std::span<const Tensor> dst, const ValueIds& out)
     memory_.at(dst[i].storage().get()).layouts.push_back({dst[i].meta(), dst[i].offset(), out[i]});
 }
 
-void TraceBackend::leaves_ops(std::string_view what) {
-  throw UserError(
-      fmt::format("{}: {} while a step is recorded, which only ops are part of; use those of "
-                  "collectives/ops.h, or do it outside of the step",
-                  who_, what));
+void TraceBackend::notice(const HostEvent& event) {
+  if (const auto* leaves = std::get_if<events::LeavesOps>(&event))
+    throw UserError(
+        fmt::format("{}: {} while a step is recorded, which only ops are part of; use those of "
+                    "collectives/ops.h, or do it outside of the step",
+                    who_, leaves->what()));
 }
 
 // Memory that only this table holds cannot be met again.
@@ -236,7 +233,7 @@ Graph TraceBackend::finish(std::span<const Tensor> tensors) {
 Trace::Trace(TraceOptions options) : options_(std::move(options)), backend_(options_) {
   TESSERA_CHECK(!context().backend,
                 "trace: this thread runs another backend already; traces do not nest");
-  recording_.emplace(context().backend, &backend_);
+  recording_.emplace(backend_.target());
 }
 Trace::~Trace() = default;
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "compile/ir/graph.h"
+#include "core/dispatch/observer.h"
 #include "core/tensor/named_tensor.h"
 
 namespace tessera::compiler {
@@ -25,16 +26,18 @@ struct TraceOptions {
 /// memory of everything that can still be read, so no kernel takes an operand over: a recorded
 /// value keeps its values. Throws UserError when memory it knows was written by other means than
 /// ops.
-class TraceBackend : public Backend {
+class TraceBackend : public Backend, public Observer {
  public:
   /// `who` begins the texts of errors.
   explicit TraceBackend(const TraceOptions& options, const char* who = "trace");
 
   Tensors run(const PrimRef& prim, Inputs in) override;
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
-  bool records() const override { return true; }
-  /// Throws UserError: what is written then would be frozen as if it had always been there.
-  void leaves_ops(std::string_view what) override;
+  /// Throws UserError where ops are left: what is written then would be frozen as if it had always
+  /// been there.
+  void notice(const HostEvent& event) override;
+  /// The calling thread's ops are recorded while it is the target.
+  DispatchTarget target() { return {.backend = this, .observer = this, .records = true}; }
   /// Makes `tensors` the outputs and hands the graph over.
   Graph finish(std::span<const Tensor> tensors);
 
@@ -101,7 +104,7 @@ class Trace {
  private:
   TraceOptions options_;  // keeps the named memory alive
   TraceBackend backend_;
-  std::optional<Scoped<Backend*>> recording_;
+  std::optional<BackendScope> recording_;
 };
 
 }  // namespace tessera::compiler

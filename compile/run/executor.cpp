@@ -237,7 +237,7 @@ struct Executor::Impl {
     take_memory();
     bind_inputs(given, given_implicit);
     renew_outputs();
-    Scoped<Backend*> eager(context().backend, nullptr);
+    EagerScope eager;
     Scoped<LayerMask> below_all_layers(context().enabled, 0);
     try {
       current_profile() ? run_profiled() : run_steps();

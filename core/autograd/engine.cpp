@@ -11,6 +11,7 @@
 #include "core/autograd/level.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
+#include "core/dispatch/observer.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
@@ -36,8 +37,7 @@ void add_to(Tensor& total, Tensor g) {
 
 // The gradient of a leaf becomes `g`.
 void put(GradMeta& leaf, Tensor g) {
-  if (Backend* b = context().backend) [[unlikely]]
-    b->slot_changes(leaf, leaf.grad, g);
+  notify(events::SlotChange{leaf, leaf.grad, g});
   leaf.grad = std::move(g);
 }
 
@@ -334,8 +334,7 @@ Tensors vjp_by_decomposition(const Primitive& prim, const VjpArgs& args) {
 }
 
 static void hooks_change(GradMeta& leaf) {
-  if (Backend* b = context().backend) [[unlikely]]
-    b->leaves_ops("a hook of a gradient is added or removed");
+  notify(events::LeavesOps{[] { return std::string("a hook of a gradient is added or removed"); }});
   ++leaf.hook_changes;
 }
 
@@ -349,8 +348,7 @@ int add_hook(const Tensor& leaf, GradHook hook) {
 }
 
 Tensor after_hooks(const GradMeta& leaf, Tensor g) {
-  if (Backend* b = context().backend) [[unlikely]]
-    b->setting_read(leaf, leaf.hook_changes);
+  notify(events::SettingRead{leaf, leaf.hook_changes});
   const auto hooks = leaf.hooks;  // a hook may remove itself
   for (auto& [number, hook] : hooks)
     if (Tensor changed = hook(g); changed.defined()) {
@@ -371,8 +369,7 @@ void remove_hook(const Tensor& leaf, int number) {
 }
 
 bool Tensor::requires_grad() const {
-  if (Backend* b = context().backend) [[unlikely]]
-    b->takes({this, 1});
+  notify(events::HandlesRead{{this, 1}});
   return grad_meta(*this) != nullptr;
 }
 
@@ -396,9 +393,9 @@ Tensor& Tensor::requires_grad_(bool on) {
 
 Tensor Tensor::grad() const {
   GradMeta* meta = grad_meta(*this);
-  if (Backend* b = context().backend; b && meta) [[unlikely]]
-    b->slot_read(*meta, meta->grad);
-  return meta ? meta->grad : Tensor();
+  if (!meta) return {};
+  notify(events::SlotRead{*meta, meta->grad});
+  return meta->grad;
 }
 
 void Tensor::set_grad(Tensor g) const {

@@ -76,17 +76,18 @@ Level::Enter::Enter(Level& level)
     : level_(level),
       enabled_(context().enabled),
       forced_(context().forced),
-      backend_(context().backend),
+      target_(context().target()),
       inference_(context().inference),
       outer_enabled_(level.outer_enabled_),
       outer_forced_(level.outer_forced_),
-      outer_backend_(level.outer_),
+      outer_target_(level.outer_),
       outer_inference_(level.outer_inference_) {
   Context& c = context();
   ++level.entered_;
-  level.outer_ = c.backend, level.outer_enabled_ = c.enabled, level.outer_forced_ = c.forced;
+  level.outer_ = c.target(), level.outer_enabled_ = c.enabled, level.outer_forced_ = c.forced;
   level.outer_inference_ = c.inference;
   c.backend = &level;
+  if (c.observer) c.observer = &level;
   c.inference = false;
   // Wrappers are not sharded; what they stand for may be.
   c.enabled &= LayerMask(~bit(Layer::kSharding));
@@ -97,10 +98,10 @@ Level::Enter::Enter(Level& level)
 
 Level::Enter::~Enter() {
   Context& c = context();
-  c.enabled = enabled_, c.forced = forced_, c.backend = backend_, c.inference = inference_;
+  c.enabled = enabled_, c.forced = forced_, c.target() = target_, c.inference = inference_;
   if (level_.vectorizes()) c.samples = std::move(samples_);
   level_.outer_enabled_ = outer_enabled_, level_.outer_forced_ = outer_forced_;
-  level_.outer_ = outer_backend_, level_.outer_inference_ = outer_inference_;
+  level_.outer_ = outer_target_, level_.outer_inference_ = outer_inference_;
   --level_.entered_;
 }
 
@@ -115,7 +116,7 @@ LayerMask enabled_outside(LayerMask outside, bool unrecorded) {
 }  // namespace
 
 Level::Outside::Outside(Level& level)
-    : backend_(context().backend, level.outer_),
+    : target_(level.outer_),
       enabled_(context().enabled, enabled_outside(level.outer_enabled_, level.unrecorded_)),
       forced_(context().forced, level.outer_forced_),
       inference_(context().inference, level.outer_inference_) {}
@@ -173,30 +174,19 @@ void Level::assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) 
   }
 }
 
-bool Level::records() const { return outer_ && outer_->records(); }
-void Level::leaves_ops(std::string_view what) {
-  if (outer_) outer_->leaves_ops(what);
-}
-void Level::value_read(std::string_view where) {
-  if (outer_) outer_->value_read(where);
-}
-// Gradients that end with this level are nobody's business outside.
-void Level::slot_read(const RefCounted& owner, const Tensor& slot) {
-  if (outer_ && !(slot.defined() && mine(slot))) outer_->slot_read(owner, slot);
-}
-void Level::slot_changes(const RefCounted& owner, Tensor& slot, const Tensor& now) {
-  if (outer_ && !(now.defined() && mine(now))) outer_->slot_changes(owner, slot, now);
-}
-void Level::setting_read(const RefCounted& owner, const int64_t& value) {
-  if (outer_) outer_->setting_read(owner, value);
-}
-void Level::setting_changes(const RefCounted& owner, int64_t& value) {
-  if (outer_) outer_->setting_changes(owner, value);
-}
-void Level::takes(std::span<const Tensor> operands) {
-  if (!outer_) return;
-  for (const Tensor& t : operands)
-    if (t.defined() && !mine(t)) outer_->takes({&t, 1});
+void Level::notice(const HostEvent& event) {
+  Observer& outer = *outer_.observer;
+  const auto of_this_level = [&](const Tensor& t) { return t.defined() && mine(t); };
+  if (const auto* read = std::get_if<events::HandlesRead>(&event)) {
+    for (const Tensor& t : read->handles)
+      if (t.defined() && !mine(t)) outer.notice(events::HandlesRead{{&t, 1}});
+    return;
+  }
+  // Gradients that end with this level do not matter outside.
+  const auto* read = std::get_if<events::SlotRead>(&event);
+  const auto* change = std::get_if<events::SlotChange>(&event);
+  if ((read && of_this_level(read->slot)) || (change && of_this_level(change->now))) return;
+  outer.notice(event);
 }
 
 }  // namespace tessera

@@ -3,9 +3,11 @@
 // is differentiated at this level, and the backend hands each op on, with the inner tensors, to the
 // whole dispatch path of the level outside. So transforms nest in any order, outer levels see
 // ordinary ops, and a trace sees what is left at the bottom. Invariant: an op never mixes levels;
-// an operand from further out stands for the same value in every sample.
+// an operand from further out stands for the same value in every sample; and an observer outside
+// is told all that happens at the level, except what concerns its wrappers alone.
 #pragma once
 #include "core/dispatch/dispatch.h"
+#include "core/dispatch/observer.h"
 #include "core/tensor/wrapped.h"
 
 namespace tessera {
@@ -17,7 +19,7 @@ enum class Randomness : uint8_t {
   kDifferent,  // each its own: what the function draws when it is given the whole batch
 };
 
-class Level final : public Backend, public RefCounted {
+class Level final : public Backend, public Observer, public RefCounted {
  public:
   /// A level that only differentiates.
   Level() = default;
@@ -26,14 +28,7 @@ class Level final : public Backend, public RefCounted {
 
   Tensors run(const PrimRef& prim, Inputs in) override;
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
-  bool records() const override;
-  void leaves_ops(std::string_view what) override;
-  void value_read(std::string_view where) override;
-  void slot_read(const RefCounted& owner, const Tensor& slot) override;
-  void slot_changes(const RefCounted& owner, Tensor& slot, const Tensor& now) override;
-  void setting_read(const RefCounted& owner, const int64_t& value) override;
-  void setting_changes(const RefCounted& owner, int64_t& value) override;
-  void takes(std::span<const Tensor> operands) override;
+  void notice(const HostEvent& event) override;
 
   bool vectorizes() const { return batch_ >= 0; }
   /// Samples of the batch; -1 where the level only differentiates.
@@ -63,12 +58,12 @@ class Level final : public Backend, public RefCounted {
    private:
     Level& level_;
     LayerMask enabled_, forced_;
-    Backend* backend_;
+    DispatchTarget target_;
     bool inference_;
     Tensor samples_;
     // Of the level, when it is entered again further in.
     LayerMask outer_enabled_, outer_forced_;
-    Backend* outer_backend_;
+    DispatchTarget outer_target_;
     bool outer_inference_;
   };
   /// Runs the calling thread, which is at this level, at the one outside.
@@ -77,7 +72,7 @@ class Level final : public Backend, public RefCounted {
     explicit Outside(Level& level);
 
    private:
-    Scoped<Backend*> backend_;
+    BackendScope target_;
     Scoped<LayerMask> enabled_, forced_;
     Scoped<bool> inference_;
   };
@@ -97,7 +92,7 @@ class Level final : public Backend, public RefCounted {
   int entered_ = 0;
   bool unrecorded_ = false;
   // Of the context outside.
-  Backend* outer_ = nullptr;
+  DispatchTarget outer_;
   LayerMask outer_enabled_ = 0, outer_forced_ = 0;
   bool outer_inference_ = false;
 };

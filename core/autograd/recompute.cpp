@@ -6,6 +6,7 @@
 #include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
+#include "core/dispatch/observer.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
 #include "core/tensor/random.h"
@@ -116,54 +117,30 @@ class ValueRecipe final : public Recipe {
 // A backend in front of another one, while a function runs.
 class RegionBackend : public Backend {
  public:
-  RegionBackend(Region& region, Backend* outer) : region_(region), outer_(outer) {}
-  bool records() const override { return outer_ && outer_->records(); }
-  void leaves_ops(std::string_view what) override {
-    if (outer_) outer_->leaves_ops(what);
-  }
-  void value_read(std::string_view where) override {
-    if (outer_) outer_->value_read(where);
-  }
-  void slot_read(const RefCounted& owner, const Tensor& slot) override {
-    if (outer_) outer_->slot_read(owner, slot);
-  }
-  void slot_changes(const RefCounted& owner, Tensor& slot, const Tensor& now) override {
-    if (outer_) outer_->slot_changes(owner, slot, now);
-  }
-  void setting_read(const RefCounted& owner, const int64_t& value) override {
-    if (outer_) outer_->setting_read(owner, value);
-  }
-  void setting_changes(const RefCounted& owner, int64_t& value) override {
-    if (outer_) outer_->setting_changes(owner, value);
-  }
-  void takes(std::span<const Tensor> operands) override {
-    if (outer_) outer_->takes(operands);
-  }
+  RegionBackend(Region& region, const DispatchTarget& outer) : region_(region), outer_(outer) {}
   int apart = 0;  // > 0: ops are not of the function
 
  protected:
   // What an op runs inside, a decomposition, is its own business.
   Tensors run_outside(const PrimRef& prim, Inputs in) {
-    Scoped<Backend*> outer(context().backend, outer_);
-    return (outer_ ? *outer_ : eager_backend()).run(prim, in);
+    BackendScope scope(outer_);
+    return (outer_.backend ? *outer_.backend : eager_backend()).run(prim, in);
   }
   void assign_outside(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
-    Scoped<Backend*> outer(context().backend, outer_);
-    (outer_ ? *outer_ : eager_backend()).assign(dst, prim, in);
+    BackendScope scope(outer_);
+    (outer_.backend ? *outer_.backend : eager_backend()).assign(dst, prim, in);
   }
   Region& region_;
-
- private:
-  Backend* outer_;
+  const DispatchTarget outer_;
 };
 
-class FirstRun final : public RegionBackend {
+class FirstRun final : public RegionBackend, public Observer {
  public:
   using RegionBackend::RegionBackend;
 
-  void value_read(std::string_view where) override {
-    region_.value_read();
-    RegionBackend::value_read(where);
+  void notice(const HostEvent& event) override {
+    if (std::holds_alternative<events::ValueRead>(event)) region_.value_read();
+    if (outer_.observer) outer_.observer->notice(event);
   }
 
   Tensors run(const PrimRef& prim, Inputs in) override {
@@ -239,7 +216,7 @@ class FirstRun final : public RegionBackend {
 
 class SecondRun final : public RegionBackend {
  public:
-  SecondRun(Region& region, Backend* outer, const Storage* random)
+  SecondRun(Region& region, const DispatchTarget& outer, const Storage* random)
       : RegionBackend(region, outer), random_(random) {}
 
   Tensors run(const PrimRef& prim, Inputs in) override {
@@ -350,8 +327,10 @@ Storage* values_of(const Tensor& t) { return storage_of(local_of(t)); }
 List Region::run_first() {
   List out;
   {
-    FirstRun backend(*this, context().backend);
-    Scoped<Backend*> front(context().backend, &backend);
+    DispatchTarget target = context().target();
+    FirstRun front(*this, target);
+    target.backend = &front, target.observer = &front;
+    BackendScope scope(target);
     out = f_(in_);
   }
   // Borders stay values.
@@ -407,15 +386,17 @@ void Region::run_again() {
 bool Region::run_second(bool all) {
   find_needed(all);
   Rewound rewound(generator_, random_);
-  SecondRun backend(*this, context().backend, random_state());
+  DispatchTarget target = context().target();
+  SecondRun backend(*this, target, random_state());
   Context now = context_;
-  now.backend = context().backend, now.generator = &generator_;
+  now.target() = target, now.generator = &generator_;
   now.grad_node = context().grad_node, now.stream = context().stream;
   Scoped<Context> again(context(), std::move(now));
   std::optional<Autocast>
       casts;  // before the backend: as in the first run, casts are ops each time
   if (context().forced & bit(Layer::kAutocast)) casts.emplace(context().autocast);
-  Scoped<Backend*> front(context().backend, &backend);
+  target.backend = &backend;
+  BackendScope front(target);
   try {
     f_(in_);
   } catch (...) {

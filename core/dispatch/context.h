@@ -19,6 +19,18 @@ struct Stream {
 
 class Generator;
 class CastCache;
+class Observer;
+
+/// Where the ops of a thread end, and who is told what it does besides (observer.h). Changed as a
+/// whole, by BackendScope: a backend in front of another one copies the target outside and replaces
+/// what it takes part in, so that the rest stays connected.
+struct DispatchTarget {
+  Backend* backend = nullptr;    // null: eager
+  Observer* observer = nullptr;  // null: nobody is told; one needs a backend beside it
+  // Ops are written down to be run again: numbers in a program then come as ops too, and not as
+  // tensors that no op made.
+  bool records = false;
+};
 
 /// Which part of a training step runs; a trace records it with every op.
 enum class Phase : uint8_t { kForward, kBackward, kUpdate };
@@ -30,14 +42,16 @@ constexpr std::string_view name_of(Phase p) {
 
 enum class Communication : uint8_t { kNever, kInLosses, kAlways };
 
-struct Context {
+struct Context : DispatchTarget {
+  /// The three fields as one, to be kept or handed on.
+  DispatchTarget& target() { return *this; }
+
   // Layers that may look at ops; without kAutograd nothing is recorded for backward.
   LayerMask enabled =
       LayerMask(bit(Layer::kAutocast) | bit(Layer::kAutograd) | bit(Layer::kSharding));
   LayerMask forced = 0;        // layers that look at every op whatever its inputs (autocast)
   DType autocast = kF32;       // what its ops of low precision compute in: core/autograd/autocast.h
   CastCache* casts = nullptr;  // of weights, while an Autocast lives
-  Backend* backend = nullptr;  // null: eager
   Stream stream;
   bool inference = false;          // results may never be recorded later
   DType default_dtype = kF32;      // of creation functions without one
@@ -80,6 +94,24 @@ class Scoped {
  private:
   T& field_;
   T old_;
+};
+
+/// Sends the ops and events of the calling thread to `target` for one scope.
+class BackendScope {
+ public:
+  explicit BackendScope(DispatchTarget target) : target_(context().target(), target) {
+    TESSERA_ASSERT(target.backend || !(target.observer || target.records),
+                   "dispatch: an observer or a recording without a backend, so that views would "
+                   "pass it by");
+  }
+
+ private:
+  Scoped<DispatchTarget> target_;
+};
+/// What runs in this scope is no part of what the backend outside records or counts: ops run at
+/// once, and nobody is told of the rest.
+struct EagerScope : BackendScope {
+  EagerScope() : BackendScope({}) {}
 };
 
 }  // namespace tessera

@@ -4,6 +4,7 @@
 
 #include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
+#include "core/dispatch/observer.h"
 #include "core/dispatch/sharding.h"
 #include "core/tensor/wrapped.h"
 
@@ -24,8 +25,8 @@ void refuse_left_behind(const Primitive& prim, std::span<const Tensor> in) {
 
 Tensors run_layers(LayerMask allowed, const PrimRef& prim, Inputs in) {
   Context& c = context();
-  if (c.backend && allowed == kAllLayers) [[unlikely]]
-    c.backend->takes(in);
+  if (allowed == kAllLayers) [[likely]]
+    notify(events::HandlesRead{in}, c);
   LayerMask asked = c.forced;
   for (const Tensor& t : in) asked |= t.layers();
   if (asked & kWrappedBit) [[unlikely]]

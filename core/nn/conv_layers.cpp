@@ -160,7 +160,7 @@ Tensor BatchNormNd::normalized(const Tensor& x, const NormThen& then) {
   if (!training() && options.track_running_stats)
     return tessera::batch_norm(x, running_mean, running_var,
                                {.weight = weight, .bias = bias, .eps = options.eps}, then);
-  source_changes_.get();  // for who records the step: with another source it is another
+  source_changes_.note_use();
   if (training() && source_) {
     SharedMoments all = source_(x, weight, bias, options.eps, then);
     if (options.track_running_stats) {
@@ -183,7 +183,7 @@ Tensor BatchNormNd::normalized(const Tensor& x, const NormThen& then) {
 
 void BatchNormNd::share_moments(MomentsSource source) {
   source_ = std::move(source);
-  source_changes_.set(source_changes_.get() + 1);
+  source_changes_.note_change();
 }
 
 std::string BatchNormNd::type_name() const {

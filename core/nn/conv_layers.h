@@ -122,7 +122,7 @@ class BatchNormNd : public Module {
   Tensor factor() const;
   const int least_dims_, most_dims_;
   MomentsSource source_;
-  Setting source_changes_{0};
+  TrackedChanges source_changes_;
 };
 struct BatchNorm1d final : BatchNormNd {  // [N, C] or [N, C, L]
   explicit BatchNorm1d(const BatchNormOptions& o) : BatchNormNd(2, 3, o) {}

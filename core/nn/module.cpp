@@ -37,12 +37,12 @@ Module::~Module() {
     if (child->parent_ == this) child->parent_ = nullptr;
 }
 
-bool Module::training() const { return mode_.get() & 1; }
+bool Module::training() const { return training_.read() != 0; }
 
 void Module::changed(const char* what) {
-  if (Backend* b = context().backend) [[unlikely]]
-    b->leaves_ops(fmt::format("{} of {} changed", what, path_.empty() ? type_name() : path_));
-  mode_.set(mode_.get() + 2);
+  notify(events::LeavesOps{
+      [&] { return fmt::format("{} of {} changed", what, path_.empty() ? type_name() : path_); }});
+  parts_.note_change();
 }
 
 // ---- forward
@@ -50,14 +50,12 @@ void Module::changed(const char* what) {
 Tensor Module::forward(Tensor x) {
   if (!recompute_) [[likely]]
     return forward_once(std::move(x));
-  mode_.get();
   return tessera::recompute(
       *recompute_, [this](const Tensor& x) { return forward_once(x); }, x);
 }
 
 Tensor Module::forward_once(Tensor x) {
-  mode_.get();  // what a recorder is to know: this call depends on hooks and slots
-  if (hooks_) [[unlikely]] {
+  if (hooks_of_call()) [[unlikely]] {
     Tensor in[] = {std::move(x)};
     return call_once(in, [&] { return compute(in[0]); });
   }
@@ -91,14 +89,12 @@ Tensor Module::call_owning(std::vector<Tensor> in, std::function<Tensor(Inputs)>
     return call_once(t, [&] { return body(t); });
   };
   if (!recompute_) return once(in);
-  mode_.get();
   return tessera::recompute(*recompute_, std::move(once), in);
 }
 
 Tensor Module::call_once(Inputs in, FunctionRef<Tensor()> body) {
   Scope scope = Scope::module(path_);
-  mode_.get();
-  if (!hooks_) return body();
+  if (!hooks_of_call()) return body();
   // Copies, since a hook may remove itself.
   std::shared_ptr<Hooks> hooks = hooks_;
   try {
@@ -115,26 +111,32 @@ Tensor Module::call_once(Inputs in, FunctionRef<Tensor()> body) {
   }
 }
 
-Hooks& Module::hooks() {
+// A call depends on the hooks that it runs, and on what is in the slots and children when it does.
+const std::shared_ptr<Hooks>& Module::hooks_of_call() const {
+  parts_.note_use();
+  return hooks_;
+}
+
+Hooks& Module::hooks_to_change() {
   if (!hooks_) hooks_ = std::make_shared<Hooks>([this](const char* what) { changed(what); });
   changed("a hook");
   return *hooks_;
 }
 
 HookHandle Module::add_pre_hook(PreHook hook, bool outermost) {
-  auto& pre = hooks().pre;
+  auto& pre = hooks_to_change().pre;
   pre.emplace(outermost ? pre.begin() : pre.end(), hooks_->next, std::move(hook));
   return HookHandle(hooks_, hooks_->next++);
 }
 
 HookHandle Module::add_unwind_hook(UnwindHook hook) {
-  auto& unwind = hooks().unwind;
+  auto& unwind = hooks_to_change().unwind;
   unwind.emplace_back(hooks_->next, std::move(hook));
   return HookHandle(hooks_, hooks_->next++);
 }
 
 HookHandle Module::add_post_hook(PostHook hook) {
-  auto& post = hooks().post;
+  auto& post = hooks_to_change().post;
   post.emplace_back(hooks_->next, std::move(hook));
   return HookHandle(hooks_, hooks_->next++);
 }
@@ -322,7 +324,7 @@ void Module::apply(FunctionRef<void(Module&)> f) {
 }
 
 Module& Module::train(bool on) {
-  apply([on](Module& m) { m.mode_.set((m.mode_.get() & ~int64_t(1)) | int64_t(on)); });
+  apply([on](Module& m) { m.training_.write(on); });
   return *this;
 }
 

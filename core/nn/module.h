@@ -13,7 +13,7 @@
 
 #include "core/autograd/recompute.h"
 #include "core/base/function_ref.h"
-#include "core/dispatch/setting.h"
+#include "core/dispatch/tracked_setting.h"
 #include "core/nn/init.h"
 #include "core/nn/scope.h"
 #include "core/tensor/named_tensor.h"
@@ -207,17 +207,18 @@ class Module {
   std::vector<NamedTensor> distinct(bool parameters, bool buffers, bool persistent_only);
   std::string no_such(std::string_view path);
   void print(std::string& out, const std::string& name, int depth) const;
-  Hooks& hooks();
+  const std::shared_ptr<Hooks>& hooks_of_call() const;
+  Hooks& hooks_to_change();
   void changed(const char* what);
 
   std::vector<Entry> entries_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
   const Module* parent_ = nullptr;  // identity only
   std::string path_;
-  std::shared_ptr<Hooks> hooks_;  // null until a hook is added
+  std::shared_ptr<Hooks> hooks_;  // null until a hook is added; a call reads hooks_of_call()
   std::optional<RecomputeOptions> recompute_;
-  // Whether it trains, in bit 0; above it, how often its hooks, slots or children changed.
-  Setting mode_{1};
+  TrackedSetting training_{1};
+  TrackedChanges parts_;  // hooks, slots, children, recomputation
 };
 
 /// The blocks of a model: modules that are called by a number, the outermost of each.

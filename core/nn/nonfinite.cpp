@@ -28,15 +28,15 @@ void look_at_bits(const uint16_t* values, int64_t n, uint16_t exponent, bool& na
   }
 }
 
-Backend* instead_of_none(Backend* own) {
+DispatchTarget instead_of_none(Backend* own) {
   TESSERA_CHECK(!context().backend, "nonfinite: this thread runs another backend already");
-  return own;
+  return {.backend = own};
 }
 
 }  // namespace
 
 NonFiniteSearch::NonFiniteSearch(bool (*communicates)(const Primitive&))
-    : communicates_(communicates), on_(context().backend, instead_of_none(this)) {}
+    : communicates_(communicates), on_(instead_of_none(this)) {}
 
 NonFiniteSearch::Seen NonFiniteSearch::look(std::span<const Tensor> tensors) {
   Seen seen;

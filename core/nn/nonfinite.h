@@ -72,7 +72,7 @@ class NonFiniteSearch final : public Backend {
   std::optional<Finding> nan_, infinity_, given_, received_, received_infinity_;
   bool nan_of_infinity_ = false;                   // the operands of nan_ held one
   std::map<uint64_t, std::string> scope_of_node_;  // of the op recorded by autograd node n
-  Scoped<Backend*> on_;
+  BackendScope on_;
 };
 
 }  // namespace tessera::nn

@@ -1,4 +1,5 @@
 // Methods of Tensor that are ops, spelled so that programs read well.
+#include "core/dispatch/observer.h"
 #include "core/dispatch/sharding.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
@@ -19,8 +20,7 @@ template <class T>
 T Tensor::item(std::source_location where) const {
   TESSERA_CHECK_AS(ShapeError, numel() == 1, "item: {} has {} elements, not one", describe(*this),
                    numel());
-  if (Backend* backend = context().backend) [[unlikely]]
-    backend->value_read(fmt::format("{}:{}", where.file_name(), where.line()));
+  notify(events::ValueRead{where});
   if (const Wrapped* w = wrapped(*this); w && !w->batched) return w->inner.item<T>(where);
   if (const ShardingLayer* sharding = sharding_of(*this)) return sharding->whole_value().item<T>();
   if constexpr (std::is_same_v<T, bool>) return read_real(raw_values(), dtype()) != 0;

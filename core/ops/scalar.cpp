@@ -62,7 +62,7 @@ void check_holds(std::string_view op, DType t, Scalar value) {
 }
 
 Tensor scalar_tensor(Scalar value, DType dtype, Device device) {
-  if (Backend* b = context().backend; b && b->records()) [[unlikely]]
+  if (context().records) [[unlikely]]
     return full({}, value, {dtype, device});
   Tensor t = empty({}, dtype, device);
   if (device.is_meta()) return t;

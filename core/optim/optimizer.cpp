@@ -72,7 +72,7 @@ Optimizer::Optimizer(Params params, double lr, double weight_decay, std::vector<
 
 /// Makes the state of a parameter that was frozen when the optimizer was made.
 void Optimizer::begin(Group& group, size_t i) {
-  Scoped<Backend*> untraced(context().backend, nullptr);  // it happens once: no part of a step
+  EagerScope untraced;  // it happens once: no part of a step
   for (auto& kind : group.state)
     if (!kind[i].defined()) kind[i] = zeros_like(group.params[i].tensor);
 }
@@ -129,11 +129,11 @@ void Optimizer::set_weight_decay(size_t group, double weight_decay) {
                 "groups",
                 weight_decay, group, groups_.size());
   groups_[group].weight_decay = weight_decay;
-  changes_.set(changes_.get() + 1);
+  weight_decays_.note_change();
 }
 
 void Optimizer::run(const Tensor& scale) {
-  (void)changes_.get();  // who records the step is told what it rests on
+  weight_decays_.note_use();
   for (Group& group : groups_) {
     collect(group);
     if (!lists_.params.empty()) update(group, lists_, scale);

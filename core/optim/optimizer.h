@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "core/dispatch/setting.h"
+#include "core/dispatch/tracked_setting.h"
 #include "core/tensor/named_tensor.h"
 
 namespace tessera::optim {
@@ -97,7 +97,7 @@ class Optimizer {
   void collect(Group& group);
   std::vector<std::string> kinds_;
   std::vector<Group> groups_;
-  Setting changes_{0};  // of weight decays
+  TrackedChanges weight_decays_;
   Tensor step_count_, one_;
   Lists lists_;  // kept for its capacity
 };

@@ -161,7 +161,7 @@ Json bench_int8(const Int8Options& o) {
        compiled_low = compile(forward, {.name = "bf16"});
   RecordingBackend recorder;
   {
-    Scoped<Backend*> use(context().backend, &recorder);
+    BackendScope use({.backend = &recorder});
     eager();
   }
   BareStep bare(recorder.contractions(), false);

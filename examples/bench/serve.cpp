@@ -72,7 +72,7 @@ bool take_suffix(std::string& name, std::string_view suffix) {
 
 Contractions contractions_of(Workload& work) {
   RecordingBackend recorder;
-  Scoped<Backend*> use(context().backend, &recorder);
+  BackendScope use({.backend = &recorder});
   work.train();
   return recorder.contractions();
 }

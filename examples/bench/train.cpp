@@ -30,7 +30,7 @@ struct TrainOptions {
 
 Contractions record_contractions(Workload& work) {
   RecordingBackend recorder;
-  Scoped<Backend*> use(context().backend, &recorder);
+  BackendScope use({.backend = &recorder});
   work.step();
   return recorder.contractions();
 }
@@ -52,7 +52,7 @@ Json profile(Workload& work, int steps, bool detail) {
   RecordingBackend recorder;
   Stopwatch watch;
   {
-    Scoped<Backend*> use(context().backend, &recorder);
+    BackendScope use({.backend = &recorder});
     for (int i = 0; i < steps; ++i) work.step();
   }
   double whole = watch.seconds();

@@ -2,16 +2,22 @@
 // replayed after. Each program runs compiled and, from the same state, not.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <optional>
 
 #include "collectives/loopback/run_ranks.h"
 #include "compile/build.h"
 #include "compile/compile.h"
+#include "compile/ir/interpreter.h"
+#include "compile/record/step_recorder.h"
 #include "compile/record/trace.h"
 #include "core/autograd/autograd.h"
+#include "core/autograd/graph.h"
+#include "core/autograd/recompute.h"
+#include "core/autograd/transforms.h"
 #include "core/base/deterministic.h"
-#include "core/dispatch/setting.h"
+#include "core/dispatch/tracked_setting.h"
 #include "core/nn/nn.h"
 #include "core/ops/contract.h"
 #include "core/ops/create.h"
@@ -166,21 +172,80 @@ TEST(Guards, StridesOfAnArgument) {
 }
 
 TEST(Guards, ASettingThatTheStepMakes) {
-  Setting on(1);
+  TrackedSetting on(1);
   auto step = compile([&](const Tensor& x) {
-    int64_t before = on.get();
-    on.set(0);
-    Tensor y = x * double(1 + on.get());
-    on.set(7);
+    int64_t before = on.read();
+    on.write(0);
+    Tensor y = x * double(1 + on.read());
+    on.write(7);
     return y + double(before);
   });
   for (int call = 0; call < 8; ++call) {
-    if (call < 4) on.set(1);  // later on it is what the last call left
+    if (call < 4) on.write(1);  // later on it is what the last call left
     double before = call <= 4 && call != 4 ? 1 : 7;
     expect_same_bits(step(numbers(call)), numbers(call) + before, "call");
-    EXPECT_EQ(on.get(), 7);
+    EXPECT_EQ(on.read(), 7);
   }
   EXPECT_EQ(step.report().replays, 4);
+}
+
+// The recorder stands behind the backends of both.
+TEST(Guards, WhatATransformInARecomputationTouchesReachesTheRecorder) {
+  TrackedSetting cube(0);
+  Tensor x = numbers(2), w = numbers(1).requires_grad_();
+  auto f = [&](const Tensor& t) {
+    w.set_grad({});
+    EXPECT_TRUE(w.requires_grad());
+    return sum(cube.read() ? t * t * t : t * t);
+  };
+  StepRecorder recorder({.inputs = {x}}, [](Graph graph, std::span<const Tensor> inputs) {
+    return interpret(graph, inputs);
+  });
+  Tensor dx = recompute([&](const Tensor& t) { return grad(f)(t); }, x);
+  recorder.finish();
+  ASSERT_EQ(recorder.settings().size(), 1u);
+  EXPECT_EQ(recorder.settings()[0].before, 0);
+  EXPECT_TRUE(recorder.settings()[0].depends);
+  ASSERT_EQ(recorder.slots().size(), 1u);
+  EXPECT_EQ(recorder.slots()[0].owner.get(), grad_meta(w));
+  EXPECT_TRUE(recorder.slots()[0].changed);
+  EXPECT_TRUE(std::ranges::any_of(recorder.handles(),
+                                  [&](const TouchedHandle& h) { return h.handle.is_same(w); }));
+  expect_same_bits(dx, x * 2.0, "gradient");
+}
+
+TEST(Guards, ASettingThatIsReadInATransform) {
+  TrackedSetting cube(0);
+  auto f = [&](const Tensor& t) { return sum(cube.read() ? t * t * t : t * t); };
+  auto step = compile([&](const Tensor& x) { return grad(f)(x); });
+  for (int call = 0; call < 12; ++call) {
+    cube.write(call / 4 % 2);
+    const Tensor x = numbers(call);
+    expect_same_bits(step(x), cube.read() ? x * x * 3.0 : x * 2.0, "call " + std::to_string(call));
+  }
+  EXPECT_GE(step.report().replays, 6) << step.report().why_not;
+}
+
+// Whether it trains matters to a module that asks, and to no other.
+TEST(Guards, TrainingModeOfModules) {
+  auto layer = nn::linear(4, 3);
+  auto drop = nn::dropout(0.5);
+  layer->init(1);
+  auto plain = compile([&](const Tensor& x) { return layer->forward(x).detach(); },
+                       {.skip = "decompose,accumulate,fuse"});
+  auto asks = compile([&](const Tensor& x) { return drop->forward(x) * 1.0; });
+  for (int call = 0; call < 6; ++call) {
+    layer->train(call < 3), drop->train(call < 3);
+    const Tensor x = rows(call + 1);
+    expect_same_bits(plain(x), layer->forward(x).detach(), "layer " + std::to_string(call));
+    const Tensor y = asks(x);
+    if (call < 3)
+      EXPECT_FALSE(any(y == x).item<bool>()) << call << ": an element is dropped or doubled";
+    else
+      expect_same_bits(y, x, "nothing is dropped");
+  }
+  EXPECT_EQ(plain.report().replays, 4) << plain.report().why_not;
+  EXPECT_EQ(asks.report().replays, 2) << asks.report().why_not;
 }
 
 // Two ranks with data of their own: gradients are reduced, or stay on their rank.

@@ -6,6 +6,8 @@
 
 #include "compile/ir/interpreter.h"
 #include "compile/ir/verify.h"
+#include "core/autograd/recompute.h"
+#include "core/autograd/transforms.h"
 #include "core/nn/nn.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
@@ -238,6 +240,21 @@ std::string error_of(FunctionRef<void()> f) {
     return e.what();
   }
   return "no error";
+}
+
+TEST(Trace, RefusesWhatIsNoOpInATransformInARecomputationToo) {
+  Tensor x = zeros({4}), w = ones({4}).requires_grad_();
+  auto f = [&](const Tensor& t) {
+    add_hook(w, [](const Tensor& g) { return g; });
+    return sum(t * w);
+  };
+  EXPECT_NE(error_of([&] {
+              Trace trace({.inputs = {x}});
+              recompute([&](const Tensor& t) { return grad(f)(t); }, x);
+            }).find("trace: a hook of a gradient is added or removed while a step is recorded"),
+            std::string::npos);
+  EXPECT_EQ(context().observer, nullptr);
+  EXPECT_FALSE(context().records);
 }
 
 TEST(Trace, Refuses) {

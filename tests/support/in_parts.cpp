@@ -53,7 +53,7 @@ Tensors InParts::run(const PrimRef& prim, Inputs in) {
   if (prim->is_view()) return eager_backend().run(prim, in);
   // Below all layers, and what parts are cut and joined by is computed as ever.
   Scoped<LayerMask> below(context().enabled, 0);
-  Scoped<Backend*> eager(context().backend, nullptr);
+  EagerScope eager;
   const bool called = !inside_;
   Scoped<bool> inside(inside_, true);
   const std::vector<Tensor> operands(in.begin(), in.end());
@@ -70,7 +70,7 @@ Tensors InParts::run_in(const PrimRef& prim, const std::vector<Tensor>& in) {
   if (prim->name() == "global_norm") {
     Tensor total = scalar_tensor(0.0, kF64);
     for (const Tensor& x : in) {
-      Scoped<Backend*> mine(context().backend, this);
+      BackendScope mine({.backend = this});
       total = total + sum(x * x);
     }
     return {sqrt(total)};
@@ -78,7 +78,7 @@ Tensors InParts::run_in(const PrimRef& prim, const std::vector<Tensor>& in) {
   if (prim->name() == "norm_of_rows") {
     Tensor total = scalar_tensor(0.0, kF64);
     for (const Tensor& squares : in) {
-      Scoped<Backend*> mine(context().backend, this);
+      BackendScope mine({.backend = this});
       total = total + sum(squares);
     }
     return {sqrt(total)};
@@ -94,7 +94,7 @@ Tensors InParts::run_in(const PrimRef& prim, const std::vector<Tensor>& in) {
   }
   if (const auto* c = dynamic_cast<const ContractAttributes*>(prim.get()); c && c->leaves) {
     Scoped<bool> any_order(context().exact_contraction, false);  // its sums may not be cut anywhere
-    Scoped<Backend*> mine(context().backend, this);
+    BackendScope mine({.backend = this});
     return {contract(c->a + "," + c->b + "->" + c->out, in[0], in[1])};
   }
   Call call{prim, in, prim->axes(pointers(in))};
@@ -139,7 +139,7 @@ Tensors InParts::run_whole(const PrimRef& prim, const std::vector<Tensor>& in) {
   if (longest_dim(in) > longest_) {
     if (Tensors out = cut_reduction(prim, in); !out.empty()) return out;
     if (prim->decomposable()) {
-      Scoped<Backend*> mine(context().backend, this);
+      BackendScope mine({.backend = this});
       return prim->decompose(in);
     }
     whole_.insert(std::string(prim->name()));

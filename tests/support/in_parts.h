@@ -14,7 +14,7 @@ namespace tessera::test {
 class InParts final : public Backend {
  public:
   /// Loops are cut until they are at most `longest`.
-  explicit InParts(int64_t longest = 13) : longest_(longest), on_(context().backend, this) {}
+  explicit InParts(int64_t longest = 13) : longest_(longest), on_({.backend = this}) {}
   Tensors run(const PrimRef& prim, Inputs in) override;
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
   /// Ops that had a loop longer than `longest` which nothing could cut: computed as they are.
@@ -38,7 +38,7 @@ class InParts final : public Backend {
   int64_t longest_;
   bool inside_ = false;  // an op is being computed: what computes it was not called by the program
   std::set<std::string, std::less<>> whole_, large_;
-  Scoped<Backend*> on_;
+  BackendScope on_;
 };
 
 }  // namespace tessera::test

@@ -266,7 +266,7 @@ void run_layer(const Primitive& prim, std::span<const Tensor> in, std::span<cons
     check_scale(in[2]);
     if (!has_byte_dot() && !layer.prepared()) layer.keep(std::make_shared<InF32>());
     Scoped<LayerMask> below_all_layers(context().enabled, 0);
-    Scoped<Backend*> eager(context().backend, nullptr);
+    EagerScope eager;
     return copy_values(out[0], prim.decompose(in)[0]);
   }
   auto kept = std::static_pointer_cast<const Prepared>(layer.prepared());

@@ -47,7 +47,7 @@ double largest_difference(const Tensor& a, const Tensor& b) {
 // Runs ops as ever and counts those of one name.
 class Counting final : public Backend {
  public:
-  explicit Counting(std::string_view name) : name_(name), on_(context().backend, this) {}
+  explicit Counting(std::string_view name) : name_(name), on_({.backend = this}) {}
   Tensors run(const PrimRef& prim, Inputs in) override {
     count_ += prim->name() == name_;
     return eager_backend().run(prim, in);
@@ -60,7 +60,7 @@ class Counting final : public Backend {
  private:
   std::string_view name_;
   int count_ = 0;
-  Scoped<Backend*> on_;
+  BackendScope on_;
 };
 
 // PyTorch's lists, by the names of our primitives.

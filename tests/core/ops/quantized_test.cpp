@@ -183,7 +183,7 @@ TEST(Quantized, WeightsAreFoundAnewWhenTheyChange) {
   PrimRef prim;
   struct Catch final : Backend {
     PrimRef& prim;
-    Scoped<Backend*> on{context().backend, this};
+    BackendScope on{{.backend = this}};
     explicit Catch(PrimRef& p) : prim(p) {}
     Tensors run(const PrimRef& p, Inputs in) override {
       prim = p;
