@@ -46,7 +46,7 @@ Tensors NodeWriter::run(const PrimRef& prim, Inputs in) {
   if (prim->is_view()) {
     for (const Tensor& v : prim->view(in)) add(v.meta(), v.offset(), graph_[node.in[0]].buffer);
   } else {
-    for (const Meta& m : planned_results(*prim, in)) add(m, 0, kNoBuffer);
+    for (const Meta& m : planned_results(prim, in)) add(m, 0, kNoBuffer);
   }
   nodes_.push_back(std::move(node));
   return out;

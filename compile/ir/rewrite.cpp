@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/dispatch/plan_cache.h"
+
 namespace tessera::compiler {
 
 Uses::Uses(const Graph& g)
@@ -50,8 +52,8 @@ bool is_effect(const Node& n) {
 
 Tensor shape_of(const Graph& g, ValueId id) { return Tensor(g[id].meta, nullptr, g[id].offset); }
 
-Metas planned_results(const Primitive& prim, std::span<const Tensor> in) {
-  return plan_call(prim, find_kernel(prim, device_of(prim, in)), in).out;
+Metas planned_results(const PrimRef& prim, std::span<const Tensor> in) {
+  return PlanCache::of_thread().plan(prim, find_kernel(*prim, device_of(*prim, in)), in).out;
 }
 
 // ---- replacing values

@@ -54,7 +54,7 @@ class Rewrite {
 
 /// Types and strides of the results of an op that makes its memory, as the eager backend lays them
 /// out.
-Metas planned_results(const Primitive& prim, std::span<const Tensor> in);
+Metas planned_results(const PrimRef& prim, std::span<const Tensor> in);
 /// A tensor that stands for a value: its layout without memory.
 Tensor shape_of(const Graph& graph, ValueId id);
 /// True where the node writes memory that existed before it.

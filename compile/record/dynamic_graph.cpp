@@ -205,7 +205,7 @@ void lay_out_values(Graph& g) {
     if (n.prim->is_view()) {  // an effect that copies
       for (const Tensor& t : n.prim->view(in)) results.push_back(t.meta());
     } else {
-      results = planned_results(*n.prim, in);
+      results = planned_results(n.prim, in);
     }
     TESSERA_CHECK_AS(ShapeError, results.size() == n.out.size(), "compile: {} gives {} results",
                      n.prim->name(), results.size());

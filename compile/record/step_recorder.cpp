@@ -8,6 +8,7 @@
 #include "core/autograd/graph.h"
 #include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
+#include "core/dispatch/plan_cache.h"
 #include "core/tensor/ready_lock.h"
 
 namespace tessera::compiler {
@@ -80,7 +81,8 @@ Tensors StepRecorder::execute(const PrimRef& prim, Inputs in) {
   if (prim->is_view()) {
     out = prim->view(in);
   } else {
-    KernelCall call = plan_call(*prim, find_kernel(*prim, device_of(*prim, in)), in);
+    const Kernel& kernel = find_kernel(*prim, device_of(*prim, in));
+    KernelCall call = PlanCache::of_thread().plan(prim, kernel, in);
     for (const Meta& m : call.out) {
       size_t bytes = size_t(extent_of(m, 0).size) * size_of(m.dtype);
       out.push_back(Tensor(m, Ref<Storage>(new Storage(bytes, m.device, promise_))));

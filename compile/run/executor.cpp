@@ -73,11 +73,19 @@ std::shared_ptr<SharedArena> make_shared_arena() { return std::make_shared<Share
 
 struct Executor::Impl {
   Impl(Graph g, std::shared_ptr<SharedArena> shared_arena)
-      : graph(ordered(std::move(g))),
-        schedule(make_program(graph)),
-        shared(std::move(shared_arena)) {
-    inputs.resize(graph.inputs.size());
-    implicit.resize(graph.implicit.size());
+      : graph(ordered(std::move(g))), shared(std::move(shared_arena)) {
+    plan_steps();
+    for (const ImplicitInput& i : graph.implicit) plan.implicit_bytes += i.tensor.nbytes();
+  }
+
+  // Under the settings of the calling thread. Nothing of an earlier run is under way.
+  void plan_steps() {
+    schedule = make_program(graph);
+    arenas.clear();
+    outputs.clear();
+    inputs.assign(graph.inputs.size(), {});
+    implicit.assign(graph.implicit.size(), {});
+    plan.output_bytes = 0;
     for (size_t i = 0; i < schedule.memories.size(); ++i) {
       const Memory& m = schedule.memories[i];
       if (m.kind == Memory::Kind::kInput || m.kind == Memory::Kind::kImplicit) {
@@ -93,7 +101,6 @@ struct Executor::Impl {
     plan.unplanned_bytes = schedule.unplanned_bytes;
     plan.eager_nodes = schedule.eager_steps;
     traffic = traffic_of(schedule);
-    for (const ImplicitInput& i : graph.implicit) plan.implicit_bytes += i.tensor.nbytes();
   }
 
   static Graph ordered(Graph g) {
@@ -234,6 +241,7 @@ struct Executor::Impl {
 
   Tensors run(std::span<const Tensor> given, std::span<const Tensor> given_implicit) {
     finish_last_run();
+    if (!(schedule.settings == PlanSettings::of_thread())) plan_steps();
     take_memory();
     bind_inputs(given, given_implicit);
     renew_outputs();

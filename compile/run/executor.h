@@ -35,8 +35,9 @@ std::shared_ptr<SharedArena> make_shared_arena();
 class Executor {
  public:
   /// Plans `graph` (verified), whose nodes it may put in another order (memory_order.h). Memory is
-  /// taken at the first run.
-  /// `arena`: where others lie too; before one of them runs, this one lets go of all memory.
+  /// taken at the first run. A run on another number of threads, or in the other deterministic
+  /// mode, than the last one plans the steps anew. `arena`: where others lie too; before one of
+  /// them runs, this one lets go of all memory.
   explicit Executor(Graph graph, std::shared_ptr<SharedArena> arena = nullptr);
   ~Executor();
   Executor(Executor&&) noexcept;

@@ -7,6 +7,7 @@
 #include "compile/run/cat_in_place.h"
 #include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
+#include "core/dispatch/plan_cache.h"
 
 namespace tessera::compiler {
 namespace {
@@ -30,6 +31,7 @@ class Scheduler {
     s_.arenas.emplace_back();
     find_last_reads();
     add_inputs();
+    s_.settings = PlanSettings::of_thread();
     for (node_ = 0; node_ < int(g_.nodes.size()); ++node_) add_node(g_.nodes[size_t(node_)]);
     add_outputs();
     finish_pending();
@@ -177,10 +179,10 @@ class Scheduler {
       emit(n, nullptr, in, out);
       return out;
     }
-    KernelCall call = plan_call(*n.prim, kernel, in);
+    const KernelCall call = plans_.plan(n.prim, kernel, in);
     make_dense(call, in);
     if (call.plan.any_strides_out && make_joined(call.out, out)) {
-      emit(n, &kernel, in, out, call.plan.workspace_bytes);
+      emit(n, &kernel, in, out, call.plan);
       return out;
     }
     SmallVector<MemoryId, 2> taken;
@@ -197,7 +199,7 @@ class Scheduler {
       if (last[i] == int(g_.nodes.size())) memory(m).kind = Memory::Kind::kOutput;
       out.push_back(see(m, call.out[i], 0));
     }
-    emit(n, &kernel, in, out, call.plan.workspace_bytes);
+    emit(n, &kernel, in, out, call.plan);
     return out;
   }
 
@@ -269,11 +271,11 @@ class Scheduler {
     const Kernel* kernel = nullptr;
     if (!n.prim->is_view()) kernel = &find_kernel(*n.prim, device_of(*n.prim, in));
     if (kernel && *kernel) {
-      KernelCall call = plan_call(*n.prim, *kernel, in);
+      const KernelCall call = plans_.plan(n.prim, *kernel, in);
       check_destinations(*n.prim, to, call.out);
       make_dense(call, in);
       if (writes_in_place(call, to, in)) {
-        emit(n, kernel, in, to, call.plan.workspace_bytes);
+        emit(n, kernel, in, to, call.plan);
         return end_effect(n, to);
       }
     }
@@ -321,12 +323,11 @@ class Scheduler {
   }
 
   void emit(const Node& n, const Kernel* kernel, std::span<const Tensor> in,
-            std::span<const Tensor> out, size_t workspace_bytes = 0) {
-    Step step{.prim = n.prim.get(), .kernel = kernel, .node = node_};
-    if (workspace_bytes) {
-      step.scratch = add_memory(Memory::Kind::kArena, workspace_bytes, out[0].device(), node_);
-      step.workspace.bytes = workspace_bytes;
-    }
+            std::span<const Tensor> out, const Plan& plan = {}) {
+    Step step{.prim = n.prim.get(), .kernel = kernel, .state = plan.state, .node = node_};
+    step.workspace.state = plan.state.get();
+    if (const size_t bytes = plan.workspace_bytes)
+      step.scratch = add_memory(Memory::Kind::kArena, bytes, out[0].device(), node_);
     if (is_collective(*n.prim)) lay_in_group(*n.prim, in, out);
     push(std::move(step), in, out, collective(n));
   }
@@ -473,6 +474,7 @@ class Scheduler {
   const Graph& g_;
   const std::unordered_map<int32_t, CatInPlace> cats_;
   Program s_;
+  PlanCache plans_;  // of this schedule alone: equal calls share a state, and run one by one
   int node_ = 0;
   std::vector<Tensor> value_;   // by ValueId
   std::vector<int> last_read_;  // node, by the value that made the memory

@@ -56,8 +56,9 @@ struct Step {
   std::span<const Tensor> in = {}, out = {};
   std::span<const MemoryId> waits = {};  // that may be pending, and are waited for before
   std::span<const MemoryId> bumps = {};  // inputs whose version moves, as assign_ moves it
-  Workspace workspace = {};
-  MemoryId scratch = kNoMemory;  // where the workspace lies
+  Workspace workspace = {};              // its state is kept alive by `state`
+  Ref<const RefCounted> state = {};      // what the kernel's plan found out
+  MemoryId scratch = kNoMemory;          // where the workspace lies
   int32_t node = 0;
   bool collective = false;
 };
@@ -71,8 +72,9 @@ struct Program {
   // The first is of ordinary memory. The others are of groups with memory of their own, for what
   // their collectives reduce or send where it lies, and as large as that needs.
   std::vector<Arena> arenas;
-  size_t unplanned_bytes = 0;                       // of all results, had each its own memory
-  int eager_steps = 0;                              // without a kernel
+  PlanSettings settings;       // that kernels were planned under, and are to be run under
+  size_t unplanned_bytes = 0;  // of all results, had each its own memory
+  int eager_steps = 0;         // without a kernel
   std::vector<std::unique_ptr<Tensor[]>> operands;  // what Step::in and out point to
   std::vector<std::unique_ptr<MemoryId[]>> lists;   // what Step::waits and bumps point to
 
@@ -80,7 +82,7 @@ struct Program {
   size_t arena_bytes() const;
 };
 
-/// Throws what infer and the plans of kernels throw.
+/// Under the settings of the calling thread. Throws what infer and the plans of kernels throw.
 Program make_program(const Graph& graph);
 
 }  // namespace tessera::compiler

@@ -1,9 +1,10 @@
-// The eager backend: infer, plan, allocate or take over, run.
+// The eager backend: infer, plan (or find the plan of an equal call), allocate or take over, run.
 #include "core/base/profile.h"
 #include "core/dispatch/backend.h"
 #include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
+#include "core/dispatch/plan_cache.h"
 
 namespace tessera {
 namespace {
@@ -33,7 +34,8 @@ Tensor take_over(Inputs in, const Meta& out) {
 }
 
 KernelCall prepare(const PrimRef& prim, const Kernel& kernel, Inputs in) {
-  KernelCall call = plan_call(*prim, kernel, in);
+  KernelCall call = kernel.keeps_plan ? PlanCache::of_thread().plan(prim, kernel, in)
+                                      : plan_call(*prim, kernel, in);
   for (size_t i = 0; i < in.size(); ++i)
     if (call.needs_dense(i, in[i])) in[i] = dense_copy(in[i]);
   return call;
@@ -54,9 +56,11 @@ class OpSpan {
 void execute(const PrimRef& prim, const KernelCall& call, Inputs in, std::span<const Tensor> out) {
   for (const Tensor& t : in)
     if (t.storage()) t.storage()->wait_ready();
-  if (call.plan.workspace_bytes == 0) return call.kernel.run(*prim, in, out, {}, context().stream);
+  const RefCounted* state = call.plan.state.get();
+  if (call.plan.workspace_bytes == 0)
+    return call.kernel.run(*prim, in, out, {nullptr, state}, context().stream);
   Tensor scratch = empty({int64_t(call.plan.workspace_bytes)}, kU8, out[0].device());
-  call.kernel.run(*prim, in, out, {scratch.raw(), call.plan.workspace_bytes}, context().stream);
+  call.kernel.run(*prim, in, out, {scratch.raw(), state}, context().stream);
 }
 
 class EagerBackend final : public Backend {

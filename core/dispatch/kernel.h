@@ -1,14 +1,30 @@
 // Kernels, keyed by (op, device). Planning is apart from running: the plan says what the kernel
-// needs (output strides, which operand an output may take over, dense operands, scratch), the
-// backend provides it, the kernel only computes.
+// needs (output strides, which operand an output may take over, dense operands, scratch) and holds
+// what it found out, the backend provides both, the kernel only computes. Invariant: a plan is run
+// under the settings that it was made under, so that the number of threads and the mode of sums are
+// fixed when a call is planned.
 #pragma once
 #include <array>
 #include <vector>
 
+#include "core/base/deterministic.h"
+#include "core/base/error.h"
+#include "core/base/parallel.h"
 #include "core/dispatch/context.h"
 #include "core/primitive/primitive.h"
 
 namespace tessera {
+
+/// What plans depend on besides the op and its operands. A caller that keeps a plan compares the
+/// settings of its thread with those of the plan before it runs it, and plans anew where they
+/// differ.
+struct PlanSettings {
+  int threads = 1;
+  bool deterministic = false;
+
+  static PlanSettings of_thread() { return {num_threads(), deterministic_algorithms()}; }
+  bool operator==(const PlanSettings&) const = default;
+};
 
 struct Plan {
   // An output may overwrite an operand of the same layout that nobody else owns.
@@ -19,13 +35,26 @@ struct Plan {
   bool all_dense = false;        // as dense_in with every bit set, for operand lists longer than 32
   bool any_strides_out = false;  // outputs may have other strides than planned, 1 in their last dim
   size_t workspace_bytes = 0;
+  // What planning found out and `run` is to know, of a type that only the kernel knows: a library's
+  // primitive, a choice of algorithm. `run` may write scratch parts of it, so two threads never run
+  // plans that share a state at the same time.
+  Ref<const RefCounted> state;
   // Strides of outputs may be changed in place in the metas that plan receives; they start dense.
 };
 
-/// Scratch of one kernel call, 64-byte aligned, from the device's allocator.
+/// What one kernel call is given beside operands and results: scratch of the workspace_bytes that
+/// its plan asked for, 64-byte aligned, from the device's allocator, and the state that its plan
+/// left.
 struct Workspace {
   void* data = nullptr;
-  size_t bytes = 0;
+  const RefCounted* state = nullptr;
+
+  /// The state, which the plan of the same kernel made as a `T`.
+  template <class T>
+  const T& planned() const {
+    TESSERA_ASSERT(state, "kernel: run without what its plan found out");
+    return static_cast<const T&>(*state);
+  }
 };
 
 struct Kernel {
@@ -34,6 +63,9 @@ struct Kernel {
   /// Fills `out`. Operands have the strides that the plan accepted.
   void (*run)(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
               const Stream&) = nullptr;
+  /// To make a plan costs more than to find it again: backends keep it (plan_cache.h). Such a plan
+  /// reads the op's attributes, the metas of its operands and PlanSettings, nothing else.
+  bool keeps_plan = false;
   explicit operator bool() const { return run != nullptr; }
 };
 

@@ -1,5 +1,6 @@
 // The executor runs what interpret() runs: every op of the registry, training steps, effects
-// through views; what it does with the memory of outputs and inputs; what it refuses.
+// through views; what it does with the memory of outputs and inputs; when it plans; what it
+// refuses.
 #include "compile/run/executor.h"
 
 #include <random>
@@ -9,6 +10,8 @@
 #include "compile/run/program.h"
 #include "core/autograd/autograd.h"
 #include "core/base/profile.h"
+#include "core/ops/contract.h"
+#include "core/ops/conv.h"
 #include "core/ops/fused.h"
 #include "core/ops/losses.h"
 #include "core/ops/random.h"
@@ -20,6 +23,7 @@
 #include "tests/compile/passes/graphs.h"
 #include "tests/compile/samples.h"
 #include "tests/compile/training.h"
+#include "tests/support/counted_plan.h"
 #include "tests/support/late_reader.h"
 #include "tests/support/temp_folder.h"
 
@@ -100,8 +104,10 @@ void compare_steps(double dropout) {
   Executor executor(trace.finish(first));
   EXPECT_EQ(executor.memory().eager_nodes, 0);
   size_t scratch = 0;  // of one product at a time; it grows with threads, as large as values here
-  for (const Step& s : make_program(executor.graph()).steps)
-    scratch = std::max(scratch, s.workspace.bytes);
+  const Program schedule = make_program(executor.graph());
+  for (const Step& s : schedule.steps)
+    if (s.scratch != kNoMemory)
+      scratch = std::max(scratch, schedule.memories[size_t(s.scratch)].bytes);
   EXPECT_LT(executor.memory().arena_bytes, executor.memory().unplanned_bytes / 3 + scratch);
   for (int n = 1; n <= 5; ++n) {
     auto [i, t] = batch(n);
@@ -318,6 +324,50 @@ TEST(Executor, DyingOperandsAreWrittenOver) {
               return sum(y + transpose(y, 0, 1));
             }),
             2 * kSquare);
+}
+
+// Each result is the number of the plan that computed it.
+TEST(Executor, StepsArePlannedOnceForTheSettingsOfAThread) {
+  const PrimRef op = test::counted_plan(1);
+  std::vector<Tensor> in{values({1, 2}, {2})};
+  Executor executor(test::graph_of(in, [&] {
+    Tensor a[] = {in[0]}, b[] = {in[0]};
+    return Tensors{dispatch1(op, a), dispatch1(op, b)};
+  }));
+  const int64_t first = test::plans_made, threads = num_threads();
+  auto numbers = [&] {
+    const Tensors y = executor.run(in);
+    EXPECT_EQ(y[0].item<int64_t>(), y[1].item<int64_t>()) << "equal calls share a plan";
+    return y[0].item<int64_t>();
+  };
+  EXPECT_EQ(numbers(), first);
+  EXPECT_EQ(numbers(), first);
+  set_num_threads(int(threads) + 1);
+  EXPECT_EQ(numbers(), first + 1);
+  EXPECT_EQ(numbers(), first + 1);
+  set_num_threads(int(threads));
+  EXPECT_EQ(numbers(), first + 2);
+  DeterministicScope other_mode(!deterministic_algorithms());
+  EXPECT_EQ(numbers(), first + 3);
+  EXPECT_EQ(numbers(), first + 3);
+  EXPECT_EQ(test::plans_made, first + 3);
+}
+
+TEST(Executor, OtherThreadsAndAnotherModeGiveTheBitsThatEagerOpsGive) {
+  Tensor x = randn({96, 80}), w = randn({64, 80}), image = randn({2, 3, 12, 12}),
+         kernel = randn({8, 3, 3, 3});
+  const std::vector<Tensor> in{x, w, image, kernel};
+  auto step = [&] { return Tensors{contract("ij,kj->ik", x, w) * 2.0, conv2d(image, kernel)}; };
+  Executor executor(test::graph_of(in, step));
+  const int before = num_threads();
+  for (bool deterministic : {false, true, false})
+    for (int threads : {1, 3, 2, 1}) {
+      DeterministicScope mode(deterministic);
+      set_num_threads(threads);
+      const Tensors y = executor.run(in), expected = step();
+      set_num_threads(before);
+      for (size_t i = 0; i < y.size(); ++i) expect_same_bits(y[i], expected[i], "result");
+    }
 }
 
 }  // namespace

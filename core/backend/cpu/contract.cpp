@@ -1,6 +1,7 @@
 // Contractions on the CPU: letters are sorted into batch, m, n and k, neighbours that lie densely
 // behind each other are merged, and what remains is one batched Gemm. Operands whose strides do not
-// allow it are copied once.
+// allow it are copied once. Invariant: all of this depends on letters and layouts alone, so it is
+// worked out by the plan, and a run only copies and multiplies.
 #include <algorithm>
 
 #include "core/backend/cpu/gemm.h"
@@ -25,6 +26,11 @@ struct Nest {
   LoopDims batch, m, n, k;
 };
 
+// The letters of operands and result, where these may have been reordered.
+struct Words {
+  std::string a, b, out;
+};
+
 int64_t stride_of(const std::string& word, char letter, const Meta& t) {
   size_t d = word.find(letter);
   return d == std::string::npos ? 0 : t.strides[int(d)];
@@ -42,7 +48,7 @@ void push_merged(LoopDims& dims, LoopDim d) {
   dims.push_back(d);
 }
 
-Nest make_nest(const ContractAttributes& s, const Meta& a, const Meta& b, const Meta& c) {
+Nest make_nest(const Words& s, const Meta& a, const Meta& b, const Meta& c) {
   Nest nest;
   auto has = [](const std::string& w, char l) { return w.find(l) != std::string::npos; };
   for (size_t i = 0; i < s.out.size(); ++i) {
@@ -70,30 +76,42 @@ LoopDim keep_one(LoopDims& dims, LoopDims& batch, int64_t LoopDim::*unit) {
   return dims[best];
 }
 
-// A dense copy with the letters in the order batch, own, k: then every class merges as far as the
-// result allows.
-Tensor canonical(const Tensor& t, const std::string& word, const ContractAttributes& s,
-                 const std::string& other, std::string& order) {
-  order.clear();
+// The letters of an operand in the order batch, own, k: then every class of a dense copy merges as
+// far as the result allows.
+std::string canonical(const Words& s, const std::string& word, const std::string& other) {
+  auto has = [](const std::string& w, char l) { return w.find(l) != std::string::npos; };
+  std::string order;
   for (char l : s.out)
-    if (word.find(l) != std::string::npos && other.find(l) != std::string::npos) order += l;
+    if (has(word, l) && has(other, l)) order += l;
   for (char l : s.out)
-    if (word.find(l) != std::string::npos && other.find(l) == std::string::npos) order += l;
+    if (has(word, l) && !has(other, l)) order += l;
   for (char l : s.a)  // the same order of k letters in both operands
-    if (word.find(l) != std::string::npos && s.out.find(l) == std::string::npos) order += l;
-  Shape shape;
-  Strides strides;
-  for (char l : order) {
-    int d = int(word.find(l));
-    shape.push_back(t.shape()[d]), strides.push_back(t.strides()[d]);
-  }
-  return dense_copy(Tensor({shape, strides, t.dtype(), t.device()}, t.storage(), t.offset()));
+    if (has(word, l) && !has(s.out, l)) order += l;
+  return order;
 }
 
-struct Letters final : ContractAttributes {  // a spec for make_nest; only the letters matter
-  using ContractAttributes::ContractAttributes;
-  Metas infer(MetaSpan) const override { return {}; }
-};
+// The dims of a tensor with the letters `word`, as the letters of `order` follow each other.
+Dims dims_in(const std::string& order, const std::string& word) {
+  Dims dims;
+  for (char l : order) dims.push_back(int64_t(word.find(l)));
+  return dims;
+}
+
+Dims reordered(const Dims& extents, const Dims& order) {
+  Dims result;
+  for (int64_t d : order) result.push_back(extents[int(d)]);
+  return result;
+}
+
+Meta dense_in_order(const Meta& m, const Dims& order) {
+  return Meta::contiguous(reordered(m.shape, order), m.dtype, m.device);
+}
+
+Tensor dense_in_order(const Tensor& t, const Dims& order) {
+  return dense_copy(
+      Tensor({reordered(t.shape(), order), reordered(t.strides(), order), t.dtype(), t.device()},
+             t.storage(), t.offset()));
+}
 
 // True when elements are read more than once (expand): libraries want every stride to move.
 bool repeats(const Meta& t) {
@@ -102,52 +120,14 @@ bool repeats(const Meta& t) {
   return false;
 }
 
-void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& c, Workspace work);
-
-// Operands whose strides do not allow a Gemm are copied into an order that does.
-void contract_copied(const ContractAttributes& s, const Tensor& a, const Tensor& b,
-                     const Tensor& c) {
-  std::string word_a, word_b;
-  Tensor x = canonical(a, s.a, s, s.b, word_a), y = canonical(b, s.b, s, s.a, word_b);
-  TESSERA_ASSERT(word_a != s.a || word_b != s.b || !a.is_contiguous() || !b.is_contiguous(),
-                 "contract {},{}->{}: no order of {} and {} suits", s.a, s.b, s.out, describe(a),
-                 describe(b));
-  contract_in(Letters(s.info(), word_a, word_b, s.out, s.leaves), x, y, c, {});
-}
-
-// C's unit stride lies in a batch letter: compute with the letters ordered batch, m, n, then copy.
-void contract_reordered(const ContractAttributes& s, const Tensor& a, const Tensor& b,
-                        const Tensor& c) {
-  std::string order;
-  for (int pass = 0; pass < 3; ++pass)
-    for (char l : s.out) {
-      bool in_a = s.a.find(l) != std::string::npos, in_b = s.b.find(l) != std::string::npos;
-      if (pass == (in_a && in_b ? 0 : in_a ? 1 : 2)) order += l;
-    }
-  TESSERA_CHECK(order != s.out, "contract {},{}->{}: {} and {} leave more than {} batch dims", s.a,
-                s.b, s.out, describe(a), describe(b), kMaxBatch);
-  Shape shape;
-  for (char l : order) shape.push_back(c.shape()[int(s.out.find(l))]);
-  Tensor dense = empty(shape, c.dtype(), c.device());
-  contract_in(Letters(s.info(), s.a, s.b, order, s.leaves), a, b, dense, {});
-  Strides strides;
-  for (char l : s.out) strides.push_back(dense.strides()[int(order.find(l))]);
-  copy_values(c, Tensor({c.shape(), strides, c.dtype(), c.device()}, dense.storage()));
-}
-
 // One Gemm that computes the whole contraction, or what stands in its way.
 struct Direct {
   enum { kYes, kOperands, kResult } fits;  // no: the strides of the operands, or of the result
   Gemm g;
   bool swapped = false;  // the operands, for the transposed result
-
-  size_t workspace(const ContractAttributes& s) const {
-    if (fits != kYes) return 0;
-    return s.leaves ? packed_gemm_workspace(g, s.leaves_of(g.k)) : gemm_workspace(g);
-  }
 };
 
-Direct direct(const ContractAttributes& s, const Meta& a, const Meta& b, const Meta& c) {
+Direct direct(const Words& s, const Meta& a, const Meta& b, const Meta& c) {
   Direct d;
   Nest nest = make_nest(s, a, b, c);
   auto unit = [](const LoopDims& x, const LoopDims& y, int64_t LoopDim::*stride) {
@@ -201,22 +181,131 @@ Direct direct(const ContractAttributes& s, const Meta& a, const Meta& b, const M
   return d;
 }
 
-// `work` is what plan_contract asked for; products behind a copy take scratch of their own.
-void contract_in(const ContractAttributes& s, Tensor a, Tensor b, const Tensor& c, Workspace work) {
-  const Direct d = direct(s, a.meta(), b.meta(), c.meta());
-  if (d.fits == Direct::kOperands) return contract_copied(s, a, b, c);
-  if (d.fits == Direct::kResult) return contract_reordered(s, a, b, c);
-  const Tensor &left = d.swapped ? b : a, &right = d.swapped ? a : b;
-  if (!s.leaves && run_gemm_without_zero_rows(d.g, left.raw_values(), right.raw_values(), c.raw()))
-    return;
-  Tensor own;
-  if (size_t bytes = d.workspace(s); bytes > work.bytes)  // planned with fewer threads, or not
-    own = empty({int64_t(bytes)}, kU8), work = {own.raw(), bytes};
-  if (s.leaves)
-    run_packed_gemm(d.g, s.leaves_of(d.g.k), left.raw_values(), right.raw_values(), c.raw(),
-                    work.data);
-  else
-    run_gemm(d.g, left.raw_values(), right.raw_values(), c.raw(), work.data);
+// How a contraction is computed: by one product, or by another contraction of operands that are
+// copied first, into a result that is copied afterwards.
+struct ContractPlan final : RefCounted {
+  enum class Way : uint8_t {
+    kProduct,
+    kCopied,     // the operands are copied into an order that suits a product
+    kReordered,  // C's unit stride lies in a batch letter: the result is computed with its letters
+                 // ordered batch, m, n
+    kConverted,  // operands and result have a dtype that is computed in another
+  };
+  Way way = Way::kProduct;
+  size_t workspace_bytes = 0;
+  // kProduct
+  bool swapped = false;
+  Gemm g;
+  int64_t leaves = 0;
+  PlannedGemm gemm;  // without leaves
+  // The others: what is computed in the middle, and the order of dims, or the dtype, to get there.
+  Ref<const ContractPlan> inner;
+  Dims order_a, order_b, order_c;
+  DType dtype = kF32;
+};
+using PlanRef = Ref<const ContractPlan>;
+
+PlanRef plan_words(const ContractAttributes& s, const Words& w, const Meta& a, const Meta& b,
+                   const Meta& c);
+
+PlanRef plan_product(const ContractAttributes& s, const Direct& d) {
+  Ref<ContractPlan> p = make_ref<ContractPlan>();
+  p->swapped = d.swapped, p->g = d.g;
+  if (s.leaves) {
+    p->leaves = s.leaves_of(d.g.k);
+    p->workspace_bytes = packed_gemm_workspace(d.g, p->leaves);
+  } else {
+    p->gemm = PlannedGemm(d.g);
+    p->workspace_bytes = p->gemm.workspace_bytes();
+  }
+  return p;
+}
+
+PlanRef plan_around(Ref<ContractPlan> p, ContractPlan::Way way, PlanRef inner) {
+  p->way = way, p->workspace_bytes = inner->workspace_bytes, p->inner = std::move(inner);
+  return p;
+}
+
+std::string describe(const Meta& a, const Meta& b) {
+  const Meta* const both[] = {&a, &b};
+  return tessera::describe(both);
+}
+
+PlanRef plan_copied(const ContractAttributes& s, const Words& w, const Meta& a, const Meta& b,
+                    const Meta& c) {
+  auto dense = [](const Meta& m) { return is_contiguous(m.shape, m.strides); };
+  Words to{canonical(w, w.a, w.b), canonical(w, w.b, w.a), w.out};
+  TESSERA_ASSERT(to.a != w.a || to.b != w.b || !dense(a) || !dense(b),
+                 "contract {},{}->{}: no order of {} suits", w.a, w.b, w.out, describe(a, b));
+  Ref<ContractPlan> p = make_ref<ContractPlan>();
+  p->order_a = dims_in(to.a, w.a), p->order_b = dims_in(to.b, w.b);
+  PlanRef inner =
+      plan_words(s, to, dense_in_order(a, p->order_a), dense_in_order(b, p->order_b), c);
+  return plan_around(std::move(p), ContractPlan::Way::kCopied, std::move(inner));
+}
+
+PlanRef plan_reordered(const ContractAttributes& s, const Words& w, const Meta& a, const Meta& b,
+                       const Meta& c) {
+  Words to{w.a, w.b, {}};
+  for (int pass = 0; pass < 3; ++pass)
+    for (char l : w.out) {
+      bool in_a = w.a.find(l) != std::string::npos, in_b = w.b.find(l) != std::string::npos;
+      if (pass == (in_a && in_b ? 0 : in_a ? 1 : 2)) to.out += l;
+    }
+  TESSERA_CHECK(to.out != w.out, "contract {},{}->{}: {} leave more than {} batch dims", w.a, w.b,
+                w.out, describe(a, b), kMaxBatch);
+  Ref<ContractPlan> p = make_ref<ContractPlan>();
+  p->order_c = dims_in(to.out, w.out);
+  PlanRef inner = plan_words(s, to, a, b, dense_in_order(c, p->order_c));
+  return plan_around(std::move(p), ContractPlan::Way::kReordered, std::move(inner));
+}
+
+PlanRef plan_words(const ContractAttributes& s, const Words& w, const Meta& a, const Meta& b,
+                   const Meta& c) {
+  const Direct d = direct(w, a, b, c);
+  if (d.fits == Direct::kOperands) return plan_copied(s, w, a, b, c);
+  if (d.fits == Direct::kResult) return plan_reordered(s, w, a, b, c);
+  return plan_product(s, d);
+}
+
+PlanRef plan_converted(const ContractAttributes& s, const Meta& a, const Meta& b, const Meta& c) {
+  Ref<ContractPlan> p = make_ref<ContractPlan>();
+  p->dtype = c.dtype == kF16 || c.dtype == kBF16 ? kF32 : kF64;
+  auto wide = [&](const Meta& m) { return Meta::contiguous(m.shape, p->dtype, m.device); };
+  PlanRef inner = plan_words(s, {s.a, s.b, s.out}, wide(a), wide(b), wide(c));
+  return plan_around(std::move(p), ContractPlan::Way::kConverted, std::move(inner));
+}
+
+void run_product(const ContractPlan& p, const Tensor& a, const Tensor& b, const Tensor& c,
+                 void* work) {
+  const Tensor &left = p.swapped ? b : a, &right = p.swapped ? a : b;
+  if (p.leaves)
+    return run_packed_gemm(p.g, p.leaves, left.raw_values(), right.raw_values(), c.raw(), work);
+  if (run_gemm_without_zero_rows(p.g, left.raw_values(), right.raw_values(), c.raw())) return;
+  p.gemm.run(left.raw_values(), right.raw_values(), c.raw(), work);
+}
+
+// `work` is scratch of p.workspace_bytes.
+void run_planned(const ContractPlan& p, const Tensor& a, const Tensor& b, const Tensor& c,
+                 void* work) {
+  switch (p.way) {
+    case ContractPlan::Way::kProduct: return run_product(p, a, b, c, work);
+    case ContractPlan::Way::kCopied:
+      return run_planned(*p.inner, dense_in_order(a, p.order_a), dense_in_order(b, p.order_b), c,
+                         work);
+    case ContractPlan::Way::kReordered: {
+      const Tensor dense = empty(dense_in_order(c.meta(), p.order_c));
+      run_planned(*p.inner, a, b, dense, work);
+      Strides strides = c.strides();
+      for (int i = 0; i < p.order_c.size(); ++i) strides[int(p.order_c[i])] = dense.strides()[i];
+      return copy_values(c, Tensor({c.shape(), strides, c.dtype(), c.device()}, dense.storage()));
+    }
+    case ContractPlan::Way::kConverted: {
+      const Tensor wide = empty(c.shape(), p.dtype, c.device());
+      run_planned(*p.inner, converted(a, p.dtype), converted(b, p.dtype), wide, work);
+      return convert_into(wide, c);
+    }
+  }
 }
 
 // The library computes bf16 by instructions for it, or hardly at all: said once, since the same
@@ -243,30 +332,29 @@ bool computed_in(const ContractAttributes& s, DType t) {
 void plan_contract(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out,
                    Plan& plan) {
   const auto& s = static_cast<const ContractAttributes&>(prim);
-  if (!computed_in(s, out[0].dtype) || numel(out[0].shape) == 0 || in[0].numel() == 0) return;
-  plan.workspace_bytes = direct(s, in[0].meta(), in[1].meta(), out[0]).workspace(s);
+  const Meta &a = in[0].meta(), &b = in[1].meta(), &c = out[0];
+  if (numel(c.shape) == 0 || in[0].numel() == 0) return;
+  PlanRef p = computed_in(s, c.dtype) ? plan_words(s, {s.a, s.b, s.out}, a, b, c)
+                                      : plan_converted(s, a, b, c);
+  plan.workspace_bytes = p->workspace_bytes;
+  plan.state = std::move(p);
 }
 
-void run_contract(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
+void run_contract(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
                   Workspace work, const Stream&) {
-  const auto& s = static_cast<const ContractAttributes&>(prim);
   if (out[0].numel() == 0) return;
   if (in[0].numel() == 0) {  // an empty sum
     std::fill_n(static_cast<char*>(out[0].raw()), out[0].nbytes(), char(0));
     return;
   }
-  DType t = out[0].dtype();
-  if (computed_in(s, t)) return contract_in(s, in[0], in[1], out[0], work);
-  DType compute = t == kF16 || t == kBF16 ? kF32 : kF64;
-  Tensor c = empty(out[0].shape(), compute, out[0].device());
-  contract_in(s, converted(in[0], compute), converted(in[1], compute), c, {});
-  convert_into(c, out[0]);
+  run_planned(work.planned<ContractPlan>(), in[0], in[1], out[0], work.data);
 }
 
 }  // namespace
 
 void register_contract(KernelTable& t) {
-  t.add(DeviceKind::kCPU, "contract", {plan_contract, run_contract});
+  t.add(DeviceKind::kCPU, "contract",
+        {.plan = plan_contract, .run = run_contract, .keeps_plan = true});
 }
 
 }  // namespace tessera::cpu

@@ -2,8 +2,6 @@
 #include "core/backend/cpu/gemm.h"
 
 #include <algorithm>
-#include <cstring>
-#include <unordered_map>
 
 #include "core/backend/cpu/blas.h"
 #include "core/backend/cpu/onednn.h"
@@ -16,32 +14,10 @@ namespace {
 
 // A prepared oneDNN primitive with the memory objects it runs on; only their pointers change
 // between calls.
-struct Prepared {
+struct Prepared final : RefCounted {
   dnnl::matmul primitive;
   dnnl::memory a, b, c, scratch;
   size_t scratch_bytes;
-};
-
-struct GemmKey {
-  Gemm g;
-  bool one_thread = deterministic_algorithms();
-  GemmKey(const Gemm& from) {
-    std::memset(static_cast<void*>(&g), 0, sizeof(g));
-    g = from;
-    for (int i = g.batch; i < kMaxBatch; ++i)
-      g.extent[i] = g.a_batch[i] = g.b_batch[i] = g.c_batch[i] = 0;
-    // Padding after the small members takes part in the comparison: clear it.
-    std::memset(reinterpret_cast<char*>(&g) + sizeof(DType), 0,
-                offsetof(Gemm, batch) - sizeof(DType));
-  }
-  bool operator==(const GemmKey& o) const {
-    return one_thread == o.one_thread && std::memcmp(&g, &o.g, sizeof(g)) == 0;
-  }
-};
-struct GemmHash {
-  size_t operator()(const GemmKey& k) const {
-    return std::hash<std::string_view>()({reinterpret_cast<const char*>(&k.g), sizeof(k.g)});
-  }
 };
 
 // Multiplications that take about as long as to wake the other threads, which is thousands of times
@@ -55,9 +31,7 @@ bool for_one_thread(const Gemm& g) {
   return products <= kFewProducts;
 }
 
-constexpr size_t kMaxPrepared = 4096;  // programs with ever new shapes start over rather than grow
-
-Prepared prepare(const Gemm& g) {
+Ref<const Prepared> prepare(const Gemm& g) {
   auto type = g.dtype == kBF16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
   auto desc = [&](const int64_t* batch_stride, int64_t rows, int64_t columns, int64_t row_stride,
                   int64_t column_stride) {
@@ -76,29 +50,14 @@ Prepared prepare(const Gemm& g) {
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
   dnnl::matmul::primitive_desc pd({a, b, c}, attr, engine());
   auto handle = [&](const dnnl::memory::desc& d) { return dnnl::memory(d, engine(), nullptr); };
-  return {dnnl::matmul(pd),
-          handle(a),
-          handle(b),
-          handle(c),
-          handle(pd.scratchpad_desc()),
-          pd.scratchpad_desc().get_size()};
+  Ref<Prepared> p = make_ref<Prepared>();
+  p->primitive = dnnl::matmul(pd);
+  p->a = handle(a), p->b = handle(b), p->c = handle(c), p->scratch = handle(pd.scratchpad_desc());
+  p->scratch_bytes = pd.scratchpad_desc().get_size();
+  return p;
 }
 
-Prepared& prepared(const Gemm& g) {
-  thread_local std::unordered_map<GemmKey, Prepared, GemmHash> cache;
-  LibraryThreads threads(for_one_thread(g));
-  GemmKey key(g);
-  auto it = cache.find(key);
-  if (it == cache.end()) {
-    if (cache.size() >= kMaxPrepared) cache.clear();
-    it = cache.emplace(key, prepare(g)).first;
-  }
-  return it->second;
-}
-
-void run_onednn(const Gemm& g, const void* a, const void* b, void* c, void* work) {
-  LibraryThreads threads(for_one_thread(g));
-  Prepared& p = prepared(g);
+void run_onednn(const Prepared& p, const void* a, const void* b, void* c, void* work) {
   p.a.set_data_handle(const_cast<void*>(a));
   p.b.set_data_handle(const_cast<void*>(b));
   p.c.set_data_handle(c);
@@ -151,17 +110,28 @@ bool suits_packed(const Gemm& g) {
 
 }  // namespace
 
-void run_gemm(const Gemm& g, const void* a, const void* b, void* c, void* work) {
-  if (g.dtype == kF64)
-    return run_blas(g, static_cast<const double*>(a), static_cast<const double*>(b),
-                    static_cast<double*>(c));
-  if (suits_packed(g)) return run_packed_gemm(g, 0, a, b, c, work);
-  run_onednn(g, a, b, c, work);
+PlannedGemm::PlannedGemm(const Gemm& g) : g_(g) {
+  if (g.dtype == kF64) return;
+  if (suits_packed(g)) {
+    by_ = By::kPacked;
+    workspace_bytes_ = packed_gemm_workspace(g, 0);
+    return;
+  }
+  by_ = By::kOneDnn;
+  one_thread_ = for_one_thread(g);
+  LibraryThreads threads(one_thread_);
+  Ref<const Prepared> prepared = prepare(g);
+  workspace_bytes_ = prepared->scratch_bytes;
+  library_ = std::move(prepared);
 }
 
-size_t gemm_workspace(const Gemm& g) {
-  if (g.dtype == kF64) return 0;
-  return suits_packed(g) ? packed_gemm_workspace(g, 0) : prepared(g).scratch_bytes;
+void PlannedGemm::run(const void* a, const void* b, void* c, void* work) const {
+  if (by_ == By::kPacked) return run_packed_gemm(g_, 0, a, b, c, work);
+  if (by_ == By::kBlas)
+    return run_blas(g_, static_cast<const double*>(a), static_cast<const double*>(b),
+                    static_cast<double*>(c));
+  LibraryThreads threads(one_thread_);
+  run_onednn(static_cast<const Prepared&>(*library_), a, b, c, work);
 }
 
 }  // namespace tessera::cpu

@@ -94,8 +94,9 @@ Tensor gathered(const Rows& rows, const std::vector<int64_t>& numbers, int64_t c
 }
 
 void run_with_own_scratch(const Gemm& g, const void* a, const void* b, void* c) {
-  Tensor work = empty({int64_t(gemm_workspace(g))}, kU8);
-  run_gemm(g, a, b, c, work.raw());
+  const PlannedGemm planned(g);
+  Tensor work = empty({int64_t(planned.workspace_bytes())}, kU8);
+  planned.run(a, b, c, work.raw());
 }
 
 // C's rows were computed one after the other from its beginning; each goes to where it belongs.

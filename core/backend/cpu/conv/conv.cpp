@@ -5,9 +5,7 @@
 // does not know, run in a loop nest; f16 is computed in f32. Invariant: a result of activations is
 // channels-last, one of weights is row-major.
 #include <algorithm>
-#include <cstring>
 #include <oneapi/dnnl/dnnl.hpp>
-#include <unordered_map>
 
 #include "core/backend/cpu/channels_last.h"
 #include "core/backend/cpu/conv/dot_rows.h"
@@ -27,9 +25,11 @@ namespace {
 using Data = dnnl::memory::data_type;
 using Sizes = dnnl::memory::dims;
 
-// Where the operands of the family are in a call: ConvRole says what is computed.
+// Where the operands of the family are in a call: ConvRole says what is computed. T is Tensor, or
+// Meta, for the result of a plan has its layout but no memory yet.
+template <class T>
 struct Operands {
-  const Tensor &x, &w, &y;
+  const T &x, &w, &y;
 };
 
 ConvRole role_of(const Primitive& prim) {
@@ -39,49 +39,26 @@ ConvRole role_of(const Primitive& prim) {
                               : ConvRole::kWeight;
 }
 
-Operands operands_of(ConvRole role, std::span<const Tensor> in, const Tensor& out) {
+template <class T>
+Operands<T> operands_of(ConvRole role, const T& first, const T& second, const T& result) {
   switch (role) {
-    case ConvRole::kOutput: return {in[0], in[1], out};
-    case ConvRole::kInput: return {out, in[1], in[0]};
-    default: return {in[1], out, in[0]};
+    case ConvRole::kOutput: return {first, second, result};
+    case ConvRole::kInput: return {result, second, first};
+    default: return {second, result, first};
   }
 }
 
 // A prepared convolution with the memory objects it runs on; only their pointers change between
 // calls. `pack` brings weights into the library's layout, or a gradient out of it; without one they
 // are in it already.
-struct Prepared {
+struct Prepared final : RefCounted {
   dnnl::primitive conv, pack;
   dnnl::memory x, w, y, packed, scratch, pack_scratch;
   size_t packed_bytes = 0, scratch_bytes = 0;
   size_t workspace() const { return packed_bytes + scratch_bytes; }
 };
 
-// All that a prepared convolution depends on, as numbers.
-using ConvKey = SmallVector<int64_t, 48>;
-struct ConvKeyHash {
-  size_t operator()(const ConvKey& k) const {
-    return std::hash<std::string_view>()(
-        {reinterpret_cast<const char*>(k.data()), k.size() * sizeof(int64_t)});
-  }
-};
-
-constexpr size_t kMaxPrepared = 1024;  // programs with ever new shapes start over rather than grow
-
 size_t in_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-// The result of a plan has its layout but no memory yet, hence metas.
-struct ConvMetas {
-  const Meta &x, &w, &y;
-};
-
-ConvKey key_of(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
-  ConvKey key{int64_t(role), int64_t(m.x.dtype), num_threads(), window.groups};
-  for (const Dims* d : {&m.x.shape, &m.w.shape, &m.w.strides, &m.y.shape, &window.stride,
-                        &window.dilation, &window.pad_begin, &window.pad_end})
-    key.append(d->begin(), d->end());
-  return key;
-}
 
 dnnl::memory::desc channels_last(const Meta& m, Data type) {
   Strides st = channels_last_strides(m.shape);
@@ -102,7 +79,8 @@ dnnl::memory::desc weights(const Meta& m, int64_t groups, Data type, bool any) {
   return {sizes, type, strides};
 }
 
-Prepared prepare(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
+Ref<const Prepared> prepare(ConvRole role, const ConvAttributes::Window& window,
+                            const Operands<Meta>& m) {
   const Data type = m.x.dtype == kBF16 ? Data::bf16 : Data::f32;
   const auto algorithm = dnnl::algorithm::convolution_direct;
   dnnl::memory::desc x = channels_last(m.x, type), y = channels_last(m.y, type),
@@ -117,7 +95,8 @@ Prepared prepare(ConvRole role, const ConvAttributes::Window& window, const Conv
   dnnl::convolution_forward::primitive_desc forward(
       {dnnl::prop_kind::forward_training, algorithm, x, w, y, stride, gaps, begin, end}, attr,
       engine());
-  Prepared p;
+  Ref<Prepared> made = make_ref<Prepared>();
+  Prepared& p = *made;
   dnnl::memory::desc packed, scratch;
   if (role == ConvRole::kOutput) {
     p.conv = dnnl::convolution_forward(forward);
@@ -146,28 +125,22 @@ Prepared prepare(ConvRole role, const ConvAttributes::Window& window, const Conv
     p.scratch_bytes = std::max(p.scratch_bytes, in_lines(pack.scratchpad_desc().get_size()));
   }
   p.scratch = handle(scratch);
-  return p;
+  return made;
 }
 
-Prepared& prepared(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
-  thread_local std::unordered_map<ConvKey, Prepared, ConvKeyHash> cache;
+Ref<const Prepared> prepared(ConvRole role, const ConvAttributes::Window& window,
+                             const Operands<Meta>& m) {
   LibraryThreads threads;
-  ConvKey key = key_of(role, window, m);
-  auto it = cache.find(key);
-  if (it == cache.end()) {
-    if (cache.size() >= kMaxPrepared) cache.clear();
-    try {
-      it = cache.emplace(key, prepare(role, window, m)).first;
-    } catch (const dnnl::error& e) {
-      throw UserError(fmt::format(
-          "convolution: oneDNN has none of x {}{} and weight {} with stride {}, dilation "
-          "{}, padding {} and {}: {}",
-          name_of(m.x.dtype), to_string(m.x.shape), to_string(m.w.shape), to_string(window.stride),
-          to_string(window.dilation), to_string(window.pad_begin), to_string(window.pad_end),
-          e.what()));
-    }
+  try {
+    return prepare(role, window, m);
+  } catch (const dnnl::error& e) {
+    throw UserError(
+        fmt::format("convolution: oneDNN has none of x {}{} and weight {} with stride {}, dilation "
+                    "{}, padding {} and {}: {}",
+                    name_of(m.x.dtype), to_string(m.x.shape), to_string(m.w.shape),
+                    to_string(window.stride), to_string(window.dilation),
+                    to_string(window.pad_begin), to_string(window.pad_end), e.what()));
   }
-  return it->second;
 }
 
 void execute(const dnnl::primitive& primitive, std::span<const dnnl_exec_arg_t> args) {
@@ -176,30 +149,24 @@ void execute(const dnnl::primitive& primitive, std::span<const dnnl_exec_arg_t> 
   TESSERA_ASSERT(status == dnnl_success, "oneDNN convolution failed with status {}", int(status));
 }
 
-void run_pack(Prepared& p, const dnnl::memory& from, const dnnl::memory& to) {
+void run_pack(const Prepared& p, const dnnl::memory& from, const dnnl::memory& to) {
   const dnnl_exec_arg_t args[] = {{DNNL_ARG_FROM, from.get()},
                                   {DNNL_ARG_TO, to.get()},
                                   {DNNL_ARG_SCRATCHPAD, p.pack_scratch.get()}};
   execute(p.pack, args);
 }
 
-void run_library(ConvRole role, const ConvAttributes::Window& window, const Operands& o,
-                 Workspace work) {
-  Tensor x = role == ConvRole::kInput ? o.x : as_channels_last(o.x),
-         y = role == ConvRole::kOutput ? o.y : as_channels_last(o.y);
+// x and y are channels-last.
+void run_library(const Prepared& p, ConvRole role, const Operands<Tensor>& o, void* work) {
   LibraryThreads threads;
-  Prepared& p = prepared(role, window, {o.x.meta(), o.w.meta(), o.y.meta()});
-  Tensor own;
-  if (p.workspace() > work.bytes)  // planned with fewer threads
-    own = empty({int64_t(p.workspace())}, kU8), work = {own.raw(), p.workspace()};
   auto address = [](const Tensor& t, bool written) {
     return written ? t.raw() : const_cast<void*>(t.raw_values());
   };
-  p.x.set_data_handle(address(x, role == ConvRole::kInput));
+  p.x.set_data_handle(address(o.x, role == ConvRole::kInput));
   p.w.set_data_handle(address(o.w, role == ConvRole::kWeight));
-  p.y.set_data_handle(address(y, role == ConvRole::kOutput));
-  p.packed.set_data_handle(p.pack ? work.data : p.w.get_data_handle());
-  void* scratch = static_cast<char*>(work.data) + p.packed_bytes;
+  p.y.set_data_handle(address(o.y, role == ConvRole::kOutput));
+  p.packed.set_data_handle(p.pack ? work : p.w.get_data_handle());
+  void* scratch = static_cast<char*>(work) + p.packed_bytes;
   p.scratch.set_data_handle(scratch);
   if (p.pack) p.pack_scratch.set_data_handle(scratch);
 
@@ -228,98 +195,119 @@ bool in_library(const ConvAttributes& a, DType t) {
   return true;
 }
 
-bool by_winograd(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
-  return suits_conv_winograd(role, window, m.x, m.w, m.y);
+// How a convolution is computed.
+struct ConvPlan final : RefCounted {
+  enum class By : uint8_t {
+    kProduct,   // conv_product
+    kWinograd,  // conv_winograd
+    kPlaces,    // conv_places
+    kDots,      // conv_dot_rows, conv_dot_weight
+    kLibrary,
+    kNest,  // conv_nest
+    kF32,   // any of the others, of operands that are converted
+  };
+  By by = By::kNest;
+  size_t workspace_bytes = 0;
+  PlannedGemm product;           // kProduct, kPlaces
+  Ref<const Prepared> library;   // kLibrary
+  Ref<const ConvPlan> computed;  // kF32
+};
+
+// What the library computes, by the kernel that is fastest.
+void plan_fast(ConvPlan& p, ConvRole role, const ConvAttributes::Window& window,
+               const Operands<Meta>& m) {
+  using By = ConvPlan::By;
+  const bool by_weight = role == ConvRole::kWeight;
+  if (is_conv_product(role, window, m.x, m.w, m.y)) {
+    p.by = By::kProduct, p.product = plan_conv_product(role, m.x, m.w, m.y);
+    p.workspace_bytes = p.product.workspace_bytes();
+  } else if (suits_conv_winograd(role, window, m.x, m.w, m.y)) {
+    p.by = By::kWinograd;
+    p.workspace_bytes = conv_winograd_workspace(role, window, m.x, m.w, m.y);
+  } else if (by_weight && suits_conv_places(window, m.x, m.w, m.y)) {
+    p.by = By::kPlaces, p.product = plan_conv_places(m.w, m.y);
+    p.workspace_bytes = conv_places_workspace(p.product, m.w, m.y);
+  } else if (by_weight && suits_conv_dot_weight(window, m.x, m.w, m.y)) {
+    p.by = By::kDots, p.workspace_bytes = conv_dot_weight_workspace(window, m.x, m.w, m.y);
+  } else if (!by_weight && suits_conv_dot_rows(role, window, m.x, m.w, m.y)) {
+    p.by = By::kDots, p.workspace_bytes = conv_dot_rows_workspace(role, window, m.x, m.w, m.y);
+  } else {
+    p.by = By::kLibrary, p.library = prepared(role, window, m);
+    p.workspace_bytes = p.library->workspace();
+  }
 }
-void run_winograd(ConvRole role, const ConvAttributes::Window& window, const Operands& o,
-                  Workspace work) {
+
+Ref<const ConvPlan> make_plan(const ConvAttributes& a, ConvRole role, const Meta& first,
+                              const Meta& second, const Meta& result) {
+  Ref<ConvPlan> p = make_ref<ConvPlan>();
+  const DType t = result.dtype;
+  if (in_library(a, t)) {
+    plan_fast(*p, role, a.window, operands_of(role, first, second, result));
+  } else if (t != kF64 && t != kF32) {
+    auto wide = [](const Meta& m) { return Meta::contiguous(m.shape, kF32, m.device); };
+    Meta wide_result = result;  // lies as the result does: WideResult
+    wide_result.dtype = kF32;
+    p->by = ConvPlan::By::kF32;
+    p->computed = make_plan(a, role, wide(first), wide(second), wide_result);
+    p->workspace_bytes = p->computed->workspace_bytes;
+  }
+  return p;
+}
+
+// `work` is scratch of p.workspace_bytes.
+void run_planned(const ConvPlan& p, const ConvAttributes& a, ConvRole role, const Tensor& first,
+                 const Tensor& second, const Tensor& result, void* work) {
+  using By = ConvPlan::By;
+  const ConvAttributes::Window& window = a.window;
+  const Operands<Tensor> o = operands_of(role, first, second, result);
+  if (p.by == By::kProduct) return run_conv_product(role, window, p.product, o.x, o.w, o.y, work);
+  if (p.by == By::kNest) return run_conv_nest(role, window, o.x, o.w, o.y);
+  if (p.by == By::kF32) {
+    const WideResult wide(result);
+    run_planned(*p.computed, a, role, converted(first, kF32), converted(second, kF32), wide.get(),
+                work);
+    return wide.finish();
+  }
   const Tensor x = role == ConvRole::kInput ? o.x : as_channels_last(o.x),
                y = role == ConvRole::kOutput ? o.y : as_channels_last(o.y);
-  run_conv_winograd(role, window, x, o.w, y, work);
-}
-
-bool by_places(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
-  return role == ConvRole::kWeight && suits_conv_places(window, m.x, m.w, m.y);
-}
-
-bool by_dots(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
-  return role == ConvRole::kWeight ? suits_conv_dot_weight(window, m.x, m.w, m.y)
-                                   : suits_conv_dot_rows(role, window, m.x, m.w, m.y);
-}
-size_t dots_workspace(ConvRole role, const ConvAttributes::Window& window, const ConvMetas& m) {
-  return role == ConvRole::kWeight ? conv_dot_weight_workspace(window, m.x, m.w, m.y)
-                                   : conv_dot_rows_workspace(role, window, m.x, m.w, m.y);
-}
-void run_dots(ConvRole role, const ConvAttributes::Window& window, const Operands& o,
-              Workspace work) {
-  const Tensor x = role == ConvRole::kInput ? o.x : as_channels_last(o.x),
-               y = role == ConvRole::kOutput ? o.y : as_channels_last(o.y);
-  if (role == ConvRole::kWeight)
-    run_conv_dot_weight(window, x, o.w, y, work);
-  else
-    run_conv_dot_rows(role, window, x, o.w, y, work);
-}
-
-// By the kernel that plan_conv reserved memory for.
-void run_planned(ConvRole role, const ConvAttributes::Window& window, const Operands& o,
-                 Workspace work) {
-  const ConvMetas m{o.x.meta(), o.w.meta(), o.y.meta()};
-  if (is_conv_product(role, window, m.x, m.w, m.y))
-    return run_conv_product(role, window, o.x, o.w, o.y, work);
-  if (by_winograd(role, window, m)) return run_winograd(role, window, o, work);
-  if (by_places(role, window, m))
-    return run_conv_places(window, as_channels_last(o.x), o.w, as_channels_last(o.y), work);
-  if (by_dots(role, window, m)) return run_dots(role, window, o, work);
-  run_library(role, window, o, work);
+  if (p.by == By::kWinograd) return run_conv_winograd(role, window, x, o.w, y, work);
+  if (p.by == By::kPlaces) return run_conv_places(window, p.product, x, o.w, y, work);
+  if (p.by == By::kLibrary) return run_library(*p.library, role, {x, o.w, y}, work);
+  if (role == ConvRole::kWeight) return run_conv_dot_weight(window, x, o.w, y, work);
+  run_conv_dot_rows(role, window, x, o.w, y, work);
 }
 
 void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
   const auto& a = static_cast<const ConvAttributes&>(prim);
   const ConvRole role = role_of(prim);
   if (role != ConvRole::kWeight) out[0].strides = channels_last_strides(out[0].shape);
-  Meta l = in[0].meta(), r = in[1].meta();
+  Meta r = in[1].meta();
   // The library takes no weight that is one value seen several times.
   for (int i = 0; i < r.shape.size() && role != ConvRole::kWeight; ++i)
     if (r.strides[i] == 0 && r.shape[i] > 1) plan.dense_in = 2;
   if (plan.dense_in) r.strides = contiguous_strides(r.shape);
-  if (!in_library(a, out[0].dtype) || numel(out[0].shape) == 0 || in[0].numel() == 0 ||
-      in[1].numel() == 0)
-    return;
-  ConvMetas m = role == ConvRole::kOutput  ? ConvMetas{l, r, out[0]}
-                : role == ConvRole::kInput ? ConvMetas{out[0], r, l}
-                                           : ConvMetas{r, out[0], l};
-  plan.workspace_bytes =
-      is_conv_product(role, a.window, m.x, m.w, m.y) ? conv_product_workspace(role, m.x, m.w, m.y)
-      : by_winograd(role, a.window, m) ? conv_winograd_workspace(role, a.window, m.x, m.w, m.y)
-      : by_places(role, a.window, m)   ? conv_places_workspace(a.window, m.x, m.w, m.y)
-      : by_dots(role, a.window, m)     ? dots_workspace(role, a.window, m)
-                                       : prepared(role, a.window, m).workspace();
+  if (numel(out[0].shape) == 0 || in[0].numel() == 0 || in[1].numel() == 0) return;
+  Ref<const ConvPlan> p = make_plan(a, role, in[0].meta(), r, out[0]);
+  plan.workspace_bytes = p->workspace_bytes;
+  plan.state = std::move(p);
 }
 
 void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
-              Workspace work, const Stream& stream) {
-  const auto& a = static_cast<const ConvAttributes&>(prim);
-  const ConvRole role = role_of(prim);
+              Workspace work, const Stream&) {
   if (out[0].numel() == 0) return;
   if (in[0].numel() == 0 || in[1].numel() == 0) {  // empty sums
     std::fill_n(static_cast<char*>(out[0].raw()), out[0].nbytes(), char(0));
     return;
   }
-  const Operands o = operands_of(role, in, out[0]);
-  if (in_library(a, out[0].dtype())) return run_planned(role, a.window, o, work);
-  if (out[0].dtype() == kF64 || out[0].dtype() == kF32)
-    return run_conv_nest(role, a.window, o.x, o.w, o.y);
-  const Tensor wide[] = {converted(in[0], kF32), converted(in[1], kF32)};
-  const WideResult result(out[0]);
-  run_conv(prim, wide, {&result.get(), 1}, {}, stream);
-  result.finish();
+  run_planned(work.planned<ConvPlan>(), static_cast<const ConvAttributes&>(prim), role_of(prim),
+              in[0], in[1], out[0], work.data);
 }
 
 }  // namespace
 
 void register_conv(KernelTable& t) {
   for (const char* op : {"conv", "conv_grad_input", "conv_grad_weight"})
-    t.add(DeviceKind::kCPU, op, {plan_conv, run_conv});
+    t.add(DeviceKind::kCPU, op, {.plan = plan_conv, .run = run_conv, .keeps_plan = true});
 }
 
 }  // namespace tessera::cpu

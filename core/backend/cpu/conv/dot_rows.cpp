@@ -286,13 +286,10 @@ size_t conv_dot_rows_workspace(ConvRole role, const ConvAttributes::Window&, con
 }
 
 void run_conv_dot_rows(ConvRole role, const ConvAttributes::Window& window, const Tensor& x,
-                       const Tensor& weight, const Tensor& y, Workspace work) {
+                       const Tensor& weight, const Tensor& y, void* work) {
   const Work w(role, weight.meta());
-  Tensor own;
-  if (w.workspace() > int64_t(work.bytes))  // planned for another way
-    own = empty({w.workspace()}, kU8), work = {own.raw(), size_t(w.workspace())};
-  auto* packed = static_cast<uint32_t*>(work.data);
-  auto* zeros = reinterpret_cast<uint16_t*>(static_cast<char*>(work.data) + w.packed_bytes());
+  auto* packed = static_cast<uint32_t*>(work);
+  auto* zeros = reinterpret_cast<uint16_t*>(static_cast<char*>(work) + w.packed_bytes());
   auto* split = reinterpret_cast<uint16_t*>(reinterpret_cast<char*>(zeros) + w.zero_bytes());
   std::memset(zeros, 0, size_t(w.zero_bytes()));
   const auto* values = static_cast<const uint16_t*>(weight.raw_values());

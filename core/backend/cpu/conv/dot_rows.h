@@ -1,7 +1,6 @@
 // bf16 convolutions and their gradients by the input, by dot instructions.
 #pragma once
 #include "core/backend/cpu/conv/nest.h"
-#include "core/dispatch/kernel.h"
 
 namespace tessera::cpu {
 
@@ -11,8 +10,9 @@ bool suits_conv_dot_rows(ConvRole role, const ConvAttributes::Window& window, co
                          const Meta& w, const Meta& y);
 size_t conv_dot_rows_workspace(ConvRole role, const ConvAttributes::Window& window, const Meta& x,
                                const Meta& w, const Meta& y);
-/// y from x and w, or dx from y and w; x and y are channels-last.
+/// y from x and w, or dx from y and w; x and y are channels-last. `work` is scratch of the bytes
+/// that the function above gives.
 void run_conv_dot_rows(ConvRole role, const ConvAttributes::Window& window, const Tensor& x,
-                       const Tensor& w, const Tensor& y, Workspace work);
+                       const Tensor& w, const Tensor& y, void* work);
 
 }  // namespace tessera::cpu

@@ -262,13 +262,10 @@ size_t conv_dot_weight_workspace(const ConvAttributes::Window& window, const Met
 }
 
 void run_conv_dot_weight(const ConvAttributes::Window& window, const Tensor& x, const Tensor& dw,
-                         const Tensor& y, Workspace work) {
+                         const Tensor& y, void* work) {
   const Work w(window, x.meta(), dw.meta(), y.meta());
   w.meet_limits();
-  Tensor own;
-  if (w.workspace() > int64_t(work.bytes))  // planned with fewer threads
-    own = empty({w.workspace()}, kU8), work = {own.raw(), size_t(w.workspace())};
-  auto* x_units = static_cast<uint32_t*>(work.data);
+  auto* x_units = static_cast<uint32_t*>(work);
   uint32_t* g_units = x_units + w.x_units();
   auto* sums = reinterpret_cast<float*>(g_units + w.g_units());
   const Buffers buffers{x_units, g_units, sums, reinterpret_cast<uint16_t*>(sums + w.sums())};

@@ -1,7 +1,6 @@
 // The gradient of a bf16 convolution by its weights, by dot instructions.
 #pragma once
 #include "core/backend/cpu/conv/nest.h"
-#include "core/dispatch/kernel.h"
 
 namespace tessera::cpu {
 
@@ -11,8 +10,9 @@ bool suits_conv_dot_weight(const ConvAttributes::Window& window, const Meta& x, 
                            const Meta& y);
 size_t conv_dot_weight_workspace(const ConvAttributes::Window& window, const Meta& x, const Meta& w,
                                  const Meta& y);
-/// dw from x and y, the gradient of the result, both channels-last.
+/// dw from x and y, the gradient of the result, both channels-last. `work` is scratch of the bytes
+/// that the function above gives on as many threads.
 void run_conv_dot_weight(const ConvAttributes::Window& window, const Tensor& x, const Tensor& dw,
-                         const Tensor& y, Workspace work);
+                         const Tensor& y, void* work);
 
 }  // namespace tessera::cpu

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/backend/cpu/gemm.h"
 #include "core/base/boundary.h"
 #include "core/base/isa.h"
 
@@ -90,28 +89,26 @@ bool suits_conv_places(const ConvAttributes::Window& window, const Meta& x, cons
   return y.shape[3] <= kNarrow;
 }
 
-size_t conv_places_workspace(const ConvAttributes::Window&, const Meta&, const Meta& w,
-                             const Meta& y) {
-  const Extents e(w, y);
-  return e.gathered_bytes() + e.result_bytes() + gemm_workspace(product_of(e));
+PlannedGemm plan_conv_places(const Meta& w, const Meta& y) {
+  return PlannedGemm(product_of(Extents(w, y)));
 }
 
-void run_conv_places(const ConvAttributes::Window& window, const Tensor& x, const Tensor& dw,
-                     const Tensor& y, Workspace work) {
+size_t conv_places_workspace(const PlannedGemm& product, const Meta& w, const Meta& y) {
+  const Extents e(w, y);
+  return e.gathered_bytes() + e.result_bytes() + product.workspace_bytes();
+}
+
+void run_conv_places(const ConvAttributes::Window& window, const PlannedGemm& product,
+                     const Tensor& x, const Tensor& dw, const Tensor& y, void* work) {
   const Extents e(dw.meta(), y.meta());
-  const Gemm g = product_of(e);
-  Tensor own;
-  const size_t fixed = e.gathered_bytes() + e.result_bytes();
-  if (fixed + gemm_workspace(g) > work.bytes)  // planned with fewer threads
-    own = empty({int64_t(fixed + gemm_workspace(g))}, kU8),
-    work = {own.raw(), size_t(own.nbytes())};
-  char* base = static_cast<char*>(work.data);
+  char* base = static_cast<char*>(work);
   float *gathered = reinterpret_cast<float*>(base),
         *result = reinterpret_cast<float*>(base + e.gathered_bytes());
+  void* own = base + e.gathered_bytes() + e.result_bytes();
   const int64_t columns = dw.shape()[3];
   for (int64_t k = 0; k < e.places; ++k) {
     gather(window, x, y, k / columns, k % columns, gathered);
-    run_gemm(g, y.values<float>(), gathered, result + k * e.channels, base + fixed);
+    product.run(y.values<float>(), gathered, result + k * e.channels, own);
   }
   transpose(e, result, dw.data<float>());
 }

@@ -1,7 +1,7 @@
 // The gradient of a convolution by its weights as one matrix product for each place of the kernel.
 #pragma once
 #include "core/backend/cpu/conv/nest.h"
-#include "core/dispatch/kernel.h"
+#include "core/backend/cpu/gemm.h"
 
 namespace tessera::cpu {
 
@@ -9,10 +9,12 @@ namespace tessera::cpu {
 /// or whose output is a few places wide.
 bool suits_conv_places(const ConvAttributes::Window& window, const Meta& x, const Meta& w,
                        const Meta& y);
-size_t conv_places_workspace(const ConvAttributes::Window& window, const Meta& x, const Meta& w,
-                             const Meta& y);
-/// dw from x and y, the gradient of the result, both channels-last.
-void run_conv_places(const ConvAttributes::Window& window, const Tensor& x, const Tensor& dw,
-                     const Tensor& y, Workspace work);
+/// The product of one place.
+PlannedGemm plan_conv_places(const Meta& w, const Meta& y);
+size_t conv_places_workspace(const PlannedGemm& product, const Meta& w, const Meta& y);
+/// dw from x and y, the gradient of the result, both channels-last. `work` is scratch of
+/// conv_places_workspace() bytes.
+void run_conv_places(const ConvAttributes::Window& window, const PlannedGemm& product,
+                     const Tensor& x, const Tensor& dw, const Tensor& y, void* work);
 
 }  // namespace tessera::cpu

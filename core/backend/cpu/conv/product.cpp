@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "core/backend/cpu/channels_last.h"
-#include "core/backend/cpu/gemm.h"
 #include "core/base/boundary.h"
 #include "core/base/isa.h"
 
@@ -78,30 +77,27 @@ bool is_conv_product(ConvRole role, const ConvAttributes::Window& window, const 
   return std::min({x.shape[1], y.shape[1], rows}) >= kLeast;
 }
 
-size_t conv_product_workspace(ConvRole role, const Meta& x, const Meta& w, const Meta& y) {
-  return gemm_workspace(gemm_of(role, x, w, y));
+PlannedGemm plan_conv_product(ConvRole role, const Meta& x, const Meta& w, const Meta& y) {
+  return PlannedGemm(gemm_of(role, x, w, y));
 }
 
-void run_conv_product(ConvRole role, const ConvAttributes::Window& window, const Tensor& x,
-                      const Tensor& w, const Tensor& y, Workspace work) {
-  const Gemm g = gemm_of(role, x.meta(), w.meta(), y.meta());
-  Tensor own;
-  if (size_t bytes = gemm_workspace(g); bytes > work.bytes)  // planned with fewer threads
-    own = empty({int64_t(bytes)}, kU8), work = {own.raw(), bytes};
+void run_conv_product(ConvRole role, const ConvAttributes::Window& window,
+                      const PlannedGemm& product, const Tensor& x, const Tensor& w, const Tensor& y,
+                      void* work) {
   const bool all = reads_all(x.shape(), y.shape());
   if (role == ConvRole::kInput) {
     const Tensor cot = as_channels_last(y);
-    if (all) return run_gemm(g, cot.raw_values(), w.raw_values(), x.raw(), work.data);
+    if (all) return product.run(cot.raw_values(), w.raw_values(), x.raw(), work);
     const Tensor places = read_places(x, window, y.shape()),
                  dense = empty(channels_last_meta(places.shape(), x.dtype(), x.device()));
-    run_gemm(g, cot.raw_values(), w.raw_values(), dense.raw(), work.data);
+    product.run(cot.raw_values(), w.raw_values(), dense.raw(), work);
     std::fill_n(x.data<float>(), x.numel(), 0.0f);
     return copy_values(places, dense);
   }
   const Tensor rows = as_channels_last(all ? x : read_places(x, window, y.shape()));
   if (role == ConvRole::kOutput)
-    return run_gemm(g, rows.raw_values(), w.raw_values(), y.raw(), work.data);
-  run_gemm(g, as_channels_last(y).raw_values(), rows.raw_values(), w.raw(), work.data);
+    return product.run(rows.raw_values(), w.raw_values(), y.raw(), work);
+  product.run(as_channels_last(y).raw_values(), rows.raw_values(), w.raw(), work);
 }
 
 }  // namespace tessera::cpu

@@ -1,7 +1,7 @@
 // Convolutions with kernels of one place, which are matrix products of rows of channels.
 #pragma once
 #include "core/backend/cpu/conv/nest.h"
-#include "core/dispatch/kernel.h"
+#include "core/backend/cpu/gemm.h"
 
 namespace tessera::cpu {
 
@@ -11,9 +11,11 @@ namespace tessera::cpu {
 /// gradient wrongly: by an f32 weight with strides, of an x with few channels.
 bool is_conv_product(ConvRole role, const ConvAttributes::Window& window, const Meta& x,
                      const Meta& w, const Meta& y);
-size_t conv_product_workspace(ConvRole role, const Meta& x, const Meta& w, const Meta& y);
-/// Activations that are results lie channels-last.
-void run_conv_product(ConvRole role, const ConvAttributes::Window& window, const Tensor& x,
-                      const Tensor& w, const Tensor& y, Workspace work);
+PlannedGemm plan_conv_product(ConvRole role, const Meta& x, const Meta& w, const Meta& y);
+/// Activations that are results lie channels-last. `work` is scratch of the product's
+/// workspace_bytes().
+void run_conv_product(ConvRole role, const ConvAttributes::Window& window,
+                      const PlannedGemm& product, const Tensor& x, const Tensor& w, const Tensor& y,
+                      void* work);
 
 }  // namespace tessera::cpu

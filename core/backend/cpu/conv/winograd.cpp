@@ -157,16 +157,12 @@ size_t conv_winograd_workspace(ConvRole role, const ConvAttributes::Window& wind
 }
 
 void run_conv_winograd(ConvRole role, const ConvAttributes::Window& window, const Tensor& x,
-                       const Tensor& w, const Tensor& y, Workspace work) {
-  Tensor own;
-  if (const size_t bytes = conv_winograd_workspace(role, window, x.meta(), w.meta(), y.meta());
-      bytes > work.bytes)  // planned with another number of threads
-    own = empty({int64_t(bytes)}, kU8), work = {own.raw(), bytes};
-  if (role == ConvRole::kWeight) return run_conv_winograd_weight(window, x, w, y, work.data);
+                       const Tensor& w, const Tensor& y, void* work) {
+  if (role == ConvRole::kWeight) return run_conv_winograd_weight(window, x, w, y, work);
   const Tensor weight = w.is_contiguous() ? w : dense_copy(w);
   const bool out = role == ConvRole::kOutput;
   run(role, Work(role, window, x.meta(), w.meta(), y.meta()), image_to_read<float>(out ? x : y),
-      image_to_write<float>(out ? y : x), weight.values<float>(), static_cast<float*>(work.data));
+      image_to_write<float>(out ? y : x), weight.values<float>(), static_cast<float*>(work));
 }
 
 }  // namespace tessera::cpu

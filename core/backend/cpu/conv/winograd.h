@@ -1,7 +1,6 @@
 // Convolutions of 3 x 3 by Winograd's minimal filtering (Lavin, Gray 2016).
 #pragma once
 #include "core/backend/cpu/conv/nest.h"
-#include "core/dispatch/kernel.h"
 
 namespace tessera::cpu {
 
@@ -23,9 +22,10 @@ bool suits_conv_winograd(ConvRole role, const ConvAttributes::Window& window, co
                          const Meta& w, const Meta& y);
 size_t conv_winograd_workspace(ConvRole role, const ConvAttributes::Window& window, const Meta& x,
                                const Meta& w, const Meta& y);
-/// Activations are channels-last, a weight's gradient is row-major.
+/// Activations are channels-last, a weight's gradient is row-major. `work` is scratch of the bytes
+/// that the function above gives on as many threads.
 void run_conv_winograd(ConvRole role, const ConvAttributes::Window& window, const Tensor& x,
-                       const Tensor& w, const Tensor& y, Workspace work);
+                       const Tensor& w, const Tensor& y, void* work);
 
 /// The gradient by the weight, for the functions above: whether there are tiles enough, and scratch
 /// is not too much.
