@@ -42,12 +42,13 @@ const OpInfo& op_of(CollKind kind, bool pieces) {
   return ops->at({kind, pieces});
 }
 
-class CollectiveOp final : public Primitive {
+bool in_place_verb(CollKind kind) { return kind == kAllReduce || kind == kBroadcast; }
+
+class CollectiveOp final : public CollectivePrimitive {
  public:
   CollectiveOp(CollKind kind, Ref<ProcessGroup> group, ReduceOp op, int root, CallSite site)
-      : Primitive(op_of(kind, false)),
+      : CollectivePrimitive(op_of(kind, false), std::move(group)),
         kind(kind),
-        group(std::move(group)),
         op(op),
         root(root),
         site(site) {}
@@ -83,8 +84,9 @@ class CollectiveOp final : public Primitive {
     return PrimRef(new CollectiveOp(kind, group, read_op(a, op), int(from), site));
   }
 
+  bool moves_its_result() const override { return in_place_verb(kind); }
+
   const CollKind kind;
-  const Ref<ProcessGroup> group;
   const ReduceOp op;
   const int root;
   const CallSite site;  // of the program, compared between ranks; not an attribute
@@ -98,10 +100,6 @@ Ref<const CallOrder> order_on(const ProcessGroup& group) {
     for (auto& [on, announcement] : *announcing)
       if (on == &group) return std::exchange(announcement, nullptr);
   return nullptr;
-}
-
-bool in_place_verb(CollKind kind) {
-  return kind == CollKind::kAllReduce || kind == CollKind::kBroadcast;
 }
 
 void plan_collective(const Primitive& prim, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
@@ -118,24 +116,21 @@ void run_collective(const Primitive& prim, std::span<const Tensor> in, std::span
     if (p.group->rank() == p.root) copy_values(out[0], x);
     x = out[0];
   }
-  p.group->submit({.kind = p.kind,
-                   .op = p.op,
-                   .peer = traits(p.kind).rooted ? p.root : -1,
-                   .in = {&x, 1},
-                   .out = out,
-                   .async = true,
-                   .site = p.site,
-                   .order = order_on(*p.group)});
+  p.submit({.kind = p.kind,
+            .op = p.op,
+            .peer = traits(p.kind).rooted ? p.root : -1,
+            .in = {&x, 1},
+            .out = out,
+            .site = p.site});
 }
 
 // The verbs over pieces that may differ from rank to rank: operand and result are flat buffers.
-class PiecesOp final : public Primitive {
+class PiecesOp final : public CollectivePrimitive {
  public:
   PiecesOp(CollKind kind, Ref<ProcessGroup> group, ReduceOp op, const Pieces& in, const Pieces& out,
            CallSite site)
-      : Primitive(op_of(kind, true)),
+      : CollectivePrimitive(op_of(kind, true), std::move(group)),
         kind(kind),
-        group(std::move(group)),
         op(op),
         in(in),
         out(out),
@@ -176,8 +171,10 @@ class PiecesOp final : public Primitive {
     return PrimRef(new PiecesOp(kind, group, read_op(a, op), pieces("in"), pieces("out"), site));
   }
 
+  // How the whole is cut is an attribute.
+  bool ranks_agree_on_size() const override { return false; }
+
   const CollKind kind;
-  const Ref<ProcessGroup> group;
   const ReduceOp op;
   const Pieces in, out;
   const CallSite site;
@@ -201,13 +198,7 @@ void run_pieces(const Primitive& prim, std::span<const Tensor> in, std::span<con
   std::vector<Tensor> give{in[0]}, take{out[0]};
   if (p.kind != CollKind::kAllGather) give = pieces_of(in[0], p, p.in);
   if (p.kind != CollKind::kReduceScatter) take = pieces_of(out[0], p, p.out);
-  p.group->submit({.kind = p.kind,
-                   .op = p.op,
-                   .in = give,
-                   .out = take,
-                   .async = true,
-                   .site = p.site,
-                   .order = order_on(*p.group)});
+  p.submit({.kind = p.kind, .op = p.op, .in = give, .out = take, .site = p.site});
 }
 
 const Kernel* PiecesOp::own_kernel(DeviceKind) const {
@@ -268,6 +259,12 @@ Tensor all_to_all_v(const Tensor& x, const Ref<ProcessGroup>& group, const Piece
 
 bool is_collective(const Primitive& prim) { return prim.traits().kind == OpKind::kCollective; }
 
+void CollectivePrimitive::submit(Collective c) const {
+  c.async = true;
+  c.order = order_on(*group);
+  group->submit(c);
+}
+
 PrimRef collective_op(std::string_view name, const Ref<ProcessGroup>& group) {
   const CallSite site = CallSite::current();
   for (CollKind kind : kWhole)
@@ -278,23 +275,23 @@ PrimRef collective_op(std::string_view name, const Ref<ProcessGroup>& group) {
   throw UserError(fmt::format("there is no collective {}", name));
 }
 
-ProcessGroup& group_of(const Primitive& prim) {
-  if (auto* p = dynamic_cast<const CollectiveOp*>(&prim)) return *p->group;
-  auto* p = dynamic_cast<const PiecesOp*>(&prim);
-  TESSERA_ASSERT(p, "group_of: {} is no collective", prim.name());
-  return *p->group;
-}
-bool moves_its_result(const Primitive& prim) {
-  auto* p = dynamic_cast<const CollectiveOp*>(&prim);
-  return p && in_place_verb(p->kind);
+namespace {
+
+const CollectivePrimitive& collective(const Primitive& prim) {
+  auto* p = dynamic_cast<const CollectivePrimitive*>(&prim);
+  TESSERA_ASSERT(p, "{} is no collective", prim.name());
+  return *p;
 }
 
-// Pieces differ from rank to rank; how the whole is cut does not, and is an attribute.
+}  // namespace
+
+ProcessGroup& group_of(const Primitive& prim) { return *collective(prim).group; }
+bool moves_its_result(const Primitive& prim) { return collective(prim).moves_its_result(); }
+
 uint64_t hash_collective(const Primitive& prim, const Meta& operand) {
-  bool pieces = dynamic_cast<const PiecesOp*>(&prim) != nullptr;
   uint64_t text = std::hash<std::string>()(to_string(prim));
   return (text ^ uint64_t(operand.dtype)) * 0x9e3779b97f4a7c15ull +
-         (pieces ? 0 : uint64_t(numel(operand.shape)));
+         (collective(prim).ranks_agree_on_size() ? uint64_t(numel(operand.shape)) : 0);
 }
 
 CallOrderScope::CallOrderScope(List list) : before_(announcing), list_(std::move(list)) {

@@ -47,13 +47,31 @@ Tensor reduce_scatter_v(const Tensor& x, const Ref<ProcessGroup>& group, const P
 Tensor all_to_all_v(const Tensor& x, const Ref<ProcessGroup>& group, const Pieces& in,
                     const Pieces& out, CallSite site = CallSite::current());
 
-/// True for the ops above.
+/// What the ops above are made of, and those of a program: an op whose kernel (own_kernel) is one
+/// submit(). Traces keep such ops in their order and run each exactly once, whoever reads what it
+/// gives. It needs no derivative: then whoever asks for one is told that there is none.
+class CollectivePrimitive : public Primitive {
+ public:
+  CollectivePrimitive(const OpInfo& info, Ref<ProcessGroup> group)
+      : Primitive(info), group(std::move(group)) {}
+  /// True where its result is reduced or sent in the memory in which it lies, as an operand is.
+  virtual bool moves_its_result() const { return false; }
+  /// False where ranks may have operands of different sizes.
+  virtual bool ranks_agree_on_size() const { return true; }
+  /// For the kernel: starts `c` on the group; outputs are pending until it is done. `c.async` and
+  /// `c.order` are set here.
+  void submit(Collective c) const;
+
+  const Ref<ProcessGroup> group;
+};
+
+/// True for such ops.
 bool is_collective(const Primitive& prim);
 /// One of them by name ("all_reduce", "all_gather_v"), with attributes that are still to be given.
 /// Throws UserError for a name that none has.
 PrimRef collective_op(std::string_view name, const Ref<ProcessGroup>& group);
-/// Of such an op: its group, whether its result is reduced or sent where it lies, as an operand is,
-/// and what its ranks must agree on (kind, operator, root, and with the dtype and counts of its
+/// Of a collective: its group, whether its result is reduced or sent where it lies, as an operand
+/// is, and what its ranks must agree on (kind, operator, root, and with the dtype and counts of its
 /// operand those), hashed.
 ProcessGroup& group_of(const Primitive& prim);
 bool moves_its_result(const Primitive& prim);

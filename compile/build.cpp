@@ -20,6 +20,14 @@ std::string passes_to_skip(const CompileOptions& options) {
   return options.skip + (options.skip.empty() || more.empty() ? "" : ",") + more;
 }
 
+// The program's own, then those of pipeline() or the ones given instead.
+std::vector<Pass> all_passes(const CompileOptions& options, std::span<const Pass> instead = {}) {
+  std::vector<Pass> passes = options.passes;
+  const std::span<const Pass> rest = instead.empty() ? std::span<const Pass>(pipeline()) : instead;
+  passes.insert(passes.end(), rest.begin(), rest.end());
+  return passes;
+}
+
 std::vector<const Fused*> fused_ops(const Graph& graph) {
   std::vector<const Fused*> kernels;
   for (const Node& n : graph.nodes)
@@ -60,10 +68,10 @@ size_t memory_limit(const CompileOptions& options) {
 // `graph` with as little computed again in backward as keeps a run within `limit` bytes; where
 // nothing does, with what takes least. Each try is planned to the byte.
 Graph within_memory(const Graph& graph, size_t limit, std::string_view skip,
-                    const std::string& name) {
+                    std::span<const Pass> passes, const std::string& name) {
   auto peak = [&](const Graph& g) {
     Graph optimised = g;
-    run_passes(optimised, skip);
+    run_passes(optimised, skip, passes);
     MemoryPlan plan = Executor(std::move(optimised)).memory();
     return plan.arena_bytes + plan.output_bytes;
   };
@@ -98,15 +106,16 @@ Graph within_memory(const Graph& graph, size_t limit, std::string_view skip,
 }  // namespace
 
 Executor build(Graph graph, const CompileOptions& options, int number, std::string* unoptimised,
-               std::span<const Pass> passes) {
-  std::string skip = passes_to_skip(options);
-  check_passes(skip);
+               std::span<const Pass> instead) {
+  const std::string skip = passes_to_skip(options);
+  const std::vector<Pass> passes = all_passes(options, instead);
+  check_passes(skip, passes);
   dump(graph, options, number, "recorded");
   const size_t limit = memory_limit(options);
   streamed_from();  // throws for what is no number: not what a pass has done
   Graph fused = graph;
   try {
-    if (limit) fused = within_memory(graph, limit, skip, options.name);
+    if (limit) fused = within_memory(graph, limit, skip, passes, options.name);
     run_passes(fused, skip, passes);
   } catch (const std::exception& e) {
     // Slower is better than not at all; the text says which pass, so it can be left out or mended.
@@ -136,7 +145,7 @@ bool SizedBuilder::add_code(Graph& graph, FunctionRef<std::vector<Graph>()> prob
     if (kernels_.compilations() >= kMaxCompilations) return false;
     others = probes();
     for (Graph& g : others) {
-      run_passes(g, passes_to_skip(options_));
+      run_passes(g, passes_to_skip(options_), all_passes(options_));
       std::vector<const Fused*> same = fused_ops(g);
       if (same.size() != kernels.size()) continue;  // fused otherwise: not of these sizes
       for (size_t k = 0; k < same.size(); ++k) sizes[k].push_back(same[k]);
@@ -147,16 +156,17 @@ bool SizedBuilder::add_code(Graph& graph, FunctionRef<std::vector<Graph>()> prob
 }
 
 Executor SizedBuilder::build(const Graph& graph, FunctionRef<std::vector<Graph>()> probes) {
-  std::string skip = passes_to_skip(options_);
+  const std::string skip = passes_to_skip(options_);
+  const std::vector<Pass> passes = all_passes(options_);
   Graph fused = graph;
-  run_passes(fused, skip);
+  run_passes(fused, skip, passes);
   try {
     if (add_code(fused, probes)) return Executor(std::move(fused), arena_);
   } catch (const std::exception& e) {
     logging::warn("compile: {}; {} runs without generated kernels", e.what(), options_.name);
   }
   fused = graph;
-  run_passes(fused, skip + (skip.empty() ? "" : ",") + "decompose,fuse");
+  run_passes(fused, skip + (skip.empty() ? "" : ",") + "decompose,fuse", passes);
   return Executor(std::move(fused), arena_);
 }
 

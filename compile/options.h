@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "compile/pass.h"
 #include "core/tensor/named_tensor.h"
 
 namespace tessera::compiler {
@@ -12,6 +13,9 @@ struct CompileOptions {
   std::vector<NamedTensor> names = {};  // of parameters and state, for readable graphs
   // Passes that are left out, by name and separated by commas; TESSERA_COMPILE_SKIP adds to them.
   std::string skip = {};
+  // Passes of the program's own, run in this order before those of pipeline() (passes/passes.h), on
+  // the graph as it was recorded.
+  std::vector<Pass> passes = {};
   // Calls that differ in one size are one graph, between sizes that were recorded, where their
   // graphs say so (record/dynamic_call.h); else each size has a graph of its own. False: for
   // functions that treat some sizes between others in a way of their own.

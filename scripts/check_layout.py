@@ -118,6 +118,7 @@ NOT_LIMITS = {
 }
 CONSTANTS = re.compile(r"\bconstexpr\s+(?:u?int(?:\d+_t)?|size_t|long)\s+(k[A-Z][^;{}()]*?=[^;]*);")
 NUMBER = re.compile(r"(?<![\w.])\d")
+UNNAMED_LOOP = re.compile(r"\bparallel_ranges\(")
 
 
 def longest(path, modules):
@@ -163,6 +164,13 @@ def check_constants(path, lines):
                        "core/base/boundaries.h, else a place in NOT_LIMITS of scripts/check_layout.py")
 
 
+def check_loops(path, lines):
+    """Loops over threads that no row of the table of limits stands for."""
+    for number, line in enumerate(lines, 1):
+        if UNNAMED_LOOP.search(line.split("//")[0]):
+            yield f"{path}:{number}: a loop over threads without a name; call parallel_for with a row of core/base/boundaries.h"
+
+
 def check_readmes(files):
     folders = set()
     for path in files:
@@ -188,6 +196,7 @@ def check(root):
             yield from check_includes(path, lines)
         if path.endswith((".h", ".cpp")) and path.startswith(KERNELS):
             yield from check_constants(path, lines)
+            yield from check_loops(path, lines)
         if lines and lines[0].startswith("#!") and not os.access(root / path, os.X_OK):
             yield f"{path}:1: begins as a program does, but may not be executed; chmod +x"
         if path.endswith(COUNTED) and len(lines) > MAX_LINES:

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "compile/ir/graph.h"
+#include "compile/pass.h"
 #include "core/base/boundaries.h"
 
 namespace tessera::compiler {
@@ -48,14 +49,11 @@ void fuse(Graph& graph);
 /// what they do not need is computed behind them. Changes no value.
 void overlap_collectives(Graph& graph);
 
-struct Pass {
-  std::string_view name;  // "cse": what TESSERA_COMPILE_SKIP=cse,fuse leaves out
-  void (*run)(Graph&);
-};
 /// In the order in which they run.
 const std::vector<Pass>& pipeline();
-/// Throws UserError for a name in `skip` (separated by commas) that no pass of pipeline() has.
-void check_passes(std::string_view skip);
+/// Throws UserError for a name in `skip` (separated by commas) that no pass of pipeline() nor of
+/// `passes` has.
+void check_passes(std::string_view skip, std::span<const Pass> passes = {});
 /// Runs the passes of pipeline(), or those given instead, but those named in `skip` (UserError for
 /// an unknown name), verifying after each. Throws BugError naming a pass that throws.
 void run_passes(Graph& graph, std::string_view skip = "", std::span<const Pass> passes = {});

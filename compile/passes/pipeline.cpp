@@ -1,3 +1,5 @@
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "compile/ir/verify.h"
@@ -34,19 +36,19 @@ std::vector<std::string_view> names_in(std::string_view list) {
 
 }  // namespace
 
-void check_passes(std::string_view skip) {
-  std::string known;
-  for (const Pass& p : pipeline())
-    if (known.find(p.name) == std::string::npos)
-      known += (known.empty() ? "" : ", ") + std::string(p.name);
-  for (std::string_view name : names_in(skip)) {
-    bool there = std::ranges::any_of(pipeline(), [&](const Pass& p) { return p.name == name; });
-    TESSERA_CHECK(there, "passes: there is no pass {} to leave out; there are {}", name, known);
-  }
+void check_passes(std::string_view skip, std::span<const Pass> passes) {
+  std::vector<std::string_view> known;
+  for (std::span<const Pass> list : {passes, std::span<const Pass>(pipeline())})
+    for (const Pass& p : list)
+      if (std::ranges::find(known, p.name) == known.end()) known.push_back(p.name);
+  for (std::string_view name : names_in(skip))
+    TESSERA_CHECK(std::ranges::find(known, name) != known.end(),
+                  "passes: there is no pass {} to leave out; there are {}", name,
+                  fmt::join(known, ", "));
 }
 
 void run_passes(Graph& graph, std::string_view skip, std::span<const Pass> passes) {
-  check_passes(skip);
+  check_passes(skip, passes);
   const std::vector<std::string_view> left_out = names_in(skip);
   for (const Pass& p : passes.empty() ? std::span<const Pass>(pipeline()) : passes) {
     if (std::ranges::count(left_out, p.name)) continue;

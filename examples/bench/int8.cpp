@@ -23,7 +23,7 @@
 #include "examples/bench/commands.h"
 #include "examples/bench/contractions.h"
 #include "examples/bench/recorder.h"
-#include "examples/models/resnet.h"
+#include "examples/models/registry.h"
 
 namespace tessera::bench {
 namespace {
@@ -42,32 +42,32 @@ using Model = std::shared_ptr<nn::Module>;
 
 // The model, its weights and what its file says of images.
 struct Network {
-  std::shared_ptr<models::ResNet> model;
+  Model model;
   int64_t size;
 };
 
 Network make_network(const Int8Options& o) {
-  TESSERA_CHECK(o.model.starts_with("resnet"),
-                "bench: --model {}: int8 knows resnet18, resnet34 and resnet50", o.model);
-  models::ResNetOptions m;
-  models::set_option(m, "depth", std::string_view(o.model).substr(6));
+  const models::ModelSpec& spec = models::find_model("bench", o.model);
+  TESSERA_CHECK(spec.data == models::Data::kImages, "bench: --model {}: int8 knows {}", o.model,
+                models::model_names(models::Data::kImages));
+  models::ModelOptions m = spec.options;
   int64_t size = o.size;
   std::vector<NamedTensor> state;
   if (!o.weights.empty()) {
     auto file = io::SafetensorsFile::open(o.weights);
     for (const std::string& name : file.names()) state.push_back({name, file.load(name)});
     for (auto& [key, value] : file.metadata()) {
-      if (key.starts_with("option.")) models::set_option(m, key.substr(7), value);
+      if (key.starts_with("option.")) m.set(key.substr(7), value);
       if (key == "image_size" && size == 0) size = std::atoll(value.c_str());
     }
   }
   for (const std::string& s : o.set) {
     const size_t eq = s.find('=');
     TESSERA_CHECK(eq != std::string::npos && eq > 0, "bench: --set \"{}\": expected key=value", s);
-    models::set_option(m, s.substr(0, eq), s.substr(eq + 1));
+    m.set(s.substr(0, eq), s.substr(eq + 1));
   }
   manual_seed(1337);
-  Network n{models::resnet(m), size ? size : 224};
+  Network n{spec.make(m), size ? size : 224};
   if (!state.empty()) n.model->load_state(state);
   n.model->eval();
   return n;
@@ -214,7 +214,8 @@ void add_int8(CLI::App& app, Run& run) {
   auto o = std::make_shared<Int8Options>();
   CLI::App* sub = app.add_subcommand(
       "int8", "inference on bytes beside f32 and bf16: images/s, and accuracy of trained weights");
-  sub->add_option("--model", o->model, "resnet18, resnet34 or resnet50")->capture_default_str();
+  sub->add_option("--model", o->model, models::model_names(models::Data::kImages))
+      ->capture_default_str();
   sub->add_option("--image-size", o->size, "0: that of the weights, else 224")
       ->capture_default_str();
   sub->add_option("--batch-size", o->batch_size, "images of a batch")->capture_default_str();

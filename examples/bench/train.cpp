@@ -158,14 +158,20 @@ Json bench_train(const TrainOptions& o) {
 }  // namespace
 
 void add_workload_options(CLI::App& sub, WorkloadOptions& o) {
+  std::map<int64_t, std::string> usual;  // models by their batch
+  for (const models::ModelSpec& spec : models::registered_models()) {
+    std::string& names = usual[spec.bench_batch_size];
+    names += (names.empty() ? "" : ", ") + spec.name;
+  }
+  std::string batches;
+  for (const auto& [size, names] : usual)
+    batches += fmt::format("{}{} ({})", batches.empty() ? "" : ", ", size, names);
+  sub.add_option("--model", o.model, models::model_names())->capture_default_str();
+  sub.add_option("--batch-size", o.batch_size, "sequences or rows; 0: " + batches)
+      ->capture_default_str();
   sub.add_option(
-         "--model", o.model,
-         "gpt-nano, gpt2, bert-mini, bert-base, bert-large, resnet18, resnet34, resnet50 or mlp")
-      ->capture_default_str();
-  sub.add_option("--batch-size", o.batch_size,
-                 "sequences or rows; 0: 12 (gpt-nano), 1 (gpt2), 8 (bert, resnet), 128 (mlp)")
-      ->capture_default_str();
-  sub.add_option("--seq-len", o.seq_len, "tokens of a sequence; 0: the model's context (bert: 128)")
+         "--seq-len", o.seq_len,
+         "tokens of a sequence; 0: the model's usual number, 128 for masked text, else its context")
       ->capture_default_str();
   sub.add_option("--set", o.set, "key=value: a field of the model's options");
 }

@@ -11,6 +11,7 @@
 #include "compile/compile.h"
 #include "core/nn/module.h"
 #include "core/optim/optim.h"
+#include "examples/models/registry.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 
@@ -19,7 +20,7 @@ namespace tessera::bench {
 struct WorkloadOptions {
   std::string model = "gpt-nano";
   int64_t batch_size = 0;  // 0: the model's usual one
-  int64_t seq_len = 0;     // 0: the model's context
+  int64_t seq_len = 0;     // 0: the model's usual one, else its context
   uint64_t seed = 1337;
   std::vector<std::string> set = {};  // key=value, fields of the model's options
   bool compile = false;
@@ -50,14 +51,12 @@ class Workload {
   };
   Tensor train_on(const Batch& batch);
   const Batch& next_batch() { return batches_[next_++ % batches_.size()]; }
-  void make_gpt(const WorkloadOptions& options);
-  void make_bert(const WorkloadOptions& options);
-  void make_resnet(const WorkloadOptions& options);
-  void make_mlp(const WorkloadOptions& options);
-  void make_optimizer(const WorkloadOptions& options);
+  void make_batches(const models::ModelSpec& spec, const models::ModelOptions& options,
+                    int64_t seq_len);
+  void make_optimizer(const models::ModelSpec& spec);
 
   std::shared_ptr<nn::Module> model_;
-  std::function<Tensor(const Batch&)> loss_;
+  models::Loss loss_;
   std::unique_ptr<optim::Optimizer> optimizer_;
   std::unique_ptr<parallel::Reducer> reducer_;  // null: not under ddp
   std::vector<Batch> batches_;

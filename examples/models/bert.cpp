@@ -5,7 +5,9 @@
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
 #include "core/ops/views.h"
+#include "examples/models/hugging_face.h"
 #include "examples/models/options.h"
+#include "examples/models/registry.h"
 #include "parallel/stage.h"
 
 namespace tessera::models {
@@ -40,27 +42,22 @@ BertOptions bert_base() { return {}; }
 BertOptions bert_large() { return {.layers = 24, .heads = 16, .dim = 1024, .hidden = 4096}; }
 BertOptions bert_mini() { return {.layers = 4, .heads = 4, .dim = 256, .hidden = 1024}; }
 
-BertOptions bert_options(std::string_view name) {
-  if (name == "bert-mini") return bert_mini();
-  if (name == "bert-base") return bert_base();
-  TESSERA_CHECK(name == "bert-large",
-                "unknown model \"{}\"; expected bert-mini, bert-base or bert-large", name);
-  return bert_large();
+Fields fields_of(BertOptions& o) {
+  return {"bert",
+          {{"vocab", &o.vocab},
+           {"context", &o.context},
+           {"segments", &o.segments},
+           {"layers", &o.layers},
+           {"heads", &o.heads},
+           {"dim", &o.dim},
+           {"hidden", &o.hidden},
+           {"dropout", &o.dropout},
+           {"attention_dropout", &o.attention_dropout},
+           {"eps", &o.eps}}};
 }
 
 void set_option(BertOptions& o, std::string_view key, std::string_view value) {
-  set_field("bert",
-            {{"vocab", &o.vocab},
-             {"context", &o.context},
-             {"segments", &o.segments},
-             {"layers", &o.layers},
-             {"heads", &o.heads},
-             {"dim", &o.dim},
-             {"hidden", &o.hidden},
-             {"dropout", &o.dropout},
-             {"attention_dropout", &o.attention_dropout},
-             {"eps", &o.eps}},
-            key, value);
+  set_field(fields_of(o), key, value);
 }
 
 // ---- embeddings
@@ -252,6 +249,53 @@ BertForMaskedLMPtr bert_stage(const BertOptions& options, int stage, int stages)
 std::shared_ptr<BertForSequenceClassification> bert_for_sequence_classification(
     const BertOptions& options, int64_t classes) {
   return std::make_shared<BertForSequenceClassification>(options, classes);
+}
+
+// ---- how `train` and `bench` see it
+
+parallel::ParallelPlan tensor_parallel_plan(const BertOptions& o) {
+  namespace p = parallel;
+  int64_t head_width = o.dim / o.heads;
+  p::ParallelPlan plan;
+  for (const char* name : {"query", "key", "value"})
+    plan.emplace_back(fmt::format("bert.encoder.layer.*.attention.self.{}", name),
+                      p::colwise({.unit = head_width}));
+  plan.emplace_back("bert.encoder.layer.*.attention.output.dense",
+                    p::rowwise({.unit = head_width}));
+  plan.emplace_back("bert.encoder.layer.*.intermediate.dense", p::colwise());
+  plan.emplace_back("bert.encoder.layer.*.output.dense", p::rowwise());
+  return plan;
+}
+
+std::vector<ModelSpec> bert_models() {
+  ModelSpec spec{.name = "bert-mini",
+                 .options = bert_mini(),
+                 .data = Data::kMaskedText,
+                 .make = on<BertOptions>(bert_for_masked_lm)};
+  spec.tensor_parallel = {
+      .plan = on<BertOptions>([](const BertOptions& o) { return tensor_parallel_plan(o); }),
+      .field = "heads",
+      .parts = "heads"};
+  spec.pipeline = {
+      .stage = on<BertOptions>(bert_stage),
+      .places = on<BertOptions>([](const BertOptions& o) { return o.layers; }),
+      .parts = "layers",
+      .remedy = [](int stages) { return fmt::format("--set layers={}", stages); },
+      .tied = [](const ModelOptions&) { return std::vector<std::string>{kBertWords}; }};
+  spec.folder = {
+      .read =
+          [](ModelOptions& o, const std::string& folder) {
+            o.as<BertOptions>() = bert_from_hugging_face(folder);
+          },
+      .write = on<BertOptions>([](const BertOptions& o, const std::string& folder,
+                                  std::vector<NamedTensor> state, const io::Metadata& metadata) {
+        save_hugging_face(folder, o, std::move(state), metadata);
+      })};
+  spec.length = 128;
+  ModelSpec base = spec, large = spec;
+  base.name = "bert-base", base.options = bert_base();
+  large.name = "bert-large", large.options = bert_large();
+  return {spec, base, large};
 }
 
 }  // namespace tessera::models

@@ -6,6 +6,8 @@
 #include <string_view>
 
 #include "core/nn/nn.h"
+#include "examples/models/options.h"
+#include "parallel/tensor_parallel.h"
 
 namespace tessera::models {
 
@@ -23,8 +25,8 @@ BertOptions bert_base();
 BertOptions bert_large();
 /// 4 layers, 4 heads, width 256 (Turc et al. 2019).
 BertOptions bert_mini();
-/// "bert-mini", "bert-base" or "bert-large". Throws UserError for another name.
-BertOptions bert_options(std::string_view name);
+/// Every field by its name.
+Fields fields_of(BertOptions& options);
 /// Sets the field called `key` from text. Throws UserError listing the fields, or naming the value
 /// that does not parse.
 void set_option(BertOptions& options, std::string_view key, std::string_view value);
@@ -182,5 +184,8 @@ BertForMaskedLMPtr bert_stage(const BertOptions& options, int stage, int stages)
 inline constexpr const char* kBertWords = "bert.embeddings.word_embeddings.weight";
 std::shared_ptr<BertForSequenceClassification> bert_for_sequence_classification(
     const BertOptions& options, int64_t classes);
+
+/// Attention by heads, feed-forward by its inner width; embeddings and head stay whole.
+parallel::ParallelPlan tensor_parallel_plan(const BertOptions& options);
 
 }  // namespace tessera::models

@@ -7,7 +7,9 @@
 #include "core/ops/contract.h"
 #include "core/ops/fused.h"
 #include "core/ops/views.h"
+#include "examples/models/hugging_face.h"
 #include "examples/models/options.h"
+#include "examples/models/registry.h"
 #include "parallel/stage.h"
 
 namespace tessera::models {
@@ -24,18 +26,21 @@ GptOptions gpt2() {
           .tanh_gelu = true};
 }
 
+Fields fields_of(GptOptions& o) {
+  return {"gpt",
+          {{"vocab", &o.vocab},
+           {"context", &o.context},
+           {"layers", &o.layers},
+           {"heads", &o.heads},
+           {"dim", &o.dim},
+           {"dropout", &o.dropout},
+           {"bias", &o.bias},
+           {"tanh_gelu", &o.tanh_gelu},
+           {"tied", &o.tied}}};
+}
+
 void set_option(GptOptions& o, std::string_view key, std::string_view value) {
-  set_field("gpt",
-            {{"vocab", &o.vocab},
-             {"context", &o.context},
-             {"layers", &o.layers},
-             {"heads", &o.heads},
-             {"dim", &o.dim},
-             {"dropout", &o.dropout},
-             {"bias", &o.bias},
-             {"tanh_gelu", &o.tanh_gelu},
-             {"tied", &o.tied}},
-            key, value);
+  set_field(fields_of(o), key, value);
 }
 
 // ---- attention: x_BTD -> c_attn -> q, k, v [B, H, T, W] -> c_proj
@@ -180,6 +185,66 @@ std::vector<NamedTensor> from_gpt2_order(std::vector<NamedTensor> state, int64_t
 }
 std::vector<NamedTensor> to_gpt2_order(std::vector<NamedTensor> state, int64_t heads) {
   return permute_qkv(std::move(state), heads, 3);
+}
+
+// ---- how `train` and `bench` see it
+
+parallel::ParallelPlan tensor_parallel_plan(const GptOptions& o, bool sequence_parallel) {
+  namespace p = parallel;
+  int64_t head_width = o.dim / o.heads;
+  Placement between = sequence_parallel ? Shard(1) : Replicate();
+  // What exact contraction could not share to the bit stays whole.
+  bool cut_vocabulary = !context().exact_contraction || o.vocab % kExactLeaves == 0;
+  p::ParallelPlan plan{
+      {"h.*.attn.c_attn", p::colwise({.unit = 3 * head_width})},  // rows are [heads, 3, width]
+      {"h.*.attn.c_proj", p::rowwise({.unit = head_width, .output = between})},
+      {"h.*.mlp.c_fc", p::colwise()},
+      {"h.*.mlp.c_proj", p::rowwise({.output = between})},
+  };
+  if (sequence_parallel) {
+    plan.emplace_back("h.*.ln_1", p::sequence_parallel());
+    plan.emplace_back("h.*.ln_2", p::sequence_parallel());
+    plan.emplace_back("ln_f", p::sequence_parallel(Replicate()));
+  } else if (cut_vocabulary) {
+    plan.emplace_back("ln_f", p::prepare_output());
+  }
+  if (cut_vocabulary) plan.emplace_back("wte", p::rowwise({.output = between}));
+  if (cut_vocabulary && !o.tied) plan.emplace_back("lm_head", p::colwise());
+  return plan;
+}
+
+std::vector<ModelSpec> gpt_models() {
+  ModelSpec spec{
+      .name = "gpt-nano", .options = gpt_nano(), .data = Data::kText, .make = on<GptOptions>(gpt)};
+  spec.tensor_parallel = {
+      .plan = on<GptOptions>([](const GptOptions& o) { return tensor_parallel_plan(o); }),
+      .field = "heads",
+      .parts = "heads"};
+  spec.pipeline = {.stage = on<GptOptions>(gpt_stage),
+                   .places = on<GptOptions>([](const GptOptions& o) { return o.layers; }),
+                   .parts = "layers",
+                   .remedy = [](int stages) { return fmt::format("--set layers={}", stages); },
+                   .tied = on<GptOptions>([](const GptOptions& o) {
+                     return o.tied ? std::vector<std::string>{"wte.weight"}
+                                   : std::vector<std::string>();
+                   })};
+  spec.folder = {
+      .read = [](ModelOptions& o,
+                 const std::string& folder) { o.as<GptOptions>() = gpt_from_hugging_face(folder); },
+      .check = on<GptOptions>(check_can_save),
+      .write = on<GptOptions>([](const GptOptions& o, const std::string& folder,
+                                 std::vector<NamedTensor> state, const io::Metadata& metadata) {
+        save_hugging_face(folder, o, std::move(state), metadata);
+      })};
+  spec.generate = [](nn::Module& model, int64_t tokens, uint64_t key) {
+    std::vector<int64_t> ids =
+        generate(static_cast<Gpt&>(model), {0}, {.tokens = tokens, .temperature = 0.8, .key = key});
+    return std::vector<int64_t>(ids.end() - tokens, ids.end());
+  };
+  spec.bench_batch_size = 12;
+  ModelSpec published = spec;
+  published.name = "gpt2", published.options = gpt2(), published.bench_batch_size = 1;
+  return {spec, published};
 }
 
 }  // namespace tessera::models

@@ -6,6 +6,8 @@
 #include <string_view>
 
 #include "core/nn/nn.h"
+#include "examples/models/options.h"
+#include "parallel/tensor_parallel.h"
 
 namespace tessera::models {
 
@@ -21,6 +23,8 @@ struct GptOptions {
 GptOptions gpt_nano();
 /// GPT-2 as published: 12 layers, 12 heads, width 768, context 1024; 124,439,808 parameters.
 GptOptions gpt2();
+/// Every field by its name.
+Fields fields_of(GptOptions& options);
 /// Sets the field called `key` from text. Throws UserError listing the fields, or naming the value
 /// that does not parse.
 void set_option(GptOptions& options, std::string_view key, std::string_view value);
@@ -105,6 +109,13 @@ GptPtr gpt(const GptOptions& options);
 /// and the last stage each have a copy of wte; the pipeline is told so: .tied = {"wte.weight"}.
 /// Throws UserError for more stages than blocks.
 GptPtr gpt_stage(const GptOptions& options, int stage, int stages);
+
+/// Attention by heads, feed-forward by its inner width, embedding and head by the vocabulary; the
+/// logits come out cut by the vocabulary, which a loss takes in a LossParallel scope; under exact
+/// contraction a vocabulary that is no multiple of its leaves stays whole. With
+/// `sequence_parallel`, norms and dropouts between the regions work on a part of the sequence.
+parallel::ParallelPlan tensor_parallel_plan(const GptOptions& options,
+                                            bool sequence_parallel = false);
 
 /// GPT-2's files order the rows of c_attn (weight and bias) [3, H, W]. These permute all c_attn of
 /// a state to the order of this model and back; other tensors pass.

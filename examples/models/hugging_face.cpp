@@ -224,13 +224,17 @@ std::vector<std::string> load_hugging_face(nn::Module& model, const std::string&
   return left_out;
 }
 
-void save_hugging_face(const std::string& folder, const GptOptions& o,
-                       std::vector<NamedTensor> state, const io::Metadata& metadata) {
-  NoGrad off;
+void check_can_save(const GptOptions& o, const std::string& folder) {
   TESSERA_CHECK(o.bias,
                 "save: {}: Hugging Face's GPT-2 has biases, this model has none; train it with "
                 "--set bias=true, or save a file that ends in .safetensors",
                 io::quote(folder));
+}
+
+void save_hugging_face(const std::string& folder, const GptOptions& o,
+                       std::vector<NamedTensor> state, const io::Metadata& metadata) {
+  NoGrad off;
+  check_can_save(o, folder);
   state = to_gpt2_order(std::move(state), o.heads);
   for (NamedTensor& t : state) {
     if (stored_transposed(t.name)) t.tensor = turned(t.tensor);

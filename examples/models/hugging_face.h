@@ -26,9 +26,11 @@ std::vector<NamedTensor> load_hugging_face(const std::string& folder);
 /// To fill a part of a model give its load_state the list above, not strictly.
 std::vector<std::string> load_hugging_face(nn::Module& model, const std::string& folder);
 
+/// Throws UserError for a Gpt without biases: GPT-2 has them.
+void check_can_save(const GptOptions& options, const std::string& folder);
 /// Writes config.json and model.safetensors into `folder`, which is made: transformers loads it as
 /// GPT2LMHeadModel (BertForMaskedLM). `metadata` goes along with the weights; transformers passes
-/// it over. Throws UserError for a Gpt without biases: GPT-2 has them.
+/// it over. Throws UserError for what check_can_save refuses.
 void save_hugging_face(const std::string& folder, const GptOptions& options,
                        std::vector<NamedTensor> state, const io::Metadata& metadata = {});
 void save_hugging_face(const std::string& folder, const BertOptions& options,

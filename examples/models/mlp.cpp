@@ -2,18 +2,22 @@
 
 #include "core/ops/views.h"
 #include "examples/models/options.h"
+#include "examples/models/registry.h"
 #include "parallel/stage.h"
 
 namespace tessera::models {
 
+Fields fields_of(MlpOptions& o) {
+  return {"mlp",
+          {{"in", &o.in},
+           {"hidden", &o.hidden},
+           {"out", &o.out},
+           {"layers", &o.layers},
+           {"dropout", &o.dropout}}};
+}
+
 void set_option(MlpOptions& o, std::string_view key, std::string_view value) {
-  set_field("mlp",
-            {{"in", &o.in},
-             {"hidden", &o.hidden},
-             {"out", &o.out},
-             {"layers", &o.layers},
-             {"dropout", &o.dropout}},
-            key, value);
+  set_field(fields_of(o), key, value);
 }
 
 Mlp::Mlp(const MlpOptions& o, MlpPart p) : options(o), part(p) {
@@ -54,6 +58,31 @@ std::shared_ptr<Mlp> mlp(const MlpOptions& options) { return std::make_shared<Ml
 std::shared_ptr<Mlp> mlp_stage(const MlpOptions& options, int stage, int stages) {
   const parallel::StageRange r = parallel::stage_range(options.layers + 1, stage, stages);
   return std::make_shared<Mlp>(options, MlpPart{r.begin, r.end});
+}
+
+// ---- how `train` and `bench` see it
+
+parallel::ParallelPlan tensor_parallel_plan(const MlpOptions& o) {
+  parallel::ParallelPlan plan;
+  int64_t modules_each = o.dropout > 0 ? 3 : 2;  // Linear, ReLU and perhaps Dropout
+  for (int64_t i = 0; i + 1 <= o.layers; i += 2) {
+    plan.emplace_back(fmt::format("layers.{}", i * modules_each), parallel::colwise());
+    plan.emplace_back(fmt::format("layers.{}", (i + 1) * modules_each), parallel::rowwise());
+  }
+  return plan;
+}
+
+std::vector<ModelSpec> mlp_models() {
+  ModelSpec spec{
+      .name = "mlp", .options = MlpOptions(), .data = Data::kValues, .make = on<MlpOptions>(mlp)};
+  spec.tensor_parallel = {
+      .plan = on<MlpOptions>([](const MlpOptions& o) { return tensor_parallel_plan(o); })};
+  spec.pipeline = {.stage = on<MlpOptions>(mlp_stage),
+                   .places = on<MlpOptions>([](const MlpOptions& o) { return o.layers + 1; }),
+                   .parts = "linear layers",
+                   .remedy = [](int stages) { return fmt::format("--set layers={}", stages - 1); }};
+  spec.bench_batch_size = 128;
+  return {spec};
 }
 
 }  // namespace tessera::models

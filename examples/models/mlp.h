@@ -3,6 +3,8 @@
 #include <string_view>
 
 #include "core/nn/nn.h"
+#include "examples/models/options.h"
+#include "parallel/tensor_parallel.h"
 
 namespace tessera::models {
 
@@ -11,6 +13,8 @@ struct MlpOptions {
   int64_t layers = 2;  // hidden ones
   double dropout = 0;
 };
+/// Every field by its name.
+Fields fields_of(MlpOptions& options);
 /// Sets the field called `key` from text; throws UserError as that of the GPT does.
 void set_option(MlpOptions& options, std::string_view key, std::string_view value);
 
@@ -41,5 +45,8 @@ std::shared_ptr<Mlp> mlp(const MlpOptions& options = {});
 /// Stage number `stage` of an Mlp cut before linear layers (parallel::stage_range). Throws
 /// UserError for more stages than linear layers.
 std::shared_ptr<Mlp> mlp_stage(const MlpOptions& options, int stage, int stages);
+
+/// Hidden layers in pairs, column-wise and row-wise; a layer that is left over stays whole.
+parallel::ParallelPlan tensor_parallel_plan(const MlpOptions& options);
 
 }  // namespace tessera::models

@@ -1,10 +1,11 @@
-// Options of a model by name, so that a command line can set any field: --set dim=256.
+// Options of a model by name, so that a command line can set any field (--set dim=256) and a file
+// can keep them all. A struct of options lists its fields once, in fields_of(Options&).
 #pragma once
 #include <charconv>
-#include <initializer_list>
 #include <string>
 #include <string_view>
 #include <variant>
+#include <vector>
 
 #include "core/base/error.h"
 
@@ -15,12 +16,18 @@ struct Field {
   std::variant<int64_t*, double*, bool*> value;
 };
 
+/// All fields of one struct of options; `model` names it in errors.
+struct Fields {
+  std::string_view model;
+  std::vector<Field> fields;
+};
+
 /// Sets the field called `key` from `text`. Throws UserError that lists the fields, or names the
 /// value that does not parse.
-inline void set_field(std::string_view model, std::initializer_list<Field> fields,
-                      std::string_view key, std::string_view text) {
+inline void set_field(const Fields& of, std::string_view key, std::string_view text) {
+  const std::string_view model = of.model;
   std::string names;
-  for (const Field& f : fields) {
+  for (const Field& f : of.fields) {
     names += (names.empty() ? "" : ", ") + std::string(f.name);
     if (f.name != key) continue;
     bool parsed = std::visit(

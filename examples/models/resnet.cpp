@@ -8,6 +8,7 @@
 #include "core/ops/fused.h"
 #include "core/ops/views.h"
 #include "examples/models/options.h"
+#include "examples/models/registry.h"
 #include "parallel/stage.h"
 
 namespace tessera::models {
@@ -98,13 +99,16 @@ std::array<int64_t, kResNetLayers> blocks_of(int64_t depth) {
 
 }  // namespace
 
+Fields fields_of(ResNetOptions& o) {
+  return {"resnet",
+          {{"depth", &o.depth},
+           {"classes", &o.classes},
+           {"width", &o.width},
+           {"small_images", &o.small_images}}};
+}
+
 void set_option(ResNetOptions& o, std::string_view key, std::string_view value) {
-  set_field("resnet",
-            {{"depth", &o.depth},
-             {"classes", &o.classes},
-             {"width", &o.width},
-             {"small_images", &o.small_images}},
-            key, value);
+  set_field(fields_of(o), key, value);
 }
 
 int64_t num_blocks(const ResNetOptions& o) {
@@ -173,6 +177,58 @@ std::shared_ptr<ResNet> resnet(const ResNetOptions& options) {
 std::shared_ptr<ResNet> resnet_stage(const ResNetOptions& options, int stage, int stages) {
   const parallel::StageRange r = parallel::stage_range(num_blocks(options), stage, stages);
   return std::make_shared<ResNet>(options, ResNetPart{r.begin, r.end});
+}
+
+// ---- how `train` and `bench` see it
+
+parallel::ParallelPlan tensor_parallel_plan(const ResNetOptions& o) {
+  namespace p = parallel;
+  p::ParallelPlan plan;
+  for (int layer = 1; layer <= kResNetLayers; ++layer) {
+    auto add = [&](const char* name, p::StylePtr style) {
+      plan.emplace_back(fmt::format("layer{}.*.{}", layer, name), std::move(style));
+    };
+    add("conv1", p::colwise());
+    add("bn1", p::channel_parallel());
+    if (o.bottleneck()) {
+      add("conv2", p::rowwise({.output = Shard(1)}));
+      add("bn2", p::channel_parallel());
+    }
+    add(o.bottleneck() ? "conv3" : "conv2", p::rowwise());
+    // Only the first block of a layer changes shapes, that of the first layer where it widens.
+    if (layer == 1 && !o.bottleneck()) continue;
+    add("downsample.0", p::colwise());
+    add("downsample.1", p::channel_parallel(Replicate()));
+  }
+  plan.emplace_back("fc", p::rowwise());
+  return plan;
+}
+
+std::vector<ModelSpec> resnet_models() {
+  constexpr int64_t kSmall = 64;  // images up to this take the stem without strides
+  std::vector<ModelSpec> all;
+  for (int64_t depth : {18, 34, 50, 101, 152}) {
+    ModelSpec& spec = all.emplace_back(ModelSpec{.name = fmt::format("resnet{}", depth),
+                                                 .options = ResNetOptions{.depth = depth},
+                                                 .data = Data::kImages,
+                                                 .make = on<ResNetOptions>(resnet)});
+    spec.fsdp_groups = {"layer1.*", "layer2.*", "layer3.*", "layer4.*"};  // by blocks
+    spec.tensor_parallel = {
+        .plan = on<ResNetOptions>([](const ResNetOptions& o) { return tensor_parallel_plan(o); }),
+        .field = "width",
+        .parts = "channels",
+        .inexact =
+            "a convolution sums over channels that ranks share, and its kernel has no order "
+            "of sums that they could keep"};
+    spec.pipeline = {.stage = on<ResNetOptions>(resnet_stage),
+                     .places = on<ResNetOptions>(num_blocks),
+                     .parts = "residual blocks",
+                     .remedy = [](int) { return std::string("a deeper --model"); }};
+    spec.fit_images = [](ModelOptions& o, int64_t side) {
+      o.as<ResNetOptions>().small_images = side <= kSmall;
+    };
+  }
+  return all;
 }
 
 }  // namespace tessera::models

@@ -4,6 +4,8 @@
 #include <string_view>
 
 #include "core/nn/nn.h"
+#include "examples/models/options.h"
+#include "parallel/tensor_parallel.h"
 
 namespace tessera::models {
 
@@ -18,6 +20,8 @@ struct ResNetOptions {
 inline constexpr int kResNetLayers = 4;
 /// Blocks of all layers together. Throws UserError for a depth that there is not.
 int64_t num_blocks(const ResNetOptions& options);
+/// Every field by its name.
+Fields fields_of(ResNetOptions& options);
 /// Sets the field called `key` from text; throws UserError as that of the GPT does.
 void set_option(ResNetOptions& options, std::string_view key, std::string_view value);
 
@@ -53,5 +57,10 @@ std::shared_ptr<ResNet> resnet(const ResNetOptions& options = {});
 /// Stage number `stage` of a ResNet cut between blocks (parallel::stage_range). Throws UserError
 /// for more stages than blocks.
 std::shared_ptr<ResNet> resnet_stage(const ResNetOptions& options, int stage, int stages);
+
+/// Convolutions of a block by output channels, then by input channels, as their norms are; what a
+/// block adds up is whole on every rank, and so is the stem. A bottleneck's second convolution
+/// takes the first's channels and leaves its own cut for the third.
+parallel::ParallelPlan tensor_parallel_plan(const ResNetOptions& options);
 
 }  // namespace tessera::models

@@ -1,19 +1,16 @@
-#include "examples/train/image_task.h"
-
+// Classifying images: the data sets of class folders, CIFAR-10 and IDX files.
 #include <cstdlib>
 
 #include "core/data/image_dataset.h"
 #include "core/data/utf8.h"
-#include "core/ops/fused.h"
-#include "examples/models/resnet.h"
 #include "examples/train/fit.h"
 #include "examples/train/synthetic.h"
+#include "examples/train/task.h"
 
 namespace tessera::train {
 namespace {
 
-constexpr int64_t kSmall =
-    64;  // images up to this take the stem without strides, and shifted crops
+constexpr int64_t kSmall = 64;  // images up to this take shifted crops
 
 data::Augment augment_of(const Options& o, int64_t size) {
   if (o.augment == "none") return data::Augment::kNone;
@@ -23,13 +20,14 @@ data::Augment augment_of(const Options& o, int64_t size) {
   return size <= kSmall ? data::Augment::kCrop : data::Augment::kResizedCrop;
 }
 
-void add_images(const Options& o, const io::Metadata& saved, Task& task, models::ResNetOptions& m,
-                int64_t& size) {
+// `size`: 0 where nothing says it yet.
+void read_images(const Options& o, const io::Metadata& saved, Task& task, int64_t& size) {
   const auto bad = o.bad_images == "skip" ? data::BadImages::kSkip : data::BadImages::kStop;
   data::ImageSplit split = data::load_images(o.data, bad);
-  m.classes = int64_t(split.classes.size());
+  const int64_t classes = int64_t(split.classes.size());
+  task.options.set("classes", classes);
   TESSERA_CHECK(
-      m.classes > 1, "train: --data {} has one class, {}: nothing is to be told apart{}", o.data,
+      classes > 1, "train: --data {} has one class, {}: nothing is to be told apart{}", o.data,
       io::quote(split.classes[0]),
       bad == data::BadImages::kSkip ? "; an archive that is cut off has lost the others" : "");
   if (size == 0) size = split.side ? split.side : 224;
@@ -50,7 +48,7 @@ void add_images(const Options& o, const io::Metadata& saved, Task& task, models:
   task.data = {fmt::format("{} images train, {} validate", split.train->size(),
                            split.validation ? split.validation->size() : 0),
                io::to_string(split.hash)};
-  task.data_story = fmt::format("{}: {}, {} classes", o.data, task.data.size, m.classes);
+  task.data_story = fmt::format("{}: {}, {} classes", o.data, task.data.size, classes);
   std::string names;
   for (const std::string& name : split.classes)
     names += (names.empty() ? "" : "\n") + data::escape_bytes(name);
@@ -61,48 +59,24 @@ void add_images(const Options& o, const io::Metadata& saved, Task& task, models:
 
 }  // namespace
 
-Task make_image_task(const Options& o) {
-  Task task;
-  models::ResNetOptions m;
-  models::set_option(m, "depth", std::string_view(o.model).substr(6));
-  const io::Metadata saved = saved_metadata(o.weights);
-  for (auto& [key, value] : saved)
-    if (key.starts_with("option.")) models::set_option(m, key.substr(7), value);
+void add_images(const Options& o, const io::Metadata& saved, Task& task) {
   int64_t size = o.image_size;
   if (size == 0) size = std::atoll(find(saved, "image_size").c_str());  // 0 where it is not known
-  if (o.data.empty() || o.data.starts_with("synthetic"))
+  if (is_synthetic(o))
     size = size ? size : 224;
   else
-    add_images(o, saved, task, m, size);
-  const int64_t classes = m.classes;
-  if (o.weights.empty()) m.small_images = size <= kSmall;
-  for (auto& [key, value] : o.set) models::set_option(m, key, value);
-  if (task.train)
-    TESSERA_CHECK(m.classes == classes, "train: --set classes={}, but {} has {}", m.classes, o.data,
-                  classes);
-  else
-    task.train =
-        std::make_shared<Synthetic>(Shape{3, size, size}, Shape{}, m.classes, false, o.seed);
-  nn::SkipInit later;
-  auto net = models::resnet(m);
-  task.fill = [net, seed = o.seed] { net->init(seed); };
-  task.model = net;
+    read_images(o, saved, task, size);
+  const int64_t classes = task.options.integer("classes");
+  if (o.weights.empty() && task.spec->fit_images) task.spec->fit_images(task.options, size);
+  set_fields(o, task.options);
+  const int64_t chosen = task.options.integer("classes");
+  TESSERA_CHECK(!task.train || chosen == classes, "train: --set classes={}, but {} has {}", chosen,
+                o.data, classes);
+  if (!task.train)
+    task.train = std::make_shared<Synthetic>(Shape{3, size, size}, Shape{}, chosen, false, o.seed);
   task.samples = "images";
-  task.classifies = true;
-  task.validation_loss = [](const Tensor& logits, const Tensor& targets) {
-    return cross_entropy(logits, targets);
-  };
-  task.loss = [smoothing = o.label_smoothing](const Tensor& logits, const Tensor& targets) {
-    nn::Scope scope("loss");
-    return cross_entropy(logits, targets, {.label_smoothing = smoothing});
-  };
-  auto field = [&](const char* name, auto value) {
-    task.metadata.emplace_back(fmt::format("option.{}", name), fmt::format("{}", value));
-  };
-  field("depth", m.depth), field("classes", m.classes), field("width", m.width);
-  field("small_images", m.small_images);
+  tell_options(task);
   task.metadata.emplace_back("image_size", fmt::format("{}", size));
-  return task;
 }
 
 }  // namespace tessera::train

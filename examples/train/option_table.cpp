@@ -4,11 +4,13 @@
 
 #include <CLI/CLI.hpp>
 
+#include "examples/models/registry.h"
+
 namespace tessera::train {
 namespace {
 
 template <class T>
-OptionRow row(const char* flag, T Options::*field, Role role, const char* help) {
+OptionRow row(const char* flag, T Options::*field, Role role, const std::string& help) {
   auto declare = [=](CLI::App& app, RawOptions& o) {
     const std::string name = std::string("--") + flag;
     if constexpr (std::is_same_v<T, bool>)
@@ -49,8 +51,7 @@ OptionRow set_row() {
 std::span<const OptionRow> option_table() {
   using enum Role;
   static const std::vector<OptionRow> table = {
-      row("model", &Options::model, kNumbers,
-          "gpt-nano, gpt2, bert-mini, bert-base, bert-large, resnet18, 34, 50, 101, 152 or mlp"),
+      row("model", &Options::model, kNumbers, models::model_names()),
       row("data", &Options::data, kData,
           "text:PATH or mlm:PATH (file or folder), tokens:PATH, images:PATH (folder or tar of "
           "class "
@@ -107,7 +108,7 @@ std::span<const OptionRow> option_table() {
           "differ from eager ones in their last digits"),
       row("exact-contraction", &Options::exact_contraction, kNumbers,
           "products that ranks can share to the bit: with --deterministic, tp and fsdp+tp too "
-          "give the bits of one rank; not of resnets"),
+          "give the bits of one rank; not of models with convolutions"),
       row("weights", &Options::weights, kStart,
           "safetensors file, or folder of Hugging Face, to start from"),
       row("save", &Options::save, kGiven,

@@ -5,11 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <map>
 #include <set>
 
 #include "core/base/error.h"
 #include "core/base/version.h"
+#include "examples/models/registry.h"
 #include "examples/train/option_table.h"
 #include "launcher/command_line.h"
 
@@ -35,26 +35,38 @@ void check_available(const Unavailable& u) {
       "each");
 }
 
+struct DataKind {
+  const char* name;  // of KIND:PATH
+  models::Data data;
+};
+constexpr DataKind kKinds[] = {
+    {"text", models::Data::kText},      {"tokens", models::Data::kText},
+    {"mlm", models::Data::kMaskedText}, {"images", models::Data::kImages},
+    {"cifar10", models::Data::kImages}, {"idx", models::Data::kImages}};
+
+const char* data_for(const models::ModelSpec& spec) {
+  switch (spec.data) {
+    case models::Data::kText: return "text:PATH or tokens:PATH";
+    case models::Data::kMaskedText: return "mlm:PATH";
+    case models::Data::kImages: return "images:PATH, cifar10:DIR or idx:DIR";
+    case models::Data::kValues: return "synthetic:";
+  }
+  throw BugError("there is no such kind of data");
+}
+
 void check_data(const Options& o) {
-  static const std::map<std::string, const char*> kKinds = {
-      {"text", "gpt"},      {"tokens", "gpt"},     {"mlm", "bert"},
-      {"images", "resnet"}, {"cifar10", "resnet"}, {"idx", "resnet"}};
   if (o.data.empty() || o.data == "synthetic" || o.data == "synthetic:") return;
   const size_t colon = o.data.find(':');
   const std::string kind = o.data.substr(0, colon);
-  auto at = kKinds.find(kind);
-  TESSERA_CHECK(at != kKinds.end() && colon != std::string::npos,
+  const auto* at = std::ranges::find(kKinds, kind, &DataKind::name);
+  TESSERA_CHECK(at != std::end(kKinds) && colon != std::string::npos,
                 "train: --data \"{}\": expected text:PATH, tokens:PATH, mlm:PATH, images:PATH, "
                 "cifar10:DIR, idx:DIR or synthetic:",
                 o.data);
-  if (o.model == "mlp") return;  // refused with its task
-  const char* expected = o.model.starts_with("bert")     ? "mlm:PATH"
-                         : o.model.starts_with("resnet") ? "images:PATH, cifar10:DIR or idx:DIR"
-                                                         : "text:PATH or tokens:PATH";
-  TESSERA_CHECK(o.model.starts_with(at->second),
-                "train: --model {} does not learn from --data {}:; give {} ({}: is for the {} "
-                "models)",
-                o.model, kind, expected, kind, at->second);
+  const models::ModelSpec& spec = spec_of(o);
+  TESSERA_CHECK(spec.data == at->data,
+                "train: --model {} does not learn from --data {}:; give {} ({}: is for {})",
+                o.model, kind, data_for(spec), kind, models::model_names(at->data));
 }
 
 // What images need, and what only they have.
@@ -72,11 +84,11 @@ void check_images(const Options& o) {
                 o.workers);
   TESSERA_CHECK(o.label_smoothing >= 0 && o.label_smoothing < 1,
                 "train: --label-smoothing {}: it is in [0, 1)", o.label_smoothing);
-  const bool images = o.model.starts_with("resnet");
+  const bool images = spec_of(o).data == models::Data::kImages;
   TESSERA_CHECK(images || !o.sync_batch_norm,
-                "train: --sync-batch-norm is for the resnet models; {} has no batch-norm", o.model);
+                "train: --sync-batch-norm is for models of images, not for --model {}", o.model);
   TESSERA_CHECK(images || (o.image_size == 0 && o.augment == "auto" && o.label_smoothing == 0),
-                "train: --image-size, --augment and --label-smoothing are for the resnet models");
+                "train: --image-size, --augment and --label-smoothing are for models of images");
   TESSERA_CHECK(!images || o.seq_len == 0, "train: --seq-len is for language models");
   TESSERA_CHECK(!o.sync_batch_norm || !o.deterministic,
                 "train: --sync-batch-norm with --deterministic: statistics over several ranks are "
@@ -113,12 +125,7 @@ void check_values(const Options& o) {
   TESSERA_CHECK(
       !o.deterministic || o.accumulate == 1,
       "train: --deterministic counts micro-batches by --logical-batches; leave --accumulate out");
-  constexpr std::string_view kModels[] = {"gpt-nano",   "gpt2",      "bert-mini", "bert-base",
-                                          "bert-large", "resnet18",  "resnet34",  "resnet50",
-                                          "resnet101",  "resnet152", "mlp"};
-  TESSERA_CHECK(std::find(std::begin(kModels), std::end(kModels), o.model) != std::end(kModels),
-                "train: unknown model \"{}\"; expected one of {}", o.model,
-                fmt::join(kModels, ", "));
+  spec_of(o);  // throws where there is no such model
   static const std::set<std::string> kStrategies = {"ddp",     "fsdp",    "hsdp", "tp",
                                                     "fsdp+tp", "hsdp+tp", "pp"};
   TESSERA_CHECK(
@@ -152,20 +159,21 @@ void check_values(const Options& o) {
 
 // Refuses flags that the run would not read, whatever their values; `given`: on the command line.
 void check_read(const Options& o, const std::function<bool(const std::string&)>& given) {
-  const bool images = o.model.starts_with("resnet"), mlp = o.model == "mlp",
-             synthetic = o.data.empty() || o.data.starts_with("synthetic");
+  const models::Data data = spec_of(o).data;
+  const bool images = data == models::Data::kImages, values = data == models::Data::kValues,
+             synthetic = is_synthetic(o);
   const std::string model = "for --model " + o.model;
   const struct {
     const char* flag;
     bool unread;
     std::string why;
   } all[] = {
-      {"--bad-images", !images, "is for the resnet models, not " + model},
+      {"--bad-images", !images, "is for models of images, not " + model},
       {"--bad-images", !o.data.starts_with("images:"),
        "is for --data images:, whose files may fail"},
       {"--augment", synthetic, "is for images that are read, not for random values; give --data"},
-      {"--seq-len", mlp, "is for language models, not " + model},
-      {"--tokenizer", images || mlp, "is for language models, not " + model},
+      {"--seq-len", values, "is for language models, not " + model},
+      {"--tokenizer", images || values, "is for language models, not " + model},
       {"--tokenizer", synthetic, "is for text that is read, not for random values; give --data"},
       {"--tokenizer", o.data.starts_with("tokens:"), "is for text; --data tokens: has its own"},
       {"--momentum", o.optimizer != "sgd", "is for --optimizer sgd, not " + o.optimizer},
@@ -187,6 +195,8 @@ std::pair<double, double> parse_betas(const std::string& text) {
 }
 
 }  // namespace
+
+const models::ModelSpec& spec_of(const Options& o) { return models::find_model("train", o.model); }
 
 DType compute_dtype(const Options& o) {
   return o.precision == "bf16" ? kBF16 : o.precision == "fp16" ? kF16 : kF32;

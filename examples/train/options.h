@@ -8,6 +8,10 @@
 
 #include "core/tensor/dtype.h"
 
+namespace tessera::models {
+struct ModelSpec;
+}
+
 namespace tessera::train {
 
 struct Options {
@@ -46,6 +50,12 @@ struct Options {
   std::vector<std::pair<std::string, std::string>> set;  // fields of the model's options
 };
 
+/// The row of --model. Throws UserError where there is none.
+const models::ModelSpec& spec_of(const Options& options);
+/// Values are random: no --data, or synthetic:.
+inline bool is_synthetic(const Options& o) {
+  return o.data.empty() || o.data.starts_with("synthetic");
+}
 /// What products and attention compute in.
 DType compute_dtype(const Options& options);
 

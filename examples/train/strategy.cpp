@@ -13,8 +13,6 @@
 #include "core/ops/sort.h"
 #include "core/ops/views.h"
 #include "dtensor/dtensor.h"
-#include "examples/models/plans.h"
-#include "examples/train/stages.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 #include "parallel/pipeline.h"
@@ -89,10 +87,9 @@ class Sharded final : public Strategy {
     if (o.sync_batch_norm) nn::convert_sync_batch_norm(*task.model, data_group_);
     if (tp) cut_model(o, task);
     if (!dp.empty()) {
-      parallel::FsdpOptions f{.mesh = mesh_.slice(dp), .tree_accumulation = o.deterministic};
-      if (o.model.starts_with("resnet"))
-        f.groups = {"layer1.*", "layer2.*", "layer3.*", "layer4.*"};  // by blocks
-      fsdp_ = parallel::fully_shard(*task.model, f);
+      fsdp_ = parallel::fully_shard(*task.model, {.mesh = mesh_.slice(dp),
+                                                  .groups = task.spec->fsdp_groups,
+                                                  .tree_accumulation = o.deterministic});
     } else {
       parallel::materialize(*task.model);
     }
@@ -115,35 +112,22 @@ class Sharded final : public Strategy {
 
  private:
   void cut_model(const Options& o, Task& task) {
-    parallel::ParallelPlan plan;
-    auto check = [&](int64_t has, const char* parts, const char* field) {
+    const models::TensorParallel& cut = task.spec->tensor_parallel;
+    TESSERA_CHECK(cut.plan, "train: --strategy {}: --model {} has no tensor-parallel plan",
+                  o.strategy, o.model);
+    TESSERA_CHECK(!o.exact_contraction || cut.inexact.empty(),
+                  "train: --exact-contraction with --strategy {} and --model {}: {}. Leave "
+                  "--exact-contraction out; results are then those of one rank up to rounding",
+                  o.strategy, o.model, cut.inexact);
+    if (!cut.field.empty()) {
+      const int64_t has = task.options.integer(cut.field);
       const int ranks = mesh_.size("tp");
       TESSERA_CHECK(has >= ranks,
                     "train: --strategy {}: {} {} cannot be cut over tp={}; give --set {}={} or "
                     "fewer ranks in --mesh",
-                    o.strategy, has, parts, ranks, field, ranks);
-    };
-    if (auto gpt = std::dynamic_pointer_cast<models::Gpt>(task.model)) {
-      check(gpt->options.heads, "heads", "heads");
-      plan = models::tensor_parallel_plan(gpt->options);
-    } else if (auto bert = std::dynamic_pointer_cast<models::BertForMaskedLM>(task.model)) {
-      check(bert->options.heads, "heads", "heads");
-      plan = models::tensor_parallel_plan(bert->options);
-    } else if (auto resnet = std::dynamic_pointer_cast<models::ResNet>(task.model)) {
-      TESSERA_CHECK(!o.exact_contraction,
-                    "train: --exact-contraction with --strategy {} and --model {}: a convolution "
-                    "sums over channels that ranks share, and its kernel has no order of sums that "
-                    "they could keep. Leave --exact-contraction out; results are then those of one "
-                    "rank up to rounding",
-                    o.strategy, o.model);
-      check(resnet->options.width, "channels", "width");
-      plan = models::tensor_parallel_plan(resnet->options);
-    } else {
-      auto mlp = std::dynamic_pointer_cast<models::Mlp>(task.model);
-      TESSERA_ASSERT(mlp, "--model {} has no tensor-parallel plan", o.model);
-      plan = models::tensor_parallel_plan(mlp->options);
+                    o.strategy, has, cut.parts, ranks, cut.field, ranks);
     }
-    parallel::parallelize_module(*task.model, mesh_["tp"], plan);
+    parallel::parallelize_module(*task.model, mesh_["tp"], cut.plan(task.options));
   }
 
   DeviceMesh mesh_;
@@ -159,8 +143,7 @@ class Staged final : public Strategy {
                   "train: --deterministic with --strategy pp: stages add up micro-batches as they "
                   "come back, and the norm stage by stage, while other strategies keep one tree of "
                   "sums; rounding differs. Leave --deterministic out");
-    const Stage stage = stage_of(task, o, mesh_.coordinate("pp"), mesh_.size("pp"));
-    stage_ = stage.model;
+    stage_ = stage_of(o, task);
     parallel::materialize(*stage_);
     fill(o);
     task.model = stage_;
@@ -168,8 +151,8 @@ class Staged final : public Strategy {
     data_group_ = replicated ? mesh_.group("dp") : group->split(group->rank());
     if (o.sync_batch_norm) nn::convert_sync_batch_norm(*stage_, data_group_);
     statistics_ = std::make_unique<parallel::RunningStatistics>(*stage_, data_group_, true);
-    parallel::PipelineOptions p{
-        .mesh = mesh_["pp"], .tied = stage.tied, .statistics = statistics_.get()};
+    parallel::PipelineOptions p{.mesh = mesh_["pp"], .statistics = statistics_.get()};
+    if (const auto& tied = task.spec->pipeline.tied) p.tied = tied(task.options);
     if (replicated) {
       reducer_ = parallel::make_reducer(*stage_, {.group = data_group_});
       p.set_sync = [this](bool on) { reducer_->set_sync(on); };
@@ -214,6 +197,19 @@ class Staged final : public Strategy {
     for (const data::Batch& b : batches)
       out.push_back({.input = b.inputs, .target = b.targets, .samples = b.sample_numbers});
     return out;
+  }
+  // This rank's stage, without values.
+  std::shared_ptr<nn::Module> stage_of(const Options& o, const Task& task) const {
+    const models::PipelineCut& cut = task.spec->pipeline;
+    TESSERA_CHECK(cut.stage, "train: --strategy pp: --model {} has no stages", o.model);
+    const int stages = mesh_.size("pp");
+    const int64_t has = cut.places(task.options);
+    TESSERA_CHECK(has >= stages,
+                  "train: --strategy pp: {} {} cannot be cut into pp={} stages; give {} or "
+                  "fewer ranks in --mesh",
+                  has, cut.parts, stages, cut.remedy(stages));
+    nn::OnDevice meta(kMeta);
+    return cut.stage(task.options, mesh_.coordinate("pp"), stages);
   }
   // Values of this stage: drawn as the whole model's are, or its part of a file.
   void fill(const Options& o) {

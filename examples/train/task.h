@@ -8,6 +8,7 @@
 #include "core/data/tokenizer.h"
 #include "core/io/safetensors.h"
 #include "core/nn/module.h"
+#include "examples/models/registry.h"
 #include "examples/train/options.h"
 
 namespace tessera::train {
@@ -21,29 +22,26 @@ struct DataFacts {
 inline std::string to_string(const DataFacts& d) { return d.size + ", xxh128 " + d.hash; }
 
 struct Task {
-  std::shared_ptr<nn::Module> model;
-  std::function<void()> fill;  // draws the parameters from the seed, or loads --weights
-  // Mean over the batch, of what the model gives for its inputs and of its targets.
-  std::function<Tensor(const Tensor& prediction, const Tensor& targets)> loss;
-  // What validation reports; null: loss.
-  std::function<Tensor(const Tensor& prediction, const Tensor& targets)> validation_loss;
+  const models::ModelSpec* spec;
+  models::ModelOptions options;  // of the model
+  std::shared_ptr<nn::Module> model = nullptr;
+  std::function<void()> fill = {};    // draws the parameters from the seed, or loads --weights
+  models::Loss loss = {};             // the mean over the batch
+  models::Loss validation_loss = {};  // what validation reports; null: loss
   bool classifies = false;  // predictions are logits [B, classes]: validation reports accuracy too
-  std::shared_ptr<const data::Dataset> train, validation;  // validation may be null
-  std::shared_ptr<const data::Tokenizer> tokenizer;        // null without text
+  std::shared_ptr<const data::Dataset> train = nullptr,
+                                       validation = nullptr;   // the latter may be null
+  std::shared_ptr<const data::Tokenizer> tokenizer = nullptr;  // null without text
   // Samples so far that could not be read; null where all must be.
-  std::function<int64_t()> skipped;
+  std::function<int64_t()> skipped = {};
   const char* samples = "sequences";  // what to call them
-  DataFacts data;
-  std::string weights_hash;       // of the files of --weights
-  std::string data_story;         // what was read, a line; empty for random values
+  DataFacts data = {};
+  std::string weights_hash = {};  // of the files of --weights
+  std::string data_story = {};    // what was read, a line; empty for random values
   int64_t tokens_per_sample = 0;  // 0: not a language model
   int64_t validation_batch = 64;  // fixed, so that validation sums in one order
-  std::function<std::string(int64_t tokens)> generate;        // null where nothing can be generated
-  std::vector<std::pair<std::string, std::string>> metadata;  // of a saved file
-  // Writes the whole state as a Hugging Face folder; null for models that have none.
-  std::function<void(const std::string& folder, std::vector<NamedTensor> state,
-                     const io::Metadata& metadata)>
-      save_folder;
+  std::function<std::string(int64_t tokens)> generate = {};  // null where nothing can be generated
+  std::vector<std::pair<std::string, std::string>> metadata = {};  // of a saved file
 };
 
 /// Loads the weights in --weights, a file, a folder of shards or a folder of Hugging Face, into
@@ -54,6 +52,16 @@ void load_weights(nn::Module& model, const Options& o, bool part = false);
 /// Builds the task that the options describe: model (without values until fill), data, loss.
 /// `device`: of the parameters; kMeta for a model that is to be cut before it has values.
 Task make_task(const Options& options, Device device = {});
+
+/// What each kind of data brings to a task: its data sets, the options that follow from them, and
+/// what is saved beside weights (`saved`: what was saved beside --weights).
+void add_text(const Options& o, const io::Metadata& saved, Task& task);    // kText, kMaskedText
+void add_images(const Options& o, const io::Metadata& saved, Task& task);  // kImages
+/// Fields of --set. Those of a folder of Hugging Face are as fixed as its weights; what only
+/// training uses may differ.
+void set_fields(const Options& o, models::ModelOptions& options);
+/// The model's options become metadata; they are final then.
+void tell_options(Task& task);
 
 /// Metadata of a file of weights (the first, where they are in several); empty for an empty path.
 io::Metadata saved_metadata(const std::string& path);

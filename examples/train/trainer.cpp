@@ -171,7 +171,7 @@ Validation validate(const Options& o, const Task& task, Strategy& strategy) {
 void save(const Options& o, const Task& task, const std::vector<NamedTensor>& state) {
   io::Metadata metadata;
   for (auto& [key, value] : task.metadata) metadata.emplace(key, value);
-  if (saves_folder(o)) return task.save_folder(o.save, state, metadata);
+  if (saves_folder(o)) return task.spec->folder.write(task.options, o.save, state, metadata);
   io::save_safetensors(o.save, state, metadata);
 }
 

@@ -21,6 +21,7 @@ on cores 2 and 3 of a machine that does nothing else:
   faults.py --results FOLDER/faults.jsonl
   scripts/stress --repeats 20 --results FOLDER/stress.jsonl
   scripts/soak --folder FOLDER, which writes FOLDER/soak.jsonl
+  learning_pytorch.py RECIPE DATA --results RUNS > FOLDER/learning_RECIPE.md, whose table is taken as it is
 
 Usage: results.py FOLDER [--machine TEXT] [--into FILE]
 """
@@ -50,6 +51,8 @@ BEYOND_CACHES = 1e8  # bytes
 
 def read(folder, pattern):
     files = sorted(folder.glob(pattern))
+    if pattern.endswith(".md"):
+        return [file.read_text() for file in files]
     if pattern.endswith("l"):  # a value in each line
         return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     return [json.loads(file.read_text()) for file in files]
@@ -332,6 +335,10 @@ def soak(files):
     )
 
 
+def learning(files):
+    print("\n".join(files), end="")
+
+
 SECTIONS = [
     (
         "compare*.json",
@@ -414,6 +421,13 @@ SECTIONS = [
         "soak*.jsonl",
         soak,
         "## Long runs\n\nWhat takes too long for every change (`scripts/soak`).\n",
+    ),
+    (
+        "learning*.md",
+        learning,
+        "## Learning beside PyTorch\n\nThe same recipe on both sides, three seeds each (`scripts/measure/learning_pytorch.py`, whose head says the recipes). A ResNet-18: seeds\n"
+        "name other draws on each side, so differences are to be judged by the spread over seeds. BERT-mini: per seed both sides begin with the\n"
+        "same weights and learn from the same rows with the same targets; dropout is each side's own.\n",
     ),
 ]
 

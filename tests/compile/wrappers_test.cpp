@@ -21,7 +21,7 @@
 #include "core/ops/views.h"
 #include "core/optim/optim.h"
 #include "dtensor/dtensor.h"
-#include "examples/models/plans.h"
+#include "examples/models/gpt.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 #include "parallel/pipeline.h"

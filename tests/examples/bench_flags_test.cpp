@@ -19,6 +19,8 @@ TEST(BenchFlags, WhatCannotBeIsToldAtOnceInOneLine) {
       {"train --cpu_time --batch_size= --cpu 1", "bench train: --batch-size: is empty"},
       {"train --json --cpu-time", "bench train: --json: \"--cpu-time\" is a flag, not its value"},
       {"train --json a --json b", "bench train: --json is given twice"},
+      {"train --model resnet500", "bench: unknown model \"resnet500\" (is resnet50 meant?)"},
+      {"train --model resnet18 --seq-len 8", "--seq-len 8: resnet18 has no sequences"},
       {"train --cpu 1x", "bench train: --cpu: \"1x\" is no whole number"},
       {"train --cpu 99999999999", "bench train: --cpu = 99999999999 is no value that it takes"},
       {"train --batch-size 99999999999999999999", "--batch-size: 99999999999999999999 is out of"},

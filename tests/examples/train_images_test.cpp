@@ -392,8 +392,11 @@ TEST_F(TrainImages, WrongOptionsAreErrors) {
   fails(1, data + "--augment some", "--augment \"some\": expected one of auto, none, crop");
   fails(1, data + "--set classes=7", "--set classes=7, but cifar10:");
   fails(1, data + "--sync-batch-norm --deterministic", "Leave one of them out");
-  fails(1, data + "--sync-batch-norm --model mlp", "mlp has no batch-norm");
-  fails(1, data + "--model mlp", "--image-size, --augment and --label-smoothing are for");
+  fails(1, "--sync-batch-norm --model mlp",
+        "--sync-batch-norm is for models of images, not for --model mlp");
+  fails(1, data + "--model mlp",
+        "--model mlp does not learn from --data cifar10:; give synthetic:");
+  fails(1, "--model mlp", "--image-size, --augment and --label-smoothing are for");
   fails(1, "--data text:x", "--model resnet18 does not learn from --data text:; give images:PATH");
   fails(1, "--data images:" + (folder_ / "none"), "none': No such file");
 }

@@ -15,7 +15,7 @@
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
 #include "core/optim/optim.h"
-#include "examples/models/plans.h"
+#include "examples/models/resnet.h"
 #include "parallel/fsdp.h"
 #include "parallel/running_statistics.h"
 #include "parallel/sync_batch_norm.h"

@@ -9,7 +9,7 @@
 #include "core/ops/contract.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
-#include "examples/models/plans.h"
+#include "examples/models/gpt.h"
 #include "parallel/fsdp.h"
 #include "tests/parallel/small_gpt.h"
 

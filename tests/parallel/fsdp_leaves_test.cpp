@@ -17,7 +17,7 @@
 #include "core/ops/reduce.h"
 #include "core/ops/update.h"
 #include "core/tensor/random.h"
-#include "examples/models/plans.h"
+#include "examples/models/gpt.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 #include "parallel/tensor_parallel.h"

@@ -14,7 +14,7 @@
 #include "core/tensor/allocator.h"
 #include "core/tensor/random.h"
 #include "dtensor/dtensor.h"
-#include "examples/models/plans.h"
+#include "examples/models/gpt.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 #include "parallel/tensor_parallel.h"

@@ -4,7 +4,7 @@
 
 #include "collectives/loopback/run_ranks.h"
 #include "core/nn/nn.h"
-#include "examples/models/plans.h"
+#include "examples/models/gpt.h"
 #include "parallel/ddp.h"
 #include "parallel/fsdp.h"
 #include "parallel/tensor_parallel.h"

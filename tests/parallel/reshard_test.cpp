@@ -7,7 +7,7 @@
 #include "collectives/loopback/run_ranks.h"
 #include "core/ops/compose.h"
 #include "core/ops/views.h"
-#include "examples/models/plans.h"
+#include "examples/models/gpt.h"
 #include "parallel/checkpoint/checkpointer.h"
 #include "parallel/checkpoint/load.h"
 #include "parallel/checkpoint/sharded.h"

@@ -48,6 +48,9 @@ class CheckLayout(unittest.TestCase):
         self.finds({"parallel/a.cpp": '#include "compile/ir/graph.h"\n'}, "parallel may not include compile")
         self.finds({"compile/a.cpp": '#include "dtensor/mesh.h"\n'}, "compile may not include dtensor")
 
+    def test_loops_over_threads_have_names(self):
+        self.finds({"core/backend/cpu/a.cpp": "\nparallel_ranges(n, 1, f);\n"}, "core/backend/cpu/a.cpp:2: a loop over threads without a name")
+
     def test_programs_may_be_executed(self):
         self.finds({"scripts/a.py": "#!/usr/bin/env python3\n"}, "scripts/a.py:1: begins as a program does, but may not be executed")
 

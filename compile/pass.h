@@ -1,0 +1,14 @@
+// A pass: takes a verified graph to a verified graph that computes the same (passes/passes.h).
+#pragma once
+#include <string_view>
+
+namespace tessera::compiler {
+
+struct Graph;
+
+struct Pass {
+  std::string_view name;  // "cse": what TESSERA_COMPILE_SKIP=cse,fuse leaves out
+  void (*run)(Graph&);
+};
+
+}  // namespace tessera::compiler
