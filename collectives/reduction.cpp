@@ -9,11 +9,16 @@ namespace {
 
 const TreeTable& trees() {
   static const TreeTable& table = []() -> const TreeTable& {
+    [[maybe_unused]] const cpu::Isa set = cpu::current_isa();
+#ifdef TESSERA_ONLY_ISA
+    return tree_table<isa::TESSERA_ONLY_ISA>();
+#else
 #ifdef __x86_64__
-    if (cpu::current_isa() == cpu::Isa::kV4) return tree_table<isa::v4>();
-    if (cpu::current_isa() == cpu::Isa::kV3) return tree_table<isa::v3>();
+    if (set == cpu::Isa::kV4) return tree_table<isa::v4>();
+    if (set == cpu::Isa::kV3) return tree_table<isa::v3>();
 #endif
     return tree_table<isa::base>();
+#endif
   }();
   return table;
 }

@@ -16,7 +16,7 @@ extern char** environ;
 namespace tessera::compiler {
 namespace {
 
-std::string quoted(std::string_view text) {
+std::string in_quotes(std::string_view text) {
   std::string out = "\"";
   for (char c : text) {
     if (c == '"' || c == '\\') out += '\\';
@@ -48,7 +48,7 @@ class Drawing {
       const std::string& path = g_.scopes[size_t(scope)];
       clusters += path.empty() ? text
                                : fmt::format("  subgraph cluster_{} {{\n  label={};\n{}  }}\n",
-                                             scope, quoted(path), text);
+                                             scope, in_quotes(path), text);
     }
     return "digraph step {\n  node [shape=box, fontname=\"monospace\", style=filled];\n" +
            clusters + text_ + "}\n";
@@ -58,7 +58,7 @@ class Drawing {
   void source(ValueId id, const std::string& name) {
     maker_[size_t(id)] = fmt::format("in{}", id);
     text_ += fmt::format("  in{} [label={}, shape=ellipse, fillcolor=white];\n", id,
-                         quoted(fmt::format("%{} {}\n{}", id, name, type_of(g_[id]))));
+                         in_quotes(fmt::format("%{} {}\n{}", id, name, type_of(g_[id]))));
   }
 
   std::string box(size_t k) {
@@ -73,7 +73,7 @@ class Drawing {
         text_ +=
             fmt::format("  n{} -> {} [style=dashed, constraint=false];\n", k, maker_[size_t(id)]);
     for (ValueId id : n.out) maker_[size_t(id)] = fmt::format("n{}", k);
-    return fmt::format("  n{} [label={}, fillcolor={}{}];\n", k, quoted(label),
+    return fmt::format("  n{} [label={}, fillcolor={}{}];\n", k, in_quotes(label),
                        colours[int(n.phase)], n.role == Role::kCollective ? ", peripheries=2" : "");
   }
 

@@ -5,6 +5,7 @@
 #include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
 #include "core/base/parallel.h"
+#include "core/dispatch/call.h"
 #include "core/ops/create.h"
 
 namespace tessera::quant {
@@ -148,10 +149,6 @@ struct Quantized::Plan {
 namespace {
 
 constexpr size_t kMostPlans = 8;
-
-bool same_layout(const Meta& a, const Meta& b) {
-  return a.shape == b.shape && a.strides == b.strides && a.dtype == b.dtype;
-}
 
 }  // namespace
 

@@ -24,6 +24,16 @@ bool supported(Isa isa) {
   return isa == Isa::kBase;
 }
 
+// Whether this build has kernels for `isa`: TESSERA_KERNELS=native of CMake leaves out all others.
+constexpr bool compiled([[maybe_unused]] Isa isa) {
+#ifdef TESSERA_ONLY_ISA
+  [[maybe_unused]] constexpr Isa base = Isa::kBase, v3 = Isa::kV3, v4 = Isa::kV4;
+  return isa == TESSERA_ONLY_ISA;
+#else
+  return true;
+#endif
+}
+
 }  // namespace
 
 std::string_view isa_name(Isa isa) {
@@ -34,11 +44,18 @@ Isa current_isa() {
   static const Isa chosen = [] {
     std::string asked = env::get("TESSERA_ISA");
     for (Isa isa : {Isa::kV4, Isa::kV3, Isa::kBase}) {
-      if (asked.empty() ? !supported(isa) : asked != isa_name(isa)) continue;
+      if (asked.empty() ? !supported(isa) || !compiled(isa) : asked != isa_name(isa)) continue;
       TESSERA_CHECK(supported(isa), "TESSERA_ISA={}: this CPU lacks that instruction set; unset it",
+                    asked);
+      TESSERA_CHECK(compiled(isa),
+                    "TESSERA_ISA={}: this build has kernels for one other instruction set only; "
+                    "unset it, or configure with -DTESSERA_KERNELS=all",
                     asked);
       return isa;
     }
+    TESSERA_CHECK(!asked.empty(),
+                  "this build has kernels for another CPU's instruction set only; configure it "
+                  "with -DTESSERA_KERNELS=all, or build it on this machine");
     throw UserError(fmt::format("TESSERA_ISA={}: expected base, v3 or v4", asked));
   }();
   return chosen;

@@ -8,7 +8,8 @@ namespace tessera::cpu {
 /// VL.
 enum class Isa { kBase, kV3, kV4 };
 
-/// The set in use: the best this CPU has, or TESSERA_ISA (throws UserError when the CPU lacks it).
+/// The set in use: the best this CPU has, or TESSERA_ISA. Throws UserError when the CPU lacks it,
+/// or this build has no kernels for it (TESSERA_KERNELS=native of CMake, on another machine).
 Isa current_isa();
 /// Products of bf16 with f32 sums as instructions (AVX512-BF16), and v4 is the set in use.
 bool has_bf16_dot();

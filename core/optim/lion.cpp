@@ -11,7 +11,7 @@ Lion::Lion(Params params, LionOptions o)
 }
 
 void Lion::update(const Group& group, const Lists& l, const Tensor& scale) {
-  const auto [beta1, beta2] = options_.betas;
+  const double beta1 = options_.betas[0], beta2 = options_.betas[1];
   update_each("lion", l, scale, [&](size_t i, const Tensor& p, const Tensor& g) -> Tensors {
     const Tensor& m = l.state[0][i];
     const Tensor rate = cast(group.lr, p.dtype());

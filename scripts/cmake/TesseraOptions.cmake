@@ -1,4 +1,4 @@
-# Flags and the five functions with which every target of Tessera is declared. Nothing here touches global flags, so a
+# Flags and the functions with which every target of Tessera is declared. Nothing here touches global flags, so a
 # project that adds Tessera by add_subdirectory keeps its own.
 
 if(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 16)
@@ -14,11 +14,15 @@ if(core_from_build MATCHES "^(.+/)core$")
 endif()
 add_library(tessera_flags INTERFACE)
 target_compile_features(tessera_flags INTERFACE cxx_std_20)
-target_compile_options(tessera_flags INTERFACE -Wall -Wextra $<$<BOOL:${PROJECT_IS_TOP_LEVEL}>:-Werror> -ffp-contract=off -fno-math-errno
+# Files that are compiled together warn of other things than each does alone, as GCC 12 of its own inlining at -O1, and of a class
+# with members from an unnamed namespace, as if another file could see it: there a warning is none.
+set(werror $<$<AND:$<BOOL:${PROJECT_IS_TOP_LEVEL}>,$<NOT:$<BOOL:${CMAKE_UNITY_BUILD}>>>:-Werror>)
+set(unity_warnings $<$<AND:$<CXX_COMPILER_ID:GNU>,$<BOOL:${CMAKE_UNITY_BUILD}>>:-Wno-subobject-linkage$<SEMICOLON>-Wno-maybe-uninitialized>)
+target_compile_options(tessera_flags INTERFACE -Wall -Wextra ${werror} ${unity_warnings} -ffp-contract=off -fno-math-errno
   -fvisibility-inlines-hidden
   ${source_prefixes}
   -falign-functions=64  # a cache line: by default, what is linked before moves the time of an op's dispatch by 7 %
-  $<$<CXX_COMPILER_ID:Clang>:-Wno-unknown-pragmas>  # GCC's ivdep
+  $<$<CXX_COMPILER_ID:Clang>:-Wno-unknown-pragmas$<SEMICOLON>-Wno-unknown-attributes>  # GCC's ivdep and optimize
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # GCC 12 warns of its own std::string (bug 105651)
 target_link_options(tessera_flags INTERFACE -Wl,--build-id=sha1)  # core/base/version.h
 foreach(sanitizer IN LISTS TESSERA_SANITIZE)
@@ -75,7 +79,8 @@ endfunction()
 
 # tessera_precompile(target PRIVATE headers... | REUSE_FROM target): headers of other libraries that most files of a program
 # include are read once for the program. Files include what they use all the same: scripts/sanitize builds without
-# (CMAKE_DISABLE_PRECOMPILE_HEADERS).
+# (CMAKE_DISABLE_PRECOMPILE_HEADERS). CLI11 is none of them: its constants are objects of every file that sees them, whose code
+# takes four seconds to generate.
 set(TESSERA_STANDARD_HEADERS <algorithm> <array> <atomic> <charconv> <chrono> <cmath> <cstring> <functional> <map> <memory>
   <mutex> <optional> <span> <string> <string_view> <unordered_map> <utility> <vector> <fmt/format.h>)
 function(tessera_precompile target)
@@ -84,6 +89,45 @@ function(tessera_precompile target)
   if(NOT CMAKE_DISABLE_PRECOMPILE_HEADERS)
     target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow -Wno-array-bounds>)
   endif()
+endfunction()
+
+# tessera_units(target files...): with CMAKE_UNITY_BUILD, up to twelve files of a folder are compiled as one unit, which reads
+# headers once and takes a quarter of the time. Files whose unnamed namespaces define the same name go to different units.
+# Without CMAKE_UNITY_BUILD nothing changes.
+function(tessera_units target)
+  if(NOT CMAKE_UNITY_BUILD)
+    return()
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD_MODE GROUP)
+  string(ASCII 1 begin)
+  string(ASCII 2 end)
+  set(word "[A-Za-z0-9_]+")
+  set(type "\n[A-Za-z][A-Za-z0-9_:<>,&* ]*[ *&]")
+  foreach(file IN LISTS ARGN)
+    file(READ ${file} text)
+    string(REPLACE "\nnamespace {\n" "${begin}" text "${text}")
+    string(REPLACE "\n}  // namespace\n" "${end}" text "${text}")
+    string(REGEX MATCHALL "${begin}[^${end}]*" text "${text}")
+    string(REGEX MATCHALL "\n(struct|class|enum class|enum|union) ${word}|${type}${word}[(={]|${type}k${word}" names "${text}")
+    list(TRANSFORM names REPLACE "^.*[ *&](${word})[(={]?$" "\\1")
+    list(REMOVE_DUPLICATES names)
+    cmake_path(GET file PARENT_PATH folder)
+    cmake_path(RELATIVE_PATH folder BASE_DIRECTORY ${PROJECT_SOURCE_DIR})
+    string(REPLACE "/" "_" folder ${folder})
+    foreach(unit RANGE 1000)
+      set(together ${names} ${names_${folder}_${unit}})
+      list(LENGTH together all)
+      list(REMOVE_DUPLICATES together)
+      list(LENGTH together different)
+      list(LENGTH files_${folder}_${unit} size)
+      if(all EQUAL different AND size LESS 12)
+        set(names_${folder}_${unit} ${together})
+        list(APPEND files_${folder}_${unit} ${file})
+        set_property(SOURCE ${file} PROPERTY UNITY_GROUP ${folder}_${unit})
+        break()
+      endif()
+    endforeach()
+  endforeach()
 endfunction()
 
 # tessera_library(name SOURCES dirs... [EXCLUDE regex] [DEPENDS ...] [PRIVATE_DEPENDS ...] [BUILD_DEPENDS ...]): target
@@ -102,6 +146,7 @@ function(tessera_library name)
   endif()
   add_library(tessera_${name} ${files})
   add_library(tessera::${name} ALIAS tessera_${name})
+  tessera_units(tessera_${name} ${files})
   target_sources(tessera_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${headers})
   target_compile_features(tessera_${name} PUBLIC cxx_std_20)
   target_link_libraries(tessera_${name} PRIVATE $<BUILD_INTERFACE:tessera_flags>)
@@ -115,6 +160,25 @@ function(tessera_library name)
   set_property(GLOBAL APPEND PROPERTY TESSERA_LIBRARIES tessera_${name})
 endfunction()
 
+# What TESSERA_KERNELS=native means on this machine: base, v3 or v4, as core/base/isa.cpp chooses. Linux leaves out of /proc/cpuinfo
+# what it does not save when it changes threads.
+function(tessera_native_isa out)
+  file(READ /proc/cpuinfo processor)
+  set(isa base)
+  set(wants_v3 avx avx2 bmi1 bmi2 f16c fma abm movbe)
+  set(wants_v4 avx512f avx512bw avx512cd avx512dq avx512vl)
+  foreach(set v3 v4)
+    foreach(flag IN LISTS wants_${set})
+      if(NOT processor MATCHES "[ \t]${flag}[ \n]")
+        set(${out} ${isa} PARENT_SCOPE)
+        return()
+      endif()
+    endforeach()
+    set(isa ${set})
+  endforeach()
+  set(${out} ${isa} PARENT_SCOPE)
+endfunction()
+
 # Compiles the kernels of a folder once per instruction set, with TESSERA_ISA naming the namespace they live in; which
 # set runs is chosen once at start.
 function(tessera_isa_kernels name dir)
@@ -126,6 +190,10 @@ function(tessera_isa_kernels name dir)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set(sets base v3 v4)
   endif()
+  if(TESSERA_KERNELS STREQUAL "native")
+    tessera_native_isa(sets)
+    target_compile_definitions(tessera_flags INTERFACE TESSERA_ONLY_ISA=${sets})
+  endif()
   # The frames with which the address sanitizer detects use after return are less aligned than GCC 12 believes: it stores
   # to them with 64-byte aligned instructions, which fault.
   set(no_fake_frames $<$<AND:$<CXX_COMPILER_ID:GNU>,$<IN_LIST:address,${TESSERA_SANITIZE}>>:--param=asan-use-after-return=0>)
@@ -135,6 +203,7 @@ function(tessera_isa_kernels name dir)
   foreach(isa IN LISTS sets)
     list(APPEND objects $<TARGET_OBJECTS:tessera_${name}_kernels_${isa}>)
     add_library(tessera_${name}_kernels_${isa} OBJECT ${files})
+    set_target_properties(tessera_${name}_kernels_${isa} PROPERTIES UNITY_BUILD OFF)
     target_include_directories(tessera_${name}_kernels_${isa} PRIVATE ${PROJECT_SOURCE_DIR})
     target_compile_definitions(tessera_${name}_kernels_${isa} PRIVATE TESSERA_ISA=${isa})
     target_compile_options(tessera_${name}_kernels_${isa} PRIVATE -O3 -fno-trapping-math -fwrapv ${flags_${isa}}
@@ -157,10 +226,13 @@ function(tessera_embed_texts name)
   target_include_directories(tessera_${name} PRIVATE ${PROJECT_SOURCE_DIR})
 endfunction()
 
-# tessera_program(name SOURCES files... DEPENDS targets... [NO_INSTALL]): a program in bin/.
+# tessera_program(name SOURCES files... [EXCLUDE regex] DEPENDS targets... [NO_INSTALL]): a program in bin/.
 function(tessera_program name)
-  cmake_parse_arguments(A "NO_INSTALL" "" "SOURCES;DEPENDS" ${ARGN})
+  cmake_parse_arguments(A "NO_INSTALL" "EXCLUDE" "SOURCES;DEPENDS" ${ARGN})
   tessera_sources(files cpp ${A_SOURCES})
+  if(A_EXCLUDE)
+    list(FILTER files EXCLUDE REGEX ${A_EXCLUDE})
+  endif()
   foreach(file IN LISTS files)
     if(NOT EXISTS ${file})
       message(STATUS "${name}: no ${file}, not built")
@@ -173,9 +245,10 @@ function(tessera_program name)
   add_executable(${name} ${files})
   target_link_libraries(${name} PRIVATE tessera_flags)
   tessera_link(${name} PRIVATE ${A_DEPENDS})
+  tessera_units(${name} ${files})
   list(LENGTH files count)
-  if(CLI11::CLI11 IN_LIST A_DEPENDS AND count GREATER 5)  # to read them takes as long as four files without
-    tessera_precompile(${name} PRIVATE ${TESSERA_STANDARD_HEADERS} <CLI/CLI.hpp>)
+  if(count GREATER 5 AND NOT CMAKE_UNITY_BUILD)  # to read them takes as long as four files without
+    tessera_precompile(${name} PRIVATE ${TESSERA_STANDARD_HEADERS})
   endif()
   if(NOT A_NO_INSTALL)
     set_property(GLOBAL APPEND PROPERTY TESSERA_PROGRAMS ${name})

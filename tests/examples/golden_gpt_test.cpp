@@ -81,7 +81,8 @@ class Comparison {
   std::vector<std::pair<int64_t, int64_t>> kept_rows(const std::string& name,
                                                      const Tensor& t) const {
     for (const json& v : golden_.vanishing)
-      if (name == v["name"]) return {{0, v["rows"][0]}, {v["rows"][1], t.size(0)}};
+      if (name == v["name"].get<std::string>())
+        return {{0, v["rows"][0]}, {v["rows"][1], t.size(0)}};
     return {{0, t.size(0)}};
   }
   const Golden& golden_;

@@ -21,11 +21,16 @@ const Table& isa_table();
 template <class Table>
 const Table& simd() {
   static const Table& table = [&]() -> const Table& {
+    [[maybe_unused]] const Isa set = current_isa();
+#ifdef TESSERA_ONLY_ISA
+    return isa_table<Table, isa::TESSERA_ONLY_ISA>();
+#else
 #ifdef __x86_64__
-    if (current_isa() == Isa::kV4) return isa_table<Table, isa::v4>();
-    if (current_isa() == Isa::kV3) return isa_table<Table, isa::v3>();
+    if (set == Isa::kV4) return isa_table<Table, isa::v4>();
+    if (set == Isa::kV3) return isa_table<Table, isa::v3>();
 #endif
     return isa_table<Table, isa::base>();
+#endif
   }();
   return table;
 }

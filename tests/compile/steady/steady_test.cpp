@@ -23,11 +23,7 @@
 #include "tests/compile/training.h"
 
 // Sanitizers bring allocators and system calls of their own.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 static std::atomic<long> heap_calls{0};
 
 extern "C" {

@@ -1,8 +1,6 @@
 // Golden cases of elementwise operations, casts, activations and losses.
 #include <gtest/gtest.h>
 
-#include <limits>
-
 #include "core/ops/compose.h"
 #include "core/ops/losses.h"
 #include "core/ops/pointwise.h"
@@ -10,8 +8,6 @@
 
 namespace tessera::golden {
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
 
 using C = const Case&;
 using One = Tensor (*)(Tensor);

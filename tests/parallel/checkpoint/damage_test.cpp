@@ -418,7 +418,7 @@ TEST_F(Damage, NoMemoryOnOneRankIsReportedOnAll) {
       Checkpointer c(root_, &g, {.timeout = Millis(20'000)});
       Piece small = whole(fmt::format("a{}", g.rank()), empty({3}));
       State large{{small}, {}};
-      if (g.rank() == 1) large.pieces.push_back(whole("w", empty({kBytes}, {kU8})));
+      if (g.rank() == 1) large.pieces.push_back(whole("w", empty({kBytes}, kU8)));
       g.barrier();
       rlimit before{};
       getrlimit(RLIMIT_AS, &before);
