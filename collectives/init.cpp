@@ -72,6 +72,9 @@ ProcessGroup& world() {
   return *this_thread_world;
 }
 
+int get_rank() { return world().rank(); }
+int get_world_size() { return world().size(); }
+
 Ref<ProcessGroup> solo_group() {
   detail::JoinOptions join;
   join.timeout = detail::default_timeout();

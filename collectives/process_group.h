@@ -113,6 +113,14 @@ class ProcessGroup : public RefCounted {
   /// New groups of the ranks with equal `color`, ordered by `key` and then by rank in this group.
   /// All ranks of this group call it; a negative color gets null.
   virtual Ref<ProcessGroup> split(int color, int key = 0, CallSite site = CallSite::current()) = 0;
+  /// A new group of these ranks of this group, numbered in the order given; null on the others.
+  /// All ranks of this group call it with the same list. Throws UserError for a rank that is not
+  /// there or named twice.
+  Ref<ProcessGroup> new_group(std::span<const int> ranks, CallSite site = CallSite::current());
+  Ref<ProcessGroup> new_group(std::initializer_list<int> ranks,
+                              CallSite site = CallSite::current()) {
+    return new_group(std::span<const int>(ranks.begin(), ranks.size()), site);
+  }
   /// Kills the group: calls under way or yet to come, on every rank, throw CommError with `why`.
   virtual void abort(const std::string& why) = 0;
   /// Waits until everything submitted by this rank is done; throws the group's error, if any.
@@ -231,6 +239,9 @@ Ref<ProcessGroup> init_process_group(const GroupOptions& options = {});
 ProcessGroup& world();
 /// The same, as a reference to keep.
 Ref<ProcessGroup> world_group();
+/// world().rank() and world().size().
+int get_rank();
+int get_world_size();
 /// A group of the calling rank alone, whatever world there is; no peer is asked.
 Ref<ProcessGroup> solo_group();
 /// Sets or (null) forgets the calling thread's world.

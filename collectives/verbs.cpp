@@ -2,6 +2,8 @@
 // the Collective; its two forms differ in who waits.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "collectives/plan.h"
 #include "collectives/process_group.h"
 #include "core/dispatch/observer.h"
@@ -228,6 +230,18 @@ void ProcessGroup::recv(const Tensor& t, int from, Millis timeout, CallSite site
 }
 Ref<Work> ProcessGroup::recv_async(const Tensor& t, int from, Millis timeout, CallSite site) {
   return submit(Call{timeout, site}.pending(recv_of(t, from)));
+}
+
+Ref<ProcessGroup> ProcessGroup::new_group(std::span<const int> ranks, CallSite site) {
+  int place = -1;
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    const bool twice = std::ranges::count(ranks, ranks[i]) > 1;
+    TESSERA_CHECK(ranks[i] >= 0 && ranks[i] < size() && !twice,
+                  "new_group: rank {} {}; name ranks of this group, 0 to {}, once each", ranks[i],
+                  twice ? "is named twice" : "is not there", size() - 1);
+    if (ranks[i] == rank()) place = int(i);
+  }
+  return split(place < 0 ? -1 : 0, std::max(place, 0), site);
 }
 
 }  // namespace tessera

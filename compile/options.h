@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "compile/pass.h"
+#include "compile/ir/pass.h"
 #include "core/tensor/named_tensor.h"
 
 namespace tessera::compiler {

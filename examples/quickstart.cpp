@@ -9,8 +9,7 @@ using namespace tessera;
 std::pair<Tensor, Tensor> spirals(int64_t n) {
   Tensor arm = randint(0, 2, {n}), t = rand({n}) * 3.0 + 0.5,
          angle = t * 2.0 + arm.to(kF32) * 3.14159;
-  Tensor points[] = {t * cos(angle), t * sin(angle)};
-  return {stack(points, 1) + randn({n, 2}) * 0.05, arm};
+  return {stack({t * cos(angle), t * sin(angle)}, 1) + randn({n, 2}) * 0.05, arm};
 }
 
 int main() {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "compile/ir/graph.h"
-#include "compile/pass.h"
+#include "compile/ir/pass.h"
 #include "core/base/boundaries.h"
 
 namespace tessera::compiler {

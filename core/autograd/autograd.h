@@ -50,6 +50,7 @@ class GradMode {
 class NoGrad {
   GradMode off_{false};
 };
+using NoGradGuard = NoGrad;  // its name in libtorch
 /// Records again inside NoGrad.
 class EnableGrad {
   GradMode on_{true};

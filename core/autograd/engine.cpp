@@ -408,6 +408,18 @@ void Tensor::set_grad(Tensor g) const {
   if (meta->sink && !meta->grad.defined()) meta->sink->cleared(meta->slot);
 }
 
+bool Tensor::is_leaf() const {
+  GradMeta* meta = grad_meta(*this);
+  return !meta || !meta->producer;
+}
+
 void Tensor::backward() const { tessera::backward(*this); }
+void Tensor::backward(const Tensor& gradient, bool retain_graph, bool create_graph) const {
+  tessera::backward(*this, gradient, {.retain_graph = retain_graph, .create_graph = create_graph});
+}
+
+int Tensor::register_hook(std::function<Tensor(const Tensor& grad)> hook) const {
+  return add_hook(*this, std::move(hook));
+}
 
 }  // namespace tessera

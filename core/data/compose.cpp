@@ -52,6 +52,26 @@ std::vector<int64_t> part_sizes(int64_t n, const std::vector<double>& sizes) {
   return parts;
 }
 
+Batch places_for_items(int64_t rows) {
+  Batch out;
+  out.items = std::make_shared<std::vector<Item>>(size_t(rows));
+  return out;
+}
+
+// What the loader delivers of `read`, whose items are there.
+Batch collated(const Batch& read, const Collate& collate) {
+  Batch out = read.items->empty() ? Batch() : collate(*read.items);
+  out.cursor = read.cursor, out.sample_numbers = read.sample_numbers;
+  auto check = [&](const std::string& name, const Tensor& t) {
+    TESSERA_CHECK(!t.defined() || (t.ndim() >= 1 && t.size(0) == read.rows()),
+                  "collate: {} is {} for {} samples; expected a row for each", name, describe(t),
+                  read.rows());
+  };
+  check("inputs", out.inputs), check("targets", out.targets);
+  for (const NamedTensor& t : out.extra) check(t.name, t.tensor);
+  return out;
+}
+
 }  // namespace
 
 const Tensor& Batch::operator[](std::string_view name) const {
@@ -199,27 +219,25 @@ CollatedDataset::CollatedDataset(int64_t size, std::function<Item(const Sample&)
                 size_);
 }
 
-Batch CollatedDataset::allocate(int64_t rows) const {
-  Batch out;
-  out.items = std::make_shared<std::vector<Item>>(size_t(rows));
-  return out;
-}
+Batch CollatedDataset::allocate(int64_t rows) const { return places_for_items(rows); }
 
 void CollatedDataset::read(const Sample& sample, int64_t row, const Batch& to) const {
   (*to.items)[size_t(row)] = item_(sample);
 }
 
-Batch CollatedDataset::finish(Batch read) const {
-  Batch out = read.items->empty() ? Batch() : collate_(*read.items);
-  out.cursor = read.cursor, out.sample_numbers = read.sample_numbers;
-  auto check = [&](const std::string& name, const Tensor& t) {
-    TESSERA_CHECK(!t.defined() || (t.ndim() >= 1 && t.size(0) == read.rows()),
-                  "collate: {} is {} for {} samples; expected a row for each", name, describe(t),
-                  read.rows());
-  };
-  check("inputs", out.inputs), check("targets", out.targets);
-  for (const NamedTensor& t : out.extra) check(t.name, t.tensor);
-  return out;
+Batch CollatedDataset::finish(Batch read) const { return collated(read, collate_); }
+
+Batch ItemDataset::allocate(int64_t rows) const { return places_for_items(rows); }
+
+void ItemDataset::read(const Sample& sample, int64_t row, const Batch& to) const {
+  Example example = get(sample.index);
+  TESSERA_CHECK(example.inputs.defined(), "ItemDataset: example {} has no inputs", sample.index);
+  Item item{{"inputs", std::move(example.inputs)}};
+  if (example.targets.defined()) item.push_back({"targets", std::move(example.targets)});
+  for (NamedTensor& t : example.extra) item.push_back(std::move(t));
+  (*to.items)[size_t(row)] = std::move(item);
 }
+
+Batch ItemDataset::finish(Batch read) const { return collated(read, collate_); }
 
 }  // namespace tessera::data

@@ -87,4 +87,26 @@ class CollatedDataset final : public Dataset {
   Collate collate_;
 };
 
+/// A sample of a dataset of one's own.
+struct Example {
+  Tensor inputs, targets = {};
+  std::vector<NamedTensor> extra = {};
+};
+/// The dataset that takes least to write: size(), and get(i), as in `return {x, y};`. Threads of
+/// the loader call get(), several at a time. Examples of equal shapes are stacked; a `collate` of
+/// one's own may pad others.
+class ItemDataset : public Dataset {
+ public:
+  virtual Example get(int64_t index) const = 0;
+  Batch allocate(int64_t rows) const final;
+  void read(const Sample& sample, int64_t row, const Batch& to) const final;
+  Batch finish(Batch read) const final;
+
+ protected:
+  explicit ItemDataset(Collate collate = stack_items) : collate_(std::move(collate)) {}
+
+ private:
+  Collate collate_;
+};
+
 }  // namespace tessera::data

@@ -111,6 +111,16 @@ struct DataLoader::Workers {
   }
 };
 
+DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions o)
+    : DataLoader(dataset,
+                 DistributedSampler({.dataset_size = dataset->size(),
+                                     .micro_batch_size = o.batch_size,
+                                     .seed = o.seed,
+                                     .shuffle = o.shuffle,
+                                     .repeat = o.repeat,
+                                     .drop_last = o.drop_last}),
+                 {.prefetch = o.prefetch, .workers = o.workers, .timeout_ms = o.timeout_ms}) {}
+
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
                        LoaderOptions options)
     : dataset_(std::move(dataset)), sampler_(std::move(sampler)), options_(options) {
@@ -139,6 +149,7 @@ void DataLoader::seek(int64_t cursor) {
   end_workers();
   sampler_.seek(cursor);
   cursor_ = cursor;
+  began_ = false;
   workers_ = std::make_shared<Workers>();
   for (int i = 0; i < options_.prefetch; ++i) enqueue();
   if (options_.prefetch > 0) Workers::start(workers_, dataset_, options_.workers);
@@ -181,7 +192,13 @@ void DataLoader::wait_for(Workers& w, const Job& job) const {
   w.stuck = false;  // it was only slow
 }
 
+DataLoader::Iterator DataLoader::begin() {
+  if (began_ && !sampler_.options().repeat) seek(sampler_.pass_end());
+  return Iterator(*this);
+}
+
 std::optional<Batch> DataLoader::next() {
+  began_ = true;
   Workers& w = *workers_;
   if (w.failed) std::rethrow_exception(w.failed);
   enqueue();  // before waiting: workers never idle for lack of a request

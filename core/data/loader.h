@@ -4,6 +4,7 @@
 // sequence of batches, and of the errors among them, is the sampler's, whatever the number of
 // batches read ahead and of workers.
 #pragma once
+#include <iterator>
 #include <memory>
 #include <optional>
 
@@ -12,15 +13,34 @@
 
 namespace tessera::data {
 
+/// How batches are read.
 struct LoaderOptions {
   int prefetch = 2;             // batches read ahead; 0: no threads, next() reads itself
   int workers = 1;              // threads that read; several share the rows of a batch
   int64_t timeout_ms = 60'000;  // how long next() waits for one batch that threads read
 };
 
-/// One batch per micro-batch of this rank.
+/// What a program of one rank says, and one whose ranks all read the same.
+struct DataLoaderOptions {
+  int64_t batch_size = 1;
+  bool shuffle = false;    // each pass in an order of its own
+  uint64_t seed = 0;       // of those orders
+  bool drop_last = false;  // leaves out a last batch that is short
+  bool repeat = false;     // pass after pass without end
+  // As in LoaderOptions:
+  int prefetch = 2;
+  int workers = 1;
+  int64_t timeout_ms = 60'000;
+};
+
+/// One batch per micro-batch of this rank. A range-for is one pass, and each begins the next:
+///
+///   data::DataLoader loader(dataset, {.batch_size = 64, .shuffle = true});
+///   for (int epoch = 0; epoch < 10; ++epoch)
+///     for (data::Batch& batch : loader) ...
 class DataLoader {
  public:
+  DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions options = {});
   /// Throws UserError when the sampler's dataset_size is not the dataset's.
   DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
              LoaderOptions options = {});
@@ -30,15 +50,35 @@ class DataLoader {
   ~DataLoader();
 
   /// The next batch, waiting for it; nothing after the last micro-batch of a sampler that does not
-  /// repeat. A short pass may end with batches of fewer rows or none. What reading threw is
-  /// rethrown here, once its batch is due; the loader stays failed until seek(). A wait of 10 s is
-  /// told, one of timeout_ms throws UserError.
+  /// repeat, until seek(cursor()) begins the next pass. A short pass may end with batches of fewer
+  /// rows or none. What reading threw is rethrown here, once its batch is due; the loader stays
+  /// failed until seek(). A wait of 10 s is told, one of timeout_ms throws UserError.
   std::optional<Batch> next();
   /// Where to resume after the batches delivered so far (not those read ahead).
   int64_t cursor() const { return cursor_; }
   /// Drops what was read ahead and continues at the step that begins at `cursor`.
   void seek(int64_t cursor);
   const DistributedSampler& sampler() const { return sampler_; }
+
+  class Iterator {
+   public:
+    explicit Iterator(DataLoader& loader) : loader_(loader), batch_(loader.next()) {}
+    Batch& operator*() { return *batch_; }
+    Batch* operator->() { return &*batch_; }
+    Iterator& operator++() {
+      batch_ = loader_.next();
+      return *this;
+    }
+    bool operator==(std::default_sentinel_t) const { return !batch_; }
+
+   private:
+    DataLoader& loader_;
+    std::optional<Batch> batch_;
+  };
+  /// The rest of a pass of which nothing was delivered since construction or seek(); else the next
+  /// pass. Where passes repeat it goes on.
+  Iterator begin();
+  std::default_sentinel_t end() const { return {}; }
 
  private:
   struct Job;
@@ -50,6 +90,7 @@ class DataLoader {
   DistributedSampler sampler_;
   LoaderOptions options_;
   int64_t cursor_ = 0;
+  bool began_ = false;                // next() was called since seek()
   std::shared_ptr<Workers> workers_;  // its threads share it
 };
 

@@ -38,9 +38,10 @@ struct SamplerOptions {
   int rank = 0;        // coordinate on the data-parallel axes
   int world_size = 1;  // extent of the data-parallel axes
   uint64_t seed = 0;
-  bool shuffle = true;  // each pass over the dataset in an order of its own
-  bool repeat = true;   // false: one pass; the last micro-batches may be short or empty, on every
-                        // rank alike in number
+  bool shuffle = true;     // each pass over the dataset in an order of its own
+  bool repeat = false;     // pass after pass without end; false: one pass, whose last micro-batches
+                           // may be short or empty, on every rank alike in number
+  bool drop_last = false;  // of one pass: leaves out the step for which too few samples remain
   Deal deal = Deal::kAccumulateThenReduce;
 };
 
@@ -55,24 +56,30 @@ class DistributedSampler {
 
   /// Samples of this rank's next micro-batch. Throws UserError when done().
   std::vector<Sample> next();
-  /// True when repeat is false and all steps of the pass have been taken.
-  bool done() const;
+  /// True when repeat is false and all steps of the pass have been taken. The cursor is then where
+  /// the next pass begins, in an order of its own: seek(cursor()).
+  bool done() const { return finished_; }
 
   /// The whole state: the sample number at which the current step begins (the next step, once all
   /// micro-batches of one were taken). It means the same on any world size, with any number or size
   /// of micro-batches.
   int64_t cursor() const { return cursor_; }
-  /// Continues at the step that begins at sample number `cursor`.
+  /// Continues at the step that begins at sample number `cursor`, in the pass that has it.
   void seek(int64_t cursor);
+  /// The sample number behind the last of this pass. Throws UserError where passes repeat.
+  int64_t pass_end() const;
 
   /// The item behind a sample number.
   Sample sample(int64_t number) const;
 
  private:
+  void finish_pass();
   SamplerOptions options_;
   int64_t per_rank_ = 1;
   int64_t cursor_ = 0;
   int64_t k_ = 0;  // micro-batches of this step already taken by this rank
+  int64_t pass_end_ = 0;
+  bool finished_ = false;
 };
 
 }  // namespace tessera::data

@@ -75,7 +75,8 @@ void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
   Context& c = context();
   for (const Tensor& d : dst) {
     TESSERA_CHECK(!(d.layers() & c.enabled & bit(Layer::kAutograd)),
-                  "assign_: destination {} requires grad; open a NoGrad scope around the update",
+                  "assign_: destination {} requires grad, and an update in place is not recorded; "
+                  "compute a new tensor (x = x + y), or open a NoGrad scope around the update",
                   describe(d));
     for (int i = 0; i < d.ndim(); ++i)
       TESSERA_CHECK(d.strides()[i] != 0 || d.shape()[i] <= 1 || d.numel() == 0,

@@ -23,6 +23,8 @@ struct AttendOptions {
 class MultiheadAttention : public Module {
  public:
   explicit MultiheadAttention(MultiheadAttentionOptions options);
+  MultiheadAttention(int64_t dim, int64_t heads)
+      : MultiheadAttention(MultiheadAttentionOptions{dim, heads}) {}
   /// query [B, Tq, D], key [B, Tk, key_dim], value [B, Tk, value_dim] -> [B, Tq, D].
   Tensor forward(const Tensor& query, const Tensor& key, const Tensor& value,
                  const AttendOptions& options = {});

@@ -1,6 +1,6 @@
 // Modules made of modules. Children are called "0", "1", ... in order.
 #pragma once
-#include "core/nn/module.h"
+#include "core/nn/layers.h"
 
 namespace tessera::nn {
 
@@ -38,11 +38,25 @@ class Sequential final : public Module {
 
 using SequentialPtr = std::shared_ptr<Sequential>;
 
-/// nn::sequential(nn::linear(784, 128), nn::gelu(), nn::linear(128, 10))
+namespace detail {
+template <class M>
+std::shared_ptr<M> shared_module(std::shared_ptr<M> module) {
+  return module;
+}
+template <class F>
+auto shared_module(F f) {
+  return activation("Function", std::move(f));
+}
+}  // namespace detail
+
+/// nn::sequential(nn::linear(784, 128), nn::gelu(), nn::linear(128, 10)). Functions of a tensor may
+/// be among the modules: [](Tensor x) { return x * 2; }.
 template <class... M>
-SequentialPtr sequential(std::shared_ptr<M>... modules) {
+SequentialPtr sequential(M... modules) {
+  static_assert((!std::derived_from<M, Module> && ...),
+                "a Sequential shares its modules: nn::linear(2, 3) instead of nn::Linear(2, 3)");
   auto s = std::make_shared<Sequential>();
-  (s->push_back(std::move(modules)), ...);
+  (s->push_back(detail::shared_module(std::move(modules))), ...);
   return s;
 }
 
@@ -79,6 +93,39 @@ class ModuleList final : public Module {
   size_t first_;
   std::vector<std::shared_ptr<M>> modules_;
 };
+
+/// Modules that their owner finds by name: (*heads)["digits"](x). Order is that of insertion.
+template <class M = Module>
+class ModuleDict final : public Module {
+ public:
+  /// Throws UserError for a name that is taken.
+  void insert(std::string name, std::shared_ptr<M> module) {
+    modules_.emplace_back(name, register_module(name, std::move(module)));
+  }
+  size_t size() const { return modules_.size(); }
+  bool contains(std::string_view name) const { return find(name) != modules_.end(); }
+  /// Throws UserError for a name that is not there.
+  M& operator[](std::string_view name) const {
+    auto at = find(name);
+    TESSERA_CHECK(at != modules_.end(), "module_dict: no \"{}\" among {} modules", name, size());
+    return *at->second;
+  }
+  auto begin() const { return modules_.begin(); }
+  auto end() const { return modules_.end(); }
+
+ private:
+  auto find(std::string_view name) const {
+    auto at = modules_.begin();
+    while (at != modules_.end() && at->first != name) ++at;
+    return at;
+  }
+  std::vector<std::pair<std::string, std::shared_ptr<M>>> modules_;
+};
+
+template <class M = Module>
+std::shared_ptr<ModuleDict<M>> module_dict() {
+  return std::make_shared<ModuleDict<M>>();
+}
 
 template <class M = Module>
 std::shared_ptr<ModuleList<M>> module_list(size_t first = 0) {

@@ -226,8 +226,20 @@ std::string GroupNorm::describe() const {
 // ---- factories
 
 std::shared_ptr<Conv1d> conv1d(const ConvOptions& o) { return std::make_shared<Conv1d>(o); }
+std::shared_ptr<Conv1d> conv1d(int64_t in, int64_t out, PerDim kernel, PerDim stride,
+                               Padding padding) {
+  return std::make_shared<Conv1d>(in, out, kernel, stride, padding);
+}
 std::shared_ptr<Conv2d> conv2d(const ConvOptions& o) { return std::make_shared<Conv2d>(o); }
+std::shared_ptr<Conv2d> conv2d(int64_t in, int64_t out, PerDim kernel, PerDim stride,
+                               Padding padding) {
+  return std::make_shared<Conv2d>(in, out, kernel, stride, padding);
+}
 std::shared_ptr<Conv3d> conv3d(const ConvOptions& o) { return std::make_shared<Conv3d>(o); }
+std::shared_ptr<Conv3d> conv3d(int64_t in, int64_t out, PerDim kernel, PerDim stride,
+                               Padding padding) {
+  return std::make_shared<Conv3d>(in, out, kernel, stride, padding);
+}
 std::shared_ptr<ConvTranspose1d> conv_transpose1d(const ConvTransposeOptions& o) {
   return std::make_shared<ConvTranspose1d>(o);
 }
@@ -240,14 +252,38 @@ std::shared_ptr<ConvTranspose3d> conv_transpose3d(const ConvTransposeOptions& o)
 std::shared_ptr<BatchNorm1d> batch_norm1d(const BatchNormOptions& o) {
   return std::make_shared<BatchNorm1d>(o);
 }
+std::shared_ptr<BatchNorm1d> batch_norm1d(int64_t channels) {
+  return std::make_shared<BatchNorm1d>(channels);
+}
 std::shared_ptr<BatchNorm2d> batch_norm2d(const BatchNormOptions& o) {
   return std::make_shared<BatchNorm2d>(o);
+}
+std::shared_ptr<BatchNorm2d> batch_norm2d(int64_t channels) {
+  return std::make_shared<BatchNorm2d>(channels);
 }
 std::shared_ptr<BatchNorm3d> batch_norm3d(const BatchNormOptions& o) {
   return std::make_shared<BatchNorm3d>(o);
 }
+std::shared_ptr<BatchNorm3d> batch_norm3d(int64_t channels) {
+  return std::make_shared<BatchNorm3d>(channels);
+}
 std::shared_ptr<GroupNorm> group_norm(const GroupNormOptions& o) {
   return std::make_shared<GroupNorm>(o);
+}
+std::shared_ptr<GroupNorm> group_norm(int64_t groups, int64_t channels) {
+  return std::make_shared<GroupNorm>(groups, channels);
+}
+std::shared_ptr<GroupNorm> instance_norm1d(const InstanceNormOptions& o) {
+  return group_norm({o.channels, o.channels, o.eps, o.affine});
+}
+std::shared_ptr<GroupNorm> instance_norm2d(const InstanceNormOptions& o) {
+  return instance_norm1d(o);
+}
+std::shared_ptr<GroupNorm> instance_norm3d(const InstanceNormOptions& o) {
+  return instance_norm1d(o);
+}
+std::shared_ptr<Module> upsample(const InterpolateOptions& o) {
+  return activation("Upsample", [=](Tensor x) { return interpolate(x, o); });
 }
 
 namespace {

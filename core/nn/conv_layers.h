@@ -6,6 +6,7 @@
 #include "core/nn/module.h"
 #include "core/ops/batch_norm.h"
 #include "core/ops/conv.h"
+#include "core/ops/interpolate.h"
 #include "core/ops/layout.h"
 #include "core/ops/pool.h"
 
@@ -38,12 +39,18 @@ class ConvNd : public Module {
 };
 struct Conv1d final : ConvNd {
   explicit Conv1d(const ConvOptions& o) : ConvNd(1, o) {}
+  Conv1d(int64_t in, int64_t out, PerDim kernel, PerDim stride = 1, Padding padding = 0)
+      : Conv1d(ConvOptions{in, out, kernel, stride, padding}) {}
 };
 struct Conv2d final : ConvNd {
   explicit Conv2d(const ConvOptions& o) : ConvNd(2, o) {}
+  Conv2d(int64_t in, int64_t out, PerDim kernel, PerDim stride = 1, Padding padding = 0)
+      : Conv2d(ConvOptions{in, out, kernel, stride, padding}) {}
 };
 struct Conv3d final : ConvNd {
   explicit Conv3d(const ConvOptions& o) : ConvNd(3, o) {}
+  Conv3d(int64_t in, int64_t out, PerDim kernel, PerDim stride = 1, Padding padding = 0)
+      : Conv3d(ConvOptions{in, out, kernel, stride, padding}) {}
 };
 
 struct ConvTransposeOptions {
@@ -125,12 +132,15 @@ class BatchNormNd : public Module {
   TrackedChanges source_changes_;
 };
 struct BatchNorm1d final : BatchNormNd {  // [N, C] or [N, C, L]
+  explicit BatchNorm1d(int64_t channels) : BatchNorm1d(BatchNormOptions{channels}) {}
   explicit BatchNorm1d(const BatchNormOptions& o) : BatchNormNd(2, 3, o) {}
 };
 struct BatchNorm2d final : BatchNormNd {
+  explicit BatchNorm2d(int64_t channels) : BatchNorm2d(BatchNormOptions{channels}) {}
   explicit BatchNorm2d(const BatchNormOptions& o) : BatchNormNd(4, 4, o) {}
 };
 struct BatchNorm3d final : BatchNormNd {
+  explicit BatchNorm3d(int64_t channels) : BatchNorm3d(BatchNormOptions{channels}) {}
   explicit BatchNorm3d(const BatchNormOptions& o) : BatchNormNd(5, 5, o) {}
 };
 
@@ -143,6 +153,7 @@ struct GroupNormOptions {
 class GroupNorm final : public Module {
  public:
   explicit GroupNorm(GroupNormOptions options);
+  GroupNorm(int64_t groups, int64_t channels) : GroupNorm(GroupNormOptions{groups, channels}) {}
   std::string describe() const override;
   void reset(const InitKeys& keys) override;
   Tensor weight, bias;
@@ -153,15 +164,37 @@ class GroupNorm final : public Module {
 };
 
 std::shared_ptr<Conv1d> conv1d(const ConvOptions& options);
+std::shared_ptr<Conv1d> conv1d(int64_t in, int64_t out, PerDim kernel, PerDim stride = 1,
+                               Padding padding = 0);
 std::shared_ptr<Conv2d> conv2d(const ConvOptions& options);
+std::shared_ptr<Conv2d> conv2d(int64_t in, int64_t out, PerDim kernel, PerDim stride = 1,
+                               Padding padding = 0);
 std::shared_ptr<Conv3d> conv3d(const ConvOptions& options);
+std::shared_ptr<Conv3d> conv3d(int64_t in, int64_t out, PerDim kernel, PerDim stride = 1,
+                               Padding padding = 0);
 std::shared_ptr<ConvTranspose1d> conv_transpose1d(const ConvTransposeOptions& options);
 std::shared_ptr<ConvTranspose2d> conv_transpose2d(const ConvTransposeOptions& options);
 std::shared_ptr<ConvTranspose3d> conv_transpose3d(const ConvTransposeOptions& options);
 std::shared_ptr<BatchNorm1d> batch_norm1d(const BatchNormOptions& options);
+std::shared_ptr<BatchNorm1d> batch_norm1d(int64_t channels);
 std::shared_ptr<BatchNorm2d> batch_norm2d(const BatchNormOptions& options);
+std::shared_ptr<BatchNorm2d> batch_norm2d(int64_t channels);
 std::shared_ptr<BatchNorm3d> batch_norm3d(const BatchNormOptions& options);
+std::shared_ptr<BatchNorm3d> batch_norm3d(int64_t channels);
 std::shared_ptr<GroupNorm> group_norm(const GroupNormOptions& options);
+std::shared_ptr<GroupNorm> group_norm(int64_t groups, int64_t channels);
+
+struct InstanceNormOptions {
+  int64_t channels = 0;
+  double eps = 1e-5;
+  bool affine = false;
+};
+/// A group norm with a group for every channel; it keeps no running statistics.
+std::shared_ptr<GroupNorm> instance_norm1d(const InstanceNormOptions& options);
+std::shared_ptr<GroupNorm> instance_norm2d(const InstanceNormOptions& options);
+std::shared_ptr<GroupNorm> instance_norm3d(const InstanceNormOptions& options);
+/// interpolate (core/ops/interpolate.h) as a module.
+std::shared_ptr<Module> upsample(const InterpolateOptions& options);
 
 /// Pools have no parameters: functions of core/ops/pool.h as modules, which print as "MaxPool2d".
 std::shared_ptr<Module> max_pool1d(PerDim kernel, const MaxPoolOptions& options = {});

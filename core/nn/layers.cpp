@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/ops/compose.h"
 #include "core/ops/contract.h"
 #include "core/ops/fused.h"
 #include "core/ops/random.h"
@@ -100,12 +101,35 @@ Tensor Dropout::compute(Tensor x) { return training() && p > 0 ? tessera::dropou
 
 std::string Dropout::describe() const { return fmt::format("p={}", p); }
 
+Tensor Dropout2d::compute(Tensor x) { return training() && p > 0 ? tessera::dropout2d(x, p) : x; }
+
 Tensor Flatten::compute(Tensor x) { return tessera::flatten(x, first_, last_); }
+
+// ---- activations
+
+Softmax::Softmax(int64_t dim)
+    : Activation("Softmax", [=](Tensor x) { return tessera::softmax(x, dim); }) {}
+LogSoftmax::LogSoftmax(int64_t dim)
+    : Activation("LogSoftmax", [=](Tensor x) { return tessera::log_softmax(x, dim); }) {}
+
+PReLU::PReLU(int64_t count, double start) : start(start) {
+  TESSERA_CHECK(count > 0, "prelu: count={} must be positive", count);
+  register_parameter("weight", weight, empty_parameter(count));
+  draw();
+}
+
+void PReLU::reset(const InitKeys&) { constant_(weight, start); }
+
+Tensor PReLU::compute(Tensor x) { return tessera::prelu(x, weight); }
+
+std::string PReLU::describe() const { return fmt::format("count={}", weight.numel()); }
 
 // ---- factories
 
 LinearPtr linear(LinearOptions o) { return std::make_shared<Linear>(o); }
-LinearPtr linear(int64_t in, int64_t out) { return linear({.in = in, .out = out}); }
+LinearPtr linear(int64_t in, int64_t out, bool bias) {
+  return std::make_shared<Linear>(in, out, bias);
+}
 EmbeddingPtr embedding(EmbeddingOptions o) { return std::make_shared<Embedding>(o); }
 EmbeddingPtr embedding(int64_t count, int64_t dim) {
   return embedding({.count = count, .dim = dim});
@@ -115,6 +139,7 @@ LayerNormPtr layer_norm(int64_t dim) { return layer_norm({.dim = dim}); }
 std::shared_ptr<RMSNorm> rms_norm(NormOptions o) { return std::make_shared<RMSNorm>(o); }
 std::shared_ptr<RMSNorm> rms_norm(int64_t dim) { return rms_norm({.dim = dim}); }
 DropoutPtr dropout(double p) { return std::make_shared<Dropout>(p); }
+std::shared_ptr<Dropout2d> dropout2d(double p) { return std::make_shared<Dropout2d>(p); }
 std::shared_ptr<Flatten> flatten(int64_t first, int64_t last) {
   return std::make_shared<Flatten>(first, last);
 }
@@ -122,14 +147,20 @@ std::shared_ptr<Flatten> flatten(int64_t first, int64_t last) {
 ActivationPtr activation(std::string name, std::function<Tensor(Tensor)> function) {
   return std::make_shared<Activation>(std::move(name), std::move(function));
 }
-ActivationPtr relu() { return activation("ReLU", tessera::relu); }
-ActivationPtr gelu() { return activation("GELU", tessera::gelu); }
+ActivationPtr relu() { return std::make_shared<ReLU>(); }
+ActivationPtr gelu() { return std::make_shared<GELU>(); }
 ActivationPtr gelu_tanh() { return activation("GELUTanh", tessera::gelu_tanh); }
-ActivationPtr silu() { return activation("SiLU", tessera::silu); }
-ActivationPtr tanh() { return activation("Tanh", tessera::tanh); }
-ActivationPtr sigmoid() { return activation("Sigmoid", tessera::sigmoid); }
-ActivationPtr identity() {
-  return activation("Identity", [](Tensor x) { return x; });
+ActivationPtr silu() { return std::make_shared<SiLU>(); }
+ActivationPtr tanh() { return std::make_shared<Tanh>(); }
+ActivationPtr sigmoid() { return std::make_shared<Sigmoid>(); }
+ActivationPtr mish() { return std::make_shared<Mish>(); }
+ActivationPtr leaky_relu(double slope) { return std::make_shared<LeakyReLU>(slope); }
+ActivationPtr elu(double alpha) { return std::make_shared<ELU>(alpha); }
+ActivationPtr softmax(int64_t dim) { return std::make_shared<Softmax>(dim); }
+ActivationPtr log_softmax(int64_t dim) { return std::make_shared<LogSoftmax>(dim); }
+ActivationPtr identity() { return std::make_shared<Identity>(); }
+std::shared_ptr<PReLU> prelu(int64_t count, double start) {
+  return std::make_shared<PReLU>(count, start);
 }
 
 }  // namespace tessera::nn

@@ -1,5 +1,6 @@
 // Layers with one input and one result, initialised as PyTorch does. Each is a class with public
-// slots and a factory, so that a program reads `nn::linear(784, 128)`.
+// slots, `nn::Linear fc{784, 128};` as a member of a module, and has a function that makes a shared
+// one, `nn::linear(784, 128)` for a Sequential.
 #pragma once
 #include "core/nn/module.h"
 #include "core/ops/pointwise.h"
@@ -15,6 +16,7 @@ struct LinearOptions {
 class Linear : public Module {
  public:
   explicit Linear(LinearOptions options);
+  Linear(int64_t in, int64_t out, bool bias = true) : Linear(LinearOptions{in, out, bias}) {}
   std::string describe() const override;
   void reset(const InitKeys& keys) override;
   Tensor weight, bias;
@@ -32,6 +34,7 @@ struct EmbeddingOptions {
 class Embedding : public Module {
  public:
   explicit Embedding(EmbeddingOptions options);
+  Embedding(int64_t count, int64_t dim) : Embedding(EmbeddingOptions{count, dim}) {}
   std::string describe() const override;
   void reset(const InitKeys& keys) override;
   Tensor weight;
@@ -51,6 +54,7 @@ struct NormOptions {
 class LayerNorm : public Module {
  public:
   explicit LayerNorm(NormOptions options);
+  explicit LayerNorm(int64_t dim) : LayerNorm(NormOptions{dim}) {}
   std::string describe() const override;
   void reset(const InitKeys& keys) override;
   Tensor weight, bias;
@@ -64,6 +68,7 @@ class LayerNorm : public Module {
 class RMSNorm : public Module {
  public:
   explicit RMSNorm(NormOptions options);
+  explicit RMSNorm(int64_t dim) : RMSNorm(NormOptions{dim}) {}
   std::string describe() const override;
   void reset(const InitKeys& keys) override;
   Tensor weight;
@@ -77,9 +82,18 @@ class RMSNorm : public Module {
 /// the identity.
 class Dropout : public Module {
  public:
-  explicit Dropout(double p);
+  explicit Dropout(double p = 0.5);
   std::string describe() const override;
   const double p;
+
+ protected:
+  Tensor compute(Tensor x) override;
+};
+
+/// As Dropout, of whole channels of x [N, C, H, W].
+class Dropout2d final : public Dropout {
+ public:
+  using Dropout::Dropout;
 
  protected:
   Tensor compute(Tensor x) override;
@@ -98,6 +112,57 @@ class Activation : public Module {
  private:
   std::string name_;
   std::function<Tensor(Tensor)> function_;
+};
+
+struct ReLU final : Activation {
+  ReLU() : Activation("ReLU", tessera::relu) {}
+};
+struct GELU final : Activation {
+  GELU() : Activation("GELU", tessera::gelu) {}
+};
+struct SiLU final : Activation {
+  SiLU() : Activation("SiLU", tessera::silu) {}
+};
+struct Mish final : Activation {
+  Mish() : Activation("Mish", tessera::mish) {}
+};
+struct Tanh final : Activation {
+  Tanh() : Activation("Tanh", tessera::tanh) {}
+};
+struct Sigmoid final : Activation {
+  Sigmoid() : Activation("Sigmoid", tessera::sigmoid) {}
+};
+struct Identity final : Activation {
+  Identity() : Activation("Identity", [](Tensor x) { return x; }) {}
+};
+struct LeakyReLU final : Activation {
+  explicit LeakyReLU(double slope = 0.01)
+      : Activation("LeakyReLU",
+                   [=](Tensor x) { return tessera::leaky_relu(std::move(x), slope); }) {}
+};
+struct ELU final : Activation {
+  explicit ELU(double alpha = 1)
+      : Activation("ELU", [=](Tensor x) { return tessera::elu(std::move(x), alpha); }) {}
+};
+struct Softmax final : Activation {
+  explicit Softmax(int64_t dim = -1);
+};
+struct LogSoftmax final : Activation {
+  explicit LogSoftmax(int64_t dim = -1);
+};
+
+/// x where it is positive, elsewhere weight x: one weight, or one per channel (dim 1). weight
+/// [count] of `start`. He et al. 2015.
+class PReLU final : public Module {
+ public:
+  explicit PReLU(int64_t count = 1, double start = 0.25);
+  std::string describe() const override;
+  void reset(const InitKeys& keys) override;
+  Tensor weight;
+  const double start;
+
+ protected:
+  Tensor compute(Tensor x) override;
 };
 
 /// [B, ..] -> [B, product of the rest], or from `first` to `last`.
@@ -119,14 +184,15 @@ using DropoutPtr = std::shared_ptr<Dropout>;
 using ActivationPtr = std::shared_ptr<Activation>;
 
 LinearPtr linear(LinearOptions options);
-LinearPtr linear(int64_t in, int64_t out);
+LinearPtr linear(int64_t in, int64_t out, bool bias = true);
 EmbeddingPtr embedding(EmbeddingOptions options);
 EmbeddingPtr embedding(int64_t count, int64_t dim);
 LayerNormPtr layer_norm(NormOptions options);
 LayerNormPtr layer_norm(int64_t dim);
 std::shared_ptr<RMSNorm> rms_norm(NormOptions options);
 std::shared_ptr<RMSNorm> rms_norm(int64_t dim);
-DropoutPtr dropout(double p);
+DropoutPtr dropout(double p = 0.5);
+std::shared_ptr<Dropout2d> dropout2d(double p = 0.5);
 std::shared_ptr<Flatten> flatten(int64_t first = 1, int64_t last = -1);
 /// Any function as a module: activation("Square", tessera::square).
 ActivationPtr activation(std::string name, std::function<Tensor(Tensor)> function);
@@ -136,6 +202,12 @@ ActivationPtr gelu_tanh();
 ActivationPtr silu();
 ActivationPtr tanh();
 ActivationPtr sigmoid();
+ActivationPtr mish();
+ActivationPtr leaky_relu(double slope = 0.01);
+ActivationPtr elu(double alpha = 1);
+ActivationPtr softmax(int64_t dim = -1);
+ActivationPtr log_softmax(int64_t dim = -1);
 ActivationPtr identity();
+std::shared_ptr<PReLU> prelu(int64_t count = 1, double start = 0.25);
 
 }  // namespace tessera::nn

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <ostream>
 #include <typeinfo>
 #include <unordered_set>
 
@@ -34,7 +35,7 @@ void HookHandle::remove() {
 
 Module::~Module() {
   for (auto& [name, child] : children_)
-    if (child->parent_ == this) child->parent_ = nullptr;
+    if (child.use_count() > 0 && child->parent_ == this) child->parent_ = nullptr;
 }
 
 bool Module::training() const { return training_.read() != 0; }
@@ -379,6 +380,10 @@ std::string Module::to_string() const {
   std::string out;
   print(out, "", 0);
   return out;
+}
+
+std::ostream& operator<<(std::ostream& out, const Module& module) {
+  return out << module.to_string();
 }
 
 }  // namespace tessera::nn

@@ -3,7 +3,9 @@
 // forward sees that one. Invariant: order is registration order, own slots before those of
 // children; a tensor in several slots (tied) counts once, under its first name.
 #pragma once
+#include <concepts>
 #include <functional>
+#include <iosfwd>
 #include <memory>
 #include <span>
 #include <string>
@@ -163,12 +165,16 @@ class Module {
   void register_buffer(std::string name, Tensor& slot, Tensor value, bool persistent = true);
   template <class M>
   std::shared_ptr<M> register_module(std::string name, std::shared_ptr<M> module) {
-    static_assert(
-        !detail::hides_forward<M>(),
-        "this module declares forward(Tensor), which hides Module::forward with its hooks: "
-        "override compute(Tensor) instead; forward() then calls it");
+    check_forward<M>();
     adopt(std::move(name), module);
     return module;
+  }
+  /// A child that is a member of this module, by value: `nn::Linear fc{400, 120};` in the class,
+  /// `register_module("fc", fc);` in its constructor. It must not end before this module does.
+  template <std::derived_from<Module> M>
+  void register_module(std::string name, M& member) {
+    check_forward<M>();
+    adopt(std::move(name), std::shared_ptr<Module>(std::shared_ptr<Module>(), &member));
   }
 
   /// Draws own parameters and those of children with keys named after them. A module with
@@ -191,6 +197,13 @@ class Module {
   void reset_children(const InitKeys& keys);
 
  private:
+  template <class M>
+  static void check_forward() {
+    static_assert(
+        !detail::hides_forward<M>(),
+        "this module declares forward(Tensor), which hides Module::forward with its hooks: "
+        "override compute(Tensor) instead; forward() then calls it");
+  }
   struct Entry {
     std::string name;
     Tensor* slot;
@@ -212,6 +225,7 @@ class Module {
   void changed(const char* what);
 
   std::vector<Entry> entries_;
+  // A member by value has no owner here (use_count() is 0); it ends before this list does.
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
   const Module* parent_ = nullptr;  // identity only
   std::string path_;
@@ -220,6 +234,9 @@ class Module {
   TrackedSetting training_{1};
   TrackedChanges parts_;  // hooks, slots, children, recomputation
 };
+
+/// Module::to_string().
+std::ostream& operator<<(std::ostream& out, const Module& module);
 
 /// The blocks of a model: modules that are called by a number, the outermost of each.
 std::vector<std::pair<std::string, Module*>> numbered_modules(Module& model);

@@ -19,6 +19,14 @@ Tensor residual(Tensor x, LayerNorm& norm, Dropout& dropout, bool pre_norm, F f)
   return norm(add(x, dropout(f(x))));
 }
 
+template <class Layer>
+std::shared_ptr<ModuleList<Layer>> layers_of(const TransformerLayerOptions& o, int64_t count) {
+  TESSERA_CHECK(count > 0, "transformer: {} layers; give at least 1", count);
+  auto layers = module_list<Layer>();
+  for (int64_t i = 0; i < count; ++i) layers->push_back(std::make_shared<Layer>(o));
+  return layers;
+}
+
 }  // namespace
 
 TransformerEncoderLayer::TransformerEncoderLayer(TransformerLayerOptions o) : options(o) {
@@ -71,6 +79,51 @@ Tensor TransformerDecoderLayer::run(Tensor x, const Tensor& memory, const Attend
   });
 }
 
+TransformerEncoder::TransformerEncoder(TransformerLayerOptions o, int64_t layers, bool final_norm)
+    : layers_(layers_of<TransformerEncoderLayer>(o, layers)) {
+  register_module("layers", layers_);
+  if (final_norm) norm_ = register_module("norm", norm_of(o));
+}
+
+Tensor TransformerEncoder::forward(const Tensor& x, const AttendOptions& attend) {
+  Tensor in[] = {x};
+  return call(in, [&] {
+    Tensor y = in[0];
+    for (TransformerEncoderLayer& layer : *layers_) y = layer.forward(y, attend);
+    return norm_ ? (*norm_)(y) : y;
+  });
+}
+
+// Layers called with one tensor may be computed again in backward.
+Tensor TransformerEncoder::compute(Tensor x) {
+  for (TransformerEncoderLayer& layer : *layers_) x = layer(x);
+  return norm_ ? (*norm_)(x) : x;
+}
+
+TransformerDecoder::TransformerDecoder(TransformerLayerOptions o, int64_t layers, bool final_norm)
+    : layers_(layers_of<TransformerDecoderLayer>(o, layers)) {
+  register_module("layers", layers_);
+  if (final_norm) norm_ = register_module("norm", norm_of(o));
+}
+
+Tensor TransformerDecoder::forward(const Tensor& x, const Tensor& memory, const AttendOptions& self,
+                                   const AttendOptions& cross) {
+  Tensor in[] = {x, memory};
+  return call(in, [&] {
+    Tensor y = in[0];
+    for (TransformerDecoderLayer& layer : *layers_) y = layer.forward(y, in[1], self, cross);
+    return norm_ ? (*norm_)(y) : y;
+  });
+}
+
+std::shared_ptr<TransformerEncoder> transformer_encoder(TransformerLayerOptions o, int64_t layers,
+                                                        bool final_norm) {
+  return std::make_shared<TransformerEncoder>(o, layers, final_norm);
+}
+std::shared_ptr<TransformerDecoder> transformer_decoder(TransformerLayerOptions o, int64_t layers,
+                                                        bool final_norm) {
+  return std::make_shared<TransformerDecoder>(o, layers, final_norm);
+}
 std::shared_ptr<TransformerEncoderLayer> transformer_encoder_layer(TransformerLayerOptions o) {
   return std::make_shared<TransformerEncoderLayer>(o);
 }

@@ -1,7 +1,8 @@
-// The encoder and decoder layers of Vaswani et al. 2017, with the norms behind (post-norm) or
-// before (pre-norm) each part. B batch, T tokens, S tokens of the encoder, D width.
+// The encoder and decoder of Vaswani et al. 2017 and their layers, with the norms behind
+// (post-norm) or before (pre-norm) each part. B batch, T tokens, S tokens of the encoder, D width.
 #pragma once
 #include "core/nn/attention.h"
+#include "core/nn/containers.h"
 
 namespace tessera::nn {
 
@@ -52,6 +53,38 @@ class TransformerDecoderLayer : public Module {
   DropoutPtr dropout_;
 };
 
+/// Encoder layers one after another, "layers.0" and so on, and with `final_norm` a norm behind
+/// them, "norm", which pre-norm layers want.
+class TransformerEncoder : public Module {
+ public:
+  TransformerEncoder(TransformerLayerOptions options, int64_t layers, bool final_norm = false);
+  /// x [B, T, D] -> [B, T, D].
+  Tensor forward(const Tensor& x, const AttendOptions& attend = {});
+
+ protected:
+  Tensor compute(Tensor x) override;
+
+ private:
+  std::shared_ptr<ModuleList<TransformerEncoderLayer>> layers_;
+  LayerNormPtr norm_;  // null: none
+};
+/// The same of decoder layers.
+class TransformerDecoder : public Module {
+ public:
+  TransformerDecoder(TransformerLayerOptions options, int64_t layers, bool final_norm = false);
+  /// x [B, T, D], memory [B, S, D] -> [B, T, D].
+  Tensor forward(const Tensor& x, const Tensor& memory,
+                 const AttendOptions& self = {.causal = true}, const AttendOptions& cross = {});
+
+ private:
+  std::shared_ptr<ModuleList<TransformerDecoderLayer>> layers_;
+  LayerNormPtr norm_;  // null: none
+};
+
+std::shared_ptr<TransformerEncoder> transformer_encoder(TransformerLayerOptions options,
+                                                        int64_t layers, bool final_norm = false);
+std::shared_ptr<TransformerDecoder> transformer_decoder(TransformerLayerOptions options,
+                                                        int64_t layers, bool final_norm = false);
 std::shared_ptr<TransformerEncoderLayer> transformer_encoder_layer(TransformerLayerOptions options);
 std::shared_ptr<TransformerDecoderLayer> transformer_decoder_layer(TransformerLayerOptions options);
 

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "core/dispatch/context.h"
-#include "core/ops/pointwise.h"
+#include "core/ops/fused.h"
 #include "core/ops/scalar_range.h"
 #include "core/ops/views.h"
 
@@ -103,6 +103,18 @@ Tensor clamp_min(const Tensor& x, Scalar low) {
 Tensor clamp_max(const Tensor& x, Scalar high) {
   const Scalar bound = nearest_in(result_type(x, high), high);
   return where(lt(x, bound), x, minimum(x.detach(), bound));
+}
+
+Tensor float_power(const Tensor& x, const Tensor& exponent) {
+  return pow(cast(x, kF64), cast(exponent, kF64));
+}
+Tensor float_power(const Tensor& x, Scalar exponent) { return pow(cast(x, kF64), exponent.real()); }
+Tensor vander(const Tensor& x, int64_t columns, bool increasing) {
+  TESSERA_CHECK_AS(ShapeError, x.ndim() == 1 && columns >= -1,
+                   "vander: {} columns of powers of {}; takes [N]", columns, describe(x));
+  const int64_t n = columns < 0 ? x.numel() : columns;
+  const Tensor up = arange(0, n, 1, {.device = x.device()});
+  return pow(unsqueeze(x, 1), cast(increasing ? up : (n - 1) - up, x.dtype()));
 }
 
 Tensor fmax(const Tensor& a, const Tensor& b) {
@@ -225,6 +237,8 @@ Tensor selu(const Tensor& x) {
                    kScale = 1.0507009873554804934193349852946;
   return composed([](const Tensor& f) { return elu(f, kAlpha) * kScale; }, x);
 }
+
+Tensor softmin(const Tensor& x, int64_t dim) { return softmax(-x, dim); }
 
 Tensor glu(const Tensor& x, int64_t dim) {
   int d = wrap_dim(dim, x.ndim(), "glu");

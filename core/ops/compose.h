@@ -2,6 +2,7 @@
 // and conventions are PyTorch's.
 #pragma once
 #include "core/ops/create.h"
+#include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 
 namespace tessera {
@@ -21,6 +22,11 @@ Tensor addcdiv(const Tensor& a, const Tensor& b, const Tensor& c,
 Tensor div_trunc(const Tensor& a, const Tensor& b);  // rounds towards zero
 Tensor clamp_min(const Tensor& x, Scalar low);
 Tensor clamp_max(const Tensor& x, Scalar high);
+inline Tensor clip(const Tensor& x, Scalar low, Scalar high) { return clamp(x, low, high); }
+Tensor float_power(const Tensor& x, const Tensor& exponent);  // in f64
+Tensor float_power(const Tensor& x, Scalar exponent);
+/// [N] -> [N, columns]: powers of x, falling to 0 or from 0 on. columns -1: N.
+Tensor vander(const Tensor& x, int64_t columns = -1, bool increasing = false);
 Tensor fmax(const Tensor& a, const Tensor& b);  // the other one where one is NaN
 Tensor fmin(const Tensor& a, const Tensor& b);
 Tensor deg2rad(const Tensor& x);
@@ -57,6 +63,7 @@ Tensor softplus(const Tensor& x, double beta,
                 double threshold = 20);  // log(1 + exp(beta x)) / beta
 Tensor celu(const Tensor& x, double alpha = 1);
 Tensor selu(const Tensor& x);                         // Klambauer et al. 2017
+Tensor softmin(const Tensor& x, int64_t dim = -1);    // softmax(-x)
 Tensor glu(const Tensor& x, int64_t dim = -1);        // first half times sigmoid of the second
 Tensor prelu(const Tensor& x, const Tensor& weight);  // weight [1], or one per channel (dim 1)
 

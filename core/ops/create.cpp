@@ -143,6 +143,8 @@ Tensor arange(Scalar begin, Scalar end, Scalar step, TensorOptions o) {
   return dispatch1(PrimRef(new Arange(count, begin, step, t, o.device)), {});
 }
 
+Tensor arange(Scalar end, TensorOptions o) { return arange(0, end, 1, o); }
+
 Tensor linspace(double first, double last, int64_t count, TensorOptions o) {
   TESSERA_CHECK(count >= 0, "linspace: {} values; expected 0 or more", count);
   double step = count > 1 ? (last - first) / double(count - 1) : 0;
@@ -153,6 +155,45 @@ Tensor eye(int64_t rows, int64_t columns, TensorOptions o) {
   Tensor r = unsqueeze(arange(0, rows, 1, {.device = o.device}), 1),
          c = arange(0, columns, 1, {.device = o.device});
   return cast(eq(r, c), dtype_or(o, 0.0));
+}
+
+Tensor eye(int64_t n, TensorOptions o) { return eye(n, n, o); }
+
+Tensor from_blob(void* data, const Shape& shape, TensorOptions o) {
+  const DType t = o.dtype.value_or(context().default_dtype);
+  const size_t bytes = empty(shape, t, kMeta).nbytes();  // refuses what no memory holds
+  TESSERA_CHECK(o.device.is_cpu() && (data || bytes == 0),
+                "from_blob: {} bytes at {} on {}; give memory of the CPU", bytes,
+                static_cast<const void*>(data), to_string(o.device));
+  return Tensor(Meta::contiguous(shape, t, kCPU),
+                Ref(new Storage(data, bytes, kCPU, Ref<RefCounted>())));
+}
+
+Tensor scalar_tensor(Scalar value, TensorOptions o) {
+  return scalar_tensor(value, dtype_or(o, value), o.device);
+}
+
+TensorData::TensorData(std::initializer_list<TensorData> list) : shape(int64_t(list.size())) {
+  for (const TensorData& part : list) {
+    TESSERA_CHECK_AS(ShapeError, part.shape == list.begin()->shape,
+                     "tensor: numbers of shape {} beside some of {}; rows have one length",
+                     to_string(part.shape), to_string(list.begin()->shape));
+    numbers.insert(numbers.end(), part.numbers.begin(), part.numbers.end());
+  }
+  if (list.size() > 0)
+    for (int64_t e : list.begin()->shape) shape.push_back(e);
+}
+Tensor tensor(const TensorData& data, TensorOptions o) {
+  DType kind = data.numbers.empty() ? kF64 : kBool;
+  for (const Scalar& n : data.numbers) kind = promote(kind, n.kind());
+  const DType t = o.dtype.value_or(kind == kF64 ? context().default_dtype : kind);
+  Tensor out = empty(data.shape, t);
+  char* at = static_cast<char*>(out.raw());
+  for (const Scalar& n : data.numbers) {
+    check_holds("tensor", t, n);
+    write_scalar(at, t, n), at += size_of(t);
+  }
+  return out.to(o.device);
 }
 
 Tensor tril(const Tensor& x, int64_t diagonal) {

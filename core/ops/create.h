@@ -2,6 +2,8 @@
 // integer ranges, the device to default_device().
 #pragma once
 #include <optional>
+#include <type_traits>
+#include <vector>
 
 #include "core/dispatch/default_device.h"
 #include "core/ops/scalar.h"
@@ -26,12 +28,33 @@ Tensor zeros_like(const Tensor& x);
 Tensor ones_like(const Tensor& x);
 Tensor full_like(const Tensor& x, Scalar value);
 Tensor empty_like(const Tensor& x);
+/// A 0-d tensor; numbers with a point are of the default float dtype, whole ones i64.
+Tensor scalar_tensor(Scalar value, TensorOptions options = {});
 /// begin, begin + step, ... below end.
 Tensor arange(Scalar begin, Scalar end, Scalar step = 1, TensorOptions options = {});
+Tensor arange(Scalar end, TensorOptions options = {});  // from 0
 /// `count` values from first to last, both included.
 Tensor linspace(double first, double last, int64_t count, TensorOptions options = {});
 /// Ones on the diagonal of [rows, columns].
 Tensor eye(int64_t rows, int64_t columns, TensorOptions options = {});
+Tensor eye(int64_t n, TensorOptions options = {});
+/// A tensor on memory of the caller, dense in row-major order, which must live as long as it and
+/// every view of it. Of the default float dtype unless options say otherwise; on the CPU.
+Tensor from_blob(void* data, const Shape& shape, TensorOptions options = {});
+
+/// Numbers as a program writes them: one, or a list of such in braces, of one shape.
+class TensorData {
+ public:
+  template <class T>
+  requires std::is_arithmetic_v<T> TensorData(T number) : numbers{Scalar(number)} {}
+  /// Throws ShapeError where shapes differ.
+  TensorData(std::initializer_list<TensorData> list);
+  Shape shape;
+  std::vector<Scalar> numbers;  // in row-major order
+};
+/// tensor({{1., 2.}, {3., 4.}}) is [2, 2], tensor(1.) has no dims. Without a dtype: the default
+/// float one where a number has a point, else i64, else bool.
+Tensor tensor(const TensorData& data, TensorOptions options = {});
 /// `x` below (tril) or above (triu) the `diagonal`-th diagonal of the last two dims, zero
 /// elsewhere.
 Tensor tril(const Tensor& x, int64_t diagonal = 0);

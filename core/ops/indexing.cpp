@@ -9,12 +9,14 @@
 #include "core/base/function_ref.h"
 #include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
+#include "core/ops/compose.h"
 #include "core/ops/create.h"
 #include "core/ops/dim_attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
 #include "core/ops/scalar_range.h"
+#include "core/ops/scan.h"
 #include "core/ops/views.h"
 #include "core/tensor/wrapped.h"
 
@@ -435,6 +437,34 @@ Tensor one_hot(const Tensor& x, int64_t classes) {
   Shape s = i.shape();
   s.push_back(classes);
   return scatter(zeros(s, {.dtype = kI64, .device = x.device()}), -1, unsqueeze(i, -1), 1);
+}
+
+Tensor take(const Tensor& x, const Tensor& index) {
+  const Tensor at = wrap_index(reshape(index, {-1}), x.numel());
+  return reshape(index_select(reshape(x, {-1}), 0, at), index.shape());
+}
+
+Tensor masked_scatter(const Tensor& x, const Tensor& mask, const Tensor& src) {
+  TESSERA_CHECK(mask.dtype() == kBool && src.dtype() == x.dtype() && src.numel() > 0,
+                "masked_scatter: mask {} and source {} for {}; takes bools and elements of its "
+                "dtype",
+                describe(mask), describe(src), describe(x));
+  const Tensor where_to = expand(mask, x.shape());
+  // Each place's number among those that the mask takes; in front of them the first, for nothing.
+  const Tensor number = clamp_min(cumsum(reshape(where_to, {-1}), 0) - 1, 0);
+  return where(where_to, reshape(index_select(reshape(src, {-1}), 0, number), x.shape()), x);
+}
+
+Tensor select_scatter(const Tensor& x, const Tensor& src, int64_t dim, int64_t index) {
+  const int d = wrap_dim(dim, x.ndim(), "select_scatter");
+  return index_copy(x, d, tensor({index}, {.device = x.device()}), unsqueeze(src, d));
+}
+
+Tensor tril_indices(int64_t rows, int64_t columns, int64_t diagonal) {
+  return contiguous(transpose(nonzero(tril(ones({rows, columns}), diagonal)), 0, 1));
+}
+Tensor triu_indices(int64_t rows, int64_t columns, int64_t diagonal) {
+  return contiguous(transpose(nonzero(triu(ones({rows, columns}), diagonal)), 0, 1));
 }
 
 Tensor wrap_index(const Tensor& index, int64_t extent) {

@@ -43,6 +43,43 @@ Tensor index_fill(const Tensor& x, int64_t dim, const Tensor& index, Scalar valu
 /// broadcast together, negative ones count from the end; a bool entry of k dims stands for the
 /// positions of its true elements in k dims of x. Dims of the result are placed as NumPy does.
 Tensor index(const Tensor& x, std::span<const Tensor> indices);
+/// What Python writes as begin:end:step; None is from the first, to the last. Negative positions
+/// count from the end, and positions beyond the ends stop there; steps are positive.
+struct NoneType {
+  constexpr operator std::optional<int64_t>() const { return {}; }
+};
+struct EllipsisType {};
+inline constexpr NoneType None;
+inline constexpr EllipsisType Ellipsis;
+struct Slice {
+  Slice(std::optional<int64_t> begin = {}, std::optional<int64_t> end = {}, int64_t step = 1)
+      : begin(begin), end(end), step(step) {}
+  std::optional<int64_t> begin, end;
+  int64_t step;
+};
+/// One entry in the brackets: a position (its dim disappears), a Slice, None (a new dim of extent
+/// 1), Ellipsis (as many whole dims as are left), or a tensor of positions or of bools.
+class TensorIndex {
+ public:
+  enum class Kind : uint8_t { kPosition, kSlice, kNone, kEllipsis, kTensor };
+  template <std::integral T>
+  requires(!std::same_as<T, bool>) TensorIndex(T position)
+      : kind(Kind::kPosition), position(int64_t(position)) {}
+  TensorIndex(const Slice& slice) : kind(Kind::kSlice), slice(slice) {}
+  TensorIndex(NoneType) : kind(Kind::kNone) {}
+  TensorIndex(EllipsisType) : kind(Kind::kEllipsis) {}
+  TensorIndex(Tensor tensor) : kind(Kind::kTensor), tensor(std::move(tensor)) {}
+
+  Kind kind;
+  int64_t position = 0;
+  Slice slice;
+  Tensor tensor;
+};
+/// x[at], dims behind the last entry being whole: x.index({Ellipsis, Slice(1, 3)}) is x[..., 1:3].
+/// A view unless a tensor is among the entries; where one is, positions and slices are taken first,
+/// as PyTorch does. Throws ShapeError for more entries than dims and for a second Ellipsis.
+Tensor index(const Tensor& x, std::span<const TensorIndex> at);
+
 /// A copy of x with x[indices] = values (broadcast), or with values added to it.
 Tensor index_put(const Tensor& x, std::span<const Tensor> indices, const Tensor& values,
                  bool accumulate = false);
@@ -51,10 +88,20 @@ Tensor index_put(const Tensor& x, std::span<const Tensor> indices, const Tensor&
 Tensor masked_fill(const Tensor& x, const Tensor& mask, Scalar value);
 /// The elements where `mask` is true, in row-major order [N]. Its extent depends on values.
 Tensor masked_select(const Tensor& x, const Tensor& mask);
+/// x with the elements of `src`, in row-major order, where `mask` is true.
+Tensor masked_scatter(const Tensor& x, const Tensor& mask, const Tensor& src);
+/// Elements of the flattened x, of the shape of `index`; negative positions count from the end.
+Tensor take(const Tensor& x, const Tensor& index);
+/// A copy of x with row `index` of `dim` being src, which lacks that dim.
+Tensor select_scatter(const Tensor& x, const Tensor& src, int64_t dim, int64_t index);
 /// Positions of elements that are not zero, i64 [N, ndim], in row-major order.
 Tensor nonzero(const Tensor& x);
 /// i64 [.., classes] with a one at each x; classes -1: the largest x plus one.
 Tensor one_hot(const Tensor& x, int64_t classes = -1);
+
+/// Positions (row, column), i64 [2, N], of what tril and triu keep of [rows, columns].
+Tensor tril_indices(int64_t rows, int64_t columns, int64_t diagonal = 0);
+Tensor triu_indices(int64_t rows, int64_t columns, int64_t diagonal = 0);
 
 /// `index` with negative positions counted from the end of `extent`.
 Tensor wrap_index(const Tensor& index, int64_t extent);

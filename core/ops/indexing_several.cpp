@@ -78,6 +78,39 @@ Tensor index(const Tensor& x, std::span<const Tensor> indices) {
                    f.position.shape());
 }
 
+Tensor index(const Tensor& x, std::span<const TensorIndex> at) {
+  using Kind = TensorIndex::Kind;
+  auto dims_of = [](const TensorIndex& e) {
+    if (e.kind == Kind::kTensor) return e.tensor.dtype() == kBool ? e.tensor.ndim() : 1;
+    return e.kind == Kind::kPosition || e.kind == Kind::kSlice ? 1 : 0;
+  };
+  int taken = 0, ellipses = 0;
+  for (const TensorIndex& e : at) taken += dims_of(e), ellipses += e.kind == Kind::kEllipsis;
+  TESSERA_CHECK_AS(ShapeError, taken <= x.ndim() && ellipses <= 1,
+                   "index: {} entries for dims and {} ellipses for {}", taken, ellipses,
+                   describe(x));
+  Tensor y = x;
+  int d = 0;                    // of y
+  int listed = 0;               // dims of y that `tensors` speak of
+  std::vector<Tensor> tensors;  // undefined: a whole dim
+  for (const TensorIndex& e : at) switch (e.kind) {
+      case Kind::kPosition: y = select(y, d, e.position); break;
+      case Kind::kSlice:
+        y = slice(y, d++, e.slice.begin.value_or(0), e.slice.end.value_or(INT64_MAX), e.slice.step);
+        break;
+      case Kind::kNone: y = unsqueeze(y, d++); break;
+      case Kind::kEllipsis: d += x.ndim() - taken; break;
+      case Kind::kTensor:
+        for (; listed < d; ++listed) tensors.push_back({});
+        tensors.push_back(e.tensor);
+        d += dims_of(e), listed = d;
+    }
+  return tensors.empty() ? y : index(y, tensors);
+}
+Tensor Tensor::index(std::initializer_list<TensorIndex> at) const {
+  return tessera::index(*this, std::span<const TensorIndex>(at.begin(), at.size()));
+}
+
 Tensor index_put(const Tensor& x, std::span<const Tensor> indices, const Tensor& values,
                  bool accumulate) {
   Flattened f = flatten_entries(x, indices);

@@ -237,6 +237,17 @@ Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t dim) {
   return dispatch(prim, {&in, 1});
 }
 
+Tensors split(const Tensor& x, int64_t size, int64_t dim) {
+  const int d = wrap_dim(dim, x.ndim(), "split");
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && size >= 1, "split: pieces of {} of {}", size,
+                   to_string(x.shape()));
+  std::vector<int64_t> sizes;
+  const int64_t e = x.shape()[d];
+  for (int64_t at = 0; at < e; at += size) sizes.push_back(std::min(size, e - at));
+  if (sizes.empty()) sizes.push_back(0);
+  return split(x, sizes, d);
+}
+
 Tensors chunk(const Tensor& x, int64_t pieces, int64_t dim) {
   int d = wrap_dim(dim, x.ndim(), "chunk");
   TESSERA_CHECK_AS(ShapeError, x.ndim() > 0 && pieces >= 1, "chunk: {} pieces of {}", pieces,

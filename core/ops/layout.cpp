@@ -39,6 +39,11 @@ Tensor padded_constant(const Tensor& x, int d, int64_t before, int64_t after, Sc
   return cat(parts, d);
 }
 
+// A vector as a row, a number as a matrix of one.
+Tensor at_least_matrix(const Tensor& x) {
+  return x.ndim() >= 2 ? x : x.ndim() == 1 ? unsqueeze(x, 0) : reshape(x, {1, 1});
+}
+
 // Position of the source of each padded element; they run from -before to n + after.
 Tensor padded_positions(const Tensor& x, int d, int64_t before, int64_t after, PadMode mode) {
   int64_t n = x.shape()[d];
@@ -100,6 +105,67 @@ Tensors meshgrid(std::span<const Tensor> vectors) {
     out.push_back(expand(reshape(vectors[i], s), all));
   }
   return out;
+}
+
+Tensor cartesian_prod(std::span<const Tensor> vectors) {
+  if (vectors.size() == 1) return vectors[0];
+  Tensors columns = meshgrid(vectors);
+  for (Tensor& c : columns) c = flatten(c);
+  return stack(columns, 1);
+}
+
+Tensor vstack(std::span<const Tensor> parts) {
+  Tensors rows;
+  for (const Tensor& p : parts) rows.push_back(at_least_matrix(p));
+  return cat(rows, 0);
+}
+Tensor hstack(std::span<const Tensor> parts) {
+  Tensors in;
+  for (const Tensor& p : parts) in.push_back(p.ndim() == 0 ? reshape(p, {1}) : p);
+  return cat(in, !in.empty() && in[0].ndim() > 1 ? 1 : 0);
+}
+Tensor block_diag(std::span<const Tensor> blocks) {
+  Tensors rows;
+  int64_t width = 0, at = 0;
+  for (const Tensor& b : blocks) width += at_least_matrix(b).size(1);
+  for (const Tensor& b : blocks) {
+    const Tensor m = at_least_matrix(b);
+    TESSERA_CHECK_AS(ShapeError, m.ndim() == 2, "block_diag: {} is no matrix", describe(b));
+    rows.push_back(pad(m, {at, width - at - m.size(1)}));
+    at += m.size(1);
+  }
+  return cat(rows, 0);
+}
+
+Tensor rot90(const Tensor& x, int64_t times, const Dims& dims) {
+  TESSERA_CHECK_AS(ShapeError, dims.size() == 2, "rot90: turns between two dims, got {}",
+                   to_string(dims));
+  const int a = wrap_dim(dims[0], x.ndim(), "rot90"), b = wrap_dim(dims[1], x.ndim(), "rot90");
+  TESSERA_CHECK_AS(ShapeError, a != b, "rot90: dims {} of {} are one", to_string(dims),
+                   describe(x));
+  switch (times & 3) {
+    case 1: return transpose(flip(x, b), a, b);
+    case 2: return flip(x, {a, b});
+    case 3: return transpose(flip(x, a), a, b);
+    default: return x;
+  }
+}
+
+Tensor pixel_shuffle(const Tensor& x, int64_t r) {
+  TESSERA_CHECK_AS(ShapeError, r > 0 && x.ndim() >= 3 && x.size(-3) % (r * r) == 0,
+                   "pixel_shuffle: {} by {}; takes [.., C r r, H, W]", describe(x), r);
+  const int d = x.ndim() - 3;
+  Tensor y = unflatten(x, d, {x.size(d) / (r * r), r, r});  // [.., C, r, r, H, W]
+  y = movedim(y, {d + 1, d + 2}, {d + 2, d + 4});           // [.., C, H, r, W, r]
+  return flatten(flatten(y, d + 3, d + 4), d + 1, d + 2);
+}
+Tensor pixel_unshuffle(const Tensor& x, int64_t r) {
+  TESSERA_CHECK_AS(ShapeError, r > 0 && x.ndim() >= 3 && x.size(-1) % r == 0 && x.size(-2) % r == 0,
+                   "pixel_unshuffle: {} by {}; takes [.., C, H r, W r]", describe(x), r);
+  const int d = x.ndim() - 3;
+  Tensor y = unflatten(x, d + 2, {x.size(d + 2) / r, r});
+  y = unflatten(y, d + 1, {x.size(d + 1) / r, r});  // [.., C, H, r, W, r]
+  return flatten(movedim(y, {d + 2, d + 4}, {d + 1, d + 2}), d, d + 2);
 }
 
 Tensor flip(const Tensor& x, const Dims& dims) {
@@ -234,6 +300,14 @@ Tensor diag(const Tensor& x, int64_t offset) {
   int64_t n = x.numel() + std::abs(offset);
   if (x.numel() == 0) return expand(scalar_tensor(0, x.dtype(), x.device()), {n, n});
   return reshape(unslice(x, 0, offset < 0 ? -offset * n : offset, n + 1, n * n), {n, n});
+}
+
+Tensor diag_embed(const Tensor& x, int64_t offset) {
+  TESSERA_CHECK_AS(ShapeError, x.ndim() > 0, "diag_embed: {} has no dim", describe(x));
+  const int64_t apart = std::abs(offset), n = extent_sum(x.size(-1), apart, "diag_embed");
+  const Tensor values = unsqueeze(pad(x, {0, apart}), offset >= 0 ? -1 : -2),
+               row = unsqueeze(positions(0, n, x), 1), column = positions(0, n, x);
+  return where(eq(column - row, offset), values, scalar_tensor(0, x.dtype(), x.device()));
 }
 
 Tensor pad(const Tensor& x, const Dims& pads, PadMode mode, Scalar value) {

@@ -12,9 +12,35 @@ Tensor broadcast_to(const Tensor& x, const Shape& to);
 /// All tensors expanded to their common shape.
 Tensors broadcast_tensors(std::span<const Tensor> tensors);
 Tensors meshgrid(std::span<const Tensor> vectors);  // indexing "ij"
+inline Tensors meshgrid(std::initializer_list<Tensor> vectors) {
+  return meshgrid(std::span<const Tensor>(vectors.begin(), vectors.size()));
+}
+/// Every choice of one element of each vector, in order: [number, vectors].
+Tensor cartesian_prod(std::span<const Tensor> vectors);
+template <class... T>
+Tensor cartesian_prod(const Tensor& first, const T&... others) {
+  const Tensor vectors[] = {first, others...};
+  return cartesian_prod(std::span<const Tensor>(vectors));
+}
+/// Joined along rows (vstack) or columns (hstack; of vectors, along their dim); a vector is a row.
+Tensor vstack(std::span<const Tensor> parts);
+Tensor hstack(std::span<const Tensor> parts);
+inline Tensor vstack(std::initializer_list<Tensor> parts) {
+  return vstack(std::span<const Tensor>(parts.begin(), parts.size()));
+}
+inline Tensor hstack(std::initializer_list<Tensor> parts) {
+  return hstack(std::span<const Tensor>(parts.begin(), parts.size()));
+}
+/// Matrices along the diagonal of one that is 0 elsewhere; a vector is a row.
+Tensor block_diag(std::span<const Tensor> blocks);
 
 /// Elements of `dims` in reverse.
 Tensor flip(const Tensor& x, const Dims& dims);
+/// A quarter turn from dims[0] towards dims[1], `times` times.
+Tensor rot90(const Tensor& x, int64_t times = 1, const Dims& dims = {0, 1});
+/// [.., C r r, H, W] -> [.., C, H r, W r] and back: Shi et al. 2016.
+Tensor pixel_shuffle(const Tensor& x, int64_t r);
+Tensor pixel_unshuffle(const Tensor& x, int64_t r);
 /// Element i of each dim moves to i + shift, round the end; without dims the flattened tensor
 /// rolls.
 Tensor roll(const Tensor& x, const Dims& shifts, const Dims& dims = {});
@@ -35,6 +61,8 @@ Tensor unfold(const Tensor& x, int64_t dim, int64_t size, int64_t step);
 Tensor diagonal(const Tensor& x, int64_t offset = 0, int64_t a = 0, int64_t b = 1);
 /// [N] -> a matrix with x on its `offset`-th diagonal; a matrix -> that diagonal.
 Tensor diag(const Tensor& x, int64_t offset = 0);
+/// [.., N] -> [.., M, M], M = N + |offset|: each vector on the `offset`-th diagonal of a matrix.
+Tensor diag_embed(const Tensor& x, int64_t offset = 0);
 
 enum class PadMode : uint8_t { kConstant, kReflect, kReplicate, kCircular };
 /// `pads`: pairs (before, after) from the last dim on, as in PyTorch; negative ones cut (kConstant

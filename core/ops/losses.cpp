@@ -1,6 +1,7 @@
 #include "core/ops/losses.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/dispatch/context.h"
 #include "core/ops/compose.h"
@@ -122,6 +123,104 @@ Tensor kl_div(const Tensor& x, const Tensor& target, KlReduction r) {
     return sum(loss) / double(x.size(0));
   }
   return r == KlReduction::kNone ? loss : r == KlReduction::kSum ? sum(loss) : mean(loss);
+}
+
+// ---- pairs and margins
+
+Tensor margin_ranking_loss(const Tensor& a, const Tensor& b, const Tensor& y, double margin,
+                           Reduction r) {
+  check_shapes("margin_ranking_loss", a, b);
+  check_shapes("margin_ranking_loss", a, y);
+  return reduced(clamp_min(margin - y * (wide(a) - wide(b)), 0), r);
+}
+
+Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& y, double margin,
+                             Reduction r) {
+  check_shapes("cosine_embedding_loss", a, b);
+  TESSERA_CHECK_AS(ShapeError,
+                   a.ndim() == y.ndim() + 1 && (y.ndim() == 0 || y.size(0) == a.size(0)),
+                   "cosine_embedding_loss: a is {}, y {}; takes [N, D] and [N], or [D] and one y",
+                   describe(a), describe(y));
+  constexpr double kEps = 1e-12;
+  const Tensor p = wide(a), q = wide(b);
+  const Tensor norms = (sum(square(p), -1) + kEps) * (sum(square(q), -1) + kEps);
+  const Tensor cosine = sum(p * q, -1) / sqrt(norms);
+  return reduced(where(eq(y, 1), 1.0 - cosine, clamp_min(cosine - margin, 0)), r);
+}
+
+Tensor hinge_embedding_loss(const Tensor& x, const Tensor& y, double margin, Reduction r) {
+  check_shapes("hinge_embedding_loss", x, y);
+  const Tensor d = wide(x);
+  return reduced(where(eq(y, 1), d, clamp_min(margin - d, 0)), r);
+}
+
+Tensor soft_margin_loss(const Tensor& x, const Tensor& y, Reduction r) {
+  check_shapes("soft_margin_loss", x, y);
+  return reduced(-logsigmoid(wide(x) * y), r);
+}
+
+Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const Tensor& negative,
+                           const TripletOptions& o) {
+  check_shapes("triplet_margin_loss", anchor, positive);
+  check_shapes("triplet_margin_loss", anchor, negative);
+  const Tensor a = wide(anchor), p = wide(positive), n = wide(negative);
+  Tensor far = pairwise_distance(a, n, o.p, o.eps);
+  if (o.swap) far = minimum(far, pairwise_distance(p, n, o.p, o.eps));
+  return reduced(clamp_min(pairwise_distance(a, p, o.p, o.eps) - far + o.margin, 0), o.reduction);
+}
+
+// ---- classes
+
+Tensor multilabel_soft_margin_loss(const Tensor& x, const Tensor& y, const Tensor& weight,
+                                   Reduction r) {
+  check_shapes("multilabel_soft_margin_loss", x, y);
+  return reduced(mean(binary_cross_entropy_with_logits(x, y, weight, {}, Reduction::kNone), -1), r);
+}
+
+Tensor multi_margin_loss(const Tensor& x, const Tensor& targets, int64_t p, double margin,
+                         Reduction r) {
+  TESSERA_CHECK_AS(ShapeError, x.ndim() == 2 && targets.ndim() == 1 && x.size(0) == targets.size(0),
+                   "multi_margin_loss: x is {}, targets {}; takes [N, V] and [N]", describe(x),
+                   describe(targets));
+  TESSERA_CHECK(p == 1 || p == 2, "multi_margin_loss: power {}; it is 1 or 2", p);
+  const Tensor at = unsqueeze(targets, 1), f = wide(x);
+  Tensor over = clamp_min(margin - gather(f, 1, at) + f, 0);
+  over = scatter(p == 1 ? over : square(over), 1, at, 0);
+  return reduced(mean(over, 1), r);
+}
+
+Tensor sigmoid_focal_loss(const Tensor& x, const Tensor& y, double alpha, double gamma,
+                          Reduction r) {
+  const Tensor bce = binary_cross_entropy_with_logits(x, y, {}, {}, Reduction::kNone);
+  const Tensor q = sigmoid(wide(x)), other = q + y - q * y * 2.0;  // 1 - the probability of y
+  Tensor loss = bce * pow(other, gamma);
+  if (alpha >= 0) loss = loss * (y * (2 * alpha - 1) + (1 - alpha));
+  return reduced(loss, r);
+}
+
+// ---- likelihoods
+
+Tensor poisson_nll_loss(const Tensor& x, const Tensor& y, const PoissonOptions& o) {
+  check_shapes("poisson_nll_loss", x, y);
+  const Tensor f = wide(x);
+  Tensor loss = o.log_input ? exp(f) - y * f : f - y * log(f + o.eps);
+  if (o.full) {
+    const Tensor many = maximum(y, 1.0);  // what is not looked at has a logarithm, too
+    const Tensor stirling = many * log(many) - many + log(many * (2 * M_PI)) * 0.5;
+    loss = loss + where(gt(y, 1), stirling, 0.0);
+  }
+  return reduced(loss, o.reduction);
+}
+
+Tensor gaussian_nll_loss(const Tensor& x, const Tensor& y, const Tensor& var,
+                         const GaussianOptions& o) {
+  check_shapes("gaussian_nll_loss", x, y);
+  check_weight("gaussian_nll_loss", "var", var, x);
+  const Tensor given = wide(var), least = maximum(given.detach(), o.eps);
+  const Tensor v = given + (least - given.detach());
+  Tensor loss = (log(v) + square(wide(x) - wide(y)) / v) * 0.5;
+  if (o.full) loss = loss + 0.5 * std::log(2 * M_PI);
+  return reduced(loss, o.reduction);
 }
 
 }  // namespace tessera

@@ -35,4 +35,54 @@ enum class KlReduction : uint8_t { kMean, kBatchMean, kSum, kNone };
 /// target (log target - x), x being log-probabilities.
 Tensor kl_div(const Tensor& x, const Tensor& target, KlReduction reduction = KlReduction::kMean);
 
+// Of pairs: y is 1 where they belong together or are in order, else -1.
+/// max(0, margin - y (a - b)).
+Tensor margin_ranking_loss(const Tensor& a, const Tensor& b, const Tensor& y, double margin = 0,
+                           Reduction reduction = Reduction::kMean);
+/// a, b [N, D] (or [D]), y [N]: 1 - cos(a, b), or max(0, cos(a, b) - margin) where y is -1.
+Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& y, double margin = 0,
+                             Reduction reduction = Reduction::kMean);
+/// x, or max(0, margin - x) where y is -1.
+Tensor hinge_embedding_loss(const Tensor& x, const Tensor& y, double margin = 1,
+                            Reduction reduction = Reduction::kMean);
+/// log(1 + exp(-y x)).
+Tensor soft_margin_loss(const Tensor& x, const Tensor& y, Reduction reduction = Reduction::kMean);
+
+struct TripletOptions {
+  double margin = 1, p = 2, eps = 1e-6;
+  bool swap = false;  // the nearer of both to the negative: Balntas et al. 2016
+  Reduction reduction = Reduction::kMean;
+};
+/// max(0, d(anchor, positive) - d(anchor, negative) + margin), d being pairwise_distance.
+Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const Tensor& negative,
+                           const TripletOptions& options = {});
+/// Over classes, x [.., V] and y [.., V] 0 or 1: the mean of binary_cross_entropy_with_logits.
+Tensor multilabel_soft_margin_loss(const Tensor& x, const Tensor& y, const Tensor& weight = {},
+                                   Reduction reduction = Reduction::kMean);
+/// x [N, V], targets [N] i64: the mean over classes j of max(0, margin - x[target] + x[j])^p, the
+/// target's own left out. p is 1 or 2.
+Tensor multi_margin_loss(const Tensor& x, const Tensor& targets, int64_t p = 1, double margin = 1,
+                         Reduction reduction = Reduction::kMean);
+/// binary_cross_entropy_with_logits times (1 - q)^gamma, q being the probability given to y, and
+/// alpha where y is 1, 1 - alpha where it is 0 (negative alpha: no such weights). Lin et al. 2017.
+Tensor sigmoid_focal_loss(const Tensor& x, const Tensor& y, double alpha = 0.25, double gamma = 2,
+                          Reduction reduction = Reduction::kNone);
+
+struct PoissonOptions {
+  bool log_input = true;  // x is the logarithm of the rate
+  bool full = false;      // with Stirling's approximation of log(y!)
+  double eps = 1e-8;
+  Reduction reduction = Reduction::kMean;
+};
+/// exp(x) - y x, or x - y log(x + eps).
+Tensor poisson_nll_loss(const Tensor& x, const Tensor& y, const PoissonOptions& options = {});
+struct GaussianOptions {
+  bool full = false;  // with the constant, log(2 pi) / 2
+  double eps = 1e-6;  // the least variance, which the gradient does not see
+  Reduction reduction = Reduction::kMean;
+};
+/// (log var + (x - y)^2 / var) / 2; var broadcasts to x.
+Tensor gaussian_nll_loss(const Tensor& x, const Tensor& y, const Tensor& var,
+                         const GaussianOptions& options = {});
+
 }  // namespace tessera

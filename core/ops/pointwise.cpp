@@ -264,7 +264,9 @@ DType number_dtype(Kind kind, const Tensor& a, Scalar b) {
 Tensor binary(const PrimRef& p, Kind kind, Tensor a, Scalar b) {
   DType t = number_dtype(kind, a, b);
   Tensor number = scalar_tensor(b, t, a.device());
-  return dispatch1(p, operands(cast(std::move(a), t), std::move(number)));
+  a = cast(std::move(a), t);
+  if (kind == Kind::kBits) a = prepare(kind, p, std::move(a));
+  return dispatch1(p, operands(std::move(a), std::move(number)));
 }
 Tensor binary(const PrimRef& p, Kind kind, Scalar a, Tensor b) {
   DType t = number_dtype(kind, b, a);
@@ -428,6 +430,11 @@ Tensor pow(Tensor a, Scalar b) {
                 "pow: {} to the power {}; integers have no negative powers, cast them to floats", describe(a), b.integer());
   return op(std::move(a), b);
 }
+Tensor pow(Scalar a, Tensor b) { static const Op op("pow"); return op(a, std::move(b)); }
+Tensor remainder(Tensor a, Scalar b) { static const Op op("remainder"); return op(std::move(a), b); }
+Tensor bitwise_and(Tensor a, Scalar b) { static const Op op("bitwise_and"); return op(std::move(a), b); }
+Tensor bitwise_or(Tensor a, Scalar b) { static const Op op("bitwise_or"); return op(std::move(a), b); }
+Tensor bitwise_xor(Tensor a, Scalar b) { static const Op op("bitwise_xor"); return op(std::move(a), b); }
 Tensor maximum(Tensor a, Scalar b) { static const Op op("maximum"); return op(std::move(a), b); }
 Tensor minimum(Tensor a, Scalar b) { static const Op op("minimum"); return op(std::move(a), b); }
 Tensor eq(Tensor a, Scalar b) { static const Op op("eq"); return op(std::move(a), b); }

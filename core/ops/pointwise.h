@@ -108,6 +108,11 @@ Tensor mul(Tensor a, Scalar b);
 Tensor div(Tensor a, Scalar b);
 Tensor div(Scalar a, Tensor b);
 Tensor pow(Tensor a, Scalar b);  // throws for integers to a negative power
+Tensor pow(Scalar a, Tensor b);
+Tensor remainder(Tensor a, Scalar b);
+Tensor bitwise_and(Tensor a, Scalar b);
+Tensor bitwise_or(Tensor a, Scalar b);
+Tensor bitwise_xor(Tensor a, Scalar b);
 Tensor maximum(Tensor a, Scalar b);
 Tensor minimum(Tensor a, Scalar b);
 Tensor eq(Tensor a, Scalar b);
@@ -133,6 +138,17 @@ inline Tensor operator*(Tensor a, Scalar b) { return mul(std::move(a), b); }
 inline Tensor operator*(Scalar a, Tensor b) { return mul(std::move(b), a); }
 inline Tensor operator/(Tensor a, Scalar b) { return div(std::move(a), b); }
 inline Tensor operator/(Scalar a, Tensor b) { return div(a, std::move(b)); }
+inline Tensor operator%(Tensor a, Tensor b) { return remainder(std::move(a), std::move(b)); }
+inline Tensor operator%(Tensor a, Scalar b) { return remainder(std::move(a), b); }
+// Of bool tensors the logical operations: (x > 0) & ~(y > 0). && and || would look at one answer.
+inline Tensor operator~(Tensor a) { return bitwise_not(std::move(a)); }
+inline Tensor operator!(Tensor a) { return logical_not(std::move(a)); }
+inline Tensor operator&(Tensor a, Tensor b) { return bitwise_and(std::move(a), std::move(b)); }
+inline Tensor operator|(Tensor a, Tensor b) { return bitwise_or(std::move(a), std::move(b)); }
+inline Tensor operator^(Tensor a, Tensor b) { return bitwise_xor(std::move(a), std::move(b)); }
+inline Tensor operator&(Tensor a, Scalar b) { return bitwise_and(std::move(a), b); }
+inline Tensor operator|(Tensor a, Scalar b) { return bitwise_or(std::move(a), b); }
+inline Tensor operator^(Tensor a, Scalar b) { return bitwise_xor(std::move(a), b); }
 // Element by element, as in PyTorch: a == b is a bool tensor. equal() in compose.h is one answer.
 inline Tensor operator==(Tensor a, Tensor b) { return eq(std::move(a), std::move(b)); }
 inline Tensor operator!=(Tensor a, Tensor b) { return ne(std::move(a), std::move(b)); }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <ostream>
 
 #include "core/dispatch/sharding.h"
 #include "core/ops/views.h"
@@ -95,5 +96,7 @@ std::string to_string(const Tensor& t) {
   const Tensor values = sharding ? sharding->whole_value() : t.detach();
   return fmt::format("{} {}", Printer(contiguous(values)).text(), what);
 }
+
+std::ostream& operator<<(std::ostream& out, const Tensor& t) { return out << to_string(t); }
 
 }  // namespace tessera

@@ -2,8 +2,13 @@
 
 #include "core/dispatch/sharding.h"
 #include "core/ops/attributes.h"
+#include "core/ops/compose.h"
+#include "core/ops/fused.h"
+#include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
 #include "core/ops/samples.h"
+#include "core/ops/scan.h"
 #include "core/ops/sort.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
@@ -78,6 +83,15 @@ Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DTyp
     if (const ShardingLayer* sharding = placing(o.placed_like))
       return sharding->create(prim, operands(std::move(key)));
   return dispatch1(prim, operands(std::move(key)));
+}
+
+// Draws of the exponential distribution of rate 1, one for each element of `t` and in its dtype.
+// None is 0, whose logarithm or reciprocal would be infinite.
+Tensor exponential_like(const Tensor& t, Tensor key) {
+  TensorOptions o = options_of(t);
+  o.dtype = t.dtype() == kF64 ? kF64 : kF32;
+  const Tensor uniform = draw(RandomKind::kUniform, t.shape(), 0, 0, *o.dtype, o, std::move(key));
+  return cast(clamp_min(-log1p(-uniform), t.dtype() == kF64 ? 0x1p-54 : 0x1p-25), t.dtype());
 }
 
 // Its own derivative: the same mask on the cotangent.
@@ -176,6 +190,22 @@ Tensor randn(const Shape& shape, TensorOptions o, Tensor key) {
   return draw(RandomKind::kNormal, shape, 0, 0, o.dtype.value_or(context().default_dtype), o,
               std::move(key));
 }
+Tensor rand_like(const Tensor& x, Tensor key) {
+  return rand(x.shape(), options_of(x), std::move(key));
+}
+Tensor randn_like(const Tensor& x, Tensor key) {
+  return randn(x.shape(), options_of(x), std::move(key));
+}
+Tensor normal(const Tensor& mean, const Tensor& deviation, Tensor key) {
+  const Tensor centre = expand(mean, broadcast(mean.shape(), deviation.shape(), "normal"));
+  return centre + deviation * randn_like(centre, std::move(key));
+}
+void exponential_(const Tensor& t, double rate, Tensor key) {
+  TESSERA_CHECK(rate > 0 && is_floating(t.dtype()),
+                "exponential_: rate {} for {}; takes a positive one and floats", rate, describe(t));
+  assign_(t, exponential_like(t, std::move(key)) / rate);
+}
+
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions o, Tensor key) {
   TESSERA_CHECK(low < high, "randint: the range [{}, {}) is empty", low, high);
   const DType t = o.dtype.value_or(kI64);
@@ -192,6 +222,41 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions o, T
 Tensor randperm(int64_t n, Tensor key) {
   TESSERA_CHECK(n >= 0, "randperm: {} numbers; expected 0 or more", n);
   return argsort(rand({n}, {.dtype = kF64}, std::move(key)));
+}
+
+Tensor multinomial(const Tensor& weights, int64_t count, bool replacement, Tensor key) {
+  TESSERA_CHECK_AS(ShapeError,
+                   (weights.ndim() == 1 || weights.ndim() == 2) && weights.size(-1) > 0 &&
+                       is_floating(weights.dtype()),
+                   "multinomial: weights are {}; takes floats [N] or [rows, N]", describe(weights));
+  TESSERA_CHECK(count > 0, "multinomial: {} draws", count);
+  const Tensor w = cast(weights.detach(), kF64);
+  const int64_t needed = replacement ? 1 : count;
+  TESSERA_CHECK(all(ge(w, 0) & isfinite(w)).item<bool>(),
+                "multinomial: a weight of {} is negative or not finite", describe(weights));
+  TESSERA_CHECK(all(ge(sum(gt(w, 0), -1), needed)).item<bool>(),
+                "multinomial: a row of {} has fewer than {} positive weights", describe(weights),
+                needed);
+  // The k smallest of exponential draws over their weights are k draws without replacement
+  // (Efraimidis, Spirakis 2006).
+  if (!replacement) return topk(w / exponential_like(w, std::move(key)), count, -1).indices;
+  Shape drawn = w.shape();
+  drawn[drawn.size() - 1] = count;
+  const Tensor edges = cumsum(w, -1), total = narrow(edges, -1, w.size(-1) - 1, 1);
+  const Tensor at = rand(drawn, {.dtype = kF64, .device = w.device()}, std::move(key)) * total;
+  // Rounded up to the total, a draw would lie behind the last positive weight.
+  const Tensor last =
+      amax(where(gt(w, 0), arange(w.size(-1), {.device = w.device()}), 0), -1, true);
+  return minimum(searchsorted(edges, at, true), last);
+}
+
+Tensor gumbel_softmax(const Tensor& logits, double tau, bool hard, int64_t dim, Tensor key) {
+  TESSERA_CHECK(tau > 0, "gumbel_softmax: tau {}; expected a positive one", tau);
+  const Tensor noise = -log(exponential_like(logits, std::move(key)));
+  const Tensor soft = softmax((logits + noise) / tau, dim);
+  if (!hard) return soft;
+  const Tensor most = argmax(soft, dim, true);
+  return scatter(zeros_like(soft), dim, most, 1) - soft.detach() + soft;
 }
 
 Tensor bernoulli(const Tensor& p, Tensor key) {
@@ -211,6 +276,13 @@ Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {
   if (samples.defined()) in.push_back(samples);
   Scoped<bool> same(context().replicate_plain, true);  // the key and the numbers are
   return dispatch1(PrimRef(new Dropout(p, samples.defined())), in);
+}
+
+Tensor dropout2d(const Tensor& x, double p, Tensor key, Tensor samples) {
+  TESSERA_CHECK_AS(ShapeError, x.ndim() == 4, "dropout2d: {}; takes [N, C, H, W]", describe(x));
+  if (p == 0) return x;
+  const Tensor kept = ones_like(narrow(narrow(x.detach(), 2, 0, 1), 3, 0, 1));
+  return x * dropout(kept, p, std::move(key), std::move(samples));
 }
 
 void register_random_ops(OpRegistry& registry) {

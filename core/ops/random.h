@@ -11,6 +11,12 @@ namespace tessera {
 Tensor rand(const Shape& shape, TensorOptions options = {}, Tensor key = {});
 /// Standard normal (Box, Muller 1958).
 Tensor randn(const Shape& shape, TensorOptions options = {}, Tensor key = {});
+Tensor rand_like(const Tensor& x, Tensor key = {});
+Tensor randn_like(const Tensor& x, Tensor key = {});
+/// Normal with these means and deviations, which broadcast.
+Tensor normal(const Tensor& mean, const Tensor& deviation, Tensor key = {});
+/// Overwrites `t` with draws of the exponential distribution of this rate.
+void exponential_(const Tensor& t, double rate = 1, Tensor key = {});
 /// Uniform integers in [low, high), i64 unless options say otherwise.
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options = {},
                Tensor key = {});
@@ -19,6 +25,16 @@ Tensor randperm(int64_t n, Tensor key = {});
 /// True with probability p (0-d or tensor, broadcast to its own shape); no element is looked at:
 /// below 0 and NaN are never true, above 1 is always.
 Tensor bernoulli(const Tensor& p, Tensor key = {});
+
+/// `count` positions, i64 [count] or [rows, count], drawn from weights [N] or [rows, N], which need
+/// not sum to 1: again and again, or each at most once. Throws UserError for weights that are
+/// negative or not finite, and where fewer than needed are positive; they are read for it.
+Tensor multinomial(const Tensor& weights, int64_t count, bool replacement = false, Tensor key = {});
+/// A relaxed draw from the classes of `dim`: softmax((logits + Gumbel noise) / tau); `hard`: its
+/// largest as one-hot, with the gradient of the relaxed one. Jang et al. 2017, Maddison et al.
+/// 2017.
+Tensor gumbel_softmax(const Tensor& logits, double tau = 1, bool hard = false, int64_t dim = -1,
+                      Tensor key = {});
 
 /// While one lives, dropout on the calling thread draws by these sample numbers, i64 [B] (those of
 /// a data::Batch), and not by position: ranks with one seed drop other elements, and a sample loses
@@ -32,6 +48,9 @@ class SampleScope : public Scoped<Tensor> {
 /// numbers the samples along dim 0 of x; undefined: those of SampleScope when their extent divides
 /// dim 0, else elements are indexed by position.
 Tensor dropout(const Tensor& x, double p, Tensor key = {}, Tensor samples = {});
+
+/// As dropout, of whole channels: x [N, C, H, W]. Tompson et al. 2015.
+Tensor dropout2d(const Tensor& x, double p, Tensor key = {}, Tensor samples = {});
 
 void register_random_ops(OpRegistry& registry);
 

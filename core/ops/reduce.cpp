@@ -257,8 +257,8 @@ Tensor var(const Tensor& x, const Dims& dims, int64_t correction, bool keepdim) 
   double degrees = double(std::max<int64_t>(reduced_count(x, dims, "var") - correction, 0));
   return cast(sum(square(f - mean(f, dims, true)), dims, keepdim) / degrees, reduced_dtype(x));
 }
-Tensor std(const Tensor& x, const Dims& dims, int64_t correction, bool keepdim) {
-  Tensor f = wide_float(x, "std");
+Tensor stddev(const Tensor& x, const Dims& dims, int64_t correction, bool keepdim) {
+  Tensor f = wide_float(x, "stddev");
   return cast(root(var(f, dims, correction, keepdim), 0.5), reduced_dtype(x));
 }
 

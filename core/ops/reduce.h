@@ -1,6 +1,8 @@
 // Reductions over dims; `dims` empty means all. Sums of 16-bit floats accumulate in f32. Order of
 // summation is fixed: it does not depend on the number of threads.
 #pragma once
+#include <utility>
+
 #include "core/ops/scalar.h"
 #include "core/primitive/registry.h"
 
@@ -17,7 +19,9 @@ Tensor any(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor all(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 /// Sum of squares over `correction` fewer degrees of freedom.
 Tensor var(const Tensor& x, const Dims& dims = {}, int64_t correction = 1, bool keepdim = false);
-Tensor std(const Tensor& x, const Dims& dims = {}, int64_t correction = 1, bool keepdim = false);
+/// Its root. Not called std, which is the library's namespace in a program that says `using
+/// namespace tessera`; x.std() is the same.
+Tensor stddev(const Tensor& x, const Dims& dims = {}, int64_t correction = 1, bool keepdim = false);
 /// log(sum(exp(x))), shifted by the maximum.
 Tensor logsumexp(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 /// (sum |x|^p)^(1/p) over `dims` (empty: all); p may be 0 (how many are not 0) or +-infinity (the

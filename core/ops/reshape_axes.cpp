@@ -4,6 +4,29 @@
 
 namespace tessera {
 
+Shape reshaped(const Shape& from, const Shape& shape) {
+  Shape to = shape;
+  const int64_t have = numel(from);
+  int unknown = -1;
+  for (int d = 0; d < to.size(); ++d) {
+    TESSERA_CHECK_AS(ShapeError, to[d] >= -1 && (to[d] != -1 || unknown < 0),
+                     "reshape: {}; at most one extent may be -1", to_string(shape));
+    if (to[d] == -1) unknown = d;
+  }
+  if (unknown >= 0) {
+    to[unknown] = 1;
+    const int64_t known = numel(to);
+    TESSERA_CHECK_AS(ShapeError, known > 0 && have % known == 0,
+                     "reshape: {} elements of {} do not fit {}", have, to_string(from),
+                     to_string(shape));
+    to[unknown] = have / known;
+  }
+  TESSERA_CHECK_AS(ShapeError, to == from || numel(to) == have,
+                   "reshape: {} elements of {} do not fit {}", have, to_string(from),
+                   to_string(shape));
+  return to;
+}
+
 std::optional<Strides> reshape_strides(const Shape& from, const Strides& strides, const Shape& to) {
   if (numel(from) == 0) return contiguous_strides(to);
   // Runs of dims of `from` that are dense among themselves; each must be cut up by whole dims of

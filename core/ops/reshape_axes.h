@@ -7,6 +7,8 @@
 
 namespace tessera {
 
+/// `to` with the extent that its -1 stands for; throws ShapeError unless it has as many elements.
+Shape reshaped(const Shape& from, const Shape& to);
 /// Strides under which a tensor of `from` and `strides` is seen as `to`; none when that takes a
 /// copy.
 std::optional<Strides> reshape_strides(const Shape& from, const Strides& strides, const Shape& to);

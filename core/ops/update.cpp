@@ -201,11 +201,23 @@ class MaxMagnitude final : public Primitive {
   }
 };
 
-// dst op= src, in place where the kernel may write into its own operand.
-void update(const Tensor& dst, const char* op, Tensor src, DType result) {
+void check_kept(const char* op, DType result, const Tensor& dst) {
   TESSERA_CHECK(can_cast(result, dst.dtype()),
                 "{}_: the result is {}, which {} cannot hold; write out of place", op,
                 name_of(result), describe(dst));
+}
+void refuse_bool(const char* op, const Tensor& dst, DType operand) {
+  TESSERA_CHECK(dst.dtype() != kBool && operand != kBool,
+                "{}: bool has no such operation; cast it to an integer or use the logical ops", op);
+}
+DType quotient_type(DType t) { return is_floating(t) ? t : context().default_dtype; }
+Tensor number_for(const Tensor& dst, Scalar value) {
+  return scalar_tensor(value, dst.dtype(), dst.device());
+}
+
+// dst op= src, in place where the kernel may write into its own operand.
+void update(const Tensor& dst, const char* op, Tensor src, DType result) {
+  check_kept(op, result, dst);
   assign({&dst, 1}, pointwise_primitive(op),
          operands(Tensor(dst), cast(std::move(src), dst.dtype())));
 }
@@ -230,9 +242,31 @@ void assign_(const Tensor& dst, const Tensor& src) {
 }
 
 void add_(const Tensor& dst, const Tensor& src) { update(dst, "add", src, result_type(dst, src)); }
+void sub_(const Tensor& dst, const Tensor& src) {
+  refuse_bool("sub_", dst, src.dtype());
+  update(dst, "sub", src, result_type(dst, src));
+}
+void mul_(const Tensor& dst, const Tensor& src) { update(dst, "mul", src, result_type(dst, src)); }
+void div_(const Tensor& dst, const Tensor& src) {
+  update(dst, "div", src, quotient_type(result_type(dst, src)));
+}
+void add_(const Tensor& dst, Scalar value) {
+  update(dst, "add", number_for(dst, value), result_type(dst, value));
+}
+void sub_(const Tensor& dst, Scalar value) {
+  refuse_bool("sub_", dst, value.kind());
+  update(dst, "sub", number_for(dst, value), result_type(dst, value));
+}
 void mul_(const Tensor& dst, Scalar factor) {
-  DType result = result_type(dst, factor);
-  update(dst, "mul", scalar_tensor(factor, dst.dtype(), dst.device()), result);
+  update(dst, "mul", number_for(dst, factor), result_type(dst, factor));
+}
+void div_(const Tensor& dst, Scalar divisor) {
+  update(dst, "div", number_for(dst, divisor), quotient_type(result_type(dst, divisor)));
+}
+void clamp_(const Tensor& dst, Scalar low, Scalar high) {
+  const Tensor value = clamp(dst, low, high);
+  check_kept("clamp", value.dtype(), dst);
+  assign_(dst, value);
 }
 void fill_(const Tensor& dst, Scalar value) {
   check_holds("fill_", dst.dtype(), value);

@@ -11,7 +11,14 @@ void assign_(const Tensor& dst, const Tensor& src);
 /// dst op= operand. Refused where the result's dtype is of a higher category than dst's (an
 /// integer tensor times a real number), as in PyTorch.
 void add_(const Tensor& dst, const Tensor& src);
+void sub_(const Tensor& dst, const Tensor& src);
+void mul_(const Tensor& dst, const Tensor& factor);
+void div_(const Tensor& dst, const Tensor& divisor);
+void add_(const Tensor& dst, Scalar value);
+void sub_(const Tensor& dst, Scalar value);
 void mul_(const Tensor& dst, Scalar factor);
+void div_(const Tensor& dst, Scalar divisor);
+void clamp_(const Tensor& dst, Scalar low, Scalar high);
 void fill_(const Tensor& dst, Scalar value);
 void zero_(const Tensor& dst);
 

@@ -276,24 +276,8 @@ Tensor transpose(const Tensor& x, int64_t a, int64_t b) {
 }
 
 Tensor reshape(const Tensor& x, const Shape& shape) {
-  Shape to = shape;
-  int unknown = -1;
-  for (int d = 0; d < to.size(); ++d) {
-    TESSERA_CHECK_AS(ShapeError, to[d] >= -1 && (to[d] != -1 || unknown < 0),
-                     "reshape: {}; at most one extent may be -1", to_string(shape));
-    if (to[d] == -1) unknown = d;
-  }
-  if (unknown >= 0) {
-    to[unknown] = 1;
-    const int64_t known = numel(to);
-    TESSERA_CHECK_AS(ShapeError, known > 0 && x.numel() % known == 0,
-                     "reshape: {} elements of {} do not fit {}", x.numel(), to_string(x.shape()),
-                     to_string(shape));
-    to[unknown] = x.numel() / known;
-  }
+  const Shape to = reshaped(x.shape(), shape);
   if (to == x.shape()) return x;
-  TESSERA_CHECK_AS(ShapeError, numel(to) == x.numel(), "reshape: {} elements of {} do not fit {}",
-                   x.numel(), to_string(x.shape()), to_string(shape));
   if (bypasses_layers(x) && x.is_contiguous()) return view_of(x, to, contiguous_strides(to));
   if (!reshape_strides(x.shape(), x.strides(), to)) return reshape(clone(x), to);
   if (bypasses_layers(x)) return ReshapeView{to}.apply(x);

@@ -23,9 +23,13 @@ Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t s
 Tensor narrow(const Tensor& x, int64_t dim, int64_t begin, int64_t size);
 /// Element `index` of `dim`, which disappears.
 Tensor select(const Tensor& x, int64_t dim, int64_t index);
-/// Consecutive pieces of `dim`: of the given sizes, which add up to its extent (split), or `pieces`
-/// of one size, the last of which may be smaller (chunk).
+/// Consecutive pieces of `dim`: of the given sizes, which add up to its extent, or of one `size`
+/// (split), or `pieces` of one size (chunk); the last of those may be smaller.
 Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t dim = 0);
+Tensors split(const Tensor& x, int64_t size, int64_t dim = 0);
+inline Tensors split(const Tensor& x, std::initializer_list<int64_t> sizes, int64_t dim = 0) {
+  return split(x, std::vector<int64_t>(sizes), dim);
+}
 Tensors chunk(const Tensor& x, int64_t pieces, int64_t dim = 0);
 /// All elements of `dim`, which disappears.
 Tensors unbind(const Tensor& x, int64_t dim = 0);
@@ -38,6 +42,12 @@ Tensor clone(const Tensor& x);
 /// Joins along an existing dim (cat) or a new one (stack); dtypes are promoted.
 Tensor cat(std::span<const Tensor> parts, int64_t dim = 0);
 Tensor stack(std::span<const Tensor> parts, int64_t dim = 0);
+inline Tensor cat(std::initializer_list<Tensor> parts, int64_t dim = 0) {
+  return cat(std::span<const Tensor>(parts.begin(), parts.size()), dim);
+}
+inline Tensor stack(std::initializer_list<Tensor> parts, int64_t dim = 0) {
+  return stack(std::span<const Tensor>(parts.begin(), parts.size()), dim);
+}
 /// Zeros of extent `extent` in `dim`, with `x` at begin, begin + step, ...: the vjp of slice.
 Tensor unslice(const Tensor& x, int64_t dim, int64_t begin, int64_t step, int64_t extent);
 

@@ -54,4 +54,11 @@ Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOpti
   return clip.norm;
 }
 
+void clip_grad_value_(std::span<const Tensor> params, double value) {
+  TESSERA_CHECK(value > 0, "clip_grad_value_: {} is not positive", value);
+  NoGrad off;
+  Scoped<Phase> phase(context().phase, Phase::kUpdate);
+  for (const Tensor& g : gradients_of(params)) clamp_(g, -value, value);
+}
+
 }  // namespace tessera::optim

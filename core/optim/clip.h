@@ -30,4 +30,7 @@ Clip clip_grad_norm(std::span<const Tensor> params, double max_norm, ClipOptions
 /// As PyTorch's: scales the gradients in place and returns their norm before (0-d f64).
 Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options = {});
 
+/// As PyTorch's: every element of every gradient into [-value, value], in place.
+void clip_grad_value_(std::span<const Tensor> params, double value);
+
 }  // namespace tessera::optim

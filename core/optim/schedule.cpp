@@ -40,6 +40,47 @@ Schedule step_decay(double lr, int64_t every, double gamma) {
   return {[=](int64_t step) { return lr * std::pow(gamma, double(step / every)); }};
 }
 
+Schedule exponential(double lr, double gamma) { return step_decay(lr, 1, gamma); }
+
+Schedule multi_step(double lr, std::vector<int64_t> milestones, double gamma) {
+  TESSERA_CHECK(std::ranges::is_sorted(milestones), "schedule: milestones of multi_step descend");
+  return {[=, milestones = std::move(milestones)](int64_t step) {
+    const auto reached = std::ranges::upper_bound(milestones, step) - milestones.begin();
+    return lr * std::pow(gamma, double(reached));
+  }};
+}
+
+Schedule cosine_warm_restarts(double lr, int64_t period, int64_t growth, double to) {
+  check_steps("cosine_warm_restarts", period);
+  TESSERA_CHECK(growth >= 1, "schedule: periods of cosine_warm_restarts grow by {}; at least by 1",
+                growth);
+  return {[=](int64_t step) {
+    int64_t at = step, now = period;
+    if (growth == 1)
+      at %= period;
+    else
+      for (; at >= now; now *= growth) at -= now;
+    return cosine(lr, to, now)(at);
+  }};
+}
+
+Schedule one_cycle(double max_lr, int64_t steps, OneCycleOptions o) {
+  check_steps("one_cycle", steps);
+  TESSERA_CHECK(o.rising >= 0 && o.rising <= 1 && o.div_factor > 0 && o.final_div > 0,
+                "schedule: one_cycle rises for a share {} from a part {} and ends at one of {}",
+                o.rising, o.div_factor, o.final_div);
+  const double first = max_lr / o.div_factor, last = first / o.final_div,
+               top = o.rising * double(steps) - 1, end = double(steps - 1);
+  auto between = [](double from, double to, double share) {
+    return to + (from - to) / 2 * (1 + std::cos(std::numbers::pi * std::clamp(share, 0.0, 1.0)));
+  };
+  return {[=](int64_t step) {
+    const double at = double(step);
+    if (at <= top) return between(first, max_lr, top > 0 ? at / top : 1);
+    return between(max_lr, last, end > top ? (at - top) / (end - top) : 1);
+  }};
+}
+
 Schedule sequence(std::vector<Schedule> parts, std::vector<int64_t> starts) {
   TESSERA_CHECK(parts.size() == starts.size() + 1 && std::ranges::is_sorted(starts),
                 "schedule: sequence of {} parts needs {} ascending starts, got {}", parts.size(),

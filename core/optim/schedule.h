@@ -26,6 +26,21 @@ Schedule linear(double from, double to, int64_t steps);
 Schedule cosine(double from, double to, int64_t steps);
 /// lr gamma^(step / every), rounded down.
 Schedule step_decay(double lr, int64_t every, double gamma);
+/// lr gamma^step.
+Schedule exponential(double lr, double gamma);
+/// lr gamma^k once k of the ascending `milestones` are reached.
+Schedule multi_step(double lr, std::vector<int64_t> milestones, double gamma = 0.1);
+/// Along half a cosine from lr to `to` in `period` steps, again and again, each time over `growth`
+/// times as many. Loshchilov, Hutter 2017.
+Schedule cosine_warm_restarts(double lr, int64_t period, int64_t growth = 1, double to = 0);
+struct OneCycleOptions {
+  double rising = 0.3;     // the share of all steps in which the rate rises
+  double div_factor = 25;  // it begins at max_lr / div_factor
+  double final_div = 1e4;  // and ends at that over final_div
+};
+/// Up to max_lr and down to nearly nothing over `steps` steps, along halves of cosines. Smith,
+/// Topin 2018; PyTorch's OneCycleLR of two phases.
+Schedule one_cycle(double max_lr, int64_t steps, OneCycleOptions options = {});
 /// parts[0] until step starts[0], then parts[1] counting from there, ... One start fewer than
 /// parts.
 Schedule sequence(std::vector<Schedule> parts, std::vector<int64_t> starts);

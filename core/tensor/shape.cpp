@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <ostream>
 
 #include "core/tensor/device.h"
 
@@ -21,6 +22,8 @@ std::string to_string(std::span<const int64_t> d) {
   for (size_t i = 0; i < d.size(); ++i) text += (i ? ", " : "") + std::to_string(d[i]);
   return text + "]";
 }
+
+std::ostream& operator<<(std::ostream& out, const Dims& d) { return out << to_string(d); }
 
 Strides contiguous_strides(const Shape& s) {
   Strides st = s;

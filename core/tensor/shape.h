@@ -1,8 +1,10 @@
 // Extents and strides of a tensor: up to eight dims, stored inline. Strides count elements, not
 // bytes.
 #pragma once
+#include <concepts>
 #include <cstdint>
 #include <initializer_list>
+#include <iosfwd>
 #include <span>
 #include <string>
 
@@ -15,6 +17,9 @@ inline constexpr int kMaxDims = 8;
 class Dims {
  public:
   Dims() = default;
+  /// One dim, so that `sum(x, 1)` and `zeros(5)` need no braces.
+  template <std::integral T>
+  requires(!std::same_as<T, bool>) Dims(T dim) { push_back(int64_t(dim)); }
   Dims(std::initializer_list<int64_t> v) : Dims(std::span<const int64_t>(v.begin(), v.size())) {}
   explicit Dims(std::span<const int64_t> v) {
     for (int64_t x : v) push_back(x);
@@ -67,6 +72,10 @@ int64_t numel(const Shape& s);
 /// "[2, 3]".
 std::string to_string(std::span<const int64_t> dims);
 inline std::string to_string(const Dims& d) { return to_string(std::span(d.begin(), d.end())); }
+/// A number is no list of dims: std::to_string.
+template <std::integral T>
+std::string to_string(T) = delete;
+std::ostream& operator<<(std::ostream& out, const Dims& d);
 /// Row-major strides of a dense tensor.
 Strides contiguous_strides(const Shape& s);
 /// True when elements are laid out densely in row-major order (dims of extent 1 may have any

@@ -59,7 +59,7 @@ void Tensor::wrong_type(DType asked) const {
 // More than any address space; sizes below it cannot overflow further on.
 constexpr size_t kMaxTensorBytes = size_t(1) << 47;
 
-Tensor empty(const Meta& meta) {
+Tensor detail::empty_of(const Meta& meta) {
   size_t bytes = size_of(meta.dtype);
   bool too_large = false, none = false;
   for (int64_t e : meta.shape) {

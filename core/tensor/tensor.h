@@ -3,6 +3,9 @@
 // (autograd) and how it is sharded. Invariant: shape, dtype, device and storage of a tensor never
 // change; only assign_ changes the values.
 #pragma once
+#include <concepts>
+#include <functional>
+#include <iosfwd>
 #include <source_location>
 #include <span>
 #include <string>
@@ -47,6 +50,12 @@ struct TensorImpl final : RefCounted {
   static void* operator new(size_t bytes) { return pool_allocate(bytes); }
   static void operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }
 };
+
+// What methods take and give that only those who call them need: core/ops/scalar.h, indexing.h and
+// sort.h.
+class Scalar;
+class TensorIndex;
+struct ValuesAndIndices;
 
 class Tensor {
  public:
@@ -116,22 +125,167 @@ class Tensor {
   LayerMask layers() const { return impl_ ? impl_->layers : LayerMask(0); }
   bool is_sharded() const { return layers() & bit(Layer::kSharding); }
 
-  // Spelled here so that programs read well; defined in core/ops and core/autograd.
+  // Spelled here so that programs read well: each method is the function of its name, with this
+  // tensor as its first argument. Defined in core/ops and core/autograd.
   /// Value of a one-element tensor, converted to T.
   template <class T>
   T item(std::source_location where = std::source_location::current()) const;
-  Tensor to(DType dtype) const;           // the same values in another dtype
-  Tensor to(MemoryFormat format) const;   // as contiguous(format)
-  Tensor reshape(const Shape& to) const;  // one extent may be -1
-  Tensor transpose(int64_t a, int64_t b) const;
+  const Shape& sizes() const { return shape(); }
+  int64_t dim() const { return ndim(); }
+  template <class T>
+  T* data_ptr() const {
+    return data<T>();
+  }
+
+  Tensor to(DType dtype) const;          // the same values in another dtype
+  Tensor to(MemoryFormat format) const;  // as contiguous(format)
+  /// `x` itself on its own device, one without values on kMeta. Throws UserError for others.
+  Tensor to(Device device) const;
+  Tensor cpu() const;  // to(kCPU)
   Tensor contiguous(MemoryFormat format = MemoryFormat::kContiguous) const;
   Tensor clone() const;
+
   Tensor operator[](int64_t i) const;  // select(0, i)
+  /// x.index({Slice(), Slice(1, 3), 0}): core/ops/indexing.h.
+  Tensor index(std::initializer_list<TensorIndex> at) const;
+  Tensor reshape(const Shape& to) const;  // one extent may be -1
+  /// As reshape, and throws ShapeError where that would copy.
+  Tensor view(const Shape& to) const;
+  Tensor flatten(int64_t first = 0, int64_t last = -1) const;
+  Tensor unflatten(int64_t dim, const Shape& extents) const;
+  Tensor transpose(int64_t a, int64_t b) const;
+  Tensor t() const;   // of a matrix (or less)
+  Tensor mT() const;  // transpose(-2, -1)
+  Tensor permute(const Dims& order) const;
+  Tensor unsqueeze(int64_t dim) const;
+  Tensor squeeze(int64_t dim) const;
+  Tensor squeeze() const;  // of every dim of extent 1
+  Tensor expand(const Shape& to) const;
+  Tensor expand_as(const Tensor& like) const;
+  Tensor repeat(const Dims& repeats) const;
+  Tensor slice(int64_t dim, int64_t begin, int64_t end, int64_t step = 1) const;
+  Tensor narrow(int64_t dim, int64_t begin, int64_t size) const;
+  Tensor select(int64_t dim, int64_t index) const;
+  Tensor flip(const Dims& dims) const;
+  SmallVector<Tensor, 4> split(int64_t size, int64_t dim = 0) const;
+  SmallVector<Tensor, 4> split(std::initializer_list<int64_t> sizes, int64_t dim = 0) const;
+  SmallVector<Tensor, 4> chunk(int64_t pieces, int64_t dim = 0) const;
+  SmallVector<Tensor, 4> unbind(int64_t dim = 0) const;
+
+  Tensor index_select(int64_t dim, const Tensor& index) const;
+  Tensor gather(int64_t dim, const Tensor& index) const;
+  Tensor masked_fill(const Tensor& mask, Scalar value) const;
+  Tensor masked_select(const Tensor& mask) const;
+
+  Tensor sum(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor mean(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor prod(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor amax(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor amin(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor any(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor all(const Dims& dims = {}, bool keepdim = false) const;
+  Tensor var(const Dims& dims = {}, int64_t correction = 1, bool keepdim = false) const;
+  Tensor std(const Dims& dims = {}, int64_t correction = 1, bool keepdim = false) const;  // stddev
+  Tensor logsumexp(const Dims& dims, bool keepdim = false) const;
+  Tensor norm(double p = 2, const Dims& dims = {}, bool keepdim = false) const;
+  Tensor max() const;
+  Tensor min() const;
+  ValuesAndIndices max(int64_t dim, bool keepdim = false) const;
+  ValuesAndIndices min(int64_t dim, bool keepdim = false) const;
+  Tensor argmax() const;
+  Tensor argmin() const;
+  Tensor argmax(int64_t dim, bool keepdim = false) const;
+  Tensor argmin(int64_t dim, bool keepdim = false) const;
+  ValuesAndIndices sort(int64_t dim = -1, bool descending = false) const;
+  Tensor argsort(int64_t dim = -1, bool descending = false) const;
+  ValuesAndIndices topk(int64_t k, int64_t dim = -1, bool largest = true) const;
+  Tensor cumsum(int64_t dim) const;
+
+  Tensor exp() const;
+  Tensor log() const;
+  Tensor sqrt() const;
+  Tensor rsqrt() const;
+  Tensor square() const;
+  Tensor abs() const;
+  Tensor neg() const;
+  Tensor sign() const;
+  Tensor floor() const;
+  Tensor ceil() const;
+  Tensor round() const;
+  Tensor sin() const;
+  Tensor cos() const;
+  Tensor tanh() const;
+  Tensor sigmoid() const;
+  Tensor relu() const;
+  Tensor softmax(int64_t dim) const;
+  Tensor log_softmax(int64_t dim) const;
+  Tensor pow(const Tensor& exponent) const;
+  Tensor pow(Scalar exponent) const;
+  Tensor clamp(Scalar low, Scalar high) const;
+  Tensor clamp_min(Scalar low) const;
+  Tensor clamp_max(Scalar high) const;
+  Tensor add(const Tensor& o) const;
+  Tensor sub(const Tensor& o) const;
+  Tensor mul(const Tensor& o) const;
+  Tensor div(const Tensor& o) const;
+  Tensor add(Scalar o) const;
+  Tensor sub(Scalar o) const;
+  Tensor mul(Scalar o) const;
+  Tensor div(Scalar o) const;
+  Tensor eq(const Tensor& o) const;
+  Tensor ne(const Tensor& o) const;
+  Tensor lt(const Tensor& o) const;
+  Tensor le(const Tensor& o) const;
+  Tensor gt(const Tensor& o) const;
+  Tensor ge(const Tensor& o) const;
+  Tensor eq(Scalar o) const;
+  Tensor ne(Scalar o) const;
+  Tensor lt(Scalar o) const;
+  Tensor le(Scalar o) const;
+  Tensor gt(Scalar o) const;
+  Tensor ge(Scalar o) const;
+  Tensor isnan() const;
+  Tensor isinf() const;
+  Tensor isfinite() const;
+  Tensor logical_not() const;
+  Tensor matmul(const Tensor& o) const;
+  Tensor mm(const Tensor& o) const;
+  Tensor bmm(const Tensor& o) const;
+  Tensor dot(const Tensor& o) const;
+
+  // In place, as the functions of core/ops/update.h: never recorded, so refused where this tensor
+  // or an operand requires grad, unless in NoGrad.
+  const Tensor& add_(const Tensor& o) const;
+  const Tensor& sub_(const Tensor& o) const;
+  const Tensor& mul_(const Tensor& o) const;
+  const Tensor& div_(const Tensor& o) const;
+  const Tensor& add_(Scalar o) const;
+  const Tensor& sub_(Scalar o) const;
+  const Tensor& mul_(Scalar o) const;
+  const Tensor& div_(Scalar o) const;
+  const Tensor& clamp_(Scalar low, Scalar high) const;
+  const Tensor& copy_(const Tensor& src) const;  // assign_
+  const Tensor& fill_(Scalar value) const;
+  const Tensor& zero_() const;
+  const Tensor& operator+=(const Tensor& o) const { return add_(o); }
+  const Tensor& operator-=(const Tensor& o) const { return sub_(o); }
+  const Tensor& operator*=(const Tensor& o) const { return mul_(o); }
+  const Tensor& operator/=(const Tensor& o) const { return div_(o); }
+  const Tensor& operator+=(Scalar o) const;
+  const Tensor& operator-=(Scalar o) const;
+  const Tensor& operator*=(Scalar o) const;
+  const Tensor& operator/=(Scalar o) const;
+
   bool requires_grad() const;
   Tensor& requires_grad_(bool on = true);
+  /// Made by no recorded op: a parameter, or a tensor that does not require grad.
+  bool is_leaf() const;
   Tensor grad() const;  // undefined before the first backward
   void set_grad(Tensor g) const;
   void backward() const;  // of a one-element tensor
+  void backward(const Tensor& gradient, bool retain_graph = false, bool create_graph = false) const;
+  /// As add_hook: of a leaf.
+  int register_hook(std::function<Tensor(const Tensor& grad)> hook) const;
 
  private:
   Storage& values_storage() const {
@@ -176,7 +330,14 @@ using Inputs = std::span<Tensor>;
 
 /// Uninitialised dense tensor.
 Tensor empty(const Shape& shape, DType dtype = kF32, Device device = {});
-Tensor empty(const Meta& meta);
+namespace detail {
+Tensor empty_of(const Meta& meta);
+}
+/// Of a named meta; numbers in braces are a shape.
+template <std::same_as<Meta> M>
+Tensor empty(const M& meta) {
+  return detail::empty_of(meta);
+}
 /// A dense f32/i64/... tensor over a copy of `values`; throws ShapeError unless numel(shape) of
 /// them are given.
 template <class T>
@@ -190,5 +351,14 @@ Tensor from_values(std::initializer_list<T> values, const Shape& shape) {
 std::string describe(const Tensor& t);
 /// Values as NumPy prints them, long dims elided. Sharded: where every rank has them, as in item.
 std::string to_string(const Tensor& t);
+std::ostream& operator<<(std::ostream& out, const Tensor& t);
 
 }  // namespace tessera
+
+template <>
+struct fmt::formatter<tessera::Tensor> : fmt::formatter<std::string_view> {
+  template <class Context>
+  auto format(const tessera::Tensor& t, Context& c) const {
+    return fmt::formatter<std::string_view>::format(tessera::to_string(t), c);
+  }
+};

@@ -78,10 +78,8 @@ data::DataLoader batches_of(std::shared_ptr<const data::ImageSource> source, int
   auto set = std::make_shared<data::ImageDataset>(
       source, data::ImageDatasetOptions{
                   .size = size, .resize = size > 64 ? size * 256 / 224 : 0, .training = false});
-  return {set, data::DistributedSampler({.dataset_size = set->size(),
-                                         .micro_batch_size = rows,
-                                         .shuffle = shuffle,
-                                         .repeat = false})};
+  return {set, data::DistributedSampler(
+                   {.dataset_size = set->size(), .micro_batch_size = rows, .shuffle = shuffle})};
 }
 
 struct Accuracy {

@@ -65,6 +65,7 @@ data::SamplerOptions sampler_options(const Options& o, const Task& task, const S
           .rank = group.rank(),
           .world_size = int(world),
           .seed = o.seed,
+          .repeat = true,
           .deal = strategy.deal()};
 }
 
@@ -135,8 +136,7 @@ Validation validate(const Options& o, const Task& task, Strategy& strategy) {
                                                     .micro_batch_size = size,
                                                     .rank = group.rank(),
                                                     .world_size = group.size(),
-                                                    .shuffle = false,
-                                                    .repeat = false}),
+                                                    .shuffle = false}),
                           {.workers = o.workers, .timeout_ms = group.timeout().count()});
   std::vector<double> facts(size_t(3 * batches),
                             0);  // sum of losses, counted, right: of each batch

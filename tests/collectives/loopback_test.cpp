@@ -224,6 +224,24 @@ TEST(Loopback, ResultsOfAPendingCollectiveMayBeDropped) {
   });
 }
 
+TEST(Loopback, NewGroupsAreOfTheRanksNamed) {
+  run_ranks(4, [](ProcessGroup& g) {
+    EXPECT_EQ(get_rank(), g.rank());
+    EXPECT_EQ(get_world_size(), 4);
+    Ref<ProcessGroup> part = g.new_group({3, 0, 1});  // in this order
+    if (g.rank() == 2) {
+      ASSERT_FALSE(part);
+    } else {
+      ASSERT_EQ(part->size(), 3);
+      ASSERT_EQ(part->rank(), g.rank() == 3 ? 0 : g.rank() + 1);
+      test::check_verbs(*part, kF32, 5);
+    }
+    EXPECT_THROW(g.new_group({0, 4}), UserError);
+    EXPECT_THROW(g.new_group({1, 1}), UserError);
+    g.barrier();
+  });
+}
+
 TEST(Loopback, SplitsIntoGroupsThatWorkAndNest) {
   run_ranks(6, [](ProcessGroup& g) {
     Ref<ProcessGroup> part = g.split(g.rank() % 2, -g.rank());

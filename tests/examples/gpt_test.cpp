@@ -51,10 +51,11 @@ TEST(Gpt, InitialValues) {
   o.bias = true;
   auto m = gpt(o);
   NoGrad off;
-  EXPECT_NEAR(std(m->slot("wte.weight")).item<double>(), 0.02, 1e-3);
-  EXPECT_NEAR(std(m->slot("h.1.mlp.c_fc.weight")).item<double>(), 0.02, 1e-3);
-  EXPECT_NEAR(std(m->slot("h.1.mlp.c_proj.weight")).item<double>(), 0.02 / std::sqrt(8.0), 5e-4);
-  EXPECT_NEAR(std(m->slot("h.2.attn.c_proj.weight")).item<double>(), 0.02 / std::sqrt(8.0), 5e-4);
+  EXPECT_NEAR(stddev(m->slot("wte.weight")).item<double>(), 0.02, 1e-3);
+  EXPECT_NEAR(stddev(m->slot("h.1.mlp.c_fc.weight")).item<double>(), 0.02, 1e-3);
+  EXPECT_NEAR(stddev(m->slot("h.1.mlp.c_proj.weight")).item<double>(), 0.02 / std::sqrt(8.0), 5e-4);
+  EXPECT_NEAR(stddev(m->slot("h.2.attn.c_proj.weight")).item<double>(), 0.02 / std::sqrt(8.0),
+              5e-4);
   EXPECT_EQ(amin(m->slot("ln_f.weight")).item<double>(), 1);
   EXPECT_EQ(amax(abs(m->slot("h.0.attn.c_attn.bias"))).item<double>(), 0);
   // An untrained model knows nothing: the loss is log V.

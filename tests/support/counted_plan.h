@@ -13,10 +13,11 @@ inline thread_local int64_t plans_made = 0;
 /// is refused by it.
 class CountedPlan final : public Primitive {
  public:
+  static constexpr OpTraits kTraits{OpKind::kOther, Precision::kAsGiven, 1};
+  static inline const OpInfo kKept{"counted_plan", kTraits},
+      kOfEachCall{"counted_plan_of_each_call", kTraits};
   CountedPlan(int64_t attribute, bool keeps)
-      : Primitive(intern_op(keeps ? "counted_plan" : "counted_plan_of_each_call")),
-        attribute_(attribute),
-        keeps_(keeps) {}
+      : Primitive(keeps ? kKept : kOfEachCall), attribute_(attribute), keeps_(keeps) {}
   Metas infer(MetaSpan in) const override { return {Meta::contiguous({}, kI64, in[0]->device)}; }
   void attributes(AttributeVisitor& v) const override { v.integer("attribute", attribute_); }
   const Kernel* own_kernel(DeviceKind) const override {

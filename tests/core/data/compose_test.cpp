@@ -181,7 +181,7 @@ TEST(Collate, PadsToTheLongestOfABatch) {
         const int64_t n = std::min<int64_t>(3, 7 - first);
         ASSERT_EQ(b.inputs.shape(), (Shape{n, first + n}));
         EXPECT_EQ(b.sample_numbers[0].item<int64_t>(), first);
-        EXPECT_EQ(loader.cursor(), first + 3);
+        EXPECT_EQ(loader.cursor(), std::min<int64_t>(first + 3, 7));
         for (int64_t r = 0; r < n; ++r) {
           EXPECT_EQ(sum(b["mask"][r].to(kI64)).item<int64_t>(), first + r + 1);
           EXPECT_EQ(b.inputs[r][0].item<int64_t>(), first + r);
@@ -212,7 +212,7 @@ TEST(Collate, ABatchWithoutSamplesHasNoTensors) {
     Batch none = *loader.next();
     EXPECT_EQ(none.rows(), 0);
     EXPECT_FALSE(none.inputs.defined() || none.targets.defined() || !none.extra.empty());
-    EXPECT_EQ(loader.cursor(), 8);
+    EXPECT_EQ(loader.cursor(), 6);  // the pass ends in its middle
     EXPECT_FALSE(loader.next());
   }
   expect_contains(error_of([] { stack_items({}); }), "no samples");
@@ -233,6 +233,44 @@ TEST(Collate, StacksByDefault) {
   EXPECT_EQ(b.inputs[0][1].item<float>(), 3);
   EXPECT_EQ(b.targets[1].item<int64_t>(), 1);
   EXPECT_EQ(b["length"][0].item<int64_t>(), 8);
+}
+
+// What a program writes: how many there are, and one of them.
+class Squares final : public ItemDataset {
+ public:
+  int64_t size() const override { return 5; }
+  Example get(int64_t i) const override {
+    return {scalar_tensor(double(i)),
+            scalar_tensor(i * i),
+            {{"parity", scalar_tensor(i % 2 == 1, kBool)}}};
+  }
+};
+
+TEST(ItemDataset, ExamplesAreStacked) {
+  for (int workers : {1, 3}) {
+    DataLoader loader(std::make_shared<Squares>(), {.batch_size = 2, .workers = workers});
+    int64_t at = 0;
+    for (Batch& b : loader) {
+      EXPECT_EQ(b.inputs.shape(), Shape{std::min<int64_t>(2, 5 - at)});
+      for (int64_t r = 0; r < b.rows(); ++r, ++at) {
+        EXPECT_EQ(b.inputs[r].item<float>(), float(at));
+        EXPECT_EQ(b.targets[r].item<int64_t>(), at * at);
+        EXPECT_EQ(b["parity"][r].item<bool>(), at % 2 == 1);
+      }
+    }
+    EXPECT_EQ(at, 5);
+  }
+}
+
+TEST(ItemDataset, ExamplesMayLackTargetsAndNeedInputs) {
+  class Some final : public ItemDataset {
+   public:
+    int64_t size() const override { return 2; }
+    Example get(int64_t i) const override { return {i == 0 ? ones({2}) : Tensor()}; }
+  };
+  DataLoader loader(std::make_shared<Some>());
+  EXPECT_FALSE(loader.next()->targets.defined());
+  expect_contains(error_of([&] { loader.next(); }), "example 1 has no inputs");
 }
 
 TEST(Collate, SamplesThatDoNotFitAreNamed) {

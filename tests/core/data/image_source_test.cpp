@@ -367,7 +367,8 @@ TEST(ImageDataset, SamplesDependOnTheirNumberAlone) {
                                     .micro_batch_size = 3,
                                     .rank = rank,
                                     .world_size = ranks,
-                                    .seed = 5});
+                                    .seed = 5,
+                                    .repeat = true});
         sampler.seek(from);
         DataLoader loader(dataset, sampler, {.workers = workers});
         for (int k = 0; k < 5 * 4 / ranks; ++k) {

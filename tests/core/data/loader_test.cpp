@@ -39,7 +39,8 @@ std::vector<int64_t> numbers(const Batch& b) {
 }
 
 TEST(Loader, SameSequenceForAnyPrefetch) {
-  SamplerOptions o{.dataset_size = 17, .micro_batches = 2, .micro_batch_size = 3, .seed = 4};
+  SamplerOptions o{
+      .dataset_size = 17, .micro_batches = 2, .micro_batch_size = 3, .seed = 4, .repeat = true};
   std::vector<int64_t> want, cursors;
   for (int prefetch : {0, 1, 2, 7}) {
     DataLoader loader(std::make_shared<Probe>(17), DistributedSampler(o), {.prefetch = prefetch});
@@ -61,7 +62,7 @@ TEST(Loader, SameSequenceForAnyPrefetch) {
 }
 
 TEST(Loader, ResumesFromItsCursor) {
-  SamplerOptions o{.dataset_size = 17, .micro_batch_size = 3};
+  SamplerOptions o{.dataset_size = 17, .micro_batch_size = 3, .repeat = true};
   DataLoader a(std::make_shared<Probe>(17), DistributedSampler(o), {.prefetch = 4});
   for (int i = 0; i < 5; ++i) a.next();
   DistributedSampler s(o);
@@ -74,7 +75,7 @@ TEST(Loader, ResumesFromItsCursor) {
 }
 
 TEST(Loader, SameSequenceForAnyNumberOfWorkers) {
-  SamplerOptions o{.dataset_size = 31, .micro_batch_size = 13, .seed = 4};
+  SamplerOptions o{.dataset_size = 31, .micro_batch_size = 13, .seed = 4, .repeat = true};
   auto rows = [&](int workers, int prefetch) {
     DataLoader loader(std::make_shared<Probe>(31, -1, 1), DistributedSampler(o),
                       {.prefetch = prefetch, .workers = workers});
@@ -105,7 +106,8 @@ TEST(Loader, FirstBadRowCounts) {
     }
   };
   for (int repeat = 0; repeat < 5; ++repeat) {
-    DataLoader loader(std::make_shared<Bad>(), DistributedSampler({.micro_batch_size = 32}),
+    DataLoader loader(std::make_shared<Bad>(),
+                      DistributedSampler({.micro_batch_size = 32, .repeat = true}),
                       {.prefetch = 3, .workers = 4});
     EXPECT_TRUE(loader.next());
     expect_contains(error_of([&] { loader.next(); }), "bad: sample 43");
@@ -133,7 +135,8 @@ TEST(Loader, WorkersDoNotRunAhead) {
   };
   std::atomic<int64_t> highest{-1};
   DataLoader loader(std::make_shared<Counting>(highest),
-                    DistributedSampler({.micro_batch_size = 4}), {.prefetch = 3, .workers = 5});
+                    DistributedSampler({.micro_batch_size = 4, .repeat = true}),
+                    {.prefetch = 3, .workers = 5});
   for (int64_t batch = 0; batch < 10; ++batch) {
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     EXPECT_LT(highest, (batch + 3) * 4);
@@ -143,21 +146,86 @@ TEST(Loader, WorkersDoNotRunAhead) {
 
 TEST(Loader, OnePassEnds) {
   for (int prefetch : {0, 3}) {
-    DataLoader loader(
-        std::make_shared<Probe>(7),
-        DistributedSampler({.dataset_size = 7, .micro_batch_size = 3, .repeat = false}),
-        {.prefetch = prefetch});
+    DataLoader loader(std::make_shared<Probe>(7),
+                      DistributedSampler({.dataset_size = 7, .micro_batch_size = 3}),
+                      {.prefetch = prefetch});
     int64_t rows = 0, batches = 0;
     while (auto b = loader.next()) rows += b->rows(), ++batches;
     EXPECT_EQ(rows, 7);
     EXPECT_EQ(batches, 3);
     EXPECT_FALSE(loader.next());
+    EXPECT_EQ(loader.cursor(), 7);  // where the next pass begins
+    loader.seek(loader.cursor());
+    EXPECT_EQ(numbers(*loader.next()), (std::vector<int64_t>{7, 8, 9}));
   }
+}
+
+// The items of each pass of a range-for, in their order.
+std::vector<std::vector<int64_t>> passes(DataLoader& loader, int count) {
+  std::vector<std::vector<int64_t>> out(static_cast<size_t>(count));
+  for (auto& pass : out)
+    for (Batch& b : loader)
+      for (int64_t r = 0; r < b.rows(); ++r) pass.push_back(b.inputs.data<int64_t>()[r]);
+  return out;
+}
+
+TEST(Loader, ARangeForIsOnePassAndTheNextOneAnother) {
+  for (int prefetch : {0, 3}) {
+    DataLoader ordered(std::make_shared<Probe>(5), {.batch_size = 2, .prefetch = prefetch});
+    const std::vector<int64_t> all{0, 1, 2, 3, 4};
+    EXPECT_EQ(passes(ordered, 3), (std::vector<std::vector<int64_t>>(3, all)));
+    EXPECT_EQ(ordered.cursor(), 15);
+
+    DataLoader shuffled(std::make_shared<Probe>(50),
+                        {.batch_size = 7, .shuffle = true, .seed = 3, .prefetch = prefetch});
+    auto seen = passes(shuffled, 2);
+    EXPECT_NE(seen[0], seen[1]);
+    for (auto& pass : seen) {
+      std::ranges::sort(pass);
+      ASSERT_EQ(pass.size(), 50u);
+      for (int64_t i = 0; i < 50; ++i) EXPECT_EQ(pass[size_t(i)], i);
+    }
+  }
+}
+
+TEST(Loader, APassThatWasLeftIsNotGoneOnWith) {
+  DataLoader loader(std::make_shared<Probe>(6), {.batch_size = 2});
+  for (Batch& b : loader)
+    if (numbers(b)[0] == 2) break;
+  std::vector<int64_t> first;
+  for (Batch& b : loader) first.push_back(numbers(b)[0]);
+  EXPECT_EQ(first, (std::vector<int64_t>{6, 8, 10}));
+  // But one that seek() resumed is.
+  loader.seek(14);
+  first.clear();
+  for (Batch& b : loader) first.push_back(numbers(b)[0]);
+  EXPECT_EQ(first, (std::vector<int64_t>{14, 16}));
+}
+
+TEST(Loader, DropsAShortLastBatchAndRepeatsWhereAskedTo) {
+  DataLoader whole(std::make_shared<Probe>(7), {.batch_size = 3, .drop_last = true});
+  EXPECT_EQ(passes(whole, 2), (std::vector<std::vector<int64_t>>(2, {0, 1, 2, 3, 4, 5})));
+  DataLoader none(std::make_shared<Probe>(2), {.batch_size = 3, .drop_last = true});
+  EXPECT_FALSE(none.next());
+  DataLoader endless(std::make_shared<Probe>(3), {.batch_size = 2, .repeat = true});
+  std::vector<int64_t> items;
+  for (Batch& b : endless) {
+    for (int64_t r = 0; r < 2; ++r) items.push_back(b.inputs.data<int64_t>()[r]);
+    if (items.size() == 8) break;
+  }
+  EXPECT_EQ(items, (std::vector<int64_t>{0, 1, 2, 0, 1, 2, 0, 1}));
+  for (Batch& b : endless) {  // it goes on
+    EXPECT_EQ(numbers(b), (std::vector<int64_t>{8, 9}));
+    break;
+  }
+  expect_contains(error_of([] { DataLoader l(std::make_shared<Probe>(0), {.batch_size = 2}); }),
+                  ".repeat = true");
 }
 
 TEST(Loader, ErrorsArriveWithTheirBatchAndStay) {
   for (int prefetch : {0, 1, 4}) {
-    DataLoader loader(std::make_shared<Probe>(0, 5), DistributedSampler({.micro_batch_size = 2}),
+    DataLoader loader(std::make_shared<Probe>(0, 5),
+                      DistributedSampler({.micro_batch_size = 2, .repeat = true}),
                       {.prefetch = prefetch});
     loader.next();
     loader.next();
@@ -192,7 +260,7 @@ class Stalled final : public Dataset {
 TEST(Loader, WaitsNoLongerThanItsTimeout) {
   auto storage = std::make_shared<Stalled>();
   {
-    DataLoader loader(storage, DistributedSampler({.micro_batch_size = 1}),
+    DataLoader loader(storage, DistributedSampler({.micro_batch_size = 1, .repeat = true}),
                       {.prefetch = 1, .timeout_ms = 40});
     testing::internal::CaptureStderr();
     expect_contains(error_of([&] { loader.next(); }), "sample 0 on was not read within 40 ms");
@@ -207,7 +275,7 @@ TEST(Loader, WaitsNoLongerThanItsTimeout) {
 TEST(Loader, StorageThatRecoversIsReadOn) {
   auto storage = std::make_shared<Stalled>();
   {
-    DataLoader loader(storage, DistributedSampler({.micro_batch_size = 1}),
+    DataLoader loader(storage, DistributedSampler({.micro_batch_size = 1, .repeat = true}),
                       {.prefetch = 1, .timeout_ms = 2000});
     storage->slow_ms = 200;
     expect_contains(error_of([&] { loader.next(); }), "was not read within 2000 ms");
@@ -221,7 +289,8 @@ TEST(Loader, StorageThatRecoversIsReadOn) {
 TEST(Loader, LeavesAReaderBehindThatIsStuckWhenItEnds) {
   auto storage = std::make_shared<Stalled>();
   {
-    DataLoader loader(storage, DistributedSampler({.micro_batch_size = 1}), {.timeout_ms = 20});
+    DataLoader loader(storage, DistributedSampler({.micro_batch_size = 1, .repeat = true}),
+                      {.timeout_ms = 20});
     storage->began.wait();
   }
   EXPECT_FALSE(storage->ended.try_wait());
@@ -233,7 +302,8 @@ TEST(Loader, StopsAtOnceWithBatchesUnread) {
   auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < 20; ++i) {
     DataLoader loader(std::make_shared<Probe>(0, -1, 1),
-                      DistributedSampler({.micro_batch_size = 1000}), {.prefetch = 8});
+                      DistributedSampler({.micro_batch_size = 1000, .repeat = true}),
+                      {.prefetch = 8});
     if (i % 2) std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
@@ -243,11 +313,12 @@ TEST(Loader, MovesAndRefuses) {
   DataLoader a(std::make_shared<Probe>(4), DistributedSampler({.dataset_size = 4}));
   DataLoader b = std::move(a);
   EXPECT_TRUE(b.next());
-  expect_contains(
-      error_of([] { DataLoader l(std::make_shared<Probe>(4), DistributedSampler({})); }),
-      "deals 0 items, the dataset has 4");
   expect_contains(error_of([] {
-                    DataLoader l(std::make_shared<Probe>(0), DistributedSampler({}),
+                    DataLoader l(std::make_shared<Probe>(4), DistributedSampler({.repeat = true}));
+                  }),
+                  "deals 0 items, the dataset has 4");
+  expect_contains(error_of([] {
+                    DataLoader l(std::make_shared<Probe>(0), DistributedSampler({.repeat = true}),
                                  {.prefetch = -1});
                   }),
                   "prefetch -1");
@@ -259,7 +330,8 @@ TEST(Loader, TextEndToEnd) {
   for (int i = 0; i < 400; ++i) text += "to be or not to be, that is the question\n";
   TokenSplit split = load_tokens("text:" + dir.write("t", text), "char");
   auto windows = std::make_shared<RandomWindows>(split.train, 16, 7, split.vocab_size);
-  DataLoader loader(windows, DistributedSampler({.micro_batch_size = 4, .seed = 7}));
+  DataLoader loader(windows,
+                    DistributedSampler({.micro_batch_size = 4, .seed = 7, .repeat = true}));
   Batch b = *loader.next();
   EXPECT_EQ(b.inputs.shape(), (Shape{4, 16}));
   EXPECT_EQ(b.targets.dtype(), kI64);

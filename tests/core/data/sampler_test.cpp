@@ -79,7 +79,8 @@ Steps deal(int world_size, Deal d, int64_t steps, SamplerOptions o) {
 }
 
 TEST(Sampler, SameGlobalOrderOnAnyWorldSizeAndDeal) {
-  SamplerOptions o{.dataset_size = 37, .micro_batches = 8, .micro_batch_size = 3, .seed = 5};
+  SamplerOptions o{
+      .dataset_size = 37, .micro_batches = 8, .micro_batch_size = 3, .seed = 5, .repeat = true};
   Steps serial = deal(1, Deal::kAccumulateThenReduce, 6, o);
   for (int world_size : {1, 2, 4, 8})
     for (Deal d : {Deal::kAccumulateThenReduce, Deal::kReduceThenAccumulate})
@@ -150,8 +151,7 @@ TEST(Sampler, OnePassTakesEveryItemOnceOnAnyWorldSize) {
                               .micro_batch_size = 4,
                               .rank = rank,
                               .world_size = world_size,
-                              .shuffle = shuffle,
-                              .repeat = false});
+                              .shuffle = shuffle});
         int n = 0;
         for (; !s.done(); ++n)
           for (const Sample& x : s.next()) seen.insert(x.index), ++total;
@@ -164,8 +164,45 @@ TEST(Sampler, OnePassTakesEveryItemOnceOnAnyWorldSize) {
     }
 }
 
+// A cursor at the end of a pass is the beginning of the next, whatever steps lay between.
+TEST(Sampler, PassesFollowEachOther) {
+  for (int world_size : {1, 2, 3}) {
+    std::vector<std::set<int64_t>> passes(3);
+    for (int rank = 0; rank < world_size; ++rank) {
+      DistributedSampler s({.dataset_size = 10,
+                            .micro_batch_size = 4,
+                            .rank = rank,
+                            .world_size = world_size,
+                            .seed = 2});
+      for (size_t pass = 0; pass < 3; ++pass) {
+        EXPECT_EQ(s.pass_end(), int64_t(pass + 1) * 10);
+        while (!s.done())
+          for (const Sample& x : s.next()) {
+            EXPECT_EQ(x, s.sample(x.number));
+            EXPECT_TRUE(passes[pass].insert(x.number).second);
+          }
+        EXPECT_EQ(s.cursor(), s.pass_end());
+        s.seek(s.cursor());
+      }
+    }
+    for (size_t pass = 0; pass < 3; ++pass) {
+      EXPECT_EQ(passes[pass].size(), 10u);
+      EXPECT_EQ(*passes[pass].begin(), int64_t(pass) * 10);
+    }
+  }
+}
+
+TEST(Sampler, DropsTheStepThatWouldBeShort) {
+  DistributedSampler s({.dataset_size = 10, .micro_batch_size = 4, .drop_last = true});
+  EXPECT_EQ(s.next().size(), 4u);
+  EXPECT_EQ(s.next().size(), 4u);
+  EXPECT_TRUE(s.done());
+  EXPECT_EQ(s.cursor(), 10);
+}
+
 TEST(Sampler, ResumesOnAnotherWorldSize) {
-  SamplerOptions o{.dataset_size = 50, .micro_batches = 4, .micro_batch_size = 2, .seed = 3};
+  SamplerOptions o{
+      .dataset_size = 50, .micro_batches = 4, .micro_batch_size = 2, .seed = 3, .repeat = true};
   Steps whole = deal(1, Deal::kAccumulateThenReduce, 10, o);
   o.world_size = 2;
   o.rank = 1;
@@ -183,7 +220,7 @@ TEST(Sampler, EpochsDifferAndEndlessDatasetsPassNumbersOn) {
   int same = 0;
   for (int64_t i = 0; i < 100; ++i) same += s.sample(i).index == s.sample(100 + i).index;
   EXPECT_LT(same, 10);
-  DistributedSampler endless({.micro_batch_size = 3});
+  DistributedSampler endless({.micro_batch_size = 3, .repeat = true});
   endless.next();
   EXPECT_EQ(endless.next()[0], (Sample{3, 3}));
   DistributedSampler ordered({.dataset_size = 4, .shuffle = false});
@@ -194,12 +231,19 @@ TEST(Sampler, Refuses) {
   expect_contains(error_of([] { DistributedSampler s({.rank = 2, .world_size = 2}); }),
                   "rank 2 of 2");
   expect_contains(error_of([] { DistributedSampler s({.world_size = 0}); }), "rank 0 of 0");
-  expect_contains(error_of([] { DistributedSampler s({.micro_batches = 4, .world_size = 3}); }),
-                  "multiple of 3");
-  expect_contains(error_of([] { DistributedSampler s({.micro_batch_size = 0}); }), "of 0 samples");
-  expect_contains(error_of([] { DistributedSampler s({.repeat = false}); }), "endless");
+  expect_contains(
+      error_of([] { DistributedSampler s({.micro_batches = 4, .world_size = 3, .repeat = true}); }),
+      "multiple of 3");
+  expect_contains(error_of([] { DistributedSampler s({.micro_batch_size = 0, .repeat = true}); }),
+                  "of 0 samples");
+  expect_contains(error_of([] { DistributedSampler s({}); }), "endless");
   expect_contains(error_of([] { DistributedSampler s({.dataset_size = -1}); }), "out of range");
-  DistributedSampler s({});
+  expect_contains(error_of([] {
+                    DistributedSampler s({.dataset_size = 4, .repeat = true, .drop_last = true});
+                  }),
+                  "no last step");
+  DistributedSampler s({.repeat = true});
+  expect_contains(error_of([&] { s.pass_end(); }), "passes repeat");
   expect_contains(error_of([&] { s.seek(-1); }), "negative");
   expect_contains(error_of([&] { s.seek(INT64_MAX); }), "beyond 2^62");
 }

@@ -73,8 +73,9 @@ TEST(Tokens, AFileThatChangesIsAnErrorOfTheNextBatch) {
   for (int workers : {0, 1, 3}) {
     const std::string path = dir.write("a.bin", std::string(1 << 20, '\0'));
     auto windows = std::make_shared<RandomWindows>(Tokens::map_file(path), 16, 1, 10);
-    DataLoader loader(windows, DistributedSampler({.micro_batches = 1, .micro_batch_size = 4}),
-                      {.prefetch = workers, .workers = std::max(workers, 1)});
+    DataLoader loader(
+        windows, DistributedSampler({.micro_batches = 1, .micro_batch_size = 4, .repeat = true}),
+        {.prefetch = workers, .workers = std::max(workers, 1)});
     EXPECT_TRUE(loader.next());
     std::filesystem::resize_file(path, 64);
     const std::string text = error_of([&] {

@@ -22,8 +22,8 @@ struct Statistics {
 Statistics of(const Tensor& t) {
   NoGrad off;
   Tensor x = t.to(kF64);
-  return {tessera::mean(x).item<double>(), tessera::std(x).item<double>(), amin(x).item<double>(),
-          amax(x).item<double>()};
+  return {tessera::mean(x).item<double>(), tessera::stddev(x).item<double>(),
+          amin(x).item<double>(), amax(x).item<double>()};
 }
 bool equal(const Tensor& a, const Tensor& b) {
   NoGrad off;

@@ -5,8 +5,10 @@
 
 #include "core/autograd/autograd.h"
 #include "core/nn/nn.h"
+#include "core/ops/compose.h"
 #include "core/ops/contract.h"
 #include "core/ops/create.h"
+#include "core/ops/indexing.h"
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
@@ -151,6 +153,107 @@ TEST(Transformer, DecoderAttendsToMemoryAndBackwardsOnly) {
   sum(y[0][1]).backward();
   EXPECT_EQ(amax(tessera::abs(slice(x.grad(), 1, 2, 4))).item<double>(), 0);
   EXPECT_GT(amax(tessera::abs(memory.grad())).item<double>(), 0);
+}
+
+TEST(Transformer, StacksOfLayersAreThoseLayersInTurn) {
+  const TransformerLayerOptions options{.dim = 8, .heads = 2, .dropout = 0, .pre_norm = true};
+  Tensor x = randn({2, 4, 8}), memory = randn({2, 3, 8});
+  auto encoder = transformer_encoder(options, 2, true);
+  auto layer = [](Module & m, const char* name) -> auto& { return m.submodule(name); };
+  Tensor want = x;
+  for (const char* name : {"layers.0", "layers.1"}) want = layer(*encoder, name)(want);
+  want = layer(*encoder, "norm")(want);
+  EXPECT_EQ(difference((*encoder)(x), want), 0);
+  EXPECT_GT(difference(encoder->forward(x, {.causal = true}), want), 1e-3);
+
+  auto decoder = transformer_decoder(options, 2);
+  want = x;
+  for (const char* name : {"layers.0", "layers.1"})
+    want = dynamic_cast<TransformerDecoderLayer&>(layer(*decoder, name)).forward(want, memory);
+  EXPECT_EQ(difference(decoder->forward(x, memory), want), 0);
+  expect_contains(error_of([&] { transformer_encoder(options, 0); }), "0 layers");
+}
+
+TEST(Layers, ArgumentsByPosition) {
+  EXPECT_FALSE(Linear(2, 3, false).bias.defined());
+  EXPECT_EQ(linear(2, 3, false)->describe(),
+            linear({.in = 2, .out = 3, .bias = false})->describe());
+  EXPECT_EQ(linear({2, 3, false})->describe(),
+            linear({.in = 2, .out = 3, .bias = false})->describe());
+  EXPECT_EQ(Embedding(5, 3).weight.shape(), (Shape{5, 3}));
+  EXPECT_EQ(layer_norm({4})->describe(), LayerNorm(4).describe());
+  EXPECT_EQ(RMSNorm(4).weight.shape(), Shape{4});
+  EXPECT_EQ(conv2d(3, 6, 5, 2, 1)->describe(),
+            conv2d({.in = 3, .out = 6, .kernel = 5, .stride = 2, .padding = 1})->describe());
+  EXPECT_EQ(Conv1d(3, 6, 5).weight.shape(), (Shape{6, 3, 5}));
+  EXPECT_EQ(BatchNorm2d(7).describe(), batch_norm2d({.channels = 7})->describe());
+  EXPECT_EQ(GroupNorm(2, 6).describe(), group_norm({.groups = 2, .channels = 6})->describe());
+  EXPECT_EQ(MultiheadAttention(8, 2).options.heads, 2);
+}
+
+TEST(Layers, ActivationsAreTheFunctionsOfTheirNames) {
+  const Tensor x = randn({2, 3, 4});
+  auto same = [&](Module& m, const Tensor& want, const std::string& name) {
+    EXPECT_EQ(difference(m(x), want), 0) << name;
+    EXPECT_EQ(m.type_name(), name);
+  };
+  same(*mish(), tessera::mish(x), "Mish");
+  same(*leaky_relu(0.2), tessera::leaky_relu(x, 0.2), "LeakyReLU");
+  same(*elu(0.5), tessera::elu(x, 0.5), "ELU");
+  same(*softmax(1), tessera::softmax(x, 1), "Softmax");
+  same(*log_softmax(), tessera::log_softmax(x, -1), "LogSoftmax");
+  ReLU relu;
+  GELU gelu;
+  SiLU silu;
+  Tanh tanh;
+  Sigmoid sigmoid;
+  Identity identity;
+  same(relu, tessera::relu(x), "ReLU");
+  same(gelu, tessera::gelu(x), "GELU");
+  same(silu, tessera::silu(x), "SiLU");
+  same(tanh, tessera::tanh(x), "Tanh");
+  same(sigmoid, tessera::sigmoid(x), "Sigmoid");
+  same(identity, x, "Identity");
+  auto one = prelu(), each = prelu(3, 0.5);
+  EXPECT_EQ(difference((*one)(x), tessera::leaky_relu(x, 0.25)), 0);
+  EXPECT_EQ(difference((*each)(x), tessera::leaky_relu(x, 0.5)), 0);
+  EXPECT_EQ(each->named_parameters()[0].tensor.shape(), Shape{3});
+  sum((*each)(x)).backward();
+  EXPECT_TRUE(allclose(each->weight.grad(), sum(minimum(x, 0), {0, 2})));
+}
+
+TEST(Layers, NormsDropoutAndSizesOfImages) {
+  const Tensor x = randn({2, 3, 4, 4}) * 3.0 + 1.0;
+  const Tensor y = (*instance_norm2d({.channels = 3}))(x);
+  EXPECT_LT(amax(tessera::abs(mean(y, {2, 3}))).item<double>(), 1e-5);
+  EXPECT_LT(amax(tessera::abs(var(y, {2, 3}, 0) - 1.0)).item<double>(), 1e-3);
+  EXPECT_TRUE(instance_norm1d({.channels = 3})->parameters().empty());
+  EXPECT_EQ(instance_norm3d({.channels = 3, .affine = true})->parameters().size(), 2u);
+  EXPECT_EQ((*upsample({.scale_factor = {2}}))(x).shape(), (Shape{2, 3, 8, 8}));
+  auto drop = dropout2d(0.5);
+  manual_seed(1);
+  const Tensor dropped = (*drop)(ones({4, 16, 2, 2}));
+  EXPECT_EQ(
+      difference(dropped, dropped.index({Ellipsis, Slice(0, 1), Slice(0, 1)}) + zeros({2, 2})), 0);
+  EXPECT_GT(count_nonzero(dropped).item<int64_t>(), 0);
+  EXPECT_LT(count_nonzero(dropped).item<int64_t>(), 256);
+  drop->eval();
+  EXPECT_EQ(difference((*drop)(x), x), 0);
+}
+
+TEST(Losses, ObjectsKeepTheirOptions) {
+  const Tensor logits = randn({4, 3}), classes = tensor({0, 2, 1, 0}), x = rand({4}), y = rand({4});
+  auto same = [](const Tensor& got, const Tensor& want) { EXPECT_EQ(difference(got, want), 0); };
+  same(CrossEntropyLoss()(logits, classes), tessera::cross_entropy(logits, classes));
+  same(CrossEntropyLoss({.label_smoothing = 0.1})(logits, classes),
+       tessera::cross_entropy(logits, classes, {.label_smoothing = 0.1}));
+  same(NLLLoss()(tessera::log_softmax(logits, 1), classes),
+       tessera::nll_loss(tessera::log_softmax(logits, 1), classes));
+  same(MSELoss()(x, y), tessera::mse_loss(x, y));
+  same(L1Loss(Reduction::kSum)(x, y), tessera::l1_loss(x, y, Reduction::kSum));
+  same(BCELoss()(x, y), tessera::binary_cross_entropy(x, y));
+  same(BCEWithLogitsLoss(tensor(2.))(x, y),
+       tessera::binary_cross_entropy_with_logits(x, y, {}, tensor(2.)));
 }
 
 }  // namespace

@@ -3,11 +3,16 @@
 
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "core/autograd/autograd.h"
 #include "core/nn/nn.h"
+#include "core/ops/compose.h"
 #include "core/ops/contract.h"
 #include "core/ops/create.h"
+#include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
+#include "core/ops/views.h"
 #include "tests/support/temp_folder.h"
 
 namespace tessera::nn {
@@ -290,6 +295,101 @@ TEST(Scope, IsThePathOfTheInnermostModule) {
   EXPECT_EQ(seen, (Names{"h.0.0.part"}));
   EXPECT_EQ(Scope::current(), "");
   EXPECT_EQ((*list)[0].path(), "h.0");
+}
+
+// Children that are members, by value.
+struct ByValue : Module {
+  ByValue() {
+    register_module("conv", conv);
+    register_module("fc", fc);
+    register_module("inner", inner);
+  }
+  struct Inner : Module {
+    Inner() { register_module("out", out); }
+    Linear out{4, 2};
+
+   protected:
+    Tensor compute(Tensor x) override { return out(x); }
+  };
+  Conv2d conv{1, 2, 3};
+  ReLU relu;
+  Linear fc{8, 4, false};
+  Inner inner;
+
+ protected:
+  Tensor compute(Tensor x) override {
+    return inner(fc(tessera::flatten(relu(conv(std::move(x))), 1)));
+  }
+};
+
+TEST(Module, MembersByValueAreChildren) {
+  ByValue m;
+  EXPECT_EQ(names_of(m.named_parameters()),
+            (Names{"conv.weight", "conv.bias", "fc.weight", "inner.out.weight", "inner.out.bias"}));
+  EXPECT_EQ(m.inner.out.path(), "inner.out");
+  EXPECT_EQ(m(ones({3, 1, 4, 4})).shape(), (Shape{3, 2}));
+  EXPECT_TRUE(m.parameters()[2].is_same(m.fc.weight));
+  m.eval();
+  EXPECT_FALSE(m.inner.out.training());
+  int calls = 0;
+  m.fc.add_post_hook([&](Module&, Inputs, Tensor&) { ++calls; });
+  m(ones({1, 1, 4, 4}));
+  EXPECT_EQ(calls, 1);
+  m.init(5);
+  const Tensor drawn = m.fc.weight.detach().clone();
+  auto shared = std::make_shared<ByValue>();  // and where the whole is shared
+  shared->init(5);
+  EXPECT_TRUE(equal(shared->fc.weight.detach(), drawn));
+  EXPECT_EQ(&shared->submodule("inner.out"), &shared->inner.out);
+  expect_contains(error_of([&] { m.register_module("fc", m.relu); }), "\"fc\" already");
+}
+
+// A child that two trees share is freed with the second, whatever the other held by value.
+TEST(Module, MembersByValueEndBeforeTheirParent) {
+  auto shared = linear(2, 2);
+  {
+    struct Both : Module {
+      explicit Both(LinearPtr l) {
+        register_module("shared", std::move(l));
+        register_module("own", own);
+      }
+      Linear own{2, 2};
+    } both(shared);
+    EXPECT_EQ(shared->path(), "shared");
+  }
+  auto list = sequential(shared);  // its first parent is gone
+  EXPECT_EQ(shared->path(), "0");
+}
+
+TEST(Module, SequentialTakesFunctions) {
+  auto m = sequential(
+      linear(2, 3), [](Tensor x) { return x * 2.0; }, tessera::relu);
+  const Tensor x = ones({1, 2});
+  auto& first = static_cast<Linear&>(m->submodule("0"));
+  EXPECT_TRUE(equal((*m)(x).detach(), tessera::relu(first(x) * 2.0).detach()));
+  EXPECT_EQ(m->size(), 3u);
+}
+
+TEST(Module, DictsFindTheirModulesByName) {
+  auto heads = module_dict<Linear>();
+  heads->insert("digits", linear(2, 10));
+  heads->insert("letters", linear(2, 26));
+  EXPECT_EQ((*heads)["letters"].weight.size(0), 26);
+  EXPECT_TRUE(heads->contains("digits"));
+  EXPECT_FALSE(heads->contains("words"));
+  std::vector<std::string> order;
+  for (auto& [name, head] : *heads) order.push_back(name);
+  EXPECT_EQ(order, (Names{"digits", "letters"}));
+  EXPECT_EQ(names_of(heads->named_parameters())[2], "letters.weight");
+  expect_contains(error_of([&] { (*heads)["words"]; }), "no \"words\"");
+  expect_contains(error_of([&] { heads->insert("digits", linear(1, 1)); }), "already");
+}
+
+TEST(Module, IsPrintedAsItsTree) {
+  std::ostringstream out;
+  auto m = sequential(linear(2, 3), relu());
+  out << *m;
+  EXPECT_EQ(out.str(), m->to_string());
 }
 
 TEST(Module, ForwardOfTheWrongKindSaysSo) {

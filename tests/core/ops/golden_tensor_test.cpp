@@ -41,7 +41,7 @@ Tensor norm_of(C c) {
 Tensor variance(C c, bool root) {
   int64_t correction = c.entry["attributes"].contains("correction") ? c.integer("correction") : 1;
   Dims dims = c.variant() == "empty" ? Dims{0} : dims_of(c);
-  return root ? std(c["x"], dims, correction) : var(c["x"], dims, correction);
+  return root ? stddev(c["x"], dims, correction) : var(c["x"], dims, correction);
 }
 Tensor index_of(C c) {
   if (c.variant() == "mask") return index(c["x"], List{c["mask"]});

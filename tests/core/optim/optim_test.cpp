@@ -7,6 +7,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/nn/nn.h"
+#include "core/ops/compose.h"
 #include "core/ops/create.h"
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
@@ -318,6 +319,48 @@ TEST(Schedule, KindsAndErrors) {
                   "warm-up over -9223372036854775808 steps");
   EXPECT_GT(warmup(INT64_MAX, constant(1))(0), 0);
   expect_contains(error_of([] { sequence({constant(1)}, {3}); }), "1 parts");
+}
+
+TEST(Schedule, Falls) {
+  Schedule e = exponential(2, 0.5), m = multi_step(1, {3, 5}, 0.1);
+  EXPECT_EQ(e(0), 2);
+  EXPECT_EQ(e(3), 0.25);
+  EXPECT_EQ(m(2), 1);
+  EXPECT_DOUBLE_EQ(m(3), 0.1);
+  EXPECT_DOUBLE_EQ(m(4), 0.1);
+  EXPECT_DOUBLE_EQ(m(5), 0.01);
+  expect_contains(error_of([] { multi_step(1, {5, 3}); }), "descend");
+}
+
+TEST(Schedule, WarmRestartsBeginAgain) {
+  Schedule same = cosine_warm_restarts(1, 4), longer = cosine_warm_restarts(1, 2, 2, 0.5);
+  for (int64_t step = 0; step < 12; ++step) EXPECT_DOUBLE_EQ(same(step), cosine(1, 0, 4)(step % 4));
+  // Periods of 2, 4, 8.
+  for (int64_t step = 0; step < 14; ++step) {
+    const int64_t period = step < 2 ? 2 : step < 6 ? 4 : 8, at = step - (period - 2);
+    EXPECT_DOUBLE_EQ(longer(step), cosine(1, 0.5, period)(at)) << step;
+  }
+  expect_contains(error_of([] { cosine_warm_restarts(1, 0); }), "over 0 steps");
+}
+
+TEST(Schedule, OneCycleRisesAndFalls) {
+  Schedule s = one_cycle(1, 100);
+  EXPECT_NEAR(s(0), 1.0 / 25, 1e-15);
+  EXPECT_DOUBLE_EQ(s(29), 1);  // the last of 30 rising steps
+  EXPECT_NEAR(s(99), 1.0 / 25 / 1e4, 1e-15);
+  EXPECT_NEAR(s(64), 0.5, 1e-2);  // half of the way down
+  for (int64_t step = 0; step < 29; ++step) EXPECT_LT(s(step), s(step + 1));
+  for (int64_t step = 29; step < 99; ++step) EXPECT_GT(s(step), s(step + 1));
+  expect_contains(error_of([] { one_cycle(1, 10, {.rising = 2}); }), "share 2");
+}
+
+TEST(Clip, EveryElementByValue) {
+  Tensor p = leaf(0, {3}), none = leaf(0);
+  p.set_grad(tensor({-3., 0.5, 2.}, {.dtype = kF64}));
+  clip_grad_value_(std::vector{p, none}, 1);
+  EXPECT_TRUE(equal(p.grad(), tensor({-1., 0.5, 1.}, {.dtype = kF64})));
+  EXPECT_FALSE(none.grad().defined());
+  expect_contains(error_of([&] { clip_grad_value_(std::vector{p}, 0); }), "not positive");
 }
 
 }  // namespace

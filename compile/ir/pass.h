@@ -1,4 +1,5 @@
-// A pass: takes a verified graph to a verified graph that computes the same (passes/passes.h).
+// A pass: takes a verified graph to a verified graph that computes the same
+// (compile/passes/passes.h).
 #pragma once
 #include <string_view>
 
