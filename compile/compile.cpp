@@ -36,6 +36,7 @@ struct KnownCall : RecordedCall {
 struct SizedCalls {
   std::unique_ptr<DynamicCall> dynamic;
   SizedBuilder builder;
+  bool counted = false;  // in CompileReport::compiled
 };
 
 // The state of this thread that ops are recorded under.
@@ -222,7 +223,7 @@ struct StepCompiler::Impl {
       std::string why;
       if (auto dynamic = DynamicCall::unify(*e, call, &why)) {
         if (dynamic_calls.size() >= kMaxDynamicCalls) dynamic_calls.pop_front();
-        dynamic_calls.push_back({std::move(dynamic), SizedBuilder(options)});
+        dynamic_calls.push_back({.dynamic = std::move(dynamic), .builder = SizedBuilder(options)});
         return;
       }
       if (!why.empty()) return tell_static(why);
@@ -264,7 +265,8 @@ struct StepCompiler::Impl {
       return false;
     }
     std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;
-    ++report.sizes, report.sizes_ms += took.count();
+    if (!std::exchange(f.counted, true)) ++report.compiled;
+    ++report.sizes, report.sizes_ms += took.count(), report.compile_s += took.count() / 1000;
     forget_sizes();
     return true;
   }

@@ -22,7 +22,7 @@ int main() {
 
   for (int step = 0; step < 500; ++step) {
     auto [x, y] = spirals(256);
-    Tensor loss = nn::cross_entropy(model->forward(x), y);
+    Tensor loss = nn::cross_entropy((*model)(x), y);
     opt.zero_grad();
     loss.backward();
     opt.set_lr(schedule(step));
@@ -34,6 +34,6 @@ int main() {
   NoGrad evaluation;
   model->eval();
   auto [x, y] = spirals(2000);
-  Tensor right = eq(argmax(model->forward(x), 1), y).to(kF32);
+  Tensor right = eq(argmax((*model)(x), 1), y).to(kF32);
   std::printf("accuracy on new points %.3f\n", mean(right).item<float>());
 }

@@ -255,6 +255,18 @@ std::unique_ptr<Reducer> make_reducer(nn::Module& model, const DdpOptions& optio
   return std::make_unique<Reducer>(model.trainable_parameters(), o);
 }
 
+Ddp::Ddp(nn::Module& model, const DdpOptions& options) : reducer_(make_reducer(model, options)) {
+  if (options.sync_buffers)
+    statistics_ = RunningStatistics::attach(model, {Ref<ProcessGroup>(&group())}, true,
+                                            [this] { return sync(); });
+}
+
+std::shared_ptr<Ddp> ddp(nn::Module& model, const DdpOptions& options) {
+  auto attached = std::make_shared<Ddp>(model, options);
+  model.keep_alive(attached);
+  return attached;
+}
+
 double count_weight(ProcessGroup& group, int64_t count) {
   Tensor total = from_values<double>({double(count)}, {1});
   group.all_reduce(total);

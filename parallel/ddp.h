@@ -11,6 +11,7 @@
 #include "core/dispatch/tracked_setting.h"
 #include "core/nn/module.h"
 #include "parallel/communication_time.h"
+#include "parallel/data_parallel.h"
 
 namespace tessera::parallel {
 
@@ -25,6 +26,9 @@ struct DdpOptions {
   // on each of R ranks give the bits of any other K and R with the same product (powers of two).
   // Takes log2(K) more gradient buffers.
   bool tree_accumulation = false;
+  // Persistent float buffers that a training forward writes become the mean of what all ranks made
+  // of them (running_statistics.h). Off: each rank keeps its own.
+  bool sync_buffers = true;
 };
 inline constexpr size_t kCpuBucketBytes = size_t(2) << 20;
 
@@ -86,52 +90,33 @@ class Reducer final : public GradSink {
   bool rebuilt_ = false;
 };
 
-/// Makes `model` data-parallel: broadcasts rank 0's parameters and persistent buffers once and
-/// reduces gradients for as long as it lives. auto ddp = parallel::ddp(model); ddp->forward(x) is
-/// the model's own forward.
-template <class M>
-class [[nodiscard]] Ddp {
- public:
-  Ddp(std::shared_ptr<M> model, const DdpOptions& options)
-      : model_(std::move(model)), reducer_(make(*model_, options)) {}
-  M* operator->() const { return model_.get(); }
-  M& operator*() const { return *model_; }
-  const std::shared_ptr<M>& model() const { return model_; }
-  Reducer& reducer() { return *reducer_; }
-  ProcessGroup& group() const { return reducer_->group(); }
-
-  /// Backwards inside the scope accumulate without communication.
-  class NoSync {
-   public:
-    explicit NoSync(Reducer& r, bool off = true) : r_(r), old_(r.sync()) {
-      r.set_sync(!off && old_);
-    }
-    ~NoSync() { r_.set_sync(old_); }
-
-   private:
-    Reducer& r_;
-    bool old_;
-  };
-  /// `off` false changes nothing: for (k ...) { auto scope = ddp.no_sync(k + 1 < accumulate); ... }
-  NoSync no_sync(bool off = true) { return NoSync(*reducer_, off); }
-
- private:
-  static std::unique_ptr<Reducer> make(nn::Module& model, const DdpOptions& options);
-  std::shared_ptr<M> model_;
-  std::unique_ptr<Reducer> reducer_;
-};
-
 /// Broadcasts parameters and persistent buffers of rank 0 and makes the reducer of a model's
 /// trainable parameters; gradients are reduced for as long as it lives.
 [[nodiscard]] std::unique_ptr<Reducer> make_reducer(nn::Module& model, const DdpOptions& options);
 
+/// What ddp attached to a model. The model keeps it alive.
+class Ddp final : public DataParallel {
+ public:
+  Ddp(nn::Module& model, const DdpOptions& options);
+  void set_sync(bool sync) override { reducer_->set_sync(sync); }
+  bool sync() const override { return reducer_->sync(); }
+  double communication_ms() override { return reducer_->communication_ms(); }
+  Reducer& reducer() { return *reducer_; }
+  ProcessGroup& group() const { return reducer_->group(); }
+
+ private:
+  std::unique_ptr<Reducer> reducer_;
+};
+
+/// Makes `model` data-parallel from now on: broadcasts rank 0's parameters and persistent buffers
+/// once, reduces gradients, and makes running statistics one set of values after each training
+/// forward (DdpOptions::sync_buffers). The program goes on with the model itself; what is returned
+/// is for no_sync and reports. Throws UserError for a model that is wrapped already, or sharded.
+std::shared_ptr<Ddp> ddp(nn::Module& model, const DdpOptions& options = {});
 template <class M>
-std::unique_ptr<Reducer> Ddp<M>::make(nn::Module& model, const DdpOptions& options) {
-  return make_reducer(model, options);
-}
-template <class M>
-Ddp<M> ddp(std::shared_ptr<M> model, const DdpOptions& options = {}) {
-  return Ddp<M>(std::move(model), options);
+std::shared_ptr<Ddp> ddp(const std::shared_ptr<M>& model, const DdpOptions& options = {}) {
+  TESSERA_CHECK(model, "ddp: the model is null");
+  return ddp(*model, options);
 }
 
 /// What a loss that is a mean over `count` items of this rank is multiplied with so that averaging

@@ -189,6 +189,11 @@ void State::attach(Module& model) {
     m.add_post_hook([self, g](Module&, Inputs, Tensor& out) { self->after_forward(g, out); });
     m.add_unwind_hook([self, g](Module&) { self->forward_failed(g); });
   }
+  if (!options_.sync_buffers) return;
+  std::vector<Ref<ProcessGroup>> groups;  // along the axis that cuts first
+  for (int axis = options_.mesh.ndim(); axis-- > 0;) groups.push_back(options_.mesh.group(axis));
+  statistics_ =
+      RunningStatistics::attach(model, std::move(groups), false, [this] { return sync(); });
 }
 
 }  // namespace fsdp

@@ -13,6 +13,7 @@
 
 #include "core/nn/module.h"
 #include "dtensor/dtensor.h"
+#include "parallel/data_parallel.h"
 
 namespace tessera::parallel {
 
@@ -40,6 +41,9 @@ struct FsdpOptions {
   /// Sum micro-batches in a balanced tree, so that the bits do not depend on how many there are on
   /// a rank (powers of two). Leaves are dealt to ranks by data::Deal::kReduceThenAccumulate.
   bool tree_accumulation = false;
+  /// Persistent float buffers that a training forward writes become the mean of what all ranks of
+  /// the mesh made of them (running_statistics.h). Off: each rank keeps its own.
+  bool sync_buffers = true;
 };
 
 /// Bytes on this rank.
@@ -52,16 +56,11 @@ struct FsdpMemory {
   int64_t largest_group = 0;  // whole parameters of one group
 };
 
-/// What fully_shard attached to a model. The model keeps it alive.
-class Fsdp {
+/// What fully_shard attached to a model. The model keeps it alive. Gradients that accumulate
+/// without sync are whole ones.
+class Fsdp : public DataParallel {
  public:
-  virtual ~Fsdp() = default;
-  /// Gradients of the next backwards stay on this rank, whole, and accumulate.
-  virtual void set_sync(bool sync) = 0;
-  virtual bool sync() const = 0;
   virtual FsdpMemory memory() const = 0;
-  /// How long collectives were executing since this was last asked, waiting for peers included.
-  virtual double communication_ms() = 0;
   /// Gathers every group, puts whole (unrecorded) parameters into the slots until reshard(): for
   /// code that reads them outside of forward, such as generation, or writes them, the same on every
   /// rank (load_state). Throws UserError when the model is gone; reshard() also when weights that
@@ -81,5 +80,11 @@ class Fsdp {
 /// gradient of each backward after the reduction. When a backward fails on a rank, the others hear
 /// of it at once: the groups are aborted.
 std::shared_ptr<Fsdp> fully_shard(nn::Module& model, const FsdpOptions& options = {});
+template <class M>
+std::shared_ptr<Fsdp> fully_shard(const std::shared_ptr<M>& model,
+                                  const FsdpOptions& options = {}) {
+  TESSERA_CHECK(model, "fully_shard: the model is null");
+  return fully_shard(*model, options);
+}
 
 }  // namespace tessera::parallel

@@ -188,7 +188,7 @@ class Pipeline::Run {
     Scoped<Generator*> own(context().generator, &generator);
     RunningStatistics* statistics = train_ ? p_.options_.statistics : nullptr;
     if (statistics) statistics->before(forwards_, batch_.size());
-    m.out = p_.options_.forward ? p_.options_.forward(m.in, b) : p_.stage_->forward(m.in);
+    m.out = p_.options_.forward ? p_.options_.forward(m.in, b) : (*p_.stage_)(m.in);
     if (statistics) statistics->after(forwards_, batch_.size());
     ++forwards_;
     if (stage_ == last_) {

@@ -34,16 +34,15 @@ struct PipelineOptions {
   /// Parameters of which several stages hold a copy, by name: an embedding that is also the head.
   std::vector<std::string> tied = {};
   /// Told before each backward whether gradients are to be reduced over replicas of the stage: true
-  /// for a step's last only. For ddp: [&](bool on) { ddp.reducer().set_sync(on); }, for
-  /// fully_shard: [=](bool on) { fsdp->set_sync(on); }. Null: every backward reduces, which is
-  /// slower.
+  /// for a step's last only. For what ddp and fully_shard return: [=](bool on) {
+  /// wrapper->set_sync(on); }. Null: every backward reduces, which is slower.
   std::function<void(bool on)> set_sync = nullptr;
   /// The stage's forward on x, batch.input or what the stage before gave, where it reads more of
-  /// the micro-batch than that. Null: stage->forward(x).
+  /// the micro-batch than that. Null: (*stage)(x).
   std::function<Tensor(const Tensor& x, const MicroBatch& batch)> forward = nullptr;
   /// Batch-norm's, of this stage: after a step they are the mean of what its micro-batches, those
   /// of replicas included, made of the values before. Must outlive the pipeline. Null: each
-  /// micro-batch moves them on.
+  /// micro-batch moves them on. A wrapper of the stage then has .sync_buffers = false.
   RunningStatistics* statistics = nullptr;
 };
 
@@ -56,7 +55,7 @@ using StageLoss = std::function<Tensor(const Tensor& output, const Tensor& targe
 ///   auto model = models::gpt_stage(options, mesh.coordinate("pp"), mesh.size("pp"));
 ///   parallel::Pipeline pipeline(model, {.mesh = mesh["pp"], .tied = {"wte.weight"}});
 ///   Tensor losses = pipeline.step(micro_batches, [](const Tensor& logits, const Tensor& targets) {
-///     return cross_entropy(logits, targets);
+///     return cross_entropy(logits, targets, {.dim = -1});
 ///   });
 ///   opt.step(pipeline.clip_grad_norm(1.0).scale);
 class Pipeline {

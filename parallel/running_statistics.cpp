@@ -1,5 +1,6 @@
 #include "parallel/running_statistics.h"
 
+#include <algorithm>
 #include <span>
 
 #include "collectives/ops.h"
@@ -18,62 +19,118 @@ Tensor tree_sum(std::span<const Tensor> t) {
   return tree_sum(t.first(half)) + tree_sum(t.subspan(half));
 }
 
+// This rank's values.
+const Tensor& local(const Tensor& t) {
+  const ShardData* cut = shard_data(t);
+  return cut ? cut->local : t;
+}
+
 }  // namespace
 
-RunningStatistics::RunningStatistics(nn::Module& model, Ref<ProcessGroup> group,
+RunningStatistics::RunningStatistics(nn::Module& model, std::vector<Ref<ProcessGroup>> groups,
                                      bool accumulate_first)
-    : group_(std::move(group)), accumulate_first_(accumulate_first) {
-  for (const NamedTensor& b : model.named_buffers()) {
-    const ShardData* cut = shard_data(b.tensor);
-    (is_floating(b.tensor.dtype()) ? means_ : counts_).push_back(cut ? cut->local : b.tensor);
+    : groups_(std::move(groups)), accumulate_first_(accumulate_first) {
+  for (const Ref<ProcessGroup>& group : groups_) ranks_ *= group->size();
+  std::vector<const TensorImpl*> seen;  // a tied buffer is one
+  for (const nn::Slot& s : model.slots()) {
+    if (!s.is_buffer || !s.persistent || std::ranges::count(seen, s.tensor->impl())) continue;
+    seen.push_back(s.tensor->impl());
+    if (is_floating(s.tensor->dtype()))
+      means_.push_back({.slot = s.tensor});
+    else
+      counts_.push_back(s.tensor);
   }
-  for (const Tensor& t : means_)
-    TESSERA_CHECK(t.dtype() == means_[0].dtype(),
-                  "running statistics: buffers of {} and of {}; expected one dtype",
-                  describe(means_[0]), describe(t));
+}
+
+std::shared_ptr<RunningStatistics> RunningStatistics::attach(nn::Module& model,
+                                                             std::vector<Ref<ProcessGroup>> groups,
+                                                             bool accumulate_first,
+                                                             std::function<bool()> last) {
+  auto self = std::make_shared<RunningStatistics>(model, std::move(groups), accumulate_first);
+  if (self->means_.empty()) return nullptr;
+  // What backward computes again wrote its buffers in the first run.
+  auto idle = [](const nn::Module& m) { return !m.training() || recomputation::running_again(); };
+  model.add_pre_hook([=](nn::Module& m, Inputs) {
+    if (!idle(m)) self->before_forward(last());
+  });
+  model.add_post_hook([=](nn::Module& m, Inputs, Tensor&) {
+    if (!idle(m)) self->after_forward(last());
+  });
+  model.add_unwind_hook([=](nn::Module& m) {
+    if (!idle(m)) self->start_over();
+  });
+  return self;
+}
+
+void RunningStatistics::start_over() {
+  made_.clear(), counts_start_.clear();
+  start_ = Tensor();
 }
 
 Tensor RunningStatistics::packed() const {
   std::vector<Tensor> flat;
-  for (const Tensor& t : means_) flat.push_back(reshape(t, {t.numel()}));
+  for (const Buffer& b : means_) {
+    const Tensor& t = local(*b.slot);
+    flat.push_back(reshape(t, {t.numel()}));
+  }
   return cat(flat);
 }
 
 void RunningStatistics::unpack(const Tensor& values) {
   int64_t at = 0;
-  for (const Tensor& t : means_) {
-    assign_(t, reshape(narrow(values, 0, at, t.numel()), t.shape()));
+  for (const Buffer& b : means_) {
+    const Tensor& t = local(*b.slot);
+    // Rounding would move a constant.
+    if (b.written) assign_(t, reshape(narrow(values, 0, at, t.numel()), t.shape()));
     at += t.numel();
   }
 }
 
-void RunningStatistics::before(size_t k, size_t count) {
-  if (idle(count) || count == 1) return;
-  NoGrad off;
-  if (k == 0) {
-    start_ = packed();
-    counts_start_.clear();
-    for (const Tensor& t : counts_) counts_start_.push_back(t.clone());
-    return;
-  }
-  unpack(start_);
-  for (size_t i = 0; i < counts_.size(); ++i) assign_(counts_[i], counts_start_[i]);
+Tensor RunningStatistics::reduced(Tensor sum) const {
+  for (const Ref<ProcessGroup>& group : groups_)
+    if (group->size() > 1) sum = all_reduce(sum, group);
+  return sum;
 }
 
-void RunningStatistics::after(size_t k, size_t count) {
-  if (idle(count)) return;
+void RunningStatistics::before_forward(bool last) {
+  if (means_.empty()) return;
   NoGrad off;
-  if (k == 0) made_.clear();  // of a step that failed
-  made_.push_back(packed());
-  if (k + 1 < count) return;
-  std::vector<Tensor> made = std::move(made_);
-  made_.clear(), counts_start_.clear();
-  start_ = Tensor();  // nothing outlives the step, or it could not be compiled
-  if (!accumulate_first_ && group_->size() > 1)
-    for (Tensor& t : made) t = all_reduce(t, group_);
-  Tensor sum = tree_sum(made);
-  if (accumulate_first_ && group_->size() > 1) sum = all_reduce(sum, group_);
-  unpack(sum * (1.0 / double(count * size_t(group_->size()))));
+  if (!made_.empty()) {
+    unpack(start_);
+    for (size_t i = 0; i < counts_.size(); ++i) assign_(local(*counts_[i]), counts_start_[i]);
+    return;
+  }
+  for (Buffer& b : means_) b.version = local(*b.slot).storage()->version();
+  if (last) return;
+  start_ = packed();
+  counts_start_.clear();
+  for (const Tensor* t : counts_) counts_start_.push_back(local(*t).clone());
 }
+
+void RunningStatistics::after_forward(bool last) {
+  if (means_.empty()) return;
+  if (made_.empty()) {
+    if (last && ranks_ == 1) return;
+    for (Buffer& b : means_) b.written = local(*b.slot).storage()->version() != b.version;
+    if (last && std::ranges::none_of(means_, &Buffer::written)) return;
+  }
+  NoGrad off;
+  made_.push_back(packed());
+  if (!last) return;
+  std::vector<Tensor> made = std::move(made_);
+  start_over();  // nothing outlives the step, or it could not be compiled
+  const double count = double(made.size() * size_t(ranks_));
+  if (!accumulate_first_)
+    for (Tensor& t : made) t = reduced(t);
+  Tensor sum = tree_sum(made);
+  if (accumulate_first_) sum = reduced(sum);
+  unpack(sum * (1.0 / count));
+}
+
+void RunningStatistics::before(size_t k, size_t count) {
+  if (k == 0) start_over();  // after a step that failed
+  before_forward(k + 1 == count);
+}
+void RunningStatistics::after(size_t k, size_t count) { after_forward(k + 1 == count); }
 
 }  // namespace tessera::parallel

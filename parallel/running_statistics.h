@@ -5,6 +5,8 @@
 // values, and where the sum over micro-batches is the balanced tree (a power of two of them), the
 // bits do not depend on how they are spread over ranks.
 #pragma once
+#include <functional>
+#include <memory>
 #include <vector>
 
 #include "collectives/process_group.h"
@@ -14,11 +16,25 @@ namespace tessera::parallel {
 
 class RunningStatistics {
  public:
-  /// The float buffers of `model`, all of one dtype; of those that are cut over other axes, this
-  /// rank's pieces. `accumulate_first`: as gradients are summed, over the micro-batches of a rank
-  /// and then over ranks (data::Deal::kAccumulateThenReduce), or the other way. All ranks of
-  /// `group` take equally many micro-batches.
-  RunningStatistics(nn::Module& model, Ref<ProcessGroup> group, bool accumulate_first);
+  /// Persistent float buffers of `model` that a forward writes; of those that are cut over other
+  /// axes, this rank's pieces. Integer ones beside them count a step once. `groups`: the ranks, or
+  /// those along each of several axes in the order of summation. `accumulate_first`: as gradients
+  /// are summed, over the micro-batches of a rank and then over ranks
+  /// (data::Deal::kAccumulateThenReduce), or the other way. All ranks take equally many
+  /// micro-batches. The model must outlive this.
+  RunningStatistics(nn::Module& model, std::vector<Ref<ProcessGroup>> groups,
+                    bool accumulate_first);
+  RunningStatistics(nn::Module& model, Ref<ProcessGroup> group, bool accumulate_first)
+      : RunningStatistics(model, std::vector<Ref<ProcessGroup>>{std::move(group)},
+                          accumulate_first) {}
+
+  /// Does what before() and after() do around every training forward of `model` from now on. A
+  /// forward while `last` is false is one of several micro-batches of a step, which ends with the
+  /// first forward while it is true. Null where the model has no such buffers.
+  static std::shared_ptr<RunningStatistics> attach(nn::Module& model,
+                                                   std::vector<Ref<ProcessGroup>> groups,
+                                                   bool accumulate_first,
+                                                   std::function<bool()> last);
 
   /// Around the forward of micro-batch `k` of `count`: before, and after. The last after()
   /// communicates.
@@ -28,12 +44,22 @@ class RunningStatistics {
   void stop() { means_.clear(), counts_.clear(); }
 
  private:
-  bool idle(size_t count) const { return means_.empty() || (count == 1 && group_->size() == 1); }
+  struct Buffer {
+    Tensor* slot;          // of the model
+    uint32_t version = 0;  // before the step
+    bool written = true;   // by the step's first forward
+  };
+  void start_over();
+  void before_forward(bool last);
+  void after_forward(bool last);
   Tensor packed() const;
   void unpack(const Tensor& values);
-  std::vector<Tensor> means_;   // the float buffers
-  std::vector<Tensor> counts_;  // the others: a step counts once
-  Ref<ProcessGroup> group_;
+  Tensor reduced(Tensor sum) const;
+
+  std::vector<Buffer> means_;    // the float buffers
+  std::vector<Tensor*> counts_;  // the others: a step counts once
+  std::vector<Ref<ProcessGroup>> groups_;
+  int ranks_ = 1;
   bool accumulate_first_;
   Tensor start_;                      // values before the step
   std::vector<Tensor> counts_start_;  // the same of counts_

@@ -57,7 +57,7 @@ Layers layers_of(nn::Module& model, const Tensor& x, std::span<const std::string
   std::vector<NamedTensor> names = model.named_parameters();
   for (NamedTensor& b : model.named_buffers()) names.push_back(std::move(b));
   Layers found =
-      find_layers([&](const Tensor& t) { return model.forward(t); }, x, std::move(names), keep_f32);
+      find_layers([&](const Tensor& t) { return model(t); }, x, std::move(names), keep_f32);
   for (const std::string& name : keep_f32) {
     if (std::ranges::count(found.kept, name)) continue;
     std::string have;
@@ -78,7 +78,7 @@ Prepared::Prepared(std::shared_ptr<nn::Module> model, PrepareOptions options)
   eval();
 }
 
-Tensor Prepared::compute(Tensor x) {
+Tensor Prepared::forward(Tensor x) {
   check_call(*model_, x, "calibration");
   NoGrad no_history;
   if (Contents now = contents_of(*model_); !(now == contents_))
@@ -100,16 +100,15 @@ Tensor Prepared::compute(Tensor x) {
 Decisions Prepared::decide() const {
   TESSERA_CHECK(!layers_.empty(),
                 "convert: the model was not calibrated, so no scale is known (of {} on); call "
-                "prepared->forward(x) on a few batches first",
+                "(*prepared)(x) on a few batches first",
                 [&]() -> std::string {
                   for (const NamedTensor& p : model_->named_parameters())
                     if (p.name.ends_with("weight")) return p.name;
                   return "any layer";
                 }());
-  TESSERA_CHECK(
-      contents_of(*model_) == contents_,
-      "convert: tensors of the model changed after calibration; call prepared->forward(x) "
-      "on a few batches again");
+  TESSERA_CHECK(contents_of(*model_) == contents_,
+                "convert: tensors of the model changed after calibration; call (*prepared)(x) "
+                "on a few batches again");
   Decisions d;
   for (auto& [shape, layers] : layers_) {
     TESSERA_CHECK(!layers->layers.empty(),
@@ -228,7 +227,7 @@ Quantized::Plan& Quantized::plan_for(const Tensor& x) {
   return *plans_.back();
 }
 
-Tensor Quantized::compute(Tensor x) {
+Tensor Quantized::forward(Tensor x) {
   check_call(*this, x, "quantized model");
   TESSERA_CHECK(!(grad_enabled() && x.requires_grad()),
                 "quantized model: x requires gradients, and layers on bytes have none; run it "

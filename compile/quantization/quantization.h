@@ -1,7 +1,7 @@
 // Inference in eight bits, after training:
 //   auto prepared = quant::prepare(model);                    // the model in eval mode
-//   for (const Tensor& x : batches) prepared->forward(x);     // calibration: values are watched
-//   auto fast = quant::convert(prepared);                     // fast->forward(x), f32 in and out
+//   for (const Tensor& x : batches) (*prepared)(x);           // calibration: values are watched
+//   auto fast = quant::convert(prepared);                     // (*fast)(x), f32 in and out
 // Convolutions and linear layers run on bytes with batch-norm, residual and relu in their epilogue;
 // what is between them stays bytes where it can (views, relu, max-pool) and is f32 otherwise.
 // Jacob et al. 2018, arXiv:1712.05877; names are those of torch.ao.quantization.
@@ -40,7 +40,7 @@ struct PrepareOptions {
   std::vector<std::string> keep_f32 = {};    // layers by path: "conv1", "fc"
 };
 
-/// A model under calibration: forward(x) is the model's, in f32, and values are watched. A forward
+/// A model under calibration: its result is the model's, in f32, and values are watched. A forward
 /// that throws counts for nothing. Where the model's tensors change, layers are found anew and what
 /// was seen before still counts.
 class Prepared final : public nn::Module {
@@ -53,7 +53,7 @@ class Prepared final : public nn::Module {
   Decisions decide() const;
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   std::shared_ptr<nn::Module> model_;
@@ -78,7 +78,7 @@ class Quantized final : public nn::Module {
   std::string report() const;
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   struct Part;
@@ -96,7 +96,8 @@ class Quantized final : public nn::Module {
   mutable std::mutex running_;
 };
 
-/// `model` is one that forward(x) runs: x -> y, all its floats f32, in eval mode, on one rank.
+/// `model` is one that is called with one tensor: x -> y, all its floats f32, in eval mode, on one
+/// rank.
 std::shared_ptr<Prepared> prepare(std::shared_ptr<nn::Module> model, PrepareOptions options = {});
 /// The model is left as it is. Throws UserError without calibration.
 std::shared_ptr<Quantized> convert(const std::shared_ptr<Prepared>& prepared);

@@ -57,8 +57,8 @@ void MultiheadAttention::reset(const InitKeys& keys) {
     if (proj->bias.defined()) zeros_(proj->bias);
 }
 
-Tensor MultiheadAttention::forward(const Tensor& query, const Tensor& key, const Tensor& value,
-                                   const AttendOptions& o) {
+Tensor MultiheadAttention::operator()(const Tensor& query, const Tensor& key, const Tensor& value,
+                                      const AttendOptions& o) {
   Tensor in[] = {query, key, value};
   return call(in, [&] { return attend(in[0], in[1], in[2], o); });
 }

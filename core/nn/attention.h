@@ -26,12 +26,13 @@ class MultiheadAttention : public Module {
   MultiheadAttention(int64_t dim, int64_t heads)
       : MultiheadAttention(MultiheadAttentionOptions{dim, heads}) {}
   /// query [B, Tq, D], key [B, Tk, key_dim], value [B, Tk, value_dim] -> [B, Tq, D].
-  Tensor forward(const Tensor& query, const Tensor& key, const Tensor& value,
-                 const AttendOptions& options = {});
-  /// Self-attention.
-  Tensor forward(const Tensor& x, const AttendOptions& options = {}) {
-    return forward(x, x, x, options);
+  Tensor operator()(const Tensor& query, const Tensor& key, const Tensor& value,
+                    const AttendOptions& options = {});
+  /// Self-attention, as operator()(x) with options.
+  Tensor operator()(const Tensor& x, const AttendOptions& options) {
+    return (*this)(x, x, x, options);
   }
+  using Module::operator();
   std::string describe() const override;
   void reset(const InitKeys& keys) override;
 
@@ -39,7 +40,7 @@ class MultiheadAttention : public Module {
   const MultiheadAttentionOptions options;
 
  protected:
-  Tensor compute(Tensor x) override { return attend(x, x, x, {}); }
+  Tensor forward(Tensor x) override { return attend(x, x, x, {}); }
 
  private:
   Tensor attend(const Tensor& query, const Tensor& key, const Tensor& value,

@@ -26,8 +26,8 @@ class Sequential final : public Module {
   const std::shared_ptr<Module>& operator[](size_t i) const { return modules_.at(i); }
 
  protected:
-  Tensor compute(Tensor x) override {
-    for (auto& m : modules_) x = m->forward(std::move(x));
+  Tensor forward(Tensor x) override {
+    for (auto& m : modules_) x = (*m)(std::move(x));
     return x;
   }
 
@@ -41,6 +41,7 @@ using SequentialPtr = std::shared_ptr<Sequential>;
 namespace detail {
 template <class M>
 std::shared_ptr<M> shared_module(std::shared_ptr<M> module) {
+  check_forward<M>();
   return module;
 }
 template <class F>

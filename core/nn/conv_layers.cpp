@@ -54,7 +54,7 @@ ConvNd::ConvNd(int dims, ConvOptions o) : options(o), dims_(dims) {
 
 void ConvNd::reset(const InitKeys& keys) { draw_convolution(weight, bias, keys); }
 
-Tensor ConvNd::compute(Tensor x) {
+Tensor ConvNd::forward(Tensor x) {
   ConvGeometry o{options.stride, options.padding, options.dilation, options.groups};
   if (options.padding_mode != PadMode::kConstant) {
     Dims pads, before = o.padding.both().expand(dims_, 0, "conv", "padding");
@@ -95,7 +95,7 @@ ConvTransposeNd::ConvTransposeNd(int dims, ConvTransposeOptions o) : options(o),
 
 void ConvTransposeNd::reset(const InitKeys& keys) { draw_convolution(weight, bias, keys); }
 
-Tensor ConvTransposeNd::compute(Tensor x) {
+Tensor ConvTransposeNd::forward(Tensor x) {
   const tessera::ConvTransposeOptions o{options.stride, options.padding, options.output_padding,
                                         options.groups, options.dilation};
   return dims_ == 1   ? tessera::conv_transpose1d(x, weight, bias, o)
@@ -143,9 +143,9 @@ Tensor BatchNormNd::factor() const {
   return 1.0 / cast(num_batches_tracked, kF64);
 }
 
-Tensor BatchNormNd::compute(Tensor x) { return normalized(x, {}); }
+Tensor BatchNormNd::forward(Tensor x) { return normalized(x, {}); }
 
-Tensor BatchNormNd::forward(Tensor x, const NormThen& then) {
+Tensor BatchNormNd::operator()(Tensor x, const NormThen& then) {
   Tensor in[] = {std::move(x), then.residual};
   return call({in, then.residual.defined() ? 2u : 1u},
               [&] { return normalized(in[0], {.residual = in[1], .relu = then.relu}); });
@@ -211,7 +211,7 @@ void GroupNorm::reset(const InitKeys&) {
   if (options.affine) ones_(weight), zeros_(bias);
 }
 
-Tensor GroupNorm::compute(Tensor x) {
+Tensor GroupNorm::forward(Tensor x) {
   TESSERA_CHECK_AS(ShapeError, x.ndim() >= 2 && x.size(1) == options.channels,
                    "group_norm: x is {}; expected channels={} in dim 1", tessera::describe(x),
                    options.channels);

@@ -32,7 +32,7 @@ class ConvNd : public Module {
 
  protected:
   ConvNd(int dims, ConvOptions options);
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   const int dims_;
@@ -72,7 +72,7 @@ class ConvTransposeNd : public Module {
 
  protected:
   ConvTransposeNd(int dims, ConvTransposeOptions options);
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   const int dims_;
@@ -107,9 +107,9 @@ using MomentsSource = std::function<SharedMoments(const Tensor& x, const Tensor&
 /// running_var [C] of ones, num_batches_tracked (i64).
 class BatchNormNd : public Module {
  public:
-  using Module::forward;
-  /// relu(forward(x) + residual) in the passes of the norm; either may be left out.
-  Tensor forward(Tensor x, const NormThen& then);
+  using Module::operator();
+  /// relu(norm(x) + residual) in the passes of the norm; either may be left out.
+  Tensor operator()(Tensor x, const NormThen& then);
   /// While it trains, statistics come from `source` (of other ranks too,
   /// parallel/sync_batch_norm.h) instead of from x alone; an empty one undoes that.
   void share_moments(MomentsSource source);
@@ -122,7 +122,7 @@ class BatchNormNd : public Module {
 
  protected:
   BatchNormNd(int least_dims, int most_dims, BatchNormOptions options);
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   Tensor normalized(const Tensor& x, const NormThen& then);
@@ -160,7 +160,7 @@ class GroupNorm final : public Module {
   const GroupNormOptions options;
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 };
 
 std::shared_ptr<Conv1d> conv1d(const ConvOptions& options);

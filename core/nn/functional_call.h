@@ -2,7 +2,7 @@
 // model are one line.
 //
 //   auto loss = [&](const std::vector<Tensor>& w, const Tensor& x, const Tensor& y) {
-//     return nn::functional_call(*model, w, [&] { return nn::cross_entropy(model->forward(x), y);
+//     return nn::functional_call(*model, w, [&] { return nn::cross_entropy((*model)(x), y);
 //     });
 //   };
 //   auto per_sample = vmap(grad(loss), {.in_dims = {std::nullopt, 0, 0}})(model->parameters(), x,
@@ -47,7 +47,7 @@ auto functional_call(Module& module, const Params& params, F&& body) {
 template <class Params>
 Tensor functional_call(Module& module, const Params& params, const Tensor& x) {
   Substituted scope(module, params);
-  return module.forward(x);
+  return module(x);
 }
 
 }  // namespace tessera::nn

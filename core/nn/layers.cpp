@@ -24,7 +24,7 @@ void Linear::reset(const InitKeys& keys) {
   if (bias.defined()) uniform_(bias, -bound, bound, keys.key("bias"));
 }
 
-Tensor Linear::compute(Tensor x) { return tessera::linear(x, weight, bias); }
+Tensor Linear::forward(Tensor x) { return tessera::linear(x, weight, bias); }
 
 std::string Linear::describe() const {
   return fmt::format("in={}, out={}, bias={}", options.in, options.out, options.bias);
@@ -47,7 +47,7 @@ void Embedding::reset(const InitKeys& keys) {
   if (options.padding_idx >= 0) zeros_(select(weight.detach(), 0, options.padding_idx));
 }
 
-Tensor Embedding::compute(Tensor ids) {
+Tensor Embedding::forward(Tensor ids) {
   return tessera::embedding(ids, weight, options.padding_idx);
 }
 
@@ -71,7 +71,7 @@ void LayerNorm::reset(const InitKeys&) {
   if (bias.defined()) zeros_(bias);
 }
 
-Tensor LayerNorm::compute(Tensor x) { return tessera::layer_norm(x, weight, bias, options.eps); }
+Tensor LayerNorm::forward(Tensor x) { return tessera::layer_norm(x, weight, bias, options.eps); }
 
 std::string LayerNorm::describe() const {
   return fmt::format("dim={}, eps={}, bias={}", options.dim, options.eps, options.bias);
@@ -85,7 +85,7 @@ RMSNorm::RMSNorm(NormOptions o) : options(o) {
 
 void RMSNorm::reset(const InitKeys&) { ones_(weight); }
 
-Tensor RMSNorm::compute(Tensor x) { return tessera::rms_norm(x, weight, options.eps); }
+Tensor RMSNorm::forward(Tensor x) { return tessera::rms_norm(x, weight, options.eps); }
 
 std::string RMSNorm::describe() const {
   return fmt::format("dim={}, eps={}", options.dim, options.eps);
@@ -97,13 +97,13 @@ Dropout::Dropout(double p) : p(p) {
   TESSERA_CHECK(p >= 0 && p <= 1, "dropout: p={} is not in [0, 1]", p);
 }
 
-Tensor Dropout::compute(Tensor x) { return training() && p > 0 ? tessera::dropout(x, p) : x; }
+Tensor Dropout::forward(Tensor x) { return training() && p > 0 ? tessera::dropout(x, p) : x; }
 
 std::string Dropout::describe() const { return fmt::format("p={}", p); }
 
-Tensor Dropout2d::compute(Tensor x) { return training() && p > 0 ? tessera::dropout2d(x, p) : x; }
+Tensor Dropout2d::forward(Tensor x) { return training() && p > 0 ? tessera::dropout2d(x, p) : x; }
 
-Tensor Flatten::compute(Tensor x) { return tessera::flatten(x, first_, last_); }
+Tensor Flatten::forward(Tensor x) { return tessera::flatten(x, first_, last_); }
 
 // ---- activations
 
@@ -120,7 +120,7 @@ PReLU::PReLU(int64_t count, double start) : start(start) {
 
 void PReLU::reset(const InitKeys&) { constant_(weight, start); }
 
-Tensor PReLU::compute(Tensor x) { return tessera::prelu(x, weight); }
+Tensor PReLU::forward(Tensor x) { return tessera::prelu(x, weight); }
 
 std::string PReLU::describe() const { return fmt::format("count={}", weight.numel()); }
 

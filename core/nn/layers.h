@@ -23,7 +23,7 @@ class Linear : public Module {
   const LinearOptions options;
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 };
 
 struct EmbeddingOptions {
@@ -41,7 +41,7 @@ class Embedding : public Module {
   const EmbeddingOptions options;
 
  protected:
-  Tensor compute(Tensor ids) override;
+  Tensor forward(Tensor ids) override;
 };
 
 struct NormOptions {
@@ -61,7 +61,7 @@ class LayerNorm : public Module {
   const NormOptions options;
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 };
 
 /// x / sqrt(mean(x^2) + eps) * weight over the last dim. weight [dim] of ones.
@@ -75,7 +75,7 @@ class RMSNorm : public Module {
   const NormOptions options;
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 };
 
 /// While training: zeroes elements with probability p and divides the others by 1 - p. Otherwise
@@ -87,7 +87,7 @@ class Dropout : public Module {
   const double p;
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 };
 
 /// As Dropout, of whole channels of x [N, C, H, W].
@@ -96,7 +96,7 @@ class Dropout2d final : public Dropout {
   using Dropout::Dropout;
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 };
 
 /// A function of one tensor as a module.
@@ -107,7 +107,7 @@ class Activation : public Module {
   std::string type_name() const override { return name_; }
 
  protected:
-  Tensor compute(Tensor x) override { return function_(std::move(x)); }
+  Tensor forward(Tensor x) override { return function_(std::move(x)); }
 
  private:
   std::string name_;
@@ -162,7 +162,7 @@ class PReLU final : public Module {
   const double start;
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 };
 
 /// [B, ..] -> [B, product of the rest], or from `first` to `last`.
@@ -171,7 +171,7 @@ class Flatten : public Module {
   explicit Flatten(int64_t first = 1, int64_t last = -1) : first_(first), last_(last) {}
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   int64_t first_, last_;

@@ -48,25 +48,26 @@ void Module::changed(const char* what) {
 
 // ---- forward
 
-Tensor Module::forward(Tensor x) {
+Tensor Module::operator()(Tensor x) {
   if (!recompute_) [[likely]]
-    return forward_once(std::move(x));
+    return call_once(std::move(x));
   return tessera::recompute(
-      *recompute_, [this](const Tensor& x) { return forward_once(x); }, x);
+      *recompute_, [this](const Tensor& x) { return call_once(x); }, x);
 }
 
-Tensor Module::forward_once(Tensor x) {
+Tensor Module::call_once(Tensor x) {
   if (hooks_of_call()) [[unlikely]] {
     Tensor in[] = {std::move(x)};
-    return call_once(in, [&] { return compute(in[0]); });
+    return call_once(in, [&] { return forward(in[0]); });
   }
   Scope scope = Scope::module(path_);
-  return compute(std::move(x));
+  return forward(std::move(x));
 }
 
-Tensor Module::compute(Tensor) {
+Tensor Module::forward(Tensor) {
   throw UserError(fmt::format(
-      "{}: forward of one tensor is not what this module does; call the forward it declares",
+      "{}: forward of one tensor is not what this module does; where it has other inputs call it "
+      "with those, where it is yours override forward(Tensor)",
       type_name()));
 }
 

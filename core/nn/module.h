@@ -57,20 +57,26 @@ struct Slot {
 };
 
 namespace detail {
-template <class C, class X>
-C* declarer_of_unary(Tensor (C::*)(X));
-template <class C, class X>
-C* declarer_of_unary(Tensor (C::*)(X) const);
-/// Whether M, or a base other than Module, declares a forward of one tensor: it hides
-/// Module::forward, and with it hooks, scopes and recompute().
+template <class C, class R, class X>
+std::bool_constant<!std::is_same_v<R(X), Tensor(Tensor)>> other_than_virtual(R (C::*)(X));
+template <class C, class R, class X>
+std::true_type other_than_virtual(R (C::*)(X) const);
+/// Whether M declares a public forward of one tensor that does not override Module's: calls of the
+/// module would never reach it.
 template <class M>
 constexpr bool hides_forward() {
   if constexpr (requires(M & m, Tensor x) {
                   m.forward(x);
-                  declarer_of_unary(&M::forward);
+                  other_than_virtual(&M::forward);
                 })
-    return !std::is_same_v<decltype(declarer_of_unary(&M::forward)), Module*>;
+    return decltype(other_than_virtual(&M::forward))::value;
   return false;
+}
+template <class M>
+constexpr void check_forward() {
+  static_assert(!hides_forward<M>(),
+                "a module's forward does not override Module's, so calling the module would not "
+                "reach it: declare it as Tensor forward(Tensor x) override");
 }
 }  // namespace detail
 
@@ -90,11 +96,10 @@ class Module {
   Module& operator=(const Module&) = delete;
   virtual ~Module();
 
-  /// y = module(x) for modules with one input and one result: enters the module's scope, runs
-  /// pre-hooks, compute(), which a module overrides (not this), and post-hooks. Modules with other
-  /// inputs declare a forward() of their own built on call().
-  Tensor forward(Tensor x);
-  Tensor operator()(Tensor x) { return forward(std::move(x)); }
+  /// y = module(x), of a pointer (*module)(x), for modules with one input and one result: enters
+  /// the module's scope, runs pre-hooks, forward(), which a module overrides, and post-hooks.
+  /// Modules with other inputs declare an operator() of their own built on call().
+  Tensor operator()(Tensor x);
 
   /// In every list below order is registration order and tied tensors appear once.
   std::vector<Tensor> parameters();
@@ -137,6 +142,8 @@ class Module {
   /// under any of its names.
   IncompatibleNames load_state(std::span<const NamedTensor> state, LoadOptions options = {});
 
+  /// Holds what a wrapper attached to this module until the module is gone.
+  void keep_alive(std::shared_ptr<void> attached) { attached_.push_back(std::move(attached)); }
   /// `outermost`: before the pre-hooks that are there, not after them.
   HookHandle add_pre_hook(PreHook hook, bool outermost = false);
   HookHandle add_post_hook(PostHook hook);
@@ -165,7 +172,7 @@ class Module {
   void register_buffer(std::string name, Tensor& slot, Tensor value, bool persistent = true);
   template <class M>
   std::shared_ptr<M> register_module(std::string name, std::shared_ptr<M> module) {
-    check_forward<M>();
+    detail::check_forward<M>();
     adopt(std::move(name), module);
     return module;
   }
@@ -173,7 +180,7 @@ class Module {
   /// `register_module("fc", fc);` in its constructor. It must not end before this module does.
   template <std::derived_from<Module> M>
   void register_module(std::string name, M& member) {
-    check_forward<M>();
+    detail::check_forward<M>();
     adopt(std::move(name), std::shared_ptr<Module>(std::shared_ptr<Module>(), &member));
   }
 
@@ -184,7 +191,9 @@ class Module {
   virtual void reset(const InitKeys& keys);
 
  protected:
-  virtual Tensor compute(Tensor x);
+  /// What the module computes of one tensor. Call the module, not this, which knows neither hooks
+  /// nor scopes; overrides are protected too, so that programs cannot.
+  virtual Tensor forward(Tensor x);
   /// The last line of a constructor that made parameters: draws them, unless a scope says otherwise
   /// (SkipInit).
   void draw();
@@ -197,19 +206,12 @@ class Module {
   void reset_children(const InitKeys& keys);
 
  private:
-  template <class M>
-  static void check_forward() {
-    static_assert(
-        !detail::hides_forward<M>(),
-        "this module declares forward(Tensor), which hides Module::forward with its hooks: "
-        "override compute(Tensor) instead; forward() then calls it");
-  }
   struct Entry {
     std::string name;
     Tensor* slot;
     bool is_buffer, persistent;
   };
-  Tensor forward_once(Tensor x);
+  Tensor call_once(Tensor x);
   Tensor call_once(Inputs in, FunctionRef<Tensor()> body);
   void adopt(std::string name, std::shared_ptr<Module> module);
   void check_name(const std::string& name, const char* who) const;
@@ -230,6 +232,7 @@ class Module {
   const Module* parent_ = nullptr;  // identity only
   std::string path_;
   std::shared_ptr<Hooks> hooks_;  // null until a hook is added; a call reads hooks_of_call()
+  std::vector<std::shared_ptr<void>> attached_;
   std::optional<RecomputeOptions> recompute_;
   TrackedSetting training_{1};
   TrackedChanges parts_;  // hooks, slots, children, recomputation

@@ -38,14 +38,14 @@ TransformerEncoderLayer::TransformerEncoderLayer(TransformerLayerOptions o) : op
   dropout_ = register_module("dropout", nn::dropout(o.dropout));
 }
 
-Tensor TransformerEncoderLayer::forward(const Tensor& x, const AttendOptions& attend) {
+Tensor TransformerEncoderLayer::operator()(const Tensor& x, const AttendOptions& attend) {
   Tensor in[] = {x};
   return call(in, [&] { return run(in[0], attend); });
 }
 
 Tensor TransformerEncoderLayer::run(Tensor x, const AttendOptions& attend) {
   x = residual(std::move(x), *norm1_, *dropout_, options.pre_norm,
-               [&](const Tensor& h) { return self_attn_->forward(h, attend); });
+               [&](const Tensor& h) { return (*self_attn_)(h, attend); });
   return residual(std::move(x), *norm2_, *dropout_, options.pre_norm, [&](const Tensor& h) {
     return (*linear2_)((*dropout_)(options.activation((*linear1_)(h))));
   });
@@ -62,8 +62,8 @@ TransformerDecoderLayer::TransformerDecoderLayer(TransformerLayerOptions o) : op
   dropout_ = register_module("dropout", nn::dropout(o.dropout));
 }
 
-Tensor TransformerDecoderLayer::forward(const Tensor& x, const Tensor& memory,
-                                        const AttendOptions& self, const AttendOptions& cross) {
+Tensor TransformerDecoderLayer::operator()(const Tensor& x, const Tensor& memory,
+                                           const AttendOptions& self, const AttendOptions& cross) {
   Tensor in[] = {x, memory};
   return call(in, [&] { return run(in[0], in[1], self, cross); });
 }
@@ -71,9 +71,9 @@ Tensor TransformerDecoderLayer::forward(const Tensor& x, const Tensor& memory,
 Tensor TransformerDecoderLayer::run(Tensor x, const Tensor& memory, const AttendOptions& self,
                                     const AttendOptions& cross) {
   x = residual(std::move(x), *norm1_, *dropout_, options.pre_norm,
-               [&](const Tensor& h) { return self_attn_->forward(h, self); });
+               [&](const Tensor& h) { return (*self_attn_)(h, self); });
   x = residual(std::move(x), *norm2_, *dropout_, options.pre_norm,
-               [&](const Tensor& h) { return cross_attn_->forward(h, memory, memory, cross); });
+               [&](const Tensor& h) { return (*cross_attn_)(h, memory, memory, cross); });
   return residual(std::move(x), *norm3_, *dropout_, options.pre_norm, [&](const Tensor& h) {
     return (*linear2_)((*dropout_)(options.activation((*linear1_)(h))));
   });
@@ -85,17 +85,17 @@ TransformerEncoder::TransformerEncoder(TransformerLayerOptions o, int64_t layers
   if (final_norm) norm_ = register_module("norm", norm_of(o));
 }
 
-Tensor TransformerEncoder::forward(const Tensor& x, const AttendOptions& attend) {
+Tensor TransformerEncoder::operator()(const Tensor& x, const AttendOptions& attend) {
   Tensor in[] = {x};
   return call(in, [&] {
     Tensor y = in[0];
-    for (TransformerEncoderLayer& layer : *layers_) y = layer.forward(y, attend);
+    for (TransformerEncoderLayer& layer : *layers_) y = layer(y, attend);
     return norm_ ? (*norm_)(y) : y;
   });
 }
 
 // Layers called with one tensor may be computed again in backward.
-Tensor TransformerEncoder::compute(Tensor x) {
+Tensor TransformerEncoder::forward(Tensor x) {
   for (TransformerEncoderLayer& layer : *layers_) x = layer(x);
   return norm_ ? (*norm_)(x) : x;
 }
@@ -106,12 +106,12 @@ TransformerDecoder::TransformerDecoder(TransformerLayerOptions o, int64_t layers
   if (final_norm) norm_ = register_module("norm", norm_of(o));
 }
 
-Tensor TransformerDecoder::forward(const Tensor& x, const Tensor& memory, const AttendOptions& self,
-                                   const AttendOptions& cross) {
+Tensor TransformerDecoder::operator()(const Tensor& x, const Tensor& memory,
+                                      const AttendOptions& self, const AttendOptions& cross) {
   Tensor in[] = {x, memory};
   return call(in, [&] {
     Tensor y = in[0];
-    for (TransformerDecoderLayer& layer : *layers_) y = layer.forward(y, in[1], self, cross);
+    for (TransformerDecoderLayer& layer : *layers_) y = layer(y, in[1], self, cross);
     return norm_ ? (*norm_)(y) : y;
   });
 }

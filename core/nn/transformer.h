@@ -22,11 +22,12 @@ class TransformerEncoderLayer : public Module {
  public:
   explicit TransformerEncoderLayer(TransformerLayerOptions options);
   /// x [B, T, D] -> [B, T, D].
-  Tensor forward(const Tensor& x, const AttendOptions& attend = {});
+  Tensor operator()(const Tensor& x, const AttendOptions& attend);
+  using Module::operator();
   const TransformerLayerOptions options;
 
  protected:
-  Tensor compute(Tensor x) override { return run(std::move(x), {}); }
+  Tensor forward(Tensor x) override { return run(std::move(x), {}); }
 
  private:
   Tensor run(Tensor x, const AttendOptions& attend);
@@ -41,8 +42,8 @@ class TransformerDecoderLayer : public Module {
  public:
   explicit TransformerDecoderLayer(TransformerLayerOptions options);
   /// x [B, T, D], memory [B, S, D] -> [B, T, D].
-  Tensor forward(const Tensor& x, const Tensor& memory,
-                 const AttendOptions& self = {.causal = true}, const AttendOptions& cross = {});
+  Tensor operator()(const Tensor& x, const Tensor& memory,
+                    const AttendOptions& self = {.causal = true}, const AttendOptions& cross = {});
   const TransformerLayerOptions options;
 
  private:
@@ -59,10 +60,11 @@ class TransformerEncoder : public Module {
  public:
   TransformerEncoder(TransformerLayerOptions options, int64_t layers, bool final_norm = false);
   /// x [B, T, D] -> [B, T, D].
-  Tensor forward(const Tensor& x, const AttendOptions& attend = {});
+  Tensor operator()(const Tensor& x, const AttendOptions& attend);
+  using Module::operator();
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   std::shared_ptr<ModuleList<TransformerEncoderLayer>> layers_;
@@ -73,8 +75,8 @@ class TransformerDecoder : public Module {
  public:
   TransformerDecoder(TransformerLayerOptions options, int64_t layers, bool final_norm = false);
   /// x [B, T, D], memory [B, S, D] -> [B, T, D].
-  Tensor forward(const Tensor& x, const Tensor& memory,
-                 const AttendOptions& self = {.causal = true}, const AttendOptions& cross = {});
+  Tensor operator()(const Tensor& x, const Tensor& memory,
+                    const AttendOptions& self = {.causal = true}, const AttendOptions& cross = {});
 
  private:
   std::shared_ptr<ModuleList<TransformerDecoderLayer>> layers_;

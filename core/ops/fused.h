@@ -1,6 +1,8 @@
 // Fused ops of neural networks: one kernel each where a device has one, a decomposition into
 // ordinary ops where not. 16-bit floats are computed in f32 inside.
 #pragma once
+#include <optional>
+
 #include "core/primitive/registry.h"
 
 namespace tessera {
@@ -14,14 +16,20 @@ struct CrossEntropyOptions {
   int64_t ignore_index = -100;             // targets that count for nothing
   double label_smoothing = 0;              // Szegedy et al. 2016
   Reduction reduction = Reduction::kMean;  // the mean is over targets that count
-  Tensor weight = {};  // [V], per class; the mean then divides by the weights' sum
+  Tensor weight = {};               // [V], per class; the mean then divides by the weights' sum
+  std::optional<int64_t> dim = {};  // of the classes; none: as classes_last
 };
-/// -log softmax(logits)[target]. logits [.., V] floats, classes last; targets [..] integers, or
-/// floats [.., V], a distribution over the classes for each row: then the loss is -sum(target log
-/// softmax(logits)), differentiable in the targets too, and the mean is over all rows, whatever the
-/// weights.
+/// -log softmax(logits)[target]. logits [N, V, ..] or [V] floats, classes in dim 1 or the only one,
+/// as in PyTorch; [B, T, V] takes {.dim = -1}. targets [N, ..] integers, the shape of logits
+/// without the classes, or floats of the shape of logits, a distribution over the classes for each
+/// row: then the loss is -sum(target log softmax(logits)), differentiable in the targets too, and
+/// the mean is over all rows, whatever the weights.
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyOptions& options = {});
+
+/// `x` with dim `dim`, that of classes, moved behind the others, a view. None: dim 1 of three or
+/// more, else the last.
+Tensor classes_last(const Tensor& x, std::optional<int64_t> dim = {});
 
 /// (x - mean) / sqrt(var + eps) * weight + bias over the last dim. weight, bias [D], either may be
 /// undefined. Ba, Kiros, Hinton 2016.

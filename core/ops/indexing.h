@@ -83,6 +83,9 @@ Tensor index(const Tensor& x, std::span<const TensorIndex> at);
 /// A copy of x with x[indices] = values (broadcast), or with values added to it.
 Tensor index_put(const Tensor& x, std::span<const Tensor> indices, const Tensor& values,
                  bool accumulate = false);
+/// The same, written into x. As with assign_, not recorded.
+void index_put_(const Tensor& x, std::span<const Tensor> indices, const Tensor& values,
+                bool accumulate = false);
 
 /// x where `mask` is false, `value` where it is true.
 Tensor masked_fill(const Tensor& x, const Tensor& mask, Scalar value);

@@ -5,6 +5,7 @@
 #include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
+#include "core/ops/update.h"
 #include "core/ops/views.h"
 
 namespace tessera {
@@ -130,6 +131,11 @@ Tensor index_put(const Tensor& x, std::span<const Tensor> indices, const Tensor&
   for (int i = 0; i < x.ndim(); ++i)
     apart.push_back(x.shape()[int(f.order[i])]), back[int(f.order[i])] = i;
   return permute(reshape(written, apart), back);
+}
+
+void index_put_(const Tensor& x, std::span<const Tensor> indices, const Tensor& values,
+                bool accumulate) {
+  assign_(x, index_put(x, indices, values, accumulate));
 }
 
 }  // namespace tessera

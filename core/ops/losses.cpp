@@ -93,17 +93,19 @@ Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const 
   return reduced(weight.defined() ? loss * weight : loss, r);
 }
 
-Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& o) {
+Tensor nll_loss(const Tensor& given, const Tensor& targets, const NllOptions& o) {
+  const Tensor x = classes_last(given, o.dim);
   TESSERA_CHECK_AS(
       ShapeError,
       x.ndim() == targets.ndim() + 1 &&
           std::equal(targets.shape().begin(), targets.shape().end(), x.shape().begin()),
-      "nll_loss: x is {}, targets {}; takes x [.., V], its classes last, and targets [..]",
-      describe(x), describe(targets));
+      "nll_loss: x is {}, targets {}; takes x [N, V, ..] and targets [N, ..], classes in dim 1 (of "
+      "one dim or two: the last), or where .dim says: -1 for [B, T, V]",
+      describe(given), describe(targets));
   TESSERA_CHECK_AS(ShapeError, !o.weight.defined() || o.weight.shape() == Shape{x.size(-1)},
                    "nll_loss: the weight is {} for {} classes; it takes one for each",
                    describe(o.weight), x.size(-1));
-  if (autocast_meets({x.dtype()}) && x.dtype() != kF32) return nll_loss(wide(x), targets, o);
+  if (autocast_meets({x.dtype()}) && x.dtype() != kF32) return nll_loss(wide(given), targets, o);
   Tensor counts = ne(targets, o.ignore_index),
          t = where(counts, targets, scalar_tensor(0, targets.dtype(), targets.device()));
   Tensor w = cast(counts, x.dtype());

@@ -27,8 +27,10 @@ struct NllOptions {
   Tensor weight = {};           // [V], per class; the mean then divides by the weights' sum
   int64_t ignore_index = -100;  // targets that count for nothing
   Reduction reduction = Reduction::kMean;
+  std::optional<int64_t> dim = {};  // of the classes; none: as classes_last
 };
-/// -x[target]. x [.., V] log-probabilities, targets [..] i64.
+/// -x[target]. x [N, V, ..] or [V] log-probabilities, classes where cross_entropy has them; targets
+/// [N, ..] i64.
 Tensor nll_loss(const Tensor& x, const Tensor& targets, const NllOptions& options = {});
 
 enum class KlReduction : uint8_t { kMean, kBatchMean, kSum, kNone };

@@ -178,7 +178,7 @@ const Tensor& Tensor::mul_(Scalar o) const { return tessera::mul_(*this, o), *th
 const Tensor& Tensor::div_(const Tensor& o) const { return tessera::div_(*this, o), *this; }
 const Tensor& Tensor::div_(Scalar o) const { return tessera::div_(*this, o), *this; }
 const Tensor& Tensor::clamp_(Scalar low, Scalar high) const { return tessera::clamp_(*this, low, high), *this; }
-const Tensor& Tensor::copy_(const Tensor& src) const { return assign_(*this, src), *this; }
+const Tensor& Tensor::copy_(const Tensor& src) const { return tessera::assign_(*this, src), *this; }
 const Tensor& Tensor::fill_(Scalar value) const { return tessera::fill_(*this, value), *this; }
 const Tensor& Tensor::zero_() const { return tessera::zero_(*this), *this; }
 const Tensor& Tensor::operator+=(Scalar o) const { return add_(o); }
@@ -188,6 +188,48 @@ const Tensor& Tensor::operator/=(Scalar o) const { return div_(o); }
 // clang-format on
 
 // ---- one value
+
+namespace {
+
+// Whether a write into `t`, a temporary, would be lost with it.
+bool lost_with(const Tensor& t) {
+  const Tensor& values = innermost(t);
+  if (const ShardData* cut = shard_data(values))
+    return values.ref()->use_count() == 1 && cut->use_count() == 1 && cut->local.uniquely_owned();
+  return values.uniquely_owned();
+}
+
+void check_seen(const Tensor& t) {
+  TESSERA_CHECK(t.defined(),
+                "operator=: the left side is an expression that gave an undefined tensor, which "
+                "has no memory to write; assign to a variable");
+  TESSERA_CHECK(!lost_with(t),
+                "operator=: the left side is a new {} that nothing else refers to, so what is "
+                "written would be lost; assign to a variable, or to a view of one (t[0] = u, "
+                "slice(t, 0, 0, 2) = u); for positions in a tensor use t.index_put_({{positions}}, "
+                "u)",
+                describe(t));
+}
+
+}  // namespace
+
+void Tensor::operator=(const Tensor& values) && {
+  check_seen(*this);
+  tessera::assign_(*this, values);
+}
+void Tensor::operator=(const Scalar& value) && {
+  check_seen(*this);
+  tessera::fill_(*this, value);
+}
+const Tensor& Tensor::assign_(const Tensor& values) const {
+  tessera::assign_(*this, values);
+  return *this;
+}
+const Tensor& Tensor::index_put_(std::initializer_list<Tensor> indices, const Tensor& values,
+                                 bool accumulate) const {
+  tessera::index_put_(*this, indices, values, accumulate);
+  return *this;
+}
 
 template <class T>
 T Tensor::item(std::source_location where) const {

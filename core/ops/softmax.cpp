@@ -7,6 +7,7 @@
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
 #include "core/ops/indexing.h"
+#include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
@@ -191,10 +192,6 @@ Tensor general_cross_entropy(const Tensor& logits, const Tensor& targets,
 // Targets that are distributions over the classes: every row counts, weights do not enter the mean.
 Tensor probability_cross_entropy(const Tensor& logits, const Tensor& targets,
                                  const CrossEntropyOptions& o) {
-  TESSERA_CHECK_AS(ShapeError, logits.ndim() > 0 && logits.shape() == targets.shape(),
-                   "cross_entropy: takes logits [.., V] and probabilities of the same shape (or "
-                   "integer targets [..]), got {} and {}",
-                   describe(logits), describe(targets));
   TESSERA_CHECK(o.ignore_index < 0,
                 "cross_entropy: ignore_index {} with probabilities; leave such rows out",
                 o.ignore_index);
@@ -220,26 +217,37 @@ Tensor log_softmax(const Tensor& x, int64_t dim) {
   return over_dim(prim, x, dim);
 }
 
-Tensor cross_entropy(const Tensor& logits, const Tensor& targets, const CrossEntropyOptions& o) {
+Tensor classes_last(const Tensor& x, std::optional<int64_t> dim) {
+  const int at = wrap_dim(dim.value_or(x.ndim() > 2 ? 1 : -1), x.ndim(), "classes_last");
+  return at >= x.ndim() - 1 ? x : movedim(x, {at}, {-1});
+}
+
+Tensor cross_entropy(const Tensor& given, const Tensor& targets, const CrossEntropyOptions& o) {
+  const Tensor logits = classes_last(given, o.dim);
   TESSERA_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1,
                 "cross_entropy: label_smoothing {}; expected 0 to 1", o.label_smoothing);
   TESSERA_CHECK_AS(
       ShapeError,
       !o.weight.defined() || (logits.ndim() > 0 && o.weight.shape() == Shape{logits.size(-1)}),
       "cross_entropy: the weight is {}, the logits {}; it takes one for each class",
-      describe(o.weight), describe(logits));
-  if (is_floating(targets.dtype()) && is_floating(logits.dtype()))
-    return probability_cross_entropy(logits, targets, o);
+      describe(o.weight), describe(given));
+  if (is_floating(targets.dtype()) && is_floating(logits.dtype())) {
+    TESSERA_CHECK_AS(ShapeError, given.ndim() > 0 && given.shape() == targets.shape(),
+                     "cross_entropy: takes logits and probabilities of the same shape (or integer "
+                     "targets without the dim of the classes), got {} and {}",
+                     describe(given), describe(targets));
+    return probability_cross_entropy(logits, classes_last(targets, o.dim), o);
+  }
   TESSERA_CHECK_AS(
       ShapeError,
       logits.ndim() == targets.ndim() + 1 &&
           std::equal(targets.shape().begin(), targets.shape().end(), logits.shape().begin()),
-      "cross_entropy: takes logits [.., V] and targets [..], got {} and {}; classes come "
-      "last, so permute logits that have them in another dim",
-      describe(logits), describe(targets));
+      "cross_entropy: takes logits [N, V, ..] and targets [N, ..], got {} and {}; classes are in "
+      "dim 1 (of one dim or two: the last), or where .dim says: -1 for [B, T, V]",
+      describe(given), describe(targets));
   TESSERA_CHECK(is_floating(logits.dtype()) && is_integral(targets.dtype()),
                 "cross_entropy: takes float logits and integer targets, got {} and {}",
-                describe(logits), describe(targets));
+                describe(given), describe(targets));
   Tensor t = cast(targets, kI64);
   if (o.label_smoothing != 0 || o.weight.defined() || o.reduction == Reduction::kNone)
     return general_cross_entropy(logits, t, o);

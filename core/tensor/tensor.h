@@ -5,6 +5,7 @@
 #pragma once
 #include <concepts>
 #include <functional>
+#include <initializer_list>
 #include <iosfwd>
 #include <source_location>
 #include <span>
@@ -60,6 +61,17 @@ struct ValuesAndIndices;
 class Tensor {
  public:
   Tensor() = default;
+  Tensor(const Tensor&) = default;
+  Tensor(Tensor&&) noexcept = default;
+  ~Tensor() = default;
+  /// A variable takes another tensor; no value moves.
+  Tensor& operator=(const Tensor&) & = default;
+  Tensor& operator=(Tensor&&) & noexcept = default;
+  /// What an expression gives takes values, as by assign_: t[0] = u; slice(t, 0, 0, 2) = 1.5.
+  /// Throws UserError where nobody else could see them, as in a + b = u, and whatever assign_
+  /// throws.
+  void operator=(const Tensor& values) &&;
+  void operator=(const Scalar& value) &&;
   explicit Tensor(Ref<TensorImpl> impl) : impl_(std::move(impl)) {}
   /// Views `storage` as `meta` says, `offset` elements in.
   Tensor(Meta meta, Ref<Storage> storage, int64_t offset = 0);
@@ -264,7 +276,11 @@ class Tensor {
   const Tensor& mul_(Scalar o) const;
   const Tensor& div_(Scalar o) const;
   const Tensor& clamp_(Scalar low, Scalar high) const;
-  const Tensor& copy_(const Tensor& src) const;  // assign_
+  const Tensor& assign_(const Tensor& values) const;  // t[0].assign_(u)
+  const Tensor& copy_(const Tensor& src) const;       // assign_
+  /// t.index_put_({rows}, u): core/ops/indexing.h.
+  const Tensor& index_put_(std::initializer_list<Tensor> indices, const Tensor& values,
+                           bool accumulate = false) const;
   const Tensor& fill_(Scalar value) const;
   const Tensor& zero_() const;
   const Tensor& operator+=(const Tensor& o) const { return add_(o); }

@@ -93,12 +93,11 @@ Accuracy measure_accuracy(nn::Module& model, nn::Module& bytes, data::DataLoader
   while (auto batch = loader.next()) {
     if (batch->rows() == 0) continue;
     const Tensor& y = batch->targets;
-    const Tensor f32 = argmax(model.forward(batch->inputs), 1),
-                 int8 = argmax(bytes.forward(batch->inputs), 1);
+    const Tensor f32 = argmax(model(batch->inputs), 1), int8 = argmax(bytes(batch->inputs), 1);
     Tensor low;
     {
       Autocast scope(kBF16);
-      low = argmax(model.forward(batch->inputs), 1);
+      low = argmax(model(batch->inputs), 1);
     }
     a.images += batch->rows(), a.f32 += count(eq(f32, y)), a.bf16 += count(eq(low, y));
     a.int8 += count(eq(int8, y)), a.same += count(eq(int8, f32));
@@ -138,13 +137,13 @@ Json bench_int8(const Int8Options& o) {
   Tensor x = randn({o.batch_size, 3, net.size, net.size}).to(MemoryFormat::kChannelsLast);
   std::optional<data::ImageSplit> split;
   if (o.data.empty()) {
-    prepared->forward(x);
+    (*prepared)(x);
   } else {
     split = data::load_images(o.data, data::BadImages::kStop);
     TESSERA_CHECK(split->validation, "bench: --data {} has no part that is held out", o.data);
     data::DataLoader loader = batches_of(split->train, net.size, kRows, true);
     for (int64_t i = 0; i < o.calibration; ++i)
-      if (auto batch = loader.next()) prepared->forward(batch->inputs);
+      if (auto batch = loader.next()) (*prepared)(batch->inputs);
     auto held_out = batches_of(split->validation, net.size, o.batch_size, true).next();
     TESSERA_CHECK(held_out && held_out->rows() == o.batch_size,
                   "bench: --batch-size {}: the held-out part of {} has {} images; give fewer",
@@ -153,8 +152,8 @@ Json bench_int8(const Int8Options& o) {
   }
   auto bytes = quant::convert(prepared);
 
-  auto eager = [&] { net.model->forward(x); };
-  auto forward = [&](const Tensor& in) { return net.model->forward(in); };
+  auto eager = [&] { (*net.model)(x); };
+  auto forward = [&](const Tensor& in) { return (*net.model)(in); };
   auto compiled = compile(forward, {.name = "f32"}),
        compiled_low = compile(forward, {.name = "bf16"});
   RecordingBackend recorder;
@@ -175,7 +174,7 @@ Json bench_int8(const Int8Options& o) {
                                                       Autocast scope(kBF16);
                                                       compiled_low(x);
                                                     },
-                                                    [&] { bytes->forward(x); },
+                                                    [&] { (*bytes)(x); },
                                                     [&] { bare.run(); }};
   for (int i = 0; i < 4; ++i)
     for (auto& work : works) work();

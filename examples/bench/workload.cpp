@@ -44,7 +44,7 @@ Workload::Workload(const WorkloadOptions& o, Ref<ProcessGroup> group) : precisio
     parallel::fully_shard(*model_, {.mesh = init_device_mesh({{"dp", group->size()}}, group),
                                     .groups = spec.fsdp_groups});
   make_optimizer(spec);
-  if (group && !o.fsdp) reducer_ = parallel::make_reducer(*model_, {.group = std::move(group)});
+  if (group && !o.fsdp) parallel::ddp(model_, {.group = std::move(group)});
   if (o.compile)
     compiled_ = std::make_unique<compiler::Compiled<Step>>(
         [this](const Tensor& inputs, const Tensor& targets) {

@@ -58,7 +58,6 @@ class Workload {
   std::shared_ptr<nn::Module> model_;
   models::Loss loss_;
   std::unique_ptr<optim::Optimizer> optimizer_;
-  std::unique_ptr<parallel::Reducer> reducer_;  // null: not under ddp
   std::vector<Batch> batches_;
   size_t next_ = 0;
   DType precision_;

@@ -72,7 +72,7 @@ BertEmbeddings::BertEmbeddings(const BertOptions& o, bool only_words) : context_
   dropout_ = register_module("dropout", nn::dropout(o.dropout));
 }
 
-Tensor BertEmbeddings::forward(const Tensor& ids, const Tensor& segments) {
+Tensor BertEmbeddings::operator()(const Tensor& ids, const Tensor& segments) {
   Tensor in[] = {ids, segments};
   return call(in, [&] { return embed(in[0], in[1]); });
 }
@@ -97,7 +97,7 @@ BertSelfAttention::BertSelfAttention(const BertOptions& o)
   value_ = register_module("value", nn::linear(o.dim, o.dim));
 }
 
-Tensor BertSelfAttention::forward(const Tensor& x, const Tensor& key_mask) {
+Tensor BertSelfAttention::operator()(const Tensor& x, const Tensor& key_mask) {
   Tensor in[] = {x, key_mask};
   return call(in, [&] { return attend(in[0], in[1]); });
 }
@@ -118,7 +118,7 @@ BertOutput::BertOutput(int64_t in, const BertOptions& o) {
   dropout_ = register_module("dropout", nn::dropout(o.dropout));
 }
 
-Tensor BertOutput::forward(const Tensor& branch, const Tensor& x) {
+Tensor BertOutput::operator()(const Tensor& branch, const Tensor& x) {
   Tensor in[] = {branch, x};
   return call(in, [&] { return (*norm_)((*dropout_)((*dense_)(in[0])) + in[1]); });
 }
@@ -132,13 +132,13 @@ BertLayer::BertLayer(const BertOptions& o) {
   output_ = register_module("output", std::make_shared<BertOutput>(o.hidden, o));
 }
 
-Tensor BertLayer::forward(const Tensor& x, const Tensor& key_mask) {
+Tensor BertLayer::operator()(const Tensor& x, const Tensor& key_mask) {
   return call_owning({x, key_mask}, [this](Inputs in) { return run(in[0], in[1]); });
 }
 
 Tensor BertLayer::run(const Tensor& x, const Tensor& key_mask) {
-  Tensor y = attention_output_->forward(self_->forward(x, key_mask), x);
-  return output_->forward(gelu((*intermediate_)(y)), y);
+  Tensor y = (*attention_output_)((*self_)(x, key_mask), x);
+  return (*output_)(gelu((*intermediate_)(y)), y);
 }
 
 // ---- the encoder
@@ -169,14 +169,14 @@ Bert::Bert(const BertOptions& o, BertPart p, bool pooler, bool words) : options(
 
 void Bert::reset(const nn::InitKeys& keys) { draw_as_bert(*this, keys); }
 
-Tensor Bert::forward(const BertInputs& inputs) {
+Tensor Bert::operator()(const BertInputs& inputs) {
   Tensor in[] = {inputs.ids, inputs.segments, inputs.key_mask};
   return call(in, [&] { return run({in[0], in[1], in[2]}); });
 }
 
 Tensor Bert::run(const BertInputs& inputs) {
-  Tensor x = part.begin == 0 ? embeddings_->forward(inputs.ids, inputs.segments) : inputs.ids;
-  for (BertLayer& layer : *layer_) x = layer.forward(x, inputs.key_mask);
+  Tensor x = part.begin == 0 ? (*embeddings_)(inputs.ids, inputs.segments) : inputs.ids;
+  for (BertLayer& layer : *layer_) x = layer(x, inputs.key_mask);
   return x;
 }
 
@@ -205,9 +205,9 @@ BertForMaskedLM::BertForMaskedLM(const BertOptions& o, BertPart part) : options(
 
 void BertForMaskedLM::reset(const nn::InitKeys& keys) { draw_as_bert(*this, keys); }
 
-Tensor BertForMaskedLM::forward(const BertInputs& inputs) {
+Tensor BertForMaskedLM::operator()(const BertInputs& inputs) {
   Tensor in[] = {inputs.ids, inputs.segments, inputs.key_mask};
-  return call(in, [&] { return finished(bert_->forward({in[0], in[1], in[2]})); });
+  return call(in, [&] { return finished((*bert_)({in[0], in[1], in[2]})); });
 }
 
 Tensor BertForMaskedLM::head(Tensor x_BTD) {
@@ -230,9 +230,9 @@ BertForSequenceClassification::BertForSequenceClassification(const BertOptions& 
 
 void BertForSequenceClassification::reset(const nn::InitKeys& keys) { draw_as_bert(*this, keys); }
 
-Tensor BertForSequenceClassification::forward(const BertInputs& inputs) {
+Tensor BertForSequenceClassification::operator()(const BertInputs& inputs) {
   Tensor in[] = {inputs.ids, inputs.segments, inputs.key_mask};
-  return call(in, [&] { return head(bert_->forward({in[0], in[1], in[2]})); });
+  return call(in, [&] { return head((*bert_)({in[0], in[1], in[2]})); });
 }
 
 Tensor BertForSequenceClassification::head(Tensor x_BTD) {

@@ -41,11 +41,12 @@ class BertEmbeddings final : public nn::Module {
   /// `only_words`: for a head that shares them, in a part of a model that does not embed.
   explicit BertEmbeddings(const BertOptions& options, bool only_words = false);
   /// ids, segments [B, T] i64 (segments undefined: all 0) -> [B, T, D].
-  Tensor forward(const Tensor& ids, const Tensor& segments);
+  Tensor operator()(const Tensor& ids, const Tensor& segments);
+  using nn::Module::operator();
   const nn::EmbeddingPtr& words() const { return word_embeddings_; }
 
  protected:
-  Tensor compute(Tensor ids) override { return embed(ids, {}); }
+  Tensor forward(Tensor ids) override { return embed(ids, {}); }
 
  private:
   Tensor embed(const Tensor& ids, const Tensor& segments);
@@ -60,10 +61,11 @@ class BertSelfAttention final : public nn::Module {
  public:
   explicit BertSelfAttention(const BertOptions& options);
   /// x [B, T, D], key_mask bool [B, T] (true: attended; undefined: all) -> [B, T, D].
-  Tensor forward(const Tensor& x, const Tensor& key_mask);
+  Tensor operator()(const Tensor& x, const Tensor& key_mask);
+  using nn::Module::operator();
 
  protected:
-  Tensor compute(Tensor x) override { return attend(x, {}); }
+  Tensor forward(Tensor x) override { return attend(x, {}); }
 
  private:
   Tensor attend(const Tensor& x, const Tensor& key_mask);
@@ -76,7 +78,7 @@ class BertSelfAttention final : public nn::Module {
 class BertOutput final : public nn::Module {
  public:
   BertOutput(int64_t in, const BertOptions& options);
-  Tensor forward(const Tensor& branch, const Tensor& x);
+  Tensor operator()(const Tensor& branch, const Tensor& x);
 
  private:
   nn::LinearPtr dense_;
@@ -87,10 +89,11 @@ class BertOutput final : public nn::Module {
 class BertLayer final : public nn::Module {
  public:
   explicit BertLayer(const BertOptions& options);
-  Tensor forward(const Tensor& x, const Tensor& key_mask);
+  Tensor operator()(const Tensor& x, const Tensor& key_mask);
+  using nn::Module::operator();
 
  protected:
-  Tensor compute(Tensor x) override { return run(x, {}); }
+  Tensor forward(Tensor x) override { return run(x, {}); }
 
  private:
   Tensor run(const Tensor& x, const Tensor& key_mask);
@@ -113,7 +116,8 @@ class Bert final : public nn::Module {
   explicit Bert(const BertOptions& options, bool pooler = true)
       : Bert(options, {0, options.layers}, pooler) {}
   Bert(const BertOptions& options, BertPart part, bool pooler, bool words = false);
-  Tensor forward(const BertInputs& inputs);
+  Tensor operator()(const BertInputs& inputs);
+  using nn::Module::operator();
   /// tanh(dense(first token)): x [B, T, D] -> [B, D].
   Tensor pool(const Tensor& x_BTD);
   BertEmbeddings& embeddings() { return *embeddings_; }
@@ -122,7 +126,7 @@ class Bert final : public nn::Module {
   const BertPart part;
 
  protected:
-  Tensor compute(Tensor ids) override {
+  Tensor forward(Tensor ids) override {
     return run({.ids = std::move(ids), .segments = {}, .key_mask = {}});
   }
 
@@ -140,12 +144,13 @@ class BertForMaskedLM final : public nn::Module {
   explicit BertForMaskedLM(const BertOptions& options)
       : BertForMaskedLM(options, {0, options.layers}) {}
   BertForMaskedLM(const BertOptions& options, BertPart part);
-  Tensor forward(const BertInputs& inputs);
+  Tensor operator()(const BertInputs& inputs);
+  using nn::Module::operator();
   void reset(const nn::InitKeys& keys) override;
   const BertOptions options;
 
  protected:
-  Tensor compute(Tensor ids) override { return finished((*bert_)(std::move(ids))); }
+  Tensor forward(Tensor ids) override { return finished((*bert_)(std::move(ids))); }
 
  private:
   Tensor finished(Tensor x) { return has_head() ? head(std::move(x)) : x; }
@@ -161,11 +166,12 @@ class BertForMaskedLM final : public nn::Module {
 class BertForSequenceClassification final : public nn::Module {
  public:
   BertForSequenceClassification(const BertOptions& options, int64_t classes);
-  Tensor forward(const BertInputs& inputs);
+  Tensor operator()(const BertInputs& inputs);
+  using nn::Module::operator();
   void reset(const nn::InitKeys& keys) override;
 
  protected:
-  Tensor compute(Tensor ids) override { return head((*bert_)(std::move(ids))); }
+  Tensor forward(Tensor ids) override { return head((*bert_)(std::move(ids))); }
 
  private:
   Tensor head(Tensor x_BTD);

@@ -51,7 +51,7 @@ GptAttention::GptAttention(const GptOptions& o) : heads_(o.heads), dropout_p_(o.
   dropout_ = register_module("resid_dropout", nn::dropout(o.dropout));
 }
 
-Tensor GptAttention::compute(Tensor x) {
+Tensor GptAttention::forward(Tensor x) {
   int64_t B = x.size(0), T = x.size(1), D = x.size(2), W = D / heads_;
   Tensor qkv_BTH3W = reshape((*c_attn_)(std::move(x)), {B, T, heads_, 3, W});
   Tensors parts = unbind(qkv_BTH3W, 3);
@@ -70,7 +70,7 @@ GptMlp::GptMlp(const GptOptions& o) : tanh_gelu_(o.tanh_gelu) {
   dropout_ = register_module("dropout", nn::dropout(o.dropout));
 }
 
-Tensor GptMlp::compute(Tensor x) {
+Tensor GptMlp::forward(Tensor x) {
   Tensor h = (*c_fc_)(std::move(x));
   h = tanh_gelu_ ? gelu_tanh(std::move(h)) : gelu(std::move(h));
   return (*dropout_)((*c_proj_)(std::move(h)));
@@ -83,7 +83,7 @@ GptBlock::GptBlock(const GptOptions& o) {
   mlp_ = register_module("mlp", std::make_shared<GptMlp>(o));
 }
 
-Tensor GptBlock::compute(Tensor x) {
+Tensor GptBlock::forward(Tensor x) {
   Tensor branch = (*attn_)((*ln_1_)(x));
   x = add(std::move(x), std::move(branch));
   branch = (*mlp_)((*ln_2_)(x));
@@ -142,16 +142,16 @@ Tensor Gpt::head(Tensor x_BTD) {
   return tessera::linear(x_BTD, wte_->weight);
 }
 
-Tensor Gpt::compute(Tensor x) {
+Tensor Gpt::forward(Tensor x) {
   if (embeds()) x = embed(std::move(x));
   for (GptBlock& block : *h_) x = block(std::move(x));
   return has_head() ? head(std::move(x)) : x;
 }
 
 Tensor Gpt::loss(const Tensor& ids, const Tensor& targets) {
-  Tensor logits_BTV = forward(ids);
+  Tensor logits_BTV = (*this)(ids);
   nn::Scope scope("loss");
-  return cross_entropy(logits_BTV, targets);
+  return cross_entropy(logits_BTV, targets, {.dim = -1});
 }
 
 GptPtr gpt(const GptOptions& options) { return std::make_shared<Gpt>(options); }

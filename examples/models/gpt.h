@@ -34,7 +34,7 @@ class GptAttention final : public nn::Module {
   explicit GptAttention(const GptOptions& options);
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   const int64_t heads_;
@@ -49,7 +49,7 @@ class GptMlp final : public nn::Module {
   explicit GptMlp(const GptOptions& options);
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   const bool tanh_gelu_;
@@ -62,7 +62,7 @@ class GptBlock final : public nn::Module {
   explicit GptBlock(const GptOptions& options);
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   nn::LayerNormPtr ln_1_, ln_2_;
@@ -89,7 +89,7 @@ class Gpt final : public nn::Module {
   const GptPart part;
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   bool embeds() const { return part.begin == 0; }

@@ -38,7 +38,7 @@ Mlp::Mlp(const MlpOptions& o, MlpPart p) : options(o), part(p) {
   register_module("layers", layers_);
 }
 
-Tensor Mlp::compute(Tensor x) {
+Tensor Mlp::forward(Tensor x) {
   const int64_t width = part.begin == 0 ? options.in : options.hidden;
   TESSERA_CHECK_AS(ShapeError, x.ndim() >= 1 && x.size(0) * width == x.numel(),
                    "mlp: x is {}; give [B, ..] with {}={} elements per sample",
@@ -48,7 +48,7 @@ Tensor Mlp::compute(Tensor x) {
 }
 
 Tensor Mlp::loss(const Tensor& x, const Tensor& targets) {
-  Tensor y = forward(x);
+  Tensor y = (*this)(x);
   nn::Scope scope("loss");
   return is_floating(targets.dtype()) ? nn::mse_loss(y, targets) : cross_entropy(y, targets);
 }

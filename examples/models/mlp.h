@@ -36,7 +36,7 @@ class Mlp final : public nn::Module {
   const MlpPart part;
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   nn::SequentialPtr layers_;

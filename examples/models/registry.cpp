@@ -96,7 +96,8 @@ Loss loss_of(const ModelSpec& spec, double label_smoothing) {
   return [own = spec.loss, label_smoothing](const Tensor& prediction, const Tensor& targets) {
     nn::Scope scope("loss");
     return own ? own(prediction, targets)
-               : cross_entropy(prediction, targets, {.label_smoothing = label_smoothing});
+               : cross_entropy(prediction, targets,
+                               {.label_smoothing = label_smoothing, .dim = -1});
   };
 }
 

@@ -64,14 +64,13 @@ class Block final : public nn::Module {
   }
 
  protected:
-  Tensor compute(Tensor x) override {
+  Tensor forward(Tensor x) override {
     Tensor y = x;
     const size_t last = convs_.size() - 1;
-    for (size_t i = 0; i < last; ++i)
-      y = norms_[i]->forward(convs_[i]->forward(std::move(y)), {.relu = true});
-    y = convs_[last]->forward(std::move(y));
-    return norms_[last]->forward(
-        std::move(y), {.residual = downsample_ ? downsample_->forward(x) : x, .relu = true});
+    for (size_t i = 0; i < last; ++i) y = (*norms_[i])((*convs_[i])(std::move(y)), {.relu = true});
+    y = (*convs_[last])(std::move(y));
+    return (*norms_[last])(std::move(y),
+                           {.residual = downsample_ ? (*downsample_)(x) : x, .relu = true});
   }
 
  private:
@@ -154,18 +153,18 @@ void ResNet::reset(const nn::InitKeys& keys) {
 Tensor ResNet::stem(Tensor x) {
   TESSERA_CHECK_AS(ShapeError, x.ndim() == 4 && x.size(1) == 3,
                    "resnet: x is {}; expected images [B, 3, H, W]", tessera::describe(x));
-  x = bn1_->forward(conv1_->forward(std::move(x)), {.relu = true});
+  x = (*bn1_)((*conv1_)(std::move(x)), {.relu = true});
   return options.small_images ? x : max_pool2d(x, 3, {.stride = 2, .padding = 1});
 }
 
-Tensor ResNet::compute(Tensor x) {
+Tensor ResNet::forward(Tensor x) {
   if (conv1_) x = stem(std::move(x));
-  for (const nn::SequentialPtr& layer : layers_) x = layer->forward(std::move(x));
-  return fc_ ? fc_->forward(flatten(adaptive_avg_pool2d(x, 1), 1)) : x;
+  for (const nn::SequentialPtr& layer : layers_) x = (*layer)(std::move(x));
+  return fc_ ? (*fc_)(flatten(adaptive_avg_pool2d(x, 1), 1)) : x;
 }
 
 Tensor ResNet::loss(const Tensor& x, const Tensor& targets) {
-  Tensor y = forward(x);
+  Tensor y = (*this)(x);
   nn::Scope scope("loss");
   return cross_entropy(y, targets);
 }

@@ -44,7 +44,7 @@ class ResNet final : public nn::Module {
   const ResNetPart part;
 
  protected:
-  Tensor compute(Tensor x) override;
+  Tensor forward(Tensor x) override;
 
  private:
   Tensor stem(Tensor x);

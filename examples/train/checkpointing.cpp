@@ -5,13 +5,11 @@
 #include <filesystem>
 
 #include "core/data/utf8.h"
-#include "core/tensor/random.h"
 #include "examples/train/fit.h"
 #include "examples/train/option_table.h"
 #include "parallel/checkpoint/folder.h"
 #include "parallel/checkpoint/load.h"
 #include "parallel/checkpoint/overwrite.h"
-#include "parallel/checkpoint/sharded.h"
 
 namespace tessera::train {
 namespace {
@@ -63,15 +61,11 @@ void check_names(const checkpoint::Loaded& l, const std::string& other_options) 
   throw UserError(text + "; give the flags that it was saved with, or another --checkpoint folder");
 }
 
-int64_t parse_cursor(const checkpoint::Loaded& l) {
-  auto at = l.extra.find("data.cursor");
-  char* end = nullptr;
-  int64_t cursor = at == l.extra.end() ? -1 : std::strtoll(at->second.c_str(), &end, 10);
-  TESSERA_CHECK(cursor >= 0 && *end == 0,
+void check_trained(const checkpoint::Loaded& l) {
+  TESSERA_CHECK(l.extra.contains("data.cursor"),
                 "train: {} was not saved by a training run: it has no data.cursor; load weights "
                 "with --weights",
                 l.folder);
-  return cursor;
 }
 
 }  // namespace
@@ -92,34 +86,25 @@ Checkpointing::Checkpointing(const Options& o, const Task& task, ProcessGroup& g
   saver_ = std::make_unique<checkpoint::Checkpointer>(o.checkpoint, &group,
                                                       checkpoint::SaveOptions{.keep = int(o.keep)});
   if (o.steps == 0) return;
-  const checkpoint::State first = state();
+  const checkpoint::State first = training().state();
   checkpoint::check_extra(first.extra);
   saver_->prepare(first.pieces);
 }
 
-std::vector<checkpoint::Piece> Checkpointing::replicas() {
-  std::vector<checkpoint::Piece> out;
-  for (NamedTensor& t : task_.model->state())
-    out.push_back(checkpoint::piece_of("model." + t.name, t.tensor));
-  for (NamedTensor& t : scaler_.named_state())  // the same on every rank
-    out.push_back(checkpoint::whole("scaler." + t.name, t.tensor));
-  for (NamedTensor& t : optimizer_.named_state())
-    out.push_back(checkpoint::piece_of("optimizer." + t.name, t.tensor));
-  return out;
+void Checkpointing::compare_replicas(int64_t done) {
+  agreement_.on_replicas(training().replicas(), done);
 }
 
-void Checkpointing::compare_replicas(int64_t done) { agreement_.on_replicas(replicas(), done); }
-
-checkpoint::State Checkpointing::state() {
-  checkpoint::State s;
-  s.pieces = replicas();
-  s.pieces.push_back(checkpoint::whole("random.generator", default_generator().state()));
-  s.extra = options_of(o_);
-  s.extra["data.cursor"] = std::to_string(loader_.cursor());
+checkpoint::TrainingState Checkpointing::training() const {
+  checkpoint::Extra extra = options_of(o_);
   if (!task_.data.hash.empty())
-    s.extra[kDataSize] = task_.data.size, s.extra[kDataHash] = task_.data.hash;
-  for (const auto& [key, value] : task_.metadata) s.extra["metadata." + key] = value;
-  return s;
+    extra[kDataSize] = task_.data.size, extra[kDataHash] = task_.data.hash;
+  for (const auto& [key, value] : task_.metadata) extra["metadata." + key] = value;
+  return {.model = task_.model.get(),
+          .optimizer = &optimizer_,
+          .scaler = &scaler_,
+          .loader = &loader_,
+          .extra = std::move(extra)};
 }
 
 std::string Checkpointing::differing_options(const checkpoint::Extra& saved) const {
@@ -155,15 +140,12 @@ int64_t Checkpointing::resume() {
     if (o_.resume) story_ = fmt::format("{} holds no saved step: a fresh start", o_.checkpoint);
     return 0;
   }
-  checkpoint::Loaded l =
-      checkpoint::load(found->folder, state().pieces, &group_,
-                       {.strict = false, .accept = [&](const checkpoint::Loaded& saved) {
-                          parse_cursor(saved);
-                          check_resumes(o_, task_, saved.extra, saved.folder);
-                        }});
+  checkpoint::Loaded l = training().load(
+      found->folder, &group_, {.strict = false, .accept = [&](const checkpoint::Loaded& saved) {
+                                 check_trained(saved);
+                                 check_resumes(o_, task_, saved.extra, saved.folder);
+                               }});
   check_names(l, differing_options(l.extra));
-  loader_.seek(parse_cursor(l));
-  optimizer_.load_state(optimizer_.named_state());  // filled in place: lets it look at the values
   story_ = fmt::format("resumed from {}, after step {}", l.folder, l.step);
   if (!o_.weights.empty())
     story_ += fmt::format("\nnote: the weights of --weights {} are not used: the step has its own",
@@ -184,7 +166,7 @@ std::string Checkpointing::after_step(int64_t done) {
     warning = e.what();
   }
   try {
-    saver_->save(done, state());
+    training().save(*saver_, done);
     saved_ = done;
   } catch (const UserError& e) {
     warning += (warning.empty() ? "" : "\n") + std::string(e.what());
@@ -203,7 +185,7 @@ std::string Checkpointing::finish(int64_t done) {
   }
   if (saved_ == done) return warning;
   compare_replicas(done);
-  saver_->save(done, state());
+  training().save(*saver_, done);
   saver_->wait();
   return warning;
 }

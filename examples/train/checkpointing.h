@@ -11,7 +11,7 @@
 #include "examples/train/agreement.h"
 #include "examples/train/options.h"
 #include "examples/train/task.h"
-#include "parallel/checkpoint/checkpointer.h"
+#include "parallel/checkpoint/training_state.h"
 
 namespace tessera::train {
 
@@ -40,8 +40,7 @@ class Checkpointing {
   std::string finish(int64_t done);
 
  private:
-  std::vector<checkpoint::Piece> replicas();
-  checkpoint::State state();
+  checkpoint::TrainingState training() const;
   std::string differing_options(const checkpoint::Extra& saved) const;
   const Options& o_;
   const Task& task_;

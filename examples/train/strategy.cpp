@@ -61,15 +61,14 @@ class Ddp final : public Strategy {
     data_group_ = group;
     if (o.sync_batch_norm) nn::convert_sync_batch_norm(*task.model, data_group_);
     task.fill();
-    reducer_ =
-        parallel::make_reducer(*task.model, {.group = group, .tree_accumulation = o.deterministic});
-    statistics_ = std::make_unique<parallel::RunningStatistics>(*task.model, group, true);
+    ddp_ = parallel::ddp(task.model, {.group = group, .tree_accumulation = o.deterministic});
   }
-  double communication_ms() override { return reducer_->communication_ms(); }
+  void leave_statistics() override { ddp_->leave_buffers(); }
+  double communication_ms() override { return ddp_->communication_ms(); }
 
  private:
-  void set_sync(bool sync) override { reducer_->set_sync(sync); }
-  std::unique_ptr<parallel::Reducer> reducer_;
+  void set_sync(bool sync) override { ddp_->set_sync(sync); }
+  std::shared_ptr<parallel::Ddp> ddp_;
 };
 
 // Parameters cut over data-parallel axes, a tensor-parallel axis, or both.
@@ -87,9 +86,11 @@ class Sharded final : public Strategy {
     if (o.sync_batch_norm) nn::convert_sync_batch_norm(*task.model, data_group_);
     if (tp) cut_model(o, task);
     if (!dp.empty()) {
-      fsdp_ = parallel::fully_shard(*task.model, {.mesh = mesh_.slice(dp),
-                                                  .groups = task.spec->fsdp_groups,
-                                                  .tree_accumulation = o.deterministic});
+      // Every micro-batch is reduced, so fully_shard does not know which is a step's last.
+      fsdp_ = parallel::fully_shard(task.model, {.mesh = mesh_.slice(dp),
+                                                 .groups = task.spec->fsdp_groups,
+                                                 .tree_accumulation = o.deterministic,
+                                                 .sync_buffers = false});
     } else {
       parallel::materialize(*task.model);
     }
@@ -154,8 +155,8 @@ class Staged final : public Strategy {
     parallel::PipelineOptions p{.mesh = mesh_["pp"], .statistics = statistics_.get()};
     if (const auto& tied = task.spec->pipeline.tied) p.tied = tied(task.options);
     if (replicated) {
-      reducer_ = parallel::make_reducer(*stage_, {.group = data_group_});
-      p.set_sync = [this](bool on) { reducer_->set_sync(on); };
+      auto ddp = parallel::ddp(stage_, {.group = data_group_, .sync_buffers = false});
+      p.set_sync = [ddp](bool on) { ddp->set_sync(on); };
     }
     pipeline_ = std::make_unique<parallel::Pipeline>(stage_, p);
   }
@@ -221,7 +222,6 @@ class Staged final : public Strategy {
 
   DeviceMesh mesh_;
   std::shared_ptr<nn::Module> stage_;
-  std::unique_ptr<parallel::Reducer> reducer_;
   std::unique_ptr<parallel::Pipeline> pipeline_;
 };
 
@@ -259,7 +259,7 @@ std::unique_ptr<Strategy> make_strategy(const Options& o, Ref<ProcessGroup> grou
 // ---- what a strategy does unless it does it otherwise
 
 Tensor Strategy::loss_of(const data::Batch& batch) {
-  Tensor prediction = task_.model->forward(batch.inputs);
+  Tensor prediction = (*task_.model)(batch.inputs);
   LossParallel spread_vocabulary;  // of the loss alone: elsewhere nothing is the same by promise
   return task_.loss(prediction, batch.targets);
 }
@@ -284,7 +284,7 @@ Tensor Strategy::run_step(const std::vector<data::Batch>& batches, const Tensor&
 Evaluation Strategy::evaluate(const data::Batch& batch) {
   InferenceMode off;
   if (!task_.classifies) return {loss_of(batch).item<double>(), batch.rows()};
-  return judge(full_tensor(task_.model->forward(batch.inputs)), batch.targets);
+  return judge(full_tensor((*task_.model)(batch.inputs)), batch.targets);
 }
 
 Evaluation Strategy::judge(const Tensor& logits, const Tensor& targets) const {

@@ -36,7 +36,7 @@ class Strategy {
                           const optim::GradScaler& scaler);
   /// Steps from now on are run to be looked at: what a step that failed has left in the running
   /// statistics is not read.
-  void leave_statistics() {
+  virtual void leave_statistics() {
     if (statistics_) statistics_->stop();
   }
   /// One batch, nothing recorded. Samples that could not be read do not count.
@@ -70,7 +70,7 @@ class Strategy {
 
   Task& task_;
   Ref<ProcessGroup> data_group_;
-  /// Of batch-norm; null where each rank's own would do.
+  /// Of batch-norm; null where the wrapper of the model takes care of them.
   std::unique_ptr<parallel::RunningStatistics> statistics_;
 };
 

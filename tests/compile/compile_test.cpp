@@ -442,7 +442,7 @@ TEST(Compile, TrainAndEvalAreTwoGraphs) {
   Training run(0.5);
   auto forward = compile([&](const Tensor& ids) {
     NoGrad off;
-    return run.model->forward(ids);
+    return (*run.model)(ids);
   });
   Tensor ids = batch(0).first;
   run.model->eval();

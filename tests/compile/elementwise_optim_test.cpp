@@ -56,7 +56,7 @@ std::vector<Tensor> train(const Make& make, const How& how, int64_t* replays = n
   auto opt = make(model->named_parameters());
   const Tensor x = sample_values({6, 3}, -1, 1, 5);
   auto step = [&](const Tensor& scale) {
-    Tensor loss = mean(square(model->forward(x) - 1.0));
+    Tensor loss = mean(square((*model)(x)-1.0));
     opt->zero_grad();
     loss.backward();
     const optim::Clip clip = optim::clip_grad_norm(model->parameters(), 0.5);

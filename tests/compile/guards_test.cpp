@@ -44,7 +44,7 @@ struct Model {
   auto program() {
     return [this](const Tensor& x) {
       net->zero_grad();
-      Tensor loss = sum(square(net->forward(x)));
+      Tensor loss = sum(square((*net)(x)));
       loss.backward();
       return loss.detach();
     };
@@ -117,14 +117,14 @@ TEST(Guards, ReplacedParameters) {
 
 TEST(Guards, ModulesThatAreGone) {
   auto model = std::make_unique<Model>();
-  auto step = compile([&](const Tensor& x) { return sum(model->net->forward(x)).detach(); },
+  auto step = compile([&](const Tensor& x) { return sum((*model->net)(x)).detach(); },
                       {.skip = "decompose,accumulate,fuse"});
   for (int call = 0; call < 12; ++call) {
     if (call % 4 == 0) {
       model = std::make_unique<Model>();
       model->net->init(uint64_t(call));
     }
-    Tensor expected = sum(model->net->forward(rows(call))).detach();
+    Tensor expected = sum((*model->net)(rows(call))).detach();
     expect_same_bits(step(rows(call)), expected, "call " + std::to_string(call));
   }
   EXPECT_EQ(step.report().replays, 6);
@@ -231,13 +231,13 @@ TEST(Guards, TrainingModeOfModules) {
   auto layer = nn::linear(4, 3);
   auto drop = nn::dropout(0.5);
   layer->init(1);
-  auto plain = compile([&](const Tensor& x) { return layer->forward(x).detach(); },
+  auto plain = compile([&](const Tensor& x) { return (*layer)(x).detach(); },
                        {.skip = "decompose,accumulate,fuse"});
-  auto asks = compile([&](const Tensor& x) { return drop->forward(x) * 1.0; });
+  auto asks = compile([&](const Tensor& x) { return (*drop)(x)*1.0; });
   for (int call = 0; call < 6; ++call) {
     layer->train(call < 3), drop->train(call < 3);
     const Tensor x = rows(call + 1);
-    expect_same_bits(plain(x), layer->forward(x).detach(), "layer " + std::to_string(call));
+    expect_same_bits(plain(x), (*layer)(x).detach(), "layer " + std::to_string(call));
     const Tensor y = asks(x);
     if (call < 3)
       EXPECT_FALSE(any(y == x).item<bool>()) << call << ": an element is dropped or doubled";

@@ -45,10 +45,10 @@ struct Training {
   Tensor step(const Tensor& x) {
     Tensor loss;
     if (precision == kF32) {
-      loss = mean(square(net->forward(x)));
+      loss = mean(square((*net)(x)));
     } else {
       Autocast scope(precision);
-      loss = mean(square(net->forward(x)));
+      loss = mean(square((*net)(x)));
     }
     scaler.scale(loss).backward();
     auto clip =

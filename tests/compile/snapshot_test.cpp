@@ -15,7 +15,7 @@ TEST_P(CompiledSave, IsTheStateAtTheCall) {
   Training run;
   Checkpointer saver(dir / "c", nullptr, {.staging_bytes = GetParam()});
   auto step = compile([&](const Tensor& x, const Tensor& y) {
-    Tensor loss = nn::cross_entropy(run.model->forward(x), y);
+    Tensor loss = nn::cross_entropy((*run.model)(x), y);
     run.optimizer->zero_grad();
     loss.backward();
     run.optimizer->step();

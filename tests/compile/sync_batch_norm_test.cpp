@@ -22,14 +22,14 @@ TEST(CompiledSyncBatchNorm, ConvertedAfterCompilation) {
     auto norm = nn::batch_norm1d({.channels = 3});
     auto step = compile([&](const Tensor& x) {
       NoGrad off;
-      return norm->forward(x);
+      return (*norm)(x);
     });
     const Tensor x = narrow(draw({8, 3}, 3, kF32), 0, 4 * group.rank(), 4).clone();
     for (int i = 0; i < 3; ++i) step(x);
     const Tensor alone = step(x).clone();
     nn::convert_sync_batch_norm(*norm);
     NoGrad off;
-    const Tensor want = norm->forward(x);
+    const Tensor want = (*norm)(x);
     EXPECT_GT(apart(want, alone), 1e-3);
     for (int i = 0; i < 3; ++i) EXPECT_LE(apart(step(x), want), 1e-6);
   });

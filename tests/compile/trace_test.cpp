@@ -161,7 +161,7 @@ TEST(Trace, PhasesAndScopes) {
   auto opt = optim::SGD(model->parameters(), {.lr = 0.1});
   Tensor x = ones({2, 3});
   Trace trace({.inputs = {x}, .names = model->named_parameters()});
-  Tensor loss = mean(square(model->forward(x)));
+  Tensor loss = mean(square((*model)(x)));
   loss.backward();
   opt.step();
   Graph g = trace.finish({loss});

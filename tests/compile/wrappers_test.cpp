@@ -322,7 +322,7 @@ TEST(WrappedStep, APipelineIsRefused) {
       Trace trace({.inputs = {ids}});
       std::vector<parallel::MicroBatch> batch{{.input = ids, .target = ids}};
       pipeline.step(batch, [](const Tensor& logits, const Tensor& targets) {
-        return cross_entropy(logits, targets);
+        return cross_entropy(logits, targets, {.dim = -1});
       });
     });
   } catch (const Error& e) {

@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
     for (int step = 0; step < 100; ++step) {
       Tensor x = randn({64, 1});
       opt.zero_grad();
-      mean(square(model->forward(x) - x * 3.0)).backward();
+      mean(square((*model)(x)-x * 3.0)).backward();
       for (const Tensor& p : model->parameters()) group.all_reduce(p.grad(), ReduceOp::kAvg);
       opt.step();
     }

@@ -73,10 +73,10 @@ TEST(Gpt, LooksBackOnly) {
   NoGrad off;
   Tensor a = random_ids(1, 8, 11), b = a.clone();
   b.data<int64_t>()[5] = (b.data<int64_t>()[5] + 1) % 11;
-  Tensor la = m->forward(a), lb = m->forward(b);
+  Tensor la = (*m)(a), lb = (*m)(b);
   EXPECT_EQ(difference(slice(la, 1, 0, 5), slice(lb, 1, 0, 5)), 0);
   EXPECT_GT(difference(slice(la, 1, 5, 8), slice(lb, 1, 5, 8)), 0);
-  EXPECT_LT(difference(slice(la, 1, 0, 3), m->forward(slice(a, 1, 0, 3))), 1e-6);
+  EXPECT_LT(difference(slice(la, 1, 0, 3), (*m)(slice(a, 1, 0, 3))), 1e-6);
 }
 
 TEST(Gpt, DropoutWhileTrainingOnly) {
@@ -85,9 +85,9 @@ TEST(Gpt, DropoutWhileTrainingOnly) {
   auto m = gpt(o);
   Tensor ids = random_ids(2, 8, 11);
   NoGrad off;
-  EXPECT_GT(difference(m->forward(ids), m->forward(ids)), 0);
+  EXPECT_GT(difference((*m)(ids), (*m)(ids)), 0);
   m->eval();
-  EXPECT_EQ(difference(m->forward(ids), m->forward(ids)), 0);
+  EXPECT_EQ(difference((*m)(ids), (*m)(ids)), 0);
 }
 
 TEST(Gpt, RowOrdersAreInverse) {
@@ -119,7 +119,7 @@ TEST(Gpt, Generates) {
 TEST(Gpt, Refuses) {
   expect_contains(error_of([] { gpt({.heads = 3}); }), "heads=3");
   auto m = gpt(tiny());
-  expect_contains(error_of([&] { m->forward(random_ids(1, 9, 11)); }), "context 8");
+  expect_contains(error_of([&] { (*m)(random_ids(1, 9, 11)); }), "context 8");
 }
 
 TEST(Options, AnyFieldByName) {
@@ -136,11 +136,11 @@ TEST(Options, AnyFieldByName) {
 TEST(Mlp, ClassifiesAndRegresses) {
   auto m = mlp({.in = 6, .hidden = 8, .out = 3});
   Tensor x = randn({4, 2, 3});
-  EXPECT_EQ(m->forward(x).shape(), Shape({4, 3}));
+  EXPECT_EQ((*m)(x).shape(), Shape({4, 3}));
   EXPECT_NEAR(m->loss(x, randint(0, 3, {4})).item<double>(), std::log(3.0), 0.5);
   m->loss(x, zeros({4, 3})).backward();
   EXPECT_TRUE(m->slot("layers.0.weight").grad().defined());
-  expect_contains(error_of([&] { m->forward(randn({4, 5})); }), "in=6");
+  expect_contains(error_of([&] { (*m)(randn({4, 5})); }), "in=6");
 }
 
 TEST(Gpt, EachSizeIsPositive) {

@@ -85,7 +85,7 @@ TEST(HuggingFace, BertHasItsLogitsAndIsSavedAsItWas) {
   EXPECT_TRUE(load_hugging_face(*model, golden("bert")).empty());
   model->eval();
   expect_logits("bert", [&](const Tensor& ids) {
-    return model->forward({.ids = ids, .segments = {}, .key_mask = {}});
+    return (*model)({.ids = ids, .segments = {}, .key_mask = {}});
   });
   TempFolder folder;
   save_hugging_face(folder / "out", o, model->state());
@@ -115,7 +115,7 @@ TEST(HuggingFace, OldNamesOfLayerNormsAreKnown) {
   EXPECT_TRUE(load_hugging_face(*model, folder.str()).empty());
   model->eval();
   expect_logits("bert", [&](const Tensor& ids) {
-    return model->forward({.ids = ids, .segments = {}, .key_mask = {}});
+    return (*model)({.ids = ids, .segments = {}, .key_mask = {}});
   });
 }
 

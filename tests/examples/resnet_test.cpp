@@ -90,7 +90,7 @@ TEST(ResNet, LossAndGradientsEqualPyTorch) {
     expect_digests(model->named_buffers(), false, 9000, c["buffers"]);
     model->eval();
     NoGrad off;
-    Tensor logits = model->forward(x);
+    Tensor logits = (*model)(x);
     double want = c["eval_loss"];
     EXPECT_NEAR(model->loss(x, targets).item<double>(), want, 1e-9 * (1 + want));
     EXPECT_EQ(logits.shape(), Shape({images[0], model->options.classes}));

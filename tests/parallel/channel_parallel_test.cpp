@@ -59,7 +59,7 @@ std::vector<NamedTensor> train(const models::ResNetOptions& o, const Prepare& pr
     for (int k = 0; k < share.micro_batches; ++k) {
       const int64_t first = (k * share.ranks + share.rank) * rows;
       if (statistics) statistics->before(size_t(k), size_t(share.micro_batches));
-      Tensor y = model->forward(images(step, first, rows));
+      Tensor y = (*model)(images(step, first, rows));
       if (statistics) statistics->after(size_t(k), size_t(share.micro_batches));
       LossParallel same_targets;
       Tensor loss = cross_entropy(y, classes(step, first, rows));
@@ -121,8 +121,7 @@ TEST(ChannelParallel, WithShardedParameters) {
       parallelize_module(m, mesh["tp"], models::tensor_parallel_plan(o));
       return fully_shard(m, {.mesh = mesh["dp"]});
     };
-    check_near(train(o, cut, {.ranks = 2, .rank = mesh.coordinate("dp")}, mesh.group("dp")),
-               serial);
+    check_near(train(o, cut, {.ranks = 2, .rank = mesh.coordinate("dp")}), serial);
   });
 }
 
@@ -155,7 +154,7 @@ TEST(ChannelParallel, CollectivesOfAResNet) {
       };
       expect("before", 0, 0, 0);
       const int64_t cut = o.bottleneck() ? c.blocks : 0;
-      Tensor y = model->forward(cast(images(0, 0, kRows), kF32));
+      Tensor y = (*model)(cast(images(0, 0, kRows), kF32));
       expect("forward", c.blocks + 1, c.short_ways, cut);
       LossParallel same_targets;
       backward(cross_entropy(y, classes(0, 0, kRows)));
@@ -174,8 +173,7 @@ TEST(ChannelParallel, WithStatisticsOfSeveralRanks) {
       parallelize_module(m, mesh["tp"], models::tensor_parallel_plan(o));
       return fully_shard(m, {.mesh = mesh["dp"]});
     };
-    std::vector<NamedTensor> got =
-        train(o, cut, {.ranks = 2, .rank = mesh.coordinate("dp")}, mesh.group("dp"));
+    std::vector<NamedTensor> got = train(o, cut, {.ranks = 2, .rank = mesh.coordinate("dp")});
     got.insert(got.begin(), whole[0]);  // the loss is that of a half
     check_near(got, whole);
   });
@@ -194,7 +192,7 @@ TEST(ChannelParallel, BiasesAndOutputs) {
     return m;
   };
   auto run = [&](nn::Module& m) {
-    Tensor y = m.forward(x);
+    Tensor y = m(x);
     backward(mean(square(y)));
     std::vector<NamedTensor> out{{"y", full_tensor(y.detach())}};
     for (const NamedTensor& p : m.named_parameters())
@@ -247,7 +245,7 @@ TEST(ChannelParallel, ErrorsSayWhatToDo) {
       ExactContraction exact;
       refused(
           [&] {
-            conv->forward(sample_values({2, 2, 3}, -1, 1, 1));
+            (*conv)(sample_values({2, 2, 3}, -1, 1, 1));
           },
           "the convolution \"0\" sums over channels that ranks share");
     }

@@ -31,7 +31,7 @@ Tensor inputs() { return randn({kBatch, kIn}, {kF32}, from_values<int64_t>({1, 1
 
 // The mean over the rows [begin, begin + count) of the batch.
 Tensor loss_of(nn::Module& model, int64_t begin, int64_t count) {
-  return mean(square(model.forward(narrow(inputs(), 0, begin, count))));
+  return mean(square(model(narrow(inputs(), 0, begin, count))));
 }
 
 std::vector<float> flat_grads(nn::Module& model) {
@@ -62,7 +62,7 @@ std::vector<float> ddp_grads(int ranks, int64_t micro_batches, parallel::DdpOpti
     int64_t rows = kBatch / ranks / micro_batches;
     for (int s = 0; s < steps; ++s) {
       for (int64_t k = 0; k < micro_batches; ++k) {
-        auto scope = ddp.no_sync(k + 1 < micro_batches);
+        auto scope = ddp->no_sync(k + 1 < micro_batches);
         Tensor loss = loss_of(*model, (group.rank() * micro_batches + k) * rows, rows);
         (loss * (1.0 / double(micro_batches))).backward();
       }
@@ -82,6 +82,18 @@ void expect_close(const std::vector<float>& a, const std::vector<float>& b) {
 TEST(Ddp, GradientsEqualSerial) {
   std::vector<float> serial = serial_grads();
   for (int ranks : {1, 2, 4, 8}) expect_close(ddp_grads(ranks, 1, {}), serial);
+}
+
+// A program may drop what ddp returns; the model has it.
+TEST(Ddp, TheModelKeepsItAlive) {
+  const std::vector<float> serial = serial_grads();
+  run_ranks(2, [&](ProcessGroup& group) {
+    auto model = make_model();
+    parallel::ddp(*model, {.group = Ref<ProcessGroup>(&group)});
+    loss_of(*model, group.rank() * kBatch / 2, kBatch / 2).backward();
+    expect_close(flat_grads(*model), serial);
+  });
+  EXPECT_THROW(parallel::ddp(nn::SequentialPtr()), UserError);
 }
 
 TEST(Ddp, SmallBucketsAndRebuiltOrderChangeNothing) {
@@ -153,7 +165,7 @@ TEST(Ddp, UnusedParametersAreNamed) {
                            auto model = std::make_shared<TwoHeads>();
                            auto ddp = parallel::ddp(model, {.group = Ref<ProcessGroup>(&group)});
                            try {
-                             sum(model->used->forward(ones({1, 2}))).backward();
+                             sum((*model->used)(ones({1, 2}))).backward();
                            } catch (const UserError& e) {
                              std::lock_guard lock(mutex);
                              text = e.what();
@@ -174,9 +186,9 @@ struct Breakable final : nn::Module {
     init(7);
   }
   Tensor loss(int64_t begin, int64_t count) {
-    Tensor h = first->forward(narrow(inputs(), 0, begin, count));
+    Tensor h = (*first)(narrow(inputs(), 0, begin, count));
     h = apply_function(make_ref<Unreliable>(fails), {&h, 1})[0];
-    return mean(square(second->forward(h)));
+    return mean(square((*second)(h)));
   }
   nn::LinearPtr first, second;
   bool fails = false;
@@ -198,7 +210,7 @@ TEST(Ddp, AStepWhoseBackwardFailedCanBeTakenAgain) {
           model->fails = fails;
           model->zero_grad();
           for (int64_t k = 0; k < 2; ++k) {
-            auto scope = ddp.no_sync(k == 0);
+            auto scope = ddp->no_sync(k == 0);
             model->fails = fails && k == failing;
             Tensor loss = model->loss((group.rank() * 2 + k) * rows, rows) * 0.5;
             if (!model->fails) {
@@ -246,7 +258,7 @@ TEST(Ddp, AllowedUnusedParametersCountAsZero) {
     auto ddp = parallel::ddp(model, {.group = Ref<ProcessGroup>(&group), .allow_unused = true});
     // Each rank uses another head: the mean halves both gradients.
     auto& head = group.rank() == 0 ? model->used : model->spare;
-    sum(head->forward(ones({1, 2}))).backward();
+    sum((*head)(ones({1, 2}))).backward();
     for (const Tensor& p : model->parameters()) EXPECT_EQ(p.grad().data<float>()[0], 0.5f);
   });
 }
@@ -275,8 +287,8 @@ TEST(Ddp, ABackwardInsideOfAnotherDeliversToo) {
       const int64_t rows = kBatch / ranks;
       Tensor x = narrow(inputs(), 0, group.rank() * rows, rows);
       auto loss = [&] {
-        Tensor h = tanh(first->forward(x));
-        return mean(square(checkpointed(h, [&](auto& t) { return second->forward(t); })));
+        Tensor h = tanh((*first)(x));
+        return mean(square(checkpointed(h, [&](auto& t) { return (*second)(t); })));
       };
       loss().backward();
       expect_close(flat_grads(*model), serial_grads());

@@ -158,7 +158,7 @@ TEST(Unshard, NoticesAnotherStorageAtTheSameAddress) {
     shard_data(weight)->local = full({4, 4}, double(i), {kF32});
     reused += shard_data(weight)->local.storage().get() == before;
     NoGrad off;
-    Tensor y = model->forward(x) - full_tensor(model->parameters()[1]);
+    Tensor y = (*model)(x)-full_tensor(model->parameters()[1]);
     ASSERT_EQ(y.data<double>()[0], 4.0 * i) << "after " << reused << " addresses came again";
     fsdp->reshard();
   }
@@ -207,7 +207,7 @@ TEST(ClearedGradients, TreesLetGoOfTheirLevels) {
     auto ddp = parallel::ddp(model, {.tree_accumulation = true});
     auto live_after = [&](int micro_batches, bool finish) {
       for (int k = 0; k < micro_batches; ++k) {
-        auto scope = ddp.no_sync(!finish || k + 1 < micro_batches);
+        auto scope = ddp->no_sync(!finish || k + 1 < micro_batches);
         backward(loss_of(*model, group));
       }
       model->zero_grad();
@@ -469,7 +469,7 @@ struct WithBuffers final : nn::Module {
     register_buffer("mean", mean, empty({4}, kF32, nn::parameter_device()));
     draw();
   }
-  Tensor compute(Tensor x) override { return linear(x, weight) + mean; }
+  Tensor forward(Tensor x) override { return linear(x, weight) + mean; }
   void reset(const nn::InitKeys&) override {
     NoGrad off;
     fill_(weight, 1.0), fill_(mean, 2.0);
@@ -484,7 +484,7 @@ TEST(FullyShard, GivesBuffersOfAMetaModelMemory) {
     fully_shard(model);
     TESSERA_ASSERT(!model.mean.device().is_meta(), "{}", describe(model.mean));
     model.init(1);
-    Tensor y = model.forward(ones({1, 4}, {.device = kCPU}));
+    Tensor y = model(ones({1, 4}, {.device = kCPU}));
     TESSERA_ASSERT(y.data<float>()[0] == 6, "{}", y.data<float>()[0]);
   });
 }
@@ -519,8 +519,8 @@ struct Breakable final : nn::Module {
     second = register_module("second", nn::linear(4, 4));
     init(7);
   }
-  Tensor compute(Tensor x) override {
-    Tensor y = second->forward(first->forward(std::move(x)));
+  Tensor forward(Tensor x) override {
+    Tensor y = (*second)((*first)(std::move(x)));
     return apply_function(make_ref<Unreliable>(fails), {&y, 1})[0];
   }
   nn::LinearPtr first, second;
@@ -541,7 +541,7 @@ TEST(Communication, AFailureBeforeTheFirstReductionIsToldAtOnce) {
                              else
                                reducer = make_reducer(model, {});
                              model.fails = group.rank() == 0;
-                             Tensor loss = mean(square(model.forward(ones({2, 4}))));
+                             Tensor loss = mean(square(model(ones({2, 4}))));
                              if (group.rank() == 0) {
                                try {
                                  backward(loss);

@@ -107,9 +107,9 @@ struct TwoHeads final : nn::Module {
     spare = register_module("spare", nn::linear(2, 4));
     init(7);
   }
-  Tensor compute(Tensor x) override {
-    const Tensor y = used->forward(x);
-    return both ? y + spare->forward(x) * 2.0 : y;
+  Tensor forward(Tensor x) override {
+    const Tensor y = (*used)(x);
+    return both ? y + (*spare)(x)*2.0 : y;
   }
   nn::LinearPtr used, spare;
   bool both = false;
@@ -120,7 +120,7 @@ TEST(Fsdp, UnusedParametersAreNamed) {
     run_ranks(2, [](ProcessGroup&) {
       TwoHeads model;
       fully_shard(model);
-      backward(sum(model.forward(ones({1, 2}))));
+      backward(sum(model(ones({1, 2}))));
     });
   });
   expect_contains(e, "got no gradient in this backward: spare.weight, spare.bias; leave them out");
@@ -134,7 +134,7 @@ TEST(Fsdp, PartsOfAGroupMayGetTheirGradientsInEarlierBackwards) {
     for (bool last : {false, true}) {
       fsdp->set_sync(last);
       model.both = !last;
-      backward(sum(model.forward(ones({1, 2}))));
+      backward(sum(model(ones({1, 2}))));
     }
     for (nn::LinearPtr head : {model.used, model.spare})
       for (const Tensor& p : head->parameters())
@@ -153,7 +153,7 @@ TEST(Fsdp, ModelsOfOneOutputTrainAsSerial) {
     const Tensor x = sample_values({6, 3}, -1, 1, 5);
     std::vector<double> seen;
     for (int step = 0; step < 3; ++step) {
-      Tensor loss = mean(square(cast(model->forward(cast(x, kF32)), kF32) - 1.0));
+      Tensor loss = mean(square(cast((*model)(cast(x, kF32)), kF32) - 1.0));
       loss.backward();
       seen.push_back(loss.item<double>());
       const optim::Clip clip = optim::clip_grad_norm(model->parameters(), 0.5);
@@ -233,7 +233,7 @@ TEST(Fsdp, MixedPrecisionKeepsMasterWeights) {
     auto model = models::gpt(small());
     fully_shard(*model, {.precision = {.param = kBF16, .reduce = kF32, .output = kF32}});
     Tensor x = ids(0, group.rank() * 4, 4);
-    Tensor logits = model->forward(x);
+    Tensor logits = (*model)(x);
     TESSERA_CHECK(logits.dtype() == kF32, "output {}", describe(logits));
     backward(sum(square(logits)));
     for (const NamedTensor& p : model->named_parameters())
@@ -296,7 +296,7 @@ TEST(Fsdp, AFailedForwardLeavesShards) {
       std::string e = error_of([&] {
         std::optional<InferenceMode> off;
         if (inference) off.emplace();
-        model->forward(bad);
+        (*model)(bad);
       });
       TESSERA_ASSERT(!e.empty(), "ids out of range passed");
       for (const NamedTensor& p : model->named_parameters())
@@ -332,7 +332,7 @@ TEST(Fsdp, FreezingAfterwardsIsRefused) {
     auto model = models::gpt(small());
     fully_shard(*model);
     model->named_parameters()[0].tensor.requires_grad_(false);
-    std::string e = error_of([&] { model->forward(ids(0, 0, 4)); });
+    std::string e = error_of([&] { (*model)(ids(0, 0, 4)); });
     TESSERA_ASSERT(e.find("was frozen after fully_shard") != e.npos, "{}", e);
   });
 }

@@ -131,7 +131,7 @@ TEST(GradScalerOnRanks, AllSkipTheSameStep) {
         // Values that only one rank has, in a step of its own.
         if (step == 1 && group.rank() == 2) x = x * std::numeric_limits<float>::infinity();
         Tensor before = full_tensor(model->parameters()[0].detach()).clone();
-        scaler.scale(mean(square(model->forward(x)))).backward();
+        scaler.scale(mean(square((*model)(x)))).backward();
         auto clip =
             optim::clip_grad_norm(opt.parameters(), 1.0, {.grad_scale = scaler.inverse_scale()});
         scaler.step(opt, clip);

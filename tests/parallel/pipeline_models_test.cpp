@@ -26,14 +26,12 @@ namespace {
 constexpr int kMicroBatches = 3;
 
 const StageLoss kLoss = [](const Tensor& y, const Tensor& targets) {
-  return cross_entropy(y, targets);
+  return cross_entropy(y, targets, {.dim = -1});
 };
 
 using Named = std::vector<NamedTensor>;
 using Forward = std::function<Tensor(nn::Module& model, const Tensor& x, const MicroBatch& b)>;
-const Forward kPlain = [](nn::Module& m, const Tensor& x, const MicroBatch&) {
-  return m.forward(x);
-};
+const Forward kPlain = [](nn::Module& m, const Tensor& x, const MicroBatch&) { return m(x); };
 
 /// A model, whole and in stages, on micro-batches that it learns from.
 struct Subject {
@@ -175,7 +173,7 @@ Subject bert() {
                        .beside = {segments, mask}});
   }
   s.forward = [](nn::Module& m, const Tensor& x, const MicroBatch& b) {
-    return dynamic_cast<models::BertForMaskedLM&>(m).forward(
+    return dynamic_cast<models::BertForMaskedLM&>(m)(
         {.ids = x, .segments = b.beside[0], .key_mask = b.beside[1]});
   };
   s.tied = {models::kBertWords};

@@ -54,7 +54,7 @@ models::GptOptions four_blocks() {
 const PipelineOptions kTied = {.tied = {"wte.weight"}};
 
 const StageLoss kLoss = [](const Tensor& logits, const Tensor& targets) {
-  return cross_entropy(logits, targets);
+  return cross_entropy(logits, targets, {.dim = -1});
 };
 
 MicroBatch micro_batch(int64_t step, int64_t first, int64_t rows) {
@@ -77,12 +77,11 @@ Trained train(const DeviceMesh& mesh, const Plan& plan) {
   }
   auto model = models::gpt_stage(plan.model, mesh.coordinate("pp"), mesh.size("pp"));
   PipelineOptions options{.mesh = mesh["pp"], .schedule = plan.schedule, .tied = {"wte.weight"}};
-  std::optional<Ddp<models::Gpt>> replicated;
   if (dp > 1 && plan.replicas == Replicas::kDdp) {
-    replicated.emplace(model, DdpOptions{.group = mesh.group(axes[0])});
-    options.set_sync = [&](bool on) { replicated->reducer().set_sync(on); };
+    auto replicated = ddp(model, {.group = mesh.group(axes[0])});
+    options.set_sync = [replicated](bool on) { replicated->set_sync(on); };
   } else if (dp > 1) {
-    auto fsdp = fully_shard(*model, {.mesh = mesh.slice(axes)});
+    auto fsdp = fully_shard(model, {.mesh = mesh.slice(axes)});
     options.set_sync = [fsdp](bool on) { fsdp->set_sync(on); };
   }
   if (!plan.reduce_once) options.set_sync = nullptr;
@@ -335,7 +334,7 @@ TEST(Pipeline, StagesThatLearnNothing) {
     Tensor target = from_values<float>({1, 2, 3, 4}, {2, 2});
     std::vector<MicroBatch> batch(2, {x, target});
     pipeline.step(batch, loss);
-    backward(loss(copy->forward(x), target));
+    backward(loss((*copy)(x), target));
     for (const NamedTensor& p : copy->named_parameters()) {
       if (p.name.substr(0, 1) != std::to_string(group.rank())) continue;
       Tensor mine = whole->slot(p.name);

@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 
 #include "collectives/loopback/run_ranks.h"
+#include "collectives/ops.h"
 #include "core/autograd/autograd.h"
 #include "core/nn/nn.h"
 #include "core/ops/create.h"
 #include "core/ops/random.h"
+#include "core/ops/update.h"
 #include "core/ops/views.h"
+#include "parallel/ddp.h"
+#include "parallel/fsdp.h"
 
 namespace tessera {
 namespace {
@@ -27,20 +31,28 @@ Statistics statistics_of(const nn::BatchNorm1d& norm) {
           norm.num_batches_tracked.item<int64_t>()};
 }
 
-// Two steps of eight micro-batches of four rows, leaf l of step s being rows of x.
-Statistics after_two_steps(const Tensor& x, int ranks, bool accumulate_first) {
+// Two steps of eight micro-batches of four rows, leaf l of step s being rows of x. `attached`: by
+// what ddp (accumulate_first) or fully_shard attaches.
+Statistics after_two_steps(const Tensor& x, int ranks, bool accumulate_first,
+                           bool attached = false) {
   const int each = 8 / ranks;
   std::vector<Statistics> out(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](ProcessGroup& group) {
     NoGrad off;
     auto norm = nn::batch_norm1d({.channels = 3});
     parallel::RunningStatistics statistics(*norm, Ref<ProcessGroup>(&group), accumulate_first);
+    std::shared_ptr<parallel::DataParallel> wrapper;
+    if (attached && accumulate_first)
+      wrapper = parallel::ddp(norm, {.group = Ref<ProcessGroup>(&group)});
+    else if (attached)
+      wrapper = parallel::fully_shard(norm);
     for (int step = 0; step < 2; ++step)
       for (int k = 0; k < each; ++k) {
         const int leaf = accumulate_first ? group.rank() * each + k : k * ranks + group.rank();
-        statistics.before(size_t(k), size_t(each));
-        norm->forward(narrow(x, 0, 4 * (8 * step + leaf), 4));
-        statistics.after(size_t(k), size_t(each));
+        if (wrapper) wrapper->set_sync(k + 1 == each);
+        if (!wrapper) statistics.before(size_t(k), size_t(each));
+        (*norm)(narrow(x, 0, 4 * (8 * step + leaf), 4));
+        if (!wrapper) statistics.after(size_t(k), size_t(each));
       }
     out[size_t(group.rank())] = statistics_of(*norm);
   });
@@ -54,7 +66,9 @@ TEST(RunningStatistics, EqualBitsHoweverLeavesAreDealt) {
   const Statistics serial = after_two_steps(x, 1, true);
   for (int ranks : {1, 2, 4, 8})
     for (bool accumulate_first : {true, false})
-      EXPECT_EQ(after_two_steps(x, ranks, accumulate_first), serial) << ranks;
+      for (bool attached : {false, true})
+        EXPECT_EQ(after_two_steps(x, ranks, accumulate_first, attached), serial)
+            << ranks << " ranks, " << (attached ? "attached" : "by hand");
   EXPECT_EQ(serial.count, 2);  // a step counts once
 }
 
@@ -92,12 +106,63 @@ TEST(RunningStatistics, OneMicroBatchIsPlain) {
     NoGrad inner;
     parallel::RunningStatistics statistics(*tended, Ref<ProcessGroup>(&group), true);
     const Tensor x = randn({5, 3});
-    plain->forward(x);
+    (*plain)(x);
     statistics.before(0, 1);
-    tended->forward(x);
+    (*tended)(x);
     statistics.after(0, 1);
   });
   EXPECT_EQ(statistics_of(*tended), statistics_of(*plain));
+}
+
+// A constant beside them is not rounded, and forwards that do not train ask no other rank.
+struct WithConstant final : nn::Module {
+  WithConstant() {
+    norm = register_module("norm", nn::batch_norm1d({.channels = 3}));
+    register_buffer("third", third, full({2}, 1.0 / 3));
+    register_buffer("mine", mine, zeros({1}), false);
+  }
+  std::shared_ptr<nn::BatchNorm1d> norm;
+  Tensor third, mine;
+
+ protected:
+  Tensor forward(Tensor x) override {
+    if (training()) add_(mine, ones({1}));
+    return (*norm)(std::move(x));
+  }
+};
+
+TEST(RunningStatistics, OnlyWhatATrainingForwardWritesIsShared) {
+  run_ranks(3, [&](ProcessGroup& group) {
+    NoGrad off;
+    auto model = std::make_shared<WithConstant>();
+    parallel::ddp(*model, {.group = Ref<ProcessGroup>(&group)});
+    model->mine.data<float>()[0] = float(group.rank());
+    for (int step = 0; step < 3; ++step) (*model)(randn({5, 3}) + double(group.rank()));
+    const std::vector<float> third = values(model->third);
+    TESSERA_ASSERT(third[0] == 1.0f / 3, "the constant moved by {}", third[0] - 1.0f / 3);
+    TESSERA_ASSERT(values(model->mine)[0] == float(group.rank() + 3), "not persistent, yet shared");
+    Tensor all = all_gather(unsqueeze(model->norm->running_mean, 0), Ref<ProcessGroup>(&group));
+    TESSERA_ASSERT(values(all[0].clone()) == values(all[1].clone()) &&
+                       values(all[0].clone()) == values(all[2].clone()),
+                   "running means differ");
+    model->eval();
+    if (group.rank() == 1) (*model)(randn({5, 3}));
+  });
+}
+
+TEST(RunningStatistics, AFailedForwardStartsTheStepAnew) {
+  run_ranks(1, [&](ProcessGroup& group) {
+    NoGrad off;
+    const Tensor x = randn({8, 3});
+    auto failing = nn::batch_norm1d({.channels = 3}), plain = nn::batch_norm1d({.channels = 3});
+    auto ddp = parallel::ddp(failing, {.group = Ref<ProcessGroup>(&group)});
+    {
+      auto scope = ddp->no_sync();
+      EXPECT_THROW((*failing)(ones({4, 2})), ShapeError);
+    }
+    (*failing)(x), (*plain)(x);
+    EXPECT_EQ(statistics_of(*failing), statistics_of(*plain));
+  });
 }
 
 }  // namespace

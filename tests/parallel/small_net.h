@@ -66,7 +66,7 @@ inline Named train(int ranks, const Prepare& prepare, const Wrap& wrap = {}) {
     optim::SGD opt(model->parameters(), {.lr = 0.1, .momentum = 0.9});
     const int64_t rows = 6 / ranks, first = rows * group.rank();
     Step step = [&](const Tensor& a, const Tensor& b) {
-      Tensor loss = mean(square(model->forward(a) - b));
+      Tensor loss = mean(square((*model)(a)-b));
       opt.zero_grad();
       loss.backward();
       opt.step();

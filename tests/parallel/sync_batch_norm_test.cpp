@@ -46,7 +46,7 @@ Outcome two_steps(nn::BatchNormNd& norm, const Problem& p, int64_t begin, int64_
     };
     const Tensor x = (part(1, p.dtype) * 2.0 + 3.0).detach().requires_grad_(),
                  z = part(2, p.dtype).detach().requires_grad_();
-    const Tensor y = norm.forward(x, p.then ? NormThen{.residual = z, .relu = true} : NormThen{});
+    const Tensor y = norm(x, p.then ? NormThen{.residual = z, .relu = true} : NormThen{});
     EXPECT_EQ(y.dtype(), p.dtype);
     norm.zero_grad();
     backward(sum(y.to(kF64) * part(3, kF64)));
@@ -123,7 +123,7 @@ TEST(SyncBatchNorm, OneValueOfAllRanksIsRefused) {
     auto norm = nn::sync_batch_norm({.channels = 2});
     auto refusal = [&](int64_t rows) {
       try {
-        norm->forward(ones({rows, 2}));
+        (*norm)(ones({rows, 2}));
       } catch (const ShapeError& e) {
         return std::string(e.what());
       }
@@ -153,11 +153,11 @@ TEST(SyncBatchNorm, IsNamedWhereABatchIsCut) {
     expect_contains(refusal([&] { batch_norm(x, {}, {}, {.training = true}); }),
                     "nn::SyncBatchNorm");
     auto sync = nn::sync_batch_norm({.channels = 4, .affine = false});
-    expect_contains(refusal([&] { sync->forward(x); }), "to_local(x)");
+    expect_contains(refusal([&] { (*sync)(x); }), "to_local(x)");
     // Channels of different ranks are no parts of one batch.
-    expect_contains(refusal([&] { sync->forward(distribute(x0, mesh, {Shard(1)})); }),
+    expect_contains(refusal([&] { (*sync)(distribute(x0, mesh, {Shard(1)})); }),
                     "over other ranks than those that share statistics");
-    const Tensor y = from_local(sync->forward(to_local(x)), mesh, {Shard(0)}, x0.shape());
+    const Tensor y = from_local((*sync)(to_local(x)), mesh, {Shard(0)}, x0.shape());
     EXPECT_LE(apart(full_tensor(y), want), 1e-6);
     const Tensor channels =
         batch_norm(distribute(x0, mesh, {Shard(1)}), {}, {}, {.training = true});
@@ -176,7 +176,7 @@ TEST(SyncBatchNorm, ALargeMeanCostsNoDigits) {
       auto norm = nn::sync_batch_norm({.channels = 2, .affine = false});
       norm->to(kF64);
       const Tensor mine = narrow(x, 0, group.rank() * 10, 10).clone();
-      EXPECT_LE(apart(norm->forward(mine), narrow(want, 0, group.rank() * 10, 10)), 4e-16 * shift)
+      EXPECT_LE(apart((*norm)(mine), narrow(want, 0, group.rank() * 10, 10)), 4e-16 * shift)
           << shift;
     }
   });
@@ -193,11 +193,11 @@ TEST(SyncBatchNorm, EvaluationIsPlain) {
   run_ranks(2, [&](ProcessGroup& group) {
     auto norm = nn::sync_batch_norm({.channels = 3}, Ref<ProcessGroup>(&group));
     auto plain = nn::batch_norm2d({.channels = 3});
-    norm->forward(narrow(x, 0, 2 * group.rank(), 2));
+    (*norm)(narrow(x, 0, 2 * group.rank(), 2));
     for (const NamedTensor& b : plain->named_buffers()) plain->slot(b.name) = norm->slot(b.name);
     norm->eval(), plain->eval();
     if (group.rank() == 0) {  // alone
-      EXPECT_EQ(apart(norm->forward(x), plain->forward(x)), 0);
+      EXPECT_EQ(apart((*norm)(x), (*plain)(x)), 0);
     }
   });
 }

@@ -36,11 +36,11 @@ TEST(TensorParallel, MoreRanksThanColumns) {
     return m;
   };
   auto serial = make();
-  backward(mean(square(serial->forward(x))));
+  backward(mean(square((*serial)(x))));
   run_ranks(3, [&](ProcessGroup&) {
     auto model = make();
     parallelize_module(*model, init_device_mesh({{"tp", 3}}), {{"", pairwise()}});
-    backward(mean(square(model->forward(x))));
+    backward(mean(square((*model)(x))));
     auto want = serial->named_parameters();
     for (size_t i = 0; const NamedTensor& p : model->named_parameters()) {
       double off = amax(abs(full_tensor(p.tensor.grad()) - want[i++].tensor.grad())).item<double>();
@@ -58,14 +58,14 @@ TEST(TensorParallel, FullyShardedLayersOfAList) {
     return m;
   };
   auto serial = make();
-  backward(mean(square(serial->forward(x))));
+  backward(mean(square((*serial)(x))));
   run_ranks(4, [&](ProcessGroup&) {
     DeviceMesh mesh = init_device_mesh({{"dp", 2}, {"tp", 2}});
     auto model = make();
     parallelize_module(*model, mesh["tp"], {{"", pairwise()}});
     fully_shard(*model, {.mesh = mesh["dp"]});
     int64_t first = mesh.coordinate("dp") * 2;
-    backward(mean(square(model->forward(clone(narrow(x, 0, first, 2))))));
+    backward(mean(square((*model)(clone(narrow(x, 0, first, 2))))));
     auto want = serial->named_parameters();
     size_t i = 0;
     for (const NamedTensor& p : model->named_parameters()) {
@@ -74,7 +74,7 @@ TEST(TensorParallel, FullyShardedLayersOfAList) {
       TESSERA_ASSERT(diff < 1e-6, "{} differs by {}", p.name, diff);
     }
     try {  // a row-wise layer keeps its bias through an exception
-      model->forward(cast(sample_values({4, 5}, -1, 1, 1), kF32));
+      (*model)(cast(sample_values({4, 5}, -1, 1, 1), kF32));
       TESSERA_ASSERT(false, "an input of the wrong width passed");
     } catch (const ShapeError&) {
     }
@@ -219,7 +219,7 @@ TEST(TensorParallel, OneCollectivePerPairAndDirection) {
     parallelize_module(*model, mesh, {{"", pairwise()}});
     Tensor x = cast(sample_values({3, 6}, -1, 1, 1), kF32).requires_grad_();
     int64_t before = counting->counts().total_calls();
-    Tensor y = model->forward(x);
+    Tensor y = (*model)(x);
     Calls forward = calls_of(counting->counts());
     TESSERA_ASSERT(forward.all_reduce == 2 && forward.others + forward.all_reduce - before == 2,
                    "forward: {} all-reduces, {} others", forward.all_reduce, forward.others);
@@ -240,12 +240,12 @@ TEST(TensorParallel, ListOfBlocks) {
   };
   Tensor x = cast(sample_values({3, 6}, -1, 1, 1), kF32);
   NoGrad off;
-  Tensor want = blocks()->forward(x);
+  Tensor want = (*blocks())(x);
   run_ranks(2, [&](ProcessGroup&) {
     NoGrad off;
     auto model = blocks();
     parallelize_module(*model, init_device_mesh({{"tp", 2}}), {{"*", pairwise()}});
-    Tensor y = full_tensor(model->forward(x));
+    Tensor y = full_tensor((*model)(x));
     double error = amax(abs(y - want)).item<float>();
     TESSERA_ASSERT(error < 1e-6, "differs by {}", error);
   });
@@ -304,7 +304,7 @@ TEST(TensorParallel, PlansWorkInsideFunctionTransforms) {
   };
   auto transformed = [&](nn::Module& m, const Tensor& x) {
     auto loss = [&](const std::vector<Tensor>& w) {
-      return nn::functional_call(m, w, [&] { return full_tensor(mean(square(m.forward(x)))); });
+      return nn::functional_call(m, w, [&] { return full_tensor(mean(square(m(x)))); });
     };
     const std::vector<Tensor> w = m.parameters(), g = grad(loss)(w);
     auto [value, forward] = jvp(loss, w, w);
@@ -329,7 +329,7 @@ TEST(TensorParallel, PlansWorkInsideFunctionTransforms) {
       double far = amax(abs(full_tensor(got[i]) - want[i])).item<double>();
       TESSERA_ASSERT(far < 1e-12, "result {} differs by {}", i, far);
     }
-    backward(full_tensor(mean(square(model->forward(x)))));
+    backward(full_tensor(mean(square((*model)(x)))));
     size_t i = 0;
     for (const Tensor& p : model->parameters()) {
       double far = amax(abs(full_tensor(p.grad()) - full_tensor(got[i++]))).item<double>();

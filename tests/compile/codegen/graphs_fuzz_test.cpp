@@ -100,7 +100,7 @@ struct Seen {
   int64_t kernels = 0, bodies = 0, elements = 0, unknown = 0;
 };
 
-// Runs the nodes one by one, as interpret_body() does, but keeps all values. `visit` gets each
+// Runs the nodes one by one, as interpret() does, but keeps all values. `visit` gets each
 // node, its operands and a function that runs it.
 template <class F>
 Tensors walk(const Graph& g, std::span<const Tensor> inputs, F visit) {
@@ -238,7 +238,7 @@ Tensors conditions(const Graph& g, std::span<const Tensor> inputs) {
 
 std::string check_graph(const Case& c) {
   auto replayed = [&](const Graph& g) {
-    return results_of(g, c.inputs, [&](auto& in) { return interpret_body(g, in); });
+    return results_of(g, c.inputs, [&](auto& in) { return interpret(g, in); });
   };
   const Tensors want = replayed(c.recorded), coded = replayed(c.fused);
   const double tolerance = tolerance_of(c.recorded);
@@ -298,7 +298,7 @@ std::string smallest(const Case& c) {
       wrong = check_graph(part[0]);
     }
     TESSERA_CHECK(wrong.empty(), "{}", wrong);
-    return interpret_body(g, in);
+    return interpret(g, in);
   };
   try {
     Graph g = c.recorded;

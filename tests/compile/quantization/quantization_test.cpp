@@ -43,7 +43,7 @@ void draw_statistics(nn::Module& model) {
 std::shared_ptr<Quantized> calibrated(const std::shared_ptr<nn::Module>& model, const Tensor& x,
                                       PrepareOptions options = {}) {
   auto prepared = prepare(model, std::move(options));
-  prepared->forward(x);
+  (*prepared)(x);
   return convert(prepared);
 }
 
@@ -56,8 +56,8 @@ TEST(Quantization, NormsFoldIntoWeights) {
   draw_statistics(*model);
   model->eval();
   Tensor x = randn({2, 3, 6, 7});
-  Layers found = find_layers([&](const Tensor& t) { return model->forward(t); }, x,
-                             model->named_parameters(), {});
+  Layers found =
+      find_layers([&](const Tensor& t) { return (*model)(t); }, x, model->named_parameters(), {});
   ASSERT_EQ(found.layers.size(), 2u);
   EXPECT_EQ(found.layers[0].name, "0");
   EXPECT_EQ(found.layers[1].name, "3");
@@ -67,10 +67,10 @@ TEST(Quantization, NormsFoldIntoWeights) {
   const Layer &a = found.layers[0], &b = found.layers[1];
   Tensor y = relu(conv2d(x, a.weight, a.bias, {.padding = 1}));
   y = conv2d(y, b.weight, b.bias);
-  EXPECT_LE(largest(y - model->forward(x)), 1e-5);
+  EXPECT_LE(largest(y - (*model)(x)), 1e-5);
   // The recorded forward itself computes what the model does.
   Tensor again = run_observed(found, x, [](const Root&, const Tensor&) {});
-  EXPECT_EQ(largest(again - model->forward(x)), 0);
+  EXPECT_EQ(largest(again - (*model)(x)), 0);
 }
 
 TEST(Quantization, WeightsAreRoundedByChannel) {
@@ -138,7 +138,7 @@ TEST(Quantization, ResidualNetworksStayBytes) {
     Tensor x = randn({4, 3, 64, 64});
     auto fast = calibrated(model, x);
     NoGrad off;
-    Tensor y = fast->forward(x), want = model->forward(x);
+    Tensor y = (*fast)(x), want = (*model)(x);
     EXPECT_EQ(y.dtype(), kF32);
     const double rounding = rounding_of(depth == 18 ? 21 : 54);
     EXPECT_LT(relative_error(y, want), rounding);
@@ -153,12 +153,12 @@ TEST(Quantization, ResidualNetworksStayBytes) {
     expect_contains(report, ", norm folded, residual, relu");
     expect_contains(report, "fc: ");
     EXPECT_EQ(report.find("ref"), std::string::npos) << "no reference kernels\n" << report;
-    EXPECT_EQ(largest(fast->forward(x) - y), 0) << "the same bits again";
+    EXPECT_EQ(largest((*fast)(x)-y), 0) << "the same bits again";
     // Another batch and another size run as well, and the first is still there.
     Tensor other = randn({3, 3, 96, 96});
     // Its values may lie beyond the ranges, which were chosen by the first batch.
-    EXPECT_LT(relative_error(fast->forward(other), model->forward(other)), 3 * rounding);
-    EXPECT_EQ(largest(fast->forward(x) - y), 0);
+    EXPECT_LT(relative_error((*fast)(other), (*model)(other)), 3 * rounding);
+    EXPECT_EQ(largest((*fast)(x)-y), 0);
   }
 }
 
@@ -170,7 +170,7 @@ TEST(Quantization, MinMaxAndLayersKeptInF32) {
   Tensor x = randn({4, 3, 64, 64});
   auto fast = calibrated(model, x, {.observer = Observer::kMinMax, .keep_f32 = {"conv1", "fc"}});
   NoGrad off;
-  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), rounding_of(21));
+  EXPECT_LT(relative_error((*fast)(x), (*model)(x)), rounding_of(21));
   expect_contains(fast->report(), "conv1: f32, as keep_f32 asks");
   expect_contains(fast->report(), "fc: f32, as keep_f32 asks");
   expect_contains(
@@ -187,7 +187,7 @@ TEST(Quantization, UnknownOpsRunInF32) {
   Tensor x = randn({7, 5, 12});
   auto fast = calibrated(model, x);
   NoGrad off;
-  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), rounding_of(6));
+  EXPECT_LT(relative_error((*fast)(x), (*model)(x)), rounding_of(6));
   expect_contains(fast->report(), "1 x gelu: f32");
   expect_contains(fast->report(), "1 x layer_norm: f32");
 }
@@ -205,7 +205,7 @@ struct Stream final : nn::Module {
   nn::LinearPtr up, down, last;
 
  protected:
-  Tensor compute(Tensor x) override {
+  Tensor forward(Tensor x) override {
     Tensor h = (*down)(relu((*up)(normed ? (*norm)(x) : x)));
     return (*last)(x + h);
   }
@@ -218,7 +218,7 @@ TEST(Quantization, ResidualsOfTransformersStayF32) {
     Tensor x = randn({9, 16});
     auto fast = calibrated(model, x);
     NoGrad off;
-    EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), rounding_of(6));
+    EXPECT_LT(relative_error((*fast)(x), (*model)(x)), rounding_of(6));
     EXPECT_EQ(fast->report().find("1 x add: f32") != std::string::npos, normed) << fast->report();
   }
 }
@@ -240,21 +240,21 @@ TEST(Quantization, KeepsWhatATrainedModelKnows) {
   auto opt = optim::AdamW(model->parameters(), {.lr = 3e-3});
   for (int step = 0; step < 60; ++step) {
     auto [x, y] = draw(64);
-    Tensor loss = nn::cross_entropy(model->forward(x), y);
+    Tensor loss = nn::cross_entropy((*model)(x), y);
     opt.zero_grad();
     loss.backward();
     opt.step();
   }
   model->eval();
   auto prepared = prepare(model);
-  for (int i = 0; i < 4; ++i) prepared->forward(draw(64).first);
+  for (int i = 0; i < 4; ++i) (*prepared)(draw(64).first);
   auto fast = convert(prepared);
   NoGrad off;
   auto [x, y] = draw(1000);
   auto right = [&, &y = y](const Tensor& logits) {
     return mean(eq(argmax(logits, 1), y).to(kF32)).item<double>();
   };
-  const Tensor slow_logits = model->forward(x), fast_logits = fast->forward(x);
+  const Tensor slow_logits = (*model)(x), fast_logits = (*fast)(x);
   EXPECT_GT(right(slow_logits), 0.6);
   EXPECT_LT(right(slow_logits), 0.999) << "too easy to tell models apart";
   EXPECT_NEAR(right(fast_logits), right(slow_logits), 0.01);
@@ -269,7 +269,7 @@ TEST(Quantization, FilesHoldTheConvertedModel) {
   Tensor x = randn({2, 3, 64, 64});
   auto fast = calibrated(model, x);
   NoGrad off;
-  Tensor want = fast->forward(x);
+  Tensor want = (*fast)(x);
   TempFolder folder;
   const std::string path = folder / "int8.safetensors";
   std::vector<NamedTensor> state = fast->state();
@@ -283,18 +283,18 @@ TEST(Quantization, FilesHoldTheConvertedModel) {
   auto other = models::resnet(tiny(18));  // weights of its own
   other->eval();
   auto again = load(other, loaded);
-  EXPECT_EQ(largest(again->forward(x) - want), 0);
+  EXPECT_EQ(largest((*again)(x)-want), 0);
   // And into a model that has run already.
   Tensor scale = fast->slot("layer1.0.conv1.weight_scale");
   assign_(scale, scale * 2.0);
-  EXPECT_NE(largest(fast->forward(x) - want), 0);
+  EXPECT_NE(largest((*fast)(x)-want), 0);
   fast->load_state(loaded);
-  EXPECT_EQ(largest(fast->forward(x) - want), 0);
+  EXPECT_EQ(largest((*fast)(x)-want), 0);
   loaded[0].name = "layer9.conv1.something";
   expect_contains(error_of([&] { load(other, loaded); }), "no tensor of a converted model");
   expect_contains(error_of([&] { load(other, model->state()); }), "not that of a converted model");
   auto partly = calibrated(model, x, {.keep_f32 = {"fc"}});
-  expect_contains(error_of([&] { load(other, partly->state())->forward(x); }),
+  expect_contains(error_of([&] { (*load(other, partly->state()))(x); }),
                   "the state has no layer fc; name it in keep_f32");
 }
 
@@ -309,8 +309,7 @@ TEST(Quantization, DimSamplesLeaveTheRangeToTheOthers) {
     SCOPED_TRACE(dim);
     Tensor batch = clone(x);
     mul_(batch[7], dim);
-    EXPECT_LT(relative_error(calibrated(model, batch)->forward(x), model->forward(x)),
-              rounding_of(2));
+    EXPECT_LT(relative_error((*calibrated(model, batch))(x), (*model)(x)), rounding_of(2));
   }
 }
 
@@ -336,8 +335,8 @@ TEST(Quantization, ChannelsOfTinyWeightsGiveTheirBias) {
       mul_(all ? conv->weight.detach() : conv->weight.detach()[1], tiny);
       auto model = nn::sequential(conv);
       model->eval();
-      const Tensor y = calibrated(model, x)->forward(x);
-      EXPECT_LT(relative_error(y, model->forward(x)), rounding_of(2));
+      const Tensor y = (*calibrated(model, x))(x);
+      EXPECT_LT(relative_error(y, (*model)(x)), rounding_of(2));
       EXPECT_LT(largest(narrow(y, 1, 1, 1) - 1.0), 1e-6);
     }
 }
@@ -351,7 +350,7 @@ struct Twice final : nn::Module {
   nn::LinearPtr fc, fc_2;
 
  protected:
-  Tensor compute(Tensor x) override { return (*fc_2)(gelu((*fc)(gelu((*fc)(x))))); }
+  Tensor forward(Tensor x) override { return (*fc_2)(gelu((*fc)(gelu((*fc)(x))))); }
 };
 TEST(Quantization, LayersCalledTwiceHaveNamesOfTheirOwn) {
   manual_seed(13);
@@ -360,11 +359,11 @@ TEST(Quantization, LayersCalledTwiceHaveNamesOfTheirOwn) {
   Tensor x = randn({9, 16});
   NoGrad off;
   auto fast = calibrated(model, x);
-  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), rounding_of(6));
+  EXPECT_LT(relative_error((*fast)(x), (*model)(x)), rounding_of(6));
   for (const char* name : {"fc: ", "fc_2: ", "fc_3: "}) expect_contains(fast->report(), name);
   // Kept by its path a layer is kept in every call.
   fast = calibrated(model, x, {.keep_f32 = {"fc"}});
-  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), rounding_of(2));
+  EXPECT_LT(relative_error((*fast)(x), (*model)(x)), rounding_of(2));
   const std::string report = fast->report();
   expect_contains(report, "fc: f32, as keep_f32 asks");
   expect_contains(report, "fc_2: ");
@@ -379,11 +378,11 @@ TEST(Quantization, WeightsThatChangeInCalibrationAreTheOnesConverted) {
   Tensor x = randn({9, 16});
   NoGrad off;
   auto prepared = prepare(model);
-  prepared->forward(x);
+  (*prepared)(x);
   model->load_state(other->state());
   expect_contains(error_of([&] { convert(prepared); }), "changed after calibration");
-  EXPECT_EQ(largest(prepared->forward(x) - model->forward(x)), 0);
-  EXPECT_LT(relative_error(convert(prepared)->forward(x), other->forward(x)), rounding_of(2));
+  EXPECT_EQ(largest((*prepared)(x) - (*model)(x)), 0);
+  EXPECT_LT(relative_error((*convert(prepared))(x), (*other)(x)), rounding_of(2));
 }
 
 TEST(Quantization, WhatRunsInF32FollowsTheModel) {
@@ -394,9 +393,9 @@ TEST(Quantization, WhatRunsInF32FollowsTheModel) {
   Tensor x = randn({9, 16});
   NoGrad off;
   auto fast = calibrated(model, x);
-  fast->forward(x);
+  (*fast)(x);
   fill_(norm->running_var, 9);
-  EXPECT_LT(relative_error(fast->forward(x), model->forward(x)), rounding_of(21));
+  EXPECT_LT(relative_error((*fast)(x), (*model)(x)), rounding_of(21));
 }
 
 TEST(Quantization, CalibratesOnEveryLayout) {
@@ -406,13 +405,13 @@ TEST(Quantization, CalibratesOnEveryLayout) {
   Tensor x = randn({4, 3, 4, 5});
   NoGrad off;
   auto prepared = prepare(model);
-  prepared->forward(x);
-  const Tensor want = model->forward(x);
-  EXPECT_EQ(largest(prepared->forward(x.to(MemoryFormat::kChannelsLast)) - want), 0);
+  (*prepared)(x);
+  const Tensor want = (*model)(x);
+  EXPECT_EQ(largest((*prepared)(x.to(MemoryFormat::kChannelsLast)) - want), 0);
   const Tensor turned = transpose(contiguous(transpose(x, 2, 3)), 2, 3);
-  EXPECT_EQ(largest(prepared->forward(turned) - want), 0);
+  EXPECT_EQ(largest((*prepared)(turned)-want), 0);
   auto fast = convert(prepared);
-  EXPECT_LT(relative_error(fast->forward(x.to(MemoryFormat::kChannelsLast)), want), rounding_of(2));
+  EXPECT_LT(relative_error((*fast)(x.to(MemoryFormat::kChannelsLast)), want), rounding_of(2));
 }
 
 // A batch that a layer's result overflows on is not counted at all.
@@ -425,9 +424,9 @@ TEST(Quantization, BatchesThatFailLeaveNoTrace) {
   mul_(first->weight.detach(), 100);
   Tensor x = randn({4, 8});
   auto prepared = prepare(model);
-  prepared->forward(x);
+  (*prepared)(x);
   const double before = prepared->decide().roots.at("input").scale;
-  EXPECT_NE(error_of([&] { prepared->forward(x * 1e37); }), "");
+  EXPECT_NE(error_of([&] { (*prepared)(x * 1e37); }), "");
   EXPECT_EQ(prepared->decide().roots.at("input").scale, before);
 }
 
@@ -441,18 +440,17 @@ TEST(Quantization, Refusals) {
   auto prepared = prepare(model);
   Tensor x = randn({4, 8}), bad = clone(x);
   bad.data<float>()[3] = INFINITY;
-  expect_contains(error_of([&] { prepared->forward(bad); }),
-                  "1 of 32 values of input are not finite");
-  expect_contains(error_of([&] { prepared->forward(x.to(kBF16)); }), "give it in f32");
-  prepared->forward(x);
+  expect_contains(error_of([&] { (*prepared)(bad); }), "1 of 32 values of input are not finite");
+  expect_contains(error_of([&] { (*prepared)(x.to(kBF16)); }), "give it in f32");
+  (*prepared)(x);
   auto fast = convert(prepared);
   Tensor leaf = clone(x).requires_grad_();
-  expect_contains(error_of([&] { fast->forward(leaf); }), "run it under NoGrad");
-  EXPECT_FALSE(fast->forward(x).requires_grad());
+  expect_contains(error_of([&] { (*fast)(leaf); }), "run it under NoGrad");
+  EXPECT_FALSE((*fast)(x).requires_grad());
   fast->train();
-  expect_contains(error_of([&] { fast->forward(x); }), "call eval()");
+  expect_contains(error_of([&] { (*fast)(x); }), "call eval()");
   fast->eval().to(kBF16);
-  expect_contains(error_of([&] { fast->forward(x); }), "of 0 is bf16; they stay f32");
+  expect_contains(error_of([&] { (*fast)(x); }), "of 0 is bf16; they stay f32");
   auto low = nn::sequential(nn::linear(8, 8));
   low->eval().to(kBF16);
   expect_contains(error_of([&] { prepare(low); }),
@@ -460,7 +458,7 @@ TEST(Quantization, Refusals) {
   auto none = nn::sequential(nn::relu());
   none->eval();
   auto watched = prepare(none);
-  watched->forward(x);
+  (*watched)(x);
   expect_contains(error_of([&] { convert(watched); }), "no layer that runs on bytes");
 }
 

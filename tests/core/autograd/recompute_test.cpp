@@ -145,7 +145,7 @@ TEST(Recompute, StatisticsAreWrittenOnce) {
                                 nn::conv2d({.in = 4, .out = 2, .kernel = 1}));
     if (again) block->recompute();
     Tensor x = randn({3, 2, 6, 6}).requires_grad_();
-    sum(square(block->forward(x))).backward();
+    sum(square((*block)(x))).backward();
     List all{x.grad()};
     for (auto& p : block->parameters()) all.push_back(p.grad());
     for (auto& b : block->named_buffers()) all.push_back(clone(b.tensor));

@@ -46,7 +46,7 @@ TEST(Profile, OpsOfForwardAndBackwardInTheirModules) {
   auto model = nn::linear(8, 4);
   Tensor x = rand({2, 8});
   Profiler profiler;
-  sum(model->forward(x)).backward();
+  sum((*model)(x)).backward();
   std::map<std::string, std::string> details;
   int modules = 0;
   for (const ProfileEvent& e : profiler.profile()->events()) {

@@ -119,7 +119,7 @@ TEST(Observer, HearsOfModules) {
   auto model = nn::linear(2, 2);
   Tensor x = ones({1, 2});
   Listener listener;
-  model->forward(x);
+  (*model)(x);
   EXPECT_EQ(listener.take(), Lines{"reads 0"}) << "hooks and slots, as often as they changed";
   model->eval();
   EXPECT_EQ(listener.take(), Lines{"changes 1"}) << "whether it trains";

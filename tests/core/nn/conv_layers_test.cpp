@@ -33,7 +33,7 @@ TEST(ConvLayers, WeightsAreDrawnAsPyTorchDoes) {
   auto t = nn::conv_transpose2d({.in = 32, .out = 64, .kernel = 3, .groups = 2});
   EXPECT_EQ(t->weight.shape(), Shape({32, 32, 3, 3}));
   EXPECT_LE(amax(tessera::abs(t->weight)).item<double>(), 1 / std::sqrt(32 * 9.0));
-  EXPECT_EQ(t->forward(randn({1, 32, 4, 4})).shape(), Shape({1, 64, 6, 6}));
+  EXPECT_EQ((*t)(randn({1, 32, 4, 4})).shape(), Shape({1, 64, 6, 6}));
 }
 
 TEST(ConvLayers, PaddingModesPadFirst) {
@@ -42,10 +42,10 @@ TEST(ConvLayers, PaddingModesPadFirst) {
     auto m =
         nn::conv2d({.in = 3, .out = 4, .kernel = {3, 2}, .padding = {1, 2}, .padding_mode = mode});
     Tensor want = tessera::conv2d(pad(x, {2, 2, 1, 1}, mode), m->weight, m->bias);
-    EXPECT_EQ(difference(m->forward(x), want), 0);
+    EXPECT_EQ(difference((*m)(x), want), 0);
     auto same =
         nn::conv2d({.in = 3, .out = 4, .kernel = {3, 4}, .padding = kSame, .padding_mode = mode});
-    EXPECT_EQ(same->forward(x).shape(), Shape({2, 4, 6, 7}));
+    EXPECT_EQ((*same)(x).shape(), Shape({2, 4, 6, 7}));
   }
 }
 
@@ -55,7 +55,7 @@ TEST(ConvLayers, BatchNormFollowsBatchesAndAverages) {
   Tensor total = zeros({3});
   for (int i = 0; i < 3; ++i) {
     Tensor x = randn({4, 3, 5, 5}) * 2.0 + double(i);
-    follow->forward(x), average->forward(x);
+    (*follow)(x), (*average)(x);
     total = total + mean(x, {0, 2, 3});
   }
   EXPECT_EQ(follow->num_batches_tracked.item<int64_t>(), 3);
@@ -63,7 +63,7 @@ TEST(ConvLayers, BatchNormFollowsBatchesAndAverages) {
   EXPECT_GT(difference(follow->running_mean, average->running_mean), 0.1);
   Tensor x = randn({1, 3, 2, 2}), before = tessera::clone(follow->running_mean);
   follow->eval();
-  Tensor y = follow->forward(x);
+  Tensor y = (*follow)(x);
   EXPECT_EQ(difference(follow->running_mean, before), 0);
   auto beside = [](const Tensor& t) { return reshape(t, {3, 1, 1}); };
   Tensor want =
@@ -75,11 +75,9 @@ TEST(ConvLayers, BatchNormOfThreeDimsIsThatOfTwoWithADimJoined) {
   auto volume = nn::batch_norm3d({.channels = 3});
   auto two = nn::batch_norm2d({.channels = 3});
   Tensor x = randn({2, 3, 4, 5, 6}) * 3.0 + 1.0;
-  EXPECT_EQ(difference(reshape(volume->forward(x), {2, 3, 20, 6}),
-                       two->forward(reshape(x, {2, 3, 20, 6}))),
-            0);
+  EXPECT_EQ(difference(reshape((*volume)(x), {2, 3, 20, 6}), (*two)(reshape(x, {2, 3, 20, 6}))), 0);
   EXPECT_EQ(difference(volume->running_var, two->running_var), 0);
-  EXPECT_THROW(volume->forward(zeros({2, 3, 4, 5})), ShapeError);
+  EXPECT_THROW((*volume)(zeros({2, 3, 4, 5})), ShapeError);
 }
 
 // 70 channels: every width of chunk. A residual of another shape is broadcast in a pass of its own.
@@ -92,11 +90,11 @@ TEST(ConvLayers, BatchNormTakesResidualAndReluIntoItsPasses) {
         Tensor x = randn({3, 70, 5, 4}).requires_grad_(), z, cot = randn({3, 70, 5, 4});
         if (residual) z = randn({residual == 1 ? 3 : 1, 70, 5, 4}).requires_grad_();
         auto plain = [&] {
-          Tensor y = m->forward(x);
+          Tensor y = (*m)(x);
           if (residual) y = y + z;
           return relu ? tessera::relu(y) : y;
         };
-        Tensor got = m->forward(x, {.residual = z, .relu = relu}), want = plain();
+        Tensor got = (*m)(x, {.residual = z, .relu = relu}), want = plain();
         EXPECT_LT(difference(got, want), 1e-5);
         Tensors by{x, m->weight, m->bias};
         if (residual) by.push_back(z);
@@ -118,7 +116,7 @@ TEST(ConvLayers, PrintAsTheyAreCalled) {
   auto m = sequential(nn::conv2d({.in = 3, .out = 8, .kernel = 3, .stride = 2}),
                       nn::batch_norm2d({.channels = 8}), nn::relu(), nn::max_pool2d(2),
                       nn::adaptive_avg_pool2d(1), nn::flatten());
-  EXPECT_EQ(m->forward(randn({2, 3, 17, 17})).shape(), Shape({2, 8}));
+  EXPECT_EQ((*m)(randn({2, 3, 17, 17})).shape(), Shape({2, 8}));
   std::string text = m->to_string();
   expect_contains(text, "(0): Conv2d(in=3, out=8, kernel=[3, 3], stride=[2, 2], bias=true)");
   expect_contains(text, "(1): BatchNorm2d(channels=8, eps=1e-05, momentum=0.1, affine=true");
@@ -131,13 +129,9 @@ TEST(ConvLayers, RefuseByNameAndValue) {
   refused([] { nn::conv2d({.in = 0, .out = 4, .kernel = 3}); }, "conv2d: in=0");
   refused([] { nn::conv2d({.in = 3, .out = 4, .kernel = 3, .groups = 2}); }, "groups=2");
   refused([] { nn::batch_norm2d({.channels = 0}); }, "channels=0");
-  refused([] { nn::batch_norm2d({.channels = 3})->forward(randn({2, 4, 3, 3})); }, "channels=3");
-  refused([] { nn::batch_norm2d({.channels = 3})->forward(randn({2, 3, 3})); }, "expected 4 dims");
-  refused(
-      [] {
-        nn::batch_norm2d({.channels = 3})->forward(randn({1, 3, 1, 1}));
-      },
-      "1 values a channel");
+  refused([] { (*nn::batch_norm2d({.channels = 3}))(randn({2, 4, 3, 3})); }, "channels=3");
+  refused([] { (*nn::batch_norm2d({.channels = 3}))(randn({2, 3, 3})); }, "expected 4 dims");
+  refused([] { (*nn::batch_norm2d({.channels = 3}))(randn({1, 3, 1, 1})); }, "1 values a channel");
   refused([] { nn::group_norm({.groups = 3, .channels = 4}); }, "channels=4");
 }
 

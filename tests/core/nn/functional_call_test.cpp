@@ -53,7 +53,7 @@ TEST(FunctionalCall, PerSampleGradientsOfAnMlp) {
   model->to(kF64);
   expect_per_sample(*model, double_values({6, 5}, 1), sample_integers({6}, 0, 3, 2),
                     [&](const Tensor& x, const Tensor& y) {
-                      return cross_entropy(unsqueeze(model->forward(x), 0), unsqueeze(y, 0));
+                      return cross_entropy(unsqueeze((*model)(x), 0), unsqueeze(y, 0));
                     });
 }
 
@@ -63,7 +63,7 @@ TEST(FunctionalCall, PerSampleGradientsOfAConvolutionalNet) {
   model->to(kF64);
   expect_per_sample(*model, double_values({4, 2, 7, 7}, 1), double_values({4}, 2),
                     [&](const Tensor& x, const Tensor& y) {
-                      return mean(square(model->forward(unsqueeze(x, 0)) - y));
+                      return mean(square((*model)(unsqueeze(x, 0)) - y));
                     });
 }
 
@@ -72,7 +72,8 @@ TEST(FunctionalCall, PerSampleGradientsOfAGptWithTiedWeights) {
   model.to(kF64);
   expect_per_sample(model, sample_integers({3, 6}, 0, 11, 1), sample_integers({3, 6}, 0, 11, 2),
                     [&](const Tensor& ids, const Tensor& targets) {
-                      return cross_entropy(model.forward(unsqueeze(ids, 0)), unsqueeze(targets, 0));
+                      return cross_entropy(model(unsqueeze(ids, 0)), unsqueeze(targets, 0),
+                                           {.dim = -1});
                     });
 }
 

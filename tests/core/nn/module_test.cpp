@@ -40,7 +40,7 @@ struct Tied : Module {
   Tensor head, none, own, mean, scratch;
 
  protected:
-  Tensor compute(Tensor x) override { return (*inner)(x) + tessera::linear(x, head); }
+  Tensor forward(Tensor x) override { return (*inner)(x) + tessera::linear(x, head); }
 };
 
 TEST(Module, OrderIsRegistrationOwnBeforeChildrenTiesOnce) {
@@ -58,7 +58,7 @@ TEST(Module, OrderIsRegistrationOwnBeforeChildrenTiesOnce) {
 TEST(Module, SequentialReadsLikeAScript) {
   auto model = sequential(linear(4, 8), gelu(), linear({.in = 8, .out = 2, .bias = false}));
   EXPECT_EQ(names_of(model->named_parameters()), (Names{"0.weight", "0.bias", "2.weight"}));
-  EXPECT_EQ(model->forward(ones({3, 4})).shape(), Shape({3, 2}));
+  EXPECT_EQ((*model)(ones({3, 4})).shape(), Shape({3, 2}));
   EXPECT_EQ((*model)(ones({3, 4})).shape(), Shape({3, 2}));
   EXPECT_EQ(model->to_string(),
             "Sequential(\n"
@@ -86,10 +86,10 @@ TEST(Module, ReplaceKeepsTiesAndForwardSeesTheNewTensor) {
   EXPECT_TRUE(m.inner->weight.is_same(now));
   EXPECT_TRUE(m.head.is_same(now));
   m.replace(m.inner->bias, zeros({4}));
-  EXPECT_FLOAT_EQ(sum(m.forward(ones({1, 3}))).item<float>(), 2 * 4 * 3);
+  EXPECT_FLOAT_EQ(sum(m(ones({1, 3}))).item<float>(), 2 * 4 * 3);
   expect_contains(error_of([&] { m.replace(ones({1}), now); }), "no slot of Tied");
   m.slot("inner.weight") = zeros({4, 3});
-  EXPECT_FLOAT_EQ(sum(m.forward(ones({1, 3}))).item<float>(), 4 * 3);
+  EXPECT_FLOAT_EQ(sum(m(ones({1, 3}))).item<float>(), 4 * 3);
 }
 
 TEST(Module, LookupsNameWhatThereIs) {
@@ -139,20 +139,60 @@ TEST(Module, ParametersThatNothingDrawsAreNamed) {
   expect_contains(error_of([&] { m.init(1); }), "\"head\"");
 }
 
-// A forward of one tensor in a module hides the one that runs hooks: register_module refuses it.
+// A forward that does not override Module's is one that a call never reaches: register_module and
+// sequential refuse it.
 struct Hiding : Module {
   Tensor forward(const Tensor& x) { return x; }
 };
+struct ConstHiding : Module {
+  Tensor forward(Tensor x) const { return x; }
+};
 struct BelowHiding : Hiding {};
 struct Overriding : Module {
-  Tensor compute(Tensor x) override { return x; }
+  Tensor forward(Tensor x) override { return x; }
+};
+struct Unmarked : Module {  // as programs for PyTorch spell it
+  Tensor forward(Tensor x) { return x * 2.0; }
 };
 struct Adding : Module {
-  using Module::forward;
   Tensor forward(Tensor x, int times) { return x * double(times); }
 };
-static_assert(nn::detail::hides_forward<Hiding>() && nn::detail::hides_forward<BelowHiding>());
-static_assert(!nn::detail::hides_forward<Overriding>() && !nn::detail::hides_forward<Adding>());
+static_assert(nn::detail::hides_forward<Hiding>() && nn::detail::hides_forward<ConstHiding>());
+static_assert(nn::detail::hides_forward<BelowHiding>());
+static_assert(!nn::detail::hides_forward<Overriding>() && !nn::detail::hides_forward<Unmarked>());
+static_assert(!nn::detail::hides_forward<Adding>() && !nn::detail::hides_forward<Linear>());
+
+// What computes is not what a program calls: a direct call would run without hooks.
+template <class M>
+constexpr bool calls_forward() {
+  return requires(M & m, Tensor x) { m.forward(x); };
+}
+static_assert(!calls_forward<Module>() && !calls_forward<Linear>() && !calls_forward<Sequential>());
+
+TEST(Module, AForwardOfARootRunsWithItsHooksScopeAndRecomputation) {
+  std::vector<std::string> seen;
+  Unmarked root;
+  root.add_pre_hook([&](Module&, Inputs in) { seen.push_back("pre"), in[0] = in[0] + 1.0; });
+  root.add_post_hook(
+      [&](Module&, Inputs, Tensor& out) { seen.push_back("post"), out = out * 10.0; });
+  EXPECT_EQ(sum(root(ones({1}))).item<float>(), 40);
+  EXPECT_EQ(seen, (Names{"pre", "post"}));
+  // The same below a container, where backward computes it a second time.
+  auto inner = std::make_shared<Unmarked>();
+  auto model = sequential(inner);
+  int runs = 0;
+  inner->add_pre_hook([&](Module& m, Inputs) {
+    ++runs;
+    EXPECT_EQ(m.path(), "0");
+  });
+  inner->recompute();
+  Tensor x = ones({1}).requires_grad_();
+  Tensor y = (*model)(x);
+  EXPECT_EQ(runs, 1);
+  square(y).backward();
+  EXPECT_EQ(runs, 2);
+  EXPECT_EQ(x.grad().item<float>(), 8);
+}
 
 TEST(Module, TrainAndEvalReachEveryone) {
   auto model = sequential(linear(2, 2), sequential(dropout(0.5)));
@@ -179,12 +219,12 @@ TEST(Module, ToCastsFloatsAndKeepsTiesAndGradFlags) {
 
 TEST(Module, ZeroGradAndRequiresGrad) {
   auto m = linear(2, 2);
-  sum(m->forward(ones({1, 2}))).backward();
+  sum((*m)(ones({1, 2}))).backward();
   EXPECT_TRUE(m->weight.grad().defined());
   m->zero_grad();
   EXPECT_FALSE(m->weight.grad().defined());
   m->requires_grad_(false);
-  EXPECT_FALSE(m->forward(ones({1, 2})).requires_grad());
+  EXPECT_FALSE((*m)(ones({1, 2})).requires_grad());
 }
 
 // ---- state
@@ -241,11 +281,11 @@ TEST(ModuleHooks, SeeAndReplaceInputsAndResultsUntilRemoved) {
     out = out + 1.0;
     ++calls;
   });
-  EXPECT_FLOAT_EQ(sum(m->forward(ones({1, 2}))).item<float>(), 2 * (4 + 1));
+  EXPECT_FLOAT_EQ(sum((*m)(ones({1, 2}))).item<float>(), 2 * (4 + 1));
   pre.remove();
   pre.remove();
   post.remove();
-  EXPECT_FLOAT_EQ(sum(m->forward(ones({1, 2}))).item<float>(), 4);
+  EXPECT_FLOAT_EQ(sum((*m)(ones({1, 2}))).item<float>(), 4);
   EXPECT_EQ(calls, 2);
 }
 
@@ -254,8 +294,8 @@ TEST(ModuleHooks, AHookMayRemoveItselfAndHandlesOutliveModules) {
   int calls = 0;
   HookHandle once;
   once = m->add_pre_hook([&](Module&, Inputs) { ++calls, once.remove(); });
-  m->forward(ones({1, 2}));
-  m->forward(ones({1, 2}));
+  (*m)(ones({1, 2}));
+  (*m)(ones({1, 2}));
   EXPECT_EQ(calls, 1);
   HookHandle late = m->add_post_hook([](Module&, Inputs, Tensor&) {});
   m.reset();
@@ -267,7 +307,7 @@ TEST(ModuleHooks, RunForModulesWithSeveralInputs) {
   size_t seen = 0;
   m->add_pre_hook([&](Module&, Inputs in) { seen = in.size(); });
   Tensor x = ones({1, 3, 4});
-  m->forward(x, x, x);
+  (*m)(x, x, x);
   EXPECT_EQ(seen, 3u);
 }
 
@@ -285,13 +325,13 @@ TEST(Scope, IsThePathOfTheInnermostModule) {
   struct Root : Module {
     explicit Root(std::shared_ptr<ModuleList<Sequential>> list) { h = register_module("h", list); }
     std::shared_ptr<ModuleList<Sequential>> h;
-    Tensor compute(Tensor x) override {
+    Tensor forward(Tensor x) override {
       for (Sequential& s : *h) x = s(x);
       return x;
     }
   } root(list);
   EXPECT_EQ(Scope::current(), "");
-  root.forward(ones({1}));
+  root(ones({1}));
   EXPECT_EQ(seen, (Names{"h.0.0.part"}));
   EXPECT_EQ(Scope::current(), "");
   EXPECT_EQ((*list)[0].path(), "h.0");
@@ -309,7 +349,7 @@ struct ByValue : Module {
     Linear out{4, 2};
 
    protected:
-    Tensor compute(Tensor x) override { return out(x); }
+    Tensor forward(Tensor x) override { return out(x); }
   };
   Conv2d conv{1, 2, 3};
   ReLU relu;
@@ -317,7 +357,7 @@ struct ByValue : Module {
   Inner inner;
 
  protected:
-  Tensor compute(Tensor x) override {
+  Tensor forward(Tensor x) override {
     return inner(fc(tessera::flatten(relu(conv(std::move(x))), 1)));
   }
 };
@@ -394,7 +434,7 @@ TEST(Module, IsPrintedAsItsTree) {
 
 TEST(Module, ForwardOfTheWrongKindSaysSo) {
   auto list = module_list<Linear>();
-  expect_contains(error_of([&] { list->forward(ones({1})); }), "ModuleList: forward of one tensor");
+  expect_contains(error_of([&] { (*list)(ones({1})); }), "ModuleList: forward of one tensor");
 }
 
 }  // namespace

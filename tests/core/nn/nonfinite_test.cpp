@@ -22,7 +22,7 @@ struct Apply final : Module {
   std::function<Tensor(const Tensor&)> f;
 
  protected:
-  Tensor compute(Tensor x) override { return f(x); }
+  Tensor forward(Tensor x) override { return f(x); }
 };
 struct Net final : Module {
   explicit Net(std::function<Tensor(const Tensor&)> f) {
@@ -37,13 +37,13 @@ struct Net final : Module {
   std::shared_ptr<Apply> middle;
 
  protected:
-  Tensor compute(Tensor x) override { return (*middle)((*first)(x)); }
+  Tensor forward(Tensor x) override { return (*middle)((*first)(x)); }
 };
 
 TEST(NonFiniteSearch, NamesTheOpAndItsModule) {
   Net net([](const Tensor& x) { return log(x - 10.0); });
   NonFiniteSearch search;
-  Tensor loss = sum(net.forward(ones({2, 3})));
+  Tensor loss = sum(net(ones({2, 3})));
   ASSERT_TRUE(search.first_nan());
   EXPECT_EQ(search.first_nan()->op, "log");
   EXPECT_EQ(search.first_nan()->scope, "middle");
@@ -58,7 +58,7 @@ TEST(NonFiniteSearch, AnInfinityThatBecomesNaN) {
     return y - y;
   });
   NonFiniteSearch search;
-  net.forward(ones({1, 3}));
+  net(ones({1, 3}));
   EXPECT_EQ(search.story(),
             "sub of f32[1, 3], f32[1, 3] in middle (forward) made the first NaN, exp of f32[1, 3] "
             "in middle (forward) made the first infinity");
@@ -68,7 +68,7 @@ TEST(NonFiniteSearch, AnInfinityThatBecomesNaN) {
 TEST(NonFiniteSearch, OpsOfBackwardBelongToTheModuleOfTheirOp) {
   Net net([](const Tensor& x) { return sqrt(x - x); });
   NonFiniteSearch search;
-  backward(sum(net.forward(ones({1, 3}))));
+  backward(sum(net(ones({1, 3}))));
   ASSERT_TRUE(search.first_infinity() || search.first_nan()) << search.story();
   const auto& found = search.first_infinity() ? search.first_infinity() : search.first_nan();
   EXPECT_EQ(found->scope, "middle");
@@ -79,7 +79,7 @@ TEST(NonFiniteSearch, WhatWasThereBefore) {
   Net net([](const Tensor& x) { return x; });
   net.parameters()[0].detach().data<float>()[4] = std::numeric_limits<float>::quiet_NaN();
   NonFiniteSearch search;
-  net.forward(ones({1, 3}));
+  net(ones({1, 3}));
   ASSERT_TRUE(search.given_nan());
   EXPECT_EQ(search.evidence(), NonFiniteSearch::Evidence::kNanGiven);
   EXPECT_EQ(search.given_nan()->scope, "first");
@@ -132,7 +132,7 @@ TEST(NonFiniteSearch, WhatCameFromAnotherRankIsWorthLess) {
 TEST(NonFiniteSearch, NothingIsFoundInASoundStep) {
   Net net([](const Tensor& x) { return gelu(x); });
   NonFiniteSearch search;
-  backward(sum(net.forward(ones({2, 3}))));
+  backward(sum(net(ones({2, 3}))));
   EXPECT_EQ(search.story(), "");
   EXPECT_THROW(NonFiniteSearch again, UserError) << "they do not nest";
 }

@@ -6,12 +6,16 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "core/autograd/autograd.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
+#include "core/ops/losses.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/samples.h"
 #include "core/ops/views.h"
 
 namespace tessera {
@@ -132,26 +136,64 @@ TEST(CrossEntropy, BitsOfARowAreItsOwn) {
             cross_entropy(x, targets, {.reduction = Reduction::kSum}).item<float>());
 }
 
-// [N, V, L] with targets [N, L] has as many elements as it should where V and L are equal.
-TEST(CrossEntropy, ClassesComeLast) {
-  auto refused = [](const Shape& of_logits, const Shape& of_targets) {
+// [N, V, L] with targets [N, V] has as many elements as it should where V and L are equal.
+TEST(CrossEntropy, ClassesAreInDimOneUnlessDimSaysElse) {
+  auto refused = [](const Shape& of_logits, const Shape& of_targets,
+                    std::optional<int64_t> dim = {}) {
     for (Reduction reduction : {Reduction::kMean, Reduction::kSum, Reduction::kNone})
       for (double smoothing : {0.0, 0.1}) try {
           cross_entropy(zeros(of_logits), zeros(of_targets, {.dtype = kI64}),
-                        {.label_smoothing = smoothing, .reduction = reduction});
+                        {.label_smoothing = smoothing, .reduction = reduction, .dim = dim});
           ADD_FAILURE() << "accepted";
         } catch (const ShapeError& e) {
-          EXPECT_NE(std::string(e.what()).find("classes come last"), std::string::npos) << e.what();
+          EXPECT_NE(std::string(e.what()).find("-1 for [B, T, V]"), std::string::npos) << e.what();
         }
   };
-  refused({2, 3, 5}, {3, 2});
-  refused({2, 3, 4, 4}, {2, 4, 4});
-  refused({2, 4, 3}, {2, 3});
+  refused({2, 3, 5}, {3, 2}, -1);
+  refused({2, 3, 4, 4}, {2, 4, 4}, -1);
+  refused({2, 4, 3}, {2, 3}, -1);
+  refused({2, 5, 3}, {2, 5});
+  refused({2, 3, 4, 5}, {2, 3, 4});
   refused({4, 5}, {5});
-  EXPECT_EQ(cross_entropy(zeros({2, 3, 5}), zeros({2, 3}, {.dtype = kI64}),
-                          {.reduction = Reduction::kNone})
-                .shape(),
-            (Shape{2, 3}));
+  refused({2, 3, 5}, {2, 5}, 2);
+  auto shape_of = [](const Shape& of_logits, const Shape& of_targets,
+                     std::optional<int64_t> dim = {}) {
+    return cross_entropy(zeros(of_logits), zeros(of_targets, {.dtype = kI64}),
+                         {.reduction = Reduction::kNone, .dim = dim})
+        .shape();
+  };
+  EXPECT_EQ(shape_of({2, 3, 5}, {2, 3}, -1), (Shape{2, 3}));
+  EXPECT_EQ(shape_of({2, 3, 5}, {2, 5}), (Shape{2, 5}));
+  EXPECT_EQ(shape_of({2, 3, 4, 5}, {2, 4, 5}), (Shape{2, 4, 5}));
+  EXPECT_EQ(shape_of({2, 3, 5}, {3, 5}, 0), (Shape{3, 5}));
+  EXPECT_EQ(shape_of({2, 3}, {2}), (Shape{2}));
+  EXPECT_EQ(shape_of({3}, {}), Shape());
+  EXPECT_THROW(shape_of({2, 3}, {2}, 2), ShapeError);
+}
+
+// An image [N, V, H, W] has the loss and gradient of its pixels as rows, for classes and for
+// distributions over them; where all extents agree no check could notice the wrong dim.
+TEST(CrossEntropy, OfPixelsIsThatOfRows) {
+  const Tensor x = sample_values({3, 3, 3, 3}, -2, 2, 1), t = sample_integers({3, 3, 3}, 0, 3, 2);
+  const Tensor p = softmax(sample_values({3, 3, 3, 3}, -1, 1, 3), 1),
+               weight = from_values<double>({0.5, 1, 2}, {3});
+  auto rows = [](const Tensor& image) { return reshape(permute(image, {0, 2, 3, 1}), {27, 3}); };
+  for (double smoothing : {0.0, 0.2})
+    for (const Tensor& w : {Tensor(), weight})
+      for (const Tensor& targets : {t, p}) {
+        Tensor image = clone(x).requires_grad_(), flat = rows(x).detach().requires_grad_();
+        CrossEntropyOptions o{.label_smoothing = smoothing, .weight = w};
+        Tensor a = cross_entropy(image, targets, o);
+        Tensor b =
+            cross_entropy(flat, targets.ndim() == 3 ? reshape(targets, {27}) : rows(targets), o);
+        EXPECT_NEAR(a.item<double>(), b.item<double>(), 1e-14);
+        a.backward(), b.backward();
+        EXPECT_LE(amax(abs(rows(image.grad()) - flat.grad())).item<double>(), 1e-15);
+      }
+  Tensor logp = log_softmax(x, 1);
+  EXPECT_NEAR(nll_loss(logp, t).item<double>(), cross_entropy(x, t).item<double>(), 1e-14);
+  EXPECT_EQ(nll_loss(permute(logp, {0, 2, 3, 1}), t, {.dim = -1}).item<double>(),
+            nll_loss(rows(logp), reshape(t, {27})).item<double>());
 }
 
 // One of each row would multiply rows, one of each logit all of them.

@@ -219,7 +219,7 @@ TEST(Edges, CrossEntropyOfProbabilities) {
                   (p[c] * (1 - smoothing) + smoothing / 4) * (x[c] - std::log(sum));
         rows.push_back(loss), total += loss;
       }
-      CrossEntropyOptions o{.label_smoothing = smoothing, .weight = w};
+      CrossEntropyOptions o{.label_smoothing = smoothing, .weight = w, .dim = -1};
       EXPECT_NEAR(cross_entropy(logits, target, o).item<double>(), total / 6, 1e-14);
       o.reduction = Reduction::kSum;
       EXPECT_NEAR(cross_entropy(logits, target, o).item<double>(), total, 1e-13);
@@ -232,7 +232,7 @@ TEST(Edges, CrossEntropyOfProbabilities) {
   Tensor classes = sample_integers({2, 3}, 0, 4, 3), certain = one_hot(classes, 4).to(kF64);
   Tensor x = clone(logits).requires_grad_(), y = clone(logits).requires_grad_();
   certain.requires_grad_();
-  Tensor a = cross_entropy(x, certain), b = cross_entropy(y, classes);
+  Tensor a = cross_entropy(x, certain, {.dim = -1}), b = cross_entropy(y, classes, {.dim = -1});
   EXPECT_NEAR(a.item<double>(), b.item<double>(), 1e-14);
   backward(a), backward(b);
   for (size_t i = 0; i < 24; ++i) EXPECT_NEAR(values(x.grad())[i], values(y.grad())[i], 1e-15);
@@ -317,10 +317,15 @@ TEST(Losses, WeightsBroadcastToTheLossAndDoNotEnlargeIt) {
 TEST(Losses, NllChecksEveryExtent) {
   auto classes = [](const Shape& s) { return zeros(s, {.dtype = kI64}); };
   EXPECT_THROW(nll_loss(zeros({4, 3}), classes({2})), ShapeError);
-  EXPECT_THROW(nll_loss(zeros({2, 5, 3}), classes({2, 4})), ShapeError);
-  EXPECT_THROW(nll_loss(zeros({2, 3, 5}), classes({2, 5})), ShapeError);
+  EXPECT_THROW(nll_loss(zeros({2, 5, 3}), classes({2, 4}), {.dim = -1}), ShapeError);
+  EXPECT_THROW(nll_loss(zeros({2, 3, 5}), classes({2, 5}), {.dim = -1}), ShapeError);
+  EXPECT_THROW(nll_loss(zeros({2, 3, 5}), classes({2, 3})), ShapeError);
   EXPECT_THROW(nll_loss(zeros({4, 3}), classes({4}), {.weight = ones({5})}), ShapeError);
   EXPECT_EQ(nll_loss(zeros({2, 5, 3}), classes({2, 5}),
+                     {.weight = ones({3}), .reduction = Reduction::kNone, .dim = -1})
+                .shape(),
+            (Shape{2, 5}));
+  EXPECT_EQ(nll_loss(zeros({2, 3, 5}), classes({2, 5}),
                      {.weight = ones({3}), .reduction = Reduction::kNone})
                 .shape(),
             (Shape{2, 5}));

@@ -64,7 +64,6 @@ Tensor entropy(C c) {
     std::string r = c.text("reduction");
     o.reduction = r == "mean" ? Reduction::kMean : r == "sum" ? Reduction::kSum : Reduction::kNone;
   }
-  if (c.variant() == "dims") return cross_entropy(permute(c["x"], {0, 2, 1}), c["target"], o);
   return cross_entropy(c["x"], c["target"], o);
 }
 

@@ -15,7 +15,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
-#include "core/optim/optimizers.h"
+#include "core/optim/optim.h"
 #include "core/tensor/random.h"
 
 namespace tessera::optim {
@@ -111,7 +111,7 @@ TEST(GradScaler, ScaledTrainingIsUnscaledTraining) {
     GradScaler scaler({.init_scale = 1024, .growth_interval = 3, .enabled = how != How::kPlain});
     Tensor x = randn({32, 4}), y = sum(square(x), {1}, true);
     for (int step = 0; step < 8; ++step) {
-      scaler.scale(nn::mse_loss(model->forward(x), y)).backward();
+      scaler.scale(nn::mse_loss((*model)(x), y)).backward();
       Clip clip;
       auto params = model->parameters();
       if (how == How::kUnscaleThenClip) scaler.unscale_(opt);

@@ -31,7 +31,7 @@ TEST(Optimizer, TrainsASmallNetwork) {
   Tensor x = randn({64, 4}), y = sum(square(x), {1}, true);
   double first = 0, last = 0;
   for (int step = 0; step < 200; ++step) {
-    Tensor loss = nn::mse_loss(model->forward(x), y);
+    Tensor loss = nn::mse_loss((*model)(x), y);
     opt.zero_grad();
     loss.backward();
     opt.step();

@@ -53,7 +53,7 @@ void train_rank(const std::string& folder, ProcessGroup& group, const std::strin
   for (int64_t step = done + 1; step <= kSteps; ++step) {
     // Draws from the generator, whose state is part of what is saved; ranks see different data.
     Tensor x = randn({4, 3}) + double(group.rank()), y = randint(0, 2, {4});
-    Tensor loss = nn::cross_entropy(model->forward(x), y);
+    Tensor loss = nn::cross_entropy((*model)(x), y);
     optimizer.zero_grad();
     loss.backward();
     auto clip = optim::clip_grad_norm(model->parameters(), 0.5);

@@ -50,7 +50,7 @@ struct Training {
         std::make_unique<optim::AdamW>(model->named_parameters(), optim::AdamWOptions{.lr = 0.01});
   }
   void forward_backward() {
-    Tensor loss = nn::cross_entropy(model->forward(randn({16, 96})), randint(0, 8, {16}));
+    Tensor loss = nn::cross_entropy((*model)(randn({16, 96})), randint(0, 8, {16}));
     optimizer->zero_grad();
     loss.backward();
   }

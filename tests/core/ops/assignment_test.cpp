@@ -1,0 +1,157 @@
+// What stands on the left of an assignment: a variable takes another tensor, a view takes values, a
+// temporary that nobody sees is refused. Nothing of it is recorded, so what is recorded is refused.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/autograd/autograd.h"
+#include "core/autograd/transforms.h"
+#include "core/ops/create.h"
+#include "core/ops/indexing.h"
+#include "core/ops/pointwise.h"
+#include "core/ops/reduce.h"
+#include "core/ops/update.h"
+#include "core/ops/views.h"
+#include "tests/support/temp_folder.h"
+
+namespace tessera {
+namespace {
+
+using Numbers = std::vector<double>;
+
+Numbers numbers(const Tensor& t) {
+  Tensor dense = contiguous(t).to(kF64);
+  return Numbers(dense.values<double>(), dense.values<double>() + dense.numel());
+}
+Tensor range(int64_t n) { return arange(0, n, 1, {.dtype = kF64}); }
+
+static_assert(std::is_nothrow_move_assignable_v<Tensor> && std::is_copy_assignable_v<Tensor>);
+static_assert(std::is_nothrow_move_constructible_v<Tensor> && std::movable<Tensor>);
+
+TEST(Assignment, AViewTakesValues) {
+  Tensor t = reshape(range(6), {3, 2});
+  const Tensor same = t;
+  t[0] = from_values<double>({7, 8}, {2});
+  EXPECT_EQ(numbers(t), (Numbers{7, 8, 2, 3, 4, 5}));
+  slice(t, 0, 1, 3) = from_values<float>({-1, -2}, {2});  // broadcast, and cast
+  EXPECT_EQ(numbers(t), (Numbers{7, 8, -1, -2, -1, -2}));
+  t[2] = 1.5;
+  t[1][1] = 9;
+  EXPECT_EQ(numbers(same), (Numbers{7, 8, -1, 9, 1.5, 1.5}));
+  transpose(t, 0, 1)[0] = t[0][1];
+  EXPECT_EQ(numbers(t), (Numbers{8, 8, 8, 9, 8, 1.5}));
+  slice(t, 0, 0, 3) = 0;  // all of it is t itself
+  EXPECT_EQ(numbers(t), (Numbers(6, 0)));
+  EXPECT_TRUE(t.is_same(same));
+}
+
+TEST(Assignment, TheTwoSidesMayOverlap) {
+  Tensor t = range(5);
+  slice(t, 0, 1, 5) = slice(t, 0, 0, 4);
+  EXPECT_EQ(numbers(t), (Numbers{0, 0, 1, 2, 3}));
+  slice(t, 0, 0, 4) = slice(t, 0, 1, 5);
+  EXPECT_EQ(numbers(t), (Numbers{0, 1, 2, 3, 3}));
+}
+
+TEST(Assignment, MethodsWriteToo) {
+  Tensor t = reshape(range(6), {3, 2});
+  t[0].assign_(t[2]);
+  EXPECT_EQ(numbers(t), (Numbers{4, 5, 2, 3, 4, 5}));
+  t.index_put_({from_values<int64_t>({2, 1}, {2})}, from_values<double>({1, 2}, {2}));
+  EXPECT_EQ(numbers(t), (Numbers{4, 5, 1, 2, 1, 2}));
+  Tensor twice[] = {from_values<int64_t>({0, 0}, {2})};
+  index_put_(t, twice, ones({2}, {.dtype = kF64}), true);
+  EXPECT_EQ(numbers(t), (Numbers{6, 7, 1, 2, 1, 2}));
+}
+
+TEST(Assignment, AVariableTakesAnotherTensor) {
+  Tensor a = range(2), b = ones({3}), first = a;
+  a = b;
+  EXPECT_TRUE(a.is_same(b));
+  EXPECT_EQ(numbers(first), (Numbers{0, 1}));
+  Tensor view = first[0];
+  view = b;  // a name is a variable, whatever it referred to
+  EXPECT_EQ(numbers(first), (Numbers{0, 1}));
+  std::swap(a, first);
+  EXPECT_TRUE(first.is_same(b));
+  EXPECT_TRUE(std::exchange(first, a).is_same(b));
+  auto doubled = [](Tensor x) { return x + x; };
+  a = doubled(std::move(a));
+  EXPECT_EQ(numbers(a), (Numbers{0, 2}));
+  std::tie(a, first) = std::pair(b, view);
+  EXPECT_TRUE(a.is_same(b) && first.is_same(view));
+  struct Pair {
+    Tensor x, y;
+  } from{b, view}, to;
+  to = std::move(from);
+  EXPECT_TRUE(to.x.is_same(b));
+  from.x = view;  // moved from
+  EXPECT_TRUE(from.x.is_same(view));
+  std::optional<Tensor> maybe = a;
+  maybe = view;
+  EXPECT_TRUE(maybe->is_same(view));
+  std::vector<Tensor> list{range(1), range(2), range(3)};
+  list.erase(list.begin());
+  list.insert(list.begin(), range(4));
+  std::ranges::reverse(list);
+  list[0] = range(7);
+  EXPECT_EQ(list[0].numel() * 100 + list[1].numel() * 10 + list[2].numel(), 724);
+}
+
+TEST(Assignment, ATemporaryThatNobodySeesIsRefused) {
+  Tensor a = ones({2}), b = ones({2});
+  const std::string why = "nothing else refers to, so what is written would be lost";
+  expect_contains(error_of([&] { (a + b) = a; }), why);
+  expect_contains(error_of([&] { clone(a) = 1.0; }), why);
+  expect_contains(error_of([&] { index_select(a, 0, from_values<int64_t>({0}, {1})) = b; }), why);
+  Tensor wide = transpose(ones({2, 3}), 0, 1);
+  expect_contains(error_of([&] { reshape(wide, {6}) = 1.0; }), why);  // took a copy
+  expect_contains(error_of([&] { a.grad() = b; }), "undefined tensor");
+  EXPECT_EQ(numbers(a), (Numbers{1, 1}));
+}
+
+TEST(Assignment, WhatIsRecordedIsRefused) {
+  Tensor leaf = range(3).requires_grad_(), plain = range(3);
+  Tensor made = leaf * 2.0;
+  const std::string instead = "make a new tensor (where, cat, stack, index_put)";
+  expect_contains(error_of([&] { leaf[0] = 1.0; }), instead);
+  expect_contains(error_of([&] { made[0] = plain[1]; }), instead);
+  expect_contains(error_of([&] { plain[0] = made[1]; }), instead);
+  expect_contains(error_of([&] { plain.index_put_({from_values<int64_t>({0}, {1})}, made[1]); }),
+                  instead);
+  EXPECT_EQ(numbers(plain), (Numbers{0, 1, 2}));
+  {
+    NoGrad off;
+    leaf[0] = 5;
+    plain[0] = made[1];
+  }
+  EXPECT_EQ(numbers(leaf), (Numbers{5, 1, 2}));
+  EXPECT_EQ(numbers(plain), (Numbers{2, 1, 2}));
+  EXPECT_TRUE(leaf.requires_grad());
+}
+
+TEST(Assignment, AWriteIntoWhatBackwardReadsIsNoticed) {
+  Tensor leaf = range(3).requires_grad_(), factor = range(3);
+  Tensor y = sum(leaf * factor);
+  factor[0] = 4;
+  expect_contains(error_of([&] { y.backward(); }), "was overwritten after it was saved");
+}
+
+TEST(Assignment, SamplesOfAVmapAreWritten) {
+  Tensor x = reshape(range(6), {2, 3});
+  auto f = [](const Tensor& row) {
+    Tensor copy = clone(row);
+    copy[0] = row[2];
+    return copy;
+  };
+  EXPECT_EQ(numbers(vmap(f)(x)), (Numbers{2, 1, 2, 5, 4, 5}));
+}
+
+}  // namespace
+}  // namespace tessera
