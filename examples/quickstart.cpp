@@ -1,7 +1,7 @@
 // The training program of the README: a small classifier learns to tell two spirals apart.
-#include <cstdio>
+#include <tessera/tessera.h>
 
-#include "core/core.h"
+#include <cstdio>
 
 using namespace tessera;
 

@@ -9,6 +9,7 @@ get_property(programs GLOBAL PROPERTY TESSERA_PROGRAMS)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Tessera)
 
 install(TARGETS ${libraries} EXPORT TesseraTargets FILE_SET HEADERS DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
+install(FILES scripts/cmake/tessera.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/tessera)
 install(EXPORT TesseraTargets NAMESPACE tessera:: DESTINATION ${package_dir})
 if(programs)
   install(TARGETS ${programs})

@@ -1,11 +1,12 @@
 // Fits a line on two ranks, and generates by the GPT-2 that transformers saved in the folder given:
 // exercises ops, autograd, an optimizer, a collective and the models from outside.
+#include <tessera/tessera.h>
+
 #include <cmath>
 #include <cstdio>
 
 #include "collectives/loopback/run_ranks.h"
 #include "core/base/version.h"
-#include "core/core.h"
 #include "examples/models/hugging_face.h"
 
 using namespace tessera;
