@@ -69,7 +69,7 @@ void expect_lengths(const std::string& skip, double tolerance, bool lengths_of_b
   const CompileReport& r = step.report();
   EXPECT_EQ(r.recordings, 6) << r.why_not << r.why_static;  // each beyond those before it
   EXPECT_LE(r.compiled + r.size_compilations, 4);  // the graph of many sizes is one of `compiled`
-  EXPECT_GE(r.compile_s * 1000, r.sizes_ms);
+  EXPECT_GE(r.compile_s * 1000, r.sizes_ms * (1 - 1e-9));  // sums of the same times
   EXPECT_EQ(r.replays, 120 - r.recordings);
   ::testing::Test::RecordProperty("ms_for_each_size", std::to_string(r.sizes_ms / r.sizes));
 }
