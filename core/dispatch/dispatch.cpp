@@ -76,8 +76,8 @@ void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
   for (const Tensor& d : dst) {
     TESSERA_CHECK(!(d.layers() & c.enabled & bit(Layer::kAutograd)),
                   "assign_: destination {} requires grad, and an update in place is not recorded; "
-                  "compute a new tensor (x = x + y, where, cat, index_put), or open a NoGrad scope "
-                  "around the update of a parameter",
+                  "compute a new tensor (x = x + y; where, cat, stack or index_put for a part of "
+                  "it), or open a NoGrad scope around the update of a parameter",
                   describe(d));
     for (int i = 0; i < d.ndim(); ++i)
       TESSERA_CHECK(d.strides()[i] != 0 || d.shape()[i] <= 1 || d.numel() == 0,
@@ -88,8 +88,8 @@ void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
   for (const Tensor& t : in)
     TESSERA_CHECK(!(t.layers() & c.enabled & bit(Layer::kAutograd)),
                   "assign_: the value {} requires grad, and an update in place is not recorded; "
-                  "make a new tensor (where, cat, stack, index_put), detach() it, or open a NoGrad "
-                  "scope around the update",
+                  "make a new tensor (where, cat, stack or index_put for a part of it), detach() "
+                  "it, or open a NoGrad scope around the update",
                   describe(t));
   if (c.enabled & bit(Layer::kSharding)) {
     const ShardingLayer* sharding = find_sharding(dst);

@@ -237,8 +237,8 @@ TEST(Engine, AnUpdateByWhatIsRecordedIsRefused) {
   Tensor w = leaf({1, 2}), x = zeros({2}, {.dtype = kF64});
   const std::string why =
       " requires grad, and an update in place is not recorded; make a new tensor (where, cat, "
-      "stack, "
-      "index_put), detach() it, or open a NoGrad scope around the update";
+      "stack "
+      "or index_put for a part of it), detach() it, or open a NoGrad scope around the update";
   EXPECT_EQ(error_of([&] { assign_(x, w * 2.0); }), "assign_: the value f64[2] cpu" + why);
   EXPECT_EQ(error_of([&] { assign_(x, w); }), "assign_: the value f64[2] cpu" + why);
   EXPECT_EQ(error_of([&] { add_(x, w); }), "assign_: the value f64[2] cpu" + why);

@@ -119,7 +119,7 @@ TEST(Assignment, ATemporaryThatNobodySeesIsRefused) {
 TEST(Assignment, WhatIsRecordedIsRefused) {
   Tensor leaf = range(3).requires_grad_(), plain = range(3);
   Tensor made = leaf * 2.0;
-  const std::string instead = "make a new tensor (where, cat, stack, index_put)";
+  const std::string instead = "where, cat, stack or index_put for a part of it";
   expect_contains(error_of([&] { leaf[0] = 1.0; }), instead);
   expect_contains(error_of([&] { made[0] = plain[1]; }), instead);
   expect_contains(error_of([&] { plain[0] = made[1]; }), instead);

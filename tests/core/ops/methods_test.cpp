@@ -236,7 +236,7 @@ TEST(Operators, InPlaceRefusesWhatItsDtypeCannotHold) {
 TEST(Operators, InPlaceRefusesWhatRequiresGrad) {
   Tensor leaf = ones({2}).requires_grad_(), result = leaf * 2.0, plain = ones({2});
   for (Tensor* t : {&leaf, &result}) {
-    expect_contains(error_of([&] { *t += 1; }), "compute a new tensor (x = x + y)");
+    expect_contains(error_of([&] { *t += 1; }), "compute a new tensor (x = x + y;");
     expect_contains(error_of([&] { *t *= plain; }), "requires grad");
     expect_contains(error_of([&] { (*t)[0] += 1; }), "requires grad");
     expect_contains(error_of([&] { t->zero_(); }), "requires grad");
