@@ -179,7 +179,9 @@ void Reducer::name_unused() {
 // All gradients were cleared in mid-accumulation: the step begins anew.
 void Reducer::cleared(int) {
   auto has_grad = [](const NamedTensor& p) { return p.tensor.grad().defined(); };
-  if (micro_batch_ == 0 || std::ranges::any_of(parameters_, has_grad)) return;
+  if (std::ranges::any_of(parameters_, has_grad)) return;
+  if (on_cleared_) on_cleared_();
+  if (micro_batch_ == 0) return;
   micro_batch_ = 0;
   used_.assign(used_.size(), false);
   for (Bucket& b : buckets_) b.levels.clear();
@@ -259,6 +261,7 @@ Ddp::Ddp(nn::Module& model, const DdpOptions& options) : reducer_(make_reducer(m
   if (options.sync_buffers)
     statistics_ = RunningStatistics::attach(model, {Ref<ProcessGroup>(&group())}, true,
                                             [this] { return sync(); });
+  if (statistics_) reducer_->on_cleared([statistics = statistics_] { statistics->start_over(); });
 }
 
 std::shared_ptr<Ddp> ddp(nn::Module& model, const DdpOptions& options) {

@@ -4,6 +4,7 @@
 // read waits for its bucket, so a program needs no call between backward and optimizer; sums have a
 // fixed order.
 #pragma once
+#include <functional>
 #include <memory>
 
 #include "collectives/process_group.h"
@@ -52,6 +53,8 @@ class Reducer final : public GradSink {
   /// with zero_grad.
   void backward_abandoned(const std::string& why) override;
   void cleared(int slot) override;
+  /// Calls `f` when a gradient is cleared and no parameter has one: the step begins anew.
+  void on_cleared(std::function<void()> f) { on_cleared_ = std::move(f); }
   /// Gradients of the next backwards stay on this rank and accumulate.
   void set_sync(bool sync) { sync_.write(sync); }
   bool sync() const { return sync_.read() != 0; }
@@ -86,6 +89,7 @@ class Reducer final : public GradSink {
   size_t next_launch_ = 0;
   int64_t micro_batch_ = 0;  // since the last reduction
   CommunicationTime time_;   // of reductions
+  std::function<void()> on_cleared_;
   TrackedSetting sync_{true};
   bool rebuilt_ = false;
 };

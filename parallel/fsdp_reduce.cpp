@@ -114,6 +114,7 @@ void State::cleared(int slot) {
   if (!p.reduced.defined()) drop_gradient(p);
   p.levels.clear();
   p.micro_batches = 0;
+  if (statistics_) statistics_->start_over();
 }
 
 void State::name_unused(const Group& g) {

@@ -19,12 +19,6 @@ Tensor tree_sum(std::span<const Tensor> t) {
   return tree_sum(t.first(half)) + tree_sum(t.subspan(half));
 }
 
-// This rank's values.
-const Tensor& local(const Tensor& t) {
-  const ShardData* cut = shard_data(t);
-  return cut ? cut->local : t;
-}
-
 }  // namespace
 
 RunningStatistics::RunningStatistics(nn::Module& model, std::vector<Ref<ProcessGroup>> groups,
@@ -70,7 +64,7 @@ void RunningStatistics::start_over() {
 Tensor RunningStatistics::packed() const {
   std::vector<Tensor> flat;
   for (const Buffer& b : means_) {
-    const Tensor& t = local(*b.slot);
+    const Tensor& t = local_of(*b.slot);
     flat.push_back(reshape(t, {t.numel()}));
   }
   return cat(flat);
@@ -79,7 +73,7 @@ Tensor RunningStatistics::packed() const {
 void RunningStatistics::unpack(const Tensor& values) {
   int64_t at = 0;
   for (const Buffer& b : means_) {
-    const Tensor& t = local(*b.slot);
+    const Tensor& t = local_of(*b.slot);
     // Rounding would move a constant.
     if (b.written) assign_(t, reshape(narrow(values, 0, at, t.numel()), t.shape()));
     at += t.numel();
@@ -95,27 +89,33 @@ Tensor RunningStatistics::reduced(Tensor sum) const {
 void RunningStatistics::before_forward(bool last) {
   if (means_.empty()) return;
   NoGrad off;
+  // Values that were loaded since, or written in another way, belong to another step.
+  auto changed = [](const Buffer& b) {
+    return local_of(*b.slot).storage()->version() != b.made_version;
+  };
+  if (!made_.empty() && std::ranges::any_of(means_, changed)) start_over();
   if (!made_.empty()) {
     unpack(start_);
-    for (size_t i = 0; i < counts_.size(); ++i) assign_(local(*counts_[i]), counts_start_[i]);
+    for (size_t i = 0; i < counts_.size(); ++i) assign_(local_of(*counts_[i]), counts_start_[i]);
     return;
   }
-  for (Buffer& b : means_) b.version = local(*b.slot).storage()->version();
+  for (Buffer& b : means_) b.version = local_of(*b.slot).storage()->version();
   if (last) return;
   start_ = packed();
   counts_start_.clear();
-  for (const Tensor* t : counts_) counts_start_.push_back(local(*t).clone());
+  for (const Tensor* t : counts_) counts_start_.push_back(local_of(*t).clone());
 }
 
 void RunningStatistics::after_forward(bool last) {
   if (means_.empty()) return;
   if (made_.empty()) {
     if (last && ranks_ == 1) return;
-    for (Buffer& b : means_) b.written = local(*b.slot).storage()->version() != b.version;
+    for (Buffer& b : means_) b.written = local_of(*b.slot).storage()->version() != b.version;
     if (last && std::ranges::none_of(means_, &Buffer::written)) return;
   }
   NoGrad off;
   made_.push_back(packed());
+  for (Buffer& b : means_) b.made_version = local_of(*b.slot).storage()->version();
   if (!last) return;
   std::vector<Tensor> made = std::move(made_);
   start_over();  // nothing outlives the step, or it could not be compiled

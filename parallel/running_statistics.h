@@ -40,16 +40,18 @@ class RunningStatistics {
   /// communicates.
   void before(size_t k, size_t count);
   void after(size_t k, size_t count);
+  /// Forgets the micro-batches of a step that was begun and will not be finished.
+  void start_over();
   /// Leaves the buffers alone from now on: for a step that is run again only to be looked at.
   void stop() { means_.clear(), counts_.clear(); }
 
  private:
   struct Buffer {
-    Tensor* slot;          // of the model
-    uint32_t version = 0;  // before the step
-    bool written = true;   // by the step's first forward
+    Tensor* slot;               // of the model
+    uint32_t version = 0;       // before the step
+    uint32_t made_version = 0;  // after its latest micro-batch
+    bool written = true;        // by the step's first forward
   };
-  void start_over();
   void before_forward(bool last);
   void after_forward(bool last);
   Tensor packed() const;

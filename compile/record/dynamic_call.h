@@ -1,7 +1,8 @@
 // Calls that differ in one size: two recorded calls are one, with a graph that is linear in that
-// size. Invariant: a DynamicCall answers for a size only between the least and the largest that
-// were recorded and found to be on its lines (a program may treat what is longer than its window in
-// another way), when two sizes leave no doubt (in proportion, or a constant beside the size) or a
+// size. Invariant: a DynamicCall covers the sizes between the least and the largest that were
+// recorded and found to be on its lines (a program may treat what is longer than its window in
+// another way; CompileOptions::beyond_recorded says that it does not). It answers when two sizes
+// leave no doubt (in proportion, or a constant beside the size) or a
 // third was what they had foretold, and when shape inference of the whole graph takes the size.
 #pragma once
 #include <algorithm>

@@ -111,9 +111,14 @@ struct DataLoader::Workers {
   }
 };
 
+static int64_t size_of(const std::shared_ptr<const Dataset>& dataset) {
+  TESSERA_CHECK(dataset, "loader: the dataset is null");
+  return dataset->size();
+}
+
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions o)
     : DataLoader(dataset,
-                 DistributedSampler({.dataset_size = dataset->size(),
+                 DistributedSampler({.dataset_size = size_of(dataset),
                                      .micro_batch_size = o.batch_size,
                                      .seed = o.seed,
                                      .shuffle = o.shuffle,
@@ -124,7 +129,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
                        LoaderOptions options)
     : dataset_(std::move(dataset)), sampler_(std::move(sampler)), options_(options) {
-  TESSERA_CHECK(sampler_.options().dataset_size == dataset_->size(),
+  TESSERA_CHECK(sampler_.options().dataset_size == size_of(dataset_),
                 "loader: the sampler deals {} items, the dataset has {} (0: endless); give the "
                 "sampler the dataset's size",
                 sampler_.options().dataset_size, dataset_->size());
@@ -148,7 +153,7 @@ void DataLoader::end_workers() {
 void DataLoader::seek(int64_t cursor) {
   end_workers();
   sampler_.seek(cursor);
-  cursor_ = cursor;
+  cursor_ = sampler_.cursor();  // behind a rest of the pass that is too short for a step
   began_ = false;
   workers_ = std::make_shared<Workers>();
   for (int i = 0; i < options_.prefetch; ++i) enqueue();

@@ -34,6 +34,7 @@ void HookHandle::remove() {
 }
 
 Module::~Module() {
+  attached_.clear();  // what is attached may remove its hooks, and needs the other members for that
   for (auto& [name, child] : children_)
     if (child.use_count() > 0 && child->parent_ == this) child->parent_ = nullptr;
 }

@@ -372,9 +372,10 @@ std::ostream& operator<<(std::ostream& out, const Tensor& t);
 }  // namespace tessera
 
 template <>
-struct fmt::formatter<tessera::Tensor> : fmt::formatter<std::string_view> {
+struct fmt::formatter<tessera::Tensor> {  // "{}"
+  constexpr auto parse(fmt::format_parse_context& c) { return c.begin(); }
   template <class Context>
   auto format(const tessera::Tensor& t, Context& c) const {
-    return fmt::formatter<std::string_view>::format(tessera::to_string(t), c);
+    return fmt::format_to(c.out(), "{}", tessera::to_string(t));
   }
 };

@@ -41,8 +41,8 @@ struct TrainingState {
   void save(Checkpointer& saver, int64_t step) const;
   /// Restores all of it in place from `path`, a folder of steps (the newest is taken) or one
   /// step's; all ranks of `group` (null: the world) call it. Throws UserError, on all ranks, that
-  /// names what the save lacks and what it has besides; with `options.strict` off both are
-  /// returned, "data.cursor" among them.
+  /// names what the save lacks and what it has besides: values are unspecified then; with
+  /// `options.strict` off both are returned, "data.cursor" among them.
   Loaded load(const std::string& path, ProcessGroup* group = nullptr,
               const LoadOptions& options = {}) const;
   /// The same, or nothing where no step is saved in `folder`.

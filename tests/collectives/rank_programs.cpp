@@ -51,7 +51,7 @@ void mismatches() {
                           kind == CollKind::kGather || kind == CollKind::kScatter;
       if ((variant == 2 && !reduces) || (variant == 5 && !rooted)) continue;
       if (kind == CollKind::kBarrier && variant > 1) continue;
-      if (p2p && g.backend() == "mpi") continue;  // which ends the process; see mpi/carrier.h
+      if (p2p && g.backend() == "mpi") continue;  // which ends the process; see mpi/transport.h
       Ref<ProcessGroup> part = g.split(0);
       part->barrier();
       const auto start = Clock::now();

@@ -153,7 +153,7 @@ TEST(WaitGraph, WorkInAnotherGroupCountsWhereTheProgramIsInNoCall) {
   EXPECT_EQ(w.judge(0).culprits, Ranks{2});
 }
 
-// As carriers of messages do, which do not see who has come.
+// As transports of messages do, which do not see who has come.
 TEST(WaitGraph, RecordsTellWhoIsInACall) {
   World w;
   w.waits(0, wait_in("world", {0, 1, 2, 3}, 9, std::nullopt));

@@ -9,6 +9,7 @@
 #include "core/nn/nn.h"
 #include "core/ops/create.h"
 #include "core/ops/random.h"
+#include "core/ops/reduce.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
 #include "parallel/ddp.h"
@@ -163,6 +164,27 @@ TEST(RunningStatistics, AFailedForwardStartsTheStepAnew) {
     (*failing)(x), (*plain)(x);
     EXPECT_EQ(statistics_of(*failing), statistics_of(*plain));
   });
+}
+
+// Of a step whose loss or backward failed after a forward nothing is left: neither where gradients
+// are cleared for the next one nor where values were loaded.
+TEST(RunningStatistics, AStepThatFailedBehindItsForwardIsForgotten) {
+  for (bool load : {false, true})
+    run_ranks(1, [&](ProcessGroup& group) {
+      auto model = nn::batch_norm1d({.channels = 3}), plain = nn::batch_norm1d({.channels = 3});
+      auto ddp = parallel::ddp(model, {.group = Ref<ProcessGroup>(&group)});
+      {
+        auto scope = ddp->no_sync();
+        sum((*model)(randn({4, 3}) * 5.0)).backward();  // then the program catches an error
+      }
+      if (load)
+        model->load_state(plain->state());
+      else
+        model->zero_grad(), plain->load_state(model->state());
+      const Tensor x = randn({8, 3});
+      (*model)(x), (*plain)(x);
+      EXPECT_EQ(statistics_of(*model), statistics_of(*plain)) << load;
+    });
 }
 
 }  // namespace

@@ -124,7 +124,8 @@ TEST(Methods, ElementsProductsPositions) {
   const Tensor signs = x - 1.0;
   for (size_t i = 0; i < std::size(unary); ++i) {
     const Tensor& in = i >= 1 && i <= 3 ? x : signs;  // log and roots of positive numbers
-    expect_same((in.*unary[i].first)(), unary[i].second(in), std::to_string(i));
+    const auto& [method, function] = unary[i];
+    expect_same((in.*method)(), function(in), std::to_string(i));
   }
   expect_same(x.softmax(1), softmax(x, 1));
   expect_same(x.log_softmax(0), log_softmax(x, 0));
