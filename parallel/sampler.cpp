@@ -18,4 +18,20 @@ data::DistributedSampler distributed_sampler(data::SamplerOptions options, const
   return data::DistributedSampler(options);
 }
 
+data::DataLoader distributed_loader(std::shared_ptr<const data::Dataset> dataset,
+                                    const data::DataLoaderOptions& options,
+                                    const Ref<ProcessGroup>& group) {
+  TESSERA_CHECK(dataset, "distributed_loader: the dataset is null");
+  data::DistributedSampler sampler = distributed_sampler({.dataset_size = dataset->size(),
+                                                          .micro_batch_size = options.batch_size,
+                                                          .seed = options.seed,
+                                                          .shuffle = options.shuffle,
+                                                          .repeat = options.repeat,
+                                                          .drop_last = options.drop_last},
+                                                         group);
+  return data::DataLoader(
+      std::move(dataset), std::move(sampler),
+      {.prefetch = options.prefetch, .workers = options.workers, .timeout_ms = options.timeout_ms});
+}
+
 }  // namespace tessera::parallel

@@ -1,6 +1,8 @@
 // Reverse-mode differentiation over the dispatch path. It sits above sharding, so a vjp sees global
 // tensors.
 #pragma once
+#include <initializer_list>
+
 #include "core/autograd/graph.h"
 #include "core/dispatch/context.h"
 
@@ -81,5 +83,8 @@ class CustomFunction : public RefCounted {
 };
 /// Runs `f` and records its derivative.
 Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in);
+inline Tensors apply_function(Ref<CustomFunction> f, std::initializer_list<Tensor> in) {
+  return apply_function(std::move(f), std::span<const Tensor>(in.begin(), in.size()));
+}
 
 }  // namespace tessera

@@ -5,6 +5,7 @@
 #pragma once
 #include <concepts>
 #include <functional>
+#include <initializer_list>
 #include <iosfwd>
 #include <memory>
 #include <span>
@@ -182,6 +183,18 @@ class Module {
   void register_module(std::string name, M& member) {
     detail::check_forward<M>();
     adopt(std::move(name), std::shared_ptr<Module>(std::shared_ptr<Module>(), &member));
+  }
+  /// Several members at once: register_modules({{"fc1", fc1}, {"fc2", fc2}}).
+  struct Member {
+    template <std::derived_from<Module> M>
+    Member(std::string name, M& module) : name(std::move(name)), module(module) {
+      detail::check_forward<M>();
+    }
+    std::string name;
+    Module& module;
+  };
+  void register_modules(std::initializer_list<Member> members) {
+    for (const Member& m : members) register_module(m.name, m.module);
   }
 
   /// Draws own parameters and those of children with keys named after them. A module with

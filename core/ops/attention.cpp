@@ -31,6 +31,16 @@ void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
                 describe(q), describe(k), describe(v));
 }
 
+// x [B, H, S, D] -> [B, heads, S, D], each head `heads` / H times in turn.
+Tensor repeat_heads(const Tensor& x, int64_t heads) {
+  TESSERA_CHECK_AS(ShapeError, x.ndim() == 4 && x.size(1) > 0 && heads % x.size(1) == 0,
+                   "scaled_dot_product_attention: {} heads of q are no multiple of those of {}",
+                   heads, describe(x));
+  const int64_t times = heads / x.size(1);
+  if (times == 1) return x;
+  return flatten(expand(unsqueeze(x, 2), {-1, -1, times, -1, -1}), 1, 2);
+}
+
 Tensor causal_mask(int64_t queries, int64_t keys, Device device) {
   Tensor row = unsqueeze(arange(0, queries, 1, {.device = device}), 1),
          column = arange(0, keys, 1, {.device = device});
@@ -163,6 +173,12 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
   if (q.ndim() == 3)
     return squeeze(
         scaled_dot_product_attention(unsqueeze(q, 0), unsqueeze(k, 0), unsqueeze(v, 0), o), 0);
+  if (o.enable_gqa && q.ndim() == 4) {
+    AttentionOptions plain = o;
+    plain.enable_gqa = false;
+    return scaled_dot_product_attention(q, repeat_heads(k, q.size(1)), repeat_heads(v, q.size(1)),
+                                        plain);
+  }
   check_shapes(q, k, v);
   double scale = o.scale != 0 ? o.scale : 1 / std::sqrt(double(q.size(3)));
   bool flash_fits = !o.mask.defined() && o.dropout == 0 && q.numel() > 0 && k.numel() > 0;

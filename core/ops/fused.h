@@ -48,6 +48,9 @@ struct AttentionOptions {
   bool causal = false;  // position i attends to j <= i
   double scale = 0;     // 0: 1 / sqrt(D)
   double dropout = 0;   // of the attention weights
+  // k and v may have fewer heads, each of which serves H / (its number) neighbouring ones of q
+  // (grouped-query attention, Ainslie et al. 2023).
+  bool enable_gqa = false;
   AttentionKernel kernel = AttentionKernel::kAuto;
 };
 /// softmax(q k^T scale + mask) v. q [B, H, Tq, D], k [B, H, Tk, D], v [B, H, Tk, Dv] -> [B, H, Tq,

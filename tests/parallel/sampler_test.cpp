@@ -43,6 +43,33 @@ TEST(DistributedSampler, RanksOfAGroupOrOfDataAxesReadTheirOwn) {
             (Numbers{{0, 1}, {0, 1}, {2, 3}, {2, 3}, {4, 5}, {4, 5}, {6, 7}, {6, 7}}));
 }
 
+TEST(DistributedLoader, DealsThePassesOfADatasetToRanks) {
+  auto data = std::make_shared<data::TensorDataset>(ones({10, 1}), arange(0, 10));
+  for (const bool drop_last : {false, true}) {
+    std::vector<std::vector<int64_t>> read(4), rows(4);
+    run_ranks(2, [&](ProcessGroup& g) {
+      const auto rank = size_t(g.rank());
+      auto loader = parallel::distributed_loader(data, {.batch_size = 2, .drop_last = drop_last});
+      for (data::Batch& batch : loader) {
+        rows[rank].push_back(batch.rows());
+        for (int64_t i = 0; i < batch.rows(); ++i)
+          read[rank].push_back(batch.targets.values<int64_t>()[i]);
+      }
+      // And a group of this rank alone has them all.
+      for (data::Batch& batch :
+           parallel::distributed_loader(data, {.batch_size = 10}, solo_group()))
+        rows[2 + rank].push_back(batch.rows());
+    });
+    using Numbers = std::vector<int64_t>;
+    EXPECT_EQ(rows[0], drop_last ? (Numbers{2, 2}) : (Numbers{2, 2, 2}));
+    EXPECT_EQ(rows[1], drop_last ? (Numbers{2, 2}) : (Numbers{2, 2, 0}));
+    EXPECT_EQ(read[0], drop_last ? (Numbers{0, 1, 4, 5}) : (Numbers{0, 1, 4, 5, 8, 9}));
+    EXPECT_EQ(read[1], (Numbers{2, 3, 6, 7}));
+    EXPECT_EQ(rows[2], Numbers{10});
+    EXPECT_EQ(rows[3], Numbers{10});
+  }
+}
+
 // As the README has it: a rank with rows of the batch drops what one rank with all of it does.
 TEST(DistributedSampler, InASampleScopeAnElementIsDroppedOnAnyRankAlike) {
   constexpr int64_t n = 8;

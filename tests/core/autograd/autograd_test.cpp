@@ -356,6 +356,7 @@ TEST(Autograd, CustomFunctions) {
   Tensor g = grad(List{sum(y)}, List{x}, {}, {.create_graph = true})[0];
   EXPECT_DOUBLE_EQ(number(g), 12);
   EXPECT_DOUBLE_EQ(number(grad(List{sum(g)}, List{x})[0]), 12) << "differentiated again";
+  EXPECT_DOUBLE_EQ(number(apply_function(make_ref<Cube>(), {x})[0]), number(y));
   Tensors pair = apply_function(make_ref<Pair>(), List{x});
   backward(sum(pair[0] * 1.0));
   backward(sum(apply_function(make_ref<Pair>(), List{x})[1]));

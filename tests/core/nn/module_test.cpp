@@ -384,6 +384,20 @@ TEST(Module, MembersByValueAreChildren) {
   expect_contains(error_of([&] { m.register_module("fc", m.relu); }), "\"fc\" already");
 }
 
+TEST(Module, SeveralMembersAreRegisteredAtOnce) {
+  struct Pair : Module {
+    Pair() { register_modules({{"second", b}, {"first", a}}); }
+    Linear a{2, 3}, b{3, 4, false};
+  } pair;
+  EXPECT_EQ(names_of(pair.named_parameters()),
+            (Names{"second.weight", "first.weight", "first.bias"}));
+  EXPECT_EQ(pair.b.path(), "second");
+  expect_contains(error_of([&] {
+                    pair.register_modules({{"first", pair.b}});
+                  }),
+                  "\"first\" already");
+}
+
 // A child that two trees share is freed with the second, whatever the other held by value.
 TEST(Module, MembersByValueEndBeforeTheirParent) {
   auto shared = linear(2, 2);

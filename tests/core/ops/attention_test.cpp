@@ -6,6 +6,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/base/parallel.h"
+#include "core/ops/compose.h"
 #include "core/ops/contract.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
@@ -14,6 +15,7 @@
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
 #include "core/tensor/allocator.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
@@ -119,6 +121,32 @@ TEST(Attention, ScoresOfMinusInfinityCountForNothing) {
       out = cast(scaled_dot_product_attention(q, nan, v), kF64);
       EXPECT_TRUE(std::isnan(sum(out).item<double>())) << name_of(t) << ' ' << hidden;
     }
+}
+
+TEST(Attention, AHeadOfKeysMayServeSeveralOfQueries) {
+  const Tensor q = sample_values({2, 6, 5, 8}, -1, 1, 1), k = sample_values({2, 2, 7, 8}, -1, 1, 2),
+               v = sample_values({2, 2, 7, 4}, -1, 1, 3);
+  const auto each = [](const Tensor& x) {  // heads 0, 0, 0, 1, 1, 1
+    const Tensor a = narrow(x, 1, 0, 1), b = narrow(x, 1, 1, 1);
+    return cat({a, a, a, b, b, b}, 1);
+  };
+  for (const AttentionKernel kernel : {AttentionKernel::kFlash, AttentionKernel::kPlain}) {
+    const AttentionOptions shared{.causal = true, .enable_gqa = true, .kernel = kernel},
+        own{.causal = true, .kernel = kernel};
+    const Tensor want = scaled_dot_product_attention(q, each(k), each(v), own);
+    EXPECT_TRUE(equal(scaled_dot_product_attention(q, k, v, shared), want));
+    EXPECT_TRUE(equal(scaled_dot_product_attention(q[1], k[1], v[1], shared), want[1]));
+    EXPECT_TRUE(equal(scaled_dot_product_attention(q, each(k), each(v), shared), want));
+    Tensor leaf = k.clone().requires_grad_(), twin = k.clone().requires_grad_();
+    sum(square(scaled_dot_product_attention(q, leaf, v, shared))).backward();
+    sum(square(scaled_dot_product_attention(q, each(twin), each(v), own))).backward();
+    EXPECT_TRUE(allclose(leaf.grad(), twin.grad(), 1e-5, 1e-6));
+  }
+  EXPECT_THROW(scaled_dot_product_attention(q, k, v), ShapeError);
+  const Tensor four = sample_values({2, 4, 7, 8}, -1, 1, 4);
+  expect_contains(
+      error_of([&] { scaled_dot_product_attention(q, four, four, {.enable_gqa = true}); }),
+      "6 heads of q are no multiple of those of");
 }
 
 // Bytes that attention holds at most beside its operands.
