@@ -207,7 +207,6 @@ TEST(Loader, DropsAShortLastBatchAndRepeatsWhereAskedTo) {
   EXPECT_EQ(passes(whole, 2), (std::vector<std::vector<int64_t>>(2, {0, 1, 2, 3, 4, 5})));
   DataLoader none(std::make_shared<Probe>(2), {.batch_size = 3, .drop_last = true});
   EXPECT_FALSE(none.next());
-  EXPECT_EQ(none.cursor(), 2);
   // A rest that is too short for a step does not keep a resumed loader in the pass.
   DataLoader resumed(std::make_shared<Probe>(10), {.batch_size = 4, .drop_last = true});
   resumed.seek(8);
