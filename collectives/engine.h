@@ -185,8 +185,9 @@ struct Membership {
   std::string group;             // name of the group
   int rank = 0, size = 1;        // in the group
   std::vector<int> world_ranks;  // of the members
-  // Of a block of a group (messages/hierarchical.h): the rank in the group of its rank 0, by which
-  // errors name its members; -1: this is a whole group.
+  // Where this is a block of a group (messages/hierarchical.h), its rank 0 has this rank in the
+  // group, and errors name the members of the block by their ranks there; -1: this is a whole
+  // group.
   int first = -1;
   /// Rank `r` as errors name it.
   int number(int r) const { return first < 0 ? r : first + r; }

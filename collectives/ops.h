@@ -70,11 +70,13 @@ bool is_collective(const Primitive& prim);
 /// One of them by name ("all_reduce", "all_gather_v"), with attributes that are still to be given.
 /// Throws UserError for a name that none has.
 PrimRef collective_op(std::string_view name, const Ref<ProcessGroup>& group);
-/// Of a collective: its group, whether its result is reduced or sent where it lies, as an operand
-/// is, and what its ranks must agree on (kind, operator, root, and with the dtype and counts of its
-/// operand those), hashed.
+/// The group of a collective.
 ProcessGroup& group_of(const Primitive& prim);
+/// True where a collective's result is reduced or sent in the memory in which it lies, as an
+/// operand is.
 bool moves_its_result(const Primitive& prim);
+/// A hash of what the ranks of a collective must agree on: kind, operator, root, and the dtype and
+/// counts of its operand.
 uint64_t hash_collective(const Primitive& prim, const Meta& operand);
 
 /// While it lives, the first of the ops above that this thread runs on each of these groups

@@ -38,8 +38,8 @@ struct CompileReport {
   int64_t recordings = 0, segments = 0;
   int compiled = 0;      // distinct graphs that are run compiled; one that serves many sizes is one
   double compile_s = 0;  // for them: passes, code (or the cache), memory
-  // Of graphs that serve many sizes: sizes that were planned, runs of the compiler, and what they
-  // took of compile_s.
+  // Graphs that serve many sizes were planned for so many of them, with so many runs of the
+  // compiler, which took `sizes_ms` of compile_s.
   int sizes = 0, size_compilations = 0;
   double sizes_ms = 0;
   std::string why_static;   // the last two calls that differ in one size are two graphs because

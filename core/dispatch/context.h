@@ -21,9 +21,9 @@ class Generator;
 class CastCache;
 class Observer;
 
-/// Where the ops of a thread end, and who is told what it does besides (observer.h). Changed as a
-/// whole, by BackendScope: a backend in front of another one copies the target outside and replaces
-/// what it takes part in, so that the rest stays connected.
+/// The backend that runs the ops of a thread, and the observer that is told what the thread does
+/// besides (observer.h). BackendScope changes them together: a backend in front of another one
+/// copies the target outside and replaces what it takes part in, so that the observer stays.
 struct DispatchTarget {
   Backend* backend = nullptr;    // null: eager
   Observer* observer = nullptr;  // null: nobody is told; one needs a backend beside it
