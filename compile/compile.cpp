@@ -14,6 +14,7 @@
 #include "core/autograd/graph.h"
 #include "core/base/deterministic.h"
 #include "core/base/log.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/default_device.h"
 #include "core/dispatch/sharding.h"
 #include "core/tensor/random.h"

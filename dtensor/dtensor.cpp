@@ -143,6 +143,12 @@ Tensor cross(Ref<CustomFunction> border, const Tensor& t) {
 
 }  // namespace
 
+AllowCommunication::AllowCommunication() : on_(context().communication, Communication::kAlways) {}
+LossParallel::LossParallel()
+    : on_(context().communication, Communication::kInLosses),
+      same_targets_(context().replicate_plain, true) {}
+ReplicatePlain::ReplicatePlain() : on_(context().replicate_plain, true) {}
+
 Tensor at_bottom(std::string_view op, Inputs in, FunctionRef<Tensor(Inputs)> f) {
   Level* level = current_level();
   if (!level) return f(in);

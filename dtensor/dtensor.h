@@ -4,10 +4,12 @@
 // ShardingError naming the redistribute() that helps, unless a scope AllowCommunication says
 // otherwise. Backward reduces cotangents where a forward layout asks for it and nowhere else.
 #pragma once
-#include "core/dispatch/context.h"
+#include "core/dispatch/scoped.h"
 #include "dtensor/mesh.h"
 
 namespace tessera {
+
+enum class Communication : uint8_t;  // core/dispatch/context.h
 
 /// `full`, the same values on every rank of the mesh, cut as `layout` says; each rank keeps a copy
 /// of its piece. No communication. The gradient of `full` is whole again.
@@ -42,17 +44,29 @@ Box box_of(const Tensor& t);
 
 /// Ops in this scope convert their operands by collectives where they must, logging each kind once.
 class AllowCommunication {
-  Scoped<Communication> on_{context().communication, Communication::kAlways};
+ public:
+  AllowCommunication();
+
+ private:
+  Scoped<Communication> on_;
 };
 /// Losses over a vocabulary that is spread over ranks sum a few numbers of each row over them;
 /// other ops stay strict. The loss is the same on every rank of the axes that cut the vocabulary.
 class LossParallel {
-  Scoped<Communication> on_{context().communication, Communication::kInLosses};
-  Scoped<bool> same_targets_{context().replicate_plain, true};
+ public:
+  LossParallel();
+
+ private:
+  Scoped<Communication> on_;
+  Scoped<bool> same_targets_;
 };
 /// Plain tensors in this scope are taken to be the same on every rank when they meet sharded ones.
 class ReplicatePlain {
-  Scoped<bool> on_{context().replicate_plain, true};
+ public:
+  ReplicatePlain();
+
+ private:
+  Scoped<bool> on_;
 };
 
 }  // namespace tessera

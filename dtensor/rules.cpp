@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "core/dispatch/context.h"
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"
 #include "core/ops/indexing.h"

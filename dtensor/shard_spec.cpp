@@ -4,6 +4,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/base/log.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/ops/create.h"
 #include "core/ops/views.h"

@@ -5,6 +5,7 @@
 
 #include "collectives/ops.h"
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"

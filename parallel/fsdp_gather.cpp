@@ -3,6 +3,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/autograd/recompute.h"
+#include "core/dispatch/context.h"
 #include "core/nn/scope.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/io/hash.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/nn/conv_layers.h"
 #include "core/nn/layers.h"
 #include "core/ops/create.h"

@@ -8,6 +8,7 @@
 #include "compile/ir/as_strided.h"
 #include "compile/ir/interpreter.h"
 #include "compile/ir/verify.h"
+#include "core/dispatch/backend.h"
 #include "core/dispatch/copy.h"
 
 namespace tessera::compiler {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/dispatch/context.h"
+#include "core/dispatch/phase.h"
 #include "core/primitive/primitive.h"
 
 namespace tessera::compiler {

@@ -1,5 +1,7 @@
 #include "compile/ir/interpreter.h"
 
+#include "core/dispatch/target.h"
+
 namespace tessera::compiler {
 namespace {
 

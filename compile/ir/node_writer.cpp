@@ -1,6 +1,7 @@
 #include "compile/ir/node_writer.h"
 
 #include "compile/ir/rewrite.h"
+#include "core/dispatch/context.h"
 
 namespace tessera::compiler {
 

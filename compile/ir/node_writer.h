@@ -6,7 +6,7 @@
 
 #include "compile/ir/graph.h"
 #include "core/base/function_ref.h"
-#include "core/dispatch/context.h"
+#include "core/dispatch/target.h"
 
 namespace tessera::compiler {
 

@@ -5,6 +5,7 @@
 #include "compile/ir/node_writer.h"
 #include "compile/ir/rewrite.h"
 #include "compile/passes/passes.h"
+#include "core/dispatch/target.h"
 #include "core/ops/views.h"
 
 namespace tessera::compiler {

@@ -9,6 +9,7 @@
 #include "compile/ir/rewrite.h"
 #include "compile/passes/closed_set.h"
 #include "compile/passes/passes.h"
+#include "core/dispatch/target.h"
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"
 

@@ -4,6 +4,7 @@
 #include "compile/record/trace.h"
 #include "core/autograd/autograd.h"
 #include "core/dispatch/dispatch.h"
+#include "core/dispatch/target.h"
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"
 #include "core/ops/layout.h"

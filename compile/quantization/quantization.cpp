@@ -6,6 +6,7 @@
 #include "core/autograd/autograd.h"
 #include "core/base/parallel.h"
 #include "core/dispatch/call.h"
+#include "core/dispatch/context.h"
 #include "core/ops/create.h"
 
 namespace tessera::quant {

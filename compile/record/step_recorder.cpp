@@ -7,6 +7,7 @@
 #include "compile/ir/verify.h"
 #include "core/autograd/graph.h"
 #include "core/dispatch/call.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/plan_cache.h"
 #include "core/tensor/ready_lock.h"

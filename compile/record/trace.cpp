@@ -5,6 +5,7 @@
 #include "compile/ir/verify.h"
 #include "core/autograd/graph.h"
 #include "core/base/deterministic.h"
+#include "core/dispatch/context.h"
 #include "core/nn/scope.h"
 
 namespace tessera::compiler {

@@ -13,6 +13,7 @@
 
 #include "compile/ir/graph.h"
 #include "core/dispatch/observer.h"
+#include "core/dispatch/target.h"
 #include "core/tensor/named_tensor.h"
 
 namespace tessera::compiler {

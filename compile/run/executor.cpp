@@ -8,6 +8,7 @@
 #include "compile/run/memory_order.h"
 #include "compile/run/program.h"
 #include "core/base/profile.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/tensor/allocator.h"

@@ -3,10 +3,13 @@
 // several uses are added in f32 and one backward does not use up the casts of another.
 #include "core/autograd/autocast.h"
 
+#include <algorithm>
 #include <unordered_map>
 
 #include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
+#include "core/dispatch/context.h"
+#include "core/dispatch/precision.h"
 #include "core/ops/pointwise.h"
 
 namespace tessera {
@@ -97,6 +100,30 @@ Tensor lowered(const Tensor& t, DType to) {
 }
 
 bool is_low(const Tensor& t) { return t.dtype() == kF16 || t.dtype() == kBF16; }
+// f64 is asked for by name.
+bool is_precise(const Tensor& t) { return t.dtype() == kF64; }
+
+void cast_operands(Precision precision, Inputs in) {
+  const DType low = context().autocast;
+  switch (precision) {
+    case Precision::kLow:
+      if (std::ranges::none_of(in, is_precise))
+        for (Tensor& t : in)
+          if (is_floating(t.dtype()) && t.dtype() != low) t = lowered(t, low);
+      return;
+    case Precision::kWide:
+      for (Tensor& t : in)
+        if (is_low(t)) t = cast(std::move(t), kF32);
+      return;
+    case Precision::kWidest:
+      if (std::ranges::all_of(
+              in, [](const Tensor& t) { return is_floating(t.dtype()) && !is_precise(t); }))
+        promote_operands(in);
+      return;
+    case Precision::kUnstated:
+    case Precision::kAsGiven: return;
+  }
+}
 
 }  // namespace
 
@@ -113,19 +140,17 @@ Autocast::Autocast(DType dtype, AutocastOptions o)
 }
 Autocast::~Autocast() = default;
 
+bool autocast_on() {
+  const Context& c = context();
+  return (c.forced & c.enabled & bit(Layer::kAutocast)) && c.phase == Phase::kForward;
+}
+
+void autocast_operands(Precision precision, Inputs in) {
+  if (autocast_on()) cast_operands(precision, in);
+}
+
 Tensors autocast_layer(const PrimRef& prim, Inputs in) {
-  const Precision precision = autocast_on() ? prim->traits().precision : Precision::kAsGiven;
-  if (precision == Precision::kLow) {
-    bool precise = false;  // f64 is asked for by name
-    for (const Tensor& t : in) precise |= t.dtype() == kF64;
-    const DType low = context().autocast;
-    if (!precise)
-      for (Tensor& t : in)
-        if (is_floating(t.dtype()) && t.dtype() != low) t = lowered(t, low);
-  } else if (precision == Precision::kWide) {
-    for (Tensor& t : in)
-      if (is_low(t)) t = cast(std::move(t), kF32);
-  }
+  autocast_operands(prim->traits().precision, in);
   return dispatch_below(Layer::kAutocast, prim, in);
 }
 

@@ -4,9 +4,9 @@
 // are, and operands of two dtypes meet in the wider one. Parameters stay f32, and so do their
 // gradients: a cast is an op, with a derivative. Which op is what, it states itself (Precision in
 // core/primitive/traits.h), as PyTorch has it; functions that are made of others (mean, norm, the
-// losses of losses.h) follow from what they are made of, or widen their operands themselves.
-// Invariant: it looks at the forward pass only; backward and updates run on the dtypes that forward
-// chose.
+// losses of losses.h) follow from what they are made of, or say a precision for the whole of it
+// (core/dispatch/precision.h). Invariant: it looks at the forward pass only; backward and updates
+// run on the dtypes that forward chose.
 //
 //   {
 //     Autocast scope(kBF16);
@@ -19,9 +19,12 @@
 #pragma once
 #include <memory>
 
-#include "core/dispatch/dispatch.h"
+#include "core/dispatch/scoped.h"
+#include "core/primitive/primitive.h"
 
 namespace tessera {
+
+class CastCache;
 
 struct AutocastOptions {
   bool enabled = true;        // false: within an outer scope, ops compute in what they are given
@@ -46,6 +49,9 @@ class Autocast {
   Scoped<DType> dtype_;
   Scoped<CastCache*> casts_;
 };
+
+/// True where ops may find their operands cast by autocast: forward, within a scope of it.
+bool autocast_on();
 
 /// The entry of layer_functions.
 Tensors autocast_layer(const PrimRef& prim, Inputs in);

@@ -4,7 +4,7 @@
 #include <initializer_list>
 
 #include "core/autograd/graph.h"
-#include "core/dispatch/context.h"
+#include "core/dispatch/scoped.h"
 
 namespace tessera {
 
@@ -41,9 +41,7 @@ void remove_hook(const Tensor& leaf, int number);
 /// Whether ops are recorded while it lives.
 class GradMode {
  public:
-  explicit GradMode(bool on)
-      : enabled_(context().enabled, LayerMask(on ? context().enabled | bit(Layer::kAutograd)
-                                                 : context().enabled & ~bit(Layer::kAutograd))) {}
+  explicit GradMode(bool on);
 
  private:
   Scoped<LayerMask> enabled_;
@@ -59,10 +57,14 @@ class EnableGrad {
 };
 /// As NoGrad, and results may never take part in recording later: the cheapest way to evaluate.
 class InferenceMode {
+ public:
+  InferenceMode();
+
+ private:
   NoGrad off_;
-  Scoped<bool> inference_{context().inference, true};
+  Scoped<bool> inference_;
 };
-inline bool grad_enabled() { return context().enabled & bit(Layer::kAutograd); }
+bool grad_enabled();
 
 /// A function with a derivative of its own. `forward` runs unrecorded; what `vjp` needs is kept by
 /// save(). The vjp is written in ordinary ops, so it can be differentiated again where saved inputs

@@ -8,6 +8,7 @@
 #include "core/autograd/batching_rules.h"
 #include "core/base/log.h"
 #include "core/dispatch/call.h"
+#include "core/dispatch/context.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"

@@ -9,6 +9,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/observer.h"

@@ -2,10 +2,19 @@
 
 #include <algorithm>
 
+#include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/sharding.h"
 
 namespace tessera {
+
+GradMode::GradMode(bool on)
+    : enabled_(context().enabled, LayerMask(on ? context().enabled | bit(Layer::kAutograd)
+                                               : context().enabled & ~bit(Layer::kAutograd))) {}
+InferenceMode::InferenceMode() : inference_(context().inference, true) {}
+bool grad_enabled() { return context().enabled & bit(Layer::kAutograd); }
+
 namespace {
 
 uint64_t& newest_number() {

@@ -3,6 +3,7 @@
 #include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/sharding.h"
 
 namespace tessera {

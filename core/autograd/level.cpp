@@ -1,6 +1,7 @@
 #include "core/autograd/level.h"
 
 #include "core/autograd/batching.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/ops/views.h"
 

@@ -8,6 +8,7 @@
 #pragma once
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/observer.h"
+#include "core/dispatch/target.h"
 #include "core/tensor/wrapped.h"
 
 namespace tessera {

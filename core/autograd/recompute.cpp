@@ -6,6 +6,7 @@
 #include "core/autograd/autocast.h"
 #include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/observer.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"

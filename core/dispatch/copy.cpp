@@ -1,5 +1,6 @@
 #include "core/dispatch/copy.h"
 
+#include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/kernel.h"
 

@@ -3,8 +3,10 @@
 #include <bit>
 
 #include "core/dispatch/call.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/observer.h"
+#include "core/dispatch/precision.h"
 #include "core/dispatch/sharding.h"
 #include "core/tensor/wrapped.h"
 
@@ -23,10 +25,27 @@ void refuse_left_behind(const Primitive& prim, std::span<const Tensor> in) {
                     prim.name(), describe(t));
 }
 
+// The operands that the op takes in one dtype, where they have several; empty where nothing is to
+// be promoted.
+Inputs to_promote(const Primitive& prim, Inputs in) {
+  const Promotion which = prim.traits().promotion;
+  if (which == Promotion::kNone) [[likely]]
+    return {};
+  if (which == Promotion::kAfterFirst) in = in.subspan(1);
+  for (size_t i = 1; i < in.size(); ++i)
+    if (in[i].dtype() != in[0].dtype()) return in;
+  return {};
+}
+
 Tensors run_layers(LayerMask allowed, const PrimRef& prim, Inputs in) {
   Context& c = context();
   if (allowed == kAllLayers) [[likely]]
-    notify(events::HandlesRead{in}, c);
+    notify(events::HandlesRead{in}, c.observer);
+  // Promotion comes after autocast, and its casts are recorded.
+  const bool autocast_first = c.forced & c.enabled & allowed & bit(Layer::kAutocast);
+  if ((allowed & bit(Layer::kAutograd)) && !autocast_first)
+    if (Inputs differing = to_promote(*prim, in); !differing.empty()) [[unlikely]]
+      promote_operands(differing);
   LayerMask asked = c.forced;
   for (const Tensor& t : in) asked |= t.layers();
   if (asked & kWrappedBit) [[unlikely]]
@@ -50,6 +69,19 @@ Context& context() {
   return c;
 }
 
+Observer* current_observer() { return context().observer; }
+
+BackendScope::BackendScope(DispatchTarget target) : target_(context().target(), target) {
+  TESSERA_ASSERT(target.backend || !(target.observer || target.records),
+                 "dispatch: an observer or a recording without a backend, so that views would "
+                 "pass it by");
+}
+
+bool bypasses_layers(const Tensor& t) {
+  const Context& c = context();
+  return c.backend == nullptr && ((t.layers() | c.forced) & c.enabled) == 0;
+}
+
 Tensors dispatch(const PrimRef& prim, Inputs in) { return run_layers(kAllLayers, prim, in); }
 
 Tensor dispatch1(const PrimRef& prim, Inputs in) {
@@ -60,6 +92,7 @@ Tensor dispatch_into(const Tensor& grad_buffer, const PrimRef& prim, Inputs in) 
   if (!grad_buffer.defined()) return dispatch1(prim, in);
   for (const Tensor& t : in)
     if (t.layers() & context().enabled) return dispatch1(prim, in);
+  if (!to_promote(*prim, in).empty()) return dispatch1(prim, in);
   const Meta result = prim->infer(metas_of(in))[0];
   if (result.shape != grad_buffer.shape() || result.dtype != grad_buffer.dtype())
     return dispatch1(prim, in);

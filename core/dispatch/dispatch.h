@@ -1,8 +1,9 @@
 // The one dispatch path, few layers, in this order: autocast, autograd, sharding, backend. A layer
 // looks at an op only if it is enabled and an input asks for it (or it is forced); without any, an
-// op goes straight to the backend.
+// op goes straight to the backend. Between autocast and autograd operands are promoted to one
+// dtype, where the traits of the op ask for it (Promotion) and theirs differ.
 #pragma once
-#include "core/dispatch/context.h"
+#include "core/primitive/primitive.h"
 
 namespace tessera {
 
@@ -26,10 +27,7 @@ extern const LayerFn layer_functions[kNumLayers];
 
 /// True when an op on `t` would go straight to the eager backend: a view may then skip the path
 /// altogether.
-inline bool bypasses_layers(const Tensor& t) {
-  const Context& c = context();
-  return c.backend == nullptr && ((t.layers() | c.forced) & c.enabled) == 0;
-}
+bool bypasses_layers(const Tensor& t);
 
 /// The effect: dst[i] takes the values of result i of `prim(in)`. Destinations may not be recorded
 /// for gradients.

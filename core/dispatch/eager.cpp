@@ -2,6 +2,7 @@
 #include "core/base/profile.h"
 #include "core/dispatch/backend.h"
 #include "core/dispatch/call.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/plan_cache.h"

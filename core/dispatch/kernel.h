@@ -10,7 +10,7 @@
 #include "core/base/deterministic.h"
 #include "core/base/error.h"
 #include "core/base/parallel.h"
-#include "core/dispatch/context.h"
+#include "core/dispatch/stream.h"
 #include "core/primitive/primitive.h"
 
 namespace tessera {

@@ -9,7 +9,7 @@
 #include <variant>
 
 #include "core/base/function_ref.h"
-#include "core/dispatch/context.h"
+#include "core/tensor/tensor.h"
 
 namespace tessera {
 namespace events {
@@ -78,11 +78,14 @@ class Observer {
   virtual void notice(const HostEvent& event) = 0;
 };
 
-/// Tells the observer of the calling thread, whose context `c` is; one branch where there is none.
+/// That of the calling thread; null: nobody listens.
+Observer* current_observer();
+
+/// Tells the observer; one branch where there is none.
 template <class Event>
-inline void notify(const Event& event, const Context& c = context()) {
-  if (c.observer) [[unlikely]]
-    c.observer->notice(event);
+inline void notify(const Event& event, Observer* observer = current_observer()) {
+  if (observer) [[unlikely]]
+    observer->notice(event);
 }
 
 }  // namespace tessera

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/dispatch/context.h"
 #include "core/nn/layers.h"
 #include "core/ops/batch_norm_stats.h"
 #include "core/ops/create.h"

@@ -4,6 +4,7 @@
 
 #include "core/autograd/graph.h"
 #include "core/dispatch/call.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/nn/scope.h"
 

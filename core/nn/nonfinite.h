@@ -7,7 +7,8 @@
 #include <optional>
 #include <string>
 
-#include "core/dispatch/context.h"
+#include "core/dispatch/phase.h"
+#include "core/dispatch/target.h"
 
 namespace tessera::nn {
 

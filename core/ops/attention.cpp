@@ -1,8 +1,11 @@
 // Scaled dot-product attention: the plain form in ordinary ops, and the choice between it and the
 // tiled kernel.
+#include <array>
 #include <cmath>
 
+#include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
+#include "core/dispatch/precision.h"
 #include "core/ops/attributes.h"
 #include "core/ops/contract.h"
 #include "core/ops/create.h"
@@ -25,10 +28,17 @@ void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
                    "scaled_dot_product_attention: takes q [B, H, T, D], k [B, H, S, D], v [B, H, "
                    "S, E], got {}, {}, {}",
                    describe(q), describe(k), describe(v));
-  TESSERA_CHECK((is_floating(q.dtype()) && k.dtype() == q.dtype() && v.dtype() == q.dtype()) ||
-                    autocast_meets({q.dtype(), k.dtype(), v.dtype()}),
+}
+
+// q, k and v in one dtype: where theirs differ, in what autocast makes of them.
+std::array<Tensor, 3> of_one_dtype(const Tensor& q, const Tensor& k, const Tensor& v) {
+  std::array<Tensor, 3> in = {q, k, v};
+  if (k.dtype() != q.dtype() || v.dtype() != q.dtype()) autocast_operands(Precision::kLow, in);
+  const DType t = in[0].dtype();
+  TESSERA_CHECK(is_floating(t) && in[1].dtype() == t && in[2].dtype() == t,
                 "scaled_dot_product_attention: takes floats of one dtype, got {}, {}, {}",
                 describe(q), describe(k), describe(v));
+  return in;
 }
 
 // x [B, H, S, D] -> [B, heads, S, D], each head `heads` / H times in turn.
@@ -180,13 +190,15 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
                                         plain);
   }
   check_shapes(q, k, v);
+  std::array<Tensor, 3> in = of_one_dtype(q, k, v);
   double scale = o.scale != 0 ? o.scale : 1 / std::sqrt(double(q.size(3)));
   bool flash_fits = !o.mask.defined() && o.dropout == 0 && q.numel() > 0 && k.numel() > 0;
   TESSERA_CHECK(o.kernel != AttentionKernel::kFlash || flash_fits,
                 "scaled_dot_product_attention: the flash kernel takes neither a mask nor dropout; "
                 "choose kAuto or kPlain");
-  if (o.kernel == AttentionKernel::kPlain || !flash_fits) return plain_attention(q, k, v, o, scale);
-  return dispatch1(PrimRef(new Flash(scale, o.causal)), operands(Tensor(q), Tensor(k), Tensor(v)));
+  if (o.kernel == AttentionKernel::kPlain || !flash_fits)
+    return plain_attention(q, in[1], in[2], o, scale);  // scales q in its own dtype
+  return dispatch1(PrimRef(new Flash(scale, o.causal)), in);
 }
 
 void register_attention_ops(OpRegistry& registry) {

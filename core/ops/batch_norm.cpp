@@ -2,6 +2,7 @@
 #include "core/ops/batch_norm.h"
 
 #include "core/dispatch/dispatch.h"
+#include "core/dispatch/precision.h"
 #include "core/ops/batch_norm_common.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
@@ -228,8 +229,9 @@ Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& run
   return cast(wide(std::move(y)), x.dtype());
 }
 
-Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight, const Tensor& bias,
+Tensor group_norm(const Tensor& given, int64_t groups, const Tensor& weight, const Tensor& bias,
                   double eps) {
+  const Tensor x = autocast_operand(Precision::kWide, given);
   TESSERA_CHECK_AS(ShapeError, x.ndim() >= 2 && is_floating(x.dtype()),
                    "group_norm: x is {}; expected floats [N, C, ..]", describe(x));
   TESSERA_CHECK_AS(ShapeError, groups > 0 && x.size(1) % groups == 0,
@@ -245,7 +247,7 @@ Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight, const T
   y = reshape(layer_norm(y, {}, {}, eps), x.shape());
   if (weight.defined()) y = y * beside(wide_channel(weight, x), x);
   if (bias.defined()) y = y + beside(wide_channel(bias, x), x);
-  return autocast_meets({x.dtype()}) ? y : cast(y, x.dtype());
+  return cast(y, x.dtype());
 }
 
 Tensor instance_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps) {

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "core/dispatch/context.h"
+#include "core/dispatch/precision.h"
 #include "core/ops/fused.h"
 #include "core/ops/scalar_range.h"
 #include "core/ops/views.h"
@@ -226,7 +227,7 @@ Tensor softplus(const Tensor& x, double beta, double threshold) {
         Tensor scaled = f * beta;
         return where(gt(scaled, threshold), f, softplus(scaled) / beta);
       },
-      autocast_meets({x.dtype()}) ? cast(x, kF32) : x);
+      autocast_operand(Precision::kWide, x));
 }
 
 Tensor celu(const Tensor& x, double alpha) {

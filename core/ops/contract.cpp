@@ -3,7 +3,9 @@
 #include <string>
 #include <unordered_map>
 
+#include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
+#include "core/dispatch/precision.h"
 #include "core/ops/attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
@@ -26,7 +28,11 @@ class Contract final : public ContractAttributes {
     for (const Factor& f : axes(in).factors) n *= double(f.extent);
     return n;
   }
-  static inline const OpInfo kOp{"contract", {OpKind::kProduct, Precision::kLow, 2}};
+  static inline const OpInfo kOp{"contract",
+                                 {.kind = OpKind::kProduct,
+                                  .precision = Precision::kLow,
+                                  .operands = 2,
+                                  .promotion = Promotion::kAll}};
   Contract(std::string a, std::string b, std::string out, int64_t leaves)
       : ContractAttributes(kOp, std::move(a), std::move(b), std::move(out), leaves),
         letters_(this->out) {
@@ -177,11 +183,8 @@ Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, con
                      const Tensor& grad_buffer) {
   PrimRef prim = contract_primitive(spec, leaves);
   const auto& attributes = static_cast<const ContractAttributes&>(*prim);
-  Tensor x = a, y = b;
-  if (x.dtype() != y.dtype() && !autocast_meets({x.dtype(), y.dtype()})) {
-    DType t = result_type(x, y);
-    x = cast(x, t), y = cast(y, t);
-  }
+  Tensor in[] = {a, b};
+  auto& [x, y] = in;
   std::string wa = attributes.a, wb = attributes.b;
   bool own = false;
   for (char c : wa) own |= wb.find(c) == npos && attributes.out.find(c) == npos;
@@ -189,14 +192,17 @@ Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, con
   if (own) {
     TESSERA_CHECK_AS(ShapeError, int(wa.size()) == x.ndim() && int(wb.size()) == y.ndim(),
                      "contract {}: operands are {} and {}", spec, describe(x), describe(y));
+    promote_operands(in);  // a sum rounds, so it is taken in what the product computes in
     x = sum_own_letters(x, wa, attributes.b, attributes.out);
     y = sum_own_letters(y, wb, attributes.a, attributes.out);
     prim = contract_primitive(wa + "," + wb + "->" + attributes.out, leaves);
   }
-  return dispatch_into(grad_buffer, prim, operands(std::move(x), std::move(y)));
+  return dispatch_into(grad_buffer, prim, in);
 }
 
 }  // namespace
+
+ExactContraction::ExactContraction() : on_(context().exact_contraction, true) {}
 
 Tensor contract(std::string_view spec, const Tensor& a, const Tensor& b) {
   return contract_with(context().exact_contraction ? kExactLeaves : 0, spec, a, b);
@@ -245,7 +251,9 @@ Tensor linear(const Tensor& x, const Tensor& weight, const Tensor& bias) {
                    to_string(x.shape()));
   Tensor y = contract(specs[x.ndim() - 1], x, weight);
   if (!bias.defined()) return y;
-  return add(std::move(y), autocast_meets({bias.dtype()}) ? cast(bias, y.dtype()) : bias);
+  Tensor sum[] = {std::move(y), bias};
+  autocast_operands(Precision::kLow, sum);
+  return add(std::move(sum[0]), std::move(sum[1]));
 }
 
 Tensor dot(const Tensor& a, const Tensor& b) {

@@ -4,7 +4,7 @@
 #pragma once
 #include <string_view>
 
-#include "core/dispatch/context.h"
+#include "core/dispatch/scoped.h"
 #include "core/primitive/registry.h"
 
 namespace tessera {
@@ -21,8 +21,11 @@ namespace tessera {
 /// floats are summed in f32 and never cut (terms would be rounded). Costs a tenth to a quarter of
 /// the library's speed in f32 (AVX-512, one core: 95 GF/s of 107 where 2048 x 768 meets 3072).
 class ExactContraction {
+ public:
+  ExactContraction();
+
  private:
-  Scoped<bool> on_{context().exact_contraction, true};
+  Scoped<bool> on_;
 };
 inline constexpr int64_t kExactLeaves = 8;
 

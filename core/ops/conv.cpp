@@ -4,6 +4,7 @@
 #include "core/ops/conv.h"
 
 #include "core/dispatch/dispatch.h"
+#include "core/dispatch/precision.h"
 #include "core/ops/conv_attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/register.h"
@@ -283,8 +284,9 @@ struct Batched {
     if (bias.defined()) {
       Shape s = Dims::filled(y.ndim() - 1, 1);
       s[0] = bias.numel();
-      Tensor b = autocast_meets({bias.dtype()}) ? cast(bias, y.dtype()) : bias;
-      y = std::move(y) + reshape(b, s);
+      Tensor sum[] = {std::move(y), bias};
+      autocast_operands(Precision::kLow, sum);
+      y = std::move(sum[0]) + reshape(sum[1], s);
     }
     return added ? squeeze(y, 0) : y;
   }

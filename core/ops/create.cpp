@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/dispatch/context.h"
 #include "core/dispatch/sharding.h"
 #include "core/ops/attributes.h"
 #include "core/ops/pointwise.h"

@@ -9,6 +9,7 @@
 #include "core/base/function_ref.h"
 #include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
+#include "core/dispatch/precision.h"
 #include "core/ops/compose.h"
 #include "core/ops/create.h"
 #include "core/ops/dim_attributes.h"
@@ -213,13 +214,12 @@ struct Pair {
 };
 // Both in one dtype. Under autocast floats of two meet in the wider one.
 Pair of_one_dtype(const char* op, const Tensor& x, const Tensor& src) {
-  if (x.dtype() != src.dtype() && autocast_meets({x.dtype(), src.dtype()})) {
-    const DType t = result_type(x, src);
-    return {cast(x, t), cast(src, t)};
-  }
-  TESSERA_CHECK(src.dtype() == x.dtype(), "{}: x is {}, src is {}; convert them to one dtype", op,
-                describe(x), describe(src));
-  return {x, src};
+  Tensor both[] = {x, src};
+  autocast_operands(Precision::kWidest, both);
+  TESSERA_CHECK(both[0].dtype() == both[1].dtype(),
+                "{}: x is {}, src is {}; convert them to one dtype", op, describe(x),
+                describe(src));
+  return {std::move(both[0]), std::move(both[1])};
 }
 
 // `index` [N] seen with the dims of `x` outside `dim`, by strides of 0.

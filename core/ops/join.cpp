@@ -23,7 +23,11 @@ AxisMap moving_axes(MetaSpan in, std::span<const Meta> out, int dim) {
 class Cat final : public CatAttributes {
  public:
   int64_t operand_count() const override { return kAnyNumber; }
-  static inline const OpInfo kOp{"cat", {OpKind::kOther, Precision::kAsGiven, 1}};
+  static inline const OpInfo kOp{"cat",
+                                 {.kind = OpKind::kOther,
+                                  .precision = Precision::kAsGiven,
+                                  .operands = 1,
+                                  .promotion = Promotion::kAll}};
   explicit Cat(int dim) : CatAttributes(kOp, dim) {}
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
@@ -208,15 +212,13 @@ Tensor clone(const Tensor& x) { return dispatch1(copy_primitive(), operands(Tens
 
 Tensor cat(std::span<const Tensor> parts, int64_t dim) {
   TESSERA_CHECK(!parts.empty(), "cat: no parts");
-  DType t = parts[0].dtype();
-  for (const Tensor& p : parts) t = promote(t, p.dtype());
   int d = wrap_dim(dim, parts[0].ndim(), "cat");
   Tensors in;
   for (const Tensor& p : parts) {
     TESSERA_CHECK_AS(ShapeError, p.ndim() > 0, "cat: a 0-d tensor cannot be joined; use stack");
-    in.push_back(cast(p, t));
+    in.push_back(p);
   }
-  if (in.size() == 1) return in[0].is_same(parts[0]) ? clone(in[0]) : in[0];  // a new tensor
+  if (in.size() == 1) return clone(in[0]);
   return dispatch1(PrimRef(new Cat(d)), in);
 }
 

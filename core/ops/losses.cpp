@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/dispatch/context.h"
+#include "core/dispatch/precision.h"
 #include "core/ops/compose.h"
 #include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
@@ -17,7 +17,7 @@ Tensor reduced(const Tensor& loss, Reduction r) {
 }
 
 // Under autocast losses are computed in f32.
-Tensor wide(const Tensor& x) { return autocast_meets({x.dtype()}) ? cast(x, kF32) : x; }
+Tensor wide(const Tensor& x) { return autocast_operand(Precision::kWide, x); }
 
 // Losses do not broadcast: a target of another shape is nearly always a mistake.
 void check_shapes(const char* op, const Tensor& x, const Tensor& y) {
@@ -71,22 +71,21 @@ Tensor huber_loss(const Tensor& x, const Tensor& y, double delta, Reduction r) {
   return reduced(huber(x, y, delta, delta), r);
 }
 
-Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weight, Reduction r) {
-  check_shapes("binary_cross_entropy", x, y);
-  check_weight("binary_cross_entropy", "weight", weight, x);
-  if (autocast_meets({x.dtype()}) && x.dtype() != kF32)
-    return binary_cross_entropy(wide(x), y, weight, r);
+Tensor binary_cross_entropy(const Tensor& given, const Tensor& y, const Tensor& weight,
+                            Reduction r) {
+  check_shapes("binary_cross_entropy", given, y);
+  check_weight("binary_cross_entropy", "weight", weight, given);
+  const Tensor x = wide(given);
   Tensor loss = (y - 1.0) * bounded_log_rest(x) - y * bounded_log(x);
   return reduced(weight.defined() ? loss * weight : loss, r);
 }
 
-Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const Tensor& weight,
+Tensor binary_cross_entropy_with_logits(const Tensor& given, const Tensor& y, const Tensor& weight,
                                         const Tensor& pos_weight, Reduction r) {
-  check_shapes("binary_cross_entropy_with_logits", x, y);
-  check_weight("binary_cross_entropy_with_logits", "weight", weight, x);
-  check_weight("binary_cross_entropy_with_logits", "pos_weight", pos_weight, x);
-  if (autocast_meets({x.dtype()}) && x.dtype() != kF32)
-    return binary_cross_entropy_with_logits(wide(x), y, weight, pos_weight, r);
+  check_shapes("binary_cross_entropy_with_logits", given, y);
+  check_weight("binary_cross_entropy_with_logits", "weight", weight, given);
+  check_weight("binary_cross_entropy_with_logits", "pos_weight", pos_weight, given);
+  const Tensor x = wide(given);
   Tensor positive = pos_weight.defined() ? (pos_weight - 1.0) * y + 1.0 : Tensor();
   Tensor tail = positive.defined() ? logsigmoid(x) * positive : logsigmoid(x);
   Tensor loss = (1.0 - y) * x - tail;
@@ -94,7 +93,7 @@ Tensor binary_cross_entropy_with_logits(const Tensor& x, const Tensor& y, const 
 }
 
 Tensor nll_loss(const Tensor& given, const Tensor& targets, const NllOptions& o) {
-  const Tensor x = classes_last(given, o.dim);
+  const Tensor x = classes_last(wide(given), o.dim);
   TESSERA_CHECK_AS(
       ShapeError,
       x.ndim() == targets.ndim() + 1 &&
@@ -105,7 +104,6 @@ Tensor nll_loss(const Tensor& given, const Tensor& targets, const NllOptions& o)
   TESSERA_CHECK_AS(ShapeError, !o.weight.defined() || o.weight.shape() == Shape{x.size(-1)},
                    "nll_loss: the weight is {} for {} classes; it takes one for each",
                    describe(o.weight), x.size(-1));
-  if (autocast_meets({x.dtype()}) && x.dtype() != kF32) return nll_loss(wide(given), targets, o);
   Tensor counts = ne(targets, o.ignore_index),
          t = where(counts, targets, scalar_tensor(0, targets.dtype(), targets.device()));
   Tensor w = cast(counts, x.dtype());

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <unordered_map>
 
+#include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
@@ -80,6 +81,7 @@ using enum Precision;
 constexpr OpTraits pointwise(int operands, Precision precision, int cost, OpTraits traits) {
   traits.kind = OpKind::kPointwise, traits.precision = precision;
   traits.operands = operands, traits.cost = cost;
+  if (operands > 1) traits.promotion = Promotion::kAll;
   return traits;
 }
 constexpr OpTraits one(Precision p, int cost, OpTraits t = {}) { return pointwise(1, p, cost, t); }
@@ -246,14 +248,15 @@ Tensor unary(const PrimRef& p, Kind kind, Tensor t) {
   return dispatch1(p, operands(prepare(kind, p, std::move(t))));
 }
 
+// Operands of an op on floats none of which is one; with one among them the others meet it.
+template <class... T>
+bool none_floats(Kind kind, const T&... t) {
+  return kind == Kind::kFloat && !(is_floating(t.dtype()) || ...);
+}
+
 Tensor binary(const PrimRef& p, Kind kind, Tensor a, Tensor b) {
-  if (a.dtype() != b.dtype() || kind == Kind::kFloat || kind == Kind::kBits) {
-    DType t = result_type(a, b);
-    if (kind == Kind::kFloat && !is_floating(t)) t = context().default_dtype;
-    a = cast(prepare(Kind::kAny, p, std::move(a)), t);
-    b = cast(std::move(b), t);
-    if (kind == Kind::kBits) a = prepare(kind, p, std::move(a));
-  }
+  if (kind == Kind::kBits || none_floats(kind, a, b))
+    a = prepare(kind, p, std::move(a)), b = prepare(kind, p, std::move(b));
   return dispatch1(p, operands(std::move(a), std::move(b)));
 }
 
@@ -275,14 +278,9 @@ Tensor binary(const PrimRef& p, Kind kind, Scalar a, Tensor b) {
 }
 
 Tensor ternary(const PrimRef& p, Kind kind, Tensor a, Tensor b, Tensor c) {
-  DType t = result_type(a, b);
-  if (t != c.dtype())
-    t = a.ndim() || b.ndim()
-            ? result_type(empty(broadcast(a.shape(), b.shape(), p->name()), t, kMeta), c)
-            : promote(t, c.dtype());
-  if (kind == Kind::kFloat && !is_floating(t)) t = context().default_dtype;
-  return dispatch1(p,
-                   operands(cast(std::move(a), t), cast(std::move(b), t), cast(std::move(c), t)));
+  if (none_floats(kind, a, b, c))
+    a = as_float(std::move(a)), b = as_float(std::move(b)), c = as_float(std::move(c));
+  return dispatch1(p, operands(std::move(a), std::move(b), std::move(c)));
 }
 
 // ------------------------------------------------------------------------------------- samples

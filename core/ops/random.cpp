@@ -1,5 +1,6 @@
 #include "core/ops/random.h"
 
+#include "core/dispatch/context.h"
 #include "core/dispatch/sharding.h"
 #include "core/ops/attributes.h"
 #include "core/ops/compose.h"
@@ -262,6 +263,8 @@ Tensor gumbel_softmax(const Tensor& logits, double tau, bool hard, int64_t dim, 
 Tensor bernoulli(const Tensor& p, Tensor key) {
   return lt(rand(p.shape(), options_of(p), std::move(key)), p);
 }
+
+SampleScope::SampleScope(Tensor numbers) : Scoped(context().samples, std::move(numbers)) {}
 
 Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {
   TESSERA_CHECK(p >= 0 && p <= 1, "dropout: probability {}; expected 0 <= p <= 1", p);

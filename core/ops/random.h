@@ -1,7 +1,7 @@
 // Random tensors and dropout. Without an explicit key each call takes the next key of
 // default_generator().
 #pragma once
-#include "core/dispatch/context.h"
+#include "core/dispatch/scoped.h"
 #include "core/ops/create.h"
 #include "core/tensor/random.h"
 
@@ -41,7 +41,7 @@ Tensor gumbel_softmax(const Tensor& logits, double tau = 1, bool hard = false, i
 /// the same ones whichever rank has it.
 class SampleScope : public Scoped<Tensor> {
  public:
-  explicit SampleScope(Tensor numbers) : Scoped(context().samples, std::move(numbers)) {}
+  explicit SampleScope(Tensor numbers);
 };
 
 /// x with each element zeroed with probability p, the others divided by 1 - p. `samples` i64 [B]

@@ -3,7 +3,9 @@
 #include <cmath>
 #include <limits>
 
+#include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
+#include "core/dispatch/precision.h"
 #include "core/ops/attributes.h"
 #include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
@@ -28,10 +30,8 @@ Tensor wide_float(const Tensor& x, const char* op) {
   return size_of(x.dtype()) == 2 ? cast(x, kF32) : x;
 }
 
-// Of what is derived from sums over `x`: under autocast, f32 for 16-bit floats.
-DType reduced_dtype(const Tensor& x) {
-  if (!is_floating(x.dtype())) return context().default_dtype;
-  return autocast_meets({x.dtype()}) ? kF32 : x.dtype();
+Tensor as_float(Tensor x) {
+  return is_floating(x.dtype()) ? x : cast(std::move(x), context().default_dtype);
 }
 
 // Element i is the product of those before it along `dim`.
@@ -248,23 +248,27 @@ Tensor all(const Tensor& x, const Dims& dims, bool keepdim) {
 }
 
 Tensor mean(const Tensor& x, const Dims& dims, bool keepdim) {
-  Tensor total = sum(wide_float(x, "mean"), dims, keepdim);
-  return cast(std::move(total) / double(reduced_count(x, dims, "mean")), reduced_dtype(x));
+  const Tensor given = autocast_operand(Precision::kWide, x);
+  Tensor total = sum(wide_float(given, "mean"), dims, keepdim);
+  return cast(std::move(total) / double(reduced_count(x, dims, "mean")), given.dtype());
 }
 
 Tensor var(const Tensor& x, const Dims& dims, int64_t correction, bool keepdim) {
-  Tensor f = wide_float(x, "var");
+  const Tensor given = autocast_operand(Precision::kWide, x);
+  Tensor f = wide_float(given, "var");
   double degrees = double(std::max<int64_t>(reduced_count(x, dims, "var") - correction, 0));
-  return cast(sum(square(f - mean(f, dims, true)), dims, keepdim) / degrees, reduced_dtype(x));
+  return cast(sum(square(f - mean(f, dims, true)), dims, keepdim) / degrees, given.dtype());
 }
 Tensor stddev(const Tensor& x, const Dims& dims, int64_t correction, bool keepdim) {
-  Tensor f = wide_float(x, "stddev");
-  return cast(root(var(f, dims, correction, keepdim), 0.5), reduced_dtype(x));
+  const Tensor given = autocast_operand(Precision::kWide, x);
+  Tensor f = wide_float(given, "stddev");
+  return cast(root(var(f, dims, correction, keepdim), 0.5), given.dtype());
 }
 
 Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
-  DType result = reduced_dtype(x);
-  Tensor f = wide_float(cast(x, result), "logsumexp");
+  const Tensor given = as_float(autocast_operand(Precision::kWide, x));
+  const DType result = given.dtype();
+  Tensor f = wide_float(given, "logsumexp");
   if (reduced_count(x, dims, "logsumexp") == 0)
     return cast(log(sum(f, dims, keepdim)), result);  // log 0
   Tensor top = amax(f.detach(), dims, true);
@@ -275,8 +279,8 @@ Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
 
 Tensor norm(const Tensor& x, double p, const Dims& dims, bool keepdim) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
-  DType result = reduced_dtype(x);
-  Tensor f = wide_float(cast(x, result), "norm"), y;
+  const Tensor given = as_float(autocast_operand(Precision::kWide, x));
+  Tensor f = wide_float(given, "norm"), y;
   if (p == kInf)
     y = amax(abs(f), dims, keepdim);
   else if (p == -kInf)
@@ -289,7 +293,7 @@ Tensor norm(const Tensor& x, double p, const Dims& dims, bool keepdim) {
     y = root(sum(square(f), dims, keepdim), 0.5);
   else
     y = root(sum(p > 0 && p < 1 ? root(abs(f), p) : pow(abs(f), p), dims, keepdim), 1 / p);
-  return cast(std::move(y), result);
+  return cast(std::move(y), given.dtype());
 }
 
 Tensor expand_like(const Tensor& x, const Tensor& like) {

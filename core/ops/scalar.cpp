@@ -1,9 +1,12 @@
 #include "core/ops/scalar.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/dispatch/context.h"
+#include "core/dispatch/precision.h"
 #include "core/ops/create.h"
+#include "core/ops/pointwise.h"
 #include "core/ops/scalar_range.h"
 #include "core/tensor/element.h"
 
@@ -27,6 +30,16 @@ DType result_type(const Tensor& a, const Tensor& b) {
   if (a.dtype() == b.dtype()) return a.dtype();
   if ((a.ndim() == 0) == (b.ndim() == 0)) return promote(a.dtype(), b.dtype());
   return a.ndim() == 0 ? yield(b.dtype(), a.dtype()) : yield(a.dtype(), b.dtype());
+}
+
+DType result_type(std::span<const Tensor> operands) {
+  std::optional<DType> with_dims, numbers;
+  for (const Tensor& t : operands) {
+    std::optional<DType>& of_kind = t.ndim() ? with_dims : numbers;
+    of_kind = of_kind ? promote(*of_kind, t.dtype()) : t.dtype();
+  }
+  if (!with_dims || !numbers) return with_dims ? *with_dims : numbers.value();
+  return yield(*with_dims, *numbers);
 }
 
 DType result_type(const Tensor& a, Scalar b) {
@@ -59,6 +72,11 @@ void check_holds(std::string_view op, DType t, Scalar value) {
   TESSERA_CHECK(
       fits, "{}: {} holds no {}", op, name_of(t),
       value.kind() == kF64 ? fmt::format("{}", value.real()) : fmt::format("{}", value.integer()));
+}
+
+void promote_operands(Inputs in) {
+  const DType t = result_type(in);
+  for (Tensor& x : in) x = cast(std::move(x), t);
 }
 
 Tensor scalar_tensor(Scalar value, DType dtype, Device device) {

@@ -37,6 +37,8 @@ class Scalar {
 /// The dtype in which `a` and `b` meet: PyTorch's result_type, where a 0-d tensor yields to one
 /// with dims unless its category (bool < integer < float) is higher.
 DType result_type(const Tensor& a, const Tensor& b);
+/// That of all operands: those with dims decide, 0-d ones of a higher category raise it.
+DType result_type(std::span<const Tensor> operands);
 DType result_type(const Tensor& a, Scalar b);
 
 /// PyTorch's can_cast: no float becomes an integer, and nothing but bool a bool.

@@ -3,6 +3,7 @@
 // at zeros.
 #include "core/ops/scan.h"
 
+#include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/dim_attributes.h"
 #include "core/ops/indexing.h"

@@ -1,4 +1,5 @@
 // Cast and where: pointwise, but their operands differ in dtype.
+#include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
@@ -47,7 +48,8 @@ class Where final : public Primitive {
                                   .precision = Precision::kAsGiven,
                                   .operands = 3,
                                   .cost = 1,
-                                  .plain = true}};
+                                  .plain = true,
+                                  .promotion = Promotion::kAfterFirst}};
   Where() : Primitive(kOp) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(in[0]->dtype == kBool && in[1]->dtype == in[2]->dtype,
@@ -87,9 +89,7 @@ Tensor cast(Tensor x, DType dtype) {
 
 Tensor where(Tensor condition, Tensor a, Tensor b) {
   static const PrimRef prim(new Where);
-  DType t = result_type(a, b);
-  return dispatch1(prim, operands(cast(std::move(condition), kBool), cast(std::move(a), t),
-                                  cast(std::move(b), t)));
+  return dispatch1(prim, operands(cast(std::move(condition), kBool), std::move(a), std::move(b)));
 }
 
 Tensor where(Tensor condition, Tensor a, Scalar b) {

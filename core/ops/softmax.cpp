@@ -2,6 +2,7 @@
 // there first.
 #include <algorithm>
 
+#include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"
 #include "core/ops/create.h"

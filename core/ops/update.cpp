@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/attributes.h"

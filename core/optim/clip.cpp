@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
 

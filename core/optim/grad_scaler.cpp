@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/sharding.h"
 #include "core/ops/compose.h"
 #include "core/ops/create.h"

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/sharding.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"

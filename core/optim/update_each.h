@@ -1,6 +1,7 @@
 // What optimizers that are made of ordinary ops share. An eager step makes some passes over each
 // parameter; a compiled step fuses them.
 #pragma once
+#include "core/dispatch/context.h"
 #include "core/dispatch/sharding.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"

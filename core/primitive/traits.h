@@ -33,6 +33,15 @@ enum class Precision : uint8_t {
   kAsGiven,   // computes in what they are
   kLow,       // fast and safe in 16 bits: they are cast to autocast's dtype
   kWide,      // loses digits in 16 bits: those are cast to f32
+  kWidest,    // floats of 16 and 32 bits meet in the widest of them
+};
+
+/// Which operands are brought to one dtype before the op is recorded, where theirs differ:
+/// PyTorch's result_type (core/ops/scalar.h). Under autocast they are cast by Precision first.
+enum class Promotion : uint8_t {
+  kNone,  // infer says what it takes
+  kAll,
+  kAfterFirst,  // all but operand 0
 };
 
 struct OpTraits {
@@ -47,6 +56,7 @@ struct OpTraits {
   bool keeps_nan = false;     // a NaN in any operand gives NaN; need not be stated
   bool shows_all = false;     // kView: the one result shows every element of operand 0
   bool plain = false;         // arithmetic and copies, which a fused kernel is not named after
+  Promotion promotion = Promotion::kNone;
 };
 
 /// A defined op. Throws BugError where the name is taken.

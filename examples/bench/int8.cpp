@@ -14,6 +14,7 @@
 #include "core/base/parallel.h"
 #include "core/data/image_dataset.h"
 #include "core/data/loader.h"
+#include "core/dispatch/target.h"
 #include "core/io/safetensors.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"

@@ -13,7 +13,7 @@
 #include "core/base/isa.h"
 #include "core/base/parallel.h"
 #include "core/base/version.h"
-#include "core/dispatch/context.h"
+#include "core/dispatch/target.h"
 #include "core/tensor/allocator.h"
 #include "examples/bench/cases.h"
 #include "examples/bench/commands.h"

@@ -8,7 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/base/parallel.h"
-#include "core/dispatch/context.h"
+#include "core/dispatch/target.h"
 #include "core/tensor/allocator.h"
 #include "examples/bench/commands.h"
 #include "examples/bench/contractions.h"

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/nn/attention.h"
 #include "core/ops/contract.h"
 #include "core/ops/fused.h"

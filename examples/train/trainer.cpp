@@ -15,6 +15,7 @@
 #include "core/base/spelling.h"
 #include "core/data/loader.h"
 #include "core/data/token_dataset.h"
+#include "core/dispatch/context.h"
 #include "core/io/safetensors.h"
 #include "core/nn/nonfinite.h"
 #include "core/ops/create.h"

@@ -12,6 +12,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/base/deterministic.h"
+#include "core/dispatch/context.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"

@@ -17,6 +17,7 @@
 #include "core/autograd/recompute.h"
 #include "core/autograd/transforms.h"
 #include "core/base/deterministic.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/tracked_setting.h"
 #include "core/nn/nn.h"
 #include "core/ops/contract.h"

@@ -15,6 +15,7 @@
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/update.h"
+#include "core/ops/views.h"
 #include "core/optim/optim.h"
 #include "core/tensor/random.h"
 #include "tests/compile/bits.h"
@@ -122,6 +123,28 @@ TEST(MixedPrecision, TheScopeAroundACallIsGuarded) {
     expect_same_bits(compiled.state(), eager.state(), "after step " + std::to_string(call));
   }
   EXPECT_EQ(step.report().replays, 4) << step.report().why_not;
+}
+
+// What autocast leaves in several dtypes is promoted while the step is recorded: its graph has the
+// casts.
+TEST(MixedPrecision, OperandsThatStillDifferArePromoted) {
+  auto step_of = [] {
+    manual_seed(7);
+    Tensor w = randn({16, 16}).requires_grad_(), b = randn({16}).requires_grad_();
+    return [w, b](const Tensor& x) {
+      const Tensor of[] = {w, b};
+      Autocast scope(kBF16);
+      Tensor h = linear(x, w, b), mixed = where(gt(h, 0), h, x) + h * x;
+      Tensor loss = mean(pow(abs(cat({mixed, h}, 1)) + 0.5, full({}, 1.3)));
+      Tensors grads = grad({&loss, 1}, of);
+      return std::vector<Tensor>{loss.detach(), grads[0], grads[1]};
+    };
+  };
+  auto compiled = compile(step_of(), {.skip = kSameBits});
+  auto eager = step_of();
+  for (int call = 0; call < 5; ++call)
+    expect_same_bits(compiled(rows(call)), eager(rows(call)), "call " + std::to_string(call));
+  EXPECT_EQ(compiled.report().replays, 3) << compiled.report().why_not;
 }
 
 // A cast that was made before a step is recorded would be frozen in its graph.

@@ -8,6 +8,7 @@
 #include "compile/ir/verify.h"
 #include "core/autograd/recompute.h"
 #include "core/autograd/transforms.h"
+#include "core/dispatch/context.h"
 #include "core/nn/nn.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"

@@ -1,5 +1,6 @@
 // The training step of a small GPT: forward, backward, clipping, AdamW, dropout and its generator.
 #pragma once
+#include "core/dispatch/context.h"
 #include "core/ops/create.h"
 #include "core/ops/random.h"
 #include "core/optim/clip.h"

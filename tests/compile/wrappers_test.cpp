@@ -12,6 +12,7 @@
 #include "compile/passes/passes.h"
 #include "compile/record/trace.h"
 #include "compile/run/executor.h"
+#include "core/dispatch/context.h"
 #include "core/nn/nn.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"

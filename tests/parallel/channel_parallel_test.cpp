@@ -7,6 +7,7 @@
 #include "collectives/decorators/counting.h"
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/nn/nn.h"
 #include "core/ops/contract.h"
 #include "core/ops/fused.h"

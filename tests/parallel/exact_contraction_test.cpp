@@ -6,6 +6,7 @@
 
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/ops/contract.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"

@@ -8,6 +8,7 @@
 
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/nn/nn.h"
 #include "core/ops/compose.h"
 #include "core/ops/create.h"

@@ -6,6 +6,7 @@
 
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/io/hash.h"
 #include "core/nn/nn.h"
 #include "core/ops/fused.h"

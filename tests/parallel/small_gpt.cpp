@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"

@@ -6,7 +6,7 @@
 #include <set>
 #include <string>
 
-#include "core/dispatch/context.h"
+#include "core/dispatch/target.h"
 
 namespace tessera::test {
 

@@ -14,6 +14,7 @@
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
 #include "core/base/log.h"
+#include "core/dispatch/context.h"
 #include "core/ops/quantized_attributes.h"
 
 namespace tessera::cpu {

@@ -1,5 +1,7 @@
 #include "tests/compile/codegen/random_graphs.h"
 
+#include "core/dispatch/context.h"
+
 namespace tessera::test {
 namespace {
 

@@ -2,6 +2,7 @@
 // read, and what each must leave alone.
 #include <gtest/gtest.h>
 
+#include "core/dispatch/context.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"

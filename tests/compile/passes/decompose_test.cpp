@@ -3,6 +3,7 @@
 
 #include "compile/codegen/fused.h"
 #include "core/base/boundary.h"
+#include "core/dispatch/context.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"

@@ -4,6 +4,7 @@
 #include "compile/codegen/fused.h"
 #include "core/base/boundary.h"
 #include "core/base/function_ref.h"
+#include "core/dispatch/context.h"
 #include "core/nn/scope.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/context.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"

@@ -5,6 +5,7 @@
 
 #include "compile/build.h"
 #include "compile/run/program.h"
+#include "core/dispatch/context.h"
 #include "core/ops/contract.h"
 #include "core/ops/random.h"
 #include "tests/compile/passes/close.h"

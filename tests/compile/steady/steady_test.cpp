@@ -16,6 +16,7 @@
 #include "compile/record/trace.h"
 #include "compile/run/executor.h"
 #include "core/base/parallel.h"
+#include "core/dispatch/context.h"
 #include "core/ops/fused.h"
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"

@@ -8,6 +8,7 @@
 #include <set>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/target.h"
 #include "core/ops/batch_norm.h"
 #include "core/ops/compose.h"
 #include "core/ops/contract.h"

@@ -6,6 +6,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/autograd/transforms.h"
+#include "core/dispatch/context.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"

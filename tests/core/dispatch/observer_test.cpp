@@ -10,6 +10,7 @@
 #include "core/autograd/autograd.h"
 #include "core/autograd/recompute.h"
 #include "core/autograd/transforms.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/tracked_setting.h"
 #include "core/nn/nn.h"
 #include "core/ops/compose.h"

@@ -8,6 +8,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/dispatch/dispatch.h"
+#include "core/dispatch/target.h"
 #include "core/ops/contract.h"
 #include "core/ops/create.h"
 #include "core/ops/layout.h"
