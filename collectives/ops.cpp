@@ -13,6 +13,7 @@ void plan_collective(const Primitive&, std::span<const Tensor>, std::span<Meta>,
 void run_collective(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out,
                     Workspace, const Stream&);
 
+// A group is no text: attributes name it, and an op is made again on the group that it has.
 void check_group(AttributeReader& a, const ProcessGroup& group) {
   TESSERA_CHECK(a.text("group") == group.name(), "attribute group: \"{}\" where {} is at hand",
                 a.text("group"), group.name());

@@ -5,6 +5,7 @@
 // collective is depends on which ranks hold what, which is known above (redistribute).
 #pragma once
 #include "collectives/process_group.h"
+#include "core/primitive/attributes.h"
 #include "core/primitive/primitive.h"
 
 namespace tessera {

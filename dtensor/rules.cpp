@@ -5,13 +5,15 @@
 #include <limits>
 
 #include "core/dispatch/context.h"
-#include "core/ops/attributes.h"
 #include "core/ops/create.h"
+#include "core/ops/fused_attributes.h"
 #include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/update.h"
+#include "core/ops/update_attributes.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/shard_spec.h"
@@ -63,11 +65,11 @@ void update_lists(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
 
 void assign_adam(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
                  const DeviceMesh& mesh) {
-  update_lists(dst, prim, in, mesh, 3, size_t(static_cast<const AdamAttributes&>(*prim).count));
+  update_lists(dst, prim, in, mesh, 3, size_t(attributes_of<AdamUpdate>(*prim).count));
 }
 void assign_sgd(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
                 const DeviceMesh& mesh) {
-  update_lists(dst, prim, in, mesh, 2, size_t(static_cast<const SgdAttributes&>(*prim).count));
+  update_lists(dst, prim, in, mesh, 2, size_t(attributes_of<SgdUpdate>(*prim).count));
 }
 
 // ---- global_norm: sums of squares by row where the rows are, then the rows of all tensors meet on
@@ -199,7 +201,7 @@ Tensor reduce_over(Tensor x, const Layout& layout, int dim, ReduceOp op, const D
 }
 
 bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, Tensors& out) {
-  const auto& a = static_cast<const CrossEntropyAttributes&>(*prim);
+  const auto& a = attributes_of<CrossEntropyAttributes>(*prim);
   CrossEntropyCuts cuts;
   if (!cuts_of(in, mesh, cuts)) return false;
   TESSERA_CHECK_AS(ShardingError,

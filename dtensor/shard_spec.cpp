@@ -8,6 +8,7 @@
 #include "core/dispatch/copy.h"
 #include "core/ops/create.h"
 #include "core/ops/views.h"
+#include "core/primitive/attributes.h"
 #include "core/tensor/wrapped.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/mesh_state.h"

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "core/ops/attributes.h"
+#include "core/ops/reduce_attributes.h"
 #include "core/ops/scalar.h"
 
 namespace tessera::compiler {

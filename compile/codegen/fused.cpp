@@ -3,6 +3,7 @@
 #include "compile/codegen/access_order.h"
 #include "core/base/boundary.h"
 #include "core/dispatch/call.h"
+#include "core/primitive/attributes.h"
 
 namespace tessera::compiler {
 namespace {

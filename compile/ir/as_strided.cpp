@@ -1,19 +1,29 @@
 #include "compile/ir/as_strided.h"
 
+#include "core/primitive/primitive_of.h"
+
 namespace tessera::compiler {
 namespace {
 
-class AsStrided final : public Primitive {
+struct AsStridedAttributes {
+  Shape shape;
+  Strides strides;
+  int64_t offset = 0;
+  static void fields(auto& a, auto& f) {
+    f("shape", a.shape), f("strides", a.strides), f.any("offset", a.offset);
+  }
+};
+
+class AsStrided final : public PrimitiveOf<AsStrided, AsStridedAttributes> {
  public:
   static inline const OpInfo kOp{"as_strided", {OpKind::kView, Precision::kAsGiven, 1}};
-  AsStrided(const Shape& shape, const Strides& strides, int64_t offset)
-      : Primitive(kOp), shape_(shape), strides_(strides), offset_(offset) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
-    return {{shape_, strides_, in[0]->dtype, in[0]->device}};
+    return {{shape, strides, in[0]->dtype, in[0]->device}};
   }
   Tensors view(std::span<const Tensor> in) const override {
-    Tensor t({shape_, strides_, in[0].dtype(), in[0].device()}, in[0].storage(),
-             in[0].offset() + offset_);
+    Tensor t({shape, strides, in[0].dtype(), in[0].device()}, in[0].storage(),
+             in[0].offset() + offset);
     if (t.storage()) {
       Range r = extent_of(t.meta(), t.offset());
       size_t bytes = size_t(r.begin + r.size) * size_of(t.dtype());
@@ -24,23 +34,12 @@ class AsStrided final : public Primitive {
     }
     return {t};
   }
-  void attributes(AttributeVisitor& v) const override {
-    v.dims("shape", shape_), v.dims("strides", strides_), v.integer("offset", offset_);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new AsStrided(a.numbers("shape"), a.numbers("strides"), a.integer("offset")));
-  }
-
- private:
-  const Shape shape_;
-  const Strides strides_;
-  const int64_t offset_;
 };
 
 }  // namespace
 
 PrimRef as_strided(const Shape& shape, const Strides& strides, int64_t offset) {
-  return PrimRef(new AsStrided(shape, strides, offset));
+  return PrimRef(new AsStrided({shape, strides, offset}));
 }
 
 Range extent_of(const Meta& m, int64_t offset) {

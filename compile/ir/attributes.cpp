@@ -1,5 +1,7 @@
 #include "compile/ir/attributes.h"
 
+#include "core/primitive/attributes.h"
+
 namespace tessera::compiler {
 namespace {
 

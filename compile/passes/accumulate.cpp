@@ -12,19 +12,23 @@
 #include "core/base/boundary.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/kernel.h"
-#include "core/ops/attributes.h"
+#include "core/ops/fused_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::compiler {
 namespace {
 
 constexpr int64_t kGrain = 16384;  // elements worth a thread
 
+struct AddEmbeddingGradAttributes {
+  int64_t rows = 0, padding_idx = -1;  // those of the gradient that joins
+  static void fields(auto& a, auto& f) { f("rows", a.rows), f.any("padding_idx", a.padding_idx); }
+};
 // Operands: the sum so far [V, D], cotangents [.., D], ids [..]. Result: [V, D].
-class AddEmbeddingGrad final : public EmbeddingAttributes {
+class AddEmbeddingGrad final : public PrimitiveOf<AddEmbeddingGrad, AddEmbeddingGradAttributes> {
  public:
   static inline const OpInfo kOp{"add_embedding_grad", {OpKind::kOther, Precision::kAsGiven, 3}};
-  AddEmbeddingGrad(int64_t rows, int64_t padding_idx)
-      : EmbeddingAttributes(kOp, rows, padding_idx) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK_AS(ShapeError,
                      in[0]->shape.size() == 2 && in[0]->shape[0] == rows &&
@@ -33,12 +37,6 @@ class AddEmbeddingGrad final : public EmbeddingAttributes {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
   }
   bool differentiable() const override { return false; }
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("rows", rows), v.integer("padding_idx", padding_idx);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new AddEmbeddingGrad(a.count("rows"), a.integer("padding_idx")));
-  }
   const Kernel* own_kernel(DeviceKind) const override;
 };
 
@@ -60,7 +58,7 @@ struct Lookups {
   std::vector<int64_t> next;    // by position; kNone for a row's last
 };
 
-Lookups lookups(const EmbeddingAttributes& a, const Tensor& ids) {
+Lookups lookups(const AddEmbeddingGradAttributes& a, const Tensor& ids) {
   const int64_t count = ids.numel();
   std::vector<int64_t> last(size_t(a.rows), kNone);
   Lookups found{.firsts = {}, .next = std::vector<int64_t>(size_t(count), kNone)};
@@ -123,8 +121,8 @@ class Accumulator {
         if (int32_t e = gradient_behind(n, int32_t(k), sparse); e != kNoNode) {
           n.in = {ValueId(n.in[1 - sparse]), ValueId(g_.nodes[size_t(e)].in[0]),
                   ValueId(g_.nodes[size_t(e)].in[1])};
-          const EmbeddingAttributes& grad = attributes_of(g_.nodes[size_t(e)]);
-          n.prim = PrimRef(new AddEmbeddingGrad(grad.rows, grad.padding_idx));
+          const auto& grad = attributes_of<EmbeddingAttributes>(*g_.nodes[size_t(e)].prim);
+          n.prim = PrimRef(new AddEmbeddingGrad({grad.rows, grad.padding_idx}));
           g_.nodes[size_t(e)].prim = {};
           break;
         }
@@ -133,10 +131,6 @@ class Accumulator {
   }
 
  private:
-  static const EmbeddingAttributes& attributes_of(const Node& n) {
-    return static_cast<const EmbeddingAttributes&>(*n.prim);
-  }
-
   // The embedding_grad that makes operand `sparse` of `add` for nobody else and could run there.
   int32_t gradient_behind(const Node& add, int32_t at, size_t sparse) const {
     ValueId id = add.in[sparse], dense = add.in[1 - sparse];
@@ -144,7 +138,8 @@ class Accumulator {
     if (e == kNoNode || dense == id || !g_.nodes[size_t(e)].prim) return kNoNode;
     const Node& n = g_.nodes[size_t(e)];
     if (n.prim->name() != "embedding_grad" || !n.into.empty() || uses_.output[size_t(id)] ||
-        uses_.readers[size_t(id)].size() != 1 || attributes_of(n).part.extent != 0)
+        uses_.readers[size_t(id)].size() != 1 ||
+        attributes_of<EmbeddingAttributes>(*n.prim).extent != 0)
       return kNoNode;
     const Meta &a = g_[dense].meta, &sum = g_[add.out[0]].meta, &g = g_[n.in[0]].meta;
     bool fits = a.shape == sum.shape && g_[id].meta.shape == sum.shape && g.shape != sum.shape &&
@@ -173,7 +168,7 @@ void accumulate(Graph& graph) {
 }
 
 PrimRef add_embedding_grad_op(int64_t rows, int64_t padding_idx) {
-  return PrimRef(new AddEmbeddingGrad(rows, padding_idx));
+  return PrimRef(new AddEmbeddingGrad({rows, padding_idx}));
 }
 
 }  // namespace tessera::compiler

@@ -1,5 +1,7 @@
 #include "compile/passes/closed_set.h"
 
+#include "core/primitive/primitive_of.h"
+
 namespace tessera::compiler {
 
 bool is_elementwise(const Primitive& prim) { return prim.traits().kind == OpKind::kPointwise; }
@@ -7,7 +9,7 @@ bool is_cheap(const Primitive& prim) { return is_elementwise(prim) && prim.trait
 
 const ReduceAttributes* as_reduction(const Primitive& prim) {
   const bool reduces = prim.traits().kind == OpKind::kReduce;
-  return reduces ? static_cast<const ReduceAttributes*>(&prim) : nullptr;
+  return reduces ? &attributes_of<ReduceAttributes>(prim) : nullptr;
 }
 
 bool is_transparent_view(const Primitive& prim) { return prim.traits().shows_all; }

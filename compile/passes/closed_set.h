@@ -1,6 +1,7 @@
 // Which ops fused kernels are made of: the closed set that README.md lists.
 #pragma once
-#include "core/ops/attributes.h"
+#include "core/ops/reduce_attributes.h"
+#include "core/primitive/primitive.h"
 
 namespace tessera::compiler {
 

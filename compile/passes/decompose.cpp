@@ -13,10 +13,12 @@
 #include "compile/passes/passes.h"
 #include "core/base/boundary.h"
 #include "core/dispatch/copy.h"
-#include "core/ops/attributes.h"
 #include "core/ops/create.h"
+#include "core/ops/fused_attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
+#include "core/ops/update_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::compiler {
 namespace {
@@ -49,7 +51,7 @@ Tensors log_softmax_grad(const Primitive&, In in) {
 // ---- layer-norm and rms-norm
 
 Tensors norm(const Primitive& prim, In in) {
-  const auto& a = static_cast<const NormAttributes&>(prim);
+  const auto& a = attributes_of<NormAttributes>(prim);
   Tensor x = wide(in[0]), mean, centred = x;
   double n = double(x.size(-1));
   Shape rows = x.shape();
@@ -66,7 +68,7 @@ Tensors norm(const Primitive& prim, In in) {
 
 // With h = (x - mean) rstd and q = g w: dx = rstd (q - mean(q) - h mean(q h)).
 Tensors norm_grad(const Primitive& prim, In in) {
-  const auto& a = static_cast<const NormAttributes&>(prim);
+  const auto& a = attributes_of<NormAttributes>(prim);
   Tensor g = wide(in[0]), x = wide(in[1]), rstd = in[3];
   double n = double(x.size(-1));
   Tensor h = (a.centred ? x - in[2] : x) * rstd, q = a.has_weight ? g * wide(in[4]) : g;
@@ -96,7 +98,7 @@ void keep_unless_finite(const Tensor& scale, In lists, int count, std::initializ
 }
 
 Tensors adam(const Primitive& prim, In in) {
-  const auto& a = static_cast<const AdamAttributes&>(prim);
+  const auto& a = attributes_of<AdamUpdate>(prim);
   const Tensor &lr = in[0], &step = in[1], &scale = in[2];
   auto correction = [&](double beta) { return 1.0 - pow(full({}, beta, {kF64}), step); };
   Tensor rate = lr / correction(a.beta1), inverse_root = 1.0 / sqrt(correction(a.beta2)),
@@ -120,7 +122,7 @@ Tensors adam(const Primitive& prim, In in) {
 }
 
 Tensors sgd(const Primitive& prim, In in) {
-  const auto& a = static_cast<const SgdAttributes&>(prim);
+  const auto& a = attributes_of<SgdUpdate>(prim);
   Tensors params, buffers;
   for (int i = 0; i < a.count; ++i) {
     auto at = [&](int list) -> const Tensor& { return in[size_t(2 + list * a.count + i)]; };

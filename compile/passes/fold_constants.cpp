@@ -10,8 +10,9 @@
 #include "compile/passes/closed_set.h"
 #include "compile/passes/passes.h"
 #include "core/dispatch/target.h"
-#include "core/ops/attributes.h"
 #include "core/ops/create.h"
+#include "core/ops/create_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::compiler {
 namespace {
@@ -54,7 +55,7 @@ class Folder {
     if (n.out.size() != 1 || !constant_memory(n.out[0])) return;
     Uniform& result = uniform_[size_t(n.out[0])];
     if (n.prim->name() == "full") {
-      result = static_cast<const FullAttributes&>(*n.prim).value;
+      result = attributes_of<FullAttributes>(*n.prim).value;
       return;
     }
     if (n.in.empty()) return;

@@ -9,6 +9,8 @@
 #include "compile/passes/closed_set.h"
 #include "compile/passes/loop_order.h"
 #include "core/base/boundary.h"
+#include "core/ops/create_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::compiler {
 namespace {
@@ -303,10 +305,10 @@ class Lowering {
   // `full` and `arange` are computed where they are read.
   InstrId number(const Primitive& prim, const Read& read) {
     if (prim.name() == "full") {
-      const auto& full = static_cast<const FullAttributes&>(prim);
+      const auto& full = attributes_of<FullAttributes>(prim);
       return numbers_[read.root] = constant(full.value, full.dtype);
     }
-    const auto& range = static_cast<const ArangeAttributes&>(prim);
+    const auto& range = attributes_of<ArangeAttributes>(prim);
     InstrId at = position(loops_.leaves(read.root_dims[0]));
     bool real = range.begin.kind() == kF64 || range.step.kind() == kF64;
     DType t = real ? kF64 : kI64;

@@ -7,10 +7,11 @@
 #include "compile/record/trace.h"
 #include "core/autograd/autograd.h"
 #include "core/dispatch/dispatch.h"
-#include "core/ops/attributes.h"
+#include "core/ops/contract_attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/pool_attributes.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::quant {
 namespace {
@@ -96,7 +97,7 @@ class Finder {
   bool is_conv(const Node& n, Layer& layer) const {
     const Tensor& w = constant(n.in[1]);
     if (!w.defined() || w.dtype() != kF32) return false;
-    const auto& a = static_cast<const ConvAttributes&>(*n.prim);
+    const auto& a = attributes_of<ConvAttributes>(*n.prim);
     for (int64_t p : a.window.pad_end)
       if (p < 0) return false;
     layer.window = a.window, layer.x = n.in[0], layer.weight = cast(w, kF64);
@@ -105,7 +106,7 @@ class Finder {
 
   // x [.., k] w [n, k] -> [.., n], or w [k, n].
   bool is_linear(const Node& n, Layer& layer) const {
-    const auto& c = static_cast<const ContractAttributes&>(*n.prim);
+    const auto& c = attributes_of<ContractAttributes>(*n.prim);
     const Tensor& w = constant(n.in[1]);
     if (!w.defined() || w.dtype() != kF32 || c.leaves || c.b.size() != 2 || c.a.size() < 1 ||
         c.out.size() != c.a.size())
@@ -279,8 +280,7 @@ class Finder {
 
 bool passes_bytes(const Node& n, const Graph& g) {
   if (g[n.in.empty() ? 0 : n.in[0]].meta.dtype != kF32 || n.in.size() != 1) return false;
-  if (n.prim->name() == "max_pool")
-    return !static_cast<const PoolAttributes&>(*n.prim).windows.adaptive;
+  if (n.prim->name() == "max_pool") return !attributes_of<PoolAttributes>(*n.prim).windows.adaptive;
   return n.prim->is_view() || n.prim->name() == "copy" || n.prim->name() == "relu";
 }
 

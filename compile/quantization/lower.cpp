@@ -5,13 +5,13 @@
 #include "core/autograd/autograd.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/target.h"
-#include "core/ops/attributes.h"
 #include "core/ops/create.h"
 #include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/pool_attributes.h"
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::quant {
 namespace {
@@ -88,7 +88,7 @@ class Lowering {
   Tensor passed(const Node& n, const Tensor& x) const {
     const std::string_view op = n.prim->name();
     if (op == "max_pool")
-      return quantized_max_pool(x, static_cast<const PoolAttributes&>(*n.prim).windows);
+      return quantized_max_pool(x, attributes_of<PoolAttributes>(*n.prim).windows);
     if (op == "relu") return maximum(x, int64_t(parameters(n.in[0]).zero_point));
     Tensor in[] = {x};
     return dispatch1(n.prim, in);

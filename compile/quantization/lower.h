@@ -25,7 +25,7 @@ LayerTensors round_weights(const Layer& layer);
 
 struct LoweredLayer {
   std::string name;
-  PrimRef op;        // knows its kernel once it ran (QuantizedLayerAttributes::prepared)
+  PrimRef op;        // knows its kernel once it ran (QuantizedLayer::prepared)
   std::string x, y;  // names of roots; y is "" where the result is f32
   bool folded, residual, relu;
 };

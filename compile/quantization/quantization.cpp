@@ -8,6 +8,7 @@
 #include "core/dispatch/call.h"
 #include "core/dispatch/context.h"
 #include "core/ops/create.h"
+#include "core/ops/quantized_layer.h"
 
 namespace tessera::quant {
 namespace {
@@ -254,7 +255,7 @@ std::string Quantized::report() const {
   }
   const Plan& plan = *plans_.back();
   for (const LoweredLayer& l : plan.lowered.layers) {
-    const auto prepared = static_cast<const QuantizedLayerAttributes&>(*l.op).prepared();
+    const auto prepared = static_cast<const QuantizedLayer&>(*l.op).prepared();
     text += fmt::format("{}: {}, reads {}, gives {}{}{}{}\n", l.name,
                         prepared ? prepared->kernel() : "not run yet", value(l.x), value(l.y),
                         l.folded ? ", norm folded" : "", l.residual ? ", residual" : "",

@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "compile/ir/rewrite.h"
-#include "core/ops/attributes.h"
+#include "core/ops/dim_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::compiler {
 namespace {
@@ -40,7 +41,7 @@ bool lay_out_as(const Meta& made, const Meta& seen, const Strides& to, Meta& res
 bool find_cat(const Graph& g, const Uses& uses, int32_t node, int32_t& maker, CatInPlace& cat) {
   const Node& n = g.nodes[size_t(node)];
   const Meta& whole = g[n.out[0]].meta;
-  const int dim = static_cast<const CatAttributes&>(*n.prim).dim;
+  const int dim = attributes_of<CatAttributes>(*n.prim).dim;
   maker = kNoNode;
   int64_t at = 0;
   for (ValueId id : n.in) {

@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "core/autograd/batching.h"
-#include "core/ops/attributes.h"
 #include "core/ops/create.h"
+#include "core/ops/create_attributes.h"
+#include "core/ops/fused_attributes.h"
 #include "core/ops/indexing.h"
 #include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::batching {
 namespace {
@@ -162,11 +164,11 @@ Tensor row_positions(const Call& c, size_t ids, int64_t width) {
   t = unsqueeze(cast(flatten(t, 1), kI64), 2);
   return expand(t, {c.size, t.size(1), width});
 }
-bool whole_table(const EmbeddingAttributes& a) { return a.part.extent == 0; }
+bool whole_table(const EmbeddingAttributes& a) { return a.extent == 0; }
 
 // A table for each sample. One table goes by axes.
 std::optional<Result> embedding_rule(const Call& c) {
-  const auto& a = static_cast<const EmbeddingAttributes&>(*c.prim);
+  const auto& a = attributes_of<EmbeddingAttributes>(*c.prim);
   if (!c.batched[1] || !whole_table(a) || a.padding_idx >= 0) return std::nullopt;
   const Tensor& table = c.in[1];
   const int64_t width = table.size(2);
@@ -179,7 +181,7 @@ std::optional<Result> embedding_rule(const Call& c) {
 
 // Operands g [.., D], ids [..].
 std::optional<Result> embedding_grad_rule(const Call& c) {
-  const auto& a = static_cast<const EmbeddingAttributes&>(*c.prim);
+  const auto& a = attributes_of<EmbeddingAttributes>(*c.prim);
   if (!whole_table(a) || c.in[1].ndim() == int(c.batched[1])) return std::nullopt;
   Tensor g = c.batched[0] ? c.in[0] : with_batch(c.in[0], c.size);
   const int64_t width = g.size(-1);
@@ -213,7 +215,7 @@ std::optional<Result> random_draws(const Call& c) {
   // Keys, or numbers of samples, that the program deals say themselves what is drawn.
   const bool dealt = fill ? c.batched[0] : any_but_first(c.batched);
   if (dealt) return std::nullopt;
-  if (!fill && static_cast<const DropoutAttributes&>(*c.prim).by_sample) {
+  if (!fill && attributes_of<DropoutAttributes>(*c.prim).by_sample) {
     if (c.batched[0]) return std::nullopt;
     return Result{dispatch(c.prim, c.in), false};
   }

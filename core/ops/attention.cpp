@@ -6,15 +6,16 @@
 #include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/precision.h"
-#include "core/ops/attributes.h"
 #include "core/ops/contract.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
+#include "core/ops/fused_attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
@@ -91,10 +92,10 @@ struct Loops {
 };
 
 // Operands g, q, k, v, out, lse; results dq, dk, dv.
-class FlashGrad final : public AttentionAttributes {
+class FlashGrad final : public PrimitiveOf<FlashGrad, AttentionAttributes> {
  public:
   static inline const OpInfo kOp{"attention_grad", {OpKind::kProduct, Precision::kAsGiven, 6}};
-  FlashGrad(double scale, bool causal) : AttentionAttributes(kOp, scale, causal) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     Metas out;
     for (int i = 1; i <= 3; ++i)
@@ -126,19 +127,13 @@ class FlashGrad final : public AttentionAttributes {
             contract("bhts,bhte->bhse", p, g)};
   }
   Tensors vjp(const VjpArgs& v) const override { return vjp_by_decomposition(*this, v); }
-  void attributes(AttributeVisitor& v) const override {
-    v.real("scale", scale), v.integer("causal", causal);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new FlashGrad(a.real("scale"), a.flag("causal")));
-  }
 };
 
 // Operands q, k, v; results out and lse [B, H, T], the log of each row's sum of exponentials.
-class Flash final : public AttentionAttributes {
+class Flash final : public PrimitiveOf<Flash, AttentionAttributes> {
  public:
   static inline const OpInfo kOp{"attention", {OpKind::kProduct, Precision::kLow, 3}};
-  Flash(double scale, bool causal) : AttentionAttributes(kOp, scale, causal) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     const Shape &q = in[0]->shape, &v = in[2]->shape;
     return {
@@ -164,15 +159,9 @@ class Flash final : public AttentionAttributes {
   Tensors vjp(const VjpArgs& v) const override {
     TESSERA_CHECK(!v.cot[1 % v.cot.size()].defined() || v.cot.size() == 1,
                   "attention: not differentiable through the log-sum-exp");
-    return dispatch(PrimRef(new FlashGrad(scale, causal)),
+    return dispatch(PrimRef(new FlashGrad({scale, causal})),
                     operands(Tensor(v.cot[0]), Tensor(v.in[0]), Tensor(v.in[1]), Tensor(v.in[2]),
                              Tensor(v.out[0]), Tensor(v.out[1])));
-  }
-  void attributes(AttributeVisitor& v) const override {
-    v.real("scale", scale), v.integer("causal", causal);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Flash(a.real("scale"), a.flag("causal")));
   }
 };
 
@@ -198,7 +187,7 @@ Tensor scaled_dot_product_attention(const Tensor& q, const Tensor& k, const Tens
                 "choose kAuto or kPlain");
   if (o.kernel == AttentionKernel::kPlain || !flash_fits)
     return plain_attention(q, in[1], in[2], o, scale);  // scales q in its own dtype
-  return dispatch1(PrimRef(new Flash(scale, o.causal)), in);
+  return dispatch1(PrimRef(new Flash({scale, o.causal})), in);
 }
 
 void register_attention_ops(OpRegistry& registry) {
@@ -206,16 +195,16 @@ void register_attention_ops(OpRegistry& registry) {
   auto k = [] { return sample_values({2, 2, 5, 3}, -1, 1, 2); };
   auto v = [] { return sample_values({2, 2, 5, 4}, -1, 1, 3); };
   registry.add("attention", [=] {
-    return std::vector<Sample>{{PrimRef(new Flash(0.5, false)), {q(), k(), v()}},
-                               {PrimRef(new Flash(0.5, true)), {q(), k(), v()}}};
+    return std::vector<Sample>{{PrimRef(new Flash({0.5, false})), {q(), k(), v()}},
+                               {PrimRef(new Flash({0.5, true})), {q(), k(), v()}}};
   });
   registry.add("attention_grad", [=] {
     std::vector<Sample> s;
     for (bool causal : {false, true}) {
-      Tensors out = dispatch(PrimRef(new Flash(0.5, causal)), operands(q(), k(), v()));
+      Tensors out = dispatch(PrimRef(new Flash({0.5, causal})), operands(q(), k(), v()));
       // out and lse are functions of q, k, v: moving one alone means nothing, so finite differences
       // do not apply.
-      s.push_back({PrimRef(new FlashGrad(0.5, causal)),
+      s.push_back({PrimRef(new FlashGrad({0.5, causal})),
                    {sample_values({2, 2, 5, 4}, -1, 1, 4), q(), k(), v(), out[0], out[1]},
                    false});
     }

@@ -17,11 +17,11 @@ namespace {
 
 using namespace batch_norm_family;
 
-class BatchNormGrad final : public BatchNormFamily {
+class BatchNormGrad final : public PrimitiveOf<BatchNormGrad, BatchNormFamily> {
  public:
   int64_t operand_count() const override { return 4 + form.weight + form.relu; }
   static inline const OpInfo kOp{"batch_norm_grad", {OpKind::kOther, Precision::kAsGiven, 4}};
-  BatchNormGrad(double eps, const BatchNormForm& form) : BatchNormFamily(kOp, eps, form) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     const Meta& x = *in[1];
     check_x(x), check_like_x(x, *in[0], "the gradient");
@@ -68,19 +68,16 @@ class BatchNormGrad final : public BatchNormFamily {
     return out;
   }
   Tensors vjp(const VjpArgs& v) const override { return vjp_by_decomposition(*this, v); }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new BatchNormGrad(a.real("eps"), form_of(a)));
-  }
 
  private:
   size_t channel_end() const { return form.weight ? 5 : 4; }
 };
 
-class BatchNorm final : public BatchNormFamily {
+class BatchNorm final : public PrimitiveOf<BatchNorm, BatchNormFamily> {
  public:
   int64_t operand_count() const override { return 1 + form.weight + form.bias + form.residual; }
   static inline const OpInfo kOp{"batch_norm", {OpKind::kOther, Precision::kAsGiven, 1}};
-  BatchNorm(double eps, const BatchNormForm& form) : BatchNormFamily(kOp, eps, form) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     const Meta& x = *in[0];
     check_x(x);
@@ -127,15 +124,12 @@ class BatchNorm final : public BatchNormFamily {
     Tensors in{v.cot[0], v.in[0], v.out[1], v.out[2]};
     if (form.weight) in.push_back(v.in[1]);
     if (form.relu) in.push_back(std::move(v.out[0]));
-    Tensors all = dispatch(PrimRef(new BatchNormGrad(eps, wanted)), in), g{all[0]};
+    Tensors all = dispatch(PrimRef(new BatchNormGrad({eps, wanted})), in), g{all[0]};
     size_t next = wanted.residual ? 2 : 1;
     if (form.weight) g.push_back(all[next++]);
     if (form.bias) g.push_back(wanted.bias ? all[next] : Tensor());
     if (form.residual) g.push_back(wanted.residual ? all[1] : form.relu ? Tensor() : v.cot[0]);
     return g;
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new BatchNorm(a.real("eps"), form_of(a)));
   }
 };
 
@@ -166,7 +160,7 @@ BatchMoments batch_norm_moments(const Tensor& x, const Tensor& weight, const Ten
   if (bias.defined()) in.push_back(wide_channel(bias, x));
   if (residual) in.push_back(then.residual);
   const BatchNormForm form{weight.defined(), bias.defined(), residual, then.relu};
-  Tensors out = dispatch(PrimRef(new BatchNorm(eps, form)), in);
+  Tensors out = dispatch(PrimRef(new BatchNorm({eps, form})), in);
   return {out[0], out[1].detach(), out[2].detach()};
 }
 
@@ -261,7 +255,7 @@ void register_batch_norm_ops(OpRegistry& registry) {
     Tensor x = sample_values({2, 3, 4, 2}, -2, 2, 1), w = sample_values({3}, 0.5, 2, 2),
            b = sample_values({3}, -1, 1, 3), z = sample_values({2, 3, 4, 2}, -2, 2, 5);
     auto sample = [](double eps, const BatchNormForm& form, std::vector<Tensor> in) {
-      return Sample{PrimRef(new BatchNorm(eps, form)), std::move(in)};
+      return Sample{PrimRef(new BatchNorm({eps, form})), std::move(in)};
     };
     return std::vector<Sample>{
         sample(1e-5, {.weight = true, .bias = true}, {x, w, b}),
@@ -279,11 +273,11 @@ void register_batch_norm_ops(OpRegistry& registry) {
     for (const Shape& s : {Shape{2, 3, 4, 2}, Shape{5, 3}}) {
       Tensor x = sample_values(s, -2, 2, 1), g = sample_values(s, -1, 1, 3),
              w = sample_values({3}, 0.5, 2, 2), y = sample_values(s, -1, 1, 7);
-      Tensors out = dispatch(PrimRef(new BatchNorm(1e-5, {})), operands(Tensor(x)));
+      Tensors out = dispatch(PrimRef(new BatchNorm({1e-5, {}})), operands(Tensor(x)));
       // mean and var are functions of x: moving them alone means nothing, so finite differences do
       // not apply.
       auto add = [&](const BatchNormForm& form, std::vector<Tensor> in) {
-        all.push_back({PrimRef(new BatchNormGrad(1e-5, form)), std::move(in), false});
+        all.push_back({PrimRef(new BatchNormGrad({1e-5, form})), std::move(in), false});
       };
       add({.weight = true, .bias = true}, {g, x, out[1], out[2], w});
       add({}, {g, x, out[1], out[2]});

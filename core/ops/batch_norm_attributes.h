@@ -1,6 +1,6 @@
 // Attributes of batch-norm, as its kernels read them.
 #pragma once
-#include "core/primitive/primitive.h"
+#include "core/primitive/attributes.h"
 
 namespace tessera {
 
@@ -11,13 +11,16 @@ struct BatchNormForm {
   bool weight = false, bias = false;
   bool residual = false;  // added to the normalised x
   bool relu = false;      // of all that
+  static void fields(auto& a, auto& f) {
+    f("has_weight", a.weight), f("has_bias", a.bias), f("has_residual", a.residual);
+    f("relu", a.relu);
+  }
 };
 
-struct BatchNormAttributes : Primitive {
-  BatchNormAttributes(const OpInfo& op, double eps, const BatchNormForm& form)
-      : Primitive(op), eps(eps), form(form) {}
-  const double eps;
-  const BatchNormForm form;
+struct BatchNormAttributes {
+  double eps = 0;
+  BatchNormForm form;
+  static void fields(auto& a, auto& f) { f("eps", a.eps), f.within(a.form); }
 };
 
 }  // namespace tessera

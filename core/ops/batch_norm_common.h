@@ -1,8 +1,9 @@
-// What the batch-norm primitives share: attributes by name, checks of operands, loops. For the
+// What the batch-norm primitives share: checks of operands, loops. For the
 // files of the family alone.
 #pragma once
 #include "core/ops/batch_norm_attributes.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::batch_norm_family {
 
@@ -34,18 +35,11 @@ struct NormLoops {
   }
 };
 
-class BatchNormFamily : public BatchNormAttributes {
+class BatchNormFamily : public PrimitiveWith<BatchNormAttributes> {
  public:
-  using BatchNormAttributes::BatchNormAttributes;
-  void attributes(AttributeVisitor& v) const override {
-    v.real("eps", eps), v.integer("has_weight", form.weight), v.integer("has_bias", form.bias);
-    v.integer("has_residual", form.residual), v.integer("relu", form.relu);
-  }
+  using PrimitiveWith::PrimitiveWith;
 
  protected:
-  static BatchNormForm form_of(AttributeReader& a) {
-    return {a.flag("has_weight"), a.flag("has_bias"), a.flag("has_residual"), a.flag("relu")};
-  }
   void check_x(const Meta& x) const {
     TESSERA_CHECK_AS(ShapeError, x.shape.size() >= 2 && is_floating(x.dtype),
                      "{}: x is {}{}; expected floats [N, C, ..]", name(), name_of(x.dtype),

@@ -14,17 +14,14 @@ namespace {
 
 using namespace batch_norm_family;
 
-// What the parts share: derivatives by decomposition, remaking.
+// What the parts share: derivatives by decomposition.
 template <class Self>
-class Part : public BatchNormFamily {
+class Part : public PrimitiveOf<Self, BatchNormFamily> {
  public:
-  Part(double eps, const BatchNormForm& form) : BatchNormFamily(Self::kOp, eps, form) {}
+  using PrimitiveOf<Self, BatchNormFamily>::PrimitiveOf;
   SaveMask saved() const override { return {255, 0}; }
   bool decomposable() const override { return true; }
   Tensors vjp(const VjpArgs& v) const override { return vjp_by_decomposition(*this, v); }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Self(a.real("eps"), form_of(a)));
-  }
 
  protected:
   static Meta channel(const Meta& x) {
@@ -33,7 +30,7 @@ class Part : public BatchNormFamily {
   // g in the dtype of arithmetic, where it counts.
   Tensor counted(const Tensor& g, std::span<const Tensor> in) const {
     const Tensor wide = cast(g, stat_type(g.dtype()));
-    return form.relu ? where(gt(in.back(), 0), wide, zeros_like(wide)) : wide;
+    return this->form.relu ? where(gt(in.back(), 0), wide, zeros_like(wide)) : wide;
   }
   // An operand [C] beside the wide x.
   static Tensor wide(const Tensor& t, const Tensor& x) { return beside(cast(t, x.dtype()), x); }
@@ -160,7 +157,7 @@ class GradApply final : public Part<GradApply> {
 }  // namespace
 
 ChannelMoments batch_norm_stats(const Tensor& x) {
-  Tensors out = dispatch(PrimRef(new Stats(0, {})), operands(Tensor(x)));
+  Tensors out = dispatch(PrimRef(new Stats({0, {}})), operands(Tensor(x)));
   return {out[0], out[1]};
 }
 
@@ -174,14 +171,14 @@ Tensor batch_norm_apply(const Tensor& x, const ChannelMoments& of, const Tensor&
     if (t->defined()) in.push_back(cast(*t, stat_type(x.dtype())));
   if (residual) in.push_back(then.residual);
   const BatchNormForm form{weight.defined(), bias.defined(), residual, then.relu};
-  return dispatch(PrimRef(new Apply(eps, form)), in)[0];
+  return dispatch(PrimRef(new Apply({eps, form})), in)[0];
 }
 
 ChannelSums batch_norm_grad_stats(const Tensor& g, const Tensor& x, const Tensor& mean,
                                   const Tensor& y) {
   Tensors in{g, x, mean};
   if (y.defined()) in.push_back(y);
-  Tensors out = dispatch(PrimRef(new GradStats(0, {.relu = y.defined()})), in);
+  Tensors out = dispatch(PrimRef(new GradStats({0, {.relu = y.defined()}})), in);
   return {out[0], out[1]};
 }
 
@@ -192,7 +189,7 @@ BatchNormGrads batch_norm_grad_apply(const Tensor& g, const Tensor& x, const Cha
   if (weight.defined()) in.push_back(cast(weight, stat_type(x.dtype())));
   if (y.defined()) in.push_back(y);
   const BatchNormForm form{.weight = weight.defined(), .residual = residual, .relu = y.defined()};
-  Tensors out = dispatch(PrimRef(new GradApply(eps, form)), in);
+  Tensors out = dispatch(PrimRef(new GradApply({eps, form})), in);
   return {out[0], residual ? out[1] : Tensor()};
 }
 
@@ -209,8 +206,8 @@ void register_batch_norm_part_ops(OpRegistry& registry) {
   auto like_x = [](const Shape& s, uint64_t key) { return sample_values(s, -1, 1, key); };
   auto channel = [](uint64_t key) { return sample_values({3}, 0.5, 2, key); };
   registry.add("batch_norm_stats", [=] {
-    return std::vector<Sample>{{PrimRef(new Stats(0, {})), {x(kShape)}},
-                               {PrimRef(new Stats(0, {})), {x(kRows)}}};
+    return std::vector<Sample>{{PrimRef(new Stats({0, {}})), {x(kShape)}},
+                               {PrimRef(new Stats({0, {}})), {x(kRows)}}};
   });
   registry.add("batch_norm_apply", [=] {
     auto sample = [&](const BatchNormForm& form, const Shape& s) {
@@ -218,7 +215,7 @@ void register_batch_norm_part_ops(OpRegistry& registry) {
       if (form.weight) in.push_back(channel(4));
       if (form.bias) in.push_back(channel(5));
       if (form.residual) in.push_back(like_x(s, 6));
-      return Sample{PrimRef(new Apply(1e-5, form)), in};
+      return Sample{PrimRef(new Apply({1e-5, form})), in};
     };
     return std::vector<Sample>{
         sample({}, kRows), sample({.weight = true, .bias = true}, kShape),
@@ -227,8 +224,8 @@ void register_batch_norm_part_ops(OpRegistry& registry) {
   });
   registry.add("batch_norm_grad_stats", [=] {
     return std::vector<Sample>{
-        {PrimRef(new GradStats(0, {})), {like_x(kRows, 2), x(kRows), channel(3)}},
-        {PrimRef(new GradStats(0, {.relu = true})),
+        {PrimRef(new GradStats({0, {}})), {like_x(kRows, 2), x(kRows), channel(3)}},
+        {PrimRef(new GradStats({0, {.relu = true}})),
          {like_x(kShape, 2), x(kShape), channel(3), like_x(kShape, 7)}}};
   });
   registry.add("batch_norm_grad_apply", [=] {
@@ -236,7 +233,7 @@ void register_batch_norm_part_ops(OpRegistry& registry) {
       std::vector<Tensor> in{like_x(s, 2), x(s), channel(3), channel(4), channel(5), channel(6)};
       if (form.weight) in.push_back(channel(7));
       if (form.relu) in.push_back(like_x(s, 8));
-      return Sample{PrimRef(new GradApply(1e-5, form)), in};
+      return Sample{PrimRef(new GradApply({1e-5, form})), in};
     };
     return std::vector<Sample>{sample({}, kRows), sample({.weight = true}, kShape),
                                sample({.weight = true, .residual = true, .relu = true}, kShape)};

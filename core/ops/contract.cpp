@@ -6,11 +6,12 @@
 #include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/precision.h"
-#include "core/ops/attributes.h"
+#include "core/ops/contract_attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
@@ -19,9 +20,8 @@ constexpr auto npos = std::string::npos;
 
 Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, const Tensor& b,
                      const Tensor& grad_buffer = {});
-PrimRef parse_contract(const std::string& spec, int64_t leaves);
 
-class Contract final : public ContractAttributes {
+class Contract final : public PrimitiveOf<Contract, ContractAttributes> {
  public:
   double flops(MetaSpan in, std::span<const Meta>) const override {
     double n = 2;
@@ -33,10 +33,8 @@ class Contract final : public ContractAttributes {
                                   .precision = Precision::kLow,
                                   .operands = 2,
                                   .promotion = Promotion::kAll}};
-  Contract(std::string a, std::string b, std::string out, int64_t leaves)
-      : ContractAttributes(kOp, std::move(a), std::move(b), std::move(out), leaves),
-        letters_(this->out) {
-    for (char c : this->a + this->b)
+  explicit Contract(const ContractAttributes& given) : PrimitiveOf(kOp, given), letters_(out) {
+    for (char c : a + b)
       if (letters_.find(c) == npos) letters_ += c;
   }
   Metas infer(MetaSpan in) const override {
@@ -87,7 +85,7 @@ class Contract final : public ContractAttributes {
       }
       outermost = false;
     }
-    return mine == leaves ? nullptr : PrimRef(new Contract(a, b, out, mine));
+    return mine == leaves ? nullptr : PrimRef(new Contract({a, b, out, mine}));
   }
   SaveMask saved() const override { return {3, 0}; }
   Tensors vjp(const VjpArgs& v) const override {
@@ -98,13 +96,6 @@ class Contract final : public ContractAttributes {
                         : Tensor();
     };
     return {other(b, 0, a), other(a, 1, b)};
-  }
-  void attributes(AttributeVisitor& v) const override {
-    v.text("spec", spec());
-    if (leaves) v.integer("leaves", leaves);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return parse_contract(a.text("spec"), a.has("leaves") ? a.count("leaves") : 0);
   }
 
  private:
@@ -129,30 +120,8 @@ class Contract final : public ContractAttributes {
                   "contract {}: operands are {}; convert them to one dtype", spec(), describe(in));
     return found;
   }
-  std::string spec() const { return a + "," + b + "->" + out; }
-
   std::string letters_;  // of the result, then those that are summed
 };
-
-PrimRef parse_contract(const std::string& spec, int64_t leaves) {
-  size_t comma = spec.find(','), arrow = spec.find("->");
-  TESSERA_CHECK(comma != npos && arrow != npos && comma < arrow,
-                "contract: spec \"{}\"; expected two operands as in \"ij,jk->ik\"", spec);
-  std::string a = spec.substr(0, comma), b = spec.substr(comma + 1, arrow - comma - 1),
-              out = spec.substr(arrow + 2);
-  auto unique = [&](const std::string& word) {
-    TESSERA_CHECK_AS(ShapeError, word.size() <= kMaxDims,
-                     "contract: spec \"{}\": \"{}\" has more than {} dims", spec, word, kMaxDims);
-    for (size_t i = 0; i < word.size(); ++i)
-      TESSERA_CHECK(word.find(word[i], i + 1) == npos,
-                    "contract: spec \"{}\" repeats '{}' in one operand", spec, word[i]);
-  };
-  unique(a), unique(b), unique(out);
-  for (char c : out)
-    TESSERA_CHECK(a.find(c) != npos || b.find(c) != npos,
-                  "contract: spec \"{}\": '{}' is in no operand", spec, c);
-  return PrimRef(new Contract(a, b, out, leaves));
-}
 
 // Parsed specs, kept per thread: a program uses few.
 PrimRef contract_primitive(std::string_view spec, int64_t leaves = 0) {
@@ -161,7 +130,9 @@ PrimRef contract_primitive(std::string_view spec, int64_t leaves = 0) {
   auto& cache = caches[leaves ? 1 : 0];  // `leaves` is 0 or kExactLeaves
   key.assign(spec);
   if (auto it = cache.find(key); it != cache.end()) return it->second;
-  return cache.emplace(key, parse_contract(key, leaves)).first->second;
+  ContractAttributes made{.leaves = leaves};
+  made.parse(key);
+  return cache.emplace(key, PrimRef(new Contract(made))).first->second;
 }
 
 // Sums the letters of `word` that neither the other operand nor the result has.
@@ -182,7 +153,7 @@ Tensor sum_own_letters(const Tensor& t, std::string& word, const std::string& ot
 Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, const Tensor& b,
                      const Tensor& grad_buffer) {
   PrimRef prim = contract_primitive(spec, leaves);
-  const auto& attributes = static_cast<const ContractAttributes&>(*prim);
+  const auto& attributes = attributes_of<ContractAttributes>(*prim);
   Tensor in[] = {a, b};
   auto& [x, y] = in;
   std::string wa = attributes.a, wb = attributes.b;
@@ -203,6 +174,24 @@ Tensor contract_with(int64_t leaves, std::string_view spec, const Tensor& a, con
 }  // namespace
 
 ExactContraction::ExactContraction() : on_(context().exact_contraction, true) {}
+void ContractAttributes::parse(const std::string& spec) {
+  size_t comma = spec.find(','), arrow = spec.find("->");
+  TESSERA_CHECK(comma != npos && arrow != npos && comma < arrow,
+                "contract: spec \"{}\"; expected two operands as in \"ij,jk->ik\"", spec);
+  a = spec.substr(0, comma), b = spec.substr(comma + 1, arrow - comma - 1);
+  out = spec.substr(arrow + 2);
+  auto unique = [&](const std::string& word) {
+    TESSERA_CHECK_AS(ShapeError, word.size() <= kMaxDims,
+                     "contract: spec \"{}\": \"{}\" has more than {} dims", spec, word, kMaxDims);
+    for (size_t i = 0; i < word.size(); ++i)
+      TESSERA_CHECK(word.find(word[i], i + 1) == npos,
+                    "contract: spec \"{}\" repeats '{}' in one operand", spec, word[i]);
+  };
+  unique(a), unique(b), unique(out);
+  for (char c : out)
+    TESSERA_CHECK(a.find(c) != npos || b.find(c) != npos,
+                  "contract: spec \"{}\": '{}' is in no operand", spec, c);
+}
 
 Tensor contract(std::string_view spec, const Tensor& a, const Tensor& b) {
   return contract_with(context().exact_contraction ? kExactLeaves : 0, spec, a, b);

@@ -11,6 +11,7 @@
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
 #include "core/ops/windows.h"
+#include "core/primitive/primitive_of.h"
 #include "core/tensor/extents.h"
 
 namespace tessera {
@@ -61,16 +62,11 @@ Tensor run_grad_input(const Window& window, const Dims& size, const Tensor& g, c
 Tensor run_grad_weight(const Window& window, const Dims& size, const Tensor& g, const Tensor& x,
                        const Tensor& grad_buffer = {});
 
-// What is common to the three: checks of operands, attributes, the group loop on a rank.
-class ConvFamily : public ConvAttributes {
+// What is common to the three: checks of operands and attributes, the group loop on a rank.
+class ConvFamily : public PrimitiveWith<ConvAttributes> {
  public:
-  using ConvAttributes::ConvAttributes;
+  using PrimitiveWith::PrimitiveWith;
   SaveMask saved() const override { return {3, 0}; }
-  void attributes(AttributeVisitor& v) const override {
-    v.dims("stride", window.stride), v.dims("dilation", window.dilation);
-    v.dims("pad_begin", window.pad_begin), v.dims("pad_end", window.pad_end);
-    v.integer("groups", window.groups), v.dims("size", size);
-  }
 
  protected:
   void check_operands(MetaSpan in) const {
@@ -101,33 +97,23 @@ class ConvFamily : public ConvAttributes {
     if (w.groups > 1) w.groups = loops[size_t(output[0])].size;
     return w;
   }
-  static Window read_window(AttributeReader& a) {
-    Window w{a.numbers("stride"), a.numbers("dilation"), a.numbers("pad_begin"), {}, 1};
-    std::vector<int64_t> end = a.dims("pad_end");
-    TESSERA_CHECK(end.size() == size_t(w.stride.size()),
-                  "convolution: pad_end {}; expected one number for each spatial dim",
-                  tessera::to_string(end));
-    w.pad_end = Dims(end);
-    windows::check("convolution", w);
-    w.groups = a.count("groups");
-    return w;
-  }
-  static Dims read_size(AttributeReader& a, size_t count) {
-    Dims size = a.numbers("size");
-    TESSERA_CHECK(size_t(size.size()) == count, "convolution: size {}; expected {} numbers",
-                  to_string(size), count);
-    return size;
+  static void check_made(const ConvAttributes& a, int more) {
+    windows::check("convolution", a.window);
+    const int count = more < 0 ? 0 : a.spatial() + more;
+    TESSERA_CHECK(a.size.size() == count, "convolution: size {}; expected {} numbers",
+                  to_string(a.size), count);
   }
 };
 
 // Operands x [N, C, I..], w [O, C / groups, K..].
-class Conv final : public ConvFamily {
+class Conv final : public PrimitiveOf<Conv, ConvFamily> {
  public:
   double flops(MetaSpan in, std::span<const Meta> out) const override {
     return flops_of(out[0].shape, in[1]->shape);
   }
   static inline const OpInfo kOp{"conv", {OpKind::kProduct, Precision::kLow, 2}};
-  explicit Conv(const Window& window) : ConvFamily(kOp, window) {}
+  using PrimitiveOf::PrimitiveOf;
+  static void check_attributes(const ConvAttributes& a) { check_made(a, -1); }
   Metas infer(MetaSpan in) const override {
     check_operands(in);
     check_channels(in[0]->shape, in[1]->shape);
@@ -141,7 +127,7 @@ class Conv final : public ConvFamily {
   }
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
     if (window.groups == 1) return nullptr;
-    return PrimRef(new Conv(local_window(map.in[1][0], loops)));
+    return PrimRef(new Conv({local_window(map.in[1][0], loops)}));
   }
   Tensors vjp(const VjpArgs& v) const override {
     const Tensor &x = v.in[0], &w = v.in[1], &g = v.cot[0];
@@ -151,21 +137,17 @@ class Conv final : public ConvFamily {
     return {v.wants(0) ? run_grad_input(window, extents, g, w) : Tensor(),
             v.wants(1) ? run_grad_weight(window, kernel, g, x, v.grad_buffer_of(1)) : Tensor()};
   }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    Window w = read_window(a);
-    read_size(a, 0);
-    return PrimRef(new Conv(w));
-  }
 };
 
 // Operands g [N, O, ..] (a cotangent of y), w; result [N, C, size..].
-class ConvGradInput final : public ConvFamily {
+class ConvGradInput final : public PrimitiveOf<ConvGradInput, ConvFamily> {
  public:
   double flops(MetaSpan in, std::span<const Meta>) const override {
     return flops_of(in[0]->shape, in[1]->shape);
   }
   static inline const OpInfo kOp{"conv_grad_input", {OpKind::kProduct, Precision::kLow, 2}};
-  ConvGradInput(const Window& window, const Dims& size) : ConvFamily(kOp, window, size) {}
+  using PrimitiveOf::PrimitiveOf;
+  static void check_attributes(const ConvAttributes& a) { check_made(a, 0); }
   Metas infer(MetaSpan in) const override {
     check_operands(in);
     Shape xs = x_shape(in);
@@ -181,7 +163,7 @@ class ConvGradInput final : public ConvFamily {
   }
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
     if (window.groups == 1) return nullptr;
-    return PrimRef(new ConvGradInput(local_window(map.in[1][0], loops), size));
+    return PrimRef(new ConvGradInput({local_window(map.in[1][0], loops), size}));
   }
   Tensors vjp(const VjpArgs& v) const override {
     const Tensor &g = v.in[0], &w = v.in[1], &u = v.cot[0];
@@ -189,10 +171,6 @@ class ConvGradInput final : public ConvFamily {
     for (int d = 1; d < w.ndim(); ++d) kernel.push_back(w.shape()[d]);
     return {v.wants(0) ? run_conv(window, u, w) : Tensor(),
             v.wants(1) ? run_grad_weight(window, kernel, g, u) : Tensor()};
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    Window w = read_window(a);
-    return PrimRef(new ConvGradInput(w, read_size(a, size_t(w.stride.size()))));
   }
 
  private:
@@ -204,13 +182,14 @@ class ConvGradInput final : public ConvFamily {
 };
 
 // Operands g [N, O, ..], x; result [O, size..].
-class ConvGradWeight final : public ConvFamily {
+class ConvGradWeight final : public PrimitiveOf<ConvGradWeight, ConvFamily> {
  public:
   double flops(MetaSpan in, std::span<const Meta> out) const override {
     return flops_of(in[0]->shape, out[0].shape);
   }
   static inline const OpInfo kOp{"conv_grad_weight", {OpKind::kProduct, Precision::kAsGiven, 2}};
-  ConvGradWeight(const Window& window, const Dims& size) : ConvFamily(kOp, window, size) {}
+  using PrimitiveOf::PrimitiveOf;
+  static void check_attributes(const ConvAttributes& a) { check_made(a, 1); }
   Metas infer(MetaSpan in) const override {
     check_operands(in);
     Shape ws = w_shape(in);
@@ -227,7 +206,7 @@ class ConvGradWeight final : public ConvFamily {
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
     Dims local = size;
     local[0] = range_of(map.out[0][1], loops).size;
-    return PrimRef(new ConvGradWeight(local_window(map.out[0][0], loops), local));
+    return PrimRef(new ConvGradWeight({local_window(map.out[0][0], loops), local}));
   }
   Tensors vjp(const VjpArgs& v) const override {
     const Tensor &g = v.in[0], &x = v.in[1], &u = v.cot[0];
@@ -235,10 +214,6 @@ class ConvGradWeight final : public ConvFamily {
     for (int d = 2; d < x.ndim(); ++d) extents.push_back(x.shape()[d]);
     return {v.wants(0) ? run_conv(window, x, u) : Tensor(),
             v.wants(1) ? run_grad_input(window, extents, g, u) : Tensor()};
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    Window w = read_window(a);
-    return PrimRef(new ConvGradWeight(w, read_size(a, size_t(w.stride.size()) + 1)));
   }
 
  private:
@@ -250,14 +225,14 @@ class ConvGradWeight final : public ConvFamily {
 };
 
 Tensor run_conv(const Window& window, const Tensor& x, const Tensor& w) {
-  return dispatch1(PrimRef(new Conv(window)), operands(Tensor(x), Tensor(w)));
+  return dispatch1(PrimRef(new Conv({window})), operands(Tensor(x), Tensor(w)));
 }
 Tensor run_grad_input(const Window& window, const Dims& size, const Tensor& g, const Tensor& w) {
-  return dispatch1(PrimRef(new ConvGradInput(window, size)), operands(Tensor(g), Tensor(w)));
+  return dispatch1(PrimRef(new ConvGradInput({window, size})), operands(Tensor(g), Tensor(w)));
 }
 Tensor run_grad_weight(const Window& window, const Dims& size, const Tensor& g, const Tensor& x,
                        const Tensor& grad_buffer) {
-  return dispatch_into(grad_buffer, PrimRef(new ConvGradWeight(window, size)),
+  return dispatch_into(grad_buffer, PrimRef(new ConvGradWeight({window, size})),
                        operands(Tensor(g), Tensor(x)));
 }
 
@@ -397,8 +372,8 @@ std::vector<ConvSample> conv_samples() {
 
 Shape output_of(const ConvSample& s) {
   Shape y{s.x[0], s.w[0]};
-  Conv conv(s.window);
-  for (int i = 0; i < conv.spatial(); ++i) y.push_back(conv.places(i, s.x[i + 2], s.w[i + 2]));
+  for (int i = 0; i < s.window.stride.size(); ++i)
+    y.push_back(s.window.places(i, s.x[i + 2], s.w[i + 2]));
   return y;
 }
 
@@ -408,21 +383,21 @@ void register_conv_ops(OpRegistry& registry) {
   registry.add("conv", [] {
     std::vector<Sample> all;
     for (const ConvSample& s : conv_samples())
-      all.push_back({PrimRef(new Conv(s.window)),
+      all.push_back({PrimRef(new Conv({s.window})),
                      {sample_values(s.x, -1, 1, 1), sample_values(s.w, -1, 1, 2)}});
     return all;
   });
   registry.add("conv_grad_input", [] {
     std::vector<Sample> all;
     for (const ConvSample& s : conv_samples())
-      all.push_back({PrimRef(new ConvGradInput(s.window, Dims(std::span(s.x).subspan(2)))),
+      all.push_back({PrimRef(new ConvGradInput({s.window, Dims(std::span(s.x).subspan(2))})),
                      {sample_values(output_of(s), -1, 1, 1), sample_values(s.w, -1, 1, 2)}});
     return all;
   });
   registry.add("conv_grad_weight", [] {
     std::vector<Sample> all;
     for (const ConvSample& s : conv_samples())
-      all.push_back({PrimRef(new ConvGradWeight(s.window, Dims(std::span(s.w).subspan(1)))),
+      all.push_back({PrimRef(new ConvGradWeight({s.window, Dims(std::span(s.w).subspan(1))})),
                      {sample_values(output_of(s), -1, 1, 1), sample_values(s.x, -1, 1, 2)}});
     return all;
   });

@@ -4,7 +4,7 @@
 //   y[n, g co, o] x[n, g ci, o stride - pad_begin + k dilation] w[g co, ci, k]
 // conv sums into y, conv_grad_input into x, conv_grad_weight into w. Places outside of x are zeros.
 #pragma once
-#include "core/primitive/primitive.h"
+#include "core/primitive/attributes.h"
 
 namespace tessera {
 
@@ -12,7 +12,7 @@ namespace tessera {
 /// dims; pad_end may be negative, which leaves out the last places of x. `size` holds what the
 /// operands do not tell: nothing for conv, the spatial extents of x for conv_grad_input, the
 /// extents [ci, k..] of w for conv_grad_weight.
-struct ConvAttributes : Primitive {
+struct ConvAttributes {
   struct Window {
     Dims stride, dilation, pad_begin, pad_end;
     int64_t groups = 1;
@@ -21,15 +21,15 @@ struct ConvAttributes : Primitive {
       int64_t room = extent + pad_begin[i] + pad_end[i] - (dilation[i] * (kernel - 1) + 1);
       return room < 0 ? 0 : room / stride[i] + 1;
     }
+    static void fields(auto& a, auto& f) {
+      f("stride", a.stride), f("dilation", a.dilation), f("pad_begin", a.pad_begin);
+      f.any("pad_end", a.pad_end), f("groups", a.groups);
+    }
   };
-  ConvAttributes(const OpInfo& op, const Window& window, const Dims& size = {})
-      : Primitive(op), window(window), size(size) {}
+  Window window;
+  Dims size = {};
   int spatial() const { return window.stride.size(); }
-  int64_t places(int i, int64_t extent, int64_t kernel) const {
-    return window.places(i, extent, kernel);
-  }
-  const Window window;
-  const Dims size;
+  static void fields(auto& a, auto& f) { f.within(a.window), f("size", a.size); }
 };
 
 }  // namespace tessera

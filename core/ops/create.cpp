@@ -4,11 +4,12 @@
 
 #include "core/dispatch/context.h"
 #include "core/dispatch/sharding.h"
-#include "core/ops/attributes.h"
+#include "core/ops/create_attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
 #include "core/ops/scalar_range.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
@@ -22,43 +23,22 @@ AxisMap created_axes(const Shape& shape) {
   return m;
 }
 
-void visit(AttributeVisitor& v, std::string_view name, Scalar x) {
-  if (x.kind() == kF64)
-    v.real(name, x.real());
-  else
-    v.integer(name, x.integer());
-}
-
-Scalar read_scalar(AttributeReader& a, std::string_view name) {
-  return a.is_integer(name) ? Scalar(a.integer(name)) : Scalar(a.real(name));
-}
-
-class Full final : public FullAttributes {
+class Full final : public PrimitiveOf<Full, FullAttributes> {
  public:
   static inline const OpInfo kOp{"full", {OpKind::kFill, Precision::kAsGiven, 0}};
-  Full(const Shape& shape, Scalar value, DType dtype, Device device)
-      : FullAttributes(kOp, shape, value, dtype, device) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan) const override { return {Meta::contiguous(shape, dtype, device)}; }
   AxisMap axes(MetaSpan) const override { return created_axes(shape); }
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
-    return PrimRef(new Full(local_shape(map.out[0], loops), value, dtype, device));
+    return PrimRef(new Full({local_shape(map.out[0], loops), value, dtype, device}));
   }
   bool differentiable() const override { return false; }
-  void attributes(AttributeVisitor& v) const override {
-    v.dims("shape", shape), visit(v, "value", value), v.text("dtype", name_of(dtype)),
-        v.text("device", to_string(device));
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Full(a.numbers("shape"), read_scalar(a, "value"), a.dtype("dtype"),
-                            a.device("device")));
-  }
 };
 
-class Arange final : public ArangeAttributes {
+class Arange final : public PrimitiveOf<Arange, ArangeAttributes> {
  public:
   static inline const OpInfo kOp{"arange", {OpKind::kFill, Precision::kAsGiven, 0}};
-  Arange(int64_t count, Scalar begin, Scalar step, DType dtype, Device device)
-      : ArangeAttributes(kOp, count, begin, step, dtype, device) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan) const override { return {Meta::contiguous({count}, dtype, device)}; }
   AxisMap axes(MetaSpan) const override { return created_axes({count}); }
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
@@ -66,17 +46,9 @@ class Arange final : public ArangeAttributes {
     bool real = begin.kind() == kF64 || step.kind() == kF64;
     Scalar first = real ? Scalar(begin.real() + step.real() * double(r.begin))
                         : Scalar(begin.integer() + step.integer() * r.begin);
-    return PrimRef(new Arange(r.size, first, step, dtype, device));
+    return PrimRef(new Arange({r.size, first, step, dtype, device}));
   }
   bool differentiable() const override { return false; }
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("count", count), visit(v, "begin", begin), visit(v, "step", step),
-        v.text("dtype", name_of(dtype)), v.text("device", to_string(device));
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Arange(a.count("count"), read_scalar(a, "begin"), read_scalar(a, "step"),
-                              a.dtype("dtype"), a.device("device")));
-  }
 };
 
 Tensor create(const PrimRef& prim, const TensorOptions& o) {
@@ -113,7 +85,7 @@ Tensor below_diagonal(const Tensor& x, int64_t diagonal) {
 Tensor full(const Shape& shape, Scalar value, TensorOptions o) {
   const DType t = dtype_or(o, value);
   check_holds("full", t, value);
-  return create(PrimRef(new Full(shape, value, t, o.device)), o);
+  return create(PrimRef(new Full({shape, value, t, o.device})), o);
 }
 Tensor zeros(const Shape& shape, TensorOptions o) { return full(shape, 0.0, o); }
 Tensor ones(const Shape& shape, TensorOptions o) { return full(shape, 1.0, o); }
@@ -141,7 +113,7 @@ Tensor arange(Scalar begin, Scalar end, Scalar step, TensorOptions o) {
   int64_t count = real ? int64_t(std::ceil(way))
                        : steps_between(begin.integer(), end.integer(), step.integer());
   DType t = o.dtype ? *o.dtype : real ? context().default_dtype : kI64;
-  return dispatch1(PrimRef(new Arange(count, begin, step, t, o.device)), {});
+  return dispatch1(PrimRef(new Arange({count, begin, step, t, o.device})), {});
 }
 
 Tensor arange(Scalar end, TensorOptions o) { return arange(0, end, 1, o); }
@@ -149,7 +121,7 @@ Tensor arange(Scalar end, TensorOptions o) { return arange(0, end, 1, o); }
 Tensor linspace(double first, double last, int64_t count, TensorOptions o) {
   TESSERA_CHECK(count >= 0, "linspace: {} values; expected 0 or more", count);
   double step = count > 1 ? (last - first) / double(count - 1) : 0;
-  return dispatch1(PrimRef(new Arange(count, first, step, dtype_or(o, 0.0), o.device)), {});
+  return dispatch1(PrimRef(new Arange({count, first, step, dtype_or(o, 0.0), o.device})), {});
 }
 
 Tensor eye(int64_t rows, int64_t columns, TensorOptions o) {
@@ -207,16 +179,16 @@ Tensor triu(const Tensor& x, int64_t diagonal) {
 void register_create_ops(OpRegistry& registry) {
   constexpr int64_t kOdd = (int64_t(1) << 53) + 1;  // no double is equal to it
   registry.add("full", [] {
-    return std::vector<Sample>{{PrimRef(new Full({2, 3}, 1.5, kF64, kCPU)), {}, false},
-                               {PrimRef(new Full({1, 3}, 1.5, kF64, kCPU)), {}, false},
-                               {PrimRef(new Full({4}, 7, kI32, kCPU)), {}, false},
-                               {PrimRef(new Full({4}, kOdd, kI64, kCPU)), {}, false}};
+    return std::vector<Sample>{{PrimRef(new Full({{2, 3}, 1.5, kF64, kCPU})), {}, false},
+                               {PrimRef(new Full({{1, 3}, 1.5, kF64, kCPU})), {}, false},
+                               {PrimRef(new Full({{4}, 7, kI32, kCPU})), {}, false},
+                               {PrimRef(new Full({{4}, kOdd, kI64, kCPU})), {}, false}};
   });
   registry.add("arange", [] {
-    return std::vector<Sample>{{PrimRef(new Arange(5, 1, 2, kI64, kCPU)), {}, false},
-                               {PrimRef(new Arange(1, 3, 2, kI64, kCPU)), {}, false},
-                               {PrimRef(new Arange(5, kOdd, 2, kI64, kCPU)), {}, false},
-                               {PrimRef(new Arange(5, 1, 0.5, kF32, kCPU)), {}, false}};
+    return std::vector<Sample>{{PrimRef(new Arange({5, 1, 2, kI64, kCPU})), {}, false},
+                               {PrimRef(new Arange({1, 3, 2, kI64, kCPU})), {}, false},
+                               {PrimRef(new Arange({5, kOdd, 2, kI64, kCPU})), {}, false},
+                               {PrimRef(new Arange({5, 1, 0.5, kF32, kCPU})), {}, false}};
   });
 }
 

@@ -1,47 +1,56 @@
-// Attributes of primitives that work along one dim, as kernels read them: indexing, sorting, scans.
-// Such an op sees its operands as [outer, n, inner], where n is the extent of that dim.
+// Attributes of primitives that work along one dim, as kernels read them: joining, indexing,
+// sorting, scans. Such an op sees its operands as [outer, n, inner], where n is the extent of that
+// dim.
 #pragma once
-#include "core/primitive/primitive.h"
+#include "core/primitive/attributes.h"
+#include "core/primitive/axis_map.h"
 
 namespace tessera {
 
-struct DimAttributes : Primitive {
-  DimAttributes(const OpInfo& op, int dim) : Primitive(op), dim(dim) {}
-  void attributes(AttributeVisitor& v) const override { v.integer("dim", dim); }
-  const int dim;
+struct DimAttributes {
+  int dim = 0;
+  static void fields(auto& a, auto& f) { f.dim("dim", a.dim); }
+};
+
+struct CatAttributes {
+  int dim = 0;
+  static void fields(auto& a, auto& f) { f.dim("dim", a.dim); }
+};
+
+/// Puts the operand at begin, begin + step, .. of a dim of that extent, zeros elsewhere.
+struct UnsliceAttributes {
+  int dim = 0;
+  int64_t begin = 0, step = 1, extent = 0;
+  static void fields(auto& a, auto& f) {
+    f.dim("dim", a.dim), f("begin", a.begin), f("step", a.step), f("extent", a.extent);
+  }
 };
 
 /// Sorts along `dim` and keeps the first `count`.
-struct SortAttributes : DimAttributes {
-  SortAttributes(const OpInfo& op, int dim, int64_t count, bool descending)
-      : DimAttributes(op, dim), count(count), descending(descending) {}
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("dim", dim), v.integer("count", count), v.integer("descending", descending);
+struct SortAttributes {
+  int dim = 0;
+  int64_t count = 0;
+  bool descending = false;
+  static void fields(auto& a, auto& f) {
+    f.dim("dim", a.dim), f("count", a.count), f("descending", a.descending);
   }
-  const int64_t count;
-  const bool descending;
 };
 
 /// Runs along `dim`, from its end when `reverse`.
-struct ScanAttributes : DimAttributes {
-  ScanAttributes(const OpInfo& op, int dim, bool reverse)
-      : DimAttributes(op, dim), reverse(reverse) {}
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("dim", dim), v.integer("reverse", reverse);
-  }
-  const bool reverse;
+struct ScanAttributes {
+  int dim = 0;
+  bool reverse = false;
+  static void fields(auto& a, auto& f) { f.dim("dim", a.dim), f("reverse", a.reverse); }
 };
 
-struct SearchAttributes : Primitive {
-  SearchAttributes(const OpInfo& op, bool right) : Primitive(op), right(right) {}
-  void attributes(AttributeVisitor& v) const override { v.integer("right", right); }
-  const bool right;
+struct SearchAttributes {
+  bool right = false;
+  static void fields(auto& a, auto& f) { f("right", a.right); }
 };
 
-struct WrapIndexAttributes : Primitive {
-  WrapIndexAttributes(const OpInfo& op, int64_t extent) : Primitive(op), extent(extent) {}
-  void attributes(AttributeVisitor& v) const override { v.integer("extent", extent); }
-  const int64_t extent;
+struct WrapIndexAttributes {
+  int64_t extent = 0;
+  static void fields(auto& a, auto& f) { f("extent", a.extent); }
 };
 
 /// A shape seen as [outer, n, inner] around one of its dims.

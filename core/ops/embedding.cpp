@@ -2,24 +2,19 @@
 // row offset of its part, which localize supplies; ids outside the part then give zeros, terms of a
 // sum over the parts.
 #include "core/dispatch/dispatch.h"
-#include "core/ops/attributes.h"
 #include "core/ops/fused.h"
+#include "core/ops/fused_attributes.h"
 #include "core/ops/samples.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
 
-Range read_part(AttributeReader& a) {
-  int64_t extent = a.count("extent");
-  return {a.count("begin"), extent ? a.count("rows") : 0, extent};
-}
-
 // Operands g [.., D], ids [..]; result [rows, D].
-class EmbeddingGrad final : public EmbeddingAttributes {
+class EmbeddingGrad final : public PrimitiveOf<EmbeddingGrad, EmbeddingAttributes> {
  public:
   static inline const OpInfo kOp{"embedding_grad", {OpKind::kOther, Precision::kAsGiven, 2}};
-  EmbeddingGrad(int64_t rows, int64_t padding_idx, Range part = {})
-      : EmbeddingAttributes(kOp, rows, padding_idx, part) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous({rows, in[0]->shape.back()}, in[0]->dtype, in[0]->device)};
   }
@@ -37,25 +32,17 @@ class EmbeddingGrad final : public EmbeddingAttributes {
   }
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
     Range part = range_of(map.out[0][0], loops);
-    return PrimRef(new EmbeddingGrad(part.size, padding_idx, part));
+    return PrimRef(new EmbeddingGrad({part.size, padding_idx, part.begin, part.extent}));
   }
   SaveMask saved() const override { return {2, 0}; }
   Tensors vjp(const VjpArgs& v) const override;
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("rows", rows), v.integer("padding_idx", padding_idx), v.integer("begin", part.begin),
-        v.integer("extent", part.extent);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new EmbeddingGrad(a.count("rows"), a.integer("padding_idx"), read_part(a)));
-  }
 };
 
 // Operands ids [..], table [rows, D]; result [.., D].
-class Embedding final : public EmbeddingAttributes {
+class Embedding final : public PrimitiveOf<Embedding, EmbeddingAttributes> {
  public:
   static inline const OpInfo kOp{"embedding", {OpKind::kOther, Precision::kAsGiven, 2}};
-  Embedding(int64_t rows, int64_t padding_idx, Range part = {})
-      : EmbeddingAttributes(kOp, rows, padding_idx, part) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK_AS(ShapeError,
                      in[1]->shape.size() == 2 && (in[0]->dtype == kI64 || in[0]->dtype == kI32),
@@ -79,26 +66,19 @@ class Embedding final : public EmbeddingAttributes {
   }
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
     Range part = range_of(map.in[1][0], loops);
-    return PrimRef(new Embedding(part.size, padding_idx, part));
+    return PrimRef(new Embedding({part.size, padding_idx, part.begin, part.extent}));
   }
   SaveMask saved() const override { return {1, 0}; }
   Tensors vjp(const VjpArgs& v) const override {
-    return {Tensor(),
-            dispatch_into(v.grad_buffer_of(1), PrimRef(new EmbeddingGrad(rows, padding_idx, part)),
-                          operands(Tensor(v.cot[0]), Tensor(v.in[0])))};
-  }
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("rows", rows), v.integer("padding_idx", padding_idx), v.integer("begin", part.begin),
-        v.integer("extent", part.extent);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Embedding(a.count("rows"), a.integer("padding_idx"), read_part(a)));
+    return {Tensor(), dispatch_into(v.grad_buffer_of(1),
+                                    PrimRef(new EmbeddingGrad({rows, padding_idx, begin, extent})),
+                                    operands(Tensor(v.cot[0]), Tensor(v.in[0])))};
   }
 };
 
 Tensors EmbeddingGrad::vjp(const VjpArgs& v) const {
   TESSERA_CHECK(padding_idx < 0, "embedding_grad: no second derivative with padding_idx");
-  return {dispatch1(PrimRef(new Embedding(rows, -1, part)),
+  return {dispatch1(PrimRef(new Embedding({rows, -1, begin, extent})),
                     operands(Tensor(v.in[1]), Tensor(v.cot[0]))),
           Tensor()};
 }
@@ -111,36 +91,36 @@ Tensor embedding(const Tensor& ids, const Tensor& table, int64_t padding_idx) {
   TESSERA_CHECK(padding_idx >= -1 && padding_idx < table.shape()[0],
                 "embedding: padding_idx {} is not a row of the table {}; -1 for none", padding_idx,
                 describe(table));
-  return dispatch1(PrimRef(new Embedding(table.shape()[0], padding_idx)),
+  return dispatch1(PrimRef(new Embedding({table.shape()[0], padding_idx})),
                    operands(Tensor(ids), Tensor(table)));
 }
 
 void register_embedding_ops(OpRegistry& registry) {
   registry.add("embedding", [] {
     return std::vector<Sample>{
-        {PrimRef(new Embedding(6, -1)),
+        {PrimRef(new Embedding({6, -1})),
          {sample_integers({2, 4}, 0, 6, 1), sample_values({6, 3}, -1, 1, 2)}},
-        {PrimRef(new Embedding(6, -1)),
+        {PrimRef(new Embedding({6, -1})),
          {sample_integers({5}, 0, 6, 1), sample_values({6, 3}, -1, 1, 2)}},
         // Extents that say nothing of which loop is the table's: a square table, as many ids as
         // rows.
-        {PrimRef(new Embedding(4, -1)),
+        {PrimRef(new Embedding({4, -1})),
          {sample_integers({4}, 0, 4, 1), sample_values({4, 4}, -1, 1, 2)}},
-        {PrimRef(new Embedding(4, -1)),
+        {PrimRef(new Embedding({4, -1})),
          {sample_integers({4}, 0, 4, 1), sample_values({4, 1}, -1, 1, 2)}},
-        {PrimRef(new Embedding(1, -1)),
+        {PrimRef(new Embedding({1, -1})),
          {sample_integers({3, 1}, 0, 1, 1), sample_values({1, 3}, -1, 1, 2)}}};
   });
   registry.add("embedding_grad", [] {
     return std::vector<Sample>{
-        {PrimRef(new EmbeddingGrad(6, -1)),
+        {PrimRef(new EmbeddingGrad({6, -1})),
          {sample_values({2, 4, 3}, -1, 1, 2), sample_integers({2, 4}, 0, 6, 1)}},
-        {PrimRef(new EmbeddingGrad(4, -1)),
+        {PrimRef(new EmbeddingGrad({4, -1})),
          {sample_values({4, 4}, -1, 1, 2), sample_integers({4}, 0, 4, 1)}},
-        {PrimRef(new EmbeddingGrad(4, 2)),
+        {PrimRef(new EmbeddingGrad({4, 2})),
          {sample_values({4, 1}, -1, 1, 2), sample_integers({4}, 0, 4, 1)},
          false},
-        {PrimRef(new EmbeddingGrad(1, -1)),
+        {PrimRef(new EmbeddingGrad({1, -1})),
          {sample_values({3, 1, 3}, -1, 1, 2), sample_integers({3, 1}, 0, 1, 1)}}};
   });
 }

@@ -19,6 +19,7 @@
 #include "core/ops/scalar_range.h"
 #include "core/ops/scan.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 #include "core/tensor/wrapped.h"
 
 namespace tessera {
@@ -55,13 +56,10 @@ AxisMap index_axes(MetaSpan in, int dim, Factor::Kind of_index, bool out_is_inde
   return m;
 }
 
-class Gather final : public DimAttributes {
+class Gather final : public PrimitiveOf<Gather, DimAttributes> {
  public:
   static inline const OpInfo kOp{"gather", {OpKind::kOther, Precision::kAsGiven, 2}};
-  explicit Gather(int dim) : DimAttributes(kOp, dim) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Gather(a.dim("dim")));
-  }
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     check_fit("gather", in, dim);
     return {Meta::contiguous(in[1]->shape, in[0]->dtype, in[0]->device)};
@@ -77,13 +75,10 @@ class Gather final : public DimAttributes {
   }
 };
 
-class ScatterSum final : public DimAttributes {
+class ScatterSum final : public PrimitiveOf<ScatterSum, DimAttributes> {
  public:
   static inline const OpInfo kOp{"scatter_sum", {OpKind::kOther, Precision::kAsGiven, 3}};
-  explicit ScatterSum(int dim) : DimAttributes(kOp, dim) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new ScatterSum(a.dim("dim")));
-  }
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     check_fit("scatter_sum", in, dim);
     return {Meta::contiguous(in[0]->shape, in[2]->dtype, in[2]->device)};
@@ -100,13 +95,10 @@ class ScatterSum final : public DimAttributes {
   }
 };
 
-class Scatter final : public DimAttributes {
+class Scatter final : public PrimitiveOf<Scatter, DimAttributes> {
  public:
   static inline const OpInfo kOp{"scatter", {OpKind::kOther, Precision::kAsGiven, 3}};
-  explicit Scatter(int dim) : DimAttributes(kOp, dim) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Scatter(a.dim("dim")));
-  }
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     check_fit("scatter", in, dim);
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
@@ -120,27 +112,24 @@ class Scatter final : public DimAttributes {
 };
 
 // The product, maximum or minimum of x and of the sources that meet at each place.
-class ScatterCombine final : public DimAttributes {
+class ScatterCombine final : public PrimitiveOf<ScatterCombine, DimAttributes> {
  public:
-  ScatterCombine(ScatterReduce how, int dim) : DimAttributes(op_of(how), dim), how_(how) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new ScatterCombine(how_, a.dim("dim")));
-  }
+  static inline const OpInfo kProd{"scatter_prod", {OpKind::kOther, Precision::kAsGiven, 3}},
+      kMax{"scatter_amax", {OpKind::kOther, Precision::kAsGiven, 3}},
+      kMin{"scatter_amin", {OpKind::kOther, Precision::kAsGiven, 3}};
+  using PrimitiveOf::PrimitiveOf;
   static const OpInfo& op_of(ScatterReduce how) {
-    static const OpInfo prod{"scatter_prod", {OpKind::kOther, Precision::kAsGiven, 3}},
-        amax{"scatter_amax", {OpKind::kOther, Precision::kAsGiven, 3}},
-        amin{"scatter_amin", {OpKind::kOther, Precision::kAsGiven, 3}};
-    return how == ScatterReduce::kProd ? prod : how == ScatterReduce::kAmax ? amax : amin;
+    return how == ScatterReduce::kProd ? kProd : how == ScatterReduce::kAmax ? kMax : kMin;
   }
   Metas infer(MetaSpan in) const override {
     check_fit(name(), in, dim);
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
   }
   AxisMap axes(MetaSpan in) const override { return index_axes(in, dim, Factor::kWhole, true); }
-  SaveMask saved() const override { return {7, how_ == ScatterReduce::kProd ? 0u : 1u}; }
+  SaveMask saved() const override { return {7, id() == kProd.id ? 0u : 1u}; }
   Tensors vjp(const VjpArgs& v) const override {
     const Tensor &x = v.in[0], &index = v.in[1], &src = v.in[2], &g = v.cot[0];
-    if (how_ == ScatterReduce::kProd) return vjp_of_product(x, index, src, g);
+    if (id() == kProd.id) return vjp_of_product(x, index, src, g);
     // All that equal the result share its cotangent.
     Tensor mine = cast(eq(x, v.out[0]), x.dtype()),
            theirs = cast(eq(src, gather(v.out[0], dim, index)), x.dtype());
@@ -156,7 +145,7 @@ class ScatterCombine final : public DimAttributes {
     Tensor one = scalar_tensor(1.0, x.dtype(), x.device());
     Tensor x0 = eq(x, 0), s0 = eq(src, 0), x1 = where(x0, one, x), s1 = where(s0, one, src);
     Tensor zeros = cast(x0, x.dtype()) + scatter_sum(x, dim, index, cast(s0, x.dtype()));
-    Tensor all = g * dispatch1(PrimRef(new ScatterCombine(how_, dim)),
+    Tensor all = g * dispatch1(PrimRef(new ScatterCombine(info(), {dim})),
                                operands(Tensor(x1), Tensor(index), Tensor(s1)));
     auto others = [](const Tensor& is_zero, const Tensor& zeros, const Tensor& product,
                      const Tensor& factor) {
@@ -166,7 +155,6 @@ class ScatterCombine final : public DimAttributes {
     return {others(x0, zeros, all, x1), Tensor(),
             others(s0, gather(zeros, dim, index), gather(all, dim, index), s1)};
   }
-  ScatterReduce how_;
 };
 
 // What changes no result of `how`.
@@ -188,13 +176,10 @@ Scalar identity_of(ScatterReduce how, DType t) {
   }
 }
 
-class WrapIndex final : public WrapIndexAttributes {
+class WrapIndex final : public PrimitiveOf<WrapIndex, WrapIndexAttributes> {
  public:
   static inline const OpInfo kOp{"wrap_index", {OpKind::kOther, Precision::kAsGiven, 1}};
-  explicit WrapIndex(int64_t extent) : WrapIndexAttributes(kOp, extent) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new WrapIndex(a.count("extent")));
-  }
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(in[0]->dtype == kI64, "wrap_index: takes i64, got {}", describe(in));
     return {Meta::contiguous(in[0]->shape, kI64, in[0]->device)};
@@ -262,7 +247,7 @@ Tensor in_reach(const char* op, const Tensor& x, int dim, const Tensor& index, i
 }
 
 Tensor overwritten(const Tensor& x, int dim, const Tensor& index, const Tensor& src) {
-  return dispatch1(PrimRef(new Scatter(dim)), operands(Tensor(x), Tensor(index), Tensor(src)));
+  return dispatch1(PrimRef(new Scatter({dim})), operands(Tensor(x), Tensor(index), Tensor(src)));
 }
 
 // scatter_reduce where x and the index have equal extents outside `dim`.
@@ -274,7 +259,7 @@ Tensor combined(const Tensor& x, int dim, const Tensor& index, const Tensor& src
     base = overwritten(x, dim, index, expand(identity, index.shape()));
   }
   if (how != ScatterReduce::kSum && how != ScatterReduce::kMean)
-    return dispatch1(PrimRef(new ScatterCombine(how, dim)),
+    return dispatch1(PrimRef(new ScatterCombine(ScatterCombine::op_of(how), {dim})),
                      operands(std::move(base), Tensor(index), Tensor(src)));
   Tensor total = base + scatter_sum(x, dim, index, src);
   if (how == ScatterReduce::kSum) return total;
@@ -306,12 +291,12 @@ Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
   if (x.ndim() == 0)
     return reshape(gather(reshape(x, {1}), 0, reshape(index, {index.numel()})), index.shape());
   Tensor i = as_index("gather", index);
-  return dispatch1(PrimRef(new Gather(d)), operands(window("gather", x, i, d), Tensor(i)));
+  return dispatch1(PrimRef(new Gather({d})), operands(window("gather", x, i, d), Tensor(i)));
 }
 
 Tensor scatter_sum(const Tensor& like, int64_t dim, const Tensor& index, const Tensor& src) {
   int d = wrap_dim(dim, like.ndim(), "scatter_sum");
-  return dispatch1(PrimRef(new ScatterSum(d)),
+  return dispatch1(PrimRef(new ScatterSum({d})),
                    operands(Tensor(like), Tensor(index), cast(src, like.dtype())));
 }
 
@@ -329,7 +314,7 @@ Tensor take_along_dim(const Tensor& x, const Tensor& index, int64_t dim) {
 
 Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
   int d = wrap_dim(dim, x.ndim(), "index_select");
-  return dispatch1(PrimRef(new Gather(d)),
+  return dispatch1(PrimRef(new Gather({d})),
                    operands(Tensor(x), rows_index("index_select", x, d, index)));
 }
 
@@ -468,7 +453,7 @@ Tensor triu_indices(int64_t rows, int64_t columns, int64_t diagonal) {
 }
 
 Tensor wrap_index(const Tensor& index, int64_t extent) {
-  return dispatch1(PrimRef(new WrapIndex(extent)), operands(as_index("index", index)));
+  return dispatch1(PrimRef(new WrapIndex({extent})), operands(as_index("index", index)));
 }
 
 void register_indexing_ops(OpRegistry& registry) {
@@ -476,14 +461,14 @@ void register_indexing_ops(OpRegistry& registry) {
   auto i = [] { return sample_integers({3, 4, 2}, 0, 5, 2); };
   registry.add("gather", [=] {
     return std::vector<Sample>{
-        {PrimRef(new Gather(1)), {x(), i()}},
-        {PrimRef(new Gather(0)),
+        {PrimRef(new Gather({1})), {x(), i()}},
+        {PrimRef(new Gather({0})),
          {x(), expand(reshape(sample_integers({4}, 0, 3, 3), {4, 1, 1}), {4, 5, 2})}}};
   });
   registry.add("scatter_sum", [=] {
     return std::vector<Sample>{
-        {PrimRef(new ScatterSum(1)), {x(), i(), sample_values({3, 4, 2}, -1, 1, 3)}},
-        {PrimRef(new ScatterSum(0)),
+        {PrimRef(new ScatterSum({1})), {x(), i(), sample_values({3, 4, 2}, -1, 1, 3)}},
+        {PrimRef(new ScatterSum({0})),
          {sample_values({4}, -1, 1, 3), sample_integers({7}, 0, 4, 4),
           sample_values({7}, -1, 1, 5)}}};
   });
@@ -491,11 +476,13 @@ void register_indexing_ops(OpRegistry& registry) {
     // Each element is written at most once: positions are a permutation's first ones.
     Tensor at = expand(reshape(from_values<int64_t>({4, 0, 3, 1}, {4}), {1, 4, 1}), {3, 4, 2});
     return std::vector<Sample>{
-        {PrimRef(new Scatter(1)), {x(), at, sample_values({3, 4, 2}, -1, 1, 3)}}};
+        {PrimRef(new Scatter({1})), {x(), at, sample_values({3, 4, 2}, -1, 1, 3)}}};
   });
   for (auto how : {ScatterReduce::kProd, ScatterReduce::kAmax, ScatterReduce::kAmin})
     registry.add(ScatterCombine::op_of(how).name, [=] {
-      auto combine = [&](int dim) { return PrimRef(new ScatterCombine(how, dim)); };
+      auto combine = [&](int dim) {
+        return PrimRef(new ScatterCombine(ScatterCombine::op_of(how), {dim}));
+      };
       return std::vector<Sample>{{combine(1), {x(), i(), sample_values({3, 4, 2}, -1, 1, 3)}},
                                  {combine(0),
                                   {sample_values({4}, 0.5, 2, 3), sample_integers({7}, 0, 4, 4),
@@ -503,7 +490,7 @@ void register_indexing_ops(OpRegistry& registry) {
     });
   registry.add("wrap_index", [] {
     return std::vector<Sample>{
-        {PrimRef(new WrapIndex(5)), {sample_integers({3, 4}, -5, 5, 1)}, false}};
+        {PrimRef(new WrapIndex({5})), {sample_integers({3, 4}, -5, 5, 1)}, false}};
   });
 }
 

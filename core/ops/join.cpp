@@ -2,12 +2,12 @@
 // the copies behind contiguous and clone.
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
-#include "core/ops/attributes.h"
 #include "core/ops/dim_attributes.h"
 #include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 #include "core/tensor/extents.h"
 
 namespace tessera {
@@ -20,7 +20,7 @@ AxisMap moving_axes(MetaSpan in, std::span<const Meta> out, int dim) {
   return m;
 }
 
-class Cat final : public CatAttributes {
+class Cat final : public PrimitiveOf<Cat, CatAttributes> {
  public:
   int64_t operand_count() const override { return kAnyNumber; }
   static inline const OpInfo kOp{"cat",
@@ -28,7 +28,7 @@ class Cat final : public CatAttributes {
                                   .precision = Precision::kAsGiven,
                                   .operands = 1,
                                   .promotion = Promotion::kAll}};
-  explicit Cat(int dim) : CatAttributes(kOp, dim) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
     for (size_t i = 1; i < in.size(); ++i) {
@@ -51,43 +51,43 @@ class Cat final : public CatAttributes {
     }
     return g;
   }
-  void attributes(AttributeVisitor& v) const override { v.integer("dim", dim); }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Cat(a.dim("dim")));
-  }
 };
 
-class Split final : public Primitive {
+struct SplitAttributes {
+  int dim = 0;
+  std::vector<int64_t> sizes;
+  static void fields(auto& a, auto& f) { f.dim("dim", a.dim), f("sizes", a.sizes); }
+};
+class Split final : public PrimitiveOf<Split, SplitAttributes> {
  public:
   static inline const OpInfo kOp{"split", {OpKind::kView, Precision::kAsGiven, 1}};
-  Split(int dim, std::vector<int64_t> sizes)
-      : Primitive(kOp), dim_(dim), sizes_(std::move(sizes)) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     Metas out;
     int64_t total = 0;
-    for (int64_t size : sizes_) {
+    for (int64_t size : sizes) {
       TESSERA_CHECK_AS(ShapeError, size >= 0, "split: size {} in {}; sizes are not negative", size,
-                       to_string(sizes_));
+                       to_string(sizes));
       Shape s = in[0]->shape;
-      s[dim_] = size;
+      s[dim] = size;
       total = extent_sum(total, size, "split");
       out.push_back(Meta::contiguous(s, in[0]->dtype, in[0]->device));
     }
-    TESSERA_CHECK_AS(ShapeError, total == in[0]->shape[dim_],
-                     "split: sizes {} of dim {} of {} do not add up", to_string(sizes_), dim_,
+    TESSERA_CHECK_AS(ShapeError, total == in[0]->shape[dim],
+                     "split: sizes {} of dim {} of {} do not add up", to_string(sizes), dim,
                      describe(in));
     return out;
   }
-  AxisMap axes(MetaSpan in) const override { return moving_axes(in, infer(in), dim_); }
+  AxisMap axes(MetaSpan in) const override { return moving_axes(in, infer(in), dim); }
   Tensors view(std::span<const Tensor> operands) const override {
     const Tensor& in = operands[0];
     Tensors out;
     int64_t at = 0;
-    for (int64_t size : sizes_) {
+    for (int64_t size : sizes) {
       Shape s = in.shape();
-      s[dim_] = size;
+      s[dim] = size;
       out.push_back(Tensor({s, in.strides(), in.dtype(), in.device()}, in.storage(),
-                           in.offset() + at * in.strides()[dim_]));
+                           in.offset() + at * in.strides()[dim]));
       at += size;
     }
     return out;
@@ -96,37 +96,27 @@ class Split final : public Primitive {
     Tensors parts;
     for (size_t i = 0; i < v.cot.size(); ++i) {
       Shape s = v.in[0].shape();
-      s[dim_] = sizes_[i];
+      s[dim] = sizes[i];
       parts.push_back(v.cot[i].defined()
                           ? v.cot[i]
                           : expand(scalar_tensor(0.0, v.in[0].dtype(), v.in[0].device()), s));
     }
-    return {cat(parts, dim_)};
+    return {cat(parts, dim)};
   }
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("dim", dim_), v.dims("sizes", sizes_);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Split(a.dim("dim"), a.dims("sizes")));
-  }
-
- private:
-  int dim_;
-  std::vector<int64_t> sizes_;
 };
 
 // Every element of `dim`, which disappears. Its derivative is one stack, where selects would pad
 // each part and add them up.
-class Unbind final : public Primitive {
+class Unbind final : public PrimitiveOf<Unbind, DimAttributes> {
  public:
   static inline const OpInfo kOp{"unbind", {OpKind::kView, Precision::kAsGiven, 1}};
-  explicit Unbind(int dim) : Primitive(kOp), dim_(dim) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
-    TESSERA_CHECK_AS(ShapeError, dim_ < s.size(), "unbind: dim {} of {}", dim_, describe(in));
-    s.erase(dim_);
+    TESSERA_CHECK_AS(ShapeError, dim < s.size(), "unbind: dim {} of {}", dim, describe(in));
+    s.erase(dim);
     Metas out;
-    for (int64_t i = 0; i < in[0]->shape[dim_]; ++i)
+    for (int64_t i = 0; i < in[0]->shape[dim]; ++i)
       out.push_back(Meta::contiguous(s, in[0]->dtype, in[0]->device));
     return out;
   }
@@ -134,20 +124,20 @@ class Unbind final : public Primitive {
     const Shape& s = in[0]->shape;
     AxisMap m;
     m.jointly_linear = true;
-    for (int d = 0; d < s.size(); ++d) m.add(d == dim_ ? Factor::kWhole : Factor::kPass, s[d]);
+    for (int d = 0; d < s.size(); ++d) m.add(d == dim ? Factor::kWhole : Factor::kPass, s[d]);
     m.in.push_back(broadcast_loops(s, s));
     OperandLoops part = m.in[0];
-    part.erase(size_t(dim_));
-    for (int64_t i = 0; i < s[dim_]; ++i) m.out.push_back(part);
+    part.erase(size_t(dim));
+    for (int64_t i = 0; i < s[dim]; ++i) m.out.push_back(part);
     return m;
   }
   Tensors view(std::span<const Tensor> in) const override {
     Tensors out;
-    for (int64_t i = 0; i < in[0].shape()[dim_]; ++i) {
+    for (int64_t i = 0; i < in[0].shape()[dim]; ++i) {
       Shape s = in[0].shape();
       Strides st = in[0].strides();
-      int64_t offset = in[0].offset() + i * st[dim_];
-      s.erase(dim_), st.erase(dim_);
+      int64_t offset = in[0].offset() + i * st[dim];
+      s.erase(dim), st.erase(dim);
       out.push_back(Tensor({s, st, in[0].dtype(), in[0].device()}, in[0].storage(), offset));
     }
     return out;
@@ -160,22 +150,14 @@ class Unbind final : public Primitive {
                                   : expand(scalar_tensor(0.0, v.in[0].dtype(), v.in[0].device()),
                                            v.out[i].shape()));
     }
-    return {stack(parts, dim_)};
+    return {stack(parts, dim)};
   }
-  void attributes(AttributeVisitor& v) const override { v.integer("dim", dim_); }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Unbind(a.dim("dim")));
-  }
-
- private:
-  int dim_;
 };
 
-class Unslice final : public UnsliceAttributes {
+class Unslice final : public PrimitiveOf<Unslice, UnsliceAttributes> {
  public:
   static inline const OpInfo kOp{"unslice", {OpKind::kOther, Precision::kAsGiven, 1}};
-  Unslice(int dim, int64_t begin, int64_t step, int64_t extent)
-      : UnsliceAttributes(kOp, dim, begin, step, extent) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
     TESSERA_CHECK_AS(ShapeError, dim < s.size() && steps_fit(begin, s[dim], step, extent),
@@ -188,13 +170,6 @@ class Unslice final : public UnsliceAttributes {
   Tensors vjp(const VjpArgs& v) const override {
     int64_t size = v.in[0].shape()[dim];
     return {slice(v.cot[0], dim, begin, size ? begin + (size - 1) * step + 1 : begin, step)};
-  }
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("dim", dim), v.integer("begin", begin), v.integer("step", step),
-        v.integer("extent", extent);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Unslice(a.dim("dim"), a.count("begin"), a.count("step"), a.count("extent")));
   }
 };
 
@@ -219,7 +194,7 @@ Tensor cat(std::span<const Tensor> parts, int64_t dim) {
     in.push_back(p);
   }
   if (in.size() == 1) return clone(in[0]);
-  return dispatch1(PrimRef(new Cat(d)), in);
+  return dispatch1(PrimRef(new Cat({d})), in);
 }
 
 Tensor stack(std::span<const Tensor> parts, int64_t dim) {
@@ -233,7 +208,7 @@ Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t dim) {
   Tensor in = x;
   int d = wrap_dim(dim, x.ndim(), "split");
   TESSERA_CHECK_AS(ShapeError, x.ndim() > 0, "split: a 0-d tensor has no dim to cut");
-  PrimRef prim(new Split(d, sizes));
+  PrimRef prim(new Split({d, sizes}));
   const Meta* meta[] = {&x.meta()};
   prim->infer(meta);
   return dispatch(prim, {&in, 1});
@@ -264,14 +239,14 @@ Tensors chunk(const Tensor& x, int64_t pieces, int64_t dim) {
 
 Tensors unbind(const Tensor& x, int64_t dim) {
   Tensor in = x;
-  PrimRef prim(new Unbind(wrap_dim(dim, x.ndim(), "unbind")));
+  PrimRef prim(new Unbind({wrap_dim(dim, x.ndim(), "unbind")}));
   const Meta* meta[] = {&x.meta()};
   prim->infer(meta);
   return dispatch(prim, {&in, 1});
 }
 
 Tensor unslice(const Tensor& x, int64_t dim, int64_t begin, int64_t step, int64_t extent) {
-  return dispatch1(PrimRef(new Unslice(int(dim), begin, step, extent)), operands(Tensor(x)));
+  return dispatch1(PrimRef(new Unslice({int(dim), begin, step, extent})), operands(Tensor(x)));
 }
 
 void register_join_ops(OpRegistry& registry) {
@@ -280,20 +255,20 @@ void register_join_ops(OpRegistry& registry) {
         {copy_primitive(), {permute(sample_values({2, 3}, -1, 1, 1), {1, 0})}}};
   });
   registry.add("cat", [] {
-    return std::vector<Sample>{{PrimRef(new Cat(1)),
+    return std::vector<Sample>{{PrimRef(new Cat({1})),
                                 {sample_values({2, 3}, -1, 1, 1), sample_values({2, 1}, -1, 1, 2),
                                  sample_values({2, 2}, -1, 1, 3)}}};
   });
   registry.add("split", [] {
     return std::vector<Sample>{
-        {PrimRef(new Split(1, {1, 2, 2})), {sample_values({2, 5}, -1, 1, 1)}}};
+        {PrimRef(new Split({1, {1, 2, 2}})), {sample_values({2, 5}, -1, 1, 1)}}};
   });
   registry.add("unbind", [] {
-    return std::vector<Sample>{{PrimRef(new Unbind(1)), {sample_values({2, 3, 4}, -1, 1, 1)}}};
+    return std::vector<Sample>{{PrimRef(new Unbind({1})), {sample_values({2, 3, 4}, -1, 1, 1)}}};
   });
   registry.add("unslice", [] {
     return std::vector<Sample>{
-        {PrimRef(new Unslice(1, 1, 2, 6)), {sample_values({2, 3}, -1, 1, 1)}}};
+        {PrimRef(new Unslice({1, 1, 2, 6})), {sample_values({2, 3}, -1, 1, 1)}}};
   });
 }
 

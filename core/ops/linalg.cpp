@@ -16,6 +16,7 @@
 #include "core/ops/register.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
@@ -96,11 +97,10 @@ class Cholesky final : public Primitive {
   }
 };
 
-class SolveTriangular final : public SolveTriangularAttributes {
+class SolveTriangular final : public PrimitiveOf<SolveTriangular, SolveTriangularAttributes> {
  public:
   static inline const OpInfo kOp{"solve_triangular", {OpKind::kOther, Precision::kWide, 2}};
-  SolveTriangular(bool upper, bool left, bool unitriangular)
-      : SolveTriangularAttributes(kOp, upper, left, unitriangular) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     const Meta &a = *in[0], &b = *in[1];
     check_matrix("solve_triangular", a, true);
@@ -135,12 +135,6 @@ class SolveTriangular final : public SolveTriangularAttributes {
     Tensor g = left ? matmul(b, transposed(x)) : matmul(transposed(x), b);
     int64_t skip = unitriangular ? 1 : 0;
     return {neg(upper ? triu(g, skip) : tril(g, -skip)), b};
-  }
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("upper", upper), v.integer("left", left), v.integer("unitriangular", unitriangular);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new SolveTriangular(a.flag("upper"), a.flag("left"), a.flag("unitriangular")));
   }
 };
 
@@ -287,7 +281,7 @@ Tensor cholesky(const Tensor& a, bool upper) {
 }
 
 Tensor solve_triangular(const Tensor& a, const Tensor& b, TriangularOptions o) {
-  PrimRef prim(new SolveTriangular(o.upper, o.left, o.unitriangular));
+  PrimRef prim(new SolveTriangular({o.upper, o.left, o.unitriangular}));
   if (a.ndim() < 2 || b.ndim() < 2) return dispatch1(prim, operands(Tensor(a), Tensor(b)));
   Shape of_a, of_b;
   for (int d = 0; d + 2 < a.ndim(); ++d) of_a.push_back(a.shape()[d]);
@@ -350,7 +344,7 @@ void register_linalg_ops(OpRegistry& registry) {
   });
   registry.add("solve_triangular", [=] {
     auto sample = [&](bool upper, bool left, bool unit, const Shape& a, const Shape& b) {
-      return Sample{PrimRef(new SolveTriangular(upper, left, unit)),
+      return Sample{PrimRef(new SolveTriangular({upper, left, unit})),
                     {matrices(a, 1), sample_values(b, -1, 1, 2)}};
     };
     std::vector<Sample> all;

@@ -1,10 +1,11 @@
 // Layer-norm and rms-norm over the last dim, with their fused derivative.
 #include "core/dispatch/dispatch.h"
-#include "core/ops/attributes.h"
 #include "core/ops/fused.h"
+#include "core/ops/fused_attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
@@ -27,13 +28,12 @@ OperandLoops loops_like(Like like, const Shape& x) {
 }
 
 // Operands: g, x, mean, rstd, then weight where present. Results: dx, then dw and db where wanted.
-class NormGrad final : public NormAttributes {
+class NormGrad final : public PrimitiveOf<NormGrad, NormAttributes> {
  public:
   static inline const OpInfo kLayer{"layer_norm_grad", {OpKind::kOther, Precision::kAsGiven, 4}},
       kRms{"rms_norm_grad", {OpKind::kOther, Precision::kAsGiven, 4}};
   int64_t operand_count() const override { return 4 + has_weight; }
-  NormGrad(double eps, bool centred, bool has_weight, bool has_bias)
-      : NormAttributes(centred ? kLayer : kRms, eps, centred, has_weight, has_bias) {}
+  explicit NormGrad(const NormAttributes& a) : PrimitiveOf(a.centred ? kLayer : kRms, a) {}
   Metas infer(MetaSpan in) const override {
     const Shape& x = in[1]->shape;
     Metas out{Meta::contiguous(x, in[1]->dtype, in[1]->device)};
@@ -77,22 +77,15 @@ class NormGrad final : public NormAttributes {
     return out;
   }
   Tensors vjp(const VjpArgs& v) const override { return vjp_by_decomposition(*this, v); }
-  void attributes(AttributeVisitor& v) const override {
-    v.real("eps", eps), v.integer("has_weight", has_weight), v.integer("has_bias", has_bias);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new NormGrad(a.real("eps"), centred, a.flag("has_weight"), a.flag("has_bias")));
-  }
 };
 
 // Operands: x, then weight, bias where present. Results: y, mean (layer-norm only), rstd.
-class Norm final : public NormAttributes {
+class Norm final : public PrimitiveOf<Norm, NormAttributes> {
  public:
   static inline const OpInfo kLayer{"layer_norm", {OpKind::kOther, Precision::kWide, 1}},
       kRms{"rms_norm", {OpKind::kOther, Precision::kWide, 1}};
   int64_t operand_count() const override { return 1 + has_weight + has_bias; }
-  Norm(double eps, bool centred, bool has_weight, bool has_bias)
-      : NormAttributes(centred ? kLayer : kRms, eps, centred, has_weight, has_bias) {}
+  explicit Norm(const NormAttributes& a) : PrimitiveOf(a.centred ? kLayer : kRms, a) {}
   Metas infer(MetaSpan in) const override {
     const Shape& x = in[0]->shape;
     TESSERA_CHECK_AS(ShapeError, x.size() > 0 && is_floating(in[0]->dtype),
@@ -132,15 +125,9 @@ class Norm final : public NormAttributes {
     bool db = has_bias && v.wants(has_weight ? 2 : 1);
     Tensors in{v.cot[0], v.in[0], v.out[1], v.out[2]};
     if (has_weight) in.push_back(v.in[1]);
-    Tensors g = dispatch(PrimRef(new NormGrad(eps, centred, has_weight, has_bias && db)), in);
+    Tensors g = dispatch(PrimRef(new NormGrad({eps, centred, has_weight, has_bias && db})), in);
     if (has_bias && !db) g.push_back(Tensor());
     return g;
-  }
-  void attributes(AttributeVisitor& v) const override {
-    v.real("eps", eps), v.integer("has_weight", has_weight), v.integer("has_bias", has_bias);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Norm(a.real("eps"), centred, a.flag("has_weight"), a.flag("has_bias")));
   }
 };
 
@@ -149,7 +136,7 @@ Tensor normalize_rows(const Tensor& x, const Tensor& weight, const Tensor& bias,
   Tensors in{x};
   if (weight.defined()) in.push_back(weight);
   if (bias.defined()) in.push_back(bias);
-  return dispatch1(PrimRef(new Norm(eps, centred, weight.defined(), bias.defined())), in);
+  return dispatch1(PrimRef(new Norm({eps, centred, weight.defined(), bias.defined()})), in);
 }
 
 }  // namespace
@@ -166,20 +153,20 @@ void register_norm_ops(OpRegistry& registry) {
     registry.add((centred ? Norm::kLayer : Norm::kRms).name, [centred] {
       Tensor x = sample_values({2, 3, 5}, -2, 2, 1), w = sample_values({5}, 0.5, 2, 2),
              b = sample_values({5}, -1, 1, 3);
-      std::vector<Sample> s{{PrimRef(new Norm(1e-5, centred, true, false)), {x, w}},
-                            {PrimRef(new Norm(1e-5, centred, false, false)), {x}}};
-      if (centred) s.push_back({PrimRef(new Norm(1e-5, centred, true, true)), {x, w, b}});
+      std::vector<Sample> s{{PrimRef(new Norm({1e-5, centred, true, false})), {x, w}},
+                            {PrimRef(new Norm({1e-5, centred, false, false})), {x}}};
+      if (centred) s.push_back({PrimRef(new Norm({1e-5, centred, true, true})), {x, w, b}});
       return s;
     });
     registry.add((centred ? NormGrad::kLayer : NormGrad::kRms).name, [centred] {
       Tensor x = sample_values({3, 5}, -2, 2, 1), w = sample_values({5}, 0.5, 2, 2),
              g = sample_values({3, 5}, -1, 1, 3);
-      Tensors out = dispatch(PrimRef(new Norm(1e-5, centred, false, false)), operands(Tensor(x)));
+      Tensors out = dispatch(PrimRef(new Norm({1e-5, centred, false, false})), operands(Tensor(x)));
       // mean and rstd are functions of x: moving them alone means nothing, so finite differences do
       // not apply.
       return std::vector<Sample>{
-          {PrimRef(new NormGrad(1e-5, centred, true, centred)), {g, x, out[1], out[2], w}, false},
-          {PrimRef(new NormGrad(1e-5, centred, false, false)), {g, x, out[1], out[2]}, false}};
+          {PrimRef(new NormGrad({1e-5, centred, true, centred})), {g, x, out[1], out[2], w}, false},
+          {PrimRef(new NormGrad({1e-5, centred, false, false})), {g, x, out[1], out[2]}, false}};
     });
   }
 }

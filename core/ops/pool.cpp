@@ -11,6 +11,7 @@
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
 #include "core/ops/windows.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
@@ -24,16 +25,9 @@ Shape with_spatial(const Shape& s, const Dims& extents) {
   return r;
 }
 
-class PoolFamily : public PoolAttributes {
+class PoolFamily : public PrimitiveWith<PoolAttributes> {
  public:
-  using PoolAttributes::PoolAttributes;
-  void attributes(AttributeVisitor& v) const override {
-    v.dims("windows", windows.windows), v.dims("kernel", windows.kernel);
-    v.dims("stride", windows.stride), v.dims("padding", windows.padding);
-    v.dims("dilation", windows.dilation), v.integer("adaptive", windows.adaptive);
-    v.integer("count_padding", windows.count_padding), v.integer("divisor", windows.divisor);
-    v.dims("size", size);
-  }
+  using PrimitiveWith::PrimitiveWith;
 
  protected:
   void check(const Meta& t, const char* what) const {
@@ -66,26 +60,19 @@ class PoolFamily : public PoolAttributes {
     for (int k = 0; k < windows_out; ++k) m.out.push_back(narrow);
     return m;
   }
-  static Windows read_windows(AttributeReader& a) {
-    Windows w{a.numbers("windows"),    a.numbers("kernel"),   a.numbers("stride"),
-              a.numbers("padding"),    a.numbers("dilation"), a.flag("adaptive"),
-              a.flag("count_padding"), a.integer("divisor")};
-    tessera::windows::check("pool", w);
-    return w;
-  }
-  static Dims read_size(AttributeReader& a, int count) {
-    Dims size = a.numbers("size");
-    TESSERA_CHECK(size.size() == count, "pool: size {}; expected {} numbers", to_string(size),
+  static void check_made(const PoolAttributes& a, int count) {
+    tessera::windows::check("pool", a.windows);
+    TESSERA_CHECK(a.size.size() == count, "pool: size {}; expected {} numbers", to_string(a.size),
                   count);
-    return size;
   }
 };
 
 // Operands g [N, C, windows..], place (i32, of the same shape); result [N, C, size..].
-class MaxPoolGrad final : public PoolFamily {
+class MaxPoolGrad final : public PrimitiveOf<MaxPoolGrad, PoolFamily> {
  public:
   static inline const OpInfo kOp{"max_pool_grad", {OpKind::kOther, Precision::kAsGiven, 2}};
-  MaxPoolGrad(const Windows& w, const Dims& size) : PoolFamily(kOp, w, size) {}
+  using PrimitiveOf::PrimitiveOf;
+  static void check_attributes(const PoolAttributes& a) { check_made(a, a.windows.spatial()); }
   Metas infer(MetaSpan in) const override {
     check_cotangent(*in[0]);
     TESSERA_CHECK_AS(ShapeError, in[1]->shape == in[0]->shape && in[1]->dtype == kI32,
@@ -102,17 +89,14 @@ class MaxPoolGrad final : public PoolFamily {
     Tensor u = flatten(v.cot[0], 2), place = flatten(cast(v.in[1], kI64), 2);
     return {reshape(gather(u, 2, place), v.in[0].shape()), Tensor()};
   }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    Windows w = read_windows(a);
-    return PrimRef(new MaxPoolGrad(w, read_size(a, w.spatial())));
-  }
 };
 
 // Operand x; results the largest values [N, C, windows..] and their places (i32).
-class MaxPool final : public PoolFamily {
+class MaxPool final : public PrimitiveOf<MaxPool, PoolFamily> {
  public:
   static inline const OpInfo kOp{"max_pool", {OpKind::kOther, Precision::kAsGiven, 1}};
-  explicit MaxPool(const Windows& w) : PoolFamily(kOp, w) {}
+  using PrimitiveOf::PrimitiveOf;
+  static void check_attributes(const PoolAttributes& a) { check_made(a, 0); }
   Metas infer(MetaSpan in) const override {
     check(*in[0], "x");
     check_windows(in[0]->shape);
@@ -128,23 +112,19 @@ class MaxPool final : public PoolFamily {
   AxisMap axes(MetaSpan in) const override { return pool_axes(in[0]->shape, 1, 0, 0, 2); }
   SaveMask saved() const override { return {0, 2}; }
   Tensors vjp(const VjpArgs& v) const override {
-    return {dispatch1(PrimRef(new MaxPoolGrad(windows, spatial_of(v.in[0].shape()))),
+    return {dispatch1(PrimRef(new MaxPoolGrad({windows, spatial_of(v.in[0].shape())})),
                       operands(Tensor(v.cot[0]), Tensor(v.out[1])))};
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    Windows w = read_windows(a);
-    read_size(a, 0);
-    return PrimRef(new MaxPool(w));
   }
 };
 
 Tensor run_avg_pool(const Windows& w, const Tensor& x);
 
 // Operand g [N, C, windows..]; result [N, C, size..].
-class AvgPoolGrad final : public PoolFamily {
+class AvgPoolGrad final : public PrimitiveOf<AvgPoolGrad, PoolFamily> {
  public:
   static inline const OpInfo kOp{"avg_pool_grad", {OpKind::kOther, Precision::kAsGiven, 1}};
-  AvgPoolGrad(const Windows& w, const Dims& size) : PoolFamily(kOp, w, size) {}
+  using PrimitiveOf::PrimitiveOf;
+  static void check_attributes(const PoolAttributes& a) { check_made(a, a.windows.spatial()); }
   Metas infer(MetaSpan in) const override {
     check_cotangent(*in[0]);
     return {Meta::contiguous(with_spatial(in[0]->shape, size), in[0]->dtype, in[0]->device)};
@@ -155,16 +135,13 @@ class AvgPoolGrad final : public PoolFamily {
     return m;
   }
   Tensors vjp(const VjpArgs& v) const override { return {run_avg_pool(windows, v.cot[0])}; }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    Windows w = read_windows(a);
-    return PrimRef(new AvgPoolGrad(w, read_size(a, w.spatial())));
-  }
 };
 
-class AvgPool final : public PoolFamily {
+class AvgPool final : public PrimitiveOf<AvgPool, PoolFamily> {
  public:
   static inline const OpInfo kOp{"avg_pool", {OpKind::kOther, Precision::kAsGiven, 1}};
-  explicit AvgPool(const Windows& w) : PoolFamily(kOp, w) {}
+  using PrimitiveOf::PrimitiveOf;
+  static void check_attributes(const PoolAttributes& a) { check_made(a, 0); }
   Metas infer(MetaSpan in) const override {
     check(*in[0], "x");
     check_windows(in[0]->shape);
@@ -177,18 +154,13 @@ class AvgPool final : public PoolFamily {
     return m;
   }
   Tensors vjp(const VjpArgs& v) const override {
-    return {dispatch1(PrimRef(new AvgPoolGrad(windows, spatial_of(v.in[0].shape()))),
+    return {dispatch1(PrimRef(new AvgPoolGrad({windows, spatial_of(v.in[0].shape())})),
                       operands(Tensor(v.cot[0])))};
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    Windows w = read_windows(a);
-    read_size(a, 0);
-    return PrimRef(new AvgPool(w));
   }
 };
 
 Tensor run_avg_pool(const Windows& w, const Tensor& x) {
-  return dispatch1(PrimRef(new AvgPool(w)), operands(Tensor(x)));
+  return dispatch1(PrimRef(new AvgPool({w})), operands(Tensor(x)));
 }
 
 // ---- the functions
@@ -246,7 +218,7 @@ std::pair<Tensor, Tensor> max_pool(std::string_view op, int dims, const Tensor& 
                                    const PerDim& kernel, const MaxPoolOptions& o) {
   auto [x, added] = batched(op, t, dims);
   Windows w = make_windows(op, x, dims, kernel, o.stride, o.padding, o.dilation, o.ceil_mode);
-  Tensors out = dispatch(PrimRef(new MaxPool(w)), operands(std::move(x)));
+  Tensors out = dispatch(PrimRef(new MaxPool({w})), operands(std::move(x)));
   return added ? std::pair(squeeze(out[0], 0), squeeze(out[1], 0)) : std::pair(out[0], out[1]);
 }
 
@@ -266,7 +238,7 @@ Tensor adaptive_pool(std::string_view op, int dims, const Tensor& t, const PerDi
   auto [x, added] = batched(op, t, dims);
   Windows w = adaptive_windows(op, x, dims, output);
   Tensor y =
-      max ? dispatch(PrimRef(new MaxPool(w)), operands(std::move(x)))[0] : run_avg_pool(w, x);
+      max ? dispatch(PrimRef(new MaxPool({w})), operands(std::move(x)))[0] : run_avg_pool(w, x);
   return added ? squeeze(y, 0) : y;
 }
 
@@ -338,7 +310,7 @@ std::vector<PoolSample> pool_samples(bool max) {
     all.push_back({{{2, 2}, {2, 2}, {2, 2}, {0, 0}, {1, 1}, false, true, 3}, {2, 1, 4, 4}});
   return all;
 }
-PrimRef max_pool_of(const Windows& w) { return PrimRef(new MaxPool(w)); }
+PrimRef max_pool_of(const Windows& w) { return PrimRef(new MaxPool({w})); }
 
 }  // namespace
 
@@ -353,7 +325,7 @@ void register_pool_ops(OpRegistry& registry) {
     std::vector<Sample> all;
     for (const PoolSample& s : pool_samples(true)) {
       Tensors out = dispatch(max_pool_of(s.windows), operands(sample_values(s.x, -1, 1, 1)));
-      all.push_back({PrimRef(new MaxPoolGrad(s.windows, spatial_of(s.x))),
+      all.push_back({PrimRef(new MaxPoolGrad({s.windows, spatial_of(s.x)})),
                      {sample_values(out[0].shape(), -1, 1, 2), out[1]}});
     }
     return all;
@@ -361,13 +333,13 @@ void register_pool_ops(OpRegistry& registry) {
   registry.add("avg_pool", [] {
     std::vector<Sample> all;
     for (const PoolSample& s : pool_samples(false))
-      all.push_back({PrimRef(new AvgPool(s.windows)), {sample_values(s.x, -1, 1, 1)}});
+      all.push_back({PrimRef(new AvgPool({s.windows})), {sample_values(s.x, -1, 1, 1)}});
     return all;
   });
   registry.add("avg_pool_grad", [] {
     std::vector<Sample> all;
     for (const PoolSample& s : pool_samples(false))
-      all.push_back({PrimRef(new AvgPoolGrad(s.windows, spatial_of(s.x))),
+      all.push_back({PrimRef(new AvgPoolGrad({s.windows, spatial_of(s.x)})),
                      {sample_values(with_spatial(s.x, s.windows.windows), -1, 1, 2)}});
     return all;
   });

@@ -4,7 +4,7 @@
 #pragma once
 #include <algorithm>
 
-#include "core/primitive/primitive.h"
+#include "core/primitive/attributes.h"
 
 namespace tessera {
 
@@ -13,7 +13,7 @@ struct PoolWindow {
   int64_t first, end, step;
 };
 
-struct PoolAttributes : Primitive {
+struct PoolAttributes {
   /// One number for each spatial dim; `windows` is the extent of the result. Of an adaptive pool
   /// only that counts.
   struct Windows {
@@ -43,12 +43,25 @@ struct PoolAttributes : Primitive {
       PoolWindow w = at(i, o, extent);
       return w.end - w.first;
     }
+    /// Those that every pool has.
+    static void places(auto& a, auto& f) {
+      f("windows", a.windows), f("kernel", a.kernel), f("stride", a.stride);
+      f("padding", a.padding), f("dilation", a.dilation);
+    }
+    static void fields(auto& a, auto& f) {
+      places(a, f);
+      f("adaptive", a.adaptive), f("count_padding", a.count_padding), f.any("divisor", a.divisor);
+    }
   };
-  /// `size`: the spatial extents of the input, where no operand tells.
-  PoolAttributes(const OpInfo& op, const Windows& windows, const Dims& size = {})
-      : Primitive(op), windows(windows), size(size) {}
-  const Windows windows;
-  const Dims size;
+  Windows windows;
+  Dims size = {};  // the spatial extents of the input, where no operand tells
+  static void fields(auto& a, auto& f) { f.within(a.windows), f("size", a.size); }
+};
+
+/// Largest values of u8: windows are not adaptive.
+struct QuantizedPoolAttributes {
+  PoolAttributes::Windows windows;
+  static void fields(auto& a, auto& f) { PoolAttributes::Windows::places(a.windows, f); }
 };
 
 }  // namespace tessera

@@ -9,6 +9,7 @@
 #include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/pool.h"
+#include "core/ops/quantized_layer.h"
 #include "core/ops/register.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
@@ -19,6 +20,7 @@ namespace {
 
 using Form = QuantizedLayerAttributes::Form;
 using Window = ConvAttributes::Window;
+using Windows = PoolAttributes::Windows;
 
 void check_zero_point(std::string_view op, int zero_point) {
   TESSERA_CHECK(zero_point >= 0 && zero_point <= 255, "{}: zero_point={} is not in 0..255", op,
@@ -33,27 +35,20 @@ Tensor as_u8(const Tensor& whole) { return cast(clamp(whole, 0.0, 255.0), kU8); 
 
 // ---- between f32 and u8
 
-class QuantizeFamily : public QuantizeAttributes {
+class QuantizeFamily : public PrimitiveWith<QuantizationParameters> {
  public:
-  using QuantizeAttributes::QuantizeAttributes;
+  using PrimitiveWith::PrimitiveWith;
   AxisMap axes(MetaSpan in) const override { return pointwise_axes(in, in[0]->shape); }
-  void attributes(AttributeVisitor& v) const override {
-    v.real("scale", scale), v.integer("zero_point", zero_point);
-  }
   bool decomposable() const override { return true; }
-
- protected:
-  static QuantizationParameters read(AttributeReader& a) {
-    QuantizationParameters q{a.real("scale"), int(a.integer("zero_point"))};
+  static void check_attributes(const QuantizationParameters& q) {
     check_scale("quantize", q.scale), check_zero_point("quantize", q.zero_point);
-    return q;
   }
 };
 
-class Quantize final : public QuantizeFamily {
+class Quantize final : public PrimitiveOf<Quantize, QuantizeFamily> {
  public:
   static inline const OpInfo kOp{"quantize", {OpKind::kOther, Precision::kAsGiven, 1}};
-  explicit Quantize(const QuantizationParameters& q) : QuantizeFamily(kOp, q.scale, q.zero_point) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(is_floating(in[0]->dtype), "quantize: x is {}; expected floats", describe(in));
     return {Meta::contiguous(in[0]->shape, kU8, in[0]->device)};
@@ -61,16 +56,12 @@ class Quantize final : public QuantizeFamily {
   Tensors decompose(std::span<const Tensor> in) const override {
     return {as_u8(round(cast(in[0], kF32) * double(float(1 / scale))) + double(zero_point))};
   }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Quantize(read(a)));
-  }
 };
 
-class Dequantize final : public QuantizeFamily {
+class Dequantize final : public PrimitiveOf<Dequantize, QuantizeFamily> {
  public:
   static inline const OpInfo kOp{"dequantize", {OpKind::kOther, Precision::kAsGiven, 1}};
-  explicit Dequantize(const QuantizationParameters& q)
-      : QuantizeFamily(kOp, q.scale, q.zero_point) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(in[0]->dtype == kU8, "dequantize: x is {}; expected u8", describe(in));
     return {Meta::contiguous(in[0]->shape, kF32, in[0]->device)};
@@ -78,27 +69,14 @@ class Dequantize final : public QuantizeFamily {
   Tensors decompose(std::span<const Tensor> in) const override {
     return {(cast(in[0], kF32) - double(zero_point)) * double(float(scale))};
   }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Dequantize(read(a)));
-  }
 };
 
 // ---- layers
 
-class QuantizedLayer : public QuantizedLayerAttributes {
+class LayerFamily : public QuantizedLayer {
  public:
-  using QuantizedLayerAttributes::QuantizedLayerAttributes;
+  using QuantizedLayer::QuantizedLayer;
   int64_t operand_count() const override { return 4 + form.residual; }
-  void attributes(AttributeVisitor& v) const override {
-    const Window& w = form.window;
-    v.dims("stride", w.stride), v.dims("dilation", w.dilation);
-    v.dims("pad_begin", w.pad_begin), v.dims("pad_end", w.pad_end);
-    v.integer("groups", w.groups), v.integer("x_zero_point", form.x_zero_point);
-    v.integer("has_residual", form.residual), v.real("residual_scale", form.residual_scale);
-    v.integer("residual_zero_point", form.residual_zero_point), v.integer("relu", form.relu);
-    v.integer("quantized", form.quantized), v.integer("y_zero_point", form.y_zero_point);
-    v.integer("constant", form.constant);
-  }
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(int64_t(in.size()) == operand_count(),
                   "{}: {} operands; expected x, weight, scale, bias{}", name(), in.size(),
@@ -159,17 +137,6 @@ class QuantizedLayer : public QuantizedLayerAttributes {
   }
 
  protected:
-  static Form read(AttributeReader& a) {
-    Form f;
-    f.window = {a.numbers("stride"), a.numbers("dilation"), a.numbers("pad_begin"),
-                a.numbers("pad_end"), a.count("groups")};
-    f.x_zero_point = int(a.integer("x_zero_point")), f.residual = a.flag("has_residual");
-    f.residual_scale = a.real("residual_scale");
-    f.residual_zero_point = int(a.integer("residual_zero_point")), f.relu = a.flag("relu");
-    f.quantized = a.flag("quantized"), f.y_zero_point = int(a.integer("y_zero_point"));
-    f.constant = a.flag("constant");
-    return f;
-  }
   static void check(std::string_view op, const Form& f) {
     check_zero_point(op, f.x_zero_point), check_zero_point(op, f.residual_zero_point);
     check_zero_point(op, f.y_zero_point), check_scale(op, f.residual_scale);
@@ -209,35 +176,30 @@ class QuantizedLayer : public QuantizedLayerAttributes {
   }
 };
 
-class QuantizedLinear final : public QuantizedLayer {
+class QuantizedLinear final : public PrimitiveOf<QuantizedLinear, LayerFamily> {
  public:
   static inline const OpInfo kOp{"quantized_linear", {OpKind::kProduct, Precision::kAsGiven, 4}};
-  explicit QuantizedLinear(const Form& f) : QuantizedLayer(kOp, f) {
-    check(name(), f);
+  explicit QuantizedLinear(const QuantizedLayerAttributes& a) : PrimitiveOf(kOp, a) {
+    check(name(), form);
     TESSERA_CHECK(spatial() == 0, "quantized_linear: {} spatial dims; expected none", spatial());
   }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new QuantizedLinear(read(a)));
-  }
 };
-class QuantizedConv final : public QuantizedLayer {
+class QuantizedConv final : public PrimitiveOf<QuantizedConv, LayerFamily> {
  public:
   static inline const OpInfo kOp{"quantized_conv", {OpKind::kProduct, Precision::kAsGiven, 4}};
-  explicit QuantizedConv(const Form& f) : QuantizedLayer(kOp, f) {
-    check(name(), f);
+  explicit QuantizedConv(const QuantizedLayerAttributes& a) : PrimitiveOf(kOp, a) {
+    check(name(), form);
     TESSERA_CHECK(spatial() > 0, "quantized_conv: no spatial dims; expected 1 to 3");
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new QuantizedConv(read(a)));
   }
 };
 
 // ---- pooling
 
-class QuantizedMaxPool final : public PoolAttributes {
+class QuantizedMaxPool final : public PrimitiveOf<QuantizedMaxPool, QuantizedPoolAttributes> {
  public:
   static inline const OpInfo kOp{"quantized_max_pool", {OpKind::kOther, Precision::kAsGiven, 1}};
-  explicit QuantizedMaxPool(const Windows& w) : PoolAttributes(kOp, w) {
+  explicit QuantizedMaxPool(const QuantizedPoolAttributes& a) : PrimitiveOf(kOp, a) {
+    const Windows& w = windows;
     TESSERA_CHECK(!w.adaptive, "quantized_max_pool: windows are adaptive; pool in f32");
     tessera::windows::check("quantized_max_pool", w);
     for (int i = 0; i < w.spatial(); ++i)
@@ -246,11 +208,6 @@ class QuantizedMaxPool final : public PoolAttributes {
                     "are no windows",
                     to_string(w.windows), to_string(w.kernel), to_string(w.stride),
                     to_string(w.padding), to_string(w.dilation));
-  }
-  void attributes(AttributeVisitor& v) const override {
-    v.dims("windows", windows.windows), v.dims("kernel", windows.kernel);
-    v.dims("stride", windows.stride), v.dims("padding", windows.padding);
-    v.dims("dilation", windows.dilation);
   }
   Metas infer(MetaSpan in) const override {
     const Meta& x = *in[0];
@@ -275,20 +232,16 @@ class QuantizedMaxPool final : public PoolAttributes {
     m.in = {x}, m.out = {y};
     return m;
   }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(
-        new QuantizedMaxPool(Windows{a.numbers("windows"), a.numbers("kernel"), a.numbers("stride"),
-                                     a.numbers("padding"), a.numbers("dilation")}));
-  }
 };
 
 template <class Op>
 Tensor run_layer(const Window& window, const Tensor& x, int x_zero_point, const Tensor& weight,
                  const Tensor& scale, const Tensor& bias, const QuantizedEpilogue& then) {
   const bool residual = then.residual.defined();
-  PrimRef prim(new Op({window, x_zero_point, residual, residual ? then.residual_scale : 1,
-                       residual ? then.residual_zero_point : 0, then.relu, then.quantized,
-                       then.quantized ? then.y_zero_point : 0, then.constant}));
+  PrimRef prim(new Op(
+      QuantizedLayerAttributes{{window, x_zero_point, residual, residual ? then.residual_scale : 1,
+                                residual ? then.residual_zero_point : 0, then.relu, then.quantized,
+                                then.quantized ? then.y_zero_point : 0, then.constant}}));
   Tensor in[] = {x, weight, scale, bias, then.residual};
   return dispatch1(prim, Inputs(in, residual ? 5 : 4));
 }
@@ -312,7 +265,7 @@ Tensor quantized_conv(const Tensor& x, int x_zero_point, const Tensor& weight, c
   return run_layer<QuantizedConv>(window, x, x_zero_point, weight, scale, bias, then);
 }
 Tensor quantized_max_pool(const Tensor& x, const PoolAttributes::Windows& windows) {
-  return dispatch1(PrimRef(new QuantizedMaxPool(windows)), operands(Tensor(x)));
+  return dispatch1(PrimRef(new QuantizedMaxPool({windows})), operands(Tensor(x)));
 }
 
 // ---- samples
@@ -346,11 +299,11 @@ Sample layer_sample(Form f, const Shape& x, const Shape& w, bool residual, bool 
     SmallVector<const Meta*, 5> metas;
     for (const Tensor& t : s.in) metas.push_back(&t.meta());
     f.residual = false;
-    Shape y = Op(f).infer(metas)[0].shape;
+    Shape y = Op(QuantizedLayerAttributes{f}).infer(metas)[0].shape;
     f.residual = true;
     s.in.push_back(sample_bytes(y, 5));
   }
-  s.prim = PrimRef(new Op(f));
+  s.prim = PrimRef(new Op(QuantizedLayerAttributes{f}));
   return s;
 }
 
@@ -391,8 +344,8 @@ void register_quantized_ops(OpRegistry& registry) {
     PoolAttributes::Windows w{{2, 3}, {3, 2}, {2, 2}, {1, 1}, {1, 1}},
         line{{3}, {2}, {1}, {0}, {2}};
     return std::vector<Sample>{
-        {PrimRef(new QuantizedMaxPool(w)), {sample_bytes({2, 3, 4, 5}, 1)}, false},
-        {PrimRef(new QuantizedMaxPool(line)), {sample_bytes({2, 3, 5}, 1)}, false}};
+        {PrimRef(new QuantizedMaxPool({w})), {sample_bytes({2, 3, 4, 5}, 1)}, false},
+        {PrimRef(new QuantizedMaxPool({line})), {sample_bytes({2, 3, 5}, 1)}, false}};
   });
 }
 

@@ -8,11 +8,6 @@
 
 namespace tessera {
 
-struct QuantizationParameters {
-  double scale = 1;
-  int zero_point = 0;  // 0..255: the u8 that stands for 0
-};
-
 /// round(x / scale) + zero_point within 0..255, half to even, NaN as 0; x floats -> u8.
 Tensor quantize(const Tensor& x, const QuantizationParameters& q);
 /// scale (x - zero_point); x u8 -> f32.

@@ -2,8 +2,8 @@
 
 #include "core/dispatch/context.h"
 #include "core/dispatch/sharding.h"
-#include "core/ops/attributes.h"
 #include "core/ops/compose.h"
+#include "core/ops/create_attributes.h"
 #include "core/ops/fused.h"
 #include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
@@ -13,19 +13,18 @@
 #include "core/ops/sort.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
 
-class Random final : public RandomAttributes {
+class Random final : public PrimitiveOf<Random, RandomAttributes> {
  public:
   static inline const OpInfo kOps[] = {
       {"rand", {OpKind::kDraw, Precision::kAsGiven, 1}},
       {"randn", {OpKind::kDraw, Precision::kAsGiven, 1}},
       {"randint", {OpKind::kDraw, Precision::kAsGiven, 1}}};  // by RandomKind
-  Random(RandomKind kind, const Shape& shape, const Dims& begin, const Shape& global, int64_t low,
-         int64_t high, DType dtype, Device device)
-      : RandomAttributes(kOps[int(kind)], kind, shape, begin, global, low, high, dtype, device) {}
+  explicit Random(const RandomAttributes& a) : PrimitiveOf(kOps[int(a.kind)], a) {}
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK_AS(ShapeError, in[0]->shape == Shape{2} && in[0]->dtype == kI64,
                      "{}: the key must be i64[2], got {}", name(), describe(in));
@@ -42,19 +41,9 @@ class Random final : public RandomAttributes {
     Dims b = begin;
     for (int d = 0; d < shape.size(); ++d) b[d] += range_of(map.out[0][size_t(d)], loops).begin;
     return PrimRef(
-        new Random(kind, local_shape(map.out[0], loops), b, global, low, high, dtype, device));
+        new Random({kind, local_shape(map.out[0], loops), b, global, low, high, dtype, device}));
   }
   bool differentiable() const override { return false; }
-  void attributes(AttributeVisitor& v) const override {
-    v.dims("shape", shape), v.dims("begin", begin), v.dims("global", global), v.integer("low", low),
-        v.integer("high", high);
-    v.text("dtype", name_of(dtype)), v.text("device", to_string(device));
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Random(kind, a.numbers("shape"), a.numbers("begin"), a.numbers("global"),
-                              a.integer("low"), a.integer("high"), a.dtype("dtype"),
-                              a.device("device")));
-  }
 };
 
 // Integers of magnitude up to which `t` holds every one.
@@ -79,7 +68,7 @@ Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DTyp
   if (!key.defined()) key = default_generator().next_key();
   if (o.device.is_meta()) key = empty(key.shape(), key.dtype(), kMeta);  // the op runs where it is
   PrimRef prim(
-      new Random(kind, shape, Dims::filled(shape.size(), 0), shape, low, high, dtype, o.device));
+      new Random({kind, shape, Dims::filled(shape.size(), 0), shape, low, high, dtype, o.device}));
   if (o.placed_like.defined())
     if (const ShardingLayer* sharding = placing(o.placed_like))
       return sharding->create(prim, operands(std::move(key)));
@@ -96,11 +85,10 @@ Tensor exponential_like(const Tensor& t, Tensor key) {
 }
 
 // Its own derivative: the same mask on the cotangent.
-class Dropout final : public DropoutAttributes {
+class Dropout final : public PrimitiveOf<Dropout, DropoutAttributes> {
  public:
   static inline const OpInfo kOp{"dropout", {OpKind::kDraw, Precision::kAsGiven, 2}};
-  Dropout(double p, bool by_sample, const Dims& begin = {}, const Shape& global = {})
-      : DropoutAttributes(kOp, p, by_sample, begin, global) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK(is_floating(in[0]->dtype), "dropout: takes floats, got {}", describe(in));
     TESSERA_CHECK_AS(
@@ -136,7 +124,7 @@ class Dropout final : public DropoutAttributes {
       Range r = range_of(dim, loops);
       b.push_back(r.begin), g.push_back(r.extent);
     }
-    return PrimRef(new Dropout(p, by_sample, b, g));
+    return PrimRef(new Dropout({p, by_sample, b, g}));
   }
   int64_t operand_count() const override { return 2 + by_sample; }
   SaveMask saved() const override { return {6, 0}; }
@@ -144,16 +132,8 @@ class Dropout final : public DropoutAttributes {
     Tensors in{v.cot[0], v.in[1]};
     if (by_sample) in.push_back(v.in[2]);
     Tensors g(v.in.size());
-    g[0] = dispatch1(PrimRef(new Dropout(p, by_sample, begin, global)), in);
+    g[0] = dispatch1(PrimRef(new Dropout({p, by_sample, begin, global})), in);
     return g;
-  }
-  void attributes(AttributeVisitor& v) const override {
-    v.real("p", p), v.integer("by_sample", by_sample), v.dims("begin", begin),
-        v.dims("global", global);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(
-        new Dropout(a.real("p"), a.flag("by_sample"), a.numbers("begin"), a.numbers("global")));
   }
 };
 
@@ -278,7 +258,7 @@ Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {
   Tensors in{x, std::move(key)};
   if (samples.defined()) in.push_back(samples);
   Scoped<bool> same(context().replicate_plain, true);  // the key and the numbers are
-  return dispatch1(PrimRef(new Dropout(p, samples.defined())), in);
+  return dispatch1(PrimRef(new Dropout({p, samples.defined()})), in);
 }
 
 Tensor dropout2d(const Tensor& x, double p, Tensor key, Tensor samples) {
@@ -294,24 +274,24 @@ void register_random_ops(OpRegistry& registry) {
     registry.add(Random::kOps[int(kind)].name, [=] {
       DType t = kind == RandomKind::kInteger ? kI64 : kF64;
       return std::vector<Sample>{
-          {PrimRef(new Random(kind, {3, 5}, {0, 0}, {3, 5}, 0, 9, t, kCPU)), {key()}, false},
-          {PrimRef(new Random(kind, {2, 1, 2}, {0, 0, 0}, {2, 1, 2}, 0, 9, t, kCPU)),
+          {PrimRef(new Random({kind, {3, 5}, {0, 0}, {3, 5}, 0, 9, t, kCPU})), {key()}, false},
+          {PrimRef(new Random({kind, {2, 1, 2}, {0, 0, 0}, {2, 1, 2}, 0, 9, t, kCPU})),
            {key()},
            false}};
     });
   registry.add("dropout", [=] {
     return std::vector<Sample>{
-        {PrimRef(new Dropout(0.4, false)), {sample_values({4, 6}, -1, 1, 1), key()}},
-        {PrimRef(new Dropout(0.4, true)),
+        {PrimRef(new Dropout({0.4, false})), {sample_values({4, 6}, -1, 1, 1), key()}},
+        {PrimRef(new Dropout({0.4, true})),
          {sample_values({4, 6}, -1, 1, 1), key(), sample_integers({4}, 0, 100, 2)}},
         // Extents of 2, like the key's; samples of several rows and of one.
-        {PrimRef(new Dropout(0.4, false)), {sample_values({3, 2}, -1, 1, 1), key()}},
-        {PrimRef(new Dropout(0.4, false)), {sample_values({2, 1, 2}, -1, 1, 1), key()}},
-        {PrimRef(new Dropout(0.4, true)),
+        {PrimRef(new Dropout({0.4, false})), {sample_values({3, 2}, -1, 1, 1), key()}},
+        {PrimRef(new Dropout({0.4, false})), {sample_values({2, 1, 2}, -1, 1, 1), key()}},
+        {PrimRef(new Dropout({0.4, true})),
          {sample_values({4, 6}, -1, 1, 1), key(), sample_integers({2}, 0, 100, 2)}},
-        {PrimRef(new Dropout(0.4, true)),
+        {PrimRef(new Dropout({0.4, true})),
          {sample_values({2, 2}, -1, 1, 1), key(), sample_integers({2}, 0, 100, 2)}},
-        {PrimRef(new Dropout(0.4, true)),
+        {PrimRef(new Dropout({0.4, true})),
          {sample_values({4, 2, 1}, -1, 1, 1), key(), sample_integers({1}, 0, 100, 2)}}};
   });
 }

@@ -6,12 +6,13 @@
 #include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/precision.h"
-#include "core/ops/attributes.h"
 #include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/reduce_attributes.h"
 #include "core/ops/samples.h"
 #include "core/ops/scan.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 #include "core/tensor/wrapped.h"
 
 namespace tessera {
@@ -43,7 +44,7 @@ Tensor products_before(const Tensor& x, int dim) {
   return cat(parts, dim);
 }
 
-class Reduce final : public ReduceAttributes {
+class Reduce final : public PrimitiveOf<Reduce, ReduceAttributes> {
  public:
   static inline const OpInfo kOps[] = {{"sum", {OpKind::kReduce, Precision::kWide, 1}},
                                        {"prod", {OpKind::kReduce, Precision::kWide, 1}},
@@ -51,8 +52,7 @@ class Reduce final : public ReduceAttributes {
                                        {"amin", {OpKind::kReduce, Precision::kAsGiven, 1}},
                                        {"any", {OpKind::kReduce, Precision::kAsGiven, 1}},
                                        {"all", {OpKind::kReduce, Precision::kAsGiven, 1}}};
-  Reduce(ReduceKind kind, uint32_t mask, bool keepdim)
-      : ReduceAttributes(kOps[int(kind)], kind, mask, keepdim) {}
+  explicit Reduce(const ReduceAttributes& a) : PrimitiveOf(kOps[int(a.kind)], a) {}
   Metas infer(MetaSpan in) const override {
     Shape s;
     int64_t n = 1;
@@ -106,15 +106,6 @@ class Reduce final : public ReduceAttributes {
     Tensor share = v.cot[0] / sum(chosen, dims(x), keepdim);
     return {chosen * with_dims(share, x)};
   }
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("mask", mask), v.integer("keepdim", keepdim);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    int64_t bits = a.count("mask");
-    TESSERA_CHECK(bits < int64_t(1) << kMaxDims, "{}: mask {} names dims beyond {}", name(), bits,
-                  kMaxDims - 1);
-    return PrimRef(new Reduce(kind, uint32_t(bits), a.flag("keepdim")));
-  }
 
  private:
   Dims dims(const Tensor& x) const {
@@ -167,7 +158,7 @@ uint32_t mask_of(const Tensor& x, const Dims& dims, const char* op) {
 }
 
 Tensor reduce(ReduceKind kind, const Tensor& x, const Dims& dims, bool keepdim) {
-  return dispatch1(PrimRef(new Reduce(kind, mask_of(x, dims, reduce_name(kind)), keepdim)),
+  return dispatch1(PrimRef(new Reduce({kind, mask_of(x, dims, reduce_name(kind)), keepdim})),
                    operands(Tensor(x)));
 }
 
@@ -319,9 +310,9 @@ void register_reduce_ops(OpRegistry& registry) {
       Tensor x = sample_values({2, 3, 4}, 0.5, 2, 1);
       if (!smooth) x = gt(x, 1.2);
       return std::vector<Sample>{
-          {PrimRef(new Reduce(kind, 2, false)), {x}, smooth},
-          {PrimRef(new Reduce(kind, 5, true)), {x}, smooth},
-          {PrimRef(new Reduce(kind, 7, false)), {permute(x, {2, 0, 1})}, smooth}};
+          {PrimRef(new Reduce({kind, 2, false})), {x}, smooth},
+          {PrimRef(new Reduce({kind, 5, true})), {x}, smooth},
+          {PrimRef(new Reduce({kind, 7, false})), {permute(x, {2, 0, 1})}, smooth}};
     });
   registry.add("expand_like", [] {
     return std::vector<Sample>{

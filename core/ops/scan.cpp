@@ -10,6 +10,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
@@ -29,13 +30,10 @@ void check_float(std::string_view op, MetaSpan in) {
                      "{}: takes floats of one shape and dtype, got {}", op, describe(in));
 }
 
-class CumSum final : public ScanAttributes {
+class CumSum final : public PrimitiveOf<CumSum, ScanAttributes> {
  public:
   static inline const OpInfo kOp{"cumsum", {OpKind::kOther, Precision::kWide, 1}};
-  CumSum(int dim, bool reverse) : ScanAttributes(kOp, dim, reverse) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new CumSum(a.dim("dim"), a.flag("reverse")));
-  }
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
   }
@@ -45,17 +43,14 @@ class CumSum final : public ScanAttributes {
     return m;
   }
   Tensors vjp(const VjpArgs& v) const override {
-    return {dispatch1(PrimRef(new CumSum(dim, !reverse)), operands(Tensor(v.cot[0])))};
+    return {dispatch1(PrimRef(new CumSum({dim, !reverse})), operands(Tensor(v.cot[0])))};
   }
 };
 
-class LinearScan final : public ScanAttributes {
+class LinearScan final : public PrimitiveOf<LinearScan, ScanAttributes> {
  public:
   static inline const OpInfo kOp{"linear_scan", {OpKind::kOther, Precision::kAsGiven, 2}};
-  LinearScan(int dim, bool reverse) : ScanAttributes(kOp, dim, reverse) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new LinearScan(a.dim("dim"), a.flag("reverse")));
-  }
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     check_float(name(), in);
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
@@ -72,13 +67,10 @@ class LinearScan final : public ScanAttributes {
   }
 };
 
-class CumProd final : public DimAttributes {
+class CumProd final : public PrimitiveOf<CumProd, DimAttributes> {
  public:
   static inline const OpInfo kOp{"cumprod", {OpKind::kOther, Precision::kWide, 1}};
-  explicit CumProd(int dim) : DimAttributes(kOp, dim) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new CumProd(a.dim("dim")));
-  }
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
   }
@@ -97,14 +89,11 @@ class CumProd final : public DimAttributes {
   }
 };
 
-class CumExtreme final : public DimAttributes {
+class CumExtreme final : public PrimitiveOf<CumExtreme, DimAttributes> {
  public:
   static inline const OpInfo kMax{"cummax", {OpKind::kOther, Precision::kAsGiven, 1}},
       kMin{"cummin", {OpKind::kOther, Precision::kAsGiven, 1}};
-  CumExtreme(bool largest, int dim) : DimAttributes(largest ? kMax : kMin, dim) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new CumExtreme(id() == kMax.id, a.dim("dim")));
-  }
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device),
             Meta::contiguous(in[0]->shape, kI64, in[0]->device)};
@@ -116,13 +105,10 @@ class CumExtreme final : public DimAttributes {
   }
 };
 
-class LogCumSumExp final : public DimAttributes {
+class LogCumSumExp final : public PrimitiveOf<LogCumSumExp, DimAttributes> {
  public:
   static inline const OpInfo kOp{"logcumsumexp", {OpKind::kOther, Precision::kWide, 1}};
-  explicit LogCumSumExp(int dim) : DimAttributes(kOp, dim) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new LogCumSumExp(a.dim("dim")));
-  }
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     check_float(name(), in);
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
@@ -148,13 +134,14 @@ template <class P, class... A>
 Tensor run(const char* op, const Tensor& x, int64_t dim, A... attributes) {
   int d = wrap_dim(dim, x.ndim(), op);
   if (x.ndim() == 0) return x;
-  return dispatch1(PrimRef(new P(d, attributes...)), operands(Tensor(x)));
+  return dispatch1(PrimRef(new P({d, attributes...})), operands(Tensor(x)));
 }
 
 ValuesAndIndices running_extreme(bool largest, const char* op, const Tensor& x, int64_t dim) {
   int d = wrap_dim(dim, x.ndim(), op);
-  Tensors out = dispatch(PrimRef(new CumExtreme(largest, d)),
-                         operands(x.ndim() ? Tensor(x) : reshape(x, {1})));
+  Tensors out =
+      dispatch(PrimRef(new CumExtreme(largest ? CumExtreme::kMax : CumExtreme::kMin, {d})),
+               operands(x.ndim() ? Tensor(x) : reshape(x, {1})));
   if (x.ndim() == 0) return {reshape(out[0], {}), reshape(out[1], {})};
   return {out[0], out[1]};
 }
@@ -180,7 +167,7 @@ Tensor logcumsumexp(const Tensor& x, int64_t dim) {
 
 Tensor linear_scan(const Tensor& a, const Tensor& b, int64_t dim, bool reverse) {
   int d = wrap_dim(dim, a.ndim(), "linear_scan");
-  return dispatch1(PrimRef(new LinearScan(d, reverse)), operands(Tensor(a), Tensor(b)));
+  return dispatch1(PrimRef(new LinearScan({d, reverse})), operands(Tensor(a), Tensor(b)));
 }
 
 Tensor diff(const Tensor& x, int64_t order, int64_t dim) {
@@ -200,27 +187,28 @@ void register_scan_ops(OpRegistry& registry) {
   auto x = [](uint64_t key) { return sample_values({3, 4, 2}, -1, 1, key); };
   registry.add("cumsum", [=] {
     return std::vector<Sample>{
-        {PrimRef(new CumSum(1, false)), {x(1)}},
-        {PrimRef(new CumSum(2, true)), {x(2)}},
-        {PrimRef(new CumSum(0, false)), {sample_integers({5}, 0, 9, 3)}, false}};
+        {PrimRef(new CumSum({1, false})), {x(1)}},
+        {PrimRef(new CumSum({2, true})), {x(2)}},
+        {PrimRef(new CumSum({0, false})), {sample_integers({5}, 0, 9, 3)}, false}};
   });
   registry.add("cumprod", [=] {
-    return std::vector<Sample>{{PrimRef(new CumProd(1)), {x(1)}},
-                               {PrimRef(new CumProd(2)), {x(2)}}};
+    return std::vector<Sample>{{PrimRef(new CumProd({1})), {x(1)}},
+                               {PrimRef(new CumProd({2})), {x(2)}}};
   });
   registry.add("linear_scan", [=] {
-    return std::vector<Sample>{{PrimRef(new LinearScan(1, false)), {x(1), x(2)}},
-                               {PrimRef(new LinearScan(2, true)), {x(1), x(2)}}};
+    return std::vector<Sample>{{PrimRef(new LinearScan({1, false})), {x(1), x(2)}},
+                               {PrimRef(new LinearScan({2, true})), {x(1), x(2)}}};
   });
   for (bool largest : {true, false})
     registry.add(largest ? "cummax" : "cummin", [=] {
+      const OpInfo& op = largest ? CumExtreme::kMax : CumExtreme::kMin;
       return std::vector<Sample>{
-          {PrimRef(new CumExtreme(largest, 1)), {x(1)}},
-          {PrimRef(new CumExtreme(largest, 0)), {sample_integers({5, 2}, 0, 3, 3)}, false}};
+          {PrimRef(new CumExtreme(op, {1})), {x(1)}},
+          {PrimRef(new CumExtreme(op, {0})), {sample_integers({5, 2}, 0, 3, 3)}, false}};
     });
   registry.add("logcumsumexp", [=] {
-    return std::vector<Sample>{{PrimRef(new LogCumSumExp(1)), {x(1)}},
-                               {PrimRef(new LogCumSumExp(2)), {x(2)}}};
+    return std::vector<Sample>{{PrimRef(new LogCumSumExp({1})), {x(1)}},
+                               {PrimRef(new LogCumSumExp({2})), {x(2)}}};
   });
 }
 

@@ -11,21 +11,19 @@
 #include "core/ops/sparse.h"
 #include "core/ops/sparse_attributes.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
 
-class Segment final : public SegmentAttributes {
+class Segment final : public PrimitiveOf<Segment, SegmentAttributes> {
  public:
   static inline const OpInfo kOps[] = {
       {"segment_sum", {OpKind::kOther, Precision::kWide, 2}},
       {"segment_prod", {OpKind::kOther, Precision::kWide, 2}},
       {"segment_amax", {OpKind::kOther, Precision::kAsGiven, 2}},
       {"segment_amin", {OpKind::kOther, Precision::kAsGiven, 2}}};  // by ReduceKind
-  Segment(ReduceKind kind, int dim) : SegmentAttributes(kOps[int(kind)], dim, kind) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Segment(kind, a.dim("dim")));
-  }
+  explicit Segment(const SegmentAttributes& a) : PrimitiveOf(kOps[int(a.kind)], a) {}
   Metas infer(MetaSpan in) const override {
     const Shape& offsets = in[1]->shape;
     Shape s = in[0]->shape;
@@ -62,7 +60,7 @@ class Segment final : public SegmentAttributes {
     Tensor segment = searchsorted(offsets, every, true) - 1;
     auto spread = [&](const Tensor& t) { return index_select(t, dim, segment); };
     auto reduced = [&](ReduceKind k, const Tensor& t) {
-      return dispatch1(PrimRef(new Segment(k, dim)), operands(Tensor(t), Tensor(offsets)));
+      return dispatch1(PrimRef(new Segment({dim, k})), operands(Tensor(t), Tensor(offsets)));
     };
     if (kind == ReduceKind::kSum) return {spread(g), Tensor()};
     if (kind == ReduceKind::kProd) {
@@ -108,7 +106,7 @@ Tensor segment_reduce(const Tensor& data, const Tensor& offsets, ScatterReduce h
                     : how == ScatterReduce::kProd ? ReduceKind::kProd
                     : how == ScatterReduce::kAmax ? ReduceKind::kMax
                                                   : ReduceKind::kMin;
-  return dispatch1(PrimRef(new Segment(kind, d)), operands(Tensor(data), std::move(at)));
+  return dispatch1(PrimRef(new Segment({d, kind})), operands(Tensor(data), std::move(at)));
 }
 
 void register_segment_ops(OpRegistry& registry) {
@@ -119,8 +117,8 @@ void register_segment_ops(OpRegistry& registry) {
       Tensor offsets =
           empty ? from_values<int64_t>({0, 2, 2, 5}, {4}) : from_values<int64_t>({0, 1, 2, 5}, {4});
       return std::vector<Sample>{
-          {PrimRef(new Segment(k, 0)), {sample_values({5, 3}, 0.5, 2, 1), offsets}},
-          {PrimRef(new Segment(k, 1)), {sample_values({2, 5, 3}, -1, 1, 2), offsets}}};
+          {PrimRef(new Segment({0, k})), {sample_values({5, 3}, 0.5, 2, 1), offsets}},
+          {PrimRef(new Segment({1, k})), {sample_values({2, 5, 3}, -1, 1, 2), offsets}}};
     });
 }
 

@@ -3,11 +3,16 @@
 #include "core/dispatch/dispatch.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/samples.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
 
-class Cast final : public Primitive {
+struct CastAttributes {
+  DType to = kF32;
+  static void fields(auto& a, auto& f) { f("to", a.to); }
+};
+class Cast final : public PrimitiveOf<Cast, CastAttributes> {
  public:
   static inline const OpInfo kOp{"cast",
                                  {.kind = OpKind::kPointwise,
@@ -15,30 +20,23 @@ class Cast final : public Primitive {
                                   .operands = 1,
                                   .cost = 1,
                                   .plain = true}};
-  explicit Cast(DType to) : Primitive(kOp), to_(to) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
-    return {{in[0]->shape, contiguous_strides(in[0]->shape), to_, in[0]->device}};
+    return {{in[0]->shape, contiguous_strides(in[0]->shape), to, in[0]->device}};
   }
   AxisMap axes(MetaSpan in) const override {
     AxisMap m = pointwise_axes(in, in[0]->shape);
-    m.jointly_linear = is_floating(in[0]->dtype) && is_floating(to_);
+    m.jointly_linear = is_floating(in[0]->dtype) && is_floating(to);
     return m;
   }
   // The operand's dtype is read from its shape-only copy.
   Tensors vjp(const VjpArgs& v) const override {
-    if (!is_floating(v.in[0].dtype()) || !is_floating(to_)) return {Tensor()};
+    if (!is_floating(v.in[0].dtype()) || !is_floating(to)) return {Tensor()};
     DType from = v.in[0].dtype();
-    if (from == to_) return {v.cot[0]};
+    if (from == to) return {v.cot[0]};
     return {dispatch_into(v.grad_buffer_of(0), cast_primitive(from), operands(Tensor(v.cot[0])))};
   }
-  bool differentiable() const override { return is_floating(to_); }
-  void attributes(AttributeVisitor& v) const override { v.text("to", name_of(to_)); }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Cast(a.dtype("to")));
-  }
-
- private:
-  DType to_;
+  bool differentiable() const override { return is_floating(to); }
 };
 
 class Where final : public Primitive {
@@ -76,7 +74,7 @@ class Where final : public Primitive {
 const PrimRef& cast_primitive(DType to) {
   static const auto* prims = [] {
     auto* p = new SmallVector<PrimRef, kNumDTypes>;
-    for (DType t : kAllDTypes) p->push_back(PrimRef(new Cast(t)));
+    for (DType t : kAllDTypes) p->push_back(PrimRef(new Cast({t})));
     return p;
   }();
   return (*prims)[size_t(to)];

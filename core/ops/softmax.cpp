@@ -4,15 +4,16 @@
 
 #include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
-#include "core/ops/attributes.h"
 #include "core/ops/create.h"
 #include "core/ops/fused.h"
+#include "core/ops/fused_attributes.h"
 #include "core/ops/indexing.h"
 #include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 #include "core/tensor/wrapped.h"
 
 namespace tessera {
@@ -101,11 +102,10 @@ Tensor one_hot_mask(const Tensor& targets, int64_t classes) {
 
 // The gradient is formed in the forward pass, while the row's exponentials are at hand: logits need
 // not be saved, and backward only multiplies by the cotangent of the loss.
-class CrossEntropy final : public CrossEntropyAttributes {
+class CrossEntropy final : public PrimitiveOf<CrossEntropy, CrossEntropyAttributes> {
  public:
   static inline const OpInfo kOp{"cross_entropy", {OpKind::kOther, Precision::kWide, 2}};
-  CrossEntropy(int64_t ignore_index, bool mean, bool with_grad)
-      : CrossEntropyAttributes(kOp, ignore_index, mean, with_grad) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     const Shape &x = in[0]->shape, &t = in[1]->shape;
     TESSERA_CHECK_AS(ShapeError,
@@ -142,14 +142,6 @@ class CrossEntropy final : public CrossEntropyAttributes {
     Tensor g = second_order(v);
     if (v.cot[0].defined()) g = g + v.out[1] * cast(v.cot[0], v.out[1].dtype());
     return {g, Tensor()};
-  }
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("ignore_index", ignore_index), v.integer("mean", mean),
-        v.integer("with_grad", with_grad);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(
-        new CrossEntropy(a.integer("ignore_index"), a.flag("mean"), a.flag("with_grad")));
   }
 
  private:
@@ -254,7 +246,7 @@ Tensor cross_entropy(const Tensor& given, const Tensor& targets, const CrossEntr
     return general_cross_entropy(logits, t, o);
   int64_t classes = logits.size(-1);
   bool with_grad = asks_at_any_level(logits, context().enabled & bit(Layer::kAutograd));
-  PrimRef prim(new CrossEntropy(o.ignore_index, o.reduction == Reduction::kMean, with_grad));
+  PrimRef prim(new CrossEntropy({o.ignore_index, o.reduction == Reduction::kMean, with_grad}));
   return dispatch1(prim, operands(reshape(logits, {t.numel(), classes}), reshape(t, {t.numel()})));
 }
 
@@ -277,7 +269,7 @@ void register_softmax_ops(OpRegistry& registry) {
     std::vector<Sample> s;
     for (bool mean : {false, true})
       for (bool grad : {false, true})
-        s.push_back({PrimRef(new CrossEntropy(-100, mean, grad)), {x, t}, grad});
+        s.push_back({PrimRef(new CrossEntropy({-100, mean, grad})), {x, t}, grad});
     return s;
   });
 }

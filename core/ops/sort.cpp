@@ -13,17 +13,15 @@
 #include "core/ops/samples.h"
 #include "core/ops/scan.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
 
-class Sort final : public SortAttributes {
+class Sort final : public PrimitiveOf<Sort, SortAttributes> {
  public:
   static inline const OpInfo kOp{"sort", {OpKind::kOther, Precision::kAsGiven, 1}};
-  Sort(int dim, int64_t count, bool descending) : SortAttributes(kOp, dim, count, descending) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new Sort(a.dim("dim"), a.count("count"), a.flag("descending")));
-  }
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
     TESSERA_CHECK_AS(ShapeError, dim < s.size() && count >= 0 && count <= s[dim],
@@ -39,14 +37,11 @@ class Sort final : public SortAttributes {
   }
 };
 
-class ArgExtreme final : public DimAttributes {
+class ArgExtreme final : public PrimitiveOf<ArgExtreme, DimAttributes> {
  public:
   static inline const OpInfo kMax{"argmax", {OpKind::kOther, Precision::kAsGiven, 1}},
       kMin{"argmin", {OpKind::kOther, Precision::kAsGiven, 1}};
-  ArgExtreme(bool largest, int dim) : DimAttributes(largest ? kMax : kMin, dim) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new ArgExtreme(id() == kMax.id, a.dim("dim")));
-  }
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     Shape s = in[0]->shape;
     TESSERA_CHECK_AS(ShapeError, dim < s.size() && s[dim] > 0,
@@ -58,13 +53,10 @@ class ArgExtreme final : public DimAttributes {
   bool differentiable() const override { return false; }
 };
 
-class SearchSorted final : public SearchAttributes {
+class SearchSorted final : public PrimitiveOf<SearchSorted, SearchAttributes> {
  public:
   static inline const OpInfo kOp{"searchsorted", {OpKind::kOther, Precision::kAsGiven, 2}};
-  explicit SearchSorted(bool right) : SearchAttributes(kOp, right) {}
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new SearchSorted(a.flag("right")));
-  }
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     const Shape &edges = in[0]->shape, &x = in[1]->shape;
     bool fits = in[0]->dtype == in[1]->dtype && edges.size() > 0 &&
@@ -93,7 +85,7 @@ class SearchSorted final : public SearchAttributes {
 Tensor at_least_1d(const Tensor& x) { return x.ndim() ? x : reshape(x, {1}); }
 
 ValuesAndIndices sorted(const Tensor& x, int64_t count, int dim, bool descending) {
-  Tensors out = dispatch(PrimRef(new Sort(dim, count, descending)), operands(at_least_1d(x)));
+  Tensors out = dispatch(PrimRef(new Sort({dim, count, descending})), operands(at_least_1d(x)));
   if (x.ndim() == 0) return {reshape(out[0], {}), reshape(out[1], {})};
   return {out[0], out[1]};
 }
@@ -101,7 +93,8 @@ ValuesAndIndices sorted(const Tensor& x, int64_t count, int dim, bool descending
 Tensor extreme(const char* op, bool largest, const Tensor& x, int64_t dim, bool keepdim) {
   TESSERA_CHECK(x.dtype() != kBool, "{}: {} has no order; cast it to an integer", op, describe(x));
   int d = wrap_dim(dim, x.ndim(), op);
-  Tensor i = dispatch1(PrimRef(new ArgExtreme(largest, d)), operands(at_least_1d(x)));
+  Tensor i = dispatch1(PrimRef(new ArgExtreme(largest ? ArgExtreme::kMax : ArgExtreme::kMin, {d})),
+                       operands(at_least_1d(x)));
   return keepdim && x.ndim() ? i : squeeze(i, d);
 }
 
@@ -188,7 +181,7 @@ UniqueResult unique(const Tensor& x) {
 
 Tensor searchsorted(const Tensor& edges, const Tensor& x, bool right) {
   DType t = promote(edges.dtype(), x.dtype());
-  return dispatch1(PrimRef(new SearchSorted(right)),
+  return dispatch1(PrimRef(new SearchSorted({right})),
                    operands(cast(edges.detach(), t), cast(x.detach(), t)));
 }
 
@@ -210,21 +203,25 @@ void register_sort_ops(OpRegistry& registry) {
   auto x = [] { return sample_values({3, 5, 2}, -1, 1, 1); };
   registry.add("sort", [=] {
     return std::vector<Sample>{
-        {PrimRef(new Sort(1, 5, false)), {x()}},
-        {PrimRef(new Sort(0, 2, true)), {x()}},
-        {PrimRef(new Sort(1, 3, true)), {sample_integers({2, 6}, 0, 3, 2)}, false}};
+        {PrimRef(new Sort({1, 5, false})), {x()}},
+        {PrimRef(new Sort({0, 2, true})), {x()}},
+        {PrimRef(new Sort({1, 3, true})), {sample_integers({2, 6}, 0, 3, 2)}, false}};
   });
   for (bool largest : {true, false})
     registry.add(largest ? "argmax" : "argmin", [=] {
       return std::vector<Sample>{
-          {PrimRef(new ArgExtreme(largest, 1)), {x()}, false},
-          {PrimRef(new ArgExtreme(largest, 0)), {sample_integers({4, 3}, 0, 2, 3)}, false}};
+          {PrimRef(new ArgExtreme(largest ? ArgExtreme::kMax : ArgExtreme::kMin, {1})),
+           {x()},
+           false},
+          {PrimRef(new ArgExtreme(largest ? ArgExtreme::kMax : ArgExtreme::kMin, {0})),
+           {sample_integers({4, 3}, 0, 2, 3)},
+           false}};
     });
   registry.add("searchsorted", [] {
     Tensor edges = sort(sample_values({2, 6}, -1, 1, 1)).values;
     return std::vector<Sample>{
-        {PrimRef(new SearchSorted(false)), {edges, sample_values({2, 4}, -1, 1, 2)}, false},
-        {PrimRef(new SearchSorted(true)),
+        {PrimRef(new SearchSorted({false})), {edges, sample_values({2, 4}, -1, 1, 2)}, false},
+        {PrimRef(new SearchSorted({true})),
          {select(edges, 0, 1), sample_values({2, 3, 4}, -1, 1, 2)},
          false}};
   });

@@ -11,6 +11,7 @@
 #include "core/ops/scan.h"
 #include "core/ops/sparse_attributes.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
@@ -163,10 +164,10 @@ class Sddmm final : public Primitive {
   }
 };
 
-class CsrTransposeOp final : public CsrTransposeAttributes {
+class CsrTransposeOp final : public PrimitiveOf<CsrTransposeOp, CsrTransposeAttributes> {
  public:
   static inline const OpInfo kOp{"csr_transpose", {OpKind::kOther, Precision::kAsGiven, 2}};
-  explicit CsrTransposeOp(int64_t columns) : CsrTransposeAttributes(kOp, columns) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     check_structure("csr_transpose", in);
     Device device = in[0]->device;
@@ -175,10 +176,6 @@ class CsrTransposeOp final : public CsrTransposeAttributes {
             Meta::contiguous(in[1]->shape, kI64, device)};
   }
   bool differentiable() const override { return false; }
-  void attributes(AttributeVisitor& v) const override { v.integer("columns", columns); }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new CsrTransposeOp(a.count("columns")));
-  }
 };
 
 Tensor product(const Csr& a, const Tensor& values, const Tensor& dense) {
@@ -214,7 +211,7 @@ Tensor sddmm(const Csr& at, const Tensor& a, const Tensor& b) {
 CsrTranspose csr_transpose(const Csr& a, int64_t columns) {
   TESSERA_CHECK(columns >= 0, "csr_transpose: {} columns; expected 0 or more", columns);
   Tensors out =
-      dispatch(PrimRef(new CsrTransposeOp(columns)), operands(Tensor(a.crow), Tensor(a.col)));
+      dispatch(PrimRef(new CsrTransposeOp({columns})), operands(Tensor(a.crow), Tensor(a.col)));
   return {{out[0], out[1]}, out[2]};
 }
 
@@ -238,7 +235,7 @@ void register_sparse_ops(OpRegistry& registry) {
         {PrimRef(new Sddmm), {crow(), col(), sample_values({4, 3}, -1, 1, 3), dense(5, 3)}}};
   });
   registry.add("csr_transpose", [=] {
-    return std::vector<Sample>{{PrimRef(new CsrTransposeOp(6)), {crow(), col()}, false}};
+    return std::vector<Sample>{{PrimRef(new CsrTransposeOp({6})), {crow(), col()}, false}};
   });
 }
 

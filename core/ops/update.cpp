@@ -5,13 +5,13 @@
 #include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
-#include "core/ops/attributes.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
 #include "core/ops/scalar_range.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera {
 namespace {
@@ -20,13 +20,11 @@ namespace {
 // loops.
 Meta same(const Meta* m) { return Meta::contiguous(m->shape, m->dtype, m->device); }
 
-class Adam final : public AdamAttributes {
+class Adam final : public PrimitiveOf<Adam, AdamUpdate> {
  public:
   int64_t operand_count() const override { return 3 + 4 * int64_t(count); }
   static inline const OpInfo kOp{"adam", {OpKind::kOther, Precision::kAsGiven, 3}};
-  Adam(int count, const AdamUpdate& o)
-      : AdamAttributes(kOp, count, o.beta1, o.beta2, o.eps, o.weight_decay, o.decoupled,
-                       o.if_finite) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     Metas out;
     for (int list : {0, 2, 3})
@@ -68,26 +66,13 @@ class Adam final : public AdamAttributes {
       }
     return p2;
   }
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("count", count), v.real("beta1", beta1), v.real("beta2", beta2), v.real("eps", eps),
-        v.real("weight_decay", weight_decay), v.integer("decoupled", decoupled);
-    if (if_finite) v.integer("if_finite", 1);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    AdamUpdate o{.beta1 = a.real("beta1"), .beta2 = a.real("beta2"), .eps = a.real("eps")};
-    o.weight_decay = a.real("weight_decay"), o.decoupled = a.flag("decoupled");
-    o.if_finite = a.has("if_finite") && a.flag("if_finite");
-    return PrimRef(new Adam(int(a.count("count")), o));
-  }
 };
 
-class Sgd final : public SgdAttributes {
+class Sgd final : public PrimitiveOf<Sgd, SgdUpdate> {
  public:
   int64_t operand_count() const override { return 2 + (momentum != 0 ? 3 : 2) * int64_t(count); }
   static inline const OpInfo kOp{"sgd", {OpKind::kOther, Precision::kAsGiven, 2}};
-  Sgd(int count, const SgdUpdate& o, bool first)
-      : SgdAttributes(kOp, count, o.momentum, o.dampening, o.weight_decay, o.nesterov, first,
-                      o.if_finite) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     Metas out;
     for (int i = 0; i < count; ++i) {
@@ -124,18 +109,6 @@ class Sgd final : public SgdAttributes {
         t = where(isfinite(in[1]), t, in[size_t(2 + 2 * k * count + i)]);
       }
     return params;
-  }
-  void attributes(AttributeVisitor& v) const override {
-    v.integer("count", count), v.real("momentum", momentum), v.real("dampening", dampening),
-        v.real("weight_decay", weight_decay);
-    v.integer("nesterov", nesterov), v.integer("first", first);
-    if (if_finite) v.integer("if_finite", 1);
-  }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    SgdUpdate o{.momentum = a.real("momentum"), .dampening = a.real("dampening")};
-    o.weight_decay = a.real("weight_decay"), o.nesterov = a.flag("nesterov");
-    o.if_finite = a.has("if_finite") && a.flag("if_finite");
-    return PrimRef(new Sgd(int(a.count("count")), o, a.flag("first")));
   }
 };
 
@@ -277,18 +250,19 @@ void zero_(const Tensor& dst) { fill_(dst, 0); }
 
 void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
                   std::span<const Tensor> m, std::span<const Tensor> v, const Tensor& lr,
-                  const Tensor& step, const Tensor& scale, const AdamUpdate& o) {
+                  const Tensor& step, const Tensor& scale, AdamUpdate o) {
   check_lists("adam", params, {grads, m, v});
   if (params.empty()) return;
   std::vector<Tensor> in{lr, step, or_one(scale, params[0].device())}, dst;
   for (auto& list : {params, grads, m, v}) in.insert(in.end(), list.begin(), list.end());
   for (auto& list : {params, m, v}) dst.insert(dst.end(), list.begin(), list.end());
-  assign(dst, PrimRef(new Adam(int(params.size()), o)), in);
+  o.count = int(params.size());
+  assign(dst, PrimRef(new Adam(o)), in);
 }
 
 void sgd_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
-                 std::span<const Tensor> buffers, const Tensor& lr, const Tensor& scale, bool first,
-                 const SgdUpdate& o) {
+                 std::span<const Tensor> buffers, const Tensor& lr, const Tensor& scale,
+                 SgdUpdate o) {
   check_lists("sgd", params, {grads});
   if (o.momentum != 0) check_lists("sgd", params, {buffers});
   if (params.empty()) return;
@@ -299,7 +273,8 @@ void sgd_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
     in.insert(in.end(), buffers.begin(), buffers.end());
     dst.insert(dst.end(), buffers.begin(), buffers.end());
   }
-  assign(dst, PrimRef(new Sgd(int(params.size()), o, first)), in);
+  o.count = int(params.size());
+  assign(dst, PrimRef(new Sgd(o)), in);
 }
 
 Tensor global_norm(std::span<const Tensor> tensors) {
@@ -335,8 +310,8 @@ void register_update_ops(OpRegistry& registry) {
   registry.add("adam", [=] {
     std::vector<Sample> s;
     auto add = [&](AdamUpdate o, double scale) {
-      o.weight_decay = 0.1;
-      s.push_back({PrimRef(new Adam(2, o)),
+      o.weight_decay = 0.1, o.count = 2;
+      s.push_back({PrimRef(new Adam(o)),
                    {number(0.1), number(3), number(scale), list(1, -1), list(2, -1), list(3, -1),
                     list(4, -1), list(5, -1), list(6, -1), list(7, 0), list(8, 0)},
                    false});
@@ -347,12 +322,14 @@ void register_update_ops(OpRegistry& registry) {
   });
   registry.add("sgd", [=] {
     return std::vector<Sample>{
-        {PrimRef(new Sgd(2, {.momentum = 0.9, .weight_decay = 0.1, .nesterov = true}, false)),
+        {PrimRef(new Sgd({.momentum = 0.9, .weight_decay = 0.1, .nesterov = true, .count = 2})),
          {number(0.1), number(0.5), list(1, -1), list(2, -1), list(3, -1), list(4, -1), list(5, -1),
           list(6, -1)},
          false},
-        {PrimRef(new Sgd(1, {}, true)), {number(0.1), number(1), list(1, -1), list(2, -1)}, false},
-        {PrimRef(new Sgd(1, {.momentum = 0.9, .if_finite = true}, false)),
+        {PrimRef(new Sgd({.first = true, .count = 1})),
+         {number(0.1), number(1), list(1, -1), list(2, -1)},
+         false},
+        {PrimRef(new Sgd({.momentum = 0.9, .if_finite = true, .count = 1})),
          {number(0.1), number(INFINITY), list(1, -1), list(2, -1), list(3, -1)},
          false}};
   });

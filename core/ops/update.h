@@ -2,6 +2,7 @@
 // value requires grad they throw UserError, unless in NoGrad.
 #pragma once
 #include "core/ops/scalar.h"
+#include "core/ops/update_attributes.h"
 #include "core/primitive/registry.h"
 
 namespace tessera {
@@ -22,31 +23,18 @@ void clamp_(const Tensor& dst, Scalar low, Scalar high);
 void fill_(const Tensor& dst, Scalar value);
 void zero_(const Tensor& dst);
 
-struct AdamUpdate {
-  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
-  double weight_decay = 0;
-  // AdamW (Loshchilov, Hutter 2019); false: decay joins the gradient (Kingma, Ba 2015).
-  bool decoupled = true;
-  bool if_finite = false;  // nothing changes where scale is infinite or NaN
-};
 /// One Adam step of many tensors in one kernel. params, grads, m, v: lists of equal length and
 /// shapes; `lr` and `step` (the number of this step, from 1) are 0-d f64 tensors, so that a trace
 /// does not freeze them; `scale` (0-d f64, may be undefined) multiplies every gradient first:
 /// clipping and loss scaling cost no pass of their own.
 void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
                   std::span<const Tensor> m, std::span<const Tensor> v, const Tensor& lr,
-                  const Tensor& step, const Tensor& scale, const AdamUpdate& options);
+                  const Tensor& step, const Tensor& scale, AdamUpdate options);
 
-struct SgdUpdate {
-  double momentum = 0, dampening = 0, weight_decay = 0;
-  bool nesterov = false;
-  bool if_finite = false;  // as above
-};
-/// One SGD step of many tensors. `buffers` (momentum) may be empty when momentum is 0; `first`:
-/// buffers are not yet valid.
+/// One SGD step of many tensors. `buffers` (momentum) may be empty when momentum is 0.
 void sgd_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
-                 std::span<const Tensor> buffers, const Tensor& lr, const Tensor& scale, bool first,
-                 const SgdUpdate& options);
+                 std::span<const Tensor> buffers, const Tensor& lr, const Tensor& scale,
+                 SgdUpdate options);
 
 /// sqrt(sum over all tensors of the sum of squares), 0-d of the widest dtype. Each tensor sums its
 /// rows of dim 0 first, then rows and tensors meet in a fixed tree.

@@ -10,6 +10,7 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/reshape_axes.h"
 #include "core/ops/samples.h"
+#include "core/primitive/primitive_of.h"
 #include "core/tensor/extents.h"
 
 namespace tessera {
@@ -41,36 +42,31 @@ Tensor view(const Tensor& x, const V& v) {
 }
 
 template <class V>
-class ViewPrimitive final : public Primitive {
+class ViewPrimitive final : public PrimitiveOf<ViewPrimitive<V>, V> {
  public:
-  explicit ViewPrimitive(const V& v) : Primitive(V::kOp), v_(v) {}
+  using PrimitiveOf<ViewPrimitive<V>, V>::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
-    return {Meta::contiguous(v_.shape(in[0]->shape), in[0]->dtype, in[0]->device)};
+    return {Meta::contiguous(V::shape(in[0]->shape), in[0]->dtype, in[0]->device)};
   }
   AxisMap axes(MetaSpan in) const override {
-    AxisMap m = v_.axes(in[0]->shape);
+    AxisMap m = V::axes(in[0]->shape);
     m.jointly_linear = true;
     return m;
   }
   PrimRef localize(const AxisMap& map, std::span<const Range> loops) const override {
-    return v_.localize(map, loops);
+    return V::localize(map, loops);
   }
-  Tensors vjp(const VjpArgs& a) const override { return {v_.vjp(a.cot[0], a.in[0].shape())}; }
+  Tensors vjp(const VjpArgs& a) const override { return {V::vjp(a.cot[0], a.in[0].shape())}; }
   Tensors view(std::span<const Tensor> in) const override {
-    v_.shape(in[0].shape());
-    return {v_.apply(in[0])};
+    V::shape(in[0].shape());
+    return {V::apply(in[0])};
   }
   bool viewable(std::span<const Tensor> in) const override {
-    if constexpr (requires { v_.viewable(in[0]); }) return v_.viewable(in[0]);
-    return true;
+    if constexpr (requires { V::viewable(in[0]); })
+      return V::viewable(in[0]);
+    else
+      return true;
   }
-  void attributes(AttributeVisitor& visitor) const override { v_.attributes(visitor); }
-  PrimRef with_attributes(AttributeReader& a) const override {
-    return PrimRef(new ViewPrimitive<V>(V::from(a)));
-  }
-
- private:
-  V v_;
 };
 
 // Loops of an op that changes one dim as a whole: that dim is a loop of its own in operand and
@@ -113,13 +109,11 @@ struct PermuteView {
     for (int i = 0; i < order.size(); ++i) back[int(order[i])] = i;
     return permute(g, back);
   }
-  void attributes(AttributeVisitor& v) const { v.dims("order", order); }
-  static PermuteView from(AttributeReader& a) {
-    Dims order = a.numbers("order");
-    for (int64_t d = 0; d < order.size(); ++d)
-      TESSERA_CHECK(std::ranges::count(order, d) == 1, "permute: {} is no order of {} dims",
-                    to_string(order), order.size());
-    return {order};
+  static void fields(auto& a, auto& f) { f("order", a.order); }
+  static void check_attributes(const PermuteView& v) {
+    for (int64_t d = 0; d < v.order.size(); ++d)
+      TESSERA_CHECK(std::ranges::count(v.order, d) == 1, "permute: {} is no order of {} dims",
+                    to_string(v.order), v.order.size());
   }
 };
 
@@ -145,8 +139,7 @@ struct ReshapeView {
     return PrimRef(new ViewPrimitive<ReshapeView>({local_shape(map.out[0], loops)}));
   }
   Tensor vjp(const Tensor& g, const Shape& s) const { return reshape(g, s); }
-  void attributes(AttributeVisitor& v) const { v.dims("to", to); }
-  static ReshapeView from(AttributeReader& a) { return {a.numbers("to")}; }
+  static void fields(auto& a, auto& f) { f("to", a.to); }
 };
 
 struct ExpandView {
@@ -171,8 +164,7 @@ struct ExpandView {
     return PrimRef(new ViewPrimitive<ExpandView>({local_shape(map.out[0], loops)}));
   }
   Tensor vjp(const Tensor& g, const Shape& s) const { return sum_to(g, s); }
-  void attributes(AttributeVisitor& v) const { v.dims("to", to); }
-  static ExpandView from(AttributeReader& a) { return {a.numbers("to")}; }
+  static void fields(auto& a, auto& f) { f("to", a.to); }
 };
 
 struct SliceView {
@@ -198,12 +190,8 @@ struct SliceView {
   AxisMap axes(const Shape& s) const { return whole_dim_axes(s, shape(s), dim); }
   PrimRef localize(const AxisMap&, std::span<const Range>) const { return nullptr; }
   Tensor vjp(const Tensor& g, const Shape& s) const { return unslice(g, dim, begin, step, s[dim]); }
-  void attributes(AttributeVisitor& v) const {
-    v.integer("dim", dim), v.integer("begin", begin), v.integer("size", size),
-        v.integer("step", step);
-  }
-  static SliceView from(AttributeReader& a) {
-    return {a.dim("dim"), a.count("begin"), a.count("size"), a.count("step")};
+  static void fields(auto& a, auto& f) {
+    f.dim("dim", a.dim), f("begin", a.begin), f("size", a.size), f("step", a.step);
   }
 };
 
@@ -236,8 +224,7 @@ struct SelectView {
   Tensor vjp(const Tensor& g, const Shape& s) const {
     return unslice(unsqueeze(g, dim), dim, index, 1, s[dim]);
   }
-  void attributes(AttributeVisitor& v) const { v.integer("dim", dim), v.integer("index", index); }
-  static SelectView from(AttributeReader& a) { return {a.dim("dim"), a.count("index")}; }
+  static void fields(auto& a, auto& f) { f.dim("dim", a.dim), f("index", a.index); }
 };
 
 int64_t wrap_index(int64_t i, int64_t extent, const char* op) {

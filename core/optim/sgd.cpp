@@ -26,11 +26,11 @@ void SGD::update(const Group& group, const Lists& l, const Tensor& scale) {
               .weight_decay = group.weight_decay,
               .nesterov = options_.nesterov,
               .if_finite = l.if_finite};
-  if (options_.momentum == 0) return sgd_update_(l.params, l.grads, {}, group.lr, scale, false, o);
+  if (options_.momentum == 0) return sgd_update_(l.params, l.grads, {}, group.lr, scale, o);
   // The first gradient of a parameter enters its momentum whole. With buffers of zeros that differs
   // from later steps only where there is dampening.
   if (options_.dampening == 0)
-    return sgd_update_(l.params, l.grads, l.state[0], group.lr, scale, false, o);
+    return sgd_update_(l.params, l.grads, l.state[0], group.lr, scale, o);
   TESSERA_CHECK(!l.if_finite,
                 "sgd: dampening {} makes the first step of a momentum another one, which a step "
                 "that may be skipped (step_if_finite, GradScaler) cannot count; train without "
@@ -43,7 +43,8 @@ void SGD::update(const Group& group, const Lists& l, const Tensor& scale) {
       if (std::ranges::binary_search(started_, l.params[i].impl()) == first) continue;
       params.push_back(l.params[i]), grads.push_back(l.grads[i]), buffers.push_back(l.state[0][i]);
     }
-    if (!params.empty()) sgd_update_(params, grads, buffers, group.lr, scale, first, o);
+    o.first = first;
+    if (!params.empty()) sgd_update_(params, grads, buffers, group.lr, scale, o);
   }
   for (const Tensor& p : l.params) started_.push_back(p.impl());
   std::ranges::sort(started_);

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "core/base/small_vector.h"
+#include "core/primitive/attributes.h"
 
 namespace tessera {
 namespace {
@@ -143,38 +144,6 @@ int op_count() {
   std::lock_guard lock(n.mutex);
   return int(n.names.size());
 }
-
-bool AttributeReader::flag(std::string_view name) {
-  int64_t v = integer(name);
-  TESSERA_CHECK(v == 0 || v == 1, "attribute {}: {} is neither 0 nor 1", name, v);
-  return v != 0;
-}
-int AttributeReader::dim(std::string_view name) {
-  int64_t v = integer(name);
-  TESSERA_CHECK(v >= 0 && v < kMaxDims, "attribute {}: {} is no dim; they are 0 to {}", name, v,
-                kMaxDims - 1);
-  return int(v);
-}
-int64_t AttributeReader::count(std::string_view name) {
-  int64_t v = integer(name);
-  TESSERA_CHECK(v >= 0, "attribute {}: {} is negative", name, v);
-  return v;
-}
-Dims AttributeReader::numbers(std::string_view name) {
-  std::vector<int64_t> v = dims(name);
-  TESSERA_CHECK(v.size() <= size_t(kMaxDims), "attribute {}: {} numbers, at most {} fit", name,
-                v.size(), kMaxDims);
-  for (int64_t x : v)
-    TESSERA_CHECK(x >= 0, "attribute {}: {} has a negative number", name, tessera::to_string(v));
-  return Dims(v);
-}
-DType AttributeReader::dtype(std::string_view name) {
-  std::string v = text(name);
-  for (DType t : kAllDTypes)
-    if (name_of(t) == v) return t;
-  throw UserError(fmt::format("attribute {}: there is no dtype \"{}\"", name, v));
-}
-Device AttributeReader::device(std::string_view name) { return parse_device(text(name)); }
 
 Tensors Primitive::vjp(const VjpArgs&) const {
   throw NotDifferentiable(fmt::format("{}: not differentiable", name()));

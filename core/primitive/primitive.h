@@ -12,6 +12,8 @@
 namespace tessera {
 
 class Primitive;
+class AttributeReader;
+class AttributeVisitor;
 struct Kernel;
 using PrimRef = Ref<const Primitive>;
 
@@ -33,38 +35,6 @@ struct VjpArgs {
   Tensor grad_buffer_of(size_t i) const {
     return i < grad_buffer.size() ? grad_buffer[i] : Tensor();
   }
-};
-
-/// Visits the attributes of a primitive; equality, hashing, printing and graph files are all built
-/// on it.
-class AttributeVisitor {
- public:
-  virtual ~AttributeVisitor() = default;
-  virtual void integer(std::string_view name, int64_t value) = 0;
-  virtual void real(std::string_view name, double value) = 0;
-  virtual void text(std::string_view name, std::string_view value) = 0;
-  virtual void dims(std::string_view name, std::span<const int64_t> value) = 0;
-};
-
-/// The attributes that attributes() visits, by name: what an op is made again from. Values are
-/// untrusted: each call throws UserError for a name that is not there and for what is no such
-/// value.
-class AttributeReader {
- public:
-  virtual ~AttributeReader() = default;
-  virtual bool has(std::string_view name) const = 0;
-  virtual bool is_integer(std::string_view name) const = 0;
-  virtual int64_t integer(std::string_view name) = 0;
-  virtual double real(std::string_view name) = 0;
-  virtual std::string text(std::string_view name) = 0;
-  virtual std::vector<int64_t> dims(std::string_view name) = 0;
-
-  bool flag(std::string_view name);      // 0 or 1
-  int dim(std::string_view name);        // 0 .. kMaxDims - 1
-  int64_t count(std::string_view name);  // not negative
-  Dims numbers(std::string_view name);   // at most kMaxDims, none negative
-  DType dtype(std::string_view name);
-  Device device(std::string_view name);
 };
 
 class Primitive : public RefCounted {
@@ -122,6 +92,8 @@ class Primitive : public RefCounted {
   /// part of a tensor may lie otherwise than the whole did when this became a view.
   virtual bool viewable(std::span<const Tensor> /*in*/) const { return true; }
 
+  /// What the op was made with, by name: equality, hashing, printing and graph files are built on
+  /// it. Ops with attributes are a PrimitiveOf (core/primitive/primitive_of.h), which says it.
   virtual void attributes(AttributeVisitor&) const {}
   /// The same op with other attributes, all of which `attributes` gives; the default, for ops
   /// without any, is the op itself. Whether operands fit them is for infer to say.

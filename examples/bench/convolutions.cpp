@@ -7,6 +7,7 @@
 
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::bench {
 namespace {
@@ -61,7 +62,7 @@ std::optional<Convolution> convolution_of(const Primitive& prim, std::span<const
   const Meta* metas[] = {&in[0].meta(), &in[1].meta()};
   const Shape out = prim.infer({metas, 2})[0].shape;
   Convolution c;
-  c.window = static_cast<const ConvAttributes&>(prim).window;
+  c.window = attributes_of<ConvAttributes>(prim).window;
   c.bf16 = in[0].dtype() == kBF16;
   if (y)
     c.into = Into::kY, c.x = in[0].shape(), c.w = in[1].shape(), c.y = out;

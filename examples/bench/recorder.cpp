@@ -1,6 +1,7 @@
 #include "examples/bench/recorder.h"
 
-#include "core/ops/attributes.h"
+#include "core/ops/contract_attributes.h"
+#include "core/primitive/primitive_of.h"
 #include "examples/bench/measure.h"
 
 namespace tessera::bench {
@@ -67,7 +68,7 @@ void RecordingBackend::clear() { times_.clear(), detailed_.clear(), contractions
 void RecordingBackend::note_contractions(const Primitive& prim, Inputs in) {
   std::vector<Product>& products = contractions_.products;
   if (prim.name() == "contract") {
-    const auto& c = static_cast<const ContractAttributes&>(prim);
+    const auto& c = attributes_of<ContractAttributes>(prim);
     products.push_back(make_product(c.a, c.b, c.out, in[0].meta(), in[1].meta()));
   } else if (prim.name() == "attention") {
     for (Product& p : attention_products(in[0].meta(), in[1].meta(), in[2].meta()))

@@ -5,11 +5,13 @@
 #include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
-#include "core/ops/attributes.h"
 #include "core/ops/contract.h"
+#include "core/ops/contract_attributes.h"
 #include "core/ops/create.h"
+#include "core/ops/dim_attributes.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
+#include "core/ops/reduce_attributes.h"
 #include "tests/support/loops.h"
 
 namespace tessera::test {

@@ -102,11 +102,11 @@ void add_updates(LargeCases& cases) {
                          {.weight_decay = 0.1, .decoupled = decoupled});
           }));
     cases.push_back(update("sgd with momentum" + of, sets[i], 3, [=](const std::vector<List>& l) {
-      sgd_update_(l[0], l[1], l[2], rate, scale, false,
+      sgd_update_(l[0], l[1], l[2], rate, scale,
                   {.momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
     }));
     cases.push_back(update("sgd" + of, sets[i], 2, [=](const std::vector<List>& l) {
-      sgd_update_(l[0], l[1], {}, rate, scale, false, {});
+      sgd_update_(l[0], l[1], {}, rate, scale, {});
     }));
   }
   auto norms = [&](const Shape& shape, int64_t length) {

@@ -10,7 +10,8 @@
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
 #include "core/dispatch/copy.h"
-#include "core/ops/attributes.h"
+#include "core/ops/fused_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
@@ -229,7 +230,7 @@ void backward_16(const AttentionAttributes& a, In in, Out out) {
 }
 
 void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
-  const auto& a = static_cast<const AttentionAttributes&>(prim);
+  const auto& a = attributes_of<AttentionAttributes>(prim);
   if (in[0].dtype() == kF64) return forward<double>(a, in, out);
   if (in[0].dtype() == kF32) return forward<float>(a, in, out);
   if (fits_pairs(in)) return forward<uint16_t>(a, in, out);
@@ -237,7 +238,7 @@ void run_forward(const Primitive& prim, In in, Out out, Workspace, const Stream&
 }
 
 void run_backward(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
-  const auto& a = static_cast<const AttentionAttributes&>(prim);
+  const auto& a = attributes_of<AttentionAttributes>(prim);
   if (in[1].dtype() == kF64) return backward<double>(a, in, out);
   if (in[1].dtype() == kF32) return backward<float>(a, in, out);
   if (fits_pairs(in.first(4))) return backward<uint16_t>(a, in, out);

@@ -15,6 +15,7 @@
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
 #include "core/ops/batch_norm_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
@@ -129,7 +130,7 @@ void plan_apply(const Primitive&, std::span<const Tensor>, std::span<Meta> out, 
 // row before the same chunk of the results is; those of a channel are before its sums are.
 void plan_batch_norm_grad(const Primitive& prim, std::span<const Tensor>, std::span<Meta> out,
                           Plan& plan) {
-  const bool residual = static_cast<const BatchNormAttributes&>(prim).form.residual;
+  const bool residual = attributes_of<BatchNormAttributes>(prim).form.residual;
   for (int i = 0; i < (residual ? 2 : 1); ++i)
     out[size_t(i)].strides = channels_last_strides(out[size_t(i)].shape);
   plan.in_place = true;
@@ -213,7 +214,7 @@ void zero(std::span<const Tensor> all) {
 
 void run_batch_norm(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                     Workspace, const Stream&) {
-  const auto& a = static_cast<const BatchNormAttributes&>(prim);
+  const auto& a = attributes_of<BatchNormAttributes>(prim);
   if (in[0].numel() == 0) return zero(out.subspan(1));  // the moments of nothing
   with_types(in[0].dtype(), [&]<class E, class T>() {
     const ResultIn<E> y(out[0]);
@@ -302,7 +303,7 @@ void backward(const BatchNormAttributes& a, std::span<const Tensor> in, const Te
 
 void run_batch_norm_grad(const Primitive& prim, std::span<const Tensor> in,
                          std::span<const Tensor> out, Workspace, const Stream&) {
-  const auto& a = static_cast<const BatchNormAttributes&>(prim);
+  const auto& a = attributes_of<BatchNormAttributes>(prim);
   const std::span<const Tensor> sums = out.subspan(a.form.residual ? 2 : 1);
   if (in[1].numel() == 0) return zero(sums);
   const Tensor dresidual = a.form.residual ? out[1] : Tensor();
@@ -329,7 +330,7 @@ void run_stats(const Primitive&, std::span<const Tensor> in, std::span<const Ten
 void run_apply(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                Workspace, const Stream&) {
   if (in[0].numel() == 0) return;
-  const auto& a = static_cast<const BatchNormAttributes&>(prim);
+  const auto& a = attributes_of<BatchNormAttributes>(prim);
   with_types(in[0].dtype(), [&]<class E, class T>() {
     const ResultIn<E> y(out[0]);
     const Tensor x = as_rows<E>(in[0]), mean = channel<T>(in[1]), var = channel<T>(in[2]);
@@ -342,7 +343,7 @@ void run_apply(const Primitive& prim, std::span<const Tensor> in, std::span<cons
 void run_grad_stats(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                     Workspace, const Stream&) {
   if (in[1].numel() == 0) return zero(out);
-  const auto& a = static_cast<const BatchNormAttributes&>(prim);
+  const auto& a = attributes_of<BatchNormAttributes>(prim);
   with_types(in[1].dtype(), [&]<class E, class T>() {
     const Tensor mean = channel<T>(in[2]);
     const GradSums<T> sum(GradRows<E>(a, in), mean.values<T>());
@@ -354,7 +355,7 @@ void run_grad_stats(const Primitive& prim, std::span<const Tensor> in, std::span
 void run_grad_apply(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                     Workspace, const Stream&) {
   if (in[1].numel() == 0) return;
-  const auto& a = static_cast<const BatchNormAttributes&>(prim);
+  const auto& a = attributes_of<BatchNormAttributes>(prim);
   const Tensor dresidual = a.form.residual ? out[1] : Tensor();
   with_types(in[1].dtype(), [&]<class E, class T>() {
     const ResultIn<E> dx(out[0]), kept(dresidual);

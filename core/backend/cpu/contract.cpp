@@ -11,7 +11,8 @@
 #include "core/base/isa.h"
 #include "core/base/log.h"
 #include "core/dispatch/copy.h"
-#include "core/ops/attributes.h"
+#include "core/ops/contract_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
@@ -331,7 +332,7 @@ bool computed_in(const ContractAttributes& s, DType t) {
 
 void plan_contract(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out,
                    Plan& plan) {
-  const auto& s = static_cast<const ContractAttributes&>(prim);
+  const auto& s = attributes_of<ContractAttributes>(prim);
   const Meta &a = in[0].meta(), &b = in[1].meta(), &c = out[0];
   if (numel(c.shape) == 0 || in[0].numel() == 0) return;
   PlanRef p = computed_in(s, c.dtype) ? plan_words(s, {s.a, s.b, s.out}, a, b, c)

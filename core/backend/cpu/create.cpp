@@ -2,7 +2,8 @@
 #include <algorithm>
 
 #include "core/backend/cpu/register.h"
-#include "core/ops/attributes.h"
+#include "core/ops/create_attributes.h"
+#include "core/primitive/primitive_of.h"
 #include "core/tensor/element.h"
 
 namespace tessera::cpu {
@@ -16,7 +17,7 @@ void fill(void* p, const void* value, int64_t n) {
 void run_full(const Primitive& prim, std::span<const Tensor>, std::span<const Tensor> out,
               Workspace, const Stream&) {
   uint64_t value = 0;
-  write_scalar(&value, out[0].dtype(), static_cast<const FullAttributes&>(prim).value);
+  write_scalar(&value, out[0].dtype(), attributes_of<FullAttributes>(prim).value);
   switch (size_of(out[0].dtype())) {
     case 1: return fill<uint8_t>(out[0].raw(), &value, out[0].numel());
     case 2: return fill<uint16_t>(out[0].raw(), &value, out[0].numel());
@@ -27,7 +28,7 @@ void run_full(const Primitive& prim, std::span<const Tensor>, std::span<const Te
 
 void run_arange(const Primitive& prim, std::span<const Tensor>, std::span<const Tensor> out,
                 Workspace, const Stream&) {
-  const auto& a = static_cast<const ArangeAttributes&>(prim);
+  const auto& a = attributes_of<ArangeAttributes>(prim);
   char* p = static_cast<char*>(out[0].raw());
   int64_t size = int64_t(size_of(a.dtype));
   if (a.begin.kind() == kF64 || a.step.kind() == kF64) {

@@ -7,7 +7,8 @@
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
-#include "core/ops/attributes.h"
+#include "core/ops/fused_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
@@ -112,7 +113,7 @@ void cross_entropy_rows(const double* x, const int64_t* targets, int64_t ignored
 }
 
 void run_cross_entropy(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
-  const auto& a = static_cast<const CrossEntropyAttributes&>(prim);
+  const auto& a = attributes_of<CrossEntropyAttributes>(prim);
   in_compute_type(in, out, in[0].dtype(), [&](auto zero, In in, Out out) {
     using T = decltype(zero);
     const int64_t rows = in[0].size(0), n = in[0].size(1);
@@ -138,7 +139,7 @@ void run_cross_entropy(const Primitive& prim, In in, Out out, Workspace, const S
 }
 
 void run_norm(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
-  const auto& a = static_cast<const NormAttributes&>(prim);
+  const auto& a = attributes_of<NormAttributes>(prim);
   in_compute_type(in, out, in[0].dtype(), [&](auto zero, In in, Out out) {
     using T = decltype(zero);
     const int64_t n = in[0].size(-1), rows = n ? in[0].numel() / n : 0;
@@ -190,7 +191,7 @@ void run_norm_grad_as(const NormAttributes& a, In in, Out out) {
 }
 
 void run_norm_grad(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
-  const auto& a = static_cast<const NormAttributes&>(prim);
+  const auto& a = attributes_of<NormAttributes>(prim);
   in_compute_type(in, out, in[1].dtype(),
                   [&](auto zero, In in, Out out) { run_norm_grad_as<decltype(zero)>(a, in, out); });
 }
@@ -201,15 +202,15 @@ int64_t id_at(const Tensor& ids, int64_t i) {
 
 // Row of the part that holds `id`, or -1 when another part does.
 int64_t local_row(const EmbeddingAttributes& a, int64_t id, int64_t i) {
-  int64_t extent = a.part.extent ? a.part.extent : a.rows;
+  int64_t extent = a.extent ? a.extent : a.rows;
   TESSERA_CHECK(id >= 0 && id < extent,
                 "embedding: id {} at position {} is outside the table of {} rows", id, i, extent);
-  id -= a.part.begin;
+  id -= a.begin;
   return id >= 0 && id < a.rows ? id : -1;
 }
 
 void run_embedding(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
-  const auto& a = static_cast<const EmbeddingAttributes&>(prim);
+  const auto& a = attributes_of<EmbeddingAttributes>(prim);
   const size_t row = size_t(in[1].size(1)) * size_of(in[1].dtype());
   const char* table = static_cast<const char*>(in[1].raw_values());
   char* y = static_cast<char*>(out[0].raw());
@@ -233,7 +234,7 @@ void plan_embedding_grad(const Primitive& prim, In in, std::span<Meta> out, Plan
 }
 
 void run_embedding_grad(const Primitive& prim, In in, Out out, Workspace workspace, const Stream&) {
-  const auto& a = static_cast<const EmbeddingAttributes&>(prim);
+  const auto& a = attributes_of<EmbeddingAttributes>(prim);
   in_compute_type(in, out, in[0].dtype(), [&](auto zero, In in, Out out) {
     using T = decltype(zero);
     const int64_t d = in[0].size(-1), count = in[1].numel();

@@ -9,13 +9,14 @@
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
 #include "core/ops/dim_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
 
 constexpr int64_t kGrain = 16384;  // elements worth a thread
 
-int dim_of(const Primitive& p) { return static_cast<const DimAttributes&>(p).dim; }
+int dim_of(const Primitive& p) { return attributes_of<DimAttributes>(p).dim; }
 
 // True when only `dim` moves through the storage of the index.
 bool is_vector(const Tensor& index, int dim) {
@@ -212,7 +213,7 @@ void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan
 
 void run_wrap_index(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
                     Workspace, const Stream&) {
-  int64_t extent = static_cast<const WrapIndexAttributes&>(p).extent;
+  int64_t extent = attributes_of<WrapIndexAttributes>(p).extent;
   const int64_t* x = in[0].values<int64_t>();
   int64_t* y = out[0].data<int64_t>();
   for (int64_t i = 0; i < in[0].numel(); ++i) {

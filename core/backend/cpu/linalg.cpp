@@ -14,6 +14,7 @@
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
 #include "core/ops/linalg_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
@@ -158,7 +159,7 @@ int64_t offset_of_matrix(const Tensor& t, int64_t i) {
 
 void run_solve_triangular(const Primitive& p, std::span<const Tensor> in,
                           std::span<const Tensor> out, Workspace, const Stream&) {
-  const auto& o = static_cast<const SolveTriangularAttributes&>(p);
+  const auto& o = attributes_of<SolveTriangularAttributes>(p);
   by_precision(in, out, [&](auto lib, auto from, auto to) {
     using L = decltype(lib);
     using T = typename L::T;

@@ -9,6 +9,7 @@
 #include "core/backend/cpu/register.h"
 #include "core/base/boundary.h"
 #include "core/ops/pool_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
@@ -101,7 +102,7 @@ void each_window(const Walk3& walk, const Tensor& x, const Tensor& y, int32_t* a
 void run_max_pool(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                   Workspace, const Stream&) {
   if (out[0].numel() == 0) return;
-  const Walk3 walk(static_cast<const PoolAttributes&>(prim).windows, spatial_of(in[0]));
+  const Walk3 walk(attributes_of<PoolAttributes>(prim).windows, spatial_of(in[0]));
   int32_t* at = out[1].data<int32_t>();
   if (in[0].dtype() == kBF16)
     return each_window<uint16_t>(walk, as_channels_last(in[0]), out[0], at,
@@ -145,7 +146,7 @@ void run_max_pool_grad(const Primitive&, std::span<const Tensor> in, std::span<c
 void run_avg_pool(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                   Workspace, const Stream&) {
   if (out[0].numel() == 0) return;
-  const Walk3 walk(static_cast<const PoolAttributes&>(prim).windows, spatial_of(in[0]));
+  const Walk3 walk(attributes_of<PoolAttributes>(prim).windows, spatial_of(in[0]));
   const Tensor x = channels_last_wide(in[0]);
   const WideResult y(out[0]);
   const int64_t channels = x.shape()[1], places = walk.places(), count = walk.count();
@@ -173,7 +174,7 @@ void run_avg_pool(const Primitive& prim, std::span<const Tensor> in, std::span<c
 void run_avg_pool_grad(const Primitive& prim, std::span<const Tensor> in,
                        std::span<const Tensor> out, Workspace, const Stream&) {
   if (out[0].numel() == 0) return;
-  const Walk3 walk(static_cast<const PoolAttributes&>(prim).windows, spatial_of(out[0]));
+  const Walk3 walk(attributes_of<PoolAttributes>(prim).windows, spatial_of(out[0]));
   const Tensor g = channels_last_wide(in[0]);
   const WideResult dx(out[0]);
   const int64_t channels = g.shape()[1], places = walk.places(), count = walk.count();

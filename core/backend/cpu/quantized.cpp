@@ -1,6 +1,6 @@
 // Quantised layers on the CPU: oneDNN's convolutions and products of u8 with s8, activations
 // channels-last, everything that follows the sum in the library's epilogue. Weights are packed and
-// code is generated once for an op and kept with it (QuantizedLayerAttributes::keep). Invariant:
+// code is generated once for an op and kept with it (QuantizedLayer::keep). Invariant:
 // sums do not saturate, so without dot instructions for bytes, where the library's would at 16
 // bits, the op's decomposition into f32 kernels runs instead, whose sums are exact below 2^24.
 #include <algorithm>
@@ -15,7 +15,7 @@
 #include "core/base/boundary.h"
 #include "core/base/log.h"
 #include "core/dispatch/context.h"
-#include "core/ops/quantized_attributes.h"
+#include "core/ops/quantized_layer.h"
 
 namespace tessera::cpu {
 namespace {
@@ -24,7 +24,7 @@ using Data = dnnl::memory::data_type;
 using Tag = dnnl::memory::format_tag;
 using Sizes = dnnl::memory::dims;
 using Desc = dnnl::memory::desc;
-using Layer = QuantizedLayerAttributes;
+using Layer = QuantizedLayer;
 
 constexpr int64_t kGrain = 1 << 16;
 
@@ -40,7 +40,7 @@ void plan_quantize(const Primitive&, std::span<const Tensor> in, std::span<Meta>
 
 void run_quantize(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                   Workspace, const Stream&) {
-  const auto& a = static_cast<const QuantizeAttributes&>(prim);
+  const auto& a = attributes_of<QuantizationParameters>(prim);
   Tensor wide = in[0];
   if (wide.dtype() != kF32) {
     Meta m = in[0].meta();
@@ -58,7 +58,7 @@ void run_quantize(const Primitive& prim, std::span<const Tensor> in, std::span<c
 
 void run_dequantize(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                     Workspace, const Stream&) {
-  const auto& a = static_cast<const QuantizeAttributes&>(prim);
+  const auto& a = attributes_of<QuantizationParameters>(prim);
   const uint8_t* x = in[0].values<uint8_t>();
   float* y = out[0].data<float>();
   parallel_for("dequantize.threads", out[0].numel(), kGrain, [&](int64_t begin, int64_t end) {
@@ -290,7 +290,7 @@ void plan_max_pool(const Primitive&, std::span<const Tensor>, std::span<Meta> ou
 void run_max_pool(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                   Workspace, const Stream&) {
   if (out[0].numel() == 0) return;
-  const PoolAttributes::Windows& w = static_cast<const PoolAttributes&>(prim).windows;
+  const PoolAttributes::Windows& w = attributes_of<QuantizedPoolAttributes>(prim).windows;
   const Tensor x = as_channels_last(in[0]);
   Sizes kernel(w.kernel.begin(), w.kernel.end()), stride(w.stride.begin(), w.stride.end()), gaps,
       begin(w.padding.begin(), w.padding.end()), end;

@@ -8,7 +8,8 @@
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
-#include "core/ops/attributes.h"
+#include "core/ops/create_attributes.h"
+#include "core/primitive/primitive_of.h"
 #include "core/tensor/element.h"
 #include "core/tensor/philox.h"
 
@@ -109,7 +110,7 @@ void normal_f32(uint64_t key, int64_t index, float* out, int64_t count) {
 }
 
 void run_random(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
-  const auto& a = static_cast<const RandomAttributes&>(prim);
+  const auto& a = attributes_of<RandomAttributes>(prim);
   uint64_t key = stream_key(in[0]);
   char* p = static_cast<char*>(out[0].raw());
   int64_t size = int64_t(size_of(a.dtype));
@@ -178,7 +179,7 @@ void run_dropout_as(const DropoutAttributes& a, In in, const Tensor& x, const Te
 }
 
 void run_dropout(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
-  const auto& a = static_cast<const DropoutAttributes&>(prim);
+  const auto& a = attributes_of<DropoutAttributes>(prim);
   DType t = in[0].dtype();
   if (t == kF32) return run_dropout_as<float>(a, in, in[0], out[0]);
   if (t == kF64) return run_dropout_as<double>(a, in, in[0], out[0]);

@@ -8,7 +8,9 @@
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
 #include "core/dispatch/copy.h"
-#include "core/ops/attributes.h"
+#include "core/ops/dim_attributes.h"
+#include "core/ops/reduce_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
@@ -75,7 +77,7 @@ void plan_dense(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan
 
 void run_reduce(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                 Workspace, const Stream&) {
-  const auto& a = static_cast<const ReduceAttributes&>(prim);
+  const auto& a = attributes_of<ReduceAttributes>(prim);
   DType compute = compute_dtype(in[0].dtype());
   const bool as_is = in[0].dtype() == kBF16 && a.kind == ReduceKind::kSum;
   Tensor x = as_is ? in[0] : converted(in[0], compute);
@@ -119,7 +121,7 @@ void cat_rows(std::span<const Tensor> in, const Tensor& out, int64_t rows) {
 
 void run_cat(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
              Workspace, const Stream&) {
-  int dim = static_cast<const CatAttributes&>(prim).dim;
+  int dim = attributes_of<CatAttributes>(prim).dim;
   if (out[0].numel() == 0) return;
   auto dense = [](const Tensor& t) { return t.is_contiguous() && t.numel() > 0; };
   int64_t rows = 1, at = 0;
@@ -138,7 +140,7 @@ void run_cat(const Primitive& prim, std::span<const Tensor> in, std::span<const 
 
 void run_unslice(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                  Workspace, const Stream&) {
-  const auto& a = static_cast<const UnsliceAttributes&>(prim);
+  const auto& a = attributes_of<UnsliceAttributes>(prim);
   std::fill_n(static_cast<char*>(out[0].raw()), out[0].nbytes(), char(0));
   Strides st = out[0].strides();
   int64_t offset = out[0].offset() + a.begin * st[a.dim];

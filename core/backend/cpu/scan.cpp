@@ -8,6 +8,7 @@
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
 #include "core/ops/dim_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
@@ -62,7 +63,7 @@ void accumulate(const Tensor& x, const Tensor& y, int dim, bool reverse, Join jo
 
 void run_cumsum(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
                 Workspace, const Stream&) {
-  const auto& a = static_cast<const ScanAttributes&>(p);
+  const auto& a = attributes_of<ScanAttributes>(p);
   run_wide(in, out[0], [&](const auto& x, const Tensor& y) {
     by_compute_type(y.dtype(), [&](auto t) {
       accumulate<decltype(t)>(x[0], y, a.dim, a.reverse, [](auto s, auto v) { return s + v; });
@@ -72,7 +73,7 @@ void run_cumsum(const Primitive& p, std::span<const Tensor> in, std::span<const 
 
 void run_cumprod(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
                  Workspace, const Stream&) {
-  int dim = static_cast<const DimAttributes&>(p).dim;
+  int dim = attributes_of<DimAttributes>(p).dim;
   run_wide(in, out[0], [&](const auto& x, const Tensor& y) {
     by_compute_type(y.dtype(), [&](auto t) {
       accumulate<decltype(t)>(x[0], y, dim, false, [](auto s, auto v) { return s * v; });
@@ -82,7 +83,7 @@ void run_cumprod(const Primitive& p, std::span<const Tensor> in, std::span<const
 
 void run_logcumsumexp(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
                       Workspace, const Stream&) {
-  int dim = static_cast<const DimAttributes&>(p).dim;
+  int dim = attributes_of<DimAttributes>(p).dim;
   auto join = [](auto s, auto v) -> decltype(v) {
     auto high = s != s || s > v ? s : v, low = s != s || s > v ? v : s;
     return high == low ? high + std::log(decltype(v)(2)) : high + std::log1p(std::exp(low - high));
@@ -110,7 +111,7 @@ void recur(const Tensor& factor, const Tensor& term, const Tensor& y, int dim, b
 
 void run_linear_scan(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
                      Workspace, const Stream&) {
-  const auto& a = static_cast<const ScanAttributes&>(p);
+  const auto& a = attributes_of<ScanAttributes>(p);
   run_wide(in, out[0], [&](const auto& x, const Tensor& y) {
     if (y.dtype() == kF64)
       recur<double>(x[0], x[1], y, a.dim, a.reverse);
@@ -122,7 +123,7 @@ void run_linear_scan(const Primitive& p, std::span<const Tensor> in, std::span<c
 template <bool kLargest>
 void run_extreme(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
                  Workspace, const Stream&) {
-  Around r(in[0].shape(), static_cast<const DimAttributes&>(p).dim);
+  Around r(in[0].shape(), attributes_of<DimAttributes>(p).dim);
   int64_t* index = out[1].data<int64_t>();
   if (in[0].numel() == 0) return;
   run_wide(in, out[0], [&](const auto& wide, const Tensor& y) {

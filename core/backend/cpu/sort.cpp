@@ -9,6 +9,7 @@
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
 #include "core/ops/dim_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
@@ -67,7 +68,7 @@ void sort_rows(const Tensor& keys, const Tensor& indices, const SortAttributes& 
 
 void run_sort(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
               Workspace, const Stream&) {
-  const auto& a = static_cast<const SortAttributes&>(p);
+  const auto& a = attributes_of<SortAttributes>(p);
   Tensor keys = converted(in[0], compute_dtype(in[0].dtype()));
   by_compute_type(in[0].dtype(), [&](auto t) { sort_rows<decltype(t)>(keys, out[1], a); });
   Around r(in[0].shape(), a.dim);
@@ -108,13 +109,13 @@ void run_extreme(const Primitive& p, std::span<const Tensor> in, std::span<const
                  Workspace, const Stream&) {
   Tensor keys = converted(in[0], compute_dtype(in[0].dtype()));
   by_compute_type(in[0].dtype(), [&](auto t) {
-    extreme_rows<decltype(t), kLargest>(keys, out[0], static_cast<const DimAttributes&>(p).dim);
+    extreme_rows<decltype(t), kLargest>(keys, out[0], attributes_of<DimAttributes>(p).dim);
   });
 }
 
 void run_search(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
                 Workspace, const Stream&) {
-  bool right = static_cast<const SearchAttributes&>(p).right;
+  bool right = attributes_of<SearchAttributes>(p).right;
   DType compute = compute_dtype(in[0].dtype());
   Tensor edges = converted(in[0], compute), x = converted(in[1], compute);
   int64_t n = edges.shape().back(), rows = edges.numel() / std::max<int64_t>(n, 1),

@@ -11,6 +11,7 @@
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
 #include "core/ops/sparse_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
@@ -90,7 +91,7 @@ void over_rows(const int64_t* crow, int64_t rows, int64_t work_per_edge, F body)
 
 void run_segment(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
                  Workspace, const Stream&) {
-  const auto& a = static_cast<const SegmentAttributes&>(p);
+  const auto& a = attributes_of<SegmentAttributes>(p);
   Around r(in[0].shape(), a.dim);
   check_offsets(p, "offsets", in[1], r.n);
   const int64_t *offsets = in[1].values<int64_t>(), segments = in[1].numel() - 1;
@@ -185,7 +186,7 @@ void run_sddmm(const Primitive& p, std::span<const Tensor> in, std::span<const T
 // A counting sort by column, stable in the edges.
 void run_csr_transpose(const Primitive& p, std::span<const Tensor> in, std::span<const Tensor> out,
                        Workspace, const Stream&) {
-  const int64_t columns = static_cast<const CsrTransposeAttributes&>(p).columns;
+  const int64_t columns = attributes_of<CsrTransposeAttributes>(p).columns;
   check_offsets(p, "crow", in[0], in[1].numel());
   check_columns(p, in[1], columns);
   const int64_t *crow = in[0].values<int64_t>(), *col = in[1].values<int64_t>(),

@@ -9,7 +9,8 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/register.h"
 #include "core/base/boundary.h"
-#include "core/ops/attributes.h"
+#include "core/ops/update_attributes.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
@@ -72,7 +73,7 @@ void keep_lists(In lists, Out out, size_t count, std::initializer_list<size_t> k
 }
 
 void run_adam(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
-  const auto& a = static_cast<const AdamAttributes&>(prim);
+  const auto& a = attributes_of<AdamUpdate>(prim);
   double step = *in[1].values<double>();
   AdamStep s{*in[0].values<double>(),
              a.beta1,
@@ -100,7 +101,7 @@ void run_adam(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
 }
 
 void run_sgd(const Primitive& prim, In in, Out out, Workspace, const Stream&) {
-  const auto& a = static_cast<const SgdAttributes&>(prim);
+  const auto& a = attributes_of<SgdUpdate>(prim);
   SgdStep s{*in[0].values<double>(), a.momentum, a.dampening, a.weight_decay,
             *in[1].values<double>(), a.nesterov, a.first};
   size_t n = size_t(a.count);

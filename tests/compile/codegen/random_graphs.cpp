@@ -503,7 +503,7 @@ void RandomProgram::update() {
     if (g.size(a) != p.size(a) && g.size(a) != 1) g = narrow(g, a, 0, 1);
   g = contiguous(expand(cast(g, p.dtype()), p.shape()));
   const Tensor rate = scalar_tensor(0.125, kF64), none;
-  sgd_update_({{p}}, {{g}}, {{state[1]}}, rate, none, false, {.momentum = 0.5});
+  sgd_update_({{p}}, {{g}}, {{state[1]}}, rate, none, {.momentum = 0.5});
   add(neg(p), state_exact_);
 }
 

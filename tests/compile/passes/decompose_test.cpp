@@ -116,7 +116,7 @@ TEST(Decompose, OptimizersAtTheirLimit) {
   for (int64_t n : {(1 << 23) - 1, 1 << 23, (1 << 23) + 1}) {
     const Tensors parameters = {zeros({n})}, gradients = {zeros({n})};
     Graph g = test::graph_of({}, [&]() -> Tensors {
-      sgd_update_(parameters, gradients, {}, lr, {}, false, {});
+      sgd_update_(parameters, gradients, {}, lr, {}, {});
       return {};
     });
     decompose(g);
@@ -152,8 +152,7 @@ TEST(Decompose, OptimizersOfWhatCachesHold) {
   become(2, gradients, update_matrices, {});
   for (bool nesterov : {false, true}) {
     auto update = [&]() -> Tensors {
-      sgd_update_(p, in, m, lr, {}, false,
-                  {.momentum = 0.9, .weight_decay = 0.1, .nesterov = nesterov});
+      sgd_update_(p, in, m, lr, {}, {.momentum = 0.9, .weight_decay = 0.1, .nesterov = nesterov});
       return {};
     };
     become(2, in, update, {}, {.least_elements = 0});
@@ -177,7 +176,7 @@ TEST(Decompose, OptimizersWithoutDecayReadNoParameterForTheGradient) {
   for (bool first : {false, true})
     become(1, in,
            [&]() -> Tensors {
-             sgd_update_(p, in, m, lr, {}, first, {.momentum = 0.5});
+             sgd_update_(p, in, m, lr, {}, {.momentum = 0.5, .first = first});
              return {};
            },
            {}, {.least_elements = 0});

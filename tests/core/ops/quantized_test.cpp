@@ -14,6 +14,7 @@
 #include "core/ops/layout.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/pool.h"
+#include "core/ops/quantized_layer.h"
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
@@ -200,7 +201,7 @@ TEST(Quantized, WeightsAreFoundAnewWhenTheyChange) {
     return elements(
         dispatch1(prim, operands(Tensor(from), Tensor(w), Tensor(scale), Tensor(bias))));
   };
-  const auto& layer = static_cast<const QuantizedLayerAttributes&>(*prim);
+  const auto& layer = static_cast<const QuantizedLayer&>(*prim);
   std::vector<double> first = run(x);
   auto prepared = layer.prepared();
   ASSERT_TRUE(prepared);

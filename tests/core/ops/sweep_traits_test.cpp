@@ -7,9 +7,9 @@
 #include <set>
 
 #include "core/dispatch/dispatch.h"
-#include "core/ops/attributes.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
+#include "core/ops/reduce_attributes.h"
 #include "tests/core/ops/sweep.h"
 
 namespace tessera::sweep {

@@ -33,7 +33,7 @@ TEST(Readers, EveryWayToWriteWaitsForThem) {
       {"an optimizer",
        [&](const Tensor& t) {
          Tensor p[] = {ones({64}), t}, g[] = {ones_64, ones_64};
-         sgd_update_(p, g, {}, scalar_tensor(0.1, kF64, kCPU), norm, false, {});
+         sgd_update_(p, g, {}, scalar_tensor(0.1, kF64, kCPU), norm, {});
        }},
       {"data()", [](const Tensor& t) { t.data<float>()[3] = 9; }},
       {"raw()", [](const Tensor& t) { static_cast<float*>(t.raw())[3] = 9; }},

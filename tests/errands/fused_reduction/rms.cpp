@@ -8,16 +8,16 @@
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
 #include "core/ops/views.h"
+#include "core/primitive/primitive_of.h"
 
 using namespace tessera;
 
 namespace {
 
-constexpr double kEps = 1e-6;
 constexpr int64_t kGrain = 1 << 14;  // elements that are worth a thread
 
 template <class T>
-void reduce_rows(const Tensor& x, const Tensor& y) {
+void reduce_rows(double eps, const Tensor& x, const Tensor& y) {
   const int64_t width = x.size(-1);
   const T* from = x.data<T>();
   T* to = y.data<T>();
@@ -26,26 +26,32 @@ void reduce_rows(const Tensor& x, const Tensor& y) {
       double squares = 0;
       for (int64_t i = 0; i < width; ++i)
         squares += double(from[row * width + i]) * double(from[row * width + i]);
-      to[row] = T(std::sqrt(squares / double(width) + kEps));
+      to[row] = T(std::sqrt(squares / double(width) + eps));
     }
   });
 }
 
+struct RmsAttributes {
+  double eps = 1e-6;
+  static void fields(auto& a, auto& f) { f("eps", a.eps); }
+};
+
 void plan(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
   plan.dense_in = 1;
 }
-void run(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
+void run(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
          const Stream&) {
+  const double eps = attributes_of<RmsAttributes>(prim).eps;
   if (in[0].dtype() == kF64)
-    reduce_rows<double>(in[0], out[0]);
+    reduce_rows<double>(eps, in[0], out[0]);
   else
-    reduce_rows<float>(in[0], out[0]);
+    reduce_rows<float>(eps, in[0], out[0]);
 }
 
-class Rms final : public Primitive {
+class Rms final : public PrimitiveOf<Rms, RmsAttributes> {
  public:
   static inline const OpInfo kOp{"rms", {OpKind::kOther, Precision::kAsGiven, 1}};
-  Rms() : Primitive(kOp) {}
+  using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
     Shape shape = in[0]->shape;
     TESSERA_CHECK_AS(ShapeError, !shape.empty() && shape.back() > 0, "rms: no elements in {}",
@@ -72,7 +78,7 @@ class Rms final : public Primitive {
   }
   bool decomposable() const override { return true; }
   Tensors decompose(std::span<const Tensor> in) const override {
-    return {sqrt(mean(square(in[0]), {-1}) + kEps)};
+    return {sqrt(mean(square(in[0]), {-1}) + eps)};
   }
   const Kernel* own_kernel(DeviceKind device) const override {
     static const Kernel kernel{plan, run};
@@ -82,7 +88,6 @@ class Rms final : public Primitive {
 
 }  // namespace
 
-Tensor rms(const Tensor& x) {
-  static const PrimRef prim(new Rms);
-  return dispatch1(prim, operands(Tensor(x)));
+Tensor rms(const Tensor& x, double eps) {
+  return dispatch1(PrimRef(new Rms({eps})), operands(Tensor(x)));
 }

@@ -18,6 +18,7 @@
 #include "core/backend/cpu/widen.h"
 #include "core/base/isa.h"
 #include "core/base/parallel.h"
+#include "core/primitive/primitive_of.h"
 
 namespace tessera::cpu {
 namespace {
@@ -278,7 +279,7 @@ void run_planned(const ConvPlan& p, const ConvAttributes& a, ConvRole role, cons
 }
 
 void plan_conv(const Primitive& prim, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
-  const auto& a = static_cast<const ConvAttributes&>(prim);
+  const auto& a = attributes_of<ConvAttributes>(prim);
   const ConvRole role = role_of(prim);
   if (role != ConvRole::kWeight) out[0].strides = channels_last_strides(out[0].shape);
   Meta r = in[1].meta();
@@ -299,8 +300,8 @@ void run_conv(const Primitive& prim, std::span<const Tensor> in, std::span<const
     std::fill_n(static_cast<char*>(out[0].raw()), out[0].nbytes(), char(0));
     return;
   }
-  run_planned(work.planned<ConvPlan>(), static_cast<const ConvAttributes&>(prim), role_of(prim),
-              in[0], in[1], out[0], work.data);
+  run_planned(work.planned<ConvPlan>(), attributes_of<ConvAttributes>(prim), role_of(prim), in[0],
+              in[1], out[0], work.data);
 }
 
 }  // namespace

@@ -1,0 +1,42 @@
+// Attributes of the fused ops, as kernels read them.
+#pragma once
+#include "core/primitive/attributes.h"
+
+namespace tessera {
+
+struct CrossEntropyAttributes {
+  int64_t ignore_index = 0;
+  bool mean = false, with_grad = false;
+  static void fields(auto& a, auto& f) {
+    f.any("ignore_index", a.ignore_index), f("mean", a.mean), f("with_grad", a.with_grad);
+  }
+};
+
+/// Operands x, then weight and bias where the op has them.
+struct NormAttributes {
+  double eps = 0;
+  bool centred = true;  // which op it is; false: rms-norm
+  bool has_weight = false, has_bias = false;
+  static void fields(auto& a, auto& f) {
+    f("eps", a.eps), f("has_weight", a.has_weight), f("has_bias", a.has_bias);
+  }
+};
+
+/// Of a table split by rows an op has `rows` of `extent`, from `begin` on: ids outside give zeros.
+struct EmbeddingAttributes {
+  int64_t rows = 0;
+  int64_t padding_idx = -1;       // -1: none
+  int64_t begin = 0, extent = 0;  // extent 0: not split
+  static void fields(auto& a, auto& f) {
+    f("rows", a.rows), f.any("padding_idx", a.padding_idx), f("begin", a.begin);
+    f("extent", a.extent);
+  }
+};
+
+struct AttentionAttributes {
+  double scale = 1;
+  bool causal = false;
+  static void fields(auto& a, auto& f) { f("scale", a.scale), f("causal", a.causal); }
+};
+
+}  // namespace tessera
