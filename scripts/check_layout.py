@@ -58,14 +58,15 @@ MAY_INCLUDE = {
 }
 # Files compiled several times, for other instruction sets or devices: nothing with inline functions may come in.
 MAY_INCLUDE_FILES = {
-    "core/ops/functors": [],
+    "core/ops/functors": ["core/ops/pointwise.def"],
     "core/backend/cpu/kernels": [
-        "core/backend/cpu/kernels/*", "core/backend/cpu/isa.h", "core/base/boundaries.h", "core/ops/functors/*", "core/tensor/philox.h",
+        "core/backend/cpu/kernels/*", "core/backend/cpu/isa.h", "core/base/boundaries.h", "core/ops/functors/*",
+        "core/ops/pointwise.def", "core/ops/pointwise_columns.h", "core/tensor/philox.h",
         "immintrin.h", "cstddef", "cstdint", "type_traits",
     ],
     "collectives/kernels": ["collectives/kernels/*", "core/base/boundaries.h", "core/ops/functors/*", "cstdint", "type_traits"],
 }
-CODE = (".h", ".cpp", ".cu", ".cuh")
+CODE = (".h", ".def", ".cpp", ".cu", ".cuh")
 MAX_LINES = 600
 COUNTED = CODE + (".py", ".sh", ".cmake")
 # Folders that need a README: each top folder and the folders of core, except these.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Looks for lists of op names above the ops: a fact about an op is stated where the op is defined (core/primitive/traits.h), and
-other parts ask the op. Names come from the definitions in core/ops and core/dispatch (OpInfo, and the rows of pointwise ops).
+other parts ask the op. Names come from the definitions in core/ops and core/dispatch (OpInfo, and the lines of pointwise.def).
 
 Prints one line per finding, `path:line: what is wrong`, and exits 1 when there is any. `--root DIR` checks another tree, which the
 test of this script does.
@@ -30,14 +30,14 @@ RULES = {
     "examples/bench/": "what is measured",
 }
 DEFINITION = re.compile(r"\bOpInfo\s+\w+[^;()]*\{[^;]*;")
-ROW = re.compile(r'\{\{"(\w+)",')
+ROW = re.compile(r"^TESSERA_[A-Z]+\d?\((\w+),", re.MULTILINE)  # of a table
 LITERAL = re.compile(r'"(\w+)"')
 
 
 def sources(root, folders):
     for folder in folders:
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in (".h", ".cpp") and path.is_file():
+            if path.suffix in (".h", ".def", ".cpp") and path.is_file():
                 yield path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
 
 

@@ -50,7 +50,7 @@ std::string pointwise(const Body& body, const Instr& i) {
   if (const char* between = infix(i.op)) {
     text = fmt::format("{} {} {}", name(0), between, name(1));
   } else {
-    text = fmt::format("{}::apply({}", functor->type, name(0));
+    text = fmt::format("functors::{}::apply({}", i.op, name(0));
     for (size_t k = 1; k < i.in.size(); ++k) text += ", " + name(k);
     text += ")";
   }

@@ -1,5 +1,5 @@
-// The texts of core/ops/functors, embedded when Tessera was built, and what can be read off them:
-// which functor an op is, and how many operands it takes.
+// The texts of core/ops/functors, embedded when Tessera was built, and what code generators ask of
+// the functors in them.
 #pragma once
 #include <string_view>
 
@@ -15,12 +15,11 @@ extern const size_t kEmbeddedCount;
 std::string_view embedded(std::string_view path);
 
 struct Functor {
-  std::string_view type;  // "GeluGrad"
   int arity = 0;
   bool to_bool = false;
   bool in_groups = false;  // loops over floats take it in groups
 };
-/// The functor of pointwise op `op`, or null ("where" has none).
+/// What holds of functors::`op`; null where there is none (of "where").
 const Functor* find_functor(std::string_view op);
 
 }  // namespace tessera::compiler

@@ -5,7 +5,6 @@
 namespace tessera::generated {
 
 using namespace fn;
-using namespace functors;
 
 TESSERA_FN float as_bf16(float x) { return widen(to_bf16(x)); }
 TESSERA_FN float as_f16(float x) { return widen(to_f16(x)); }

@@ -7,92 +7,20 @@
 
 namespace tessera {
 
-// float functions of one operand
-Tensor exp(Tensor x);
-Tensor exp2(Tensor x);
-Tensor expm1(Tensor x);
-Tensor log(Tensor x);
-Tensor log2(Tensor x);
-Tensor log10(Tensor x);
-Tensor log1p(Tensor x);
-Tensor sin(Tensor x);
-Tensor cos(Tensor x);
-Tensor tan(Tensor x);
-Tensor asin(Tensor x);
-Tensor acos(Tensor x);
-Tensor atan(Tensor x);
-Tensor sinh(Tensor x);
-Tensor cosh(Tensor x);
-Tensor tanh(Tensor x);
-Tensor asinh(Tensor x);
-Tensor acosh(Tensor x);
-Tensor atanh(Tensor x);
-Tensor erf(Tensor x);
-Tensor erfc(Tensor x);
-Tensor erfinv(Tensor x);    // +-inf at +-1, NaN beyond
-Tensor lgamma(Tensor x);    // log |Gamma(x)|
-Tensor digamma(Tensor x);   // its derivative
-Tensor trigamma(Tensor x);  // and the next, which is where derivatives end
-Tensor sqrt(Tensor x);
-Tensor rsqrt(Tensor x);
-Tensor reciprocal(Tensor x);
-Tensor sigmoid(Tensor x);
-Tensor logsigmoid(Tensor x);
-Tensor softplus(Tensor x);   // log(1 + exp(x))
-Tensor silu(Tensor x);       // x sigmoid(x)
-Tensor mish(Tensor x);       // x tanh(softplus(x))
-Tensor gelu(Tensor x);       // x (1 + erf(x / sqrt 2)) / 2
-Tensor gelu_tanh(Tensor x);  // its tanh approximation: Hendrycks, Gimpel 2016
+// The functions of pointwise.def, where comments say what they compute: exp(x), add(x, y), ..
+#define TESSERA_OP1(name, ...) Tensor name(Tensor x);
+#define TESSERA_OP2(name, ...) Tensor name(Tensor x, Tensor y);
+#define TESSERA_OP3(name, ...) Tensor name(Tensor x, Tensor y, Tensor z);
+#define TESSERA_PRIMITIVE1(...)
+#define TESSERA_PRIMITIVE2(...)
+#define TESSERA_PRIMITIVE3(...)
+#include "core/ops/pointwise.def"
 
-// functions of one operand of any dtype
-Tensor neg(Tensor x);
-Tensor abs(Tensor x);
-Tensor sign(Tensor x);
-Tensor square(Tensor x);
-Tensor relu(Tensor x);
-Tensor floor(Tensor x);
-Tensor ceil(Tensor x);
-Tensor trunc(Tensor x);
-Tensor round(Tensor x);  // half to even
-Tensor isnan(Tensor x);
-Tensor isinf(Tensor x);
-Tensor isfinite(Tensor x);
-Tensor logical_not(Tensor x);
+Tensor square(Tensor x);  // of bool: i64
 Tensor bitwise_not(Tensor x);
-
-// functions of two operands
-Tensor add(Tensor a, Tensor b);
-Tensor sub(Tensor a, Tensor b);
-Tensor mul(Tensor a, Tensor b);
-Tensor div(Tensor a, Tensor b);           // true division: integers give floats
-Tensor floor_divide(Tensor a, Tensor b);  // rounds down
-Tensor remainder(Tensor a, Tensor b);     // sign of b, as Python's %
-Tensor fmod(Tensor a, Tensor b);          // sign of a, as C's %
-Tensor pow(Tensor a, Tensor b);           // integers to negative powers: rounded to 0
-Tensor maximum(Tensor a, Tensor b);       // NaN wins
-Tensor minimum(Tensor a, Tensor b);
-Tensor atan2(Tensor y, Tensor x);
-Tensor leaky_relu(Tensor x, Tensor slope);
-Tensor elu(Tensor x, Tensor alpha);
-Tensor eq(Tensor a, Tensor b);
-Tensor ne(Tensor a, Tensor b);
-Tensor lt(Tensor a, Tensor b);
-Tensor le(Tensor a, Tensor b);
-Tensor gt(Tensor a, Tensor b);
-Tensor ge(Tensor a, Tensor b);
-Tensor logical_and(Tensor a, Tensor b);
-Tensor logical_or(Tensor a, Tensor b);
-Tensor logical_xor(Tensor a, Tensor b);
-Tensor bitwise_and(Tensor a, Tensor b);  // integers and bool only, as the next four
-Tensor bitwise_or(Tensor a, Tensor b);
-Tensor bitwise_xor(Tensor a, Tensor b);
-Tensor bitwise_left_shift(Tensor a, Tensor b);
-Tensor bitwise_right_shift(Tensor a, Tensor b);
-
-// functions of three operands
+Tensor sub(Tensor x, Tensor y);
+/// min(max(x, low), high); NaN wins.
 Tensor clamp(Tensor x, Tensor low, Tensor high);
-Tensor lerp(Tensor a, Tensor b, Tensor weight);  // a + weight (b - a)
-Tensor mul_add(Tensor a, Tensor b, Tensor c);    // a b + c, rounded twice
 /// Elements of `a` where `condition` (bool) holds, of `b` elsewhere.
 Tensor where(Tensor condition, Tensor a, Tensor b);
 Tensor where(Tensor condition, Tensor a, Scalar b);

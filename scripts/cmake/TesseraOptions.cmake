@@ -136,6 +136,7 @@ function(tessera_library name)
   cmake_parse_arguments(A "" "EXCLUDE" "SOURCES;DEPENDS;PRIVATE_DEPENDS;BUILD_DEPENDS" ${ARGN})
   tessera_sources(files cpp ${A_SOURCES})
   tessera_sources(headers h ${A_SOURCES})
+  tessera_sources(tables def ${A_SOURCES})  # headers include them
   list(FILTER files EXCLUDE REGEX "/kernels/")
   if(A_EXCLUDE)
     list(FILTER files EXCLUDE REGEX ${A_EXCLUDE})
@@ -147,7 +148,7 @@ function(tessera_library name)
   add_library(tessera_${name} ${files})
   add_library(tessera::${name} ALIAS tessera_${name})
   tessera_units(tessera_${name} ${files})
-  target_sources(tessera_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${headers})
+  target_sources(tessera_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${headers} ${tables})
   target_compile_features(tessera_${name} PUBLIC cxx_std_20)
   target_link_libraries(tessera_${name} PRIVATE $<BUILD_INTERFACE:tessera_flags>)
   foreach(target IN LISTS A_BUILD_DEPENDS)
@@ -214,13 +215,16 @@ function(tessera_isa_kernels name dir)
   set(TESSERA_KERNEL_OBJECTS ${TESSERA_KERNEL_OBJECTS} ${objects} PARENT_SCOPE)  # the tests look at their symbols
 endfunction()
 
-# Compiles the text of `files` into tessera_`name`, as kEmbedded of compile/codegen/functors.h.
+# tessera_embed_texts(name files... INCLUDED files...): compiles the text of the first into tessera_`name`, as kEmbedded of
+# compile/codegen/functors.h. They include the others, whose texts are put in place of the directives.
 function(tessera_embed_texts name)
-  list(JOIN ARGN "|" files)
-  list(TRANSFORM ARGN PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE paths)
+  cmake_parse_arguments(A "" "" "INCLUDED" ${ARGN})
+  list(JOIN A_UNPARSED_ARGUMENTS "|" files)
+  list(TRANSFORM A_UNPARSED_ARGUMENTS PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE paths)
+  list(TRANSFORM A_INCLUDED PREPEND ${PROJECT_SOURCE_DIR}/ OUTPUT_VARIABLE included)
   set(output ${CMAKE_CURRENT_BINARY_DIR}/embedded/${name}_texts.cpp)
   set(script ${PROJECT_SOURCE_DIR}/scripts/cmake/embed_texts.cmake)
-  add_custom_command(OUTPUT ${output} DEPENDS ${paths} ${script} VERBATIM
+  add_custom_command(OUTPUT ${output} DEPENDS ${paths} ${included} ${script} VERBATIM
     COMMAND ${CMAKE_COMMAND} -DROOT=${PROJECT_SOURCE_DIR} -DOUTPUT=${output} "-DFILES=${files}" -P ${script})
   target_sources(tessera_${name} PRIVATE ${output})
   target_include_directories(tessera_${name} PRIVATE ${PROJECT_SOURCE_DIR})

@@ -74,7 +74,7 @@ class WorkCopy:
             if done.status != 0:
                 raise BaselineError(f"the copy cannot be configured:\n{done.output}")
         # What tests read and builds do not: a baseline holds as long as it and the objects are what they were.
-        data = [p for p in wanted if not p.endswith((".md", ".cpp", ".h")) and not p.startswith("scripts/")]
+        data = [p for p in wanted if not p.endswith((".md", ".cpp", ".def", ".h")) and not p.startswith("scripts/")]
         self.data = hashlib.sha256("".join(f"{p}\0{digest(self.root / p)}\0" for p in data).encode()).hexdigest()
         if self.state_file.is_file():
             state = json.loads(self.state_file.read_text())

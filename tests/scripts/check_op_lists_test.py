@@ -9,8 +9,9 @@ import unittest
 SCRIPT = pathlib.Path(__file__).resolve().parent.parent.parent / "scripts" / "check_op_lists.py"
 OPS = {
     "core/ops/a.cpp": 'const OpInfo kOps[] = {{"sum", {OpKind::kReduce, Precision::kWide, 1}},\n'
-                      '                        {"prod", {OpKind::kReduce, Precision::kWide, 1}}};\n'
-                      'const Row kRows[] = {{{"exp", one(kWide, 12)}, Kind::kFloat}};\n',
+                      '                        {"prod", {OpKind::kReduce, Precision::kWide, 1}},\n'
+                      '                        {"amax", {OpKind::kReduce, Precision::kAsGiven, 1}}};\n',
+    "core/ops/a.def": "TESSERA_OP1(exp, fn::exp(x), kFloat, kWide, 12, , , , )\n",
     "core/dispatch/copy.cpp": 'static inline const OpInfo kOp{\n    "copy",\n    {.kind = OpKind::kOther}};\nauto text = "exact";\n',
 }
 

@@ -1,4 +1,5 @@
-// Division, remainders and powers for floats and integers, with Python's and PyTorch's conventions.
+// Division, remainders, powers and shifts for floats and integers, with Python's and PyTorch's
+// conventions, and what lies between numbers.
 // Includes nothing; its includer supplies prelude.h and math.h first.
 namespace tessera::fn {
 
@@ -54,6 +55,28 @@ TESSERA_FN long pow(long base, long exponent) {
     if (e & 1) result *= b;
   if (exponent < 0) result = base == 1 ? 1UL : base == -1 ? (e & 1 ? ~0UL : 1UL) : 0UL;
   return long(result);
+}
+
+/// All bits leave beyond the width of the type.
+template <class T>
+TESSERA_FN T shift_left(T a, T b) {
+  return (unsigned long)(b) < sizeof(T) * 8 ? T((unsigned long)(a) << (b & 63)) : T(0);
+}
+/// The sign stays.
+template <class T>
+TESSERA_FN T shift_right(T a, T b) {
+  return a >> ((unsigned long)(b) < sizeof(T) * 8 ? b : T(sizeof(T) * 8 - (T(-1) < T(0))));
+}
+
+template <class T>
+TESSERA_FN T clamp(T x, T low, T high) {
+  T y = x < low ? low : x;
+  return y > high ? high : y;
+}
+/// a + w (b - a), exactly b where w is 1.
+template <class T>
+TESSERA_FN T lerp(T a, T b, T w) {
+  return w < T(0.5) ? a + w * (b - a) : b - (b - a) * (T(1) - w);
 }
 
 }  // namespace tessera::fn

@@ -14,40 +14,41 @@
 #include "core/ops/functors/arithmetic.h"
 #include "core/ops/functors/pointwise.h"
 // clang-format on
+#include "core/ops/pointwise_columns.h"
 
 namespace tessera::cpu {
 namespace {
 
-using namespace functors;
+using namespace columns;
 
 template <class T>
 T load(const char* p) {
   return *reinterpret_cast<const T*>(p);
 }
 
-// What a loop of F goes through in groups of floats; the rest is left to a loop of its own. Four
+// What a loop goes through in groups of floats; the rest is left to a loop of its own. Four
 // vectors, because a lookup and the steps of a polynomial wait for each other.
 constexpr int64_t kGroup = 4 * fn::kFloats;
-template <class F, class Loads>
+template <bool grouped, class Loads>
 int64_t in_groups(float* r, int64_t n, Loads apply) {
   int64_t i = 0;
-  if constexpr (requires { F::in_groups; })
+  if constexpr (grouped)
     for (; i + kGroup <= n; i += kGroup) fn::store(r + i, apply(i));
   return i;
 }
-template <class F, class R, class Loads>
+template <bool grouped, class R, class Loads>
 int64_t in_groups(R*, int64_t, Loads) {
   return 0;
 }
 fn::Group<kGroup> group(const float* p) { return fn::load<kGroup>(p); }
 
-template <class F, class T>
+template <class F, class T, bool grouped>
 void unary(char* const* p, const int64_t* s, int64_t n) {
   using R = decltype(F::apply(T()));
   if (s[0] == int64_t(sizeof(R)) && s[1] == int64_t(sizeof(T))) {
     R* r = reinterpret_cast<R*>(p[0]);
     const T* a = reinterpret_cast<const T*>(p[1]);
-    int64_t i = in_groups<F>(r, n, [&](auto k) { return F::apply(group(a + k)); });
+    int64_t i = in_groups<grouped>(r, n, [&](auto k) { return F::apply(group(a + k)); });
 #pragma GCC ivdep
     for (; i < n; ++i) r[i] = F::apply(a[i]);
     return;
@@ -56,7 +57,7 @@ void unary(char* const* p, const int64_t* s, int64_t n) {
     *reinterpret_cast<R*>(p[0] + i * s[0]) = F::apply(load<T>(p[1] + i * s[1]));
 }
 
-template <class F, class T>
+template <class F, class T, bool grouped>
 void binary(char* const* p, const int64_t* s, int64_t n) {
   using R = decltype(F::apply(T(), T()));
   constexpr int64_t kT = sizeof(T);
@@ -65,12 +66,14 @@ void binary(char* const* p, const int64_t* s, int64_t n) {
     R* r = reinterpret_cast<R*>(p[0]);
     const T *a = reinterpret_cast<const T*>(p[1]), *b = reinterpret_cast<const T*>(p[2]);
     if (s[1] && s[2]) {
-      int64_t i = in_groups<F>(r, n, [&](auto k) { return F::apply(group(a + k), group(b + k)); });
+      int64_t i =
+          in_groups<grouped>(r, n, [&](auto k) { return F::apply(group(a + k), group(b + k)); });
 #pragma GCC ivdep
       for (; i < n; ++i) r[i] = F::apply(a[i], b[i]);
     } else if (s[1]) {
       const T c = *b;
-      if (__is_same(F, Mul) && c == T(1) && static_cast<const void*>(r) == a) return;  // in place
+      if (__is_same(F, functors::mul) && c == T(1) && static_cast<const void*>(r) == a)
+        return;  // in place
 #pragma GCC ivdep
       for (int64_t i = 0; i < n; ++i) r[i] = F::apply(a[i], c);
     } else if (s[2]) {
@@ -129,66 +132,45 @@ void binary_bf16(char* const* p, const int64_t*, int64_t n) {
   *reinterpret_cast<uint16_t*>(p[0] + last) = uint16_t(word);
 }
 
-struct Rows {
-  PointwiseLoops rows[128];
-  size_t count = 0;
-  void add(PointwiseLoops r) { rows[count++] = r; }
-  template <class... F>
-  void float_unary(List<F...>) {
-    (add({F::name, 1, false, unary<F, float>, unary<F, double>, nullptr}), ...);
-  }
-  template <class... F>
-  void any_unary(List<F...>) {
-    (add({F::name, 1, false, unary<F, float>, unary<F, double>, unary<F, int64_t>}), ...);
-  }
-  template <class... F>
-  void predicate(List<F...>) {
-    (add({F::name, 1, true, unary<F, float>, unary<F, double>, unary<F, int64_t>}), ...);
-  }
-  template <class... F>
-  void bit_unary(List<F...>) {
-    (add({F::name, 1, false, nullptr, nullptr, unary<F, int64_t>}), ...);
-  }
-  template <class... F>
-  void any_binary(List<F...>) {
-    (add({F::name, 2, false, binary<F, float>, binary<F, double>, binary<F, int64_t>,
-          __is_same(F, Add) ? binary_bf16<Add> : nullptr}),
-     ...);
-  }
-  template <class... F>
-  void float_binary(List<F...>) {
-    (add({F::name, 2, false, binary<F, float>, binary<F, double>, nullptr}), ...);
-  }
-  template <class... F>
-  void compare(List<F...>) {
-    (add({F::name, 2, true, binary<F, float>, binary<F, double>, binary<F, int64_t>}), ...);
-  }
-  template <class... F>
-  void bit_binary(List<F...>) {
-    (add({F::name, 2, false, nullptr, nullptr, binary<F, int64_t>}), ...);
-  }
-  template <class... F>
-  void any_ternary(List<F...>) {
-    (add({F::name, 3, false, ternary<F, float>, ternary<F, double>, ternary<F, int64_t>}), ...);
-  }
-  template <class... F>
-  void float_ternary(List<F...>) {
-    (add({F::name, 3, false, ternary<F, float>, ternary<F, double>, nullptr}), ...);
-  }
-  Rows() {
-    float_unary(FloatUnary()), any_unary(AnyUnary()), predicate(Predicate()), bit_unary(BitUnary());
-    any_binary(AnyBinary()), float_binary(FloatBinary()), compare(Compare()),
-        bit_binary(BitBinary());
-    any_ternary(AnyTernary()), float_ternary(FloatTernary());
-  }
+// The loop of F for elements of T; null where ops of this kind have no such operands.
+template <class F, Kind kind, unsigned facts, int operands, class T>
+constexpr Loop loop() {
+  constexpr bool grouped = (facts & kInGroups) != 0;
+  if constexpr (__is_same(T, int64_t) ? kind == kFloat : kind == kBits)
+    return nullptr;
+  else if constexpr (operands == 1)
+    return unary<F, T, grouped>;
+  else if constexpr (operands == 2)
+    return binary<F, T, grouped>;
+  else
+    return ternary<F, T>;
+}
+template <class F, Kind kind, unsigned facts, int operands>
+constexpr PointwiseLoops loops(const char* name) {
+  return {name,
+          operands,
+          kind == kTest,
+          loop<F, kind, facts, operands, float>(),
+          loop<F, kind, facts, operands, double>(),
+          loop<F, kind, facts, operands, int64_t>(),
+          __is_same(F, functors::add) ? binary_bf16<functors::add> : nullptr};
+}
+
+constexpr PointwiseLoops kRows[] = {
+#define TESSERA_OP1(name, kernel, kind, precision, cost, facts, ...) \
+  loops<functors::name, kind, unsigned{facts}, 1>(#name),
+#define TESSERA_OP2(name, kernel, kind, precision, cost, facts, ...) \
+  loops<functors::name, kind, unsigned{facts}, 2>(#name),
+#define TESSERA_OP3(name, kernel, kind, precision, cost, facts, ...) \
+  loops<functors::name, kind, unsigned{facts}, 3>(#name),
+#include "core/ops/pointwise.def"
 };
 
 }  // namespace
 
 template <>
 const PointwiseTable& isa_table<PointwiseTable, isa::TESSERA_ISA>() {
-  static const Rows rows;
-  static const PointwiseTable table{rows.rows, rows.count};
+  static const PointwiseTable table{kRows, sizeof(kRows) / sizeof(*kRows)};
   return table;
 }
 
