@@ -3,6 +3,7 @@
 #pragma once
 #include "core/autograd/autocast.h"    // IWYU pragma: export
 #include "core/autograd/autograd.h"    // IWYU pragma: export
+#include "core/autograd/custom_op.h"   // IWYU pragma: export
 #include "core/autograd/recompute.h"   // IWYU pragma: export
 #include "core/autograd/transforms.h"  // IWYU pragma: export
 #include "core/base/deterministic.h"   // IWYU pragma: export

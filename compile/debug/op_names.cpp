@@ -5,6 +5,7 @@
 #include "collectives/ops.h"
 #include "compile/ir/as_strided.h"
 #include "compile/passes/passes.h"
+#include "core/autograd/custom_op.h"
 #include "core/primitive/registry.h"
 
 namespace tessera::compiler {
@@ -198,8 +199,9 @@ PrimRef read_op(const std::string& name, const Attributes& attributes, std::span
         fmt::format("{} talks to group {}, which was not given", name, wanted ? *wanted : "?"));
   }
   auto known = known_ops().find(name);
-  TESSERA_CHECK(known != known_ops().end(), "there is no op {}", name);
-  return remake_for(*known->second, attributes, in);
+  const PrimRef like = known != known_ops().end() ? known->second : find_custom_op(name);
+  TESSERA_CHECK(like, "there is no op {}", name);
+  return remake_for(*like, attributes, in);
 }
 
 Json json_of_fused(const Fused& f) {

@@ -27,7 +27,7 @@ class StepRecorder::Promise final : public Event {
     TESSERA_CHECK(!elsewhere,
                   "compile: what another thread records writes this memory; wait for its call to "
                   "return");
-    recorder_->looked_at("the memory of a tensor is read");
+    recorder_->values_read("the memory of a tensor is read");
   }
   void give_up(std::string why) { recorder_ = nullptr, why_ = std::move(why); }
 
@@ -136,7 +136,22 @@ void StepRecorder::notice(const HostEvent& event) {
 
 void StepRecorder::on(const events::LeavesOps& event) { looked_at(event.what()); }
 void StepRecorder::on(const events::ValueRead& event) {
-  looked_at(fmt::format("item() at {}:{}", event.where.file_name(), event.where.line()));
+  values_read(fmt::format("item() at {}:{}", event.where.file_name(), event.where.line()));
+}
+void StepRecorder::on(const events::CustomFunctionRuns& event) {
+  if (event.begins)
+    functions_.emplace_back(event.name);
+  else
+    functions_.pop_back();
+}
+
+void StepRecorder::values_read(std::string what) {
+  if (!functions_.empty())
+    what += fmt::format(
+        " in the custom function {}; an opaque op (custom_op in core/autograd/custom_op.h) is a "
+        "node of the graph instead",
+        functions_.back());
+  looked_at(what);
 }
 
 void StepRecorder::looked_at(const std::string& why) {

@@ -98,6 +98,8 @@ class StepRecorder final : public TraceBackend {
   void on(const events::SettingRead& event);
   void on(const events::SettingChange& event);
   void on(const events::HandlesRead& event);
+  void on(const events::CustomFunctionRuns& event);
+  void values_read(std::string what);
   void looked_at(const std::string& why);
   TouchedSetting& setting(const RefCounted& owner, const int64_t& value, bool read);
   void forget_handles();
@@ -119,6 +121,7 @@ class StepRecorder final : public TraceBackend {
   std::vector<Ref<Storage>> provided_;
   Graph last_;
   std::string break_;
+  std::vector<std::string> functions_;  // custom ones that run, the innermost last
   int segments_ = 0;
   std::optional<BackendScope> recording_;
 };

@@ -73,7 +73,7 @@ bool grad_enabled();
 class CustomFunction : public RefCounted {
  public:
   virtual std::string_view name() const = 0;
-  virtual Tensors forward(std::span<const Tensor> in) = 0;
+  virtual Tensors forward(std::span<const Tensor> in) = 0;  // by ops; for pointers see custom_op.h
   virtual Tensors vjp(std::span<const Tensor> saved, std::span<const Tensor> cot) = 0;
 
  protected:

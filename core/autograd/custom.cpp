@@ -5,7 +5,9 @@
 #include <algorithm>
 
 #include "core/autograd/autograd.h"
+#include "core/autograd/custom_op_types.h"
 #include "core/autograd/level.h"
+#include "core/dispatch/observer.h"
 #include "core/dispatch/sharding.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/reduce.h"
@@ -120,6 +122,20 @@ bool recorded(std::span<const Tensor> in) {
   return recorded(outside);
 }
 
+// Tells an observer that code of the program's own runs while it lives.
+class Announced {
+ public:
+  explicit Announced(const CustomFunction& f) : f_(f) {
+    notify(events::CustomFunctionRuns{.name = f_.name(), .begins = true});
+  }
+  ~Announced() { notify(events::CustomFunctionRuns{.name = f_.name(), .begins = false}); }
+  Announced(const Announced&) = delete;
+  Announced& operator=(const Announced&) = delete;
+
+ private:
+  const CustomFunction& f_;
+};
+
 // One call of a function.
 struct Applied {
   Ref<CustomFunction> f;
@@ -129,20 +145,6 @@ struct Applied {
   Tensors differentiated;   // shapes of the inputs that gradients flow to; else undefined
   size_t results;
 };
-
-// The gradient `g` of input `i` must have the input's shape, or one that it would broadcast to,
-// which is then summed; another float dtype is cast. As in PyTorch.
-Tensor fitted(const Applied& call, size_t i, Tensor g) {
-  const Tensor& in = call.differentiated[i];
-  if (!g.defined() || !in.defined()) return g;
-  const Shape &to = in.shape(), &from = g.shape();
-  const int more = from.size() - to.size();
-  bool fits = more >= 0 && is_floating(g.dtype()) && g.device() == in.device();
-  for (int d = 0; fits && d < to.size(); ++d) fits = to[d] == 1 || to[d] == from[d + more];
-  TESSERA_CHECK_AS(ShapeError, fits, "{}: vjp returned {} as the gradient of input {}, {}",
-                   call.f->name(), describe(g), i, describe(in));
-  return cast(sum_to(std::move(g), to), in.dtype());
-}
 
 Tensors vjp_of(const std::shared_ptr<const Applied>& call, Cotangents cot) {
   Tensors values, again;
@@ -162,11 +164,16 @@ Tensors vjp_of(const std::shared_ptr<const Applied>& call, Cotangents cot) {
     });
     for (size_t k = 0; k < again.size(); ++k) values[position[k]] = again[k];
   }
-  Tensors grads = call->f->vjp(values, cot);
+  Tensors grads = [&] {
+    const Announced vjp(*call->f);
+    return call->f->vjp(values, cot);
+  }();
   TESSERA_CHECK(grads.size() == call->differentiated.size(),
                 "{}: vjp returned {} gradients for {} inputs", call->f->name(), grads.size(),
                 call->differentiated.size());
-  for (size_t i = 0; i < grads.size(); ++i) grads[i] = fitted(*call, i, std::move(grads[i]));
+  for (size_t i = 0; i < grads.size(); ++i)
+    if (const Tensor& in = call->differentiated[i]; in.defined())
+      grads[i] = detail::fit_gradient(call->f->name(), i, std::move(grads[i]), in);
   return grads;
 }
 
@@ -178,6 +185,7 @@ Tensors apply_function(Ref<CustomFunction> f, std::span<const Tensor> in) {
   {
     NoGrad off;
     f->saved_.clear();
+    const Announced forward(*f);
     out = f->forward(in);
   }
   if (!record) return out;

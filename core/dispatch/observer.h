@@ -6,6 +6,7 @@
 #include <source_location>
 #include <span>
 #include <string>
+#include <string_view>
 #include <variant>
 
 #include "core/base/function_ref.h"
@@ -64,11 +65,18 @@ struct HandlesRead {
   std::span<const Tensor> handles;
 };
 
+/// The forward or the vjp of the custom function `name` begins, or ends. Where it reads values, an
+/// observer can say who did.
+struct CustomFunctionRuns {
+  std::string_view name;
+  bool begins;
+};
+
 }  // namespace events
 
-using HostEvent =
-    std::variant<events::LeavesOps, events::ValueRead, events::SlotRead, events::SlotChange,
-                 events::SettingRead, events::SettingChange, events::HandlesRead>;
+using HostEvent = std::variant<events::LeavesOps, events::ValueRead, events::SlotRead,
+                               events::SlotChange, events::SettingRead, events::SettingChange,
+                               events::HandlesRead, events::CustomFunctionRuns>;
 
 /// Stands in DispatchTarget::observer while it listens to a thread. An observer in front of another
 /// one hands on what it does not hide.

@@ -8,21 +8,12 @@
 using namespace tessera;
 
 // x rounded to a multiple of `step` between -8 and 7 steps.
-struct FakeQuantize final : CustomFunction {
-  explicit FakeQuantize(double step) : step(step) {}
-  std::string_view name() const override { return "fake_quantize"; }
-  Tensors forward(std::span<const Tensor> in) override {
-    save(in[0]);
-    return {(in[0] / step).round().clamp(-8, 7) * step};
-  }
-  Tensors vjp(std::span<const Tensor> saved, std::span<const Tensor> cotangents) override {
-    return {where(saved[0].abs() <= 8 * step, cotangents[0], 0.0)};
-  }
-  const double step;
-};
-Tensor fake_quantize(const Tensor& x, double step) {
-  return apply_function(make_ref<FakeQuantize>(step), {x})[0];
-}
+const auto fake_quantize = elementwise(
+    "fake_quantize",
+    [](const Tensor& x, double step) { return (x / step).round().clamp(-8, 7) * step; },
+    [](const Tensor& x, double step, const Tensor& dy) {
+      return where(x.abs() <= 8 * step, dy, 0.0);
+    });
 
 int main() {
   manual_seed(0);

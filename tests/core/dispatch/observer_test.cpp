@@ -67,6 +67,9 @@ class Listener final : public Backend, public Observer {
   void hear(const events::SettingChange& e) {
     lines_.push_back(fmt::format("changes {}", e.value));
   }
+  void hear(const events::CustomFunctionRuns& e) {
+    lines_.push_back(fmt::format("{} {}", e.name, e.begins ? "begins" : "ends"));
+  }
   void hear(const events::HandlesRead& e) {
     for (const Tensor& t : e.handles) handles_.push_back(t);
   }
@@ -128,6 +131,36 @@ TEST(Observer, HearsOfModules) {
   EXPECT_EQ(listener.take(), Lines{"reads 0"});
   model->add_pre_hook([](nn::Module&, Inputs) {});
   EXPECT_EQ(listener.take(), (Lines{"leaves: a hook of Linear changed", "reads 0", "changes 0"}));
+}
+
+// Twice x, which looks at it.
+class Twice final : public CustomFunction {
+ public:
+  std::string_view name() const override { return "twice"; }
+  Tensors forward(std::span<const Tensor> in) override {
+    return {full({}, in[0].item<float>() * 2)};
+  }
+  Tensors vjp(std::span<const Tensor>, std::span<const Tensor> cot) override {
+    if (cot[0].item<float>() != 1) throw UserError("twice: no other");
+    return {cot[0] * 2.0};
+  }
+};
+
+TEST(Observer, HearsWhichCustomFunctionRuns) {
+  Tensor x = full({}, 3.0).requires_grad_();
+  Listener listener;
+  Tensor y = apply_function(make_ref<Twice>(), {x})[0];
+  Lines heard = listener.take();
+  ASSERT_EQ(heard.size(), 3u);
+  EXPECT_EQ(heard[0], "twice begins");
+  EXPECT_EQ(heard[1].rfind("item at observer_test.cpp:", 0), 0u) << heard[1];
+  EXPECT_EQ(heard[2], "twice ends");
+  Tensor inputs[] = {x}, cot = full({}, 5.0);
+  EXPECT_THROW(grad({&y, 1}, inputs, {&cot, 1}), UserError);
+  heard = listener.take();
+  ASSERT_GE(heard.size(), 2u);
+  EXPECT_EQ(std::ranges::count(heard, "twice begins"), 1);
+  EXPECT_EQ(std::ranges::count(heard, "twice ends"), 1) << "an error ends it too";
 }
 
 TEST(Observer, NothingIsHeardOfWhatRunsApart) {
