@@ -22,16 +22,8 @@ data::DataLoader distributed_loader(std::shared_ptr<const data::Dataset> dataset
                                     const data::DataLoaderOptions& options,
                                     const Ref<ProcessGroup>& group) {
   TESSERA_CHECK(dataset, "distributed_loader: the dataset is null");
-  data::DistributedSampler sampler = distributed_sampler({.dataset_size = dataset->size(),
-                                                          .micro_batch_size = options.batch_size,
-                                                          .seed = options.seed,
-                                                          .shuffle = options.shuffle,
-                                                          .repeat = options.repeat,
-                                                          .drop_last = options.drop_last},
-                                                         group);
-  return data::DataLoader(
-      std::move(dataset), std::move(sampler),
-      {.prefetch = options.prefetch, .workers = options.workers, .timeout_ms = options.timeout_ms});
+  data::DistributedSampler sampler = distributed_sampler(options.sampling(dataset->size()), group);
+  return data::DataLoader(std::move(dataset), std::move(sampler), options.reading());
 }
 
 }  // namespace tessera::parallel

@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
 """Checks of the text of the tree: who includes whom, sizes of files, a README in each folder, unfinished places.
 
-Prints one line per finding, `path:line: what is wrong`, and exits 1 when there is any. The tables below are the rules;
-`--root DIR` checks another tree, which the test of this script does.
+The tables below are the rules. See findings.py for what is printed.
 """
-import argparse
 import os
-import pathlib
 import re
 import subprocess
 import sys
+
+import findings
 
 # Module -> modules it may include besides itself. A file belongs to the longest module that starts its path.
 BASE = ["core/base"]
@@ -95,14 +94,13 @@ NOT_LIMITS = {
     "compile/passes/kernel_name.cpp": "kMaxOps",
     "compile/passes/recompute.cpp": "kMostNodes",
     "core/backend/cpu/batch_norm.cpp": "kPieceElements",
-    "core/backend/cpu/conv/conv.cpp": "kMaxPrepared kMost",
+    "core/backend/cpu/conv/conv.cpp": "kMost",
     "core/backend/cpu/conv/dot_rows.cpp": "kMostPointers",
     "core/backend/cpu/conv/dot_weight.cpp": "kLineUnits",
     "core/backend/cpu/conv/product.cpp": "kBlock kDeep",
     "core/backend/cpu/conv/winograd.cpp": "kIn kLeastGroups kMost",
     "core/backend/cpu/conv/winograd_weight.cpp": "kRows kApart kFloats kLeast kMost",
     "core/backend/cpu/elementwise.h": "kMaxWalked",
-    "core/backend/cpu/gemm.cpp": "kMaxPrepared",
     "core/backend/cpu/gemm.h": "kMaxBatch",
     "core/backend/cpu/kernels/attention_bf16.cpp": "kStep",
     "core/backend/cpu/kernels/conv_dot.cpp": "kLanes",
@@ -209,13 +207,5 @@ def check(root):
     yield from check_readmes(set(files))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
-    findings = list(check(parser.parse_args().root))
-    print("\n".join(findings), end="\n" if findings else "")
-    return 1 if findings else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(findings.report(__doc__, check))

@@ -2,13 +2,12 @@
 """Looks for lists of op names above the ops: a fact about an op is stated where the op is defined (core/primitive/traits.h), and
 other parts ask the op. Names come from the definitions in core/ops and core/dispatch (OpInfo, and the lines of pointwise.def).
 
-Prints one line per finding, `path:line: what is wrong`, and exits 1 when there is any. `--root DIR` checks another tree, which the
-test of this script does.
+See findings.py for what is printed.
 """
-import argparse
-import pathlib
 import re
 import sys
+
+import findings
 
 DEFINED_IN = ("core/ops", "core/dispatch")
 SEARCHED = ("core", "collectives", "dtensor", "parallel", "compile", "launcher", "examples")
@@ -82,13 +81,5 @@ def check(root):
             yield f"{rule}:1: has no list of ops any more; take it out of RULES in scripts/check_op_lists.py"
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=pathlib.Path, default=pathlib.Path(__file__).resolve().parent.parent)
-    findings = list(check(parser.parse_args().root))
-    print("\n".join(findings), end="\n" if findings else "")
-    return 1 if findings else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(findings.report(__doc__, check))

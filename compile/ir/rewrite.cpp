@@ -53,7 +53,7 @@ bool is_effect(const Node& n) {
 Tensor shape_of(const Graph& g, ValueId id) { return Tensor(g[id].meta, nullptr, g[id].offset); }
 
 Metas planned_results(const PrimRef& prim, std::span<const Tensor> in) {
-  return PlanCache::of_thread().plan(prim, find_kernel(*prim, device_of(*prim, in)), in).out;
+  return PlanCache::plan_for_thread(prim, find_kernel(*prim, device_of(*prim, in)), in).out;
 }
 
 // ---- replacing values

@@ -83,7 +83,7 @@ Tensors StepRecorder::execute(const PrimRef& prim, Inputs in) {
     out = prim->view(in);
   } else {
     const Kernel& kernel = find_kernel(*prim, device_of(*prim, in));
-    KernelCall call = PlanCache::of_thread().plan(prim, kernel, in);
+    KernelCall call = PlanCache::plan_for_thread(prim, kernel, in);
     for (const Meta& m : call.out) {
       size_t bytes = size_t(extent_of(m, 0).size) * size_of(m.dtype);
       out.push_back(Tensor(m, Ref<Storage>(new Storage(bytes, m.device, promise_))));
@@ -202,8 +202,7 @@ HandleState state_of(const Tensor& handle) {
 // Handles on memory that the recording makes are its own.
 void StepRecorder::on(const events::HandlesRead& event) {
   for (const Tensor& t : event.handles) {
-    const ShardData* shard = shard_data(t);
-    const Storage* storage = (shard ? shard->local : t).storage().get();
+    const Storage* storage = local_of(t).storage().get();
     if (!storage || !storage->data() || !known_handles_.insert(t.impl()).second) continue;
     handles_.push_back({t, state_of(t)});
   }

@@ -1,8 +1,8 @@
 // Limits at which kernels cut their work: tiles, pieces, blocks, lanes, and where a loop is shared
-// among threads. One table: a kernel takes its limit from it, and a test must meet each one short
-// of it, at it and one beyond it (tests/support/boundaries.h says which test). Kernels that are
-// compiled for several instruction sets include this text: it has no function that exists at run
-// time.
+// among threads. They stand in one table: a kernel takes its limit from it, and a test must run at
+// each limit, one short of it and one beyond it (tests/support/boundaries.h says which test).
+// Kernels that are compiled for several instruction sets include this file, so none of its
+// functions exists at run time.
 #pragma once
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// Which limits of boundaries.h were crossed, and how closely. Who cuts work says with which extent;
-// nothing is recorded unless a test counts.
+// Records which limits of boundaries.h were met, and how closely. A kernel that cuts its work says
+// with which extent; nothing is recorded unless a test counts.
 #pragma once
 #include <atomic>
 
@@ -14,8 +14,8 @@ struct BoundaryName {
   consteval BoundaryName(const char* name) : index(boundary_index(name)) {}
 };
 
-/// Counts between its construction and its end, in the whole process, on top of what was counted
-/// before.
+/// While one lives, limits that are met anywhere in the process are counted, on top of those
+/// counted before.
 class CountBoundaries {
  public:
   CountBoundaries();
@@ -32,7 +32,7 @@ extern std::atomic<int> boundary_counters;
 void record_boundary(int index, int64_t extent, int64_t limit);
 }  // namespace detail
 
-/// Whether a test counts: who must compute a limit in order to say it does so only then.
+/// Whether a test counts. A kernel that would have to compute a limit for it does so only then.
 inline bool counting_boundaries() {
   return detail::boundary_counters.load(std::memory_order_relaxed) != 0;
 }
@@ -43,7 +43,7 @@ inline void meet(BoundaryName b, int64_t extent, int64_t limit) {
 }
 inline void meet(BoundaryName b, int64_t extent) { meet(b, extent, kBoundaries[b.index].limit); }
 
-/// A loop over threads whose grain is this: two threads share it from two grains on.
+/// A loop over threads has this grain: two threads share it from two grains on.
 inline void meet_threads(BoundaryName b, int64_t n, int64_t grain) { meet(b, n, 2 * grain); }
 /// Calls body(begin, end) over a partition of [0, n) into pieces of at least `grain` items, and
 /// returns when all are done. Runs inline when one piece suffices or when already inside a

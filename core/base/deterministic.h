@@ -1,15 +1,15 @@
 // Deterministic mode of the calling thread: the bits of a result depend on the operands alone, not
-// on how many threads computed it. Our own kernels are so always: they cut sums by the problem's
-// size, in an order that timing does not change, and no kernel adds atomically, scatter_sum and
-// index_add with duplicates included; collectives sum by rank, whichever way the bytes take. What
-// is left are products and convolutions by oneDNN, which may split a sum by threads; in this mode
-// it gets one thread for each call (core/backend/cpu/onednn.h), our threads stay. So every op has a
-// deterministic form and nothing is refused. Bits still differ between instruction sets.
+// on how many threads computed it. Our own kernels are always deterministic: they cut sums by the
+// problem's size, in an order that timing does not change, and no kernel adds atomically, not even
+// scatter_sum and index_add with duplicates; collectives sum by rank, whichever way the bytes take.
+// Only oneDNN's products and convolutions may split a sum by threads; in this mode each of its
+// calls gets one thread (core/backend/cpu/onednn.h), while our kernels keep theirs. So every op has
+// a deterministic form and nothing is refused. Bits still differ between instruction sets.
 #pragma once
 
 namespace tessera {
 
-/// For ops of the calling thread from now on.
+/// Sets the mode for ops of the calling thread from now on.
 void use_deterministic_algorithms(bool on);
 bool deterministic_algorithms();
 

@@ -1,5 +1,5 @@
-// A borrowed callable: two words, no allocation. Invariant: it is called only while the callable
-// lives.
+// A borrowed callable takes two words and allocates nothing. Invariant: it is called only while the
+// callable lives.
 #pragma once
 #include <memory>
 #include <type_traits>

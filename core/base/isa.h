@@ -1,17 +1,18 @@
-// Which instruction set the kernels run with. Invariant: chosen once, before the first kernel.
+// The instruction set that kernels run with. Invariant: it is chosen once, before the first kernel.
 #pragma once
 #include <string_view>
 
 namespace tessera::cpu {
 
-/// What the compiler assumes of any CPU | x86-64-v3: AVX2, FMA | x86-64-v4: AVX-512 F, BW, CD, DQ,
-/// VL.
+/// kBase is what the compiler assumes of any CPU; kV3 is x86-64-v3 (AVX2, FMA), kV4 x86-64-v4
+/// (AVX-512 F, BW, CD, DQ, VL).
 enum class Isa { kBase, kV3, kV4 };
 
 /// The set in use: the best this CPU has, or TESSERA_ISA. Throws UserError when the CPU lacks it,
 /// or this build has no kernels for it (TESSERA_KERNELS=native of CMake, on another machine).
 Isa current_isa();
-/// Products of bf16 with f32 sums as instructions (AVX512-BF16), and v4 is the set in use.
+/// Whether the CPU has instructions for products of bf16 with f32 sums (AVX512-BF16) and kV4 is the
+/// set in use.
 bool has_bf16_dot();
 std::string_view isa_name(Isa isa);
 

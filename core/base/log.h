@@ -1,5 +1,5 @@
-// Logging to stderr, one line per message: `[level rank] text`. Level by TESSERA_LOG (debug, info,
-// warn, error, off).
+// Logging to stderr, one line per message: `[level rank] text`. TESSERA_LOG sets the level
+// (debug, info, warn, error, off).
 #pragma once
 #include <fmt/core.h>
 

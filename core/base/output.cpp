@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// Known long after the write that failed, unlike its errno.
+// This is known long after the write that failed, unlike its errno.
 bool reader_has_left() {
   pollfd out{STDOUT_FILENO, POLLOUT, 0};
   return ::poll(&out, 1, 0) == 1 && (out.revents & (POLLERR | POLLHUP)) != 0;

@@ -15,10 +15,10 @@
 namespace tessera {
 namespace {
 
-// The thread sanitizer does not see inside libgomp. These say what OpenMP promises: a region's
-// threads begin after what came before it, and what comes after it begins when all have ended.
-// An edge orders all regions of the process, so ranks that are threads use one OpenMP thread each
-// (and cross none) where races between ranks are looked for.
+// The thread sanitizer does not see inside libgomp. These edges tell it what OpenMP promises: a
+// region's threads begin after what came before it, and what comes after it begins when all have
+// ended. An edge orders all regions of the process, so where a test looks for races between ranks
+// that are threads, each uses one OpenMP thread and passes no edge.
 enum Edge { kFork, kJoin };
 #if defined(__SANITIZE_THREAD__)
 char edges[2];
@@ -29,8 +29,8 @@ void release(Edge) {}
 void acquire(Edge) {}
 #endif
 
-// Calls piece(thread, threads) on each of at most `threads` threads. Not instrumented: the compiler
-// hands the arguments to the threads behind the first edge.
+// Calls piece(thread, threads) on each of at most `threads` threads. It is not instrumented,
+// because the compiler hands the arguments to the threads behind the first edge.
 [[gnu::no_sanitize_thread]] void run_region(int threads,
                                             FunctionRef<void(int64_t, int64_t)> piece) {
   release(kFork);

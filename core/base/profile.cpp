@@ -49,7 +49,7 @@ Profiler::Profiler() : profile_(make_ref<Profile>()) {
 Profiler::~Profiler() { detail::profile_of_thread = nullptr; }
 
 struct ProfileSpan::Open {
-  Ref<Profile> profile;  // it may be recorded to the end though the profiler is gone
+  Ref<Profile> profile;  // the span is recorded to its end, even if the profiler has ended
   ProfileEvent event;
   double outer_inside_us;
 };

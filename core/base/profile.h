@@ -1,7 +1,7 @@
-// What a program did and when: ops, compiled kernels, collectives, waits and named spans, as events
-// of a thread. Recording is a property of the calling thread (ranks may be threads) and costs one
-// load where it is off. Invariant: spans of a thread are nested, and the own time of one is its
-// time without that of the spans within.
+// A profile lists what a program did and when: ops, compiled kernels, collectives, waits and named
+// spans, as events of a thread. Each thread is recorded or not by itself (ranks may be threads);
+// one that is not pays one load per event. Invariant: spans of a thread are nested, and the own
+// time of a span is its time without that of the spans within.
 #pragma once
 #include <chrono>
 #include <mutex>
@@ -16,10 +16,10 @@ namespace tessera {
 
 struct ProfileEvent {
   std::string name;
-  // op, kernel, collective, module, span, or wait, named "wait" where it is for a collective. A
-  // literal.
+  // A literal: op, kernel, collective, module, span or wait. The event of a wait for a collective
+  // is named "wait".
   std::string_view category;
-  std::string lane = {};             // "": the program; else who works beside it: a group of ranks
+  std::string lane = {};             // "": the program; else what works beside it, a group of ranks
   std::string detail = {};           // operands, the node of a graph
   double begin_us = 0, took_us = 0;  // begins since 1970, so that ranks of one host align
   double own_us = 0;                 // without the events recorded within
@@ -51,8 +51,8 @@ inline constinit thread_local Profile* profile_of_thread = nullptr;
 /// What this thread records into; null: nothing.
 inline Profile* current_profile() { return detail::profile_of_thread; }
 
-/// Records this thread while it lives, also what it starts on other threads (collectives). One at a
-/// time for a thread: a second one is a UserError.
+/// While it lives, records the thread that made it, and what that thread starts on other threads
+/// (collectives). A thread has one at a time; a second is a UserError.
 class Profiler {
  public:
   Profiler();
@@ -95,7 +95,7 @@ class ProfileSpan {
 /// Events as JSON objects of the trace event format that chrome://tracing and Perfetto read, with
 /// commas between them: process `rank`, one lane for the program and one for each other.
 std::string trace_events(std::span<const ProfileEvent> events, int rank);
-/// A file for those viewers from the events of each rank.
+/// The text of a file for those viewers; `ranks` has the trace_events of each rank.
 std::string chrome_trace(std::span<const std::string> ranks);
 
 /// What communication cost a thread.

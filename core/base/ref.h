@@ -16,12 +16,12 @@ class RefCounted {
   RefCounted& operator=(const RefCounted&) = delete;
   virtual ~RefCounted() = default;
 
-  /// Acquires: who finds itself the sole owner sees all that former owners did.
+  /// Acquires: a thread that finds itself the sole owner sees all that former owners did.
   uint32_t use_count() const { return count_.load(std::memory_order_acquire); }
   void retain() const { count_.fetch_add(1, std::memory_order_relaxed); }
   /// True when the caller dropped the last count and must delete the object.
   bool release() const {
-    // The sole owner needs no read-modify-write: nobody else can raise the count from here.
+    // The sole owner needs no read-modify-write: no other thread can raise the count from here.
     if (count_.load(std::memory_order_acquire) == 1) return true;
     return count_.fetch_sub(1, std::memory_order_acq_rel) == 1;
   }

@@ -1,5 +1,5 @@
-// When one that waits says for whom: after 10 s, or half of its deadline where that is sooner, then
-// once a minute.
+// A wait that takes long says what it waits for: after 10 s, or half of its deadline where that is
+// sooner, then once a minute. This is the clock for it.
 #pragma once
 #include <algorithm>
 #include <chrono>

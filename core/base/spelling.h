@@ -1,4 +1,4 @@
-// Words of messages: which was meant by one that does not exist, and how many of a thing.
+// Words of messages: which word was probably meant, and numbers with their nouns.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -12,7 +12,7 @@ namespace tessera {
 /// `word` does not suffice.
 std::string nearest_word(std::string_view word, std::span<const std::string> known);
 
-/// "1 rank", "4 ranks"; of a noun whose plural ends in s.
+/// "1 rank", "4 ranks"; for nouns with a plural in s.
 std::string counted(int64_t n, std::string_view noun);
 
 }  // namespace tessera

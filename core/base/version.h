@@ -11,9 +11,9 @@ std::string_view version();
 /// "GCC 12.2.0, Release".
 std::string compiler_text();
 
-/// The linker's hash of this program (its note NT_GNU_BUILD_ID, in hexadecimal): builds of other
-/// source or flags have other ones. Where Tessera is shared libraries, the exclusive or of theirs
-/// and the program's. Empty where the linker left it out.
+/// The linker's hash of this program (its note NT_GNU_BUILD_ID, in hexadecimal); it differs between
+/// builds from other source or with other flags. Where Tessera is shared libraries it is the
+/// exclusive or of their hashes and the program's. Empty where the linker left it out.
 std::string build_id();
 
 /// What `program --version` prints: number, compiler, build type, build id, instruction set in use.

@@ -20,13 +20,13 @@ class BpeTokenizer final : public Tokenizer {
   static std::shared_ptr<const BpeTokenizer> open(const std::string& path);
 
   std::string_view name() const override { return "gpt2-bpe"; }
-  /// The ranks, and one more: the id after the last rank is <|endoftext|>, as in GPT-2 (50,257 in
-  /// all).
+  /// One more than there are ranks: the id after the last rank is <|endoftext|>. GPT-2 has 50,257.
   int64_t vocab_size() const override { return int64_t(tokens_.size()) + 1; }
   TokenId end_of_text() const { return TokenId(tokens_.size()); }
-  /// Of UTF-8 text; "<|endoftext|>" inside it is encoded as plain text.
+  /// Takes UTF-8; "<|endoftext|>" inside it is encoded as plain text.
   std::vector<TokenId> encode(std::string_view text) const override;
-  /// Bytes: ids from the middle of a text may begin or end inside a character.
+  /// Returns bytes, perhaps no UTF-8: ids from the middle of a text may begin or end inside a
+  /// character.
   std::string decode(std::span<const TokenId> ids) const override;
 
  private:

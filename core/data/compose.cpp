@@ -12,7 +12,7 @@
 namespace tessera::data {
 namespace {
 
-// The epoch of no pass over data: a split is no order in which a sampler shuffles.
+// An epoch that no pass over data has, so that a split is no order in which a sampler shuffles.
 constexpr uint64_t kSplit = 0xFFFF'FFFF'FFFF;
 
 // Calls f(name, a's, b's) for each tensor of two batches of the same names.
@@ -58,7 +58,7 @@ Batch places_for_items(int64_t rows) {
   return out;
 }
 
-// What the loader delivers of `read`, whose items are there.
+// The batch that the loader delivers, collated of the items of `read`.
 Batch collated(const Batch& read, const Collate& collate) {
   Batch out = read.items->empty() ? Batch() : collate(*read.items);
   out.cursor = read.cursor, out.sample_numbers = read.sample_numbers;

@@ -22,8 +22,8 @@ class TensorDataset final : public Dataset {
   Batch rows_;
 };
 
-/// Some items of another dataset, in this order; one may be there several times. Throws UserError
-/// for an item that `dataset` has not, and where there is none.
+/// The items of another dataset that `items` lists, in that order; an item may be listed several
+/// times. Throws UserError for an item that `dataset` does not have, and for an empty list.
 class Subset final : public Dataset {
  public:
   Subset(std::shared_ptr<const Dataset> dataset, std::vector<int64_t> items);
@@ -38,9 +38,9 @@ class Subset final : public Dataset {
   std::vector<int64_t> items_;
 };
 
-/// Every item of `dataset` in one of the parts, drawn by `seed`: the same on every rank. `sizes`
-/// are numbers of items, or fractions whose sum is 1; what rounding them leaves over goes to the
-/// parts in turn. Throws UserError for sizes that do not add up, and for a part without items.
+/// Puts every item of `dataset` into one of the parts, drawn by `seed`: the same on every rank.
+/// `sizes` are numbers of items, or fractions with the sum 1; items that rounding leaves over go to
+/// the parts in turn. Throws UserError for sizes that do not add up, and for a part without items.
 std::vector<std::shared_ptr<const Subset>> random_split(std::shared_ptr<const Dataset> dataset,
                                                         const std::vector<double>& sizes,
                                                         uint64_t seed);
@@ -61,12 +61,12 @@ class ConcatDataset final : public Dataset {
   std::vector<int64_t> ends_;  // of each part, in items of the whole
 };
 
-/// Samples of any shapes, at least one, to a batch. Every tensor of it must have one row for each
-/// sample.
+/// Makes a batch of at least one sample; samples may differ in shape. Every tensor of the batch
+/// must have one row for each sample.
 using Collate = std::function<Batch(std::span<const Item>)>;
 /// Stacks tensors of equal names, shapes and dtypes; "inputs" and "targets" go to where a batch has
-/// them, the others are extra. Throws UserError naming what differs between which samples, and for
-/// none.
+/// them, the others are extra. Throws UserError naming what differs between which samples, and
+/// where there is no sample.
 Batch stack_items(std::span<const Item> items);
 
 /// `item` makes a sample, in a thread of the loader; `collate` makes the batch, in the thread that
@@ -87,14 +87,14 @@ class CollatedDataset final : public Dataset {
   Collate collate_;
 };
 
-/// A sample of a dataset of one's own.
+/// A sample, as ItemDataset::get returns it.
 struct Example {
   Tensor inputs, targets = {};
   std::vector<NamedTensor> extra = {};
 };
-/// The dataset that takes least to write: size(), and get(i), as in `return {x, y};`. Threads of
-/// the loader call get(), several at a time. Examples of equal shapes are stacked; a `collate` of
-/// one's own may pad others.
+/// The base of a dataset that defines size() and get(i), as in `return {x, y};`. Threads of the
+/// loader call get(), several at a time. Examples of equal shapes are stacked; another `collate`
+/// may pad those of different shapes.
 class ItemDataset : public Dataset {
  public:
   virtual Example get(int64_t index) const = 0;

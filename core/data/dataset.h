@@ -1,5 +1,5 @@
 // A dataset turns samples into rows of a batch. Invariant: read() is a pure function of the sample,
-// so a batch is the same whoever assembles it, when, and on how many ranks.
+// so a batch is the same whichever thread or rank assembles it, and when.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -23,20 +23,20 @@ struct Batch {
   std::vector<NamedTensor> extra = {};            // what else samples have: masks, lengths, weights
   std::shared_ptr<std::vector<Item>> items = {};  // what is still to be collated; see finish()
   int64_t rows() const { return sample_numbers.size(0); }
-  /// "inputs", "targets" or an extra one; throws UserError for a name that the batch has not.
+  /// "inputs", "targets" or an extra one; throws UserError for a name that the batch does not have.
   const Tensor& operator[](std::string_view name) const;
 };
 
 class Dataset {
  public:
   virtual ~Dataset() = default;
-  /// Items; 0 for a dataset that is endless (items are drawn by number).
+  /// The number of items; 0 for an endless dataset, which makes items from sample numbers.
   virtual int64_t size() const = 0;
   /// Uninitialised inputs and targets of `rows` samples.
   virtual Batch allocate(int64_t rows) const = 0;
   /// Writes the sample into row `row`. Thread-safe. Throws UserError when its data are bad.
   virtual void read(const Sample& sample, int64_t row, const Batch& to) const = 0;
-  /// What the loader delivers of a batch whose rows have all been read.
+  /// Makes the batch that the loader delivers from one with all rows read.
   virtual Batch finish(Batch read) const { return read; }
 };
 

@@ -1,7 +1,7 @@
-// GPT-2's division of text into words, done before byte pairs are merged so that no token spans two
-// words:
+// Divides text into words as GPT-2 does, before byte pairs are merged, so that no token spans two
+// words. The pattern is
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-// by PCRE2, whose Unicode tables it uses. Invariant: the words, in order, are the text.
+// and PCRE2 matches it, with its tables of Unicode. Invariant: the words, in order, are the text.
 #pragma once
 #include <memory>
 #include <string_view>

@@ -1,7 +1,7 @@
-// Encoded pictures to pixels: JPEG by libjpeg-turbo, PNG by libpng, told apart by their first
-// bytes. Invariant: an image is three channels of 8 bits, whatever was stored; a file that is cut
-// off, or damaged where the format shows it, is an error, never a picture with a grey rest. PNG
-// has a checksum and shows all damage; JPEG has none, so its pixels may be wrong without a sign.
+// Decodes pictures: JPEG by libjpeg-turbo, PNG by libpng, told apart by their first bytes.
+// Invariant: an image has three channels of 8 bits, whatever the file has; a file that is cut off,
+// or damaged where the format shows it, is an error, never a picture with a grey rest. PNG has a
+// checksum and shows all damage; JPEG has none, so damage may go unnoticed.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Image {
   uint8_t* row(int64_t y) { return pixels.data() + y * width * 3; }
 };
 
-/// An image of `height` x `width` whose pixels are zeros.
+/// An image of `height` x `width` zeros.
 Image black_image(int64_t height, int64_t width);
 
 /// The pixels of a JPEG or PNG file, as Pillow's convert("RGB") gives them: grey values three

@@ -1,7 +1,7 @@
-// Images in a tar archive, through libarchive. The archive is mapped and gone through once; of a
-// tar that is not compressed libarchive hands out the bytes where they lie, so nothing is copied or
-// read until an image is asked for, and then the file must still be what it was. Invariant:
-// whatever libarchive had to unpack is kept.
+// Images in a tar archive, by libarchive. The archive is mapped and listed once. Where a tar is not
+// compressed libarchive gives pointers into the mapping, so nothing is copied or read until an
+// image is asked for, and then the file must still be what it was. Invariant: what libarchive had
+// to unpack is kept.
 #include <algorithm>
 #include <map>
 
@@ -21,7 +21,7 @@ namespace tessera::data {
 #ifdef TESSERA_HAVE_IMAGES
 namespace {
 
-// Of one file; each hard link to it is another copy.
+// The bytes of one file; each hard link to it has a Content of its own.
 struct Content {
   std::span<const std::byte> bytes;  // in the archive, or in
   std::shared_ptr<const std::vector<std::byte>> unpacked;
@@ -48,7 +48,7 @@ std::string reason(archive* a) {
 Content read_content(archive* a, archive_entry* entry, const io::Mapping& file) {
   std::span<const std::byte> mapped;
   std::vector<std::byte> unpacked;
-  // What a sparse file leaves out is zeros; nothing but the archive's word says how many.
+  // A sparse file leaves out zeros, and only the archive says how many.
   auto fill_hole = [&](int64_t to) {
     TESSERA_CHECK(to <= kMostSparse, "a file with holes has {} bytes; there may be up to {}", to,
                   kMostSparse);
@@ -91,8 +91,8 @@ std::string tidy(std::string path) {
   return path;
 }
 
-// All of an archive's entries. Throws UserError where it is damaged or cut; what came before is
-// there.
+// Lists all of an archive's entries. Throws UserError where it is damaged or cut; the entries
+// before that place are listed.
 void read_entries(archive* a, const io::Mapping& file, ImageFiles& list,
                   std::map<std::string, Content>& found, std::map<std::string, bool>& folders) {
   archive_entry* entry = nullptr;
@@ -128,7 +128,7 @@ void read_entries(archive* a, const io::Mapping& file, ImageFiles& list,
       ++(is_link ? list.links : list.others), list.bare_folders.insert(folder);
       continue;
     }
-    try {  // of a path that comes twice, the last one counts
+    try {  // where a path comes twice, the last one counts
       const Content content = link ? target->second : read_content(a, entry, file);
       found[path] = content;
     } catch (const UserError& e) {

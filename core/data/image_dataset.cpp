@@ -44,12 +44,13 @@ Image ImageDataset::transformed(Image image, const Sample& sample) const {
                                                       : std::move(image);
 }
 
-// Pixels of the item as the sample has them. Throws BadImage with the item's name.
+// The pixels of the item as the sample's random choices make them. Throws BadImage with the item's
+// name.
 Image ImageDataset::row_of(int64_t item, const Sample& sample) const {
   try {
     return transformed(source_->read(item), sample);
   } catch (const io::FileChanged&) {
-    throw;  // no image of it is good any more
+    throw;  // no image of a file that has changed can be trusted
   } catch (const UserError& e) {
     const std::string_view text = e.what();
     const std::string name = source_->name(item);
@@ -72,7 +73,8 @@ bool ImageDataset::try_item(int64_t item, const Sample& sample, Image& image) co
 }
 
 void ImageDataset::read(const Sample& sample, int64_t row, const Batch& to) const {
-  constexpr int64_t kTries = 100;  // in a row: then the data are not worth training on
+  constexpr int64_t kTries =
+      100;  // failures in a row: beyond that the data are not worth training on
   int64_t& target = to.targets.data<int64_t>()[row];
   const int64_t pixels = o_.size * o_.size;
   float* out = to.inputs.data<float>() + row * pixels * 3;

@@ -1,5 +1,6 @@
-// Images as rows of a batch: decoded, augmented or fitted, normalised, channels last in memory.
-// Invariant: what a row holds depends on the seed and the sample alone.
+// Turns images into rows of a batch: decodes, augments or fits, and normalises them. Rows have
+// their channels last in memory. Invariant: what a row holds depends on the seed and the sample
+// alone.
 #pragma once
 #include <array>
 #include <atomic>
@@ -20,14 +21,14 @@ enum class Augment {
 struct ImageDatasetOptions {
   int64_t size = 224;  // of rows, a square
   Augment augment = Augment::kNone;
-  // Without augmentation the shorter side is resized to this and the middle of `size` cut out; 0:
-  // size.
+  // Without augmentation the shorter side is resized to this (0: to `size`), then the square of
+  // `size` in the middle is cut out.
   int64_t resize = 0;
   std::array<float, 3> mean = {0.485f, 0.456f, 0.406f}, deviation = {0.229f, 0.224f, 0.225f};
   uint64_t seed = 0;
   BadImages bad = BadImages::kStop;
-  // What a sample becomes whose image cannot be read (kSkip): in training the next item that can
-  // be; else a row of zeros whose target is kNoTarget.
+  // Under kSkip, in place of a sample with an image that cannot be read: in training the next item
+  // that can be, else a row of zeros with the target kNoTarget.
   bool training = true;
 };
 
@@ -43,7 +44,7 @@ class ImageDataset final : public Dataset {
   Batch allocate(int64_t rows) const override;
   void read(const Sample& sample, int64_t row, const Batch& to) const override;
 
-  /// Samples so far whose image could not be read; each file is named in the log once.
+  /// How many samples so far had an image that could not be read; the log names each file once.
   int64_t skipped() const { return skipped_.load(std::memory_order_relaxed); }
 
  private:
@@ -55,7 +56,7 @@ class ImageDataset final : public Dataset {
   std::array<std::array<float, 256>, 3> normalised_;  // [channel][value]
   mutable std::atomic<int64_t> skipped_{0};
   mutable std::mutex named_mutex_;
-  mutable std::set<int64_t> named_;  // items that the log has
+  mutable std::set<int64_t> named_;  // items that the log has named
 };
 
 }  // namespace tessera::data

@@ -13,7 +13,7 @@ namespace tessera::data {
 struct ImageFiles {
   std::string where;               // the folder or archive
   std::vector<std::string> paths;  // of the images below it, sorted, with / between folders
-  std::vector<uint64_t> bytes;     // of these files; 0 where nobody looked
+  std::vector<uint64_t> bytes;     // of these files; 0 where not looked up
   std::vector<std::string> empty_folders;
   std::set<std::string> bare_folders;  // that hold something left out; images perhaps as well
   int64_t others = 0, hidden = 0;      // left out: files of other kinds; files and folders

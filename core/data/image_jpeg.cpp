@@ -1,6 +1,6 @@
-// JPEG by libjpeg-turbo, with the exact inverse transform and smooth upsampling, as Pillow has it.
-// The library leaves by longjmp: every object with a destructor lives in the function that calls
-// those with setjmp.
+// JPEG by libjpeg-turbo, with the exact inverse transform and smooth upsampling, as in Pillow. The
+// library reports errors by longjmp, so every object with a destructor lives in the function that
+// calls those with setjmp.
 #include <algorithm>
 #include <csetjmp>
 #include <cstdio>
@@ -43,7 +43,7 @@ void on_message(j_common_ptr common, int level) {
   }
 }
 
-// One picture being read; freed whatever happens.
+// A picture that is being read; its destructor frees the library's memory.
 struct Reader {
   Reader() {
     info.err = jpeg_std_error(&errors.manager);
@@ -99,7 +99,7 @@ void combine_inks(const uint8_t* cmyk, size_t pixels, uint8_t* rgb) {
 Image decode_jpeg(std::span<const std::byte> bytes, const std::string& name) {
   Reader r;
   TESSERA_CHECK(read_header(r, bytes), "data: '{}': {}", name, r.errors.text);
-  // Before the start, which takes memory for the whole of a progressive picture.
+  // The size is checked before the start, which takes memory for all of a progressive picture.
   check_image_size(r.info.image_height, r.info.image_width, name);
   TESSERA_CHECK(start(r), "data: '{}': {}", name, r.errors.text);
   Image out = black_image(r.info.output_height, r.info.output_width);

@@ -1,5 +1,5 @@
-// PNG by libpng. The library leaves by longjmp: every object with a destructor lives in the
-// function that calls those with setjmp.
+// PNG by libpng. The library reports errors by longjmp, so every object with a destructor lives in
+// the function that calls those with setjmp.
 #include <png.h>
 
 #include <csetjmp>
@@ -11,7 +11,7 @@
 namespace tessera::data {
 namespace {
 
-// One picture being read; freed whatever happens.
+// A picture that is being read; its destructor frees the library's memory.
 struct Reader {
   ~Reader() { png_destroy_read_struct(&png, &info, nullptr); }
   png_structp png = nullptr;

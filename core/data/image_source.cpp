@@ -104,7 +104,8 @@ void list_below(const fs::path& folder, const std::string& prefix, std::vector<f
   around.pop_back();
 }
 
-// A look at every file would take minutes where there are millions, so of those it is some.
+// To ask for the size of every file would take minutes where there are millions, so only some are
+// asked for.
 void add_sizes(ImageFiles& files) {
   constexpr size_t kMost = 100'000;
   const size_t stride = files.paths.size() / kMost + 1;
@@ -136,7 +137,7 @@ std::string left_out(const ImageFiles& files) {
   return out.empty() ? "0 others" : out;
 }
 
-// A class or split without any image is a mistake: left out, it would be missing without a word.
+// A class or split without any image is a mistake, which would go unnoticed if it were left out.
 // Other folders beside the splits, with notes or lists, do no harm.
 void check_bare_folders(const ImageFiles& files, const std::map<std::string, ByClass>& groups) {
   auto has_images = [&](const std::string& folder) {

@@ -1,6 +1,6 @@
-// Where images and their labels come from: class folders (on disk or in an archive), CIFAR-10's
-// binary files, IDX files. Invariant: items are in one order, that of their labels and names, so
-// item number and label of a picture are the same on every rank and machine.
+// Sources of images with labels: class folders (on disk or in an archive), CIFAR-10's binary files,
+// IDX files. Invariant: items are ordered by label and name, so number and label of a picture are
+// the same on every rank and machine.
 #pragma once
 #include <memory>
 #include <string>
@@ -14,17 +14,18 @@ namespace tessera::data {
 
 /// What is done about images that cannot be read.
 enum class BadImages {
-  kStop,  // the error of reading them is that of the run
-  kSkip,  // they are left out, named in the log and counted
+  kStop,  // reading one ends the run with its error
+  kSkip,  // they are left out; the log names them and they are counted
 };
 
-/// What BadImages::kSkip would leave out: an image that cannot be read or made into a row, which
-/// the text names.
+/// The error of an image that cannot be read or made into a row, which the text names;
+/// BadImages::kSkip leaves the image out instead.
 class BadImage : public UserError {
  public:
   using UserError::UserError;
 };
-/// The same of all that comes after the place where an archive is cut off, whole classes perhaps.
+/// The error of an archive that is cut off: all behind that place is missing, perhaps whole
+/// classes.
 class CutArchive : public BadImage {
  public:
   using BadImage::BadImage;
@@ -44,10 +45,10 @@ class ImageSource {
 struct ImageSplit {
   std::shared_ptr<const ImageSource> train, validation;  // validation may be null
   std::vector<std::string> classes;                      // by label
-  // Of what there is: names and sizes of files of images, which are not read for it (sizes of
-  // 100,000 at most in a folder); all bytes of cifar10: and idx:.
+  // A hash of the data: for images: of names and sizes of the files, which are not read for it (of
+  // at most 100,000 sizes in a folder); for cifar10: and idx: of all bytes.
   io::Digest hash = {};
-  int64_t side = 0;  // of all images, where they are alike by their format
+  int64_t side = 0;  // of all images, where their format gives them one size; else 0
 };
 
 /// `images:PATH`: a folder, or a tar archive (compressed ones are held in memory), of class folders

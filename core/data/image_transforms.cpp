@@ -11,8 +11,8 @@
 namespace tessera::data {
 namespace {
 
-// Of one dim: output i is the sum of `weight` times the inputs from `first` on. Fixed point, so
-// that every machine rounds alike: Pillow's Resample.c.
+// Resizes one dim: output i is the sum of `weight` times the inputs from `first` on. Fixed point,
+// so that every machine rounds alike: Pillow's Resample.c.
 constexpr int kFraction = 22;
 struct Taps {
   struct Output {

@@ -1,6 +1,7 @@
-// What is done to pixels before a model sees them. Invariant: results are those of Pillow 13 and
-// torchvision on Pillow images to the bit (resize filters what it shrinks), and random choices are
-// a pure function of (seed, sample number): neither threads, ranks nor the order of reading matter.
+// Transforms images before a model gets them. Invariant: results have the bits of Pillow 13 and of
+// torchvision on Pillow images (resize filters where it shrinks), and random choices are a pure
+// function of (seed, sample number), so they depend on neither threads, ranks nor the order of
+// reading.
 #pragma once
 #include "core/data/image.h"
 

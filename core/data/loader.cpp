@@ -27,7 +27,8 @@ struct DataLoader::Job {
   std::exception_ptr error;
 
   bool done() const { return finished == samples.size(); }
-  // Reads rows [begin, end), which nobody else has. Null, or what reading the first bad row threw.
+  // Reads rows [begin, end), which no other thread has. Returns null, or what reading the first
+  // bad row threw.
   std::exception_ptr read(const Dataset& dataset, size_t begin, size_t end,
                           const std::atomic<bool>& stop) const {
     try {
@@ -41,7 +42,7 @@ struct DataLoader::Job {
   void finish(size_t begin, size_t end, std::exception_ptr thrown) {
     finished += end - begin;
     if (!thrown) return;
-    finished += samples.size() - handed_out;  // nobody needs the rest
+    finished += samples.size() - handed_out;  // the rest is not needed
     handed_out = samples.size();
     if (error && error_row < begin) return;
     error = std::move(thrown);
@@ -82,7 +83,7 @@ struct DataLoader::Workers {
       Job* job = nullptr;
       changed.wait(lock, [&] { return stop || (job = first_open()); });
       if (stop) return;
-      // Small enough that all workers end together.
+      // Shares are small, so that all workers end together.
       const size_t rows = job->samples.size(), share = count == 1 ? rows : rows / (4 * count) + 1;
       const size_t begin = job->handed_out, end = std::min(rows, begin + share);
       job->handed_out = end;
@@ -93,7 +94,8 @@ struct DataLoader::Workers {
       if (job->done()) changed.notify_all();
     }
   }
-  // Ends the threads after the samples in hand, or leaves those behind that take longer.
+  // Ends the threads after the samples that they are reading; threads that take longer than
+  // `timeout` are left behind.
   void end(std::chrono::milliseconds timeout) {
     bool ended = false;
     {
@@ -117,14 +119,7 @@ static int64_t size_of(const std::shared_ptr<const Dataset>& dataset) {
 }
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DataLoaderOptions o)
-    : DataLoader(dataset,
-                 DistributedSampler({.dataset_size = size_of(dataset),
-                                     .micro_batch_size = o.batch_size,
-                                     .seed = o.seed,
-                                     .shuffle = o.shuffle,
-                                     .repeat = o.repeat,
-                                     .drop_last = o.drop_last}),
-                 {.prefetch = o.prefetch, .workers = o.workers, .timeout_ms = o.timeout_ms}) {}
+    : DataLoader(dataset, DistributedSampler(o.sampling(size_of(dataset))), o.reading()) {}
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, DistributedSampler sampler,
                        LoaderOptions options)
@@ -176,7 +171,7 @@ void DataLoader::enqueue() {
   workers_->changed.notify_all();
 }
 
-// Until the front job is read.
+// Waits until the front job is read.
 void DataLoader::wait_for(Workers& w, const Job& job) const {
   const std::chrono::milliseconds timeout(options_.timeout_ms);
   const auto deadline = Silence::Clock::now() + timeout;
@@ -200,6 +195,11 @@ void DataLoader::wait_for(Workers& w, const Job& job) const {
 DataLoader::Iterator DataLoader::begin() {
   if (began_ && !sampler_.options().repeat) seek(sampler_.pass_end());
   return Iterator(*this);
+}
+
+// An error that stays is what comes next.
+bool DataLoader::has_next() const {
+  return workers_->failed || !workers_->jobs.empty() || !sampler_.done();
 }
 
 std::optional<Batch> DataLoader::next() {

@@ -1,9 +1,10 @@
-// Batches ahead of time: worker threads read while the model computes. The calling thread decides
-// what is read (it alone asks the sampler and allocates, so its allocator caches get the memory
-// back); workers only fill, and have never more to fill than `prefetch` batches. Invariant: the
-// sequence of batches, and of the errors among them, is the sampler's, whatever the number of
-// batches read ahead and of workers.
+// A loader reads batches ahead of time: worker threads read while the model computes. The calling
+// thread decides what is read (only it asks the sampler and allocates, so that freed memory returns
+// to its allocator's caches); workers fill batches, at most `prefetch` of them ahead. Invariant:
+// the sequence of batches, and of the errors among them, is the sampler's, however many batches are
+// read ahead and by however many workers.
 #pragma once
+#include <cstddef>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -20,17 +21,31 @@ struct LoaderOptions {
   int64_t timeout_ms = 60'000;  // how long next() waits for one batch that threads read
 };
 
-/// What a program of one rank says, and one whose ranks all read the same.
+/// The options of a loader without a sampler: for a program of one rank, or of ranks that all read
+/// the same. parallel::distributed_loader takes them too.
 struct DataLoaderOptions {
   int64_t batch_size = 1;
   bool shuffle = false;    // each pass in an order of its own
-  uint64_t seed = 0;       // of those orders
+  uint64_t seed = 0;       // for those orders
   bool drop_last = false;  // leaves out a last batch that is short
   bool repeat = false;     // pass after pass without end
   // As in LoaderOptions:
-  int prefetch = 2;
-  int workers = 1;
-  int64_t timeout_ms = 60'000;
+  int prefetch = LoaderOptions().prefetch;
+  int workers = LoaderOptions().workers;
+  int64_t timeout_ms = LoaderOptions().timeout_ms;
+
+  /// Those of the sampler, for a dataset of `dataset_size` items, and those of the loader.
+  SamplerOptions sampling(int64_t dataset_size) const {
+    return {.dataset_size = dataset_size,
+            .micro_batch_size = batch_size,
+            .seed = seed,
+            .shuffle = shuffle,
+            .repeat = repeat,
+            .drop_last = drop_last};
+  }
+  LoaderOptions reading() const {
+    return {.prefetch = prefetch, .workers = workers, .timeout_ms = timeout_ms};
+  }
 };
 
 /// One batch per micro-batch of this rank. A range-for is one pass, and each begins the next:
@@ -54,26 +69,37 @@ class DataLoader {
   /// rows or none. What reading threw is rethrown here, once its batch is due; the loader stays
   /// failed until seek(). A wait of 10 s is told, one of timeout_ms throws UserError.
   std::optional<Batch> next();
-  /// Where to resume after the batches delivered so far (not those read ahead).
+  /// Where to resume after the batches delivered so far (not those read ahead). A loop over the
+  /// loader was delivered those that its body was given, so what is saved after `break` goes on
+  /// with the batch after the one that the body was at.
   int64_t cursor() const { return cursor_; }
   /// Drops what was read ahead and continues at the step that begins at `cursor`.
   void seek(int64_t cursor);
   const DistributedSampler& sampler() const { return sampler_; }
 
+  /// An input iterator. It takes a batch from the loader when it is dereferenced, not when it is
+  /// incremented: a loop that ends in between leaves that batch for the next.
   class Iterator {
    public:
-    explicit Iterator(DataLoader& loader) : loader_(loader), batch_(loader.next()) {}
-    Batch& operator*() { return *batch_; }
-    Batch* operator->() { return &*batch_; }
+    using value_type = Batch;
+    using difference_type = std::ptrdiff_t;
+    explicit Iterator(DataLoader& loader) : loader_(&loader) {}
+    Batch& operator*() const {
+      if (!batch_) batch_ = loader_->next();
+      return *batch_;
+    }
+    Batch* operator->() const { return &**this; }
     Iterator& operator++() {
-      batch_ = loader_.next();
+      if (!batch_) loader_->next();  // it was not looked at
+      batch_.reset();
       return *this;
     }
-    bool operator==(std::default_sentinel_t) const { return !batch_; }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return !batch_ && !loader_->has_next(); }
 
    private:
-    DataLoader& loader_;
-    std::optional<Batch> batch_;
+    DataLoader* loader_;
+    mutable std::optional<Batch> batch_;
   };
   /// The rest of a pass of which nothing was delivered since construction or seek(); else the next
   /// pass. Where passes repeat it goes on.
@@ -83,6 +109,7 @@ class DataLoader {
  private:
   struct Job;
   struct Workers;
+  bool has_next() const;
   void enqueue();
   void wait_for(Workers& workers, const Job& job) const;
   void end_workers();

@@ -45,7 +45,7 @@ void MaskedDataset::read(const Sample& sample, int64_t row, const Batch& to) con
     if (id < 0 || id >= o_.vocab_size) refuse(id, from + t);
     inputs[1 + t] = id;
   }
-  // The first of a permutation of the row's positions, which is this sample's own.
+  // The first positions of a permutation of the row, which this sample alone has.
   uint64_t key = low64(philox4x32(o_.seed, uint64_t(RandomUse::kMask) << 56, number));
   for (int64_t k = 0; k < targets_; ++k) {
     int64_t t = 1 + permute(k, words_, key, 0);
@@ -59,7 +59,7 @@ void MaskedDataset::read(const Sample& sample, int64_t row, const Batch& to) con
 }
 
 void MaskedDataset::refuse(int64_t id, int64_t at) const {
-  tokens_.check_unchanged();  // else that is why
+  tokens_.check_unchanged();  // throws where that is why
   throw UserError(fmt::format(
       "data: the {} has id {} at token {}, but the vocabulary has {}; was another tokenizer used?",
       what_, id, at, o_.vocab_size));

@@ -33,7 +33,7 @@ constexpr int64_t permute(int64_t i, int64_t n, uint64_t seed, uint64_t epoch) {
 }
 
 /// Uniform in [0, n) for draw number `number` of `seed`: the high half of a 128-bit product (Lemire
-/// 2019), whose bias is below n / 2^64.
+/// 2019), with a bias below n / 2^64.
 constexpr int64_t uniform_below(int64_t n, uint64_t seed, RandomUse use, uint64_t number) {
   __extension__ using Wide = unsigned __int128;
   uint64_t bits = low64(philox4x32(seed, uint64_t(use) << 56, number));

@@ -29,6 +29,11 @@ DistributedSampler::DistributedSampler(const SamplerOptions& options) : options_
       o.micro_batches, o.world_size, o.world_size);
   TESSERA_CHECK(!o.repeat || !o.drop_last,
                 "sampler: passes that repeat have no last step to drop; choose one of both");
+  TESSERA_CHECK(!o.drop_last || o.dataset_size >= samples_per_step(),
+                "sampler: drop_last leaves no step of a pass over {} samples: one takes {} "
+                "(micro-batches of {}: {}, ranks: {}); use smaller batches or .drop_last = false",
+                o.dataset_size, samples_per_step(), o.micro_batch_size, o.micro_batches,
+                o.world_size);
   per_rank_ = o.micro_batches / o.world_size;
   seek(0);
 }
@@ -46,7 +51,7 @@ int64_t DistributedSampler::pass_end() const {
   return pass_end_;
 }
 
-// When the next step would be behind the pass.
+// Ends the pass where too few samples remain for another step.
 void DistributedSampler::finish_pass() {
   if (options_.repeat) return;
   const int64_t least = options_.drop_last ? samples_per_step() : 1;

@@ -1,8 +1,9 @@
-// Which samples a rank reads. There is one endless sequence of global sample numbers 0, 1, 2, ...;
-// a step takes the next micro_batches * micro_batch_size of them, cut into logical micro-batches
-// (leaves of the tree over which gradients are summed), and deals the leaves to ranks as the
-// parallel plan asks. Invariant: sample number -> item depends on nothing but seed and dataset, and
-// leaf -> sample numbers on nothing but the cursor, so any world size sees the same steps.
+// A sampler says which samples a rank reads. There is one endless sequence of global sample numbers
+// 0, 1, 2, ...; a step takes the next micro_batches * micro_batch_size of them, cut into logical
+// micro-batches (leaves of the tree over which gradients are summed), and deals the leaves to ranks
+// as the parallel plan asks. Invariant: the item of a sample number depends only on seed and
+// dataset, and the sample numbers of a leaf only on the cursor, so any world size has the same
+// steps.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -39,15 +40,16 @@ struct SamplerOptions {
   int world_size = 1;  // extent of the data-parallel axes
   uint64_t seed = 0;
   bool shuffle = true;     // each pass over the dataset in an order of its own
-  bool repeat = false;     // pass after pass without end; false: one pass, whose last micro-batches
-                           // may be short or empty, on every rank alike in number
-  bool drop_last = false;  // of one pass: leaves out the step for which too few samples remain
+  bool repeat = false;     // pass after pass without end; false: one pass. Its last micro-batches
+                           // may be short or empty; every rank has as many of them
+  bool drop_last = false;  // leaves out the last step of the pass where too few samples remain
   Deal deal = Deal::kAccumulateThenReduce;
 };
 
 class DistributedSampler {
  public:
-  /// Throws UserError for options out of range and when micro_batches is no multiple of world_size.
+  /// Throws UserError for options out of range, when micro_batches is no multiple of world_size,
+  /// and when drop_last would leave a pass without a step.
   explicit DistributedSampler(const SamplerOptions& options);
 
   const SamplerOptions& options() const { return options_; }
@@ -69,7 +71,7 @@ class DistributedSampler {
   /// The sample number behind the last of this pass. Throws UserError where passes repeat.
   int64_t pass_end() const;
 
-  /// The item behind a sample number.
+  /// The sample of this number, with its item.
   Sample sample(int64_t number) const;
 
  private:

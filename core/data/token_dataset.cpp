@@ -36,7 +36,7 @@ void TokenDataset::read(const Sample& sample, int64_t row, const Batch& to) cons
 }
 
 void TokenDataset::refuse(int64_t id, int64_t at) const {
-  tokens_.check_unchanged();  // else that is why
+  tokens_.check_unchanged();  // throws where that is why
   throw UserError(fmt::format(
       "data: the {} has id {} at token {}, but the vocabulary has {}; was another tokenizer used?",
       what_, id, at, vocab_size_));

@@ -1,5 +1,5 @@
-// Windows of a token sequence for language models. A window of context T at `start` is inputs
-// tokens[start .. start+T) and targets tokens[start+1 .. start+T+1). Invariant: where a window
+// Windows of a token sequence for language models. A window of context T at `start` has the inputs
+// tokens[start .. start+T) and the targets tokens[start+1 .. start+T+1). Invariant: where a window
 // starts depends on the seed and the global sample number alone.
 #pragma once
 #include <string>

@@ -1,6 +1,6 @@
-// Tokenizers: text to integers and back. Invariant: decode(encode(text)) == text, byte for byte,
-// for every text that encode accepts; what it does not accept is an error that names the offset,
-// never a silent replacement. WordPiece is the exception, by its definition (wordpiece.h).
+// A tokenizer turns text into integers and back. Invariant: decode(encode(text)) == text, byte for
+// byte, for every text that encode accepts; any other text is an error that names the offset, never
+// a silent replacement. WordPiece is the exception, by its definition (wordpiece.h).
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -23,8 +23,8 @@ class Tokenizer {
   virtual std::vector<TokenId> encode(std::string_view text) const = 0;
   /// Thread-safe. Throws UserError for ids outside the vocabulary.
   virtual std::string decode(std::span<const TokenId> ids) const = 0;
-  /// What rebuilds this tokenizer without its training text, as make_tokenizer(spec, state()): the
-  /// characters of `char`, empty for the others. Keep it with the weights.
+  /// The text from which make_tokenizer(spec, state()) makes this tokenizer again: the characters
+  /// of `char`, empty for the others. Keep it with the weights.
   virtual std::string state() const { return {}; }
 
  protected:

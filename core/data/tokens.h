@@ -1,6 +1,6 @@
-// Token sequences and where they come from: text files and folders run through a tokenizer, or raw
-// token files as nanoGPT writes them. Invariant: a sequence is immutable and shared; the first 90 %
-// of the text (counted in characters) train, the rest validates.
+// Token sequences, made from text files and folders by a tokenizer, or read from raw token files as
+// nanoGPT writes them. Invariant: a sequence is immutable and shared; the first 90 % of a text
+// (counted in characters) are for training, the rest is for validation.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,7 +15,8 @@
 namespace tessera::data {
 
 /// A sequence of ids, 2 bytes each where they fit, else 4; in memory or mapped from a file. Copies
-/// share. Where a mapped file is cut off meanwhile, ids read as 0: see check_unchanged.
+/// share it. Where a mapped file is cut off meanwhile, ids read as 0; check_unchanged finds that
+/// out.
 class Tokens {
  public:
   Tokens() = default;
@@ -35,8 +36,8 @@ class Tokens {
   /// Largest id, -1 when empty; reads everything. In the same pass the ids enter `hash`, as u32
   /// whatever their width here. Throws io::FileChanged.
   TokenId max_and_hash(io::Xxh128& hash) const;
-  /// Throws io::FileChanged when what was read so far may be other than the file held when it was
-  /// mapped: to be called after reading. Does nothing for tokens in memory.
+  /// Call it after reading: throws io::FileChanged when what was read so far may differ from what
+  /// the file held when it was mapped. Does nothing for tokens in memory.
   void check_unchanged() const;
 
  private:
@@ -66,12 +67,11 @@ struct TokenSplit {
   io::Digest hash;  // of the ids of both splits, so of all that models learn from
 };
 
-/// `text:PATH`: read_text, split (a folder with train.txt and validation.txt: into these), encoded
-/// by make_tokenizer(tokenizer, whole text). `tokens:PATH`:
-/// a token file, split 90/10, or a folder with train.bin and val.bin; `tokenizer` may be empty,
-/// then vocab_size is the largest id + 1. Either way the ids are read once, for their hash. Throws
-/// UserError for another kind and for what the parts
-/// refuse.
+/// `text:PATH`: the text of read_text, encoded by make_tokenizer(tokenizer, whole text) and split
+/// 90/10; a folder with train.txt and validation.txt is split into these. `tokens:PATH`: a token
+/// file, split 90/10, or a folder with train.bin and val.bin; `tokenizer` may be empty, then
+/// vocab_size is the largest id + 1. Either way the ids are read once, for their hash. Throws
+/// UserError for another kind, and what read_text, map_file and the tokenizer throw.
 TokenSplit load_tokens(const std::string& kind_and_path, const std::string& tokenizer);
 
 }  // namespace tessera::data

@@ -1,11 +1,10 @@
-// WordPiece as BERT does it (Devlin et al. 2019; Wu et al. 2016): text is cleaned, lower-cased and
-// stripped of accents where the vocabulary is uncased, cut at spaces and punctuation, and each word
-// into the longest pieces of the vocabulary from its front. Ids equal those of Hugging Face's
-// BertTokenizer for text without literal special tokens, which are plain text here, of code points
-// whose properties both libraries know alike: the tables of utf8proc (2.8: Unicode 15) and of
-// Hugging Face differ in the newest of them and in what is unassigned. Invariant: any UTF-8 text
-// can be encoded; unlike the other tokenizers this one forgets, so decode() gives the normalised
-// text.
+// WordPiece as BERT has it (Devlin et al. 2019; Wu et al. 2016): text is cleaned, lower-cased and
+// stripped of accents where the vocabulary is uncased, then cut at spaces and punctuation; each
+// word is cut from its front into the longest pieces that the vocabulary has. Ids equal those of
+// Hugging Face's BertTokenizer, with two exceptions: special tokens in the text are plain text
+// here, and the tables of utf8proc (2.8: Unicode 15) and of Hugging Face differ in the newest code
+// points and in unassigned ones. Invariant: any UTF-8 text can be encoded; unlike the other
+// tokenizers this one does not keep all of it, so decode() gives the normalised text.
 #pragma once
 #include <string>
 #include <unordered_map>
@@ -28,8 +27,8 @@ class WordPieceTokenizer final : public Tokenizer {
 
   std::string_view name() const override { return "wordpiece"; }
   int64_t vocab_size() const override { return int64_t(pieces_.size()); }
-  /// Of UTF-8 text, without special tokens around it. A word that no pieces make up, or of more
-  /// than 100 characters, is one unk().
+  /// Takes UTF-8 and adds no special tokens around it. A word that no pieces make up, or of more
+  /// than 100 characters, becomes one unk().
   std::vector<TokenId> encode(std::string_view text) const override;
   /// Words with a space between them.
   std::string decode(std::span<const TokenId> ids) const override;

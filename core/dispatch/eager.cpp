@@ -35,8 +35,7 @@ Tensor take_over(Inputs in, const Meta& out) {
 }
 
 KernelCall prepare(const PrimRef& prim, const Kernel& kernel, Inputs in) {
-  KernelCall call = kernel.keeps_plan ? PlanCache::of_thread().plan(prim, kernel, in)
-                                      : plan_call(*prim, kernel, in);
+  KernelCall call = PlanCache::plan_for_thread(prim, kernel, in);
   for (size_t i = 0; i < in.size(); ++i)
     if (call.needs_dense(i, in[i])) in[i] = dense_copy(in[i]);
   return call;

@@ -20,6 +20,11 @@ class PlanCache {
   KernelCall plan(const PrimRef& prim, const Kernel& kernel, std::span<const Tensor> in) {
     return kernel.keeps_plan ? find(prim, kernel, in) : plan_call(*prim, kernel, in);
   }
+  /// The same by the cache of the calling thread, which only kernels that keep their plans look up.
+  static KernelCall plan_for_thread(const PrimRef& prim, const Kernel& kernel,
+                                    std::span<const Tensor> in) {
+    return kernel.keeps_plan ? of_thread().find(prim, kernel, in) : plan_call(*prim, kernel, in);
+  }
   size_t size() const { return entries_.size(); }
 
   /// The one of the calling thread, which ends with it.

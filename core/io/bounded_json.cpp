@@ -27,8 +27,7 @@ class BoundedBuffer final : public std::streambuf {
       if (n == 0) return traits_type::eof();
       for (size_t i = 0; i < n; ++i, ++offset_) {
         char c = chunk_[i];
-        // The parser keeps a run of blanks as it keeps a token: one blank of each run is all it
-        // gets.
+        // The parser keeps a run of blanks as it keeps a token, so it gets one blank of each run.
         bool blank = !in_string_ && (c == ' ' || c == '\t' || c == '\n' || c == '\r');
         if (!blank || !after_blank_) chunk_[kept++] = c;
         after_blank_ = blank;

@@ -1,6 +1,6 @@
-// JSON from files that nobody vouches for. The text flows to the parser in small chunks, and every
-// chunk is checked against limits before the parser sees it. Invariant: memory and time are bounded
-// by the limits, not by the file.
+// Parses JSON of untrusted files. The parser gets the text in small chunks, and every chunk is
+// checked against limits first. Invariant: memory and time are bounded by the limits, not by the
+// file.
 #pragma once
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -25,9 +25,8 @@ using JsonEvents = nlohmann::json_sax<nlohmann::json>;
 void parse_bounded_json(FunctionRef<size_t(char*, size_t)> source, const JsonLimits& limits,
                         const std::string& where, JsonEvents& events);
 
-/// For nlohmann's parse(), whose values are copied and printed by functions that call themselves
-/// for each level: throws UserError, beginning with `where`, for text nested deeper than
-/// `max_depth`.
+/// A callback for nlohmann's parse(). It throws UserError, beginning with `where`, for text nested
+/// deeper than `max_depth`, because nlohmann's values are copied and printed by recursion.
 nlohmann::json::parser_callback_t nested_at_most(int max_depth, std::string where);
 
 /// Why nlohmann's parser gave up, in one short line.

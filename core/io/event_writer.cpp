@@ -59,7 +59,7 @@ std::string event(int64_t step) {
   return e;
 }
 
-// TFRecord stores checksums so, for data that hold checksums themselves.
+// TFRecord masks checksums in this way, because data may hold checksums themselves.
 uint32_t masked(uint32_t crc) { return ((crc >> 15) | (crc << 17)) + 0xa282ead8u; }
 
 }  // namespace

@@ -1,7 +1,7 @@
-// Event files as TensorBoard reads them: numbers over steps. A file is a sequence of TFRecords,
-// each an Event in protobuf's wire format; the few fields that numbers need are written here by
-// hand. Invariant: a record reaches the file in one write, so a reader sees whole records and at
-// most one torn end.
+// Writes numbers over steps to event files, which TensorBoard reads. A file is a sequence of
+// TFRecords, each an Event in protobuf's wire format; the few fields that numbers need are encoded
+// here by hand. Invariant: a record reaches the file in one write, so a reader sees whole records
+// and at most one that is cut off, the last.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,8 +13,8 @@
 namespace tessera::io {
 
 struct EventWriterOptions {
-  /// A run that goes on from an earlier one in the same folder: what that wrote from this step on
-  /// is hidden, for it will be written again.
+  /// For a run that continues an earlier one in the same folder: TensorBoard hides what the earlier
+  /// run wrote from this step on, since it will be written again.
   std::optional<int64_t> purge_from = {};
 };
 

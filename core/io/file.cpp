@@ -23,7 +23,7 @@ constexpr uint64_t kSliceBytes = uint64_t(1)
 std::string beside(const std::string& path, const std::string& suffix) {
   const size_t name = path.rfind('/') + 1;  // 0 without one
   size_t end = std::min(path.size(), name + NAME_MAX - suffix.size());
-  // Not within a character of UTF-8, which some file systems ask for.
+  // The cut is not within a character of UTF-8, which some file systems refuse.
   while (end > name && end < path.size() && (path[end] & 0xC0) == 0x80) --end;
   return path.substr(0, end) + suffix;
 }
@@ -130,7 +130,7 @@ uint64_t File::read_up_to(void* to, uint64_t bytes, uint64_t offset) const {
     TESSERA_CHECK(n >= 0, "{}: cannot read {} at offset {}: {}; {}", who_, quote(path_),
                   offset + done, std::strerror(errno), advice(errno));
     done += uint64_t(n);
-    // The end; asking again from there would be no aligned read.
+    // This is the end of the file; another read from there would not be aligned.
     if (n == 0 || offset + done >= size()) break;
   }
   return done;

@@ -1,5 +1,5 @@
-// Files. Reading names an exact range and either delivers it or throws; writing goes to a temporary
-// file that replaces the old one in a single rename. Invariant: at any moment, power loss included,
+// Files. A read of a range returns exactly that range or throws; a write goes to a temporary file
+// that replaces the old one in a single rename. Invariant: at any moment, also after a power loss,
 // a reader of the final path sees either the whole old file or the whole new one.
 #pragma once
 #include <cstddef>
@@ -17,7 +17,7 @@ std::string quote(std::string_view text);
 /// What a user can do about a failed call on a file, by its errno: "free space or write elsewhere".
 std::string advice(int error);
 
-inline constexpr size_t kDirectAlign = 4096;  // of O_DIRECT: a disk with larger sectors refuses
+inline constexpr size_t kDirectAlign = 4096;  // for O_DIRECT; a disk with larger sectors refuses it
 /// Turns O_DIRECT of an open file on or off; returns 0, or the errno of a file system that has
 /// none.
 int set_direct(int fd, bool on);
@@ -39,13 +39,13 @@ class File {
   /// As read_at, but stops at the end of the file; returns how many bytes that were.
   uint64_t read_up_to(void* to, uint64_t bytes, uint64_t offset) const;
   /// Throws FileChanged where the file is not what it was when it was opened: what was read from it
-  /// so far may be of two versions.
+  /// so far may mix two versions.
   void check_unchanged() const;
   /// From now on reads go past the page cache where the file system can do that: no copy, and no
   /// page of others pushed out. Addresses, offsets and counts of reads must then be multiples of
   /// kDirectAlign; counts may reach beyond the end of the file.
   void bypass_cache();
-  /// The whole file, as it was when opened: Mapping::check() says whether it still is.
+  /// The whole file, as it was when opened; Mapping::check() throws where it has changed.
   Ref<Mapping> map() const;
 
  private:
@@ -60,9 +60,9 @@ class File {
 std::string read_file(const std::string& path, const std::string& who,
                       uint64_t max_bytes = UINT64_MAX);
 
-/// A file that appears under its path only when it is complete: written beside it under a temporary
-/// name (the first 200 and some bytes of its own, and a number), then fsync, rename, and fsync of
-/// the directory. Dropped before commit() it leaves nothing
+/// A file that appears under its path only when it is complete. It is written beside it under a
+/// temporary name (the first 200 and some bytes of its own, and a number); commit() calls fsync,
+/// renames it, and calls fsync on the directory. One that ends before commit() leaves nothing
 /// behind. A symbolic link at `path` is followed, not replaced.
 class AtomicFile {
  public:
@@ -86,8 +86,8 @@ class AtomicFile {
   uint64_t written_ = 0;
 };
 
-/// Where the file at `path` has other names too (hard links), an empty file takes its place under
-/// this one, so that who writes into it leaves what the others name as it is.
+/// Where the file at `path` has other names too (hard links), replaces it under this name by an
+/// empty file, so that a write to it does not change what the others name.
 void detach(const std::string& path, const std::string& who);
 
 /// Writes `bytes` to `path` through an AtomicFile.

@@ -1,7 +1,7 @@
-// One number for a whole model: equal if and only if (up to collisions of a 128-bit hash) names,
-// dtypes, shapes and bytes of all parameters are equal. Invariant: tensors enter in ascending order
-// of their names and whole, so the hash does not depend on how they were sharded, ordered or
-// stored.
+// A hash of a whole model: two models have the same if and only if (up to collisions of 128 bits)
+// names, dtypes, shapes and bytes of all their parameters are equal. Invariant: tensors are hashed
+// whole and in ascending order of their names, so the hash does not depend on how they were
+// sharded, ordered or stored.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -18,8 +18,8 @@ namespace tessera::io {
 
 namespace detail {
 
-// One of a list that only grows, so that a signal handler can walk it without a lock; a range that
-// is free again is empty and waits for the next mapping.
+// An entry of a list that only grows, so that a signal handler can walk it without a lock. A range
+// that is free again is empty and is taken by the next mapping.
 struct GuardedRange {
   std::atomic<uintptr_t> begin{0}, end{0};  // end: of the last page
   std::atomic<bool> failed{false};          // a page of it reads as zeros
@@ -34,11 +34,11 @@ namespace {
 using detail::GuardedRange;
 
 std::atomic<GuardedRange*> ranges{nullptr};
-std::mutex mutex;  // of who adds to the list
+std::mutex mutex;  // held while a thread adds to the list
 struct sigaction previous;
 uintptr_t page_bytes;
 
-// What would have happened without this handler.
+// Does what would have happened without this handler.
 void pass_on(int number, siginfo_t* info, void* context) {
   if (previous.sa_flags & SA_SIGINFO) return previous.sa_sigaction(number, info, context);
   if (previous.sa_handler != SIG_DFL && previous.sa_handler != SIG_IGN)
@@ -56,10 +56,11 @@ void on_bus_error(int number, siginfo_t* info, void* context) {
   for (GuardedRange* r = ranges.load(std::memory_order_acquire); r; r = r->next) {
     const uintptr_t end = r->end.load(std::memory_order_acquire);
     if (info->si_code <= 0 || at < r->begin.load(std::memory_order_acquire) || at >= end) continue;
-    r->failed.store(true);  // before anybody can read the zeros
+    r->failed.store(true);  // before any thread can read the zeros
     const uintptr_t page = at / page_bytes * page_bytes;
-    // To the end at once: behind the end of a file all pages fail. As a bare system call, which
-    // thread sanitizers do not take for a write to what other threads read.
+    // All pages to the end are replaced at once, since all pages behind the end of a file fail.
+    // This is a bare system call, which thread sanitizers do not take for a write to what others
+    // read.
     if (syscall(SYS_mmap, page, end - page, PROT_READ | PROT_WRITE,
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == -1)
       break;

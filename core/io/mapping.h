@@ -1,14 +1,13 @@
-// A file in memory, by mmap, that others may change while it is read. Touching a page behind the
-// new end of a file that was cut off, or one that the disk does not deliver, raises SIGBUS. A
-// handler for the ranges of these mappings alone puts zeros there and marks the mapping; every
-// other SIGBUS goes to the handler that was there before. Invariant: who reads and then calls
-// check() has read what the file held when it was opened, or gets an error that says what became of
-// it.
+// Maps a file into memory (mmap) although others may change it while it is read. Touching a page
+// behind the new end of a file that was cut off, or one that the disk does not deliver, raises
+// SIGBUS. A handler puts zeros there and marks the mapping; a SIGBUS outside of these mappings goes
+// to the handler that was there before. Invariant: a caller that reads and then calls check() has
+// read what the file held when it was opened, or gets an error that says what became of the file.
 //
-// Why not pread: libarchive and decoders take memory, an archive is listed without being read, and
-// a copy would tell of a file that became shorter but not of one that was rewritten. Why a handler:
-// between a look at the size and the read the file can still be cut off. What check() costs is one
-// fstat, 0.2 microseconds, once for each batch or image.
+// pread would not do: libarchive and decoders take memory, an archive is listed without being read,
+// and a copy would show that a file became shorter but not that it was rewritten. Nor would a look
+// at the size before each read: the file can still be cut off in between. check() costs one fstat,
+// 0.2 microseconds, once for each batch or image.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +31,7 @@ struct FileState {
   int64_t modified_ns = 0;
   bool operator==(const FileState&) const = default;
 };
-/// Of an open file; throws UserError, which begins with `who` and names `path`.
+/// The state of an open file. Throws UserError, which begins with `who` and names `path`.
 FileState state_of(int fd, const std::string& who, const std::string& path);
 /// Throws FileChanged unless the state of an open file is `opened` still; `failed`: a page of it
 /// could not be read.
@@ -60,8 +59,8 @@ class Mapping final : public RefCounted {
   /// after a change of its size or modification time, and where a page could not be read. A file
   /// that was replaced by a rename or removed is still the one that was opened. Thread-safe.
   void check() const;
-  /// What `f`, which reads, returns. Where the file was changed, FileChanged instead of that or of
-  /// the UserError that `f` threw.
+  /// Calls `f`, which reads, and returns what it returns. Where the file was changed it throws
+  /// FileChanged instead, also in place of a UserError of `f`.
   template <class F>
   auto checked(F&& f) const {
     try {
@@ -71,7 +70,7 @@ class Mapping final : public RefCounted {
     } catch (const FileChanged&) {
       throw;
     } catch (const UserError&) {
-      check();  // that is why, then
+      check();  // throws where that is why
       throw;
     }
   }

@@ -57,8 +57,8 @@ class SafetensorsFile {
   Tensor load(std::string_view name) const;
   /// Zero-copy: pages are read when touched and stay private to this process, so writing to the
   /// tensor is safe and never reaches the file. Falls back to load() where the data are not aligned
-  /// to the dtype. Keeps the mapping alive. Where others change the file, so do the values:
-  /// check_unchanged().
+  /// to the dtype. The tensor keeps the mapping alive. Where others change the file, the values
+  /// change too; check_unchanged() finds that out.
   Tensor view(std::string_view name) const;
   /// Throws FileChanged when what was read of views so far may not be what the file held when it
   /// was opened.

@@ -1,6 +1,6 @@
-// The header of a safetensors file as data: parsed from text of any origin, checked as a whole,
-// printed. Invariant: what parse_header returns is complete and consistent with the file's size;
-// nothing of the tensors has been allocated.
+// The header of a safetensors file as data: it is parsed from untrusted text, checked as a whole,
+// and printed. Invariant: what parse_header returns is complete and consistent with the file's
+// size, and no memory has been allocated for tensors.
 #pragma once
 #include <string>
 #include <vector>

@@ -61,7 +61,7 @@ SequentialPtr sequential(M... modules) {
   return s;
 }
 
-/// A list whose owner calls its modules itself: for (Block& b : *blocks) x = b(x). Names count from
+/// A list of modules, which its owner calls: for (Block& b : *blocks) x = b(x). Names count from
 /// `first`, for a part of a longer list.
 template <class M = Module>
 class ModuleList final : public Module {

@@ -138,7 +138,8 @@ void BatchNormNd::reset(const InitKeys&) {
   zeros_(running_mean), ones_(running_var), zeros_(num_batches_tracked);
 }
 
-// Of this batch in the running statistics. The count is a tensor: in a recorded step it moves on.
+// The share of this batch in the running statistics. The count is a tensor, so that it moves on in
+// a recorded step.
 Tensor BatchNormNd::factor() const {
   if (options.momentum) return scalar_tensor(*options.momentum, kF64, running_mean.device());
   return 1.0 / cast(num_batches_tracked, kF64);

@@ -94,17 +94,17 @@ struct BatchNormOptions {
   bool affine = true;
   bool track_running_stats = true;  // false: always the statistics of the batch
 };
-/// The training form of batch-norm with statistics of more than this x: as batch_norm_moments, and
-/// how many values a channel they are of (0-d, f64).
+/// Statistics for batch-norm in training, perhaps of more than this x: what batch_norm_moments
+/// returns, and the number of values per channel from which they were computed (0-d, f64).
 struct SharedMoments {
   BatchMoments now;
   Tensor count;
 };
 using MomentsSource = std::function<SharedMoments(const Tensor& x, const Tensor& weight,
                                                   const Tensor& bias, double eps, const NormThen&)>;
-/// While training, the statistics of the batch, which the running ones follow; otherwise the
-/// running ones. weight [C] of ones, bias [C] of zeros; buffers running_mean [C] of zeros,
-/// running_var [C] of ones, num_batches_tracked (i64).
+/// Normalises by the statistics of the batch while training, which the running ones follow, and
+/// otherwise by the running ones. weight [C] of ones, bias [C] of zeros; buffers running_mean [C]
+/// of zeros, running_var [C] of ones, num_batches_tracked (i64).
 class BatchNormNd : public Module {
  public:
   using Module::operator();

@@ -1,12 +1,10 @@
-// A module as a function of its parameters, for function transforms: per-sample gradients of a
-// model are one line.
+// Calls a module as a function of its parameters, for function transforms: per-sample gradients of
+// a model are one line.
 //
 //   auto loss = [&](const std::vector<Tensor>& w, const Tensor& x, const Tensor& y) {
-//     return nn::functional_call(*model, w, [&] { return nn::cross_entropy((*model)(x), y);
-//     });
+//     return nn::functional_call(*model, w, [&] { return nn::cross_entropy((*model)(x), y); });
 //   };
-//   auto per_sample = vmap(grad(loss), {.in_dims = {std::nullopt, 0, 0}})(model->parameters(), x,
-//   y);
+//   auto each = vmap(grad(loss), {.in_dims = {std::nullopt, 0, 0}})(model->parameters(), x, y);
 //
 // Parameters that require grad are recorded for a later backward() besides; a NoGrad around the
 // transform saves that memory.
@@ -32,11 +30,12 @@ class Substituted {
  private:
   void put(const std::vector<Slot>& slots, const Tensor& old, const Tensor& now,
            std::string_view name);
+  Module& module_;
   std::vector<std::pair<Tensor*, Tensor>> before_;
 };
 
-/// What `body` returns while the parameters of `module` are `params`: a list of tensors in the
-/// order of parameters(), or named tensors.
+/// Calls `body` while the parameters of `module` are `params` (a list of tensors in the order of
+/// parameters(), or named tensors), and returns what it returns.
 template <class Params, class F>
 requires std::is_invocable_v<F&>
 auto functional_call(Module& module, const Params& params, F&& body) {

@@ -16,7 +16,7 @@ namespace tessera::nn {
 class InitKeys {
  public:
   explicit InitKeys(uint64_t seed) : seed_(seed) {}
-  /// With a seed from default_generator(), which moves on by one key.
+  /// Keys with a seed from default_generator(), which moves on by one key.
   static InitKeys next();
   InitKeys child(std::string_view name) const { return {seed_, prefix_ + std::string(name) + "."}; }
   /// i64 [2]: the seed and a hash (XXH3) of the full name.
@@ -60,15 +60,15 @@ class OnDevice {
   std::optional<Device> old_;
 };
 
-// All overwrite `t` (a parameter may require grad) and skip meta tensors. Without a key: the next
-// of default_generator().
+// All of these overwrite `t` (a parameter may require grad) and skip meta tensors. Without a key
+// they take the next of default_generator().
 void zeros_(const Tensor& t);
 void ones_(const Tensor& t);
 void constant_(const Tensor& t, double value);
-/// [low, high).
+/// Uniform in [low, high).
 void uniform_(const Tensor& t, double low = 0, double high = 1, const Tensor& key = {});
 void normal_(const Tensor& t, double mean = 0, double std = 1, const Tensor& key = {});
-/// The normal distribution cut to [low, high], by inverting its cumulative distribution.
+/// Normal, truncated to [low, high], by inverting the cumulative distribution.
 void trunc_normal_(const Tensor& t, double mean = 0, double std = 1, double low = -2,
                    double high = 2, const Tensor& key = {});
 
@@ -81,8 +81,9 @@ Fans fans_of(const Shape& weight);
 /// Uniform or normal with variance gain^2 * 2 / (fan_in + fan_out). Glorot, Bengio 2010.
 void xavier_uniform_(const Tensor& t, double gain = 1, const Tensor& key = {});
 void xavier_normal_(const Tensor& t, double gain = 1, const Tensor& key = {});
-/// Variance 2 / (1 + slope^2) / fan_in, `slope` being that of the leaky ReLU behind. He et al.
-/// 2015. Slope sqrt(5), the default of PyTorch's linear layers, gives the bound 1 / sqrt(fan_in).
+/// Variance 2 / (1 + slope^2) / fan_in, where `slope` is that of the leaky ReLU behind the layer.
+/// He et al. 2015. Slope sqrt(5), the default of PyTorch's linear layers, gives the bound 1 /
+/// sqrt(fan_in).
 void kaiming_uniform_(const Tensor& t, double slope = 0, const Tensor& key = {});
 void kaiming_normal_(const Tensor& t, double slope = 0, const Tensor& key = {});
 

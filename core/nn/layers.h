@@ -90,7 +90,7 @@ class Dropout : public Module {
   Tensor forward(Tensor x) override;
 };
 
-/// As Dropout, of whole channels of x [N, C, H, W].
+/// Dropout that zeroes whole channels of x [N, C, H, W].
 class Dropout2d final : public Dropout {
  public:
   using Dropout::Dropout;

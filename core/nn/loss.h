@@ -1,5 +1,5 @@
-// Losses, under the names that a model's author looks for here: functions, which are ops
-// (core/ops/losses.h), and as objects that keep their options, loss(x, y).
+// Losses under nn's names: the functions of core/ops/losses.h, and objects that keep their options,
+// loss(x, y).
 #pragma once
 #include "core/ops/losses.h"
 
@@ -42,7 +42,7 @@ class NLLLoss {
   }
   const NllOptions options;
 };
-/// A loss of x and y whose one option is how it is reduced.
+/// A loss of x and y with one option, its reduction.
 template <Tensor (*Function)(const Tensor&, const Tensor&, Reduction)>
 class ReducedLoss {
  public:
@@ -52,7 +52,7 @@ class ReducedLoss {
 };
 using MSELoss = ReducedLoss<tessera::mse_loss>;
 using L1Loss = ReducedLoss<tessera::l1_loss>;
-/// Weighted by tensors of this batch: the functions take them.
+/// Their functions also take weights, which are tensors of one batch.
 class BCELoss {
  public:
   explicit BCELoss(Reduction reduction = Reduction::kMean) : reduction(reduction) {}

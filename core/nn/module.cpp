@@ -56,7 +56,22 @@ Tensor Module::operator()(Tensor x) {
       *recompute_, [this](const Tensor& x) { return call_once(x); }, x);
 }
 
+// Its parameters are in no list, so nothing would train them. The outermost module is called in no
+// forward; what stays as it is (a teacher, a loss) has no parameters that require grad.
+void Module::check_registered() {
+  if (!Scope::in_module() || substituted_ > 0 || !grad_enabled()) return;
+  for (const Slot& s : slots())
+    TESSERA_CHECK(
+        s.is_buffer || !s.tensor->requires_grad(),
+        "{}: called in the forward of {} and registered as a child of no module, so no optimizer "
+        "trains its {}; say register_module(\"name\", member) in the constructor of the module "
+        "that has it, or requires_grad_(false) if it is to stay as it is",
+        type_name(), Scope::current().empty() ? "a module" : Scope::current(), s.name);
+}
+
 Tensor Module::call_once(Tensor x) {
+  if (!registered_) [[unlikely]]
+    check_registered();
   if (hooks_of_call()) [[unlikely]] {
     Tensor in[] = {std::move(x)};
     return call_once(in, [&] { return forward(in[0]); });
@@ -96,6 +111,8 @@ Tensor Module::call_owning(std::vector<Tensor> in, std::function<Tensor(Inputs)>
 }
 
 Tensor Module::call_once(Inputs in, FunctionRef<Tensor()> body) {
+  if (!registered_) [[unlikely]]
+    check_registered();
   Scope scope = Scope::module(path_);
   if (!hooks_of_call()) return body();
   // Copies, since a hook may remove itself.
@@ -177,6 +194,7 @@ void Module::adopt(std::string name, std::shared_ptr<Module> module) {
   check_name(name, "register_module");
   TESSERA_CHECK(module && module.get() != this, "register_module: \"{}\" of a {} is {}", name,
                 type_name(), module ? "the module itself" : "null");
+  module->registered_ = true;
   if (!module->parent_) {
     module->parent_ = this;
     module->set_path(path_.empty() ? name : path_ + "." + name);

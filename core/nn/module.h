@@ -1,7 +1,8 @@
 // A model is a tree of modules with named slots. A slot is a Tensor member of a module that the
 // tree knows by address, so a wrapper may put another tensor into it (a shard, a cast) and the next
-// forward sees that one. Invariant: order is registration order, own slots before those of
-// children; a tensor in several slots (tied) counts once, under its first name.
+// forward computes with that one. Invariant: lists are in the order of registration, a module's own
+// slots before those of its children; a tensor in several slots (tied) counts once, under its first
+// name.
 #pragma once
 #include <concepts>
 #include <functional>
@@ -34,7 +35,7 @@ using PostHook = std::function<void(Module&, Inputs in, Tensor& out)>;
 using UnwindHook = std::function<void(Module&)>;
 
 struct Hooks;
-/// Removes a hook. Outlives its module harmlessly; letting it go keeps the hook.
+/// Removes a hook. A handle may outlive its module, and the hook stays when the handle ends.
 class HookHandle {
  public:
   HookHandle() = default;
@@ -82,10 +83,10 @@ constexpr void check_forward() {
 }  // namespace detail
 
 struct LoadOptions {
-  bool strict = true;  // missing and unexpected names are errors; shapes that differ always are
+  bool strict = true;  // missing and unexpected names are errors; differing shapes always are
 };
-/// What load_state left out: names of the module that the state lacks, whose values stay, and names
-/// of the state for which the module has no place. Both are empty where it was strict.
+/// What load_state left out: names of the module that the state lacks (their values stay), and
+/// names of the state that the module lacks. Both are empty where it was strict.
 struct IncompatibleNames {
   std::vector<std::string> missing, unexpected;
 };
@@ -105,7 +106,7 @@ class Module {
   /// In every list below order is registration order and tied tensors appear once.
   std::vector<Tensor> parameters();
   std::vector<NamedTensor> named_parameters();
-  /// Those that require grad: what an optimizer takes where a part of the model is frozen.
+  /// Those that require grad: for an optimizer of a model with frozen parts.
   std::vector<NamedTensor> trainable_parameters();
   std::vector<NamedTensor> named_buffers();
   /// This module ("") and all below it; a module reached twice is listed once.
@@ -143,7 +144,7 @@ class Module {
   /// under any of its names.
   IncompatibleNames load_state(std::span<const NamedTensor> state, LoadOptions options = {});
 
-  /// Holds what a wrapper attached to this module until the module is gone.
+  /// Keeps `attached`, an object of a wrapper of this module, until the module ends.
   void keep_alive(std::shared_ptr<void> attached) { attached_.push_back(std::move(attached)); }
   /// `outermost`: before the pre-hooks that are there, not after them.
   HookHandle add_pre_hook(PreHook hook, bool outermost = false);
@@ -171,6 +172,9 @@ class Module {
   /// that is taken and for the result of an op that is differentiated.
   void register_parameter(std::string name, Tensor& slot, Tensor value);
   void register_buffer(std::string name, Tensor& slot, Tensor value, bool persistent = true);
+  /// Makes `module` a child. A member that holds a module is no child by itself, for C++ has no
+  /// list of a class's members: one with trainable parameters that is not registered throws
+  /// UserError when it is called in the forward of another module, unless gradients are off there.
   template <class M>
   std::shared_ptr<M> register_module(std::string name, std::shared_ptr<M> module) {
     detail::check_forward<M>();
@@ -197,21 +201,21 @@ class Module {
     for (const Member& m : members) register_module(m.name, m.module);
   }
 
-  /// Draws own parameters and those of children with keys named after them. A module with
-  /// parameters of its own overrides this, and one whose parts need another distribution (a GPT's
-  /// residual projections). The default draws children only; it throws UserError naming an own
-  /// parameter.
+  /// Draws the module's own parameters and those of its children, with keys named after them. A
+  /// module overrides this where it has parameters of its own, or where its parts need another
+  /// distribution (a GPT's residual projections). The default draws children only and throws
+  /// UserError for a parameter of its own, which it names.
   virtual void reset(const InitKeys& keys);
 
  protected:
-  /// What the module computes of one tensor. Call the module, not this, which knows neither hooks
-  /// nor scopes; overrides are protected too, so that programs cannot.
+  /// What the module computes of one tensor. Programs call the module, since this runs no hooks and
+  /// enters no scope; overrides are protected too, so that programs cannot call them.
   virtual Tensor forward(Tensor x);
   /// The last line of a constructor that made parameters: draws them, unless a scope says otherwise
   /// (SkipInit).
   void draw();
-  /// Runs `body` as this module's forward. `in` is an array of the caller, which pre-hooks may
-  /// change and `body` reads.
+  /// Runs `body` as this module's forward. `in` is an array of the caller: pre-hooks may change it,
+  /// and `body` reads it.
   Tensor call(Inputs in, FunctionRef<Tensor()> body);
   /// The same for bodies that can run again by themselves, for recompute(): `body` owns what it
   /// needs besides its inputs.
@@ -226,6 +230,7 @@ class Module {
   };
   Tensor call_once(Tensor x);
   Tensor call_once(Inputs in, FunctionRef<Tensor()> body);
+  void check_registered();
   void adopt(std::string name, std::shared_ptr<Module> module);
   void check_name(const std::string& name, const char* who) const;
   void set_path(const std::string& path);
@@ -244,6 +249,9 @@ class Module {
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
   const Module* parent_ = nullptr;  // identity only
   std::string path_;
+  bool registered_ = false;  // as a child, of a module that may have ended
+  friend class Substituted;
+  int substituted_ = 0;           // functional_call gives it its parameters
   std::shared_ptr<Hooks> hooks_;  // null until a hook is added; a call reads hooks_of_call()
   std::vector<std::shared_ptr<void>> attached_;
   std::optional<RecomputeOptions> recompute_;

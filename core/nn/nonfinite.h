@@ -1,7 +1,7 @@
-// Where a NaN comes from: while a NonFiniteSearch lives, the operands and results of every op of
-// its thread are looked at. Meant for a second run of a step that went wrong: it costs several
-// passes over all values. Invariant: results are those of the eager backend, and nothing is thrown
-// for what is found, so that ranks which find nothing are not left alone in a collective.
+// Finds where a NaN comes from: while a NonFiniteSearch lives, it checks the operands and results
+// of every op of its thread. It is meant for a second run of a step that went wrong, since it costs
+// several passes over all values. Invariant: results are those of the eager backend, and nothing is
+// thrown for what is found, so that ranks which find nothing are not left alone in a collective.
 #pragma once
 #include <map>
 #include <optional>
@@ -39,8 +39,8 @@ class NonFiniteSearch final : public Backend {
   /// another rank holds it, or the sum over ranks is too large.
   const std::optional<Finding>& received_infinity() const { return received_infinity_; }
 
-  /// What the story is worth as an account of where it began, best first: of several ranks' stories
-  /// the best one is told. kNanOfInfinity: of an infinity that no op of this rank made.
+  /// How near the finding is to where the trouble began, nearest first: of several ranks' findings
+  /// the nearest is reported. kNanOfInfinity: a NaN of an infinity that no op of this rank made.
   enum class Evidence {
     kNanOfNumbers,
     kNanOfOwnInfinity,

@@ -1,6 +1,6 @@
-// Where in the model the calling thread is: "h.0.attn". Entering costs two stores, and no text is
-// made until somebody asks (a name for a graph node, a report of a NaN). Invariant: frames live on
-// the C++ stack and are left in reverse order.
+// A scope names the place in the model where the calling thread is: "h.0.attn". Entering costs two
+// stores, and no text is made until one is asked for (a name for a graph node, a report of a NaN).
+// Invariant: frames live on the C++ stack and are left in reverse order.
 #pragma once
 #include <string>
 #include <string_view>
@@ -19,6 +19,12 @@ class Scope {
   Scope(const Scope&) = delete;
   Scope& operator=(const Scope&) = delete;
 
+  /// True while a module's forward runs on this thread.
+  static bool in_module() {
+    for (const Scope* s = innermost(); s; s = s->outer_)
+      if (s->is_module_) return true;
+    return false;
+  }
   /// "" outside of any scope.
   static std::string current() {
     std::string path;

@@ -1,5 +1,5 @@
-// The encoder and decoder of Vaswani et al. 2017 and their layers, with the norms behind
-// (post-norm) or before (pre-norm) each part. B batch, T tokens, S tokens of the encoder, D width.
+// The encoder and decoder of Vaswani et al. 2017 and their layers. Norms stand behind each part
+// (post-norm) or before it (pre-norm). B batch, T tokens, S tokens of the encoder, D width.
 #pragma once
 #include "core/nn/attention.h"
 #include "core/nn/containers.h"
@@ -16,8 +16,8 @@ struct TransformerLayerOptions {
   Tensor (*activation)(Tensor) = tessera::relu;
 };
 
-/// x + attention, then x + linear2(activation(linear1)). Parameters named as PyTorch's, attention
-/// as MultiheadAttention.
+/// x + attention, then x + linear2(activation(linear1)). Parameters are named as in PyTorch, those
+/// of attention as in MultiheadAttention.
 class TransformerEncoderLayer : public Module {
  public:
   explicit TransformerEncoderLayer(TransformerLayerOptions options);
@@ -54,8 +54,8 @@ class TransformerDecoderLayer : public Module {
   DropoutPtr dropout_;
 };
 
-/// Encoder layers one after another, "layers.0" and so on, and with `final_norm` a norm behind
-/// them, "norm", which pre-norm layers want.
+/// Encoder layers in a row, "layers.0" and so on; with `final_norm`, which pre-norm layers want, a
+/// norm "norm" behind them.
 class TransformerEncoder : public Module {
  public:
   TransformerEncoder(TransformerLayerOptions options, int64_t layers, bool final_norm = false);
@@ -70,7 +70,7 @@ class TransformerEncoder : public Module {
   std::shared_ptr<ModuleList<TransformerEncoderLayer>> layers_;
   LayerNormPtr norm_;  // null: none
 };
-/// The same of decoder layers.
+/// Decoder layers in a row, with a norm as in TransformerEncoder.
 class TransformerDecoder : public Module {
  public:
   TransformerDecoder(TransformerLayerOptions options, int64_t layers, bool final_norm = false);

@@ -28,8 +28,8 @@ Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyOptions& options = {});
 
 /// `x` with dim `dim`, that of classes, moved behind the others, a view. None: dim 1 of three or
-/// more, else the last.
-Tensor classes_last(const Tensor& x, std::optional<int64_t> dim = {});
+/// more, else the last. Throws ShapeError, which begins with `op`, where x has no such dim.
+Tensor classes_last(const char* op, const Tensor& x, std::optional<int64_t> dim = {});
 
 /// (x - mean) / sqrt(var + eps) * weight + bias over the last dim. weight, bias [D], either may be
 /// undefined. Ba, Kiros, Hinton 2016.

@@ -430,11 +430,18 @@ Tensor take(const Tensor& x, const Tensor& index) {
 }
 
 Tensor masked_scatter(const Tensor& x, const Tensor& mask, const Tensor& src) {
-  TESSERA_CHECK(mask.dtype() == kBool && src.dtype() == x.dtype() && src.numel() > 0,
+  TESSERA_CHECK(mask.dtype() == kBool && src.dtype() == x.dtype(),
                 "masked_scatter: mask {} and source {} for {}; takes bools and elements of its "
                 "dtype",
                 describe(mask), describe(src), describe(x));
   const Tensor where_to = expand(mask, x.shape());
+  if (src.numel() == 0) {
+    TESSERA_CHECK(!any(where_to).item<bool>(),
+                  "masked_scatter: source {} is empty, and the mask is true somewhere; give an "
+                  "element for each true of the mask",
+                  describe(src));
+    return x.clone();
+  }
   // Each place's number among those that the mask takes; in front of them the first, for nothing.
   const Tensor number = clamp_min(cumsum(reshape(where_to, {-1}), 0) - 1, 0);
   return where(where_to, reshape(index_select(reshape(src, {-1}), 0, number), x.shape()), x);

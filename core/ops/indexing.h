@@ -91,7 +91,8 @@ void index_put_(const Tensor& x, std::span<const Tensor> indices, const Tensor& 
 Tensor masked_fill(const Tensor& x, const Tensor& mask, Scalar value);
 /// The elements where `mask` is true, in row-major order [N]. Its extent depends on values.
 Tensor masked_select(const Tensor& x, const Tensor& mask);
-/// x with the elements of `src`, in row-major order, where `mask` is true.
+/// x with the elements of `src`, in row-major order, where `mask` (bool, broadcast to x) is true.
+/// Throws UserError where `src` has another dtype than x, or fewer elements than `mask` takes.
 Tensor masked_scatter(const Tensor& x, const Tensor& mask, const Tensor& src);
 /// Elements of the flattened x, of the shape of `index`; negative positions count from the end.
 Tensor take(const Tensor& x, const Tensor& index);

@@ -93,7 +93,7 @@ Tensor binary_cross_entropy_with_logits(const Tensor& given, const Tensor& y, co
 }
 
 Tensor nll_loss(const Tensor& given, const Tensor& targets, const NllOptions& o) {
-  const Tensor x = classes_last(wide(given), o.dim);
+  const Tensor x = classes_last("nll_loss", wide(given), o.dim);
   TESSERA_CHECK_AS(
       ShapeError,
       x.ndim() == targets.ndim() + 1 &&

@@ -90,7 +90,8 @@ class Dropout final : public PrimitiveOf<Dropout, DropoutAttributes> {
   static inline const OpInfo kOp{"dropout", {OpKind::kDraw, Precision::kAsGiven, 2}};
   using PrimitiveOf::PrimitiveOf;
   Metas infer(MetaSpan in) const override {
-    TESSERA_CHECK(is_floating(in[0]->dtype), "dropout: takes floats, got {}", describe(in));
+    TESSERA_CHECK(is_floating(in[0]->dtype), "dropout: takes floats, got {}; cast it first",
+                  describe(in));
     TESSERA_CHECK_AS(
         ShapeError,
         !by_sample || (in[0]->shape.size() > 0 && in[2]->shape.size() == 1 &&

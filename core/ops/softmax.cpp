@@ -87,9 +87,9 @@ class Softmax final : public Primitive {
   bool log_;
 };
 
-Tensor over_dim(const PrimRef& prim, const Tensor& x, int64_t dim) {
-  int d = wrap_dim(dim, x.ndim(), "softmax");
-  if (x.ndim() == 0) return reshape(over_dim(prim, reshape(x, {1}), 0), {});
+Tensor over_dim(const char* op, const PrimRef& prim, const Tensor& x, int64_t dim) {
+  int d = wrap_dim(dim, x.ndim(), op);
+  if (x.ndim() == 0) return reshape(over_dim(op, prim, reshape(x, {1}), 0), {});
   Tensor f = is_floating(x.dtype()) ? x : cast(x, context().default_dtype);
   if (d == x.ndim() - 1) return dispatch1(prim, operands(std::move(f)));
   return transpose(dispatch1(prim, operands(transpose(f, d, -1))), d, -1);
@@ -203,20 +203,20 @@ Tensor probability_cross_entropy(const Tensor& logits, const Tensor& targets,
 
 Tensor softmax(const Tensor& x, int64_t dim) {
   static const PrimRef prim(new Softmax(false));
-  return over_dim(prim, x, dim);
+  return over_dim("softmax", prim, x, dim);
 }
 Tensor log_softmax(const Tensor& x, int64_t dim) {
   static const PrimRef prim(new Softmax(true));
-  return over_dim(prim, x, dim);
+  return over_dim("log_softmax", prim, x, dim);
 }
 
-Tensor classes_last(const Tensor& x, std::optional<int64_t> dim) {
-  const int at = wrap_dim(dim.value_or(x.ndim() > 2 ? 1 : -1), x.ndim(), "classes_last");
+Tensor classes_last(const char* op, const Tensor& x, std::optional<int64_t> dim) {
+  const int at = wrap_dim(dim.value_or(x.ndim() > 2 ? 1 : -1), x.ndim(), op);
   return at >= x.ndim() - 1 ? x : movedim(x, {at}, {-1});
 }
 
 Tensor cross_entropy(const Tensor& given, const Tensor& targets, const CrossEntropyOptions& o) {
-  const Tensor logits = classes_last(given, o.dim);
+  const Tensor logits = classes_last("cross_entropy", given, o.dim);
   TESSERA_CHECK(o.label_smoothing >= 0 && o.label_smoothing <= 1,
                 "cross_entropy: label_smoothing {}; expected 0 to 1", o.label_smoothing);
   TESSERA_CHECK_AS(
@@ -229,7 +229,7 @@ Tensor cross_entropy(const Tensor& given, const Tensor& targets, const CrossEntr
                      "cross_entropy: takes logits and probabilities of the same shape (or integer "
                      "targets without the dim of the classes), got {} and {}",
                      describe(given), describe(targets));
-    return probability_cross_entropy(logits, classes_last(targets, o.dim), o);
+    return probability_cross_entropy(logits, classes_last("cross_entropy", targets, o.dim), o);
   }
   TESSERA_CHECK_AS(
       ShapeError,
@@ -239,7 +239,8 @@ Tensor cross_entropy(const Tensor& given, const Tensor& targets, const CrossEntr
       "dim 1 (of one dim or two: the last), or where .dim says: -1 for [B, T, V]",
       describe(given), describe(targets));
   TESSERA_CHECK(is_floating(logits.dtype()) && is_integral(targets.dtype()),
-                "cross_entropy: takes float logits and integer targets, got {} and {}",
+                "cross_entropy: takes float logits and integer targets, got {} and {}; cast them "
+                "first",
                 describe(given), describe(targets));
   Tensor t = cast(targets, kI64);
   if (o.label_smoothing != 0 || o.weight.defined() || o.reduction == Reduction::kNone)

@@ -1,4 +1,4 @@
-// Adam and AdamW: fronts of the multi-tensor update in core/ops/update.h, with PyTorch's options
+// Adam and AdamW, which call the multi-tensor update of core/ops/update.h, with PyTorch's options
 // and defaults.
 #pragma once
 #include <array>

@@ -1,5 +1,5 @@
-// Clipping by global norm without a pass over the gradients: the factor goes to Optimizer::step as
-// its scale.
+// Clips gradients by their global norm without a pass over them: Optimizer::step takes the factor
+// as its scale.
 #pragma once
 #include <span>
 
@@ -8,11 +8,11 @@
 namespace tessera::optim {
 
 struct ClipOptions {
-  // Throw UserError when the norm is; reads it, so waits for the device.
+  // Throw UserError when the norm is not finite; this reads the norm, so it waits for the device.
   bool error_if_nonfinite = false;
   double norm_type = 2;  // 2 or infinity
-  // 0-d f64: what the gradients as they stand are times, to be those of the loss. Of a scaled loss
-  // GradScaler::inverse_scale(); undefined: 1.
+  // 0-d f64: the factor that makes the gradients as they are those of the loss. For a scaled loss
+  // it is GradScaler::inverse_scale(); undefined: 1.
   Tensor grad_scale = {};
 };
 
@@ -30,7 +30,7 @@ Clip clip_grad_norm(std::span<const Tensor> params, double max_norm, ClipOptions
 /// As PyTorch's: scales the gradients in place and returns their norm before (0-d f64).
 Tensor clip_grad_norm_(std::span<const Tensor> params, double max_norm, ClipOptions options = {});
 
-/// As PyTorch's: every element of every gradient into [-value, value], in place.
+/// As PyTorch's: clamps every element of every gradient to [-value, value], in place.
 void clip_grad_value_(std::span<const Tensor> params, double value);
 
 }  // namespace tessera::optim

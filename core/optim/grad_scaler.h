@@ -1,8 +1,8 @@
 // Dynamic loss scaling, which f16 needs: its smallest number is 6e-8, and gradients below that
-// would be zero. The loss is multiplied by a large number, gradients are divided by it again where
-// they are used, in f32; where one is infinite or NaN the number was too large: that update is
-// skipped and the number halved. After many good steps it is doubled. Micikevicius et al. 2018,
-// section 3.2; defaults and names as PyTorch's GradScaler.
+// would be zero. The loss is multiplied by a large number, the scale, and gradients are divided by
+// it again where they are used, in f32. Where a gradient is infinite or NaN the scale was too
+// large: that update is skipped and the scale halved. After many good steps it is doubled.
+// Micikevicius et al. 2018, section 3.2; defaults and names are those of PyTorch's GradScaler.
 //
 //   optim::GradScaler scaler;
 //   scaler.scale(loss).backward();
@@ -10,7 +10,7 @@
 //   scaler.step(opt, clip);  // or scaler.step(opt) without clipping
 //   scaler.update();
 //
-// Invariant: the number is a tensor and a step is skipped by a select, so a program reads nothing
+// Invariant: the scale is a tensor and a step is skipped by a select, so a program reads nothing
 // and a compiled step stays one graph; whether to skip follows from the norm of all gradients,
 // which is the same on every rank, so all ranks decide alike.
 #pragma once
@@ -34,19 +34,19 @@ class GradScaler {
   GradScaler& operator=(const GradScaler&) = delete;
 
   bool enabled() const { return options_.enabled; }
-  /// `loss` times the scale, to call backward of. A loss in f16 becomes f32: it would overflow.
+  /// `loss` times the scale, for backward. A loss in f16 becomes f32, since it would overflow.
   Tensor scale(const Tensor& loss) const;
   /// 1 / scale, 0-d f64: for clip_grad_norm. Undefined when disabled.
   Tensor inverse_scale() const;
   /// Divides the gradients of `optimizer` by the scale in place, for code that looks at them before
-  /// step; needs a pass over them, which a clip with inverse_scale() does without. Throws UserError
+  /// the step. It needs a pass over them; a clip with inverse_scale() does not. Throws UserError
   /// the second time in one step.
   void unscale_(Optimizer& optimizer);
   /// optimizer.step with gradients as of the unscaled loss; nothing changes when any is infinite or
   /// NaN. `clip` was computed with inverse_scale(), or after unscale_ (UserError if neither).
   void step(Optimizer& optimizer, const Clip& clip = {});
-  /// Once at the end of a step, after the steps of all optimizers: adapts the scale. Throws
-  /// UserError where there was none.
+  /// Adapts the scale: call it once at the end of a step, after the steps of all optimizers. Throws
+  /// UserError where no optimizer stepped.
   void update();
 
   /// The scale as a number; waits for the device. 1 when disabled.

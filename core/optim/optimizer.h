@@ -1,4 +1,4 @@
-// What all optimizers share: groups of parameters with their options, and state. Invariant:
+// The base of all optimizers has groups of parameters with their options, and state. Invariant:
 // everything that changes from step to step is a tensor (learning rates, the step count, moments),
 // so a traced step freezes none of it and a checkpoint is a list of named tensors.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace tessera::optim {
 
-/// Parameters with options of their own; what is not given is the optimizer's.
+/// Parameters with options of their own; an option that is not given is the optimizer's.
 struct ParamGroup {
   std::vector<NamedTensor> params;
   std::optional<double> lr = {}, weight_decay = {};
@@ -53,13 +53,13 @@ class Optimizer {
   /// gradients. The step count is one for all parameters. Throws UserError for a parameter that was
   /// replaced in its module since.
   void step(const Tensor& scale = {});
-  /// As step, but where `scale` is infinite or NaN parameters, state and the step count stay as
-  /// they are: by a select, so the program reads nothing. What GradScaler steps with.
+  /// As step, but where `scale` is infinite or NaN, parameters, state and the step count stay as
+  /// they are. That is a select, so the program reads nothing. GradScaler calls this.
   void step_if_finite(const Tensor& scale);
-  /// Lets go of all gradients.
+  /// Drops all gradients.
   void zero_grad();
-  /// Each group gets `lr` times its ratio. A schedule calls it between steps, outside of a compiled
-  /// step.
+  /// Each group gets `lr` times its ratio. Call it between steps, outside of a compiled step, with
+  /// the rate of a schedule.
   void set_lr(double lr);
   /// As set by set_lr; waits for the device.
   double lr() const;

@@ -6,7 +6,7 @@ namespace tessera::optim {
 
 struct RMSpropOptions {
   double lr = 1e-2;
-  double alpha = 0.99;  // what the mean of squares keeps of itself
+  double alpha = 0.99;  // decay of the mean of squares
   double eps = 1e-8;
   double weight_decay = 0;  // times the parameter, joins the gradient
   double momentum = 0;

@@ -1,5 +1,5 @@
-// Learning rates as functions of the number of the step, from 0. A schedule has no state: resuming
-// at step n needs n only.
+// A schedule is a function from the number of the step, from 0, to the learning rate. It has no
+// state: a run that resumes at step n needs n only.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -20,7 +20,7 @@ class Schedule {
 };
 
 Schedule constant(double lr);
-/// From `from` at step 0 to `to` at `steps` and after.
+/// A line from `from` at step 0 to `to` at `steps`, and `to` after it.
 Schedule linear(double from, double to, int64_t steps);
 /// As linear, along half a cosine. Loshchilov, Hutter 2017.
 Schedule cosine(double from, double to, int64_t steps);
@@ -30,19 +30,19 @@ Schedule step_decay(double lr, int64_t every, double gamma);
 Schedule exponential(double lr, double gamma);
 /// lr gamma^k once k of the ascending `milestones` are reached.
 Schedule multi_step(double lr, std::vector<int64_t> milestones, double gamma = 0.1);
-/// Along half a cosine from lr to `to` in `period` steps, again and again, each time over `growth`
-/// times as many. Loshchilov, Hutter 2017.
+/// Falls along half a cosine from lr to `to` in `period` steps, then begins again at lr; each
+/// period is `growth` times as long as the one before. Loshchilov, Hutter 2017.
 Schedule cosine_warm_restarts(double lr, int64_t period, int64_t growth = 1, double to = 0);
 struct OneCycleOptions {
   double rising = 0.3;     // the share of all steps in which the rate rises
   double div_factor = 25;  // it begins at max_lr / div_factor
-  double final_div = 1e4;  // and ends at that over final_div
+  double final_div = 1e4;  // it ends at max_lr / div_factor / final_div
 };
-/// Up to max_lr and down to nearly nothing over `steps` steps, along halves of cosines. Smith,
-/// Topin 2018; PyTorch's OneCycleLR of two phases.
+/// Rises to max_lr and falls to nearly nothing over `steps` steps, along halves of cosines. Smith,
+/// Topin 2018; PyTorch's OneCycleLR with two phases.
 Schedule one_cycle(double max_lr, int64_t steps, OneCycleOptions options = {});
-/// parts[0] until step starts[0], then parts[1] counting from there, ... One start fewer than
-/// parts.
+/// parts[0] until step starts[0], then parts[1], which counts its steps from there, and so on.
+/// There is one start fewer than parts.
 Schedule sequence(std::vector<Schedule> parts, std::vector<int64_t> starts);
 /// Rises as (step + 1) / (steps + 1) to the first rate of `then`, which counts from `steps`.
 Schedule warmup(int64_t steps, Schedule then);

@@ -51,8 +51,8 @@ void SGD::update(const Group& group, const Lists& l, const Tensor& scale) {
   started_.erase(std::unique(started_.begin(), started_.end()), started_.end());
 }
 
-// State may have been written where it lies, which only the step count tells: buffers that were
-// loaded have begun. It is read, so a compiled step runs this at every call.
+// State may have been loaded in place, which only the step count shows: momentum that was loaded
+// has begun. The count is read, so a compiled step runs this at every call.
 void SGD::notice_loading() {
   const double step = step_count().item<double>();
   if (step != last_step_ && step != last_step_ + 1) {

@@ -1,4 +1,4 @@
-// Stochastic gradient descent with momentum: a front of the multi-tensor update in
+// Stochastic gradient descent with momentum, which calls the multi-tensor update of
 // core/ops/update.h, with PyTorch's options and defaults.
 #pragma once
 #include "core/optim/optimizer.h"
@@ -20,7 +20,7 @@ class SGD final : public Optimizer {
   void update(const Group& group, const Lists& lists, const Tensor& scale) override;
   void notice_loading();
   SGDOptions options_;
-  // With dampening only: parameters whose momentum has begun, as of the latest step.
+  // With dampening only: parameters that have a momentum since the latest step or earlier.
   std::vector<const TensorImpl*> started_;
   double last_step_ = 0;
 };

@@ -1,4 +1,4 @@
-// What optimizers that are made of ordinary ops share. An eager step makes some passes over each
+// The update of optimizers that are made of ordinary ops. An eager step makes some passes over each
 // parameter; a compiled step fuses them.
 #pragma once
 #include "core/dispatch/context.h"
@@ -19,7 +19,8 @@ void update_each(const char* op, const Lists& l, const Tensor& scale, F f) {
     TESSERA_CHECK(p.dtype() == kF32 || p.dtype() == kF64,
                   "{}: parameters must be f32 or f64, got {}; keep f32 master weights", op,
                   describe(p));
-  Scoped<bool> same(context().replicate_plain, true);  // rates and scales are, on every rank
+  Scoped<bool> same(context().replicate_plain,
+                    true);  // rates and scales are the same on every rank
   const ShardingLayer* sharding = scale.defined() ? sharding_of(scale) : nullptr;
   const Tensor factor = sharding ? sharding->whole_value() : scale;
   for (size_t i = 0; i < l.params.size(); ++i) {

@@ -23,8 +23,8 @@
 namespace tessera {
 namespace {
 
-// Under the address sanitizer recycled memory is guarded as malloc's would be: free blocks, and
-// what lies behind the bytes asked for.
+// Under the address sanitizer recycled memory is guarded as malloc's would be: free blocks are, and
+// so is what lies behind the bytes that were asked for.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t kGuardBytes = 64;
 void guard(void* p, size_t bytes) { ASAN_POISON_MEMORY_REGION(p, bytes); }
@@ -170,7 +170,7 @@ struct SharedLists {
   }
   void release();
 };
-// Large blocks, and regions none of whose blocks is in use, go back to the system. Small blocks
+// Large blocks, and regions without a block in use, go back to the system. Small blocks
 // live in slabs, which are never returned.
 void SharedLists::release() {
   std::lock_guard lock(mutex);
@@ -194,7 +194,7 @@ void SharedLists::release() {
     to_system(r.base, kRegionBytes);
     return true;
   });
-  // What is left in `unused` is gone.
+  // Regions that are left in `unused` have been returned.
   for (int i = kSmallClasses; i < kClasses && class_bytes(i) < kHugePage; ++i)
     std::erase_if(free[size_t(i)], [&](void* p) { return unused.contains(region_of(p)); });
 }

@@ -26,8 +26,8 @@ struct MemoryStats {
 
 /// The process-wide recycling CPU allocator (thread-safe; small blocks are cached per thread).
 Allocator& cpu_allocator();
-/// For few blocks that live long (arenas): rounded to pages and not to a size class, given back to
-/// the system when freed. Counted as the others are.
+/// An allocator for few blocks that live long (arenas): it rounds them to pages, not to a size
+/// class, and returns them to the system when they are freed. cpu_memory_stats() counts them too.
 Allocator& cpu_arena_allocator();
 MemoryStats cpu_memory_stats();
 void reset_peak_cpu_memory();

@@ -1,4 +1,4 @@
-// Where a tensor's bytes are. kMeta has none: shapes and dtypes flow, values do not exist.
+// Where a tensor's bytes are. A tensor on kMeta has none: it has a shape and a dtype and no values.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,4 +1,4 @@
-// Element types. Order is the promotion order within a category (bool < integers < floats).
+// Element types, in the order of promotion within a category (bool < integers < floats).
 // Invariant: promote() equals PyTorch's result_type for two dimensioned tensors; a test compares
 // the whole table.
 #pragma once
@@ -26,7 +26,7 @@ constexpr std::string_view name_of(DType t) {
   return names[int(t)];
 }
 
-/// The type two dimensioned tensors are computed in. f16 with bf16 gives f32.
+/// The type that two tensors of at least one dim are computed in. f16 with bf16 gives f32.
 constexpr DType promote(DType a, DType b) {
   if (a == b) return a;
   DType low = a < b ? a : b, high = a < b ? b : a;

@@ -1,5 +1,5 @@
-// One element at a time: reading, writing and converting single values. For scalars, printing and
-// tests; kernels have loops of their own.
+// Reads, writes and converts single elements, for scalars, printing and tests; kernels have loops
+// of their own.
 #pragma once
 #include <bit>
 #include <cstdint>

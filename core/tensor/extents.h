@@ -1,5 +1,6 @@
-// Arithmetic of extents that a caller may choose freely: what leaves 64 bits is refused by name,
-// for a product that wrapped would pass the checks that keep views inside of their memory.
+// Arithmetic of extents that a caller may choose freely. A result beyond 64 bits is an error that
+// names the op, since a product that wrapped could pass the checks that keep views inside their
+// memory.
 #pragma once
 #include <string_view>
 
@@ -21,7 +22,7 @@ inline int64_t extent_sum(int64_t a, int64_t b, std::string_view op) {
   return n;
 }
 
-/// True when the places begin, begin + step, .. of `size` elements lie in a dim of that extent.
+/// True when the `size` places begin, begin + step, .. lie in a dim of that extent.
 constexpr bool steps_fit(int64_t begin, int64_t size, int64_t step, int64_t extent) {
   if (begin < 0 || size < 0 || step < 1 || begin > extent) return false;
   const int64_t room = extent - 1 - begin;

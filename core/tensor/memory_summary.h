@@ -1,4 +1,4 @@
-// Where the CPU memory of tensors is, for people: what is held, what the allocator keeps for later.
+// Where the CPU memory of tensors is, as a text: what is held, what the allocator keeps for later.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,8 +12,8 @@ struct CachedBlocks {
   size_t block_bytes = 0;
   int64_t count = 0;
 };
-/// Of all threads' shared lists and of the calling thread's own, by ascending size. What other
-/// threads cache (up to 64 small blocks of a size each) is not seen.
+/// The blocks of the lists that all threads share and of the calling thread's own, by ascending
+/// size. What other threads cache (each up to 64 small blocks of a size) is not seen.
 std::vector<CachedBlocks> cached_cpu_blocks();
 
 /// A table of several lines: bytes held now and at most, taken from the system, and what is cached,

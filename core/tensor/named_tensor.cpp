@@ -3,7 +3,7 @@
 namespace tessera {
 namespace {
 
-// A line each: whoever renames or reshapes weights needs all of them.
+// Each has a line: a user that renames or reshapes weights needs all of them.
 std::string list(const char* what, const std::vector<std::string>& names) {
   if (names.empty()) return {};
   std::string text = fmt::format("\n  {} {}:", names.size(), what);

@@ -1,4 +1,4 @@
-// A tensor and what it is called: the currency of module state, optimizer state and weight files.
+// A tensor with its name: module state, optimizer state and weight files are lists of these.
 #pragma once
 #include <string>
 #include <string_view>
@@ -13,8 +13,8 @@ struct NamedTensor {
   Tensor tensor;
 };
 
-/// What is wrong with a state that is about to be loaded; collected first, so that one error tells
-/// all of it.
+/// What is wrong with a state that is about to be loaded. It is collected first, so that one error
+/// names all of it.
 struct StateMisfit {
   std::vector<std::string> missing, unexpected, mismatched;
 

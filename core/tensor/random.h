@@ -16,9 +16,9 @@ class Generator {
   /// Continues from key number `next`; a training step sets it so that the keys of a step do not
   /// depend on the past.
   void seek(uint64_t next);
-  /// The same from a tensor, i64 [], for steps that are recorded.
+  /// The same with the number in a tensor, i64 [], for steps that are recorded.
   void seek(const Tensor& next);
-  /// A key, i64 [2], and the state moves on by one.
+  /// Returns a key, i64 [2], and moves the state on by one.
   Tensor next_key();
   const Tensor& state() const { return state_; }
 

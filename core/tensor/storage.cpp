@@ -36,7 +36,7 @@ Storage::~Storage() {
     set_ready(nullptr);
     try {  // a collective may still be writing: its memory must not be recycled under it
       if (data_) last->wait();
-    } catch (...) {  // reported where the result is used; nobody can use this one any more
+    } catch (...) {  // reported where the result is used; this one is of no use any more
     }
   }
   if (allocator_ && data_) allocator_->deallocate(data_, bytes_);
@@ -68,7 +68,7 @@ void Storage::wait_ready_slow() {
     e->wait();
     std::lock_guard lock(ready_lock());
     if (ready() != e) continue;
-    if (!e->done()) return;  // pending for the thread that put it there alone
+    if (!e->done()) return;  // it is pending only for the thread that put it there
     set_ready(nullptr);
   }
 }

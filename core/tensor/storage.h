@@ -1,7 +1,7 @@
-// The only mutable object: bytes on a device, shared by every view of them. Invariant: whoever
-// reads the bytes first waits for `ready`; whoever writes them also waits for those who still read
-// them elsewhere (a collective that sends them, a checkpoint that has not copied them yet), and
-// bumps `version`.
+// A storage is bytes on a device, shared by every view of them, and the only object that changes.
+// Invariant: a thread waits for `ready` before it reads the bytes; before it writes them it also
+// waits for their other readers (a collective that sends them, a checkpoint that has not copied
+// them yet), and then it bumps `version`.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -14,22 +14,23 @@
 
 namespace tessera {
 
-/// Something that will have happened: a kernel on a stream, a collective. Waiting has the deadline
-/// of its producer.
+/// The end of something that runs elsewhere: a kernel on a stream, a collective. A wait for it has
+/// the deadline of its producer.
 class Event : public RefCounted {
  public:
-  /// Whether it has; to ask hurries nobody.
+  /// Whether it has happened. Asking hurries no producer.
   virtual bool done() const = 0;
   /// Blocks until done; throws what the producer failed with.
   virtual void wait() = 0;
-  /// Somebody needs it, and waits in another way: who produces it at leisure should not.
+  /// Tells the producer that a thread needs the result and waits for it in another way: a producer
+  /// that takes its time should no longer do so.
   virtual void hurry() {}
 };
 
 class Storage;
 
-/// How bytes that are not worth keeping come back: gathering a sharded weight again, fetching what
-/// was offloaded. Autograd saves the recipe of a storage that has one instead of the bytes.
+/// How to make bytes again that are not worth keeping: by gathering a sharded weight again, or by
+/// fetching what was offloaded. Autograd saves the recipe of a storage that has one, not its bytes.
 class Recipe : public RefCounted {
  public:
   /// The same bytes as before, perhaps pending.
@@ -43,7 +44,8 @@ class Storage final : public RefCounted {
   Storage(size_t bytes, Device device, Allocator& allocator);
   /// Borrows memory; `keep_alive` is dropped when the storage dies.
   Storage(void* data, size_t bytes, Device device, Ref<RefCounted> keep_alive);
-  /// `bytes` whose memory comes with provide(); `ready` sees to that when somebody waits for it.
+  /// `bytes` without memory yet: provide() brings it, which `ready` has to call when a thread
+  /// waits.
   Storage(size_t bytes, Device device, Ref<Event> ready);
   ~Storage() override;
 
@@ -55,7 +57,7 @@ class Storage final : public RefCounted {
   Device device() const { return device_; }
   uint32_t version() const { return version_; }
   void bump_version() { ++version_; }
-  /// For who runs writes that were counted when they were recorded.
+  /// For a replay of writes that were counted when they were recorded.
   void set_version(uint32_t v) { version_ = v; }
 
   /// Waits until pending writes (a collective in flight) have landed.
@@ -75,15 +77,15 @@ class Storage final : public RefCounted {
     if (pending() || readers_) [[unlikely]]
       wait_writable_slow();
   }
-  /// Somebody reads the bytes as they are now, beyond this call and perhaps on another thread,
-  /// until `done` has happened; it keeps this storage alive until then. As with everything of a
-  /// storage, the thread that may write says so.
+  /// Adds a reader: the bytes are read as they are now, beyond this call and perhaps by another
+  /// thread, until `done` has happened; the reader keeps this storage alive until then. The thread
+  /// that may write the storage calls this, as it calls all else of a storage.
   void add_reader(Ref<Event> done);
-  /// Events of all who may still read.
+  /// Events of all readers that may not be done.
   std::span<const Ref<Event>> readers() const;
 
-  /// The memory of a storage that was made without: all of `memory`, kept alive, pending and read
-  /// as it is.
+  /// Gives a storage that was made without memory all of `memory`, which it keeps alive, with its
+  /// pending writes and its readers.
   void provide(const Ref<Storage>& memory);
 
   void set_recipe(Ref<Recipe> r) { recipe_ = std::move(r); }
@@ -100,7 +102,7 @@ class Storage final : public RefCounted {
   uint32_t version_ = 0;
   Allocator* allocator_ = nullptr;       // null: borrowed
   std::atomic<Event*> ready_ = nullptr;  // holds a count; null: nothing is pending
-  Ref<Readers> readers_;                 // null: nobody, which is what a write checks first
+  Ref<Readers> readers_;                 // null: no reader, which is what a write checks first
   Ref<Recipe> recipe_;
   Ref<RefCounted> keep_alive_;
 };

@@ -7,15 +7,15 @@
 
 namespace tessera {
 
-/// Marks a wrapper among TensorImpl::layers; no layer of the dispatch path has this bit.
+/// The bit of TensorImpl::layers that marks a wrapper; no layer of the dispatch path has it.
 inline constexpr LayerMask kWrappedBit = 0x80;
 
 struct Wrapped : RefCounted {
   Wrapped(Tensor inner, bool batched) : inner(std::move(inner)), batched(batched) {}
   /// The same handle on other values of equal type.
   virtual Ref<Wrapped> with(Tensor inner) const = 0;
-  /// Whether some thread runs the function that the handle was made for. Ops on it are refused
-  /// elsewhere: they would not be recorded at its level.
+  /// Whether a thread still runs the function that the handle was made for. Ops on it are refused
+  /// outside of that function, since they would not be recorded at its level.
   virtual bool in_use() const = 0;
   Tensor inner;
   const bool batched;  // inner has the batch in dim 0

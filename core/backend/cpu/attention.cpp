@@ -1,4 +1,4 @@
-// Attention on the CPU: heads are dealt to threads, each runs the tiled kernel of
+// Attention on the CPU: heads are dealt to threads, and each thread runs the tiled kernel of
 // kernels/attention.cpp. Results take the operands' order of dims, so that merging heads again is a
 // view.
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Tensors [N, C, ..] as rows of channels: what kernels that lie channels-last share.
+// Tensors [N, C, ..] as rows of channels, for the kernels that want their operands channels-last.
 #pragma once
 #include "core/backend/cpu/convert.h"
 #include "core/dispatch/copy.h"
@@ -16,13 +16,13 @@ inline Tensor as_channels_last(const Tensor& t) {
   copy_values(copy, t);
   return copy;
 }
-/// Values of `from` in the dtype of `to`, which has the same dense layout.
+/// Writes the values of `from` to `to`, which has the same dense layout and perhaps another dtype.
 inline void convert_same_layout(const Tensor& from, const Tensor& to) {
   convert_loop(from.dtype(), to.dtype())(static_cast<char*>(to.raw()), int64_t(size_of(to.dtype())),
                                          static_cast<const char*>(from.raw_values()),
                                          int64_t(size_of(from.dtype())), from.numel());
 }
-/// `t` channels-last in the dtype that arithmetic on it is done in.
+/// `t` channels-last, in the dtype in which kernels compute with it.
 inline Tensor channels_last_wide(const Tensor& t) {
   Tensor x = as_channels_last(t);
   const DType wide = compute_dtype(t.dtype());
@@ -31,8 +31,8 @@ inline Tensor channels_last_wide(const Tensor& t) {
   convert_same_layout(x, copy);
   return copy;
 }
-/// What a kernel writes that computes in wider floats: `out` itself (also if it is undefined), or a
-/// tensor of its layout, converted by finish().
+/// The result of a kernel that computes in wider floats: `out` itself where its dtype is wide (or
+/// where it is undefined), else a wide tensor of its layout, which finish() converts.
 class WideResult {
  public:
   explicit WideResult(const Tensor& out) : out_(out), wide_(out) {

@@ -199,6 +199,7 @@ struct ContractPlan final : RefCounted {
   Gemm g;
   int64_t leaves = 0;
   PlannedGemm gemm;  // without leaves
+  GemmWithoutZeroRows without_zero_rows;
   // The others: what is computed in the middle, and the order of dims, or the dtype, to get there.
   Ref<const ContractPlan> inner;
   Dims order_a, order_b, order_c;
@@ -217,6 +218,7 @@ PlanRef plan_product(const ContractAttributes& s, const Direct& d) {
     p->workspace_bytes = packed_gemm_workspace(d.g, p->leaves);
   } else {
     p->gemm = PlannedGemm(d.g);
+    p->without_zero_rows = GemmWithoutZeroRows(d.g);
     p->workspace_bytes = p->gemm.workspace_bytes();
   }
   return p;
@@ -282,7 +284,7 @@ void run_product(const ContractPlan& p, const Tensor& a, const Tensor& b, const 
   const Tensor &left = p.swapped ? b : a, &right = p.swapped ? a : b;
   if (p.leaves)
     return run_packed_gemm(p.g, p.leaves, left.raw_values(), right.raw_values(), c.raw(), work);
-  if (run_gemm_without_zero_rows(p.g, left.raw_values(), right.raw_values(), c.raw())) return;
+  if (p.without_zero_rows.run(left.raw_values(), right.raw_values(), c.raw())) return;
   p.gemm.run(left.raw_values(), right.raw_values(), c.raw(), work);
 }
 

@@ -61,7 +61,7 @@ void merge_dims(Walk& w) {
 Walk make_walk(std::span<const Tensor* const> tensors) {
   Walk w;
   w.operands = int(tensors.size());
-  for (int i = 0; i < w.operands; ++i)  // results were made writable by who runs the kernel
+  for (int i = 0; i < w.operands; ++i)  // the backend has made results writable
     w.base[i] = static_cast<char*>(const_cast<void*>(tensors[size_t(i)]->raw_values()));
   w.n = tensors[0]->numel();
   if (try_single_row(tensors, w)) return w;

@@ -1,4 +1,4 @@
-// Walking several strided operands in step: dims are reordered and merged so that the innermost row
+// Walks several strided operands in step: dims are reordered and merged so that the innermost row
 // is as long and as dense as the operands allow, then one loop function runs row by row. Invariant:
 // rows never overlap in the result.
 #pragma once

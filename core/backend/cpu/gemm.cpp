@@ -1,4 +1,5 @@
-// Products by libraries, oneDNN (f32, bf16) and OpenBLAS (f64), and the choice of who computes one.
+// Products by libraries, oneDNN (f32, bf16) and OpenBLAS (f64), and the choice between these and
+// the packed product.
 #include "core/backend/cpu/gemm.h"
 
 #include <algorithm>

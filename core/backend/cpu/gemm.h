@@ -1,5 +1,4 @@
-// Batched matrix products over strided memory: C = A B, the one shape that every contraction is
-// brought to.
+// Batched matrix products over strided memory, C = A B: every contraction is computed as one.
 #pragma once
 #include "core/tensor/tensor.h"
 
@@ -19,8 +18,8 @@ struct Gemm {
   int64_t a_m = 0, a_k = 0, b_k = 0, b_n = 0, c_m = 0;
 };
 
-/// A product with all that is decided before it is computed: by the library or by the packed
-/// product, whichever is faster, on how many threads, in how much scratch. It is run under the
+/// A product and what was decided about it beforehand: whether the library or the packed product
+/// computes it, whichever is faster, on how many threads, in how much scratch. It is run under the
 /// settings (PlanSettings) that it was planned under, by one thread at a time.
 class PlannedGemm {
  public:

@@ -1,4 +1,4 @@
-// What users of oneDNN share: its engine, and a stream for each thread.
+// oneDNN's engine, and a stream for each thread.
 #pragma once
 #include <oneapi/dnnl/dnnl.hpp>
 
@@ -16,9 +16,9 @@ inline dnnl::stream& stream() {
   return s;
 }
 
-/// oneDNN's threads: one in deterministic mode, since it may split a sum by them, and where `one`
-/// says that the work is not worth waking others. Lives around what makes a primitive and what runs
-/// it.
+/// Sets the number of oneDNN's threads while it lives, around the making and around the running of
+/// a primitive: one in deterministic mode, since oneDNN may split a sum by threads, and one where
+/// `one` says that the work is not worth waking others.
 class LibraryThreads {
  public:
   explicit LibraryThreads(bool one = false)

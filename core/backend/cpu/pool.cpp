@@ -76,7 +76,7 @@ std::span<const int64_t> spatial_of(const Tensor& t) {
   return std::span<const int64_t>(t.shape()).subspan(2);
 }
 
-// f(x, places, count, best, at, channels) for every window, whose elements are E.
+// Calls f(x, places, count, best, at, channels) for every window; elements are E.
 template <class E, class F>
 void each_window(const Walk3& walk, const Tensor& x, const Tensor& y, int32_t* at, F f) {
   const int64_t channels = x.shape()[1], count = walk.count(), image = walk.places() * channels;

@@ -2,7 +2,7 @@
 // channels-last, everything that follows the sum in the library's epilogue. Weights are packed and
 // code is generated once for an op and kept with it (QuantizedLayer::keep). Invariant:
 // sums do not saturate, so without dot instructions for bytes, where the library's would at 16
-// bits, the op's decomposition into f32 kernels runs instead, whose sums are exact below 2^24.
+// bits, the op's decomposition into f32 kernels runs instead: its sums are exact below 2^24.
 #include <algorithm>
 #include <oneapi/dnnl/dnnl.hpp>
 
@@ -88,7 +88,7 @@ bool has_byte_dot() {
 
 Data data_type(DType t) { return t == kU8 ? Data::u8 : Data::f32; }
 
-// Of a linear layer x is seen as rows [M, K].
+// A linear layer takes x as rows [M, K].
 Sizes sizes_of(const Meta& m, bool rows) {
   const Shape& s = m.shape;
   if (!rows) return Sizes(s.begin(), s.end());

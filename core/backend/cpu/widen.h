@@ -1,4 +1,4 @@
-// Whole tensors converted to the type that arithmetic on them is done in, and back: for kernels
+// Converts whole tensors to the dtype in which kernels compute with them, and back, for kernels
 // that read an element many times.
 #pragma once
 #include "core/backend/cpu/convert.h"

@@ -1,5 +1,5 @@
-// Rows that are left are copied together, and the product of what they make is an ordinary one. A
-// look at a few rows decides whether all are looked at, so that other products pay next to nothing.
+// The rows that are left are copied together, and an ordinary product multiplies them. A look at a
+// few rows decides whether all are looked at, so that other products pay next to nothing.
 #include "core/backend/cpu/zero_rows.h"
 
 #include <algorithm>
@@ -93,10 +93,9 @@ Tensor gathered(const Rows& rows, const std::vector<int64_t>& numbers, int64_t c
   return to;
 }
 
-void run_with_own_scratch(const Gemm& g, const void* a, const void* b, void* c) {
-  const PlannedGemm planned(g);
-  Tensor work = empty({int64_t(planned.workspace_bytes())}, kU8);
-  planned.run(a, b, c, work.raw());
+void run_with_own_scratch(const PlannedGemm& product, const void* a, const void* b, void* c) {
+  Tensor work = empty({int64_t(product.workspace_bytes())}, kU8);
+  product.run(a, b, c, work.raw());
 }
 
 // C's rows were computed one after the other from its beginning; each goes to where it belongs.
@@ -116,15 +115,32 @@ void spread_rows(const Gemm& g, const std::vector<int64_t>& numbers, void* c) {
 
 }  // namespace
 
-bool run_gemm_without_zero_rows(const Gemm& g, const void* a, const void* b, void* c) {
-  const bool by_rows = g.a_k == 1, fits = g.batch == 0 && (by_rows || (g.a_m == 1 && g.b_n == 1));
+GemmWithoutZeroRows::GemmWithoutZeroRows(const Gemm& g) : g_(g), by_rows_(g.a_k == 1) {
   meet("zero_rows.product", g.m * g.n * g.k);
-  if (!fits || (g.dtype != kF32 && g.dtype != kBF16) ||
-      double(g.m) * double(g.n) * double(g.k) < kLeastProduct)
-    return false;
+  const bool dense = g.batch == 0 && (by_rows_ || (g.a_m == 1 && g.b_n == 1));
+  suits_ = dense && (g.dtype == kF32 || g.dtype == kBF16) &&
+           double(g.m) * double(g.n) * double(g.k) >= kLeastProduct;
+}
+
+// The product in which `left` rows of A take part: rows of C, or terms of the sums.
+const PlannedGemm& GemmWithoutZeroRows::product_of(int64_t left) const {
+  if (left == planned_for_) return product_;
+  Gemm rest = g_;
+  if (by_rows_)
+    rest.m = left, rest.a_m = g_.k;
+  else
+    rest.k = left, rest.a_k = g_.m, rest.b_k = g_.n;
+  product_ = PlannedGemm(rest);
+  planned_for_ = left;
+  return product_;
+}
+
+bool GemmWithoutZeroRows::run(const void* a, const void* b, void* c) const {
+  if (!suits_) return false;
+  const Gemm& g = g_;
   const int64_t element = int64_t(size_of(g.dtype));
-  const Rows of_a{static_cast<const char*>(a), by_rows ? g.m : g.k,
-                  element * (by_rows ? g.a_m : g.a_k), element * (by_rows ? g.k : g.m)};
+  const Rows of_a{static_cast<const char*>(a), by_rows_ ? g.m : g.k,
+                  element * (by_rows_ ? g.a_m : g.a_k), element * (by_rows_ ? g.k : g.m)};
   meet("zero_rows.looks", of_a.count);
   meet("zero_rows.bytes", of_a.bytes / 4, limit("zero_rows.bytes") / 4);
   if (of_a.count < kLooks || few_are_zero(of_a)) return false;
@@ -135,18 +151,16 @@ bool run_gemm_without_zero_rows(const Gemm& g, const void* a, const void* b, voi
                   element * (b_rows ? g.b_k : g.b_n), element * (b_rows ? g.n : g.k)};
   if (!all_finite(of_b, g.dtype)) return false;
 
-  Gemm rest = g;
-  const int64_t count = (int64_t(left.size()) + 1) / 2 * 2;  // pairs of bf16
-  if (by_rows) {
-    rest.m = int64_t(left.size()), rest.a_m = g.k;
-    if (rest.m > 0) run_with_own_scratch(rest, gathered(of_a, left, rest.m).raw(), b, c);
+  if (by_rows_) {
+    const int64_t count = int64_t(left.size());
+    if (count > 0) run_with_own_scratch(product_of(count), gathered(of_a, left, count).raw(), b, c);
     spread_rows(g, left, c);
-  } else if (count == 0) {
+  } else if (left.empty()) {
     spread_rows(g, {}, c);
   } else {
-    rest.k = count, rest.a_k = g.m, rest.b_k = g.n;
-    run_with_own_scratch(rest, gathered(of_a, left, count).raw(), gathered(of_b, left, count).raw(),
-                         c);
+    const int64_t count = (int64_t(left.size()) + 1) / 2 * 2;  // pairs of bf16
+    run_with_own_scratch(product_of(count), gathered(of_a, left, count).raw(),
+                         gathered(of_b, left, count).raw(), c);
   }
   return true;
 }

@@ -1,4 +1,4 @@
-// What a program says of itself.
+// What `--version` prints.
 #include "core/base/version.h"
 
 #include <gtest/gtest.h>

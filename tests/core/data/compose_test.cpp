@@ -83,7 +83,7 @@ TEST(RandomSplit, EveryItemIsInOnePart) {
     EXPECT_NE(parts[0]->items(), random_split(rows(101), sizes, 4)[0]->items());
     EXPECT_EQ(targets_of(parts[1], 8), parts[1]->items());
   }
-  // Fractions whose sum is off 1 by rounding, above and below.
+  // Fractions with a sum that is off 1 by rounding, above and below.
   for (size_t n : {10, 20, 49, 100}) {
     auto parts = random_split(rows(490), std::vector<double>(n, 1 / double(n)), 0);
     int64_t items = 0;
@@ -235,7 +235,7 @@ TEST(Collate, StacksByDefault) {
   EXPECT_EQ(b["length"][0].item<int64_t>(), 8);
 }
 
-// What a program writes: how many there are, and one of them.
+// A program defines the number of items, and how one is made.
 class Squares final : public ItemDataset {
  public:
   int64_t size() const override { return 5; }

@@ -1,5 +1,5 @@
-// Where images come from: class folders, archives, CIFAR-10's and MNIST's files; how wrong layouts
-// and damaged files are told.
+// Sources of images: class folders, archives, CIFAR-10's and MNIST's files; errors of wrong layouts
+// and damaged files.
 #include "core/data/image_source.h"
 
 #include <gtest/gtest.h>
@@ -126,7 +126,7 @@ TEST(ImageSource, LinksToFoldersAreFollowed) {
   expect_contains(loading(), "cow' leads to nothing");
 }
 
-// Left out without a word, such a class would be missing, and the labels after it others.
+// If such a class were left out without a word, the labels after it would be others.
 TEST(ImageSource, ClassesWithoutImagesAreErrors) {
   TempFolder dir, out;
   auto loading = [&](const std::string& text) {
@@ -297,7 +297,7 @@ TEST(ImageSource, Idx) {
   expect_contains(loading(), "has 1 images");
   dir.write("train-images-idx3-ubyte", idx({3, 2, 4}, "too short"));
   expect_contains(loading(), "has 25 bytes, its header says 40; is it cut off?");
-  // Dims whose product is beyond 2^64 by as many bytes as there are.
+  // The product of the dims is beyond 2^64 by as many bytes as there are.
   const std::string header("\0\0\x08\3\x80\0\0\1\xFF\xFF\xFF\xFF\0\0\0\2", 16);
   dir.write("train-images-idx3-ubyte", header);
   std::filesystem::resize_file(dir / "train-images-idx3-ubyte", 16 + (uint64_t(1) << 32) - 2);
@@ -417,7 +417,7 @@ TEST(ImageDataset, BadImagesStopOrAreSkipped) {
                   "3 images in a row cannot be read, from 'picture 1' on");
 }
 
-// A line whose resized image no memory holds is a bad image as well.
+// An image is bad as well where it is a line and no memory would hold it resized.
 TEST(ImageDataset, EndlessImagesAreBadImages) {
   class Lines final : public ImageSource {
     int64_t size() const override { return 2; }

@@ -78,7 +78,8 @@ size_t frame_of(const std::string& jpeg, char marker) {
   return jpeg.find(std::string{'\xFF', marker, 0});
 }
 
-// Before memory for the whole of it is taken: a progressive picture is kept as coefficients.
+// The size is refused before memory is taken for all of a progressive picture, which is kept as
+// coefficients.
 TEST(Image, TooManyPixelsAreAnErrorAtOnce) {
   NEEDS_LIBRARIES();
   const nlohmann::json files = golden()["decoded"];
@@ -201,7 +202,7 @@ TEST(Image, RandomChoicesCoverWhatTheyMay) {
   EXPECT_EQ(places.size(), 81u);
   EXPECT_GT(area / kSamples, 0.15);  // what is large does not fit into so wide an image
   EXPECT_LT(area / kSamples, 0.40);
-  // Nothing fits into a line: the middle.
+  // No area fits into a line, so the middle is taken.
   EXPECT_EQ(AugmentDraws(7, 1).random_area(picture(1, 300)), (Box{0, 149, 1, 1}));
 }
 

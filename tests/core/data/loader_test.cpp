@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <latch>
+#include <ranges>
 #include <thread>
 
 #include "core/data/token_dataset.h"
@@ -91,7 +93,8 @@ TEST(Loader, SameSequenceForAnyNumberOfWorkers) {
     for (int prefetch : {1, 4}) EXPECT_EQ(rows(workers, prefetch), want) << workers;
 }
 
-// Several workers find several bad rows; the error is that of the first, whoever was quicker.
+// Several workers find several bad rows; the error is that of the first, whichever worker was
+// quicker.
 TEST(Loader, FirstBadRowCounts) {
   class Bad final : public Dataset {
    public:
@@ -202,11 +205,69 @@ TEST(Loader, APassThatWasLeftIsNotGoneOnWith) {
   EXPECT_EQ(first, (std::vector<int64_t>{14, 16}));
 }
 
+// A loop takes no batch that it does not use, so a run that resumes from the cursor neither skips
+// nor repeats one, however the loop ended and wherever in the pass.
+TEST(Loader, ALoopThatWasLeftIsResumedBehindItsLastBatch) {
+  using Loop = std::function<void(DataLoader&, int64_t, std::vector<int64_t>&)>;
+  const Loop loops[] = {[](DataLoader& loader, int64_t steps, std::vector<int64_t>& first) {
+                          for (Batch& b : loader) {
+                            first.push_back(numbers(b)[0]);
+                            if (int64_t(first.size()) == steps) break;
+                          }
+                        },
+                        [](DataLoader& loader, int64_t steps, std::vector<int64_t>& first) {
+                          int64_t step = 0;
+                          for (auto it = loader.begin(); step < steps && it != loader.end();
+                               ++it, ++step)
+                            first.push_back(it->sample_numbers.data<int64_t>()[0]);
+                        },
+                        [](DataLoader& loader, int64_t steps, std::vector<int64_t>& first) {
+                          for (Batch& b : loader | std::views::take(steps))
+                            first.push_back(numbers(b)[0]);
+                        }};
+  for (const Loop& loop : loops)
+    for (int prefetch : {0, 1, 3})
+      for (int64_t steps : {1, 3, 4}) {  // of the 4 of a pass
+        const DataLoaderOptions options{.batch_size = 2, .prefetch = prefetch};
+        DataLoader loader(std::make_shared<Probe>(8), options);
+        std::vector<int64_t> seen;
+        loop(loader, steps, seen);
+        EXPECT_EQ(loader.cursor(), 2 * steps);
+        DataLoader resumed(std::make_shared<Probe>(8), options);
+        resumed.seek(loader.cursor());
+        for (int pass = 0; pass < 2; ++pass)
+          for (Batch& b : resumed) seen.push_back(numbers(b)[0]);
+        const int64_t all = steps == 4 ? 12 : 8;  // three passes, or two
+        ASSERT_EQ(int64_t(seen.size()), all) << prefetch << ' ' << steps;
+        for (int64_t i = 0; i < all; ++i) EXPECT_EQ(seen[size_t(i)], 2 * i);
+      }
+}
+
+TEST(Loader, ABatchThatALoopPassesOverIsTaken) {
+  DataLoader loader(std::make_shared<Probe>(6), {.batch_size = 2});
+  auto it = loader.begin();
+  EXPECT_EQ(loader.cursor(), 0);
+  ++it;
+  EXPECT_EQ(loader.cursor(), 2);
+  EXPECT_EQ(numbers(*it)[0], 2);
+  EXPECT_EQ(numbers(*it)[1], 3);
+  it++;
+  EXPECT_TRUE(it != loader.end());
+  ++it;
+  EXPECT_TRUE(it == loader.end());
+  EXPECT_EQ(loader.cursor(), 6);
+}
+
 TEST(Loader, DropsAShortLastBatchAndRepeatsWhereAskedTo) {
   DataLoader whole(std::make_shared<Probe>(7), {.batch_size = 3, .drop_last = true});
   EXPECT_EQ(passes(whole, 2), (std::vector<std::vector<int64_t>>(2, {0, 1, 2, 3, 4, 5})));
-  DataLoader none(std::make_shared<Probe>(2), {.batch_size = 3, .drop_last = true});
-  EXPECT_FALSE(none.next());
+  DataLoader one(std::make_shared<Probe>(3), {.batch_size = 3, .drop_last = true});
+  EXPECT_EQ(passes(one, 2), (std::vector<std::vector<int64_t>>(2, {0, 1, 2})));
+  // A loop over passes would not end where they are empty.
+  expect_contains(error_of([] {
+                    DataLoader(std::make_shared<Probe>(2), {.batch_size = 3, .drop_last = true});
+                  }),
+                  "no step of a pass over 2 samples: one takes 3");
   // A rest that is too short for a step does not keep a resumed loader in the pass.
   DataLoader resumed(std::make_shared<Probe>(10), {.batch_size = 4, .drop_last = true});
   resumed.seek(8);
@@ -238,12 +299,16 @@ TEST(Loader, ErrorsArriveWithTheirBatchAndStay) {
     loader.next();
     expect_contains(error_of([&] { loader.next(); }), "sample 5 is bad");
     expect_contains(error_of([&] { loader.next(); }), "sample 5 is bad");
+    expect_contains(error_of([&] {
+                      for (Batch& b : loader) b.rows();
+                    }),
+                    "sample 5 is bad");
     loader.seek(6);
     EXPECT_EQ(numbers(*loader.next())[0], 6);
   }
 }
 
-// Storage that answers no read until it is let go.
+// Storage that answers no read until the test releases it.
 class Stalled final : public Dataset {
  public:
   int64_t size() const override { return 0; }

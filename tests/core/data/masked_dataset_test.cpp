@@ -66,7 +66,7 @@ TEST(MaskedDataset, RowsAreAWindowWithItsTargetsHidden) {
     }
     ASSERT_EQ(targets, 3);
   }
-  // Of 60,000: within five deviations.
+  // 60,000 are drawn: within five deviations.
   EXPECT_NEAR(fates["mask"], 48'000, 490);
   EXPECT_NEAR(fates["stays"], 6'000, 370);
   EXPECT_NEAR(fates["random"], 6'000, 370);

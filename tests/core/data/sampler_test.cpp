@@ -59,7 +59,7 @@ TEST(Permute, PositionsAreUniform) {
   }
 }
 
-// leaf -> sample numbers of `steps` steps, over all ranks.
+// The sample numbers of each leaf, over `steps` steps and all ranks.
 using Steps = std::vector<std::map<int64_t, std::vector<Sample>>>;
 Steps deal(int world_size, Deal d, int64_t steps, SamplerOptions o) {
   Steps out{size_t(steps)};
@@ -242,6 +242,13 @@ TEST(Sampler, Refuses) {
                     DistributedSampler s({.dataset_size = 4, .repeat = true, .drop_last = true});
                   }),
                   "no last step");
+  const SamplerOptions whole{
+      .dataset_size = 8, .micro_batch_size = 4, .world_size = 2, .drop_last = true};
+  EXPECT_FALSE(DistributedSampler(whole).done());
+  SamplerOptions empty = whole;
+  empty.dataset_size = 7;
+  expect_contains(error_of([&] { DistributedSampler s(empty); }),
+                  "one takes 8 (micro-batches of 4: 2, ranks: 2)");
   DistributedSampler s({.repeat = true});
   expect_contains(error_of([&] { s.pass_end(); }), "passes repeat");
   expect_contains(error_of([&] { s.seek(-1); }), "negative");

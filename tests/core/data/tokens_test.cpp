@@ -1,4 +1,4 @@
-// Token sequences, where they come from, and the windows cut from them.
+// Token sequences, their sources, and the windows cut from them.
 #include "core/data/tokens.h"
 
 #include <filesystem>
@@ -36,7 +36,7 @@ TEST(Tokens, NarrowAndWide) {
   EXPECT_EQ(Tokens::from_ids({}).max_and_hash(hash), -1);
 }
 
-// The hash is that of the ids, whatever holds them.
+// The hash is that of the ids, in whatever file they are.
 TEST(Tokens, HashesOfSplits) {
   TempFolder dir;
   std::string narrow, wide;

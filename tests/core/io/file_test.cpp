@@ -134,8 +134,8 @@ TEST(File, AHardLinkIsDetached) {
   EXPECT_EQ(dir.read("a"), "old");
 }
 
-// In a child, with less room than `write_file` wants: 0 where its error says how far it came and
-// `reason`, and the old file is what it was, alone in its folder.
+// Runs write_file in a child process with less room than it needs. Returns 0 where its error says
+// how far it came and `reason`, and the old file is unchanged and alone in its folder.
 int status_of_failed_write(const TempFolder& dir, const std::string& reason) {
   try {
     write_file(dir / "a", std::string(100'000, 'x'), "save");

@@ -1,4 +1,4 @@
-// Files made to mislead: every one is refused with a clear text, quickly and in little memory.
+// Malicious files: every one is refused with a clear text, quickly and in little memory.
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -129,7 +129,7 @@ TEST_F(Hostile, TruncatedAtEveryLength) {
   refused(good + "x");
 }
 
-// Any single damaged header byte either is refused or yields a file that is sound.
+// A header with one damaged byte either is refused or yields a file that is sound.
 TEST_F(Hostile, DamagedBytes) {
   save_safetensors(dir_ / "good",
                    std::vector<NamedTensor>{{"w", from_values<float>({1, 2, 3}, {3})},
@@ -160,7 +160,7 @@ constexpr double kSecondsAllowed = 1;
 constexpr long kKilobytesAllowed = 64 << 10;
 #endif
 
-// Runs in a child, whose peak memory and processor time are its own.
+// Runs in a child process, which has a peak memory and a processor time of its own.
 void refused_cheaply(const std::string& path) {
   pid_t child = fork();
   if (child == 0) {

@@ -1,4 +1,4 @@
-// Mapped files that others change: every change is told by check(), none ends the process.
+// Mapped files that others change: check() reports every change, and none ends the process.
 #include "core/io/mapping.h"
 
 #include <fcntl.h>

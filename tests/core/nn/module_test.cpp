@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <sstream>
 
 #include "core/autograd/autograd.h"
@@ -25,7 +26,7 @@ std::vector<std::string> names_of(const std::vector<NamedTensor>& list) {
 }
 using Names = std::vector<std::string>;
 
-// A model with a tie, a buffer and a child whose registration comes before the second parameter.
+// A model with a tie, a buffer and a child that is registered before the second parameter.
 struct Tied : Module {
   Tied() {
     inner = register_module("inner", linear(3, 4));
@@ -139,8 +140,8 @@ TEST(Module, ParametersThatNothingDrawsAreNamed) {
   expect_contains(error_of([&] { m.init(1); }), "\"head\"");
 }
 
-// A forward that does not override Module's is one that a call never reaches: register_module and
-// sequential refuse it.
+// A call never reaches a forward that does not override Module's: register_module and sequential
+// refuse it.
 struct Hiding : Module {
   Tensor forward(const Tensor& x) { return x; }
 };
@@ -162,7 +163,7 @@ static_assert(nn::detail::hides_forward<BelowHiding>());
 static_assert(!nn::detail::hides_forward<Overriding>() && !nn::detail::hides_forward<Unmarked>());
 static_assert(!nn::detail::hides_forward<Adding>() && !nn::detail::hides_forward<Linear>());
 
-// What computes is not what a program calls: a direct call would run without hooks.
+// A program cannot call forward: a direct call would run without hooks.
 template <class M>
 constexpr bool calls_forward() {
   return requires(M & m, Tensor x) { m.forward(x); };
@@ -384,6 +385,57 @@ TEST(Module, MembersByValueAreChildren) {
   expect_contains(error_of([&] { m.register_module("fc", m.relu); }), "\"fc\" already");
 }
 
+TEST(Module, AMemberThatIsNotRegisteredIsAnErrorOfItsFirstCall) {
+  struct Forgetful : Module {
+    Forgetful() { register_module("first", first); }
+    Linear first{2, 3}, second{3, 4};
+    LinearPtr third;
+    std::function<Tensor(Tensor)> rest = [](Tensor x) { return x; };
+
+   protected:
+    Tensor forward(Tensor x) override { return rest(first(x)); }
+  };
+  struct Outer : Module {
+    Outer() { register_module("inner", inner); }
+    Forgetful inner;
+
+   protected:
+    Tensor forward(Tensor x) override { return inner(x); }
+  } model;
+  const Tensor x = ones({1, 2});
+  model(x);
+  model.inner.rest = [&](Tensor h) { return model.inner.second(h); };
+  expect_contains(error_of([&] { model(x); }), "Linear: called in the forward of inner");
+  expect_contains(error_of([&] { model(x); }), "trains its weight; say register_module");
+  expect_contains(error_of([&] { model.inner(x); }), "of inner");
+  EXPECT_NO_THROW((model.inner.second(ones({1, 3})))) << "alone";
+  {
+    NoGrad evaluation;
+    EXPECT_NO_THROW(model(x));
+  }
+  model.inner.second.requires_grad_(false);
+  EXPECT_NO_THROW(model(x));
+
+  // What functional_call gives its parameters needs no registration.
+  model.inner.second.requires_grad_();
+  const std::vector<Tensor> given = model.inner.second.parameters();
+  model.inner.rest = [&](Tensor h) {
+    return functional_call(model.inner.second, given, [&] { return model.inner.second(h); });
+  };
+  EXPECT_NO_THROW(model(x));
+  model.inner.rest = [&](Tensor h) { return model.inner.second(h); };
+  EXPECT_THROW(model(x), UserError);
+
+  // A child stays one when the first of its parents has ended.
+  model.inner.third = linear(3, 4);
+  {
+    auto first_parent = sequential(model.inner.third);
+    model.inner.register_module("third", model.inner.third);
+  }
+  model.inner.rest = [&](Tensor h) { return (*model.inner.third)(h); };
+  EXPECT_NO_THROW(model(x));
+}
+
 TEST(Module, SeveralMembersAreRegisteredAtOnce) {
   struct Pair : Module {
     Pair() { register_modules({{"second", b}, {"first", a}}); }
@@ -398,7 +450,7 @@ TEST(Module, SeveralMembersAreRegisteredAtOnce) {
                   "\"first\" already");
 }
 
-// A child that two trees share is freed with the second, whatever the other held by value.
+// A child that two trees share ends with the second of them, whatever the other held by value.
 TEST(Module, MembersByValueEndBeforeTheirParent) {
   auto shared = linear(2, 2);
   {

@@ -16,7 +16,7 @@ namespace {
 
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
-// A module whose op can be chosen.
+// A module with an op that can be chosen.
 struct Apply final : Module {
   explicit Apply(std::function<Tensor(const Tensor&)> f) : f(std::move(f)) {}
   std::function<Tensor(const Tensor&)> f;
@@ -99,8 +99,8 @@ TEST(NonFiniteSearch, HalvesOverflowAndMasksDoNot) {
   EXPECT_FALSE(search.first_nan());
 }
 
-// Of several ranks' stories the one that is nearest to where it began is told. An op stands for one
-// that communicates: exp makes an infinity of finite operands, log a NaN.
+// Several ranks find something; the finding that is nearest to where the trouble began is told. An
+// op stands for one that communicates: exp makes an infinity of finite operands, log a NaN.
 TEST(NonFiniteSearch, WhatCameFromAnotherRankIsWorthLess) {
   using Evidence = NonFiniteSearch::Evidence;
   auto exp_communicates = [](const Primitive& p) { return p.name() == "exp"; };

@@ -17,6 +17,7 @@
 #include "core/ops/reduce.h"
 #include "core/ops/samples.h"
 #include "core/ops/views.h"
+#include "tests/support/temp_folder.h"
 
 namespace tessera {
 namespace {
@@ -204,6 +205,17 @@ TEST(CrossEntropy, WeightsAreOfClasses) {
       EXPECT_THROW(cross_entropy(logits, targets, {.weight = ones(shape)}), ShapeError)
           << to_string(shape);
   EXPECT_EQ(cross_entropy(logits, classes, {.weight = ones({3})}).shape(), Shape());
+}
+
+TEST(CrossEntropy, ErrorsBeginWithTheFunctionThatWasCalled) {
+  const Tensor logits = zeros({4, 3}), classes = zeros({4}, {.dtype = kI64});
+  expect_contains(error_of([&] { cross_entropy(logits, classes, {.dim = 2}); }),
+                  "cross_entropy: dim 2 of a tensor with 2 dims");
+  expect_contains(error_of([&] { nll_loss(logits, classes, {.dim = -3}); }), "nll_loss: dim -3");
+  expect_contains(error_of([&] { log_softmax(logits, 2); }), "log_softmax: dim 2");
+  expect_contains(error_of([&] { softmax(logits, 2); }), "softmax: dim 2");
+  expect_contains(error_of([&] { cross_entropy(classes.unsqueeze(0), classes[0].unsqueeze(0)); }),
+                  "float logits and integer targets, got i64[1, 4] cpu and i64[1] cpu; cast");
 }
 
 }  // namespace

@@ -225,6 +225,10 @@ TEST(Indexing, ScattersAndTakes) {
   expect_equal(select_scatter(x, tensor({8, 9}), 1, 0), tensor({{8, 2}, {9, 4}}));
   expect_equal(select_scatter(x, tensor({8, 9}), 0, -1), tensor({{1, 2}, {8, 9}}));
   expect_contains(error_of([&] { masked_scatter(x, mask, tensor({7, 8})); }), "2");
+  const Tensor none = zeros({0}, {.dtype = kI64});
+  expect_equal(masked_scatter(x, zeros({2, 2}, {.dtype = kBool}), none), x);
+  expect_contains(error_of([&] { masked_scatter(x, mask, none); }), "source i64[0] cpu is empty");
+  expect_contains(error_of([&] { masked_scatter(x, mask, tensor({7.5})); }), "of its dtype");
   expect_contains(error_of([&] { take(x, tensor({4})); }), "4");
 }
 

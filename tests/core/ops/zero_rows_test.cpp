@@ -61,13 +61,27 @@ TEST(ZeroRows, AreLeftOutOfTheResultAndOfItsSums) {
         const int before = num_threads();
         set_num_threads(threads);
         Tensor c = full({kRows, kOther}, 7.0, {t}), d = full({kWidth, kOther}, 7.0, {t});
-        EXPECT_TRUE(cpu::run_gemm_without_zero_rows(by_rows(t), x.raw(), w.raw(), c.raw()));
-        EXPECT_TRUE(cpu::run_gemm_without_zero_rows(by_columns(t), x.raw(), y.raw(), d.raw()));
+        EXPECT_TRUE(cpu::GemmWithoutZeroRows(by_rows(t)).run(x.raw(), w.raw(), c.raw()));
+        EXPECT_TRUE(cpu::GemmWithoutZeroRows(by_columns(t)).run(x.raw(), y.raw(), d.raw()));
         set_num_threads(before);
         EXPECT_EQ(difference(c, rows), 0.0) << name_of(t) << ' ' << kept << ' ' << threads;
         EXPECT_EQ(difference(d, sums), 0.0) << name_of(t) << ' ' << kept << ' ' << threads;
       }
     }
+  }
+}
+
+// One plan serves runs that have other numbers of rows left.
+TEST(ZeroRows, APlanIsRunAgain) {
+  const cpu::GemmWithoutZeroRows rows(by_rows(kF32)), columns(by_columns(kF32));
+  for (int64_t kept : {7, 7, 5, 0, 1, 1000, 7}) {
+    const Tensor x = sparse_rows(kept, kF32), w = other(kWidth, kF32), y = other(kRows, kF32);
+    Tensor c = full({kRows, kOther}, 7.0, {kF32}), d = full({kWidth, kOther}, 7.0, {kF32});
+    ASSERT_EQ(rows.run(x.raw(), w.raw(), c.raw()), kept != 1);
+    ASSERT_EQ(columns.run(x.raw(), y.raw(), d.raw()), kept != 1);
+    if (kept == 1) continue;  // no row is zero
+    EXPECT_EQ(difference(c, matmul(x, w)), 0.0) << kept;
+    EXPECT_EQ(difference(d, matmul(transpose(x, 0, 1), y)), 0.0) << kept;
   }
 }
 
@@ -77,7 +91,7 @@ TEST(ZeroRows, ColumnsOfTheOtherOperandAndRowsApart) {
          c = full({kRows, kOther + 3}, 7.0, {kF32});
   cpu::Gemm g = by_rows(kF32);
   g.b_k = 1, g.b_n = kWidth, g.c_m = kOther + 3;
-  EXPECT_TRUE(cpu::run_gemm_without_zero_rows(g, x.raw(), w.raw(), c.raw()));
+  EXPECT_TRUE(cpu::GemmWithoutZeroRows(g).run(x.raw(), w.raw(), c.raw()));
   EXPECT_EQ(difference(slice(c, 1, 0, kOther), matmul(x, transpose(w, 0, 1))), 0.0);
   EXPECT_EQ(difference(slice(c, 1, kOther, kOther + 3), full({kRows, 3}, 7.0, {kF32})), 0.0);
 }
@@ -91,7 +105,7 @@ TEST(ZeroRows, KeepWhatInfinityAndNanMakeOfThem) {
       y.data<float>()[3 * kOther + 5] = bad;  // row 3 of x is zero
       y = cast(y, t);
       Tensor d = full({kWidth, kOther}, 7.0, {t});
-      EXPECT_FALSE(cpu::run_gemm_without_zero_rows(by_columns(t), x.raw(), y.raw(), d.raw()));
+      EXPECT_FALSE(cpu::GemmWithoutZeroRows(by_columns(t)).run(x.raw(), y.raw(), d.raw()));
       EXPECT_EQ(difference(d, full({kWidth, kOther}, 7.0, {t})), 0.0) << "C was written";
       Tensor column = cast(select(contract("kw,ko->wo", x, y), 1, 5), kF64);
       for (int64_t i = 0; i < kWidth; ++i) ASSERT_TRUE(std::isnan(column.data<double>()[i]));
@@ -101,7 +115,7 @@ TEST(ZeroRows, KeepWhatInfinityAndNanMakeOfThem) {
 TEST(ZeroRows, OtherProductsAreLeftAlone) {
   Tensor w = other(kWidth, kF32), c = full({kRows, kOther}, 7.0, {kF32});
   auto takes = [&](const Tensor& x) {
-    return cpu::run_gemm_without_zero_rows(by_rows(kF32), x.raw(), w.raw(), c.raw());
+    return cpu::GemmWithoutZeroRows(by_rows(kF32)).run(x.raw(), w.raw(), c.raw());
   };
   EXPECT_FALSE(takes(sparse_rows(1, kF32))) << "no row is zero";
   Tensor first_zero = sparse_rows(1, kF32);  // rows that begin with zeros and are none

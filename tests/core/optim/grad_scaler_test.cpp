@@ -133,7 +133,7 @@ TEST(GradScaler, ScaledTrainingIsUnscaledTraining) {
   expect_same(train(How::kUnscaleThenClip, true), train(How::kPlain, true));
 }
 
-// What the scale is for: gradients of 1e-9 are zero in f16, and are not in bf16.
+// Gradients of 1e-9 are zero in f16 without a scale, and are not in bf16.
 TEST(GradScaler, SmallGradientsSurviveInHalf) {
   auto gradient = [](DType dtype, bool scaled) {
     Tensor x = full({1, 4}, 1.0), w = full({1, 4}, 0.5).requires_grad_();
@@ -193,7 +193,7 @@ TEST(GradScaler, DisabledPassesEverything) {
   EXPECT_FALSE(scaler.skipped());
 }
 
-// 2^-30 is nothing in f16.
+// 2^-30 is 0 in f16.
 TEST(GradScaler, UnscalesSixteenBitsByAnyScale) {
   Tensor w = ones({2}, {.dtype = kF16}).requires_grad_();
   SGD opt(std::vector<Tensor>{w});

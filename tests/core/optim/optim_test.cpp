@@ -196,8 +196,7 @@ TEST(Optimizer, Refuses) {
   expect_contains(error_of([&] { Adagrad(std::vector{p}, {.lr_decay = -1}); }), "lr_decay -1");
 }
 
-// The mean of squares less the square of the mean, of equal numbers, may round to less than
-// nothing.
+// The mean of squares less the square of the mean, of equal numbers, may round to less than 0.
 TEST(Optimizer, ACenteredRmspropOfEqualGradientsStaysFinite) {
   Tensor p = full({64}, 1.0).requires_grad_(), g = arange(1, 65, 1, {kF32}) * 0.1;
   RMSprop opt(std::vector{p}, {.lr = 1e-9, .alpha = 0.5, .centered = true});
@@ -275,7 +274,7 @@ TEST(Clip, InfinityNormOfAnyDtype) {
   EXPECT_TRUE(std::isnan(norm()));
 }
 
-// Rows of one element have a way of their own; a zero behind each changes no bit.
+// Rows of one element are computed by code of their own; a zero behind each changes no bit.
 TEST(Clip, VectorsAreRowsOfOneElement) {
   manual_seed(2);
   for (DType dtype : {kF32, kF64})

@@ -101,7 +101,8 @@ TEST(Allocator, ArenasAreRoundedToPages) {
   }
 }
 
-// One thread makes, another frees, for blocks of every kind of list; nothing grows without bound.
+// One thread makes blocks of every kind of list and another frees them; nothing grows without
+// bound.
 TEST(Allocator, OtherThreadsMayFree) {
   auto round = [] {
     std::vector<Tensor> made;

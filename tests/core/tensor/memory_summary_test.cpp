@@ -1,5 +1,5 @@
-// What the allocator says of itself: freed blocks are cached where their size says, serve again,
-// and go back to the system when released.
+// The summary of the allocator: freed blocks are cached by their size, are used again, and go back
+// to the system when they are released.
 #include "core/tensor/memory_summary.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ int64_t cached_of(size_t bytes) {
 
 TEST(MemorySummary, FreedBlocksAreCachedBySize) {
   Allocator& a = cpu_allocator();
-  // A size of its own in each range: a thread's cache, regions, mappings.
+  // One size in each range: a thread's cache, regions, mappings.
   for (size_t bytes : {size_t(64), size_t(40) << 10, size_t(448) << 10, size_t(11) << 20}) {
     void* first = a.allocate(bytes - 16);
     void* second = a.allocate(bytes - 16);
@@ -40,7 +40,7 @@ TEST(MemorySummary, FreedBlocksAreCachedBySize) {
   EXPECT_EQ(cached_of(size_t(11) << 20), 0);
 }
 
-// As a tensor in a thread's own static variable does.
+// A tensor in a thread_local variable is such a block.
 TEST(MemorySummary, ABlockThatOutlivesItsThreadsCacheIsCachedForOthers) {
   constexpr size_t kBytes = 1000;
   int64_t held = 0, after = 0;  // as seen by threads without blocks of their own

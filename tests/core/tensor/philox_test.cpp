@@ -12,7 +12,7 @@ constexpr bool equal(Philox4 p, uint32_t a, uint32_t b, uint32_t c, uint32_t d) 
   return p.v[0] == a && p.v[1] == b && p.v[2] == c && p.v[3] == d;
 }
 
-// Compile-time: the function must stay usable in constant expressions.
+// The function must stay usable in constant expressions.
 static_assert(equal(philox4x32(0, 0, 0), 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8));
 
 TEST(Philox, KnownAnswers) {

@@ -1,5 +1,5 @@
-// Whoever is about to overwrite memory waits for those who still read it elsewhere; whoever reads
-// it does not.
+// A thread that is about to overwrite memory waits for its other readers; a thread that reads it
+// does not.
 #include <gtest/gtest.h>
 
 #include <algorithm>

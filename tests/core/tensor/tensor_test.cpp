@@ -159,8 +159,8 @@ TEST(DType, SixteenBitFloatsRoundTripExhaustively) {
   }
 }
 
-// Between two neighbours of the 16-bit format: below the middle goes down, above it up, the middle
-// to the even one.
+// A value between two neighbours of the 16-bit format: below the middle it is rounded down, above
+// it up, and the middle to the even one.
 TEST(DType, RoundingToSixteenBitsIsToNearestEven) {
   for (DType t : {kF16, kBF16}) {
     auto narrow_one = [&](float f) { return t == kF16 ? to_half(f).bits : to_bfloat16(f).bits; };

@@ -19,7 +19,7 @@
 namespace tessera::cpu {
 namespace {
 
-// Of packed columns, if one panel has no more.
+// A block of packed columns has at most so many bytes, but at least one panel.
 constexpr int64_t kBlockBytes = 320 * 1024;
 
 int64_t pieces(int64_t n, int64_t size) { return (n + size - 1) / size; }
@@ -199,7 +199,7 @@ class Rows {
            o_.result.at(p.n, p.i * c_.every[0] + c_.first[0], p.j * c_.every[1] + c_.first[1]);
   }
   // Fills a group, whose first place is `at`, and moves that on. Beyond the last row there are
-  // zeros, and results nobody reads.
+  // zeros, and results that are not read.
   void find(int64_t group, Place& at, Group& to) const {
     if (at.j + kDotTileRows <= c_.extent[1]) return find_in_line(at, to);
     for (int64_t r = 0; r < kDotTileRows; ++r) {

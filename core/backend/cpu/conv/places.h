@@ -5,8 +5,8 @@
 
 namespace tessera::cpu {
 
-/// True where it is faster than the library: f32, one group, kernels of several places that stride
-/// or whose output is a few places wide.
+/// True where it is faster than the library: f32, one group, kernels of several places, with
+/// strides or with an output that is a few places wide.
 bool suits_conv_places(const ConvAttributes::Window& window, const Meta& x, const Meta& w,
                        const Meta& y);
 /// The product of one place.

@@ -62,8 +62,8 @@ bool is_conv_product(ConvRole role, const ConvAttributes::Window& window, const 
                      const Meta& w, const Meta& y) {
   constexpr int64_t kLeast = limit("conv_product.least"), kDeep = 2 * limit("conv_product.pairs");
   const int64_t rows = numel(y.shape) / std::max<int64_t>(y.shape[1], 1);
-  // Of bf16 only weights, summed over so few rows that they are packed at once: others are faster
-  // by conv_dot_rows and conv_dot_weight.
+  // In bf16 only gradients by the weight, summed over so few rows that they are packed at once;
+  // conv_dot_rows and conv_dot_weight are faster for the others.
   const bool low = x.dtype == kBF16 && has_bf16_dot() && role == ConvRole::kWeight &&
                    rows <= kDeep && rows % 2 == 0 && x.shape[1] % 2 == 0 && y.shape[1] % 2 == 0;
   if (x.dtype == kBF16 && role == ConvRole::kWeight && rows % 2 == 0)

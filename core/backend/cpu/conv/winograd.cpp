@@ -47,7 +47,7 @@ struct Work {
   int64_t blocks() const { return pieces(tiles, block); }
   int64_t shares() const { return std::min<int64_t>(num_threads(), blocks()); }
   // In floats. All shares read the weight and a row of zeros; a share has values of a block,
-  // products of a panel, and a row that nobody reads.
+  // products of a panel, and a row that is not read.
   int64_t panel() const { return kPlaces * channels * kPanel; }
   int64_t weight() const { return panels() * panel(); }
   int64_t values() const { return kPlaces * block * channels; }
@@ -117,8 +117,8 @@ void run(ConvRole role, const Work& w, const Image<const float>& from, const Ima
   });
 }
 
-// Of an image alone, for a sample's bits are not to depend on its batch: enough for what
-// transforming the weight takes. Bounds the scratch too.
+// Whether an image has tiles enough to pay for the transform of the weight, and the scratch is not
+// too much. The number of images does not count, for a sample's bits must not depend on its batch.
 bool suits_outputs(const Shape& result, const Meta& w) {
   constexpr int64_t kLeastTiles = limit("winograd.least_tiles"), kMostBytes = int64_t(64) << 20;
   const int64_t tiles = pieces(result[2], kOut) * pieces(result[3], kOut),

@@ -138,7 +138,8 @@ void forward(const AttentionHead& h, const AttentionBf16In& in, const AttentionB
   float *score = scratch.floats(kRows * kColumns), *acc = scratch.floats(kRows * ep);
   uint16_t* p = scratch.halves(kRows * kColumns);
   pack_transposed(in.k, h.k_row, h.s, h.d, kt, sp);
-  // An odd last tile multiplies the pair's other row by 0, which must not be a key nobody sees.
+  // An odd last tile multiplies the pair's other row by 0, which must not be a key that no query
+  // sees.
   pack_rows(in.v, h.v_row, seen(h), h.e, vp, ep);
   for (int64_t i0 = 0; i0 < h.t; i0 += kRows) {
     const int64_t rows = least(kRows, h.t - i0);

@@ -1,5 +1,5 @@
-// What the kernels of attention share: how they cut a head, which keys a query sees, and what they
-// fetch while they compute.
+// How the kernels of attention cut a head, which keys a query sees, and what they fetch while they
+// compute.
 #pragma once
 #include "core/backend/cpu/kernels/tables.h"
 #include "core/backend/cpu/kernels/vector.h"

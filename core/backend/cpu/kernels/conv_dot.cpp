@@ -202,7 +202,7 @@ void rows(const DotRows& r) {
         __builtin_prefetch(fetch, 0, 2), fetch += fetch_step;
         step(), step(), step(), step();
       };
-      // Of the last tap, where results will go: one line for each four pairs.
+      // At the last tap the lines of results are fetched, one for each four pairs.
       if (t + 1 == r.taps)
         for (int i = 0; i < kDotTileRows && k + 4 <= r.pairs; ++i) {
           __builtin_prefetch(r.c[i] + p * kDotPanel, 1, 3);

@@ -85,7 +85,7 @@ struct Filter<7> {
   static constexpr int kPairs = 4;
   static constexpr double kPoint[kPairs] = {0.25, 0.625, 1.125, 2},
                           kOfG[kPairs] = {1, 1, 1, 0.0625};
-  // Of the product of t^2 - p^2, over all points but that of `pair`, the coefficient of t^(2 n).
+  // The coefficient of t^(2 n) in the product of t^2 - p^2 over all points but that of `pair`.
   static constexpr double coefficient(int pair, int n) {
     double c[kPairs + 1] = {1};
     for (int i = 0, degree = 0; i < kPairs; ++i) {
@@ -251,7 +251,7 @@ void weight(const float* w, int64_t channels, float* to) {
 }
 
 void turned_weight(const float* w, int64_t outputs, int64_t channels, float* to) {
-  // Of the last channel more than its taps are read.
+  // Reads of the last channel go beyond its taps.
   alignas(64) float taps[kW * kPanel], own[kPanel * 9 + kW] = {};
   for (int64_t o = 0; o < outputs; ++o) {
     __builtin_memcpy(own, w + o * channels * 9, kPanel * 9 * sizeof(float));

@@ -1,5 +1,5 @@
-// Interleaved partial results that meet in a balanced tree: the order of a reduction is a property
-// of the lane count, not of vector width or threads.
+// Interleaved partial results (lanes) that meet in a balanced tree: the order of a reduction
+// depends on the number of lanes, not on vector width or threads.
 #pragma once
 
 namespace tessera::cpu {

@@ -114,7 +114,7 @@ struct Product {
   // Rows of A in sides, one for each row of tiles. They begin a line apart beyond a power of two,
   // so that one column of all of them fits the first cache.
   static int64_t side_of_a(int64_t k) { return k * kTileRows + kLine<T>; }
-  // Of dense columns a vector at a time, where whole sides make one.
+  // Dense columns are packed a vector at a time, where whole sides make one.
   static constexpr int64_t kAtOnce = kWidth<T> % kTileRows == 0 ? kWidth<T> : kTileRows;
   void pack_a(const In* a, int64_t rows, int64_t k) const {
     const int64_t side = side_of_a(k), row = t.a_m, column = t.a_k;

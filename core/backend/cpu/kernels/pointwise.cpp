@@ -107,8 +107,8 @@ void ternary(char* const* p, const int64_t* s, int64_t n) {
         F::apply(load<T>(p[1] + i * s[1]), load<T>(p[2] + i * s[2]), load<T>(p[3] + i * s[3]));
 }
 
-// Of brain floats by twos, so that nothing is shuffled: each word holds one in its upper half and
-// one in its lower. Rounds to nearest even; NaN stays NaN.
+// Brain floats are computed by twos, so that nothing is shuffled: each word holds one in its upper
+// half and one in its lower. Rounds to nearest even; NaN stays NaN.
 inline float as_float(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 inline uint32_t rounded(float x) {
   const uint32_t bits = __builtin_bit_cast(uint32_t, x);

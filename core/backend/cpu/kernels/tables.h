@@ -134,8 +134,8 @@ struct PackedGemmTable {
 /// Rows of dense channels, one at a time: the steps of pooling.
 template <class T>
 struct ChannelFns {
-  /// Of rows `places` [count] of x the largest values, the first of equal ones and the last NaN,
-  /// and which rows they were in; count > 0.
+  /// Finds the largest values of rows `places` [count] of x (the first of equal ones, the last NaN)
+  /// and the rows that they were in; count > 0.
   void (*largest)(const T* x, const int32_t* places, int64_t count, T* best, int32_t* at,
                   int64_t channels);
   void (*add)(const T* x, T* sum, int64_t channels);

@@ -160,7 +160,7 @@ TESSERA_FN float fold(Group g, F join) {
 TESSERA_FN float sum_of(const Group& g) {
   return fold(g, [](Floats a, Floats b) { return a + b; });
 }
-// Of values that are not NaN.
+// No value may be NaN.
 TESSERA_FN float highest_of(const Group& g) {
   return fold(g, [](Floats a, Floats b) { return larger(a, b); });
 }
