@@ -92,6 +92,7 @@ struct StepCompiler::Impl {
     Tensors inputs;
     bool detached = true;
     auto add = [&](const Tensor& t) {
+      if (t.defined()) bring_up_to_date({&t, 1});
       add_layout(key, t);
       if (!t.defined()) return;
       detached &= grad_meta(t) == nullptr;

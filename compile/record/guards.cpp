@@ -84,6 +84,7 @@ class GuardMaker {
                                 .before = s.before,
                                 .after = s.after,
                                 .depends = s.depends});
+    if (std::string why = assigned_before(); !why.empty()) return why;
     for (const ImplicitInput& i : recorder_.last_graph().implicit)
       entry.implicit.push_back(i.tensor);
     for (const Tensor& t : entry.implicit) entry.reached.push_back(t.storage().get());
@@ -130,6 +131,25 @@ class GuardMaker {
     slot.depends |= read;
     if (s.changed) slot.after = source_of(s.after);
     entry.slots.push_back(std::move(slot));
+    return "";
+  }
+
+  // Memory from outside that has a history afterwards, which a replay would not give it.
+  std::string assigned_before() const {
+    const Graph& g = recorder_.last_graph();
+    std::unordered_set<ValueId> written;
+    for (const Node& n : g.nodes)
+      for (ValueId into : n.into) written.insert(g[into].buffer);
+    auto changes = [&](ValueId id, const Tensor& t) {
+      return t.storage()->assigned() && written.contains(g[id].buffer);
+    };
+    for (const ImplicitInput& i : g.implicit)
+      if (changes(i.id, i.tensor))
+        return fmt::format("a recorded value is assigned to {}, which was made outside of it",
+                           describe(i.tensor));
+    for (size_t i = 0; i < inputs_.size() && i < g.inputs.size(); ++i)
+      if (changes(g.inputs[i], inputs_[i]))
+        return fmt::format("a recorded value is assigned to its input {}", describe(inputs_[i]));
     return "";
   }
 

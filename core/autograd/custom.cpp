@@ -110,6 +110,7 @@ void attach(std::string_view name, std::span<const Tensor> in, Tensors& out, con
 // Whether the current level, or one further out, records what is made of `in`. A backward that is
 // not recorded at its own level may be at those outside.
 bool recorded(std::span<const Tensor> in) {
+  bring_up_to_date(in);
   Level* level = current_level();
   Tensors outside;
   for (const Tensor& t : in) {

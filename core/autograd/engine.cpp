@@ -66,6 +66,7 @@ class Backward {
 
   void seed(const Tensor& root, Tensor g) {
     check_level(root, "backward");
+    bring_up_to_date({&root, 1});
     GradMeta* meta = grad_meta(root);
     TESSERA_CHECK(
         meta, "backward: {} has no history; it was computed without any tensor that requires grad",
@@ -85,6 +86,7 @@ class Backward {
   /// Gradients that reach `t` are kept for result(); returns false if it has no history.
   void watch(const Tensor& t) {
     check_level(t, "grad");
+    bring_up_to_date({&t, 1});
     GradMeta* meta = grad_meta(t);
     TESSERA_CHECK(meta, "grad: {} does not require grad", describe(t));
     watched_.emplace(key(meta), Tensor());
@@ -340,6 +342,7 @@ static void hooks_change(GradMeta& leaf) {
 }
 
 int add_hook(const Tensor& leaf, GradHook hook) {
+  bring_up_to_date({&leaf, 1});
   GradMeta* meta = grad_meta(leaf);
   TESSERA_CHECK(meta && !meta->producer, "add_hook: {} is not a leaf that requires grad",
                 describe(leaf));
@@ -370,11 +373,13 @@ void remove_hook(const Tensor& leaf, int number) {
 }
 
 bool Tensor::requires_grad() const {
+  bring_up_to_date({this, 1});
   notify(events::HandlesRead{{this, 1}});
   return grad_meta(*this) != nullptr;
 }
 
 Tensor& Tensor::requires_grad_(bool on) {
+  bring_up_to_date({this, 1});
   GradMeta* meta = grad_meta(*this);
   if (on && !meta) {
     TESSERA_CHECK(is_floating(dtype()), "requires_grad_: {} is not a float tensor",
@@ -393,6 +398,7 @@ Tensor& Tensor::requires_grad_(bool on) {
 }
 
 Tensor Tensor::grad() const {
+  bring_up_to_date({this, 1});
   GradMeta* meta = grad_meta(*this);
   if (!meta) return {};
   notify(events::SlotRead{*meta, meta->grad});
@@ -400,6 +406,7 @@ Tensor Tensor::grad() const {
 }
 
 void Tensor::set_grad(Tensor g) const {
+  bring_up_to_date({this, 1});
   GradMeta* meta = grad_meta(*this);
   TESSERA_CHECK(meta, "set_grad: {} does not require grad", describe(*this));
   TESSERA_CHECK_AS(ShapeError, !g.defined() || alike(g, *this),
@@ -410,6 +417,7 @@ void Tensor::set_grad(Tensor g) const {
 }
 
 bool Tensor::is_leaf() const {
+  bring_up_to_date({this, 1});
   GradMeta* meta = grad_meta(*this);
   return !meta || !meta->producer;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/autograd/assigned.h"
 #include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
 #include "core/dispatch/context.h"
@@ -47,8 +48,11 @@ GradNode::~GradNode() {
 
 void attach_grad_meta(const Tensor& t, Ref<GradNode> producer, int output) {
   auto meta = make_ref<GradMeta>();
+  if (producer) t.impl()->detached = false;
   meta->producer = std::move(producer);
   meta->output = output;
+  if (Storage::any_assigned()) [[unlikely]]
+    meta->seen = assignments_to(t);
   t.impl()->autograd = std::move(meta);
   t.impl()->layers |= bit(Layer::kAutograd);
 }
@@ -60,9 +64,35 @@ Storage* values_of(const Tensor& handle) { return local_of(innermost(handle)).st
 
 Tensor rebuilt(const Tensor& t, Recipe& recipe) {
   const ShardingLayer* sharding = sharding_of(t);
-  if (!sharding) return Tensor(t.meta(), recipe.rebuild(), t.offset());
+  if (!sharding) return Tensor(t.meta(), recipe.rebuild(), t.offset()).detach();
   const Tensor& local = sharding->local;
   return sharding->with_local(t.meta(), Tensor(local.meta(), recipe.rebuild(), local.offset()));
+}
+
+// To read what it stands for throws. A vjp that does without is none the worse: the gradient of
+// y * 2.0 needs no y.
+class Overwritten final : public Event {
+ public:
+  explicit Overwritten(std::string why) : why_(std::move(why)) {}
+  bool done() const override { return false; }
+  void wait() override { throw UserError(why_); }
+
+ private:
+  const std::string why_;
+};
+
+// `t` in place of whose values there is `why`.
+Tensor unreadable(const Tensor& t, const Ref<Event>& why) {
+  if (const Wrapped* w = wrapped(t)) return wrapper(w->with(unreadable(w->inner, why)));
+  auto without = [&](const Tensor& local) {
+    const size_t bytes = size_t(local.offset() + reach_of(local.shape(), local.strides()));
+    return Tensor(local.meta(),
+                  make_ref<Storage>(bytes * size_of(local.dtype()), local.device(), why),
+                  local.offset())
+        .detach();
+  };
+  const ShardingLayer* sharding = sharding_of(t);
+  return sharding ? sharding->with_local(t.meta(), without(sharding->local)) : without(t);
 }
 
 void share_history(const Tensor& to, const Tensor& from) {
@@ -103,18 +133,33 @@ SavedTensor SavedTensor::shape_only(const Tensor& t) {
   return s;
 }
 
+bool SavedTensor::overwritten() const {
+  if (let_go_) return true;
+  const Storage* values = values_of(tensor_);
+  return values && values->version() != version_;
+}
+
+void SavedTensor::let_go_of_overwritten(std::vector<Ref<GradNode>>& from) {
+  if (!tensor_.defined() || recipe_ || let_go_) return;
+  if (overwritten())
+    tensor_ = without_values(tensor_), let_go_ = true;
+  else if (const Storage* values = values_of(tensor_))
+    append_histories(*values, from);
+}
+
 Tensor SavedTensor::unpack(std::string_view op, const char* what, size_t index,
                            const Ref<GradNode>& owner) const {
   Tensor t = tensor_;
   if (recipe_) [[unlikely]] {
     t = rebuilt(tensor_, *recipe_);
     share_history(t, tensor_);
-  } else if (t.defined()) {
-    if (Storage* values = values_of(t))
-      TESSERA_CHECK(
-          values->version() == version_,
-          "{}: {} {} ({}) was overwritten after it was saved for backward; copy it before writing",
-          op, what, index, describe(t));
+  } else if (t.defined() && overwritten()) [[unlikely]] {
+    t = unreadable(tensor_,
+                   make_ref<Overwritten>(fmt::format(
+                       "{}: {} {} ({}) was overwritten after it was saved for backward; copy "
+                       "it before writing",
+                       op, what, index, describe(t))));
+    share_history(t, tensor_);
   }
   // History matters only to a backward that is recorded itself.
   if (output_ < 0 || !owner || !(context().enabled & bit(Layer::kAutograd))) return t;

@@ -63,6 +63,7 @@ struct NodeProgress {
 struct GradMeta final : RefCounted {
   Ref<GradNode> producer;  // null: a leaf
   int output = 0;          // which result of the producer
+  uint32_t seen = 0;       // assignments to the memory that this history contains: assigned.h
   // Of a leaf:
   Tensor grad;
   GradSink* sink = nullptr;
@@ -103,6 +104,14 @@ class GradNode : public RefCounted {
   /// Frees what was saved; a second backward then throws.
   virtual void release_saved() = 0;
   virtual bool released() const = 0;
+  /// True where results share the memory of the first input.
+  virtual bool makes_views() const { return false; }
+  /// Shape, strides and offset of the first input where results share its memory; null where they
+  /// do not, or where that was released.
+  virtual const Tensor* viewed() const { return nullptr; }
+  /// Frees saved values that were overwritten: to read one throws already. Appends the nodes that
+  /// the others' memory comes from.
+  virtual void let_go_of_overwritten(std::vector<Ref<GradNode>>& /*from*/) {}
 
   /// Adds the history of one more input; null: no gradient flows there.
   void add_input(GradMeta* meta) {
@@ -117,6 +126,7 @@ class GradNode : public RefCounted {
   uint64_t number;  // creation order on this thread, and behind the producers of inputs
   SmallVector<Ref<GradMeta>, 3> inputs;  // by add_input
   NodeProgress now;
+  uint64_t walked = 0;  // the last walk for let_go_of_overwritten that came by
 
  private:
   // `producer` is of another thread, whose numbers run ahead: so do this thread's from now on.
@@ -136,15 +146,22 @@ class SavedTensor {
   /// Keeps shape and dtype only; reading the values throws BugError.
   static SavedTensor shape_only(const Tensor& t);
 
-  /// Throws UserError naming `op` and `what` if the storage was written since.
+  /// If the storage was written since, to read the result throws UserError naming `op` and `what`.
   Tensor unpack(std::string_view op, const char* what, size_t index,
                 const Ref<GradNode>& owner) const;
 
+  /// As GradNode's.
+  void let_go_of_overwritten(std::vector<Ref<GradNode>>& from);
+  const Tensor& layout() const { return tensor_; }
+
  private:
+  bool overwritten() const;
+
   Tensor tensor_;
   Ref<Recipe> recipe_;  // then tensor_ has no values
   uint32_t version_ = 0;
   int8_t output_ = -1;
+  bool let_go_ = false;  // was overwritten; tensor_ has no values
 };
 
 }  // namespace tessera

@@ -55,6 +55,16 @@ class PrimitiveNode final : public GradNode {
     out_.clear();
   }
   bool released() const override { return released_; }
+  bool makes_views() const override { return prim_->is_view(); }
+  const Tensor* viewed() const override {
+    if (!prim_->is_view() || in_.empty()) return nullptr;
+    const Tensor& in = in_[0].layout();
+    return prim_->viewable({&in, 1}) ? &in : nullptr;
+  }
+  void let_go_of_overwritten(std::vector<Ref<GradNode>>& from) override {
+    for (SavedTensor& t : in_) t.let_go_of_overwritten(from);
+    for (SavedTensor& t : out_) t.let_go_of_overwritten(from);
+  }
 
  private:
   // Where a leaf's first contribution may lie; an operand that stands twice gets one.
@@ -136,6 +146,7 @@ Tensors autograd_layer(const PrimRef& prim, Inputs in) {
 
 void give_history(const PrimRef& prim, std::span<const Tensor> in, std::span<const Tensor> out) {
   bool wanted = false;
+  bring_up_to_date(in);
   for (const Tensor& t : in) wanted |= grad_meta(t) != nullptr;
   if (wanted && prim->differentiable()) finish_node(begin_node(prim, in), out);
 }

@@ -39,7 +39,9 @@ Tensor without_history(const Tensor& t) {
   if (!level) return t.detach();
   bool batched;
   Tensor inner = level->inner(t, batched);
-  return level->wrap(std::move(inner), batched);
+  Tensor apart = level->wrap(std::move(inner), batched);
+  apart.impl()->detached = true;
+  return apart;
 }
 
 Tensor Level::wrap(Tensor inner, bool batched) {

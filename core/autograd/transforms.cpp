@@ -79,6 +79,7 @@ Recording record(Function f, std::span<const Tensor> in, const std::vector<bool>
                     "function transform: the function returned an undefined tensor; return tensors "
                     "that have a value");
       r.out_.push_back(r.level_->adopt(t));
+      bring_up_to_date({&r.out_.back(), 1});
     }
   }
   for (const Tensor& t : r.out_) r.results_.push_back(plain(*r.level_, t));

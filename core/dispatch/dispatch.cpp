@@ -39,8 +39,10 @@ Inputs to_promote(const Primitive& prim, Inputs in) {
 
 Tensors run_layers(LayerMask allowed, const PrimRef& prim, Inputs in) {
   Context& c = context();
-  if (allowed == kAllLayers) [[likely]]
+  if (allowed == kAllLayers) [[likely]] {
+    bring_up_to_date(in);
     notify(events::HandlesRead{in}, c.observer);
+  }
   // Promotion comes after autocast, and its casts are recorded.
   const bool autocast_first = c.forced & c.enabled & allowed & bit(Layer::kAutocast);
   if ((allowed & bit(Layer::kAutograd)) && !autocast_first)
@@ -78,6 +80,7 @@ BackendScope::BackendScope(DispatchTarget target) : target_(context().target(), 
 }
 
 bool bypasses_layers(const Tensor& t) {
+  bring_up_to_date({&t, 1});
   const Context& c = context();
   return c.backend == nullptr && ((t.layers() | c.forced) & c.enabled) == 0;
 }
@@ -106,24 +109,18 @@ Tensors dispatch_below(Layer above, const PrimRef& prim, Inputs in) {
 
 void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
   Context& c = context();
+  LayerMask asked = 0;
+  bring_up_to_date(dst), bring_up_to_date(in);
+  for (const Tensor& t : in) asked |= t.layers();
   for (const Tensor& d : dst) {
-    TESSERA_CHECK(!(d.layers() & c.enabled & bit(Layer::kAutograd)),
-                  "assign_: destination {} requires grad, and an update in place is not recorded; "
-                  "compute a new tensor (x = x + y; where, cat, stack or index_put for a part of "
-                  "it), or open a NoGrad scope around the update of a parameter",
-                  describe(d));
+    asked |= d.layers();
     for (int i = 0; i < d.ndim(); ++i)
       TESSERA_CHECK(d.strides()[i] != 0 || d.shape()[i] <= 1 || d.numel() == 0,
                     "assign_: dim {} of destination {} is expanded, its elements share memory; "
                     "clone it first",
                     i, describe(d));
   }
-  for (const Tensor& t : in)
-    TESSERA_CHECK(!(t.layers() & c.enabled & bit(Layer::kAutograd)),
-                  "assign_: the value {} requires grad, and an update in place is not recorded; "
-                  "make a new tensor (where, cat, stack or index_put for a part of it), detach() "
-                  "it, or open a NoGrad scope around the update",
-                  describe(t));
+  if ((asked & c.enabled & bit(Layer::kAutograd)) && assign_recorded(dst, prim, in)) return;
   if (c.enabled & bit(Layer::kSharding)) {
     const ShardingLayer* sharding = find_sharding(dst);
     if (!sharding) sharding = find_sharding(in);

@@ -25,12 +25,25 @@ using LayerFn = Tensors (*)(const PrimRef& prim, Inputs in);
 /// outermost of them, so that linking the core always brings it along.
 extern const LayerFn layer_functions[kNumLayers];
 
+/// Before their histories are asked for: gives `tensors` the one that comes of what was assigned to
+/// their memory since. Defined by core/autograd, as assign_recorded is.
+void follow_assignments(std::span<const Tensor> tensors);
+inline void bring_up_to_date(std::span<const Tensor> tensors) {
+  if (Storage::any_assigned()) [[unlikely]]
+    follow_assignments(tensors);
+}
+/// As assign, and records it. False, and nothing done, where nothing of it is recorded at the level
+/// of the calling thread.
+bool assign_recorded(std::span<const Tensor> dst, const PrimRef& prim, Inputs in);
+
 /// True when an op on `t` would go straight to the eager backend: a view may then skip the path
 /// altogether.
 bool bypasses_layers(const Tensor& t);
 
-/// The effect: dst[i] takes the values of result i of `prim(in)`. Destinations may not be recorded
-/// for gradients.
+/// The effect: dst[i] takes the values of result i of `prim(in)`. Where one of them or of the
+/// operands is recorded for gradients, so is this: tensors on the memory of dst[i] have the history
+/// of the values afterwards (core/autograd/assigned.h). Throws UserError for a leaf that requires
+/// grad.
 void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in);
 
 /// Builds the operand array of a call in place: dispatch1(prim, operands(std::move(a),

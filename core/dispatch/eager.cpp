@@ -29,6 +29,8 @@ Tensor take_over(Inputs in, const Meta& out) {
   for (const Tensor& t : in)
     if (may_reuse(t, out)) {
       t.storage()->wait_writable();  // readers kept it alive, so they are done: forgets them
+      if (Storage::any_assigned()) [[unlikely]]
+        t.storage()->set_assigned({});  // the result has a history of its own
       return Tensor(out, t.storage(), t.offset());
     }
   return empty(out);

@@ -83,7 +83,7 @@ Tensor index(const Tensor& x, std::span<const TensorIndex> at);
 /// A copy of x with x[indices] = values (broadcast), or with values added to it.
 Tensor index_put(const Tensor& x, std::span<const Tensor> indices, const Tensor& values,
                  bool accumulate = false);
-/// The same, written into x. As with assign_, not recorded.
+/// The same, written into x; recorded as assign_ is.
 void index_put_(const Tensor& x, std::span<const Tensor> indices, const Tensor& values,
                 bool accumulate = false);
 

@@ -108,9 +108,10 @@ Tensor index(const Tensor& x, std::span<const TensorIndex> at) {
     }
   return tensors.empty() ? y : index(y, tensors);
 }
-Tensor Tensor::index(std::initializer_list<TensorIndex> at) const {
+Tensor Tensor::index(std::initializer_list<TensorIndex> at) const& {
   return tessera::index(*this, std::span<const TensorIndex>(at.begin(), at.size()));
 }
+Tensor Tensor::index(std::initializer_list<TensorIndex> at) && { return let_go(index(at)); }
 
 Tensor index_put(const Tensor& x, std::span<const Tensor> indices, const Tensor& values,
                  bool accumulate) {

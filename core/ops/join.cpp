@@ -88,6 +88,7 @@ class Split final : public PrimitiveOf<Split, SplitAttributes> {
       s[dim] = size;
       out.push_back(Tensor({s, in.strides(), in.dtype(), in.device()}, in.storage(),
                            in.offset() + at * in.strides()[dim]));
+      out.back().impl()->detached = in.impl()->views_detached();
       at += size;
     }
     return out;
@@ -139,6 +140,7 @@ class Unbind final : public PrimitiveOf<Unbind, DimAttributes> {
       int64_t offset = in[0].offset() + i * st[dim];
       s.erase(dim), st.erase(dim);
       out.push_back(Tensor({s, st, in[0].dtype(), in[0].device()}, in[0].storage(), offset));
+      out.back().impl()->detached = in[0].impl()->views_detached();
     }
     return out;
   }

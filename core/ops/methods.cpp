@@ -36,41 +36,41 @@ Tensor Tensor::clone() const { return tessera::clone(*this); }
 
 // ---- views
 
-Tensor Tensor::view(const Shape& to) const {
+Tensor Tensor::view(const Shape& to) const& {
   TESSERA_CHECK_AS(ShapeError, reshape_strides(shape(), strides(), reshaped(shape(), to)),
                    "view: {} with strides {} cannot be seen as {} without a copy; use reshape",
                    describe(*this), to_string(strides()), to_string(to));
   return tessera::reshape(*this, to);
 }
-Tensor Tensor::t() const {
+Tensor Tensor::t() const& {
   TESSERA_CHECK_AS(ShapeError, ndim() <= 2, "t: {} has more than 2 dims; use mT() or permute",
                    describe(*this));
   return ndim() < 2 ? *this : tessera::transpose(*this, 0, 1);
 }
-Tensor Tensor::mT() const { return tessera::transpose(*this, -2, -1); }
-Tensor Tensor::squeeze() const {
+Tensor Tensor::mT() const& { return tessera::transpose(*this, -2, -1); }
+Tensor Tensor::squeeze() const& {
   Shape to;
   for (int64_t e : shape())
     if (e != 1) to.push_back(e);
   return tessera::reshape(*this, to);
 }
 Tensor Tensor::expand_as(const Tensor& like) const { return tessera::expand(*this, like.shape()); }
-Tensor Tensor::operator[](int64_t i) const { return tessera::select(*this, 0, i); }
+Tensor Tensor::operator[](int64_t i) const& { return tessera::select(*this, 0, i); }
 
 // One method a line.
 // clang-format off
-Tensor Tensor::reshape(const Shape& to) const { return tessera::reshape(*this, to); }
-Tensor Tensor::flatten(int64_t first, int64_t last) const { return tessera::flatten(*this, first, last); }
-Tensor Tensor::unflatten(int64_t dim, const Shape& extents) const { return tessera::unflatten(*this, dim, extents); }
-Tensor Tensor::transpose(int64_t a, int64_t b) const { return tessera::transpose(*this, a, b); }
-Tensor Tensor::permute(const Dims& order) const { return tessera::permute(*this, order); }
-Tensor Tensor::unsqueeze(int64_t dim) const { return tessera::unsqueeze(*this, dim); }
-Tensor Tensor::squeeze(int64_t dim) const { return tessera::squeeze(*this, dim); }
+Tensor Tensor::reshape(const Shape& to) const& { return tessera::reshape(*this, to); }
+Tensor Tensor::flatten(int64_t first, int64_t last) const& { return tessera::flatten(*this, first, last); }
+Tensor Tensor::unflatten(int64_t dim, const Shape& extents) const& { return tessera::unflatten(*this, dim, extents); }
+Tensor Tensor::transpose(int64_t a, int64_t b) const& { return tessera::transpose(*this, a, b); }
+Tensor Tensor::permute(const Dims& order) const& { return tessera::permute(*this, order); }
+Tensor Tensor::unsqueeze(int64_t dim) const& { return tessera::unsqueeze(*this, dim); }
+Tensor Tensor::squeeze(int64_t dim) const& { return tessera::squeeze(*this, dim); }
 Tensor Tensor::expand(const Shape& to) const { return tessera::expand(*this, to); }
 Tensor Tensor::repeat(const Dims& repeats) const { return tessera::repeat(*this, repeats); }
-Tensor Tensor::slice(int64_t dim, int64_t begin, int64_t end, int64_t step) const { return tessera::slice(*this, dim, begin, end, step); }
-Tensor Tensor::narrow(int64_t dim, int64_t begin, int64_t size) const { return tessera::narrow(*this, dim, begin, size); }
-Tensor Tensor::select(int64_t dim, int64_t index) const { return tessera::select(*this, dim, index); }
+Tensor Tensor::slice(int64_t dim, int64_t begin, int64_t end, int64_t step) const& { return tessera::slice(*this, dim, begin, end, step); }
+Tensor Tensor::narrow(int64_t dim, int64_t begin, int64_t size) const& { return tessera::narrow(*this, dim, begin, size); }
+Tensor Tensor::select(int64_t dim, int64_t index) const& { return tessera::select(*this, dim, index); }
 Tensor Tensor::flip(const Dims& dims) const { return tessera::flip(*this, dims); }
 Tensors Tensor::split(int64_t size, int64_t dim) const { return tessera::split(*this, size, dim); }
 Tensors Tensor::split(std::initializer_list<int64_t> sizes, int64_t dim) const { return tessera::split(*this, sizes, dim); }

@@ -238,7 +238,10 @@ void div_(const Tensor& dst, Scalar divisor) {
   update(dst, "div", number_for(dst, divisor), quotient_type(result_type(dst, divisor)));
 }
 void clamp_(const Tensor& dst, Scalar low, Scalar high) {
-  const Tensor value = clamp(dst, low, high);
+  bring_up_to_date({&dst, 1});
+  // Backward reads what was clamped.
+  const bool recorded = dst.layers() & context().enabled & bit(Layer::kAutograd);
+  const Tensor value = clamp(recorded ? clone(dst) : dst, low, high);
   check_kept("clamp", value.dtype(), dst);
   assign_(dst, value);
 }

@@ -1,5 +1,6 @@
-// In-place updates, all built on the one effect. They are never recorded: where a destination or a
-// value requires grad they throw UserError, unless in NoGrad.
+// In-place updates, all built on the one effect. Autograd records those up to zero_: what reads the
+// destination or a view of its memory afterwards has the gradient of the value. They throw
+// UserError for a leaf that requires grad, unless in NoGrad; optimizer steps run in NoGrad.
 #pragma once
 #include "core/ops/scalar.h"
 #include "core/ops/update_attributes.h"

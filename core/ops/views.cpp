@@ -29,6 +29,7 @@ Tensor view_of(const Tensor& x, const Shape& shape, const Strides& strides,
   impl->offset = from.offset + extra_offset;
   impl->numel = numel(shape);
   impl->inference = from.inference;
+  impl->detached = from.views_detached();
   return Tensor(std::move(impl));
 }
 
@@ -349,6 +350,14 @@ Tensor select(const Tensor& x, int64_t dim, int64_t index) {
   TESSERA_CHECK_AS(ShapeError, x.ndim() > 0, "select: a 0-d tensor has no dim to select from");
   return view(x, SelectView{d, wrap_index(index, x.shape()[d], "select")});
 }
+
+Tensor slice(Tensor&& x, int64_t dim, int64_t begin, int64_t end, int64_t step) {
+  return std::move(x).slice(dim, begin, end, step);
+}
+Tensor narrow(Tensor&& x, int64_t dim, int64_t begin, int64_t size) {
+  return std::move(x).narrow(dim, begin, size);
+}
+Tensor select(Tensor&& x, int64_t dim, int64_t index) { return std::move(x).select(dim, index); }
 
 void register_view_ops(OpRegistry& registry) {
   auto add = [&](const char* name, auto samples) { registry.add(name, samples); };

@@ -23,6 +23,10 @@ Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t s
 Tensor narrow(const Tensor& x, int64_t dim, int64_t begin, int64_t size);
 /// Element `index` of `dim`, which disappears.
 Tensor select(const Tensor& x, int64_t dim, int64_t index);
+/// Of a temporary, which they do not keep: to assign to a part of what nobody else has is refused.
+Tensor slice(Tensor&& x, int64_t dim, int64_t begin, int64_t end, int64_t step = 1);
+Tensor narrow(Tensor&& x, int64_t dim, int64_t begin, int64_t size);
+Tensor select(Tensor&& x, int64_t dim, int64_t index);
 /// Consecutive pieces of `dim`: of the given sizes, which add up to its extent, or of one `size`
 /// (split), or `pieces` of one size (chunk); the last of those may be smaller.
 Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t dim = 0);

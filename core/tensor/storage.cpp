@@ -30,7 +30,14 @@ void Storage::provide(const Ref<Storage>& memory) {
   keep_alive_ = memory;
 }
 
+void Storage::set_assigned(Ref<RefCounted> a) {
+  num_assigned_.fetch_add(int64_t(bool(a)) - int64_t(bool(assigned_)), std::memory_order_relaxed);
+  assigned_ = std::move(a);
+}
+
 Storage::~Storage() {
+  if (assigned_) [[unlikely]]
+    set_assigned({});
   if (pending()) {
     const Ref<Event> last = ready();
     set_ready(nullptr);

@@ -91,6 +91,13 @@ class Storage final : public RefCounted {
   void set_recipe(Ref<Recipe> r) { recipe_ = std::move(r); }
   const Ref<Recipe>& recipe() const { return recipe_; }
 
+  /// What autograd knows of these bytes once a recorded value was assigned to some of them
+  /// (core/autograd/assigned.h). Null: each tensor on them carries its own history.
+  const Ref<RefCounted>& assigned() const { return assigned_; }
+  void set_assigned(Ref<RefCounted> a);
+  /// Whether any storage of the process has that: a program without need not look.
+  static bool any_assigned() { return num_assigned_.load(std::memory_order_relaxed) != 0; }
+
  private:
   struct Readers;
   void wait_ready_slow();
@@ -104,7 +111,10 @@ class Storage final : public RefCounted {
   std::atomic<Event*> ready_ = nullptr;  // holds a count; null: nothing is pending
   Ref<Readers> readers_;                 // null: no reader, which is what a write checks first
   Ref<Recipe> recipe_;
+  Ref<RefCounted> assigned_;
   Ref<RefCounted> keep_alive_;
+  // Nothing depends on it but speed.
+  inline static std::atomic<int64_t> num_assigned_ = 0;
 };
 
 }  // namespace tessera

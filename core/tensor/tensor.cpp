@@ -16,10 +16,14 @@ Tensor::Tensor(Meta meta, Ref<Storage> storage, int64_t offset) : impl_(new Tens
 
 Tensor Tensor::detach() const {
   // A constant is one at every level.
-  if (const Wrapped* w = wrapped(*this)) [[unlikely]]
-    return wrapper(w->with(w->inner.detach()));
+  if (const Wrapped* w = wrapped(*this)) [[unlikely]] {
+    Tensor t = wrapper(w->with(w->inner.detach()));
+    t.impl_->detached = true;
+    return t;
+  }
   Tensor t(meta(), storage(), offset());
   t.impl_->inference = impl_->inference;
+  t.impl_->detached = true;
   if (is_sharded()) [[unlikely]] {
     t.impl_->shard = impl_->shard;
     t.impl_->layers |= bit(Layer::kSharding);

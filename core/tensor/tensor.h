@@ -45,8 +45,13 @@ struct TensorImpl final : RefCounted {
   int64_t numel = 0;
   LayerMask layers = 0;      // which layers want to see ops on this tensor
   bool inference = false;    // made under inference_mode: may never be saved for backward
+  bool detached = false;     // has no part in the history that others give its memory
   Ref<RefCounted> autograd;  // owned by core/autograd
   Ref<RefCounted> shard;     // a ShardData; meta is then the global one and storage null
+
+  /// Whether a view without history of its own has no part in the memory's either: one of a tensor
+  /// that has a history was made where nothing is recorded.
+  bool views_detached() const { return detached || (layers & bit(Layer::kAutograd)); }
 
   static void* operator new(size_t bytes) { return pool_allocate(bytes); }
   static void operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }
@@ -68,8 +73,8 @@ class Tensor {
   Tensor& operator=(const Tensor&) & = default;
   Tensor& operator=(Tensor&&) & noexcept = default;
   /// What an expression gives takes values, as by assign_: t[0] = u; slice(t, 0, 0, 2) = 1.5.
-  /// Throws UserError where nobody else could see them, as in a + b = u, and whatever assign_
-  /// throws.
+  /// Recorded as assign_ is. Throws UserError where nobody else could see them, as in a + b = u or
+  /// (a + b)[0] = u, and whatever assign_ throws.
   void operator=(const Tensor& values) &&;
   void operator=(const Scalar& value) &&;
   explicit Tensor(Ref<TensorImpl> impl) : impl_(std::move(impl)) {}
@@ -125,7 +130,8 @@ class Tensor {
   bool uniquely_owned() const {
     return impl_->use_count() == 1 && impl_->storage && impl_->storage->use_count() == 1;
   }
-  /// The same values without history. A sharded tensor stays sharded.
+  /// The same values without history. Recorded assignments through other handles change the values
+  /// and give it none. A sharded tensor stays sharded.
   Tensor detach() const;
   bool is_same(const Tensor& o) const { return impl_ == o.impl_; }
   TensorImpl* impl() const {
@@ -157,27 +163,52 @@ class Tensor {
   Tensor contiguous(MemoryFormat format = MemoryFormat::kContiguous) const;
   Tensor clone() const;
 
-  Tensor operator[](int64_t i) const;  // select(0, i)
+  // Views. That of a temporary does not keep it: what is assigned to the view of a value that
+  // nobody else has ((a + b)[0] = u) is refused.
+  Tensor operator[](int64_t i) const&;  // select(0, i)
+  Tensor operator[](int64_t i) && { return let_go(operator[](i)); }
   /// x.index({Slice(), Slice(1, 3), 0}): core/ops/indexing.h.
-  Tensor index(std::initializer_list<TensorIndex> at) const;
-  Tensor reshape(const Shape& to) const;  // one extent may be -1
+  Tensor index(std::initializer_list<TensorIndex> at) const&;
+  Tensor index(std::initializer_list<TensorIndex> at) &&;
+  Tensor reshape(const Shape& to) const&;  // one extent may be -1
+  Tensor reshape(const Shape& to) && { return let_go(reshape(to)); }
   /// As reshape, and throws ShapeError where that would copy.
-  Tensor view(const Shape& to) const;
-  Tensor flatten(int64_t first = 0, int64_t last = -1) const;
-  Tensor unflatten(int64_t dim, const Shape& extents) const;
-  Tensor transpose(int64_t a, int64_t b) const;
-  Tensor t() const;   // of a matrix (or less)
-  Tensor mT() const;  // transpose(-2, -1)
-  Tensor permute(const Dims& order) const;
-  Tensor unsqueeze(int64_t dim) const;
-  Tensor squeeze(int64_t dim) const;
-  Tensor squeeze() const;  // of every dim of extent 1
+  Tensor view(const Shape& to) const&;
+  Tensor view(const Shape& to) && { return let_go(view(to)); }
+  Tensor flatten(int64_t first = 0, int64_t last_dim = -1) const&;
+  Tensor flatten(int64_t first = 0, int64_t last_dim = -1) && {
+    return let_go(flatten(first, last_dim));
+  }
+  Tensor unflatten(int64_t dim, const Shape& extents) const&;
+  Tensor unflatten(int64_t dim, const Shape& extents) && { return let_go(unflatten(dim, extents)); }
+  Tensor transpose(int64_t a, int64_t b) const&;
+  Tensor transpose(int64_t a, int64_t b) && { return let_go(transpose(a, b)); }
+  Tensor t() const&;  // of a matrix (or less)
+  Tensor t() && { return let_go(t()); }
+  Tensor mT() const&;  // transpose(-2, -1)
+  Tensor mT() && { return let_go(mT()); }
+  Tensor permute(const Dims& order) const&;
+  Tensor permute(const Dims& order) && { return let_go(permute(order)); }
+  Tensor unsqueeze(int64_t dim) const&;
+  Tensor unsqueeze(int64_t dim) && { return let_go(unsqueeze(dim)); }
+  Tensor squeeze(int64_t dim) const&;
+  Tensor squeeze(int64_t dim) && { return let_go(squeeze(dim)); }
+  Tensor squeeze() const&;  // of every dim of extent 1
+  Tensor squeeze() && { return let_go(squeeze()); }
+  Tensor slice(int64_t dim, int64_t begin, int64_t end, int64_t step = 1) const&;
+  Tensor slice(int64_t dim, int64_t begin, int64_t end, int64_t step = 1) && {
+    return let_go(slice(dim, begin, end, step));
+  }
+  Tensor narrow(int64_t dim, int64_t begin, int64_t size) const&;
+  Tensor narrow(int64_t dim, int64_t begin, int64_t size) && {
+    return let_go(narrow(dim, begin, size));
+  }
+  Tensor select(int64_t dim, int64_t index) const&;
+  Tensor select(int64_t dim, int64_t index) && { return let_go(select(dim, index)); }
+
   Tensor expand(const Shape& to) const;
   Tensor expand_as(const Tensor& like) const;
   Tensor repeat(const Dims& repeats) const;
-  Tensor slice(int64_t dim, int64_t begin, int64_t end, int64_t step = 1) const;
-  Tensor narrow(int64_t dim, int64_t begin, int64_t size) const;
-  Tensor select(int64_t dim, int64_t index) const;
   Tensor flip(const Dims& dims) const;
   SmallVector<Tensor, 4> split(int64_t size, int64_t dim = 0) const;
   SmallVector<Tensor, 4> split(std::initializer_list<int64_t> sizes, int64_t dim = 0) const;
@@ -265,8 +296,8 @@ class Tensor {
   Tensor bmm(const Tensor& o) const;
   Tensor dot(const Tensor& o) const;
 
-  // In place, as the functions of core/ops/update.h: never recorded, so refused where this tensor
-  // or an operand requires grad, unless in NoGrad.
+  // In place, as the functions of core/ops/update.h: recorded where this tensor or an operand
+  // requires grad, unless in NoGrad; a leaf that requires grad is then refused.
   const Tensor& add_(const Tensor& o) const;
   const Tensor& sub_(const Tensor& o) const;
   const Tensor& mul_(const Tensor& o) const;
@@ -313,6 +344,11 @@ class Tensor {
   void* address() const {
     return static_cast<char*>(impl_->storage->data()) +
            size_t(impl_->offset) * size_of(impl_->meta.dtype);
+  }
+  // `view`, without this handle.
+  Tensor let_go(Tensor view) {
+    impl_ = {};
+    return view;
   }
   [[noreturn]] static void undefined();
   [[noreturn]] void no_values() const;

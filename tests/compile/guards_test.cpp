@@ -342,6 +342,44 @@ TEST(Guards, HandlesThatAreReturned) {
   EXPECT_EQ(step.report().replays, 4) << step.report().why_not;
 }
 
+// Assignment that autograd records is part of the step, unless memory from outside is left with it.
+TEST(Guards, RecordedAssignments) {
+  Tensor w = rows(1).detach().requires_grad_();
+  auto program = [w](const Tensor& x) {
+    w.set_grad({});
+    Tensor y = w * x, out = zeros({3, 4});
+    y[0] = x[1] * w[1];
+    y.slice(1, 0, 4, 2) *= 2.0;
+    for (int64_t i = 0; i < 2; ++i) out[i] = y[i] * x[i];
+    out[2] = out[0] + out[1];
+    Tensor loss = sum(square(out));
+    loss.backward();
+    return loss.detach();
+  };
+  auto step = compile(program);
+  for (int call = 0; call < 4; ++call) {
+    const Tensor x = rows(call + 2), loss = program(x), gradient = w.grad().clone();
+    expect_same_bits(step(x), loss, "loss");
+    expect_same_bits(w.grad(), gradient, "gradient");
+  }
+  EXPECT_GE(step.report().replays, 1);
+
+  Tensor buffer = zeros({2, 4});
+  auto leaves = compile([w, buffer](const Tensor& x) {
+    buffer.assign_(w * x);
+    return x * 2.0;
+  });
+  for (int call = 0; call < 4; ++call) {
+    leaves(rows(call));
+    w.set_grad({});
+    buffer.sum().backward();
+    expect_same_bits(w.grad(), rows(call), "gradient");
+  }
+  EXPECT_EQ(leaves.report().replays, 0);
+  EXPECT_NE(leaves.report().why_not.find("a recorded value is assigned to"), std::string::npos)
+      << leaves.report().why_not;
+}
+
 TEST(Guards, ResultsOfInferenceMode) {
   for (bool outside : {false, true}) {
     auto program = [&](const Tensor& x) {

@@ -9,7 +9,9 @@
 #include "collectives/decorators/counting.h"
 #include "collectives/loopback/run_ranks.h"
 #include "core/autograd/autograd.h"
+#include "core/autograd/transforms.h"
 #include "core/nn/nn.h"
+#include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
 #include "core/ops/reduce.h"
@@ -185,6 +187,26 @@ TEST(DTensor, BordersAreDifferentiable) {
     Tensor mine = to_local(w, {Partial()}) * double(group.rank());
     backward(sum(mine));
     check_close(full_tensor(w.grad()), value.detach() * 0.0 + 6.0, 1e-12, "sum over ranks");
+  });
+}
+
+// Assignment is recorded for plain tensors alone, and a sharded one does not miss it silently.
+TEST(DTensor, RecordedAssignmentIsRefused) {
+  run_ranks(2, [&](ProcessGroup&) {
+    const DeviceMesh mesh = init_device_mesh({{"a", 2}});
+    const Tensor value = sample_values({4}, -1, 1, 1).requires_grad_();
+    const Tensor x = distribute(value, mesh, {Replicate()}), y = x * 2.0, local = to_local(y);
+    const std::string why = "to and from sharded tensors it is not recorded";
+    expect_contains(error_of([&] { y.assign_(x * 3.0); }), why);
+    expect_contains(error_of([&] { zeros({4}).to(value.dtype()).assign_(y); }), why);
+    expect_contains(
+        error_of([&] { grad([](const Tensor& t) { return (t * 2.0).assign_(t).sum(); })(y); }),
+        why);
+    local[0] = value[1];
+    expect_contains(error_of([&] { y * 2.0; }), "shares memory with a tensor that recorded values");
+    backward(local.sum());
+    check_close(value.grad(), from_values<double>({0, 3, 2, 2}, {4}).to(value.dtype()), 0,
+                "gradient");
   });
 }
 

@@ -234,21 +234,22 @@ TEST(Engine, GradientsOfHooksAndOfSetGradAreChecked) {
   EXPECT_EQ(numbers(x.grad()), (Numbers{1, 1, 1}));
 }
 
-TEST(Engine, AnUpdateByWhatIsRecordedIsRefused) {
+TEST(Engine, AnUpdateOfALeafIsRefused) {
   Tensor w = leaf({1, 2}), x = zeros({2}, {.dtype = kF64});
   const std::string why =
-      " requires grad, and an update in place is not recorded; make a new tensor (where, cat, "
-      "stack "
-      "or index_put for a part of it), detach() it, or open a NoGrad scope around the update";
-  EXPECT_EQ(error_of([&] { assign_(x, w * 2.0); }), "assign_: the value f64[2] cpu" + why);
-  EXPECT_EQ(error_of([&] { assign_(x, w); }), "assign_: the value f64[2] cpu" + why);
-  EXPECT_EQ(error_of([&] { add_(x, w); }), "assign_: the value f64[2] cpu" + why);
-  EXPECT_EQ(numbers(x), (Numbers{0, 0})) << "nothing was written";
+      "assign_: a leaf that requires grad is changed in place: f64[2] cpu; open a NoGrad scope "
+      "around the update of a parameter, or compute a new tensor (x = x + y; where, cat, stack or "
+      "index_put for a part of it)";
+  EXPECT_EQ(error_of([&] { assign_(w, x); }), why);
+  EXPECT_EQ(error_of([&] { assign_(w, w * 2.0); }), why);
+  EXPECT_EQ(error_of([&] { add_(w, x); }), why);
+  EXPECT_EQ(numbers(w), (Numbers{1, 2})) << "nothing was written";
   add_(x, w.detach());
   {
     NoGrad off;
     add_(x, w * 2.0);
   }
+  EXPECT_FALSE(x.requires_grad());
   EXPECT_EQ(numbers(x), (Numbers{3, 6}));
 }
 

@@ -1,5 +1,5 @@
 // What stands on the left of an assignment: a variable takes another tensor, a view takes values, a
-// temporary that nobody sees is refused. Nothing of it is recorded, so what is recorded is refused.
+// temporary that nobody sees is refused, and so is a view of one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -116,24 +116,44 @@ TEST(Assignment, ATemporaryThatNobodySeesIsRefused) {
   EXPECT_EQ(numbers(a), (Numbers{1, 1}));
 }
 
-TEST(Assignment, WhatIsRecordedIsRefused) {
+TEST(Assignment, AViewOfATemporaryThatNobodySeesIsRefused) {
+  Tensor a = ones({2, 2}), b = ones({2, 2}), one = ones({});
+  const std::string why = "nothing else refers to, so what is written would be lost";
+  expect_contains(error_of([&] { (a + b)[0] = one; }), why);
+  expect_contains(error_of([&] { (a + b)[0][1] = 1.0; }), why);
+  expect_contains(error_of([&] { (a + b).index({Slice(), 1}) = one; }), why);
+  expect_contains(error_of([&] { (a + b).slice(0, 0, 1) = one; }), why);
+  expect_contains(error_of([&] { (a + b).narrow(0, 0, 1) = one; }), why);
+  expect_contains(error_of([&] { (a + b).select(1, 0) = one; }), why);
+  expect_contains(error_of([&] { (a + b).view({4})[2] = one; }), why);
+  expect_contains(error_of([&] { (a + b).reshape({4}).unflatten(0, {2, 2})[1] = one; }), why);
+  expect_contains(error_of([&] { (a + b).t().mT().transpose(0, 1)[1] = one; }), why);
+  expect_contains(error_of([&] { (a + b).permute({1, 0}).flatten()[1] = one; }), why);
+  expect_contains(error_of([&] { (a + b).unsqueeze(0).squeeze(0).squeeze()[1] = one; }), why);
+  expect_contains(error_of([&] { slice(a + b, 0, 0, 1) = one; }), why);
+  expect_contains(error_of([&] { narrow(a + b, 0, 0, 1) = one; }), why);
+  expect_contains(error_of([&] { select(a + b, 0, 0) = one; }), why);
+  auto handle = [&] { return a; };  // of what a variable has
+  handle()[0] = 3.0;
+  slice(handle(), 0, 1, 2) = 4.0;
+  EXPECT_EQ(numbers(a), (Numbers{3, 3, 4, 4}));
+  EXPECT_EQ(numbers((a + b)[1]), (Numbers{5, 5})) << "to read it is as before";
+}
+
+// tests/core/autograd/assigned_test.cpp says what is recorded.
+TEST(Assignment, ALeafIsRefusedUnlessNothingIsRecorded) {
   Tensor leaf = range(3).requires_grad_(), plain = range(3);
-  Tensor made = leaf * 2.0;
-  const std::string instead = "where, cat, stack or index_put for a part of it";
-  expect_contains(error_of([&] { leaf[0] = 1.0; }), instead);
-  expect_contains(error_of([&] { made[0] = plain[1]; }), instead);
-  expect_contains(error_of([&] { plain[0] = made[1]; }), instead);
-  expect_contains(error_of([&] { plain.index_put_({from_values<int64_t>({0}, {1})}, made[1]); }),
-                  instead);
-  EXPECT_EQ(numbers(plain), (Numbers{0, 1, 2}));
+  expect_contains(error_of([&] { leaf[0] = 1.0; }),
+                  "a leaf that requires grad is changed in place");
   {
     NoGrad off;
     leaf[0] = 5;
-    plain[0] = made[1];
+    plain[0] = (leaf * 2.0)[1];
   }
   EXPECT_EQ(numbers(leaf), (Numbers{5, 1, 2}));
   EXPECT_EQ(numbers(plain), (Numbers{2, 1, 2}));
   EXPECT_TRUE(leaf.requires_grad());
+  EXPECT_FALSE(plain.requires_grad());
 }
 
 TEST(Assignment, AWriteIntoWhatBackwardReadsIsNoticed) {

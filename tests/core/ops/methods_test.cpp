@@ -233,17 +233,21 @@ TEST(Operators, InPlaceRefusesWhatItsDtypeCannotHold) {
   expect_same(i, arange(4));
 }
 
-// In place means for autograd what it means for assign_: it is not recorded, so it is refused.
-TEST(Operators, InPlaceRefusesWhatRequiresGrad) {
+// In place means for autograd what it means for assign_: it is recorded, and a leaf is refused.
+TEST(Operators, InPlaceIsRecordedAndRefusesLeaves) {
   Tensor leaf = ones({2}).requires_grad_(), result = leaf * 2.0, plain = ones({2});
-  for (Tensor* t : {&leaf, &result}) {
-    expect_contains(error_of([&] { *t += 1; }), "compute a new tensor (x = x + y;");
-    expect_contains(error_of([&] { *t *= plain; }), "requires grad");
-    expect_contains(error_of([&] { (*t)[0] += 1; }), "requires grad");
-    expect_contains(error_of([&] { t->zero_(); }), "requires grad");
-    expect_contains(error_of([&] { plain += *t; }), "the value f32[2] cpu requires grad");
-  }
+  expect_contains(error_of([&] { leaf += 1; }), "compute a new tensor (x = x + y;");
+  expect_contains(error_of([&] { leaf *= plain; }), "requires grad");
+  expect_contains(error_of([&] { leaf[0] += 1; }), "requires grad");
+  expect_contains(error_of([&] { leaf.zero_(); }), "requires grad");
   expect_same(leaf.detach(), ones({2}));
+  result += 1;
+  result *= plain * 3.0;
+  result[0] += 1;
+  plain += result;
+  expect_same(plain.detach(), from_values<float>({11, 10}, {2}));
+  plain.sum().backward();
+  expect_same(leaf.grad(), full({2}, 6.0));
   NoGrad update;
   leaf -= 0.5;
   expect_same(leaf.detach(), full({2}, 0.5));
