@@ -39,7 +39,8 @@ BackendGroup::~BackendGroup() {
   if (forks() != birth_) {  // a fork's child: threads and peers belong to the parent
     if (thread_.joinable()) thread_.detach();
     (void)engine_.release();
-    // Who sleeps on them is not here, and would be waited for.
+    // No thread of this process waits on these; their destructors would wait for the parent's
+    // threads.
     new (&work_) std::condition_variable;
     new (&idle_) std::condition_variable;
     return;
@@ -79,8 +80,8 @@ Ref<Work> BackendGroup::submit(const Collective& c) {
   return enqueue(c);
 }
 
-/// Where nothing else is under way: plans and numbers the call and makes its caller the one inside
-/// the engine. Else null.
+/// If no call is in progress, plans and numbers the call and lets its caller enter the engine.
+/// Otherwise returns null.
 Ref<Call> BackendGroup::begin_here(const Collective& c) {
   std::lock_guard lock(mutex_);
   if (busy_ || !queue_.empty()) return nullptr;
@@ -120,7 +121,7 @@ Ref<Work> BackendGroup::enqueue(const Collective& c) {
     t.storage()->bump_version();
     if (c.async) t.storage()->set_ready(call);
   }
-  if (c.async)  // who overwrites an operand waits; one that is a result is pending anyway
+  if (c.async)  // a write to an operand waits for readers; a result is pending anyway
     for (const Tensor& t : c.in)
       if (t.storage()->ready() != call) t.storage()->add_reader(call);
   {
@@ -140,20 +141,21 @@ Ref<Work> BackendGroup::enqueue(const Collective& c) {
 }
 
 void BackendGroup::serve() {
-  set_num_threads(1);  // who overwrites what a checkpoint reads may copy it, here too
+  set_num_threads(1);  // a write to what a checkpoint reads may copy it first, here too
   std::unique_lock lock(mutex_);
   while (await_call(lock)) execute_head(lock);
 }
 
-/// Waits until the head of the queue is the communication thread's to execute. False when the group
-/// goes.
+/// Waits until the communication thread should execute the head of the queue. Returns false when
+/// the group is being destroyed.
 bool BackendGroup::await_call(std::unique_lock<std::mutex>& lock) {
   for (uint64_t taken = taken_; !stop_; asleep_ = false) {
     const bool ready = !queue_.empty() && !busy_;
     const auto now = Clock::now();
     const auto until = (ready ? queue_.front()->queued : now) + leave_;
     if (ready && (urgent_ > 0 || waiters_->any() || dead_ || now >= until)) return true;
-    // While calls that are left come and go it looks by itself, so that none has to wake it.
+    // While calls that are left to waiters come and go, this thread looks by itself, so that no
+    // call has to wake it.
     asleep_ = queue_.empty() && taken == taken_;
     taken = taken_;
     if (asleep_)
@@ -202,7 +204,7 @@ void BackendGroup::hurry() {
   engine_->interrupt();
 }
 
-/// Until nothing is under way.
+/// Waits until no call is queued or in progress.
 void BackendGroup::wait_until_idle(std::unique_lock<std::mutex>& lock) {
   Waiters::Scope scope(waiters_);
   work_.notify_one();
@@ -241,12 +243,12 @@ void BackendGroup::execute_p2p(const Ref<Call>& first) {
   }
 }
 
-/// The head of the queue if it is a send or a receive whose operands are there.
+/// Returns the head of the queue if it is a send or a receive whose operands are ready, else null.
 Ref<Call> BackendGroup::next_p2p() {
   std::unique_lock lock(mutex_);
   if (queue_.empty() || !queue_.front()->plan.is_p2p()) return nullptr;
   Ref<Call> call = queue_.front();
-  lock.unlock();  // what it waits for may be a call of this group
+  lock.unlock();  // the operand may wait for another call of this group
   if (!call->inputs_ready()) return nullptr;
   lock.lock();
   take_head();
@@ -273,8 +275,9 @@ std::exception_ptr BackendGroup::fail(std::exception_ptr error, const Call* call
     report = CommError(report.what(), report.group(), report.seq(), report.ranks(), culprits);
   }
   error = std::make_exception_ptr(report);
-  // Before any thread of this rank can see the failure: its program may give up because of it, and
-  // is then to say why. The peers' own memory needs no store, so they are told by that first.
+  // The watchdog learns of the failure before any thread of this rank can see it, since the program
+  // may give up because of it and then has to say why. The engine of peers in shared memory needs
+  // no store, so they are told through it first.
   const bool first = watchdog_ && watchdog_->remember_failure(report);
   {
     std::lock_guard lock(mutex_);
@@ -301,7 +304,7 @@ void BackendGroup::abort(const std::string& why) {
     std::lock_guard lock(mutex_);
     seq = collectives_;
   }
-  // What this rank has failed on before is why its program gives up.
+  // If this rank has failed before, its program gives up because of that failure.
   const std::vector<int> culprits = watchdog_ ? watchdog_->culprits() : std::vector<int>();
   fail(std::make_exception_ptr(CommError(text, members_.group, seq, {rank()}, culprits)), nullptr);
 }

@@ -1,11 +1,11 @@
-// A process group over one engine: checks the arguments of a call, numbers it, keeps calls in the
-// order of submission and remembers the first failure. A synchronous call runs on its caller when
-// nothing else is under way; everything else runs on the group's communication thread, started by
-// the first asynchronous call. A call that the engine leaves to waiters runs on the thread that
-// waits for it, or on the communication thread once it has been queued for a while or somebody
-// waits in vain; messages, which may be under way for longer than what is waited for, are never
-// left. Invariants: at most one thread is inside the engine, and it alone takes calls from the
-// queue.
+// A process group over one engine: it checks the arguments of a call, numbers it, keeps calls in
+// the order of submission and remembers the first failure. A synchronous call runs on its caller's
+// thread when no other call is in progress; all others run on the group's communication thread,
+// which the first asynchronous call starts. The engine may leave a call to waiters: it then runs on
+// the thread that waits for it, or on the communication thread once it has been queued for a while
+// or a thread waits that cannot run it. Sends and receives, which may take longer than the call
+// that is waited for, are never left. Invariants: at most one thread is inside the engine, and only
+// that thread takes calls from the queue.
 #pragma once
 #include <deque>
 #include <functional>
@@ -18,15 +18,15 @@ namespace tessera::detail {
 
 class BackendGroup final : public ProcessGroup, public Waiters::Server {
  public:
-  /// Makes the engine of a sub-group; a collective call of its members.
+  /// Makes the engine of a sub-group. All its members must call it.
   using Splitter =
       std::function<std::unique_ptr<Engine>(const Membership& members, uint64_t number)>;
 
-  /// How long a call is left to a thread that may wait for it. A step of a small model is over by
-  /// then, in a large one a visit of the communication thread is nothing.
+  /// How long a call is left to a thread that may wait for it. The step of a small model is over by
+  /// then; in the step of a large one, waking the communication thread costs nothing in comparison.
   static constexpr Millis kLeave{20};
 
-  /// `watchdog` is the rank's; null where no peer can be to blame for anything.
+  /// `watchdog` is the rank's; null where no peer can cause a failure.
   BackendGroup(Membership members, std::unique_ptr<Engine> engine, Millis timeout,
                Splitter splitter, std::shared_ptr<Watchdog> watchdog = nullptr,
                Millis leave = kLeave);
@@ -79,17 +79,18 @@ class BackendGroup final : public ProcessGroup, public Waiters::Server {
 
   std::mutex mutex_;
   std::condition_variable work_;  // for the communication thread
-  std::condition_variable idle_;  // the queue is empty and nobody inside the engine
+  // Signalled when the queue is empty and no thread is inside the engine.
+  std::condition_variable idle_;
   std::deque<Ref<Call>> queue_;
-  int urgent_ = 0;         // calls in it that are not left to waiters
-  uint64_t taken_ = 0;     // those that are, taken from it so far
-  bool asleep_ = false;    // the communication thread sleeps until it is told to look
-  bool busy_ = false;      // somebody is inside the engine
-  bool p2p_busy_ = false;  // and takes further sends and receives
+  int urgent_ = 0;         // queued calls that are not left to waiters
+  uint64_t taken_ = 0;     // calls left to waiters that were taken from the queue so far
+  bool asleep_ = false;    // the communication thread sleeps until it is notified
+  bool busy_ = false;      // a thread is inside the engine
+  bool p2p_busy_ = false;  // and accepts further sends and receives
   bool stop_ = false;
   uint64_t collectives_ = 0, messages_ = 0;
   std::exception_ptr failure_;
-  Ref<Call> spare_;  // the latest that ran on its caller, taken again once nobody else holds it
+  Ref<Call> spare_;  // the last call that ran on its caller, reused when only this group holds it
   std::atomic<bool> dead_{false};
   std::thread thread_;
 };

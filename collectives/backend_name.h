@@ -1,5 +1,5 @@
-// The backends of CPU tensors that a program can ask for by name: one table, from which choices are
-// checked and errors are worded.
+// The backends of CPU tensors that a program can name: the one table that choices are checked
+// against and that error texts list.
 #pragma once
 #include <fmt/format.h>
 
@@ -12,10 +12,11 @@ namespace tessera::detail {
 
 inline constexpr std::string_view kShm = "shm", kLoopback = "loopback", kGloo = "gloo",
                                   kMpi = "mpi";
-/// Of ranks on several hosts: gloo between blocks of ranks, shm in them. Chosen, never asked for.
+/// The backend for ranks on several hosts: shm within blocks of ranks, gloo between blocks. The
+/// library chooses it; a program cannot ask for it.
 inline constexpr std::string_view kBlocks = "gloo+shm";
 
-/// What ranks are. Gloo serves both.
+/// Whether ranks are processes or threads. Gloo serves both.
 enum class RanksAre : uint8_t { kProcesses, kThreads };
 struct BackendRow {
   std::string_view name;
@@ -25,8 +26,8 @@ struct BackendRow {
 inline constexpr BackendRow kBackends[] = {
     {kShm, true, false}, {kLoopback, false, true}, {kGloo, true, true}, {kMpi, true, false}};
 
-/// Throws UserError in the name of `op` unless `name` is empty (the library chooses) or a backend
-/// for such ranks.
+/// Throws UserError in the name of `op` unless `name` is empty (the library then chooses) or a
+/// backend for such ranks.
 inline void check_backend_name(std::string_view op, std::string_view name, RanksAre ranks) {
   std::string known;
   for (const BackendRow& b : kBackends) {

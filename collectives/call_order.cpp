@@ -16,7 +16,7 @@ uint64_t mix(uint64_t h, uint64_t x) {  // one round of splitmix64
   return h ^ (h >> 27);
 }
 
-// Calls in prefix number j.
+// The number of calls in prefix number j.
 size_t length_of(int j) {
   if (j < 16) return size_t(j) + 1;
   size_t octave = size_t(16) << ((j - 16) / 4);

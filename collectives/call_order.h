@@ -1,8 +1,8 @@
-// What a rank knows of the calls that follow one: a step that is run again without its program
-// knows all that it will make on a group. Ranks that announce a step with the same call compare
-// what they announce before anything moves; a rank that announces nothing (it runs its program, and
-// does not know) takes no part. Invariant: equal lists have equal digests, and a digest tells
-// where two lists part to within a fifth of the way there.
+// The list of collectives that a rank will call on a group, where it is known in advance: a step
+// that is replayed without its program knows all of them. Ranks that announce their list with a
+// call compare the lists before any data moves. A rank that runs its program does not know its
+// list, announces nothing and is not compared. Invariant: equal lists have equal digests, and
+// digests tell where two lists begin to differ, to within a fifth of that position.
 #pragma once
 #include <array>
 #include <span>
@@ -20,7 +20,8 @@ struct CallOrder final : RefCounted {
 
 namespace detail {
 
-/// Hashes of prefixes of a list: of 1, 2, .., 16 calls, then four for each doubling.
+/// A digest of a list: hashes of its prefixes of 1, 2, .., 16 calls, then of four prefixes for each
+/// doubling of the length.
 struct OrderDigest {
   static constexpr int kPrefixes = 32;
   uint64_t whole = 0;  // 0: there is no list
@@ -28,8 +29,9 @@ struct OrderDigest {
 };
 OrderDigest digest_of(std::span<const uint64_t> calls);
 
-/// Error text where ranks announce different lists ("" otherwise): which ranks, from which call on,
-/// and what `mine`, that of this rank, has there. `blame` gets the ranks outside the majority.
+/// Returns the error text where ranks announce different lists ("" otherwise): which ranks differ,
+/// from which call on, and what the list `mine` of this rank has there. `blame` gets the ranks
+/// outside the majority.
 std::string compare_orders(std::span<const OrderDigest> digests, const CallOrder& mine, int rank,
                            const std::string& title, std::vector<int>& blame);
 

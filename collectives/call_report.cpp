@@ -1,4 +1,4 @@
-// Texts about calls that do not fit together.
+// The error texts for calls of several ranks that do not match.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -50,7 +50,7 @@ std::string describe(const CallSite& site) {
 
 std::string compare_calls(std::span<const CallRecord> records, std::span<const std::string> sites,
                           const std::string& group, std::vector<int>& blame) {
-  std::vector<std::vector<int>> classes;  // of ranks with equal calls, by lowest rank
+  std::vector<std::vector<int>> classes;  // ranks with equal calls, by lowest rank
   for (int r = 0; r < int(records.size()); ++r) {
     auto same = std::find_if(classes.begin(), classes.end(), [&](const auto& c) {
       return same_call(records[size_t(c[0])], records[size_t(r)]);

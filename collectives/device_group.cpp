@@ -52,7 +52,7 @@ void DeviceGroup::abort(const std::string& why) {
   if (!tell_cause_) return;
   try {
     barrier();
-  } catch (const CommError& first) {  // what killed the group, be it this abort or another failure
+  } catch (const CommError& first) {  // the error that killed the group, by this abort or before it
     if (!first.culprits().empty()) tell_cause_(first.culprits());
   }
 }

@@ -1,6 +1,6 @@
-// The group that programs hold: one backend group for each kind of device, chosen by where a call's
-// tensors are, so that nobody names a backend. Invariant: the members are the same ranks in the
-// same order whatever the device.
+// The group that programs hold: one backend group for each kind of device. The tensors of a call
+// decide which one runs it, so a program names no backend. Invariant: on every device, the members
+// are the same ranks in the same order.
 #pragma once
 #include <array>
 #include <functional>
@@ -11,7 +11,7 @@ namespace tessera::detail {
 
 class DeviceGroup final : public ProcessGroup {
  public:
-  /// Is told which ranks of the world an aborted group failed on.
+  /// Called with the ranks of the world that an aborted group failed on.
   using TellCause = std::function<void(std::span<const int> world_ranks)>;
   /// `cpu` serves CPU tensors and calls without tensors; `cuda` and `tell_cause` may be null.
   DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda, TellCause tell_cause);

@@ -12,7 +12,7 @@ using Clock = std::chrono::steady_clock;
 
 }  // namespace
 
-/// Holds the server for as long as this lives, unless it is gone.
+/// Keeps the server from being destroyed while this object lives, unless it is gone already.
 class Waiters::Visit {
  public:
   explicit Visit(Waiters& w) : w_(w) {
@@ -72,14 +72,14 @@ void Call::begin(const Collective& c, int rank, int size, Millis limit) {
 void Call::begin_part(const Call& whole, const Plan& p, Millis limit) {
   plan = p;
   plan.record = whole.plan.record;
-  plan.record.order = 0;  // all have agreed on the whole
+  plan.record.order = 0;  // the whole call's order was compared already
   site = whole.site, timeout = limit, async = whole.async;
   waiters = whole.waiters;
   birth_ = whole.birth_;
 }
 
 void Call::keep(const Tensor& t) {
-  if (async) tensors_.push_back(t);  // else the caller, who waits, holds them
+  if (async) tensors_.push_back(t);  // for a synchronous call the caller holds them while it waits
   const Ref<Event>& ready = t.storage()->ready();
   if (ready && !ready->done()) before_.push_back(ready);
 }
@@ -101,7 +101,7 @@ void Call::wait_for_inputs_slow() {
   for (Ref<Event>& e : readers_) {
     try {
       e->wait();
-    } catch (...) {  // it reads no more; its own result says why
+    } catch (...) {  // the failed call reads no more; its own result carries the error
     }
   }
   for (Ref<Event>& e : before_) e->wait();
@@ -118,7 +118,8 @@ void Call::finish(std::exception_ptr error) {
   if (done()) return;
   Tensors tensors;
   if (async)
-    std::swap(tensors, tensors_);  // dropped last: a storage waits for this event when it dies
+    // Released last: a storage waits for this event when it is destroyed.
+    std::swap(tensors, tensors_);
   readers_.clear();
   before_.clear();
   error_ = std::move(error);
@@ -126,7 +127,8 @@ void Call::finish(std::exception_ptr error) {
   if (started)
     elapsed_ms_ = std::chrono::duration<double, std::milli>(Clock::now() - started_).count();
   if (profile_) {
-    // By the profile's own clock at both ends: this thread may be held up between two looks.
+    // Both times are from the profile's clock: this thread may be suspended between readings of two
+    // clocks.
     const double end = profile_->now_us(), begin = started ? begin_us_ : end;
     profile_->add({.name = std::string(name_of(plan.kind)),
                    .category = "collective",
@@ -150,7 +152,7 @@ void Call::rethrow() const {
   if (state_.load(std::memory_order_acquire) == kFailed) std::rethrow_exception(error_);
 }
 
-// In a fork's child nobody finishes it, and nobody reads or writes the child's memory.
+// In a forked child no thread finishes the call, and it does not touch the child's memory.
 void Call::check_process() const {
   if (forks() != birth_)
     throw CommError(fmt::format("{} was under way when this process was forked; its result is the "

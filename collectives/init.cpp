@@ -1,4 +1,4 @@
-// Joining the job, and the calling thread's world.
+// Joins the job and sets the calling thread's world.
 #include "collectives/backend_name.h"
 #include "collectives/decorators/fault.h"
 #include "collectives/decorators/logging.h"
@@ -11,7 +11,7 @@
 namespace tessera {
 namespace {
 
-// Part of the thread's context: ranks may be threads, each with a world of its own.
+// The world belongs to the thread's context: ranks may be threads, each with its own world.
 thread_local Ref<ProcessGroup> this_thread_world;
 
 Ref<ProcessGroup> decorate(Ref<ProcessGroup> group) {
@@ -42,7 +42,8 @@ Ref<ProcessGroup> init_process_group(const GroupOptions& options) {
                  : job.mpirun  ? detail::connect_mpi_store(job, join.join_timeout)
                                : connect_store(job, join.join_timeout);
     if (job.mpirun && !options.store) join.store_keeper = 0;
-    // Ranks count their joins alike, so a world made again does not read records of the last one.
+    // All ranks count how often they joined, so a second world does not read the records of the
+    // first.
     int64_t turn = join.store->add(fmt::format("pg/{}/turn/{}", options.name, job.rank), 1);
     join.prefix = fmt::format("pg/{}/{}/", options.name, turn);
   }
@@ -89,7 +90,7 @@ void destroy_process_group() {
   if (!group) return;
   try {
     group->flush();
-  } catch (const CommError& e) {  // calls have thrown it, or nobody has looked at their results
+  } catch (const CommError& e) {  // calls have thrown the error, or their results were not read
     logging::error("destroy_process_group: {}", e.what());
   }
 }

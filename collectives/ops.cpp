@@ -26,7 +26,7 @@ ReduceOp read_op(AttributeReader& a, ReduceOp otherwise) {
   throw UserError(fmt::format("attribute op: \"{}\" is no reduction", text));
 }
 
-// The verbs that are ops, and those that are over pieces too.
+// The verbs that are ops, and those of them that have a form over pieces.
 using enum CollKind;
 constexpr CollKind kWhole[] = {kAllReduce, kAllGather, kReduceScatter, kBroadcast, kAllToAll},
                    kInPieces[] = {kAllGather, kReduceScatter, kAllToAll};
@@ -90,12 +90,12 @@ class CollectiveOp final : public CollectivePrimitive {
   const CollKind kind;
   const ReduceOp op;
   const int root;
-  const CallSite site;  // of the program, compared between ranks; not an attribute
+  const CallSite site;  // where the program calls it; compared between ranks, not an attribute
 };
 
 thread_local CallOrderScope::List* announcing = nullptr;
 
-// What is to be announced with a call on `group`, once.
+// Takes the list that the next call on `group` announces; it is announced once.
 Ref<const CallOrder> order_on(const ProcessGroup& group) {
   if (announcing)
     for (auto& [on, announcement] : *announcing)
@@ -112,7 +112,7 @@ void run_collective(const Primitive& prim, std::span<const Tensor> in, std::span
                     Workspace, const Stream&) {
   const auto& p = static_cast<const CollectiveOp&>(prim);
   Tensor x = in[0];
-  // The group broadcasts within one tensor: the values of the root are there before, anybody's go.
+  // The group broadcasts within one tensor, so the root copies its values there first.
   if (p.kind == CollKind::kBroadcast && x.raw_values() != out[0].raw()) {
     if (p.group->rank() == p.root) copy_values(out[0], x);
     x = out[0];
@@ -125,7 +125,7 @@ void run_collective(const Primitive& prim, std::span<const Tensor> in, std::span
             .site = p.site});
 }
 
-// The verbs over pieces that may differ from rank to rank: operand and result are flat buffers.
+// The verbs over pieces that may differ between ranks: operand and result are flat buffers.
 class PiecesOp final : public CollectivePrimitive {
  public:
   PiecesOp(CollKind kind, Ref<ProcessGroup> group, ReduceOp op, const Pieces& in, const Pieces& out,
@@ -172,7 +172,7 @@ class PiecesOp final : public CollectivePrimitive {
     return PrimRef(new PiecesOp(kind, group, read_op(a, op), pieces("in"), pieces("out"), site));
   }
 
-  // How the whole is cut is an attribute.
+  // Sizes may differ between ranks; how the whole is divided is an attribute.
   bool ranks_agree_on_size() const override { return false; }
 
   const CollKind kind;
@@ -181,7 +181,7 @@ class PiecesOp final : public CollectivePrimitive {
   const CallSite site;
 };
 
-// Views of `flat`, one for each rank.
+// Returns views of `flat`, one for each rank.
 std::vector<Tensor> pieces_of(const Tensor& flat, const PiecesOp& p, const Pieces& pieces) {
   std::vector<Tensor> views;
   int64_t offset = flat.offset();

@@ -11,7 +11,8 @@ namespace {
 using TensorSpan = std::span<const Tensor>;
 
 std::byte* address(const Tensor& t) {
-  // Not raw(): a pending write is waited for when the collective runs, not when it is submitted.
+  // This is not raw(): a pending write is waited for when the collective runs, not when it is
+  // submitted.
   return static_cast<std::byte*>(t.storage()->data()) + size_t(t.offset()) * size_of(t.dtype());
 }
 
@@ -98,7 +99,7 @@ class Builder {
     return tensors[0];
   }
 
-  /// Equal pieces of one tensor, or one tensor for each rank.
+  /// Returns equal pieces of one tensor, or one tensor for each rank.
   Parts pieces(TensorSpan tensors, const char* side) const {
     Parts parts;
     int size = plan_.size;
@@ -138,7 +139,7 @@ class Builder {
     TESSERA_CHECK_AS(ShapeError, a.bytes == b.bytes, "{}: {}: {} and {} elements; make them equal",
                      name_, what, elements(a.bytes), elements(b.bytes));
   }
-  /// Sets the agreed counts to those of `parts`, one for each rank.
+  /// Sets the counts that ranks must agree on to those of `parts`, one for each rank.
   void agree(const Parts& parts) {
     bool even = true;
     uint64_t hash = 0;
@@ -270,8 +271,8 @@ bool Plan::must_stage() const {
   for (int g = 0; g < int(give.size()); ++g)
     for (int t = 0; t < int(take.size()); ++t) {
       if (!overlap(give[g], take[t])) continue;
-      // A piece that lies exactly where this rank's own result goes is not written, or is read by
-      // this rank alone.
+      // A piece that lies exactly where this rank's own result goes is harmless: it is not written,
+      // or only this rank reads it.
       bool own = reduces || take.size() == 1 || t == rank;
       bool mine_alone = !one_for_each || g == rank;
       if (!(give[g].data == take[t].data && own && mine_alone)) return true;
@@ -312,7 +313,7 @@ void seal(CallRecord& record, uint64_t seq) {
 }
 
 uint64_t hash_site(const CallSite& site) {
-  // The names of files are literals, so where one lies tells it from others in this process.
+  // File names are literals, so within this process their addresses identify them.
   struct Known {
     const char* file = nullptr;
     uint64_t place = 0, hash = 0;

@@ -1,9 +1,9 @@
-// Collectives. A collective is a value: every verb fills one Collective and hands it to one
-// virtual, submit; what stands behind (shared memory, TCP, one rank) and what stands in front
-// (fault injection, counting, logging) implement that one method. Invariants: the ranks of a group
-// make the same calls in the same order, which is checked before any data moves; every wait has a
-// deadline and its error names the absent ranks; after an error the group is dead and every later
-// call throws that first error again.
+// Process groups and their collectives. A collective is a value: every verb fills one Collective
+// and passes it to one virtual function, submit. Backends (shared memory, TCP, one rank) and
+// decorators (fault injection, counting, logging) implement only that function. Invariants: the
+// ranks of a group make the same calls in the same order, which is checked before any data moves;
+// every wait has a deadline and its error names the absent ranks; after an error the group is dead
+// and every later call throws that first error again.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -37,7 +37,7 @@ enum class CollKind : uint8_t {
   kRecv
 };
 inline constexpr int kNumCollKinds = 11;
-/// What the parts of the library ask of a kind; a row of one table, in verbs.cpp.
+/// The properties of a kind of collective, one row of the table in verbs.cpp.
 struct CollTraits {
   std::string_view name;
   bool reduces = false;  // combines with `op`
@@ -50,14 +50,14 @@ std::string_view name_of(CollKind kind);
 /// Parses what name_of prints; throws UserError naming the text.
 CollKind parse_coll_kind(std::string_view name);
 
-/// kAvg needs a floating dtype, the bitwise ones an integer or bool. In bool arithmetic a sum is
-/// "any" and a product is "all". 16-bit floats are combined in f32 and rounded once.
+/// kAvg needs a floating dtype, the bitwise operators an integer or bool. On bools a sum is "any"
+/// and a product is "all". 16-bit floats are combined in f32 and rounded once.
 enum class ReduceOp : uint8_t { kSum, kAvg, kProduct, kMin, kMax, kBitAnd, kBitOr, kBitXor };
 inline constexpr int kNumReduceOps = 8;
 std::string_view name_of(ReduceOp op);
 
-/// One call of one rank. Spans are borrowed for the duration of submit; tensors are row-major dense
-/// and of one dtype and device.
+/// One call of one rank. Spans are borrowed while submit runs; tensors are row-major, dense, and of
+/// one dtype and device.
 struct Collective {
   CollKind kind = CollKind::kBarrier;
   ReduceOp op = ReduceOp::kSum;
@@ -69,73 +69,80 @@ struct Collective {
   Millis timeout{0};                         // 0: the group's
   bool async = false;                        // false: submit returns when it is done
   CallSite site = CallSite::current();
-  // Of this call and those that follow it on this group; null: they are not known.
+  // The calls that will follow on this group, this one included; null: they are not known.
   Ref<const CallOrder> order = nullptr;
 };
 
-/// A collective on its way. Its outputs carry it as their ready event, so most programs never see
-/// one: reading an output waits.
+/// A submitted collective. Its outputs have it as their ready event, and reading an output waits
+/// for it, so most programs never see one.
 class Work : public Event {
  public:
-  /// Waits until the collective is done, which its own deadline bounds; throws what it failed with.
+  /// Waits until the collective is done, at most until its own deadline; throws the error it failed
+  /// with.
   void wait() override = 0;
-  /// Waits at most `timeout`; false when the collective is still under way. Throws as wait().
+  /// Waits at most `timeout`; false when the collective is still in progress. Throws what wait()
+  /// throws.
   virtual bool wait_for(Millis timeout) = 0;
-  /// What it failed with; null while it is under way or after success.
+  /// The error it failed with; null while it is in progress or after success.
   virtual std::exception_ptr error() const = 0;
   /// Number of the collective within its group.
   virtual uint64_t seq() const = 0;
-  /// How long an asynchronous one was executing, waiting for peers included; 0 until it is done.
+  /// How long an asynchronous collective was executing, waits for peers included; 0 until it is
+  /// done.
   virtual double elapsed_ms() const = 0;
 };
 
-/// The ranks that call collectives together. All verbs take dense tensors and throw UserError or
-/// ShapeError for arguments that cannot work (before anybody is told), CommError when a peer died,
-/// was absent at the deadline or made a different call. The call site counts: ranks that make one
-/// call in different branches must share one line, or pass `site` (one constant for all of them).
-/// Reductions add up in a fixed order, the balanced tree ((r0+r1)+(r2+r3))+..., whatever the
-/// backend and the message size, so results have equal bits. A synchronous verb returns when this
-/// rank's results are there; a verb ending in _async returns at once and outputs are pending (their
-/// storage's ready event); inputs must not be changed until then. Calls on one group are executed
-/// in the order of submission; where a rank has one CPU, by the thread that waits for one, or 20 ms
-/// after they were submitted.
+/// The ranks that call collectives together. All verbs take dense tensors. They throw UserError or
+/// ShapeError for arguments that cannot work (before any peer is told), and CommError when a peer
+/// died, was absent at the deadline or made a different call. The call site counts: ranks that make
+/// one call in different branches must share one line, or pass `site` (one constant for all of
+/// them). Reductions are summed in a fixed order, the balanced tree ((r0+r1)+(r2+r3))+..., whatever
+/// the backend and the message size, so results have equal bits. A synchronous verb returns when
+/// this rank's results are there. A verb ending in _async returns at once; its outputs are pending
+/// (their storage has a ready event), and its inputs must not be changed until it is done. Calls on
+/// one group are executed in the order of submission. Where a rank has one CPU, the thread that
+/// waits for a call executes it, or another thread does 20 ms after it was submitted.
 class ProcessGroup : public RefCounted {
  public:
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual const std::string& name() const = 0;
-  /// "shm", "loopback", "gloo", "mpi", "solo": what moves data of tensors on `device`.
+  /// "shm", "loopback", "gloo", "mpi" or "solo": the backend that moves tensors on `device`.
   virtual std::string_view backend(Device device = {}) const = 0;
-  /// True when submit would accept `c` as far as kind, operator, dtype and device go.
+  /// True when submit would accept the kind, operator, dtype and device of `c`.
   virtual bool supports(const Collective& c) const = 0;
-  /// The one entry. A null result never happens; a synchronous call returns a done Work.
+  /// Submits a collective; all verbs end here. The result is never null; a synchronous call returns
+  /// a Work that is done.
   virtual Ref<Work> submit(const Collective& c) = 0;
-  /// New groups of the ranks with equal `color`, ordered by `key` and then by rank in this group.
-  /// All ranks of this group call it; a negative color gets null.
+  /// Makes a new group of the ranks with equal `color`, ordered by `key` and then by rank in this
+  /// group. All ranks of this group must call it; a negative color gets null.
   virtual Ref<ProcessGroup> split(int color, int key = 0, CallSite site = CallSite::current()) = 0;
-  /// A new group of these ranks of this group, numbered in the order given; null on the others.
-  /// All ranks of this group call it with the same list. Throws UserError for a rank that is not
-  /// there or named twice.
+  /// Makes a new group of these ranks of this group, numbered in the order given; null on the
+  /// others. All ranks of this group must call it with the same list. Throws UserError for a rank
+  /// that does not exist or is named twice.
   Ref<ProcessGroup> new_group(std::span<const int> ranks, CallSite site = CallSite::current());
   Ref<ProcessGroup> new_group(std::initializer_list<int> ranks,
                               CallSite site = CallSite::current()) {
     return new_group(std::span<const int>(ranks.begin(), ranks.size()), site);
   }
-  /// Kills the group: calls under way or yet to come, on every rank, throw CommError with `why`.
+  /// Kills the group: calls in progress or yet to come, on every rank, throw CommError with `why`.
   virtual void abort(const std::string& why) = 0;
   /// Waits until everything submitted by this rank is done; throws the group's error, if any.
   virtual void flush() = 0;
-  /// Memory for tensors that are reduced often (gradient buckets): shared with the peers where the
-  /// backend can, so that nothing is copied in; ordinary memory elsewhere. Any rank may call it.
+  /// Allocates memory for tensors that are reduced often (gradient buckets). Where the backend can,
+  /// it is shared with the peers, so that nothing is copied in; otherwise it is ordinary memory.
+  /// Any rank may call it.
   virtual Ref<Storage> allocate(size_t bytes) = 0;
-  /// True when that is other memory than everybody's, so that what travels gains by lying there.
+  /// True when allocate() returns other than ordinary memory, so that tensors that are sent should
+  /// be there.
   virtual bool has_own_memory() const = 0;
-  /// Rank in the world of this group's rank `r`.
+  /// The rank in the world of this group's rank `r`.
   virtual int global_rank(int r) const = 0;
-  /// The deadline of calls that do not say another.
+  /// The deadline of calls that specify none.
   virtual Millis timeout() const = 0;
-  /// Tells that this rank is at work for which peers may have to wait in this group, like "writing
-  /// step 20", and has got on with it: their deadlines begin anew with each call. "" ends it.
+  /// Says that this rank is busy with something that its peers may have to wait for in this group,
+  /// such as "writing step 20", and that it made progress: each call restarts their deadlines. ""
+  /// ends it.
   virtual void working(std::string_view what) = 0;
 
   // t: [..], reduced in place; every rank gets the result.
@@ -174,12 +181,12 @@ class ProcessGroup : public RefCounted {
                CallSite site = CallSite::current());
   Ref<Work> scatter_async(const Tensor& out, std::span<const Tensor> in, int root,
                           Millis timeout = {}, CallSite site = CallSite::current());
-  // in: size() * n elements; out: n, the reduction of everybody's piece number rank().
+  // in: size() * n elements; out: n, the reduction of piece number rank() of all ranks.
   void reduce_scatter(const Tensor& out, const Tensor& in, ReduceOp op = ReduceOp::kSum,
                       Millis timeout = {}, CallSite site = CallSite::current());
   Ref<Work> reduce_scatter_async(const Tensor& out, const Tensor& in, ReduceOp op = ReduceOp::kSum,
                                  Millis timeout = {}, CallSite site = CallSite::current());
-  // in: one tensor for each rank, of the numel of that rank's out (which may differ).
+  // in: one tensor for each rank, with as many elements as that rank's out (which may differ).
   void reduce_scatter(const Tensor& out, std::span<const Tensor> in, ReduceOp op = ReduceOp::kSum,
                       Millis timeout = {}, CallSite site = CallSite::current());
   Ref<Work> reduce_scatter_async(const Tensor& out, std::span<const Tensor> in,
@@ -206,9 +213,10 @@ class ProcessGroup : public RefCounted {
   /// Returns when every rank has called it.
   void barrier(Millis timeout = {}, CallSite site = CallSite::current());
   Ref<Work> barrier_async(Millis timeout = {}, CallSite site = CallSite::current());
-  /// `send` returns when rank `to` has taken the values (a rendezvous); `recv` when they are there.
+  /// `send` returns when rank `to` has taken the values (a rendezvous), `recv` when they are there.
   /// Successive asynchronous sends and receives of a rank proceed together, so two ranks may both
-  /// send_async and then recv; not with one tensor, which is received into when it was sent.
+  /// send_async and then recv, but not with the same tensor, which could be overwritten before it
+  /// is sent.
   void send(const Tensor& t, int to, Millis timeout = {}, CallSite site = CallSite::current());
   Ref<Work> send_async(const Tensor& t, int to, Millis timeout = {},
                        CallSite site = CallSite::current());
@@ -220,35 +228,34 @@ class ProcessGroup : public RefCounted {
 class Store;
 
 struct GroupOptions {
-  int rank = -1;  // -1: from the environment that tlaunch sets, as are the others
+  int rank = -1;  // -1: this and the others are read from the environment that tlaunch sets
   int world_size = -1;
   std::shared_ptr<Store> store = nullptr;  // null: the job's
   std::string backend;  // "", "shm", "gloo" or "mpi"; "": TESSERA_BACKEND or chosen by host
-  // Deadline of joining and of each collective. 0: TESSERA_JOIN_TIMEOUT and TESSERA_TIMEOUT seconds
-  // (600 and 60 where they are unset).
+  // The deadline of joining and of each collective. 0: TESSERA_JOIN_TIMEOUT and TESSERA_TIMEOUT
+  // seconds (600 and 60 where they are unset).
   Millis timeout{0};
   std::string name = "world";
 };
 
-/// Joins the job, makes its group the calling thread's world() and returns it. With one rank there
-/// is no store and no peer, and every verb works. Throws UserError, CommError.
+/// Joins the job, makes its group the calling thread's world() and returns it. In a job of one rank
+/// there is no store and no peer, and every verb works. Throws UserError and CommError.
 Ref<ProcessGroup> init_process_group(const GroupOptions& options = {});
-/// The calling thread's group of all ranks; other threads have none of it until they set_world. A
-/// program of one rank need not call init_process_group. Throws UserError when there are more and
-/// this thread has none.
+/// Returns the calling thread's group of all ranks; other threads have none until they call
+/// set_world. A program of one rank need not call init_process_group. Throws UserError when the job
+/// has more ranks and this thread has no world.
 ProcessGroup& world();
-/// The same, as a reference to keep.
+/// Returns world() as a reference to keep.
 Ref<ProcessGroup> world_group();
-/// world().rank() and world().size().
+/// These return world().rank() and world().size().
 int get_rank();
 int get_world_size();
-/// A group of the calling rank alone, whatever world there is; no peer is asked.
+/// Makes a group of the calling rank alone, whatever world there is; no other rank takes part.
 Ref<ProcessGroup> solo_group();
-/// Sets or (null) forgets the calling thread's world.
+/// Sets the calling thread's world; null removes it.
 void set_world(Ref<ProcessGroup> group);
-/// Waits for what is under way and forgets the calling thread's world, so that a program that
-/// caught a CommError can clean up: the failure of a group that died is logged (as an error), not
-/// thrown.
+/// Waits for calls in progress and removes the calling thread's world. A program that caught a
+/// CommError can use it to clean up: the failure of a dead group is logged as an error, not thrown.
 void destroy_process_group();
 
 }  // namespace tessera

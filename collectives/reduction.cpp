@@ -23,7 +23,7 @@ const TreeTable& trees() {
   return table;
 }
 
-/// A bool is 0 or 1: a sum is "any", a product is "all".
+/// The operator on bools of 0 and 1: a sum becomes "any", a product "all".
 ReduceOp of_bool(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:

@@ -21,17 +21,18 @@ using Clock = std::chrono::steady_clock;
 
 Segment::Options segment_options(int size) {
   Segment::Options o;
-  // Mailboxes are quadratic in the number of ranks; their memory is touched only when used.
+  // Mailboxes are quadratic in the number of ranks, but their memory is only touched when used.
   if (size > 8) o.mail_bytes = size_t{8} << 10;
   return o;
 }
 
-/// What one rank leaves in the store, a line each.
+/// The record that one rank writes to the store, one field a line.
 struct Record {
-  std::string machine;  // whose loopback interface it shares
-  std::string host;     // whose memory: of a machine there may be several (TESSERA_HOST_ID)
-  std::string backend;  // that it asks for
-  std::string address;  // of the group's memory: rank 0's only
+  std::string machine;  // ranks with the same value share a loopback interface
+  // Ranks with the same value share memory (TESSERA_HOST_ID can divide a machine).
+  std::string host;
+  std::string backend;  // the backend that it asks for
+  std::string address;  // of the group's memory; only rank 0's is set
   std::string text() const {
     return fmt::format("{}\n{}\n{}\n{}", machine, host, backend, address);
   }
@@ -86,8 +87,8 @@ std::string agree_on_backend(const std::vector<Record>& records) {
   return std::string(one_host ? kShm : block_size(records) > 1 ? kBlocks : kGloo);
 }
 
-// Until all ranks have attached `segment`. Who saw that may leave at once, so that an end counts
-// only if they still have not when it is known.
+// Waits until all ranks have attached `segment`. A rank that has seen this may end at once, so the
+// end of a rank only counts if not all have attached when it becomes known.
 void await_all(Segment& segment, RendezvousStore& store, const Membership& m, Millis timeout,
                Watchdog* dog) {
   auto all = [&] { return segment.attached().load(std::memory_order_acquire) >= uint32_t(m.size); };
@@ -162,7 +163,7 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
   }
   auto engine = std::make_unique<ShmEngine>(m, segment,
                                             ShmOptions{.processes = true, .watchdog = o.watchdog});
-  // The creator's descriptor is the door by which the others come in.
+  // The others attach through the creator's descriptor, so it stays open until they have.
   await_all(*segment, *store, m, o.join_timeout, o.watchdog.get());
   segment->close_descriptor();
   o.store->delete_key(fmt::format("{}{}", prefix, m.rank));
@@ -202,7 +203,7 @@ Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& o) {
     tell_cause = [store = options.store](std::span<const int> ranks) {
       try {
         announce_cause(*store, ranks);
-      } catch (const Error&) {  // nobody is left who would ask, or the store is full
+      } catch (const Error&) {  // no rank is left to ask, or the store is full
       }
     };
   std::unique_ptr<Engine> engine;

@@ -13,7 +13,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr Millis kWordOfLauncher{300};
 
-// Ranks of a group of `size` that set `keys`, which end in their numbers; other keys are nobody's.
+// The ranks of a group of `size` that set `keys`, which end in their numbers. Other keys belong to
+// no rank.
 std::vector<int> ranks_of(std::span<const std::string> keys, int size) {
   std::vector<int> ranks;
   for (const std::string& key : keys) {
@@ -71,7 +72,8 @@ void RendezvousWait::fail(const CommError& error) {
       members_.group, 0, absent, error.culprits());
 }
 
-// call(timeout) in turns of kLook, with a look at the members after each that was in vain.
+// Calls call(timeout) repeatedly with a timeout of kLook, and checks the members after each failed
+// try.
 template <class Call>
 auto RendezvousStore::in_turns(std::span<const std::string> keys, Millis timeout, Call call) {
   RendezvousWait wait(members_, timeout, ranks_of(keys, members_.size), dog_.get());

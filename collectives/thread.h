@@ -1,5 +1,5 @@
-// Helper threads of collectives. No signal is ever delivered to them: handlers are the affair of
-// the program's own threads.
+// Helper threads of collectives. They block all signals, so that a program's handlers only run on
+// its own threads.
 #pragma once
 #include <pthread.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
-// The verbs of a process group. What a verb asks for is filled in once, in a function that returns
-// the Collective; its two forms differ in who waits.
+// The verbs of a process group. One function for each verb returns its Collective; the synchronous
+// and the asynchronous form of the verb differ only in whether the caller waits.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,8 +33,8 @@ using Splits = std::span<const int64_t>;
 
 TensorSpan one(const Tensor& t) { return {&t, 1}; }
 
-// How both forms of a verb are submitted: fills in the rest of a Collective that lives until submit
-// is over. They are no ops: a recording backend does not see them.
+// Submits both forms of a verb: fills in the rest of a Collective, which lives until submit
+// returns. Verbs of a group are no ops: a recording backend does not see them.
 struct Call {
   Millis timeout;
   CallSite site;

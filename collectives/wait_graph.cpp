@@ -15,8 +15,8 @@ namespace {
 
 using Kind = WaitFacts::Kind;
 
-// A record is lines of fields between tabs. No field holds a tab or a line break: names of groups,
-// calls and places are the library's and the compiler's.
+// A record consists of lines whose fields are separated by tabs. No field contains a tab or a line
+// break: names of groups, calls and places come from the library and the compiler.
 constexpr char kField = '\t', kLineEnd = '\n';
 
 std::vector<std::string> cut(const std::string& text, char at) {
@@ -54,13 +54,13 @@ std::string plain(std::string text) {
 
 bool is_message(const WaitFacts& w) { return w.peer >= 0; }
 
-// Follows waits from rank to rank.
+// Follows the waits from rank to rank.
 class Search {
  public:
   Search(int me, const WaitFacts& mine, Millis timeout,
          const std::function<Account(int rank)>& account)
       : me_(me), group_(mine.group), timeout_(timeout), account_(account), reached_(mine.number) {
-    // What this rank waits for is known first hand.
+    // What this rank waits for need not be asked.
     Account own;
     own.record.emplace().waits.push_back(mine);
     own.alive = true;
@@ -75,7 +75,7 @@ class Search {
     v.culprits = culprits_;
     v.chain = chain_, v.why = why_;
     v.reached = reached_;
-    // Ranks that wait for each other in a circle: the nearest is as good a place to look as any.
+    // The ranks wait for each other in a circle, so any of them may be blamed: the nearest are.
     if (v.culprits.empty())
       v.culprits = v.absent, v.why = circle_ ? "they wait for each other" : "";
     std::ranges::sort(v.culprits);
@@ -110,7 +110,7 @@ class Search {
     return absent;
   }
 
-  // `rank`, for which `waiter` waits in `by`.
+  // Blames `rank`, which `waiter` waits for in `by`.
   void blame(int rank, const WaitFacts& by, int waiter, const std::string& why) {
     culprits_.push_back(rank);
     if (!why.empty()) why_ += fmt::format("{}world rank {}{}", why_.empty() ? "" : "; ", rank, why);
@@ -119,7 +119,7 @@ class Search {
                             chain_.empty() ? "" : "; ", waiter, by.title(), rank);
   }
 
-  // A rank that waits for nobody, maybe because it has given up already.
+  // Blames a rank that waits for no other, perhaps because it has failed already.
   void blame_idle(int rank, std::span<const int> failed_on, const WaitFacts& by, int waiter) {
     if (failed_on.empty()) return blame(rank, by, waiter, "");
     for (int c : failed_on) {
@@ -154,7 +154,7 @@ class Search {
     for (const WaitFacts& w : a.record->waits)
       if (w.group == by.group && (is_message(by) || is_message(w) || w.number <= by.number))
         on.push_back(&w);
-    const WorkFacts* work = nullptr;  // of the group that is waited in, if any
+    const WorkFacts* work = nullptr;  // that of the group in which the wait is, if there is any
     for (const WorkFacts& w : a.record->work)
       if (!work || w.group == by.group) work = &w;
     if (on.empty() && (!work || work->group != by.group))
@@ -168,7 +168,7 @@ class Search {
   }
 
   const int me_;
-  const std::string& group_;  // in which it waits
+  const std::string& group_;  // the group of the wait in question
   const Millis timeout_;
   const std::function<Account(int rank)>& account_;
   std::map<int, Account> accounts_;

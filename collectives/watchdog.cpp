@@ -17,9 +17,9 @@ namespace {
 
 using Kind = WaitFacts::Kind;
 
-constexpr int kSuspicions = 2;  // looks in a row before two ranks are held to wait for each other
+constexpr int kSuspicions = 2;  // looks in a row before two ranks count as waiting for each other
 constexpr Millis kCauseTime{150};
-constexpr size_t kToldBytes = 2000;  // of an error's text that other ranks repeat
+constexpr size_t kToldBytes = 2000;  // bytes of an error's text that other ranks repeat
 
 std::vector<int> parse_ranks(std::string_view text) {
   std::vector<int> ranks;
@@ -46,8 +46,8 @@ bool intersect(std::span<const int> a, std::span<const int> b) {
 
 double in_seconds(Millis time) { return double(time.count()) / 1000; }
 
-// The error of a wait that has lasted `waited`, its whole time. `stories` tell what is known of
-// absent ranks of the world.
+// The error of a wait that has lasted `waited`. `stories` say what is known of absent ranks of the
+// world.
 CommError late_error(const WaitFacts& facts, const Verdict& v, Millis waited,
                      const std::map<int, std::string>& stories) {
   const std::string way_out = ", or raise TESSERA_TIMEOUT", end = v.why.empty() ? "" : "; " + v.why;
@@ -102,7 +102,7 @@ CommError decode_error(const std::string& text, const std::string& group) {
                    parse_ranks(all.substr(b + 1, c - b - 1)));
 }
 
-// A wait that has lasted long enough for a look, as it was when the look began.
+// A copy, made when the look began, of a wait that has lasted long enough to be looked at.
 struct Watchdog::Late {
   uint64_t id;
   WaitFacts facts;
@@ -111,16 +111,16 @@ struct Watchdog::Late {
   bool say = false;
   bool follows_failure = false;  // it had begun when this rank failed in some group
   std::string failure_key{};
-  std::map<int, std::string> stories;  // of members, once the deadline has passed
+  std::map<int, std::string> stories;  // by member; filled once the deadline has passed
   std::optional<CommError> error;
 };
 
-// Asks ranks what they wait for, again in each look, and sees who of them still lives.
+// Asks ranks what they wait for, anew in each look, and notes which of them still run.
 class Watchdog::Inquiry {
  public:
   explicit Inquiry(Watchdog& dog) : dog_(dog) {}
   void next_look() { accounts_.clear(); }
-  /// `timeout`: how long a rank that was at work has to come.
+  /// `timeout`: how long a rank that was busy may take until it makes its call.
   Account account_of(int rank, Millis timeout) {
     auto [at, fresh] = accounts_.try_emplace(rank);
     if (fresh) at->second = ask(rank);
@@ -130,12 +130,12 @@ class Watchdog::Inquiry {
   }
 
  private:
-  // What was seen of a rank since it was first asked.
+  // What was seen of a rank since it was first asked about.
   struct Seen {
-    Clock::time_point since;       // when it was first asked, or told something new
-    std::optional<uint64_t> beat;  // none: it told nothing
-    bool runs = false;             // it has told something new
-    Clock::time_point worked{};    // when it last got on with its work
+    Clock::time_point since;       // when it was first asked about, or last published something new
+    std::optional<uint64_t> beat;  // none: it has published nothing
+    bool runs = false;             // it has published something new
+    Clock::time_point worked{};    // when it last made progress with its work
   };
   Account ask(int rank) {
     Account a;
@@ -148,7 +148,7 @@ class Watchdog::Inquiry {
     const auto still = now - seen.since;
     if (!a.record) {
       a.failed_on = dog_.failure_of(rank);
-      // Else it may be about to tell of a wait.
+      // Otherwise the rank may be about to publish a wait.
       if (still > 3 * kLook || !a.failed_on.empty()) a.alive = true;
       return a;
     }
@@ -184,9 +184,9 @@ Watchdog::Watchdog(int rank, int world_size, std::shared_ptr<Store> store, std::
       birth_(forks()) {}
 
 Watchdog::~Watchdog() {
-  if (forks() != birth_) {  // a fork's child: the thread is the parent's
+  if (forks() != birth_) {  // in a forked child: the thread belongs to the parent
     if (thread_.joinable()) thread_.detach();
-    new (&changed_) std::condition_variable;  // who sleeps on it is not here
+    new (&changed_) std::condition_variable;  // its destructor would wait for the parent's threads
     return;
   }
   {
@@ -235,7 +235,7 @@ void Watchdog::serve() {
     deliver(late);
   }
   lock.unlock();
-  forget();  // peers must not hold against others what this rank waited for
+  forget();  // peers must not use the record of a rank that has ended
 }
 
 std::vector<Watchdog::Late> Watchdog::late_waits() {
@@ -293,7 +293,7 @@ void Watchdog::look(std::vector<Late>& late) {
     }
     silent_looks_ = 0;
     return;
-  } catch (const std::exception&) {  // most likely the store, which is gone or does not answer
+  } catch (const std::exception&) {  // most likely the store is gone or does not answer
     ++silent_looks_;
   }
   for (Late& l : late) {
@@ -303,7 +303,7 @@ void Watchdog::look(std::vector<Late>& late) {
   }
 }
 
-// Without the store this rank knows only who has not come to its own call.
+// Judges a wait without the store: this rank knows only which ranks have not made its own call.
 void Watchdog::check_alone(Late& l) {
   Verdict v;
   if (l.facts.absent)
@@ -320,13 +320,13 @@ void Watchdog::check_alone(Late& l) {
   l.error = late_error(l.facts, v, l.waited, l.stories);
 }
 
-// Peers learn what this rank waits for, and that it runs.
+// Publishes what this rank waits for, and that it runs.
 void Watchdog::tell(const std::vector<Late>& late) {
   record_.waits.clear(), record_.work.clear();
   for (const Late& l : late) {
     if (l.timeout == Millis(0)) continue;
     WaitFacts& told = record_.waits.emplace_back(l.facts);
-    if (told.absent || told.peer >= 0) told.members.clear();  // nobody needs them
+    if (told.absent || told.peer >= 0) told.members.clear();  // peers do not need them
   }
   {
     std::lock_guard lock(mutex_);
@@ -342,7 +342,7 @@ void Watchdog::tell(const std::vector<Late>& late) {
   beat();
 }
 
-// In a long look too, a rank that runs says so.
+// Publishes that this rank runs. It is called during a long look, too.
 void Watchdog::beat() {
   if (!told_ || Clock::now() - told_at_ < kLook) return;
   ++record_.beat;
@@ -350,7 +350,7 @@ void Watchdog::beat() {
   told_at_ = Clock::now();
 }
 
-// What has not been deleted is tried again at the next look.
+// Deletes the record. If that fails, the next look tries again.
 void Watchdog::forget() {
   if (!told_) return;
   try {
@@ -365,7 +365,7 @@ void Watchdog::check_obituary(Late& l) {
   if (auto text = value_of(l.failure_key)) l.error = decode_error(*text, l.facts.group);
 }
 
-// Whether a message and its peer wait for each other for ever.
+// Finds a message whose peer and this rank wait for each other forever.
 void Watchdog::check_messages(Late& l) {
   const WaitFacts& mine = l.facts;
   if (l.failure_key.empty() || mine.peer < 0) return;
@@ -397,7 +397,8 @@ void Watchdog::check_messages(Late& l) {
                         mine.group, mine.seq, numbers_of(mine, {{mine.peer}}), {mine.peer});
 }
 
-// A transport may not notice: bytes for a rank that is gone can wait in a buffer of the system.
+// Finds waits for dead ranks. A transport may not notice a death: bytes for a rank that has ended
+// can stay in a buffer of the system.
 void Watchdog::check_deaths(Late& l, const std::vector<DeadRank>& all) {
   if (l.failure_key.empty() || l.timeout == Millis(0)) return;
   for (const DeadRank& dead : all) {
@@ -425,7 +426,8 @@ void Watchdog::check_deadline(Late& l) {
   l.error = late_error(l.facts, verdict, l.waited, l.stories);
 }
 
-// Who was given up in one group is not waited for in the others, where waits have begun already.
+// Ends a wait for ranks that this rank has given up on in another group; the wait began before
+// that.
 void Watchdog::check_failure(Late& l, const Verdict& verdict) {
   std::lock_guard lock(mutex_);
   if (!intersect(verdict.absent, failure_->culprits()) &&
@@ -445,7 +447,7 @@ void Watchdog::say(const Late& l, const std::vector<int>& absent) {
                 in_seconds(l.timeout));
 }
 
-// Ends the waits that have an error, and lets the others probe.
+// Ends the waits that have an error, and calls probe() on all.
 void Watchdog::deliver(std::vector<Late>& late) {
   for (Late& l : late) {
     auto entry = std::ranges::find(waits_, l.id, &Entry::id);
@@ -467,7 +469,7 @@ void Watchdog::tell_failure(const CommError& error) {
   const StorePatience patience(kPatience);
   try {
     store_->set(key("failed", rank_), encode(error).substr(0, kToldBytes));
-  } catch (const Error&) {  // peers see that this rank is gone, if not why
+  } catch (const Error&) {  // peers then see that this rank is gone, but not why
   }
 }
 
@@ -482,7 +484,7 @@ Watchdog::Fate Watchdog::fate_of(int rank) {
   try {
     auto own = value_of(key("failed", rank));
     fate.how = store_->get(dead_key(rank), own ? Millis(0) : kCauseTime);
-  } catch (const Error&) {  // the launcher has not said it, or there is none
+  } catch (const Error&) {  // the launcher has not announced it, or there is none
   }
   try {
     if (const auto own = value_of(key("failed", rank))) {
@@ -502,7 +504,7 @@ std::string Watchdog::key(const char* what, int rank) const {
 std::optional<std::string> Watchdog::value_of(const std::string& key) const {
   try {
     return store_->get(key, Millis(0));
-  } catch (const StoreTimeout&) {  // nobody has set it
+  } catch (const StoreTimeout&) {  // the key was not set
     return std::nullopt;
   }
 }

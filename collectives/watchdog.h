@@ -1,9 +1,10 @@
-// The one owner of deadlines and blame of a rank: waits of all its groups, whatever the backend,
-// are reported here, at the latest once they have lasted 100 ms. A thread then tells the peers what
-// this rank waits for (wait_graph.h), looks for ranks that have died, says after 10 s for whom this
-// rank waits, and at the deadline ends the wait with an error that names the culprit: the rank at
-// the end of the chain of ranks that wait for another, in whatever groups. Invariant: the first
-// failure of a rank is what everything that fails on it later comes down to, here and on its peers.
+// The watchdog of a rank keeps all its deadlines and decides which ranks are to blame. Waits of all
+// the rank's groups, whatever the backend, are reported to it when they have lasted 100 ms, or
+// sooner. Its thread then publishes what this rank waits for (wait_graph.h), looks for ranks that
+// have died, logs after 10 s which ranks this rank waits for, and at the deadline ends the wait
+// with an error that names the culprit: the rank at the end of the chain of ranks that wait for
+// another, in whatever groups. Invariant: the first failure of a rank is named as the cause of
+// every later failure that it leads to, here and on its peers.
 #pragma once
 #include <condition_variable>
 #include <list>
@@ -19,7 +20,7 @@
 
 namespace tessera::detail {
 
-/// The text of an error for other ranks, and back.
+/// Converts an error to a text for other ranks, and back.
 std::string encode(const CommError& error);
 CommError decode_error(const std::string& text, const std::string& group);
 
@@ -28,34 +29,34 @@ struct WatchedWait;
 class Watchdog {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr Millis kLook{100};       // between two looks at what is under way
+  static constexpr Millis kLook{100};       // between two looks at the waits
   static constexpr Millis kPatience{1000};  // for a sign of life, and for the store's answers
 
-  /// One wait. Its members are called by the watchdog's thread with its lock held, so that the wait
-  /// cannot end meanwhile; they do not block.
+  /// A wait. The watchdog's thread calls its functions with its lock held, so that the wait cannot
+  /// end meanwhile; they must not block.
   class Wait {
    public:
     virtual ~Wait() = default;
     virtual WaitFacts facts() const = 0;
-    /// Zero: another wait of this rank stands for this one, which has no deadline and is neither
-    /// told to peers nor spoken of.
+    /// The time the wait may last. Zero: another wait of this rank represents this one, which has
+    /// no deadline and is neither published nor logged.
     virtual Millis timeout() const = 0;
-    /// What the engine knows of the rank of the world `r`, which has not come: "it last finished
-    /// #19". "": nothing but what peers tell.
+    /// What the engine knows of the absent rank `r` of the world: "it last finished #19". "": only
+    /// what peers published is known.
     virtual std::string story(int) const { return ""; }
-    /// Ends the wait with `error`, or with what had killed the group before. May be called
+    /// Ends the wait with `error`, or with the error that killed the group before. It may be called
     /// repeatedly.
     virtual void fail(const CommError& error) = 0;
-    /// Ends the wait where nothing else would.
+    /// Lets the wait look for an end that nothing else would show it.
     virtual void probe() {}
-    /// Where the store holds what the group died of; "": the engine looks for that, and for deaths
-    /// of its members, itself.
+    /// The store key of the group's failure; "": the engine itself looks for that, and for deaths
+    /// of members.
     virtual std::string failure_key() const { return ""; }
   };
-  /// A wait that is under way for as long as this lives.
+  /// Reports a wait for as long as this object lives.
   class Scope {
    public:
-    /// `dog` may be null: nobody looks at the wait.
+    /// `dog` may be null: the wait is then not watched.
     Scope(Watchdog* dog, Wait& wait, Clock::time_point since);
     ~Scope();
     Scope(const Scope&) = delete;
@@ -66,33 +67,32 @@ class Watchdog {
     std::list<WatchedWait>::iterator entry_;
   };
 
-  /// Of rank `rank` of the world. `store` is the job's, where deaths are announced; `prefix` is
-  /// that of the world's keys; `keeper` is the rank that serves the store, -1: the launcher does.
-  /// After `silence` it is said for whom this rank waits.
+  /// Makes the watchdog of rank `rank` of the world. `store` is the job's, where deaths are
+  /// announced; `prefix` is the prefix of the world's keys; `keeper` is the rank that serves the
+  /// store (-1: the launcher does). After `silence` it is logged which ranks this rank waits for.
   Watchdog(int rank, int world_size, std::shared_ptr<Store> store, std::string prefix,
            int keeper = -1, Millis silence = Silence::kFirst);
   ~Watchdog();
 
-  /// This rank is at work in `group` for which its peers may have to wait: their deadlines begin
-  /// anew with each call. An empty text ends it.
+  /// See ProcessGroup::working; `group` is the group in which peers may have to wait.
   void working(const std::string& group, std::string_view what);
 
-  /// A group of this rank has failed with `error`, whose culprits are known where they can be. True
-  /// for the first such error, which is then to be told to the peers. Does not block.
+  /// Notes that a group of this rank has failed with `error`, whose culprits are set if they are
+  /// known. Returns true for the first error, which is then to be published. Does not block.
   bool remember_failure(const CommError& error);
   void tell_failure(const CommError& error);
   void failed(const CommError& error) {
     if (remember_failure(error)) tell_failure(error);
   }
-  /// What the first failure came down to; empty: nothing has failed.
+  /// The culprits of the first failure; empty: nothing has failed.
   std::vector<int> culprits() const;
 
-  /// Why a rank of the world is gone, as far as anybody has said.
+  /// Why a rank of the world ended, as far as is known.
   struct Fate {
-    std::string how;            // "signal 9 (Killed)"; "": nobody has said
-    std::vector<int> culprits;  // the rank itself, or those that it had failed on
+    std::string how;            // "signal 9 (Killed)"; "": not known
+    std::vector<int> culprits;  // the rank itself, or those that made it fail
   };
-  /// Waits a moment for the launcher's word.
+  /// Waits a moment for the launcher's announcement.
   Fate fate_of(int rank);
 
  private:
@@ -138,19 +138,19 @@ class Watchdog {
   bool stop_ = false;
   std::thread thread_;
 
-  // Of the thread.
+  // Only the watchdog's thread uses the rest.
   bool told_ = false;
   Clock::time_point told_at_{};
-  WaitRecord record_;                 // as told last
-  int silent_looks_ = 0;              // in a row, in which the store did not answer
-  std::unique_ptr<Inquiry> inquiry_;  // while a wait is beyond its deadline
+  WaitRecord record_;                 // as published last
+  int silent_looks_ = 0;              // looks in a row in which the store did not answer
+  std::unique_ptr<Inquiry> inquiry_;  // exists while a wait is beyond its deadline
   std::map<uint64_t, std::pair<std::string, int>> suspicions_;  // by wait: state, how often seen
 };
 
 struct WatchedWait {
   Watchdog::Wait* wait = nullptr;
   uint64_t id = 0;
-  Watchdog::Clock::time_point since, said{};  // said for whom it waits
+  Watchdog::Clock::time_point since, said{};  // `said`: when it was last logged
 };
 
 }  // namespace tessera::detail

@@ -20,7 +20,7 @@ std::string passes_to_skip(const CompileOptions& options) {
   return options.skip + (options.skip.empty() || more.empty() ? "" : ",") + more;
 }
 
-// The program's own, then those of pipeline() or the ones given instead.
+// The program's own passes come first, then those of pipeline(), or `instead` in their place.
 std::vector<Pass> all_passes(const CompileOptions& options, std::span<const Pass> instead = {}) {
   std::vector<Pass> passes = options.passes;
   const std::span<const Pass> rest = instead.empty() ? std::span<const Pass>(pipeline()) : instead;
@@ -42,13 +42,14 @@ void set_code(Graph& graph, std::span<const Ref<const LoadedKernel>> code) {
       n.prim = PrimRef(new Fused(f->name, f->body, f->results, code[k++]));
 }
 
-// Gives the fused ops of `graph` code.
+// Generates code for the fused ops of `graph` and puts it into them.
 void add_code(Graph& graph) {
   std::vector<const Fused*> kernels = fused_ops(graph);
   if (!kernels.empty()) set_code(graph, generate(kernels, {}));
 }
 
-// Where TESSERA_COMPILE_DUMP says: "step.2.recorded.4711.txt" is the second graph of process 4711.
+// Writes the graph into the folder that TESSERA_COMPILE_DUMP names: "step.2.recorded.4711.txt" is
+// the second graph of process 4711, as it was recorded.
 void dump(const Graph& graph, const CompileOptions& options, int number, const char* stage) {
   std::string folder = env::get("TESSERA_COMPILE_DUMP");
   if (folder.empty()) return;
@@ -65,8 +66,9 @@ size_t memory_limit(const CompileOptions& options) {
   return size_t(env::get_int("TESSERA_COMPILE_MEMORY", 0, 0, 1'000'000'000)) * 1'000'000;
 }
 
-// `graph` with as little computed again in backward as keeps a run within `limit` bytes; where
-// nothing does, with what takes least. Each try is planned to the byte.
+// Returns `graph` with the fewest values computed again in backward that keep a run within `limit`
+// bytes. If no choice does, returns the one that needs least memory. Each try is planned to the
+// byte.
 Graph within_memory(const Graph& graph, size_t limit, std::string_view skip,
                     std::span<const Pass> passes, const std::string& name) {
   auto peak = [&](const Graph& g) {
@@ -112,7 +114,7 @@ Executor build(Graph graph, const CompileOptions& options, int number, std::stri
   check_passes(skip, passes);
   dump(graph, options, number, "recorded");
   const size_t limit = memory_limit(options);
-  streamed_from();  // throws for what is no number: not what a pass has done
+  streamed_from();  // a bad environment variable is the user's error, not a pass's
   Graph fused = graph;
   try {
     if (limit) fused = within_memory(graph, limit, skip, passes, options.name);
@@ -147,7 +149,8 @@ bool SizedBuilder::add_code(Graph& graph, FunctionRef<std::vector<Graph>()> prob
     for (Graph& g : others) {
       run_passes(g, passes_to_skip(options_), all_passes(options_));
       std::vector<const Fused*> same = fused_ops(g);
-      if (same.size() != kernels.size()) continue;  // fused otherwise: not of these sizes
+      // Other sizes made it fuse otherwise: it tells nothing about these kernels.
+      if (same.size() != kernels.size()) continue;
       for (size_t k = 0; k < same.size(); ++k) sizes[k].push_back(same[k]);
     }
   }

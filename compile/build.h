@@ -1,4 +1,5 @@
-// From a recorded graph to one that runs fast: passes, code, executor.
+// Turns a recorded graph into one that runs fast: runs the passes, generates code, makes the
+// executor.
 #pragma once
 #include "compile/codegen/sized.h"
 #include "compile/options.h"
@@ -8,11 +9,11 @@
 
 namespace tessera::compiler {
 
-/// Passes over `graph`, the `number`th of its function, code for its fused ops, and memory. Where
-/// code cannot be had (no compiler, a cache that cannot be written), that is said once and the
-/// graph runs without fused ops. Where a pass throws, the graph runs as it was recorded; that is
-/// logged, and `*unoptimised` says why. `instead`: of pipeline(), unless empty. Throws UserError
-/// for a name in options.skip that no pass has.
+/// Runs the passes over `graph`, the `number`th of its function, generates code for its fused ops
+/// and plans memory. Where code cannot be had (no compiler, a cache that cannot be written), this
+/// is logged once and the graph runs without fused ops. Where a pass throws, the graph runs as it
+/// was recorded; this is logged, and `*unoptimised` says why. `instead` replaces the passes of
+/// pipeline() unless it is empty. Throws UserError for a name in options.skip that no pass has.
 Executor build(Graph graph, const CompileOptions& options, int number = 1,
                std::string* unoptimised = nullptr, std::span<const Pass> instead = {});
 
@@ -21,9 +22,10 @@ Executor build(Graph graph, const CompileOptions& options, int number = 1,
 class SizedBuilder {
  public:
   explicit SizedBuilder(const CompileOptions& options) : options_(options) {}
-  /// `probes`: the same graph at other sizes, asked for when code has to be compiled, so that it
-  /// serves these too. After kMaxCompilations runs of the compiler graphs run without generated
-  /// kernels. Otherwise as build(), with its errors.
+  /// `probes` returns the same graph at other sizes. It is called when code has to be compiled, so
+  /// that the code serves these sizes too. After kMaxCompilations runs of the compiler, graphs run
+  /// without generated kernels. Otherwise this does what the function build() does and throws what
+  /// it throws.
   Executor build(const Graph& graph, FunctionRef<std::vector<Graph>()> probes);
   int compilations() const { return kernels_.compilations(); }
 

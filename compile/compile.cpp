@@ -22,25 +22,26 @@
 namespace tessera::compiler {
 namespace {
 
-// Found again by the text of its graph.
+// A graph that the function ran. It is found again by its printed text.
 struct Segment {
   std::unique_ptr<Executor> executor;  // null until the graph runs for the second time
-  Graph graph;                         // until then
+  Graph graph;                         // empty once there is an executor
 };
 
 struct KnownCall : RecordedCall {
   Segment* segment = nullptr;
-  std::unique_ptr<Executor> sized = nullptr;  // of a graph that serves many sizes; then no segment
-  bool announced = false;                     // to the ranks that run it too
+  // Set if the graph serves many sizes; `segment` is then null.
+  std::unique_ptr<Executor> sized = nullptr;
+  bool order_compared = false;  // ranks have compared its collectives
 };
 
 struct SizedCalls {
   std::unique_ptr<DynamicCall> dynamic;
   SizedBuilder builder;
-  bool counted = false;  // in CompileReport::compiled
+  bool counted = false;  // CompileReport::compiled counts it
 };
 
-// The state of this thread that ops are recorded under.
+// Adds the state of this thread that affects how ops are recorded.
 void add_context(CallKey& key) {
   const Context& c = context();
   const void* generator = default_generator().state().storage().get();
@@ -77,15 +78,16 @@ struct StepCompiler::Impl {
   CompileReport report;
   std::unordered_map<std::string, Segment> segments;
   GuardedObjects guarded;
-  std::list<KnownCall> known;  // the one used last comes first
+  std::list<KnownCall> known;  // the most recently used comes first
   std::list<SizedCalls> dynamic_calls;
-  std::string host_made;  // in the last segment: an implicit input that nobody else holds
+  // Describes an implicit input of the last segment that only the function holds.
+  std::string host_made;
 
   explicit Impl(CompileOptions o) : options(std::move(o)) {}
 
   StepResults call(std::span<const Tensor> given, const CallKey& given_key,
                    FunctionRef<StepResults()> body) {
-    if (context().backend) return body();  // part of what another one records
+    if (context().backend) return body();  // an outer recording includes this call
     ++report.calls;
     CallKey key = given_key;
     add_context(key);
@@ -97,7 +99,8 @@ struct StepCompiler::Impl {
       if (!t.defined()) return;
       detached &= grad_meta(t) == nullptr;
       const Tensor& local = local_of(t);
-      for (size_t i = 0; i < inputs.size(); ++i)  // which share memory, and where
+      // The key says which inputs share memory, and where.
+      for (size_t i = 0; i < inputs.size(); ++i)
         if (inputs[i].storage() == local.storage())
           key.add(i + 1), key.add(uint64_t(local.offset() - inputs[i].offset()));
       inputs.push_back(local.detach());
@@ -120,9 +123,9 @@ struct StepCompiler::Impl {
     report.why_not.clear();
     const CachedCall& call = known_call.entry;
     Executor& executor = known_call.sized ? *known_call.sized : executor_of(*known_call.segment);
-    std::optional<CallOrderScope> announcing;
-    if (!std::exchange(known_call.announced, true))
-      announcing.emplace(collective_orders(executor.graph()));
+    std::optional<CallOrderScope> call_order;
+    if (!std::exchange(known_call.order_compared, true))
+      call_order.emplace(collective_orders(executor.graph()));
     Tensors outputs = executor.run(inputs, call.implicit);
     StepResults results{.tensors = {}, .key = {}, .like = call.like};
     for (const Source& s : call.results) results.tensors.push_back(give(s, outputs, inputs));
@@ -174,7 +177,7 @@ struct StepCompiler::Impl {
     return results;
   }
 
-  // Of what no entry refers to: arguments of former calls among it.
+  // Releases objects that no entry refers to, such as arguments of former calls.
   void let_go() {
     std::vector<const CachedCall*> entries;
     for (const KnownCall& e : known) entries.push_back(&e.entry);
@@ -183,7 +186,8 @@ struct StepCompiler::Impl {
     guarded.keep_only(entries);
   }
 
-  // Beside what is known of other keys, and of this key under other settings.
+  // Adds a call to those known. Calls with other keys stay, and calls with this key under other
+  // settings.
   void remember(KnownCall known_call) {
     CachedCall& call = known_call.entry;
     call.any.assign(call.inputs.size(), false);
@@ -204,9 +208,9 @@ struct StepCompiler::Impl {
     known.push_front(std::move(known_call));
   }
 
-  // ---- sizes
+  // ---- calls that differ in one size
 
-  // What the call that was recorded last says of calls that differ from it in one size.
+  // Compares the call that was recorded last with those that differ from it in one size.
   void learn_size() {
     const KnownCall& call = known.front();
     for (auto f = dynamic_calls.begin(); f != dynamic_calls.end(); ++f) {
@@ -231,7 +235,7 @@ struct StepCompiler::Impl {
       if (!why.empty()) return tell_static(why);
     }
   }
-  // A DynamicCall answers for it now.
+  // Forgets the call that was recorded last: a DynamicCall serves it now.
   void forget_last() {
     auto segment =
         std::ranges::find_if(segments, [&](auto& s) { return &s.second == known.front().segment; });
@@ -245,8 +249,8 @@ struct StepCompiler::Impl {
     report.why_static = why;
   }
 
-  // Puts the call of a new size in front of those that are known, unless its graph does not take
-  // it; then the program says what becomes of it.
+  // Plans the call at a new size and puts it in front of those that are known. Returns false if its
+  // graph does not take the size; the program then runs.
   bool plan_size(SizedCalls& f, const CallKey& key, std::span<const Tensor> inputs) {
     std::optional<int64_t> size = f.dynamic->size_of(key);
     if (!size || !(options.beyond_recorded || f.dynamic->covers(*size)) ||
@@ -273,7 +277,7 @@ struct StepCompiler::Impl {
     return true;
   }
 
-  // Sizes around those seen, for code that will serve them all.
+  // Returns the graph at sizes around those seen, so that one compilation serves them all.
   static std::vector<Graph> probes(const DynamicCall& dynamic, int64_t size) {
     std::set<int64_t> sizes{dynamic.size_a(), dynamic.size_b(), size + 1};
     int64_t most = 4 * std::max({dynamic.size_a(), dynamic.size_b(), size});
@@ -283,13 +287,13 @@ struct StepCompiler::Impl {
     for (int64_t n : sizes) {
       try {
         graphs.push_back(dynamic.graph_at(n));
-      } catch (const Error&) {  // beyond what the program can be called with
+      } catch (const Error&) {  // the graph does not take this size
       }
     }
     return graphs;
   }
 
-  // But those used last.
+  // Forgets planned sizes but for the most recently used.
   void forget_sizes() {
     int sized = 0;
     for (const KnownCall& e : known) sized += e.sized != nullptr;
@@ -297,13 +301,13 @@ struct StepCompiler::Impl {
       if ((--e)->sized) e = known.erase(e), --sized;
   }
 
-  // A graph that is met for the first time may never come again (state made in the first step, a
-  // length of its own), so it is interpreted.
+  // Runs a graph. The first time it is interpreted, since it may never come again (state that the
+  // first step makes, a sequence of unusual length); from the second time on it is compiled.
   Tensors run_segment(Graph graph, std::span<const Tensor> inputs) {
     ++report.segments;
     host_made.clear();
     for (const ImplicitInput& i : graph.implicit)
-      if (i.tensor.storage()->use_count() <= 2)  // the graph's and the recorder's
+      if (i.tensor.storage()->use_count() <= 2)  // only the graph and the recorder hold it
         host_made = fmt::format(
             "%{} ({}) was made inside of it from values of the program, which may be others at the "
             "next call; pass it as an argument",
@@ -331,11 +335,11 @@ struct StepCompiler::Impl {
     return *segment.executor;
   }
 
-  // Of graphs that are remembered, each with its memory: programs whose types never repeat start
-  // over rather than grow.
+  // The most graphs that are remembered, each with memory of its own. A program whose types never
+  // repeat starts over instead of growing.
   static constexpr size_t kMaxSegments = 64;
   static constexpr size_t kMaxDynamicCalls = 8;
-  static constexpr int kMaxSizes = 128;  // with an executor each; their arena is one
+  static constexpr int kMaxSizes = 128;  // each has an executor; they share one arena
 };
 
 StepCompiler::StepCompiler(CompileOptions options)

@@ -1,5 +1,5 @@
-// auto step = compile(train_step): the step as one graph, fused, planned and generated, run without
-// the program that made it. One line to add; without it the program is unchanged.
+// auto step = compile(train_step): runs a training step as one graph, fused, planned and generated,
+// without running the function that made it. It is one line to add; the program stays as it was.
 //
 //   auto step = compile([&](const Tensor& ids, const Tensor& targets) {
 //     Tensor loss = model->loss(ids, targets);
@@ -11,14 +11,14 @@
 //   for (...) Tensor loss = step(ids, targets);
 //
 // Arguments and results are trees (core/autograd/tree.h): tensors, numbers, text, and containers,
-// tuples and structs of them. The first calls run the function, recorded (record/step_recorder.h).
-// Once two calls on memory of their own were the same one graph, and it says all that they did,
-// later calls with arguments of the same types run that graph alone. Where a call looks at values,
-// talks to other ranks itself or leaves new tensors behind, the function runs at every call and the
-// graphs between its looks are run compiled: slower, and right. What changes from call to call must
-// be an argument or the values of a tensor (a learning rate is one); plain C++ variables that the
-// function reads are taken to be constant, other than switches of the library: training(),
-// set_sync, requires_grad_, hooks.
+// tuples and structs of them. The first calls run the function and record it
+// (record/step_recorder.h). Once two calls on different memory gave the same single graph, and the
+// graph says all that they did, later calls with arguments of the same types run that graph alone.
+// Where a call reads values, talks to other ranks itself or leaves new tensors behind, the function
+// runs at every call, and the graphs between the points where it reads are run compiled: slower,
+// but right. What changes from call to call must be an argument or the values of a tensor (a
+// learning rate is one). Plain C++ variables that the function reads are taken to be constant,
+// except for switches of the library: training(), set_sync, requires_grad_, hooks.
 #pragma once
 #include <any>
 #include <memory>
@@ -32,41 +32,41 @@
 
 namespace tessera::compiler {
 
-/// What became of the calls so far.
+/// Counts what was done with the calls so far.
 struct CompileReport {
   int64_t calls = 0, replays = 0;  // of them, without running the function
   int64_t recordings = 0, segments = 0;
   int compiled = 0;      // distinct graphs that are run compiled; one that serves many sizes is one
   double compile_s = 0;  // for them: passes, code (or the cache), memory
-  // Graphs that serve many sizes were planned for so many of them, with so many runs of the
+  // `sizes` sizes of graphs that serve many were planned, with `size_compilations` runs of the
   // compiler, which took `sizes_ms` of compile_s.
   int sizes = 0, size_compilations = 0;
   double sizes_ms = 0;
-  std::string why_static;   // the last two calls that differ in one size are two graphs because
-  std::string why_not;      // the last call was not replayable because; "" when it was
-  std::string unoptimised;  // the last graph that runs as recorded does so because; "": none does
+  std::string why_static;   // why the last two calls that differ in one size are two graphs
+  std::string why_not;      // why the last call was not replayable; "" when it was
+  std::string unoptimised;  // why the last graph to run as recorded does; "": none does
 };
 
-/// What a call returned: its tensors, and what puts them together again.
+/// The tensors of a call's result, and what is needed to put the result together again.
 struct StepResults {
   Tensors tensors;
   CallKey key;    // everything else that it returned
   std::any like;  // the result without its tensors
 };
 
-/// The part of compile() that knows no types.
+/// The part of compile() that does not depend on the function's types.
 class StepCompiler {
  public:
   explicit StepCompiler(CompileOptions options);
   ~StepCompiler();
   StepCompiler(StepCompiler&&) noexcept;
 
-  /// The results of `body`, by running it or its graph. `inputs`: all tensors it is given; `key`:
-  /// all else that it is given.
+  /// Returns the results of `body`, by running it or its graph. `inputs`: all tensors that it is
+  /// given; `key`: everything else that it is given.
   StepResults call(std::span<const Tensor> inputs, const CallKey& key,
                    FunctionRef<StepResults()> body);
   const CompileReport& report() const;
-  /// Of the graph that was replayed last; "" before.
+  /// See Compiled::graph_report().
   std::string graph_report() const;
 
  private:
@@ -76,7 +76,7 @@ class StepCompiler {
 
 namespace detail {
 
-/// The tensors of trees (core/autograd/tree.h), and in `key` all else that they are made of.
+/// The tensors of trees (core/autograd/tree.h); `key` takes everything else in them.
 struct Parts {
   Tensors tensors = {};
   CallKey key = {};
@@ -94,7 +94,7 @@ struct Parts {
 
 }  // namespace detail
 
-/// A compiled function. Calls of one object come from one thread at a time.
+/// A compiled function. One object must not be called from several threads at a time.
 template <class F>
 class Compiled {
  public:
@@ -124,7 +124,8 @@ class Compiled {
     }
   }
   const CompileReport& report() const { return compiler_.report(); }
-  /// What the graph that was replayed last does in a run: kernels, bytes, communication, memory.
+  /// Describes a run of the graph that was replayed last: kernels, bytes, communication, memory. ""
+  /// before the first replay.
   std::string graph_report() const { return compiler_.graph_report(); }
 
  private:
@@ -136,7 +137,8 @@ class Compiled {
 
 namespace tessera {
 
-/// `f` compiled: called with what it takes, returns what it returns. See the head of this file.
+/// Returns `f` compiled: it takes the same arguments and returns the same results. See the head of
+/// this file.
 template <class F>
 compiler::Compiled<F> compile(F f, compiler::CompileOptions options = {}) {
   return {std::move(f), std::move(options)};

@@ -1,4 +1,4 @@
-// What compile() is told.
+// The options of compile().
 #pragma once
 #include <string>
 #include <vector>
@@ -11,23 +11,24 @@ namespace tessera::compiler {
 struct CompileOptions {
   std::string name = "step";            // in logs and reports
   std::vector<NamedTensor> names = {};  // of parameters and state, for readable graphs
-  // Passes that are left out, by name and separated by commas; TESSERA_COMPILE_SKIP adds to them.
+  // Passes to leave out, by name and separated by commas; TESSERA_COMPILE_SKIP adds to them.
   std::string skip = {};
-  // Passes of the program's own, run in this order before those of pipeline() (passes/passes.h), on
-  // the graph as it was recorded.
+  // The program's own passes. They run in this order on the graph as it was recorded, before those
+  // of pipeline() (passes/passes.h).
   std::vector<Pass> passes = {};
-  // Calls that differ in one size are one graph, between sizes that were recorded, where their
-  // graphs say so (record/dynamic_call.h); else each size has a graph of its own. False: for
-  // functions that treat some sizes between others in a way of their own.
+  // Whether calls that differ in one size share one graph where the recorded graphs allow it
+  // (record/dynamic_call.h), for all sizes between those recorded; otherwise each size has a graph
+  // of its own. Set it to false for a function that treats some sizes in between in another way.
   bool dynamic = true;
-  // Sizes beyond those that were recorded are served too, so that a function whose lengths only
-  // grow (decoding with a cache) is replayed from its third call on. For functions that treat all
-  // sizes alike: one that crops what is longer than its window would not be run, and not crop.
+  // Whether a shared graph serves sizes outside of the recorded range too, so that a function whose
+  // lengths only grow (decoding with a cache) is replayed from its third call on. Set it only for a
+  // function that treats all sizes alike: one that crops inputs longer than its window would be
+  // replayed without cropping.
   bool beyond_recorded = false;
-  // Bytes that a run may take beside parameters and other state; 0: no limit. To keep to it, values
-  // of the forward pass are computed again in backward, the cheapest for their size first, and no
-  // more than has to be. TESSERA_COMPILE_MEMORY (megabytes) where this is 0. A graph of many sizes
-  // keeps no limit.
+  // The most bytes that a run may take beside parameters and other state; 0: TESSERA_COMPILE_MEMORY
+  // (megabytes) if it is set, else no limit. To keep to the limit, values of the forward pass are
+  // computed again in backward, the cheapest for their size first, and no more of them than needed.
+  // A graph that serves many sizes ignores the limit.
   size_t memory_limit = 0;
 };
 

@@ -1,8 +1,8 @@
-// A memory of bounded size for what is looked up before every op. Two generations: new entries go
-// into the young one; when that is full the old one is forgotten and the young one becomes old; an
-// old entry that is found again is young again. So what is used stays, without a list to keep in
-// order. Invariant: an entry keeps its address, and lives at least until `kCapacity` others are
-// made after its last use.
+// A cache of bounded size for what is looked up before every op. It has two generations: new
+// entries go into the young one; when that is full, the old one is dropped and the young one
+// becomes old; an old entry that is found again moves to the young one. So entries in use stay,
+// without a list in order of use. Invariant: an entry keeps its address, and lives at least until
+// `kCapacity` others are made after its last use.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,10 +14,10 @@ namespace tessera {
 template <class Entry>
 class BoundedCache {
  public:
-  /// Entries of one generation; there are at most twice as many.
+  /// The number of entries in one generation; there are at most twice as many in all.
   static constexpr size_t kCapacity = 4096;
 
-  /// The entry of this hash for which `matches(entry)` holds; null when there is none.
+  /// Returns the entry with this hash for which `matches(entry)` holds; null when there is none.
   template <class F>
   Entry* find(uint64_t hash, F matches) {
     auto [first, last] = young_.equal_range(hash);

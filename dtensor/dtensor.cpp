@@ -13,15 +13,15 @@
 namespace tessera {
 namespace {
 
-// What the ranks' gradients of pieces in `layout` must be: there is no "whatever arrives" outside
-// of the mesh.
+// The layout that the ranks' gradients of pieces in `layout` must have: the dual, but Replicate for
+// Replicate, since plain gradients say nothing of another layout.
 Layout closed_dual(Layout layout) {
   for (Placement& p : layout)
     if (p.is_partial()) p = Replicate();
   return layout;
 }
 
-// Reductions over two axes, of which either may be the first.
+// Whether two reductions, over different axes, may be done in either order.
 bool commute(ReduceOp a, ReduceOp b) {
   auto is_sum = [](ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; };
   return a == b || (is_sum(a) && is_sum(b));
@@ -43,7 +43,7 @@ void check_layout(const char* op, const DeviceMesh& mesh, const Layout& layout) 
   }
 }
 
-// Ranks of which each infers the whole from its own piece must hold pieces of one shape.
+// Where each rank infers the global shape from its own piece, all pieces must have the same shape.
 void check_even(const Tensor& local, const DeviceMesh& mesh, const Layout& layout) {
   if (std::ranges::none_of(layout, [](const Placement& p) { return p.is_shard(); })) return;
   if (context().records) return;
@@ -75,7 +75,7 @@ const ShardSpec& need_spec(const char* op, const Tensor& t) {
   return *s;
 }
 
-// The border between plain and sharded tensors, which ops do not cross by themselves.
+// The op that converts between plain and sharded tensors; other ops do not mix them.
 class Border : public CustomFunction {
  public:
   Border(DeviceMesh mesh, Layout layout) : mesh_(std::move(mesh)), layout_(std::move(layout)) {}
@@ -92,7 +92,7 @@ class Distribute final : public Border {
   Tensors forward(std::span<const Tensor> in) override {
     return {at_bottom(name(), operands(Tensor(in[0])), [&](Inputs full) {
       Tensor piece = converted_piece(Tensor(full[0]), mesh_, layout_);
-      if (piece.storage() == full[0].storage()) piece = clone(piece);  // lets go of the whole
+      if (piece.storage() == full[0].storage()) piece = clone(piece);  // releases the whole tensor
       return wrap(mesh_, layout_, full[0].meta(), piece);
     })};
   }

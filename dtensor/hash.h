@@ -1,4 +1,4 @@
-// A running hash of what decisions depend on. Not for untrusted data.
+// A running hash of what decisions depend on. It does not resist attacks.
 #pragma once
 #include "dtensor/placement.h"
 

@@ -79,7 +79,7 @@ DeviceMesh DeviceMesh::operator[](std::string_view axis) const {
 }
 
 DeviceMesh DeviceMesh::slice(const std::vector<std::string>& names) const {
-  for (const std::string& name : names) axis(name);  // the clear error
+  for (const std::string& name : names) axis(name);  // gives the clear error
   return slice_of(state().root, names);
 }
 
@@ -129,7 +129,7 @@ DeviceMesh init_device_mesh(const std::vector<MeshAxis>& axes, Ref<ProcessGroup>
   for (size_t a = 0; a < axes.size(); ++a) {
     stride /= axes[a].size;
     int place = state->coordinate[a];
-    // One line of an axis: the ranks that agree with this one everywhere else.
+    // One line along an axis: the ranks that have this rank's coordinates on all other axes.
     state->groups.push_back(axes.size() == 1 ? group
                                              : group->split(group->rank() - place * stride, place));
   }

@@ -1,5 +1,5 @@
-// What stands behind a mesh handle. Decisions about ops live here, since they hold for one rank of
-// one mesh: no lock, no global.
+// The state behind a mesh handle. Decisions about ops are kept here, since they are valid for one
+// rank of one mesh; this needs no lock and no global variable.
 #pragma once
 #include <map>
 
@@ -8,7 +8,7 @@
 
 namespace tessera {
 
-/// The mesh that init_device_mesh made, with the slices of it that are alive.
+/// The mesh that init_device_mesh made, and its slices that are alive.
 struct MeshRoot : RefCounted {
   std::vector<std::string> axes;
   Coordinates sizes, coordinate;
@@ -18,7 +18,7 @@ struct MeshRoot : RefCounted {
 
 struct DeviceMesh::State : RefCounted {
   ~State() override {
-    // A slice that was refused half-way carries the name of another.
+    // A slice that was refused while it was being made may have the name of another.
     if (auto it = root->slices.find(axes); it != root->slices.end() && it->second == this)
       root->slices.erase(it);
   }

@@ -5,7 +5,7 @@
 namespace tessera {
 namespace {
 
-// Null when the layout does not fit; `why` then says so.
+// Returns nothing when the layout does not fit; `why` then says so.
 std::optional<Box> try_box(const Shape& global, const Layout& layout, const Coordinates& sizes,
                            const Coordinates& coordinate, std::string* why) {
   Box box;
@@ -70,7 +70,8 @@ bool for_all_ranks(const Coordinates& sizes, FunctionRef<bool(const Coordinates&
   }
 }
 
-// Whether it fits, and the boxes, depend on the axes that cut alone: the others stay at 0.
+// Whether a layout fits, and the boxes, depend only on the axes that cut: coordinates on the others
+// stay 0.
 bool fits(const Shape& global, const Layout& layout, const Coordinates& sizes) {
   Coordinates cutting = sizes;
   for (size_t a = 0; a < layout.size(); ++a)

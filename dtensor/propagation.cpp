@@ -14,14 +14,15 @@ constexpr double kImpossible = 1e30;
 
 bool has_bit(uint32_t mask, size_t i) { return i < 32 && mask >> i & 1; }
 
-// Extent of the loops inside the first of a dim: a step of that loop is as many elements.
+// The extent of the loops of a dim inside its first one: a step of the first loop is so many
+// elements.
 int64_t inner_extent(const AxisMap& map, const DimLoops& dim) {
   int64_t n = 1;
   for (size_t i = 1; i < dim.size(); ++i) n *= map.factors[size_t(dim[i])].extent;
   return n;
 }
 
-// The dim that loop f leads; -1: f is not there; -2: it is inside another loop.
+// The dim whose outermost loop is f; -1: f is not in the operand; -2: it is inside another loop.
 int dim_led_by(const OperandLoops& loops, int f) {
   for (int d = 0; d < int(loops.size()); ++d)
     for (size_t k = 0; k < loops[size_t(d)].size(); ++k)
@@ -33,7 +34,7 @@ Placement reduced(Factor::Kind kind) {
   return Partial(kind == Factor::kMax ? ReduceOp::kMax : ReduceOp::kSum);
 }
 
-// The ways to split loop f, one for each unit at which an operand is cut already.
+// Adds the ways to split loop f, one for each unit at which an operand is cut already.
 void add_splits(const AxisMap& map, int f, std::span<const Placement> now,
                 std::vector<Strategy>& all) {
   const Factor& loop = map.factors[size_t(f)];
@@ -43,7 +44,7 @@ void add_splits(const AxisMap& map, int f, std::span<const Placement> now,
   for (const OperandLoops& o : map.out) where_out.push_back(dim_led_by(o, f));
   auto inside = [](int d) { return d == -2; };
   if (std::ranges::any_of(where, inside) || std::ranges::any_of(where_out, inside)) return;
-  // One step makes no work to share: it goes where an operand lies already.
+  // A loop of one step cannot be shared: it runs where an operand is cut already.
   auto is_cut = [&](size_t i) { return where[i] >= 0 && now[i].is_shard(where[i]); };
   if (loop.extent == 1 && std::ranges::none_of(std::views::iota(size_t(0), now.size()), is_cut))
     return;
@@ -73,20 +74,21 @@ void add_splits(const AxisMap& map, int f, std::span<const Placement> now,
   }
 }
 
-// Elements moved, up to a constant. Slicing is almost free, and nothing becomes Partial by itself.
+// The number of elements moved, up to a constant. Slicing is almost free, and no conversion makes a
+// Partial.
 double cost(const Shape& shape, const Placement& now, const Placement& need, int ranks) {
   double n = double(numel(shape));
   if (now == need) return 0;
-  if (ranks == 1) return 1e-12;  // all the same, but prefer the same words
+  if (ranks == 1) return 1e-12;  // all are equivalent, but prefer the same placement
   if (now.is_shard() && need.is_shard(now.dim) &&
       same_boxes(shape, {now}, {need}, Coordinates{ranks}))
-    return 1e-9;  // the same cuts, but prefer the same words
+    return 1e-9;  // the cuts are equal, but prefer the same placement
   if (need.is_partial()) return kImpossible;
   if (now.is_replicate()) return 1e-6 * n;
   return now.is_partial() && need.is_replicate() ? 2 * n : n;
 }
 
-// All ranks of a split have something to do: what a maximum over nothing needs.
+// Whether every rank of a split has a nonempty piece: a maximum over nothing is undefined.
 bool no_piece_empty(int64_t extent, int64_t unit, int ranks) {
   return extent % unit == 0 && cut({0, extent, extent}, unit, ranks, ranks - 1).size > 0;
 }
@@ -144,7 +146,7 @@ class Chooser {
         continue;
       double c = 0;
       for (size_t i = 0; i < in_.size(); ++i) {
-        // A shape-only operand is free to convert but says which result is wanted.
+        // Converting a shape-only operand is free, but its layout says which result is wanted.
         if (has_bit(map_.shape_only, i))
           c += now[i] == s.in[i] ? 0 : 1e-3;
         else
@@ -155,8 +157,8 @@ class Chooser {
     return *best;
   }
 
-  // Cuts of one loop nest: what a later axis leaves of it must divide by the unit of an earlier
-  // one.
+  // Checks the cuts of one loop by several axes: what a later axis leaves must be a multiple of the
+  // unit of an earlier one.
   void nest() {
     for (size_t b = chosen_.size(); b-- > 1;)
       for (size_t a = 0; a < b; ++a) {
@@ -178,8 +180,8 @@ class Chooser {
     for (const Strategy& s : chosen_) l.push_back(of(s));
     return l;
   }
-  // Results fit where the operands do: both are cut in the same units of the same factor, and a
-  // factor that no operand has is cut in units of one.
+  // Results fit where the operands do: both are cut in the same units of the same loop, and a loop
+  // that no operand has is cut in units of one.
   bool everything_fits() const {
     for (size_t i = 0; i < in_.size(); ++i)
       if (!fits(in_[i].meta->shape, layout([&](auto& s) { return s.in[i]; }), mesh_.sizes()))
@@ -190,7 +192,8 @@ class Chooser {
         return false;
     return true;
   }
-  // Not always the last rank's: 7 in two are 4 and 3, and 4 in three are 2, 2 and none.
+  // The smallest piece is not always the last rank's: 7 in two are 4 and 3, and 4 in three are 2, 2
+  // and none.
   int64_t smallest_piece(int factor) const {
     int64_t extent = map_.factors[size_t(factor)].extent, smallest = extent;
     Coordinates cutting = mesh_.sizes();
@@ -220,8 +223,8 @@ class Chooser {
     int f = chosen_[axis].factor;
     return f >= 0 && map_.factors[size_t(f)].kind == Factor::kSum;
   }
-  // An op may refuse how its sums are cut (exact contraction). Every rank asks for every part, so
-  // that all refuse together and none waits for the others' terms.
+  // Lets the op refuse the way its sums are cut (exact contraction). Every rank asks for every
+  // part, so that all refuse together and none waits for the others' terms.
   void ask_for_every_part() const {
     Coordinates at(chosen_.size(), 0);
     for (size_t a = 0; a < at.size();) {
@@ -242,7 +245,8 @@ class Chooser {
     return loops;
   }
 
-  // The first operand that would have to move between ranks, and what would help.
+  // The text that names the first operand that would have to move between ranks, and what would
+  // help.
   std::string refusal(const ShardingDecision& d) const {
     for (size_t i = 0; i < in_.size(); ++i) {
       const Layout& now = *in_[i].layout;
@@ -255,7 +259,7 @@ class Chooser {
     }
     return {};
   }
-  // Whether operand i takes collectives to lie as `need` says.
+  // Whether converting operand i to `need` takes collectives.
   bool moves(size_t i, const Layout& need) const {
     if (has_bit(map_.shape_only, i)) return false;
     for (const Step& s : cached_route(in_[i].meta->shape, *in_[i].layout, need, mesh_))

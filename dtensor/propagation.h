@@ -1,7 +1,7 @@
-// How an op runs on sharded operands, derived from its axis map. Over one mesh axis an op can run
-// in few ways: every rank does all of it, one of its loops is split, or terms of a sum pass through
-// what is linear. Mesh axes choose one after the other; the choice is remembered by (op with
-// attributes, metas, layouts).
+// Derives from an op's axis map how it runs on sharded operands. Over one mesh axis there are few
+// ways: every rank does all of the op, one of its loops is split, or terms of a sum pass through an
+// op that is linear. Mesh axes choose one after the other; the choice is cached by op with
+// attributes, metas and layouts.
 #pragma once
 #include <memory>
 
@@ -13,28 +13,28 @@ namespace tessera {
 
 /// One way to run an op over one mesh axis.
 struct Strategy {
-  SmallVector<Placement, 4> in;   // what each operand must be
-  SmallVector<Placement, 2> out;  // what each result then is
+  SmallVector<Placement, 4> in;   // the placement that each operand must have
+  SmallVector<Placement, 2> out;  // the placement that each result then has
   int factor = -1;                // the loop that is split; -1: none
-  int64_t unit = 1;               // and where it may be cut, in steps of that loop
+  int64_t unit = 1;               // the steps of that loop that stay together
 };
-/// Every way that `map` allows; `now` says where the operands are cut already, which is where loops
-/// may be cut too.
+/// All strategies that `map` allows. `now` are the placements of the operands, whose units are
+/// those in which loops may be cut.
 std::vector<Strategy> strategies(const AxisMap& map, std::span<const Placement> now);
 
-/// What the ranks of a mesh do with one op on operands of these layouts.
+/// What the ranks of a mesh do for one op on operands of these layouts.
 struct ShardingDecision {
-  PrimRef local;                 // the op of this rank
+  PrimRef local;                 // the op that this rank runs
   SmallVector<Layout, 4> need;   // of each operand
   SmallVector<Layout, 2> out;    // of each result
   Metas results;                 // global
   SmallVector<Shape, 2> pieces;  // shapes of this rank's results
-  std::string refusal;           // why this takes communication; empty: it takes none
-  SmallVector<int, 2> reduced;   // operands whose sums over ranks are finished for it
-  mutable bool told = false;     // that it communicates
+  std::string refusal;           // why this needs communication; "": it needs none
+  SmallVector<int, 2> reduced;   // operands whose sums over ranks are reduced for it
+  mutable bool told = false;     // it was logged that it communicates
 };
 
-/// An operand as decisions see it.
+/// An operand, as far as decisions depend on it.
 struct Operand {
   const Meta* meta;
   const Layout* layout;
@@ -43,10 +43,10 @@ struct Operand {
 class DeviceMesh;
 ShardingDecision decide(const PrimRef& prim, std::span<const Operand> in, const DeviceMesh& mesh);
 
-/// What a mesh remembers; bounded.
+/// The decisions of a mesh; their number is bounded.
 class DecisionCache {
  public:
-  /// The decision holds until BoundedCache::kCapacity others are made.
+  /// The reference is valid until BoundedCache::kCapacity other decisions are made.
   const ShardingDecision& find(const PrimRef& prim, std::span<const Operand> in,
                                const DeviceMesh& mesh);
   size_t size() const { return entries_.size(); }

@@ -13,10 +13,10 @@
 namespace tessera {
 namespace {
 
-constexpr double kLatency = 256;  // what a collective costs besides its elements, in elements
+constexpr double kLatency = 256;  // of a collective, in elements that cost as much
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Elements of a rank's box, were all cuts even.
+// The number of elements of a rank's box if all cuts were even.
 double volume(const Shape& global, const Layout& layout, const Coordinates& sizes) {
   double n = double(numel(global));
   for (size_t a = 0; a < layout.size(); ++a)
@@ -31,8 +31,8 @@ double step_cost(const Shape& global, const Layout& before, const Step& s,
   double here = volume(global, before, sizes);
   if (s.from.is_replicate()) return 1e-6 * here;
   if (s.from.is_partial()) {
-    // Of routes that cost the same: earlier axes cut inside the pieces of later ones, so reducing
-    // them first makes the sum over both one balanced tree.
+    // A tie between routes: earlier axes cut the pieces of later ones, so reducing over them first
+    // makes the sum over both one balanced tree.
     double late = 0;
     for (int b = 0; b < s.axis; ++b) late += before[size_t(b)].is_partial() ? 0.1 : 0;
     return kLatency + here * share * (s.to.is_replicate() ? 2 : 1) + late;
@@ -40,14 +40,14 @@ double step_cost(const Shape& global, const Layout& before, const Step& s,
   return kLatency + (s.to.is_replicate() ? here * ranks * share : here * share);
 }
 
-// Axes before `a` cut inside the pieces of `a`: it cannot change a dim that one of them cuts.
+// Axes before `a` cut the pieces of `a`, so `a` cannot change a dim that one of them cuts.
 bool cut_inside(const Layout& layout, size_t a, const Placement& p) {
   for (size_t b = 0; b < a; ++b)
     if (p.is_shard() && layout[b].is_shard(p.dim)) return true;
   return false;
 }
 
-// One search for the cheapest route; layouts are nodes, steps are edges.
+// Searches the cheapest route: layouts are the nodes of a graph, steps its edges.
 class Search {
  public:
   Search(const Shape& global, const Layout& from, const Layout& to, const Coordinates& sizes)
@@ -101,7 +101,7 @@ class Search {
         if (fits(global_, next, sizes_)) visit(next, cost, at, step);
       }
   }
-  // Another spelling of the same cuts is no step at all.
+  // Whether two layouts have the same cuts and terms in other words, so that no step is needed.
   bool same_boxes_and_terms(const Layout& now, const Layout& next, size_t a) const {
     return now[a].is_shard() && next[a].is_shard() && now[a].dim == next[a].dim &&
            same_boxes(global_, now, next, sizes_);
@@ -137,8 +137,8 @@ class Search {
   std::priority_queue<Queued, std::vector<Queued>, std::greater<>> queue_;
 };
 
-// ---- the collectives of one step. `extent` is what the axis cuts: all of the dim that later axes
-// leave.
+// ---- the collectives of one step. `extent` is that of the dim that the axis cuts, after the cuts
+// of later axes.
 
 Tensor flat(const Tensor& t) { return reshape(t, {t.numel()}); }
 
@@ -149,7 +149,7 @@ int64_t others(const Shape& s, int dim) {
   return n;
 }
 
-// `x` with dim `dim` cut over the ranks, piece behind piece.
+// Cuts dim `dim` of `x` over the ranks and puts the pieces one after the other.
 Tensor by_rank(const Tensor& x, int dim, int64_t unit, int ranks) {
   if (dim == 0) return flat(contiguous(x));
   std::vector<Tensor> parts;
@@ -160,8 +160,8 @@ Tensor by_rank(const Tensor& x, int dim, int64_t unit, int ranks) {
   return cat(parts, 0);
 }
 
-// The converse: `pieces` lie behind each other and meet in dim `dim`, of extent `shape[dim]` in
-// all.
+// Does the reverse: `pieces`, one after the other, are joined along dim `dim`, whose extent is
+// `shape[dim]` in all.
 Tensor joined(const Tensor& pieces, const Shape& shape, int dim, int64_t unit, int ranks) {
   if (dim == 0) return reshape(pieces, shape);
   std::vector<Tensor> parts;
@@ -175,7 +175,7 @@ Tensor joined(const Tensor& pieces, const Shape& shape, int dim, int64_t unit, i
   return cat(parts, dim);
 }
 
-// A rank's term such that the reduction of all terms is `x`, which every rank has.
+// Returns a term for each rank such that the reduction of all terms is `x`, which every rank has.
 Tensor term_of(const Tensor& x, ReduceOp op, int rank) {
   switch (op) {
     case ReduceOp::kAvg:
@@ -232,9 +232,10 @@ Route plan_route(const Shape& global, const Layout& from, const Layout& to,
                    "redistribute: {} to {} on a mesh of {} axes; give a placement for each axis",
                    to_string(from), to_string(to), sizes.size());
   if (from == to) return {};
-  box_of(global, to, sizes, Coordinates(sizes.size(), 0));  // the clear error, if it does not fit
+  // Gives the clear error if `to` does not fit.
+  box_of(global, to, sizes, Coordinates(sizes.size(), 0));
   Route route = Search(global, from, to, sizes).run();
-  Route real;  // without steps that change words alone
+  Route real;  // without steps that move nothing
   Layout now = from;
   for (const Step& s : route) {
     Layout next = now;

@@ -1,6 +1,6 @@
-// From one layout to another: which axis changes how, in which order, and the collectives that do
-// it. The route is the cheapest in bytes received by a rank, found over all orders in which the
-// axes may change; it depends on shapes and layouts alone, so every rank takes the same one.
+// Changes a tensor from one layout to another: which axis changes how, in which order, and by which
+// collectives. The route is the cheapest in bytes received by a rank, over all orders in which the
+// axes may change. It depends only on shapes and layouts, so every rank takes the same one.
 #pragma once
 #include <memory>
 
@@ -9,7 +9,7 @@
 
 namespace tessera {
 
-/// One axis changes its placement.
+/// A step in which one axis changes its placement.
 struct Step {
   int axis;
   Placement from, to;
@@ -18,22 +18,24 @@ using Route = SmallVector<Step, 4>;
 
 /// True when the step moves values between ranks.
 bool communicates(const Step& step, const Coordinates& sizes);
-/// Throws ShardingError when `to` does not fit the shape, or asks one kind of Partial to become
-/// another.
+/// Returns the cheapest route. Throws ShardingError when `to` does not fit the shape, or asks to
+/// change one kind of Partial to another.
 Route plan_route(const Shape& global, const Layout& from, const Layout& to,
                  const Coordinates& sizes);
-/// As plan_route, remembered by the mesh.
+/// Returns plan_route's result, cached by the mesh.
 const Route& cached_route(const Shape& global, const Layout& from, const Layout& to,
                           const DeviceMesh& mesh);
-/// Elements that a rank receives on the route, on average, and a price for each collective.
+/// The number of elements that a rank receives on the route, on average, plus a price for each
+/// collective.
 double route_cost(const Shape& global, Layout from, const Route& route, const Coordinates& sizes);
 
-/// Takes this rank's piece of a tensor of shape `global` from layout `from` along `route`. The
+/// Converts this rank's piece of a tensor of shape `global` from layout `from` along `route`. The
 /// piece is plain; the result may share its memory.
 Tensor run_route(const Shape& global, Layout from, const Route& route, Tensor local,
                  const DeviceMesh& mesh);
 
-/// What a mesh remembers; bounded. A route holds until BoundedCache::kCapacity others are made.
+/// The routes of a mesh; their number is bounded. A route is valid until BoundedCache::kCapacity
+/// others are made.
 class RouteCache {
  public:
   const Route& find(const Shape& global, const Layout& from, const Layout& to,

@@ -1,6 +1,6 @@
-// The few ops whose parts on the ranks axes cannot express: updates of many tensors at once, the
-// norm over all gradients, cross-entropy over a vocabulary that is spread over ranks, and what
-// batch-norm says of a batch that is cut.
+// The few ops whose parts on the ranks do not follow from an axis map: updates of many tensors at
+// once, the norm over all gradients, cross-entropy over a vocabulary that is cut over ranks, and
+// the error of batch-norm for a batch that is cut.
 #include <algorithm>
 #include <limits>
 
@@ -28,8 +28,8 @@ Layout layout_on(const Tensor& t, const DeviceMesh& mesh) {
   return s ? s->layout : replicated(mesh);
 }
 
-// ---- adam, sgd: each parameter is updated where it lies. Operands are `lead` scalars and then
-// lists of `count`; what belongs to a parameter takes its layout.
+// ---- adam, sgd: each rank updates its pieces of parameters. Operands are `lead` scalars and then
+// lists of `count` tensors; the state of a parameter takes its layout.
 
 void update_lists(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
                   const DeviceMesh& mesh, size_t lead, size_t count) {
@@ -72,11 +72,11 @@ void assign_sgd(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
   update_lists(dst, prim, in, mesh, 2, size_t(attributes_of<SgdUpdate>(*prim).count));
 }
 
-// ---- global_norm: sums of squares by row where the rows are, then the rows of all tensors meet on
-// every rank at once and go through the same tree as in one piece.
+// ---- global_norm: each rank computes sums of squares of its rows. Then every rank gets the rows
+// of all tensors at once and adds them in the same tree as for an uncut tensor.
 
-// The layout in which `t` is squared: no axis holds a term of it and, for the bits of one rank
-// (exact contraction), none holds a part of a row.
+// The layout in which `t` is squared: no axis holds a term of it and, where the bits must be those
+// of one rank (exact contraction), none holds a part of a row.
 Layout layout_of_rows(const ShardSpec& s) {
   Layout rows = s.layout;
   for (Placement& p : rows)
@@ -90,7 +90,7 @@ Layout layout_of_rows(const ShardSpec& s) {
   return rows;
 }
 
-// Sums `x`, of which the ranks along axes with a mark hold terms.
+// Reduces `x`, of which the ranks along the marked axes hold terms.
 Tensor reduce_over(Tensor x, const SmallVector<bool, 4>& marked, ReduceOp op,
                    const DeviceMesh& mesh) {
   Layout partial = replicated(mesh);
@@ -101,8 +101,8 @@ Tensor reduce_over(Tensor x, const SmallVector<bool, 4>& marked, ReduceOp op,
                    std::move(x), mesh);
 }
 
-// Makes all lists of rows whole by one reduction for each axis: they stand behind each other in one
-// vector, a rank puts what it has in its place and zeros elsewhere. Adding zeros changes no bit of
+// Makes all lists of rows whole by one reduction for each axis: they are concatenated to one vector
+// in which each rank puts its part in its place and zeros elsewhere. Adding zeros changes no bit of
 // a sum of squares.
 void make_whole(std::vector<Tensor>& rows, const DeviceMesh& mesh) {
   SmallVector<bool, 4> spread(size_t(mesh.ndim()), false);
@@ -118,7 +118,7 @@ void make_whole(std::vector<Tensor>& rows, const DeviceMesh& mesh) {
     const ShardSpec* s = spec_of(r);
     if (!s) continue;
     Range mine = box_of(r.shape(), s->layout, mesh.sizes(), mesh.coordinate())[0];
-    for (size_t a = 0; a < spread.size(); ++a)  // of equal copies the first counts
+    for (size_t a = 0; a < spread.size(); ++a)  // of equal copies only the first counts
       if (spread[a] && s->layout[a].is_replicate() && mesh.coordinate()[a] > 0) mine = {0, 0, 0};
     gap += mine.begin;
     if (mine.size > 0) fill_gap(), parts.push_back(s->local);
@@ -147,7 +147,7 @@ bool norm_rule(const PrimRef&, Inputs in, const DeviceMesh& mesh, Tensors& out) 
   return true;
 }
 
-// ---- max_magnitude: of this rank's pieces, then over the axes that cut one of them.
+// ---- max_magnitude: the maximum of this rank's pieces, then over the axes that cut one of them.
 
 bool max_rule(const PrimRef&, Inputs in, const DeviceMesh& mesh, Tensors& out) {
   SmallVector<bool, 4> cut(size_t(mesh.ndim()), false);
@@ -169,16 +169,16 @@ bool max_rule(const PrimRef&, Inputs in, const DeviceMesh& mesh, Tensors& out) {
   return true;
 }
 
-// ---- cross_entropy of logits [N, V] whose rows and classes may both be spread. Along an axis that
-// cuts the classes three numbers of a row meet: the largest logit, then the sum of exponentials and
-// the target's logit together. The loss comes out as a sum over the axes that cut rows.
+// ---- cross_entropy of logits [N, V] whose rows and classes may both be cut. Along an axis that
+// cuts the classes, three numbers of each row are reduced: the largest logit, then the sum of
+// exponentials together with the target's logit. The result is a sum over the axes that cut rows.
 
 struct CrossEntropyCuts {
   Layout logits, targets;
   bool rows = false, classes = false;
 };
 
-// Which cuts the rule can serve; false: others, or none at all.
+// Finds the cuts; returns false if the rule does not support them, or there are none.
 bool cuts_of(Inputs in, const DeviceMesh& mesh, CrossEntropyCuts& cuts) {
   cuts = {};
   cuts.logits = layout_on(in[0], mesh);
@@ -211,7 +211,8 @@ bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, 
                    "redistribute(logits, {}) first",
                    to_string(cuts.logits), mesh.to_string(), to_string(replicated(mesh)));
   if (cuts.classes && context().exact_contraction) {
-    // Sums over parts of a row would have other bits than the kernel of one rank: make rows whole.
+    // Sums over parts of a row would have other bits than the kernel on one rank, so rows are made
+    // whole.
     Layout rows = cuts.logits;
     for (Placement& p : rows)
       if (p.is_shard(1)) p = Replicate();
@@ -229,7 +230,7 @@ bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, 
   };
   int64_t rows = x.size(0), classes = x.size(1);
   Tensor counted = ne(targets, a.ignore_index), none = scalar_tensor(0.0, t, x.device());
-  // Refuses a target that is no class, which is hot on no rank.
+  // Refuses a target that is no class: no rank would find it.
   Tensor known = gather(zeros({std::max<int64_t>(1, all_classes)}, {t, x.device()}), 0,
                         where(counted, targets, zeros({}, {targets.dtype(), x.device()})));
   Tensor largest = classes > 0 ? amax(x, {1}) : full({rows}, kLowest, {t, x.device()});
@@ -256,7 +257,7 @@ bool cross_entropy_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, 
   return true;
 }
 
-// ---- batch_norm: derived from its axes, but where the batch is cut the refusal says what trains.
+// ---- batch_norm follows from its axes, except that the error for a cut batch names what to use.
 
 bool batch_norm_rule(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, Tensors&) {
   const Layout x = layout_on(in[0], mesh);

@@ -1,5 +1,5 @@
-// The sharding layer: operands are converted to what the decision asks, this rank's op runs below,
-// results are wrapped.
+// The sharding layer: it converts operands as the decision requires, runs this rank's op on the
+// pieces, and wraps the results.
 #include "dtensor/shard_spec.h"
 
 #include "core/autograd/autograd.h"
@@ -16,7 +16,7 @@
 namespace tessera {
 namespace {
 
-// A plain operand stands for the same value on every rank where that is certain, or promised.
+// Throws unless a plain operand is certain, or promised, to be the same on every rank.
 void check_plain(const Primitive& prim, size_t i, const Tensor& t) {
   bool promised = context().replicate_plain || context().phase == Phase::kBackward;
   TESSERA_CHECK_AS(ShardingError, t.ndim() == 0 || promised,
@@ -75,7 +75,7 @@ class Redistribute final : public Primitive {
     return {Meta::contiguous(in[0]->shape, in[0]->dtype, in[0]->device)};
   }
   Tensors vjp(const VjpArgs& v) const override {
-    if (grad.empty()) return {v.cot[0]};  // pinned to the dual, as every cotangent
+    if (grad.empty()) return {v.cot[0]};  // it has the dual layout, as every cotangent
     return {dispatch1(redistribute_primitive(mesh, grad, {}), operands(Tensor(v.cot[0])))};
   }
   void attributes(AttributeVisitor& v) const override {
@@ -106,14 +106,14 @@ Tensor wrap(const DeviceMesh& mesh, const Layout& layout, const Meta& global, Te
 Tensor converted_piece(Tensor&& t, const DeviceMesh& mesh, const Layout& to) {
   const ShardSpec* spec = spec_of(t);
   if (spec && spec->layout == to) {
-    // Nobody else sees the piece: hand it over, so that a kernel may write over it.
+    // Only this operand holds the piece, so it is moved out, and a kernel may write over it.
     if (t.impl()->use_count() == 1 && spec->use_count() == 1)
       return std::move(shard_data(t)->local);
     return spec->local;
   }
   const Layout from = spec ? spec->layout : replicated(mesh);
   const Tensor& local = spec ? spec->local : t;
-  if (!local.storage()) {  // only a shape: nothing moves
+  if (!local.storage()) {  // it has a shape only, so nothing moves
     Shape piece = shape_of(box_of(t.shape(), to, mesh.sizes(), mesh.coordinate()));
     return Tensor(Meta::contiguous(piece, t.dtype(), t.device()), nullptr);
   }
@@ -135,7 +135,7 @@ Tensors ShardSpec::run(const PrimRef& prim, Inputs in) const {
     const auto& r = static_cast<const Redistribute&>(*prim);
     Tensor moved = convert(in[0], r.mesh, r.to);
     Tensor& piece = shard_data(moved)->local;
-    // A slice of the whole: writing into it later must not reach what it was cut from.
+    // The piece may be a slice of the whole tensor: writing into it must not change that tensor.
     bool shares =
         spec_of(in[0]) && piece.storage() && piece.storage() == spec_of(in[0])->local.storage();
     if (shares && context().phase != Phase::kBackward && !(spec_of(in[0])->layout == r.to))
@@ -164,14 +164,14 @@ void ShardSpec::reduce_partials(const PrimRef& prim, Inputs in) const {
   bool sums = false;
   for (const Tensor& t : in) {
     const ShardSpec* s = placed_spec(t);
-    if (is_sample(t) || (s && !(s->mesh == mesh))) return;  // run() knows what to say
+    if (is_sample(t) || (s && !(s->mesh == mesh))) return;  // run() throws the error for it
     sums = sums || (s && std::ranges::any_of(s->layout, &Placement::is_partial));
   }
   if (!sums) return;
   const ShardingDecision& d = decision_for(prim, in, mesh);
   if (d.reduced.empty()) return;
   check_communication(d);
-  SmallVector<PrimRef, 2> steps;  // `d` holds until the next decision
+  SmallVector<PrimRef, 2> steps;  // `d` is valid until the next decision
   const SmallVector<int, 2> reduced = d.reduced;
   for (int i : reduced) steps.push_back(redistribute_primitive(mesh, d.need[size_t(i)], {}));
   for (size_t k = 0; k < reduced.size(); ++k) {
@@ -190,7 +190,7 @@ void ShardSpec::assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs 
   if (find_sharding(in)) {
     if (assign_in_place(dst, prim, in)) return;
     values = run(prim, in);
-  } else {  // plain operands: the same value on every rank, of which each keeps its piece
+  } else {  // plain operands are the same on every rank; each keeps its piece
     for (size_t i = 0; i < in.size(); ++i) check_plain(*prim, i, in[i]);
     for (Tensor& v : dispatch_below(Layer::kSharding, prim, in))
       values.push_back(wrap(mesh, replicated(mesh), v.meta(), v));
@@ -210,7 +210,8 @@ void ShardSpec::assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs 
   }
 }
 
-// Where the op leaves its results as the destinations lie, each rank's op writes into its piece.
+// If the op's results have the layouts of the destinations, each rank's op writes straight into its
+// pieces.
 bool ShardSpec::assign_in_place(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) const {
   if (prim->id() == Redistribute::kOp.id || find_rule(prim->id())) return false;
   if (!(common_mesh(*prim, in) == mesh)) return false;
@@ -253,8 +254,8 @@ Layout dual(const Layout& forward, Layout g, const Shape& global, const DeviceMe
     if (forward[a].is_shard()) g[a] = forward[a];
     if (forward[a].is_partial()) g[a] = Replicate();
   }
-  // What arrives on an axis where anything goes may cut a dim so that the pinned cuts no longer
-  // nest in it.
+  // On an axis where the cotangent may have any layout, it may cut a dim so that the required cuts
+  // do not fit inside its pieces any more.
   for (size_t a = 0; a < forward.size() && !fits(global, g, mesh.sizes()); ++a)
     if (forward[a].is_replicate() && g[a].is_shard()) g[a] = Replicate();
   return g;

@@ -1,5 +1,5 @@
-// What a sharded tensor carries: the mesh, the layout and this rank's piece; and, behind the
-// virtual methods of ShardingLayer, how ops run on it.
+// The data of a sharded tensor: mesh, layout and this rank's piece. It implements ShardingLayer,
+// whose virtual functions say how ops run on it.
 #pragma once
 #include "core/base/function_ref.h"
 #include "core/dispatch/sharding.h"
@@ -32,47 +32,50 @@ class ShardSpec final : public ShardingLayer {
   bool assign_in_place(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) const;
 };
 
-/// Null unless `t` is sharded.
+/// Returns null unless `t` is sharded.
 inline const ShardSpec* spec_of(const Tensor& t) {
   return static_cast<const ShardSpec*>(shard_data(t));
 }
 
-/// As spec_of, of what `t` stands for inside of function transforms; null for a sample of vmap.
+/// Does the same for the tensor that `t` stands for inside function transforms; null for a sample
+/// of vmap.
 inline const ShardSpec* placed_spec(const Tensor& t) {
   return static_cast<const ShardSpec*>(placing(t));
 }
-/// f of what `in` stands for outside of all function transforms, as a tensor of the current one.
-/// Nothing is recorded. Throws UserError, in the name of `op`, for samples of vmap.
+/// Applies f to the tensors that `in` stand for outside of all function transforms and returns the
+/// result as a tensor of the current one. Nothing is recorded. Throws UserError in the name of `op`
+/// for samples of vmap.
 Tensor at_bottom(std::string_view op, Inputs in, FunctionRef<Tensor(Inputs)> f);
 
-/// Replicate along every axis.
+/// The layout that is Replicate along every axis.
 inline Layout replicated(const DeviceMesh& mesh) {
   return Layout(size_t(mesh.ndim()), Replicate());
 }
-/// A sharded tensor over `local`, this rank's piece, whose shape is that of its box.
+/// Makes a sharded tensor of `local`, this rank's piece, which must have the shape of its box.
 Tensor wrap(const DeviceMesh& mesh, const Layout& layout, const Meta& global, Tensor local);
-/// `t` (sharded, or plain and then held by every rank) in another layout, unrecorded. Values move;
-/// a tensor that has none changes its words.
+/// Returns `t` (sharded, or plain and the same on every rank) in another layout, unrecorded. Values
+/// move between ranks; a tensor without values only changes its layout.
 Tensor convert(const Tensor& t, const DeviceMesh& mesh, const Layout& to);
-/// As convert, this rank's piece alone. When nobody else owns `t`, its piece is moved out.
+/// Returns only this rank's piece of convert()'s result. If `t` has no other owner, its piece is
+/// moved out.
 Tensor converted_piece(Tensor&& t, const DeviceMesh& mesh, const Layout& to);
-/// Layout of the cotangent `g` that the operand `forward` asks for.
+/// The layout that a cotangent in layout `g` of an operand in layout `forward` must have.
 Layout dual(const Layout& forward, Layout g, const Shape& global, const DeviceMesh& mesh);
 
-/// True where ops may convert their operands by collectives: in backward, and under
-/// AllowCommunication.
+/// True where ops may convert their operands by collectives: in backward, and in an
+/// AllowCommunication scope.
 bool may_communicate();
 
-/// The identity on global values: only the sharding layer runs it. `grad`, where not empty, is the
-/// layout of the cotangent it passes on.
+/// The identity on global values; only the sharding layer runs it. `grad`, if not empty, is the
+/// layout in which it passes the cotangent on.
 PrimRef redistribute_primitive(const DeviceMesh& mesh, const Layout& to, const Layout& grad);
 
-/// An op whose parts on the ranks axes cannot express. Fills the results and returns true, or
-/// returns false: then the op is derived from its axes after all.
+/// A rule for an op whose parts on the ranks do not follow from axes. It fills the results and
+/// returns true, or returns false to let the op be derived from its axes.
 using Rule = bool (*)(const PrimRef& prim, Inputs in, const DeviceMesh& mesh, Tensors& out);
-/// Null when there is none for the op.
+/// Returns null when the op has no rule.
 Rule find_rule(OpId op);
-/// The same for the effect: updates of many tensors at once.
+/// The same for an update in place of many tensors at once.
 using AssignRule = void (*)(std::span<const Tensor> dst, const PrimRef& prim, Inputs in,
                             const DeviceMesh& mesh);
 AssignRule find_assign_rule(OpId op);

@@ -1,6 +1,6 @@
-// bench: measures this machine and Tessera on it. Every command prints its numbers with their units
-// and writes the same as JSON with --json (rank 0 does, under tlaunch). Invariant: a bad flag is
-// one line on stderr and a non-zero exit status.
+// bench: measures this machine, and Tessera on it. Every command prints its numbers with their
+// units and writes the same as JSON with --json (under tlaunch, rank 0 does). Invariant: a wrong
+// flag gives one line on stderr and a non-zero exit status.
 #include <cerrno>
 #include <cstdio>
 #include <cstring>

@@ -1,7 +1,8 @@
-// tckpt: looks into checkpoints and files of weights. `inspect` prints what they claim, `verify`
-// reads all of it and compares hashes, `consolidate` and `convert` change the layout. Invariant:
-// exit 0 only when everything asked for is sound; otherwise lines on stderr say what is not, and
-// the status is 1, or 2 where `verify` read everything but found no hash to compare it with.
+// tckpt: inspects checkpoints and files of weights. `inspect` prints what they claim, `verify`
+// reads everything and compares hashes, `consolidate` and `convert` change the layout. Invariant:
+// the exit status is 0 only when everything asked for is sound; otherwise lines on stderr say what
+// is not, and the status is 1, or 2 where `verify` read everything but found no hash to compare
+// with.
 #include <fmt/core.h>
 
 #include <cstdio>
@@ -23,7 +24,8 @@ namespace {
 
 constexpr int kBad = 1, kUnverified = 2;
 
-// Names come from files of any origin: control characters must not reach the terminal.
+// Escapes control characters, which must not reach the terminal: names come from files of any
+// origin.
 std::string printable(const std::string& text) {
   std::string out;
   for (char c : text) {
@@ -81,7 +83,7 @@ int verify_file(const io::SafetensorsFile& file) {
   return 0;
 }
 
-// "rank-0000-of-0002.safetensors[0:4], ..." for the first few.
+// Lists the first few chunks: "rank-0000-of-0002.safetensors[0:4], ...".
 std::string layout_of(const checkpoint::Manifest& m, const checkpoint::TensorEntry& t) {
   constexpr size_t kShown = 3;
   std::string out;
@@ -132,7 +134,7 @@ int verify_checkpoint(const std::string& path) {
   return 0;
 }
 
-// A folder that is neither kind is no damaged one of either.
+// Throws for a folder with neither a checkpoint nor weights, instead of calling it damaged.
 void check_holds_anything(const char* command, const std::string& path) {
   namespace fs = std::filesystem;
   std::error_code error;
@@ -222,7 +224,7 @@ int run(int argc, char** argv) {
   convert_->add_option("TO", a.to, "file, or folder that is created")->required();
   convert_
       ->add_option("--max-shard-bytes", a.max_shard_bytes,
-                   "of tensors in one file, as in 5GB; 0: one file")
+                   "most bytes of tensors in one file, as in 5GB; 0: one file")
       ->check(CLI::Validator(
           [](const std::string& text) {
             return text.starts_with("-") ? "is negative; expected a size as in 5GB" : "";

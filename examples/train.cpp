@@ -1,4 +1,5 @@
-// Trains a model: the program users start with, and the benchmarks' workload. See train --help.
+// Trains a model: the program that users start with, and the workload of the benchmarks. See train
+// --help.
 #include "examples/train/train_main.h"
 
 int main(int argc, char** argv) { return tessera::train_main(argc, argv); }

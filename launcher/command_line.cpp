@@ -37,14 +37,14 @@ std::vector<std::string> commands_of(const CLI::App& app) {
   return names;
 }
 
-// A variable of a script that has no value makes an empty one.
+// A script's variable without a value leaves an empty value, which this explains.
 std::string why_no_value(const std::string& text) {
   if (text.empty()) return "is empty; give it a value, or leave the flag out";
   if (text.starts_with("--")) return fmt::format("\"{}\" is a flag, not its value", text);
   return "";
 }
 
-// The parser takes the nearest number there is for one that is out of range.
+// CLI11 replaces a number that is out of range by the nearest one in range; this refuses it.
 template <class Number>
 std::string why_no_number(const std::string& text) {
   Number value{};
@@ -70,7 +70,8 @@ void add_checks(CLI::App& app) {
   for (CLI::App* sub : app.get_subcommands([](CLI::App*) { return true; })) add_checks(*sub);
 }
 
-// The arguments word by word, a flag and its value apart; `at` becomes the command they are for.
+// Splits the arguments into words, a flag and its value apart; `at` becomes the command that they
+// are for.
 std::vector<std::string> words_of(const CLI::App*& at, int argc, char** argv,
                                   std::vector<std::string>* command) {
   std::vector<std::string> words;
@@ -137,7 +138,7 @@ bool rank_0_has_failed() {
     const JobEnvironment job = job_environment();
     return job.rank > 0 && job.master_port > 0 &&
            connect_store(job, kWait)->get(kFailedKey, kWait) == "0";
-  } catch (const Error&) {  // it has not, or there is nobody to ask
+  } catch (const Error&) {  // rank 0 has not, or cannot be asked
     return false;
   }
 }

@@ -44,7 +44,7 @@ void Console::put(int stream, std::string_view bytes) {
   at_line_start_ = bytes.back() == '\n';
 }
 
-// Ends or wipes the unfinished line of another source before `source` prints.
+// Ends or erases the unfinished line of another source before `source` prints.
 void Console::make_room(Source source, int stream) {
   if (open_ == kNobody || open_ == source) return;
   Line& line = lines_[open_];
@@ -122,8 +122,8 @@ void Console::note(const std::string& text) {
 }
 
 // Writes one piece; false when nothing is left or the reader has gone. A descriptor that polls as
-// writable takes PIPE_BUF bytes without blocking, and its flags, which the shell shares, stay
-// alone.
+// writable takes PIPE_BUF bytes without blocking; its flags are not changed, because the shell
+// shares them.
 bool Console::send(int stream) {
   std::string& out = out_[stream];
   size_t& sent = sent_[stream];
@@ -135,7 +135,7 @@ bool Console::send(int stream) {
     gone_[stream] = true;
     out.clear();
     sent = 0;
-    if (why == EPIPE || (why == EIO && is_terminal_[stream])) return false;  // nobody reads it
+    if (why == EPIPE || (why == EIO && is_terminal_[stream])) return false;  // the reader has gone
     lost_ = true;
     note(std::string("tlaunch: ") + (stream == 0 ? "standard output" : "standard error") +
          ": cannot write it: " + std::strerror(why) + "; what the ranks print there is lost");

@@ -1,10 +1,11 @@
-// What the user sees of the workers. With several ranks each line gets the prefix `[rank1] ` and
-// lines of different ranks never mix: a line is printed when it is complete. The exception is an
-// interactive stream, rank 0's when tlaunch's own output is a terminal: its bytes go out at once,
-// with a prefix after each line break or carriage return, so a progress bar redraws in place; when
-// another rank prints, the bar's line is wiped first and the bar comes back with its next redraw.
-// A single rank's bytes pass through unchanged. Invariant: bytes given are printed in order, or
-// the reader has gone, or an error is told; nothing here blocks except flush().
+// What the user sees of the workers' output. With several ranks each line gets the prefix `[rank1]
+// `, and lines of different ranks are never mixed: a line is printed when it is complete. The
+// exception is an interactive stream, which is rank 0's when tlaunch's own output is a terminal:
+// its bytes are printed at once, with a prefix after each line break or carriage return, so a
+// progress bar redraws in place; when another rank prints, the bar's line is erased first and the
+// bar comes back with its next redraw. The bytes of a single rank pass through unchanged.
+// Invariant: bytes are printed in order, unless the reader has gone or an error is reported; only
+// flush() blocks.
 #pragma once
 #include <array>
 #include <map>
@@ -16,23 +17,24 @@ namespace tessera::launcher {
 
 class Console {
  public:
-  /// `prefix`: name the rank on each line.
+  /// `prefix`: whether each line names its rank.
   explicit Console(bool prefix);
 
-  /// Bytes from stream 0 (stdout) or 1 (stderr) of a rank.
+  /// Takes bytes from stream 0 (stdout) or 1 (stderr) of a rank.
   void write(int rank, int stream, bool interactive, std::string_view bytes);
-  /// The stream has ended: prints what is left of a last line without a line break.
+  /// Called when the stream has ended: prints the rest of a last line without a line break.
   void end(int rank, int stream);
-  /// A message of tlaunch's own, on stderr, on lines of its own.
+  /// Prints a message of tlaunch's own, on stderr, on lines of its own.
   void note(const std::string& text);
 
-  /// Lines given so far, to both streams.
+  /// The number of lines taken so far, on both streams.
   long lines() const { return line_count_; }
   /// Whether stdout and stderr are one terminal, file or pipe.
   bool one_place() const { return one_place_; }
-  /// Bytes not yet written to stdout (0) or stderr (1).
+  /// The number of bytes not yet written to stdout (0) or stderr (1).
   size_t pending(int stream) const { return out_[stream].size() - sent_[stream]; }
-  /// Whether output was lost to an error, which a note told; a reader that left is none.
+  /// Whether output was lost because of an error, which a note has reported; a reader that left is
+  /// no error.
   bool lost() const { return lost_; }
   /// Writes what can be written without blocking.
   void pump(int stream);
@@ -58,12 +60,12 @@ class Console {
   const bool one_place_;
   long line_count_ = 0;
   std::array<bool, 2> is_terminal_;
-  std::array<bool, 2> gone_{};  // nothing can be written any more
+  std::array<bool, 2> gone_{};  // nothing can be written there any more
   bool lost_ = false;
   std::array<std::string, 2> out_;
   std::array<size_t, 2> sent_{};
   std::map<Source, Line> lines_;
-  Source open_{-1, 0};  // whose unfinished line the cursor is in
+  Source open_{-1, 0};  // the source whose unfinished line the cursor is in
   bool at_line_start_ = true;
 };
 

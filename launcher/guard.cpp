@@ -26,12 +26,12 @@ namespace {
 
 constexpr pid_t kDismissed = 0;
 
-// Limits from here on are marks.
+// A limit of this value or more is a mark.
 constexpr rlim_t kLeastMark = rlim_t{1} << 62;
 constexpr rlim_t kMarks = rlim_t{1} << 61, kInnerMarks = rlim_t{1} << 60;
 
-// Within another job the hard limit stays as it is, so that whatever belongs to the inner job still
-// belongs to the outer one. 0: somebody has set a limit that means something.
+// Sets the mark and returns it; 0 if a real limit is set. Inside another job the hard limit stays
+// as it is, so that what belongs to the inner job also belongs to the outer one.
 rlim_t set_mark() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_RTTIME, &limit) != 0 || limit.rlim_max < kLeastMark) return 0;
@@ -56,8 +56,8 @@ bool has_in_environment(pid_t pid, const std::string& entry) {
   return environment.find(entry) != std::string::npos;
 }
 
-// Again and again, as long as there are any that the last look did not find: they may have been
-// starting others.
+// Kills the processes of the job, again and again until a pass finds no new ones: they may have
+// been starting others.
 void kill_job(rlim_t mark, const std::string& key, pid_t launcher) {
   std::set<pid_t> killed{::getpid(), launcher};
   for (size_t before = 0; before != killed.size();) {
@@ -79,7 +79,7 @@ void kill_job(rlim_t mark, const std::string& key, pid_t launcher) {
   ::setsid();
   ::prctl(PR_SET_NAME, "tlaunch-guard");
   for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGPIPE}) ::signal(signal, SIG_IGN);
-  // Holding tlaunch's descriptors would keep its readers waiting.
+  // If the guard held tlaunch's descriptors, readers of its output would wait for the guard.
   if (pipe > 0) ::close_range(0, unsigned(pipe) - 1, 0);
   ::close_range(unsigned(pipe) + 1, ~0U, 0);
   std::set<pid_t> groups;
@@ -119,7 +119,7 @@ Guard::Guard(const std::string& key) {
 
 Guard::~Guard() {
   ::close(fd_);
-  // Reaped here, because in a container nobody else may do it.
+  // The guard is reaped here, because in a container there may be no other process that does it.
   int pid_fd = int(::syscall(SYS_pidfd_open, pid_, 0));
   pollfd ended{pid_fd, POLLIN, 0};
   while (::poll(&ended, 1, 2000) < 0 && errno == EINTR) continue;
@@ -128,7 +128,8 @@ Guard::~Guard() {
 }
 
 void Guard::tell(pid_t message) {
-  // Smaller than PIPE_BUF, so it is written whole; a guard that was killed is no reason to fail.
+  // The message is smaller than PIPE_BUF, so it is written whole. If the guard was killed, that is
+  // no error.
   while (::write(fd_, &message, sizeof message) < 0 && errno == EINTR) continue;
 }
 

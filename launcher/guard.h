@@ -1,10 +1,10 @@
 // The guard is a small process that outlives tlaunch by a moment. It holds one end of a pipe; when
 // tlaunch ends, however it ends, the pipe closes and the guard kills every worker's process group,
-// and then whatever else belongs to the job. Workers themselves die by PR_SET_PDEATHSIG; the guard
-// is for what they started. That is known by a mark which a process inherits whatever session,
-// parent or environment it has: tlaunch sets its limit of real-time CPU time (RLIMIT_RTTIME), which
-// is infinite unless somebody sets it, to a number of 140,000 years or more that no other job has.
-// Invariant: dismissed, it kills nothing.
+// and then every other process of the job. Workers themselves die by PR_SET_PDEATHSIG; the guard is
+// for the processes they started. It knows these by a mark that a process inherits whatever
+// session, parent or environment it has: tlaunch sets its limit of real-time CPU time
+// (RLIMIT_RTTIME), which is infinite by default, to a number of 140,000 years or more that no other
+// job has. Invariant: after dismiss() it kills nothing.
 #pragma once
 #include <sys/types.h>
 
@@ -14,8 +14,8 @@ namespace tessera::launcher {
 
 class Guard {
  public:
-  /// Marks this process and what it starts from now on, and forks: call it before the process has
-  /// threads. `key` is the value of TESSERA_STORE_KEY, by which the job is known where the mark
+  /// Marks this process and what it starts from now on, and forks; call it before the process has
+  /// threads. `key` is the value of TESSERA_STORE_KEY, which identifies the job where the mark
   /// cannot be set.
   explicit Guard(const std::string& key);
   /// Lets the guard do its work and waits for its end, at most 2 s.
@@ -25,7 +25,7 @@ class Guard {
 
   void watch(pid_t group);
   void forget(pid_t group);
-  /// The job ended well: nothing is to be killed.
+  /// Says that the job ended well: nothing is to be killed.
   void dismiss();
 
  private:

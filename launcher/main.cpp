@@ -1,6 +1,6 @@
-// tlaunch: starts a program on several ranks of this machine and looks after them. The order is the
-// program: options, then the guard (it must be forked before there are threads), then the store,
-// then attempts. Invariant: tlaunch returns only when no worker is left.
+// tlaunch: starts a program on several ranks of this machine and supervises them. It parses
+// options, makes the guard (which must be forked before there are threads), starts the store, then
+// runs attempts. Invariant: tlaunch returns only when no worker is left.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -27,12 +27,12 @@ namespace {
 
 using Changes = std::vector<std::pair<std::string, std::string>>;
 
-// How often libgomp's threads look before they sleep: longer than most gaps between the loops of a
-// step. Its own default is a hundred times that, for which a thread that waits keeps the core from
-// the one it waits for where other programs run too.
+// How often libgomp's threads poll before they sleep: longer than most gaps between the loops of a
+// step. The default is a hundred times that; where other programs run too, a waiting thread would
+// then keep the core from the thread that it waits for.
 constexpr const char* kSpins = "3000";
 
-/// What the environment of a rank has that tlaunch's own has not.
+/// The variables that a rank's environment has besides those of tlaunch.
 Changes rank_environment(const Options& o, const Placement& placement, int port,
                          const std::string& key, int rank, int attempt) {
   std::string nproc = std::to_string(o.nproc), me = std::to_string(rank);
@@ -90,7 +90,8 @@ int take_signals(sigset_t* before) {
   for (int s : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGWINCH}) {
     struct sigaction action {};
     ::sigaction(s, nullptr, &action);
-    if (action.sa_handler != SIG_IGN) sigaddset(&set, s);  // nohup means it
+    // Ignored under nohup, which must stay so.
+    if (action.sa_handler != SIG_IGN) sigaddset(&set, s);
   }
   ::sigprocmask(SIG_BLOCK, &set, before);
   int fd = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
@@ -98,7 +99,7 @@ int take_signals(sigset_t* before) {
   return fd;
 }
 
-/// Takes as many open files as allowed; returns the limit before, for the workers.
+/// Raises the limit of open files to what is allowed; returns the limit before, for the workers.
 rlimit raise_open_files() {
   rlimit before{};
   ::getrlimit(RLIMIT_NOFILE, &before);
@@ -107,8 +108,8 @@ rlimit raise_open_files() {
   return before;
 }
 
-/// What supervision takes, and what each rank does: two streams, their logs, itself and two
-/// connections to the store.
+/// Checks the limit of open files: what supervision needs, and for each rank two streams, their
+/// logs, the process itself and two connections to the store.
 void check_open_files(const Options& o) {
   constexpr int kFixed = 13, kOfRank = 7;
   tessera::check_open_files(fmt::format("--nproc {}", o.nproc), kFixed + kOfRank * o.nproc);

@@ -32,7 +32,7 @@ Examples:
   tlaunch --nproc auto --log-dir logs --max-restarts 3 ./my_program --my-flag
   tlaunch --doctor)";
 
-/// The footer of --help, with what Tessera reads from the environment.
+/// The footer of --help, with the variables that Tessera reads from the environment.
 std::string footer() {
   std::string text = std::string(kFooter) + "\n\nVariables that programs of Tessera read:";
   for (const env::Variable& v : env::table()) {
@@ -48,7 +48,7 @@ class HelpText : public CLI::Formatter {
   }
 };
 
-/// Everything as typed; checked and turned into Options by `checked`.
+/// The options as they were typed; `checked` turns them into Options.
 struct Typed {
   std::string nproc = "1", nnodes = "1", node_rank = "0", endpoint, run_id, max_restarts = "0";
   std::string log_dir, tee, redirects, ranks, bind = "auto", timeout, join_timeout, grace = "10";

@@ -1,6 +1,6 @@
-// The command line of tlaunch. Invariant: what parse_options returns can be carried out as it
-// stands; anything that cannot (a bad value, a flag that is not available yet, a program that does
-// not exist) has been refused with one line, and nothing given is ignored.
+// The command line of tlaunch. Invariant: the options that parse_options returns can be carried
+// out. Anything that cannot (a bad value, a flag that is not available yet, a program that does not
+// exist) is refused with one line, and nothing that was given is ignored.
 #pragma once
 #include <map>
 #include <optional>
@@ -13,7 +13,7 @@ namespace tessera::launcher {
 
 enum class Bind { kAuto, kCore, kNuma, kNone };
 
-/// Which of a rank's streams a choice covers: bit 0 is stdout, bit 1 is stderr.
+/// Which of a rank's streams an option applies to: bit 0 is stdout, bit 1 is stderr.
 struct StreamModes {
   int fallback = 0;
   std::map<int, int> by_rank;
@@ -44,8 +44,8 @@ struct Options {
   std::vector<std::string> command;  // argv of the program
 };
 
-/// The options, or nullopt with `exit_code` set when there is nothing left to do (--help,
-/// --version, and errors, which are printed). `cores` is what --nproc cpu stands for.
+/// Returns the options, or nullopt with `exit_code` set when tlaunch should end (--help, --version,
+/// and errors, which are printed). `cores` is the value of --nproc cpu.
 std::optional<Options> parse_options(int argc, char** argv, int cores, int* exit_code);
 
 }  // namespace tessera::launcher

@@ -27,7 +27,8 @@ Cpus to_list(hwloc_const_bitmap_t set) {
 }
 
 Topology load_topology() {
-  // Plugins (graphics, OpenCL, CUDA) look for devices that do not matter here and take long.
+  // Plugins (graphics, OpenCL, CUDA) would look for devices that do not matter here, which takes
+  // long.
   ::setenv("HWLOC_PLUGINS_PATH", "/nonexistent", 0);
   hwloc_topology_t raw = nullptr;
   TESSERA_CHECK(hwloc_topology_init(&raw) == 0, "--bind: hwloc cannot start; use --bind none");
@@ -50,7 +51,7 @@ Topology load_topology() {
     int node = core->nodeset ? hwloc_bitmap_first(core->nodeset) : 0;
     topology.node_of.push_back(std::max(0, node));
   }
-  if (topology.cores.empty())  // a machine that does not tell its cores: each CPU counts as one
+  if (topology.cores.empty())  // the machine does not report its cores: each CPU counts as one
     for (int cpu : to_list(allowed)) {
       topology.cores.push_back({cpu});
       topology.node_of.push_back(0);
@@ -75,7 +76,8 @@ Place join(const std::vector<Cpus>& cores, size_t begin, size_t end) {
   return place;
 }
 
-/// Equal shares of `cores` for `n` ranks, neighbours together; round-robin when cores are few.
+/// Divides `cores` equally among `n` ranks, neighbours together; round-robin when there are fewer
+/// cores than ranks.
 std::vector<Place> deal(const std::vector<Cpus>& cores, int n) {
   std::vector<Place> places;
   size_t share = cores.size() / size_t(n);

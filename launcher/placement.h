@@ -1,6 +1,6 @@
-// Which cores each rank runs on. Ranks get equal, neighbouring shares of the cores this process may
-// use; with more ranks than cores they share round-robin. Invariant: no rank is bound outside the
-// affinity that tlaunch itself was started with.
+// Decides which cores each rank runs on. Ranks get equal, neighbouring shares of the cores that
+// this process may use; if there are more ranks than cores, they share round-robin. Invariant: no
+// rank is bound outside the affinity that tlaunch itself was started with.
 #pragma once
 #include <string>
 #include <vector>
@@ -20,7 +20,7 @@ struct Placement {
   bool shared = false;  // ranks share cores
 };
 
-/// Physical cores that this process may use, at least 1; cheap.
+/// The number of physical cores that this process may use, at least 1; cheap.
 int usable_cores();
 
 Placement place_ranks(int nproc, Bind bind);

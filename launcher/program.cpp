@@ -12,7 +12,7 @@
 namespace tessera::launcher {
 namespace {
 
-/// 0 when `path` is an executable file, else why not.
+/// Returns 0 when `path` is an executable file, else the exit code that says why not.
 int why_not(const std::string& path) {
   struct stat info {};
   if (::stat(path.c_str(), &info) != 0) return errno;

@@ -1,4 +1,4 @@
-// Finding the program to run before anything is started, so that a typing error costs one line.
+// Finds the program before anything is started, so that a typing error costs one line.
 #pragma once
 #include <string>
 
@@ -6,7 +6,8 @@
 
 namespace tessera::launcher {
 
-/// PROGRAM cannot be run; exit_code() is the shell's: 127 not found, 126 not executable.
+/// The error that the program cannot be run; exit_code() is the shell's: 127 not found, 126 not
+/// executable.
 class ProgramError : public UserError {
  public:
   ProgramError(const std::string& text, int exit_code) : UserError(text), exit_code_(exit_code) {}
@@ -16,11 +17,11 @@ class ProgramError : public UserError {
   int exit_code_;
 };
 
-/// Path of `name`: as given when it has a slash, else the first executable of that name on PATH,
-/// beside tlaunch, or in the current directory. Throws ProgramError.
+/// Returns the path of `name`: `name` itself when it has a slash, else the first executable of that
+/// name on PATH, beside tlaunch, or in the current directory. Throws ProgramError.
 std::string find_program(const std::string& name);
 
-/// The folder tlaunch itself lies in.
+/// The folder that tlaunch itself is in.
 std::string own_folder();
 
 }  // namespace tessera::launcher

@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kShownLines = 12;
 constexpr size_t kShownColumns = 400;
 
-/// The last lines of a worker's output, indented; what a carriage return overwrote is left out.
+/// The last lines of a worker's output, indented, without what a carriage return overwrote.
 std::string last_lines(const std::string& tail) {
   std::vector<std::string> lines;
   size_t begin = 0;

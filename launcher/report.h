@@ -1,6 +1,7 @@
 // The text that explains a failed attempt: the rank that failed first with its last lines, then the
-// others in groups. Invariant: "first" is what the ranks said their groups failed on; where they
-// said nothing, the order in which the kernel reported the ends.
+// others in groups. Invariant: which rank failed "first" follows from what the ranks said their
+// groups failed on or, where they said nothing, from the order in which the kernel reported their
+// ends.
 #pragma once
 #include <memory>
 #include <string>
@@ -10,9 +11,9 @@
 
 namespace tessera::launcher {
 
-/// `failed`: ranks that failed on their own, the first to fail first; `out_of_memory`: the kernel
-/// has killed a process for memory during the attempt. The last lines of the first are left out
-/// where `console` has just shown them.
+/// `failed`: ranks that failed on their own, the first to fail first. `out_of_memory`: the kernel
+/// killed a process for lack of memory during the attempt. The last lines of the first rank are
+/// left out where `console` has just shown them.
 std::string failure_report(const std::vector<std::unique_ptr<Worker>>& workers,
                            const std::vector<int>& failed, bool out_of_memory,
                            const Console& console);
@@ -20,7 +21,8 @@ std::string failure_report(const std::vector<std::unique_ptr<Worker>>& workers,
 /// "0-3,5" for ranks in ascending order.
 std::string rank_list(const std::vector<int>& ranks);
 
-/// How often the kernel has killed a process for memory since the machine started; -1: unknown.
+/// How often the kernel has killed a process for lack of memory since the machine started; -1:
+/// unknown.
 long count_memory_kills();
 
 }  // namespace tessera::launcher

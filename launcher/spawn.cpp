@@ -44,7 +44,7 @@ struct Prepared {
   int status_fd;
 };
 
-// Runs in the child. The parent may have threads: only async-signal-safe calls from here on.
+// Runs in the child. The parent may have threads, so only async-signal-safe calls are allowed here.
 [[noreturn]] void become(const Prepared& p) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -56,7 +56,7 @@ struct Prepared {
   ::dup2(p.request->in, 0);
   ::dup2(p.request->out, 1);
   ::dup2(p.request->err, 2);
-  // Those that tlaunch ignores; others stay as they were (nohup).
+  // Restores the signals that tlaunch ignores; others stay as they were (nohup).
   for (int s : {SIGPIPE, SIGXFSZ}) ::signal(s, SIG_DFL);
   ::sigprocmask(SIG_SETMASK, &p.request->signal_mask, nullptr);
   ::execve(p.path, p.argv, p.envp);
@@ -77,7 +77,7 @@ pid_t spawn(const SpawnRequest& request, int status_fd) {
   TESSERA_CHECK(pid > 0,
                 "rank {}: cannot fork ({}); raise the process limit (ulimit -u) or lower --nproc",
                 request.rank, std::strerror(errno));
-  ::setpgid(pid, pid);  // whoever comes first: signals to the group must never miss
+  ::setpgid(pid, pid);  // the child does it too: signals to the group must never miss
   return pid;
 }
 

@@ -1,6 +1,6 @@
-// Starting one worker. Invariants: the worker leads a process group of its own, dies with tlaunch
+// Starts one worker. Invariants: the worker leads a process group of its own, dies with tlaunch
 // (PR_SET_PDEATHSIG is bound to the thread that forks, which is the main one), runs with the signal
-// state and limits tlaunch was started with, and inherits no descriptor of tlaunch's.
+// state and limits that tlaunch was started with, and inherits none of tlaunch's descriptors.
 #pragma once
 #include <signal.h>
 #include <sys/resource.h>
@@ -24,17 +24,17 @@ struct SpawnRequest {
   sigset_t signal_mask{};  // likewise
 };
 
-/// What a worker that could not become the program reports over the status pipe.
+/// What a worker that could not execute the program reports through the status pipe.
 struct SpawnFailure {
   int rank;
   int error;  // errno of execve
 };
 
 /// Forks a worker; `status_fd` (close-on-exec) receives a SpawnFailure if execve fails. Throws
-/// UserError when there can be no more processes.
+/// UserError when the limit of processes is reached.
 pid_t spawn(const SpawnRequest& request, int status_fd);
 
-/// The environment of this process with `changes` laid over it.
+/// Returns the environment of this process with `changes` applied.
 std::vector<std::string> merged_environment(
     const std::vector<std::pair<std::string, std::string>>& changes);
 

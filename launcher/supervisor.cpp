@@ -25,13 +25,13 @@
 namespace tessera::launcher {
 namespace {
 
-constexpr double kSurvivorsGrace_s = 2;  // for errors of their own after another rank failed
-constexpr double kLook_s = 0.5;  // between looks at ranks that still run when others have ended
-constexpr double kLingerGrace_s = 0.5;  // for what a dead worker started and still prints
+constexpr double kSurvivorsGrace_s = 2;  // time for survivors' own errors after another rank failed
+constexpr double kLook_s = 0.5;          // between checks of running ranks when others have ended
+constexpr double kLingerGrace_s = 0.5;   // time for children of a dead worker that still print
 constexpr size_t kMaxPendingBytes = 1 << 20;
-constexpr size_t kReadBytes = 256 << 10;  // from one stream before the others get their turn
+constexpr size_t kReadBytes = 256 << 10;  // read from one stream before the others get their turn
 
-// Tags of epoll events: kind in the upper half, rank or stream in the lower.
+// An epoll event's tag has the kind in its upper half, the rank or stream in its lower half.
 constexpr uint64_t kSignalTag = 1ull << 32, kExitTag = 2ull << 32, kStreamTag = 3ull << 32;
 
 uint64_t stream_tag(int rank, int s) { return kStreamTag | uint64_t(2 * rank + s); }
@@ -135,7 +135,7 @@ void Supervisor::start_all() {
   check_started(status[0]);
 }
 
-// End of file means that every worker has become the program.
+// End of file on the status pipe means that every worker executes the program.
 void Supervisor::check_started(int status_fd) {
   SpawnFailure failure{};
   ssize_t n = 0;
@@ -189,7 +189,7 @@ void Supervisor::on_signal() {
 
 void Supervisor::on_stop_signal(int signal) {
   const char* name = ::strsignal(signal);
-  // `timeout` and some shells signal a program and its group at once: that is one signal.
+  // `timeout` and some shells signal a program and its group at once, which counts as one signal.
   constexpr double kOneSignal_s = 0.25;
   if (signal == stop_signal_ && now_s() < stop_s_ + kOneSignal_s) return;
   if (stop_signal_ != 0) {
@@ -216,7 +216,7 @@ void Supervisor::signal_all(int signal) {
     if (!worker->ended()) worker->sent_signal = signal;
     worker->signal_group(signal);
     if (signal == SIGTERM || signal == SIGHUP || signal == SIGINT || signal == SIGQUIT)
-      worker->signal_group(SIGCONT);  // a stopped process would not see it
+      worker->signal_group(SIGCONT);  // a stopped process would not see the signal
   }
 }
 
@@ -247,7 +247,7 @@ void Supervisor::announce(const Worker& worker) {
   }
 }
 
-// A rank that the others waited for in vain has not ended, and soon gets signals.
+// Notes that the others waited for a rank in vain; it has not ended, and soon gets signals.
 void Supervisor::note_absent() {
   for (int rank : cause_of_failure(job_.store)) {
     if (rank < 0 || rank >= int(workers_.size()) || workers_[size_t(rank)]->ended()) continue;
@@ -256,7 +256,8 @@ void Supervisor::note_absent() {
   }
 }
 
-// Ranks that fail because of another may have ended before it.
+// Puts the ranks that caused the failure first: ranks that fail because of another may end before
+// it.
 void Supervisor::put_cause_first() {
   const std::vector<int> cause = cause_of_failure(job_.store);
   std::ranges::stable_partition(
@@ -270,8 +271,8 @@ void Supervisor::on_output(Worker& worker, int s) {
   finish_if_done(worker);
 }
 
-// A worker is done when it has ended and nobody holds its streams, or nobody but lingering
-// children, whose time is limited.
+// Finishes a worker that has ended, once its streams are closed, or held open only by its children,
+// whose time is limited.
 void Supervisor::finish_if_done(Worker& worker) {
   if (!worker.ended() || worker.finished) return;
   bool linger = now_s() < worker.ended_s + kLingerGrace_s && phase_ != Phase::kKilled;
@@ -312,8 +313,9 @@ double Supervisor::last_end_s() const {
   return last;
 }
 
-// Once a rank has ended well, no collective with it has a deadline for the others. One that a
-// signal has stopped on the way to its end would be waited for for ever.
+// Once a rank has ended well, the other ranks have no collective with it whose deadline would
+// notice that a rank was stopped by a signal; tlaunch would wait for such a rank forever. This
+// looks for it.
 void Supervisor::look_after_ends() {
   const double last = last_end_s(), since = now_s() - last;
   if (last < 0) return;
@@ -326,7 +328,7 @@ void Supervisor::look_after_ends() {
     job_.console.note(fmt::format(
         "tlaunch: rank{} {} still run{}, {:.0f} s after others have ended",
         running.size() == 1 ? "" : "s", rank_list(running), running.size() == 1 ? "s" : "", since));
-  // What is counted is time in which this process looks: it may be suspended with its ranks.
+  // Only time in which this process looks is counted: it may be suspended together with its ranks.
   const double passed = std::min(now_s() - looked_s_, 2 * kLook_s);
   looked_s_ = now_s();
   for (int rank : running) {
@@ -350,13 +352,14 @@ int Supervisor::wait_ms() const {
   for (const auto& worker : workers_)
     if (worker->ended() && !worker->finished)
       wait_s = std::min(wait_s, worker->ended_s + kLingerGrace_s - now_s());
-  // A console that is not ready is asked again soon; it may be a file, which epoll does not take.
+  // A console that is not ready is asked again soon; it may be a file, which epoll does not
+  // support.
   if (job_.console.pending(0) + job_.console.pending(1) > 0) wait_s = std::min(wait_s, 0.002);
   return std::max(0, int(wait_s * 1000) + 1);
 }
 
-// Prints what the reader takes. With too much waiting for it nothing is read from the workers, who
-// then have to wait too; ends of processes, signals and deadlines are still seen.
+// Prints what the reader takes. If too much is waiting for the reader, nothing is read from the
+// workers, which then have to wait too; ends of processes, signals and deadlines are still handled.
 void Supervisor::write_console() {
   for (int s : {0, 1}) job_.console.pump(s);
   size_t pending = job_.console.pending(0) + job_.console.pending(1);

@@ -1,8 +1,8 @@
-// One attempt: starts the workers and stays with them until the last has ended. A single loop on
-// one thread sees ends of processes (in the order the kernel reports them), their output, signals
-// and deadlines. After a failure it is announced in the store, survivors get 2 s to say what they
-// have to say, then SIGTERM, then SIGKILL. Invariant: when run() returns, by exception too, no
-// worker of the attempt runs and all their output has been handed to the console.
+// Supervises one attempt: starts the workers and stays with them until the last has ended. A single
+// loop on one thread handles ends of processes (in the order in which the kernel reports them),
+// their output, signals and deadlines. A failure is announced in the store; survivors get 2 s to
+// report errors of their own, then SIGTERM, then SIGKILL. Invariant: when run() returns, also by an
+// exception, no worker of the attempt runs and all their output has been handed to the console.
 #pragma once
 #include <functional>
 #include <memory>
@@ -29,7 +29,7 @@ struct Job {
   int signal_fd;
   rlimit open_files;     // for the workers
   sigset_t signal_mask;  // likewise
-  /// Environment of a rank.
+  /// Returns the environment of a rank.
   std::function<std::vector<std::string>(int rank, int attempt)> environment;
 };
 
@@ -89,8 +89,8 @@ class Supervisor {
   int stop_signal_ = 0;
   double stop_s_ = 0;
   bool said_who_runs_ = false;
-  double looked_s_ = 0;  // when it was last seen which ranks are stopped
-  bool paused_ = false;  // the console has enough to print
+  double looked_s_ = 0;  // when stopped ranks were last looked for
+  bool paused_ = false;  // nothing is read: the console has enough to print
 };
 
 }  // namespace tessera::launcher

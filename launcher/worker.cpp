@@ -18,7 +18,7 @@ namespace tessera::launcher {
 namespace {
 
 constexpr size_t kTailBytes = 8 << 10;
-constexpr long kViewLines = 16;  // of a terminal of 24, beside the report
+constexpr long kViewLines = 16;  // of a terminal of 24, which also shows the report
 
 void close_if_open(int& fd) {
   if (fd >= 0) ::close(fd);

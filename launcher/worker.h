@@ -1,5 +1,5 @@
-// One worker and its two output streams, as the supervisor sees them. Invariant: `pid` stays a
-// zombie of ours, and so cannot be reused, until finish() has killed its group and reaped it.
+// One worker and its two output streams, as the supervisor sees them. Invariant: until finish() has
+// killed its group and reaped it, `pid` stays a zombie of this process and cannot be reused.
 #pragma once
 #include <sys/types.h>
 
@@ -10,14 +10,14 @@
 
 namespace tessera::launcher {
 
-/// A worker's stdout or stderr: a pipe, or a pseudo-terminal so that rank 0 sees a terminal.
+/// A worker's stdout or stderr: a pipe or, for rank 0 of an interactive run, a pseudo-terminal.
 struct Stream {
   int fd = -1;        // our end; -1 once it has ended
   int child_fd = -1;  // the worker's end, until it is spawned
   int log_fd = -1;
   bool interactive = false;
   bool on_console = true;
-  long shown_at = -1;  // lines of the console when it last printed; -1: it has printed nothing
+  long shown_at = -1;  // the console's line count when it last printed; -1: it has printed nothing
 };
 
 class Worker {
@@ -27,28 +27,31 @@ class Worker {
   Worker& operator=(const Worker&) = delete;
   ~Worker();
 
-  /// Opens stream `s`; `terminal`: as a pseudo-terminal of the size of tlaunch's descriptor s + 1.
+  /// Opens stream `s`; `terminal`: as a pseudo-terminal with the size of the terminal on tlaunch's
+  /// descriptor s + 1.
   void open_stream(int s, bool terminal);
   /// Opens the log file of stream `s`, in a folder that exists. Throws UserError.
   void open_log(int s, const std::string& path);
-  /// Closes the ends that belong to the worker.
+  /// Closes the ends of the streams that the worker uses.
   void close_child_ends();
 
-  /// Reads what there is (at most `max_bytes`), to console, log and tail. False at end of stream.
+  /// Reads at most `max_bytes` and passes them to console, log and tail. False at end of stream.
   bool read_stream(int s, Console& console, size_t max_bytes);
   void close_stream(int s, Console& console);
   bool has_open_stream() const { return streams[0].fd >= 0 || streams[1].fd >= 0; }
 
-  /// Sends to the worker's process group, which exists as long as the worker is not finished.
+  /// Sends a signal to the worker's process group, which exists until the worker is finished.
   void signal_group(int signal) const;
-  /// Looks for the end of the process without reaping it; true and sets `status` if it has ended.
+  /// Checks whether the process has ended, without reaping it; if so, sets `status` and returns
+  /// true.
   bool poll_exit();
   /// Kills what is left of the group and reaps the worker.
   void finish();
 
   bool ended() const { return ended_s >= 0; }
   bool failed() const { return ended() && status != 0; }
-  /// Whether what it printed last is on the console, a few lines above the next one on stderr.
+  /// Whether what it printed last is still visible on the console, a few lines above the next line
+  /// on stderr.
   bool in_view(const Console& console) const;
   /// "exit status 3" or "signal 9 (Killed)".
   std::string how() const;
@@ -61,9 +64,9 @@ class Worker {
   std::array<Stream, 2> streams;
   int status = 0;        // wait status
   double ended_s = -1;   // when, in seconds of the supervisor's clock; -1: running
-  double stopped_s = 0;  // for how long a signal has stopped it, where that is looked at
+  double stopped_s = 0;  // for how long a signal has stopped it, where that is checked
   int sent_signal = 0;   // last signal from tlaunch
-  // The others gave it up, though it ran: whether it was stopped then.
+  // Whether the others gave it up while it ran, and whether it was stopped then.
   enum class Absent { kNo, kRunning, kStopped } absent = Absent::kNo;
   bool finished = false;
   std::string tail;  // last bytes of both streams

@@ -1,4 +1,4 @@
-// How long the collectives of a wrapper were executing, for reports of a step.
+// Measures how long the collectives of a wrapper were executing, for the report of a step.
 #pragma once
 #include <utility>
 #include <vector>
@@ -9,17 +9,17 @@ namespace tessera::parallel {
 
 class CommunicationTime {
  public:
-  /// `t`, if a collective is still to fill it, is counted once that is done.
+  /// If a collective is still to fill `t`, it will be counted once it is done.
   void add(const Tensor& t) {
     if (!t.storage()) return;
     if (auto* work = dynamic_cast<Work*>(t.storage()->ready().get())) works_.emplace_back(work);
   }
-  /// Counts what is done.
+  /// Counts the collectives that are done.
   void count() { count(false); }
-  /// Nothing that is under way will be counted.
+  /// Forgets collectives in progress without counting them.
   void forget() { works_.clear(); }
-  /// Since this was last asked, waiting for peers included. Waits for what is under way, and throws
-  /// what that failed with.
+  /// Returns the time since the last call, waits for peers included. Waits for collectives in
+  /// progress and throws the error of one that failed.
   double take_ms() {
     count(true);
     return std::exchange(ms_, 0);

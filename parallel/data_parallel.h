@@ -1,6 +1,7 @@
-// What ddp and fully_shard have in common: each attaches to a model, which keeps it alive, so a
-// program may drop the handle that it is given. Invariant: where backwards reduce, so do training
-// forwards with running statistics (batch-norm's): all ranks have the same values after a step.
+// The common interface of ddp and fully_shard. Each attaches to a model, which keeps it alive, so a
+// program may drop the handle it gets. Invariant: where backwards reduce gradients, training
+// forwards reduce running statistics (batch-norm's), so all ranks have the same values after a
+// step.
 #pragma once
 #include <memory>
 
@@ -14,19 +15,19 @@ class DataParallel {
   DataParallel(const DataParallel&) = delete;
   DataParallel& operator=(const DataParallel&) = delete;
 
-  /// Gradients of the next backwards stay on this rank and accumulate. Forwards meanwhile are of
-  /// micro-batches of a step, the last of which runs with sync on again.
+  /// While sync is off, gradients of backwards stay on this rank and accumulate, and forwards count
+  /// as micro-batches of one step, whose last micro-batch runs with sync on again.
   virtual void set_sync(bool sync) = 0;
   virtual bool sync() const = 0;
-  /// How long collectives were executing since this was last asked, waiting for peers included; 0
-  /// with one rank. Waits for them.
+  /// How long collectives were executing since the last call, waits for peers included; 0 with one
+  /// rank. Waits for collectives in progress.
   virtual double communication_ms() = 0;
-  /// Running statistics are this rank's own from now on.
+  /// Stops synchronising running statistics: each rank keeps its own from now on.
   void leave_buffers() {
     if (statistics_) statistics_->stop();
   }
 
-  /// Backwards inside the scope accumulate without communication.
+  /// A scope in which backwards accumulate without communication.
   class NoSync {
    public:
     explicit NoSync(DataParallel& of, bool off = true) : of_(of), old_(of.sync()) {
@@ -42,13 +43,13 @@ class DataParallel {
     DataParallel& of_;
     bool old_;
   };
-  /// `off` false changes nothing: for (k ...) { auto scope = ddp->no_sync(k + 1 < accumulate); ...
-  /// }
+  /// `off` false changes nothing, so that a loop can write
+  ///   for (k ...) { auto scope = ddp->no_sync(k + 1 < accumulate); ... }
   [[nodiscard]] NoSync no_sync(bool off = true) { return NoSync(*this, off); }
 
  protected:
   DataParallel() = default;
-  std::shared_ptr<RunningStatistics> statistics_;  // null: buffers are left alone
+  std::shared_ptr<RunningStatistics> statistics_;  // null: buffers are not synchronised
 };
 
 }  // namespace tessera::parallel

@@ -16,7 +16,7 @@ namespace {
 
 size_t aligned(size_t bytes) { return (bytes + 63) & ~size_t(63); }
 
-// Runs of parameters of one dtype, cut when a bucket is full.
+// Groups parameters of one dtype, in order, into buckets of limited size.
 std::vector<std::vector<int>> cut_buckets(const std::vector<NamedTensor>& parameters,
                                           const std::vector<int>& order, size_t first, size_t cap) {
   std::vector<std::vector<int>> buckets;
@@ -33,7 +33,7 @@ std::vector<std::vector<int>> cut_buckets(const std::vector<NamedTensor>& parame
   return buckets;
 }
 
-// Brings a gradient home, unless backward wrote it there.
+// Copies a gradient into its bucket, unless backward has written it there.
 void settle(const Tensor& view, const Tensor& grad) {
   if (!grad.is_same(view)) assign_(view, grad);
 }
@@ -91,8 +91,9 @@ void Reducer::build(const std::vector<int>& order) {
   }
 }
 
-// A gradient that is still there (no zero_grad since) is added to, as it would be without ddp: it
-// is the same on every rank, so averaging leaves it as it is. A rebuilt bucket takes it over.
+// If the parameter still has a gradient (no zero_grad since), adds to it, as would happen without
+// ddp: it is the same on every rank, so averaging leaves it as it is. A rebuilt bucket takes it
+// over.
 void Reducer::put(int slot, const Tensor& grad) {
   const NamedTensor& p = parameters_[size_t(slot)];
   const Tensor &view = place_[size_t(slot)].second, previous = p.tensor.grad();
@@ -112,7 +113,7 @@ Tensor Reducer::grad_buffer(int slot) {
   const Bucket& bucket = buckets_[size_t(index)];
   const bool added =
       !options_.tree_accumulation && parameters_[size_t(slot)].tensor.grad().defined();
-  // A recorder holds all that it has seen: owners tell nothing then.
+  // A recorder holds everything it has seen, so reference counts tell nothing then.
   const bool kept = !context().backend && (view.ref()->use_count() > 1 ||
                                            bucket.flat.storage()->use_count() > bucket.owners);
   return added || kept ? Tensor() : view;
@@ -135,8 +136,8 @@ void Reducer::deliver(int slot, Tensor grad) {
   }
 }
 
-// The carry of a binary counter: micro-batch k, counted from 0, meets the sums of its elder
-// siblings.
+// Adds up micro-batches in a balanced tree, as carries propagate in a binary counter: level i holds
+// the sum of 2^i micro-batches if bit i of the count is set.
 void Reducer::complete(Bucket& bucket) {
   if (!options_.tree_accumulation) return;
   if (micro_batch_ == 0 && sync()) return;
@@ -177,7 +178,7 @@ void Reducer::name_unused() {
       count, names, count > 8 ? ", .." : ""));
 }
 
-// All gradients were cleared in mid-accumulation: the step begins anew.
+// All gradients were cleared in the middle of an accumulation: the step begins anew.
 void Reducer::cleared(int) {
   auto has_grad = [](const NamedTensor& p) { return p.tensor.grad().defined(); };
   if (std::ranges::any_of(parameters_, has_grad)) return;
@@ -188,15 +189,15 @@ void Reducer::cleared(int) {
   for (Bucket& b : buckets_) b.levels.clear();
 }
 
-// Nothing has arrived in this backward.
+// Resets the state of a backward: no gradient has arrived.
 void Reducer::start_over() {
   seen_.assign(seen_.size(), false);
   for (Bucket& b : buckets_) b.arrived = 0;
   next_launch_ = 0;
 }
 
-// The other ranks wait in reductions that this one will not join; were it to go on, the gradients
-// of its next step would meet those of their last.
+// The other ranks wait in reductions that this one will not join. If it went on, the gradients of
+// its next step would be added to those of their last.
 void Reducer::backward_abandoned(const std::string& why) {
   if (sync() && group_->size() > 1)
     group_->abort(fmt::format("ddp: a backward failed when {} of {} buckets were sent: {}",
@@ -227,15 +228,17 @@ void Reducer::backward_finished() {
   if (sync() && !rebuilt_) rebuild_in_ready_order();
 }
 
-// Rank 0's order, on every rank. The gradients of this step stay in the old buckets, which live as
-// long as they are read. It happens once, so it is no part of a step that is traced.
+// Rebuilds the buckets on every rank in the order in which rank 0's gradients became ready. The
+// gradients of this step stay in the old buckets, which live as long as they are read. This happens
+// once, so it is no part of a step that is traced.
 void Reducer::rebuild_in_ready_order() {
   rebuilt_ = true;
   if (!options_.rebuild || group_->size() == 1) return;
   EagerScope untraced;
   std::vector<bool> listed(parameters_.size(), false);
   for (int slot : ready_order_) listed[size_t(slot)] = true;
-  for (size_t i = 0; i < listed.size(); ++i)  // not reached on this rank: every rank takes part
+  // Parameters that this rank did not reach: all ranks must reduce them.
+  for (size_t i = 0; i < listed.size(); ++i)
     if (!listed[i]) ready_order_.push_back(int(i));
   std::vector<int64_t> order(ready_order_.begin(), ready_order_.end());
   Tensor t = from_values<int64_t>(order, {int64_t(order.size())});

@@ -1,5 +1,5 @@
-// Making: parameters into groups, shards in their place, hooks. All is checked before anything is
-// changed.
+// Sets up fully_shard: sorts parameters into groups, replaces them by shards, adds hooks.
+// Everything is checked before anything is changed.
 #include "parallel/fsdp.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ bool has_number_for_name(const std::string& path) {
   return !last.empty() && std::ranges::all_of(last, [](char c) { return c >= '0' && c <= '9'; });
 }
 
-// Paths of the modules that make a group of their own, outermost only.
+// The paths of the modules that form groups of their own; modules inside of them are left out.
 std::vector<std::string> group_paths(Module& model, const std::vector<std::string>& patterns) {
   std::vector<std::string> paths;
   std::vector<bool> used(patterns.size());
@@ -76,7 +76,8 @@ State::State(Module& model, const FsdpOptions& options) : options_(options) {
     const Param& p = param(int(slot));
     own_gradient(p.leaf, slot), own_gradient(p.sharded, slot + places_.size());
   }
-  // Those of the model's own group come first and last, the others group by group.
+  // The gradients of the model's own group arrive first and last; those of the others arrive group
+  // by group.
   most_gradient_bytes_ = root_gradients + group_gradients;
   materialize(model);  // buffers; parameters have memory by now
 }
@@ -103,7 +104,8 @@ void State::make_groups(Module& model) {
       if (s.name.starts_with(path + ".")) home = path;
     auto [it, first] = by_tensor.try_emplace(s.tensor->impl());
     if (first) it->second.first = home, order.push_back(s.tensor->impl());
-    if (it->second.first != home) it->second.first.clear();  // tied between groups: the model's own
+    // Tied between groups: it belongs to the model's own.
+    if (it->second.first != home) it->second.first.clear();
     it->second.second.push_back(std::move(s));
   }
   TESSERA_CHECK(!order.empty(), "fully_shard: {} has no parameters", model.type_name());
@@ -124,7 +126,7 @@ void State::make_groups(Module& model) {
   }
 }
 
-// How the parameter will lie; throws where it cannot.
+// Determines the layouts of a parameter; throws where they are impossible.
 void State::plan(Param& p) const {
   const DeviceMesh& dp = options_.mesh;
   const Tensor& old = p.sharded;
@@ -161,7 +163,7 @@ void State::plan(Param& p) const {
                    describe(old), to_string(layout), p.mesh.to_string());
 }
 
-// The piece of this rank becomes the parameter.
+// Replaces the parameter by this rank's piece.
 void State::shard(Param& p, Module& model) {
   Tensor old = p.sharded, whole = old.is_sharded() ? to_local(old.detach()) : old.detach();
   Tensor piece = to_local(distribute(whole, options_.mesh, p.cut));
@@ -169,7 +171,8 @@ void State::shard(Param& p, Module& model) {
   Layout layout = p.cut;
   layout.append(p.rest_layout.begin(), p.rest_layout.end());
   p.sharded = from_local(piece, p.mesh, layout, old.shape());
-  // Where the dp axes cut is not seen by the rest: shape and history of what forward will use.
+  // Code outside of here sees shape and history of the leaf that forward will use, not the cuts
+  // along the data-parallel axes.
   DType t = options_.precision.param.value_or(old.dtype());
   Tensor shape_only(Meta::contiguous(whole.shape(), t, piece.device()), nullptr);
   p.leaf =
@@ -182,7 +185,7 @@ void State::attach(Module& model) {
   auto self = shared_from_this();
   for (size_t g = 0; g < groups_.size(); ++g) {
     Module& m = model.submodule(groups_[g].path);
-    // Outside of other wrappers' hooks: those see whole weights.
+    // These hooks are outside of other wrappers' hooks, which therefore see whole weights.
     nn::HookHandle first =
         m.add_pre_hook([self, g](Module&, Inputs in) { self->before_forward(g, in); }, true);
     if (groups_[g].is_root) root_ = first;

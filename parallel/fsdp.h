@@ -1,11 +1,11 @@
 // Fully sharded data parallelism: every rank keeps a piece of each parameter, of its gradient and
 // of its optimizer state; a group of parameters (a block of the model) is gathered just before it
-// is used and let go after. Zhao et al., "PyTorch FSDP", VLDB 2023; Rajbhandari et al., "ZeRO", SC
-// 2020. Parameters are sharded tensors (dtensor), so the optimizer, the norm and checkpoints need
-// no word of this. Invariants: outside of forward the slots of the model hold the sharded
-// parameters; groups are gathered and reduced in the same order on every rank; a gathered weight
-// is not kept for backward, its recipe is; at most two groups are gathered and one group's whole
-// gradients alive at a time, besides those of the group that is the rest of the model.
+// is used and released after (Zhao et al., "PyTorch FSDP", VLDB 2023; Rajbhandari et al., "ZeRO",
+// SC 2020). Parameters are sharded tensors (dtensor), so optimizer, norm and checkpoints work
+// unchanged. Invariants: outside of forward the model holds the sharded parameters; groups are
+// gathered and reduced in the same order on every rank; a gathered weight is not kept for backward
+// but gathered again; at any time at most two groups are gathered and one group's whole gradients
+// are alive, besides those of the group that is the rest of the model.
 #pragma once
 #include <functional>
 #include <memory>
@@ -18,35 +18,37 @@
 namespace tessera::parallel {
 
 struct MixedPrecision {
-  std::optional<DType> param = {};   // of gathered parameters and of inputs; none: as stored
-  std::optional<DType> reduce = {};  // in which gradients are summed over ranks; none: as they come
-  std::optional<DType> output = {};  // of the model's result; none: as it comes
+  std::optional<DType> param = {};   // of gathered parameters and of inputs; none: unchanged
+  std::optional<DType> reduce = {};  // in which gradients are summed over ranks; none: unchanged
+  std::optional<DType> output = {};  // of the model's result; none: unchanged
 };
 
 struct FsdpOptions {
-  /// One axis, over which parameters are sharded; or two, of which the first replicates (HSDP: a
-  /// gather stays within the second). Undefined: all ranks of the world. Parameters that are
-  /// sharded over other axes of the same mesh already (tensor parallel) keep those, which must come
-  /// later in it.
+  /// A mesh of one axis, over which parameters are sharded, or of two, the first of which
+  /// replicates (HSDP: a gather stays within the second). Undefined: all ranks of the world.
+  /// Parameters that are already sharded over other axes of the same mesh (tensor parallel) stay
+  /// so; those axes must come later in it.
   DeviceMesh mesh = {};
-  /// Modules whose parameters are gathered together, by path; "*" stands for one name ("h.*").
-  /// Empty: the elements of every module list. What is in none belongs to the model's own group,
-  /// which stays gathered from forward to backward.
+  /// Paths of the modules whose parameters are gathered together; "*" stands for one name ("h.*").
+  /// Empty: the elements of every module list. Parameters in none of them belong to the model's own
+  /// group, which stays gathered from forward to backward.
   std::vector<std::string> groups = {};
-  /// The dim to shard of a parameter; null: 0. Any size will do, a rank may hold nothing.
+  /// The dim of a parameter that is sharded; null: dim 0. Any size will do; a rank may hold
+  /// nothing.
   std::function<int(const std::string& name, const Tensor& parameter)> shard_dim = nullptr;
   bool reshard_after_forward = true;  // false: groups stay gathered until their backward
   bool prefetch = true;               // gather the next group while this one computes
   MixedPrecision precision = {};
-  /// Sum micro-batches in a balanced tree, so that the bits do not depend on how many there are on
-  /// a rank (powers of two). Leaves are dealt to ranks by data::Deal::kReduceThenAccumulate.
+  /// Whether micro-batches are summed in a balanced tree, so that the bits do not depend on how
+  /// many of them a rank has (powers of two). Micro-batches are then assigned to ranks by
+  /// data::Deal::kReduceThenAccumulate.
   bool tree_accumulation = false;
-  /// Persistent float buffers that a training forward writes become the mean of what all ranks of
-  /// the mesh made of them (running_statistics.h). Off: each rank keeps its own.
+  /// Whether persistent float buffers that a training forward writes become the mean of their
+  /// values on all ranks of the mesh (running_statistics.h). Otherwise each rank keeps its own.
   bool sync_buffers = true;
 };
 
-/// Bytes on this rank.
+/// The bytes that parameters and gradients take on this rank.
 struct FsdpMemory {
   int64_t sharded = 0;   // parameters
   int64_t gathered = 0;  // whole parameters that are alive
@@ -56,29 +58,29 @@ struct FsdpMemory {
   int64_t largest_group = 0;  // whole parameters of one group
 };
 
-/// What fully_shard attached to a model. The model keeps it alive. Gradients that accumulate
-/// without sync are whole ones.
+/// What fully_shard attaches to a model, which keeps it alive. Gradients that accumulate without
+/// sync are whole ones.
 class Fsdp : public DataParallel {
  public:
   virtual FsdpMemory memory() const = 0;
-  /// Gathers every group, puts whole (unrecorded) parameters into the slots until reshard(): for
-  /// code that reads them outside of forward, such as generation, or writes them, the same on every
-  /// rank (load_state). Throws UserError when the model is gone; reshard() also when weights that
-  /// were gathered in a narrower dtype have been written.
+  /// Gathers every group and puts whole (unrecorded) parameters into the model until reshard(): for
+  /// code that reads them outside of forward, such as generation, or writes them, in the same way
+  /// on every rank (load_state). Throws UserError when the model is gone. reshard() also throws
+  /// when weights that were gathered in a narrower dtype have been written.
   virtual void unshard() = 0;
   virtual void reshard() = 0;
 };
 
 /// Shards the parameters of `model` and gathers them around its forward and backward from now on.
 /// Call it before the optimizer is made (one made before refuses its first step). Parameters must
-/// be equal on all ranks (drawn from one seed) or on the meta device: those get memory for this
-/// rank's piece alone, buffers for all of their values, until model.init(seed) or a checkpoint
-/// fills them. Throws UserError for a parameter that is sharded by fully_shard already, and
-/// ShardingError where a dim cannot be sharded; the model is then as it was.
+/// be equal on all ranks (drawn from one seed) or on the meta device; the latter get memory, for
+/// parameters only that of this rank's piece, and no values until model.init(seed) or a checkpoint
+/// fills them. Throws UserError for a parameter that fully_shard has sharded already, and
+/// ShardingError where a dim cannot be sharded; the model is then unchanged.
 ///
-/// grad(loss, parameters) gives sharded gradients, reduced; hooks of a parameter see its sharded
-/// gradient of each backward after the reduction. When a backward fails on a rank, the others hear
-/// of it at once: the groups are aborted.
+/// grad(loss, parameters) returns sharded, reduced gradients; hooks of a parameter see its sharded
+/// gradient of each backward after the reduction. When a backward fails on a rank, the groups are
+/// aborted, so the other ranks learn of it at once.
 std::shared_ptr<Fsdp> fully_shard(nn::Module& model, const FsdpOptions& options = {});
 template <class M>
 std::shared_ptr<Fsdp> fully_shard(const std::shared_ptr<M>& model,

@@ -1,4 +1,4 @@
-// Gathering: whole weights come before a group's forward and its backward, and go after.
+// Gathers whole weights before a group's forward and its backward, and releases them after.
 #include <algorithm>
 
 #include "core/autograd/autograd.h"
@@ -14,7 +14,7 @@ namespace {
 
 using nn::Module;
 
-// How a gathered weight comes back in backward.
+// Gathers a weight again for backward.
 class GatherAgain final : public Recipe {
  public:
   GatherAgain(std::weak_ptr<State> state, size_t group, size_t param, const Param& p)
@@ -36,14 +36,14 @@ class GatherAgain final : public Recipe {
   uint32_t version_;
 };
 
-// Passes the gradients of a group's inputs on. When they come, backward has left the group: it was
-// made before the group's ops, so its turn comes after theirs.
+// An identity on the inputs of a group that marks the end of the group's backward: its node was
+// made before the group's ops, so backward visits it after them.
 class Exit final : public GradNode {
  public:
   Exit(std::weak_ptr<State> state, size_t group) : state_(std::move(state)), group_(group) {}
   std::string_view name() const override { return "fully_shard"; }
   void release_saved() override {}
-  bool released() const override { return false; }  // it keeps nothing
+  bool released() const override { return false; }  // it holds no tensors
   Tensors vjp(std::span<const Tensor> cot, uint32_t, bool) override {
     if (std::shared_ptr<State> state = state_.lock()) state->left(group_);
     return Tensors(cot.begin(), cot.end());
@@ -61,8 +61,8 @@ bool is_at(const Tensor& t, const Storage* values, uint32_t version) {
 
 }  // namespace
 
-// Starts the gather of one parameter; its values may be pending. Its ops belong to the parameter,
-// not to the module whose forward or backward gathers ahead.
+// Starts the gather of one parameter, whose values may be pending. Its ops belong to the parameter,
+// not to the module whose forward or backward prefetches.
 void State::gather(size_t group, size_t param) {
   Group& g = groups_[group];
   Param& p = g.params[param];
@@ -80,7 +80,7 @@ void State::gather(size_t group, size_t param) {
     whole.storage()->set_recipe(Ref<Recipe>(new GatherAgain(weak_from_this(), group, param, p)));
   p.full = p.rest.defined() ? from_local(whole, p.rest, p.rest_layout, p.sharded.shape())
                             : whole.detach();
-  if (p.trainable()) {  // one history for all forwards, so that each gradient comes once
+  if (p.trainable()) {  // all forwards share one history, so that each gradient comes once
     p.full.impl()->autograd = p.leaf.impl()->autograd;
     p.full.impl()->layers |= bit(Layer::kAutograd);
   }
@@ -92,7 +92,7 @@ bool State::stale(const Group& g) const {
 }
 
 void State::gather(Group& g) {
-  bool unfit = grad_enabled() && !g.recorded;  // left by a forward that was not recorded
+  bool unfit = grad_enabled() && !g.recorded;  // a forward that was not recorded gathered it
   if (g.gathered && (unfit || stale(g))) keep_written(g), let_go(g);
   if (g.gathered) return;
   Scoped<bool> may_be_recorded_later(context().inference, false);
@@ -123,7 +123,7 @@ void State::put_into_slots(Group& g, Tensor Param::*which) {
     for (Tensor* slot : p.slots) *slot = p.*which;
 }
 
-// Gathers the neighbour of `group` in the order of the last forward.
+// Gathers the group before or after `group` in the order of the last forward.
 void State::prefetch(size_t group, int direction) {
   if (!options_.prefetch) return;
   auto it = std::ranges::find(last_order_, group);
@@ -146,7 +146,7 @@ Ref<Storage> State::rebuild(size_t group, size_t param, const Storage* values, u
 }
 
 // ---- writes into whole weights: load_state after unshard(), init, a rule that scales weights.
-// Every rank writes the same; each keeps its piece.
+// Every rank must write the same; each keeps its piece.
 
 bool State::was_written(const Param& p) const {
   if (!p.full.defined()) return false;
@@ -181,12 +181,12 @@ void State::keep_written(Group& g) {
 // ---- forward
 
 void State::before_forward(size_t group, Inputs in) {
-  recomputation::Apart apart;  // weights come and go in their own ways
+  recomputation::Apart apart;  // gathering is not computed again with the rest
   Group& g = groups_[group];
   if (g.is_root && options_.precision.param)
     for (Tensor& t : in)
       if (t.defined() && is_floating(t.dtype())) t = cast(t, *options_.precision.param);
-  if (recomputation::running_again()) {  // backward is here: so are the weights, or soon
+  if (recomputation::running_again()) {  // in backward, where the weights are or will soon be
     gather(g);
     put_into_slots(g, &Param::full);
     return prefetch(group, -1);
@@ -194,8 +194,8 @@ void State::before_forward(size_t group, Inputs in) {
   check_unchanged(g);
   if (g.is_root) {
     order_.clear();
-    time_.count();                // of forwards that no backward followed
-    for (Group& other : groups_)  // what a backward that ended early has left
+    time_.count();                // of forwards without a backward
+    for (Group& other : groups_)  // groups that an interrupted backward has left gathered
       if (!other.is_root && options_.reshard_after_forward) release(other);
   }
   gather(g);
@@ -205,7 +205,8 @@ void State::before_forward(size_t group, Inputs in) {
   add_exit(group, in);
 }
 
-// Where all parameters have gradients, the last of those tells that backward has left.
+// Adds an Exit. If all parameters have gradients it is not needed: the last of these tells that
+// backward has left the group.
 void State::add_exit(size_t group, Inputs in) {
   Group& g = groups_[group];
   g.has_exit = false;
@@ -222,7 +223,7 @@ void State::add_exit(size_t group, Inputs in) {
   g.has_exit = bool(node);
 }
 
-// Sums, hooks and the sink were made for the parameters that were trained then.
+// Sums, hooks and the gradient sink were set up for the parameters that were trainable then.
 void State::check_unchanged(const Group& g) const {
   for (const Param& p : g.params) {
     const GradMeta* meta = grad_meta(p.sharded);
@@ -252,7 +253,7 @@ void State::after_forward(size_t group, Tensor& out) {
   if (!g.backward_comes || (!g.is_root && options_.reshard_after_forward)) release(g);
   if (!g.is_root) return;
   last_order_ = order_;
-  for (Group& other : groups_)  // what a changed order has gathered in vain
+  for (Group& other : groups_)  // groups prefetched in vain because the order changed
     if (!other.is_root && (options_.reshard_after_forward || !grad_enabled())) release(other);
 }
 
@@ -272,7 +273,7 @@ void State::unshard() {
 
 void State::reshard() {
   check_model("reshard()");
-  for (Group& g : groups_) keep_written(g);  // or throws, before anything has changed
+  for (Group& g : groups_) keep_written(g);  // may throw, so it comes before any change
   pinned_ = false;
   for (Group& g : groups_) {
     put_into_slots(g, &Param::sharded);

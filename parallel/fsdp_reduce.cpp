@@ -1,5 +1,5 @@
-// Gradients: whole ones come from backward, pieces of their sums over ranks become those of the
-// sharded parameters.
+// Reduces gradients: backward delivers whole gradients, and each rank's piece of their sum over
+// ranks becomes the gradient of the sharded parameter.
 #include <utility>
 
 #include "core/autograd/autograd.h"
@@ -31,7 +31,7 @@ void State::deliver(int slot, Tensor grad) {
   if (p.gradient.defined()) {
     p.gradient = add(std::move(p.gradient), std::move(grad));
   } else {
-    // Those on their way make room for the ones that come.
+    // Gradients that are being reduced are finished first, to make room for new ones.
     while (!on_their_way_.empty() && memory_.gradients + bytes_of(grad) > most_gradient_bytes_)
       settle_first();
     memory_.gradients += bytes_of(grad);
@@ -41,8 +41,8 @@ void State::deliver(int slot, Tensor grad) {
   if (++g.arrived == g.trainable) complete(g);
 }
 
-// All gradients of the group are there. Nothing reads its weights any more, unless some are frozen
-// and stand before those of the last gradient.
+// All gradients of the group are there, so its weights are not read any more, unless some
+// parameters are frozen and backward still has to pass through their ops.
 void State::complete(Group& g) {
   if (!g.has_exit) release(g);
   if (!sync()) return;
@@ -54,7 +54,8 @@ void State::complete(Group& g) {
   }
 }
 
-// This rank's piece, perhaps pending, of the mean over ranks of `grad`, a rank's whole gradient.
+// Returns this rank's piece, perhaps pending, of the mean over ranks of `grad`, a rank's whole
+// gradient.
 Tensor State::reduced(const Param& p, Tensor grad) const {
   return redistribute(from_local(grad, p.mesh, p.term, p.sharded.shape()), layout_of(p.sharded));
 }
@@ -64,19 +65,21 @@ void State::drop_gradient(Param& p) {
   p.gradient = {};
 }
 
-// The reduction that was started first becomes part of the parameter's gradient.
+// Finishes the oldest reduction and adds its result to the gradient of the parameter.
 void State::settle_first() {
   Param& p = *on_their_way_.front();
   on_their_way_.pop_front();
   Tensor piece = std::exchange(p.reduced, {});
-  // Not for what a recording has put off: its graph says when memory is free.
+  // A recorder has deferred some reductions; those are not waited for, since its graph plans
+  // memory.
   Storage& local = *local_of(piece).storage();
   if (dynamic_cast<Work*>(local.ready().get())) local.wait_ready();
   drop_gradient(p);
   accumulate(p, after_hooks(*grad_meta(p.sharded), cast(piece, p.sharded.dtype())));
 }
 
-// Without a tree: added to what is there. With one: the carry of a binary counter.
+// Adds `piece` to the parameter's gradient. With tree accumulation, level i holds the sum of 2^i
+// micro-batches if bit i of their number is set, as in a binary counter.
 void State::accumulate(Param& p, Tensor piece) {
   Tensor previous = p.sharded.grad();
   if (!options_.tree_accumulation) {
@@ -89,14 +92,14 @@ void State::accumulate(Param& p, Tensor piece) {
   if (p.levels.size() <= level) p.levels.resize(level + 1);
   p.levels[level] = piece;
   ++p.micro_batches;
-  // What is in no complete tree yet joins from the smallest up.
+  // Partial sums that are in no complete tree yet are joined from the smallest up.
   Tensor total = piece;
   for (size_t up = level + 1; up < p.levels.size(); ++up)
     if (p.micro_batches >> up & 1) total = add(p.levels[up], total);
   p.sharded.set_grad(total);
 }
 
-// Of a loss that reads the sharded parameter itself, such as a penalty.
+// Adds the gradient of a loss term that reads the sharded parameter itself, such as a penalty.
 void State::accumulate_directly(Param& p, Tensor piece) {
   TESSERA_CHECK(!options_.tree_accumulation,
                 "fully_shard: {} is used outside of its model's forward, which tree accumulation "
@@ -108,7 +111,7 @@ void State::accumulate_directly(Param& p, Tensor piece) {
   p.sharded.set_grad(previous.defined() ? add(previous, piece) : clone(piece));
 }
 
-// Nothing of a gradient survives the one that the program sees.
+// The program has cleared the gradient it sees, so everything kept for it is dropped.
 void State::cleared(int slot) {
   Param& p = param(slot);
   if (!p.reduced.defined()) drop_gradient(p);
@@ -127,7 +130,7 @@ void State::name_unused(const Group& g) {
       names));
 }
 
-// On every line that this rank is on: of the data-parallel axes and of those that stay.
+// Aborts every group that this rank is in: along the data-parallel axes and along those that stay.
 void State::abort(const std::string& why) {
   const DeviceMesh& mesh = groups_.back().params.back().mesh;
   if (mesh.size() == 1) return;

@@ -1,7 +1,8 @@
-// What fully_shard attaches to a model: the parameters in groups, and the hooks and the sink of
-// gradients that gather and reduce them. Internal to fsdp*.cpp. Each parameter is two leaves: the
-// sharded one, which the program sees, and the whole one, which forward uses and whose gradient is
-// delivered here. Invariant: whatever is said of the sharded leaf (hooks, zero_grad, grad(), a
+// The state that fully_shard attaches to a model: the parameters in groups, the hooks that gather
+// them and the gradient sink that reduces. It is internal to fsdp*.cpp. Each parameter has two
+// leaves: the sharded one, which the program sees, and the whole one, which forward uses and whose
+// gradient is delivered here. Invariant: what a program does to the sharded leaf (hooks, zero_grad,
+// grad(), a write into the whole weight) works as if there were only one.
 // write into the whole weight) holds as if there were one.
 #pragma once
 #include <deque>
@@ -18,22 +19,22 @@ namespace tessera::parallel::fsdp {
 
 struct Param {
   std::string name;
-  std::vector<Tensor*> slots;  // of modules of the model
-  Tensor sharded;              // over all axes, data-parallel ones included
+  std::vector<Tensor*> slots;  // where modules of the model hold it
+  Tensor sharded;              // sharded over all axes, data-parallel ones included
   DeviceMesh mesh;             // of `sharded`
-  Layout cut;                  // along the data-parallel axes
-  Layout whole, term;  // layouts of the gathered weight and of a rank's gradient over `mesh`
-  DeviceMesh rest;     // axes that stay (tensor parallel); undefined: none
+  Layout cut;                  // its layout along the data-parallel axes
+  Layout whole, term;          // over `mesh`: of the gathered weight, of a rank's gradient
+  DeviceMesh rest;             // the other axes (tensor parallel); undefined: none
   Layout rest_layout;
-  Tensor leaf;                             // shape and history of the whole weight
+  Tensor leaf;                             // has shape and history of the whole weight
   Tensor full;                             // the whole weight while the group is gathered
   Ref<Storage> values;                     // of `sharded` when it was gathered
-  uint32_t version = 0, full_version = 0;  // of `values` and of `full` then
-  Tensor gradient;             // whole: of this backward, or accumulated while sync is off
+  uint32_t version = 0, full_version = 0;  // of `values` and of `full` at that time
+  Tensor gradient;             // whole gradient of this backward, or accumulated while sync is off
   Tensor reduced;              // this rank's piece of the sum over ranks, perhaps pending
   std::vector<Tensor> levels;  // of the accumulation tree
-  int64_t micro_batches = 0;   // in it
-  bool delivered = false;      // by this backward
+  int64_t micro_batches = 0;   // number of micro-batches in `levels`
+  bool delivered = false;      // this backward has delivered its gradient
 
   bool trainable() const { return grad_meta(leaf) != nullptr; }
 };
@@ -42,10 +43,11 @@ struct Group {
   std::string path;
   std::vector<Param> params;
   bool is_root = false, gathered = false;
-  bool recorded = false;              // gathered for a forward that is recorded
-  bool has_exit = false;              // its backward ends in an Exit
-  bool backward_comes = false;        // the last forward had a result that requires grad
-  size_t trainable = 0, arrived = 0;  // parameters that have gradients; that got theirs
+  bool recorded = false;        // gathered for a forward that is recorded
+  bool has_exit = false;        // its backward ends in an Exit
+  bool backward_comes = false;  // the last forward had a result that requires grad
+  // Parameters that get gradients; those that got one in this backward.
+  size_t trainable = 0, arrived = 0;
   int64_t whole_bytes = 0;
 };
 
@@ -72,9 +74,9 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   Tensor converted(int slot, Tensor grad) override;
   void grad_finished(const std::string& failure) override;
 
-  /// The whole weight again, for backward.
+  /// Returns the whole weight for backward, gathering it again if needed.
   Ref<Storage> rebuild(size_t group, size_t param, const Storage* values, uint32_t version);
-  /// Backward has left the module of `group`.
+  /// Says that backward has left the module of `group`.
   void left(size_t group) { release(groups_[group]); }
 
  private:
@@ -119,12 +121,12 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   ProcessGroup& process_group() const { return *options_.mesh.group(options_.mesh.ndim() - 1); }
 
   FsdpOptions options_;
-  nn::HookHandle root_;  // of the model, which may be gone while a program keeps this
+  nn::HookHandle root_;  // of the model, which may be destroyed while a program keeps this
   std::vector<Group> groups_;
-  std::vector<std::pair<size_t, size_t>> places_;  // of each slot number: group, parameter
-  std::vector<size_t> order_, last_order_;  // groups as forward reached them; of the last step
+  std::vector<std::pair<size_t, size_t>> places_;  // by slot number: group, parameter
+  std::vector<size_t> order_, last_order_;  // groups in the order of this and of the last forward
   std::deque<Param*> on_their_way_;         // gradients that are being reduced, oldest first
-  int64_t most_gradient_bytes_ = 0;         // whole ones that may be alive at a time
+  int64_t most_gradient_bytes_ = 0;         // of whole gradients that may be alive at a time
   CommunicationTime time_;
   FsdpMemory memory_;
   TrackedSetting sync_{true};
@@ -132,7 +134,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   bool delivered_ = false;  // this backward has delivered a whole gradient
 };
 
-/// Of this rank's piece, where the tensor is sharded.
+/// The bytes of `t`, or of this rank's piece where it is sharded.
 int64_t bytes_of(const Tensor& t);
 
 }  // namespace tessera::parallel::fsdp

@@ -1,4 +1,4 @@
-// Names of modules and parameters by pattern: "h.*.attn.c_attn" names c_attn of every block.
+// Matches paths of modules and parameters: "h.*.attn.c_attn" names c_attn of every block.
 #pragma once
 #include <string_view>
 

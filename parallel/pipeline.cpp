@@ -19,11 +19,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What a stage tells the next one ahead of the first of a run of like activations. The keys of a
-/// micro-batch go on where the stage before stopped.
+/// The message that a stage sends ahead of the first of several activations with the same shape and
+/// dtype. The random keys of a micro-batch continue where the stage before stopped.
 struct Header {
   int64_t schedule_hash = 0, micro_batches = 0;
-  int64_t run = 0;  // how many activations are like this, the first included
+  int64_t run = 0;  // number of such activations, the first included
   int64_t dtype = 0, ndim = 0;
   std::array<int64_t, kMaxDims> extents = {};
   int64_t seed = 0, next_key = 0;
@@ -49,8 +49,8 @@ Meta meta_of(const Header& h) {
 }
 bool alike(const Meta& a, const Meta& b) { return a.shape == b.shape && a.dtype == b.dtype; }
 
-/// Shape and history of `t` without its values: what backward begins at needs no more, so an
-/// activation that nobody saved is let go once it is sent.
+/// Returns shape and history of `t` without its values. Backward needs no more to begin, so an
+/// activation that was not saved is freed once it is sent.
 Tensor history_of(const Tensor& t) {
   if (!t.requires_grad()) return {};
   Tensor h(t.meta(), nullptr);
@@ -61,7 +61,7 @@ Tensor history_of(const Tensor& t) {
 
 }  // namespace
 
-/// One step, from its first message to its last.
+/// One step, from the first message to the last.
 class Pipeline::Run {
  public:
   Run(Pipeline& pipeline, std::span<const MicroBatch> batch, const StageLoss& loss, bool train)
@@ -107,7 +107,7 @@ class Pipeline::Run {
     Tensor grad;         // of the root, then of the input
     Ref<Work> arriving;  // of `in`, then of `grad`
     Meta in_meta, out_meta;
-    int64_t run = 0;  // > 0: the first of so many like it
+    int64_t run = 0;  // > 0: the first of this many with the same shape and dtype
     int64_t seed = 0, next_key = 0;
   };
 
@@ -119,7 +119,7 @@ class Pipeline::Run {
                     "pipeline: micro-batch {} has no target; the last stage reads it", k);
     }
     if (stage_ > 0) return;
-    // Runs of inputs that are alike, in the order in which they set out.
+    // Counts runs of inputs with the same shape and dtype, in the order in which they are used.
     Live* head = nullptr;
     const MicroBatch* previous = nullptr;
     for (const Action& a : p_.schedule_.stages[0]) {
@@ -139,8 +139,8 @@ class Pipeline::Run {
     waited_ms_ += std::chrono::duration<double, std::milli>(Clock::now() - start).count();
   }
 
-  /// Sends to one side go out one at a time: each has its deadline from when its turn comes, and
-  /// no more than one activation is kept for being sent.
+  /// Sends to one neighbour are made one at a time: the deadline of each begins when it is its
+  /// turn, and at most one activation is kept for sending.
   void send(const Tensor& t, int to) {
     Ref<Work>& previous = sending_[to > stage_];
     if (previous) timed([&] { previous->wait(); });
@@ -254,7 +254,7 @@ class Pipeline::Run {
     send(grad.contiguous(), stage_ - 1);
   }
 
-  /// Losses and the number of the next key go from the last stage to all.
+  /// The last stage sends the losses and the next random key to all stages.
   Tensor share_losses() {
     std::vector<int64_t> words;
     for (const Live& m : live_)
@@ -276,10 +276,10 @@ class Pipeline::Run {
   const int stage_, last_;
   std::vector<Live> live_;
   Header received_, sent_;
-  int64_t run_left_ = 0;                     // activations that the last header still speaks for
+  int64_t run_left_ = 0;                     // activations that the last header still applies to
   std::pair<int64_t, int64_t> first_state_;  // of the generator: seed, next key
   int64_t after_keys_ = 0;
-  Ref<Work> sending_[2];  // to the stage before, to the stage behind
+  Ref<Work> sending_[2];  // to the stage before, to the stage after
   size_t forwards_ = 0, backwards_ = 0;
   int alive_ = 0, peak_live_ = 0;
   double waited_ms_ = 0;
@@ -318,8 +318,9 @@ void Pipeline::prepare(size_t micro_batches) {
 }
 
 Tensor Pipeline::run(std::span<const MicroBatch> batch, const StageLoss& loss, bool train) {
-  prepare(batch.size());               // an error here is every rank's, before anything is sent
-  Run run(*this, batch, loss, train);  // outlives the abort, which ends the messages it waits for
+  prepare(batch.size());  // an error here is thrown on every rank, before anything is sent
+  // Must outlive the abort, which ends the messages it waits for.
+  Run run(*this, batch, loss, train);
   try {
     if (train) {
       if (!copies_checked_) parameters_.check_copies_equal();

@@ -14,7 +14,7 @@
 namespace tessera::parallel {
 namespace {
 
-/// What a stage holds as numbers, which is what ranks can exchange.
+/// Encodes what a stage holds as numbers that ranks can exchange.
 std::vector<int64_t> encode(nn::Module& stage) {
   std::set<std::string> parameters;
   for (const NamedTensor& p : stage.named_parameters()) parameters.insert(p.name);
@@ -47,7 +47,7 @@ std::vector<PlacedTensor> decode(std::span<const int64_t> words, int stage) {
   return list;
 }
 
-/// Every rank's `mine`, which may differ in length.
+/// Returns every rank's `mine`; their lengths may differ.
 std::vector<Tensor> all_gather_words(ProcessGroup& group, const std::vector<int64_t>& mine) {
   Tensor count = from_values<int64_t>({int64_t(mine.size())}, {1}),
          counts = empty({group.size()}, kI64);
@@ -85,7 +85,7 @@ void PipelineParameters::exchange(const std::vector<std::string>& tied) {
       }
       PlacedTensor& first = all_[it->second];
       if (p.is_buffer && first.is_buffer)
-        continue;  // a constant that several stages have: the first one's counts
+        continue;  // a constant that several stages have: the first stage's counts
       TESSERA_CHECK(std::ranges::find(tied, p.name) != tied.end(),
                     "pipeline: stages {} and {} both have a parameter {}; if it is one that they "
                     "share, name it in tied, else call it by its name in the whole model "
@@ -103,7 +103,7 @@ void PipelineParameters::exchange(const std::vector<std::string>& tied) {
                   "pipeline: no stage has a parameter {}, which is in tied", name);
 }
 
-/// One group for each set of stages that share something. All ranks come to the same list.
+/// Makes one group for each set of stages that share a parameter. All ranks compute the same list.
 void PipelineParameters::make_groups() {
   std::map<std::vector<int>, Ref<ProcessGroup>> groups;
   for (const PlacedTensor& p : all_)
@@ -115,7 +115,7 @@ void PipelineParameters::make_groups() {
     if (p.stages.size() > 1 && groups[p.stages]) copies_.push_back({p.name, groups[p.stages]});
 }
 
-// Asked anew each time: wrappers replace what the slots hold.
+// Looks the slot up each time, because wrappers replace what it holds.
 Tensor PipelineParameters::at(const std::string& name) const { return stage_->slot(name); }
 
 int64_t PipelineParameters::num_parameters() const {

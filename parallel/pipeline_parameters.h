@@ -1,7 +1,7 @@
-// The parameters of a model that is cut into stages, and its buffers. Invariant: each is known by
-// its name in the whole model, and one stage has it; a tied parameter may be on several stages,
-// which then hold copies of it: they start equal, their gradients are summed, and it counts once.
-// Of a buffer that several stages have, the first one's is that of the model.
+// The parameters and buffers of a model that is cut into stages. Invariant: each has its name in
+// the whole model and belongs to one stage. A tied parameter may be on several stages, which then
+// hold copies: these start equal, their gradients are summed, and the parameter counts once. If
+// several stages have the same buffer, the model's is that of the first stage.
 #pragma once
 #include <string>
 #include <vector>
@@ -11,8 +11,8 @@
 
 namespace tessera::parallel {
 
-/// A parameter or a persistent buffer of the whole model, and the stages that hold a copy,
-/// ascending.
+/// A parameter or persistent buffer of the whole model, and the stages that hold a copy of it, in
+/// ascending order.
 struct PlacedTensor {
   std::string name;
   Shape shape;
@@ -21,30 +21,32 @@ struct PlacedTensor {
   std::vector<int> stages;
 };
 
-/// One rank's view. All members but counted() are called by every rank of the pipeline together.
+/// One rank's view of them. All ranks of the pipeline must call its functions together, except
+/// counted().
 class PipelineParameters {
  public:
-  /// Ranks of `pipeline` tell each other what their stages hold. Throws UserError on every rank
-  /// when a name is on several stages and not among `tied`, when copies differ in shape, dtype or
-  /// in whether they are trained, or when no stage has a parameter of a tied name.
+  /// The ranks of `pipeline` exchange what their stages hold. Throws UserError on every rank when a
+  /// name is on several stages and not among `tied`, when copies differ in shape, dtype or
+  /// trainability, or when no stage has a parameter of a tied name.
   PipelineParameters(std::shared_ptr<nn::Module> stage, Ref<ProcessGroup> pipeline,
                      const std::vector<std::string>& tied);
 
-  /// Of all stages: those of stage 0 first, each where it is met first.
+  /// The parameters of all stages: those of stage 0 first, each listed at the first stage that has
+  /// it.
   const std::vector<PlacedTensor>& all() const { return all_; }
   int64_t num_parameters() const;
-  /// This stage's parameters for which it is the first stage that holds them: what it contributes
-  /// to a sum over the whole model.
+  /// Those parameters of this stage for which it is the first stage that holds them: its
+  /// contribution to a sum over the whole model.
   std::vector<NamedTensor> counted() const;
   /// Throws UserError where copies hold different values.
   void check_copies_equal() const;
   /// Throws UserError where a copy has a gradient already.
   void check_copies_clear() const;
-  /// Each copy's gradient becomes the sum over all copies, added in the order of the stages.
+  /// Sets the gradient of each copy to the sum over all copies, added in the order of the stages.
   void sum_gradients_of_copies() const;
-  /// All parameters of the model, whole and plain, on every rank.
+  /// Returns all parameters of the model, whole and plain, on every rank.
   std::vector<NamedTensor> gather() const { return gather(false); }
-  /// And its persistent buffers: Module::state() of the whole model.
+  /// Returns these and the persistent buffers: Module::state() of the whole model.
   std::vector<NamedTensor> gather_state() const { return gather(true); }
 
  private:

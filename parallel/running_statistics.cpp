@@ -42,7 +42,7 @@ std::shared_ptr<RunningStatistics> RunningStatistics::attach(nn::Module& model,
                                                              std::function<bool()> last) {
   auto self = std::make_shared<RunningStatistics>(model, std::move(groups), accumulate_first);
   if (self->means_.empty()) return nullptr;
-  // What backward computes again wrote its buffers in the first run.
+  // When backward computes a forward again, the buffers were already written in the first run.
   auto idle = [](const nn::Module& m) { return !m.training() || recomputation::running_again(); };
   model.add_pre_hook([=](nn::Module& m, Inputs) {
     if (!idle(m)) self->before_forward(last());
@@ -74,7 +74,7 @@ void RunningStatistics::unpack(const Tensor& values) {
   int64_t at = 0;
   for (const Buffer& b : means_) {
     const Tensor& t = local_of(*b.slot);
-    // Rounding would move a constant.
+    // A buffer that the forward did not write is left alone: averaging would round it.
     if (b.written) assign_(t, reshape(narrow(values, 0, at, t.numel()), t.shape()));
     at += t.numel();
   }
@@ -89,7 +89,7 @@ Tensor RunningStatistics::reduced(Tensor sum) const {
 void RunningStatistics::before_forward(bool last) {
   if (means_.empty()) return;
   NoGrad off;
-  // Values that were loaded since, or written in another way, belong to another step.
+  // If a buffer was loaded or otherwise written since, its values belong to another step.
   auto changed = [](const Buffer& b) {
     return local_of(*b.slot).storage()->version() != b.made_version;
   };
@@ -118,7 +118,7 @@ void RunningStatistics::after_forward(bool last) {
   for (Buffer& b : means_) b.made_version = local_of(*b.slot).storage()->version();
   if (!last) return;
   std::vector<Tensor> made = std::move(made_);
-  start_over();  // nothing outlives the step, or it could not be compiled
+  start_over();  // a compiled step must leave nothing behind
   const double count = double(made.size() * size_t(ranks_));
   if (!accumulate_first_)
     for (Tensor& t : made) t = reduced(t);
@@ -128,7 +128,7 @@ void RunningStatistics::after_forward(bool last) {
 }
 
 void RunningStatistics::before(size_t k, size_t count) {
-  if (k == 0) start_over();  // after a step that failed
+  if (k == 0) start_over();  // the step before may have failed
   before_forward(k + 1 == count);
 }
 void RunningStatistics::after(size_t k, size_t count) { after_forward(k + 1 == count); }

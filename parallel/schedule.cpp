@@ -16,7 +16,7 @@ using enum ActionKind;
 
 bool sends(ActionKind k) { return k == kSendActivation || k == kSendGradient; }
 bool goes_forward(ActionKind k) { return k <= kSendActivation; }
-/// The other end of a message.
+/// The kind of action at the other end of a message.
 ActionKind counterpart(ActionKind k) {
   switch (k) {
     case kRecvActivation: return kSendActivation;
@@ -40,8 +40,9 @@ std::string token(const Action& a, int stage) {
   return peer < 0 ? text : fmt::format("{}{}{}", text, sends(a.kind) ? '>' : '<', peer);
 }
 
-/// Adds messages to the forwards and backwards of a stage. A stage takes its next activation before
-/// it gives back a gradient: the stage before has sent that activation first, and waits for both.
+/// Adds messages to the forwards and backwards of a stage. A stage receives its next activation
+/// before it sends a gradient back: the stage before has sent that activation first, and waits for
+/// both.
 std::vector<Action> with_messages(const std::vector<Action>& compute, int stage, int stages) {
   std::vector<Action> out;
   auto message = [&](ActionKind kind, int micro_batch) {
@@ -92,7 +93,7 @@ std::string_view verb_of(ActionKind k) {
   return verbs[size_t(k)];
 }
 
-/// The order in which micro-batches set out from the stage where a direction begins.
+/// The order in which micro-batches leave the stage where a direction begins.
 std::vector<int> departures(const Schedule& s, int stage, ActionKind kind) {
   std::vector<int> order = order_of(s, stage, kind), sorted = order;
   std::ranges::sort(sorted);
@@ -105,7 +106,7 @@ std::vector<int> departures(const Schedule& s, int stage, ActionKind kind) {
   return order;
 }
 
-/// Every stage does each thing to each micro-batch once, in the order of the departures.
+/// Checks that every stage does each action to each micro-batch once, in that order.
 void check_orders(const Schedule& s) {
   int last = int(s.stages.size()) - 1;
   std::vector<int> forward = departures(s, 0, kForward), backward = departures(s, last, kBackward);
@@ -126,7 +127,7 @@ void check_orders(const Schedule& s) {
     }
 }
 
-/// What a stage does to one micro-batch comes in the order of ActionKind.
+/// Checks that the actions of a stage on one micro-batch come in the order of ActionKind.
 void check_needs(const Schedule& s) {
   for (size_t stage = 0; stage < s.stages.size(); ++stage) {
     std::vector<int> reached(size_t(s.micro_batches), -1);
@@ -142,8 +143,8 @@ void check_needs(const Schedule& s) {
   }
 }
 
-/// Plays the schedule with sends that wait for their receivers. Where it stops, each stage waits
-/// for one other, and following them comes round.
+/// Simulates the schedule with sends that wait for their receivers. Where it stops, each stage
+/// waits for another one, and following these waits leads round a cycle.
 void check_progress(const Schedule& s) {
   size_t n = s.stages.size();
   std::vector<size_t> at(n, 0);
@@ -167,7 +168,7 @@ void check_progress(const Schedule& s) {
   size_t stage = 0;
   while (stage < n && !next(stage)) ++stage;
   if (stage == n) return;
-  // The orders match, so nobody waits for a stage that has finished.
+  // The orders match, so no stage waits for one that has finished.
   std::vector<size_t> path;
   while (std::ranges::find(path, stage) == path.end()) {
     path.push_back(stage);
@@ -219,7 +220,7 @@ Schedule gpipe(int stages, int micro_batches) {
 
 Schedule one_forward_one_backward(int stages, int micro_batches) {
   return make("1f1b", stages, micro_batches, [&](int stage) {
-    // Enough forwards first to keep the stages behind busy until the first gradient comes back.
+    // First come enough forwards to keep the later stages busy until the first gradient comes back.
     int ahead = std::min(micro_batches, stages - stage - 1);
     std::vector<Action> order;
     for (int k = 0; k < ahead; ++k) order.push_back({kForward, k});

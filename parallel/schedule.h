@@ -1,8 +1,8 @@
-// What each stage of a pipeline does and in which order. A schedule is a value: programs print it,
+// The order in which each stage of a pipeline acts. A schedule is a value: programs can print it,
 // make their own, and check it before anything runs. Invariants of a schedule that passed check():
-// micro-batches go through all stages in one order forward and in one order backward; and it comes
-// to its end even where every send waits until the receiver takes the message (a rendezvous). Who
-// runs it with asynchronous sends waits less and never for ever.
+// micro-batches pass through all stages in one order forward and in one order backward; and it
+// finishes even if every send waits until the receiver takes the message (a rendezvous). With
+// asynchronous sends it waits less and never forever.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -13,8 +13,8 @@ namespace tessera::parallel {
 enum class ActionKind : uint8_t {
   kRecvActivation,  // from the stage before
   kForward,
-  kSendActivation,  // to the stage behind
-  kRecvGradient,    // from the stage behind
+  kSendActivation,  // to the stage after
+  kRecvGradient,    // from the stage after
   kBackward,
   kSendGradient  // to the stage before
 };
@@ -26,8 +26,8 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
-/// The stage that a message of `stage` comes from or goes to, which may lie beyond the ends; -1 for
-/// forward and backward.
+/// The stage at the other end of a message of `stage`, which may lie outside of the pipeline; -1
+/// for forward and backward.
 int peer_of(ActionKind kind, int stage);
 
 struct Schedule {
@@ -35,28 +35,29 @@ struct Schedule {
   int micro_batches = 0;
   std::vector<std::vector<Action>> stages;  // stage s is rank s of the pipeline
 
-  /// A line for each stage. F and B are forward and backward of a micro-batch; F0>1 sends its
-  /// activation to stage 1, F0<0 receives it from stage 0, B0>0 and B0<1 do so with its gradient:
+  /// Prints a line for each stage. F and B are forward and backward of a micro-batch; F0>1 sends
+  /// its activation to stage 1, F0<0 receives it from stage 0; B0>0 and B0<1 do so with its
+  /// gradient:
   ///   stage 0: F0 F0>1 B0<1 B0
   ///   stage 1: F0<0 F0 B0 B0>0
   std::string to_string() const;
 };
 
-/// All micro-batches forward, then all backward. Huang et al., "GPipe", NeurIPS 2019. A stage keeps
-/// what backward needs of every micro-batch.
+/// Runs all micro-batches forward, then all backward (Huang et al., "GPipe", NeurIPS 2019). A stage
+/// keeps what backward needs of every micro-batch.
 Schedule gpipe(int stages, int micro_batches);
-/// Backward of a micro-batch as soon as it can be, by turns with forward. Harlap et al.,
-/// "PipeDream", 2018; Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML
-/// 2021. Stage s keeps what backward needs of at most stages - s micro-batches; the time is
-/// GPipe's.
+/// Runs the backward of a micro-batch as early as possible, alternating with forwards (Harlap et
+/// al., "PipeDream", 2018; Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training",
+/// ICML 2021). Stage s keeps what backward needs of at most stages - s micro-batches; the time is
+/// that of GPipe.
 Schedule one_forward_one_backward(int stages, int micro_batches);
 
-/// Of how many micro-batches `stage` keeps what backward needs, at most.
+/// The most micro-batches for which `stage` keeps what backward needs at the same time.
 int max_live(const Schedule& schedule, int stage);
 
-/// Throws UserError naming the first fault: a micro-batch that a stage misses, repeats or takes in
-/// another order than its neighbour, an action before what it needs, or a deadlock, with the cycle
-/// of stages that wait for each other.
+/// Throws UserError that names the first fault: a micro-batch that a stage misses, repeats or takes
+/// in another order than its neighbour, an action before what it needs, or a deadlock, with the
+/// cycle of stages that wait for each other.
 void check(const Schedule& schedule);
 
 }  // namespace tessera::parallel

@@ -1,4 +1,4 @@
-// Where a list of modules is cut into the stages of a pipeline.
+// Cuts a list of modules into the stages of a pipeline.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace tessera::parallel {
 struct StageRange {
   int64_t begin = 0, end = 0;
 };
-/// Which of `modules` belong to `stage`: evenly many, the first stages taking one more where they
-/// do not divide. Throws UserError for more stages than modules.
+/// Returns the range of `modules` that belongs to `stage`: all stages get equally many, the first
+/// ones one more if they do not divide evenly. Throws UserError for more stages than modules.
 inline StageRange stage_range(int64_t modules, int stage, int stages) {
   TESSERA_CHECK(0 <= stage && stage < stages && stages <= modules,
                 "stage_range: stage {} of {} for {} modules; a stage has at least one, and they "
@@ -23,7 +23,7 @@ inline StageRange stage_range(int64_t modules, int stage, int stages) {
   return {begin(stage), begin(stage + 1)};
 }
 
-/// The modules of that range, shared with `model` and called as there.
+/// Returns the modules of that range. They are shared with `model` and have the same names.
 inline nn::SequentialPtr pipeline_stage(const nn::Sequential& model, int stage, int stages) {
   StageRange r = stage_range(int64_t(model.size()), stage, stages);
   return model.part(size_t(r.begin), size_t(r.end));

@@ -17,14 +17,14 @@ namespace {
 
 int64_t values_a_channel(const Tensor& x) { return x.numel() / x.size(1); }
 
-// Of all ranks; f64.
+// The moments over the batches of all ranks, in f64.
 struct GroupMoments {
   ChannelMoments of;
   Tensor count;
 };
 
-// From the counts, means and variances of ranks, by the pairwise formula of Chan, Golub and
-// LeVeque, 1979: no square of a mean is subtracted, so a large one costs no digits.
+// Combines the counts, means and variances of ranks by the pairwise formula of Chan, Golub and
+// LeVeque, 1979: no square of a mean is subtracted, so a large mean costs no digits.
 GroupMoments moments_over(const Tensor& x, const Ref<ProcessGroup>& group) {
   const ChannelMoments mine = batch_norm_stats(x);
   const int64_t ranks = group->size(), channels = x.size(1);
@@ -38,7 +38,8 @@ GroupMoments moments_over(const Tensor& x, const Ref<ProcessGroup>& group) {
   return {{mean, sum((vars + square(means - mean)) * share, {0})}, count};
 }
 
-// y, mean, var, count of x, weight, bias, residual; the last three may be undefined.
+// Computes y, mean, var and count from x, weight, bias and residual; the last three may be
+// undefined.
 class NormOverRanks final : public CustomFunction {
  public:
   struct Operands {
@@ -55,7 +56,8 @@ class NormOverRanks final : public CustomFunction {
     const Tensor weight = operand(has_.weight), bias = operand(has_.bias),
                  residual = operand(has_.residual);
     GroupMoments all = moments_over(x, group_);
-    // Only where this rank may be one of those that have a single value in all is the count read.
+    // The count is read only where this rank has at most one value a channel, so that there may be
+    // a single value on all ranks together.
     if (values_a_channel(x) <= 1)
       TESSERA_CHECK_AS(ShapeError, all.count.item<double>() > 1,
                        "sync_batch_norm: {:g} values a channel on all ranks, x {} here; training "
@@ -106,7 +108,7 @@ class NormOverRanks final : public CustomFunction {
 SharedMoments moments_of_plain(const Ref<ProcessGroup>& group, const Tensor& x,
                                const Tensor& weight, const Tensor& bias, double eps,
                                const NormThen& then) {
-  // What promotes or broadcasts is added as `+` does.
+  // A residual that is promoted or broadcast is added as `+` does it.
   const bool apart = then.residual.defined() &&
                      !(then.residual.dtype() == x.dtype() && then.residual.shape() == x.shape());
   const bool residual = then.residual.defined() && !apart;
@@ -124,8 +126,8 @@ SharedMoments moments_of_plain(const Ref<ProcessGroup>& group, const Tensor& x,
   return {{out[0], out[1].detach(), out[2].detach()}, out[3].detach()};
 }
 
-// Of x whose channels are whole or cut over other ranks than those of the group: each of them has
-// its channels' part of the batch.
+// The moments of x, whose channels are whole or cut over ranks outside of the group: each rank of
+// the group has the same channels of its part of the batch.
 SharedMoments moments_of_channels(const Ref<ProcessGroup>& group, const Tensor& x,
                                   const Tensor& weight, const Tensor& bias, double eps,
                                   const NormThen& then) {

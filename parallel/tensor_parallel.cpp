@@ -18,8 +18,8 @@ using nn::Module;
 
 Layout on_axis(const Placement& p) { return {p}; }
 
-// Puts the sharded parameter into every slot of `root` that held `old`. The gradient that reaches
-// the leaf is finished there: sums over ranks that were put off until then happen once.
+// Puts the sharded parameter into every slot of `root` that held `old`. Sums over ranks of its
+// gradient may be deferred until it reaches the leaf, so that they happen once, there.
 void shard_parameter(Module& root, const Tensor& old, const DeviceMesh& mesh, const Placement& p) {
   if (!old.defined()) return;
   if (old.is_sharded()) {
@@ -40,12 +40,12 @@ void shard_parameter(Module& root, const Tensor& old, const DeviceMesh& mesh, co
   root.replace(old, sharded);
 }
 
-// `x` as a tensor over the mesh; a plain one is the same on every rank.
+// Returns `x` as a tensor over the mesh; a plain tensor is taken to be the same on every rank.
 Tensor on_mesh(const Tensor& x, const DeviceMesh& mesh) {
   return innermost(x).is_sharded() ? x : from_local(x, mesh, on_axis(Replicate()));
 }
 
-// x in placement `to`; the gradient goes back as x came, complete.
+// Redistributes x to placement `to`; its gradient gets the placement that x had, with sums reduced.
 Tensor placed(const Tensor& x, const DeviceMesh& mesh, const Placement& to) {
   Tensor t = on_mesh(x, mesh);
   const Placement& now = layout_of(t)[0];
@@ -53,13 +53,12 @@ Tensor placed(const Tensor& x, const DeviceMesh& mesh, const Placement& to) {
   return redistribute(t, on_axis(to), on_axis(now.is_shard() ? now : Replicate()));
 }
 
-// What has a weight [out, in, ..] and a bias [out]: a Linear, or a convolution whose output
-// channels each read all input channels.
+// A module with a weight [out, in, ..] and a bias [out]: a Linear, or a convolution of one group.
 struct Affine {
   Tensor *weight = nullptr, *bias = nullptr;
   bool convolves = false;
   explicit operator bool() const { return weight; }
-  // The dim of x that `in` is.
+  // The dim of x that corresponds to `in`.
   int features(const Tensor& x) const { return convolves ? 1 : x.ndim() - 1; }
 };
 Affine affine_of(Module& m) {
@@ -67,7 +66,7 @@ Affine affine_of(Module& m) {
   auto* conv = dynamic_cast<nn::ConvNd*>(&m);
   return conv && conv->options.groups == 1 ? Affine{&conv->weight, &conv->bias, true} : Affine{};
 }
-// Forward sums over a cut `in`, backward over a cut `out`.
+// Checks that sums over a cut dim are permitted: forward sums over `in`, backward over `out`.
 void check_sums(const Affine& a, const DeviceMesh& mesh, const std::string& path) {
   TESSERA_CHECK(
       !a.convolves || !context().exact_contraction || mesh.size() == 1,
@@ -137,7 +136,7 @@ class Rowwise final : public ParallelStyle {
   }
 
  private:
-  // Each rank computes a term of the product; the bias joins their sum, as in serial code.
+  // Each rank computes a term of the product; the bias is added to their sum, as in serial code.
   static void add_bias_last(Module& module, const Affine& of) {
     if (!of.bias->defined()) return;
     auto kept = std::make_shared<Tensor>();
@@ -150,7 +149,7 @@ class Rowwise final : public ParallelStyle {
       if (kept->defined()) *of.bias = std::exchange(*kept, {});
     });
   }
-  // [C] beside [N, C, ..].
+  // Reshapes a bias [C] for adding it to [N, C, ..].
   static Tensor beside_channels(const Tensor& bias, const Tensor& y) {
     Dims extents = Dims::filled(y.ndim(), 1);
     extents[1] = bias.numel();
@@ -190,7 +189,7 @@ class ChannelParallel final : public ParallelStyle {
     if (!norm) refuse("channel_parallel", path, module, "a batch-norm");
     for (Tensor* of_channel : {&norm->weight, &norm->bias, &norm->running_mean, &norm->running_var})
       shard_parameter(root, *of_channel, mesh, Shard(0));
-    module.add_pre_hook([mesh](Module&, Inputs in) {  // x, and a residual
+    module.add_pre_hook([mesh](Module&, Inputs in) {  // inputs are x, and maybe a residual
       for (Tensor& t : in) t = redistribute(on_mesh(t, mesh), on_axis(Shard(1)));
     });
     if (output_)
@@ -248,12 +247,12 @@ void parallelize_module(nn::Module& module, const DeviceMesh& mesh, const Parall
                 "parallelize_module: takes a mesh of one axis, such as mesh[\"tp\"], not ({})",
                 mesh.defined() ? mesh.to_string() : "none");
   auto modules = module.named_modules();
-  // Whole inputs come first among the module's own hooks.
+  // Inputs are put on the mesh before the module's own hooks see them.
   module.add_pre_hook([mesh](Module&, Inputs in) {
     for (Tensor& t : in)
       if (t.defined()) t = on_mesh(t, mesh);
   });
-  std::map<const Module*, std::string> styled;  // by which pattern
+  std::map<const Module*, std::string> styled;  // by module: the pattern that matched it
   for (auto& [pattern, style] : plan) {
     bool found = false;
     for (auto& [path, m] : modules)

@@ -1,5 +1,5 @@
-// Counts calls and bytes by kind, for tests that assert how much a wrapper communicates and for
-// reports. Counts of sub-groups are added to those of the group they were split from.
+// Counts calls and bytes by kind, for reports and for tests of how much a wrapper communicates.
+// Calls on sub-groups are counted with those of the group they were split from.
 #pragma once
 #include <array>
 #include <atomic>

@@ -1,5 +1,5 @@
-// A group in front of another: sees every call before it goes on. Subclasses override submit alone.
-// Sub-groups get the same decoration.
+// A group in front of another group, which sees every call before it is passed on. A subclass
+// overrides only submit. Sub-groups get the same decoration.
 #pragma once
 #include "collectives/process_group.h"
 
@@ -28,7 +28,7 @@ class Decorator : public ProcessGroup {
   void working(std::string_view what) override { inner_->working(what); }
 
  protected:
-  /// The same decoration around `group`, sharing state with this one.
+  /// Puts the same decoration around `group`; it shares its state with this one.
   virtual Ref<ProcessGroup> decorate(Ref<ProcessGroup> group) = 0;
   const Ref<ProcessGroup> inner_;
 };

@@ -1,5 +1,5 @@
-// Fault injection: one rank misbehaves at its n-th call of a verb, so tests see what its peers make
-// of that. A fault happens once, counted over the group and its sub-groups.
+// Fault injection: one rank misbehaves at its n-th call of a verb, so that tests see how its peers
+// react. A fault happens once, counted over the group and its sub-groups.
 #pragma once
 #include <atomic>
 #include <optional>
@@ -25,7 +25,7 @@ struct Fault {
 };
 
 /// Parses "rank=1,op=all_reduce,n=20,kill"; actions are kill, stop, exit, throw, mismatch and
-/// delay=MS. Throws UserError naming what it does not know.
+/// delay=MS. Throws UserError that names an unknown word.
 Fault parse_fault(const std::string& text);
 
 class FaultGroup final : public Decorator {

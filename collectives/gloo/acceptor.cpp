@@ -99,15 +99,15 @@ void Acceptor::accept_all() {
     }
     if (errno == EAGAIN) return;
     if (errno == EINTR || errno == ECONNABORTED) continue;
-    // No descriptor is left: make room at the cost of a stranger, and do not spin on a connection
-    // that cannot be taken.
+    // No descriptor is left: close the connection of a stranger to make room, and do not spin on a
+    // connection that cannot be accepted.
     if (!strangers_.empty()) strangers_.pop_front();
     pause_ = Clock::now() + kPause;
     return;
   }
 }
 
-// Whether it may stay.
+// Reads from the connection; returns whether it may stay.
 bool Acceptor::hear(Stranger& s) {
   const ssize_t n = ::recv(s.socket.fd(), s.said.data() + s.bytes, s.said.size() - s.bytes, 0);
   if (n < 0) return errno == EAGAIN || errno == EINTR;

@@ -1,7 +1,7 @@
-// A rank takes the connections of a group here: it listens on one socket, and a thread admits only
-// connections that begin with the right 32 bytes, the token. Invariant: a connection that has not
-// shown its token yet occupies one of a fixed number of places for a few seconds, and what it sends
-// reaches nothing but a buffer of 32 bytes.
+// Accepts the connections of a group for one rank. The rank listens on one socket, and a thread
+// admits only connections that begin with the right 32 bytes, the token. Invariant: a connection
+// that has not shown its token yet occupies one of a fixed number of places for a few seconds, and
+// what it sends reaches nothing but a buffer of 32 bytes.
 #pragma once
 #include <unistd.h>
 
@@ -18,7 +18,7 @@
 
 namespace tessera::detail {
 
-/// A descriptor, closed with its owner.
+/// A file descriptor, closed with its owner.
 class Socket {
  public:
   Socket() = default;
@@ -38,27 +38,27 @@ class Socket {
   int fd_ = -1;
 };
 
-/// A connection that is to come: what it begins with, and what it is answered.
+/// An expected connection: the token it must begin with, and the answer it gets.
 struct Caller {
   Digest token, answer;
-  Socket socket{};  // once it has come; it does not block
+  Socket socket{};  // valid once it was accepted; it does not block
 };
 
 class Acceptor {
  public:
-  /// What a connection has until it has shown its token, and how many there are at once: the oldest
-  /// makes room for the next.
+  /// The time that a connection has to show its token, and the number of connections that may be
+  /// without: the oldest is closed to make room for the next.
   static constexpr Millis kTokenTime{5000};
   static constexpr size_t kPlaces = 256;
 
-  /// Listens on a free port of `address`, which is numeric. Throws std::system_error.
+  /// Listens on a free port of the numeric `address`. Throws std::system_error.
   Acceptor(const std::string& address, std::vector<Caller> callers, Millis token_time = kTokenTime);
   ~Acceptor();
 
   int port() const { return port_; }
-  /// Waits for all callers, at most `timeout`; the place of the first that is absent, or -1.
+  /// Waits at most `timeout` for all callers; returns the index of the first that is absent, or -1.
   int wait(Millis timeout);
-  /// All callers; once they have come.
+  /// Returns all callers once they were accepted.
   std::vector<Caller> take() {
     std::lock_guard lock(mutex_);  // others may still show their tokens
     return std::move(callers_);
@@ -70,7 +70,7 @@ class Acceptor {
     Socket socket;
     Clock::time_point until;
     Digest said{};
-    size_t bytes = 0;  // of `said`
+    size_t bytes = 0;  // bytes of `said` received so far
   };
 
   void listen(const std::string& address);
@@ -82,8 +82,8 @@ class Acceptor {
   const Millis token_time_;
   Socket listener_, wake_;
   int port_ = 0;
-  std::list<Stranger> strangers_;  // oldest first; of the thread
-  Clock::time_point pause_{};      // none is accepted before; of the thread
+  std::list<Stranger> strangers_;  // oldest first; only the thread uses it
+  Clock::time_point pause_{};      // nothing is accepted before; only the thread uses it
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Caller> callers_;

@@ -23,11 +23,11 @@
 namespace tessera::detail {
 namespace {
 
-// Gloo's own way to connect two ranks is a listening socket for each, which takes whoever comes
-// first, and ends the process where that one resets the connection at once. So those sockets listen
-// on a broadcast address, to which no system lets anybody connect, and each pair is connected to a
-// socket of this process instead, whose place, under the same descriptor, the one that leads to the
-// other rank then takes.
+// Gloo connects two ranks through a listening socket for each pair. That socket accepts the first
+// connection, whatever its origin, and the process ends if that connection is reset at once. So
+// these sockets listen on a broadcast address, to which no system lets a process connect. Each pair
+// is instead connected to a socket of this process, and then the connection that leads to the other
+// rank takes the place of that socket, under the same descriptor.
 constexpr const char* kUnreachable = "127.255.255.255";
 
 /// A socket that listens on a free port of 127.0.0.1.
@@ -43,7 +43,7 @@ Socket listen_here(sockaddr_in& address) {
   return s;
 }
 
-/// This process's descriptor of the connection from `here` to `there`; -1: there is none.
+/// Finds this process's descriptor of the connection from `here` to `there`; -1: there is none.
 int find_descriptor(const sockaddr_storage& here, const sockaddr_in& there) {
   auto same = [](const sockaddr_in& a, const sockaddr_in& b) {
     return a.sin_family == b.sin_family && a.sin_port == b.sin_port &&
@@ -61,8 +61,8 @@ int find_descriptor(const sockaddr_storage& here, const sockaddr_in& there) {
   return -1;
 }
 
-/// While it lives, the device's loop never waits. Whoever takes a descriptor from a loop waits
-/// until it has gone round, which is 10 ms where nothing happens.
+/// While this object lives, the device's event loop never waits. Removing a descriptor from the
+/// loop waits for the end of an iteration, which takes 10 ms when nothing happens.
 class TurningLoop final : public gloo::transport::tcp::Handler {
  public:
   explicit TurningLoop(gloo::transport::tcp::Device& device)
@@ -78,7 +78,7 @@ class TurningLoop final : public gloo::transport::tcp::Handler {
   const Socket always_;
 };
 
-/// Has `pair` use `socket`.
+/// Makes `pair` use `socket`.
 void adopt(gloo::transport::Pair& pair, gloo::transport::tcp::Device& device, Socket socket) {
   using gloo::transport::tcp::Address;
   sockaddr_in address;
@@ -92,7 +92,7 @@ void adopt(gloo::transport::Pair& pair, gloo::transport::tcp::Device& device, So
   device.registerDescriptor(fd, EPOLLIN, &handler);
 }
 
-/// A Gloo context whose connections are those given.
+/// A Gloo context that uses given connections.
 class Connected final : public gloo::rendezvous::Context {
  public:
   using gloo::rendezvous::Context::Context;
@@ -107,8 +107,8 @@ class Connected final : public gloo::rendezvous::Context {
   }
 };
 
-/// The address of this host on the route to `host`: what a datagram socket binds to when connected,
-/// which sends nothing.
+/// The address of this host on the route to `host`: the one that a datagram socket binds to when it
+/// is connected, which sends nothing.
 std::string address_towards(const std::string& host) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_DGRAM;
@@ -134,18 +134,19 @@ std::string address_towards(const std::string& host) {
   return text;
 }
 
-// Gloo writes to sockets without MSG_NOSIGNAL: a peer that is gone would end this process by
-// SIGPIPE before anybody is told. A program that handles the signal keeps its handler.
+// Gloo writes to sockets without MSG_NOSIGNAL, so a write to a peer that is gone would end this
+// process by SIGPIPE before the failure is reported. A program that handles the signal keeps its
+// handler.
 void ignore_broken_pipes() {
   struct sigaction now = {};
   ::sigaction(SIGPIPE, nullptr, &now);
   if (now.sa_handler == SIG_DFL) ::signal(SIGPIPE, SIG_IGN);
 }
 
-// While it lives the thread, and what it starts, is one that does not interrupt others when it is
-// woken. Gloo's thread that moves bytes asks the system for events again and again while another
-// one holds the lock of a connection; if it has interrupted that one, on the only CPU of a rank, it
-// does so for a whole slice of time.
+// While this object lives, its thread and threads it starts are scheduled such that they do not
+// preempt others when they wake up. Gloo's I/O thread polls the system for events while another
+// thread holds the lock of a connection; if it preempted that thread on the rank's only CPU, it
+// would poll for a whole time slice.
 class BatchPolicy {
  public:
   BatchPolicy() : policy_(sched_getscheduler(0)) { set(SCHED_BATCH); }
@@ -201,7 +202,7 @@ std::shared_ptr<gloo::rendezvous::Context> connect_gloo(const Membership& m,
   } catch (const gloo::EnforceNotMet& e) {
     failed(e);
   }
-  options.store->check_members();  // one that has ended since may have accepted
+  options.store->check_members();  // a member that has ended since may have accepted the connection
   return context;
 }
 

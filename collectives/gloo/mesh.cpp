@@ -17,11 +17,11 @@
 namespace tessera::detail {
 namespace {
 
-/// Where a rank takes connections, as it stands in the store.
+/// Where a rank accepts connections, as written to the store.
 struct Endpoint {
   std::string address;
   int port = 0;
-  std::string nonce;  // makes tokens good for one group
+  std::string nonce;  // makes tokens valid for one group only
   std::string text() const { return fmt::format("{} {} {}", address, port, nonce); }
 };
 Endpoint parse_endpoint(const std::string& text) {
@@ -34,7 +34,7 @@ Endpoint parse_endpoint(const std::string& text) {
   return e;
 }
 
-/// What `from` says to `to`, which listens, and is answered.
+/// The token that `from` sends to `to`, which listens, and the answer it gets.
 Caller caller(const std::string& key, const std::string& nonce, int from, int to) {
   auto digest = [&](const char* role) {
     return hmac_sha256(key, fmt::format("tessera gloo {} {} {} {}", role, nonce, from, to));
@@ -100,7 +100,8 @@ Socket Mesh::connect_to(int rank) {
   }
 }
 
-// None where the connection ended before it was answered: others may have pushed it out.
+// Returns no socket if the connection ended before it was answered: it may have been closed to make
+// room for others.
 Socket Mesh::try_to(int rank, const Endpoint& endpoint, const Caller& us) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
@@ -140,7 +141,7 @@ void Mesh::await(const Socket& socket, short events, int rank) {
   while (poll(&ready, 1, int(RendezvousStore::kLook.count())) <= 0) look(rank);
 }
 
-// While this rank waits for `rank`.
+// Called while this rank waits for `rank`.
 void Mesh::look(int rank) {
   store_.check_members();
   wait_.check({rank});

@@ -13,15 +13,15 @@ namespace {
 
 using Buffer = gloo::transport::UnboundBuffer;
 
-// The watchdog keeps deadlines: Gloo's own names nobody, and closes all connections.
+// The watchdog keeps deadlines. A timeout of Gloo would name no rank, and close all connections.
 constexpr Millis kNoLimit = std::chrono::hours(24 * 365);
-// Messages of a collective are told apart by its number and step, those between two ranks by
-// theirs.
+// A message of a collective is identified by the collective's number and the step; a message
+// between two ranks by its own number.
 constexpr int kStepBits = 3;
 constexpr uint64_t kMessage = uint64_t{1} << 62;
-constexpr uint64_t kNever = uint64_t{1} << 63;  // nobody sends this one
+constexpr uint64_t kNever = uint64_t{1} << 63;  // the number of a message that is never sent
 
-/// Gloo's text without the address, which is one of this process's own (connect.cpp).
+/// Gloo's text without the address, which is one of this process's own sockets (connect.cpp).
 std::string reason(std::string text) {
   const size_t at = text.find(" [127.0.0.1]:");
   if (at == std::string::npos) return text;
@@ -40,16 +40,16 @@ class GlooTransport final : public Transport {
   void close() override { context_->closeConnections(); }
 
  private:
-  /// Why the connection to `peer` is lost; empty: it is not. Of the watch's thread.
+  /// Why the connection to `peer` is lost; "": it is not. Called by the watch's thread.
   std::string lost(int peer);
 
   std::shared_ptr<gloo::rendezvous::Context> context_;
-  std::vector<std::unique_ptr<Buffer>> lifelines_;  // to each peer
+  std::vector<std::unique_ptr<Buffer>> lifelines_;  // one for each peer
 };
 
-// Where a connection ends, Gloo fails what waits for it, but not always a message of which it has
-// moved a part. So a receive is left there that only the end answers. To look at it, its wait is
-// ended before it begins.
+// When a connection ends, Gloo fails the operations that wait for it, but not always a message that
+// it has moved in part. So each connection has a receive (a lifeline) that only its end completes.
+// To test it without blocking, its wait is aborted before it begins.
 std::string GlooTransport::lost(int peer) {
   try {
     std::unique_ptr<Buffer>& line = lifelines_[size_t(peer)];
@@ -71,7 +71,7 @@ void GlooTransport::exchange(const Call& call, std::span<const Transfer> transfe
   for (const Transfer& t : transfers)
     buffers.push_back(t.bytes ? context_->createUnboundBuffer(t.data, size_t(t.bytes)) : nullptr);
   const size_t none = transfers.size();
-  std::atomic<size_t> awaited = none, is_lost = none;  // the message waited for now; one to end
+  std::atomic<size_t> awaited = none, is_lost = none;  // message waited for now; one to give up
   std::string why;
   auto end = [](Buffer& b) { b.abortWaitRecv(), b.abortWaitSend(); };
   Watch::Op op(
@@ -104,9 +104,9 @@ void GlooTransport::exchange(const Call& call, std::span<const Transfer> transfe
   auto wait = [&](auto once) {
     if (once()) return;
     if (is_lost != awaited) throw gloo::IoException("the wait was ended");
-    // A rank may leave once all has been sent, and what arrived before the end counts: that is
-    // there at once, anything else until the next probe. A timeout would close all connections,
-    // before others could be told why.
+    // A peer may leave once it has sent everything, and what arrived before its end still counts.
+    // Such a message is complete at once; any other is looked at by the next probe. A timeout
+    // instead would close all connections before other ranks could be told why.
     if (!once()) throw gloo::IoException(why);
   };
   try {

@@ -1,5 +1,5 @@
-// Messages over TCP, by Gloo (Debian's 2022 release). Its own verbs abort the process when counts
-// differ.
+// Moves messages over TCP with Gloo (Debian's release of 2022). Gloo's own collectives are not
+// used: they abort the process when counts differ.
 #pragma once
 #include <memory>
 #include <string>

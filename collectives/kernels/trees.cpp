@@ -1,7 +1,7 @@
-// The balanced tree over ranks, element by element, in blocks that stay in the first-level cache.
-// 16-bit floats are widened to f32, combined there and rounded once. An average divides once; where
-// the number of ranks is a power of two it multiplies by the inverse instead, which has the same
-// bits because that inverse is exact.
+// Reduces over ranks in a balanced tree, element by element, in blocks that stay in the first-level
+// cache. 16-bit floats are widened to f32, combined there and rounded once. An average divides
+// once; where the number of ranks is a power of two it multiplies by the inverse instead, which
+// gives the same bits because that inverse is exact.
 #include "collectives/kernels/trees.h"
 
 #include <cstdint>
@@ -19,7 +19,7 @@ namespace {
 
 using fn::BF16, fn::F16;
 
-// Elements; a block of every level stays in the first-level cache.
+// Elements of a block. The blocks of all levels together stay in the first-level cache.
 constexpr int64_t kBlock = limit("trees.block");
 
 struct Sum {
@@ -40,7 +40,7 @@ struct Product {
       return a * b;
   }
 };
-// A NaN on either side is the result.
+// If either operand is NaN, so is the result.
 struct Min {
   template <class A>
   static A apply(A a, A b) {
@@ -85,20 +85,21 @@ void narrow(T x, T& y) {
   y = x;
 }
 
-/// The largest power of two below n, for n of at least 2: how many sources the left branch has.
+/// The number of sources in the left branch: the largest power of two below n, for n of at least 2.
 inline int left_of(int n) {
   int left = 1;
   while (2 * left < n) left *= 2;
   return left;
 }
 
-/// T is what is stored, A what is computed with. One block of the elements.
+/// Reduces one block of elements. T is the type in memory, A the type of the arithmetic.
 template <class T, class A, class Op>
 struct Tree {
   const void* const* sources;
   int64_t begin, n;
 
-  /// Result over sources [low, high), in `home` or, for a single source, wherever it lies.
+  /// Returns the result over sources [low, high). It is in `home`, or for a single source where
+  /// that is.
   const A* evaluate(int low, int high, A* home) const {
     if (high - low == 1) return leaf(low, home);
     alignas(64) A left_block[kBlock], right_block[kBlock];
@@ -123,7 +124,7 @@ struct Tree {
   }
 };
 
-/// What is left of an average: times `inverse` where that is exact, else over `by`.
+/// Turns a sum into an average: times `inverse` where that is exact, else divided by `by`.
 template <class A>
 void divide(const A* x, A* home, int64_t n, int by) {
   if ((by & (by - 1)) == 0) {
@@ -136,7 +137,7 @@ void divide(const A* x, A* home, int64_t n, int by) {
   for (int64_t i = 0; i < n; ++i) home[i] = x[i] / A(by);
 }
 
-/// The tree of two sources, in one pass.
+/// Reduces two sources in one pass.
 template <class T, class A, class Op, bool average, bool twice>
 void reduce_pair(T* to, T* and_to, const T* a, const T* b, int64_t count) {
 #pragma GCC ivdep
@@ -181,7 +182,7 @@ void reduce(void* const* to, int n_to, const void* const* sources, int n_sources
             int terms) {
   T* dst = static_cast<T*>(to[0]);
   if (n_sources == 2 && terms == 2 && n_to == 2) {
-    // What was just written may not be read yet, so a copy would wait for it.
+    // Both places are written in one pass: copying the first would wait for the stores just made.
     const T *a = static_cast<const T*>(sources[0]), *b = static_cast<const T*>(sources[1]);
     return reduce_pair<T, A, Op, average, true>(dst, static_cast<T*>(to[1]), a, b, count);
   }

@@ -1,6 +1,6 @@
-// The loops of reductions, compiled once per instruction set; collectives/reduction.cpp chooses.
-// Invariant: every set gives the same bits, since each loop is one correctly rounded operation per
-// element.
+// The loops of reductions, compiled once for each instruction set; collectives/reduction.cpp
+// chooses. Invariant: all of them give the same bits, since each loop is one correctly rounded
+// operation for each element.
 #pragma once
 #include <cstdint>
 
@@ -12,13 +12,13 @@ struct v3;    // x86-64-v3: AVX2, FMA
 struct v4;    // x86-64-v4: AVX-512 F, BW, CD, DQ, VL
 }  // namespace isa
 
-/// to[k][i] = the balanced tree over element i of all sources, for each of n_to places k and i in
-/// [0, count). Any of the places may be one of the sources. An average is divided by `terms`.
+/// Sets to[k][i] to the balanced tree over element i of all sources, for each of n_to places k and
+/// i in [0, count). A place may be one of the sources. An average is divided by `terms`.
 using TreeKernel = void (*)(void* const* to, int n_to, const void* const* sources, int n_sources,
                             int64_t count, int terms);
 
-// Rows are in the order of ReduceOp, columns of DType from u8 on (bool is a u8 of 0 and 1); null
-// where the operator is not defined.
+// Rows are in the order of ReduceOp, columns in that of DType from u8 on (bool is a u8 of 0 and 1);
+// an entry is null where the operator is not defined.
 struct TreeTable {
   TreeKernel kernels[8][7];
 };

@@ -1,5 +1,5 @@
-// Ranks as threads of one process: the way tests run many ranks under a debugger or a sanitizer.
-// The algorithm is that of processes on one host; only the memory is the process's own.
+// Runs ranks as threads of one process, so that tests can run many ranks under a debugger or a
+// sanitizer. The algorithm is that of processes on one host, on memory of this process.
 #pragma once
 #include <memory>
 #include <optional>
@@ -18,7 +18,7 @@ struct RunOptions {
   Millis timeout{0};                 // deadline of each collective; 0: TESSERA_TIMEOUT
   // false: large tensors pass through staging areas, as between processes
   bool read_in_place = true;
-  // How an all_reduce that could go several ways goes; none: found by trying.
+  // How an all_reduce is done where there are several ways; if unset, the ways are timed.
   std::optional<detail::Way> way = {};
 };
 

@@ -11,7 +11,8 @@
 namespace tessera::detail {
 namespace {
 
-/// What ranks tell each other before a collective: its facts and where it was called.
+/// The message that ranks exchange before a collective: the facts of their calls and the call
+/// sites.
 struct Header {
   CallRecord record;
   OrderDigest digest;
@@ -48,7 +49,7 @@ void MessageEngine::interrupt() {
 
 void MessageEngine::abort(const CommError& error) {
   watch_.kill(error);
-  // Peers that wait for this rank notice, and find the failure.
+  // Closing the transport makes peers that wait for this rank look for the failure.
   std::lock_guard lock(mutex_);
   if (!std::exchange(closed_, true)) transport_->close();
 }
@@ -122,13 +123,14 @@ void MessageEngine::move(Call& call) {
   all_reduce(call, in, plan.take[0], all, rank_);
 }
 
-/// Every piece goes straight from its giver to its taker; takers that reduce do so in rank order.
+/// Sends every piece straight from its giver to its taker. A taker that reduces does so in rank
+/// order.
 void MessageEngine::move_pieces(const Call& call) {
   const Plan& plan = call.plan;
   bool only_root_takes = traits(plan.kind).rooted && plan.giver < 0;
   std::vector<std::byte> copy;
   auto given = [&](int piece) { return plan.give[plan.one_for_each ? size_t(piece) : 0]; };
-  // Results would overwrite what is still to be sent.
+  // The pieces are copied where results would overwrite what is still to be sent.
   const Parts give = plan.must_stage() ? copied(plan.give, copy) : plan.give;
   int64_t bytes = plan.reduces && plan.takes ? plan.take[0].bytes : 0;
   const Scratch terms(bytes * size_);
@@ -160,7 +162,7 @@ void MessageEngine::move_pieces(const Call& call) {
 }
 
 /// Each rank reduces a slice, in rank order, and sends it to all: 2 (P-1)/P of the bytes each way
-/// (Rabenseifner 2004, with direct exchanges). Small tensors go to everybody whole.
+/// (Rabenseifner 2004, with direct exchanges). A small tensor is sent whole to every rank.
 void MessageEngine::all_reduce(const Call& call, const Part& in, const Part& out,
                                std::span<const int> ours, int place) {
   const Plan& plan = call.plan;
@@ -198,7 +200,8 @@ void MessageEngine::all_reduce(const Call& call, const Part& in, const Part& out
   exchange(call, transfers, Step::kGather);
 }
 
-/// One message: header, then values, then the receiver's word that they fit and have arrived.
+/// Transfers one message: header, then values, then the receiver's confirmation that they fit and
+/// arrived.
 void MessageEngine::message(const Call& call, uint64_t number) {
   const Plan& plan = call.plan;
   int peer = plan.record.peer;
@@ -224,8 +227,8 @@ void MessageEngine::message(const Call& call, uint64_t number) {
 }
 
 void MessageEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
-  // A message to or from a peer follows the one before it in the same direction, so it gets its
-  // number here; then each proceeds on a thread of its own.
+  // A message follows the one before it to or from the same peer, so its number is assigned here,
+  // in order; after that each message proceeds on a thread of its own.
   std::vector<std::thread> threads;
   std::exception_ptr failure;
   int running = 0;

@@ -1,7 +1,7 @@
-// Collectives over messages between pairs of ranks: our plans and our reduction order on top of a
-// Transport. Transports' own collectives are not used: they lack verbs and uneven forms, or add up
-// in an order that depends on sizes. Invariant: no message of a collective is sent before all
-// ranks' call records have been compared.
+// Collectives over messages between pairs of ranks: our plans and our order of reductions on top of
+// a Transport. The collectives of the transports themselves are not used: they lack verbs and
+// uneven forms, or sum in an order that depends on sizes. Invariant: no message of a collective is
+// sent before the call records of all ranks have been compared.
 #pragma once
 #include <condition_variable>
 #include <memory>
@@ -14,8 +14,8 @@
 
 namespace tessera::detail {
 
-/// Memory for the time of a call, from the allocator that keeps it for the next one: memory that is
-/// new to the process costs more than what is done with it here.
+/// Memory for the duration of a call. It comes from the allocator, which keeps it for the next
+/// call: touching new memory costs more than the work done on it here.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes)
@@ -28,10 +28,10 @@ class Scratch {
 
 class MessageEngine : public Engine {
  public:
-  /// What is no larger is reduced by every rank, of everybody's whole tensor.
+  /// Tensors up to this size are reduced by every rank, from the whole tensors of all ranks.
   static constexpr int64_t kReduceAloneBytes = limit("messages.alone") * kLineBytes;
 
-  /// `store` and `prefix` are where ranks tell each other what the group died of.
+  /// `store` and `prefix` say where ranks write why the group failed.
   MessageEngine(const Membership& members, std::unique_ptr<Transport> transport,
                 std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store, std::string prefix);
 
@@ -48,9 +48,9 @@ class MessageEngine : public Engine {
   void exchange(const Call& call, std::span<const Transfer> transfers, Step step) {
     transport_->exchange(call, transfers, {call.seq(), step, false}, watch_);
   }
-  /// out = the reduction of `in` over the ranks `ours`, of which this rank is the one at `place`;
-  /// an average divides by the group's size. Takes the steps kPieces and kGather. `in` and `out`
-  /// are one place or do not overlap.
+  /// Sets out to the reduction of `in` over the ranks `ours`, among which this rank is at index
+  /// `place`; an average divides by the size of the group. Uses the steps kPieces and kGather. `in`
+  /// and `out` are the same memory or do not overlap.
   void all_reduce(const Call& call, const Part& in, const Part& out, std::span<const int> ours,
                   int place);
 

@@ -105,7 +105,7 @@ void HierarchicalEngine::move(Call& call) {
   }
 }
 
-/// The plan of what `kind` does in this block, still without pieces.
+/// The plan of a collective of this `kind` within the block, without pieces yet.
 Plan HierarchicalEngine::part_plan(const Call& call, CollKind kind) const {
   Plan plan;
   plan.kind = kind;
@@ -124,7 +124,7 @@ void HierarchicalEngine::in_block(const Call& call, const Plan& plan) {
   block_->run(*part);
 }
 
-/// Everybody in the block gets all `pieces`, of which this rank has its own.
+/// Gives every rank of the block all `pieces`, of which this rank has its own.
 void HierarchicalEngine::gather_in_block(const Call& call, Parts pieces) {
   Plan plan = part_plan(call, CollKind::kAllGather);
   plan.longest = longest(pieces);
@@ -149,8 +149,8 @@ void HierarchicalEngine::all_reduce_by_blocks(Call& call) {
   gather_in_block(call, out);
 }
 
-/// For each block in turn, rank l reduces what its rank l is to get over this block; what came from
-/// all blocks is reduced where it is to be.
+/// For each block in turn, rank l reduces over this block what that block's rank l is to get; then
+/// the results from all blocks are reduced at their destination.
 void HierarchicalEngine::reduce_scatter_by_blocks(Call& call) {
   const Plan& whole = call.plan;
   std::vector<int64_t> at(size_t(blocks_) + 1);
@@ -181,7 +181,8 @@ void HierarchicalEngine::reduce_scatter_by_blocks(Call& call) {
               size_);
 }
 
-/// Pieces go from rank l to rank l of every block, and from there to its block.
+/// Rank l of a block exchanges pieces with rank l of every other block, and passes what it gets to
+/// its own block.
 void HierarchicalEngine::all_gather_by_blocks(Call& call) {
   const Plan& whole = call.plan;
   std::vector<std::byte> copy;  // results would overwrite what is still to be sent
@@ -200,7 +201,8 @@ void HierarchicalEngine::all_gather_by_blocks(Call& call) {
     gather_in_block(call, Parts(whole.take.begin() + k * B_, whole.take.begin() + (k + 1) * B_));
 }
 
-/// The root's block hands it on in slices: rank l sends slice l to rank l of every other block.
+/// The root's block passes the tensor on in slices: rank l sends slice l to rank l of every other
+/// block.
 void HierarchicalEngine::broadcast_by_blocks(Call& call) {
   const Plan& whole = call.plan;
   const int root = whole.giver, home = root / B_;

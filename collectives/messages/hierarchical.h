@@ -1,27 +1,28 @@
-// Collectives of ranks on several hosts, at the speed of memory within a host. The group is cut
-// into blocks of B ranks that share a host: ranks [kB, (k + 1) B) for every k. What a block's ranks
-// can do among themselves they do by shared memory; then rank l of each block exchanges messages
-// with rank l of every other, a B-th of the bytes each, so that B times fewer cross from host to
-// host than where every rank sends to every other. (The scheme is that of Goyal et al. 2017,
-// section 4.1, with slices for all ranks of a host instead of one leader.) B is a power of two, so
-// a block is a branch of the balanced tree by which everything is reduced: results have the same
-// bits as on any other backend. Invariant: nothing moves in a block before all ranks of the group
-// have agreed on the call.
+// Collectives of ranks on several hosts that use shared memory within each host. The group is
+// divided into blocks of B ranks on one host: ranks [kB, (k + 1) B) for every k. The ranks of a
+// block do as much as possible among themselves in shared memory. Then rank l of each block
+// exchanges messages with rank l of every other block, a B-th of the bytes each, so that B times
+// fewer bytes cross between hosts than if every rank sent to every other. (The scheme is that of
+// Goyal et al. 2017, section 4.1, with a slice for each rank of a host instead of one leader.) B is
+// a power of two, so a block is a branch of the balanced tree of reductions, and results have the
+// same bits as on any other backend. Invariant: nothing moves in a block before all ranks of the
+// group have agreed on the call.
 #pragma once
 #include "collectives/messages/engine.h"
 
 namespace tessera::detail {
 
-/// The largest power of two B that divides the number of ranks and for which each of the ranks
-/// [kB, (k + 1) B) is on one host; `hosts` names that of every rank. 1: there are no blocks.
+/// Returns the largest power of two B that divides the number of ranks and for which each set of
+/// ranks [kB, (k + 1) B) is on one host; `hosts` names the host of every rank. 1: there are no
+/// blocks.
 int block_of_hosts(std::span<const std::string> hosts);
 
 /// The members of the block of B ranks that `m`'s rank belongs to.
 Membership block_of(const Membership& m, int B);
 
-/// Through blocks go all_reduce, reduce_scatter, all_gather and broadcast of more than
-/// kStraightBytes, but for sums, averages and products of 16-bit floats, which would be rounded
-/// once more between the two levels. Everything else goes straight from rank to rank.
+/// Uses blocks for all_reduce, reduce_scatter, all_gather and broadcast of more than
+/// kStraightBytes, except for sums, averages and products of 16-bit floats, which would be rounded
+/// once more between the two levels. All other calls send straight from rank to rank.
 class HierarchicalEngine final : public MessageEngine {
  public:
   static constexpr int64_t kStraightBytes = limit("messages.straight") * kLineBytes;

@@ -1,4 +1,5 @@
-// What moves bytes between pairs of ranks for the message engine: TCP by Gloo, or MPI.
+// The interface that moves bytes between pairs of ranks for the message engine: TCP by Gloo, or
+// MPI.
 #pragma once
 #include <span>
 #include <string_view>
@@ -7,7 +8,7 @@
 
 namespace tessera::detail {
 
-/// One buffer on its way to or from a rank of the group.
+/// One buffer to send to a rank of the group or to receive from it.
 struct Transfer {
   int peer;
   void* data;
@@ -15,10 +16,10 @@ struct Transfer {
   bool sends;
 };
 
-/// Parts of a call, in their order.
+/// The parts of a call, in order.
 enum class Step : uint8_t { kHeaders, kSplits, kPieces, kGather };
-/// Which of the messages between two ranks: of collective `number`, or of the send or receive of
-/// that number between the two.
+/// Identifies a message between two ranks: it belongs to collective `number`, or to the send or
+/// receive of that number between the two.
 struct Slot {
   uint64_t number;
   Step step;
@@ -30,11 +31,12 @@ class Transport {
   virtual ~Transport() = default;
   /// The backend's name.
   virtual std::string_view name() const = 0;
-  /// Moves all `transfers` at once and returns when they are done. A wait that `watch` ends, or a
-  /// peer that is gone, becomes watch.explain(). Threads may be inside together, with other slots.
+  /// Moves all `transfers` at once and returns when they are done. Where `watch` ends a wait, or a
+  /// peer is gone, throws what watch.explain() throws. Several threads may call it at a time, with
+  /// different slots.
   virtual void exchange(const Call& call, std::span<const Transfer> transfers, Slot slot,
                         Watch& watch) = 0;
-  /// Ends what is under way; peers that wait for this rank notice.
+  /// Ends transfers in progress; peers that wait for this rank notice.
   virtual void close() = 0;
 };
 

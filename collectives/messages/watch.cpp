@@ -56,7 +56,7 @@ WaitFacts Watch::Op::facts() const {
   f.takes = plan.takes;
   std::lock_guard lock(watch_.mutex_);
   f.entered = watch_.entered_;
-  // A rank with asynchronous messages may be about to call what is due.
+  // A rank with asynchronous messages may be about to make the call that its peer waits for.
   const bool alone = watch_.ops_.size() == 1 && !call_.async;
   f.kind = !alone ? Kind::kMessages : plan.takes ? Kind::kRecv : Kind::kSend;
   return f;

@@ -1,6 +1,7 @@
-// What a group of messages cannot do for a waiting rank: tell why its peers do not come, and stop
-// waiting. Its waits are reported to the rank's watchdog. Invariant: the first rank to find the
-// group dead leaves a failure in the store, and every rank throws that text.
+// Watches the waits of a group that is connected by messages: such a group cannot tell by itself
+// why peers are absent, nor stop waiting for them. Waits are reported to the rank's watchdog.
+// Invariant: the first rank that finds the group dead writes a failure to the store, and every rank
+// throws that text.
 #pragma once
 #include <functional>
 #include <limits>
@@ -16,17 +17,17 @@ class Watch {
   Watch(Membership members, std::shared_ptr<Watchdog> dog, std::shared_ptr<Store> store,
         std::string prefix);
 
-  /// One call under way, for as long as this lives.
+  /// One call in progress, for as long as this object lives.
   class Op final : public Watchdog::Wait {
    public:
-    /// `end` makes the wait return, maybe repeatedly; `probe` (may be null) does where nothing else
-    /// would. `in_block`: the call's block (hierarchical.h) keeps the deadline; only the death of
-    /// the group ends it here.
+    /// `end` makes the wait return and may be called repeatedly; `probe` (may be null) does so
+    /// where nothing else would. `in_block`: the call's block (hierarchical.h) keeps the deadline;
+    /// here only the death of the group ends the wait.
     Op(Watch& watch, const Call& call, std::function<void(const CommError&)> end,
        std::function<void()> probe = {}, bool in_block = false);
     ~Op();
-    /// It waits for data of rank `peer` of the group now. `all_called`: every rank has told that it
-    /// made this call, so that nobody else can be absent.
+    /// Says that the call now waits for data of rank `peer` of the group. `all_called`: every rank
+    /// has confirmed this call, so that no other rank can be absent.
     void awaits(int peer, bool all_called) {
       awaited_.store(all_called ? ~peer : peer, std::memory_order_relaxed);
     }
@@ -46,17 +47,18 @@ class Watch {
     const bool in_block_;
     const uint64_t number_;
     static constexpr int kNobody = std::numeric_limits<int>::max();
-    std::atomic<int> awaited_{kNobody};  // complement: all have called
+    std::atomic<int> awaited_{kNobody};  // complemented: all have made the call
     std::optional<Watchdog::Scope> scope_;
   };
 
-  /// The error that killed the group, if any rank has left one.
+  /// Returns the error that killed the group, if a rank has written one.
   std::optional<CommError> failure();
-  /// Leaves `error` unless there is one already, ends all waits, and returns what holds.
+  /// Writes `error` unless there is one already, ends all waits, and returns the error that the
+  /// group has.
   CommError kill(const CommError& error);
-  /// kill(), thrown.
+  /// Throws what kill() returns.
   [[noreturn]] void die(const Call& call, const std::string& text, std::vector<int> ranks);
-  /// Throws for a wait on `peer` that failed with the transport's text `what`.
+  /// Throws the error for a wait on `peer` that failed with the transport's text `what`.
   [[noreturn]] void explain(const Call& call, int peer, const std::string& what);
 
  private:

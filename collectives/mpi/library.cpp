@@ -31,12 +31,12 @@ constexpr const char* kLibrary = "libmpi.so.40";  // Open MPI 4, whose header we
 constexpr int64_t kLargest = int64_t{1} << 30;    // MPI counts bytes in an int
 
 void* open_library() {
-  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_GLOBAL);  // its plug-ins look for its symbols
+  void* library = dlopen(kLibrary, RTLD_NOW | RTLD_GLOBAL);  // its plug-ins look up its symbols
   TESSERA_CHECK(library, "mpi: cannot load {}: {}; install openmpi-bin", kLibrary, dlerror());
   return library;
 }
 
-/// The address of what the library calls `name`, as whatever it is wanted as.
+/// The address of the library's symbol of this name, converted to the type that the caller needs.
 struct Symbol {
   void* address;
   Symbol(void* library, const char* name) : address(dlsym(library, name)) {
@@ -48,12 +48,14 @@ struct Symbol {
   }
 };
 
-// Calls of MPI that wait for all ranks and take no deadline: a thread beside one says that it
-// waits, and ends the process where that is in vain, upon which mpirun ends the others.
+// Watches calls of MPI that wait for all ranks and accept no deadline. A thread beside such a call
+// reports that it waits, and ends the process where the wait is in vain; mpirun then ends the
+// others.
 class Watch {
  public:
-  /// Waiting is in vain after `seconds`. With `processes`, of all ranks by their numbers, it is as
-  /// long as they run: in vain once one of them has been stopped by a signal for `seconds`.
+  /// The wait is in vain after `seconds`. If `processes` of all ranks are given, by rank, it may
+  /// last as long as they run: it is in vain once a signal has kept one of them stopped for
+  /// `seconds`.
   Watch(const char* call, double seconds, std::span<const pid_t> processes = {})
       : call_(call),
         timeout_(std::chrono::duration_cast<Silence::Clock::duration>(
@@ -88,7 +90,7 @@ class Watch {
     }
   }
 
-  // Looks are counted, not the time between them: this process may be suspended meanwhile, too.
+  // Counts looks instead of measuring time, since this process may be suspended too.
   void look() {
     for (size_t r = 0; r < processes_.size(); ++r) {
       looks_[r] = is_stopped(processes_[r]) ? looks_[r] + 1 : 0;
@@ -108,7 +110,7 @@ class Watch {
   const char* const call_;
   const Silence::Clock::duration timeout_;
   const std::span<const pid_t> processes_;
-  std::vector<int> looks_;  // at each process, the last ones that found it stopped
+  std::vector<int> looks_;  // by process: the last looks in a row that found it stopped
   Silence silence_{timeout_};
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -116,7 +118,7 @@ class Watch {
   std::thread thread_;
 };
 
-// What the end of the process needs when everything else is gone.
+// What the end of the process still needs when everything else is gone.
 struct Ending {
   decltype(&MPI_Finalize) finalize;
   std::vector<pid_t> processes;  // of all ranks
@@ -138,7 +140,7 @@ struct Mpi::Functions {
   decltype(&MPI_Isend) Isend = Symbol(library, "MPI_Isend");
   decltype(&MPI_Irecv) Irecv = Symbol(library, "MPI_Irecv");
   decltype(&MPI_Testall) Testall = Symbol(library, "MPI_Testall");
-  // What mpi.h's macros stand for.
+  // The objects that the macros of mpi.h refer to.
   MPI_Comm world = Symbol(library, "ompi_mpi_comm_world");
   MPI_Datatype byte = Symbol(library, "ompi_mpi_byte");
   MPI_Errhandler errors_return = Symbol(library, "ompi_mpi_errors_return");
@@ -172,8 +174,9 @@ Mpi::Mpi() {
   check(f_->Comm_set_errhandler(f_->world, f_->errors_return), "MPI_Comm_set_errhandler");
   check(f_->Comm_rank(f_->world, &rank_), "MPI_Comm_rank");
   check(f_->Comm_size(f_->world, &size_), "MPI_Comm_size");
-  // Waiting for all ranks is right at the end of a program that went well, and a hang for one that
-  // failed; mpirun ends the others when a process leaves with an error and without this.
+  // MPI_Finalize waits for all ranks. That is right after a program that succeeded, but a hang
+  // after one that failed; a process that exits with an error and without it makes mpirun end the
+  // others.
   on_exit(
       [](int status, void* at) {
         if (status != 0) return;
@@ -184,8 +187,8 @@ Mpi::Mpi() {
       new Ending{f_->Finalize, processes_of_ranks()});
 }
 
-// Process numbers mean something on one host only; a job on several hosts is refused before any
-// rank looks at them.
+// Process ids are only valid on one host; a job on several hosts is refused before any rank uses
+// them.
 std::vector<pid_t> Mpi::processes_of_ranks() {
   std::vector<pid_t> all(size_t(size_), ::getpid());
   std::vector<Request> requests;

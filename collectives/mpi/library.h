@@ -1,7 +1,6 @@
-// This process's MPI, of which we use messages between pairs. The library (Open
-// MPI 4) is loaded when somebody asks for it, so programs that do not need it neither link nor
-// start it. Invariant: at most one thread is inside MPI, which is all that MPI_THREAD_SERIALIZED
-// promises.
+// The MPI library of this process, used for messages between pairs of ranks. The library (Open MPI
+// 4) is loaded when it is asked for, so programs that do not need it neither link nor start it.
+// Invariant: at most one thread is inside MPI, which is all that MPI_THREAD_SERIALIZED permits.
 #pragma once
 #include <sys/types.h>
 
@@ -14,22 +13,22 @@ namespace tessera::detail {
 
 class Mpi {
  public:
-  /// Starts MPI at the first call, which waits for all processes that mpirun started. Throws
-  /// UserError when there is none, when Open MPI is not installed, or when Tessera was built
-  /// without it.
+  /// Returns the library. The first call starts it, which waits for all processes that mpirun
+  /// started. Throws UserError when there are none, when Open MPI is not installed, or when Tessera
+  /// was built without it.
   static Mpi& get();
 
-  // In the world that mpirun made.
+  // The rank in the world that mpirun made.
   int rank() const { return rank_; }
   int size() const { return size_; }
 
   using Request = void*;
-  /// Begins to move `bytes` to or from a rank of the world; `requests` gets what to ask for.
+  /// Begins to move `bytes` to or from a rank of the world and adds requests to ask done() about.
   void begin(bool sends, void* data, int64_t bytes, int rank, int tag,
              std::vector<Request>& requests);
-  /// Whether all of them are done; then they are gone.
+  /// Whether all requests are complete; they are then freed.
   bool done(std::span<Request> requests);
-  /// Messages carry it that ranks exchange before there is a group; transports use higher tags.
+  /// The tag of messages that ranks exchange before there is a group; transports use higher tags.
   static constexpr int kTag = 0;
 
   Mpi(const Mpi&) = delete;

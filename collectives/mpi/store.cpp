@@ -13,7 +13,7 @@
 namespace tessera::detail {
 namespace {
 
-// What rank 0 tells.
+// What rank 0 sends to the others: where the store is.
 struct Door {
   int32_t port = 0;
   char key[124] = {};
@@ -68,7 +68,8 @@ class Meeting {
 }  // namespace
 
 std::shared_ptr<Store> connect_mpi_store(const JobEnvironment& job, Millis timeout) {
-  // Never destroyed: other ranks may need the store for as long as this process lives.
+  // The object is never destroyed: other ranks may need the store for as long as this process
+  // lives.
   static const Meeting& meeting = *new Meeting(job, timeout);
   return std::make_shared<PrefixStore>(attempt_prefix(job.restart_count), meeting.connect(timeout));
 }

@@ -1,5 +1,5 @@
-// How ranks that mpirun started find each other: rank 0 serves the store that tlaunch would serve,
-// and tells the others by MPI where it is.
+// Lets ranks that mpirun started find each other: rank 0 serves the store that tlaunch would serve,
+// and sends its address to the others by MPI.
 #pragma once
 #include <memory>
 
@@ -7,8 +7,8 @@
 
 namespace tessera::detail {
 
-/// The job's store. The first call is a collective one of all ranks of the job; rank 0 serves until
-/// it ends. Throws UserError, CommError.
+/// Returns the job's store. All ranks of the job must make the first call; rank 0 serves the store
+/// until its process ends. Throws UserError and CommError.
 std::shared_ptr<Store> connect_mpi_store(const JobEnvironment& job, Millis timeout);
 
 }  // namespace tessera::detail

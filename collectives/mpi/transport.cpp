@@ -16,14 +16,15 @@ namespace {
 constexpr int kSpins = 200;  // rounds of polling before a wait yields its core between them
 constexpr int kYields = 2000;
 constexpr auto kNap = std::chrono::microseconds(50);
-// A tag tells groups, steps, and collectives from messages apart; what is equal in all these keeps
-// its order, which MPI guarantees.
+// A tag tells groups and steps apart, and collectives from messages. Messages that agree in all of
+// these keep their order, which MPI guarantees.
 constexpr int kStepBits = 2, kGroups = 1 << 28;
 
 class MpiTransport final : public Transport {
  public:
   MpiTransport(const Membership& m, const MpiOptions& o) : name_(m.group) {
-    // Tags belong to MPI's world, whatever store a group was made with.
+    // Tags are shared by MPI's whole world, so they are assigned in its store, whatever the group's
+    // store is.
     std::shared_ptr<Store> all = connect_mpi_store(job_environment(), o.join_timeout);
     Store& store = *o.store;
     std::vector<std::string> keys;
@@ -65,12 +66,12 @@ class MpiTransport final : public Transport {
           std::this_thread::sleep_for(kNap);
         }
       }
-    } catch (const Error& e) {  // MPI's own; what is under way cannot be taken back either
+    } catch (const Error& e) {  // MPI's own error; transfers cannot be taken back either
       end_process(explained(call, transfers, watch, e.what()));
     }
   }
 
-  void close() override {}  // peers look at the store
+  void close() override {}  // peers find the failure in the store
 
  private:
   static std::string explained(const Call& call, std::span<const Transfer> transfers, Watch& watch,
@@ -89,7 +90,7 @@ class MpiTransport final : public Transport {
 
   const std::string name_;  // of the group
   Mpi& mpi_ = Mpi::get();
-  std::vector<int> world_ranks_;  // in MPI's world, of the members
+  std::vector<int> world_ranks_;  // of the members, in MPI's world
   int group_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// The few processor instructions that the shared-memory algorithm asks for by name.
+// The few processor instructions that the shared-memory algorithm uses directly.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace tessera::detail {
 
-/// Inside a polling loop.
+/// The pause instruction for a polling loop.
 inline void relax() {
 #if defined(__SSE2__)
   _mm_pause();
@@ -18,7 +18,7 @@ inline void relax() {
 #endif
 }
 
-/// Between a store and a load that may not overtake it.
+/// A fence between a store and a load that must not overtake it.
 inline void store_before_load() {
 #if defined(__SANITIZE_THREAD__)  // knows no fences
   static std::atomic<int> order{0};
@@ -28,14 +28,15 @@ inline void store_before_load() {
 #endif
 }
 
-/// Asks for all lines of a few KiB at once; a loop that waits for some of them asks for fewer.
+/// Prefetches all lines of a few KiB at once; a loop that waits for the first lines requests fewer
+/// at a time.
 inline void prefetch(const std::byte* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i);
 }
 
-/// memcpy past the caches: another core that reads `to` afterwards finds it in memory rather than
-/// in this core's cache. `to` is aligned to 64 bytes. What was written is visible to whoever sees a
-/// later release store.
+/// A memcpy with streaming stores: another core that reads `to` afterwards finds it in memory
+/// rather than in this core's cache. `to` is aligned to 64 bytes. A thread that sees a later
+/// release store also sees what was written.
 inline void stream_copy(std::byte* to, const std::byte* from, size_t bytes) {
 #if defined(__SSE2__) && !defined(__SANITIZE_THREAD__)
   size_t whole = bytes / 64 * 64;

@@ -18,9 +18,9 @@ namespace tessera::detail {
 namespace {
 
 constexpr int64_t kInlineBytes = Segment::kInlineBytes;
-// Up to this many bytes of its peers every rank reduces itself, which saves a phase.
+// Up to this many bytes of its peers, every rank reduces all of them itself, which saves a phase.
 constexpr int64_t kReduceAloneBytes = Segment::kSwapBytes;
-// Up to this many bytes are reduced in place before a peer that sleeps would be awake.
+// This many bytes are reduced in place in less time than a sleeping peer takes to wake up.
 constexpr int64_t kShortBytes = 16 << 10;
 constexpr int64_t kCopyBlock = limit("shm.block") * kLineBytes;
 
@@ -30,7 +30,7 @@ void move_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0 && to != from) std::memcpy(to, from, size_t(bytes));
 }
 
-/// Bytes of a piece of `bytes` inside the window that begins at `begin`.
+/// The number of bytes of a piece of `bytes` in the window that begins at `begin`.
 int64_t inside(int64_t bytes, int64_t begin, int64_t window) {
   return std::clamp<int64_t>(bytes - begin, 0, window);
 }
@@ -40,8 +40,8 @@ double us_since(std::chrono::steady_clock::time_point start) {
       .count();
 }
 
-// The logical CPUs that the calling thread may run on, by its affinity: what taskset, a launcher's
-// binding or a container's cpuset leave. All of the machine's where the system does not say.
+// The logical CPUs that the calling thread may run on, by its affinity (taskset, a launcher's
+// binding, a container's cpuset); all CPUs of the machine where the system does not say.
 cpu_set_t usable_cpus() {
   cpu_set_t cpus;
   if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) return cpus;
@@ -100,8 +100,8 @@ Ref<Storage> ShmEngine::allocate(size_t bytes) {
   return storage ? storage : Engine::allocate(bytes);
 }
 
-/// Whether peers reach all that they read, or in an all_reduce write, of this rank's; if so, tells
-/// where it is.
+/// Returns whether peers can reach all memory of this rank that they read, or in an all_reduce
+/// write. If so, writes its places for them.
 bool ShmEngine::find_places(const Plan& plan, Entry& entry) {
   if (!options_.read_in_place || plan.must_stage()) return false;
   int64_t* places = segment_->places(rank_, turn_);
@@ -129,7 +129,7 @@ std::byte* ShmEngine::taken(int r) const {
   return bases_[size_t(r)] + (entry.in_place ? entry.place : segment_->places(r, turn_)[size_]);
 }
 
-/// Writes the facts of a call where reports look for them.
+/// Writes the facts of a call to where the reports of peers look for them.
 void ShmEngine::tell(const Call& call) {
   const CallRecord& record = call.plan.record;
   me_.records[turn_ & 1] = record;
@@ -147,7 +147,7 @@ void ShmEngine::run(Call& call) {
   int64_t window = plan.has_splits() ? 0 : lines_of(plan.longest) * kLineBytes;
   meet("shm.first_phase", lines_of(window * pieces));
   bool small = !plan.has_splits() && window * pieces <= kInlineBytes;
-  // How it is done if all ranks are direct; equal on all of them.
+  // How the collective is done if every rank is direct. All ranks compute the same.
   Way way = small ? Way::kStaged : Way::kInPlace;
   trial_ = urges_ = false;
   meet("shm.alone", lines_of(plan.longest * (size_ - 1)));
@@ -171,11 +171,11 @@ void ShmEngine::run(Call& call) {
   auto start = trial_ ? Clock::now() : Clock::time_point();
   swaps_ = small && !by_slices(plan) && window * pieces <= int64_t(Segment::kSwapBytes);
   past_caches_ = staged && !swaps_ && tuner_.past_caches(window * pieces);
-  ++phase_;  // the phase about to be posted chooses the staging area
+  ++phase_;  // the staging area is that of the phase about to be posted
   if (staged) stage(plan.give, 0, window);
   --phase_;
   double us = trial_ ? us_since(start) : 0;
-  // Peers poll the line of both, so it is written in one go.
+  // Peers poll the cache line that holds both the entry and the phase, so it is written in one go.
   me_.entries[turn_ & 1] = entries_[size_t(rank_)] = entry;
   post();
   wait_all(call, plan.longest <= kShortBytes && way != Way::kStaged ? Waking::kLater : Waking::kNow,
@@ -187,13 +187,13 @@ void ShmEngine::run(Call& call) {
   if (trial_) start = Clock::now();
   places_.adopt(entries_[0].verdict);
   int64_t longest = plan.has_splits() ? agree_on_splits(call) : plan.longest;
-  // Direct on all ranks, whose way is then the same: nobody has staged.
+  // If all ranks are direct they all have this same way, so none has staged its pieces.
   if (heard.direct && way != Way::kStaged && reach_pools(call, heard.news))
     run_in_place(call, way);
   else if (heard.staged)
     run_first(call, window);
   else {
-    if (longest == 0) wake_peers();  // no phase follows that would
+    if (longest == 0) wake_peers();  // no phase follows that would do it
     run_staged(call, longest);
   }
   if (trial_ && heard.direct) places_.took(plan.longest, us + us_since(start));
@@ -204,7 +204,7 @@ bool ShmEngine::by_slices(const Plan& plan) const {
   return plan.kind == CollKind::kAllReduce && plan.longest * (size_ - 1) > kReduceAloneBytes;
 }
 
-/// What came with the first phase.
+/// Finishes a call whose pieces all came with the first phase.
 void ShmEngine::run_first(Call& call, int64_t window) {
   const Plan& plan = call.plan;
   if (by_slices(plan))
@@ -214,7 +214,7 @@ void ShmEngine::run_first(Call& call, int64_t window) {
   tuner_.done();
 }
 
-/// Checks that what is sent is what is expected; returns the longest piece of any rank.
+/// Checks that each rank is sent what it expects; returns the longest piece of all ranks.
 int64_t ShmEngine::agree_on_splits(Call& call) {
   std::vector<int64_t> all;
   for (int r = 0; r < size_; ++r) {
@@ -227,9 +227,9 @@ int64_t ShmEngine::agree_on_splits(Call& call) {
   return *std::max_element(all.begin(), all.end());
 }
 
-/// Takes the entries of a call that all have posted, once: their lines move away again as soon as a
-/// faster peer posts its next phase. This rank's own is at hand; its line may still be on its way
-/// here for what was posted.
+/// Copies the entries of a call that all ranks have posted. They are read once, because their cache
+/// lines move away as soon as a faster peer posts its next phase. This rank's own entry is taken
+/// from entries_, since its line may still be on the way back from peers that polled it.
 ShmEngine::Heard ShmEngine::listen(const CallRecord& mine) {
   Heard heard;
   for (int r = 0; r < size_; ++r) {
@@ -243,15 +243,15 @@ ShmEngine::Heard ShmEngine::listen(const CallRecord& mine) {
   return heard;
 }
 
-/// Whether all ranks can map each other's pools.
+/// Returns whether all ranks can map each other's pools.
 bool ShmEngine::reach_pools(Call& call, bool news) {
   if (!options_.processes) return true;
   if (unreachable_) return false;
   return !news || meet_pools(call);
 }
 
-/// Maps pools that this group has not met before; false when some rank cannot. All ranks do this in
-/// the same calls, since all read the same entries.
+/// Maps pools that this group has not used before; false when some rank cannot. All ranks do this
+/// in the same calls, since all read the same entries.
 bool ShmEngine::meet_pools(Call& call) {
   bool reached = true;
   for (int r = 0; r < size_; ++r) {
@@ -291,12 +291,13 @@ void ShmEngine::stage(const Parts& give, int64_t begin, int64_t window) {
   }
 }
 
-/// Takes the same bytes from all givers' staging areas.
+/// Copies or reduces the same bytes from all givers' staging areas.
 void ShmEngine::consume(const Plan& plan, int64_t begin, int64_t window) {
   if (!plan.takes) return;
   int64_t offset = plan.piece() * window;
   int first = plan.giver < 0 ? 0 : plan.giver, last = plan.giver < 0 ? size_ : plan.giver + 1;
-  // What this rank has staged itself may have left its cache for a peer's.
+  // This rank reads its own pieces where they are: its staging area may have moved to a peer's
+  // cache.
   const bool own_in_place = !plan.must_stage();
   auto given_by = [&](int r) -> const std::byte* {
     if (r == rank_ && own_in_place) return plan.give[size_t(plan.piece())].data + begin;
@@ -319,8 +320,8 @@ void ShmEngine::consume(const Plan& plan, int64_t begin, int64_t window) {
   }
 }
 
-/// all_reduce of a staged window: each rank reduces a slice and writes it into all staging areas,
-/// from where, one phase later, everybody takes the slices of the others.
+/// Does an all_reduce of a staged window: each rank reduces a slice and writes it to all staging
+/// areas; one phase later, every rank takes the slices of the others from there.
 void ShmEngine::reduce_slices(Call& call, int64_t begin, int64_t window) {
   const Plan& plan = call.plan;
   std::byte* out = plan.take[0].data + begin;
@@ -355,7 +356,8 @@ void ShmEngine::run_staged(Call& call, int64_t longest) {
   meet("shm.window", lines_of(longest), window / kLineBytes);
   swaps_ = false;
   int pieces = plan.one_for_each ? size_ : 1;
-  std::vector<std::byte> copy;  // where results of one window would overwrite what the next gives
+  // Used where results of one window would overwrite pieces of the next.
+  std::vector<std::byte> copy;
   const Parts give = window < longest && plan.must_stage() ? copied(plan.give, copy) : plan.give;
   for (int64_t begin = 0; begin < longest; begin += window) {
     past_caches_ = tuner_.past_caches(std::min(window, longest - begin) * pieces);
@@ -372,7 +374,8 @@ void ShmEngine::run_staged(Call& call, int64_t longest) {
   }
 }
 
-/// Tensors are read where they lie; a last phase keeps everybody from changing them meanwhile.
+/// Reads tensors where they lie. A last phase ensures that no rank changes its tensor before all
+/// have read it.
 void ShmEngine::run_in_place(Call& call, Way way) {
   if (call.plan.kind == CollKind::kAllReduce)
     reduce_in_place(call.plan, way);
@@ -382,7 +385,7 @@ void ShmEngine::run_in_place(Call& call, Way way) {
   wait_all(call);
 }
 
-/// Reduces this rank's slice and writes it to everybody.
+/// Reduces this rank's slice and writes it to the results of all ranks.
 void ShmEngine::reduce_in_place(const Plan& plan, Way way) {
   alignas(kLineBytes) std::byte block[kCopyBlock];
   Slice mine = slice_of(plan.take[0].bytes, rank_, size_);

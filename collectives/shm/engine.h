@@ -2,11 +2,11 @@
 // (shm). A collective is a sequence of phases: every rank writes what it gives into its staging
 // area, posts the phase, waits until all ranks have posted it, and reads. The first phase carries
 // the call's fingerprint, so a mismatch costs no extra round trip and is found before anything is
-// written. What lies where peers reach it (tensors of threads, and of processes those in a pool) is
-// read there instead. A tensor of a call that failed may still be written by a slow peer.
-// Invariant: what is read between waiting for phase k and posting phase k + 1
-// may be overwritten after waiting for phase k + 1, because then nobody reads it any more; so two
-// staging areas, used in turn, need no second flag.
+// written. Pieces that peers can reach (tensors of threads; for processes, tensors in a pool) are
+// read where they lie instead. A slow peer may still write to a tensor of a call that failed.
+// Invariant: what is read between waiting for phase k and posting phase k + 1 may be overwritten
+// after waiting for phase k + 1, because all ranks have read it by then; so two staging areas, used
+// in turn, need no second flag.
 #pragma once
 #include <functional>
 #include <optional>
@@ -23,11 +23,11 @@ namespace tessera::detail {
 struct ShmOptions {
   bool processes = false;       // ranks are processes: watch their pids
   bool read_in_place = true;    // threads: large pieces are read where they lie
-  std::optional<Way> way = {};  // of each all_reduce that could go several; none: found by trying
-  /// How long a rank dozes that nobody wakes, until it looks at absent ranks. Calls whose deadline
-  /// is nearer than ten times that never doze.
+  std::optional<Way> way = {};  // of every all_reduce that has several ways; none: they are timed
+  /// How long a dozing rank sleeps, if it is not woken, before it checks absent ranks. Calls whose
+  /// deadline is nearer than ten times that never doze.
   Millis doze{100};
-  /// The rank's. Null: calls have no deadline, and nobody knows how a rank ended.
+  /// The rank's watchdog. Null: calls have no deadline, and how a rank ended is not known.
   std::shared_ptr<Watchdog> watchdog = nullptr;
 };
 
@@ -43,30 +43,30 @@ class ShmEngine final : public Engine {
   void call_queued() override;
   bool leaves_to_waiters(const Call& call) const override;
   void abort(const CommError& error) override;
-  /// From the rank's pool, where it gets one.
+  /// Allocates from the rank's pool, if it has one.
   Ref<Storage> allocate(size_t bytes) override;
   bool has_own_memory() const override { return options_.processes; }
 
  private:
   using Clock = std::chrono::steady_clock;
-  // When a peer that sleeps learns of the phase that was posted: once it is posted by all, or
-  // later, with a phase that follows in a moment.
+  // When sleeping peers are woken after a post: once all ranks have posted the phase, or later,
+  // with another phase that follows in a moment.
   enum class Waking : uint8_t { kNow, kLater };
-  // What peers are at that are waited for: their program, or their part of this call.
+  // Where the peers being waited for are: elsewhere in their program, or at work on this call.
   enum class Peers : uint8_t { kElsewhere, kAtWork };
   class MessageWait;
-  // A send or receive under way; see p2p.cpp.
+  // A send or receive in progress; see p2p.cpp.
   struct Message {
     Ref<Call> call;
     int64_t moved = 0;    // bytes
     uint64_t chunks = 0;  // written or read
     bool started = false;
     Clock::time_point since;
-    uint64_t suspicion = 0;  // what looked like a deadlock when last looked at, and since when
+    uint64_t suspicion = 0;  // the apparent deadlock seen last, and since when; 0: none
     Clock::time_point suspected;
-    std::unique_ptr<MessageWait> watched;  // null: it has not lasted long enough
+    std::unique_ptr<MessageWait> watched;  // null until it has lasted long enough
   };
-  // What the watchdog sees of a wait for the phase that has been posted.
+  // Reports a wait for the posted phase to the watchdog.
   class CollectiveWait final : public Watchdog::Wait {
    public:
     CollectiveWait(ShmEngine& engine, const Call& call)
@@ -82,12 +82,12 @@ class ShmEngine final : public Engine {
     const uint64_t phase_;
   };
 
-  // engine.cpp: moving data.
+  // engine.cpp moves data.
   bool find_places(const Plan& plan, Entry& entry);
-  /// What all ranks have published with a call, taken together.
+  /// A summary of what all ranks have published with a call.
   struct Heard {
     bool same_call = true, direct = true, staged = true;
-    bool news = false;  // a pool that this group has not met
+    bool news = false;  // some rank has a pool that this group has not mapped yet
   };
   Heard listen(const CallRecord& mine);
   void tell(const Call& call);
@@ -110,7 +110,7 @@ class ShmEngine final : public Engine {
   std::byte* given(int r, size_t piece) const;
   std::byte* taken(int r) const;
 
-  // wait.cpp: waiting, and what can be wrong meanwhile.
+  // wait.cpp waits, and finds out what went wrong meanwhile.
   void wait_all(Call& call, Waking waking = Waking::kNow, Peers peers = Peers::kAtWork) {
     for (int r = 0; r < size_; ++r)
       if (segment_->state(r).posted.load(std::memory_order_acquire) < phase_)
@@ -121,13 +121,13 @@ class ShmEngine final : public Engine {
   int cpus_a_rank() const;
   bool has_room() const { return cpus_a_rank() > 0; }
   bool may_doze(const Call& call) const;
-  int spins() const;  // rounds of polling before who is held up sleeps
+  int spins() const;  // rounds of polling before a blocked thread sleeps
   int polls(const Call& call, Peers peers) const;
   bool stay_awake(const Call& call, FunctionRef<bool()> ready, Clock::time_point* until);
   void wake_peers();
   bool all_posted(uint64_t phase) const;
-  /// Sleeps until rung, `ready`, or some time has passed, soon enough to look at absent ranks. True
-  /// when ready. Dozes where `call` may.
+  /// Sleeps until this rank's bell is rung, `ready` holds, or it is time to check absent ranks.
+  /// Dozes if `call` permits it. Returns whether `ready` holds.
   bool park(FunctionRef<bool()> ready, const Call* call = nullptr);
   void ring(int r);
   void ring_all();
@@ -141,7 +141,7 @@ class ShmEngine final : public Engine {
   [[noreturn]] void report_mismatch(Call& call);
   void tell_site(const Call& call);
   std::string tell_rank(int r) const;
-  /// Writes the failure unless there is one, and throws what it says.
+  /// Writes the failure unless the group has one already, and throws the group's failure.
   [[noreturn]] void die(const Call& call, const std::string& text, std::vector<int> ranks,
                         std::vector<int> culprits = {});
 
@@ -159,26 +159,27 @@ class ShmEngine final : public Engine {
   const int rank_, size_;
   RankState& me_;
   uint64_t phase_ = 0;  // phases posted by this rank
-  // Collectives begun: their number, unless they are parts of others, which have the same number.
+  // The number of collectives begun. The parts of a collective count separately here, though they
+  // share its number.
   uint64_t turn_ = 0;
-  std::atomic<uint64_t> awaited_{0};  // the phase that it dozes for
+  std::atomic<uint64_t> awaited_{0};  // the phase that a dozing thread waits for
   StageTuner tuner_;
   PlaceTuner places_;
-  // How this call is staged: in areas that go round, else past the caches.
+  // How this call is staged: in the rotating areas of Segment::swap, or else with streaming stores.
   bool swaps_ = false, past_caches_ = false;
-  bool trial_ = false;  // this call is timed, so its ranks do not wait for each other's leisure
-  bool urges_ = false;  // a thread has been held up by this call for long: peers should not doze
+  bool trial_ = false;  // this call is timed, so its ranks do not doze
+  bool urges_ = false;  // a thread has been blocked by this call for long: dozing peers are woken
   mutable std::atomic<int> cpus_a_rank_{-1};  // -1: not known yet
   std::atomic<uint32_t> nudges_{0};
 
   std::mutex pool_mutex_;
   Ref<Pool> pool_;                         // null until something is allocated in it
-  bool no_pool_ = false;                   // the system gave none, which has been said
-  std::atomic<Pool*> published_{nullptr};  // the same, once its door is written
-  std::vector<Entry> entries_;             // of every rank for the call under way
-  std::vector<std::byte*> bases_;          // of every rank's pool, here; null between threads
+  bool no_pool_ = false;                   // the system gave none; this was logged
+  std::atomic<Pool*> published_{nullptr};  // pool_, once its descriptor is written to the segment
+  std::vector<Entry> entries_;             // of every rank, for the call in progress
+  std::vector<std::byte*> bases_;  // where each rank's pool is mapped here; null between threads
   std::vector<PoolView> views_;
-  std::vector<uint8_t> met_;  // 1: everybody has tried to map this rank's pool
+  std::vector<uint8_t> met_;  // by rank: 1 once every rank has tried to map its pool
   bool unreachable_ = false;  // some rank cannot map another's pool
 };
 

@@ -1,8 +1,8 @@
-// Send and recv through shared memory: a mailbox for each ordered pair of ranks, through which the
-// values pass in chunks, two at a time. All messages that a rank has under way proceed together;
-// those to the same peer in the same direction one after the other. A send is finished when the
-// receiver has taken its last chunk. Invariant: `sent` and `got` of a mailbox are equal between
-// messages.
+// Send and recv through shared memory. Each ordered pair of ranks has a mailbox, through which the
+// values pass in chunks, two at a time. All messages that a rank has in progress proceed together,
+// except that those to the same peer in the same direction proceed one after the other. A send is
+// finished when the receiver has taken its last chunk. Invariant: `sent` and `got` of a mailbox are
+// equal between messages.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,11 +14,12 @@
 namespace tessera::detail {
 namespace {
 
-// What looks like two ranks waiting for each other may be a rank about to move on; it is an error
-// once it has looked the same for this long.
+// Two ranks that appear to wait for each other may be about to move on; it is an error once that
+// has looked the same for this long.
 constexpr auto kSuspicion = std::chrono::milliseconds(200);
-// What a rank with messages under way tells: that one synchronous call holds it up, or other
-// things; a rank with asynchronous messages may be about to send what its peer waits for.
+// What a rank with messages in progress publishes: that it is blocked by one synchronous send or
+// recv, or something else. A rank with asynchronous messages may be about to send what its peer
+// waits for.
 constexpr uint64_t kSendMark = 1, kRecvMark = 2, kOtherMark = 3;
 
 const Part& part_of(const Plan& plan) { return plan.takes ? plan.take[0] : plan.give[0]; }
@@ -30,7 +31,7 @@ uint64_t chunks_of(int64_t bytes, size_t chunk) {
 
 }  // namespace
 
-// What the watchdog sees of a message.
+// Reports the wait of a message to the watchdog.
 class ShmEngine::MessageWait final : public Watchdog::Wait {
  public:
   MessageWait(ShmEngine& engine, Ref<Call> call, Clock::time_point since)
@@ -52,7 +53,7 @@ class ShmEngine::MessageWait final : public Watchdog::Wait {
  private:
   ShmEngine& engine_;
   const Ref<Call> call_;
-  const Watchdog::Scope scope_;  // the last, so that the rest is there while it is
+  const Watchdog::Scope scope_;  // last, so that the other members exist while it does
 };
 
 void ShmEngine::interrupt() {
@@ -71,7 +72,7 @@ bool ShmEngine::can_step(const Message& m) const {
   return m.chunks < all ? sent - got < 2 : sent == got;
 }
 
-/// Moves what can be moved now; true when the message is finished.
+/// Moves what can be moved now; returns true when the message is finished.
 bool ShmEngine::step(Message& m) { return m.call->plan.takes ? step_recv(m) : step_send(m); }
 
 bool ShmEngine::step_send(Message& m) {
@@ -140,7 +141,7 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
     m.since = Clock::now();
     active.push_back(std::move(m));
   };
-  // Only the oldest message of a peer and direction moves.
+  // Only the oldest message of each peer and direction moves.
   auto is_head = [&](size_t i) {
     for (size_t j = 0; j < i; ++j)
       if (active[j].call->plan.takes == active[i].call->plan.takes &&
@@ -171,7 +172,7 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
       finished = true;
     }
     if (active.empty()) break;
-    if (finished) continue;  // the next call may have waited for it
+    if (finished) continue;  // the next call may have waited for this one
     bool moved = false;
     for (int i = spins(); i > 0 && !(moved = ready()); --i) relax();
     if (moved) continue;
@@ -182,7 +183,7 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
     me_.site.write(describe(active[0].call->site));
     me_.told.store(0, std::memory_order_seq_cst);
     me_.p2p.store(count << 32 | mark << 24 | uint64_t(peer_of(plan)), std::memory_order_seq_cst);
-    // A peer may doze in a collective that stands before its part of a message.
+    // The peer may doze in a collective that precedes its side of a message.
     store_before_load();
     for (const Message& m : active) {
       const int peer = peer_of(m.call->plan);
@@ -192,7 +193,8 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
       check_obituary();
       for (size_t i = 0; i < active.size(); ++i)
         if (is_head(i)) inspect_p2p(active[i], active.size());
-      // The head of the queue may have waited for an event of somebody else, who rings no bell.
+      // The head of the queue may have waited for an event of another group, which does not ring
+      // this bell.
       if (Ref<Call> call = next()) {
         add(std::move(call));
         break;
@@ -225,14 +227,14 @@ void ShmEngine::inspect_p2p(Message& m, size_t n_active) {
     m.watched = std::make_unique<MessageWait>(*this, m.call, m.since);
 }
 
-/// Why this message and its peer wait for each other for ever, if they do. `signature` tells one
-/// such state from another; 0: none.
+/// Returns why this message and its peer wait for each other forever, or "" if they do not.
+/// `signature` identifies such a state; 0: there is none.
 std::string ShmEngine::deadlock_with(const Message& m, size_t n_active, uint64_t* signature) const {
   int peer = peer_of(m.call->plan);
   const RankState& s = segment_->state(peer);
   uint64_t entered = s.entered.load(std::memory_order_seq_cst);
   if (entered > me_.entered.load(std::memory_order_seq_cst)) {
-    // It waits for this rank in a collective that this rank has not called.
+    // The peer waits for this rank in a collective that this rank has not called.
     if (s.told.load(std::memory_order_seq_cst) != entered) return "";
     *signature = entered << 8 | 1;
     return fmt::format(

@@ -13,11 +13,11 @@ namespace tessera::detail {
 namespace {
 
 constexpr size_t kPage = 4096, kHugePage = size_t(2) << 20;
-constexpr size_t kSmallBytes = 64 << 10;  // blocks up to here have no huge page made for them
+constexpr size_t kSmallBytes = 64 << 10;  // blocks up to this size are not put into huge pages
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 
 #ifndef MADV_COLLAPSE
-constexpr int MADV_COLLAPSE = 25;  // Linux 6.1; glibc 2.37 names it
+constexpr int MADV_COLLAPSE = 25;  // since Linux 6.1; glibc has the name since 2.37
 #endif
 
 size_t memory_of_machine() {
@@ -26,7 +26,8 @@ size_t memory_of_machine() {
   return round_up(bytes, kHugePage);
 }
 
-// Begins at a huge page, of `fd` as in memory: else the system would map small ones.
+// Maps `fd` so that huge pages of the file and of the address space coincide; otherwise the system
+// would map small pages.
 std::byte* map(int fd, size_t size) {
   const size_t span = size + kHugePage;
   void* reserved =
@@ -44,7 +45,7 @@ std::byte* map(int fd, size_t size) {
 
 }  // namespace
 
-/// Keeps a range of the pool, and the pool, while a storage uses it.
+/// Keeps a range of the pool, and the pool itself, while a storage uses them.
 class Pool::Block final : public RefCounted {
  public:
   Block(Ref<Pool> pool, size_t begin, size_t bytes)
@@ -60,7 +61,7 @@ Ref<Pool> Pool::make(std::string* why, size_t bytes) {
   const size_t size = bytes ? round_up(bytes, kHugePage) : memory_of_machine();
   rlimit files{};
   getrlimit(RLIMIT_FSIZE, &files);
-  if (files.rlim_cur < size) {  // the system would answer with a signal
+  if (files.rlim_cur < size) {  // the system would send a signal
     *why = fmt::format("files are limited to {} bytes (ulimit -f)", files.rlim_cur);
     return nullptr;
   }
@@ -91,7 +92,7 @@ Pool::~Pool() {
 
 Ref<Storage> Pool::allocate(size_t bytes) {
   if (forks() != birth_) return nullptr;
-  // Blocks begin at pages: no two of them share one, and streaming stores find lines whole.
+  // Blocks begin at pages, so that no two share a page and streaming stores find whole lines.
   size_t need = round_up(std::max<size_t>(bytes, 1), kPage), begin = 0;
   {
     std::lock_guard lock(mutex_);
@@ -109,23 +110,23 @@ Ref<Storage> Pool::allocate(size_t bytes) {
                            Ref<RefCounted>(new Block(Ref<Pool>(this), begin, need)));
 }
 
-/// Puts huge pages under [begin, end), where the system has some.
+/// Makes the pages of [begin, end) huge, where the system can.
 void Pool::make_huge(size_t begin, size_t end) {
   for (size_t unit = begin / kHugePage; unit * kHugePage < end && !no_huge_; ++unit) {
     if (huge_[unit]) continue;
     std::byte* const page = base_ + unit * kHugePage;
-    // Nothing is done for a range none of whose pages exists yet.
+    // The system does nothing for a range without any page, so this makes one.
     *static_cast<volatile std::byte*>(base_ + std::max(begin, unit * kHugePage)) = std::byte{0};
     huge_[unit] = madvise(page, kHugePage, MADV_COLLAPSE) == 0;
     no_huge_ = !huge_[unit] && errno == EINVAL;
   }
 }
 
-/// Gives the pages back to the system and joins the range with its neighbours.
+/// Returns the pages to the system and joins the range with its free neighbours.
 void Pool::give_back(size_t begin, size_t bytes) {
   if (forks() != birth_) return;
   std::lock_guard lock(mutex_);
-  size_t from = begin, to = begin + bytes;  // of the free range that this becomes part of
+  size_t from = begin, to = begin + bytes;  // the free range that this becomes part of
   auto next = free_.lower_bound(begin);
   if (next != free_.end() && next->first == to) {
     to += next->second;
@@ -142,8 +143,8 @@ void Pool::give_back(size_t begin, size_t bytes) {
   free_[from] = to - from;
 }
 
-/// Of the free range [from, to), [begin, end) was used until now. A huge page goes as a whole, with
-/// the last block in it.
+/// Returns the pages of [begin, end), which lies in the free range [from, to) and was used until
+/// now. A huge page is returned as a whole, when the last block in it is.
 void Pool::release_pages(size_t from, size_t to, size_t begin, size_t end) {
   const size_t first = begin / kHugePage, last = (end - 1) / kHugePage;
   if (huge_[first]) begin = first * kHugePage >= from ? first * kHugePage : (first + 1) * kHugePage;

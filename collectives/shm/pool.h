@@ -1,11 +1,11 @@
-// Memory of one rank that the other ranks of its group read and write where it lies: what
-// ProcessGroup::allocate gives out, for gradient buckets and whatever else travels often. It is one
-// mapping without a name (memfd) as large as the machine's memory, of which pages exist once they
-// are touched; peers map it whole when they first need it. Where the system makes huge pages of a
-// file's small ones when asked to (Linux 6.1), blocks beyond 64 KiB lie in such from the start: an
-// all_reduce of 16 MiB took 330 us instead of 420. A forked child shares it with its parent, so it
-// must not write there, and what it drops stays. Invariant: an offset into the pool means the same
-// bytes to every rank for as long as the pool lives.
+// Memory of one rank that the other ranks of its group read and write in place.
+// ProcessGroup::allocate returns it, for gradient buckets and other tensors that are sent often. It
+// is one mapping without a name (memfd) as large as the machine's memory; its pages exist once they
+// are touched, and peers map it whole when they first need it. Where the system can turn a file's
+// small pages into huge ones (Linux 6.1), blocks beyond 64 KiB have huge pages from the start: an
+// all_reduce of 16 MiB took 330 us instead of 420. A forked child shares the pool with its parent,
+// so it must not write there, and what it frees stays allocated. Invariant: an offset into the pool
+// means the same bytes to every rank for as long as the pool lives.
 #pragma once
 #include <map>
 #include <memory>
@@ -18,18 +18,18 @@
 
 namespace tessera::detail {
 
-/// The owner's side.
+/// The side of the rank that owns the pool.
 class Pool : public RefCounted {
  public:
-  /// Of `bytes`; 0: of the machine's memory. Null where the system does not give the addresses
-  /// (ulimit -v) or the file; `why` says so.
+  /// Makes a pool of `bytes`; 0: of the size of the machine's memory. Null where the system does
+  /// not give the address space (ulimit -v) or the file; `why` then says so.
   static Ref<Pool> make(std::string* why, size_t bytes = 0);
   ~Pool() override;
 
-  /// Memory that returns to the pool when the storage dies, aligned to 64 bytes; null when the pool
-  /// has no room left, and in a fork's child.
+  /// Allocates memory, aligned to 64 bytes, that returns to the pool when the storage is destroyed.
+  /// Null when the pool has no room left, and in a forked child.
   Ref<Storage> allocate(size_t bytes);
-  /// Where [data, data + bytes) lies in the pool; -1 when some of it is elsewhere.
+  /// The offset of [data, data + bytes) in the pool; -1 when part of it is elsewhere.
   int64_t offset_of(const void* data, int64_t bytes) const {
     auto at = static_cast<const std::byte*>(data) - base_;
     return at >= 0 && at + bytes <= int64_t(size_) ? at : -1;
@@ -50,16 +50,16 @@ class Pool : public RefCounted {
   std::byte* const base_;
   const size_t size_;
   std::mutex mutex_;
-  std::map<size_t, size_t> free_;  // ranges by where they begin, none beside another
-  std::vector<bool> huge_;         // of each 2 MiB of the pool: they are one page
-  bool no_huge_ = false;           // the system makes none (before Linux 6.1)
+  std::map<size_t, size_t> free_;  // ranges by their beginning; no two are adjacent
+  std::vector<bool> huge_;         // by 2 MiB of the pool: they are one huge page
+  bool no_huge_ = false;           // the system has no call for it (before Linux 6.1)
 };
 
-/// A peer's side: the pool of process `pid` behind its descriptor `fd`, mapped.
+/// The side of a peer: maps the pool of process `pid` through that process's descriptor `fd`.
 class PoolView {
  public:
   PoolView() = default;
-  /// data() is null when the pool cannot be reached; `why` says so.
+  /// data() is null when the pool cannot be reached; `why` then says so.
   PoolView(int pid, int fd, size_t size, std::string* why);
   PoolView(PoolView&& other) noexcept { *this = std::move(other); }
   PoolView& operator=(PoolView&& other) noexcept;

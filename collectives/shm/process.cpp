@@ -13,7 +13,7 @@
 namespace tessera::detail {
 namespace {
 
-// "" with the reason in `errno` where it cannot be opened.
+// Reads a file; "" where it cannot be opened, with the reason in `errno`.
 std::string read_small_file(const char* path) {
   char text[1024];
   int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -42,7 +42,7 @@ uint64_t process_start(int pid) {
 
 bool process_ended(int pid, uint64_t started) {
   if (kill(pid, 0) != 0 && errno == ESRCH) return true;
-  // There is one of this number, or what is left of it: it, or another.
+  // A process with this number exists, or its remains do: the one meant, or another.
   errno = 0;
   const uint64_t now = process_start(pid);
   const bool looked = now != 0 || errno == 0 || errno == ENOENT || errno == ESRCH;

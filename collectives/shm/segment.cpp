@@ -63,7 +63,7 @@ Segment::Segment(int size, const Options& options) : size_(size), options_(optio
   size_t stages = place(2 * n * options.stage_bytes);
   size_t mail = place(n * n * 2 * options.mail_bytes);
   bytes_ = at;
-  // Offsets for now; map() adds the base.
+  // These are offsets for now; map() adds the base.
   states_ = reinterpret_cast<RankState*>(states);
   mailboxes_ = reinterpret_cast<Mailbox*>(boxes);
   splits_ = reinterpret_cast<int64_t*>(splits);
@@ -106,7 +106,7 @@ std::shared_ptr<Segment> Segment::make_shared(int size, const Options& options) 
   std::shared_ptr<Segment> s(new Segment(size, options));
   rlimit files{};
   getrlimit(RLIMIT_FSIZE, &files);
-  TESSERA_CHECK(files.rlim_cur >= s->bytes_,  // the system would answer with a signal
+  TESSERA_CHECK(files.rlim_cur >= s->bytes_,  // the system would send a signal
                 "shm: cannot make shared memory of {} bytes: files are limited to {} bytes "
                 "(ulimit -f); raise that, or set TESSERA_BACKEND=gloo",
                 s->bytes_, files.rlim_cur);

@@ -1,7 +1,8 @@
-// The memory that the ranks of a shared-memory group have in common: for each rank a state with its
-// counters, its latest calls and a staging area, and for each ordered pair a mailbox for send and
-// recv. It is a mapping without a name (memfd), so nothing is left behind however ranks die; ranks
-// that are threads share one mapping. Invariant: only rank r writes states(r), apart from its bell.
+// The memory that the ranks of a shared-memory group have in common. Each rank has a state with its
+// counters and latest calls, and a staging area; each ordered pair has a mailbox for send and recv.
+// The memory is a mapping without a name (memfd), so nothing is left behind however ranks end;
+// ranks that are threads share one mapping. Invariant: only rank r writes state(r), except for its
+// bell.
 #pragma once
 #include <sched.h>
 
@@ -20,7 +21,7 @@ namespace tessera::detail {
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
-/// A short text that others may read while it changes.
+/// A short text that can be read while it is being changed.
 class SharedText {
  public:
   void write(std::string_view text);
@@ -28,21 +29,21 @@ class SharedText {
 
  private:
   static constexpr size_t kWords = 24;
-  std::atomic<uint64_t> version_{0};  // odd while it changes
+  std::atomic<uint64_t> version_{0};  // odd while the text is being changed
   std::atomic<uint64_t> words_[kWords] = {};
 };
 
-/// What a rank publishes with a call.
+/// What a rank publishes with a call, besides its pieces.
 struct Entry {
   uint64_t fingerprint = 0;
-  int64_t place = 0;      // if `direct`: where the first piece lies that it gives, see places()
-  uint32_t verdict = 0;   // of its PlaceTuner
-  bool direct = false;    // its pieces lie where peers reach them
+  int64_t place = 0;      // if `direct`: the place of the first piece that it gives, see places()
+  uint32_t verdict = 0;   // its PlaceTuner's verdict
+  bool direct = false;    // peers can reach its pieces where they lie
   bool staged = false;    // its pieces are in its staging area
-  bool has_pool = false;  // `pool` below is filled in
-  bool in_place = false;  // what it takes goes where `place` is
+  bool has_pool = false;  // RankState::pool is filled in
+  bool in_place = false;  // its result goes to `place`, too
 };
-/// Where a rank's pool is found.
+/// Where a rank's pool can be opened.
 struct PoolDoor {
   int32_t descriptor = -1;
   uint64_t bytes = 0;
@@ -52,36 +53,36 @@ struct PoolDoor {
 enum class Sleep : uint32_t {
   kNone,
   kDeep,  // until a peer rings
-  kDoze,  // until it looks itself, or a peer rings whose program is held up
+  kDoze,  // until its own program needs it, or a peer whose program is blocked rings
 };
 
 struct alignas(2 * kLineBytes) RankState {
-  // One cache line holds all that peers read of a call without surprises.
+  // One cache line holds all that peers read of a call in the common case.
   std::atomic<uint64_t> posted{0};  // phases that this rank has published
-  Entry entries[2];                 // of the latest calls, by parity of their turn
+  Entry entries[2];                 // of the latest calls, by parity of their number in turn
   static_assert(sizeof(std::atomic<uint64_t>) + 2 * sizeof(Entry) <= kLineBytes);
-  // Read by peers after they have posted, to see whether to ring.
+  // Peers read it after they have posted, to see whether this rank has to be woken.
   alignas(kLineBytes) std::atomic<Sleep> sleep{Sleep::kNone};
-  std::atomic<uint32_t> bell{0};     // rung by peers
-  std::atomic<uint32_t> left{0};     // 1: this rank's group is gone
-  int32_t pid = 0;                   // 0: ranks are threads
-  uint64_t started = 0;              // start time of the process, so that a recycled pid is noticed
-  cpu_set_t cpus;                    // that it may run on
-  PoolDoor pool;                     // of processes that have allocated in it
-  std::atomic<uint32_t> reaches{0};  // 1: this rank has mapped the pools that it was told of last
-  // For reports.
+  std::atomic<uint32_t> bell{0};  // rung by peers
+  std::atomic<uint32_t> left{0};  // 1: this rank's group was destroyed
+  int32_t pid = 0;                // 0: ranks are threads
+  uint64_t started = 0;  // start time of the process, which tells it from a later one with its pid
+  cpu_set_t cpus;        // the CPUs that it may run on
+  PoolDoor pool;         // set for processes that have allocated from it
+  std::atomic<uint32_t> reaches{0};  // 1: this rank could map the pools of the last meet_pools
+  // The rest is read for reports.
   alignas(kLineBytes) std::atomic<uint64_t> entered{0};  // number of the last collective entered
-  std::atomic<uint64_t> finished{0};                     // and finished
+  std::atomic<uint64_t> finished{0};                     // number of the last collective finished
   std::atomic<uint64_t> p2p{0};  // count << 32 | (1 send, 2 recv) << 24 | peer; 0 in low bits: none
   std::atomic<uint64_t> told{0};  // number of the collective whose call site `site` holds
   SharedText site;
   CallRecord records[2];
-  OrderDigest digests[2];  // of what is announced with the calls whose record says so
+  OrderDigest digests[2];  // digests of the lists that calls announce, if their record has an order
 };
 
 struct alignas(kLineBytes) Mailbox {
   std::atomic<uint64_t> sent{0};  // chunks written by the sender
-  CallRecord record;              // of the message under way
+  CallRecord record;              // of the message in progress
   char site[120] = {};
   alignas(kLineBytes) std::atomic<uint64_t> got{0};  // chunks read by the receiver
 };
@@ -104,20 +105,22 @@ struct FailureRecord {
 class Segment {
  public:
   static constexpr size_t kSwapBytes = limit("shm.alone") * kLineBytes;
-  // At most this many bytes a giver's pieces travel with the fingerprint, in the first phase.
+  // The most bytes of a giver's pieces that are sent with the fingerprint, in the first phase.
   static constexpr size_t kInlineBytes = limit("shm.first_phase") * kLineBytes;
   struct Options {
-    // Of each of a rank's two staging areas: kInlineBytes and a cache line per rank at least.
+    // The size of each of a rank's two staging areas: at least kInlineBytes and a cache line per
+    // rank.
     size_t stage_bytes = size_t{512} << 10;
     size_t mail_bytes = size_t{64} << 10;  // of each of a mailbox's two slots
   };
 
-  // All throw UserError when the staging areas of `options` are too small for `size` ranks.
-  /// Memory of ranks that are threads of this process.
+  // These throw UserError when the staging areas of `options` are too small for `size` ranks.
+  /// Makes the memory for ranks that are threads of this process.
   static std::shared_ptr<Segment> make_private(int size, const Options& options);
-  /// Memory for processes; peers join with attach(address()).
+  /// Makes the memory for processes; peers join with attach(address()).
   static std::shared_ptr<Segment> make_shared(int size, const Options& options);
-  /// Throws UserError when the memory cannot be reached (another user or container).
+  /// Joins the memory of a peer. Throws UserError when it cannot be reached (another user or
+  /// container).
   static std::shared_ptr<Segment> attach(const std::string& address, int size,
                                          const Options& options);
   ~Segment();
@@ -125,7 +128,7 @@ class Segment {
   int size() const { return size_; }
   const Options& options() const { return options_; }
   std::string address() const;
-  /// Peers that have attached; the creator may close its descriptor once all have.
+  /// The number of peers that have attached; the creator may close its descriptor once all have.
   std::atomic<uint32_t>& attached() { return header().attached; }
   void close_descriptor();
 
@@ -134,9 +137,9 @@ class Segment {
   std::byte* stage(int r, int parity) {
     return stages_ + size_t(2 * r + parity) * options_.stage_bytes;
   }
-  /// Where rank r stages at most kSwapBytes that only one phase needs. These areas go round: a rank
-  /// writes where it has read before, so its writes hit lines that its cache has, and each line
-  /// crosses once.
+  /// Where rank r stages at most kSwapBytes that only one phase needs. These areas rotate: a rank
+  /// writes where it has read before, so its stores hit lines that are in its cache, and each line
+  /// crosses between caches once.
   std::byte* swap(int r, uint64_t phase) {
     size_t area = (size_t(r) + phase / 2) % size_t(size_);
     return swaps_ + (2 * area + phase % 2) * kSwapBytes;
@@ -145,11 +148,12 @@ class Segment {
   std::byte* mail(int from, int to, int parity) {
     return mail_ + (size_t(from * size_ + to) * 2 + size_t(parity)) * options_.mail_bytes;
   }
-  /// Where the pieces of rank r lie in the call of `turn`, if it is direct: of each piece that it
-  /// gives but the first, and behind `size()` of those of the first that it takes; what is in its
-  /// entry is not here as well. Addresses between threads, else offsets into its pool.
+  /// The places of rank r's pieces in the call of `turn`, if it is direct: of each piece that it
+  /// gives except the first, whose place is in its entry, and at index size() of the first that it
+  /// takes. A place is an address between threads, else an offset into the rank's pool.
   int64_t* places(int r, uint64_t turn) { return places_ + (2 * r + int(turn & 1)) * (size_ + 1); }
-  /// Bytes for, then bytes from every rank, as rank r has announced them for the call of `turn`.
+  /// The bytes that rank r sends to every rank, then those that it expects from every rank, in the
+  /// call of `turn`.
   int64_t* splits(int r, uint64_t turn) { return splits_ + (2 * r + int(turn & 1)) * 2 * size_; }
 
  private:
@@ -175,12 +179,12 @@ class Segment {
   std::byte* mail_ = nullptr;
 };
 
-/// Where ranks that are threads find the segment of a group by its name.
+/// Where ranks that are threads find the segment of a group, by the group's name.
 class Hub {
  public:
   std::shared_ptr<Segment> join(const std::string& group, int size,
                                 const Segment::Options& options);
-  /// Through which the ranks' watchdogs speak.
+  /// The store through which the ranks' watchdogs communicate.
   const std::shared_ptr<Store>& store() const { return store_; }
 
  private:

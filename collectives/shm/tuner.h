@@ -1,8 +1,9 @@
-// What is fastest for a size, found by trying. Cores that share a last-level cache hand lines over
-// in it, at up to 100 GB/s; where they do not (cores of two dies, many virtual machines), a line
-// that is dirty in the other core's cache costs ten times one that is in memory: 2 against 7 GB/s
-// measured between two cores. So the ways to do it, past the caches or not, are tried a few times
-// for each size, and the fastest kept. Invariant: results do not depend on the choice.
+// Finds the fastest way to move data of a size by timing the candidates. Cores that share a
+// last-level cache pass cache lines to each other at up to 100 GB/s. Where they do not (cores of
+// two dies, many virtual machines), reading a line that is dirty in another core's cache costs ten
+// times reading it from memory: 2 against 7 GB/s were measured between two cores. So the ways, with
+// streaming stores or without, are timed a few times for each size, and the fastest is kept.
+// Invariant: results do not depend on the choice.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -13,19 +14,21 @@
 
 namespace tessera::detail {
 
-/// Which of `ways` trial number `call` takes. Calls of a step that share trials (buckets, windows)
-/// take turns and differ in size. So that none meets one way alone, each round of trials begins
-/// where the Thue-Morse sequence says, which has no period.
+/// Which of `ways` trial number `call` uses. The calls of a step that share trials (buckets,
+/// windows) come in a fixed order and differ in size. So that no size is always tried with the same
+/// way, each round of trials begins with the way given by the Thue-Morse sequence, which has no
+/// period.
 inline int tried(int call, int ways) {
   return (call + std::popcount(unsigned(call / ways))) % ways;
 }
 
-/// How a window goes into a staging area; each rank decides for itself.
+/// Chooses how a window is written to a staging area; each rank decides for itself.
 class StageTuner {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// The way to stage `bytes` this time. All ranks make the same sequence of trials.
+  /// Whether to stage `bytes` with streaming stores this time. All ranks make the same sequence of
+  /// trials.
   bool past_caches(int64_t bytes) {
     current_ = class_of(bytes);
     if (!current_) return false;
@@ -33,7 +36,7 @@ class StageTuner {
     start_ = Clock::now();
     return tried(current_->calls, 2) == 1;
   }
-  /// The window asked for last has been read.
+  /// Says that the window asked about last has been read.
   void done() {
     Class* c = std::exchange(current_, nullptr);
     if (!c || c->calls >= 2 * kTrials) return;
@@ -43,7 +46,8 @@ class StageTuner {
   }
 
  private:
-  static constexpr int kTrials = 8, kFirst = 11, kLast = 20;  // sizes of 1 KiB to 512 KiB, a window
+  // There are classes of window sizes from 1 KiB to 512 KiB.
+  static constexpr int kTrials = 8, kFirst = 11, kLast = 20;
   struct Class {
     int calls = 0;
     double best_us[2] = {1e300, 1e300};
@@ -57,18 +61,18 @@ class StageTuner {
   Clock::time_point start_;
 };
 
-/// How an all_reduce is done whose tensors all ranks can reach.
+/// How an all_reduce is done when all ranks can reach its tensors.
 enum class Way : uint8_t {
   kInPlace,   // each rank reduces a slice and writes it to all
-  kStreamed,  // the same, past the caches
-  kStaged,    // as if they could not
+  kStreamed,  // the same with streaming stores
+  kStaged,    // as if the tensors could not be reached
 };
 
-/// The way of an all_reduce. Ranks must agree, so rank 0's times count: it publishes its verdict
-/// with each call, and everybody goes by the one that came with the call before.
+/// Chooses the way of an all_reduce. Ranks must agree, so rank 0's times decide: it publishes its
+/// verdict with each call, and all ranks follow the one that came with the call before.
 class PlaceTuner {
  public:
-  /// The way for an all_reduce of `bytes`; equal on all ranks.
+  /// The way for an all_reduce of `bytes`. All ranks get the same.
   Way way(int64_t bytes) const {
     if (bytes < kFirstBytes) return Way::kInPlace;
     size_t k = class_of(bytes);
@@ -79,7 +83,7 @@ class PlaceTuner {
     int trials = bytes < kLargeBytes ? kTrials : kTrialsOfLarge;
     return bytes >= kFirstBytes && classes_[class_of(bytes)].calls < trials * ways(bytes);
   }
-  /// A trial has taken `us` on this rank.
+  /// Records that a trial took `us` on this rank.
   void took(int64_t bytes, double us) {
     size_t k = class_of(bytes);
     Class& c = classes_[k];
@@ -93,11 +97,12 @@ class PlaceTuner {
   void adopt(uint32_t verdict) { adopted_ = verdict; }
 
  private:
-  // Below the first, tensors in place always were fastest; from the second on, what is staged goes
-  // through memory twice. Both begin a class. Large calls are few, so they try less.
+  // Below kFirstBytes, in place was always fastest. From kNeverStagedBytes on, staging would go
+  // through memory twice. Both are the least size of a class. Large calls are rare, so they are
+  // tried less often.
   static constexpr int64_t kFirstBytes = 32 << 10, kNeverStagedBytes = 1 << 20,
                            kLargeBytes = 4 << 20;
-  static constexpr int kTrials = 8, kTrialsOfLarge = 3;  // of each way
+  static constexpr int kTrials = 8, kTrialsOfLarge = 3;  // trials of each way
   static constexpr size_t kBits = 2, kClasses = 32 / kBits;
   static constexpr uint32_t kMask = (1u << kBits) - 1;
   struct Class {

@@ -1,9 +1,9 @@
-// Waiting for peers. A wait polls for a moment, then sleeps on the rank's bell, which peers ring;
-// or dozes until its own program submits another call or is held up, or a peer is. Every 20 ms, or
-// 100 dozing, it looks whether the absent ranks still live and whether the group has been killed;
-// once it has lasted 100 ms it is reported to the rank's watchdog, which keeps the deadline.
-// Invariant: whoever finds the group dead first writes the failure, and every rank throws that
-// text.
+// Waiting for peers. A wait polls for a moment, then sleeps until a peer rings the rank's bell; or
+// it dozes until its own program submits another call or is blocked, or a peer's program is. Every
+// 20 ms, or 100 ms when it dozes, it checks whether the absent ranks still live and whether the
+// group has been killed. Once it has lasted 100 ms it is reported to the rank's watchdog, which
+// keeps the deadline. Invariant: the first rank that finds the group dead writes the failure, and
+// every rank throws that text.
 #include <fmt/format.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -21,17 +21,19 @@
 namespace tessera::detail {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(20);       // between two looks at absent ranks
-constexpr auto kTellTime = std::chrono::milliseconds(500);  // for call sites after a mismatch
-constexpr int kFewPolls = 16;                               // before peers that sleep are rung
-// To wake a rank costs its peer 10 to 20 us, and 20 to 70 pass until it runs (futex, measured in a
-// virtual machine). So who has the core to itself, because its thread is held up, polls longer; a
-// communication thread whose rank computes meanwhile leaves it the core, unless peers are at work
-// on the same call, which does not take long.
+constexpr auto kLook = std::chrono::milliseconds(20);  // between two checks of absent ranks
+// How long peers may take to write their call sites after a mismatch.
+constexpr auto kTellTime = std::chrono::milliseconds(500);
+constexpr int kFewPolls = 16;  // before sleeping peers are woken
+// Waking a rank costs its peer 10 to 20 us, and 20 to 70 us pass until it runs (futex, measured in
+// a virtual machine). So a blocked thread, which has the core to itself, polls longer. A
+// communication thread whose rank computes meanwhile leaves the core to it, unless peers are at
+// work on the same call, which does not take long.
 constexpr int kPollsBesideWork = 40, kPollsAtWork = 1000;
-// And how long beyond that: as far as ranks are apart at the end of a step. Where other programs
-// share the cores, a thread that has computed until now would be the one set aside when its peers
-// come, so it soon sleeps; a communication thread has slept before.
+// How long a blocked thread polls beyond that: about as long as ranks are apart at the end of a
+// step. Where other programs share the cores, a thread that has computed until now would be
+// preempted just when its peers arrive, so it goes to sleep soon; a communication thread has slept
+// before.
 constexpr auto kAwake = std::chrono::microseconds(100), kAwakeAsync = 10 * kAwake;
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds timeout) {
@@ -55,7 +57,8 @@ void ShmEngine::ring_all() {
   for (int r = 0; r < size_; ++r) ring(r);
 }
 
-/// Rings who sleeps and has not seen what was posted; who dozes too, once this call has urged.
+/// Wakes the peers that sleep and have not seen what was posted, and those that doze if this call
+/// urges.
 void ShmEngine::wake_peers() {
   store_before_load();
   for (int r = 0; r < size_; ++r) {
@@ -66,13 +69,13 @@ void ShmEngine::wake_peers() {
 
 bool ShmEngine::park(FunctionRef<bool()> ready, const Call* call) {
   const bool dozes = call && may_doze(*call);
-  // The order of these two stores and loads against a peer's "post, then look whether somebody
-  // sleeps" (wake_peers) is what makes a lost wake-up impossible; all are sequentially consistent.
+  // A wake-up cannot be lost, because of the order of these two stores and loads against the peer's
+  // post and its check for sleepers (wake_peers); all of them are sequentially consistent.
   awaited_.store(phase_, std::memory_order_relaxed);
   me_.sleep.store(dozes ? Sleep::kDoze : Sleep::kDeep, std::memory_order_seq_cst);
   uint32_t bell = me_.bell.load(std::memory_order_seq_cst);
   bool now = ready();
-  // A thread that begins to be held up counts itself, then rings.
+  // A thread that becomes blocked counts itself before it rings.
   const bool held_up = dozes && !may_doze(*call);
   if (!now && !held_up && segment_->failure().state.load(std::memory_order_seq_cst) != 2) {
     futex_wait(me_.bell, bell, dozes ? options_.doze : kLook);
@@ -94,9 +97,9 @@ void ShmEngine::call_queued() {
     ring(rank_);
 }
 
-/// Whether a communication thread leaves it to its own program when it looks again. Where it has no
-/// CPU beside its program's, to be woken at once gains nothing, and costs both ranks more than to
-/// reduce a bucket: 40 to 120 us of interrupts (in a virtual machine).
+/// Whether a communication thread sleeps until its own program needs the call. If it has no CPU
+/// beside its program's, being woken at once gains nothing, and costs both ranks more than reducing
+/// a bucket: 40 to 120 us of interrupts (in a virtual machine).
 bool ShmEngine::may_doze(const Call& call) const {
   return leaves_to_waiters(call) && !call.waited_for() && !trial_;
 }
@@ -106,9 +109,9 @@ bool ShmEngine::leaves_to_waiters(const Call& call) const {
   return (cpus == 0 || cpus == 1) && call.timeout >= 10 * options_.doze;
 }
 
-/// How many CPUs the ranks may use together, for each of them: 1 for two that are bound to a core
-/// each; 0 for three that share two cores, bound or not, and would poll at each other's cost. -1
-/// until all have attached.
+/// The number of CPUs that the ranks may use together, divided by the number of ranks: 1 for two
+/// ranks that are bound to a core each; 0 for three ranks that share two cores, bound or not, and
+/// would take the cores from each other by polling. -1 until all have attached.
 int ShmEngine::cpus_a_rank() const {
   int known = cpus_a_rank_.load(std::memory_order_relaxed);
   if (known >= 0) return known;
@@ -133,8 +136,8 @@ int ShmEngine::polls(const Call& call, Peers peers) const {
   return call.waited_for() ? spins() : std::min(spins(), kPollsBesideWork);
 }
 
-/// Where a thread is held up: looks again and again until `*until`, which is set by the first of
-/// a wait's calls that finds it so. True when ready.
+/// On a blocked thread, polls until `*until`, which is set by the first call for a wait that finds
+/// its thread blocked. Returns true when ready.
 bool ShmEngine::stay_awake(const Call& call, FunctionRef<bool()> ready, Clock::time_point* until) {
   if (!has_room() || !call.waited_for()) return false;
   auto now = Clock::now();
@@ -150,8 +153,9 @@ bool ShmEngine::stay_awake(const Call& call, FunctionRef<bool()> ready, Clock::t
 
 void ShmEngine::wait_slow(Call& call, Peers peers) {
   auto ready = [&] { return all_posted(phase_); };
-  // A peer that sleeps is woken after a few polls: looking for one holds this rank up until all see
-  // its store, and where nobody sleeps they come meanwhile. Who falls asleep later has seen it.
+  // Sleeping peers are woken only after a few polls: the check for them stalls this rank until its
+  // store is visible to all, and if no peer sleeps they arrive meanwhile. A peer that falls asleep
+  // later has seen what was posted.
   const int spins = polls(call, peers), few = std::min(spins, kFewPolls);
   for (int i = 0; i < spins; ++i) {
     if (ready()) return i < few ? wake_peers() : void();
@@ -165,8 +169,8 @@ void ShmEngine::wait_slow(Call& call, Peers peers) {
   std::optional<Watchdog::Scope> watched;
   for (;;) {
     if (stay_awake(call, ready, &until)) return;
-    // A peer that dozes mostly comes by itself meanwhile: who is held up is ahead of it by no more
-    // than a moment, and to be interrupted would put it back further.
+    // A dozing peer mostly arrives by itself meanwhile: a blocked rank is only a moment ahead of
+    // it, and interrupting the peer would set it back further. So dozing peers are woken only now.
     if (!urges_ && !may_doze(call)) urges_ = true, wake_peers();
     tell_site(call);
     if (park(ready, &call)) return;
@@ -181,7 +185,7 @@ void ShmEngine::wait_slow(Call& call, Peers peers) {
   }
 }
 
-/// Leaves the call site where peers can read it.
+/// Writes the call site to where peers can read it.
 void ShmEngine::tell_site(const Call& call) {
   if (call.plan.is_p2p() || me_.told.load(std::memory_order_relaxed) == call.seq()) return;
   me_.site.write(describe(call.site));
@@ -243,7 +247,7 @@ bool ShmEngine::is_gone(int r, Watchdog::Fate* fate) const {
   return true;
 }
 
-/// Ranks of the group that have not posted this phase.
+/// The ranks of the group that have not posted this phase.
 std::vector<int> ShmEngine::absent_ranks(uint64_t phase) const {
   std::vector<int> absent;
   for (int r = 0; r < size_; ++r)
@@ -257,7 +261,7 @@ void ShmEngine::check_deaths(const Call& call) {
   for (int r : absent_ranks(phase_)) {
     Watchdog::Fate fate;
     if (!is_gone(r, &fate)) continue;
-    // It may have done its part before it went.
+    // The rank may have done its part before it ended.
     if (segment_->state(r).posted.load(std::memory_order_seq_cst) >= phase_) continue;
     text += fmt::format(" {} is gone, {}; {};", tell_rank(r), fate.how, tell_progress(r));
     gone.push_back(members_.number(r));

@@ -17,7 +17,7 @@ int get_rank(const char* name, const char* size_name, int fallback, int size) {
   return value;
 }
 
-/// Where a launcher puts what it tells.
+/// The names of the variables that a launcher sets.
 struct Names {
   const char *rank, *size, *local_rank, *local_size;
 };
@@ -25,7 +25,7 @@ constexpr Names kOurs{"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
 constexpr Names kOpenMpi{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                          "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"};
 
-/// Under two launchers every process would be in two jobs.
+/// Throws if two launchers started this process: every process would be in two jobs.
 void check_one_launcher() {
   for (auto [ours, theirs] : {std::pair{kOurs.size, kOpenMpi.size}, {kOurs.rank, kOpenMpi.rank}}) {
     std::string a = env::get(ours), b = env::get(theirs);
@@ -36,7 +36,8 @@ void check_one_launcher() {
   }
 }
 
-/// srun, or an mpirun whose variables are not read: each process would be a job of its own.
+/// Throws under srun, or an mpirun whose variables are not read: each process would be a job of its
+/// own.
 void check_alone() {
   for (const char* size : {"SLURM_STEP_NUM_TASKS", "PMI_SIZE"})
     TESSERA_CHECK(

@@ -1,8 +1,9 @@
-// What a launcher tells a worker, read back from the environment. Launchers are looked for in this
+// Reads what a launcher tells a worker from the environment. Launchers are looked for in this
 // order: tlaunch and torchrun (RANK, WORLD_SIZE, ...), then Open MPI's mpirun
-// (OMPI_COMM_WORLD_RANK, ...). Invariant: a value that does not fit, two launchers that say
-// different things, or several tasks of srun or of another mpirun (SLURM_STEP_NUM_TASKS, PMI_SIZE)
-// is one line of error naming variables and values; without any of them a process is a job of one.
+// (OMPI_COMM_WORLD_RANK, ...). Invariant: a value that does not fit, two launchers that contradict
+// each other, or several tasks of srun or of another mpirun (SLURM_STEP_NUM_TASKS, PMI_SIZE) give
+// one line of error with the variables and their values. Without any of them a process is a job of
+// one rank.
 #pragma once
 #include <memory>
 #include <string>
@@ -18,9 +19,9 @@ struct JobEnvironment {
   int local_world_size = 1;
   int group_rank = 0;  // number of the node
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;    // 0: no store is served
+  int master_port = 0;    // 0: the launcher serves no store
   std::string run_id;     // unique per job; part of every shared name
-  std::string key;        // secret that the store asks for
+  std::string key;        // the secret that the store requires
   int restart_count = 0;  // 0 in the first attempt
   bool mpirun = false;    // started by mpirun: ranks find each other by MPI
 };
@@ -30,14 +31,14 @@ struct JobEnvironment {
 /// OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK and _LOCAL_SIZE. Throws UserError.
 JobEnvironment job_environment();
 
-/// The job's store, seen through a prefix of this attempt, so that a process left over from an
-/// earlier attempt disturbs nobody: a MemoryStore when no launcher serves one and world_size is 1,
-/// otherwise a TcpStore. Looks whether as many files can be opened as ranks take together. Waits at
-/// most `timeout` for the server. Throws UserError, CommError.
+/// Connects to the job's store, seen through a prefix of this attempt, so that a process left over
+/// from an earlier attempt does no harm. It is a MemoryStore when no launcher serves one and
+/// world_size is 1, otherwise a TcpStore. Checks whether as many files can be opened as the ranks
+/// need together. Waits at most `timeout` for the server. Throws UserError and CommError.
 std::shared_ptr<Store> connect_store(const JobEnvironment& job,
                                      Millis timeout = std::chrono::seconds(600));
 
-/// The prefix of attempt `restart_count`; the launcher announces through the same one.
+/// The prefix of attempt `restart_count`; the launcher's announcements have the same one.
 std::string attempt_prefix(int restart_count);
 
 }  // namespace tessera

@@ -1,7 +1,8 @@
-// A store in a directory that all ranks can write, for tests and jobs without a launcher. One file
-// per key, named by the key with other bytes than letters, digits, '.', '_' and '-' as %XX.
-// Invariant: a value appears whole, by rename; changes hold the lock file. Waiting polls, at most
-// 20 ms apart. A directory serves one job: leftovers of an earlier one would be taken for news.
+// A store in a directory that all ranks can write to, for tests and for jobs without a launcher.
+// Each key is a file of that name; bytes other than letters, digits, '.', '_' and '-' are written
+// as %XX. Invariant: a value appears as a whole, by rename; changes hold the lock file. Waiting
+// polls, at most 20 ms apart. A directory serves one job only: what an earlier job left would be
+// taken as current.
 #pragma once
 #include <filesystem>
 #include <functional>
@@ -40,7 +41,7 @@ class FileStore : public Store {
 
   std::filesystem::path directory_;
   int lock_fd_ = -1;
-  std::mutex mutex_;  // flock does not tell threads of one process apart
+  std::mutex mutex_;  // flock does not exclude threads of the same process
 };
 
 }  // namespace tessera

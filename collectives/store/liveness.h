@@ -1,13 +1,13 @@
-// How the launcher tells ranks that one of them has gone. Contract: keys, seen through the store of
-// connect_store(),
+// How the launcher tells ranks that one of them has ended. The contract is a set of keys, seen
+// through the store of connect_store():
 //   tessera/dead/<rank>  how a failed rank ended: "exit status 3", "signal 9 (Killed)";
 //   tessera/failed       number of the first rank that failed (set once, after its dead key), so
-//                        one blocking wait learns of a failure without polling;
-//   tessera/cause        "1,2": the ranks that the first aborted group's failure comes down to. Set
-//                        once, by a rank that has aborted it, while that one runs: those that fail
-//                        because of it may end sooner;
-//   tessera/left/<rank>  "exit status 0": the rank finished. No failure, but it will not take part
-//                        in anything any more; what it had sent may still be under way.
+//                        that one blocking wait learns of a failure without polling;
+//   tessera/cause        "1,2": the ranks that caused the failure of the first aborted group. Set
+//                        once, by a rank that aborted it, while that rank still runs: ranks that
+//                        fail because of it may end sooner;
+//   tessera/left/<rank>  "exit status 0": the rank finished. This is no failure, but it will take
+//                        part in nothing any more; what it sent may still arrive.
 // Invariant: a key is set before survivors are sent any signal.
 #pragma once
 #include <span>
@@ -30,19 +30,20 @@ struct DeadRank {
   std::string how;
 };
 
-/// Announces that `rank` ended; `how` as above.
+/// Announces that `rank` ended; `how` is as above.
 void announce_death(Store& store, int rank, const std::string& how);
 void announce_departure(Store& store, int rank);
-/// By a rank: whom the failure of a group comes down to.
+/// Called by a rank: announces the ranks that caused the failure of a group.
 void announce_cause(Store& store, std::span<const int> ranks);
-/// The ranks that were announced as the cause; empty: none.
+/// Returns the ranks that were announced as the cause; empty: none.
 std::vector<int> cause_of_failure(Store& store);
 
-/// The failed ranks, the first to fail first; empty while all is well. Does not wait; costs one
-/// round trip while nobody has failed.
+/// Returns the failed ranks in the order of failure, empty if there are none. Does not wait; costs
+/// one round trip if no rank has failed.
 std::vector<DeadRank> dead_ranks(Store& store, int world_size);
 
-/// The ranks that have finished, by number. Does not wait; one round trip while there is none.
+/// Returns the ranks that have finished, by number. Does not wait; costs one round trip if there
+/// are none.
 std::vector<DeadRank> left_ranks(Store& store, int world_size);
 
 }  // namespace tessera

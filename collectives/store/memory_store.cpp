@@ -26,7 +26,7 @@ std::vector<std::string> MemoryStore::await(const char* call, std::span<const st
     lock.unlock();
     if (auto absent = table_->cancel(waiter))
       throw StoreTimeout(call, std::move(*absent), keys.size(), timeout);
-    lock.lock();  // the last key came just now: its callback is running
+    lock.lock();  // the last key has just been set: its callback is running
     answer->changed.wait(lock, [&] { return answer->done; });
   }
   return std::move(answer->values);

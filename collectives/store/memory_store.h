@@ -1,5 +1,5 @@
 // A store inside one process, for ranks that are threads and for jobs of one rank. A TcpStoreServer
-// hands out one that works on the table it serves.
+// offers one that works on the table it serves.
 #pragma once
 #include "collectives/store/store.h"
 #include "collectives/store/table.h"

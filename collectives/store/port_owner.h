@@ -1,4 +1,4 @@
-// Who holds a TCP port on this machine, for the error of a port in use.
+// Finds the process that has a TCP port of this machine, for the error about a port in use.
 #pragma once
 #include <string>
 

@@ -11,8 +11,8 @@
 namespace tessera::detail {
 namespace {
 
-// First 32 bits of the fractional parts of the cube roots of the first 64 primes (FIPS
-// 180-4, 4.2.2).
+// The first 32 bits of the fractional parts of the cube roots of the first 64 primes (FIPS 180-4,
+// 4.2.2).
 constexpr uint32_t kRound[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
     0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
@@ -55,7 +55,8 @@ Digest sha256(std::string_view bytes) {
   const auto* data = reinterpret_cast<const uint8_t*>(bytes.data());
   size_t whole = bytes.size() / 64 * 64;
   for (size_t i = 0; i < whole; i += 64) compress(state, data + i);
-  // The rest, a 1 bit, zeros, and the length in bits: one block or two.
+  // The rest of the message is followed by a 1 bit, zeros, and the length in bits: one block or
+  // two.
   uint8_t last[128] = {};
   size_t rest = bytes.size() - whole;
   if (rest) std::memcpy(last, data + whole, rest);

@@ -1,6 +1,6 @@
-// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), the two functions behind the store's handshake. Our own
-// because a cryptography library would be loaded into every rank at start for these alone; tests
-// hold it to the vectors of FIPS 180-4 and RFC 4231.
+// SHA-256 (FIPS 180-4) and HMAC (RFC 2104), which the store's handshake uses. They are implemented
+// here because a cryptography library would be loaded into every rank for these two functions
+// alone; tests check them against the vectors of FIPS 180-4 and RFC 4231.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -13,9 +13,9 @@ using Digest = std::array<uint8_t, 32>;
 
 Digest sha256(std::string_view bytes);
 Digest hmac_sha256(std::string_view key, std::string_view message);
-/// Compares in a time that does not depend on where the digests differ.
+/// Compares two digests in a time that does not depend on where they differ.
 bool equal_digests(const Digest& a, const Digest& b);
-/// `n` bytes from the kernel's generator.
+/// Returns `n` bytes from the kernel's random generator.
 std::string random_bytes(size_t n);
 std::string to_hex(std::string_view bytes);
 

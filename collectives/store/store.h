@@ -1,6 +1,7 @@
-// The store: a small map of byte strings that all ranks of a job can reach, used to find each other
-// and to tell each other who died; never for tensor data. Invariant: every call that may block has
-// a deadline on the monotonic clock, and the error of a missed one names the keys that were absent.
+// The store: a small map of byte strings that all ranks of a job can reach. Ranks use it to find
+// each other and to announce deaths, never for tensor data. Invariant: every call that may block
+// has a deadline on the monotonic clock, and the error of a missed one names the keys that were
+// absent.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -19,13 +20,13 @@ using Millis = std::chrono::milliseconds;
 inline constexpr size_t kMaxStoreKeyBytes = 1024;
 inline constexpr size_t kMaxStoreValueBytes = (size_t{1} << 20) - 8192;
 
-/// A blocking call of a store missed its deadline; keys() are those that nobody had set.
+/// The error of a blocking call that missed its deadline; keys() are those that were not set.
 class StoreTimeout : public CommError {
  public:
   StoreTimeout(const std::string& call, std::vector<std::string> absent, size_t asked,
                Millis timeout);
   const std::vector<std::string>& keys() const { return keys_; }
-  /// The same error for a caller whose keys lack the first `prefix_bytes` of these.
+  /// Returns the same error for a caller whose keys lack the first `prefix_bytes` of these.
   StoreTimeout without_prefix(size_t prefix_bytes) const;
 
  private:
@@ -36,16 +37,16 @@ class StoreTimeout : public CommError {
 };
 
 /// All calls are atomic and may come from any thread. Keys have 1 to kMaxStoreKeyBytes bytes,
-/// values at most kMaxStoreValueBytes. Calls throw UserError for a bad argument, StoreTimeout for a
-/// missed deadline and CommError when the store cannot be reached any more.
+/// values at most kMaxStoreValueBytes. Calls throw UserError for an invalid argument, StoreTimeout
+/// for a missed deadline and CommError when the store cannot be reached any more.
 class Store {
  public:
   virtual ~Store() = default;
 
   virtual void multi_set(std::span<const std::string> keys,
                          std::span<const std::string> values) = 0;
-  /// Waits until all keys are set and returns their values, all read at one moment (a TcpStore may
-  /// need several moments when the values exceed one frame of 1 MiB).
+  /// Waits until all keys are set and returns their values, all read at the same moment (a TcpStore
+  /// may need several when the values exceed one frame of 1 MiB).
   virtual std::vector<std::string> multi_get(std::span<const std::string> keys, Millis timeout) = 0;
   /// Waits until all keys are set.
   virtual void wait(std::span<const std::string> keys, Millis timeout) = 0;
@@ -59,31 +60,32 @@ class Store {
                                   std::string_view desired) = 0;
   /// True when all keys are set; does not wait.
   virtual bool check(std::span<const std::string> keys) = 0;
-  /// True when the key was there.
+  /// Returns true when the key existed.
   virtual bool delete_key(const std::string& key) = 0;
-  /// Number of keys that begin with `prefix`; a cheap way to poll for news.
+  /// The number of keys that begin with `prefix`; a cheap way to poll for changes.
   virtual int64_t num_keys(const std::string& prefix = "") = 0;
 
   void set(const std::string& key, std::string_view value);
   std::string get(const std::string& key, Millis timeout);
 };
 
-/// While it lives, calls of the calling thread give up a store that does not answer after `limit`
-/// (beyond what they wait for keys), instead of after some seconds.
+/// While this object lives, calls of its thread give up when the store does not answer for `limit`
+/// (beyond the time they wait for keys) instead of for some seconds.
 class StorePatience {
  public:
   explicit StorePatience(Millis limit);
   ~StorePatience();
   StorePatience(const StorePatience&) = delete;
   StorePatience& operator=(const StorePatience&) = delete;
-  /// The calling thread's; `otherwise` where there is none, or it is longer.
+  /// The calling thread's limit; `otherwise` where it has none, or a longer one.
   static Millis of_thread(Millis otherwise);
 
  private:
   const Millis before_;
 };
 
-/// The part of another store whose keys begin with `prefix`; its users do not see the prefix.
+/// The part of another store whose keys begin with `prefix`; users of this store do not see the
+/// prefix.
 class PrefixStore : public Store {
  public:
   PrefixStore(std::string prefix, std::shared_ptr<Store> store);
@@ -110,11 +112,12 @@ namespace detail {
 /// Throws UserError unless the key and the value fit the store's limits.
 void check_key(const std::string& key);
 void check_value(const std::string& key, size_t value_bytes);
-/// Number held by the counter `key`; throws UserError when its text is no number.
+/// The number that the counter `key` holds; throws UserError when its text is not a number.
 int64_t counter_value(const std::string& key, const std::string& text);
 /// a + b; throws UserError when the sum does not fit.
 int64_t counter_sum(const std::string& key, int64_t a, int64_t b);
-/// `timeout` from now on the monotonic clock; negative counts as 0, more than 30 days as 30 days.
+/// The time `timeout` from now on the monotonic clock; a negative one counts as 0, more than 30
+/// days as 30 days.
 std::chrono::steady_clock::time_point deadline_after(Millis timeout);
 }  // namespace detail
 

@@ -36,7 +36,7 @@ void Table::advance(uint64_t id, std::vector<Ready>& ready) {
   auto found = waiters_.find(id);
   if (found == waiters_.end()) return;
   Waiter& w = found->second;
-  if (w.removals != removals_) w.next = 0;  // a key seen before may be gone again
+  if (w.removals != removals_) w.next = 0;  // a key seen before may have been removed
   w.removals = removals_;
   while (w.next < w.keys.size() && values_.count(w.keys[w.next])) ++w.next;
   if (w.next < w.keys.size()) {
@@ -55,7 +55,7 @@ void Table::advance(uint64_t id, std::vector<Ready>& ready) {
 void Table::set(std::span<const std::string> keys, std::span<const std::string> values) {
   TESSERA_CHECK(keys.size() == values.size(), "store set: {} keys but {} values", keys.size(),
                 values.size());
-  for (size_t i = 0; i < keys.size(); ++i) {  // all or nothing, but for a store that is full
+  for (size_t i = 0; i < keys.size(); ++i) {  // all or nothing, unless the store becomes full
     check_key(keys[i]);
     check_value(keys[i], values[i].size());
   }

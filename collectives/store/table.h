@@ -1,6 +1,6 @@
-// The map behind MemoryStore and the TCP server. Idea: a waiter sits on the first of its keys that
-// is absent, and moves on when that key is set, so n ranks waiting for n keys cost one list
-// insertion each and nobody polls. Invariant: a waiter's callback is called exactly once, or never
+// The map behind MemoryStore and the TCP server. A waiter is listed at the first of its keys that
+// is absent and moves on when that key is set, so n ranks that wait for n keys cost one list
+// insertion each, without polling. Invariant: a waiter's callback is called exactly once, or never
 // if cancel() returned its absent keys; it is called without the table's lock.
 #pragma once
 #include <cstdint>
@@ -18,7 +18,7 @@ namespace tessera::detail {
 
 class Table {
  public:
-  /// Receives the values of a waiter's keys, or nothing if it did not ask for them.
+  /// Receives the values of a waiter's keys, or nothing if it did not ask for values.
   using Done = std::function<void(std::vector<std::string> values)>;
 
   /// Keys and values together may take at most `max_bytes`; a call that needs more throws
@@ -47,8 +47,8 @@ class Table {
     std::vector<std::string> keys;
     bool want_values;
     Done done;
-    size_t next = 0;        // keys before this one were set when looked at
-    uint64_t removals = 0;  // removals_ at that time
+    size_t next = 0;        // index of its first key that may be absent
+    uint64_t removals = 0;  // removals_ when the keys before that were seen
   };
   struct Ready {
     Done done;
@@ -62,7 +62,8 @@ class Table {
 
   mutable std::mutex mutex_;
   std::map<std::string, std::string> values_;  // ordered: count() walks one prefix
-  std::unordered_map<std::string, std::vector<uint64_t>> sitting_;  // absent key -> waiters
+  // Absent key -> waiters listed there.
+  std::unordered_map<std::string, std::vector<uint64_t>> sitting_;
   std::unordered_map<uint64_t, Waiter> waiters_;
   uint64_t next_waiter_ = 1;
   uint64_t removals_ = 0;

@@ -33,7 +33,7 @@ constexpr size_t kMaxUnproven = 256;
 
 class Session;
 
-/// What all sessions share; lives on the server's thread.
+/// The state that all sessions share; only the server's thread uses it.
 struct Shared {
   asio::io_context io{1};
   std::string key;
@@ -43,7 +43,7 @@ struct Shared {
   std::atomic<int> num_sessions{0};
 };
 
-// One connection. It reads a request, answers it, and only then reads the next, so it never holds
+// One connection. It reads a request and answers it before it reads the next, so it never holds
 // more than one of each. All handlers run on the server's thread.
 class Session : public std::enable_shared_from_this<Session> {
  public:
@@ -188,7 +188,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void await(std::vector<std::string> keys, bool want_values, Millis timeout) {
     uint64_t turn = ++turn_;
     auto deadline = detail::deadline_after(timeout);
-    // The callback may come from any thread that sets a key: it only posts.
+    // The callback may run on any thread that sets a key, so it only posts.
     auto done = [weak = weak_from_this(), turn, io = &shared_.io](std::vector<std::string> values) {
       asio::post(*io, [weak, turn, values = std::move(values)] {
         auto s = weak.lock();
@@ -200,7 +200,8 @@ class Session : public std::enable_shared_from_this<Session> {
     timer_.async_wait([s = shared_from_this(), turn](error_code e) {
       if (!e && !s->closed_ && s->turn_ == turn) s->on_deadline();
     });
-    // Bytes or an end of stream before the answer: the client has given up or broken the protocol.
+    // If bytes or an end of stream come before the answer, the client has given up or broken the
+    // protocol.
     socket_.async_wait(tcp::socket::wait_read, [s = shared_from_this(), turn](error_code) {
       if (s->turn_ == turn) s->close();
     });
@@ -214,7 +215,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   void on_deadline() {
     auto absent = shared_.table->cancel(waiter_);
-    if (!absent) return;  // the values are on their way
+    if (!absent) return;  // the values are being sent
     waiter_ = 0;
     reply(wire::Writer(wire::Status::kTimeout).list(*absent));
   }
@@ -298,7 +299,8 @@ void TcpStoreServer::Impl::accept() {
     }
     bool no_descriptors = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
     if (!no_descriptors) return accept();
-    // Make room at the cost of a stranger, and do not spin on a connection we cannot take.
+    // Close the connection of a stranger to make room, and do not spin on a connection that cannot
+    // be accepted.
     if (!shared.unproven.empty())
       if (auto oldest = shared.unproven.front().lock()) oldest->close();
     pause.expires_after(Millis(20));

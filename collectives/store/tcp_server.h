@@ -1,7 +1,8 @@
-// The store's server: one thread, one table, any number of connections. Invariants: it listens on
-// the chosen address only; a peer that has not proved the job's key within 5 s is closed and never
-// reaches the request parser; each connection holds at most one request and one answer of 1 MiB; at
-// most 256 peers may be unproven at a time (the oldest is closed), so strangers cannot use it up.
+// The store's server: one thread, one table, any number of connections. Invariants: it listens only
+// on the chosen address; a peer that has not proved that it knows the job's key within 5 s is
+// closed and never reaches the request parser; each connection holds at most one request and one
+// answer of 1 MiB; at most 256 peers may be unproven at a time (the oldest is closed), so strangers
+// cannot exhaust it.
 #pragma once
 #include <memory>
 #include <string>
@@ -12,18 +13,18 @@ namespace tessera {
 
 class TcpStoreServer {
  public:
-  /// Listens on host:port, port 0 for any free one. `key` is the job's secret, not empty. Throws
-  /// UserError, for a port in use naming the process that has it.
+  /// Listens on host:port; port 0 is any free one. `key` is the job's secret and not empty. Throws
+  /// UserError, which for a port in use names the process that has it.
   TcpStoreServer(const std::string& host, int port, const std::string& key);
-  /// Closes all connections; clients get CommError.
+  /// Closes all connections; clients then throw CommError.
   ~TcpStoreServer();
 
   int port() const;
-  /// The served table, for the process that serves it.
+  /// The served table as a store, for the process that serves it.
   std::shared_ptr<Store> store();
   /// Removes all keys that begin with `prefix`.
   void forget(const std::string& prefix);
-  /// Connections now open, proven or not.
+  /// The number of connections that are open, proven or not.
   int num_connections() const;
 
  private:
@@ -31,7 +32,7 @@ class TcpStoreServer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// A fresh 256-bit secret as 64 hexadecimal digits.
+/// Makes a new 256-bit secret, as 64 hexadecimal digits.
 std::string make_store_key();
 
 }  // namespace tessera

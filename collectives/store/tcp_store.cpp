@@ -26,15 +26,16 @@ using asio::ip::tcp;
 using boost::system::error_code;
 using Clock = std::chrono::steady_clock;
 
-// How much longer than the server's own deadline a client waits before it gives the server up.
+// How much longer than the server's deadline a client waits before it assumes that the server is
+// gone.
 constexpr Millis kSlack = std::chrono::seconds(5);
 
-// One socket with its own event loop, so that every read and write can have a deadline.
+// A socket with an event loop of its own, so that every read and write can have a deadline.
 class Connection {
  public:
   explicit Connection(std::string peer) : socket_(io_), peer_(std::move(peer)) {}
 
-  /// Nothing on success, else why not.
+  /// Returns no error on success.
   error_code connect(const tcp::endpoint& endpoint, Clock::time_point deadline) {
     socket_ = tcp::socket(io_);
     error_code e = run(deadline, [&](auto done) { socket_.async_connect(endpoint, done); });
@@ -116,7 +117,7 @@ class Connection {
 
 std::unique_ptr<Connection> make_connection(const std::string& peer) try {
   return std::make_unique<Connection>(peer);
-} catch (const boost::system::system_error& e) {  // its event loop takes three files
+} catch (const boost::system::system_error& e) {  // its event loop needs three files
   fail_to_open(peer, e.code());
 }
 
@@ -181,7 +182,7 @@ std::string TcpStore::Impl::exchange(wire::Writer& request, Millis timeout) {
   }
   const Millis slack = StorePatience::of_thread(kSlack);
   if (!connection) connection = open(slack);
-  // A connection that fails is dropped here, with whatever was under way on it.
+  // A connection that fails is dropped here, with the request in progress on it.
   std::string answer =
       connection->exchange(request.frame(), detail::deadline_after(timeout) + slack);
   std::lock_guard lock(mutex);
@@ -189,8 +190,8 @@ std::string TcpStore::Impl::exchange(wire::Writer& request, Millis timeout) {
   return answer;
 }
 
-// Fields of an answer whose status is kOk or kTooLarge (then Reader is empty); throws for the
-// others.
+// Returns the fields of an answer whose status is kOk or kTooLarge (the Reader is then empty);
+// throws for other statuses.
 wire::Reader TcpStore::Impl::call(const char* name, wire::Writer request, std::string& answer,
                                   size_t asked, Millis timeout) {
   answer = exchange(request, timeout);
@@ -224,7 +225,7 @@ TcpStore::~TcpStore() = default;
 void TcpStore::multi_set(std::span<const std::string> keys, std::span<const std::string> values) {
   TESSERA_CHECK(keys.size() == values.size(), "store set: {} keys but {} values", keys.size(),
                 values.size());
-  // As many pairs to a frame as fit.
+  // Each frame has as many pairs as fit.
   size_t begin = 0;
   while (begin < keys.size()) {
     size_t end = begin, bytes = 64;

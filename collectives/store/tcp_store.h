@@ -1,6 +1,6 @@
-// A rank's end of the store that the launcher serves. A call takes an idle connection, or opens one
-// when all are busy, so one thread may block in wait() while others go on. Invariant: both ends
-// prove that they hold the job's key before anything else is said; the server keeps the deadlines,
+// A rank's client of the store that the launcher serves. A call uses an idle connection, or opens
+// one when all are busy, so one thread may block in wait() while others go on. Invariant: both ends
+// prove that they know the job's key before anything else is sent; the server keeps the deadlines,
 // and the client notices when the server itself does not answer.
 #pragma once
 #include "collectives/store/store.h"
@@ -9,9 +9,9 @@ namespace tessera {
 
 class TcpStore : public Store {
  public:
-  /// Connects at once, trying for `timeout` while nobody listens. Throws CommError when nobody
-  /// answers, UserError when the host does not resolve, the peer is no Tessera store of this
-  /// version or it holds another key.
+  /// Connects at once, and tries for `timeout` while no server listens. Throws CommError when there
+  /// is no answer, and UserError when the host does not resolve, or the peer is not a Tessera store
+  /// of this version or has another key.
   TcpStore(const std::string& host, int port, const std::string& key, Millis timeout);
   ~TcpStore() override;
 

@@ -1,9 +1,9 @@
-// What travels between TcpStore and TcpStoreServer. Handshake, of fixed sizes:
+// The protocol between TcpStore and TcpStoreServer. Its handshake has parts of fixed sizes:
 //   client: magic, client nonce;  server: magic, server nonce, proof;  client: proof
-// where a proof is HMAC-SHA256(key, role, client nonce, server nonce). Then frames: a little-endian
-// u32 length of 1 to 1 MiB and a body. A request is an operation and its fields, an answer a status
-// and its fields. Invariant: Reader never looks outside its frame; it throws BadFrame instead, and
-// the server then closes that connection only.
+// where a proof is HMAC-SHA256(key, role, client nonce, server nonce). Frames follow: a
+// little-endian u32 length of 1 to 1 MiB, and a body. A request is an operation and its fields, an
+// answer a status and its fields. Invariant: Reader never reads outside its frame; it throws
+// BadFrame instead, and the server then closes only that connection.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -126,7 +126,7 @@ class Reader {
   std::string_view rest_;
 };
 
-/// Length announced by the four bytes before a body; 0 when it is outside 1 to kMaxFrameBytes.
+/// The length in the four bytes before a body; 0 when it is outside 1 to kMaxFrameBytes.
 inline uint32_t body_bytes(const char* header) {
   uint32_t n = 0;
   for (int i = 0; i < 4; ++i) n |= uint32_t(uint8_t(header[i])) << (8 * i);

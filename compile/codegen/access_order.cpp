@@ -39,7 +39,8 @@ int AccessOrder::last_reread_in(InstrId id) const {
   return -1;
 }
 
-// Picks come between the first two nests in pieces, else before the first.
+// Elements are picked between the first two nests if rows come in pieces, else before the first
+// nest.
 int AccessOrder::moment_of_nest(int nest) const {
   return nest < moment_of_picks() ? nest : nest + 1;
 }
@@ -65,7 +66,8 @@ bool AccessOrder::loads(InstrId id, int operand) const {
   return i.kind == InstrKind::kLoad && i.operand == operand;
 }
 
-// What follows from sums over rows is computed between the stores of the end.
+// True if a value that follows from sums over rows reads the operand: it is computed between the
+// stores at the end.
 bool AccessOrder::read_at_the_end(int operand) const {
   std::vector<bool> needed(s_.values.size());
   for (size_t k = needed.size(); k-- > 0;) {
@@ -87,7 +89,8 @@ int AccessOrder::last_read(int operand) const {
     if (p.reduce == ReduceAs::kPick && loads(s_.instr(s_.instr(id).in[0]).in[1], operand))
       last = std::max(last, moment_of_picks());
     if (!loads(id, operand)) continue;
-    // Each nest may read numbers of its row itself, and so may what is stored in the end.
+    // Each nest may read values that its row has once, and so may what is stored at the end of the
+    // row.
     if (p.place != Place::kElement) last = std::max(last, moment_of_row_end());
     for (size_t n = 0; n < s_.nests.size(); ++n)
       if (std::ranges::count(s_.nests[n].values, id)) last = std::max(last, moment_of_nest(int(n)));

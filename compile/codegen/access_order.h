@@ -1,13 +1,13 @@
-// When a kernel reads operands and writes results, and what follows from it: which result may lie
-// over which operand, and which value may wait in the row of which result. Whoever decides about
-// memory asks here, and the text of kernels keeps to this order. For each row:
+// The order in which a kernel reads operands and writes results. It decides which result may lie
+// over which operand, and which value may be kept in the row of which result. Decisions about
+// memory ask this class, and the printed kernels keep to this order. For each row:
 //   1. elements are picked,
 //   2. nests follow each other, each with the whole row before the next,
-//   3. numbers of the row are stored;
+//   3. values of the row are stored;
 // and when all rows are done, sums over rows are stored with what follows from them. A nest reads
-// all of an element before it writes anything there. Beside each other nests are on rows of their
-// own, each row in this order; but where a softmax comes in pieces, the first nest begins with a
-// row before its elements are picked. Rows are in no order: threads share them.
+// all of an element before it writes anything there. Nests that run beside each other are on rows
+// of their own, each row in this order; but where a softmax works in pieces, the first nest begins
+// with a row before its elements are picked. Rows are in no order: threads share them.
 #pragma once
 #include "compile/codegen/schedule.h"
 
@@ -17,15 +17,17 @@ class AccessOrder {
  public:
   explicit AccessOrder(const Schedule& s) : s_(s) {}
 
-  /// Whether result `result` may be in the memory of operand `operand`. Only where both have the
-  /// dtype and the address of each element in common (anything else, partial overlaps among it,
-  /// would be written in one row and read in another), and nothing is read after it is written.
+  /// Whether result `result` may be in the memory of operand `operand`. It may if both have the
+  /// dtype and the address of each element in common and the operand is not read after the result
+  /// is written. (With any other overlap, an element would be written in one row and read in
+  /// another.)
   bool may_overwrite(int operand, int result) const;
-  /// Whether value `id`, which several nests need, may wait in the row of result `result`: it is
-  /// kept there as it is, alone, and stored over when nobody reads it any more.
+  /// Whether value `id`, which several nests need, may be kept in the row of result `result`:
+  /// nothing else is stored there until the last nest has read the value.
   bool may_wait_in(InstrId id, int result) const;
 
-  /// The first nest that computes `id`, and the last that reads it from where it waits; -1: none.
+  /// The first nest that computes `id`, and the last nest that reads it from where it is kept; -1:
+  /// none.
   int computed_in(InstrId id) const;
   int last_reread_in(InstrId id) const;
 
@@ -39,7 +41,8 @@ class AccessOrder {
   bool read_at_the_end(int operand) const;
   int last_read(int operand) const;
 
-  // The moment from which on memory of a result is written, and whether elements are come back to.
+  // `moment`: from when on the result's memory is written. `again`: elements are written more than
+  // once.
   struct Write {
     int moment = 0;
     bool again = false;

@@ -1,8 +1,9 @@
-// The text of nests that work beside each other: each on a row of its own, nest k on the row k
-// before that of the first, all in one loop of steps (prologue.h). What a nest needs of its row is
-// computed from the totals of the nests before it, which the row carries along. Where a softmax
-// comes in pieces, the first two nests are on one row, the first a piece ahead, and m3 are the
-// maxima of pieces, then what exponentials are multiplied by, p6 their sums.
+// The text of nests that run beside each other: all in one loop of steps (prologue.h), each on a
+// row of its own, nest k on the row that is k before that of the first nest. The values of the row
+// that a nest needs are computed from the totals of the nests before it; the totals travel with the
+// row. Where a softmax works in pieces, the first two nests are on one row, the first a piece
+// ahead. m3 then holds the maxima of the pieces and later the factors of their exponentials, p6 the
+// sums.
 #pragma once
 #include <set>
 
@@ -14,8 +15,8 @@ class BesideText : protected BodyText {
  protected:
   using BodyText::BodyText;
 
-  // In front of the rows: nest2(row, of, ..) is what nest 2 does with an element of a row whose
-  // totals so far are `of`.
+  // Prints what comes before the loop over rows: nest2(row, of, ..) is what nest 2 does with an
+  // element of row `row`, whose totals so far are `of`.
   void print_nests_beside() {
     print_buffers();
     open("struct Totals");
@@ -32,8 +33,8 @@ class BesideText : protected BodyText {
     for (int k = 1; k <= lag(last_nest()); ++k) line("Totals of{};", k);
     if (in_pieces()) print_first_piece();
   }
-  // What a step of rows does: row2 is the one that nest 2 works on, on2 whether there is one, of2
-  // its totals.
+  // Prints a step of the loop over rows: row2 is the row that nest 2 works on, on2 says whether
+  // there is one, of2 are the row's totals.
   void print_rows_beside() {
     line("Totals of0;");
     for (int k = 0; k <= last_nest(); ++k) {
@@ -51,7 +52,7 @@ class BesideText : protected BodyText {
   void print_next_step() {
     for (int k = lag(last_nest()); k > 0; --k) line("of{} = of{};", k, k - 1);
   }
-  // By how many rows the last nest is behind the first.
+  // The number of rows that the last nest is behind the first.
   int last_lag() const { return lag(last_nest()); }
 
  private:
@@ -69,7 +70,7 @@ class BesideText : protected BodyText {
     }
     return list;
   }
-  // Values of rows that `id` is computed from, itself among them.
+  // Collects the values of the row that `id` is computed from, and `id` itself.
   void need(InstrId id, std::set<InstrId>& found) const {
     if (at(id).place != Place::kRow || !found.insert(id).second) return;
     if (at(id).reduce == ReduceAs::kNone)
@@ -83,7 +84,7 @@ class BesideText : protected BodyText {
       print_value(id);
     }
   }
-  // Those are read before a later nest may write over the operand.
+  // Picks are read before a later nest may write over the operand.
   void print_picks_beside() {
     for (InstrId id : row_totals()) {
       if (at(id).reduce != ReduceAs::kPick) continue;
@@ -172,8 +173,8 @@ class BesideText : protected BodyText {
   }
   std::string strand_text(int k, int64_t count) {
     const Nest& n = s_.nests[size_t(k)];
-    // Such a strand runs ahead of the others in its row, so nobody may have to read that row of it:
-    // the last nest alone fills no buffer.
+    // A strand of lines runs ahead of the others in its row, so no other nest may read what it
+    // computes in that row: only the last nest qualifies, since it fills no buffer.
     const bool lines = k == last_nest() && lanes_in(n).empty() && streams(n);
     std::string lanes, set;
     for (const std::string& name : names_of_lanes(k))
@@ -207,7 +208,7 @@ class BesideText : protected BodyText {
                   fmt::format("l{}.folded()", id)));
     if (cut) close();
   }
-  // Before the rows: the maximum of the first piece of the first.
+  // Prints what comes before the rows: the maximum of the first piece of the first row.
   void print_first_piece() {
     const int64_t count = lanes_beside();
     print_lanes_of(0, count);
@@ -217,8 +218,8 @@ class BesideText : protected BodyText {
     line("beside<{}>(0, {}, {});", count, size(s_.pieces.size), strand_text(0, count));
     line("float next_max = l{}.folded();", s_.pieces.max);
   }
-  // Piece by piece, exponentials beside the maximum of the next one, in the end of the next row's
-  // first, and the results of the row before.
+  // Prints the loop over pieces. A step computes the exponentials of one piece, the maximum of the
+  // next piece (after the last one, of the next row's first), and the results of the row before.
   void print_strands_in_pieces() {
     const InstrId max = s_.pieces.max, sum = s_.pieces.sum;
     const int64_t piece = s_.pieces.size;

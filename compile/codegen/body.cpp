@@ -107,7 +107,8 @@ class Checker {
             name_of(result), name_of(i.dtype));
   }
 
-  // Sorted by stride, each must step over all that the smaller ones reach.
+  // Checks that no two elements share an address: in the order of strides, each stride must be
+  // larger than the span of all smaller ones.
   void check_store(const Store& s) const {
     check_access(s.to, "store");
     TESSERA_ASSERT(s.value >= 0 && size_t(s.value) < b_.instrs.size(), "body: stores v{}", s.value);
@@ -137,7 +138,7 @@ std::string access_text(const Access& a) {
   return fmt::format("{}{}", name_of(a.dtype),
                      tessera::to_string(std::span(a.strides.begin(), a.strides.end())));
 }
-// Exact: floats by their bits.
+// The text is exact: it has floats by their bits.
 std::string constant_text(const Instr& i) {
   if (is_integral(i.dtype)) return fmt::format("{}", i.value.integer());
   return fmt::format("{:a}", i.value.real());

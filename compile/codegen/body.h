@@ -1,14 +1,14 @@
-// What a fused kernel computes, and nothing of how: scalar instructions over one nest of loops,
-// with reductions over some of them. One form serves the interpreter, the C++ and the CUDA printer.
-// Invariants (check): an instruction reads earlier ones only; it varies with exactly the loops that
-// its operands vary with, less the reduced ones; what is stored has an address that is one for each
-// element it varies with. Rounding is that of the ops it was made from: an instruction computes in
-// the compute type of its dtype (f32 for 16-bit floats, i64 for narrow integers) and its result is
-// rounded to its dtype, so fused pointwise ops give the bits of the ops one by one; only sums may
-// be ordered differently, in an order fixed by the body; of two zeros a maximum or minimum may give
-// either. (Softmax, an exp(x - amax(x)) that is only summed and divided by its sum, is computed as
-// core's kernel for it does: exponentials within 1 ulp and 0 below 2^-126, times the reciprocal of
-// the sum.)
+// What a fused kernel computes, without saying how: scalar instructions over one nest of loops,
+// with reductions over some of them. The interpreter and the printers of C++ and CUDA all work from
+// this form. Invariants (check): an instruction reads only earlier ones; it varies with exactly the
+// loops that its operands vary with, less the reduced ones; a stored value has one address for each
+// element of the loops that it varies with. Rounding is that of the ops the body was made from: an
+// instruction computes in the compute type of its dtype (f32 for 16-bit floats, i64 for narrow
+// integers) and rounds its result to its dtype, so fused pointwise ops give the bits of the ops run
+// one by one. Only sums may be taken in another order, one that the body fixes, and a maximum or
+// minimum of two zeros may be either. (Softmax, an exp(x - amax(x)) that is only summed and divided
+// by its sum, is computed as core's softmax kernel does: exponentials within 1 ulp and 0 below
+// 2^-126, times the reciprocal of the sum.)
 #pragma once
 #include <string>
 #include <vector>
@@ -18,7 +18,7 @@
 
 namespace tessera::compiler {
 
-/// Set of loops, by bit; bit 0 is the outermost.
+/// A set of loops, one bit each; bit 0 is the outermost loop.
 using LoopMask = uint32_t;
 /// Index into Body::instrs.
 using InstrId = int32_t;
@@ -46,9 +46,10 @@ struct Instr {
   Scalar value = 0.0;    // kConstant
 };
 
-/// Where an operand or a result keeps its elements: `strides` in elements, one for each loop, 0
-/// where it does not vary and never negative, from the first element of the tensor. A result may
-/// vary where its value does not: it is repeated there.
+/// Where an operand or a result has its elements: `strides` from the first element of the tensor,
+/// in elements, one for each loop. A stride is 0 where the access does not vary with the loop, and
+/// never negative. A result may vary with a loop that its value does not vary with: the value is
+/// repeated there.
 struct Access {
   DType dtype = kF32;
   SmallVector<int64_t, 6> strides;
@@ -68,13 +69,14 @@ struct Body {
 
 /// Throws BugError unless the invariants hold.
 void check(const Body& body);
-/// One line for each loop, operand, instruction and store; equal bodies have equal texts, and the
-/// text is what kernels are cached by.
+/// Prints one line for each loop, operand, instruction and store. Equal bodies have equal texts,
+/// and kernels are cached by this text.
 std::string to_string(const Body& body);
 
-/// Runs the body with one core op for each instruction: slow, and the reference for generated code.
-/// `in` and `out` are the memory of operands and results (any shape; only storage, offset and dtype
-/// are read). Pointwise results have the bits of generated code; sums are those of core's `sum`.
+/// Runs the body with one core op for each instruction. It is slow, and is the reference for
+/// generated code. `in` and `out` are the memory of operands and results (of any shape; only
+/// storage, offset and dtype are read). Pointwise results have the bits of generated code; sums are
+/// those of core's `sum`.
 void interpret_body(const Body& body, std::span<const Tensor> in, std::span<const Tensor> out);
 
 }  // namespace tessera::compiler

@@ -1,6 +1,6 @@
-// The text of what a nest does with an element: a body, which loops of steps call for each lane
-// (prologue.h). Where functions run in groups of floats, a body has two parts, what they are
-// computed from and what is done with them.
+// The text of what a nest does with an element: a body that the loops of steps call for each lane
+// (prologue.h). Some functions run on groups of floats; a body with such functions has two parts,
+// one that computes their operands and one that uses their results.
 #pragma once
 #include <set>
 #include <string>
@@ -17,15 +17,17 @@ class BodyText : protected ValueText {
   // Whether a nest computes values in groups of floats.
   bool in_groups(const Nest& n) const { return !parts_of(n).groups.empty(); }
 
-  // Elements of a step. Functions of groups wait for their lookups and multiplications in turn:
-  // what has nothing in its way takes twice as many at once.
+  // The number of elements in a step. Functions on groups wait for their lookups and
+  // multiplications in turn, so a nest that has nothing else to wait for takes twice as many
+  // elements at once.
   int64_t step_of(const Nest& n) const {
     const int64_t count = lanes_of(n), extent = b_.extents[size_t(last_of(n.loops))];
     const bool wide = lanes_in(n).empty() && count == kMaxLanes && extent >= 2 * count;
     return wide && in_groups(n) ? 2 * count : count;
   }
 
-  // One that compares the index with positions says which.
+  // Prints the body of nest `n`. A body that compares the index with positions names these
+  // positions.
   void print_body(const Nest& n, int v, int64_t lanes, const std::string& before,
                   const std::string& captured, const std::string& after) {
     std::string positions;
@@ -78,9 +80,10 @@ class BodyText : protected ValueText {
  private:
   static constexpr const char* kInline = "__attribute__((always_inline))";
 
-  // Of the values of the last loop: those computed in groups, those that these are computed from,
-  // and those that results and totals are, through the groups or not; `held` are in both of the
-  // latter, and not worth computing twice. `bytes` are widened before all that.
+  // Sorts the values of the last loop. `groups` are computed in groups. `before` are the values
+  // that these are computed from, `after` those that results and totals need, whether they follow
+  // from groups or not. `held` are in both and not worth computing twice. `bytes` are widened
+  // before everything else.
   struct Parts {
     std::vector<InstrId> groups;
     std::set<InstrId> bytes, before, after, held;
@@ -88,7 +91,7 @@ class BodyText : protected ValueText {
   };
   Parts parts_of(const Nest& n) const {
     const int v = last_of(n.loops);
-    std::set<InstrId> here, follow;  // values of this loop, and what follows from groups
+    std::set<InstrId> here, follow;  // values of this loop, and those computed from groups
     for (const auto& list : {n.values, n.reread})
       for (InstrId id : list)
         if (last_of(instr(id).loops) == v) here.insert(id);
@@ -106,7 +109,8 @@ class BodyText : protected ValueText {
     auto need = [&](auto& self, InstrId id, std::set<InstrId>& found, bool through) -> void {
       if (!here.contains(id) || !found.insert(id).second) return;
       if (std::ranges::count(n.reread, id)) return;
-      const bool known = !through && std::ranges::count(p.groups, id);  // but for the last operand
+      // A group's last operand is then not needed.
+      const bool known = !through && std::ranges::count(p.groups, id);
       for (size_t k = 0; k + known < instr(id).in.size(); ++k)
         self(self, instr(id).in[k], found, through);
     };

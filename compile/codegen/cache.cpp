@@ -49,8 +49,9 @@ bool whole(const std::string& path) {
                   folder, why));
 }
 
-// Held by the one process that makes an entry; the kernel drops it when that process ends, however
-// it ends. Others wait for it, at most until the deadline of a collective: then it is not held.
+// The lock that the one process that makes an entry holds. The kernel drops it when that process
+// ends, however it ends. Others wait for it, at most until the deadline of a collective; after that
+// they go on without it.
 class Lock {
  public:
   Lock(const std::string& folder, const std::string& path)
@@ -85,8 +86,8 @@ class Lock {
   int fd_;
 };
 
-// Removes what makers of any entry left a day ago or earlier, killed or with an error that names
-// their sources. A lock that is held says that its maker is at work.
+// Removes what makers of any entry left behind a day ago or earlier because they were killed or
+// failed with an error that names their sources. Where a lock is held, its maker is still at work.
 void remove_stale(const std::string& folder) {
   std::error_code ignored;
   const auto before = fs::file_time_type::clock::now() - kKept;
@@ -104,9 +105,9 @@ void remove_stale(const std::string& folder) {
   }
 }
 
-// A folder for the maker of `key`, of a name of its own: a compiler may outlive the maker that was
-// killed, and goes on writing where it was told to. What killed makers left is removed. The lock is
-// held.
+// Makes a folder with a name of its own for the maker of `key`: the compiler of a killed maker may
+// outlive it and goes on writing to the folder it was given. Removes what killed makers left. The
+// caller holds the lock.
 std::string fresh_folder(const std::string& folder, const std::string& key) {
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(folder, ignored)) {
@@ -153,8 +154,8 @@ Ref<LoadedObject> Cache::find(const std::string& key) const {
   return make_ref<LoadedObject>(path);
 }
 
-// A maker that a signal has stopped holds up its peers where no collective could name it. Once they
-// have waited for as long as for a collective, one of them makes the entry under another lock,
+// If the maker is stopped by a signal, its peers hang where no collective could report it. Once
+// they have waited for as long as for a collective, one of them makes the entry under another lock,
 // which the rest wait for in the same way. No process gives up: with other kernels than its peers
 // it would compute other bits.
 Ref<LoadedObject> Cache::find_or_make(const std::string& key, Maker make, bool* made) {

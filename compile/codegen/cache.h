@@ -1,6 +1,7 @@
-// Compiled objects on disk, by the hash of what they were made of. Invariant: an entry is whole and
-// is what its maker wrote (a hash at its end says so), or it is not used; makers of one entry wait
-// for each other, and a maker that dies leaves nothing behind that is used or waited for.
+// Compiled objects on disk, found by the hash of what they were made of. Invariant: an entry is
+// used only if it is whole and is what its maker wrote (a hash at its end proves it). Makers of one
+// entry wait for each other, and a maker that dies leaves nothing behind that is used or waited
+// for.
 #pragma once
 #include <string>
 
@@ -9,7 +10,7 @@
 
 namespace tessera::compiler {
 
-/// A shared object, loaded as long as anybody holds it.
+/// A shared object, loaded for as long as there is a reference to it.
 class LoadedObject final : public RefCounted {
  public:
   /// Throws UserError where the loader refuses `path`.
@@ -25,21 +26,21 @@ class LoadedObject final : public RefCounted {
 
 class Cache {
  public:
-  /// `folder` "": TESSERA_COMPILE_CACHE, else ~/.cache/tessera.
+  /// An empty `folder` means TESSERA_COMPILE_CACHE, or ~/.cache/tessera if that is not set.
   explicit Cache(const std::string& folder);
 
-  /// The entry `key`, null where there is none or it is not whole.
+  /// Returns the entry `key`, or null where there is none or it is not whole.
   Ref<LoadedObject> find(const std::string& key) const;
-  /// The entry `key`; where there is none, make(work, object) is called to write it to the file
-  /// `object`, with a folder `work` for its own use, while other makers of this entry wait.
-  /// `*made`: it was called. Throws UserError where the folder cannot be written. Another maker is
-  /// waited for at most as long as a collective (TESSERA_TIMEOUT), then one of those who wait makes
-  /// the entry.
+  /// Returns the entry `key`. Where there is none, calls make(work, object) to write it to the file
+  /// `object`, with a folder `work` for temporary files, while other makers of this entry wait;
+  /// `*made` says whether that happened. Another maker is waited for at most as long as a
+  /// collective (TESSERA_TIMEOUT); then one of the waiting processes makes the entry. Throws
+  /// UserError where the folder cannot be written.
   using Maker = FunctionRef<void(const std::string& work, const std::string& object)>;
   Ref<LoadedObject> find_or_make(const std::string& key, Maker make, bool* made);
 
  private:
-  /// Under the lock of `maker`.
+  /// Makes the entry under the lock named `maker`.
   Ref<LoadedObject> make_entry(const std::string& key, const std::string& maker, Maker make);
   std::string path_of(const std::string& key) const { return folder_ + "/" + key + ".so"; }
   std::string folder_;

@@ -31,7 +31,7 @@ const char* infix(const std::string& op) {
   return nullptr;
 }
 
-// Logic on bools stays in bools: masks, to vector code.
+// Logic on bools stays in bools, which vector code turns into masks.
 std::string logic(const Instr& i) {
   if (i.op == "logical_not") return fmt::format("!v{}", i.in[0]);
   const char* text = i.op == "logical_and" ? "&" : i.op == "logical_or" ? "|" : "^";

@@ -1,13 +1,13 @@
-// The text of one instruction, the same for CPUs and GPUs. Values are held in registers of the type
-// that arithmetic on them is done in: float for 16-bit floats (rounded), long for integers, bool.
+// Prints one instruction as an expression, the same for CPUs and GPUs. A register has the type that
+// arithmetic on the value is done in: float for 16-bit floats (rounded), long for integers, bool.
 #pragma once
 #include "compile/codegen/body.h"
 
 namespace tessera::compiler {
 
-/// "float", "double", "long" or "bool".
+/// The type of a register: "float", "double", "long" or "bool".
 std::string register_type(DType t);
-/// As in memory: "BF16", "int".
+/// The type of an element in memory: "BF16", "int".
 std::string memory_type(DType t);
 /// "Sum", "Prod", "Max", "Min", "Any" or "All": the type in the prologue that joins two values.
 std::string reduction_type(ReduceKind kind);

@@ -8,10 +8,11 @@
 namespace tessera::compiler {
 namespace {
 
-// As many operands as a body has, maybe none.
+// The op takes as many operands as its body has, maybe none.
 const OpInfo kFused{"fused", {OpKind::kOther, Precision::kAsGiven, 0}};
 
-// Of a plan all results may lie over all operands of their layout, or none may.
+// A plan cannot say which result may lie over which operand: either every result may lie over every
+// operand of its layout, or none may.
 bool may_run_in_place(const Body& body, std::span<const Tensor> in, std::span<const Meta> out) {
   const std::optional<Schedule> schedule = make_schedule(body);
   if (!schedule) return false;

@@ -1,15 +1,15 @@
-// An op that the fusion pass made of others: a body, the memory layouts of its results, and, once
-// generated, code. Invariant: with and without code it computes the same function, so a graph of
-// fused ops can be run by the interpreter and compared.
+// An op that the fusion pass made of others: a body, the memory layouts of its results and, once it
+// is generated, code. Invariant: it computes the same function with and without code, so the
+// interpreter can run a graph of fused ops and its results can be compared.
 #pragma once
 #include "compile/codegen/body.h"
 #include "core/primitive/primitive.h"
 
 namespace tessera::compiler {
 
-/// Generated code of one body. `run` computes one of `chunks`; kernels with sums over rows leave
-/// partial results of each chunk in `scratch` and `finish` combines them, in order.
-/// `p`: addresses of the first elements of operands, then of results.
+/// The generated code of one body. `run` computes one of `chunks`. Kernels with sums over rows
+/// leave partial results of each chunk in `scratch`, and `finish` combines these in order. `p` has
+/// the addresses of the first elements of operands, then of results.
 struct KernelCode {
   using Run = void (*)(char* const* p, int64_t chunk, char* scratch);
   using Finish = void (*)(char* const* p, char* scratch);
@@ -18,10 +18,11 @@ struct KernelCode {
   int64_t chunks = 1;          // of about equal work; a property of the body, not of the threads
   int64_t parallel_grain = 1;  // chunks that are worth a thread
   size_t scratch_bytes = 0;    // of all chunks together
-  // Sizes that the code takes at run time, behind the addresses of results; null: it takes none.
+  // Sizes that the code takes at run time, passed after the addresses of results; null: it takes
+  // none.
   const int64_t* numbers = nullptr;
 };
-/// All chunks, over the threads of the calling one, then finish.
+/// Runs all chunks on the threads of the calling one, then finish.
 void run_code(const KernelCode& code, char* const* p, char* scratch);
 
 /// Keeps the shared object that `code` points into loaded.
@@ -31,15 +32,15 @@ struct LoadedKernel : RefCounted {
 
 class Fused final : public Primitive {
  public:
-  /// `results`: shape, strides and dtype of each, as the replaced ops had them. `name` tells what
-  /// it is made of: "h_0_mlp_add_gelu".
+  /// `results`: shape, strides and dtype of each result, as the replaced ops had them. `name` says
+  /// what the kernel is made of: "h_0_mlp_add_gelu".
   Fused(std::string name, Body body, Metas results, Ref<const LoadedKernel> code = {});
 
   int64_t operand_count() const override { return int64_t(body.operands.size()); }
   Metas infer(MetaSpan in) const override;
   void attributes(AttributeVisitor& v) const override;
   /// Runs the code, or interprets the body where there is none. A result may be written over an
-  /// operand with the same address for every element (in_place in the plan) where all are
+  /// operand with the same address for every element (in_place in the plan) if all of these are
   /// read before they are written (compile/codegen/access_order.h).
   const Kernel* own_kernel(DeviceKind) const override;
 

@@ -19,8 +19,8 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr size_t kKernelsPerFile = 4;  // that are worth a compiler of their own
-constexpr int64_t kGrain = 1 << 15;    // that are worth a thread
+constexpr size_t kKernelsPerFile = 4;  // fewer are not worth a compiler process
+constexpr int64_t kGrain = 1 << 15;    // elements that are worth a thread
 
 struct Distinct {
   const Fused* fused;
@@ -47,7 +47,7 @@ KernelCode code_of(const Distinct& d, const LoadedObject& object) {
   return code;
 }
 
-// Sources of about equal length, as many as there are cores for.
+// Distributes the kernels over `files` sources of about equal length.
 std::vector<std::string> sources_of(const std::vector<Distinct>& kernels, size_t files) {
   std::vector<std::string> sources(files, prologue_cpp());
   for (const Distinct& d : kernels) {

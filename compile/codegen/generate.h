@@ -1,5 +1,5 @@
-// From bodies to code: text, the system's compiler, a shared object, function pointers. Equal
-// bodies are compiled once.
+// Makes code from bodies: prints their text, runs the system's compiler, loads the shared object
+// and returns function pointers. Equal bodies are compiled once.
 #pragma once
 #include <string>
 #include <string_view>
@@ -9,11 +9,11 @@
 
 namespace tessera::compiler {
 
-/// True when print_cpp can print `body`: sums are over whole rows, or over all rows and read by
-/// nothing that comes in rows; integers are divided by constants only.
+/// True when print_cpp can print `body`. It can if each sum is over whole rows, or over all rows
+/// and read by no value that varies with the row, and if integers are divided by constants only.
 bool schedulable(const Body& body);
-/// Source of one kernel with C linkage under `name`, to be put behind prologue(). Readable: loops,
-/// one line for each instruction, a head that says what it is made of.
+/// Returns the source of one kernel with C linkage under `name`, to be put after prologue_cpp(). It
+/// is readable: loops, one line for each instruction, and a heading that says what it is made of.
 std::string print_cpp(const Body& body, std::string_view name);
 /// The text of a kernel for bodies that differ in the sizes of their loops: each number that
 /// follows from the sizes is left out of the text and written beside it.
@@ -32,14 +32,15 @@ struct SizedText {
 SizedText print_sized(const Body& body, std::string_view name);
 /// What precedes the kernels of a file: the functors of core/ops, embedded when Tessera was built.
 std::string prologue_cpp();
-/// The same kernel as CUDA C++ (to be compiled by NVRTC): `name`(p) with p as in KernelCode, for
-/// any grid and blocks of at most 1024 threads; "" for bodies with reductions over rows, which need
-/// a second kernel that is not there, and for those that cannot be scheduled. And its prologue.
+/// Returns the same kernel as CUDA C++ (to be compiled by NVRTC): `name`(p) with p as in
+/// KernelCode, for any grid and blocks of at most 1024 threads. The text is "" for bodies that
+/// cannot be scheduled and for those with reductions over rows, since only one kernel is
+/// printed and they need two. prologue_cuda() is what precedes it.
 std::string print_cuda(const Body& body, std::string_view name);
 std::string prologue_cuda();
 
 struct Schedule;
-/// Chunks, grain and scratch of the code of a schedule.
+/// Sets chunks, grain and scratch of `code` from its schedule.
 void set_sizes(KernelCode& code, const Schedule& schedule);
 
 struct GenerateOptions {
@@ -54,11 +55,12 @@ struct GenerateReport {
   double seconds = 0;
 };
 
-/// Gives each of `kernels` code: compiles one file for all that the cache does not hold, writes it
-/// to the cache (a file of another name, fsynced and renamed, so that a killed process leaves no
-/// entry; ranks of a node wait for the one that compiles), loads it. Result i belongs to
-/// kernels[i]. Throws UserError where no compiler is found or it fails (with its message and the
-/// file), and when the cache cannot be written; the caller then runs uncompiled.
+/// Generates code for each of `kernels`. One file is compiled for all kernels that the cache lacks;
+/// it is written to the cache (under another name, then fsynced and renamed, so that a killed
+/// process leaves no entry; the other ranks of a node wait for the one that compiles) and loaded.
+/// Result i belongs to kernels[i]. Throws UserError where no compiler is found or it fails (with
+/// its message and the file), and where the cache cannot be written; the caller then runs without
+/// generated code.
 std::vector<Ref<const LoadedKernel>> generate(std::span<const Fused* const> kernels,
                                               const GenerateOptions& options,
                                               GenerateReport* report = nullptr);

@@ -17,7 +17,7 @@ class Interpreter {
 
   void run(std::span<const Tensor> out) {
     for (const Instr& i : b_.instrs) values_.push_back(value(i));
-    // Results may lie over operands: what is stored is whole before anything is.
+    // Results may lie over operands, so all values are computed before any is stored.
     Tensors stored;
     for (const Store& s : b_.stores) {
       Tensor v = expand(values_[size_t(s.value)], shape_of(stored_loops(s)));

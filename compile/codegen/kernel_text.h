@@ -1,5 +1,5 @@
-// What the text of a kernel is written with: lines and their depth, the names of print_cpp.cpp, and
-// the types that values and running totals have.
+// The tools that print the text of a kernel: lines and their indentation, the names listed in
+// print_cpp.cpp, and the types of values and running totals.
 #pragma once
 #include <fmt/format.h>
 
@@ -17,8 +17,8 @@ namespace tessera::compiler {
 
 class KernelText {
  protected:
-  /// `numbers`: null where they are written into the text; else where numbers that follow from the
-  /// sizes of loops go instead. The text then has a mark for each: kNumber, its index, kEnd.
+  /// If `numbers` is null, numbers are written into the text. Else those that follow from the sizes
+  /// of loops go into the list, and the text has a mark for each: kNumber, its index, kEnd.
   explicit KernelText(const Schedule& s, std::vector<SizedText::Number>* numbers = nullptr)
       : s_(s), b_(s.body), numbers_(numbers) {}
 
@@ -35,10 +35,10 @@ class KernelText {
   std::string capacity(int64_t n) {
     return number({.digits = std::to_string(n), .word = n, .capacity = true});
   }
-  /// A constant of the body: the number of elements of a mean is one.
+  /// A constant of the body. It may follow from a size: the element count of a mean does.
   std::string constant(const Instr& i) {
     std::string digits = literal(i.dtype, i.value);
-    if (i.dtype == kBool || digits.find('(') != digits.npos) return digits;  // no plain number
+    if (i.dtype == kBool || digits.find('(') != digits.npos) return digits;  // not a plain number
     char element[8];
     write_scalar(element, i.dtype, i.value);
     if (is_integral(i.dtype))
@@ -74,7 +74,7 @@ class KernelText {
   LoopMask inner() const { return s_.inner_mask(); }
   static int last_of(LoopMask m) { return 31 - __builtin_clz(m); }
 
-  // "i0 * 768 + i1": where an access is at the indices of `loops`, "0" where it does not move.
+  // "i0 * 768 + i1": the position of an access at the indices of `loops`; "0" where it is constant.
   std::string offset(const Access& a, LoopMask loops) {
     std::string text;
     for (size_t l = 0; l < a.strides.size(); ++l) {
@@ -85,7 +85,7 @@ class KernelText {
     }
     return text.empty() ? "0" : text;
   }
-  // Position in a dense array over the loops of `kept`.
+  // The position in a dense array over the loops of `kept`.
   std::string dense(LoopMask kept) {
     Access a{kF32, {}};
     a.strides.resize(b_.extents.size());
@@ -134,7 +134,8 @@ class KernelText {
     return fmt::format("{} = {}::join({}, {})", to, reduction_type(i.reduce), to, v);
   }
 
-  // Arrays of running totals: single precision while few elements have been added.
+  // The loops that an array of running totals is over. Totals are in single precision while few
+  // elements have been added.
   LoopMask kept(const Instr& i) const { return i.loops & inner(); }
   bool reduces_vector(const Instr& i, const Nest& n) const {
     return i.reduced >> last_of(n.loops) & 1;

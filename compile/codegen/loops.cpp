@@ -8,8 +8,8 @@
 namespace tessera::compiler {
 namespace {
 
-// to[l]: the new loop that old loop l is, -1 where it is dropped (its extent is 1), or the loop it
-// is merged into as the outer part (kMerged + that loop).
+// to[l] is the new loop that old loop l becomes, -1 where it is dropped (its extent is 1), or
+// kMerged + m where it is merged into loop m as the outer part.
 constexpr int kMerged = 100;
 
 Access remap(const Access& a, const std::vector<int>& to, size_t loops) {
@@ -50,7 +50,7 @@ Body remap(const Body& body, const std::vector<int>& to, size_t loops) {
   return r;
 }
 
-// Every access, index, reduction treats loops l and l + 1 as one.
+// True if every access, index and reduction treats loops l and l + 1 as one.
 bool mergeable(const Body& b, int l) {
   auto joined = [&](const Access& a) {
     return a.strides[size_t(l)] == a.strides[size_t(l) + 1] * b.extents[size_t(l) + 1];
@@ -79,7 +79,8 @@ Body merged(Body b, int& outer) {
   return b;
 }
 
-// Outer loops first, each kind by falling strides of the largest result, the vector loop last.
+// The outer loops come first, then the inner ones, each kind by falling strides of the largest
+// result; the vector loop comes last.
 std::vector<int> loop_order(const Body& b, LoopMask inner, int vector) {
   const Access* main = &b.stores[0].to;
   for (const Store& s : b.stores)

@@ -1,9 +1,10 @@
-// Prints the C++ text of a scheduled body: one function that computes a chunk of rows, and, where
-// sums run over rows, one that combines what the chunks left. Names: v3 a value, s3 and a3 the
-// running total of reduction 3 in a row (one number, or one for each element it keeps), c3 the same
-// of a chunk, l3 its lanes, b3 the buffer of a row's values; x0, y0 operands and results, r0, w0
-// their parts that a row touches, o0 a result on its way past the caches, apart0 whether it lies
-// over no operand, h0_1 what is fetched ahead of operand 0 into L1; i0 indices.
+// Prints the C++ text of a scheduled body: one function that computes a chunk of rows and, where
+// sums run over rows, one that combines the results of the chunks. Names: v3 is a value, s3 and a3
+// are the running total of reduction 3 in a row (one number, or one for each element it keeps), c3
+// the same for a chunk, l3 its lanes, b3 the buffer of a row's values; x0 and y0 are operands and
+// results, r0 and w0 the parts of them that a row touches, o0 a result that is stored past the
+// caches, apart0 whether it overlaps no operand, h0_1 what is prefetched of operand 0 into L1; i0
+// are indices.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -44,7 +45,7 @@ class Printer : BesideText {
     }
   }
 
-  // A result over an operand is not streamed: its lines have been read.
+  // A result that lies over an operand is not streamed, because its lines have been read.
   void print_apart() {
     for (size_t k = 0; k < b_.stores.size(); ++k) {
       if (!s_.streamed[k]) continue;
@@ -195,7 +196,7 @@ class Printer : BesideText {
   }
   // ---- totals of chunks ----
 
-  // Single-precision sums over rows, which are moved on to double every kSumRows rows.
+  // True for sums over rows in single precision. They are moved on to double every kSumRows rows.
   bool moves_on(InstrId id) const {
     const Instr& i = instr(id);
     return at(id).used && at(id).reduce == ReduceAs::kChunk && kept(i) && in_double(i) &&
@@ -305,7 +306,7 @@ std::string print_cpp(const Body& body, std::string_view name) {
 SizedText print_sized(const Body& body, std::string_view name) {
   std::optional<Schedule> schedule = make_schedule(body);
   TESSERA_ASSERT(schedule, "print_sized: {} cannot be scheduled:\n{}", name, to_string(body));
-  std::vector<SizedText::Number> numbers;  // some are of text that was dropped, or stands twice
+  std::vector<SizedText::Number> numbers;  // some belong to text that was dropped, or occur twice
   const std::string marked = Printer(*schedule, name, &numbers).run();
   SizedText result;
   for (size_t at = 0; at < marked.size(); ++at) {

@@ -1,7 +1,7 @@
 // Prints a scheduled body as CUDA C++. Without reductions, threads take elements of all loops in
-// strides of the grid; with reductions inside rows, a block takes a row, its threads the elements
-// of each nest, and partial results meet in a tree in shared memory. Values are computed again
-// where they are needed: registers are near, shared memory is for the trees.
+// strides of the grid. With reductions inside rows, a block takes a row, its threads take the
+// elements of each nest, and partial results are combined in a tree in shared memory. Values are
+// computed again where they are needed: registers are cheap, and shared memory is for the trees.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -49,7 +49,8 @@ class CudaPrinter {
       line("{}* y{} = reinterpret_cast<{}*>(p[{}]);", type, k, type, b_.operands.size() + k);
     }
   }
-  // Index `from` cut into those of the loops of `mask`, the last fastest.
+  // Prints the indices of the loops of `mask` from the linear index `from`; the last loop varies
+  // fastest.
   void print_indices(LoopMask mask, const char* from) {
     int64_t inside = 1;
     for (int l = s_.loops() - 1; l >= 0; --l) {
@@ -79,7 +80,7 @@ class CudaPrinter {
     const Store& s = b_.stores[size_t(k)];
     line("y{}[{}] = {};", k, offset(s.to), stored(s.to.dtype, fmt::format("v{}", s.value)));
   }
-  // Values of `place` that `id` needs, operands first.
+  // Collects the values of `place` that `id` needs, operands first.
   void closure(InstrId id, Place place, std::vector<InstrId>& found) const {
     if (s_.at(id).place != place || std::count(found.begin(), found.end(), id)) return;
     if (s_.at(id).reduce == ReduceAs::kNone)
@@ -167,7 +168,8 @@ class CudaPrinter {
                      fmt::format("block_reduce<{}>(s{})", reduction_type(i.reduce), id)));
     }
   }
-  // Float sums are kept in double: a thread adds few terms, and there is one for each row.
+  // Float sums are kept in double: a thread adds few terms, and only one total is kept for each
+  // row.
   std::string total_type(InstrId id) const {
     const Instr& i = instr(id);
     if (i.reduce == ReduceKind::kSum && is_floating(i.dtype)) return "double";

@@ -1,5 +1,5 @@
-// Puts together the text that precedes kernels: the functors of core/ops and prologue.h, which
-// calls functions of libm by names that the compiler does not know.
+// Builds the text that precedes kernels: the functors of core/ops and prologue.h, which calls
+// functions of libm by names that the compiler does not recognise.
 #include <fmt/format.h>
 
 #include <set>
@@ -11,7 +11,7 @@
 namespace tessera::compiler {
 namespace {
 
-// Without comments: they cost the compiler time.
+// Appends `rest` without its comments, which would cost the compiler time.
 void append_code(std::string& text, std::string_view rest) {
   while (!rest.empty()) {
     std::string_view line = rest.substr(0, rest.find('\n'));
@@ -24,8 +24,9 @@ void append_code(std::string& text, std::string_view rest) {
   }
 }
 
-// The functions of libm that functors call, as functions that the compiler knows nothing of: it
-// computes those it knows of constants itself, rounded correctly, which libm does not always.
+// Declares the libm functions that functors call under names that the compiler does not recognise.
+// It evaluates those it recognises itself where operands are constants, correctly rounded; libm
+// does not always round correctly, so the bits would differ.
 std::string libm_by_name() {
   std::set<std::string> names;
   constexpr std::string_view kCall = "TESSERA_LIBM(";
@@ -52,7 +53,7 @@ std::string libm_by_name() {
 std::string prologue_cpp() {
   std::string text;
   for (size_t k = 0; k < kEmbeddedCount; ++k) {
-    if (k == 1) text += libm_by_name();  // behind the prelude
+    if (k == 1) text += libm_by_name();  // after the prelude
     append_code(text, kEmbedded[k].text);
   }
   constexpr std::string_view kFolded = "return __builtin_lgamma_r(";

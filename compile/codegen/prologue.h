@@ -1,7 +1,7 @@
-// What generated kernels stand on, besides the functors: rounding to narrow dtypes, and reductions
-// in interleaved lanes (threads, on a GPU) that meet in a balanced tree, so that their order is a
-// property of the text and not of the vector width. Printed in front of the kernels of a file,
-// behind the functors; like those it includes nothing.
+// The run-time library of generated kernels, besides the functors: rounding to narrow dtypes, and
+// reductions in interleaved lanes (on a GPU, threads) that are combined in a balanced tree, so that
+// the order of a sum is a property of the text and not of the vector width. It is printed in front
+// of the kernels of a file, after the functors. Like those, it includes nothing.
 namespace tessera::generated {
 
 using namespace fn;
@@ -10,8 +10,8 @@ TESSERA_FN float as_bf16(float x) { return widen(to_bf16(x)); }
 TESSERA_FN float as_f16(float x) { return widen(to_f16(x)); }
 TESSERA_FN long as_i32(long x) { return static_cast<int>(x); }
 TESSERA_FN long as_u8(long x) { return static_cast<unsigned char>(x); }
-/// No integer is -0, but GCC 12 makes float(long(x)) a trunc(x), which keeps the sign of -0.5. The
-/// barrier hides from it that the sum does something.
+/// Integers have no -0, but GCC 12 turns float(long(x)) into trunc(x), which keeps the sign of
+/// -0.5. Adding 0 drops that sign, and the barrier keeps GCC from removing the sum.
 template <class T>
 TESSERA_FN T unsigned_zero(T x) {
 #if defined(__has_builtin)
@@ -46,7 +46,8 @@ struct Prod {
     return a * b;
   }
 };
-/// NaN wins, here and in Min. `prefer` is one instruction, and keeps `a` where b is NaN.
+/// A NaN operand makes the result NaN, here and in Min. `prefer` is one instruction that keeps `a`
+/// where `b` is NaN.
 struct Max {
   template <class T>
   TESSERA_FN T prefer(T a, T b) {
@@ -98,8 +99,8 @@ struct All {
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 
-/// `value` of all threads of the block, for each of them: thread i meets thread i + half, and so
-/// on. Every thread of the block calls it.
+/// Combines `value` over the threads of the block and returns the result to each: thread i joins
+/// its value with that of thread i + half, and so on. Every thread of the block must call it.
 template <class Op, class T>
 TESSERA_FN T block_reduce(T value) {
   __shared__ T shared[1024];
@@ -125,7 +126,7 @@ template <class Op, class T>
 TESSERA_FN void start(T* to, long n) {
   for (long i = 0; i < n; ++i) to[i] = Op::template start<T>();
 }
-/// What lanes of T hold: there are no vectors of bool.
+/// The type that lanes of T are stored in, since there are no vectors of bool.
 template <class T>
 struct Lane {
   using Type = T;
@@ -140,7 +141,8 @@ template <>
 inline constexpr bool kPicks<Max> = true;
 template <>
 inline constexpr bool kPicks<Min> = true;
-/// Maxima and minima of what is no NaN, or where it does not matter whether they are one then.
+/// Maxima and minima that may ignore NaN: no operand is NaN, or the result does not matter if one
+/// is.
 template <class Op>
 struct Numbers : Op {
   template <class T>
@@ -148,14 +150,14 @@ struct Numbers : Op {
     return Op::prefer(b, a);
   }
 };
-/// A register's worth of N elements, or of as many as 64 bytes hold.
+/// A vector of N elements, or of as many as fit into 64 bytes.
 template <class T, long N>
 struct Wide {
   static constexpr long kWidth = N < 64 / long(sizeof(T)) ? N : 64 / long(sizeof(T));
   static constexpr long kCount = N / kWidth;
   typedef T Vector __attribute__((vector_size(kWidth * sizeof(T)), aligned(alignof(T)), may_alias));
 };
-/// Lane i meets lane i + L / 2, and so on.
+/// Reduces L lanes to one value: lane i is joined with lane i + L / 2, and so on.
 template <class Op, long L, class T>
 TESSERA_FN T fold(T* lane) {
   if constexpr (L == 1) {
@@ -167,15 +169,15 @@ TESSERA_FN T fold(T* lane) {
     return fold<Op, L / 2>(lane);
   }
 }
-/// What a step of a loop leaves in each of L lanes, for as long as the step takes: in registers.
+/// The terms that a step of a loop leaves in each of L lanes. They live for one step, in registers.
 template <class T, long L>
 struct Terms {
   alignas(64) T of[L];
   TESSERA_MEMBER Terms() {}
 };
-/// Running totals in L interleaved lanes of the terms of each step. Maxima of floats are taken as
-/// if there were no NaN, and where there was one is kept beside them: the next element waits for
-/// one instruction and not for three.
+/// Running totals of the terms of each step, in L interleaved lanes. A maximum of floats is taken
+/// as if there were no NaN, and whether there was one is recorded beside it: the next element then
+/// waits for one instruction instead of three.
 template <class Op, class Element, long L>
 struct Lanes {
   using T = typename Lane<Element>::Type;
@@ -193,7 +195,7 @@ struct Lanes {
     for (long k = 0; k < W::kCount; ++k) total[k] = terms(step)[k];
   }
   static TESSERA_MEMBER Vector* terms(Step& step) { return reinterpret_cast<Vector*>(step.of); }
-  /// Terms that change nothing.
+  /// Fills `step` with terms that leave the totals unchanged.
   TESSERA_MEMBER void clear(Step& step) {
     for (long l = 0; l < L; ++l) step.of[l] = Op::template start<Element>();
   }
@@ -230,7 +232,7 @@ constexpr long kStoreBytes = 16;
 #endif
 typedef float Piece __attribute__((vector_size(kStoreBytes), may_alias));
 typedef float LoosePiece __attribute__((vector_size(kStoreBytes), aligned(1), may_alias));
-/// To memory past the caches, where the target can.
+/// Stores to memory past the caches, where the target can.
 TESSERA_FN void stream(char* to, Piece piece) {
 #if defined(__clang__)
   __builtin_nontemporal_store(piece, reinterpret_cast<Piece*>(to));
@@ -244,14 +246,15 @@ TESSERA_FN void stream(char* to, Piece piece) {
   *reinterpret_cast<Piece*>(to) = piece;
 #endif
 }
-/// Before other threads may be told that streamed results are there.
+/// Must be called before another thread is told that streamed results are there.
 TESSERA_FN void finish_streams() {
 #if defined(__SSE__)
   __builtin_ia32_sfence();
 #endif
 }
-/// Elements of the result at `to` on their way past the caches, L at a time, in whole lines: where
-/// that is not wanted, or these do not begin at a line, and for fewer, stores are ordinary.
+/// Stores elements of the result at `to` past the caches, L at a time, in whole cache lines. Stores
+/// are ordinary where streaming is not wanted, where the elements do not begin at a line, and for
+/// fewer than L of them.
 template <class T, long L>
 struct Streamed {
   T* to = nullptr;
@@ -264,7 +267,7 @@ struct Streamed {
   TESSERA_MEMBER long past_line(long i) const {
     return static_cast<long>(reinterpret_cast<unsigned long>(to + i) % kLine);
   }
-  /// How many elements from i on do not fill a line.
+  /// The number of elements from i on before the next line begins.
   TESSERA_MEMBER long before_line(long i) const {
     return (kLine - past_line(i)) % kLine / static_cast<long>(sizeof(T));
   }
@@ -282,7 +285,8 @@ struct Streamed {
     for (long l = 0; l < n; ++l) to[i + l] = step.of[l];
   }
 };
-/// What an operand is read of next, on its way to a cache of that level, L elements at a time.
+/// Prefetches the elements of an operand that will be read later into the cache of that level, L at
+/// a time.
 template <class T, long L, int kLevel>
 struct Ahead {
   const T* next = nullptr;
@@ -296,7 +300,8 @@ struct Ahead {
   }
   TESSERA_MEMBER void take(long, long, Step&) {}
 };
-/// A body that compares its index with some numbers: it is told of steps that hold none of them.
+/// A body that compares its index with some numbers. Each step tells it whether the step may
+/// contain one of them.
 template <class F, long N>
 struct Asking {
   F body;
@@ -317,8 +322,8 @@ TESSERA_FN bool asks(const Asking<F, N>& of, long i, long n) {
     any |= static_cast<unsigned long>(of.numbers[k] - i) < static_cast<unsigned long>(n);
   return any;
 }
-/// A number of each lane of a step, on its way from one part of a body to the next: L of them, and
-/// at least a vector. Functions of groups put their results in the place of their operands.
+/// One number for each lane of a step, passed from one part of a body to the next: L of them, and
+/// at least a vector. Functions on groups overwrite their operands here with their results.
 template <class T, long L>
 struct Held {
   static constexpr int kCount = L % kFloats ? kFloats : L;
@@ -329,7 +334,7 @@ struct Held {
     store(of, f(load<kCount>(of)));
   }
 };
-/// A vector of bytes, each as an int.
+/// Loads a vector of bytes, each as an int.
 TESSERA_FN Ints ints_of(const unsigned char* p) {
 #if defined(__AVX512F__) && !defined(__clang__)
   typedef char Chars __attribute__((vector_size(16), aligned(1), may_alias));
@@ -346,8 +351,9 @@ TESSERA_FN Ints ints_of(const unsigned char* p) {
   return r;
 #endif
 }
-/// Bytes of a step, one after the other in memory, as numbers as wide as its floats: in a loop that
-/// reads bytes itself GCC takes vectors of as many bytes as there are lanes for all that it does.
+/// The bytes of a step, contiguous in memory, converted to numbers as wide as the step's floats. If
+/// the loop read bytes itself, GCC would use vectors of as many bytes as there are lanes for
+/// everything in it.
 template <long L>
 struct Bytes {
   alignas(64) int of[L];
@@ -362,9 +368,9 @@ struct Nothing {
   template <class... T>
   TESSERA_MEMBER void operator()(T&&...) const {}
 };
-/// A body in parts: `bytes` widens those of a step, `before` computes the operands of `groups`,
-/// functions of whole groups of floats, and `after` goes on from there. What one leaves for the
-/// next is in a Step.
+/// A body in parts: `bytes` widens the bytes of a step, `before` computes the operands of `groups`,
+/// which are functions on whole groups of floats, and `after` continues from their results. A Step
+/// carries values from one part to the next.
 template <class Step, class Bytes, class Before, class Groups, class After>
 struct Staged {
   Bytes bytes;
@@ -396,7 +402,7 @@ TESSERA_FN auto told(bool holds, Asking<Staged<Step, Bytes, Before, Groups, Afte
   return staged<Step>(of.body.bytes, with(holds, of.body.before), of.body.groups,
                       with(holds, of.body.after));
 }
-/// body(i + l, l, terms..) for l in [0, n).
+/// Calls body(i + l, l, terms..) for l in [0, n).
 template <class F, class... Steps>
 TESSERA_FN void each(const F& body, long i, long n, Steps&... steps) {
 #pragma GCC ivdep
@@ -413,7 +419,7 @@ TESSERA_FN void each(const Staged<Step, Bytes, Before, Groups, After>& body, lon
 #pragma GCC ivdep
   for (long l = 0; l < n; ++l) body.after(i + l, l, step, steps.of...);
 }
-/// A step of L; then `then`; then `lanes` take the terms: totals, streams.
+/// Runs a step of L elements, then `then`, then lets `lanes` (totals, streams) take its terms.
 template <long L, class F, class Then, class... Lanes>
 TESSERA_FN void whole(long i, const F& body, const Then& then, Lanes&... lanes) {
   [&](typename Lanes::Step... steps) __attribute__((always_inline)) {
@@ -423,7 +429,7 @@ TESSERA_FN void whole(long i, const F& body, const Then& then, Lanes&... lanes) 
   }
   (typename Lanes::Step()...);
 }
-/// The same for fewer.
+/// Runs a step of n < L elements.
 template <class F, class... Lanes>
 TESSERA_FN void part(long i, long n, const F& body, Lanes&... lanes) {
   [&](typename Lanes::Step... steps) __attribute__((always_inline)) {
@@ -433,7 +439,7 @@ TESSERA_FN void part(long i, long n, const F& body, Lanes&... lanes) {
   }
   (typename Lanes::Step()...);
 }
-/// Steps of L through [begin, end).
+/// Runs through [begin, end) in steps of L.
 template <long L, class F, class... Lanes>
 TESSERA_FN void in_lanes(long begin, long end, F body, Lanes&... lanes) {
   long i = begin;
@@ -444,7 +450,8 @@ TESSERA_FN void in_lanes(long begin, long end, F body, Lanes&... lanes) {
       whole<L>(i, told(false, body), Nothing(), lanes...);
   if (i < end) part(i, end - i, told(true, body), lanes...);
 }
-/// The same for streams alone, whose steps may begin anywhere: where lines of the first do.
+/// Does the same for a body whose lanes are all streams. Its steps may begin anywhere, so they
+/// begin where a cache line of the first stream does.
 template <long L, class F, class First, class... Rest>
 TESSERA_FN void in_streams(long begin, long end, F body, First& first, Rest&... rest) {
   for (long i = begin; i < end;) {
@@ -461,8 +468,9 @@ TESSERA_FN void in_streams(long begin, long end, F body, First& first, Rest&... 
   }
 }
 
-/// A loop in steps that others are gone through beside, if it is `on`: whether a step is whole and
-/// plain, such a step, with what is to be done before it stores, and any step.
+/// One of several loops that advance together, step by step, if it is `on`. plain(i) says whether
+/// the step at i is whole and compares with no position; whole(i, then) runs such a step and calls
+/// `then` before it stores; some(i, n) runs any step.
 template <class Plain, class Whole, class Some>
 struct Strand {
   bool on;
@@ -487,8 +495,9 @@ TESSERA_FN auto strand(bool on, F body, Lanes&... lanes) {
           part(i, n, told(true, body), lanes...);
       });
 }
-/// The same for streams alone, of elements [begin, end), which whole steps of the others stay in.
-/// Its steps begin where lines of the first do, ahead of the others'.
+/// A strand whose lanes are all streams, over elements [begin, end); whole steps of the other
+/// strands stay within that range. Its steps begin where cache lines of the first stream do, so it
+/// is ahead of the others.
 template <long L, class F, class First, class... Rest>
 TESSERA_FN auto strand_of_lines(bool on, long begin, long end, F body, First& first,
                                 Rest&... rest) {
@@ -513,7 +522,7 @@ TESSERA_FN auto strand_of_lines(bool on, long begin, long end, F body, First& fi
         }
       });
 }
-/// A strand that is `early` elements ahead of the others, until `end`.
+/// A strand that is `early` elements ahead of the others, up to `end`.
 template <long L, class S>
 TESSERA_FN auto early_strand(long early, long end, S of) {
   return make_strand(
@@ -526,10 +535,10 @@ TESSERA_FN auto early_strand(long early, long end, S of) {
         if (left > 0) of.some(i + early, n < left ? n : left);
       });
 }
-/// A row's exponentials below its maximum, found in pieces: max[k] is the maximum of piece k,
-/// sum[k] the sum of its exponentials below the larger of that and the least number (a piece may be
-/// all -inf). Gives the row's maximum and sum, and leaves in max[k] what exponentials of piece k
-/// are to be multiplied by. The sum of a row whose maximum is infinite is NaN, as that of exp(x -
+/// Combines the pieces of a row's softmax: max[k] is the maximum of piece k, and sum[k] is the sum
+/// of exp(x - m) over the piece, with m the larger of max[k] and the least finite number (a piece
+/// may be all -inf). Returns the maximum and the sum of the row, and leaves in max[k] the factor
+/// for the exponentials of piece k. If the maximum is infinite the sum is NaN, as that of exp(x -
 /// max) is.
 struct Softmax {
   float max;
@@ -546,16 +555,15 @@ TESSERA_FN Softmax join_pieces(float* max, const double* sum, long n) {
   row.sum += row.max - row.max;
   return row;
 }
-/// A step of each strand. All of them read before one stores: rows are often a multiple of 4 KiB
-/// apart, and what is read where another row has just been stored, by the low bits of the address,
-/// waits for that.
+/// Runs a step of each strand. All strands read before one stores: rows are often a multiple of 4
+/// KiB apart, and a read waits for a recent store to an address with the same low bits.
 TESSERA_FN void together(long) {}
 template <class First, class... Rest>
 TESSERA_FN void together(long i, const First& first, const Rest&... rest) {
   first.whole(
       i, [&]() __attribute__((always_inline)) { together(i, rest...); });
 }
-/// Goes through strands, a step of each after the other: while one waits another computes.
+/// Runs through all strands, a step of each in turn: while one waits, another computes.
 template <long L, class... Strands>
 TESSERA_FN void beside(long begin, long end, Strands... strands) {
   const bool all = (strands.on && ...);
@@ -565,13 +573,13 @@ TESSERA_FN void beside(long begin, long end, Strands... strands) {
       ((strands.on ? strands.some(i, end - i < L ? end - i : L) : static_cast<void>(0)), ...);
   }
 }
-/// Moves what sums over rows have collected on to double precision.
+/// Adds what sums over rows have collected in single precision to totals in double precision.
 template <class T>
 TESSERA_FN void move_on(double* to, T* from, long n) {
 #pragma GCC ivdep
   for (long i = 0; i < n; ++i) to[i] += from[i], from[i] = T(0);
 }
-/// Joins the partial results of all chunks, in order, into those of the first.
+/// Joins the partial results of all chunks, in order, into those of the first chunk.
 template <class Op, class T>
 TESSERA_FN void combine(T* first, long stride_bytes, long chunks, long n) {
   for (long c = 1; c < chunks; ++c) {

@@ -1,5 +1,5 @@
-// Bodies written by hand, for tests and measurements, and the small builder they are made with:
-// loads, ops and stores are added in order, masks follow from the operands.
+// Bodies written by hand for tests and measurements, and the small builder that makes them: loads,
+// ops and stores are added in order, and their loop masks follow from the operands.
 #pragma once
 #include <string>
 #include <vector>

@@ -14,25 +14,27 @@
 namespace tessera::compiler {
 namespace {
 
-constexpr int64_t kRowBuffers = 256 << 10;     // bytes of one row's intermediate values: half of L2
-constexpr int64_t kChunk = 1 << 15;            // elements of a chunk, at least
-constexpr int64_t kChunksOfArrays = 64;        // that keep partial arrays, at most
-constexpr int64_t kChunksOfScalars = 1 << 12;  // that keep partial sums, at most
+// The intermediate values of one row may take half of L2.
+constexpr int64_t kRowBuffers = 256 << 10;
+constexpr int64_t kChunk = 1 << 15;            // least elements of a chunk
+constexpr int64_t kChunksOfArrays = 64;        // most chunks, if each keeps partial arrays
+constexpr int64_t kChunksOfScalars = 1 << 12;  // most chunks, if each keeps partial sums
 constexpr int64_t kLongRow = 64 << 10;         // bytes of an operand's row: twice an L1 cache
-constexpr int64_t kChunksBeside = 16;          // of rows that long, at most
-// Distances in bytes at which operands are fetched ahead. L1 can wait for too few lines at once to
-// keep memory busy, so a single operand comes into L2 first: layer_norm gains 9 % on Zen 5, 3 % of
-// it over 6.5 KiB; on Zen 4 these were the best that was tried. Where there are two or more they
-// share what L1 can wait for and skip L2: layer_norm's gradient gains 5 %, and loses 10 % through
-// L2. No distance is a whole number of pages, which would be slower by a fifth.
+constexpr int64_t kChunksBeside = 16;          // most chunks of rows that long
+// Distances in bytes at which operands are prefetched. L1 can wait for too few lines at once to
+// keep memory busy, so a single operand is first brought into L2: layer_norm gains 9 % on Zen 5, of
+// which going from 6.5 KiB to this distance is 3 %; on Zen 4 these were the best of those tried.
+// Two or more operands share the lines that L1 can wait for and skip L2: layer_norm's gradient
+// gains 5 % this way and loses 10 % through L2. No distance is a whole number of pages, which would
+// be slower by a fifth.
 constexpr int64_t kAhead = 15 << 9;     // of a single operand, into L1
 constexpr int64_t kFarAhead = 36 << 9;  // of a single operand, into L2
 constexpr int64_t kEachAhead = 7 << 9;  // of each of several operands, into L1
-constexpr int64_t kFetched = 1 << 20;   // bytes of operands that are: more than an L2 cache
-constexpr int kWorkBeside = 10;         // of nests for which that is worth it
-constexpr int kWorthKeeping = 7;        // cost of a value that is kept, not computed again
-// Elements of the only row, at most, and of rows that are computed beside others, at least; rows of
-// a chunk of such, if there are.
+constexpr int64_t kFetched = 1 << 20;   // fewer bytes of an operand fit into L2
+constexpr int kWorkBeside = 10;         // least work of nests that run beside each other
+constexpr int kWorthKeeping = 7;  // least cost of a value that is kept instead of computed again
+// The most elements of an only row that one thread computes; the fewest of rows whose nests run
+// beside each other, and how many such rows a chunk has, if there are as many.
 constexpr int64_t kSerial = limit("generated.one_row"), kBesideRow = limit("generated.beside"),
                   kRowsBeside = limit("generated.rows_beside");
 
@@ -66,7 +68,7 @@ class Scheduler {
  private:
   Placed& at(InstrId id) { return s_.values[size_t(id)]; }
   const Instr& instr(InstrId id) const { return s_.body.instrs[size_t(id)]; }
-  // The sum over everything of one flat loop: its pieces are the rows.
+  // True for a sum over everything in one flat loop: pieces of the loop are then its rows.
   bool flat_total(const Instr& i) const { return may_block_ && outer_ == 0 && i.loops == 0; }
 
   bool place(InstrId id) {
@@ -123,7 +125,7 @@ class Scheduler {
     meet("generated.totals", totals_);
     return totals_ <= limit("generated.totals");
   }
-  // What the end of the kernel can compute: sums over rows and values of no row.
+  // True for what is computed after all chunks: sums over rows, and values that vary with no loop.
   bool at_the_end(InstrId id) const {
     const Instr& i = instr(id);
     if (s_.at(id).place == Place::kLate) return true;
@@ -132,7 +134,8 @@ class Scheduler {
       if (!at_the_end(x)) return false;
     return true;
   }
-  // A zero would have to be refused before the loops run.
+  // True for a division of integers by anything but a nonzero constant. It cannot be scheduled: a
+  // divisor of zero would have to be refused before the loops run.
   bool divides_integers(const Instr& i) const {
     if (i.kind != InstrKind::kPointwise || !is_integral(i.dtype)) return false;
     if (!op_info(i.op).traits.may_trap) return false;
@@ -205,10 +208,10 @@ class Scheduler {
       if (s_.values[id].buffered) keep_in_result(InstrId(id));
     look_ahead();
   }
-  // One nest of a row after the other, each complete before the next, wait in turn: for memory, for
-  // the pipes, for stores. Beside each other, on rows that follow each other, they wait together.
-  // A buffer of a row is read for the last time just before the nest that computes it writes the
-  // next row there.
+  // If the nests of a row follow each other, each complete before the next, each in turn waits for
+  // memory, for execution units, for stores. If they run beside each other, on consecutive rows,
+  // their waits overlap. This requires that each buffer of a row is read for the last time by the
+  // nest after the one that computes it, just before the next row is written there.
   void beside() {
     const int64_t row = s_.count(inner_),
                   rows = std::max(s_.chunk_rows, std::min(kRowsBeside, s_.rows / kChunksBeside));
@@ -237,10 +240,10 @@ class Scheduler {
       work += instr(id).kind == InstrKind::kPointwise ? op_info(instr(id).op).traits.cost : 1;
     return work;
   }
-  // The row of the last result that it may wait in, but of none whose rows would be streamed and
-  // are long. What the first nest of pieces computes has a buffer: in the row of a result it would
-  // come before the picks, and the result could not lie over the operand that elements are picked
-  // from.
+  // Keeps value `id` in the row of the last result that permits it, but not if those rows are
+  // streamed and long (or nests run beside each other). What the first nest computes in pieces
+  // stays in a buffer: it would be written to the result's row before elements are picked, and the
+  // result could then not lie over the operand they are picked from.
   void keep_in_result(InstrId id) {
     const AccessOrder order(s_);
     if (s_.pieces.size > 0 && order.computed_in(id) == 0) return;
@@ -253,10 +256,10 @@ class Scheduler {
         return;
       }
   }
-  // Memory can bring what comes next while nests compute. Beside each other they do all the time,
-  // and so does one alone that streams and whose steps are long, for they are of groups; else the
-  // one that computes most, on a row that a cache holds by then, fetches the next one, if it is
-  // long. Operands are those that all of a row is read of.
+  // Chooses what is prefetched while nests compute. Nests beside each other prefetch all the time,
+  // and so does a single nest that streams and runs functions on groups, since its steps are long.
+  // Otherwise the nest that computes most, on a row that is in a cache by then, prefetches the next
+  // row if rows are long. Only operands of which all of a row is read are prefetched.
   void look_ahead() {
     const bool alone =
         s_.nests.size() == 1 && std::ranges::count(s_.streamed, true) > 0 &&
@@ -297,8 +300,8 @@ class Scheduler {
         dense ? off_pages(ahead, row, reader) / size : (ahead + row - 1) / row * a.strides[0];
     s_.ahead.push_back({operand, reader, elements, level});
   }
-  // `ahead` bytes, or so many more that they are not whole pages from where nest `reader`, or one
-  // after it, stores a result with rows of `row` bytes.
+  // Returns `ahead` bytes, or somewhat more, so that the distance is no whole number of pages from
+  // where nest `reader` or a later one stores a result with rows of `row` bytes.
   int64_t off_pages(int64_t ahead, int64_t row, int reader) const {
     constexpr int64_t kPage = 4 << 10, kNear = 512;
     const auto meets_stores = [&](int64_t bytes) {
@@ -337,7 +340,7 @@ class Scheduler {
     buffered_bytes_ += bytes;
     return true;
   }
-  // Vector instructions, roughly, to compute a value again.
+  // A rough number of vector instructions that computing a value again takes.
   int cost(InstrId id) const {
     const Instr& i = instr(id);
     if (s_.at(id).place != Place::kElement || s_.at(id).reduce != ReduceAs::kNone ||
@@ -393,9 +396,9 @@ class Scheduler {
   const bool may_block_, on_cpu_;
   const int64_t streamed_from_;
   LoopMask outer_ = 0, inner_ = 0;
-  std::vector<bool> seen_;  // by the nest that is being filled
+  std::vector<bool> seen_;  // by instruction: in the nest that is being filled
   int64_t buffered_bytes_ = 0;
-  int64_t totals_ = 0;  // that run, all on the stack, in words of four bytes
+  int64_t totals_ = 0;  // words of four bytes, on the stack, that running totals take
 };
 
 std::optional<Schedule> schedule_with(const Body& body, LoopMask inner, int vector, bool may_block,
@@ -436,7 +439,7 @@ int64_t chunk_scratch_bytes(const Schedule& s) {
 int64_t scratch_bytes(const Schedule& s) { return chunk_scratch_bytes(s) * s.chunks(); }
 
 std::optional<Schedule> make_schedule(const Body& original, Target target) {
-  for (const Instr& i : original.instrs)  // u8 alone would need a cast through bool
+  for (const Instr& i : original.instrs)  // u8 could only be computed through a cast to bool
     if (i.kind == InstrKind::kReduce && i.dtype == kU8 && i.reduce >= ReduceKind::kAny)
       return std::nullopt;
   Body body = without_single_loops(original);

@@ -1,9 +1,9 @@
-// The order in which generated code computes a body. Loops are outer (an index of all of them is a
-// row; rows are cut into chunks, which threads share) or inner (traversed inside a row by one nest
-// after the other, the last of them vectorised). A reduction over inner loops is complete before
-// the nests that read it; one over rows, or over everything, is accumulated by each chunk and
-// combined at the end, in the order of the chunks. Invariant: the order of every sum is a property
-// of the body.
+// The order in which generated code computes a body. Loops are outer or inner. The indices of all
+// outer loops together are a row; rows are cut into chunks, which threads share. Inner loops are
+// traversed inside a row by one nest after the other, the last of them vectorised. A reduction over
+// inner loops is complete before the nests that read it; one over rows, or over everything, is
+// accumulated by each chunk and combined at the end, in the order of the chunks. Invariant: the
+// order of every sum is a property of the body, not of the number of threads.
 #pragma once
 #include <optional>
 #include <vector>
@@ -13,15 +13,16 @@
 
 namespace tessera::compiler {
 
-/// Elements that a sum takes in interleaved lanes of its own precision before they meet in double.
+/// The number of elements that are summed in interleaved lanes of their own precision before the
+/// lanes are combined in double.
 inline constexpr int64_t kSumBlock = limit("generated.sum_block");
 inline constexpr int kMaxLanes = limit("generated.lanes");
-/// Where a loop reads or writes elements of one byte as well: GCC takes vectors of as many bytes as
-/// there are lanes for all that it does.
+/// The most lanes of a loop that also reads or writes one-byte elements: GCC then uses vectors of
+/// as many bytes as there are lanes for everything in the loop.
 inline constexpr int kMaxLanesOfBytes = limit("generated.byte_lanes");
-/// Elements of a row from which on its results are streamed.
+/// The least row length, in elements, from which on results are streamed.
 inline constexpr int64_t kStreamedRow = limit("streams.row");
-/// Rows after which sums over rows move from single to double precision.
+/// The number of rows after which sums over rows move from single to double precision.
 inline constexpr int64_t kSumRows = limit("generated.sum_rows");
 
 enum class Place : uint8_t {
@@ -30,7 +31,8 @@ enum class Place : uint8_t {
   kElement,  // in nests
   kLate,     // once all chunks are done: sums over rows and what follows from them
 };
-// kPick: sum(where(index == v, x, 0)) over a row is the element of x that v says.
+// kPick: sum(where(index == v, x, 0)) over a row is computed by reading the element of x at index
+// v.
 enum class ReduceAs : uint8_t { kNone, kRow, kPick, kChunk };
 
 struct Placed {
@@ -42,8 +44,8 @@ struct Placed {
   int kept_in = -1;       // the result in whose row it waits until that is written; -1: a buffer
 };
 
-/// Loops over the inner loops of `loops` that compute values and feed them to reductions and
-/// results.
+/// A nest of loops over the inner loops in `loops` that computes values and passes them to
+/// reductions and results.
 struct Nest {
   LoopMask loops = 0;
   int stage = 0;
@@ -53,16 +55,16 @@ struct Nest {
   std::vector<int> stores = {};
 };
 
-/// An operand that nest `nest` fetches, into a cache of that level, so many elements before it
-/// reads them. There may be one of each level for an operand.
+/// Says that nest `nest` prefetches an operand, `elements` before it reads them, into the cache of
+/// `level`. An operand may have one of these for each level.
 struct Ahead {
   int operand = 0, nest = 0;
   int64_t elements = 0;
   int level = 1;
 };
 
-/// A softmax of long rows (compile/codegen/softmax.h): exponentials and sums of pieces of `size`
-/// elements below the maximum of the piece, so that nests 0 and 1 work on one row.
+/// A softmax of long rows (compile/codegen/softmax.h) in pieces of `size` elements: exponentials
+/// and sums are first taken below the maximum of the piece, so nests 0 and 1 work on one row.
 struct Pieces {
   InstrId max = -1, sum = -1;
   int64_t size = 0;  // 0: there are none
@@ -77,7 +79,7 @@ struct Schedule {
   std::vector<InstrId> row_reductions;  // that values of rows are fed to
   std::vector<bool> streamed;           // results that are stored past the caches
   std::vector<Ahead> ahead;
-  bool beside = false;  // nest k works on the row k before that of the first, in one loop with it
+  bool beside = false;  // nest k works on the row k before the first nest's, in one loop
   Pieces pieces;      // then nest 1 works on the row of the first, and those after it one row less
                       // behind
   int64_t block = 0;  // > 0: rows are pieces of so many elements of the innermost loop
@@ -87,12 +89,12 @@ struct Schedule {
   LoopMask outer_mask() const { return (LoopMask(1) << outer) - 1; }
   LoopMask inner_mask() const { return ((LoopMask(1) << loops()) - 1) & ~outer_mask(); }
   int64_t chunks() const { return (rows + chunk_rows - 1) / chunk_rows; }
-  /// Elements that the loops of `mask` have together.
+  /// The product of the extents of the loops in `mask`.
   int64_t count(LoopMask mask) const;
-  /// Whether a value is a bool that lies next to those of the neighbouring elements, which loops in
-  /// lanes find widened.
+  /// True if the value is a bool that is contiguous in memory with those of the neighbouring
+  /// elements: loops in lanes get it widened to an int.
   bool widened(const Nest& n, InstrId id) const;
-  /// Whether others of one byte are read or written there, which decides how many lanes it has.
+  /// True if the nest reads or writes other one-byte elements, which limits its number of lanes.
   bool touches_bytes(const Nest& n) const;
   const Instr& instr(InstrId id) const { return body.instrs[size_t(id)]; }
   const Placed& at(InstrId id) const { return values[size_t(id)]; }
@@ -100,12 +102,13 @@ struct Schedule {
 
 enum class Target : uint8_t { kCpu, kCuda };
 
-/// Null when no order that generated code supports computes `body`. A CPU streams results
-/// (compile/codegen/streams.h) and picks elements, which a block of threads has no use for.
+/// Returns null when generated code supports no order that computes `body`. Only schedules for a
+/// CPU stream results (compile/codegen/streams.h) and pick elements; a block of threads has no use
+/// for it.
 std::optional<Schedule> make_schedule(const Body& body, Target target = Target::kCpu);
 
-/// Partial results of reductions over rows: bytes of one chunk, of all, and where in the bytes of
-/// its chunk a reduction has its own.
+/// Partial results of reductions over rows: the bytes of one chunk, the bytes of all chunks, and
+/// the offset of a reduction in the bytes of its chunk.
 int64_t chunk_scratch_bytes(const Schedule& s);
 int64_t scratch_offset(const Schedule& s, InstrId reduction);
 int64_t scratch_bytes(const Schedule& s);

@@ -16,7 +16,7 @@ namespace tessera::compiler {
 namespace {
 
 constexpr std::string_view kName = "KERNEL";  // of every kernel until it is compiled
-constexpr size_t kKernelsPerFile = 4;         // that are worth a compiler of their own
+constexpr size_t kKernelsPerFile = 4;         // fewer are not worth a compiler process
 
 SizedText text_of(const Fused& f) { return print_sized(f.body, kName); }
 
@@ -84,8 +84,8 @@ std::vector<Ref<const LoadedKernel>> SizedKernels::code_of(std::span<const Fused
 
 namespace {
 
-// The text with the names of run-time values in the place of numbers that vary; both functions of a
-// kernel read all of these at their beginning. `address`: of p that holds the numbers.
+// Returns the text with names of run-time values in place of the numbers that vary. Both functions
+// of a kernel load all of these first. `address`: the index in p that holds the numbers.
 std::string source_of(const SizedText& text, const std::vector<std::string>& fixed,
                       const std::vector<int64_t>& capacity, size_t address) {
   std::vector<std::string> names;

@@ -1,7 +1,7 @@
-// Code for bodies that differ in sizes alone. Their texts are equal but for the numbers that follow
-// from sizes (SizedText); a number that differs becomes a run-time value, which the code finds
-// behind the addresses of its results. Invariant: code is used for a body only if its text, with
-// the body's numbers put in, is the text that print_cpp gives.
+// Shares code among bodies that differ only in sizes. Their texts are equal but for the numbers
+// that follow from sizes (SizedText). A number that differs becomes a run-time value, which the
+// code finds after the addresses of its results. Invariant: code is used for a body only if its
+// text, with the numbers of the body put in, is the text that print_cpp gives.
 #pragma once
 #include <string>
 #include <vector>
@@ -12,18 +12,18 @@ namespace tessera::compiler {
 
 class SizedKernels {
  public:
-  /// One body at further sizes that calls are known to have.
+  /// One body at further sizes that are expected in later calls.
   using Sizes = std::vector<const Fused*>;
 
-  /// Code for each of `kernels`, with what is there, else by compiling one file: for each kernel
-  /// that has none, code for all its sizes too (`sizes` holds an element for each kernel, or is
-  /// empty). Throws as generate().
+  /// Returns code for each of `kernels`, compiling one file for those that the existing code does
+  /// not serve. New code for a kernel also serves its other sizes (`sizes` has an element for each
+  /// kernel, or is empty). Throws what generate() throws.
   std::vector<Ref<const LoadedKernel>> code_of(std::span<const Fused* const> kernels,
                                                std::span<const Sizes> sizes,
                                                const GenerateOptions& options = {});
   /// True when code_of would not compile.
   bool have(std::span<const Fused* const> kernels) const;
-  /// Runs of the compiler, or loads from its cache, so far.
+  /// How often the compiler ran, or its output was loaded from the cache, so far.
   int compilations() const { return compilations_; }
 
  private:

@@ -6,7 +6,8 @@
 
 namespace tessera::compiler {
 
-// exp(x - amax(x)) of float32, which needs no care for large results.
+// exp(x - amax(x)) in float32: its operand is never above 0, so exp needs no care for large
+// results.
 static bool is_exp_below_max(const Schedule& s, InstrId id) {
   const Instr& i = s.instr(id);
   if (i.kind != InstrKind::kPointwise || i.op != "exp" || i.dtype != kF32) return false;
@@ -19,7 +20,7 @@ static bool is_exp_below_max(const Schedule& s, InstrId id) {
 bool is_softmax_exp(const Schedule& s, InstrId id) {
   if (!is_exp_below_max(s, id)) return false;
   const LoopMask row = s.instr(s.instr(s.instr(id).in[0]).in[1]).reduced;
-  const auto sums = [&](InstrId k) {  // at least 1 where all of the row is in it
+  const auto sums = [&](InstrId k) {  // at least 1, if it is over the whole row
     const Instr& i = s.instr(k);
     return i.kind == InstrKind::kReduce && i.reduce == ReduceKind::kSum && i.in[0] == id &&
            within(row, i.reduced);
@@ -48,8 +49,8 @@ bool is_softmax_sum(const Schedule& s, InstrId id) {
          s.at(id).place == Place::kRow && is_exp_below_max(s, i.in[0]);
 }
 
-// Values follow from the maximum, from the sum, or, where arithmetic joins both, are NaN if the sum
-// is. None of the first kind may be a result.
+// Follows all values that depend on the maximum or on the sum. A value of arithmetic on the sum is
+// NaN if the sum is. A value that depends on the maximum but not on the sum must not be a result.
 bool may_pass_over_nan(const Schedule& s, InstrId max) {
   const Instr& m = s.instr(max);
   if (m.kind != InstrKind::kReduce || m.reduce != ReduceKind::kMax ||
@@ -78,9 +79,9 @@ bool may_pass_over_nan(const Schedule& s, InstrId max) {
                               [&](const Store& store) { return of[size_t(store.value)] == kMax; });
 }
 
-// Elements of a piece: about 8 KiB of floats, but no whole pages, for two pieces are read and one
-// is written in a step. The last one should be whole: what it lacks, the next row's first piece
-// does alone.
+// The number of elements in a piece: about 8 KiB of floats, but not whole pages, since two pieces
+// are read and one is written in each step. The last piece should be whole: for the elements it
+// lacks, the next row's first piece runs alone.
 static int64_t piece_of(int64_t row) {
   constexpr int64_t kLeastPiece = 1792, kMostPiece = 2304, kPage = 1024;
   const auto lacks = [=](int64_t size) { return (row + size - 1) / size * size - row; };
@@ -110,7 +111,7 @@ Pieces softmax_pieces(const Schedule& s) {
     const bool divides = i.kind == InstrKind::kPointwise && i.op == "div" && i.in[1] == sum;
     if (reads(below) && id != e) return {};
     if (reads(e) && id != sum && !(divides && i.in[0] == e)) return {};
-    // Elements know the maximum and the sum of their piece alone.
+    // Values of an element know only the maximum and the sum of their piece.
     if (s.values[k].place != Place::kElement) continue;
     if (reads(max) && id != below) return {};
     if (reads(sum) && !(divides && i.in[0] == e)) return {};

@@ -10,7 +10,8 @@
 namespace tessera::compiler {
 namespace {
 
-// "32768K" of the cache furthest from the core. sysconf adds up the caches of all sockets.
+// Reads "32768K", the size of the last-level cache of this core. sysconf adds up the caches of all
+// sockets.
 int64_t last_level_bytes() {
   int64_t most = 0;
   for (int i = 0; i < 8; ++i) {

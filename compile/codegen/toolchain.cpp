@@ -23,8 +23,8 @@ extern char** environ;
 namespace tessera::compiler {
 namespace {
 
-// This machine, or the instruction set that TESSERA_ISA names: what other machines run can be had
-// here.
+// Compiles for this machine, or for the instruction set that TESSERA_ISA names, so that the code of
+// other machines can be tested here.
 const char* architecture() {
   const bool asked = !env::get("TESSERA_ISA").empty();
   switch (cpu::current_isa()) {
@@ -36,11 +36,12 @@ const char* architecture() {
   }
 }
 
-// A loop that copies to lanes is no memcpy, which would go through memory. Clang refuses the word.
+// Without this GCC would turn loops that copy to lanes into memcpy, which goes through memory.
+// Clang does not know the flag.
 constexpr const char* kOfGcc = "-fno-tree-loop-distribute-patterns";
 
-// As the core's kernels are compiled, but for this machine. Nothing may be contracted or
-// reassociated: the bits are those of the ops one by one.
+// The flags of the core's kernels, but for this machine. Contraction and reassociation stay off, so
+// that results have the bits of the ops run one by one.
 const std::vector<std::string>& flags() {
   static const std::vector<std::string> list {
     "-std=c++20", "-O3", architecture(),
@@ -58,7 +59,7 @@ bool is_program(const std::string& path) {
   return stat(path.c_str(), &s) == 0 && S_ISREG(s.st_mode) && access(path.c_str(), X_OK) == 0;
 }
 
-// "" when PATH has no such program.
+// Returns "" when PATH has no such program.
 std::string search_path(const std::string& name) {
   if (name.find('/') != name.npos) return is_program(name) ? name : "";
   const char* path = std::getenv("PATH");
@@ -72,7 +73,7 @@ std::string search_path(const std::string& name) {
   return "";
 }
 
-// What -march=native depends on.
+// The description of the processor that -march=native depends on.
 std::string processor() {
   std::ifstream info("/proc/cpuinfo");
   std::string text, line;
@@ -92,7 +93,7 @@ struct Child {
   int status = 0;
 };
 
-// In process group `group`; 0: one of its own. Reads from `input`; -1: nothing.
+// Starts `command` in process group `group` (0: a new one). It reads from `input` (-1: nothing).
 Child start(const std::vector<std::string>& command, const std::string& log, pid_t group,
             int input = -1) {
   std::vector<char*> argv;
@@ -106,7 +107,8 @@ Child start(const std::vector<std::string>& command, const std::string& log, pid
     posix_spawn_file_actions_adddup2(&files, input, 0);
   posix_spawn_file_actions_addopen(&files, 1, log.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0600);
   posix_spawn_file_actions_adddup2(&files, 1, 2);
-  // Not in the group of this program: Ctrl-C is for it alone, and it may have things to finish.
+  // The child does not join this program's process group: Ctrl-C is meant for this program, which
+  // may still have work to finish.
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
@@ -140,8 +142,8 @@ std::string head_of(const std::string& path) {
   return text.size() > kShown ? text.substr(0, kShown) + "..." : text;
 }
 
-// A process group for compilers, and what they start, that does not outlive this process, however
-// that ends: its leader waits for the end of a pipe, and then kills the group.
+// A process group for compilers and what they start. It does not outlive this process, however that
+// ends: the group's leader waits for the end of a pipe and then kills the group.
 class Leash {
  public:
   explicit Leash(const std::string& work) : Leash() {
@@ -163,17 +165,17 @@ class Leash {
   Child leader_;
 };
 
-// Whatever a compiler's name, its macros say what it is.
+// Asks the compiler for its macros, since its name does not tell whether it is Clang.
 bool is_clang(const std::string& compiler, const std::string& work, pid_t group) {
   const std::string log = work + "/macros.log";
   Child asked = start({compiler, "-dM", "-E", "-x", "c++", "/dev/null"}, log, group);
-  succeeded(asked);  // one that fails says why on the sources
+  succeeded(asked);  // a compiler that fails here explains itself on the sources
   std::string macros;
   std::getline(std::ifstream(log), macros, '\0');
   return macros.find("#define __clang__ ") != macros.npos;
 }
 
-// All are waited for, also when one fails: none may go on writing to a folder that is removed.
+// Waits for all children, also when one fails: none may go on writing to a folder that is removed.
 void wait_for(std::vector<Child>& children, const std::string& compiler, const std::string& work) {
   const Child* failed = nullptr;
   for (Child& c : children)

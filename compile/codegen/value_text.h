@@ -1,4 +1,4 @@
-// The text of values and of what a nest does with an element, with which print_cpp.cpp fills its
+// Prints values, and what a nest does with an element; print_cpp.cpp puts these texts into its
 // loops.
 #pragma once
 #include <fmt/format.h>
@@ -26,7 +26,7 @@ class ValueText : protected KernelText {
     int loop;
     InstrId position;
   };
-  // What compares positions with the index of loop `v`.
+  // Whether the nest compares a position with the index of loop `v`.
   bool compares(const Nest& n, int v) const {
     return std::ranges::any_of(n.values, [&](InstrId id) {
       auto c = as_position_.find(id);
@@ -34,8 +34,8 @@ class ValueText : protected KernelText {
     });
   }
 
-  // eq(index, v) with v fixed in the row: v becomes an int, -1 when out of range, so that the
-  // comparison is as wide as the floats beside it.
+  // Finds comparisons eq(index, v) with v constant in the row. v becomes an int, -1 when out of
+  // range, so that the comparison is as wide as the floats beside it.
   void find_positions() {
     for (size_t k = 0; k < b_.instrs.size(); ++k) {
       const Instr& i = b_.instrs[k];
@@ -58,7 +58,8 @@ class ValueText : protected KernelText {
 
   // ---- values ----
 
-  // In lanes the step is subtracted from the position: numbers of lanes are constants of a vector.
+  // In lanes, the start of the step is subtracted from the position, and the result is compared
+  // with the lane numbers, which are a constant vector.
   std::string position_text(const Comparison& c) const {
     if (lane_loop_ != c.loop) return fmt::format("int(i{}) == t{}", c.loop, c.position);
     return fmt::format("asked & (int(l) == t{} - int(i{} - l))", c.position, c.loop);
@@ -85,8 +86,8 @@ class ValueText : protected KernelText {
     auto position = as_position_.find(id);
     return position != as_position_.end() ? position_text(position->second) : expression(b_, i);
   }
-  // The function of one float that computes a value and has a form for groups of them, if there is
-  // one: it takes the last operand.
+  // The name of the function that computes a value, if it has a form for groups of floats; else "".
+  // It is applied to the last operand.
   std::string group_function(InstrId id) const {
     const Instr& i = instr(id);
     if (is_softmax_exp(s_, id)) return "exp_by_table";
@@ -94,7 +95,8 @@ class ValueText : protected KernelText {
     const Functor* functor = find_functor(i.op);
     return functor && functor->in_groups ? "fn::" + i.op : std::string();
   }
-  // The value that such a function gave `result` for. One with two operands is a derivative.
+  // The text of the value that follows from such a function's `result`. An op with two operands is
+  // a derivative.
   std::string from_group(InstrId id, const std::string& result) const {
     const Instr& i = instr(id);
     return rounded(i.dtype, i.in.size() == 1 ? result : fmt::format("v{} * {}", i.in[0], result));
@@ -107,7 +109,7 @@ class ValueText : protected KernelText {
     if (position != positions_.end())
       line("const int t{} = position(v{}, {});", id, id, size(position->second));
   }
-  // Values of rows that are ready after the nests of stages below `stage`.
+  // Prints the values of rows that are ready once the nests of stages below `stage` have run.
   void print_row_values(Place place, int stage) {
     for (size_t k = 0; k < b_.instrs.size(); ++k)
       if (s_.values[k].used && s_.values[k].place == place && s_.values[k].stage == stage)
@@ -116,7 +118,7 @@ class ValueText : protected KernelText {
 
   // ---- rows ----
 
-  // Loops that read bools as such are not vectorised by GCC 12.
+  // Bools are read as bytes: GCC 12 does not vectorise loops that read bool.
   static std::string read_type(DType t) { return t == kBool ? "unsigned char" : memory_type(t); }
   void print_indices() {
     int64_t inside = 1;
@@ -175,8 +177,9 @@ class ValueText : protected KernelText {
     return at(id).kept_in >= 0 ? result(at(id).kept_in)
                                : fmt::format("b{}[{}]", id, dense(instr(id).loops & inner()));
   }
-  // Values whose last loop is `l`; if `part` is given, those in it, and none is kept in a result:
-  // that may lie over an operand, so all that is read comes first.
+  // Prints the values whose last loop is `l`. If `part` is given, prints only those in it and keeps
+  // none in a result: the result may lie over an operand, and everything is read before that is
+  // written.
   void print_level(const Nest& n, int l, const std::set<InstrId>* part = nullptr) {
     auto here = [&](InstrId id) {
       return last_of(instr(id).loops) == l && (!part || part->contains(id));
@@ -196,7 +199,7 @@ class ValueText : protected KernelText {
     for (InstrId id : n.values)
       if (at(id).kept_in >= 0 && last_of(instr(id).loops) == l) line("{} = v{};", buffer(id), id);
   }
-  // What is done with them.
+  // Prints what the nest does with its values: reductions, stores, buffers.
   void print_uses(const Nest& n) {
     for (InstrId id : n.reductions) {
       const Instr& i = instr(id);
@@ -213,7 +216,7 @@ class ValueText : protected KernelText {
     print_level(n, v);
     print_uses(n);
   }
-  // The running total that reduction `id` adds to inside its nest.
+  // The name of the running total that reduction `id` adds to inside its nest.
   std::string total(InstrId id) {
     const Instr& i = instr(id);
     const char* prefix = at(id).reduce == ReduceAs::kChunk ? "c" : kept(i) ? "a" : "s";
@@ -250,12 +253,13 @@ class ValueText : protected KernelText {
     if (may_pass_over_nan(s_, id)) kind = fmt::format("Numbers<{}>", kind);
     line("Lanes<{}, {}, {}> l{};", kind, lane_type(instr(id)), count, id);
   }
-  std::map<InstrId, int64_t> positions_;       // extent of the index they are compared with
+  // By position: the extent of the index it is compared with.
+  std::map<InstrId, int64_t> positions_;
   std::map<InstrId, Comparison> as_position_;  // comparisons of indices and positions
-  std::set<InstrId> after_groups_;             // values of which the step holds what groups gave
+  std::set<InstrId> after_groups_;             // values that the step holds as results of groups
   int lane_loop_ = -1;                         // the loop whose lanes `l` counts
-  std::set<InstrId> widened_;                  // bytes that are, in the body that is printed
-  bool of_piece_ = false;  // values of rows are those that elements of a piece see
+  std::set<InstrId> widened_;                  // bytes that the body being printed has widened
+  bool of_piece_ = false;                      // values of rows are those of the element's piece
 };
 
 }  // namespace tessera::compiler

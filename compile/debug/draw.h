@@ -1,4 +1,5 @@
-// Graphs as pictures: one box for each op, coloured by phase, grouped by the module it comes from.
+// Draws graphs: one box for each op, coloured by phase, grouped by the module that the op comes
+// from.
 #pragma once
 #include <string>
 

@@ -137,7 +137,7 @@ class GraphReader {
     return n;
   }
 
-  // That it verifies, and that memory is where the ops put it.
+  // Checks that the graph verifies, and that each value lies where its op would put it.
   void check() {
     verify(g_);
     Graph laid_out = g_;
@@ -156,7 +156,7 @@ class GraphReader {
   }
   Range memory_of(ValueId buffer) const {
     const Value& v = g_[buffer];
-    // Inputs may be parts of larger memories, which are there when they are.
+    // Inputs may be parts of larger memories, which exist outside of the graph.
     bool outside = std::ranges::count(g_.inputs, buffer) > 0;
     for (const ImplicitInput& i : g_.implicit) outside |= i.id == buffer;
     return outside ? Range{0, kMaxElements, 0} : extent_of(v.meta, v.offset);

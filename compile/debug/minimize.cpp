@@ -14,7 +14,7 @@
 namespace tessera::compiler {
 namespace {
 
-// The values of `t` in memory of their own, with its strides.
+// Copies the values of `t` into memory of their own, with the strides of `t`.
 Tensor copy_of(const Tensor& t) {
   if (!t.storage()) return t;
   size_t bytes = size_t(extent_of(t.meta(), 0).size) * size_of(t.dtype());
@@ -35,14 +35,14 @@ bool same_bits(const Tensor& a, const Tensor& b) {
   return x.nbytes() == 0 || std::memcmp(x.raw_values(), y.raw_values(), x.nbytes()) == 0;
 }
 
-// Every value of a graph as it was when it was defined. Runs each node on copies, so that nothing
-// outside is written.
+// Returns every value of a graph as it was when it was defined. Each node runs on copies, so that
+// nothing outside is written.
 std::vector<Tensor> record_values(const Graph& g, std::span<const Tensor> inputs) {
   std::vector<Tensor> value(g.values.size());
   auto at = [&](ValueId id) -> Tensor& { return value[size_t(id)]; };
   for (size_t i = 0; i < inputs.size(); ++i) at(g.inputs[i]) = copy_of(inputs[i]);
   for (const ImplicitInput& i : g.implicit) {
-    // The whole memory: later nodes may look beside the tensor.
+    // Copies the whole memory, since later nodes may read outside of the tensor.
     const Storage& s = *i.tensor.storage();
     auto storage = make_ref<Storage>(s.bytes(), s.device(), cpu_allocator());
     std::memcpy(storage->data(), s.data(), s.bytes());
@@ -124,7 +124,8 @@ class Part {
     graph().nodes.push_back(std::move(n));
   }
 
-  // What the rest of the graph reads, or the program, where it has not been overwritten since.
+  // The outputs are values that are read by the rest of the graph, or by the program, and have not
+  // been overwritten by then.
   void find_outputs(const std::vector<bool>& kept) {
     std::vector<bool> wanted(g_.values.size());
     for (ValueId id : g_.outputs) wanted[size_t(id)] = true;
@@ -150,11 +151,11 @@ class Part {
 
   const Graph& g_;
   const std::vector<Tensor>& recorded_;
-  std::vector<ValueId> new_;  // by value of the whole
+  std::vector<ValueId> new_;  // by value of the whole graph
   Reproducer part_;
 };
 
-// How `run` differs from interpret(); "" where it does not, or where interpret() itself fails.
+// Says how `run` differs from interpret(); "" where it does not, or where interpret() itself fails.
 std::string failure_of(const Reproducer& part, const Runner& run) {
   std::vector<Tensor> expected_in = copies(part.inputs), given = copies(part.inputs);
   Tensors expected;

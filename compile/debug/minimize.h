@@ -1,6 +1,6 @@
 // Shrinks a graph on which a runner disagrees with interpret() to a few nodes that still show it.
-// Invariant: what is tried is a graph of its own that verifies; values from outside are inputs,
-// with the values that they have in the whole.
+// Invariant: each candidate is a graph that verifies; values from outside of it are inputs, with
+// the values that they have in the whole graph.
 #pragma once
 #include <functional>
 #include <string>
@@ -18,14 +18,15 @@ struct Reproducer {
   std::vector<Tensor> inputs;
   std::string failure;  // "output 0 differs", or what the runner threw
 };
-/// The graph, what differs, and inputs: their values where they are few.
+/// Prints the graph, what differs, and the values of inputs where they are few.
 std::string to_string(const Reproducer& reproducer);
 
-/// Leaves out ever fewer nodes at a time (delta debugging: Zeller and Hildebrandt 2002,
-/// "Simplifying and Isolating Failure-Inducing Input") while outputs or written inputs of `run`
-/// differ in a bit from those of interpret(), or `run` throws and interpret() does not. `graph` has
-/// run on `inputs` and on the present values of its implicit inputs, none of which it changes; they
-/// are inputs of the reproducer. Collectives are refused. Throws UserError when nothing differs.
+/// Removes nodes, fewer at a time as it goes on (delta debugging: Zeller and Hildebrandt 2002,
+/// "Simplifying and Isolating Failure-Inducing Input"), while outputs or written inputs of `run`
+/// differ in a bit from those of interpret(), or `run` throws and interpret() does not. `graph`
+/// must have run on `inputs` and on the present values of its implicit inputs and have changed none
+/// of them; they become inputs of the reproducer. Collectives are refused. Throws UserError when
+/// nothing differs.
 Reproducer minimize(const Graph& graph, std::span<const Tensor> inputs, const Runner& run);
 
 }  // namespace tessera::compiler

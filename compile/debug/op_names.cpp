@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// One op of each name.
+// One op of each name, taken from the samples of the registry.
 const std::map<std::string, PrimRef, std::less<>>& known_ops() {
   static const auto* ops = [] {
     auto* m = new std::map<std::string, PrimRef, std::less<>>;
@@ -25,7 +25,7 @@ const std::map<std::string, PrimRef, std::less<>>& known_ops() {
   return *ops;
 }
 
-// `like` with other attributes, as far as they fit operands of types `in`.
+// Makes the op of `like` with other attributes, adapted to operands of types `in`.
 PrimRef remake_for(const Primitive& like, const Attributes& attributes, std::span<const Meta> in) {
   const int dims = in.empty() ? 0 : in[0].shape.size();
   for (const Attribute& a : attributes) {
@@ -100,8 +100,8 @@ Instr read_instr(const Json& j) {
   return i;
 }
 
-// That what is counted in them are numbers. Extents of zero count as 1: strides are products of
-// them, too.
+// Checks that numbers of elements fit into an integer. Extents of zero count as 1, since strides
+// are products of extents, too.
 void check_elements(std::span<const int64_t> extents, std::span<const int64_t> strides) {
   TESSERA_CHECK(extents.size() == strides.size(), "{} strides for {} dims", strides.size(),
                 extents.size());
@@ -114,7 +114,7 @@ void check_elements(std::span<const int64_t> extents, std::span<const int64_t> s
   }
 }
 
-// Elements from the first one that the loops of a body reach.
+// Checks how many elements the loops of a body reach from the first one.
 void check_reach(const Body& body, const Access& a, const Meta& m, const char* what) {
   __int128 last = 0;
   for (size_t l = 0; l < a.strides.size(); ++l)

@@ -1,6 +1,6 @@
-// Ops as JSON: by name, with their attributes. An op is made again from any other of its name, so
-// the samples of the registry are all the table there is. Invariant: an op that is read fits its
-// operands as far as infer does not look: their number, and which dims it names.
+// Reads and writes ops as JSON, by name and attributes. An op is made from any other op of the same
+// name, so the samples of the registry serve as the table of names. Invariant: an op that is read
+// fits its operands in what infer does not check: their number, and which dims the op names.
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -11,9 +11,9 @@
 namespace tessera::compiler {
 
 nlohmann::json json_of_attributes(const Attributes& attributes);
-/// Throws UserError for what is no such thing, as do the others.
+/// Throws UserError for JSON that does not describe attributes; so do the other functions here.
 Attributes read_attributes(const nlohmann::json& j);
-/// The op `name` on operands of types `in`.
+/// Makes the op `name` for operands of types `in`.
 PrimRef read_op(const std::string& name, const Attributes& attributes, std::span<const Meta> in,
                 std::span<const Ref<ProcessGroup>> groups);
 
@@ -22,7 +22,7 @@ PrimRef read_fused(const nlohmann::json& j, std::span<const Meta> in);
 
 inline constexpr int64_t kMaxElements = int64_t(1) << 40;  // of one value, and of its memory
 
-/// [dtype, shape, strides].
+/// Reads the JSON list [dtype, shape, strides].
 Meta read_meta(const nlohmann::json& j);
 int64_t read_integer(const nlohmann::json& j);
 Dims read_dims(const nlohmann::json& j);

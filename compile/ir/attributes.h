@@ -1,5 +1,6 @@
-// The attributes of an op as a list of values: what graphs are compared by, number by number, and
-// written to files as. Invariant: remake(prim, attributes_of(prim)) is the same op.
+// The attributes of an op as a list of values. Graphs are compared by these lists, number by
+// number, and written to files with them. Invariant: remake(prim, attributes_of(prim)) is the same
+// op.
 #pragma once
 #include <set>
 #include <string>
@@ -18,10 +19,10 @@ struct Attribute {
 };
 using Attributes = std::vector<Attribute>;
 
-/// In the order in which the op names them.
+/// Lists the attributes in the order in which the op names them.
 Attributes attributes_of(const Primitive& prim);
-/// The op of `like` with other attributes. Throws UserError where one is missing, is no such value,
-/// or belongs to no such op.
+/// Makes the op of `like` with other attributes. Throws UserError where an attribute is missing,
+/// has a value of the wrong kind, or is unknown to the op.
 PrimRef remake(const Primitive& like, const Attributes& attributes);
 
 }  // namespace tessera::compiler

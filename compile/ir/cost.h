@@ -7,11 +7,11 @@ namespace tessera::compiler {
 /// Bytes of a value's elements.
 size_t bytes_of(const Graph& graph, ValueId id);
 
-/// Microseconds that a node computes on a core of the order of magnitude of today's; 0 for views.
-/// Nothing is measured, since every rank has to come to the same answer: only which of two takes
-/// longer matters.
+/// Estimates the microseconds that a node takes on a present-day core; 0 for views. It is computed
+/// and not measured, since every rank must come to the same answer. Only the order of magnitude is
+/// meant: which of two nodes takes longer.
 double compute_us(const Graph& graph, const Node& node);
-/// The same for the communication of a collective.
+/// Estimates the microseconds that the communication of a collective takes.
 double communication_us(const Graph& graph, const Node& node);
 
 }  // namespace tessera::compiler

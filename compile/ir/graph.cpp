@@ -58,7 +58,7 @@ std::string_view name_of(Role role) {
 std::string to_string(const Graph& g, const Node& n) {
   std::string text = fmt::format("{} = {}", ids_text(n.out), call_text(n));
   if (!n.into.empty()) text += " into " + ids_text(n.into);
-  // Graphs at fault are printed too: nothing here is out of its range.
+  // Invalid graphs are printed too, so an index may be out of range.
   std::string from = size_t(n.scope) < g.scopes.size() ? g.scopes[size_t(n.scope)] : "?";
   if (!from.empty()) from += " ";
   from += int(n.phase) < kNumPhases ? name_of(n.phase) : "?";

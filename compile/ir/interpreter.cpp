@@ -5,7 +5,7 @@
 namespace tessera::compiler {
 namespace {
 
-// Node after which nobody reads a value.
+// For each value, the last node that reads it.
 std::vector<size_t> last_reads(const Graph& g) {
   std::vector<size_t> last(g.values.size(), 0);
   for (size_t k = 0; k < g.nodes.size(); ++k) {
@@ -18,7 +18,7 @@ std::vector<size_t> last_reads(const Graph& g) {
   return last;
 }
 
-// A dim of extent 1 has no stride to speak of.
+// The stride of a dim of extent 1 has no meaning and is not compared.
 bool same_strides(const Meta& a, const Meta& b) {
   for (int d = 0; d < a.shape.size(); ++d)
     if (a.shape[d] > 1 && a.strides[d] != b.strides[d]) return false;
@@ -57,7 +57,7 @@ Tensors interpret(const Graph& g, std::span<const Tensor> inputs) {
     for (ValueId id : n.in) in.push_back(at(id));
     for (size_t i = 0; i < n.into.size(); ++i)
       into.push_back(n.into[i] == kNoValue ? empty(g[n.out[i]].meta) : at(n.into[i]));
-    for (auto* list : {&n.in, &n.into})  // what is read for the last time may be taken over
+    for (auto* list : {&n.in, &n.into})  // a result may take over what dies here
       for (ValueId id : *list)
         if (id != kNoValue && last[size_t(id)] == k) at(id) = {};
     if (n.into.empty())

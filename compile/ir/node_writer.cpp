@@ -17,7 +17,7 @@ Tensor NodeWriter::tensor(ValueId id) {
   const Value& v = graph_[id];
   Ref<Storage> storage;
   if (v.buffer != kNoBuffer) {
-    Ref<Storage>& memory = memory_[v.buffer];  // without bytes: it only tells memories apart
+    Ref<Storage>& memory = memory_[v.buffer];  // has no bytes; its address identifies the memory
     if (!memory) memory = Ref(new Storage(0, kMeta, cpu_allocator()));
     storage = memory;
   }

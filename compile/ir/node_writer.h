@@ -1,5 +1,5 @@
-// Writing ops into a graph without running them: how passes make nodes with the functions that
-// users call. Invariant: what is written has the layouts that running it would give.
+// Writes ops into a graph without running them, so that passes make nodes with the functions that
+// users call. Invariant: a written value has the layout that running the op would give.
 #pragma once
 #include <unordered_map>
 #include <vector>
@@ -10,14 +10,14 @@
 
 namespace tessera::compiler {
 
-/// While it lives, ops of this thread are appended to `nodes` (their values to the graph), with the
-/// phase and scope of `like`. Layers see nothing.
+/// While an object of this class lives, ops of its thread are appended to `nodes` and their values
+/// to the graph, with the phase and scope of `like`. Layers such as autograd do not see them.
 class NodeWriter final : private Backend {
  public:
   NodeWriter(Graph& graph, std::vector<Node>& nodes, const Node& like);
-  /// Stands for a value of the graph.
+  /// Returns a tensor that stands for a value of the graph.
   Tensor tensor(ValueId id);
-  /// The value that `t`, made by tensor() or by an op since, stands for.
+  /// Returns the value that `t` stands for. `t` was made by tensor() or by an op since.
   ValueId value(const Tensor& t) const;
 
  private:
@@ -29,15 +29,15 @@ class NodeWriter final : private Backend {
   Phase phase_;
   int32_t scope_;
   std::unordered_map<const TensorImpl*, ValueId> ids_;
-  std::vector<Tensor> held_;  // so that no handle is made twice at one address
+  std::vector<Tensor> held_;  // keeps handles alive, so that no address is used twice
   std::unordered_map<ValueId, Ref<Storage>> memory_;
   BackendScope recording_;
   Scoped<LayerMask> no_layers_;
 };
 
-/// The op behind a function of one result: prim_of([] { return full({2}, 1.0); }).
+/// Returns the op behind a function with one result: prim_of([] { return full({2}, 1.0); }).
 PrimRef prim_of(FunctionRef<Tensor()> call);
-/// The same, of one operand that lies as `meta` says.
+/// Does the same for a function of one operand with the layout `meta`.
 PrimRef prim_of(const Meta& meta, FunctionRef<Tensor(const Tensor&)> call);
 
 }  // namespace tessera::compiler

@@ -1,4 +1,4 @@
-// A pass: takes a verified graph to a verified graph that computes the same
+// A pass turns a verified graph into a verified graph that computes the same
 // (compile/passes/passes.h).
 #pragma once
 #include <string_view>

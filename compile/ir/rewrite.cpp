@@ -71,7 +71,7 @@ bool Rewrite::try_alias(ValueId id, ValueId by, int32_t at) {
   const Graph& g = graph_;
   const Value &v = g[id], &u = g[by];
   if (u.buffer == kNoBuffer || v.buffer != id || !same_layout(v.meta, u.meta)) return false;
-  ValueId home = u.buffer;  // which moved if the value that made it was replaced
+  ValueId home = u.buffer;  // it changed if the value that made it was replaced
   while (now(home) != home) home = g[now(home)].buffer;
   MemoryUse &gone = memory_[size_t(id)], &kept = memory_[size_t(home)];
   if (!gone.writes.empty()) return false;

@@ -30,7 +30,7 @@ class Verifier {
                                  printable() ? to_string(g_, g_.nodes[node_]) : "(unprintable)"));
     throw BugError(fmt::format("verify: {}", what));
   }
-  // Ids of the node at fault may be anything.
+  // Whether the node at fault can be printed: its ids may be out of range.
   bool printable() const {
     for (ValueId id : g_.nodes[node_].out)
       if (!in_range(id)) return false;
@@ -80,7 +80,7 @@ class Verifier {
       if (!in_range(id) || !defined_[size_t(id)]) fail("operand %{} is not defined before", id);
       metas.push_back(&g_[id].meta);
     }
-    check_types(n, metas);  // loops may be asked of operands that fit alone
+    check_types(n, metas);  // only operands that fit can be asked for their loops
     for (size_t i = 0; i < n.in.size(); ++i)
       if ((stale(n.in[i]) || g_[n.in[i]].buffer == kNoBuffer) && !shape_only(n, metas, i))
         fail("operand %{} {}", n.in[i],
@@ -94,7 +94,7 @@ class Verifier {
   }
 
   using MetaPointers = SmallVector<const Meta*, 8>;
-  // The op does not read the values of operand i.
+  // True if the op reads only the shape of operand i, not its values.
   static bool shape_only(const Node& n, const MetaPointers& metas, size_t i) {
     return i < 32 && (n.prim->axes(metas).shape_only >> i & 1);
   }
@@ -124,7 +124,7 @@ class Verifier {
       fail("result %{} of an op that makes its memory is in that of %{}", id, g_[id].buffer);
   }
 
-  // Views are metadata, so running one on shapes tells its layout.
+  // Views only change metadata, so running one on tensors without memory gives its layout.
   void define_views(const Node& n) {
     Tensors shapes;
     for (ValueId id : n.in) shapes.push_back(Tensor(g_[id].meta, nullptr, g_[id].offset));
@@ -170,8 +170,8 @@ class Verifier {
   const Graph& g_;
   size_t node_ = size_t(-1);  // none: inputs; past the end: outputs
   std::vector<bool> defined_;
-  std::vector<uint32_t> epoch_;         // of a value: how often its memory was written before it
-  std::vector<uint32_t> buffer_epoch_;  // of a memory, by the value that made it
+  std::vector<uint32_t> epoch_;         // by value: how often its memory was written before
+  std::vector<uint32_t> buffer_epoch_;  // by buffer: how often it was written so far
 };
 
 }  // namespace

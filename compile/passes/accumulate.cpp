@@ -1,8 +1,9 @@
-// Sparse gradients join dense ones in place. The gradient of an embedding is zero but in the rows
-// that were looked up; where it is added to another tensor (the gradient of a tied head), those
-// rows are added to that tensor instead, and two passes over a table become one over a batch.
-// Invariant: a row's terms are summed, in the order of embedding_grad, before they meet the tensor,
-// so sums have the bits that they have without the pass (a -0 in other rows stays -0).
+// Adds sparse gradients to dense ones in place. The gradient of an embedding is zero except in the
+// rows that were looked up. Where it is added to another tensor (the gradient of a tied head), only
+// those rows are added to that tensor, and two passes over a table become one over a batch.
+// Invariant: a row's terms are summed, in the order of embedding_grad, before they are added to the
+// tensor, so sums have the bits that they have without the pass (except that a -0 in other rows
+// stays -0).
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -40,8 +41,8 @@ class AddEmbeddingGrad final : public PrimitiveOf<AddEmbeddingGrad, AddEmbedding
   const Kernel* own_kernel(DeviceKind) const override;
 };
 
-// The pass sees to it that no other operand has the sum's layout, so it is the sum that the result
-// may lie over.
+// The pass ensures that no other operand has the sum's layout, so the result can only be put over
+// the sum.
 void plan(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
   plan.all_dense = true, plan.in_place = true;
 }
@@ -52,10 +53,10 @@ int64_t row_at(const Tensor& ids, int64_t i) {
 
 constexpr int64_t kNone = -1;
 
-// Positions in a list of ids by the row that they look up, each row's in order.
+// The positions in a list of ids, grouped by the row that they look up, in ascending order.
 struct Lookups {
-  std::vector<int64_t> firsts;  // of each row that is looked up
-  std::vector<int64_t> next;    // by position; kNone for a row's last
+  std::vector<int64_t> firsts;  // the first position of each row that is looked up
+  std::vector<int64_t> next;    // by position: the row's next position; kNone after its last
 };
 
 Lookups lookups(const AddEmbeddingGradAttributes& a, const Tensor& ids) {
@@ -76,7 +77,7 @@ Lookups lookups(const AddEmbeddingGradAttributes& a, const Tensor& ids) {
   return found;
 }
 
-// Threads share the columns.
+// Each thread takes some of the columns.
 template <class T>
 void add_rows(const Lookups& found, const Tensor& g, const Tensor& ids, const Tensor& out) {
   const int64_t d = out.size(1), count = ids.numel();
@@ -148,7 +149,7 @@ class Accumulator {
     return fits && unchanged(n, e, at) ? e : kNoNode;
   }
 
-  // Nothing writes the gradient's operands on the way.
+  // True if no node between `from` and `to` writes the operands of the gradient.
   bool unchanged(const Node& n, int32_t from, int32_t to) const {
     for (int32_t w = from + 1; w < to; ++w)
       for (ValueId id : g_.nodes[size_t(w)].into)

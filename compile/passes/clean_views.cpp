@@ -1,7 +1,7 @@
-// Views and copies that change nothing. A view with the layout of what it was made from, however
-// many views lie between, is that value; reshapes of reshapes and permutes of permutes are one;
-// expand_like becomes expand, which reads no second operand; a copy vanishes where nobody can tell
-// its memory from the source's.
+// Removes views and copies that change nothing. A view with the layout of its source is that
+// source, however many views lie between; a reshape of a reshape becomes one, and so does a permute
+// of a permute; expand_like becomes expand, which reads no second operand; a copy is dropped where
+// nothing can tell its memory from the source's.
 #include "compile/ir/node_writer.h"
 #include "compile/ir/rewrite.h"
 #include "compile/passes/passes.h"
@@ -52,7 +52,7 @@ class Cleaner {
     return false;
   }
 
-  // Values along a chain of views belong to one state of their memory, so any may stand for
+  // All values along a chain of views see the same state of the memory, so any of them may replace
   // another.
   bool replace_by_source(ValueId id, ValueId source) {
     for (;;) {
@@ -73,7 +73,7 @@ class Cleaner {
     n.prim = prim_of(from, [&](const Tensor& t) { return expand(t, to.shape); });
   }
 
-  // view(view(x)) as one view of the same kind, where that gives the same layout.
+  // Turns view(view(x)) into one view of the same kind, where that gives the same layout.
   void shorten(Node& n) {
     if (!n.prim->traits().shows_all) return;
     std::string_view op = n.prim->name();
@@ -87,7 +87,7 @@ class Cleaner {
     }
   }
 
-  // The view `op` of `from` that lies as `to`; null where there is none.
+  // Returns the view `op` of `from` that has the layout of `to`; null where there is none.
   static PrimRef direct(std::string_view op, const Value& from, const Value& to) {
     PrimRef prim;
     if (op == "permute") {
@@ -112,7 +112,7 @@ class Cleaner {
       scratch.values.push_back({from.meta, from.offset, 0});
       NodeWriter writer(scratch, nodes, {});
       reshape(writer.tensor(0), to.meta.shape);
-      if (nodes.size() != 1) return {};  // it would copy
+      if (nodes.size() != 1) return {};  // the op would copy
       prim = nodes[0].prim;
     }
     Tensors source{Tensor(from.meta, nullptr, from.offset)};

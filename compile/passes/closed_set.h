@@ -1,21 +1,23 @@
-// Which ops fused kernels are made of: the closed set that README.md lists.
+// The closed set of ops that fused kernels are made of; README.md lists it.
 #pragma once
 #include "core/ops/reduce_attributes.h"
 #include "core/primitive/primitive.h"
 
 namespace tessera::compiler {
 
-/// Results depend on the operands' elements at the same place only: the pointwise ops, cast, where.
+/// True if each element of the result depends only on the operands' elements at the same place: the
+/// pointwise ops, cast and where.
 bool is_elementwise(const Primitive& prim);
-/// Elementwise and a few vector instructions: cheaper than a pass over memory.
+/// True for an elementwise op of a few vector instructions, which costs less than a pass over
+/// memory.
 bool is_cheap(const Primitive& prim);
-/// Reductions over dims; null otherwise.
+/// Returns the attributes of a reduction over dims; null for other ops.
 const ReduceAttributes* as_reduction(const Primitive& prim);
-/// Views whose result reads every loop of the operand as it is: reshape, permute, expand,
-/// expand_like.
+/// True for a view that shows all of its operand, so that loops pass through it: reshape, permute,
+/// expand, expand_like.
 bool is_transparent_view(const Primitive& prim);
-/// Operands of `dtype` may have no result at all (integers divided by zero): the kernel throws, and
-/// nobody else may run the op.
+/// True if the op may have no result for operands of `dtype` (integers divided by zero): its kernel
+/// then throws, so it must run exactly where the program has it.
 bool may_trap(const Primitive& prim, DType dtype);
 
 }  // namespace tessera::compiler

@@ -1,7 +1,7 @@
-// Common subexpressions. Constants and views are shared wherever they are. Other ops are shared
-// within a phase only: a value of the forward pass that waits for the backward pass costs memory
-// and two passes over it, and what can be computed again without that is computed again where it is
-// read.
+// Eliminates common subexpressions. Constants and views are shared wherever they are. Other ops are
+// shared only within a phase: a value of the forward pass that is kept for the backward pass costs
+// memory and two passes over it, and what can be computed again without that is computed again
+// where it is read.
 #include <unordered_map>
 
 #include "compile/ir/rewrite.h"

@@ -29,7 +29,7 @@ bool has_elements(const Graph& g, const Node& n) {
   return true;
 }
 
-// No two elements in one place.
+// True if no two elements share an address.
 bool is_injective(const Meta& m) {
   std::vector<std::pair<int64_t, int64_t>> steps;
   for (int d = 0; d < m.shape.size(); ++d)
@@ -127,10 +127,11 @@ void Dataflow::classify() {
     }
 }
 
-// ---- what is computed again
+// ---- which nodes are computed again
 
 void Dataflow::choose_recomputed(const std::vector<bool>& kept) {
-  // By value: who reads it, past views; -1 for a reader behind a view that loops do not pass.
+  // By value: the nodes that read it, past views; kNoNode for a reader behind a view that loops do
+  // not pass through.
   std::vector<std::vector<int32_t>> direct(graph.values.size());
   for (size_t k = 0; k < graph.nodes.size(); ++k) {
     if (is_free(int32_t(k))) continue;
@@ -162,8 +163,7 @@ Recompute Dataflow::may_recompute(int32_t k,
   });
   if (numbers) return Recompute::kAlways;
 
-  // One operand as large as the result, which lies in memory whether or not the result does; the
-  // others small.
+  // Exactly one operand may be large. It is in memory whether or not the result is.
   const Meta& result = graph[n.out[0]].meta;
   int large = 0;
   for (ValueId id : n.in) {
@@ -184,7 +184,7 @@ Recompute Dataflow::may_recompute(int32_t k,
     last = std::max(last, r);
   }
   if (!elsewhere) return Recompute::kNever;
-  for (int32_t w = k + 1; w <= last; ++w)  // operands are what they were
+  for (int32_t w = k + 1; w <= last; ++w)  // operands must not change before the last reader
     for (ValueId to : graph.nodes[size_t(w)].into)
       for (ValueId id : n.in)
         if (to != kNoValue && graph[to].buffer == graph[id].buffer) return Recompute::kNever;
@@ -195,9 +195,9 @@ Recompute Dataflow::may_recompute(int32_t k,
 
 void Dataflow::add_dependences() {
   const Graph& g = graph;
-  std::vector<std::vector<int32_t>> since_write(g.values.size());  // by buffer: who looked at it
+  std::vector<std::vector<int32_t>> since_write(g.values.size());  // by buffer: its readers
   // The node that makes a buffer is not in its list: a node that writes to the buffer names a value
-  // of it, and exists() makes that node depend on the value's maker.
+  // in it, and exists() makes that node depend on the value's maker.
   int32_t collective = kNoNode;
   for (int32_t k = 0; k < int32_t(g.nodes.size()); ++k) {
     if (is_free(k)) continue;
@@ -206,7 +206,7 @@ void Dataflow::add_dependences() {
     auto depends = [&](int32_t on) {
       if (on != kNoNode && on != k && !is_free(on)) waits.push_back(on);
     };
-    // Of views on the way, every operand has to exist.
+    // Views are no nodes that run, so this looks through them to all their operands.
     auto exists = [&](ValueId id, auto&& self) -> void {
       int32_t m = maker[size_t(id)];
       if (m == kNoNode) return;

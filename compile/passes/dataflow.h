@@ -1,7 +1,7 @@
-// What fusion knows of a graph. Nodes are of three kinds: those that fused kernels can be made of,
-// those that cost nothing and stand wherever they are read (views, numbers), and the others.
-// Invariant: dependences hold between nodes that compute, past the free ones; a graph may be
-// emitted in any order that keeps them.
+// The analysis that fusion works on. Nodes are of three kinds: those that fused kernels can be made
+// of, those that cost nothing and are placed wherever they are read (views, numbers), and the
+// others. Invariant: dependences are between nodes that compute and look through the free ones; the
+// graph may be emitted in any order that respects them.
 #pragma once
 #include <vector>
 
@@ -19,27 +19,29 @@ enum class NodeKind : uint8_t {
 
 enum class Recompute : uint8_t {
   kNever,
-  kOtherPhase,  // in backward what forward made from memory that is kept anyway: a bias added
+  kOtherPhase,  // backward makes it again from memory that is kept anyway: a bias added
   kAlways,      // functions of numbers alone: masks by position
 };
 
 struct Dataflow {
-  /// Nodes of `kept` are not computed again.
+  /// Nodes marked in `kept` are not computed again.
   explicit Dataflow(const Graph& graph, const std::vector<bool>& kept = {});
 
   bool is_free(int32_t node) const { return kind[size_t(node)] >= NodeKind::kTransparent; }
-  /// A fusible `reader` computes what node `maker` makes instead of reading it.
+  /// Whether the fusible node `reader` computes the result of node `maker` itself instead of
+  /// reading it.
   bool is_inlined(int32_t maker, int32_t reader) const;
-  /// The node that makes operand `id` of `reader`, if it is inlined there; else kNoNode.
+  /// Returns the node that makes operand `id` of `reader` if it is inlined there, else kNoNode.
   int32_t inlined(ValueId id, int32_t reader) const {
     int32_t m = maker[size_t(behind_views(id))];
     return is_inlined(m, reader) ? m : kNoNode;
   }
-  /// Somebody reads what `node` makes, or it has an effect.
+  /// Whether some node reads what `node` makes, or `node` has an effect.
   bool is_needed(int32_t node) const;
-  /// `id` past transparent views.
+  /// Returns what `id` is a transparent view of, or `id`.
   ValueId behind_views(ValueId id) const;
-  /// The node that made the memory state that `id` sees: past all views. kNoNode: an input.
+  /// Returns the node that made the state of memory that `id` sees, past all views; kNoNode for an
+  /// input.
   int32_t source(ValueId id) const;
 
   const Graph& graph;

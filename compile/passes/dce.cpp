@@ -1,5 +1,5 @@
-// Dead code, found from the end: what an output, an effect on memory that somebody still reads, or
-// a collective needs is live.
+// Removes dead code, going backwards from the end: live is what is needed by an output, by a
+// collective, or by an effect on memory that is still read.
 #include "compile/ir/rewrite.h"
 #include "compile/passes/passes.h"
 

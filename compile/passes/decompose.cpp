@@ -1,8 +1,8 @@
-// Ops that gain from fusion as the ops they are made of. The formulas here are those of the eager
-// kernels, term by term and in the same precision (16-bit floats in f32, rounded at the end), so
-// that a decomposed op differs from its kernel by the order of sums alone. They read saved results
-// (the mean and rstd of a norm) where the decompositions of core/ops, which are differentiated
-// again, start from x.
+// Replaces ops that gain from fusion by the ops they are made of. The formulas here are those of
+// the eager kernels, term by term and in the same precision (16-bit floats in f32, rounded at the
+// end), so that a decomposed op differs from its kernel only by the order of sums. They read saved
+// results (the mean and rstd of a norm), whereas the decompositions of core/ops start from x, since
+// they are differentiated again.
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
@@ -84,10 +84,11 @@ Tensors norm_grad(const Primitive& prim, In in) {
   return out;
 }
 
-// ---- optimizer steps: what is one number for a whole list is computed in f64
+// ---- optimizer steps: scalars that hold for the whole list of tensors are computed in f64
 
-// Results become what they are updates of where `scale` is not finite: tensors of `lists`, of
-// `count` each, those named in `kept` in the order of the results.
+// Where `scale` is not finite, replaces results by the operands that they update. `lists` are lists
+// of `count` tensors each; `kept` names the lists that the results update, in the order of the
+// results.
 void keep_unless_finite(const Tensor& scale, In lists, int count, std::initializer_list<int> kept,
                         Tensors& results) {
   Tensor finite = isfinite(scale);
@@ -172,7 +173,7 @@ class Decomposer {
     for (size_t k = 0; k < g.nodes.size(); ++k) {
       if (!fuses(g.nodes[k])) continue;
       fused_.insert(g.nodes[k].out.begin(), g.nodes[k].out.end());
-      for (ValueId id : g.nodes[k].in)  // read by it, perhaps through views
+      for (ValueId id : g.nodes[k].in)  // a fused op reads it, perhaps through views
         for (;;) {
           read_by_fused_.insert(id);
           int32_t m = uses.maker[size_t(id)];
@@ -204,13 +205,14 @@ class Decomposer {
     return is_elementwise(*n.prim) || as_reduction(*n.prim) || n.prim->name() == "copy" ||
            find(n.prim->name(), options_);
   }
-  // Alone, an op is best left to its kernel, which was written for it.
+  // Whether a neighbour can be fused with the op. An op alone is best left to its own kernel.
   bool has_company(const Node& n) const {
     return std::ranges::any_of(n.in, [&](ValueId id) { return fused_.contains(id); }) ||
            std::ranges::any_of(n.out, [&](ValueId id) { return read_by_fused_.contains(id); });
   }
 
-  // Of an optimizer, which writes parameters and the state of each.
+  // Whether an optimizer's step, which writes parameters and their state, is worth generated
+  // kernels.
   bool worth_kernels(const Node& n) const {
     int64_t all = 0;
     for (ValueId id : n.out) all += numel(g_[id].meta.shape);
@@ -218,7 +220,7 @@ class Decomposer {
     return all <= kCachedElements && all >= options_.least_elements * int64_t(n.out.size());
   }
 
-  // Of no elements there is no maximum.
+  // False for operands without elements: they have no maximum.
   bool has_values(const Node& n) const {
     return std::ranges::all_of(n.in, [&](ValueId id) {
       return g_[id].buffer != kNoBuffer && numel(g_[id].meta.shape) > 0;
@@ -247,7 +249,7 @@ class Decomposer {
     }
   }
 
-  // Part i is memory of its own, laid out as the result was.
+  // True if part i has memory of its own and the layout of the result, so that it can replace it.
   bool stands_for(const ValueIds& parts, size_t i, ValueId result) const {
     for (size_t j = 0; j < i; ++j)
       if (parts[j] == parts[i]) return false;
@@ -260,7 +262,8 @@ class Decomposer {
   const DecomposeOptions& options_;
   Rewrite rewrite_;
   size_t known_ = g_.values.size();
-  std::unordered_set<ValueId> fused_, read_by_fused_;  // made by, read by what kernels fuse
+  // Values that fusible ops make, and those they read.
+  std::unordered_set<ValueId> fused_, read_by_fused_;
   std::vector<Node> nodes_;
 };
 

@@ -1,7 +1,7 @@
-// Constants. A value is uniform when all its elements are one known number: `full`, views of it,
-// and pointwise ops on nothing else, which are evaluated here by the eager kernels, so that folding
-// changes no bit. Identities are those that change none either: x + 0 is not one of floats (-0 + 0
-// is 0), x - 0 and x + -0 are.
+// Folds constants. A value is uniform when all its elements are one known number: `full`, views of
+// it, and pointwise ops on uniform values, which the eager kernels evaluate here so that folding
+// changes no bit. Only identities that change no bit are applied: x - 0 and x + -0 are x, but x + 0
+// is not for floats, since -0 + 0 is 0.
 #include <cmath>
 #include <optional>
 
@@ -77,7 +77,8 @@ class Folder {
     n.in = {}, n.role = Role::kConstant;
   }
 
-  // The one node whose value is read as it was: operand of an identity, source of a pair of casts.
+  // Replaces a node by the value it was made from: the operand of an identity, or the source of a
+  // pair of casts.
   bool vanishes(const Node& n, int32_t at) {
     if (n.out.size() != 1) return false;
     if (n.prim->name() == "cast" && g_[n.in[0]].meta.dtype == g_[n.out[0]].meta.dtype)
@@ -102,7 +103,7 @@ class Folder {
     return false;
   }
 
-  // cast(cast(x)): where the inner one loses nothing, the outer one may read x.
+  // In cast(cast(x)), lets the outer cast read x where the inner one loses nothing.
   void skip_exact_cast(Node& n, int32_t at) {
     if (n.prim->name() != "cast") return;
     int32_t m = uses_.maker[size_t(n.in[0])];

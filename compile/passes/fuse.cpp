@@ -1,8 +1,8 @@
-// Fusion. Nodes are taken in order, and each joins the groups that made its operands, then those
-// that read the same memory, where that makes a kernel and no path leads out of the group and back.
-// So groups grow along what they pass on, and a value that only its group reads never goes to
-// memory. Views and numbers belong to no group: kernels look through them, and whoever else reads
-// one gets it where it is read.
+// Fuses nodes into kernels. Nodes are taken in order. Each joins the groups that made its operands,
+// then those that read the same memory, if the result is a valid kernel and no path leads out of
+// the group and back. So groups grow along the data they pass on, and a value that only its group
+// reads never goes to memory. Views and numbers belong to no group: kernels look through them, and
+// for other readers they are placed where they are read.
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -24,8 +24,8 @@ bool inlines(const Dataflow& flow, int32_t node) {
                              [&](ValueId id) { return flow.inlined(id, node) != kNoNode; });
 }
 
-// A node that computes operands again has to make a kernel by itself; where it makes none, they are
-// kept. Returns whether any was added to `kept`.
+// A node that computes operands again must form a kernel by itself; if it does not, these operands
+// are kept. Returns whether any was added to `kept`.
 bool keep_what_is_not_inlined(const Dataflow& flow, std::vector<bool>& kept) {
   bool any = false;
   for (int32_t k = 0; k < int32_t(flow.graph.nodes.size()); ++k) {
@@ -68,13 +68,14 @@ class Fusion {
     return node != kNoNode && flow_.kind[size_t(node)] == NodeKind::kFusible;
   }
 
-  // What backward computes again from saved values would, joined to what forward made of them, be
-  // kept in memory until then.
+  // Backward's recomputations are not joined to forward nodes: their results would then be kept in
+  // memory until backward.
   bool is_forward(int32_t node) const { return g_.nodes[size_t(node)].phase == Phase::kForward; }
 
   // ---- groups
 
-  // A maker that could not be joined alone may be once another has: then no path leads past it.
+  // Joins the makers of a node's operands. A maker that could not be joined at first may be joined
+  // after another, which removes a path around it.
   void join_makers(int32_t node) {
     for (bool joined = true; joined;) {
       joined = false;
@@ -83,7 +84,7 @@ class Fusion {
     }
   }
 
-  // The groups of two nodes become one if that makes a kernel.
+  // Makes one group of the groups of two nodes, if that gives a valid kernel.
   bool try_join(int32_t a, int32_t b) {
     if (!is_fusible(a) || !is_fusible(b) || is_forward(a) != is_forward(b)) return false;
     int32_t x = group_[size_t(a)], y = group_[size_t(b)];
@@ -103,14 +104,15 @@ class Fusion {
     return true;
   }
 
-  // Groups only grow, so their sizes tell their states apart.
+  // Identifies an attempt to join two groups. Groups only grow, so their sizes identify their
+  // states.
   std::array<int64_t, 3> attempt(int32_t x, int32_t y) const {
     return {int64_t(x) << 32 | y, int64_t(members_[size_t(x)].size()),
             int64_t(members_[size_t(y)].size())};
   }
 
-  // A path from one group to a later one through a third: as one kernel they would wait for
-  // themselves. Groups of higher rank lead nowhere back.
+  // True if a path leads from one group to a later one through a third; as one kernel they would
+  // wait for themselves. No path leads from a group to one of lower rank.
   bool path_past(int32_t from, int32_t to) {
     for (int32_t reached : reachable(from, to))
       for (int32_t k : members_[size_t(reached)])
@@ -119,7 +121,7 @@ class Fusion {
     return false;
   }
 
-  // Groups ranked between two that depend on the first.
+  // Returns the groups ranked between the two that depend on the first.
   const std::vector<int32_t>& reachable(int32_t from, int32_t to) {
     ++visit_;
     reached_.clear();
@@ -136,8 +138,8 @@ class Fusion {
     return reached_;
   }
 
-  // Ranks are an order in which groups can run. What depends on x comes behind both, the rest of
-  // what was ranked between them before.
+  // Updates ranks, which are an order in which groups can run: groups that depend on x come after
+  // the joined group, all others that were ranked between the two come before it.
   void join_ranks(int32_t x, int32_t y, int32_t kept) {
     reachable(x, y);
     int32_t first = rank_[size_t(x)], last = rank_[size_t(y)];
@@ -155,12 +157,12 @@ class Fusion {
     for (int32_t g : behind) put(g);
   }
 
-  // Groups that read what `node` reads as large as its own sweep: joined, they read it once.
+  // Joins groups that read the same large memory as `node`, so that they read it once.
   void join_readers(ValueId id, int32_t node) {
     int64_t sweep = 1;
     for (const Factor& f : flow_.axes[size_t(node)].factors) sweep *= f.extent;
     if (numel(g_[id].meta.shape) != sweep) return;
-    ValueId root = flow_.behind_views(id);  // so that readers of other views are found
+    ValueId root = flow_.behind_views(id);  // finds readers of other views too
     if (int32_t m = flow_.inlined(id, node); m != kNoNode) {
       for (ValueId operand : g_.nodes[size_t(m)].in) join_readers(operand, node);
       return;
@@ -179,7 +181,8 @@ class Fusion {
 
   // ---- the new list of nodes
 
-  // In dependence order, of what is ready the group that began first.
+  // Emits groups in an order of their dependences: of those that are ready, the one that began
+  // first.
   void emit() {
     std::vector<int32_t> waits_for(g_.nodes.size());
     std::priority_queue<int32_t, std::vector<int32_t>, std::greater<>> ready;
@@ -207,7 +210,7 @@ class Fusion {
     Rewrite(g_).apply();
   }
 
-  // Views and numbers stand before their first reader.
+  // Places views and numbers before their first reader.
   void place_free(ValueId id) {
     int32_t m = flow_.maker[size_t(id)];
     if (m == kNoNode || !flow_.is_free(m) || placed_[size_t(m)]) return;
@@ -247,8 +250,8 @@ class Fusion {
   const Dataflow& flow_;
   std::vector<int32_t> group_;                 // by node: named by its first node
   std::vector<std::vector<int32_t>> members_;  // by group, in order; empty: joined another
-  std::vector<int32_t> rank_, at_rank_;        // of groups; kNoNode: none has it
-  std::set<std::array<int64_t, 3>> failed_;    // attempts that made no kernel
+  std::vector<int32_t> rank_, at_rank_;  // of groups, and groups by rank; kNoNode: no group has it
+  std::set<std::array<int64_t, 3>> failed_;  // attempts that made no kernel
   std::vector<uint32_t> visited_;
   uint32_t visit_ = 0;
   std::vector<int32_t> reached_;

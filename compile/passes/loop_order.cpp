@@ -8,7 +8,8 @@
 namespace tessera::compiler {
 namespace {
 
-// Every stride list of the body, results first, then operands, those that vary most first.
+// All accesses of the body: results first, then operands, and in each list those that vary most
+// first.
 std::vector<Access*> accesses_of(Body& b) {
   std::vector<Access*> list;
   for (Store& s : b.stores) list.push_back(&s.to);
@@ -28,7 +29,7 @@ LoopMask renamed(LoopMask mask, const std::vector<int>& to) {
   return out;
 }
 
-// Loop l becomes loop to[l]; loops that become one do so by the strides of the inner one.
+// Turns loop l into loop to[l]. Loops that become one have the strides of the innermost of them.
 void rename(Body& b, const std::vector<int>& to, const std::vector<bool>& keeps_stride, size_t n) {
   SmallVector<int64_t, 6> extents(n, 1);
   for (size_t l = 0; l < to.size(); ++l) extents[size_t(to[l])] *= b.extents[l];
@@ -94,7 +95,8 @@ void order_loops(Body& b) {
 
 namespace {
 
-// Elements of a row that is swept more than once: it should come from a cache the second time.
+// The most elements of a row that is swept more than once, so that it comes from a cache the second
+// time.
 constexpr int64_t kMaxRow = limit("generated.row");
 
 bool fits_rows(const Body& b, LoopMask rows) {

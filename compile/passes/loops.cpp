@@ -26,7 +26,7 @@ std::pair<int, int> Loops::split(int loop, int64_t inner) {
   return {a, b};
 }
 
-// From the innermost loops outwards: the smaller of two divides the larger or nothing fits.
+// Works from the innermost loops outwards: of two loops, the smaller extent must divide the larger.
 bool Loops::unify(const Product& a, const Product& b) {
   Product x = leaves(a), y = leaves(b);
   while (!x.empty() && !y.empty()) {
@@ -43,7 +43,7 @@ bool Loops::unify(const Product& a, const Product& b) {
       loops_[size_t(small)].parts = {inner};
       (p_larger ? x : y).push_back(outer);
     }
-    x = leaves(x), y = leaves(y);  // what was bound may appear further out
+    x = leaves(x), y = leaves(y);  // a loop that was bound may occur further out
   }
   return x.empty() && y.empty();
 }

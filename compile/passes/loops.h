@@ -1,5 +1,5 @@
-// Loops of several ops made one. Invariant: a loop stands for itself, for another one, or for an
-// ordered product of others, outermost first; unify only ever refines that.
+// Unifies the loops of several ops. Invariant: a loop stands for itself, for another loop, or for
+// an ordered product of others, outermost first, and unify only refines that.
 #pragma once
 #include <optional>
 #include <vector>
@@ -17,10 +17,10 @@ class Loops {
  public:
   int add(int64_t extent);
   int64_t extent(int loop) const { return loops_[size_t(loop)].extent; }
-  /// The loops that `p` is made of now; those of extent 1 are left out.
+  /// Returns the loops that `p` is made of now, without those of extent 1.
   Product leaves(const Product& p) const;
-  /// Makes two products one: [6] with [2, 3] splits the 6. False, and the loops are of no use any
-  /// more, where extents have no common refinement in order.
+  /// Makes two products equal: [6] with [2, 3] splits the 6. Returns false where the extents have
+  /// no common refinement in order; the loops cannot be used any more then.
   bool unify(const Product& a, const Product& b);
   bool unify(const DimProducts& a, const DimProducts& b);
 

@@ -17,9 +17,9 @@ namespace {
 
 constexpr size_t kMaxInstrs = limit("fuse.instructions"), kMaxMemories = limit("fuse.operands");
 
-// An operand as the group sees it.
+// An operand as the group reads it.
 struct Read {
-  ValueId root = kNoValue;  // value that is loaded, or computed in the group, or a number
+  ValueId root = kNoValue;  // what is loaded, computed in the group, or a number
   DimProducts root_dims;
   int32_t inlined = kNoNode;  // the node that makes it, if it is computed again
   std::vector<Read> in;       // that node's operands
@@ -54,7 +54,7 @@ class Lowering {
  private:
   Body& body() { return kernel_.body; }
   const Node& node(size_t i) const { return g_.nodes[size_t(nodes_[i])]; }
-  // Place in the group of a node, or of the node that makes a value; -1: outside.
+  // The index in the group of a node, or of the node that makes a value; -1 if it is outside.
   int place_of(int32_t k) const {
     auto it = std::ranges::lower_bound(nodes_, k);
     return it != nodes_.end() && *it == k ? int(it - nodes_.begin()) : -1;
@@ -86,8 +86,8 @@ class Lowering {
     return std::max(first, 0);
   }
 
-  // What `id` with dims `dims` is, past transparent views. False: loops do not fit, or a view that
-  // loops do not pass through leads into the group.
+  // Looks through transparent views to find what `id` with dims `dims` is. Returns false if loops
+  // do not fit, or if a view that loops do not pass through leads into the group.
   bool resolve(ValueId id, DimProducts dims, Read& read) {
     for (;;) {
       int32_t m = flow_.maker[size_t(id)];
@@ -141,7 +141,7 @@ class Lowering {
     return p;
   }
 
-  // A loop that runs twice over one node is not two loops any more.
+  // False if unification made one loop of two loops of the same node.
   bool distinct(const Loops& loops) const {
     for (auto [first, count] : spans_) {
       Product l = loops.leaves(range(first, count));
@@ -151,7 +151,7 @@ class Lowering {
     return true;
   }
 
-  // Nodes that read the same memory run over it together where they can.
+  // Unifies the loops of nodes that read the same memory, where they fit.
   void share_reads() {
     std::map<ValueId, const Read*> first_read;
     for_loads([&](const Read& read) {
@@ -163,7 +163,7 @@ class Lowering {
     });
   }
 
-  // Calls visit(read) for all that is neither computed here nor a number.
+  // Calls visit(read) for each operand that is neither computed in the group nor a number.
   template <class F>
   void for_loads(F visit) const {
     auto walk = [&](const Read& read, auto&& self) -> void {
@@ -174,7 +174,7 @@ class Lowering {
       for (const Read& read : list) walk(read, walk);
   }
 
-  // Memory that the group writes is made elsewhere and written once.
+  // True if the memory that the group writes is made outside of it and written only once.
   bool places_are_free() const {
     for (size_t i = 0; i < nodes_.size(); ++i) {
       if (node(i).into.empty()) continue;
@@ -186,7 +186,7 @@ class Lowering {
     return true;
   }
 
-  // What the group reads of memory that it writes, it reads where it writes: element by element.
+  // True if the group reads memory that it writes only at the element it writes there.
   bool reads_where_it_writes() const {
     for (size_t i = 0; i < nodes_.size(); ++i) {
       if (node(i).into.empty()) continue;
@@ -204,7 +204,7 @@ class Lowering {
     return true;
   }
 
-  // Bits of the loops that are left; false where no node runs over all of them.
+  // Numbers the loops that are left; returns false if no node runs over all of them.
   bool number_loops() {
     LoopMask all = 0, largest = 0;
     for (size_t i = 0; i < nodes_.size(); ++i) {
@@ -270,7 +270,8 @@ class Lowering {
     return load(read);
   }
 
-  // What another kernel computes too: once for each way in which its dims are loops.
+  // Computes a node that also belongs to another kernel, once for each way in which its dims are
+  // loops.
   InstrId again(const Read& read) {
     SmallVector<int64_t, 6> place = access(g_[read.root].meta, read.root_dims).strides;
     for (auto& [root, seen, id] : again_)
@@ -319,7 +320,7 @@ class Lowering {
     return cast(at, range.dtype);
   }
 
-  // The index along a dim, from those of its loops.
+  // Computes the index along a dim from those of its loops.
   InstrId position(const Product& loops) {
     InstrId at = -1;
     for (int l : loops) {
@@ -355,7 +356,7 @@ class Lowering {
     LoopMask from = 0, to = 0;
     for (const Product& p : products(axes.in[0], first_[i])) from |= mask_of(p);
     for (const Product& p : products(axes.out[0], first_[i])) to |= mask_of(p);
-    if ((from & ~to) == 0) return cast(x, dtype);  // over dims of extent 1
+    if ((from & ~to) == 0) return cast(x, dtype);  // the reduced dims have extent 1
     return add({.kind = InstrKind::kReduce,
                 .dtype = dtype,
                 .in = {x},
@@ -393,7 +394,7 @@ class Lowering {
     SmallVector<int64_t, 6> place;
     InstrId id;
   };
-  std::vector<int> first_;                // by place in the group: its first factor
+  std::vector<int> first_;                // by place in the group: its first loop in spans_
   std::vector<Span> spans_;               // factors of one node each, inlined ones included
   std::vector<std::vector<Read>> reads_;  // likewise, by operand
   std::vector<DimProducts> made_;         // likewise: its result

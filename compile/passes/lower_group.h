@@ -1,6 +1,6 @@
-// A group of nodes on its way to a fused kernel: their loops made one, what is read from memory,
-// and the body. Invariant: distinct loops of one node stay distinct, and some node runs over all
-// loops of the group, so that the body is one sweep.
+// Lowers a group of nodes to a fused kernel: unifies their loops, determines what is read from
+// memory, and writes the body. Invariant: distinct loops of one node stay distinct, and some node
+// runs over all loops of the group, so that the body is one sweep.
 #pragma once
 #include <optional>
 #include <vector>
@@ -15,12 +15,12 @@ struct LoweredGroup {
   Body body;
   ValueIds in;    // operands, in the body's order
   ValueIds out;   // results, likewise
-  ValueIds into;  // their places; kNoValue: memory of their own
+  ValueIds into;  // the places results are written to; kNoValue: new memory
 };
 
-/// The kernel of `nodes` (fusible, in order), or null where they do not make one: loops that do not
-/// fit each other, memory that is written and read in different layouts, more than kMaxDims loops,
-/// or an order that generated code does not support.
+/// Returns the kernel of `nodes` (fusible, in order), or null where they do not make one: their
+/// loops do not fit each other, memory is written and read in different layouts, there are more
+/// than kMaxDims loops, or generated code supports no order of them.
 std::optional<LoweredGroup> lower_group(const Dataflow& flow, std::span<const int32_t> nodes);
 
 }  // namespace tessera::compiler

@@ -1,8 +1,9 @@
-// Communication beside computation. From the last collective to the first: where less is computed
-// between it and the first reader of its result than it takes, what it does not need is moved from
-// before it to behind it, nearest first, until enough is. So the gradient of a weight is computed
-// while the gradient of the activation is summed over the ranks. Invariants: collectives keep their
-// order, which is their order on every rank; what hides another one stays where it does.
+// Moves computation to where it hides communication. Going from the last collective to the first:
+// where less is computed between a collective and the first reader of its result than the
+// collective takes, nodes before it that it does not need are moved behind it, nearest first, until
+// there is enough. The gradient of a weight is then computed while the gradient of the activation
+// is summed over the ranks. Invariants: collectives keep their order, which is their order on every
+// rank; computation that hides another collective is not taken from it.
 #include <algorithm>
 #include <numeric>
 
@@ -13,7 +14,8 @@
 namespace tessera::compiler {
 namespace {
 
-// What has to run before what: over values, and over memory that is written.
+// For each node, the nodes that have to run before it, because of values or of memory that is
+// written.
 std::vector<std::vector<int32_t>> dependences(const Graph& g) {
   std::vector<std::vector<int32_t>> before(g.nodes.size()), readers(g.values.size());
   std::vector<int32_t> maker(g.values.size(), kNoNode), writer(g.values.size(), kNoNode);
@@ -60,7 +62,7 @@ class Placement {
   }
 
   void run() {
-    double later = 0;  // what is left to compute when the collective behind this one has to begin
+    double later = 0;  // time left to compute when the next collective has to begin
     for (size_t p = order_.size(); p-- > 0;) {
       if (!is_collective(node(p))) continue;
       double needed = std::max(later, left_[first_reader(p)]) + communication_us(g_, node(p));
@@ -98,10 +100,10 @@ class Placement {
     return order_.size();
   }
 
-  // Moves nodes from before the collective at `p` to behind it until `needed` is left to compute
-  // there, if it can be. Returns where the collective is then.
+  // Moves nodes from before the collective at `p` to behind it until computing them takes `needed`,
+  // as far as possible. Returns the collective's new position.
   size_t move_up(size_t p, double needed) {
-    std::vector<bool> wanted(order_.size());  // by what stays before the collective
+    std::vector<bool> wanted(order_.size());  // by node: needed by what stays before the collective
     auto keep = [&](size_t q) {
       for (int32_t b : before_[size_t(order_[q])]) wanted[size_t(b)] = true;
     };
@@ -125,9 +127,9 @@ class Placement {
 
   Graph& g_;
   const std::vector<std::vector<int32_t>> before_;  // by node
-  std::vector<bool> waits_;                         // by node: for a collective
+  std::vector<bool> waits_;                         // by node: it waits for a collective
   std::vector<int32_t> order_;                      // nodes by position
-  std::vector<double> left_;  // by position: microseconds from here to the end
+  std::vector<double> left_;  // by position: microseconds of computing from here to the end
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Passes: each takes a verified graph to a verified graph that computes the same. Each is one file,
-// can be left out, and says nothing about the others but what order pipeline() puts them in.
+// The passes. Each turns a verified graph into a verified graph that computes the same. Each is one
+// file, can be left out, and depends on the others only through its place in pipeline().
 #pragma once
 #include <span>
 #include <string>
@@ -12,50 +12,55 @@
 
 namespace tessera::compiler {
 
-/// Families of ops that decompose() takes apart where a neighbour can join them, optimizers also
-/// alone, where their state may stay in caches: beyond, the list's one kernel is as fast.
+/// The kinds of ops that decompose() replaces where a neighbour can be fused with them. Optimizers
+/// are replaced also alone, if their state fits into caches; for larger state the one kernel for
+/// the whole list is as fast.
 struct DecomposeOptions {
   bool norms = true;       // layer_norm, rms_norm and their derivatives
   bool softmax = true;     // softmax, log_softmax and their derivatives
   bool optimizers = true;  // adam and sgd over lists that write at most kCachedElements
-  // What a list writes of each tensor, on average, to be worth a kernel for each. Biases are not:
-  // their kernels take longer to make and to call than they save.
+  // The least elements that a list writes of each tensor, on average, to be worth a kernel for
+  // each. Lists of biases are not: making and calling their kernels takes longer than they save.
   int64_t least_elements = 4096;
 };
 inline constexpr int64_t kCachedElements = limit("decompose.cached");
 /// Replaces ops that gain from fusion by the ops they are made of, from the closed set that
-/// README.md lists. Results differ from the eager kernels' by the order of sums alone; without
-/// options, only optimizers in a deterministic graph, whose results do not differ.
+/// README.md lists. Results differ from those of the eager kernels only by the order of sums. The
+/// overload without options also respects the graph's mode: in a deterministic graph it replaces
+/// only optimizers, whose results do not differ.
 void decompose(Graph& graph, const DecomposeOptions& options);
 void decompose(Graph& graph);
-/// One node for equal ops on equal operands. Effects, collectives and random draws stay.
+/// Makes one node of equal ops on equal operands. Effects, collectives and random draws stay.
 void eliminate_common_subexpressions(Graph& graph);
-/// Removes what no output and no effect needs. Collectives stay: the others wait in them.
+/// Removes what no output and no effect needs. Collectives stay, since the other ranks take part in
+/// them.
 void eliminate_dead_code(Graph& graph);
-/// Ops on constants become constants; x * 1, x + 0 and casts to the same dtype vanish.
+/// Evaluates ops on constants, and removes x * 1, x + 0 (for integers) and casts to the same dtype.
 void fold_constants(Graph& graph);
-/// Copies of memory that nobody writes, and chains of views, become one view or none.
+/// Removes copies of memory that is never written, and makes one view or none of a chain of views.
 void clean_views(Graph& graph);
-/// The gradient of an embedding, zero but in the rows that were looked up, is added to another
-/// tensor row by row. Sums keep their order; a -0 of that tensor stays in rows not looked up,
-/// so a deterministic graph is left as it is.
+/// Adds the gradient of an embedding, zero but in the rows that were looked up, to another tensor
+/// row by row. Sums keep their order, but a -0 of that tensor stays in rows that were not looked
+/// up, so a deterministic graph is left as it is.
 void accumulate(Graph& graph);
 /// The op that accumulate() makes, for a table of `rows`.
 PrimRef add_embedding_grad_op(int64_t rows, int64_t padding_idx);
-/// Groups of pointwise ops, reductions and views between them become Fused ops; effects that end in
-/// such a group become its results. Reductions of a deterministic graph stay as they are.
+/// Makes Fused ops of groups of pointwise ops, reductions and the views between them; effects at
+/// the end of such a group become its results. Reductions of a deterministic graph stay as they
+/// are.
 void fuse(Graph& graph);
-/// Collectives begin early enough, by an estimate of times, to be done when their results are read:
-/// what they do not need is computed behind them. Changes no value.
+/// Lets collectives begin early enough, by an estimate of times, to be done when their results are
+/// read: computation that they do not need is moved behind them. Values do not change.
 void overlap_collectives(Graph& graph);
 
-/// In the order in which they run.
+/// The passes in the order in which they run.
 const std::vector<Pass>& pipeline();
-/// Throws UserError for a name in `skip` (separated by commas) that no pass of pipeline() nor of
+/// Throws UserError for a name in `skip` (separated by commas) that no pass of pipeline() or of
 /// `passes` has.
 void check_passes(std::string_view skip, std::span<const Pass> passes = {});
-/// Runs the passes of pipeline(), or those given instead, but those named in `skip` (UserError for
-/// an unknown name), verifying after each. Throws BugError naming a pass that throws.
+/// Runs the passes of pipeline(), or `passes` if given, except those named in `skip` (throws
+/// UserError for an unknown name), and verifies the graph after each. Throws BugError that names
+/// the pass if one throws.
 void run_passes(Graph& graph, std::string_view skip = "", std::span<const Pass> passes = {});
 
 }  // namespace tessera::compiler

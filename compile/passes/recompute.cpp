@@ -11,7 +11,7 @@ namespace {
 
 bool is_view(const Node& n) { return n.role == Role::kView && n.into.empty(); }
 
-// What draws random bits may: it draws the same again by the same key.
+// Nodes that draw random bits may run twice: with the same key they draw the same bits.
 bool may_run_twice(const Node& n) {
   return n.phase == Phase::kForward && n.into.empty() && n.role != Role::kCollective;
 }
@@ -62,8 +62,8 @@ class Selection {
   }
 
  private:
-  // True where the value lies in memory of its own that is read in forward, then in backward, and
-  // nowhere else.
+  // True where the value has memory of its own that is read in forward, then in backward, and not
+  // otherwise.
   bool waits_for_backward(ValueId id) const {
     const MemoryUse& m = memory_[size_t(id)];
     return g_[id].buffer == id && first_backward_[size_t(id)] != kNoNode &&
@@ -71,20 +71,21 @@ class Selection {
            m.outputs == 0 && !m.external;
   }
 
-  // Bytes that node `k` would no longer keep for backward.
+  // The bytes that need not be kept for backward if node `k` is computed again.
   size_t frees(int32_t k) const {
     const Node& n = g_.nodes[size_t(k)];
     if (!may_run_twice(n) || is_view(n)) return 0;
     size_t bytes = 0;
     for (ValueId id : n.out) {
       if (waits_for_backward(id)) bytes += bytes_of(g_, id);
-      // Some of its results have to stay, so the node does not run for the others alone.
+      // If some of its results have to stay anyway, the node does not run again for the others.
       if (!waits_for_backward(id) && first_backward_[size_t(id)] != kNoNode) return 0;
     }
     return bytes;
   }
 
-  // What has to run again so that `k` can: `k` and those it reads that are not there at that time.
+  // The nodes that have to run again to compute `k` again: `k`, and those it reads whose results
+  // are not kept until then. Nothing if that is impossible.
   std::optional<std::vector<int32_t>> needs(int32_t k) const {
     int32_t when = int32_t(g_.nodes.size());
     for (ValueId id : g_.nodes[size_t(k)].out)
@@ -95,7 +96,7 @@ class Selection {
       for (ValueId id : g_.nodes[size_t(group[i])].in) {
         ValueId b = g_[id].buffer;
         if (b == kNoBuffer) continue;
-        // Another state of it would be read.
+        // A later write would make it read another state of that memory.
         for (int32_t w : memory_[size_t(b)].writes)
           if (w >= group[i] && w < when) return std::nullopt;
         int32_t m = uses_.maker[size_t(b)];
@@ -145,7 +146,7 @@ class Cloning {
   }
 
  private:
-  // What stands for `id` in backward; what has to be computed again for it is, here.
+  // Returns the value that replaces `id` in backward, computing again here what is needed for it.
   ValueId in_backward(ValueId id) {
     if (ValueId c = clone_[size_t(id)]; c != kNoValue) return c;
     int32_t m = uses_.maker[size_t(id)];

@@ -50,7 +50,7 @@ class Finder {
   const Tensor& constant(ValueId id) const { return f_.constant[size_t(id)]; }
   bool is_constant(const Node& n) const { return constant(n.out[0]).defined(); }
 
-  // Everything that follows from parameters alone, computed once.
+  // Evaluates once everything that follows from parameters alone.
   void fold_constants() {
     for (const compiler::ImplicitInput& i : g_.implicit) f_.constant[size_t(i.id)] = i.tensor;
     for (const Node& n : g_.nodes) {
@@ -71,7 +71,8 @@ class Finder {
     if (!is_layer(n, layer)) return;
     const std::string name = name_of_layer(n);
     layer.name = unique(name, name == path_of(n));
-    for (const std::string& named : {name, layer.name})  // every call of it, or this one
+    // Names every call of the layer, or one of them.
+    for (const std::string& named : {name, layer.name})
       if (std::ranges::count(keep_f32_, named)) {
         if (!std::ranges::count(f_.kept, named)) f_.kept.push_back(named);
         return;
@@ -120,7 +121,7 @@ class Finder {
     return true;
   }
 
-  // Where the model holds the layer's weight; "" for one that was computed.
+  // The name under which the model holds the layer's weight; "" for a weight that was computed.
   std::string path_of(const Node& n) const {
     std::string name;
     for (const compiler::ImplicitInput& i : g_.implicit)
@@ -133,7 +134,8 @@ class Finder {
     if (name.empty()) name = g_.scopes[size_t(n.scope)];
     return name.empty() ? std::string(n.prim->name()) : name;
   }
-  // `name`, or with a number where it is taken. A layer's path is for that layer alone: `is_path`.
+  // Returns `name`, with a number appended if it is taken. `is_path`: the name is a weight's path
+  // in the model, which stays reserved for that layer.
   std::string unique(const std::string& name, bool is_path) {
     std::string made = name;
     for (int k = 2; names_.contains(made) || (paths_.contains(made) && !(is_path && made == name));
@@ -143,7 +145,8 @@ class Finder {
     return made;
   }
 
-  // What the layer's channels are multiplied by or added to: one value for each, or for all.
+  // Returns a constant that the layer's channels are multiplied by or added to: one value for each
+  // channel, or one for all. Nothing if `id` is not such a constant.
   std::optional<Tensor> by_channel(const Layer& layer, ValueId id) const {
     const Tensor& t = constant(id);
     if (!t.defined() || !is_floating(t.dtype())) return std::nullopt;
@@ -166,7 +169,7 @@ class Finder {
     layer.bias = layer.bias.defined() ? layer.bias + by : by;
   }
 
-  // True when the only reader of the layer's value became part of it.
+  // Absorbs the only reader of the layer's value into the layer; returns whether it could.
   bool absorb_next(Layer& layer, std::vector<int32_t>& nodes) {
     const auto& readers = uses_.readers[size_t(layer.y)];
     if (uses_.output[size_t(layer.y)] || readers.size() != 1 || layer.relu) return false;
@@ -205,8 +208,8 @@ class Finder {
     return false;
   }
 
-  // A residual is worth rounding to bytes where a layer reads it so too, or where a layer made it,
-  // which then writes bytes. Others (the stream of a transformer) are added in f32.
+  // A residual is rounded to bytes only if a layer reads it as bytes too, or if a layer made it,
+  // which then writes bytes. Others (the residual stream of a transformer) are added in f32.
   bool is_bytes_anyway(ValueId id) const {
     if (constant(id).defined()) return false;
     if (fed_.contains(id)) return true;
@@ -272,8 +275,9 @@ class Finder {
   const Graph& g_;
   Uses uses_;
   std::span<const std::string> keep_f32_;
-  std::set<std::string> names_, paths_;  // given so far; of weights that layers have
-  std::set<ValueId> fed_;                // what layers read
+  // Names given so far; paths of the weights that layers have.
+  std::set<std::string> names_, paths_;
+  std::set<ValueId> fed_;  // values that layers read
 };
 
 }  // namespace

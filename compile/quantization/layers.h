@@ -1,8 +1,8 @@
-// Which layers a recorded forward has that can run on bytes, and which of its values are bytes
-// then. A layer is a convolution or a linear product with a constant weight and what follows it
-// alone: bias and normalisation by constants are folded into its weight and bias, then one residual
-// and a relu. Invariant: every absorbed node is read by the next absorbed one only, so a layer
-// gives one value and nothing else of it is seen.
+// Finds the layers of a recorded forward that can run on bytes, and the values that are then bytes.
+// A layer is a convolution or a linear product with a constant weight, together with the ops after
+// it that it absorbs: bias and normalisation by constants are folded into its weight and bias; then
+// one residual and a relu may follow. Invariant: every absorbed node is read only by the next
+// absorbed one, so a layer gives one value and nothing else of it is seen outside.
 #pragma once
 #include <map>
 #include <memory>
@@ -31,8 +31,8 @@ struct Layer {
   bool relu = false;
 };
 
-/// A value that bytes are made of: a layer's result or one in f32 that a layer reads. The values
-/// that views and pools make of it have its scale.
+/// A value that is rounded to bytes: the result of a layer, or an f32 value that a layer reads.
+/// Values that views and pools make from it have the same scale.
 struct Root {
   ValueId value = kNoValue;
   std::string name;  // "layer1.0.conv1", "input"
@@ -40,17 +40,18 @@ struct Root {
 
 struct Layers {
   Graph graph;
-  std::vector<Tensor> constant;  // by value: those that no input has a part in
+  std::vector<Tensor> constant;  // by value: those that depend on no input
   std::vector<Layer> layers;
   std::vector<std::string> kept;  // layers that stay f32 because they were named
   std::vector<int> layer_at;      // by node: the layer that ends there, -1: none
   std::vector<bool> absorbed;     // by node: part of a layer
-  std::vector<ValueId> root;      // by value: what its bytes are made of, kNoValue: it stays f32
+  std::vector<ValueId> root;      // by value: the root of its bytes; kNoValue: it stays f32
   std::vector<Root> roots;
 };
 
-/// Records `forward` of `x` without gradients and finds its layers, but those called in `keep_f32`.
-/// `names`: the model's tensors. Throws UserError for a forward that writes memory.
+/// Records `forward` of `x` without gradients and finds its layers, except those named in
+/// `keep_f32`. `names`: the tensors of the model. Throws UserError for a forward that writes
+/// memory.
 Layers find_layers(FunctionRef<Tensor(const Tensor&)> forward, const Tensor& x,
                    std::vector<NamedTensor> names, std::span<const std::string> keep_f32);
 
@@ -58,7 +59,7 @@ Layers find_layers(FunctionRef<Tensor(const Tensor&)> forward, const Tensor& x,
 Tensor run_observed(const Layers& layers, const Tensor& x,
                     FunctionRef<void(const Root&, const Tensor&)> see);
 
-/// True for what runs on bytes as it stands: views, copies, relu and max-pools.
+/// True for an op that can run on bytes unchanged: views, copies, relu and max-pools.
 bool passes_bytes(const Node& node, const Graph& graph);
 
 }  // namespace tessera::quant

@@ -16,7 +16,7 @@
 namespace tessera::quant {
 namespace {
 
-// Walks the recorded forward; every value is there in f32, as bytes, or both where both are read.
+// Walks the recorded forward. Each value is computed in f32, as bytes, or both where both are read.
 class Lowering {
  public:
   Lowering(const Layers& from, const Decisions& decisions, Lowered& to)
@@ -28,7 +28,7 @@ class Lowering {
   }
 
   Tensor run(const Tensor& x) {
-    for (const Layer& l : from_.layers) tensors_of(l);  // before a value of one is missed
+    for (const Layer& l : from_.layers) tensors_of(l);  // an error names a layer before its values
     f32_[size_t(g_.inputs[0])] = x;
     for (size_t k = 0; k < g_.nodes.size(); ++k) {
       const Node& n = g_.nodes[k];
@@ -94,7 +94,7 @@ class Lowering {
     return dispatch1(n.prim, in);
   }
 
-  // Of numbers that the graph finds as they are.
+  // Runs `make` outside of the recording: its result becomes an implicit input of the graph.
   static Tensor outside(FunctionRef<Tensor()> make) {
     EagerScope eager;
     return make();
@@ -136,8 +136,8 @@ class Lowering {
 
 }  // namespace
 
-// A channel that is nothing beside the others becomes zeros, in steps of the largest: in its own
-// steps the bias would overflow.
+// A channel that is negligible beside the others becomes zeros in steps of the largest channel. In
+// its own steps the bias would overflow.
 LayerTensors round_weights(const Layer& layer) {
   constexpr double kLeast = 1e-30, kLeastBeside = 1e-12;
   const Tensor rows = reshape(layer.weight, {layer.weight.shape()[0], -1});

@@ -1,5 +1,5 @@
-// From layers and scales to a graph on bytes. Invariant: what is lowered computes what the recorded
-// forward computes, but for the rounding of weights and of values to bytes.
+// Lowers layers and scales to a graph on bytes. Invariant: the lowered graph computes what the
+// recorded forward computes, but for the rounding of weights and of values to bytes.
 #pragma once
 #include <map>
 #include <string>
@@ -9,18 +9,20 @@
 
 namespace tessera::quant {
 
-/// weight is u8 [O, ..] around 128, of scale weight_scale [O] (f32); bias f32 [O].
+/// The tensors of a layer: weight is u8 [O, ..], stored as value / weight_scale + 128; weight_scale
+/// and bias are f32 [O].
 struct LayerTensors {
   Tensor weight, weight_scale, bias;
 };
-/// Everything that calibration and rounding decided, by names of layers and of roots.
+/// What calibration and rounding decided, by the names of layers and of roots.
 struct Decisions {
   std::map<std::string, LayerTensors> layers;
   std::map<std::string, QuantizationParameters> roots;
 };
 
-/// Weights rounded by output channel: the largest magnitude is 127 steps. A channel of less than
-/// 1e-12 of the layer's largest, or than 1e-30, becomes zeros.
+/// Rounds weights to bytes, separately for each output channel: its largest magnitude is 127 steps.
+/// A channel whose largest magnitude is less than 1e-12 of the layer's, or than 1e-30, becomes
+/// zeros.
 LayerTensors round_weights(const Layer& layer);
 
 struct LoweredLayer {
@@ -33,11 +35,11 @@ struct Lowered {
   Graph graph;
   std::vector<LoweredLayer> layers;
   std::vector<std::string> kept;       // layers in f32 by name
-  std::map<std::string, int> f32_ops;  // what was computed in f32, and how often
+  std::map<std::string, int> f32_ops;  // ops that are computed in f32, with their counts
 };
 
-/// Runs the recorded forward on bytes once, recording it. Throws UserError for a layer or a value
-/// that `decisions` do not know.
+/// Runs the recorded forward on bytes once and records it. Throws UserError for a layer or a value
+/// that `decisions` lack.
 Lowered lower(const Layers& layers, const Decisions& decisions, const Tensor& x);
 
 }  // namespace tessera::quant

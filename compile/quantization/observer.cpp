@@ -10,9 +10,9 @@ namespace tessera::quant {
 
 QuantizationParameters parameters_of_range(double low, double high) {
   low = std::min(low, 0.0), high = std::max(high, 0.0);
-  // All zeros: any scale will do.
+  // All values are zero: any scale serves.
   if (high - low < 1e-30) return {1.0, 0};
-  // As it is stored, so that a loaded model computes the same.
+  // The scale is rounded to f32, as it is stored, so that a loaded model computes the same.
   const double scale = double(float((high - low) / 255));
   return {scale, int(std::clamp(std::nearbyint(-low / scale), 0.0, 255.0))};
 }
@@ -72,8 +72,8 @@ void Observed::grow(double low, double high) {
   }
 }
 
-// Each sample (index of dim 0) counts by 1 / its mean square, so that errors are relative to what a
-// sample holds: one with values a hundred times as large does not decide the range of all others.
+// Each sample (index of dim 0) has weight 1 / its mean square, so that errors are relative to the
+// sample: one with values a hundred times as large does not decide the range for all others.
 void Observed::add_to_bins(const Tensor& t) {
   const float* x = t.values<float>();
   const int64_t samples = t.ndim() > 1 ? t.shape()[0] : 1, each = t.numel() / samples;
@@ -91,15 +91,17 @@ void Observed::add_to_bins(const Tensor& t) {
   }
 }
 
-// Rounding errs by step^2 / 12 in the mean, and by no more than the value itself, since 0 is exact:
-// a sample far dimmer than the others costs what it holds, not what its weight would make of it.
+// The squared error of rounding is step^2 / 12 on average, and never more than the squared value,
+// since 0 is exact. So a sample that is far smaller than the others costs at most its own squares,
+// however large its weight.
 std::pair<double, double> Observed::best_range() const {
   constexpr int kTries = 64;
   const double least = std::min(min_, 0.0), most = std::max(max_, 0.0);
-  // A bin that the finest step rounds away counts as if it just were: weights without bound would
-  // drown the others in the sums.
+  // Weights of bins that even the finest step rounds to 0 are bounded by those that it just does
+  // not round: unbounded weights would drown the others in the sums.
   const double finest = (most - least) / kTries / 255, bound = 12 / (finest * finest);
-  // Sums over bins of 1, v and v^2, so that a range costs the same whatever its size.
+  // Prefix sums over bins of weight times 1, v and v^2, so that each range costs the same to
+  // evaluate.
   std::vector<double> n(kBins + 1, 0), s(kBins + 1, 0), q(kBins + 1, 0);
   for (int i = 0; i < kBins; ++i) {
     const double v = low_ + (i + 0.5) * width_,
@@ -110,11 +112,12 @@ std::pair<double, double> Observed::best_range() const {
   auto bin_of = [&](double v) {
     return size_t(std::clamp((v - low_) / width_, 0.0, double(kBins)));
   };
-  // sum c (v - edge)^2 over bins [a, b).
+  // The clipping error: sum c (v - edge)^2 over bins [a, b).
   auto clipped = [&](size_t a, size_t b, double edge) {
     return (q[b] - q[a]) - 2 * edge * (s[b] - s[a]) + edge * edge * (n[b] - n[a]);
   };
-  // Of bins [a, b): only within a step of 0 can a value be less than its error.
+  // The rounding error over bins [a, b): only within one step of 0 can a value be less than its
+  // error.
   auto rounded = [&](size_t a, size_t b, double step) {
     const double each = step * step / 12;
     const size_t from = std::clamp(bin_of(-step), a, b), to = std::clamp(bin_of(step) + 1, from, b);

@@ -1,6 +1,6 @@
-// What calibration remembers of one tensor of a model, and the range that follows. Invariant: a
-// histogram's bins are equally wide and cover all it saw; where a value lies outside, it grows by
-// doubling, which merges bins in pairs and loses nothing else.
+// What calibration remembers of one tensor of a model, and the range that follows from it.
+// Invariant: the bins of a histogram are equally wide and cover all values seen. Where a value lies
+// outside, the histogram doubles its range, which merges bins in pairs and loses nothing else.
 #pragma once
 #include <string_view>
 #include <vector>
@@ -24,7 +24,7 @@ class Observed {
   bool empty() const { return count_ == 0; }
   double min() const { return min_; }
   double max() const { return max_; }
-  /// Scale and zero point of u8 for what was seen: 0 is always represented exactly.
+  /// Returns the scale and zero point of u8 for the values seen: 0 is always represented exactly.
   QuantizationParameters parameters() const;
 
   static constexpr int kBins = 2048;
@@ -32,15 +32,15 @@ class Observed {
  private:
   void grow(double low, double high);
   void add_to_bins(const Tensor& t);
-  /// Ends of the range with the least squared error of rounding and clipping.
+  /// Returns the ends of the range with the least squared error of rounding and clipping.
   std::pair<double, double> best_range() const;
 
   Observer kind_;
   int64_t count_ = 0;
   double min_ = 0, max_ = 0;
   double low_ = 0, width_ = 0;  // of the first bin; width 0: there are no bins yet
-  // Of each bin: the weights of its values, and their weighted squares. Zeros, which are exact in
-  // any range, are not counted.
+  // For each bin, the sum of its values' weights and of their weighted squares. Zeros, which are
+  // exact in any range, are not counted.
   std::vector<double> bins_, squares_;
 };
 

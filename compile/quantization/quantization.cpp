@@ -131,7 +131,7 @@ Decisions Prepared::decide() const {
 
 // ---- the converted model
 
-// A place in the tree of names, with the tensors of a layer, of a value, or of both.
+// A node in the tree of names, with the tensors of a layer, of a value, or of both.
 struct Quantized::Part final : nn::Module {
   Tensor weight, weight_scale, bias, scale, zero_point;
   std::string type_name() const override {
@@ -142,7 +142,7 @@ struct Quantized::Part final : nn::Module {
 struct Quantized::Plan {
   Meta x;
   int threads;
-  Contents contents;  // it was made from
+  Contents contents;  // the state of the tensors it was made from
   Lowered lowered;
   compiler::Executor executor;
 };
@@ -204,7 +204,8 @@ Decisions Quantized::decisions() {
   return d;
 }
 
-// load_state writes into the tensors, replace exchanges them; what runs in f32 is the model's own.
+// The tensors may change by load_state, which writes into them, and by replace, which exchanges
+// them. What runs in f32 uses the model's own tensors.
 Contents Quantized::contents() const {
   Contents c;
   for (auto& [name, p] : parts_)

@@ -19,8 +19,9 @@
 
 namespace tessera::quant {
 
-/// The memory that tensors lie in, and how often it was written: what was made from them is stale
-/// where this differs. Holds the memory, so that nothing else comes to lie there.
+/// Identifies the contents of tensors by their memory and how often it was written. What was made
+/// from the tensors is stale once this differs. Holds the memory, so that its address is not used
+/// again.
 struct Contents {
   struct Entry {
     Ref<Storage> storage;
@@ -40,16 +41,16 @@ struct PrepareOptions {
   std::vector<std::string> keep_f32 = {};    // layers by path: "conv1", "fc"
 };
 
-/// A model under calibration: its result is the model's, in f32, and values are watched. A forward
-/// that throws counts for nothing. Where the model's tensors change, layers are found anew and what
+/// A model under calibration: it returns the model's result, in f32, and observes values. A forward
+/// that throws is not counted. Where the model's tensors change, layers are found anew, and what
 /// was seen before still counts.
 class Prepared final : public nn::Module {
  public:
   Prepared(std::shared_ptr<nn::Module> model, PrepareOptions options);
   const std::shared_ptr<nn::Module>& model() const { return model_; }
   const PrepareOptions& options() const { return options_; }
-  /// What follows from the batches so far. Throws UserError naming a layer when there were none,
-  /// and when the model's tensors changed after the last.
+  /// Returns the scales that follow from the batches so far. Throws UserError naming a layer when
+  /// there were no batches, and when the model's tensors changed after the last one.
   Decisions decide() const;
 
  protected:
@@ -59,22 +60,22 @@ class Prepared final : public nn::Module {
   std::shared_ptr<nn::Module> model_;
   PrepareOptions options_;
   std::vector<std::pair<Shape, std::shared_ptr<const Layers>>> layers_;  // by shape of x
-  Contents contents_;                                                    // that layers_ are of
+  Contents contents_;  // the contents that layers_ were found for
   std::map<std::string, Observed> observed_;
 };
 
-/// A model on bytes: x f32 as the model takes it -> f32. Every new shape of x is recorded once from
-/// the f32 model, which stays alive for that, and from then on runs its own graph. Inference only:
-/// no gradients, no autocast, not under compile(). Calls from several threads take turns. state()
-/// holds weights (u8 around 128), their scales, biases, and the scale and zero point of each value:
-/// it can be saved and loaded.
+/// A model on bytes. It takes x in f32 as the model does and returns f32. For every new shape of x
+/// the f32 model, which is kept alive for this, is recorded once, and a graph for that shape is run
+/// from then on. It is for inference only: no gradients, no autocast, not under compile(). Calls
+/// from several threads take turns. state() holds weights (u8 around 128), their scales, biases,
+/// and the scale and zero point of each value, and can be saved and loaded.
 class Quantized final : public nn::Module {
  public:
   Quantized(std::shared_ptr<nn::Module> model, std::vector<std::string> keep_f32,
             const Decisions& decisions);
   ~Quantized() override;
-  /// A line for each layer: its kernel, the scales of what it reads and writes, what is folded into
-  /// it; then what is computed in f32. Kernels are known after the first forward.
+  /// Prints a line for each layer (its kernel, the scales of what it reads and writes, what is
+  /// folded into it), then what is computed in f32. Kernels are known after the first forward.
   std::string report() const;
 
  protected:
@@ -96,13 +97,15 @@ class Quantized final : public nn::Module {
   mutable std::mutex running_;
 };
 
-/// `model` is one that is called with one tensor: x -> y, all its floats f32, in eval mode, on one
-/// rank.
+/// Prepares `model` for calibration. It must take one tensor and return one, be in eval mode,
+/// compute all floats in f32, and be on one rank.
 std::shared_ptr<Prepared> prepare(std::shared_ptr<nn::Module> model, PrepareOptions options = {});
-/// The model is left as it is. Throws UserError without calibration.
+/// Makes a model on bytes; the calibrated model stays as it is. Throws UserError without
+/// calibration.
 std::shared_ptr<Quantized> convert(const std::shared_ptr<Prepared>& prepared);
-/// From the state() of a converted model, for the same architecture; weights of `model` itself do
-/// not matter but for what runs in f32. Throws UserError for a state that is none.
+/// Makes a model on bytes from the state() of a converted one and a `model` of the same
+/// architecture, whose weights matter only for what runs in f32. Throws UserError for any other
+/// state.
 std::shared_ptr<Quantized> load(std::shared_ptr<nn::Module> model,
                                 std::span<const NamedTensor> state,
                                 std::vector<std::string> keep_f32 = {});

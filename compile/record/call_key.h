@@ -1,6 +1,6 @@
-// What a call of a compiled function is known by: words, compared in one sweep. Extents stand apart
-// from the rest, so that calls that differ in sizes alone are recognised. Invariant: calls with
-// equal keys run the same ops on memory that they find in the same places.
+// The key that identifies a call of a compiled function: a list of words, compared in one sweep.
+// Extents are kept apart from the rest, so that calls that differ only in sizes are recognised.
+// Invariant: calls with equal keys run the same ops on memory that they find in the same places.
 #pragma once
 #include <bit>
 #include <cstring>
@@ -21,7 +21,7 @@ class CallKey {
       add(word);
     }
   }
-  /// A number, together with its type.
+  /// Adds a number, together with its type.
   template <class T>
   void add_number(T value) {
     static_assert(sizeof(T) <= sizeof(uint64_t), "a number of at most 64 bits");
@@ -34,7 +34,7 @@ class CallKey {
   void add_extent(int64_t n) { extents_.push_back(n); }
 
   bool operator==(const CallKey& o) const { return extents_ == o.extents_ && kind_ == o.kind_; }
-  /// Equal but for extents.
+  /// True for keys that are equal but for extents.
   bool same_kind(const CallKey& o) const { return kind_ == o.kind_; }
   const SmallVector<int64_t, 16>& extents() const { return extents_; }
 

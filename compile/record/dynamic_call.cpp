@@ -106,7 +106,7 @@ std::string DynamicCall::compare(int64_t size, const RecordedCall& call) const {
     if (to_string(*foretold.graph) != to_string(*call.graph))
       return fmt::format("at size {} it is another graph than sizes {} and {} foretell", size,
                          line_.size_a, line_.size_b);
-  } catch (const Error& e) {  // a number that is not linear in the size
+  } catch (const Error& e) {  // a number is not linear in the size
     return e.what();
   }
   return "";

@@ -1,9 +1,9 @@
-// Calls that differ in one size: two recorded calls are one, with a graph that is linear in that
-// size. Invariant: a DynamicCall covers the sizes between the least and the largest that were
-// recorded and found to be on its lines (a program may treat what is longer than its window in
-// another way; CompileOptions::beyond_recorded says that it does not). It answers when two sizes
-// leave no doubt (in proportion, or a constant beside the size) or a
-// third was what they had foretold, and when shape inference of the whole graph takes the size.
+// Calls that differ in one size share a graph: two recorded calls become one DynamicCall whose
+// graph is linear in that size. Invariant: it covers the sizes between the least and the largest
+// that were recorded and confirmed (a program may treat an input longer than its window in another
+// way; CompileOptions::beyond_recorded says that it does not). It serves a call only if two sizes
+// determine every number (each is in proportion to the size, or the size plus a constant) or a
+// third recording was as predicted, and if shape inference of the whole graph accepts the size.
 #pragma once
 #include <algorithm>
 #include <memory>
@@ -21,25 +21,27 @@ struct RecordedCall {
 
 class DynamicCall {
  public:
-  /// Of two calls of one kind; nothing where they are none, and *why then says what differs: "" if
-  /// they differ in more than one size, or in a size below 2, which ops treat in their own ways.
+  /// Makes one call of two whose keys differ only in extents; null where that is impossible. *why
+  /// then says what differs; it is "" if they differ in more than one size, or in a size below 2,
+  /// which ops treat specially.
   static std::unique_ptr<DynamicCall> unify(const RecordedCall& a, const RecordedCall& b,
                                             std::string* why);
-  /// The size that `key` has where the calls of this one differ; nothing where it is of
-  /// another.
+  /// Returns the size in `key` that varies in this call; nothing if `key` is of another kind.
   std::optional<int64_t> size_of(const CallKey& key) const;
-  /// The call at `size`, known by `key`. Throws ShapeError where graph or results do not take it.
+  /// Returns the call at `size`, with `key` as its key. Throws ShapeError where the graph or the
+  /// results do not accept the size.
   RecordedCall at(int64_t size, const CallKey& key) const;
   Graph graph_at(int64_t size) const { return graph_.at(size); }
   const CachedCall& entry() const { return a_.entry; }
   const CachedCall& other_entry() const { return b_.entry; }
   /// True when `size` lies between sizes that were recorded.
   bool covers(int64_t size) const { return low_ <= size && size <= high_; }
-  /// A recording at `size` was what had been foretold.
+  /// Notes that a recording at `size` was as predicted.
   void confirm(int64_t size) {
     confirmed = true, low_ = std::min(low_, size), high_ = std::max(high_, size);
   }
-  /// What `call`, recorded at another size, shows: "" when it was foretold, else what differs.
+  /// Compares `call`, recorded at another size, with the prediction: "" when they agree, else what
+  /// differs.
   std::string compare(int64_t size, const RecordedCall& call) const;
 
   bool confirmed = false;
@@ -59,7 +61,7 @@ class DynamicCall {
   RecordedCall a_, b_;
   DynamicGraph graph_;
   Line line_;
-  int64_t low_, high_;  // sizes between which it answers
+  int64_t low_, high_;  // the least and the largest size that it covers
 };
 
 }  // namespace tessera::compiler

@@ -8,7 +8,7 @@
 namespace tessera::compiler {
 namespace {
 
-// More than any storage has: what views check their extent against.
+// More bytes than any storage has: views check their extent against it where sizes are not known.
 constexpr size_t kUnboundBytes = size_t(1) << 60;
 
 bool is_whole(double x) { return std::abs(x) < 0x1p53 && x == std::floor(x); }
@@ -186,7 +186,7 @@ void lay_out_values(Graph& g) {
   auto tensor = [&](ValueId id) {
     const Value& v = g[id];
     if (v.buffer == kNoBuffer) return Tensor(v.meta, nullptr, v.offset);
-    Ref<Storage>& m = memory[size_t(v.buffer)];  // it only tells memories apart
+    Ref<Storage>& m = memory[size_t(v.buffer)];  // its address identifies the memory
     if (!m) m = make_ref<Storage>(nullptr, kUnboundBytes, v.meta.device, nullptr);
     return Tensor(v.meta, m, v.offset);
   };

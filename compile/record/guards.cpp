@@ -34,7 +34,7 @@ bool same_guards(const Source& a, const Source& b) {
   return a.kind == Source::kNone || same_place(a.like, b.like);
 }
 
-// Nobody but the GuardedObjects has it.
+// True if only the GuardedObjects still hold it.
 bool is_gone(const RefCounted& object) { return object.use_count() == 1; }
 
 HandleState state_of(const TensorImpl& handle) {
@@ -56,7 +56,8 @@ class GuardMaker {
       return fmt::format("it was {} graphs instead of one", recorder_.segments());
     for (const Tensor& t : results) {
       Source source = source_of(t);
-      // The list of results and `source` alone have it: the program made it.
+      // Only the list of results and `source` hold it, so each call of the program makes a new
+      // handle.
       if (source.kind == Source::kExisting && !grad_meta(t) && t.impl()->use_count() == 2)
         source.like = t.detach(), source.fresh = true;
       entry.results.push_back(std::move(source));
@@ -208,7 +209,8 @@ bool guards_hold(const CachedCall& e, std::span<const Tensor> inputs) {
   for (size_t i = 0; i < inputs.size(); ++i) {
     const Storage* s = inputs[i].storage().get();
     if (s == e.inputs[i].get()) continue;
-    // Where an argument is memory that the program reaches in another way, the graph is another.
+    // If an argument is memory that the program also reaches in another way, the graph would be
+    // another.
     if (!e.any[i] || std::ranges::binary_search(e.reached, s)) return false;
   }
   return guards_hold(e);

@@ -1,7 +1,7 @@
-// What a finished recording says about running its graph in the place of the program: what must
-// still hold, and where results and what outlives the call go. Two recordings make one entry: what
-// differs between them (a tensor made from values of the program, an argument that is also reached
-// in another way) is not the graph's to replay.
+// Guards: what a finished recording says about running its graph in place of the program, namely
+// what must still hold, and where results and other lasting effects of the call go. Two recordings
+// confirm each other; what differs between them (a tensor made from values of the program, an
+// argument that is also reached in another way) cannot be replayed by the graph.
 #pragma once
 #include <any>
 #include <string>
@@ -15,8 +15,8 @@ namespace tessera::compiler {
 
 struct CachedCall;
 
-/// Keeps what guards look at, once however many guards do, so that its count tells whether anybody
-/// else has it still.
+/// Holds a reference to each object that guards look at, one however many guards share it, so that
+/// its reference count tells whether it is held elsewhere.
 class GuardedObjects {
  public:
   template <class T>
@@ -24,7 +24,7 @@ class GuardedObjects {
     kept_.try_emplace(object, Ref<const RefCounted>(object));
     return object;
   }
-  /// Lets go of what these do not refer to.
+  /// Releases objects that no guard of `entries` refers to.
   void keep_only(std::span<const CachedCall* const> entries);
   void clear() { kept_.clear(); }
 
@@ -32,25 +32,25 @@ class GuardedObjects {
   std::unordered_map<const RefCounted*, Ref<const RefCounted>> kept_;
 };
 
-// Where a tensor that leaves a run comes from.
+// Says where a tensor that leaves a run comes from.
 struct Source {
   enum Kind : uint8_t { kNone, kOutput, kInput, kExisting } kind = kNone;
   size_t index = 0;  // of outputs or inputs
   Tensor like;       // kExisting: the tensor; kOutput, kInput: its layout, placement, no values
   int64_t offset = 0;
-  bool fresh = false;      // kExisting: a handle of its own on that memory, made by each call
+  bool fresh = false;      // kExisting: each call makes a new handle on that memory
   bool inference = false;  // it was made in inference mode
 };
-/// The tensor that leaves a run with these outputs and inputs.
+/// Returns the tensor described by `source` for a run with these outputs and inputs.
 Tensor give(const Source& source, const Tensors& outputs, std::span<const Tensor> inputs);
 
-// What follows refers to objects that a GuardedObjects keeps.
+// The structs below refer to objects that a GuardedObjects keeps alive.
 struct CachedSlot {
   const RefCounted* owner;
   const Tensor* seen = nullptr;
   Tensor* changed = nullptr;  // the same place; null when it is only read
   Source after = {};
-  bool depends = false;  // on what it held: `before`
+  bool depends = false;  // the call depends on what the slot held: `before`
   Tensor before = {};
 };
 struct CachedSetting {
@@ -67,13 +67,13 @@ struct CachedHandle {
   bool operator==(const CachedHandle&) const = default;
 };
 
-/// A call that is known.
+/// A recorded call with its guards.
 struct CachedCall {
   CallKey key = {};
-  bool confirmed = false;                 // by a second recording
+  bool confirmed = false;                 // a second recording agreed
   std::vector<Ref<Storage>> inputs = {};  // of the last recording
-  std::vector<bool> any = {};             // which inputs may be other memory than those
-  CallKey returned = {};                  // besides tensors
+  std::vector<bool> any = {};             // inputs that may be other memory than `inputs`
+  CallKey returned = {};                  // what the call returned besides tensors
   std::any like = {};
   std::vector<CachedSetting> settings = {};
   std::vector<CachedHandle> handles = {};
@@ -83,17 +83,19 @@ struct CachedCall {
   std::vector<Source> results = {};
 };
 
-/// Fills `entry` but for key, inputs and what is returned besides tensors; why the program has to
-/// run at each call, "" when `entry` can take its place. `inputs`: what the recording was given.
+/// Fills `entry` except for key, inputs and what is returned besides tensors. Returns why the
+/// program has to run at each call; "" when `entry` can replace it. `inputs`: what the recording
+/// was given.
 std::string make_guards(const StepRecorder& recorder, std::span<const Tensor> inputs,
                         const Tensors& results, GuardedObjects& guarded, CachedCall& entry);
 
-/// True when the graph of `entry` still says what the program does; with which inputs.
+/// True when the graph of `entry` still does what the program does. The second form also checks the
+/// inputs.
 bool guards_hold(const CachedCall& entry);
 bool guards_hold(const CachedCall& entry, std::span<const Tensor> inputs);
-/// False when it never will again: a handle that it depends on has changed or is gone.
+/// False when the guards can never hold again: a handle that they depend on has changed or is gone.
 bool guards_may_hold(const CachedCall& entry);
-/// True when two recordings of one key, which are one graph, say the same.
+/// True when two recordings with the same key and the same graph have the same guards.
 bool same_guards(const CachedCall& a, const CachedCall& b);
 
 }  // namespace tessera::compiler

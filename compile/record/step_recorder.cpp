@@ -14,7 +14,8 @@
 
 namespace tessera::compiler {
 
-// Waiting for it runs the segment. Tensors that were never computed keep it beyond the recorder.
+// The event that promised tensors wait for: waiting for it runs the segment. It may outlive the
+// recorder, held by tensors that were never computed.
 class StepRecorder::Promise final : public Event {
  public:
   explicit Promise(StepRecorder* recorder, bool only_read = false)
@@ -22,7 +23,8 @@ class StepRecorder::Promise final : public Event {
   bool done() const override { return false; }
   void wait() override {
     bool elsewhere = std::this_thread::get_id() != thread_;
-    if (elsewhere && only_read_) return;  // what is put off will find the values of now too
+    // What is put off only reads, so another thread may read too.
+    if (elsewhere && only_read_) return;
     if (!recorder_) throw UserError("compile: this value was never computed: " + why_);
     TESSERA_CHECK(!elsewhere,
                   "compile: what another thread records writes this memory; wait for its call to "
@@ -47,7 +49,7 @@ StepRecorder::StepRecorder(const TraceOptions& options, RunSegment run,
       reading_(new Promise(this, true)) {
   TESSERA_CHECK(!context().backend, "compile: this thread runs another backend already");
   begin_graph(options_);
-  for (const Tensor& t : options_.inputs) meets(t);  // so that a look at one is noticed
+  for (const Tensor& t : options_.inputs) meets(t);  // the first read of an input is then noticed
   for (const Tensor& t : arguments) known_handles_.insert(t.impl());
   recording_.emplace(target());
 }
@@ -55,7 +57,7 @@ StepRecorder::StepRecorder(const TraceOptions& options, RunSegment run,
 StepRecorder::~StepRecorder() {
   try {
     finish();
-  } catch (const std::exception&) {  // promises were given up with it; the first one is on its way
+  } catch (const std::exception&) {  // promises were given up; an error is on its way already
   }
 }
 
@@ -103,7 +105,8 @@ void StepRecorder::write(std::span<const Tensor> dst, const PrimRef& prim, Input
   }
 }
 
-// From here on the memory is pending, so nobody looks at it or changes it behind the graph.
+// Makes the memory of `t` pending, so that nothing reads or changes it without the recorder's
+// notice.
 bool StepRecorder::meets(const Tensor& t) {
   Storage& s = *t.storage();
   std::lock_guard lock(ready_lock());
@@ -121,7 +124,7 @@ bool StepRecorder::own(const Ref<Event>& ready) const {
   return ready == promise_ || ready == reading_;
 }
 
-// Existing memory waits for what it waited for before.
+// Restores the event that each memory was waiting for before the recording.
 void StepRecorder::leave(const std::vector<Met>& met) {
   std::lock_guard lock(ready_lock());
   for (const Met& m : met)
@@ -199,7 +202,7 @@ HandleState state_of(const Tensor& handle) {
   return meta ? HandleState{meta, meta->sink, meta->replaced} : HandleState();
 }
 
-// Handles on memory that the recording makes are its own.
+// Notes the handles that were there before; those on memory that the recording makes are its own.
 void StepRecorder::on(const events::HandlesRead& event) {
   for (const Tensor& t : event.handles) {
     const Storage* storage = local_of(t).storage().get();
@@ -209,7 +212,7 @@ void StepRecorder::on(const events::HandlesRead& event) {
   if (handles_.size() >= forget_handles_at_) forget_handles();
 }
 
-// Those that nobody else has were made on the way.
+// Forgets handles that only the recorder holds: they were temporary.
 void StepRecorder::forget_handles() {
   std::erase_if(handles_, [&](const TouchedHandle& h) {
     if (h.handle.impl()->use_count() > 1) return false;
@@ -221,7 +224,7 @@ void StepRecorder::forget_handles() {
 
 // ---- segments
 
-// One tensor over all of each promised memory that somebody besides the recording holds.
+// Returns one tensor for each promised memory that is held outside of the recording.
 std::vector<Tensor> StepRecorder::visible() {
   std::vector<std::pair<ValueId, Tensor>> found;
   for (auto& [storage, memory] : memory_) {
@@ -236,7 +239,8 @@ std::vector<Tensor> StepRecorder::visible() {
   return tensors;
 }
 
-// A promise begins its memory; what the interpreter computed may lie over a part of an operand.
+// A promised tensor begins at the start of its memory, but a result of the interpreter may lie
+// somewhere in an operand's memory; such a result is copied.
 Tensor laid_out_as(const Meta& promised, const Tensor& t) {
   if (t.offset() == 0 && t.strides() == promised.strides) return t;
   Tensor copy = empty(promised);
@@ -244,7 +248,7 @@ Tensor laid_out_as(const Meta& promised, const Tensor& t) {
   return copy;
 }
 
-// Writes were counted when they were recorded.
+// Runs the segment and restores versions, since its writes were counted when they were recorded.
 Tensors StepRecorder::run_segment(Graph graph, const std::vector<Met>& met) {
   std::vector<uint32_t> versions;
   for (const Met& m : met) versions.push_back(m.storage->version());

@@ -1,9 +1,9 @@
-// Recording without running. While a StepRecorder lives, every op of its thread is written down and
-// its results are promises: tensors whose memory comes when somebody waits for it. Whoever looks at
-// one on the host (item, data, a verb of a group, the end of the recording) makes the ops so far
-// run as one graph, a segment, and the next op begins another. So a program computes what it would
-// compute eagerly, wherever it looks. Invariant: memory that a recorded op reads or writes is
-// neither seen nor changed by others before that op ran, because its storage is pending until then.
+// Records ops without running them. While a StepRecorder lives, every op of its thread is written
+// down, and its results are promises: tensors that are computed when they are needed. When the
+// program reads one on the host (item, data, a verb of a group, the end of the recording), the ops
+// so far run as one graph, a segment, and the next op begins another. So a program computes what it
+// would compute eagerly, wherever it reads. Invariant: memory that a recorded op reads or writes is
+// neither read nor changed by others before that op ran, because its storage is pending until then.
 #pragma once
 #include <functional>
 #include <unordered_set>
@@ -15,27 +15,27 @@ namespace tessera::compiler {
 /// Runs `graph` on the inputs of the recording and the implicit inputs that the graph holds.
 using RunSegment = std::function<Tensors(Graph graph, std::span<const Tensor> inputs)>;
 
-/// A handle that outlives the recording and was touched by it.
+/// A handle that outlives the recording and was read or changed by it.
 struct TouchedSlot {
   Ref<const RefCounted> owner;
   const Tensor* seen = nullptr;
   Tensor* changed = nullptr;  // the same place; null when it was only read
   Tensor before = {};
-  Tensor after = {};    // once the recording is finished
+  Tensor after = {};    // known once the recording is finished
   bool depends = true;  // what was recorded depends on `before`; else it was dropped unread
 };
 
-/// A switch that outlives the recording and was touched by it (tracked_setting.h).
+/// A switch that outlives the recording and was read or changed by it (tracked_setting.h).
 struct TouchedSetting {
   Ref<const RefCounted> owner;
   const int64_t* seen = nullptr;
   int64_t* changed = nullptr;  // the same place; null when it was only read
   int64_t before = 0;
-  int64_t after = 0;    // once the recording is finished
+  int64_t after = 0;    // known once the recording is finished
   bool depends = true;  // it was read before it was set
 };
 
-/// What ops find on a handle besides its memory: whether its gradient is wanted, and where that
+/// What ops read from a handle besides its memory: whether it requires a gradient, and where that
 /// goes.
 struct HandleState {
   const void* grad = nullptr;  // null: it does not require one
@@ -45,7 +45,7 @@ struct HandleState {
 };
 HandleState state_of(const Tensor& handle);
 
-/// A handle that was there before the recording, still is, and was an operand of an op.
+/// A handle that existed before the recording, still exists, and was an operand of an op.
 struct TouchedHandle {
   Tensor handle;
   HandleState before = {};
@@ -53,24 +53,23 @@ struct TouchedHandle {
 
 class StepRecorder final : public TraceBackend {
  public:
-  /// Ops of this thread are recorded from now on. `arguments`: the handles that the program is
-  /// given, other ones at each call. Throws UserError where another backend runs.
+  /// Records the ops of this thread from now on. `arguments`: the handles that the program is
+  /// given, which are others at each call. Throws UserError where another backend runs.
   StepRecorder(const TraceOptions& options, RunSegment run, std::span<const Tensor> arguments = {});
-  /// Runs what is still to run, unless that failed already.
+  /// Runs what is left to run, unless that failed already.
   ~StepRecorder() override;
 
   /// Runs the rest and ends the recording.
   void finish();
 
-  // What a recording was, once it is finished:
-  /// Why the program cannot be left out when its graph runs again; "" when it can as far as the
-  /// recording saw.
+  // What is known once the recording is finished:
+  /// Why the program has to run whenever its graph does; "" when the recording saw no reason.
   const std::string& break_reason() const { return break_; }
   int segments() const { return segments_; }
   const std::vector<TouchedSlot>& slots() const { return slots_; }
   const std::vector<TouchedSetting>& settings() const { return settings_; }
   const std::vector<TouchedHandle>& handles() const { return handles_; }
-  /// The last segment, and the memory that its outputs gave to what others can still see.
+  /// The last segment, and the memory of those of its outputs that are visible outside.
   const Graph& last_graph() const { return last_; }
   const std::vector<Ref<Storage>>& provided() const { return provided_; }
 
@@ -109,8 +108,8 @@ class StepRecorder final : public TraceBackend {
 
   TraceOptions options_;
   RunSegment run_;
-  Ref<Promise> promise_;  // of results and of memory that the segment writes
-  Ref<Promise> reading_;  // of existing memory that it has only read so far
+  Ref<Promise> promise_;  // the event of results and of memory that the segment writes
+  Ref<Promise> reading_;  // the event of existing memory that it has only read so far
   std::vector<Met> met_;  // existing memory that the segment reads or writes
   std::vector<TouchedSlot> slots_;
   std::vector<TouchedSetting> settings_;

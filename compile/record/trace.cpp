@@ -64,7 +64,8 @@ ValueId TraceBackend::read(const Tensor& t) {
   return reach(it->second, t);
 }
 
-// A layout of known memory that no recorded op made: viewed before the trace, or before a write.
+// Adds a layout of known memory that no recorded op made: the view was made before the trace, or
+// before a write.
 ValueId TraceBackend::reach(Memory& memory, const Tensor& t) {
   const Layout base = memory.layouts[0];
   const Tensor& input = memory.input;
@@ -134,9 +135,10 @@ Node TraceBackend::begin(const PrimRef& prim, Inputs in) {
   return node;
 }
 
-// Ops of a vjp belong to the module of the op they differentiate. An op that is recorded for
-// backward runs as the first one after its node (number n, key 2n) was made; a custom function's
-// node is made after its ops, so the last one before it (keys 2n + 1) tells.
+// Ops of a derivative belong to the module of the op they differentiate, which the number n of the
+// autograd node being visited identifies: the op is the first one recorded after its node was made
+// (key 2n). The node of a custom function is made after its ops, so there it is the last op before
+// the node (the next smaller key).
 int32_t TraceBackend::scope_here() {
   int32_t scope = 0;
   if (uint64_t visited = context().grad_node) {
@@ -187,7 +189,7 @@ void TraceBackend::assign(std::span<const Tensor> dst, const PrimRef& prim, Inpu
   graph_.nodes.push_back(std::move(node));
 }
 
-// What an op runs inside, a decomposition, is no part of the graph.
+// The graph has the op itself, not the ops of a decomposition that run inside it.
 Tensors TraceBackend::execute(const PrimRef& prim, Inputs in) {
   EagerScope eager;
   return eager_backend().run(prim, in);
@@ -198,7 +200,7 @@ void TraceBackend::write(std::span<const Tensor> dst, const PrimRef& prim, Input
   eager_backend().assign(dst, prim, in);
 }
 
-// Nothing but what was written is known of the memory of `dst` from here on.
+// From here on, only what was written is known of the memory of `dst`.
 void TraceBackend::overwritten(std::span<const Tensor> dst, const ValueIds& out) {
   for (const Tensor& d : dst) {
     Memory& m = memory_.at(d.storage().get());
@@ -217,7 +219,7 @@ void TraceBackend::notice(const HostEvent& event) {
                     who_, leaves->what()));
 }
 
-// Memory that only this table holds cannot be met again.
+// Forgets memory that only this table holds: no op can use it again.
 void TraceBackend::forget_unreachable() {
   std::erase_if(memory_, [](const auto& m) { return m.second.storage->use_count() == 1; });
   forget_at_ = std::max<size_t>(256, 2 * memory_.size());

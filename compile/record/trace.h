@@ -1,7 +1,7 @@
-// Recording. While a Trace lives, every op of its thread runs through the eager backend as ever and
-// is appended to a graph, so the traced step has happened when it ends. Invariant: a tensor is
-// known by the memory it sees (storage, version, layout), so handles, detached copies and views
-// made twice are one value, and a write gives the written memory new values.
+// Records a step while it runs. While a Trace lives, every op of its thread runs through the eager
+// backend as usual and is appended to a graph. Invariant: a tensor is identified by the memory it
+// sees (storage, version, layout), so handles, detached copies and views made twice are one value,
+// and a write gives the written memory new values.
 #pragma once
 #include <map>
 #include <memory>
@@ -19,27 +19,27 @@
 namespace tessera::compiler {
 
 struct TraceOptions {
-  std::vector<Tensor> inputs = {};      // what changes from run to run by being another tensor
+  std::vector<Tensor> inputs = {};      // tensors that are replaced by others in later runs
   std::vector<NamedTensor> names = {};  // of implicit inputs, for printing
 };
 
-/// The backend of a trace: runs each op eagerly and writes it down. It keeps a reference on the
-/// memory of everything that can still be read, so no kernel takes an operand over: a recorded
-/// value keeps its values. Throws UserError when memory it knows was written by other means than
-/// ops.
+/// The backend of a trace: runs each op eagerly and writes it down. It keeps a reference to the
+/// memory of everything that can still be read, so no kernel takes an operand over and a recorded
+/// value keeps its values. Throws UserError when memory that it knows was written by something
+/// other than an op.
 class TraceBackend : public Backend, public Observer {
  public:
-  /// `who` begins the texts of errors.
+  /// `who` begins the text of each error.
   explicit TraceBackend(const TraceOptions& options, const char* who = "trace");
 
   Tensors run(const PrimRef& prim, Inputs in) override;
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
-  /// Throws UserError where ops are left: what is written then would be frozen as if it had always
-  /// been there.
+  /// Throws UserError where the program does something that is not an op: a replay would not repeat
+  /// it, and what it wrote would stay as it is now.
   void notice(const HostEvent& event) override;
-  /// The calling thread's ops are recorded while it is the target.
+  /// A dispatch target with which the ops of the calling thread are recorded.
   DispatchTarget target() { return {.backend = this, .observer = this, .records = true}; }
-  /// Makes `tensors` the outputs and hands the graph over.
+  /// Makes `tensors` the outputs and returns the graph.
   Graph finish(std::span<const Tensor> tensors);
 
  protected:
@@ -52,16 +52,17 @@ class TraceBackend : public Backend, public Observer {
   struct Memory {
     Ref<Storage> storage;
     uint32_t version = 0;
-    SmallVector<Layout, 2> layouts;  // the first one stands for the others
+    SmallVector<Layout, 2> layouts;  // the first one represents the others
     int inputs = 0;                  // explicit inputs that live in it
     Tensor input = {};               // the first of them
   };
 
-  /// What happens to an op besides being written down: it runs. StepRecorder puts it off.
+  /// Runs an op that is being recorded. StepRecorder overrides it to defer the op.
   virtual Tensors execute(const PrimRef& prim, Inputs in);
   virtual void write(std::span<const Tensor> dst, const PrimRef& prim, Inputs in);
-  /// An op reads or writes the memory of `t`, which existed before the trace. True when nothing was
-  /// put off that involves it, so that its values now are those that the op will find.
+  /// Called when an op reads or writes the memory of `t`, which existed before the trace. Returns
+  /// true if no deferred op involves that memory, so that its values now are those that the op will
+  /// find.
   virtual bool meets(const Tensor& /*t*/) { return false; }
   /// Begins another graph on inputs with the layouts of `options`.
   void begin_graph(const TraceOptions& options);

@@ -9,7 +9,7 @@
 namespace tessera::compiler {
 namespace {
 
-// The value behind views that nobody else reads; kNoValue where somebody does.
+// Returns the value behind views that have no other reader; kNoValue if one has.
 ValueId behind_views(const Graph& g, const Uses& uses, ValueId id) {
   for (;;) {
     int32_t m = uses.maker[size_t(id)];
@@ -22,8 +22,8 @@ ValueId behind_views(const Graph& g, const Uses& uses, ValueId id) {
   }
 }
 
-// `made` laid out so that `seen`, a view of it, gets the strides `to`. Views exchange dims and add
-// or drop those of extent 1, or there is no such layout: dims are told apart by their strides.
+// Lays out `made` so that its view `seen` gets the strides `to`. This works only for views that
+// exchange dims and add or drop those of extent 1; dims are told apart by their strides.
 bool lay_out_as(const Meta& made, const Meta& seen, const Strides& to, Meta& result) {
   result = made;
   if (numel(made.shape) != numel(seen.shape)) return false;

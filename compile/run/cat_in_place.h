@@ -1,5 +1,6 @@
-// Which results can be made where they are joined: `cat` of the results of one op, seen as they are
-// or with their dims exchanged, need not run if that op writes its results into the pieces.
+// Finds results that can be made in the place where a `cat` would copy them. A `cat` that joins the
+// results of one op, as they are or with dims exchanged, need not run if the op writes its results
+// into the joined value.
 #pragma once
 #include <unordered_map>
 #include <vector>
@@ -18,7 +19,8 @@ struct CatInPlace {
   std::vector<Piece> pieces;
 };
 
-/// By the node that makes the results. Each of them is read by nothing but the cat, through views.
+/// For each node whose results are joined in place. Each result is read only by the cat, through
+/// views.
 std::unordered_map<int32_t, CatInPlace> find_cats_in_place(const Graph& graph);
 
 }  // namespace tessera::compiler

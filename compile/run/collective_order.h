@@ -1,6 +1,6 @@
-// What a graph that is about to run for the first time says to the other ranks: all its
-// collectives, which go along with the first of each group and are compared there, before anything
-// moves.
+// The order of a graph's collectives, which ranks compare before they run the graph for the first
+// time. The order travels with the first collective of each group and is checked there before any
+// data moves.
 #pragma once
 #include "collectives/ops.h"
 #include "compile/ir/graph.h"

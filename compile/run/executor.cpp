@@ -16,7 +16,7 @@
 namespace tessera::compiler {
 namespace {
 
-// Elements that the handles of an input touch, counted from its first one.
+// The range of elements that the handles of an input touch, counted from its first one.
 Range reach_of(const Memory& m) {
   Range all{0, 0, 0};
   for (const Memory::View& v : m.views) {
@@ -28,7 +28,7 @@ Range reach_of(const Memory& m) {
   return all;
 }
 
-// Elements of `t` in memory, an expanded one once.
+// The bytes of the elements of `t` in memory; expanded elements count once.
 size_t bytes_of(const Tensor& t) {
   size_t n = size_of(t.dtype());
   for (int d = 0; d < t.ndim(); ++d)
@@ -41,9 +41,9 @@ size_t bytes_of(std::span<const Tensor> list) {
   return n;
 }
 
-Traffic traffic_of(const Program& schedule) {
+Traffic traffic_of(const Program& program) {
   Traffic traffic;
-  for (const Step& s : schedule.steps)
+  for (const Step& s : program.steps)
     if (s.collective)
       ++traffic.collectives, traffic.collective_bytes += std::max(bytes_of(s.in), bytes_of(s.out));
     else
@@ -61,7 +61,7 @@ struct BoundInput {
 
 class SharedArena {
  public:
-  // Of ordinary memory (null) or of a group's own.
+  // The arena in the memory of `group`, or in ordinary memory if that is null.
   Ref<Storage>& of(const Ref<ProcessGroup>& group) {
     for (auto& [owner, storage] : storages)
       if (owner == group) return storage;
@@ -79,16 +79,17 @@ struct Executor::Impl {
     for (const ImplicitInput& i : graph.implicit) plan.implicit_bytes += i.tensor.nbytes();
   }
 
-  // Under the settings of the calling thread. Nothing of an earlier run is under way.
+  // Plans the steps under the settings of the calling thread. No collective of an earlier run may
+  // be pending.
   void plan_steps() {
-    schedule = make_program(graph);
+    program = make_program(graph);
     arenas.clear();
     outputs.clear();
     inputs.assign(graph.inputs.size(), {});
     implicit.assign(graph.implicit.size(), {});
     plan.output_bytes = 0;
-    for (size_t i = 0; i < schedule.memories.size(); ++i) {
-      const Memory& m = schedule.memories[i];
+    for (size_t i = 0; i < program.memories.size(); ++i) {
+      const Memory& m = program.memories[i];
       if (m.kind == Memory::Kind::kInput || m.kind == Memory::Kind::kImplicit) {
         auto& list = m.kind == Memory::Kind::kInput ? inputs : implicit;
         list[size_t(m.index)] = {MemoryId(i), reach_of(m), size_of(m.views[0].tensor.dtype())};
@@ -98,10 +99,10 @@ struct Executor::Impl {
         plan.output_bytes += m.bytes;
       }
     }
-    plan.arena_bytes = schedule.arena_bytes();
-    plan.unplanned_bytes = schedule.unplanned_bytes;
-    plan.eager_nodes = schedule.eager_steps;
-    traffic = traffic_of(schedule);
+    plan.arena_bytes = program.arena_bytes();
+    plan.unplanned_bytes = program.unplanned_bytes;
+    plan.eager_nodes = program.eager_steps;
+    traffic = traffic_of(program);
   }
 
   static Graph ordered(Graph g) {
@@ -111,7 +112,7 @@ struct Executor::Impl {
 
   // ---- memory
 
-  Memory& memory(MemoryId m) { return schedule.memories[size_t(m)]; }
+  Memory& memory(MemoryId m) { return program.memories[size_t(m)]; }
 
   static void bind(Memory& m, const Ref<Storage>& storage, int64_t base) {
     m.storage = storage;
@@ -125,7 +126,8 @@ struct Executor::Impl {
     if (shared && shared->user == this) shared->user = nullptr;
   }
 
-  // What eager steps left cached would lie beside the arena, in blocks that fit nothing in it.
+  // Blocks that eager steps left in the allocator's cache would fit nothing in the arena, so they
+  // are freed first.
   static Ref<Storage> new_arena(const Arena& a) {
     if (a.group) return a.group->allocate(a.bytes);
     release_cached_cpu_memory();
@@ -143,11 +145,11 @@ struct Executor::Impl {
     if (shared->user && shared->user != this) shared->user->let_go();
     shared->user = this;
   }
-  // Of the arenas and of outputs that others may hold.
+  // Releases the arenas, and its hold on outputs that the program may still use.
   void let_go() {
     finish_last_run();
     release_inputs();
-    for (Memory& m : schedule.memories)
+    for (Memory& m : program.memories)
       if (m.kind == Memory::Kind::kArena || m.kind == Memory::Kind::kOutput)
         bind(m, make_ref<Storage>(nullptr, m.bytes, kCPU, nullptr), 0);
     arenas.clear();
@@ -157,19 +159,19 @@ struct Executor::Impl {
     if (!arenas.empty() && (!shared || shared->user == this)) return;
     if (shared) take_turn();
     std::vector<Ref<Storage>> taken;
-    for (const Arena& a : schedule.arenas) taken.push_back(shared ? shared_arena(a) : new_arena(a));
+    for (const Arena& a : program.arenas) taken.push_back(shared ? shared_arena(a) : new_arena(a));
     arenas = std::move(taken);
-    for (Memory& m : schedule.memories) {
+    for (Memory& m : program.memories) {
       if (m.kind != Memory::Kind::kArena) continue;
       const Ref<Storage>& arena = arenas[size_t(m.arena)];
       void* data = static_cast<char*>(arena->data()) + m.offset;
       bind(m, make_ref<Storage>(data, m.bytes, kCPU, arena), 0);
     }
-    for (Step& s : schedule.steps)
+    for (Step& s : program.steps)
       if (s.scratch != kNoMemory) s.workspace.data = memory(s.scratch).storage->data();
   }
 
-  // Fresh memory for outputs, but where nobody holds what the last run returned.
+  // Gives outputs new memory, except where the program no longer holds what the last run returned.
   void renew_outputs() {
     for (MemoryId id : outputs) {
       Memory& m = memory(id);
@@ -214,8 +216,8 @@ struct Executor::Impl {
     if (writes_inputs && (!given.empty() || !given_implicit.empty())) check_written_apart();
   }
 
-  // What the graph writes may not be memory that another input reads: the steps were ordered and
-  // made to write in place without knowing of it.
+  // Throws if an input that the graph writes shares memory with another input: the steps were
+  // ordered and planned in place on the assumption that it does not.
   void check_written_apart() {
     owners.clear();
     for (auto* list : {&inputs, &implicit})
@@ -232,7 +234,7 @@ struct Executor::Impl {
     }
   }
 
-  // Between runs nothing is kept of the inputs, except by collectives that still read them.
+  // Releases the inputs, so that none is kept between runs, except if a collective still reads one.
   void release_inputs() {
     if (!unfinished.empty()) return;
     for (const BoundInput& in : inputs) bind(memory(in.memory), nullptr, 0);
@@ -242,7 +244,7 @@ struct Executor::Impl {
 
   Tensors run(std::span<const Tensor> given, std::span<const Tensor> given_implicit) {
     finish_last_run();
-    if (!(schedule.settings == PlanSettings::of_thread())) plan_steps();
+    if (!(program.settings == PlanSettings::of_thread())) plan_steps();
     take_memory();
     bind_inputs(given, given_implicit);
     renew_outputs();
@@ -255,7 +257,7 @@ struct Executor::Impl {
       throw;
     }
     Tensors results = collect_outputs();
-    for (MemoryId m : schedule.unfinished)
+    for (MemoryId m : program.unfinished)
       if (const Ref<Event>& e = memory(m).storage->ready()) unfinished.push_back(e);
     release_inputs();
     return results;
@@ -263,13 +265,13 @@ struct Executor::Impl {
 
   void run_steps() {
     const Stream stream = context().stream;
-    for (const Step& s : schedule.steps) run_step(s, stream);
+    for (const Step& s : program.steps) run_step(s, stream);
   }
 
   void run_step(const Step& s, const Stream& stream) {
     for (MemoryId m : s.waits) memory(m).storage->wait_ready();
-    // A collective waits by itself. What is written may be read from outside of the graph: state by
-    // a checkpoint that copies it meanwhile, an input by a collective of the program.
+    // A collective waits for its operands itself. Memory that is written may be read outside of the
+    // graph: a checkpoint may be copying state, a collective of the program may read an input.
     if (!s.collective)
       for (const Tensor& t : s.out) t.storage()->wait_writable();
     if (s.kernel) [[likely]]
@@ -287,9 +289,10 @@ struct Executor::Impl {
 
   void run_profiled() {
     const Stream stream = context().stream;
-    for (const Step& s : schedule.steps) {
+    for (const Step& s : program.steps) {
       const Fused* fused = as_fused(*s.prim);
-      // Written before the span begins: the text of a large kernel takes as long as a small one.
+      // The text is made before the span begins: for a large kernel this takes as long as a small
+      // kernel.
       std::string detail = to_string(graph, graph.nodes[size_t(s.node)]);
       ProfileSpan span(fused ? fused->name : s.prim->name(), s.collective ? "op" : "kernel");
       span.set_detail(std::move(detail));
@@ -297,21 +300,23 @@ struct Executor::Impl {
     }
   }
 
-  // Arena and outputs may be written again once nothing of the last run is under way.
+  // Waits until nothing of the last run is pending, so that arenas and outputs may be written
+  // again.
   void finish_last_run() {
     for (const Ref<Event>& e : std::exchange(unfinished, {})) {
       try {
         e->wait();
-      } catch (...) {  // the result carries the error; whoever reads it gets it
+      } catch (...) {  // the result carries the error and throws it when it is read
       }
     }
-    for (MemoryId m : schedule.results)
+    for (MemoryId m : program.results)
       if (memory(m).kind == Memory::Kind::kArena) memory(m).storage->set_ready(nullptr);
   }
 
-  // What is under way may still read and write the executor's memory.
+  // Waits for pending collectives after an error, since they may still read and write the
+  // executor's memory.
   void abandon_run() {
-    for (MemoryId id : schedule.results) {
+    for (MemoryId id : program.results) {
       Memory& m = memory(id);
       try {
         m.storage->wait_ready();
@@ -325,7 +330,7 @@ struct Executor::Impl {
 
   Tensors collect_outputs() {
     Tensors results;
-    for (const Tensor& t : schedule.outputs) {
+    for (const Tensor& t : program.outputs) {
       results.push_back(t.detach());
       results.back().impl()->inference = context().inference;
     }
@@ -333,16 +338,16 @@ struct Executor::Impl {
   }
 
   Graph graph;
-  Program schedule;
+  Program program;
   MemoryPlan plan;
   Traffic traffic;
   std::vector<BoundInput> inputs, implicit;
   std::vector<MemoryId> outputs;  // memories of kind kOutput
   bool writes_inputs = false;
   std::shared_ptr<SharedArena> shared;  // null: the arenas are its own
-  std::vector<Ref<Storage>> arenas;     // as in the schedule; empty: not taken
+  std::vector<Ref<Storage>> arenas;     // as in the program; empty: not allocated
   std::vector<Ref<Event>> unfinished;   // collectives of the last run that nothing waited for
-  std::vector<MemoryId> owners;         // room for check_written_apart
+  std::vector<MemoryId> owners;         // reused by check_written_apart
 };
 
 Executor::Executor(Graph graph, std::shared_ptr<SharedArena> arena)

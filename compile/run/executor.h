@@ -1,6 +1,6 @@
-// Runs a graph again and again: memory planned once, no dispatch, nothing allocated. Invariants: a
-// run computes what interpret() computes; between two runs the executor keeps only the arena and
-// what it was given.
+// Runs a graph again and again: memory is planned once, nothing is dispatched or allocated.
+// Invariants: a run computes what interpret() computes; between two runs the executor keeps only
+// the arena and what it was given.
 #pragma once
 #include <memory>
 #include <string>
@@ -10,44 +10,44 @@
 
 namespace tessera::compiler {
 
-/// What one run moves.
+/// Counts what one run moves.
 struct Traffic {
   int kernels = 0, collectives = 0;  // calls
   size_t kernel_bytes = 0;           // read and written by kernels, each operand and result once
   size_t collective_bytes = 0;       // of operands or results, whichever are more
 };
 
-/// Scratch that kernels take for themselves (products of matrices: up to three quarters of the
-/// second cache for each thread) is not in it.
+/// The memory of a run. Scratch that kernels allocate themselves (products of matrices: up to three
+/// quarters of the L2 cache for each thread) is not included.
 struct MemoryPlan {
   size_t arena_bytes = 0;      // intermediate values and scratch, together at their peak, in memory
                                // of process groups too
-  size_t output_bytes = 0;     // fresh at each run, unless nobody holds the last ones
+  size_t output_bytes = 0;     // new at each run, unless the program dropped the last ones
   size_t implicit_bytes = 0;   // parameters and other state, read and written where they are
   size_t unplanned_bytes = 0;  // sum over all values, had each its own memory
   int eager_nodes = 0;  // ops without a kernel: their decomposition runs eagerly, and allocates
 };
 
-/// Arenas that executors of one thread take turns in, as large as the largest of them needs.
+/// Arenas that several executors of one thread use in turn, as large as the largest of them needs.
 class SharedArena;
 std::shared_ptr<SharedArena> make_shared_arena();
 
 class Executor {
  public:
-  /// Plans `graph` (verified), whose nodes it may put in another order (memory_order.h). Memory is
-  /// taken at the first run. A run on another number of threads, or in the other deterministic
-  /// mode, than the last one plans the steps anew. `arena`: where others lie too; before one of
-  /// them runs, this one lets go of all memory.
+  /// Plans `graph`, which must be verified and whose nodes may be reordered (memory_order.h).
+  /// Memory is allocated at the first run. A run with another number of threads or another
+  /// deterministic mode than the last one plans the steps anew. `arena`: an arena shared with other
+  /// executors; before one of them runs, this one releases all its memory.
   explicit Executor(Graph graph, std::shared_ptr<SharedArena> arena = nullptr);
   ~Executor();
   Executor(Executor&&) noexcept;
 
-  /// Runs the graph on explicit `inputs`, with the layouts it was traced with, and on its implicit
-  /// inputs where they are. `implicit`, when not empty, takes their place: one tensor for each,
-  /// with equal layouts. Outputs are new tensors; memory of outputs of an earlier run is used again
-  /// when nobody else holds it. Each kernel is an event of the thread's profile, if there is one,
-  /// with its node as detail. Throws ShapeError for inputs that do not fit, and what kernels
-  /// throw.
+  /// Runs the graph on explicit `inputs`, which must have the layouts it was traced with, and on
+  /// its implicit inputs where they are. `implicit`, when not empty, replaces these: one tensor for
+  /// each, with equal layouts. Outputs are new tensors, but memory of outputs of an earlier run is
+  /// used again when the program no longer holds it. Each kernel is an event of the thread's
+  /// profile, if there is one, with its node as detail. Throws ShapeError for inputs that do not
+  /// fit, and what kernels throw.
   Tensors run(std::span<const Tensor> inputs, std::span<const Tensor> implicit = {});
 
   const Graph& graph() const;

@@ -5,12 +5,12 @@
 namespace tessera::compiler {
 namespace {
 
-// A node that computes, and the views of what it makes.
+// A node that computes, together with the views of what it makes.
 struct Unit {
   SmallVector<int32_t, 4> nodes = {};
   bool fixed = false;  // an effect, a collective, or views of inputs
   bool collective = false;
-  bool waits = false;                  // reads what a collective made: may not begin earlier
+  bool waits = false;                  // reads what a collective made: must not begin earlier
   int64_t made = 0;                    // bytes of its results
   SmallVector<ValueId, 6> reads = {};  // buffers made by units, each once
   SmallVector<ValueId, 2> makes = {};  // buffers
@@ -26,7 +26,7 @@ class Order {
   }
 
   void run() {
-    constexpr int kSweeps = 16;  // two or three are enough for what has been seen
+    constexpr int kSweeps = 16;  // no graph so far needed more than two or three
     bool changed = true;
     for (int sweep = 0; sweep < kSweeps && changed; ++sweep) {
       changed = false;
@@ -75,7 +75,8 @@ class Order {
     for (int u = 0; u < int(units_.size()); ++u) order_.push_back(u), position_.push_back(u);
   }
   void add_read(int u, ValueId buffer) {
-    if (buffer == kNoBuffer || unit_of_[size_t(buffer)] == 0) return;  // it is there anyway
+    // Inputs are in memory anyway.
+    if (buffer == kNoBuffer || unit_of_[size_t(buffer)] == 0) return;
     auto& reads = units_[size_t(u)].reads;
     if (unit_of_[size_t(buffer)] == u ||
         std::find(reads.begin(), reads.end(), buffer) != reads.end())
@@ -90,7 +91,7 @@ class Order {
     });
   }
 
-  // Bytes that are free once `u` has run and not before, though `other`, its neighbour, has not.
+  // The bytes that running `u` frees if its neighbour `other` has not run yet.
   int64_t freed(const Unit& u, const Unit& other) const {
     int64_t bytes = 0;
     for (ValueId b : u.reads)
@@ -99,7 +100,7 @@ class Order {
         bytes += int64_t(size_t(numel(g_[b].meta.shape)) * size_of(g_[b].meta.dtype));
     return bytes;
   }
-  // True when no unit reads `b` after `u`, in the present order.
+  // True when no unit after `u` reads `b`, in the present order.
   bool dies_in(ValueId b, const Unit& u) const {
     if (outlives_[size_t(b)]) return false;
     int position = position_[size_t(&u - units_.data())];

@@ -13,8 +13,8 @@ struct Placed {
   int first, last;
 };
 
-// The begin of the smallest gap of at least `bytes` between blocks of `placed` (by offset) that are
-// in use together with `b`; behind them where there is none.
+// The beginning of the smallest gap of at least `bytes` between those blocks of `placed` (sorted by
+// offset) that are in use at the same time as `b`; their end where there is no such gap.
 size_t best_gap(const std::vector<Placed>& placed, const Block& b, size_t bytes) {
   size_t end = 0, best = 0, best_gap = size_t(-1);
   for (const Placed& p : placed) {

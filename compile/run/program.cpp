@@ -12,16 +12,17 @@
 namespace tessera::compiler {
 namespace {
 
-// More than any input can have: as_strided checks its extent against the storage, which for inputs
-// is done when they are bound.
+// More bytes than any input has: as_strided checks its extent against the storage, which for inputs
+// is only known when they are bound.
 constexpr size_t kUnboundBytes = size_t(1) << 60;
 
-// From its first element to its last: a result has the strides of the view that it is written to.
+// The bytes from the first element to the last: a result may have the strides of the view that it
+// is written to.
 size_t bytes_of(const Meta& m) { return size_t(extent_of(m, 0).size) * size_of(m.dtype); }
 
-class Scheduler {
+class ProgramMaker {
  public:
-  explicit Scheduler(const Graph& g)
+  explicit ProgramMaker(const Graph& g)
       : g_(g),
         cats_(find_cats_in_place(g)),
         value_(g.values.size()),
@@ -40,12 +41,12 @@ class Scheduler {
   }
 
  private:
-  // What the schedule does not need to know of a memory.
+  // What is known of a memory while the program is made, and not needed after that.
   struct Use {
-    int dies = -1;                     // node that reads it last; node count: it outlives the run
+    int dies = -1;                     // last node that reads it; node count: it outlives the run
     int64_t base = 0;                  // offset of the input that it begins with
     int pending = -1;                  // the collective that may still write it
-    bool maybe = false;                // an input may come pending from elsewhere
+    bool maybe = false;                // an input may be pending when the run begins
     SmallVector<int, 2> readers = {};  // collectives that may still read it
   };
   // A collective between its submission and the step that waits for it.
@@ -100,7 +101,7 @@ class Scheduler {
     return t.storage() ? of_storage_.at(t.storage().get()) : kNoMemory;
   }
 
-  // The one handle for a layout of a memory.
+  // Returns the one handle for each layout of a memory.
   Tensor see(MemoryId m, const Meta& meta, int64_t offset) {
     Memory& mem = memory(m);
     for (const Memory::View& v : mem.views)
@@ -168,7 +169,8 @@ class Scheduler {
     return m == kNoMemory ? view : see(m, view.meta(), view.offset());
   }
 
-  // The results of an op in memory of their own, or over operands that die here.
+  // Plans the results of an op in memory of their own, or over operands that are read for the last
+  // time.
   Tensors results_of(const Node& n, std::vector<Tensor>& in, std::span<const int> last) {
     Device device = device_of(*n.prim, in);
     const Kernel& kernel = find_kernel(*n.prim, device);
@@ -203,7 +205,8 @@ class Scheduler {
     return out;
   }
 
-  // The results of this node, in the memory of the value that joins them, which is made now.
+  // Puts the results of this node into the memory of the value that a cat would join them to; that
+  // memory is made here.
   bool make_joined(const Metas& planned, Tensors& out) {
     auto it = cats_.find(node_);
     if (it == cats_.end()) return false;
@@ -234,8 +237,9 @@ class Scheduler {
     }
   }
 
-  // The memory of an operand that a result of type `out` may be written over: of the same layout,
-  // all of its memory, and read here for the last time, by no operand in another layout.
+  // Returns the memory of an operand that a result of type `out` may be written over. The operand
+  // must have the layout of `out`, be all of its memory, and be read here for the last time and by
+  // no operand of another layout.
   MemoryId dying_operand(const Meta& out, std::span<const Tensor> in,
                          std::span<const MemoryId> taken, bool collective) {
     for (const Tensor& t : in) {
@@ -254,8 +258,9 @@ class Scheduler {
     return kNoMemory;
   }
 
-  // A collective that is under way reads it, and the op would have to wait for that. The one that
-  // writes it is waited for in any case, except by other collectives.
+  // True if a pending collective reads the memory: the op would have to wait for it. A pending
+  // writer does not matter, since it has to be waited for in any case, except if the op is a
+  // collective.
   bool in_use_elsewhere(MemoryId m, bool collective) {
     if (collective && use(m).pending >= 0) return true;
     for (int f : use(m).readers)
@@ -335,8 +340,8 @@ class Scheduler {
     return n.role == Role::kCollective || is_collective(*n.prim);
   }
 
-  // What a collective moves lies in its group's own memory, where the group has some: the first
-  // group's, if several move it.
+  // Puts what a collective moves into its group's own memory, if it has some. If several groups
+  // move it, the first one gets it.
   void lay_in_group(const Primitive& prim, std::span<const Tensor> in,
                     std::span<const Tensor> out) {
     ProcessGroup& group = group_of(prim);
@@ -361,8 +366,8 @@ class Scheduler {
     SmallVector<MemoryId, 4> waits;
     for (const Tensor& t : out) {
       const Use& u = use(memory_of(t));
-      auto readers = u.readers;  // finishing takes them off the list
-      for (int f : readers)      // a collective waits by itself for the one that writes its operand
+      auto readers = u.readers;  // finish() removes elements from the list
+      for (int f : readers)      // a collective itself waits for the writer of its operand
         if (!(collective && f == u.pending)) finish(f, now, waits);
     }
     for (auto list : {in, out})
@@ -379,8 +384,8 @@ class Scheduler {
     s_.steps.push_back(std::move(step));
   }
 
-  // ---- what is pending. A collective is done when something waits for its result, and everything
-  // that it waits for itself is done then too.
+  // ---- pending collectives. One is done when something waits for its result; all collectives that
+  // it waits for itself are then done too.
 
   void wait_for(MemoryId m, int now, SmallVector<MemoryId, 4>& waits) {
     if (use(m).pending >= 0) finish(use(m).pending, now, waits);
@@ -398,7 +403,7 @@ class Scheduler {
     Pending& pending = pending_[size_t(f)];
     if (pending.done >= 0) return;
     pending.done = now;
-    if (use(pending.result).pending == f)  // done, but its event is still there
+    if (use(pending.result).pending == f)  // it is done, but its event is still set
       use(pending.result).pending = -1, use(pending.result).maybe = true;
     for (MemoryId m : pending.memories) {
       auto& readers = use(m).readers;
@@ -421,7 +426,7 @@ class Scheduler {
     for (const Tensor& t : out) {
       pending.result = memory_of(t);
       use(pending.result).pending = f;
-      use(pending.result).maybe = false;  // the collective waits for it
+      use(pending.result).maybe = false;  // the collective itself waits for it
       s_.results.push_back(pending.result);
     }
     pending_.push_back(std::move(pending));
@@ -455,7 +460,7 @@ class Scheduler {
     return t;
   }
 
-  // The groups' arenas first: what of the rest fits between their tenants costs no other memory.
+  // Lays out the groups' arenas first: ordinary memory that fits into their gaps costs nothing.
   void lay_out_arenas() {
     for (int a = int(s_.arenas.size()) - 1; a >= 0; --a) {
       Tenants own = tenants_of(a);
@@ -474,7 +479,7 @@ class Scheduler {
   const Graph& g_;
   const std::unordered_map<int32_t, CatInPlace> cats_;
   Program s_;
-  PlanCache plans_;  // of this schedule alone: equal calls share a state, and run one by one
+  PlanCache plans_;  // of this program alone: equal calls share a state, and run one by one
   int node_ = 0;
   std::vector<Tensor> value_;   // by ValueId
   std::vector<int> last_read_;  // node, by the value that made the memory
@@ -491,6 +496,6 @@ size_t Program::arena_bytes() const {
   return bytes;
 }
 
-Program make_program(const Graph& graph) { return Scheduler(graph).run(); }
+Program make_program(const Graph& graph) { return ProgramMaker(graph).run(); }
 
 }  // namespace tessera::compiler

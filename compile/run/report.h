@@ -1,4 +1,4 @@
-// What a run does, in lines for people.
+// Describes a run in lines of text.
 #pragma once
 #include <string>
 
@@ -6,7 +6,7 @@
 
 namespace tessera::compiler {
 
-/// Kernels and the bytes they move, communication, memory. What a run took, kernel by kernel and
+/// Lists kernels and the bytes they move, communication and memory. How long each kernel took, and
 /// how much of the communication was hidden, is in the profile of the thread that ran it
 /// (core/base/profile.h).
 std::string report(const Executor& executor);

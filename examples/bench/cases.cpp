@@ -185,7 +185,7 @@ Case adamw_case() {
         parameters, optim::AdamWOptions{.lr = 1e-4, .betas = {0.9, 0.95}, .weight_decay = 0.1});
     return repeat([optimizer] { optimizer->step(); });
   };
-  // Parameter, gradient and two moments are read, all but the gradient written.
+  // Parameter, gradient and two moments are read; all but the gradient are written.
   return {fmt::format("AdamW step, {:.1f} M parameters", values * 1e-6), prepare, 7 * 4 * values};
 }
 

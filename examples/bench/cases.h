@@ -9,7 +9,7 @@
 
 namespace tessera::bench {
 
-using Batch = std::function<void(int64_t calls)>;  // does the work so many times
+using Batch = std::function<void(int64_t calls)>;  // does the work `calls` times
 
 struct Case {
   std::string name;
@@ -19,9 +19,9 @@ struct Case {
   double flops = 0;  // of one call, for contractions
 };
 
-/// Dispatch of single small ops: 16 values, 0-d, views.
+/// Small ops, whose cost is that of dispatch: 16 values, 0-d, views.
 std::vector<Case> small_cases();
-/// The same ops on sharded tensors with remembered decisions; none of them communicates.
+/// The same ops on sharded tensors, with cached decisions; none of them communicates.
 std::vector<Case> sharded_cases(const DeviceMesh& mesh);
 /// Loops over large tensors, and over some that stay in the L2 cache.
 std::vector<Case> throughput_cases();

@@ -1,8 +1,8 @@
 // bench checkpoint: what a save costs the training thread and how fast it goes to disk and back,
-// each beside what bounds it on this machine: the plain copy of as many bytes, the plain file of as
-// many bytes, written and synced. A save holds up the thread inside save() and where it overwrites
-// what is not copied yet: both count, at worst where all is overwritten at once. Then blocks of
-// training steps with a save at their beginning and blocks without, in turn.
+// each beside its bound on this machine: a plain copy of as many bytes, and a plain file of as many
+// bytes, written and synced. A save delays the thread inside save() and where it overwrites what is
+// not copied yet: both count, in the worst case, where everything is overwritten at once. Then
+// blocks of training steps that begin with a save take turns with blocks without.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <unistd.h>
@@ -63,7 +63,7 @@ double process_cpu_seconds() {
   return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
 }
 
-// What steps that begin with an asynchronous save take, over what they take without. A save that
+// How much longer steps that begin with an asynchronous save take than steps without. A save that
 // outlasts its steps is waited for, and counts.
 Json steps_around_a_save(const CheckpointOptions& o, const fs::path& scratch) {
   Workload work(o.workload);
@@ -89,7 +89,7 @@ Json steps_around_a_save(const CheckpointOptions& o, const fs::path& scratch) {
   block(true);
   std::vector<double> plain, blocked, held_up, wall_ratios, cpu_ratios, writer;
   for (int i = 0; i < o.pairs; ++i) {
-    bool first = i % 2;  // whether the save comes first changes, so that a drift cancels
+    bool first = i % 2;  // the order alternates, so that a drift cancels out
     auto a = block(first), b = block(!first);
     auto [with, without] = first ? std::pair{a, b} : std::pair{b, a};
     plain.push_back(without.first / o.steps);
@@ -221,12 +221,13 @@ void add_checkpoint(CLI::App& app, Run& chosen) {
   auto o = std::make_shared<CheckpointOptions>();
   CLI::App* sub = app.add_subcommand("checkpoint", "save and load beside plain copies and files");
   sub->add_option("--folder", o->folder, "on the disk to measure")->capture_default_str();
-  sub->add_option("--megabytes", o->megabytes, "of tensors")->capture_default_str();
-  sub->add_option("--tensors", o->tensors)->capture_default_str();
-  sub->add_option("--rounds", o->rounds, "of save and load")->capture_default_str();
-  sub->add_option("--pairs", o->pairs, "of blocks of steps with and without a save")
+  sub->add_option("--megabytes", o->megabytes, "megabytes of tensors to save")
       ->capture_default_str();
-  sub->add_option("--steps", o->steps, "of a block")->capture_default_str();
+  sub->add_option("--tensors", o->tensors)->capture_default_str();
+  sub->add_option("--rounds", o->rounds, "rounds of save and load")->capture_default_str();
+  sub->add_option("--pairs", o->pairs, "pairs of blocks of steps, with and without a save")
+      ->capture_default_str();
+  sub->add_option("--steps", o->steps, "steps of a block")->capture_default_str();
   add_workload_options(*sub, o->workload);
   sub->callback([o, &chosen] { chosen = [o] { return run(*o); }; });
 }

@@ -1,8 +1,8 @@
 // bench collectives: every verb over a range of sizes, on the ranks of this job or on threads of
 // this process. Before each call every rank writes all that it gives, as a backward pass would, so
-// that nothing which travels lies in the caches of who reads it; then a barrier, so that a rank
-// that comes late is not counted as slow transport. The call alone is timed, on every rank; what is
-// told is the mean over ranks, since who leaves the barrier first waits in the call for the others.
+// that no data is in the caches of the rank that reads it. A barrier follows, so that a late rank
+// is not counted as slow transport. Only the call is timed, on every rank. The result is the mean
+// over ranks, since the rank that leaves the barrier first waits in the call for the others.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -26,8 +26,7 @@ struct CollectiveOptions {
   double seconds = 0.2;  // for each verb and size
 };
 
-// One verb with its tensors; `bytes` is the size of the largest tensor of a rank, as nccl-tests
-// counts.
+// One verb with its tensors; `bytes` is the size of the largest tensor of a rank, as in nccl-tests.
 struct Verb {
   std::string name;
   Tensors gives;  // what this rank writes before each call
@@ -45,7 +44,7 @@ std::vector<Verb> verbs(ProcessGroup& g, int64_t bytes) {
   auto at_root = [root](const Tensor& x) { return root ? Tensors{x} : Tensors{}; };
   std::vector<Verb> v = {
       {"all_reduce", {t}, [&g, t] { g.all_reduce(t, ReduceOp::kAvg); }, 2 * others},
-      // In the group's own memory, as gradient buckets are: nothing is copied in.
+      // The tensor is in the group's own memory, as gradient buckets are: nothing is copied in.
       {"all_reduce bucket",
        {shared},
        [&g, shared] { g.all_reduce(shared, ReduceOp::kAvg); },
@@ -67,7 +66,7 @@ std::vector<Verb> verbs(ProcessGroup& g, int64_t bytes) {
   return v;
 }
 
-// Rank 0 decides how many calls fill the time, so that all make the same.
+// Rank 0 decides how many calls fill the time, so that all ranks make the same number.
 Stats time_verb(ProcessGroup& g, const Verb& v, double seconds) {
   constexpr int kMost = 50000;
   auto timed = [&] {

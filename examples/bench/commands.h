@@ -1,6 +1,6 @@
-// The subcommands of bench. Each adds itself to the command line; when it is chosen it stores what
-// to do in `run`, which prints for people and returns the same numbers for --json. Invariant:
-// values that come from no measurement of this run are not in the result.
+// The subcommands of bench. Each adds itself to the command line; when it is chosen, it stores in
+// `run` a function that prints its results as text and returns the same numbers for --json.
+// Invariant: the result has only values that were measured in this run.
 #pragma once
 #include <CLI/CLI.hpp>
 #include <functional>
@@ -26,17 +26,18 @@ void add_scaling(CLI::App& app, Run& run);
 void add_checkpoint(CLI::App& app, Run& run);
 void add_serve(CLI::App& app, Run& run);  // hidden: see serve.cpp
 
-/// Throws UserError where the file that `flag` names cannot be written: before hours of measuring.
+/// Throws UserError where the file that `flag` names cannot be written, so that hours of measuring
+/// are not lost.
 void check_can_write(const char* flag, const std::string& path);
 
-/// --cpu-time, for commands that measure one thread.
+/// Adds --cpu-time, for commands that measure one thread.
 inline void add_clock_option(CLI::App& sub) {
   sub.add_flag_callback(
       "--cpu-time", [] { set_clock(Clock::kThread); },
       "count this thread's CPU time, where other programs use the machine; default: wall time");
 }
 
-/// --model, --batch-size, --seq-len, --set: which step a command runs.
+/// Adds --model, --batch-size, --seq-len and --set, which choose the step that a command runs.
 void add_workload_options(CLI::App& sub, WorkloadOptions& options);
 
 inline Json to_json(const Stats& s, double unit_per_second = 1) {

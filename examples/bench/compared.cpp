@@ -14,7 +14,7 @@
 namespace tessera::bench {
 namespace {
 
-// `make` returns one call as a function, which owns its operands.
+// `make` returns one call as a function that owns its operands.
 template <class Make>
 Case case_of(std::string name, Make make, double bytes, double flops) {
   auto prepare = [make]() -> Batch {
@@ -45,7 +45,7 @@ Case batched_product() {
                  2.0 * 48 * 64 * 64 * 32);
 }
 
-// A layer of 768 x 3072 on few rows: the weight is most of the traffic.
+// A layer of 768 x 3072 on few rows: reading the weight is most of the traffic.
 Case skinny_product() {
   auto make = [] {
     return [x = randn({16, 768}), w = randn({3072, 768})] { keep(linear(x, w).defined()); };
@@ -85,7 +85,8 @@ Case large_add() {
   return case_of("add_large", make, 3.0 * 4 * 16384 * 1024, 0);
 }
 
-// Causal, 4 sequences of 1024, 12 heads of 64; flops of the whole square, as others count them.
+// Causal attention: 4 sequences of 1024, 12 heads of 64; flops are those of the whole square, as
+// other benchmarks count them.
 Case attention(bool grad, DType dtype) {
   constexpr int64_t kBatch = 4, kHeads = 12, kTokens = 1024, kWidth = 64;
   auto make = [=] {

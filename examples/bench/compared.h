@@ -1,6 +1,7 @@
-// Operations as PyTorch's users call them, one by one, for `bench serve` and the scripts that put
-// the same ones of PyTorch beside them (scripts/reference/bench_ops.py has the same names and
-// shapes). Invariant: a call does what it costs a user, results in memory of their own included.
+// Operations as users of PyTorch call them, one by one, for `bench serve` and the scripts that
+// compare them with PyTorch's (scripts/reference/bench_ops.py has the same names and shapes).
+// Invariant: a call does all that it does for a user, which includes results in memory of their
+// own.
 #pragma once
 #include <vector>
 
@@ -8,8 +9,8 @@
 
 namespace tessera::bench {
 
-/// Products, convolutions, pointwise, normalising and attention ops, fp32 and bf16, at shapes of
-/// tens of kilobytes to tens of megabytes. Nothing is held until `prepare`.
+/// Products, convolutions, pointwise, normalising and attention ops in fp32 and bf16, on tens of
+/// kilobytes to tens of megabytes. Memory is only held after `prepare`.
 std::vector<Case> compared_cases();
 
 }  // namespace tessera::bench

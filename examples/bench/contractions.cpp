@@ -34,7 +34,7 @@ int64_t total(const Loops& loops) {
   return n;
 }
 
-// The largest loop stays a matrix dim, the others become batch dims.
+// Takes the largest loop as a matrix dim; the others become batch dims.
 ProductLoop take_largest(Loops& loops, Loops& batch) {
   if (loops.empty()) return {};
   auto largest = std::max_element(loops.begin(), loops.end(),
@@ -62,7 +62,7 @@ bool fits_a_matrix(const Product& p) {
          (p.n.extent == 1 || p.n.c == 1);
 }
 
-// Gives loops of extent 1 the stride of a dense matrix, which libraries insist on.
+// Gives loops of extent 1 the stride of a dense matrix, which libraries require.
 void settle_unit_loops(Product& p) {
   auto settle = [](ProductLoop& row, ProductLoop& column, int64_t ProductLoop::*s) {
     if (column.extent == 1 && row.extent == 1)

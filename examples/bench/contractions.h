@@ -1,7 +1,7 @@
-// Contractions as bare library calls: what a training step multiplies, timed as prepared oneDNN
-// matmuls and convolutions on operands laid out as the step had them, warm and on the same core.
-// The sum is the yardstick of a step: no framework that computes its contractions with this library
-// is faster than it.
+// The contractions of a training step as bare library calls: prepared oneDNN matmuls and
+// convolutions on operands with the layouts of the step, timed warm and on the same core. Their sum
+// is the bound of a step: no framework that computes its contractions with this library can be
+// faster.
 #pragma once
 #include <memory>
 #include <string>
@@ -23,26 +23,27 @@ struct Product {
   std::vector<ProductLoop> batch;
   ProductLoop m, n, k;
   std::string spec;   // letters, as "btk,nk->btn"
-  bool plain = true;  // false: the operands' layout fits no matrix and stands here as a dense one
+  bool plain = true;  // false: the layouts fit no matrix; dense ones are timed instead
   bool bf16 = false;  // operands and results, summed in f32; else all is f32
   double flops() const;
   bool operator==(const Product&) const = default;
 };
 
-/// The product that contracting operands `a` and `b` along these letters is; the result is dense.
+/// Returns the product that contracts operands `a` and `b` along these letters; the result is
+/// dense.
 Product make_product(const std::string& wa, const std::string& wb, const std::string& out,
                      const Meta& a, const Meta& b);
-/// q k^T and weights v.
+/// The products of an attention: q k^T, and weights v.
 std::vector<Product> attention_products(const Meta& q, const Meta& k, const Meta& v);
-/// The four products whose results a backward needs: g v^T, weights^T g, scores' gradient with k
-/// and with q. (A kernel that does not keep the weights computes q k^T again; that is its own
-/// choice and not counted.)
+/// The four products that a backward of attention needs: g v^T, weights^T g, and the gradient of
+/// the scores with k and with q. (A kernel that does not keep the weights computes q k^T again;
+/// that is its own choice and not counted.)
 std::vector<Product> attention_grad_products(const Meta& g, const Meta& q, const Meta& k,
                                              const Meta& v);
-/// The same product with dense row-major operands.
+/// Returns the same product with dense row-major operands.
 Product dense_form(const Product& p);
 
-/// A product prepared for timing, with operands of its own.
+/// A product that is prepared for timing, with operands of its own.
 class BareProduct {
  public:
   explicit BareProduct(const Product& p);
@@ -57,7 +58,7 @@ class BareProduct {
   std::unique_ptr<State> state_;
 };
 
-/// What a step contracts.
+/// The contractions that a step executes.
 struct Contractions {
   std::vector<Product> products;
   std::vector<Convolution> convolutions;
@@ -69,13 +70,13 @@ class BareStep {
  public:
   /// `dense`: products with dense operands.
   BareStep(const Contractions& all, bool dense);
-  /// All of them: products in the step's order, then convolutions in theirs.
+  /// Runs all of them: products in the step's order, then convolutions in the step's order.
   void run() {
     for (size_t i : order_) prepared_[i].run();
     for (size_t i : convolution_order_) convolutions_[i].run();
   }
   double flops() const { return flops_; }
-  /// Prints each shape with its time when called again and again.
+  /// Prints each shape with its time when it is called repeatedly.
   void print_shapes();
 
  private:

@@ -42,7 +42,7 @@ Description weights(const Convolution& c) {
 }  // namespace
 
 double Convolution::flops() const {
-  double places = double(numel(y)) / double(y[1]);  // samples and places of the output
+  double places = double(numel(y)) / double(y[1]);  // samples times positions of the output
   return 2 * places * double(numel(w));
 }
 

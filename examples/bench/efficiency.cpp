@@ -11,12 +11,12 @@ using Json = nlohmann::ordered_json;
 
 constexpr double kTarget = 0.98;  // of communication efficiency
 
-// A ratio and its column, in the table's order.
+// A ratio and its column; the list is in the order of the table.
 struct Column {
   const char* key;
   const char* title;
   Interval Efficiency::*ratio;
-  const char *above, *below;  // lists of the job
+  const char *above, *below;  // names of lists in the job's JSON
 };
 constexpr Column kColumns[] = {
     {"weak_scaling", "weak scaling", &Efficiency::weak, "solo_ms", "ddp_ms"},

@@ -1,6 +1,6 @@
-// What bench scaling makes of a job's numbers: ratios of phases that took turns, as a row of a
-// table, as JSON and as bars. Invariant: a ratio is taken within a round, and its median and
-// interval over rounds.
+// The report of bench scaling: ratios of the times of phases that took turns, as a row of a table,
+// as JSON and as bars. Invariant: a ratio is computed within a round, and its median and interval
+// over rounds.
 #pragma once
 #include <nlohmann/json.hpp>
 #include <string>
@@ -11,31 +11,34 @@
 
 namespace tessera::bench {
 
-/// Ratios of milliseconds a step; 1 is as fast as what stands above.
+/// Ratios of milliseconds per step; 1 means as fast as the numerator.
 struct Efficiency {
   std::string name;
-  Interval weak;           // one rank over ddp
-  Interval bound;          // of it: one rank over unconnected ranks, set by memory and caches
+  Interval weak;   // one rank over ddp
+  Interval bound;  // bound of `weak`, set by memory and caches: one rank over unconnected ranks
   Interval communication;  // unconnected ranks over ddp
   // Unconnected ranks over the same with a barrier after each step: what waiting for the slowest
-  // and using memory at the same moments leaves of `communication` before anything is communicated.
+  // rank and using memory at the same time leave of `communication` before anything is
+  // communicated.
   Interval lockstep;
-  Interval processor;  // unconnected ranks over ddp in processor time of all threads of a rank
+  Interval processor;  // processor time of all threads of a rank: unconnected ranks over ddp
   Interval sharded;    // ddp over fsdp
 };
 
-/// From what measure_scaling returns. Throws UserError naming a list of rounds that is not there or
-/// whose length is not that of the others.
+/// Computes the ratios from what measure_scaling returns. Throws UserError that names a list of
+/// rounds which is missing or has another length than the others.
 Efficiency efficiency_of(const std::string& name, const nlohmann::ordered_json& job);
 /// {"weak_scaling": {"median", "low", "high"}, ..}.
 nlohmann::ordered_json to_json(const Efficiency& e);
 
-/// The table: its head, a line of it (all columns but the load average), what they mean.
+/// The parts of the table: its head, a row (all columns but the load average), the explanation of
+/// the columns.
 std::string efficiency_head();
 std::string line_of(const Efficiency& e, const nlohmann::ordered_json& job);
 std::string efficiency_legend();
 
-/// A group of bars for each row, and a line where communication efficiency should end.
+/// Makes a group of bars for each row, and a line at the communication efficiency that is the
+/// target.
 BarChart chart_of(const std::vector<Efficiency>& rows, const std::string& note);
 
 }  // namespace tessera::bench

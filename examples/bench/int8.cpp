@@ -1,6 +1,7 @@
-// bench int8: inference of a residual network in f32, in bf16 and on bytes, in turn; with weights
-// and images also what each gets right. The f32 and bf16 models are measured eagerly and compiled
-// (norms and relu in generated kernels), the better one is what bytes are compared with.
+// bench int8: inference of a residual network in f32, in bf16 and on bytes, in turn; given weights
+// and images, also how many images each classifies right. The f32 and bf16 models are measured
+// eagerly and compiled (norms and relu in generated kernels); bytes are compared with the better of
+// the two.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -29,7 +30,7 @@
 namespace tessera::bench {
 namespace {
 
-constexpr int64_t kRows = 32;  // of batches that calibrate and that accuracy is measured on
+constexpr int64_t kRows = 32;  // of batches for calibration and for accuracy
 
 struct Int8Options {
   std::string model = "resnet50", weights, data;
@@ -41,7 +42,7 @@ struct Int8Options {
 
 using Model = std::shared_ptr<nn::Module>;
 
-// The model, its weights and what its file says of images.
+// The model, its weights, and what its file says about images.
 struct Network {
   Model model;
   int64_t size;

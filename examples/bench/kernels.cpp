@@ -1,10 +1,11 @@
-// bench kernels: generated code of single bodies beside the bandwidth of the level of memory that
-// their operands and results fit in, and beside the same computation op by op. Bandwidth is that of
-// two sweeps that do nothing else: a copy of as many bytes, half read and half written, and one
-// that reads and writes as many as the kernel, which is what a sum has to be held against. Of each
-// the faster one of two, with ordinary stores and with streaming ones, counts. All are timed in
-// turn: what other programs take from one they take from all. Before each that is larger than the
-// caches these are filled with other memory, or it would find there what the one before left.
+// bench kernels: generated code of single bodies, beside the bandwidth of the level of memory that
+// their operands and results fit in, and beside the same computation op by op. Bandwidth is
+// measured by two sweeps that do nothing else: a copy of as many bytes, half read and half written,
+// and one that reads and writes as many bytes as the kernel, which is the right comparison for a
+// sum. Each is done with ordinary and with streaming stores, and the faster one counts. All are
+// timed in turn, so that other programs slow all of them down alike. Before each that is larger
+// than the caches, these are filled with other memory, so that it does not find what the one before
+// left.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -28,7 +29,7 @@ namespace {
 struct Kernel {
   const char* name;
   compiler::Body (*body)(int64_t rows);
-  Tensors (*eager)(const Tensors& in);  // the same, op by op; null: it is one op
+  Tensors (*eager)(const Tensors& in);  // the same op by op; null: it is one op
   int64_t large, small;  // rows: some 256 MB of memory, far beyond caches, and what stays in an L2
                          // cache of 1 MB
 };
@@ -185,11 +186,11 @@ struct Prepared {
   int64_t read = 0, written = 0;  // of `bytes`
   Ref<const compiler::LoadedKernel> kernel;
   void run() { compiler::run_code(kernel->code, p.data(), static_cast<char*>(scratch.raw())); }
-  void copy(Traffic traffic) {  // as many bytes read and written together
+  void copy(Traffic traffic) {  // copies half of as many bytes
     copy_memory(traffic, static_cast<char*>(to.raw()), static_cast<const char*>(from.raw()),
                 int64_t(bytes / 2) / 256 * 256);
   }
-  void move(Traffic traffic) {  // as many bytes read, and as many written
+  void move(Traffic traffic) {  // reads and writes as many bytes as the kernel
     move_memory(traffic, static_cast<char*>(to.raw()), written,
                 static_cast<const char*>(from.raw()), read);
   }
@@ -216,7 +217,7 @@ Prepared prepare(const Kernel& k, int64_t rows, const compiler::Body& body,
   r.bytes = double(r.read + r.written);
   r.scratch = zeros({int64_t(r.kernel->code.scratch_bytes) + 64}, {kU8});
   const int64_t half = int64_t(r.bytes / 2) / 256 * 256;
-  // Not zeros: some processors move lines of those faster than any others.
+  // The values are random, since some processors move lines of zeros faster than others.
   r.from = randint(0, 256, {std::max(half, r.read)}, {kU8});
   r.to = randint(0, 256, {std::max(half, r.written)}, {kU8});
   r.name.replace(r.name.find("[rows") + 1, 4, std::to_string(rows));
@@ -260,7 +261,7 @@ Json bench_kernels(int cpu, int samples, const std::string& only) {
   Json all{{"kernels", report.kernels}, {"generate_s", report.seconds}, {"rows", Json::array()}};
   for (size_t i = 0; i < bodies.size(); ++i) {
     Prepared k = prepare(*kinds[i], rows[i], bodies[i], kernels[i]);
-    const int calls = std::max(1, int(2e7 / k.bytes));  // a sample: long enough for the clock
+    const int calls = std::max(1, int(2e7 / k.bytes));  // a sample long enough for the clock
     auto repeat = [&](auto&& work) {
       return std::function<void()>([calls, work] {
         for (int c = 0; c < calls; ++c) work();
@@ -307,7 +308,7 @@ void add_kernels(CLI::App& app, Run& run) {
   auto o = std::make_shared<Options>();
   CLI::App* sub = app.add_subcommand("kernels", "generated kernels beside the bandwidth of memory");
   sub->add_option("--cpu", o->cpu, "core to bind to; -1: the last")->capture_default_str();
-  sub->add_option("--samples", o->samples, "of each kernel")->capture_default_str();
+  sub->add_option("--samples", o->samples, "samples of each kernel")->capture_default_str();
   sub->add_option("--only", o->only, "kernels whose names contain this");
   add_clock_option(*sub);
   sub->callback([o, &run] { run = [o] { return bench_kernels(o->cpu, o->samples, o->only); }; });

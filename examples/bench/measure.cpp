@@ -24,7 +24,7 @@ cpu_set_t mask_at_start() {
   }();
   return mask;
 }
-const cpu_set_t kReadBeforeMain = mask_at_start();  // before anything binds
+const cpu_set_t kReadBeforeMain = mask_at_start();  // before any thread is bound
 
 double quantile(const std::vector<double>& sorted, double q) {
   double at = q * double(sorted.size() - 1);
@@ -56,8 +56,9 @@ Stats stats_of(std::vector<double> s) {
 Interval median_interval(std::vector<double> s) {
   Stats middle = stats_of(s);
   std::sort(s.begin(), s.end());
-  // The largest r for which fewer than r of n samples fall on one given side of the median with a
-  // probability of at most 2.5 %: then it lies between the r-th from below and the r-th from above.
+  // r is the largest number for which fewer than r of n samples are on one given side of the median
+  // with a probability of at most 2.5 %: the median is then between the r-th from below and the
+  // r-th from above.
   size_t n = s.size(), r = 0;
   double probability = std::pow(0.5, double(n)), below = probability;
   while (below <= 0.025) {
@@ -101,7 +102,7 @@ void unbind() {
 Stats time_batches(const std::function<void(int64_t)>& batch, int samples, double sample_seconds) {
   batch(1);
   int64_t calls = 1;
-  for (;;) {  // as many calls as fill a sample
+  for (;;) {  // finds how many calls fill a sample
     Stopwatch w;
     batch(calls);
     double t = w.seconds();

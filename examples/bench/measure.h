@@ -1,6 +1,6 @@
-// How everything here is timed: one bound core, warm-up, the median of several samples; ratios from
-// samples taken in turn (A B A B), so that a machine that slows down slows both. Invariant: no
-// number leaves this program that was not measured in the same run.
+// How everything in bench is timed: on one bound core, after warm-up, as the median of several
+// samples; ratios are of samples taken in turn (A B A B), so that a machine that slows down slows
+// both. Invariant: every number that is printed was measured in the same run.
 #pragma once
 #include <cstdint>
 #include <functional>
@@ -16,19 +16,20 @@ struct Stats {
 };
 Stats stats_of(std::vector<double> samples);
 
-/// The median of samples whose distribution nobody knows, with its interval of 95 % or more: order
-/// statistics by the binomial (sign test). From 6 samples on; with fewer the interval is unbounded.
+/// The median of samples of unknown distribution, with its interval of at least 95 %: order
+/// statistics by the binomial distribution (sign test). It needs 6 samples; with fewer the interval
+/// is unbounded.
 struct Interval {
   double median = 0, low = 0, high = 0;
 };
 Interval median_interval(std::vector<double> samples);
 
-inline constexpr int kSamples = 9;         // at least, behind every median
-inline constexpr int kMostThreads = 1024;  // that a flag may ask for
+inline constexpr int kSamples = 9;         // least number of samples of a median
+inline constexpr int kMostThreads = 1024;  // most that a flag may request
 
-/// What a Stopwatch counts: wall time, or the processor time of the calling thread, which on a
-/// machine that others use is nearer to what a quiet one would show. One-thread measures only;
-/// printed with every result.
+/// What a Stopwatch measures: wall time, or the processor time of the calling thread, which on a
+/// shared machine is nearer to what a quiet one would show. The latter is only for measures of one
+/// thread; every result says which it is.
 enum class Clock { kWall, kThread };
 void set_clock(Clock clock);
 Clock clock_in_use();
@@ -45,14 +46,16 @@ class Stopwatch {
 /// Binds the calling thread (and threads it starts) to core `cpu`; -1: the last core it may use.
 /// Returns the core. Throws UserError when the core is not allowed.
 int bind_to_core(int cpu = -1);
-/// Lets the calling thread use the cores it could use when the program began.
+/// Lets the calling thread use all cores that it could use when the program began.
 void unbind();
-/// Cores this process was allowed to use when it began.
+/// The cores that this process was allowed to use when it began.
 std::vector<int> allowed_cores();
 
-/// Seconds that one of n calls takes, for n that fill `sample_seconds`: `batch(n)` makes n calls.
+/// Returns the seconds that one call takes; batch(n) makes n calls, with n such that they fill
+/// `sample_seconds`.
 Stats time_batches(const std::function<void(int64_t)>& batch, int samples, double sample_seconds);
-/// Seconds that one call of `work` takes: each sample repeats it for at least `sample_seconds`.
+/// Returns the seconds that one call of `work` takes; each sample repeats it for at least
+/// `sample_seconds`.
 template <class F>
 Stats time_call(F&& work, int samples = kSamples, double sample_seconds = 0.01) {
   auto batch = [&](int64_t n) {
@@ -60,24 +63,25 @@ Stats time_call(F&& work, int samples = kSamples, double sample_seconds = 0.01) 
   };
   return time_batches(batch, samples, sample_seconds);
 }
-/// The same for several pieces of work in turn, one call a sample: sample i of all, then sample i +
-/// 1 of all. `before` each, if there is any, is not timed.
+/// Times several pieces of work in turn, one call for each sample: sample i of all, then sample i +
+/// 1 of all. `before` is called before each, if it is given, and is not timed.
 std::vector<Stats> time_in_turn(const std::vector<std::function<void()>>& works, int samples,
                                 const std::function<void()>& before = nullptr);
 
-/// "load average 1.90 on 2 cores, wall time": other programs' work is part of every number.
+/// Returns "load average 1.90 on 2 cores, wall time": other programs' work influences every number.
 std::string load_text();
 double load_average();
-/// Model name of the CPU, "unknown" where the system does not say.
+/// The model name of the CPU; "unknown" where the system does not say.
 std::string cpu_name();
 
-/// Keeps a value alive for the compiler.
+/// Keeps the compiler from removing the computation of a value.
 template <class T>
 void keep(const T& value) {
   asm volatile("" : : "r,m"(value) : "memory");
 }
 
-/// --only of a command: throws UserError that lists `names` unless one of them has `only` in it.
+/// Checks the option --only: throws UserError that lists `names` unless one of them contains
+/// `only`.
 void check_only(const char* command, const std::string& only,
                 const std::vector<std::string>& names);
 

@@ -1,5 +1,5 @@
-// bench ops: the cost of dispatch in ns, and the rate of kernels as a share of what the core's
-// arithmetic or memory gives.
+// bench ops: the cost of dispatch in ns, and the rate of kernels as a share of the core's peak
+// arithmetic or memory bandwidth.
 #include <fmt/core.h>
 
 #include "collectives/decorators/counting.h"
@@ -25,7 +25,7 @@ Json case_json(const Case& c, const Stats& t) {
   return j;
 }
 
-// Calls `f` on rank 0 of meshes of one rank and of two, which are threads.
+// Calls `f` on rank 0 of meshes of one and of two ranks, which are threads.
 template <class F>
 void on_each_mesh(F f) {
   using Axes = std::vector<MeshAxis>;

@@ -1,6 +1,7 @@
-// bench passes: what the compiler's passes make of a training step. Kernels and bytes that kernels
-// read and write, counted from the graph; the time of a step run eagerly, as a planned graph, and
-// as a planned graph after the passes, with generated code. All in one run, in turn.
+// bench passes: what the compiler's passes make of a training step: the numbers of kernels and of
+// bytes that they read and write, counted from the graph, and the time of a step run eagerly, as a
+// planned graph, and as a planned graph after the passes, with generated code. All are measured in
+// one run, in turn.
 #include "compile/passes/passes.h"
 
 #include <fmt/core.h>
@@ -34,7 +35,7 @@ bool runs(const compiler::Node& n) {
   return n.role != compiler::Role::kView && n.role != compiler::Role::kConstant;
 }
 
-// Elements of its memory that a value sees: none twice.
+// The bytes of the elements that a value sees, each counted once.
 double bytes_of(const Meta& m) {
   double bytes = double(size_of(m.dtype));
   for (int d = 0; d < m.shape.size(); ++d)
@@ -80,7 +81,7 @@ double generate_code(compiler::Graph& g) {
   return report.seconds;
 }
 
-// Where the time of a run goes, by kernel.
+// Prints the time of a run by kernel.
 void print_kernels(compiler::Executor& run) {
   constexpr int kRuns = 5;
   Profiler profiler;

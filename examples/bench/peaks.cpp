@@ -19,7 +19,7 @@ constexpr int64_t kRounds = 100000;
 constexpr int kTries = 15;
 
 #ifdef __x86_64__
-// Enough independent chains to cover the latency of both pipes.
+// There are enough independent chains to cover the latency of both pipes.
 [[gnu::target("avx512f"), gnu::optimize("O3")]] double fma_v4(int64_t rounds) {
   constexpr int kChains = 16;
   __m512 acc[kChains], x = _mm512_set1_ps(0.999f), y = _mm512_set1_ps(1e-6f);
@@ -61,7 +61,7 @@ constexpr int kTries = 15;
 }
 #endif
 
-// A multiply and an add of the baseline instruction set.
+// A multiply and an add, for the baseline instruction set.
 double multiply_add_base(int64_t rounds) {
   constexpr int kChains = 8;
   using Vector [[gnu::vector_size(16)]] = float;
@@ -138,7 +138,7 @@ MemoryLoop memory_loop(Traffic traffic) {
 #endif
   return traffic == Traffic::kRead ? read_base : copy_base;
 }
-// Streamed lines are on their way: what follows may count on them.
+// Waits until streamed lines are visible to other threads.
 void finish(Traffic traffic) {
 #ifdef __x86_64__
   if (traffic == Traffic::kStreamingCopy) _mm_sfence();
@@ -207,7 +207,7 @@ void move_memory(Traffic traffic, char* to, int64_t written, const char* from, i
     const int64_t reads = part(read, k + 1) - r, writes = part(written, k + 1) - w;
     const int64_t both = std::min(reads, writes);
     copy(to + w, from + r, both);
-    // What is only written comes from the lines just read, or from the first of all.
+    // Lines that are only written repeat the lines just read, or the first ones.
     for (int64_t at = both; at < writes; at += kStep)
       copy(to + w + at, both > 0 ? from + r : from, kStep);
     if (reads > both) only_read(nullptr, from + r + both, reads - both);

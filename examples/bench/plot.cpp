@@ -8,7 +8,7 @@
 namespace tessera::bench {
 namespace {
 
-// Pixels.
+// All of these are in pixels.
 constexpr double kLeft = 48, kTop = 64, kHeight = 220, kBar = 26, kGap = 30, kBottom = 64;
 constexpr const char* kColours[] = {"#4c78a8", "#9ecae9", "#f58518", "#54a24b"};
 

@@ -1,5 +1,6 @@
-// A bar chart as SVG: groups of bars beside each other, values from 0 to a little over 1. No
-// script, no style sheet, text as text, so that it reads in a browser and in a page of markdown.
+// Draws a bar chart as SVG: groups of bars beside each other, values from 0 to a little over 1. It
+// has no script and no style sheet, and text is text, so that it can be read in a browser and in a
+// page of markdown.
 #pragma once
 #include <string>
 #include <vector>
@@ -8,7 +9,7 @@ namespace tessera::bench {
 
 struct BarChart {
   struct Bar {
-    double value = 0, low = 0, high = 0;  // of its interval, drawn as a whisker where low < high
+    double value = 0, low = 0, high = 0;  // the interval is drawn as a whisker where low < high
   };
   struct Group {
     std::string name;
@@ -20,7 +21,7 @@ struct BarChart {
   double target = 0;  // a dashed line; 0: none
 };
 
-/// The text of an SVG file.
+/// Returns the text of an SVG file.
 std::string to_svg(const BarChart& chart);
 
 }  // namespace tessera::bench

@@ -1,6 +1,6 @@
-// bench products: matrix products by oneDNN and by our packed kernel, whichever contract would
-// choose, warm (the same operands again and again) and from memory further away (operands in turn,
-// too many for the second cache). What gemm.cpp's choice between the two rests on.
+// bench products: matrix products by oneDNN and by our packed kernel, whichever of them contract
+// would choose, warm (the same operands repeatedly) and from memory further away (operands in turn,
+// too many for the L2 cache). The choice between the two in gemm.cpp rests on these numbers.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ constexpr double kFarBytes = 24e6;  // of the operands that are taken in turn
 
 struct Layout {
   const char* name;
-  bool a_columns, b_columns;  // which operand lies with its rows as columns
+  bool a_columns, b_columns;  // the operand is stored transposed
 };
 constexpr Layout kLayouts[] = {{"x w'", false, true}, {"g w", false, false}, {"g' x", true, false}};
 
@@ -66,7 +66,7 @@ struct Rates {
   double library, packed;  // flops per second
 };
 
-// Both in turn, `copies` products each.
+// Times both in turn, on `copies` products each.
 Rates measure(const Product& p, int64_t copies) {
   std::vector<BareProduct> library;
   std::vector<PackedProduct> packed;
@@ -83,7 +83,7 @@ Rates measure(const Product& p, int64_t copies) {
 
 constexpr Extents kSquares[] = {{1024, 1024, 1024}, {2048, 2048, 2048}, {4096, 4096, 4096}};
 
-// bf16 products, whichever way; those of f32 by the library stand beside them.
+// Times bf16 products, as contract computes them, beside those of f32 by the library.
 Json bench_bf16_products(int cpu) {
   bind_to_core(cpu);
   set_num_threads(1);

@@ -19,7 +19,7 @@ std::string with_shapes(const Primitive& prim, Inputs in) {
 
 }  // namespace
 
-// One op under way; the ops it runs inside subtract their time from it.
+// One op being run; the ops that it runs inside subtract their time from its time.
 class RecordingBackend::Frame {
  public:
   Frame(RecordingBackend& to, const Primitive& prim, Inputs in)
@@ -46,7 +46,7 @@ class RecordingBackend::Frame {
  private:
   RecordingBackend& to_;
   Frame* outer_;
-  Stopwatch bookkeeping_;  // the frame's own cost is nobody's time
+  Stopwatch bookkeeping_;  // the frame's own cost, which is counted for no op
   std::string name_, detail_;
   bool attention_;
   double nested_ = 0;

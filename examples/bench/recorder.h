@@ -1,7 +1,7 @@
-// Sees every op at the bottom of the dispatch path: a backend that hands each op on to the eager
-// one and notes its name, its time without the ops it ran inside, and the matrix products and
-// convolutions it stands for. Invariant: products inside an attention op are counted once, as the
-// attention's own, whichever kernel or decomposition ran it.
+// Sees every op at the bottom of the dispatch path: a backend that passes each op on to the eager
+// one and notes its name, its time without the ops that it ran inside, and the matrix products and
+// convolutions that it stands for. Invariant: products inside an attention op are counted once, as
+// the attention's own, whichever kernel or decomposition ran it.
 #pragma once
 #include <map>
 #include <string>
@@ -23,9 +23,9 @@ class RecordingBackend final : public Backend {
   void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) override;
 
   void clear();
-  /// By op, attributes and shapes left out.
+  /// The times by op, without attributes and shapes.
   const std::map<std::string, OpTime>& times() const { return times_; }
-  /// By op with the operands' shapes.
+  /// The times by op with the operands' shapes.
   const std::map<std::string, OpTime>& detailed_times() const { return detailed_; }
   const Contractions& contractions() const { return contractions_; }
 

@@ -11,8 +11,7 @@
 namespace tessera::bench {
 namespace {
 
-// Sum of what all cores reach when each runs `measure` on a thread bound to it, all starting
-// together.
+// The sum over all cores when each runs `measure` on a thread bound to it, all at the same time.
 double on_all_cores(const std::vector<int>& cores, const std::function<double()>& measure) {
   std::vector<double> rates(cores.size());
   std::atomic<size_t> ready = 0;

@@ -1,9 +1,9 @@
-// bench scaling: what training on N ranks costs. For each model and precision one job runs, in
-// which ways to train take turns on the same cores: one rank alone, N ranks that do not know of
-// each other, N ranks under ddp and under fsdp. So a machine that slows down slows all three, and
-// what other work takes from it cancels out of the ratios. Weak scaling is one over together; its
-// bound, which memory and caches set, is one over unconnected; communication is unconnected over
-// ddp, and fsdp is held against ddp.
+// bench scaling: what training on N ranks costs. For each model and precision it runs one job, in
+// which several ways to train take turns on the same cores: one rank alone, N ranks without
+// communication ("unconnected"), N ranks under ddp and under fsdp. So a machine that slows down
+// slows all of them, and what other work takes from it cancels out of the ratios. Weak scaling is
+// one rank over ddp; its bound, set by memory and caches, is one rank over unconnected ones;
+// communication efficiency is unconnected over ddp; and fsdp is compared with ddp.
 #include <fcntl.h>
 #include <fmt/core.h>
 #include <spawn.h>
@@ -38,7 +38,7 @@ struct ScalingOptions {
   std::string plot;
 };
 
-// The file in which a job leaves its numbers, removed at the end.
+// The file to which a job writes its numbers; it is removed at the end.
 class Scratch {
  public:
   Scratch() {
@@ -70,7 +70,7 @@ int wait_or_stop(pid_t pid, const sigset_t& watched) {
   return status;
 }
 
-// Signals that end a program, kept back for as long as this lives; and SIGCHLD.
+// Blocks the signals that end a program, and SIGCHLD, while this object lives.
 class Watched {
  public:
   Watched() {
@@ -106,7 +106,7 @@ void run(std::vector<std::string> command, const std::string& what) {
                 "bench scaling: {} failed, see above", what);
 }
 
-/// The rounds of one job, as measure_scaling gives them.
+/// Runs one job and returns its rounds, as measure_scaling reports them.
 Json run_job(const ScalingOptions& o, int nproc, const std::string& model,
              const std::string& precision) {
   fs::path bin = fs::read_symlink("/proc/self/exe").parent_path();
@@ -216,7 +216,7 @@ void add_scaling(CLI::App& app, Run& run) {
   sub->add_option("--precision", o->precisions, "fp32, bf16 or both")
       ->delimiter(',')
       ->capture_default_str();
-  sub->add_option("--batch-size", o->batch_size, "of one rank; 0: the model's usual one")
+  sub->add_option("--batch-size", o->batch_size, "batch of one rank; 0: the model's usual one")
       ->capture_default_str();
   sub->add_option("--steps", o->steps, "in each phase; 0: what fills half a second")
       ->capture_default_str();

@@ -21,12 +21,12 @@ double processor_ms() {
   return double(t.tv_sec) * 1e3 + double(t.tv_nsec) * 1e-6;
 }
 
-// A step of one rank in one phase.
+// The time of a step of one rank in one phase.
 struct Phase {
-  double ms, processor_ms;  // the latter of all threads of the rank
+  double ms, processor_ms;  // processor time is of all threads of the rank
 };
 
-/// Where a group is given, its ranks end each step together.
+/// If a group is given, its ranks end each step together.
 Phase run_phase(Workload& work, int steps, ProcessGroup* group = nullptr) {
   const double before = processor_ms();
   Stopwatch watch;
@@ -43,7 +43,7 @@ double mean_over_ranks(ProcessGroup& group, double value) {
   return t.item<double>();
 }
 
-/// Rank 0's number, on every rank.
+/// Returns rank 0's number on every rank.
 int agreed(ProcessGroup& group, int64_t value) {
   Tensor t = from_values<int64_t>({value}, {1});
   group.broadcast(t, 0, kPatience);

@@ -1,4 +1,4 @@
-// What the ranks of one job of bench scaling measure.
+// The measurement that the ranks of one job of bench scaling make.
 #pragma once
 #include <nlohmann/json.hpp>
 
@@ -13,11 +13,11 @@ struct RankOptions {
 };
 
 /// Runs in every rank of a job. Every round has five phases on the same cores: rank 0 trains while
-/// the others wait, all ranks train without knowing of each other, the same with a barrier after
-/// each step, all train together under ddp, and then under fsdp. Returns milliseconds a step of
-/// each round, "solo_ms", "unconnected_ms", "lockstep_ms", "ddp_ms" and "fsdp_ms" (means over
-/// ranks); "unconnected_processor_ms" and "ddp_processor_ms", processor time of all threads of a
-/// rank; and the cores that the ranks are bound to.
+/// the others wait; all ranks train without communication; the same with a barrier after each step;
+/// all train together under ddp; and all train under fsdp. Returns milliseconds per step for each
+/// round, "solo_ms", "unconnected_ms", "lockstep_ms", "ddp_ms" and "fsdp_ms" (means over ranks);
+/// "unconnected_processor_ms" and "ddp_processor_ms", processor time of all threads of a rank; and
+/// the cores that the ranks are bound to.
 nlohmann::ordered_json measure_scaling(const RankOptions& options);
 
 }  // namespace tessera::bench

@@ -1,10 +1,10 @@
-// bench serve (hidden): keeps the program alive and times one sample for each line read, so that a
-// driver can alternate it with another program A-B-A-B. The protocol is that of
-// scripts/reference/bench_common.py: on start one JSON line with the names; then "go NAME" prints
-// {"name", "ms"}, and "gflop" for a training step: its matrix products and convolutions, whichever
-// of them are left out because a factor is zero. "free" drops what the last name holds, "peak"
-// measures what the core can do, "quit" or the end of stdin ends.
-// Invariant: at most one case holds memory.
+// bench serve (hidden): keeps the program alive and times one sample for each line that it reads,
+// so that a driver can alternate it with another program A-B-A-B. The protocol is that of
+// scripts/reference/bench_common.py. It starts with one JSON line with the names. "go NAME" then
+// prints {"name", "ms"} and, for a training step, "gflop": its matrix products and convolutions
+// except those that are skipped because a factor is zero. "free" releases what the last name holds,
+// "peak" measures the peak of the core, and "quit" or the end of stdin ends the program. Invariant:
+// at most one case holds memory.
 #include <algorithm>
 #include <iostream>
 #include <map>
@@ -31,8 +31,8 @@ struct Sample {
   double gflop = 0;  // 0: not counted
 };
 
-// The median of a few runs of as many calls as fill some milliseconds; null where there is no such
-// case.
+// The median of a few runs, each of as many calls as fill some milliseconds; null where there is no
+// such case.
 Sample sample_of_case(const std::vector<Case>& cases, const std::string& name) {
   for (const Case& c : cases)
     if (c.name == name)
@@ -50,9 +50,9 @@ Sample sample_of_large(const Case& c) {
   }};
 }
 
-// Training steps, the median of some: "step" of gpt-nano, "gpt2" (one sequence of 512), "mlp",
+// The median of some training steps: "step" of gpt-nano, "gpt2" (one sequence of 512), "mlp",
 // "bert" (BERT-base, 8 sequences of 128, the head at every position), "bert512" (2 of 512),
-// "resnet50" (8 images of 224 x 224). Behind a name may come "_bf16" and then "_compiled".
+// "resnet50" (8 images of 224 x 224). "_bf16" and then "_compiled" may follow a name.
 struct Steps {
   std::string model;
   int64_t batch_size, seq_len;  // 0: the model's own
@@ -63,7 +63,7 @@ const std::map<std::string, Steps> kSteps = {
     {"mlp", {"mlp", 0, 0, 100}},           {"bert", {"bert-base", 8, 128, 1}},
     {"bert512", {"bert-base", 2, 512, 1}}, {"resnet50", {"resnet50", 8, 0, 1}}};
 
-/// Takes `suffix` off the end of `name`; false where it is not there.
+/// Removes `suffix` from the end of `name`; false where it is not there.
 bool take_suffix(std::string& name, std::string_view suffix) {
   if (!name.ends_with(suffix)) return false;
   name.resize(name.size() - suffix.size());
@@ -97,7 +97,7 @@ Sample sample_of_steps(const Steps& steps, DType precision, bool compile) {
   return {sample, gflop};
 }
 
-// The products of a gpt-nano step as bare library calls.
+// Times the products of a gpt-nano step as bare library calls.
 Sample sample_of_contractions() {
   Workload work{WorkloadOptions{}};
   const Contractions contractions = contractions_of(work);

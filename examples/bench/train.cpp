@@ -1,6 +1,6 @@
-// bench train: a training step against what bounds it. In one run, in turn: the step, and the
-// matrix products and convolutions that it executes as bare oneDNN calls (all of them once, in the
-// step's order).
+// bench train: a training step beside its bound. One run times, in turn, the step and the matrix
+// products and convolutions that it executes as bare oneDNN calls (each of them once, in the step's
+// order).
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -189,7 +189,7 @@ void add_train(CLI::App& app, Run& run) {
              throw CLI::ValidationError("--precision " + given + ": expected fp32 or bf16");
            o->workload.precision = given == "bf16" ? kBF16 : kF32;
          },
-         "of products and attention: fp32, or bf16 by autocast")
+         "type of products and attention: fp32, or bf16 by autocast")
       ->default_str("fp32");
   sub->add_option("--samples", o->samples, "steps that are timed")->capture_default_str();
   sub->add_option("--warmup", o->warmup, "steps before")->capture_default_str();

@@ -14,7 +14,7 @@ namespace {
 constexpr int kBatches = 4, kBatchesOfImages = 2;
 constexpr int64_t kSide = 224;  // of images
 
-// The options of a row with those of --set; dropout is off unless that says otherwise.
+// The options of a registry row with those of --set; dropout is off unless --set says otherwise.
 models::ModelOptions options_of(const models::ModelSpec& spec,
                                 const std::vector<std::string>& set) {
   models::ModelOptions options = spec.options;
@@ -53,7 +53,7 @@ Workload::Workload(const WorkloadOptions& o, Ref<ProcessGroup> group) : precisio
         compiler::CompileOptions{.name = o.model, .names = model_->named_parameters()});
 }
 
-/// Values drawn at random; images lie channels-last.
+/// Draws random values; images are channels-last.
 void Workload::make_batches(const models::ModelSpec& spec, const models::ModelOptions& options,
                             int64_t seq_len) {
   const bool masked = spec.data == models::Data::kMaskedText;
@@ -85,7 +85,7 @@ void Workload::make_batches(const models::ModelSpec& spec, const models::ModelOp
   }
 }
 
-/// SGD with momentum for images, AdamW for the others.
+/// Makes SGD with momentum for images, AdamW for other data.
 void Workload::make_optimizer(const models::ModelSpec& spec) {
   if (spec.data == models::Data::kImages)
     optimizer_ = std::make_unique<optim::SGD>(

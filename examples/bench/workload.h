@@ -1,6 +1,6 @@
-// A training step as `train` runs it: forward, backward, clipping by norm, AdamW, the loss read
-// back; on tokens or values drawn beforehand. Invariant: the same model, batch and options give the
-// same work on every call.
+// A training step as `train` runs it: forward, backward, clipping by norm, AdamW, and reading the
+// loss back; on tokens or values drawn in advance. Invariant: the same model, batch and options
+// give the same work on every call.
 #pragma once
 #include <functional>
 #include <memory>
@@ -30,19 +30,19 @@ struct WorkloadOptions {
 
 class Workload {
  public:
-  /// Under ddp, or fsdp, on `group` unless that is null; the options are those of one rank then.
+  /// Runs under ddp or fsdp on `group` unless that is null; the options are then those of one rank.
   explicit Workload(const WorkloadOptions& options, Ref<ProcessGroup> group = nullptr);
-  /// One optimizer step on the next of a few batches, compiled where the options say so; returns
+  /// Runs one optimizer step on the next of a few batches, compiled if the options say so; returns
   /// the loss.
   double step();
-  /// The same, not compiled and without reading the loss, so that it can be recorded.
+  /// Runs the same, but not compiled and without reading the loss, so that it can be recorded.
   Tensor train();
-  /// Of the compiled steps so far.
+  /// The report of the compiled steps so far.
   const compiler::CompileReport& compile_report() const { return compiled_->report(); }
   int64_t tokens_per_step() const { return tokens_; }  // 0: not a language model
   int64_t batch_size() const { return batch_; }
   int64_t parameters() const { return model_->num_parameters(); }
-  /// What a checkpoint of it holds: the model's tensors and the optimizer's.
+  /// Returns what a checkpoint would hold: the tensors of model and optimizer.
   std::vector<NamedTensor> state() const;
 
  private:

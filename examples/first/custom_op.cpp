@@ -1,6 +1,7 @@
-// An op with a derivative of its own. Rounding to a grid has the derivative 0 nearly everywhere;
-// backward takes it for the identity instead (Bengio et al. 2013), so weights of four bits can be
-// learned. Its status is 0 when they are, by gradients that grad, vmap and compile agree on.
+// An op with a derivative of its own. The derivative of rounding to a grid is 0 nearly everywhere;
+// backward uses that of the identity instead (Bengio et al. 2013), so that weights of four bits can
+// be learned. The exit status is 0 when they are, with gradients that grad, vmap and compile agree
+// on.
 #include <tessera/tessera.h>
 
 #include <cstdio>

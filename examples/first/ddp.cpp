@@ -1,4 +1,4 @@
-// Ranks learn the frequency of a wave together, each from samples of its own. Their status is 0
+// Ranks learn the frequency of a wave together, each from its own samples. The exit status is 0
 // when they have learned it and hold the same weights: tlaunch --nproc 2 ddp
 #include <tessera/tessera.h>
 

@@ -1,5 +1,5 @@
-// Ranks train a model of which each holds a part. A run that ends goes on from its newest save,
-// with the losses of a run that was never interrupted, on as many ranks as there are then:
+// Ranks train a model of which each holds a part. A run can be continued from its newest save, on
+// any number of ranks, with the losses of a run that was never interrupted:
 //   tlaunch --nproc 2 fsdp runs/a 3 && fsdp runs/a 6
 #include <tessera/tessera.h>
 
@@ -27,7 +27,7 @@ int main(int argc, char** argv) {
   if (auto from = training.resume(argv[1])) step = from->step;
   while (step < std::stoll(argv[2])) {
     data::Batch batch = *loader.next();
-    SampleScope samples(batch.sample_numbers);  // what dropout draws for each, on whichever rank
+    SampleScope samples(batch.sample_numbers);  // dropout draws by sample, on whichever rank
     Tensor loss = nn::cross_entropy((*model)(batch.inputs), batch.targets);
     opt.zero_grad();
     loss.backward();

@@ -1,5 +1,5 @@
 // LeNet learns to read digits in noise, which the program draws in a font of three by five dots.
-// Its status is 0 when it reads 19 of 20 that it has not seen.
+// The exit status is 0 when it reads 19 of 20 digits that it has not seen.
 #include <tessera/tessera.h>
 
 #include <cstdio>
@@ -19,7 +19,7 @@ struct LeNet : nn::Module {
   }
 };
 
-// An octal digit is a row of three dots.
+// Each octal digit is a row of three dots.
 const int font[] = {075557, 026227, 071747, 071717, 055711, 074717, 074757, 071111, 075757, 075717};
 
 // Pictures [n, 1, 28, 28], and which digit each shows: i64 [n].

@@ -1,6 +1,7 @@
 // A small LLaMA (RMSNorm, rotary positions, grouped-query attention, SwiGLU; Touvron et al. 2023)
-// learns to continue rows of numbers, then writes them with a cache of keys and values. Its status
-// is 0 when the cache gives what a forward without one does and 9 of 10 rows go on rightly.
+// learns to continue rows of numbers, then generates them with a cache of keys and values. The exit
+// status is 0 when the cache gives the results of a forward without one, and 9 of 10 rows are
+// continued correctly.
 #include <tessera/tessera.h>
 
 #include <cstdio>
@@ -10,7 +11,8 @@ using namespace tessera;
 constexpr int64_t kVocab = 32, kDim = 64, kHeads = 4, kKvHeads = 2, kHidden = 172, kLayers = 2;
 constexpr int64_t kKvDim = kDim / kHeads * kKvHeads;
 
-// x [B, H, T, W] of positions at, at + 1, ..: each pair of features turned by an angle.
+// Turns each pair of features of x [B, H, T, W] by an angle that depends on its position: at, at +
+// 1, ..
 Tensor rope(const Tensor& x, int64_t at) {
   const int64_t half = x.size(3) / 2;
   Tensor angle = outer(arange(at, at + x.size(2)), pow(1e4, arange(half) / double(-half)));
@@ -61,7 +63,7 @@ struct Llama : nn::Module {
   }
 };
 
-// Rows [n, length] of numbers below 32 that rise by 1, 2, 3 or 4, and begin again at 0.
+// Returns rows [n, length] of numbers below 32 that rise by 1, 2, 3 or 4 and wrap around to 0.
 Tensor numbers(int64_t n, int64_t length) {
   return (randint(0, 32, {n, 1}) + randint(1, 5, {n, 1}) * arange(length)) % 32;
 }

@@ -13,7 +13,7 @@
 namespace tessera::models {
 namespace {
 
-/// BERT's initial values: normal with deviation 0.02, biases 0, norms 1.
+/// Draws BERT's initial values: normal with deviation 0.02, biases 0, norms 1.
 void draw_as_bert(nn::Module& module, const nn::InitKeys& keys) {
   for (auto& [name, p] : module.named_parameters()) {
     if (p.ndim() == 2)

@@ -1,6 +1,6 @@
 // BERT (Devlin et al. 2019): post-norm encoder layers over word, position and segment embeddings,
-// with heads for masked language modelling and classification. Names of parameters are Hugging
-// Face's, so its weights load as they are. B batch, T tokens, D width, H heads, V vocabulary.
+// with heads for masked language modelling and classification. Parameters have Hugging Face's
+// names, so its weights load unchanged. B batch, T tokens, D width, H heads, V vocabulary.
 #pragma once
 #include <string>
 #include <string_view>
@@ -25,20 +25,21 @@ BertOptions bert_base();
 BertOptions bert_large();
 /// 4 layers, 4 heads, width 256 (Turc et al. 2019).
 BertOptions bert_mini();
-/// Every field by its name.
+/// Lists every field by its name.
 Fields fields_of(BertOptions& options);
-/// Sets the field called `key` from text. Throws UserError listing the fields, or naming the value
-/// that does not parse.
+/// Sets the field `key` from text. Throws UserError that lists the fields, or names the value that
+/// does not parse.
 void set_option(BertOptions& options, std::string_view key, std::string_view value);
 
-/// Which part of a Bert to build: layers [begin, end), the embeddings if it begins at 0.
+/// The part of a Bert to build: layers [begin, end), and the embeddings if it begins at 0.
 struct BertPart {
   int64_t begin = 0, end = 0;
 };
 
 class BertEmbeddings final : public nn::Module {
  public:
-  /// `only_words`: for a head that shares them, in a part of a model that does not embed.
+  /// `only_words`: only the word embeddings, for a head that shares them in a part that does not
+  /// embed.
   explicit BertEmbeddings(const BertOptions& options, bool only_words = false);
   /// ids, segments [B, T] i64 (segments undefined: all 0) -> [B, T, D].
   Tensor operator()(const Tensor& ids, const Tensor& segments);
@@ -103,14 +104,15 @@ class BertLayer final : public nn::Module {
 };
 
 struct BertInputs {
-  Tensor ids;       // [B, T] i64, T at most the context; a part behind the first: [B, T, D]
+  Tensor ids;       // [B, T] i64, T at most the context; for a later part: [B, T, D]
   Tensor segments;  // [B, T] i64 in [0, segments); undefined: all 0
   Tensor key_mask;  // [B, T] bool, false at padding; undefined: all true
 };
 
-/// -> [B, T, D]. `pooler`: with the layer over the first token that classifiers read. A part takes
-/// and gives activations [B, T, D] where it is cut; its parameters are called and drawn as those of
-/// the whole. `words`: with the word embeddings, where the part does not begin the model too.
+/// Returns [B, T, D]. `pooler`: adds the layer over the first token that classifiers read. A part
+/// takes and returns activations [B, T, D] where it is cut; its parameters have the names and
+/// initial values that they have in the whole model. `words`: adds the word embeddings to a part
+/// that does not begin the model.
 class Bert final : public nn::Module {
  public:
   explicit Bert(const BertOptions& options, bool pooler = true)
@@ -118,7 +120,7 @@ class Bert final : public nn::Module {
   Bert(const BertOptions& options, BertPart part, bool pooler, bool words = false);
   Tensor operator()(const BertInputs& inputs);
   using nn::Module::operator();
-  /// tanh(dense(first token)): x [B, T, D] -> [B, D].
+  /// Computes tanh(dense(first token)): x [B, T, D] -> [B, D].
   Tensor pool(const Tensor& x_BTD);
   BertEmbeddings& embeddings() { return *embeddings_; }
   void reset(const nn::InitKeys& keys) override;
@@ -137,8 +139,8 @@ class Bert final : public nn::Module {
   nn::LinearPtr pooler_;
 };
 
-/// ids [B, T] -> logits [B, T, V]; the head's matrix is that of the word embeddings. A part has the
-/// head if it ends at the last layer, and takes and gives what that of a Bert does.
+/// ids [B, T] -> logits [B, T, V]; the head uses the matrix of the word embeddings. A part has the
+/// head if it ends at the last layer; otherwise it takes and returns what a part of a Bert does.
 class BertForMaskedLM final : public nn::Module {
  public:
   explicit BertForMaskedLM(const BertOptions& options)
@@ -182,16 +184,16 @@ class BertForSequenceClassification final : public nn::Module {
 
 using BertForMaskedLMPtr = std::shared_ptr<BertForMaskedLM>;
 BertForMaskedLMPtr bert_for_masked_lm(const BertOptions& options);
-/// Stage number `stage` of a masked language model cut by layers (parallel::stage_range). The first
-/// and the last stage each have a copy of the word embeddings; the pipeline is told so: .tied =
-/// {kBertWords}. Masks and segments are given to every stage. Throws UserError for more stages than
-/// layers.
+/// Makes stage `stage` of a masked language model cut by layers (parallel::stage_range). The first
+/// and the last stage each have a copy of the word embeddings, which the pipeline must know: .tied
+/// = {kBertWords}. Masks and segments are given to every stage. Throws UserError for more stages
+/// than layers.
 BertForMaskedLMPtr bert_stage(const BertOptions& options, int stage, int stages);
 inline constexpr const char* kBertWords = "bert.embeddings.word_embeddings.weight";
 std::shared_ptr<BertForSequenceClassification> bert_for_sequence_classification(
     const BertOptions& options, int64_t classes);
 
-/// Attention by heads, feed-forward by its inner width; embeddings and head stay whole.
+/// Cuts attention by heads and feed-forward by its inner width; embeddings and head stay whole.
 parallel::ParallelPlan tensor_parallel_plan(const BertOptions& options);
 
 }  // namespace tessera::models

@@ -194,7 +194,7 @@ parallel::ParallelPlan tensor_parallel_plan(const GptOptions& o, bool sequence_p
   namespace p = parallel;
   int64_t head_width = o.dim / o.heads;
   Placement between = sequence_parallel ? Shard(1) : Replicate();
-  // What exact contraction could not share to the bit stays whole.
+  // A vocabulary that exact contraction could not share bit for bit stays whole.
   bool cut_vocabulary = !context().exact_contraction || o.vocab % kExactLeaves == 0;
   p::ParallelPlan plan{
       {"h.*.attn.c_attn", p::colwise({.unit = 3 * head_width})},  // rows are [heads, 3, width]

@@ -1,6 +1,6 @@
-// The GPT-2 block (Radford et al. 2019): pre-norm, learned positions, causal attention, residual
-// projections initialised with a smaller deviation. Names of parameters are GPT-2's, without its
-// "transformer." prefix. B batch, T tokens, D width, H heads, W = D / H, V vocabulary.
+// GPT-2 (Radford et al. 2019): pre-norm blocks, learned positions, causal attention, residual
+// projections initialised with a smaller deviation. Parameters have GPT-2's names without the
+// prefix "transformer.". B batch, T tokens, D width, H heads, W = D / H, V vocabulary.
 #pragma once
 #include <string>
 #include <string_view>
@@ -23,10 +23,10 @@ struct GptOptions {
 GptOptions gpt_nano();
 /// GPT-2 as published: 12 layers, 12 heads, width 768, context 1024; 124,439,808 parameters.
 GptOptions gpt2();
-/// Every field by its name.
+/// Lists every field by its name.
 Fields fields_of(GptOptions& options);
-/// Sets the field called `key` from text. Throws UserError listing the fields, or naming the value
-/// that does not parse.
+/// Sets the field `key` from text. Throws UserError that lists the fields, or names the value that
+/// does not parse.
 void set_option(GptOptions& options, std::string_view key, std::string_view value);
 
 class GptAttention final : public nn::Module {
@@ -39,7 +39,7 @@ class GptAttention final : public nn::Module {
  private:
   const int64_t heads_;
   const double dropout_p_;
-  // Rows of c_attn: [H, 3, W], so that a cut by heads is a cut by rows.
+  // The rows of c_attn are ordered [H, 3, W], so that a cut by heads is a cut by rows.
   nn::LinearPtr c_attn_, c_proj_;
   nn::DropoutPtr dropout_;
 };
@@ -70,19 +70,20 @@ class GptBlock final : public nn::Module {
   std::shared_ptr<GptMlp> mlp_;
 };
 
-/// Which part of a Gpt to build: blocks [begin, end), the embeddings if it begins at 0, the final
-/// norm and the head if it ends at the last.
+/// The part of a Gpt to build: blocks [begin, end), the embeddings if it begins at 0, the final
+/// norm and the head if it ends at the last block.
 struct GptPart {
   int64_t begin = 0, end = 0;
 };
 
-/// ids [B, T] i64, T at most the context -> logits [B, T, V]. A part takes and gives activations
-/// [B, T, D] where it is cut; its parameters are called and drawn as those of the whole.
+/// ids [B, T] i64, T at most the context -> logits [B, T, V]. A part takes and returns activations
+/// [B, T, D] where it is cut; its parameters have the names and initial values that they have in
+/// the whole model.
 class Gpt final : public nn::Module {
  public:
   explicit Gpt(const GptOptions& options) : Gpt(options, {0, options.layers}) {}
   Gpt(const GptOptions& options, GptPart part);
-  /// Mean cross-entropy. ids, targets [B, T] i64.
+  /// Returns the mean cross-entropy. ids, targets [B, T] i64.
   Tensor loss(const Tensor& ids, const Tensor& targets);
   void reset(const nn::InitKeys& keys) override;
   const GptOptions options;
@@ -105,31 +106,31 @@ class Gpt final : public nn::Module {
 };
 using GptPtr = std::shared_ptr<Gpt>;
 GptPtr gpt(const GptOptions& options);
-/// Stage number `stage` of a Gpt cut by blocks (parallel::stage_range). With a tied head the first
-/// and the last stage each have a copy of wte; the pipeline is told so: .tied = {"wte.weight"}.
-/// Throws UserError for more stages than blocks.
+/// Makes stage `stage` of a Gpt cut by blocks (parallel::stage_range). With a tied head the first
+/// and the last stage each have a copy of wte, which the pipeline must know: .tied =
+/// {"wte.weight"}. Throws UserError for more stages than blocks.
 GptPtr gpt_stage(const GptOptions& options, int stage, int stages);
 
-/// Attention by heads, feed-forward by its inner width, embedding and head by the vocabulary; the
-/// logits come out cut by the vocabulary, which a loss takes in a LossParallel scope; under exact
-/// contraction a vocabulary that is no multiple of its leaves stays whole. With
-/// `sequence_parallel`, norms and dropouts between the regions work on a part of the sequence.
+/// Cuts attention by heads, feed-forward by its inner width, embedding and head by the vocabulary.
+/// Logits are then cut by the vocabulary, which a loss supports in a LossParallel scope; under
+/// exact contraction a vocabulary that is no multiple of its leaves stays whole. With
+/// `sequence_parallel`, norms and dropouts between the regions run on a part of the sequence.
 parallel::ParallelPlan tensor_parallel_plan(const GptOptions& options,
                                             bool sequence_parallel = false);
 
-/// GPT-2's files order the rows of c_attn (weight and bias) [3, H, W]. These permute all c_attn of
-/// a state to the order of this model and back; other tensors pass.
+/// GPT-2's files order the rows of c_attn (weight and bias) [3, H, W]. These functions permute all
+/// c_attn of a state to the order of this model and back; other tensors stay as they are.
 std::vector<NamedTensor> from_gpt2_order(std::vector<NamedTensor> state, int64_t heads);
 std::vector<NamedTensor> to_gpt2_order(std::vector<NamedTensor> state, int64_t heads);
 
 struct GenerateOptions {
   int64_t tokens = 100;
-  double temperature = 1;  // 0: always the likeliest
+  double temperature = 1;  // 0: always take the likeliest
   int64_t top_k = 0;       // draw among the k likeliest; 0: all
   uint64_t key = 0;        // of the draws; the same key gives the same text
 };
-/// `prompt` continued by options.tokens ids. The prompt has at least one id; the model sees the
-/// last context of them.
+/// Continues `prompt`, which must have at least one id, by options.tokens ids; the model sees as
+/// many of the last ones as its context holds.
 std::vector<int64_t> generate(Gpt& model, std::vector<int64_t> prompt,
                               GenerateOptions options = {});
 

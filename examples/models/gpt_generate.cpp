@@ -1,5 +1,5 @@
-// Sampling text: one token per forward, drawn on the host by a uniform number that depends on the
-// key and the position only.
+// Generates text: one token per forward, drawn on the host with a uniform number that depends only
+// on the key and the position.
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -12,7 +12,7 @@
 namespace tessera::models {
 namespace {
 
-// Index drawn from softmax(logits / temperature) among the top_k largest; `u` in [0, 1).
+// Draws an index from softmax(logits / temperature) among the top_k largest; `u` is in [0, 1).
 int64_t draw_from(const std::vector<double>& logits, const GenerateOptions& o, double u) {
   std::vector<int64_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);

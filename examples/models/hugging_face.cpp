@@ -1,5 +1,5 @@
-// GPT-2's linears are stored [in, out] and its queries, keys and values [3, heads, width]; BERT's
-// names and layouts are ours.
+// In GPT-2's files, linears are stored [in, out], and queries, keys and values [3, heads, width];
+// BERT's names and layouts are the same as ours.
 #include "examples/models/hugging_face.h"
 
 #include <fmt/ranges.h>
@@ -23,14 +23,14 @@ namespace {
 using nlohmann::json;
 constexpr uint64_t kMaxConfig = 1 << 20;  // bytes
 constexpr int kMaxDepth = 64;             // of what is nested in it
-constexpr int64_t kMaxCount = INT32_MAX;  // so that products of two are numbers
+constexpr int64_t kMaxCount = INT32_MAX;  // products of two must not overflow
 constexpr std::string_view kPrefix = "transformer.";
 
 std::string config_path(const std::string& folder) {
   return (std::filesystem::path(folder) / "config.json").string();
 }
 
-// The fields of a config.json, and what is wrong with them by its path.
+// The fields of a config.json; errors name the file's path.
 class Config {
  public:
   explicit Config(const std::string& folder)
@@ -72,7 +72,7 @@ class Config {
                   name, v->dump());
     return v ? v->get<std::string>() : otherwise;
   }
-  /// Fields of which this model knows one value only; one that is missing has it.
+  /// Throws unless a field has the one value that this model supports; a missing field has it.
   void expect(const char* name, const json& value) const {
     const json* v = find(name);
     TESSERA_CHECK(!v || *v == value, "weights: {}: {} is {}; this model computes only {}",
@@ -137,7 +137,8 @@ std::vector<NamedTensor> bert_state(std::vector<NamedTensor> state) {
   return out;
 }
 
-// What masked language modelling does not use of a BERT that was trained for next sentences too.
+// True for tensors of a BERT trained for next sentences that masked language modelling does not
+// use.
 bool for_next_sentences(std::string_view name) {
   return name.starts_with("bert.pooler.") || name.starts_with("cls.seq_relationship.");
 }

@@ -1,5 +1,5 @@
 // Options of a model by name, so that a command line can set any field (--set dim=256) and a file
-// can keep them all. A struct of options lists its fields once, in fields_of(Options&).
+// can store them all. A struct of options lists its fields once, in fields_of(Options&).
 #pragma once
 #include <charconv>
 #include <string>
@@ -16,14 +16,14 @@ struct Field {
   std::variant<int64_t*, double*, bool*> value;
 };
 
-/// All fields of one struct of options; `model` names it in errors.
+/// The fields of a struct of options; `model` names it in errors.
 struct Fields {
   std::string_view model;
   std::vector<Field> fields;
 };
 
-/// Sets the field called `key` from `text`. Throws UserError that lists the fields, or names the
-/// value that does not parse.
+/// Sets the field `key` from `text`. Throws UserError that lists the fields, or names the value
+/// that does not parse.
 inline void set_field(const Fields& of, std::string_view key, std::string_view text) {
   const std::string_view model = of.model;
   std::string names;

@@ -11,7 +11,8 @@
 
 namespace tessera::models {
 
-// Rows of one file each. Called by name: of a static library, what nobody calls is not linked.
+// The rows of one file each. They are called by name, because a static library's object file that
+// is not referred to is not linked.
 using Rows = std::vector<ModelSpec>;
 Rows gpt_models(), bert_models(), resnet_models(), mlp_models();
 

@@ -1,7 +1,7 @@
-// What `train` and `bench` know of models: one row of a registry for each name of --model, stated
-// in the model's own file. A program outside of this tree adds rows of its own (register_model) and
-// calls train_main (examples/train/train_main.h). Invariant: nothing above names a model; what a
-// row leaves out is refused by name where it is asked for.
+// What `train` and `bench` know of models: one row of a registry for each name of --model, in the
+// model's own file. A program outside of this tree adds rows of its own (register_model) and calls
+// train_main (examples/train/train_main.h). Invariant: no other code of `train` and `bench` names a
+// model; asking for something that a row leaves out is refused by name.
 #pragma once
 #include <any>
 #include <deque>
@@ -20,8 +20,8 @@
 
 namespace tessera::models {
 
-/// What a model learns from. It decides what the model is called with, what comes out, and which
-/// integer options it has, whose values follow from the data.
+/// The kind of data that a model learns from. It determines the model's arguments and result, and
+/// which integer options it has whose values follow from the data.
 enum class Data : uint8_t {
   kText,        // ids [B, T] -> logits [B, T, vocab] of the next ids; options: vocab, context
   kMaskedText,  // ids [B, T], some masked -> logits [B, T, vocab]; options: vocab, context
@@ -29,8 +29,8 @@ enum class Data : uint8_t {
   kValues,      // [B, in] -> logits [B, out]; random values only; options: in, out
 };
 
-/// Options of one model, whatever struct they are: any copyable one with `Fields fields_of(O&)`
-/// beside it. A value: copies are independent.
+/// The options of one model, of any copyable struct with `Fields fields_of(O&)` beside it. It is a
+/// value: copies are independent.
 class ModelOptions {
  public:
   template <class O>
@@ -39,7 +39,7 @@ class ModelOptions {
       : value_(std::move(options)),
         fields_([](std::any& value) { return fields_of(std::any_cast<O&>(value)); }) {}
 
-  /// The struct itself. Throws std::bad_any_cast for another one.
+  /// Returns the struct itself. Throws std::bad_any_cast for another type.
   template <class O>
   O& as() {
     return std::any_cast<O&>(value_);
@@ -51,11 +51,11 @@ class ModelOptions {
   /// Sets a field from text. Throws UserError as set_field does.
   void set(std::string_view key, std::string_view text) { set_field(fields_(value_), key, text); }
   void set(std::string_view key, int64_t value) { set(key, std::to_string(value)); }
-  /// The value of an integer field; none where there is none of that name.
+  /// Returns the value of an integer field; nothing where there is none of that name.
   std::optional<int64_t> find_integer(std::string_view key) const;
-  /// The same. Throws BugError where there is none.
+  /// Returns the value of an integer field. Throws BugError where there is none.
   int64_t integer(std::string_view key) const;
-  /// Names and values of all fields, in the order of fields_of: what set() takes.
+  /// Returns names and values of all fields, in the order of fields_of, as set() takes them.
   std::vector<std::pair<std::string, std::string>> texts() const;
 
  private:
@@ -63,7 +63,7 @@ class ModelOptions {
   Fields (*fields_)(std::any& value);
 };
 
-/// f(options, ...) of a struct of options as the functions below take it.
+/// Adapts f(options, ...) of a struct of options to the functions below, which take a ModelOptions.
 template <class O, class F>
 auto on(F f) {
   return [f](const ModelOptions& options, auto&&... rest) {
@@ -74,29 +74,32 @@ auto on(F f) {
 /// How a model is cut over a tensor-parallel axis.
 struct TensorParallel {
   std::function<parallel::ParallelPlan(const ModelOptions&)> plan = {};  // null: it cannot be
-  // The integer option that has to be as large as the axis, and what it counts ("heads"); "": none.
+  // The integer option that must be at least as large as the axis, and what it counts ("heads");
+  // "": none.
   std::string field = {}, parts = {};
-  // Why results have no bits that ranks could share (--exact-contraction); "": they have.
+  // Why ranks could not compute results bit for bit (--exact-contraction); "": they can.
   std::string inexact = {};
 };
 
-/// Where a model is cut into the stages of a pipeline.
+/// How a model is cut into the stages of a pipeline.
 struct PipelineCut {
-  /// Stage number `stage` of `stages`: takes and gives activations where it is cut, and calls and
-  /// draws its parameters as the whole model does. Null: it cannot be cut.
+  /// Makes stage `stage` of `stages`, which takes and returns activations where it is cut; its
+  /// parameters have the names and initial values that they have in the whole model. Null: it
+  /// cannot be cut.
   std::function<std::shared_ptr<nn::Module>(const ModelOptions&, int stage, int stages)> stage = {};
-  /// How many stages there can be at most, what that counts ("layers"), and what makes more of it
-  /// ("--set layers=4").
+  /// The most stages there can be, what they are cut from ("layers"), and the option that gives
+  /// more ("--set layers=4").
   std::function<int64_t(const ModelOptions&)> places = {};
   std::string parts = {};
   std::function<std::string(int stages)> remedy = {};
-  /// Parameters of which two stages hold a copy (parallel::PipelineOptions::tied); null: none.
+  /// The names of parameters of which two stages hold a copy (parallel::PipelineOptions::tied);
+  /// null: none.
   std::function<std::vector<std::string>(const ModelOptions&)> tied = {};
 };
 
-/// A model's folders of Hugging Face.
+/// How a model is read from and written to folders of Hugging Face.
 struct FolderFormat {
-  /// Options from the folder's config. Null: such folders are not read, nor written.
+  /// Reads options from the folder's config. Null: such folders are neither read nor written.
   std::function<void(ModelOptions&, const std::string& folder)> read = {};
   /// Throws UserError where these options cannot be written. Null: all can.
   std::function<void(const ModelOptions&, const std::string& folder)> check = {};
@@ -105,14 +108,14 @@ struct FolderFormat {
       write = {};
 };
 
-/// A number from what a model gives and its targets.
+/// Returns the loss of a model's result and its targets.
 using Loss = std::function<Tensor(const Tensor& prediction, const Tensor& targets)>;
 
 struct ModelSpec {
   std::string name;      // of --model
   ModelOptions options;  // before saved ones and --set
   Data data;
-  /// The model, with its initial values unless nn::SkipInit says otherwise.
+  /// Makes the model, with its initial values unless nn::SkipInit says otherwise.
   std::function<std::shared_ptr<nn::Module>(const ModelOptions&)> make;
 
   // ---- what may be left out
@@ -121,25 +124,26 @@ struct ModelSpec {
   TensorParallel tensor_parallel = {};
   PipelineCut pipeline = {};
   FolderFormat folder = {};
-  /// kText: `tokens` ids that go on behind id 0, drawn by `key`.
+  /// For kText: returns `tokens` ids that continue id 0, drawn by `key`.
   std::function<std::vector<int64_t>(nn::Module&, int64_t tokens, uint64_t key)> generate = {};
-  /// kImages: what suits images of this side, where no saved weights and no --set say it.
+  /// For kImages: sets what suits images of this side, unless saved weights or --set do.
   std::function<void(ModelOptions&, int64_t side)> fit_images = {};
-  int64_t length = 0;            // tokens of a sequence unless --seq-len; 0: the context
-  int64_t bench_batch_size = 8;  // of `bench` unless --batch-size
+  int64_t length = 0;            // tokens of a sequence without --seq-len; 0: the context
+  int64_t bench_batch_size = 8;  // of `bench` without --batch-size
 };
 
-/// Adds a row. Call it at the start of main: it is not thread-safe, and command lines are parsed by
-/// what is there. Throws UserError for a name that is taken, and for one without make or without an
-/// option that its data need.
+/// Adds a row. Call it at the start of main: it is not thread-safe, and command lines are checked
+/// against the rows that exist. Throws UserError for a name that is taken, and for a row without
+/// `make` or without an option that its data need.
 void register_model(ModelSpec spec);
-/// In the order of registration, those of this tree first. References stay valid.
+/// The rows in the order of registration, those of this tree first. References stay valid.
 const std::deque<ModelSpec>& registered_models();
-/// Throws UserError that says which name may be meant and which there are; `program` begins it.
+/// Throws UserError that suggests a name and lists all of them; `program` begins its text.
 const ModelSpec& find_model(std::string_view program, std::string_view name);
-/// The row's loss, or else the mean cross-entropy of logits [.., classes] and targets i64 [..].
+/// Returns the row's loss or, if it has none, the mean cross-entropy of logits [.., classes] and
+/// targets i64 [..].
 Loss loss_of(const ModelSpec& spec, double label_smoothing = 0);
-/// Names, separated by commas; those that learn from `data`, where given.
+/// The names, separated by commas; if `data` is given, of models that learn from it.
 std::string model_names();
 std::string model_names(Data data);
 

@@ -17,7 +17,7 @@ namespace {
 using Conv = std::shared_ptr<nn::Conv2d>;
 using Norm = std::shared_ptr<nn::BatchNorm2d>;
 
-// Normal with variance 2 / fan_out.
+// Draws from a normal distribution with variance 2 / fan_out.
 void reset_conv(nn::Conv2d& conv, const nn::InitKeys& keys) {
   nn::normal_(conv.weight, 0, std::sqrt(2.0 / double(nn::fans_of(conv.weight.shape()).out)),
               keys.key("weight"));
@@ -33,8 +33,8 @@ Conv conv(int64_t in, int64_t out, int64_t kernel, int64_t stride) {
 }
 Norm norm(int64_t channels) { return nn::batch_norm2d({.channels = channels}); }
 
-// x + f(x), where f is two 3 x 3 convolutions, or a bottleneck: 1 x 1, 3 x 3, 1 x 1 to four times
-// as many channels. Where shapes change, x goes through a 1 x 1 of its own.
+// Computes x + f(x), where f is two 3 x 3 convolutions, or a bottleneck: 1 x 1, 3 x 3, and 1 x 1 to
+// four times as many channels. Where shapes change, x passes through a 1 x 1 convolution.
 class Block final : public nn::Module {
  public:
   Block(int64_t in, int64_t width, int64_t stride, bool bottleneck) {
@@ -128,7 +128,7 @@ ResNet::ResNet(const ResNetOptions& o, ResNetPart p) : options(o), part(p) {
     bn1_ = register_module("bn1", norm(o.width));
   }
   int64_t channels = o.width,
-          first = 0;  // of what goes into a block; the number of a layer's first
+          first = 0;  // channels into a block; number of a layer's first block
   for (size_t l = 0; l < blocks.size(); first += blocks[l++]) {
     const int64_t width = o.width << l, begin = std::clamp(p.begin - first, int64_t(0), blocks[l]),
                   end = std::clamp(p.end - first, int64_t(0), blocks[l]);
@@ -194,7 +194,8 @@ parallel::ParallelPlan tensor_parallel_plan(const ResNetOptions& o) {
       add("bn2", p::channel_parallel());
     }
     add(o.bottleneck() ? "conv3" : "conv2", p::rowwise());
-    // Only the first block of a layer changes shapes, that of the first layer where it widens.
+    // Only the first block of a layer changes shapes, and that of the first layer only if it
+    // widens.
     if (layer == 1 && !o.bottleneck()) continue;
     add("downsample.0", p::colwise());
     add("downsample.1", p::channel_parallel(Replicate()));
@@ -204,7 +205,7 @@ parallel::ParallelPlan tensor_parallel_plan(const ResNetOptions& o) {
 }
 
 std::vector<ModelSpec> resnet_models() {
-  constexpr int64_t kSmall = 64;  // images up to this take the stem without strides
+  constexpr int64_t kSmall = 64;  // images up to this side get the stem without strides
   std::vector<ModelSpec> all;
   for (int64_t depth : {18, 34, 50, 101, 152}) {
     ModelSpec& spec = all.emplace_back(ModelSpec{.name = fmt::format("resnet{}", depth),

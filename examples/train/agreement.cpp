@@ -17,11 +17,11 @@
 namespace tessera::train {
 namespace {
 
-// Something that has to be alike, under the name that an error gives it.
+// Something that must be equal on all ranks: its name in errors, and its value.
 using Fact = std::pair<std::string, std::string>;
 using Facts = std::vector<Fact>;
 
-// Of text:PATH or wordpiece:PATH, without the path.
+// Returns the kind of text:PATH or wordpiece:PATH, without the path.
 std::string kind_of(const std::string& text) { return text.substr(0, text.find(':')); }
 
 Facts facts_of(const Options& o) {
@@ -37,7 +37,7 @@ Facts facts_of(const Options& o) {
       case Role::kNumbers:
       case Role::kTogether: facts.emplace_back(name, value.empty() ? "''" : value); break;
       case Role::kGiven: facts.emplace_back(name, value.empty() ? "none" : "one"); break;
-      case Role::kData:  // below, and once it is read
+      case Role::kData:  // compared below, and once it is read
       case Role::kStart:
       case Role::kOwn: break;
     }
@@ -52,7 +52,7 @@ Facts facts_of(const Options& o) {
 Facts facts_of(const Task& task) {
   Facts facts = {{"the data", task.data.size.empty() ? "none" : to_string(task.data)},
                  {"the weights", task.weights_hash.empty() ? "none" : task.weights_hash}};
-  // Paths of the tokenizer may differ, as those of data; texts may be long.
+  // Paths of the tokenizer may differ, as those of data may; other texts may be long.
   for (const auto& [key, value] : task.metadata)
     if (key != "tokenizer") facts.emplace_back(fmt::format("the model's {}", key), value);
   return facts;
@@ -106,10 +106,11 @@ void compare(ProcessGroup& group, const Facts& mine, const char* remedy) {
 
 }  // namespace
 
-// Adds the time of its scope.
+// Adds the duration of its scope to the total.
 class Agreement::Timed {
  public:
-  explicit Timed(Agreement& a) : seconds_((a.group_->barrier(), a.seconds_)) {}  // not the waiting
+  // Waiting is not counted.
+  explicit Timed(Agreement& a) : seconds_((a.group_->barrier(), a.seconds_)) {}
   ~Timed() { seconds_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
 
  private:

@@ -14,7 +14,7 @@
 namespace tessera::train {
 namespace {
 
-// Options that decide which numbers come out, as texts.
+// The options that affect the numbers of a run, as texts.
 checkpoint::Extra options_of(const Options& o) {
   checkpoint::Extra out;
   for (const OptionRow& row : option_table())
@@ -24,7 +24,8 @@ checkpoint::Extra options_of(const Options& o) {
 
 constexpr const char *kDataSize = "data.size", *kDataHash = "data.xxh128";
 
-// What is saved into a saved step would be found by nobody, and the step be damaged.
+// Throws if the folder is a saved step: no run would find what is saved there, and the step would
+// be damaged.
 void check_folder(const std::string& folder) {
   namespace fs = std::filesystem;
   fs::path path = fs::absolute(folder).lexically_normal();
@@ -47,7 +48,7 @@ void check_folder(const std::string& folder) {
                                   fmt::join(newer, ", "))));
 }
 
-// Names that a save has and this run lacks, or the other way around.
+// Throws for names that the save has and this run lacks, or the reverse.
 void check_names(const checkpoint::Loaded& l, const std::string& other_options) {
   if (l.missing.empty() && l.unexpected.empty()) return;
   auto few = [](const std::vector<std::string>& names) {
@@ -116,7 +117,7 @@ std::string Checkpointing::differing_options(const checkpoint::Extra& saved) con
                          value.empty() ? "''" : value, at->second.empty() ? "''" : at->second);
   }
   const DataFacts were = {find(saved, kDataSize), find(saved, kDataHash)};
-  if (!were.hash.empty() && were.hash != task_.data.hash)  // older saves do not say
+  if (!were.hash.empty() && were.hash != task_.data.hash)  // older saves have none
     out += fmt::format("{}the data: {} (were {})", out.empty() ? "" : ", ",
                        task_.data.hash.empty() ? "random values" : to_string(task_.data),
                        to_string(were));

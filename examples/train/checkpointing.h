@@ -1,6 +1,6 @@
-// What a run saves and how it goes on: model, optimizer, random state, position in the data and the
-// options of the run. Invariant: a run that was killed and resumed takes the steps that it would
-// have taken undisturbed.
+// Saves and resumes a run: model, optimizer, random state, position in the data and the run's
+// options. Invariant: a run that was killed and resumed takes the steps that it would have taken
+// undisturbed.
 #pragma once
 #include <memory>
 #include <string>
@@ -17,26 +17,26 @@ namespace tessera::train {
 
 class Checkpointing {
  public:
-  /// Opens --checkpoint, if asked for. Throws UserError when the folder holds saved steps and
+  /// Opens --checkpoint, if it is given. Throws UserError when the folder holds saved steps and
   /// --resume was not given: two runs would mix in it.
   Checkpointing(const Options& options, const Task& task, ProcessGroup& group,
                 optim::Optimizer& optimizer, optim::GradScaler& scaler, data::DataLoader& loader,
                 Agreement& agreement);
 
-  /// Restores the newest saved step where --resume says so and there is one. Returns the number of
+  /// Restores the newest saved step if --resume is given and there is one. Returns the number of
   /// steps that are done.
   int64_t resume();
-  /// Compares the replicas of model, optimizer and loss scale on all ranks; with or without
+  /// Compares the replicas of model, optimizer and loss scale on all ranks, with or without
   /// --checkpoint. Throws RanksDisagree.
   void compare_replicas(int64_t done);
-  /// What resume() did, for the user; may be empty.
+  /// Describes for the user what resume() did; may be empty.
   const std::string& story() const { return story_; }
-  /// Begins a save when one is due after `done` steps; the run goes on meanwhile. Returns a warning
-  /// when the save before failed (its reason; older saves are unchanged), else nothing. Throws
+  /// Begins a save if one is due after `done` steps; the run goes on meanwhile. Returns a warning
+  /// with the reason if the save before failed (older saves are unchanged), else nothing. Throws
   /// CommError, and RanksDisagree where replicas differ, before anything is saved.
   std::string after_step(int64_t done);
-  /// Saves the end of the run unless that was done, and waits. Throws UserError when it failed;
-  /// returns a warning when the save before did.
+  /// Saves the end of the run unless it is saved already, and waits. Throws UserError if that
+  /// failed; returns a warning if the save before did.
   std::string finish(int64_t done);
 
  private:
@@ -50,7 +50,7 @@ class Checkpointing {
   data::DataLoader& loader_;
   Agreement& agreement_;
   std::unique_ptr<checkpoint::Checkpointer> saver_;  // null: nothing is saved
-  int64_t saved_ = -1;                               // the last save that was begun
+  int64_t saved_ = -1;                               // the step of the last save that was begun
   std::string story_;
 };
 

@@ -26,7 +26,7 @@ std::vector<std::string> characters_of(const std::string& utf8) {
   return out;
 }
 
-// Throws at the first place where the lists differ.
+// Throws at the first index where the lists differ.
 void check_list(const Options& o, const char* what, const std::string& where,
                 const std::vector<std::string>& saved, const std::vector<std::string>& mine,
                 const char* remedy) {
@@ -57,7 +57,7 @@ void check_vocabulary(const Options& o, const io::Metadata& saved, const io::Met
 
 io::Metadata metadata_of(const Task& task) { return {task.metadata.begin(), task.metadata.end()}; }
 
-// Dropout changes how training goes on, every other option what the model computes.
+// True for options that change what the model computes. Dropout only changes how training goes on.
 bool is_option(const std::string& key) {
   return key.starts_with("option.") && !key.ends_with("dropout");
 }
@@ -81,7 +81,8 @@ void check_options(const io::Metadata& saved, const io::Metadata& mine, const st
 std::string vocabulary_hash(const data::Tokenizer& tokenizer) {
   io::Xxh128 hash;
   for (data::TokenId id = 0; id < tokenizer.vocab_size(); ++id) {
-    // After another one: a piece that goes on a word reads as one that begins it where alone.
+    // The id is decoded after another one: alone, a piece that continues a word would look like one
+    // that begins it.
     const data::TokenId pair[] = {0, id};
     const std::string text = tokenizer.decode(pair);
     const uint64_t bytes = text.size();

@@ -1,4 +1,4 @@
-// Classifying images: the data sets of class folders, CIFAR-10 and IDX files.
+// Data of image classification: folders of classes, CIFAR-10 and IDX files.
 #include <cstdlib>
 
 #include "core/data/image_dataset.h"
@@ -10,7 +10,7 @@
 namespace tessera::train {
 namespace {
 
-constexpr int64_t kSmall = 64;  // images up to this take shifted crops
+constexpr int64_t kSmall = 64;  // images up to this side are augmented by shifted crops
 
 data::Augment augment_of(const Options& o, int64_t size) {
   if (o.augment == "none") return data::Augment::kNone;
@@ -20,7 +20,7 @@ data::Augment augment_of(const Options& o, int64_t size) {
   return size <= kSmall ? data::Augment::kCrop : data::Augment::kResizedCrop;
 }
 
-// `size`: 0 where nothing says it yet.
+// `size` is 0 if it was not set yet; it is then set here.
 void read_images(const Options& o, const io::Metadata& saved, Task& task, int64_t& size) {
   const auto bad = o.bad_images == "skip" ? data::BadImages::kSkip : data::BadImages::kStop;
   data::ImageSplit split = data::load_images(o.data, bad);
@@ -35,7 +35,7 @@ void read_images(const Options& o, const io::Metadata& saved, Task& task, int64_
   d.augment = augment_of(o, size);
   auto train = std::make_shared<data::ImageDataset>(split.train, d);
   task.train = train;
-  // Evaluation of large images cuts the middle out of slightly larger ones, as it is usually done.
+  // Evaluation crops the centre of slightly larger images, as is usual for large ones.
   d.resize = d.augment == data::Augment::kResizedCrop ? size * 256 / 224 : 0;
   d.augment = data::Augment::kNone;
   d.training = false;
@@ -52,7 +52,7 @@ void read_images(const Options& o, const io::Metadata& saved, Task& task, int64_
   std::string names;
   for (const std::string& name : split.classes)
     names += (names.empty() ? "" : "\n") + data::escape_bytes(name);
-  // Before the model is made: weights know their classes by number.
+  // This check comes before the model is made, because weights know classes only by number.
   check_meaning(o, saved, {{"classes", names}}, "--weights " + o.weights);
   task.metadata.emplace_back("classes", names);
 }

@@ -24,12 +24,13 @@ OptionRow row(const char* flag, T Options::*field, Role role, const std::string&
 OptionRow betas_row() {
   return {"betas", Role::kNumbers,
           [](CLI::App& app, RawOptions& o) {
-            app.add_option("--betas", o.betas, "of adamw and lion")->capture_default_str();
+            app.add_option("--betas", o.betas, "decay rates of the moments of adamw and lion")
+                ->capture_default_str();
           },
           [](const Options& o) { return fmt::format("{},{}", o.beta1, o.beta2); }};
 }
 
-// Checkpoints keep the fields of the model that it leads to instead.
+// Checkpoints store the resulting fields of the model instead.
 OptionRow set_row() {
   return {"set", Role::kTogether,
           [](CLI::App& app, RawOptions& o) {
@@ -83,22 +84,23 @@ std::span<const OptionRow> option_table() {
       row("lr", &Options::lr, kNumbers, "highest learning rate"),
       row("min-lr", &Options::min_lr, kNumbers, "learning rate at the end of a schedule"),
       betas_row(),
-      row("momentum", &Options::momentum, kNumbers, "of sgd"),
-      row("nesterov", &Options::nesterov, kNumbers, "sgd takes its momentum ahead"),
+      row("momentum", &Options::momentum, kNumbers, "momentum of sgd"),
+      row("nesterov", &Options::nesterov, kNumbers, "sgd with Nesterov's momentum"),
       row("sync-batch-norm", &Options::sync_batch_norm, kNumbers,
           "batch-norm takes its statistics over the ranks that share a batch, as one rank "
           "with the whole of it would"),
       row("label-smoothing", &Options::label_smoothing, kNumbers,
-          "share of the target given to all classes alike"),
+          "share of the target that is spread evenly over all classes"),
       row("schedule", &Options::schedule, kNumbers, "constant, linear or cosine"),
       row("warmup", &Options::warmup, kNumbers, "steps over which the rate rises"),
       row("weight-decay", &Options::weight_decay, kNumbers,
-          "of matrices; norms and biases do not decay; sgd, rmsprop and adagrad: 0 unless given"),
+          "decay of matrices; norms and biases do not decay; sgd, rmsprop and adagrad: 0 unless "
+          "given"),
       row("clip-norm", &Options::clip_norm, kNumbers,
           "largest norm of all gradients together; 0: no clipping"),
       row("backend", &Options::backend, kTogether,
           "collectives between CPU ranks: shm or gloo; default by host"),
-      row("seed", &Options::seed, kNumbers, "of weights, data order and dropout"),
+      row("seed", &Options::seed, kNumbers, "seed of weights, data order and dropout"),
       row("deterministic", &Options::deterministic, kNumbers,
           "the same bits on any power-of-two number of ranks, with any number of threads"),
       row("logical-batches", &Options::logical_batches, kNumbers,
@@ -134,7 +136,7 @@ std::span<const OptionRow> option_table() {
           "ranks along each axis: dp=N (ddp, fsdp), replicate=N,shard=N (hsdp), tp=N, pp=N, "
           "dp=N,tp=N, dp=N,pp=N ..."),
       row("precision", &Options::precision, kNumbers,
-          "of products and attention: fp32, bf16 or fp16 (with dynamic loss scaling); weights, "
+          "type of products and attention: fp32, bf16 or fp16 (dynamic loss scaling); weights, "
           "gradients, norms and the loss stay fp32"),
       row("recompute", &Options::recompute, kTogether,
           "activations of blocks that backward computes again instead of keeping them: none, block "

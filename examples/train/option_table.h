@@ -1,6 +1,6 @@
-// Every option of `train`, once: how the command line gives it, what it says as a text, and what
-// rests on it. Help, the checks that all ranks have the same options, what checkpoints keep, and
-// what a resumed run is told follow from this one table.
+// The table of all options of `train`: how the command line sets each, its value as text, and its
+// role. --help, the check that all ranks have the same options, what checkpoints store, and what a
+// resumed run is told all follow from this table.
 #pragma once
 #include <functional>
 #include <span>
@@ -15,20 +15,25 @@ class App;
 
 namespace tessera::train {
 
-/// What rests on an option, which decides who must have it alike.
+/// The role of an option, which decides on which ranks it must be equal.
 enum class Role {
-  kNumbers,   // which numbers come out: alike on all ranks; kept, and told where a resumed run has
-              // another
-  kData,      // a path to what is read: alike by contents, so hosts may have copies of their own;
-              // kept likewise
-  kStart,     // a path to what a run starts with, which a resumed one does not read: alike by
-              // contents
-  kTogether,  // what ranks do together, which may change from run to run: alike on all ranks
-  kGiven,     // a path that rank 0 alone writes to: whether there is one is alike on all ranks
-  kOwn,       // nothing that another rank relies on
+  // It affects the numbers of a run: equal on all ranks, and saved, so that a resumed run is told
+  // where it has another.
+  kNumbers,
+  // A path to what is read: its contents are equal on all ranks, so hosts may have copies of their
+  // own. It is saved in the same way.
+  kData,
+  // A path to what a run starts with and a resumed one does not read: contents equal on all ranks.
+  kStart,
+  // What ranks do together, which may change from run to run: equal on all ranks.
+  kTogether,
+  // A path that only rank 0 writes to: whether it is given is equal on all ranks.
+  kGiven,
+  // No other rank depends on it.
+  kOwn,
 };
 
-/// Options as the command line has them.
+/// The options as the command line sets them.
 struct RawOptions : Options {
   std::string betas = "0.9,0.99";
   std::vector<std::string> set_texts;
@@ -43,7 +48,7 @@ struct OptionRow {
   bool kept() const { return role == Role::kNumbers || role == Role::kData; }
 };
 
-/// In the order of --help.
+/// The options in the order of --help.
 std::span<const OptionRow> option_table();
 
 }  // namespace tessera::train

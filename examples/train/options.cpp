@@ -16,7 +16,7 @@
 namespace tessera::train {
 namespace {
 
-// Flags of the interface that this build cannot honour yet, with the values it can.
+// Flags that are planned but not available in this build, with the values that are.
 struct Unavailable {
   std::string device = "auto";
   bool offload = false;
@@ -69,7 +69,7 @@ void check_data(const Options& o) {
                 o.model, kind, data_for(spec), kind, models::model_names(at->data));
 }
 
-// What images need, and what only they have.
+// Checks the options that images need, and those that only images have.
 void check_images(const Options& o) {
   auto one_of = [](const char* flag, const std::string& value,
                    std::initializer_list<const char*> known) {
@@ -96,7 +96,8 @@ void check_images(const Options& o) {
 }
 
 void check_values(const Options& o) {
-  auto count = [](const char* flag, int64_t v) {  // products of two are numbers
+  // Numbers are bounded, so that products of two do not overflow.
+  auto count = [](const char* flag, int64_t v) {
     constexpr int64_t kMost = 1 << 30;
     TESSERA_CHECK(v >= 1 && v <= kMost, "train: {} {}: expected 1 to {}", flag, v, kMost);
   };
@@ -125,7 +126,7 @@ void check_values(const Options& o) {
   TESSERA_CHECK(
       !o.deterministic || o.accumulate == 1,
       "train: --deterministic counts micro-batches by --logical-batches; leave --accumulate out");
-  spec_of(o);  // throws where there is no such model
+  spec_of(o);  // throws if there is no such model
   static const std::set<std::string> kStrategies = {"ddp",     "fsdp",    "hsdp", "tp",
                                                     "fsdp+tp", "hsdp+tp", "pp"};
   TESSERA_CHECK(
@@ -157,7 +158,8 @@ void check_values(const Options& o) {
   check_images(o);
 }
 
-// Refuses flags that the run would not read, whatever their values; `given`: on the command line.
+// Refuses flags that the run would not use, whatever their values; `given`: whether a flag is on
+// the command line.
 void check_read(const Options& o, const std::function<bool(const std::string&)>& given) {
   const models::Data data = spec_of(o).data;
   const bool images = data == models::Data::kImages, values = data == models::Data::kValues,
@@ -208,7 +210,7 @@ Parsed parse_options(int argc, char** argv) {
   CLI::App app{"Trains a model, on one rank or under tlaunch on many.", "train"};
   app.set_version_flag("--version", [] { return version_text("train"); });
   app.get_formatter()->column_width(34);
-  // A flag given twice: the last counts, so that scripts can take overrides.
+  // If a flag is given twice, the last one counts, so that scripts can append overrides.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   for (const OptionRow& row : option_table()) row.declare(app, o);
   app.add_option("--device", u.device, "auto or cpu")->capture_default_str();
@@ -224,7 +226,7 @@ Parsed parse_options(int argc, char** argv) {
       o.set.emplace_back(s.substr(0, eq), s.substr(eq + 1));
     }
     auto given = [&](const std::string& flag) { return app.get_option(flag)->count() > 0; };
-    // These add the decay to the gradient, where 0.1 would drown it.
+    // These optimizers add the decay to the gradient, which 0.1 would dominate.
     if (o.optimizer != "adamw" && o.optimizer != "lion" && !given("--weight-decay"))
       o.weight_decay = 0;
     check_available(u);

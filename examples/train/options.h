@@ -1,5 +1,5 @@
-// What the command line of `train` says, checked. A flag that is known but not available in this
-// build is refused by name; nothing is silently ignored.
+// The options of `train`, parsed and checked. A flag that is known but not available in this build
+// is refused by name; nothing is silently ignored.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -24,7 +24,7 @@ struct Options {
   int64_t image_size = 0;   // 0: that of the data, else 224
   std::string augment = "auto", bad_images = "stop";
   int workers = 1;     // threads of a rank that read
-  int64_t steps = -1;  // -1: as many as epochs say, else 1000
+  int64_t steps = -1;  // -1: as many as --epochs implies, else 1000
   double epochs = 0;
   std::string optimizer = "adamw";
   double lr = 1e-3, min_lr = 0, weight_decay = 0.1, clip_norm = 1.0;
@@ -50,19 +50,19 @@ struct Options {
   std::vector<std::pair<std::string, std::string>> set;  // fields of the model's options
 };
 
-/// The row of --model. Throws UserError where there is none.
+/// Returns the registry's row of --model. Throws UserError where there is none.
 const models::ModelSpec& spec_of(const Options& options);
-/// Values are random: no --data, or synthetic:.
+/// True if values are random: no --data, or synthetic:.
 inline bool is_synthetic(const Options& o) {
   return o.data.empty() || o.data.starts_with("synthetic");
 }
-/// What products and attention compute in.
+/// The dtype in which products and attention are computed.
 DType compute_dtype(const Options& options);
 
-/// Parses and checks.
+/// The result of parsing and checking.
 struct Parsed {
   Options options;
-  int exit_status = -1;  // >= 0: nothing is left to do; help or what is wrong has been printed
+  int exit_status = -1;  // >= 0: exit with this status; help or the error was printed
 };
 Parsed parse_options(int argc, char** argv);
 

@@ -24,7 +24,7 @@ struct Named {
 };
 
 constexpr std::string_view kWeightsFlag = "--weights";
-// Of a folder of Hugging Face.
+// The files of a Hugging Face folder.
 constexpr const char *kWeights = "model.safetensors", *kConfig = "config.json";
 
 std::vector<Named> inputs_of(const Options& o) {
@@ -38,23 +38,23 @@ std::vector<Named> inputs_of(const Options& o) {
   return in;
 }
 
-// What takes any number of writers, as /dev/null does.
+// True for a file that any number of writers can share, such as /dev/null.
 bool is_device(const std::string& path) {
   std::error_code error;
   return fs::is_other(path, error);
 }
 
-// One file or one folder, by whatever names.
+// True for two names of one file or folder.
 bool are_one(const std::string& a, const std::string& b) {
   std::error_code error;
   return !a.empty() && !b.empty() && !is_device(a) && fs::equivalent(a, b, error) && !error;
 }
 
-// Of what may not be there yet.
+// Resolves a path that may not exist yet.
 fs::path place_of(const std::string& path) {
   std::error_code error;
   const fs::path whole = fs::absolute(path, error), place = fs::weakly_canonical(whole, error);
-  return error ? whole.lexically_normal() : place;  // a name that is too long, say
+  return error ? whole.lexically_normal() : place;  // for instance if a name is too long
 }
 
 bool is_below(const fs::path& place, const std::string& folder) {
@@ -64,7 +64,8 @@ bool is_below(const fs::path& place, const std::string& folder) {
   return !error && std::ranges::mismatch(top, place).in1 == top.end();
 }
 
-// Whether an existing file is of the kind that the flag writes: an earlier run's, then.
+// Whether an existing file is of the kind that the flag writes, so that an earlier run may have
+// written it.
 bool is_earlier_output(const Named& w) {
   std::string begin(64, '\0');
   std::ifstream in(w.path, std::ios::binary);
@@ -83,7 +84,7 @@ bool is_earlier_output(const Named& w) {
   }
 }
 
-// The files that a run creates or replaces.
+// Lists the files that a run creates or replaces.
 std::vector<Named> outputs_of(const Options& o) {
   std::vector<Named> out;
   if (saves_folder(o))
@@ -95,8 +96,8 @@ std::vector<Named> outputs_of(const Options& o) {
   return out;
 }
 
-// None of them may take the place of what is read: now, by ranks that read later, or by a run that
-// is resumed.
+// Throws if the output would replace something that is read: now, later by another rank, or by a
+// run that resumes this one.
 void check_reads(const Options& o, const Named& w) {
   std::error_code error;
   for (const Named& r : inputs_of(o)) {
@@ -104,8 +105,7 @@ void check_reads(const Options& o, const Named& w) {
                   "train: {} {} would overwrite what {} reads; name another path", w.flag, w.path,
                   r.flag);
     const bool exists = fs::is_regular_file(w.path, error), weights = r.flag == kWeightsFlag;
-    // A folder of weights is read whole; of a folder of data, what earlier runs wrote may well be
-    // part.
+    // A folder of weights is read as a whole; a folder of data may contain what earlier runs wrote.
     TESSERA_CHECK(
         !exists || !is_below(place_of(w.path), r.path) || (!weights && is_earlier_output(w)),
         "train: {} {} would overwrite a file of {} {}; name another path", w.flag, w.path, r.flag,
@@ -119,7 +119,7 @@ void check_apart(const Options& o) {
     checkpoint::check_may_write(w.path, fmt::format("train: {}", w.flag), o.checkpoint);
     check_reads(o, w);
   }
-  for (const Named& r : inputs_of(o))  // a whole folder
+  for (const Named& r : inputs_of(o))  // an input may be a whole folder
     TESSERA_CHECK(!are_one(o.save, r.path),
                   "train: --save {} would overwrite what {} reads; name another path", o.save,
                   r.flag);
@@ -132,7 +132,7 @@ void check_apart(const Options& o) {
                     out[i].path);
 }
 
-// By a file: permissions do not say all (a read-only file system, /proc).
+// Checks by making a file: permissions do not tell everything (a read-only file system, /proc).
 void check_writable(const Options& o, const fs::path& folder) {
   std::string probe = (folder / ".train-XXXXXX").string();
   const int fd = mkstemp(probe.data());
@@ -142,7 +142,8 @@ void check_writable(const Options& o, const fs::path& folder) {
   ::unlink(probe.c_str());
 }
 
-// Makes what saving will make, and removes it: names that are too long fail here too.
+// Creates what saving will create, and removes it again, so that for instance too long names fail
+// here.
 void try_save(const Options& o) {
   if (!saves_folder(o)) {
     io::AtomicFile probe(o.save, "train: --save");
@@ -178,8 +179,8 @@ void try_save(const Options& o) {
 void check_save(const Options& o) {
   if (o.save.empty()) return;
   std::error_code error;
-  fs::path place =
-      fs::weakly_canonical(fs::absolute(o.save), error);  // a link is followed, as it will be
+  // A link is followed, as saving will follow it.
+  fs::path place = fs::weakly_canonical(fs::absolute(o.save), error);
   if (error) place = fs::absolute(o.save);
   if (!saves_folder(o)) {
     TESSERA_CHECK(!fs::is_directory(place, error),

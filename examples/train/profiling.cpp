@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kWarmup = 3, kSteps = 10;
 
-// On every rank why rank 0 could not write; empty where it could.
+// Returns on every rank why rank 0 could not write; empty where it could.
 std::string trouble_of(ProcessGroup& group, const std::string& path, bool written) {
   Tensor error = from_values<int64_t>({written ? 0 : errno}, {1});
   group.broadcast(error, 0);

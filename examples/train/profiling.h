@@ -1,5 +1,5 @@
-// --profile: what the ten steps after the third did (memory is there by then, and compiled steps
-// are), as one trace file of all ranks and a table.
+// --profile: records the ten steps after the third (when memory is allocated and steps are
+// compiled) as one trace file of all ranks and a table.
 #pragma once
 #include <optional>
 #include <string>
@@ -11,13 +11,13 @@ namespace tessera::train {
 
 class Profiling {
  public:
-  /// Does nothing where `path` is empty. Of the steps `first` .. `end` - 1 that the run takes.
-  /// Throws UserError when the file cannot be written.
+  /// Records some of the steps `first` .. `end` - 1 that the run takes; does nothing where `path`
+  /// is empty. Throws UserError when the file cannot be written.
   Profiling(std::string path, ProcessGroup& group, int64_t first, int64_t end);
 
   void before_step(int64_t step);
-  /// Writes the file after the last recorded step, which all ranks do together. Returns what there
-  /// is to tell then, a disk that refuses included; else nothing.
+  /// Writes the file after the last recorded step; all ranks call it. Returns what the user should
+  /// then be told, also that the disk refused it; else nothing.
   std::string after_step(int64_t step);
 
  private:

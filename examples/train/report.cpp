@@ -16,10 +16,11 @@
 namespace tessera::train {
 namespace {
 
-constexpr auto kRedraw = std::chrono::milliseconds(100);  // a terminal, at most
-constexpr auto kLine = std::chrono::seconds(5);           // elsewhere
+// Least time between updates of a terminal.
+constexpr auto kRedraw = std::chrono::milliseconds(100);
+constexpr auto kLine = std::chrono::seconds(5);  // the same for other outputs
 
-// JSON has no NaN: null says that there is no number.
+// JSON has no NaN; null means that there is no number.
 nlohmann::json number(double v) {
   return std::isfinite(v) ? nlohmann::json(v) : nlohmann::json(nullptr);
 }
@@ -36,8 +37,8 @@ std::string clock_text(double seconds) {
                   : fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
 
-// What a killed run wrote beyond the step it is resumed from, torn lines included, will be written
-// again.
+// Removes what a killed run wrote after the step it is resumed from, torn lines included: it will
+// be written again.
 void keep_lines_until(const std::string& path, int64_t done) {
   if (!std::filesystem::is_regular_file(path)) return;
   std::string kept;
@@ -63,7 +64,7 @@ Report::Report(bool active, const std::string& metrics, const std::string& tenso
   if (!active_) return;
   if (!tensorboard.empty()) {
     io::EventWriterOptions o;
-    o.purge_from = done + 1;  // a run before, too, that left nothing to go on from
+    o.purge_from = done + 1;  // also if an earlier run left no step to resume from
     events_.emplace(tensorboard, o);
   }
   if (metrics.empty()) return;

@@ -1,5 +1,5 @@
-// What a run tells: JSON lines for programs, event files for TensorBoard; for people a progress bar
-// on a terminal and plain lines elsewhere. Only rank 0 has a report that writes.
+// The output of a run: JSON lines for programs, event files for TensorBoard; for people a progress
+// bar on a terminal and plain lines elsewhere. Only rank 0's report writes.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -20,7 +20,7 @@ struct StepFacts {
 };
 struct Validation {
   double loss = 0;
-  std::optional<double> accuracy = {};  // share of samples; none where nothing is classified
+  std::optional<double> accuracy = {};  // share of samples; none if there is no classification
 };
 struct RunFacts {
   int64_t steps = 0;
@@ -31,10 +31,10 @@ struct RunFacts {
 
 class Report {
  public:
-  /// `metrics`: path of the JSON lines, `tensorboard`: folder of event files; empty for none. A run
-  /// that resumes after `done_steps` keeps what was written of those and continues it. Throws
-  /// UserError when they cannot be written. A disk that refuses later is told once, and ends that
-  /// file and not the run.
+  /// `metrics`: path of the JSON lines; `tensorboard`: folder of event files; each may be empty. A
+  /// run that resumes after `done_steps` keeps what was written for these steps and appends to it.
+  /// Throws UserError when they cannot be written. If the disk refuses a write later, that is
+  /// reported once and ends the file, not the run.
   Report(bool active, const std::string& metrics, const std::string& tensorboard,
          int64_t total_steps, int64_t done_steps = 0);
   ~Report();
@@ -44,12 +44,12 @@ class Report {
   void step(const StepFacts& facts);
   void validation(int64_t step, const Validation& v);
   void done(const RunFacts& facts);
-  /// A line of its own, above the progress bar.
+  /// Prints a line of its own, above the progress bar.
   void line(const std::string& text);
 
  private:
   void write_metrics(const std::string& json);
-  // f(events), where there are any.
+  // Calls f(events) if there is an event file.
   template <class F>
   void write_events(F&& f);
   void draw(const StepFacts& facts);

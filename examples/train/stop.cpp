@@ -17,10 +17,10 @@ namespace tessera::train {
 namespace {
 
 constexpr int kSignals[kStopSignals] = {SIGINT, SIGTERM};
-std::atomic<int> sent = 0;  // to whichever thread
+std::atomic<int> sent = 0;  // to any thread
 
 std::atomic<int64_t> sent_at_ms = 0;
-constexpr int64_t kSameMs = 1000;  // `timeout` sends to the process, then to its group
+constexpr int64_t kSameMs = 1000;  // `timeout` signals the process, then its group
 
 int64_t now_ms() {
   timespec t{};
@@ -44,7 +44,7 @@ void write_error(std::string_view text) {
   [[maybe_unused]] const ssize_t written = ::write(2, text.data(), text.size());
 }
 
-// Whom it interrupts may hold any lock: no stdio here.
+// The interrupted code may hold any lock, so stdio must not be used here.
 void on_interrupt(int signal) {
   constexpr std::string_view kText =
       "train: stopped by signal 2 (Interrupt): no step is saved; with --checkpoint FOLDER a run "
@@ -62,10 +62,11 @@ StopSignals::StopSignals(bool saves, bool tells) : saves_(saves) {
   for (size_t i = 0; i < std::size(kSignals); ++i) {
     ::sigaction(kSignals[i], nullptr, &before_[i]);
     const bool ends_as_ever = !saves && !(tells && kSignals[i] == SIGINT);
-    if (ends_as_ever || before_[i].sa_handler == SIG_IGN) continue;  // as what runs behind a shell
+    // A shell ignores the signal for a background job, which must stay so.
+    if (ends_as_ever || before_[i].sa_handler == SIG_IGN) continue;
     struct sigaction action {};
     action.sa_handler = saves ? on_signal : on_interrupt;
-    action.sa_flags = SA_RESTART;  // what waits for a peer or a disk goes on
+    action.sa_flags = SA_RESTART;  // waits for a peer or a disk are continued
     ::sigaction(kSignals[i], &action, nullptr);
   }
 }

@@ -1,5 +1,5 @@
-// SIGINT and SIGTERM as a wish to end at the next step. Invariant: all ranks end after the same
-// step, whichever of them were sent the signal, and when.
+// Makes SIGINT and SIGTERM end a run at the next step. Invariant: all ranks end after the same
+// step, whichever of them got the signal, and when.
 #pragma once
 #include <signal.h>
 
@@ -11,17 +11,17 @@ inline constexpr int kStopSignals = 2;
 
 class StopSignals {
  public:
-  /// While it lives, a run that `saves` catches both, unless they are ignored; one that comes more
-  /// than a second after the first ends the process as if neither were caught. SIGINT ends another
-  /// run at once, as ever, with a line from the rank that `tells`: no step is saved, and how to
-  /// have one.
+  /// While this object lives, a run that `saves` catches both signals, unless they are ignored; a
+  /// second one more than a second after the first ends the process as if they were not caught. In
+  /// other runs SIGINT ends the process at once, as usual; the rank that `tells` then prints that
+  /// no step was saved, and how to save.
   StopSignals(bool saves, bool tells);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  /// The signal that a rank of `group` was sent, 0 for none; the same on all ranks, which all call
-  /// it.
+  /// Returns the signal that a rank of `group` got, 0 for none; the same on all ranks. All ranks
+  /// must call it.
   int agreed(ProcessGroup& group) const;
 
  private:

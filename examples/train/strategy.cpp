@@ -22,7 +22,7 @@
 namespace tessera::train {
 namespace {
 
-// Axes of each strategy, those that replicate the model or share a batch first.
+// The axes of each strategy; those that replicate the model or share a batch come first.
 const std::map<std::string, std::vector<std::string>> kAxes = {
     {"ddp", {"dp"}}, {"fsdp", {"dp"}},          {"hsdp", {"replicate", "shard"}},
     {"tp", {"tp"}},  {"fsdp+tp", {"dp", "tp"}}, {"hsdp+tp", {"replicate", "shard", "tp"}},
@@ -50,7 +50,8 @@ DeviceMesh make_mesh(const Options& o, const Ref<ProcessGroup>& group) {
     same = axes[0].name == "dp" && axes[1].name == "pp";
   TESSERA_CHECK(same, "train: --mesh {} for --strategy {}; expected {}{}", o.mesh, o.strategy,
                 listed(names), o.strategy == "pp" ? " or dp=N,pp=N" : "");
-  // One data-parallel coordinate still sums its micro-batches in the tree: fully_shard does that.
+  // With one data-parallel coordinate, micro-batches must still be summed in the tree, which
+  // fully_shard does.
   if (o.strategy == "tp" && o.deterministic) axes.insert(axes.begin(), {"dp", 1});
   return init_device_mesh(axes, group);
 }
@@ -71,7 +72,7 @@ class Ddp final : public Strategy {
   std::shared_ptr<parallel::Ddp> ddp_;
 };
 
-// Parameters cut over data-parallel axes, a tensor-parallel axis, or both.
+// Cuts parameters over data-parallel axes, a tensor-parallel axis, or both.
 class Sharded final : public Strategy {
  public:
   Sharded(const Options& o, const Ref<ProcessGroup>& group, Task& task)
@@ -79,14 +80,14 @@ class Sharded final : public Strategy {
     bool tp = mesh_.has_axis("tp");
     std::vector<std::string> dp = mesh_.axes();
     if (tp) dp.pop_back();
-    // Neighbours on the last data-parallel axis hold neighbouring leaves of the tree.
+    // Neighbours on the last data-parallel axis hold neighbouring leaves of the tree of sums.
     int index = 0;
     for (const std::string& axis : dp) index = index * mesh_.size(axis) + mesh_.coordinate(axis);
     data_group_ = tp ? group->split(mesh_.coordinate("tp"), index) : group;
     if (o.sync_batch_norm) nn::convert_sync_batch_norm(*task.model, data_group_);
     if (tp) cut_model(o, task);
     if (!dp.empty()) {
-      // Every micro-batch is reduced, so fully_shard does not know which is a step's last.
+      // Every micro-batch is reduced, so fully_shard does not know which is a step's last one.
       fsdp_ = parallel::fully_shard(task.model, {.mesh = mesh_.slice(dp),
                                                  .groups = task.spec->fsdp_groups,
                                                  .tree_accumulation = o.deterministic,
@@ -135,7 +136,7 @@ class Sharded final : public Strategy {
   std::shared_ptr<parallel::Fsdp> fsdp_;
 };
 
-// Stages of the model on the ranks of "pp"; with "dp", each stage is replicated over it.
+// Puts stages of the model on the ranks of "pp"; with "dp", each stage is replicated over it.
 class Staged final : public Strategy {
  public:
   Staged(const Options& o, const Ref<ProcessGroup>& group, Task& task)
@@ -199,7 +200,7 @@ class Staged final : public Strategy {
       out.push_back({.input = b.inputs, .target = b.targets, .samples = b.sample_numbers});
     return out;
   }
-  // This rank's stage, without values.
+  // Makes this rank's stage, without values.
   std::shared_ptr<nn::Module> stage_of(const Options& o, const Task& task) const {
     const models::PipelineCut& cut = task.spec->pipeline;
     TESSERA_CHECK(cut.stage, "train: --strategy pp: --model {} has no stages", o.model);
@@ -212,7 +213,7 @@ class Staged final : public Strategy {
     nn::OnDevice meta(kMeta);
     return cut.stage(task.options, mesh_.coordinate("pp"), stages);
   }
-  // Values of this stage: drawn as the whole model's are, or its part of a file.
+  // Fills this stage with values: those drawn for the whole model, or its part of a file.
   void fill(const Options& o) {
     if (o.weights.empty())
       stage_->init(o.seed);
@@ -243,7 +244,7 @@ void recompute_blocks(nn::Module& model, const Options& o) {
 std::unique_ptr<Strategy> make_plain(const Options& o, Ref<ProcessGroup> group, Task& task) {
   if (o.strategy == "pp") return std::make_unique<Staged>(o, group, task);
   if (shards_parameters(o)) return std::make_unique<Sharded>(o, group, task);
-  if (!o.mesh.empty()) make_mesh(o, group);  // checked, and of no further use
+  if (!o.mesh.empty()) make_mesh(o, group);  // checks the mesh, which is not needed otherwise
   return std::make_unique<Ddp>(o, std::move(group), task);
 }
 
@@ -256,11 +257,11 @@ std::unique_ptr<Strategy> make_strategy(const Options& o, Ref<ProcessGroup> grou
   return strategy;
 }
 
-// ---- what a strategy does unless it does it otherwise
+// ---- the defaults of a strategy
 
 Tensor Strategy::loss_of(const data::Batch& batch) {
   Tensor prediction = (*task_.model)(batch.inputs);
-  LossParallel spread_vocabulary;  // of the loss alone: elsewhere nothing is the same by promise
+  LossParallel spread_vocabulary;  // for the loss alone: other ops must not communicate
   return task_.loss(prediction, batch.targets);
 }
 

@@ -9,7 +9,7 @@
 namespace tessera::train {
 namespace {
 
-// A row is one stretch of memory, channels last or not.
+// A row is contiguous in memory, whether channels come last or not.
 void assign_row(const Tensor& all, int64_t row, const Tensor& values) {
   std::memcpy(static_cast<char*>(all.raw()) + size_t(row) * values.nbytes(), values.raw(),
               values.nbytes());

@@ -1,4 +1,4 @@
-// Values drawn by sample number: a stand-in for data when only speed matters.
+// Data drawn by sample number, for when only speed matters.
 #pragma once
 #include "core/data/dataset.h"
 
@@ -6,8 +6,8 @@ namespace tessera::train {
 
 class Synthetic final : public data::Dataset {
  public:
-  /// inputs of shape `input`: ids below `classes` (i64), or normal numbers (f32; those of three
-  /// dims [C, H, W] lie channels last in memory). targets: i64 of shape `target`, below `classes`.
+  /// inputs have shape `input`: ids below `classes` (i64), or normal numbers (f32; with three dims
+  /// [C, H, W] they are channels-last in memory). targets: i64 of shape `target`, below `classes`.
   Synthetic(Shape input, Shape target, int64_t classes, bool ids, uint64_t seed)
       : input_(input), target_(target), classes_(classes), ids_(ids), seed_(seed) {}
   int64_t size() const override { return 0; }

@@ -58,7 +58,7 @@ void load_weights(nn::Module& model, const Options& o, bool part) {
       models::load_hugging_face(model, o.weights);
     else
       model.load_state(state);
-  } catch (const UserError& e) {  // the lists may be long: what to do comes last
+  } catch (const UserError& e) {  // what to do comes last, since the lists may be long
     throw UserError(
         fmt::format("{}\ntrain: the weights in {} are not those of --model {} with the options "
                     "given; give their "
@@ -131,11 +131,12 @@ void check_save_folder(const Options& o, const Task& task) {
 }  // namespace
 
 Task make_task(const Options& o, Device device) {
-  check_model(o);  // before the options of another one are set
+  check_model(o);  // before options of another model are set
   nn::OnDevice building(device);
   const models::ModelSpec& spec = spec_of(o);
   Task task{.spec = &spec, .options = spec.options};
-  // The options of a saved model, so that --weights needs no --set; given ones win.
+  // The options of a saved model are used, so that --weights needs no --set; options that are given
+  // take precedence.
   const io::Metadata saved = saved_metadata(o.weights);
   for (auto& [key, value] : saved)
     if (key.starts_with("option.")) task.options.set(key.substr(7), value);

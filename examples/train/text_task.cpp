@@ -1,4 +1,4 @@
-// Language models: the data sets of texts and token files, and of texts with masked tokens.
+// Data of language models: texts and files of tokens, and texts with masked tokens.
 #include "core/data/masked_dataset.h"
 #include "core/data/token_dataset.h"
 #include "core/data/tokens.h"
@@ -12,7 +12,7 @@
 namespace tessera::train {
 namespace {
 
-// The vocabulary of the data is that of the model, unless its weights have one already.
+// Sets the model's vocabulary to that of the data, unless its weights have one already.
 void set_vocab(const Options& o, models::ModelOptions& options, int64_t of_data) {
   const int64_t vocab = options.integer("vocab");
   TESSERA_CHECK(!models::is_hugging_face(o.weights) || vocab == of_data,
@@ -34,7 +34,7 @@ void tell_tokens(const Options& o, const data::TokenSplit& split, Task& task) {
       fmt::format("{}: {}, a vocabulary of {}", o.data, task.data.size, split.vocab_size);
 }
 
-// What a file of these weights says of its ids.
+// Adds what the metadata of saved weights say about ids.
 void tell_vocabulary(Task& task, const std::string& spec) {
   task.metadata.emplace_back("tokenizer", data::escape_bytes(spec));  // it may be a path
   task.metadata.emplace_back("tokenizer.state", task.tokenizer->state());
@@ -50,7 +50,7 @@ int64_t length_of(const Options& o, const Task& task) {
   return length;
 }
 
-// Windows of a text or of a file of tokens, each with the ids that follow.
+// Adds windows of a text or of a file of tokens, each with the ids that follow.
 void add_windows(const Options& o, int64_t length, Task& task) {
   data::TokenSplit split =
       data::load_tokens(o.data, o.data.starts_with("text:") ? o.tokenizer : "");
@@ -62,7 +62,7 @@ void add_windows(const Options& o, int64_t length, Task& task) {
       std::make_shared<data::ConsecutiveWindows>(split.validation, length, split.vocab_size);
 }
 
-// A row is [CLS], tokens of a window, some of them masked, [SEP].
+// Adds rows that consist of [CLS], tokens of a window, some of them masked, and [SEP].
 void add_masked_windows(const Options& o, int64_t length, Task& task) {
   TESSERA_CHECK(o.tokenizer != "char" && o.tokenizer != "byte",
                 "train: --data mlm: needs a WordPiece vocabulary; give --tokenizer FILE");

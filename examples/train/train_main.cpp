@@ -38,14 +38,14 @@ int train_main(int argc, char** argv) {
       group->abort(text);
       throw UserError(text);
     } catch (const std::exception& e) {
-      group->abort(e.what());  // peers learn why, now rather than at their deadline
+      group->abort(e.what());  // peers learn the reason now, not at their deadline
       throw;
     }
     destroy_process_group();
-    if (signal != 0) std::raise(signal);  // whoever sent it sees that it was obeyed
+    if (signal != 0) std::raise(signal);  // tells the sender that the signal was obeyed
     check_output();
     return 0;
-  } catch (const std::bad_alloc&) {  // tensors name their sizes; this is what libraries ask for
+  } catch (const std::bad_alloc&) {  // thrown by libraries; tensors throw errors with sizes
     std::fprintf(stderr,
                  "train: the system refused memory (%ld bytes are held by tensors); use a smaller "
                  "model or batch, or shard the model over more ranks\n",

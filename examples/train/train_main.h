@@ -1,4 +1,4 @@
-// The program `train` as a function, for programs that register models of their own first:
+// The program `train` as a function, for programs that first register models of their own:
 //
 //   int main(int argc, char** argv) {
 //     tessera::models::register_model({.name = "mine", ...});  // examples/models/registry.h
@@ -8,8 +8,8 @@
 
 namespace tessera {
 
-/// Runs `train` with these arguments, on one rank or under tlaunch. Returns the exit status; errors
-/// have been printed. A run that a signal ended after saving ends the process by that signal.
+/// Runs `train` with these arguments, on one rank or under tlaunch. Returns the exit status after
+/// printing errors. If a signal ended the run after saving, ends the process by that signal.
 int train_main(int argc, char** argv);
 
 }  // namespace tessera

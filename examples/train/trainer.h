@@ -6,9 +6,9 @@
 
 namespace tessera::train {
 
-/// Trains as the options say. Rank 0 reports on stdout, writes metrics and the saved file. With
-/// --checkpoint, SIGINT and SIGTERM end it after a step that is saved, the same on all ranks.
-/// Returns that signal, else 0.
+/// Trains as the options say. Rank 0 reports on stdout and writes metrics and the saved file. With
+/// --checkpoint, SIGINT and SIGTERM end the run after a step that is then saved, the same on all
+/// ranks. Returns that signal, else 0.
 int run(const Options& options, Ref<ProcessGroup> group);
 
 }  // namespace tessera::train

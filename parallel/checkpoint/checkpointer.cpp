@@ -37,8 +37,8 @@ double thread_cpu_seconds() {
   return double(t.tv_sec) + double(t.tv_nsec) * 1e-9;
 }
 
-// Each write() of a file: large enough for a disk's full speed, small enough for a bounded staging
-// buffer to have room again soon.
+// The size of each write() to a file: large enough for a disk's full speed, small enough that a
+// bounded staging buffer soon has room again.
 constexpr size_t kWriteBytes = 8 << 20;
 constexpr auto kLookAtWriter = std::chrono::milliseconds(100);  // whether it still gets on
 
@@ -55,11 +55,11 @@ SaveOptions with_timeout(SaveOptions options, ProcessGroup* group) {
 struct Job {
   int64_t step;
   Extra extra;
-  std::vector<io::TensorInfo> tensors;  // of this rank's file, in its order
-  std::vector<std::string> names;       // of the same, without their boxes
+  std::vector<io::TensorInfo> tensors;  // in the order of this rank's file
+  std::vector<std::string> names;       // of these tensors, without their boxes
   std::vector<Box> boxes;
   uint64_t bytes = 0;
-  double blocked_seconds = 0;  // in save()
+  double blocked_seconds = 0;  // time spent in save()
   Clock::time_point start = Clock::now();
 };
 
@@ -75,9 +75,9 @@ class Checkpointer::Impl {
   void wait();
   const std::string& folder() const { return folder_; }
   SaveCost last() const;
-  /// True in a fork's child: the writer thread, its locks and its peers are the parent's.
+  /// True in a forked child: the writer thread, its locks and its peers belong to the parent.
   bool left_behind() const { return detail::forks() != birth_; }
-  /// False, which has been logged, when the writer thread stands still.
+  /// Waits for the writer. If it makes no progress, logs that and returns false.
   bool await_end() noexcept;
 
  private:
@@ -88,7 +88,7 @@ class Checkpointer::Impl {
   void begin_snapshot(const State& state);
   void start_writer(std::unique_ptr<Job> job);
   void add_blocked(double seconds);
-  // The writer thread.
+  // These run on the writer thread.
   void run_writer();
   void write(Job& job);
   std::string write_rank_file(const Job& job, const std::string& temporary);
@@ -101,19 +101,19 @@ class Checkpointer::Impl {
   const int birth_ = detail::forks();
   std::string folder_;
   SaveOptions options_;
-  Ref<ProcessGroup> group_;  // of the writer thread while a save is under way, else of the caller
+  Ref<ProcessGroup> group_;  // used by the writer thread during a save, else by the caller
   Exchange exchange_;
   std::optional<FolderLock> lock_;  // on rank 0
   std::optional<Plan> plan_;
   Snapshot snapshot_;
-  Pages window_;  // what is read back
+  Pages window_;  // holds what is read back
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  std::unique_ptr<Job> job_;  // under way
-  std::exception_ptr error_;  // of the last one, until somebody asked
-  SaveCost last_;             // but for held_up_seconds while the snapshot is its
-  bool noted_ = false;        // that the disk is written to through the page cache
+  std::unique_ptr<Job> job_;  // the save in progress
+  std::exception_ptr error_;  // of the last save, until it is thrown
+  SaveCost last_;             // without held_up_seconds while the snapshot is still that save's
+  bool noted_ = false;        // it was logged that files go through the page cache
   bool stop_ = false;
   std::thread writer_;
 };
@@ -170,8 +170,8 @@ SaveCost Checkpointer::Impl::last() const {
   return cost;
 }
 
-/// Until no save is under way; false where the writer stands still. What it waits for its peers has
-/// deadlines of its own.
+/// Waits until no save is in progress; false if the writer makes no progress on its files. Its
+/// waits for peers have deadlines of their own.
 bool Checkpointer::Impl::await_writer(std::unique_lock<std::mutex>& lock) {
   Silence silence(options_.timeout);
   while (!changed_.wait_for(lock, std::min(kLookAtWriter, options_.timeout / 4),
@@ -217,7 +217,7 @@ void Checkpointer::Impl::plan_for(std::span<const Piece> pieces) {
   try {
     exchange_.together([&] { snapshot_.reserve(plan_->bytes); });
   } catch (...) {
-    plan_.reset();  // the next save asks again, on all ranks
+    plan_.reset();  // the next save plans again, on all ranks
     throw;
   }
 }
@@ -238,7 +238,7 @@ void Checkpointer::Impl::save(int64_t step, const State& state) {
   plan_for(state.pieces);
   {
     std::lock_guard lock(mutex_);
-    last_.held_up_seconds = snapshot_.held_up_seconds();  // the next snapshot counts anew
+    last_.held_up_seconds = snapshot_.held_up_seconds();  // the next snapshot restarts the count
   }
   std::unique_ptr<Job> job = make_job(step, state);
   try {
@@ -246,7 +246,7 @@ void Checkpointer::Impl::save(int64_t step, const State& state) {
   } catch (...) {
     snapshot_.begin({}, options_.timeout);
     snapshot_.give_up();
-    start_writer(std::move(job));  // which tells the other ranks
+    start_writer(std::move(job));  // it tells the other ranks
     throw;
   }
   start_writer(std::move(job));
@@ -294,8 +294,8 @@ void Checkpointer::Impl::add_blocked(double seconds) {
 
 void Checkpointer::Impl::run_writer() {
   set_num_threads(1);
-  // On a core that it shares with training, waking up (by save(), by the disk) does not push
-  // training aside; it gets its turn. Not essential, so a refusal is none of anybody's business.
+  // On a core shared with training, the writer must not preempt training when it wakes up (by
+  // save() or by the disk). This is not essential, so a refusal is ignored.
   sched_param priority{};
   pthread_setschedparam(pthread_self(), SCHED_BATCH, &priority);
   for (;;) {
@@ -307,7 +307,7 @@ void Checkpointer::Impl::run_writer() {
     std::exception_ptr error;
     double cpu = thread_cpu_seconds();
     try {
-      snapshot_.copy_some();  // before anything that waits for a disk or for peers
+      snapshot_.copy_some();  // copying comes before waits for a disk or for peers
       write(*job_);
     } catch (...) {
       error = std::current_exception();
@@ -319,7 +319,7 @@ void Checkpointer::Impl::run_writer() {
              .blocked_seconds = job_->blocked_seconds,
              .seconds = seconds_since(job_->start),
              .writer_cpu_seconds = thread_cpu_seconds() - cpu};
-    error_ = std::move(error);  // the only reference: who waits also destroys
+    error_ = std::move(error);  // the only reference: the thread that waits destroys it, too
     job_ = nullptr;
     changed_.notify_all();
   }
@@ -428,7 +428,7 @@ void Checkpointer::Impl::commit(const Job& job, const std::string& temporary,
                 text.size(), kMaxManifestBytes);
   write_new_file(temporary + "/" + kManifestName, text);
   sync_folder(temporary);
-  // A folder of this step that `latest` does not name: a job ended before it could.
+  // A folder of this step may exist that `latest` does not name: a job ended before it wrote that.
   auto steps = saved_steps(folder_);
   if (std::ranges::binary_search(steps, job.step)) remove_step(folder_, job.step);
   rename_folder(temporary, folder_ + "/" + step_name(job.step));
@@ -456,20 +456,20 @@ void Checkpointer::Impl::publish(const Job& job) {
   for (size_t i = 0; i + size_t(options_.keep) < steps.size(); ++i) {
     try {
       remove_step(folder_, steps[i]);
-    } catch (const UserError& e) {  // the new step is safe; the old one is only in the way
+    } catch (const UserError& e) {  // the new step is safe; only the old one was not removed
       logging::warn("{}", e.what());
     }
   }
 }
 
-// Gives the space of a failed save back. What `latest` names is left alone.
+// Frees the space of a failed save, unless `latest` names it.
 void Checkpointer::Impl::discard(const Job& job, bool committed) {
   try {
     auto steps = saved_steps(folder_);
-    bool named = false;  // by `latest`: then only what came after the swap failed
+    bool named = false;  // `latest` names it: only what comes after the swap failed
     try {
       named = read_latest(folder_).step == job.step;
-    } catch (const UserError&) {  // the first save has none
+    } catch (const UserError&) {  // before the first save there is none
     }
     if (committed && !named && std::ranges::binary_search(steps, job.step))
       remove_step(folder_, job.step);

@@ -38,7 +38,8 @@ io::Metadata metadata_of(const Manifest& m) {
 
 using Group = std::vector<const TensorEntry*>;
 
-// Hashes first, as the hash stands in the header before the data, and then writes.
+// Reads the data twice, for the hash and for the file, because the hash stands in the header before
+// the data.
 void write_file(Source& from, const Group& tensors, const std::string& path) {
   io::ParamsHasher hasher;
   std::vector<io::TensorInfo> infos;
@@ -169,7 +170,8 @@ Converted import_safetensors(const std::string& from, const std::string& to, int
   State state;
   Converted out{.tensors = 0, .bytes = 0, .files = 1};
   for (const std::string& name : set.names()) {
-    state.pieces.push_back(whole(prefix + name, set.view(name)));  // read when it is copied
+    // Its values are read when it is copied.
+    state.pieces.push_back(whole(prefix + name, set.view(name)));
     ++out.tensors;
     out.bytes += set.info(name).bytes;
   }

@@ -12,14 +12,15 @@ Tensor bytes_of(const std::string& text, int64_t room) {
   return t;
 }
 
-// Of the function that the thread runs in at_work().
+// Set while this thread runs a function in at_work().
 thread_local Exchange* worker = nullptr;
 
-constexpr auto kTell = std::chrono::milliseconds(50);  // how often peers are told, at most
+// Peers are told of progress at most this often.
+constexpr auto kTell = std::chrono::milliseconds(50);
 
 }  // namespace
 
-/// Marks the calling thread as being at work for as long as it lives.
+/// Marks the calling thread as being at work while this object lives.
 class Exchange::Work {
  public:
   explicit Work(Exchange& exchange) : exchange_(exchange), before_(worker) {

@@ -1,5 +1,5 @@
-// What the ranks of a save tell each other: short texts and whether all went well. A rank that
-// writes or reads files says that it gets on, so its peers wait for a slow disk, but not for one
+// Communication between the ranks of a save: short texts, and whether all went well. A rank that
+// writes or reads files reports its progress, so its peers wait for a slow disk, but not for one
 // that hangs. Invariant: a step that fails on one rank fails on all of them, with that rank's
 // reason.
 #pragma once
@@ -15,35 +15,36 @@
 
 namespace tessera::checkpoint {
 
-/// The calling thread's work on files has got on by a piece: to be said at least once for each
-/// system call that may take long. Costs nothing outside of Exchange::together.
+/// Reports progress of the calling thread's work on files; it must be called at least once for each
+/// system call that may take long. It costs nothing outside of Exchange::together.
 void got_on();
 
-/// Texts over a group. Without a group there is one rank and nothing is sent.
+/// Exchanges texts over a group. Without a group there is one rank and nothing is sent.
 class Exchange {
  public:
-  /// `timeout` zero: that of the group's calls. `what` is said of a rank in together() that others
-  /// wait for: "saving into runs/a".
+  /// `timeout` zero: that of the group's calls. `what` describes the work in together() when others
+  /// wait for this rank: "saving into runs/a".
   Exchange(ProcessGroup* group, Millis timeout, std::string what = "reading or writing files")
       : group_(group), timeout_(timeout), what_(std::move(what)) {}
   int rank() const { return group_ ? group_->rank() : 0; }
   int size() const { return group_ ? group_->size() : 1; }
 
-  /// Everybody's text, on rank 0; nothing elsewhere.
+  /// Returns the texts of all ranks on rank 0, nothing on the others.
   std::vector<std::string> gather(const std::string& text);
-  /// Everybody's text, on every rank.
+  /// Returns the texts of all ranks on every rank.
   std::vector<std::string> all_gather(const std::string& text);
-  /// Rank r gets texts[r] of rank 0.
+  /// Returns texts[r] of rank 0 on rank r.
   std::string scatter(const std::vector<std::string>& texts);
   std::string broadcast(const std::string& text);
-  /// True when any rank says so.
+  /// True when `here` is true on any rank.
   bool any(bool here);
-  /// Runs `f` here; when it throws UserError anywhere, throws UserError with the lowest such rank's
-  /// text on every rank. Other errors pass through at once.
+  /// Runs `f` on each rank. When it throws UserError on some rank, throws UserError with the text
+  /// of the lowest such rank on every rank. Other errors pass through at once.
   void together(FunctionRef<void()> f);
-  /// Runs `f` here, as work that peers may have to wait for.
+  /// Runs `f` on this rank as work that peers may have to wait for.
   void at_work(FunctionRef<void()> f);
-  /// From any thread: since when an f of together() has not got on; zero while none runs.
+  /// When an f of together() last made progress; zero while none runs. It may be called from any
+  /// thread.
   std::chrono::steady_clock::time_point still_since() const {
     return std::chrono::steady_clock::time_point(
         std::chrono::steady_clock::duration(still_since_.load(std::memory_order_relaxed)));
@@ -61,7 +62,7 @@ class Exchange {
   std::chrono::steady_clock::time_point told_{};
 };
 
-/// Values as bytes, for the same program on the other side.
+/// Packs values into bytes for the same program on another rank.
 class Packer {
  public:
   template <class T>

@@ -37,7 +37,7 @@ std::optional<int64_t> parse_step(std::string_view name) {
   return whole && name_of_step(step) == name ? std::optional(step) : std::nullopt;
 }
 
-// ".step-<digits>.tmp", ".step-<digits>.old.tmp", "latest.tmp.<digits>.<digits>"
+// True for ".step-<digits>.tmp", ".step-<digits>.old.tmp" and "latest.tmp.<digits>.<digits>".
 bool is_leftover(std::string_view name) {
   if (name.starts_with(".step-") && name.ends_with(".tmp")) {
     std::string_view middle = name.substr(6, name.size() - 10);
@@ -119,7 +119,7 @@ std::optional<Newest> newest(const std::string& folder) {
   try {
     Latest latest = read_latest(folder);
     Newest out{latest.step, folder + "/" + step_name(latest.step), ""};
-    // Damage below is for the reader of that step to report; here it is about where to look.
+    // Damage inside the folder is reported when that step is read; here only the folder matters.
     if (fs::exists(out.folder, unreadable)) return out;
     trouble = fmt::format("checkpoint: {} names {}, which is gone",
                           quote(folder + "/" + kLatestName), step_name(latest.step));
@@ -173,7 +173,7 @@ std::optional<std::string> misplaced(const std::string& folder, const Manifest& 
   Latest latest;
   try {
     latest = read_latest(path.parent_path().string());
-  } catch (const UserError&) {  // newest() says so where it matters
+  } catch (const UserError&) {  // newest() reports it where it matters
     return std::nullopt;
   }
   if (latest.step != m.step || latest.manifest == m.hash) return std::nullopt;
@@ -214,7 +214,8 @@ void sync_folder(const std::string& folder) {
   int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   int error = fd < 0 ? errno : fsync(fd) != 0 ? errno : 0;
   if (fd >= 0) ::close(fd);
-  // EINVAL: a file system that cannot sync folders says so. EACCES: writable but not readable.
+  // EINVAL is the answer of a file system that cannot sync folders, EACCES of a folder that may be
+  // written but not read.
   if (error != 0 && error != EINVAL && error != EACCES) fail("sync", folder, error);
 }
 
@@ -225,7 +226,7 @@ void rename_folder(const std::string& from, const std::string& to) {
 std::string remove_temporary(const std::string& folder) {
   std::error_code error;
   for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
-    std::error_code ignored;  // what stays is found below
+    std::error_code ignored;  // what could not be removed is found below
     fs::remove_all(at->path(), ignored);
     got_on();
   }
@@ -252,7 +253,7 @@ void remove_step(const std::string& folder, int64_t step) {
 FolderLock::FolderLock(const std::string& folder) {
   fd_ = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd_ < 0) fail("open", folder, errno);
-  // Network file systems may have no locks for folders; then there is nothing to hold.
+  // Network file systems may have no locks for folders; the job then holds none.
   if (flock(fd_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
     ::close(fd_);
     throw UserError(fmt::format(

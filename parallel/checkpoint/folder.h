@@ -1,8 +1,9 @@
-// The folder of checkpoints as a file system sees it:
+// The folder of checkpoints in the file system:
 //
-//   DIR/step-000000123/{rank-0000-of-0008.safetensors, ..., manifest.json}    immutable once named
-//   so DIR/latest                      "step-000000123 <hash of its manifest>"
-//   DIR/.step-000000124.tmp/        a save under way, or what a crash left of one
+//   DIR/latest                 "step-000000123 <hash of its manifest>"
+//   DIR/step-000000123/        immutable once it has this name:
+//     manifest.json, rank-0000-of-0008.safetensors, ...
+//   DIR/.step-000000124.tmp/   a save in progress, or what a crash left of one
 //
 // Invariant: a folder is named step-N only when all of it is on disk, and `latest` names only such
 // folders; both change by one rename.
@@ -23,43 +24,44 @@ std::string step_name(int64_t step);
 std::string temporary_name(int64_t step);
 std::string rank_file_name(int rank, int world_size);
 
-/// Steps that are saved in `folder`, ascending; none when there is no such folder.
+/// The steps that are saved in `folder`, ascending; none when there is no such folder.
 std::vector<int64_t> saved_steps(const std::string& folder);
 
 struct Latest {
   int64_t step = 0;
   Digest manifest;
 };
-/// What `latest` says. Throws UserError when it is missing or damaged.
+/// Reads `latest`. Throws UserError when it is missing or damaged.
 Latest read_latest(const std::string& folder);
-/// Swaps it by a rename, durably.
+/// Replaces `latest` by a rename, durably.
 void write_latest(const std::string& folder, const Latest& latest);
 
-/// Where to resume.
+/// The step from which to resume.
 struct Newest {
   int64_t step = 0;
   std::string folder;   // of that step
-  std::string warning;  // not empty: `latest` was of no use, why, and what was taken instead
+  std::string warning;  // if not empty: why `latest` could not be used, and what was taken instead
 };
-/// The step that `latest` names. Where it is missing or damaged or names a folder that is gone, the
-/// newest step whose manifest is sound. Nothing when no step is saved in `folder`. Throws UserError
-/// when steps are saved but none is sound.
+/// Returns the step that `latest` names. Where it is missing or damaged or names a folder that does
+/// not exist, returns the newest step whose manifest is sound; nothing when no step is saved in
+/// `folder`. Throws UserError when steps are saved but none is sound.
 std::optional<Newest> newest(const std::string& folder);
-/// Where `latest` was of no use, makes it name what was taken instead, or removes it: a step that
-/// is saved under the name of one that is gone must not be held against that one's hash.
+/// Where `latest` could not be used, makes it name the step that was taken instead, or removes it.
+/// Otherwise a later save with the name of a lost step would be checked against the lost step's
+/// hash.
 void mend_latest(const std::string& folder, const std::optional<Newest>& found);
-/// `path` itself when it holds a manifest, else the newest step in it. Throws UserError when there
-/// is none.
+/// Returns `path` itself when it holds a manifest, else the newest step in it. Throws UserError
+/// when there is none.
 Newest resolve(const std::string& path);
 
-/// Why the manifest of one step's folder is not what it should be there: it is another step's, or
-/// `latest` beside the folder names the step with another hash. Nothing where it is, and where
-/// `latest` is missing, damaged or about another step.
+/// Returns why the manifest in a step's folder does not belong there: it is another step's, or
+/// `latest` beside the folder names the step with another hash. Returns nothing where it does
+/// belong, and where `latest` is missing, damaged or about another step.
 std::optional<std::string> misplaced(const std::string& folder, const Manifest& manifest);
-/// read_manifest(folder), of one that is not misplaced; else throws UserError.
+/// Returns read_manifest(folder); throws UserError where it is misplaced.
 Manifest read_step(const std::string& folder);
 
-/// Creates `folder` and its parents where missing, durably.
+/// Creates `folder` and its parents where they do not exist, durably.
 void make_folders(const std::string& folder);
 /// Creates one folder; throws UserError when it exists.
 void make_folder(const std::string& folder);
@@ -68,12 +70,14 @@ void sync_folder(const std::string& folder);
 void rename_folder(const std::string& from, const std::string& to);
 /// Removes what crashed saves left in `folder`, and nothing else.
 void remove_leftovers(const std::string& folder);
-/// Takes the name of step `step` away and removes what it named. A crash between leaves a leftover.
+/// Renames the folder of step `step` to a temporary name and removes it. A crash in between leaves
+/// a leftover.
 void remove_step(const std::string& folder, int64_t step);
 /// Removes a temporary folder; returns why it could not, or nothing.
 std::string remove_temporary(const std::string& folder);
 
-/// Held by the one job that saves into a folder; the kernel releases it however the job ends.
+/// The lock that the one job which saves into a folder holds; the kernel releases it however the
+/// job ends.
 class FolderLock {
  public:
   /// Throws UserError when another job holds it.

@@ -32,7 +32,8 @@ void check_destination(const Piece& p) {
 }
 
 void fill_piece(Reader& reader, const Piece& p, const TensorEntry& t) {
-  if (p.values.numel() == 0) return p.values.storage()->bump_version();  // as on the other ranks
+  // The other ranks bump it when they fill their pieces.
+  if (p.values.numel() == 0) return p.values.storage()->bump_version();
   NoGrad off;
   Tensor to = p.values.detach();
   if (!to.is_contiguous()) {
@@ -62,7 +63,7 @@ std::string some(const std::vector<std::string>& names) {
   return names.size() > 10 ? fmt::format("{} and {} more", out, names.size() - 10) : out;
 }
 
-// Missing and unexpected over all ranks: a rank may well ask for nothing of a tensor.
+// Compares names over all ranks: a single rank may ask for no part of a tensor.
 void compare_names(Exchange& x, const Manifest& m, std::span<const Piece> pieces,
                    const LoadOptions& o, Loaded& out) {
   std::set<std::string> mine;

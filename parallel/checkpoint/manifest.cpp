@@ -35,7 +35,7 @@ void print_tensor(std::string& out, const TensorEntry& t) {
   out += "]}";
 }
 
-// Dense bytes of a shape; false on overflow.
+// Computes the bytes of a dense tensor of this shape; false on overflow.
 bool checked_bytes(const Shape& shape, DType dtype, uint64_t* bytes) {
   uint64_t product = size_of(dtype);
   bool zero = false;
@@ -66,7 +66,7 @@ void check_tensor(const Manifest& m, const TensorEntry& t, const std::string& wh
   for (const Chunk& c : t.chunks) {
     TESSERA_CHECK(inside(c.box, t.shape), "{}: the box {} is not inside {}", who, to_string(c.box),
                   to_string(t.shape));
-    uint64_t chunk_bytes = bytes_of(t, c);  // no overflow: inside the shape
+    uint64_t chunk_bytes = bytes_of(t, c);  // it cannot overflow: the chunk is inside the shape
     TESSERA_CHECK(chunk_bytes > 0, "{}: the box {} is empty", who, to_string(c.box));
     TESSERA_CHECK(c.file < m.files.size(), "{}: file number {} of {}", who, c.file, m.files.size());
     const FileEntry& file = m.files[c.file];
@@ -148,7 +148,7 @@ void check_manifest(const Manifest& m, const std::string& where) {
                   io::quote(m.tensors[i].name));
     check_tensor(m, m.tensors[i], where, parts);
   }
-  // Headers and chunks cover files without hole or overlap, so every byte has a hash.
+  // Headers and chunks must cover files without gaps or overlaps, so that every byte has a hash.
   for (size_t f = 0; f < parts.size(); ++f) {
     std::ranges::sort(parts[f], {}, &Part::begin);
     uint64_t at = m.files[f].header_bytes;

@@ -1,4 +1,4 @@
-// Reading a manifest: JSON events into a Manifest, by a state machine over the fixed nesting. The
+// Reads a manifest: a state machine over the fixed nesting turns JSON events into a Manifest. The
 // hash at the end covers all bytes before it and is compared first.
 #include <algorithm>
 #include <set>
@@ -13,7 +13,7 @@ using io::quote;
 
 constexpr const char* kDamaged = "the manifest is damaged or was written wrongly";
 
-enum class In {  // what the innermost open bracket is
+enum class In {  // the meaning of the innermost open bracket
   kNothing,
   kRoot,
   kExtra,
@@ -182,14 +182,14 @@ class ManifestEvents final : public io::JsonEvents {
 
   Manifest& m_;
   const std::string& where_;
-  std::vector<std::pair<In, std::set<std::string>>> open_;  // with the keys seen so far
+  std::vector<std::pair<In, std::set<std::string>>> open_;  // with the keys seen in each
   std::string key_;
   uint64_t chunks_ = 0;
 };
 
 constexpr size_t kTailBytes = sizeof("\"xxh128\":\"\"}\n") - 1 + 32;
 
-// The hash of everything before the last line against that line.
+// Compares the hash of everything before the last line with that line.
 void check_hash(const io::File& file, const std::string& where) {
   TESSERA_CHECK(file.size() > kTailBytes && file.size() <= kMaxManifestBytes,
                 "{}: {} bytes cannot be a manifest; it is truncated or another file", where,

@@ -15,10 +15,10 @@ namespace {
 namespace fs = std::filesystem;
 using io::quote;
 
-// Where writing to `path` ends, without links. Unlike weakly_canonical it follows links that lead
-// to nothing yet, as creating a file does.
+// The path that writing to `path` ends at, after all links. Unlike weakly_canonical it follows
+// links to files that do not exist yet, as creating a file does.
 fs::path place_of(const std::string& path) {
-  constexpr int kMostLinks = 40;  // as Linux
+  constexpr int kMostLinks = 40;  // the limit of Linux
   std::error_code error;
   const fs::path whole = fs::absolute(path, error);
   std::deque<fs::path> parts(whole.begin(), whole.end());
@@ -44,7 +44,7 @@ bool names_a_step(const std::string& name) {
   return name.starts_with("step-") && step_name(std::atoll(name.c_str() + 5)) == name;
 }
 
-// Files of ranks, where the manifest is lost.
+// Whether the folder holds files of ranks; it may have lost its manifest.
 bool holds_rank_files(const fs::path& folder) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
@@ -54,7 +54,7 @@ bool holds_rank_files(const fs::path& folder) {
   return false;
 }
 
-// By its name and what is in it, or, where it was renamed, by its manifest.
+// Recognises a saved step by its name and contents or, where it was renamed, by its manifest.
 bool is_saved_step(const fs::path& folder) {
   std::error_code error;
   if (!fs::is_directory(folder, error)) return false;

@@ -16,7 +16,7 @@ Pages::Pages(size_t bytes) : mapped_bytes_(bytes + kHugePageBytes) {
   mapped_ = p;
   bytes_ = bytes;
   data_ = static_cast<std::byte*>(p) + size_t(-reinterpret_cast<uintptr_t>(p)) % kHugePageBytes;
-  madvise(data_, bytes_, MADV_HUGEPAGE);  // where there are none, small pages do
+  madvise(data_, bytes_, MADV_HUGEPAGE);  // only a hint: small pages will do
 }
 
 Pages::~Pages() {

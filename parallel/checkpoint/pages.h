@@ -1,6 +1,6 @@
 // Memory that disks write to and read from without a copy. Invariant: it begins at a huge page and
-// lies on huge pages as far as it fills them and the system has some: a disk takes one segment per
-// page, so with small pages one transfer becomes many.
+// consists of huge pages as far as it fills them and the system has some. A disk takes one segment
+// per page, so with small pages one transfer becomes many.
 #pragma once
 #include <cstddef>
 #include <utility>
@@ -12,7 +12,7 @@ inline constexpr size_t kHugePageBytes = 2 << 20;
 class Pages {
  public:
   Pages() = default;
-  /// At least `bytes`, zero. Throws UserError when the system has no such memory.
+  /// Allocates at least `bytes` of zeros. Throws UserError when the system has no such memory.
   explicit Pages(size_t bytes);
   Pages(Pages&& other) noexcept { swap(other); }
   Pages& operator=(Pages&& other) noexcept {

@@ -5,9 +5,9 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Boxes that no straight cut separates are compared in pairs; this bounds the pairs.
+// Boxes that no straight cut separates are compared in pairs; this limits their number.
 constexpr size_t kMaxInterlocked = 2048;
-constexpr int kMaxCuts = 64;  // depth of cuts within cuts
+constexpr int kMaxCuts = 64;  // largest depth of nested cuts
 
 int64_t end_of(const Box& b, int d) { return b.begin[d] + b.shape[d]; }
 
@@ -34,8 +34,8 @@ std::optional<std::string> compare_pairs(const Box& region, std::span<const Box>
                      numel(region.shape), to_string(region));
 }
 
-// Cuts the region into slabs wherever no box crosses, dim by dim, and then each slab. What real
-// layouts produce falls apart into single boxes; n log n instead of n^2 comparisons.
+// Cuts the region into slabs wherever no box crosses the cut, dim by dim, and then each slab in the
+// same way. Real layouts are separated into single boxes, with n log n instead of n^2 comparisons.
 std::optional<std::string> check(const Box& region, std::span<Box> boxes, int depth) {
   for (int d = 0; d < region.begin.size(); ++d) {
     std::ranges::sort(boxes, {}, [d](const Box& b) { return b.begin[d]; });
@@ -75,7 +75,8 @@ Piece whole(std::string name, Tensor values) {
 
 std::string to_string(const Box& box) {
   std::string out;
-  for (int d = 0; d < box.begin.size(); ++d)  // that of a damaged file may end beyond int64_t
+  // The end of a box from a damaged file may exceed int64_t.
+  for (int d = 0; d < box.begin.size(); ++d)
     out += fmt::format("{}{}:{}", d ? ", " : "", box.begin[d],
                        uint64_t(box.begin[d]) + uint64_t(box.shape[d]));
   return "[" + out + "]";
@@ -116,7 +117,7 @@ bool matches(std::string_view pattern, std::string_view text) {
     } else if (p < pattern.size() && pattern[p] == text[t]) {
       ++p, ++t;
     } else if (star != std::string_view::npos) {
-      p = star + 1, t = ++resume;  // the last star takes one more character
+      p = star + 1, t = ++resume;  // the last star matches one more character
     } else {
       return false;
     }

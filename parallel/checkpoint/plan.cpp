@@ -43,7 +43,7 @@ struct Holder {
   int rank;
   size_t piece;
 };
-// One box of one tensor and the ranks that hold it.
+// One box of one tensor, and the ranks that hold it.
 struct Job {
   const TensorEntry* tensor;
   Box box;
@@ -103,7 +103,7 @@ std::map<std::string, Collected> collect(const std::vector<std::string>& descrip
   return out;
 }
 
-// [rank] -> its pieces.
+// Assigns boxes to ranks: [rank] -> the pieces it writes.
 std::vector<std::vector<size_t>> deal(const std::map<std::string, Collected>& tensors, int ranks) {
   std::vector<Job> jobs;
   for (const auto& [name, c] : tensors)
@@ -112,7 +112,7 @@ std::vector<std::vector<size_t>> deal(const std::map<std::string, Collected>& te
   std::ranges::stable_sort(jobs, std::greater{}, &Job::bytes);
   std::vector<uint64_t> load(size_t(ranks), 0);
   std::vector<std::vector<size_t>> out(static_cast<size_t>(ranks));
-  // Boxes with one holder leave no choice, so they count before those with one.
+  // Boxes with one holder leave no choice, so they are assigned before the others.
   for (bool replicated : {false, true})
     for (const Job& job : jobs) {
       if ((job.holders.size() > 1) != replicated) continue;
@@ -167,7 +167,8 @@ Plan make_plan(Exchange& exchange, std::string description, std::span<const Piec
   });
   std::string mine = exchange.scatter(parts);
   for (Unpacker in(mine); !in.done();) plan.mine.push_back(in.get<size_t>());
-  // Wide elements first: with a header padded to 8 bytes, every tensor of the file is aligned.
+  // Wide elements come first: the header is padded to 8 bytes, so every tensor in the file is
+  // aligned.
   std::ranges::sort(plan.mine, [&](size_t a, size_t b) {
     const Piece &x = pieces[a], &y = pieces[b];
     size_t wx = size_of(x.values.dtype()), wy = size_of(y.values.dtype());

@@ -14,10 +14,10 @@
 namespace tessera::checkpoint {
 namespace {
 
-// Dirty pages are handed to the disk while more are produced: the last sync is then short, and the
+// Dirty pages are handed to the disk while more are written: the final sync is then short, and the
 // kernel never stops a training process for having too many.
 constexpr uint64_t kFlushBytes = 32 << 20;
-// Below, a file is all tail and header, and the padding of its header would be most of it.
+// A smaller file would consist mostly of the padding of its header and of its tail.
 constexpr uint64_t kDirectBytes = 1 << 20;
 
 std::string advice(int error) {
@@ -34,7 +34,7 @@ RankFile::RankFile(std::string path, std::vector<io::TensorInfo> tensors,
   bool large = data_bytes >= kDirectBytes;
   std::string text = io::print_header(tensors_, metadata, large ? io::kDirectAlign : 8);
   uint64_t length = text.size(), end = 8 + length + data_bytes;
-  // What is written must be readable: the reader's own checks decide.
+  // What is written must be readable, so the reader's own checks decide.
   size_t position = 0;
   auto source = [&](char* to, size_t room) {
     size_t n = text.copy(to, room, position);
@@ -77,7 +77,7 @@ void RankFile::write_all(const void* data, size_t bytes) {
   while (bytes > 0) {
     ssize_t n = ::write(fd_, from, bytes);
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EINVAL && direct_) {  // some file systems say it only now
+    if (n < 0 && errno == EINVAL && direct_) {  // some file systems refuse O_DIRECT only here
       leave_direct(EINVAL);
       continue;
     }
@@ -87,7 +87,7 @@ void RankFile::write_all(const void* data, size_t bytes) {
     written_ += uint64_t(n);
   }
   if (direct_ || written_ - flushed_ < kFlushBytes) return;
-  // A hint; a disk that refuses bytes says so at the sync.
+  // This is a hint; a disk that refuses bytes reports it at the sync.
   sync_file_range(fd_, off_t(flushed_), off_t(written_ - flushed_), SYNC_FILE_RANGE_WRITE);
   flushed_ = written_;
 }
@@ -140,15 +140,16 @@ void RankFile::end_block() {
 WrittenFile RankFile::finish() {
   TESSERA_ASSERT(written_ == out_.entry.bytes, "{} has {} of {} bytes", path_, written_,
                  out_.entry.bytes);
-  // What went through the page cache is waited for by pieces, each of which is progress. A hint, as
-  // above: errors are those of the sync.
+  // What went through the page cache is waited for in parts, each of which counts as progress. As
+  // above, this is a hint: errors are reported by the sync.
   for (uint64_t at = 0; at < flushed_; at += kFlushBytes) {
     sync_file_range(
         fd_, off_t(at), off_t(kFlushBytes),
         SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
     got_on();
   }
-  // A failed sync is final: the kernel may have dropped the pages, so asking again proves nothing.
+  // A failed sync is final: the kernel may have dropped the pages, so that a second sync would
+  // succeed without them.
   if (fsync(fd_) != 0) fail("sync", errno);
   if (::close(std::exchange(fd_, -1)) != 0) fail("close", errno);
   return std::move(out_);

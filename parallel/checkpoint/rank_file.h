@@ -1,8 +1,8 @@
-// The file of one rank while it is written: a safetensors file whose every block is hashed on its
-// way from memory, so that what a disk gives back later can be told from what was meant. Large ones
-// go past the page cache (O_DIRECT): copying every byte there takes the core of the training thread
-// longer than all the rest of a save. Invariant: after finish() all of it is on disk and every byte
-// has a hash.
+// Writes the file of one rank: a safetensors file whose blocks are all hashed on their way from
+// memory, so that what a disk returns later can be compared with what was meant. Large files bypass
+// the page cache (O_DIRECT): copying every byte there would take the training thread's core for
+// longer than all the rest of a save. Invariant: after finish() all of the file is on disk and
+// every byte has a hash.
 #pragma once
 #include <string>
 #include <vector>
@@ -11,28 +11,28 @@
 
 namespace tessera::checkpoint {
 
-/// What finish() learnt.
+/// What finish() returns.
 struct WrittenFile {
   FileEntry entry;
   std::vector<uint64_t> offsets;            // of each tensor in the file
   std::vector<std::vector<Digest>> blocks;  // of each tensor
-  std::string note;                         // not empty: why it went through the page cache
+  std::string note;  // if not empty: why the file went through the page cache
 };
 
 class RankFile {
  public:
-  /// Creates `path`, which must not exist, and writes the header for `tensors` in this order.
-  /// Throws UserError with path, bytes and reason, here and below.
+  /// Creates `path`, which must not exist, and writes the header for `tensors` in this order. This
+  /// and the functions below throw UserError with path, bytes and reason.
   RankFile(std::string path, std::vector<io::TensorInfo> tensors, const io::Metadata& metadata,
            uint64_t block_bytes);
   RankFile(const RankFile&) = delete;
   RankFile& operator=(const RankFile&) = delete;
   ~RankFile();
 
-  /// The next bytes of the tensors' data. Only from memory that is aligned to io::kDirectAlign, and
-  /// by multiples of it, do they go past the page cache.
+  /// Writes the next bytes of the tensors' data. They bypass the page cache only from memory that
+  /// is aligned to io::kDirectAlign, and in multiples of it.
   void write(const std::byte* data, size_t bytes);
-  /// Syncs and closes. The file must be complete.
+  /// Syncs and closes the file, which must be complete.
   WrittenFile finish();
 
  private:
@@ -45,7 +45,7 @@ class RankFile {
   std::string path_;
   std::vector<io::TensorInfo> tensors_;
   uint64_t block_bytes_, written_ = 0, flushed_ = 0;
-  size_t tensor_ = 0;       // being written
+  size_t tensor_ = 0;       // index of the tensor being written
   uint64_t in_tensor_ = 0;  // its bytes so far
   io::Xxh128 block_;
   WrittenFile out_;

@@ -12,14 +12,14 @@ using io::quote;
 
 namespace detail {
 
-// Contiguous bytes of a file and where they belong.
+// Contiguous bytes of a file, and where they go.
 struct Run {
   uint64_t offset, bytes;
   std::byte* to;
   uint64_t end() const { return offset + bytes; }
 };
 
-// Compares blocks with their hashes as their bytes come by, all of them and in file order.
+// Compares blocks with their hashes. It is given all their bytes, in the order of the file.
 class BlockCheck {
  public:
   BlockCheck(const Manifest& m, const TensorEntry& t, const Chunk& c, const std::string& path)
@@ -63,14 +63,14 @@ namespace {
 
 using detail::Run;
 
-constexpr uint64_t kScratchBytes = 4 << 20;  // what is not all wanted is read through this much
-constexpr uint64_t kReadBytes = 64 << 20;    // at once of what is
+constexpr uint64_t kScratchBytes = 4 << 20;  // for parts of which only some bytes are wanted
+constexpr uint64_t kReadBytes = 64 << 20;    // read at once where all bytes are wanted
 
 // The runs of the common part of a chunk and a destination box, in file order.
 std::vector<Run> runs_of(const Chunk& c, const Box& want, const Box& common, std::byte* to,
                          size_t element) {
   int n = common.shape.size();
-  // Trailing dims that are whole on both sides merge into one run with the dim before them.
+  // Trailing dims that are whole on both sides are merged with the dim before them.
   int inner = n;
   uint64_t run = element;
   while (inner > 0) {
@@ -114,7 +114,7 @@ void Reader::fill(const TensorEntry& t, const Box& want, std::byte* to) {
 const io::File& Reader::open(uint32_t index) {
   auto at = files_.find(index);
   if (at != files_.end()) return at->second;
-  if (files_.size() == 64) files_.clear();  // a few descriptors do for any number of files
+  if (files_.size() == 64) files_.clear();  // this bounds the number of open files
   const FileEntry& entry = m_.files[index];
   const std::string path = folder_ + "/" + entry.name;
   std::error_code error;
@@ -131,7 +131,8 @@ const io::File& Reader::open(uint32_t index) {
   return files_.emplace(index, std::move(file)).first->second;
 }
 
-// Spans of whole blocks, but where a span ends in the middle of one the next goes on there.
+// Reads spans of whole blocks; where a span ends in the middle of a block, the next one continues
+// there.
 void Reader::read(const io::File& file, const Chunk& c, uint64_t chunk_bytes,
                   std::span<const Run> runs, detail::BlockCheck& check) {
   auto block_begin = [&](uint64_t at) { return at - (at - c.offset) % m_.block_bytes; };

@@ -1,5 +1,5 @@
-// Reads boxes of tensors out of one saved step. Invariant: exactly the box asked for is written,
-// and every block that a byte of it comes from was read as a whole and compared with its hash.
+// Reads boxes of tensors from one saved step. Invariant: exactly the box asked for is written, and
+// every block that one of its bytes comes from was read as a whole and compared with its hash.
 #pragma once
 #include <map>
 #include <span>
@@ -18,16 +18,16 @@ class BlockCheck;
 
 struct ReadCost {
   uint64_t wanted = 0;  // bytes asked for
-  uint64_t read = 0;    // from files: the blocks they lie in
+  uint64_t read = 0;    // read from files: the blocks that hold them
 };
 
 class Reader {
  public:
-  /// `manifest` of `folder` outlives the reader.
+  /// `manifest` is that of `folder` and must outlive the reader.
   Reader(std::string folder, const Manifest& manifest) : folder_(std::move(folder)), m_(manifest) {}
 
-  /// Writes the elements `want` of `t`, dense, to `to`. Throws UserError naming file, range and
-  /// tensor when bytes are missing or damaged; then what `to` holds is unspecified.
+  /// Writes the elements `want` of `t`, dense, to `to`. Throws UserError that names file, range and
+  /// tensor when bytes are missing or damaged; the contents of `to` are then unspecified.
   void fill(const TensorEntry& t, const Box& want, std::byte* to);
   const ReadCost& cost() const { return cost_; }
 

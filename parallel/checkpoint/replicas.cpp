@@ -16,9 +16,9 @@ namespace {
 
 using io::Digest;
 
-// Of a piece, as it travels.
+// The description of a piece that ranks exchange.
 struct Entry {
-  Digest which;  // name, dtype and box
+  Digest which;  // hash of name, dtype and box
   Digest bits;
 };
 
@@ -32,7 +32,7 @@ Digest which(const Piece& p) {
   return io::xxh128(text.data(), text.size());
 }
 
-// A hash of the hashes of blocks, which threads share, of each of `pieces`.
+// Hashes the hashes of each piece's blocks; threads share the blocks.
 std::vector<Digest> hashes_of(std::span<const Piece* const> pieces) {
   constexpr uint64_t kBlock = 1 << 20;
   struct Block {
@@ -41,7 +41,7 @@ std::vector<Digest> hashes_of(std::span<const Piece* const> pieces) {
   };
   std::vector<Tensor> dense;
   std::vector<Block> blocks;
-  std::vector<size_t> ends;  // in `blocks`, of each piece
+  std::vector<size_t> ends;  // by piece: the end of its blocks in `blocks`
   for (const Piece* p : pieces) {
     dense.push_back(io::dense_values(p->values, "checkpoint", p->name));
     const auto* data = static_cast<const std::byte*>(dense.back().raw_values());
@@ -62,7 +62,7 @@ std::vector<Digest> hashes_of(std::span<const Piece* const> pieces) {
   return out;
 }
 
-// Everybody's values.
+// Returns the values of all ranks.
 template <class T>
 std::vector<std::vector<T>> all_gather(Exchange& exchange, const std::vector<T>& mine) {
   std::vector<std::vector<T>> all;
@@ -78,7 +78,7 @@ struct HashOf {
   size_t operator()(const Digest& d) const { return size_t(d.low); }
 };
 
-// Those of `pieces` that other ranks hold, too.
+// Returns those of `pieces` that another rank holds too.
 std::vector<const Piece*> shared(std::span<const Piece> pieces, Exchange& exchange) {
   std::vector<Digest> mine;
   for (const Piece& p : pieces) mine.push_back(which(p));
@@ -131,7 +131,7 @@ ReplicasCompared compare_replicas(std::span<const Piece> all_pieces, ProcessGrou
   if (differs.empty()) return result;
 
   auto differing = [&](const Entry& e) { return differs.contains(e.which); };
-  size_t rank = 0;  // the lowest that holds one; the first one it holds
+  size_t rank = 0;  // the lowest rank that holds one, and the first piece that it holds
   while (std::ranges::none_of(all[rank], differing)) ++rank;
   const size_t index = size_t(std::ranges::find_if(all[rank], differing) - all[rank].begin());
   const Digest piece = all[rank][index].which;

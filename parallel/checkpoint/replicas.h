@@ -1,6 +1,6 @@
-// Replicas compared. Two ranks hold a replica where they hold the same box of the same tensor; that
-// follows from what a rank says of its pieces, whatever the strategy, so it needs no list of what
-// is replicated. Invariant: all ranks get the same answer.
+// Compares replicas. Two ranks hold a replica where they hold the same box of the same tensor. This
+// follows from the ranks' descriptions of their pieces, whatever the strategy, so no list of
+// replicated tensors is needed. Invariant: all ranks get the same answer.
 #pragma once
 #include <cstdint>
 #include <optional>
@@ -13,19 +13,20 @@
 namespace tessera::checkpoint {
 
 struct ReplicasCompared {
-  /// Nothing where all replicas among the pieces of all ranks have equal bits; else the first piece
-  /// that has not, by the order of the lowest rank that holds one, with who holds what: "model.w:
-  /// rank 0 has xxh128 ..., ranks 1, 2 have ...".
+  /// Nothing where all replicas among the pieces of all ranks have equal bits. Else the first piece
+  /// that differs, by the order of the lowest rank that holds one, and what each rank holds:
+  /// "model.w: rank 0 has xxh128 ..., ranks 1, 2 have ...".
   std::optional<std::string> difference;
-  uint64_t bytes = 0;  // of this rank's pieces, that another rank holds too
+  uint64_t bytes = 0;  // of this rank's pieces that another rank holds too
 };
 
-/// All ranks of `group` call it. Ranks tell each other which pieces they hold, 16 bytes for each;
-/// a rank hashes those that another one holds too, at the speed of memory, and tells the hashes.
+/// Compares the replicas among `pieces`; all ranks of `group` must call it. Ranks exchange 16 bytes
+/// for each piece that they hold; a rank then hashes those that another rank holds too, at the
+/// speed of memory, and exchanges the hashes.
 ReplicasCompared compare_replicas(std::span<const Piece> pieces, ProcessGroup& group);
 
-/// "rank 0 has A, ranks 1, 2 have B": who says what, by the first to say it. `said[r]` is rank r's;
-/// ranks without one are left out.
+/// Returns "rank 0 has A, ranks 1, 2 have B": each text with the ranks that have it, in the order
+/// of their lowest ranks. `said[r]` is the text of rank r; ranks without one are left out.
 std::string who_has_what(std::span<const std::optional<std::string>> said);
 
 }  // namespace tessera::checkpoint

@@ -22,16 +22,17 @@ namespace tessera::checkpoint {
 namespace {
 
 constexpr size_t kPage = 4096;
-// What is copied in one go: who waits for a tensor that is being copied waits for one of these.
-// Buffers are multiples of it, so that it lies in one piece in them.
+// The unit of copying: a thread that waits for a unit being copied waits for this many bytes. The
+// buffer is a multiple of it, so that each unit is contiguous there.
 constexpr uint64_t kUnitBytes = 1 << 20;
 static_assert(kHugePageBytes % kUnitBytes == 0);
-// Up to here a tensor is copied before larger ones: state of generators and norms, which forward
-// overwrites, is small; what the update overwrites comes later.
+// Tensors up to this size are copied before larger ones: what forward overwrites (state of
+// generators and norms) is small; what the update overwrites comes later.
 constexpr uint64_t kSmallBytes = 64 << 10;
 
-// Past the caches: nobody reads the copy soon, the model's own lines stay where they are, and the
-// old bytes of the buffer need not be fetched first. The hardware prefetches within a page only.
+// Copies with streaming stores: the copy is not read soon, the model's lines stay in the caches,
+// and the old bytes of the buffer need not be fetched first. The hardware prefetches only within a
+// page, so this prefetches itself.
 void stream(std::byte* to, const std::byte* from, size_t bytes) {
 #ifdef __SSE2__
   constexpr size_t kLine = 64, kVector = 16, kAhead = 4096;
@@ -51,7 +52,8 @@ void stream(std::byte* to, const std::byte* from, size_t bytes) {
 #endif
 }
 
-// Elements [first, first + count) of `t` in row-major order; `data` is its first element.
+// Copies the elements [first, first + count) of `t` in row-major order; `data` is its first
+// element.
 void gather(std::byte* to, const Meta& t, const std::byte* data, int64_t first, int64_t count) {
   const int last = t.shape.size() - 1;
   const size_t size = size_of(t.dtype);
@@ -70,15 +72,15 @@ void gather(std::byte* to, const Meta& t, const std::byte* data, int64_t first, 
 
 }  // namespace
 
-// One save. Kept by the events of its tensors, so it may outlive the Snapshot; by then all is
-// copied or given up, and the buffer is not touched any more.
+// One save. The events of its tensors hold it, so it may outlive the Snapshot; by then everything
+// is copied or given up, and it no longer uses the buffer.
 class Snapshot::Copying final : public RefCounted {
  public:
   Copying(std::vector<Tensor> tensors, std::byte* buffer, uint64_t capacity,
           Clock::duration patience);
 
   bool done(size_t source) const { return sources_[source].left.load() == 0 || left_behind(); }
-  /// Returns when `source` may be overwritten; copies what is left of it.
+  /// Copies what is left of `source` and returns when it may be overwritten.
   void finish(size_t source);
   void finish_timed(size_t source);
   void finish_all() {
@@ -88,26 +90,27 @@ class Snapshot::Copying final : public RefCounted {
   std::span<const std::byte> take(size_t most);
   void make_room(size_t bytes);
   void give_up();
-  /// Returns when nobody copies any more.
+  /// Returns when no thread copies any more.
   void settle();
   double held_up_seconds() const { return double(held_up_ns_.load()) * 1e-9; }
 
-  // In a fork's child nobody reads: its memory is its own, and the other threads are not there.
+  // True in a forked child: its memory is its own, and the threads that read or copy are the
+  // parent's.
   bool left_behind() const { return detail::forks() != birth_; }
 
  private:
   struct Source {
-    Tensor values;                    // until it is copied
+    Tensor values;                    // held until it is copied
     const std::byte* data = nullptr;  // its first element
     bool dense = true;
-    uint64_t begin = 0;  // in the list's bytes
+    uint64_t begin = 0;  // offset in the bytes of the list
     size_t first = 0, units = 0;
-    std::atomic<uint32_t> left{0};  // units that are not done
+    std::atomic<uint32_t> left{0};  // units that are not copied yet
   };
   enum State : uint8_t { kWaiting, kBusy, kDone };
   struct Unit {
     uint32_t source = 0, bytes = 0;
-    uint64_t at = 0;  // in the list's bytes
+    uint64_t at = 0;  // offset in the bytes of the list
     std::atomic<uint8_t> state{kWaiting};
   };
 
@@ -132,13 +135,13 @@ class Snapshot::Copying final : public RefCounted {
   size_t n_sources_ = 0, n_units_ = 0;
   std::unique_ptr<Source[]> sources_;
   std::unique_ptr<Unit[]> units_;
-  std::vector<uint32_t> order_;  // units, as copy_some copies them
-  size_t next_ = 0;              // in order_
+  std::vector<uint32_t> order_;  // units in the order in which copy_some takes them
+  size_t next_ = 0;              // index into order_
 
   std::atomic<uint64_t> released_{0};
-  std::atomic<size_t> unfinished_{0};  // units
+  std::atomic<size_t> unfinished_{0};  // number of units
   std::atomic<bool> gave_up_{false};
-  std::atomic<int> waiting_{0};  // threads
+  std::atomic<int> waiting_{0};  // number of threads
   std::atomic<int64_t> held_up_ns_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -146,7 +149,7 @@ class Snapshot::Copying final : public RefCounted {
 
 namespace {
 
-// The event of one tensor.
+// The event that writers of one tensor wait for.
 template <class Copying>
 class Copied final : public Event {
  public:
@@ -193,7 +196,8 @@ Snapshot::Copying::Copying(std::vector<Tensor> tensors, std::byte* buffer, uint6
       at = next;
     }
   }
-  // What does not fit is copied as the disk takes it.
+  // If not everything fits into the buffer, units are copied in the order in which the disk takes
+  // them.
   for (bool small : {true, false})
     for (size_t u = 0; u < n_units_; ++u) {
       const Tensor& t = sources_[units_[u].source].values;
@@ -223,11 +227,11 @@ void Snapshot::Copying::end(Unit& u) {
 }
 
 void Snapshot::Copying::wake() {
-  { std::lock_guard lock(mutex_); }  // who has just found nothing is in wait() now
+  { std::lock_guard lock(mutex_); }  // a thread that has just found nothing is in wait() now
   changed_.notify_all();
 }
 
-// False when it was not `ready` within the patience.
+// Returns false when `ready` did not hold within the patience.
 template <class F>
 bool Snapshot::Copying::wait(F ready) {
   std::unique_lock lock(mutex_);
@@ -253,7 +257,7 @@ void Snapshot::Copying::finish(size_t source) {
       for (int64_t u = begin; u < end; ++u)
         if (Unit& unit = units_[s.first + size_t(u)]; claim(unit)) copy(unit);
     });
-    // Others finish theirs, and the disk makes room.
+    // Other threads are finishing their units, or the disk has to make room.
     if (!wait([&] { return done(source) || released_.load() != released; })) give_up();
   }
 }
@@ -278,7 +282,7 @@ std::span<const std::byte> Snapshot::Copying::take(size_t most) {
   uint64_t at = released_.load();
   uint64_t bytes = std::min({uint64_t(most), capacity_ - at % capacity_, bytes_ - at});
   copy_some();
-  // Units ascend with their place in the list.
+  // Units are sorted by their offset in the list.
   auto* first = std::partition_point(units_.get(), units_.get() + n_units_,
                                      [&](const Unit& u) { return u.at + u.bytes <= at; });
   auto copied = [&] {
@@ -323,7 +327,7 @@ void Snapshot::reserve(size_t bytes) {
   size_t want = limit_ ? std::min(bytes, limit_) : bytes;
   want = (want + kHugePageBytes - 1) / kHugePageBytes * kHugePageBytes;
   if (want <= capacity()) return;
-  pages_ = {};  // before the new ones are taken
+  pages_ = {};  // freed before the new pages are taken
   pages_ = Pages(want);
   constexpr auto kEach = int64_t(kHugePageBytes / kPage);
   parallel_for("snapshot.pages", int64_t(want / kHugePageBytes), 1,

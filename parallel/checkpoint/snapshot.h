@@ -1,9 +1,10 @@
-// The bytes of a save as they were when it was asked for, while training goes on. Nothing is copied
-// then: each tensor is marked as being read (Storage::add_reader), and a thread with nothing better
-// to do copies one after the other into a bounded buffer. Who is about to overwrite a tensor before
-// that copies what is left of this one itself. Invariants: a tensor is overwritten only after all
-// its bytes are in the buffer, or after the save was given up; bytes come out in the order of the
-// list; the buffer is at most `limit`, allocated once and reused by every save.
+// Preserves the bytes of a save as they were when it was requested, while training goes on. Nothing
+// is copied at that moment: each tensor is marked as being read (Storage::add_reader), and the
+// writer thread copies one after the other into a bounded buffer. A thread that is about to
+// overwrite a tensor before that first copies what is left of it. Invariants: a tensor is
+// overwritten only after all its bytes are in the buffer, or after the save was given up; bytes
+// come out in the order of the list; the buffer is at most `limit`, allocated once and reused by
+// every save.
 #pragma once
 #include <chrono>
 #include <cstddef>
@@ -19,37 +20,37 @@ class Snapshot {
  public:
   using Clock = std::chrono::steady_clock;
 
-  /// A buffer of at most `limit` bytes; 0: of as many as reserve() asks for.
+  /// Makes a buffer of at most `limit` bytes; 0: of as many as reserve() requests.
   explicit Snapshot(size_t limit);
-  /// Gives up what is under way.
+  /// Gives up a save in progress.
   ~Snapshot();
 
-  /// Room for `bytes`, or for the limit; touches every page, so that copying meets no page fault.
-  /// Only while nothing is under way.
+  /// Allocates room for `bytes`, or for the limit, and touches every page, so that copying causes
+  /// no page faults. No save may be in progress.
   void reserve(size_t bytes);
   size_t capacity() const { return pages_.bytes(); }
 
-  /// From here on, the values of `tensors` (plain ones of the CPU, dense or strided) are those of
-  /// the save. Waits for pending writes, copies nothing. Where they do not fit the buffer, a write
-  /// to one of them waits until the disk has made room; one that has waited for `patience` while
-  /// none came free gives the save up. Only while nothing is under way.
+  /// Begins a save: from here on, it has the values that `tensors` (plain ones on the CPU, dense or
+  /// strided) have now. Waits for pending writes, copies nothing. Where the tensors do not fit into
+  /// the buffer, a write to one of them waits until the disk has made room; a write that has waited
+  /// for `patience` while no room was made gives the save up. No other save may be in progress.
   void begin(std::vector<Tensor> tensors, Clock::duration patience);
-  /// Copies everything, with the threads of the calling thread, waiting for room as a write does.
+  /// Copies everything, on all threads of the calling thread, and waits for room as a write does.
   void copy_all();
-  /// Copies what there is room for, on the calling thread: what is likely to be overwritten first,
-  /// first. Of the thread that takes.
+  /// Copies what there is room for on the calling thread, first what is likely to be overwritten
+  /// first. Only the thread that calls take() may call it.
   void copy_some();
-  /// The next bytes: `most`, or what lies before the buffer's end or the list's where that is less.
-  /// Of a save taken by equal multiples of 4 KiB, all but the last begin and end at such multiples.
+  /// Returns the next bytes: `most`, or fewer at the end of the buffer or of the list. If a save is
+  /// taken in equal multiples of 4 KiB, all parts but the last begin and end at such multiples.
   /// Empty when the save was given up.
   std::span<const std::byte> take(size_t most);
-  /// Makes room: the oldest `bytes` are done with.
+  /// Makes room: the oldest `bytes` are no longer needed.
   void release(size_t bytes);
-  /// Nobody waits any more; returns when nobody copies any more.
+  /// Ends all waits; returns when no thread copies any more.
   void give_up();
 
-  /// How long writes to the tensors of the last begin() were held up, over all threads: waiting, or
-  /// copying themselves.
+  /// How long writes to the tensors of the last begin() were delayed, over all threads, by waiting
+  /// or by copying themselves.
   double held_up_seconds() const;
 
  private:

@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char *kCursor = "data.cursor", *kGenerator = "random.generator";
 
-// Parts of a state by the beginning of their names.
+// The parts of a state, by the prefix of their names.
 struct Part {
   const char *prefix, *what, *field;
 };
@@ -33,7 +33,8 @@ std::string few(const std::vector<std::string>& names) {
   return fmt::format("{} and {} more", names[0], names.size() - 1);
 }
 
-// "an optimizer (optimizer.step and 9 more), tensors (ema)". With `fields`, where each is given.
+// Lists names by part: "an optimizer (optimizer.step and 9 more), tensors (ema)". `fields`: with
+// the field of TrainingState that sets each part.
 std::string by_part(const std::vector<std::string>& names, bool fields) {
   std::string text;
   for (const Part& part : kParts) {
@@ -115,7 +116,7 @@ Loaded TrainingState::load(const std::string& path, ProcessGroup* group,
   } else if (options.strict) {
     check_fits(l);
   }
-  // Filled in place: lets it look at the values.
+  // The state was filled in place; this lets the optimizer check the values.
   if (optimizer) optimizer->load_state(optimizer->named_state());
   return l;
 }

@@ -1,6 +1,7 @@
-// All that a training run needs to go on as if nothing had happened, saved and restored by one
-// call. Invariant: what was saved and is not asked for, or asked for and was not saved, is an error
-// that names it; so nothing is left out unnoticed, the state of the random generator included.
+// Saves and restores by one call everything that a training run needs to continue as if it had not
+// been interrupted. Invariant: what was saved and is not asked for, or asked for and was not saved,
+// is an error that names it; so nothing is left out unnoticed, and the state of the random
+// generator is included.
 //
 //   checkpoint::TrainingState training{.model = model.get(), .optimizer = &opt, .loader = &loader};
 //   int64_t step = 0;
@@ -22,30 +23,31 @@
 
 namespace tessera::checkpoint {
 
-/// Parts of a run, as this rank holds them; null: the run has none. Each is to live as long as this
-/// is used.
+/// The parts of a run, as this rank holds them; null: the run has no such part. Each must outlive
+/// this object.
 struct TrainingState {
   nn::Module* model = nullptr;  // parameters and persistent buffers: "model.<name>"
   optim::Optimizer* optimizer = nullptr;
   optim::GradScaler* scaler = nullptr;
   data::DataLoader* loader = nullptr;     // its cursor
-  Generator* generator = nullptr;         // null: default_generator(). The same on every rank
-  std::vector<NamedTensor> tensors = {};  // of the program, under their names
-  Extra extra = {};                       // texts of the program
+  Generator* generator = nullptr;         // equal on every rank; null: default_generator()
+  std::vector<NamedTensor> tensors = {};  // the program's own, under their names
+  Extra extra = {};                       // the program's own texts
 
-  /// Model, optimizer and scaler: what replicas hold alike.
+  /// Returns model, optimizer and scaler, which are equal on replicas.
   std::vector<Piece> replicas() const;
-  /// All of it. Throws UserError where `tensors` or `extra` have a name that a part has.
+  /// Returns the whole state. Throws UserError where `tensors` or `extra` use a name that a part
+  /// has.
   State state() const;
-  /// Begins to save all of it as step `step`, as Checkpointer::save; all ranks call it.
+  /// Begins to save the whole state as step `step`, by Checkpointer::save; all ranks must call it.
   void save(Checkpointer& saver, int64_t step) const;
-  /// Restores all of it in place from `path`, a folder of steps (the newest is taken) or one
-  /// step's; all ranks of `group` (null: the world) call it. Throws UserError, on all ranks, that
-  /// names what the save lacks and what it has besides: values are unspecified then; with
-  /// `options.strict` off both are returned, "data.cursor" among them.
+  /// Restores the whole state in place from `path`, a folder of steps (the newest is taken) or that
+  /// of one step; all ranks of `group` (null: the world) must call it. Throws UserError, on all
+  /// ranks, that names what the save lacks and what it has besides; values are then unspecified.
+  /// With `options.strict` off both lists are returned, "data.cursor" among them.
   Loaded load(const std::string& path, ProcessGroup* group = nullptr,
               const LoadOptions& options = {}) const;
-  /// The same, or nothing where no step is saved in `folder`.
+  /// Does the same; returns nothing where no step is saved in `folder`.
   std::optional<Loaded> resume(const std::string& folder, ProcessGroup* group = nullptr,
                                const LoadOptions& options = {}) const;
 };

@@ -30,8 +30,9 @@ std::vector<Place> places(const Manifest& m, size_t file) {
   return out;
 }
 
-// Pages that are cached prove nothing about the disk, and after reading they would only displace
-// what training needs. A hint: dirty pages stay. For file systems that cannot bypass the cache.
+// Drops a file's pages from the page cache: cached pages prove nothing about the disk, and pages
+// that were read would only displace what training needs. It is a hint, and dirty pages stay. It is
+// for file systems that cannot bypass the cache.
 void forget_cached(const std::string& path) {
   int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return;
@@ -39,7 +40,7 @@ void forget_cached(const std::string& path) {
   ::close(fd);
 }
 
-// Reads a file front to back, in windows of aligned memory, and compares ranges of it.
+// Reads a file from front to back, in windows of aligned memory, and compares ranges of it.
 class FileCheck {
  public:
   FileCheck(const std::string& path, Pages& window, Verified& out)
@@ -75,7 +76,7 @@ class FileCheck {
   Pages& window_;
   Verified& out_;
   io::Xxh128 hash_;
-  uint64_t begin_ = 0, end_ = 0;  // of the file, in the window
+  uint64_t begin_ = 0, end_ = 0;  // range of the file that is in the window
 };
 
 void verify_step(const std::string& folder, Pages& window, Verified& out) {
@@ -96,7 +97,7 @@ void verify_step(const std::string& folder, Pages& window, Verified& out) {
 
 std::string to_string(const Finding& f) {
   std::string out = io::quote(f.file);
-  if (f.what.find(out) != std::string::npos) return f.what;  // an error that names the file
+  if (f.what.find(out) != std::string::npos) return f.what;  // the error names the file already
   if (f.end > f.begin) out += fmt::format(" bytes [{}, {})", f.begin, f.end);
   if (!f.tensor.empty()) out += ", tensor " + f.tensor;
   return out + ": " + f.what;

@@ -1,5 +1,5 @@
-// Which thread executes the calls of a group: an engine that only notes it. Where it must not be
-// time that lets a call begin, calls are left to those who wait for an hour.
+// Which thread executes the calls of a group, with an engine that only records it. Where time must
+// not make a call begin, calls are left to waiters for an hour.
 #include "collectives/backend_group.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using test::Rescue;
 
 constexpr auto kAnHour = std::chrono::hours(1);
 
-// A call that an engine was asked to run, and where.
+// A call that the engine was asked to run, and the thread that asked.
 struct Execution {
   uint64_t call;
   std::thread::id thread;
@@ -49,7 +49,8 @@ class Log {
   std::vector<Execution> list_;
 };
 
-// Is entered by one thread at a time, for one collective after the other. `inside` is called there.
+// An engine that one thread at a time enters, for one collective after the other. It calls
+// `inside`.
 class NotingEngine final : public Engine {
  public:
   NotingEngine(Log& log, bool leaves, std::function<void()> inside)
@@ -90,7 +91,7 @@ class BackendGroupTest : public testing::Test {
     return Ref<ProcessGroup>(new BackendGroup(std::move(members), std::move(engine),
                                               std::chrono::seconds(60), nullptr, nullptr, leave));
   }
-  // The communication thread has looked at what is queued, and has found nothing that is its to
+  // Waits until the communication thread has looked at the queue and found nothing that it should
   // execute.
   void await_rest() {
     for (pid_t thread : test::threads_called("tessera-comm")) test::await_sleep(thread);
@@ -128,8 +129,8 @@ TEST_F(BackendGroupTest, ACallThatNobodyWaitsForIsExecutedAfterAWhile) {
   }
 }
 
-// Each is left for as long from when it was queued, not from when it came to stand first: that
-// would take 200 s.
+// Each is left to waiters from when it was queued, not from when it became the first: that would
+// take 200 s.
 TEST_F(BackendGroupTest, CallsQueuedTogetherAreExecutedTogether) {
   Ref<ProcessGroup> g = make(true, milliseconds(100));
   for (int k = 0; k < 2000; ++k) g->all_reduce_async(a);
@@ -207,7 +208,7 @@ TEST_F(BackendGroupTest, ThreadsCallAndWaitAsTheyLike) {
   EXPECT_EQ(log.list().size(), made);
 }
 
-// Were a message left as a sum is, it would begin in an hour.
+// If a message was left to waiters as a sum is, it would begin in an hour.
 TEST_F(BackendGroupTest, AMessageBehindACallThatAWaiterExecutesBeginsAtItsEnd) {
   std::latch entered(1), leave(1);
   Ref<ProcessGroup> g = make(true, kAnHour, [&] {
@@ -231,7 +232,7 @@ TEST_F(BackendGroupTest, AMessageBehindACallThatAWaiterExecutesBeginsAtItsEnd) {
   EXPECT_NE(log.list()[1].thread, its);
 }
 
-// The communication thread, which the child has not, sleeps meanwhile.
+// The communication thread, which the child does not have, sleeps meanwhile.
 TEST_F(BackendGroupTest, AForkedChildLetsGoOfTheGroup) {
   Ref<ProcessGroup> g = make(false, kAnHour);
   g->all_reduce_async(a)->wait();

@@ -1,6 +1,6 @@
-// What wakes a communication thread that dozes, because its rank has no CPU for it beside its
-// program. Two ranks are driven by one thread, step by step; left to itself, who dozes would look
-// again in an hour.
+// What wakes a communication thread that dozes because its rank has no CPU for it beside its
+// program. One thread drives two ranks, step by step; without being woken, a dozing thread would
+// look again in an hour.
 #include <gtest/gtest.h>
 #include <sched.h>
 
@@ -22,7 +22,7 @@ using test::Rescue;
 
 constexpr int64_t kSmall = 7000;  // elements of a tensor for which no ways are tried
 
-// For as long as it lives this thread has two CPUs.
+// Gives this thread two CPUs while it lives.
 class OnTwoCpus {
  public:
   OnTwoCpus() {
@@ -54,7 +54,7 @@ class Pair {
     }
   }
   ProcessGroup& operator[](int r) { return *groups_[r]; }
-  /// From one line, as ranks have to.
+  /// Ranks must call it from one line.
   Ref<Work> sum(int r, const Tensor& t) { return groups_[r]->all_reduce_async(t); }
   bool dozes(int r) const { return segment_->state(r).sleep == Sleep::kDoze; }
   void await_doze(int r) const {
@@ -99,8 +99,8 @@ TEST_F(Dozing, WhoIsHeldUpWakesItsPeer) {
   }
 }
 
-// The values that rank 0 sends are a sum; what asks for them is a send, behind another message. It
-// does so before rank 1 has begun the sum, which is then urged too, or afterwards.
+// The values that rank 0 sends are the result of a sum, which a send queued behind another message
+// needs. It asks for them before rank 1 has begun the sum, which is then urged too, or afterwards.
 TEST_F(Dozing, AMessageHurriesWhatItSends) {
   for (bool early : {true, false}) {
     Pair pair, other;
@@ -123,7 +123,8 @@ TEST_F(Dozing, AMessageHurriesWhatItSends) {
   }
 }
 
-// Who has waited in vain will ask again, and the count of those held up is given back at the end.
+// A thread that has waited in vain will ask again; the count of blocked threads is decremented in
+// the end.
 TEST_F(Dozing, WhoWaitedForATimeIsHeldUp) {
   Pair pair;
   Rescue rescue(pair[0]);
@@ -138,8 +139,8 @@ TEST_F(Dozing, WhoWaitedForATimeIsHeldUp) {
   EXPECT_FALSE(held_up(work[0]));
 }
 
-// Rank 0's send stands behind a sum of which it waits for the end, at leisure. Rank 1, which ends
-// it, is not held up then, but by the message.
+// Rank 0's send is queued behind a sum for whose end it dozes. Rank 1, which ends the sum, is not
+// blocked by it, but by the message.
 TEST_F(Dozing, AMessageWakesWhoDozesBeforeIt) {
   Pair pair;
   Rescue rescue(pair[0]);
@@ -157,7 +158,7 @@ TEST_F(Dozing, AMessageWakesWhoDozesBeforeIt) {
   for (int r : {0, 1}) expect_value(t[r], 3);
 }
 
-// Nobody is held up; each rank looks when its program submits another call.
+// No thread is blocked; each rank looks when its program submits another call.
 TEST_F(Dozing, WhoDozesLooksWhenACallIsQueued) {
   Pair pair;
   begin_sum(pair, t, work);

@@ -25,7 +25,7 @@ double seconds_since(Clock::time_point t) {
   return std::chrono::duration<double>(Clock::now() - t).count();
 }
 
-/// Runs `body` on n ranks; the CommError each rank got ("" for none), and how long it took.
+/// Runs `body` on n ranks; holds the CommError of each rank ("" for none), and the time it took.
 struct Outcome {
   std::vector<std::string> errors;
   std::vector<std::vector<int>> blamed;
@@ -46,7 +46,7 @@ Outcome run_and_collect(int n, FunctionRef<void(ProcessGroup&)> body, RunOptions
       EXPECT_THROW(g.barrier(), CommError);  // the group stays dead
       return;
     }
-    try {  // a rank whose part was done learns of it at its next call
+    try {  // a rank that had done its part sees it at its next call
       g.barrier();
     } catch (const CommError& e) {
       note(g, e);
@@ -60,7 +60,7 @@ Outcome run_and_collect(int n, FunctionRef<void(ProcessGroup&)> body, RunOptions
   return out;
 }
 
-// By no deadline, which is a minute away and which an error would name.
+// Expects that no deadline was needed: it is a minute away, and the error would name it.
 void expect_found_out(const Outcome& o) {
   EXPECT_LT(o.seconds, 30);
   for (const std::string& e : o.errors) EXPECT_EQ(e.find("not seen for"), std::string::npos) << e;
@@ -174,8 +174,8 @@ TEST_P(Mismatch, TwoSendsToEachOtherAreNamed) {
   for (const std::string& e : o.errors) EXPECT_NE(e.find("must be a recv"), std::string::npos) << e;
 }
 
-// A rank whose receive is under way may be about to send: only one that is held up by its own call
-// is known not to.
+// A rank with a receive in progress may be about to send; only a rank that its own call blocks is
+// known not to.
 TEST_P(Mismatch, ReceivesPostedEarlyAreNoDeadlock) {
   Outcome o = run_and_collect(2,
                               [](ProcessGroup& g) {
@@ -216,8 +216,8 @@ TEST(Faults, DestroyingAGroupThatDiedLogsWhyAndThrowsNothing) {
       << log;
 }
 
-// tlaunch names those ranks first. A rank that gives up tells what it failed on first, in whatever
-// group that was; here rank 3 of the world, which made another call.
+// tlaunch names those ranks first. A rank that gives up names the ranks of its first failure, in
+// whatever group that was; here rank 3 of the world, which made another call.
 TEST(Faults, AnAbortTellsTheRanksThatThisRankFailedOnFirst) {
   auto store = std::make_shared<MemoryStore>();
   std::latch failed(4), looked(1);

@@ -74,8 +74,8 @@ TEST_F(Gloo, SplitsIntoGroupsThatWork) {
       kGloo);
 }
 
-// Gloo's thread that moves bytes, that is: woken, it lets the others of its CPU go on, one of which
-// may hold the lock that it would ask for all the time.
+// When Gloo's I/O thread is woken, it lets the other threads of its CPU go on, one of which may
+// hold the lock that it would poll for.
 TEST_F(Gloo, ItsThreadInterruptsNoOther) {
   bool settable = false;
   std::thread([&] {
@@ -102,8 +102,8 @@ TEST_F(Gloo, ItsThreadInterruptsNoOther) {
       kGloo);
 }
 
-// The connection stays open here, as it may where the system still holds bytes for a rank that is
-// gone: the launcher's word is what ends the wait.
+// The connection stays open here, as it may where the system still holds bytes for a rank that has
+// ended: the launcher's announcement ends the wait.
 TEST_F(Gloo, ADeathThatTheLauncherAnnouncesEndsTheWait) {
   auto store = std::make_shared<MemoryStore>();
   std::string text;

@@ -1,4 +1,5 @@
-// Ranks of several hosts, as threads that say where they are: shared memory in blocks, TCP between.
+// Ranks of several hosts, as threads that claim a host: shared memory within blocks, TCP between
+// them.
 #include "collectives/messages/hierarchical.h"
 
 #include <gtest/gtest.h>
@@ -110,8 +111,8 @@ TEST_F(BlockGroups, PartsOfAGroupHaveBlocksOfTheirOwn) {
   });
 }
 
-// What every rank has of an all_reduce and a reduce_scatter of terms that rounding does not leave
-// alone.
+// Returns what every rank gets from an all_reduce and a reduce_scatter of terms whose sums are
+// rounded.
 template <class Run>
 std::vector<double> results_of(int n, int64_t count, DType dtype, ReduceOp op, Run run) {
   std::vector<double> results(size_t((n + 1) * count));

@@ -1,5 +1,5 @@
-// The shared-memory algorithm with ranks as threads: all verbs, equal bits, overlap, sub-groups.
-// Runs under ThreadSanitizer too.
+// The shared-memory algorithm with ranks as threads: all verbs, equal bits, overlap, sub-groups. It
+// also runs under ThreadSanitizer.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -90,7 +90,7 @@ TEST(Loopback, SumsAreTheTreesBitForBit) {
                   {.read_in_place = in_place});
 }
 
-// By ranks as threads; the second call finds what the first has left in shared memory.
+// Ranks are threads; the second call finds what the first has left in shared memory.
 void expect_sums_of_the_tree(int size, int64_t n, detail::Way way) {
   run_ranks(size,
             [&](ProcessGroup& g) {
@@ -128,7 +128,7 @@ TEST(Loopback, SumsBesideEachLimitHaveTheTreesBits) {
   EXPECT_EQ(test::not_met({"shm"}), "");
 }
 
-// Areas that are used again hold nothing that a slower rank has yet to read.
+// Areas that are used again hold nothing that a slower rank still has to read.
 TEST(Loopback, SmallCallsInAnyOrderMeetNoValuesOfOthers) {
   for (int size : {2, 3, 4})
     run_ranks(size, [size](ProcessGroup& g) {

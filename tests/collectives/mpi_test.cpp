@@ -1,4 +1,4 @@
-// Ranks that mpirun starts: this test binary as the program (rank_programs.cpp), and train.
+// Ranks that mpirun starts: this test binary (rank_programs.cpp), and train.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -33,7 +33,7 @@ Outcome run(const std::string& settings, const std::string& command) {
   return o;
 }
 
-// Cores may be fewer than ranks; ranks share them rather than be bound to one.
+// There may be fewer cores than ranks; ranks share them instead of being bound to one.
 std::string mpirun(int n) {
   return "mpirun --oversubscribe --bind-to none -n " + std::to_string(n) + " ";
 }
@@ -106,7 +106,7 @@ TEST_F(Mpirun, AStoppedRank0EndsTheJobToo) {
   EXPECT_LT(o.seconds, 20);
 }
 
-// MPI waits for all ranks at its own beginning and end, without a deadline of its own.
+// MPI waits for all ranks at its beginning and end without a deadline.
 TEST_F(Mpirun, ARankThatNeverBeginsEndsTheJob) {
   Outcome o = run(
       "OMP_NUM_THREADS=1 TEST_PROGRAM=verbs TESSERA_BACKEND=mpi TESSERA_JOIN_TIMEOUT=3",

@@ -1,4 +1,5 @@
-// The memory that a rank shares with its peers: ranges, their return, another mapping of them.
+// The memory that a rank shares with its peers: allocating ranges, freeing them, mapping them
+// elsewhere.
 #include "collectives/shm/pool.h"
 
 #include <gtest/gtest.h>
@@ -23,7 +24,7 @@ int64_t bytes_held(const Pool& pool) {
   return s.st_blocks * 512;
 }
 
-// Containers on two machines may have one name and one number of their space.
+// Containers on two machines may have the same name and the same namespace number.
 TEST(Process, AHostIsKnownByTheBootOfItsKernel) {
   std::ifstream file("/proc/sys/kernel/random/boot_id");
   std::string boot;
@@ -77,7 +78,7 @@ TEST(Pool, BlocksAreApartAndComeBack) {
 
 constexpr size_t kHugePage = 2 << 20;
 
-/// Of the mapping that contains `p`.
+/// The bytes of huge pages in the mapping that contains `p`.
 size_t huge_bytes(const void* p) {
   std::ifstream maps("/proc/self/smaps");
   bool here = false;
@@ -91,7 +92,7 @@ size_t huge_bytes(const void* p) {
   return 0;
 }
 
-/// Whether the system makes one page of a file's small ones when asked to (Linux 6.1).
+/// Whether the system can turn a file's small pages into huge ones (Linux 6.1).
 bool collapses() {
   const int fd = memfd_create("probe", MFD_CLOEXEC);
   EXPECT_EQ(ftruncate(fd, 2 * kHugePage), 0);
@@ -132,7 +133,8 @@ TEST(Pool, BlocksLieInHugePages) {
   EXPECT_EQ(bytes_held(*pool), 0);
 }
 
-// Whoever only has small ones, as the group of a barrier, pays for no huge page.
+// A rank with only small blocks, such as those of a group that only has barriers, needs no huge
+// page.
 TEST(Pool, SmallBlocksAreSmall) {
   std::string why;
   Ref<Pool> pool = Pool::make(&why, 64 << 20);

@@ -1,5 +1,5 @@
-// Ranks as processes: this test binary started again, once for each rank, as a launcher would. The
-// program a rank runs is one of those in rank_programs.cpp, by name.
+// Ranks as processes: starts this test binary again, once for each rank, as a launcher would. The
+// program that a rank runs is one of those in rank_programs.cpp, by name.
 #pragma once
 #include <map>
 #include <memory>
@@ -26,7 +26,8 @@ inline constexpr double kHangs = 60;
 
 class RankProcesses {
  public:
-  /// `hosts`: as many hosts count as having the ranks, each as many that follow on each other.
+  /// `hosts`: the number of hosts that the ranks pretend to be on, each with as many consecutive
+  /// ranks.
   RankProcesses(int n, const std::string& program, std::map<std::string, std::string> environment,
                 int hosts = 1);
   ~RankProcesses();

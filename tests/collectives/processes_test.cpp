@@ -26,7 +26,8 @@ class Processes : public testing::TestWithParam<std::string> {
   void SetUp() override {
     if (GetParam() != "shm" && !test::kHaveGloo) GTEST_SKIP() << "Gloo is left out of this build";
   }
-  /// Four ranks of two hosts where the backend is that of several, else `n` of one.
+  /// Starts four ranks on two hosts where the backend is one for several hosts, else `n` ranks on
+  /// one.
   RankProcesses start(int n, const std::string& program,
                       std::map<std::string, std::string> more = {}) {
     const bool several = GetParam() == "gloo+shm";
@@ -47,7 +48,7 @@ TEST_P(Processes, EveryVerbAndDtypeIsRight) {
   const bool several = GetParam() == "gloo+shm";
   for (int n : {1, 2, 3, 4, 8})
     for (int hosts : several ? std::vector<int>{2, 4} : std::vector<int>{1}) {
-      if (hosts > 1 && n < 4) continue;  // of blocks there are two, of two ranks, at least
+      if (hosts > 1 && n < 4) continue;  // there are at least two blocks of two ranks
       if (hosts == n) continue;
       RankProcesses ranks(n, "verbs", {{"TESSERA_BACKEND", several ? "" : GetParam()}}, hosts);
       for (const RankResult& r : ranks.wait_all(test::kHangs)) {
@@ -68,7 +69,7 @@ TEST_P(Processes, CallsThatDifferInAnyWayAreAnErrorOnEveryRank) {
 }
 
 double seconds_in(const std::string& output) { return number_after("after ", output); }
-// Of an end that is noticed: the deadline is 60 s. Of a stop: no second deadline is waited for.
+// An end is noticed before the deadline of 60 s; after a stop, no second deadline is waited for.
 constexpr double kSoon = 30;
 
 TEST_P(Processes, AKilledRankIsNamedByAllSurvivors) {
@@ -86,7 +87,7 @@ TEST_P(Processes, AKilledRankIsNamedByAllSurvivors) {
   EXPECT_EQ(WTERMSIG(ranks.wait(1, 1).status), SIGKILL);
 }
 
-// Whatever the others are at: small calls and large ones, messages, several at once.
+// The other ranks may be in small calls or large ones, in messages, or in several at once.
 TEST_P(Processes, ARankKilledAtAnyMomentIsNamed) {
   const char* text = std::getenv("TEST_KILLS");
   const int kills = text ? std::atoi(text) : 12;
@@ -134,8 +135,8 @@ TEST_P(Processes, AStoppedRankIsNamedAtTheDeadline) {
   }
 }
 
-// Faults while ranks run `program`, a round each. The next round begins when the fault of one has
-// happened, whose ranks mostly wait for their deadline from then on.
+// Faults while ranks run `program`, one in each round. The next round begins when the fault of the
+// one before has happened; its ranks then mostly wait for their deadline.
 struct Round {
   std::unique_ptr<RankProcesses> ranks;
   int victim;
@@ -149,7 +150,7 @@ void await_start(RankProcesses& ranks, uint64_t micros) {
   std::this_thread::sleep_for(std::chrono::microseconds(micros));
 }
 
-// Wherever in a call it stops: the others wait for it, or for one that waits for it.
+// A rank may stop anywhere in a call: the others wait for it, or for a rank that waits for it.
 TEST_P(Processes, ARankStoppedAtAnyMomentIsNamed) {
   std::mt19937_64 random(3);
   std::vector<Round> rounds;
@@ -170,8 +171,8 @@ TEST_P(Processes, ARankStoppedAtAnyMomentIsNamed) {
     }
 }
 
-// In groups that overlap, ranks wait for others that wait for the one that is gone or has stopped.
-// Each finds out whom that comes down to, and so does the store, where launchers look.
+// In groups that overlap, ranks wait for others that wait for the one that has ended or stopped.
+// Each rank finds that one, and so does the store, where launchers look.
 TEST_P(Processes, AFaultInOverlappingGroupsIsBlamedOnItsRank) {
   const char* text = std::getenv("TEST_KILLS");
   std::mt19937_64 random(7);
@@ -201,14 +202,14 @@ TEST_P(Processes, AFaultInOverlappingGroupsIsBlamedOnItsRank) {
   }
 }
 
-// Rank 0 is at work for longer than the deadline, which rank 1 waits for, and then stops.
+// Rank 0 is busy for longer than the deadline, which makes rank 1 wait, and then stops.
 TEST(Waiting, ARankThatStopsAtItsWorkIsNotWaitedForForEver) {
   RankProcesses ranks(2, "work", {{"TESSERA_TIMEOUT", "1"}});
   const RankResult result = ranks.wait(1, 60);
   EXPECT_EQ(result.status, 0) << result.output;
   EXPECT_NE(result.output.find("world rank 0 has stopped"), std::string::npos) << result.output;
   const double waited = number_after("after ", result.output);
-  EXPECT_GE(waited, 2.5) << result.output;  // as long as it worked
+  EXPECT_GE(waited, 2.5) << result.output;  // as long as rank 0 was busy
   EXPECT_LT(waited, kSoon) << result.output;
 }
 
@@ -220,8 +221,8 @@ TEST_P(Processes, ARankThatExitsIsNamed) {
   EXPECT_LT(seconds_in(result.output), kSoon);
 }
 
-// The address sanitizer keeps freed memory back, 256 MiB by itself, and its own tables of threads
-// and stacks grow for longer than a third of 30 cycles.
+// The address sanitizer keeps 256 MiB of freed memory, and its own tables of threads and stacks
+// grow for longer than a third of 30 cycles.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr const char *kMoreOptions = ":quarantine_size_mb=1", *kGlooCycles = "120";
 #else

@@ -1,4 +1,4 @@
-// What a rank of the process tests does; started by processes.cpp.
+// The programs that ranks of the process tests run; processes.cpp starts them.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -35,8 +35,9 @@ void verbs() {
   destroy_process_group();
 }
 
-/// Rank 1 makes another call than the others, of every kind in every way, each in a group of its
-/// own: an error on every rank, by no deadline, which says what differs and names both call sites.
+/// Rank 1 makes another call than the others, of every kind and with every difference, each in a
+/// group of its own: every rank gets an error, without a deadline, that says what differs and names
+/// both call sites.
 void mismatches() {
   ProcessGroup& g = *init_process_group();
   const char* differ[] = {"", "kind", "operator", "dtype", "count", "root"};
@@ -96,7 +97,7 @@ void ways() {
   destroy_process_group();
 }
 
-/// One rank gets no addresses: for its own pool, or for those of the others.
+/// One rank gets no address space for its own pool, or for those of the others.
 void cramped() {
   ProcessGroup& g = *init_process_group();
   bool late = std::getenv("TEST_LATE");
@@ -115,7 +116,7 @@ void cramped() {
   destroy_process_group();
 }
 
-/// Lets a test go on that awaits this. Beside the program, so that no peer waits for it.
+/// Lets a waiting test continue. It runs beside the program, so that no peer waits for it.
 void tell_started() {
   if (!std::getenv("TEST_AWAITED")) return;
   std::thread([] { connect_store(job_environment())->set("test/started", ""); }).detach();
@@ -146,8 +147,8 @@ void loop() {
 
 int64_t number_in(const char* variable) { return std::atoll(std::getenv(variable)); }
 
-/// Calls of all kinds and sizes, from the same seed on every rank, until one fails. One rank kills
-/// itself at some moment.
+/// Makes calls of all kinds and sizes, from the same seed on every rank, until one fails. One rank
+/// kills itself at some moment.
 void storm() {
   ProcessGroup& g = *init_process_group();
   std::mt19937_64 random(uint64_t(number_in("TEST_SEED")));
@@ -190,8 +191,8 @@ void storm() {
   }
 }
 
-/// Four ranks as a mesh of two by two: calls on the world, a row or a column, from the same seed on
-/// every rank, until one fails, which then gives up as programs do: by aborting the world.
+/// Four ranks in a mesh of two by two make calls on the world, a row or a column, from the same
+/// seed, until one call fails. A rank then gives up as programs do: by aborting the world.
 void mesh() {
   Ref<ProcessGroup> world = init_process_group();
   Ref<ProcessGroup> row = world->split(world->rank() / 2), column = world->split(world->rank() % 2);
@@ -220,7 +221,7 @@ void mesh() {
   }
 }
 
-/// Rank 0 says for 2.5 s that it gets on with something, then stops.
+/// Rank 0 reports progress for 2.5 s, then stops.
 void work() {
   ProcessGroup& g = *init_process_group();
   g.barrier();
@@ -322,8 +323,8 @@ void forked() {
   g.barrier();  // the parent is unaffected
 }
 
-/// The last rank looks for the others only when strangers have been there, so that the others have
-/// to wait for it while they connect.
+/// The last rank looks for the others only when strangers have connected, so that the others have
+/// to wait for it meanwhile.
 void meet() {
   class Slow final : public PrefixStore {
    public:

@@ -1,6 +1,6 @@
 // A program may overwrite an operand of an asynchronous collective at once: the write waits until
-// all ranks have read it. Each case delays a peer, so that without the wait it would get the new
-// values. Runs under ThreadSanitizer too.
+// all ranks have read it. Each case delays a peer, which would get the new values without the wait.
+// It also runs under ThreadSanitizer.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -132,7 +132,7 @@ TEST(Operands, TheNextCollectiveWaitsTooBeforeItWritesThem) {
   });
 }
 
-// Hung on a tensor as one of its readers, it holds up whoever writes the tensor.
+// An event that is added to a tensor as a reader and delays writes to the tensor.
 class SlowReader final : public Event {
  public:
   bool done() const override { return done_; }
@@ -144,7 +144,7 @@ class SlowReader final : public Event {
   std::atomic<bool> done_{false};
 };
 
-// What is given may be the first of the pieces that are taken; the others are waited for too.
+// The operand may be the first of the result's pieces; the other pieces are waited for too.
 TEST(Operands, PiecesThatBeginWithTheOperandAreWaitedFor) {
   using Pieces = std::vector<Tensor>;
   using Take = void (*)(ProcessGroup&, const Pieces&);
@@ -215,7 +215,7 @@ TEST(Operands, AWriteGoesOnWhenTheCollectiveFails) {
   EXPECT_THROW(run_ranks(2, program), UserError);
 }
 
-// Its memory is its own, and nobody finishes there what the parent has begun.
+// A child's memory is its own, and no thread in it finishes what the parent has begun.
 TEST(Operands, AForkedChildWaitsForNobody) {
   run_ranks(2, [](ProcessGroup& g) {
     Tensor t = of(g.rank()), out = empty({kN});

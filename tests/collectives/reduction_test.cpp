@@ -1,5 +1,5 @@
-// The arithmetic of reductions, for every instruction set this machine has: the balanced tree, one
-// element at a time, is what each kernel must agree with to the bit.
+// The arithmetic of reductions, for every instruction set of this machine: each kernel must have
+// the bits of the balanced tree, computed one element at a time.
 #include "collectives/reduction.h"
 
 #include <fmt/format.h>
@@ -38,7 +38,7 @@ T tree(ReduceOp op, const std::vector<T>& x, size_t low, size_t high) {
   return a;
 }
 
-/// Values of all sizes, with both zeros, subnormal, infinite and no numbers among them.
+/// Values of all sizes, with both zeros, denormals, infinities and NaN among them.
 double value(std::mt19937_64& random) {
   constexpr double special[] = {0.0,
                                 -0.0,
@@ -106,7 +106,7 @@ bool is_nan(DType dtype, const std::byte* at) {
   return is_floating(dtype) && read_real(at, dtype) != read_real(at, dtype);
 }
 
-/// That `result` is the tree over `sources`, element by element.
+/// Expects that `result` is the tree over `sources`, element by element.
 void expect_tree(ReduceOp op, DType dtype, const std::vector<std::vector<std::byte>>& sources,
                  const std::byte* result, int64_t count, const std::string& where) {
   for (int64_t i = 0; i < count; ++i) {
@@ -167,7 +167,7 @@ TEST(Reduction, BlocksAtTheirLimit) {
   EXPECT_EQ(test::not_met({"trees"}), "");
 }
 
-// Where sources are sums over ranks themselves, an average divides by the number of ranks.
+// If sources are themselves sums over ranks, an average divides by the number of ranks.
 TEST(Reduction, AnAverageOfSumsDividesOnce) {
   const float a[] = {1, 2, 1e-45f}, b[] = {4, 6, 1e-45f}, c[] = {3, -1, 0};
   const void* sources[] = {a, b, c};

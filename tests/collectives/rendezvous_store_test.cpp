@@ -1,4 +1,4 @@
-// A rank that ends while others join: they are told at once who it was and how it ended, at
+// A rank ends while others join: they are told at once which rank it was and how it ended, at
 // whatever stage of joining they wait for it.
 #include "collectives/rendezvous_store.h"
 
@@ -23,12 +23,13 @@ namespace {
 
 using detail::JoinOptions;
 
-// What a rank's store throws when the rank is to end.
+// Thrown by a rank's store when the rank is to end.
 struct Ended {};
 constexpr const char* kHow = "signal 9 (Killed)";
 
-// The store of a rank that ends when it has set or read the key `last`; its launcher says so. What
-// the rank has open stays so until the other is `told`, by nothing but that word.
+// The store of a rank that ends when it has set or read the key `last`, which its launcher then
+// announces. What the rank has open stays open until the other is `told`, so that only the
+// announcement can tell it.
 class EndingStore final : public PrefixStore {
  public:
   EndingStore(std::shared_ptr<Store> store, int rank, std::string last, std::latch& told)
@@ -66,7 +67,7 @@ JoinOptions options(std::shared_ptr<Store> store, const std::string& backend) {
           .join_timeout = Millis(120'000)};
 }
 
-// Joins a world of two as `rank`, and expects to be told that the other has ended.
+// Joins a world of two as `rank`, and expects an error that the other has ended.
 void expect_told(const JoinOptions& o, int rank, const std::string& how) {
   const auto start = std::chrono::steady_clock::now();
   try {
@@ -120,7 +121,7 @@ TEST(Joining, ARankThatNeverCameIsNamed) {
   }
 }
 
-// Rank 2 does not come, so rank 0 gives up and ends, which rank 1 learns before its own deadline.
+// Rank 2 does not join, so rank 0 gives up and ends, which rank 1 learns before its own deadline.
 TEST(Joining, ARankThatEndsBecauseAnotherDidNotComeLeadsToThatOne) {
   auto store = std::make_shared<MemoryStore>();
   std::thread rank0([&] {
@@ -167,7 +168,7 @@ TEST(Joining, RankZeroThatDoesNotComeIsNamed) {
   }
 }
 
-// Of a store that does not answer, and of ranks that do not come.
+// The timeout holds for a store that does not answer, and for ranks that do not join.
 TEST(Joining, TheTimeoutOfAGroupIsThatOfJoiningToo) {
   int silent = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -226,7 +227,7 @@ TEST(Joining, ARankThatHasJoinedMayLeave) {
   other.join();
 }
 
-// Ends of ranks that are not asked to join are nobody's business.
+// Ends of ranks that are not members do not matter.
 TEST(Joining, OthersMayHaveEnded) {
   auto store = std::make_shared<MemoryStore>();
   announce_death(*store, 2, "exit status 3");

@@ -1,5 +1,5 @@
-// The memory that the ranks of a shared-memory group have in common: where it cannot be had, or is
-// too small.
+// The memory that the ranks of a shared-memory group have in common: where it cannot be allocated,
+// or is too small.
 #include "collectives/shm/segment.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace tessera::detail {
 namespace {
 
-// The system would answer with a signal.
+// The system would send a signal.
 TEST(Segment, LimitedFilesAreOneError) {
   rlimit before{};
   getrlimit(RLIMIT_FSIZE, &before);
@@ -25,7 +25,8 @@ TEST(Segment, LimitedFilesAreOneError) {
   EXPECT_NE(text.find("TESSERA_BACKEND=gloo"), text.npos) << text;
 }
 
-// Less than a small call's pieces, or than a line for each rank, would be written past.
+// If it is smaller than a small call's pieces, or than a line for each rank, writes would exceed
+// it.
 TEST(Segment, StagingAreasThatAreTooSmallAreOneError) {
   auto error = [](int size, size_t stage_bytes) -> std::string {
     try {

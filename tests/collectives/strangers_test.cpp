@@ -1,5 +1,5 @@
-// Connections that nobody has asked for, to every port on which a rank listens while it joins: they
-// stay silent, say something else, or are reset, and disturb nobody.
+// Unexpected connections to every port on which a rank listens while it joins: they stay silent,
+// send something wrong, or are reset, and must not disturb any rank.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -54,7 +54,7 @@ void reset(Socket s) {
   ::setsockopt(s.fd(), SOL_SOCKET, SO_LINGER, &now, sizeof now);
 }
 
-/// What comes until the other end closes, at most `seconds`; nullopt: it does not.
+/// Reads until the other end closes, at most `seconds`; nullopt if it does not.
 std::optional<std::string> rest_of(const Socket& s, double seconds) {
   std::string text;
   for (;;) {
@@ -103,7 +103,8 @@ TEST(Acceptor, LetsInWhoShowsATokenAndAnswers) {
   EXPECT_EQ(::recv(b.fd(), answer.data(), 1, 0), 1);
 }
 
-// At once, where it says something else; who says too little has an hour.
+// A connection that sends something wrong is dropped at once; one that sends too little has an
+// hour.
 TEST(Acceptor, DropsWhatHasNoToken) {
   Acceptor acceptor("127.0.0.1", two_callers(), std::chrono::hours(1));
   auto connect = [&] { return connect_to(here(acceptor.port())); };
@@ -154,7 +155,7 @@ TEST(Acceptor, TheOldestStrangerMakesRoom) {
   EXPECT_EQ(acceptor.wait(Millis(30'000)), -1);
 }
 
-/// Addresses on which a process listens.
+/// Returns the addresses on which a process listens.
 std::vector<sockaddr_in> listening(int pid) {
   std::set<std::string> sockets;
   std::error_code gone;
@@ -178,7 +179,7 @@ std::vector<sockaddr_in> listening(int pid) {
 /// Strangers that connect to every such address of the ranks until the end of the scope.
 class Strangers {
  public:
-  /// Sets "test/visited" in `store` when there have been some; `first`: what the first one does.
+  /// Sets "test/visited" in `store` after the first connections; `first`: what the first one does.
   Strangers(std::vector<int> pids, std::shared_ptr<Store> store, int first)
       : first_(first), thread_([this, pids = std::move(pids), store = std::move(store)] {
           while (!stop_) {

@@ -1,4 +1,4 @@
-// How collectives in shared memory find their ways.
+// How collectives in shared memory find the fastest way.
 #include "collectives/shm/tuner.h"
 
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 namespace tessera::detail {
 namespace {
 
-// Both ranks' tuners through `calls` calls, of which way w takes rank r us[r][w]. Every call goes
-// by the verdict that came with the one before. Returns the ways.
+// Runs both ranks' tuners through `calls` calls, of which way w takes us[r][w] on rank r. Every
+// call follows the verdict that came with the one before. Returns the ways.
 std::vector<Way> run(int64_t bytes, int calls, const double (&us)[2][3]) {
   PlaceTuner ranks[2];
   std::vector<Way> ways;
@@ -63,8 +63,8 @@ TEST(PlaceTuner, SizesHaveVerdictsOfTheirOwn) {
   EXPECT_EQ(tuner.way(4 << 20), Way::kInPlace);
 }
 
-// The buckets of a step, of one class, take turns. They differ in size, and some find their memory
-// in a cache; each way is to be judged by all of them.
+// The buckets of a step, which are of one class, take turns. They differ in size, and some find
+// their memory in a cache; each way must be judged by all of them.
 TEST(PlaceTuner, BucketsThatTakeTurnsMeetEachWay) {
   struct Bucket {
     int64_t bytes;

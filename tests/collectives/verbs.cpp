@@ -12,9 +12,9 @@
 namespace tessera::test {
 namespace {
 
-/// What element i has, as value_of gives it for one rank: the values of three elements, again and
-/// again. Told to be so, it is written and compared by whole blocks: tensors of 8 ranks have
-/// millions of elements, and a sanitizer checks every access.
+/// The values of a tensor that repeat after three elements, as value_of gives them for one rank.
+/// Such tensors are written and compared by whole blocks, because tensors of 8 ranks have millions
+/// of elements, and a sanitizer checks every access.
 struct Repeating {
   static constexpr int64_t kPeriod = 3;
   explicit Repeating(auto value) : of{value(0), value(1), value(2)} {}
@@ -44,7 +44,7 @@ Tensor filled(Tensor t, const Repeating& value) {
   return t;
 }
 
-/// Whether each element of t has the bits of the one three before it.
+/// Whether each element of t has the bits of the third element before it.
 bool repeats(const Tensor& t) {
   if (t.numel() <= Repeating::kPeriod) return true;
   const auto* p = static_cast<const char*>(t.raw());
@@ -125,7 +125,7 @@ class Verbs {
     }
   }
 
-  // What is given and the result lie over each other in part, either of them first.
+  // Operand and result overlap in part; either of them begins first.
   void overlapping_reductions() {
     constexpr int64_t kShift = 7;
     auto reduce = [&](CollKind kind, ReduceOp op, int peer, bool in_first) {
@@ -237,7 +237,7 @@ class Verbs {
   }
 
   void pending() {
-    // Results that nobody waited for explicitly.
+    // The program does not explicitly wait for these results.
     Tensor a = mine(n_), out = room(n_ * size_);
     g_.all_reduce_async(a, ReduceOp::kMax);
     g_.all_gather_async(out, a);

@@ -5,7 +5,7 @@
 
 namespace tessera::test {
 
-/// Gloo is not built for ThreadSanitizer, which would report its every lock-free step.
+/// Gloo is not built for ThreadSanitizer, which would report each of its lock-free steps.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr bool kHaveGloo = false;
 #else
@@ -21,8 +21,8 @@ void check_all_verbs(ProcessGroup& group, int64_t n, Memory memory = Memory::kOw
 /// The same for one dtype.
 void check_verbs(ProcessGroup& group, DType dtype, int64_t n, Memory memory = Memory::kOwn);
 
-/// Sums of terms that rounding does not leave alone: equal bits however often a size has been
-/// reduced, which is what chooses the way, and wherever the ranks' tensors lie.
+/// Sums of terms that are rounded: the bits must be equal however often a size has been reduced
+/// (which decides the way), and wherever the tensors of ranks are.
 void check_ways(ProcessGroup& group);
 
 /// Calls `kind` with arguments that differ in `variant` on rank `odd`: 0 as all, 1 another kind,

@@ -1,4 +1,4 @@
-// Who is to blame for a wait: records in, culprits out. No clock, no thread.
+// Which rank is to blame for a wait: records in, culprits out. This needs no clock and no thread.
 #include "collectives/wait_graph.h"
 
 #include <gtest/gtest.h>
@@ -103,7 +103,7 @@ TEST(WaitGraph, ARankThatStoppedWhileItWaitedIsToBlame) {
   EXPECT_NE(v.why.find("world rank 1 has stopped: it tells nothing any more"), std::string::npos);
 }
 
-// It has reached its deadline before the others, and gives up at leisure.
+// The rank has reached its deadline before the others, and takes its time to end.
 TEST(WaitGraph, ARankThatHasFailedLeadsToWhatItFailedOn) {
   World w;
   w.waits(0, wait_in("world", {0, 1, 2}, 4, Ranks{1}));
@@ -142,7 +142,7 @@ TEST(WaitGraph, WorkThatGetsOnIsWaitedForAndWorkThatStandsStillIsNot) {
   EXPECT_EQ(v.why, "world rank 1 is writing step 20 and has not got on for 4 s");
 }
 
-// Its program waits for its own writer, or for a third rank: then that one is to blame.
+// If its program waits for its own writer, or for a third rank, that one is to blame.
 TEST(WaitGraph, WorkInAnotherGroupCountsWhereTheProgramIsInNoCall) {
   World w;
   w.waits(0, wait_in("world", {0, 1, 2}, 4, Ranks{1}));
@@ -153,7 +153,7 @@ TEST(WaitGraph, WorkInAnotherGroupCountsWhereTheProgramIsInNoCall) {
   EXPECT_EQ(w.judge(0).culprits, Ranks{2});
 }
 
-// As transports of messages do, which do not see who has come.
+// This is the case for transports of messages, which do not see which ranks have made a call.
 TEST(WaitGraph, RecordsTellWhoIsInACall) {
   World w;
   w.waits(0, wait_in("world", {0, 1, 2, 3}, 9, std::nullopt));
@@ -171,7 +171,7 @@ TEST(WaitGraph, RecordsTellWhoIsInACall) {
   EXPECT_EQ(all.judge(0).culprits, Ranks{1});
 }
 
-// Random jobs of which one rank has stopped: each of the others waits for it, or for one that does.
+// In random jobs one rank has stopped: each of the others waits for it, or for one that does.
 TEST(WaitGraph, EveryRankOfARandomJobFindsTheOneThatStopped) {
   std::mt19937 random(1);
   for (int round = 0; round < 500; ++round) {

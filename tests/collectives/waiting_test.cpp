@@ -1,4 +1,4 @@
-// Whatever the backend, a rank that waits for long says for whom.
+// On every backend, a rank that waits for long logs which rank it waits for.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,7 +14,7 @@
 namespace tessera {
 namespace {
 
-// What is written to stderr while it lives.
+// Captures what is written to stderr while it lives.
 class StandardError {
  public:
   StandardError() { dup2(text_, STDERR_FILENO); }
@@ -32,7 +32,7 @@ class StandardError {
       text.append(bytes, size_t(n));
     return text;
   }
-  /// Until it has `part`; false where that does not come for a minute.
+  /// Waits until it has `part`; false if that does not come within a minute.
   bool await(const std::string& part) const {
     const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     for (; std::chrono::steady_clock::now() < until; std::this_thread::sleep_for(Millis(5)))

@@ -1,5 +1,5 @@
-// For tests of who wakes whom: whether other threads have come to rest, and an end of waits for
-// which nobody is woken.
+// Tools for tests of which thread wakes which: finding out whether other threads sleep, and ending
+// waits of threads that are not woken.
 #pragma once
 #include <sys/types.h>
 #include <unistd.h>
@@ -32,8 +32,8 @@ inline std::vector<pid_t> threads_called(const std::string& name) {
   return found;
 }
 
-/// Waits until `thread` sleeps: then it has seen all that others did before, and goes on when it is
-/// woken or its time is up. False where it ends instead.
+/// Waits until `thread` sleeps: it has then seen what others did before, and continues when it is
+/// woken or its time is over. Returns false if it ends instead.
 inline bool await_sleep(pid_t thread) {
   for (;; std::this_thread::sleep_for(std::chrono::microseconds(100))) {
     const std::string stat = thread_file(std::to_string(thread), "stat");
@@ -43,7 +43,7 @@ inline bool await_sleep(pid_t thread) {
   }
 }
 
-/// Whether `work` ends within a minute. Polls, which is no waiting.
+/// Whether `work` ends within a minute. It polls, which does not count as waiting.
 inline bool is_done(const Work& work) {
   const auto until = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   while (!work.done() && std::chrono::steady_clock::now() < until)
@@ -51,7 +51,8 @@ inline bool is_done(const Work& work) {
   return work.done();
 }
 
-/// Aborts `group` after a minute, unless it is gone before: who waits in vain is told so.
+/// Aborts `group` after a minute, unless it is destroyed before, so that a wait in vain ends with
+/// an error.
 class Rescue {
  public:
   explicit Rescue(ProcessGroup& group)

@@ -1,4 +1,4 @@
-// What a compiled function may be given and may return, and which calls are told apart by it.
+// The arguments and results that a compiled function may have, and which calls they tell apart.
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
@@ -76,8 +76,8 @@ TEST(CompileArguments, StructsMapsOptionalsAndTextAreGuarded) {
   EXPECT_LT(runs, 2 * rounds * 16);
 }
 
-// What only looks like an argument: replayed for others only once recordings on memory of their
-// own agreed.
+// Memory that looks like an argument is replayed for other arguments only once recordings with
+// different memory agreed.
 TEST(CompileArguments, ArgumentsThatAreOneTensor) {
   auto product = compile([](const Tensor& a, const Tensor& b) { return a * b; });
   Tensor w = numbers(2);

@@ -1,4 +1,4 @@
-// Comparing tensors bit by bit, and the small training step that several tests trace.
+// Compares tensors bit by bit, and has the small training step that several tests trace.
 #pragma once
 #include <gtest/gtest.h>
 

@@ -95,7 +95,7 @@ TEST(CollectiveOps, BucketsOfViews) {
   });
 }
 
-// Before anybody is told, so the ranks stay together.
+// The error comes before any other rank is told, so the ranks stay together.
 TEST(CollectiveOps, AVerbOfAGroupInsideATraceIsRefused) {
   run_ranks(2, [](ProcessGroup& g) {
     Tensor x = from_values<double>({1}, {1}), y = empty({1}, kF64);

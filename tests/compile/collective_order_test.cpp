@@ -1,5 +1,5 @@
-// Ranks that replay steps agree on their collectives with the first of them; those that differ are
-// told which ranks, from which node on, before anything moves.
+// Ranks that replay steps compare their collectives at the first one. If they differ, errors say
+// which ranks differ and from which node on, before anything moves.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -20,7 +20,7 @@ namespace {
 
 using test::expect_same_bits;
 
-// What each rank was told; run_ranks throws what the first one was.
+// Returns each rank's error; run_ranks throws that of the first one.
 std::vector<std::string> errors_of(int ranks, const RunOptions& options,
                                    const std::function<void(ProcessGroup&)>& body) {
   std::vector<std::string> errors(static_cast<size_t>(ranks));
@@ -45,8 +45,8 @@ bool has(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// Three sums, of which rank `odd` makes the second of other operands than it should once all is
-// recorded: what a stale replay or a pass gone wrong would do.
+// Three sums. Once everything is recorded, rank `odd` makes the second with other operands than it
+// should, as a stale replay or a faulty pass would.
 void three_sums(ProcessGroup& g, int odd, int calls) {
   Ref<ProcessGroup> group = world_group();
   bool wrong = false;
@@ -92,7 +92,7 @@ TEST_P(CallOrderOfRanks, ADisagreementIsNamedOnEveryRank) {
   }
 }
 
-// One rank looks at a value in each call, so it runs its program while the others replay.
+// One rank reads a value in each call, so it runs its program while the others replay.
 TEST_P(CallOrderOfRanks, ARankThatRunsItsProgramTakesNoPart) {
   for (const std::string& e : errors_of(3, {.backend = GetParam()}, [](ProcessGroup& g) {
          Ref<ProcessGroup> group = world_group();

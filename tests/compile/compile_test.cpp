@@ -1,5 +1,5 @@
-// compile: what is recorded, replayed and left alone. Each program runs twice from the same
-// state, compiled and not, and must give the same bits at every call.
+// compile: what is recorded, what is replayed and what is not. Each program runs twice from the
+// same state, compiled and not, and must give the same bits at every call.
 #include "compile/compile.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +56,7 @@ TEST(Compile, ResultsDoNotShareMemory) {
   expect_same_bits(third, numbers(3) * 2.0, "third");
 }
 
-// The first call interprets its graph; the result may take over memory that a part of was read.
+// The first call interprets its graph; its result may take over memory of which a part was read.
 TEST(Compile, ResultsOverPartsOfWhatEndsThere) {
   using Program = std::function<Tensor(const Tensor&)>;
   for (const Program& program :
@@ -112,7 +112,7 @@ TEST(Compile, TypesThatNeverRepeatDoNotPileUp) {
   EXPECT_EQ(f.report().compiled, 1);
 }
 
-// 64 graphs are kept: with as many, the next call finds none of them, and with one fewer it does.
+// 64 graphs are kept: with as many, the next call finds none of them; with one fewer, it does.
 TEST(Compile, AProgramWhoseTypesNeverRepeatStartsOver) {
   for (int64_t lengths : {63, 64}) {
     auto f =
@@ -236,7 +236,7 @@ TEST(Compile, WhatIsRecordedIsReadByAnotherThread) {
   expect_same_bits(state, numbers(0) + numbers(1), "state");
 }
 
-// What is pending for one thread alone, another one passes by; ThreadSanitizer watches.
+// Another thread need not wait for what is pending for this thread only; ThreadSanitizer checks it.
 TEST(Compile, AnotherThreadReadsWhileThisOneRecords) {
   Tensor w = numbers(1);
   const Tensor twice = numbers(1) * 2.0;
@@ -368,8 +368,8 @@ std::pair<Tensor, Tensor> batch(int number) {
   return {randint(0, 11, {3, 8}, {}, g.next_key()), randint(0, 11, {3, 8}, {}, g.next_key())};
 }
 
-// Without generated kernels to the bit; with them, f32 sums in another order: 1e-6 of the loss in
-// the first steps.
+// Without generated kernels losses have the same bits; with them f32 sums have another order, which
+// changes the loss of the first steps by 1e-6.
 void train(const std::string& skip, double tolerance) {
   Training eager(0.2), compiled(0.2);
   auto step =
@@ -422,7 +422,7 @@ TEST(Compile, AnOptimizersOptionsMayChangeBetweenSteps) {
   }
 }
 
-// Though nothing else tells the recordings apart.
+// Nothing but the mode tells the recordings apart.
 TEST(Compile, EachModeHasAGraphOfItsOwn) {
   Tensor x = cast(numbers(-3, 2048), kF32), rows = reshape(x, {64, 32});
   auto program = [](const Tensor& t) { return log_softmax(t * 0.3) + 1.0; };
@@ -501,7 +501,8 @@ TEST(Compile, GraphsAreDumpedAsRecordedAndAsOptimised) {
   EXPECT_NE(recorded, optimised);
 }
 
-// A program that makes its batch itself, a new one at each call, is right and keeps none of them.
+// A program that makes a new batch itself at each call gives the right results, and none of the
+// batches is kept.
 TEST(Compile, CapturedBatchesAreLetGo) {
   Tensor batch;
   for (bool look : {false, true}) {

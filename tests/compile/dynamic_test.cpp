@@ -1,5 +1,5 @@
 // Calls that differ in one size: how many recordings and runs of the compiler a hundred lengths
-// need, and that each gives what the program gives.
+// need, and that each gives the results of the program.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,8 +44,8 @@ models::GptOptions small_gpt(double dropout) {
           .bias = true};
 }
 
-// A hundred lengths, each a training step, some of them again. Without generated kernels to the
-// bit; with them within f32 sums in another order.
+// Trains with a hundred lengths, some of them twice. Without generated kernels results have the
+// same bits; with them they are within the rounding of f32 sums in another order.
 void expect_lengths(const std::string& skip, double tolerance, bool lengths_of_batch) {
   Training eager(small_gpt(0.1)), compiled(small_gpt(0.1));
   auto step =
@@ -79,7 +79,7 @@ TEST(Dynamic, AHundredLengthsOfAStepToTheBit) {
 TEST(Dynamic, AHundredLengthsOfAStep) { expect_lengths("", 2e-6, false); }
 TEST(Dynamic, AHundredBatchesOfAStep) { expect_lengths("", 2e-6, true); }
 
-// Each size has an executor with memory of its own: 128 of those used last are kept.
+// Each size has an executor with memory of its own: the 128 used last are kept.
 TEST(Dynamic, SizesThatWereNotUsedForLongAreForgotten) {
   auto f = compile([](const Tensor& a) { return a * 2.0 + 1.0; });
   auto planned_for = [&](int64_t n) {
@@ -95,7 +95,8 @@ TEST(Dynamic, SizesThatWereNotUsedForLongAreForgotten) {
   EXPECT_EQ(planned_for(11), 1);
 }
 
-// Of programs that differ in more than one size, each with a graph for its sizes, eight are kept.
+// If programs differ in more than one size, each has a graph for its sizes; eight of these are
+// kept.
 TEST(Dynamic, TheOldestOfNineGraphsIsForgotten) {
   for (int64_t graphs : {8, 9}) {
     auto f = compile([](const Tensor& a) { return a * 2.0 + 1.0; });
@@ -113,7 +114,7 @@ TEST(Dynamic, TheOldestOfNineGraphsIsForgotten) {
   }
 }
 
-// Rows of which longer ones come in pieces, which the sizes seen so far do not.
+// Longer rows are computed in pieces, which the sizes seen so far are not.
 TEST(Dynamic, LengthsOfASoftmax) {
   auto program = [](const Tensor& x) {
     Tensor e = exp(x - amax(x, {1}, true));
@@ -157,7 +158,7 @@ TEST(Dynamic, NumbersInProportionAndBeside) {
   EXPECT_LE(f.report().recordings, 3) << f.report().why_static;
 }
 
-// A square goes through two sizes as a line does, but a third size tells.
+// A square passes through two sizes as a line does; a third size shows the difference.
 TEST(Dynamic, WhatIsNotLinearIsAGraphForEachSize) {
   auto program = [](const Tensor& a) { return a + double(a.size(0) * a.size(0)); };
   auto f = compile(program);
@@ -168,7 +169,7 @@ TEST(Dynamic, WhatIsNotLinearIsAGraphForEachSize) {
   EXPECT_NE(f.report().why_static, "");
 }
 
-// What two sizes foretell of a third is no shape.
+// The line through two sizes gives no valid shape at the third.
 TEST(Dynamic, SquaresOfSizesThatShrink) {
   auto program = [](const Tensor& a) { return a + sum(zeros({a.size(0) * a.size(0)}, {kF64})); };
   auto f = compile(program);
@@ -196,7 +197,7 @@ TEST(Dynamic, SizesThatOpsRefuse) {
   EXPECT_EQ(f.report().recordings, 5);
 }
 
-// Sizes beyond those seen may be treated in another way, so they are recorded.
+// Sizes beyond those seen may be treated differently, so they are recorded.
 TEST(Dynamic, WindowsAndThresholds) {
   Tensor table = numbers(3, 1000);
   auto expect = [](auto program, std::vector<int64_t> sizes) {
@@ -214,8 +215,8 @@ TEST(Dynamic, WindowsAndThresholds) {
          sizes);
 }
 
-// A context that grows by one at each call takes a recording for each length and leaves nothing
-// behind.
+// A context that grows by one at each call takes a recording for each length, and nothing of them
+// is kept.
 TEST(Dynamic, LengthsThatGrow) {
   auto f = compile([](const Tensor& a) { return sum(exp(a) * 2.0); });
   for (int64_t n = 10; n < 210; ++n)
@@ -248,7 +249,7 @@ TEST(Dynamic, LengthsThatGrowBeyondThoseRecorded) {
   }
   EXPECT_EQ(f.report().recordings, 2) << f.report().why_not << f.report().why_static;
   EXPECT_EQ(f.report().replays, 38);
-  // What its graph cannot be at a size is run by the function, which says so.
+  // A size that the graph does not accept is run by the function, which throws.
   EXPECT_THROW(f(cache, reshape(numbers(1, 7), {1, 7})), ShapeError);
 }
 

@@ -1,5 +1,6 @@
-// Optimizers made of ordinary ops: parameters after some steps are those of eager steps on one
-// rank, compiled or not, cut over ranks or not, and where the state goes to an optimizer made anew.
+// Optimizers made of ordinary ops: after some steps, parameters are those of eager steps on one
+// rank, whether steps are compiled or not, parameters are cut over ranks or not, and also if the
+// state is moved to a new optimizer.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,6 +1,6 @@
-// Graphs with collectives on the executor: memory that a collective still reads or writes is left
-// alone while peers are late, the order of calls stays, and a rank that fails does not take the
-// executors of the others along.
+// Graphs with collectives on the executor: memory that a collective still reads or writes is not
+// touched while peers are late, the order of calls does not change, and a rank that fails does not
+// break the executors of the others.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -28,7 +28,7 @@ constexpr int64_t kRows = 64, kColumns = 257;
 
 Ref<ProcessGroup> group_of(ProcessGroup& g) { return Ref<ProcessGroup>(&g); }
 
-// Ranks take turns in being late, so that what the others submit stays pending for a while.
+// Makes ranks late in turn, so that what the others submit stays pending for a while.
 void be_late(int rank, int run) {
   if (run % 2 == rank) std::this_thread::sleep_for(std::chrono::milliseconds(15));
 }
@@ -41,14 +41,14 @@ Tensor input(int rank, int n) {
   return x;
 }
 
-// Work between a submission and the wait: it takes all the memory that it can get.
+// Work between a submission and the wait, which uses all the memory that it can get.
 Tensor busy(const Tensor& x) {
   Tensor y = x;
   for (int i = 0; i < 6; ++i) y = gelu(y) * 1.5 + x;
   return y;
 }
 
-// Runs `step` eagerly, as the replay of its graph and on an executor, and compares.
+// Runs `step` eagerly, as a replay of its graph and on an executor, and compares the results.
 template <class F>
 void compare(F step) {
   run_ranks(2, [&](ProcessGroup& g) {

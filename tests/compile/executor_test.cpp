@@ -1,6 +1,6 @@
-// The executor runs what interpret() runs: every op of the registry, training steps, effects
-// through views; what it does with the memory of outputs and inputs; when it plans; what it
-// refuses.
+// The executor computes what interpret() computes: for every op of the registry, training steps,
+// and effects through views. Also: what it does with the memory of outputs and inputs, when it
+// plans, and what it refuses.
 #include "compile/run/executor.h"
 
 #include <random>
@@ -33,7 +33,7 @@ namespace {
 using test::batch, test::copies, test::defined_only, test::evaluate, test::expect_same_bits,
     test::Training;
 
-// Other values that the op takes as well: nothing changes but reals, and those little.
+// Returns other values that the op accepts as well: only floats change, and only slightly.
 std::vector<Tensor> varied(const std::vector<Tensor>& in) {
   std::vector<Tensor> out = copies(in);
   for (Tensor& t : out)
@@ -104,10 +104,10 @@ void compare_steps(double dropout) {
   Executor executor(trace.finish(first));
   EXPECT_EQ(executor.memory().eager_nodes, 0);
   size_t scratch = 0;  // of one product at a time; it grows with threads, as large as values here
-  const Program schedule = make_program(executor.graph());
-  for (const Step& s : schedule.steps)
+  const Program program = make_program(executor.graph());
+  for (const Step& s : program.steps)
     if (s.scratch != kNoMemory)
-      scratch = std::max(scratch, schedule.memories[size_t(s.scratch)].bytes);
+      scratch = std::max(scratch, program.memories[size_t(s.scratch)].bytes);
   EXPECT_LT(executor.memory().arena_bytes, executor.memory().unplanned_bytes / 3 + scratch);
   for (int n = 1; n <= 5; ++n) {
     auto [i, t] = batch(n);
@@ -128,8 +128,9 @@ TEST(Executor, TrainingStepWithDropout) { compare_steps(0.2); }
 
 Tensor values(std::initializer_list<float> v, const Shape& s) { return from_values<float>(v, s); }
 
-// The gradient of q, k and v as one projection gives them, x [B, T, H, 3, W], is three results of
-// one op side by side: it writes them there, unless something else reads one of them.
+// The gradients of q, k and v, which one projection x [B, T, H, 3, W] gives, are three results of
+// one op that are joined: the op writes them into the joined value, unless one of them has another
+// reader.
 TEST(Executor, ResultsAreMadeWhereTheyAreJoined) {
   for (bool read_elsewhere : {false, true}) {
     Tensor x = randn({2, 5, 4, 3, 8}).requires_grad_(), g = randn({2, 4, 5, 8});
@@ -253,7 +254,8 @@ TEST(Executor, ImplicitInputsCanBeReplaced) {
                   "implicit input 0 is f32[3]");
 }
 
-// State that somebody outside of the graph still reads: the steps before the write do not wait.
+// Something outside of the graph still reads the state: the steps before the write do not wait for
+// it.
 TEST(Executor, StateIsWrittenAfterItsReaders) {
   Tensor state = ones({64}), early = zeros({64}), x = ones({64});
   Trace trace({.inputs = {x}});

@@ -1,5 +1,5 @@
-// Graphs written to files and read again are the same graphs, and run; files that are no graphs are
-// refused, whatever is wrong with them.
+// Graphs that are written to files and read again are the same graphs, and run; files that are no
+// graphs are refused, whatever is wrong with them.
 #include "compile/debug/graph_file.h"
 
 #include <gtest/gtest.h>
@@ -65,7 +65,7 @@ TEST(GraphFile, TensorsOfTheMostDims) {
   expect_round_trip(graph_of({x}, [&] { return Tensors{transpose(x, 0, -1) * 2.0}; }));
 }
 
-// With parameters, moments and the generator, which are written by a run.
+// The graph has parameters, moments and the generator, which a run writes.
 TEST(GraphFile, AStepRunsFromItsFile) {
   TempFolder folder;
   for (bool passes : {false, true}) {
@@ -189,7 +189,7 @@ TEST(GraphFile, SaysWhatIsWrong) {
                   "elements");
 }
 
-// Values anywhere replaced by others: an error, or a graph that verifies.
+// Replaces values anywhere by others: the result is an error, or a graph that verifies.
 struct Tried {
   int read = 0, refused = 0;
 };

@@ -1,5 +1,5 @@
-// What a graph's collectives move lies in the memory of their group, where a group has some: in an
-// arena that is planned, shared between executors and given back as the ordinary one is.
+// What a graph's collectives move is in the memory of their group, if it has some: in an arena that
+// is planned, shared between executors and released as the ordinary one is.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,8 +25,8 @@ using test::expect_same_bits;
 constexpr int64_t kRows = 64, kColumns = 256;
 constexpr size_t kBytes = size_t(kRows * kColumns) * sizeof(float);
 
-// A group with memory of its own that remembers what it gave out, and which of the tensors of its
-// calls lay there.
+// A group with memory of its own that records what it allocated, and which tensors of its calls
+// were in it.
 class OwnMemoryGroup final : public Decorator {
  public:
   using Decorator::Decorator;

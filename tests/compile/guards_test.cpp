@@ -1,5 +1,5 @@
-// What changes between calls besides their arguments: a step that was recorded before is not
-// replayed after. Each program runs compiled and, from the same state, not.
+// What changes between calls besides their arguments: a step that was recorded before the change is
+// not replayed after it. Each program runs compiled and, from the same state, eagerly.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -58,7 +58,7 @@ struct Model {
   }
 };
 
-// Calls both until replays are sure, with `change` applied to both before some of the calls.
+// Calls both until replays are certain, with `change` applied to both before some of the calls.
 void expect_followed(const std::function<void(Model&, int call)>& change, int64_t replays) {
   Model compiled, eager;
   auto step = compile(compiled.program(), {.skip = "decompose,accumulate,fuse"});
@@ -131,7 +131,7 @@ TEST(Guards, ModulesThatAreGone) {
   EXPECT_EQ(step.report().replays, 6);
 }
 
-// Scratch is planned for the kernels of a mode.
+// Scratch is planned for the kernels of one mode.
 TEST(Guards, DeterministicMode) {
   auto step = compile([](const Tensor& x) { return matmul(x, transpose(x, 0, 1)) + ones({2}); });
   for (int call = 0; call < 3; ++call) step(rows(1));
@@ -190,7 +190,7 @@ TEST(Guards, ASettingThatTheStepMakes) {
   EXPECT_EQ(step.report().replays, 4);
 }
 
-// The recorder stands behind the backends of both.
+// The recorder is below the backends of both.
 TEST(Guards, WhatATransformInARecomputationTouchesReachesTheRecorder) {
   TrackedSetting cube(0);
   Tensor x = numbers(2), w = numbers(1).requires_grad_();
@@ -227,7 +227,7 @@ TEST(Guards, ASettingThatIsReadInATransform) {
   EXPECT_GE(step.report().replays, 6) << step.report().why_not;
 }
 
-// Whether it trains matters to a module that asks, and to no other.
+// A module's training mode only matters to modules that ask for it.
 TEST(Guards, TrainingModeOfModules) {
   auto layer = nn::linear(4, 3);
   auto drop = nn::dropout(0.5);
@@ -328,7 +328,8 @@ TEST(Guards, AnArgumentThatIsAlsoState) {
   EXPECT_EQ(step.report().replays, 2);  // it is recorded anew, both ways
 }
 
-// A program that makes a handle makes one at each call; one that returns a handle returns that.
+// A program that makes a handle makes a new one at each call; one that returns an existing handle
+// returns that.
 TEST(Guards, HandlesThatAreReturned) {
   Tensor w = numbers(1);
   auto step = compile([&](const Tensor& x) { return std::tuple(w.detach(), w, x * w); });

@@ -1,6 +1,6 @@
-// Generated kernels at the extents where they cut their work, on three threads: values and
-// gradients in f32 and bf16 against the same call in f64, computed in parts; and that each of their
-// limits was crossed.
+// Generated kernels at the extents where they divide their work, on three threads: values and
+// gradients in f32 and bf16 are compared with the same call in f64, computed in parts; and each of
+// the limits is crossed.
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
@@ -19,7 +19,7 @@ namespace {
 using test::LargeCase;
 using List = std::vector<Tensor>;
 
-// All calls in one graph, but for those that draw: a compiler run for each would take minutes.
+// Runs all calls in one graph, except those that draw: a compiler run for each would take minutes.
 void check(const std::vector<LargeCase>& all, const std::vector<List>& wanted, DType t) {
   std::vector<LargeCase> cases;
   std::vector<List> operands, want;
@@ -63,8 +63,8 @@ TEST(CompileLarge, GeneratedKernelsAtTheirLimits) {
   set_num_threads(before);
 }
 
-// What is fused, decomposed, called or put into other places, at the extents where the kernels of
-// eager mode cut their work.
+// Ops that are fused, decomposed, called or joined in place, at the extents where the kernels of
+// eager mode divide their work.
 struct Family {
   const char* name;
   void (*add)(test::LargeCases&);
@@ -101,7 +101,7 @@ const Family families[] = {{"rows", test::add_rows},
 INSTANTIATE_TEST_SUITE_P(Sweep, CompileLargeFamily, testing::ValuesIn(families),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Beyond the elements up to which an update is one of the kernels that compile makes.
+// The update has more elements than one that compile turns into generated kernels.
 TEST(CompileLarge, AnUpdateOfManyElements) {
   const int64_t n = (int64_t(1) << 23) + 1;
   const Tensor start = test::grid_values({n}, 1), slope = test::grid_values({n}, 2);

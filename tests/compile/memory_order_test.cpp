@@ -1,5 +1,5 @@
-// Orders of nodes that need less memory, and that they are orders in which the nodes can run:
-// random steps compute the same bits.
+// Orders of nodes that need less memory. Nodes can run in these orders: random steps compute the
+// same bits.
 #include "compile/run/memory_order.h"
 
 #include "collectives/loopback/run_ranks.h"
@@ -43,7 +43,7 @@ TEST(MemoryOrder, NothingMovesAcrossEffects) {
   EXPECT_EQ(nodes_of(checked(graph, std::vector<Tensor>{x}, order_for_memory)), nodes_of(graph));
 }
 
-// It would free the gathered tensor, and wait for it.
+// Moving the reader up would free the gathered tensor, but wait for it.
 TEST(MemoryOrder, ReadersOfCollectivesDoNotMoveUp) {
   run_ranks(1, [](ProcessGroup& g) {
     Tensor x = rand({16}), bucket = zeros({16});

@@ -1,4 +1,4 @@
-// Layouts of random sets of blocks: nothing that is in use together overlaps, and little is wasted.
+// Layouts of random sets of blocks: blocks in use together do not overlap, and little is wasted.
 #include "compile/run/memory_plan.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Runners with a fault of their own: the graph shrinks to the nodes that show it.
+// Runners with a known fault: the graph shrinks to the nodes that show it.
 #include "compile/debug/minimize.h"
 
 #include "compile/run/executor.h"
@@ -14,7 +14,7 @@ using test::graph_of;
 
 Tensors run_executor(const Graph& g, std::span<const Tensor> in) { return Executor(g).run(in); }
 
-// Takes `op` for `other`.
+// A runner that runs `other` instead of `op`.
 Runner mistaking(std::string_view op, PrimRef other) {
   return [op, other](const Graph& g, std::span<const Tensor> in) {
     Graph wrong = g;
@@ -83,7 +83,7 @@ TEST(Minimize, RefusesWhatDoesNotFail) {
   }
 }
 
-// Every part that is tried is a graph that verifies: a fault in any op is found in random steps.
+// Every candidate is a graph that verifies: a fault in any op is found in random steps.
 TEST(Minimize, RandomSteps) {
   int found = 0;
   for (uint64_t seed = 0; seed < 60; ++seed) {

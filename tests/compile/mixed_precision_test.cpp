@@ -1,5 +1,5 @@
 // Compiled steps in mixed precision: the casts are ops of the graph, the scope that made them is
-// part of what a call is known by, and loss scaling skips a step without looking at a number.
+// part of the key of a call, and loss scaling skips a step without reading a number.
 #include <gtest/gtest.h>
 
 #include <limits>

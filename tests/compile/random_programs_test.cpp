@@ -1,4 +1,4 @@
-// Random programs through compile(), from their first call on, against the same programs run
+// Random programs through compile(), from their first call on, compared with the same programs run
 // eagerly. A failure prints its seed; tests/support/fuzz.h says how to run others.
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ std::vector<Tensor> arguments_of(const std::vector<Tensor>& like, int call, bool
   return list;
 }
 
-// Replays that were seen; results of earlier calls are looked at again at the end.
+// Returns the number of replays seen; results of earlier calls are compared again at the end.
 int64_t run_seed(uint64_t seed, const std::string& skip, const test::Tolerance& tolerance) {
   RandomStep ours(seed), eager(seed);
   ours.whole_program = eager.whole_program = true;

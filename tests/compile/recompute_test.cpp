@@ -1,4 +1,4 @@
-// Blocks that are computed again in backward, in compiled steps: the bits of compiled steps
+// Blocks that backward computes again, in compiled steps: the bits are those of compiled steps
 // without.
 #include "core/autograd/recompute.h"
 

@@ -1,5 +1,5 @@
-// What a run reports and what the profile of its thread says: every kernel is there once and in
-// order, and communication beside computation counts as hidden.
+// The report of a run and the profile of its thread: every kernel is there once and in order, and
+// communication beside computation counts as hidden.
 #include "compile/run/report.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +49,8 @@ TEST(Report, EveryKernelInOrder) {
   expect_contains(report(executor), "kernels        4, 0.08 MB read and written");
 }
 
-// Happens when somebody waits for it: hung on what a collective writes, when that is executed.
+// An event that takes effect when a thread waits for it: attached to what a collective writes, that
+// is when the collective is executed.
 class Begun final : public Event {
  public:
   bool done() const override { return begun_; }
@@ -63,8 +64,8 @@ class Begun final : public Event {
   std::atomic<bool> begun_{false};
 };
 
-// A group whose gathers are under way when submit returns, however busy the machine is. Then it
-// calls `under_way`, on the thread that gathers.
+// A group whose gathers are in progress when submit returns, however busy the machine is. It then
+// calls `under_way` on the thread that gathers.
 class PromptGroup final : public Decorator {
  public:
   PromptGroup(Ref<ProcessGroup> inner, std::function<void()> under_way)
@@ -88,8 +89,8 @@ class PromptGroup final : public Decorator {
   const std::function<void()> under_way_;
 };
 
-// Where a rank is: others wait for the number of its thread, which is there when it computes while
-// its gather is under way. kEnded when it ends without.
+// Tells where a rank is: others wait for the id of its thread, which is set when it computes while
+// its gather is in progress, or kEnded if it ends before that.
 class Whereabouts {
  public:
   static constexpr pid_t kEnded = -1;
@@ -122,8 +123,9 @@ class Whereabouts {
 
 constexpr int kAsleepMs = 20;
 
-// Returns when a thread of this process has slept for kAsleepMs at a stretch, or is no more. A busy
-// machine may keep a thread from running for longer than that, so a clock alone does not tell.
+// Returns when a thread of this process has slept for kAsleepMs without interruption, or has ended.
+// A busy machine may keep a thread from running for longer than that, so a clock alone does not
+// tell.
 void await_sleep(pid_t thread) {
   // How often it went to sleep so far; "" where it is awake, nothing where it is no more.
   auto blocked = [&]() -> std::optional<std::string> {

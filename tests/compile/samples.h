@@ -38,7 +38,7 @@ inline Tensors evaluate(const Sample& s, std::vector<Tensor> in) {
   Tensors result;
   for (const Tensor& t : out) result.push_back(t.detach());
   if (roots.empty() || leaves.empty()) return result;
-  // Of some ops only the first result has a derivative, of some samples none.
+  // Some ops have a derivative only for the first result, some samples for none.
   for (size_t count : {roots.size(), size_t(1)}) {
     Tensors some(roots.begin(), roots.begin() + int64_t(count)), ones;
     for (const Tensor& r : some) ones.push_back(ones_like(r));

@@ -1,5 +1,5 @@
-// A save of what a compiled step trains is the state at the call, though the next replay overwrites
-// it.
+// A save of what a compiled step trains has the state at the call, though the next replay
+// overwrites it.
 #include "compile/compile.h"
 #include "tests/parallel/checkpoint/training.h"
 #include "tests/support/temp_folder.h"

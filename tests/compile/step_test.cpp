@@ -1,5 +1,5 @@
 // A whole training step as one graph: forward, backward, clipping, AdamW, dropout and its
-// generator. Replayed for five steps it equals five eager steps, bit for bit.
+// generator. Replayed for five steps, it equals five eager steps bit for bit.
 #include <gtest/gtest.h>
 
 #include "compile/ir/interpreter.h"

@@ -1,5 +1,5 @@
-// Every registered op: the graph of its samples, forward and gradients, replayed equals eager bit
-// for bit, on the values it was traced with and on others.
+// Every registered op: the graph of its samples, forward and gradients, when replayed equals eager
+// bit for bit, on the values it was traced with and on others.
 #include <gtest/gtest.h>
 
 #include "compile/compile.h"
@@ -36,8 +36,8 @@ TEST(TraceSweep, TracedEqualsEager) {
 
 constexpr test::Tolerance kReordered{.f64 = 1e-13, .f32 = 1e-6, .f16 = 2e-3, .bf16 = 2e-2};
 
-// Recorded without running, interpreted, then planned and replayed; with fused kernels, whose sums
-// come in another order, and without.
+// Records without running, interprets, then plans and replays; with fused kernels, whose sums have
+// another order, and without.
 void compile_sweep(const std::string& skip) {
   test::for_each_sample([&](const Sample& s, const std::string& what) {
     Tensors eager = defined_only(evaluate(s, s.in));

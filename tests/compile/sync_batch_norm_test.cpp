@@ -16,7 +16,7 @@ TEST(CompiledSyncBatchNorm, UnderDdpAndFullySharded) {
   expect_near(train(2, fully_sharded(), compiled), train(1, {}), 5e-6, "fully sharded");
 }
 
-// A step compiled before is not replayed after.
+// A step compiled before the conversion is not replayed after it.
 TEST(CompiledSyncBatchNorm, ConvertedAfterCompilation) {
   run_ranks(2, [&](ProcessGroup& group) {
     auto norm = nn::batch_norm1d({.channels = 3});

@@ -1,5 +1,5 @@
-// What a trace makes of storage: views, writes, detached handles, constants, implicit inputs; where
-// nodes come from; how graphs print.
+// How a trace treats storage: views, writes, detached handles, constants, implicit inputs; the
+// modules that nodes belong to; how graphs print.
 #include "compile/record/trace.h"
 
 #include <gtest/gtest.h>
@@ -201,7 +201,7 @@ TEST(Trace, SecondDerivatives) {
   expect_same_bits(interpret(g, {y})[0], curvature(y), "replayed");
 }
 
-// A custom function has the scope of what it ran, in both directions.
+// The ops of a custom function have its scope, in both directions.
 TEST(Trace, CustomFunctions) {
   struct Twice final : CustomFunction {
     std::string_view name() const override { return "twice"; }

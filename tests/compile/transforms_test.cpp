@@ -1,4 +1,4 @@
-// Function transforms in a compiled step: they are traced as the ops that they come to.
+// Function transforms in a compiled step: they are traced as the ops that they run.
 #include "core/autograd/transforms.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Broken graphs are refused, with the node and the reason.
+// Invalid graphs are refused with the node and the reason.
 #include "compile/ir/verify.h"
 
 #include <gtest/gtest.h>

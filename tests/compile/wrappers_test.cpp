@@ -1,7 +1,8 @@
-// Whole training steps of parallel models as graphs: gradients cleared, forward, backward,
+// Whole training steps of parallel models as graphs: clearing gradients, forward, backward,
 // clipping, AdamW, dropout and its generator, with every collective in its place. After the trace,
 // replays, runs of an executor and eager steps take turns; loss, norm, parameters, state of the
-// optimizer and generator equal those of a second model that takes eager steps only, bit for bit.
+// optimizer and generator must equal, bit for bit, those of a second model that only takes eager
+// steps.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -48,8 +49,8 @@ models::GptOptions options() {
           .bias = true};
 }
 
-// What a wrapper leaves behind: what must live as long as the model, and how micro-batches before
-// the last stay on their rank.
+// What a wrapper provides: what must live as long as the model, and how micro-batches before the
+// last stay on their rank.
 struct Wrapped {
   std::shared_ptr<void> keep;
   std::function<void(bool)> set_sync = [](bool) {};
@@ -136,9 +137,10 @@ void expect_same_state(const Training& got, const Training& want, const std::str
     expect_same_bits(a[k].tensor, b[k].tensor, a[k].name + " after " + when);
 }
 
-// What a step made of `before`, relative to how far it went: a step that does nothing is off by 1.
-// Sums in another order are off by 1e-6. Where a gradient is zero but for its rounding (the bias of
-// keys), Adam makes a step's width of that, which the rest of the tensor outweighs.
+// The distance of a step's result from the wanted one, relative to how far the step went from
+// `before`: a step that does nothing is off by 1; sums in another order are off by 1e-6. Where a
+// gradient is zero but for rounding (the bias of keys), Adam makes a full step of it, which the
+// rest of the tensor outweighs.
 void expect_same_way(const Tensor& got, const Tensor& want, const Tensor& before,
                      const std::string& name) {
   if (!is_floating(want.dtype())) return expect_same_bits(got, want, name);
@@ -312,7 +314,7 @@ TEST(WrappedStep, FsdpWithTensorParallel) {
   }
 }
 
-// Sends and receives are not ops: what they write would be a constant of the graph.
+// Sends and receives are not ops: what they write would become a constant of the graph.
 TEST(WrappedStep, APipelineIsRefused) {
   std::string text;
   try {

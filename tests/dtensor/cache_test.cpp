@@ -1,4 +1,4 @@
-// What a mesh remembers is bounded, and what is used stays.
+// The caches of a mesh are bounded, and entries in use stay.
 #include <gtest/gtest.h>
 
 #include "collectives/loopback/run_ranks.h"

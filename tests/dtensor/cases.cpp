@@ -81,8 +81,8 @@ Case unary(Random& random) {
   return c;
 }
 
-// Whether the ranks' pieces of the one operand are theirs of the result, however it is cut. An op
-// of whole rows says so where they are longer than 1.
+// Whether, however the operand is cut, the ranks' pieces of it give their pieces of the result. An
+// op on whole rows says so where rows are longer than 1.
 bool takes_any_cuts(const Sample& s) {
   if (s.in.size() != 1) return false;
   Shape longer = s.in[0].shape();
@@ -381,9 +381,9 @@ void check_close(const Tensor& got, const Tensor& want, double tolerance, const 
   }
 }
 
-// The only element of a tensor may be small by chance, which says nothing of the size of what was
-// added up. Where it has 16 bits, two or three ranks round their parts of the sum to these: parts
-// of sqrt(n) / 3 for n products of values in [-1, 1), which have both signs.
+// The only element of a tensor may be small by chance, which says nothing about the size of its
+// terms. In 16 bits, two or three ranks round their parts of the sum: these are about sqrt(n) / 3
+// for n products of values in [-1, 1), which have both signs.
 double with_parts(const Case& c, const Tensor& want, double tolerance) {
   if (want.numel() != 1 || size_of(want.dtype()) != 2) return tolerance;
   const double half_ulp = want.dtype() == kBF16 ? 0x1p-8 : 0x1p-11;

@@ -1,4 +1,5 @@
-// Ops on sharded operands against the same ops on plain ones: what the tests of this folder share.
+// Compares ops on sharded operands with the same ops on plain ones; the tests of this folder share
+// it.
 #pragma once
 #include <functional>
 #include <random>

@@ -1,6 +1,6 @@
 // A dim of extent 1 is cut like any other: the first rank has it, the others have nothing. Each op
-// with such a dim in every place, cut over two ranks, equals the op on one rank, and takes the cuts
-// that it takes where the dim is longer.
+// with such a dim in every position, cut over two ranks, equals the op on one rank, and accepts the
+// cuts that it accepts where the dim is longer.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -32,7 +32,7 @@ namespace {
 
 using Extents = std::vector<int64_t>;
 
-// An op whose operands have these extents, each of which may be anything from 1 on.
+// An op whose operands have these extents, each of which may be replaced by any number from 1 on.
 struct Family {
   std::string name;
   Extents extents;

@@ -21,7 +21,7 @@ struct Counts {
 // Every rank draws the same numbers, so all make the same calls.
 Random random_of(uint64_t seed, int ranks) { return Random{64 * seed + uint64_t(ranks)}; }
 
-// `seed`: what `random` was made of.
+// `seed`: the seed of `random`.
 void check_and_count(const Case& c, const DeviceMesh& mesh, Random& random, uint64_t seed,
                      ProcessGroup& group, Counts& counts) {
   Outcome o;

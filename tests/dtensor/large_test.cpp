@@ -1,5 +1,5 @@
-// The cases at real sizes (tests/support/large_cases.h) on sharded operands, results and gradients
-// against plain ones.
+// The cases at real sizes (tests/support/large_cases.h) on sharded operands: results and gradients
+// are compared with those of plain ones.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace tessera::test {
 namespace {
 
-// Sharded and plain are off by the bound each, in one direction or the other.
+// The sharded and the plain result may each be off by the bound, in opposite directions.
 std::vector<Case> cases_of(const LargeCases& large, DType t = kF64) {
   std::vector<Case> cases;
   for (const LargeCase& c : large) {
@@ -63,7 +63,7 @@ TEST_P(DTensorLarge, AnyLayoutEqualsPlain) {
 INSTANTIATE_TEST_SUITE_P(Dtypes, DTensorLarge, testing::Values(kF64, kF32, kBF16),
                          [](const auto& info) { return std::string(name_of(info.param)); });
 
-// Parameters, gradients and state of an optimizer lie in one way.
+// Parameters, gradients and state of an optimizer have the same layout.
 TEST(DTensorLargeUpdates, CutEqualsWhole) {
   LargeCases large;
   add_updates(large);

@@ -1,4 +1,4 @@
-// Sums that ranks hold terms of: backward sees the bits that forward saw, and a layout has one
+// Sums of which ranks hold terms: backward sees the bits that forward saw, and a layout has one
 // value.
 #include <gtest/gtest.h>
 
@@ -16,8 +16,8 @@
 namespace tessera::test {
 namespace {
 
-// The sum over both axes is rounded differently on different routes; where backward took another
-// one than forward, no element equalled the maximum, and the gradient was 0 / 0.
+// The sum over both axes is rounded differently on different routes. If backward took another route
+// than forward, no element would equal the maximum, and the gradient would be 0 / 0.
 TEST(Partial, GradientOfAMaximumOfSumsIsOne) {
   for (auto [a, b] : {std::pair{2, 2}, {3, 2}, {2, 3}})
     run_ranks(a * b, [&](ProcessGroup& group) {

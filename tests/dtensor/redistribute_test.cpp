@@ -1,5 +1,5 @@
-// Any layout to any other over one and two axes, uneven and empty shards included: the values are
-// those of the dense tensor, and the collectives are the ones that the change needs.
+// Changes from any layout to any other over one and two axes, uneven and empty shards included:
+// values are those of the dense tensor, and the collectives are those that the change needs.
 #include "dtensor/redistribute.h"
 
 #include <gtest/gtest.h>
@@ -234,7 +234,7 @@ TEST(DTensor, PiecesOfOneSizeMakeAWhole) {
   });
 }
 
-// Of 7 elements one rank of an axis has 4 and the other 3, which no units of 2 make.
+// With 7 elements, one rank of an axis has 4 and the other 3, which is no multiple of units of 2.
 TEST(DTensor, ALayoutFitsWhereItFitsEveryRank) {
   EXPECT_FALSE(fits({7}, {Shard(0, 2), Shard(0)}, {2, 2}));
   EXPECT_TRUE(fits({8}, {Shard(0, 2), Shard(0)}, {2, 2}));
@@ -297,7 +297,7 @@ TEST(DTensor, WhatEveryRankHasIsPrinted) {
   });
 }
 
-// Those of the rows that a rank has; classes that are cut are on no rank in question.
+// A rank refuses targets of its own rows; if classes are cut, every rank does.
 TEST(DTensor, ATargetThatIsNoClassIsRefused) {
   run_ranks(2, [&](ProcessGroup& g) {
     DeviceMesh mesh = init_device_mesh({{"tp", 2}});
@@ -328,8 +328,8 @@ TEST(DTensor, APlainGradientAmongSeveralMeshes) {
   });
 }
 
-// Elements received, and 256 more for each collective: of 64, cut in two on two axes, a quarter is
-// here and another one is gathered, then half.
+// The cost is the number of elements received, and 256 more for each collective: of 64 elements cut
+// in two on two axes, a quarter is here; another quarter is gathered, and then half.
 TEST(Redistribute, ARouteCostsWhatItsStepsReceive) {
   const Shape global{8, 8};
   const Coordinates sizes{2, 2};

@@ -1,5 +1,5 @@
 // Function transforms of sharded tensors: gradients have the placements and the values that the
-// tape gives, and what changes placements is a step like others, except under vmap.
+// tape gives, and ops that change placements work like others, except under vmap.
 #include "core/autograd/transforms.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Flags of bench that cannot be: one line, before anything is measured.
+// Invalid flags of bench: each gives one line, before anything is measured.
 #include <gtest/gtest.h>
 
 #include <algorithm>

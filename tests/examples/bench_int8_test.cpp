@@ -1,4 +1,4 @@
-// bench int8 on a narrow network: every kind of run is timed, and what is refused.
+// bench int8 on a narrow network: every kind of run is timed, and invalid ones are refused.
 #include <gtest/gtest.h>
 
 #include <fstream>

@@ -1,6 +1,6 @@
-// What full sharding is for: each rank holds its share, so a model that one process has no room for
-// trains on several. Ranks are processes; numbers are what the allocator of rank 0 held at most,
-// from its first tensor on.
+// The purpose of full sharding: each rank holds its share, so a model that is too large for one
+// process trains on several. Ranks are processes; numbers are the peak of rank 0's allocator from
+// its first tensor on.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// BERT against Hugging Face's transformers from the same weights, in fp64: logits, loss, every
-// gradient, with segments and padding (scripts/reference/make_golden_bert.py).
+// Compares BERT with Hugging Face's transformers from the same weights, in fp64: logits, loss,
+// every gradient, with segments and padding (scripts/reference/make_golden_bert.py).
 #include <gtest/gtest.h>
 
 #include <cstdlib>

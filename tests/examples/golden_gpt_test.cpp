@@ -1,5 +1,5 @@
-// The GPT against PyTorch from the same weights: loss, logits, every gradient and ten AdamW steps,
-// in fp64 and fp32. The files say how they were made (scripts/reference/make_golden_gpt.py).
+// Compares the GPT with PyTorch from the same weights: loss, logits, every gradient and ten AdamW
+// steps, in fp64 and fp32. The files say how they were made (scripts/reference/make_golden_gpt.py).
 #include <gtest/gtest.h>
 
 #include <cmath>

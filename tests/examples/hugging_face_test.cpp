@@ -1,5 +1,6 @@
-// Folders of Hugging Face's transformers: their logits from our models, what is saved again is what
-// was read, and what errors name (scripts/reference/make_golden_hugging_face.py made the folders).
+// Folders of Hugging Face's transformers: our models give their logits, what is saved again equals
+// what was read, and errors name what is wrong (scripts/reference/make_golden_hugging_face.py made
+// the folders).
 #include "examples/models/hugging_face.h"
 
 #include <gtest/gtest.h>
@@ -97,7 +98,7 @@ TEST(HuggingFace, BertHasItsLogitsAndIsSavedAsItWas) {
                      o.attention_dropout, o.eps));
 }
 
-// As bert-base-uncased was converted from TensorFlow.
+// bert-base-uncased has these names, because it was converted from TensorFlow.
 TEST(HuggingFace, OldNamesOfLayerNormsAreKnown) {
   NoGrad off;
   std::vector<NamedTensor> state = io::load_safetensors(golden("bert"));
@@ -119,7 +120,7 @@ TEST(HuggingFace, OldNamesOfLayerNormsAreKnown) {
   });
 }
 
-// Writes the golden BERT with `more` beside it, as a BertForPreTraining has a pooler.
+// Writes the golden BERT and `more` tensors, such as the pooler of a BertForPreTraining.
 void write_bert_and(const TempFolder& folder, const std::vector<NamedTensor>& more) {
   std::vector<NamedTensor> state = io::load_safetensors(golden("bert"));
   state.insert(state.end(), more.begin(), more.end());
@@ -173,7 +174,7 @@ TEST(HuggingFace, FieldsThatWouldChangeResultsAreRefusedByName) {
     folder.write("config.json", "{" + field + "," + text.substr(text.find('{') + 1));
     return folder.str();
   };
-  // Of two fields of one name the last counts, so these come under names that the file lacks.
+  // If a field occurs twice the last one counts, so these are names that the file lacks.
   expect_error(
       [&] { bert_from_hugging_face(with("bert", "\"position_embedding_type\":\"relative\"")); },
       {"config.json", "position_embedding_type", "relative", "absolute"});

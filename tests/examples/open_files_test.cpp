@@ -1,4 +1,4 @@
-// A limit of open files that is too low for train is said, on one rank and on several.
+// A limit of open files that is too low for train is reported, on one rank and on several.
 #include <gtest/gtest.h>
 
 #include <fstream>

@@ -1,5 +1,5 @@
-// Whatever writes, over whatever is needed, by whatever name: it is refused, or what is needed
-// stays as it is. Every writer is tried on every protected file.
+// Whatever writes over a file that is needed, under whatever name: it is refused, or the file stays
+// as it is. Every writer is tried on every protected file.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -48,7 +48,7 @@ class Overwrite : public ::testing::Test {
       }
     return all;
   }
-  // Runs it, and expects that nothing but files in out/ is other than it was.
+  // Runs it, and expects that only files in out/ have changed.
   Outcome harmless(const std::string& command) const {
     const auto before = contents();
     const Outcome o = run("cd " + folder_.str() + " && " + command);
@@ -114,8 +114,8 @@ TEST_F(Overwrite, NoWriterChangesASavedStep) {
     if (path.ends_with(".safetensors"))
       refused(bin("tckpt") + " consolidate " + run_folder() + " --to " + path);
   EXPECT_EQ(run(bin("tckpt") + " verify " + run_folder()).status, 0);
-  // A step without its manifest is one, and so is one under a name of its own; a folder that has no
-  // more than the name is none.
+  // A step without its manifest counts as a step, and so does one that was renamed; a folder that
+  // only has the name of a step does not.
   fs::copy(run_folder(), folder_ / "lost", fs::copy_options::recursive);
   fs::remove(folder_ / "lost/step-000000004/manifest.json");
   refused(trains + " --save lost/step-000000004/rank-0000-of-0001.safetensors");

@@ -1,5 +1,5 @@
 // The registry of models: every row can be built, cut and told from the others by its name, and the
-// command lines list what is in it.
+// command lines list what it has.
 #include "examples/models/registry.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Residual networks against PyTorch from the same weights: loss, logits, a norm and a random
+// Compares residual networks with PyTorch from the same weights: loss, logits, a norm and a random
 // projection of every gradient and running statistic, in fp64. The file says how it was made
 // (scripts/reference/make_golden_resnet.py).
 #include "examples/models/resnet.h"

@@ -1,4 +1,4 @@
-// A training job that was killed and resumed takes exactly the steps of one that was not.
+// A training job that was killed and resumed takes exactly the steps of an undisturbed one.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -61,7 +61,7 @@ class Resume : public ::testing::Test {
     EXPECT_EQ(r.size(), 24u);
     return r;
   }
-  // Ends by a fault of rank `ranks - 1` in its n-th all-reduce.
+  // Runs until a fault of rank `ranks - 1` in its n-th all-reduce ends it.
   void killed(int ranks, const std::string& flags, int n) {
     std::filesystem::remove_all(dir_ / "run");
     Outcome o = run("TESSERA_FAULT=rank=" + std::to_string(ranks - 1) + ",op=all_reduce,n=" +
@@ -154,7 +154,7 @@ TEST_F(Resume, SaysWhatItDoes) {
       << o.output;
 }
 
-// Two steps fit on the disk, and the next is written before the oldest is given up.
+// Two steps fit on the disk, and the next is written before the oldest is removed.
 TEST_F(Resume, AFullDiskWarnsAndTrainingGoesOn) {
   constexpr int kCannotMount = 99;
   const std::string disk = dir_ / "run";

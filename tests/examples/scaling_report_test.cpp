@@ -1,4 +1,4 @@
-// bench scaling's table, JSON and SVG from rounds whose ratios are known beforehand.
+// The table, JSON and SVG of bench scaling, from rounds with known ratios.
 #include <gtest/gtest.h>
 
 #include <regex>
@@ -11,8 +11,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Seven rounds of a machine that gets slower, and once is much slower in one phase: ratios within
-// a round are 0.9, 0.95, .. but for that one.
+// Seven rounds of a machine that gets slower, and once is much slower in one phase: ratios within a
+// round are 0.9, 0.95, .. except for that one.
 Json seven_rounds() {
   Json job{{"batch_size", 4}, {"steps", 3}, {"cores", {2, 3}}};
   for (int r = 0; r < 7; ++r) {

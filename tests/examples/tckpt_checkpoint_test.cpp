@@ -1,4 +1,4 @@
-// tckpt on checkpoints: what it says of them, and the way to Hugging Face's files and back.
+// tckpt on checkpoints: what it prints, and conversion to Hugging Face's files and back.
 #include <sys/wait.h>
 
 #include <array>

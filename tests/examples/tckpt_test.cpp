@@ -1,4 +1,4 @@
-// tckpt as a user runs it: exit status, one line of error, and damage that it finds.
+// tckpt as a user runs it: exit status, one line of error, and the damage that it finds.
 #include <sys/wait.h>
 
 #include <array>
@@ -71,7 +71,7 @@ TEST_F(Tckpt, VerifyFindsDamage) {
   refused("verify " + dir_.write("empty", ""), 1, "cannot hold");
 }
 
-// As other programs write them: nothing says what the bytes were.
+// Other programs write such files: nothing says what the bytes were.
 TEST_F(Tckpt, VerifyOfAFileWithoutAHashIsNoProof) {
   const std::string header = R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})";
   std::string bytes(8, '\0');

@@ -1,5 +1,5 @@
-// Ranks that were given other options or other data than their peers, and replicas that differ: one
-// error, the same on all ranks, told once, before a step is taken.
+// Ranks with other options or other data than their peers, and replicas that differ: one error, the
+// same on all ranks, printed once, before a step is taken.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -87,7 +87,7 @@ TEST_F(TrainAgreement, InstructionSets) {
   expect_contains(o.output, "rank 0 has base, rank 1 has v3");
 }
 
-// Rank 1 runs a copy of the program in which `from` is `to`; both are as long.
+// Rank 1 runs a copy of the program in which `from` is replaced by `to`; both have the same length.
 Outcome run_with_a_changed_copy(const TempFolder& folder, const std::string& from,
                                 const std::string& to, const std::string& flags) {
   std::ifstream file(bin("train"), std::ios::binary);
@@ -293,7 +293,7 @@ TEST_F(TrainAgreement, RunningStatisticsAreReplicas) {
   }
 }
 
-// Every option has said what rests on it, once.
+// Every option has a role, and only one.
 TEST_F(TrainAgreement, TheTableHasAllOptions) {
   std::set<std::string> table;
   for (const train::OptionRow& row : train::option_table())

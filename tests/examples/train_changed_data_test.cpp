@@ -1,5 +1,5 @@
-// Files that a run reads and somebody changes meanwhile: the run ends with an error that names the
-// file and what became of it, on one rank and on several, whichever thread was reading.
+// Files that are changed while a run reads them: the run ends with an error that names the file and
+// what happened to it, on one rank and on several, whichever thread was reading.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
-// How a run ends when something is in the way: a disk that is full, a signal, a run that has ended
-// before. Whatever can still be saved is.
+// How a run ends when something goes wrong: a full disk, a signal, an earlier end. Whatever can
+// still be saved is saved.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -107,7 +107,7 @@ TEST_F(TrainEnd, OutputThatCannotBeWrittenIsAnError) {
   EXPECT_TRUE(std::filesystem::exists(file));
 }
 
-// No file that the run opens becomes its standard output.
+// A file that the run opens must not become its standard output.
 TEST_F(TrainEnd, ClosedOutputIsAnError) {
   const std::string file = folder_ / "model.safetensors", metrics = folder_ / "metrics.jsonl";
   for (const std::string& command :
@@ -122,7 +122,7 @@ TEST_F(TrainEnd, ClosedOutputIsAnError) {
   for (std::string line; std::getline(lines, line);) EXPECT_TRUE(line.starts_with("{")) << line;
 }
 
-// As under Gloo, which ignores SIGPIPE.
+// Gloo ignores SIGPIPE, which is simulated here.
 TEST_F(TrainEnd, AReaderThatLeavesIsNoError) {
   const std::string status = folder_ / "status";
   const Outcome o = run("sh -c 'trap \"\" PIPE; " + command("--steps 300") + "; echo $? > " +
@@ -178,7 +178,7 @@ TEST_F(TrainEnd, AnInterruptWithoutACheckpointSaysThatNothingIsSaved) {
   }
 }
 
-// As `timeout` sends it: to the process, and at once to its group.
+// `timeout` sends it so: to the process, and at once to its group.
 TEST_F(TrainEnd, ASignalSentTwiceAtOnceIsOne) {
   const pid_t child =
       start(command("--steps 1000000 --batch-size 64 --metrics " + (folder_ / "metrics.jsonl") +
@@ -192,8 +192,8 @@ TEST_F(TrainEnd, ASignalSentTwiceAtOnceIsOne) {
   expect_contains(folder_.read("out.txt"), "stopped by signal 15 (Terminated) after step ");
 }
 
-// Flips a bit of each place in the private memory of a process that holds `bytes`; returns how many
-// there are.
+// Flips a bit at each place in the private memory of a process that holds `bytes`; returns the
+// number of places.
 int damage(pid_t process, const std::string& bytes) {
   const std::string proc = "/proc/" + std::to_string(process);
   std::ifstream maps(proc + "/maps");
@@ -214,7 +214,7 @@ int damage(pid_t process, const std::string& bytes) {
   return found;
 }
 
-// As bad memory or a stray write does: all losses look sound, and the ranks train two models.
+// Bad memory or a stray write does this: all losses look right, but the ranks train two models.
 TEST_F(TrainEnd, AReplicaThatChangesInMidRunIsNotSaved) {
   const std::string model = folder_ / "w.safetensors", run_folder = folder_ / "run";
   ASSERT_EQ(run(command("--steps 0 --save " + model)).status, 0);
@@ -241,7 +241,7 @@ TEST_F(TrainEnd, AReplicaThatChangesInMidRunIsNotSaved) {
   EXPECT_FALSE(std::filesystem::exists(run_folder + "/latest")) << out;
 }
 
-// Rank 0 cannot end its step, because the other rank stands still: who insists ends it there.
+// Rank 0 cannot end its step, because the other rank is stopped: a second signal ends it there.
 TEST_F(TrainEnd, ASecondSignalEndsTheRunAtOnce) {
   const std::string script = folder_.write(
       "rank.sh", "echo $$ > " + (folder_ / "pid.$RANK") + "; exec " +

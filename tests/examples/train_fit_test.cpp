@@ -1,5 +1,6 @@
-// What a run begins with and where it writes is looked at before the first step: a save of another
-// model or vocabulary, a damaged file, a place that cannot be written to or that the run reads.
+// The state a run begins with and the places it writes to are checked before the first step: a save
+// of another model or vocabulary, a damaged file, a place that cannot be written to or that the run
+// reads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -38,7 +39,7 @@ class TrainFit : public ::testing::Test {
     EXPECT_EQ(o.status, 0) << flags << "\n" << o.output;
     return o;
   }
-  /// One line of error, and no step before it.
+  /// Expects one line of error, and no step before it.
   static void refused(const std::string& flags, const std::string& expected) {
     const Outcome o = train(flags);
     EXPECT_NE(o.status, 0) << flags << "\n" << o.output;
@@ -125,7 +126,7 @@ TEST_F(TrainFit, AFolderOfAnotherVocabularyIsNotLoaded) {
                                     (folder_ / "a.txt"));
 }
 
-// As another program saved them: nothing in the file says what model they are of.
+// Another program saved them: nothing in the file says which model they belong to.
 TEST_F(TrainFit, WeightsOfAnotherModelAreRefusedWithWhatToDo) {
   const std::string file = folder_ / "foreign.safetensors";
   io::save_safetensors(file, std::vector<NamedTensor>{{"wte.weight", ones({3, 2})}});

@@ -1,4 +1,4 @@
-// Bad input of the training program gets one clear line, once for all ranks.
+// Bad input of the training program gives one clear line, once for all ranks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -161,7 +161,7 @@ TEST_F(TrainFlags, RangesOfNumbersEndWhereTheErrorsSay) {
     expect_contains(run(bin("train") + " " + flags).output, "expected numbers from 0");
 }
 
-// By rank 0, or by the one rank whose command line is another.
+// Rank 0 prints it, or the one rank that has another command line.
 TEST_F(TrainFlags, AllRanksTellOnceWhatIsWrongWithTheirCommandLine) {
   const std::string of_one_rank = " sh -c '" + bin("train") + " --batch-size $((4 - 4 * RANK))'";
   const std::pair<std::string, std::string> cases[] = {

@@ -1,6 +1,6 @@
-// What `train` makes of its flags, against PyTorch: the rate, loss and norm of the gradients of
-// every step and the loss of validation. The files say how they were made, and their script makes
-// sure that no flag of a recipe can be ignored within the tolerances
+// Compares `train` with PyTorch, flag by flag: the rate, loss and norm of the gradients of every
+// step and the loss of validation. The files say how they were made; their script makes sure that
+// no flag of a recipe can be ignored within the tolerances
 // (scripts/reference/make_golden_train.py).
 #include <gtest/gtest.h>
 
@@ -45,7 +45,7 @@ class TrainGolden : public ::testing::Test {
   TempFolder folder_;
 };
 
-/// Of a field over the steps.
+/// The values of a field over the steps.
 std::vector<double> numbers(const std::vector<json>& lines, const char* field) {
   std::vector<double> out;
   for (const json& line : lines)
@@ -110,8 +110,8 @@ TEST_F(TrainGolden, EveryRecipeCompiled) {
   }
 }
 
-// Half of a batch each: the same rates, the mean of their losses, the norm of their mean gradient.
-// Batch-norm on half of a batch would be another recipe.
+// Each rank has half of a batch: rates are the same, losses the mean of theirs, norms those of the
+// mean gradient. Batch-norm on half of a batch would be another recipe.
 TEST_F(TrainGolden, EveryRecipeOfTheGptOnTwoRanks) {
   const json golden = json::parse(std::ifstream(golden_folder() + "/recipes.json"));
   int number = 0;
@@ -134,7 +134,7 @@ TEST_F(TrainGolden, SeedsDecideWeightsAndRows) {
   const auto validation = [&](const std::string& flags) {
     return train(data + flags).back()["val_loss"].get<double>();
   };
-  // Of the weights before the first step, on rows that no seed draws.
+  // The loss of the weights before the first step, on rows that do not depend on the seed.
   const double one = validation("--steps 0 --seed 1"), other = validation("--steps 0 --seed 2");
   EXPECT_EQ(validation("--steps 0 --seed 1"), one);
   EXPECT_GT(std::abs(one - other), 1e-4);

@@ -1,5 +1,6 @@
 // Training on images: any number of ranks and any strategy learns from the same samples with the
-// same running statistics, runs are resumed on other ranks, bad input gets one clear line.
+// same running statistics, runs are resumed on other numbers of ranks, and bad input gives one
+// clear line.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -28,7 +29,7 @@ struct Spread {
   const char* flags;
 };
 
-// At this rate, with as many images a micro-batch, rounding does not grow, see
+// At this rate, with as many images in a micro-batch, rounding errors do not grow; see
 // SynchronisedBatchNormIsThatOfOneRank.
 constexpr const char* kCalm = "--batch-size 16 --lr 0.002 ";
 
@@ -157,8 +158,8 @@ std::map<std::string, std::vector<double>> saved_values(const std::string& path)
   return out;
 }
 
-// How far the run is from the one that is wanted, in words; "" where losses, and weights and
-// running statistics whose names hold `part`, are as close as rounding lets them be.
+// Describes how far the run is from the wanted one; "" where losses, and weights and running
+// statistics whose names contain `part`, are as close as rounding permits.
 std::string distance(const ImageRun& run, const ImageRun& want,
                      const std::map<std::string, std::vector<double>>& got_values,
                      const std::map<std::string, std::vector<double>>& want_values,
@@ -183,11 +184,11 @@ std::string distance(const ImageRun& run, const ImageRun& want,
   return "";
 }
 
-// Sums over channels alone are in another order: weights and running statistics are as close as
-// losses. Where rounding moves a value over the 0 of a relu, gradients differ by far more than
-// rounding: of 160 pairs of runs 7 had that within six steps. Of three seeds one may have it. A net
-// of bottlenecks lets rounding grow in its gradients from the first step on, so that one is taken,
-// and compared in what is computed before the update.
+// Only sums over channels have another order: weights and running statistics are as close as
+// losses. Where rounding moves a value across the 0 of a relu, gradients differ by far more than
+// rounding: 7 of 160 pairs of runs had that within six steps. One of three seeds may have it. A net
+// of bottlenecks amplifies rounding in its gradients from the first step on, so it takes only one
+// step, and what is compared is computed before the update.
 TEST_F(TrainImages, TensorParallelEqualsSerial) {
   const std::string file = folder_ / "saved.safetensors", save = " --save " + file;
   const std::map<int, std::vector<Spread>> spreads = {
@@ -279,7 +280,7 @@ TEST_F(TrainImages, ResumesUnderAnotherStrategy) {
   }
 }
 
-// What is saved by ranks that each have a part is what one rank begins with.
+// What ranks save that each have a part can be loaded by one rank.
 TEST_F(TrainImages, WeightsOfCutModelsAreLoadedBySerial) {
   for (const char* how : {"--strategy tp", "--strategy pp --accumulate 2"}) {
     const std::string file = folder_ / "saved.safetensors",
@@ -293,7 +294,8 @@ TEST_F(TrainImages, WeightsOfCutModelsAreLoadedBySerial) {
   }
 }
 
-// The module and the op are named, not what keeps the running statistics, which hold a NaN by then.
+// The error names the module and the op, not the code of the running statistics, which hold a NaN
+// by then.
 TEST_F(TrainImages, ANaNIsTracedToItsOp) {
   for (const auto& [ranks, flags] : {Spread{1, "--accumulate 2"}, Spread{2, "--strategy tp"},
                                      Spread{2, "--strategy pp --accumulate 2"}}) {
@@ -348,8 +350,8 @@ TEST_F(TrainImages, BadImages) {
   expect_contains(o.output, "an archive that is cut off has lost the others");
 }
 
-// Of 256 pixels for every 224 that the model sees, as is usual: here 112 of 128, so that nothing is
-// resized and the outermost 8 pixels are not seen.
+// Evaluation uses 256 pixels for every 224 that the model sees, as is usual: here 112 of 128, so
+// that nothing is resized and the outermost 8 pixels are not seen.
 TEST_F(TrainImages, LargeImagesAreEvaluatedAtTheirMiddle) {
   auto loss_with = [&](int first, int last, const std::string& flags) {
     for (const std::string part : {"train", "test"})

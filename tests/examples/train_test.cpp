@@ -51,8 +51,8 @@ TEST_F(Train, CompiledEqualsEager) {
   }
 }
 
-// What fuses adds up in another order: the gradients of layer-norm's weights over a batch are the
-// first to show it. Without those passes nothing differs.
+// Fused ops have another order of sums, which the gradients of layer-norm's weights over a batch
+// are the first to show. Without those passes nothing differs.
 TEST_F(Train, CompiledWithoutFusionHasTheBitsOfEager) {
   for (const char* flags : {"--strategy tp", "--strategy fsdp"}) {
     const std::string steps = std::string("--steps 8 --clip-norm 1 ") + flags;
@@ -101,8 +101,8 @@ TEST_F(Train, DeterministicGivesEqualBits) {
   }
 }
 
-// Strategies keep gradients in other places (buckets, pieces), so that passes find other graphs,
-// and compile from other steps on.
+// Strategies keep gradients in different places (buckets, pieces), so that passes find different
+// graphs and compilation begins at different steps.
 TEST_F(Train, CompiledDeterministicGivesEqualBits) {
   const std::string flags = "--steps 8 --deterministic --set dropout=0.2 ";
   TrainRun serial = train(1, flags);  // eager
@@ -368,7 +368,7 @@ TEST_F(TrainMlp, CompiledEqualsEager) {
   }
 }
 
-// The module and the op are named, whichever rank finds them and however the step ran.
+// The error names the module and the op, whichever rank finds them and however the step ran.
 TEST_F(Train, ANaNIsTracedToItsOp) {
   const char* spreads[] = {"", "--compile", "--clip-norm 0", "--strategy fsdp",
                            "--strategy pp --accumulate 2"};
@@ -390,8 +390,8 @@ TEST_F(Train, ANaNIsTracedToItsOp) {
   }
 }
 
-// The rank that holds it is asked, not those that it is sent to, and the parameter is named rather
-// than the module during which it was gathered.
+// Only the rank that holds the weight is asked, not those that it is sent to, and the error names
+// the parameter, not the module during which it was gathered.
 TEST_F(Train, ANaNInAWeightIsTracedToTheWeight) {
   const std::string sound = folder_ / "sound.safetensors", broken = folder_ / "broken.safetensors",
                     weight = "h.1.mlp.c_fc.weight";

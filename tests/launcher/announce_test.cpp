@@ -1,5 +1,5 @@
-// tlaunch and its ranks through the store: survivors learn at once who died and how. The worker is
-// this very program, run by tlaunch with the disabled test below.
+// tlaunch and its ranks through the store: survivors learn at once which rank died and how. The
+// worker is this very program, which tlaunch runs with the disabled test below.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -54,7 +54,8 @@ TEST(Announce, SurvivorsLearnWhoDied) {
   EXPECT_LT(r.seconds, 30) << "nobody had to wait for a deadline";
 }
 
-// Rank 1 aborts the group and takes its time to end; rank 0, whom that fails, ends at once.
+// Rank 1 aborts the group and takes its time to end; rank 0, which fails because of that, ends at
+// once.
 TEST(Announce, DISABLED_Aborting) {
   Ref<ProcessGroup> group = init_process_group();
   try {

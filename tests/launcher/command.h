@@ -23,7 +23,7 @@ class Command {
   pid_t pid() const { return pid_; }
   /// Reads output until `text` is in stdout.
   void wait_for(const std::string& text, double timeout_s = 10);
-  /// Takes the reader of its stdout away: a closed pipe, a terminal that is gone.
+  /// Closes the reader of its stdout: a closed pipe, a terminal that is gone.
   void hang_up();
   /// Reads output until its end and waits for the exit status.
   Result finish(double timeout_s = 30);

@@ -1,4 +1,5 @@
-// Failures, signals and restarts: who is blamed, what tlaunch returns, and that nobody is left.
+// Failures, signals and restarts: which rank is blamed, what tlaunch returns, and that no process
+// is left.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -16,7 +17,7 @@ bool contains(const std::string& text, const std::string& part) {
 
 void sleep_s(double s) { std::this_thread::sleep_for(std::chrono::duration<double>(s)); }
 
-/// An argument of `sleep` that no other process has, to find our own by.
+/// An argument of `sleep` that no other process has, by which the test finds its own.
 std::string unique_seconds() {
   static int n = 0;
   return "7" + std::to_string(::getpid()) + "." + std::to_string(++n);
@@ -77,7 +78,7 @@ TEST(Failure, StubbornAndStoppedSurvivorsAreKilled) {
   EXPECT_LT(r.seconds, 30);
 }
 
-// No collective waits for it any more.
+// No collective waits for the stopped rank any more.
 TEST(Failure, ARankThatASignalStoppedOnItsWayToItsEndIsKilled) {
   const Result r = tlaunch(
       {"--nproc", "3", "--timeout", "1", "sh", "-c", "test $RANK = 1 && kill -STOP $$; exit 0"});
@@ -143,7 +144,7 @@ TEST(Signals, AreForwardedOnceAndThenTheyKill) {
   EXPECT_EQ(r.exit_code, 128 + SIGINT);
 }
 
-// As `timeout` does, which signals its child and then the group of both.
+// `timeout` signals its child and then the group of both.
 TEST(Signals, TheSameOneTwiceAtOnceIsOne) {
   Command job(tlaunch_argv({"sh", "-c",
                             "trap 'sleep 0.5; echo saved; exit 0' TERM; echo ready; while :; do "
@@ -190,7 +191,7 @@ TEST(Orphans, NoneWhenTlaunchIsKilled) {
   EXPECT_TRUE(gone_within("sleep " + s, 30));
 }
 
-// Neither a parent nor a group, session or variable says whose they are.
+// Neither parent nor group, session or environment tell which job they belong to.
 TEST(Orphans, NoneThatHaveLeftEverythingBehind) {
   const std::string s = unique_seconds();
   const std::string leave = "(env -i setsid sleep " + s + " >/dev/null 2>&1 </dev/null &) ; ";
@@ -210,7 +211,7 @@ TEST(Orphans, NoneThatHaveLeftEverythingBehind) {
   EXPECT_TRUE(gone_within("sleep " + s, 30));
 }
 
-// A job that a job starts belongs to both, and other jobs to neither.
+// A process that a job inside a job starts belongs to both, and to no other job.
 TEST(Orphans, NoneOfAnInnerJobAndAllOfAnother) {
   const std::string s = unique_seconds(), other = unique_seconds();
   const std::string leave = "(env -i setsid sleep " + s + " >/dev/null 2>&1 </dev/null &) ; ";

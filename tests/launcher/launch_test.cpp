@@ -1,4 +1,4 @@
-// What workers get: environment, input, cores; and what becomes of their output.
+// What workers get (environment, input, cores), and what happens to their output.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -113,7 +113,7 @@ TEST(Launch, ClosedOutputIsAnError) {
   }
 }
 
-// As of a job in the background when its terminal is closed.
+// This happens to a job in the background when its terminal is closed.
 TEST(Launch, ATerminalThatHangsUpDoesNotHurt) {
   Folder folder;
   fs::create_directories(folder.path);
@@ -188,8 +188,8 @@ TEST(Launch, BindsRanksToTheirShare) {
   EXPECT_NE(r.err.find("share"), std::string::npos) << r.err;
 }
 
-// Nothing is waited for but the ranks: in turns with starts of the program alone, so that both are
-// as slow as the machine is.
+// tlaunch only waits for the ranks. It takes turns with starts of the program alone, so that both
+// are as slow as the machine is.
 TEST(Launch, StartsQuickly) {
   constexpr int kTimes = 15;
   std::vector<double> launches, starts;

@@ -1,4 +1,4 @@
-// A limit of open files that is too low is said, whatever it is; nothing hangs or crashes.
+// A limit of open files that is too low is reported, whatever it is; nothing hangs or crashes.
 #include <gtest/gtest.h>
 
 #include "tests/launcher/command.h"
@@ -6,7 +6,7 @@
 namespace tessera::testing {
 namespace {
 
-// At 3 the dynamic loader is the one to say it.
+// At 3 the dynamic loader reports it.
 TEST(OpenFiles, AreEnoughOrSaidToBeTooFew) {
   for (const char* flag : {"-n", "-Sn"})
     for (int limit = 3; limit <= 32; ++limit) {

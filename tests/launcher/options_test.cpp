@@ -1,4 +1,5 @@
-// The command line: every bad value is one clear line and a non-zero exit, nothing is ignored.
+// The command line: every bad value gives one clear line and a non-zero exit status, nothing is
+// ignored.
 #include <gtest/gtest.h>
 
 #include "collectives/store/tcp_server.h"

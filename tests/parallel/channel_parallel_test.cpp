@@ -126,9 +126,9 @@ TEST(ChannelParallel, WithShardedParameters) {
   });
 }
 
-// One all-reduce a block and direction; where shapes change, the short way is made whole forward
-// and its gradient summed backward; the classifier adds one each. A bottleneck leaves the channels
-// between its last convolutions cut.
+// There is one all-reduce for each block and direction. Where shapes change, the shortcut is made
+// whole forward and its gradient summed backward; the classifier adds one each. A bottleneck leaves
+// the channels between its last convolutions cut.
 TEST(ChannelParallel, CollectivesOfAResNet) {
   struct Case {
     int64_t depth, blocks, short_ways;
@@ -163,7 +163,7 @@ TEST(ChannelParallel, CollectivesOfAResNet) {
     });
 }
 
-// With the statistics of both halves of the batch, they are the whole batch.
+// With the statistics of both halves of the batch, the halves are trained like the whole batch.
 TEST(ChannelParallel, WithStatisticsOfSeveralRanks) {
   const models::ResNetOptions o = small_resnet(18);
   const std::vector<NamedTensor> whole = train(o, {});
@@ -180,7 +180,7 @@ TEST(ChannelParallel, WithStatisticsOfSeveralRanks) {
   });
 }
 
-// A bias joins the finished sum, or its own channels of it.
+// A bias is added to the finished sum, or to its own channels of it.
 TEST(ChannelParallel, BiasesAndOutputs) {
   Scoped<DType> type(context().default_dtype, kF64);
   const Tensor x = sample_values({2, 3, 5}, -1, 1, 1);

@@ -1,5 +1,5 @@
-// Gradients that backward writes into their buckets: the same values as gradients that are moved
-// there, and no copy where an op can write.
+// Gradients that backward writes into their buckets: they have the values of gradients that are
+// copied there, and no copy is made where an op can write.
 #include <gtest/gtest.h>
 
 #include "collectives/loopback/run_ranks.h"
@@ -28,8 +28,8 @@ std::vector<float> list(const Tensor& t) {
   return {c.data<float>(), c.data<float>() + c.numel()};
 }
 
-// The mean over two ranks of the gradient of `loss` by a weight of `shape`, from backwards that
-// know no ranks.
+// The mean over two ranks of the gradient of `loss` by a weight of `shape`, computed without a
+// reducer.
 std::vector<float> expected(const Shape& shape, const Loss& loss) {
   std::vector<std::vector<float>> each(2);
   run_ranks(2, [&](ProcessGroup& group) {  // with as many threads as ranks have
@@ -119,7 +119,7 @@ TEST(DdpHome, AWeightThatIsUsedTwiceGetsTheSumOfBoth) {
   });
 }
 
-// The gradient of the activation has the weight's shape, and must not take its place.
+// The gradient of the activation has the weight's shape, but must not be written to its place.
 TEST(DdpHome, AnActivationOfTheWeightsShapeKeepsItsOwnMemory) {
   expect_mean({4, 4}, [](const Tensor& w, int r) {
     Tensor x = values({4, 4}, r + 1);
@@ -155,7 +155,8 @@ TEST(DdpHome, GradientsOfEarlierBackwardsAreAddedTo) {
   });
 }
 
-// The last step's gradient, taken from the leaf, is the bucket's memory still.
+// The last step's gradient, which the program has moved from the leaf, still uses the bucket's
+// memory.
 TEST(DdpHome, AGradientThatTheUserKeepsIsReadBeforeItIsOverwritten) {
   const Shape shape{4, 4};
   Loss first = [](const Tensor& w, int) { return sum(square(linear(values({6, 4}, 3), w))); };

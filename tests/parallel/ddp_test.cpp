@@ -1,5 +1,5 @@
-// Data parallelism against one rank: gradients, accumulation, unused parameters, and equal bits
-// under the tree.
+// Data parallelism compared with one rank: gradients, accumulation, unused parameters, and equal
+// bits with the tree.
 #include "parallel/ddp.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ nn::SequentialPtr make_model() {
 
 Tensor inputs() { return randn({kBatch, kIn}, {kF32}, from_values<int64_t>({1, 1}, {2})); }
 
-// The mean over the rows [begin, begin + count) of the batch.
+// The loss is the mean over the rows [begin, begin + count) of the batch.
 Tensor loss_of(nn::Module& model, int64_t begin, int64_t count) {
   return mean(square(model(narrow(inputs(), 0, begin, count))));
 }
@@ -49,8 +49,8 @@ std::vector<float> serial_grads() {
   return flat_grads(*model);
 }
 
-// Gradients of `ranks` ranks that take `micro_batches` micro-batches each; every rank must have the
-// same.
+// Returns the gradients of `ranks` ranks with `micro_batches` micro-batches each; they must be the
+// same on every rank.
 std::vector<float> ddp_grads(int ranks, int64_t micro_batches, parallel::DdpOptions options,
                              int steps = 1) {
   std::vector<std::vector<float>> grads(static_cast<size_t>(ranks));
@@ -84,7 +84,7 @@ TEST(Ddp, GradientsEqualSerial) {
   for (int ranks : {1, 2, 4, 8}) expect_close(ddp_grads(ranks, 1, {}), serial);
 }
 
-// A program may drop what ddp returns; the model has it.
+// A program may drop the result of ddp; the model keeps it alive.
 TEST(Ddp, TheModelKeepsItAlive) {
   const std::vector<float> serial = serial_grads();
   run_ranks(2, [&](ProcessGroup& group) {
@@ -102,8 +102,8 @@ TEST(Ddp, SmallBucketsAndRebuiltOrderChangeNothing) {
     expect_close(ddp_grads(2, 1, {.bucket_bytes = bytes}, 3), serial);
 }
 
-// Two weights of one shape, whose gradients become ready in an order of the rank's own: the buckets
-// that are built after the first step hold them in the order of rank 0 everywhere.
+// The gradients of two weights of one shape become ready in an order that differs between ranks:
+// the buckets that are built after the first step have them in the order of rank 0 everywhere.
 TEST(Ddp, BucketsFollowRankZeroWhereRanksDisagree) {
   for (size_t bytes : {size_t(1), size_t(1) << 20})  // a bucket each, and both in one
     run_ranks(2, [&](ProcessGroup& group) {
@@ -129,7 +129,7 @@ TEST(Ddp, BucketsFollowRankZeroWhereRanksDisagree) {
 
 TEST(Ddp, NoSyncAccumulates) { expect_close(ddp_grads(2, 4, {}), serial_grads()); }
 
-// Eight micro-batches of one row each, whoever computes them.
+// Eight micro-batches of one row each, on any number of ranks.
 TEST(Ddp, TreeGivesEqualBitsOnAnyNumberOfRanks) {
   parallel::DdpOptions tree{.bucket_bytes = 128, .tree_accumulation = true};
   std::vector<float> one = ddp_grads(1, 8, tree);
@@ -177,8 +177,8 @@ TEST(Ddp, UnusedParametersAreNamed) {
   EXPECT_NE(text.find("allow_unused"), std::string::npos) << text;
 }
 
-// Two layers with an unreliable one between them: the second layer's gradients arrive, the first's
-// do not.
+// Two layers with one between them whose backward fails: the second layer's gradients arrive, the
+// first's do not.
 struct Breakable final : nn::Module {
   Breakable() {
     first = register_module("first", nn::linear(kIn, 4)),
@@ -194,7 +194,7 @@ struct Breakable final : nn::Module {
   bool fails = false;
 };
 
-// Where no other rank waits for it: of one rank, or without sync.
+// No other rank waits for the backward: there is one rank, or sync is off.
 TEST(Ddp, AStepWhoseBackwardFailedCanBeTakenAgain) {
   Breakable serial;
   serial.loss(0, kBatch).backward();
@@ -276,7 +276,7 @@ TEST(Ddp, ASecondBackwardAccumulates) {
   });
 }
 
-// The reducer hears that a backward is over when the outermost one is.
+// The reducer is told that a backward has finished when the outermost one has.
 TEST(Ddp, ABackwardInsideOfAnotherDeliversToo) {
   for (int ranks : {1, 2})
     run_ranks(ranks, [&](ProcessGroup& group) {

@@ -32,7 +32,7 @@ models::GptOptions model(double dropout, bool tied = true) {
           .tied = tied};
 }
 
-// The first parameter, loss or norm whose bits differ; empty: none.
+// The first parameter, loss or norm with different bits; empty: none.
 std::string difference(const Trained& got, const Trained& want) {
   for (size_t i = 0; i < want.params.size(); ++i) {
     const Tensor a = got.params[i].tensor, b = want.params[i].tensor;
@@ -118,7 +118,7 @@ TEST(ExactContraction, WithFullyShardedParameters) {
   EXPECT_NE(two_axes_difference(false, 2, 2), "");
 }
 
-// A loop of 12 has 4 leaves: 2 or 4 ranks may share it. What cannot be a subtree is refused, on
+// A loop of 12 has 4 leaves: 2 or 4 ranks may share it. A cut that is no subtree is refused, on
 // every rank.
 TEST(ExactContraction, CutsThatAreNoSubtreeAreRefused) {
   auto product = [](int ranks, int64_t k, int64_t unit) {

@@ -1,6 +1,6 @@
-// A fully sharded parameter is two leaves in truth, one to the program: what is said of the sharded
-// one holds for both. Optimizers, writes while weights are whole, cleared gradients, frozen
-// parameters, hooks and grad(), norms, and what happens when something fails.
+// A fully sharded parameter has two leaves, but looks like one to the program: what is done to the
+// sharded one affects both. Optimizers, writes while weights are whole, cleared gradients, frozen
+// parameters, hooks and grad(), norms, and failures.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -38,7 +38,7 @@ models::GptPtr make_model(int64_t layers = 3) {
   return models::gpt(o);
 }
 
-// On the rows of this rank.
+// The loss on the rows of this rank.
 Tensor loss_of(models::Gpt& model, const ProcessGroup& group) {
   int64_t rows = test::kBatch / group.size();
   return model.loss(ids(0, group.rank() * rows, rows), ids(100, group.rank() * rows, rows));
@@ -145,7 +145,8 @@ TEST(Unshard, OfAModelThatIsGone) {
   EXPECT_GT(fsdp->memory().sharded, 0);
 }
 
-// The memory of a weight that was put elsewhere may be given out again, to the weight's successor.
+// The memory of a weight that was moved elsewhere may be allocated again, for the weight's
+// successor.
 TEST(Unshard, NoticesAnotherStorageAtTheSameAddress) {
   auto model = nn::sequential(nn::linear(4, 4));
   auto fsdp = fully_shard(*model, {.precision = {.param = kF64}});
@@ -188,7 +189,7 @@ TEST(ClearedGradients, AreGoneWithSyncOff) {
   });
 }
 
-// One rank, so that nobody else's memory is counted.
+// There is one rank, so that the memory of others is not counted.
 TEST(ClearedGradients, TreesLetGoOfTheirLevels) {
   run_ranks(1, [&](ProcessGroup& group) {
     auto model = make_model();
@@ -527,7 +528,8 @@ struct Breakable final : nn::Module {
   bool fails = false;
 };
 
-// Nothing was sent when it fails: the other rank would wait for its deadline, a minute.
+// Nothing was sent when it fails: without a message, the other rank would wait for its deadline, a
+// minute.
 TEST(Communication, AFailureBeforeTheFirstReductionIsToldAtOnce) {
   for (bool fsdp : {false, true}) {
     std::string text;

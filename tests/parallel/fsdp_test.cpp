@@ -1,4 +1,4 @@
-// Fully sharded training of a small GPT against serial training of the same model.
+// Fully sharded training of a small GPT, compared with serial training of the same model.
 #include "parallel/fsdp.h"
 
 #include <gtest/gtest.h>
@@ -191,8 +191,8 @@ TEST(Fsdp, TreeAccumulationGivesEqualBits) {
     });
 }
 
-// After each of seven micro-batches the tree holds the sum of all so far: in the bits of the trees
-// that its levels are, joined from the smallest up.
+// After each of seven micro-batches the tree holds the sum of all so far, with the bits of the
+// trees on its levels, joined from the smallest up.
 TEST(Fsdp, TreeAccumulationOfAnyNumberOfMicroBatches) {
   run_ranks(2, [&](ProcessGroup& group) {
     Scoped<DType> type(context().default_dtype, kF64);
@@ -243,7 +243,7 @@ TEST(Fsdp, MixedPrecisionKeepsMasterWeights) {
   });
 }
 
-// Nobody ever holds the whole model, and values are those of a model drawn at once.
+// No rank ever holds the whole model, and values are those of a model drawn at once.
 TEST(Fsdp, MetaModelIsDrawnShardByShard) {
   auto whole = models::gpt(small());
   whole->init(7);

@@ -1,5 +1,5 @@
-// Mixed precision on several ranks: the same numbers under every wrapper, as far as sums of ranks
-// allow, and steps that all ranks skip alike.
+// Mixed precision on several ranks: the numbers are the same under every wrapper, as far as sums
+// over ranks permit, and all ranks skip the same steps.
 #include <gtest/gtest.h>
 
 #include <limits>

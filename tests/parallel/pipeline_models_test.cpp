@@ -1,4 +1,4 @@
-// Stages of every model against the model in one piece: what they read beside activations, what
+// Stages of every model compared with the whole model: what they read besides activations, what
 // they share, and running statistics.
 #include <gtest/gtest.h>
 

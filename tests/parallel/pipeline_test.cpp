@@ -1,4 +1,4 @@
-// A small GPT cut into stages against the same model in one piece.
+// A small GPT cut into stages, compared with the same model in one piece.
 #include "parallel/pipeline.h"
 
 #include <gtest/gtest.h>
@@ -346,7 +346,7 @@ TEST(Pipeline, StagesThatLearnNothing) {
   });
 }
 
-// An activation that backward does not read is let go once it has been taken.
+// An activation that backward does not read is freed once it was sent.
 TEST(Pipeline, SentActivationsAreNotKept) {
   run_ranks(2, [](ProcessGroup& group) {
     auto whole = nn::sequential(nn::linear(3, 3), nn::linear(3, 3));
@@ -369,7 +369,7 @@ TEST(Pipeline, SentActivationsAreNotKept) {
   });
 }
 
-// A message has its deadline from when its turn comes, so a stage may take longer for a batch.
+// The deadline of a message begins when it is its turn, so a stage may take longer for a batch.
 TEST(Pipeline, DeadlinesAreForOneMessage) {
   run_ranks(2,
             [](ProcessGroup& group) {
@@ -389,7 +389,7 @@ TEST(Pipeline, DeadlinesAreForOneMessage) {
 
 // ---- errors
 
-// What each rank's `body` ends with.
+// Returns the error of each rank's `body`.
 std::vector<std::string> errors_of(int ranks, FunctionRef<void(ProcessGroup&)> body) {
   std::vector<std::string> texts(size_t(ranks), "no error");
   try {

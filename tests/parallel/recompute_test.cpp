@@ -1,4 +1,4 @@
-// Blocks that are computed again in backward, under every wrapper: the bits of the same wrapper
+// Blocks that backward computes again, under every wrapper: the bits are those of the same wrapper
 // without.
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
-// Every layout saved, loaded under every other: full values and optimizer moments have equal bits,
-// and training goes on as if nothing had happened.
+// Every layout is saved and loaded under every other: full values and optimizer moments have equal
+// bits, and training continues without a difference.
 #include <gtest/gtest.h>
 
 #include <cmath>

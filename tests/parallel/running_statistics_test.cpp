@@ -32,7 +32,7 @@ Statistics statistics_of(const nn::BatchNorm1d& norm) {
           norm.num_batches_tracked.item<int64_t>()};
 }
 
-// Two steps of eight micro-batches of four rows, leaf l of step s being rows of x. `attached`: by
+// Two steps of eight micro-batches of four rows; leaf l of step s has rows of x. `attached`: uses
 // what ddp (accumulate_first) or fully_shard attaches.
 Statistics after_two_steps(const Tensor& x, int ranks, bool accumulate_first,
                            bool attached = false) {
@@ -115,7 +115,7 @@ TEST(RunningStatistics, OneMicroBatchIsPlain) {
   EXPECT_EQ(statistics_of(*tended), statistics_of(*plain));
 }
 
-// A constant beside them is not rounded, and forwards that do not train ask no other rank.
+// A constant buffer beside them is not rounded, and forwards that do not train do not communicate.
 struct WithConstant final : nn::Module {
   WithConstant() {
     norm = register_module("norm", nn::batch_norm1d({.channels = 3}));
@@ -166,8 +166,8 @@ TEST(RunningStatistics, AFailedForwardStartsTheStepAnew) {
   });
 }
 
-// Of a step whose loss or backward failed after a forward nothing is left: neither where gradients
-// are cleared for the next one nor where values were loaded.
+// Nothing is left of a step whose loss or backward failed after a forward, neither where gradients
+// are cleared for the next step nor where values were loaded.
 TEST(RunningStatistics, AStepThatFailedBehindItsForwardIsForgotten) {
   for (bool load : {false, true})
     run_ranks(1, [&](ProcessGroup& group) {

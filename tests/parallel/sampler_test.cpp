@@ -70,7 +70,8 @@ TEST(DistributedLoader, DealsThePassesOfADatasetToRanks) {
   }
 }
 
-// As the README has it: a rank with rows of the batch drops what one rank with all of it does.
+// As in examples/TOUR.md, a rank with some rows of the batch drops what one rank with all of it
+// does.
 TEST(DistributedSampler, InASampleScopeAnElementIsDroppedOnAnyRankAlike) {
   constexpr int64_t n = 8;
   auto data = std::make_shared<data::TensorDataset>(ones({n, 5}), arange(0, n));

@@ -46,7 +46,8 @@ TEST(Schedule, Prints) {
             "stage 1: F0<0 F0 B0 F1<0 B0>0 F1 B1 F2<0 B1>0 F2 B2 B2>0\n");
 }
 
-// Sending each gradient before taking the next activation: the stage before is still sending that.
+// It sends each gradient before it receives the next activation, which the stage before is still
+// sending.
 TEST(Schedule, DeadlockIsRefusedWithItsCycle) {
   Schedule s = one_forward_one_backward(2, 3);
   s.name = "naive";

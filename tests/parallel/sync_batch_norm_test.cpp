@@ -1,4 +1,4 @@
-// Batch-norm over ranks against batch-norm of the whole batch on one.
+// Compares batch-norm over ranks with batch-norm of the whole batch on one.
 #include "parallel/sync_batch_norm.h"
 
 #include <gtest/gtest.h>
@@ -117,7 +117,7 @@ TEST(SyncBatchNorm, ARankWithoutRows) {
 }
 
 // Rounded once from f32 statistics, as plain batch-norm; gradients of y.dtype go in.
-// What plain batch-norm refuses on one rank is refused on all, whoever has the one value.
+// What plain batch-norm refuses on one rank is refused on all, whichever rank has the one value.
 TEST(SyncBatchNorm, OneValueOfAllRanksIsRefused) {
   run_ranks(3, [](ProcessGroup& g) {
     auto norm = nn::sync_batch_norm({.channels = 2});

@@ -1,4 +1,4 @@
-// Tensor parallelism, alone and with fully sharded parameters, against serial training.
+// Compares tensor parallelism, alone and with fully sharded parameters, with serial training.
 #include "parallel/tensor_parallel.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ using test::check_close;
 using test::Trained;
 using test::TrainOptions;
 
-// Between the layers lies one column, which the first rank has.
+// There is one column between the layers, which the first rank has.
 TEST(TensorParallel, MoreRanksThanColumns) {
   Tensor x = sample_values({4, 3}, -1, 1, 1);
   auto make = [] {

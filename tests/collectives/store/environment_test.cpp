@@ -1,4 +1,4 @@
-// The environment of a job: defaults, and one line of error for whatever does not fit.
+// The environment of a job: defaults, and one line of error for whatever is wrong.
 #include "collectives/store/environment.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ class Environment : public testing::Test {
   }
   void TearDown() override { SetUp(); }
   void set(const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); }
-  /// The error's text, which must be one line with all of `parts`.
+  /// Expects an error whose text is one line with all of `parts`.
   void expect_error(std::initializer_list<const char*> parts) {
     try {
       job_environment();
@@ -76,7 +76,7 @@ TEST_F(Environment, ReadsWhatTheLauncherSets) {
   EXPECT_EQ(server.store()->get(attempt_prefix(2) + "k", Millis(0)), "v");
 }
 
-// Four tasks of srun would train four times.
+// Four tasks of srun would run four trainings.
 TEST_F(Environment, TasksOfOtherLaunchersAreRefused) {
   for (const char* size : {"SLURM_STEP_NUM_TASKS", "PMI_SIZE"}) {
     set(size, "4");

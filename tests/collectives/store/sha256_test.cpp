@@ -1,4 +1,4 @@
-// SHA-256 and HMAC against the published vectors.
+// Compares SHA-256 and HMAC with the published vectors.
 #include "collectives/store/sha256.h"
 
 #include <gtest/gtest.h>

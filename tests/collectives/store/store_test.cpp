@@ -1,4 +1,4 @@
-// What every store promises, checked on each of them.
+// The contract of a store, checked on each kind of store.
 #include "collectives/store/store.h"
 
 #include <gtest/gtest.h>

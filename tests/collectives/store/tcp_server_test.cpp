@@ -185,7 +185,7 @@ TEST_F(Server, TenThousandConnectionsLeaveRoomForRanks) {
   EXPECT_LT(resident_kib(), before + 32 * 1024);
 }
 
-// What the open sockets of this process are called by the system, which names no two alike.
+// The names that the system gives to the open sockets of this process; no two are equal.
 std::set<std::string> open_sockets() {
   std::set<std::string> sockets;
   for (const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -238,7 +238,7 @@ TEST(TcpStore, SaysThatNobodyListens) {
   }
 }
 
-// Nobody would know for 600 s, the time that joining may take.
+// Without it, a user would not know for the 600 s that joining may take.
 TEST(TcpStore, SaysAfterTenSecondsForWhomItWaits) {
   const int port = TcpStoreServer("127.0.0.1", 0, "k").port();
   testing::internal::CaptureStderr();

@@ -1,5 +1,5 @@
-// Which result may lie over which operand, and which value may wait in the row of which result:
-// each answer, and that kernels which are run so give the same bits.
+// Which result may lie over which operand, and which value may be kept in the row of which result:
+// each answer, and that kernels which use it give the same bits.
 #include "compile/codegen/access_order.h"
 
 #include "tests/compile/codegen/compare.h"
@@ -61,7 +61,7 @@ TEST(AccessOrder, SumsOverRowsAreStoredWhenAllRowsAreDone) {
   compare_with_interpreter({b.body});
 }
 
-// A value that waits in the row of a result is written there by the nest that computes it.
+// A value that is kept in the row of a result is written there by the nest that computes it.
 Body waiting_body(int64_t rows, int64_t n) {
   BodyBuilder b({rows, n});
   InstrId x = b.load(3), z = b.load(3), v = b.op("gelu", {x});
@@ -87,8 +87,8 @@ TEST(AccessOrder, AValueThatWaitsInAResultIsWrittenEarly) {
   compare_with_interpreter(bodies);
 }
 
-// With loops that do not move the result a nest comes back to each element: the value is computed
-// where it is spread over the middle loop, and waits in the result without it.
+// With loops that the result does not vary with, a nest writes each element several times: the
+// value varies with the middle loop, and is kept in the result, which does not.
 TEST(AccessOrder, WhatIsWrittenAgainAndAgainIsNotOverAnOperandOfItsNest) {
   BodyBuilder b({64, 17, 2});
   InstrId v = b.op("silu", {b.op("sin", {b.op("rsqrt", {b.op("log1p", {b.load(5)})})})});

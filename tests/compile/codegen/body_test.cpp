@@ -1,5 +1,5 @@
-// Bodies: what check refuses, how they print, and that interpreting them is what the ops one by
-// one compute.
+// Bodies: what check refuses, how they print, and that interpreting them gives the results of the
+// ops run one by one.
 #include <gtest/gtest.h>
 
 #include "compile/codegen/samples.h"

@@ -21,8 +21,8 @@ const Tensor& infinite() {
   return t;
 }
 
-// Of one operation, relative to its result: a rounding of each of two ways to the dtype, and a few
-// places of the functions that are evaluated for the bound in f64.
+// The error of one operation, relative to its result: on each side one rounding to the dtype, and a
+// few units in the last place of the functions that are evaluated in f64 for the bound.
 double roundings(DType t) {
   return t == kF64 ? 0x1p-49 : t == kF32 ? 0x1p-20 : t == kF16 ? 0x1p-9 : 0x1p-6;
 }
@@ -82,8 +82,8 @@ class Bounds {
     return m.kind == InstrKind::kReduce && m.reduce == ReduceKind::kMax && m.in[0] == d.in[0];
   }
 
-  // Operands whose bits are known give a result whose bits are; what is left open of others moves
-  // the result to one of the ends, or within.
+  // If the bits of all operands are known, so are the result's. Else the result is somewhere
+  // between the values that the ends of the operands' intervals give.
   Bounded pointwise(const Instr& i) const {
     Tensors in;
     bool rounded = false;
@@ -118,7 +118,7 @@ class Bounds {
     }
     return r;
   }
-  // How far from `v` the ends of what is left open of the operands bring the result.
+  // The largest distance from `v` that the ends of the operands' intervals give.
   Tensor ends_moved(const Instr& i, const Tensors& in, const Tensor& v) const {
     Tensor most = zeros_like(v);
     for (uint32_t corner = 0; corner < 1u << in.size(); ++corner) {
@@ -139,13 +139,15 @@ class Bounds {
     }
     return most;
   }
-  // Of sines and cosines, whose ends tell nothing: |f'(x)| e + e^2 / 2, and never more than 2.
+  // For sines and cosines the ends tell nothing: the distance is |f'(x)| e + e^2 / 2, and never
+  // more than 2.
   Tensor wave_moved(const Instr& i, const Tensor& in) const {
     const Tensor x = wide(in), &e = operand(i).error;
     const Tensor slope = abs(i.op == "sin" ? cos(x) : sin(x));
     return minimum(slope * e + square(e) * 0.5, number(2));
   }
-  // Monotonic in each operand, or a parabola: no point between the ends is further away.
+  // True for functions that are monotonic in each operand, or a parabola: no point between the ends
+  // is further away.
   static bool ends_are_furthest(const Instr& i) {
     static const char* ops[] = {
         "add",        "sub",   "mul",  "div",   "neg",   "abs",  "square",  "sqrt",    "rsqrt",
@@ -153,8 +155,8 @@ class Bounds {
         "reciprocal", "relu",  "lerp", "where", "floor", "ceil", "round",   "sign",    "tanh_grad"};
     return i.kind == InstrKind::kCast || std::ranges::count(ops, i.op) > 0;
   }
-  // Whether it matters on which side of zero operand k is. Which of the two zeros a sum is depends
-  // on its order.
+  // Whether the sign of a zero operand k matters. Which of the two zeros a sum is depends on its
+  // order.
   static bool asks_for_sign(const std::string& op, size_t k) {
     static const char* ops[] = {"reciprocal", "rsqrt", "atan2", "log", "lgamma"};
     return (op == "div" && k == 1) || (op == "pow" && k == 0) || std::ranges::count(ops, op) > 0;

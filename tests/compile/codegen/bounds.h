@@ -1,5 +1,6 @@
-// How far from the interpreter's a result of generated code may be: not at all, but for what sums
-// in another order and exponentials of a softmax leave open, followed through all that reads them.
+// How far a result of generated code may be from the interpreter's: not at all, except where the
+// order of sums and the exponentials of a softmax leave results open, which is followed through all
+// that reads them.
 #pragma once
 #include "compile/codegen/body.h"
 

@@ -1,4 +1,4 @@
-// The cache of compiled kernels: what is compiled when, and what is left when things go wrong.
+// The cache of compiled kernels: what is compiled when, and what is left behind after errors.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -130,8 +130,8 @@ TEST(KernelCache, AKilledCompilationLeavesNothingThatIsUsedOrWaitedFor) {
   EXPECT_EQ(entries, 1);
 }
 
-// By a signal, in the middle of a compilation. Of those who wait for it one makes the entry again,
-// for which the deadline leaves several times what compiling takes.
+// A signal stops a maker in the middle of a compilation. One of the waiting processes makes the
+// entry again, for which the deadline leaves several times what compiling takes.
 TEST(KernelCache, AMakerThatIsStoppedIsNotWaitedForLongerThanForACollective) {
   TempFolder folder;
   const GenerateOptions options{.cache_dir = folder / "cache",
@@ -157,7 +157,7 @@ TEST(KernelCache, AMakerThatIsStoppedIsNotWaitedForLongerThanForACollective) {
   EXPECT_EQ(make({softmax_body(4, 8)}, options).compiled, 0);
 }
 
-// Nobody goes on without kernels that its peers have.
+// No process goes on without kernels that its peers have.
 TEST(KernelCache, ACompilationThatTakesLongerThanACollectiveMayFailsNobody) {
   TempFolder folder;
   const GenerateOptions options{.cache_dir = folder / "cache",
@@ -302,7 +302,7 @@ TEST(KernelCache, SourcesAreDumped) {
   EXPECT_NE(text.find("k0_h_0_norm_run"), std::string::npos);
 }
 
-// One that has Clang's macro and refuses, as Clang does, an option of GCC's.
+// A compiler that defines Clang's macro and, like Clang, refuses an option of GCC.
 TEST(Toolchain, ClangIsACompilerToo) {
   TempFolder folder;
   std::string clang =

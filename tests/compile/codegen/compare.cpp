@@ -34,8 +34,8 @@ bool rounds_to_16_bits(const Body& body) {
   return false;
 }
 
-// How near to the interpreter's a value must be: its bits; its number (of two zeros a maximum gives
-// the one that it met first); or what the order of a sum leaves open.
+// How close to the interpreter's value a result must be: equal bits; an equal number (a maximum of
+// two zeros may be either); or as close as the order of a sum permits.
 enum class Near { kBits, kNumber, kRounding };
 std::vector<Near> nearness(const Body& body) {
   std::vector<Near> near(body.instrs.size(), Near::kBits);
@@ -123,8 +123,8 @@ Tensors results_memory(const Body& body) {
   return out;
 }
 
-// Each operand under the first result that may be written over it, all at once, as a call takes
-// them.
+// Puts each operand under the first result that may be written over it, all at once, as a call
+// does.
 void overlay(const Body& body, const Tensors& operands, Tensors& results) {
   std::vector<bool> taken(operands.size());
   for (size_t r = 0; r < results.size(); ++r)
@@ -153,8 +153,8 @@ void expect_equal_memory(const Tensors& a, const Tensors& b, const std::string& 
     EXPECT_EQ(std::memcmp(a[k].raw(), b[k].raw(), a[k].nbytes()), 0) << what << ", result " << k;
 }
 
-// The same bits from chunks in another order, and from each result written over each operand that
-// it may be written over.
+// Expects the same bits from chunks in another order, and from each result written over each
+// operand that it may be written over.
 void expect_same_elsewhere(const Body& body, const KernelCode& code, const Tensors& drawn,
                            const Tensors& got) {
   auto fresh = [&] { return std::pair(copies(drawn), results_memory(body)); };

@@ -1,5 +1,5 @@
-// Generated code against the interpreter: pointwise results to the bit, sums within the rounding of
-// their terms.
+// Compares generated code with the interpreter: pointwise results bit by bit, sums within the
+// rounding of their terms.
 #pragma once
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ void compare_with_interpreter(const std::vector<Body>& bodies, double tolerance 
                               const std::vector<uint64_t>& seeds = {});
 
 /// Compiles the CUDA text of `bodies` for this machine, as a grid of one thread, and compares it in
-/// the same way: all of it but what threads do together. Returns how many have such a text.
+/// the same way: everything but what threads do together. Returns how many bodies have such a text.
 int compare_cuda_on_one_thread(const std::vector<Body>& bodies, double tolerance,
                                const std::vector<uint64_t>& seeds);
 

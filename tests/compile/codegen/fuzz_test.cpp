@@ -1,4 +1,4 @@
-// Random bodies against the interpreter. tests/support/fuzz.h says how to run others.
+// Compares random bodies with the interpreter. tests/support/fuzz.h says how to run others.
 #include "tests/support/fuzz.h"
 
 #include <random>
@@ -68,7 +68,8 @@ class RandomBody {
   void add_cast() {
     InstrId x = any();
     DType to = kAllDTypes[pick(kNumDTypes)], from = at(x).dtype;
-    // What a float beyond the integers becomes is nobody's business; nor is where a sum crosses 1.
+    // The integer that a float beyond the integers becomes is unspecified; so is on which side of 1
+    // a sum is.
     const bool bounded = at(x).kind == InstrKind::kLoad;
     if (to == from || (is_integral(to) && is_floating(from) && (!bounded || inexact_[size_t(x)])))
       return;
@@ -157,8 +158,8 @@ class RandomBody {
   std::vector<bool> inexact_;
 };
 
-// Rows long and many enough to be worked on beside each other: softmaxes, norms and their like one
-// after the other, masked, with elements picked, and results of several of them.
+// Rows that are long and many enough for nests beside each other: softmaxes, norms and similar ops
+// one after the other, masked, with picked elements, and results of several of them.
 class RandomRows {
  public:
   explicit RandomRows(uint64_t seed) : random_(seed), b_(rows()) {

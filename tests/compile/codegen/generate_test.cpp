@@ -1,4 +1,4 @@
-// Each template of generated code on bodies written by hand, against the interpreter.
+// Each template of generated code, on bodies written by hand, compared with the interpreter.
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -46,7 +46,7 @@ Body two_results_body(int64_t rows, int64_t n) {
   return b.body;
 }
 
-// Softmax times an element of an operand of which nothing else is read, large as it is.
+// Softmax times an element of a large operand of which nothing else is read.
 Body scaled_by_a_pick(int64_t rows, int64_t n) {
   BodyBuilder b({rows, n});
   InstrId x = b.load(3), z = b.load(3), t = b.load(1, kI64);
@@ -82,15 +82,15 @@ TEST(Generate, NestsOfRowsThatFollowEachOther) {
 bool in_pieces(const Body& body) {
   return print_cpp(body, "kernel").find("join_pieces(") != std::string::npos;
 }
-// Softmax with another result, of elements that know no more than their piece.
+// Softmax with another result, computed from elements that know only their piece.
 Body exponentials_body(int64_t rows, int64_t n) {
   BodyBuilder b({rows, n});
   InstrId x = b.load(3), e = b.op("exp", {b.op("sub", {x, b.reduce(ReduceKind::kMax, x, 2)})});
   b.store(b.op("div", {e, b.sum(e, 2)})), b.store(b.op("mul", {e, b.constant(2.0)}));
   return b.body;
 }
-// Cross-entropy of what costs much to compute, with the target picked of what that is computed
-// from.
+// Cross-entropy of a value that is costly to compute; the target is picked from that value's
+// operand.
 Body gelu_cross_entropy_body(int64_t rows, int64_t n) {
   BodyBuilder b({rows, n});
   InstrId x = b.load(3), hit = b.op("eq", {b.index(1), b.load(1, kI64)}, true),
@@ -102,7 +102,7 @@ Body gelu_cross_entropy_body(int64_t rows, int64_t n) {
                        b.sum(b.op("where", {hit, x, b.constant(0.0)}), 2)}));
   return b.body;
 }
-// A number of each row, beside the softmax of the row, for each of its elements.
+// A value of each row that is used by each element, beside the softmax of the row.
 Body log_sum_of_each_element_body(int64_t rows, int64_t n) {
   BodyBuilder b({rows, n});
   InstrId x = b.load(3), m = b.reduce(ReduceKind::kMax, x, 2),
@@ -144,8 +144,8 @@ TEST(Generate, OneCodeForAnyNumberOfPieces) {
   }
   SizedKernels sized;
   const Fused* const first[] = {kernels[0].get()};
-  const SizedKernels::Sizes family[] = {{kernels[0].get(), kernels[1].get(), kernels[2].get()}};
-  sized.code_of(first, family, {.cache_dir = kernel_cache()});
+  const SizedKernels::Sizes sizes[] = {{kernels[0].get(), kernels[1].get(), kernels[2].get()}};
+  sized.code_of(first, sizes, {.cache_dir = kernel_cache()});
   for (size_t k : {1, 2}) {
     const Fused* const other[] = {kernels[k].get()};
     EXPECT_TRUE(sized.have(other));
@@ -155,7 +155,8 @@ TEST(Generate, OneCodeForAnyNumberOfPieces) {
 InstrId exp_below_max(BodyBuilder& b, InstrId x) {
   return b.op("exp", {b.op("sub", {x, b.reduce(ReduceKind::kMax, x, 2)})});
 }
-// Exponentials below a maximum that others than a softmax read are those of exp, denormals too.
+// Exponentials below a maximum that are not only used by a softmax have the bits of exp, denormals
+// too.
 TEST(Generate, ExponentialsBelowAMaximumHaveTheBitsOfExp) {
   std::vector<Body> bodies;
   for (auto [rows, n] : {std::pair<int64_t, int64_t>{3, 100}, {70, 300}, {100, 8200}})
@@ -215,7 +216,7 @@ TEST(Generate, PiecesOfARowMayBeInfiniteOrNan) {
   }
 }
 
-// Exponentials of two operands, and what they are computed from once more.
+// Exponentials of two operands, and another use of these operands.
 Body two_exponentials_body(int64_t rows, int64_t n) {
   BodyBuilder b({rows, n});
   InstrId x = b.load(3), z = b.op("neg", {b.op("square", {b.load(3)})});
@@ -246,8 +247,7 @@ TEST(Generate, ExponentialsOfWholeGroups) {
     EXPECT_EQ(print_cpp(b, "kernel").find("staged<") != std::string::npos, b.extents[1] > 1);
 }
 
-// A value kept in the result that functions of groups are computed from, and the operand beside
-// them.
+// A value kept in a result, from which functions on groups are computed, and another operand.
 Body kept_before_groups_body(int64_t rows, int64_t n) {
   BodyBuilder b({rows, n});
   InstrId x = b.load(3), kept = b.op("tanh", {x}), g = b.op("gelu", {kept});
@@ -255,7 +255,7 @@ Body kept_before_groups_body(int64_t rows, int64_t n) {
   b.store(b.op("div", {kept, b.op("add", {b.op("abs", {s}), b.constant(1.0)})}));
   return b.body;
 }
-// Computed in groups by two nests, as no row of it is kept.
+// Two nests compute it in groups, since no row of it is kept.
 Body groups_of_two_nests_body(int64_t rows, int64_t n) {
   BodyBuilder b({rows, 3, n});
   InstrId g = b.op("gelu", {b.load(5)});
@@ -399,7 +399,7 @@ TEST(Generate, ASumThatPicksAnElementReadsThatAlone) {
   compare_with_interpreter(bodies);
 }
 
-// Of rows that are asked for, or of the diagonal, all elements count.
+// If rows are compared, or the diagonal is, all elements count.
 TEST(Generate, AComparisonOfTheIndexOfRowsPicksNoElement) {
   std::vector<Body> bodies;
   for (bool index_first : {true, false})
@@ -441,7 +441,7 @@ TEST(Generate, ResultsOverOperandsWhereNothingIsReadAfterItIsWritten) {
   EXPECT_TRUE(may_overwrite(layer_norm_grad_body(7, 100), 0, 0));
 }
 
-// A value waits in the row of a result that may lie over `z`, which is read after it.
+// A value is kept in the row of a result that may lie over `z`, which is read after it.
 TEST(Generate, WhatIsKeptInAResultIsWrittenWhenAllIsRead) {
   std::vector<Body> bodies;
   for (int64_t rows : {5, 300})

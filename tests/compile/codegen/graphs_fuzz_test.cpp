@@ -1,8 +1,8 @@
-// Random programs through all of the compiler: recorded, passes, generated code, an executor on one
-// to three threads, and the code of one size at others. Kernels are held against the interpreter
-// within the bounds of bounds.h, whole graphs against the ops as they were recorded: bit by bit
-// where no order of sums can show. A failure prints its seed and the smallest part that shows it.
-// tests/support/fuzz.h says how to run others.
+// Random programs through the whole compiler: recorded, through the passes, as generated code, by
+// an executor on one to three threads, and with the code of one size at others. Kernels are
+// compared with the interpreter within the bounds of bounds.h, and whole graphs with the ops as
+// they were recorded: bit by bit where the order of sums cannot matter. A failure prints its seed
+// and the smallest part that shows it. tests/support/fuzz.h says how to run others.
 #include <gtest/gtest.h>
 
 #include <map>
@@ -126,7 +126,8 @@ Tensors walk(const Graph& g, std::span<const Tensor> inputs, F visit) {
   return outputs;
 }
 
-// Each kernel on the operands that it has in the graph, against the bounds of its body.
+// Runs each kernel on the operands that it has in the graph and checks it with the bounds of its
+// body.
 std::string check_kernels(const Graph& g, std::span<const Tensor> inputs, Seen& seen) {
   std::vector<Tensor> given = test::copies(inputs), outside_memory;
   for (const ImplicitInput& i : g.implicit) outside_memory.push_back(i.tensor);
@@ -160,7 +161,7 @@ Tensors results_of(const Graph& g, std::span<const Tensor> in, F run) {
   return out;
 }
 
-// How far sums that come in another order may bring results apart, relative to the largest.
+// How far the order of sums may move results, relative to the largest.
 double tolerance_of(const Graph& g) {
   double most = 1e-9;
   for (const Value& v : g.values)
@@ -171,8 +172,8 @@ double tolerance_of(const Graph& g) {
   return most;
 }
 
-// Equal numbers, and NaN where there is one. `more`: f64 [numel], what is tolerated of each
-// element.
+// Expects equal numbers, and NaN where there is one. `more`: f64 [numel], an additional tolerance
+// for each element.
 std::string differs(const Tensor& got, const Tensor& want, double tolerance,
                     const Tensor& more = {}) {
   if (got.numel() != want.numel()) return "has another shape";
@@ -190,13 +191,14 @@ std::string differs(const Tensor& got, const Tensor& want, double tolerance,
   return "";
 }
 
-// What sums in another order may move a value by, relative to its terms.
+// How far the order of a sum may move it, relative to its terms.
 double sums_apart(DType t) {
   return t == kBF16 ? 0x1p-8 : t == kF16 ? 0x1p-11 : t == kF32 ? 0x1p-15 : 0x1p-44;
 }
 
-// How far each result moves, in all, when each node's moves: what comes of the order of sums where
-// a graph makes much of little, as the sine of a large number does. f64 [numel], by result.
+// How far each result moves in all when the results of nodes move: the effect of the order of sums
+// where a graph amplifies small differences, as the sine of a large number does. f64 [numel], by
+// result.
 Tensors conditions(const Graph& g, std::span<const Tensor> inputs) {
   struct Wave {
     Tensor in, out;
@@ -209,7 +211,7 @@ Tensors conditions(const Graph& g, std::span<const Tensor> inputs) {
       for (const Tensor& t : run()) {
         auto shares = [&](const Tensor& x) { return x.storage() == t.storage(); };
         const bool view = n.into.empty() && std::ranges::any_of(in, shares);
-        // A period further a wave is where it was: it moves with its operand instead.
+        // A wave repeats after a period, so its operand is moved instead.
         if (wave && !moved)
           waves[&n] = {given, clone(t)};
         else if (wave)
@@ -350,8 +352,8 @@ Case case_by_hand(const std::vector<Tensor>& inputs, F run) {
   return c;
 }
 
-// Sums of numbers below 1000 part by a period of a sine and more; of smaller ones by less than
-// 3e-4.
+// The order of a sum of numbers below 1000 moves it by a period of a sine and more; that of smaller
+// numbers by less than 3e-4.
 TEST(GraphsFuzz, ASineIsAsUncertainAsTheSumThatItIsOf) {
   const Tensor x = rand({7, 400, 17}, {kF32}, Generator(5).next_key());
   for (double scale : {1000.0, 1.0, 1e-3}) {
@@ -368,7 +370,7 @@ TEST(GraphsFuzz, ASineIsAsUncertainAsTheSumThatItIsOf) {
   }
 }
 
-// Rows of zeros too, and in 16 bits.
+// This includes rows of zeros, and 16 bits.
 TEST(GraphsFuzz, WhatANormMayBeIsKnown) {
   for (DType dtype : {kF32, kBF16}) {
     const Tensor x = rand({100, 256}, {kF32}, Generator(5).next_key()),
@@ -384,7 +386,7 @@ TEST(GraphsFuzz, WhatANormMayBeIsKnown) {
   }
 }
 
-// Of a row with NaN: NaN.
+// The softmax of a row with NaN is NaN.
 TEST(GraphsFuzz, WhatASoftmaxMayBeIsKnown) {
   const Tensor x = rand({100, 256}, {kF32}, Generator(5).next_key()),
                some = reshape(arange(0, 100), {100, 1}) == 7;
@@ -412,18 +414,18 @@ TEST(GraphsFuzz, CodeForManySizesComputesWhatWasRecorded) {
       for (int64_t size : sizes) programs.back().push_back(case_of(seed, size));
     }
     std::vector<const Fused*> kernels;
-    std::vector<SizedKernels::Sizes> families;
+    std::vector<SizedKernels::Sizes> sizes_of;
     for (const auto& cases : programs) {
       const std::vector<const Fused*> own_kernels = kernels_of(cases[0].fused);
       for (size_t k = 0; k < own_kernels.size(); ++k) {
-        kernels.push_back(own_kernels[k]), families.emplace_back();
+        kernels.push_back(own_kernels[k]), sizes_of.emplace_back();
         for (const Case* c : {&cases[1], &cases[2]})
           if (auto same = kernels_of(c->fused); same.size() == own_kernels.size())
-            families.back().push_back(same[k]);
+            sizes_of.back().push_back(same[k]);
       }
     }
     SizedKernels code;
-    code.code_of(kernels, families, {.cache_dir = test::kernel_cache()});
+    code.code_of(kernels, sizes_of, {.cache_dir = test::kernel_cache()});
     for (auto& cases : programs)
       for (Case& c : cases) {
         kernels = kernels_of(c.fused);

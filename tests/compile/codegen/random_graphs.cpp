@@ -261,7 +261,7 @@ void RandomProgram::whole() {
   }
 }
 
-// Masks: compared values, positions, and what they choose.
+// Masks: compared values, positions, and values chosen by them.
 void RandomProgram::mask() {
   const int64_t d = axis(), e = (d + 1) % kAxes;
   auto along = [&](int64_t a) {
@@ -388,14 +388,14 @@ void RandomProgram::convert() {
   DType to = dtypes[pick(e.exact ? 8 : 4)];
   if (to == kU8 && kind_of(e) == Kind::kReal) to = kI64;  // negative floats have no u8
   if (is_integral(to) && kind_of(e) == Kind::kReal) {
-    if (special_ && to != kBool) return unary();  // what NaN becomes is nobody's business
+    if (special_ && to != kBool) return unary();  // what NaN becomes is unspecified
     return add(cast(tame(e).t * 5.0, to), true);
   }
   if (kind_of(e) != Kind::kReal) return add(cast(e.t, to), e);
   add_grid(cast(e.t, to), e, e.fraction, e.magnitude);
 }
 
-// Another shape of a value, something done there, and back.
+// Puts a value into another shape, applies something there, and reverts the shape.
 void RandomProgram::view() {
   Entry e = real();
   const Shape s = e.t.shape();
@@ -433,7 +433,7 @@ void RandomProgram::view() {
   }
 }
 
-// Pieces of a value that lie over each other.
+// Combines overlapping pieces of a value.
 void RandomProgram::shifted() {
   Entry e = real();
   const int64_t d = axis(), n = extents_[d];
@@ -458,7 +458,8 @@ void RandomProgram::shifted() {
   }
 }
 
-// Into memory that outlives the program, all of it or a part, also from where it overlaps.
+// Writes into memory that outlives the program, all of it or a part, also from memory that it
+// overlaps.
 void RandomProgram::write() {
   NoGrad off;
   if (one_in(4)) return update();

@@ -1,7 +1,7 @@
 // Random programs for fused kernels: pointwise ops, masks, reductions over various dims, norms and
-// softmaxes, dropout, views that overlap, writes in place and gradients, on tensors whose dims are
-// axes of the program or 1, in all dtypes. Which ops there are is a function of the seed alone, so
-// a program can be had at several sizes.
+// softmaxes, dropout, views that overlap, writes in place and gradients, in all dtypes, on tensors
+// whose dims are axes of the program or 1. The seed alone determines the ops, so the same program
+// can be run at several sizes.
 #pragma once
 #include <algorithm>
 #include <bit>
@@ -19,7 +19,7 @@ class RandomProgram {
   /// `size`: the extent of one of the axes; 0: the program has its own.
   explicit RandomProgram(uint64_t seed, int64_t size = 0);
 
-  /// The same ops at each call, on `inputs` and `state`, with keys from `generator`.
+  /// Runs the same ops at each call, on `inputs` and `state`, with keys from `generator`.
   Tensors run();
 
   std::vector<Tensor> inputs, state;
@@ -100,7 +100,7 @@ class RandomProgram {
   std::vector<bool> grids_;  // by input
 
  public:
-  /// Of the results of the last run: whether their bits are those of every order of sums.
+  /// By result of the last run: whether every order of sums gives its bits.
   std::vector<bool> exact;
   bool state_exact() const { return state_exact_; }
 };

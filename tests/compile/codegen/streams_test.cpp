@@ -1,5 +1,5 @@
-// Results that are stored past the caches: the same bits as with ordinary stores, wherever they
-// begin, and only where they are large.
+// Results that are stored past the caches: they have the bits of ordinary stores, wherever they
+// begin, and only large results are.
 #include "compile/codegen/streams.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ Body results_of_many_dtypes(int64_t rows, int64_t n) {
   return b.body;
 }
 
-// A result of the nest that sums beside one of a later nest.
+// The nest with the sum has a result, beside one of a later nest.
 Body residual_norm_body(int64_t rows, int64_t n) {
   BodyBuilder b({rows, n});
   InstrId x = b.op("add", {b.load(3), b.load(3)});

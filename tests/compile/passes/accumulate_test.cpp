@@ -46,8 +46,8 @@ TEST(Accumulate, ATiedTable) {
     }
 }
 
-// Whether the pass finds its place depends on how a strategy keeps gradients, so no bit of the sum
-// may depend on the pass. A row's terms are many here, and far from each other in size.
+// A strategy decides how gradients are stored, and so whether the pass finds its place; therefore
+// the pass must not change any bit of the sum. Here a row has many terms of very different sizes.
 TEST(Accumulate, ToTheBit) {
   for (DType t : {kF32, kF64})
     for (int64_t padding_idx : {-1, 2}) {

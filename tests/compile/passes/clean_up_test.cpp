@@ -1,5 +1,5 @@
 // Dead code, common subexpressions, constants, views: each pass on graphs that are small enough to
-// read, and what each must leave alone.
+// read, and what each must not change.
 #include <gtest/gtest.h>
 
 #include "core/dispatch/context.h"
@@ -34,7 +34,7 @@ TEST(DeadCode, EffectsOnMemoryThatOutlivesTheRunStay) {
   Tensor state = zeros({2, 3});
   Graph g = graph_of(in, [&]() -> Tensors {
     Tensor scratch = clone(in[0]);
-    add_(scratch, in[0]);  // nobody reads it
+    add_(scratch, in[0]);  // its result is not read
     add_(state, in[0]);
     return {};
   });
@@ -89,7 +89,7 @@ TEST(CommonSubexpressions, DrawsStay) {
   EXPECT_EQ(count(checked(g, {&key, 1}, eliminate_common_subexpressions), "rand"), 2);
 }
 
-// What is computed again in backward would have to wait in memory from forward on.
+// A value that backward computes again would have to be kept from forward on.
 TEST(CommonSubexpressions, PhasesDoNotShare) {
   auto in = one_input();
   Graph g = graph_of(in, [&]() -> Tensors {

@@ -1,4 +1,4 @@
-// Comparing results of two graphs where sums may run in another order.
+// Compares results of two graphs whose sums may have different orders.
 #pragma once
 #include <cmath>
 

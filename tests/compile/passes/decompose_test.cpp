@@ -1,4 +1,4 @@
-// Fused ops taken apart: which, what they become, and that only the order of sums differs.
+// Ops that are decomposed: which, into what, and that only the order of sums differs.
 #include <gtest/gtest.h>
 
 #include "compile/codegen/fused.h"
@@ -159,8 +159,8 @@ TEST(Decompose, OptimizersOfWhatCachesHold) {
   }
 }
 
-// No decay is no multiple of 0: an infinite parameter makes no NaN of its gradient, and a gradient
-// of -0 keeps its sign.
+// Without decay, nothing is computed as a multiple of 0: an infinite parameter makes no NaN of its
+// gradient, and a gradient of -0 keeps its sign.
 TEST(Decompose, OptimizersWithoutDecayReadNoParameterForTheGradient) {
   std::vector<Tensor> in = {from_values<float>({1, -0.0f, 2, -INFINITY}, {4})};
   Tensors p = {from_values<float>({INFINITY, 1, -INFINITY, 2}, {4})}, m = {zeros({4})},

@@ -1,4 +1,4 @@
-// Which nodes become one kernel, what the kernel is, and what must stay apart.
+// Which nodes become one kernel, what the kernel computes, and what must stay separate.
 #include <gtest/gtest.h>
 
 #include "compile/codegen/fused.h"
@@ -22,7 +22,7 @@ Tensor ramp(const Shape& s, double first = -1) {
   return reshape(arange(0, numel(s), 1, {kF64}) * 0.25 + first, s);
 }
 
-// Names of the ops, of kernels what they are made of: "add_gelu sum".
+// The names of ops; for kernels, of the ops they are made of: "add_gelu sum".
 std::string kernels(const Graph& g) {
   std::string text;
   for (const Node& n : g.nodes) {
@@ -123,7 +123,8 @@ TEST(Fuse, RowsAndColumnsOfOneSweep) {
   EXPECT_EQ(kernels(g), "[sum]");
 }
 
-// What follows a sum over everything may follow at the end, but no second sweep.
+// Values that follow from a sum over everything may be computed at the end, but not in a second
+// sweep.
 TEST(Fuse, ASumOverRowsEndsTheSweep) {
   std::vector<Tensor> in = {ramp({4, 5})};
   Graph g = fused(in, [&]() -> Tensors { return {sqrt(sum(square(in[0]))) * 3.0}; });
@@ -186,7 +187,7 @@ TEST(Fuse, MasksAreComputedByEveryKernelThatReadsThem) {
   EXPECT_EQ(kernels(g), "[le_exp]") << to_string(g);
 }
 
-// x, a product, and the bias are kept anyway; their sum is not kept for backward.
+// x, a product, and the bias are kept anyway, so their sum is not kept for backward.
 Tensors bias_step(const std::vector<Tensor>& in, FunctionRef<void()> between) {
   Tensor x = cumsum(in[0], 1), sum_ = x + in[1], y = exp(sum_);
   Tensor z = cumsum(y, 1);

@@ -1,6 +1,6 @@
 // Random training steps: a program that is a function of a seed, over inputs and state of small
-// random shapes, made of pointwise ops with broadcasting, views, reductions, softmax and norms,
-// products, joins, writes to state through views, and gradients.
+// random shapes: pointwise ops with broadcasting, views, reductions, softmax and norms, products,
+// joins, writes to state through views, and gradients.
 #pragma once
 #include <optional>
 #include <random>
@@ -53,8 +53,8 @@ class RandomStep {
   }
 
   std::vector<Tensor> inputs, state;
-  // What only a whole program may do: values are read on the host, inputs are written, and views
-  // begin anywhere and may have no elements.
+  // What only a whole program may do: read values on the host, write inputs, and make views that
+  // begin anywhere or have no elements.
   bool whole_program = false;
 
  private:
@@ -144,7 +144,8 @@ class RandomStep {
       default: return add(tanh(a.t) * b.t, exact);
     }
   }
-  // What jumps is asked of exact values only: a jump turns the last place of a sum into anything.
+  // Discontinuous functions only get exact values: a jump makes any difference of the last digit of
+  // a sum.
   void compare() {
     Entry a = number(), b = fits(a);
     if (!a.exact || !b.exact) return binary();

@@ -1,5 +1,5 @@
-// Thousands of random steps through the pipeline, against plain replay. A failure prints its seed
-// and graphs; tests/support/fuzz.h says how to run others.
+// Runs thousands of random steps through the pipeline and compares them with plain replay. A
+// failure prints its seed and graphs; tests/support/fuzz.h says how to run others.
 #include "tests/compile/passes/fuzz.h"
 
 #include <gtest/gtest.h>
@@ -11,9 +11,8 @@
 namespace tessera::compiler {
 namespace {
 
-// By result (test::results: outputs, implicit inputs, inputs): whether what its memory holds at the
-// end was computed with floats narrower than f64 anywhere before it. Then an f64 result may carry
-// their roundings.
+// By result (test::results: outputs, implicit inputs, inputs): whether its final value was computed
+// with floats narrower than f64 anywhere before. An f64 result may then have their rounding errors.
 std::vector<bool> from_narrow(const Graph& g) {
   std::vector<bool> narrow(g.values.size(), false);  // by buffer
   auto is_narrow = [&](ValueId id) {

@@ -1,4 +1,5 @@
-// Small graphs for tests of passes: traced, printed without the parts that do not matter, replayed.
+// Small graphs for tests of passes: tracing them, printing them without what does not matter,
+// replaying them.
 #pragma once
 #include "compile/ir/interpreter.h"
 #include "compile/ir/verify.h"
@@ -33,7 +34,8 @@ inline int count(const compiler::Graph& g, std::string_view op) {
   return n;
 }
 
-/// What a run leaves behind: outputs and implicit inputs; memory is put back.
+/// Returns all that a run leaves behind: outputs, implicit inputs and inputs; then restores their
+/// memory.
 inline Tensors results(const compiler::Graph& g, std::span<const Tensor> in) {
   std::vector<Tensor> before, inputs = copies(in);
   for (const compiler::ImplicitInput& i : g.implicit) before.push_back(copy_of(i.tensor));
@@ -50,7 +52,7 @@ inline Tensors results(const compiler::Graph& g, std::span<const Tensor> in) {
   return out;
 }
 
-/// Outputs share memory with each other and with what existed before where they did.
+/// Expects that outputs share memory with each other and with existing tensors in the same way.
 inline void expect_same_sharing(const compiler::Graph& a, const compiler::Graph& b) {
   auto memory = [](const compiler::Graph& g, size_t i) { return g[g.outputs[i]].buffer; };
   auto external = [&](const compiler::Graph& g, size_t i) {

@@ -1,5 +1,5 @@
-// Where collectives are placed: beside what they do not need, in their order, and in an order in
-// which the nodes can run: random steps compute the same bits.
+// Where collectives are placed: beside computation that they do not need, and in their order. Nodes
+// can run in the new order: random steps compute the same bits.
 #include <gtest/gtest.h>
 
 #include "collectives/loopback/run_ranks.h"
@@ -21,7 +21,8 @@ std::string ops(const Graph& graph) {
   return names;
 }
 
-// One rank's group, so that `step` may communicate; the names of ops before and after the pass.
+// Makes a group of one rank, so that `step` may communicate; returns the names of ops before and
+// after the pass.
 template <class F>
 std::pair<std::string, std::string> placed(std::vector<Tensor> in, F step) {
   std::pair<std::string, std::string> names;
@@ -42,7 +43,7 @@ TEST(Overlap, TheGradientOfTheWeightIsComputedBesideTheReduction) {
   EXPECT_EQ(after, "contract sin all_reduce contract exp cos ");
 }
 
-// What is enough stays enough: nothing moves further than it has to.
+// Where computation already takes long enough, nothing moves further than it has to.
 TEST(Overlap, NoMoreThanNeeded) {
   Tensor x = rand({1024, 1024}), y = rand({16});  // 8 MB in and out: 400 us by the estimate
   auto step = [&](const Ref<ProcessGroup>& group) {

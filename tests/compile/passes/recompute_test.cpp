@@ -1,4 +1,5 @@
-// What backward computes again: the cheapest first, never what may not run twice, and to the bit.
+// What backward computes again: the cheapest first, nothing that must not run twice, and with equal
+// bits.
 #include "compile/passes/recompute.h"
 
 #include <gtest/gtest.h>
@@ -49,7 +50,7 @@ TEST(Recompute, TheCheapestForItsMemoryFirst) {
   EXPECT_EQ(test::count(checked(graph, in, [](Graph& g) { g = everything(g); }), "contract"), 2);
 }
 
-// Nobody keeps a for backward, but b cannot be computed again without it.
+// a is not kept for backward, but b cannot be computed again without it.
 TEST(Recompute, WhatIsNotKeptRunsAgainToo) {
   Tensor x = rand({32, 32});
   Graph graph = graph_of({x}, [&] {

@@ -1,5 +1,5 @@
-// Models on bytes against the f32 models they come from: layers found, norms folded, residuals in
-// the epilogue, accuracy kept, files, errors.
+// Compares models on bytes with the f32 models they are made from: layers that are found, folded
+// norms, residuals in the epilogue, accuracy, files, errors.
 #include "compile/quantization/quantization.h"
 
 #include <gtest/gtest.h>
@@ -16,15 +16,15 @@ namespace tessera::quant {
 namespace {
 
 double largest(const Tensor& t) { return amax(abs(t)).item<double>(); }
-// Root of the mean square of a - b, by that of b.
+// The root of the mean square of a - b, divided by that of b.
 double relative_error(const Tensor& a, const Tensor& b) {
   NoGrad off;
   return std::sqrt(mean(square(a - b)).item<double>() / mean(square(b)).item<double>());
 }
 
-// How far a network may be off, relative to its results, that rounds so many tensors, inputs and
-// weights of its layers: to 1 / 255 of a range of some eight standard deviations, off by
-// 8 / 255 / sqrt(12) = 0.9 % of them in the root of the mean square, each independently.
+// The largest error, relative to its results, of a network that rounds so many tensors (inputs and
+// weights of its layers): each is rounded to 1 / 255 of a range of some eight standard deviations,
+// which makes independent errors of 8 / 255 / sqrt(12) = 0.9 % in the root of the mean square.
 double rounding_of(int tensors) { return 8 / 255.0 / std::sqrt(12.0) * std::sqrt(double(tensors)); }
 
 // Statistics that batches would have left behind.
@@ -298,7 +298,7 @@ TEST(Quantization, FilesHoldTheConvertedModel) {
                   "the state has no layer fc; name it in keep_f32");
 }
 
-// 0 is exact, so a dim sample costs its own values and no more, however it is weighted.
+// 0 is exact, so a sample of small values costs at most its own values, however large its weight.
 TEST(Quantization, DimSamplesLeaveTheRangeToTheOthers) {
   manual_seed(10);
   auto model = nn::sequential(nn::linear(256, 8));
@@ -341,7 +341,7 @@ TEST(Quantization, ChannelsOfTinyWeightsGiveTheirBias) {
     }
 }
 
-// Calls a layer twice, and one whose path is what the second call would be named.
+// Calls one layer twice, and has another whose path equals the name of the second call.
 struct Twice final : nn::Module {
   Twice() {
     fc = register_module("fc", nn::linear(16, 16));
@@ -361,7 +361,7 @@ TEST(Quantization, LayersCalledTwiceHaveNamesOfTheirOwn) {
   auto fast = calibrated(model, x);
   EXPECT_LT(relative_error((*fast)(x), (*model)(x)), rounding_of(6));
   for (const char* name : {"fc: ", "fc_2: ", "fc_3: "}) expect_contains(fast->report(), name);
-  // Kept by its path a layer is kept in every call.
+  // A layer that is kept in f32 by its path is kept so in every call.
   fast = calibrated(model, x, {.keep_f32 = {"fc"}});
   EXPECT_LT(relative_error((*fast)(x), (*model)(x)), rounding_of(2));
   const std::string report = fast->report();

@@ -1,6 +1,6 @@
-// A steady run of an executor asks for nothing: no heap allocation where kernels make none, no
-// system call for memory or files, no block of the allocator beyond what was planned. A program of
-// its own, because it counts the process's allocations.
+// A steady run of an executor allocates nothing: no heap memory where kernels need none, no system
+// calls for memory or files, no block of the allocator beyond what was planned. This is a program
+// of its own because it counts the process's allocations.
 #include <gtest/gtest.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -63,7 +63,7 @@ TEST(Steady, TheCounterCounts) {
   std::free(p);
 }
 
-// Everything of a training step but products of matrices, for which oneDNN allocates.
+// This has everything of a training step but products of matrices, for which oneDNN allocates.
 TEST(Steady, NothingIsAllocated) {
   Tensor x = rand({4, 8, 16}), w = rand({16}), b = rand({16}), table = rand({11, 16}),
          m = zeros({16}), v = zeros({16}), ids = randint(0, 11, {4, 8}),
@@ -185,8 +185,8 @@ TEST(Steady, ThePeakIsThePlannedOneAndBelowEager) {
   }
 }
 
-// What an eager step left cached goes back to the system before the arena is taken, so that the two
-// do not add up in the memory of the process.
+// What an eager step left cached is returned to the system before the arena is allocated, so that
+// the two do not add up in the memory of the process.
 TEST(Steady, AnArenaIsNotTakenBesideWhatEagerStepsCached) {
   constexpr int64_t kMiB = 1 << 20;
   Tensor x = ones({1024});

@@ -1,4 +1,4 @@
-// Random cuttings of random tensors: what any mesh and strategy could do to them, and worse.
+// Random cuttings of random tensors: all that a mesh and a strategy could do to them, and worse.
 #pragma once
 #include <cstring>
 #include <map>

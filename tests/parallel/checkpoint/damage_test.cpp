@@ -1,4 +1,4 @@
-// Damage of every kind to every file of a small checkpoint is found, and named where it is.
+// Damage of every kind to every file of a small checkpoint is found, and its place is named.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -48,7 +48,7 @@ class Damage : public testing::Test {
   static void write(const std::string& path, const std::string& bytes) {
     std::ofstream(path, std::ios::binary) << bytes;
   }
-  // The finding names this file, or what belongs together with it.
+  // Expects a finding that names this file, or a file that belongs to it.
   static void expect_found(const std::vector<Finding>& found, const std::string& file,
                            const std::string& what) {
     ASSERT_FALSE(found.empty()) << what << " of " << file << " was not found";
@@ -144,7 +144,7 @@ TEST_F(Damage, MissingFilesAreNamed) {
   expect_contains(found[0].what, "names step-000000008, which is missing");
 }
 
-// What the system cannot look at counts as gone: the step before it is taken.
+// A step that the system cannot read counts as gone: the step before it is taken.
 TEST_F(Damage, ALinkThatLeadsToItselfIsGone) {
   const std::string step = root_ + "/step-000000008";
   fs::remove_all(step);
@@ -206,7 +206,7 @@ TEST_F(Damage, LoadRefusesDamageAndFallsBackWithoutLatest) {
   expect_contains(error, advice);
 }
 
-// Also by a rank that needs a part of a block only, in the bytes that it does not need.
+// A rank that needs only a part of a block also finds damage in the bytes that it does not need.
 TEST_F(Damage, LoadingAPartFindsDamageInItsBlocks) {
   std::string path = root_ + "/step-000000008/rank-0000-of-0002.safetensors", bytes = read(path);
   uint64_t header = read_manifest(root_ + "/step-000000008").files[0].header_bytes;
@@ -290,7 +290,7 @@ TEST_F(Damage, AStepThatLatestDoesNotMeanIsRefused) {
   expect_contains(error_of([&] { load(root_ + "/step-000000009", pieces); }), "describes step 8");
 }
 
-// Manifests that are sound as far as their hash goes, and still lie.
+// Manifests whose hash is right but whose contents are wrong.
 TEST_F(Damage, HostileManifestsAreRefused) {
   std::string folder = root_ + "/step-000000008", path = folder + "/manifest.json";
   std::string good = read(path);
@@ -391,7 +391,7 @@ TEST_F(Damage, KeepPrunesAndStrangersStay) {
     EXPECT_FALSE(fs::exists(root_ + "/" + left)) << left;
 }
 
-// A save of a crash that `latest` never came to name is replaced.
+// A crashed save that `latest` never named is replaced.
 TEST_F(Damage, AnUnnamedStepIsReplaced) {
   std::string latest = read(root_ + "/latest");
   {
@@ -406,8 +406,8 @@ TEST_F(Damage, AnUnnamedStepIsReplaced) {
   EXPECT_TRUE(read_manifest(root_ + "/step-000000009").find("v"));
 }
 
-// One rank has no memory for its staging buffer: all are told, nobody waits for another, and a
-// smaller save goes on. The limit counts what is mapped, so nothing large is ever touched.
+// One rank has no memory for its staging buffer: all ranks get the error, none waits for another,
+// and a smaller save succeeds. The limit counts mapped memory, so nothing large is ever touched.
 TEST_F(Damage, NoMemoryOnOneRankIsReportedOnAll) {
   fflush(nullptr);
   pid_t child = fork();
@@ -452,7 +452,8 @@ class FullDisk : public Damage, public testing::WithParamInterface<int64_t> {
     if (rank == 0) return {{{"w", {2, n}, {0, 0}, empty({1, n})}}, {}};
     return {{{"w", {2, n}, {1, 0}, empty({1, n})}}, {}};
   }
-  // In a child, which may be given limits and mounts of its own: `f` returns how much was wrong.
+  // Runs `f` in a child, which may get limits and mounts of its own; `f` returns the number of
+  // errors.
   template <class F>
   static int in_child(F f) {
     fflush(nullptr);
@@ -465,7 +466,8 @@ class FullDisk : public Damage, public testing::WithParamInterface<int64_t> {
 };
 INSTANTIATE_TEST_SUITE_P(Elements, FullDisk, testing::Values(100'000, 600'000));
 
-// A limit on the size of files, since rank 1 alone is to fail: both must be told. It sends SIGXFSZ.
+// Limits the size of files, so that only rank 1 fails: both must get the error. The system sends
+// SIGXFSZ.
 TEST_P(FullDisk, OfOneRankIsReportedAndChangesNothing) {
   int64_t n = GetParam();
   EXPECT_EQ(in_child([&] {

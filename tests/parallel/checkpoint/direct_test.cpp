@@ -1,6 +1,6 @@
-// Files that go past the page cache: every size around the borders of pages, writes and the staging
-// buffer; and file systems that cannot do it, which this program's own fcntl() and write() stand
-// for. Invariant: what is on disk is the same either way.
+// Files that bypass the page cache: every size around the borders of pages, writes and the staging
+// buffer. This program's own fcntl() and write() simulate file systems that do not support it.
+// Invariant: the contents of the disk are the same either way.
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -76,7 +76,7 @@ State state_of(Random& r, std::vector<int64_t> sizes) {
   return s;
 }
 
-// Saves, compares with what load and a plain reader of safetensors give back, returns the file.
+// Saves, compares what load and a plain reader of safetensors return, and returns the file.
 std::string round_trip(const TempFolder& dir, const State& state, const SaveOptions& options) {
   static int64_t step = 0;
   std::string folder = dir / std::to_string(++step);
@@ -150,7 +150,7 @@ TEST(Direct, WhereTheFileSystemCannotTheBytesAreTheSameAndOneLineSaysSo) {
   }
 }
 
-// Neither wait() nor the destructor stays with a writer that does not get on.
+// Neither wait() nor the destructor waits for a writer that makes no progress.
 TEST(Direct, ADiskThatHangsIsAnErrorAtTheDeadlineAndHoldsUpNoEnd) {
   Random r(9);
   TempFolder dir;
@@ -183,7 +183,7 @@ TEST(Direct, ADiskThatHangsIsAnErrorAtTheDeadlineAndHoldsUpNoEnd) {
   EXPECT_TRUE(verify(dir / "save").findings.empty());
 }
 
-// What its peers wait for is no collective of theirs alone: one that stops at its work in the
+// Its peers wait for it outside of collectives, too: a rank that hangs in its own work in the
 // middle of a save is given up at the same deadline.
 TEST(Direct, ARankWhoseDiskHangsIsNamedByItsPeer) {
   static TempFolder dir;  // as long as the writer that is left behind

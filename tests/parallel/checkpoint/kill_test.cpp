@@ -1,6 +1,6 @@
-// Kills a training program at every system call that changes the disk, one run per call, until a
-// run survives. Afterwards the old or the new step loads, never neither, and the resumed program
-// ends with the very lines (step, loss, norm of the gradient) of an undisturbed one.
+// Kills a training program at every system call that changes the disk, one run for each call, until
+// a run survives. After each kill the old or the new step must load, and the resumed program must
+// end with exactly the lines (step, loss, norm of the gradient) of an undisturbed one.
 #include <algorithm>
 #include <cinttypes>
 #include <filesystem>
@@ -36,8 +36,8 @@ State state_of(nn::Module& model, optim::Optimizer& optimizer, int64_t step) {
   return s;
 }
 
-// One rank: resumes if there is something to resume, then trains to the end. Losses and norms go to
-// `lines` as bits.
+// Runs one rank: resumes if there is a save, then trains to the end. Writes the bits of losses and
+// norms to `lines`.
 void train_rank(const std::string& folder, ProcessGroup& group, const std::string& lines) {
   manual_seed(5);
   auto model = nn::sequential(nn::linear(3, 4), nn::gelu(), nn::linear(4, 2));
@@ -77,7 +77,7 @@ int train(const std::string& folder, int ranks) {
   }
 }
 
-// step -> its line, the last one written; a torn line is none.
+// Returns the last line of each step; a torn line is ignored.
 std::map<int64_t, std::string> read_lines(const std::string& folder) {
   std::map<int64_t, std::string> out;
   std::ifstream in(folder + "/lines");
@@ -90,8 +90,8 @@ std::string number_text(size_t n) { return "n" + std::to_string(n); }
 
 class Kill : public testing::Test {
  protected:
-  // From a copy of `from` (empty: nothing), kills at call 0, 1, ... until a run survives. Returns
-  // how many kills there were. The first `mends` swaps of `latest` name no new step.
+  // Beginning with a copy of `from` (empty: nothing), kills at call 0, 1, ... until a run survives.
+  // Returns the number of kills. The first `mends` swaps of `latest` name no new step.
   size_t kill_everywhere(int ranks, const std::string& from,
                          const std::map<int64_t, std::string>& undisturbed, int64_t mends = 0) {
     for (size_t n = 0;; ++n) {
@@ -179,7 +179,7 @@ TEST_F(Kill, EveryCallOfASaveOnOneRankAndOnTwo) {
   }
 }
 
-// As above, beginning where a crash came between the commit of a step and the swap of `latest`.
+// This begins where a crash came between the commit of a step and the swap of `latest`.
 TEST_F(Kill, EveryCallOfTheSavesAfterACrash) {
   std::string crashed = dir_ / "crashed";
   auto undisturbed = crash(crashed);
@@ -188,8 +188,8 @@ TEST_F(Kill, EveryCallOfTheSavesAfterACrash) {
   std::printf("after a crash: %zu kills\n", kills);
 }
 
-// As above, beginning where somebody removed the step that `latest` names, which had another hash
-// than the step that is saved again will have.
+// This begins where the step that `latest` names was removed; that step had another hash than the
+// one that will be saved again under its name.
 TEST_F(Kill, EveryCallOfTheSavesAfterGoingBack) {
   std::string back = dir_ / "back";
   auto undisturbed = crash(back);
@@ -200,8 +200,8 @@ TEST_F(Kill, EveryCallOfTheSavesAfterGoingBack) {
   std::printf("after going back: %zu kills\n", kills);
 }
 
-// What a kill of the process cannot show, a loss of power would: nothing is renamed into place
-// before it was synced, and no rename goes without a sync of its folder.
+// Killing the process cannot show what a loss of power would do: no file may be renamed into place
+// before it was synced, and each rename needs a sync of its folder.
 TEST_F(Kill, SyncsComeBeforeRenames) {
   TracedRun run = run_traced([&] { return train(dir_.str(), 2); }, {});
   ASSERT_EQ(run.exit_status, 0);
@@ -246,8 +246,8 @@ TEST_F(Kill, SyncsComeBeforeRenames) {
   EXPECT_TRUE(dirty.empty());
 }
 
-// Bytes that change on their way to the disk, after they were written and before the step is
-// published: the save fails, and the step before it is still there and still the newest.
+// Bytes change on their way to the disk, after they were written and before the step is published:
+// the save fails, and the step before it is still there and still the newest.
 TEST_F(Kill, ASaveThatReadsBackWrongLeavesTheOneBefore) {
   std::string folder = dir_ / "c", out = dir_ / "error";
   auto save = [&](int64_t step) {

@@ -1,4 +1,4 @@
-// Replicas that differ are found whatever the cutting: by one bit, in any piece, on any rank.
+// Replicas that differ in one bit are found under every cutting, in every piece, on every rank.
 #include "parallel/checkpoint/replicas.h"
 
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ std::vector<Piece> pieces_of(int rank, int odd, size_t at) {
   return out;
 }
 
-// What all ranks find, which must be one text.
+// Returns what all ranks find, which must be the same text.
 std::optional<std::string> found(int odd, size_t at) {
   std::mutex mutex;
   std::set<std::optional<std::string>> all;
@@ -66,7 +66,7 @@ TEST(Replicas, OneBitIsFoundInEveryPieceOfEveryRank) {
                              : odd == 2 ? "ranks 0, 1, 3 have xxh128 "
                                         : "ranks 0, 1, 2 have xxh128 ");
     }
-    EXPECT_EQ(found(odd, 1), std::nullopt);  // nobody else has it
+    EXPECT_EQ(found(odd, 1), std::nullopt);  // no other rank has it
   }
 }
 
@@ -116,7 +116,7 @@ TEST(Replicas, OnlyWhatSeveralRanksHoldIsHashed) {
   });
 }
 
-// Zeros of two signs are equal numbers and other bits; strides are not values.
+// The two zeros are equal numbers with different bits; strides are not compared.
 TEST(Replicas, BitsCountAndStridesDoNot) {
   run_ranks(2, [&](ProcessGroup& group) {
     const double zero = group.rank() == 0 ? 0.0 : -0.0;

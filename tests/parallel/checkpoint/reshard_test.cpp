@@ -1,4 +1,4 @@
-// Saved under one cutting, loaded under another: the same bits, whatever the two.
+// What was saved under one cutting has the same bits when it is loaded under any other.
 #include <filesystem>
 
 #include "collectives/loopback/run_ranks.h"
@@ -40,7 +40,7 @@ TEST(Checkpoint, RoundTripOnOneRank) {
   EXPECT_EQ(l.extra, state.extra);
   EXPECT_EQ(l.read.read, l.read.wanted);
   for (const Piece& p : state.pieces) EXPECT_TRUE(same_bytes(p.values, expected[p.name])) << p.name;
-  // Of an empty piece too: other ranks' pieces of the same tensor were written.
+  // This holds for an empty piece too: other ranks' pieces of the same tensor were written.
   EXPECT_GT(state.pieces[0].values.storage()->version(), version);
   EXPECT_TRUE(verify(dir / "ckpt").findings.empty());
   // The file of a lone rank is a plain safetensors file.

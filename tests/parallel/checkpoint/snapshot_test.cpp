@@ -1,6 +1,6 @@
-// A save is the state at the time of the call, bit for bit, whatever the program overwrites from
-// then on and by whatever means; and nobody waits for a save that failed. Runs under
-// ThreadSanitizer too.
+// A save has the state at the time of the call, bit for bit, whatever the program overwrites from
+// then on and by whatever means; and no thread waits for a save that failed. It also runs under
+// ThreadSanitizer.
 #include "parallel/checkpoint/snapshot.h"
 
 #include <gtest/gtest.h>
@@ -143,7 +143,7 @@ TEST(Snapshot, NotLazyIsCopiedWhenSaveReturns) {
 
 // ---- one snapshot without a writer: what waits, and what does not
 
-// All bytes, as a writer takes them.
+// Takes all bytes, as the writer does.
 std::vector<std::byte> take_all(Snapshot& s, size_t bytes, size_t each = 8 << 20) {
   std::vector<std::byte> out;
   while (out.size() < bytes) {
@@ -272,7 +272,7 @@ TEST(Snapshot, ManyThreadsAtOnce) {
     }
 }
 
-// ---- what fails lets everybody go on
+// ---- after a failure, all threads go on
 
 TEST(Snapshot, GivenUpHoldsUpNobody) {
   Tensor t = ones({1 << 20}), late = ones({1 << 20});
@@ -335,8 +335,8 @@ TEST(Snapshot, PiecesThatCannotBeReadFailOnAllRanks) {
   });
 }
 
-// A child made while a save is under way writes its own copies of the tensors, drops its copy of
-// the checkpointer and ends; the parent's save is not disturbed.
+// A child that is forked while a save is in progress overwrites its own copies of the tensors,
+// destroys its copy of the checkpointer and ends; the parent's save is not disturbed.
 TEST(Snapshot, AForkedChildWaitsForNobody) {
   TempFolder dir;
   State s;

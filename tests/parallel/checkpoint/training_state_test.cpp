@@ -1,5 +1,5 @@
-// One call saves and restores a run: what goes on from a save takes the very steps of a run that
-// was not interrupted, on the same or another number of ranks, and what is left out is named.
+// One call saves and restores a run: a run that continues from a save takes exactly the steps of an
+// uninterrupted one, on the same or another number of ranks, and what was left out is named.
 #include "parallel/checkpoint/training_state.h"
 
 #include <gtest/gtest.h>
