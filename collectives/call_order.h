@@ -3,6 +3,7 @@
 // call compare the lists before any data moves. A rank that runs its program does not know its
 // list, announces nothing and is not compared. Invariant: equal lists have equal digests, and
 // digests tell where two lists begin to differ, to within a fifth of that position.
+// Internal: not part of the public interface.
 #pragma once
 #include <array>
 #include <span>

@@ -1,4 +1,5 @@
 // Measures how long the collectives of a wrapper were executing, for the report of a step.
+// Internal: not part of the public interface.
 #pragma once
 #include <utility>
 #include <vector>

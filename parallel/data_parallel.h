@@ -2,6 +2,7 @@
 // program may drop the handle it gets. Invariant: where backwards reduce gradients, training
 // forwards reduce running statistics (batch-norm's), so all ranks have the same values after a
 // step.
+// Internal: not part of the public interface.
 #pragma once
 #include <memory>
 

@@ -2,6 +2,7 @@
 // the whole model and belongs to one stage. A tied parameter may be on several stages, which then
 // hold copies: these start equal, their gradients are summed, and the parameter counts once. If
 // several stages have the same buffer, the model's is that of the first stage.
+// Internal: not part of the public interface.
 #pragma once
 #include <string>
 #include <vector>

@@ -5,6 +5,7 @@
 // and where micro-batches are summed in a balanced tree (a power of two of them), the bits do not
 // depend on how they are distributed over ranks.
 // bits do not depend on how they are spread over ranks.
+// Internal: not part of the public interface.
 #pragma once
 #include <functional>
 #include <memory>

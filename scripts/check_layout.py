@@ -113,6 +113,7 @@ NOT_LIMITS = {
     "core/backend/cpu/kernels/sparse.cpp": "kFour",
     "core/backend/cpu/kernels/vector.h": "kGroup",
     "core/backend/cpu/linalg.cpp": "kBlock",
+    "core/backend/cpu/onednn_scaling.h": "kMost",
     "core/backend/cpu/packed_gemm.cpp": "kFit",
 }
 CONSTANTS = re.compile(r"\bconstexpr\s+(?:u?int(?:\d+_t)?|size_t|long)\s+(k[A-Z][^;{}()]*?=[^;]*);")

@@ -27,7 +27,7 @@ namespace tessera::detail {
 #if TESSERA_HAVE_MPI
 namespace {
 
-constexpr const char* kLibrary = "libmpi.so.40";  // Open MPI 4, whose header we compile with
+constexpr const char* kLibrary = "libmpi.so.40";  // Open MPI 4 and 5; we compile with its header
 constexpr int64_t kLargest = int64_t{1} << 30;    // MPI counts bytes in an int
 
 void* open_library() {
@@ -40,7 +40,7 @@ void* open_library() {
 struct Symbol {
   void* address;
   Symbol(void* library, const char* name) : address(dlsym(library, name)) {
-    TESSERA_CHECK(address, "mpi: {} has no {}; install Open MPI 4", kLibrary, name);
+    TESSERA_CHECK(address, "mpi: {} has no {}; install Open MPI 4 or 5", kLibrary, name);
   }
   template <class T>
   operator T*() const {  // NOLINT(google-explicit-constructor)

@@ -10,6 +10,7 @@
 #include "compile/codegen/softmax.h"
 #include "compile/codegen/streams.h"
 #include "core/base/boundary.h"
+#include "core/primitive/traits.h"
 
 namespace tessera::compiler {
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/base/boundary.h"
+#include "core/primitive/traits.h"
 
 namespace tessera::compiler {
 

@@ -3,6 +3,7 @@
 // it that it absorbs: bias and normalisation by constants are folded into its weight and bias; then
 // one residual and a relu may follow. Invariant: every absorbed node is read only by the next
 // absorbed one, so a layer gives one value and nothing else of it is seen outside.
+// Internal: not part of the public interface.
 #pragma once
 #include <map>
 #include <memory>

@@ -1,5 +1,6 @@
 // Lowers layers and scales to a graph on bytes. Invariant: the lowered graph computes what the
 // recorded forward computes, but for the rounding of weights and of values to bytes.
+// Internal: not part of the public interface.
 #pragma once
 #include <map>
 #include <string>

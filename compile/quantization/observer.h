@@ -1,6 +1,7 @@
 // What calibration remembers of one tensor of a model, and the range that follows from it.
 // Invariant: the bins of a histogram are equally wide and cover all values seen. Where a value lies
 // outside, the histogram doubles its range, which merges bins in pairs and loses nothing else.
+// Internal: not part of the public interface.
 #pragma once
 #include <string_view>
 #include <vector>

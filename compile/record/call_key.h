@@ -1,6 +1,7 @@
 // The key that identifies a call of a compiled function: a list of words, compared in one sweep.
 // Extents are kept apart from the rest, so that calls that differ only in sizes are recognised.
 // Invariant: calls with equal keys run the same ops on memory that they find in the same places.
+// Internal: not part of the public interface.
 #pragma once
 #include <bit>
 #include <cstring>

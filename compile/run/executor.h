@@ -1,6 +1,7 @@
 // Runs a graph again and again: memory is planned once, nothing is dispatched or allocated.
 // Invariants: a run computes what interpret() computes; between two runs the executor keeps only
 // the arena and what it was given.
+// Internal: not part of the public interface.
 #pragma once
 #include <memory>
 #include <string>

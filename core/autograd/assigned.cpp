@@ -7,6 +7,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/autograd/level.h"
+#include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/create.h"
@@ -338,7 +339,7 @@ void record(Assigned& a, const Tensor& d, const Tensor& value) {
   a.history = make_ref<GradMeta>();
   a.history->producer = std::move(node);
   ++a.count;
-  let_go_of_overwritten(a);
+  if (d.storage()->was_saved()) let_go_of_overwritten(a);
 }
 
 }  // namespace

@@ -4,10 +4,12 @@
 #include <memory>
 #include <mutex>
 
+#include "core/dispatch/context.h"
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/kernel.h"
 #include "core/ops/pointwise.h"
+#include "core/primitive/attributes.h"
 
 namespace tessera {
 namespace detail {

@@ -1,5 +1,6 @@
 // What the templates of custom_op.h are made of: the parameters of a program's functions, by which
 // an op knows its operands, numbers and results, and these functions without their types.
+// Internal: not part of the public interface.
 #pragma once
 #include <algorithm>
 #include <array>

@@ -111,6 +111,7 @@ SavedTensor SavedTensor::input(const Tensor& t) {
   s.tensor_ = t;
   if (Storage* values = values_of(t)) {
     s.version_ = values->version();
+    values->mark_saved();
     // A wrapper also keeps the history of the levels outside, which a recipe would lose.
     if (values->recipe() && !wrapped(t)) [[unlikely]] {
       s.recipe_ = values->recipe();

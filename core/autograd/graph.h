@@ -2,6 +2,7 @@
 // GradMeta that names its producer, or is a leaf. Invariant: the number of a node is greater than
 // those of the producers of its inputs, whatever threads made them, so walking nodes by falling
 // number visits every consumer first.
+// Internal: not part of the public interface.
 #pragma once
 #include <functional>
 #include <string>

@@ -5,6 +5,7 @@
 // ordinary ops, and a trace sees what is left at the bottom. Invariant: an op never mixes levels;
 // an operand from further out stands for the same value in every sample; and an observer outside
 // is told all that happens at the level, except what concerns its wrappers alone.
+// Internal: not part of the public interface.
 #pragma once
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/observer.h"

@@ -1,4 +1,5 @@
 // What transforms.h is made of, on flat lists of tensors.
+// Internal: not part of the public interface.
 #pragma once
 #include <functional>
 #include <memory>

@@ -3,6 +3,7 @@
 // each limit, one short of it and one beyond it (tests/support/boundaries.h says which test).
 // Kernels that are compiled for several instruction sets include this file, so none of its
 // functions exists at run time.
+// Internal: not part of the public interface.
 #pragma once
 #include <cstdint>
 

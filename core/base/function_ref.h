@@ -1,5 +1,6 @@
 // A borrowed callable takes two words and allocates nothing. Invariant: it is called only while the
 // callable lives.
+// Internal: not part of the public interface.
 #pragma once
 #include <memory>
 #include <type_traits>

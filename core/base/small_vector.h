@@ -1,6 +1,7 @@
 // A vector whose first N elements live inside it: the lists of the dispatch path (operands, metas,
 // dims) rarely outgrow that, so they never touch the heap. Invariant: elements [0, size) are alive,
 // the rest is raw memory.
+// Internal: not part of the public interface.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -2,6 +2,7 @@
 // words. The pattern is
 //   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 // and PCRE2 matches it, with its tables of Unicode. Invariant: the words, in order, are the text.
+// Internal: not part of the public interface.
 #pragma once
 #include <memory>
 #include <string_view>

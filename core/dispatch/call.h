@@ -1,6 +1,7 @@
 // One call of a kernel, planned: what the backends that run kernels share (the eager one, and the
 // compiler's executor). Invariant: everything here looks at types, layouts and which operands share
 // memory, never at values.
+// Internal: not part of the public interface.
 #pragma once
 #include <algorithm>
 

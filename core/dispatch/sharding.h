@@ -1,6 +1,7 @@
 // The sharding layer as the rest of the core sees it. A tensor gets a shard slot only from the code
 // that implements this (dtensor), so the layer needs no registration: the operand brings it along.
 // Invariant: results of one op are sharded over the mesh of its operands.
+// Internal: not part of the public interface.
 #pragma once
 #include "core/dispatch/dispatch.h"
 

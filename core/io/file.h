@@ -1,6 +1,7 @@
 // Files. A read of a range returns exactly that range or throws; a write goes to a temporary file
 // that replaces the old one in a single rename. Invariant: at any moment, also after a power loss,
 // a reader of the final path sees either the whole old file or the whole new one.
+// Internal: not part of the public interface.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -8,6 +8,7 @@
 // and a copy would show that a file became shorter but not that it was rewritten. Nor would a look
 // at the size before each read: the file can still be cut off in between. check() costs one fstat,
 // 0.2 microseconds, once for each batch or image.
+// Internal: not part of the public interface.
 #pragma once
 #include <cstddef>
 #include <cstdint>

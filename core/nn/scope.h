@@ -1,6 +1,7 @@
 // A scope names the place in the model where the calling thread is: "h.0.attn". Entering costs two
 // stores, and no text is made until one is asked for (a name for a graph node, a report of a NaN).
 // Invariant: frames live on the C++ stack and are left in reverse order.
+// Internal: not part of the public interface.
 #pragma once
 #include <string>
 #include <string_view>

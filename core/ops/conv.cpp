@@ -97,9 +97,8 @@ class ConvFamily : public PrimitiveWith<ConvAttributes> {
     if (w.groups > 1) w.groups = loops[size_t(output[0])].size;
     return w;
   }
-  static void check_made(const ConvAttributes& a, int more) {
+  static void check_made(const ConvAttributes& a, int count) {
     windows::check("convolution", a.window);
-    const int count = more < 0 ? 0 : a.spatial() + more;
     TESSERA_CHECK(a.size.size() == count, "convolution: size {}; expected {} numbers",
                   to_string(a.size), count);
   }
@@ -113,7 +112,7 @@ class Conv final : public PrimitiveOf<Conv, ConvFamily> {
   }
   static inline const OpInfo kOp{"conv", {OpKind::kProduct, Precision::kLow, 2}};
   using PrimitiveOf::PrimitiveOf;
-  static void check_attributes(const ConvAttributes& a) { check_made(a, -1); }
+  static void check_attributes(const ConvAttributes& a) { check_made(a, 0); }
   Metas infer(MetaSpan in) const override {
     check_operands(in);
     check_channels(in[0]->shape, in[1]->shape);
@@ -147,7 +146,7 @@ class ConvGradInput final : public PrimitiveOf<ConvGradInput, ConvFamily> {
   }
   static inline const OpInfo kOp{"conv_grad_input", {OpKind::kProduct, Precision::kLow, 2}};
   using PrimitiveOf::PrimitiveOf;
-  static void check_attributes(const ConvAttributes& a) { check_made(a, 0); }
+  static void check_attributes(const ConvAttributes& a) { check_made(a, a.spatial()); }
   Metas infer(MetaSpan in) const override {
     check_operands(in);
     Shape xs = x_shape(in);
@@ -189,7 +188,7 @@ class ConvGradWeight final : public PrimitiveOf<ConvGradWeight, ConvFamily> {
   }
   static inline const OpInfo kOp{"conv_grad_weight", {OpKind::kProduct, Precision::kAsGiven, 2}};
   using PrimitiveOf::PrimitiveOf;
-  static void check_attributes(const ConvAttributes& a) { check_made(a, 1); }
+  static void check_attributes(const ConvAttributes& a) { check_made(a, a.spatial() + 1); }
   Metas infer(MetaSpan in) const override {
     check_operands(in);
     Shape ws = w_shape(in);

@@ -149,7 +149,8 @@ constexpr Domain within(double low, double high, double low2 = -2, double high2 
 std::span<const Row> rows() {
   using namespace columns;
   using enum Precision;
-  constexpr SaveMask kX{1, 0}, kY{2, 0}, kXY{3, 0}, kXYZ{7, 0}, kOut{0, 1}, kXYOut{3, 1};
+  [[maybe_unused]] constexpr SaveMask kX{1, 0}, kY{2, 0}, kXY{3, 0}, kXYZ{7, 0}, kOut{0, 1},
+      kXOut{1, 1}, kXYOut{3, 1};
 #define ROW(operands, name, precision, cost, facts, kind, samples, reads, ...) \
   {{#name, traits_of(operands, precision, cost, unsigned{facts})},             \
    kind,                                                                       \

@@ -37,8 +37,8 @@ struct PrimitiveBase<T> {
 /// The base of the op Self: `T` is its attributes, or the family (derived from PrimitiveWith) to
 /// which it belongs. Self is made of its attributes, or of one of its OpInfos and those; with
 /// `using PrimitiveOf::PrimitiveOf` it is, and has an OpInfo kOp where there is only one. What the
-/// attributes must fulfil together, `static void check_attributes(const A&)` says, by throwing
-/// UserError: values that were read are given to it.
+/// attributes must fulfil together, a public `static void check_attributes(const A&)` says, by
+/// throwing UserError: values that were read are given to it.
 template <class Self, class T>
 class PrimitiveOf : public PrimitiveBase<T>::type {
   using Base = typename PrimitiveBase<T>::type;

@@ -97,6 +97,11 @@ class Storage final : public RefCounted {
   void set_assigned(Ref<RefCounted> a);
   /// Whether any storage of the process has that: a program without need not look.
   static bool any_assigned() { return num_assigned_.load(std::memory_order_relaxed) != 0; }
+  /// Backward keeps the values, or did.
+  void mark_saved() {
+    if (!was_saved()) saved_.store(true, std::memory_order_relaxed);
+  }
+  bool was_saved() const { return saved_.load(std::memory_order_relaxed); }
 
  private:
   struct Readers;
@@ -106,6 +111,7 @@ class Storage final : public RefCounted {
   void* data_ = nullptr;
   size_t bytes_ = 0;
   Device device_;
+  std::atomic<bool> saved_ = false;
   uint32_t version_ = 0;
   Allocator* allocator_ = nullptr;       // null: borrowed
   std::atomic<Event*> ready_ = nullptr;  // holds a count; null: nothing is pending

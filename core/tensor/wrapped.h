@@ -2,6 +2,7 @@
 // lies one level further out. Under vmap the inner tensor has one more dim, in front, that the
 // program does not see. Invariant: a wrapper is never sharded itself (its inner tensor may be), so
 // it lies in the slot of ShardData; ops reach the inner tensor through the backend of its level.
+// Internal: not part of the public interface.
 #pragma once
 #include "core/tensor/tensor.h"
 

@@ -3,9 +3,9 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
+#include "core/backend/cpu/onednn.h"
 #include "core/base/error.h"
 #include "examples/bench/measure.h"
 
@@ -150,21 +150,7 @@ std::vector<Product> attention_grad_products(const Meta& g, const Meta& q, const
 
 namespace {
 
-const dnnl::engine& engine() {
-  static const dnnl::engine e(dnnl::engine::kind::cpu, 0);
-  return e;
-}
-
-// oneDNN 2.x describes a matmul in two steps, 3.x in one.
-template <class Matmul>
-auto describe_matmul(const dnnl::memory::desc& a, const dnnl::memory::desc& b,
-                     const dnnl::memory::desc& c, const dnnl::primitive_attr& attr) {
-  if constexpr (requires { typename Matmul::desc; }) {
-    return typename Matmul::primitive_desc(typename Matmul::desc(a, b, c), attr, engine());
-  } else {
-    return typename Matmul::primitive_desc(engine(), a, b, c, attr);
-  }
-}
+using cpu::engine;
 
 dnnl::memory::desc operand(const Product& p, int64_t ProductLoop::*stride, const ProductLoop& row,
                            const ProductLoop& column) {
@@ -192,7 +178,7 @@ struct BareProduct::State {
          c = operand(p, &ProductLoop::c, p.m, p.n);
     dnnl::primitive_attr attr;
     attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    description = describe_matmul<dnnl::matmul>(a, b, c, attr);
+    description = cpu::describe<dnnl::matmul>(attr, a, b, c);
     primitive = dnnl::matmul(description);
     const DType dtype = p.bf16 ? kBF16 : kF32;
     add(DNNL_ARG_SRC, a, dtype), add(DNNL_ARG_WEIGHTS, b, dtype), add(DNNL_ARG_DST, c, dtype);

@@ -2,9 +2,9 @@
 
 #include <fmt/core.h>
 
-#include <oneapi/dnnl/dnnl.hpp>
 #include <unordered_map>
 
+#include "core/backend/cpu/onednn.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
 #include "core/primitive/primitive_of.h"
@@ -16,10 +16,7 @@ using Into = Convolution::Into;
 using Sizes = dnnl::memory::dims;
 using Description = dnnl::memory::desc;
 
-const dnnl::engine& engine() {
-  static const dnnl::engine e(dnnl::engine::kind::cpu, 0);
-  return e;
-}
+using cpu::engine;
 
 dnnl::memory::data_type type_of(const Convolution& c) {
   return c.bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
@@ -89,18 +86,17 @@ struct BareConvolution::State {
     const auto direct = dnnl::algorithm::convolution_direct;
     dnnl::primitive_attr attr;
     attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    dnnl::convolution_forward::primitive_desc forward(
-        {dnnl::prop_kind::forward_training, direct, x, w, y, stride, gaps, begin, end}, attr,
-        engine());
+    const auto forward = cpu::describe<dnnl::convolution_forward>(
+        attr, dnnl::prop_kind::forward_training, direct, x, w, y, stride, gaps, begin, end);
     if (c.into == Into::kY) {
       prepare(c, dnnl::convolution_forward(forward), forward, forward.weights_desc(), x, y);
     } else if (c.into == Into::kX) {
-      dnnl::convolution_backward_data::primitive_desc d({direct, x, w, y, stride, gaps, begin, end},
-                                                        attr, engine(), forward);
+      const auto d = cpu::describe_backward<dnnl::convolution_backward_data>(
+          attr, forward, direct, x, w, y, stride, gaps, begin, end);
       prepare(c, dnnl::convolution_backward_data(d), d, d.weights_desc(), x, y);
     } else {
-      dnnl::convolution_backward_weights::primitive_desc d(
-          {direct, x, w, y, stride, gaps, begin, end}, attr, engine(), forward);
+      const auto d = cpu::describe_backward<dnnl::convolution_backward_weights>(
+          attr, forward, direct, x, w, y, stride, gaps, begin, end);
       prepare(c, dnnl::convolution_backward_weights(d), d, d.diff_weights_desc(), x, y);
     }
   }

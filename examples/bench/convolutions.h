@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/ops/conv_attributes.h"
+#include "core/primitive/primitive.h"
 
 namespace tessera::bench {
 

@@ -7,6 +7,7 @@
 //
 // Invariant: a folder is named step-N only when all of it is on disk, and `latest` names only such
 // folders; both change by one rename.
+// Internal: not part of the public interface.
 #pragma once
 #include <cstdint>
 #include <optional>

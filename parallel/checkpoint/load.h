@@ -1,6 +1,7 @@
 // Loads checkpoints. Each rank names the boxes that it wants and where they go. However the saved
 // tensors were cut, only the bytes of the common parts are read. Invariant: either every element
 // asked for was filled from the checkpoint, or an error on every rank says why not.
+// Internal: not part of the public interface.
 #pragma once
 #include <functional>
 

@@ -3,6 +3,7 @@
 // that was read is complete and consistent: its own hash is right, boxes partition tensors, headers
 // and chunks partition files, names are plain file names. Reading allocates nothing for the
 // tensors, only a few times the size of the manifest.
+// Internal: not part of the public interface.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -1,6 +1,7 @@
 // What a checkpoint consists of. A rank describes what it holds as boxes of global tensors; a
 // checkpoint knows nothing else of meshes and strategies. Invariant: the distinct boxes of a tensor
 // partition it, which is checked before anything is written and again when a manifest is read.
+// Internal: not part of the public interface.
 #pragma once
 #include <map>
 #include <optional>

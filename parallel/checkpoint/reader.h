@@ -1,5 +1,6 @@
 // Reads boxes of tensors from one saved step. Invariant: exactly the box asked for is written, and
 // every block that one of its bytes comes from was read as a whole and compared with its hash.
+// Internal: not part of the public interface.
 #pragma once
 #include <map>
 #include <span>

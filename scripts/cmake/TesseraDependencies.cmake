@@ -4,7 +4,7 @@ find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)
-find_package(Boost 1.71 REQUIRED)
+find_package(Boost 1.71 REQUIRED CONFIG)  # of its own package: CMake 3.30 warns of its module for it
 find_package(nlohmann_json REQUIRED)
 include(TesseraLibraries)
 # Open MPI's header only: the library is loaded when a program asks for it (collectives/mpi/library.h).
@@ -13,12 +13,12 @@ if(NOT TESSERA_WITH_MPI STREQUAL "OFF")
     PATHS /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/openmpi/include /usr/lib64/openmpi/include)
   mark_as_advanced(TESSERA_MPI_INCLUDE)
   if(TESSERA_MPI_INCLUDE)
-    file(STRINGS ${TESSERA_MPI_INCLUDE}/mpi.h TESSERA_MPI_MAJOR REGEX "define OMPI_MAJOR_VERSION 4")
+    file(STRINGS ${TESSERA_MPI_INCLUDE}/mpi.h TESSERA_MPI_MAJOR REGEX "define OMPI_MAJOR_VERSION [45]$")
   endif()
   if(TESSERA_MPI_MAJOR)
     set(TESSERA_HAVE_MPI TRUE)
   elseif(TESSERA_WITH_MPI STREQUAL "ON")
-    message(FATAL_ERROR "Tessera: TESSERA_WITH_MPI=ON, but no header of Open MPI 4 was found; on Debian and Ubuntu run "
+    message(FATAL_ERROR "Tessera: TESSERA_WITH_MPI=ON, but no header of Open MPI 4 or 5 was found; on Debian and Ubuntu run "
       "scripts/install-packages, elsewhere set TESSERA_MPI_INCLUDE")
   endif()
 endif()

@@ -130,13 +130,20 @@ function(tessera_units target)
   endforeach()
 endfunction()
 
+# What is installed follows from what headers include.
+tessera_headers(${PROJECT_SOURCE_DIR} headers)
+set(TESSERA_INSTALLED_HEADERS ${headers_PUBLIC} ${headers_INTERNAL})
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS scripts/cmake/public_headers.txt ${TESSERA_INSTALLED_HEADERS})
+
 # tessera_library(name SOURCES dirs... [EXCLUDE regex] [DEPENDS ...] [PRIVATE_DEPENDS ...] [BUILD_DEPENDS ...]): target
 # tessera_name, alias tessera::name. DEPENDS: seen in its headers; PRIVATE_DEPENDS: linked; BUILD_DEPENDS: headers only.
 function(tessera_library name)
   cmake_parse_arguments(A "" "EXCLUDE" "SOURCES;DEPENDS;PRIVATE_DEPENDS;BUILD_DEPENDS" ${ARGN})
   tessera_sources(files cpp ${A_SOURCES})
-  tessera_sources(headers h ${A_SOURCES})
-  tessera_sources(tables def ${A_SOURCES})  # headers include them
+  list(JOIN A_SOURCES "|" sources)
+  set(headers ${TESSERA_INSTALLED_HEADERS})
+  list(FILTER headers INCLUDE REGEX "^(${sources})(/|$)")
+  list(TRANSFORM headers PREPEND ${PROJECT_SOURCE_DIR}/)
   list(FILTER files EXCLUDE REGEX "/kernels/")
   if(A_EXCLUDE)
     list(FILTER files EXCLUDE REGEX ${A_EXCLUDE})
@@ -148,7 +155,7 @@ function(tessera_library name)
   add_library(tessera_${name} ${files})
   add_library(tessera::${name} ALIAS tessera_${name})
   tessera_units(tessera_${name} ${files})
-  target_sources(tessera_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${headers} ${tables})
+  target_sources(tessera_${name} PUBLIC FILE_SET HEADERS BASE_DIRS ${PROJECT_SOURCE_DIR} FILES ${headers})
   target_compile_features(tessera_${name} PUBLIC cxx_std_20)
   target_link_libraries(tessera_${name} PRIVATE $<BUILD_INTERFACE:tessera_flags>)
   foreach(target IN LISTS A_BUILD_DEPENDS)

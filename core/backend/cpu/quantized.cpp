@@ -10,6 +10,7 @@
 #include "core/backend/cpu/isa.h"
 #include "core/backend/cpu/kernels/quantize_table.h"
 #include "core/backend/cpu/onednn.h"
+#include "core/backend/cpu/onednn_scaling.h"
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
@@ -75,6 +76,11 @@ bool has_byte_dot() {
       case dnnl::cpu_isa::avx512_core_vnni:
       case dnnl::cpu_isa::avx512_core_bf16:
       case dnnl::cpu_isa::avx512_core_amx:
+#if DNNL_VERSION_MAJOR >= 3
+      case dnnl::cpu_isa::avx512_core_fp16:
+      case dnnl::cpu_isa::avx512_core_amx_fp16:
+      case dnnl::cpu_isa::avx2_vnni_2:
+#endif
       case dnnl::cpu_isa::avx2_vnni: return true;
       default:
         logging::warn(
@@ -125,7 +131,7 @@ class Prepared final : public PreparedLayer {
     rows_ = layer.spatial() == 0;
     x_ = activations(in[0].meta(), rows_), y_ = activations(y, rows_);
     if (f.residual) residual_ = activations(in[4].meta(), rows_);
-    const dnnl::primitive_attr attr = attributes(f, in[2], in[3]);
+    const dnnl::primitive_attr attr = attributes(layer, in[2], in[3]);
     if (rows_)
       make_product(attr, in[1]);
     else
@@ -144,58 +150,53 @@ class Prepared final : public PreparedLayer {
     };
     const dnnl::memory x_m = memory(x_, x.raw_values()), y_m = memory(y_, y.raw()),
                        w_m = memory(w_, packed_.raw_values()),
-                       b_m = memory(b_, shifts_.raw_values()), s_m = memory(scratch_, work.raw()),
+                       b_m = memory(b_, scaling_.bias().raw_values()),
+                       s_m = memory(scratch_, work.raw()),
                        r_m = residual.defined() ? memory(residual_, residual.raw_values())
                                                 : dnnl::memory();
-    dnnl_exec_arg_t args[6] = {{DNNL_ARG_SRC, x_m.get()},
-                               {DNNL_ARG_WEIGHTS, w_m.get()},
-                               {DNNL_ARG_BIAS, b_m.get()},
-                               {DNNL_ARG_DST, y_m.get()},
-                               {DNNL_ARG_SCRATCHPAD, s_m.get()}};
+    dnnl_exec_arg_t args[6 + LayerScaling::kMost] = {{DNNL_ARG_SRC, x_m.get()},
+                                                     {DNNL_ARG_WEIGHTS, w_m.get()},
+                                                     {DNNL_ARG_BIAS, b_m.get()},
+                                                     {DNNL_ARG_DST, y_m.get()},
+                                                     {DNNL_ARG_SCRATCHPAD, s_m.get()}};
     int count = 5;
     if (residual.defined())
       args[count++] = {DNNL_ARG_ATTR_MULTIPLE_POST_OP(0) | DNNL_ARG_SRC_1, r_m.get()};
+    count += scaling_.operands(args + count);
     dnnl_status_t status = dnnl_primitive_execute(primitive_.get(), stream().get(), count, args);
     TESSERA_ASSERT(status == dnnl_success, "oneDNN {} failed with status {}", kernel_, int(status));
   }
 
  private:
-  // The library adds the bias before it scales: bias / scale. A residual joins after the scale, in
-  // units of its own, so the scale before it is in these too.
-  dnnl::primitive_attr attributes(const Layer::Form& f, const Tensor& given_scale,
+  // A residual joins after the scale, in units of its own, so the scale before it is in these too.
+  dnnl::primitive_attr attributes(const Layer& layer, const Tensor& given_scale,
                                   const Tensor& given_bias) {
+    const Layer::Form& f = layer.form;
     const Tensor scale = converted(given_scale, kF32), bias = converted(given_bias, kF32);
     const int64_t n = scale.numel();
-    shifts_ = empty({n}, kF32);
-    std::vector<float> scales(size_t(n), 0.0f);
     const float unit = f.residual ? float(f.residual_scale) : 1.0f;
-    for (int64_t o = 0; o < n; ++o) {
-      const float s = scale.values<float>()[o];
-      scales[size_t(o)] = s / unit;
-      shifts_.data<float>()[o] = bias.values<float>()[o] / s;
-    }
     b_ = rows_ ? Desc({1, n}, Data::f32, Tag::ab) : Desc({n}, Data::f32, Tag::a);
     dnnl::primitive_attr attr;
     attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    attr.set_output_scales(1 << 1, scales);
+    const int outputs = rows_ ? 0b10 : f.window.groups > 1 ? 0b11 : 0b01;  // dims of packed weights
+    scaling_ =
+        LayerScaling(attr, scale, bias, unit, outputs, int(f.x_zero_point), int(f.y_zero_point));
     dnnl::post_ops then;
     if (f.residual) {
       then.append_binary(dnnl::algorithm::binary_add, residual_);
-      then.append_eltwise(1, dnnl::algorithm::eltwise_linear, unit,
-                          -unit * float(f.residual_zero_point));
+      append_eltwise(then, dnnl::algorithm::eltwise_linear, unit,
+                     -unit * float(f.residual_zero_point));
     }
     // Saturation at 0 is a relu already where 0 stands for 0.
     if (f.relu && !(f.quantized && f.y_zero_point == 0))
-      then.append_eltwise(1, dnnl::algorithm::eltwise_relu, 0, 0);
+      append_eltwise(then, dnnl::algorithm::eltwise_relu, 0, 0);
     attr.set_post_ops(then);
-    if (f.x_zero_point) attr.set_zero_points(DNNL_ARG_SRC, 0, {f.x_zero_point});
-    if (f.y_zero_point) attr.set_zero_points(DNNL_ARG_DST, 0, {f.y_zero_point});
     return attr;
   }
 
   void make_product(const dnnl::primitive_attr& attr, const Tensor& weight) {
     const int64_t n = weight.shape()[0], k = weight.shape()[1];
-    dnnl::matmul::primitive_desc pd({x_, Desc({k, n}, Data::s8, Tag::any), b_, y_}, attr, engine());
+    const auto pd = describe<dnnl::matmul>(attr, x_, Desc({k, n}, Data::s8, Tag::any), b_, y_);
     primitive_ = dnnl::matmul(pd);
     finish(pd, Desc({k, n}, Data::s8, Sizes{1, k}), weight);
   }
@@ -208,11 +209,10 @@ class Prepared final : public PreparedLayer {
     int64_t step = 1;
     for (size_t i = sizes.size(); i-- > 0; step *= sizes[i]) strides.insert(strides.begin(), step);
     for (int64_t d : w.dilation) gaps.push_back(d - 1);
-    dnnl::convolution_forward::primitive_desc pd(
-        {dnnl::prop_kind::forward_inference, dnnl::algorithm::convolution_direct, x_,
-         Desc(sizes, Data::s8, Tag::any), b_, y_, Sizes(w.stride.begin(), w.stride.end()), gaps,
-         Sizes(w.pad_begin.begin(), w.pad_begin.end()), Sizes(w.pad_end.begin(), w.pad_end.end())},
-        attr, engine());
+    const auto pd = describe<dnnl::convolution_forward>(
+        attr, dnnl::prop_kind::forward_inference, dnnl::algorithm::convolution_direct, x_,
+        Desc(sizes, Data::s8, Tag::any), b_, y_, Sizes(w.stride.begin(), w.stride.end()), gaps,
+        Sizes(w.pad_begin.begin(), w.pad_begin.end()), Sizes(w.pad_end.begin(), w.pad_end.end()));
     primitive_ = dnnl::convolution_forward(pd);
     finish(pd, Desc(sizes, Data::s8, strides), weight);
   }
@@ -237,7 +237,8 @@ class Prepared final : public PreparedLayer {
   bool rows_ = false;
   dnnl::primitive primitive_;
   Desc x_, w_, b_, y_, residual_, scratch_;
-  Tensor packed_, shifts_;
+  Tensor packed_;
+  LayerScaling scaling_;
   std::string kernel_;
 };
 
@@ -302,15 +303,14 @@ void run_max_pool(const Primitive& prim, std::span<const Tensor> in, std::span<c
   const Desc from = activations(x.meta(), false), to = activations(out[0].meta(), false);
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  dnnl::pooling_v2_forward::primitive_desc pd(
-      {dnnl::prop_kind::forward_inference, dnnl::algorithm::pooling_max, from, to, stride, kernel,
-       gaps, begin, end},
-      attr, engine());
+  const auto pd = describe<PoolingForward>(attr, dnnl::prop_kind::forward_inference,
+                                           dnnl::algorithm::pooling_max, from, to, stride, kernel,
+                                           gaps, begin, end);
   Tensor work = empty({int64_t(std::max<size_t>(pd.scratchpad_desc().get_size(), 1))}, kU8);
-  dnnl::pooling_v2_forward(pd).execute(
-      stream(), {{DNNL_ARG_SRC, {from, engine(), const_cast<void*>(x.raw_values())}},
-                 {DNNL_ARG_DST, {to, engine(), out[0].raw()}},
-                 {DNNL_ARG_SCRATCHPAD, {pd.scratchpad_desc(), engine(), work.raw()}}});
+  PoolingForward(pd).execute(stream(),
+                             {{DNNL_ARG_SRC, {from, engine(), const_cast<void*>(x.raw_values())}},
+                              {DNNL_ARG_DST, {to, engine(), out[0].raw()}},
+                              {DNNL_ARG_SCRATCHPAD, {pd.scratchpad_desc(), engine(), work.raw()}}});
 }
 
 }  // namespace

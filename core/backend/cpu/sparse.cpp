@@ -10,6 +10,7 @@
 #include "core/backend/cpu/register.h"
 #include "core/backend/cpu/widen.h"
 #include "core/base/boundary.h"
+#include "core/ops/dim_attributes.h"
 #include "core/ops/sparse_attributes.h"
 #include "core/primitive/primitive_of.h"
 

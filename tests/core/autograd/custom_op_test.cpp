@@ -10,6 +10,7 @@
 #include "core/autograd/autograd.h"
 #include "core/autograd/batching.h"
 #include "core/autograd/transforms.h"
+#include "core/dispatch/context.h"
 #include "core/ops/compose.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"

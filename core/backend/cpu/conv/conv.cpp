@@ -93,9 +93,8 @@ Ref<const Prepared> prepare(ConvRole role, const ConvAttributes::Window& window,
   for (int64_t d : window.dilation) gaps.push_back(d - 1);
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  dnnl::convolution_forward::primitive_desc forward(
-      {dnnl::prop_kind::forward_training, algorithm, x, w, y, stride, gaps, begin, end}, attr,
-      engine());
+  const auto forward = describe<dnnl::convolution_forward>(
+      attr, dnnl::prop_kind::forward_training, algorithm, x, w, y, stride, gaps, begin, end);
   Ref<Prepared> made = make_ref<Prepared>();
   Prepared& p = *made;
   dnnl::memory::desc packed, scratch;
@@ -103,13 +102,13 @@ Ref<const Prepared> prepare(ConvRole role, const ConvAttributes::Window& window,
     p.conv = dnnl::convolution_forward(forward);
     packed = forward.weights_desc(), scratch = forward.scratchpad_desc();
   } else if (role == ConvRole::kInput) {
-    dnnl::convolution_backward_data::primitive_desc pd(
-        {algorithm, x, w, y, stride, gaps, begin, end}, attr, engine(), forward);
+    const auto pd = describe_backward<dnnl::convolution_backward_data>(
+        attr, forward, algorithm, x, w, y, stride, gaps, begin, end);
     p.conv = dnnl::convolution_backward_data(pd);
     packed = pd.weights_desc(), scratch = pd.scratchpad_desc();
   } else {
-    dnnl::convolution_backward_weights::primitive_desc pd(
-        {algorithm, x, w, y, stride, gaps, begin, end}, attr, engine(), forward);
+    const auto pd = describe_backward<dnnl::convolution_backward_weights>(
+        attr, forward, algorithm, x, w, y, stride, gaps, begin, end);
     p.conv = dnnl::convolution_backward_weights(pd);
     packed = pd.diff_weights_desc(), scratch = pd.scratchpad_desc();
   }

@@ -1,6 +1,7 @@
 // The loop nest of convolutions, for what no library computes.
 #pragma once
 #include "core/ops/conv_attributes.h"
+#include "core/tensor/tensor.h"
 
 namespace tessera::cpu {
 
