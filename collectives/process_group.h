@@ -133,8 +133,8 @@ class ProcessGroup : public RefCounted {
   /// it is shared with the peers, so that nothing is copied in; otherwise it is ordinary memory.
   /// Any rank may call it.
   virtual Ref<Storage> allocate(size_t bytes) = 0;
-  /// True when allocate() returns other than ordinary memory, so that tensors that are sent should
-  /// be there.
+  /// True when allocate() returns memory of the group's own, not ordinary memory; tensors that are
+  /// sent should then be allocated by it.
   virtual bool has_own_memory() const = 0;
   /// The rank in the world of this group's rank `r`.
   virtual int global_rank(int r) const = 0;

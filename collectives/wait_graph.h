@@ -21,7 +21,7 @@ struct WaitFacts {
   std::vector<int> members;  // of the group, by their rank in it
   uint64_t number = 0;       // of the collective; for a message, a count that identifies it
   int peer = -1;             // for a message: the other rank
-  bool holds_up = true;      // the rank's program waits, or its checkpoint writer
+  bool holds_up = true;      // a thread is blocked by it: the program or the checkpoint writer
   std::string call, site;    // "all_reduce #41", "train.cpp:88"
   /// The members that have not made the call. Unset: the members whose records do not show them in
   /// it.

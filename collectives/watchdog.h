@@ -38,8 +38,8 @@ class Watchdog {
    public:
     virtual ~Wait() = default;
     virtual WaitFacts facts() const = 0;
-    /// The time the wait may last. Zero: another wait of this rank represents this one, which has
-    /// no deadline and is neither published nor logged.
+    /// The time the wait may last. Zero: this wait has no deadline and is neither published nor
+    /// logged, because another wait of this rank represents it.
     virtual Millis timeout() const = 0;
     /// What the engine knows of the absent rank `r` of the world: "it last finished #19". "": only
     /// what peers published is known.

@@ -1,5 +1,5 @@
-// auto step = compile(train_step): runs a training step as one graph, fused, planned and generated,
-// without running the function that made it. It is one line to add; the program stays as it was.
+// auto step = compile(train_step): runs a training step as one graph with generated kernels and
+// planned memory, in place of the function. The rest of the program stays as it was.
 //
 //   auto step = compile([&](const Tensor& ids, const Tensor& targets) {
 //     Tensor loss = model->loss(ids, targets);
@@ -38,13 +38,13 @@ struct CompileReport {
   int64_t recordings = 0, segments = 0;
   int compiled = 0;      // distinct graphs that are run compiled; one that serves many sizes is one
   double compile_s = 0;  // for them: passes, code (or the cache), memory
-  // `sizes` sizes of graphs that serve many were planned, with `size_compilations` runs of the
-  // compiler, which took `sizes_ms` of compile_s.
+  // For graphs that serve many sizes: how many sizes were planned, how often the C++ compiler ran
+  // for them, and the part of compile_s that they took.
   int sizes = 0, size_compilations = 0;
   double sizes_ms = 0;
   std::string why_static;   // why the last two calls that differ in one size are two graphs
   std::string why_not;      // why the last call was not replayable; "" when it was
-  std::string unoptimised;  // why the last graph to run as recorded does; "": none does
+  std::string unoptimised;  // why the last graph that runs as recorded does so; "": there is none
 };
 
 /// The tensors of a call's result, and what is needed to put the result together again.

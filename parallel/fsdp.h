@@ -5,7 +5,7 @@
 // unchanged. Invariants: outside of forward the model holds the sharded parameters; groups are
 // gathered and reduced in the same order on every rank; a gathered weight is not kept for backward
 // but gathered again; at any time at most two groups are gathered and one group's whole gradients
-// are alive, besides those of the group that is the rest of the model.
+// are alive, not counting the model's own group (see FsdpOptions::groups).
 #pragma once
 #include <functional>
 #include <memory>

@@ -2,8 +2,8 @@
 // them and the gradient sink that reduces. It is internal to fsdp*.cpp. Each parameter has two
 // leaves: the sharded one, which the program sees, and the whole one, which forward uses and whose
 // gradient is delivered here. Invariant: what a program does to the sharded leaf (hooks, zero_grad,
-// grad(), a write into the whole weight) works as if there were only one.
-// write into the whole weight) holds as if there were one.
+// grad(), a write into the whole weight) works as if there were only one leaf, so that programs
+// need not know of the other.
 #pragma once
 #include <deque>
 #include <string>

@@ -88,7 +88,7 @@ class Pipeline {
   ProcessGroup& group() const { return *group_; }
   /// The schedule of the last step.
   const Schedule& schedule() const { return schedule_; }
-  /// The most micro-batches for which the last step kept what backward needs at the same time.
+  /// The most micro-batches whose state for backward the last step kept at one time.
   int peak_live() const { return peak_live_; }
   /// How long the last step waited for other stages.
   double communication_ms() const { return waited_ms_; }

@@ -2,9 +2,9 @@
 // is normalised by its own statistics, but inference needs one set of values. Invariant: after a
 // step every rank holds the mean, over the step's micro-batches of all ranks, of what each would
 // have made of the values before the step. So one rank with one micro-batch gets the usual values,
-// and where micro-batches are summed in a balanced tree (a power of two of them), the bits do not
-// depend on how they are distributed over ranks.
-// bits do not depend on how they are spread over ranks.
+// those of batch-norm without parallelism. Where micro-batches are summed in a balanced tree (their
+// number is a power of two), the bits of these means do not depend on how the micro-batches are
+// distributed over ranks.
 // Internal: not part of the public interface.
 #pragma once
 #include <functional>

@@ -52,7 +52,7 @@ Schedule gpipe(int stages, int micro_batches);
 /// that of GPipe.
 Schedule one_forward_one_backward(int stages, int micro_batches);
 
-/// The most micro-batches for which `stage` keeps what backward needs at the same time.
+/// The most micro-batches whose state for backward `stage` keeps at one time.
 int max_live(const Schedule& schedule, int stage);
 
 /// Throws UserError that names the first fault: a micro-batch that a stage misses, repeats or takes

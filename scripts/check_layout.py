@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks of the text of the tree: who includes whom, sizes of files, a README in each folder, unfinished places.
+"""Checks of the text of the tree: directions of includes, sizes of files, a README in each folder, unfinished places.
 
 The tables below are the rules. See findings.py for what is printed.
 """

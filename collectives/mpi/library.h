@@ -1,6 +1,6 @@
 // The MPI library of this process, used for messages between pairs of ranks. The library (Open MPI
-// 4 or 5) is loaded when it is asked for, so programs that do not need it neither link nor start it.
-// Invariant: at most one thread is inside MPI, which is all that MPI_THREAD_SERIALIZED permits.
+// 4 or 5) is loaded when it is asked for, so programs that do not need it neither link nor start
+// it. Invariant: at most one thread is inside MPI, which is all that MPI_THREAD_SERIALIZED permits.
 #pragma once
 #include <sys/types.h>
 

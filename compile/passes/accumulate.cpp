@@ -132,7 +132,7 @@ class Accumulator {
   }
 
  private:
-  // The embedding_grad that makes operand `sparse` of `add` for nobody else and could run there.
+  // The embedding_grad that makes operand `sparse` of `add`, has no other use and could run there.
   int32_t gradient_behind(const Node& add, int32_t at, size_t sparse) const {
     ValueId id = add.in[sparse], dense = add.in[1 - sparse];
     int32_t e = uses_.maker[size_t(id)];

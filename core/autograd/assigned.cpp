@@ -19,7 +19,7 @@
 namespace tessera {
 namespace {
 
-// A layout over the elements of a 1-d tensor: how a view lies in the memory it looks at.
+// The layout of a view over a 1-d tensor of the elements of its memory.
 class Region {
  public:
   Region(const Tensor& t, int64_t begin)
@@ -29,7 +29,7 @@ class Region {
       step_ = numel_ > 1 ? (*one)[0] : 1;
   }
 
-  /// Elements `x` [N] as they are seen.
+  /// The elements of `x` [N] that the view shows, in the view's shape.
   Tensor taken(const Tensor& x) const {
     if (dense_) {
       const Tensor mine = narrow(x, 0, begin_, numel_);
@@ -44,7 +44,7 @@ class Region {
       return reshape(slice(x, 0, begin_, begin_ + (numel_ - 1) * step_ + 1, step_), shape_);
     return reshape(index_select(x, 0, positions(x.device())), shape_);
   }
-  /// The transpose: zeros [n] with `g` added at its places.
+  /// The transpose of taken: zeros [n] with `g` added where the view's elements are.
   Tensor put(const Tensor& g, int64_t n) const {
     const bool turned = dense_ && !std::ranges::is_sorted(order_);
     Tensor flat = reshape(turned ? permute(g, order_) : g, {numel_});
@@ -52,11 +52,11 @@ class Region {
     if (dense_ || step_ > 0) return unslice(flat, 0, begin_, dense_ ? 1 : step_, n);
     return scatter_sum(zeros({n}, {g.dtype(), g.device()}), 0, positions(g.device()), flat);
   }
-  /// `x` [N] with zeros at the places.
+  /// `x` [N] with zeros where the view's elements are.
   Tensor cleared(const Tensor& x) const { return index_fill(x, 0, positions(x.device()), 0); }
 
  private:
-  // Whether the elements lie side by side, and which dims vary slowest then.
+  // Finds whether the elements are without gaps, and which dims vary slowest then.
   void find_order() {
     order_ = Dims::filled(shape_.size(), 0);
     std::iota(order_.begin(), order_.end(), 0);
@@ -88,22 +88,22 @@ class Region {
   int64_t begin_, numel_;
   Dims order_;
   bool dense_ = true;
-  int64_t step_ = 0;  // between all elements in row-major order; 0: they have no common one
+  int64_t step_ = 0;  // between neighbours in row-major order; 0: it differs
 };
 
-// The history of the elements of a storage that the base has or that were assigned to, at one
-// level.
+// The history, at one level, of a range of elements of a storage: those of the tensor that was
+// recorded before the first assignment, or all where none was.
 struct Assigned final : RefCounted {
   Ref<Level> level;  // null: outside of function transforms
   DType dtype = kF32;
-  int64_t begin = 0, extent = 0;  // the elements
-  Ref<GradMeta> history;          // null: none yet
-  uint32_t count = 0;             // of assignments
-  // What was recorded before the first assignment: result `root_output` of node number `root`.
+  int64_t begin = 0, extent = 0;  // the range
+  Ref<GradMeta> history;          // null: no assignment yet, and no tensor was recorded
+  uint32_t count = 0;             // how many assignments it has
+  // Before the first assignment the memory held result `root_output` of node number `root`.
   uint64_t root = 0;
   int root_output = 0;
-  uint64_t walk = 0;   // stamp of nodes that were looked through
-  Ref<Assigned> next;  // of other levels
+  uint64_t walk = 0;   // stamp of the nodes that a walk has visited
+  Ref<Assigned> next;  // the history at another level
 };
 
 // A node that moves cotangents between a tensor and the elements of its memory.
@@ -124,7 +124,7 @@ class LayoutNode : public GradNode {
 
  protected:
   virtual Tensors moved(const Tensor& g, uint32_t wanted) const = 0;
-  const Assigned* of_;  // an identity
+  const Assigned* of_;  // compared, never read
   const int64_t extent_;
   const Region region_;
 
@@ -132,14 +132,14 @@ class LayoutNode : public GradNode {
   bool released_ = false;
 };
 
-// The elements, of the tensor that was recorded first.
+// Makes the range of elements from the tensor that was recorded first.
 class BaseNode final : public LayoutNode {
  public:
   using LayoutNode::LayoutNode;
   std::string_view name() const override { return "assign_ (the memory before)"; }
   Tensors moved(const Tensor& g, uint32_t) const override { return {region_.taken(g)}; }
 };
-// The elements after an assignment, of those before and of the value.
+// Makes the range of elements after an assignment from the range before and the value.
 class AssignNode final : public LayoutNode {
  public:
   using LayoutNode::LayoutNode;
@@ -148,7 +148,7 @@ class AssignNode final : public LayoutNode {
     return {wanted & 1 ? region_.cleared(g) : Tensor(), wanted & 2 ? region_.taken(g) : Tensor()};
   }
 };
-// A tensor, of the elements.
+// Makes a tensor, a view, from the range of elements.
 class ViewNode final : public LayoutNode {
  public:
   using LayoutNode::LayoutNode;
@@ -167,12 +167,12 @@ Assigned* find(const Storage& s) {
   return nullptr;
 }
 
-// What a chain of recorded views begins with.
+// The tensor from which a chain of recorded views starts.
 struct Root {
   const GradMeta* history;
   const Tensor* layout;
   uint64_t number() const { return history->producer ? history->producer->number : 0; }
-  // Where the chain was released, what it began with is not known any more.
+  // Once a view in the chain was released, the chain's start cannot be told any more.
   bool unknown() const {
     const GradNode* node = history->producer.get();
     return node && node->released() && node->makes_views();
@@ -195,8 +195,8 @@ bool descends_from(const Tensor& t, const Assigned& a) {
          (root.number() == a.root && root.history->output == a.root_output);
 }
 
-// The memory of `t`, where its history is that of the memory; of a sharded tensor this rank's
-// piece.
+// The memory whose history `t` would take over; of a sharded tensor, that of this rank's piece.
+// Null where it has none.
 const Storage* memory_of(const Tensor& t) { return local_of(t).storage().get(); }
 
 void follow(const Tensor& t) {
@@ -227,7 +227,7 @@ void follow(const Tensor& t) {
   attach_grad_meta(t, std::move(node), 0);
 }
 
-// Values may be assigned to `d` and be recorded.
+// Throws UserError unless an assignment to `d` can be recorded.
 void check_destination(const Tensor& d, const Level* level) {
   const std::string what = describe(d);
   TESSERA_CHECK(!level || level->mine(d),
@@ -264,11 +264,11 @@ void check_destination(const Tensor& d, const Level* level) {
 }
 
 uint64_t next_walk() {
-  static std::atomic<uint64_t> walk{0};  // an identity, nothing depends on its order
+  static std::atomic<uint64_t> walk{0};  // only compared for equality, so its order does not matter
   return ++walk;
 }
 
-// The history of the memory of `d`; begun where it has none.
+// The history of the memory of `d`, which is created where there is none.
 Assigned& history_of(const Tensor& d) {
   Storage& storage = *d.storage();
   if (Assigned* a = find(storage)) return *a;
@@ -287,7 +287,7 @@ Assigned& history_of(const Tensor& d) {
     a->history = make_ref<GradMeta>();
     a->history->producer = std::move(node);
   }
-  // Those of transforms that are over are not asked for any more.
+  // Histories at levels of transforms that have returned are dropped: no tensor there is left.
   Ref<Assigned> others(const_cast<Assigned*>(first_of(storage)));
   while (others) {
     Ref<Assigned> next = others->next;
@@ -301,7 +301,7 @@ Assigned& history_of(const Tensor& d) {
   return *a;
 }
 
-// Results of `prim` on `in`, recorded. What it saves of a destination is a copy.
+// Results of `prim` on `in`, recorded; an operand that is saved and written is cloned first.
 Tensors results_of(const PrimRef& prim, std::span<const Tensor> dst, Inputs in) {
   if (prim.get() == copy_primitive().get()) return {in[0]};
   TESSERA_CHECK(
@@ -312,14 +312,14 @@ Tensors results_of(const PrimRef& prim, std::span<const Tensor> dst, Inputs in) 
     if (prim->saved().inputs >> i & 1)
       for (const Tensor& d : dst)
         if (in[i].storage() == d.storage()) in[i] = clone(in[i]);
-  // The destination says which dtype it is.
+  // Results take the dtype of the destination, so autocast has no say.
   Scoped<LayerMask> as_given(context().enabled,
                              LayerMask(context().enabled & ~bit(Layer::kAutocast)));
   return dispatch(prim, in);
 }
 
-// Saved values that were overwritten hold memory for nothing, and what holds the history of a
-// storage must not hold the storage.
+// Frees saved values that were overwritten, which no vjp can use any more. It is also needed
+// because the history of a storage must not own the storage.
 void let_go_of_overwritten(const Assigned& a) {
   std::vector<Ref<GradNode>> nodes{a.history->producer};
   while (!nodes.empty()) {

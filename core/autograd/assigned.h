@@ -1,10 +1,10 @@
-// What is assigned to a part of a recorded tensor, recorded: y[0] = u. The values of a storage then
-// have a history as a whole, over its elements in the order of memory, and each tensor on them is a
-// view of that. An assignment makes a new history of the old one, in which its own elements give no
-// gradient, and of the value. Handles learn of it when their history is next asked for, so to make
-// a view costs nothing; what was computed before keeps the history that it had. Invariant: an
-// assignment counts up the version of the storage, so backward notices where it needs a value that
-// was saved before; such values are let go at once.
+// Assignment to a part of a recorded tensor (y[0] = u), itself recorded. Once there is one, the
+// elements of a storage, in the order of memory, have one history, and each tensor on the storage
+// is a view of them. An assignment makes a new history from the old one, without gradient at the
+// elements that it overwrites, and from the value. A tensor takes over the new history when its own
+// is next read, so making a view costs nothing; results computed before keep theirs. Invariant: an
+// assignment counts up the version of the storage, so backward throws where it needs a saved value
+// that was overwritten; such values are freed at once.
 #pragma once
 #include <vector>
 
@@ -12,11 +12,11 @@
 
 namespace tessera {
 
-/// Elements from the first to the last of a layout, those in gaps included.
+/// How many elements of memory a layout spans from its first to its last, gaps included.
 int64_t reach_of(const Shape& shape, const Strides& strides);
-/// Counts the assignments that the history of the memory of `t` contains, at this thread's level.
+/// How many assignments the history of the memory of `t` has at this thread's level.
 uint32_t assignments_to(const Tensor& t);
-/// Appends the nodes that the histories of `storage` come from.
+/// Appends to `nodes` the nodes that the histories of `storage`, at every level, come from.
 void append_histories(const Storage& storage, std::vector<Ref<GradNode>>& nodes);
 
 }  // namespace tessera

@@ -1,6 +1,6 @@
-// Casts of operands by the precision that their op states. What is cast again and again are
-// weights: their values are kept, and every use gets a history of its own, so that gradients of
-// several uses are added in f32 and one backward does not use up the casts of another.
+// Casts of operands by the precision that their op states. The casts of weights are cached, since
+// weights are cast again and again; each use gets a history of its own, so that gradients of
+// several uses are added in f32 and one backward does not release the casts of another.
 #include "core/autograd/autocast.h"
 
 #include <algorithm>
@@ -15,8 +15,8 @@
 namespace tessera {
 namespace {
 
-// Of values that are not worth keeping (a gathered weight) the cast is not either: it is made again
-// from what they are made from.
+// The recipe of a cast whose operand has a recipe itself, because its values are not worth keeping
+// (a gathered weight): it rebuilds the operand and casts it again.
 class CastAgain final : public Recipe {
  public:
   CastAgain(Ref<Recipe> source, const Tensor& from, DType to)
@@ -45,8 +45,8 @@ bool is_parameter(const Tensor& t) {
 
 }  // namespace
 
-// Casts that were made while ops went to one backend: promises of a recorder mean nothing to
-// others, and values from before a recording would be frozen in it.
+// Casts made while ops went to one backend. With another backend it is not used: that one does not
+// know values a recorder has only promised, and a recording would freeze values from before it.
 class CastCache {
  public:
   explicit CastCache(bool enabled) : enabled_(enabled), backend_(context().backend) {}

@@ -1,12 +1,12 @@
 // Mixed precision by op: while an Autocast lives, ops that are fast and safe in 16 bits (products,
 // convolutions, attention) compute in its dtype, and ops that lose digits there (softmax, norms,
-// losses, exp, powers, sums) in f32; every other op (batch_norm too) computes in what its operands
-// are, and operands of two dtypes meet in the wider one. Parameters stay f32, and so do their
-// gradients: a cast is an op, with a derivative. Which op is what, it states itself (Precision in
-// core/primitive/traits.h), as PyTorch has it; functions that are made of others (mean, norm, the
-// losses of losses.h) follow from what they are made of, or say a precision for the whole of it
-// (core/dispatch/precision.h). Invariant: it looks at the forward pass only; backward and updates
-// run on the dtypes that forward chose.
+// losses, exp, powers, sums) in f32; every other op (batch_norm too) computes in the dtype of its
+// operands, the wider one where two differ. Parameters and their gradients stay f32, since a cast
+// is an op with a derivative. Each op states its Precision (core/primitive/traits.h), which is the
+// one that PyTorch gives it. A function made of several ops (mean, norm, the losses of losses.h)
+// gets the precisions of those, or states one for all of it (core/dispatch/precision.h). Invariant:
+// autocast acts in the forward pass only; backward and updates run in the dtypes that forward
+// chose.
 //
 //   {
 //     Autocast scope(kBF16);
@@ -27,14 +27,14 @@ namespace tessera {
 class CastCache;
 
 struct AutocastOptions {
-  bool enabled = true;        // false: within an outer scope, ops compute in what they are given
-  bool cache_weights = true;  // a parameter is cast once for each of its values; the outermost
-                              // scope's counts
+  bool enabled = true;        // false: inside an outer scope, ops compute in their operands' dtypes
+  bool cache_weights = true;  // a parameter is cast once for each of its values; only the outermost
+                              // scope's is read
 };
 
-/// Scopes nest; the innermost counts. A parameter (a leaf that requires grad) is cast once as long
-/// as the outermost scope lives and nobody writes to it, so open a scope for one step's forward
-/// pass, not for a whole program: casts take memory.
+/// Scopes nest, and the innermost one is in force. A parameter (a leaf that requires grad) is cast
+/// once while the outermost scope lives, unless its values change. The casts take memory, so open a
+/// scope around the forward pass of a step, not around a whole program.
 class Autocast {
  public:
   /// `dtype`: bf16 or f16; f32 is the same as {.enabled = false}. Throws UserError for others.
@@ -44,13 +44,13 @@ class Autocast {
   Autocast& operator=(const Autocast&) = delete;
 
  private:
-  std::unique_ptr<CastCache> own_;  // of the outermost
+  std::unique_ptr<CastCache> own_;  // in the outermost scope only
   Scoped<LayerMask> forced_;
   Scoped<DType> dtype_;
   Scoped<CastCache*> casts_;
 };
 
-/// True where ops may find their operands cast by autocast: forward, within a scope of it.
+/// True in the forward pass inside an Autocast scope, where ops may find their operands cast.
 bool autocast_on();
 
 /// The entry of layer_functions.

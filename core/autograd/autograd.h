@@ -1,5 +1,5 @@
-// Reverse-mode differentiation over the dispatch path. It sits above sharding, so a vjp sees global
-// tensors.
+// Reverse-mode differentiation: what programs call. Recording is a layer of the dispatch path above
+// sharding. Invariant: a vjp sees global tensors, also where those are sharded.
 #pragma once
 #include <initializer_list>
 
@@ -10,17 +10,17 @@ namespace tessera {
 
 struct BackwardOptions {
   bool retain_graph = false;  // keep what was saved, for another backward
-  // Record the backward itself, for second derivatives (implies retain_graph). A gradient that a
-  // leaf then keeps leads back to the leaf: set_grad({}) frees both, and grad() keeps none.
+  // Record the backward itself, for second derivatives (implies retain_graph). The gradient that a
+  // leaf keeps then refers back to the leaf, a cycle: set_grad({}) frees both; grad() makes none.
   bool create_graph = false;
-  // grad() only: inputs are independent of each other; nothing above them is visited.
+  // grad() only: no input is computed from another, so nothing above the inputs is visited.
   bool stop_at_inputs = false;
 };
 
-/// Accumulates d(sum of roots . root_grads)/d(leaf) into every leaf's grad (or its sink). An
-/// undefined root grad stands for 1 and asks for a one-element root. Throws UserError when a root
-/// has no history or its graph was released. May be called while another backward runs, from a hook
-/// or a vjp; sinks are told that it is over when the outermost one is.
+/// Adds d(sum of roots . root_grads)/d(leaf) to the grad of every leaf, or hands it to the leaf's
+/// sink. An undefined root grad stands for 1, for a root of one element. Throws UserError when a
+/// root has no history or its graph was released. May be called while another backward runs, from a
+/// hook or a vjp; sinks hear that backward is over when the outermost one is.
 void backward(std::span<const Tensor> roots, std::span<const Tensor> root_grads = {},
               BackwardOptions options = {});
 inline void backward(const Tensor& root, const Tensor& root_grad = {},
@@ -28,17 +28,17 @@ inline void backward(const Tensor& root, const Tensor& root_grad = {},
   backward({&root, 1}, {&root_grad, 1}, options);
 }
 
-/// Gradients of the roots with respect to `inputs`, which need not be leaves; nothing is
-/// accumulated, no sink is called. Undefined where an input was not reached.
+/// Gradients of the roots with respect to `inputs`, which need not be leaves; leaves keep theirs,
+/// and no sink is called. A result is undefined where no root depends on the input.
 Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs,
              std::span<const Tensor> root_grads = {}, BackwardOptions options = {});
 
-/// Calls `hook` with each complete gradient of `leaf` before it is accumulated; a defined result
-/// replaces it, and must have its shape, dtype and device. Returns a number for remove_hook.
+/// Calls `hook` with each complete gradient of `leaf` before it is added to grad; a defined result
+/// of the same shape, dtype and device replaces the gradient. Returns a number for remove_hook.
 int add_hook(const Tensor& leaf, GradHook hook);
 void remove_hook(const Tensor& leaf, int number);
 
-/// Whether ops are recorded while it lives.
+/// While one lives, ops are recorded, or not.
 class GradMode {
  public:
   explicit GradMode(bool on);
@@ -46,16 +46,16 @@ class GradMode {
  private:
   Scoped<LayerMask> enabled_;
 };
-/// Nothing is recorded while it lives.
+/// While one lives, nothing is recorded.
 class NoGrad {
   GradMode off_{false};
 };
 using NoGradGuard = NoGrad;  // its name in libtorch
-/// Records again inside NoGrad.
+/// While one lives inside a NoGrad, ops are recorded again.
 class EnableGrad {
   GradMode on_{true};
 };
-/// As NoGrad, and results may never take part in recording later: the cheapest way to evaluate.
+/// As NoGrad, and results may not be recorded later either: the cheapest way to evaluate a model.
 class InferenceMode {
  public:
   InferenceMode();
@@ -66,10 +66,10 @@ class InferenceMode {
 };
 bool grad_enabled();
 
-/// A function with a derivative of its own. `forward` runs unrecorded; what `vjp` needs is kept by
-/// save(). The vjp is written in ordinary ops, so it can be differentiated again where saved inputs
-/// are involved. It returns a gradient per input (undefined: zero) of the input's shape; one of a
-/// shape that the input would broadcast to is summed, one of another float dtype is cast.
+/// A function with a derivative of its own. `forward` runs unrecorded and calls save() on each
+/// tensor that `vjp` reads. The vjp is written in ordinary ops, so it can be differentiated again
+/// through saved inputs. It returns a gradient per input (undefined: zero) of the input's shape; a
+/// gradient that the input's shape broadcasts to is summed, one of another float dtype is cast.
 class CustomFunction : public RefCounted {
  public:
   virtual std::string_view name() const = 0;

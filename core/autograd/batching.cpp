@@ -1,4 +1,4 @@
-// The ways of batching.h that follow from axis maps. The rules for single ops are in
+// The ways of batching.h that follow from axis maps. Rules for single ops are in
 // batching_rules.cpp.
 #include "core/autograd/batching.h"
 
@@ -27,8 +27,8 @@ OneByOne& one_by_one_ops() {
   return *ops;
 }
 
-// What an axis map must say: that the op on the batch has the loops of the op on a sample and one
-// kPass loop, `lead`, in dim 0 of every operand that carries the batch and of every result.
+// Checks an axis map: the op on the batch must have the loops of the op on a sample and one kPass
+// loop, `lead`, in dim 0 of every operand that carries the batch and of every result.
 class LoopCheck {
  public:
   LoopCheck(const AxisMap& sample, const AxisMap& batch, int64_t size)
@@ -38,7 +38,7 @@ class LoopCheck {
         to_(sample.factors.size(), -1),
         from_(batch.factors.size(), -1) {}
 
-  // Dim 0 of `b` is the batch; `padding` dims of extent 1 follow.
+  // True where `b` has the batch in dim 0, then `padding` dims of extent 1, then the dims of `a`.
   bool led(const OperandLoops& a, const OperandLoops& b, size_t padding) {
     if (b.size() != a.size() + 1 + padding || !is_lead(b[0], size_)) return false;
     for (size_t d = 1; d <= padding; ++d)
@@ -46,7 +46,7 @@ class LoopCheck {
         if (batch_.factors[size_t(f)].extent != 1) return false;
     return same(a, 0, b, 1 + padding);
   }
-  // Dim 0 of `b` holds all samples behind each other, `rows` in all.
+  // True where dim 0 of `b` holds all samples one behind the other, `rows` in all.
   bool lengthened(const OperandLoops& a, const OperandLoops& b, int64_t rows) {
     if (a.empty() || b.size() != a.size() || !is_lead(b[0], rows)) return false;
     if (a[0].size() > 1) return false;
@@ -94,7 +94,7 @@ class LoopCheck {
   int lead_ = -1;
 };
 
-// The op on one sample, by its types.
+// What the op does with one sample, by types alone.
 struct SampleOp {
   SmallVector<Meta, 8> in;
   Metas out;
@@ -113,7 +113,7 @@ struct SampleOp {
   int ndim(size_t i) const { return in[i].shape.size(); }
 };
 
-// How operands are laid out for one attempt.
+// How operands are laid out in one attempt.
 struct Layout {
   bool pad = false;     // insert dims behind the batch, so that operands broadcast from the right
   bool expand = false;  // give the batch to operands that do not have it
@@ -147,7 +147,7 @@ bool same_results(const Metas& got, const Metas& sample, int64_t size) {
   return true;
 }
 
-// The map of `prim` on `in`, if it takes such operands at all.
+// Finds the axis map of `prim` on `in`; false where the op does not take such operands.
 bool map_of(const Primitive& prim, const Tensors& in, Metas& out, AxisMap& map) {
   MetaPointers p;
   for (const Tensor& t : in) p.push_back(&t.meta());
@@ -157,7 +157,7 @@ bool map_of(const Primitive& prim, const Tensors& in, Metas& out, AxisMap& map) 
     if (map.empty()) return false;
     verify_axes(prim.name(), map, p, out);
     return true;
-  } catch (const Error&) {  // verify_axes too: these may be operands that the op was not made for
+  } catch (const Error&) {  // verify_axes too: the op may not be made for these operands
     return false;
   }
 }
@@ -230,7 +230,7 @@ std::optional<Tensors> with_longer_rows(const Call& c, const SampleOp& op, bool 
   return results;
 }
 
-// Of no samples. What the op says of one tells the types; operands have gradients of zero.
+// Results for a batch of no samples, typed as those of one sample; gradients are zeros.
 Tensors none(const Call& c) {
   Tensors results;
   for (Meta m : SampleOp(c).out) {
@@ -251,7 +251,7 @@ Tensor sample(const Tensor& t, int64_t number) {
   return Tensor(Meta::contiguous(s, t.dtype(), t.device()), nullptr);
 }
 
-// Each sample by itself.
+// Runs the op on each sample and stacks the results.
 Tensors one_by_one(const Call& c) {
   if (c.size == 0) return none(c);
   std::vector<Tensors> parts;
@@ -276,7 +276,7 @@ void say_one_by_one(const Primitive& prim) {
                   prim.name());
 }
 
-// Below this level's layers, above those outside.
+// The decomposition, run below this level's layers and above those outside.
 Tensors decomposed(Level& level, const Call& c) {
   Level::Unrecorded below(level);
   Scoped<LayerMask> no_layers(context().enabled, 0);
@@ -287,7 +287,7 @@ Tensors decomposed(Level& level, const Call& c) {
   return out;
 }
 
-// Empty where the op must be taken apart.
+// The results by one op on the batch; nullopt where the op must be decomposed or run one by one.
 std::optional<Result> at_once(const Call& c) {
   if (draws(*c.prim)) return random_draws(c);
   if (c.size <= 1) return Result{one_by_one(c), true};

@@ -1,15 +1,15 @@
-// Batching rules: an op on samples becomes one op on the batch. What that op is follows from the
-// axis map: it must have the loops of the op on one sample and one kPass loop more, over the batch;
-// an op that does not say so of itself is not used. Five ways are tried, in this order:
+// Batching rules: how vmap runs an op on samples as one op on the batch. Which op that is follows
+// from axis maps. Invariant: the map of an op that is used has the loops of the op on one sample
+// and one more kPass loop, over the batch. Five ways are tried, in this order:
 //
 //   a rule            the few ops that axes cannot express: contract (one more letter), convolution
 //                     (the batch joins samples or groups), embedding (tables stacked), random draws
-//   a leading dim     the batch in dim 0 of every operand that has it, attributes that name dims
-//   moved
-//                     by one
-//   a longer dim 0    samples laid behind each other, where dim 0 passes (pooling, attention)
+//   a leading dim     the batch is dim 0 of every operand that has it, and attributes that name
+//                     dims are moved by one, so that the same op runs with one dim more in front
+//                     of its operands and results
+//   a longer dim 0    samples are joined along dim 0 if it is a kPass loop (pooling, attention)
 //   a decomposition   into ops that have one of the above
-//   one by one        the op runs on each sample and results are stacked; said once for each op
+//   one by one        the op runs on each sample, and results are stacked; logged once per op
 #pragma once
 #include <string>
 #include <vector>
@@ -21,12 +21,12 @@ namespace tessera {
 /// True for ops that draw random numbers.
 inline bool draws(const Primitive& prim) { return prim.traits().kind == OpKind::kDraw; }
 
-/// Results of `prim` at `level`, which vectorizes, from operands of the level outside; bit i of
-/// `batched`: operand i has the batch in dim 0.
+/// Results of `prim` at `level`, which is one of vmap. Operands are tensors of the level outside;
+/// where bit i of `batched` is set, dim 0 of operand i is the batch.
 Tensors run_batched(Level& level, const PrimRef& prim, std::span<Tensor> in,
                     std::span<const bool> batched);
 
-/// Names of the ops that ran one by one so far, in this process.
+/// Names of the ops that have run one by one in this process.
 std::vector<std::string> ops_batched_one_by_one();
 
 }  // namespace tessera

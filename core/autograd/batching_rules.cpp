@@ -18,7 +18,7 @@
 namespace tessera::batching {
 namespace {
 
-// The attributes of an op, to be changed and made into an op again.
+// The attributes of an op, which can be changed and made into an op again.
 class Attributes final : public AttributeVisitor, public AttributeReader {
  public:
   explicit Attributes(const Primitive& prim) : prim_(prim) { prim.attributes(*this); }
@@ -69,7 +69,7 @@ bool any_but_first(std::span<const bool> batched) {
 
 // ---- random draws
 
-// Draws that fill a new tensor have no operand but the key; dropout has what it drops from before.
+// True for draws that fill a new tensor: their one operand is the key. Dropout has x before it.
 bool fills(const Primitive& prim) { return prim.traits().operands == 1; }
 
 Result filled(const Call& c) {
@@ -89,7 +89,7 @@ Result dropped(const Call& c) {
     return {dispatch(c.prim, c.in), true};
   }
   if (!c.batched[0]) return {dispatch(c.prim, c.in), false};
-  // One mask: what becomes of ones.
+  // One mask for all samples: dropout of ones gives it.
   Tensor x = c.in[0];
   Shape s = x.shape();
   s.erase(0);
@@ -127,7 +127,7 @@ Tensor part_groups(const Tensor& t, Role role, int64_t size) {
   return movedim(unflatten(t, 1, {size, t.size(1) / size}), {1}, {0});
 }
 
-// The batch joins the samples where weights are shared, else each sample is a group of its own.
+// Joins the batch to the samples where weights are shared; otherwise each sample becomes a group.
 Result convolve(const Call& c, ConvRoles r) {
   const bool shared = r.second == Role::kWeight && !c.batched[1];
   if (shared) {
@@ -166,7 +166,7 @@ Tensor row_positions(const Call& c, size_t ids, int64_t width) {
 }
 bool whole_table(const EmbeddingAttributes& a) { return a.extent == 0; }
 
-// A table for each sample. One table goes by axes.
+// Each sample has a table of its own. An op on one table is batched by its axis map.
 std::optional<Result> embedding_rule(const Call& c) {
   const auto& a = attributes_of<EmbeddingAttributes>(*c.prim);
   if (!c.batched[1] || !whole_table(a) || a.padding_idx >= 0) return std::nullopt;
@@ -212,7 +212,7 @@ Rule rule_of(OpId op) {
 std::optional<Result> random_draws(const Call& c) {
   if (!draws(*c.prim)) return std::nullopt;
   const bool fill = fills(*c.prim);
-  // Keys, or numbers of samples, that the program deals say themselves what is drawn.
+  // Where the program gives a key or sample numbers per sample, those decide what is drawn.
   const bool dealt = fill ? c.batched[0] : any_but_first(c.batched);
   if (dealt) return std::nullopt;
   if (!fill && attributes_of<DropoutAttributes>(*c.prim).by_sample) {

@@ -1,4 +1,4 @@
-// Batching of single ops, as batching.cpp uses it.
+// The rules of batching.cpp for single ops, those that axis maps cannot express.
 #pragma once
 #include <optional>
 
@@ -7,7 +7,7 @@
 
 namespace tessera::batching {
 
-/// A call at a level of vmap: operands of the level outside, some with the batch in dim 0.
+/// A call of an op at a level of vmap. Operands are of the level outside, some have the batch.
 struct Call {
   const PrimRef& prim;
   std::span<Tensor> in;
@@ -16,26 +16,26 @@ struct Call {
   Randomness randomness;
 };
 
-/// Results of the level outside; `batched`: with the batch in dim 0.
+/// Results, as tensors of the level outside; where `batched`, dim 0 is the batch.
 struct Result {
   Tensors out;
   bool batched;
 };
 
-/// Draws as Call::randomness says; nothing for other ops. Throws UserError where it says kError.
+/// A random op, drawn as Call::randomness says; nullopt for other ops. Throws UserError for kError.
 std::optional<Result> random_draws(const Call& c);
-/// The ops that axes cannot express; nothing for others.
+/// The other ops that have a rule; nullopt for ops without one.
 std::optional<Result> by_rule(const Call& c);
 
-/// `prim` with attributes that name dims moved by one, and extents of all dims with the batch in
-/// front: the op on [size, ..], if it is one.
+/// `prim` for operands [size, ..]: attributes that name dims are moved by one, and extents of a
+/// whole shape get `size` in front. Whether this is the op on the batch, axis maps tell.
 PrimRef leading_dim_primitive(const Primitive& prim, int64_t size);
-/// True for the shape of an operand whose values a vjp does not read.
+/// True where `t` is a shape without values: an operand of a vjp that the vjp does not read.
 inline bool is_shape_only(const Tensor& t) {
   const Tensor& at = innermost(t);
   return !at.storage() && !at.is_sharded();
 }
-/// `t`, the same for each sample, seen with the batch in front.
+/// `t`, which is the same for each sample, expanded to the batch in a new dim 0.
 Tensor with_batch(const Tensor& t, int64_t size);
 
 }  // namespace tessera::batching

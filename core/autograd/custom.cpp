@@ -1,7 +1,7 @@
-// Functions with a derivative of their own, at every level: forward runs once, unrecorded, and each
-// level from the innermost to the outermost gets a node. A level's node runs the vjp at the
-// innermost level, on the samples of the vmaps in between, and sums over those where an input had
-// none.
+// Functions with a derivative of their own, at every level. forward runs once, unrecorded, and each
+// level from the innermost to the outermost records a node. The node of a level runs the vjp at the
+// innermost level, on the samples of the vmaps in between, and sums the gradients over those
+// samples for an input that is the same for all of them.
 #include <algorithm>
 
 #include "core/autograd/autograd.h"
@@ -45,7 +45,7 @@ struct Flags {
   SmallVector<bool, 4> in, out;
 };
 
-// `vjp`, which runs at `level`, for the level outside.
+// `vjp`, which runs at `level`, as a function of tensors of the level outside.
 Vjp seen_outside(Ref<Level> level, Flags batched, Vjp vjp) {
   return [level = std::move(level), batched = std::move(batched),
           vjp = std::move(vjp)](Cotangents outside) {
@@ -78,7 +78,7 @@ Vjp seen_outside(Ref<Level> level, Flags batched, Vjp vjp) {
   };
 }
 
-// Gives `out` the history of this level and of those outside.
+// Gives `out` the history of this level and of the levels outside.
 void attach(std::string_view name, std::span<const Tensor> in, Tensors& out, const Vjp& vjp) {
   Tensors at_level(in.begin(), in.end());
   if (Level* level = current_level()) {
@@ -107,8 +107,8 @@ void attach(std::string_view name, std::span<const Tensor> in, Tensors& out, con
   }
 }
 
-// Whether the current level, or one further out, records what is made of `in`. A backward that is
-// not recorded at its own level may be at those outside.
+// True where the current level or one further out records what is computed from `in`. A backward
+// that its own level does not record may be recorded further out.
 bool recorded(std::span<const Tensor> in) {
   bring_up_to_date(in);
   Level* level = current_level();
@@ -123,7 +123,7 @@ bool recorded(std::span<const Tensor> in) {
   return recorded(outside);
 }
 
-// Tells an observer that code of the program's own runs while it lives.
+// While one lives, the observer knows that the program's own code runs.
 class Announced {
  public:
   explicit Announced(const CustomFunction& f) : f_(f) {
@@ -141,9 +141,9 @@ class Announced {
 struct Applied {
   Ref<CustomFunction> f;
   std::vector<SavedTensor> saved;
-  std::vector<int> output;  // which result a saved tensor is; -1: none
-  Tensors in;               // where results were saved: their history is this call's
-  Tensors differentiated;   // shapes of the inputs that gradients flow to; else undefined
+  std::vector<int> output;  // which result a saved tensor is; -1: none of them
+  Tensors in;               // operands, kept where results were saved, whose history is this call's
+  Tensors differentiated;   // shapes of the inputs that need a gradient; others are undefined
   size_t results;
 };
 
@@ -154,7 +154,7 @@ Tensors vjp_of(const std::shared_ptr<const Applied>& call, Cotangents cot) {
     values.push_back(call->saved[i].unpack(call->f->name(), "saved tensor", i, {}));
     if (call->output[i] >= 0) again.push_back(values[i]), position.push_back(i);
   }
-  if (!again.empty()) {  // matters where this backward is recorded
+  if (!again.empty()) {  // results need a history where this backward is recorded
     attach(call->f->name(), call->in, again, [call, position](Cotangents of_saved) {
       Tensors all(call->results);
       for (size_t k = 0; k < of_saved.size(); ++k) {

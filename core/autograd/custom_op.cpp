@@ -26,7 +26,7 @@ class OpDefinition {
       attribute_names.push_back(fmt::format("number{}", i));
   }
 
-  static constexpr int kCost = 12;  // of an element: what most formulas have is a function of libm
+  static constexpr int kCost = 12;  // of an element: most formulas have a function of libm
   const OpParts parts;
   const OpInfo info;
   std::vector<std::string> attribute_names;  // of the numbers
@@ -115,7 +115,7 @@ class OpaqueOp final : public CustomPrimitive {
   static void plan(const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
     plan.all_dense = true;
   }
-  // Ops that forward calls are its own business, below all layers.
+  // Ops that forward calls go to the eager backend, below all layers.
   static void run(const Primitive& prim, std::span<const Tensor> in, std::span<const Tensor> out,
                   Workspace, const Stream&) {
     const auto& op = static_cast<const OpaqueOp&>(prim);
@@ -179,7 +179,7 @@ class ElementwiseOp final : public CustomPrimitive {
   }
 };
 
-// Operands of an elementwise op in one floating dtype, as those of pointwise functions.
+// Casts the operands of an elementwise op to one floating dtype, as pointwise functions do.
 void meet_in_one_dtype(Inputs in, std::string_view name) {
   Tensor all = in[0];
   for (const Tensor& t : in.subspan(1)) {
@@ -210,7 +210,7 @@ const OpDefinition& define_op(OpParts parts) {
   std::unique_ptr<OpDefinition> op;
   try {
     op = std::make_unique<OpDefinition>(std::move(parts));
-  } catch (const BugError&) {  // the name is taken, by an op of the library maybe
+  } catch (const BugError&) {  // another op has the name, perhaps one of the library
     throw UserError(
         fmt::format("custom_op: there is an op {} already; define an op once, at namespace scope "
                     "or as a static variable, under a name of its own (mine::{})",

@@ -1,13 +1,13 @@
-// Ops of a program's own, which dispatch like those of the library: differentiated, batched,
-// sharded, nodes of a recorded graph. An elementwise op is a formula; an opaque op is a function
-// that looks at values. Invariant: both are pure: results follow from operands and numbers alone.
+// Ops of a program's own, which dispatch like those of the library: they are differentiated,
+// batched, sharded and nodes of a recorded graph. An elementwise op is a formula in ordinary ops;
+// an opaque op is a function that reads values. Invariant: both are pure functions.
 #pragma once
 #include "core/autograd/custom_op_types.h"
 
 namespace tessera {
 
-/// An op as users call it: CustomOp<Tensor(const Tensor&, double)>. It may be copied and is as good
-/// as a function for vmap, grad and compile. Several results are a std::array.
+/// An op as users call it: CustomOp<Tensor(const Tensor&, double)>. It may be copied, and vmap,
+/// grad and compile take it as they take a function. Several results are a std::array.
 template <class Signature>
 class CustomOp;
 template <class R, class... A>
@@ -35,13 +35,13 @@ class CustomOp<R(A...)> {
 
 struct CustomOpOptions {
   Precision precision = Precision::kAsGiven;  // what autocast does to floating operands
-  // The loops of the op. Without, operands are whole: a sharded one must be replicated (the
+  // The loops of the op. Without them operands are taken whole: a sharded one must be replicated (a
   // ShardingError says so), and vmap runs the op on each sample, one by one.
   std::function<AxisMap(MetaSpan in)> axes = {};
 };
 
-/// Loops of an op each of whose results has the shape that the operands broadcast to and takes an
-/// element from the operands' elements at its place: {.axes = elementwise_axes}. For one result.
+/// The axes of an op with one result, which has the shape that the operands broadcast to and takes
+/// each element from the operands' elements at its place: {.axes = elementwise_axes}.
 AxisMap elementwise_axes(MetaSpan in);
 
 /// An opaque op: `forward` reads values, through pointers or by foreign code. In a compiled step it
@@ -63,7 +63,7 @@ AxisMap elementwise_axes(MetaSpan in);
 ///   result that it replaces by another tensor is copied, and must have that shape and dtype
 ///   (ShapeError). It changes no operand, keeps no tensor, and may run on several threads at once.
 ///   It is pure: a compiled step may run it once for two equal calls, a second time in backward, or
-///   not at all where nobody needs its results.
+/// not at all where no op uses its results.
 /// infer: shapes and dtypes of the results from those of the operands, before any value is there:
 ///   a const Meta& for each operand, numbers where forward has them; a Meta, or Metas for several
 ///   results. Strides and device are set for it. It throws for operands that the op does not take.
@@ -73,9 +73,9 @@ AxisMap elementwise_axes(MetaSpan in);
 ///   kept for it. It returns a Tensor, or Tensors for several operands (undefined: zero), of their
 ///   shapes; what broadcasts to a shape is summed. Without one, backward throws NotDifferentiable.
 ///
-/// An op is defined once and for all: at namespace scope (`inline` in a header), or as a static
-/// variable. Throws UserError where there is an op of this name; `name` says in errors, graphs and
-/// profiles which op it is.
+/// An op is defined once: at namespace scope (`inline` in a header), or as a static variable.
+/// Throws UserError where another op has this name; errors, graphs and profiles call the op by
+/// `name`.
 template <class Infer, class Forward, class Vjp = std::nullptr_t>
 auto custom_op(std::string_view name, Infer infer, Forward forward, Vjp vjp = nullptr,
                CustomOpOptions options = {}) {
@@ -124,8 +124,8 @@ auto elementwise(std::string_view name, Formula formula, Derivative derivative =
   return CustomOp<detail::Call<WithResult>>(detail::define_op(std::move(parts)));
 }
 
-/// Some op of this name that custom_op or elementwise defined: what with_attributes makes others
-/// from. Null where there is none. Thread-safe.
+/// The op of this name that custom_op or elementwise defined, with some numbers; with_attributes
+/// makes it with others. Null where there is none. Thread-safe.
 PrimRef find_custom_op(std::string_view name);
 
 }  // namespace tessera

@@ -1,5 +1,5 @@
-// What the templates of custom_op.h are made of: the parameters of a program's functions, by which
-// an op knows its operands, numbers and results, and these functions without their types.
+// Types that the templates of custom_op.h are made of: they read from a function's parameters which
+// are operands, numbers and results, and store the functions of an op with their types erased.
 // Internal: not part of the public interface.
 #pragma once
 #include <algorithm>

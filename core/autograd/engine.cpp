@@ -1,7 +1,7 @@
-// Backward: nodes are visited by falling number, which puts every consumer before its producers, so
-// cotangents are complete when a node's turn comes. Leaves are handed over the moment their last
-// contribution arrives. What a run keeps lies at the nodes and leaves, where an inner run finds it:
-// it moves what the outer one has there aside.
+// Backward visits nodes by falling number, so every consumer comes before its producers, and the
+// cotangents of a node are complete when it is visited. A leaf's gradient is delivered as soon as
+// its last contribution arrives. A run keeps its state at the nodes and leaves; an inner run that
+// finds state of an outer one there moves it aside.
 #include <algorithm>
 #include <atomic>
 #include <queue>
@@ -28,7 +28,7 @@ struct ByNumber {
 };
 
 uint64_t next_run() {
-  static std::atomic<uint64_t> run{0};  // an identity, nothing depends on its order
+  static std::atomic<uint64_t> run{0};  // only compared for equality, so its order does not matter
   return ++run;
 }
 
@@ -36,13 +36,13 @@ void add_to(Tensor& total, Tensor g) {
   total = total.defined() ? add(std::move(total), std::move(g)) : std::move(g);
 }
 
-// The gradient of a leaf becomes `g`.
+// Sets the gradient of a leaf to `g`.
 void put(GradMeta& leaf, Tensor g) {
   notify(events::SlotChange{leaf, leaf.grad, g});
   leaf.grad = std::move(g);
 }
 
-// A graph belongs to the level that recorded it.
+// Throws UserError unless the current level recorded the history of `t`.
 void check_level(const Tensor& t, const char* who) {
   Level* level = current_level();
   TESSERA_CHECK(
@@ -128,7 +128,7 @@ class Backward {
     }
   }
 
-  // A result of a node is one place in the graph, however many handles carry it.
+  // A result of a node is one place in the graph, whichever handle it is reached by.
   using Key = std::pair<const void*, int>;
   struct KeyHash {
     size_t operator()(const Key& k) const {
@@ -139,7 +139,7 @@ class Backward {
     return m->producer ? Key{m->producer.get(), m->output} : Key{m, 0};
   }
 
-  // The outermost backward() that this one runs inside of, if any.
+  // The outermost backward() around this one, if there is one.
   Backward* delivering_around() const {
     Backward* found = nullptr;
     for (Backward* b = outer_; b; b = b->outer_)
@@ -153,7 +153,7 @@ class Backward {
 
   bool stops_at(GradMeta* m) const { return options_.stop_at_inputs && watched_.contains(key(m)); }
 
-  // Counts how many contributions each leaf will get, and lists the sinks that wait for some.
+  // Counts the contributions that each leaf will get, and lists the sinks that wait for some.
   void discover(GradMeta* root) {
     std::vector<GradMeta*> stack{root};
     while (!stack.empty()) {
@@ -178,8 +178,8 @@ class Backward {
     }
   }
 
-  // A hook may keep what it sees, and a graph of this backward too: their gradients move later. And
-  // at grad_buffer may lie what a backward around this one has found.
+  // No buffer is used where its content could change later: a hook or a graph of this backward may
+  // keep the gradient, and a backward around this one may have its own sum there.
   Tensor grad_buffer_of(const GradMeta& leaf) const {
     bool delivered =
         leaf.sink && leaf.hooks.empty() && !returning_ && !options_.create_graph && !outer_;
@@ -195,7 +195,7 @@ class Backward {
       auto& arriving = node->now.arriving;
       if (arriving.empty()) queue_.push(meta.producer);
       if (arriving.size() <= size_t(meta.output)) arriving.resize(size_t(meta.output) + 1);
-      // Zero is passed on too: leaves below count on one contribution over each of their edges.
+      // A zero is passed on too: a leaf below waits for one contribution over each of its edges.
       if (g.defined()) add_to(arriving[size_t(meta.output)], std::move(g));
       return;
     }
@@ -217,7 +217,7 @@ class Backward {
     accumulate(leaf, std::move(g));
   }
 
-  // What grad() was asked for may be a leaf that another one stands for in the graph.
+  // grad() may have been asked for a leaf for which another one stands in the graph.
   void give_back(GradMeta& leaf, Tensor g) {
     GradMeta* known = leaf.sink ? leaf.sink->known_as(leaf.slot) : nullptr;
     auto it = watched_.find(key(known ? known : &leaf));
@@ -227,8 +227,8 @@ class Backward {
 
   void accumulate(GradMeta& leaf, Tensor g) {
     if (!leaf.grad.defined()) {
-      // A tensor that others see, or whose elements share memory, must not become a grad that is
-      // later written in place.
+      // A tensor that has other owners, or whose elements share memory, must not become a grad,
+      // which may later be written in place.
       bool ours = g.uniquely_owned() && g.is_contiguous();
       put(leaf, ours ? std::move(g) : clone(g));
     } else {
@@ -263,7 +263,7 @@ class Backward {
   std::vector<std::pair<Ref<GradMeta>, Tensor>> roots_;
   std::unordered_map<Key, Tensor, KeyHash> watched_;
   std::priority_queue<Ref<GradNode>, std::vector<Ref<GradNode>>, ByNumber> queue_;
-  // The backward of this thread that this one runs inside of, and what it had where both come by.
+  // The backward around this one, and below it the state that it had at shared nodes and leaves.
   Backward* const outer_;
   std::vector<std::pair<GradNode*, NodeProgress>> outer_nodes_;
   std::vector<std::pair<GradMeta*, LeafProgress>> outer_leaves_;
@@ -271,8 +271,8 @@ class Backward {
   inline static thread_local Backward* innermost_ = nullptr;
 };
 
-// A handle of its own on the same values, one node further: two equal operands then have gradients
-// of their own.
+// A new handle on the same values, one node further from the operand: two equal operands then have
+// separate gradients.
 Tensor alias(const Tensor& t) {
   static const PrimRef prim = copy_primitive();
   if (!is_floating(t.dtype())) return t;

@@ -33,7 +33,7 @@ void GradNode::come_after(const GradNode& producer) {
   number = ++newest_number();
 }
 
-// A long chain of nodes would otherwise be freed by recursion as deep as the chain.
+// Frees inputs in a loop; recursion would go as deep as a chain of nodes is long.
 GradNode::~GradNode() {
   std::vector<Ref<GradMeta>> doomed;
   for (auto& meta : inputs) doomed.push_back(std::move(meta));
@@ -59,7 +59,7 @@ void attach_grad_meta(const Tensor& t, Ref<GradNode> producer, int output) {
 
 namespace {
 
-// Where the values of `t` are: its own storage or that of this rank's piece; null: nowhere.
+// The storage of the values of `t`, or of this rank's piece of them; null where there is none.
 Storage* values_of(const Tensor& handle) { return local_of(innermost(handle)).storage().get(); }
 
 Tensor rebuilt(const Tensor& t, Recipe& recipe) {
@@ -69,8 +69,8 @@ Tensor rebuilt(const Tensor& t, Recipe& recipe) {
   return sharding->with_local(t.meta(), Tensor(local.meta(), recipe.rebuild(), local.offset()));
 }
 
-// To read what it stands for throws. A vjp that does without is none the worse: the gradient of
-// y * 2.0 needs no y.
+// Stands for values that were overwritten: reading them throws, but a vjp that does not read them
+// works (the gradient of y * 2.0 needs no y).
 class Overwritten final : public Event {
  public:
   explicit Overwritten(std::string why) : why_(std::move(why)) {}
@@ -81,7 +81,7 @@ class Overwritten final : public Event {
   const std::string why_;
 };
 
-// `t` in place of whose values there is `why`.
+// `t` without its values; reading them runs `why`, which throws.
 Tensor unreadable(const Tensor& t, const Ref<Event>& why) {
   if (const Wrapped* w = wrapped(t)) return wrapper(w->with(unreadable(w->inner, why)));
   auto without = [&](const Tensor& local) {
@@ -162,7 +162,7 @@ Tensor SavedTensor::unpack(std::string_view op, const char* what, size_t index,
                        op, what, index, describe(t))));
     share_history(t, tensor_);
   }
-  // History matters only to a backward that is recorded itself.
+  // Only a backward that is itself recorded needs the history.
   if (output_ < 0 || !owner || !(context().enabled & bit(Layer::kAutograd))) return t;
   t = without_history(t);
   attach_grad_meta(t, owner, output_);

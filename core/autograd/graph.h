@@ -1,7 +1,7 @@
-// The graph that backward walks. A recorded op is a GradNode; a tensor that requires grad carries a
-// GradMeta that names its producer, or is a leaf. Invariant: the number of a node is greater than
-// those of the producers of its inputs, whatever threads made them, so walking nodes by falling
-// number visits every consumer first.
+// The graph that backward walks. A recorded op is a GradNode; a tensor that requires grad has a
+// GradMeta, which names its producer or marks a leaf. Invariant: the number of a node is greater
+// than those of the producers of its inputs, also when other threads made those, so a walk by
+// falling number visits every consumer before its producers.
 // Internal: not part of the public interface.
 #pragma once
 #include <functional>
@@ -16,45 +16,45 @@ class GradNode;
 
 struct GradMeta;
 
-/// Where finished gradients of leaves go instead of Tensor::grad: the reducer of data parallelism,
-/// for one.
+/// Takes finished gradients of leaves in place of Tensor::grad; the reducer of data parallelism is
+/// one.
 class GradSink {
  public:
   virtual ~GradSink() = default;
   /// The gradient of leaf number `slot` is complete for this backward.
   virtual void deliver(int slot, Tensor grad) = 0;
-  /// Where the gradient of leaf number `slot` is to lie in the end: memory that nobody reads until
-  /// it is delivered, and which backward may write from now on. What is delivered may be this very
-  /// tensor, or lie elsewhere. Undefined: nowhere in particular.
+  /// Where the gradient of leaf number `slot` is to lie in the end. Nothing reads that memory until
+  /// the gradient is delivered, and backward may write it from now on. The tensor delivered may be
+  /// this one or another. Undefined: the sink has no such place.
   virtual Tensor grad_buffer(int /*slot*/) { return {}; }
-  /// A backward that could reach a leaf of this sink is over, and so is every backward that it ran
-  /// inside of.
+  /// A backward that could reach a leaf of this sink is over, and so is every backward around it.
+  /// Called once for all of them.
   virtual void backward_finished() = 0;
   /// Called instead when that backward ended by an exception (one from backward_finished included),
-  /// whose text is `why`: gradients that are still missing will not come. The exception goes on
+  /// whose text is `why`: gradients that are still missing will not come. The exception is rethrown
   /// afterwards.
   virtual void backward_abandoned(const std::string& why) = 0;
-  /// Tensor::set_grad took the gradient of leaf number `slot` away, as zero_grad does.
+  /// Tensor::set_grad removed the gradient of leaf number `slot`, as zero_grad does.
   virtual void cleared(int /*slot*/) {}
 
-  // grad(), which delivers nothing:
-  /// The leaf that stands in the program for leaf number `slot`; null: that leaf itself.
+  // For grad(), which delivers nothing:
+  /// The program's leaf for which leaf number `slot` stands in the graph; null: that leaf itself.
   virtual GradMeta* known_as(int /*slot*/) { return nullptr; }
-  /// Its gradient, from that of leaf number `slot`.
+  /// The gradient of that leaf, from the gradient of leaf number `slot`.
   virtual Tensor converted(int /*slot*/, Tensor grad) { return grad; }
-  /// grad() has walked over leaves of this sink. `failure` is what it ended by, else empty.
+  /// grad() has walked over leaves of this sink; `failure` is the text of its exception, or empty.
   virtual void grad_finished(const std::string& /*failure*/) {}
 };
 
 using GradHook = std::function<Tensor(const Tensor& grad)>;
 
-/// What a backward keeps at a leaf, and at a node, while it runs. One that runs inside of another
-/// puts its own in the place of the other's, which it restores when it is over.
+/// What a backward keeps at each leaf and node while it runs. A backward inside of another one puts
+/// its own there, and restores the other's when it is over.
 struct LeafProgress {
-  uint64_t run = 0;  // of which backward
+  uint64_t run = 0;  // the number of the backward that this belongs to
   int pending = 0;   // contributions that are still to come
   Tensor arriving;
-  Tensor grad_buffer;  // what the sink gave, while `arriving` may lie there
+  Tensor grad_buffer;  // from the sink, while the sum in `arriving` may lie there
 };
 struct NodeProgress {
   uint64_t run = 0;
@@ -64,15 +64,15 @@ struct NodeProgress {
 struct GradMeta final : RefCounted {
   Ref<GradNode> producer;  // null: a leaf
   int output = 0;          // which result of the producer
-  uint32_t seen = 0;       // assignments to the memory that this history contains: assigned.h
-  // Of a leaf:
+  uint32_t seen = 0;       // assignments that this history includes: assigned.h
+  // For leaves only:
   Tensor grad;
   GradSink* sink = nullptr;
   int slot = 0;
   std::vector<std::pair<int, GradHook>> hooks;
-  int next_hook = 0;         // numbers are never given twice
-  int64_t hook_changes = 0;  // how often one came or went
-  bool replaced = false;     // another tensor took its place in its module: no gradient will come
+  int next_hook = 0;         // numbers are never reused
+  int64_t hook_changes = 0;  // how often a hook was added or removed
+  bool replaced = false;     // another tensor is in its place in its module: no gradient will come
   LeafProgress now;
 
   static void* operator new(size_t bytes) { return pool_allocate(bytes); }
@@ -84,13 +84,13 @@ inline GradMeta* grad_meta(const Tensor& t) {
   return t.layers() & bit(Layer::kAutograd) ? static_cast<GradMeta*>(t.impl()->autograd.get())
                                             : nullptr;
 }
-/// What the hooks of a leaf make of its gradient.
+/// The gradient that the hooks of `leaf` turn `grad` into.
 Tensor after_hooks(const GradMeta& leaf, Tensor grad);
-/// Makes `t` the result `output` of `producer`, or a leaf when that is null.
+/// Makes `t` result number `output` of `producer`, or a leaf when `producer` is null.
 void attach_grad_meta(const Tensor& t, Ref<GradNode> producer, int output);
 
-/// Gives `out`, known results of `prim` on `in` that no graph has yet, the history that running the
-/// op would have given them; nothing where no input requires grad.
+/// Gives `out`, which are results of `prim` on `in` without history, the history that running the
+/// op would have given them; does nothing where no input requires grad.
 void give_history(const PrimRef& prim, std::span<const Tensor> in, std::span<const Tensor> out);
 
 class GradNode : public RefCounted {
@@ -107,51 +107,51 @@ class GradNode : public RefCounted {
   virtual bool released() const = 0;
   /// True where results share the memory of the first input.
   virtual bool makes_views() const { return false; }
-  /// Shape, strides and offset of the first input where results share its memory; null where they
-  /// do not, or where that was released.
+  /// The first input, as a layout without values, where results share its memory; null where they
+  /// do not, or where it was released.
   virtual const Tensor* viewed() const { return nullptr; }
-  /// Frees saved values that were overwritten: to read one throws already. Appends the nodes that
-  /// the others' memory comes from.
+  /// Frees saved values that were overwritten, which throw when they are read anyway. Appends to
+  /// `from` the nodes that the memory of the other saved values comes from.
   virtual void let_go_of_overwritten(std::vector<Ref<GradNode>>& /*from*/) {}
 
-  /// Adds the history of one more input; null: no gradient flows there.
+  /// Adds the history of one more input; null: no gradient flows to it.
   void add_input(GradMeta* meta) {
     if (meta && meta->producer && meta->producer->number >= number) [[unlikely]]
       come_after(*meta->producer);
     inputs.push_back(Ref<GradMeta>(meta));
   }
 
-  /// The greatest number that a node of this thread has: an op recorded now belongs to it.
+  /// The greatest number of a node that this thread made: the node of the op recorded last.
   static uint64_t last_number();
 
-  uint64_t number;  // creation order on this thread, and behind the producers of inputs
+  uint64_t number;  // rises on this thread, and is above the producers of inputs
   SmallVector<Ref<GradMeta>, 3> inputs;  // by add_input
   NodeProgress now;
-  uint64_t walked = 0;  // the last walk for let_go_of_overwritten that came by
+  uint64_t walked = 0;  // stamp of the last let_go_of_overwritten walk that came by
 
  private:
-  // `producer` is of another thread, whose numbers run ahead: so do this thread's from now on.
+  // Lifts this node's number, and the next ones of this thread, above that of a foreign `producer`.
   void come_after(const GradNode& producer);
 };
 
-/// A tensor kept for backward: a value, with the version its storage had, or the recipe that brings
-/// the value back.
+/// A tensor kept for backward: its values, with the version that its storage had, or a recipe that
+/// computes the values again.
 class SavedTensor {
  public:
   SavedTensor() = default;
   /// Keeps the value and its history.
   static SavedTensor input(const Tensor& t);
-  /// Keeps the value of result `output` of the node that will own this; history is tied on unpack,
-  /// so no cycle arises.
+  /// Keeps the value of result `output` of the node that will own this; its history is attached by
+  /// unpack, so that the node does not own itself.
   static SavedTensor result(const Tensor& t, int output);
   /// Keeps shape and dtype only; reading the values throws BugError.
   static SavedTensor shape_only(const Tensor& t);
 
-  /// If the storage was written since, to read the result throws UserError naming `op` and `what`.
+  /// Throws UserError naming `op` and `what` when the result is read, if it was overwritten since.
   Tensor unpack(std::string_view op, const char* what, size_t index,
                 const Ref<GradNode>& owner) const;
 
-  /// As GradNode's.
+  /// As GradNode::let_go_of_overwritten.
   void let_go_of_overwritten(std::vector<Ref<GradNode>>& from);
   const Tensor& layout() const { return tensor_; }
 
@@ -162,7 +162,7 @@ class SavedTensor {
   Ref<Recipe> recipe_;  // then tensor_ has no values
   uint32_t version_ = 0;
   int8_t output_ = -1;
-  bool let_go_ = false;  // was overwritten; tensor_ has no values
+  bool let_go_ = false;  // was overwritten and freed; tensor_ has no values
 };
 
 }  // namespace tessera

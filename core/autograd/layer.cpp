@@ -67,7 +67,7 @@ class PrimitiveNode final : public GradNode {
   }
 
  private:
-  // Where a leaf's first contribution may lie; an operand that stands twice gets one.
+  // Where the gradient of each input may be written; an input that appears twice is listed once.
   SmallVector<Tensor, 3> grad_buffers() const {
     SmallVector<Tensor, 3> list;
     for (size_t i = 0; i < inputs.size(); ++i) {
@@ -81,8 +81,8 @@ class PrimitiveNode final : public GradNode {
     return list;
   }
 
-  // Cotangents leave an op with the placement that its operands ask for, so that sums over ranks
-  // are finished where a forward placement demands it and nowhere else. Samples of vmap have none.
+  // Gives a cotangent the placement that its operand asks for: sums over ranks are completed where
+  // a forward placement asks for it, nowhere else. Samples of vmap have none.
   static void pin(const Tensor& forward, Tensor& g) {
     constexpr LayerMask kPlaced = bit(Layer::kSharding) | kWrappedBit;
     if (!g.defined() || !((g.layers() | forward.layers()) & kPlaced)) return;
@@ -111,8 +111,8 @@ void finish_node(const Ref<PrimitiveNode>& node, std::span<const Tensor> out) {
     if (is_floating(out[i].dtype())) attach_grad_meta(out[i], node, int(i));
 }
 
-// Inside a function transform: operands as this level sees them. False when none of them is
-// recorded here; histories further out are for the levels there.
+// Makes operands tensors of the current level, inside a function transform. False when none of them
+// is recorded here: levels further out record what belongs to them.
 bool asks_here(Inputs in) {
   Level* level = current_level();
   if (!level) return true;
@@ -124,7 +124,7 @@ bool asks_here(Inputs in) {
   return asks;
 }
 
-// Where ops may communicate: what the op would reduce over ranks is reduced in the record's sight.
+// Reduces partial operands by ops of their own where communication is allowed, before recording.
 void reduce_partials(const PrimRef& prim, Inputs in) {
   const Context& c = context();
   if (c.communication != Communication::kAlways && c.phase != Phase::kBackward) return;

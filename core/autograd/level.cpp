@@ -18,8 +18,8 @@ struct LevelTensor final : Wrapped {
   const Ref<Level> level;
 };
 
-// What `t` wraps; nothing of `t` is left when nobody else holds it, so that the values may be
-// overwritten.
+// The tensor that `t` wraps. If `t` has no other owner it is destroyed, so that its values have one
+// owner and may be overwritten.
 Tensor taken(Tensor& t, Wrapped& w) {
   if (t.ref()->use_count() > 1 || w.use_count() > 1) return w.inner;
   Tensor inner = std::move(w.inner);
@@ -92,10 +92,10 @@ Level::Enter::Enter(Level& level)
   c.backend = &level;
   if (c.observer) c.observer = &level;
   c.inference = false;
-  // Wrappers are not sharded; what they stand for may be.
+  // Wrappers are never sharded; the tensors that they wrap may be.
   c.enabled &= LayerMask(~bit(Layer::kSharding));
   if (!level.vectorizes()) c.enabled |= bit(Layer::kAutograd);
-  // Sample numbers belong to the batch that the program no longer sees.
+  // Sample numbers are those of the whole batch, which the function does not see.
   if (level.vectorizes()) samples_ = std::exchange(c.samples, {});
 }
 
@@ -110,7 +110,7 @@ Level::Enter::~Enter() {
 
 namespace {
 
-// A program that says NoGrad means every level.
+// A NoGrad of the program turns recording off at every level.
 LayerMask enabled_outside(LayerMask outside, bool unrecorded) {
   bool off = !(context().enabled & bit(Layer::kAutograd)) && !unrecorded;
   return off ? LayerMask(outside & ~bit(Layer::kAutograd)) : outside;
@@ -185,7 +185,7 @@ void Level::notice(const HostEvent& event) {
       if (t.defined() && !mine(t)) outer.notice(events::HandlesRead{{&t, 1}});
     return;
   }
-  // Gradients that end with this level do not matter outside.
+  // Gradients of leaves of this level end with it, so the observer outside is not told.
   const auto* read = std::get_if<events::SlotRead>(&event);
   const auto* change = std::get_if<events::SlotChange>(&event);
   if ((read && of_this_level(read->slot)) || (change && of_this_level(change->now))) return;

@@ -1,10 +1,10 @@
 // A level of a function transform: a backend that stands for the world outside. While a function
-// runs at a level, its tensors are wrappers (core/tensor/wrapped.h); the layers above record what
-// is differentiated at this level, and the backend hands each op on, with the inner tensors, to the
-// whole dispatch path of the level outside. So transforms nest in any order, outer levels see
-// ordinary ops, and a trace sees what is left at the bottom. Invariant: an op never mixes levels;
-// an operand from further out stands for the same value in every sample; and an observer outside
-// is told all that happens at the level, except what concerns its wrappers alone.
+// runs at a level, its tensors are wrappers (core/tensor/wrapped.h). The layers above the backend
+// record what is differentiated at this level; the backend unwraps operands and hands each op to
+// the whole dispatch path of the level outside. So transforms nest in any order, outer levels see
+// ordinary ops, and a trace sees what is left at the bottom. Invariants: an op never mixes levels;
+// an operand from further out is the same value for every sample; an observer outside is told all
+// that happens at the level, except events about its wrappers alone.
 // Internal: not part of the public interface.
 #pragma once
 #include "core/dispatch/dispatch.h"
@@ -14,7 +14,7 @@
 
 namespace tessera {
 
-/// What random ops draw inside vmap.
+/// How random ops draw inside vmap.
 enum class Randomness : uint8_t {
   kError,      // they are refused
   kSame,       // every sample the same numbers: what the function draws without vmap
@@ -33,20 +33,20 @@ class Level final : public Backend, public Observer, public RefCounted {
   void notice(const HostEvent& event) override;
 
   bool vectorizes() const { return batch_ >= 0; }
-  /// Samples of the batch; -1 where the level only differentiates.
+  /// The number of samples; -1 where the level only differentiates.
   int64_t batch() const { return batch_; }
   Randomness randomness() const { return randomness_; }
-  /// Whether a thread is at this level, or at one inside it.
+  /// True while a thread runs at this level, or at one inside it.
   bool in_use() const { return entered_ > 0; }
 
-  /// The wrapper of `inner`, a tensor of the level outside, without history at this level.
+  /// A wrapper of `inner`, a tensor of the level outside; it has no history at this level.
   Tensor wrap(Tensor inner, bool batched);
-  /// The payload of `t` when it is a wrapper of this level; else null.
+  /// The payload of `t` if it is a wrapper of this level, else null.
   const Wrapped* mine(const Tensor& t) const;
-  /// `t` as a tensor of this level: itself, or a wrapper that is the same for every sample. Throws
-  /// UserError for a tensor of a function that has returned.
+  /// `t` as a tensor of this level: itself if it is one, else a wrapper of it that is the same for
+  /// every sample. Throws UserError for a tensor of a transform that has returned.
   Tensor adopt(const Tensor& t);
-  /// What `t` stands for at the level outside; sets `batched`.
+  /// What `t` stands for at the level outside; sets `batched` to whether dim 0 is the batch.
   Tensor inner(const Tensor& t, bool& batched) const;
 
   /// Runs the calling thread at this level, on top of the one it is at.
@@ -63,7 +63,7 @@ class Level final : public Backend, public Observer, public RefCounted {
     DispatchTarget target_;
     bool inference_;
     Tensor samples_;
-    // Of the level, when it is entered again further in.
+    // What the level itself held when it was entered before, further out.
     LayerMask outer_enabled_, outer_forced_;
     DispatchTarget outer_target_;
     bool outer_inference_;
@@ -78,8 +78,8 @@ class Level final : public Backend, public Observer, public RefCounted {
     Scoped<LayerMask> enabled_, forced_;
     Scoped<bool> inference_;
   };
-  /// While it lives, that nothing is recorded at this level (its own backward, an op taken apart)
-  /// says nothing of the levels outside.
+  /// While one lives, turning recording off at this level (for its own backward, or inside an op
+  /// that is decomposed) does not turn it off at the levels outside.
   class Unrecorded {
    public:
     explicit Unrecorded(Level& level) : unrecorded_(level.unrecorded_, true) {}
@@ -93,7 +93,7 @@ class Level final : public Backend, public Observer, public RefCounted {
   const Randomness randomness_ = Randomness::kError;
   int entered_ = 0;
   bool unrecorded_ = false;
-  // Of the context outside.
+  // The context outside, while the level is entered.
   DispatchTarget outer_;
   LayerMask outer_enabled_ = 0, outer_forced_ = 0;
   bool outer_inference_ = false;
@@ -101,7 +101,7 @@ class Level final : public Backend, public Observer, public RefCounted {
 
 /// The level that the calling thread is at; null outside of all transforms.
 Level* current_level();
-/// `t` without the history of the current level; that of the levels outside stays.
+/// `t` without its history at the current level; histories at the levels outside stay.
 Tensor without_history(const Tensor& t);
 
 }  // namespace tessera

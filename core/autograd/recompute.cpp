@@ -21,29 +21,29 @@ RecomputeOptions keeping_products() {
 namespace recomputation {
 namespace {
 
-constexpr size_t kMostResults = 32;  // of an op; further ones are kept
+constexpr size_t kMostResults = 32;  // of an op, that can be recomputed; others are kept
 
 // One op of the function, in the order in which it runs.
 struct Op {
   PrimRef prim;
   bool assigns = false;
-  bool draws = false;             // writes the generator's state
+  bool draws = false;             // advances the generator's state
   bool kept = false;              // its results are in `results`
-  bool stale = false;             // computed from what the function then overwrote
-  bool needed = false;            // while the function runs again
+  bool stale = false;             // computed from values that the function then overwrote
+  bool needed = false;            // runs in the second run
   uint32_t wanted = 0;            // bit j: a recipe waits for result j
-  Metas metas;                    // of results, as they lay in memory
-  SmallVector<int, 3> producers;  // ops that made its operands
-  SmallVector<std::pair<Ref<Storage>, uint32_t>, 2> outside;  // other operands, with versions
+  Metas metas;                    // of results, with their layout
+  SmallVector<int, 3> producers;  // numbers of the ops that made its operands
+  SmallVector<std::pair<Ref<Storage>, uint32_t>, 2> outside;  // outside operands, with versions
   Tensors results;
-  SmallVector<Ref<Storage>, 1> values;  // what wanted results became when it ran again
+  SmallVector<Ref<Storage>, 1> values;  // of wanted results, from the second run
 };
 
 Storage* storage_of(const Tensor& t) { return t.storage().get(); }
 
 }  // namespace
 
-// A function that ran, and what it takes to run it again. Recipes own it.
+// A function that ran, with what the second run needs. Recipes own it.
 class Region final : public RefCounted {
  public:
   Region(const RecomputeOptions& options, Function f, const List& in)
@@ -60,12 +60,12 @@ class Region final : public RefCounted {
     if (result < o.values.size()) o.values[result] = {};
   }
   bool keeps(const Primitive& prim, Inputs in) const {
-    // What was made above the core (collectives) may not run twice.
+    // Ops made above the core (collectives) may not run twice.
     const bool above = !in.empty() && prim.own_kernel(in[0].device().kind);
     return above || (keep_ && keep_(prim));
   }
   std::vector<Op>& ops() { return ops_; }
-  /// The function reads a value: one of those that it has computed so far.
+  /// The function reads a value, which may be any of those computed so far.
   void value_read() { read_before_ = ops_.size(); }
   const Storage* random_state() const { return generator_.state().storage().get(); }
 
@@ -79,14 +79,14 @@ class Region final : public RefCounted {
   List in_;
   Context context_;                            // the settings under which it ran
   Generator generator_ = default_generator();  // shares its state
-  Tensor random_;                              // that state then
+  Tensor random_;                              // a copy of that state as it was then
   std::vector<Op> ops_;
-  size_t read_before_ = 0;  // ops whose results the function may have read
+  size_t read_before_ = 0;  // results of ops before this one may have been read
 };
 
 namespace {
 
-// Of results that the second run leaves out: to read one is to wait for what nobody computes.
+// Stands for results that the second run does not compute: reading one notes it and throws.
 class LeftOut final : public Event {
  public:
   bool done() const override { return false; }
@@ -115,14 +115,14 @@ class ValueRecipe final : public Recipe {
   const size_t op_, result_;
 };
 
-// A backend in front of another one, while a function runs.
+// The backend that is in front of the program's while a function runs.
 class RegionBackend : public Backend {
  public:
   RegionBackend(Region& region, const DispatchTarget& outer) : region_(region), outer_(outer) {}
-  int apart = 0;  // > 0: ops are not of the function
+  int apart = 0;  // > 0: ops that run are not part of the function
 
  protected:
-  // What an op runs inside, a decomposition, is its own business.
+  // Runs an op behind this backend, so that ops of its decomposition are not counted.
   Tensors run_outside(const PrimRef& prim, Inputs in) {
     BackendScope scope(outer_);
     return (outer_.backend ? *outer_.backend : eager_backend()).run(prim, in);
@@ -203,7 +203,7 @@ class FirstRun final : public RegionBackend, public Observer {
     region_.ops()[k].wanted |= 1u << j;
     t.storage()->set_recipe(Ref<Recipe>(new ValueRecipe(Ref<Region>(&region_), k, j)));
   }
-  // What was computed from the values that `s` had cannot be computed again.
+  // Marks ops that read values of `s` as stale: the values are gone, so they cannot run again.
   void overwritten(const Storage* s) {
     std::vector<Op>& ops = region_.ops();
     for (size_t k = 0; k + 1 < ops.size(); ++k) {
@@ -221,7 +221,7 @@ class SecondRun final : public RegionBackend {
       : RegionBackend(region, outer), random_(random) {}
 
   Tensors run(const PrimRef& prim, Inputs in) override {
-    // Backward runs these, whatever the layers above are to think.
+    // These ops are part of backward, although the layers above see a forward pass.
     Scoped<Phase> phase(context().phase, Phase::kBackward);
     if (apart) return run_outside(prim, in);
     Op& op = next(prim, in, false);
@@ -255,7 +255,7 @@ class SecondRun final : public RegionBackend {
   }
 
   size_t count() const { return at_; }
-  /// Whether the function read a result that was left out.
+  /// True where the function read a result that was left out.
   bool missed() const { return left_out_->read(); }
 
  private:
@@ -277,7 +277,7 @@ class SecondRun final : public RegionBackend {
                         prim->name(), describe(t));
     return op;
   }
-  // Backward does not want what becomes of these: they have no memory.
+  // Tensors without memory in place of results that backward does not need.
   Tensors stand_ins(const Op& op) {
     Tensors out;
     for (const Meta& m : op.metas) {
@@ -303,7 +303,7 @@ class SecondRun final : public RegionBackend {
   std::unordered_set<const Storage*> made_, values_, stand_ins_;
 };
 
-// A generator that deals the keys of `then` again, while it lives.
+// While one lives, the generator deals the keys that it dealt from state `then` on.
 class Rewound {
  public:
   Rewound(const Generator& generator, const Tensor& then)
@@ -334,14 +334,14 @@ List Region::run_first() {
     BackendScope scope(target);
     out = f_(in_);
   }
-  // Borders stay values.
+  // Results of the function itself are kept, not recomputed.
   for (const Tensor& t : out) {
     Storage* s = t.defined() ? values_of(t) : nullptr;
     if (!s || !s->recipe()) continue;
     auto* recipe = dynamic_cast<ValueRecipe*>(s->recipe().get());
     if (recipe && recipe->is_of(*this)) s->set_recipe({});
   }
-  // The second run neither needs their history nor adds to it.
+  // The second run starts at the inputs: it neither needs their history nor adds to it.
   for (Tensor& t : in_) {
     if (!t.defined()) continue;
     const bool recorded = grad_meta(t) != nullptr;
@@ -378,12 +378,12 @@ void Region::find_needed(bool all) {
 
 void Region::run_again() {
   Ref<Region> alive(this);
-  // How the function goes on may depend on values that backward does not need. Which ones it reads
-  // by other ways than item() shows when it runs.
+  // The function may branch on values that backward does not need. Reads by item() are known; one
+  // by other means makes the first attempt fail, and then everything is computed.
   if (!run_second(false)) run_second(true);
 }
 
-// False when the function read a value that was left out.
+// Runs the function again; false when it read a value that was left out.
 bool Region::run_second(bool all) {
   find_needed(all);
   Rewound rewound(generator_, random_);
@@ -412,7 +412,7 @@ bool Region::run_second(bool all) {
 }
 
 List run(const RecomputeOptions& options, Function f, const List& in) {
-  // Part of another function that is computed again; or nothing that backward could want.
+  // Such a run is part of another recomputed function, or has values that backward never reads.
   if (!grad_enabled() || current_region() || current_level()) return f(in);
   return make_ref<Region>(options, std::move(f), in)->run_first();
 }

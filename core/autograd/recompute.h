@@ -1,24 +1,24 @@
-// Activation recomputation: what a part of the forward pass computed is not kept for backward but
-// computed again when backward comes there.
+// Activation recomputation: backward does not keep what a part of the forward pass computed, but
+// runs that part again when it needs the values.
 //
 //   Tensor y = recompute(block, x);                           // keeps x and y, nothing in between
 //   Tensor y = recompute(keeping_products(), block, x);       // keeps results of products besides
 //
 // While the function runs, each result of an op is marked with a recipe (core/tensor/storage.h),
-// and what saves it for backward keeps the recipe instead of the values. The first recipe that is
-// asked for runs the function again, from its inputs and under the same settings (autocast, sample
-// numbers, the generator's state), and brings back all that is still wanted. Invariant: the
-// function runs the same ops each time, so results and gradients have the same bits as without; one
-// that does not is refused. Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost";
-// keeping some results: Korthikanti et al. 2022.
+// and a node that saves the result keeps the recipe in place of the values. The first recipe that
+// is read runs the function again, from its inputs and under the same settings (autocast, sample
+// numbers, the generator's state), and brings back all values that backward still needs. Invariant:
+// both runs call the same ops, so results and gradients have the bits that they have without it; a
+// function that calls others is refused. Chen et al. 2016, "Training Deep Nets with Sublinear
+// Memory Cost"; keeping some results: Korthikanti et al. 2022.
 //
-// The function may read tensors from outside (parameters): they must have the same values when
-// backward comes. assign_ in it writes once: the second run leaves out writes to what is outside
-// (running statistics); a value that was computed from what the function then overwrote cannot be
-// brought back, and that is said. Values may be read (item, nonzero, masked_select), and what the
-// function does may depend on them: they are computed again too. What ops made above the core
-// return (collectives) stays. A function within another is part of that one; so is one within a
-// function transform, which keeps its values.
+// The function may read tensors from outside (parameters), which must have the same values when
+// backward comes. It may assign_ to tensors outside (running statistics): the second run leaves
+// that out. A value computed from a tensor that the function then overwrote cannot be brought
+// back, and an error says so. The function may read values (item, nonzero, masked_select) and
+// branch on them: they are computed again too. Results of ops made above the core (collectives)
+// are kept. A function inside another one is part of that; one inside a function transform keeps
+// its values.
 #pragma once
 #include <functional>
 #include <optional>
@@ -29,11 +29,11 @@
 namespace tessera {
 
 struct RecomputeOptions {
-  /// Ops whose results stay; none given: all are computed again.
+  /// Says of an op whether its results are kept; without it, all are computed again.
   std::function<bool(const Primitive& op)> keep = {};
 };
-/// Keeps results of products, convolutions and attention, which take most of the time, and computes
-/// the rest again.
+/// Keeps results of products, convolutions and attention, which take most of the time; the rest is
+/// computed again.
 RecomputeOptions keeping_products();
 
 namespace recomputation {
@@ -42,11 +42,11 @@ using List = std::vector<Tensor>;
 using Function = std::function<List(std::span<const Tensor>)>;
 List run(const RecomputeOptions& options, Function f, const List& in);
 
-/// True while a function runs for the second time.
+/// True on a thread that runs a function for the second time.
 bool running_again();
 
-/// Ops run while it lives are no part of a function that is to be computed again: those of a
-/// wrapper that brings parameters and does so at the second run too, perhaps otherwise.
+/// Ops that run while one lives are no part of the function that is computed again. A wrapper that
+/// gathers parameters uses it, since it gathers in the second run too, maybe by other ops.
 class Apart {
  public:
   Apart();
@@ -61,7 +61,7 @@ class Apart {
 }  // namespace recomputation
 
 /// f(args...), computed again in backward. `f` is copied; what it refers to must live until then.
-/// Arguments and results are trees.
+/// Arguments and results are trees (tree.h).
 template <class F, class... A>
 requires std::is_invocable_v<const F&, const A&...>
 auto recompute(const RecomputeOptions& options, F f, const A&... args) {

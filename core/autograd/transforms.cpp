@@ -17,7 +17,7 @@ Tensor plain(const Level& level, const Tensor& t) {
 
 bool is_differentiable(const Tensor& t) { return t.defined() && is_floating(t.dtype()); }
 
-// The wanted floats of `args` become leaves of the level; undefined where there is none.
+// Makes the wanted floats of `args` leaves of the level, which are returned; others are undefined.
 List make_leaves(Level& level, List& args, const std::vector<bool>& wanted) {
   List leaves(args.size());
   for (size_t i = 0; i < args.size(); ++i)
@@ -26,14 +26,14 @@ List make_leaves(Level& level, List& args, const std::vector<bool>& wanted) {
   return leaves;
 }
 
-// Zeros for inputs that no gradient reached.
+// Sets gradients of inputs that none reached to zeros.
 void fill_gradients(List& g, std::span<const Tensor> in) {
   for (size_t i = 0; i < g.size(); ++i)
     if (!g[i].defined() && in[i].defined()) g[i] = zeros_like(in[i]);
 }
 
-// Gradients at the level's leaves, as tensors of the level outside; what is not reached stays
-// undefined.
+// Gradients at the level's leaves, as tensors of the level outside; undefined at leaves that no
+// gradient reaches.
 List backward_at(Level& level, const List& roots, const List& cotangents, const List& leaves,
                  bool keep) {
   List watched;
@@ -52,14 +52,14 @@ List backward_at(Level& level, const List& roots, const List& cotangents, const 
   return result;
 }
 
-// One direction for each element of `like`: [numel, shape].
+// The unit vectors of the space of `like`, one for each element: [numel, shape].
 Tensor basis(const Tensor& like) {
   Shape s = like.shape();
   s.insert(0, like.numel());
   return reshape(eye(like.numel(), like.numel(), {like.dtype(), like.device()}), s);
 }
 
-// Over the directions of a basis. What the function drew belongs to the point, not to a direction.
+// `f` on each direction of a basis; random draws are the same in each.
 List vmap_leading(Function f, const Tensor& in) {
   return vmap_of(f, {&in, 1}, {{0}, {1}, {}, Randomness::kSame});
 }
@@ -149,7 +149,7 @@ ValuesAndTangents jvp_of(Function f, std::span<const Tensor> in, std::span<const
   Recording primal = record(f, in, std::vector<bool>(in.size(), true));
   List zero;
   for (const Tensor& t : primal.results()) zero.push_back(zeros_like(t));
-  // u -> J^T u is linear in u whatever u is; its transpose is J.
+  // The map u -> J^T u is linear, so differentiating it at any u transposes it to J.
   auto transpose = [&](std::span<const Tensor> u) { return primal.pullback(u); };
   Recording linear = record(transpose, zero, std::vector<bool>(zero.size(), true));
   return {primal.results(), linear.pullback(tangents)};
@@ -239,7 +239,7 @@ List jacobians(Mode mode, Function f, std::span<const Tensor> in, const std::vec
     return reshape(j, shape_by(x)).to(y.dtype());
   };
   List result(in.size());
-  std::vector<bool> left = wanted;  // by inputs that have elements
+  std::vector<bool> left = wanted;  // wanted inputs that have elements
   for (size_t i = 0; i < in.size(); ++i) {
     left[i] = wanted[i] && in[i].numel() > 0 && y.numel() > 0;
     if (wanted[i] && !left[i]) result[i] = zeros(shape_by(in[i]), {y.dtype(), y.device()});

@@ -1,4 +1,4 @@
-// Function transforms: functions of tensors made into others, which compose in any order.
+// Function transforms: they turn a function of tensors into another one, and nest in any order.
 //
 //   auto g = grad(f);                                  Tensor dx = g(x);
 //   auto [loss, dw] = value_and_grad(f)(w, x);         // dw has the type of w: a tensor, or a list
@@ -8,15 +8,15 @@
 //   Tensor j = jacrev(f)(x), j2 = jacfwd(f)(x), h = hessian(f)(x);
 //
 // Arguments and results are trees (tree.h): tensors, vectors, tuples of them. grad<1>(f)
-// differentiates by argument 1, grad<0, 2>(f) gives a tuple. What a function takes from outside,
-// parameters of a module for one, is a constant to its transform; nn::functional_call makes them
-// arguments.
+// differentiates by argument 1, grad<0, 2>(f) gives a tuple. A tensor that the function takes from
+// outside, such as a parameter of a module, is a constant to the transform; nn::functional_call
+// turns parameters into arguments.
 //
-// Functions should be pure. A transform runs its function on tensors that stand for others; they
-// may not be kept beyond it. Values may be read (item) except under vmap, where a tensor stands for
-// a batch. assign_ under vmap needs a destination that has the batch where its value has it. NoGrad
-// inside a function makes constants for every transform around it, as detach() does; NoGrad around
-// a transform does not stop it, and saves the memory that recording for an outer backward takes.
+// Functions should be pure. A transform runs its function on wrappers, which may not be kept after
+// it returns. Values may be read (item) except under vmap, where a tensor stands for a batch.
+// assign_ under vmap needs a destination that has the batch if the value has it. NoGrad inside a
+// function makes constants for every transform around it, as detach() does; NoGrad around a
+// transform does not stop it, but saves the memory of recording for an outer backward.
 //
 // Levels are JAX's and functorch's: Frostig, Johnson, Leary 2018; Horace He, Richard Zou 2021.
 #pragma once
@@ -36,7 +36,7 @@ auto call(const F& f, const Values<A...>& like, std::span<const Tensor> tensors)
   return std::apply([&](const auto&... x) { return f(x...); }, tree::unflatten(like, tensors));
 }
 
-// Bit i: tensor i belongs to one of the arguments `Arg` (the first, when there is none).
+// Bit i: tensor i belongs to one of the arguments `Arg` (to the first where none is named).
 template <size_t... Arg, class... T>
 std::vector<bool> chosen(const std::tuple<T...>& args) {
   std::vector<bool> mask;
@@ -92,8 +92,8 @@ class Pullback {
 }  // namespace transforms
 
 /// g(args) = (f(args), df/d(args Arg...)). f returns a float tensor of one element, or a pair of it
-/// and anything else, which is passed on. A gradient has the structure of its argument; zeros where
-/// f does not depend on it, and for integers.
+/// and anything else, which g returns too. A gradient has the structure of its argument, and zeros
+/// where f does not depend on it or it has integers.
 template <size_t... Arg, class F>
 auto value_and_grad(F f) {
   return [f = std::move(f)](const auto&... args) {
@@ -125,8 +125,8 @@ requires(!std::is_convertible_v<F, std::span<const Tensor>>) auto grad(F f) {
   };
 }
 
-/// f(args) and the map from cotangents of the result to those of the arguments (a tuple, where
-/// there are several).
+/// f(args) and the map (Pullback) from cotangents of the result to those of the arguments, a tuple
+/// where there are several.
 template <class F, class... A>
 auto vjp(F f, const A&... args) {
   using namespace transforms;
@@ -147,11 +147,11 @@ auto vjp(F f, const A&... args) {
 }
 
 /// f(primals) and its derivative in the direction of `tangents`, which are shaped like them. A
-/// tuple holds several arguments: jvp(f, std::tuple{x, y}, std::tuple{dx, dy}). Forward mode comes
-/// from reverse mode twice, since the map from cotangents to cotangents is linear and its transpose
-/// is this one: it costs a forward, a recorded backward and the backward of that, so two to three
-/// times what rules for tangents would, and is right for every op whose vjp can be differentiated
-/// by its cotangents. Townsend 2017, "A new trick for calculating Jacobian vector products".
+/// tuple holds several arguments: jvp(f, std::tuple{x, y}, std::tuple{dx, dy}). Forward mode is
+/// reverse mode twice: the pullback is linear in its cotangents, and its transpose is the
+/// derivative. That costs a forward, a recorded backward and the backward of that, two to three
+/// times as much as rules for tangents; it is right for every op whose vjp can be differentiated by
+/// its cotangents. Townsend 2017, "A new trick for calculating Jacobian vector products".
 template <class F, class In>
 auto jvp(F f, const In& primals, const In& tangents) {
   using namespace transforms;
@@ -182,8 +182,8 @@ struct VmapOptions {
 
 /// g(args): f on every sample of a batch at once. f sees arguments without their batch dim; results
 /// get it back at out_dims. A list has its argument's in_dim in each of its tensors; a batch may
-/// have no samples. Each op runs once on the whole batch (core/autograd/batching.h); the few that
-/// cannot run sample by sample, and that is said.
+/// have no samples. Each op runs once on the whole batch (core/autograd/batching.h); the few ops
+/// that cannot run sample by sample, which is logged.
 template <class F>
 auto vmap(F f, VmapOptions options = {}) {
   return [f = std::move(f), options = std::move(options)](const auto&... args) {

@@ -1,4 +1,4 @@
-// What transforms.h is made of, on flat lists of tensors.
+// The functions behind the templates of transforms.h, on flat lists of tensors.
 // Internal: not part of the public interface.
 #pragma once
 #include <functional>
@@ -17,10 +17,10 @@ using Function = FunctionRef<List(std::span<const Tensor>)>;
 /// A function that ran, with the graph of its run.
 class Recording {
  public:
-  /// Results, as tensors of the level that record() was called at.
+  /// Results, as tensors of the level at which record() was called.
   const List& results() const { return results_; }
   /// Cotangents of all inputs from those of the results; zeros for inputs that were not wanted or
-  /// that results do not depend on. Throws ShapeError unless cotangents are like the results.
+  /// that no result depends on. Throws ShapeError unless cotangents have the results' shapes.
   List pullback(std::span<const Tensor> cotangents) const;
 
  private:
@@ -28,13 +28,13 @@ class Recording {
   Ref<Level> level_;
   List in_, leaves_, out_, results_;
 };
-/// Runs `f` on `in` at a level of its own, recording what depends on the wanted float inputs.
+/// Runs `f` on `in` at a new level, and records what depends on the wanted float inputs.
 Recording record(Function f, std::span<const Tensor> in, const std::vector<bool>& wanted);
 
 struct ValueAndGrad {
   List values, gradients;
 };
-/// The gradient of the first result of `f`, one element, by the wanted inputs; zeros for others.
+/// Gradients of the first result of `f`, one element, by the wanted inputs; zeros for others.
 ValueAndGrad value_and_grad_of(Function f, std::span<const Tensor> in,
                                const std::vector<bool>& wanted);
 

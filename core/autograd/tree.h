@@ -1,8 +1,8 @@
-// Arguments and results of functions as lists of tensors: a tensor, a vector, array, map, optional,
-// pair or tuple of such, a named tensor, or a struct of such that says so. Numbers, enums and text
-// have none and are passed on as they are; any other type does not compile, since its tensors would
-// be constants. Invariant: rebuild gives back the structure of its model with the tensors that
-// visit() met, in the same order.
+// Arguments and results of functions as lists of tensors. A tree is a tensor, a named tensor, a
+// vector, array, map, optional, pair or tuple of trees, or a struct that names its members (Members
+// below). Numbers, enums and text hold no tensors and are passed on as they are; any other type
+// does not compile, since its tensors would silently be constants. Invariant: rebuild gives the
+// structure of its model, with new tensors in the order in which visit() met the old ones.
 #pragma once
 #include <array>
 #include <map>
@@ -33,8 +33,8 @@ struct Tree {
   }
   static T rebuild(const T& like, const Tensor*&) { return like; }
 };
-/// Tells `v` what `t` is made of, in order: v.tensor(Tensor), v.value(number, enum or text) and,
-/// before the elements of what may have any number of them, v.size(how many).
+/// Shows `v` the parts of `t`, in order: v.tensor(Tensor), v.value(number, enum or text) and,
+/// before the elements of a container, v.size(how many).
 template <class T, class V>
 void visit(const T& t, V& v) {
   Tree<T>::visit(t, v);
@@ -88,7 +88,7 @@ struct Tree<std::map<K, T>> {
   }
 };
 
-/// For structs: the members that may differ from one to the next.
+/// The Tree of a struct: its members that hold tensors or may differ between values.
 template <class S, auto... members>
 struct Members {
   template <class V>
@@ -113,7 +113,7 @@ template <>
 struct Tree<BatchMoments>
     : Members<BatchMoments, &BatchMoments::y, &BatchMoments::mean, &BatchMoments::var> {};
 
-// Lists of equal elements.
+// The Tree of a container of equal elements.
 template <class C>
 struct Sequence {
   template <class V>
@@ -140,7 +140,7 @@ struct Tree<std::tuple<T...>> {
   static void visit(const std::tuple<T...>& t, V& v) {
     std::apply([&](const T&... x) { (tree::visit(x, v), ...); }, t);
   }
-  // Braces: left to right.
+  // Braces, because they evaluate left to right.
   static std::tuple<T...> rebuild(const std::tuple<T...>& like, const Tensor*& next) {
     return std::apply([&](const T&... x) { return std::tuple<T...>{tree::rebuild(x, next)...}; },
                       like);

@@ -61,13 +61,13 @@ class DataLoader {
              LoaderOptions options = {});
   DataLoader(DataLoader&&) noexcept;
   /// Drops what is not read yet and waits for the samples that are being read, at most timeout_ms.
-  /// A reader that is stuck beyond it is left behind: it keeps what it reads and fills alive.
+  /// A thread that is stuck for longer is abandoned; what it reads and fills stays alive.
   ~DataLoader();
 
   /// The next batch, waiting for it; nothing after the last micro-batch of a sampler that does not
   /// repeat, until seek(cursor()) begins the next pass. A short pass may end with batches of fewer
   /// rows or none. What reading threw is rethrown here, once its batch is due; the loader stays
-  /// failed until seek(). A wait of 10 s is told, one of timeout_ms throws UserError.
+  /// failed until seek(). A wait of 10 s is logged, one of timeout_ms throws UserError.
   std::optional<Batch> next();
   /// Where to resume after the batches delivered so far (not those read ahead). A loop over the
   /// loader was delivered those that its body was given, so what is saved after `break` goes on
@@ -101,8 +101,8 @@ class DataLoader {
     DataLoader* loader_;
     mutable std::optional<Batch> batch_;
   };
-  /// The rest of a pass of which nothing was delivered since construction or seek(); else the next
-  /// pass. Where passes repeat it goes on.
+  /// Starts the next pass; where no batch was taken since construction or seek(), starts at that
+  /// position. Where passes repeat, goes on at the current position without end.
   Iterator begin();
   std::default_sentinel_t end() const { return {}; }
 

@@ -41,7 +41,7 @@ struct SamplerOptions {
   uint64_t seed = 0;
   bool shuffle = true;     // each pass over the dataset in an order of its own
   bool repeat = false;     // pass after pass without end; false: one pass. Its last micro-batches
-                           // may be short or empty; every rank has as many of them
+                           // may be short or empty; all ranks have the same number of them
   bool drop_last = false;  // leaves out the last step of the pass where too few samples remain
   Deal deal = Deal::kAccumulateThenReduce;
 };

@@ -1,6 +1,6 @@
-// The bottom of the dispatch path. Eager runs kernels; Trace records. Below autograd and sharding,
-// so a trace sees the rank-local ops of forward, backward, collectives and optimizer in one
-// sequence. What a thread does besides ops is told to an Observer (observer.h).
+// The bottom of the dispatch path: the eager backend runs kernels, a tracing one records ops. It
+// lies below autograd and sharding, so a trace sees the rank-local ops of forward, backward,
+// collectives and optimizer in one sequence. An Observer hears of the rest (observer.h).
 #pragma once
 #include "core/primitive/primitive.h"
 
@@ -9,9 +9,9 @@ namespace tessera {
 class Backend {
  public:
   virtual ~Backend() = default;
-  /// Results of `prim` on `in`. May take over operands that nobody else owns.
+  /// Results of `prim` on `in`. May overwrite an operand that has no other owner.
   virtual Tensors run(const PrimRef& prim, Inputs in) = 0;
-  /// The one effect: the values of `dst[i]` become result i of `prim`, and their versions move.
+  /// The one effect: `dst[i]` takes the values of result i of `prim`; its version is counted up.
   /// Shapes and dtypes of destinations and results are equal.
   virtual void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) = 0;
 };

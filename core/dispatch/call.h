@@ -1,6 +1,6 @@
-// One call of a kernel, planned: what the backends that run kernels share (the eager one, and the
-// compiler's executor). Invariant: everything here looks at types, layouts and which operands share
-// memory, never at values.
+// One call of a kernel, planned: code that the eager backend and the compiler's executor share.
+// Invariant: everything here looks at types, layouts and which operands share memory, never at
+// values.
 // Internal: not part of the public interface.
 #pragma once
 #include <algorithm>
@@ -25,14 +25,14 @@ inline const Kernel& find_kernel(const Primitive& prim, Device device) {
   return own ? *own : kernel;
 }
 
-/// Where `prim` runs: with its first operand; a creation says so itself.
+/// Where `prim` runs: on the device of its first operand; infer tells the device of a creation.
 inline Device device_of(const Primitive& prim, std::span<const Tensor> in) {
   return in.empty() ? prim.infer({})[0].device : in[0].device();
 }
 
 struct KernelCall {
   const Kernel& kernel;
-  Metas out;  // with the strides that the kernel wants
+  Metas out;  // with the strides that the kernel asks for
   Plan plan;
 
   /// True when the kernel needs a dense copy of operand `i`.
@@ -49,14 +49,14 @@ inline KernelCall plan_call(const Primitive& prim, const Kernel& kernel,
   return call;
 }
 
-/// True when a result that is `out` may lie where `in` is.
+/// True when a result of type `out` may take over the memory of `in`.
 inline bool same_layout(const Meta& in, const Meta& out) {
   return in.dtype == out.dtype && in.device == out.device && in.shape == out.shape &&
          in.strides == out.strides;
 }
 
-/// True when writing `dst` does not disturb reading `in`, which is in the same storage: they are
-/// apart, or they are the very same elements and the kernel may write `in_place`.
+/// True when writing `dst` does not disturb reading `in`, which is in the same storage: they do not
+/// overlap, or they are exactly the same elements and the kernel may write `in_place`.
 inline bool harmless(const Tensor& dst, const Tensor& in, bool in_place) {
   bool same_place = in.offset() == dst.offset() && same_layout(in.meta(), dst.meta());
   bool disjoint =
@@ -65,9 +65,9 @@ inline bool harmless(const Tensor& dst, const Tensor& in, bool in_place) {
   return disjoint || (same_place && in_place);
 }
 
-/// True when the kernel may write straight into `dst`: into places that no operand shares memory
-/// with, or that are the very operand the plan lets a result take over. Operands are sorted by
-/// storage so that long lists (optimizers) stay cheap.
+/// True when the kernel may write straight into `dst`: each destination shares memory with no
+/// operand, or is exactly the operand that the plan lets a result overwrite. Operands are sorted by
+/// storage, so that long lists (optimizers) stay cheap.
 inline bool writes_in_place(const KernelCall& call, std::span<const Tensor> dst,
                             std::span<const Tensor> in) {
   SmallVector<const Tensor*, 8> sorted;

@@ -1,4 +1,4 @@
-// Copying values between layouts, below every layer: what the backend itself needs to prepare
+// Copies of values between layouts, made below every layer: the backend uses them to prepare
 // operands.
 #pragma once
 #include "core/primitive/primitive.h"

@@ -1,12 +1,12 @@
-// The device of tensors that are created without one: TensorOptions starts with it, and so do
-// parameters of modules. A setting of the thread; data loaders and kernels, which give a device or
-// mean the host, do not ask. Invariant: it is a device that this build has.
+// The device of tensors that are created without one, parameters of modules included: TensorOptions
+// starts with it. It is a setting of the thread. Data loaders and kernels name their device (or
+// mean the host) and do not read it. Invariant: this build has kernels for it.
 #pragma once
 #include "core/tensor/device.h"
 
 namespace tessera {
 
-/// The innermost DeviceScope's of this thread, else what set_default_device() said, else the CPU.
+/// That of this thread's innermost DeviceScope, else the set_default_device() one, else the CPU.
 Device default_device();
 /// Throws UserError for a device that this build has no kernels for.
 void set_default_device(Device device);

@@ -15,7 +15,13 @@ namespace {
 
 constexpr LayerMask kAllLayers = 0xff;
 
-// Where nobody is at its level an op on a wrapper would run on the values, without their history.
+// As context(), inlined in this file.
+Context& of_thread() {
+  thread_local Context c;
+  return c;
+}
+
+// A wrapper whose transform has returned has no level: ops would run on its values without history.
 void refuse_left_behind(const Primitive& prim, std::span<const Tensor> in) {
   for (const Tensor& t : in)
     if (const Wrapped* w = wrapped(t))
@@ -25,12 +31,10 @@ void refuse_left_behind(const Primitive& prim, std::span<const Tensor> in) {
                     prim.name(), describe(t));
 }
 
-// The operands that the op takes in one dtype, where they have several; empty where nothing is to
+// The operands that the op takes in one dtype, where their dtypes differ; empty where nothing is to
 // be promoted.
-Inputs to_promote(const Primitive& prim, Inputs in) {
-  const Promotion which = prim.traits().promotion;
-  if (which == Promotion::kNone) [[likely]]
-    return {};
+Inputs to_promote(Promotion which, Inputs in) {
+  if (which == Promotion::kNone) return {};
   if (which == Promotion::kAfterFirst) in = in.subspan(1);
   for (size_t i = 1; i < in.size(); ++i)
     if (in[i].dtype() != in[0].dtype()) return in;
@@ -38,15 +42,16 @@ Inputs to_promote(const Primitive& prim, Inputs in) {
 }
 
 Tensors run_layers(LayerMask allowed, const PrimRef& prim, Inputs in) {
-  Context& c = context();
+  Context& c = of_thread();
   if (allowed == kAllLayers) [[likely]] {
     bring_up_to_date(in);
     notify(events::HandlesRead{in}, c.observer);
   }
-  // Promotion comes after autocast, and its casts are recorded.
-  const bool autocast_first = c.forced & c.enabled & allowed & bit(Layer::kAutocast);
-  if ((allowed & bit(Layer::kAutograd)) && !autocast_first)
-    if (Inputs differing = to_promote(*prim, in); !differing.empty()) [[unlikely]]
+  // Promotion comes after autocast and above autograd, so its casts are recorded.
+  const Promotion which = prim->traits().promotion;
+  if (which != Promotion::kNone && (allowed & bit(Layer::kAutograd)) &&
+      !(c.forced & c.enabled & allowed & bit(Layer::kAutocast)))
+    if (Inputs differing = to_promote(which, in); !differing.empty()) [[unlikely]]
       promote_operands(differing);
   LayerMask asked = c.forced;
   for (const Tensor& t : in) asked |= t.layers();
@@ -66,12 +71,8 @@ Tensors run_layers(LayerMask allowed, const PrimRef& prim, Inputs in) {
 
 }  // namespace
 
-Context& context() {
-  thread_local Context c;
-  return c;
-}
-
-Observer* current_observer() { return context().observer; }
+Context& context() { return of_thread(); }
+Observer* current_observer() { return of_thread().observer; }
 
 BackendScope::BackendScope(DispatchTarget target) : target_(context().target(), target) {
   TESSERA_ASSERT(target.backend || !(target.observer || target.records),
@@ -81,7 +82,7 @@ BackendScope::BackendScope(DispatchTarget target) : target_(context().target(), 
 
 bool bypasses_layers(const Tensor& t) {
   bring_up_to_date({&t, 1});
-  const Context& c = context();
+  const Context& c = of_thread();
   return c.backend == nullptr && ((t.layers() | c.forced) & c.enabled) == 0;
 }
 
@@ -95,7 +96,7 @@ Tensor dispatch_into(const Tensor& grad_buffer, const PrimRef& prim, Inputs in) 
   if (!grad_buffer.defined()) return dispatch1(prim, in);
   for (const Tensor& t : in)
     if (t.layers() & context().enabled) return dispatch1(prim, in);
-  if (!to_promote(*prim, in).empty()) return dispatch1(prim, in);
+  if (!to_promote(prim->traits().promotion, in).empty()) return dispatch1(prim, in);
   const Meta result = prim->infer(metas_of(in))[0];
   if (result.shape != grad_buffer.shape() || result.dtype != grad_buffer.dtype())
     return dispatch1(prim, in);
@@ -108,7 +109,7 @@ Tensors dispatch_below(Layer above, const PrimRef& prim, Inputs in) {
 }
 
 void assign(std::span<const Tensor> dst, const PrimRef& prim, Inputs in) {
-  Context& c = context();
+  Context& c = of_thread();
   LayerMask asked = 0;
   bring_up_to_date(dst), bring_up_to_date(in);
   for (const Tensor& t : in) asked |= t.layers();

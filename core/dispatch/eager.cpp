@@ -11,7 +11,7 @@ namespace tessera {
 namespace {
 
 Device common_device(const PrimRef& prim, Inputs in) {
-  Device device = in.empty() ? prim->infer({})[0].device : in[0].device();  // of creation: its own
+  Device device = in.empty() ? prim->infer({})[0].device : in[0].device();  // creations: by infer
   for (const Tensor& t : in)
     TESSERA_CHECK(t.device() == device, "{}: operands are on {} and {}; move them to one device",
                   prim->name(), to_string(device), to_string(t.device()));
@@ -22,13 +22,13 @@ bool may_reuse(const Tensor& t, const Meta& out) {
   return t.uniquely_owned() && same_layout(t.meta(), out) && !t.storage()->pending();
 }
 
-// A second handle on an operand that this result may overwrite (the kernel still reads it through
-// the first), or memory of its own. After the first taker the operand's storage has two owners, so
-// no other result takes it too.
+// The memory for a result: that of an operand which it may overwrite, as a second handle (the
+// kernel still reads the operand through the first), or a new tensor. The second handle makes two
+// owners, so no other result takes the same operand.
 Tensor take_over(Inputs in, const Meta& out) {
   for (const Tensor& t : in)
     if (may_reuse(t, out)) {
-      t.storage()->wait_writable();  // readers kept it alive, so they are done: forgets them
+      t.storage()->wait_writable();  // its readers were owners too, so they are done: drops them
       if (Storage::any_assigned()) [[unlikely]]
         t.storage()->set_assigned({});  // the result has a history of its own
       return Tensor(out, t.storage(), t.offset());
@@ -43,7 +43,7 @@ KernelCall prepare(const PrimRef& prim, const Kernel& kernel, Inputs in) {
   return call;
 }
 
-// The op as an event of this thread's profile, if there is one.
+// Adds the op as an event to this thread's profile, if there is one.
 class OpSpan {
  public:
   OpSpan(const PrimRef& prim, Inputs in) : span_(prim->name(), "op") {

@@ -1,8 +1,8 @@
-// Kernels, keyed by (op, device). Planning is apart from running: the plan says what the kernel
-// needs (output strides, which operand an output may take over, dense operands, scratch) and holds
-// what it found out, the backend provides both, the kernel only computes. Invariant: a plan is run
-// under the settings that it was made under, so that the number of threads and the mode of sums are
-// fixed when a call is planned.
+// Kernels, keyed by (op, device). Planning is apart from running: a plan says what the kernel needs
+// (output strides, an operand that an output may overwrite, dense operands, scratch), the backend
+// provides that, and the kernel only computes. What planning computed beside (Plan::state) goes to
+// the run. Invariant: a plan runs under the settings that it was made under, so the number of
+// threads and the order of sums are fixed when a call is planned.
 #pragma once
 #include <array>
 #include <vector>
@@ -15,9 +15,9 @@
 
 namespace tessera {
 
-/// What plans depend on besides the op and its operands. A caller that keeps a plan compares the
-/// settings of its thread with those of the plan before it runs it, and plans anew where they
-/// differ.
+/// What a plan depends on besides the op and its operands. Code that keeps a plan compares the
+/// settings of its thread with those of the plan before it runs the plan, and makes a new one where
+/// they differ.
 struct PlanSettings {
   int threads = 1;
   bool deterministic = false;
@@ -27,7 +27,7 @@ struct PlanSettings {
 };
 
 struct Plan {
-  // An output may overwrite an operand of the same layout that nobody else owns.
+  // An output may overwrite an operand of the same layout that has no other owner.
   bool in_place = false;
   bool assign_in_place = false;  // assign may write straight over operands that are destinations
   // Bit i: operand i must be row-major dense; the backend copies it if it is not.
@@ -35,16 +35,16 @@ struct Plan {
   bool all_dense = false;        // as dense_in with every bit set, for operand lists longer than 32
   bool any_strides_out = false;  // outputs may have other strides than planned, 1 in their last dim
   size_t workspace_bytes = 0;
-  // What planning found out and `run` is to know, of a type that only the kernel knows: a library's
-  // primitive, a choice of algorithm. `run` may write scratch parts of it, so two threads never run
+  // What planning computed for `run`, of a type that only the kernel knows: a primitive of a
+  // library, a choice of algorithm. `run` may write to scratch in it, so two threads never run
   // plans that share a state at the same time.
   Ref<const RefCounted> state;
-  // Strides of outputs may be changed in place in the metas that plan receives; they start dense.
+  // `plan` may change the strides of outputs, in the metas that it is given; they start dense.
 };
 
-/// What one kernel call is given beside operands and results: scratch of the workspace_bytes that
-/// its plan asked for, 64-byte aligned, from the device's allocator, and the state that its plan
-/// left.
+/// What a kernel call is given beside operands and results: scratch of as many bytes as
+/// Plan::workspace_bytes says, 64-byte aligned, from the device's allocator, and the state that the
+/// plan left.
 struct Workspace {
   void* data = nullptr;
   const RefCounted* state = nullptr;
@@ -63,8 +63,8 @@ struct Kernel {
   /// Fills `out`. Operands have the strides that the plan accepted.
   void (*run)(const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
               const Stream&) = nullptr;
-  /// To make a plan costs more than to find it again: backends keep it (plan_cache.h). Such a plan
-  /// reads the op's attributes, the metas of its operands and PlanSettings, nothing else.
+  /// Looking a plan up costs less than making it, so backends keep it (plan_cache.h). Such a plan
+  /// depends on the op's attributes, the metas of its operands and PlanSettings, nothing else.
   bool keeps_plan = false;
   explicit operator bool() const { return run != nullptr; }
 };
@@ -72,7 +72,7 @@ struct Kernel {
 class KernelTable {
  public:
   void add(DeviceKind device, std::string_view op, Kernel kernel);
-  /// Null run when the device has no kernel for the op.
+  /// A kernel whose `run` is null when the device has none for the op.
   const Kernel& find(DeviceKind device, OpId op) const {
     const auto& kernels = table_[size_t(device)];
     return op < kernels.size() ? kernels[op] : none_;

@@ -1,6 +1,6 @@
-// Attributes are no part of the hash, for reading them costs more than the rest of a look-up: plans
-// of one hash are told apart by the address of the op first, which most callers keep, and by the
-// attributes only where no address is known.
+// The hash of a call leaves out the attributes of the op, which cost more to read than the rest of
+// the look-up. Among plans of one hash the op's address decides first (most programs call the same
+// object again); only where it fits none are attributes compared.
 #include "core/dispatch/plan_cache.h"
 
 #include "core/base/boundary.h"
@@ -38,7 +38,7 @@ bool PlanCache::Entry::is_of(const Kernel& k, const PlanSettings& s,
 }
 
 KernelCall PlanCache::find(const PrimRef& prim, const Kernel& kernel, std::span<const Tensor> in) {
-  // A test that counts limits is to see those that planning cuts at.
+  // A test that counts the limits at which plans cut their work sees them only if the plan is made.
   if (counting_boundaries()) [[unlikely]]
     return plan_call(*prim, kernel, in);
   const PlanSettings settings = PlanSettings::of_thread();

@@ -1,7 +1,7 @@
-// Plans that cost more to make than to find again (Kernel::keeps_plan), by op with its attributes,
-// metas of the operands and PlanSettings. A call whose plan is kept neither infers its results nor
-// plans, and allocates nothing. Invariant: a cache belongs to one thread, or to one executor, so
-// nobody else runs what it keeps.
+// Plans that cost more to make than to look up (Kernel::keeps_plan), keyed by the op and its
+// attributes, the metas of the operands and PlanSettings. A call whose plan is found here runs
+// neither `infer` nor `plan` and allocates nothing. Invariant: a cache belongs to one thread or to
+// one executor, so no two threads run the same plan at once.
 #pragma once
 #include <unordered_map>
 
@@ -11,23 +11,23 @@ namespace tessera {
 
 class PlanCache {
  public:
-  /// Plans that are kept at most: a program with ever new shapes starts over rather than grows.
+  /// The most plans kept: a full cache is emptied, so ever new shapes do not make it grow.
   static constexpr size_t kCapacity = 2048;
 
   /// The call of `prim` by `kernel` on `in` under the settings of the calling thread, as plan_call
-  /// plans it. Kernels that do not keep their plans are planned each time. Throws what infer and
-  /// the plan throw, and keeps nothing then.
+  /// makes it. A kernel that does not keep plans is planned each time. Throws what `infer` and
+  /// `plan` throw, and then keeps nothing.
   KernelCall plan(const PrimRef& prim, const Kernel& kernel, std::span<const Tensor> in) {
     return kernel.keeps_plan ? find(prim, kernel, in) : plan_call(*prim, kernel, in);
   }
-  /// The same by the cache of the calling thread, which only kernels that keep their plans look up.
+  /// The same through of_thread(), which is looked up only for a kernel that keeps its plans.
   static KernelCall plan_for_thread(const PrimRef& prim, const Kernel& kernel,
                                     std::span<const Tensor> in) {
     return kernel.keeps_plan ? of_thread().find(prim, kernel, in) : plan_call(*prim, kernel, in);
   }
   size_t size() const { return entries_.size(); }
 
-  /// The one of the calling thread, which ends with it.
+  /// The cache of the calling thread; it is destroyed with the thread.
   static PlanCache& of_thread();
 
  private:

@@ -1,10 +1,10 @@
-// A value that holds for one scope: of the thread's context, or of anything else.
+// A field that has another value for one scope: a field of the thread's context, or any other.
 #pragma once
 #include <utility>
 
 namespace tessera {
 
-/// Sets a field for one scope.
+/// Sets a field for one scope, and restores it.
 template <class T>
 class Scoped {
  public:

@@ -1,4 +1,4 @@
-// Where kernels run in order.
+// The queue in which kernels run in order.
 #pragma once
 #include "core/tensor/device.h"
 

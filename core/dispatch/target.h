@@ -1,4 +1,4 @@
-// Where the ops and events of a thread go.
+// Where the ops and the events of a thread go: its backend and its observer.
 #pragma once
 #include "core/dispatch/backend.h"
 #include "core/dispatch/scoped.h"
@@ -7,14 +7,14 @@ namespace tessera {
 
 class Observer;
 
-/// The backend that runs the ops of a thread, and the observer that is told what the thread does
-/// besides (observer.h). BackendScope changes them together: a backend in front of another one
-/// copies the target outside and replaces what it takes part in, so that the observer stays.
+/// The backend that runs the ops of a thread, and the observer that is told what else the thread
+/// does (observer.h). BackendScope replaces both together: a backend in front of another one copies
+/// the target outside and replaces only `backend`, so that the observer stays.
 struct DispatchTarget {
   Backend* backend = nullptr;    // null: eager
-  Observer* observer = nullptr;  // null: nobody is told; one needs a backend beside it
-  // Ops are written down to be run again: numbers in a program then come as ops too, and not as
-  // tensors that no op made.
+  Observer* observer = nullptr;  // null: events are not sent; needs a backend
+  // Ops are recorded to be run again. A number in a program then becomes an op too, since a tensor
+  // that no op made would be missing from the replay.
   bool records = false;
 };
 
@@ -26,8 +26,8 @@ class BackendScope {
  private:
   Scoped<DispatchTarget> target_;
 };
-/// What runs in this scope is no part of what the backend outside records or counts: ops run at
-/// once, and nobody is told of the rest.
+/// Runs ops at once and sends no events while it lives: the backend outside neither records nor
+/// counts what happens in this scope.
 struct EagerScope : BackendScope {
   EagerScope() : BackendScope({}) {}
 };

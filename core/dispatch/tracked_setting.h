@@ -1,6 +1,6 @@
-// A switch that a program sets between steps and that decides what a step does: training or
+// A switch that a program sets between steps and that changes what a step does: training or
 // evaluation, whether gradients are reduced. Invariant: an observer that records a step is told of
-// every read and change, so a step that was recorded under one value is never replayed under
+// every read and every change, so a step that was recorded under one value is never replayed under
 // another.
 #pragma once
 #include "core/dispatch/observer.h"
@@ -23,7 +23,7 @@ class TrackedSetting {
   }
 
  private:
-  // Apart from the object that has the setting, so that it can be compared when that is gone.
+  // On the heap, so that a recorder can compare the value after the object that has it is gone.
   struct Cell final : RefCounted {
     explicit Cell(int64_t v) : value(v) {}
     int64_t value;
@@ -31,13 +31,13 @@ class TrackedSetting {
   Ref<Cell> cell_;
 };
 
-/// The same for what is no number, a list of hooks or a function: the setting is how often it
-/// changed.
+/// The same for something that is no number, such as a list of hooks or a function: the tracked
+/// value is the number of its changes.
 class TrackedChanges {
  public:
-  /// What the thread does next depends on it.
+  /// To be called where what the thread does next depends on the thing.
   void note_use() const { (void)count_.read(); }
-  /// It changes.
+  /// To be called where the thing changes.
   void note_change() { count_.write(count_.read() + 1); }
 
  private:

@@ -181,8 +181,8 @@ class Module {
     adopt(std::move(name), module);
     return module;
   }
-  /// A child that is a member of this module, by value: `nn::Linear fc{400, 120};` in the class,
-  /// `register_module("fc", fc);` in its constructor. It must not end before this module does.
+  /// Makes `member`, a module held by value in this one, a child: `nn::Linear fc{400, 120};` in the
+  /// class, `register_module("fc", fc);` in its constructor. It must live as long as this module.
   template <std::derived_from<Module> M>
   void register_module(std::string name, M& member) {
     detail::check_forward<M>();

@@ -31,7 +31,7 @@ void check_shapes(const Tensor& q, const Tensor& k, const Tensor& v) {
                    describe(q), describe(k), describe(v));
 }
 
-// q, k and v in one dtype: where theirs differ, in what autocast makes of them.
+// Casts q, k and v to one dtype: autocast's where it is on, then the one in which they meet.
 std::array<Tensor, 3> of_one_dtype(const Tensor& q, const Tensor& k, const Tensor& v) {
   std::array<Tensor, 3> in = {q, k, v};
   if (k.dtype() != q.dtype() || v.dtype() != q.dtype()) autocast_operands(Precision::kLow, in);
@@ -42,7 +42,7 @@ std::array<Tensor, 3> of_one_dtype(const Tensor& q, const Tensor& k, const Tenso
   return in;
 }
 
-// x [B, H, S, D] -> [B, heads, S, D], each head `heads` / H times in turn.
+// x [B, H, S, D] -> [B, heads, S, D]: each of the H heads is repeated heads / H times in a row.
 Tensor repeat_heads(const Tensor& x, int64_t heads) {
   TESSERA_CHECK_AS(ShapeError, x.ndim() == 4 && x.size(1) > 0 && heads % x.size(1) == 0,
                    "scaled_dot_product_attention: {} heads of q are no multiple of those of {}",
@@ -67,7 +67,7 @@ Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v, const 
   if (o.mask.defined())
     scores = o.mask.dtype() == kBool ? where(o.mask, scores, low) : scores + o.mask;
   Tensor weights;
-  if (o.mask.defined()) {  // a query that may see no key gets zeros, where softmax would be 0 / 0
+  if (o.mask.defined()) {  // a query that may attend to no key gets zeros; softmax would be 0 / 0
     Tensor nothing = eq(amax(scores.detach(), {-1}, true), low);
     Tensor none = scalar_tensor(0.0, q.dtype(), q.device());
     weights = where(nothing, none, softmax(where(nothing, none, scores)));
@@ -78,7 +78,7 @@ Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v, const 
   return contract("bhts,bhse->bhte", weights, v);
 }
 
-// Loops: b and h pass, everything else is whole on a rank.
+// The loops of attention: b and h pass, everything else is whole on a rank.
 struct Loops {
   AxisMap map;
   int b, h, t, s, d, e;
@@ -202,8 +202,8 @@ void register_attention_ops(OpRegistry& registry) {
     std::vector<Sample> s;
     for (bool causal : {false, true}) {
       Tensors out = dispatch(PrimRef(new Flash({0.5, causal})), operands(q(), k(), v()));
-      // out and lse are functions of q, k, v: moving one alone means nothing, so finite differences
-      // do not apply.
+      // out and lse are functions of q, k, v: perturbing one alone means nothing, so finite
+      // differences do not apply.
       s.push_back({PrimRef(new FlashGrad({0.5, causal})),
                    {sample_values({2, 2, 5, 4}, -1, 1, 4), q(), k(), v(), out[0], out[1]},
                    false});

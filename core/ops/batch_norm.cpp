@@ -119,7 +119,7 @@ class BatchNorm final : public PrimitiveOf<BatchNorm, BatchNormFamily> {
     const int residual = int(v.in.size()) - 1;
     BatchNormForm wanted = form;
     wanted.bias = form.bias && v.wants(form.weight ? 2 : 1);
-    // Without a relu, the residual's is what arrives.
+    // Without a relu, the residual's gradient is the cotangent itself.
     wanted.residual = form.residual && form.relu && v.wants(residual);
     Tensors in{v.cot[0], v.in[0], v.out[1], v.out[2]};
     if (form.weight) in.push_back(v.in[1]);
@@ -133,7 +133,7 @@ class BatchNorm final : public PrimitiveOf<BatchNorm, BatchNormFamily> {
   }
 };
 
-// Weight and bias in the dtype that statistics have.
+// Weight and bias, cast to the dtype of statistics.
 Tensor wide_channel(const Tensor& t, const Tensor& x) {
   return t.defined() && is_floating(t.dtype()) ? cast(t, stat_type(x.dtype())) : t;
 }
@@ -149,7 +149,7 @@ void check_running(const Tensor& x, const Tensor& t, const char* what) {
 BatchMoments batch_norm_moments(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                 double eps, const NormThen& then) {
   const bool residual = then.residual.defined();
-  // Another dtype than x's promotes, and another shape is an error to name or to broadcast.
+  // A residual of another dtype promotes, and one of another shape broadcasts or throws.
   if (residual && !(then.residual.dtype() == x.dtype() && then.residual.shape() == x.shape())) {
     BatchMoments now = batch_norm_moments(x, weight, bias, eps);
     now.y = then(std::move(now.y));

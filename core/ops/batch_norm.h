@@ -11,38 +11,38 @@ struct BatchNormOptions {
   double momentum = 0.1;  // of a batch in the running statistics
   double eps = 1e-5;
 };
-/// What follows a norm in the same passes over memory: relu(y + residual). In 16 bits the result is
-/// rounded once, not after every step.
+/// What is computed after a norm, in the same passes over memory: relu(y + residual). 16-bit
+/// results are rounded once, not after every step.
 struct NormThen {
   Tensor residual = {};  // as x; of another shape or dtype it is added as `+` does, in its own pass
   bool relu = false;
   Tensor operator()(Tensor y) const;
 };
 
-/// (x - mean) / sqrt(var + eps) * weight + bias, then what `then` says; x [N, C, ..] floats.
-/// Training: mean and (biased) variance of this batch, which running_mean [C] and running_var [C],
-/// where given, then follow by `momentum` (the variance unbiased), with assign_. Otherwise: the
-/// running ones. 16-bit floats are computed in f32. Sharded tensors may be cut along the channels
-/// only.
+/// (x - mean) / sqrt(var + eps) * weight + bias, then what `then` says; x [N, C, ..] floats. In
+/// training, mean and (biased) variance are those of this batch, and running_mean [C] and
+/// running_var [C], where given, move towards them by `momentum` (the variance unbiased), by
+/// assign_. Otherwise they are the running ones. 16-bit floats are computed in f32. A sharded x may
+/// be split along the channels only.
 Tensor batch_norm(const Tensor& x, const Tensor& running_mean, const Tensor& running_var,
                   const BatchNormOptions& options = {}, const NormThen& then = {});
 
 struct BatchMoments {
   Tensor y, mean, var;  // of the batch, [C], f32 or f64; var is biased
 };
-/// The training form alone; only y is differentiable.
+/// Batch-norm in training, with the batch's statistics; only y is differentiable.
 BatchMoments batch_norm_moments(const Tensor& x, const Tensor& weight, const Tensor& bias,
                                 double eps, const NormThen& then = {});
 /// running += factor (now - running) for both, the variance of `count` values made unbiased first.
 void follow_moments_(const Tensor& running_mean, const Tensor& running_var, const BatchMoments& now,
                      int64_t count, const Tensor& factor);
 
-/// Each sample's channels in `groups` groups, each normalised over its channels and places; then
-/// weight [C] and bias [C], either may be undefined. Of x's dtype; 16-bit floats are computed in
-/// f32 and rounded once.
+/// Divides the channels of each sample into `groups` and normalises each group over its channels
+/// and spatial places; then weight [C] and bias [C], either may be undefined. The result has x's
+/// dtype; 16-bit floats are computed in f32 and rounded once.
 Tensor group_norm(const Tensor& x, int64_t groups, const Tensor& weight = {},
                   const Tensor& bias = {}, double eps = 1e-5);
-/// A group for every channel.
+/// group_norm with a group for every channel.
 Tensor instance_norm(const Tensor& x, const Tensor& weight = {}, const Tensor& bias = {},
                      double eps = 1e-5);
 

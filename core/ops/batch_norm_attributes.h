@@ -4,13 +4,13 @@
 
 namespace tessera {
 
-/// What a batch-norm has beside x. Operands of the op: x, then weight, bias, residual where
-/// present; results y, mean, var. Of the gradient: g, x, mean, var, then weight where present, then
-/// y behind a relu; results dx, then those of residual, weight and bias where wanted.
+/// Which optional parts a batch-norm has. Operands of the op: x, then weight, bias, residual where
+/// present; results y, mean, var. Its gradient has operands g, x, mean, var, then weight where
+/// present, then y if there is a relu; results dx, then those of residual, weight and bias wanted.
 struct BatchNormForm {
   bool weight = false, bias = false;
-  bool residual = false;  // added to the normalised x
-  bool relu = false;      // of all that
+  bool residual = false;  // is added to the normalised x
+  bool relu = false;      // is applied last
   static void fields(auto& a, auto& f) {
     f("has_weight", a.weight), f("has_bias", a.bias), f("has_residual", a.residual);
     f("relu", a.relu);

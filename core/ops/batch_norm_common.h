@@ -1,5 +1,5 @@
-// What the batch-norm primitives share: checks of operands, loops. For the
-// files of the family alone.
+// Code that the batch-norm primitives share: checks of operands, loops. Only batch_norm.cpp and
+// batch_norm_stats.cpp include it.
 #pragma once
 #include "core/ops/batch_norm_attributes.h"
 #include "core/ops/views.h"
@@ -9,7 +9,7 @@ namespace tessera::batch_norm_family {
 
 inline DType stat_type(DType t) { return t == kF64 ? kF64 : kF32; }
 
-/// [C] beside [N, C, ..].
+/// `t` [C] reshaped to broadcast to `x` [N, C, ..].
 inline Tensor beside(const Tensor& t, const Tensor& x) {
   Shape s = Dims::filled(x.ndim(), 1);
   s[1] = t.numel();
@@ -21,10 +21,10 @@ inline Dims all_but_channels(const Tensor& x) {
   return d;
 }
 
-/// running += factor (value - running), cast to its dtype.
+/// running += factor (value - running), in the dtype of `running`.
 void follow_(const Tensor& running, const Tensor& value, const Tensor& factor);
 
-/// The loops of x, then of what has one value a channel; all but the channels are `others`.
+/// The loops of x and of a tensor with one value a channel; all but the channel loop are `others`.
 struct NormLoops {
   AxisMap map;
   OperandLoops x, channel;

@@ -14,7 +14,7 @@ namespace {
 
 using namespace batch_norm_family;
 
-// What the parts share: derivatives by decomposition.
+// The base of the four parts: their derivatives come from their decompositions.
 template <class Self>
 class Part : public PrimitiveOf<Self, BatchNormFamily> {
  public:
@@ -27,7 +27,7 @@ class Part : public PrimitiveOf<Self, BatchNormFamily> {
   static Meta channel(const Meta& x) {
     return Meta::contiguous({x.shape[1]}, stat_type(x.dtype), x.device);
   }
-  // g in the dtype of arithmetic, where it counts.
+  // g in the dtype of the arithmetic, and zeros where y is not positive.
   Tensor counted(const Tensor& g, std::span<const Tensor> in) const {
     const Tensor wide = cast(g, stat_type(g.dtype()));
     return this->form.relu ? where(gt(in.back(), 0), wide, zeros_like(wide)) : wide;

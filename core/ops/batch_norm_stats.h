@@ -1,8 +1,8 @@
-// Batch-norm in its parts, for those who compute statistics over more than one rank's batch: each
-// part reads its operands once, and what is between them is one value a channel. With n values a
-// channel, batch_norm is stats and apply, its derivative grad_stats and grad_apply of the sums
-// over n. x is [N, C, ..]; what has one value a channel is [C] of f32, f64 beside an f64 x, and is
-// returned so. 16-bit floats are computed in f32.
+// Batch-norm in parts, for programs whose statistics cover the batches of several ranks. Each part
+// reads its operands once, and one value a channel passes between them. batch_norm is stats, then
+// apply; its derivative is grad_stats, then grad_apply of the sums divided by n, the number of
+// values a channel. x is [N, C, ..]; values a channel are [C] in f32, in f64 beside an f64 x, also
+// as results. 16-bit floats are computed in f32.
 #pragma once
 #include "core/ops/batch_norm.h"
 
@@ -21,21 +21,21 @@ Tensor batch_norm_apply(const Tensor& x, const ChannelMoments& of, const Tensor&
 struct ChannelSums {
   Tensor g, gx;  // sum(g), sum(g (x - mean))
 };
-/// g counts where y > 0, everywhere where y is undefined.
+/// Sums g where y > 0, or everywhere where y is undefined.
 ChannelSums batch_norm_grad_stats(const Tensor& g, const Tensor& x, const Tensor& mean,
                                   const Tensor& y = {});
 
 struct BatchNormGrads {
   Tensor x, residual;
 };
-/// With `mean` being grad_stats over the number of values, r = 1 / sqrt(var + eps): the derivative
-/// (g - mean.g - (x - of.mean) r^2 mean.gx) r weight with respect to x, and g itself, counted as
-/// above, where `residual`.
+/// `mean` is grad_stats divided by the number of values, and r = 1 / sqrt(var + eps). Gives the
+/// derivative with respect to x, (g - mean.g - (x - of.mean) r^2 mean.gx) r weight, and, where
+/// `residual`, g itself. As above, g counts only where y > 0.
 BatchNormGrads batch_norm_grad_apply(const Tensor& g, const Tensor& x, const ChannelMoments& of,
                                      const ChannelSums& mean, const Tensor& weight, double eps,
                                      const Tensor& y = {}, bool residual = false);
 
-/// As follow_moments_ of batch_norm.h with a `count` (0-d, f64) that the program does not know.
+/// follow_moments_ of batch_norm.h with `count` as a tensor (0-d, f64), for a sum over ranks.
 void follow_moments_(const Tensor& running_mean, const Tensor& running_var, const BatchMoments& now,
                      const Tensor& count, const Tensor& factor);
 

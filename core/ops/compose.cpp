@@ -1,5 +1,5 @@
-// Where a branch that is not taken would be infinite or NaN, its operand is replaced before, not
-// after: a select after it would let NaN into the gradient (0 times infinity).
+// Where the branch of a select that is not taken would be infinite or NaN, its operand is replaced
+// before it is computed: selecting afterwards lets NaN into the gradient (0 times infinity).
 #include "core/ops/compose.h"
 
 #include <cmath>
@@ -30,8 +30,8 @@ DType meeting(const Tensor& a, const Tensor& b, const Tensor& c) {
   return result_type(empty(broadcast(a.shape(), b.shape(), "operands"), t, kMeta), c);
 }
 
-// What `steps` make of operands that were converted to the float dtype in which they meet. Those of
-// 16 bits go through the steps in f32: the result is rounded once, and no step overflows.
+// Runs `steps` on operands converted to the float dtype in which they meet. Those of 16 bits are
+// computed in f32: the result is rounded once, and no step overflows.
 template <class Steps, class... Operands>
 Tensor composed(const Steps& steps, const Operands&... x) {
   const DType t = float_of(meeting(x...)), wide = size_of(t) == 2 ? kF32 : t;

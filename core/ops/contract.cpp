@@ -46,7 +46,7 @@ class Contract final : public PrimitiveOf<Contract, ContractAttributes> {
   AxisMap axes(MetaSpan in) const override {
     AxisMap m;
     auto e = extents(in);
-    // Terms in 16 bits would be rounded before they meet: how often depends on the number of ranks.
+    // 16-bit terms would be rounded before they are added, as often as there are ranks.
     bool whole = leaves && size_of(in[0]->dtype) < 4;
     for (size_t i = 0; i < e.size(); ++i)
       m.add(i < out.size() ? Factor::kPass : whole ? Factor::kWhole : Factor::kSum, e[i]);
@@ -57,7 +57,7 @@ class Contract final : public PrimitiveOf<Contract, ContractAttributes> {
     };
     m.in.push_back(loops(a)), m.in.push_back(loops(b));
     m.out.push_back(loops(out));
-    m.linear_in = leaves ? 0 : 3;  // a sum that passed through would be added in another order
+    m.linear_in = leaves ? 0 : 3;  // partial sums would be added in another order
     return m;
   }
   // A rank that holds an aligned part of the outermost summed loop computes a subtree.
@@ -71,7 +71,7 @@ class Contract final : public PrimitiveOf<Contract, ContractAttributes> {
       size_t f = letters_.find(c);
       const Range& r = loops[f];
       if (f < out.size() || r.extent == 1) continue;
-      if (r.size != r.extent && r.size > 0) {  // nothing adds +0, wherever it is
+      if (r.size != r.extent && r.size > 0) {  // an empty part adds nothing, wherever it is
         int64_t parts = r.extent / r.size;
         TESSERA_CHECK_AS(
             ShapeError,

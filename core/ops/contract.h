@@ -1,6 +1,6 @@
-// Contractions. `contract` is the one matmul primitive: every letter is a loop, its vjp is itself.
-// matmul, linear and einsum (einsum.h) are spellings of it. f32 and bf16 run in oneDNN, f64 in
-// BLAS, f16 is computed in f32.
+// Contractions. `contract` is the one matmul primitive: each letter of its spec is a loop, and its
+// vjp is contractions again. matmul, linear and einsum (einsum.h) call it. f32 and bf16 run in
+// oneDNN, f64 in BLAS, f16 is computed in f32.
 #pragma once
 #include <string_view>
 
@@ -10,16 +10,16 @@
 namespace tessera {
 
 /// Contractions made in this scope, and their gradients, sum in an order that ranks can share: the
-/// summed loop is cut into kExactLeaves equal leaves (or the largest power of two that divides it,
-/// if that is less), whose sums meet in the balanced tree of an all-reduce. Of 2, 4 or 8 ranks that
-/// hold equal parts of the loop each then computes a subtree, and tensor-parallel training has the
-/// bits of serial training. Give it whole steps: the global norm and cross-entropy over a spread
-/// vocabulary heed it too. For a whole run, set context().exact_contraction.
+/// summed loop is cut into kExactLeaves equal leaves (or, if that is less, the largest power of two
+/// that divides it), and the sums of leaves are added in the balanced tree of an all-reduce. With
+/// 2, 4 or 8 ranks that hold equal parts of the loop, each rank computes a subtree, so
+/// tensor-parallel training has the bits of serial training. Put whole steps in the scope: the
+/// global norm and cross-entropy read it too. For a whole run, set context().exact_contraction.
 ///
-/// Several summed letters are one loop, the first of operand a outermost; that one may be cut. A
-/// cut that falls inside a leaf or between unequal parts throws ShapeError on every rank. 16-bit
-/// floats are summed in f32 and never cut (terms would be rounded). Costs a tenth to a quarter of
-/// the library's speed in f32 (AVX-512, one core: 95 GF/s of 107 where 2048 x 768 meets 3072).
+/// Several summed letters are one loop, the first of operand a outermost; only that one may be
+/// split. A split inside a leaf, or into unequal parts, throws ShapeError on every rank. 16-bit
+/// floats are summed in f32 and never split (terms would be rounded). Costs a tenth to a quarter of
+/// the library's speed in f32 (AVX-512, one core: 95 GF/s of 107 for 2048 x 768 times 768 x 3072).
 class ExactContraction {
  public:
   ExactContraction();

@@ -4,10 +4,10 @@
 
 namespace tessera {
 
-/// The letters of an einsum of two operands; every letter of an operand is in the other or in the
-/// result. `leaves` 0: summed in whatever order is fast. Otherwise the summed letters, in the order
-/// of `a`, are one loop, cut into leaves_of(extent) equal leaves; a leaf is one chain of fused
-/// multiply-adds for each element of the result, and leaves meet in a balanced tree.
+/// The letters of an einsum of two operands; each letter of an operand is in the other or in the
+/// result. With `leaves` 0 the sum has the order that is fastest. Otherwise the summed letters, in
+/// the order of `a`, are one loop, cut into leaves_of(extent) equal leaves; each leaf is one chain
+/// of fused multiply-adds per element of the result, and leaves are added in a balanced tree.
 struct ContractAttributes {
   std::string a = {}, b = {}, out = {};
   int64_t leaves = 0;
@@ -21,10 +21,10 @@ struct ContractAttributes {
     return n;
   }
 
-  /// Throws UserError where `spec` is none.
+  /// Throws UserError where `spec` is not of that form.
   void parse(const std::string& spec);
 
-  /// The three words are one text.
+  /// Writes the three words as one text.
   static void spec_field(const ContractAttributes& c, FieldWriter& f) { f("spec", c.spec()); }
   static void spec_field(ContractAttributes& c, FieldReader& f) {
     c.parse(f.reader().text("spec"));

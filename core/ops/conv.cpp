@@ -32,13 +32,13 @@ namespace {
 
 using Window = ConvAttributes::Window;
 
-// The operands of a convolution, whichever of them are given: x [N, G Ci, I..], w [G Co, Ci, K..],
-// y [N, G Co, O..]. An axis map names the loops of each by these.
+// The loops of a convolution, from any two of its operands: x [N, G Ci, I..], w [G Co, Ci, K..], y
+// [N, G Co, O..]. An axis map names the loops of each operand by these.
 struct ConvLoops {
   AxisMap map;
   OperandLoops x, w, y;
 
-  // A summed loop is what the result lacks.
+  // The loops that the result lacks are summed.
   ConvLoops(const Shape& xs, const Shape& ws, const Shape& ys, int64_t groups, Factor::Kind batch,
             Factor::Kind output, Factor::Kind input) {
     DimLoops n{map.add(batch, xs[0])}, ci{map.add(input, ws[1])},
@@ -91,7 +91,7 @@ class ConvFamily : public PrimitiveWith<ConvAttributes> {
   static double flops_of(const Shape& y, const Shape& w) {
     return 2 * double(numel(y)) * double(numel(w)) / double(std::max<int64_t>(w[0], 1));
   }
-  // What a rank computes: its share of the groups, `output` being the loops of w's dim 0.
+  // The window of a rank: its share of the groups, `output` being the loops of w's dim 0.
   Window local_window(const DimLoops& output, std::span<const Range> loops) const {
     Window w = window;
     if (w.groups > 1) w.groups = loops[size_t(output[0])].size;

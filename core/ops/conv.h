@@ -16,16 +16,16 @@ class PerDim {
   PerDim(int n) : v_{int64_t(n)} {}
   PerDim(std::initializer_list<int64_t> v) : v_(v) {}
   explicit PerDim(const Dims& v) : v_(v) {}
-  /// One number for each of `dims`; throws ShapeError naming `op` and `argument` when there are
-  /// others, or one is less than `least`.
+  /// One number for each of `dims`; throws ShapeError naming `op` and `argument` when it has
+  /// another count, or a number is less than `least`.
   Dims expand(int dims, int64_t least, std::string_view op, std::string_view argument) const;
 
  private:
   Dims v_;
 };
 
-/// Zeros around x: so many before and after each spatial dim, or what keeps its extents (`kSame`,
-/// for stride 1; an odd one goes behind).
+/// Zeros around x: so many before and after each spatial dim, or, as `kSame`, as many as keep the
+/// extents at stride 1 (of an odd number, one more goes behind).
 struct Same {};
 inline constexpr Same kSame;
 class Padding {
@@ -53,11 +53,11 @@ struct ConvGeometry {
 /// 1) / stride + 1], plus bias [O] where given; conv2d and conv3d have as many spatial dims. f32,
 /// f64, bf16, f16; the 16-bit ones are summed in f32. Throws ShapeError naming what does not fit.
 ///
-/// On the CPU, kernels of 3 x 3 without strides may go by minimal filtering (Winograd), in f32 and
-/// for the gradient by a bf16 weight. Then an Inf or NaN in x, weight or a gradient may spread over
+/// On the CPU, kernels of 3 x 3 without strides may run by minimal filtering (Winograd), in f32 and
+/// for the gradient by a bf16 weight. There an Inf or NaN in x, weight or a gradient may reach
 /// neighbours that plain sums would not give it to (outputs of the same tile of 2 x 2, taps of the
-/// same weight), an Inf also as NaN; and finite values overflow earlier: they are to be below 1e36,
-/// and sums of their products too (by a bf16 weight 1e33).
+/// same weight), an Inf also as NaN; and finite values overflow earlier: they, and sums of their
+/// products, have to be below 1e36 (for the gradient by a bf16 weight, sums below 1e33).
 Tensor conv1d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},
               const ConvGeometry& options = {});
 Tensor conv2d(const Tensor& x, const Tensor& weight, const Tensor& bias = {},

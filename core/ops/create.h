@@ -1,5 +1,5 @@
-// Making tensors. dtype defaults to the context's default float dtype for real values, i64 for
-// integer ranges, the device to default_device().
+// Creating tensors. The dtype defaults to the context's default float dtype, for integer ranges to
+// i64; the device to default_device().
 #pragma once
 #include <optional>
 #include <type_traits>
@@ -14,8 +14,8 @@ namespace tessera {
 struct TensorOptions {
   std::optional<DType> dtype = {};
   Device device = default_device();
-  /// Undefined, or a tensor of the same shape: if that is sharded so is the new one, and each rank
-  /// makes its own piece.
+  /// Undefined, or a tensor of the same shape. If that one is sharded the new tensor is too, and
+  /// each rank makes its own piece.
   Tensor placed_like = {};
 };
 /// dtype, device and placement of `t`.
@@ -28,7 +28,7 @@ Tensor zeros_like(const Tensor& x);
 Tensor ones_like(const Tensor& x);
 Tensor full_like(const Tensor& x, Scalar value);
 Tensor empty_like(const Tensor& x);
-/// A 0-d tensor; numbers with a point are of the default float dtype, whole ones i64.
+/// A 0-d tensor: of the default float dtype for a floating number, i64 for an integer.
 Tensor scalar_tensor(Scalar value, TensorOptions options = {});
 /// begin, begin + step, ... below end.
 Tensor arange(Scalar begin, Scalar end, Scalar step = 1, TensorOptions options = {});
@@ -38,11 +38,11 @@ Tensor linspace(double first, double last, int64_t count, TensorOptions options 
 /// Ones on the diagonal of [rows, columns].
 Tensor eye(int64_t rows, int64_t columns, TensorOptions options = {});
 Tensor eye(int64_t n, TensorOptions options = {});
-/// A tensor on memory of the caller, dense in row-major order, which must live as long as it and
-/// every view of it. Of the default float dtype unless options say otherwise; on the CPU.
+/// A CPU tensor on the caller's memory, dense in row-major order, by default of the default float
+/// dtype. The memory must live as long as the tensor and all its views.
 Tensor from_blob(void* data, const Shape& shape, TensorOptions options = {});
 
-/// Numbers as a program writes them: one, or a list of such in braces, of one shape.
+/// Numbers as a program writes them: one, or a list in braces of TensorData of equal shapes.
 class TensorData {
  public:
   template <class T>

@@ -1,11 +1,11 @@
-// Attributes of what makes new tensors and of random draws, as kernels read them.
+// Attributes of creation ops and random draws, as kernels read them.
 #pragma once
 #include "core/ops/scalar.h"
 #include "core/primitive/attributes.h"
 
 namespace tessera {
 
-/// A number is written as what it is, an integer or a real one.
+/// Writes a number as an integer or a real one, whichever it is.
 inline void scalar_field(FieldWriter& f, std::string_view name, const Scalar& x) {
   x.kind() == kF64 ? f.visitor().real(name, x.real()) : f.visitor().integer(name, x.integer());
 }
@@ -27,7 +27,7 @@ struct FullAttributes {
 
 struct ArangeAttributes {
   int64_t count = 0;
-  Scalar begin = 0, step = 1;  // in integers where both are: exact beyond 2^53
+  Scalar begin = 0, step = 1;  // both integers where the op's numbers are: exact beyond 2^53
   DType dtype = kI64;
   Device device;
   static void fields(auto& a, auto& f) {
@@ -54,8 +54,8 @@ struct RandomAttributes {
   }
 };
 
-/// Operands x, key and, where `by_sample`, the sample numbers of dim 0. `begin`, `global` as above,
-/// empty: not split.
+/// Operands x, key and, where `by_sample`, the sample numbers of dim 0. `begin` and `global` as
+/// above; empty: not split.
 struct DropoutAttributes {
   double p = 0;
   bool by_sample = false;

@@ -1,6 +1,6 @@
-// Attributes of primitives that work along one dim, as kernels read them: joining, indexing,
-// sorting, scans. Such an op sees its operands as [outer, n, inner], where n is the extent of that
-// dim.
+// Attributes of primitives that work along one dim (joining, indexing, sorting, scans), as
+// kernels read them. Such an op sees its operands as [outer, n, inner], where n is the extent of
+// that dim.
 #pragma once
 #include "core/primitive/attributes.h"
 #include "core/primitive/axis_map.h"
@@ -17,7 +17,7 @@ struct CatAttributes {
   static void fields(auto& a, auto& f) { f.dim("dim", a.dim); }
 };
 
-/// Puts the operand at begin, begin + step, .. of a dim of that extent, zeros elsewhere.
+/// Puts the operand at begin, begin + step, .. of a dim of extent `extent`; zeros are elsewhere.
 struct UnsliceAttributes {
   int dim = 0;
   int64_t begin = 0, step = 1, extent = 0;

@@ -99,8 +99,8 @@ std::string shown(char letter) {
                                         : fmt::format("'{}'", letter);
 }
 
-// Dims of extent 1 whose letter is longer elsewhere are dropped: what they multiply is the same for
-// every element.
+// Drops dims of extent 1 whose letter is longer elsewhere: their operand is the same for every
+// element along that letter.
 void drop_broadcast(Tensors& x, std::vector<std::string>& words, std::string_view spec) {
   std::array<int64_t, 256> extent;
   std::array<size_t, 256> owner{};

@@ -27,8 +27,8 @@ struct CrossEntropyOptions {
 Tensor cross_entropy(const Tensor& logits, const Tensor& targets,
                      const CrossEntropyOptions& options = {});
 
-/// `x` with dim `dim`, that of classes, moved behind the others, a view. None: dim 1 of three or
-/// more, else the last. Throws ShapeError, which begins with `op`, where x has no such dim.
+/// `x` as a view whose last dim is `dim`, that of the classes. Without `dim`: dim 1 of three dims
+/// or more, else the last. Throws ShapeError, which begins with `op`, where x has no such dim.
 Tensor classes_last(const char* op, const Tensor& x, std::optional<int64_t> dim = {});
 
 /// (x - mean) / sqrt(var + eps) * weight + bias over the last dim. weight, bias [D], either may be
@@ -48,8 +48,8 @@ struct AttentionOptions {
   bool causal = false;  // position i attends to j <= i
   double scale = 0;     // 0: 1 / sqrt(D)
   double dropout = 0;   // of the attention weights
-  // k and v may have fewer heads, each of which serves H / (its number) neighbouring ones of q
-  // (grouped-query attention, Ainslie et al. 2023).
+  // k and v may have fewer heads than q. Each of their heads then serves as many neighbouring heads
+  // of q as the quotient is (grouped-query attention, Ainslie et al. 2023).
   bool enable_gqa = false;
   AttentionKernel kernel = AttentionKernel::kAuto;
 };

@@ -22,7 +22,7 @@ struct NormAttributes {
   }
 };
 
-/// Of a table split by rows an op has `rows` of `extent`, from `begin` on: ids outside give zeros.
+/// Rows `begin` to `begin + rows` of a table of `extent` rows; ids outside of them give zeros.
 struct EmbeddingAttributes {
   int64_t rows = 0;
   int64_t padding_idx = -1;       // -1: none

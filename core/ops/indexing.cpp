@@ -111,7 +111,7 @@ class Scatter final : public PrimitiveOf<Scatter, DimAttributes> {
   }
 };
 
-// The product, maximum or minimum of x and of the sources that meet at each place.
+// The product, maximum or minimum of x and the sources that have the same place.
 class ScatterCombine final : public PrimitiveOf<ScatterCombine, DimAttributes> {
  public:
   static inline const OpInfo kProd{"scatter_prod", {OpKind::kOther, Precision::kAsGiven, 3}},
@@ -157,7 +157,7 @@ class ScatterCombine final : public PrimitiveOf<ScatterCombine, DimAttributes> {
   }
 };
 
-// What changes no result of `how`.
+// The number that changes no result of `how`.
 Scalar identity_of(ScatterReduce how, DType t) {
   bool high = how == ScatterReduce::kAmin;
   if (how == ScatterReduce::kProd) return 1;
@@ -197,7 +197,7 @@ Tensor as_index(const char* op, const Tensor& index) {
 struct Pair {
   Tensor x, src;
 };
-// Both in one dtype. Under autocast floats of two meet in the wider one.
+// Casts both to one dtype; under autocast two float dtypes meet in the wider one.
 Pair of_one_dtype(const char* op, const Tensor& x, const Tensor& src) {
   Tensor both[] = {x, src};
   autocast_operands(Precision::kWidest, both);

@@ -1,6 +1,6 @@
-// Reading and writing elements by position. Index tensors are integers; positions outside a dim
-// throw UserError with the index, its position and the extent. Where several sources meet in one
-// element, they are added in ascending order of their position, whatever the number of threads.
+// Reading and writing elements by position. Index tensors hold integers; a position outside its dim
+// throws UserError with the index, its place and the extent. Sources that are added at the same
+// element are added in ascending order of their position, whatever the number of threads.
 #pragma once
 #include <optional>
 #include <vector>
@@ -18,8 +18,8 @@ Tensor take_along_dim(const Tensor& x, const Tensor& index, int64_t dim);
 /// Rows `index` [N] of `dim`; each may be named any number of times.
 Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index);
 
-/// A copy of x with x[index[i][j]][j] = src[i][j] for dim 0 of two. Of several writes the last
-/// stays.
+/// A copy of x with x[index[i][j]][j] = src[i][j] for dim 0 of two. Of several writes to an element
+/// the last counts.
 Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src);
 Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, Scalar value);
 /// A copy of x with src[i][j] added to x[index[i][j]][j] for dim 0 of two.
@@ -27,13 +27,13 @@ Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tens
 /// Zeros of the shape of `like`, whose values are not read, with `src` added: the vjp of gather.
 Tensor scatter_sum(const Tensor& like, int64_t dim, const Tensor& index, const Tensor& src);
 enum class ScatterReduce : uint8_t { kSum, kProd, kMean, kAmax, kAmin };
-/// As scatter_add, with what meets at a place reduced by `how`, together with the element of x
-/// that is there, or without it when `include_self` is false; other elements of x stay. Equal
+/// As scatter_add, but reduces the sources of an element by `how`, together with the element of x,
+/// or without it when `include_self` is false. Elements of x that have no source stay. Equal
 /// extremes share the gradient. Integer means round down.
 Tensor scatter_reduce(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src,
                       ScatterReduce how, bool include_self = true);
-/// A copy of x with alpha src added to (index_add), written over (index_copy) rows `index` [N] of
-/// `dim`.
+/// A copy of x with rows `index` [N] of `dim` changed: alpha src is added (index_add), or src
+/// replaces them (index_copy).
 Tensor index_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src,
                  Scalar alpha = 1);
 Tensor index_copy(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src);
@@ -41,10 +41,10 @@ Tensor index_fill(const Tensor& x, int64_t dim, const Tensor& index, Scalar valu
 
 /// x[i, :, j]: one entry per leading dim of x, an undefined tensor for ":". Integer entries
 /// broadcast together, negative ones count from the end; a bool entry of k dims stands for the
-/// positions of its true elements in k dims of x. Dims of the result are placed as NumPy does.
+/// positions of its true elements in k dims of x. The result's dims are in NumPy's order.
 Tensor index(const Tensor& x, std::span<const Tensor> indices);
-/// What Python writes as begin:end:step; None is from the first, to the last. Negative positions
-/// count from the end, and positions beyond the ends stop there; steps are positive.
+/// Python's begin:end:step, where None is the first, or past the last. Negative positions count
+/// from the end, positions beyond an end stop at it; steps are positive.
 struct NoneType {
   constexpr operator std::optional<int64_t>() const { return {}; }
 };
@@ -75,9 +75,9 @@ class TensorIndex {
   Slice slice;
   Tensor tensor;
 };
-/// x[at], dims behind the last entry being whole: x.index({Ellipsis, Slice(1, 3)}) is x[..., 1:3].
-/// A view unless a tensor is among the entries; where one is, positions and slices are taken first,
-/// as PyTorch does. Throws ShapeError for more entries than dims and for a second Ellipsis.
+/// x[at]; dims behind the last entry are whole: x.index({Ellipsis, Slice(1, 3)}) is x[..., 1:3].
+/// The result is a view unless an entry is a tensor; then positions and slices are taken first, as
+/// in PyTorch. Throws ShapeError for more entries than dims and for a second Ellipsis.
 Tensor index(const Tensor& x, std::span<const TensorIndex> at);
 
 /// A copy of x with x[indices] = values (broadcast), or with values added to it.

@@ -41,8 +41,8 @@ Tensor rot90(const Tensor& x, int64_t times = 1, const Dims& dims = {0, 1});
 /// [.., C r r, H, W] -> [.., C, H r, W r] and back: Shi et al. 2016.
 Tensor pixel_shuffle(const Tensor& x, int64_t r);
 Tensor pixel_unshuffle(const Tensor& x, int64_t r);
-/// Element i of each dim moves to i + shift, round the end; without dims the flattened tensor
-/// rolls.
+/// Element i of each dim moves to i + shift, and from the end to the beginning; without dims, the
+/// flattened tensor is rolled.
 Tensor roll(const Tensor& x, const Dims& shifts, const Dims& dims = {});
 /// The tensor repeats[d] times along each dim; more repeats than dims add leading dims.
 Tensor repeat(const Tensor& x, const Dims& repeats);

@@ -1,9 +1,9 @@
-// Linear algebra of matrices, named as in torch.linalg, with these differences: cholesky factors
-// the symmetric part of its operand where torch reads one triangle, and svd and qr are the reduced
-// ones, without an option. The last two dims are the matrix, those before them are a batch: [.., M,
-// N]. Whole matrices are computed on one rank, so only batch dims (and right-hand sides) may be
-// split. f64 and f32 run in LAPACK; 16-bit floats are computed in f32 and rounded once. Everything
-// has derivatives of any order.
+// Linear algebra of matrices, named as in torch.linalg, with two differences: cholesky factors the
+// symmetric part of its operand, where torch reads one triangle, and svd and qr are always the
+// reduced ones. The last two dims are the matrix, the dims before them a batch: [.., M, N]. A
+// matrix is computed on one rank, so only batch dims (and right-hand sides) may be split. f64 and
+// f32 run in LAPACK; 16-bit floats are computed in f32 and rounded once. Everything has derivatives
+// of any order.
 #pragma once
 #include "core/ops/reduce.h"
 
@@ -16,7 +16,7 @@ namespace tessera::linalg {
 Tensor cholesky(const Tensor& a, bool upper = false);
 
 struct TriangularOptions {
-  bool upper;                  // to be given: which triangle of a is read
+  bool upper;                  // has no default: which triangle of a is read
   bool left = true;            // a x = b; otherwise x a = b
   bool unitriangular = false;  // the diagonal of a counts as ones
 };

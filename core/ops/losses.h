@@ -1,6 +1,6 @@
-// Losses as compositions, with PyTorch's arguments and reductions. cross_entropy is in fused.h.
-// They do not broadcast: where the two operands are values of one kind, another shape is a
-// ShapeError. Weights do, to the shape of the loss.
+// Losses as compositions of ops, with PyTorch's arguments and reductions. cross_entropy is in
+// fused.h. Operands do not broadcast: two operands of the same kind must have one shape, else a
+// ShapeError is thrown. Weights do broadcast, to the shape of the loss.
 #pragma once
 #include "core/ops/fused.h"
 
@@ -14,8 +14,8 @@ Tensor smooth_l1_loss(const Tensor& x, const Tensor& y, double beta = 1,
 /// delta times smooth_l1_loss with beta = delta: Huber 1964.
 Tensor huber_loss(const Tensor& x, const Tensor& y, double delta = 1,
                   Reduction reduction = Reduction::kMean);
-/// -(y log x + (1 - y) log(1 - x)) weight, x floats in 0 to 1 (NaN outside); logarithms stop at
-/// -100, and one that stopped has gradient 0.
+/// -(y log x + (1 - y) log(1 - x)) weight, x floats in 0 to 1 (NaN outside). Logarithms are at
+/// least -100; one that was lifted to that has gradient 0.
 Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weight = {},
                             Reduction reduction = Reduction::kMean);
 /// The same of sigmoid(x), without overflow; `pos_weight` multiplies the first term.
@@ -37,14 +37,14 @@ enum class KlReduction : uint8_t { kMean, kBatchMean, kSum, kNone };
 /// target (log target - x), x being log-probabilities.
 Tensor kl_div(const Tensor& x, const Tensor& target, KlReduction reduction = KlReduction::kMean);
 
-// Of pairs: y is 1 where they belong together or are in order, else -1.
+// Losses of pairs: y is 1 where the two belong together or are in order, else -1.
 /// max(0, margin - y (a - b)).
 Tensor margin_ranking_loss(const Tensor& a, const Tensor& b, const Tensor& y, double margin = 0,
                            Reduction reduction = Reduction::kMean);
 /// a, b [N, D] (or [D]), y [N]: 1 - cos(a, b), or max(0, cos(a, b) - margin) where y is -1.
 Tensor cosine_embedding_loss(const Tensor& a, const Tensor& b, const Tensor& y, double margin = 0,
                              Reduction reduction = Reduction::kMean);
-/// x, or max(0, margin - x) where y is -1.
+/// Elements x where y is 1, max(0, margin - x) where y is -1.
 Tensor hinge_embedding_loss(const Tensor& x, const Tensor& y, double margin = 1,
                             Reduction reduction = Reduction::kMean);
 /// log(1 + exp(-y x)).
@@ -52,7 +52,7 @@ Tensor soft_margin_loss(const Tensor& x, const Tensor& y, Reduction reduction = 
 
 struct TripletOptions {
   double margin = 1, p = 2, eps = 1e-6;
-  bool swap = false;  // the nearer of both to the negative: Balntas et al. 2016
+  bool swap = false;  // takes the distance from the positive where less: Balntas et al. 2016
   Reduction reduction = Reduction::kMean;
 };
 /// max(0, d(anchor, positive) - d(anchor, negative) + margin), d being pairwise_distance.
@@ -80,7 +80,7 @@ struct PoissonOptions {
 Tensor poisson_nll_loss(const Tensor& x, const Tensor& y, const PoissonOptions& options = {});
 struct GaussianOptions {
   bool full = false;  // with the constant, log(2 pi) / 2
-  double eps = 1e-6;  // the least variance, which the gradient does not see
+  double eps = 1e-6;  // the least variance; its bound has no gradient
   Reduction reduction = Reduction::kMean;
 };
 /// (log var + (x - y)^2 / var) / 2; var broadcasts to x.

@@ -7,7 +7,7 @@
 
 namespace tessera {
 
-// The functions of pointwise.def, where comments say what they compute: exp(x), add(x, y), ..
+// The functions of pointwise.def: exp(x), add(x, y), ..; comments there say what each computes.
 #define TESSERA_OP1(name, ...) Tensor name(Tensor x);
 #define TESSERA_OP2(name, ...) Tensor name(Tensor x, Tensor y);
 #define TESSERA_OP3(name, ...) Tensor name(Tensor x, Tensor y, Tensor z);
@@ -25,7 +25,7 @@ Tensor clamp(Tensor x, Tensor low, Tensor high);
 Tensor where(Tensor condition, Tensor a, Tensor b);
 Tensor where(Tensor condition, Tensor a, Scalar b);
 Tensor where(Tensor condition, Scalar a, Tensor b);
-/// Of the default float dtype, i64 or bool: that in which the numbers meet.
+/// Elements of the dtype in which the numbers meet: the default float dtype, i64 or bool.
 Tensor where(Tensor condition, Scalar a, Scalar b);
 
 // the same with a number on one side
@@ -68,7 +68,7 @@ inline Tensor operator/(Tensor a, Scalar b) { return div(std::move(a), b); }
 inline Tensor operator/(Scalar a, Tensor b) { return div(a, std::move(b)); }
 inline Tensor operator%(Tensor a, Tensor b) { return remainder(std::move(a), std::move(b)); }
 inline Tensor operator%(Tensor a, Scalar b) { return remainder(std::move(a), b); }
-// Of bool tensors the logical operations: (x > 0) & ~(y > 0). && and || would look at one answer.
+// On bool tensors these are logical: (x > 0) & ~(y > 0). && and || would ask for one truth value.
 inline Tensor operator~(Tensor a) { return bitwise_not(std::move(a)); }
 inline Tensor operator!(Tensor a) { return logical_not(std::move(a)); }
 inline Tensor operator&(Tensor a, Tensor b) { return bitwise_and(std::move(a), std::move(b)); }
@@ -77,7 +77,7 @@ inline Tensor operator^(Tensor a, Tensor b) { return bitwise_xor(std::move(a), s
 inline Tensor operator&(Tensor a, Scalar b) { return bitwise_and(std::move(a), b); }
 inline Tensor operator|(Tensor a, Scalar b) { return bitwise_or(std::move(a), b); }
 inline Tensor operator^(Tensor a, Scalar b) { return bitwise_xor(std::move(a), b); }
-// Element by element, as in PyTorch: a == b is a bool tensor. equal() in compose.h is one answer.
+// Element by element, as in PyTorch: a == b is a bool tensor. equal(a, b) gives one answer.
 inline Tensor operator==(Tensor a, Tensor b) { return eq(std::move(a), std::move(b)); }
 inline Tensor operator!=(Tensor a, Tensor b) { return ne(std::move(a), std::move(b)); }
 inline Tensor operator<(Tensor a, Tensor b) { return lt(std::move(a), std::move(b)); }

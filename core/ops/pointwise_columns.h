@@ -1,4 +1,4 @@
-// The words in two columns of pointwise.def: what operands an op has, and what else holds of it.
+// The words of two columns of pointwise.def: which operands an op takes, and other facts about it.
 #pragma once
 
 namespace tessera::columns {
@@ -12,9 +12,9 @@ enum Kind {
 
 enum Fact : unsigned {
   kNoBool = 1,     // the public function refuses operands that are all bool
-  kMayTrap = 2,    // integers may have no result (division by zero): the kernel throws
-  kKeepsNan = 4,   // a NaN in any operand gives NaN; need not be stated
-  kPlain = 8,      // arithmetic, which a fused kernel is not named after
+  kMayTrap = 2,    // on integers the kernel may throw (division by zero)
+  kKeepsNan = 4,   // a NaN in any operand gives NaN; leaving it out is safe
+  kPlain = 8,      // arithmetic: names of fused kernels leave it out
   kInGroups = 16,  // looks up in tables: loops over floats take it in groups (functors/group.h)
   kLinear = 32,    // linear in all operands together: a sum of partial results is a partial result
   kLinearInX = 64,

@@ -10,7 +10,7 @@ namespace tessera {
 
 struct MaxPoolOptions {
   PerDim stride = 0;   // 0: the kernel's extents
-  PerDim padding = 0;  // with places that lose to any value; at most half of the kernel
+  PerDim padding = 0;  // with values below any other; at most half of the kernel
   PerDim dilation = 1;
   bool ceil_mode = false;  // a last window may reach beyond the end
 };
@@ -18,7 +18,7 @@ struct MaxPoolOptions {
 Tensor max_pool1d(const Tensor& x, PerDim kernel, const MaxPoolOptions& options = {});
 Tensor max_pool2d(const Tensor& x, PerDim kernel, const MaxPoolOptions& options = {});
 Tensor max_pool3d(const Tensor& x, PerDim kernel, const MaxPoolOptions& options = {});
-/// And where it was: i64, the place in the flattened spatial dims of x.
+/// The same, and where each value was: i64, its position in the flattened spatial dims of x.
 std::pair<Tensor, Tensor> max_pool_with_indices(const Tensor& x, PerDim kernel, int spatial_dims,
                                                 const MaxPoolOptions& options = {});
 
@@ -33,7 +33,7 @@ Tensor avg_pool1d(const Tensor& x, PerDim kernel, const AvgPoolOptions& options 
 Tensor avg_pool2d(const Tensor& x, PerDim kernel, const AvgPoolOptions& options = {});
 Tensor avg_pool3d(const Tensor& x, PerDim kernel, const AvgPoolOptions& options = {});
 
-/// `output`: how many windows cut each spatial dim; -1 keeps an extent.
+/// Divides each spatial dim into `output` windows; -1 keeps an extent.
 Tensor adaptive_avg_pool1d(const Tensor& x, PerDim output);
 Tensor adaptive_avg_pool2d(const Tensor& x, PerDim output);
 Tensor adaptive_avg_pool3d(const Tensor& x, PerDim output);

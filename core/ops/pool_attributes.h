@@ -14,18 +14,18 @@ struct PoolWindow {
 };
 
 struct PoolAttributes {
-  /// One number for each spatial dim; `windows` is the extent of the result. Of an adaptive pool
-  /// only that counts.
+  /// One number for each spatial dim; `windows` is the extent of the result, and all that an
+  /// adaptive pool reads.
   struct Windows {
     Dims windows, kernel, stride, padding, dilation;
     bool adaptive = false;
-    /// What an average divides by: `divisor` where that is not 0, otherwise the number of places,
-    /// those in the padding too where `count_padding`.
+    /// An average divides by `divisor` where that is not 0, otherwise by the number of places of
+    /// the window, those in the padding included where `count_padding`.
     bool count_padding = true;
     int64_t divisor = 0;
 
     int spatial() const { return windows.size(); }
-    /// Window `o` of dim `i`, inside of an input of that extent.
+    /// Window `o` of dim `i` without its places outside of an input of that extent.
     PoolWindow at(int i, int64_t o, int64_t extent) const {
       if (adaptive)
         return {o * extent / windows[i], ((o + 1) * extent + windows[i] - 1) / windows[i], 1};
@@ -34,7 +34,7 @@ struct PoolAttributes {
       if (first < 0) first += (-first + d - 1) / d * d;
       return {first, end, d};
     }
-    /// Places of window `o` of dim `i` that an average counts.
+    /// The number of places by which an average over window `o` of dim `i` divides.
     int64_t counted(int i, int64_t o, int64_t extent) const {
       if (!adaptive && count_padding) {
         int64_t first = o * stride[i] - padding[i];
@@ -43,7 +43,7 @@ struct PoolAttributes {
       PoolWindow w = at(i, o, extent);
       return w.end - w.first;
     }
-    /// Those that every pool has.
+    /// The fields that every pool has.
     static void places(auto& a, auto& f) {
       f("windows", a.windows), f("kernel", a.kernel), f("stride", a.stride);
       f("padding", a.padding), f("dilation", a.dilation);
@@ -54,11 +54,11 @@ struct PoolAttributes {
     }
   };
   Windows windows;
-  Dims size = {};  // the spatial extents of the input, where no operand tells
+  Dims size = {};  // the spatial extents of the input, where no operand has them
   static void fields(auto& a, auto& f) { f.within(a.windows), f("size", a.size); }
 };
 
-/// Largest values of u8: windows are not adaptive.
+/// The largest u8 of each window; windows are not adaptive.
 struct QuantizedPoolAttributes {
   PoolAttributes::Windows windows;
   static void fields(auto& a, auto& f) { PoolAttributes::Windows::places(a.windows, f); }

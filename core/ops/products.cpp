@@ -25,7 +25,7 @@ Dims rest_of(const Tensor& x, const Dims& taken) {
   return rest;
 }
 
-// The tensor with dims `first` before dims `then`, and the extents of each.
+// A tensor with its dims `first` in front of its dims `then`, and the extents of each group.
 struct TwoGroups {
   Tensor x;
   Shape first, then;
@@ -60,7 +60,7 @@ Tensor addmm(const Tensor& x, const Tensor& a, const Tensor& b, Scalar beta, Sca
   TESSERA_CHECK_AS(ShapeError, broadcast(x.shape(), product.shape(), "addmm") == product.shape(),
                    "addmm: {} does not broadcast to {}", describe(x), describe(product));
   if (alpha.real() != 1) product = std::move(product) * alpha;
-  // What is times 0 is not looked at: its NaN stays away.
+  // x is not read when beta is 0, so a NaN in it has no effect.
   if (beta.real() == 0) return product;
   return beta.real() == 1 ? x + std::move(product) : x * beta + std::move(product);
 }

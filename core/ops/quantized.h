@@ -1,7 +1,7 @@
-// Ops on tensors of eight bits, for inference: an affine u8 tensor stands for
-// scale (q - zero_point) (Jacob et al. 2018, arXiv:1712.05877). Scales are kept beside tensors, by
-// whoever chose them (compile/quantization). None has a derivative: what is u8 carries no history,
-// and backward through a result in f32 throws NotDifferentiable.
+// Ops on tensors of eight bits, for inference: an affine u8 tensor stands for scale (q -
+// zero_point) (Jacob et al. 2018, arXiv:1712.05877). A scale is an argument of the op, not part of
+// a tensor; compile/quantization chooses scales. None has a derivative: u8 results carry no
+// history, and backward through a result in f32 throws NotDifferentiable.
 #pragma once
 #include "core/ops/quantized_attributes.h"
 #include "core/primitive/registry.h"
@@ -13,7 +13,7 @@ Tensor quantize(const Tensor& x, const QuantizationParameters& q);
 /// scale (x - zero_point); x u8 -> f32.
 Tensor dequantize(const Tensor& x, const QuantizationParameters& q);
 
-/// What follows the sum of a quantised layer, all in units of the result's scale.
+/// What is computed after the sum of a quantised layer, all in units of the result's scale.
 struct QuantizedEpilogue {
   Tensor residual = {};  // u8, as the result
   double residual_scale = 1;
@@ -25,8 +25,8 @@ struct QuantizedEpilogue {
 };
 /// The formula of QuantizedLayerAttributes. x u8 [.., K], weight u8 [O, K] with zero point 128,
 /// scale and bias floats [O] -> [.., O], u8 or f32. Sums are exact in i32; scale, bias and residual
-/// are applied in f32. Where the CPU has no dot instructions for bytes (VNNI) it is computed by
-/// f32 kernels, whose sums are exact below 2^24, and that is said once.
+/// are applied in f32. A CPU without dot instructions for bytes (VNNI) computes it by f32 kernels,
+/// whose sums are exact below 2^24, and a warning says so once.
 Tensor quantized_linear(const Tensor& x, int x_zero_point, const Tensor& weight,
                         const Tensor& scale, const Tensor& bias, const QuantizedEpilogue& then);
 /// The same of a convolution: x [N, C, ..], weight [O, C / groups, K..] -> [N, O, ..]. Places in

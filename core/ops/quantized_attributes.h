@@ -1,6 +1,6 @@
 // Attributes of ops on quantised tensors, as kernels read them. A quantised tensor is u8 and stands
-// for scale (q - zero_point); scale and zero point are attributes of the ops that read it. Weights
-// are u8 too, their zero point is 128: what kernels for s8 take once the top bit is turned over.
+// for scale (q - zero_point), which are attributes of the ops that read it. Weights are u8 with
+// zero point 128: flipping the top bit makes them s8 with zero point 0, as kernels take them.
 #pragma once
 #include "core/ops/conv_attributes.h"
 #include "core/ops/pool_attributes.h"
@@ -32,7 +32,7 @@ struct QuantizedLayerAttributes {
     bool quantized = true;  // the result
     int y_zero_point = 0;
     /// Weight, scale and bias change by assign_ alone, if at all: no op of a compiled graph
-    /// computes them. Then a kernel may pack weights once for all calls of this op with them.
+    /// computes them. A kernel may then pack the weights once for all calls of this op with them.
     bool constant = false;
     static void fields(auto& a, auto& f) {
       f.within(a.window), f.any("x_zero_point", a.x_zero_point);

@@ -1,4 +1,4 @@
-// The op of a quantised layer with what its kernel keeps between calls.
+// The primitive of a quantised layer, which holds what its kernel keeps between calls.
 #pragma once
 #include <memory>
 #include <mutex>
@@ -9,10 +9,10 @@
 
 namespace tessera {
 
-/// What a kernel made of the constant operands of one op: packed weights, generated code.
+/// What a kernel makes once from the constant operands of an op: packed weights, generated code.
 struct PreparedLayer {
   virtual ~PreparedLayer() = default;
-  /// The library's name of the code that runs: "brgconv:avx512_core_vnni".
+  /// The library's name for the code that runs: "brgconv:avx512_core_vnni".
   virtual std::string kernel() const = 0;
 };
 
@@ -20,7 +20,7 @@ class QuantizedLayer : public PrimitiveWith<QuantizedLayerAttributes> {
  public:
   using PrimitiveWith::PrimitiveWith;
 
-  /// Kept by the kernel between calls and freed with the op. It shows in no result.
+  /// Kept by the kernel between calls and freed with the op. No result depends on it.
   std::shared_ptr<const PreparedLayer> prepared() const {
     std::lock_guard lock(mutex_);
     return prepared_;

@@ -22,31 +22,31 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
                Tensor key = {});
 /// A random permutation of 0 .. n - 1, i64.
 Tensor randperm(int64_t n, Tensor key = {});
-/// True with probability p (0-d or tensor, broadcast to its own shape); no element is looked at:
-/// below 0 and NaN are never true, above 1 is always.
+/// True with probability p; the result has p's shape. Values of p are not checked: below 0 and NaN
+/// never give true, above 1 always does.
 Tensor bernoulli(const Tensor& p, Tensor key = {});
 
-/// `count` positions, i64 [count] or [rows, count], drawn from weights [N] or [rows, N], which need
-/// not sum to 1: again and again, or each at most once. Throws UserError for weights that are
-/// negative or not finite, and where fewer than needed are positive; they are read for it.
+/// `count` positions, i64 [count] or [rows, count], drawn by weights [N] or [rows, N], which need
+/// not sum to 1, with replacement or without. Reads the weights, and throws UserError for negative
+/// or infinite ones and where fewer than needed are positive.
 Tensor multinomial(const Tensor& weights, int64_t count, bool replacement = false, Tensor key = {});
-/// A relaxed draw from the classes of `dim`: softmax((logits + Gumbel noise) / tau); `hard`: its
-/// largest as one-hot, with the gradient of the relaxed one. Jang et al. 2017, Maddison et al.
-/// 2017.
+/// A relaxed draw from the classes of `dim`: softmax((logits + Gumbel noise) / tau). With `hard`,
+/// the one-hot of its largest class, which has the gradient of the relaxed draw. Jang et al. 2017,
+/// Maddison et al. 2017.
 Tensor gumbel_softmax(const Tensor& logits, double tau = 1, bool hard = false, int64_t dim = -1,
                       Tensor key = {});
 
 /// While one lives, dropout on the calling thread draws by these sample numbers, i64 [B] (those of
-/// a data::Batch), and not by position: ranks with one seed drop other elements, and a sample loses
-/// the same ones whichever rank has it.
+/// a data::Batch), instead of by position: ranks with one seed drop different elements, and a
+/// sample loses the same elements on whichever rank it is.
 class SampleScope : public Scoped<Tensor> {
  public:
   explicit SampleScope(Tensor numbers);
 };
 
-/// x with each element zeroed with probability p, the others divided by 1 - p. `samples` i64 [B]
-/// numbers the samples along dim 0 of x; undefined: those of SampleScope when their extent divides
-/// dim 0, else elements are indexed by position.
+/// x with each element zeroed with probability p and the others divided by 1 - p. `samples` i64 [B]
+/// numbers the samples along dim 0 of x. If undefined, those of SampleScope are used when their
+/// extent divides dim 0; otherwise elements are drawn by position.
 Tensor dropout(const Tensor& x, double p, Tensor key = {}, Tensor samples = {});
 
 /// As dropout, of whole channels: x [N, C, H, W]. Tompson et al. 2015.

@@ -122,8 +122,8 @@ class Reduce final : public PrimitiveOf<Reduce, ReduceAttributes> {
       if (mask >> d & 1) s[d] = 1;
     return reshape(t, s);
   }
-  // Each element's product of the others it is multiplied with: running products from both sides,
-  // so that zeros do no harm.
+  // For each element, the product of the others: running products from both sides, so that no zero
+  // is divided by.
   Tensor product_of_others(const Tensor& x) const {
     Dims order, back = Dims::filled(x.ndim(), 0);
     int64_t n = 1;
@@ -162,7 +162,7 @@ Tensor reduce(ReduceKind kind, const Tensor& x, const Dims& dims, bool keepdim) 
                    operands(Tensor(x)));
 }
 
-// any or all: 0 or 1 also where there is nothing to reduce, and a u8 would be handed on.
+// any and all: 0 or 1, also for an empty reduction or a u8, which would otherwise pass through.
 Tensor truth(ReduceKind kind, const Tensor& x, const Dims& dims, bool keepdim) {
   if (x.dtype() != kU8) return reduce(kind, x, dims, keepdim);
   return cast(reduce(kind, ne(x, 0), dims, keepdim), kU8);

@@ -17,16 +17,16 @@ Tensor amax(const Tensor& x, const Dims& dims = {},
 Tensor amin(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor any(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 Tensor all(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-/// Sum of squares over `correction` fewer degrees of freedom.
+/// The sum of squared deviations from the mean, divided by the number of values less `correction`.
 Tensor var(const Tensor& x, const Dims& dims = {}, int64_t correction = 1, bool keepdim = false);
-/// Its root. Not called std, which is the library's namespace in a program that says `using
-/// namespace tessera`; x.std() is the same.
+/// The root of var. It is not called std because that is the standard library's namespace in a
+/// program that says `using namespace tessera`; x.std() is the same.
 Tensor stddev(const Tensor& x, const Dims& dims = {}, int64_t correction = 1, bool keepdim = false);
 /// log(sum(exp(x))), shifted by the maximum.
 Tensor logsumexp(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-/// (sum |x|^p)^(1/p) over `dims` (empty: all); p may be 0 (how many are not 0) or +-infinity (the
-/// largest, the smallest magnitude). Where the slope at 0 is infinite or there is none, the
-/// gradient is 0.
+/// (sum |x|^p)^(1/p) over `dims` (empty: all); p may be 0 (the number of elements that are not 0)
+/// or +-infinity (the largest, the smallest magnitude). The gradient is 0 at a 0 where the slope is
+/// infinite or undefined.
 Tensor norm(const Tensor& x, double p = 2, const Dims& dims = {}, bool keepdim = false);
 
 /// `x` repeated to the shape of `like`, whose values are not read: the vjp of sum.

@@ -5,7 +5,7 @@
 namespace tessera {
 
 enum class ReduceKind : uint8_t { kSum, kProd, kMax, kMin, kAny, kAll };
-/// The name of its op: "amax".
+/// The name of the op of a kind: "amax".
 std::string_view name_of(ReduceKind kind);
 
 /// Reduces the dims whose bit is set in `mask`.

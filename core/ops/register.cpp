@@ -1,5 +1,5 @@
-// Every family of ops, by name: an op that is not registered here is not tested, and the sweep says
-// so.
+// Calls the registration of every family of ops by name. An op that is not registered is not
+// tested; the sweep fails for it.
 #include "core/ops/register.h"
 
 namespace tessera {

@@ -1,5 +1,5 @@
-// The arithmetic of reshape: which strides view a tensor under another shape, and which loops both
-// shapes share.
+// How reshape maps dims to dims: the strides that view a tensor under another shape, and the loops
+// that both shapes share.
 #pragma once
 #include <optional>
 
@@ -7,15 +7,15 @@
 
 namespace tessera {
 
-/// `to` with the extent that its -1 stands for; throws ShapeError unless it has as many elements.
+/// `to` with its -1 replaced by an extent; throws ShapeError unless both shapes have equal numels.
 Shape reshaped(const Shape& from, const Shape& to);
 /// Strides under which a tensor of `from` and `strides` is seen as `to`; none when that takes a
 /// copy.
 std::optional<Strides> reshape_strides(const Shape& from, const Strides& strides, const Shape& to);
 
-/// The common refinement of both shapes, from the outside in: where the outermost remaining extents
-/// share a divisor, that is a loop of both; where they do not ([3, 4] to [4, 3]) the rest of the
-/// group has no common loops and is whole.
+/// Splits both shapes into common loops, from the outermost dim on: a common divisor of the next
+/// extents is a loop of both. Where there is none ([3, 4] to [4, 3]), the rest of the group of dims
+/// has no common loops and is whole.
 AxisMap reshape_axes(const Shape& from, const Shape& to);
 
 }  // namespace tessera

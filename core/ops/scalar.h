@@ -10,7 +10,7 @@ namespace tessera {
 class Scalar {
  public:
   Scalar(bool v) : kind_(kBool), integer_(v) {}
-  /// Throws UserError for an unsigned number beyond the signed ones.
+  /// Throws UserError for an unsigned number that int64_t does not hold.
   template <std::integral T>
   Scalar(T v) : kind_(kI64), integer_(int64_t(v)) {
     if constexpr (std::unsigned_integral<T> && sizeof(T) == sizeof(int64_t))
@@ -37,7 +37,7 @@ class Scalar {
 /// The dtype in which `a` and `b` meet: PyTorch's result_type, where a 0-d tensor yields to one
 /// with dims unless its category (bool < integer < float) is higher.
 DType result_type(const Tensor& a, const Tensor& b);
-/// That of all operands: those with dims decide, 0-d ones of a higher category raise it.
+/// That of all operands: those with dims decide, unless a 0-d one has a higher category.
 DType result_type(std::span<const Tensor> operands);
 DType result_type(const Tensor& a, Scalar b);
 

@@ -1,5 +1,5 @@
-// Segments of a dim. One primitive sums, multiplies or chooses; which segment an element belongs to
-// follows from the offsets by a search, and derivatives are gathers along that.
+// Segments of a dim. One primitive sums, multiplies or chooses. A search in the offsets finds the
+// segment of each element, and derivatives are gathers by that.
 #include "core/dispatch/dispatch.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"

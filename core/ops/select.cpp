@@ -1,4 +1,4 @@
-// Cast and where: pointwise, but their operands differ in dtype.
+// cast and where: pointwise ops whose operands differ in dtype.
 #include "core/dispatch/context.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/pointwise.h"

@@ -6,7 +6,7 @@
 
 namespace tessera {
 
-/// Elements and where they were, i64.
+/// Elements, and their positions as i64.
 struct ValuesAndIndices {
   Tensor values, indices;
 };
@@ -24,12 +24,12 @@ Tensor median(const Tensor& x);
 /// Position of the largest (smallest) element, the first of equal ones; NaN wins.
 Tensor argmax(const Tensor& x, int64_t dim, bool keepdim = false);
 Tensor argmin(const Tensor& x, int64_t dim, bool keepdim = false);
-/// Of the flattened tensor.
+/// Its position in the flattened tensor.
 Tensor argmax(const Tensor& x);
 Tensor argmin(const Tensor& x);
 ValuesAndIndices max(const Tensor& x, int64_t dim, bool keepdim = false);
 ValuesAndIndices min(const Tensor& x, int64_t dim, bool keepdim = false);
-/// Of all elements; equal ones share the gradient.
+/// The largest (smallest) of all elements; equal ones share the gradient.
 Tensor max(const Tensor& x);
 Tensor min(const Tensor& x);
 
@@ -40,8 +40,8 @@ struct UniqueResult {
 };
 UniqueResult unique(const Tensor& x);
 
-/// For each x, the first position in ascending `edges` at which inserting it keeps them ascending
-/// (after equal ones when `right`). edges [N], or [.., N] with x [.., M].
+/// For each x, the first position in ascending `edges` at which it could be inserted so that they
+/// stay ascending (behind equal ones when `right`). edges [N], or [.., N] with x [.., M].
 Tensor searchsorted(const Tensor& edges, const Tensor& x, bool right = false);
 /// How often each integer from 0 occurs in x [N]; with `weights` [N] their sums. At least `length`
 /// bins; their number depends on the values of x.

@@ -24,7 +24,7 @@ void check_structure(std::string_view op, MetaSpan in) {
                    "{}: rows are i64 crow [M + 1] and i64 col [E], got {}", op, describe(in));
 }
 
-// Loops of the operands: rows, edges and columns whole, the dense dim K given.
+// Loops of the operands: rows, edges and columns are whole, that of the dense dim K is given.
 struct Loops {
   AxisMap map;
   DimLoops crow, rows, edges, columns, dense;

@@ -22,9 +22,9 @@ struct Csr {
   Tensor crow, col;
 };
 
-/// [M, K]: for each row the sum, mean, maximum or minimum of values[e] dense[col[e]] over its
-/// edges, 0 for rows without any. values [E], undefined: ones; dense [N, K]. The first of equal
-/// extremes has the gradient. kProd is refused.
+/// [M, K]: for each row the sum, mean, maximum or minimum over its edges e of values[e] times
+/// dense[col[e]]; 0 for rows without edges. values [E], undefined: ones; dense [N, K]. The first of
+/// equal extremes has the gradient. kProd is refused.
 Tensor spmm_reduce(const Csr& a, const Tensor& values, const Tensor& dense,
                    ScatterReduce how = ScatterReduce::kSum);
 /// [E]: a[m] . b[col[e]] for each edge e of row m; a [M, K], b [N, K]. Sampled dense-dense product,

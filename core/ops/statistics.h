@@ -1,5 +1,5 @@
-// What one asks of samples, as compositions of reductions and order statistics. Names, arguments
-// and semantics are PyTorch's.
+// Statistics of samples, as compositions of reductions and order statistics. Names, arguments and
+// semantics are PyTorch's.
 #pragma once
 #include <utility>
 
@@ -15,19 +15,19 @@ std::pair<Tensor, Tensor> std_mean(const Tensor& x, const Dims& dims = {}, int64
                                    bool keepdim = false);
 /// amin and amax.
 std::pair<Tensor, Tensor> aminmax(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
-/// The value below which a share q of the elements lies, of all or along `dim`: between two of them
-/// the line that joins them. NaN where there is one. x has floats and at least one element.
+/// The value below which a share q of the elements is, of all or along `dim`; between two elements
+/// it is interpolated linearly. NaN where there is one. x has floats and at least one element.
 Tensor quantile(const Tensor& x, double q);
 Tensor quantile(const Tensor& x, double q, int64_t dim, bool keepdim = false);
 /// x [V, N], N samples of V variables (or [N], of one) -> [V, V] (or 0-d).
 Tensor cov(const Tensor& x, int64_t correction = 1);
 Tensor corrcoef(const Tensor& x);  // cov over the product of both deviations, in [-1, 1]
-/// How many elements fall in each of `bins` equal parts of [low, high], of x's dtype; others count
-/// nowhere. low == high: from the smallest to the largest, whose values are read then.
+/// The number of elements in each of `bins` equal parts of [low, high], in x's dtype; elements
+/// outside are not counted. low == high: the range is that of the values, which are read then.
 Tensor histc(const Tensor& x, int64_t bins = 100, double low = 0, double high = 0);
 /// The integral of y along `dim` by trapezoids, places being dx apart.
 Tensor trapezoid(const Tensor& y, double dx = 1, int64_t dim = -1);
-/// As unique, of runs of equal elements of the flattened tensor, in their order.
+/// As unique, but of each run of equal elements in the flattened tensor, in order.
 UniqueResult unique_consecutive(const Tensor& x);
 /// bool, x's shape: whether `values` hold the element. NaN is nowhere.
 Tensor isin(const Tensor& x, const Tensor& values);

@@ -210,7 +210,7 @@ void check_lists(const char* op, std::span<const Tensor> params,
 
 void assign_(const Tensor& dst, const Tensor& src) {
   Tensor value = cast(src.shape() == dst.shape() ? src : expand(src, dst.shape()), dst.dtype());
-  // One number is the same on every rank, in as many places as it may stand.
+  // A number is the same on every rank, however its elements are placed.
   Scoped<bool> number(context().replicate_plain, context().replicate_plain || src.ndim() == 0);
   assign({&dst, 1}, copy_primitive(), operands(std::move(value)));
 }

@@ -1,6 +1,6 @@
-// In-place updates, all built on the one effect. Autograd records those up to zero_: what reads the
-// destination or a view of its memory afterwards has the gradient of the value. They throw
-// UserError for a leaf that requires grad, unless in NoGrad; optimizer steps run in NoGrad.
+// In-place updates, all built on assign. Autograd records those up to zero_: tensors on the memory
+// of the destination have the gradient of the new values afterwards. Outside of NoGrad they throw
+// UserError for a leaf that requires grad; optimizer steps run in NoGrad.
 #pragma once
 #include "core/ops/scalar.h"
 #include "core/ops/update_attributes.h"
@@ -25,9 +25,9 @@ void fill_(const Tensor& dst, Scalar value);
 void zero_(const Tensor& dst);
 
 /// One Adam step of many tensors in one kernel. params, grads, m, v: lists of equal length and
-/// shapes; `lr` and `step` (the number of this step, from 1) are 0-d f64 tensors, so that a trace
-/// does not freeze them; `scale` (0-d f64, may be undefined) multiplies every gradient first:
-/// clipping and loss scaling cost no pass of their own.
+/// shapes. `lr` and `step` (the number of this step, from 1) are 0-d f64 tensors, so that a trace
+/// does not freeze them. `scale` (0-d f64, may be undefined) multiplies every gradient first, so
+/// clipping and loss scaling need no pass of their own.
 void adam_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
                   std::span<const Tensor> m, std::span<const Tensor> v, const Tensor& lr,
                   const Tensor& step, const Tensor& scale, AdamUpdate options);
@@ -37,11 +37,11 @@ void sgd_update_(std::span<const Tensor> params, std::span<const Tensor> grads,
                  std::span<const Tensor> buffers, const Tensor& lr, const Tensor& scale,
                  SgdUpdate options);
 
-/// sqrt(sum over all tensors of the sum of squares), 0-d of the widest dtype. Each tensor sums its
-/// rows of dim 0 first, then rows and tensors meet in a fixed tree.
+/// sqrt(sum over all tensors of the sum of squares), 0-d of the widest dtype. Sums the rows (dim 0)
+/// of each tensor first, then adds rows and tensors in a fixed tree.
 Tensor global_norm(std::span<const Tensor> tensors);
-/// The two halves of global_norm, with equal bits: x [R, ..] -> the sum of squares of each row, f64
-/// [R] (a 0-d x is one row); and the norm, 0-d f64, from the rows of all tensors.
+/// global_norm in two halves, with equal bits: the sums of squares of the rows of x [R, ..], f64
+/// [R] (a 0-d x is one row), and the norm, 0-d f64, from those of all tensors.
 Tensor row_squares(const Tensor& x);
 Tensor norm_of_rows(std::span<const Tensor> rows);
 

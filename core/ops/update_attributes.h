@@ -9,7 +9,7 @@ namespace tessera {
 struct AdamUpdate {
   double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   double weight_decay = 0;
-  // AdamW (Loshchilov, Hutter 2019); false: decay joins the gradient (Kingma, Ba 2015).
+  // True is AdamW (Loshchilov, Hutter 2019); false adds decay to the gradient (Kingma, Ba 2015).
   bool decoupled = true;
   bool if_finite = false;  // nothing changes where scale is infinite or NaN
   int count = 0;           // of parameters, as many as adam_update_ is given
@@ -26,7 +26,7 @@ struct SgdUpdate {
   double momentum = 0, dampening = 0, weight_decay = 0;
   bool nesterov = false;
   bool if_finite = false;  // as above
-  bool first = false;      // buffers are not yet valid
+  bool first = false;      // the first step: buffers hold no values yet
   int count = 0;           // of parameters, as many as sgd_update_ is given
   static void fields(auto& a, auto& f) {
     f("count", a.count), f("momentum", a.momentum), f("dampening", a.dampening);

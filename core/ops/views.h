@@ -1,6 +1,6 @@
-// Views and layout: the same storage seen with other shapes and strides. Nothing is copied except
-// by reshape of a layout that cannot be viewed so, contiguous, clone, cat, stack and pad. Dims may
-// be negative (counted from the end).
+// Views: the same storage seen with other shapes and strides. Values are copied only by a reshape
+// that no strides can express, and by contiguous, clone, cat, stack and pad. Dims may be negative
+// (counted from the end).
 #pragma once
 #include <vector>
 
@@ -10,7 +10,7 @@ namespace tessera {
 
 Tensor permute(const Tensor& x, const Dims& order);
 Tensor transpose(const Tensor& x, int64_t a, int64_t b);
-/// One extent may be -1. A view when strides allow, otherwise of a dense copy.
+/// A view where strides allow it, otherwise of a dense copy. One extent may be -1.
 Tensor reshape(const Tensor& x, const Shape& to);
 Tensor flatten(const Tensor& x, int64_t first = 0, int64_t last = -1);
 Tensor unflatten(const Tensor& x, int64_t dim, const Shape& extents);
@@ -23,12 +23,12 @@ Tensor slice(const Tensor& x, int64_t dim, int64_t begin, int64_t end, int64_t s
 Tensor narrow(const Tensor& x, int64_t dim, int64_t begin, int64_t size);
 /// Element `index` of `dim`, which disappears.
 Tensor select(const Tensor& x, int64_t dim, int64_t index);
-/// Of a temporary, which they do not keep: to assign to a part of what nobody else has is refused.
+/// Views of a temporary: assigning to one is refused where no other tensor has its memory.
 Tensor slice(Tensor&& x, int64_t dim, int64_t begin, int64_t end, int64_t step = 1);
 Tensor narrow(Tensor&& x, int64_t dim, int64_t begin, int64_t size);
 Tensor select(Tensor&& x, int64_t dim, int64_t index);
 /// Consecutive pieces of `dim`: of the given sizes, which add up to its extent, or of one `size`
-/// (split), or `pieces` of one size (chunk); the last of those may be smaller.
+/// (split), or `pieces` of one size (chunk). With one size, the last piece may be smaller.
 Tensors split(const Tensor& x, const std::vector<int64_t>& sizes, int64_t dim = 0);
 Tensors split(const Tensor& x, int64_t size, int64_t dim = 0);
 inline Tensors split(const Tensor& x, std::initializer_list<int64_t> sizes, int64_t dim = 0) {

@@ -61,7 +61,7 @@ void check(std::string_view op, const PoolAttributes::Windows& w) {
                   to_string(*d), n);
 }
 
-// The first window and the last tell of the others, unless gaps of a dilation fall on x.
+// Checks the first window and the last, which tell of the others, unless dilation skips over x.
 void check_meet(std::string_view op, const PoolAttributes::Windows& w, const Shape& x) {
   for (int i = 0; i < w.spatial(); ++i) {
     const bool gaps = !w.adaptive && w.dilation[i] > 1;

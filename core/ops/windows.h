@@ -1,13 +1,13 @@
-// What windows must be, whoever slides them: convolutions and pools of floats and of bytes check
-// them here.
+// Checks of the windows of convolutions and pools, of floats and of bytes, and the shapes that
+// follow from them.
 #pragma once
 #include "core/ops/conv_attributes.h"
 #include "core/ops/pool_attributes.h"
 
 namespace tessera::windows {
 
-/// The largest stride, dilation, padding or kernel: with extents that a memory holds, no place
-/// leaves 64 bits.
+/// The largest stride, dilation, padding or kernel: with extents that fit in memory, no position
+/// then overflows 64 bits.
 inline constexpr int64_t kMost = INT32_MAX;
 
 /// Throws UserError unless the lists of `w` have one number for each of `least` to 3 spatial dims,
@@ -21,9 +21,9 @@ void check_channels(std::string_view op, const ConvAttributes::Window& w, const 
 Shape output(std::string_view op, const ConvAttributes::Window& w, const Shape& x,
              const Shape& weight);
 
-/// Throws UserError unless the lists of `w` have one positive number (padding: any), none beyond
-/// kMost, for each of 1
-/// to 3 spatial dims; those of an adaptive pool, but for its windows, are empty.
+/// Throws UserError unless each list of `w` has a positive number (padding: any number), none
+/// beyond kMost, for each of 1 to 3 spatial dims. An adaptive pool has empty lists except for its
+/// windows.
 void check(std::string_view op, const PoolAttributes::Windows& w);
 /// Throws ShapeError unless every window meets x [N, C, ..].
 void check_meet(std::string_view op, const PoolAttributes::Windows& w, const Shape& x);

@@ -35,7 +35,7 @@ Params decay_matrices_only(std::vector<NamedTensor> params, double weight_decay)
 
 struct Group {
   std::vector<NamedTensor> params;
-  // [kind][parameter], of the parameter's shape; undefined while that is frozen from the start
+  // [kind][parameter], of its shape; undefined before the first gradient if it began frozen
   std::vector<std::vector<Tensor>> state;
   Tensor lr;            // 0-d f64
   double lr_ratio = 1;  // to the optimizer's own rate

@@ -1,5 +1,5 @@
-// What an op was made with, said once: an aggregate lists its fields by name, and equality,
-// hashing, printing, graph files and an op made again with other values follow from that list.
+// The attributes of an op, said once: an aggregate lists its fields by name, and equality, hashing,
+// printing, graph files and making the op again with other values all follow from that list.
 //
 //   struct SortAttributes {
 //     int dim = 0;
@@ -11,8 +11,8 @@
 //   };
 //
 // Members that are not listed (which op of a family it is) belong to the op and are kept when it is
-// made again. Invariant: what a visitor is shown, a reader gives back; values that a field does not
-// allow are refused by name, since they may come from a file.
+// made again. Invariant: a reader gives back what a visitor was shown. Values may come from a file,
+// so a value that its field does not allow is refused, and the error names the field.
 #pragma once
 #include <span>
 #include <string>
@@ -35,9 +35,9 @@ class AttributeVisitor {
   virtual void dims(std::string_view name, std::span<const int64_t> value) = 0;
 };
 
-/// The attributes that Primitive::attributes visits, by name: what an op is made again from. Values
-/// are untrusted: each call throws UserError for a name that is not there and for what is no such
-/// value.
+/// The attributes that Primitive::attributes showed, by name; an op is made again from them. Values
+/// are untrusted: each call throws UserError for a name that is not there and for a value of
+/// another kind.
 class AttributeReader {
  public:
   virtual ~AttributeReader() = default;
@@ -60,13 +60,13 @@ class AttributeReader {
   Device device(std::string_view name);
 };
 
-/// What `fields` is given to show attributes to a visitor. For each of its members FieldReader has
-/// one of the same name.
+/// The argument of `fields` that shows attributes to a visitor. FieldReader has a member of the
+/// same name for each of its members.
 class FieldWriter {
  public:
   explicit FieldWriter(AttributeVisitor& visitor) : v_(visitor) {}
 
-  /// A field, by its type; integers are not negative.
+  /// A field; its type decides how it is written. Integers are not negative.
   void operator()(std::string_view name, bool x) { v_.integer(name, x); }
   void operator()(std::string_view name, int x) { v_.integer(name, x); }
   void operator()(std::string_view name, int64_t x) { v_.integer(name, x); }
@@ -76,18 +76,18 @@ class FieldWriter {
   void operator()(std::string_view name, Device x) { v_.text(name, to_string(x)); }
   void operator()(std::string_view name, const Dims& x) { v_.dims(name, x); }
   void operator()(std::string_view name, const std::vector<int64_t>& x) { v_.dims(name, x); }
-  /// Integers of any sign.
+  /// A field of integers that may be negative.
   void any(std::string_view name, const auto& x) { (*this)(name, x); }
   /// The number of a dim (int), or a set of dims, a bit for each (uint32_t).
   void dim(std::string_view name, int x) { v_.integer(name, x); }
   void dim(std::string_view name, uint32_t x) { v_.integer(name, x); }
-  /// Written only where it is not 0 or false: what came to an op later, so that older files and
-  /// texts stay as they are.
+  /// A field that is written only where it is not 0 or false: one that was added to an op later, so
+  /// that older graph files stay valid and texts without it stay as they are.
   template <class T>
   void optional(std::string_view name, const T& x) {
     if (x != T()) (*this)(name, x);
   }
-  /// The fields of an aggregate, among those of what it is a member of.
+  /// The fields of the member `x`, an aggregate of its own, among those of the aggregate around it.
   template <class T>
   void within(const T& x) {
     T::fields(x, *this);
@@ -99,7 +99,7 @@ class FieldWriter {
   AttributeVisitor& v_;
 };
 
-/// What `fields` is given to read attributes.
+/// The argument of `fields` that sets attributes from a reader.
 class FieldReader {
  public:
   explicit FieldReader(AttributeReader& reader) : r_(reader) {}

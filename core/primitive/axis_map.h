@@ -1,6 +1,6 @@
-// Which loop of an op each dim of each operand belongs to. Sharding and batching rules are derived
-// from it, so an op states it once. Invariant (verify_axes): the loops of a dim multiply to its
-// extent; a kPass loop that is read is written; a reduced loop is not.
+// The loops of an op, and which of them each dim of each operand runs over. Sharding and batching
+// rules are derived from this map, so an op states it once. Invariant (verify_axes): the extents of
+// a dim's loops multiply to its extent; results have every kPass loop, and no reduced loop.
 #pragma once
 #include <cstdint>
 #include <span>
@@ -21,8 +21,8 @@ struct Factor {
   int64_t extent = 1;
 };
 
-/// Factors of one dim, outermost first. Only the first can be split. The empty product is a dim of
-/// extent 1 that no rank may be without; with a factor of extent 1 the first rank alone has it.
+/// Factors of one dim, outermost first; only the first may be split. A dim of extent 1 without any
+/// factor is whole on every rank; one with a factor of extent 1 is on the first rank alone.
 using DimLoops = SmallVector<int, 2>;
 using OperandLoops = SmallVector<DimLoops, 4>;
 
@@ -48,13 +48,13 @@ AxisMap pointwise_axes(MetaSpan in, const Shape& out);
 /// Loops of an operand that broadcasts to `out`, where dim d of `out` is factor d.
 OperandLoops broadcast_loops(const Shape& operand, const Shape& out);
 
-/// The elements of a dim that a rank holds when it holds `loops[f]` of every factor f: those of the
-/// dim's first loop, in steps of the loops inside it. An empty product is whole: {0, 1, 1}.
+/// The elements of a dim that a rank holds when it holds `loops[f]` of every factor f: the range of
+/// the first factor, times the extents of those inside it. A dim without factors: {0, 1, 1}.
 Range range_of(const DimLoops& dim, std::span<const Range> loops);
 /// Extents of an operand (or result) on a rank that holds `loops`.
 Shape local_shape(const OperandLoops& operand, std::span<const Range> loops);
 
-/// Throws BugError naming `op` unless `map` describes operands `in` and results `out`.
+/// Throws BugError naming `op` unless `map` fits operands of types `in` and results of types `out`.
 void verify_axes(std::string_view op, const AxisMap& map, MetaSpan in, std::span<const Meta> out);
 
 }  // namespace tessera

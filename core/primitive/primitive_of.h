@@ -1,13 +1,13 @@
-// Ops with attributes. An aggregate A says what they are (core/primitive/attributes.h); its members
-// are members of the op, kernels read them with attributes_of<A>, and no op writes how they are
-// visited or read.
+// The base classes of ops with attributes. An aggregate A lists them (core/primitive/attributes.h);
+// its members become members of the op, and kernels read them with attributes_of<A>. Invariant: no
+// op writes by hand how its attributes are visited, read or compared.
 #pragma once
 #include "core/primitive/attributes.h"
 #include "core/primitive/primitive.h"
 
 namespace tessera {
 
-/// What the ops with attributes A share, and the base of a family of them.
+/// The base of every op with attributes A, and of a family of such ops.
 template <class A>
 class PrimitiveWith : public Primitive, public A {
  public:
@@ -34,11 +34,11 @@ struct PrimitiveBase<T> {
   using type = T;
 };
 
-/// The base of the op Self: `T` is its attributes, or the family (derived from PrimitiveWith) to
-/// which it belongs. Self is made of its attributes, or of one of its OpInfos and those; with
-/// `using PrimitiveOf::PrimitiveOf` it is, and has an OpInfo kOp where there is only one. What the
-/// attributes must fulfil together, a public `static void check_attributes(const A&)` says, by
-/// throwing UserError: values that were read are given to it.
+/// The base of the op Self. `T` is its attributes, or a family (derived from PrimitiveWith) that it
+/// belongs to. With `using PrimitiveOf::PrimitiveOf` the op is constructed from its attributes,
+/// where its OpInfo is a static member kOp, or from an OpInfo and them. A public `static void
+/// check_attributes(const A&)` of Self throws UserError for values that do not fit together; it is
+/// called for values that were read.
 template <class Self, class T>
 class PrimitiveOf : public PrimitiveBase<T>::type {
   using Base = typename PrimitiveBase<T>::type;

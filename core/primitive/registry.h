@@ -1,6 +1,6 @@
-// Every op, with inputs to try it on. Tests walk this list: an op without samples fails the suite.
-// Registration is an explicit function per family (core/ops/register.cpp calls them all), so static
-// linking cannot lose one.
+// Every op, with sample inputs. Tests walk this list: an op without samples fails the suite. Each
+// family of ops has a registration function, and core/ops/register.cpp calls them all by name, so
+// static linking cannot drop one.
 #pragma once
 #include <functional>
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace tessera {
 
-/// One call of an op: checked for shapes, gradients, sharding, tracing.
+/// One call of an op, on which its shapes, gradients, sharding and tracing are tested.
 struct Sample {
   PrimRef prim;
   std::vector<Tensor> in;  // f64 where the op takes floats, away from kinks and poles

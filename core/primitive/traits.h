@@ -1,45 +1,45 @@
-// Facts about an op that other parts ask for: they are stated where the op is defined and looked up
-// through its primitives, so that nothing above the ops lists ops by name. Invariant: an op has one
-// OpInfo, which lives as long as the program; the sweep over the registry compares what it states
-// with what the op does.
+// Facts about an op that other parts of the library ask for. They are stated where the op is
+// defined and read through its primitives, so that nothing above the ops lists ops by name.
+// Invariant: an op has one OpInfo, which lives as long as the program; the tests' sweep over the
+// registry compares what it states with what the op does.
 #pragma once
 #include <cstdint>
 #include <string_view>
 
 namespace tessera {
 
-/// Small dense number of an op's name; indexes kernel tables.
+/// A small dense number that stands for an op's name; it indexes kernel tables.
 using OpId = uint16_t;
-/// The number of `name`, the same for every call with it. Thread-safe.
+/// The number of `name`, the same at every call. Thread-safe.
 OpId intern_op(std::string_view name);
 std::string_view op_name(OpId id);
 int op_count();
 
 enum class OpKind : uint8_t {
   kUnstated,    // no op may leave it so
-  kPointwise,   // an element of the result follows from the operands' elements at its place
+  kPointwise,   // an element of the result depends on the elements of the operands at its place
   kReduce,      // folds loops of one operand; its primitives are ReduceAttributes
   kProduct,     // multiplies operands and sums over loops: most of the time of a step
   kView,        // metadata: the results lie in the memory of operand 0
-  kFill,        // has no operands: its result follows from attributes
-  kDraw,        // draws random bits by a key among its operands
+  kFill,        // has no operands: the result depends on attributes alone
+  kDraw,        // draws random bits; one of its operands is the key
   kCollective,  // exchanges values with other ranks
   kOther,
 };
 
-/// What autocast does to floating operands.
+/// What autocast does to the floating operands of an op.
 enum class Precision : uint8_t {
   kUnstated,  // no op may leave it so
-  kAsGiven,   // computes in what they are
-  kLow,       // fast and safe in 16 bits: they are cast to autocast's dtype
-  kWide,      // loses digits in 16 bits: those are cast to f32
-  kWidest,    // floats of 16 and 32 bits meet in the widest of them
+  kAsGiven,   // nothing: the op computes in their dtype
+  kLow,       // casts them to its dtype: the op is fast and safe in 16 bits
+  kWide,      // casts those of 16 bits to f32: the op loses digits in 16 bits
+  kWidest,    // casts those of 16 and 32 bits to the widest dtype among them
 };
 
-/// Which operands are brought to one dtype before the op is recorded, where theirs differ:
-/// PyTorch's result_type (core/ops/scalar.h). Under autocast they are cast by Precision first.
+/// Which operands, where their dtypes differ, are cast to one dtype before the op is recorded: that
+/// of PyTorch's result_type (core/ops/scalar.h). Autocast, if it is on, casts by Precision first.
 enum class Promotion : uint8_t {
-  kNone,  // infer says what it takes
+  kNone,  // none: infer refuses dtypes that the op does not take
   kAll,
   kAfterFirst,  // all but operand 0
 };
@@ -47,19 +47,19 @@ enum class Promotion : uint8_t {
 struct OpTraits {
   OpKind kind = OpKind::kUnstated;
   Precision precision = Precision::kUnstated;
-  /// The fewest operands; Primitive::operand_count says how many an op with its attributes has.
+  /// The least number of operands; Primitive::operand_count says how many the op has.
   int operands = 0;
-  /// kPointwise: vector instructions for an element, roughly. 1 is cheaper than a pass over memory.
+  /// kPointwise: roughly the vector instructions per element; 1 is cheaper than a pass over memory.
   int cost = 0;
   bool refuses_bool = false;  // the function of this name takes no bool operands
-  bool may_trap = false;      // integers may have no result (division by zero): the kernel throws
-  bool keeps_nan = false;     // a NaN in any operand gives NaN; need not be stated
+  bool may_trap = false;      // on integers the kernel may throw (division by zero)
+  bool keeps_nan = false;     // a NaN in any operand gives NaN; false is always safe
   bool shows_all = false;     // kView: the one result shows every element of operand 0
-  bool plain = false;         // arithmetic and copies, which a fused kernel is not named after
+  bool plain = false;         // arithmetic or a copy: names of fused kernels leave it out
   Promotion promotion = Promotion::kNone;
 };
 
-/// A defined op. Throws BugError where the name is taken.
+/// The name and traits of an op, defined once. Throws BugError where the name is taken.
 struct OpInfo {
   OpInfo(std::string_view name, const OpTraits& traits);
   OpInfo(const OpInfo&) = delete;

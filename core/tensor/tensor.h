@@ -1,7 +1,7 @@
-// A Tensor is a handle: copying shares, nothing is copied. It sees a Storage through shape, strides
-// and offset, and has two payload slots that the layers above the kernels own: how it was computed
-// (autograd) and how it is sharded. Invariant: shape, dtype, device and storage of a tensor never
-// change; only assign_ changes the values.
+// A Tensor is a handle: a copy of it shares the values. It sees a Storage through shape, strides
+// and offset, and has two slots that layers above the kernels own: its history (autograd) and its
+// placement (sharding). Invariant: shape, dtype, device and storage of a tensor never change; only
+// assign_ changes the values.
 #pragma once
 #include <concepts>
 #include <functional>
@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-/// All that is known of a tensor without its values.
+/// The type of a tensor: everything but its values and where they are in memory.
 struct Meta {
   Shape shape;
   Strides strides;
@@ -43,22 +43,22 @@ struct TensorImpl final : RefCounted {
   Ref<Storage> storage;
   int64_t offset = 0;  // elements
   int64_t numel = 0;
-  LayerMask layers = 0;      // which layers want to see ops on this tensor
-  bool inference = false;    // made under inference_mode: may never be saved for backward
-  bool detached = false;     // has no part in the history that others give its memory
+  LayerMask layers = 0;      // which layers look at ops on this tensor
+  bool inference = false;    // made under InferenceMode: may never be saved for backward
+  bool detached = false;     // does not take over the history of assignments to its memory
   Ref<RefCounted> autograd;  // owned by core/autograd
   Ref<RefCounted> shard;     // a ShardData; meta is then the global one and storage null
 
-  /// Whether a view without history of its own has no part in the memory's either: one of a tensor
-  /// that has a history was made where nothing is recorded.
+  /// Whether a view without a history is detached too. It is if this tensor is, or if this tensor
+  /// has a history, for then the view was made where nothing is recorded.
   bool views_detached() const { return detached || (layers & bit(Layer::kAutograd)); }
 
   static void* operator new(size_t bytes) { return pool_allocate(bytes); }
   static void operator delete(void* p, size_t bytes) { pool_deallocate(p, bytes); }
 };
 
-// What methods take and give that only those who call them need: core/ops/scalar.h, indexing.h and
-// sort.h.
+// Types in signatures of methods. A file that calls such a method includes core/ops/scalar.h,
+// indexing.h or sort.h.
 class Scalar;
 class TensorIndex;
 struct ValuesAndIndices;
@@ -69,12 +69,12 @@ class Tensor {
   Tensor(const Tensor&) = default;
   Tensor(Tensor&&) noexcept = default;
   ~Tensor() = default;
-  /// A variable takes another tensor; no value moves.
+  /// Assigning to a variable makes it another handle; no value is copied.
   Tensor& operator=(const Tensor&) & = default;
   Tensor& operator=(Tensor&&) & noexcept = default;
-  /// What an expression gives takes values, as by assign_: t[0] = u; slice(t, 0, 0, 2) = 1.5.
-  /// Recorded as assign_ is. Throws UserError where nobody else could see them, as in a + b = u or
-  /// (a + b)[0] = u, and whatever assign_ throws.
+  /// Assigning to an expression writes values, as assign_ does: t[0] = u; slice(t, 0, 0, 2) = 1.5.
+  /// It is recorded as assign_ is. Throws what assign_ throws, and UserError where no other tensor
+  /// has the memory, so that the values would be lost: a + b = u, (a + b)[0] = u.
   void operator=(const Tensor& values) &&;
   void operator=(const Scalar& value) &&;
   explicit Tensor(Ref<TensorImpl> impl) : impl_(std::move(impl)) {}
@@ -100,14 +100,14 @@ class Tensor {
   }
   const Ref<Storage>& storage() const { return impl()->storage; }
 
-  /// First element, on the tensor's device, for reading and writing: waits until it may be written
-  /// (Storage::wait_writable). Null for meta tensors. A pointer that is kept guards nothing: ask
-  /// again after memory was handed to an asynchronous collective or save.
+  /// The first element, on the tensor's device, for reading and writing: waits until it may be
+  /// written (Storage::wait_writable). Null for meta tensors. After the memory was handed to an
+  /// asynchronous collective or save, call it again: a pointer from before does not wait.
   void* raw() const {
     values_storage().wait_writable();
     return address();
   }
-  /// First element, for reading; waits for pending writes only. Null for meta tensors.
+  /// The first element, for reading; waits for pending writes only. Null for meta tensors.
   const void* raw_values() const {
     values_storage().wait_ready();
     return address();
@@ -130,8 +130,8 @@ class Tensor {
   bool uniquely_owned() const {
     return impl_->use_count() == 1 && impl_->storage && impl_->storage->use_count() == 1;
   }
-  /// The same values without history. Recorded assignments through other handles change the values
-  /// and give it none. A sharded tensor stays sharded.
+  /// Returns a tensor on the same memory, without history. A recorded assignment through another
+  /// handle changes its values but gives it no history. A sharded tensor stays sharded.
   Tensor detach() const;
   bool is_same(const Tensor& o) const { return impl_ == o.impl_; }
   TensorImpl* impl() const {
@@ -143,8 +143,8 @@ class Tensor {
   LayerMask layers() const { return impl_ ? impl_->layers : LayerMask(0); }
   bool is_sharded() const { return layers() & bit(Layer::kSharding); }
 
-  // Spelled here so that programs read well: each method is the function of its name, with this
-  // tensor as its first argument. Defined in core/ops and core/autograd.
+  // Methods that are ops: each is the function of its name with this tensor as its first argument.
+  // They are defined in core/ops and core/autograd.
   /// Value of a one-element tensor, converted to T.
   template <class T>
   T item(std::source_location where = std::source_location::current()) const;
@@ -157,14 +157,14 @@ class Tensor {
 
   Tensor to(DType dtype) const;          // the same values in another dtype
   Tensor to(MemoryFormat format) const;  // as contiguous(format)
-  /// `x` itself on its own device, one without values on kMeta. Throws UserError for others.
+  /// Itself on its own device, one without values on kMeta. Throws UserError for other devices.
   Tensor to(Device device) const;
   Tensor cpu() const;  // to(kCPU)
   Tensor contiguous(MemoryFormat format = MemoryFormat::kContiguous) const;
   Tensor clone() const;
 
-  // Views. That of a temporary does not keep it: what is assigned to the view of a value that
-  // nobody else has ((a + b)[0] = u) is refused.
+  // Views. A view of a temporary does not keep it: where no other tensor has the memory, assigning
+  // to the view ((a + b)[0] = u) is refused.
   Tensor operator[](int64_t i) const&;  // select(0, i)
   Tensor operator[](int64_t i) && { return let_go(operator[](i)); }
   /// x.index({Slice(), Slice(1, 3), 0}): core/ops/indexing.h.
@@ -296,8 +296,8 @@ class Tensor {
   Tensor bmm(const Tensor& o) const;
   Tensor dot(const Tensor& o) const;
 
-  // In place, as the functions of core/ops/update.h: recorded where this tensor or an operand
-  // requires grad, unless in NoGrad; a leaf that requires grad is then refused.
+  // In place, as the functions of core/ops/update.h. Recorded where this tensor or an operand
+  // requires grad, unless in NoGrad; outside of NoGrad, a leaf that requires grad is refused.
   const Tensor& add_(const Tensor& o) const;
   const Tensor& sub_(const Tensor& o) const;
   const Tensor& mul_(const Tensor& o) const;
@@ -325,13 +325,13 @@ class Tensor {
 
   bool requires_grad() const;
   Tensor& requires_grad_(bool on = true);
-  /// Made by no recorded op: a parameter, or a tensor that does not require grad.
+  /// True where no recorded op made it: a parameter, or a tensor that does not require grad.
   bool is_leaf() const;
   Tensor grad() const;  // undefined before the first backward
   void set_grad(Tensor g) const;
   void backward() const;  // of a one-element tensor
   void backward(const Tensor& gradient, bool retain_graph = false, bool create_graph = false) const;
-  /// As add_hook: of a leaf.
+  /// add_hook of core/autograd/autograd.h, for a leaf.
   int register_hook(std::function<Tensor(const Tensor& grad)> hook) const;
 
  private:
@@ -345,7 +345,7 @@ class Tensor {
     return static_cast<char*>(impl_->storage->data()) +
            size_t(impl_->offset) * size_of(impl_->meta.dtype);
   }
-  // `view`, without this handle.
+  // Returns `view`, after this handle has let go of its tensor.
   Tensor let_go(Tensor view) {
     impl_ = {};
     return view;
@@ -357,27 +357,27 @@ class Tensor {
   Ref<TensorImpl> impl_;
 };
 
-/// What a tensor that is spread over the ranks of a mesh carries in its shard slot: this rank's
-/// piece. The layer that knows where the other pieces are derives from it
+/// The content of the shard slot of a tensor that is spread over the ranks of a mesh: this rank's
+/// piece. The sharding layer, which knows where the other pieces are, derives from it
 /// (core/dispatch/sharding.h).
 struct ShardData : RefCounted {
   Tensor local;
   /// Where the pieces are: "(Shard(0), Replicate)".
   virtual std::string placement() const = 0;
 };
-/// Null unless `t` is sharded.
+/// The shard slot of `t`; null unless it is sharded.
 inline ShardData* shard_data(const Tensor& t) {
   return t.is_sharded() ? static_cast<ShardData*>(t.impl()->shard.get()) : nullptr;
 }
-/// This rank's piece of a sharded tensor; a plain one itself.
+/// This rank's piece of a sharded tensor; a plain tensor itself.
 inline const Tensor& local_of(const Tensor& t) {
   const ShardData* shard = shard_data(t);
   return shard ? shard->local : t;
 }
 
 using Tensors = SmallVector<Tensor, 4>;
-/// Operands on their way down. A callee may take one over by moving from it; that is how a
-/// temporary is reused in place.
+/// Operands on their way through dispatch. A callee may move one out, and so becomes its owner:
+/// that is how the memory of a temporary is reused.
 using Inputs = std::span<Tensor>;
 
 /// Uninitialised dense tensor.
@@ -385,7 +385,7 @@ Tensor empty(const Shape& shape, DType dtype = kF32, Device device = {});
 namespace detail {
 Tensor empty_of(const Meta& meta);
 }
-/// Of a named meta; numbers in braces are a shape.
+/// A tensor of type `meta`. A template, so that numbers in braces are a shape and not a Meta.
 template <std::same_as<Meta> M>
 Tensor empty(const M& meta) {
   return detail::empty_of(meta);

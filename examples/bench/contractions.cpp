@@ -178,7 +178,7 @@ struct BareProduct::State {
          c = operand(p, &ProductLoop::c, p.m, p.n);
     dnnl::primitive_attr attr;
     attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    description = cpu::describe<dnnl::matmul>(attr, a, b, c);
+    description = cpu::description_of<dnnl::matmul>(attr, a, b, c);
     primitive = dnnl::matmul(description);
     const DType dtype = p.bf16 ? kBF16 : kF32;
     add(DNNL_ARG_SRC, a, dtype), add(DNNL_ARG_WEIGHTS, b, dtype), add(DNNL_ARG_DST, c, dtype);

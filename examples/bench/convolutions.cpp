@@ -86,16 +86,16 @@ struct BareConvolution::State {
     const auto direct = dnnl::algorithm::convolution_direct;
     dnnl::primitive_attr attr;
     attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-    const auto forward = cpu::describe<dnnl::convolution_forward>(
+    const auto forward = cpu::description_of<dnnl::convolution_forward>(
         attr, dnnl::prop_kind::forward_training, direct, x, w, y, stride, gaps, begin, end);
     if (c.into == Into::kY) {
       prepare(c, dnnl::convolution_forward(forward), forward, forward.weights_desc(), x, y);
     } else if (c.into == Into::kX) {
-      const auto d = cpu::describe_backward<dnnl::convolution_backward_data>(
+      const auto d = cpu::backward_description_of<dnnl::convolution_backward_data>(
           attr, forward, direct, x, w, y, stride, gaps, begin, end);
       prepare(c, dnnl::convolution_backward_data(d), d, d.weights_desc(), x, y);
     } else {
-      const auto d = cpu::describe_backward<dnnl::convolution_backward_weights>(
+      const auto d = cpu::backward_description_of<dnnl::convolution_backward_weights>(
           attr, forward, direct, x, w, y, stride, gaps, begin, end);
       prepare(c, dnnl::convolution_backward_weights(d), d, d.diff_weights_desc(), x, y);
     }

@@ -113,7 +113,7 @@ GptPtr gpt_stage(const GptOptions& options, int stage, int stages);
 
 /// Cuts attention by heads, feed-forward by its inner width, embedding and head by the vocabulary.
 /// Logits are then cut by the vocabulary, which a loss supports in a LossParallel scope; under
-/// exact contraction a vocabulary that is no multiple of its leaves stays whole. With
+/// exact contraction a vocabulary that is no multiple of kExactLeaves stays whole. With
 /// `sequence_parallel`, norms and dropouts between the regions run on a part of the sequence.
 parallel::ParallelPlan tensor_parallel_plan(const GptOptions& options,
                                             bool sequence_parallel = false);

@@ -1,7 +1,7 @@
 // What `train` and `bench` know of models: one row of a registry for each name of --model, in the
 // model's own file. A program outside of this tree adds rows of its own (register_model) and calls
 // train_main (examples/train/train_main.h). Invariant: no other code of `train` and `bench` names a
-// model; asking for something that a row leaves out is refused by name.
+// model; asking for something that a row leaves out is an error that names it.
 #pragma once
 #include <any>
 #include <deque>
@@ -73,7 +73,7 @@ auto on(F f) {
 
 /// How a model is cut over a tensor-parallel axis.
 struct TensorParallel {
-  std::function<parallel::ParallelPlan(const ModelOptions&)> plan = {};  // null: it cannot be
+  std::function<parallel::ParallelPlan(const ModelOptions&)> plan = {};  // null: it cannot be cut
   // The integer option that must be at least as large as the axis, and what it counts ("heads");
   // "": none.
   std::string field = {}, parts = {};

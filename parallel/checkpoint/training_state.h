@@ -7,7 +7,7 @@
 //   int64_t step = 0;
 //   if (auto from = training.resume("runs/a")) step = from->step;
 //   while (step < steps) {
-//     ...                                  // opt.set_lr(schedule(step)): a schedule is its step
+//     ...                                  // opt.set_lr(schedule(step)): a schedule has no state
 //     if (++step % 500 == 0) training.save(saver, step);
 //   }
 #pragma once

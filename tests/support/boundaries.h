@@ -1,4 +1,4 @@
-// Limits of kernels that a test did not meet from both sides.
+// Names the limits of kernels that a test did not cross, that is, meet from both sides.
 #pragma once
 #include <string>
 #include <string_view>

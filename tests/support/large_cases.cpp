@@ -41,8 +41,8 @@ Worst worst_of(const Tensor& got_any, const Tensor& want_any) {
   return worst;
 }
 
-// Of result k in the sum that gradients are of. Made once: a step that is recorded may not make
-// values of its own.
+// The weight of result k in the sum whose gradients are taken. It is made once, because a step that
+// is recorded may not make values of its own.
 const Tensor& weight(const Shape& shape, size_t k) {
   thread_local std::map<std::string, Tensor> made;
   Tensor& t = made[fmt::format("{} {}", k, to_string(shape))];

@@ -1,5 +1,5 @@
-// Convolutions by kernels of ours: at the extents where these take a call, and where they cut it.
-// Each row of tables says which limit it is beside.
+// Cases of convolutions that our own kernels compute: at the extents from which they take a call,
+// and where they cut it. Each row of tables names the limit that it is beside.
 #include "core/ops/conv.h"
 #include "tests/support/large_cases.h"
 
@@ -40,7 +40,7 @@ void add_f32_convolutions(LargeCases& cases) {
   add({1, 32, 12, 8}, {32, 32, 3, 3}, {.padding = 1});
   add({1, 32, 10, 10}, {32, 32, 3, 3}, {.padding = 1});  // 16 and 9
   for (int64_t width : {12, 16, 20}) add({2, 192, 12, width}, {32, 192, 3, 3}, {.padding = 1});
-  // Of the gradient by the weight: 31, 32, 33 tiles and 511, 512, 513; panels of channels.
+  // For the gradient by the weight: 31, 32, 33 tiles and 511, 512, 513; panels of channels.
   add({1, 32, 2, 62}, {32, 32, 3, 3}, {.padding = 1});
   add({1, 32, 8, 16}, {32, 32, 3, 3}, {.padding = 1});
   add({1, 32, 6, 22}, {32, 32, 3, 3}, {.padding = 1});

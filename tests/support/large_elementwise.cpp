@@ -1,5 +1,5 @@
-// Elements one by one and by their positions: shared among threads, in blocks that are widened, in
-// rows that do not lie densely behind each other.
+// Cases of elementwise ops and ops by position: shared among threads, in blocks that are widened,
+// in rows with gaps between them.
 #include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"

@@ -1,5 +1,5 @@
-// What compile fuses, at the extents where generated kernels cut: blocks of a sum, rows of a sum
-// over rows, chunks of rows, softmax of long rows.
+// Cases of compiled functions at the extents where generated kernels cut their work: blocks of a
+// sum, rows of a sum over rows, chunks of rows, softmax of long rows.
 #include "core/ops/contract.h"
 #include "core/ops/fused.h"
 #include "core/ops/pointwise.h"

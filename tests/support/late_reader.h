@@ -1,5 +1,5 @@
-// A reader that puts reading off to the last moment: until somebody waits for it. What it has read
-// then tells whether the memory was written too early.
+// A reader that reads only when a thread waits for it. What it then finds tells whether a writer
+// overwrote the memory too early.
 #pragma once
 #include <vector>
 

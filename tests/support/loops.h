@@ -1,4 +1,4 @@
-// Parts of an op: what a rank holds of its operands when it holds a part of one of its loops.
+// Parts of an op: the operands of a rank that holds a part of one of the op's loops.
 #pragma once
 #include "core/ops/views.h"
 #include "core/primitive/primitive.h"

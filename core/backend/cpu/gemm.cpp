@@ -49,7 +49,7 @@ Ref<const Prepared> prepare(const Gemm& g) {
        c = desc(g.c_batch, g.m, g.n, g.c_m, 1);
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  const auto pd = describe<dnnl::matmul>(attr, a, b, c);
+  const auto pd = description_of<dnnl::matmul>(attr, a, b, c);
   auto handle = [&](const dnnl::memory::desc& d) { return dnnl::memory(d, engine(), nullptr); };
   Ref<Prepared> p = make_ref<Prepared>();
   p->primitive = dnnl::matmul(pd);

@@ -17,9 +17,9 @@ inline dnnl::stream& stream() {
   return s;
 }
 
-/// The description of a forward primitive P: describe<dnnl::matmul>(attr, a, b, c).
+/// The description of a forward primitive P: description_of<dnnl::matmul>(attr, a, b, c).
 template <class P, class... Args>
-typename P::primitive_desc describe(const dnnl::primitive_attr& attr, const Args&... args) {
+typename P::primitive_desc description_of(const dnnl::primitive_attr& attr, const Args&... args) {
   if constexpr (requires { typename P::desc; })
     return typename P::primitive_desc(typename P::desc(args...), attr, engine());
   else
@@ -27,8 +27,8 @@ typename P::primitive_desc describe(const dnnl::primitive_attr& attr, const Args
 }
 /// The same of a backward primitive, which belongs to a forward one.
 template <class P, class Forward, class... Args>
-typename P::primitive_desc describe_backward(const dnnl::primitive_attr& attr,
-                                             const Forward& forward, const Args&... args) {
+typename P::primitive_desc backward_description_of(const dnnl::primitive_attr& attr,
+                                                   const Forward& forward, const Args&... args) {
   if constexpr (requires { typename P::desc; })
     return typename P::primitive_desc(typename P::desc(args...), attr, engine(), forward);
   else

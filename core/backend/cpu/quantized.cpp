@@ -196,7 +196,8 @@ class Prepared final : public PreparedLayer {
 
   void make_product(const dnnl::primitive_attr& attr, const Tensor& weight) {
     const int64_t n = weight.shape()[0], k = weight.shape()[1];
-    const auto pd = describe<dnnl::matmul>(attr, x_, Desc({k, n}, Data::s8, Tag::any), b_, y_);
+    const auto pd =
+        description_of<dnnl::matmul>(attr, x_, Desc({k, n}, Data::s8, Tag::any), b_, y_);
     primitive_ = dnnl::matmul(pd);
     finish(pd, Desc({k, n}, Data::s8, Sizes{1, k}), weight);
   }
@@ -209,7 +210,7 @@ class Prepared final : public PreparedLayer {
     int64_t step = 1;
     for (size_t i = sizes.size(); i-- > 0; step *= sizes[i]) strides.insert(strides.begin(), step);
     for (int64_t d : w.dilation) gaps.push_back(d - 1);
-    const auto pd = describe<dnnl::convolution_forward>(
+    const auto pd = description_of<dnnl::convolution_forward>(
         attr, dnnl::prop_kind::forward_inference, dnnl::algorithm::convolution_direct, x_,
         Desc(sizes, Data::s8, Tag::any), b_, y_, Sizes(w.stride.begin(), w.stride.end()), gaps,
         Sizes(w.pad_begin.begin(), w.pad_begin.end()), Sizes(w.pad_end.begin(), w.pad_end.end()));
@@ -303,9 +304,9 @@ void run_max_pool(const Primitive& prim, std::span<const Tensor> in, std::span<c
   const Desc from = activations(x.meta(), false), to = activations(out[0].meta(), false);
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  const auto pd = describe<PoolingForward>(attr, dnnl::prop_kind::forward_inference,
-                                           dnnl::algorithm::pooling_max, from, to, stride, kernel,
-                                           gaps, begin, end);
+  const auto pd = description_of<PoolingForward>(attr, dnnl::prop_kind::forward_inference,
+                                                 dnnl::algorithm::pooling_max, from, to, stride,
+                                                 kernel, gaps, begin, end);
   Tensor work = empty({int64_t(std::max<size_t>(pd.scratchpad_desc().get_size(), 1))}, kU8);
   PoolingForward(pd).execute(stream(),
                              {{DNNL_ARG_SRC, {from, engine(), const_cast<void*>(x.raw_values())}},

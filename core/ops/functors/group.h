@@ -21,7 +21,7 @@ typedef float Floats __attribute__((vector_size(kVectorBytes), aligned(4), may_a
 typedef int Ints __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 typedef unsigned Words __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
 
-// Of two, the larger or the smaller, b where either is NaN.
+// The larger or the smaller of two floats; b where either is NaN.
 #if defined(__AVX512F__) && !defined(__clang__)
 TESSERA_FN Floats fma(Floats a, Floats b, Floats c) {
   return __builtin_ia32_vfmaddps512_mask(a, b, c, static_cast<unsigned short>(-1), 4);

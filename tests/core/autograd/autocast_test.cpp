@@ -1,5 +1,5 @@
-// Autocast: which op computes in what, what gradients are, how scopes nest, and when a weight is
-// cast again.
+// Autocast: in which dtype each op computes, what gradients are, how scopes nest, and when a weight
+// is cast again.
 #include "core/autograd/autocast.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What one backward may meet: another one inside of it, nodes of another thread, gradients that are
-// shared, and gradients of users' own making.
+// Cases that a backward must handle: another backward inside of it, nodes of another thread, shared
+// gradients, and gradients that a user's function makes.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -192,7 +192,7 @@ TEST(Engine, GradientsOfCustomFunctionsAreChecked) {
   Tensor x = leaf({1, 1, 1});
   Tensor g = gradient_of(x, [](const Tensor& c) { return cast(expand(c, {2, 3}), kF32); });
   EXPECT_EQ(numbers(g), (Numbers{4, 4, 4}));
-  // What flows nowhere is nobody's business.
+  // A gradient of an input that requires none is dropped, whatever its shape.
   Tensor plain = from_values<double>({1, 1, 1}, {3}), w = leaf({1, 2, 3});
   backward(sum(apply([](auto in) { return Tensors{in[0] * in[1]}; },
                      [](auto all) {

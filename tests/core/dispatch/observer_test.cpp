@@ -1,5 +1,5 @@
-// What an observer hears: each kind of event from the code that sends it and before it happens, the
-// same through the backends that stand in front of its own, and nothing of what runs apart.
+// What an observer is told: each kind of event, before the thing happens; the same through backends
+// in front of its own; and nothing of ops that run in an EagerScope.
 #include "core/dispatch/observer.h"
 
 #include <gtest/gtest.h>

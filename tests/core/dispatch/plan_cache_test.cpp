@@ -1,5 +1,5 @@
-// Plans that are kept: one for equal calls, another where anything differs that a plan depends on,
-// none shared by threads; and that what a plan found out reaches the run.
+// Plans that are kept: equal calls share one, calls that differ in anything a plan depends on do
+// not, nor do threads; and the state of a plan reaches the run.
 #include "core/dispatch/plan_cache.h"
 
 #include <gtest/gtest.h>

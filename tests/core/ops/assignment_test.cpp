@@ -1,5 +1,5 @@
-// What stands on the left of an assignment: a variable takes another tensor, a view takes values, a
-// temporary that nobody sees is refused, and so is a view of one.
+// The left side of an assignment: a variable takes another tensor, a view takes values, and a
+// temporary whose values no other tensor sees is refused, as is a view of one.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -87,7 +87,7 @@ TEST(Attention, Bf16IsNearF32) {
 
 bool all_finite(const Tensor& t) { return amax(abs(cast(t, kF64))).item<double>() < 1e9; }
 
-// A buffer of keys whose tail nobody has written yet.
+// The tail of a buffer of keys is masked, and may hold anything.
 TEST(Attention, KeysThatNobodySeesDoNotMatter) {
   for (DType t : {kBF16, kF32})
     for (auto [queries, keys] : {std::pair<int64_t, int64_t>{33, 64}, {99, 200}, {1, 4}}) {

@@ -167,7 +167,7 @@ TEST(Conv, SecondDerivativesThroughASumOfTheWeightsGradient) {
   EXPECT_LE(difference(second(kF32), second(kF64)), 1e-5);
 }
 
-// Of 3 x 3 without strides, in whole panels of channels: blocks of tiles differ by threads.
+// Kernels of 3 x 3 without strides, in whole panels of channels, cut into blocks by threads.
 TEST(Conv, ThreadsMayComeAndGo) {
   if (cpu::current_isa() != cpu::Isa::kV4) GTEST_SKIP() << "oneDNN's bits depend on threads";
   const int before = num_threads();

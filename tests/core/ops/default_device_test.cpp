@@ -1,4 +1,4 @@
-// The device of what is created without one.
+// The device of tensors that are created without one.
 #include "core/dispatch/default_device.h"
 
 #include <gtest/gtest.h>

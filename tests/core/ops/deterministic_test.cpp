@@ -1,5 +1,5 @@
-// In deterministic mode bits are those of the operands: the same in every run and on any number of
-// threads, of products and convolutions that libraries compute, of sums into the same place, of
+// In deterministic mode results depend on operands alone: they have the same bits in every run and
+// on any number of threads, for products and convolutions of libraries, sums into one place, and
 // gradients.
 #include "core/base/deterministic.h"
 

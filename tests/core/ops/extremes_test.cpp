@@ -86,7 +86,7 @@ TEST(Extremes, WindowsBeyond32BitsAreRefusedByName) {
   refuses([&] { interpolate(x, {.scale_factor = {INFINITY}}); }, "interpolate: scale_factor");
   Tensor cube = ones({1, 1, 2, 2, 2});
   refuses([&] { interpolate(cube, {.size = PerDim(INT32_MAX)}); }, "does not fit any memory");
-  // Within them the result does not depend on who computes it.
+  // Within these limits the result is the same by every kernel.
   for (DType t : {kF32, kBF16, kF16, kF64})
     EXPECT_EQ(conv1d(x.to(t), w.to(t), {}, {.stride = INT32_MAX, .padding = 1}).item<float>(), 2);
 }

@@ -1,4 +1,4 @@
-// Includes nothing but what is inlined: what others include too would be compiled for AVX2 here.
+// Includes only code that is inlined: a function shared with other files would be AVX2 code in all.
 #include "tests/core/ops/hot_loops.h"
 
 // These include nothing, so their order matters.

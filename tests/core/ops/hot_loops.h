@@ -1,4 +1,4 @@
-// Loops over the functions in which models spend their time, compiled as kernels are.
+// Loops over the functions that take most time in models, compiled as kernels are compiled.
 #pragma once
 
 namespace tessera::test {

@@ -1,5 +1,5 @@
-// Methods and operators of Tensor: each gives the bits of the function of its name, in place those
-// of the op out of place, and refuses what the functions refuse.
+// Methods and operators of Tensor: each gives the bits of the function of its name, those in place
+// the bits of the function out of place, and refuses what the functions refuse.
 #include <gtest/gtest.h>
 
 #include <sstream>

@@ -71,7 +71,7 @@ TEST(Pool, IndicesArePlacesOfTheLargest) {
                 y[n][c][2][1].item<float>());
 }
 
-// Of whole vectors of channels and of the rest: the first of equal values, the last NaN.
+// Whole vectors of channels and a rest: the first of equal values is chosen, or the last NaN.
 TEST(Pool, TheLargestIsTheFirstOfEqualOnesInEveryDType) {
   constexpr int64_t kChannels = 37, kRows = 7, kColumns = 6;
   Tensor exact = round(sample_values({2, kChannels, kRows, kColumns}, -3, 3, 1));

@@ -1,5 +1,5 @@
-// Every op on operands in channels-last memory: the format is no part of the value, so results and
-// gradients have the bits of contiguous operands: sums go by position, not by memory.
+// Every op on operands in channels-last memory. The format is no part of the value and sums go by
+// position, not by memory, so results and gradients have the bits of contiguous operands.
 #include <algorithm>
 
 #include "core/autograd/autograd.h"

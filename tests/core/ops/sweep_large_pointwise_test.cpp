@@ -1,6 +1,6 @@
-// Every pointwise op on as many elements as threads share, at lengths beside those of groups and
-// blocks: the values of its samples over and over, so that results and gradients are those of the
-// sample, over and over.
+// Every pointwise op on enough elements for several threads, at lengths beside those of groups and
+// blocks. Operands repeat the values of a sample, so results and gradients must repeat those of the
+// sample.
 #include <gtest/gtest.h>
 
 #include <cmath>

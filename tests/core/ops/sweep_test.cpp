@@ -101,7 +101,7 @@ TEST(Sweep, OperandsKeepTheirValues) {
 TEST(Sweep, TemporariesGiveTheSameResults) {
   for_each_sample([](const Sample& s) {
     List want = run(s.prim, s.in);
-    Tensors temporaries;  // nobody else holds these: kernels may write over them
+    Tensors temporaries;  // these have no other owner: kernels may write over them
     for (const Tensor& t : s.in) temporaries.push_back(clone(t));
     Tensors out = dispatch(s.prim, temporaries);
     expect_close(List(out.begin(), out.end()), want, 0, "operands that may be overwritten");

@@ -1,6 +1,6 @@
 // What every op of the registry states of itself (core/primitive/traits.h) against what it does on
-// its samples. What cannot be seen in a call (that an op is worth keeping, that it draws) is
-// compared with lists of the ops of which it is true.
+// its samples. A trait that no call shows (that an op is worth keeping, that it draws) is compared
+// with a list of the ops that have it.
 #include <cmath>
 #include <functional>
 #include <limits>

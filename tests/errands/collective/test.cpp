@@ -37,7 +37,7 @@ TEST(Collective, IsANodeOfACompiledStep) {
     const Ref<ProcessGroup> group(&g);
     const auto eager = [&](const Tensor& x) {
       const Tensor mine = scatter_rows(x * 2.0, group, 1), all = all_reduce(x, group);
-      scatter_rows(x, group, 0);  // nobody reads it; the other rank takes part all the same
+      scatter_rows(x, group, 0);  // an unused result: the call still runs on both ranks
       return std::pair(mine + 1.0, all);
     };
     auto step = compile(eager, {.name = "scatter_rows"});

@@ -1,5 +1,5 @@
-// rms(x) = sqrt(mean(x^2) + eps) over the last dim: x [.., D] -> [..], f32 or f64. One pass by a
-// kernel of its own on the CPU; elsewhere what it is made of.
+// rms(x) = sqrt(mean(x^2) + eps) over the last dim: x [.., D] -> [..], f32 or f64. The CPU has a
+// kernel that takes one pass; other devices run its decomposition.
 #include <cmath>
 
 #include "core/base/parallel.h"

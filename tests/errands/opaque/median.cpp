@@ -1,5 +1,5 @@
-// The median of three neighbours, at both ends of two: x [N] f32 -> [N]. What it took is kept for
-// its derivative.
+// The median of three neighbours, at both ends of two: x [N] f32 -> [N]. A second result has the
+// positions that were chosen, for the derivative.
 #include <algorithm>
 
 #include "core/autograd/custom_op.h"

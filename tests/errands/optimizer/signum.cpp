@@ -1,6 +1,6 @@
 // Signum (Bernstein et al. 2018): p -= lr sign(m), where m keeps a share `beta` of itself and takes
-// the rest from the gradient. Of ordinary ops, so it works on sharded parameters, and a compiled
-// step fuses it.
+// the rest from the gradient. It is made of ordinary ops, so it works on sharded parameters, and a
+// compiled step fuses it.
 #include "core/ops/pointwise.h"
 #include "core/ops/update.h"
 #include "core/optim/optimizer.h"

@@ -93,7 +93,7 @@ Ref<const Prepared> prepare(ConvRole role, const ConvAttributes::Window& window,
   for (int64_t d : window.dilation) gaps.push_back(d - 1);
   dnnl::primitive_attr attr;
   attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  const auto forward = describe<dnnl::convolution_forward>(
+  const auto forward = description_of<dnnl::convolution_forward>(
       attr, dnnl::prop_kind::forward_training, algorithm, x, w, y, stride, gaps, begin, end);
   Ref<Prepared> made = make_ref<Prepared>();
   Prepared& p = *made;
@@ -102,12 +102,12 @@ Ref<const Prepared> prepare(ConvRole role, const ConvAttributes::Window& window,
     p.conv = dnnl::convolution_forward(forward);
     packed = forward.weights_desc(), scratch = forward.scratchpad_desc();
   } else if (role == ConvRole::kInput) {
-    const auto pd = describe_backward<dnnl::convolution_backward_data>(
+    const auto pd = backward_description_of<dnnl::convolution_backward_data>(
         attr, forward, algorithm, x, w, y, stride, gaps, begin, end);
     p.conv = dnnl::convolution_backward_data(pd);
     packed = pd.weights_desc(), scratch = pd.scratchpad_desc();
   } else {
-    const auto pd = describe_backward<dnnl::convolution_backward_weights>(
+    const auto pd = backward_description_of<dnnl::convolution_backward_weights>(
         attr, forward, algorithm, x, w, y, stride, gaps, begin, end);
     p.conv = dnnl::convolution_backward_weights(pd);
     packed = pd.diff_weights_desc(), scratch = pd.scratchpad_desc();
