@@ -1,10 +1,10 @@
 // Assignment to a part of a recorded tensor (y[0] = u), itself recorded. Once there is one, the
 // elements of a storage, in the order of memory, have one history, and each tensor on the storage
-// is a view of them. An assignment makes a new history from the old one, without gradient at the
-// elements that it overwrites, and from the value. A tensor takes over the new history when its own
-// is next read, so making a view costs nothing; results computed before keep theirs. Invariant: an
-// assignment counts up the version of the storage, so backward throws where it needs a saved value
-// that was overwritten; such values are freed at once.
+// is a view of them. An assignment makes a new history from the old one, which gets no gradient at
+// the elements that are overwritten, and from the value's. A tensor takes over the new history when
+// its own is next read, so making a view costs nothing; results computed before keep theirs.
+// Invariant: an assignment counts up the version of the storage, so backward throws where it needs
+// a saved value that was overwritten; such values are freed at once.
 #pragma once
 #include <vector>
 

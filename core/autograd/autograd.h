@@ -38,7 +38,7 @@ Tensors grad(std::span<const Tensor> roots, std::span<const Tensor> inputs,
 int add_hook(const Tensor& leaf, GradHook hook);
 void remove_hook(const Tensor& leaf, int number);
 
-/// While one lives, ops are recorded, or not.
+/// While one lives, ops are recorded or not, as its argument says.
 class GradMode {
  public:
   explicit GradMode(bool on);

@@ -1,6 +1,6 @@
 // Batching rules: how vmap runs an op on samples as one op on the batch. Which op that is follows
-// from axis maps. Invariant: the map of an op that is used has the loops of the op on one sample
-// and one more kPass loop, over the batch. Five ways are tried, in this order:
+// from axis maps. Invariant: the axis map of the op on the batch has the loops of the op on one
+// sample and one more kPass loop, over the batch. Five ways are tried, in this order:
 //
 //   a rule            the few ops that axes cannot express: contract (one more letter), convolution
 //                     (the batch joins samples or groups), embedding (tables stacked), random draws

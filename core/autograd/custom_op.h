@@ -1,6 +1,6 @@
 // Ops of a program's own, which dispatch like those of the library: they are differentiated,
-// batched, sharded and nodes of a recorded graph. An elementwise op is a formula in ordinary ops;
-// an opaque op is a function that reads values. Invariant: both are pure functions.
+// batched and sharded, and are nodes of a recorded graph. An elementwise op is a formula in
+// ordinary ops; an opaque op is a function that reads values. Invariant: both are pure functions.
 #pragma once
 #include "core/autograd/custom_op_types.h"
 
@@ -105,7 +105,7 @@ auto custom_op(std::string_view name, Infer infer, Forward forward, Vjp vjp = nu
 /// derivative: what the formula takes, then the result if it is needed, then the cotangent. As the
 ///   vjp of custom_op otherwise. Without one, the formula is differentiated.
 ///
-/// Defined once and for all, as a custom_op is.
+/// It is defined once, as a custom_op is.
 template <class Formula, class Derivative = std::nullptr_t>
 auto elementwise(std::string_view name, Formula formula, Derivative derivative = nullptr,
                  Precision precision = Precision::kAsGiven) {
@@ -124,8 +124,8 @@ auto elementwise(std::string_view name, Formula formula, Derivative derivative =
   return CustomOp<detail::Call<WithResult>>(detail::define_op(std::move(parts)));
 }
 
-/// The op of this name that custom_op or elementwise defined, with some numbers; with_attributes
-/// makes it with others. Null where there is none. Thread-safe.
+/// The op of this name that custom_op or elementwise defined, with arbitrary numbers;
+/// with_attributes gives it others. Null where there is none. Thread-safe.
 PrimRef find_custom_op(std::string_view name);
 
 }  // namespace tessera

@@ -110,7 +110,7 @@ class GradNode : public RefCounted {
   /// The first input, as a layout without values, where results share its memory; null where they
   /// do not, or where it was released.
   virtual const Tensor* viewed() const { return nullptr; }
-  /// Frees saved values that were overwritten, which throw when they are read anyway. Appends to
+  /// Frees saved values that were overwritten; reading these throws anyway. Appends to
   /// `from` the nodes that the memory of the other saved values comes from.
   virtual void let_go_of_overwritten(std::vector<Ref<GradNode>>& /*from*/) {}
 
@@ -124,7 +124,7 @@ class GradNode : public RefCounted {
   /// The greatest number of a node that this thread made: the node of the op recorded last.
   static uint64_t last_number();
 
-  uint64_t number;  // rises on this thread, and is above the producers of inputs
+  uint64_t number;  // above those that this thread gave before, and the inputs' producers'
   SmallVector<Ref<GradMeta>, 3> inputs;  // by add_input
   NodeProgress now;
   uint64_t walked = 0;  // stamp of the last let_go_of_overwritten walk that came by

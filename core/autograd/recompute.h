@@ -8,17 +8,17 @@
 // and a node that saves the result keeps the recipe in place of the values. The first recipe that
 // is read runs the function again, from its inputs and under the same settings (autocast, sample
 // numbers, the generator's state), and brings back all values that backward still needs. Invariant:
-// both runs call the same ops, so results and gradients have the bits that they have without it; a
-// function that calls others is refused. Chen et al. 2016, "Training Deep Nets with Sublinear
-// Memory Cost"; keeping some results: Korthikanti et al. 2022.
+// both runs call the same ops, so results and gradients have the same bits as without it; a
+// function that calls other ops the second time is refused. Chen et al. 2016, "Training Deep Nets
+// with Sublinear Memory Cost"; keeping some results: Korthikanti et al. 2022.
 //
 // The function may read tensors from outside (parameters), which must have the same values when
 // backward comes. It may assign_ to tensors outside (running statistics): the second run leaves
 // that out. A value computed from a tensor that the function then overwrote cannot be brought
 // back, and an error says so. The function may read values (item, nonzero, masked_select) and
 // branch on them: they are computed again too. Results of ops made above the core (collectives)
-// are kept. A function inside another one is part of that; one inside a function transform keeps
-// its values.
+// are kept. A recompute inside another one is part of the outer one; inside a function transform it
+// keeps its values.
 #pragma once
 #include <functional>
 #include <optional>

@@ -14,7 +14,7 @@
 //
 // Functions should be pure. A transform runs its function on wrappers, which may not be kept after
 // it returns. Values may be read (item) except under vmap, where a tensor stands for a batch.
-// assign_ under vmap needs a destination that has the batch if the value has it. NoGrad inside a
+// Under vmap, assign_ of a batched value needs a batched destination. NoGrad inside a
 // function makes constants for every transform around it, as detach() does; NoGrad around a
 // transform does not stop it, but saves the memory of recording for an outer backward.
 //
@@ -92,8 +92,8 @@ class Pullback {
 }  // namespace transforms
 
 /// g(args) = (f(args), df/d(args Arg...)). f returns a float tensor of one element, or a pair of it
-/// and anything else, which g returns too. A gradient has the structure of its argument, and zeros
-/// where f does not depend on it or it has integers.
+/// and anything else, which g returns too. A gradient has the structure of its argument, and is
+/// zero where f does not depend on that or it holds integers.
 template <size_t... Arg, class F>
 auto value_and_grad(F f) {
   return [f = std::move(f)](const auto&... args) {
@@ -181,7 +181,7 @@ struct VmapOptions {
 };
 
 /// g(args): f on every sample of a batch at once. f sees arguments without their batch dim; results
-/// get it back at out_dims. A list has its argument's in_dim in each of its tensors; a batch may
+/// get it back at out_dims. The in_dim of a list holds for each of its tensors; a batch may
 /// have no samples. Each op runs once on the whole batch (core/autograd/batching.h); the few ops
 /// that cannot run sample by sample, which is logged.
 template <class F>

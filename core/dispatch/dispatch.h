@@ -11,8 +11,8 @@ namespace tessera {
 Tensors dispatch(const PrimRef& prim, Inputs in);
 /// As dispatch, for ops with one result.
 Tensor dispatch1(const PrimRef& prim, Inputs in);
-/// As dispatch1, but writes the result into `grad_buffer` and returns that tensor where it is
-/// defined, has the result's shape and dtype, and no operand asks for a layer. For a vjp that
+/// As dispatch1, but where `grad_buffer` is defined and has the result's shape and dtype, and no
+/// operand asks for a layer, writes the result into it and returns it. For a vjp that
 /// writes a gradient where it is to lie: see VjpArgs::grad_buffer.
 Tensor dispatch_into(const Tensor& grad_buffer, const PrimRef& prim, Inputs in);
 /// For a layer: runs `prim` in the layers below `above`.
@@ -25,7 +25,7 @@ using LayerFn = Tensors (*)(const PrimRef& prim, Inputs in);
 /// core/autograd, defines the table, so that linking the core always brings the layers along.
 extern const LayerFn layer_functions[kNumLayers];
 
-/// Gives each of `tensors` the history that recorded assignments to its memory lead to; called
+/// Gives each of `tensors` the history that results from recorded assignments to its memory; called
 /// before histories are read. Defined by core/autograd, as assign_recorded is.
 void follow_assignments(std::span<const Tensor> tensors);
 inline void bring_up_to_date(std::span<const Tensor> tensors) {

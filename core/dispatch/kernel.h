@@ -1,7 +1,7 @@
 // Kernels, keyed by (op, device). Planning is apart from running: a plan says what the kernel needs
 // (output strides, an operand that an output may overwrite, dense operands, scratch), the backend
-// provides that, and the kernel only computes. What planning computed beside (Plan::state) goes to
-// the run. Invariant: a plan runs under the settings that it was made under, so the number of
+// provides that, and the kernel only computes. What else planning computed (Plan::state) is passed
+// to the run. Invariant: a plan runs under the settings that it was made under, so the number of
 // threads and the order of sums are fixed when a call is planned.
 #pragma once
 #include <array>

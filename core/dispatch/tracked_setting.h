@@ -35,9 +35,9 @@ class TrackedSetting {
 /// value is the number of its changes.
 class TrackedChanges {
  public:
-  /// To be called where what the thread does next depends on the thing.
+  /// To be called where what the thread does next depends on what is tracked.
   void note_use() const { (void)count_.read(); }
-  /// To be called where the thing changes.
+  /// To be called where that changes.
   void note_change() { count_.write(count_.read() + 1); }
 
  private:

@@ -29,9 +29,9 @@ class ExactContraction {
 };
 inline constexpr int64_t kExactLeaves = 8;
 
-/// "btk,nk->btn": letters missing from the result are summed. Each letter at most once per operand;
-/// every letter of the result appears in an operand. Throws ShapeError when extents of a letter
-/// differ.
+/// "btk,nk->btn": letters missing from the result are summed. A letter occurs at most once per
+/// operand; every letter of the result appears in an operand. Throws ShapeError when extents of a
+/// letter differ.
 Tensor contract(std::string_view spec, const Tensor& a, const Tensor& b);
 /// NumPy's matmul: [.., M, K] x [.., K, N] -> [.., M, N], batch dims broadcast; 1-d operands are
 /// vectors.

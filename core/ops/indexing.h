@@ -10,26 +10,26 @@
 
 namespace tessera {
 
-/// out[i][j] = x[index[i][j]][j] for dim 0 of two; index has x's dims, and may be smaller outside
-/// `dim`.
+/// out[i][j] = x[index[i][j]][j] for dim 0 of a 2-d x; index has x's dims, and may be smaller
+/// outside `dim`.
 Tensor gather(const Tensor& x, int64_t dim, const Tensor& index);
 /// As gather, with operands broadcast outside `dim` and negative positions counted from the end.
 Tensor take_along_dim(const Tensor& x, const Tensor& index, int64_t dim);
 /// Rows `index` [N] of `dim`; each may be named any number of times.
 Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index);
 
-/// A copy of x with x[index[i][j]][j] = src[i][j] for dim 0 of two. Of several writes to an element
-/// the last counts.
+/// A copy of x with x[index[i][j]][j] = src[i][j] for dim 0 of a 2-d x. Of several writes to an
+/// element the last counts.
 Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src);
 Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, Scalar value);
-/// A copy of x with src[i][j] added to x[index[i][j]][j] for dim 0 of two.
+/// A copy of x with src[i][j] added to x[index[i][j]][j] for dim 0 of a 2-d x.
 Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src);
 /// Zeros of the shape of `like`, whose values are not read, with `src` added: the vjp of gather.
 Tensor scatter_sum(const Tensor& like, int64_t dim, const Tensor& index, const Tensor& src);
 enum class ScatterReduce : uint8_t { kSum, kProd, kMean, kAmax, kAmin };
 /// As scatter_add, but reduces the sources of an element by `how`, together with the element of x,
 /// or without it when `include_self` is false. Elements of x that have no source stay. Equal
-/// extremes share the gradient. Integer means round down.
+/// extremes share the gradient. Means of integers are rounded down.
 Tensor scatter_reduce(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& src,
                       ScatterReduce how, bool include_self = true);
 /// A copy of x with rows `index` [N] of `dim` changed: alpha src is added (index_add), or src

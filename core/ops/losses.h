@@ -15,7 +15,7 @@ Tensor smooth_l1_loss(const Tensor& x, const Tensor& y, double beta = 1,
 Tensor huber_loss(const Tensor& x, const Tensor& y, double delta = 1,
                   Reduction reduction = Reduction::kMean);
 /// -(y log x + (1 - y) log(1 - x)) weight, x floats in 0 to 1 (NaN outside). Logarithms are at
-/// least -100; one that was lifted to that has gradient 0.
+/// least -100; one that is clamped to that has gradient 0.
 Tensor binary_cross_entropy(const Tensor& x, const Tensor& y, const Tensor& weight = {},
                             Reduction reduction = Reduction::kMean);
 /// The same of sigmoid(x), without overflow; `pos_weight` multiplies the first term.
@@ -58,7 +58,7 @@ struct TripletOptions {
 /// max(0, d(anchor, positive) - d(anchor, negative) + margin), d being pairwise_distance.
 Tensor triplet_margin_loss(const Tensor& anchor, const Tensor& positive, const Tensor& negative,
                            const TripletOptions& options = {});
-/// Over classes, x [.., V] and y [.., V] 0 or 1: the mean of binary_cross_entropy_with_logits.
+/// x [.., V], y [.., V] of 0 and 1: the mean over classes of binary_cross_entropy_with_logits.
 Tensor multilabel_soft_margin_loss(const Tensor& x, const Tensor& y, const Tensor& weight = {},
                                    Reduction reduction = Reduction::kMean);
 /// x [N, V], targets [N] i64: the mean over classes j of max(0, margin - x[target] + x[j])^p, the

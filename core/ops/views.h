@@ -10,7 +10,7 @@ namespace tessera {
 
 Tensor permute(const Tensor& x, const Dims& order);
 Tensor transpose(const Tensor& x, int64_t a, int64_t b);
-/// A view where strides allow it, otherwise of a dense copy. One extent may be -1.
+/// A view of x where strides allow it, otherwise of a dense copy. One extent may be -1.
 Tensor reshape(const Tensor& x, const Shape& to);
 Tensor flatten(const Tensor& x, int64_t first = 0, int64_t last = -1);
 Tensor unflatten(const Tensor& x, int64_t dim, const Shape& extents);

@@ -53,7 +53,7 @@ class AttributeReader {
   uint32_t dim_mask(std::string_view name);    // a bit for each dim
   int64_t count(std::string_view name);        // not negative
   int int32(std::string_view name);            // fits in 32 bits
-  int count32(std::string_view name);          // and is not negative
+  int count32(std::string_view name);          // fits in 32 bits and is not negative
   Dims signed_numbers(std::string_view name);  // at most kMaxDims
   Dims numbers(std::string_view name);         // at most kMaxDims, none negative
   DType dtype(std::string_view name);

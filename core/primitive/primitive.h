@@ -59,7 +59,7 @@ class Primitive : public RefCounted {
   virtual Metas infer(MetaSpan in) const = 0;
   /// Loops of the op; the default says that nothing may be split. Tests compare it with infer.
   virtual AxisMap axes(MetaSpan) const { return {}; }
-  /// The op that a rank runs which holds `loops[f]` of every factor f of `map`; `map` is what
+  /// The op that a rank runs if it holds `loops[f]` of every factor f of `map`; `map` is what
   /// axes() returned for the global operands. Null: the same op.
   virtual PrimRef localize(const AxisMap& /*map*/, std::span<const Range> /*loops*/) const {
     return nullptr;

@@ -36,9 +36,9 @@ struct PrimitiveBase<T> {
 
 /// The base of the op Self. `T` is its attributes, or a family (derived from PrimitiveWith) that it
 /// belongs to. With `using PrimitiveOf::PrimitiveOf` the op is constructed from its attributes,
-/// where its OpInfo is a static member kOp, or from an OpInfo and them. A public `static void
-/// check_attributes(const A&)` of Self throws UserError for values that do not fit together; it is
-/// called for values that were read.
+/// where its OpInfo is a static member kOp, or from an OpInfo and its attributes. A public `static
+/// void check_attributes(const A&)` of Self throws UserError for values that do not fit together;
+/// with_attributes calls it on the values that it read.
 template <class Self, class T>
 class PrimitiveOf : public PrimitiveBase<T>::type {
   using Base = typename PrimitiveBase<T>::type;

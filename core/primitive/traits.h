@@ -17,7 +17,7 @@ int op_count();
 
 enum class OpKind : uint8_t {
   kUnstated,    // no op may leave it so
-  kPointwise,   // an element of the result depends on the elements of the operands at its place
+  kPointwise,   // an element of the result depends on the operands' elements at its place
   kReduce,      // folds loops of one operand; its primitives are ReduceAttributes
   kProduct,     // multiplies operands and sums over loops: most of the time of a step
   kView,        // metadata: the results lie in the memory of operand 0

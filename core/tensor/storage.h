@@ -23,13 +23,13 @@ class Event : public RefCounted {
   /// Blocks until done; throws what the producer failed with.
   virtual void wait() = 0;
   /// Tells the producer that a thread needs the result and waits for it in another way: a producer
-  /// that takes its time should no longer do so.
+  /// that delays its work should delay it no longer.
   virtual void hurry() {}
 };
 
 class Storage;
 
-/// How to make bytes again that are not worth keeping: by gathering a sharded weight again, or by
+/// How to restore bytes that are not worth keeping: by gathering a sharded weight again, or by
 /// fetching what was offloaded. Autograd saves the recipe of a storage that has one, not its bytes.
 class Recipe : public RefCounted {
  public:
@@ -44,8 +44,8 @@ class Storage final : public RefCounted {
   Storage(size_t bytes, Device device, Allocator& allocator);
   /// Borrows memory; `keep_alive` is dropped when the storage dies.
   Storage(void* data, size_t bytes, Device device, Ref<RefCounted> keep_alive);
-  /// `bytes` without memory yet: provide() brings it, which `ready` has to call when a thread
-  /// waits.
+  /// `bytes` without memory yet: when a thread waits for `ready`, that has to call provide(), which
+  /// brings the memory.
   Storage(size_t bytes, Device device, Ref<Event> ready);
   ~Storage() override;
 
@@ -57,7 +57,7 @@ class Storage final : public RefCounted {
   Device device() const { return device_; }
   uint32_t version() const { return version_; }
   void bump_version() { ++version_; }
-  /// For a replay of writes that were counted when they were recorded.
+  /// For a replay, whose writes were counted when they were recorded.
   void set_version(uint32_t v) { version_ = v; }
 
   /// Waits until pending writes (a collective in flight) have landed.
@@ -81,11 +81,11 @@ class Storage final : public RefCounted {
   /// thread, until `done` has happened; the reader keeps this storage alive until then. The thread
   /// that may write the storage calls this, as it calls all else of a storage.
   void add_reader(Ref<Event> done);
-  /// Events of all readers that may not be done.
+  /// Events of all readers that are perhaps not done yet.
   std::span<const Ref<Event>> readers() const;
 
-  /// Gives a storage that was made without memory all of `memory`, which it keeps alive, with its
-  /// pending writes and its readers.
+  /// Lets a storage that was made without memory use that of `memory`, which it keeps alive, and
+  /// take over its pending writes and its readers.
   void provide(const Ref<Storage>& memory);
 
   void set_recipe(Ref<Recipe> r) { recipe_ = std::move(r); }
@@ -95,9 +95,9 @@ class Storage final : public RefCounted {
   /// (core/autograd/assigned.h). Null: each tensor on them carries its own history.
   const Ref<RefCounted>& assigned() const { return assigned_; }
   void set_assigned(Ref<RefCounted> a);
-  /// Whether any storage of the process has that: a program without need not look.
+  /// Whether any storage of the process has that; if none has, no search is needed.
   static bool any_assigned() { return num_assigned_.load(std::memory_order_relaxed) != 0; }
-  /// Backward keeps the values, or did.
+  /// Notes that a backward keeps the values, or kept them.
   void mark_saved() {
     if (!was_saved()) saved_.store(true, std::memory_order_relaxed);
   }

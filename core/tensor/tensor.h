@@ -49,8 +49,8 @@ struct TensorImpl final : RefCounted {
   Ref<RefCounted> autograd;  // owned by core/autograd
   Ref<RefCounted> shard;     // a ShardData; meta is then the global one and storage null
 
-  /// Whether a view without a history is detached too. It is if this tensor is, or if this tensor
-  /// has a history, for then the view was made where nothing is recorded.
+  /// Whether a view of this tensor that has no history is detached too: if this tensor is detached,
+  /// or has a history, since the view was then made where nothing is recorded.
   bool views_detached() const { return detached || (layers & bit(Layer::kAutograd)); }
 
   static void* operator new(size_t bytes) { return pool_allocate(bytes); }
@@ -69,7 +69,7 @@ class Tensor {
   Tensor(const Tensor&) = default;
   Tensor(Tensor&&) noexcept = default;
   ~Tensor() = default;
-  /// Assigning to a variable makes it another handle; no value is copied.
+  /// Assigning to a variable rebinds it to another handle; no value is copied.
   Tensor& operator=(const Tensor&) & = default;
   Tensor& operator=(Tensor&&) & noexcept = default;
   /// Assigning to an expression writes values, as assign_ does: t[0] = u; slice(t, 0, 0, 2) = 1.5.
