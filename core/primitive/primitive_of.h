@@ -2,6 +2,9 @@
 // its members become members of the op, and kernels read them with attributes_of<A>. Invariant: no
 // op writes by hand how its attributes are visited, read or compared.
 #pragma once
+#include <concepts>
+#include <type_traits>
+
 #include "core/primitive/attributes.h"
 #include "core/primitive/primitive.h"
 
@@ -41,23 +44,20 @@ struct PrimitiveBase<T> {
 /// with_attributes calls it on the values that it read.
 template <class Self, class T>
 class PrimitiveOf : public PrimitiveBase<T>::type {
-  using Base = typename PrimitiveBase<T>::type;
-  using A = typename Base::Attributes;
-
  public:
-  PrimitiveOf(const OpInfo& op, const A& a) : Base(op, a) {}
-  explicit PrimitiveOf(const A& a) requires requires { Self::kOp; } : Base(Self::kOp, a) {
-  }
+  using typename PrimitiveBase<T>::type::Attributes;
+  PrimitiveOf(const OpInfo& op, const Attributes& a) : PrimitiveBase<T>::type(op, a) {}
+  explicit PrimitiveOf(const Attributes& a) : PrimitiveBase<T>::type(Self::kOp, a) {}
 
   PrimRef with_attributes(AttributeReader& reader) const final {
-    A a = static_cast<const A&>(*this);
+    Attributes a = static_cast<const Attributes&>(*this);
     FieldReader f(reader);
-    A::fields(a, f);
+    Attributes::fields(a, f);
     if constexpr (requires { Self::check_attributes(a); }) Self::check_attributes(a);
-    if constexpr (std::is_constructible_v<Self, const A&>)
-      return PrimRef(new Self(a));
-    else
+    if constexpr (std::is_constructible_v<Self, const OpInfo&, const Attributes&>)
       return PrimRef(new Self(this->info(), a));
+    else
+      return PrimRef(new Self(a));
   }
 };
 
