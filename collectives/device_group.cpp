@@ -1,5 +1,10 @@
 #include "collectives/device_group.h"
 
+#include <utility>
+#include <vector>
+
+#include "core/dispatch/copy.h"
+
 namespace tessera::detail {
 namespace {
 
@@ -11,39 +16,69 @@ Device device_of(const Collective& c) {
   return kCPU;
 }
 
-}  // namespace
+// A call on copies of the tensors of another. What was one memory there is one copy here.
+class Staged {
+ public:
+  template <class MakeCopy>
+  Staged(const Collective& c, MakeCopy make_copy) : call_(c) {
+    for (auto [from, to] : {std::pair{c.in, &in_}, {c.out, &out_}})
+      for (const Tensor& t : from) to->push_back(t.defined() ? copy_of(t, make_copy) : t);
+    call_.in = in_, call_.out = out_, call_.async = false;
+  }
+  Staged(const Staged&) = delete;
+  const Collective& call() const { return call_; }
+  const Tensor& out(size_t i) const { return out_[i]; }
 
-DeviceGroup::DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda, TellCause tell_cause)
-    : tell_cause_(std::move(tell_cause)) {
-  groups_[int(DeviceKind::kCPU)] = std::move(cpu);
-  groups_[int(DeviceKind::kCUDA)] = std::move(cuda);
-}
+ private:
+  template <class MakeCopy>
+  Tensor copy_of(const Tensor& t, MakeCopy make_copy) {
+    for (const auto& [original, copy] : copies_)
+      if (original.device_data() == t.device_data() && original.nbytes() == t.nbytes()) return copy;
+    copies_.emplace_back(t, make_copy(t));
+    return copies_.back().second;
+  }
+  std::vector<std::pair<Tensor, Tensor>> copies_;
+  std::vector<Tensor> in_, out_;
+  Collective call_;
+};
+
+}  // namespace
 
 std::string_view DeviceGroup::backend(Device device) const {
   const Ref<ProcessGroup>& group = groups_[size_t(device.kind)];
-  return group ? group->backend(device) : "none";
+  return group ? group->backend(device) : device.is_meta() ? "none" : cpu().backend();
 }
 
 bool DeviceGroup::supports(const Collective& c) const {
-  const Ref<ProcessGroup>& group = groups_[size_t(device_of(c).kind)];
-  return group && group->supports(c);
+  const Device device = device_of(c);
+  if (const Ref<ProcessGroup>& group = groups_[size_t(device.kind)]) return group->supports(c);
+  if (device.is_meta()) return false;
+  const Staged copies(c, [](const Tensor& t) { return empty(t.shape(), t.dtype(), kCPU); });
+  return cpu().supports(copies.call());
 }
 
 Ref<Work> DeviceGroup::submit(const Collective& c) {
-  Device device = device_of(c);
-  const Ref<ProcessGroup>& group = groups_[size_t(device.kind)];
-  TESSERA_CHECK(group, "{}: no collective backend for {} in this build; move the tensor to the cpu",
-                name_of(c.kind), to_string(device));
-  return group->submit(c);
+  const Device device = device_of(c);
+  if (const Ref<ProcessGroup>& group = groups_[size_t(device.kind)]) return group->submit(c);
+  TESSERA_CHECK(!device.is_meta(), "{}: tensors on meta have no values to send", name_of(c.kind));
+  return submit_staged(c);
+}
+
+Ref<Work> DeviceGroup::submit_staged(const Collective& c) {
+  // Results are copied too, since some verbs leave parts of them as they are.
+  const Staged copies(c, [](const Tensor& t) { return transferred(t, kCPU); });
+  Ref<Work> work = cpu().submit(copies.call());
+  for (size_t i = 0; i < c.out.size(); ++i)
+    if (c.out[i].defined()) copy_values(c.out[i], transferred(copies.out(i), c.out[i].device()));
+  return work;
 }
 
 Ref<ProcessGroup> DeviceGroup::split(int color, int key, CallSite site) {
-  std::array<Ref<ProcessGroup>, kNumDeviceKinds> parts;
+  ByKind parts;
   for (size_t d = 0; d < parts.size(); ++d)
     if (groups_[d]) parts[d] = groups_[d]->split(color, key, site);
   if (color < 0) return nullptr;
-  return make_ref<DeviceGroup>(parts[int(DeviceKind::kCPU)], parts[int(DeviceKind::kCUDA)],
-                               tell_cause_);
+  return make_ref<DeviceGroup>(std::move(parts), tell_cause_);
 }
 
 void DeviceGroup::abort(const std::string& why) {

@@ -1,6 +1,7 @@
 // The group that programs hold: one backend group for each kind of device. The tensors of a call
-// decide which one runs it, so a program names no backend. Invariant: on every device, the members
-// are the same ranks in the same order.
+// decide which one runs it, so a program names no backend. Tensors of a device that has no backend
+// go through copies on the CPU and its group. Invariant: on every device, the members are the same
+// ranks in the same order.
 #pragma once
 #include <array>
 #include <functional>
@@ -13,8 +14,12 @@ class DeviceGroup final : public ProcessGroup {
  public:
   /// Called with the ranks of the world that an aborted group failed on.
   using TellCause = std::function<void(std::span<const int> world_ranks)>;
-  /// `cpu` serves CPU tensors and calls without tensors; `cuda` and `tell_cause` may be null.
-  DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda, TellCause tell_cause);
+  /// A backend group for each DeviceKind, null where there is none.
+  using ByKind = std::array<Ref<ProcessGroup>, kMaxDeviceKinds>;
+  /// That of the CPU, which is always there, also serves calls without tensors. `tell_cause` may be
+  /// null.
+  DeviceGroup(ByKind groups, TellCause tell_cause)
+      : groups_(std::move(groups)), tell_cause_(std::move(tell_cause)) {}
 
   int rank() const override { return cpu().rank(); }
   int size() const override { return cpu().size(); }
@@ -32,8 +37,10 @@ class DeviceGroup final : public ProcessGroup {
   void working(std::string_view what) override { cpu().working(what); }
 
  private:
+  /// Runs `c`, whose tensors are on a device, on copies of them; the calling thread waits for it.
+  Ref<Work> submit_staged(const Collective& c);
   ProcessGroup& cpu() const { return *groups_[int(DeviceKind::kCPU)]; }
-  std::array<Ref<ProcessGroup>, kNumDeviceKinds> groups_;
+  const ByKind groups_;
   const TellCause tell_cause_;
 };
 

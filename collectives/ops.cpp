@@ -113,7 +113,7 @@ void run_collective(const Primitive& prim, std::span<const Tensor> in, std::span
   const auto& p = static_cast<const CollectiveOp&>(prim);
   Tensor x = in[0];
   // The group broadcasts within one tensor, so the root copies its values there first.
-  if (p.kind == CollKind::kBroadcast && x.raw_values() != out[0].raw()) {
+  if (p.kind == CollKind::kBroadcast && x.device_data() != out[0].device_data()) {
     if (p.group->rank() == p.root) copy_values(out[0], x);
     x = out[0];
   }

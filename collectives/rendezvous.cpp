@@ -174,10 +174,10 @@ Ref<ProcessGroup> as_device_group(Membership m, std::unique_ptr<Engine> engine, 
                                   BackendGroup::Splitter splitter,
                                   std::shared_ptr<Watchdog> watchdog,
                                   DeviceGroup::TellCause tell_cause = nullptr) {
-  return make_ref<DeviceGroup>(
-      Ref<ProcessGroup>(new BackendGroup(std::move(m), std::move(engine), timeout,
-                                         std::move(splitter), std::move(watchdog))),
-      nullptr, std::move(tell_cause));
+  DeviceGroup::ByKind groups;
+  groups[size_t(DeviceKind::kCPU)] = Ref<ProcessGroup>(new BackendGroup(
+      std::move(m), std::move(engine), timeout, std::move(splitter), std::move(watchdog)));
+  return make_ref<DeviceGroup>(std::move(groups), std::move(tell_cause));
 }
 
 }  // namespace

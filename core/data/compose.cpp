@@ -74,6 +74,14 @@ Batch collated(const Batch& read, const Collate& collate) {
 
 }  // namespace
 
+Batch Batch::to(Device device) const {
+  Batch moved = *this;
+  for (Tensor* t : {&moved.inputs, &moved.targets, &moved.sample_numbers})
+    if (t->defined()) *t = t->to(device);
+  for (NamedTensor& t : moved.extra) t.tensor = t.tensor.to(device);
+  return moved;
+}
+
 const Tensor& Batch::operator[](std::string_view name) const {
   if (name == "inputs" && inputs.defined()) return inputs;
   if (name == "targets" && targets.defined()) return targets;

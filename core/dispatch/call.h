@@ -25,9 +25,13 @@ inline const Kernel& find_kernel(const Primitive& prim, Device device) {
   return own ? *own : kernel;
 }
 
-/// Where `prim` runs: on the device of its first operand; infer tells the device of a creation.
+/// Where `prim` runs: on the device of its operands, host numbers left out; infer tells the device
+/// of a creation.
 inline Device device_of(const Primitive& prim, std::span<const Tensor> in) {
-  return in.empty() ? prim.infer({})[0].device : in[0].device();
+  if (in.empty()) return prim.infer({})[0].device;
+  for (const Tensor& t : in)
+    if (!is_host_number(t.meta())) return t.device();
+  return in[0].device();
 }
 
 struct KernelCall {

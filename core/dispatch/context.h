@@ -4,8 +4,8 @@
 // includes it: they declare scopes and questions of single fields (target.h, default_device.h).
 #pragma once
 #include "core/dispatch/phase.h"
-#include "core/dispatch/stream.h"
 #include "core/dispatch/target.h"
+#include "core/tensor/stream.h"
 #include "core/tensor/tensor.h"
 
 namespace tessera {

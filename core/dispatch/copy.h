@@ -1,5 +1,5 @@
-// Copies of values between layouts, made below every layer: the backend uses them to prepare
-// operands.
+// Copies of values between layouts and devices, made below every layer: the backend uses them to
+// prepare operands.
 #pragma once
 #include "core/primitive/primitive.h"
 
@@ -9,6 +9,13 @@ namespace tessera {
 const PrimRef& copy_primitive();
 /// A dense copy of `t`, made at once by the device's copy kernel.
 Tensor dense_copy(const Tensor& t);
+/// The primitive `transfer` to `device`.
+PrimRef transfer_primitive(Device device);
+/// A dense copy of `t` on `device`, enqueued at once. Between a device and the host no thread
+/// blocks: the result is pending, and the source has a reader, until the copy has ended.
+Tensor transferred(const Tensor& t, Device device);
+/// `t` itself where the host can read its values, else a copy on the CPU.
+Tensor on_host(const Tensor& t);
 /// Overwrites `dst`, of any strides, with the values of `src` (same shape and dtype). Does not bump
 /// the version.
 void copy_values(const Tensor& dst, const Tensor& src);

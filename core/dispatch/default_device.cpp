@@ -1,6 +1,6 @@
 #include "core/dispatch/default_device.h"
 
-#include "core/base/error.h"
+#include "core/tensor/device_runtime.h"
 
 namespace tessera {
 namespace {
@@ -12,9 +12,7 @@ thread_local Device current = kCPU;
 Device default_device() { return current; }
 
 void set_default_device(Device device) {
-  TESSERA_CHECK(device.kind != DeviceKind::kCUDA,
-                "set_default_device: no CUDA support in this build, asked for {}; use cpu or meta",
-                to_string(device));
+  check_device(device, "set_default_device");
   current = device;
 }
 

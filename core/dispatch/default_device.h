@@ -1,6 +1,6 @@
 // The device of tensors that are created without one, parameters of modules included: TensorOptions
 // starts with it. It is a setting of the thread. Data loaders and kernels name their device (or
-// mean the host) and do not read it. Invariant: this build has kernels for it.
+// mean the host) and do not read it. Invariant: it is there.
 #pragma once
 #include "core/tensor/device.h"
 
@@ -8,7 +8,7 @@ namespace tessera {
 
 /// That of this thread's innermost DeviceScope, else the set_default_device() one, else the CPU.
 Device default_device();
-/// Throws UserError for a device that this build has no kernels for.
+/// Throws UserError for a device that is not there.
 void set_default_device(Device device);
 
 /// Tensors that this thread creates in this scope are on `device`. Scopes nest. On kMeta nothing

@@ -6,16 +6,28 @@
 #include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/plan_cache.h"
+#include "core/tensor/device_runtime.h"
 
 namespace tessera {
 namespace {
 
+// Where the call runs. Operands on other devices are refused, but for host numbers: they are copied
+// to the device where its kernel does not take them as they are.
 Device common_device(const PrimRef& prim, Inputs in) {
-  Device device = in.empty() ? prim->infer({})[0].device : in[0].device();  // creations: by infer
-  for (const Tensor& t : in)
-    TESSERA_CHECK(t.device() == device, "{}: operands are on {} and {}; move them to one device",
-                  prim->name(), to_string(device), to_string(t.device()));
+  const Device device = device_of(*prim, in);
+  for (Tensor& t : in) {
+    if (t.device() == device) [[likely]]
+      continue;
+    TESSERA_CHECK(is_host_number(t.meta()),
+                  "{}: operands are on {} and {}; move them to one device with to()", prim->name(),
+                  to_string(device), to_string(t.device()));
+    if (!find_kernel(*prim, device).host_scalars) t = transferred(t, device);
+  }
   return device;
+}
+
+Stream stream_of_calls(Device device) {
+  return device.is_cpu() ? context().stream : stream_of(device);
 }
 
 bool may_reuse(const Tensor& t, const Meta& out) {
@@ -25,10 +37,11 @@ bool may_reuse(const Tensor& t, const Meta& out) {
 // The memory for a result: that of an operand which it may overwrite, as a second handle (the
 // kernel still reads the operand through the first), or a new tensor. The second handle makes two
 // owners, so no other result takes the same operand.
-Tensor take_over(Inputs in, const Meta& out) {
+Tensor take_over(Inputs in, const Meta& out, const Stream& stream) {
   for (const Tensor& t : in)
     if (may_reuse(t, out)) {
-      t.storage()->wait_writable();  // its readers were owners too, so they are done: drops them
+      // On the CPU its readers were owners too, so they are done: drops them.
+      t.storage()->wait_writable(stream);
       if (Storage::any_assigned()) [[unlikely]]
         t.storage()->set_assigned({});  // the result has a history of its own
       return Tensor(out, t.storage(), t.offset());
@@ -55,14 +68,22 @@ class OpSpan {
   ProfileSpan span_;
 };
 
-void execute(const PrimRef& prim, const KernelCall& call, Inputs in, std::span<const Tensor> out) {
+void execute(const PrimRef& prim, const KernelCall& call, Inputs in, std::span<const Tensor> out,
+             const Stream& stream) {
   for (const Tensor& t : in)
-    if (t.storage()) t.storage()->wait_ready();
+    if (t.storage()) t.storage()->wait_ready(stream);
   const RefCounted* state = call.plan.state.get();
-  if (call.plan.workspace_bytes == 0)
-    return call.kernel.run(*prim, in, out, {nullptr, state}, context().stream);
-  Tensor scratch = empty({int64_t(call.plan.workspace_bytes)}, kU8, out[0].device());
-  call.kernel.run(*prim, in, out, {scratch.raw(), state}, context().stream);
+  if (call.plan.workspace_bytes == 0) {
+    call.kernel.run(*prim, in, out, {nullptr, state}, stream);
+  } else {
+    Tensor scratch = empty({int64_t(call.plan.workspace_bytes)}, kU8, stream.device);
+    call.kernel.run(*prim, in, out, {scratch.device_data(), state}, stream);
+  }
+  if (stream.device.is_cpu()) [[likely]]
+    return;
+  for (const Tensor& t : in)
+    if (t.storage()) t.storage()->used_on(stream, /*writes=*/false);
+  for (const Tensor& t : out) t.storage()->used_on(stream, /*writes=*/true);
 }
 
 class EagerBackend final : public Backend {
@@ -79,8 +100,10 @@ class EagerBackend final : public Backend {
     const Kernel& kernel = find_kernel(*prim, device);
     if (!kernel) return run_decomposed(prim, in, device);
     KernelCall call = prepare(prim, kernel, in);
-    for (const Meta& m : call.out) out.push_back(call.plan.in_place ? take_over(in, m) : empty(m));
-    execute(prim, call, in, out);
+    const Stream stream = stream_of_calls(device);
+    for (const Meta& m : call.out)
+      out.push_back(call.plan.in_place ? take_over(in, m, stream) : empty(m));
+    execute(prim, call, in, out, stream);
     return mark_inference(std::move(out));
   }
 
@@ -97,8 +120,9 @@ class EagerBackend final : public Backend {
       KernelCall call = prepare(prim, *kernel, in);
       check_destinations(*prim, dst, call.out);
       if (writes_in_place(call, dst, in)) {
-        for (const Tensor& d : dst) d.storage()->wait_writable();
-        execute(prim, call, in, dst);
+        const Stream stream = stream_of_calls(device);
+        for (const Tensor& d : dst) d.storage()->wait_writable(stream);
+        execute(prim, call, in, dst, stream);
         for (const Tensor& d : dst) d.storage()->bump_version();
         return;
       }
@@ -119,9 +143,6 @@ class EagerBackend final : public Backend {
     return out;
   }
   static Tensors run_decomposed(const PrimRef& prim, Inputs in, Device device) {
-    TESSERA_CHECK(device.kind != DeviceKind::kCUDA,
-                  "{}: no CUDA support in this build, asked for {}; use cpu or meta", prim->name(),
-                  to_string(device));
     TESSERA_CHECK(prim->decomposable(), "{}: no kernel for {} and no decomposition ({})",
                   prim->name(), to_string(device), describe(metas_of(in)));
     Scoped<LayerMask> below_all_layers(context().enabled, 0);

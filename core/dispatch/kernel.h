@@ -10,8 +10,8 @@
 #include "core/base/deterministic.h"
 #include "core/base/error.h"
 #include "core/base/parallel.h"
-#include "core/dispatch/stream.h"
 #include "core/primitive/primitive.h"
+#include "core/tensor/stream.h"
 
 namespace tessera {
 
@@ -66,6 +66,9 @@ struct Kernel {
   /// Looking a plan up costs less than making it, so backends keep it (plan_cache.h). Such a plan
   /// depends on the op's attributes, the metas of its operands and PlanSettings, nothing else.
   bool keeps_plan = false;
+  /// Operands without dims may be on the CPU beside others on a device: the kernel reads them on
+  /// the host and passes them by value. Else the backend copies them to the device.
+  bool host_scalars = false;
   explicit operator bool() const { return run != nullptr; }
 };
 
@@ -79,12 +82,15 @@ class KernelTable {
   }
 
  private:
-  std::array<std::vector<Kernel>, kNumDeviceKinds> table_;
+  std::array<std::vector<Kernel>, kMaxDeviceKinds> table_;
   Kernel none_;
 };
 
-/// The table, filled on first use by register_kernels.
+/// The table, filled on first use by register_kernels and what was given to add_kernels.
 const KernelTable& kernel_table();
+/// For a device outside the tree: lets `add` put its kernels into the table. Not to be called while
+/// other threads run ops.
+void add_kernels(void (*add)(KernelTable&));
 /// Adds the kernels of every backend of the build; defined in core/backend/register.cpp, the one
 /// place that names them.
 void register_kernels(KernelTable& table);

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <vector>
 
+#include "core/dispatch/copy.h"
 #include "core/io/file.h"
 
 namespace tessera::io {
@@ -107,11 +108,11 @@ std::string params_xxh128(std::span<const NamedTensor> tensors) {
 Tensor dense_values(const Tensor& t, std::string_view who, std::string_view name) {
   TESSERA_CHECK(t.defined(), "{}: tensor {} has no value; leave it out or initialise it", who,
                 quote(name));
-  TESSERA_CHECK(t.device().is_cpu(), "{}: tensor {} ({}) is not on the cpu; copy it there first",
-                who, quote(name), describe(t));
+  TESSERA_CHECK(!t.device().is_meta(), "{}: tensor {} ({}) has no values", who, quote(name),
+                describe(t));
   TESSERA_CHECK(!(t.layers() & bit(Layer::kSharding)),
                 "{}: tensor {} ({}) is sharded; gather it first", who, quote(name), describe(t));
-  Tensor plain = t.detach();
+  const Tensor plain = on_host(t.detach());
   return plain.is_contiguous() ? plain : plain.contiguous();
 }
 

@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/copy.h"
 #include "core/dispatch/default_device.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/random.h"
@@ -43,7 +44,7 @@ double normal_cdf(double x) { return 0.5 * std::erfc(-x / std::numbers::sqrt2); 
 }  // namespace
 
 InitKeys InitKeys::next() {
-  Tensor key = default_generator().next_key();
+  const Tensor key = on_host(default_generator().next_key());
   const int64_t* k = key.values<int64_t>();
   return InitKeys(uint64_t(XXH3_64bits(k, 2 * sizeof(int64_t))));
 }

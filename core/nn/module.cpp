@@ -361,6 +361,17 @@ Module& Module::to(DType dtype) {
   return *this;
 }
 
+Module& Module::to(Device device) {
+  NoGrad off;
+  for (NamedTensor& t : distinct(true, true, false)) {
+    if (t.tensor.device() == device) continue;
+    Tensor moved = t.tensor.to(device).detach();
+    moved.requires_grad_(t.tensor.requires_grad());
+    replace(t.tensor, moved);
+  }
+  return *this;
+}
+
 Module& Module::requires_grad_(bool on) {
   for (Tensor& p : parameters()) p.requires_grad_(on);
   return *this;

@@ -129,6 +129,9 @@ class Module {
   /// Casts float parameters and buffers. They become new tensors: call it before an optimizer sees
   /// them.
   Module& to(DType dtype);
+  /// Copies parameters and buffers to `device`. They become new tensors: call it before an
+  /// optimizer sees them.
+  Module& to(Device device);
   Module& requires_grad_(bool on = true);
   void zero_grad();
   /// Draws all parameters anew from `seed` and their names: values depend on neither order, world

@@ -43,8 +43,8 @@ NonFiniteSearch::Seen NonFiniteSearch::look(std::span<const Tensor> tensors) {
   Seen seen;
   for (const Tensor& given : tensors) {
     if (!is_floating(given.dtype()) || !given.storage() || given.device().is_meta()) continue;
-    given.storage()->wait_ready();
-    const Tensor t = given.is_contiguous() ? given : dense_copy(given);
+    if (given.device().is_cpu()) given.storage()->wait_ready();
+    const Tensor t = on_host(given.is_contiguous() ? given : dense_copy(given));
     const void* values = t.raw_values();
     const int64_t n = t.numel();
     switch (t.dtype()) {

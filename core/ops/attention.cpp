@@ -62,14 +62,14 @@ Tensor plain_attention(const Tensor& q, const Tensor& k, const Tensor& v, const 
                        double scale) {
   Scoped<bool> same(context().replicate_plain, true);  // masks are, on every rank
   Tensor scores = contract("bhtd,bhsd->bhts", q * scale, k),
-         low = scalar_tensor(-INFINITY, q.dtype(), q.device());
+         low = number_beside(q, -INFINITY, q.dtype());
   if (o.causal) scores = where(causal_mask(q.size(2), k.size(2), q.device()), scores, low);
   if (o.mask.defined())
     scores = o.mask.dtype() == kBool ? where(o.mask, scores, low) : scores + o.mask;
   Tensor weights;
   if (o.mask.defined()) {  // a query that may attend to no key gets zeros; softmax would be 0 / 0
     Tensor nothing = eq(amax(scores.detach(), {-1}, true), low);
-    Tensor none = scalar_tensor(0.0, q.dtype(), q.device());
+    Tensor none = number_beside(q, 0.0, q.dtype());
     weights = where(nothing, none, softmax(where(nothing, none, scores)));
   } else {
     weights = softmax(scores);
@@ -120,7 +120,7 @@ class FlashGrad final : public PrimitiveOf<FlashGrad, AttentionAttributes> {
     Tensor scores = contract("bhtd,bhsd->bhts", q, k) * scale;
     if (causal)
       scores = where(causal_mask(q.size(2), k.size(2), q.device()), scores,
-                     scalar_tensor(-INFINITY, q.dtype(), q.device()));
+                     number_beside(q, -INFINITY, q.dtype()));
     Tensor p = softmax(scores), dp = contract("bhte,bhse->bhts", g, v),
            ds = p * (dp - sum(dp * p, {-1}, true)) * scale;
     return {contract("bhts,bhsd->bhtd", ds, k), contract("bhts,bhtd->bhsd", ds, q),
@@ -152,7 +152,7 @@ class Flash final : public PrimitiveOf<Flash, AttentionAttributes> {
     Tensor scores = contract("bhtd,bhsd->bhts", in[0], in[1]) * scale;
     if (causal)
       scores = where(causal_mask(in[0].size(2), in[1].size(2), in[0].device()), scores,
-                     scalar_tensor(-INFINITY, in[0].dtype(), in[0].device()));
+                     number_beside(in[0], -INFINITY, in[0].dtype()));
     Tensor wide = cast(scores, in[0].dtype() == kF64 ? kF64 : kF32);
     return {contract("bhts,bhse->bhte", softmax(scores), in[2]), logsumexp(wide, {-1})};
   }

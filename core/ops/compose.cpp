@@ -14,9 +14,7 @@
 namespace tessera {
 namespace {
 
-Tensor number(Scalar v, const Tensor& like) {
-  return scalar_tensor(v, like.dtype(), like.device());
-}
+Tensor number(Scalar v, const Tensor& like) { return number_beside(like, v, like.dtype()); }
 Tensor zero(const Tensor& like) { return number(0, like); }
 DType float_of(DType t) { return is_floating(t) ? t : context().default_dtype; }
 Tensor as_float(const Tensor& x) { return cast(x, float_of(x.dtype())); }

@@ -170,10 +170,10 @@ Tensor tensor(const TensorData& data, TensorOptions o) {
 }
 
 Tensor tril(const Tensor& x, int64_t diagonal) {
-  return where(below_diagonal(x, diagonal), x, scalar_tensor(0, x.dtype(), x.device()));
+  return where(below_diagonal(x, diagonal), x, number_beside(x, 0, x.dtype()));
 }
 Tensor triu(const Tensor& x, int64_t diagonal) {
-  return where(below_diagonal(x, diagonal - 1), scalar_tensor(0, x.dtype(), x.device()), x);
+  return where(below_diagonal(x, diagonal - 1), number_beside(x, 0, x.dtype()), x);
 }
 
 void register_create_ops(OpRegistry& registry) {

@@ -8,6 +8,7 @@
 
 #include "core/base/function_ref.h"
 #include "core/dispatch/context.h"
+#include "core/dispatch/copy.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/precision.h"
 #include "core/ops/compose.h"
@@ -142,7 +143,7 @@ class ScatterCombine final : public PrimitiveOf<ScatterCombine, DimAttributes> {
   // another zero makes it vanish. Second derivatives hold where no factor is zero.
   Tensors vjp_of_product(const Tensor& x, const Tensor& index, const Tensor& src,
                          const Tensor& g) const {
-    Tensor one = scalar_tensor(1.0, x.dtype(), x.device());
+    Tensor one = number_beside(x, 1.0, x.dtype());
     Tensor x0 = eq(x, 0), s0 = eq(src, 0), x1 = where(x0, one, x), s1 = where(s0, one, src);
     Tensor zeros = cast(x0, x.dtype()) + scatter_sum(x, dim, index, cast(s0, x.dtype()));
     Tensor all = g * dispatch1(PrimRef(new ScatterCombine(info(), {dim})),
@@ -150,7 +151,7 @@ class ScatterCombine final : public PrimitiveOf<ScatterCombine, DimAttributes> {
     auto others = [](const Tensor& is_zero, const Tensor& zeros, const Tensor& product,
                      const Tensor& factor) {
       Tensor alone = eq(zeros, cast(is_zero, zeros.dtype()));
-      return where(alone, product / factor, scalar_tensor(0.0, factor.dtype(), factor.device()));
+      return where(alone, product / factor, number_beside(factor, 0.0, factor.dtype()));
     };
     return {others(x0, zeros, all, x1), Tensor(),
             others(s0, gather(zeros, dim, index), gather(all, dim, index), s1)};
@@ -375,7 +376,7 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, Scalar value) {
   TESSERA_CHECK(mask.dtype() == kBool, "masked_fill: the mask is {}; it must be bool",
                 describe(mask));
   check_holds("masked_fill", x.dtype(), value);
-  return where(mask, scalar_tensor(value, x.dtype(), x.device()), x);
+  return where(mask, number_beside(x, value, x.dtype()), x);
 }
 
 Tensor masked_select(const Tensor& x, const Tensor& mask) {
@@ -387,10 +388,10 @@ Tensor masked_select(const Tensor& x, const Tensor& mask) {
 }
 
 Tensor nonzero(const Tensor& x) {
-  TESSERA_CHECK(x.device().is_cpu(),
-                "nonzero: the extent of the result depends on the values of {}; move it to the cpu",
+  TESSERA_CHECK(!x.device().is_meta(),
+                "nonzero: the extent of the result depends on the values of {}, which has none",
                 describe(x));
-  Tensor set = contiguous(x.dtype() == kBool ? x.detach() : ne(x, 0));
+  const Tensor set = on_host(contiguous(x.dtype() == kBool ? x.detach() : ne(x, 0)));
   const bool* p = set.values<bool>();
   int64_t count = std::count(p, p + set.numel(), true), row = 0;
   Tensor out = empty({count, x.ndim()}, kI64);
@@ -402,7 +403,7 @@ Tensor nonzero(const Tensor& x) {
       out.data<int64_t>()[row * x.ndim() + d] = rest / st[d], rest %= st[d];
     ++row;
   }
-  return out;
+  return out.to(x.device());
 }
 
 Tensor one_hot(const Tensor& x, int64_t classes) {

@@ -256,6 +256,10 @@ void register_join_ops(OpRegistry& registry) {
     return std::vector<Sample>{
         {copy_primitive(), {permute(sample_values({2, 3}, -1, 1, 1), {1, 0})}}};
   });
+  registry.add("transfer", [] {
+    return std::vector<Sample>{
+        {transfer_primitive(kCPU), {permute(sample_values({2, 3}, -1, 1, 1), {1, 0})}}};
+  });
   registry.add("cat", [] {
     return std::vector<Sample>{{PrimRef(new Cat({1})),
                                 {sample_values({2, 3}, -1, 1, 1), sample_values({2, 1}, -1, 1, 2),

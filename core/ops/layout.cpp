@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/dispatch/copy.h"
 #include "core/ops/create.h"
 #include "core/ops/indexing.h"
 #include "core/ops/pointwise.h"
@@ -54,7 +55,7 @@ Tensor padded_positions(const Tensor& x, int d, int64_t before, int64_t after, P
                    after, d, describe(x), most);
   Tensor at = positions(-before, n + after, x);
   if (mode == PadMode::kReplicate) return clamp(at, int64_t(0), n - 1);
-  if (mode == PadMode::kCircular) return remainder(at, scalar_tensor(n, kI64, x.device()));
+  if (mode == PadMode::kCircular) return remainder(at, number_beside(x, n, kI64));
   return (n - 1) - abs((n - 1) - abs(at));
 }
 
@@ -237,7 +238,7 @@ Tensor repeat_interleave(const Tensor& x, int64_t count, int64_t dim) {
   return index_select(
       x, d,
       floor_divide(positions(0, extent_product(x.shape()[d], count, "repeat_interleave"), x),
-                   scalar_tensor(std::max<int64_t>(count, 1), kI64, x.device())));
+                   number_beside(x, std::max<int64_t>(count, 1), kI64)));
 }
 
 Tensor repeat_interleave(const Tensor& x, const Tensor& counts, int64_t dim) {
@@ -247,7 +248,7 @@ Tensor repeat_interleave(const Tensor& x, const Tensor& counts, int64_t dim) {
                        is_integral(counts.dtype()),
                    "repeat_interleave: counts {} for dim {} of {}; give one integer for each",
                    describe(counts), d, describe(x));
-  Tensor c = contiguous(cast(counts, kI64));
+  const Tensor c = on_host(contiguous(cast(counts, kI64)));
   std::vector<int64_t> rows;
   for (int64_t i = 0; i < c.numel(); ++i) {
     TESSERA_CHECK(c.values<int64_t>()[i] >= 0,
@@ -255,7 +256,7 @@ Tensor repeat_interleave(const Tensor& x, const Tensor& counts, int64_t dim) {
                   c.values<int64_t>()[i], i);
     rows.insert(rows.end(), size_t(c.values<int64_t>()[i]), i);
   }
-  return index_select(x, d, from_values<int64_t>(rows, {int64_t(rows.size())}));
+  return index_select(x, d, from_values<int64_t>(rows, {int64_t(rows.size())}).to(x.device()));
 }
 
 Tensors tensor_split(const Tensor& x, int64_t pieces, int64_t dim) {
@@ -307,7 +308,7 @@ Tensor diag_embed(const Tensor& x, int64_t offset) {
   const int64_t apart = std::abs(offset), n = extent_sum(x.size(-1), apart, "diag_embed");
   const Tensor values = unsqueeze(pad(x, {0, apart}), offset >= 0 ? -1 : -2),
                row = unsqueeze(positions(0, n, x), 1), column = positions(0, n, x);
-  return where(eq(column - row, offset), values, scalar_tensor(0, x.dtype(), x.device()));
+  return where(eq(column - row, offset), values, number_beside(x, 0, x.dtype()));
 }
 
 Tensor pad(const Tensor& x, const Dims& pads, PadMode mode, Scalar value) {

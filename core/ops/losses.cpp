@@ -105,11 +105,11 @@ Tensor nll_loss(const Tensor& given, const Tensor& targets, const NllOptions& o)
                    "nll_loss: the weight is {} for {} classes; it takes one for each",
                    describe(o.weight), x.size(-1));
   Tensor counts = ne(targets, o.ignore_index),
-         t = where(counts, targets, scalar_tensor(0, targets.dtype(), targets.device()));
+         t = where(counts, targets, number_beside(targets, 0, targets.dtype()));
   Tensor w = cast(counts, x.dtype());
   if (o.weight.defined()) w = w * reshape(index_select(o.weight, 0, reshape(t, {-1})), t.shape());
   Tensor picked = squeeze(gather(x, -1, unsqueeze(t, -1)), -1);
-  Tensor loss = -where(counts, picked, scalar_tensor(0, x.dtype(), x.device())) * w;
+  Tensor loss = -where(counts, picked, number_beside(x, 0, x.dtype())) * w;
   if (o.reduction != Reduction::kMean) return reduced(loss, o.reduction);
   return sum(loss) / sum(w);
 }

@@ -1,5 +1,7 @@
 // Methods of Tensor that are ops, spelled so that programs read well: each calls the function of
 // its name, which says what it does.
+#include "core/dispatch/copy.h"
+#include "core/dispatch/dispatch.h"
 #include "core/dispatch/observer.h"
 #include "core/dispatch/sharding.h"
 #include "core/ops/compose.h"
@@ -14,6 +16,7 @@
 #include "core/ops/scan.h"
 #include "core/ops/update.h"
 #include "core/ops/views.h"
+#include "core/tensor/device_runtime.h"
 #include "core/tensor/element.h"
 #include "core/tensor/wrapped.h"
 
@@ -25,10 +28,11 @@ Tensor Tensor::to(DType dtype) const { return cast(*this, dtype); }
 Tensor Tensor::to(MemoryFormat format) const { return contiguous(format); }
 Tensor Tensor::to(Device device) const {
   if (device == this->device()) return *this;
-  TESSERA_CHECK(device.is_meta(),
-                "to: {} cannot be copied to {}; between devices only shapes move, to kMeta",
+  if (device.is_meta()) return empty(shape(), dtype(), device);
+  TESSERA_CHECK(!this->device().is_meta(), "to: {} has no values to copy to {}; fill empty() there",
                 describe(*this), to_string(device));
-  return empty(shape(), dtype(), device);
+  check_device(device, "to");
+  return dispatch1(transfer_primitive(device), operands(Tensor(*this)));
 }
 Tensor Tensor::cpu() const { return to(kCPU); }
 Tensor Tensor::contiguous(MemoryFormat format) const { return tessera::contiguous(*this, format); }
@@ -238,9 +242,11 @@ T Tensor::item(std::source_location where) const {
   notify(events::ValueRead{where});
   if (const Wrapped* w = wrapped(*this); w && !w->batched) return w->inner.item<T>(where);
   if (const ShardingLayer* sharding = sharding_of(*this)) return sharding->whole_value().item<T>();
-  if constexpr (std::is_same_v<T, bool>) return read_real(raw_values(), dtype()) != 0;
-  if constexpr (std::is_integral_v<T>) return T(read_integer(raw_values(), dtype()));
-  return T(read_real(raw_values(), dtype()));
+  const Tensor here = on_host(*this);
+  const void* value = here.raw_values();
+  if constexpr (std::is_same_v<T, bool>) return read_real(value, dtype()) != 0;
+  if constexpr (std::is_integral_v<T>) return T(read_integer(value, dtype()));
+  return T(read_real(value, dtype()));
 }
 template float Tensor::item(std::source_location) const;
 template double Tensor::item(std::source_location) const;

@@ -51,7 +51,7 @@ const double kSqrt2OverPi = std::sqrt(2 / M_PI), kTwoOverSqrtPi = 2 / std::sqrt(
 
 // `t` where `condition` holds, zero elsewhere.
 Tensor keep(Tensor condition, Tensor t) {
-  return where(std::move(condition), t, scalar_tensor(0.0, t.dtype(), t.device()));
+  return where(std::move(condition), t, number_beside(t, 0.0, t.dtype()));
 }
 // The cotangent of an operand of maximum or minimum: none where it `lost`, half where both are
 // equal.
@@ -90,7 +90,7 @@ Tensors div_vjp(V v) {
 }
 Tensors pow_vjp(V v) {
   const Tensor &x = v.in[0], &y = v.in[1], &g = v.cot[0], &out = v.out[0];
-  Tensor none = scalar_tensor(0.0, x.dtype(), x.device());
+  Tensor none = number_beside(x, 0.0, x.dtype());
   Tensor dx = v.wants(0) ? where(eq(y, 0), none, g * y * pow(x, y - 1.0)) : Tensor();
   Tensor dy =
       v.wants(1) ? where(logical_and(eq(x, 0), ge(y, 0)), none, g * out * log(x)) : Tensor();
@@ -98,7 +98,7 @@ Tensors pow_vjp(V v) {
 }
 Tensors atan2_vjp(V v) {
   const Tensor &x = v.in[0], &y = v.in[1];
-  Tensor d = square(x) + square(y), one = scalar_tensor(1.0, d.dtype(), d.device());
+  Tensor d = square(x) + square(y), one = number_beside(d, 1.0, d.dtype());
   Tensor s = v.cot[0] / where(eq(d, 0), one, d);  // 0 at the origin
   return {s * y, -(s * x)};
 }
@@ -184,7 +184,7 @@ class Pointwise final : public Primitive {
                     name(), describe(in));
     }
     return {
-        Meta::contiguous(shape, row_.kind == Kind::kTest ? kBool : in[0]->dtype, in[0]->device)};
+        Meta::contiguous(shape, row_.kind == Kind::kTest ? kBool : in[0]->dtype, device_of(in))};
   }
   AxisMap axes(MetaSpan in) const override {
     Shape shape = in[0]->shape;
@@ -201,7 +201,7 @@ class Pointwise final : public Primitive {
     Tensors grads = row_.vjp(v);
     for (size_t i = 0; i < grads.size(); ++i)
       if (grads[i].defined() && v.wants(int(i)))
-        grads[i] = sum_to(std::move(grads[i]), v.in[i].shape());
+        grads[i] = sum_to(std::move(grads[i]), v.in[i].shape()).to(v.in[i].device());
     return grads;
   }
 
@@ -257,14 +257,14 @@ DType number_dtype(Kind kind, const Tensor& a, Scalar b) {
 }
 Tensor binary(const PrimRef& p, Kind kind, Tensor a, Scalar b) {
   DType t = number_dtype(kind, a, b);
-  Tensor number = scalar_tensor(b, t, a.device());
+  Tensor number = number_beside(a, b, t);
   a = cast(std::move(a), t);
   if (kind == Kind::kBits) a = prepare(kind, p, std::move(a));
   return dispatch1(p, operands(std::move(a), std::move(number)));
 }
 Tensor binary(const PrimRef& p, Kind kind, Scalar a, Tensor b) {
   DType t = number_dtype(kind, b, a);
-  Tensor number = scalar_tensor(a, t, b.device());
+  Tensor number = number_beside(b, a, t);
   return dispatch1(p, operands(std::move(number), cast(std::move(b), t)));
 }
 
@@ -407,8 +407,7 @@ Tensor clamp(Tensor x, Tensor low, Tensor high) {
 
 Tensor clamp(Tensor x, Scalar low, Scalar high) {
   DType t = result_type(empty(x.shape(), result_type(x, low), kMeta), high);
-  Tensor l = scalar_tensor(nearest_in(t, low), t, x.device()),
-         h = scalar_tensor(nearest_in(t, high), t, x.device());
+  Tensor l = number_beside(x, nearest_in(t, low), t), h = number_beside(x, nearest_in(t, high), t);
   static const Op op("clamp");
   return op(std::move(x), std::move(l), std::move(h));
 }

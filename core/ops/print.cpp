@@ -5,6 +5,7 @@
 #include <functional>
 #include <ostream>
 
+#include "core/dispatch/copy.h"
 #include "core/dispatch/sharding.h"
 #include "core/ops/views.h"
 #include "core/tensor/element.h"
@@ -94,7 +95,8 @@ std::string to_string(const Tensor& t) {
   if (t.device().is_meta()) return what + " meta";
   const ShardingLayer* sharding = sharding_of(t);
   const Tensor values = sharding ? sharding->whole_value() : t.detach();
-  return fmt::format("{} {}", Printer(contiguous(values)).text(), what);
+  if (!t.device().is_cpu()) what += " " + to_string(t.device());
+  return fmt::format("{} {}", Printer(on_host(contiguous(values))).text(), what);
 }
 
 std::ostream& operator<<(std::ostream& out, const Tensor& t) { return out << to_string(t); }

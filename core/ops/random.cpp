@@ -1,6 +1,7 @@
 #include "core/ops/random.h"
 
 #include "core/dispatch/context.h"
+#include "core/dispatch/copy.h"
 #include "core/dispatch/sharding.h"
 #include "core/ops/compose.h"
 #include "core/ops/create_attributes.h"
@@ -66,7 +67,7 @@ Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DTyp
                 "{}: draws real numbers, asked for {}; use randint for integers",
                 Random::kOps[int(kind)].name, name_of(dtype));
   if (!key.defined()) key = default_generator().next_key();
-  if (o.device.is_meta()) key = empty(key.shape(), key.dtype(), kMeta);  // the op runs where it is
+  key = key.to(o.device);  // the op runs where it is
   PrimRef prim(
       new Random({kind, shape, Dims::filled(shape.size(), 0), shape, low, high, dtype, o.device}));
   if (o.placed_like.defined())
@@ -146,7 +147,7 @@ void Generator::seed(uint64_t seed) {
   assign_(state_, from_values<int64_t>(values, {2}));
 }
 void Generator::seek(uint64_t next) {
-  int64_t values[] = {state_.values<int64_t>()[0], int64_t(next)};
+  int64_t values[] = {on_host(state_).values<int64_t>()[0], int64_t(next)};
   assign_(state_, from_values<int64_t>(values, {2}));
 }
 void Generator::seek(const Tensor& next) { assign_(state_[1], next); }
@@ -256,8 +257,8 @@ Tensor dropout(const Tensor& x, double p, Tensor key, Tensor samples) {
     const Tensor& s = context().samples;
     if (s.defined() && x.ndim() > 0 && s.numel() > 0 && x.size(0) % s.numel() == 0) samples = s;
   }
-  Tensors in{x, std::move(key)};
-  if (samples.defined()) in.push_back(samples);
+  Tensors in{x, key.to(x.device())};
+  if (samples.defined()) in.push_back(samples.to(x.device()));
   Scoped<bool> same(context().replicate_plain, true);  // the key and the numbers are
   return dispatch1(PrimRef(new Dropout({p, samples.defined()})), in);
 }

@@ -180,10 +180,9 @@ int64_t reduced_count(const Tensor& x, const Dims& dims, const char* op) {
 Tensor root(const Tensor& s, double e) {
   if (!asks_at_any_level(s, context().enabled & bit(Layer::kAutograd)))
     return e == 0.5 ? sqrt(s) : pow(s, e);
-  Tensor none = eq(s.detach(), 0), one = scalar_tensor(1.0, s.dtype(), s.device());
+  Tensor none = eq(s.detach(), 0), one = number_beside(s, 1.0, s.dtype());
   Tensor safe = where(none, one, s);
-  return where(none, scalar_tensor(0.0, s.dtype(), s.device()),
-               e == 0.5 ? sqrt(safe) : pow(safe, e));
+  return where(none, number_beside(s, 0.0, s.dtype()), e == 0.5 ? sqrt(safe) : pow(safe, e));
 }
 
 class ExpandLike final : public Primitive {
@@ -263,7 +262,7 @@ Tensor logsumexp(const Tensor& x, const Dims& dims, bool keepdim) {
   if (reduced_count(x, dims, "logsumexp") == 0)
     return cast(log(sum(f, dims, keepdim)), result);  // log 0
   Tensor top = amax(f.detach(), dims, true);
-  top = where(isfinite(top), top, scalar_tensor(0.0, f.dtype(), f.device()));
+  top = where(isfinite(top), top, number_beside(f, 0.0, f.dtype()));
   Tensor s = cast(log(sum(exp(f - top), dims, true)) + top, result);
   return keepdim ? s : sum(s, dims, false);  // the reduced dims have extent 1: this only drops them
 }

@@ -8,6 +8,7 @@
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/ops/scalar_range.h"
+#include "core/tensor/device_runtime.h"
 #include "core/tensor/element.h"
 
 namespace tessera {
@@ -80,12 +81,16 @@ void promote_operands(Inputs in) {
 }
 
 Tensor scalar_tensor(Scalar value, DType dtype, Device device) {
-  if (context().records) [[unlikely]]
+  if (context().records || !(device.is_cpu() || runtime_of(device).host_addressable())) [[unlikely]]
     return full({}, value, {dtype, device});
   Tensor t = empty({}, dtype, device);
   if (device.is_meta()) return t;
   write_scalar(t.raw(), dtype, value);
   return t;
+}
+
+Tensor number_beside(const Tensor& other, Scalar value, DType dtype) {
+  return scalar_tensor(value, dtype, other.device().is_meta() ? kMeta : kCPU);
 }
 
 }  // namespace tessera

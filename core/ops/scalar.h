@@ -48,5 +48,8 @@ bool can_cast(DType from, DType to);
 void write_scalar(void* p, DType dtype, Scalar value);
 /// A 0-d tensor of `dtype` holding `value`.
 Tensor scalar_tensor(Scalar value, DType dtype, Device device = {});
+/// A 0-d operand of `dtype` holding `value`, to stand beside `other`: on a device it stays on the
+/// CPU, and the kernel takes it by value.
+Tensor number_beside(const Tensor& other, Scalar value, DType dtype);
 
 }  // namespace tessera

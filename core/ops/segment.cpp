@@ -66,12 +66,11 @@ class Segment final : public PrimitiveOf<Segment, SegmentAttributes> {
     if (kind == ReduceKind::kProd) {
       // The product of the others: of all but zeros, divided by itself, unless another zero makes
       // it vanish. Second derivatives hold where no factor is zero.
-      Tensor one = scalar_tensor(1.0, x.dtype(), x.device()), is_zero = eq(x, 0),
+      Tensor one = number_beside(x, 1.0, x.dtype()), is_zero = eq(x, 0),
              factor = where(is_zero, one, x), zero = cast(is_zero, x.dtype());
       Tensor all = g * reduced(ReduceKind::kProd, factor);
       Tensor alone = eq(spread(reduced(ReduceKind::kSum, zero)), zero);
-      return {where(alone, spread(all) / factor, scalar_tensor(0.0, x.dtype(), x.device())),
-              Tensor()};
+      return {where(alone, spread(all) / factor, number_beside(x, 0.0, x.dtype())), Tensor()};
     }
     Tensor chosen = cast(eq(x, spread(v.out[0])), x.dtype());
     Tensor ties = maximum(reduced(ReduceKind::kSum, chosen), 1);  // none in an empty segment

@@ -54,7 +54,7 @@ class Where final : public Primitive {
                   "where: takes a bool condition and two values of one dtype, got {}",
                   describe(in));
     Shape shape = broadcast(broadcast(in[0]->shape, in[1]->shape, "where"), in[2]->shape, "where");
-    return {Meta::contiguous(shape, in[1]->dtype, in[1]->device)};
+    return {Meta::contiguous(shape, in[1]->dtype, device_of(in))};
   }
   AxisMap axes(MetaSpan in) const override {
     AxisMap m = pointwise_axes(in, infer(in)[0].shape);
@@ -63,9 +63,12 @@ class Where final : public Primitive {
   SaveMask saved() const override { return {1, 0}; }
   Tensors vjp(const VjpArgs& v) const override {
     const Tensor& g = v.cot[0];
-    Tensor zero = scalar_tensor(0.0, g.dtype(), g.device());
-    return {Tensor(), v.wants(1) ? sum_to(where(v.in[0], g, zero), v.in[1].shape()) : Tensor(),
-            v.wants(2) ? sum_to(where(v.in[0], zero, g), v.in[2].shape()) : Tensor()};
+    Tensor zero = number_beside(g, 0.0, g.dtype());
+    return {Tensor(),
+            v.wants(1) ? sum_to(where(v.in[0], g, zero), v.in[1].shape()).to(v.in[1].device())
+                       : Tensor(),
+            v.wants(2) ? sum_to(where(v.in[0], zero, g), v.in[2].shape()).to(v.in[2].device())
+                       : Tensor()};
   }
 };
 
@@ -91,18 +94,17 @@ Tensor where(Tensor condition, Tensor a, Tensor b) {
 }
 
 Tensor where(Tensor condition, Tensor a, Scalar b) {
-  Tensor number = scalar_tensor(b, result_type(a, b), a.device());
+  Tensor number = number_beside(a, b, result_type(a, b));
   return where(std::move(condition), std::move(a), std::move(number));
 }
 Tensor where(Tensor condition, Scalar a, Tensor b) {
-  Tensor number = scalar_tensor(a, result_type(b, a), b.device());
+  Tensor number = number_beside(b, a, result_type(b, a));
   return where(std::move(condition), std::move(number), std::move(b));
 }
 Tensor where(Tensor condition, Scalar a, Scalar b) {
   DType t = promote(a.kind(), b.kind());
   if (t == kF64) t = context().default_dtype;
-  Tensor yes = scalar_tensor(a, t, condition.device()),
-         no = scalar_tensor(b, t, condition.device());
+  Tensor yes = number_beside(condition, a, t), no = number_beside(condition, b, t);
   return where(std::move(condition), std::move(yes), std::move(no));
 }
 

@@ -125,8 +125,8 @@ class CrossEntropy final : public PrimitiveOf<CrossEntropy, CrossEntropyAttribut
     DType t = in[0].dtype() == kF64 ? kF64 : kF32;
     Tensor x = cast(in[0], t), hot = one_hot_mask(in[1], classes),
            counted = unsqueeze(ne(in[1], ignore_index), 1);
-    Tensor scale = mean ? 1.0 / sum(cast(counted, t)) : scalar_tensor(1.0, t, x.device()),
-           zero = scalar_tensor(0.0, t, x.device());
+    Tensor scale = mean ? 1.0 / sum(cast(counted, t)) : number_beside(x, 1.0, t),
+           zero = number_beside(x, 0.0, t);
     Tensor logp = log_softmax(x);
     Tensors out{-sum(where(logical_and(hot, counted), logp, zero)) * scale};
     if (with_grad)
@@ -150,9 +150,8 @@ class CrossEntropy final : public PrimitiveOf<CrossEntropy, CrossEntropyAttribut
     DType t = v.out[1].dtype();
     Tensor counted = cast(ne(v.in[1], ignore_index), t);
     Tensor scale = unsqueeze(mean ? counted / sum(counted) : counted, 1);
-    Tensor counts = gt(scale, 0),
-           safe = where(counts, scale, scalar_tensor(1.0, t, scale.device()));
-    Tensor p = where(counts, v.out[1] / safe, scalar_tensor(0.0, t, scale.device())) +
+    Tensor counts = gt(scale, 0), safe = where(counts, scale, number_beside(scale, 1.0, t));
+    Tensor p = where(counts, v.out[1] / safe, number_beside(scale, 0.0, t)) +
                cast(one_hot_mask(v.in[1], v.in[0].size(-1)), t);
     Tensor pc = p * v.cot[1];
     return scale * (pc - p * sum(pc, {-1}, true));
@@ -163,15 +162,15 @@ class CrossEntropy final : public PrimitiveOf<CrossEntropy, CrossEntropyAttribut
 Tensor general_cross_entropy(const Tensor& logits, const Tensor& targets,
                              const CrossEntropyOptions& o) {
   int64_t classes = logits.size(-1);
-  Tensor logp = log_softmax(logits), zero = scalar_tensor(0.0, logp.dtype(), logp.device());
+  Tensor logp = log_softmax(logits), zero = number_beside(logp, 0.0, logp.dtype());
   Tensor counted = ne(targets, o.ignore_index);
   // What does not count is read at class 0; gather refuses classes that do not exist.
-  Tensor at = unsqueeze(where(counted, targets, scalar_tensor(0, kI64, targets.device())), -1);
+  Tensor at = unsqueeze(where(counted, targets, number_beside(targets, 0, kI64)), -1);
   auto pick = [&](const Tensor& of_classes) {
     return where(counted, squeeze(gather(of_classes, -1, at), -1), zero);
   };
-  Tensor per_class = o.weight.defined() ? cast(o.weight, logp.dtype())
-                                        : scalar_tensor(1.0, logp.dtype(), logp.device());
+  Tensor per_class =
+      o.weight.defined() ? cast(o.weight, logp.dtype()) : number_beside(logp, 1.0, logp.dtype());
   Tensor weighted = logp * per_class;
   Tensor loss = -pick(weighted), row_weight = pick(expand(per_class, logp.shape()));
   if (o.label_smoothing > 0) {

@@ -114,7 +114,7 @@ class SpmmExtreme final : public Primitive {
         if (v.wants(i)) out[i] = zeros_like(v.in[i]);
       return out;
     }
-    Tensor zero = scalar_tensor(0.0, dense.dtype(), dense.device());
+    Tensor zero = number_beside(dense, 0.0, dense.dtype());
     Tensor g = where(ge(at, 0), v.cot[0], zero), edge = maximum(at, 0), flat = reshape(edge, {-1});
     auto chosen = [&](const Tensor& of_edges) {
       return reshape(index_select(of_edges, 0, flat), at.shape());

@@ -186,7 +186,7 @@ void refuse_bool(const char* op, const Tensor& dst, DType operand) {
 }
 DType quotient_type(DType t) { return is_floating(t) ? t : context().default_dtype; }
 Tensor number_for(const Tensor& dst, Scalar value) {
-  return scalar_tensor(value, dst.dtype(), dst.device());
+  return number_beside(dst, value, dst.dtype());
 }
 
 // dst op= src, in place where the kernel may write into its own operand.
@@ -208,7 +208,8 @@ void check_lists(const char* op, std::span<const Tensor> params,
 
 }  // namespace
 
-void assign_(const Tensor& dst, const Tensor& src) {
+void assign_(const Tensor& dst, const Tensor& given) {
+  const Tensor src = given.to(dst.device());
   Tensor value = cast(src.shape() == dst.shape() ? src : expand(src, dst.shape()), dst.dtype());
   // A number is the same on every rank, however its elements are placed.
   Scoped<bool> number(context().replicate_plain, context().replicate_plain || src.ndim() == 0);

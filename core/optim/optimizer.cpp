@@ -30,10 +30,23 @@ Params decay_matrices_only(std::vector<NamedTensor> params, double weight_decay)
   return groups;
 }
 
+namespace {
+
+// Where the numbers of a step are: beside the parameters, so that an update reads nothing of the
+// host. Parameters on kMeta get their memory later.
+Device device_of_numbers(const Params& params) {
+  for (const ParamGroup& g : params.groups)
+    for (const NamedTensor& p : g.params)
+      if (p.tensor.defined() && !p.tensor.device().is_meta()) return p.tensor.device();
+  return kCPU;
+}
+
+}  // namespace
+
 Optimizer::Optimizer(Params params, double lr, double weight_decay, std::vector<std::string> kinds)
     : kinds_(std::move(kinds)),
-      step_count_(scalar_tensor(0.0, kF64)),
-      one_(scalar_tensor(1.0, kF64)) {
+      step_count_(scalar_tensor(0.0, kF64, device_of_numbers(params))),
+      one_(scalar_tensor(1.0, kF64, step_count_.device())) {
   TESSERA_CHECK(lr >= 0, "optimizer: lr {} is negative", lr);
   std::set<const TensorImpl*> seen;
   std::set<std::string> names;
@@ -41,7 +54,7 @@ Optimizer::Optimizer(Params params, double lr, double weight_decay, std::vector<
   for (ParamGroup& from : params.groups) {
     Group& group = groups_.emplace_back();
     double own = from.lr.value_or(lr);
-    group.lr = scalar_tensor(own, kF64);
+    group.lr = scalar_tensor(own, kF64, step_count_.device());
     group.lr_ratio = own == lr || lr == 0 ? 1 : own / lr;
     group.weight_decay = from.weight_decay.value_or(weight_decay);
     TESSERA_CHECK(own >= 0 && group.weight_decay >= 0,

@@ -11,6 +11,16 @@
 namespace tessera {
 
 using MetaSpan = std::span<const Meta* const>;
+
+/// Whether `t` is a number that may stand beside operands on any device.
+inline bool is_host_number(const Meta& t) { return t.device.is_cpu() && t.shape.empty(); }
+/// The device of the operands: of the first that is no host number, the CPU where all are.
+inline Device device_of(MetaSpan in) {
+  for (const Meta* m : in)
+    if (!is_host_number(*m)) return m->device;
+  return kCPU;
+}
+
 using Metas = SmallVector<Meta, 2>;
 
 /// One loop of an op. A loop may be split over ranks unless it is kWhole. A split kPass loop splits

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/tensor/event.h"
 #include "core/tensor/memory_summary.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -293,6 +294,16 @@ class CpuArenaAllocator final : public Allocator {
 };
 
 }  // namespace
+
+void Allocator::deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending) {
+  for (const Ref<Event>& e : pending) {
+    try {
+      e->wait();
+    } catch (...) {  // reported where the result is used
+    }
+  }
+  deallocate(p, bytes);
+}
 
 Allocator& cpu_arena_allocator() {
   static auto* allocator = new CpuArenaAllocator;

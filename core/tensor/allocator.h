@@ -1,12 +1,17 @@
-// Memory of tensors. The CPU allocator recycles: a freed block goes to a free list of its size
-// class and serves the next request of that class, so a steady training step asks the system for
-// nothing. Blocks above 64 KiB lie on huge pages, those of 2 MiB and more on their own. Invariant:
-// allocate and deallocate see the same byte count.
+// Memory of tensors. An Allocator is that of one device. The CPU's recycles: a freed block goes to
+// a free list of its size class and serves the next request of that class, so a steady training
+// step asks the system for nothing. Blocks above 64 KiB lie on huge pages, those of 2 MiB and more
+// on their own. Invariant: allocate and deallocate see the same byte count.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <span>
+
+#include "core/base/ref.h"
 
 namespace tessera {
+
+class Event;
 
 class Allocator {
  public:
@@ -15,6 +20,10 @@ class Allocator {
   /// has none left.
   virtual void* allocate(size_t bytes) = 0;
   virtual void deallocate(void* p, size_t bytes) = 0;
+  /// As deallocate, of a block that is in use until `pending` have happened. A device's allocator
+  /// keeps them with the block, and the stream of its next owner waits; the default waits here,
+  /// and leaves what they failed with to those who use their results.
+  virtual void deallocate_after(void* p, size_t bytes, std::span<const Ref<Event>> pending);
 };
 
 struct MemoryStats {

@@ -5,8 +5,10 @@
 
 namespace tessera {
 
-enum class DeviceKind : uint8_t { kCPU, kCUDA, kMeta };
-inline constexpr int kNumDeviceKinds = 3;
+/// The CPU, kMeta, and what register_device (device_runtime.h) has given a number.
+enum class DeviceKind : uint8_t { kCPU, kMeta };
+/// Kinds have numbers below this.
+inline constexpr int kMaxDeviceKinds = 8;
 
 struct Device {
   DeviceKind kind = DeviceKind::kCPU;
@@ -20,8 +22,9 @@ inline constexpr Device kMeta{DeviceKind::kMeta, 0};
 
 /// "cpu", "cuda:0", "meta".
 std::string to_string(Device d);
-/// Parses what to_string prints, and "cuda" for "cuda:0"; throws UserError naming the text
-/// otherwise.
+/// Parses what to_string prints, and "cuda" for "cuda:0". Throws UserError, which lists the kinds
+/// of this build, for a kind that is not registered. Whether the device is there is checked where
+/// it is used.
 Device parse_device(const std::string& text);
 
 }  // namespace tessera

@@ -1,10 +1,7 @@
 #include "core/tensor/shape.h"
 
 #include <algorithm>
-#include <charconv>
 #include <ostream>
-
-#include "core/tensor/device.h"
 
 namespace tessera {
 
@@ -101,29 +98,6 @@ Strides broadcast_strides(const Shape& from, const Strides& strides, const Shape
   for (int i = 0; i < from.size(); ++i)
     st[i + lead] = from[i] == 1 && to[i + lead] != 1 ? 0 : strides[i];
   return st;
-}
-
-std::string to_string(Device d) {
-  switch (d.kind) {
-    case DeviceKind::kCPU: return "cpu";
-    case DeviceKind::kCUDA: return "cuda:" + std::to_string(d.index);
-    case DeviceKind::kMeta: return "meta";
-  }
-  return "unknown";
-}
-
-Device parse_device(const std::string& text) {
-  if (text == "cpu") return {DeviceKind::kCPU, 0};
-  if (text == "meta") return {DeviceKind::kMeta, 0};
-  if (text == "cuda") return {DeviceKind::kCUDA, 0};
-  int index = -1;
-  if (text.starts_with("cuda:")) {
-    auto [end, error] = std::from_chars(text.data() + 5, text.data() + text.size(), index);
-    if (error != std::errc() || end != text.data() + text.size() || index > 127) index = -1;
-  }
-  TESSERA_CHECK(index >= 0, "device: \"{}\" is not a device; expected cpu, cuda, cuda:N or meta",
-                text);
-  return {DeviceKind::kCUDA, int8_t(index)};
 }
 
 Range cut(const Range& whole, int64_t unit, int64_t parts, int64_t index) {

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "core/base/small_vector.h"
+#include "core/tensor/device_runtime.h"
 #include "core/tensor/ready_lock.h"
 
 namespace tessera {
@@ -15,13 +16,27 @@ struct Storage::Readers final : RefCounted {
 Storage::Storage(size_t bytes, Device device, Allocator& allocator)
     : bytes_(bytes), device_(device), allocator_(&allocator) {
   if (!device.is_meta()) data_ = allocator.allocate(bytes);
+  if (!device.is_cpu()) [[unlikely]]
+    set_home();
 }
 
 Storage::Storage(void* data, size_t bytes, Device device, Ref<RefCounted> keep_alive)
-    : data_(data), bytes_(bytes), device_(device), keep_alive_(std::move(keep_alive)) {}
+    : data_(data), bytes_(bytes), device_(device), keep_alive_(std::move(keep_alive)) {
+  if (!device.is_cpu()) [[unlikely]]
+    set_home();
+}
 
 Storage::Storage(size_t bytes, Device device, Ref<Event> ready)
-    : bytes_(bytes), device_(device), ready_(ready.detach()) {}
+    : bytes_(bytes), device_(device), ready_(ready.detach()) {
+  if (!device.is_cpu()) [[unlikely]]
+    set_home();
+}
+
+void Storage::set_home() {
+  DeviceRuntime& runtime = runtime_of(device_);
+  host_addressable_ = runtime.host_addressable();
+  home_ = runtime.stream(device_.index).handle;
+}
 
 void Storage::provide(const Ref<Storage>& memory) {
   data_ = memory->data();
@@ -38,15 +53,25 @@ void Storage::set_assigned(Ref<RefCounted> a) {
 Storage::~Storage() {
   if (assigned_) [[unlikely]]
     set_assigned({});
-  if (pending()) {
-    const Ref<Event> last = ready();
-    set_ready(nullptr);
-    try {  // a collective may still be writing: its memory must not be recycled under it
-      if (data_) last->wait();
+  if (pending() || readers_) [[unlikely]]
+    free_after_use();
+  else if (allocator_ && data_)
+    allocator_->deallocate(data_, bytes_);
+}
+
+// A collective may still be writing, or a copy reading: the memory is recycled after them.
+void Storage::free_after_use() {
+  SmallVector<Ref<Event>, 4> users(readers().begin(), readers().end());
+  if (Ref<Event> last = ready()) users.push_back(std::move(last));
+  set_ready(nullptr);
+  if (!data_) return;
+  if (allocator_) return allocator_->deallocate_after(data_, bytes_, users);
+  for (const Ref<Event>& e : users) {
+    try {
+      e->wait();
     } catch (...) {  // reported where the result is used; this one is of no use any more
     }
   }
-  if (allocator_ && data_) allocator_->deallocate(data_, bytes_);
 }
 
 void* Storage::operator new(size_t bytes) { return pool_allocate(bytes); }
@@ -90,6 +115,34 @@ void Storage::wait_writable_slow() {
     } catch (...) {  // reported where its result is used
     }
   }
+}
+
+void Storage::wait_ready_on(const Stream& stream) {
+  if (host_addressable_) return wait_ready();
+  if (const Ref<Event> e = ready()) e->wait_on(stream);
+  if (home() != stream)
+    if (const Ref<Event> e = runtime_of(device_).record(home())) e->wait_on(stream);
+}
+
+void Storage::wait_writable_on(const Stream& stream) {
+  if (host_addressable_) return wait_writable();
+  wait_ready_on(stream);
+  for (const Ref<Event>& e : readers()) e->wait_on(stream);
+}
+
+void Storage::note_use(const Stream& stream, bool writes) {
+  if (writes) {  // the kernel came after all others, so they are done when it is
+    readers_ = nullptr;
+    if (home() == stream) return set_ready(nullptr);
+  } else if (home() == stream) {
+    return;
+  }
+  Ref<Event> e = runtime_of(device_).record(stream);
+  if (!e) return;
+  if (writes)
+    set_ready(std::move(e));
+  else
+    add_reader(std::move(e));
 }
 
 void Storage::add_reader(Ref<Event> done) {

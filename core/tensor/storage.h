@@ -1,7 +1,9 @@
 // A storage is bytes on a device, shared by every view of them, and the only object that changes.
 // Invariant: a thread waits for `ready` before it reads the bytes; before it writes them it also
 // waits for their other readers (a collective that sends them, a checkpoint that has not copied
-// them yet), and then it bumps `version`.
+// them yet), and then it bumps `version`. On a device it is the stream of the reading kernel that
+// waits, and the host does not. Work on the storage's home stream is in order by itself and leaves
+// no event.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -10,22 +12,9 @@
 
 #include "core/base/ref.h"
 #include "core/tensor/allocator.h"
-#include "core/tensor/device.h"
+#include "core/tensor/event.h"
 
 namespace tessera {
-
-/// The end of something that runs elsewhere: a kernel on a stream, a collective. A wait for it has
-/// the deadline of its producer.
-class Event : public RefCounted {
- public:
-  /// Whether it has happened. Asking hurries no producer.
-  virtual bool done() const = 0;
-  /// Blocks until done; throws what the producer failed with.
-  virtual void wait() = 0;
-  /// Tells the producer that a thread needs the result and waits for it in another way: a producer
-  /// that delays its work should delay it no longer.
-  virtual void hurry() {}
-};
 
 class Storage;
 
@@ -39,8 +28,8 @@ class Recipe : public RefCounted {
 
 class Storage final : public RefCounted {
  public:
-  /// `bytes` of uninitialised memory of `allocator`; none at all for a meta device (data() is
-  /// null).
+  /// `bytes` of uninitialised memory of `allocator`, which is one of `device`; none at all for a
+  /// meta device (data() is null). The calling thread's stream there becomes the home stream.
   Storage(size_t bytes, Device device, Allocator& allocator);
   /// Borrows memory; `keep_alive` is dropped when the storage dies.
   Storage(void* data, size_t bytes, Device device, Ref<RefCounted> keep_alive);
@@ -52,7 +41,10 @@ class Storage final : public RefCounted {
   static void* operator new(size_t bytes);
   static void operator delete(void* p, size_t bytes);
 
+  /// The first byte, for the device that it is on.
   void* data() const { return data_; }
+  /// Whether the host may read and write the bytes through data().
+  bool host_addressable() const { return host_addressable_; }
   size_t bytes() const { return bytes_; }
   Device device() const { return device_; }
   uint32_t version() const { return version_; }
@@ -77,6 +69,26 @@ class Storage final : public RefCounted {
     if (pending() || readers_) [[unlikely]]
       wait_writable_slow();
   }
+
+  // The same for kernels on a stream. `stream` is that on which a kernel is about to run.
+
+  /// Lets `stream` wait for pending writes, and for all that has been enqueued on the home stream
+  /// where that is another one.
+  void wait_ready(const Stream& stream) {
+    if (pending() || !host_addressable_) [[unlikely]]
+      wait_ready_on(stream);
+  }
+  /// As wait_ready, and for all readers.
+  void wait_writable(const Stream& stream) {
+    if (pending() || readers_ || !host_addressable_) [[unlikely]]
+      wait_writable_on(stream);
+  }
+  /// Notes, once it is enqueued, a kernel on `stream` that reads the bytes or writes them.
+  void used_on(const Stream& stream, bool writes) {
+    if (!host_addressable_) [[unlikely]]
+      note_use(stream, writes);
+  }
+
   /// Adds a reader: the bytes are read as they are now, beyond this call and perhaps by another
   /// thread, until `done` has happened; the reader keeps this storage alive until then. The thread
   /// that may write the storage calls this, as it calls all else of a storage.
@@ -105,17 +117,25 @@ class Storage final : public RefCounted {
 
  private:
   struct Readers;
+  void set_home();
+  void free_after_use();
   void wait_ready_slow();
   void wait_writable_slow();
+  void wait_ready_on(const Stream& stream);
+  void wait_writable_on(const Stream& stream);
+  void note_use(const Stream& stream, bool writes);
+  Stream home() const { return {device_, home_}; }
 
   void* data_ = nullptr;
   size_t bytes_ = 0;
   Device device_;
+  bool host_addressable_ = true;
   std::atomic<bool> saved_ = false;
   uint32_t version_ = 0;
   Allocator* allocator_ = nullptr;       // null: borrowed
   std::atomic<Event*> ready_ = nullptr;  // holds a count; null: nothing is pending
   Ref<Readers> readers_;                 // null: no reader, which is what a write checks first
+  void* home_ = nullptr;  // handle of the stream on which a device's memory was allocated
   Ref<Recipe> recipe_;
   Ref<RefCounted> assigned_;
   Ref<RefCounted> keep_alive_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/tensor/device_runtime.h"
 #include "core/tensor/wrapped.h"
 
 namespace tessera {
@@ -52,6 +53,9 @@ void Tensor::no_values() const {
       "tensor: values of {} were asked for inside a vmap, where they are a batch; compute "
       "with ops (where, gather) or return the tensor and read it outside",
       describe(*this));
+  TESSERA_CHECK(!storage(),
+                "tensor: the host cannot read or write values of {}; copy them with cpu()",
+                describe(*this));
   throw BugError(
       fmt::format("tensor: values of {} read, but only its shape was kept", describe(*this)));
 }
@@ -77,10 +81,9 @@ Tensor detail::empty_of(const Meta& meta) {
   for (int d = 0; d < meta.shape.size(); ++d)
     reach += size_t(meta.shape[d] - 1) * size_t(meta.strides[d]);
   bytes = none ? 0 : std::max(bytes, reach * size_of(meta.dtype));
-  TESSERA_CHECK(meta.device.kind != DeviceKind::kCUDA,
-                "empty: no CUDA support in this build, asked for {}; use the cpu",
-                to_string(meta.device));
-  return Tensor(meta, Ref(new Storage(bytes, meta.device, cpu_allocator())));
+  if (!meta.device.is_cpu()) [[unlikely]]
+    check_device(meta.device, "empty");
+  return Tensor(meta, Ref(new Storage(bytes, meta.device, allocator_of(meta.device))));
 }
 
 Tensor empty(const Shape& shape, DType dtype, Device device) {

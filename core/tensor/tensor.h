@@ -100,16 +100,24 @@ class Tensor {
   }
   const Ref<Storage>& storage() const { return impl()->storage; }
 
-  /// The first element, on the tensor's device, for reading and writing: waits until it may be
-  /// written (Storage::wait_writable). Null for meta tensors. After the memory was handed to an
+  /// The first element, for reading and writing by the host: waits until it may be written
+  /// (Storage::wait_writable). Null for meta tensors. Throws UserError where the values are in
+  /// memory that the host cannot read; cpu() copies them. After the memory was handed to an
   /// asynchronous collective or save, call it again: a pointer from before does not wait.
   void* raw() const {
     values_storage().wait_writable();
     return address();
   }
-  /// The first element, for reading; waits for pending writes only. Null for meta tensors.
+  /// As raw(), for reading: waits for pending writes only.
   const void* raw_values() const {
     values_storage().wait_ready();
+    return address();
+  }
+  /// The first element as an address of the tensor's device, for a kernel or a copy that is
+  /// enqueued there. Nothing waits: the backend has told the kernel's stream to.
+  void* device_data() const {
+    if (!impl()->storage) [[unlikely]]
+      no_values();
     return address();
   }
   /// As raw() and raw_values(), typed; throw UserError when `T` is not the dtype.
@@ -157,7 +165,8 @@ class Tensor {
 
   Tensor to(DType dtype) const;          // the same values in another dtype
   Tensor to(MemoryFormat format) const;  // as contiguous(format)
-  /// Itself on its own device, one without values on kMeta. Throws UserError for other devices.
+  /// The same values on `device` (core/ops/transfer.h); itself on its own, one without values on
+  /// kMeta.
   Tensor to(Device device) const;
   Tensor cpu() const;  // to(kCPU)
   Tensor contiguous(MemoryFormat format = MemoryFormat::kContiguous) const;
@@ -337,7 +346,7 @@ class Tensor {
  private:
   Storage& values_storage() const {
     const TensorImpl* t = impl();
-    if (!t->storage) [[unlikely]]
+    if (!t->storage || !t->storage->host_addressable()) [[unlikely]]
       no_values();
     return *t->storage;
   }

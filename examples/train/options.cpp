@@ -7,8 +7,10 @@
 #include <functional>
 #include <set>
 
+#include "collectives/store/environment.h"
 #include "core/base/error.h"
 #include "core/base/version.h"
+#include "core/tensor/device_runtime.h"
 #include "examples/models/registry.h"
 #include "examples/train/option_table.h"
 #include "launcher/command_line.h"
@@ -16,18 +18,12 @@
 namespace tessera::train {
 namespace {
 
-// Flags that are planned but not available in this build, with the values that are.
+// Flags that are planned but not available in this build.
 struct Unavailable {
-  std::string device = "auto";
   bool offload = false;
 };
 
-void refuse(bool asked, const std::string& flag) {
-  TESSERA_CHECK(!asked, "train: {} is not available yet; leave it out", flag);
-}
-
 void check_available(const Unavailable& u) {
-  refuse(u.device != "auto" && u.device != "cpu", "--device " + u.device);
   TESSERA_CHECK(
       !u.offload,
       "train: --offload moves sharded state out of an accelerator's memory; on the CPU it "
@@ -204,6 +200,22 @@ DType compute_dtype(const Options& o) {
   return o.precision == "bf16" ? kBF16 : o.precision == "fp16" ? kF16 : kF32;
 }
 
+Device device_of(const Options& o) {
+  Device device = kCPU;
+  if (o.device != "auto") {
+    device = parse_device(o.device);
+    TESSERA_CHECK(!device.is_meta(), "train: --device meta has no values; use cpu");
+  } else {
+    for (DeviceKind kind : device_kinds())
+      if (!Device{kind}.is_meta() && runtime_of(kind).count() > 0) device = {kind};
+  }
+  check_device(device, "train");
+  const bool numbered = o.device.find(':') != std::string::npos;
+  if (!device.is_cpu() && !numbered)
+    device.index = int8_t(job_environment().local_rank % runtime_of(device).count());
+  return device;
+}
+
 Parsed parse_options(int argc, char** argv) {
   RawOptions o;
   Unavailable u;
@@ -213,7 +225,6 @@ Parsed parse_options(int argc, char** argv) {
   // If a flag is given twice, the last one counts, so that scripts can append overrides.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   for (const OptionRow& row : option_table()) row.declare(app, o);
-  app.add_option("--device", u.device, "auto or cpu")->capture_default_str();
   app.add_flag("--offload", u.offload)->group("");
 
   if (auto status = parse_command_line(app, argc, argv, 1)) return {o, *status};

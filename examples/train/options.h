@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/tensor/device.h"
 #include "core/tensor/dtype.h"
 
 namespace tessera::models {
@@ -35,6 +36,7 @@ struct Options {
   int64_t warmup = 0;
   std::string strategy = "ddp", mesh;  // mesh: axes as dp=2,tp=2; empty: one axis of all ranks
   std::string backend;
+  std::string device = "auto";     // text: device_of
   std::string precision = "fp32";  // of products and attention: fp32, bf16 or fp16
   std::string recompute = "none";  // activations computed again in backward: none, block, selective
   uint64_t seed = 1337;
@@ -58,6 +60,11 @@ inline bool is_synthetic(const Options& o) {
 }
 /// The dtype in which products and attention are computed.
 DType compute_dtype(const Options& options);
+
+/// The device of this rank: that of --device, or for a kind without an index, and for "auto", which
+/// prefers any other kind to the CPU, the one with the rank's number on its host. Throws UserError
+/// where it is not there.
+Device device_of(const Options& options);
 
 /// The result of parsing and checking.
 struct Parsed {

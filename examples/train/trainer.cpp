@@ -16,11 +16,13 @@
 #include "core/data/loader.h"
 #include "core/data/token_dataset.h"
 #include "core/dispatch/context.h"
+#include "core/dispatch/default_device.h"
 #include "core/io/safetensors.h"
 #include "core/nn/nonfinite.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
 #include "core/optim/optim.h"
+#include "core/tensor/device_runtime.h"
 #include "core/tensor/random.h"
 #include "examples/train/agreement.h"
 #include "examples/train/checkpointing.h"
@@ -148,10 +150,10 @@ Validation validate(const Options& o, const Task& task, Strategy& strategy) {
     if (!mine && !strategy.collective_forward()) break;
     if (!mine) {
       batch = task.validation->allocate(1);
-      batch->sample_numbers = zeros({1}, {.dtype = kI64});
+      batch->sample_numbers = zeros({1}, {.dtype = kI64, .device = kCPU});
       task.validation->read({0, 0}, 0, *batch);
     }
-    const Evaluation e = strategy.evaluate(*batch);
+    const Evaluation e = strategy.evaluate(batch->to(default_device()));
     if (!mine) continue;
     facts[size_t(b)] = e.loss * double(e.counted);
     facts[size_t(batches + b)] = double(e.counted);
@@ -202,7 +204,9 @@ class Trainer {
       : o_(o),
         group_(std::move(group)),
         agreement_(o, group_),
-        task_(agreement_.on(make_task(o, shards_parameters(o) ? kMeta : kCPU))),
+        device_(device_of(o)),
+        on_device_(device_),
+        task_(agreement_.on(make_task(o, shards_parameters(o) ? kMeta : device_))),
         steps_(total_steps(o, task_)),
         strategy_(make_strategy(o, group_, task_)),
         optimizer_(make_optimizer(o, *task_.model)),
@@ -313,7 +317,7 @@ class Trainer {
     std::vector<data::Batch> batches;
     {
       ProfileSpan data("data");
-      for (int64_t k = 0; k < micro_batches; ++k) batches.push_back(*loader_.next());
+      for (int64_t k = 0; k < micro_batches; ++k) batches.push_back(loader_.next()->to(device_));
     }
     Tensor key = from_values<int64_t>({s * kKeysPerStep}, {}), norm;
     std::tie(losses_, norm) = o_.compile ? run_compiled(batches, key) : update(batches, key);
@@ -368,7 +372,7 @@ class Trainer {
   }
 
   void tell_skipped() {
-    Tensor skipped = scalar_tensor(task_.skipped(), kI64);
+    Tensor skipped = scalar_tensor(task_.skipped(), kI64, kCPU);
     group_->all_reduce(skipped);
     if (int64_t n = skipped.item<int64_t>(); n > 0)
       report_.line(
@@ -430,13 +434,15 @@ class Trainer {
                   .samples_per_s = double(o_.batch_size) / elapsed,
                   .tokens_per_s = double(o_.batch_size * task_.tokens_per_sample) / elapsed,
                   .comm_ms = strategy_->communication_ms(),
-                  .peak_bytes = cpu_memory_stats().peak_bytes,
+                  .peak_bytes = memory_stats(device_).peak_bytes,
                   .world_size = group_->size()});
   }
 
   const Options& o_;
   Ref<ProcessGroup> group_;
   Agreement agreement_;
+  Device device_;
+  DeviceScope on_device_;
   Task task_;
   int64_t steps_;
   std::unique_ptr<Strategy> strategy_;

@@ -9,11 +9,28 @@
 #include "core/ops/compose.h"
 #include "core/ops/create.h"
 #include "core/ops/random.h"
+#include "core/tensor/device_runtime.h"
 
 namespace tessera {
 namespace {
 
-constexpr Device kCuda{DeviceKind::kCUDA, 0};
+// A kind of device of which this machine has none.
+class Absent final : public DeviceRuntime {
+ public:
+  std::string_view name() const override { return "absent"; }
+  int count() override { return 0; }
+  std::string why_none() override { return "no driver was found; install one"; }
+  std::string describe(int) override { return {}; }
+  Allocator& allocator(int) override { return cpu_allocator(); }
+  MemoryStats memory_stats(int) override { return {}; }
+  void reset_peak_memory(int) override {}
+  void release_cached_memory(int) override {}
+  bool copy(void*, Device, const void*, Device, size_t, const Stream&) override { return false; }
+};
+Device absent() {
+  static const DeviceKind kind = register_device(std::make_unique<Absent>());
+  return {kind, 0};
+}
 
 std::vector<Tensor> created(TensorOptions o = {}) {
   return {full({2}, 1, o),          zeros({2}, o),        ones({2}, o),
@@ -68,14 +85,16 @@ TEST(DefaultDevice, ModulesAreBuiltOnIt) {
 }
 
 TEST(DefaultDevice, WhatIsNotThereIsRefused) {
-  for (auto ask : {+[] { set_default_device(kCuda); }, +[] { DeviceScope scope(kCuda); },
-                   +[] { zeros({2}, {.device = kCuda}); }}) {
+  for (auto ask :
+       {+[] { set_default_device(absent()); }, +[] { DeviceScope scope(absent()); },
+        +[] { zeros({2}, {.device = absent()}); }, +[] { (void)ones({2}).to(absent()); }}) {
     try {
       ask();
       ADD_FAILURE() << "accepted";
     } catch (const UserError& e) {
-      EXPECT_NE(std::string(e.what()).find("no CUDA support in this build, asked for cuda:0; use"),
-                std::string::npos)
+      EXPECT_NE(
+          std::string(e.what()).find(": absent:0 cannot be used: no driver was found; install one"),
+          std::string::npos)
           << e.what();
     }
   }

@@ -125,7 +125,6 @@ TEST(Tensor, ErrorsSayWhatToDo) {
             }),
             "from_values: 3 values for shape [2]");
   EXPECT_THROW(empty({1, 1, 1, 1, 1, 1, 1, 1, 1}), ShapeError);
-  EXPECT_THROW(zeros({2}, {.device = {DeviceKind::kCUDA, 0}}), UserError);
 }
 
 TEST(Shape, BroadcastAndStrides) {

@@ -4,10 +4,11 @@
 
 namespace tessera {
 
-/// A queue of kernels on a device; the CPU's is the calling thread itself.
+/// A queue of kernels on a device. The CPU's has no handle: it is the calling thread itself.
 struct Stream {
   Device device;
   void* handle = nullptr;
+  bool operator==(const Stream&) const = default;
 };
 
 }  // namespace tessera

@@ -1,0 +1,80 @@
+// What a kind of device gives: memory, streams, events, copies. Everything above asks these objects
+// and names no kind of device. A kind is registered once, when the program starts, by this build
+// or by a library outside the tree; its kernels are added by add_kernels (core/dispatch/kernel.h).
+// Invariant: nothing here blocks the calling thread but synchronize(), and a copy whose comment
+// says so.
+#pragma once
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor/allocator.h"
+#include "core/tensor/event.h"
+
+namespace tessera {
+
+/// One kind of device, for all devices of that kind. Calls come from any thread.
+class DeviceRuntime {
+ public:
+  virtual ~DeviceRuntime() = default;
+  /// "cpu", "cuda": what programs write before the colon.
+  virtual std::string_view name() const = 0;
+  /// How many devices can be used; 0 where none can.
+  virtual int count() = 0;
+  /// Why there is none, in one line that says what to do; empty where there are some.
+  virtual std::string why_none() { return {}; }
+  /// "NVIDIA H200, 139.8 GiB, sm_90".
+  virtual std::string describe(int index) = 0;
+  /// Whether the host reads and writes the memory through pointers.
+  virtual bool host_addressable() const { return false; }
+
+  /// Memory of device `index`. A block is first used on the calling thread's stream.
+  virtual Allocator& allocator(int index) = 0;
+  virtual MemoryStats memory_stats(int index) = 0;
+  /// Sets the peak of memory_stats to what is held now.
+  virtual void reset_peak_memory(int index) = 0;
+  /// Returns cached blocks to the system or the driver.
+  virtual void release_cached_memory(int index) = 0;
+
+  /// The stream on which the calling thread's kernels run on device `index`.
+  virtual Stream stream(int index) { return {{kind_, int8_t(index)}, nullptr}; }
+  /// The end of what has been enqueued on `stream` so far; null where it has ended already, as it
+  /// always has on the CPU.
+  virtual Ref<Event> record(const Stream& /*stream*/) { return nullptr; }
+  /// Enqueues a copy of `bytes` from `from` to `to`, each a pointer into the memory of the device
+  /// beside it: the host or a device of this kind. Returns whether the host's side may still be in
+  /// use, until what record(stream) then returns; where it is ordinary memory, the call may block
+  /// until it has been read or written, and return false.
+  virtual bool copy(void* to, Device to_device, const void* from, Device from_device, size_t bytes,
+                    const Stream& stream) = 0;
+  /// Blocks until what has been enqueued on `stream` has ended; throws what failed there.
+  virtual void synchronize(const Stream& /*stream*/) {}
+
+  DeviceKind kind() const { return kind_; }
+
+ private:
+  friend DeviceKind register_device(std::unique_ptr<DeviceRuntime> runtime);
+  DeviceKind kind_ = DeviceKind::kCPU;
+};
+
+/// Adds a kind of device and returns its number. Not to be called while other threads use devices.
+/// Throws UserError where the name is taken or kMaxDeviceKinds are registered.
+DeviceKind register_device(std::unique_ptr<DeviceRuntime> runtime);
+/// Throws BugError for a kind that was not registered.
+DeviceRuntime& runtime_of(DeviceKind kind);
+inline DeviceRuntime& runtime_of(Device d) { return runtime_of(d.kind); }
+std::optional<DeviceKind> find_device_kind(std::string_view name);
+/// Every kind, the CPU first.
+std::vector<DeviceKind> device_kinds();
+
+/// Throws UserError where `d` is not there, with the reason; `what` is the op that asks.
+void check_device(Device d, std::string_view what);
+/// The stream on which the calling thread's kernels run on `d`.
+inline Stream stream_of(Device d) { return d.is_cpu() ? Stream{} : runtime_of(d).stream(d.index); }
+inline Allocator& allocator_of(Device d) { return runtime_of(d).allocator(d.index); }
+/// Statistics of the memory of `d`.
+MemoryStats memory_stats(Device d);
+
+}  // namespace tessera
