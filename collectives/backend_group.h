@@ -41,8 +41,8 @@ class BackendGroup final : public ProcessGroup, public Waiters::Server {
   Ref<ProcessGroup> split(int color, int key, CallSite site) override;
   void abort(const std::string& why) override;
   void flush() override;
-  Ref<Storage> allocate(size_t bytes) override { return engine_->allocate(bytes); }
-  bool has_own_memory() const override { return engine_->has_own_memory(); }
+  Ref<Storage> allocate(size_t bytes, Device) override { return engine_->allocate(bytes); }
+  bool has_own_memory(Device) const override { return engine_->has_own_memory(); }
   int global_rank(int r) const override { return members_.world_ranks[size_t(r)]; }
   Millis timeout() const override { return timeout_; }
   void working(std::string_view what) override;

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/dispatch/copy.h"
+#include "core/tensor/device_runtime.h"
 
 namespace tessera::detail {
 namespace {
@@ -71,6 +72,17 @@ Ref<Work> DeviceGroup::submit_staged(const Collective& c) {
   for (size_t i = 0; i < c.out.size(); ++i)
     if (c.out[i].defined()) copy_values(c.out[i], transferred(copies.out(i), c.out[i].device()));
   return work;
+}
+
+Ref<Storage> DeviceGroup::allocate(size_t bytes, Device device) {
+  if (const Ref<ProcessGroup>& group = groups_[size_t(device.kind)])
+    return group->allocate(bytes, device);
+  return make_ref<Storage>(bytes, device, allocator_of(device));
+}
+
+bool DeviceGroup::has_own_memory(Device device) const {
+  const Ref<ProcessGroup>& group = groups_[size_t(device.kind)];
+  return group && group->has_own_memory(device);
 }
 
 Ref<ProcessGroup> DeviceGroup::split(int color, int key, CallSite site) {

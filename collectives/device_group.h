@@ -30,8 +30,8 @@ class DeviceGroup final : public ProcessGroup {
   Ref<ProcessGroup> split(int color, int key, CallSite site) override;
   void abort(const std::string& why) override;
   void flush() override;
-  Ref<Storage> allocate(size_t bytes) override { return cpu().allocate(bytes); }
-  bool has_own_memory() const override { return cpu().has_own_memory(); }
+  Ref<Storage> allocate(size_t bytes, Device device) override;
+  bool has_own_memory(Device device) const override;
   int global_rank(int r) const override { return cpu().global_rank(r); }
   Millis timeout() const override { return cpu().timeout(); }
   void working(std::string_view what) override { cpu().working(what); }

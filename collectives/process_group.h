@@ -129,13 +129,13 @@ class ProcessGroup : public RefCounted {
   virtual void abort(const std::string& why) = 0;
   /// Waits until everything submitted by this rank is done; throws the group's error, if any.
   virtual void flush() = 0;
-  /// Allocates memory for tensors that are reduced often (gradient buckets). Where the backend can,
-  /// it is shared with the peers, so that nothing is copied in; otherwise it is ordinary memory.
-  /// Any rank may call it.
-  virtual Ref<Storage> allocate(size_t bytes) = 0;
+  /// Allocates memory on `device` for tensors that are reduced often (gradient buckets). Where the
+  /// backend can, it is shared with the peers, so that nothing is copied in; otherwise it is
+  /// ordinary memory. Any rank may call it.
+  virtual Ref<Storage> allocate(size_t bytes, Device device = {}) = 0;
   /// True when allocate() returns memory of the group's own, not ordinary memory; tensors that are
   /// sent should then be allocated by it.
-  virtual bool has_own_memory() const = 0;
+  virtual bool has_own_memory(Device device = {}) const = 0;
   /// The rank in the world of this group's rank `r`.
   virtual int global_rank(int r) const = 0;
   /// The deadline of calls that specify none.

@@ -24,8 +24,9 @@ std::vector<std::vector<int>> cut_buckets(const std::vector<NamedTensor>& parame
   for (int slot : order) {
     const Tensor& p = parameters[size_t(slot)].tensor;
     size_t limit = buckets.size() <= 1 ? first : cap;
-    bool same_type =
-        !buckets.empty() && parameters[size_t(buckets.back()[0])].tensor.dtype() == p.dtype();
+    bool same_type = !buckets.empty() &&
+                     parameters[size_t(buckets.back()[0])].tensor.dtype() == p.dtype() &&
+                     parameters[size_t(buckets.back()[0])].tensor.device() == p.device();
     if (!same_type || bytes + p.nbytes() > limit) buckets.emplace_back(), bytes = 0;
     buckets.back().push_back(slot);
     bytes += aligned(p.nbytes());
@@ -72,17 +73,18 @@ void Reducer::build(const std::vector<int>& order) {
   for (auto& slots :
        cut_buckets(parameters_, order, options_.first_bucket_bytes, options_.bucket_bytes)) {
     Bucket b;
-    DType t = parameters_[size_t(slots[0])].tensor.dtype();
+    const DType t = parameters_[size_t(slots[0])].tensor.dtype();
+    const Device device = parameters_[size_t(slots[0])].tensor.device();
     size_t bytes = 0;
     for (int s : slots) bytes += aligned(parameters_[size_t(s)].tensor.nbytes());
-    Ref<Storage> storage = group_->allocate(bytes);
-    b.flat = Tensor(Meta::contiguous({int64_t(bytes / size_of(t))}, t, {}), storage);
+    Ref<Storage> storage = group_->allocate(bytes, device);
+    b.flat = Tensor(Meta::contiguous({int64_t(bytes / size_of(t))}, t, device), storage);
     zero_(b.flat);  // padding takes part in the reduction
     int64_t at = 0;
     for (int s : slots) {
       const Tensor& p = parameters_[size_t(s)].tensor;
       place_[size_t(s)] = {int(buckets_.size()),
-                           Tensor(Meta::contiguous(p.shape(), t, {}), storage, at)};
+                           Tensor(Meta::contiguous(p.shape(), t, device), storage, at)};
       at += int64_t(aligned(p.nbytes()) / size_of(t));
     }
     b.slots = std::move(slots);

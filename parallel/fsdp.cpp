@@ -6,6 +6,7 @@
 #include <map>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/default_device.h"
 #include "parallel/fsdp_state.h"
 #include "parallel/path_pattern.h"
 #include "parallel/tensor_parallel.h"
@@ -167,7 +168,7 @@ void State::plan(Param& p) const {
 void State::shard(Param& p, Module& model) {
   Tensor old = p.sharded, whole = old.is_sharded() ? to_local(old.detach()) : old.detach();
   Tensor piece = to_local(distribute(whole, options_.mesh, p.cut));
-  if (piece.device().is_meta()) piece = empty(piece.shape(), piece.dtype());
+  if (piece.device().is_meta()) piece = empty(piece.shape(), piece.dtype(), default_device());
   Layout layout = p.cut;
   layout.append(p.rest_layout.begin(), p.rest_layout.end());
   p.sharded = from_local(piece, p.mesh, layout, old.shape());

@@ -8,6 +8,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/dispatch/context.h"
+#include "core/dispatch/default_device.h"
 #include "core/io/hash.h"
 #include "core/ops/create.h"
 #include "core/ops/pointwise.h"
@@ -45,7 +46,8 @@ void set_meta(Header& h, const Meta& m) {
   std::copy(m.shape.begin(), m.shape.end(), h.extents.begin());
 }
 Meta meta_of(const Header& h) {
-  return Meta::contiguous(Shape(std::span(h.extents.data(), size_t(h.ndim))), DType(h.dtype), {});
+  return Meta::contiguous(Shape(std::span(h.extents.data(), size_t(h.ndim))), DType(h.dtype),
+                          default_device());
 }
 bool alike(const Meta& a, const Meta& b) { return a.shape == b.shape && a.dtype == b.dtype; }
 

@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/default_device.h"
 #include "core/io/hash.h"
 #include "core/ops/create.h"
 #include "dtensor/dtensor.h"
@@ -174,7 +175,7 @@ std::vector<NamedTensor> PipelineParameters::gather(bool buffers) const {
     if (p.is_buffer && !buffers) continue;
     int owner = p.stages[0];
     Tensor t = owner == pipeline_->rank() ? full_tensor(at(p.name).detach()).contiguous()
-                                          : empty(p.shape, p.dtype);
+                                          : empty(p.shape, p.dtype, default_device());
     pipeline_->broadcast(t, owner);
     out.push_back({p.name, t});
   }

@@ -4,6 +4,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/dispatch/context.h"
+#include "core/dispatch/default_device.h"
 #include "core/nn/conv_layers.h"
 #include "core/nn/layers.h"
 #include "core/ops/create.h"
@@ -277,10 +278,10 @@ void materialize(nn::Module& module) {
     if (!old.device().is_meta()) continue;
     Tensor now;
     if (old.is_sharded())
-      now = from_local(empty(shard_data(old)->local.shape(), old.dtype()), mesh_of(old),
-                       layout_of(old), old.shape());
+      now = from_local(empty(shard_data(old)->local.shape(), old.dtype(), default_device()),
+                       mesh_of(old), layout_of(old), old.shape());
     else
-      now = empty(old.shape(), old.dtype());
+      now = empty(old.shape(), old.dtype(), default_device());
     if (old.requires_grad()) {
       now.requires_grad_();
       if (old.is_sharded())

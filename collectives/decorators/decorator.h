@@ -21,8 +21,10 @@ class Decorator : public ProcessGroup {
   }
   void abort(const std::string& why) override { inner_->abort(why); }
   void flush() override { inner_->flush(); }
-  Ref<Storage> allocate(size_t bytes) override { return inner_->allocate(bytes); }
-  bool has_own_memory() const override { return inner_->has_own_memory(); }
+  Ref<Storage> allocate(size_t bytes, Device device) override {
+    return inner_->allocate(bytes, device);
+  }
+  bool has_own_memory(Device device) const override { return inner_->has_own_memory(device); }
   int global_rank(int r) const override { return inner_->global_rank(r); }
   Millis timeout() const override { return inner_->timeout(); }
   void working(std::string_view what) override { inner_->working(what); }

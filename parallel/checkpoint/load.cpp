@@ -21,9 +21,9 @@ void check_piece(const std::string& folder, const Piece& p, const TensorEntry& t
 }
 
 void check_destination(const Piece& p) {
-  TESSERA_CHECK(p.values.defined() && p.values.device().is_cpu() &&
+  TESSERA_CHECK(p.values.defined() && !p.values.device().is_meta() &&
                     !(p.values.layers() & bit(Layer::kSharding)),
-                "checkpoint: the destination of {} is not a plain tensor on the cpu",
+                "checkpoint: the destination of {} is not a plain tensor with values",
                 quote(p.name));
   TESSERA_CHECK(inside(p.box(), p.global),
                 "checkpoint: the destination of {}: the box at {} of shape {} is not inside {}",
@@ -36,7 +36,7 @@ void fill_piece(Reader& reader, const Piece& p, const TensorEntry& t) {
   if (p.values.numel() == 0) return p.values.storage()->bump_version();
   NoGrad off;
   Tensor to = p.values.detach();
-  if (!to.is_contiguous()) {
+  if (!to.is_contiguous() || !to.storage()->host_addressable()) {
     Tensor dense = empty(to.shape(), to.dtype());
     reader.fill(t, p.box(), static_cast<std::byte*>(dense.raw()));
     assign_(to, dense);

@@ -135,8 +135,8 @@ std::string describe_pieces(std::span<const Piece> pieces) {
     TESSERA_CHECK(p.values.defined(),
                   "checkpoint: piece {} has no values; leave it out or initialise it",
                   quote(p.name));
-    TESSERA_CHECK(p.values.device().is_cpu() && !(p.values.layers() & bit(Layer::kSharding)),
-                  "checkpoint: piece {} ({}) is not a plain tensor on the cpu; pass the part this "
+    TESSERA_CHECK(!p.values.device().is_meta() && !(p.values.layers() & bit(Layer::kSharding)),
+                  "checkpoint: piece {} ({}) is not a plain tensor with values; pass the part this "
                   "rank holds",
                   quote(p.name), tessera::describe(p.values));
     TESSERA_CHECK(inside(p.box(), p.global),

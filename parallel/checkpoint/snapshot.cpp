@@ -17,6 +17,7 @@
 #include "core/base/log.h"
 #include "core/base/profile.h"
 #include "core/base/silence.h"
+#include "core/dispatch/copy.h"
 
 namespace tessera::checkpoint {
 namespace {
@@ -173,7 +174,7 @@ Snapshot::Copying::Copying(std::vector<Tensor> tensors, std::byte* buffer, uint6
   sources_ = std::make_unique<Source[]>(n_sources_);
   for (size_t i = 0; i < n_sources_; ++i) {
     Source& s = sources_[i];
-    s.values = std::move(tensors[i]);
+    s.values = on_host(tensors[i]);
     s.data = static_cast<const std::byte*>(s.values.raw_values());
     s.dense = s.values.is_contiguous();
     s.begin = bytes_, s.first = n_units_;

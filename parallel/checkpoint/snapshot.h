@@ -30,8 +30,9 @@ class Snapshot {
   void reserve(size_t bytes);
   size_t capacity() const { return pages_.bytes(); }
 
-  /// Begins a save: from here on, it has the values that `tensors` (plain ones on the CPU, dense or
-  /// strided) have now. Waits for pending writes, copies nothing. Where the tensors do not fit into
+  /// Begins a save: from here on, it has the values that `tensors` (plain ones, dense or strided)
+  /// have now. Waits for pending writes, and copies nothing but tensors of a device, to memory of
+  /// the host. Where the tensors do not fit into
   /// the buffer, a write to one of them waits until the disk has made room; a write that has waited
   /// for `patience` while no room was made gives the save up. No other save may be in progress.
   void begin(std::vector<Tensor> tensors, Clock::duration patience);

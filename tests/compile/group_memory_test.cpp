@@ -30,8 +30,8 @@ constexpr size_t kBytes = size_t(kRows * kColumns) * sizeof(float);
 class OwnMemoryGroup final : public Decorator {
  public:
   using Decorator::Decorator;
-  bool has_own_memory() const override { return owns; }
-  Ref<Storage> allocate(size_t bytes) override {
+  bool has_own_memory(Device) const override { return owns; }
+  Ref<Storage> allocate(size_t bytes, Device) override {
     given.push_back(inner_->allocate(bytes));
     return given.back();
   }
