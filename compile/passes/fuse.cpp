@@ -1,8 +1,15 @@
 // Fuses nodes into kernels. Nodes are taken in order. Each joins the groups that made its operands,
 // then those that read the same memory, if the result is a valid kernel and no path leads out of
-// the group and back. So groups grow along the data they pass on, and a value that only its group
-// reads never goes to memory. Views and numbers belong to no group: kernels look through them, and
-// for other readers they are placed where they are read.
+// the group and back (over values, overwritten memory or collectives). So groups grow along the
+// data they pass on, and a value that only its group reads never goes to memory. A group is a valid
+// kernel if one sweep computes it (lower_group.h): a reduction is finished within a row, which is
+// swept again while it is in a cache, or runs over all rows and is finished at the end. So a sum
+// e + transpose(e) is not in the kernel that computes e. What a group writes it writes once, and
+// reads, if at all, only where it writes. Views and numbers belong to no group: kernels look
+// through them, and for other readers they are placed where they are read. Cheap functions of
+// constants and positions, such as masks, are computed again in each kernel that reads them; in
+// backward, so are values that forward made cheaply from one large value that is in memory anyway
+// (a product plus a bias).
 #include <algorithm>
 #include <array>
 #include <numeric>
