@@ -13,8 +13,8 @@ Device device_of(const Collective& c) {
 
 }  // namespace
 
-DeviceGroup::DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda, TellCause tell_cause)
-    : tell_cause_(std::move(tell_cause)) {
+DeviceGroup::DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda, PublishCause publish_cause)
+    : publish_cause_(std::move(publish_cause)) {
   groups_[int(DeviceKind::kCPU)] = std::move(cpu);
   groups_[int(DeviceKind::kCUDA)] = std::move(cuda);
 }
@@ -43,17 +43,17 @@ Ref<ProcessGroup> DeviceGroup::split(int color, int key, CallSite site) {
     if (groups_[d]) parts[d] = groups_[d]->split(color, key, site);
   if (color < 0) return nullptr;
   return make_ref<DeviceGroup>(parts[int(DeviceKind::kCPU)], parts[int(DeviceKind::kCUDA)],
-                               tell_cause_);
+                               publish_cause_);
 }
 
 void DeviceGroup::abort(const std::string& why) {
   for (const Ref<ProcessGroup>& group : groups_)
     if (group) group->abort(why);
-  if (!tell_cause_) return;
+  if (!publish_cause_) return;
   try {
     barrier();
   } catch (const CommError& first) {  // the error that killed the group, by this abort or before it
-    if (!first.culprits().empty()) tell_cause_(first.culprits());
+    if (!first.culprits().empty()) publish_cause_(first.culprits());
   }
 }
 

@@ -12,9 +12,9 @@ namespace tessera::detail {
 class DeviceGroup final : public ProcessGroup {
  public:
   /// Called with the ranks of the world that an aborted group failed on.
-  using TellCause = std::function<void(std::span<const int> world_ranks)>;
-  /// `cpu` serves CPU tensors and calls without tensors; `cuda` and `tell_cause` may be null.
-  DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda, TellCause tell_cause);
+  using PublishCause = std::function<void(std::span<const int> world_ranks)>;
+  /// `cpu` serves CPU tensors and calls without tensors; `cuda` and `publish_cause` may be null.
+  DeviceGroup(Ref<ProcessGroup> cpu, Ref<ProcessGroup> cuda, PublishCause publish_cause);
 
   int rank() const override { return cpu().rank(); }
   int size() const override { return cpu().size(); }
@@ -34,7 +34,7 @@ class DeviceGroup final : public ProcessGroup {
  private:
   ProcessGroup& cpu() const { return *groups_[int(DeviceKind::kCPU)]; }
   std::array<Ref<ProcessGroup>, kNumDeviceKinds> groups_;
-  const TellCause tell_cause_;
+  const PublishCause publish_cause_;
 };
 
 }  // namespace tessera::detail

@@ -64,7 +64,7 @@ class Fusion {
   void run() {
     for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k) {
       if (flow_.kind[size_t(k)] != NodeKind::kFusible) continue;
-      join_makers(k);
+      join_producers(k);
       for (ValueId id : g_.nodes[size_t(k)].in) join_readers(id, k);
     }
     emit();
@@ -81,9 +81,9 @@ class Fusion {
 
   // ---- groups
 
-  // Joins the makers of a node's operands. A maker that could not be joined at first may be joined
-  // after another, which removes a path around it.
-  void join_makers(int32_t node) {
+  // Joins the producers of a node's operands. A producer that could not be joined at first may be
+  // joined after another, which removes a path around it.
+  void join_producers(int32_t node) {
     for (bool joined = true; joined;) {
       joined = false;
       for (ValueId id : g_.nodes[size_t(node)].in)
@@ -219,7 +219,7 @@ class Fusion {
 
   // Places views and numbers before their first reader.
   void place_free(ValueId id) {
-    int32_t m = flow_.maker[size_t(id)];
+    int32_t m = flow_.producer[size_t(id)];
     if (m == kNoNode || !flow_.is_free(m) || placed_[size_t(m)]) return;
     for (ValueId operand : g_.nodes[size_t(m)].in) place_free(operand);
     placed_[size_t(m)] = true;

@@ -91,7 +91,7 @@ class Snapshot::Copying final : public RefCounted {
   void make_room(size_t bytes);
   void give_up();
   /// Returns when no thread copies any more.
-  void settle();
+  void wait_for_copies();
   double held_up_seconds() const { return double(held_up_ns_.load()) * 1e-9; }
 
   // True in a forked child: its memory is its own, and the threads that read or copy are the
@@ -308,7 +308,7 @@ void Snapshot::Copying::give_up() {
   }
 }
 
-void Snapshot::Copying::settle() {
+void Snapshot::Copying::wait_for_copies() {
   std::unique_lock lock(mutex_);
   waiting_.fetch_add(1);
   changed_.wait(lock, [&] { return unfinished_.load() == 0; });
@@ -351,7 +351,7 @@ std::span<const std::byte> Snapshot::take(size_t most) { return copying_->take(m
 void Snapshot::release(size_t bytes) { copying_->make_room(bytes); }
 void Snapshot::give_up() {
   copying_->give_up();
-  copying_->settle();
+  copying_->wait_for_copies();
 }
 double Snapshot::held_up_seconds() const { return copying_ ? copying_->held_up_seconds() : 0; }
 
