@@ -287,7 +287,7 @@ std::exception_ptr BackendGroup::fail(std::exception_ptr error, const Call* call
     work_.notify_one();
   }
   engine_->abort(report);
-  if (first) watchdog_->tell_failure(report);
+  if (first) watchdog_->publish_failure(report);
   return error;
 }
 

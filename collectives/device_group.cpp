@@ -90,17 +90,17 @@ Ref<ProcessGroup> DeviceGroup::split(int color, int key, CallSite site) {
   for (size_t d = 0; d < parts.size(); ++d)
     if (groups_[d]) parts[d] = groups_[d]->split(color, key, site);
   if (color < 0) return nullptr;
-  return make_ref<DeviceGroup>(std::move(parts), tell_cause_);
+  return make_ref<DeviceGroup>(std::move(parts), publish_cause_);
 }
 
 void DeviceGroup::abort(const std::string& why) {
   for (const Ref<ProcessGroup>& group : groups_)
     if (group) group->abort(why);
-  if (!tell_cause_) return;
+  if (!publish_cause_) return;
   try {
     barrier();
   } catch (const CommError& first) {  // the error that killed the group, by this abort or before it
-    if (!first.culprits().empty()) tell_cause_(first.culprits());
+    if (!first.culprits().empty()) publish_cause_(first.culprits());
   }
 }
 

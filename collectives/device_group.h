@@ -13,13 +13,13 @@ namespace tessera::detail {
 class DeviceGroup final : public ProcessGroup {
  public:
   /// Called with the ranks of the world that an aborted group failed on.
-  using TellCause = std::function<void(std::span<const int> world_ranks)>;
+  using PublishCause = std::function<void(std::span<const int> world_ranks)>;
   /// A backend group for each DeviceKind, null where there is none.
   using ByKind = std::array<Ref<ProcessGroup>, kMaxDeviceKinds>;
-  /// That of the CPU, which is always there, also serves calls without tensors. `tell_cause` may be
-  /// null.
-  DeviceGroup(ByKind groups, TellCause tell_cause)
-      : groups_(std::move(groups)), tell_cause_(std::move(tell_cause)) {}
+  /// That of the CPU, which is always there, also serves calls without tensors. `publish_cause` may
+  /// be null.
+  DeviceGroup(ByKind groups, PublishCause publish_cause)
+      : groups_(std::move(groups)), publish_cause_(std::move(publish_cause)) {}
 
   int rank() const override { return cpu().rank(); }
   int size() const override { return cpu().size(); }
@@ -41,7 +41,7 @@ class DeviceGroup final : public ProcessGroup {
   Ref<Work> submit_staged(const Collective& c);
   ProcessGroup& cpu() const { return *groups_[int(DeviceKind::kCPU)]; }
   const ByKind groups_;
-  const TellCause tell_cause_;
+  const PublishCause publish_cause_;
 };
 
 }  // namespace tessera::detail

@@ -100,7 +100,7 @@ void await_all(Segment& segment, RendezvousStore& store, const Membership& m, Mi
   };
   if (all()) return;
   RendezvousWait wait(m, timeout, absent(), dog);
-  for (auto look = Clock::now() + RendezvousStore::kLook; !all();) {
+  for (auto look = Clock::now() + RendezvousStore::kCheckInterval; !all();) {
     if (Clock::now() > look) {
       try {
         store.check_members();
@@ -108,7 +108,7 @@ void await_all(Segment& segment, RendezvousStore& store, const Membership& m, Mi
       } catch (const CommError&) {
         if (!all()) throw;
       }
-      look = Clock::now() + RendezvousStore::kLook;
+      look = Clock::now() + RendezvousStore::kCheckInterval;
     }
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
@@ -173,11 +173,11 @@ std::unique_ptr<Engine> connect(const Membership& m, const JoinOptions& o,
 Ref<ProcessGroup> as_device_group(Membership m, std::unique_ptr<Engine> engine, Millis timeout,
                                   BackendGroup::Splitter splitter,
                                   std::shared_ptr<Watchdog> watchdog,
-                                  DeviceGroup::TellCause tell_cause = nullptr) {
+                                  DeviceGroup::PublishCause publish_cause = nullptr) {
   DeviceGroup::ByKind groups;
   groups[size_t(DeviceKind::kCPU)] = Ref<ProcessGroup>(new BackendGroup(
       std::move(m), std::move(engine), timeout, std::move(splitter), std::move(watchdog)));
-  return make_ref<DeviceGroup>(std::move(groups), std::move(tell_cause));
+  return make_ref<DeviceGroup>(std::move(groups), std::move(publish_cause));
 }
 
 }  // namespace
@@ -198,9 +198,9 @@ Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& o) {
       throw;
     }
   };
-  DeviceGroup::TellCause tell_cause;
+  DeviceGroup::PublishCause publish_cause;
   if (options.store)
-    tell_cause = [store = options.store](std::span<const int> ranks) {
+    publish_cause = [store = options.store](std::span<const int> ranks) {
       try {
         announce_cause(*store, ranks);
       } catch (const Error&) {  // no rank is left to ask, or the store is full
@@ -212,11 +212,11 @@ Ref<ProcessGroup> join_by_store(Membership members, const JoinOptions& o) {
                                : connect(members, options, options.prefix + members.group + "/");
   } catch (const CommError& e) {  // without a group there is nothing to abort
     if (options.watchdog) options.watchdog->failed(e);
-    if (tell_cause && !e.culprits().empty()) tell_cause(e.culprits());
+    if (publish_cause && !e.culprits().empty()) publish_cause(e.culprits());
     throw;
   }
   return as_device_group(std::move(members), std::move(engine), options.timeout, splitter,
-                         options.watchdog, std::move(tell_cause));
+                         options.watchdog, std::move(publish_cause));
 }
 
 Ref<ProcessGroup> join_threads(Membership members, std::shared_ptr<Hub> hub, Millis timeout,

@@ -72,13 +72,13 @@ void RendezvousWait::fail(const CommError& error) {
       members_.group, 0, absent, error.culprits());
 }
 
-// Calls call(timeout) repeatedly with a timeout of kLook, and checks the members after each failed
-// try.
+// Calls call(timeout) repeatedly with a timeout of kCheckInterval, and checks the members after
+// each failed try.
 template <class Call>
 auto RendezvousStore::in_turns(std::span<const std::string> keys, Millis timeout, Call call) {
   RendezvousWait wait(members_, timeout, ranks_of(keys, members_.size), dog_.get());
   for (;;) try {
-      return call(kLook);
+      return call(kCheckInterval);
     } catch (const StoreTimeout& e) {
       check_members();
       wait.check(ranks_of(e.keys(), members_.size));
@@ -121,13 +121,13 @@ void RendezvousStore::check_members() {
   });
   if (ended.empty()) return;
   const DeadRank& first = ended[0];
-  const Watchdog::Fate fate =
-      dog_ ? dog_->fate_of(first.rank) : Watchdog::Fate{first.how, {first.rank}};
+  const Watchdog::EndReason reason =
+      dog_ ? dog_->end_reason_of(first.rank) : Watchdog::EndReason{first.how, {first.rank}};
   throw CommError(
       fmt::format("init_process_group: rank {} ended before all ranks had joined {}: {}; see its "
                   "output, and restart the job",
-                  first.rank, members_.group, fate.how.empty() ? first.how : fate.how),
-      members_.group, 0, {first.rank}, fate.culprits);
+                  first.rank, members_.group, reason.how.empty() ? first.how : reason.how),
+      members_.group, 0, {first.rank}, reason.culprits);
 }
 
 void RendezvousStore::explain() {

@@ -53,7 +53,7 @@ class RendezvousStore final : public PrefixStore {
   void explain();
 
   /// How often a thread that waits for something else should check the members.
-  static constexpr Millis kLook{200};
+  static constexpr Millis kCheckInterval{200};
 
  private:
   std::string joined_key(int world_rank) const;

@@ -189,7 +189,7 @@ int WaitFacts::number_of(int r) const {
   return at == members.end() ? -1 : first + int(at - members.begin());
 }
 
-std::string WaitFacts::tell(int r) const {
+std::string WaitFacts::name_of_rank(int r) const {
   const int number = number_of(r);
   if (number < 0) return fmt::format("world rank {}", r);
   return number == r ? fmt::format("rank {}", r)

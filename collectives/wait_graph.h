@@ -42,7 +42,7 @@ struct WaitFacts {
   /// member.
   int number_of(int r) const;
   /// "rank 1 (world rank 3)", or "rank 1" where the two are equal.
-  std::string tell(int r) const;
+  std::string name_of_rank(int r) const;
 };
 
 /// What a rank is busy with while others may have to wait for it; see ProcessGroup::working.

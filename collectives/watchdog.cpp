@@ -17,9 +17,9 @@ namespace {
 
 using Kind = WaitFacts::Kind;
 
-constexpr int kSuspicions = 2;  // looks in a row before two ranks count as waiting for each other
+constexpr int kSuspicions = 2;  // rounds in a row before two ranks count as waiting for each other
 constexpr Millis kCauseTime{150};
-constexpr size_t kToldBytes = 2000;  // bytes of an error's text that other ranks repeat
+constexpr size_t kRepeatedBytes = 2000;  // bytes of an error's text that other ranks repeat
 
 std::vector<int> parse_ranks(std::string_view text) {
   std::vector<int> ranks;
@@ -46,10 +46,10 @@ bool intersect(std::span<const int> a, std::span<const int> b) {
 
 double in_seconds(Millis time) { return double(time.count()) / 1000; }
 
-// The error of a wait that has lasted `waited`. `stories` say what is known of absent ranks of the
-// world.
+// The error of a wait that has lasted `waited`. `progress` says what is known of absent ranks of
+// the world.
 CommError late_error(const WaitFacts& facts, const Verdict& v, Millis waited,
-                     const std::map<int, std::string>& stories) {
+                     const std::map<int, std::string>& progress) {
   const std::string way_out = ", or raise TESSERA_TIMEOUT", end = v.why.empty() ? "" : "; " + v.why;
   if (v.absent.empty())
     return CommError(
@@ -62,9 +62,9 @@ CommError late_error(const WaitFacts& facts, const Verdict& v, Millis waited,
   const std::vector<int>& blamed = inside ? v.culprits : v.absent;
   std::string text = facts.title() + ":";
   for (int r : blamed) {
-    text += fmt::format(" {} not seen for {:.3g} s;", facts.tell(r), in_seconds(waited));
-    if (auto story = stories.find(r); story != stories.end() && !story->second.empty())
-      text += fmt::format(" {};", story->second);
+    text += fmt::format(" {} not seen for {:.3g} s;", facts.name_of_rank(r), in_seconds(waited));
+    if (auto known = progress.find(r); known != progress.end() && !known->second.empty())
+      text += fmt::format(" {};", known->second);
     else if (facts.peer < 0 && v.reached > 1)
       text += fmt::format(" it last finished #{};", v.reached - 1);
   }
@@ -102,24 +102,24 @@ CommError decode_error(const std::string& text, const std::string& group) {
                    parse_ranks(all.substr(b + 1, c - b - 1)));
 }
 
-// A copy, made when the look began, of a wait that has lasted long enough to be looked at.
+// A copy of a wait that has lasted long enough to be checked, made when the round of checks began.
 struct Watchdog::Late {
   uint64_t id;
   WaitFacts facts;
   Millis timeout, waited;
   Clock::time_point since;
-  bool say = false;
+  bool log = false;
   bool follows_failure = false;  // it had begun when this rank failed in some group
   std::string failure_key{};
-  std::map<int, std::string> stories;  // by member; filled once the deadline has passed
+  std::map<int, std::string> progress;  // by member; filled once the deadline has passed
   std::optional<CommError> error;
 };
 
-// Asks ranks what they wait for, anew in each look, and notes which of them still run.
+// Asks ranks what they wait for, anew in each round of checks, and notes which of them still run.
 class Watchdog::Inquiry {
  public:
   explicit Inquiry(Watchdog& dog) : dog_(dog) {}
-  void next_look() { accounts_.clear(); }
+  void next_round() { accounts_.clear(); }
   /// `timeout`: how long a rank that was busy may take until it makes its call.
   Account account_of(int rank, Millis timeout) {
     auto [at, fresh] = accounts_.try_emplace(rank);
@@ -149,12 +149,12 @@ class Watchdog::Inquiry {
     if (!a.record) {
       a.failed_on = dog_.failure_of(rank);
       // Otherwise the rank may be about to publish a wait.
-      if (still > 3 * kLook || !a.failed_on.empty()) a.alive = true;
+      if (still > 3 * kCheckInterval || !a.failed_on.empty()) a.alive = true;
       return a;
     }
     for (const WorkFacts& w : a.record->work)
       seen.worked = std::max(seen.worked, now - Millis(w.idle_ms));
-    if (still >= kPatience)
+    if (still >= kResponseTime)
       a.alive = false;
     else if (seen.runs)
       a.alive = true;
@@ -163,7 +163,7 @@ class Watchdog::Inquiry {
 
   Watchdog& dog_;
   std::map<int, Seen> seen_;
-  std::map<int, Account> accounts_;  // of this look
+  std::map<int, Account> accounts_;  // of this round
 };
 
 Watchdog::Scope::Scope(Watchdog* dog, Wait& wait, Clock::time_point since) : dog_(dog) {
@@ -223,88 +223,88 @@ void Watchdog::working(const std::string& group, std::string_view what) {
 
 void Watchdog::serve() {
   std::unique_lock lock(mutex_);
-  const StorePatience patience(kPatience);
+  const StoreTimeLimit limit(kResponseTime);
   for (;;) {
-    changed_.wait(lock, [&] { return stop_ || !idle() || told_; });
-    changed_.wait_for(lock, kLook, [&] { return stop_; });
+    changed_.wait(lock, [&] { return stop_ || !idle() || published_; });
+    changed_.wait_for(lock, kCheckInterval, [&] { return stop_; });
     if (stop_) break;
     std::vector<Late> late = late_waits();
     lock.unlock();
-    look(late);
+    check_waits(late);
     lock.lock();
     deliver(late);
   }
   lock.unlock();
-  forget();  // peers must not use the record of a rank that has ended
+  delete_record();  // peers must not use the record of a rank that has ended
 }
 
 std::vector<Watchdog::Late> Watchdog::late_waits() {
   std::vector<Late> late;
   const auto now = Clock::now();
   for (Entry& e : waits_) {
-    if (now - e.since < kLook) continue;
+    if (now - e.since < kCheckInterval) continue;
     late.push_back({.id = e.id,
                     .facts = e.wait->facts(),
                     .timeout = e.wait->timeout(),
                     .waited = std::chrono::duration_cast<Millis>(now - e.since),
                     .since = e.since,
-                    .say = false,
+                    .log = false,
                     .follows_failure = failure_ && e.since <= failed_at_,
                     .failure_key = e.wait->failure_key(),
-                    .stories = {},
+                    .progress = {},
                     .error = {}});
     Late& l = late.back();
-    const bool again = e.said == Clock::time_point() || now - e.said >= Silence::kAgain;
-    l.say = l.waited >= silence_ && again && l.facts.holds_up && l.timeout != Millis(0);
-    if (l.say) e.said = now;
+    const bool again = e.logged == Clock::time_point() || now - e.logged >= Silence::kAgain;
+    l.log = l.waited >= silence_ && again && l.facts.holds_up && l.timeout != Millis(0);
+    if (l.log) e.logged = now;
     if (l.waited >= l.timeout)
-      for (int r : l.facts.members) l.stories[r] = e.wait->story(r);
+      for (int r : l.facts.members) l.progress[r] = e.wait->progress_of(r);
   }
   return late;
 }
 
-void Watchdog::look(std::vector<Late>& late) {
+void Watchdog::check_waits(std::vector<Late>& late) {
   const bool asks = std::ranges::any_of(late, [](const Late& l) {
     return l.timeout != Millis(0) && (l.waited >= l.timeout || l.follows_failure);
   });
   if (!asks) inquiry_.reset();
-  if (inquiry_) inquiry_->next_look();
+  if (inquiry_) inquiry_->next_round();
   std::erase_if(suspicions_, [&](const auto& s) {
     return std::ranges::find(late, s.first, &Late::id) == late.end();
   });
   try {
-    tell(late);
+    publish_waits(late);
     const bool waits_for_messages =
         std::ranges::any_of(late, [](const Late& l) { return !l.failure_key.empty(); });
     const std::vector<DeadRank> dead =
         waits_for_messages ? dead_ranks(*store_, size_) : std::vector<DeadRank>();
     for (Late& l : late) {
-      beat();
-      check_obituary(l);
+      heartbeat();
+      check_group_failure(l);
       if (!l.error) check_messages(l);
       if (!l.error) check_deaths(l, dead);
       if (!l.error && l.timeout != Millis(0)) check_deadline(l);
-      if (!l.error && l.say) {
+      if (!l.error && l.log) {
         Inquiry inquiry(*this);
-        say(l, find_culprits(rank_, l.facts, l.timeout, [&](int rank) {
-                 return inquiry.account_of(rank, l.timeout);
-               }).absent);
+        log_wait(l, find_culprits(rank_, l.facts, l.timeout, [&](int rank) {
+                      return inquiry.account_of(rank, l.timeout);
+                    }).absent);
       }
     }
-    silent_looks_ = 0;
+    unanswered_rounds_ = 0;
     return;
   } catch (const std::exception&) {  // most likely the store is gone or does not answer
-    ++silent_looks_;
+    ++unanswered_rounds_;
   }
   for (Late& l : late) {
     if (l.error || l.timeout == Millis(0)) continue;
-    if (l.say) say(l, l.facts.absent.value_or(std::vector<int>()));
-    if (l.waited >= l.timeout && silent_looks_ > 1) check_alone(l);
+    if (l.log) log_wait(l, l.facts.absent.value_or(std::vector<int>()));
+    if (l.waited >= l.timeout && unanswered_rounds_ > 1) check_without_store(l);
   }
 }
 
 // Judges a wait without the store: this rank knows only which ranks have not made its own call.
-void Watchdog::check_alone(Late& l) {
+void Watchdog::check_without_store(Late& l) {
   Verdict v;
   if (l.facts.absent)
     v.absent = *l.facts.absent;
@@ -317,16 +317,17 @@ void Watchdog::check_alone(Late& l) {
     if (v.absent.empty() && l.facts.number_of(keeper_) >= 0) v.absent = {keeper_};
     v.why = fmt::format("the store, which world rank {} serves, does not answer", keeper_);
   }
-  l.error = late_error(l.facts, v, l.waited, l.stories);
+  l.error = late_error(l.facts, v, l.waited, l.progress);
 }
 
 // Publishes what this rank waits for, and that it runs.
-void Watchdog::tell(const std::vector<Late>& late) {
+void Watchdog::publish_waits(const std::vector<Late>& late) {
   record_.waits.clear(), record_.work.clear();
   for (const Late& l : late) {
     if (l.timeout == Millis(0)) continue;
-    WaitFacts& told = record_.waits.emplace_back(l.facts);
-    if (told.absent || told.peer >= 0) told.members.clear();  // peers do not need them
+    WaitFacts& published = record_.waits.emplace_back(l.facts);
+    if (published.absent || published.peer >= 0)
+      published.members.clear();  // peers do not need them
   }
   {
     std::lock_guard lock(mutex_);
@@ -336,31 +337,31 @@ void Watchdog::tell(const std::vector<Late>& late) {
            .what = work.first,
            .idle_ms = std::chrono::duration_cast<Millis>(Clock::now() - work.second).count()});
   }
-  if (record_.waits.empty() && record_.work.empty()) return forget();
-  told_ = true;
-  told_at_ = {};
-  beat();
+  if (record_.waits.empty() && record_.work.empty()) return delete_record();
+  published_ = true;
+  published_at_ = {};
+  heartbeat();
 }
 
-// Publishes that this rank runs. It is called during a long look, too.
-void Watchdog::beat() {
-  if (!told_ || Clock::now() - told_at_ < kLook) return;
+// Publishes that this rank runs. It is called during a long round of checks, too.
+void Watchdog::heartbeat() {
+  if (!published_ || Clock::now() - published_at_ < kCheckInterval) return;
   ++record_.beat;
   store_->set(key("waits", rank_), encode(record_));
-  told_at_ = Clock::now();
+  published_at_ = Clock::now();
 }
 
-// Deletes the record. If that fails, the next look tries again.
-void Watchdog::forget() {
-  if (!told_) return;
+// Deletes the record. If that fails, the next round of checks tries again.
+void Watchdog::delete_record() {
+  if (!published_) return;
   try {
     store_->delete_key(key("waits", rank_));
-    told_ = false;
+    published_ = false;
   } catch (const Error&) {
   }
 }
 
-void Watchdog::check_obituary(Late& l) {
+void Watchdog::check_group_failure(Late& l) {
   if (l.failure_key.empty()) return;
   if (auto text = value_of(l.failure_key)) l.error = decode_error(*text, l.facts.group);
 }
@@ -377,12 +378,12 @@ void Watchdog::check_messages(Late& l) {
         why = fmt::format(
             "{} waits in {} at {}, which this rank has not called; they differ in "
             "kind; make matching calls",
-            mine.tell(mine.peer), theirs.call, theirs.site);
+            mine.name_of_rank(mine.peer), theirs.call, theirs.site);
       else if (theirs.kind == mine.kind && mine.kind != Kind::kMessages && theirs.peer == rank_)
         why = fmt::format(
             "{} waits in its own {} of this rank at {}; one of the two must be a "
             "{}, or use the _async form",
-            mine.tell(mine.peer), mine.takes ? "recv" : "send", theirs.site,
+            mine.name_of_rank(mine.peer), mine.takes ? "recv" : "send", theirs.site,
             mine.takes ? "send" : "recv");
       else
         continue;
@@ -393,7 +394,7 @@ void Watchdog::check_messages(Late& l) {
   before = state;
   if (times >= kSuspicions)
     l.error = CommError(fmt::format("{} {} {}: ranks made different calls: {}", mine.title(),
-                                    mine.takes ? "from" : "to", mine.tell(mine.peer), why),
+                                    mine.takes ? "from" : "to", mine.name_of_rank(mine.peer), why),
                         mine.group, mine.seq, numbers_of(mine, {{mine.peer}}), {mine.peer});
 }
 
@@ -406,12 +407,12 @@ void Watchdog::check_deaths(Late& l, const std::vector<DeadRank>& all) {
     if (l.facts.peer >= 0 && dead.rank != l.facts.peer) continue;
     if (l.facts.absent && std::ranges::find(*l.facts.absent, dead.rank) == l.facts.absent->end())
       continue;
-    const Fate fate = fate_of(dead.rank);
+    const EndReason reason = end_reason_of(dead.rank);
     l.error =
         CommError(fmt::format("{}: {} is gone, {}; restart the job, or start a new group "
                               "without it",
-                              l.facts.title(), l.facts.tell(dead.rank), fate.how),
-                  l.facts.group, l.facts.seq, numbers_of(l.facts, {{dead.rank}}), fate.culprits);
+                              l.facts.title(), l.facts.name_of_rank(dead.rank), reason.how),
+                  l.facts.group, l.facts.seq, numbers_of(l.facts, {{dead.rank}}), reason.culprits);
     return;
   }
 }
@@ -423,7 +424,7 @@ void Watchdog::check_deadline(Late& l) {
       rank_, l.facts, l.timeout, [&](int rank) { return inquiry_->account_of(rank, l.timeout); });
   if (l.follows_failure && (l.facts.absent || !verdict.undecided)) check_failure(l, verdict);
   if (l.error || verdict.undecided || l.waited < l.timeout) return;
-  l.error = late_error(l.facts, verdict, l.waited, l.stories);
+  l.error = late_error(l.facts, verdict, l.waited, l.progress);
 }
 
 // Ends a wait for ranks that this rank has given up on in another group; the wait began before
@@ -439,7 +440,7 @@ void Watchdog::check_failure(Late& l, const Verdict& verdict) {
                       failure_->culprits());
 }
 
-void Watchdog::say(const Late& l, const std::vector<int>& absent) {
+void Watchdog::log_wait(const Late& l, const std::vector<int>& absent) {
   logging::warn("{}: has waited {:.3g} s for {}; the deadline is {:.3g} s", l.facts.title(),
                 in_seconds(l.waited),
                 absent.empty() ? "others, none of whom is known to be absent"
@@ -465,10 +466,10 @@ bool Watchdog::remember_failure(const CommError& error) {
   return true;
 }
 
-void Watchdog::tell_failure(const CommError& error) {
-  const StorePatience patience(kPatience);
+void Watchdog::publish_failure(const CommError& error) {
+  const StoreTimeLimit limit(kResponseTime);
   try {
-    store_->set(key("failed", rank_), encode(error).substr(0, kToldBytes));
+    store_->set(key("failed", rank_), encode(error).substr(0, kRepeatedBytes));
   } catch (const Error&) {  // peers then see that this rank is gone, but not why
   }
 }
@@ -478,23 +479,24 @@ std::vector<int> Watchdog::culprits() const {
   return failure_ ? failure_->culprits() : std::vector<int>();
 }
 
-Watchdog::Fate Watchdog::fate_of(int rank) {
-  const StorePatience patience(kPatience);
-  Fate fate{"", {rank}};
+Watchdog::EndReason Watchdog::end_reason_of(int rank) {
+  const StoreTimeLimit limit(kResponseTime);
+  EndReason reason{"", {rank}};
   try {
     auto own = value_of(key("failed", rank));
-    fate.how = store_->get(dead_key(rank), own ? Millis(0) : kCauseTime);
+    reason.how = store_->get(dead_key(rank), own ? Millis(0) : kCauseTime);
   } catch (const Error&) {  // the launcher has not announced it, or there is none
   }
   try {
     if (const auto own = value_of(key("failed", rank))) {
       const CommError error = decode_error(*own, "");
-      if (!error.culprits().empty()) fate.culprits = error.culprits();
-      fate.how += fmt::format("{}it failed before: {}", fate.how.empty() ? "" : "; ", error.what());
+      if (!error.culprits().empty()) reason.culprits = error.culprits();
+      reason.how +=
+          fmt::format("{}it failed before: {}", reason.how.empty() ? "" : "; ", error.what());
     }
   } catch (const Error&) {
   }
-  return fate;
+  return reason;
 }
 
 std::string Watchdog::key(const char* what, int rank) const {
@@ -515,7 +517,7 @@ std::vector<int> Watchdog::failure_of(int rank) const {
 }
 
 std::optional<WaitRecord> Watchdog::record_of(int rank) {
-  beat();
+  heartbeat();
   const auto text = value_of(key("waits", rank));
   return text ? std::optional(decode_record(*text)) : std::nullopt;
 }

@@ -29,8 +29,8 @@ struct WatchedWait;
 class Watchdog {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr Millis kLook{100};       // between two looks at the waits
-  static constexpr Millis kPatience{1000};  // for a sign of life, and for the store's answers
+  static constexpr Millis kCheckInterval{100};  // between two rounds of checks of the waits
+  static constexpr Millis kResponseTime{1000};  // for a sign of life, and for the store's answers
 
   /// A wait. The watchdog's thread calls its functions with its lock held, so that the wait cannot
   /// end meanwhile; they must not block.
@@ -43,7 +43,7 @@ class Watchdog {
     virtual Millis timeout() const = 0;
     /// What the engine knows of the absent rank `r` of the world: "it last finished #19". "": only
     /// what peers published is known.
-    virtual std::string story(int) const { return ""; }
+    virtual std::string progress_of(int) const { return ""; }
     /// Ends the wait with `error`, or with the error that killed the group before. It may be called
     /// repeatedly.
     virtual void fail(const CommError& error) = 0;
@@ -80,20 +80,20 @@ class Watchdog {
   /// Notes that a group of this rank has failed with `error`, whose culprits are set if they are
   /// known. Returns true for the first error, which is then to be published. Does not block.
   bool remember_failure(const CommError& error);
-  void tell_failure(const CommError& error);
+  void publish_failure(const CommError& error);
   void failed(const CommError& error) {
-    if (remember_failure(error)) tell_failure(error);
+    if (remember_failure(error)) publish_failure(error);
   }
   /// The culprits of the first failure; empty: nothing has failed.
   std::vector<int> culprits() const;
 
   /// Why a rank of the world ended, as far as is known.
-  struct Fate {
+  struct EndReason {
     std::string how;            // "signal 9 (Killed)"; "": not known
     std::vector<int> culprits;  // the rank itself, or those that made it fail
   };
   /// Waits a moment for the launcher's announcement.
-  Fate fate_of(int rank);
+  EndReason end_reason_of(int rank);
 
  private:
   using Entry = WatchedWait;
@@ -105,17 +105,17 @@ class Watchdog {
   void serve();
   bool idle() const { return waits_.empty() && work_.empty(); }
   std::vector<Late> late_waits();
-  void look(std::vector<Late>& late);
-  void tell(const std::vector<Late>& late);
-  void beat();
-  void forget();
-  void check_obituary(Late& late);
+  void check_waits(std::vector<Late>& late);
+  void publish_waits(const std::vector<Late>& late);
+  void heartbeat();
+  void delete_record();
+  void check_group_failure(Late& late);
   void check_messages(Late& late);
   void check_deaths(Late& late, const std::vector<DeadRank>& dead);
   void check_deadline(Late& late);
   void check_failure(Late& late, const Verdict& verdict);
-  void check_alone(Late& late);
-  void say(const Late& late, const std::vector<int>& absent);
+  void check_without_store(Late& late);
+  void log_wait(const Late& late, const std::vector<int>& absent);
   void deliver(std::vector<Late>& late);
   std::string key(const char* what, int rank) const;
   std::optional<std::string> value_of(const std::string& key) const;
@@ -139,10 +139,10 @@ class Watchdog {
   std::thread thread_;
 
   // Only the watchdog's thread uses the rest.
-  bool told_ = false;
-  Clock::time_point told_at_{};
+  bool published_ = false;
+  Clock::time_point published_at_{};
   WaitRecord record_;                 // as published last
-  int silent_looks_ = 0;              // looks in a row in which the store did not answer
+  int unanswered_rounds_ = 0;         // rounds of checks in a row in which the store did not answer
   std::unique_ptr<Inquiry> inquiry_;  // exists while a wait is beyond its deadline
   std::map<uint64_t, std::pair<std::string, int>> suspicions_;  // by wait: state, how often seen
 };
@@ -150,7 +150,7 @@ class Watchdog {
 struct WatchedWait {
   Watchdog::Wait* wait = nullptr;
   uint64_t id = 0;
-  Watchdog::Clock::time_point since, said{};  // `said`: when it was last logged
+  Watchdog::Clock::time_point since, logged{};  // `logged`: when it was last logged
 };
 
 }  // namespace tessera::detail

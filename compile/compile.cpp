@@ -173,12 +173,12 @@ struct StepCompiler::Impl {
       logging::info("compile: {} runs its function at each call: {}", options.name, why);
     }
     report.why_not = why;
-    let_go();
+    release_unused();
     return results;
   }
 
   // Releases objects that no entry refers to, such as arguments of former calls.
-  void let_go() {
+  void release_unused() {
     std::vector<const CachedCall*> entries;
     for (const KnownCall& e : known) entries.push_back(&e.entry);
     for (const SizedCalls& f : dynamic_calls)
@@ -219,7 +219,7 @@ struct StepCompiler::Impl {
       if (f->dynamic->confirmed && f->dynamic->covers(*size)) continue;
       std::string why = f->dynamic->compare(*size, call);
       if (!why.empty())
-        dynamic_calls.erase(f), tell_static(why);
+        dynamic_calls.erase(f), report_static(why);
       else
         f->dynamic->confirm(*size), forget_last();
       return;
@@ -232,7 +232,7 @@ struct StepCompiler::Impl {
         dynamic_calls.push_back({.dynamic = std::move(dynamic), .builder = SizedBuilder(options)});
         return;
       }
-      if (!why.empty()) return tell_static(why);
+      if (!why.empty()) return report_static(why);
     }
   }
   // Forgets the call that was recorded last: a DynamicCall serves it now.
@@ -243,7 +243,7 @@ struct StepCompiler::Impl {
         known, [&](auto& e) { return &e != &known.front() && e.segment == known.front().segment; });
     if (alone && segment != segments.end()) segments.erase(segment), known.pop_front();
   }
-  void tell_static(const std::string& why) {
+  void report_static(const std::string& why) {
     if (report.why_static.empty())
       logging::info("compile: {} has a graph for each size: {}", options.name, why);
     report.why_static = why;
@@ -267,7 +267,7 @@ struct StepCompiler::Impl {
       report.size_compilations += f.builder.compilations() - before;
       known.push_front(std::move(call));
     } catch (const Error& e) {
-      tell_static(e.what());
+      report_static(e.what());
       return false;
     }
     std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - begin;

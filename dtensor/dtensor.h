@@ -3,6 +3,16 @@
 // op's axis map. Forward never communicates unasked: an op that would have to throws ShardingError
 // naming the redistribute() that helps, unless a scope AllowCommunication permits it. Backward
 // reduces cotangents where a forward layout requires it and nowhere else.
+//
+// A reshape keeps cuts of a dim that becomes one dim or the outermost of several. Adjacent dims of
+// extent 1 are matched in order (squeeze and unsqueeze are reshapes too); a reshape that removes
+// one which is cut is refused. Function transforms see placements as they are outside, and place
+// gradients as backward does without them. Under vmap only the batch has a placement, so functions
+// that change or read placements refuse a sample; a gradient with respect to a sharded tensor from
+// outside is refused if it is taken inside of vmap and depends on the sample. Under exact
+// contraction (core/ops/contract.h) a product never passes partial sums of an operand on to its
+// result, and cut rows are made whole before the global norm, or a loss over cut classes, reads
+// them.
 #pragma once
 #include "core/dispatch/scoped.h"
 #include "dtensor/mesh.h"

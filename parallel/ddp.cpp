@@ -35,7 +35,7 @@ std::vector<std::vector<int>> cut_buckets(const std::vector<NamedTensor>& parame
 }
 
 // Copies a gradient into its bucket, unless backward has written it there.
-void settle(const Tensor& view, const Tensor& grad) {
+void copy_into_bucket(const Tensor& view, const Tensor& grad) {
   if (!grad.is_same(view)) assign_(view, grad);
 }
 
@@ -103,9 +103,9 @@ void Reducer::put(int slot, const Tensor& grad) {
     TESSERA_CHECK(micro_batch_ > 0 || !previous.defined(),
                   "ddp: {} still has the gradient of the last step; call zero_grad before the next",
                   p.name);
-    return settle(view, grad);
+    return copy_into_bucket(view, grad);
   }
-  if (!previous.defined()) return settle(view, grad);
+  if (!previous.defined()) return copy_into_bucket(view, grad);
   if (previous.storage() == view.storage()) return add_(view, grad);
   assign_(view, previous + grad);
 }

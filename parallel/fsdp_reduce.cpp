@@ -33,7 +33,7 @@ void State::deliver(int slot, Tensor grad) {
   } else {
     // Gradients that are being reduced are finished first, to make room for new ones.
     while (!on_their_way_.empty() && memory_.gradients + bytes_of(grad) > most_gradient_bytes_)
-      settle_first();
+      finish_oldest_reduction();
     memory_.gradients += bytes_of(grad);
     memory_.gradients_peak = std::max(memory_.gradients_peak, memory_.gradients);
     p.gradient = std::move(grad);
@@ -66,7 +66,7 @@ void State::drop_gradient(Param& p) {
 }
 
 // Finishes the oldest reduction and adds its result to the gradient of the parameter.
-void State::settle_first() {
+void State::finish_oldest_reduction() {
   Param& p = *on_their_way_.front();
   on_their_way_.pop_front();
   Tensor piece = std::exchange(p.reduced, {});
@@ -149,7 +149,7 @@ void State::backward_finished() {
     g.arrived = 0;
     for (Param& p : g.params) p.delivered = false;
   }
-  while (!on_their_way_.empty()) settle_first();
+  while (!on_their_way_.empty()) finish_oldest_reduction();
   time_.count();
   delivered_ = false;
 }

@@ -107,7 +107,7 @@ class State final : public Fsdp, public GradSink, public std::enable_shared_from
   // fsdp_reduce.cpp: gradients
   void complete(Group& g);
   Tensor reduced(const Param& p, Tensor grad) const;
-  void settle_first();
+  void finish_oldest_reduction();
   void accumulate(Param& p, Tensor piece);
   void accumulate_directly(Param& p, Tensor piece);
   void drop_gradient(Param& p);

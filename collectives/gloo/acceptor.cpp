@@ -82,7 +82,7 @@ void Acceptor::serve() {
     if (::poll(ready.data(), ready.size(), wait_ms) < 0) continue;
     if (ready[0].revents) return;
     auto at = ready.begin() + 2;
-    std::erase_if(strangers_, [&](Stranger& s) { return (at++)->revents && !hear(s); });
+    std::erase_if(strangers_, [&](Stranger& s) { return (at++)->revents && !read_token(s); });
     if (ready[1].revents) accept_all();
   }
 }
@@ -108,12 +108,12 @@ void Acceptor::accept_all() {
 }
 
 // Reads from the connection; returns whether it may stay.
-bool Acceptor::hear(Stranger& s) {
-  const ssize_t n = ::recv(s.socket.fd(), s.said.data() + s.bytes, s.said.size() - s.bytes, 0);
+bool Acceptor::read_token(Stranger& s) {
+  const ssize_t n = ::recv(s.socket.fd(), s.token.data() + s.bytes, s.token.size() - s.bytes, 0);
   if (n < 0) return errno == EAGAIN || errno == EINTR;
   s.bytes += size_t(n);
   if (n == 0) return false;
-  if (s.bytes < s.said.size()) return true;
+  if (s.bytes < s.token.size()) return true;
   admit(s);
   return false;
 }
@@ -121,7 +121,7 @@ bool Acceptor::hear(Stranger& s) {
 void Acceptor::admit(Stranger& s) {
   std::lock_guard lock(mutex_);
   for (Caller& c : callers_) {
-    if (!equal_digests(c.token, s.said) || c.socket) continue;
+    if (!equal_digests(c.token, s.token) || c.socket) continue;
     const ssize_t sent = ::send(s.socket.fd(), c.answer.data(), c.answer.size(), MSG_NOSIGNAL);
     if (sent != ssize_t(c.answer.size())) return;
     c.socket = std::move(s.socket);

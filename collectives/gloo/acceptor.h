@@ -69,14 +69,14 @@ class Acceptor {
   struct Stranger {
     Socket socket;
     Clock::time_point until;
-    Digest said{};
-    size_t bytes = 0;  // bytes of `said` received so far
+    Digest token{};
+    size_t bytes = 0;  // bytes of `token` received so far
   };
 
   void listen(const std::string& address);
   void serve();
   void accept_all();
-  bool hear(Stranger& stranger);
+  bool read_token(Stranger& stranger);
   void admit(Stranger& stranger);
 
   const Millis token_time_;

@@ -80,7 +80,7 @@ std::vector<Socket> Mesh::connect(const std::string& address) {
   std::vector<Socket> sockets(size_t(m_.size));
   for (int r = 0; r < m_.rank; ++r) sockets[size_t(r)] = connect_to(r);
   if (!acceptor) return sockets;
-  for (int absent; (absent = acceptor->wait(RendezvousStore::kLook)) >= 0;)
+  for (int absent; (absent = acceptor->wait(RendezvousStore::kCheckInterval)) >= 0;)
     look(m_.rank + 1 + absent);
   int r = m_.rank;
   for (Caller& c : acceptor->take()) sockets[size_t(++r)] = std::move(c.socket);
@@ -92,7 +92,7 @@ Socket Mesh::connect_to(int rank) {
   const auto left =
       std::chrono::duration_cast<Millis>(deadline_ - std::chrono::steady_clock::now());
   const Endpoint endpoint = parse_endpoint(store_.get(key_of(rank), std::max(left, Millis(1))));
-  for (Millis pause{5};; pause = std::min(2 * pause, RendezvousStore::kLook)) {
+  for (Millis pause{5};; pause = std::min(2 * pause, RendezvousStore::kCheckInterval)) {
     if (Socket s = try_to(rank, endpoint, caller(job_key_, endpoint.nonce, m_.rank, rank)))
       return s;
     std::this_thread::sleep_for(pause);
@@ -138,7 +138,7 @@ Socket Mesh::try_to(int rank, const Endpoint& endpoint, const Caller& us) {
 
 void Mesh::await(const Socket& socket, short events, int rank) {
   pollfd ready{socket.fd(), events, 0};
-  while (poll(&ready, 1, int(RendezvousStore::kLook.count())) <= 0) look(rank);
+  while (poll(&ready, 1, int(RendezvousStore::kCheckInterval.count())) <= 0) look(rank);
 }
 
 // Called while this rank waits for `rank`.

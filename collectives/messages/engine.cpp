@@ -85,14 +85,14 @@ void MessageEngine::check_calls(const Call& call) {
   }
   std::vector<int> blame;
   std::string text = compare_calls(records, sites, members_.group, blame);
-  watch_.die(call, text, blame);
+  watch_.fail_group(call, text, blame);
 }
 
 void MessageEngine::check_orders(const Call& call, std::span<const OrderDigest> digests) {
   if (!call.order) return;
   std::vector<int> blame;
   std::string text = compare_orders(digests, *call.order, rank_, call.title(members_.group), blame);
-  if (!text.empty()) watch_.die(call, text, blame);
+  if (!text.empty()) watch_.fail_group(call, text, blame);
 }
 
 void MessageEngine::check_splits(const Call& call) {
@@ -104,7 +104,7 @@ void MessageEngine::check_splits(const Call& call) {
   exchange(call, with_all(mine.data(), all.data(), bytes), Step::kSplits);
   std::vector<int> blame;
   std::string text = compare_splits(all, size_, call.title(members_.group), blame);
-  if (!text.empty()) watch_.die(call, text, blame);
+  if (!text.empty()) watch_.fail_group(call, text, blame);
 }
 
 void MessageEngine::run(Call& call) {
@@ -215,13 +215,14 @@ void MessageEngine::message(const Call& call, uint64_t number) {
   pass(Step::kHeaders, {peer, &header, sizeof header, sends});
   if (!sends &&
       (header.record.counts != plan.record.counts || header.record.dtype != plan.record.dtype))
-    watch_.die(call,
-               fmt::format("{}: expects {} elements of {}, but rank {} sends {} of {} at {} (#{}); "
-                           "make both equal",
-                           call.title(members_.group), plan.record.counts, name_of(plan.dtype),
-                           peer, header.record.counts, name_of(header.record.dtype), header.site,
-                           header.record.seq),
-               {peer});
+    watch_.fail_group(
+        call,
+        fmt::format("{}: expects {} elements of {}, but rank {} sends {} of {} at {} (#{}); "
+                    "make both equal",
+                    call.title(members_.group), plan.record.counts, name_of(plan.dtype), peer,
+                    header.record.counts, name_of(header.record.dtype), header.site,
+                    header.record.seq),
+        {peer});
   pass(Step::kPieces, {peer, part.data, part.bytes, sends});
   pass(Step::kGather, {peer, &answer, sizeof answer, !sends});
 }

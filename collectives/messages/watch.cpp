@@ -75,7 +75,7 @@ void Watch::Op::probe() {
 }
 
 std::optional<CommError> Watch::failure() {
-  const StorePatience patience(Watchdog::kPatience);
+  const StoreTimeLimit limit(Watchdog::kResponseTime);
   try {
     const std::string key = failure_key();
     if (store_->check({&key, 1})) return decode_error(store_->get(key, Millis(0)), members_.group);
@@ -86,7 +86,7 @@ std::optional<CommError> Watch::failure() {
 }
 
 CommError Watch::kill(const CommError& error) {
-  const StorePatience patience(Watchdog::kPatience);
+  const StoreTimeLimit limit(Watchdog::kResponseTime);
   CommError held = error;
   try {
     held = decode_error(store_->compare_set(failure_key(), "", encode(error)), members_.group);
@@ -98,7 +98,7 @@ CommError Watch::kill(const CommError& error) {
   return held;
 }
 
-void Watch::die(const Call& call, const std::string& text, std::vector<int> ranks) {
+void Watch::fail_group(const Call& call, const std::string& text, std::vector<int> ranks) {
   throw kill(CommError(text, members_.group, call.seq(), std::move(ranks)));
 }
 
@@ -110,17 +110,18 @@ void Watch::explain(const Call& call, int peer, const std::string& what) {
     throw kill(*ended);
   if (auto known = failure()) throw *known;
   const int world = members_.world_ranks[size_t(peer)];
-  const Watchdog::Fate fate = dog_->fate_of(world);
+  const Watchdog::EndReason reason = dog_->end_reason_of(world);
   if (auto known = failure()) throw *known;
   // Gloo's text begins with its own source line in brackets.
-  std::string reason =
+  std::string transport_text =
       what.substr(what.rfind("] ") == std::string::npos ? 0 : what.rfind("] ") + 2);
   const std::string who = world == peer ? fmt::format("rank {}", peer)
                                         : fmt::format("rank {} (world rank {})", peer, world);
   throw kill(
       CommError(fmt::format("{}: {} is gone, {}; restart the job, or start a new group without it",
-                            call.title(members_.group), who, fate.how.empty() ? reason : fate.how),
-                members_.group, call.seq(), {peer}, fate.culprits));
+                            call.title(members_.group), who,
+                            reason.how.empty() ? transport_text : reason.how),
+                members_.group, call.seq(), {peer}, reason.culprits));
 }
 
 }  // namespace tessera::detail

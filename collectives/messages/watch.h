@@ -57,7 +57,7 @@ class Watch {
   /// group has.
   CommError kill(const CommError& error);
   /// Throws what kill() returns.
-  [[noreturn]] void die(const Call& call, const std::string& text, std::vector<int> ranks);
+  [[noreturn]] void fail_group(const Call& call, const std::string& text, std::vector<int> ranks);
   /// Throws the error for a wait on `peer` that failed with the transport's text `what`.
   [[noreturn]] void explain(const Call& call, int peer, const std::string& what);
 

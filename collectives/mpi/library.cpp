@@ -75,12 +75,12 @@ class Watch {
   }
 
  private:
-  static constexpr std::chrono::milliseconds kLook{250};
+  static constexpr std::chrono::milliseconds kCheckInterval{250};
 
   void watch() {
     const auto deadline = Silence::Clock::now() + timeout_;
     std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, kLook, [&] { return over_; })) {
+    while (!changed_.wait_for(lock, kCheckInterval, [&] { return over_; })) {
       if (silence_.over())
         logging::warn("mpi: {} has waited {:.0f} s for other ranks", call_, silence_.waited());
       if (!processes_.empty())
@@ -94,7 +94,7 @@ class Watch {
   void look() {
     for (size_t r = 0; r < processes_.size(); ++r) {
       looks_[r] = is_stopped(processes_[r]) ? looks_[r] + 1 : 0;
-      if (looks_[r] * kLook >= timeout_)
+      if (looks_[r] * kCheckInterval >= timeout_)
         leave(fmt::format("rank {} is stopped by a signal (process {})", r, processes_[r]));
     }
   }

@@ -14,7 +14,7 @@ namespace tessera::detail {
 namespace {
 
 // What rank 0 sends to the others: where the store is.
-struct Door {
+struct StoreAddress {
   int32_t port = 0;
   char key[124] = {};
 };
@@ -34,13 +34,13 @@ class Meeting {
     if (job.rank == 0) {
       std::string key = make_store_key();
       server_ = std::make_unique<TcpStoreServer>("127.0.0.1", 0, key);
-      door_.port = server_->port();
-      std::memcpy(door_.key, key.data(), std::min(key.size(), sizeof door_.key - 1));
+      address_.port = server_->port();
+      std::memcpy(address_.key, key.data(), std::min(key.size(), sizeof address_.key - 1));
     }
     std::vector<Mpi::Request> requests;
     bool tells = job.rank == 0;
     for (int r = tells ? 1 : 0; r < (tells ? job.world_size : 1); ++r)
-      mpi.begin(tells, &door_, sizeof door_, r, Mpi::kTag, requests);
+      mpi.begin(tells, &address_, sizeof address_, r, Mpi::kTag, requests);
     auto deadline = std::chrono::steady_clock::now() + timeout;
     Silence silence(timeout);
     while (!mpi.done(requests)) {
@@ -57,11 +57,11 @@ class Meeting {
   }
 
   std::shared_ptr<Store> connect(Millis timeout) const {
-    return std::make_shared<TcpStore>("127.0.0.1", door_.port, door_.key, timeout);
+    return std::make_shared<TcpStore>("127.0.0.1", address_.port, address_.key, timeout);
   }
 
  private:
-  Door door_;
+  StoreAddress address_;
   std::unique_ptr<TcpStoreServer> server_;
 };
 

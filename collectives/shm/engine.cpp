@@ -66,7 +66,7 @@ ShmEngine::ShmEngine(Membership members, std::shared_ptr<Segment> segment, ShmOp
   entries_.resize(size_t(size_));
   bases_.resize(size_t(size_));
   views_.resize(size_t(size_));
-  met_.resize(size_t(size_));
+  pool_tried_.resize(size_t(size_));
   if (options_.processes) {
     me_.pid = getpid();
     me_.started = process_start(getpid());
@@ -130,7 +130,7 @@ std::byte* ShmEngine::taken(int r) const {
 }
 
 /// Writes the facts of a call to where the reports of peers look for them.
-void ShmEngine::tell(const Call& call) {
+void ShmEngine::publish_call(const Call& call) {
   const CallRecord& record = call.plan.record;
   me_.records[turn_ & 1] = record;
   if (record.order) me_.digests[turn_ & 1] = call.digest;
@@ -141,7 +141,7 @@ void ShmEngine::post() { me_.posted.store(++phase_, std::memory_order_release); 
 
 void ShmEngine::run(Call& call) {
   const Plan& plan = call.plan;
-  check_obituary();
+  throw_if_failed();
   ++turn_;
   int pieces = plan.one_for_each ? size_ : 1;
   int64_t window = plan.has_splits() ? 0 : lines_of(plan.longest) * kLineBytes;
@@ -149,7 +149,7 @@ void ShmEngine::run(Call& call) {
   bool small = !plan.has_splits() && window * pieces <= kInlineBytes;
   // How the collective is done if every rank is direct. All ranks compute the same.
   Way way = small ? Way::kStaged : Way::kInPlace;
-  trial_ = urges_ = false;
+  trial_ = wakes_dozing_ = false;
   meet("shm.alone", lines_of(plan.longest * (size_ - 1)));
   if (by_slices(plan)) {
     way = options_.way.value_or(places_.way(plan.longest));
@@ -160,7 +160,7 @@ void ShmEngine::run(Call& call) {
   trial_ &= entry.direct;
   bool staged = entry.staged = small && !(entry.direct && way != Way::kStaged);
   entry.has_pool = published_.load(std::memory_order_acquire);
-  tell(call);
+  publish_call(call);
   if (plan.has_splits()) {
     int64_t* splits = segment_->splits(rank_, turn_);
     for (int r = 0; r < size_; ++r) {
@@ -180,23 +180,23 @@ void ShmEngine::run(Call& call) {
   post();
   wait_all(call, plan.longest <= kShortBytes && way != Way::kStaged ? Waking::kLater : Waking::kNow,
            Peers::kElsewhere);
-  const Heard heard = listen(plan.record);
-  if (!heard.same_call) [[unlikely]]
+  const CallSummary summary = read_entries(plan.record);
+  if (!summary.same_call) [[unlikely]]
     report_mismatch(call);
   if (plan.record.order) check_orders(call);
   if (trial_) start = Clock::now();
   places_.adopt(entries_[0].verdict);
   int64_t longest = plan.has_splits() ? agree_on_splits(call) : plan.longest;
   // If all ranks are direct they all have this same way, so none has staged its pieces.
-  if (heard.direct && way != Way::kStaged && reach_pools(call, heard.news))
+  if (summary.direct && way != Way::kStaged && can_map_pools(call, summary.new_pool))
     run_in_place(call, way);
-  else if (heard.staged)
+  else if (summary.staged)
     run_first(call, window);
   else {
     if (longest == 0) wake_peers();  // no phase follows that would do it
     run_staged(call, longest);
   }
-  if (trial_ && heard.direct) places_.took(plan.longest, us + us_since(start));
+  if (trial_ && summary.direct) places_.took(plan.longest, us + us_since(start));
   me_.finished.store(plan.record.seq, std::memory_order_release);
 }
 
@@ -223,40 +223,40 @@ int64_t ShmEngine::agree_on_splits(Call& call) {
   }
   std::vector<int> blame;
   std::string text = compare_splits(all, size_, call.title(members_.group), blame);
-  if (!text.empty()) die(call, text, blame);
+  if (!text.empty()) fail_group(call, text, blame);
   return *std::max_element(all.begin(), all.end());
 }
 
 /// Copies the entries of a call that all ranks have posted. They are read once, because their cache
 /// lines move away as soon as a faster peer posts its next phase. This rank's own entry is taken
 /// from entries_, since its line may still be on the way back from peers that polled it.
-ShmEngine::Heard ShmEngine::listen(const CallRecord& mine) {
-  Heard heard;
+ShmEngine::CallSummary ShmEngine::read_entries(const CallRecord& mine) {
+  CallSummary summary;
   for (int r = 0; r < size_; ++r) {
     Entry& e = entries_[size_t(r)];
     if (r != rank_) e = segment_->state(r).entries[turn_ & 1];
-    heard.same_call &= e.fingerprint == mine.fingerprint;
-    heard.direct &= e.direct;
-    heard.staged &= e.staged;
-    heard.news |= e.has_pool && !met_[size_t(r)];
+    summary.same_call &= e.fingerprint == mine.fingerprint;
+    summary.direct &= e.direct;
+    summary.staged &= e.staged;
+    summary.new_pool |= e.has_pool && !pool_tried_[size_t(r)];
   }
-  return heard;
+  return summary;
 }
 
 /// Returns whether all ranks can map each other's pools.
-bool ShmEngine::reach_pools(Call& call, bool news) {
+bool ShmEngine::can_map_pools(Call& call, bool new_pool) {
   if (!options_.processes) return true;
   if (unreachable_) return false;
-  return !news || meet_pools(call);
+  return !new_pool || map_pools(call);
 }
 
 /// Maps pools that this group has not used before; false when some rank cannot. All ranks do this
 /// in the same calls, since all read the same entries.
-bool ShmEngine::meet_pools(Call& call) {
+bool ShmEngine::map_pools(Call& call) {
   bool reached = true;
   for (int r = 0; r < size_; ++r) {
-    if (met_[size_t(r)] || !entries_[size_t(r)].has_pool) continue;
-    met_[size_t(r)] = 1;
+    if (pool_tried_[size_t(r)] || !entries_[size_t(r)].has_pool) continue;
+    pool_tried_[size_t(r)] = 1;
     if (r == rank_) {
       bases_[size_t(r)] = pool_->data();
       continue;
@@ -268,7 +268,7 @@ bool ShmEngine::meet_pools(Call& call) {
     if (bases_[size_t(r)]) continue;
     reached = false;
     logging::warn("shm: memory of {} is out of reach, {}; tensors of {} are copied on their way",
-                  tell_rank(r), why, members_.group);
+                  name_of_rank(r), why, members_.group);
   }
   me_.reaches.store(reached, std::memory_order_relaxed);
   post();

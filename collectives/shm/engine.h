@@ -73,7 +73,7 @@ class ShmEngine final : public Engine {
         : engine_(engine), call_(call), phase_(engine.phase_) {}
     WaitFacts facts() const override;
     Millis timeout() const override { return call_.timeout; }
-    std::string story(int world_rank) const override;
+    std::string progress_of(int world_rank) const override;
     void fail(const CommError& error) override { engine_.abort(error); }
 
    private:
@@ -85,12 +85,12 @@ class ShmEngine final : public Engine {
   // engine.cpp moves data.
   bool find_places(const Plan& plan, Entry& entry);
   /// A summary of what all ranks have published with a call.
-  struct Heard {
+  struct CallSummary {
     bool same_call = true, direct = true, staged = true;
-    bool news = false;  // some rank has a pool that this group has not mapped yet
+    bool new_pool = false;  // some rank has a pool that this group has not mapped yet
   };
-  Heard listen(const CallRecord& mine);
-  void tell(const Call& call);
+  CallSummary read_entries(const CallRecord& mine);
+  void publish_call(const Call& call);
   void post();
   bool by_slices(const Plan& plan) const;
   std::byte* area(int r) const {
@@ -105,8 +105,8 @@ class ShmEngine final : public Engine {
   void reduce_in_place(const Plan& plan, Way way);
   void take_in_place(const Plan& plan);
   int64_t agree_on_splits(Call& call);
-  bool reach_pools(Call& call, bool news);
-  bool meet_pools(Call& call);
+  bool can_map_pools(Call& call, bool new_pool);
+  bool map_pools(Call& call);
   std::byte* given(int r, size_t piece) const;
   std::byte* taken(int r) const;
 
@@ -123,7 +123,7 @@ class ShmEngine final : public Engine {
   bool may_doze(const Call& call) const;
   int spins() const;  // rounds of polling before a blocked thread sleeps
   int polls(const Call& call, Peers peers) const;
-  bool stay_awake(const Call& call, FunctionRef<bool()> ready, Clock::time_point* until);
+  bool keep_polling(const Call& call, FunctionRef<bool()> ready, Clock::time_point* until);
   void wake_peers();
   bool all_posted(uint64_t phase) const;
   /// Sleeps until this rank's bell is rung, `ready` holds, or it is time to check absent ranks.
@@ -131,19 +131,19 @@ class ShmEngine final : public Engine {
   bool park(FunctionRef<bool()> ready, const Call* call = nullptr);
   void ring(int r);
   void ring_all();
-  void check_obituary();
+  void throw_if_failed();
   void check_deaths(const Call& call);
   std::vector<int> absent_ranks(uint64_t phase) const;
   WaitFacts facts_of(const Call& call) const;
-  std::string tell_progress(int r) const;
-  bool is_gone(int r, Watchdog::Fate* fate) const;
+  std::string progress_of(int r) const;
+  bool is_gone(int r, Watchdog::EndReason* reason) const;
   void check_orders(const Call& call);
   [[noreturn]] void report_mismatch(Call& call);
-  void tell_site(const Call& call);
-  std::string tell_rank(int r) const;
+  void publish_site(const Call& call);
+  std::string name_of_rank(int r) const;
   /// Writes the failure unless the group has one already, and throws the group's failure.
-  [[noreturn]] void die(const Call& call, const std::string& text, std::vector<int> ranks,
-                        std::vector<int> culprits = {});
+  [[noreturn]] void fail_group(const Call& call, const std::string& text, std::vector<int> ranks,
+                               std::vector<int> culprits = {});
 
   // p2p.cpp
   bool step(Message& m);
@@ -168,9 +168,10 @@ class ShmEngine final : public Engine {
   // How this call is staged: in the rotating areas of Segment::swap, or else with streaming stores.
   bool swaps_ = false, past_caches_ = false;
   bool trial_ = false;  // this call is timed, so its ranks do not doze
-  bool urges_ = false;  // a thread has been blocked by this call for long: dozing peers are woken
+  // A thread has been blocked by this call for long, so wake_peers wakes dozing peers too.
+  bool wakes_dozing_ = false;
   mutable std::atomic<int> cpus_a_rank_{-1};  // -1: not known yet
-  std::atomic<uint32_t> nudges_{0};
+  std::atomic<uint32_t> interrupts_{0};
 
   std::mutex pool_mutex_;
   Ref<Pool> pool_;                         // null until something is allocated in it
@@ -179,8 +180,8 @@ class ShmEngine final : public Engine {
   std::vector<Entry> entries_;             // of every rank, for the call in progress
   std::vector<std::byte*> bases_;  // where each rank's pool is mapped here; null between threads
   std::vector<PoolView> views_;
-  std::vector<uint8_t> met_;  // by rank: 1 once every rank has tried to map its pool
-  bool unreachable_ = false;  // some rank cannot map another's pool
+  std::vector<uint8_t> pool_tried_;  // by rank: 1 once every rank has tried to map its pool
+  bool unreachable_ = false;         // some rank cannot map another's pool
 };
 
 }  // namespace tessera::detail

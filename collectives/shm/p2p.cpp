@@ -47,7 +47,7 @@ class ShmEngine::MessageWait final : public Watchdog::Wait {
     return f;
   }
   Millis timeout() const override { return call_->timeout; }
-  std::string story(int) const override { return engine_.tell_progress(peer_of(call_->plan)); }
+  std::string progress_of(int) const override { return engine_.progress_of(peer_of(call_->plan)); }
   void fail(const CommError& error) override { engine_.abort(error); }
 
  private:
@@ -57,7 +57,7 @@ class ShmEngine::MessageWait final : public Watchdog::Wait {
 };
 
 void ShmEngine::interrupt() {
-  nudges_.fetch_add(1, std::memory_order_seq_cst);
+  interrupts_.fetch_add(1, std::memory_order_seq_cst);
   ring(rank_);
 }
 
@@ -113,11 +113,12 @@ bool ShmEngine::step_recv(Message& m) {
     if (m.chunks == 0) {
       const CallRecord& theirs = box.record;
       if (theirs.counts != plan.record.counts || theirs.dtype != plan.record.dtype)
-        die(*m.call,
+        fail_group(
+            *m.call,
             fmt::format("{}: expects {} elements of {}, but {} sends {} of {} at {} (#{}); make "
                         "both equal",
                         m.call->title(members_.group), plan.record.counts, name_of(plan.dtype),
-                        tell_rank(peer), theirs.counts, name_of(theirs.dtype), box.site,
+                        name_of_rank(peer), theirs.counts, name_of(theirs.dtype), box.site,
                         theirs.seq),
             {peer});
     }
@@ -133,7 +134,7 @@ bool ShmEngine::step_recv(Message& m) {
 }
 
 void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
-  check_obituary();
+  throw_if_failed();
   std::vector<Message> active;
   auto add = [&](Ref<Call> call) {
     Message m;
@@ -150,15 +151,15 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
     return true;
   };
   add(first);
-  uint32_t seen = nudges_.load(std::memory_order_seq_cst);
+  uint32_t seen = interrupts_.load(std::memory_order_seq_cst);
   auto ready = [&] {
-    if (nudges_.load(std::memory_order_seq_cst) != seen) return true;
+    if (interrupts_.load(std::memory_order_seq_cst) != seen) return true;
     for (size_t i = 0; i < active.size(); ++i)
       if (is_head(i) && can_step(active[i])) return true;
     return false;
   };
   for (;;) {
-    seen = nudges_.load(std::memory_order_seq_cst);
+    seen = interrupts_.load(std::memory_order_seq_cst);
     while (Ref<Call> call = next()) add(std::move(call));
     bool finished = false;
     for (size_t i = 0; i < active.size();) {
@@ -181,7 +182,7 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
     bool held_up = active.size() == 1 && !active[0].call->async;
     uint64_t mark = !held_up ? kOtherMark : plan.takes ? kRecvMark : kSendMark;
     me_.site.write(describe(active[0].call->site));
-    me_.told.store(0, std::memory_order_seq_cst);
+    me_.site_seq.store(0, std::memory_order_seq_cst);
     me_.p2p.store(count << 32 | mark << 24 | uint64_t(peer_of(plan)), std::memory_order_seq_cst);
     // The peer may doze in a collective that precedes its side of a message.
     store_before_load();
@@ -190,7 +191,7 @@ void ShmEngine::run_p2p(const Ref<Call>& first, FunctionRef<Ref<Call>()> next) {
       if (segment_->state(peer).sleep.load(std::memory_order_relaxed) == Sleep::kDoze) ring(peer);
     }
     while (!park(ready)) {
-      check_obituary();
+      throw_if_failed();
       for (size_t i = 0; i < active.size(); ++i)
         if (is_head(i)) inspect_p2p(active[i], active.size());
       // The head of the queue may have waited for an event of another group, which does not ring
@@ -208,12 +209,12 @@ void ShmEngine::inspect_p2p(Message& m, size_t n_active) {
   int peer = peer_of(m.call->plan);
   std::string title = m.call->title(members_.group);
   const char* preposition = m.call->plan.takes ? "from" : "to";
-  Watchdog::Fate fate;
-  if (is_gone(peer, &fate) && !can_step(m))
-    die(*m.call,
-        fmt::format("{} {} rank {}: {} is gone, {}; {}", title, preposition, peer, tell_rank(peer),
-                    fate.how, tell_progress(peer)),
-        {peer}, fate.culprits);
+  Watchdog::EndReason reason;
+  if (is_gone(peer, &reason) && !can_step(m))
+    fail_group(*m.call,
+               fmt::format("{} {} rank {}: {} is gone, {}; {}", title, preposition, peer,
+                           name_of_rank(peer), reason.how, progress_of(peer)),
+               {peer}, reason.culprits);
   auto now = Clock::now();
   uint64_t signature = 0;
   std::string text = deadlock_with(m, n_active, &signature);
@@ -221,9 +222,9 @@ void ShmEngine::inspect_p2p(Message& m, size_t n_active) {
     m.suspicion = signature;
     m.suspected = now;
   } else if (now - m.suspected >= kSuspicion && !can_step(m)) {
-    die(*m.call, fmt::format("{} {} rank {}: {}", title, preposition, peer, text), {peer});
+    fail_group(*m.call, fmt::format("{} {} rank {}: {}", title, preposition, peer, text), {peer});
   }
-  if (!m.watched && now - m.since >= Watchdog::kLook)
+  if (!m.watched && now - m.since >= Watchdog::kCheckInterval)
     m.watched = std::make_unique<MessageWait>(*this, m.call, m.since);
 }
 
@@ -235,13 +236,13 @@ std::string ShmEngine::deadlock_with(const Message& m, size_t n_active, uint64_t
   uint64_t entered = s.entered.load(std::memory_order_seq_cst);
   if (entered > me_.entered.load(std::memory_order_seq_cst)) {
     // The peer waits for this rank in a collective that this rank has not called.
-    if (s.told.load(std::memory_order_seq_cst) != entered) return "";
+    if (s.site_seq.load(std::memory_order_seq_cst) != entered) return "";
     *signature = entered << 8 | 1;
     return fmt::format(
         "ranks made different calls: {} waits in {} #{} at {}, which this rank has not called; "
         "they "
         "differ in kind; make matching calls",
-        tell_rank(peer), name_of(s.records[entered & 1].kind), entered, s.site.read());
+        name_of_rank(peer), name_of(s.records[entered & 1].kind), entered, s.site.read());
   }
   uint64_t mark = m.call->plan.takes ? kRecvMark : kSendMark;
   uint64_t p2p = s.p2p.load(std::memory_order_seq_cst);
@@ -251,7 +252,7 @@ std::string ShmEngine::deadlock_with(const Message& m, size_t n_active, uint64_t
   return fmt::format(
       "ranks made different calls: {} waits in its own {} of this rank at {}; one "
       "of the two must be a {}, or use the _async form",
-      tell_rank(peer), mark == kRecvMark ? "recv" : "send", s.site.read(),
+      name_of_rank(peer), mark == kRecvMark ? "recv" : "send", s.site.read(),
       mark == kRecvMark ? "send" : "recv");
 }
 

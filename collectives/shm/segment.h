@@ -44,7 +44,7 @@ struct Entry {
   bool in_place = false;  // its result goes to `place`, too
 };
 /// Where a rank's pool can be opened.
-struct PoolDoor {
+struct PoolAddress {
   int32_t descriptor = -1;
   uint64_t bytes = 0;
 };
@@ -68,13 +68,13 @@ struct alignas(2 * kLineBytes) RankState {
   int32_t pid = 0;                // 0: ranks are threads
   uint64_t started = 0;  // start time of the process, which tells it from a later one with its pid
   cpu_set_t cpus;        // the CPUs that it may run on
-  PoolDoor pool;         // set for processes that have allocated from it
-  std::atomic<uint32_t> reaches{0};  // 1: this rank could map the pools of the last meet_pools
+  PoolAddress pool;      // set for processes that have allocated from it
+  std::atomic<uint32_t> reaches{0};  // 1: this rank could map the pools of the last map_pools
   // The rest is read for reports.
   alignas(kLineBytes) std::atomic<uint64_t> entered{0};  // number of the last collective entered
   std::atomic<uint64_t> finished{0};                     // number of the last collective finished
   std::atomic<uint64_t> p2p{0};  // count << 32 | (1 send, 2 recv) << 24 | peer; 0 in low bits: none
-  std::atomic<uint64_t> told{0};  // number of the collective whose call site `site` holds
+  std::atomic<uint64_t> site_seq{0};  // number of the collective whose call site `site` holds
   SharedText site;
   CallRecord records[2];
   OrderDigest digests[2];  // digests of the lists that calls announce, if their record has an order

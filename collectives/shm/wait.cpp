@@ -21,9 +21,10 @@
 namespace tessera::detail {
 namespace {
 
-constexpr auto kLook = std::chrono::milliseconds(20);  // between two checks of absent ranks
+constexpr auto kCheckInterval =
+    std::chrono::milliseconds(20);  // between two checks of absent ranks
 // How long peers may take to write their call sites after a mismatch.
-constexpr auto kTellTime = std::chrono::milliseconds(500);
+constexpr auto kSiteTime = std::chrono::milliseconds(500);
 constexpr int kFewPolls = 16;  // before sleeping peers are woken
 // Waking a rank costs its peer 10 to 20 us, and 20 to 70 us pass until it runs (futex, measured in
 // a virtual machine). So a blocked thread, which has the core to itself, polls longer. A
@@ -34,7 +35,7 @@ constexpr int kPollsBesideWork = 40, kPollsAtWork = 1000;
 // step. Where other programs share the cores, a thread that has computed until now would be
 // preempted just when its peers arrive, so it goes to sleep soon; a communication thread has slept
 // before.
-constexpr auto kAwake = std::chrono::microseconds(100), kAwakeAsync = 10 * kAwake;
+constexpr auto kKeepPolling = std::chrono::microseconds(100), kKeepPollingAsync = 10 * kKeepPolling;
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t value, std::chrono::nanoseconds timeout) {
   const auto whole = std::chrono::floor<std::chrono::seconds>(timeout);
@@ -57,13 +58,13 @@ void ShmEngine::ring_all() {
   for (int r = 0; r < size_; ++r) ring(r);
 }
 
-/// Wakes the peers that sleep and have not seen what was posted, and those that doze if this call
-/// urges.
+/// Wakes the peers that sleep and have not seen what was posted, and those that doze if
+/// `wakes_dozing_`.
 void ShmEngine::wake_peers() {
   store_before_load();
   for (int r = 0; r < size_; ++r) {
     const Sleep sleep = segment_->state(r).sleep.load(std::memory_order_relaxed);
-    if (sleep == Sleep::kDeep || (sleep == Sleep::kDoze && urges_)) ring(r);
+    if (sleep == Sleep::kDeep || (sleep == Sleep::kDoze && wakes_dozing_)) ring(r);
   }
 }
 
@@ -78,7 +79,7 @@ bool ShmEngine::park(FunctionRef<bool()> ready, const Call* call) {
   // A thread that becomes blocked counts itself before it rings.
   const bool held_up = dozes && !may_doze(*call);
   if (!now && !held_up && segment_->failure().state.load(std::memory_order_seq_cst) != 2) {
-    futex_wait(me_.bell, bell, dozes ? options_.doze : kLook);
+    futex_wait(me_.bell, bell, dozes ? options_.doze : kCheckInterval);
     now = ready();
   }
   me_.sleep.store(Sleep::kNone, std::memory_order_seq_cst);
@@ -138,10 +139,11 @@ int ShmEngine::polls(const Call& call, Peers peers) const {
 
 /// On a blocked thread, polls until `*until`, which is set by the first call for a wait that finds
 /// its thread blocked. Returns true when ready.
-bool ShmEngine::stay_awake(const Call& call, FunctionRef<bool()> ready, Clock::time_point* until) {
+bool ShmEngine::keep_polling(const Call& call, FunctionRef<bool()> ready,
+                             Clock::time_point* until) {
   if (!has_room() || !call.waited_for()) return false;
   auto now = Clock::now();
-  if (*until == Clock::time_point()) *until = now + (call.async ? kAwakeAsync : kAwake);
+  if (*until == Clock::time_point()) *until = now + (call.async ? kKeepPollingAsync : kKeepPolling);
   for (; now < *until; now = Clock::now()) {
     for (int i = 0; i < kFewPolls; ++i) {
       if (ready()) return true;
@@ -168,31 +170,31 @@ void ShmEngine::wait_slow(Call& call, Peers peers) {
   std::optional<CollectiveWait> wait;
   std::optional<Watchdog::Scope> watched;
   for (;;) {
-    if (stay_awake(call, ready, &until)) return;
+    if (keep_polling(call, ready, &until)) return;
     // A dozing peer mostly arrives by itself meanwhile: a blocked rank is only a moment ahead of
     // it, and interrupting the peer would set it back further. So dozing peers are woken only now.
-    if (!urges_ && !may_doze(call)) urges_ = true, wake_peers();
-    tell_site(call);
+    if (!wakes_dozing_ && !may_doze(call)) wakes_dozing_ = true, wake_peers();
+    publish_site(call);
     if (park(ready, &call)) return;
-    check_obituary();
+    throw_if_failed();
     auto now = Clock::now();
-    if (now - looked < kLook / 2) continue;
+    if (now - looked < kCheckInterval / 2) continue;
     looked = now;
     check_deaths(call);
-    if (watched || now - since < Watchdog::kLook) continue;
+    if (watched || now - since < Watchdog::kCheckInterval) continue;
     wait.emplace(*this, call);
     watched.emplace(options_.watchdog.get(), *wait, since);
   }
 }
 
 /// Writes the call site to where peers can read it.
-void ShmEngine::tell_site(const Call& call) {
-  if (call.plan.is_p2p() || me_.told.load(std::memory_order_relaxed) == call.seq()) return;
+void ShmEngine::publish_site(const Call& call) {
+  if (call.plan.is_p2p() || me_.site_seq.load(std::memory_order_relaxed) == call.seq()) return;
   me_.site.write(describe(call.site));
-  me_.told.store(call.seq(), std::memory_order_seq_cst);
+  me_.site_seq.store(call.seq(), std::memory_order_seq_cst);
 }
 
-void ShmEngine::check_obituary() {
+void ShmEngine::throw_if_failed() {
   FailureRecord& o = segment_->failure();
   if (o.state.load(std::memory_order_acquire) != 2) return;
   throw CommError(o.text, members_.group, o.seq, o.ranks.read(), o.culprits.read());
@@ -212,38 +214,39 @@ void ShmEngine::abort(const CommError& error) {
   ring_all();
 }
 
-void ShmEngine::die(const Call& call, const std::string& text, std::vector<int> ranks,
-                    std::vector<int> culprits) {
+void ShmEngine::fail_group(const Call& call, const std::string& text, std::vector<int> ranks,
+                           std::vector<int> culprits) {
   CommError error(text, members_.group, call.seq(), std::move(ranks), std::move(culprits));
   abort(error);
   for (int i = 0; i < 1000; ++i) {  // another rank may be writing the failure at this moment
-    check_obituary();
+    throw_if_failed();
     usleep(1000);
   }
   throw error;
 }
 
-std::string ShmEngine::tell_rank(int r) const {
+std::string ShmEngine::name_of_rank(int r) const {
   const int mine = members_.number(r), global = members_.world_ranks[size_t(r)];
   return global == mine ? fmt::format("rank {}", mine)
                         : fmt::format("rank {} (world rank {})", mine, global);
 }
 
-std::string ShmEngine::tell_progress(int r) const {
+std::string ShmEngine::progress_of(int r) const {
   if (members_.first >= 0) return "it has begun the call";
   uint64_t done = segment_->state(r).finished.load(std::memory_order_acquire);
   return done ? fmt::format("it last finished #{}", done) : "it has finished no collective";
 }
 
-bool ShmEngine::is_gone(int r, Watchdog::Fate* fate) const {
+bool ShmEngine::is_gone(int r, Watchdog::EndReason* reason) const {
   const RankState& s = segment_->state(r);
   const bool ended = options_.processes && s.pid && process_ended(s.pid, s.started);
   if (!ended && !s.left.load(std::memory_order_seq_cst)) return false;
   const int world = members_.world_ranks[size_t(r)];
-  *fate = options_.watchdog ? options_.watchdog->fate_of(world) : Watchdog::Fate{"", {world}};
+  *reason = options_.watchdog ? options_.watchdog->end_reason_of(world)
+                              : Watchdog::EndReason{"", {world}};
   const std::string how = ended ? fmt::format("process {} has ended", s.pid)
                                 : "it has left the group (its ProcessGroup was destroyed)";
-  fate->how = fate->how.empty() ? how : fmt::format("{}: {}", how, fate->how);
+  reason->how = reason->how.empty() ? how : fmt::format("{}: {}", how, reason->how);
   return true;
 }
 
@@ -259,20 +262,20 @@ void ShmEngine::check_deaths(const Call& call) {
   std::string text;
   std::vector<int> gone, culprits;
   for (int r : absent_ranks(phase_)) {
-    Watchdog::Fate fate;
-    if (!is_gone(r, &fate)) continue;
+    Watchdog::EndReason reason;
+    if (!is_gone(r, &reason)) continue;
     // The rank may have done its part before it ended.
     if (segment_->state(r).posted.load(std::memory_order_seq_cst) >= phase_) continue;
-    text += fmt::format(" {} is gone, {}; {};", tell_rank(r), fate.how, tell_progress(r));
+    text += fmt::format(" {} is gone, {}; {};", name_of_rank(r), reason.how, progress_of(r));
     gone.push_back(members_.number(r));
-    for (int c : fate.culprits)
+    for (int c : reason.culprits)
       if (std::ranges::find(culprits, c) == culprits.end()) culprits.push_back(c);
   }
   if (gone.empty()) return;
-  die(call,
-      fmt::format("{}:{} restart the job, or start a new group without it",
-                  call.title(members_.group), text),
-      gone, culprits);
+  fail_group(call,
+             fmt::format("{}:{} restart the job, or start a new group without it",
+                         call.title(members_.group), text),
+             gone, culprits);
 }
 
 WaitFacts ShmEngine::facts_of(const Call& call) const {
@@ -294,9 +297,9 @@ WaitFacts ShmEngine::CollectiveWait::facts() const {
   return f;
 }
 
-std::string ShmEngine::CollectiveWait::story(int world_rank) const {
+std::string ShmEngine::CollectiveWait::progress_of(int world_rank) const {
   const auto at = std::ranges::find(engine_.members_.world_ranks, world_rank);
-  return engine_.tell_progress(int(at - engine_.members_.world_ranks.begin()));
+  return engine_.progress_of(int(at - engine_.members_.world_ranks.begin()));
 }
 
 void ShmEngine::check_orders(const Call& call) {
@@ -307,32 +310,32 @@ void ShmEngine::check_orders(const Call& call) {
   }
   std::vector<int> blame;
   std::string text = compare_orders(digests, *call.order, rank_, call.title(members_.group), blame);
-  if (!text.empty()) die(call, text, blame);
+  if (!text.empty()) fail_group(call, text, blame);
 }
 
 void ShmEngine::report_mismatch(Call& call) {
   uint64_t seq = call.seq();
-  tell_site(call);
+  publish_site(call);
   ring_all();
   auto since = Clock::now();
-  auto told = [&] {
+  auto all_published = [&] {
     for (int r = 0; r < size_; ++r)
-      if (segment_->state(r).told.load(std::memory_order_seq_cst) < seq) return false;
+      if (segment_->state(r).site_seq.load(std::memory_order_seq_cst) < seq) return false;
     return true;
   };
-  while (!told() && Clock::now() - since < kTellTime)
-    if (!park(told)) check_obituary();
+  while (!all_published() && Clock::now() - since < kSiteTime)
+    if (!park(all_published)) throw_if_failed();
   std::vector<CallRecord> records;
   std::vector<std::string> sites;
   for (int r = 0; r < size_; ++r) {
     const RankState& s = segment_->state(r);
     records.push_back(s.records[turn_ & 1]);
-    bool known = s.told.load(std::memory_order_seq_cst) == seq;
+    bool known = s.site_seq.load(std::memory_order_seq_cst) == seq;
     sites.push_back(known ? s.site.read() : "an unknown place");
   }
   std::vector<int> blame;
   std::string text = compare_calls(records, sites, members_.group, blame);
-  die(call, text, blame);
+  fail_group(call, text, blame);
 }
 
 }  // namespace tessera::detail

@@ -18,7 +18,7 @@ std::string timeout_text(const std::string& call, const std::vector<std::string>
       call, absent.size(), asked, asked == 1 ? "" : "s", timeout.count(), names);
 }
 
-thread_local Millis patience = Millis::max();
+thread_local Millis time_limit = Millis::max();
 
 }  // namespace
 
@@ -45,11 +45,11 @@ std::string Store::get(const std::string& key, Millis timeout) {
   return std::move(multi_get({&key, 1}, timeout)[0]);
 }
 
-StorePatience::StorePatience(Millis limit) : before_(patience) {
-  patience = std::min(patience, limit);
+StoreTimeLimit::StoreTimeLimit(Millis limit) : before_(time_limit) {
+  time_limit = std::min(time_limit, limit);
 }
-StorePatience::~StorePatience() { patience = before_; }
-Millis StorePatience::of_thread(Millis otherwise) { return std::min(patience, otherwise); }
+StoreTimeLimit::~StoreTimeLimit() { time_limit = before_; }
+Millis StoreTimeLimit::of_thread(Millis otherwise) { return std::min(time_limit, otherwise); }
 
 PrefixStore::PrefixStore(std::string prefix, std::shared_ptr<Store> store)
     : prefix_(std::move(prefix)), store_(std::move(store)) {}

@@ -71,12 +71,12 @@ class Store {
 
 /// While this object lives, calls of its thread give up when the store does not answer for `limit`
 /// (beyond the time they wait for keys) instead of for some seconds.
-class StorePatience {
+class StoreTimeLimit {
  public:
-  explicit StorePatience(Millis limit);
-  ~StorePatience();
-  StorePatience(const StorePatience&) = delete;
-  StorePatience& operator=(const StorePatience&) = delete;
+  explicit StoreTimeLimit(Millis limit);
+  ~StoreTimeLimit();
+  StoreTimeLimit(const StoreTimeLimit&) = delete;
+  StoreTimeLimit& operator=(const StoreTimeLimit&) = delete;
   /// The calling thread's limit; `otherwise` where it has none, or a longer one.
   static Millis of_thread(Millis otherwise);
 

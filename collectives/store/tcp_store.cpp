@@ -154,7 +154,7 @@ std::unique_ptr<Connection> TcpStore::Impl::open(Millis timeout) {
       if (e == asio::error::no_descriptors) fail_to_open(peer, e);
       if (e) continue;
       connection->handshake(key,
-                            std::max(deadline, Clock::now() + StorePatience::of_thread(kSlack)));
+                            std::max(deadline, Clock::now() + StoreTimeLimit::of_thread(kSlack)));
       return connection;
     }
     if (Clock::now() + pause >= deadline)
@@ -180,7 +180,7 @@ std::string TcpStore::Impl::exchange(wire::Writer& request, Millis timeout) {
       idle.pop_back();
     }
   }
-  const Millis slack = StorePatience::of_thread(kSlack);
+  const Millis slack = StoreTimeLimit::of_thread(kSlack);
   if (!connection) connection = open(slack);
   // A connection that fails is dropped here, with the request in progress on it.
   std::string answer =

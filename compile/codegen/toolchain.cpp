@@ -144,21 +144,21 @@ std::string head_of(const std::string& path) {
 
 // A process group for compilers and what they start. It does not outlive this process, however that
 // ends: the group's leader waits for the end of a pipe and then kills the group.
-class Leash {
+class CompilerGroup {
  public:
-  explicit Leash(const std::string& work) : Leash() {
-    leader_ = start({"/bin/sh", "-c", "read line; kill -KILL 0"}, work + "/leash.log", 0, pipe_[0]);
+  explicit CompilerGroup(const std::string& work) : CompilerGroup() {
+    leader_ = start({"/bin/sh", "-c", "read line; kill -KILL 0"}, work + "/group.log", 0, pipe_[0]);
   }
-  ~Leash() {
+  ~CompilerGroup() {
     if (leader_.pid > 0) kill(-leader_.pid, SIGKILL), succeeded(leader_);
     for (int fd : pipe_) close(fd);
   }
-  Leash(const Leash&) = delete;
-  Leash& operator=(const Leash&) = delete;
+  CompilerGroup(const CompilerGroup&) = delete;
+  CompilerGroup& operator=(const CompilerGroup&) = delete;
   pid_t group() const { return leader_.pid; }
 
  private:
-  Leash() {
+  CompilerGroup() {
     TESSERA_CHECK(pipe2(pipe_, O_CLOEXEC) == 0, "codegen: no pipe: {}", std::strerror(errno));
   }
   int pipe_[2] = {-1, -1};
@@ -214,8 +214,8 @@ Toolchain find_toolchain(const std::string& compiler) {
 void compile_shared(const Toolchain& toolchain, const std::vector<std::string>& sources,
                     const std::string& work, const std::string& object) {
   const bool one = sources.size() == 1;
-  const Leash leash(work);
-  const bool clang = is_clang(toolchain.compiler, work, leash.group());
+  const CompilerGroup group(work);
+  const bool clang = is_clang(toolchain.compiler, work, group.group());
   std::vector<std::string> link{toolchain.compiler, "-shared", "-nostdlib", "-o", object};
   std::vector<Child> children;
   for (size_t i = 0; i < sources.size(); ++i) {
@@ -230,11 +230,11 @@ void compile_shared(const Toolchain& toolchain, const std::vector<std::string>& 
     else
       command.insert(command.end(), {"-c", "-o", stem + ".o"});
     link.push_back(stem + ".o");
-    children.push_back(start(command, stem + ".log", leash.group()));
+    children.push_back(start(command, stem + ".log", group.group()));
   }
   wait_for(children, toolchain.compiler, work);
   if (one) return;
-  children = {start(link, work + "/link.log", leash.group())};
+  children = {start(link, work + "/link.log", group.group())};
   wait_for(children, toolchain.compiler, work);
 }
 

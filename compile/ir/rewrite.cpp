@@ -7,7 +7,7 @@
 namespace tessera::compiler {
 
 Uses::Uses(const Graph& g)
-    : maker(g.values.size(), kNoNode), readers(g.values.size()), output(g.values.size()) {
+    : producer(g.values.size(), kNoNode), readers(g.values.size()), output(g.values.size()) {
   for (size_t k = 0; k < g.nodes.size(); ++k) {
     const Node& n = g.nodes[k];
     for (auto* list : {&n.in, &n.into})
@@ -16,7 +16,7 @@ Uses::Uses(const Graph& g)
         auto& r = readers[size_t(id)];
         if (r.empty() || r.back() != int32_t(k)) r.push_back(int32_t(k));
       }
-    for (ValueId id : n.out) maker[size_t(id)] = int32_t(k);
+    for (ValueId id : n.out) producer[size_t(id)] = int32_t(k);
   }
   for (ValueId id : g.outputs) output[size_t(id)] = true;
 }

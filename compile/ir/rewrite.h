@@ -14,7 +14,7 @@ namespace tessera::compiler {
 inline constexpr int32_t kNoNode = -1;
 struct Uses {
   explicit Uses(const Graph& graph);
-  std::vector<int32_t> maker;
+  std::vector<int32_t> producer;
   std::vector<std::vector<int32_t>> readers;
   std::vector<bool> output;
 };

@@ -135,7 +135,7 @@ class Accumulator {
   // The embedding_grad that makes operand `sparse` of `add`, has no other use and could run there.
   int32_t gradient_behind(const Node& add, int32_t at, size_t sparse) const {
     ValueId id = add.in[sparse], dense = add.in[1 - sparse];
-    int32_t e = uses_.maker[size_t(id)];
+    int32_t e = uses_.producer[size_t(id)];
     if (e == kNoNode || dense == id || !g_.nodes[size_t(e)].prim) return kNoNode;
     const Node& n = g_.nodes[size_t(e)];
     if (n.prim->name() != "embedding_grad" || !n.into.empty() || uses_.output[size_t(id)] ||

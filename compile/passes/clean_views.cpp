@@ -36,7 +36,7 @@ class Cleaner {
  private:
   // The node that made `id`, if it is a view.
   const Node* view_behind(ValueId id) const {
-    int32_t m = size_t(id) < uses_.maker.size() ? uses_.maker[size_t(id)] : kNoNode;
+    int32_t m = size_t(id) < uses_.producer.size() ? uses_.producer[size_t(id)] : kNoNode;
     if (m == kNoNode) return nullptr;
     const Node& n = g_.nodes[size_t(m)];
     return n.prim && n.prim->is_view() && n.into.empty() ? &n : nullptr;

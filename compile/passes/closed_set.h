@@ -1,4 +1,10 @@
-// The closed set of ops that fused kernels are made of; README.md lists it.
+// The closed set of ops that fused kernels are made of: the pointwise ops of core/ops/pointwise.def
+// (but floor_divide, remainder and fmod of integers, which may throw), cast, where, copy, the
+// reductions sum, prod, amax, amin, any and all, the views reshape, permute, expand and
+// expand_like, and full and arange; each also as an effect. Everything else runs as it is.
+// decompose() makes ops of this set of some others; but not of cross_entropy, which checks its
+// targets, of global_norm, whose order of sums is part of the contract of equal bits, or of
+// dropout, whose random bits are no pointwise op.
 #pragma once
 #include "core/ops/reduce_attributes.h"
 #include "core/primitive/primitive.h"

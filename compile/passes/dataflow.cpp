@@ -69,14 +69,14 @@ bool Dataflow::is_view(int32_t node) const {
 }
 
 int32_t Dataflow::source(ValueId id) const {
-  int32_t m = maker[size_t(id)];
-  while (is_view(m)) id = graph.nodes[size_t(m)].in[0], m = maker[size_t(id)];
+  int32_t m = producer[size_t(id)];
+  while (is_view(m)) id = graph.nodes[size_t(m)].in[0], m = producer[size_t(id)];
   return m;
 }
 
 ValueId Dataflow::behind_views(ValueId id) const {
-  for (int32_t m = maker[size_t(id)]; m != kNoNode && kind[size_t(m)] == NodeKind::kTransparent;
-       m = maker[size_t(id)])
+  for (int32_t m = producer[size_t(id)]; m != kNoNode && kind[size_t(m)] == NodeKind::kTransparent;
+       m = producer[size_t(id)])
     id = graph.nodes[size_t(m)].in[0];
   return id;
 }
@@ -101,7 +101,7 @@ Dataflow::Dataflow(const Graph& g, const std::vector<bool>& kept)
       axes(g.nodes.size()),
       before(g.nodes.size()),
       after(g.nodes.size()),
-      maker(g.values.size(), kNoNode),
+      producer(g.values.size(), kNoNode),
       readers(g.values.size()),
       is_output(g.values.size()) {
   classify();
@@ -116,14 +116,14 @@ void Dataflow::classify() {
     kind[k] = kind_of(graph, n, memory);
     if (kind[k] == NodeKind::kFusible || kind[k] == NodeKind::kTransparent)
       axes[k] = n.prim->axes(metas_of(graph, n));
-    for (ValueId id : n.out) maker[size_t(id)] = int32_t(k);
+    for (ValueId id : n.out) producer[size_t(id)] = int32_t(k);
   }
   for (const MemoryUse& m : memory) written_.push_back(!m.writes.empty());
   for (ValueId id : graph.outputs)
     for (;;) {
       is_output[size_t(id)] = true;
-      if (!is_view(maker[size_t(id)])) break;
-      id = graph.nodes[size_t(maker[size_t(id)])].in[0];
+      if (!is_view(producer[size_t(id)])) break;
+      id = graph.nodes[size_t(producer[size_t(id)])].in[0];
     }
 }
 
@@ -139,8 +139,9 @@ void Dataflow::choose_recomputed(const std::vector<bool>& kept) {
       for (ValueId id : *list) {
         if (id == kNoValue) continue;
         ValueId seen = behind_views(id);
-        bool opaque = is_view(maker[size_t(seen)]);
-        while (is_view(maker[size_t(seen)])) seen = graph.nodes[size_t(maker[size_t(seen)])].in[0];
+        bool opaque = is_view(producer[size_t(seen)]);
+        while (is_view(producer[size_t(seen)]))
+          seen = graph.nodes[size_t(producer[size_t(seen)])].in[0];
         direct[size_t(seen)].push_back(opaque ? kNoNode : int32_t(k));
       }
   }
@@ -155,7 +156,7 @@ Recompute Dataflow::may_recompute(int32_t k,
       is_output[size_t(n.out[0])] || written_[size_t(n.out[0])])
     return Recompute::kNever;
   const auto& read_by = direct[size_t(n.out[0])];
-  auto source_of = [&](ValueId id) { return maker[size_t(behind_views(id))]; };
+  auto source_of = [&](ValueId id) { return producer[size_t(behind_views(id))]; };
   bool numbers = std::ranges::all_of(n.in, [&](ValueId id) {
     int32_t m = source_of(id);
     return m != kNoNode &&
@@ -197,7 +198,7 @@ void Dataflow::add_dependences() {
   const Graph& g = graph;
   std::vector<std::vector<int32_t>> since_write(g.values.size());  // by buffer: its readers
   // The node that makes a buffer is not in its list: a node that writes to the buffer names a value
-  // in it, and exists() makes that node depend on the value's maker.
+  // in it, and exists() makes that node depend on the value's producer.
   int32_t collective = kNoNode;
   for (int32_t k = 0; k < int32_t(g.nodes.size()); ++k) {
     if (is_free(k)) continue;
@@ -208,7 +209,7 @@ void Dataflow::add_dependences() {
     };
     // Views are no nodes that run, so this looks through them to all their operands.
     auto exists = [&](ValueId id, auto&& self) -> void {
-      int32_t m = maker[size_t(id)];
+      int32_t m = producer[size_t(id)];
       if (m == kNoNode) return;
       if (!is_free(m)) return depends(m);
       for (ValueId operand : g.nodes[size_t(m)].in) self(operand, self);
@@ -223,8 +224,8 @@ void Dataflow::add_dependences() {
       for (;;) {
         auto& r = readers[size_t(id)];
         if (r.empty() || r.back() != k) r.push_back(k);
-        if (!is_view(maker[size_t(id)])) return;
-        id = g.nodes[size_t(maker[size_t(id)])].in[0];
+        if (!is_view(producer[size_t(id)])) return;
+        id = g.nodes[size_t(producer[size_t(id)])].in[0];
       }
     };
     for (auto* list : {&n.in, &n.into})

@@ -28,12 +28,12 @@ struct Dataflow {
   explicit Dataflow(const Graph& graph, const std::vector<bool>& kept = {});
 
   bool is_free(int32_t node) const { return kind[size_t(node)] >= NodeKind::kTransparent; }
-  /// Whether the fusible node `reader` computes the result of node `maker` itself instead of
+  /// Whether the fusible node `reader` computes the result of node `producer` itself instead of
   /// reading it.
-  bool is_inlined(int32_t maker, int32_t reader) const;
+  bool is_inlined(int32_t producer, int32_t reader) const;
   /// Returns the node that makes operand `id` of `reader` if it is inlined there, else kNoNode.
   int32_t inlined(ValueId id, int32_t reader) const {
-    int32_t m = maker[size_t(behind_views(id))];
+    int32_t m = producer[size_t(behind_views(id))];
     return is_inlined(m, reader) ? m : kNoNode;
   }
   /// Whether some node reads what `node` makes, or `node` has an effect.
@@ -52,7 +52,7 @@ struct Dataflow {
   std::vector<std::vector<int32_t>> before;  // nodes that have to run before it
   std::vector<std::vector<int32_t>> after;   // nodes that have to run after it
   // By value.
-  std::vector<int32_t> maker;
+  std::vector<int32_t> producer;
   std::vector<std::vector<int32_t>> readers;  // nodes that read or overwrite it or views of it
   std::vector<bool> is_output;                // it or a view of it
 

@@ -176,7 +176,7 @@ class Decomposer {
       for (ValueId id : g.nodes[k].in)  // a fused op reads it, perhaps through views
         for (;;) {
           read_by_fused_.insert(id);
-          int32_t m = uses.maker[size_t(id)];
+          int32_t m = uses.producer[size_t(id)];
           if (m == kNoNode || !g.nodes[size_t(m)].prim->is_view()) break;
           id = g.nodes[size_t(m)].in[0];
         }
@@ -189,7 +189,7 @@ class Decomposer {
     for (Node& n : g_.nodes) {
       for (ValueId& id : n.in) id = rewrite_.now(id);
       Decomposition d = has_values(n) ? find(n.prim->name(), options_) : nullptr;
-      if (d && n.into.empty() && !has_company(n)) d = nullptr;
+      if (d && n.into.empty() && !has_fusible_neighbour(n)) d = nullptr;
       if (d && !n.into.empty() && !worth_kernels(n)) d = nullptr;
       if (d)
         take_apart(n, d);
@@ -206,7 +206,7 @@ class Decomposer {
            find(n.prim->name(), options_);
   }
   // Whether a neighbour can be fused with the op. An op alone is best left to its own kernel.
-  bool has_company(const Node& n) const {
+  bool has_fusible_neighbour(const Node& n) const {
     return std::ranges::any_of(n.in, [&](ValueId id) { return fused_.contains(id); }) ||
            std::ranges::any_of(n.out, [&](ValueId id) { return read_by_fused_.contains(id); });
   }

@@ -37,7 +37,7 @@ class Folder {
       for (ValueId& id : n.in) id = rewrite_.now(id);
       if (!n.into.empty()) continue;
       skip_exact_cast(n, int32_t(k));
-      if (vanishes(n, int32_t(k)))
+      if (replace_by_operand(n, int32_t(k)))
         n.prim = {};
       else
         fold(n);
@@ -79,7 +79,7 @@ class Folder {
 
   // Replaces a node by the value it was made from: the operand of an identity, or the source of a
   // pair of casts.
-  bool vanishes(const Node& n, int32_t at) {
+  bool replace_by_operand(const Node& n, int32_t at) {
     if (n.out.size() != 1) return false;
     if (n.prim->name() == "cast" && g_[n.in[0]].meta.dtype == g_[n.out[0]].meta.dtype)
       return rewrite_.try_alias(n.out[0], n.in[0], at);
@@ -106,7 +106,7 @@ class Folder {
   // In cast(cast(x)), lets the outer cast read x where the inner one loses nothing.
   void skip_exact_cast(Node& n, int32_t at) {
     if (n.prim->name() != "cast") return;
-    int32_t m = uses_.maker[size_t(n.in[0])];
+    int32_t m = uses_.producer[size_t(n.in[0])];
     if (m == kNoNode || !g_.nodes[size_t(m)].prim) return;
     const Node& inner = g_.nodes[size_t(m)];
     if (inner.prim->name() != "cast" || !inner.into.empty()) return;

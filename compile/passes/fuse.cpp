@@ -1,8 +1,15 @@
 // Fuses nodes into kernels. Nodes are taken in order. Each joins the groups that made its operands,
 // then those that read the same memory, if the result is a valid kernel and no path leads out of
-// the group and back. So groups grow along the data they pass on, and a value that only its group
-// reads never goes to memory. Views and numbers belong to no group: kernels look through them, and
-// for other readers they are placed where they are read.
+// the group and back (over values, overwritten memory or collectives). So groups grow along the
+// data they pass on, and a value that only its group reads never goes to memory. A group is a valid
+// kernel if one sweep computes it (lower_group.h): a reduction is finished within a row, which is
+// swept again while it is in a cache, or runs over all rows and is finished at the end. So a sum
+// e + transpose(e) is not in the kernel that computes e. What a group writes it writes once, and
+// reads, if at all, only where it writes. Views and numbers belong to no group: kernels look
+// through them, and for other readers they are placed where they are read. Cheap functions of
+// constants and positions, such as masks, are computed again in each kernel that reads them; in
+// backward, so are values that forward made cheaply from one large value that is in memory anyway
+// (a product plus a bias).
 #include <algorithm>
 #include <array>
 #include <numeric>
@@ -57,7 +64,7 @@ class Fusion {
   void run() {
     for (int32_t k = 0; k < int32_t(g_.nodes.size()); ++k) {
       if (flow_.kind[size_t(k)] != NodeKind::kFusible) continue;
-      join_makers(k);
+      join_producers(k);
       for (ValueId id : g_.nodes[size_t(k)].in) join_readers(id, k);
     }
     emit();
@@ -74,9 +81,9 @@ class Fusion {
 
   // ---- groups
 
-  // Joins the makers of a node's operands. A maker that could not be joined at first may be joined
-  // after another, which removes a path around it.
-  void join_makers(int32_t node) {
+  // Joins the producers of a node's operands. A producer that could not be joined at first may be
+  // joined after another, which removes a path around it.
+  void join_producers(int32_t node) {
     for (bool joined = true; joined;) {
       joined = false;
       for (ValueId id : g_.nodes[size_t(node)].in)
@@ -212,7 +219,7 @@ class Fusion {
 
   // Places views and numbers before their first reader.
   void place_free(ValueId id) {
-    int32_t m = flow_.maker[size_t(id)];
+    int32_t m = flow_.producer[size_t(id)];
     if (m == kNoNode || !flow_.is_free(m) || placed_[size_t(m)]) return;
     for (ValueId operand : g_.nodes[size_t(m)].in) place_free(operand);
     placed_[size_t(m)] = true;

@@ -59,12 +59,12 @@ class Lowering {
     auto it = std::ranges::lower_bound(nodes_, k);
     return it != nodes_.end() && *it == k ? int(it - nodes_.begin()) : -1;
   }
-  int place_of_maker(ValueId id) const {
-    int32_t m = flow_.maker[size_t(id)];
+  int place_of_producer(ValueId id) const {
+    int32_t m = flow_.producer[size_t(id)];
     return m == kNoNode ? -1 : place_of(m);
   }
   bool is_inside(int32_t k) const { return k != kNoNode && place_of(k) >= 0; }
-  bool is_computed(ValueId root) const { return place_of_maker(root) >= 0; }
+  bool is_computed(ValueId root) const { return place_of_producer(root) >= 0; }
 
   // ---- loops
 
@@ -90,7 +90,7 @@ class Lowering {
   // do not fit, or if a view that loops do not pass through leads into the group.
   bool resolve(ValueId id, DimProducts dims, Read& read) {
     for (;;) {
-      int32_t m = flow_.maker[size_t(id)];
+      int32_t m = flow_.producer[size_t(id)];
       if (m == kNoNode || flow_.kind[size_t(m)] != NodeKind::kTransparent) break;
       const AxisMap& axes = flow_.axes[size_t(m)];
       int first = add_factors(axes);
@@ -99,8 +99,8 @@ class Lowering {
       id = g_.nodes[size_t(m)].in[0];
     }
     read.root = id, read.root_dims = dims;
-    if (int i = place_of_maker(id); i >= 0) return loops_.unify(made_[size_t(i)], dims);
-    if (int32_t m = flow_.maker[size_t(id)]; flow_.is_inlined(m, nodes_[0]))
+    if (int i = place_of_producer(id); i >= 0) return loops_.unify(made_[size_t(i)], dims);
+    if (int32_t m = flow_.producer[size_t(id)]; flow_.is_inlined(m, nodes_[0]))
       return inline_node(m, read);
     return !is_inside(flow_.source(id));
   }
@@ -261,10 +261,10 @@ class Lowering {
   }
 
   InstrId value_of(const Read& read) {
-    if (int i = place_of_maker(read.root); i >= 0) return computed_[size_t(i)];
+    if (int i = place_of_producer(read.root); i >= 0) return computed_[size_t(i)];
     if (auto it = numbers_.find(read.root); it != numbers_.end()) return it->second;
     if (read.inlined != kNoNode) return again(read);
-    int32_t m = flow_.maker[size_t(read.root)];
+    int32_t m = flow_.producer[size_t(read.root)];
     if (m != kNoNode && flow_.kind[size_t(m)] == NodeKind::kNumber)
       return number(*g_.nodes[size_t(m)].prim, read);
     return load(read);

@@ -18,14 +18,14 @@ namespace {
 // written.
 std::vector<std::vector<int32_t>> dependences(const Graph& g) {
   std::vector<std::vector<int32_t>> before(g.nodes.size()), readers(g.values.size());
-  std::vector<int32_t> maker(g.values.size(), kNoNode), writer(g.values.size(), kNoNode);
+  std::vector<int32_t> producer(g.values.size(), kNoNode), writer(g.values.size(), kNoNode);
   for (int32_t k = 0; k < int32_t(g.nodes.size()); ++k) {
     const Node& n = g.nodes[size_t(k)];
     auto after = [&](int32_t earlier) {
       if (earlier != kNoNode && earlier != k) before[size_t(k)].push_back(earlier);
     };
     for (ValueId id : n.in) {
-      after(maker[size_t(id)]);
+      after(producer[size_t(id)]);
       ValueId b = g[id].buffer;
       if (b == kNoBuffer) continue;
       after(writer[size_t(b)]);
@@ -34,12 +34,12 @@ std::vector<std::vector<int32_t>> dependences(const Graph& g) {
     for (ValueId id : n.into) {
       if (id == kNoValue) continue;
       auto b = size_t(g[id].buffer);
-      after(maker[size_t(id)]), after(writer[b]);
+      after(producer[size_t(id)]), after(writer[b]);
       for (int32_t r : readers[b]) after(r);
       readers[b].clear();
       writer[b] = k;
     }
-    for (ValueId id : n.out) maker[size_t(id)] = k;
+    for (ValueId id : n.out) producer[size_t(id)] = k;
   }
   return before;
 }

@@ -24,8 +24,8 @@ struct DecomposeOptions {
   int64_t least_elements = 4096;
 };
 inline constexpr int64_t kCachedElements = limit("decompose.cached");
-/// Replaces ops that gain from fusion by the ops they are made of, from the closed set that
-/// README.md lists. Results differ from those of the eager kernels only by the order of sums. The
+/// Replaces ops that gain from fusion by the ops they are made of, from the closed set
+/// (closed_set.h). Results differ from those of the eager kernels only by the order of sums. The
 /// overload without options also respects the graph's mode: in a deterministic graph it replaces
 /// only optimizers, whose results do not differ.
 void decompose(Graph& graph, const DecomposeOptions& options);

@@ -99,7 +99,7 @@ class Selection {
         // A later write would make it read another state of that memory.
         for (int32_t w : memory_[size_t(b)].writes)
           if (w >= group[i] && w < when) return std::nullopt;
-        int32_t m = uses_.maker[size_t(b)];
+        int32_t m = uses_.producer[size_t(b)];
         if (m == kNoNode || chosen_[size_t(m)] || is_kept(b)) continue;
         if (std::ranges::count(group, m)) continue;
         if (!may_run_twice(g_.nodes[size_t(m)]) || !memory_[size_t(b)].writes.empty())
@@ -149,7 +149,7 @@ class Cloning {
   // Returns the value that replaces `id` in backward, computing again here what is needed for it.
   ValueId in_backward(ValueId id) {
     if (ValueId c = clone_[size_t(id)]; c != kNoValue) return c;
-    int32_t m = uses_.maker[size_t(id)];
+    int32_t m = uses_.producer[size_t(id)];
     if (m == kNoNode) return id;
     const Node& n = (*old_)[size_t(m)];
     if (is_view(n) && n.phase == Phase::kForward) {

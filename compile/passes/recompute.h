@@ -11,7 +11,8 @@ namespace tessera::compiler {
 /// groups. Groups are ordered by the estimated time they take for the memory they free, the best
 /// first, given that the groups before are computed again too. A group includes what it needs that
 /// is not kept. Effects, collectives
-/// and makers of outputs are never among them; a random draw may be, since its key gives it again.
+/// and producers of outputs are never among them; a random draw may be, since its key gives it
+/// again.
 std::vector<std::vector<int32_t>> recomputable(const Graph& graph);
 
 /// Returns `graph` with copies of `nodes` in backward, each before its first reader there. It

@@ -214,7 +214,7 @@ class Finder {
     if (constant(id).defined()) return false;
     if (fed_.contains(id)) return true;
     while (true) {
-      const int32_t k = uses_.maker[size_t(id)];
+      const int32_t k = uses_.producer[size_t(id)];
       if (k == kNoNode) return false;
       const Node& n = g_.nodes[size_t(k)];
       if (Layer layer; is_layer(n, layer)) return true;

@@ -71,7 +71,7 @@ class GuardMaker {
       if (!held_[i])
         return fmt::format(
             "a tensor made by {} outlives the call; return it, or write it with assign_",
-            maker_of(recorder_.last_graph().outputs[i]));
+            producer_of(recorder_.last_graph().outputs[i]));
     for (const TouchedHandle& h : recorder_.handles()) {
       if (state_of(*h.handle.impl()) != h.before)
         return fmt::format("whether {} requires a gradient, or where that goes, changes in it",
@@ -154,7 +154,7 @@ class GuardMaker {
     return "";
   }
 
-  std::string maker_of(ValueId id) const {
+  std::string producer_of(ValueId id) const {
     const Graph& g = recorder_.last_graph();
     for (const Node& n : g.nodes)
       for (ValueId out : n.out)

@@ -12,7 +12,7 @@ namespace {
 // Returns the value behind views that have no other reader; kNoValue if one has.
 ValueId behind_views(const Graph& g, const Uses& uses, ValueId id) {
   for (;;) {
-    int32_t m = uses.maker[size_t(id)];
+    int32_t m = uses.producer[size_t(id)];
     if (m == kNoNode || uses.readers[size_t(id)].size() != 1 || uses.output[size_t(id)])
       return kNoValue;
     const Node& n = g.nodes[size_t(m)];
@@ -38,21 +38,21 @@ bool lay_out_as(const Meta& made, const Meta& seen, const Strides& to, Meta& res
   return true;
 }
 
-bool find_cat(const Graph& g, const Uses& uses, int32_t node, int32_t& maker, CatInPlace& cat) {
+bool find_cat(const Graph& g, const Uses& uses, int32_t node, int32_t& producer, CatInPlace& cat) {
   const Node& n = g.nodes[size_t(node)];
   const Meta& whole = g[n.out[0]].meta;
   const int dim = attributes_of<CatAttributes>(*n.prim).dim;
-  maker = kNoNode;
+  producer = kNoNode;
   int64_t at = 0;
   for (ValueId id : n.in) {
     ValueId made = behind_views(g, uses, id);
     if (made == kNoValue) return false;
-    const int32_t m = uses.maker[size_t(made)];
+    const int32_t m = uses.producer[size_t(made)];
     const Node& from = g.nodes[size_t(m)];
-    if (maker == kNoNode) cat.pieces.resize(from.out.size());
-    if ((maker != kNoNode && m != maker) || from.out.size() != n.in.size() || is_effect(from))
+    if (producer == kNoNode) cat.pieces.resize(from.out.size());
+    if ((producer != kNoNode && m != producer) || from.out.size() != n.in.size() || is_effect(from))
       return false;
-    maker = m;
+    producer = m;
     CatInPlace::Piece& piece =
         cat.pieces[size_t(std::ranges::find(from.out, made) - from.out.begin())];
     piece.offset = at * whole.strides[dim];
@@ -71,8 +71,9 @@ std::unordered_map<int32_t, CatInPlace> find_cats_in_place(const Graph& graph) {
   for (int32_t k = 0; k < int32_t(graph.nodes.size()); ++k) {
     const Node& n = graph.nodes[size_t(k)];
     if (n.prim->name() != "cat" || is_effect(n)) continue;
-    int32_t maker;
-    if (CatInPlace cat; find_cat(graph, uses, k, maker, cat)) found.emplace(maker, std::move(cat));
+    int32_t producer;
+    if (CatInPlace cat; find_cat(graph, uses, k, producer, cat))
+      found.emplace(producer, std::move(cat));
   }
   return found;
 }

@@ -142,11 +142,11 @@ struct Executor::Impl {
     return storage;
   }
   void take_turn() {
-    if (shared->user && shared->user != this) shared->user->let_go();
+    if (shared->user && shared->user != this) shared->user->release_memory();
     shared->user = this;
   }
   // Releases the arenas, and its hold on outputs that the program may still use.
-  void let_go() {
+  void release_memory() {
     finish_last_run();
     release_inputs();
     for (Memory& m : program.memories)

@@ -446,12 +446,12 @@ class ProgramMaker {
     for (ValueId id : g_.outputs) s_.outputs.push_back(value_[size_t(id)]);
   }
 
-  struct Tenants {
+  struct ArenaMemories {
     std::vector<Memory*> memories = {};
     std::vector<Block> blocks = {};
   };
-  Tenants tenants_of(int arena) {
-    Tenants t;
+  ArenaMemories memories_of(int arena) {
+    ArenaMemories t;
     for (Memory& m : s_.memories)
       if (m.kind == Memory::Kind::kArena && m.arena == arena) {
         t.memories.push_back(&m);
@@ -463,12 +463,12 @@ class ProgramMaker {
   // Lays out the groups' arenas first: ordinary memory that fits into their gaps costs nothing.
   void lay_out_arenas() {
     for (int a = int(s_.arenas.size()) - 1; a >= 0; --a) {
-      Tenants own = tenants_of(a);
+      ArenaMemories own = memories_of(a);
       ArenaLayout layout = lay_out(own.blocks);
       s_.arenas[size_t(a)].bytes = layout.bytes;
       for (size_t i = 0; i < own.memories.size(); ++i) own.memories[i]->offset = layout.offsets[i];
       if (a == 0) return;
-      Tenants rest = tenants_of(0);
+      ArenaMemories rest = memories_of(0);
       std::vector<size_t> offsets = fill_gaps(own.blocks, layout, rest.blocks);
       for (size_t i = 0; i < offsets.size(); ++i)
         if (offsets[i] != kNoRoom)

@@ -12,7 +12,7 @@ enum class Isa { kBase, kV3, kV4 };
 /// or this build has no kernels for it (TESSERA_KERNELS=native of CMake, on another machine).
 Isa current_isa();
 /// Whether the CPU has instructions for products of bf16 with f32 sums (AVX512-BF16) and kV4 is the
-/// set in use.
+/// set in use. The CPU, and so oneDNN, then reads denormal operands as zeros.
 bool has_bf16_dot();
 std::string_view isa_name(Isa isa);
 

@@ -56,8 +56,10 @@ class SmallVector {
   T* end() { return data_ + size_; }
   const T* begin() const { return data_; }
   const T* end() const { return data_ + size_; }
-  T& operator[](size_t i) { return data_[i]; }
-  const T& operator[](size_t i) const { return data_[i]; }
+  T& operator[](size_t i) & { return data_[i]; }
+  const T& operator[](size_t i) const& { return data_[i]; }
+  /// An element of a temporary is a temporary too: x.chunk(2)[0] = u assigns to the tensor.
+  T&& operator[](size_t i) && { return std::move(data_[i]); }
   T& front() { return data_[0]; }
   const T& front() const { return data_[0]; }
   T& back() { return data_[size_ - 1]; }

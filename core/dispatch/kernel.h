@@ -57,6 +57,8 @@ struct Workspace {
   }
 };
 
+/// On a device, `run` enqueues and returns before the kernel has run. What the kernel reads then
+/// (the primitive, the plan's state, settings of the calling thread) is kept by the kernel.
 struct Kernel {
   /// May be null: dense results, nothing reused, any operand strides accepted, no scratch.
   void (*plan)(const Primitive&, std::span<const Tensor> in, std::span<Meta> out, Plan&) = nullptr;

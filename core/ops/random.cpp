@@ -29,6 +29,10 @@ class Random final : public PrimitiveOf<Random, RandomAttributes> {
   Metas infer(MetaSpan in) const override {
     TESSERA_CHECK_AS(ShapeError, in[0]->shape == Shape{2} && in[0]->dtype == kI64,
                      "{}: the key must be i64[2], got {}", name(), describe(in));
+    TESSERA_CHECK(
+        in[0]->device == device,
+        "{}: the key is on {} and the result is to be on {}; move the key there with to()", name(),
+        to_string(in[0]->device), to_string(device));
     return {Meta::contiguous(shape, dtype, device)};
   }
   AxisMap axes(MetaSpan) const override {

@@ -119,30 +119,35 @@ void Storage::wait_writable_slow() {
 
 void Storage::wait_ready_on(const Stream& stream) {
   if (host_addressable_) return wait_ready();
-  if (const Ref<Event> e = ready()) e->wait_on(stream);
-  if (home() != stream)
-    if (const Ref<Event> e = runtime_of(device_).record(home())) e->wait_on(stream);
+  wait_for_users(stream, /*readers_too=*/false);
 }
 
 void Storage::wait_writable_on(const Stream& stream) {
   if (host_addressable_) return wait_writable();
-  wait_ready_on(stream);
-  for (const Ref<Event>& e : readers()) e->wait_on(stream);
+  wait_for_users(stream, /*readers_too=*/true);
+}
+
+// Several threads may read one storage, each on a stream of its own, so what they note is locked.
+void Storage::wait_for_users(const Stream& stream, bool readers_too) {
+  SmallVector<Ref<Event>, 4> users;
+  {
+    std::lock_guard lock(ready_lock());
+    if (Ref<Event> e = ready()) users.push_back(std::move(e));
+    if (readers_too) users.append(readers().begin(), readers().end());
+  }
+  for (const Ref<Event>& e : users) e->wait_on(stream);
+  if (home() != stream)
+    if (const Ref<Event> e = runtime_of(device_).record(home())) e->wait_on(stream);
 }
 
 void Storage::note_use(const Stream& stream, bool writes) {
-  if (writes) {  // the kernel came after all others, so they are done when it is
-    readers_ = nullptr;
-    if (home() == stream) return set_ready(nullptr);
-  } else if (home() == stream) {
-    return;
-  }
-  Ref<Event> e = runtime_of(device_).record(stream);
-  if (!e) return;
-  if (writes)
-    set_ready(std::move(e));
-  else
-    add_reader(std::move(e));
+  const bool at_home = home() == stream;
+  if (!writes && at_home) return;
+  Ref<Event> e = at_home ? nullptr : runtime_of(device_).record(stream);
+  std::lock_guard lock(ready_lock());
+  if (!writes) return add_reader(std::move(e));
+  readers_ = nullptr;  // the kernel came after all others, so they are done when it is
+  set_ready(std::move(e));
 }
 
 void Storage::add_reader(Ref<Event> done) {

@@ -123,6 +123,7 @@ class Storage final : public RefCounted {
   void wait_writable_slow();
   void wait_ready_on(const Stream& stream);
   void wait_writable_on(const Stream& stream);
+  void wait_for_users(const Stream& stream, bool readers_too);
   void note_use(const Stream& stream, bool writes);
   Stream home() const { return {device_, home_}; }
 

@@ -63,8 +63,8 @@ bool fits_a_matrix(const Product& p) {
 }
 
 // Gives loops of extent 1 the stride of a dense matrix, which libraries require.
-void settle_unit_loops(Product& p) {
-  auto settle = [](ProductLoop& row, ProductLoop& column, int64_t ProductLoop::*s) {
+void set_strides_of_unit_loops(Product& p) {
+  auto set_strides = [](ProductLoop& row, ProductLoop& column, int64_t ProductLoop::*s) {
     if (column.extent == 1 && row.extent == 1)
       column.*s = 1, row.*s = 1;
     else if (column.extent == 1)
@@ -72,8 +72,8 @@ void settle_unit_loops(Product& p) {
     else if (row.extent == 1)
       row.*s = column.*s == 1 ? column.extent : 1;
   };
-  settle(p.m, p.k, &ProductLoop::a), settle(p.k, p.n, &ProductLoop::b),
-      settle(p.m, p.n, &ProductLoop::c);
+  set_strides(p.m, p.k, &ProductLoop::a), set_strides(p.k, p.n, &ProductLoop::b),
+      set_strides(p.m, p.n, &ProductLoop::c);
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ Product make_product(const std::string& wa, const std::string& wb, const std::st
   p.k = k.empty() ? ProductLoop{} : k[0];
   p.batch = batch;
   p.m = take_largest(m, p.batch), p.n = take_largest(n, p.batch);
-  settle_unit_loops(p);
+  set_strides_of_unit_loops(p);
   if (one_k && !fits_a_matrix(p) &&
       p.m.c == 1) {  // the transposed result is a matrix: swap the operands
     std::swap(p.m, p.n);

@@ -92,7 +92,7 @@ class Snapshot::Copying final : public RefCounted {
   void make_room(size_t bytes);
   void give_up();
   /// Returns when no thread copies any more.
-  void settle();
+  void wait_for_copies();
   double held_up_seconds() const { return double(held_up_ns_.load()) * 1e-9; }
 
   // True in a forked child: its memory is its own, and the threads that read or copy are the
@@ -174,7 +174,7 @@ Snapshot::Copying::Copying(std::vector<Tensor> tensors, std::byte* buffer, uint6
   sources_ = std::make_unique<Source[]>(n_sources_);
   for (size_t i = 0; i < n_sources_; ++i) {
     Source& s = sources_[i];
-    s.values = on_host(tensors[i]);
+    s.values = std::move(tensors[i]);
     s.data = static_cast<const std::byte*>(s.values.raw_values());
     s.dense = s.values.is_contiguous();
     s.begin = bytes_, s.first = n_units_;
@@ -309,7 +309,7 @@ void Snapshot::Copying::give_up() {
   }
 }
 
-void Snapshot::Copying::settle() {
+void Snapshot::Copying::wait_for_copies() {
   std::unique_lock lock(mutex_);
   waiting_.fetch_add(1);
   changed_.wait(lock, [&] { return unfinished_.load() == 0; });
@@ -339,11 +339,17 @@ void Snapshot::reserve(size_t bytes) {
 }
 
 void Snapshot::begin(std::vector<Tensor> tensors, Clock::duration patience) {
+  // Values of a device are read by a copy that is enqueued now; what is written there afterwards
+  // comes after it.
   std::vector<Ref<Storage>> storages;
-  for (const Tensor& t : tensors) storages.push_back(t.storage());
+  for (Tensor& t : tensors) {
+    const Tensor here = on_host(t);
+    storages.push_back(here.is_same(t) ? t.storage() : nullptr);
+    t = here;
+  }
   copying_ = make_ref<Copying>(std::move(tensors), pages_.data(), pages_.bytes(), patience);
   for (size_t i = 0; i < storages.size(); ++i)
-    storages[i]->add_reader(make_ref<Copied<Copying>>(copying_, i));
+    if (storages[i]) storages[i]->add_reader(make_ref<Copied<Copying>>(copying_, i));
 }
 
 void Snapshot::copy_all() { copying_->finish_all(); }
@@ -352,7 +358,7 @@ std::span<const std::byte> Snapshot::take(size_t most) { return copying_->take(m
 void Snapshot::release(size_t bytes) { copying_->make_room(bytes); }
 void Snapshot::give_up() {
   copying_->give_up();
-  copying_->settle();
+  copying_->wait_for_copies();
 }
 double Snapshot::held_up_seconds() const { return copying_ ? copying_->held_up_seconds() : 0; }
 

@@ -20,6 +20,7 @@ import os
 import statistics
 import sys
 
+# Without these Debian's OpenBLAS takes AVX2 kernels on recent AMD cores; current PyTorch brings MKL and ignores the first.
 TUNED = {"OPENBLAS_CORETYPE": "SKYLAKEX", "ATEN_CPU_CAPABILITY": "avx512"}
 
 

@@ -1,5 +1,8 @@
 // Products by libraries, oneDNN (f32, bf16) and OpenBLAS (f64), and the choice between these and
-// the packed product.
+// the packed product. oneDNN gets bf16 where the CPU has dot instructions for it; other bf16, and
+// f16 always, are computed in f32. The packed product computes f32 and bf16 products whose operands
+// come from the third-level cache, and exact contraction, since its order of sums depends on k
+// alone.
 #include "core/backend/cpu/gemm.h"
 
 #include <algorithm>

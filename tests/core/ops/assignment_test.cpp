@@ -51,6 +51,16 @@ TEST(Assignment, AViewTakesValues) {
   EXPECT_TRUE(t.is_same(same));
 }
 
+TEST(Assignment, AnElementOfATemporaryListTakesValues) {
+  const Tensor t = range(6);
+  t.chunk(2)[0] = -1;
+  t.split(4)[1] = from_values<double>({7, 8}, {2});
+  EXPECT_EQ(numbers(t), (Numbers{-1, -1, -1, 3, 7, 8}));
+  auto pieces = t.chunk(2);
+  pieces[0] = range(1);  // a variable's element takes another tensor
+  EXPECT_EQ(numbers(t), (Numbers{-1, -1, -1, 3, 7, 8}));
+}
+
 TEST(Assignment, TheTwoSidesMayOverlap) {
   Tensor t = range(5);
   slice(t, 0, 1, 5) = slice(t, 0, 0, 4);

@@ -15,9 +15,9 @@ void drop_double_negations(Graph& graph) {
   for (size_t k = 0; k < graph.nodes.size(); ++k) {
     Node& outer = graph.nodes[k];
     if (!negates(outer)) continue;
-    const int32_t maker = uses.maker[size_t(outer.in[0])];
-    if (maker == kNoNode || !negates(graph.nodes[size_t(maker)])) continue;
-    const ValueId x = rewrite.now(graph.nodes[size_t(maker)].in[0]);
+    const int32_t producer = uses.producer[size_t(outer.in[0])];
+    if (producer == kNoNode || !negates(graph.nodes[size_t(producer)])) continue;
+    const ValueId x = rewrite.now(graph.nodes[size_t(producer)].in[0]);
     if (!rewrite.try_alias(outer.out[0], x, int32_t(k))) continue;
     outer.prim = {};
     ++negations_dropped;

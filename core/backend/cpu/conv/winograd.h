@@ -1,4 +1,6 @@
-// Convolutions of 3 x 3 by Winograd's minimal filtering (Lavin, Gray 2016).
+// Convolutions of 3 x 3 by Winograd's minimal filtering (Lavin, Gray 2016): in f32 with 2.25 times
+// fewer multiplications and the errors of plain sums; the gradient by a bf16 weight with 4 to 5
+// times fewer, in f32.
 #pragma once
 #include "core/backend/cpu/conv/nest.h"
 

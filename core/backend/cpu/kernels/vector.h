@@ -1,6 +1,7 @@
 // Vectors as wide as the instruction set's registers, and groups of them for functors. Invariant: a
 // group holds kGroup floats whatever the width, so sums kept in its lanes have one order on every
-// instruction set.
+// instruction set. Loops that reduce use them, because the compiler's own vectoriser would keep
+// their sums in memory, not in registers.
 #pragma once
 #include <cstdint>
 #if defined(__x86_64__)
