@@ -47,6 +47,11 @@ constexpr Variable kTable[] = {
     {"TESSERA_COMPILE_STREAM", "",
      "bytes from which on generated code stores a result past the caches; default is the size of "
      "the last one"},
+    {"TESSERA_CUDA_LIBRARIES", "",
+     "folders of libcuda, libnvrtc and others, separated by colons, looked into after the loader's"},
+    {"TESSERA_CUDA_MEMORY", "", "megabytes that tensors may take of a GPU; default is all it has"},
+    {"TESSERA_CUDA_ALLOCATOR", "cached",
+     "cached, or exact: each tensor asks the driver, so that tools see its bounds (slow)"},
     {"TESSERA_TEST_DATA", "", "folder of the data sets that some tests read"},
     {"OMP_NUM_THREADS", "", "threads of CPU kernels per process (tlaunch sets it when unset)"},
 };

@@ -234,9 +234,12 @@ class Trainer {
       if (std::string warning = checkpointing_.after_step(s + 1); !warning.empty())
         report_.line("warning: " + warning);
       if (const int signal = stop_.agreed(*group_)) return stopped(signal, s + 1);
-      if (task_.validation && o_.eval_every > 0 && (s + 1) % o_.eval_every == 0 && s + 1 < steps_)
+      if (task_.validation && o_.eval_every > 0 && (s + 1) % o_.eval_every == 0 && s + 1 < steps_) {
+        finish_pending();
         report_.validation(s + 1, validate(o_, task_, *strategy_));
+      }
     }
+    finish_pending();
     checkpointing_.compare_replicas(std::max(steps_, done_));
     std::optional<Validation> validation;
     if (task_.validation) validation = validate(o_, task_, *strategy_);
@@ -274,6 +277,7 @@ class Trainer {
   }
 
   int stopped(int signal, int64_t done) {
+    finish_pending();
     const std::string warning = checkpointing_.finish(done);
     if (!warning.empty()) report_.line("warning: " + warning);
     report_.line(
@@ -319,14 +323,39 @@ class Trainer {
       ProfileSpan data("data");
       for (int64_t k = 0; k < micro_batches; ++k) batches.push_back(loader_.next()->to(device_));
     }
-    Tensor key = from_values<int64_t>({s * kKeysPerStep}, {}), norm;
-    std::tie(losses_, norm) = o_.compile ? run_compiled(batches, key) : update(batches, key);
-    const double loss = global_mean(*strategy_, losses_);
-    const double size = norm.item<double>();
-    if (!std::isfinite(loss)) explain(s, batches, key, fmt::format("the loss is {}", loss));
+    Step done{.number = s, .batches = std::move(batches), .start = start};
+    done.key = from_values<int64_t>({s * kKeysPerStep}, {});
+    std::tie(done.losses, done.norm) =
+        o_.compile ? run_compiled(done.batches, done.key) : update(done.batches, done.key);
+    if (device_.is_cpu()) return finish(done);
+    // To read the loss is to wait for the device, which meanwhile would have nothing to do: it is
+    // read when the next step is enqueued.
+    finish_pending();
+    pending_ = std::move(done);
+  }
+
+  // A step whose loss nobody has read yet.
+  struct Step {
+    int64_t number = 0;
+    std::vector<data::Batch> batches;
+    Tensor key = {}, losses = {}, norm = {};  // losses: of this rank's micro-batches
+    Clock::time_point start;
+  };
+
+  void finish_pending() {
+    if (std::optional<Step> step = std::exchange(pending_, std::nullopt)) finish(*step);
+  }
+
+  void finish(const Step& step) {
+    const double loss = global_mean(*strategy_, step.losses);
+    const double size = step.norm.item<double>();
+    if (!std::isfinite(loss))
+      explain(step.number, step.batches, step.key, fmt::format("the loss is {}", loss));
     if (!std::isfinite(size) && !scaler_.enabled())
-      explain(s, batches, key, fmt::format("the norm of the gradients is {}", size));
-    tell(s, loss, size, start);
+      explain(step.number, step.batches, step.key,
+              fmt::format("the norm of the gradients is {}", size));
+    tell(step.number, loss, size, std::max(step.start, told_));
+    told_ = Clock::now();
   }
 
   // Runs forward, backward and update. Returns the losses of this rank's micro-batches and the
@@ -455,7 +484,8 @@ class Trainer {
   StopSignals stop_{!o_.checkpoint.empty(), group_->rank() == 0};
   Report report_;
   Profiling profiling_;
-  Tensor losses_;  // of this rank's micro-batches
+  std::optional<Step> pending_;
+  Clock::time_point told_{};  // when the last step was reported
   compiler::Compiled<std::function<Update>> compiled_update_{
       [this](const std::vector<BatchTensors>& batches, const Tensor& key) {
         return update_of(batches, key);
