@@ -69,6 +69,10 @@ Tensors StepRecorder::run(const PrimRef& prim, Inputs in) {
       EagerScope eager;
       return eager_backend().run(prim, in);
     }
+    TESSERA_CHECK(t.device().is_cpu(),
+                  "compile: {} is on {}, and graphs run on the CPU; call the function without "
+                  "compile",
+                  describe(t), to_string(t.device()));
   }
   if (!prim->is_view() && !find_kernel(*prim, device_of(*prim, in))) {
     TESSERA_CHECK(prim->decomposable(), "{}: no kernel for {} and no decomposition", prim->name(),
