@@ -41,8 +41,8 @@ class DeviceRuntime {
   /// The stream on which the calling thread's kernels run on device `index`. Its handle stays valid
   /// until the program ends, since storages that outlive the thread keep it.
   virtual Stream stream(int index) { return {{kind_, int8_t(index)}, nullptr}; }
-  /// The end of what has been enqueued on `stream` so far. Null on the CPU alone, where it has
-  /// ended already.
+  /// The end of what has been enqueued on `stream` so far; null where it has ended already, as it
+  /// always has on the CPU.
   virtual Ref<Event> record(const Stream& /*stream*/) { return nullptr; }
   /// Enqueues a copy of `bytes` from `from` to `to`, each a pointer into the memory of the device
   /// beside it: the host or a device of this kind. Returns whether the host's side may still be in

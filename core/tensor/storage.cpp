@@ -145,7 +145,10 @@ void Storage::note_use(const Stream& stream, bool writes) {
   if (!writes && at_home) return;
   Ref<Event> e = at_home ? nullptr : runtime_of(device_).record(stream);
   std::lock_guard lock(ready_lock());
-  if (!writes) return add_reader(std::move(e));
+  if (!writes) {
+    if (e) add_reader(std::move(e));
+    return;
+  }
   readers_ = nullptr;  // the kernel came after all others, so they are done when it is
   set_ready(std::move(e));
 }
