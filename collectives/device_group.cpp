@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/dispatch/call.h"
 #include "core/dispatch/copy.h"
 #include "core/tensor/device_runtime.h"
 
@@ -34,7 +35,9 @@ class Staged {
   template <class MakeCopy>
   Tensor copy_of(const Tensor& t, MakeCopy make_copy) {
     for (const auto& [original, copy] : copies_)
-      if (original.device_data() == t.device_data() && original.nbytes() == t.nbytes()) return copy;
+      if (original.storage() == t.storage() && original.offset() == t.offset() &&
+          same_layout(original.meta(), t.meta()))
+        return copy;
     copies_.emplace_back(t, make_copy(t));
     return copies_.back().second;
   }
@@ -70,7 +73,10 @@ Ref<Work> DeviceGroup::submit_staged(const Collective& c) {
   const Staged copies(c, [](const Tensor& t) { return transferred(t, kCPU); });
   Ref<Work> work = cpu().submit(copies.call());
   for (size_t i = 0; i < c.out.size(); ++i)
-    if (c.out[i].defined()) copy_values(c.out[i], transferred(copies.out(i), c.out[i].device()));
+    if (c.out[i].defined()) {
+      copy_values(c.out[i], transferred(copies.out(i), c.out[i].device()));
+      c.out[i].storage()->bump_version();
+    }
   return work;
 }
 

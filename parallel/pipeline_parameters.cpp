@@ -7,6 +7,7 @@
 #include <set>
 
 #include "core/autograd/autograd.h"
+#include "core/dispatch/copy.h"
 #include "core/dispatch/default_device.h"
 #include "core/io/hash.h"
 #include "core/ops/create.h"
@@ -135,7 +136,7 @@ std::vector<NamedTensor> PipelineParameters::counted() const {
 
 void PipelineParameters::check_copies_equal() const {
   for (const Copies& c : copies_) {
-    Tensor t = local_of(at(c.name));
+    const Tensor t = on_host(local_of(at(c.name)));
     uint64_t low = io::xxh128(t.raw_values(), t.nbytes()).low;
     Tensor mine = from_values<int64_t>({int64_t(low)}, {1}), all = empty({c.group->size()}, kI64);
     c.group->all_gather(all, mine);

@@ -91,6 +91,11 @@ Tensors StepRecorder::execute(const PrimRef& prim, Inputs in) {
     const Kernel& kernel = find_kernel(*prim, device_of(*prim, in));
     KernelCall call = PlanCache::plan_for_thread(prim, kernel, in);
     for (const Meta& m : call.out) {
+      TESSERA_CHECK(
+          m.device.is_cpu(),
+          "compile: {} gives a result on {}, and graphs run on the CPU; call the function "
+          "without compile",
+          prim->name(), to_string(m.device));
       size_t bytes = size_t(extent_of(m, 0).size) * size_of(m.dtype);
       out.push_back(Tensor(m, Ref<Storage>(new Storage(bytes, m.device, promise_))));
     }

@@ -264,7 +264,7 @@ struct Executor::Impl {
   }
 
   void run_steps() {
-    const Stream stream = context().stream;
+    const Stream stream;
     for (const Step& s : program.steps) run_step(s, stream);
   }
 
@@ -288,7 +288,7 @@ struct Executor::Impl {
   }
 
   void run_profiled() {
-    const Stream stream = context().stream;
+    const Stream stream;
     for (const Step& s : program.steps) {
       const Fused* fused = as_fused(*s.prim);
       // The text is made before the span begins: for a large kernel this takes as long as a small

@@ -90,7 +90,7 @@ class OpaqueOp final : public CustomPrimitive {
       for (int64_t extent : m.shape)
         TESSERA_CHECK_AS(ShapeError, extent >= 0, "{}: infer gave a result of shape {} for {}",
                          name(), to_string(m.shape), describe(in));
-      m = Meta::contiguous(m.shape, m.dtype, in[0]->device);
+      m = Meta::contiguous(m.shape, m.dtype, device_of(in));
     }
     return out;
   }
@@ -131,7 +131,8 @@ class OpaqueOp final : public CustomPrimitive {
           made.defined() && made.shape() == out[i].shape() && made.dtype() == out[i].dtype(),
           "{}: forward left {} in result {}, infer said {}", op.name(),
           made.defined() ? describe(made) : "an undefined tensor", i, describe(out[i]));
-      copy_values(out[i], made);
+      copy_values(out[i],
+                  made.device() == out[i].device() ? made : transferred(made, out[i].device()));
     }
   }
 };
@@ -144,7 +145,7 @@ class ElementwiseOp final : public CustomPrimitive {
     for (const Meta* m : in)
       TESSERA_CHECK(m->dtype == in[0]->dtype, "{}: operands are {}; convert them to one dtype",
                     name(), describe(in));
-    return {Meta::contiguous(shape_of(in), in[0]->dtype, in[0]->device)};
+    return {Meta::contiguous(shape_of(in), in[0]->dtype, device_of(in))};
   }
   AxisMap axes(MetaSpan in) const override { return elementwise_axes(in); }
   SaveMask saved() const override {
@@ -233,7 +234,7 @@ Tensor fit_gradient(std::string_view op, size_t i, Tensor g, const Tensor& in) {
   if (!g.defined()) return g;
   const Shape &to = in.shape(), &from = g.shape();
   const int more = from.size() - to.size();
-  bool fits = more >= 0 && is_floating(g.dtype()) && g.device() == in.device();
+  bool fits = more >= 0 && is_floating(g.dtype());
   for (int d = 0; fits && d < to.size(); ++d) fits = to[d] == 1 || to[d] == from[d + more];
   TESSERA_CHECK_AS(ShapeError, fits, "{}: vjp returned {} as the gradient of input {}, {}", op,
                    describe(g), i, describe(in));

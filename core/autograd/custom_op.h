@@ -59,7 +59,8 @@ AxisMap elementwise_axes(MetaSpan in);
 ///   Tensor y = softcap(x, 30.0);
 ///
 /// forward: operands (const Tensor&), numbers and results (Tensor&), in any order. It runs
-///   unrecorded on CPU tensors that are row-major dense, and fills results that `infer` sized; a
+///   unrecorded on row-major dense tensors of the operands' device (a forward that reads pointers
+///   begins with x.cpu()), and fills results that `infer` sized; a
 ///   result that it replaces by another tensor is copied, and must have that shape and dtype
 ///   (ShapeError). It changes no operand, keeps no tensor, and may run on several threads at once.
 ///   It is pure: a compiled step may run it once for two equal calls, a second time in backward, or

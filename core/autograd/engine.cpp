@@ -78,8 +78,10 @@ class Backward {
           describe(root));
       g = ones_like(root);
     }
-    TESSERA_CHECK_AS(ShapeError, g.shape() == root.shape() && g.dtype() == root.dtype(),
-                     "backward: the root is {}, its gradient {}", describe(root), describe(g));
+    TESSERA_CHECK_AS(
+        ShapeError,
+        g.shape() == root.shape() && g.dtype() == root.dtype() && g.device() == root.device(),
+        "backward: the root is {}, its gradient {}", describe(root), describe(g));
     discover(meta);
     roots_.push_back({Ref<GradMeta>(meta), std::move(g)});
   }

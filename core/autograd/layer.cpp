@@ -85,6 +85,9 @@ class PrimitiveNode final : public GradNode {
   // a forward placement asks for it, nowhere else. Samples of vmap have none.
   static void pin(const Tensor& forward, Tensor& g) {
     constexpr LayerMask kPlaced = bit(Layer::kSharding) | kWrappedBit;
+    // That of a number on the host, beside operands on a device, was computed there.
+    if (g.defined() && forward.defined() && g.device() != forward.device()) [[unlikely]]
+      g = g.to(forward.device());
     if (!g.defined() || !((g.layers() | forward.layers()) & kPlaced)) return;
     if (is_sample(g) || is_sample(forward)) return;
     const ShardingLayer* sharding = placing(g);

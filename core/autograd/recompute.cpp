@@ -391,7 +391,7 @@ bool Region::run_second(bool all) {
   SecondRun backend(*this, target, random_state());
   Context now = context_;
   now.target() = target, now.generator = &generator_;
-  now.grad_node = context().grad_node, now.stream = context().stream;
+  now.grad_node = context().grad_node;
   Scoped<Context> again(context(), std::move(now));
   std::optional<Autocast>
       casts;  // before the backend: as in the first run, casts are ops each time

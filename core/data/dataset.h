@@ -23,7 +23,7 @@ struct Batch {
   std::vector<NamedTensor> extra = {};            // what else samples have: masks, lengths, weights
   std::shared_ptr<std::vector<Item>> items = {};  // what is still to be collated; see finish()
   int64_t rows() const { return sample_numbers.size(0); }
-  /// The batch with its tensors on `device`: copies are enqueued, and no thread waits.
+  /// The batch with its tensors on `device`, as Tensor::to copies them.
   Batch to(Device device) const;
   /// "inputs", "targets" or an extra one; throws UserError for a name that the batch does not have.
   const Tensor& operator[](std::string_view name) const;

@@ -1,11 +1,10 @@
-// State of the calling thread: which layers are on, which backend runs, the stream. There are no
+// State of the calling thread: which layers are on, which backend runs. There are no
 // mutable globals, so N ranks can be N threads of one process. Invariant: every change is scoped
 // (Scoped restores on exit). Headers do not include this file, since a change of it recompiles what
 // includes it: they declare scopes and questions of single fields (target.h, default_device.h).
 #pragma once
 #include "core/dispatch/phase.h"
 #include "core/dispatch/target.h"
-#include "core/tensor/stream.h"
 #include "core/tensor/tensor.h"
 
 namespace tessera {
@@ -25,7 +24,6 @@ struct Context : DispatchTarget {
   LayerMask forced = 0;        // layers that look at every op whatever its inputs (autocast)
   DType autocast = kF32;       // dtype of ops that autocast runs in 16 bits: autocast.h
   CastCache* casts = nullptr;  // casts of weights, while an Autocast lives
-  Stream stream;
   bool inference = false;          // results may never be recorded later
   DType default_dtype = kF32;      // of new tensors, where none is given
   Generator* generator = nullptr;  // null: the thread's default_generator()

@@ -1,10 +1,12 @@
 #include "core/dispatch/copy.h"
 
-#include "core/dispatch/context.h"
+#include <mutex>
+
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/kernel.h"
 #include "core/primitive/primitive_of.h"
 #include "core/tensor/device_runtime.h"
+#include "core/tensor/ready_lock.h"
 
 namespace tessera {
 namespace {
@@ -53,7 +55,11 @@ void move_bytes(const Tensor& from, const Tensor& to) {
       s->used_on(stream, writes);
     } else if (host_in_use) {
       Ref<Event> copied = runtime.record(stream);
-      writes ? s->set_ready(std::move(copied)) : s->add_reader(std::move(copied));
+      std::lock_guard lock(ready_lock());  // several threads may read one storage
+      if (writes)
+        s->set_ready(std::move(copied));
+      else if (copied)
+        s->add_reader(std::move(copied));
     }
   }
 }
@@ -91,7 +97,13 @@ class Transfer final : public PrimitiveOf<Transfer, TransferAttributes> {
 PrimRef transfer_primitive(Device device) { return PrimRef(new Transfer({device})); }
 
 Tensor transferred(const Tensor& t, Device device) {
-  Tensor out = empty(Meta::contiguous(t.shape(), t.dtype(), device));
+  const Meta meta = Meta::contiguous(t.shape(), t.dtype(), device);
+  if (device.is_meta()) return empty(meta);
+  const bool out_of_device = device.is_cpu() && !t.device().is_cpu();
+  Tensor out = out_of_device
+                   ? Tensor(meta, make_ref<Storage>(t.nbytes(), kCPU,
+                                                    runtime_of(t.device()).host_allocator()))
+                   : empty(meta);
   move_bytes(t.is_contiguous() ? t : dense_copy(t), out);
   return out;
 }
@@ -109,7 +121,7 @@ const PrimRef& copy_primitive() {
 void copy_values(const Tensor& dst, const Tensor& src) {
   const Kernel& kernel = kernel_table().find(src.device().kind, copy_primitive()->id());
   TESSERA_ASSERT(kernel, "copy: no kernel for {}", to_string(src.device()));
-  const Stream stream = src.device().is_cpu() ? context().stream : stream_of(src.device());
+  const Stream stream = stream_of(src.device());
   src.storage()->wait_ready(stream);
   dst.storage()->wait_writable(stream);
   kernel.run(*copy_primitive(), {&src, 1}, {&dst, 1}, {}, stream);

@@ -11,8 +11,9 @@ const PrimRef& copy_primitive();
 Tensor dense_copy(const Tensor& t);
 /// The primitive `transfer` to `device`.
 PrimRef transfer_primitive(Device device);
-/// A dense copy of `t` on `device`, enqueued at once. Between a device and the host no thread
-/// blocks: the result is pending, and the source has a reader, until the copy has ended.
+/// A dense copy of `t` on `device`, enqueued at once. From a device to the host no thread blocks:
+/// the result is pending until the copy has ended. From ordinary memory of the host the thread may
+/// wait until it has been read; a source of the device's host_allocator() has a reader instead.
 Tensor transferred(const Tensor& t, Device device);
 /// `t` itself where the host can read its values, else a copy on the CPU.
 Tensor on_host(const Tensor& t);

@@ -26,10 +26,6 @@ Device common_device(const PrimRef& prim, Inputs in) {
   return device;
 }
 
-Stream stream_of_calls(Device device) {
-  return device.is_cpu() ? context().stream : stream_of(device);
-}
-
 bool may_reuse(const Tensor& t, const Meta& out) {
   return t.uniquely_owned() && same_layout(t.meta(), out) && !t.storage()->pending();
 }
@@ -70,8 +66,9 @@ class OpSpan {
 
 void execute(const PrimRef& prim, const KernelCall& call, Inputs in, std::span<const Tensor> out,
              const Stream& stream) {
+  const bool on_cpu = stream.device.is_cpu();
   for (const Tensor& t : in)
-    if (t.storage()) t.storage()->wait_ready(stream);
+    if (Storage* s = t.storage().get()) on_cpu ? s->wait_ready() : s->wait_ready(stream);
   const RefCounted* state = call.plan.state.get();
   if (call.plan.workspace_bytes == 0) {
     call.kernel.run(*prim, in, out, {nullptr, state}, stream);
@@ -79,11 +76,12 @@ void execute(const PrimRef& prim, const KernelCall& call, Inputs in, std::span<c
     Tensor scratch = empty({int64_t(call.plan.workspace_bytes)}, kU8, stream.device);
     call.kernel.run(*prim, in, out, {scratch.device_data(), state}, stream);
   }
-  if (stream.device.is_cpu()) [[likely]]
+  if (on_cpu) [[likely]]
     return;
   for (const Tensor& t : in)
     if (t.storage()) t.storage()->used_on(stream, /*writes=*/false);
-  for (const Tensor& t : out) t.storage()->used_on(stream, /*writes=*/true);
+  for (const Tensor& t : out)  // a transfer has noted results on other devices itself
+    if (t.device() == stream.device) t.storage()->used_on(stream, /*writes=*/true);
 }
 
 class EagerBackend final : public Backend {
@@ -100,7 +98,7 @@ class EagerBackend final : public Backend {
     const Kernel& kernel = find_kernel(*prim, device);
     if (!kernel) return run_decomposed(prim, in, device);
     KernelCall call = prepare(prim, kernel, in);
-    const Stream stream = stream_of_calls(device);
+    const Stream stream = stream_of(device);
     for (const Meta& m : call.out)
       out.push_back(call.plan.in_place ? take_over(in, m, stream) : empty(m));
     execute(prim, call, in, out, stream);
@@ -120,7 +118,7 @@ class EagerBackend final : public Backend {
       KernelCall call = prepare(prim, *kernel, in);
       check_destinations(*prim, dst, call.out);
       if (writes_in_place(call, dst, in)) {
-        const Stream stream = stream_of_calls(device);
+        const Stream stream = stream_of(device);
         for (const Tensor& d : dst) d.storage()->wait_writable(stream);
         execute(prim, call, in, dst, stream);
         for (const Tensor& d : dst) d.storage()->bump_version();

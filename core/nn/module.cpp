@@ -349,10 +349,23 @@ Module& Module::train(bool on) {
   return *this;
 }
 
+namespace {
+
+void check_movable(const NamedTensor& t) {
+  const GradMeta* meta = grad_meta(t.tensor);
+  TESSERA_CHECK(!meta || !meta->sink,
+                "to: the gradient of {} is reduced by a wrapper of the model; call to() before ddp "
+                "and fully_shard",
+                t.name);
+}
+
+}  // namespace
+
 Module& Module::to(DType dtype) {
   TESSERA_CHECK(is_floating(dtype), "to: a module takes float dtypes, not {}", name_of(dtype));
   for (NamedTensor& t : distinct(true, true, false)) {
     if (!is_floating(t.tensor.dtype()) || t.tensor.dtype() == dtype) continue;
+    check_movable(t);
     NoGrad off;
     Tensor cast_to = t.tensor.to(dtype).detach();
     cast_to.requires_grad_(t.tensor.requires_grad());
@@ -363,11 +376,15 @@ Module& Module::to(DType dtype) {
 
 Module& Module::to(Device device) {
   NoGrad off;
+  std::vector<std::pair<Tensor, Tensor>> moves;  // all are made before the first takes its place
   for (NamedTensor& t : distinct(true, true, false)) {
     if (t.tensor.device() == device) continue;
-    Tensor moved = t.tensor.to(device).detach();
-    moved.requires_grad_(t.tensor.requires_grad());
-    replace(t.tensor, moved);
+    check_movable(t);
+    moves.emplace_back(t.tensor, t.tensor.to(device).detach());
+  }
+  for (auto& [old, now] : moves) {
+    now.requires_grad_(old.requires_grad());
+    replace(old, now);
   }
   return *this;
 }

@@ -126,11 +126,11 @@ class Module {
   Module& train(bool on = true);
   Module& eval() { return train(false); }
   bool training() const;
-  /// Casts float parameters and buffers. They become new tensors: call it before an optimizer sees
-  /// them.
+  /// Casts float parameters and buffers. They become new tensors: call it before an optimizer or a
+  /// wrapper sees them (UserError where ddp has).
   Module& to(DType dtype);
-  /// Copies parameters and buffers to `device`. They become new tensors: call it before an
-  /// optimizer sees them.
+  /// Copies parameters and buffers to `device`. They become new tensors: call it where to(dtype)
+  /// may be called.
   Module& to(Device device);
   Module& requires_grad_(bool on = true);
   void zero_grad();

@@ -201,7 +201,7 @@ class Pointwise final : public Primitive {
     Tensors grads = row_.vjp(v);
     for (size_t i = 0; i < grads.size(); ++i)
       if (grads[i].defined() && v.wants(int(i)))
-        grads[i] = sum_to(std::move(grads[i]), v.in[i].shape()).to(v.in[i].device());
+        grads[i] = sum_to(std::move(grads[i]), v.in[i].shape());
     return grads;
   }
 

@@ -71,7 +71,7 @@ Tensor draw(RandomKind kind, const Shape& shape, int64_t low, int64_t high, DTyp
                 "{}: draws real numbers, asked for {}; use randint for integers",
                 Random::kOps[int(kind)].name, name_of(dtype));
   if (!key.defined()) key = default_generator().next_key();
-  key = key.to(o.device);  // the op runs where it is
+  if (key.device() != o.device) key = key.to(o.device);  // the op runs where it is
   PrimRef prim(
       new Random({kind, shape, Dims::filled(shape.size(), 0), shape, low, high, dtype, o.device}));
   if (o.placed_like.defined())

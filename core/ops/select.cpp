@@ -64,11 +64,8 @@ class Where final : public Primitive {
   Tensors vjp(const VjpArgs& v) const override {
     const Tensor& g = v.cot[0];
     Tensor zero = number_beside(g, 0.0, g.dtype());
-    return {Tensor(),
-            v.wants(1) ? sum_to(where(v.in[0], g, zero), v.in[1].shape()).to(v.in[1].device())
-                       : Tensor(),
-            v.wants(2) ? sum_to(where(v.in[0], zero, g), v.in[2].shape()).to(v.in[2].device())
-                       : Tensor()};
+    return {Tensor(), v.wants(1) ? sum_to(where(v.in[0], g, zero), v.in[1].shape()) : Tensor(),
+            v.wants(2) ? sum_to(where(v.in[0], zero, g), v.in[2].shape()) : Tensor()};
   }
 };
 

@@ -6,6 +6,7 @@
 
 #include "core/autograd/autograd.h"
 #include "core/dispatch/context.h"
+#include "core/dispatch/default_device.h"
 #include "core/dispatch/sharding.h"
 #include "core/ops/compose.h"
 #include "core/ops/create.h"
@@ -35,10 +36,11 @@ GradScaler::GradScaler(GradScalerOptions o) : options_(o) {
   TESSERA_CHECK(o.growth_interval > 0, "grad_scaler: growth_interval {} is not positive",
                 o.growth_interval);
   if (!o.enabled) return;
-  scale_ = scalar_tensor(o.init_scale, kF32);
-  good_steps_ = scalar_tensor(0, kI64);
-  bad_ = scalar_tensor(false, kBool);
-  skipped_ = scalar_tensor(false, kBool);
+  const Device device = default_device();
+  scale_ = scalar_tensor(o.init_scale, kF32, device);
+  good_steps_ = scalar_tensor(0, kI64, device);
+  bad_ = scalar_tensor(false, kBool, device);
+  skipped_ = scalar_tensor(false, kBool, device);
 }
 
 Tensor GradScaler::scale(const Tensor& loss) const {

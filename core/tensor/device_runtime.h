@@ -27,9 +27,12 @@ class DeviceRuntime {
   virtual std::string why_none() { return {}; }
   /// "NVIDIA H200, 139.8 GiB, sm_90".
   virtual std::string describe(int index) = 0;
-  /// Whether the host reads and writes the memory through pointers.
+  /// Whether the host reads and writes the memory through pointers; its kernels have then ended
+  /// when they return.
   virtual bool host_addressable() const { return false; }
 
+  /// Memory of the host that copies from and to the devices go to without blocking a thread.
+  virtual Allocator& host_allocator() { return cpu_allocator(); }
   /// Memory of device `index`. A block is first used on the calling thread's stream.
   virtual Allocator& allocator(int index) = 0;
   virtual MemoryStats memory_stats(int index) = 0;
@@ -74,7 +77,9 @@ std::vector<DeviceKind> device_kinds();
 void check_device(Device d, std::string_view what);
 /// The stream on which the calling thread's kernels run on `d`.
 inline Stream stream_of(Device d) { return d.is_cpu() ? Stream{} : runtime_of(d).stream(d.index); }
-inline Allocator& allocator_of(Device d) { return runtime_of(d).allocator(d.index); }
+inline Allocator& allocator_of(Device d) {
+  return d.is_cpu() ? cpu_allocator() : runtime_of(d).allocator(d.index);
+}
 /// Statistics of the memory of `d`.
 MemoryStats memory_stats(Device d);
 

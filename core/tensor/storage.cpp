@@ -39,7 +39,7 @@ void Storage::set_home() {
 }
 
 void Storage::provide(const Ref<Storage>& memory) {
-  data_ = memory->data();
+  data_ = memory->data(), home_ = memory->home_;
   set_ready(memory->ready());
   readers_ = memory->readers_;
   keep_alive_ = memory;
@@ -129,6 +129,7 @@ void Storage::wait_writable_on(const Stream& stream) {
 
 // Several threads may read one storage, each on a stream of its own, so what they note is locked.
 void Storage::wait_for_users(const Stream& stream, bool readers_too) {
+  if (!readers_too && home() == stream && !pending()) return;
   SmallVector<Ref<Event>, 4> users;
   {
     std::lock_guard lock(ready_lock());

@@ -90,8 +90,8 @@ class Storage final : public RefCounted {
   }
 
   /// Adds a reader: the bytes are read as they are now, beyond this call and perhaps by another
-  /// thread, until `done` has happened; the reader keeps this storage alive until then. The thread
-  /// that may write the storage calls this, as it calls all else of a storage.
+  /// thread, until `done` has happened; the memory, if not the storage, is kept until then. It
+  /// is called by the thread that may write the storage, as all else of a storage is.
   void add_reader(Ref<Event> done);
   /// Events of all readers that are perhaps not done yet.
   std::span<const Ref<Event>> readers() const;

@@ -165,8 +165,8 @@ class Tensor {
 
   Tensor to(DType dtype) const;          // the same values in another dtype
   Tensor to(MemoryFormat format) const;  // as contiguous(format)
-  /// The same values on `device` (core/ops/transfer.h); itself on its own, one without values on
-  /// kMeta.
+  /// The same values on `device` (the op transfer, core/dispatch/copy.h); itself on its own, one
+  /// without values on kMeta.
   Tensor to(Device device) const;
   Tensor cpu() const;  // to(kCPU)
   Tensor contiguous(MemoryFormat format = MemoryFormat::kContiguous) const;

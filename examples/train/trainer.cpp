@@ -116,12 +116,12 @@ double tree_sum(std::span<const double> v) {
 double global_mean(const Strategy& strategy, const Tensor& mine) {
   ProcessGroup& group = strategy.data_group();
   int64_t each = mine.numel(), ranks = group.size();
-  Tensor all = all_gather(mine, Ref<ProcessGroup>(&group));
+  const Tensor all = all_gather(mine.cpu(), Ref<ProcessGroup>(&group));
   std::vector<double> leaves(size_t(each * ranks));
   for (int64_t r = 0; r < ranks; ++r)
     for (int64_t k = 0; k < each; ++k)
       leaves[size_t(data::dealt_leaf(strategy.deal(), r, ranks, each, k))] =
-          all.data<double>()[r * each + k];
+          all.values<double>()[r * each + k];
   return tree_sum(leaves) / double(leaves.size());
 }
 
@@ -231,6 +231,7 @@ class Trainer {
       profiling_.before_step(s);
       step(s);
       if (std::string text = profiling_.after_step(s); !text.empty()) report_.line(text);
+      if (o_.save_every > 0 && (s + 1) % o_.save_every == 0) finish_pending();
       if (std::string warning = checkpointing_.after_step(s + 1); !warning.empty())
         report_.line("warning: " + warning);
       if (const int signal = stop_.agreed(*group_)) return stopped(signal, s + 1);
@@ -327,10 +328,11 @@ class Trainer {
     done.key = from_values<int64_t>({s * kKeysPerStep}, {});
     std::tie(done.losses, done.norm) =
         o_.compile ? run_compiled(done.batches, done.key) : update(done.batches, done.key);
+    done.communication_ms = strategy_->communication_ms();
     if (device_.is_cpu()) return finish(done);
-    // To read the loss is to wait for the device, which meanwhile would have nothing to do: it is
-    // read when the next step is enqueued.
-    finish_pending();
+    // To read the loss now would be to wait for the device, which would then have nothing to do.
+    // The copy is enqueued, and update() reads it when the next step's backward is enqueued too.
+    done.losses = done.losses.cpu(), done.norm = done.norm.cpu();
     pending_ = std::move(done);
   }
 
@@ -340,6 +342,7 @@ class Trainer {
     std::vector<data::Batch> batches;
     Tensor key = {}, losses = {}, norm = {};  // losses: of this rank's micro-batches
     Clock::time_point start;
+    double communication_ms = 0;
   };
 
   void finish_pending() {
@@ -354,7 +357,7 @@ class Trainer {
     if (!std::isfinite(size) && !scaler_.enabled())
       explain(step.number, step.batches, step.key,
               fmt::format("the norm of the gradients is {}", size));
-    tell(step.number, loss, size, std::max(step.start, told_));
+    tell(step, loss, size, std::max(step.start, told_));
     told_ = Clock::now();
   }
 
@@ -370,6 +373,7 @@ class Trainer {
     constexpr double kUnbounded = std::numeric_limits<double>::infinity();
     optim::Clip clip = strategy_->clip(*optimizer_, o_.clip_norm > 0 ? o_.clip_norm : kUnbounded,
                                        scaler_.inverse_scale());
+    finish_pending();  // it may throw, with the parameters that its step left
     if (!scaler_.enabled()) {
       // A NaN stops the run, which explains it from the state before the step: see explain.
       Tensor none = scalar_tensor(std::numeric_limits<double>::quiet_NaN(), kF64);
@@ -449,7 +453,8 @@ class Trainer {
                                 s + 1, what, first - stories.begin(), first->substr(1), calmer()));
   }
 
-  void tell(int64_t s, double loss, double norm, Clock::time_point start) {
+  void tell(const Step& done, double loss, double norm, Clock::time_point start) {
+    const int64_t s = done.number;
     const double elapsed = seconds_since(start);
     if (scaler_.skipped())
       report_.line(fmt::format(
@@ -462,7 +467,7 @@ class Trainer {
                   .step_ms = elapsed * 1e3,
                   .samples_per_s = double(o_.batch_size) / elapsed,
                   .tokens_per_s = double(o_.batch_size * task_.tokens_per_sample) / elapsed,
-                  .comm_ms = strategy_->communication_ms(),
+                  .comm_ms = done.communication_ms,
                   .peak_bytes = memory_stats(device_).peak_bytes,
                   .world_size = group_->size()});
   }

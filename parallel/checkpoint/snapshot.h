@@ -1,10 +1,10 @@
 // Preserves the bytes of a save as they were when it was requested, while training goes on. Nothing
-// is copied at that moment: each tensor is marked as being read (Storage::add_reader), and the
-// writer thread copies one after the other into a bounded buffer. A thread that is about to
-// overwrite a tensor before that first copies what is left of it. Invariants: a tensor is
-// overwritten only after all its bytes are in the buffer, or after the save was given up; bytes
-// come out in the order of the list; the buffer is at most `limit`, allocated once and reused by
-// every save.
+// on the CPU is copied at that moment: each tensor is marked as being read (Storage::add_reader),
+// and the writer thread copies one after the other into a bounded buffer. Tensors of a device are
+// copied to memory of the host, beside that buffer. A thread that is about to overwrite a tensor
+// before that first copies what is left of it. Invariants: a tensor is overwritten only after all
+// its bytes are in the buffer, or after the save was given up; bytes come out in the order of the
+// list; the buffer is at most `limit`, allocated once and reused by every save.
 #pragma once
 #include <chrono>
 #include <cstddef>

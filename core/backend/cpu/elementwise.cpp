@@ -61,8 +61,8 @@ void merge_dims(Walk& w) {
 Walk make_walk(std::span<const Tensor* const> tensors) {
   Walk w;
   w.operands = int(tensors.size());
-  for (int i = 0; i < w.operands; ++i)  // the backend has made results writable
-    w.base[i] = static_cast<char*>(const_cast<void*>(tensors[size_t(i)]->raw_values()));
+  for (int i = 0; i < w.operands; ++i)  // the backend has waited for them
+    w.base[i] = static_cast<char*>(tensors[size_t(i)]->device_data());
   w.n = tensors[0]->numel();
   if (try_single_row(tensors, w)) return w;
 
