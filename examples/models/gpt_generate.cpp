@@ -35,8 +35,9 @@ int64_t draw_from(const std::vector<double>& logits, const GenerateOptions& o, d
 std::vector<double> last_logits(Gpt& model, const std::vector<int64_t>& ids) {
   int64_t T = std::min<int64_t>(int64_t(ids.size()), model.options.context);
   Tensor window = from_values<int64_t>(std::span(ids).last(size_t(T)), {1, T});
-  Tensor row = contiguous(select(select(model(window), 0, 0), 0, T - 1)).to(kF64);
-  return {row.data<double>(), row.data<double>() + row.numel()};
+  const Tensor logits = model(window.to(model.parameters().front().device()));
+  const Tensor row = contiguous(select(select(logits, 0, 0), 0, T - 1)).to(kF64).cpu();
+  return {row.values<double>(), row.values<double>() + row.numel()};
 }
 
 }  // namespace

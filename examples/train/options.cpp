@@ -26,9 +26,7 @@ struct Unavailable {
 void check_available(const Unavailable& u) {
   TESSERA_CHECK(
       !u.offload,
-      "train: --offload moves sharded state out of an accelerator's memory; on the CPU it "
-      "is in the host's already. Leave it out; more ranks of --strategy fsdp hold less "
-      "each");
+      "train: --offload is not available yet; more ranks of --strategy fsdp hold less each");
 }
 
 struct DataKind {
