@@ -1,5 +1,6 @@
 #include "core/dispatch/copy.h"
 
+#include <algorithm>
 #include <mutex>
 
 #include "core/dispatch/dispatch.h"
@@ -64,6 +65,20 @@ void move_bytes(const Tensor& from, const Tensor& to) {
   }
 }
 
+// Whether the elements of `t` lie next to each other, in some order of its dims.
+bool fills_its_memory(const Tensor& t) {
+  SmallVector<int, kMaxDims> order;
+  for (int d = 0; d < t.ndim(); ++d) order.push_back(d);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return t.strides()[a] < t.strides()[b]; });
+  int64_t dense = 1;
+  for (int d : order) {
+    if (t.strides()[d] != dense && t.shape()[d] != 1) return false;
+    dense *= t.shape()[d];
+  }
+  return true;
+}
+
 class Transfer final : public PrimitiveOf<Transfer, TransferAttributes> {
  public:
   static inline const OpInfo kOp{
@@ -83,8 +98,11 @@ class Transfer final : public PrimitiveOf<Transfer, TransferAttributes> {
   }
   const Kernel* own_kernel(DeviceKind) const override {
     static const Kernel kernel{
-        [](const Primitive&, std::span<const Tensor>, std::span<Meta>, Plan& plan) {
-          plan.dense_in = 1;
+        [](const Primitive&, std::span<const Tensor> in, std::span<Meta> out, Plan& plan) {
+          if (fills_its_memory(in[0]))
+            out[0].strides = in[0].strides();
+          else
+            plan.dense_in = 1;
         },
         [](const Primitive&, std::span<const Tensor> in, std::span<const Tensor> out, Workspace,
            const Stream&) { move_bytes(in[0], out[0]); }};

@@ -141,6 +141,7 @@ class EagerBackend final : public Backend {
     return out;
   }
   static Tensors run_decomposed(const PrimRef& prim, Inputs in, Device device) {
+    check_device(device, prim->name());
     TESSERA_CHECK(prim->decomposable(), "{}: no kernel for {} and no decomposition ({})",
                   prim->name(), to_string(device), describe(metas_of(in)));
     Scoped<LayerMask> below_all_layers(context().enabled, 0);

@@ -30,7 +30,7 @@ class Random final : public PrimitiveOf<Random, RandomAttributes> {
     TESSERA_CHECK_AS(ShapeError, in[0]->shape == Shape{2} && in[0]->dtype == kI64,
                      "{}: the key must be i64[2], got {}", name(), describe(in));
     TESSERA_CHECK(
-        in[0]->device == device,
+        in[0]->device == device || in[0]->device.is_meta(),
         "{}: the key is on {} and the result is to be on {}; move the key there with to()", name(),
         to_string(in[0]->device), to_string(device));
     return {Meta::contiguous(shape, dtype, device)};

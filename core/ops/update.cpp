@@ -209,7 +209,8 @@ void check_lists(const char* op, std::span<const Tensor> params,
 }  // namespace
 
 void assign_(const Tensor& dst, const Tensor& src) {
-  if (src.device() != dst.device()) return assign_(dst, src.to(dst.device()));
+  if (src.device() != dst.device() && !src.device().is_meta() && !dst.device().is_meta())
+    return assign_(dst, src.to(dst.device()));
   Tensor value = cast(src.shape() == dst.shape() ? src : expand(src, dst.shape()), dst.dtype());
   // A number is the same on every rank, however its elements are placed.
   Scoped<bool> number(context().replicate_plain, context().replicate_plain || src.ndim() == 0);

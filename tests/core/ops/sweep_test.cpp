@@ -7,6 +7,7 @@
 #include <cstring>
 #include <set>
 
+#include "core/dispatch/call.h"
 #include "core/dispatch/dispatch.h"
 #include "core/dispatch/kernel.h"
 #include "core/ops/pointwise.h"
@@ -15,7 +16,7 @@
 namespace tessera::sweep {
 namespace {
 
-bool has_kernel(const Primitive& p) { return bool(kernel_table().find(DeviceKind::kCPU, p.id())); }
+bool has_kernel(const Primitive& p) { return bool(find_kernel(p, kCPU)); }
 
 TEST(Sweep, EveryOpIsRegisteredWithSamplesAndCanRun) {
   std::set<std::string, std::less<>> names;
