@@ -29,7 +29,8 @@ Tensor Tensor::to(MemoryFormat format) const { return contiguous(format); }
 Tensor Tensor::to(Device device) const {
   if (device == this->device()) return *this;
   if (device.is_meta()) return empty(shape(), dtype(), device);
-  TESSERA_CHECK(!this->device().is_meta(), "to: {} has no values that could be copied to {}; fill empty() there",
+  TESSERA_CHECK(!this->device().is_meta(),
+                "to: {} has no values that could be copied to {}; fill empty() there",
                 describe(*this), to_string(device));
   check_device(device, "to");
   return dispatch1(transfer_primitive(device), operands(Tensor(*this)));
