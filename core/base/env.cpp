@@ -48,7 +48,8 @@ constexpr Variable kTable[] = {
      "bytes from which on generated code stores a result past the caches; default is the size of "
      "the last one"},
     {"TESSERA_CUDA_LIBRARIES", "",
-     "folders of libcuda, libnvrtc and others, separated by colons, looked into after the loader's"},
+     "folders of libcuda, libnvrtc and others, separated by colons, looked into after the "
+     "loader's"},
     {"TESSERA_CUDA_MEMORY", "", "megabytes that tensors may take of a GPU; default is all it has"},
     {"TESSERA_CUDA_ALLOCATOR", "cached",
      "cached, or exact: each tensor asks the driver, so that tools see its bounds (slow)"},

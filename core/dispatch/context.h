@@ -21,9 +21,9 @@ struct Context : DispatchTarget {
   // Layers that may look at ops; without kAutograd nothing is recorded for backward.
   LayerMask enabled =
       LayerMask(bit(Layer::kAutocast) | bit(Layer::kAutograd) | bit(Layer::kSharding));
-  LayerMask forced = 0;        // layers that look at every op whatever its inputs (autocast)
-  DType autocast = kF32;       // dtype of ops that autocast runs in 16 bits: autocast.h
-  CastCache* casts = nullptr;  // casts of weights, while an Autocast lives
+  LayerMask forced = 0;            // layers that look at every op whatever its inputs (autocast)
+  DType autocast = kF32;           // dtype of ops that autocast runs in 16 bits: autocast.h
+  CastCache* casts = nullptr;      // casts of weights, while an Autocast lives
   bool inference = false;          // results may never be recorded later
   DType default_dtype = kF32;      // of new tensors, where none is given
   Generator* generator = nullptr;  // null: the thread's default_generator()
